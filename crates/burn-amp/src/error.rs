@@ -1,0 +1,60 @@
+use burn::tensor::DType;
+use thiserror::Error;
+
+use crate::loss_scale::InvalidValue;
+
+/// What can go wrong in this crate. One type for all of it.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
+pub enum AmpError {
+    /// A setting outside its range; names the field, the value and the range.
+    #[error(transparent)]
+    InvalidValue(#[from] InvalidValue),
+
+    /// Gradients overflow and a lower loss scale is no longer to be had, or was tried too often.
+    ///
+    /// The step was counted as skipped; parameters, optimizer state and loss scale are as they were.
+    #[error(
+        "loss scale exhausted: gradients still overflow at loss scale {scale} after {skips} skipped steps in a row; \
+         the first parameter whose gradient overflows is `{parameter}`. Inputs, loss or parameters may hold an infinity \
+         or a NaN already, or the learning rate may be too high"
+    )]
+    LossScaleExhausted {
+        /// The loss scale at which the gradients overflowed.
+        scale: f32,
+        /// Skipped steps in a row, this one included.
+        skips: u64,
+        /// The path of the first parameter, in the module's order, whose gradient overflows.
+        parameter: String,
+    },
+
+    /// The optimizer takes gradients in the parameter's dtype only, and the unscaled gradient is wider.
+    ///
+    /// Nothing was changed.
+    #[error(
+        "parameter `{parameter}` is {parameter_dtype:?} but its unscaled gradient is {gradient_dtype:?}, which the optimizer cannot \
+         combine: keep the parameter in f32 and compute in half precision with `MixedPrecision`, keep f32 copies of it with \
+         `MasterWeights`, or round gradients to the parameter's dtype with `GradientDType::Parameter`"
+    )]
+    HalfPrecisionParameter {
+        /// The path of the parameter.
+        parameter: String,
+        /// The parameter's dtype.
+        parameter_dtype: DType,
+        /// The dtype of its gradient after unscaling.
+        gradient_dtype: DType,
+    },
+
+    /// A parameter was about to be stepped twice without an `update` between, which would test
+    /// two sets of gradients against one scale. Nothing was changed.
+    ///
+    /// PyTorch: "step() has already been called since the last update()".
+    #[error(
+        "`step` has already been called for parameter `{parameter}` since the last `update`: call `GradScaler::update` once after \
+         the steps of an iteration"
+    )]
+    UpdateMissing {
+        /// The path of the first parameter of the refused step.
+        parameter: String,
+    },
+}

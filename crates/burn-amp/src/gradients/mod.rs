@@ -1,0 +1,35 @@
+//! Typed gradients: [`ScaledGradients`] carry the loss scale, [`UnscaledGradients`] do not, and no
+//! function takes the second for the first, so gradients cannot be unscaled twice.
+//!
+//! ```
+//! use burn::{module::Module, nn::LinearConfig, tensor::{Device, Distribution, Tensor}};
+//! use burn_amp::{GradScalerConfig, UnscaledGradients};
+//!
+//! let device = Device::flex().autodiff();
+//! let model = LinearConfig::new(4, 2).init(&device);
+//! let scaler = GradScalerConfig::new().init()?;
+//!
+//! let input = Tensor::<2>::random([8, 4], Distribution::Default, &device);
+//! let scaled = scaler.backward(model.forward(input).mean(), &model);
+//! let unscaled: UnscaledGradients = scaler.unscale(scaled, &model);
+//!
+//! let status = unscaled.status();
+//! assert!(!status.has_overflow());
+//! println!("L2 norm {}, {:.0} % zeros", status.norm(), 100.0 * status.zero_share());
+//! # Ok::<(), burn_amp::AmpError>(())
+//! ```
+
+mod dtype;
+mod measure;
+mod scaled;
+mod status;
+mod unscale;
+mod unscaled;
+
+pub use dtype::GradientDType;
+pub use scaled::ScaledGradients;
+pub use status::GradientStatus;
+pub use unscale::inspect;
+pub(crate) use unscale::{pass_through, unscale};
+pub(crate) use unscaled::Entry;
+pub use unscaled::{GradientMapper, UnscaledGradients};

@@ -1,0 +1,52 @@
+//! Mixed-precision training for [Burn](https://burn.dev): dynamic loss scaling for any optimizer.
+//!
+//! In f16, gradients below 6e-8 become zero and those above 65504 infinite. A loss scale moves them into range:
+//! multiply the loss before `backward`, divide the gradients in f32 before the optimizer, skip the step and lower
+//! the scale when something overflowed, raise it again after many clean steps.
+//!
+//! ```
+//! use burn::{
+//!     module::Module, nn::LinearConfig, optim::{AdamConfig, GradientsParams},
+//!     tensor::{Device, Distribution, FloatDType, Tensor},
+//! };
+//! use burn_amp::{GradScalerConfig, MixedPrecision, ScaledOptimizer};
+//!
+//! let device = Device::flex().autodiff();
+//! let f16 = MixedPrecision::f16();
+//! let mut model = LinearConfig::new(4, 2).init(&device).apply_reparameterization(f16.clone());
+//! let mut optim = ScaledOptimizer::new(AdamConfig::new().init(), GradScalerConfig::new().init()?);
+//!
+//! for _ in 0..10 {
+//!     let input = Tensor::<2>::random([8, 4], Distribution::Default, &device);
+//!     let output = model.forward(f16.cast(input)).cast(FloatDType::F32);
+//!     let loss = output.square().mean();
+//!     let grads = GradientsParams::from_grads(optim.scale(loss).backward(), &model);
+//!     model = optim.step(1e-3, model, grads);
+//! }
+//! # Ok::<(), burn_amp::AmpError>(())
+//! ```
+//!
+//! - [`loss_scale`]: the schedule, a pure value.
+//! - [`scaler`]: [`GradScaler`], PyTorch's, for several losses or optimizers.
+//! - [`gradients`]: typed gradients and their [`GradientStatus`].
+//! - [`optim`]: [`ScaledOptimizer`], a drop-in for Burn's `ModuleOptimizer`.
+//! - [`precision`]: [`MixedPrecision`], half-precision compute for any model.
+
+mod error;
+pub mod gradients;
+pub mod loss_scale;
+pub mod optim;
+pub mod precision;
+pub mod scaler;
+
+pub use error::AmpError;
+pub use gradients::{
+    GradientDType, GradientMapper, GradientStatus, ScaledGradients, UnscaledGradients, inspect,
+};
+pub use loss_scale::{
+    DynamicLossScale, DynamicSettings, HysteresisRefill, InvalidValue, LossScale, StaticLossScale,
+    StepOutcome,
+};
+pub use optim::{ScaledOptimizer, StepGradients};
+pub use precision::{CastParameter, MixedPrecision};
+pub use scaler::{GradScaler, GradScalerConfig, LossFactor, ModuleOptim, ScaleLoss, StepCounters};

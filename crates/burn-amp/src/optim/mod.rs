@@ -1,0 +1,30 @@
+//! [`ScaledOptimizer`]: any Burn optimizer, with loss scaling in its `step`.
+//!
+//! ```
+//! use burn::{
+//!     module::Module, nn::LinearConfig, optim::{AdamConfig, GradientsParams},
+//!     tensor::{Device, Distribution, Tensor},
+//! };
+//! use burn_amp::{GradScalerConfig, MixedPrecision, ScaledOptimizer};
+//!
+//! let device = Device::flex().autodiff();
+//! let mut model = LinearConfig::new(4, 2).init(&device).apply_reparameterization(MixedPrecision::f16());
+//! let mut optim = ScaledOptimizer::new(AdamConfig::new().init(), GradScalerConfig::new().init()?);
+//!
+//! for _ in 0..3 {
+//!     let input = Tensor::<2>::random([8, 4], Distribution::Default, &device);
+//!     let output = model.forward(MixedPrecision::f16().cast(input));
+//!     let loss = output.cast(burn::tensor::FloatDType::F32).square().mean();
+//!
+//!     let grads = GradientsParams::from_grads(optim.scale(loss).backward(), &model);
+//!     model = optim.step(0.1, model, grads);
+//! }
+//! assert_eq!(optim.scaler().counters().skipped(), 0);
+//! # Ok::<(), burn_amp::AmpError>(())
+//! ```
+
+mod scaled_optimizer;
+mod step_gradients;
+
+pub use scaled_optimizer::ScaledOptimizer;
+pub use step_gradients::StepGradients;

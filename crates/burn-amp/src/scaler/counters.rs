@@ -1,0 +1,56 @@
+use crate::loss_scale::StepOutcome;
+
+/// How many steps were taken and how many of them an overflow turned into nothing.
+///
+/// Host values: reading them never waits for a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepCounters {
+    steps: u64,
+    skipped: u64,
+    consecutive_skips: u64,
+}
+
+impl StepCounters {
+    /// Optimizer steps asked for, skipped ones included. With several optimizers, each step counts.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// Steps skipped because of an overflow.
+    pub fn skipped(&self) -> u64 {
+        self.skipped
+    }
+
+    /// Steps on which the optimizer was called.
+    pub fn applied(&self) -> u64 {
+        self.steps - self.skipped
+    }
+
+    /// Iterations in a row, up to the present one, in which a step was skipped. An iteration ends with
+    /// [`GradScaler::update`](super::GradScaler::update).
+    pub fn consecutive_skips(&self) -> u64 {
+        self.consecutive_skips
+    }
+
+    /// The share of steps that were skipped, from 0 to 1; 0 before the first step.
+    pub fn skip_rate(&self) -> f64 {
+        if self.steps == 0 {
+            0.0
+        } else {
+            self.skipped as f64 / self.steps as f64
+        }
+    }
+
+    pub(super) fn record(&mut self, outcome: StepOutcome) {
+        self.steps += 1;
+        self.skipped += u64::from(outcome.is_skipped());
+    }
+
+    pub(super) fn add_consecutive_skip(&mut self) {
+        self.consecutive_skips += 1;
+    }
+
+    pub(super) fn reset_consecutive_skips(&mut self) {
+        self.consecutive_skips = 0;
+    }
+}

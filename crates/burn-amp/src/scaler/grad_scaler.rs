@@ -1,0 +1,319 @@
+use burn::{
+    lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module, optim::GradientsParams,
+    tensor::Tensor,
+};
+
+use super::{
+    LossFactor, ModuleOptim, ScaleLoss, StepCounters, iteration::Iteration,
+    underflow::UnderflowWatch,
+};
+use crate::{
+    error::AmpError,
+    gradients::{
+        GradientDType, GradientStatus, ScaledGradients, UnscaledGradients, pass_through, unscale,
+    },
+    loss_scale::{LossScale, StepOutcome},
+};
+
+/// Scales losses, unscales and tests gradients, skips steps that overflow, and moves the loss scale.
+///
+/// The counterpart of PyTorch's `torch.amp.GradScaler` (same names, defaults and arithmetic), after
+/// "Mixed Precision Training" (Micikevicius et al., 2018). Built by
+/// [`GradScalerConfig::init`](super::GradScalerConfig::init), or around any [`LossScale`].
+///
+/// A value: cloning it copies its state, and nothing is shared between the copies. It tests gradients once an
+/// iteration, in [`unscale`](Self::unscale), the only method that waits for the device.
+#[derive(Clone, Debug)]
+pub struct GradScaler {
+    pub(super) schedule: LossScale,
+    pub(super) enabled: bool,
+    max_consecutive_skips: Option<u32>,
+    gradient_dtype: GradientDType,
+    pub(super) counters: StepCounters,
+    iteration: Iteration,
+    last_outcome: Option<StepOutcome>,
+    last_status: Option<GradientStatus>,
+    underflow: UnderflowWatch,
+}
+
+impl GradScaler {
+    /// A scaler that follows `schedule`, with the defaults of
+    /// [`GradScalerConfig`](super::GradScalerConfig) for the rest.
+    pub fn new(schedule: LossScale) -> Self {
+        Self {
+            schedule,
+            enabled: true,
+            max_consecutive_skips: Some(50),
+            gradient_dtype: GradientDType::Full,
+            counters: StepCounters::default(),
+            iteration: Iteration::default(),
+            last_outcome: None,
+            last_status: None,
+            underflow: UnderflowWatch::default(),
+        }
+    }
+
+    /// Whether to scale at all. A disabled scaler passes losses and gradients on untouched and skips nothing.
+    pub fn with_enabled(mut self, enabled: bool) -> Self {
+        self.enabled = enabled;
+        self
+    }
+
+    /// How many steps in a row may be skipped: one more is [`AmpError::LossScaleExhausted`]. None: any number.
+    pub fn with_max_consecutive_skips(mut self, skips: Option<u32>) -> Self {
+        self.max_consecutive_skips = skips;
+        self
+    }
+
+    /// The dtype in which the optimizer gets the gradients of half-precision parameters.
+    pub fn with_gradient_dtype(mut self, dtype: GradientDType) -> Self {
+        self.gradient_dtype = dtype;
+        self
+    }
+
+    /// Multiplies a loss, or a structure of losses (`Vec`, array, tuple, `Option`), by the loss scale.
+    ///
+    /// Tensors of any rank and float dtype. The product is taken in f32 and stays f32 for f16, bf16 and f32
+    /// losses, so that an f16 loss does not turn into infinity here; an f64 loss stays f64. Disabled: the
+    /// losses are returned as they are. Does not wait for the device.
+    ///
+    /// The way *back* through an f16 loss still passes an f16 gradient, which cannot hold 65536: reduce the loss
+    /// itself in f32 (cast the logits), or the first steps will overflow until the scale fits.
+    pub fn scale<L: ScaleLoss>(&self, loss: L) -> L {
+        if !self.enabled {
+            return loss;
+        }
+        let factor = LossFactor::new(self.loss_scale());
+        let scaled = loss.scale_loss(&factor);
+        self.underflow.see(factor.into_seen());
+        scaled
+    }
+
+    /// Scales the loss, runs the backward pass and collects the gradients of `module`'s parameters.
+    ///
+    /// Does not wait for the device.
+    ///
+    /// # Panics
+    ///
+    /// If the loss was not computed with autodiff, as [`Tensor::backward`].
+    pub fn backward<const D: usize, M: Module>(
+        &self,
+        loss: Tensor<D>,
+        module: &M,
+    ) -> ScaledGradients {
+        let grads = self.scale(loss).backward();
+        ScaledGradients::new(
+            GradientsParams::from_grads(grads, module),
+            self.loss_scale(),
+        )
+    }
+
+    /// Divides gradients by the loss scale and looks for values that are not finite.
+    ///
+    /// Takes [`ScaledGradients`], or the [`GradientsParams`] of a loss that went through
+    /// [`scale`](Self::scale) since the last [`update`](Self::update). Gradients come out in f32 for f16, bf16
+    /// and f32 parameters and in f64 for f64 ones ([`GradientDType`] can change that). The inverse of the
+    /// scale is taken in f64 and rounded to f32 once, as in PyTorch; with a scale that is a power of two the result
+    /// is that of an unscaled f32 step, bit for bit, except where it is subnormal.
+    ///
+    /// Gradients of parameters that are not in `module` are dropped, as Burn's optimizers ignore them.
+    /// Disabled: gradients pass as they are, and the status has only their number.
+    ///
+    /// Waits for the device: one small transfer for all gradients (one for each device, if there are several).
+    pub fn unscale<M: Module>(
+        &self,
+        grads: impl Into<ScaledGradients>,
+        module: &M,
+    ) -> UnscaledGradients {
+        let grads = grads.into();
+        if !self.enabled {
+            return pass_through(grads.into_params(), module);
+        }
+        let scale = grads.loss_scale().unwrap_or_else(|| self.loss_scale());
+        unscale(grads.into_params(), module, scale, self.gradient_dtype)
+    }
+
+    /// Steps the optimizer, or skips the step if the gradients overflow, and records which it was.
+    ///
+    /// On a skipped step the module comes back as it went in and the optimizer is not called. Without any
+    /// gradients (an empty module, frozen parameters, a loss that reached none of them) the optimizer is called
+    /// and the step counts as applied, but the loss scale learns nothing from it. Call [`update`](Self::update)
+    /// once after all steps of the iteration. Does not wait for the device.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_step`](Self::try_step) returns an error, with its message.
+    pub fn step<O: ModuleOptim, M: Module>(
+        &mut self,
+        optim: &mut O,
+        lr: impl Into<ModuleLearningRate>,
+        module: M,
+        grads: UnscaledGradients,
+    ) -> M {
+        self.try_step(optim, lr, module, grads)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`step`](Self::step), for runs that want to handle a failure.
+    ///
+    /// The module is dropped on an error: keep a clone, which is cheap, to save it then.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::LossScaleExhausted`] if the gradients overflow where the scale cannot be lowered or after
+    /// `max_consecutive_skips` skips in a row; the step is counted as skipped.
+    /// [`AmpError::HalfPrecisionParameter`] if the optimizer cannot combine a parameter with its gradient, and
+    /// [`AmpError::UpdateMissing`] if these parameters were stepped already; nothing is counted then. Neither
+    /// parameters, optimizer state nor loss scale change on any of them.
+    pub fn try_step<O: ModuleOptim, M: Module>(
+        &mut self,
+        optim: &mut O,
+        lr: impl Into<ModuleLearningRate>,
+        module: M,
+        grads: UnscaledGradients,
+    ) -> Result<M, AmpError> {
+        self.check_dtypes(optim, &grads)?;
+        self.iteration.check(&grads)?;
+        if self.enabled {
+            self.underflow.check(grads.status(), self.schedule.scale());
+        }
+        self.record(&grads)?;
+        if grads.has_overflow() {
+            return Ok(module);
+        }
+        Ok(optim.step(lr.into(), module, grads.into_params()))
+    }
+
+    /// Ends the iteration: backs the scale off if any of its steps was skipped, counts towards growth if not.
+    ///
+    /// Returns the joint outcome; none, and nothing changes, if no gradients were stepped on since the last
+    /// update (PyTorch raises an error there). Does not wait for the device.
+    pub fn update(&mut self) -> Option<StepOutcome> {
+        let outcome = self.iteration.finish()?;
+        if outcome.is_applied() {
+            self.counters.reset_consecutive_skips();
+        }
+        if self.enabled {
+            let before = self.schedule.scale();
+            self.schedule = self.schedule.adjust(outcome);
+            log_update(
+                before,
+                self.schedule.scale(),
+                self.last_status.as_ref(),
+                outcome,
+            );
+        }
+        Some(outcome)
+    }
+
+    /// Ends the iteration with a loss scale of the caller's choice, whatever the outcome was.
+    ///
+    /// PyTorch's `update(new_scale)`: the growth tracker stays.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`], the iteration not ended, unless `scale` is positive, finite as an f32 and within
+    /// `min_scale` and `max_scale`.
+    pub fn update_to(&mut self, scale: f64) -> Result<Option<StepOutcome>, AmpError> {
+        self.set_loss_scale(scale)?;
+        Ok(self.iteration.finish())
+    }
+
+    /// Whether losses are scaled and gradients tested.
+    pub fn is_enabled(&self) -> bool {
+        self.enabled
+    }
+
+    /// The state of the schedule.
+    pub fn schedule(&self) -> &LossScale {
+        &self.schedule
+    }
+
+    /// Steps taken and skipped since this scaler was built.
+    pub fn counters(&self) -> &StepCounters {
+        &self.counters
+    }
+
+    /// The outcome of the last step; none before the first.
+    pub fn last_outcome(&self) -> Option<StepOutcome> {
+        self.last_outcome
+    }
+
+    /// What the gradients of the last step were like; none before the first.
+    pub fn last_status(&self) -> Option<&GradientStatus> {
+        self.last_status.as_ref()
+    }
+
+    /// How many steps in a row may be skipped; none: any number.
+    pub fn max_consecutive_skips(&self) -> Option<u32> {
+        self.max_consecutive_skips
+    }
+
+    /// The dtype in which the optimizer gets the gradients of half-precision parameters.
+    pub fn gradient_dtype(&self) -> GradientDType {
+        self.gradient_dtype
+    }
+
+    fn check_dtypes<O: ModuleOptim>(
+        &self,
+        optim: &O,
+        grads: &UnscaledGradients,
+    ) -> Result<(), AmpError> {
+        let clash =
+            |entry: &&crate::gradients::Entry| !optim.accepts(entry.parameter, entry.gradient);
+        match grads.entries().iter().find(clash) {
+            Some(entry) => Err(AmpError::HalfPrecisionParameter {
+                parameter: entry.path.clone(),
+                parameter_dtype: entry.parameter,
+                gradient_dtype: entry.gradient,
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Counts the step; an error if it is an overflow too many.
+    fn record(&mut self, grads: &UnscaledGradients) -> Result<(), AmpError> {
+        let status = grads.status();
+        self.last_status = Some(status.clone());
+        if !grads.has_overflow() {
+            self.last_outcome = Some(StepOutcome::Applied);
+            self.counters.record(StepOutcome::Applied);
+            self.iteration.record(grads, StepOutcome::Applied);
+            return Ok(());
+        }
+        self.last_outcome = Some(StepOutcome::Skipped);
+        self.counters.record(StepOutcome::Skipped);
+        // Two optimizers that overflow in one iteration are one reason to back off, not two.
+        if !self.iteration.has_skip() {
+            self.counters.add_consecutive_skip();
+        }
+        let skips = self.counters.consecutive_skips();
+        let too_many = self
+            .max_consecutive_skips
+            .is_some_and(|max| skips > u64::from(max));
+        if too_many || self.schedule.is_at_floor() {
+            self.iteration.finish();
+            return Err(AmpError::LossScaleExhausted {
+                scale: self.schedule.scale(),
+                skips,
+                parameter: status.overflow_parameter().unwrap_or("?").to_string(),
+            });
+        }
+        self.iteration.record(grads, StepOutcome::Skipped);
+        Ok(())
+    }
+}
+
+/// A skip is never invisible.
+fn log_update(before: f32, after: f32, status: Option<&GradientStatus>, outcome: StepOutcome) {
+    if outcome.is_skipped() {
+        let path = status.and_then(GradientStatus::overflow_parameter);
+        log::info!(
+            "step skipped: gradients overflow{} at loss scale {before}, next {after}",
+            path.map(|path| format!(", first in `{path}`,"))
+                .unwrap_or_default()
+        );
+    } else if before != after {
+        log::info!("loss scale grows from {before} to {after}");
+    }
+}

@@ -1,0 +1,41 @@
+use burn::module::ParamId;
+
+use crate::{error::AmpError, gradients::UnscaledGradients, loss_scale::StepOutcome};
+
+/// What happened since the last `update`: the joint outcome, and which optimizers have stepped.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Iteration {
+    outcome: Option<StepOutcome>,
+    /// The first parameter of each step stands for its optimizer: two optimizers do not share parameters.
+    stepped: Vec<ParamId>,
+}
+
+impl Iteration {
+    /// Refuses a second step for the same parameters before the `update`, as PyTorch does.
+    pub(super) fn check(&self, grads: &UnscaledGradients) -> Result<(), AmpError> {
+        match grads.parameters().next() {
+            Some((path, id)) if self.stepped.contains(&id) => Err(AmpError::UpdateMissing {
+                parameter: path.to_string(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn record(&mut self, grads: &UnscaledGradients, outcome: StepOutcome) {
+        // No gradients are no evidence that the scale is fine: they must not make it grow.
+        if let Some((_, id)) = grads.parameters().next() {
+            self.stepped.push(id);
+            self.outcome = Some(self.outcome.map_or(outcome, |o| o.and(outcome)));
+        }
+    }
+
+    pub(super) fn has_skip(&self) -> bool {
+        self.outcome == Some(StepOutcome::Skipped)
+    }
+
+    /// Ends the iteration and tells its outcome, if any step was recorded.
+    pub(super) fn finish(&mut self) -> Option<StepOutcome> {
+        self.stepped.clear();
+        self.outcome.take()
+    }
+}

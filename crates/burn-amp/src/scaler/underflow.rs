@@ -1,0 +1,58 @@
+use burn::tensor::Tensor;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::gradients::GradientStatus;
+
+/// Notices gradients that are all zero though the loss is not, and says so once.
+///
+/// Keeps the losses of the last `scale`: their values cost a read, which is made only when it matters.
+#[derive(Debug, Default)]
+pub(super) struct UnderflowWatch {
+    losses: Mutex<Vec<Tensor<1>>>,
+    warned: bool,
+}
+
+impl UnderflowWatch {
+    pub(super) fn see(&self, losses: Vec<Tensor<1>>) {
+        *self.losses() = losses;
+    }
+
+    /// Warns, the first time, if gradients are all zero and no loss is known to be zero.
+    ///
+    /// Waits for the device only in that case.
+    pub(super) fn check(&mut self, status: &GradientStatus, scale: f32) {
+        let losses = std::mem::take(&mut *self.losses());
+        if self.warned || !status.is_all_zero() || is_zero(&losses) {
+            return;
+        }
+        self.warned = true;
+        log::warn!(
+            "all {} gradient values are zero at loss scale {scale} although the loss is not: they underflow in half \
+             precision (or the loss does not depend on the parameters). A larger `init_scale` or a shorter \
+             `growth_interval` helps against underflow",
+            status.elements()
+        );
+    }
+
+    fn losses(&self) -> MutexGuard<'_, Vec<Tensor<1>>> {
+        // A panic elsewhere cannot leave a `Vec` of tensors half written.
+        self.losses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Clone for UnderflowWatch {
+    fn clone(&self) -> Self {
+        Self {
+            losses: Mutex::new(self.losses().clone()),
+            warned: self.warned,
+        }
+    }
+}
+
+/// Whether losses were seen and all their values are zero.
+fn is_zero(losses: &[Tensor<1>]) -> bool {
+    !losses.is_empty()
+        && losses
+            .iter()
+            .all(|loss| loss.to_data().iter::<f64>().all(|value| value == 0.0))
+}

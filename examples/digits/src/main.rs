@@ -1,0 +1,2 @@
+//! Trains a network on handwritten digits.
+fn main() {}

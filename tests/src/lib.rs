@@ -1,0 +1,31 @@
+//! What the tests of burn-amp share: the reference traces.
+
+use serde::de::DeserializeOwned;
+use std::{fs, path::PathBuf};
+
+/// Reads every file in `tests/reference/` whose name starts with `prefix` and ends with `.json`.
+///
+/// # Panics
+///
+/// If there is none, or one cannot be read as `T`: a parity test without a trace would prove nothing.
+pub fn reference<T: DeserializeOwned>(prefix: &str) -> Vec<(String, T)> {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("reference");
+    let mut names: Vec<String> = fs::read_dir(&folder)
+        .unwrap_or_else(|e| panic!("{}: {e}", folder.display()))
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name.starts_with(&format!("{prefix}.")) && name.ends_with(".json"))
+        .collect();
+    names.sort();
+    assert!(
+        !names.is_empty(),
+        "no reference traces match {prefix}.*.json"
+    );
+    names
+        .into_iter()
+        .map(|name| {
+            let text = fs::read_to_string(folder.join(&name)).unwrap();
+            let value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{name}: {e}"));
+            (name, value)
+        })
+        .collect()
+}

@@ -1,1 +1,8 @@
-//! Parity with the reference traces.
+//! Parity with other systems: every test here reads all traces of its prefix in `tests/reference/`.
+
+mod deepspeed;
+mod megatron;
+mod schedule;
+mod torch_scale;
+mod torch_training;
+mod torch_unscale;

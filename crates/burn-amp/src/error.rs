@@ -57,4 +57,57 @@ pub enum AmpError {
         /// The path of the first parameter of the refused step.
         parameter: String,
     },
+
+    /// A file could not be read or written.
+    #[error("{origin}: {reason}")]
+    RecordIo {
+        /// The file, or "memory".
+        origin: String,
+        /// What the system said.
+        reason: String,
+    },
+
+    /// A record is truncated or changed, or not a record at all. Nothing was loaded.
+    #[error("{origin} is damaged or not a record: {reason}")]
+    DamagedRecord {
+        /// The file, or "memory".
+        origin: String,
+        /// What does not fit.
+        reason: String,
+    },
+
+    /// A record of another kind, or of another optimizer. Nothing was loaded.
+    #[error("{origin} does not fit: {reason}")]
+    ForeignRecord {
+        /// The file, or "memory".
+        origin: String,
+        /// What was found and what was expected.
+        reason: String,
+    },
+
+    /// A record that a later release of this crate has written. Nothing was loaded.
+    #[error(
+        "{origin} has record version {found}, this release reads up to {supported}: update burn-amp to load it"
+    )]
+    NewerRecord {
+        /// The file, or "memory".
+        origin: String,
+        /// The record's version.
+        found: u64,
+        /// The newest version that this release reads.
+        supported: u64,
+    },
+
+    /// A [`GradScalerState`](crate::GradScalerState) without any value, as a disabled scaler saves it. Nothing was loaded.
+    #[error(
+        "the source state is empty, possibly because it was saved from a disabled instance of GradScaler"
+    )]
+    EmptyState,
+
+    /// A [`GradScalerState`](crate::GradScalerState) that lacks a value, or a text that is none. Nothing was loaded.
+    #[error("not the state of a GradScaler: {reason}")]
+    InvalidState {
+        /// What is wrong with it.
+        reason: String,
+    },
 }

@@ -37,6 +37,7 @@ pub mod gradients;
 pub mod loss_scale;
 pub mod optim;
 pub mod precision;
+mod record;
 pub mod scaler;
 
 pub use error::AmpError;
@@ -47,6 +48,6 @@ pub use loss_scale::{
     DynamicLossScale, DynamicSettings, HysteresisRefill, InvalidValue, LossScale, StaticLossScale,
     StepOutcome,
 };
-pub use optim::{ScaledOptimizer, StepGradients};
+pub use optim::{RecordOptim, ScaledOptimizer, ScaledOptimizerRecord, StepGradients};
 pub use precision::{CastParameter, MixedPrecision};
 pub use scaler::{GradScaler, GradScalerConfig, LossFactor, ModuleOptim, ScaleLoss, StepCounters};

@@ -240,6 +240,12 @@ impl DynamicLossScale {
         self.growth_tracker = tracker;
         Ok(self)
     }
+
+    /// A tracker from elsewhere, which PyTorch allows to be beyond the interval.
+    pub(crate) fn with_restored_tracker(mut self, tracker: u32) -> Self {
+        self.growth_tracker = tracker;
+        self
+    }
 }
 
 pub(super) fn checked_scale(field: &'static str, value: f64) -> Result<f32, InvalidValue> {

@@ -23,8 +23,12 @@
 //! # Ok::<(), burn_amp::AmpError>(())
 //! ```
 
+mod record;
+mod record_optim;
 mod scaled_optimizer;
 mod step_gradients;
 
+pub use record::ScaledOptimizerRecord;
+pub use record_optim::RecordOptim;
 pub use scaled_optimizer::ScaledOptimizer;
 pub use step_gradients::StepGradients;

@@ -1,9 +1,11 @@
+use serde::{Deserialize, Serialize};
+
 use crate::loss_scale::StepOutcome;
 
 /// How many steps were taken and how many of them an overflow turned into nothing.
 ///
 /// Host values: reading them never waits for a device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepCounters {
     steps: u64,
     skipped: u64,
@@ -23,7 +25,7 @@ impl StepCounters {
 
     /// Steps on which the optimizer was called.
     pub fn applied(&self) -> u64 {
-        self.steps - self.skipped
+        self.steps.saturating_sub(self.skipped)
     }
 
     /// Iterations in a row, up to the present one, in which a step was skipped. An iteration ends with

@@ -30,7 +30,7 @@ pub struct GradScaler {
     max_consecutive_skips: Option<u32>,
     gradient_dtype: GradientDType,
     pub(super) counters: StepCounters,
-    iteration: Iteration,
+    pub(super) iteration: Iteration,
     last_outcome: Option<StepOutcome>,
     last_status: Option<GradientStatus>,
     underflow: UnderflowWatch,

@@ -33,6 +33,16 @@ impl Iteration {
         self.outcome == Some(StepOutcome::Skipped)
     }
 
+    pub(super) fn outcome(&self) -> Option<StepOutcome> {
+        self.outcome
+    }
+
+    /// Goes on where a stored iteration stopped. Which optimizers had stepped is not stored.
+    pub(super) fn restore(&mut self, outcome: Option<StepOutcome>) {
+        self.stepped.clear();
+        self.outcome = outcome;
+    }
+
     /// Ends the iteration and tells its outcome, if any step was recorded.
     pub(super) fn finish(&mut self) -> Option<StepOutcome> {
         self.stepped.clear();

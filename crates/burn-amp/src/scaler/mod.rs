@@ -33,7 +33,9 @@ mod grad_scaler;
 mod iteration;
 mod loss;
 mod module_optim;
+mod record;
 mod settings;
+mod state;
 mod underflow;
 
 pub use config::GradScalerConfig;
@@ -41,3 +43,5 @@ pub use counters::StepCounters;
 pub use grad_scaler::GradScaler;
 pub use loss::{LossFactor, ScaleLoss};
 pub use module_optim::ModuleOptim;
+pub use record::GradScalerRecord;
+pub use state::GradScalerState;

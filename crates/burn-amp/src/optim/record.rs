@@ -1,0 +1,225 @@
+use burn::{optim::OptimizerRecord, tensor::Bytes};
+use std::path::Path;
+
+use super::{RecordOptim, ScaledOptimizer};
+use crate::{
+    error::AmpError,
+    record::{Container, Kind},
+    scaler::GradScalerRecord,
+};
+
+/// The state of a [`ScaledOptimizer`]: the optimizer's record and the scaler's, in one burnpack.
+///
+/// A superset of Burn's [`OptimizerRecord`]: `OptimizerRecord::load` reads the same file, to go on in f32 without
+/// this crate. And the other way round: the file of a plain optimizer loads as a record whose scaler starts fresh.
+pub struct ScaledOptimizerRecord {
+    container: Container,
+    scaler: Option<GradScalerRecord>,
+}
+
+impl std::fmt::Debug for ScaledOptimizerRecord {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ScaledOptimizerRecord")
+            .field("num_tensors", &self.container.tensors().len())
+            .field("scaler", &self.scaler)
+            .finish()
+    }
+}
+
+impl ScaledOptimizerRecord {
+    /// The scaler's state; none in the record of a plain optimizer.
+    pub fn scaler(&self) -> Option<&GradScalerRecord> {
+        self.scaler.as_ref()
+    }
+
+    /// The number of the optimizer's state tensors.
+    pub fn num_tensors(&self) -> usize {
+        self.container.tensors().len()
+    }
+
+    /// The record as a burnpack in memory.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::RecordIo`] if the container cannot be written.
+    pub fn into_bytes(self) -> Result<Bytes, AmpError> {
+        self.container.into_bytes()
+    }
+
+    /// Reads what [`into_bytes`](Self::into_bytes), or Burn's `OptimizerRecord::into_bytes`, has written.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::DamagedRecord`], [`AmpError::NewerRecord`], and [`AmpError::ForeignRecord`] if it is not an
+    /// optimizer's record.
+    pub fn from_bytes(bytes: Bytes) -> Result<Self, AmpError> {
+        Self::from_container(Container::from_bytes(bytes, "memory")?)
+    }
+
+    /// Writes the record to a file: beside it first, then synced and renamed, so that the old file is whole until
+    /// the new one is. Without an extension the file gets `.bpk`, as all of Burn's records.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::RecordIo`]; a file that was there stays as it was.
+    pub fn save(self, path: impl AsRef<Path>) -> Result<(), AmpError> {
+        self.container.save(path.as_ref())
+    }
+
+    /// Reads a file that [`save`](Self::save), or a plain Burn optimizer, has written. All of it, into memory.
+    ///
+    /// # Errors
+    ///
+    /// As [`from_bytes`](Self::from_bytes), and [`AmpError::RecordIo`].
+    pub fn load(path: impl AsRef<Path>) -> Result<Self, AmpError> {
+        Self::from_container(Container::load(path.as_ref())?)
+    }
+
+    /// Burn's own record, without the scaler's state.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::RecordIo`] if the container cannot be rebuilt.
+    pub fn into_optimizer(self) -> Result<OptimizerRecord, AmpError> {
+        let origin = self.container.origin().to_string();
+        OptimizerRecord::from_bytes(self.container.into_plain_bytes()?).map_err(|error| {
+            AmpError::DamagedRecord {
+                origin,
+                reason: error.to_string(),
+            }
+        })
+    }
+
+    fn new(optimizer: OptimizerRecord, scaler: GradScalerRecord) -> Result<Self, AmpError> {
+        // Burn keeps the parts of its record to itself; its bytes are the way to them.
+        let bytes = optimizer.into_bytes().map_err(|error| AmpError::RecordIo {
+            origin: "memory".to_string(),
+            reason: error.to_string(),
+        })?;
+        let container = Container::from_bytes(bytes, "memory")?;
+        Ok(Self {
+            container: container.with_section(Kind::ScaledOptimizer, &scaler),
+            scaler: Some(scaler),
+        })
+    }
+
+    fn from_container(container: Container) -> Result<Self, AmpError> {
+        let foreign = |reason: String| AmpError::ForeignRecord {
+            origin: container.origin().to_string(),
+            reason,
+        };
+        let scaler = match container.section()? {
+            Some((Kind::ScaledOptimizer, scaler)) => Some(scaler),
+            Some((Kind::GradScaler, GradScalerRecord { .. })) => {
+                let reason = "it holds a scaler's state only; load it with `GradScaler::load`";
+                return Err(foreign(reason.to_string()));
+            }
+            None => None,
+        };
+        check_names(&container).map_err(foreign)?;
+        Ok(Self { container, scaler })
+    }
+}
+
+/// Every tensor and scalar of an optimizer's record is named after its parameter, `{id}.{field}`: Burn panics on
+/// a tensor without an id, and takes a model's record for an empty optimizer's.
+fn check_names(container: &Container) -> Result<(), String> {
+    for tensor in container.tensors() {
+        let id = tensor.param_id.map(|id| format!("{id}."));
+        if !id.is_some_and(|id| tensor.name.starts_with(&id)) {
+            return Err(format!(
+                "tensor `{}` is not an optimizer's: not the record of an optimizer",
+                tensor.name
+            ));
+        }
+    }
+    for name in container.scalars().keys() {
+        let id = name.split('.').next().unwrap_or_default();
+        if id.parse::<u64>().is_err() {
+            return Err(format!(
+                "value `{name}` is not an optimizer's: not the record of an optimizer"
+            ));
+        }
+    }
+    Ok(())
+}
+
+impl<O: RecordOptim> ScaledOptimizer<O> {
+    /// The state of optimizer and scaler. Waits for the device.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::RecordIo`] if the optimizer's record cannot be packed.
+    pub fn to_record(&self) -> Result<ScaledOptimizerRecord, AmpError> {
+        ScaledOptimizerRecord::new(self.optimizer().to_record(), self.scaler().to_record())
+    }
+
+    /// Takes over a stored state. The record of a plain optimizer leaves the scaler as it is, which the log says.
+    ///
+    /// Unlike Burn's, which silently starts afresh, it refuses the state of another optimizer. Burn builds the tensors on
+    /// `Device::default()`, the first GPU backend that was *compiled in*: see [`RecordOptim`].
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::ForeignRecord`]; optimizer and scaler stay as they were.
+    pub fn load_record(&mut self, record: ScaledOptimizerRecord) -> Result<(), AmpError> {
+        let scaler = record.scaler.clone();
+        let origin = record.container.origin().to_string();
+        let optimizer = record.into_optimizer()?;
+        self.optimizer_mut()
+            .load_record(optimizer)
+            .map_err(|error| match error {
+                AmpError::ForeignRecord { reason, .. } => AmpError::ForeignRecord {
+                    origin: origin.clone(),
+                    reason,
+                },
+                other => other,
+            })?;
+        match scaler {
+            Some(scaler) => self.scaler_mut().load_record(scaler),
+            None => log::warn!(
+                "{origin} is the record of an optimizer without loss scaling: the scaler starts fresh, at loss scale {}",
+                self.scaler().loss_scale()
+            ),
+        }
+        Ok(())
+    }
+
+    /// Writes the state to a file; see [`ScaledOptimizerRecord::save`]. Waits for the device.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::RecordIo`]; a file that was there stays as it was.
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<(), AmpError> {
+        self.to_record()?.save(path)
+    }
+
+    /// Takes over the state in a file; see [`load_record`](Self::load_record).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ScaledOptimizerRecord::load`] and [`load_record`](Self::load_record); optimizer and scaler stay
+    /// as they were.
+    pub fn load(&mut self, path: impl AsRef<Path>) -> Result<(), AmpError> {
+        self.load_record(ScaledOptimizerRecord::load(path)?)
+    }
+
+    /// The state as a burnpack in memory. Waits for the device.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::RecordIo`] if the container cannot be written.
+    pub fn into_bytes(&self) -> Result<Bytes, AmpError> {
+        self.to_record()?.into_bytes()
+    }
+
+    /// Takes over the state in a burnpack in memory.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ScaledOptimizerRecord::from_bytes`] and [`load_record`](Self::load_record); optimizer and scaler stay
+    /// as they were.
+    pub fn from_bytes(&mut self, bytes: Bytes) -> Result<(), AmpError> {
+        self.load_record(ScaledOptimizerRecord::from_bytes(bytes)?)
+    }
+}

@@ -1,0 +1,236 @@
+use burn::tensor::Bytes;
+use burn_pack::{Reader, Scalar, Tensor, Writer};
+use serde::{Serialize, de::DeserializeOwned};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use super::checksum::checksum;
+use crate::error::AmpError;
+
+/// The version of the section that this release writes, and the newest that it reads.
+const VERSION: u64 = 1;
+const PREFIX: &str = "burn_amp.";
+const VERSION_KEY: &str = "burn_amp.version";
+const CHECKSUM_KEY: &str = "burn_amp.checksum";
+const KIND_KEY: &str = "burn_amp.kind";
+const STATE_KEY: &str = "burn_amp.state";
+
+/// Whose state a section holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    GradScaler,
+    ScaledOptimizer,
+}
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Self::GradScaler => "grad_scaler",
+            Self::ScaledOptimizer => "scaled_optimizer",
+        }
+    }
+
+    fn parse(name: &str) -> Option<Self> {
+        [Self::GradScaler, Self::ScaledOptimizer]
+            .into_iter()
+            .find(|kind| kind.name() == name)
+    }
+}
+
+/// A burnpack in memory, with or without our section.
+pub(crate) struct Container {
+    tensors: Vec<Tensor>,
+    scalars: BTreeMap<String, Scalar>,
+    metadata: BTreeMap<String, String>,
+    section: Option<(Kind, String)>,
+    origin: String,
+}
+
+impl Container {
+    pub(crate) fn empty() -> Self {
+        Self {
+            tensors: Vec::new(),
+            scalars: BTreeMap::new(),
+            metadata: BTreeMap::new(),
+            section: None,
+            origin: "memory".to_string(),
+        }
+    }
+
+    /// Reads a container and checks its section, if it has one. `origin` names it in errors.
+    pub(crate) fn from_bytes(bytes: Bytes, origin: &str) -> Result<Self, AmpError> {
+        let damaged = |reason: String| AmpError::DamagedRecord {
+            origin: origin.to_string(),
+            reason,
+        };
+        let reader = Reader::from_bytes(bytes).map_err(|error| damaged(error.to_string()))?;
+        let mut scalars = reader.scalars().clone();
+        let mut metadata = reader.metadata().clone();
+        let tensors = reader
+            .into_tensors()
+            .map_err(|error| damaged(error.to_string()))?;
+
+        let ours = |key: &&String| key.starts_with(PREFIX);
+        let keys = scalars.keys().filter(ours).count() + metadata.keys().filter(ours).count();
+        if keys == 0 {
+            return Ok(Self {
+                tensors,
+                scalars,
+                metadata,
+                section: None,
+                origin: origin.to_string(),
+            });
+        }
+        // Every part is looked for: a damaged name must not make the section look absent.
+        let version = scalars.get(VERSION_KEY).copied();
+        match version {
+            Some(Scalar::UInt(VERSION)) => {}
+            Some(Scalar::UInt(found)) if found > VERSION => {
+                return Err(AmpError::NewerRecord {
+                    origin: origin.to_string(),
+                    found,
+                    supported: VERSION,
+                });
+            }
+            other => return Err(damaged(format!("`{VERSION_KEY}` is {other:?}"))),
+        }
+        let expected = match scalars.remove(CHECKSUM_KEY) {
+            Some(Scalar::UInt(expected)) => expected,
+            other => return Err(damaged(format!("`{CHECKSUM_KEY}` is {other:?}"))),
+        };
+        let found = checksum(&tensors, &scalars, &metadata, origin)?;
+        if u64::from(found) != expected {
+            return Err(damaged(format!(
+                "its checksum is {found:08x}, but {expected:08x} was stored"
+            )));
+        }
+        let missing = |key: &str| damaged(format!("`{key}` is missing"));
+        let kind = metadata.remove(KIND_KEY).ok_or_else(|| missing(KIND_KEY))?;
+        let kind = Kind::parse(&kind).ok_or_else(|| damaged(format!("its kind is `{kind}`")))?;
+        let state = metadata
+            .remove(STATE_KEY)
+            .ok_or_else(|| missing(STATE_KEY))?;
+        scalars.remove(VERSION_KEY);
+        Ok(Self {
+            tensors,
+            scalars,
+            metadata,
+            section: Some((kind, state)),
+            origin: origin.to_string(),
+        })
+    }
+
+    /// Reads a whole file. Like Burn's readers, tries `.bpk` for a path without extension.
+    pub(crate) fn load(path: &Path) -> Result<Self, AmpError> {
+        let path = resolve(path);
+        let origin = path.display().to_string();
+        let bytes = fs::read(&path).map_err(|error| AmpError::RecordIo {
+            origin: origin.clone(),
+            reason: error.to_string(),
+        })?;
+        Self::from_bytes(Bytes::from_bytes_vec(bytes), &origin)
+    }
+
+    pub(crate) fn with_section<S: Serialize>(mut self, kind: Kind, state: &S) -> Self {
+        // Plain data without maps or foreign types: there is no way for it to fail.
+        let json = serde_json::to_string(state).expect("a record is plain data");
+        self.section = Some((kind, json));
+        self
+    }
+
+    /// The state in the section, if there is one.
+    pub(crate) fn section<S: DeserializeOwned>(&self) -> Result<Option<(Kind, S)>, AmpError> {
+        let Some((kind, state)) = &self.section else {
+            return Ok(None);
+        };
+        let state = serde_json::from_str(state).map_err(|error| AmpError::DamagedRecord {
+            origin: self.origin.clone(),
+            reason: error.to_string(),
+        })?;
+        Ok(Some((*kind, state)))
+    }
+
+    /// Where the container came from, for messages.
+    pub(crate) fn origin(&self) -> &str {
+        &self.origin
+    }
+
+    pub(crate) fn tensors(&self) -> &[Tensor] {
+        &self.tensors
+    }
+
+    pub(crate) fn scalars(&self) -> &BTreeMap<String, Scalar> {
+        &self.scalars
+    }
+
+    /// The container without our section.
+    pub(crate) fn into_plain_bytes(self) -> Result<Bytes, AmpError> {
+        let origin = self.origin.clone();
+        Self {
+            section: None,
+            ..self
+        }
+        .into_writer()?
+        .into_bytes()
+        .map_err(|error| AmpError::RecordIo {
+            origin,
+            reason: error.to_string(),
+        })
+    }
+
+    pub(crate) fn into_bytes(self) -> Result<Bytes, AmpError> {
+        let origin = self.origin.clone();
+        self.into_writer()?
+            .into_bytes()
+            .map_err(|error| AmpError::RecordIo {
+                origin,
+                reason: error.to_string(),
+            })
+    }
+
+    /// Writes beside the destination, syncs and renames: the old file is whole until the new one is.
+    pub(crate) fn save(self, path: &Path) -> Result<(), AmpError> {
+        self.into_writer()?
+            .write_to_file(path)
+            .map_err(|error| AmpError::RecordIo {
+                origin: path.display().to_string(),
+                reason: error.to_string(),
+            })
+    }
+
+    fn into_writer(self) -> Result<Writer, AmpError> {
+        let Self {
+            tensors,
+            mut scalars,
+            mut metadata,
+            section,
+            origin,
+        } = self;
+        if let Some((kind, state)) = section {
+            metadata.insert(KIND_KEY.to_string(), kind.name().to_string());
+            metadata.insert(STATE_KEY.to_string(), state);
+            scalars.insert(VERSION_KEY.to_string(), Scalar::UInt(VERSION));
+            let checksum = checksum(&tensors, &scalars, &metadata, &origin)?;
+            scalars.insert(CHECKSUM_KEY.to_string(), Scalar::UInt(checksum.into()));
+        }
+        let mut writer = Writer::new(tensors);
+        for (key, value) in &scalars {
+            writer = writer.with_scalar(key, *value);
+        }
+        for (key, value) in &metadata {
+            writer = writer.with_metadata(key, value);
+        }
+        Ok(writer)
+    }
+}
+
+fn resolve(path: &Path) -> PathBuf {
+    if path.extension().is_none() && !path.exists() {
+        path.with_extension(burn_pack::EXTENSION)
+    } else {
+        path.to_path_buf()
+    }
+}

@@ -1,0 +1,116 @@
+//! What holds for every schedule, whatever its settings and outcomes.
+
+use burn_amp::{DynamicLossScale, DynamicSettings, HysteresisRefill, LossScale, StepOutcome};
+use proptest::prelude::*;
+
+fn settings() -> impl Strategy<Value = DynamicSettings> {
+    (
+        -40i32..40,
+        1.0f64..2.0,
+        1.01f64..8.0,
+        0.01f64..0.99,
+        1u32..8,
+        prop::option::of(0u32..20),
+        prop::option::of(0u32..20),
+        1u32..5,
+        prop::bool::ANY,
+    )
+        .prop_map(
+            |(exponent, mantissa, growth, backoff, interval, below, above, hysteresis, clean)| {
+                let init_scale = mantissa * 2f64.powi(exponent);
+                DynamicSettings {
+                    init_scale,
+                    growth_factor: growth,
+                    backoff_factor: backoff,
+                    growth_interval: interval,
+                    min_scale: below.map(|e| init_scale / 2f64.powi(e as i32)),
+                    max_scale: above.map(|e| init_scale * 2f64.powi(e as i32)),
+                    hysteresis,
+                    hysteresis_refill: match clean {
+                        true => HysteresisRefill::OnCleanStep,
+                        false => HysteresisRefill::OnGrowth,
+                    },
+                }
+            },
+        )
+}
+
+fn outcomes() -> impl Strategy<Value = Vec<StepOutcome>> {
+    let outcome = prop_oneof![Just(StepOutcome::Applied), Just(StepOutcome::Skipped)];
+    prop::collection::vec(outcome, 0..400)
+}
+
+/// PyTorch's `_amp_update_scale_`, written down anew from its description.
+fn torch(settings: &DynamicSettings, outcomes: &[StepOutcome]) -> Vec<f32> {
+    let (mut scale, mut tracker) = (settings.init_scale as f32, 0);
+    outcomes
+        .iter()
+        .map(|outcome| {
+            if outcome.is_skipped() {
+                scale = (f64::from(scale) * settings.backoff_factor) as f32;
+                tracker = 0;
+            } else {
+                tracker += 1;
+                if tracker == settings.growth_interval {
+                    let grown = (f64::from(scale) * settings.growth_factor) as f32;
+                    scale = if grown.is_finite() { grown } else { scale };
+                    tracker = 0;
+                }
+            }
+            scale
+        })
+        .collect()
+}
+
+proptest! {
+    #[test]
+    fn scale_stays_finite_and_in_its_bounds(settings in settings(), outcomes in outcomes()) {
+        let mut scale = LossScale::dynamic(settings).unwrap();
+        for outcome in outcomes {
+            scale = scale.adjust(outcome);
+            prop_assert!(scale.scale().is_finite() && scale.scale() >= 0.0);
+            if let Some(min) = settings.min_scale {
+                prop_assert!(scale.scale() > 0.0 && scale.scale() >= min as f32);
+            }
+            if let Some(max) = settings.max_scale {
+                prop_assert!(scale.scale() <= max as f32);
+            }
+        }
+    }
+
+    #[test]
+    fn scale_without_bounds_is_that_of_torch(settings in settings(), outcomes in outcomes()) {
+        let settings = DynamicSettings { min_scale: None, max_scale: None, hysteresis: 1, ..settings };
+        let mut scale = LossScale::dynamic(settings).unwrap();
+        for (outcome, expected) in outcomes.iter().zip(torch(&settings, &outcomes)) {
+            scale = scale.adjust(*outcome);
+            // Zero exactly when PyTorch's is, too.
+            prop_assert_eq!(scale.scale().to_bits(), expected.to_bits());
+        }
+    }
+
+    #[test]
+    fn schedule_replayed_from_a_saved_state_equals_the_uninterrupted_one(
+        settings in settings(), before in outcomes(), after in outcomes()
+    ) {
+        let run = |scale: LossScale, outcomes: &[StepOutcome]| {
+            outcomes.iter().fold(scale, |scale, outcome| scale.adjust(*outcome))
+        };
+        let middle = run(LossScale::dynamic(settings).unwrap(), &before);
+        let json = serde_json::to_string(&middle).unwrap();
+        let restored: LossScale = serde_json::from_str(&json).unwrap();
+        prop_assert_eq!(restored, middle);
+        prop_assert_eq!(run(restored, &after), run(middle, &after));
+    }
+
+    #[test]
+    fn hysteresis_tolerates_one_overflow_fewer_than_its_number(hysteresis in 1u32..10) {
+        let settings = DynamicSettings { hysteresis, ..Default::default() };
+        let mut scale = DynamicLossScale::new(settings).unwrap();
+        for _ in 1..hysteresis {
+            scale = scale.adjust(StepOutcome::Skipped);
+            prop_assert_eq!(scale.scale(), 65536.0);
+        }
+        prop_assert_eq!(scale.adjust(StepOutcome::Skipped).scale(), 32768.0);
+    }
+}

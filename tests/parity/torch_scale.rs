@@ -1,0 +1,301 @@
+//! PyTorch's `GradScaler`: scale and growth tracker after every event, bit for bit.
+
+use burn::{
+    module::{Module, Param},
+    optim::{GradientsParams, SgdConfig},
+    tensor::{Device, Tensor},
+};
+use burn_amp::{AmpError, DynamicSettings, GradScaler, LossScale, StepOutcome};
+use burn_amp_tests::reference;
+use serde::Deserialize;
+
+#[derive(Deserialize)]
+struct File {
+    traces: Vec<Trace>,
+}
+
+#[derive(Deserialize)]
+struct Trace {
+    config: Config,
+    events: Vec<Event>,
+    expected: Vec<Expected>,
+}
+
+#[derive(Deserialize)]
+struct Config {
+    init_scale: f64,
+    growth_factor: f64,
+    backoff_factor: f64,
+    growth_interval: u32,
+}
+
+impl Config {
+    fn schedule(&self) -> LossScale {
+        LossScale::dynamic(DynamicSettings {
+            init_scale: self.init_scale,
+            growth_factor: self.growth_factor,
+            backoff_factor: self.backoff_factor,
+            growth_interval: self.growth_interval,
+            ..Default::default()
+        })
+        .unwrap()
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(tag = "op", rename_all = "snake_case")]
+enum Event {
+    Step {
+        grads: String,
+        #[serde(rename = "where")]
+        bad: usize,
+        new_scale: Option<f64>,
+    },
+    Set {
+        field: String,
+        value: f64,
+        #[serde(default)]
+        stuck: bool,
+    },
+    Resume,
+}
+
+#[derive(Deserialize)]
+struct Expected {
+    stepped: Option<bool>,
+    scale_hex: String,
+    growth_tracker: u32,
+    state_dict: Option<StateDict>,
+}
+
+#[derive(Deserialize)]
+struct StateDict {
+    scale: f64,
+    growth_factor: f64,
+    backoff_factor: f64,
+    growth_interval: u32,
+    #[serde(rename = "_growth_tracker")]
+    growth_tracker: u32,
+}
+
+impl Expected {
+    fn scale_bits(&self) -> u32 {
+        u32::from_str_radix(&self.scale_hex, 16).unwrap()
+    }
+}
+
+/// The departure from PyTorch that the trace with `"stuck": true` shows: an interval below the tracker stops its
+/// growth for ever, because it compares with `==`; ours grows at the next clean step.
+fn departs(trace: &Trace) -> bool {
+    let stuck = |event: &Event| matches!(event, Event::Set { stuck: true, .. });
+    trace.events.iter().any(stuck)
+}
+
+fn set(schedule: LossScale, field: &str, value: f64) -> LossScale {
+    match field {
+        "growth_factor" => schedule.with_growth_factor(value),
+        "backoff_factor" => schedule.with_backoff_factor(value),
+        "growth_interval" => schedule.with_growth_interval(value as u32),
+        other => panic!("unknown field {other}"),
+    }
+    .unwrap()
+}
+
+/// Saves the state and loads it into a new value.
+fn resume(schedule: &LossScale) -> LossScale {
+    serde_json::from_str(&serde_json::to_string(schedule).unwrap()).unwrap()
+}
+
+fn assert_state(schedule: &LossScale, expected: &Expected, at: &str) {
+    let scale = schedule.scale();
+    assert_eq!(
+        scale.to_bits(),
+        expected.scale_bits(),
+        "{at}: scale {scale}"
+    );
+    assert_eq!(schedule.growth_tracker(), expected.growth_tracker, "{at}");
+    if let Some(state) = &expected.state_dict {
+        assert_eq!(f64::from(scale), state.scale, "{at}");
+        assert_eq!(schedule.growth_factor(), state.growth_factor, "{at}");
+        assert_eq!(schedule.backoff_factor(), state.backoff_factor, "{at}");
+        assert_eq!(schedule.growth_interval(), state.growth_interval, "{at}");
+        assert_eq!(schedule.growth_tracker(), state.growth_tracker, "{at}");
+    }
+}
+
+#[test]
+fn parity_torch_scale_schedule() {
+    for (name, file) in reference::<File>("torch_scale_traces") {
+        let mut stuck = 0;
+        for (index, trace) in file.traces.iter().enumerate() {
+            if departs(trace) {
+                stuck += 1;
+                continue;
+            }
+            let mut schedule = trace.config.schedule();
+            assert_eq!(trace.events.len(), trace.expected.len());
+            for (step, (event, expected)) in trace.events.iter().zip(&trace.expected).enumerate() {
+                let at = format!("{name}, trace {index}, event {step}");
+                match event {
+                    Event::Step {
+                        grads, new_scale, ..
+                    } => {
+                        let stepped = expected.stepped.unwrap();
+                        // With a scale of 0 PyTorch no longer notices; the pure schedule follows it there.
+                        let blind = schedule.scale() == 0.0;
+                        assert!(blind || stepped == (grads == "finite"), "{at}");
+                        schedule = match new_scale {
+                            Some(scale) => schedule.with_scale(*scale).unwrap(),
+                            None if stepped => schedule.adjust(StepOutcome::Applied),
+                            None => schedule.adjust(StepOutcome::Skipped),
+                        };
+                    }
+                    Event::Set { field, value, .. } => schedule = set(schedule, field, *value),
+                    Event::Resume => schedule = resume(&schedule),
+                }
+                assert_state(&schedule, expected, &at);
+            }
+        }
+        assert!(
+            stuck <= 1,
+            "{name}: {stuck} traces depart, but only one is known to"
+        );
+    }
+}
+
+#[test]
+fn parity_torch_scale_stuck_interval_grows() {
+    let mut seen = false;
+    for (name, file) in reference::<File>("torch_scale_traces") {
+        for trace in file.traces.iter().filter(|trace| departs(trace)) {
+            seen = true;
+            let mut schedule = trace.config.schedule();
+            let mut grew = false;
+            for (event, expected) in trace.events.iter().zip(&trace.expected) {
+                match event {
+                    Event::Step { .. } => {
+                        let (before, tracker) = (schedule.scale(), schedule.growth_tracker());
+                        let due = tracker + 1 >= schedule.growth_interval();
+                        schedule = schedule.adjust(StepOutcome::Applied);
+                        assert_eq!(schedule.scale() > before, due, "{name}");
+                        grew |= schedule.scale().to_bits() != expected.scale_bits();
+                    }
+                    Event::Set { field, value, .. } => schedule = set(schedule, field, *value),
+                    Event::Resume => schedule = resume(&schedule),
+                }
+            }
+            assert!(
+                grew,
+                "{name}: ours should have grown where PyTorch is stuck"
+            );
+        }
+    }
+    assert!(seen, "the trace of the departure is missing");
+}
+
+#[derive(Module, Debug)]
+struct Two {
+    first: Param<Tensor<1>>,
+    second: Param<Tensor<1>>,
+}
+
+impl Two {
+    fn new(device: &Device) -> Self {
+        let param = || Param::from_tensor(Tensor::ones([3], device));
+        Self {
+            first: param(),
+            second: param(),
+        }
+    }
+
+    fn gradients(&self, kind: &str, bad: usize, scale: f32, device: &Device) -> GradientsParams {
+        let mut grads = GradientsParams::new();
+        for (index, id) in [self.first.id, self.second.id].into_iter().enumerate() {
+            let mut values = [scale, -scale, 0.5 * scale];
+            if index == bad {
+                values[1] = match kind {
+                    "finite" => values[1],
+                    "inf" => f32::INFINITY,
+                    "-inf" => f32::NEG_INFINITY,
+                    "nan" => f32::NAN,
+                    other => panic!("unknown gradients {other}"),
+                };
+            }
+            grads.register(id, Tensor::<1>::from_floats(values, device));
+        }
+        grads
+    }
+}
+
+/// The same traces with tensors: real gradients through `unscale`, `step` and `update`.
+///
+/// Where the scale has no f32 inverse (or none is left below it), ours ends the run: PyTorch goes on to a scale
+/// of zero, at which it steps on infinite gradients.
+#[test]
+fn parity_torch_scale_through_grad_scaler() {
+    let device = Device::flex();
+    let (mut ended, mut whole) = (0, 0);
+    for (name, file) in reference::<File>("torch_scale_traces") {
+        for (index, trace) in file.traces.iter().enumerate() {
+            if departs(trace) {
+                continue;
+            }
+            let mut scaler =
+                GradScaler::new(trace.config.schedule()).with_max_consecutive_skips(None);
+            let mut optim = SgdConfig::new().init();
+            let mut module = Two::new(&device.clone().autodiff());
+            let mut complete = true;
+            for (step, (event, expected)) in trace.events.iter().zip(&trace.expected).enumerate() {
+                let at = format!("{name}, trace {index}, event {step}");
+                match event {
+                    Event::Step {
+                        grads,
+                        bad,
+                        new_scale,
+                    } => {
+                        let scale = scaler.loss_scale();
+                        if (1.0 / f64::from(scale)) as f32 == f32::INFINITY {
+                            complete = false;
+                            break;
+                        }
+                        let grads = module.gradients(grads, *bad, scale, &device);
+                        let grads = scaler.unscale(grads, &module);
+                        let before = module.first.val().to_data();
+                        match scaler.try_step(&mut optim, 0.1, module.clone(), grads) {
+                            Ok(stepped) => module = stepped,
+                            Err(AmpError::LossScaleExhausted { .. }) => {
+                                assert!(scaler.schedule().is_at_floor(), "{at}");
+                                complete = false;
+                                break;
+                            }
+                            Err(error) => panic!("{at}: {error}"),
+                        }
+                        let moved = module.first.val().to_data() != before;
+                        assert_eq!(Some(moved), expected.stepped, "{at}");
+                        match new_scale {
+                            Some(scale) => scaler.update_to(*scale).unwrap(),
+                            None => scaler.update(),
+                        };
+                    }
+                    Event::Set { field, value, .. } => match field.as_str() {
+                        "growth_factor" => scaler.set_growth_factor(*value).unwrap(),
+                        "backoff_factor" => scaler.set_backoff_factor(*value).unwrap(),
+                        "growth_interval" => scaler.set_growth_interval(*value as u32).unwrap(),
+                        other => panic!("unknown field {other}"),
+                    },
+                    Event::Resume => {
+                        scaler = GradScaler::new(resume(scaler.schedule()))
+                            .with_max_consecutive_skips(None);
+                    }
+                }
+                assert_state(scaler.schedule(), expected, &at);
+            }
+            if complete {
+                whole += 1;
+            } else {
+                ended += 1;
+            }
+        }
+    }
+    assert!(whole >= 40, "{whole} whole traces, {ended} ended early");
+}

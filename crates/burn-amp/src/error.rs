@@ -34,7 +34,7 @@ pub enum AmpError {
     #[error(
         "parameter `{parameter}` is {parameter_dtype:?} but its unscaled gradient is {gradient_dtype:?}, which the optimizer cannot \
          combine: keep the parameter in f32 and compute in half precision with `MixedPrecision`, keep f32 copies of it with \
-         `MasterWeights`, or round gradients to the parameter's dtype with `GradientDType::Parameter`"
+         `MasterWeights::new(..).init()`, or round gradients to the parameter's dtype with `GradientDType::Parameter`"
     )]
     HalfPrecisionParameter {
         /// The path of the parameter.
@@ -109,5 +109,18 @@ pub enum AmpError {
     InvalidState {
         /// What is wrong with it.
         reason: String,
+    },
+
+    /// An input in another dtype than the one in which the model computes.
+    #[error(
+        "input `{input}` is {found:?}, but the model computes in {expected:?}: cast it with `MixedPrecision::cast`"
+    )]
+    InputDType {
+        /// The input's name.
+        input: String,
+        /// The input's dtype.
+        found: DType,
+        /// The model's dtype.
+        expected: DType,
     },
 }

@@ -48,6 +48,12 @@ pub use loss_scale::{
     DynamicLossScale, DynamicSettings, HysteresisRefill, InvalidValue, LossScale, StaticLossScale,
     StepOutcome,
 };
-pub use optim::{RecordOptim, ScaledOptimizer, ScaledOptimizerRecord, StepGradients};
-pub use precision::{CastParameter, MixedPrecision};
-pub use scaler::{GradScaler, GradScalerConfig, LossFactor, ModuleOptim, ScaleLoss, StepCounters};
+pub use optim::{
+    MasterOptimizer, MasterState, MasterWeights, RecordOptim, ScaledOptimizer,
+    ScaledOptimizerRecord, StepGradients,
+};
+pub use precision::{CastFloat, CastParameter, MixedPrecision, in_f32, to_full, to_half};
+pub use scaler::{
+    GradScaler, GradScalerConfig, GradScalerRecord, GradScalerState, LossFactor, ModuleOptim,
+    ScaleLoss, StepCounters,
+};

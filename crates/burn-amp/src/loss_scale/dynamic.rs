@@ -124,12 +124,20 @@ impl DynamicLossScale {
     /// below `min_scale`, and an `init_scale` outside them.
     pub fn new(settings: DynamicSettings) -> Result<Self, InvalidValue> {
         settings.validate()?;
-        Ok(Self {
+        Ok(Self::first(settings))
+    }
+
+    pub(super) fn restarted(self) -> Self {
+        Self::first(self.settings)
+    }
+
+    fn first(settings: DynamicSettings) -> Self {
+        Self {
             settings,
             scale: settings.init_scale as f32,
             growth_tracker: 0,
             hysteresis_tracker: settings.hysteresis,
-        })
+        }
     }
 
     /// The factor by which the loss is multiplied. Zero is reached only without `min_scale`.

@@ -51,6 +51,15 @@ impl LossScale {
         }
     }
 
+    /// The schedule with the same settings at its first step. A static scale stays where it was set.
+    #[must_use]
+    pub fn restarted(self) -> Self {
+        match self {
+            Self::Static(_) => self,
+            Self::Dynamic(scale) => Self::Dynamic(scale.restarted()),
+        }
+    }
+
     /// Whether one more overflow finds no lower scale to go to; see [`DynamicLossScale::is_at_floor`].
     ///
     /// Always false for a static scale, which has no floor: there a limit on consecutive skips ends the run.

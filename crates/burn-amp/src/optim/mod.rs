@@ -23,11 +23,13 @@
 //! # Ok::<(), burn_amp::AmpError>(())
 //! ```
 
+mod master_weights;
 mod record;
 mod record_optim;
 mod scaled_optimizer;
 mod step_gradients;
 
+pub use master_weights::{MasterOptimizer, MasterState, MasterWeights};
 pub use record::ScaledOptimizerRecord;
 pub use record_optim::RecordOptim;
 pub use scaled_optimizer::ScaledOptimizer;

@@ -154,7 +154,7 @@ impl<O: RecordOptim> ScaledOptimizer<O> {
         ScaledOptimizerRecord::new(self.optimizer().to_record(), self.scaler().to_record())
     }
 
-    /// Takes over a stored state. The record of a plain optimizer leaves the scaler as it is, which the log says.
+    /// Takes over a stored state. With the record of a plain optimizer the scaler starts fresh, which the log says.
     ///
     /// Unlike Burn's, which silently starts afresh, it refuses the state of another optimizer. Burn builds the tensors on
     /// `Device::default()`, the first GPU backend that was *compiled in*: see [`RecordOptim`].
@@ -177,10 +177,13 @@ impl<O: RecordOptim> ScaledOptimizer<O> {
             })?;
         match scaler {
             Some(scaler) => self.scaler_mut().load_record(scaler),
-            None => log::warn!(
-                "{origin} is the record of an optimizer without loss scaling: the scaler starts fresh, at loss scale {}",
-                self.scaler().loss_scale()
-            ),
+            None => {
+                self.scaler_mut().reset();
+                log::warn!(
+                    "{origin} is the record of an optimizer without loss scaling: the scaler starts fresh, at loss scale {}",
+                    self.scaler().loss_scale()
+                );
+            }
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::{error::AmpError, scaler::ModuleOptim};
+use crate::{error::AmpError, record::Container, scaler::ModuleOptim};
 
 /// An optimizer whose state can be stored: what [`ScaledOptimizer`](super::ScaledOptimizer) needs for its own records.
 ///
@@ -27,11 +27,19 @@ impl RecordOptim for ModuleOptimizer {
     /// them at the next step. Where that device does not exist it panics, which is an error here: the environment
     /// variable `BURN_DEVICE` names another device.
     fn load_record(&mut self, record: OptimizerRecord) -> Result<(), AmpError> {
+        let origin = "the optimizer's record";
         let foreign = |reason: String| AmpError::ForeignRecord {
-            origin: "the optimizer's record".to_string(),
+            origin: origin.to_string(),
             reason,
         };
-        let tensors = record.len();
+        let packed = |record: OptimizerRecord| {
+            record
+                .into_bytes()
+                .map_err(|error| foreign(error.to_string()))
+        };
+        let bytes = packed(record)?;
+        let stored = Container::from_bytes(bytes.clone(), origin)?;
+        let record = OptimizerRecord::from_bytes(bytes).map_err(|e| foreign(e.to_string()))?;
         // Cloning is cheap, and keeps the state that is to survive a failure.
         let optim = self.clone();
         let loaded = catch_unwind(AssertUnwindSafe(|| optim.load_record(record)));
@@ -45,12 +53,14 @@ impl RecordOptim for ModuleOptimizer {
                 "Burn could not load it ({message}). If that names a device, set `BURN_DEVICE` to one that exists"
             ))
         })?;
-        // Burn drops state that the optimizer cannot read, silently; a resumed run would go on without it.
-        let kept = ModuleOptimizer::to_record(&loaded).len();
-        if kept != tensors {
+        // Burn drops state that the optimizer does not know and converts state to the device's default dtype, both
+        // silently; a resumed run would go on with less than was saved.
+        let kept = packed(ModuleOptimizer::to_record(&loaded))?;
+        let kept = Container::from_bytes(kept, origin)?;
+        if let Some(lost) = stored.first_missing_in(&kept)? {
             return Err(foreign(format!(
-                "it holds {tensors} state tensors, of which this optimizer can read {kept}: it was saved by another \
-                 optimizer or with other settings"
+                "{lost}. It was saved by another optimizer or with other settings, or its dtype is not the device's \
+                 default float dtype, in which Burn loads"
             )));
         }
         *self = loaded;

@@ -1,9 +1,12 @@
 use burn::{
-    module::{Param, Reparameterizer},
-    tensor::{FloatDType, Tensor},
+    module::{Param, ParamGroup, Reparameterizer},
+    nn::LstmState,
+    tensor::{DType, Device, FloatDType, Tensor},
 };
+use std::sync::Once;
 
-use super::CastParameter;
+use super::{CastFloat, CastParameter};
+use crate::error::AmpError;
 
 /// Makes a model compute in half precision over f32 parameters.
 ///
@@ -11,11 +14,16 @@ use super::CastParameter;
 /// appear in f16 wherever the model uses it, while the stored parameter, its gradient, the optimizer's state and
 /// the record stay f32 ("master weights" in Micikevicius et al., 2018, kept where they always were).
 ///
-/// Inputs must be cast too ([`cast`](Self::cast)): Burn refuses to combine f16 with f32. Reduce the loss in
-/// f32. It cannot be attached to a model that already has a reparameterization (LoRA): Burn allows one.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Inputs must be cast too, with [`cast`](Self::cast) or [`autocast`](Self::autocast): Burn panics when f16 meets f32.
+/// Reduce the loss in f32. `Module::materialize` would bake the f16 values in; do not call it on a model in
+/// training. It cannot be attached to a model that already has a reparameterization (LoRA): Burn allows one.
+///
+/// Layers that create f32 tensors of their own need help: see [`in_f32`](super::in_f32) for BatchNorm and
+/// [`lstm_state`](Self::lstm_state) for Lstm.
+#[derive(Clone, Debug)]
 pub struct MixedPrecision {
     dtype: FloatDType,
+    keep: Vec<ParamGroup>,
 }
 
 impl MixedPrecision {
@@ -24,14 +32,37 @@ impl MixedPrecision {
         Self::new(FloatDType::F16)
     }
 
-    /// Compute in bf16: 8 significant bits, the range of f32. Needs no loss scaling as a rule.
+    /// Compute in bf16: 8 significant bits, the range of f32.
+    ///
+    /// Loss scaling is usually unnecessary (the log says so once), and does no harm: leave it out with
+    /// [`GradScalerConfig::with_enabled`](crate::GradScalerConfig::with_enabled).
     pub fn bf16() -> Self {
         Self::new(FloatDType::BF16)
     }
 
     /// Compute in `dtype`. [`FloatDType::F32`] leaves an f32 model as it is.
     pub fn new(dtype: FloatDType) -> Self {
-        Self { dtype }
+        static SAID: Once = Once::new();
+        if dtype == FloatDType::BF16 {
+            SAID.call_once(|| {
+                log::info!(
+                    "bf16 has the range of f32: loss scaling is usually unnecessary \
+                     (`GradScalerConfig::with_enabled(false)`)"
+                );
+            });
+        }
+        Self {
+            dtype,
+            keep: Vec::new(),
+        }
+    }
+
+    /// Leaves the parameters of a group in f32. Can be called several times.
+    ///
+    /// What computes with them must get f32 inputs: see [`in_f32`](super::in_f32).
+    pub fn keep(mut self, group: ParamGroup) -> Self {
+        self.keep.push(group);
+        self
     }
 
     /// The dtype in which the model computes.
@@ -39,9 +70,60 @@ impl MixedPrecision {
         self.dtype
     }
 
-    /// Casts an input to the dtype in which the model computes. Does not wait for the device.
-    pub fn cast<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
-        input.cast(self.dtype)
+    /// Casts the float tensors of an input or a batch to the dtype in which the model computes.
+    ///
+    /// Does not wait for the device.
+    pub fn cast<T: CastFloat>(&self, input: T) -> T {
+        input.cast_float(self.dtype)
+    }
+
+    /// Runs the model on an input of any float dtype: casts the input, and the output back to f32.
+    ///
+    /// As `torch.autocast` around a forward pass. Does not wait for the device.
+    ///
+    /// ```
+    /// use burn::{module::Module, nn::LinearConfig, tensor::{DType, Device, Tensor}};
+    /// use burn_amp::MixedPrecision;
+    ///
+    /// let device = Device::flex();
+    /// let f16 = MixedPrecision::f16();
+    /// let model = LinearConfig::new(4, 2).init(&device).apply_reparameterization(f16.clone());
+    /// let logits = f16.autocast(Tensor::<2>::ones([1, 4], &device), |x| model.forward(x));
+    /// assert_eq!(logits.dtype(), DType::F32);
+    /// ```
+    pub fn autocast<I: CastFloat, R: CastFloat>(
+        &self,
+        input: I,
+        forward: impl FnOnce(I) -> R,
+    ) -> R {
+        forward(self.cast(input)).cast_float(FloatDType::F32)
+    }
+
+    /// Checks that an input has the dtype in which the model computes.
+    ///
+    /// For a `forward` that would rather return an error than let Burn panic.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InputDType`], which says what to cast.
+    pub fn check<const D: usize>(&self, name: &str, input: &Tensor<D>) -> Result<(), AmpError> {
+        if input.dtype() == DType::from(self.dtype) {
+            return Ok(());
+        }
+        Err(AmpError::InputDType {
+            input: name.to_string(),
+            found: input.dtype(),
+            expected: self.dtype.into(),
+        })
+    }
+
+    /// A zero initial state for Burn's `Lstm`, shapes `[batch_size, d_hidden]`, in the dtype of the model.
+    ///
+    /// Without one, Burn creates it in f32 and panics when it meets f16:
+    /// `lstm.forward(input, Some(precision.lstm_state(batch_size, d_hidden, &device)))`.
+    pub fn lstm_state(&self, batch_size: usize, d_hidden: usize, device: &Device) -> LstmState<2> {
+        let zeros = Tensor::zeros([batch_size, d_hidden], (device, DType::from(self.dtype)));
+        LstmState::new(zeros.clone(), zeros)
     }
 }
 
@@ -50,9 +132,14 @@ impl Reparameterizer for MixedPrecision {
 
     fn reparameterize<const D: usize>(
         &mut self,
-        _path: &str,
+        path: &str,
         param: Param<Tensor<D>>,
     ) -> (Param<Tensor<D>>, Option<Self::Reparam>) {
-        (param, Some(CastParameter::new(self.dtype)))
+        let kept = self
+            .keep
+            .iter()
+            .any(|group| group.matches(&param.id, Some(path)));
+        let cast = (!kept).then(|| CastParameter::new(self.dtype));
+        (param, cast)
     }
 }

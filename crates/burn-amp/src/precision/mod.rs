@@ -14,7 +14,11 @@
 //! ```
 
 mod cast;
+mod cast_float;
+mod convert;
 mod mixed_precision;
 
 pub use cast::CastParameter;
+pub use cast_float::{CastFloat, in_f32};
+pub use convert::{to_full, to_half};
 pub use mixed_precision::MixedPrecision;

@@ -166,6 +166,40 @@ impl Container {
         &self.scalars
     }
 
+    /// The first of our tensors or scalars that `other` does not hold bit for bit, in words.
+    pub(crate) fn first_missing_in(&self, other: &Self) -> Result<Option<String>, AmpError> {
+        let bytes = |tensor: &Tensor| {
+            tensor.to_bytes().map_err(|error| AmpError::DamagedRecord {
+                origin: self.origin.clone(),
+                reason: error.to_string(),
+            })
+        };
+        for tensor in &self.tensors {
+            let name = &tensor.name;
+            // Both are sorted by name, as burnpack keeps them.
+            let found = (other.tensors)
+                .binary_search_by(|other| other.name.cmp(name))
+                .map(|index| &other.tensors[index]);
+            let Ok(found) = found else {
+                return Ok(Some(format!("its tensor `{name}` is unknown here")));
+            };
+            if found.dtype != tensor.dtype {
+                let (stored, loaded) = (tensor.dtype.name(), found.dtype.name());
+                let text =
+                    format!("its tensor `{name}` is {stored}, but would be loaded as {loaded}");
+                return Ok(Some(text));
+            }
+            if found.shape != tensor.shape || *bytes(found)? != *bytes(tensor)? {
+                return Ok(Some(format!("its tensor `{name}` would be changed")));
+            }
+        }
+        let scalars = self.scalars.iter();
+        let lost = scalars.filter(|(name, value)| other.scalars.get(*name) != Some(*value));
+        Ok(lost
+            .map(|(name, _)| format!("its value `{name}` is unknown here"))
+            .next())
+    }
+
     /// The container without our section.
     pub(crate) fn into_plain_bytes(self) -> Result<Bytes, AmpError> {
         let origin = self.origin.clone();

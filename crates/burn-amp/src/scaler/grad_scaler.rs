@@ -219,6 +219,15 @@ impl GradScaler {
         Ok(self.iteration.finish())
     }
 
+    /// Starts afresh: the schedule at its initial scale, counters at zero. Settings stay.
+    pub fn reset(&mut self) {
+        let fresh = Self::new(self.schedule.restarted())
+            .with_enabled(self.enabled)
+            .with_max_consecutive_skips(self.max_consecutive_skips)
+            .with_gradient_dtype(self.gradient_dtype);
+        *self = fresh;
+    }
+
     /// Whether losses are scaled and gradients tested.
     pub fn is_enabled(&self) -> bool {
         self.enabled

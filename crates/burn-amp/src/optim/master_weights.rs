@@ -1,0 +1,233 @@
+use burn::{
+    grad_clipping::GradientClipping,
+    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
+    module::{Module, ParamGroup},
+    optim::{
+        GradientsParams, LearningRate, ModuleOptimizer, Optimizer, OptimizerRecord, RecordState,
+        StateSink, StateSource, join_path,
+    },
+    tensor::{DType, Device, FloatDType, Tensor},
+};
+
+use super::RecordOptim;
+use crate::{error::AmpError, scaler::ModuleOptim};
+
+const MASTER: &str = "master";
+const INNER: &str = "inner";
+
+/// An optimizer for f16 and bf16 parameters that keeps an f32 copy of each, and its inner state in f32.
+///
+/// Updates below half a unit in the last place of a half-precision parameter are lost if they are added to it one
+/// by one; here they add up in the master copy, of which the parameter is the rounded image (Micikevicius et al.,
+/// "Mixed Precision Training", 2018; Apex's O2, DeepSpeed's `FP16_Optimizer`). Gradients may come in f32 or in half
+/// precision. f32 and f64 parameters go straight to the inner optimizer.
+///
+/// A parameter that was changed elsewhere since the last step (loaded, averaged, edited) is noticed element by
+/// element, on the device, and its new value replaces the master's.
+///
+/// Memory for each half-precision value: 2 bytes of parameter, 4 of master, and the inner state in f32.
+/// [`init`](Self::init) makes a module optimizer of it, as `AdamConfig::init` does of `AdamConfig::build`:
+///
+/// ```
+/// use burn::{
+///     module::Module, nn::LinearConfig, optim::AdamConfig,
+///     tensor::{DType, Device, Distribution, FloatDType, Tensor},
+/// };
+/// use burn_amp::{GradScalerConfig, MasterWeights, ScaledOptimizer, precision::to_half};
+///
+/// let device = Device::flex().autodiff();
+/// let mut model = to_half(LinearConfig::new(4, 2).init(&device), FloatDType::F16, &[]);
+/// let optim = MasterWeights::new(AdamConfig::new().build()).init();
+/// let mut optim = ScaledOptimizer::new(optim, GradScalerConfig::new().init()?);
+///
+/// let input = Tensor::<2>::random([8, 4], Distribution::Default, &device).cast(FloatDType::F16);
+/// let loss = model.forward(input).cast(FloatDType::F32).square().mean();
+/// let grads = optim.backward(loss, &model);
+/// model = optim.step(1e-3, model, grads);
+/// assert_eq!(model.weight.val().dtype(), DType::F16);
+/// # Ok::<(), burn_amp::AmpError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct MasterWeights<O> {
+    inner: O,
+}
+
+impl<O: Optimizer> MasterWeights<O> {
+    /// Keeps f32 masters for `inner`.
+    pub fn new(inner: O) -> Self {
+        Self { inner }
+    }
+
+    /// An optimizer of whole modules, for [`ScaledOptimizer`](super::ScaledOptimizer) or on its own.
+    pub fn init(self) -> MasterOptimizer {
+        MasterOptimizer { optim: self.into() }
+    }
+}
+
+/// What [`MasterWeights`] keeps for a parameter of rank `D`.
+#[derive(Clone)]
+pub struct MasterState<O: Optimizer, const D: usize> {
+    /// The f32 copy; none for a parameter that is not in half precision.
+    master: Option<Tensor<D>>,
+    inner: Option<O::State<D>>,
+}
+
+impl<O: Optimizer, const D: usize> MasterState<O, D> {
+    /// The f32 copy of the parameter; none if the parameter is f32 or f64 itself.
+    pub fn master(&self) -> Option<&Tensor<D>> {
+        self.master.as_ref()
+    }
+}
+
+impl<O: Optimizer, const D: usize> RecordState for MasterState<O, D> {
+    fn state_flatten(&self, prefix: &str, out: &mut StateSink) {
+        if let Some(master) = &self.master {
+            out.push_tensor(prefix, MASTER, master.to_data());
+        }
+        if let Some(inner) = &self.inner {
+            inner.state_flatten(&join_path(prefix, INNER), out);
+        }
+    }
+
+    fn state_unflatten(prefix: &str, src: &mut StateSource, device: &Device) -> Option<Self> {
+        let master = src.take_tensor(prefix, MASTER).map(|data| {
+            let dtype = data.dtype();
+            Tensor::from_data(data, (device, dtype))
+        });
+        let inner = join_path(prefix, INNER);
+        let inner = match src.has_under(&inner) {
+            true => Some(O::State::<D>::state_unflatten(&inner, src, device)?),
+            false => None,
+        };
+        (master.is_some() || inner.is_some()).then_some(Self { master, inner })
+    }
+}
+
+impl<O: Optimizer> Optimizer for MasterWeights<O> {
+    type State<const D: usize> = MasterState<O, D>;
+
+    fn step<const D: usize>(
+        &self,
+        lr: LearningRate,
+        tensor: Tensor<D>,
+        grad: Tensor<D>,
+        state: Option<Self::State<D>>,
+    ) -> (Tensor<D>, Option<Self::State<D>>) {
+        let dtype = tensor.dtype();
+        let (master, inner) = match state {
+            Some(state) => (state.master, state.inner),
+            None => (None, None),
+        };
+        if !is_half(dtype) {
+            let (tensor, inner) = self.inner.step(lr, tensor, grad.cast(dtype), inner);
+            let state = inner.map(|inner| MasterState {
+                master: None,
+                inner: Some(inner),
+            });
+            return (tensor, state);
+        }
+        let master = match master {
+            Some(master) => follow(master, tensor, dtype),
+            None => tensor.cast(FloatDType::F32),
+        };
+        let grad = grad.cast(FloatDType::F32);
+        let (master, inner) = self.inner.step(lr, master, grad, inner);
+        let tensor = master.clone().cast(dtype);
+        let master = Some(master);
+        (tensor, Some(MasterState { master, inner }))
+    }
+
+    fn to_device<const D: usize>(state: Self::State<D>, device: &Device) -> Self::State<D> {
+        MasterState {
+            master: state.master.map(|master| master.to_device(device)),
+            inner: state.inner.map(|inner| O::to_device(inner, device)),
+        }
+    }
+}
+
+/// The master, except where the parameter is no longer its rounded image: there, the parameter.
+fn follow<const D: usize>(master: Tensor<D>, tensor: Tensor<D>, dtype: DType) -> Tensor<D> {
+    let changed = master.clone().cast(dtype).not_equal(tensor.clone());
+    master.mask_where(changed, tensor.cast(FloatDType::F32))
+}
+
+fn is_half(dtype: DType) -> bool {
+    matches!(dtype, DType::F16 | DType::BF16)
+}
+
+/// A module optimizer whose groups all keep master weights. Made by [`MasterWeights::init`].
+///
+/// Takes f32 gradients for half-precision parameters, which Burn's optimizers cannot.
+#[derive(Clone)]
+pub struct MasterOptimizer {
+    optim: ModuleOptimizer,
+}
+
+impl MasterOptimizer {
+    /// Steps the parameters of `group` with another optimizer, which keeps master weights too; see
+    /// [`ModuleOptimizer::with_group`].
+    pub fn with_group<O: Optimizer>(
+        mut self,
+        group: ParamGroup,
+        optim: O,
+        grad_clipping: Option<GradientClipping>,
+    ) -> Self {
+        self.optim = self
+            .optim
+            .with_group(group, MasterWeights::new(optim), grad_clipping);
+        self
+    }
+
+    /// Clips the gradients of the first group; see [`ModuleOptimizer::with_grad_clipping`].
+    pub fn with_grad_clipping(mut self, clipping: GradientClipping) -> Self {
+        self.optim = self.optim.with_grad_clipping(clipping);
+        self
+    }
+
+    /// Steps the parameters without loss scaling; see [`ModuleOptimizer::step`].
+    pub fn step<M: Module>(
+        &mut self,
+        lr: impl Into<ModuleLearningRate>,
+        module: M,
+        grads: GradientsParams,
+    ) -> M {
+        self.optim.step(lr, module, grads)
+    }
+
+    /// Burn's optimizer.
+    pub fn into_inner(self) -> ModuleOptimizer {
+        self.optim
+    }
+}
+
+impl std::fmt::Debug for MasterOptimizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MasterOptimizer").finish_non_exhaustive()
+    }
+}
+
+impl<O: Optimizer> From<MasterWeights<O>> for MasterOptimizer {
+    fn from(weights: MasterWeights<O>) -> Self {
+        weights.init()
+    }
+}
+
+impl ModuleOptim for MasterOptimizer {
+    fn step<M: Module>(&mut self, lr: ModuleLearningRate, module: M, grads: GradientsParams) -> M {
+        self.optim.step(lr, module, grads)
+    }
+
+    fn accepts(&self, _parameter: DType, _gradient: DType) -> bool {
+        true
+    }
+}
+
+impl RecordOptim for MasterOptimizer {
+    fn to_record(&self) -> OptimizerRecord {
+        self.optim.to_record()
+    }
+
+    fn load_record(&mut self, record: OptimizerRecord) -> Result<(), AmpError> {
+        RecordOptim::load_record(&mut self.optim, record)
+    }
+}

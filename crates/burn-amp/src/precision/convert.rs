@@ -1,0 +1,97 @@
+use burn::{
+    module::{Module, ModuleMapper, Param, ParamGroup},
+    tensor::{DType, FloatDType, Tensor},
+};
+
+/// Turns the float parameters of a model into half precision, those of the groups in `keep` excepted.
+///
+/// Half the memory of [`MixedPrecision`](super::MixedPrecision), which keeps f32 parameters; train it with
+/// [`MasterWeights`](crate::MasterWeights). Parameter ids, trainability and devices stay. BatchNorm's running statistics
+/// are parameters to this too: keep them, and run the layer [`in_f32`](super::in_f32).
+///
+/// Burn's `load_record` gives a parameter the dtype of the *record*: load first and convert then, or set the record's
+/// `DTypePolicy::CastToModule`.
+///
+/// ```
+/// use burn::{module::Module, nn::LinearConfig, tensor::{DType, Device, FloatDType}};
+/// use burn_amp::precision::{to_full, to_half};
+///
+/// let device = Device::flex().autodiff();
+/// let model = LinearConfig::new(4, 2).init(&device);
+/// let half = to_half(model, FloatDType::F16, &[]);
+/// assert_eq!(half.weight.val().dtype(), DType::F16);
+/// assert_eq!(to_full(half).weight.val().dtype(), DType::F32);
+/// ```
+pub fn to_half<M: Module>(module: M, dtype: FloatDType, keep: &[ParamGroup]) -> M {
+    module.map(&mut Convert {
+        dtype,
+        select: Select::AllBut(keep),
+        path: Vec::new(),
+    })
+}
+
+/// Turns the f16 and bf16 parameters of a model into f32, to save it or to go on in f32. Others stay.
+///
+/// The values are those of the half-precision parameters: a [`MasterWeights`](crate::MasterWeights) optimizer knows more
+/// digits of them, which its record keeps.
+pub fn to_full<M: Module>(module: M) -> M {
+    module.map(&mut Convert {
+        dtype: FloatDType::F32,
+        select: Select::Half,
+        path: Vec::new(),
+    })
+}
+
+enum Select<'a> {
+    AllBut(&'a [ParamGroup]),
+    Half,
+}
+
+struct Convert<'a> {
+    dtype: FloatDType,
+    select: Select<'a>,
+    path: Vec<String>,
+}
+
+impl ModuleMapper for Convert<'_> {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let selected = match self.select {
+            Select::AllBut(keep) => {
+                let path = self.path.join(".");
+                !keep
+                    .iter()
+                    .any(|group| group.matches(&param.id, Some(&path)))
+            }
+            Select::Half => matches!(param.base().dtype(), DType::F16 | DType::BF16),
+        };
+        if !selected {
+            return param;
+        }
+        let id = param.id;
+        param.map(|tensor| {
+            // A cast is no leaf: rebuild one, with all that the old one carried.
+            let require_grad = tensor.is_require_grad();
+            let checkpointing = tensor.gradient_checkpointing_strategy();
+            let distributed = tensor.is_autodiff() && tensor.is_distributed();
+            let mut leaf = tensor.inner().cast(self.dtype);
+            if let Some(strategy) = checkpointing {
+                leaf = Tensor::from_inner(leaf).with_gradient_checkpointing_strategy(strategy);
+            }
+            if require_grad {
+                leaf = leaf.require_grad();
+            }
+            if distributed {
+                leaf = leaf.set_distributed(id);
+            }
+            leaf
+        })
+    }
+}

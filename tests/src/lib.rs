@@ -29,3 +29,21 @@ pub fn reference<T: DeserializeOwned>(prefix: &str) -> Vec<(String, T)> {
         })
         .collect()
 }
+
+/// The README and the chapters of the book, whose code must compile and run.
+#[cfg(doctest)]
+mod documents {
+    macro_rules! document {
+        ($($name:ident: $path:literal,)*) => {
+            $(#[doc = include_str!($path)] mod $name {})*
+        };
+    }
+
+    document! {
+        readme: "../../README.md",
+        a_loop: "../../docs/src/loop.md",
+        master_weights: "../../docs/src/master-weights.md",
+        precision: "../../docs/src/precision.md",
+        records: "../../docs/src/records.md",
+    }
+}

@@ -100,7 +100,7 @@ fn check(case: &Case, gradient_dtype: GradientDType, at: &str) -> bool {
         GradientDType::Parameter => dtype(case).into(),
     };
     assert_eq!(output.dtype(), expected_dtype, "{at}");
-    let values: Vec<f32> = output.cast(FloatDType::F32).to_data().to_vec().unwrap();
+    let values: Vec<f32> = output.cast(FloatDType::F32).try_to_vec_as().unwrap();
     for (position, (ours, theirs)) in rounded_bits(&values, dtype(case))
         .into_iter()
         .zip(&case.output)

@@ -45,7 +45,7 @@ impl Measure {
         let divisor = max_abs
             .clone()
             .mask_fill(max_abs.clone().equal_scalar(0.0), 1.0);
-        let relative_squares = (magnitudes / divisor).square().sum();
+        let relative_squares = sum((magnitudes / divisor).square());
 
         let dtype: FloatDType = max_abs.dtype().into();
         let split = |count: Tensor<1, burn::tensor::Int>| {
@@ -64,6 +64,29 @@ impl Measure {
             device,
             elements: elements as u64,
         }
+    }
+}
+
+/// Sums in blocks, so that rounding errors grow with the logarithm of the length and not with the length.
+fn sum(mut values: Tensor<1>) -> Tensor<1> {
+    const BLOCK: usize = 128;
+    loop {
+        let [length] = values.dims();
+        let rows = length / BLOCK;
+        if rows <= 1 {
+            return values.sum();
+        }
+        let whole = rows * BLOCK;
+        let blocks = values
+            .clone()
+            .slice([0..whole])
+            .reshape([rows, BLOCK])
+            .sum_dim(1);
+        let sums = blocks.reshape([rows]);
+        values = match length - whole {
+            0 => sums,
+            _ => Tensor::cat(vec![sums, values.slice([whole..length])], 0),
+        };
     }
 }
 

@@ -1,10 +1,11 @@
 //! The one function through which all gradients go: unscale, test, measure.
 
 use burn::{
-    module::{Module, ModuleVisitor, Param},
+    module::{Module, ModuleVisitor, Param, ParamId},
     optim::GradientsParams,
-    tensor::Tensor,
+    tensor::{DType, Tensor},
 };
+use std::collections::HashSet;
 
 use super::{
     GradientDType, GradientStatus, UnscaledGradients,
@@ -55,6 +56,7 @@ pub(crate) fn pass_through<M: Module>(grads: GradientsParams, module: &M) -> Uns
 pub fn inspect<M: Module>(grads: &GradientsParams, module: &M) -> GradientStatus {
     let mut inspect = Inspect {
         grads,
+        seen: HashSet::new(),
         path: Path::default(),
         names: Vec::new(),
         measures: Vec::new(),
@@ -151,13 +153,14 @@ impl ModuleVisitor for Walk {
 /// Multiplies by the inverse scale, rounded once to the tensor's dtype.
 fn scale_exactly<const D: usize>(grad: Tensor<D>, inverse: f64) -> Tensor<D> {
     match grad.dtype() {
-        burn::tensor::DType::F64 => grad.mul_scalar(inverse),
+        DType::F64 => grad.mul_scalar(inverse),
         _ => grad.mul_scalar(inverse as f32),
     }
 }
 
 struct Inspect<'a> {
     grads: &'a GradientsParams,
+    seen: HashSet<ParamId>,
     path: Path,
     names: Vec<String>,
     measures: Vec<Measure>,
@@ -176,6 +179,10 @@ impl ModuleVisitor for Inspect<'_> {
         let Some(grad) = self.grads.get::<D>(param.id) else {
             return;
         };
+        // A parameter shared by two modules is met twice, and has one gradient.
+        if !self.seen.insert(param.id) {
+            return;
+        }
         let path = self.path.join();
         let dtype = working_dtype(grad.dtype());
         self.names.push(path);

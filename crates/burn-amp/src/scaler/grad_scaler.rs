@@ -189,7 +189,7 @@ impl GradScaler {
     /// Returns the joint outcome; none, and nothing changes, if no gradients were stepped on since the last
     /// update (PyTorch raises an error there). Does not wait for the device.
     pub fn update(&mut self) -> Option<StepOutcome> {
-        let outcome = self.iteration.finish()?;
+        let outcome = self.end_iteration()?;
         if outcome.is_applied() {
             self.counters.reset_consecutive_skips();
         }
@@ -216,7 +216,7 @@ impl GradScaler {
     /// `min_scale` and `max_scale`.
     pub fn update_to(&mut self, scale: f64) -> Result<Option<StepOutcome>, AmpError> {
         self.set_loss_scale(scale)?;
-        Ok(self.iteration.finish())
+        Ok(self.end_iteration())
     }
 
     /// Starts afresh: the schedule at its initial scale, counters at zero. Settings stay.
@@ -263,6 +263,11 @@ impl GradScaler {
         self.gradient_dtype
     }
 
+    fn end_iteration(&mut self) -> Option<StepOutcome> {
+        self.underflow.forget();
+        self.iteration.finish()
+    }
+
     fn check_dtypes<O: ModuleOptim>(
         &self,
         optim: &O,
@@ -301,7 +306,7 @@ impl GradScaler {
             .max_consecutive_skips
             .is_some_and(|max| skips > u64::from(max));
         if too_many || self.schedule.is_at_floor() {
-            self.iteration.finish();
+            self.end_iteration();
             return Err(AmpError::LossScaleExhausted {
                 scale: self.schedule.scale(),
                 skips,

@@ -1,30 +1,30 @@
 use burn::module::ParamId;
+use std::collections::HashSet;
 
 use crate::{error::AmpError, gradients::UnscaledGradients, loss_scale::StepOutcome};
 
-/// What happened since the last `update`: the joint outcome, and which optimizers have stepped.
+/// What happened since the last `update`: the joint outcome, and which parameters were stepped.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Iteration {
     outcome: Option<StepOutcome>,
-    /// The first parameter of each step stands for its optimizer: two optimizers do not share parameters.
-    stepped: Vec<ParamId>,
+    stepped: HashSet<ParamId>,
 }
 
 impl Iteration {
     /// Refuses a second step for the same parameters before the `update`, as PyTorch does.
     pub(super) fn check(&self, grads: &UnscaledGradients) -> Result<(), AmpError> {
-        match grads.parameters().next() {
-            Some((path, id)) if self.stepped.contains(&id) => Err(AmpError::UpdateMissing {
+        match grads.parameters().find(|(_, id)| self.stepped.contains(id)) {
+            Some((path, _)) => Err(AmpError::UpdateMissing {
                 parameter: path.to_string(),
             }),
-            _ => Ok(()),
+            None => Ok(()),
         }
     }
 
     pub(super) fn record(&mut self, grads: &UnscaledGradients, outcome: StepOutcome) {
         // No gradients are no evidence that the scale is fine: they must not make it grow.
-        if let Some((_, id)) = grads.parameters().next() {
-            self.stepped.push(id);
+        if !grads.entries().is_empty() {
+            self.stepped.extend(grads.parameters().map(|(_, id)| id));
             self.outcome = Some(self.outcome.map_or(outcome, |o| o.and(outcome)));
         }
     }
@@ -37,7 +37,7 @@ impl Iteration {
         self.outcome
     }
 
-    /// Goes on where a stored iteration stopped. Which optimizers had stepped is not stored.
+    /// Goes on where a stored iteration stopped. Which parameters were stepped is not stored.
     pub(super) fn restore(&mut self, outcome: Option<StepOutcome>) {
         self.stepped.clear();
         self.outcome = outcome;

@@ -3,9 +3,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::gradients::GradientStatus;
 
+const MAX_LOSSES: usize = 256;
+
 /// Notices gradients that are all zero though the loss is not, and says so once.
 ///
-/// Keeps the losses of the last `scale`: their values cost a read, which is made only when it matters.
+/// Keeps the losses of the iteration: their values cost a read, which is made only when it matters.
 #[derive(Debug, Default)]
 pub(super) struct UnderflowWatch {
     losses: Mutex<Vec<Tensor<1>>>,
@@ -14,15 +16,18 @@ pub(super) struct UnderflowWatch {
 
 impl UnderflowWatch {
     pub(super) fn see(&self, losses: Vec<Tensor<1>>) {
-        *self.losses() = losses;
+        let mut kept = self.losses();
+        kept.extend(losses);
+        // Losses that are scaled and never stepped on must not pile up.
+        let surplus = kept.len().saturating_sub(MAX_LOSSES);
+        kept.drain(..surplus);
     }
 
     /// Warns, the first time, if gradients are all zero and no loss is known to be zero.
     ///
     /// Waits for the device only in that case.
     pub(super) fn check(&mut self, status: &GradientStatus, scale: f32) {
-        let losses = std::mem::take(&mut *self.losses());
-        if self.warned || !status.is_all_zero() || is_zero(&losses) {
+        if self.warned || !status.is_all_zero() || is_zero(&self.losses()) {
             return;
         }
         self.warned = true;
@@ -32,6 +37,11 @@ impl UnderflowWatch {
              `growth_interval` helps against underflow",
             status.elements()
         );
+    }
+
+    /// Forgets the losses of the iteration, which has ended.
+    pub(super) fn forget(&self) {
+        self.losses().clear();
     }
 
     fn losses(&self) -> MutexGuard<'_, Vec<Tensor<1>>> {

@@ -1,0 +1,93 @@
+//! Every optimizer of Burn, and one of a user's own: with a scale that is a power of two, parameters and state
+//! are at every step, bit for bit, those of a plain run of the clean steps.
+
+use burn::{
+    grad_clipping::GradientClipping,
+    lr_scheduler::module_lr_scheduler::{ModuleLearningRate, ModuleLrScheduler},
+    module::ParamGroup,
+    optim::{
+        AdaGradConfig, AdafactorConfig, AdamConfig, AdamWConfig, AdanConfig, LambConfig,
+        LionConfig, ModuleOptimizer, MuonConfig, Optimizer, RmsPropConfig, SgdConfig,
+        decay::WeightDecayConfig, momentum::MomentumConfig,
+    },
+    tensor::Device,
+};
+
+use crate::support::{DecayedSign, Net, Plan, compare_with_plain};
+
+/// Small enough to clip every gradient of the model.
+const CLIP_NORM: GradientClipping = GradientClipping::Norm(0.01);
+const CLIP_VALUE: GradientClipping = GradientClipping::Value(0.002);
+
+/// Alone, with clipping by norm and by value: each gives another trajectory, and each follows its plain run.
+fn check_alone(net: Net, optimizer: impl Optimizer) {
+    let plain = ModuleOptimizer::from(optimizer);
+    let ends = [
+        plain.clone(),
+        plain.clone().with_grad_clipping(CLIP_NORM),
+        plain.with_grad_clipping(CLIP_VALUE),
+    ]
+    .map(|optimizer| {
+        compare_with_plain(Plan {
+            net: net.clone(),
+            optimizer,
+            lr: 0.01.into(),
+        })
+    });
+    assert!(ends[0] != ends[1], "clipping by norm did nothing");
+    assert!(ends[0] != ends[2], "clipping by value did nothing");
+}
+
+/// For the weights of two layers, with their own clipping and learning rate; plain SGD for the rest.
+fn check_in_group(net: Net, optimizer: impl Optimizer) {
+    let weights = ParamGroup::from_paths(vec!["hidden.weight", "head.weight"]);
+    let fallback = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
+    let optimizer = ModuleOptimizer::from(fallback.build())
+        .with_grad_clipping(CLIP_NORM)
+        .with_group(weights.clone(), optimizer, Some(CLIP_VALUE));
+    let lr: ModuleLearningRate = ModuleLrScheduler::new(0.05)
+        .with_group(weights, 0.02)
+        .step();
+    compare_with_plain(Plan { net, optimizer, lr });
+}
+
+macro_rules! every_optimizer {
+    ($($name:ident: $optimizer:expr,)+) => {
+        $(#[test]
+        fn $name() {
+            let net = Net::full(&Device::flex().autodiff());
+            check_alone(net.clone(), $optimizer);
+            check_in_group(net, $optimizer);
+        })+
+    };
+}
+
+every_optimizer! {
+    sgd: SgdConfig::new().build(),
+    sgd_momentum: SgdConfig::new()
+        .with_momentum(Some(MomentumConfig::new()))
+        .with_weight_decay(Some(WeightDecayConfig::new(0.01)))
+        .build(),
+    sgd_nesterov: SgdConfig::new()
+        .with_momentum(Some(MomentumConfig::new().with_nesterov(true)))
+        .build(),
+    adam: AdamConfig::new().build(),
+    adam_amsgrad: AdamConfig::new().with_amsgrad(true).build(),
+    adamw: AdamWConfig::new().with_weight_decay(0.1).build(),
+    adagrad: AdaGradConfig::new().with_lr_decay(0.1).build(),
+    rmsprop: RmsPropConfig::new().build(),
+    rmsprop_centered: RmsPropConfig::new().with_centered(true).build(),
+    adan: AdanConfig::new().with_weight_decay(0.1).build(),
+    lion: LionConfig::new().with_weight_decay(0.1).build(),
+    lamb: LambConfig::new().with_weight_decay(0.1).build(),
+    adafactor: AdafactorConfig::new().build(),
+    users_own: DecayedSign { decay: 0.5 },
+}
+
+#[test]
+fn muon() {
+    let device = Device::flex().autodiff();
+    let muon = MuonConfig::new().build();
+    check_alone(Net::matrices(&device), muon.clone());
+    check_in_group(Net::full(&device), muon);
+}

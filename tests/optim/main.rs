@@ -1,0 +1,9 @@
+//! `ScaledOptimizer` around every optimizer of Burn, and around others'.
+
+mod clipping;
+mod every_optimizer;
+mod hand_over;
+mod several_devices;
+mod skipped_step;
+mod support;
+mod wrapped;

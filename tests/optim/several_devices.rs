@@ -1,0 +1,174 @@
+//! `step_multi`: gradients of parts of a batch, as several devices compute them.
+
+use burn::{
+    module::{Module, Param, ParamId},
+    optim::{AdamConfig, GradientsParams, MultiGradientsParams, SgdConfig},
+    tensor::{DType, Device, Tensor, TensorData},
+};
+use burn_amp::{GradScalerConfig, GradientDType, ScaledOptimizer, StepOutcome};
+use half::f16;
+
+use crate::support::{Net, Poison, batch, parameters, scaler, state};
+
+fn multi(parts: Vec<GradientsParams>) -> MultiGradientsParams {
+    let device = Device::flex();
+    let grads = parts.into_iter().map(|part| (part, device.clone()));
+    MultiGradientsParams {
+        grads: grads.collect(),
+    }
+}
+
+/// Gradients of a scaled loss on each of three batches.
+fn parts(net: &Net, scale: f32, step: usize, device: &Device) -> Vec<GradientsParams> {
+    let part = |part: usize| {
+        let loss = net.loss(batch(3 * step + part, device)).mul_scalar(scale);
+        GradientsParams::from_grads(loss.backward(), net)
+    };
+    (0..3).map(part).collect()
+}
+
+/// As Burn's own `step_multi` without scaling, bit for bit; an overflow in one part skips the step for all.
+#[test]
+fn follows_burn_and_skips_on_an_overflow_in_one_part() {
+    let device = Device::flex().autodiff();
+    let mut net = Net::full(&device);
+    let mut plain_net = net.clone();
+    let mut optim = ScaledOptimizer::new(AdamConfig::new().init(), scaler());
+    let mut plain = AdamConfig::new().init();
+
+    for step in 0..8 {
+        let scale = optim.scaler().loss_scale();
+        let mut grads = parts(&net, scale, step, &device);
+        let overflowing = match step {
+            1 => Some((0, f32::INFINITY)),
+            4 => Some((2, f32::NAN)),
+            5 => Some((1, f32::NEG_INFINITY)),
+            _ => None,
+        };
+        if let Some((part, value)) = overflowing {
+            let path = "stem.bias";
+            let poison = Poison::Gradient { path, value };
+            let part = &mut grads[part];
+            *part = poison.gradients(std::mem::take(part), &net);
+        }
+        net = optim.step_multi(0.01, net, multi(grads));
+
+        let outcome = optim.scaler().last_outcome();
+        if overflowing.is_some() {
+            assert_eq!(outcome, Some(StepOutcome::Skipped), "step {step}");
+            let status = optim.scaler().last_status().unwrap();
+            assert_eq!(status.overflow_parameter(), Some("stem.bias"));
+        } else {
+            assert_eq!(outcome, Some(StepOutcome::Applied), "step {step}");
+            let grads = parts(&plain_net, 1.0, step, &device);
+            plain_net = plain.step_multi(0.01, plain_net, multi(grads));
+        }
+        assert!(parameters(&net) == parameters(&plain_net), "step {step}");
+        assert_eq!(state(optim.optimizer()), state(&plain), "step {step}");
+    }
+    assert_eq!(optim.scaler().counters().skipped(), 3);
+}
+
+/// The halves of a batch give what the whole gives; whole numbers, so that no sum is rounded.
+#[test]
+fn halves_of_a_batch_equal_the_whole() {
+    #[derive(Module, Debug)]
+    struct Weights {
+        values: Param<Tensor<2>>,
+    }
+
+    let device = Device::flex().autodiff();
+    let values = Tensor::from_floats([[1.0, -2.0], [3.0, 0.0], [-1.0, 5.0]], &device);
+    let start = Weights {
+        values: Param::from_tensor(values),
+    };
+    let rows = [
+        [1.0, 2.0, -3.0],
+        [4.0, 0.0, 1.0],
+        [-2.0, 5.0, 2.0],
+        [3.0, 3.0, -1.0],
+    ];
+    let grads = |rows: &[[f32; 3]], optim: &ScaledOptimizer<_>| {
+        let input = TensorData::new(rows.concat(), [rows.len(), 3]);
+        let input = Tensor::<2>::from_data(input, &device);
+        let loss = input.matmul(start.values.val()).square().sum();
+        optim.backward(loss, &start).into_params()
+    };
+    let optim = || {
+        let scaler = GradScalerConfig::new().init().unwrap();
+        ScaledOptimizer::new(SgdConfig::new().init(), scaler)
+    };
+
+    let mut single = optim();
+    let whole = grads(&rows, &single);
+    let expected = single.step(0.5, start.clone(), whole);
+    let mut several = optim();
+    let halves = vec![grads(&rows[..2], &several), grads(&rows[2..], &several)];
+    let actual = several.step_multi(0.5, start.clone(), multi(halves));
+
+    assert!(parameters(&actual) != parameters(&start));
+    assert!(parameters(&actual) == parameters(&expected));
+    assert_eq!(
+        single.scaler().last_status(),
+        several.scaler().last_status()
+    );
+}
+
+/// A parameter that the loss reached on one device only is stepped on what there is.
+#[test]
+fn parts_may_lack_gradients() {
+    let device = Device::flex().autodiff();
+    let net = Net::full(&device);
+    let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), scaler());
+    let mut plain = SgdConfig::new().init();
+    let without_head = |mut grads: Vec<GradientsParams>| {
+        for part in &mut grads[..2] {
+            part.remove::<2>(net.head.weight.id).unwrap();
+        }
+        grads
+    };
+
+    let scale = optim.scaler().loss_scale();
+    let grads = without_head(parts(&net, scale, 0, &device));
+    let actual = optim.step_multi(0.1, net.clone(), multi(grads));
+    let grads = without_head(parts(&net, 1.0, 0, &device));
+    let expected = plain.step_multi(0.1, net.clone(), multi(grads));
+
+    assert_eq!(optim.scaler().last_status().unwrap().gradients(), 6);
+    assert!(parameters(&actual) == parameters(&expected));
+}
+
+/// Each part fits into f16, and their sum does not: it must not be taken there.
+#[test]
+fn half_precision_parts_are_summed_in_full_precision() {
+    #[derive(Module, Debug)]
+    struct Half {
+        values: Param<Tensor<1>>,
+    }
+
+    let device = Device::flex();
+    let values = TensorData::new(vec![f16::ONE; 2], [2]);
+    let half = Half {
+        values: Param::from_tensor(Tensor::from_data(
+            values,
+            (&device.clone().autodiff(), DType::F16),
+        )),
+    };
+    let part = |id: ParamId| {
+        let values = TensorData::new(vec![f16::from_f32(60000.0), f16::from_f32(0.5)], [2]);
+        let mut grads = GradientsParams::new();
+        grads.register(id, Tensor::<1>::from_data(values, (&device, DType::F16)));
+        grads
+    };
+    let config = GradScalerConfig::new().with_gradient_dtype(GradientDType::Parameter);
+    let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), config.init().unwrap());
+    let id = half.values.id;
+    let half = optim.step_multi(1.0, half, multi(vec![part(id), part(id)]));
+
+    let status = optim.scaler().last_status().unwrap();
+    assert!(!status.has_overflow());
+    let expected = f64::from(f16::from_f32(120000.0 / 65536.0).to_f32());
+    assert_eq!(status.max_abs(), expected);
+    let value = half.values.val().to_data().iter::<f32>().next().unwrap();
+    assert_eq!(value, f16::from_f64(1.0 - expected).to_f32());
+}

@@ -1,0 +1,139 @@
+//! A skipped step leaves parameters and optimizer state exactly as they were.
+
+use burn::{
+    module::Module,
+    optim::{AdamConfig, GradientsParams, ModuleOptimizer},
+    tensor::Device,
+};
+use burn_amp::{ScaledOptimizer, StepOutcome};
+
+use crate::support::{Net, Poison, batch, parameters, scaler, state};
+
+const PATHS: [&str; 6] = [
+    "stem.weight",
+    "stem.bias",
+    "hidden.weight",
+    "hidden.bias",
+    "head.weight",
+    "head.bias",
+];
+
+/// A model and an optimizer after one clean step, so that there is a state to keep.
+fn begun(device: &Device) -> (Net, ScaledOptimizer<ModuleOptimizer>) {
+    let net = Net::full(device);
+    let mut optim = ScaledOptimizer::new(AdamConfig::new().init(), scaler());
+    let grads = optim.backward(net.loss(batch(0, device)), &net);
+    let net = optim.step(0.01, net, grads);
+    assert!(!state(optim.optimizer()).tensors.is_empty());
+    (net, optim)
+}
+
+fn poisoned(
+    optim: &ScaledOptimizer<ModuleOptimizer>,
+    net: &Net,
+    poison: Poison,
+    device: &Device,
+) -> GradientsParams {
+    let grads = optim.backward(net.loss(batch(1, device)), net);
+    poison.gradients(grads.into_params(), net)
+}
+
+#[test]
+fn whatever_overflows_and_wherever() {
+    let device = Device::flex().autodiff();
+    let (mut net, mut optim) = begun(&device);
+    let before = (parameters(&net), state(optim.optimizer()));
+    let mut scale = optim.scaler().loss_scale();
+
+    for path in PATHS {
+        for value in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
+            let poison = Poison::Gradient { path, value };
+            let grads = poisoned(&optim, &net, poison, &device);
+            net = optim.step(0.01, net, grads);
+
+            let scaler = optim.scaler();
+            assert_eq!(scaler.last_outcome(), Some(StepOutcome::Skipped));
+            let status = scaler.last_status().unwrap();
+            assert_eq!(status.overflow_parameter(), Some(path));
+            assert_eq!(status.non_finite(), 1);
+            assert_eq!(scaler.loss_scale(), scale / 2.0);
+            scale = scaler.loss_scale();
+            let after = (parameters(&net), state(optim.optimizer()));
+            assert!(before == after, "{value} in {path} changed something");
+        }
+    }
+    assert_eq!(optim.scaler().counters().skipped(), 18);
+}
+
+#[test]
+fn the_same_with_gradients_unscaled_before() {
+    let device = Device::flex().autodiff();
+    let (net, mut optim) = begun(&device);
+    let before = (parameters(&net), state(optim.optimizer()));
+
+    let poison = Poison::Gradient {
+        path: "head.bias",
+        value: f32::INFINITY,
+    };
+    let grads = poisoned(&optim, &net, poison, &device);
+    let grads = optim.unscale(grads, &net);
+    assert!(grads.has_overflow());
+    let net = optim.step(0.01, net, grads);
+
+    assert!(before == (parameters(&net), state(optim.optimizer())));
+    assert_eq!(optim.scaler().counters().skipped(), 1);
+}
+
+/// The decision was made when the gradients were unscaled: whoever replaces the bad value does not undo it.
+#[test]
+fn a_later_repair_does_not_undo_the_skip() {
+    let device = Device::flex().autodiff();
+    let (net, mut optim) = begun(&device);
+    let before = parameters(&net);
+
+    let grads = poisoned(
+        &optim,
+        &net,
+        Poison::Gradient {
+            path: "head.bias",
+            value: f32::NAN,
+        },
+        &device,
+    );
+    let mut grads = optim.unscale(grads, &net);
+    let bias = net.head.bias.as_ref().unwrap();
+    let zeros = grads.get::<1>(bias.id).unwrap().zeros_like();
+    grads.params_mut().register(bias.id, zeros);
+    let net = optim.step(0.01, net, grads);
+
+    assert!(before == parameters(&net));
+}
+
+#[test]
+fn training_goes_on_after_a_skip() {
+    let device = Device::flex().autodiff();
+    let (net, mut optim) = begun(&device);
+    let grads = poisoned(
+        &optim,
+        &net,
+        Poison::Gradient {
+            path: "head.bias",
+            value: f32::NAN,
+        },
+        &device,
+    );
+    let net = optim.step(0.01, net, grads);
+    let before = parameters(&net);
+
+    let grads = optim.backward(net.loss(batch(1, &device)), &net);
+    assert_eq!(
+        grads.params().len(),
+        PATHS.len(),
+        "gradients are still tracked"
+    );
+    let net = optim.step(0.01, net, grads);
+    for (index, (before, after)) in before.iter().zip(parameters(&net)).enumerate() {
+        assert!(*before != after, "parameter {index} stands");
+    }
+    assert_eq!(net.num_params(), Net::full(&device).num_params());
+}

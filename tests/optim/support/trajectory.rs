@@ -1,0 +1,113 @@
+//! One run with scaling and overflows beside a plain run of its clean steps.
+
+use burn::{
+    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
+    optim::{GradientsParams, ModuleOptimizer},
+    tensor::Device,
+};
+use burn_amp::{GradScaler, GradScalerConfig, ScaledOptimizer, StepOutcome};
+
+use super::{Net, Poison, State, batch, parameters, state};
+
+/// What happens at each step; the scale moves down and up several times.
+const STEPS: [Option<Poison>; 16] = [
+    // Before there is any state.
+    gradient("hidden.weight", f32::INFINITY),
+    None,
+    None,
+    Some(Poison::Loss),
+    None,
+    gradient("head.weight", f32::NAN),
+    gradient("hidden.weight", f32::NEG_INFINITY),
+    None,
+    None,
+    None,
+    None,
+    gradient("head.weight", f32::NEG_INFINITY),
+    None,
+    None,
+    Some(Poison::Loss),
+    None,
+];
+
+const fn gradient(path: &'static str, value: f32) -> Option<Poison> {
+    Some(Poison::Gradient { path, value })
+}
+
+/// A scaler that grows after two clean steps, by powers of two.
+pub fn scaler() -> GradScaler {
+    let config = GradScalerConfig::new().with_growth_interval(2);
+    config.init().unwrap()
+}
+
+/// A model, an optimizer and a learning rate.
+pub struct Plan {
+    pub net: Net,
+    pub optimizer: ModuleOptimizer,
+    pub lr: ModuleLearningRate,
+}
+
+/// Runs the plan with scaling and, on the clean steps, without, and compares both after every step.
+///
+/// Returns where they ended.
+pub fn compare_with_plain(plan: Plan) -> (Vec<Vec<u8>>, State) {
+    let device = Device::flex().autodiff();
+    let mut scaled_net = plan.net.clone();
+    let mut scaled = ScaledOptimizer::new(plan.optimizer.clone(), scaler());
+    let mut plain_net = plan.net;
+    let mut plain = plan.optimizer;
+    let mut scales = Vec::new();
+
+    for (step, poison) in STEPS.into_iter().enumerate() {
+        scales.push(scaled.scaler().loss_scale());
+        let mut loss = scaled_net.loss(batch(step, &device));
+        if let Some(poison) = poison {
+            loss = poison.loss(loss);
+        }
+        let grads = scaled.scale(loss).backward();
+        let mut grads = GradientsParams::from_grads(grads, &scaled_net);
+        if let Some(poison) = poison {
+            grads = poison.gradients(grads, &scaled_net);
+        }
+        let before = (parameters(&scaled_net), state(scaled.optimizer()));
+        scaled_net = scaled.step(plan.lr.clone(), scaled_net, grads);
+
+        let outcome = scaled.scaler().last_outcome();
+        if poison.is_some() {
+            assert_eq!(outcome, Some(StepOutcome::Skipped), "step {step}");
+            let after = (parameters(&scaled_net), state(scaled.optimizer()));
+            assert!(before == after, "skipped step {step} changed something");
+        } else {
+            assert_eq!(outcome, Some(StepOutcome::Applied), "step {step}");
+            let loss = plain_net.loss(batch(step, &device));
+            let grads = GradientsParams::from_grads(loss.backward(), &plain_net);
+            plain_net = plain.step(plan.lr.clone(), plain_net, grads);
+            // A comparison of two runs that stand still would prove nothing.
+            let moved = before.0.iter().zip(parameters(&scaled_net));
+            for (index, (before, after)) in moved.enumerate() {
+                assert!(*before != after, "step {step}: parameter {index} stands");
+            }
+        }
+        assert!(
+            parameters(&scaled_net) == parameters(&plain_net),
+            "step {step}: parameters differ"
+        );
+        assert_eq!(
+            state(scaled.optimizer()),
+            state(&plain),
+            "step {step}: states differ"
+        );
+    }
+
+    assert!(
+        scales.windows(2).any(|pair| pair[0] < pair[1]),
+        "{scales:?}"
+    );
+    assert!(
+        scales.windows(2).any(|pair| pair[0] > pair[1]),
+        "{scales:?}"
+    );
+    let values = parameters(&scaled_net);
+    let values = values.into_iter().map(|(_, bytes)| bytes).collect();
+    (values, state(scaled.optimizer()))
+}

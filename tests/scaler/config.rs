@@ -1,0 +1,166 @@
+//! `GradScalerConfig`: defaults, refusals, and its JSON.
+
+use burn::config::Config;
+use burn_amp::{
+    AmpError, GradScaler, GradScalerConfig, GradientDType, HysteresisRefill, LossScale,
+};
+
+fn config() -> GradScalerConfig {
+    GradScalerConfig::new()
+}
+
+/// Checks that `init` names the field, the value and the range.
+fn refused(config: GradScalerConfig, field: &str, value: &str, range: &str) {
+    let Err(AmpError::InvalidValue(invalid)) = config.init() else {
+        panic!("{config:?} was accepted")
+    };
+    let message = invalid.to_string();
+    assert_eq!(invalid.field(), field, "{message}");
+    assert_eq!(invalid.value(), value, "{message}");
+    let start = format!("`{field}` is {value}, but must be ");
+    assert!(message.starts_with(&start), "{message}");
+    assert!(message[start.len()..].contains(range), "{message}");
+    // A static scale is no excuse for settings that would fail once it is made dynamic.
+    if config.dynamic {
+        refused(config.with_dynamic(false), field, value, range);
+    }
+}
+
+#[test]
+fn defaults_are_those_of_pytorch() {
+    let defaults = config();
+    assert_eq!(defaults.init_scale, 65536.0);
+    assert_eq!(defaults.growth_factor, 2.0);
+    assert_eq!(defaults.backoff_factor, 0.5);
+    assert_eq!(defaults.growth_interval, 2000);
+    assert!(defaults.enabled && defaults.dynamic);
+    assert_eq!((defaults.min_scale, defaults.max_scale), (None, None));
+    assert_eq!(defaults.hysteresis, 1);
+    assert_eq!(defaults.hysteresis_refill, HysteresisRefill::OnGrowth);
+    assert_eq!(defaults.max_consecutive_skips, Some(50));
+    assert_eq!(defaults.gradient_dtype, GradientDType::Full);
+    assert_eq!(defaults, GradScalerConfig::default());
+}
+
+/// A scaler around a bare schedule has the defaults of the config.
+#[test]
+fn the_scaler_agrees_with_the_config() {
+    let configured = config().init().unwrap();
+    let bare = GradScaler::new(LossScale::dynamic(Default::default()).unwrap());
+    for scaler in [&configured, &bare] {
+        assert!(scaler.is_enabled());
+        assert_eq!(scaler.max_consecutive_skips(), Some(50));
+        assert_eq!(scaler.gradient_dtype(), GradientDType::Full);
+        assert_eq!(scaler.schedule(), configured.schedule());
+    }
+    let other = config()
+        .with_enabled(false)
+        .with_max_consecutive_skips(None)
+        .with_gradient_dtype(GradientDType::Parameter);
+    let other = other.init().unwrap();
+    assert!(!other.is_enabled());
+    assert_eq!(other.max_consecutive_skips(), None);
+    assert_eq!(other.gradient_dtype(), GradientDType::Parameter);
+}
+
+#[test]
+fn scales_out_of_range() {
+    let bad = [
+        (0.0, "0"),
+        (-1.0, "-1"),
+        (f64::NAN, "NaN"),
+        (f64::INFINITY, "inf"),
+        (f64::NEG_INFINITY, "-inf"),
+    ];
+    for (value, shown) in bad {
+        let config = config();
+        refused(
+            config.with_init_scale(value),
+            "init_scale",
+            shown,
+            "positive",
+        );
+    }
+    for (value, shown) in bad {
+        let (min, max) = (Some(value), Some(value));
+        refused(config().with_min_scale(min), "min_scale", shown, "positive");
+        refused(config().with_max_scale(max), "max_scale", shown, "positive");
+    }
+    // Neither infinite nor zero in f64, but in f32.
+    for value in [1e39, 1e-46] {
+        let error = config().with_init_scale(value).init().unwrap_err();
+        assert!(error.to_string().contains("finite as an f32"), "{error}");
+    }
+}
+
+#[test]
+fn factors_and_counts_out_of_range() {
+    for (value, shown) in [
+        (1.0, "1"),
+        (0.5, "0.5"),
+        (f64::NAN, "NaN"),
+        (f64::INFINITY, "inf"),
+    ] {
+        let config = config().with_growth_factor(value);
+        refused(config, "growth_factor", shown, "above 1");
+    }
+    for (value, shown) in [(0.0, "0"), (1.0, "1"), (-0.5, "-0.5"), (f64::NAN, "NaN")] {
+        let config = config().with_backoff_factor(value);
+        refused(config, "backoff_factor", shown, "above 0 and below 1");
+    }
+    refused(
+        config().with_growth_interval(0),
+        "growth_interval",
+        "0",
+        "at least 1",
+    );
+    refused(config().with_hysteresis(0), "hysteresis", "0", "at least 1");
+}
+
+#[test]
+fn bounds_that_contradict_each_other() {
+    let crossed = config()
+        .with_min_scale(Some(1024.0))
+        .with_max_scale(Some(512.0));
+    refused(crossed, "max_scale", "512", "`min_scale`, 1024");
+    let below = config().with_init_scale(8.0).with_min_scale(Some(16.0));
+    refused(below, "init_scale", "8", "`min_scale` (16)");
+    let above = config().with_init_scale(64.0).with_max_scale(Some(32.0));
+    refused(above, "init_scale", "64", "`max_scale` (32)");
+}
+
+#[test]
+fn bounds_may_touch() {
+    let one = config()
+        .with_init_scale(256.0)
+        .with_min_scale(Some(256.0))
+        .with_max_scale(Some(256.0));
+    assert_eq!(one.init().unwrap().loss_scale(), 256.0);
+    let tight = config().with_growth_factor(1.0 + 1e-9);
+    assert!(tight.with_backoff_factor(1.0 - 1e-9).init().is_ok());
+}
+
+#[test]
+fn json_round_trip() {
+    let every = config()
+        .with_init_scale(1234.5)
+        .with_growth_factor(1.0 + 1e-15)
+        .with_backoff_factor(0.1)
+        .with_growth_interval(17)
+        .with_enabled(false)
+        .with_dynamic(false)
+        .with_min_scale(Some(0.1))
+        .with_max_scale(Some(1e30))
+        .with_hysteresis(3)
+        .with_hysteresis_refill(HysteresisRefill::OnCleanStep)
+        .with_max_consecutive_skips(None)
+        .with_gradient_dtype(GradientDType::Parameter);
+    let folder = std::env::temp_dir().join(format!("burn-amp-config-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    for (name, config) in [("defaults", config()), ("every", every)] {
+        let file = folder.join(name).with_extension("json");
+        config.save(&file).unwrap();
+        assert_eq!(GradScalerConfig::load(&file).unwrap(), config);
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+}

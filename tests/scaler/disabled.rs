@@ -1,0 +1,91 @@
+//! A disabled scaler passes everything.
+
+use burn::{
+    optim::SgdConfig,
+    tensor::{DType, Device, Tensor},
+};
+use burn_amp::{GradScaler, GradScalerConfig, ScaledOptimizer, StepOutcome};
+
+use crate::support::{Model, values_of};
+
+fn disabled() -> GradScaler {
+    let config = GradScalerConfig::new()
+        .with_enabled(false)
+        .with_growth_interval(1)
+        .with_max_consecutive_skips(Some(0));
+    config.init().unwrap()
+}
+
+#[test]
+fn the_scale_is_one() {
+    let scaler = disabled();
+    assert!(!scaler.is_enabled());
+    assert_eq!(scaler.loss_scale(), 1.0);
+    let loss = Tensor::<1>::from_floats([0.1], &Device::flex());
+    let value: f32 = scaler.scale(loss).into_scalar();
+    assert_eq!(value, 0.1);
+}
+
+#[test]
+fn gradients_pass_in_every_dtype() {
+    for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
+        let model = Model::of(dtype);
+        let mut scaler = disabled();
+        let grads = scaler.unscale(model.gradients(|_| 0.5), &model);
+        assert_eq!(grads.get::<4>(model.kernel.id).unwrap().dtype(), dtype);
+        assert_eq!(values_of::<4>(grads.params(), model.kernel.id), [0.5; 36]);
+        // Only their number is known: nothing was measured.
+        let status = grads.status();
+        assert_eq!((status.gradients(), status.elements()), (3, 0));
+        assert!(!status.has_overflow());
+
+        let mut sgd = SgdConfig::new().init();
+        let model = scaler.try_step(&mut sgd, 0.5, model, grads).unwrap();
+        assert_eq!(model.values(), [0.75; Model::VALUES], "{dtype:?}");
+    }
+}
+
+#[test]
+fn overflows_reach_the_optimizer() {
+    let mut scaler = disabled();
+    let mut sgd = SgdConfig::new().init();
+    let mut model = Model::new();
+    for step in 1..4 {
+        let grads = scaler.unscale(model.overflowing(1.0), &model);
+        model = scaler.try_step(&mut sgd, 0.5, model, grads).unwrap();
+        assert_eq!(scaler.update(), Some(StepOutcome::Applied));
+        assert_eq!(scaler.counters().steps(), step);
+    }
+    assert_eq!(model.values()[9], f64::NEG_INFINITY);
+    assert_eq!(model.values()[8], 0.25);
+    assert_eq!(scaler.counters().skipped(), 0);
+    // Three clean steps with an interval of 1 would have raised it.
+    assert_eq!(scaler.schedule().scale(), 65536.0);
+    assert_eq!(scaler.loss_scale(), 1.0);
+}
+
+#[test]
+fn the_scaled_optimizer_is_its_inner_one() {
+    let start = Model::new();
+    let loss = |model: &Model| (model.vector.val() * model.vector.val()).sum() * 0.3;
+    let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), disabled());
+    let mut plain = SgdConfig::new().init();
+    let (mut a, mut b) = (start.clone(), start);
+    for _ in 0..4 {
+        let grads = optim.backward(loss(&a), &a);
+        assert_eq!(grads.loss_scale(), Some(1.0));
+        a = optim.step(0.1, a, grads);
+        let grads = loss(&b).backward();
+        let grads = burn::optim::GradientsParams::from_grads(grads, &b);
+        b = plain.step(0.1, b, grads);
+    }
+    assert_eq!(a.values(), b.values());
+    assert_ne!(a.values()[0], 1.0);
+}
+
+#[test]
+fn enabled_can_be_asked_of_a_built_scaler() {
+    let scaler = disabled().with_enabled(true);
+    assert_eq!(scaler.loss_scale(), 65536.0);
+    assert!(scaler.is_enabled());
+}

@@ -1,0 +1,169 @@
+//! Gradients at the ends of their range, and tensors without values.
+
+use burn::{
+    module::{Module, Param},
+    optim::{GradientsParams, SgdConfig},
+    tensor::{DType, Device, Tensor},
+};
+use burn_amp::{GradientStatus, StepOutcome, inspect};
+
+use crate::support::{Model, gradient, scaler};
+
+fn assert_norm(status: &GradientStatus, expected: f64) {
+    let norm = status.norm();
+    assert!(
+        (norm - expected).abs() <= 1e-6 * expected,
+        "norm {norm}, reference {expected}"
+    );
+}
+
+/// The square of each is infinite or zero in f32.
+#[test]
+fn squares_may_leave_f32() {
+    for magnitude in [1e30f32, 3e38, 1e-30, 1e-37] {
+        let value = |index: usize| magnitude * (0.5 + 0.01 * index as f32);
+        let values: Vec<f64> = (0..Model::VALUES).map(|i| f64::from(value(i))).collect();
+        let model = Model::new();
+        let grads = scaler(1.0).unscale(model.gradients(|index| values[index]), &model);
+        let status = grads.status();
+        assert!(!status.has_overflow(), "{magnitude}");
+        assert_eq!(status.max_abs(), *values.last().unwrap());
+        let norm = values.iter().map(|value| value * value).sum::<f64>().sqrt();
+        assert_norm(status, norm);
+    }
+}
+
+/// The largest and the smallest in one module, in one tensor and in several.
+#[test]
+fn magnitudes_may_differ_as_much_as_f32_allows() {
+    let model = Model::new();
+    let across = |index| if index < 5 { 1e30 } else { 1e-30 };
+    let status = inspect(&model.gradients(across), &model);
+    assert_norm(&status, f64::from(1e30f32) * 5f64.sqrt());
+    assert_eq!(status.zeros(), 0);
+
+    let within = |index| if index % 2 == 0 { 1e-30 } else { 1e30 };
+    let status = inspect(&model.gradients(within), &model);
+    let odd = (Model::VALUES / 2) as f64;
+    assert_norm(&status, f64::from(1e30f32) * odd.sqrt());
+    assert_eq!(status.zeros(), 0);
+}
+
+/// Subnormal values are not zero.
+#[test]
+fn subnormal_gradients() {
+    let model = Model::new();
+    let smallest = f64::from(f32::from_bits(1));
+    let status = inspect(&model.gradients(|_| smallest), &model);
+    assert_eq!(status.zeros(), 0);
+    assert_eq!(status.max_abs(), smallest);
+    assert_norm(&status, smallest * (Model::VALUES as f64).sqrt());
+}
+
+#[test]
+fn f64_gradients_keep_their_range() {
+    let model = Model::of(DType::F64);
+    for magnitude in [1e200, 1e-200] {
+        let grads = model.gradients(|_| magnitude * 65536.0);
+        let grads = scaler(65536.0).unscale(grads, &model);
+        assert!(!grads.has_overflow());
+        assert_eq!(grads.status().max_abs(), magnitude);
+        assert_eq!(grads.status().zeros(), 0);
+        assert_norm(grads.status(), magnitude * (Model::VALUES as f64).sqrt());
+    }
+}
+
+/// One f64 parameter among f32 ones.
+#[test]
+fn dtypes_may_be_mixed() {
+    #[derive(Module, Debug)]
+    struct Both {
+        single: Model,
+        double: Model,
+    }
+
+    let module = Both {
+        single: Model::new(),
+        double: Model::of(DType::F64),
+    };
+    let mut grads = GradientsParams::new();
+    gradient(&mut grads, module.single.vector.id, [5], DType::F32, |_| {
+        3.0
+    });
+    gradient(&mut grads, module.double.vector.id, [5], DType::F64, |_| {
+        1e200
+    });
+    let status = scaler(1.0).unscale(grads, &module).status().clone();
+    assert_eq!(status.max_abs(), 1e200);
+    assert_eq!((status.elements(), status.non_finite()), (10, 0));
+    assert_norm(&status, 1e200 * 5f64.sqrt());
+}
+
+/// Finite while scaled, infinite once unscaled.
+#[test]
+fn overflow_by_unscaling_is_an_overflow() {
+    let model = Model::new();
+    let mut scaler = scaler(2f64.powi(-10));
+    let gradients = |index| if index == 50 { 1e36 } else { 1e-3 };
+    let grads = scaler.unscale(model.gradients(gradients), &model);
+    assert_eq!(grads.status().non_finite(), 1);
+    assert_eq!(grads.status().overflow_parameter(), Some("kernel"));
+
+    let mut optim = SgdConfig::new().init();
+    let model = scaler.step(&mut optim, 0.1, model, grads);
+    assert_eq!(scaler.update(), Some(StepOutcome::Skipped));
+    assert_eq!(model.values(), [1.0; Model::VALUES]);
+}
+
+#[derive(Module, Debug)]
+struct WithEmpty {
+    empty: Param<Tensor<2>>,
+    model: Model,
+}
+
+impl WithEmpty {
+    fn new() -> Self {
+        let device = Device::flex().autodiff();
+        Self {
+            empty: Param::from_tensor(Tensor::zeros([0, 3], &device)),
+            model: Model::new(),
+        }
+    }
+}
+
+#[test]
+fn tensors_without_values_among_others() {
+    let module = WithEmpty::new();
+    let mut grads = module.model.clean(8.0);
+    gradient(&mut grads, module.empty.id, [0, 3], DType::F32, |_| 0.0);
+    let mut scaler = scaler(8.0);
+    let grads = scaler.unscale(grads, &module);
+    let status = grads.status();
+    assert_eq!(status.gradients(), 4);
+    assert_eq!(status.elements(), Model::VALUES as u64);
+    assert_norm(status, 0.5 * (Model::VALUES as f64).sqrt());
+
+    let mut optim = SgdConfig::new().init();
+    let module = scaler.step(&mut optim, 0.5, module, grads);
+    assert_eq!(scaler.update(), Some(StepOutcome::Applied));
+    assert_eq!(module.model.values(), [0.75; Model::VALUES]);
+    assert_eq!(module.empty.val().dims(), [0, 3]);
+}
+
+#[test]
+fn nothing_but_tensors_without_values() {
+    let module = WithEmpty::new();
+    let mut grads = GradientsParams::new();
+    gradient(&mut grads, module.empty.id, [0, 3], DType::F32, |_| 0.0);
+    let mut scaler = scaler(8.0);
+    let grads = scaler.unscale(grads, &module);
+    let status = grads.status();
+    assert_eq!((status.gradients(), status.elements()), (1, 0));
+    assert_eq!((status.norm(), status.max_abs()), (0.0, 0.0));
+    assert_eq!(status.zero_share(), 0.0);
+    assert!(!status.is_all_zero() && !status.has_overflow());
+
+    let mut optim = SgdConfig::new().init();
+    scaler.step(&mut optim, 0.5, module, grads);
+    assert_eq!(scaler.last_outcome(), Some(StepOutcome::Applied));
+}

@@ -1,0 +1,17 @@
+//! `GradScaler` by itself: losses, gradients and their status, steps, updates, settings and failures.
+
+mod absent_gradients;
+mod config;
+mod counters;
+mod disabled;
+mod exhausted;
+mod extremes;
+mod fixed_scale;
+mod half_parameters;
+mod iteration;
+mod scale_loss;
+mod settings;
+mod several_optimizers;
+mod status;
+mod support;
+mod underflow;

@@ -1,0 +1,177 @@
+//! The getters and setters of PyTorch's five fields: every setter refuses a bad value and keeps the old one.
+
+use burn_amp::{AmpError, GradScaler, GradScalerConfig, InvalidValue};
+
+fn dynamic() -> GradScaler {
+    let config = GradScalerConfig::new()
+        .with_init_scale(1024.0)
+        .with_growth_factor(4.0)
+        .with_backoff_factor(0.25)
+        .with_growth_interval(10)
+        .with_min_scale(Some(2.0))
+        .with_max_scale(Some(4096.0));
+    config.init().unwrap()
+}
+
+/// Everything there is to get.
+fn fields(scaler: &GradScaler) -> (f32, f64, f64, u32, u32) {
+    (
+        scaler.loss_scale(),
+        scaler.growth_factor(),
+        scaler.backoff_factor(),
+        scaler.growth_interval(),
+        scaler.growth_tracker(),
+    )
+}
+
+fn invalid(result: Result<(), AmpError>) -> InvalidValue {
+    match result {
+        Err(AmpError::InvalidValue(invalid)) => invalid,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Checks that the error names the field, the value and the range, and that nothing changed.
+fn refused(scaler: &GradScaler, result: Result<(), AmpError>, field: &str, value: &str) {
+    let invalid = invalid(result);
+    assert_eq!(invalid.field(), field);
+    assert_eq!(invalid.value(), value);
+    let message = invalid.to_string();
+    let expected = format!("`{field}` is {value}, but must be {}", invalid.allowed());
+    assert_eq!(message, expected);
+    assert!(!invalid.allowed().is_empty());
+    assert_eq!(fields(scaler), (1024.0, 4.0, 0.25, 10, 0));
+}
+
+#[test]
+fn getters_tell_the_config() {
+    assert_eq!(fields(&dynamic()), (1024.0, 4.0, 0.25, 10, 0));
+    let defaults = GradScalerConfig::new().init().unwrap();
+    assert_eq!(fields(&defaults), (65536.0, 2.0, 0.5, 2000, 0));
+}
+
+#[test]
+fn setters_set_their_field_only() {
+    let mut scaler = dynamic();
+    scaler.set_loss_scale(4096.0).unwrap();
+    assert_eq!(fields(&scaler), (4096.0, 4.0, 0.25, 10, 0));
+    scaler.set_growth_factor(1.5).unwrap();
+    assert_eq!(fields(&scaler), (4096.0, 1.5, 0.25, 10, 0));
+    scaler.set_backoff_factor(0.75).unwrap();
+    assert_eq!(fields(&scaler), (4096.0, 1.5, 0.75, 10, 0));
+    scaler.set_growth_tracker(9).unwrap();
+    assert_eq!(fields(&scaler), (4096.0, 1.5, 0.75, 10, 9));
+    scaler.set_growth_interval(7).unwrap();
+    assert_eq!(fields(&scaler), (4096.0, 1.5, 0.75, 7, 9));
+    // Rounded to f32, as the scale is one.
+    scaler.set_loss_scale(1000.1).unwrap();
+    assert_eq!(scaler.loss_scale(), 1000.1f32);
+}
+
+#[test]
+fn loss_scales_out_of_range() {
+    let mut scaler = dynamic();
+    let bad = [
+        (0.0, "0"),
+        (-8.0, "-8"),
+        (f64::NAN, "NaN"),
+        (f64::INFINITY, "inf"),
+        (1.0, "1"),
+        (4097.0, "4097"),
+    ];
+    for (value, shown) in bad {
+        let result = scaler.set_loss_scale(value);
+        refused(&scaler, result, "loss_scale", shown);
+    }
+    let mut unbounded = GradScalerConfig::new().init().unwrap();
+    for bad in [1e39, 1e-46] {
+        let field = invalid(unbounded.set_loss_scale(bad)).field();
+        assert_eq!(field, "loss_scale");
+        assert_eq!(unbounded.loss_scale(), 65536.0);
+    }
+}
+
+#[test]
+fn growth_factors_out_of_range() {
+    let mut scaler = dynamic();
+    let bad = [
+        (1.0, "1"),
+        (0.5, "0.5"),
+        (-2.0, "-2"),
+        (f64::NAN, "NaN"),
+        (f64::INFINITY, "inf"),
+    ];
+    for (value, shown) in bad {
+        let result = scaler.set_growth_factor(value);
+        refused(&scaler, result, "growth_factor", shown);
+    }
+}
+
+#[test]
+fn backoff_factors_out_of_range() {
+    let mut scaler = dynamic();
+    let bad = [
+        (0.0, "0"),
+        (1.0, "1"),
+        (1.5, "1.5"),
+        (-0.5, "-0.5"),
+        (f64::NAN, "NaN"),
+    ];
+    for (value, shown) in bad {
+        let result = scaler.set_backoff_factor(value);
+        refused(&scaler, result, "backoff_factor", shown);
+    }
+}
+
+#[test]
+fn growth_intervals_and_trackers_out_of_range() {
+    let mut scaler = dynamic();
+    let result = scaler.set_growth_interval(0);
+    refused(&scaler, result, "growth_interval", "0");
+    for (value, shown) in [(10, "10"), (11, "11"), (u32::MAX, "4294967295")] {
+        let result = scaler.set_growth_tracker(value);
+        refused(&scaler, result, "growth_tracker", shown);
+    }
+}
+
+#[test]
+fn a_static_scale_has_one_field() {
+    let config = GradScalerConfig::new()
+        .with_init_scale(128.0)
+        .with_dynamic(false);
+    let mut scaler = config.init().unwrap();
+    assert_eq!(fields(&scaler), (128.0, 1.0, 1.0, 0, 0));
+    let results = [
+        ("growth_factor", scaler.set_growth_factor(2.0)),
+        ("backoff_factor", scaler.set_backoff_factor(0.5)),
+        ("growth_interval", scaler.set_growth_interval(5)),
+        ("growth_tracker", scaler.set_growth_tracker(0)),
+    ];
+    for (field, result) in results {
+        let invalid = invalid(result);
+        assert_eq!(invalid.field(), field);
+        assert!(invalid.allowed().contains("static"));
+    }
+    assert_eq!(fields(&scaler), (128.0, 1.0, 1.0, 0, 0));
+    scaler.set_loss_scale(64.0).unwrap();
+    assert_eq!(scaler.loss_scale(), 64.0);
+    assert!(scaler.set_loss_scale(0.0).is_err());
+    assert_eq!(scaler.loss_scale(), 64.0);
+}
+
+/// An interval below the tracker makes the next clean step grow.
+#[test]
+fn a_shortened_interval_takes_effect() {
+    use crate::support::Model;
+    use burn::optim::SgdConfig;
+
+    let mut scaler = dynamic();
+    scaler.set_growth_tracker(8).unwrap();
+    scaler.set_growth_interval(3).unwrap();
+    let model = Model::new();
+    let grads = scaler.unscale(model.clean(1024.0), &model);
+    scaler.step(&mut SgdConfig::new().init(), 0.1, model, grads);
+    scaler.update();
+    assert_eq!(scaler.loss_scale(), 4096.0);
+    assert_eq!(scaler.growth_tracker(), 0);
+}

@@ -1,0 +1,249 @@
+//! `GradientStatus` against a reference in f64 on the host.
+
+use burn::{
+    module::{Module, Param},
+    optim::GradientsParams,
+    tensor::{DType, Device, Tensor},
+};
+use burn_amp::{GradientStatus, inspect};
+
+use crate::support::{Model, gradient, scaler, set_value, values_of};
+
+/// The index of the first value of each parameter of [`Model`], and the parameter's path.
+const PARAMETERS: [(usize, &str); 3] = [(0, "vector"), (5, "matrix"), (17, "kernel")];
+
+/// Values of both signs over three decades, some of them zero; exact in f32.
+fn value(index: usize) -> f64 {
+    if index % 7 == 3 {
+        return 0.0;
+    }
+    let value = (index as f32 * 12.9898).sin() * 10f32.powi(index as i32 % 4 - 2);
+    f64::from(value)
+}
+
+fn assert_norm(actual: f64, expected: f64) {
+    assert!(
+        (actual - expected).abs() <= 1e-6 * expected,
+        "norm {actual}, reference {expected}"
+    );
+}
+
+/// Compares with what a loop over the unscaled values finds.
+fn check(status: &GradientStatus, values: &[f64]) {
+    let finite = || values.iter().filter(|value| value.is_finite());
+    let non_finite = values.len() - finite().count();
+    assert_eq!(status.elements(), values.len() as u64);
+    assert_eq!(status.non_finite(), non_finite as u64);
+    assert_eq!(status.has_overflow(), non_finite > 0);
+    let zeros = values.iter().filter(|value| **value == 0.0).count();
+    assert_eq!(status.zeros(), zeros as u64);
+    assert_eq!(status.zero_share(), zeros as f64 / values.len() as f64);
+    assert_eq!(status.is_all_zero(), zeros == values.len());
+    let max_abs = finite().fold(0f64, |max, value| max.max(value.abs()));
+    assert_eq!(status.max_abs(), max_abs);
+    let norm = finite().map(|value| value * value).sum::<f64>().sqrt();
+    assert_norm(status.norm(), norm);
+    let first = values.iter().position(|value| !value.is_finite());
+    let path = first.map(|first| {
+        let parameter = PARAMETERS.iter().rev().find(|(start, _)| *start <= first);
+        parameter.unwrap().1
+    });
+    assert_eq!(status.overflow_parameter(), path);
+}
+
+/// Unscales gradients whose unscaled values are given, and checks their status.
+fn check_unscaled(values: &[f64]) {
+    let model = Model::new();
+    let grads = model.gradients(|index| values[index] * 65536.0);
+    let grads = scaler(65536.0).unscale(grads, &model);
+    assert_eq!(grads.status().gradients(), 3);
+    check(grads.status(), values);
+    // `inspect` finds the same in what came out.
+    assert_eq!(&inspect(grads.params(), &model), grads.status());
+}
+
+#[test]
+fn finite_gradients() {
+    let values: Vec<f64> = (0..Model::VALUES).map(value).collect();
+    check_unscaled(&values);
+    let paths: Vec<_> = {
+        let model = Model::new();
+        let grads = scaler(1.0).unscale(model.clean(1.0), &model);
+        let paths = grads.parameters().map(|(path, _)| path.to_string());
+        paths.collect()
+    };
+    assert_eq!(paths, PARAMETERS.map(|(_, path)| path));
+}
+
+#[test]
+fn one_bad_value_anywhere() {
+    for bad in [f64::INFINITY, f64::NEG_INFINITY, f64::NAN] {
+        for at in 0..Model::VALUES {
+            let mut values: Vec<f64> = (0..Model::VALUES).map(value).collect();
+            values[at] = bad;
+            check_unscaled(&values);
+        }
+    }
+}
+
+#[test]
+fn many_bad_values() {
+    let bad = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY];
+    for (stride, from) in [(2, 0), (3, 1), (5, 4), (1, 30), (1, 0)] {
+        let values: Vec<f64> = (0..Model::VALUES)
+            .map(|index| match index {
+                index if index >= from && index % stride == 0 => bad[index % 3],
+                index => value(index),
+            })
+            .collect();
+        check_unscaled(&values);
+    }
+}
+
+#[test]
+fn zeros_of_either_sign() {
+    check_unscaled(&[0.0; Model::VALUES]);
+    check_unscaled(&[-0.0; Model::VALUES]);
+    let mut one = [0.0; Model::VALUES];
+    one[52] = 1.0;
+    check_unscaled(&one);
+}
+
+/// Long enough for a sum in f32, value by value, to lose digits.
+#[test]
+fn large_gradients() {
+    #[derive(Module, Debug)]
+    struct Large {
+        values: Param<Tensor<1>>,
+    }
+
+    for count in [100_000, (1 << 20) + 3] {
+        let device = Device::flex().autodiff();
+        let large = Large {
+            values: Param::from_tensor(Tensor::zeros([count], &device)),
+        };
+        let value = |index: usize| {
+            let value = 0.1 + (index % 1000) as f32 * 1e-4;
+            if index.is_multiple_of(3) {
+                0.0
+            } else {
+                f64::from(value)
+            }
+        };
+        let mut grads = GradientsParams::new();
+        gradient(&mut grads, large.values.id, [count], DType::F32, value);
+        let status = inspect(&grads, &large);
+
+        assert_eq!(status.zeros(), count.div_ceil(3) as u64);
+        assert_eq!(status.elements(), count as u64);
+        assert_eq!(status.non_finite(), 0);
+        let squares = (0..count).map(|index| value(index).powi(2));
+        assert_norm(status.norm(), squares.sum::<f64>().sqrt());
+    }
+}
+
+/// f32 has no odd numbers above 2^24.
+#[test]
+fn counts_are_exact() {
+    let count = (1 << 24) + 3;
+    let device = Device::flex();
+    let zeros = Param::from_tensor(Tensor::<1>::zeros([count], &device));
+    let mut grads = GradientsParams::new();
+    grads.register(zeros.id, zeros.val());
+    let status = inspect(&grads, &zeros);
+    assert_eq!(status.zeros(), count as u64);
+    assert!(status.is_all_zero());
+}
+
+#[test]
+fn the_first_parameter_in_the_modules_order() {
+    #[derive(Module, Debug)]
+    struct Nested {
+        // Ids grow as parameters are made: neither they nor names nor registration give this order.
+        last_made: Model,
+        first_made: Model,
+    }
+
+    let first_made = Model::new();
+    let module = Nested {
+        last_made: Model::new(),
+        first_made,
+    };
+    let mut grads = GradientsParams::new();
+    for model in [&module.first_made, &module.last_made] {
+        gradient(&mut grads, model.matrix.id, [3, 4], DType::F32, |_| 1.0);
+        set_value(&mut grads, model.matrix.id, [2, 3], f32::NAN);
+    }
+    let status = inspect(&grads, &module);
+    assert_eq!(status.overflow_parameter(), Some("last_made.matrix"));
+    assert_eq!(status.non_finite(), 2);
+}
+
+#[test]
+fn inspect_leaves_gradients_as_they_are() {
+    let model = Model::new();
+    let grads = model.gradients(value);
+    let status = inspect(&grads, &model);
+
+    let values: Vec<f64> = (0..Model::VALUES).map(value).collect();
+    check(&status, &values);
+    assert_eq!(grads.len(), 3);
+    assert_eq!(values_of::<1>(&grads, model.vector.id), values[..5]);
+    assert_eq!(values_of::<2>(&grads, model.matrix.id), values[5..17]);
+    assert_eq!(values_of::<4>(&grads, model.kernel.id), values[17..]);
+
+    // Scaled gradients can be looked at as well: all grows with the scale.
+    let scaled = model.gradients(|index| 1024.0 * value(index));
+    let scaled = inspect(&scaled, &model);
+    assert_eq!(scaled.max_abs(), 1024.0 * status.max_abs());
+    assert_norm(scaled.norm(), 1024.0 * status.norm());
+}
+
+#[test]
+fn inspect_widens_half_precision() {
+    for dtype in [DType::F16, DType::BF16] {
+        let model = Model::of(dtype);
+        // The square of 1024 is infinite in f16.
+        let status = inspect(&model.gradients(|_| 1024.0), &model);
+        assert_eq!(status.max_abs(), 1024.0);
+        assert_norm(status.norm(), 1024.0 * (Model::VALUES as f64).sqrt());
+    }
+}
+
+/// A parameter that two modules share has one gradient, which counts once.
+#[test]
+fn a_shared_parameter_counts_once() {
+    #[derive(Module, Debug)]
+    struct Tied {
+        encoder: Param<Tensor<2>>,
+        decoder: Param<Tensor<2>>,
+    }
+
+    let device = Device::flex().autodiff();
+    let shared = Param::from_tensor(Tensor::<2>::ones([2, 2], &device));
+    let module = Tied {
+        encoder: shared.clone(),
+        decoder: shared,
+    };
+    let mut grads = GradientsParams::new();
+    gradient(&mut grads, module.encoder.id, [2, 2], DType::F32, |_| 1.0);
+
+    let inspected = inspect(&grads, &module);
+    let unscaled = scaler(1.0).unscale(grads, &module);
+    assert_eq!(unscaled.status().gradients(), 1);
+    assert_norm(unscaled.status().norm(), 2.0);
+    assert_eq!(&inspected, unscaled.status());
+}
+
+/// Scaling by a power of two and back is exact.
+#[test]
+fn unscaling_is_exact() {
+    let model = Model::new();
+    for power in [-20, -1, 0, 1, 16, 40] {
+        let scale = 2f64.powi(power);
+        let grads = model.gradients(|index| value(index) * scale);
+        let grads = scaler(scale).unscale(grads, &model);
+        let kernel: Vec<f64> = (17..Model::VALUES).map(value).collect();
+        assert_eq!(values_of::<4>(grads.params(), model.kernel.id), kernel);
+    }
+}

@@ -1,0 +1,104 @@
+//! A module with parameters of ranks 1, 2 and 4, and gradients made by hand for it.
+
+use burn::{
+    module::{Module, Param, ParamId},
+    optim::GradientsParams,
+    tensor::{DType, Device, Tensor, TensorData},
+};
+use burn_amp::{GradScaler, GradScalerConfig};
+
+#[derive(Module, Debug)]
+pub struct Model {
+    pub vector: Param<Tensor<1>>,
+    pub matrix: Param<Tensor<2>>,
+    pub kernel: Param<Tensor<4>>,
+}
+
+impl Model {
+    pub const VECTOR: [usize; 1] = [5];
+    pub const MATRIX: [usize; 2] = [3, 4];
+    pub const KERNEL: [usize; 4] = [2, 2, 3, 3];
+    /// How many values the parameters have together.
+    pub const VALUES: usize = 5 + 12 + 36;
+
+    /// Parameters of 1, in f32.
+    pub fn new() -> Self {
+        Self::of(DType::F32)
+    }
+
+    /// Parameters of 1.
+    pub fn of(dtype: DType) -> Self {
+        let device = Device::flex().autodiff();
+        let options = (&device, dtype);
+        Self {
+            vector: Param::from_tensor(Tensor::ones(Self::VECTOR, options)),
+            matrix: Param::from_tensor(Tensor::ones(Self::MATRIX, options)),
+            kernel: Param::from_tensor(Tensor::ones(Self::KERNEL, options)),
+        }
+    }
+
+    /// Gradients of the parameters' dtype: `value` of the index of each value, counted through the module.
+    pub fn gradients(&self, value: impl Fn(usize) -> f64) -> GradientsParams {
+        let dtype = self.vector.val().dtype();
+        let mut grads = GradientsParams::new();
+        // Not in the module's order, which must not matter.
+        let matrix = |index| value(Self::VECTOR[0] + index);
+        gradient(&mut grads, self.matrix.id, Self::MATRIX, dtype, matrix);
+        let kernel = |index| value(5 + 12 + index);
+        gradient(&mut grads, self.kernel.id, Self::KERNEL, dtype, kernel);
+        gradient(&mut grads, self.vector.id, Self::VECTOR, dtype, &value);
+        grads
+    }
+
+    /// Gradients of 0.5 at a scale.
+    pub fn clean(&self, scale: f32) -> GradientsParams {
+        self.gradients(|_| 0.5 * f64::from(scale))
+    }
+
+    /// As [`clean`](Self::clean), with an infinity in the matrix.
+    pub fn overflowing(&self, scale: f32) -> GradientsParams {
+        let clean = 0.5 * f64::from(scale);
+        self.gradients(|index| if index == 9 { f64::INFINITY } else { clean })
+    }
+
+    /// All values, in the module's order.
+    pub fn values(&self) -> Vec<f64> {
+        let vector = self.vector.val().to_data().iter().collect::<Vec<f64>>();
+        let matrix = self.matrix.val().to_data().iter().collect::<Vec<f64>>();
+        let kernel = self.kernel.val().to_data().iter().collect::<Vec<f64>>();
+        [vector, matrix, kernel].concat()
+    }
+}
+
+/// Puts a gradient into `grads`, whose values are given by their index.
+pub fn gradient<const D: usize>(
+    grads: &mut GradientsParams,
+    id: ParamId,
+    shape: [usize; D],
+    dtype: DType,
+    value: impl Fn(usize) -> f64,
+) {
+    let values: Vec<f64> = (0..shape.iter().product()).map(value).collect();
+    let data = TensorData::new(values, shape).convert_dtype(dtype);
+    let device = Device::flex();
+    grads.register(id, Tensor::<D>::from_data(data, (&device, dtype)));
+}
+
+/// Replaces one value of a gradient of rank 2.
+pub fn set_value(grads: &mut GradientsParams, id: ParamId, at: [usize; 2], value: f32) {
+    let grad = grads.remove::<2>(id).unwrap();
+    let value = Tensor::full([1, 1], value, (&grad.device(), grad.dtype()));
+    let slices = at.map(|index| index..index + 1);
+    grads.register(id, grad.slice_assign(slices, value));
+}
+
+/// The values of a gradient.
+pub fn values_of<const D: usize>(grads: &GradientsParams, id: ParamId) -> Vec<f64> {
+    grads.get::<D>(id).unwrap().to_data().iter().collect()
+}
+
+/// A scaler with defaults but for the scale.
+pub fn scaler(scale: f64) -> GradScaler {
+    let config = GradScalerConfig::new().with_init_scale(scale);
+    config.init().unwrap()
+}

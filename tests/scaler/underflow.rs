@@ -1,0 +1,157 @@
+//! Gradients that are all zero though the loss is not: one warning.
+
+use burn::{
+    optim::{GradientsParams, SgdConfig},
+    tensor::{Device, Tensor},
+};
+use burn_amp::{GradScaler, GradScalerConfig, ScaledOptimizer};
+use log::Level;
+
+use crate::support::{Model, captured, scaler};
+
+fn loss(value: f32) -> Tensor<1> {
+    Tensor::from_floats([value], &Device::flex())
+}
+
+fn step(scaler: &mut GradScaler, model: &Model, grads: GradientsParams) {
+    let grads = scaler.unscale(grads, model);
+    scaler.step(&mut SgdConfig::new().init(), 0.1, model.clone(), grads);
+    scaler.update();
+}
+
+/// The warnings of five steps with gradients of zero and a loss of `value`.
+fn warnings(mut scaler: GradScaler, value: f32) -> Vec<String> {
+    let model = Model::new();
+    captured(Level::Warn, || {
+        for _ in 0..5 {
+            let _ = scaler.scale(loss(value));
+            step(&mut scaler, &model, model.gradients(|_| 0.0));
+        }
+    })
+}
+
+#[test]
+fn a_nonzero_loss_warns_once() {
+    for value in [1.0, -1e-30, f32::MAX] {
+        let messages = warnings(scaler(4096.0), value);
+        let [message] = messages.as_slice() else {
+            panic!("{messages:?}")
+        };
+        assert!(message.contains("underflow"), "{message}");
+        assert!(message.contains("4096"), "{message}");
+    }
+}
+
+#[test]
+fn zeros_of_either_sign_are_zeros() {
+    let model = Model::new();
+    let mut scaler = scaler(1.0);
+    let messages = captured(Level::Warn, || {
+        let _ = scaler.scale(loss(1.0));
+        step(&mut scaler, &model, model.gradients(|_| -0.0));
+    });
+    assert_eq!(messages.len(), 1);
+}
+
+#[test]
+fn a_zero_loss_does_not_warn() {
+    for value in [0.0, -0.0] {
+        assert_eq!(warnings(scaler(4096.0), value), [""; 0]);
+    }
+}
+
+#[test]
+fn a_disabled_scaler_does_not_warn() {
+    let config = GradScalerConfig::new().with_enabled(false);
+    assert_eq!(warnings(config.init().unwrap(), 1.0), [""; 0]);
+}
+
+#[test]
+fn one_nonzero_gradient_or_none_at_all_does_not_warn() {
+    let model = Model::new();
+    let messages = captured(Level::Warn, || {
+        let mut scaler = scaler(4096.0);
+        let one = |index| if index == 52 { 1e-30 } else { 0.0 };
+        for grads in [model.gradients(one), GradientsParams::new()] {
+            let _ = scaler.scale(loss(1.0));
+            step(&mut scaler, &model, grads);
+        }
+    });
+    assert_eq!(messages, [""; 0]);
+}
+
+/// A zero loss excuses its own step only.
+#[test]
+fn a_later_underflow_still_warns() {
+    let model = Model::new();
+    let mut scaler = scaler(4096.0);
+    let mut run = |value| {
+        captured(Level::Warn, || {
+            let _ = scaler.scale(loss(value));
+            step(&mut scaler, &model, model.gradients(|_| 0.0));
+        })
+    };
+    assert_eq!(run(0.0).len(), 0);
+    assert_eq!(run(0.5).len(), 1);
+    assert_eq!(run(0.5).len(), 0);
+}
+
+/// Of several losses, one that is not zero is enough.
+#[test]
+fn several_losses() {
+    let model = Model::new();
+    let run = |losses: Vec<Tensor<1>>| {
+        let mut scaler = scaler(4096.0);
+        captured(Level::Warn, || {
+            let _ = scaler.scale(losses);
+            step(&mut scaler, &model, model.gradients(|_| 0.0));
+        })
+    };
+    assert_eq!(run(vec![loss(0.0), loss(0.0)]).len(), 0);
+    assert_eq!(run(vec![loss(0.0), loss(2.0)]).len(), 1);
+}
+
+/// The losses of an iteration are those of all its optimizers.
+#[test]
+fn several_optimizers_with_a_zero_loss() {
+    let models = [Model::new(), Model::new()];
+    let mut scaler = scaler(4096.0);
+    let messages = captured(Level::Warn, || {
+        let _ = scaler.scale((loss(0.0), loss(0.0)));
+        for model in &models {
+            let grads = scaler.unscale(model.gradients(|_| 0.0), model);
+            scaler.step(&mut SgdConfig::new().init(), 0.1, model.clone(), grads);
+        }
+        scaler.update();
+    });
+    assert_eq!(messages, [""; 0]);
+}
+
+/// Losses that are scaled in separate calls belong to the same step.
+#[test]
+fn several_calls_of_scale() {
+    let model = Model::new();
+    let mut scaler = scaler(4096.0);
+    let messages = captured(Level::Warn, || {
+        let _ = scaler.scale(loss(2.0));
+        let _ = scaler.scale(loss(0.0));
+        step(&mut scaler, &model, model.gradients(|_| 0.0));
+    });
+    assert_eq!(messages.len(), 1);
+}
+
+#[test]
+fn the_scaled_optimizer_warns_too() {
+    let model = Model::new();
+    let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), scaler(2048.0));
+    let messages = captured(Level::Warn, || {
+        for _ in 0..3 {
+            // Multiplied by zero: the loss is 1 whatever the parameters are.
+            let loss = (model.vector.val() * 0.0).sum() + 1.0;
+            let grads = optim.backward(loss, &model);
+            optim.step(0.1, model.clone(), grads);
+        }
+    });
+    assert_eq!(messages.len(), 1, "{messages:?}");
+    assert!(messages[0].contains("2048"));
+}

@@ -20,7 +20,8 @@
 //! ```
 
 mod dtype;
-mod measure;
+mod pass;
+mod rank;
 mod scaled;
 mod status;
 mod unscale;

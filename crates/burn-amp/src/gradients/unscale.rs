@@ -5,13 +5,12 @@ use burn::{
     optim::GradientsParams,
     tensor::{DType, Tensor},
 };
+use burn_amp_kernels::TensorStatus;
 use std::collections::HashSet;
 
 use super::{
-    GradientDType, GradientStatus, UnscaledGradients,
-    dtype::working_dtype,
-    measure::{self, Measure, Measured},
-    unscaled::Entry,
+    GradientDType, GradientStatus, UnscaledGradients, dtype::working_dtype, pass::Pass,
+    rank::with_rank, unscaled::Entry,
 };
 
 /// Divides the gradients of `module`'s parameters by the scale and measures the result.
@@ -24,17 +23,68 @@ pub(crate) fn unscale<M: Module>(
     scale: f32,
     dtype: GradientDType,
 ) -> UnscaledGradients {
-    let inverse = 1.0 / f64::from(scale);
-    let mut walk = Walk::new(grads, Mode::Unscale { inverse, dtype });
+    let inverse = (1.0 / f64::from(scale)) as f32;
+    let mut walk = Walk::new(grads);
     module.visit(&mut walk);
-    walk.finish()
+    walk.warn_of_strangers();
+    let Walk {
+        mut entries, pass, ..
+    } = walk;
+
+    let (mut products, mut statuses) = pass.unscale(inverse);
+    let mut target = GradientsParams::new();
+    let mut rounded = Pass::default();
+    for (position, entry) in entries.iter_mut().enumerate().rev() {
+        let wanted = dtype.for_parameter(entry.parameter);
+        with_rank!(entry.rank, D => {
+            if let Some(mut grad) = products.pop::<D>(position) {
+                if grad.dtype() != DType::from(wanted) {
+                    grad = grad.cast(wanted);
+                    rounded.push(grad.clone());
+                }
+                entry.gradient = grad.dtype();
+                target.register(entry.id, grad);
+            }
+        }, rank => log::warn!("gradient of `{}` has rank {rank}: left out", entry.path));
+    }
+    if dtype == GradientDType::Parameter {
+        // What counts is what the optimizer gets: rounding can overflow, and can end in zeros.
+        let changed =
+            |entry: &&mut Entry| entry.gradient != DType::from(working_dtype(entry.parameter));
+        let mut measured = rounded.inspect().into_iter();
+        for (position, _) in entries
+            .iter_mut()
+            .enumerate()
+            .rev()
+            .filter(|(_, e)| changed(e))
+        {
+            if let Some(status) = measured.next() {
+                statuses[position] = status;
+            }
+        }
+    }
+    let status = summarize(&entries, &statuses);
+    UnscaledGradients::new(target, entries, status)
 }
 
 /// Takes the gradients of `module`'s parameters as they are: not scaled, not measured, no wait.
-pub(crate) fn pass_through<M: Module>(grads: GradientsParams, module: &M) -> UnscaledGradients {
-    let mut walk = Walk::new(grads, Mode::PassThrough);
-    module.visit(&mut walk);
-    walk.finish()
+pub(crate) fn pass_through<M: Module>(mut grads: GradientsParams, module: &M) -> UnscaledGradients {
+    let mut look = Look::new(&grads, false);
+    module.visit(&mut look);
+    let entries = look.entries;
+    let mut target = GradientsParams::new();
+    for entry in &entries {
+        with_rank!(entry.rank, D => {
+            if let Some(grad) = grads.remove::<D>(entry.id) {
+                target.register(entry.id, grad);
+            }
+        }, rank => log::warn!("gradient of `{}` has rank {rank}: left out", entry.path));
+    }
+    let status = GradientStatus {
+        gradients: entries.len(),
+        ..Default::default()
+    };
+    UnscaledGradients::new(target, entries, status)
 }
 
 /// Measures gradients as they are, in f32 (f64 for f64 gradients), and leaves them untouched.
@@ -54,45 +104,30 @@ pub(crate) fn pass_through<M: Module>(grads: GradientsParams, module: &M) -> Uns
 /// assert!(status.is_all_zero());
 /// ```
 pub fn inspect<M: Module>(grads: &GradientsParams, module: &M) -> GradientStatus {
-    let mut inspect = Inspect {
-        grads,
-        seen: HashSet::new(),
-        path: Path::default(),
-        names: Vec::new(),
-        measures: Vec::new(),
-    };
-    module.visit(&mut inspect);
-    summarize(inspect.names, inspect.measures)
+    let mut look = Look::new(grads, true);
+    module.visit(&mut look);
+    summarize(&look.entries, &look.pass.inspect())
 }
 
-#[derive(Clone, Copy)]
-enum Mode {
-    Unscale { inverse: f64, dtype: GradientDType },
-    PassThrough,
-}
-
+/// Takes the gradients out of their container.
 struct Walk {
-    mode: Mode,
     source: GradientsParams,
-    target: GradientsParams,
     path: Path,
     entries: Vec<Entry>,
-    measures: Vec<Measure>,
+    pass: Pass,
 }
 
 impl Walk {
-    fn new(source: GradientsParams, mode: Mode) -> Self {
+    fn new(source: GradientsParams) -> Self {
         Self {
-            mode,
             source,
-            target: GradientsParams::new(),
             path: Path::default(),
             entries: Vec::new(),
-            measures: Vec::new(),
+            pass: Pass::default(),
         }
     }
 
-    fn finish(self) -> UnscaledGradients {
+    fn warn_of_strangers(&self) {
         if !self.source.is_empty() {
             // As in Burn's `step`, which ignores them too.
             log::debug!(
@@ -100,17 +135,6 @@ impl Walk {
                 self.source.len()
             );
         }
-        let status = match self.mode {
-            Mode::Unscale { .. } => {
-                let names = self.entries.iter().map(|entry| entry.path.clone());
-                summarize(names.collect(), self.measures)
-            }
-            Mode::PassThrough => GradientStatus {
-                gradients: self.entries.len(),
-                ..Default::default()
-            },
-        };
-        UnscaledGradients::new(self.target, self.entries, status)
     }
 }
 
@@ -125,20 +149,15 @@ impl ModuleVisitor for Walk {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         // A parameter shared by two modules is met twice; its gradient is gone the second time.
-        let Some(grad) = self.source.remove::<D>(param.id) else {
+        let Some(mut grad) = self.source.remove::<D>(param.id) else {
             return;
         };
         let parameter = param.base().dtype();
-        let grad = match self.mode {
-            Mode::Unscale { inverse, dtype } => {
-                let grad = scale_exactly(grad.inner().cast(working_dtype(parameter)), inverse);
-                let grad = grad.cast(dtype.for_parameter(parameter));
-                let measured = working_dtype(grad.dtype());
-                self.measures.push(Measure::of(grad.clone().cast(measured)));
-                grad
-            }
-            Mode::PassThrough => grad,
-        };
+        let working = working_dtype(parameter);
+        // The kernels widen half precision themselves.
+        if working_dtype(grad.dtype()) != working {
+            grad = grad.cast(working);
+        }
         self.entries.push(Entry {
             id: param.id,
             path: self.path.join(),
@@ -146,27 +165,34 @@ impl ModuleVisitor for Walk {
             parameter,
             gradient: grad.dtype(),
         });
-        self.target.register(param.id, grad);
+        self.pass.push(grad);
     }
 }
 
-/// Multiplies by the inverse scale, rounded once to the tensor's dtype.
-fn scale_exactly<const D: usize>(grad: Tensor<D>, inverse: f64) -> Tensor<D> {
-    match grad.dtype() {
-        DType::F64 => grad.mul_scalar(inverse),
-        _ => grad.mul_scalar(inverse as f32),
-    }
-}
-
-struct Inspect<'a> {
+/// Looks at the gradients in their container.
+struct Look<'a> {
     grads: &'a GradientsParams,
+    measure: bool,
     seen: HashSet<ParamId>,
     path: Path,
-    names: Vec<String>,
-    measures: Vec<Measure>,
+    entries: Vec<Entry>,
+    pass: Pass,
 }
 
-impl ModuleVisitor for Inspect<'_> {
+impl<'a> Look<'a> {
+    fn new(grads: &'a GradientsParams, measure: bool) -> Self {
+        Self {
+            grads,
+            measure,
+            seen: HashSet::new(),
+            path: Path::default(),
+            entries: Vec::new(),
+            pass: Pass::default(),
+        }
+    }
+}
+
+impl ModuleVisitor for Look<'_> {
     fn enter_module(&mut self, name: &str, _container_type: &str) {
         self.path.enter(name);
     }
@@ -183,51 +209,45 @@ impl ModuleVisitor for Inspect<'_> {
         if !self.seen.insert(param.id) {
             return;
         }
-        let path = self.path.join();
-        let dtype = working_dtype(grad.dtype());
-        self.names.push(path);
-        self.measures.push(Measure::of(grad.inner().cast(dtype)));
+        self.entries.push(Entry {
+            id: param.id,
+            path: self.path.join(),
+            rank: D,
+            parameter: param.base().dtype(),
+            gradient: grad.dtype(),
+        });
+        if self.measure {
+            self.pass.push(grad);
+        }
     }
 }
 
-fn summarize(names: Vec<String>, measures: Vec<Measure>) -> GradientStatus {
-    let measured = measure::read(measures);
+fn summarize(entries: &[Entry], statuses: &[TensorStatus]) -> GradientStatus {
     let mut status = GradientStatus {
-        gradients: names.len(),
+        gradients: entries.len(),
         ..Default::default()
     };
-    for Measured {
-        elements,
-        non_finite,
-        zeros,
-        max_abs,
-        ..
-    } in &measured
-    {
-        status.elements += elements;
-        status.non_finite += non_finite;
-        status.zeros += zeros;
-        status.max_abs = status.max_abs.max(*max_abs);
+    for (entry, tensor) in entries.iter().zip(statuses) {
+        status.elements += tensor.elements;
+        status.non_finite += tensor.non_finite;
+        status.zeros += tensor.zeros;
+        status.max_abs = status.max_abs.max(tensor.max_abs);
+        if tensor.non_finite > 0 && status.overflow.is_none() {
+            status.overflow = Some(entry.path.clone());
+        }
     }
-    status.norm = norm(&measured, status.max_abs);
-    status.overflow = names
-        .into_iter()
-        .zip(&measured)
-        .find(|(_, measured)| measured.non_finite > 0)
-        .map(|(name, _)| name);
+    status.norm = norm(statuses);
     status
 }
 
-/// Combines the tensors' sums of squares, each relative to its own maximum, relative to the common one.
-fn norm(measured: &[Measured], max_abs: f64) -> f64 {
-    if max_abs == 0.0 {
+/// The norm of all gradients as one vector, relative to the largest of the tensors' norms.
+fn norm(statuses: &[TensorStatus]) -> f64 {
+    let largest = statuses.iter().map(|s| s.norm).fold(0.0, f64::max);
+    if largest == 0.0 {
         return 0.0;
     }
-    let squares: f64 = measured
-        .iter()
-        .map(|m| (m.max_abs / max_abs).powi(2) * m.relative_squares)
-        .sum();
-    max_abs * squares.sqrt()
+    let squares: f64 = statuses.iter().map(|s| (s.norm / largest).powi(2)).sum();
+    largest * squares.sqrt()
 }
 
 /// The path of the parameter being visited, as optimizers and records name it.

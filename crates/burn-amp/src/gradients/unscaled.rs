@@ -4,7 +4,7 @@ use burn::{
     tensor::{DType, Tensor},
 };
 
-use super::GradientStatus;
+use super::{GradientStatus, rank::with_rank};
 
 /// Gradients after unscaling, with what the same pass has found in them.
 ///
@@ -117,22 +117,11 @@ impl UnscaledGradients {
     /// Replaces every gradient by what `mapper` makes of it, in the module's order.
     pub fn map<F: GradientMapper>(mut self, mapper: &mut F) -> Self {
         for entry in &self.entries {
-            match entry.rank {
-                0 => map_entry::<0, F>(&mut self.params, entry, mapper),
-                1 => map_entry::<1, F>(&mut self.params, entry, mapper),
-                2 => map_entry::<2, F>(&mut self.params, entry, mapper),
-                3 => map_entry::<3, F>(&mut self.params, entry, mapper),
-                4 => map_entry::<4, F>(&mut self.params, entry, mapper),
-                5 => map_entry::<5, F>(&mut self.params, entry, mapper),
-                6 => map_entry::<6, F>(&mut self.params, entry, mapper),
-                7 => map_entry::<7, F>(&mut self.params, entry, mapper),
-                8 => map_entry::<8, F>(&mut self.params, entry, mapper),
-                // Burn's optimizers know no higher ranks either.
-                rank => log::warn!(
-                    "gradient of `{}` has rank {rank}: left as it is",
-                    entry.path
-                ),
-            }
+            with_rank!(
+                entry.rank,
+                D => map_entry::<D, F>(&mut self.params, entry, mapper),
+                rank => log::warn!("gradient of `{}` has rank {rank}: left as it is", entry.path)
+            );
         }
         self
     }

@@ -1,0 +1,90 @@
+use burn::tensor::{DType, Device, Tensor};
+use burn_amp_kernels::{Status, TensorList, TensorStatus};
+
+/// Gradients on their way through the kernels: one list for each device.
+#[derive(Default)]
+pub(super) struct Pass {
+    groups: Vec<Group>,
+    len: usize,
+}
+
+struct Group {
+    device: Device,
+    list: TensorList,
+    /// Where each tensor stands among all gradients.
+    positions: Vec<usize>,
+}
+
+impl Pass {
+    pub(super) fn push<const D: usize>(&mut self, grad: Tensor<D>) {
+        let grad = grad.inner();
+        let device = grad.device();
+        let group = self.groups.iter().position(|g| g.device == device);
+        let group = group.unwrap_or_else(|| {
+            self.groups.push(Group {
+                device,
+                list: TensorList::new(),
+                positions: Vec::new(),
+            });
+            self.groups.len() - 1
+        });
+        self.groups[group].list.push(grad);
+        self.groups[group].positions.push(self.len);
+        self.len += 1;
+    }
+
+    /// Multiplies all gradients by `inverse`; results and statuses are in the order in which the gradients came.
+    ///
+    /// Waits for each device, for one transfer.
+    pub(super) fn unscale(self, inverse: f32) -> (Products, Vec<TensorStatus>) {
+        let mut groups = Vec::new();
+        let mut pending = Vec::new();
+        for group in self.groups {
+            let factor = Tensor::from_data([inverse], (&group.device, DType::F32));
+            let (list, status) = burn_amp_kernels::unscale(group.list, factor);
+            pending.push((status, group.positions.clone()));
+            groups.push((list, group.positions));
+        }
+        // All devices have their work before the first of them is waited for.
+        (Products { groups }, read(pending, self.len))
+    }
+
+    /// Measures all gradients; statuses are in the order in which the gradients came.
+    ///
+    /// Waits for each device, for one transfer.
+    pub(super) fn inspect(self) -> Vec<TensorStatus> {
+        let pending = self
+            .groups
+            .into_iter()
+            .map(|group| (burn_amp_kernels::inspect(group.list), group.positions))
+            .collect();
+        read(pending, self.len)
+    }
+}
+
+fn read(pending: Vec<(Status, Vec<usize>)>, len: usize) -> Vec<TensorStatus> {
+    let mut statuses = vec![TensorStatus::default(); len];
+    for (status, positions) in pending {
+        for (position, status) in positions.into_iter().zip(status.read()) {
+            statuses[position] = status;
+        }
+    }
+    statuses
+}
+
+/// The unscaled gradients.
+pub(super) struct Products {
+    groups: Vec<(TensorList, Vec<usize>)>,
+}
+
+impl Products {
+    /// Takes a gradient out. From the last to the first, so that nothing else holds its memory.
+    pub(super) fn pop<const D: usize>(&mut self, position: usize) -> Option<Tensor<D>> {
+        let group = self
+            .groups
+            .iter_mut()
+            .find(|(_, positions)| positions.last() == Some(&position))?;
+        group.1.pop();
+        group.0.pop()
+    }
+}

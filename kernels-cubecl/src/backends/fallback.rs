@@ -1,0 +1,162 @@
+//! The same job composed of Burn's own operations, for backends without kernels.
+
+use burn::tensor::{DType, FloatDType, Int, Tensor};
+
+use crate::{
+    list::TensorList,
+    status::{Repr, Status, TensorStatus},
+};
+
+/// Counts travel as two floats, `high * COUNT_BASE + low`: each stays exact in f32, up to 2^40 values.
+const COUNT_BASE: u64 = 1 << 20;
+
+/// Floats for each tensor: three counts of two, largest magnitude, sum of squares relative to it.
+pub(crate) const FIELDS: usize = 8;
+
+pub(crate) fn unscale(list: TensorList, inverse: Tensor<1>) -> (TensorList, Status) {
+    let mut measures = Measures::default();
+    let mut products = TensorList::new();
+    for entry in list.tensors {
+        macro_rules! rank {
+            ($($rank:literal)*) => {
+                match burn::backend::TensorMetadata::shape(&entry.tensor).num_dims() {
+                    $($rank => {
+                        let tensor = Tensor::<$rank>::from_dispatch(entry.tensor);
+                        let wide = tensor.cast(working(entry.dtype));
+                        let factor = inverse.clone().cast(working(entry.dtype));
+                        let shape = wide.shape();
+                        let flat: Tensor<1> = wide.reshape([entry.elements]);
+                        let product = if entry.elements == 0 { flat.clone() } else { flat.clone() * factor };
+                        measures.add(flat, product.clone());
+                        products.push(product.reshape::<$rank, _>(shape));
+                    })*
+                    rank => panic!("rank {rank} is not supported by Burn's tensors"),
+                }
+            };
+        }
+        rank!(0 1 2 3 4 5 6 7 8 9 10 11 12);
+    }
+    (products, measures.status())
+}
+
+pub(crate) fn inspect(list: TensorList) -> Status {
+    let mut measures = Measures::default();
+    for entry in list.tensors {
+        let flat = flatten(entry.tensor, entry.elements).cast(working(entry.dtype));
+        measures.add(flat.clone(), flat);
+    }
+    measures.status()
+}
+
+fn flatten(tensor: burn::backend::DispatchTensor, elements: usize) -> Tensor<1> {
+    use burn::backend::{Dispatch, ops::FloatTensorOps};
+    Tensor::from_dispatch(Dispatch::float_reshape(tensor, [elements].into()))
+}
+
+fn working(dtype: DType) -> FloatDType {
+    match dtype {
+        DType::F64 => FloatDType::F64,
+        _ => FloatDType::F32,
+    }
+}
+
+#[derive(Default)]
+struct Measures {
+    fields: Vec<Tensor<1>>,
+    elements: Vec<u64>,
+}
+
+impl Measures {
+    fn add(&mut self, before: Tensor<1>, after: Tensor<1>) {
+        let [elements] = after.dims();
+        self.elements.push(elements as u64);
+        if elements == 0 {
+            return;
+        }
+        let dtype: FloatDType = after.dtype().into();
+        let finite = after.clone().is_finite();
+        let before = before.is_finite().bool_not().int().sum();
+        let non_finite = finite.clone().bool_not().int().sum();
+        let zeros = after.clone().equal_scalar(0.0).int().sum();
+        let magnitudes = after.mask_fill(finite.bool_not(), 0.0).abs();
+        let max_abs = magnitudes.clone().max();
+        let divisor = max_abs
+            .clone()
+            .mask_fill(max_abs.clone().equal_scalar(0.0), 1.0);
+        let squares = sum((magnitudes / divisor).square());
+        for count in [before, non_finite, zeros] {
+            self.fields.extend(split(count, dtype));
+        }
+        self.fields.extend([max_abs, squares]);
+    }
+
+    fn status(self) -> Status {
+        let mut fields = self.fields;
+        // One f64 tensor among f32 ones must not lose its range on the way.
+        if fields.iter().any(|field| field.dtype() == DType::F64) {
+            fields = fields
+                .into_iter()
+                .map(|field| field.cast(FloatDType::F64))
+                .collect();
+        }
+        let fields = (!fields.is_empty()).then(|| Tensor::cat(fields, 0));
+        Status {
+            repr: Repr::Floats(fields, self.elements),
+        }
+    }
+}
+
+fn split(count: Tensor<1, Int>, dtype: FloatDType) -> [Tensor<1>; 2] {
+    let base = COUNT_BASE as i32;
+    let high = count.clone().div_scalar(base).cast(dtype);
+    let low = count.remainder_scalar(base).cast(dtype);
+    [high, low]
+}
+
+/// Sums in blocks, so that rounding errors grow with the logarithm of the length and not with the length.
+fn sum(mut values: Tensor<1>) -> Tensor<1> {
+    const BLOCK: usize = 128;
+    loop {
+        let [length] = values.dims();
+        let rows = length / BLOCK;
+        if rows <= 1 {
+            return values.sum();
+        }
+        let whole = rows * BLOCK;
+        let blocks = values
+            .clone()
+            .slice([0..whole])
+            .reshape([rows, BLOCK])
+            .sum_dim(1);
+        let sums = blocks.reshape([rows]);
+        values = match length - whole {
+            0 => sums,
+            _ => Tensor::cat(vec![sums, values.slice([whole..length])], 0),
+        };
+    }
+}
+
+pub(crate) fn decode(fields: Option<Tensor<1>>, elements: Vec<u64>) -> Vec<TensorStatus> {
+    let values: Vec<f64> = fields.map_or_else(Vec::new, |fields| {
+        fields.into_data().iter::<f64>().collect()
+    });
+    let mut rows = values.chunks_exact(FIELDS);
+    let count = |high: f64, low: f64| high as u64 * COUNT_BASE + low as u64;
+    elements
+        .into_iter()
+        .map(|elements| match elements {
+            0 => TensorStatus::default(),
+            _ => {
+                let row = rows.next().unwrap_or(&[0.0; FIELDS]);
+                TensorStatus {
+                    elements,
+                    non_finite_before: count(row[0], row[1]),
+                    non_finite: count(row[2], row[3]),
+                    zeros: count(row[4], row[5]),
+                    max_abs: row[6],
+                    norm: row[6] * row[7].sqrt(),
+                }
+            }
+        })
+        .collect()
+}

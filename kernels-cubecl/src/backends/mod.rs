@@ -1,0 +1,3 @@
+pub(crate) mod fallback;
+#[cfg(feature = "flex")]
+mod flex;

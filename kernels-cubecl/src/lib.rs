@@ -1,0 +1,33 @@
+//! One pass over all gradients: unscale them, find what is not finite, and measure them.
+//!
+//! A Burn backend extension ([`AmpOps`]) under functions that take a list of tensors of any ranks and of mixed
+//! f16, bf16, f32 and f64. Backends without kernels of their own use a composition of Burn's tensor operations.
+//!
+//! ```
+//! use burn::tensor::{Device, Tensor};
+//! use burn_amp_kernels::{TensorList, unscale};
+//!
+//! let device = Device::flex();
+//! let mut gradients = TensorList::new();
+//! gradients.push(Tensor::<1>::from_floats([3.0, 0.0, f32::INFINITY], &device));
+//! gradients.push(Tensor::<2>::from_floats([[8.0, -8.0]], &device));
+//!
+//! let inverse = Tensor::<1>::from_floats([0.5], &device);
+//! let (unscaled, status) = unscale(gradients, inverse);
+//!
+//! let status = status.read(); // the one transfer
+//! assert_eq!(status[0].non_finite, 1);
+//! assert_eq!(status[1].max_abs, 4.0);
+//! assert_eq!(unscaled.get::<2>(1).to_data(), burn::tensor::TensorData::from([[4.0f32, -4.0]]));
+//! ```
+
+mod backends;
+mod list;
+mod ops;
+mod run;
+mod status;
+
+pub use list::TensorList;
+pub use ops::{AmpOps, TensorVec, UnscaledVec};
+pub use run::{inspect, unscale};
+pub use status::{Status, TensorStatus};

@@ -1,0 +1,64 @@
+use burn::{
+    backend::DispatchTensor,
+    tensor::{DType, Tensor},
+};
+
+/// Float tensors of any ranks, all on one device.
+#[derive(Clone, Debug, Default)]
+pub struct TensorList {
+    pub(crate) tensors: Vec<Entry>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    pub(crate) tensor: DispatchTensor,
+    pub(crate) dtype: DType,
+    pub(crate) elements: usize,
+}
+
+impl TensorList {
+    /// An empty list.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a tensor of dtype f16, bf16, f32 or f64; an association with autodiff is dropped.
+    pub fn push<const D: usize>(&mut self, tensor: Tensor<D>) {
+        let tensor = tensor.inner();
+        self.tensors.push(Entry {
+            dtype: tensor.dtype(),
+            elements: tensor.shape().num_elements(),
+            tensor: tensor.into_dispatch(),
+        });
+    }
+
+    /// The tensor at a position. A handle to the same memory.
+    ///
+    /// # Panics
+    ///
+    /// If there is none, or its rank is not `D`.
+    pub fn get<const D: usize>(&self, index: usize) -> Tensor<D> {
+        Tensor::from_dispatch(self.tensors[index].tensor.clone())
+    }
+
+    /// Takes out the last tensor, so that nothing else holds its memory.
+    ///
+    /// # Panics
+    ///
+    /// If its rank is not `D`.
+    pub fn pop<const D: usize>(&mut self) -> Option<Tensor<D>> {
+        self.tensors
+            .pop()
+            .map(|entry| Tensor::from_dispatch(entry.tensor))
+    }
+
+    /// The number of tensors.
+    pub fn len(&self) -> usize {
+        self.tensors.len()
+    }
+
+    /// Whether there is no tensor.
+    pub fn is_empty(&self) -> bool {
+        self.tensors.is_empty()
+    }
+}

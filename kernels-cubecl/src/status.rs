@@ -1,0 +1,129 @@
+use burn::tensor::{Int, Tensor};
+
+/// The 32-bit words of one tensor's row in the status of a kernel.
+///
+/// Counts are 64 bits wide, in two words. The sums of squares come in three ranges of magnitude, each scaled so that
+/// squares neither overflow nor vanish (J. L. Blue, "A Portable Fortran Program to Find the Euclidean Norm of a
+/// Vector", 1978), and as f64 bits in two words.
+pub(crate) const WORDS: usize = 16;
+
+/// What was found in one tensor. Host values.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct TensorStatus {
+    /// The number of values.
+    pub elements: u64,
+    /// Values that were infinite or NaN before scaling.
+    pub non_finite_before: u64,
+    /// Values that are infinite or NaN after scaling.
+    pub non_finite: u64,
+    /// Values that are zero after scaling.
+    pub zeros: u64,
+    /// The largest magnitude of the finite values after scaling; 0 if there are none.
+    pub max_abs: f64,
+    /// The L2 norm of the finite values after scaling.
+    pub norm: f64,
+}
+
+/// What a pass has found, still on the device.
+#[derive(Clone, Debug)]
+pub struct Status {
+    pub(crate) repr: Repr,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Repr {
+    /// [`WORDS`] words for each tensor, from a kernel.
+    Words(Tensor<1, Int>),
+    /// [`FIELDS`](crate::backends::fallback::FIELDS) floats for each tensor that has values, from composed operations.
+    Floats(Option<Tensor<1>>, Vec<u64>),
+}
+
+impl Status {
+    /// Reads the status, a row for each tensor. Waits for the device, for one small transfer.
+    pub fn read(self) -> Vec<TensorStatus> {
+        match self.repr {
+            Repr::Words(words) => {
+                let data = words.into_data().convert::<i32>();
+                let words: Vec<u32> = data.iter::<i32>().map(|word| word as u32).collect();
+                words.chunks_exact(WORDS).map(decode).collect()
+            }
+            Repr::Floats(fields, elements) => crate::backends::fallback::decode(fields, elements),
+        }
+    }
+}
+
+/// The numbers of one tensor before they are packed into words.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Row {
+    pub(crate) elements: u64,
+    pub(crate) before: u64,
+    pub(crate) after: u64,
+    pub(crate) zeros: u64,
+    pub(crate) max_abs: f64,
+    pub(crate) squares: Squares,
+}
+
+/// A sum of squares in three ranges, so that it neither overflows nor vanishes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Squares {
+    pub(crate) small: f64,
+    pub(crate) medium: f64,
+    pub(crate) big: f64,
+}
+
+impl Squares {
+    /// Magnitudes from here on belong to `big`, and are multiplied by `BIG_SCALE` before they are squared.
+    pub(crate) const BIG: f64 = 1.0e100;
+    pub(crate) const BIG_SCALE: f64 =
+        1.0 / (1u128 << 127) as f64 / (1u128 << 127) as f64 / (1u128 << 127) as f64;
+    /// Magnitudes below belong to `small`, and are multiplied by `SMALL_SCALE`.
+    pub(crate) const SMALL: f64 = 1.0e-100;
+    pub(crate) const SMALL_SCALE: f64 =
+        (1u128 << 127) as f64 * (1u128 << 127) as f64 * (1u128 << 127) as f64;
+
+    pub(crate) fn norm(self) -> f64 {
+        // The larger range decides; the smaller ones count only beside it.
+        let big = self.big.sqrt() / Self::BIG_SCALE;
+        let medium = self.medium.sqrt();
+        let small = self.small.sqrt() / Self::SMALL_SCALE;
+        big.hypot(medium).hypot(small)
+    }
+}
+
+impl Row {
+    pub(crate) fn words(&self) -> [u32; WORDS] {
+        let halves = [
+            self.elements,
+            self.before,
+            self.after,
+            self.zeros,
+            self.max_abs.to_bits(),
+            self.squares.small.to_bits(),
+            self.squares.medium.to_bits(),
+            self.squares.big.to_bits(),
+        ];
+        let mut words = [0; WORDS];
+        for (pair, value) in words.chunks_exact_mut(2).zip(halves) {
+            pair.copy_from_slice(&[value as u32, (value >> 32) as u32]);
+        }
+        words
+    }
+}
+
+fn decode(words: &[u32]) -> TensorStatus {
+    let value = |index: usize| u64::from(words[2 * index]) | u64::from(words[2 * index + 1]) << 32;
+    let float = |index: usize| f64::from_bits(value(index));
+    let squares = Squares {
+        small: float(5),
+        medium: float(6),
+        big: float(7),
+    };
+    TensorStatus {
+        elements: value(0),
+        non_finite_before: value(1),
+        non_finite: value(2),
+        zeros: value(3),
+        max_abs: float(4),
+        norm: squares.norm(),
+    }
+}

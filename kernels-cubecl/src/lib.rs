@@ -22,6 +22,8 @@
 //! ```
 
 mod backends;
+#[cfg(feature = "cubecl")]
+mod kernel;
 mod list;
 mod ops;
 mod run;

@@ -7,6 +7,7 @@ use burn::backend::{
 /// The operations of this crate, as a backend sees them. Use the functions at the root of the crate.
 #[backend_extension(
     Flex: cfg(feature = "flex"),
+    Cube: cfg(feature = "cubecl"),
 )]
 pub trait AmpOps: Backend {
     /// Multiplies every tensor by `inverse`, of shape `[1]`, and measures the products.

@@ -1,6 +1,6 @@
 use burn::{
-    backend::{Dispatch, DispatchTensorKind},
-    tensor::Tensor,
+    backend::{Dispatch, DispatchTensor, DispatchTensorKind, TensorMetadata, ops::FloatTensorOps},
+    tensor::{DType, FloatDType, Tensor},
 };
 
 use crate::{
@@ -19,21 +19,11 @@ pub fn unscale(list: TensorList, inverse: Tensor<1>) -> (TensorList, Status) {
     if !has_kernels(&list) {
         return fallback::unscale(list, inverse);
     }
-    let elements: Vec<usize> = list.tensors.iter().map(|entry| entry.elements).collect();
+    let (list, empty) = split(list);
+    let elements = empty.elements(&list);
     let unscaled = Dispatch::amp_unscale(tensors(list), inverse.inner().into_dispatch());
-    let entry = |(tensor, elements)| {
-        let dtype = burn::backend::TensorMetadata::dtype(&tensor);
-        Entry {
-            tensor,
-            dtype,
-            elements,
-        }
-    };
-    let tensors = unscaled.tensors.tensors.into_iter().zip(elements);
-    let list = TensorList {
-        tensors: tensors.map(entry).collect(),
-    };
-    (list, words(unscaled.status))
+    let products = empty.merge(unscaled.tensors.tensors);
+    (products, words(unscaled.status, elements))
 }
 
 /// Measures every tensor as it is, in one pass that writes none of them. Does not wait for the device.
@@ -41,14 +31,22 @@ pub fn inspect(list: TensorList) -> Status {
     if !has_kernels(&list) {
         return fallback::inspect(list);
     }
-    words(Dispatch::amp_inspect(tensors(list)))
+    let (list, empty) = split(list);
+    let elements = empty.elements(&list);
+    words(Dispatch::amp_inspect(tensors(list)), elements)
 }
 
-/// Backends beside those of the extension would panic in it.
+/// Backends beside those of the extension would panic in it, and nothing but empty tensors needs no kernel.
 fn has_kernels(list: &TensorList) -> bool {
-    match list.tensors.first().map(|entry| &entry.tensor.kind) {
+    let mut filled = list.tensors.iter().filter(|entry| entry.elements > 0);
+    match filled.next().map(|entry| &entry.tensor.kind) {
         #[cfg(feature = "flex")]
         Some(DispatchTensorKind::Flex(_)) => true,
+        // Most of its runtimes have no f64.
+        #[cfg(feature = "cubecl")]
+        Some(DispatchTensorKind::Cube(_)) => {
+            list.tensors.iter().all(|entry| entry.dtype != DType::F64)
+        }
         _ => false,
     }
 }
@@ -59,8 +57,61 @@ fn tensors(list: TensorList) -> TensorVec<Dispatch> {
     }
 }
 
-fn words(status: burn::backend::DispatchTensor) -> Status {
+fn words(status: DispatchTensor, elements: Vec<u64>) -> Status {
     Status {
-        repr: Repr::Words(Tensor::from_dispatch(status)),
+        repr: Repr::Words(Tensor::from_dispatch(status), elements),
+    }
+}
+
+/// Tensors without values, which kernels never see, and where they stood.
+struct Empty {
+    tensors: Vec<Option<Entry>>,
+}
+
+fn split(list: TensorList) -> (TensorList, Empty) {
+    let mut filled = TensorList::new();
+    let mut tensors = Vec::with_capacity(list.len());
+    for mut entry in list.tensors {
+        if entry.elements == 0 {
+            if entry.dtype != DType::F64 {
+                entry.tensor = Dispatch::float_cast(entry.tensor, FloatDType::F32);
+                entry.dtype = DType::F32;
+            }
+            tensors.push(Some(entry));
+        } else {
+            filled.tensors.push(entry);
+            tensors.push(None);
+        }
+    }
+    (filled, Empty { tensors })
+}
+
+impl Empty {
+    /// The number of values of every tensor of the whole list.
+    fn elements(&self, filled: &TensorList) -> Vec<u64> {
+        let mut filled = filled.tensors.iter().map(|entry| entry.elements as u64);
+        self.tensors
+            .iter()
+            .map(|empty| match empty {
+                Some(_) => 0,
+                None => filled.next().unwrap_or(0),
+            })
+            .collect()
+    }
+
+    /// The whole list again.
+    fn merge(self, filled: Vec<DispatchTensor>) -> TensorList {
+        let mut filled = filled.into_iter().map(|tensor| Entry {
+            dtype: tensor.dtype(),
+            elements: tensor.shape().num_elements(),
+            tensor,
+        });
+        let tensors = self
+            .tensors
+            .into_iter()
+            .filter_map(|empty| empty.or_else(|| filled.next()));
+        TensorList {
+            tensors: tensors.collect(),
+        }
     }
 }

@@ -32,8 +32,8 @@ pub struct Status {
 
 #[derive(Clone, Debug)]
 pub(crate) enum Repr {
-    /// [`WORDS`] words for each tensor, from a kernel.
-    Words(Tensor<1, Int>),
+    /// [`WORDS`] words for each tensor that has values, from a kernel; and the numbers of values of all tensors.
+    Words(Tensor<1, Int>, Vec<u64>),
     /// [`FIELDS`](crate::backends::fallback::FIELDS) floats for each tensor that has values, from composed operations.
     Floats(Option<Tensor<1>>, Vec<u64>),
 }
@@ -42,10 +42,15 @@ impl Status {
     /// Reads the status, a row for each tensor. Waits for the device, for one small transfer.
     pub fn read(self) -> Vec<TensorStatus> {
         match self.repr {
-            Repr::Words(words) => {
-                let data = words.into_data().convert::<i32>();
+            Repr::Words(words, elements) => {
+                let data = words.into_data();
                 let words: Vec<u32> = data.iter::<i32>().map(|word| word as u32).collect();
-                words.chunks_exact(WORDS).map(decode).collect()
+                let mut rows = words.chunks_exact(WORDS);
+                let row = |elements| match elements {
+                    0 => TensorStatus::default(),
+                    _ => decode(rows.next().unwrap_or(&[0; WORDS]), elements),
+                };
+                elements.into_iter().map(row).collect()
             }
             Repr::Floats(fields, elements) => crate::backends::fallback::decode(fields, elements),
         }
@@ -110,20 +115,35 @@ impl Row {
     }
 }
 
-fn decode(words: &[u32]) -> TensorStatus {
+fn decode(words: &[u32], elements: u64) -> TensorStatus {
     let value = |index: usize| u64::from(words[2 * index]) | u64::from(words[2 * index + 1]) << 32;
-    let float = |index: usize| f64::from_bits(value(index));
-    let squares = Squares {
-        small: float(5),
-        medium: float(6),
-        big: float(7),
+    // CubeCL kernels have no f64 and mark their f32 bits: see `kernel::finish`.
+    let narrow = words[9] == u32::MAX;
+    let float = |index: usize| match narrow {
+        true => f64::from(f32::from_bits(words[2 * index])),
+        false => f64::from_bits(value(index)),
+    };
+    let norm = match narrow {
+        true => narrow_norm(float(5), float(6), float(7)),
+        false => Squares {
+            small: float(5),
+            medium: float(6),
+            big: float(7),
+        }
+        .norm(),
     };
     TensorStatus {
-        elements: value(0),
+        elements,
         non_finite_before: value(1),
         non_finite: value(2),
         zeros: value(3),
         max_abs: float(4),
-        norm: squares.norm(),
+        norm,
     }
+}
+
+/// The norm from sums in f32, whose ranges and scales are those of `kernel::observe`.
+fn narrow_norm(small: f64, medium: f64, big: f64) -> f64 {
+    let (small_scale, big_scale) = (2f64.powi(75), 2f64.powi(-76));
+    (small / small_scale.powi(2) + medium + big / big_scale.powi(2)).sqrt()
 }

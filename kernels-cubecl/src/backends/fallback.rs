@@ -125,13 +125,13 @@ fn sum(mut values: Tensor<1>) -> Tensor<1> {
         let whole = rows * BLOCK;
         let blocks = values
             .clone()
-            .slice([0..whole])
+            .slice(0..whole)
             .reshape([rows, BLOCK])
             .sum_dim(1);
         let sums = blocks.reshape([rows]);
         values = match length - whole {
             0 => sums,
-            _ => Tensor::cat(vec![sums, values.slice([whole..length])], 0),
+            _ => Tensor::cat(vec![sums, values.slice(whole..length)], 0),
         };
     }
 }

@@ -13,6 +13,7 @@ pub enum HysteresisRefill {
 
 /// The settings of a [`DynamicLossScale`]: PyTorch's names and defaults, then more.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct DynamicSettings {
     /// The scale of the first step. Positive; default 65536.
     pub init_scale: f64,
@@ -249,10 +250,11 @@ impl DynamicLossScale {
         Ok(self)
     }
 
-    /// A tracker from elsewhere, which PyTorch allows to be beyond the interval.
-    pub(crate) fn with_restored_tracker(mut self, tracker: u32) -> Self {
+    /// Scale and tracker from elsewhere; PyTorch allows a tracker beyond the interval.
+    pub(crate) fn restored(mut self, scale: f64, tracker: u32) -> Result<Self, InvalidValue> {
+        self.scale = self.settings.checked_in_range("scale", scale)?;
         self.growth_tracker = tracker;
-        self
+        Ok(self)
     }
 }
 

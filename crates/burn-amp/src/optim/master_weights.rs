@@ -97,6 +97,8 @@ impl<O: Optimizer, const D: usize> RecordState for MasterState<O, D> {
         let inner = join_path(prefix, INNER);
         let inner = match src.has_under(&inner) {
             true => Some(O::State::<D>::state_unflatten(&inner, src, device)?),
+            // A state without leaves, such as that of SGD without momentum, is not nothing.
+            false if master.is_none() => Some(O::State::<D>::state_unflatten(&inner, src, device)?),
             false => None,
         };
         (master.is_some() || inner.is_some()).then_some(Self { master, inner })

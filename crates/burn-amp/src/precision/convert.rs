@@ -7,7 +7,8 @@ use burn::{
 ///
 /// Half the memory of [`MixedPrecision`](super::MixedPrecision), which keeps f32 parameters; train it with
 /// [`MasterWeights`](crate::MasterWeights). Parameter ids, trainability and devices stay. BatchNorm's running statistics
-/// are parameters to this too: keep them, and run the layer [`in_f32`](super::in_f32).
+/// are parameters to this too, shared with every clone of the model: keep them, and run the layer [`in_f32`](super::in_f32).
+/// Values above 65504 become infinite in f16.
 ///
 /// Burn's `load_record` gives a parameter the dtype of the *record*: load first and convert then, or set the record's
 /// `DTypePolicy::CastToModule`.

@@ -1,7 +1,6 @@
 use burn::{
     module::{Param, ParamGroup, Reparameterizer},
-    nn::LstmState,
-    tensor::{DType, Device, FloatDType, Tensor},
+    tensor::{DType, FloatDType, Tensor},
 };
 use std::sync::Once;
 
@@ -18,8 +17,8 @@ use crate::error::AmpError;
 /// Reduce the loss in f32. `Module::materialize` would bake the f16 values in; do not call it on a model in
 /// training. It cannot be attached to a model that already has a reparameterization (LoRA): Burn allows one.
 ///
-/// Layers that create f32 tensors of their own need help: see [`in_f32`](super::in_f32) for BatchNorm and
-/// [`lstm_state`](Self::lstm_state) for Lstm.
+/// Layers that create f32 tensors of their own (BatchNorm, Lstm, Gru and other recurrent ones, positional encodings) are run as
+/// f32 islands: [`keep`](Self::keep) their parameters and call them [`in_f32`](super::in_f32).
 #[derive(Clone, Debug)]
 pub struct MixedPrecision {
     dtype: FloatDType,
@@ -115,15 +114,6 @@ impl MixedPrecision {
             found: input.dtype(),
             expected: self.dtype.into(),
         })
-    }
-
-    /// A zero initial state for Burn's `Lstm`, shapes `[batch_size, d_hidden]`, in the dtype of the model.
-    ///
-    /// Without one, Burn creates it in f32 and panics when it meets f16:
-    /// `lstm.forward(input, Some(precision.lstm_state(batch_size, d_hidden, &device)))`.
-    pub fn lstm_state(&self, batch_size: usize, d_hidden: usize, device: &Device) -> LstmState<2> {
-        let zeros = Tensor::zeros([batch_size, d_hidden], (device, DType::from(self.dtype)));
-        LstmState::new(zeros.clone(), zeros)
     }
 }
 

@@ -1,5 +1,5 @@
 use burn::tensor::Bytes;
-use burn_pack::{Reader, Scalar, Tensor, Writer};
+use burn_pack::{HEADER_SIZE, Header, Reader, Scalar, Tensor, Writer};
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
     collections::BTreeMap,
@@ -66,6 +66,7 @@ impl Container {
             origin: origin.to_string(),
             reason,
         };
+        let marked = mentions_section(&bytes);
         let reader = Reader::from_bytes(bytes).map_err(|error| damaged(error.to_string()))?;
         let mut scalars = reader.scalars().clone();
         let mut metadata = reader.metadata().clone();
@@ -75,6 +76,9 @@ impl Container {
 
         let ours = |key: &&String| key.starts_with(PREFIX);
         let keys = scalars.keys().filter(ours).count() + metadata.keys().filter(ours).count();
+        if keys == 0 && marked {
+            return Err(damaged("a part of its head is unreadable".to_string()));
+        }
         if keys == 0 {
             return Ok(Self {
                 tensors,
@@ -123,7 +127,7 @@ impl Container {
         })
     }
 
-    /// Reads a whole file. Like Burn's readers, tries `.bpk` for a path without extension.
+    /// Reads a whole file. A path without extension gets `.bpk`.
     pub(crate) fn load(path: &Path) -> Result<Self, AmpError> {
         let path = resolve(path);
         let origin = path.display().to_string();
@@ -261,10 +265,30 @@ impl Container {
     }
 }
 
+/// The file that `save` would have written for this path, or else the path itself.
+///
+/// Burn's readers look the other way round, and then find a folder or an older file of that name.
 fn resolve(path: &Path) -> PathBuf {
-    if path.extension().is_none() && !path.exists() {
-        path.with_extension(burn_pack::EXTENSION)
+    let saved = path.with_extension(burn_pack::EXTENSION);
+    if path.extension().is_none() && (saved.is_file() || !path.exists()) {
+        saved
     } else {
         path.to_path_buf()
     }
+}
+
+/// Whether the head of a container names our section, readable or not.
+///
+/// A damaged length in it can make a reader stop before the section, as if there were none.
+fn mentions_section(bytes: &[u8]) -> bool {
+    let Some(header) = bytes.get(..HEADER_SIZE) else {
+        return false;
+    };
+    let Ok(header) = Header::from_bytes(header) else {
+        return false;
+    };
+    let end = (HEADER_SIZE + header.metadata_size as usize).min(bytes.len());
+    bytes[HEADER_SIZE..end]
+        .windows(PREFIX.len())
+        .any(|window| window == PREFIX.as_bytes())
 }

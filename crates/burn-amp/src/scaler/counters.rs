@@ -6,6 +6,7 @@ use crate::loss_scale::StepOutcome;
 ///
 /// Host values: reading them never waits for a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct StepCounters {
     steps: u64,
     skipped: u64,

@@ -121,13 +121,11 @@ fn restored(
     growth_interval: u32,
     growth_tracker: u32,
 ) -> Result<DynamicLossScale, InvalidValue> {
-    // The settings as if the run had begun at this scale, so that one check covers them all.
     let settings = DynamicSettings {
-        init_scale: scale,
         growth_factor,
         backoff_factor,
         growth_interval,
         ..*dynamic.settings()
     };
-    Ok(DynamicLossScale::new(settings)?.with_restored_tracker(growth_tracker))
+    DynamicLossScale::new(settings)?.restored(scale, growth_tracker)
 }

@@ -1,0 +1,126 @@
+//! Fusion: the pass as one lazy custom operation with any number of tensors. Nothing waits.
+
+use burn::backend::ir::TensorIr;
+use burn::{
+    backend::{
+        TensorMetadata,
+        tensor::{FloatTensor, IntTensor},
+    },
+    tensor::{DType, Shape},
+};
+use burn_fusion::{
+    ExecutionError, Fusion, FusionBackend, FusionRuntime,
+    custom::{CustomOpIr, HandleContainer, Operation, OperationIr, StreamId},
+};
+use std::marker::PhantomData;
+
+use crate::{
+    ops::{AmpOps, TensorVec, UnscaledVec},
+    status::WORDS,
+};
+
+impl<B: FusionBackend + AmpOps> AmpOps for Fusion<B> {
+    fn amp_unscale(tensors: TensorVec<Self>, inverse: FloatTensor<Self>) -> UnscaledVec<Self> {
+        let client = inverse.client.clone();
+        let status = status_shape(&tensors);
+        let mut outputs: Vec<TensorIr> = (tensors.tensors.iter())
+            .map(|tensor| {
+                TensorIr::uninit(client.create_empty_handle(), tensor.shape(), DType::F32)
+            })
+            .collect();
+        outputs.push(TensorIr::uninit(
+            client.create_empty_handle(),
+            status,
+            DType::I32,
+        ));
+        let mut inputs: Vec<TensorIr> = tensors.tensors.into_iter().map(|t| t.into_ir()).collect();
+        inputs.push(inverse.into_ir());
+
+        let desc = CustomOpIr::new("amp::unscale", &inputs, &outputs);
+        let operation = Unscale::<B> {
+            desc: desc.clone(),
+            backend: PhantomData,
+        };
+        let mut outputs =
+            client.register(StreamId::current(), OperationIr::Custom(desc), operation);
+        let status = outputs.pop().expect("the status is the last output");
+        UnscaledVec {
+            tensors: TensorVec { tensors: outputs },
+            status,
+        }
+    }
+
+    fn amp_inspect(tensors: TensorVec<Self>) -> IntTensor<Self> {
+        let client = tensors.tensors[0].client.clone();
+        let status = status_shape(&tensors);
+        let output = TensorIr::uninit(client.create_empty_handle(), status, DType::I32);
+        let inputs: Vec<TensorIr> = tensors.tensors.into_iter().map(|t| t.into_ir()).collect();
+
+        let desc = CustomOpIr::new("amp::inspect", &inputs, &[output]);
+        let operation = Inspect::<B> {
+            desc: desc.clone(),
+            backend: PhantomData,
+        };
+        let mut outputs =
+            client.register(StreamId::current(), OperationIr::Custom(desc), operation);
+        outputs.pop().expect("the status is the only output")
+    }
+}
+
+fn status_shape<B: FusionBackend>(tensors: &TensorVec<Fusion<B>>) -> Shape {
+    Shape::from([tensors.tensors.len() * WORDS])
+}
+
+#[derive(Debug)]
+struct Unscale<B> {
+    desc: CustomOpIr,
+    backend: PhantomData<B>,
+}
+
+impl<B: FusionBackend + AmpOps> Operation<B::FusionRuntime> for Unscale<B> {
+    fn execute(
+        &self,
+        handles: &mut HandleContainer<<B::FusionRuntime as FusionRuntime>::FusionHandle>,
+    ) -> Result<(), ExecutionError> {
+        let (inverse, inputs) = self
+            .desc
+            .inputs
+            .split_last()
+            .expect("the inverse is the last input");
+        let (status, outputs) = self
+            .desc
+            .outputs
+            .split_last()
+            .expect("the status is the last output");
+        let tensors = (inputs.iter())
+            .map(|ir| handles.get_float_tensor::<B>(ir))
+            .collect();
+        let inverse = handles.get_float_tensor::<B>(inverse);
+        let unscaled = B::amp_unscale(TensorVec { tensors }, inverse);
+        for (ir, tensor) in outputs.iter().zip(unscaled.tensors.tensors) {
+            handles.register_float_tensor::<B>(&ir.id, tensor);
+        }
+        handles.register_int_tensor::<B>(&status.id, unscaled.status);
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct Inspect<B> {
+    desc: CustomOpIr,
+    backend: PhantomData<B>,
+}
+
+impl<B: FusionBackend + AmpOps> Operation<B::FusionRuntime> for Inspect<B> {
+    fn execute(
+        &self,
+        handles: &mut HandleContainer<<B::FusionRuntime as FusionRuntime>::FusionHandle>,
+    ) -> Result<(), ExecutionError> {
+        let tensors = (self.desc.inputs.iter())
+            .map(|ir| handles.get_float_tensor::<B>(ir))
+            .collect();
+        let status = B::amp_inspect(TensorVec { tensors });
+        handles.register_int_tensor::<B>(&self.desc.outputs[0].id, status);
+        Ok(())
+    }
+}

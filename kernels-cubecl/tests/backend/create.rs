@@ -1,0 +1,85 @@
+//! Tensors on the device under test, from bits or from pseudorandom numbers.
+
+use burn::tensor::{DType, Shape, Tensor, TensorData, bf16, f16};
+
+use crate::device::device;
+
+/// Stored bits and bits of the fraction of a dtype.
+pub fn format(dtype: DType) -> (u32, u32) {
+    match dtype {
+        DType::F16 => (16, 10),
+        DType::BF16 => (16, 7),
+        DType::F32 => (32, 23),
+        DType::F64 => (64, 52),
+        dtype => unreachable!("{dtype:?}"),
+    }
+}
+
+/// A tensor whose values have these bits.
+pub fn from_bits<const D: usize>(dtype: DType, bits: &[u64], shape: [usize; D]) -> Tensor<D> {
+    fn data<E: burn::tensor::Element>(
+        bits: &[u64],
+        shape: Shape,
+        value: impl Fn(u64) -> E,
+    ) -> TensorData {
+        TensorData::new(bits.iter().copied().map(value).collect(), shape)
+    }
+    let shape = Shape::from(shape);
+    let data = match dtype {
+        DType::F16 => data(bits, shape, |bits| f16::from_bits(bits as u16)),
+        DType::BF16 => data(bits, shape, |bits| bf16::from_bits(bits as u16)),
+        DType::F32 => data(bits, shape, |bits| f32::from_bits(bits as u32)),
+        DType::F64 => data(bits, shape, f64::from_bits),
+        dtype => unreachable!("{dtype:?}"),
+    };
+    Tensor::from_data(data, (&device(), dtype))
+}
+
+/// A tensor of f32.
+pub fn floats<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> Tensor<D> {
+    Tensor::from_data(TensorData::new(values, shape), (&device(), DType::F32))
+}
+
+/// A tensor of f64.
+pub fn doubles(values: Vec<f64>) -> Tensor<1> {
+    let length = values.len();
+    Tensor::from_data(TensorData::new(values, [length]), (&device(), DType::F64))
+}
+
+/// Pseudorandom bits (S. Vigna, "splitmix64").
+pub struct Bits(pub u64);
+
+impl Bits {
+    pub fn draw(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// A value of a dtype: mostly of magnitude 2^-8 to 2^7, one in 32 of any bits, one in 32 zero.
+    fn value(&mut self, dtype: DType) -> u64 {
+        let (width, fraction) = format(dtype);
+        let draw = self.draw();
+        let sign = (draw >> 63) << (width - 1);
+        match draw & 31 {
+            0 => self.draw() & (u64::MAX >> (64 - width)),
+            1 => sign,
+            _ => {
+                let one = (1u64 << (width - 1 - fraction - 1)) - 1;
+                let exponent = one - 8 + ((draw >> 5) & 15);
+                let rest = self.draw() & ((1 << fraction) - 1);
+                sign | exponent << fraction | rest
+            }
+        }
+    }
+}
+
+/// A tensor of ordinary values with special ones here and there.
+pub fn random<const D: usize>(dtype: DType, seed: u64, shape: [usize; D]) -> Tensor<D> {
+    let mut bits = Bits(seed);
+    let length = shape.iter().product();
+    let values: Vec<u64> = (0..length).map(|_| bits.value(dtype)).collect();
+    from_bits(dtype, &values, shape)
+}

@@ -1,0 +1,109 @@
+//! The reference: the contract of `unscale` and `inspect` in plain f64 on the host.
+
+use std::ops::RangeInclusive;
+
+use burn::tensor::{DType, TensorData, bf16, f16};
+
+use crate::device::KEEPS_SUBNORMALS;
+
+/// The values of a tensor, widened without loss.
+pub fn widen(data: &TensorData) -> Vec<f64> {
+    fn each<E: burn::tensor::Element>(data: &TensorData, wide: impl Fn(E) -> f64) -> Vec<f64> {
+        let values = data.as_slice::<E>().expect("of this dtype");
+        values.iter().copied().map(wide).collect()
+    }
+    match data.dtype() {
+        DType::F16 => each(data, f16::to_f64_const),
+        DType::BF16 => each(data, bf16::to_f64_const),
+        DType::F32 => each(data, |value: f32| f64::from(value)),
+        DType::F64 => each(data, |value: f64| value),
+        dtype => panic!("not a gradient: {dtype:?}"),
+    }
+}
+
+/// What a value of this dtype becomes.
+pub fn product(dtype: DType, value: f64, inverse: f32) -> f64 {
+    match dtype {
+        DType::F64 => value * f64::from(inverse),
+        _ => f64::from(value as f32 * inverse),
+    }
+}
+
+/// The dtype that products of this dtype are in.
+pub fn product_dtype(dtype: DType) -> DType {
+    match dtype {
+        DType::F64 => DType::F64,
+        _ => DType::F32,
+    }
+}
+
+/// Whether a device that takes subnormal values for zero may see or write zero here.
+pub fn may_flush(dtype: DType, before: f64, after: f64) -> bool {
+    let smallest = |dtype| match dtype {
+        DType::F16 => f16::MIN_POSITIVE.to_f64_const(),
+        DType::F64 => f64::MIN_POSITIVE,
+        _ => f64::from(f32::MIN_POSITIVE),
+    };
+    let subnormal = |value: f64, dtype| value != 0.0 && value.abs() < smallest(dtype);
+    !KEEPS_SUBNORMALS && (subnormal(before, dtype) || subnormal(after, product_dtype(dtype)))
+}
+
+/// What a status must say; ranges are as wide as the treatment of subnormal values is free.
+#[derive(Debug)]
+pub struct Expected {
+    pub elements: u64,
+    pub non_finite_before: u64,
+    pub non_finite: u64,
+    pub zeros: RangeInclusive<u64>,
+    pub max_abs: RangeInclusive<f64>,
+    pub norm: RangeInclusive<f64>,
+}
+
+/// Measures values (`before`) whose products are `after`.
+pub fn measure(dtype: DType, before: &[f64], after: &[f64]) -> Expected {
+    let bad = |values: &[f64]| values.iter().filter(|value| !value.is_finite()).count() as u64;
+    let (mut kept, mut flushed, mut zeros) = (Vec::new(), Vec::new(), 0);
+    for (before, after) in before.iter().zip(after) {
+        if *after == 0.0 {
+            zeros += 1;
+        } else if after.is_finite() {
+            match may_flush(dtype, *before, *after) {
+                true => flushed.push(after.abs()),
+                false => kept.push(after.abs()),
+            }
+        }
+    }
+    let max = |values: &[f64]| values.iter().fold(0f64, |max, value| max.max(*value));
+    let (least, least_norm) = (max(&kept), norm(&kept));
+    let free = flushed.len() as u64;
+    kept.append(&mut flushed);
+    Expected {
+        elements: before.len() as u64,
+        non_finite_before: bad(before),
+        non_finite: bad(after),
+        zeros: zeros..=zeros + free,
+        max_abs: least..=max(&kept),
+        norm: least_norm..=norm(&kept),
+    }
+}
+
+/// The L2 norm, of magnitudes relative to the largest, with a compensated sum.
+pub fn norm(values: &[f64]) -> f64 {
+    let max = values.iter().fold(0f64, |max, value| max.max(value.abs()));
+    if max == 0.0 {
+        return 0.0;
+    }
+    let (mut sum, mut lost) = (0f64, 0f64);
+    for value in values {
+        let ratio = value / max;
+        let square = ratio * ratio;
+        let next = sum + square;
+        // A sum of positive terms: the larger of the two keeps its digits.
+        lost += match sum >= square {
+            true => (sum - next) + square,
+            false => (square - next) + sum,
+        };
+        sum = next;
+    }
+    max * (sum + lost).sqrt()
+}

@@ -1,0 +1,103 @@
+//! Tensors whose values do not lie in order: views of other memory.
+
+use burn::tensor::{DType, Tensor, s};
+
+use crate::{
+    case::Case,
+    create::{floats, random},
+    device::{device, dtypes},
+    system::System,
+};
+
+/// Written out by hand, so that nothing depends on how the other tests read a view.
+pub fn literal(system: &System) {
+    let values = || floats(vec![1.0, 2.0, 3.0, 4.0, 5.0, f32::INFINITY], [2, 3]);
+    let mut list = burn_amp_kernels::TensorList::new();
+    list.push(values().transpose());
+    list.push(values().slice(s![0.., 1..2]));
+    list.push(values().flip([1]));
+    list.push(values().slice(s![1..2, 1..2]).expand([2, 2]));
+
+    let (products, status) = system.unscale(list, 0.5);
+    let read = |index| {
+        products
+            .get::<2>(index)
+            .into_data()
+            .try_to_vec::<f32>()
+            .unwrap()
+    };
+    assert_eq!(read(0), [0.5, 2.0, 1.0, 2.5, 1.5, f32::INFINITY]);
+    assert_eq!(read(1), [1.0, 2.5]);
+    assert_eq!(read(2), [1.5, 1.0, 0.5, f32::INFINITY, 2.5, 2.0]);
+    assert_eq!(read(3), [2.5; 4]);
+    let status = status.read();
+    assert_eq!(status[0].max_abs, 2.5);
+    assert_eq!(status[1].elements, 2);
+    assert_eq!((status[2].non_finite_before, status[2].non_finite), (1, 1));
+    system.assert_norm(status[3].norm, 5.0);
+}
+
+fn add_views(case: &mut Case, dtype: DType, seed: u64) {
+    let plane = || random(dtype, seed, [37, 53]);
+    case.add(plane().transpose());
+    case.add(plane().slice(s![3..30, 7..40]));
+    case.add(plane().slice(s![3..30, 7..40]).transpose());
+    case.add(plane().slice(s![0..20, 0..]));
+    case.add(plane().slice(s![20.., 0..]));
+    case.add(plane().flip([0]));
+    case.add(plane().flip([1]));
+    case.add(plane().flip([0, 1]).transpose());
+    case.add(plane().slice(s![11..12, 0..]).expand([9, 53]));
+    case.add(plane().slice(s![0.., 13..14]).expand([37, 6]));
+    case.add(plane().transpose().reshape([37 * 53]));
+    let solid = || random(dtype, seed + 1, [3, 4, 5, 6]);
+    case.add(solid().permute([2, 0, 3, 1]));
+    case.add(solid().permute([3, 2, 1, 0]));
+    case.add(solid().swap_dims(1, 2).slice(s![1..3, 1..5, 0..3, 2..]));
+    let line = || random(dtype, seed + 2, [1000]);
+    case.add(line().slice(0..999));
+    case.add(line().slice(1..1000));
+    case.add(line().slice(501..502));
+    case.add(line().flip([0]));
+    case.add(random(dtype, seed + 3, [1]).expand([1000]));
+    case.add(random(dtype, seed + 4, [1, 1, 1]).expand([7, 3, 11]));
+    case.add(random(dtype, seed + 5, [1, 8, 1, 3, 1, 1]).expand([2, 8, 3, 3, 2, 2]));
+}
+
+pub fn views(system: &System) {
+    let mut case = Case::new();
+    add_views(&mut case, DType::F32, 40);
+    case.check(system, 0.7);
+}
+
+pub fn views_of_halves(system: &System) {
+    for dtype in dtypes() {
+        let mut case = Case::new();
+        add_views(&mut case, dtype, 50);
+        case.check(system, 1.5);
+    }
+}
+
+pub fn steps_and_empties(system: &System) {
+    let plane = || random(DType::F32, 60, [37, 53]);
+    Case::new()
+        .with(plane().slice(s![0..;2, 0..]))
+        .with(plane().slice(s![0.., 1..;3]))
+        .with(plane().slice(s![4..4, 0..]))
+        .with(plane().transpose().slice(s![0.., 9..9]))
+        .with(Tensor::<2>::zeros([0, 5], (&device(), DType::F32)))
+        .check(system, 0.7);
+}
+
+/// A list may hold one memory twice; every entry is multiplied once.
+pub fn one_memory_twice(system: &System) {
+    for dtype in dtypes() {
+        let plane: Tensor<2> = random(dtype, 70, [19, 23]);
+        Case::new()
+            .with(plane.clone())
+            .with(plane.clone().transpose())
+            .with(plane.clone().slice(s![5..9, 0..]))
+            .with(plane)
+            .check(system, 0.7);
+    }
+}

@@ -1,0 +1,100 @@
+//! Lists: of nothing, of many, of several dtypes.
+
+use burn::tensor::{DType, Tensor};
+use burn_amp_kernels::TensorList;
+
+use crate::{
+    case::Case,
+    create::{floats, random},
+    device::{device, dtypes},
+    system::System,
+};
+
+pub fn empty_list(system: &System) {
+    assert!(system.inspect(TensorList::new()).read().is_empty());
+    let (list, status) = system.unscale(TensorList::new(), 0.5);
+    assert!(list.is_empty() && status.read().is_empty());
+}
+
+pub fn empty_tensors(system: &System) {
+    for dtype in dtypes() {
+        let options = (&device(), dtype);
+        let empties = || {
+            Case::new()
+                .with(Tensor::<1>::zeros([0], options))
+                .with(Tensor::<3>::zeros([2, 0, 4], options))
+        };
+        empties().check(system, 0.5);
+        // First, between and last.
+        let mut case = empties();
+        case.add(random(dtype, 80, [5]));
+        case.add(Tensor::<2>::zeros([0, 0], options));
+        case.add(random(dtype, 81, [6]));
+        case.add(Tensor::<1>::zeros([0], options));
+        case.check(system, 0.5);
+    }
+}
+
+pub fn mixed_dtypes(system: &System) {
+    let mut case = Case::new();
+    for round in 0..3 {
+        for (index, dtype) in (0..).zip(dtypes()) {
+            case.add(random(dtype, 90 + 10 * round + index, [5, 7]));
+            case.add(random(dtype, 90 + 10 * round + index, [3]));
+        }
+    }
+    case.check(system, 0.1);
+}
+
+pub fn three_hundred(system: &System) {
+    let dtypes = dtypes();
+    let mut case = Case::new();
+    for index in 0..300 {
+        let dtype = dtypes[index % dtypes.len()];
+        let length = index * 7 % 61;
+        match index % 3 {
+            0 => case.add(random(dtype, index as u64, [length])),
+            1 => case.add(random(dtype, index as u64, [length, 2]).transpose()),
+            _ => case.add(random(dtype, index as u64, [2, length, 3])),
+        }
+    }
+    case.check(system, 1.0 / 1024.0);
+}
+
+/// Each row is that of its own tensor, and of it alone.
+pub fn one_row_per_tensor(system: &System) {
+    let list = || {
+        let mut list = TensorList::new();
+        for index in 0..120 {
+            let mut values = vec![0.0; index + 1];
+            values[index] = if index % 10 == 9 {
+                f32::NAN
+            } else {
+                index as f32
+            };
+            list.push(floats(values, [index + 1]));
+        }
+        list
+    };
+    let check = |rows: Vec<burn_amp_kernels::TensorStatus>, scale: f64| {
+        assert_eq!(rows.len(), 120);
+        for (index, row) in rows.into_iter().enumerate() {
+            let bad = index % 10 == 9;
+            let value = if bad { 0.0 } else { index as f64 * scale };
+            assert_eq!(row.elements, index as u64 + 1);
+            assert_eq!(
+                (row.non_finite_before, row.non_finite),
+                (u64::from(bad), u64::from(bad))
+            );
+            assert_eq!(row.zeros, index as u64 + u64::from(index == 0));
+            assert_eq!(row.max_abs, value);
+            system.assert_norm(row.norm, value);
+        }
+    };
+    check(system.inspect(list()).read(), 1.0);
+    check(system.unscale(list(), 0.5).1.read(), 0.5);
+
+    let mut ones = TensorList::new();
+    ones.push(Tensor::<1>::ones([3], (&device(), DType::F32)));
+    system.assert_norm(system.inspect(ones).read()[0].norm, 3f64.sqrt());
+}

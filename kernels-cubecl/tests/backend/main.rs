@@ -1,0 +1,25 @@
+//! `unscale` and `inspect` against a reference on the host, on the backend that the features choose.
+//!
+//! `cargo test -p burn-amp-kernels` runs on Flex, `cargo test -p burn-amp-kernels --features wgpu` on wgpu, and so on:
+//! every test gets its device from [`device`], and every topic runs for each of the systems that have a `suite!`.
+
+#[macro_use]
+mod suite;
+
+mod case;
+mod create;
+mod device;
+mod host;
+mod kernels;
+mod system;
+
+mod layouts;
+mod lists;
+mod ownership;
+mod ranges;
+mod repeated;
+mod shapes;
+mod sizes;
+mod special;
+mod sums;
+mod vary;

@@ -1,0 +1,92 @@
+//! Only memory that nobody else holds may be written.
+
+use burn::tensor::{DType, Tensor, s};
+use burn_amp_kernels::TensorList;
+
+use crate::{create::random, device::dtypes, system::System};
+
+fn bytes<const D: usize>(tensor: &Tensor<D>) -> Vec<u8> {
+    tensor.to_data().as_bytes().to_vec()
+}
+
+fn list_of<const D: usize>(tensor: Tensor<D>) -> TensorList {
+    let mut list = TensorList::new();
+    list.push(tensor);
+    list
+}
+
+pub fn other_handles_are_kept(system: &System) {
+    for dtype in dtypes() {
+        for length in [1, 1000, (1 << 18) + 3] {
+            let tensor: Tensor<1> = random(dtype, 100, [length]);
+            let before = bytes(&tensor);
+            let handle = tensor.clone();
+            let (products, status) = system.unscale(list_of(tensor), 0.5);
+            assert!(
+                bytes(&handle) == before,
+                "{dtype:?} of {length} was overwritten"
+            );
+            // And stays so when the products are used and dropped.
+            let products = products.get::<1>(0).add_scalar(1.0);
+            drop((products.into_data(), status.read()));
+            assert!(
+                bytes(&handle) == before,
+                "{dtype:?} of {length} was overwritten late"
+            );
+        }
+    }
+}
+
+/// The other handle is a view: of all of the memory, of a part, or repeated.
+pub fn other_views_are_kept(system: &System) {
+    for dtype in dtypes() {
+        let source = || random::<2>(dtype, 110, [41, 43]);
+        let views: [fn(Tensor<2>) -> Tensor<2>; 4] = [
+            |plane| plane.transpose(),
+            |plane| plane.slice(s![3..9, 1..5]),
+            |plane| plane.slice(s![0..1, 0..]).expand([4, 43]),
+            |plane| plane.flip([0]),
+        ];
+        for (index, view) in views.into_iter().enumerate() {
+            // The whole is unscaled while the view is alive.
+            let whole = source();
+            let other = view(whole.clone());
+            let before = bytes(&other);
+            drop(system.unscale(list_of(whole), 0.5).1.read());
+            assert!(bytes(&other) == before, "{dtype:?}, view {index}");
+            // The view is unscaled while the whole is alive.
+            let whole = source();
+            let before = bytes(&whole);
+            drop(system.unscale(list_of(view(whole.clone())), 0.5).1.read());
+            assert!(bytes(&whole) == before, "{dtype:?}, whole of view {index}");
+        }
+    }
+}
+
+pub fn inspect_keeps(system: &System) {
+    for dtype in dtypes() {
+        let tensor: Tensor<1> = random(dtype, 120, [5000]);
+        let before = bytes(&tensor);
+        let list = list_of(tensor);
+        let first = system.inspect(list.clone()).read();
+        let second = system.inspect(list.clone()).read();
+        assert_eq!(first, second);
+        assert!(bytes(&list.get::<1>(0)) == before, "{dtype:?} was written");
+    }
+}
+
+/// Unscaling products again multiplies them again, whether or not the first ones are still held.
+pub fn products_are_new_values(system: &System) {
+    for hold in [false, true] {
+        let tensor: Tensor<1> = random(DType::F32, 130, [777]);
+        let whole = bytes(&tensor.clone().mul_scalar(0.5));
+        let quarter = bytes(&tensor.clone().mul_scalar(0.25));
+        let (once, _) = system.unscale(list_of(tensor), 0.5);
+        let held = hold.then(|| once.get::<1>(0));
+        let (twice, _) = system.unscale(once, 0.5);
+        assert!(bytes(&twice.get::<1>(0)) == quarter);
+        if let Some(held) = held {
+            assert!(bytes(&held) == whole);
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! The same input gives the same bits, however the work is shared.
+
+use burn::tensor::{DType, Tensor};
+use burn_amp_kernels::{TensorList, TensorStatus};
+
+use crate::{case::assert_same_bits, create::random, system::System};
+
+/// Many chunks of one large tensor beside small ones.
+fn list() -> TensorList {
+    let part: Tensor<1> = random(DType::F32, 140, [300_001]);
+    let mut list = TensorList::new();
+    list.push(Tensor::cat(vec![part.clone(); 4], 0));
+    list.push(part);
+    list.push(random::<1>(DType::BF16, 141, [270_000]));
+    list.push(random::<1>(DType::F32, 142, [5]));
+    list
+}
+
+fn rows(system: &System, list: &TensorList) -> Vec<TensorStatus> {
+    let mut rows = system.inspect(list.clone()).read();
+    rows.extend(system.unscale(list.clone(), 0.3).1.read());
+    rows
+}
+
+fn assert_same(a: &[TensorStatus], b: &[TensorStatus]) {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).for_each(|(a, b)| assert_same_bits(a, b));
+}
+
+pub fn same_bits(system: &System) {
+    let list = list();
+    let first = rows(system, &list);
+    for _ in 0..2 {
+        assert_same(&rows(system, &list), &first);
+    }
+}
+
+/// One thread, and more threads than there are processors.
+pub fn same_bits_in_order(system: &System) {
+    let list = list();
+    let with = |threads| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+        pool.expect("threads").install(|| rows(system, &list))
+    };
+    let alone = with(1);
+    for threads in [2, 7] {
+        assert_same(&with(threads), &alone);
+    }
+}

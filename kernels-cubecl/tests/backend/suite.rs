@@ -1,0 +1,28 @@
+//! The list of all topics, so that every system runs the same ones.
+
+/// Tests of every topic for the system that an expression gives.
+macro_rules! suite {
+    ($system:expr) => {
+        suite! { $system;
+            layouts: literal, views, views_of_halves, steps_and_empties, one_memory_twice;
+            lists: empty_list, empty_tensors, mixed_dtypes, three_hundred, one_row_per_tensor;
+            ownership: other_handles_are_kept, other_views_are_kept, inspect_keeps, products_are_new_values;
+            ranges: squares_overflow, squares_underflow, far_apart, doubles_out_of_range, overflow_by_scaling,
+                underflow_by_scaling;
+            repeated: same_bits, same_bits_in_order;
+            shapes: ranks, lengths, chunk_boundaries;
+            sizes: zeros_beyond_24_bits, infinities_beyond_24_bits, non_finite_after_scaling_beyond_24_bits;
+            special: every_dtype, subnormals, all_halves, zero_and_non_finite_factors;
+            sums: mixed_magnitudes, one_large_then_small;
+            vary: random_lists;
+        }
+    };
+    ($system:expr; $($topic:ident: $($test:ident),+;)+) => {
+        $(mod $topic {
+            $(#[test]
+            fn $test() {
+                crate::$topic::$test(&$system);
+            })+
+        })+
+    };
+}

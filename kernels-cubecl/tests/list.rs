@@ -1,0 +1,125 @@
+//! `TensorList`, on Flex.
+#![cfg(feature = "flex")]
+
+use burn::{
+    backend::{BackendTensor, DispatchTensorKind},
+    tensor::{DType, Device, Tensor},
+};
+use burn_amp_kernels::{TensorList, inspect, unscale};
+
+fn tensor(values: &[f32]) -> Tensor<1> {
+    Tensor::from_floats(values, &Device::flex())
+}
+
+fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.into_data().try_to_vec().unwrap()
+}
+
+/// Where the values of a tensor lie.
+fn address<const D: usize>(tensor: &Tensor<D>) -> *const u8 {
+    match tensor.clone().into_dispatch().kind {
+        DispatchTensorKind::Flex(BackendTensor::Float(tensor)) => tensor.bytes().as_ptr(),
+        _ => panic!("not a float tensor on Flex"),
+    }
+}
+
+fn unscaled(list: TensorList) -> TensorList {
+    unscale(list, tensor(&[0.5])).0
+}
+
+#[test]
+fn counts_and_hands_out() {
+    let mut list = TensorList::new();
+    assert!(list.is_empty());
+    assert_eq!(list.len(), 0);
+    assert!(list.pop::<1>().is_none());
+    list.push(tensor(&[1.0, 2.0]));
+    list.push(tensor(&[3.0, 4.0]).reshape([2, 1]));
+    assert!(!list.is_empty());
+    assert_eq!(list.len(), 2);
+
+    assert_eq!(values(list.get::<1>(0)), [1.0, 2.0]);
+    assert_eq!(list.get::<2>(1).dims(), [2, 1]);
+    assert_eq!(list.len(), 2);
+    assert_eq!(list.pop::<2>().map(values), Some(vec![3.0, 4.0]));
+    assert_eq!(list.pop::<1>().map(values), Some(vec![1.0, 2.0]));
+    assert!(list.is_empty());
+}
+
+#[test]
+fn products_keep_their_order() {
+    let mut list = TensorList::new();
+    for value in 0..5 {
+        list.push(tensor(&[value as f32]));
+    }
+    let mut products = unscaled(list);
+    assert_eq!(products.len(), 5);
+    for value in (0..5).rev() {
+        assert_eq!(
+            products.pop::<1>().map(values),
+            Some(vec![value as f32 / 2.0])
+        );
+    }
+}
+
+#[test]
+#[should_panic]
+fn get_beyond_the_end_panics() {
+    TensorList::new().get::<1>(0);
+}
+
+#[test]
+#[should_panic]
+fn get_with_another_rank_panics() {
+    let mut list = TensorList::new();
+    list.push(tensor(&[1.0]));
+    drop(list.get::<2>(0));
+}
+
+#[test]
+#[should_panic]
+fn pop_with_another_rank_panics() {
+    let mut list = TensorList::new();
+    list.push(tensor(&[1.0]));
+    drop(list.pop::<2>());
+}
+
+#[test]
+fn memory_of_our_own_is_reused() {
+    for dtype in [DType::F32, DType::F64] {
+        for length in [3, 1000, (1 << 18) + 1] {
+            let source = Tensor::<1>::ones([length], (&Device::flex(), dtype));
+            let before = address(&source);
+            let mut list = TensorList::new();
+            list.push(source);
+            drop(inspect(list.clone()).read());
+            let products = unscaled(list);
+            assert_eq!(
+                address(&products.get::<1>(0)),
+                before,
+                "{dtype:?} of {length}"
+            );
+        }
+    }
+}
+
+#[test]
+fn memory_of_others_is_not() {
+    let source = tensor(&[1.0, 2.0]);
+    let mut list = TensorList::new();
+    list.push(source.clone());
+    let products = unscaled(list);
+    assert_ne!(address(&products.get::<1>(0)), address(&source));
+    assert_eq!(values(source), [1.0, 2.0]);
+}
+
+/// What was popped is the only handle, so that the next operation can write over it.
+#[test]
+fn popped_tensors_are_the_only_handle() {
+    let mut list = TensorList::new();
+    list.push(tensor(&[1.0, 2.0, 3.0]));
+    let mut products = unscaled(list);
+    let product: Tensor<1> = products.pop().unwrap();
+    let before = address(&product);
+    assert_eq!(address(&product.mul_scalar(2.0)), before);
+}

@@ -1,0 +1,146 @@
+//! `to_half` and `to_full`.
+
+use burn::{
+    module::{Module, ParamGroup},
+    nn::{EmbeddingConfig, Linear, LinearConfig, LinearLayout},
+    tensor::{DType, Device, FloatDType, Int, Tensor},
+};
+use burn_amp::{MixedPrecision, to_full, to_half};
+
+use crate::{bits::parameters, support::Net};
+
+fn dtypes(net: &Net) -> Vec<(String, DType)> {
+    let all = parameters(net).into_iter();
+    all.map(|(path, (_, (dtype, ..)))| (path, dtype)).collect()
+}
+
+#[test]
+fn all_but_the_kept_groups_are_converted() {
+    let net = Net::new(&Device::flex().autodiff());
+    for (dtype, half) in [
+        (FloatDType::F16, DType::F16),
+        (FloatDType::BF16, DType::BF16),
+    ] {
+        let all = to_half(net.clone(), dtype, &[]);
+        assert!(dtypes(&all).iter().all(|(_, dtype)| *dtype == half));
+
+        let keep = [
+            ParamGroup::from_predicate("norm"),
+            ParamGroup::from_ids(vec![net.head.weight.id]),
+        ];
+        let mixed = to_half(net.clone(), dtype, &keep);
+        for (path, dtype) in dtypes(&mixed) {
+            let kept = path.starts_with("norm") || path == "head.weight";
+            assert_eq!(dtype, if kept { DType::F32 } else { half }, "{path}");
+        }
+        // These values are exact in half precision, so the way back restores all.
+        assert_eq!(parameters(&to_full(mixed)), parameters(&net));
+    }
+}
+
+#[test]
+fn ids_trainability_and_device_stay() {
+    let device = Device::flex().autodiff().gradient_checkpointing();
+    let mut net = Net::new(&device);
+    net.hidden = net.hidden.no_grad();
+    let there = to_half(net.clone(), FloatDType::F16, &[]);
+    for converted in [there.clone(), to_full(there)] {
+        let (before, after) = (parameters(&net), parameters(&converted));
+        assert!(before.keys().eq(after.keys()));
+        for (path, (id, _)) in before {
+            assert_eq!(after[&path].0, id, "{path}");
+        }
+        assert!(!converted.hidden.weight.is_require_grad());
+        assert!(converted.head.weight.is_require_grad());
+        for tensor in [converted.hidden.weight.val(), converted.head.weight.val()] {
+            assert_eq!(tensor.device(), device);
+            assert_eq!(
+                tensor.gradient_checkpointing_strategy(),
+                device.gradient_checkpointing_strategy()
+            );
+        }
+    }
+}
+
+/// Converted while frozen, trained later.
+#[test]
+fn a_frozen_model_can_be_thawed() {
+    let device = Device::flex().autodiff();
+    let net = Net::new(&device).freeze();
+    let net = to_half(net, FloatDType::F16, &[]).unfreeze();
+    let input = Tensor::<2>::ones([2, 6], (&device, DType::F16));
+    let loss = net.forward(input).cast(FloatDType::F32).square().mean();
+    let grads = loss.backward();
+    assert!(net.hidden.weight.grad(&grads).is_some());
+    assert!(net.norm.gamma.grad(&grads).is_some());
+}
+
+/// Converted on a device without autodiff, trained later.
+#[test]
+fn a_model_for_inference_can_be_trained_later() {
+    let net = to_half(
+        Net::new(&Device::flex().autodiff()).valid(),
+        FloatDType::F16,
+        &[],
+    );
+    assert!(!net.head.weight.is_require_grad());
+    let net = net.train();
+    assert!(net.head.weight.is_require_grad());
+    assert_eq!(net.head.weight.val().dtype(), DType::F16);
+}
+
+/// A column-major Linear transposes at load and save, which the conversion must not lose.
+#[test]
+fn parameter_mappers_stay() {
+    let device = Device::flex();
+    let init = || {
+        LinearConfig::new(3, 2)
+            .with_layout(LinearLayout::Col)
+            .init(&device)
+    };
+    let linear: Linear = init();
+    let half = to_half(linear.clone(), FloatDType::F16, &[]);
+    let loaded = init().load_record(half.clone().into_record());
+    assert_eq!(parameters(&loaded), parameters(&half));
+    assert_eq!(loaded.weight.val().dtype(), DType::F16);
+}
+
+/// What is not f32 to begin with.
+#[test]
+fn to_full_widens_half_precision_only() {
+    let device = Device::flex().autodiff();
+    let mut net = Net::new(&device);
+    net.head.weight = net.head.weight.map(|t| t.cast(FloatDType::F64));
+    net.norm.gamma = net.norm.gamma.map(|t| t.cast(FloatDType::BF16));
+    let full = to_full(net);
+    for (path, dtype) in dtypes(&full) {
+        let expected = if path == "head.weight" {
+            DType::F64
+        } else {
+            DType::F32
+        };
+        assert_eq!(dtype, expected, "{path}");
+    }
+}
+
+/// A parameter is lazily initialized by Burn: the conversion makes the values that f32 would have got.
+#[test]
+fn values_are_rounded_to_nearest() {
+    let device = Device::flex();
+    let embedding = EmbeddingConfig::new(5, 4).init(&device);
+    let half = to_half(embedding.clone(), FloatDType::F16, &[]);
+    let expected = embedding.weight.val().cast(FloatDType::F16).to_data();
+    assert_eq!(half.weight.val().to_data(), expected);
+    let tokens = Tensor::<2, Int>::from_data([[0, 4]], &device);
+    assert_eq!(half.forward(tokens).dtype(), DType::F16);
+}
+
+/// `MixedPrecision` may be on the model already; it casts what is stored, whatever that is.
+#[test]
+fn a_model_with_mixed_precision_can_be_converted() {
+    let device = Device::flex().autodiff();
+    let net = Net::new(&device).apply_reparameterization(MixedPrecision::bf16());
+    let half = to_half(net, FloatDType::F16, &[]);
+    assert_eq!(half.head.weight.base().dtype(), DType::F16);
+    assert_eq!(half.head.weight.val().dtype(), DType::BF16);
+}

@@ -1,0 +1,13 @@
+//! `MasterWeights`: f32 copies of half-precision parameters, and the conversion of models to half and back.
+
+#[path = "../records/support/bits.rs"]
+mod bits;
+mod convert;
+mod dtypes;
+mod edited;
+mod groups;
+mod records;
+mod stall;
+mod support;
+mod trajectory;
+mod without_masters;

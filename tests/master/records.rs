@@ -1,0 +1,103 @@
+//! Records of `MasterWeights`: a resumed run goes on bit for bit.
+
+use burn::{
+    module::{Module, ParamGroup},
+    optim::{AdamConfig, Optimizer, SgdConfig, momentum::MomentumConfig},
+    tensor::FloatDType,
+};
+use burn_amp::{
+    GradScalerConfig, MasterOptimizer, MasterWeights, RecordOptim, ScaledOptimizer, to_half,
+};
+
+use crate::{
+    bits::{pack, parameters},
+    support::{Net, device, gradients, state},
+};
+
+/// A net whose `norm` stays in f32.
+fn mixed() -> Net {
+    let norm = [ParamGroup::from_predicate("norm")];
+    to_half(Net::new(&device()), FloatDType::F16, &norm)
+}
+
+fn steps(optim: &mut MasterOptimizer, mut net: Net, from: usize) -> Net {
+    for step in from..from + 5 {
+        let grads = gradients(&net, step, 0.01, FloatDType::F32);
+        net = optim.step(0.003, net, grads);
+    }
+    net
+}
+
+/// Ten steps straight, and ten with a save and a load into new objects in between.
+fn resume<O: Optimizer>(optim: O) {
+    let build = || MasterWeights::new(optim.clone()).init();
+    let mut straight = build();
+    let middle = steps(&mut straight, mixed(), 0);
+    let scaler = || GradScalerConfig::new().init().unwrap();
+    let saved = ScaledOptimizer::new(straight.clone(), scaler());
+    let bytes = saved.into_bytes().unwrap();
+    let record = middle.clone().into_record();
+    let expected = steps(&mut straight, middle, 5);
+
+    let mut resumed = ScaledOptimizer::new(build(), scaler());
+    resumed.from_bytes(bytes.clone()).unwrap();
+    assert_eq!(pack(resumed.into_bytes().unwrap()), pack(bytes));
+    let mut resumed = resumed.into_inner();
+    let net = steps(&mut resumed, mixed().load_record(record), 5);
+    assert_eq!(parameters(&net), parameters(&expected));
+    assert_eq!(state(&resumed), state(&straight));
+}
+
+#[test]
+fn adam() {
+    resume(AdamConfig::new().build());
+    resume(AdamConfig::new().with_amsgrad(true).build());
+}
+
+#[test]
+fn sgd_with_momentum() {
+    let momentum = Some(MomentumConfig::new());
+    resume(SgdConfig::new().with_momentum(momentum).build());
+}
+
+/// Here the f32 parameters have no state at all.
+#[test]
+fn sgd_without_momentum() {
+    resume(SgdConfig::new().build());
+}
+
+/// The record without a scaler.
+#[test]
+fn the_bare_record_loads() {
+    let mut optim = MasterWeights::new(AdamConfig::new().build()).init();
+    steps(&mut optim, mixed(), 0);
+    let mut loaded = MasterWeights::new(AdamConfig::new().build()).init();
+    RecordOptim::load_record(&mut loaded, optim.to_record()).unwrap();
+    assert_eq!(state(&loaded), state(&optim));
+}
+
+/// Masters of an optimizer without them, and the other way round, are refused, and nothing changes.
+#[test]
+fn with_and_without_masters_do_not_mix() {
+    let scaler = || GradScalerConfig::new().init().unwrap();
+    let mut masters = MasterWeights::new(AdamConfig::new().build()).init();
+    steps(&mut masters, mixed(), 0);
+    let mut masters = ScaledOptimizer::new(masters, scaler());
+
+    let plain = Net::new(&device());
+    let mut adam = AdamConfig::new().init();
+    adam.step(
+        0.01,
+        plain.clone(),
+        gradients(&plain, 0, 1.0, FloatDType::F32),
+    );
+    let mut adam = ScaledOptimizer::new(adam, scaler());
+
+    let (masters_before, adam_before) = (masters.into_bytes().unwrap(), adam.into_bytes().unwrap());
+    let error = adam.from_bytes(masters_before.clone()).unwrap_err();
+    assert!(error.to_string().contains("does not fit"), "{error}");
+    let error = masters.from_bytes(adam_before.clone()).unwrap_err();
+    assert!(error.to_string().contains("does not fit"), "{error}");
+    assert_eq!(pack(adam.into_bytes().unwrap()), pack(adam_before));
+    assert_eq!(pack(masters.into_bytes().unwrap()), pack(masters_before));
+}

@@ -1,0 +1,113 @@
+//! A small model, gradients made by hand, and a look at the masters.
+
+use burn::{
+    module::{Module, ModuleMapper, ModuleVisitor, Param},
+    nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig},
+    optim::GradientsParams,
+    tensor::{DType, Device, FloatDType, Tensor, TensorData},
+};
+use burn_amp::{MasterOptimizer, in_f32};
+
+use crate::bits::{Pack, Values, pack, parameters};
+
+#[derive(Module, Debug)]
+pub struct Net {
+    pub hidden: Linear,
+    pub norm: LayerNorm,
+    pub head: Linear,
+}
+
+impl Net {
+    /// In f32, with values that f16 and bf16 hold exactly.
+    pub fn new(device: &Device) -> Self {
+        let net = Self {
+            hidden: LinearConfig::new(6, 4).init(device),
+            norm: LayerNormConfig::new(4).init(device),
+            head: LinearConfig::new(4, 3).init(device),
+        };
+        net.map(&mut Fill(0))
+    }
+
+    /// For a model in half precision, its `norm` included or not.
+    pub fn forward(&self, input: Tensor<2>) -> Tensor<2> {
+        let hidden = self.hidden.forward(input);
+        let hidden = match self.norm.gamma.val().dtype() {
+            DType::F32 => in_f32(hidden, |x| self.norm.forward(x)),
+            _ => self.norm.forward(hidden),
+        };
+        self.head.forward(hidden)
+    }
+}
+
+struct Fill(usize);
+
+impl ModuleMapper for Fill {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let (shape, device) = (param.shape(), param.device());
+        self.0 += 100;
+        let value = |index: usize| ((index * 37 + self.0) % 64) as f32 / 32.0 - 1.0;
+        let values = (0..shape.num_elements()).map(value).collect();
+        let data = TensorData::new::<f32, _>(values, shape);
+        param.map(|_| Tensor::from_data(data, &device).require_grad())
+    }
+}
+
+/// Deterministic gradients for every parameter of `module`: f16 values times `scale`, stored in `dtype`.
+pub fn gradients<M: Module>(
+    module: &M,
+    step: usize,
+    scale: f32,
+    dtype: FloatDType,
+) -> GradientsParams {
+    struct Make {
+        grads: GradientsParams,
+        seed: usize,
+        scale: f32,
+        dtype: FloatDType,
+    }
+
+    impl ModuleVisitor for Make {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let shape = param.shape();
+            self.seed += 50;
+            let value = |index: usize| ((index * 29 + self.seed) % 128) as f32 / 64.0 - 1.0;
+            let values = (0..shape.num_elements()).map(|i| value(i) * self.scale);
+            let data = TensorData::new(values.collect::<Vec<f32>>(), shape);
+            let grad = Tensor::<D>::from_data(data, &Device::flex()).cast(self.dtype);
+            self.grads.register(param.id, grad);
+        }
+    }
+
+    let mut make = Make {
+        grads: GradientsParams::new(),
+        seed: 1000 * (step + 1),
+        scale,
+        dtype,
+    };
+    module.visit(&mut make);
+    make.grads
+}
+
+/// Where parameters live: Burn's optimizers step no others.
+pub fn device() -> Device {
+    Device::flex().autodiff()
+}
+
+/// The optimizer's state.
+pub fn state(optim: &MasterOptimizer) -> Pack {
+    pack(optim.clone().into_inner().into_bytes().unwrap())
+}
+
+/// The masters, by parameter path; none of a parameter without one.
+pub fn master<M: Module>(optim: &MasterOptimizer, module: &M, path: &str) -> Option<Values> {
+    let (id, _) = parameters(module)[path];
+    let found = state(optim).tensors.remove(&format!("{id}.master"));
+    found.map(|(_, values)| values)
+}
+
+/// The numbers behind the bytes of an f32 tensor.
+pub fn f32s((dtype, _, bytes): &Values) -> Vec<f32> {
+    assert_eq!(*dtype, DType::F32);
+    let value = |chunk: &[u8]| f32::from_le_bytes(chunk.try_into().unwrap());
+    bytes.chunks_exact(4).map(value).collect()
+}

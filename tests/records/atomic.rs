@@ -1,0 +1,227 @@
+//! A save is whole or not at all: killed, out of space, or without a place to write.
+
+use burn::{
+    module::{Module, Param, ParamId},
+    optim::{AdamConfig, GradientsParams, ModuleOptimizer},
+    tensor::{DType, Device, Tensor},
+};
+use burn_amp::{AmpError, GradScalerConfig, ScaledOptimizer};
+use std::{
+    fs,
+    path::Path,
+    thread::sleep,
+    time::{Duration, Instant},
+};
+use tempfile::tempdir;
+
+use crate::support::{Pack, Small, adam, child, folder, pack};
+
+const STATES: usize = 4;
+
+#[derive(Module, Debug)]
+struct Large {
+    weight: Param<Tensor<2>>,
+}
+
+/// Optimizers of about 128 KiB, each different from the others, the same in every process.
+fn states() -> Vec<ScaledOptimizer<ModuleOptimizer>> {
+    let device = Device::flex().autodiff();
+    let weight = Tensor::<2>::ones([128, 128], &device).require_grad();
+    let mut large = Large {
+        weight: Param::initialized(ParamId::from(1), weight),
+    };
+    let scaler = GradScalerConfig::new().init().unwrap();
+    let mut optim = ScaledOptimizer::new(AdamConfig::new().init(), scaler);
+    let mut states = Vec::new();
+    for step in 0..STATES {
+        let mut grads = GradientsParams::new();
+        let value = 65536.0 * (step + 1) as f32;
+        let grad = Tensor::<2>::full([128, 128], value, &Device::flex());
+        grads.register(large.weight.id, grad);
+        large = optim.step(0.1, large, grads);
+        states.push(optim.clone());
+    }
+    states
+}
+
+fn load(path: &Path) -> Pack {
+    let mut optim = states().remove(0);
+    optim.load(path).unwrap();
+    pack(optim.into_bytes().unwrap())
+}
+
+fn scratch_files(folder: &Path) -> usize {
+    let names = fs::read_dir(folder).unwrap();
+    let name = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name();
+    let names = names.map(|entry| name(entry).into_string().unwrap());
+    names.filter(|name| name.ends_with(".tmp")).count()
+}
+
+#[test]
+fn killed_while_saving() {
+    let folder = tempdir().unwrap();
+    let (path, ready) = (folder.path().join("optim.bpk"), folder.path().join("ready"));
+    let states = states();
+    let valid: Vec<Pack> = states
+        .iter()
+        .map(|state| pack(state.into_bytes().unwrap()))
+        .collect();
+    states[0].save(&path).unwrap();
+    let mut seen = [false; STATES];
+    let (mut rounds, mut inside) = (0, 0);
+    // A kill in the middle of a save leaves its scratch file: some must, or nothing was tested.
+    while rounds < 12 || (inside < 3 && rounds < 40) {
+        let mut saving = child("atomic::saves_for_ever", folder.path())
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        let start = Instant::now();
+        while !ready.exists() {
+            assert!(start.elapsed() < Duration::from_secs(60), "no save yet");
+            sleep(Duration::from_millis(1));
+        }
+        // Anywhere within some saves.
+        sleep(Duration::from_micros(rounds * 7919 % 20_000));
+        saving.kill().unwrap();
+        saving.wait().unwrap();
+        fs::remove_file(&ready).unwrap();
+
+        let loaded = load(&path);
+        let state = valid.iter().position(|state| *state == loaded);
+        seen[state.expect("a file that nobody has saved")] = true;
+        inside = scratch_files(folder.path());
+        rounds += 1;
+    }
+    assert!(inside > 0, "no save was ever interrupted");
+    assert!(seen.iter().filter(|seen| **seen).count() > 1, "{seen:?}");
+}
+
+#[test]
+#[ignore = "run by killed_while_saving"]
+fn saves_for_ever() {
+    let Some(folder) = folder() else { return };
+    let (path, ready) = (folder.join("optim.bpk"), folder.join("ready"));
+    let states = states();
+    for count in 0.. {
+        states[count % STATES].save(&path).unwrap();
+        if count == 2 {
+            fs::write(&ready, "").unwrap();
+        }
+    }
+}
+
+/// A limit on the size of files, in place of a full disk.
+#[cfg(unix)]
+#[test]
+fn a_full_disk() {
+    for (kill, blocks) in [(false, 1), (false, 64), (true, 1), (true, 64), (true, 100)] {
+        let folder = tempdir().unwrap();
+        let path = folder.path().join("optim.bpk");
+        let states = states();
+        states[0].save(&path).unwrap();
+
+        let test = child("atomic::saves_once", folder.path());
+        // The system kills who writes beyond the limit, unless the signal is ignored: then the write fails.
+        let trap = if kill { "" } else { "trap '' XFSZ;" };
+        let script = format!("{trap} ulimit -f {blocks}; exec \"$0\" \"$@\"");
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-c", &script]).arg(test.get_program());
+        shell.args(test.get_args());
+        for (name, value) in test.get_envs() {
+            shell.env(name, value.unwrap());
+        }
+        let output = shell.output().unwrap();
+        if kill {
+            assert_eq!(output.status.code(), None, "it should have been killed");
+        } else {
+            assert!(output.status.success(), "{output:?}");
+            assert_eq!(scratch_files(folder.path()), 0);
+        }
+        assert!(!folder.path().join("saved").exists());
+        assert_eq!(load(&path), pack(states[0].into_bytes().unwrap()));
+    }
+}
+
+#[test]
+#[ignore = "run by a_full_disk"]
+fn saves_once() {
+    let Some(folder) = folder() else { return };
+    match states()[1].save(folder.join("optim.bpk")) {
+        Ok(()) => fs::write(folder.join("saved"), "").unwrap(),
+        Err(error) => assert_names(&error, &folder.join("optim.bpk")),
+    }
+}
+
+fn assert_names(error: &AmpError, path: &Path) {
+    assert!(matches!(error, AmpError::RecordIo { .. }), "{error:?}");
+    assert!(
+        error.to_string().contains(path.to_str().unwrap()),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_missing_folder() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("missing").join("optim.bpk");
+    assert_names(&adam().save(&path).unwrap_err(), &path);
+    assert_names(&adam().scaler().save(&path).unwrap_err(), &path);
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_folder_of_that_name() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("optim.bpk");
+    fs::create_dir(&path).unwrap();
+    fs::write(path.join("inside"), "kept").unwrap();
+    assert_names(&adam().save(&path).unwrap_err(), &path);
+    assert_eq!(fs::read_to_string(path.join("inside")).unwrap(), "kept");
+    assert_eq!(scratch_files(folder.path()), 0);
+}
+
+/// The file can be read, but nothing written beside it: its name is so long that there is no longer one.
+#[test]
+fn no_room_beside_the_old_file() {
+    let folder = tempdir().unwrap();
+    let mut optim = adam();
+    Small::new(DType::F32).train(&mut optim, 0..3, &[]);
+    let short = folder.path().join("optim.bpk");
+    optim.save(&short).unwrap();
+    let path = folder.path().join(format!("{}.bpk", "long".repeat(62)));
+    fs::rename(&short, &path).unwrap();
+    let saved = fs::read(&path).unwrap();
+
+    assert_names(&adam().save(&path).unwrap_err(), &path);
+    assert_names(&adam().scaler().save(&path).unwrap_err(), &path);
+    assert_eq!(fs::read(&path).unwrap(), saved);
+    let mut loaded = adam();
+    loaded.load(&path).unwrap();
+    assert_eq!(loaded.scaler().counters().steps(), 3);
+}
+
+/// Beside is where it is written: no reader ever sees a part of it.
+#[test]
+fn readers_see_whole_files_only() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("optim.bpk");
+    let states = states();
+    states[0].save(&path).unwrap();
+    let valid: Vec<Pack> = states
+        .iter()
+        .map(|state| pack(state.into_bytes().unwrap()))
+        .collect();
+    std::thread::scope(|scope| {
+        let saver = scope.spawn(|| {
+            for count in 0..60 {
+                states[count % STATES].save(&path).unwrap();
+            }
+        });
+        let mut reads = 0;
+        while !saver.is_finished() {
+            assert!(valid.contains(&load(&path)));
+            reads += 1;
+        }
+        assert!(reads > 1);
+    });
+}

@@ -1,0 +1,135 @@
+//! To plain f32 training and back: our files are Burn's, and Burn's are ours.
+
+use burn::{
+    optim::{AdamConfig, GradientsParams, ModuleOptimizer, OptimizerRecord},
+    tensor::DType,
+};
+use burn_amp::{GradScalerConfig, ScaledOptimizer, ScaledOptimizerRecord};
+use tempfile::tempdir;
+
+use crate::support::{Small, adam, logs, momentum, pack, parameters};
+
+/// A plain step on unscaled gradients.
+fn plain_step(optim: &mut ModuleOptimizer, small: Small, step: usize) -> Small {
+    let grads: GradientsParams = small.gradients(step, 1.0, false);
+    optim.step(0.1, small, grads)
+}
+
+#[test]
+fn burn_reads_our_file() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("optim.bpk");
+    let mut scaled = adam();
+    let small = Small::new(DType::F32).train(&mut scaled, 0..8, &[3]);
+    scaled.save(&path).unwrap();
+
+    let record = OptimizerRecord::load(&path).unwrap();
+    let plain = AdamConfig::new().init().load_record(record);
+    let from_file = AdamConfig::new().init().load(&path).unwrap();
+    let bytes = scaled.into_bytes().unwrap();
+    let from_bytes = AdamConfig::new().init().from_bytes(bytes).unwrap();
+
+    // All of them go on where the scaled one does.
+    let expected = small.clone().train(&mut scaled, 8..10, &[]);
+    for mut plain in [plain, from_file, from_bytes] {
+        let stepped = plain_step(&mut plain, small.clone(), 8);
+        let stepped = plain_step(&mut plain, stepped, 9);
+        assert_eq!(parameters(&stepped), parameters(&expected));
+        assert_eq!(
+            pack(plain.into_bytes().unwrap()),
+            pack(scaled.optimizer().into_bytes().unwrap())
+        );
+    }
+    // An optimizer that had lost its state would have gone elsewhere.
+    let fresh = plain_step(&mut AdamConfig::new().init(), small.clone(), 8);
+    let kept = small.train(&mut scaled, 8..9, &[]);
+    assert_ne!(parameters(&fresh), parameters(&kept));
+}
+
+#[test]
+fn the_record_gives_burns_record() {
+    let mut scaled = momentum();
+    Small::new(DType::F32).train(&mut scaled, 0..8, &[3]);
+    let record = scaled.to_record().unwrap().into_optimizer().unwrap();
+    assert_eq!(
+        pack(record.into_bytes().unwrap()),
+        pack(scaled.optimizer().into_bytes().unwrap())
+    );
+}
+
+#[test]
+fn we_read_burns_file() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("plain.bpk");
+    let mut plain = AdamConfig::new().init();
+    let mut small = Small::new(DType::F32);
+    for step in 0..4 {
+        small = plain_step(&mut plain, small, step);
+    }
+    plain.save(&path).unwrap();
+    assert_eq!(ScaledOptimizerRecord::load(&path).unwrap().scaler(), None);
+
+    // A scaler far from its start, with settings of its own.
+    let config = GradScalerConfig::new()
+        .with_init_scale(1024.0)
+        .with_growth_interval(2);
+    let mut scaled = ScaledOptimizer::new(AdamConfig::new().init(), config.init().unwrap());
+    Small::new(DType::F32).train(&mut scaled, 0..5, &[4]);
+    assert_ne!(
+        scaled.scaler().to_record(),
+        config.init().unwrap().to_record()
+    );
+
+    let file = path.to_str().unwrap();
+    let lines = logs(file, || scaled.load(&path).unwrap());
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    for part in ["WARN", "without loss scaling", "starts fresh", "1024"] {
+        assert!(lines[0].contains(part), "{lines:?}");
+    }
+    assert_eq!(
+        scaled.scaler().to_record(),
+        config.init().unwrap().to_record()
+    );
+    assert_eq!(scaled.scaler().last_outcome(), None);
+
+    // And it goes on as the plain one does.
+    let expected = plain_step(&mut plain, small.clone(), 4);
+    let actual = small.train(&mut scaled, 4..5, &[]);
+    assert_eq!(parameters(&actual), parameters(&expected));
+    assert_eq!(
+        pack(scaled.optimizer().into_bytes().unwrap()),
+        pack(plain.into_bytes().unwrap())
+    );
+}
+
+/// A file of ours says nothing.
+#[test]
+fn nothing_is_logged_for_our_own_file() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("ours.bpk");
+    let mut scaled = adam();
+    scaled.save(&path).unwrap();
+    let lines = logs(path.to_str().unwrap(), || scaled.load(&path).unwrap());
+    assert!(lines.is_empty(), "{lines:?}");
+}
+
+/// There and back: what plain training saved over our file is taken up again.
+#[test]
+fn a_file_goes_back_and_forth() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("optim");
+    let mut scaled = adam();
+    let small = Small::new(DType::F32).train(&mut scaled, 0..5, &[1]);
+    scaled.save(&path).unwrap();
+    let mut plain = AdamConfig::new().init().load(&path).unwrap();
+    let small = plain_step(&mut plain, small, 5);
+    plain.save(&path).unwrap();
+    let mut scaled = adam();
+    scaled.load(&path).unwrap();
+    assert_eq!(scaled.scaler().counters().steps(), 0);
+    assert_eq!(
+        pack(scaled.optimizer().into_bytes().unwrap()),
+        pack(plain.into_bytes().unwrap())
+    );
+    small.train(&mut scaled, 6..7, &[]);
+}

@@ -1,0 +1,217 @@
+//! Files that earlier releases have written, in `tests/golden/{version}/`: this release must read all of them.
+//!
+//! A new release adds its own: `cargo test -p burn-amp-tests --test records write_golden -- --ignored`. Files that are
+//! there are never written again.
+
+mod recipe;
+
+use burn::{
+    config::Config,
+    module::{Module, ParamId},
+    tensor::{DType, Tensor},
+};
+use burn_amp::{
+    DynamicSettings, GradScalerConfig, GradScalerRecord, GradScalerState, LossScale, RecordOptim,
+    ScaledOptimizer, StepCounters, StepOutcome,
+};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use crate::support::{Small, pack, parameters};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("golden")
+}
+
+/// Every version's folder.
+fn versions() -> Vec<PathBuf> {
+    let entries = fs::read_dir(root()).unwrap();
+    let folders = entries.map(|entry| entry.unwrap().path());
+    let mut folders: Vec<_> = folders.filter(|path| path.is_dir()).collect();
+    folders.sort();
+    assert!(!folders.is_empty());
+    folders
+}
+
+fn json<T: serde::de::DeserializeOwned>(path: PathBuf) -> T {
+    let text = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    serde_json::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+#[test]
+#[ignore = "writes the files of a new release"]
+fn write_golden() {
+    let folder = root().join(env!("CARGO_PKG_VERSION"));
+    if !folder.exists() {
+        recipe::write(&folder);
+    }
+}
+
+#[test]
+fn this_release_has_its_files() {
+    let version = root().join(env!("CARGO_PKG_VERSION"));
+    assert!(
+        versions().contains(&version),
+        "run `write_golden`, see above"
+    );
+}
+
+#[test]
+fn configs_and_settings() {
+    for folder in versions() {
+        let config = GradScalerConfig::load(folder.join("config.json")).unwrap();
+        assert_eq!(config, recipe::config(), "{}", folder.display());
+        let settings: DynamicSettings = json(folder.join("settings.json"));
+        assert_eq!(settings, recipe::settings(), "{}", folder.display());
+    }
+}
+
+/// Seven steps, the overflows 1, 2 and 6: the first is tolerated, the second is not, four clean ones grow twice.
+fn assert_schedule(schedule: &LossScale) {
+    let LossScale::Dynamic(dynamic) = schedule else {
+        panic!("{schedule:?}");
+    };
+    assert_eq!(*dynamic.settings(), recipe::settings());
+    assert_eq!(dynamic.scale(), 1024.0);
+    assert_eq!(dynamic.growth_tracker(), 0);
+    assert_eq!(dynamic.hysteresis_tracker(), 1);
+}
+
+fn assert_counters(counters: &StepCounters) {
+    assert_eq!(counters.steps(), 7);
+    assert_eq!(counters.skipped(), 3);
+    assert_eq!(counters.consecutive_skips(), 1);
+}
+
+#[test]
+fn schedules_and_counters() {
+    for folder in versions() {
+        let fixed: LossScale = json(folder.join("loss_scale.static.json"));
+        assert_eq!(fixed, LossScale::fixed(96.0).unwrap());
+        assert_schedule(&json(folder.join("loss_scale.dynamic.json")));
+        assert_counters(&json(folder.join("counters.json")));
+    }
+}
+
+#[test]
+fn states() {
+    for folder in versions() {
+        let text = fs::read_to_string(folder.join("state.json")).unwrap();
+        let expected = GradScalerState {
+            scale: Some(1024.0),
+            growth_factor: Some(4.0),
+            backoff_factor: Some(0.25),
+            growth_interval: Some(2),
+            growth_tracker: Some(0),
+        };
+        assert_eq!(GradScalerState::from_json(&text).unwrap(), expected);
+    }
+}
+
+#[test]
+fn scalers() {
+    for folder in versions() {
+        let record = GradScalerRecord::load(folder.join("scaler.bpk")).unwrap();
+        assert_schedule(record.schedule());
+        assert_counters(record.counters());
+    }
+}
+
+/// Loads model and optimizer and makes one more step; returns the bits of both parameters.
+fn go_on<O: RecordOptim>(
+    optim: &mut ScaledOptimizer<O>,
+    dtype: DType,
+    stem: &Path,
+) -> [Vec<u32>; 2] {
+    optim.load(stem.with_extension("optimizer.bpk")).unwrap();
+    assert_schedule(optim.scaler().schedule());
+    assert_counters(optim.scaler().counters());
+    let mut small = Small::new(dtype);
+    small.weight.id = ParamId::from(1);
+    let small = small.load_file(stem.with_extension("model.bpk"));
+    assert_eq!(small.weight.id.val(), 1001);
+    let small = small.train(optim, recipe::NEXT..recipe::NEXT + 1, &[]);
+    assert_eq!(optim.scaler().last_outcome(), Some(StepOutcome::Applied));
+    [bits(small.weight.val()), bits(small.bias.val())]
+}
+
+fn bits<const D: usize>(tensor: Tensor<D>) -> Vec<u32> {
+    let data = tensor.to_data();
+    match data.dtype() {
+        DType::F16 => {
+            let values = data.iter::<half::f16>();
+            values.map(|value| value.to_bits().into()).collect()
+        }
+        _ => data.iter::<f32>().map(f32::to_bits).collect(),
+    }
+}
+
+/// The bits of a state tensor in a file.
+fn state(stem: &Path, name: &str) -> Vec<u32> {
+    let bytes = fs::read(stem.with_extension("optimizer.bpk")).unwrap();
+    let bytes = burn::tensor::Bytes::from_bytes_vec(bytes);
+    let (id, (dtype, _, bytes)) = pack(bytes).tensors.remove(name).unwrap();
+    assert!(name.starts_with(&id.unwrap().to_string()));
+    assert_eq!(dtype, DType::F32);
+    let value = |chunk: &[u8]| u32::from_le_bytes(chunk.try_into().unwrap());
+    bytes.chunks_exact(4).map(value).collect()
+}
+
+/// Bit patterns, as an f32 computation of Adam outside Burn gives them too: nothing in them can round in two ways.
+const WEIGHT_OF_ADAM: [u32; 3] = [0x3d3181f8, 0xbf0bf3d3, 0xbe59c129];
+
+#[test]
+fn adam() {
+    for folder in versions() {
+        let stem = folder.join("adam");
+        let [weight, bias] = go_on(&mut recipe::adam(), DType::F32, &stem);
+        assert_eq!(
+            state(&stem, "1001.momentum.moment_2"),
+            [0x3a9f8988, 0x3b050069, 0x3a9f5b76]
+        );
+        assert_eq!(weight, WEIGHT_OF_ADAM);
+        assert_eq!(bias, [0x3fc39112]);
+    }
+}
+
+#[test]
+fn masters() {
+    for folder in versions() {
+        let stem = folder.join("masters");
+        let [weight, bias] = go_on(&mut recipe::masters(), DType::F16, &stem);
+        assert_eq!(
+            state(&stem, "1001.master"),
+            [0x3e070704, 0xbf23acd6, 0xbdfa49d2]
+        );
+        assert_eq!(weight, [0x298c, 0xb860, 0xb2ce]);
+        assert_eq!(bias, [0x3e1d]);
+    }
+}
+
+#[test]
+fn groups() {
+    for folder in versions() {
+        let stem = folder.join("groups");
+        let mut optim = recipe::groups();
+        let [weight, bias] = go_on(&mut optim, DType::F32, &stem);
+        assert_eq!(state(&stem, "1002.momentum.velocity"), [0x3ffebc69]);
+        assert_eq!(weight, WEIGHT_OF_ADAM);
+        assert_eq!(bias, [0x3fa6d0f0]);
+    }
+}
+
+/// The models beside them, as plain Burn reads them.
+#[test]
+fn models() {
+    for folder in versions() {
+        for (name, dtype) in [("adam", DType::F32), ("masters", DType::F16)] {
+            let path = folder.join(name).with_extension("model.bpk");
+            let small = Small::new(DType::F32).load_file(path);
+            let found = parameters(&small);
+            assert_eq!(found["weight"].0, 1001);
+            assert_eq!(found["weight"].1.0, dtype);
+        }
+    }
+}

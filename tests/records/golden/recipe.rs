@@ -1,0 +1,114 @@
+//! What the golden files hold, and how they were made. It never changes: later releases must make the same of it.
+
+use burn::{
+    config::Config,
+    module::{Module, ParamGroup},
+    optim::{AdamConfig, ModuleOptimizer, SgdConfig, momentum::MomentumConfig},
+    tensor::DType,
+};
+use burn_amp::{
+    DynamicSettings, GradScalerConfig, GradientDType, HysteresisRefill, LossScale, MasterOptimizer,
+    MasterWeights, RecordOptim, ScaledOptimizer,
+};
+use serde::Serialize;
+use std::{fs, path::Path};
+
+use crate::support::Small;
+
+/// The step after those that went into the files.
+pub const NEXT: usize = 7;
+
+/// No setting at its default.
+pub fn config() -> GradScalerConfig {
+    GradScalerConfig::new()
+        .with_init_scale(1024.0)
+        .with_growth_factor(4.0)
+        .with_backoff_factor(0.25)
+        .with_growth_interval(2)
+        .with_enabled(false)
+        .with_dynamic(false)
+        .with_min_scale(Some(0.5))
+        .with_max_scale(Some(32768.0))
+        .with_hysteresis(2)
+        .with_hysteresis_refill(HysteresisRefill::OnCleanStep)
+        .with_max_consecutive_skips(Some(9))
+        .with_gradient_dtype(GradientDType::Parameter)
+}
+
+pub fn settings() -> DynamicSettings {
+    DynamicSettings {
+        init_scale: 1024.0,
+        growth_factor: 4.0,
+        backoff_factor: 0.25,
+        growth_interval: 2,
+        min_scale: Some(0.5),
+        max_scale: Some(32768.0),
+        hysteresis: 2,
+        hysteresis_refill: HysteresisRefill::OnCleanStep,
+    }
+}
+
+fn scaled<O>(optim: O) -> ScaledOptimizer<O>
+where
+    O: RecordOptim,
+{
+    let config = config()
+        .with_enabled(true)
+        .with_dynamic(true)
+        .with_gradient_dtype(GradientDType::Full);
+    ScaledOptimizer::new(optim, config.init().unwrap())
+}
+
+pub fn adam() -> ScaledOptimizer<ModuleOptimizer> {
+    scaled(AdamConfig::new().init())
+}
+
+pub fn masters() -> ScaledOptimizer<MasterOptimizer> {
+    scaled(MasterWeights::new(AdamConfig::new().build()).init())
+}
+
+/// Adam, but momentum for the bias.
+pub fn groups() -> ScaledOptimizer<ModuleOptimizer> {
+    let momentum = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
+    let bias = ParamGroup::from_predicate("bias");
+    let optim = AdamConfig::new().init();
+    scaled(optim.with_group(bias, momentum.build(), None))
+}
+
+/// Writes all files into a folder.
+pub fn write(folder: &Path) {
+    fs::create_dir_all(folder).unwrap();
+    let json = |name: &str, value: &dyn erased::Json| fs::write(folder.join(name), value.json());
+    config().save(folder.join("config.json")).unwrap();
+    json("settings.json", &settings()).unwrap();
+    json("loss_scale.static.json", &LossScale::fixed(96.0).unwrap()).unwrap();
+
+    let mut optim = adam();
+    train(&mut optim, DType::F32, &folder.join("adam"));
+    json("loss_scale.dynamic.json", optim.scaler().schedule()).unwrap();
+    json("counters.json", optim.scaler().counters()).unwrap();
+    fs::write(folder.join("state.json"), optim.scaler().state().to_json()).unwrap();
+    optim.scaler().save(folder.join("scaler.bpk")).unwrap();
+
+    train(&mut masters(), DType::F16, &folder.join("masters"));
+    train(&mut groups(), DType::F32, &folder.join("groups"));
+}
+
+/// Trains and writes `{stem}.optimizer.bpk` and `{stem}.model.bpk`.
+fn train<O: RecordOptim>(optim: &mut ScaledOptimizer<O>, dtype: DType, stem: &Path) {
+    let small = Small::new(dtype).train(optim, 0..NEXT, &[1, 2, 6]);
+    optim.save(stem.with_extension("optimizer.bpk")).unwrap();
+    small.save_file(stem.with_extension("model.bpk")).unwrap();
+}
+
+mod erased {
+    pub trait Json {
+        fn json(&self) -> String;
+    }
+
+    impl<T: super::Serialize> Json for T {
+        fn json(&self) -> String {
+            serde_json::to_string_pretty(self).unwrap()
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! `GradScalerState`: PyTorch's `state_dict` as JSON.
+
+use burn_amp::{
+    AmpError, DynamicSettings, GradScaler, GradScalerConfig, GradScalerState, LossScale,
+    StepOutcome,
+};
+use burn_amp_tests::reference;
+use serde_json::{Value, json};
+
+fn fresh() -> GradScaler {
+    GradScalerConfig::new().init().unwrap()
+}
+
+fn load(json: &Value) -> Result<GradScaler, AmpError> {
+    let mut scaler = fresh();
+    scaler.load_state(&GradScalerState::from_json(&json.to_string())?)?;
+    Ok(scaler)
+}
+
+fn torch() -> Value {
+    json!({
+        "scale": 65536.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 3
+    })
+}
+
+#[test]
+fn pytorchs_json_loads() {
+    let scaler = load(&torch()).unwrap();
+    assert_eq!(scaler.loss_scale(), 65536.0);
+    assert_eq!(scaler.growth_factor(), 2.0);
+    assert_eq!(scaler.backoff_factor(), 0.5);
+    assert_eq!(scaler.growth_interval(), 2000);
+    assert_eq!(scaler.growth_tracker(), 3);
+}
+
+#[test]
+fn our_json_has_pytorchs_five_names() {
+    let mut scaler = fresh();
+    scaler.set_growth_tracker(3).unwrap();
+    let json: Value = serde_json::from_str(&scaler.state().to_json()).unwrap();
+    assert_eq!(json, torch());
+    // Through serde as well, and back.
+    assert_eq!(serde_json::to_value(scaler.state()).unwrap(), torch());
+    let state: GradScalerState = serde_json::from_value(torch()).unwrap();
+    assert_eq!(state, scaler.state());
+}
+
+/// f32 scales that are no short decimals, and a schedule in the middle of its life.
+#[test]
+fn a_round_trip_is_exact() {
+    let mut schedule = LossScale::dynamic(DynamicSettings {
+        init_scale: 1e5 / 3.0,
+        growth_factor: 1.7,
+        backoff_factor: 0.3,
+        growth_interval: 3,
+        ..Default::default()
+    })
+    .unwrap();
+    for step in 0..60 {
+        let scaler = GradScaler::new(schedule);
+        let state = GradScalerState::from_json(&scaler.state().to_json()).unwrap();
+        assert_eq!(state, scaler.state());
+        let mut loaded = fresh();
+        loaded.load_state(&state).unwrap();
+        assert_eq!(loaded.loss_scale().to_bits(), scaler.loss_scale().to_bits());
+        let outcome = match step % 7 {
+            0 => StepOutcome::Skipped,
+            _ => StepOutcome::Applied,
+        };
+        assert_eq!(
+            loaded.schedule().adjust(outcome).scale().to_bits(),
+            schedule.adjust(outcome).scale().to_bits()
+        );
+        schedule = schedule.adjust(outcome);
+    }
+}
+
+/// Every `state_dict` that PyTorch wrote into the reference traces.
+#[test]
+fn the_reference_states_load() {
+    let mut seen = 0;
+    for (name, file) in reference::<Value>("torch_scale_traces") {
+        for trace in file["traces"].as_array().unwrap() {
+            for expected in trace["expected"].as_array().unwrap() {
+                let Some(json) = expected.get("state_dict").filter(|json| json.is_object()) else {
+                    continue;
+                };
+                let scaler = load(json).unwrap_or_else(|e| panic!("{name}: {json}: {e}"));
+                let state: Value = serde_json::from_str(&scaler.state().to_json()).unwrap();
+                assert_eq!(state, *json, "{name}");
+                seen += 1;
+            }
+        }
+    }
+    assert!(seen >= 60, "only {seen}");
+}
+
+#[test]
+fn a_disabled_scaler_has_an_empty_state() {
+    let mut disabled = fresh().with_enabled(false);
+    assert!(disabled.state().is_empty());
+    assert_eq!(disabled.state().to_json(), "{}");
+    // And takes any, as PyTorch's.
+    let before = disabled.to_record();
+    disabled.load_state(&GradScalerState::default()).unwrap();
+    let state = GradScalerState::from_json(&torch().to_string()).unwrap();
+    disabled.load_state(&state).unwrap();
+    assert_eq!(disabled.to_record(), before);
+}
+
+#[test]
+fn an_empty_state_is_pytorchs_error() {
+    let mut scaler = fresh();
+    let empty = GradScalerState::from_json("{}").unwrap();
+    assert!(empty.is_empty());
+    let error = scaler.load_state(&empty).unwrap_err();
+    assert_eq!(error, AmpError::EmptyState);
+    // PyTorch: "The source state dict is empty, possibly because it was saved from a disabled instance of GradScaler."
+    let message = error.to_string().to_lowercase();
+    assert!(message.contains("source state"), "{message}");
+    assert!(
+        message.contains(
+            "is empty, possibly because it was saved from a disabled instance of gradscaler"
+        ),
+        "{message}"
+    );
+    assert_eq!(scaler.to_record(), fresh().to_record());
+}
+
+/// Each of the five left out, or null.
+#[test]
+fn a_missing_value_is_named() {
+    for name in torch().as_object().unwrap().keys() {
+        let mut without = torch();
+        without.as_object_mut().unwrap().remove(name);
+        let mut null = torch();
+        null[name] = Value::Null;
+        for json in [without, null] {
+            let error = load(&json).unwrap_err();
+            assert!(matches!(error, AmpError::InvalidState { .. }), "{error:?}");
+            assert!(error.to_string().contains(&format!("`{name}`")), "{error}");
+        }
+    }
+}
+
+/// Each of the five with values outside its range: named as in the JSON, and the state stays.
+#[test]
+fn an_invalid_value_is_named() {
+    let bad: [(&str, &[f64]); 3] = [
+        ("scale", &[0.0, -1.0, 1e300]),
+        ("growth_factor", &[1.0, 0.5, -2.0]),
+        ("backoff_factor", &[0.0, 1.0, 1.5]),
+    ];
+    for (name, values) in bad {
+        for value in values {
+            let mut json = torch();
+            json[name] = json!(value);
+            check_named(&json, name);
+        }
+    }
+    let mut json = torch();
+    json["growth_interval"] = json!(0);
+    check_named(&json, "growth_interval");
+}
+
+fn check_named(json: &Value, name: &str) {
+    let mut scaler = fresh();
+    scaler.set_loss_scale(4.0).unwrap();
+    let before = scaler.to_record();
+    let state = GradScalerState::from_json(&json.to_string()).unwrap();
+    let error = scaler.load_state(&state).unwrap_err();
+    assert!(matches!(error, AmpError::InvalidValue(_)), "{error:?}");
+    assert!(
+        error.to_string().contains(&format!("`{name}`")),
+        "{name}: {error}"
+    );
+    assert_eq!(scaler.to_record(), before);
+}
+
+/// Bounds of this scaler, which PyTorch knows nothing of.
+#[test]
+fn a_scale_outside_our_bounds_is_refused() {
+    let config = GradScalerConfig::new().with_max_scale(Some(65536.0));
+    let mut scaler = config.init().unwrap();
+    let mut json = torch();
+    json["scale"] = json!(131072.0);
+    let state = GradScalerState::from_json(&json.to_string()).unwrap();
+    let error = scaler.load_state(&state).unwrap_err();
+    assert!(error.to_string().contains("max_scale"), "{error}");
+    assert_eq!(scaler.to_record(), config.init().unwrap().to_record());
+    // Within them it loads, and they stay.
+    let state = GradScalerState::from_json(&torch().to_string()).unwrap();
+    scaler.load_state(&state).unwrap();
+    assert!(scaler.set_loss_scale(131072.0).is_err());
+}
+
+#[test]
+fn a_text_that_is_no_state() {
+    for text in [
+        "",
+        "{",
+        "null",
+        "3",
+        "\"scale\"",
+        "[]",
+        "{\"scale\": \"big\"}",
+        "{\"growth_interval\": 2.5}",
+        "{\"_growth_tracker\": -1}",
+    ] {
+        let error = GradScalerState::from_json(text).unwrap_err();
+        assert!(
+            matches!(error, AmpError::InvalidState { .. }),
+            "{text}: {error:?}"
+        );
+    }
+}
+
+/// A later PyTorch may add names.
+#[test]
+fn unknown_names_are_ignored() {
+    let mut json = torch();
+    json["device"] = json!("cuda");
+    assert_eq!(
+        load(&json).unwrap().state(),
+        load(&torch()).unwrap().state()
+    );
+}
+
+/// A static scale takes the scale and stays static.
+#[test]
+fn into_a_static_scale() {
+    let mut scaler = GradScaler::new(LossScale::fixed(8.0).unwrap());
+    let state = GradScalerState::from_json(&torch().to_string()).unwrap();
+    scaler.load_state(&state).unwrap();
+    assert_eq!(*scaler.schedule(), LossScale::fixed(65536.0).unwrap());
+}

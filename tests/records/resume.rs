@@ -1,0 +1,123 @@
+//! A run of 60 steps equals 30 steps, a save, new objects, a load and 30 more: bit for bit.
+
+use burn::optim::{AdamConfig, AdamWConfig, ModuleOptimizer, SgdConfig, momentum::MomentumConfig};
+use burn_amp::{MasterOptimizer, MasterWeights, RecordOptim};
+use tempfile::tempdir;
+
+use crate::support::{Run, STEPS, child, folder};
+
+/// The straight run, which leaves its halfway state in the folder.
+fn straight<O: RecordOptim>(build: &impl Fn() -> Run<O>, folder: &std::path::Path) -> Run<O> {
+    let mut run = build();
+    let start = run.snapshot();
+    run.train_until(STEPS / 2);
+    run.save(folder);
+    let half = run.snapshot();
+    run.train_until(STEPS);
+    let end = run.snapshot();
+    for (name, from, to) in [("first", &start, &half), ("second", &half, &end)] {
+        let skipped = to.counters.skipped() - from.counters.skipped();
+        let applied = to.counters.applied() - from.counters.applied();
+        assert!(skipped >= 2, "{name} half: {skipped} overflows");
+        assert!(applied >= 15, "{name} half: {applied} steps");
+        // Each skip halves the scale: where it is higher than that, it grew.
+        let lowered = from.scale * 0.5f32.powi(skipped as i32);
+        assert!(to.scale > lowered, "{name} half: the scale never grew");
+        assert_ne!(from.parameters, to.parameters, "{name} half");
+    }
+    run
+}
+
+fn resume<O: RecordOptim>(build: impl Fn() -> Run<O>) {
+    let folder = tempdir().unwrap();
+    let straight = straight(&build, folder.path());
+    let mut resumed = build();
+    resumed.load(folder.path(), STEPS / 2);
+    resumed.train_until(STEPS);
+    assert_eq!(resumed.snapshot(), straight.snapshot());
+}
+
+fn adam() -> Run<ModuleOptimizer> {
+    Run::mixed(AdamConfig::new().init())
+}
+
+fn adam_w_masters() -> Run<MasterOptimizer> {
+    Run::half(MasterWeights::new(AdamWConfig::new().build()).init())
+}
+
+fn sgd() -> SgdConfig {
+    SgdConfig::new().with_momentum(Some(MomentumConfig::new()))
+}
+
+#[test]
+fn adam_in_mixed_precision() {
+    resume(adam);
+}
+
+#[test]
+fn sgd_in_mixed_precision() {
+    resume(|| Run::mixed(sgd().init()));
+}
+
+#[test]
+fn adam_w_in_mixed_precision() {
+    resume(|| Run::mixed(AdamWConfig::new().init()));
+}
+
+#[test]
+fn adam_with_masters() {
+    resume(|| Run::half(MasterWeights::new(AdamConfig::new().build()).init()));
+}
+
+#[test]
+fn sgd_with_masters() {
+    resume(|| Run::half(MasterWeights::new(sgd().build()).init()));
+}
+
+#[test]
+fn adam_w_with_masters() {
+    resume(adam_w_masters);
+}
+
+/// The second half in a process that has never seen the first.
+fn resume_in_a_child<O: RecordOptim>(build: impl Fn() -> Run<O>, test: &str) {
+    let halfway = tempdir().unwrap();
+    let straight = straight(&build, halfway.path());
+    let output = child(test, halfway.path()).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let mut resumed = build();
+    resumed.load(&halfway.path().join("end"), STEPS);
+    assert_eq!(resumed.snapshot(), straight.snapshot());
+}
+
+/// In the child.
+fn second_half<O: RecordOptim>(mut run: Run<O>) {
+    let Some(folder) = folder() else { return };
+    run.load(&folder, STEPS / 2);
+    run.train_until(STEPS);
+    let end = folder.join("end");
+    std::fs::create_dir(&end).unwrap();
+    run.save(&end);
+}
+
+#[test]
+fn adam_in_a_new_process() {
+    resume_in_a_child(adam, "resume::second_half_of_adam");
+}
+
+#[test]
+#[ignore = "run by adam_in_a_new_process"]
+fn second_half_of_adam() {
+    second_half(adam());
+}
+
+#[test]
+fn masters_in_a_new_process() {
+    resume_in_a_child(adam_w_masters, "resume::second_half_of_masters");
+}
+
+#[test]
+#[ignore = "run by masters_in_a_new_process"]
+fn second_half_of_masters() {
+    second_half(adam_w_masters());
+}

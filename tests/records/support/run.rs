@@ -1,0 +1,146 @@
+//! A training run in f16, with overflows, that can be saved and resumed.
+
+use burn::{
+    module::{Module, ModuleMapper, Param, ParamGroup},
+    nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig},
+    tensor::{Device, FloatDType, Tensor, TensorData, activation::tanh},
+};
+use burn_amp::{
+    GradScalerConfig, MixedPrecision, RecordOptim, ScaledOptimizer, StepCounters, in_f32, to_half,
+};
+use std::{collections::BTreeMap, path::Path};
+
+use super::{Pack, bits::Values, pack, parameters};
+
+/// The length of a run.
+pub const STEPS: usize = 60;
+
+/// Steps whose loss is infinite, beside those at which the growing scale overflows by itself.
+const INFINITE: [usize; 4] = [5, 17, 38, 39];
+
+#[derive(Module, Debug)]
+pub struct Net {
+    hidden: Linear,
+    norm: LayerNorm,
+    head: Linear,
+}
+
+impl Net {
+    fn new(device: &Device) -> Self {
+        let net = Self {
+            hidden: LinearConfig::new(6, 8).init(device),
+            norm: LayerNormConfig::new(8).init(device),
+            head: LinearConfig::new(8, 2).init(device),
+        };
+        net.map(&mut Fill(0))
+    }
+
+    fn forward(&self, input: Tensor<2>) -> Tensor<2> {
+        let hidden = tanh(self.hidden.forward(input));
+        let hidden = in_f32(hidden, |x| self.norm.forward(x));
+        self.head.forward(hidden)
+    }
+}
+
+struct Fill(usize);
+
+impl ModuleMapper for Fill {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let (shape, device) = (param.shape(), param.device());
+        self.0 += 1000;
+        let data = TensorData::new(wave(self.0, shape.num_elements()), shape);
+        param.map(|_| Tensor::from_data(data, &device).require_grad())
+    }
+}
+
+fn wave(from: usize, count: usize) -> Vec<f32> {
+    let value = |index: usize| (12.9898 * (index as f32 + 1.0)).sin() * 0.7;
+    (from..from + count).map(value).collect()
+}
+
+/// A model, its optimizer and the number of steps done.
+pub struct Run<O> {
+    net: Net,
+    optim: ScaledOptimizer<O>,
+    step: usize,
+}
+
+/// All that makes up the state of a run.
+#[derive(Debug, PartialEq)]
+pub struct Snapshot {
+    pub parameters: BTreeMap<String, (u64, Values)>,
+    pub optimizer: Pack,
+    pub counters: StepCounters,
+    pub scale: f32,
+}
+
+impl<O: RecordOptim> Run<O> {
+    /// f32 parameters, computed with in f16.
+    pub fn mixed(optim: O) -> Self {
+        let norm = ParamGroup::from_predicate("norm");
+        let net = Net::new(&Device::flex().autodiff());
+        Self::new(
+            net.apply_reparameterization(MixedPrecision::f16().keep(norm)),
+            optim,
+        )
+    }
+
+    /// f16 parameters, `norm` excepted.
+    pub fn half(optim: O) -> Self {
+        let norm = ParamGroup::from_predicate("norm");
+        let net = Net::new(&Device::flex().autodiff());
+        Self::new(to_half(net, FloatDType::F16, &[norm]), optim)
+    }
+
+    fn new(net: Net, optim: O) -> Self {
+        // Too large at first, and soon again.
+        let scaler = GradScalerConfig::new()
+            .with_init_scale(2f64.powi(22))
+            .with_growth_interval(5);
+        Self {
+            net,
+            optim: ScaledOptimizer::new(optim, scaler.init().unwrap()),
+            step: 0,
+        }
+    }
+
+    /// Goes on until the step of this number.
+    pub fn train_until(&mut self, end: usize) {
+        let device = Device::flex().autodiff();
+        while self.step < end {
+            let seed = 100 * self.step;
+            let input = Tensor::<2>::from_data(TensorData::new(wave(seed, 24), [4, 6]), &device);
+            let target = Tensor::<2>::from_data(TensorData::new(wave(seed, 8), [4, 2]), &device);
+            let output = self.net.forward(input.cast(FloatDType::F16));
+            let mut loss = (output.cast(FloatDType::F32) - target).square().mean();
+            if INFINITE.contains(&self.step) {
+                loss = loss.mul_scalar(f32::INFINITY);
+            }
+            let grads = self.optim.backward(loss, &self.net);
+            let net = self.net.clone();
+            self.net = self.optim.step(0.01, net, grads);
+            self.step += 1;
+        }
+    }
+
+    pub fn save(&self, folder: &Path) {
+        self.net.clone().save_file(folder.join("model")).unwrap();
+        self.optim.save(folder.join("optim")).unwrap();
+    }
+
+    /// Loads what was saved after `step` steps.
+    pub fn load(&mut self, folder: &Path, step: usize) {
+        self.net = self.net.clone().load_file(folder.join("model"));
+        self.optim.load(folder.join("optim")).unwrap();
+        self.step = step;
+    }
+
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot {
+            parameters: parameters(&self.net),
+            optimizer: pack(self.optim.into_bytes().unwrap()),
+            counters: *self.optim.scaler().counters(),
+            scale: self.optim.scaler().loss_scale(),
+        }
+    }
+}

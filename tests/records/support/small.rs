@@ -1,0 +1,76 @@
+//! The smallest model that will do, with optimizers for it.
+
+use burn::{
+    module::{Module, Param, ParamId},
+    optim::{AdamConfig, GradientsParams, ModuleOptimizer, SgdConfig, momentum::MomentumConfig},
+    tensor::{DType, Device, Tensor},
+};
+use burn_amp::{GradScalerConfig, MasterOptimizer, MasterWeights, ModuleOptim, ScaledOptimizer};
+
+/// Two parameters with ids that are the same in every run.
+#[derive(Module, Debug)]
+pub struct Small {
+    pub weight: Param<Tensor<2>>,
+    pub bias: Param<Tensor<1>>,
+}
+
+impl Small {
+    pub fn new(dtype: DType) -> Self {
+        let device = (&Device::flex().autodiff(), dtype);
+        let weight = Tensor::from_data([[0.5, -1.0, 0.25]], device);
+        let bias = Tensor::from_data([2.0], device);
+        Self {
+            weight: Param::initialized(ParamId::from(1001), weight.require_grad()),
+            bias: Param::initialized(ParamId::from(1002), bias.require_grad()),
+        }
+    }
+
+    /// Gradients for a loss scale of `scale`; infinite if `overflow`.
+    pub fn gradients(&self, step: usize, scale: f32, overflow: bool) -> GradientsParams {
+        let device = Device::flex();
+        let wave = |index: usize| (1.0 + ((step * 7 + index * 3) % 8) as f32) * 0.125 * scale;
+        let last = if overflow { f32::INFINITY } else { wave(3) };
+        let mut grads = GradientsParams::new();
+        let weight = Tensor::<2>::from_floats([[wave(0), -wave(1), wave(2)]], &device);
+        grads.register(self.weight.id, weight);
+        grads.register(self.bias.id, Tensor::<1>::from_floats([last], &device));
+        grads
+    }
+
+    /// Steps until `to`; each step of a number in `overflows` overflows.
+    pub fn train<O: ModuleOptim>(
+        mut self,
+        optim: &mut ScaledOptimizer<O>,
+        steps: std::ops::Range<usize>,
+        overflows: &[usize],
+    ) -> Self {
+        for step in steps {
+            let scale = optim.scaler().loss_scale();
+            let grads = self.gradients(step, scale, overflows.contains(&step));
+            self = optim.step(0.1, self, grads);
+        }
+        self
+    }
+}
+
+fn scaled<O: ModuleOptim>(optim: O) -> ScaledOptimizer<O> {
+    let scaler = GradScalerConfig::new().with_growth_interval(3);
+    ScaledOptimizer::new(optim, scaler.init().unwrap())
+}
+
+pub fn adam() -> ScaledOptimizer<ModuleOptimizer> {
+    scaled(AdamConfig::new().init())
+}
+
+pub fn sgd() -> ScaledOptimizer<ModuleOptimizer> {
+    scaled(SgdConfig::new().init())
+}
+
+pub fn momentum() -> ScaledOptimizer<ModuleOptimizer> {
+    let momentum = Some(MomentumConfig::new());
+    scaled(SgdConfig::new().with_momentum(momentum).init())
+}
+
+pub fn master_adam() -> ScaledOptimizer<MasterOptimizer> {
+    scaled(MasterWeights::new(AdamConfig::new().build()).init())
+}

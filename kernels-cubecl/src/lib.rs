@@ -29,6 +29,7 @@ mod ops;
 mod run;
 mod status;
 
+pub use backends::fallback;
 pub use list::TensorList;
 pub use ops::{AmpOps, TensorVec, UnscaledVec};
 pub use run::{inspect, unscale};

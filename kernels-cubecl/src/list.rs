@@ -1,5 +1,5 @@
 use burn::{
-    backend::DispatchTensor,
+    backend::{DispatchTensor, TensorMetadata},
     tensor::{DType, Tensor},
 };
 
@@ -38,7 +38,7 @@ impl TensorList {
     ///
     /// If there is none, or its rank is not `D`.
     pub fn get<const D: usize>(&self, index: usize) -> Tensor<D> {
-        Tensor::from_dispatch(self.tensors[index].tensor.clone())
+        typed(self.tensors[index].tensor.clone())
     }
 
     /// Takes out the last tensor, so that nothing else holds its memory.
@@ -47,9 +47,7 @@ impl TensorList {
     ///
     /// If its rank is not `D`.
     pub fn pop<const D: usize>(&mut self) -> Option<Tensor<D>> {
-        self.tensors
-            .pop()
-            .map(|entry| Tensor::from_dispatch(entry.tensor))
+        self.tensors.pop().map(|entry| typed(entry.tensor))
     }
 
     /// The number of tensors.
@@ -61,4 +59,14 @@ impl TensorList {
     pub fn is_empty(&self) -> bool {
         self.tensors.is_empty()
     }
+}
+
+/// Burn itself does not look at the rank here, and goes on with a wrong one.
+fn typed<const D: usize>(tensor: DispatchTensor) -> Tensor<D> {
+    assert_eq!(
+        tensor.rank(),
+        D,
+        "the tensor's rank is not the one asked for"
+    );
+    Tensor::from_dispatch(tensor)
 }

@@ -77,14 +77,12 @@ pub(crate) struct Squares {
 }
 
 impl Squares {
-    /// Magnitudes from here on belong to `big`, and are multiplied by `BIG_SCALE` before they are squared.
+    /// Magnitudes from here on belong to `big`, and are multiplied by `BIG_SCALE`, 2^-600, before they are squared.
     pub(crate) const BIG: f64 = 1.0e100;
-    pub(crate) const BIG_SCALE: f64 =
-        1.0 / (1u128 << 127) as f64 / (1u128 << 127) as f64 / (1u128 << 127) as f64;
-    /// Magnitudes below belong to `small`, and are multiplied by `SMALL_SCALE`.
+    pub(crate) const BIG_SCALE: f64 = f64::from_bits((1023 - 600) << 52);
+    /// Magnitudes below belong to `small`, and are multiplied by `SMALL_SCALE`, 2^600.
     pub(crate) const SMALL: f64 = 1.0e-100;
-    pub(crate) const SMALL_SCALE: f64 =
-        (1u128 << 127) as f64 * (1u128 << 127) as f64 * (1u128 << 127) as f64;
+    pub(crate) const SMALL_SCALE: f64 = f64::from_bits((1023 + 600) << 52);
 
     pub(crate) fn norm(self) -> f64 {
         // The larger range decides; the smaller ones count only beside it.

@@ -15,9 +15,10 @@ pub enum AmpError {
     ///
     /// The step was counted as skipped; parameters, optimizer state and loss scale are as they were.
     #[error(
-        "loss scale exhausted: gradients still overflow at loss scale {scale} after {skips} skipped steps in a row; \
+        "loss scale exhausted: gradients still overflow at loss scale {} after {skips} skipped steps in a row; \
          the first parameter whose gradient overflows is `{parameter}`. Inputs, loss or parameters may hold an infinity \
-         or a NaN already, or the learning rate may be too high"
+         or a NaN already, or the learning rate may be too high",
+        f64::from(*scale)
     )]
     LossScaleExhausted {
         /// The loss scale at which the gradients overflowed.

@@ -1,4 +1,4 @@
-//! The same job composed of Burn's own operations, for backends without kernels.
+//! The same job composed of Burn's own operations: for backends without kernels, and to compare kernels with.
 
 use burn::tensor::{DType, FloatDType, Int, Tensor};
 
@@ -13,7 +13,9 @@ const COUNT_BASE: u64 = 1 << 20;
 /// Floats for each tensor: three counts of two, largest magnitude, sum of squares relative to it.
 pub(crate) const FIELDS: usize = 8;
 
-pub(crate) fn unscale(list: TensorList, inverse: Tensor<1>) -> (TensorList, Status) {
+/// As [`unscale`](crate::unscale).
+pub fn unscale(list: TensorList, inverse: Tensor<1>) -> (TensorList, Status) {
+    let inverse = inverse.inner();
     let mut measures = Measures::default();
     let mut products = TensorList::new();
     for entry in list.tensors {
@@ -23,10 +25,16 @@ pub(crate) fn unscale(list: TensorList, inverse: Tensor<1>) -> (TensorList, Stat
                     $($rank => {
                         let tensor = Tensor::<$rank>::from_dispatch(entry.tensor);
                         let wide = tensor.cast(working(entry.dtype));
+                        // `reshape` reads a 0 as "keep this dimension".
+                        if entry.elements == 0 {
+                            measures.elements.push(0);
+                            products.push(wide);
+                            continue;
+                        }
                         let factor = inverse.clone().cast(working(entry.dtype));
                         let shape = wide.shape();
                         let flat: Tensor<1> = wide.reshape([entry.elements]);
-                        let product = if entry.elements == 0 { flat.clone() } else { flat.clone() * factor };
+                        let product = flat.clone() * factor;
                         measures.add(flat, product.clone());
                         products.push(product.reshape::<$rank, _>(shape));
                     })*
@@ -39,7 +47,8 @@ pub(crate) fn unscale(list: TensorList, inverse: Tensor<1>) -> (TensorList, Stat
     (products, measures.status())
 }
 
-pub(crate) fn inspect(list: TensorList) -> Status {
+/// As [`inspect`](crate::inspect).
+pub fn inspect(list: TensorList) -> Status {
     let mut measures = Measures::default();
     for entry in list.tensors {
         let flat = flatten(entry.tensor, entry.elements).cast(working(entry.dtype));

@@ -10,7 +10,7 @@ use burn::{
 use burn_flex::FlexTensor;
 use bytemuck::Pod;
 use half::slice::HalfFloatSliceExt;
-use pulp::Arch;
+use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
 use crate::{
@@ -19,16 +19,17 @@ use crate::{
 };
 
 /// Values that one thread takes at a time: enough to be worth the hand-over, few enough to share evenly.
-const CHUNK: usize = 1 << 18;
-/// Values that are converted or squared at a time: they stay in the first-level cache.
+const CHUNK: usize = 1 << 16;
+/// Values that are converted, scaled and measured at a time: they stay in the first-level cache.
 const BLOCK: usize = 1 << 10;
+/// Lists of fewer values are done before a second thread has woken up.
+const PARALLEL: usize = 1 << 15;
 
 impl AmpOps for Flex {
     fn amp_unscale(tensors: TensorVec<Self>, inverse: FloatTensor<Self>) -> UnscaledVec<Self> {
         let inverse = inverse.into_data().iter::<f32>().next().unwrap_or(1.0);
-        let (tensors, rows) = (tensors.tensors.into_iter())
-            .map(|tensor| unscale(tensor, inverse))
-            .unzip();
+        let unscaled = each(tensors.tensors, |tensor| unscale(tensor, inverse));
+        let (tensors, rows) = unscaled.into_iter().unzip();
         UnscaledVec {
             tensors: TensorVec { tensors },
             status: status(rows),
@@ -36,8 +37,17 @@ impl AmpOps for Flex {
     }
 
     fn amp_inspect(tensors: TensorVec<Self>) -> IntTensor<Self> {
-        status(tensors.tensors.into_iter().map(inspect).collect())
+        status(each(tensors.tensors, inspect))
     }
+}
+
+/// Works on each tensor of the list, and in the order of the list on the results.
+fn each<R: Send>(tensors: Vec<FlexTensor>, work: impl Fn(FlexTensor) -> R + Send + Sync) -> Vec<R> {
+    let elements = |tensor: &FlexTensor| tensor.layout().num_elements();
+    if tensors.iter().map(elements).sum::<usize>() < PARALLEL {
+        return tensors.into_iter().map(work).collect();
+    }
+    tensors.into_par_iter().map(work).collect()
 }
 
 fn status(rows: Vec<Row>) -> FlexTensor {
@@ -90,14 +100,9 @@ fn in_place<T: Real>(mut tensor: FlexTensor, inverse: T) -> (FlexTensor, Row) {
     let source = tensor
         .as_slice::<T>()
         .expect("contiguous, and of this dtype");
-    let mut target = vec![T::default(); source.len()];
-    let row = over_pair(source, &mut target, |source, target| {
-        let mut row = Row::default();
-        for (source, target) in source.chunks(BLOCK).zip(target.chunks_mut(BLOCK)) {
-            target.copy_from_slice(source);
-            T::scale(target, inverse, &mut row);
-        }
-        row
+    let (target, row) = anew(source, |source, target, row| {
+        target.copy_from_slice(source);
+        T::scale(target, inverse, row);
     });
     (FlexTensor::from_data(TensorData::new(target, shape)), row)
 }
@@ -112,16 +117,62 @@ where
     let source = tensor
         .as_slice::<H>()
         .expect("contiguous, and of this dtype");
-    let mut target = vec![0f32; source.len()];
-    let row = over_pair(source, &mut target, |source, target| {
-        let mut row = Row::default();
-        for (source, target) in source.chunks(BLOCK).zip(target.chunks_mut(BLOCK)) {
-            source.convert_to_f32_slice(target);
-            f32::scale(target, inverse, &mut row);
-        }
-        row
+    let (target, row) = anew(source, |source: &[H], target: &mut [f32], row| {
+        widen(source, target);
+        f32::scale(target, inverse, row);
     });
     (FlexTensor::from_data(TensorData::new(target, shape)), row)
+}
+
+/// `half` has f16 instructions of its own; its loop over bf16 becomes SIMD in a dispatch.
+fn widen<H>(source: &[H], target: &mut [f32])
+where
+    [H]: HalfFloatSliceExt,
+{
+    Arch::new().dispatch(Widen { source, target });
+}
+
+struct Widen<'a, H> {
+    source: &'a [H],
+    target: &'a mut [f32],
+}
+
+impl<H> WithSimd for Widen<'_, H>
+where
+    [H]: HalfFloatSliceExt,
+{
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        self.source.convert_to_f32_slice(self.target);
+    }
+}
+
+/// A new buffer and what was found in it. Zeros come from the system where it is large, and cost nothing then.
+fn anew<S: Sync, T: Real>(
+    source: &[S],
+    write: impl Fn(&[S], &mut [T], &mut Row) + Send + Sync,
+) -> (Vec<T>, Row) {
+    let mut target = vec![T::default(); source.len()];
+    let work = |source: &[S], target: &mut [T]| {
+        let mut row = Row::default();
+        for (source, target) in source.chunks(BLOCK).zip(target.chunks_mut(BLOCK)) {
+            write(source, target, &mut row);
+        }
+        row
+    };
+    let row = if source.len() <= CHUNK {
+        work(source, &mut target)
+    } else {
+        let chunks = source.par_chunks(CHUNK).zip(target.par_chunks_mut(CHUNK));
+        total(
+            chunks
+                .map(|(source, target)| work(source, target))
+                .collect(),
+        )
+    };
+    (target, row)
 }
 
 fn read<T: Real>(tensor: &FlexTensor) -> Row {
@@ -153,7 +204,7 @@ where
         let mut wide = [0f32; BLOCK];
         for block in chunk.chunks(BLOCK) {
             let wide = &mut wide[..block.len()];
-            block.convert_to_f32_slice(wide);
+            widen(block, wide);
             f32::observe(wide, &mut row);
         }
         row.before = row.after;
@@ -173,21 +224,6 @@ fn over_mut<T: Send>(values: &mut [T], work: impl Fn(&mut [T]) -> Row + Send + S
         return work(values);
     }
     total(values.par_chunks_mut(CHUNK).map(work).collect())
-}
-
-fn over_pair<S: Sync, T: Send>(
-    source: &[S],
-    target: &mut [T],
-    work: impl Fn(&[S], &mut [T]) -> Row + Send + Sync,
-) -> Row {
-    if source.len() <= CHUNK {
-        return work(source, target);
-    }
-    let rows = (source.par_chunks(CHUNK))
-        .zip(target.par_chunks_mut(CHUNK))
-        .map(|(source, target)| work(source, target))
-        .collect();
-    total(rows)
 }
 
 /// Adds up in the order of the chunks: the same sum on every run, whichever thread was first.
@@ -219,61 +255,120 @@ trait Real: Element + Pod + Send + Sync + Default {
     fn observe(block: &[Self], row: &mut Row);
 }
 
-/// Independent sums, so that the compiler can keep them side by side in registers.
+/// Independent sums, so that they stay side by side in registers.
 const LANES: usize = 16;
+/// The bits of infinity; those of NaN are above.
+const INFINITY: i32 = 0x7F80_0000;
 
 impl Real for f32 {
     fn scale(block: &mut [f32], inverse: f32, row: &mut Row) {
-        Arch::new().dispatch(|| {
-            let before: u32 = block.iter().map(|value| non_finite(*value)).sum();
-            for value in block.iter_mut() {
-                *value *= inverse;
-            }
-            row.before += u64::from(before);
+        Arch::new().dispatch(Scale {
+            block,
+            inverse,
+            row,
         });
-        Self::observe(block, row);
     }
 
     fn observe(block: &[f32], row: &mut Row) {
-        Arch::new().dispatch(
-            #[inline(always)]
-            || {
-                let (mut bad, mut zeros, mut max) = ([0u32; LANES], [0u32; LANES], [0u32; LANES]);
-                let mut squares = [0f64; LANES];
-                let mut lanes = block.chunks_exact(LANES);
-                let mut add = |lane: usize, value: f32| {
-                    let bits = value.to_bits() & 0x7FFF_FFFF;
-                    let finite = bits < 0x7F80_0000;
-                    let magnitude = if finite { bits } else { 0 };
-                    bad[lane] += u32::from(!finite);
-                    zeros[lane] += u32::from(bits == 0);
-                    max[lane] = max[lane].max(magnitude);
-                    // Squares of f32 values, and sums of them, stay well inside f64.
-                    let value = f64::from(f32::from_bits(magnitude));
-                    squares[lane] += value * value;
-                };
-                for values in &mut lanes {
-                    for lane in 0..LANES {
-                        add(lane, values[lane]);
-                    }
-                }
-                for (lane, value) in lanes.remainder().iter().enumerate() {
-                    add(lane, *value);
-                }
-                row.elements += block.len() as u64;
-                row.after += u64::from(bad.iter().sum::<u32>());
-                row.zeros += u64::from(zeros.iter().sum::<u32>());
-                let max = max.iter().max().copied().unwrap_or(0);
-                row.max_abs = row.max_abs.max(f64::from(f32::from_bits(max)));
-                row.squares.medium += squares.iter().sum::<f64>();
-            },
-        );
+        Arch::new().dispatch(Observe { block, row });
+    }
+}
+
+// Short loops that do one thing each become SIMD; one loop that does all of it does not. Nor does a closure: the
+// compiler puts a function of its own between it and the dispatch, and that one is compiled without SIMD.
+struct Scale<'a> {
+    block: &'a mut [f32],
+    inverse: f32,
+    row: &'a mut Row,
+}
+
+impl WithSimd for Scale<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let (mut before, mut max) = (0, 0);
+        for value in self.block.iter_mut() {
+            before += i32::from(magnitude(*value) >= INFINITY);
+            *value *= self.inverse;
+            max = max.max(magnitude(*value));
+        }
+        self.row.before += before as u64;
+        measure(self.block, max, self.row);
+    }
+}
+
+struct Observe<'a> {
+    block: &'a [f32],
+    row: &'a mut Row,
+}
+
+impl WithSimd for Observe<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let mut max = 0;
+        for value in self.block {
+            max = max.max(magnitude(*value));
+        }
+        measure(self.block, max, self.row);
+    }
+}
+
+/// The bits without the sign: ordered as the magnitudes are, NaN last.
+#[inline(always)]
+fn magnitude(value: f32) -> i32 {
+    (value.to_bits() & 0x7FFF_FFFF) as i32
+}
+
+/// Adds what is found in a block of up to [`BLOCK`] values, of which `max` is the largest magnitude.
+#[inline(always)]
+fn measure(block: &[f32], max: i32, row: &mut Row) {
+    let mut zeros = 0;
+    for value in block {
+        zeros += i32::from(*value == 0.0);
+    }
+    row.elements += block.len() as u64;
+    row.zeros += zeros as u64;
+    if max < INFINITY {
+        add_finite(block, max, row);
+        return;
+    }
+    let mut finite = [0f32; BLOCK];
+    let (mut bad, mut max) = (0, 0);
+    for (finite, value) in finite.iter_mut().zip(block) {
+        let is_finite = magnitude(*value) < INFINITY;
+        *finite = if is_finite { *value } else { 0.0 };
+        bad += i32::from(!is_finite);
+        max = max.max(magnitude(*finite));
+    }
+    row.after += bad as u64;
+    add_finite(&finite[..block.len()], max, row);
+}
+
+#[inline(always)]
+fn add_finite(block: &[f32], max: i32, row: &mut Row) {
+    row.max_abs = row.max_abs.max(f64::from(f32::from_bits(max as u32)));
+    // Squares of f32 values, and sums of them, stay well inside f64.
+    let mut squares = [0f64; LANES];
+    let (lines, rest) = block.as_chunks::<LANES>();
+    for line in lines {
+        for (sum, value) in squares.iter_mut().zip(line) {
+            *sum += square(*value);
+        }
+    }
+    for value in rest {
+        squares[0] += square(*value);
+    }
+    for square in squares {
+        row.squares.medium += square;
     }
 }
 
 #[inline(always)]
-fn non_finite(value: f32) -> u32 {
-    u32::from(value.to_bits() & 0x7FFF_FFFF >= 0x7F80_0000)
+fn square(value: f32) -> f64 {
+    f64::from(value) * f64::from(value)
 }
 
 impl Real for f64 {

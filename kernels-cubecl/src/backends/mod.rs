@@ -1,6 +1,6 @@
 #[cfg(feature = "cubecl")]
 mod cubecl;
-pub(crate) mod fallback;
+pub mod fallback;
 #[cfg(feature = "flex")]
 mod flex;
 #[cfg(all(feature = "cubecl", feature = "fusion"))]

@@ -9,6 +9,7 @@ mod suite;
 mod case;
 mod create;
 mod device;
+mod fallback;
 mod host;
 mod kernels;
 mod system;

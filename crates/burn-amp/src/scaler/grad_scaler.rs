@@ -248,7 +248,7 @@ impl GradScaler {
         self.last_outcome
     }
 
-    /// What the gradients of the last step were like; none before the first.
+    /// What the gradients of the last step were like; none before the first, and of a disabled scaler.
     pub fn last_status(&self) -> Option<&GradientStatus> {
         self.last_status.as_ref()
     }
@@ -288,7 +288,7 @@ impl GradScaler {
     /// Counts the step; an error if it is an overflow too many.
     fn record(&mut self, grads: &UnscaledGradients) -> Result<(), AmpError> {
         let status = grads.status();
-        self.last_status = Some(status.clone());
+        self.last_status = self.enabled.then(|| status.clone());
         if !grads.has_overflow() {
             self.last_outcome = Some(StepOutcome::Applied);
             self.counters.record(StepOutcome::Applied);
@@ -320,6 +320,8 @@ impl GradScaler {
 
 /// A skip is never invisible.
 fn log_update(before: f32, after: f32, status: Option<&GradientStatus>, outcome: StepOutcome) {
+    // Printed as f32, a power of two has digits that are not its own.
+    let (before, after) = (f64::from(before), f64::from(after));
     if outcome.is_skipped() {
         let path = status.and_then(GradientStatus::overflow_parameter);
         log::info!(

@@ -31,6 +31,7 @@ impl UnderflowWatch {
             return;
         }
         self.warned = true;
+        let scale = f64::from(scale);
         log::warn!(
             "all {} gradient values are zero at loss scale {scale} although the loss is not: they underflow in half \
              precision (or the loss does not depend on the parameters). A larger `init_scale` or a shorter \

@@ -1,0 +1,245 @@
+//! What is timed: the kernels, a copy, and the same job composed of Burn's operations.
+
+use std::time::{Duration, Instant};
+
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData, bf16, f16};
+use burn_amp_kernels::{TensorList, inspect, unscale};
+use rayon::prelude::*;
+
+use crate::sets::Set;
+
+/// The seconds of one run, and the transfers from the device in it.
+pub struct Run {
+    pub time: Duration,
+    pub reads: u32,
+}
+
+/// A set's gradients on a device.
+pub struct Gradients<'a> {
+    set: &'a Set,
+    device: Device,
+    dtype: DType,
+    /// Held by this list alone. Factors alternate between 1/2 and 2, so that values stay what they are.
+    owned: TensorList,
+    shared: TensorList,
+    doubles: bool,
+    /// The same bytes in plain memory, for the copies on the CPU.
+    plain: Vec<Vec<u8>>,
+    targets: Vec<Vec<u8>>,
+}
+
+/// Values of a plausible gradient: of both signs, some zero, none infinite.
+fn value(index: usize) -> f32 {
+    let hash = (index as u32).wrapping_mul(2_654_435_761) >> 16;
+    (hash as f32 - 32768.0) / 65536.0
+}
+
+fn data(shape: &[usize], dtype: DType) -> TensorData {
+    let elements = 0..shape.iter().product();
+    match dtype {
+        DType::F16 => {
+            let values: Vec<f16> = elements.map(|i| f16::from_f32(value(i))).collect();
+            TensorData::new(values, shape)
+        }
+        DType::BF16 => {
+            let values: Vec<bf16> = elements.map(|i| bf16::from_f32(value(i))).collect();
+            TensorData::new(values, shape)
+        }
+        _ => TensorData::new(elements.map(value).collect::<Vec<f32>>(), shape),
+    }
+}
+
+macro_rules! by_rank {
+    ($shape:expr, $rank:ident => $body:expr) => {
+        match $shape.len() {
+            1 => {
+                const $rank: usize = 1;
+                $body
+            }
+            2 => {
+                const $rank: usize = 2;
+                $body
+            }
+            _ => {
+                const $rank: usize = 4;
+                $body
+            }
+        }
+    };
+}
+
+impl<'a> Gradients<'a> {
+    pub fn new(set: &'a Set, dtype: DType, device: &Device, plain: bool) -> Self {
+        let list = || {
+            let mut list = TensorList::new();
+            for shape in &set.shapes {
+                let data = data(shape, dtype);
+                by_rank!(shape, D => list.push(Tensor::<D>::from_data(data, (device, dtype))));
+            }
+            list
+        };
+        let bytes = |shape: &Vec<usize>| data(shape, dtype).as_bytes().to_vec();
+        let plain: Vec<Vec<u8>> = match plain {
+            true => set.shapes.iter().map(bytes).collect(),
+            false => Vec::new(),
+        };
+        Self {
+            set,
+            device: device.clone(),
+            dtype,
+            owned: if dtype == DType::F32 {
+                list()
+            } else {
+                TensorList::new()
+            },
+            shared: list(),
+            doubles: false,
+            targets: plain.clone(),
+            plain,
+        }
+    }
+
+    fn factor(&mut self) -> Tensor<1> {
+        self.doubles = !self.doubles;
+        let factor = if self.doubles { 2.0 } else { 0.5 };
+        Tensor::from_floats([factor], &self.device)
+    }
+
+    fn sync(&self) {
+        self.device.sync().expect("the device is well");
+    }
+
+    /// Nobody else holds the tensors: f32 is overwritten.
+    pub fn in_place(&mut self) -> Run {
+        let (list, factor) = (std::mem::take(&mut self.owned), self.factor());
+        self.sync();
+        let start = Instant::now();
+        let (list, status) = unscale(list, factor);
+        std::hint::black_box(status.read());
+        let time = start.elapsed();
+        self.owned = list;
+        Run { time, reads: 1 }
+    }
+
+    /// Somebody else holds the tensors: products are new.
+    pub fn out_of_place(&mut self) -> Run {
+        let (list, factor) = (self.shared.clone(), self.factor());
+        self.sync();
+        let start = Instant::now();
+        let (list, status) = unscale(list, factor);
+        std::hint::black_box(status.read());
+        let time = start.elapsed();
+        drop(list);
+        Run { time, reads: 1 }
+    }
+
+    pub fn inspect(&mut self) -> Run {
+        let list = self.shared.clone();
+        self.sync();
+        let start = Instant::now();
+        std::hint::black_box(inspect(list).read());
+        Run {
+            time: start.elapsed(),
+            reads: 1,
+        }
+    }
+
+    /// The job of `unscale`, or of `inspect` without a factor, in Burn's operations, with one read at its end.
+    /// In place if f32.
+    pub fn composed(&mut self, scale: bool) -> Run {
+        let in_place = self.dtype == DType::F32 && scale;
+        let mut list = match in_place {
+            true => std::mem::take(&mut self.owned),
+            false => self.shared.clone(),
+        };
+        self.doubles = !self.doubles;
+        let factor = if self.doubles { 2.0 } else { 0.5 };
+        self.sync();
+        let start = Instant::now();
+        let (mut products, mut facts) = (Vec::new(), Vec::new());
+        let mut step = |list: &mut TensorList, shape: &[usize]| {
+            by_rank!(shape, D => {
+                let tensor = list.pop::<D>().expect("a tensor for each shape");
+                let tensor = tensor.cast(FloatDType::F32);
+                let product = if scale { tensor.mul_scalar(factor) } else { tensor };
+                facts.push(product.clone().is_finite().all().float());
+                facts.push(product.clone().square().sum());
+                let mut one = TensorList::new();
+                one.push(product);
+                products.push(one);
+            })
+        };
+        for shape in self.set.shapes.iter().rev() {
+            step(&mut list, shape);
+        }
+        std::hint::black_box(Tensor::cat(facts, 0).into_data());
+        let time = start.elapsed();
+        if in_place {
+            for (mut one, shape) in products.into_iter().rev().zip(&self.set.shapes) {
+                by_rank!(shape, D => list.push(one.pop::<D>().expect("one tensor")));
+            }
+            self.owned = list;
+        }
+        Run { time, reads: 1 }
+    }
+
+    /// Into new memory. On Flex as fast as two plain loops over memory go: all threads, each block written once, and
+    /// the system's cost of new pages in it as in any operation that makes new tensors. Elsewhere
+    /// `mul_scalar(1)` of tensors that somebody else holds.
+    pub fn copy(&mut self) -> Run {
+        if !self.plain.is_empty() {
+            let start = Instant::now();
+            let copies: Vec<Vec<u8>> = self.plain.par_iter().map(|plain| copied(plain)).collect();
+            let time = start.elapsed();
+            drop(std::hint::black_box(copies));
+            return Run { time, reads: 0 };
+        }
+        let list = self.shared.clone();
+        self.sync();
+        let start = Instant::now();
+        let mut copies = TensorList::new();
+        for (index, shape) in self.set.shapes.iter().enumerate() {
+            by_rank!(shape, D => copies.push(list.get::<D>(index).mul_scalar(1.0)));
+        }
+        self.sync();
+        let time = start.elapsed();
+        drop(copies);
+        Run { time, reads: 0 }
+    }
+
+    /// Into memory that is there already, on Flex alone.
+    pub fn copy_into(&mut self) -> Run {
+        let start = Instant::now();
+        (self.plain.par_iter().zip(&mut self.targets)).for_each(|(plain, target)| {
+            if plain.len() <= PIECE {
+                return target.copy_from_slice(plain);
+            }
+            let targets = target.par_chunks_mut(PIECE);
+            (plain.par_chunks(PIECE).zip(targets)).for_each(|(from, to)| to.copy_from_slice(from));
+        });
+        Run {
+            time: start.elapsed(),
+            reads: 0,
+        }
+    }
+}
+
+const PIECE: usize = 1 << 18;
+const PAGE: usize = 1 << 12;
+
+/// Each page is copied into memory that was not zeroed before, large vectors by all threads.
+fn copied(plain: &[u8]) -> Vec<u8> {
+    let (pages, rest) = plain.as_chunks::<PAGE>();
+    if plain.len() <= PIECE || pages.is_empty() {
+        return plain.to_vec();
+    }
+    let mut copy: Vec<[u8; PAGE]> = Vec::with_capacity(pages.len() + 1);
+    pages
+        .par_iter()
+        .with_min_len(PIECE / PAGE)
+        .copied()
+        .collect_into_vec(&mut copy);
+    let mut copy = copy.into_flattened();
+    copy.extend_from_slice(rest);
+    copy
+}

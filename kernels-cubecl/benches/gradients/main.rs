@@ -1,0 +1,230 @@
+//! How long a pass over all gradients takes, beside a copy of them and the same job in Burn's operations.
+
+mod jobs;
+mod report;
+mod sets;
+
+use std::{
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use burn::tensor::{DType, Device};
+use clap::{Parser, ValueEnum};
+
+use jobs::{Gradients, Run};
+use report::{Row, Torch};
+
+#[derive(Parser)]
+struct Options {
+    /// The device to measure.
+    #[arg(long, value_enum, default_value_t = Backend::Flex)]
+    backend: Backend,
+    /// Few repetitions and a smaller large tensor: less than a minute.
+    #[arg(long)]
+    quick: bool,
+    /// Writes the rows to a file.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// The output of torch_peer.py, for a column of ratios.
+    #[arg(long, value_name = "FILE")]
+    torch: Option<PathBuf>,
+    /// Measures the sets whose names contain this alone.
+    #[arg(long, default_value = "")]
+    set: String,
+    /// Seconds for each set and dtype.
+    #[arg(long)]
+    seconds: Option<f64>,
+    /// Cargo says so; it means nothing here.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Backend {
+    Flex,
+    Wgpu,
+    Vulkan,
+    Metal,
+    Webgpu,
+    Cuda,
+    Rocm,
+    Cpu,
+}
+
+impl Backend {
+    fn name(self) -> String {
+        let value = self.to_possible_value();
+        value.map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+
+    fn device(self) -> Result<Device, String> {
+        match self {
+            #[cfg(feature = "flex")]
+            Self::Flex => Ok(Device::flex()),
+            #[cfg(feature = "wgpu")]
+            Self::Wgpu => Ok(Device::wgpu(burn::tensor::DeviceKind::default())),
+            #[cfg(feature = "vulkan")]
+            Self::Vulkan => Ok(Device::vulkan(burn::tensor::DeviceKind::default())),
+            #[cfg(feature = "metal")]
+            Self::Metal => Ok(Device::metal(burn::tensor::DeviceKind::default())),
+            #[cfg(feature = "webgpu")]
+            Self::Webgpu => Ok(Device::webgpu(burn::tensor::DeviceKind::default())),
+            #[cfg(feature = "cuda")]
+            Self::Cuda => Ok(Device::cuda(0)),
+            #[cfg(feature = "rocm")]
+            Self::Rocm => Ok(Device::rocm(0)),
+            #[cfg(feature = "cpu")]
+            Self::Cpu => Ok(Device::cpu()),
+            #[allow(unreachable_patterns)]
+            absent => {
+                let name = absent.name();
+                Err(format!(
+                    "{name} is not compiled in: add `--features {name}`"
+                ))
+            }
+        }
+    }
+}
+
+fn main() {
+    if let Err(message) = run(&Options::parse()) {
+        eprintln!("error: {message}");
+        std::process::exit(1);
+    }
+}
+
+fn run(options: &Options) -> Result<(), String> {
+    let device = options.backend.device()?;
+    let torch = options.torch.as_deref().map(Torch::load).transpose()?;
+    let seconds = options
+        .seconds
+        .unwrap_or(if options.quick { 1.5 } else { 30.0 });
+    let large = if options.quick { 1 << 24 } else { large() };
+    let flex = options.backend == Backend::Flex;
+    let threads = rayon::current_num_threads();
+    println!(
+        "{}, {threads} CPU threads, median of interleaved runs",
+        options.backend.name()
+    );
+    let mut rows = Vec::new();
+    for set in sets::all(large) {
+        if !set.name.contains(&options.set) {
+            continue;
+        }
+        let (elements, tensors) = (set.elements(), set.shapes.len());
+        println!("\n{}: {tensors} tensors, {elements} elements", set.name);
+        report::header();
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            if !device.supports_dtype(dtype) {
+                println!("{dtype:?} is not supported by this device");
+                continue;
+            }
+            let mut gradients = Gradients::new(&set, dtype, &device, flex);
+            let times = measure(
+                &mut gradients,
+                &jobs(dtype, flex),
+                Duration::from_secs_f64(seconds),
+            );
+            let found = Row::of(&options.backend.name(), &set, dtype, &times, torch.as_ref());
+            found.iter().for_each(Row::print);
+            rows.extend(found);
+        }
+    }
+    if let Some(file) = &options.json {
+        report::save(file, &rows)?;
+    }
+    Ok(())
+}
+
+/// 256 M elements need 8 GB with all copies; 64 M where that much is not free.
+fn large() -> usize {
+    let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let available = memory.lines().find_map(|line| {
+        let kilobytes = line
+            .strip_prefix("MemAvailable:")?
+            .trim()
+            .strip_suffix(" kB")?;
+        kilobytes.parse::<u64>().ok()
+    });
+    let enough = available.is_some_and(|kilobytes| kilobytes > 12 << 20);
+    if enough { 1 << 28 } else { 1 << 26 }
+}
+
+struct Job {
+    name: &'static str,
+    work: fn(&mut Gradients) -> Run,
+}
+
+/// The seconds of each run of a job.
+struct Times {
+    job: &'static str,
+    seconds: Vec<f64>,
+    reads: u32,
+}
+
+fn jobs(dtype: DType, flex: bool) -> Vec<Job> {
+    let mut jobs = vec![
+        Job {
+            name: "unscale",
+            work: |g| g.out_of_place(),
+        },
+        Job {
+            name: "inspect",
+            work: |g| g.inspect(),
+        },
+        Job {
+            name: "copy",
+            work: |g| g.copy(),
+        },
+        Job {
+            name: "composed",
+            work: |g| g.composed(true),
+        },
+        Job {
+            name: "composed_inspect",
+            work: |g| g.composed(false),
+        },
+    ];
+    if dtype == DType::F32 {
+        jobs.insert(
+            0,
+            Job {
+                name: "unscale_in_place",
+                work: |g| g.in_place(),
+            },
+        );
+    }
+    if flex {
+        jobs.push(Job {
+            name: "copy_into",
+            work: |g| g.copy_into(),
+        });
+    }
+    jobs
+}
+
+/// Each job in turn, until the time is over: at least three times, at most 101 times.
+fn measure(gradients: &mut Gradients, jobs: &[Job], limit: Duration) -> Vec<Times> {
+    let times = |job: &Job| Times {
+        job: job.name,
+        seconds: Vec::new(),
+        reads: 0,
+    };
+    let mut times: Vec<Times> = jobs.iter().map(times).collect();
+    let start = Instant::now();
+    for round in 0..=101 {
+        for (job, times) in jobs.iter().zip(&mut times) {
+            let run = (job.work)(gradients);
+            // The first round compiles kernels and warms caches.
+            if round > 0 {
+                times.seconds.push(run.time.as_secs_f64());
+                times.reads = run.reads;
+            }
+        }
+        if round >= 3 && start.elapsed() > limit {
+            break;
+        }
+    }
+    times
+}

@@ -110,7 +110,7 @@ pub fn write(path: &Path, text: &str) -> Result<()> {
         .map_err(|error| format!("cannot write {}: {error}", path.display()).into())
 }
 
-/// Checks that [`write`] will find a place for a file.
+/// Checks that [`write()`] will find a place for a file.
 ///
 /// # Errors
 ///

@@ -37,6 +37,6 @@ pub(crate) fn working_dtype(parameter: DType) -> FloatDType {
     }
 }
 
-fn is_half(dtype: DType) -> bool {
+pub(crate) fn is_half(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::BF16)
 }

@@ -28,6 +28,7 @@ mod unscale;
 mod unscaled;
 
 pub use dtype::GradientDType;
+pub(crate) use dtype::is_half;
 pub use scaled::ScaledGradients;
 pub use status::GradientStatus;
 pub use unscale::inspect;

@@ -10,7 +10,7 @@ use burn::{
 };
 
 use super::RecordOptim;
-use crate::{error::AmpError, scaler::ModuleOptim};
+use crate::{error::AmpError, gradients::is_half, scaler::ModuleOptim};
 
 const MASTER: &str = "master";
 const INNER: &str = "inner";
@@ -151,10 +151,6 @@ impl<O: Optimizer> Optimizer for MasterWeights<O> {
 fn follow<const D: usize>(master: Tensor<D>, tensor: Tensor<D>, dtype: DType) -> Tensor<D> {
     let changed = master.clone().cast(dtype).not_equal(tensor.clone());
     master.mask_where(changed, tensor.cast(FloatDType::F32))
-}
-
-fn is_half(dtype: DType) -> bool {
-    matches!(dtype, DType::F16 | DType::BF16)
 }
 
 /// A module optimizer whose groups all keep master weights. Made by [`MasterWeights::init`].

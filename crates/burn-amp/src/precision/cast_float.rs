@@ -1,4 +1,6 @@
-use burn::tensor::{Bool, DType, FloatDType, Int, Tensor};
+use burn::tensor::{Bool, FloatDType, Int, Tensor};
+
+use crate::gradients::is_half;
 
 /// A value whose float tensors can be cast together: an input, or a whole batch.
 ///
@@ -125,7 +127,7 @@ pub fn in_f32<const D: usize, const D2: usize>(
     part: impl FnOnce(Tensor<D>) -> Tensor<D2>,
 ) -> Tensor<D2> {
     match input.dtype() {
-        dtype @ (DType::F16 | DType::BF16) => part(input.cast(FloatDType::F32)).cast(dtype),
+        dtype if is_half(dtype) => part(input.cast(FloatDType::F32)).cast(dtype),
         _ => part(input),
     }
 }

@@ -1,7 +1,9 @@
 use burn::{
     module::{Module, ModuleMapper, Param, ParamGroup},
-    tensor::{DType, FloatDType, Tensor},
+    tensor::{FloatDType, Tensor},
 };
+
+use crate::gradients::is_half;
 
 /// Turns the float parameters of a model into half precision, those of the groups in `keep` excepted.
 ///
@@ -71,7 +73,7 @@ impl ModuleMapper for Convert<'_> {
                     .iter()
                     .any(|group| group.matches(&param.id, Some(&path)))
             }
-            Select::Half => matches!(param.base().dtype(), DType::F16 | DType::BF16),
+            Select::Half => is_half(param.base().dtype()),
         };
         if !selected {
             return param;

@@ -33,7 +33,7 @@ pub(crate) fn unscale<M: Module>(
 
     let (mut products, mut statuses) = pass.unscale(inverse);
     let mut target = GradientsParams::new();
-    let mut rounded = Pass::default();
+    let (mut rounded, mut positions) = (Pass::default(), Vec::new());
     for (position, entry) in entries.iter_mut().enumerate().rev() {
         let wanted = dtype.for_parameter(entry.parameter);
         with_rank!(entry.rank, D => {
@@ -41,27 +41,16 @@ pub(crate) fn unscale<M: Module>(
                 if grad.dtype() != DType::from(wanted) {
                     grad = grad.cast(wanted);
                     rounded.push(grad.clone());
+                    positions.push(position);
                 }
                 entry.gradient = grad.dtype();
                 target.register(entry.id, grad);
             }
         }, rank => log::warn!("gradient of `{}` has rank {rank}: left out", entry.path));
     }
-    if dtype == GradientDType::Parameter {
-        // What counts is what the optimizer gets: rounding can overflow, and can end in zeros.
-        let changed =
-            |entry: &&mut Entry| entry.gradient != DType::from(working_dtype(entry.parameter));
-        let mut measured = rounded.inspect().into_iter();
-        for (position, _) in entries
-            .iter_mut()
-            .enumerate()
-            .rev()
-            .filter(|(_, e)| changed(e))
-        {
-            if let Some(status) = measured.next() {
-                statuses[position] = status;
-            }
-        }
+    // What counts is what the optimizer gets: rounding can overflow, and can end in zeros.
+    for (position, status) in positions.into_iter().zip(rounded.inspect()) {
+        statuses[position] = status;
     }
     let status = summarize(&entries, &statuses);
     UnscaledGradients::new(target, entries, status)

@@ -206,17 +206,11 @@ impl Container {
 
     /// The container without our section.
     pub(crate) fn into_plain_bytes(self) -> Result<Bytes, AmpError> {
-        let origin = self.origin.clone();
         Self {
             section: None,
             ..self
         }
-        .into_writer()?
         .into_bytes()
-        .map_err(|error| AmpError::RecordIo {
-            origin,
-            reason: error.to_string(),
-        })
     }
 
     pub(crate) fn into_bytes(self) -> Result<Bytes, AmpError> {

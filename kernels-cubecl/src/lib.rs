@@ -13,15 +13,18 @@
 //! gradients.push(Tensor::<2>::from_floats([[8.0, -8.0]], &device));
 //!
 //! let inverse = Tensor::<1>::from_floats([0.5], &device);
-//! let (unscaled, status) = unscale(gradients, inverse);
+//! let (unscaled, status) = unscale(gradients, inverse)?;
 //!
 //! let status = status.read(); // the one transfer
 //! assert_eq!(status[0].non_finite, 1);
 //! assert_eq!(status[1].max_abs, 4.0);
 //! assert_eq!(unscaled.get::<2>(1).to_data(), burn::tensor::TensorData::from([[4.0f32, -4.0]]));
+//! # Ok::<(), burn_amp_kernels::UnsupportedDType>(())
 //! ```
 
 mod backends;
+mod error;
+mod histogram;
 #[cfg(feature = "cubecl")]
 mod kernel;
 mod list;
@@ -30,7 +33,9 @@ mod run;
 mod status;
 
 pub use backends::fallback;
+pub use error::UnsupportedDType;
+pub use histogram::{ExponentHistogram, Histogram};
 pub use list::TensorList;
 pub use ops::{AmpOps, TensorVec, UnscaledVec};
-pub use run::{inspect, unscale};
+pub use run::{histogram, inspect, unscale};
 pub use status::{Status, TensorStatus};

@@ -18,6 +18,9 @@ pub trait AmpOps: Backend {
 
     /// Measures every tensor and writes none.
     fn amp_inspect(#[extension_type] tensors: TensorVec<Self>) -> IntTensor<Self>;
+
+    /// Counts the values of all tensors by binary exponent.
+    fn amp_histogram(#[extension_type] tensors: TensorVec<Self>) -> IntTensor<Self>;
 }
 
 /// A list of float tensors, as a backend sees it.

@@ -1,13 +1,15 @@
 use burn::{
-    backend::{Dispatch, DispatchTensor, DispatchTensorKind, TensorMetadata, ops::FloatTensorOps},
-    tensor::{DType, FloatDType, Tensor},
+    backend::{Backend, DTypeUsage, Dispatch, DispatchTensor, DispatchTensorKind, TensorMetadata},
+    tensor::{DType, Device, Tensor},
 };
 
 use crate::{
-    backends::fallback,
+    backends::{fallback, host},
+    error::UnsupportedDType,
+    histogram::Histogram,
     list::{Entry, TensorList},
     ops::{AmpOps, TensorVec},
-    status::{Repr, Status},
+    status::{Fused, Status},
 };
 
 /// Multiplies every tensor by `inverse` and measures the products, in one pass.
@@ -15,39 +17,148 @@ use crate::{
 /// Products are in f32 for f16, bf16 and f32 tensors, and in f64 for f64 ones; f32 and f64 tensors that nobody
 /// else holds are overwritten in place. `inverse` has shape `[1]`, is f32, and lives on the tensors' device.
 /// Does not wait for the device.
-pub fn unscale(list: TensorList, inverse: Tensor<1>) -> (TensorList, Status) {
-    if !has_kernels(&list) {
-        return fallback::unscale(list, inverse);
+///
+/// # Errors
+///
+/// [`UnsupportedDType`] if the device cannot read a tensor's dtype.
+pub fn unscale(
+    list: TensorList,
+    inverse: Tensor<1>,
+) -> Result<(TensorList, Status), UnsupportedDType> {
+    check(&list)?;
+    let inverse = inverse.inner();
+    let split = Split::new(list);
+    let mut products = Vec::new();
+    let mut words = None;
+    if !split.fused.is_empty() {
+        let elements = elements(&split.fused);
+        let factor = inverse.clone().into_dispatch();
+        let unscaled = Dispatch::amp_unscale(tensors(split.fused), factor);
+        products = unscaled.tensors.tensors;
+        words = Some(Fused::new(unscaled.status, elements));
     }
-    let (list, empty) = split(list);
-    let elements = empty.elements(&list);
-    let unscaled = Dispatch::amp_unscale(tensors(list), inverse.inner().into_dispatch());
-    let products = empty.merge(unscaled.tensors.tensors);
-    (products, words(unscaled.status, elements))
+    let (on_host, host) = host::unscale(split.host, &inverse);
+    let (composed, rest) = fallback::unscale_all(split.composed, inverse);
+    let products = merge(&split.order, products, composed, on_host);
+    let status = Status {
+        fused: words,
+        composed: rest,
+        host,
+        order: split.order,
+    };
+    Ok((products, status))
 }
 
 /// Measures every tensor as it is, in one pass that writes none of them. Does not wait for the device.
-pub fn inspect(list: TensorList) -> Status {
-    if !has_kernels(&list) {
-        return fallback::inspect(list);
-    }
-    let (list, empty) = split(list);
-    let elements = empty.elements(&list);
-    words(Dispatch::amp_inspect(tensors(list)), elements)
+///
+/// # Errors
+///
+/// [`UnsupportedDType`] if the device cannot read a tensor's dtype.
+pub fn inspect(list: TensorList) -> Result<Status, UnsupportedDType> {
+    check(&list)?;
+    let split = Split::new(list);
+    let words = (!split.fused.is_empty()).then(|| {
+        let elements = elements(&split.fused);
+        Fused::new(Dispatch::amp_inspect(tensors(split.fused)), elements)
+    });
+    Ok(Status {
+        fused: words,
+        composed: fallback::inspect_all(split.composed),
+        host: host::inspect(split.host),
+        order: split.order,
+    })
 }
 
-/// Backends beside those of the extension would panic in it, and nothing but empty tensors needs no kernel.
-fn has_kernels(list: &TensorList) -> bool {
-    let mut filled = list.tensors.iter().filter(|entry| entry.elements > 0);
-    match filled.next().map(|entry| &entry.tensor.kind) {
-        #[cfg(feature = "flex")]
-        Some(DispatchTensorKind::Flex(_)) => true,
-        // Most of its runtimes have no f64.
-        #[cfg(feature = "cubecl")]
-        Some(DispatchTensorKind::Cube(_)) => {
-            list.tensors.iter().all(|entry| entry.dtype != DType::F64)
+/// Counts the values of all tensors by binary exponent, in one pass that writes none of them.
+///
+/// For diagnosis: it shows how much of a gradient lies below the range of a narrower dtype. Values are taken as they
+/// are. Does not wait for the device.
+///
+/// # Errors
+///
+/// [`UnsupportedDType`] if the device cannot read a tensor's dtype.
+pub fn histogram(list: TensorList) -> Result<Histogram, UnsupportedDType> {
+    check(&list)?;
+    let split = Split::new(list);
+    let words = (!split.fused.is_empty())
+        .then(|| Tensor::from_dispatch(Dispatch::amp_histogram(tensors(split.fused))));
+    Ok(Histogram {
+        words,
+        composed: fallback::histogram_all(split.composed),
+        host: host::inspect(split.host),
+    })
+}
+
+/// A kernel over a dtype that the device lacks would end in a panic of its compiler.
+fn check(list: &TensorList) -> Result<(), UnsupportedDType> {
+    for dtype in [DType::F16, DType::BF16, DType::F64] {
+        let of_dtype = |entry: &&Entry| entry.dtype == dtype && entry.elements > 0;
+        let Some(entry) = list.tensors.iter().find(of_dtype) else {
+            continue;
+        };
+        let device = entry.tensor.device();
+        if !Dispatch::dtype_usage(&device, dtype).contains(DTypeUsage::Storage) {
+            return Err(UnsupportedDType::new(&Device::new(device), dtype));
         }
-        _ => false,
+    }
+    Ok(())
+}
+
+/// How a tensor is measured.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Way {
+    /// By a kernel.
+    Fused,
+    /// By Burn's operations.
+    Composed,
+    /// On the host.
+    Host,
+}
+
+/// The tensors by the way in which they are measured, and in which order they came.
+struct Split {
+    fused: TensorList,
+    composed: TensorList,
+    host: TensorList,
+    order: Vec<Way>,
+}
+
+impl Split {
+    fn new(list: TensorList) -> Self {
+        let mut split = Self {
+            fused: TensorList::new(),
+            composed: TensorList::new(),
+            host: TensorList::new(),
+            order: list.tensors.iter().map(way).collect(),
+        };
+        for (entry, way) in list.tensors.into_iter().zip(&split.order) {
+            let part = match way {
+                Way::Fused => &mut split.fused,
+                Way::Composed => &mut split.composed,
+                Way::Host => &mut split.host,
+            };
+            part.tensors.push(entry);
+        }
+        split
+    }
+}
+
+/// Backends beside those of the extension would panic in it, and tensors without values need no kernel.
+fn way(entry: &Entry) -> Way {
+    if entry.elements == 0 {
+        return Way::Composed;
+    }
+    #[allow(unreachable_patterns)]
+    // which backends there are beside these depends on Burn's features
+    match &entry.tensor.kind {
+        #[cfg(feature = "flex")]
+        DispatchTensorKind::Flex(_) => Way::Fused,
+        // Most of its runtimes have no f64, and Burn 0.22.1 gets it wrong in reductions and fused operations.
+        #[cfg(feature = "cubecl")]
+        DispatchTensorKind::Cube(_) if entry.dtype == DType::F64 => Way::Host,
+        #[cfg(feature = "cubecl")]
+        DispatchTensorKind::Cube(_) => Way::Fused,
+        _ => Way::Composed,
     }
 }
 
@@ -57,61 +168,31 @@ fn tensors(list: TensorList) -> TensorVec<Dispatch> {
     }
 }
 
-fn words(status: DispatchTensor, elements: Vec<u64>) -> Status {
-    Status {
-        repr: Repr::Words(Tensor::from_dispatch(status), elements),
-    }
+fn elements(list: &TensorList) -> Vec<u64> {
+    let elements = list.tensors.iter().map(|entry| entry.elements as u64);
+    elements.collect()
 }
 
-/// Tensors without values, which kernels never see, and where they stood.
-struct Empty {
-    tensors: Vec<Option<Entry>>,
-}
-
-fn split(list: TensorList) -> (TensorList, Empty) {
-    let mut filled = TensorList::new();
-    let mut tensors = Vec::with_capacity(list.len());
-    for mut entry in list.tensors {
-        if entry.elements == 0 {
-            if entry.dtype != DType::F64 {
-                entry.tensor = Dispatch::float_cast(entry.tensor, FloatDType::F32);
-                entry.dtype = DType::F32;
-            }
-            tensors.push(Some(entry));
-        } else {
-            filled.tensors.push(entry);
-            tensors.push(None);
-        }
-    }
-    (filled, Empty { tensors })
-}
-
-impl Empty {
-    /// The number of values of every tensor of the whole list.
-    fn elements(&self, filled: &TensorList) -> Vec<u64> {
-        let mut filled = filled.tensors.iter().map(|entry| entry.elements as u64);
-        self.tensors
-            .iter()
-            .map(|empty| match empty {
-                Some(_) => 0,
-                None => filled.next().unwrap_or(0),
-            })
-            .collect()
-    }
-
-    /// The whole list again.
-    fn merge(self, filled: Vec<DispatchTensor>) -> TensorList {
-        let mut filled = filled.into_iter().map(|tensor| Entry {
-            dtype: tensor.dtype(),
-            elements: tensor.shape().num_elements(),
-            tensor,
-        });
-        let tensors = self
-            .tensors
-            .into_iter()
-            .filter_map(|empty| empty.or_else(|| filled.next()));
-        TensorList {
-            tensors: tensors.collect(),
-        }
+/// The whole list again, in its order.
+fn merge(
+    order: &[Way],
+    fused: Vec<DispatchTensor>,
+    composed: TensorList,
+    host: TensorList,
+) -> TensorList {
+    let mut fused = fused.into_iter().map(|tensor| Entry {
+        dtype: tensor.dtype(),
+        elements: tensor.shape().num_elements(),
+        tensor,
+    });
+    let mut composed = composed.tensors.into_iter();
+    let mut host = host.tensors.into_iter();
+    let next = |way: &Way| match way {
+        Way::Fused => fused.next(),
+        Way::Composed => composed.next(),
+        Way::Host => host.next(),
+    };
+    TensorList {
+        tensors: order.iter().filter_map(next).collect(),
     }
 }

@@ -1,4 +1,12 @@
-use burn::tensor::{Int, Tensor};
+use burn::{
+    backend::DispatchTensor,
+    tensor::{Int, Tensor},
+};
+
+use crate::{
+    backends::{fallback::Composed, host::Host},
+    run::Way,
+};
 
 /// The 32-bit words of one tensor's row in the status of a kernel.
 ///
@@ -27,34 +35,56 @@ pub struct TensorStatus {
 /// What a pass has found, still on the device.
 #[derive(Clone, Debug)]
 pub struct Status {
-    pub(crate) repr: Repr,
+    pub(crate) fused: Option<Fused>,
+    pub(crate) composed: Composed,
+    pub(crate) host: Host,
+    pub(crate) order: Vec<Way>,
 }
 
+/// [`WORDS`] words for each tensor, from a kernel, and the tensors' numbers of values.
 #[derive(Clone, Debug)]
-pub(crate) enum Repr {
-    /// [`WORDS`] words for each tensor that has values, from a kernel; and the numbers of values of all tensors.
-    Words(Tensor<1, Int>, Vec<u64>),
-    /// [`FIELDS`](crate::backends::fallback::FIELDS) floats for each tensor that has values, from composed operations.
-    Floats(Option<Tensor<1>>, Vec<u64>),
+pub(crate) struct Fused {
+    words: Tensor<1, Int>,
+    elements: Vec<u64>,
+}
+
+impl Fused {
+    pub(crate) fn new(words: DispatchTensor, elements: Vec<u64>) -> Self {
+        Self {
+            words: Tensor::from_dispatch(words),
+            elements,
+        }
+    }
+
+    fn read(self) -> Vec<TensorStatus> {
+        let words = read_words(self.words);
+        let rows = words.chunks_exact(WORDS).zip(self.elements);
+        rows.map(|(row, elements)| decode(row, elements)).collect()
+    }
 }
 
 impl Status {
-    /// Reads the status, a row for each tensor. Waits for the device, for one small transfer.
+    /// Reads the status, a row for each tensor.
+    ///
+    /// Waits for the device, for one small transfer. Only f64 tensors on a CubeCL device, which its kernels do not
+    /// take, are transferred themselves.
     pub fn read(self) -> Vec<TensorStatus> {
-        match self.repr {
-            Repr::Words(words, elements) => {
-                let data = words.into_data();
-                let words: Vec<u32> = data.iter::<i32>().map(|word| word as u32).collect();
-                let mut rows = words.chunks_exact(WORDS);
-                let row = |elements| match elements {
-                    0 => TensorStatus::default(),
-                    _ => decode(rows.next().unwrap_or(&[0; WORDS]), elements),
-                };
-                elements.into_iter().map(row).collect()
-            }
-            Repr::Floats(fields, elements) => crate::backends::fallback::decode(fields, elements),
-        }
+        let mut fused = self.fused.map_or_else(Vec::new, Fused::read).into_iter();
+        let mut composed = self.composed.read().into_iter();
+        let mut host = self.host.read().into_iter();
+        let next = |way| match way {
+            Way::Fused => fused.next(),
+            Way::Composed => composed.next(),
+            Way::Host => host.next(),
+        };
+        self.order.into_iter().filter_map(next).collect()
     }
+}
+
+/// Words as kernels write them: the bits of u32 in the device's integers.
+pub(crate) fn read_words(words: Tensor<1, Int>) -> Vec<u32> {
+    let data = words.into_data();
+    data.iter::<i32>().map(|word| word as u32).collect()
 }
 
 /// The numbers of one tensor before they are packed into words.
@@ -78,11 +108,22 @@ pub(crate) struct Squares {
 
 impl Squares {
     /// Magnitudes from here on belong to `big`, and are multiplied by `BIG_SCALE`, 2^-600, before they are squared.
-    pub(crate) const BIG: f64 = 1.0e100;
-    pub(crate) const BIG_SCALE: f64 = f64::from_bits((1023 - 600) << 52);
+    const BIG: f64 = 1.0e100;
+    const BIG_SCALE: f64 = f64::from_bits((1023 - 600) << 52);
     /// Magnitudes below belong to `small`, and are multiplied by `SMALL_SCALE`, 2^600.
-    pub(crate) const SMALL: f64 = 1.0e-100;
-    pub(crate) const SMALL_SCALE: f64 = f64::from_bits((1023 + 600) << 52);
+    const SMALL: f64 = 1.0e-100;
+    const SMALL_SCALE: f64 = f64::from_bits((1023 + 600) << 52);
+
+    /// Adds the square of a finite magnitude.
+    pub(crate) fn add(&mut self, magnitude: f64) {
+        if magnitude > Self::BIG {
+            self.big += (magnitude * Self::BIG_SCALE).powi(2);
+        } else if magnitude < Self::SMALL {
+            self.small += (magnitude * Self::SMALL_SCALE).powi(2);
+        } else {
+            self.medium += magnitude * magnitude;
+        }
+    }
 
     pub(crate) fn norm(self) -> f64 {
         // The larger range decides; the smaller ones count only beside it.

@@ -2,19 +2,41 @@
 
 use burn::tensor::{DType, FloatDType, Int, Tensor};
 
+use super::host::Host;
 use crate::{
+    histogram::{ExponentHistogram, Histogram},
     list::TensorList,
-    status::{Repr, Status, TensorStatus},
+    run::Way,
+    status::{Status, TensorStatus},
 };
 
 /// Counts travel as two floats, `high * COUNT_BASE + low`: each stays exact in f32, up to 2^40 values.
 const COUNT_BASE: u64 = 1 << 20;
 
 /// Floats for each tensor: three counts of two, largest magnitude, sum of squares relative to it.
-pub(crate) const FIELDS: usize = 8;
+const FIELDS: usize = 8;
 
 /// As [`unscale`](crate::unscale).
 pub fn unscale(list: TensorList, inverse: Tensor<1>) -> (TensorList, Status) {
+    let (products, composed) = unscale_all(list, inverse);
+    (products, composed.into_status())
+}
+
+/// As [`inspect`](crate::inspect).
+pub fn inspect(list: TensorList) -> Status {
+    inspect_all(list).into_status()
+}
+
+/// As [`histogram`](crate::histogram). Reads every tensor once for each exponent.
+pub fn histogram(list: TensorList) -> Histogram {
+    Histogram {
+        words: None,
+        composed: histogram_all(list),
+        host: Host::default(),
+    }
+}
+
+pub(crate) fn unscale_all(list: TensorList, inverse: Tensor<1>) -> (TensorList, Composed) {
     let inverse = inverse.inner();
     let mut measures = Measures::default();
     let mut products = TensorList::new();
@@ -44,20 +66,56 @@ pub fn unscale(list: TensorList, inverse: Tensor<1>) -> (TensorList, Status) {
         }
         rank!(0 1 2 3 4 5 6 7 8 9 10 11 12);
     }
-    (products, measures.status())
+    (products, measures.finish())
 }
 
-/// As [`inspect`](crate::inspect).
-pub fn inspect(list: TensorList) -> Status {
+pub(crate) fn inspect_all(list: TensorList) -> Composed {
     let mut measures = Measures::default();
     for entry in list.tensors {
+        if entry.elements == 0 {
+            measures.elements.push(0);
+            continue;
+        }
         let flat = flatten(entry.tensor, entry.elements).cast(working(entry.dtype));
         measures.add(flat.clone(), flat);
     }
-    measures.status()
+    measures.finish()
 }
 
-fn flatten(tensor: burn::backend::DispatchTensor, elements: usize) -> Tensor<1> {
+/// [`BINS`] counts for each tensor that has values.
+pub(crate) fn histogram_all(list: TensorList) -> Option<Tensor<1, Int>> {
+    let mut counts: Vec<Tensor<1, Int>> = Vec::new();
+    for entry in list.tensors {
+        if entry.elements == 0 {
+            continue;
+        }
+        let flat = flatten(entry.tensor, entry.elements).cast(working(entry.dtype));
+        let finite = flat.clone().is_finite();
+        let zeros = flat.clone().equal_scalar(0.0).int().sum();
+        let non_finite = finite.clone().bool_not().int().sum();
+        let magnitudes = flat.mask_fill(finite.bool_not(), 0.0).abs();
+        let from = |exponent: i32| {
+            let edge = 2f64.powi(exponent);
+            magnitudes.clone().greater_equal_scalar(edge).int().sum()
+        };
+        // Those of at least 2^e, and of at least 2^(e + 1), differ by those of exponent e.
+        let mut above = from(ExponentHistogram::MAX_EXPONENT + 1);
+        let mut bins = vec![above.clone()];
+        for exponent in ExponentHistogram::EXPONENTS.rev() {
+            let at_least = from(exponent);
+            bins.push(at_least.clone() - above);
+            above = at_least;
+        }
+        let nonzero = zeros.clone().neg() - non_finite.clone() + entry.elements as i32;
+        bins.push(nonzero - above);
+        bins.extend([non_finite, zeros]);
+        bins.reverse();
+        counts.extend(bins);
+    }
+    (!counts.is_empty()).then(|| Tensor::cat(counts, 0))
+}
+
+pub(super) fn flatten(tensor: burn::backend::DispatchTensor, elements: usize) -> Tensor<1> {
     use burn::backend::{Dispatch, ops::FloatTensorOps};
     Tensor::from_dispatch(Dispatch::float_reshape(tensor, [elements].into()))
 }
@@ -79,9 +137,6 @@ impl Measures {
     fn add(&mut self, before: Tensor<1>, after: Tensor<1>) {
         let [elements] = after.dims();
         self.elements.push(elements as u64);
-        if elements == 0 {
-            return;
-        }
         let dtype: FloatDType = after.dtype().into();
         let finite = after.clone().is_finite();
         let before = before.is_finite().bool_not().int().sum();
@@ -99,7 +154,7 @@ impl Measures {
         self.fields.extend([max_abs, squares]);
     }
 
-    fn status(self) -> Status {
+    fn finish(self) -> Composed {
         let mut fields = self.fields;
         // One f64 tensor among f32 ones must not lose its range on the way.
         if fields.iter().any(|field| field.dtype() == DType::F64) {
@@ -109,9 +164,32 @@ impl Measures {
                 .collect();
         }
         let fields = (!fields.is_empty()).then(|| Tensor::cat(fields, 0));
-        Status {
-            repr: Repr::Floats(fields, self.elements),
+        Composed {
+            fields,
+            elements: self.elements,
         }
+    }
+}
+
+/// [`FIELDS`] floats for each tensor that has values, and the tensors' numbers of values.
+#[derive(Clone, Debug)]
+pub(crate) struct Composed {
+    fields: Option<Tensor<1>>,
+    elements: Vec<u64>,
+}
+
+impl Composed {
+    fn into_status(self) -> Status {
+        Status {
+            fused: None,
+            host: Host::default(),
+            order: vec![Way::Composed; self.elements.len()],
+            composed: self,
+        }
+    }
+
+    pub(crate) fn read(self) -> Vec<TensorStatus> {
+        decode(self.fields, self.elements)
     }
 }
 
@@ -145,7 +223,7 @@ fn sum(mut values: Tensor<1>) -> Tensor<1> {
     }
 }
 
-pub(crate) fn decode(fields: Option<Tensor<1>>, elements: Vec<u64>) -> Vec<TensorStatus> {
+fn decode(fields: Option<Tensor<1>>, elements: Vec<u64>) -> Vec<TensorStatus> {
     let values: Vec<f64> = fields.map_or_else(Vec::new, |fields| {
         fields.into_data().iter::<f64>().collect()
     });

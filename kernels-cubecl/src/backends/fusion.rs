@@ -15,6 +15,7 @@ use burn_fusion::{
 use std::marker::PhantomData;
 
 use crate::{
+    histogram::BINS,
     ops::{AmpOps, TensorVec, UnscaledVec},
     status::WORDS,
 };
@@ -51,20 +52,34 @@ impl<B: FusionBackend + AmpOps> AmpOps for Fusion<B> {
     }
 
     fn amp_inspect(tensors: TensorVec<Self>) -> IntTensor<Self> {
-        let client = tensors.tensors[0].client.clone();
-        let status = status_shape(&tensors);
-        let output = TensorIr::uninit(client.create_empty_handle(), status, DType::I32);
-        let inputs: Vec<TensorIr> = tensors.tensors.into_iter().map(|t| t.into_ir()).collect();
-
-        let desc = CustomOpIr::new("amp::inspect", &inputs, &[output]);
-        let operation = Inspect::<B> {
-            desc: desc.clone(),
-            backend: PhantomData,
-        };
-        let mut outputs =
-            client.register(StreamId::current(), OperationIr::Custom(desc), operation);
-        outputs.pop().expect("the status is the only output")
+        let words = status_shape(&tensors);
+        look("amp::inspect", tensors, words, B::amp_inspect)
     }
+
+    fn amp_histogram(tensors: TensorVec<Self>) -> IntTensor<Self> {
+        let words = Shape::from([2 * BINS]);
+        look("amp::histogram", tensors, words, B::amp_histogram)
+    }
+}
+
+/// Registers an operation that reads tensors and returns words.
+fn look<B: FusionBackend + AmpOps>(
+    name: &'static str,
+    tensors: TensorVec<Fusion<B>>,
+    words: Shape,
+    look: fn(TensorVec<B>) -> IntTensor<B>,
+) -> IntTensor<Fusion<B>> {
+    let client = tensors.tensors[0].client.clone();
+    let output = TensorIr::uninit(client.create_empty_handle(), words, DType::I32);
+    let inputs: Vec<TensorIr> = tensors.tensors.into_iter().map(|t| t.into_ir()).collect();
+
+    let desc = CustomOpIr::new(name, &inputs, &[output]);
+    let operation = Look::<B> {
+        desc: desc.clone(),
+        look,
+    };
+    let mut outputs = client.register(StreamId::current(), OperationIr::Custom(desc), operation);
+    outputs.pop().expect("the words are the only output")
 }
 
 fn status_shape<B: FusionBackend>(tensors: &TensorVec<Fusion<B>>) -> Shape {
@@ -105,13 +120,18 @@ impl<B: FusionBackend + AmpOps> Operation<B::FusionRuntime> for Unscale<B> {
     }
 }
 
-#[derive(Debug)]
-struct Inspect<B> {
+struct Look<B: FusionBackend> {
     desc: CustomOpIr,
-    backend: PhantomData<B>,
+    look: fn(TensorVec<B>) -> IntTensor<B>,
 }
 
-impl<B: FusionBackend + AmpOps> Operation<B::FusionRuntime> for Inspect<B> {
+impl<B: FusionBackend> std::fmt::Debug for Look<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Look").field("desc", &self.desc).finish()
+    }
+}
+
+impl<B: FusionBackend + AmpOps> Operation<B::FusionRuntime> for Look<B> {
     fn execute(
         &self,
         handles: &mut HandleContainer<<B::FusionRuntime as FusionRuntime>::FusionHandle>,
@@ -119,8 +139,8 @@ impl<B: FusionBackend + AmpOps> Operation<B::FusionRuntime> for Inspect<B> {
         let tensors = (self.desc.inputs.iter())
             .map(|ir| handles.get_float_tensor::<B>(ir))
             .collect();
-        let status = B::amp_inspect(TensorVec { tensors });
-        handles.register_int_tensor::<B>(&self.desc.outputs[0].id, status);
+        let words = (self.look)(TensorVec { tensors });
+        handles.register_int_tensor::<B>(&self.desc.outputs[0].id, words);
         Ok(())
     }
 }

@@ -5,3 +5,4 @@ pub mod fallback;
 mod flex;
 #[cfg(all(feature = "cubecl", feature = "fusion"))]
 mod fusion;
+pub(crate) mod host;

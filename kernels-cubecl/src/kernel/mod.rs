@@ -1,9 +1,11 @@
 //! The CubeCL kernels: a pass over many tensors, and the reduction of what its cubes have found.
 
 mod finish;
+mod histogram;
 mod observe;
 mod pass;
 
 pub(crate) use finish::finish_status;
+pub(crate) use histogram::{BINS, UNITS as HISTOGRAM_UNITS, finish_histogram, histogram_many};
 pub(crate) use observe::ROW;
 pub(crate) use pass::{inspect_many, unscale_in_place, unscale_many};

@@ -1,66 +1,33 @@
 //! The device under test, and what it can do.
 
 use burn::tensor::{DType, Device};
+use std::sync::LazyLock;
 
-/// The device that the features choose; Flex if none names another.
+/// Burn's default device: the first of the backends that the features name, or the one that the variable
+/// `BURN_DEVICE` names (`flex`, `cpu`, `wgpu`, ..).
 pub fn device() -> Device {
-    #[cfg(feature = "cuda")]
-    return Device::cuda(0);
-    #[cfg(all(feature = "rocm", not(feature = "cuda")))]
-    return Device::rocm(0);
-    #[cfg(all(
-        any(
-            feature = "wgpu",
-            feature = "vulkan",
-            feature = "metal",
-            feature = "webgpu"
-        ),
-        not(any(feature = "cuda", feature = "rocm"))
-    ))]
-    return Device::wgpu(Default::default());
-    #[cfg(all(
-        feature = "cpu",
-        not(any(
-            feature = "cuda",
-            feature = "rocm",
-            feature = "wgpu",
-            feature = "vulkan",
-            feature = "metal",
-            feature = "webgpu"
-        ))
-    ))]
-    return Device::cpu();
-    #[cfg(not(any(
-        feature = "cuda",
-        feature = "rocm",
-        feature = "wgpu",
-        feature = "vulkan",
-        feature = "metal",
-        feature = "webgpu",
-        feature = "cpu"
-    )))]
-    return Device::flex();
+    Device::default()
 }
 
-/// Whether the device under test is of wgpu.
-const WGPU: bool = cfg!(all(
-    any(
-        feature = "wgpu",
-        feature = "vulkan",
-        feature = "metal",
-        feature = "webgpu"
-    ),
-    not(any(feature = "cuda", feature = "rocm"))
-));
+/// How Burn names the device.
+static NAME: LazyLock<String> = LazyLock::new(|| format!("{:?}", device()));
 
 /// Whether the device under test is Flex.
-const FLEX: bool = !WGPU && !cfg!(any(feature = "cuda", feature = "rocm", feature = "cpu"));
+fn is_flex() -> bool {
+    NAME.contains("Flex")
+}
 
-/// Whether subnormal values stay what they are. WGSL lets an implementation take any of them for zero.
-pub const KEEPS_SUBNORMALS: bool = !WGPU;
+/// Whether subnormal values of a dtype stay what they are. WGSL lets an implementation take any of them for zero,
+/// and the CPU runtime widens those of bf16 to zero.
+pub fn keeps_subnormals(dtype: DType) -> bool {
+    let widened_to_zero = NAME.contains("Cpu") && dtype == DType::BF16;
+    !widened_to_zero && !NAME.contains("Wgpu")
+}
 
 /// How far a norm of the kernels may be from that of the host, relative to it.
-pub const TOLERANCE: f64 = if FLEX { 1e-6 } else { 1e-5 };
+pub fn tolerance() -> f64 {
+    if is_flex() { 1e-6 } else { 1e-5 }
+}
 
 /// The float dtypes that tensors can have here.
 pub fn dtypes() -> Vec<DType> {

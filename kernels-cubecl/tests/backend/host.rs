@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use burn::tensor::{DType, TensorData, bf16, f16};
 
-use crate::device::KEEPS_SUBNORMALS;
+use crate::device::keeps_subnormals;
 
 /// The values of a tensor, widened without loss.
 pub fn widen(data: &TensorData) -> Vec<f64> {
@@ -45,7 +45,7 @@ pub fn may_flush(dtype: DType, before: f64, after: f64) -> bool {
         _ => f64::from(f32::MIN_POSITIVE),
     };
     let subnormal = |value: f64, dtype| value != 0.0 && value.abs() < smallest(dtype);
-    !KEEPS_SUBNORMALS && (subnormal(before, dtype) || subnormal(after, product_dtype(dtype)))
+    !keeps_subnormals(dtype) && (subnormal(before, dtype) || subnormal(after, product_dtype(dtype)))
 }
 
 /// What a status must say; ranges are as wide as the treatment of subnormal values is free.

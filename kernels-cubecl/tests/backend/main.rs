@@ -1,7 +1,8 @@
-//! `unscale` and `inspect` against a reference on the host, on the backend that the features choose.
+//! `unscale`, `inspect` and `histogram` against a reference on the host, on the backend that the features choose.
 //!
 //! `cargo test -p burn-amp-kernels` runs on Flex, `cargo test -p burn-amp-kernels --features wgpu` on wgpu, and so on:
 //! every test gets its device from [`device`], and every topic runs for each of the systems that have a `suite!`.
+//! Where several backends are compiled in, the variable `BURN_DEVICE` chooses among them.
 
 #[macro_use]
 mod suite;
@@ -10,6 +11,7 @@ mod case;
 mod create;
 mod device;
 mod fallback;
+mod histogram;
 mod host;
 mod kernels;
 mod system;

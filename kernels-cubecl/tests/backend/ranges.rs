@@ -5,7 +5,7 @@ use burn_amp_kernels::{TensorList, TensorStatus};
 
 use crate::{
     create::{doubles, floats},
-    device::{KEEPS_SUBNORMALS, dtypes},
+    device::{dtypes, keeps_subnormals},
     host,
     system::System,
 };
@@ -37,7 +37,7 @@ pub fn squares_underflow(system: &System) {
     system.assert_norm(row.norm, f64::from(1e-30f32) * 1001f64.sqrt());
     let row = inspect(system, vec![f32::MIN_POSITIVE; 64]);
     system.assert_norm(row.norm, f64::from(f32::MIN_POSITIVE) * 8.0);
-    if KEEPS_SUBNORMALS {
+    if keeps_subnormals(DType::F32) {
         let row = inspect(system, vec![f32::from_bits(1); 64]);
         assert_eq!((row.zeros, row.max_abs), (0, f64::from(f32::from_bits(1))));
         system.assert_norm(row.norm, f64::from(f32::from_bits(1)) * 8.0);

@@ -11,7 +11,7 @@ fn list() -> TensorList {
     let mut list = TensorList::new();
     list.push(Tensor::cat(vec![part.clone(); 4], 0));
     list.push(part);
-    list.push(random::<1>(DType::BF16, 141, [270_000]));
+    list.push(random::<1>(DType::F16, 141, [270_000]));
     list.push(random::<1>(DType::F32, 142, [5]));
     list
 }

@@ -6,7 +6,7 @@ use burn_amp_kernels::TensorList;
 use crate::{
     case::Case,
     create::{format, from_bits},
-    device::{KEEPS_SUBNORMALS, dtypes},
+    device::{dtypes, keeps_subnormals},
     system::System,
 };
 
@@ -80,12 +80,12 @@ pub fn subnormals(system: &System) {
         let values = products.get::<1>(0).into_data().try_cast_as::<f64>();
         let values: Vec<f64> = values.and_then(|data| data.try_to_vec()).expect("floats");
         println!("subnormal {dtype:?} values 1, 2, 3 became {values:?}: {status:?}");
-        if KEEPS_SUBNORMALS {
+        if keeps_subnormals(dtype) {
             assert!(values.iter().all(|value| *value > 0.0), "{values:?}");
             assert_eq!(status.zeros, 0);
             assert!(status.norm > 0.0 && status.max_abs == values[2]);
         }
-        if KEEPS_SUBNORMALS {
+        if keeps_subnormals(dtype) {
             let bits = specials(dtype);
             let case = Case::new().with(from_bits(dtype, &bits, [bits.len()]));
             case.check(system, f32::from_bits(1));

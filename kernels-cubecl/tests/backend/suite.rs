@@ -4,6 +4,7 @@
 macro_rules! suite {
     ($system:expr) => {
         suite! { $system;
+            histogram: no_values, edges, every_dtype, every_half, many_tensors, other_layouts, large, nothing_is_written;
             layouts: literal, views, views_of_halves, steps_and_empties, one_memory_twice;
             lists: empty_list, empty_tensors, mixed_dtypes, three_hundred, one_row_per_tensor;
             ownership: other_handles_are_kept, other_views_are_kept, inspect_keeps, products_are_new_values;

@@ -1,14 +1,15 @@
-//! What is tested: a pair of functions, and how accurate its norms are.
+//! What is tested: functions with one contract, and how accurate their norms are.
 
 use burn::tensor::Tensor;
-use burn_amp_kernels::{Status, TensorList};
+use burn_amp_kernels::{ExponentHistogram, Histogram, Status, TensorList, fallback};
 
 use crate::device;
 
-/// A pair of functions with the contract of `unscale` and `inspect`.
+/// Functions with the contract of `unscale`, `inspect` and `histogram`.
 pub struct System {
-    pub unscale: fn(TensorList, Tensor<1>) -> (TensorList, Status),
-    pub inspect: fn(TensorList) -> Status,
+    unscale: fn(TensorList, Tensor<1>) -> (TensorList, Status),
+    inspect: fn(TensorList) -> Status,
+    histogram: fn(TensorList) -> Histogram,
     /// Relative, of norms.
     pub tolerance: f64,
 }
@@ -17,9 +18,22 @@ impl System {
     /// The functions of the crate.
     pub fn kernels() -> Self {
         Self {
-            unscale: burn_amp_kernels::unscale,
-            inspect: burn_amp_kernels::inspect,
-            tolerance: device::TOLERANCE,
+            unscale: |list, inverse| {
+                burn_amp_kernels::unscale(list, inverse).expect("supported dtypes")
+            },
+            inspect: |list| burn_amp_kernels::inspect(list).expect("supported dtypes"),
+            histogram: |list| burn_amp_kernels::histogram(list).expect("supported dtypes"),
+            tolerance: device::tolerance(),
+        }
+    }
+
+    /// The composition of Burn's operations.
+    pub fn composed() -> Self {
+        Self {
+            unscale: fallback::unscale,
+            inspect: fallback::inspect,
+            histogram: fallback::histogram,
+            tolerance: 1e-5,
         }
     }
 
@@ -29,6 +43,10 @@ impl System {
 
     pub fn inspect(&self, list: TensorList) -> Status {
         (self.inspect)(list)
+    }
+
+    pub fn histogram(&self, list: TensorList) -> ExponentHistogram {
+        (self.histogram)(list).read()
     }
 
     /// Asserts that a norm is as accurate as this system claims.

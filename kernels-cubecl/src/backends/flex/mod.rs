@@ -1,5 +1,7 @@
 //! Flex: one pass in SIMD, split over threads where a tensor is large enough to pay for it.
 
+mod histogram;
+
 use burn::{
     backend::{
         Flex,
@@ -9,7 +11,7 @@ use burn::{
 };
 use burn_flex::FlexTensor;
 use bytemuck::Pod;
-use half::slice::HalfFloatSliceExt;
+use half::slice::HalfFloatSliceExt as Halves;
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
@@ -38,6 +40,11 @@ impl AmpOps for Flex {
 
     fn amp_inspect(tensors: TensorVec<Self>) -> IntTensor<Self> {
         status(each(tensors.tensors, inspect))
+    }
+
+    fn amp_histogram(tensors: TensorVec<Self>) -> IntTensor<Self> {
+        let counts = each(tensors.tensors, histogram::count);
+        histogram::words(counts)
     }
 }
 
@@ -110,7 +117,7 @@ fn in_place<T: Real>(mut tensor: FlexTensor, inverse: T) -> (FlexTensor, Row) {
 fn widened<H>(tensor: &FlexTensor, inverse: f32) -> (FlexTensor, Row)
 where
     H: Element + Pod + Sync,
-    [H]: HalfFloatSliceExt,
+    [H]: Halves,
 {
     let shape = tensor.layout().shape().clone();
     let tensor = tensor.to_contiguous();
@@ -127,7 +134,7 @@ where
 /// `half` has f16 instructions of its own; its loop over bf16 becomes SIMD in a dispatch.
 fn widen<H>(source: &[H], target: &mut [f32])
 where
-    [H]: HalfFloatSliceExt,
+    [H]: Halves,
 {
     Arch::new().dispatch(Widen { source, target });
 }
@@ -139,7 +146,7 @@ struct Widen<'a, H> {
 
 impl<H> WithSimd for Widen<'_, H>
 where
-    [H]: HalfFloatSliceExt,
+    [H]: Halves,
 {
     type Output = ();
 
@@ -193,7 +200,7 @@ fn read<T: Real>(tensor: &FlexTensor) -> Row {
 fn read_half<H>(tensor: &FlexTensor) -> Row
 where
     H: Element + Pod + Sync,
-    [H]: HalfFloatSliceExt,
+    [H]: Halves,
 {
     let tensor = tensor.to_contiguous();
     let values = tensor
@@ -390,13 +397,7 @@ impl Real for f64 {
             let magnitude = value.abs();
             row.zeros += u64::from(magnitude == 0.0);
             row.max_abs = row.max_abs.max(magnitude);
-            if magnitude > Squares::BIG {
-                row.squares.big += (magnitude * Squares::BIG_SCALE).powi(2);
-            } else if magnitude < Squares::SMALL {
-                row.squares.small += (magnitude * Squares::SMALL_SCALE).powi(2);
-            } else {
-                row.squares.medium += magnitude * magnitude;
-            }
+            row.squares.add(magnitude);
         }
     }
 }

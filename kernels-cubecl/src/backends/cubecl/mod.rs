@@ -1,0 +1,31 @@
+//! CubeCL: groups of tensors of one dtype and vector width, a launch for each group, and one for the last reduction.
+
+mod group;
+mod histogram;
+mod launch;
+mod plan;
+
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn_cubecl::CubeBackend;
+
+use crate::ops::{AmpOps, TensorVec, UnscaledVec};
+use plan::{Plan, Writes};
+
+impl AmpOps for CubeBackend {
+    fn amp_unscale(tensors: TensorVec<Self>, inverse: FloatTensor<Self>) -> UnscaledVec<Self> {
+        let plan = Plan::new(tensors.tensors, Writes::Yes);
+        let (tensors, status) = plan.run(Some(inverse));
+        UnscaledVec {
+            tensors: TensorVec { tensors },
+            status,
+        }
+    }
+
+    fn amp_inspect(tensors: TensorVec<Self>) -> IntTensor<Self> {
+        Plan::new(tensors.tensors, Writes::No).run(None).1
+    }
+
+    fn amp_histogram(tensors: TensorVec<Self>) -> IntTensor<Self> {
+        histogram::run(tensors.tensors)
+    }
+}

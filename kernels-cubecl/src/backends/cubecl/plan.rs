@@ -1,0 +1,136 @@
+use burn::tensor::DType;
+use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
+use cubecl::{client::Client, prelude::*};
+
+use super::{
+    group::{groups, tensors_per_launch, vector_width},
+    launch::Launcher,
+};
+use crate::{kernel, status::WORDS};
+
+/// Units of a cube, where the device allows as many.
+const UNITS: u32 = 256;
+/// Vectors that a unit reads at least, so that a cube is worth its reduction.
+const VECTORS_PER_UNIT: usize = 4;
+/// Cubes that one tensor gets at most.
+const MAX_CUBES: usize = 1024;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Writes {
+    Yes,
+    No,
+}
+
+/// What a group's kernel does, beside the dtype it reads.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Job {
+    InPlace,
+    Write,
+    Inspect,
+}
+
+pub(super) struct Item {
+    /// Where the tensor stood in the list.
+    pub(super) position: usize,
+    pub(super) tensor: CubeTensor,
+    pub(super) job: Job,
+    pub(super) vector: usize,
+    pub(super) cubes: usize,
+}
+
+/// Which launches a list needs.
+pub(super) struct Plan {
+    client: Client,
+    units: u32,
+    items: Vec<Item>,
+}
+
+impl Plan {
+    pub(super) fn new(tensors: Vec<CubeTensor>, writes: Writes) -> Self {
+        let client = tensors[0].client.clone();
+        let units = units(&client, UNITS);
+        let mut items: Vec<Item> = tensors
+            .into_iter()
+            .enumerate()
+            .map(|(position, tensor)| {
+                let tensor = into_contiguous(tensor);
+                let job = match writes {
+                    Writes::No => Job::Inspect,
+                    Writes::Yes if tensor.dtype == DType::F32 && tensor.can_mut() => Job::InPlace,
+                    Writes::Yes => Job::Write,
+                };
+                let vector = vector_width(tensor.meta.num_elements());
+                let vectors = tensor.meta.num_elements() / vector;
+                let cubes = vectors.div_ceil(units as usize * VECTORS_PER_UNIT);
+                Item {
+                    position,
+                    tensor,
+                    job,
+                    vector,
+                    cubes: cubes.clamp(1, MAX_CUBES),
+                }
+            })
+            .collect();
+        // Stable: tensors of one kind stay in the order of the list.
+        items.sort_by_key(|item| (item.job as usize, item.tensor.dtype.name(), item.vector));
+        Self {
+            client,
+            units,
+            items,
+        }
+    }
+
+    /// Launches them. Returns the products in the order of the list, if there are any, and the status words.
+    pub(super) fn run(self, inverse: Option<CubeTensor>) -> (Vec<CubeTensor>, CubeTensor) {
+        let count = self.items.len();
+        let rows = self.items.iter().map(|item| item.cubes).max().unwrap_or(1);
+        let words = count * rows * kernel::ROW;
+        let partials = self.client.empty(words * size_of::<u32>());
+        let device = self.items[0].tensor.device.clone();
+
+        let mut results: Vec<Option<CubeTensor>> = (0..count).map(|_| None).collect();
+        let launcher = Launcher::new(
+            self.client.clone(),
+            self.units,
+            inverse,
+            (partials.clone(), words),
+            rows as u32,
+        );
+        let limit = tensors_per_launch(&self.client);
+        let key = |item: &Item| (item.job, item.tensor.dtype, item.vector);
+        for group in groups(self.items, limit, key) {
+            for (position, tensor) in launcher.group(group) {
+                results[position] = Some(tensor);
+            }
+        }
+
+        let status = self.client.empty(count * WORDS * size_of::<u32>());
+        // SAFETY: `partials` holds `count * rows` rows, the first of each tensor tells how many of them were
+        // written, and `status` holds `WORDS` words for each tensor; a cube is launched for each tensor.
+        unsafe {
+            kernel::finish_status::launch_unchecked(
+                &self.client,
+                CubeCount::Static(count as u32, 1, 1),
+                CubeDim::new_1d(self.units),
+                BufferArg::from_raw_parts(partials, words),
+                BufferArg::from_raw_parts(status.clone(), count * WORDS),
+                rows as u32,
+                self.units,
+            );
+        }
+        let status = CubeTensor::new_contiguous(
+            self.client,
+            device,
+            [count * WORDS].into(),
+            status,
+            DType::I32,
+        );
+        (results.into_iter().flatten().collect(), status)
+    }
+}
+
+/// As many units as wanted, or as a cube of the device can have: a power of two, as a reduction halves them.
+pub(super) fn units(client: &Client, wanted: u32) -> u32 {
+    let most = client.properties().hardware.max_units_per_cube.max(1);
+    1 << wanted.min(most).ilog2()
+}

@@ -1,0 +1,148 @@
+use burn::tensor::{Int, Tensor};
+use std::ops::{Add, RangeInclusive};
+
+use crate::{backends::host::Host, status::read_words};
+
+/// Zeros, what is not finite, exponents below the range, the range, exponents above it.
+pub(crate) const BINS: usize = 4 + ExponentHistogram::LENGTH;
+
+/// Counts of values by binary exponent. Host values.
+///
+/// A value `v` has exponent `e` if `2^e <= |v| < 2^(e + 1)`. f16 is normal from exponent -14 to 15 and holds
+/// subnormal values down to -24; what is of exponent `e` in a gradient has `e + log2(scale)` in the scaled one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExponentHistogram {
+    bins: [u64; BINS],
+}
+
+impl ExponentHistogram {
+    /// The smallest exponent with a count of its own: 2^-24, the smallest f16, at a loss scale of 65536.
+    pub const MIN_EXPONENT: i32 = -40;
+    /// The largest exponent with a count of its own: the first that f16 cannot hold.
+    pub const MAX_EXPONENT: i32 = 16;
+    /// The exponents with a count of their own.
+    pub const EXPONENTS: RangeInclusive<i32> = Self::MIN_EXPONENT..=Self::MAX_EXPONENT;
+
+    const LENGTH: usize = (Self::MAX_EXPONENT - Self::MIN_EXPONENT + 1) as usize;
+
+    /// Zeros, of either sign.
+    pub fn zeros(&self) -> u64 {
+        self.bins[0]
+    }
+
+    /// Infinities and NaN.
+    pub fn non_finite(&self) -> u64 {
+        self.bins[1]
+    }
+
+    /// Values that are not zero and have an exponent below [`MIN_EXPONENT`](Self::MIN_EXPONENT).
+    pub fn below(&self) -> u64 {
+        self.bins[2]
+    }
+
+    /// Finite values that have an exponent above [`MAX_EXPONENT`](Self::MAX_EXPONENT).
+    pub fn above(&self) -> u64 {
+        self.bins[BINS - 1]
+    }
+
+    /// Values of an exponent; none if it has no count of its own.
+    pub fn count(&self, exponent: i32) -> Option<u64> {
+        let index = exponent.checked_sub(Self::MIN_EXPONENT)?;
+        let bins = &self.bins[3..BINS - 1];
+        bins.get(usize::try_from(index).ok()?).copied()
+    }
+
+    /// Exponents and their counts, ascending.
+    pub fn iter(&self) -> impl Iterator<Item = (i32, u64)> {
+        Self::EXPONENTS.zip(self.bins[3..BINS - 1].iter().copied())
+    }
+
+    /// All values.
+    pub fn elements(&self) -> u64 {
+        self.bins.iter().sum()
+    }
+
+    /// Values that are not zero and have an exponent below `exponent`, which is limited to the range.
+    ///
+    /// `below_exponent(-24)` of f32 gradients is what f16 turns into zero, but for rounding.
+    pub fn below_exponent(&self, exponent: i32) -> u64 {
+        let smaller = self.iter().take_while(|(e, _)| *e < exponent);
+        self.below() + smaller.map(|(_, count)| count).sum::<u64>()
+    }
+
+    /// From [`BINS`] counts of two words each.
+    fn from_words(words: &[u32]) -> Self {
+        let mut bins = [0; BINS];
+        for (bin, pair) in bins.iter_mut().zip(words.chunks_exact(2)) {
+            *bin = u64::from(pair[0]) | u64::from(pair[1]) << 32;
+        }
+        Self { bins }
+    }
+}
+
+impl Default for ExponentHistogram {
+    fn default() -> Self {
+        Self { bins: [0; BINS] }
+    }
+}
+
+impl Add for ExponentHistogram {
+    type Output = Self;
+
+    fn add(mut self, other: Self) -> Self {
+        for (bin, more) in self.bins.iter_mut().zip(other.bins) {
+            *bin += more;
+        }
+        self
+    }
+}
+
+/// Counts by exponent, still on the device.
+#[derive(Clone, Debug)]
+pub struct Histogram {
+    /// [`BINS`] counts of two words, from a kernel.
+    pub(crate) words: Option<Tensor<1, Int>>,
+    /// [`BINS`] counts for each tensor, from composed operations.
+    pub(crate) composed: Option<Tensor<1, Int>>,
+    pub(crate) host: Host,
+}
+
+impl Histogram {
+    /// Reads the counts. Waits for the device, for one small transfer; see [`Status::read`](crate::Status::read).
+    pub fn read(self) -> ExponentHistogram {
+        let fused = self.words.map(read_words).unwrap_or_default();
+        let mut total = ExponentHistogram::from_words(&fused);
+        let rows: Vec<i64> = self
+            .composed
+            .map_or_else(Vec::new, |rows| rows.into_data().iter::<i64>().collect());
+        for row in rows.chunks_exact(BINS) {
+            for (bin, count) in total.bins.iter_mut().zip(row) {
+                *bin += *count as u64;
+            }
+        }
+        for value in self.host.values() {
+            total.bins[bin_f64(value)] += 1;
+        }
+        total
+    }
+}
+
+/// Where an f64 is counted.
+#[inline(always)]
+pub(crate) fn bin_f64(value: f64) -> usize {
+    let exponent = ((value.to_bits() >> 52) & 0x7FF) as i32 - 1023;
+    bin(value == 0.0, value.is_finite(), exponent)
+}
+
+/// Where a value of an exponent is counted.
+#[inline(always)]
+pub(crate) fn bin(zero: bool, finite: bool, exponent: i32) -> usize {
+    const MIN: i32 = ExponentHistogram::MIN_EXPONENT;
+    // Below the range, the range, above the range.
+    let inside = exponent.clamp(MIN - 1, ExponentHistogram::MAX_EXPONENT + 1) - MIN + 3;
+    match (zero, finite) {
+        (true, _) => 0,
+        (_, false) => 1,
+        _ => inside as usize,
+    }
+}

@@ -1,0 +1,99 @@
+//! Counts by binary exponent: a table for each unit, which needs no atomics, and the sum of the tables.
+
+use cubecl::prelude::*;
+
+/// Zeros, what is not finite, exponents below the range, the range, exponents above it; as `crate::histogram`.
+pub(crate) const BINS: u32 = crate::histogram::BINS as u32;
+/// Units of a cube: their tables fit the 16 KiB of shared memory that WebGPU grants, and there are enough of them to
+/// add up a bin each.
+pub(crate) const UNITS: u32 = 64;
+
+/// Bits of 2^-40 and of 2^17: where the range of exponents begins and ends.
+const FIRST: u32 = (127 - 40) << 23;
+const LAST: u32 = (127 + 17) << 23;
+
+#[cube]
+fn bin(value: f32) -> u32 {
+    let bits = u32::reinterpret(value) & 0x7FFF_FFFFu32;
+    let inside = 3u32 + ((max(bits, FIRST) - FIRST) >> 23u32);
+    let above = select(bits >= 0x7F80_0000u32, 1u32, BINS - 1u32);
+    let below = select(bits == 0u32, 0u32, 2u32);
+    select(bits < FIRST, below, select(bits >= LAST, above, inside))
+}
+
+/// Each cube writes a row of `BINS` counts, in the order of the launch, from row `row` on.
+#[cube(launch_unchecked)]
+pub(crate) fn histogram_many<I: Float, N: Size>(
+    inputs: &Sequence<Box<[Vector<I, N>]>>,
+    starts: &Sequence<u32>,
+    rows: &mut [u32],
+    row: u32,
+    #[comptime] units: u32,
+) {
+    let unit = UNIT_POS;
+    let cube = CUBE_POS as u32;
+    // A unit's column: neighbours are at work in different banks, whatever their bins are.
+    let mut counts = Shared::<[u32]>::new_slice(comptime!((BINS * units) as usize));
+    for bin in 0..BINS {
+        counts[(bin * units + unit) as usize] = 0u32;
+    }
+    #[unroll]
+    for i in 0..inputs.len() {
+        let first = starts[i];
+        let end = starts[i + 1];
+        if cube >= first && cube < end {
+            let input = &inputs[i];
+            let length = input.len() as u32;
+            let mut position = (cube - first) * units + unit;
+            while position < length {
+                let value = Vector::<f32, N>::cast_from(input[position as usize]);
+                #[unroll]
+                for lane in 0..N::value() {
+                    let at = bin(value.extract(lane)) * units + unit;
+                    counts[at as usize] += 1u32;
+                }
+                position += (end - first) * units;
+            }
+        }
+    }
+    sync_cube();
+    let mut bin = unit;
+    while bin < BINS {
+        let mut sum = 0u32;
+        for other in 0..units {
+            sum += counts[(bin * units + other) as usize];
+        }
+        rows[((row + cube) * BINS + bin) as usize] = sum;
+        bin += units;
+    }
+}
+
+/// Adds up the rows: one cube for each bin. Sums are 64 bits wide, in two words.
+#[cube(launch_unchecked)]
+pub(crate) fn finish_histogram(rows: &[u32], sums: &mut [u32], count: u32, #[comptime] units: u32) {
+    let unit = UNIT_POS as usize;
+    let bin = CUBE_POS as u32;
+    let mut low = 0u32;
+    let mut high = 0u32;
+    let mut row = UNIT_POS;
+    while row < count {
+        let more = rows[(row * BINS + bin) as usize];
+        low += more;
+        high += select(low < more, 1u32, 0u32);
+        row += units;
+    }
+    let mut lows = Shared::<[u32]>::new_slice(comptime!(units as usize));
+    let mut highs = Shared::<[u32]>::new_slice(comptime!(units as usize));
+    lows[unit] = low;
+    highs[unit] = high;
+    sync_cube();
+    if UNIT_POS == 0u32 {
+        for other in 1..units {
+            let more = lows[other as usize];
+            low += more;
+            high += highs[other as usize] + select(low < more, 1u32, 0u32);
+        }
+        sums[(2u32 * bin) as usize] = low;
+        sums[(2u32 * bin + 1u32) as usize] = high;
+    }
+}

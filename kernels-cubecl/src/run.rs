@@ -112,6 +112,7 @@ pub(crate) enum Way {
     /// By Burn's operations.
     Composed,
     /// On the host.
+    #[cfg_attr(not(feature = "cubecl"), allow(dead_code))]
     Host,
 }
 

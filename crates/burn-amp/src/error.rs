@@ -1,4 +1,5 @@
 use burn::tensor::DType;
+use burn_amp_kernels::UnsupportedDType;
 use thiserror::Error;
 
 use crate::loss_scale::InvalidValue;
@@ -124,4 +125,8 @@ pub enum AmpError {
         /// The model's dtype.
         expected: DType,
     },
+
+    /// A device cannot compute in a dtype; names both, and the dtypes to use there.
+    #[error(transparent)]
+    UnsupportedDType(#[from] UnsupportedDType),
 }

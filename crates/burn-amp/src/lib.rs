@@ -40,9 +40,11 @@ pub mod precision;
 mod record;
 pub mod scaler;
 
+pub use burn_amp_kernels::{ExponentHistogram, UnsupportedDType};
 pub use error::AmpError;
 pub use gradients::{
-    GradientDType, GradientMapper, GradientStatus, ScaledGradients, UnscaledGradients, inspect,
+    GradientDType, GradientMapper, GradientStatus, ScaledGradients, UnscaledGradients, histogram,
+    inspect, try_inspect,
 };
 pub use loss_scale::{
     DynamicLossScale, DynamicSettings, HysteresisRefill, InvalidValue, LossScale, StaticLossScale,

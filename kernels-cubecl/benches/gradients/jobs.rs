@@ -114,7 +114,7 @@ impl<'a> Gradients<'a> {
         let (list, factor) = (std::mem::take(&mut self.owned), self.factor());
         self.sync();
         let start = Instant::now();
-        let (list, status) = unscale(list, factor);
+        let (list, status) = unscale(list, factor).expect("a supported dtype");
         std::hint::black_box(status.read());
         let time = start.elapsed();
         self.owned = list;
@@ -126,7 +126,7 @@ impl<'a> Gradients<'a> {
         let (list, factor) = (self.shared.clone(), self.factor());
         self.sync();
         let start = Instant::now();
-        let (list, status) = unscale(list, factor);
+        let (list, status) = unscale(list, factor).expect("a supported dtype");
         std::hint::black_box(status.read());
         let time = start.elapsed();
         drop(list);
@@ -137,7 +137,8 @@ impl<'a> Gradients<'a> {
         let list = self.shared.clone();
         self.sync();
         let start = Instant::now();
-        std::hint::black_box(inspect(list).read());
+        let status = inspect(list).expect("a supported dtype");
+        std::hint::black_box(status.read());
         Run {
             time: start.elapsed(),
             reads: 1,

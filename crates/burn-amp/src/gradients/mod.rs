@@ -20,6 +20,7 @@
 //! ```
 
 mod dtype;
+mod histogram;
 mod pass;
 mod rank;
 mod scaled;
@@ -29,9 +30,10 @@ mod unscaled;
 
 pub use dtype::GradientDType;
 pub(crate) use dtype::is_half;
+pub use histogram::histogram;
 pub use scaled::ScaledGradients;
 pub use status::GradientStatus;
-pub use unscale::inspect;
+pub use unscale::{inspect, try_inspect};
 pub(crate) use unscale::{pass_through, unscale};
 pub(crate) use unscaled::Entry;
 pub use unscaled::{GradientMapper, UnscaledGradients};

@@ -1,5 +1,5 @@
 use burn::tensor::{DType, Device, Tensor};
-use burn_amp_kernels::{Status, TensorList, TensorStatus};
+use burn_amp_kernels::{ExponentHistogram, Status, TensorList, TensorStatus, UnsupportedDType};
 
 /// Gradients on their way through the kernels: one list for each device.
 #[derive(Default)]
@@ -36,29 +36,41 @@ impl Pass {
     /// Multiplies all gradients by `inverse`; results and statuses are in the order in which the gradients came.
     ///
     /// Waits for each device, for one transfer.
-    pub(super) fn unscale(self, inverse: f32) -> (Products, Vec<TensorStatus>) {
+    pub(super) fn unscale(
+        self,
+        inverse: f32,
+    ) -> Result<(Products, Vec<TensorStatus>), UnsupportedDType> {
         let mut groups = Vec::new();
         let mut pending = Vec::new();
         for group in self.groups {
             let factor = Tensor::from_data([inverse], (&group.device, DType::F32));
-            let (list, status) = burn_amp_kernels::unscale(group.list, factor);
+            let (list, status) = burn_amp_kernels::unscale(group.list, factor)?;
             pending.push((status, group.positions.clone()));
             groups.push((list, group.positions));
         }
         // All devices have their work before the first of them is waited for.
-        (Products { groups }, read(pending, self.len))
+        Ok((Products { groups }, read(pending, self.len)))
     }
 
     /// Measures all gradients; statuses are in the order in which the gradients came.
     ///
     /// Waits for each device, for one transfer.
-    pub(super) fn inspect(self) -> Vec<TensorStatus> {
-        let pending = self
-            .groups
-            .into_iter()
-            .map(|group| (burn_amp_kernels::inspect(group.list), group.positions))
-            .collect();
-        read(pending, self.len)
+    pub(super) fn inspect(self) -> Result<Vec<TensorStatus>, UnsupportedDType> {
+        let mut pending = Vec::new();
+        for group in self.groups {
+            pending.push((burn_amp_kernels::inspect(group.list)?, group.positions));
+        }
+        Ok(read(pending, self.len))
+    }
+
+    /// Counts the values of all gradients by exponent. Waits for each device, for one transfer.
+    pub(super) fn histogram(self) -> Result<ExponentHistogram, UnsupportedDType> {
+        let mut pending = Vec::new();
+        for group in self.groups {
+            pending.push(burn_amp_kernels::histogram(group.list)?);
+        }
+        let counts = pending.into_iter().map(|counts| counts.read());
+        Ok(counts.fold(ExponentHistogram::default(), |sum, counts| sum + counts))
     }
 }
 

@@ -5,8 +5,10 @@ use burn::{
     optim::GradientsParams,
     tensor::{DType, Tensor},
 };
-use burn_amp_kernels::TensorStatus;
+use burn_amp_kernels::{TensorStatus, UnsupportedDType};
 use std::collections::HashSet;
+
+use crate::error::AmpError;
 
 use super::{
     GradientDType, GradientStatus, UnscaledGradients, dtype::working_dtype, pass::Pass,
@@ -22,7 +24,7 @@ pub(crate) fn unscale<M: Module>(
     module: &M,
     scale: f32,
     dtype: GradientDType,
-) -> UnscaledGradients {
+) -> Result<UnscaledGradients, UnsupportedDType> {
     let inverse = (1.0 / f64::from(scale)) as f32;
     let mut walk = Walk::new(grads);
     module.visit(&mut walk);
@@ -31,7 +33,7 @@ pub(crate) fn unscale<M: Module>(
         mut entries, pass, ..
     } = walk;
 
-    let (mut products, mut statuses) = pass.unscale(inverse);
+    let (mut products, mut statuses) = pass.unscale(inverse)?;
     let mut target = GradientsParams::new();
     let (mut rounded, mut positions) = (Pass::default(), Vec::new());
     for (position, entry) in entries.iter_mut().enumerate().rev() {
@@ -49,11 +51,11 @@ pub(crate) fn unscale<M: Module>(
         }, rank => log::warn!("gradient of `{}` has rank {rank}: left out", entry.path));
     }
     // What counts is what the optimizer gets: rounding can overflow, and can end in zeros.
-    for (position, status) in positions.into_iter().zip(rounded.inspect()) {
+    for (position, status) in positions.into_iter().zip(rounded.inspect()?) {
         statuses[position] = status;
     }
     let status = summarize(&entries, &statuses);
-    UnscaledGradients::new(target, entries, status)
+    Ok(UnscaledGradients::new(target, entries, status))
 }
 
 /// Takes the gradients of `module`'s parameters as they are: not scaled, not measured, no wait.
@@ -81,6 +83,10 @@ pub(crate) fn pass_through<M: Module>(mut grads: GradientsParams, module: &M) ->
 /// For runs without a scaler, and for a look at scaled gradients. Gradients of parameters that are not in
 /// `module` are not seen. Waits for each device once, for one small transfer.
 ///
+/// # Panics
+///
+/// Where [`try_inspect`] returns an error, with its message.
+///
 /// ```
 /// use burn::{module::Module, nn::LinearConfig, optim::GradientsParams, tensor::{Device, Tensor}};
 ///
@@ -93,9 +99,27 @@ pub(crate) fn pass_through<M: Module>(mut grads: GradientsParams, module: &M) ->
 /// assert!(status.is_all_zero());
 /// ```
 pub fn inspect<M: Module>(grads: &GradientsParams, module: &M) -> GradientStatus {
+    try_inspect(grads, module).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// As [`inspect`], for runs that want to handle a failure.
+///
+/// # Errors
+///
+/// [`AmpError::UnsupportedDType`] if a gradient's device cannot compute in the gradient's dtype.
+pub fn try_inspect<M: Module>(
+    grads: &GradientsParams,
+    module: &M,
+) -> Result<GradientStatus, AmpError> {
+    let (entries, pass) = look(grads, module);
+    Ok(summarize(&entries, &pass.inspect()?))
+}
+
+/// The gradients of `module`'s parameters, ready to be measured.
+pub(super) fn look<M: Module>(grads: &GradientsParams, module: &M) -> (Vec<Entry>, Pass) {
     let mut look = Look::new(grads, true);
     module.visit(&mut look);
-    summarize(&look.entries, &look.pass.inspect())
+    (look.entries, look.pass)
 }
 
 /// Takes the gradients out of their container.

@@ -49,6 +49,10 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// Unscales gradients ahead of [`step`](Self::step), to look at them or to clip them.
     ///
     /// Waits for the device once, and `step` no more; see [`GradScaler::unscale`].
+    ///
+    /// # Panics
+    ///
+    /// As [`GradScaler::unscale`], which has a twin that returns an error.
     pub fn unscale<M: Module>(
         &self,
         grads: impl Into<ScaledGradients>,
@@ -85,7 +89,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ///
     /// [`AmpError::LossScaleExhausted`] if the gradients overflow and the loss scale cannot be lowered any more,
     /// [`AmpError::HalfPrecisionParameter`] if a parameter is in half precision and the inner optimizer cannot
-    /// combine it with an f32 gradient; see [`GradScaler::try_step`].
+    /// combine it with an f32 gradient; see [`GradScaler::try_step`]. [`AmpError::UnsupportedDType`] if a gradient's
+    /// device cannot compute in the gradient's dtype.
     pub fn try_step<M: Module>(
         &mut self,
         lr: impl Into<ModuleLearningRate>,
@@ -93,7 +98,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         grads: impl Into<StepGradients>,
     ) -> Result<M, AmpError> {
         let grads = match grads.into() {
-            StepGradients::Scaled(grads) => self.scaler.unscale(grads, &module),
+            StepGradients::Scaled(grads) => self.scaler.try_unscale(grads, &module)?,
             StepGradients::Unscaled(grads) => grads,
         };
         let module = self.scaler.try_step(&mut self.optim, lr, module, grads)?;

@@ -1,7 +1,8 @@
 use burn::{
     module::{Param, ParamGroup, Reparameterizer},
-    tensor::{DType, FloatDType, Tensor},
+    tensor::{DType, Device, FloatDType, Tensor},
 };
+use burn_amp_kernels::UnsupportedDType;
 use std::sync::Once;
 
 use super::{CastFloat, CastParameter};
@@ -12,6 +13,8 @@ use crate::error::AmpError;
 /// A Burn [`Reparameterizer`]: `model.apply_reparameterization(MixedPrecision::f16())` makes every float parameter
 /// appear in f16 wherever the model uses it, while the stored parameter, its gradient, the optimizer's state and
 /// the record stay f32 ("master weights" in Micikevicius et al., 2018, kept where they always were).
+///
+/// Attaching it panics on a device that has no such dtype, with the message of [`check_device`](Self::check_device).
 ///
 /// Inputs must be cast too, with [`cast`](Self::cast) or [`autocast`](Self::autocast): Burn panics when f16 meets f32.
 /// Reduce the loss in f32. `Module::materialize` would bake the f16 values in; do not call it on a model in
@@ -115,6 +118,29 @@ impl MixedPrecision {
             expected: self.dtype.into(),
         })
     }
+
+    /// Checks that a device can compute in this dtype: WGSL has no bf16, and f16 on devices with `shader-f16`.
+    ///
+    /// Call it before the model is reparameterized, which panics where this returns an error.
+    ///
+    /// ```
+    /// use burn::tensor::Device;
+    /// use burn_amp::MixedPrecision;
+    ///
+    /// MixedPrecision::f16().check_device(&Device::flex())?;
+    /// # Ok::<(), burn_amp::AmpError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::UnsupportedDType`], which names the device and the dtypes that it has.
+    pub fn check_device(&self, device: &Device) -> Result<(), AmpError> {
+        let dtype = DType::from(self.dtype);
+        match device.supports_dtype(dtype) {
+            true => Ok(()),
+            false => Err(UnsupportedDType::new(device, dtype).into()),
+        }
+    }
 }
 
 impl Reparameterizer for MixedPrecision {
@@ -129,6 +155,11 @@ impl Reparameterizer for MixedPrecision {
             .keep
             .iter()
             .any(|group| group.matches(&param.id, Some(path)));
+        if !kept {
+            // The first forward pass would end in a panic of a kernel's compiler.
+            self.check_device(&param.lazy_device())
+                .unwrap_or_else(|error| panic!("{error}"));
+        }
         let cast = (!kept).then(|| CastParameter::new(self.dtype));
         (param, cast)
     }

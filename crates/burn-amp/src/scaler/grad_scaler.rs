@@ -120,17 +120,36 @@ impl GradScaler {
     /// Disabled: gradients pass as they are, and the status has only their number.
     ///
     /// Waits for the device: one small transfer for all gradients (one for each device, if there are several).
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_unscale`](Self::try_unscale) returns an error, with its message.
     pub fn unscale<M: Module>(
         &self,
         grads: impl Into<ScaledGradients>,
         module: &M,
     ) -> UnscaledGradients {
+        self.try_unscale(grads, module)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`unscale`](Self::unscale), for runs that want to handle a failure.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::UnsupportedDType`] if a gradient's device cannot compute in the gradient's dtype.
+    pub fn try_unscale<M: Module>(
+        &self,
+        grads: impl Into<ScaledGradients>,
+        module: &M,
+    ) -> Result<UnscaledGradients, AmpError> {
         let grads = grads.into();
         if !self.enabled {
-            return pass_through(grads.into_params(), module);
+            return Ok(pass_through(grads.into_params(), module));
         }
         let scale = grads.loss_scale().unwrap_or_else(|| self.loss_scale());
-        unscale(grads.into_params(), module, scale, self.gradient_dtype)
+        let unscaled = unscale(grads.into_params(), module, scale, self.gradient_dtype)?;
+        Ok(unscaled)
     }
 
     /// Steps the optimizer, or skips the step if the gradients overflow, and records which it was.

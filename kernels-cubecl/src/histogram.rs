@@ -1,7 +1,7 @@
 use burn::tensor::{Int, Tensor};
 use std::ops::{Add, RangeInclusive};
 
-use crate::{backends::host::Host, status::read_words};
+use crate::status::read_words;
 
 /// Zeros, what is not finite, exponents below the range, the range, exponents above it.
 pub(crate) const BINS: usize = 4 + ExponentHistogram::LENGTH;
@@ -70,6 +70,10 @@ impl ExponentHistogram {
         self.below() + smaller.map(|(_, count)| count).sum::<u64>()
     }
 
+    pub(crate) fn add_value(&mut self, value: f64) {
+        self.bins[bin_f64(value)] += 1;
+    }
+
     /// From [`BINS`] counts of two words each.
     fn from_words(words: &[u32]) -> Self {
         let mut bins = [0; BINS];
@@ -104,7 +108,8 @@ pub struct Histogram {
     pub(crate) words: Option<Tensor<1, Int>>,
     /// [`BINS`] counts for each tensor, from composed operations.
     pub(crate) composed: Option<Tensor<1, Int>>,
-    pub(crate) host: Host,
+    /// Counts by the host.
+    pub(crate) counted: ExponentHistogram,
 }
 
 impl Histogram {
@@ -120,10 +125,7 @@ impl Histogram {
                 *bin += *count as u64;
             }
         }
-        for value in self.host.values() {
-            total.bins[bin_f64(value)] += 1;
-        }
-        total
+        total + self.counted
     }
 }
 

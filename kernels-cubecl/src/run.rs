@@ -6,7 +6,7 @@ use burn::{
 use crate::{
     backends::{fallback, host},
     error::UnsupportedDType,
-    histogram::Histogram,
+    histogram::{ExponentHistogram, Histogram},
     list::{Entry, TensorList},
     ops::{AmpOps, TensorVec},
     status::{Fused, Status},
@@ -16,7 +16,8 @@ use crate::{
 ///
 /// Products are in f32 for f16, bf16 and f32 tensors, and in f64 for f64 ones; f32 and f64 tensors that nobody
 /// else holds are overwritten in place. `inverse` has shape `[1]`, is f32, and lives on the tensors' device.
-/// Does not wait for the device.
+/// Does not wait for the device, except for f64 tensors of CubeCL devices: their kernels have no f64, and the host
+/// does the work.
 ///
 /// # Errors
 ///
@@ -49,7 +50,9 @@ pub fn unscale(
     Ok((products, status))
 }
 
-/// Measures every tensor as it is, in one pass that writes none of them. Does not wait for the device.
+/// Measures every tensor as it is, in one pass that writes none of them.
+///
+/// Does not wait for the device, except for f64 tensors, as [`unscale`].
 ///
 /// # Errors
 ///
@@ -64,7 +67,7 @@ pub fn inspect(list: TensorList) -> Result<Status, UnsupportedDType> {
     Ok(Status {
         fused: words,
         composed: fallback::inspect_all(split.composed),
-        host: host::inspect(split.host),
+        host: host::inspect(&split.host),
         order: split.order,
     })
 }
@@ -72,7 +75,7 @@ pub fn inspect(list: TensorList) -> Result<Status, UnsupportedDType> {
 /// Counts the values of all tensors by binary exponent, in one pass that writes none of them.
 ///
 /// For diagnosis: it shows how much of a gradient lies below the range of a narrower dtype. Values are taken as they
-/// are. Does not wait for the device.
+/// are. Does not wait for the device, except for f64 tensors, as [`unscale`].
 ///
 /// # Errors
 ///
@@ -82,10 +85,14 @@ pub fn histogram(list: TensorList) -> Result<Histogram, UnsupportedDType> {
     let split = Split::new(list);
     let words = (!split.fused.is_empty())
         .then(|| Tensor::from_dispatch(Dispatch::amp_histogram(tensors(split.fused))));
+    let mut counted = ExponentHistogram::default();
+    for value in split.host.tensors.iter().flat_map(host::read) {
+        counted.add_value(value);
+    }
     Ok(Histogram {
         words,
         composed: fallback::histogram_all(split.composed),
-        host: host::inspect(split.host),
+        counted,
     })
 }
 

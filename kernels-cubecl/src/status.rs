@@ -3,10 +3,7 @@ use burn::{
     tensor::{Int, Tensor},
 };
 
-use crate::{
-    backends::{fallback::Composed, host::Host},
-    run::Way,
-};
+use crate::{backends::fallback::Composed, run::Way};
 
 /// The 32-bit words of one tensor's row in the status of a kernel.
 ///
@@ -37,7 +34,7 @@ pub struct TensorStatus {
 pub struct Status {
     pub(crate) fused: Option<Fused>,
     pub(crate) composed: Composed,
-    pub(crate) host: Host,
+    pub(crate) host: Vec<TensorStatus>,
     pub(crate) order: Vec<Way>,
 }
 
@@ -66,12 +63,11 @@ impl Fused {
 impl Status {
     /// Reads the status, a row for each tensor.
     ///
-    /// Waits for the device, for one small transfer. Only f64 tensors on a CubeCL device, which its kernels do not
-    /// take, are transferred themselves.
+    /// Waits for the device, for one small transfer.
     pub fn read(self) -> Vec<TensorStatus> {
         let mut fused = self.fused.map_or_else(Vec::new, Fused::read).into_iter();
         let mut composed = self.composed.read().into_iter();
-        let mut host = self.host.read().into_iter();
+        let mut host = self.host.into_iter();
         let next = |way| match way {
             Way::Fused => fused.next(),
             Way::Composed => composed.next(),

@@ -40,7 +40,7 @@ fn poisoned(
 
 #[test]
 fn whatever_overflows_and_wherever() {
-    let device = Device::flex().autodiff();
+    let device = Device::default().autodiff();
     let (mut net, mut optim) = begun(&device);
     let before = (parameters(&net), state(optim.optimizer()));
     let mut scale = optim.scaler().loss_scale();
@@ -67,7 +67,7 @@ fn whatever_overflows_and_wherever() {
 
 #[test]
 fn the_same_with_gradients_unscaled_before() {
-    let device = Device::flex().autodiff();
+    let device = Device::default().autodiff();
     let (net, mut optim) = begun(&device);
     let before = (parameters(&net), state(optim.optimizer()));
 
@@ -87,7 +87,7 @@ fn the_same_with_gradients_unscaled_before() {
 /// The decision was made when the gradients were unscaled: whoever replaces the bad value does not undo it.
 #[test]
 fn a_later_repair_does_not_undo_the_skip() {
-    let device = Device::flex().autodiff();
+    let device = Device::default().autodiff();
     let (net, mut optim) = begun(&device);
     let before = parameters(&net);
 
@@ -111,7 +111,7 @@ fn a_later_repair_does_not_undo_the_skip() {
 
 #[test]
 fn training_goes_on_after_a_skip() {
-    let device = Device::flex().autodiff();
+    let device = Device::default().autodiff();
     let (net, mut optim) = begun(&device);
     let grads = poisoned(
         &optim,

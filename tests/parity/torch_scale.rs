@@ -233,7 +233,7 @@ impl Two {
 /// of zero, at which it steps on infinite gradients.
 #[test]
 fn parity_torch_scale_through_grad_scaler() {
-    let device = Device::flex();
+    let device = Device::default();
     let (mut ended, mut whole) = (0, 0);
     for (name, file) in reference::<File>("torch_scale_traces") {
         for (index, trace) in file.traces.iter().enumerate() {
@@ -270,8 +270,12 @@ fn parity_torch_scale_through_grad_scaler() {
                             }
                             Err(error) => panic!("{at}: {error}"),
                         }
+                        let applied = scaler.last_outcome().map(StepOutcome::is_applied);
+                        assert_eq!(applied, expected.stepped, "{at}");
                         let moved = module.first.val().to_data() != before;
-                        assert_eq!(Some(moved), expected.stepped, "{at}");
+                        // Some devices take the subnormal gradients of extreme scales for zero.
+                        let may_stay = device != Device::flex() && scale > 1e30;
+                        assert!(Some(moved) == expected.stepped || may_stay, "{at}");
                         match new_scale {
                             Some(scale) => scaler.update_to(*scale).unwrap(),
                             None => scaler.update(),

@@ -154,7 +154,7 @@ fn assert_tensor_close<const D: usize>(actual: &Tensor<D>, expected: &[f32], wha
 }
 
 fn replay(run: &Run) {
-    let device = Device::flex().autodiff();
+    let device = Device::default().autodiff();
     let mut model = Mlp::new(run, &device);
     let (optimizer, lr) = run.optimizer();
     let scaler = GradScalerConfig::new()

@@ -1,5 +1,6 @@
 //! Trains one network on handwritten digits from one seed, three times: in f32, in f16, and in f16 with loss scaling.
 
+pub mod backend;
 pub mod checkpoint;
 pub mod data;
 pub mod model;

@@ -1,9 +1,11 @@
 //! The command line: see `digits --help`.
 
 use burn::tensor::Device;
+use burn_amp::MixedPrecision;
 use clap::Parser;
 use digits::{
     Result,
+    backend::Backend,
     checkpoint::{self, Progress},
     data::Digits,
     plot::write_svg,
@@ -44,6 +46,9 @@ struct Args {
     /// Go on from a checkpoint
     #[arg(long, value_name = "FILE")]
     resume: Option<PathBuf>,
+    /// Where to train: all but flex need the feature of their name
+    #[arg(long, value_enum, default_value_t = Backend::Flex)]
+    backend: Backend,
 }
 
 fn main() -> ExitCode {
@@ -58,7 +63,8 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> Result<()> {
     check_outputs(args)?;
-    let device = Device::flex();
+    let device = args.backend.device()?;
+    MixedPrecision::f16().check_device(&device)?;
     let digits = Digits::load(&device)?;
     let (mut progress, mut trainer) = begin(args, &device)?;
     while progress.done.len() < Run::ALL.len() {

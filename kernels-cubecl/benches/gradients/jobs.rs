@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData, bf16, f16};
-use burn_amp_kernels::{TensorList, inspect, unscale};
+use burn_amp_kernels::{TensorList, histogram, inspect, unscale};
 use rayon::prelude::*;
 
 use crate::sets::Set;
@@ -12,6 +12,17 @@ use crate::sets::Set;
 pub struct Run {
     pub time: Duration,
     pub reads: u32,
+}
+
+/// Reads from the device go through here, to be counted.
+#[derive(Default)]
+struct Reads(u32);
+
+impl Reads {
+    fn read<R>(&mut self, read: impl FnOnce() -> R) {
+        self.0 += 1;
+        std::hint::black_box(read());
+    }
 }
 
 /// A set's gradients on a device.
@@ -115,10 +126,14 @@ impl<'a> Gradients<'a> {
         self.sync();
         let start = Instant::now();
         let (list, status) = unscale(list, factor).expect("a supported dtype");
-        std::hint::black_box(status.read());
+        let mut reads = Reads::default();
+        reads.read(|| status.read());
         let time = start.elapsed();
         self.owned = list;
-        Run { time, reads: 1 }
+        Run {
+            time,
+            reads: reads.0,
+        }
     }
 
     /// Somebody else holds the tensors: products are new.
@@ -127,21 +142,39 @@ impl<'a> Gradients<'a> {
         self.sync();
         let start = Instant::now();
         let (list, status) = unscale(list, factor).expect("a supported dtype");
-        std::hint::black_box(status.read());
+        let mut reads = Reads::default();
+        reads.read(|| status.read());
         let time = start.elapsed();
         drop(list);
-        Run { time, reads: 1 }
+        Run {
+            time,
+            reads: reads.0,
+        }
     }
 
     pub fn inspect(&mut self) -> Run {
+        self.look(|list, reads| {
+            let status = inspect(list).expect("a supported dtype");
+            reads.read(|| status.read());
+        })
+    }
+
+    pub fn histogram(&mut self) -> Run {
+        self.look(|list, reads| {
+            let counts = histogram(list).expect("a supported dtype");
+            reads.read(|| counts.read());
+        })
+    }
+
+    fn look(&mut self, look: impl FnOnce(TensorList, &mut Reads)) -> Run {
         let list = self.shared.clone();
         self.sync();
+        let mut reads = Reads::default();
         let start = Instant::now();
-        let status = inspect(list).expect("a supported dtype");
-        std::hint::black_box(status.read());
+        look(list, &mut reads);
         Run {
             time: start.elapsed(),
-            reads: 1,
+            reads: reads.0,
         }
     }
 
@@ -173,7 +206,8 @@ impl<'a> Gradients<'a> {
         for shape in self.set.shapes.iter().rev() {
             step(&mut list, shape);
         }
-        std::hint::black_box(Tensor::cat(facts, 0).into_data());
+        let mut reads = Reads::default();
+        reads.read(|| Tensor::cat(facts, 0).into_data());
         let time = start.elapsed();
         if in_place {
             for (mut one, shape) in products.into_iter().rev().zip(&self.set.shapes) {
@@ -181,7 +215,10 @@ impl<'a> Gradients<'a> {
             }
             self.owned = list;
         }
-        Run { time, reads: 1 }
+        Run {
+            time,
+            reads: reads.0,
+        }
     }
 
     /// Into new memory. On Flex as fast as two plain loops over memory go: all threads, each block written once, and

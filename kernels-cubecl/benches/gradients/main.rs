@@ -1,6 +1,7 @@
 //! How long a pass over all gradients takes, beside a copy of them and the same job in Burn's operations.
 
 mod jobs;
+mod launches;
 mod report;
 mod sets;
 
@@ -124,6 +125,7 @@ fn run(options: &Options) -> Result<(), String> {
             let times = measure(
                 &mut gradients,
                 &jobs(dtype, flex),
+                !flex,
                 Duration::from_secs_f64(seconds),
             );
             let found = Row::of(&options.backend.name(), &set, dtype, &times, torch.as_ref());
@@ -161,6 +163,8 @@ struct Times {
     job: &'static str,
     seconds: Vec<f64>,
     reads: u32,
+    /// Of one run, on a CubeCL device.
+    launches: Option<u32>,
 }
 
 fn jobs(dtype: DType, flex: bool) -> Vec<Job> {
@@ -172,6 +176,10 @@ fn jobs(dtype: DType, flex: bool) -> Vec<Job> {
         Job {
             name: "inspect",
             work: |g| g.inspect(),
+        },
+        Job {
+            name: "histogram",
+            work: |g| g.histogram(),
         },
         Job {
             name: "copy",
@@ -205,21 +213,23 @@ fn jobs(dtype: DType, flex: bool) -> Vec<Job> {
 }
 
 /// Each job in turn, until the time is over: at least three times, at most 101 times.
-fn measure(gradients: &mut Gradients, jobs: &[Job], limit: Duration) -> Vec<Times> {
+fn measure(gradients: &mut Gradients, jobs: &[Job], on_cube: bool, limit: Duration) -> Vec<Times> {
     let times = |job: &Job| Times {
         job: job.name,
         seconds: Vec::new(),
         reads: 0,
+        launches: None,
     };
     let mut times: Vec<Times> = jobs.iter().map(times).collect();
     let start = Instant::now();
     for round in 0..=101 {
         for (job, times) in jobs.iter().zip(&mut times) {
-            let run = (job.work)(gradients);
             // The first round compiles kernels and warms caches.
-            if round > 0 {
-                times.seconds.push(run.time.as_secs_f64());
-                times.reads = run.reads;
+            if round == 0 {
+                let (run, launches) = launches::count(on_cube, || (job.work)(gradients));
+                (times.reads, times.launches) = (run.reads, launches);
+            } else {
+                times.seconds.push((job.work)(gradients).time.as_secs_f64());
             }
         }
         if round >= 3 && start.elapsed() > limit {

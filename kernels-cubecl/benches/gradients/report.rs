@@ -54,6 +54,7 @@ impl Row {
             let (bytes, composed) = match times.job {
                 "unscale_in_place" | "unscale" => (size + 4, seconds("composed")),
                 "inspect" => (size, seconds("composed_inspect")),
+                "histogram" => (size, None),
                 "composed" => (size + 4, None),
                 "composed_inspect" => (size, None),
                 _ => (2 * size, None),
@@ -76,7 +77,7 @@ impl Row {
                 composed_ratio: composed.map(|other| own / other),
                 torch_ratio: torch("unscale"),
                 torch_clip_ratio: torch("unscale_clip"),
-                launches: None,
+                launches: times.launches,
                 reads: times.reads,
             }
         };

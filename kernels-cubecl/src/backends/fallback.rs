@@ -2,7 +2,6 @@
 
 use burn::tensor::{DType, FloatDType, Int, Tensor};
 
-use super::host::Host;
 use crate::{
     histogram::{ExponentHistogram, Histogram},
     list::TensorList,
@@ -32,7 +31,7 @@ pub fn histogram(list: TensorList) -> Histogram {
     Histogram {
         words: None,
         composed: histogram_all(list),
-        host: Host::default(),
+        counted: ExponentHistogram::default(),
     }
 }
 
@@ -182,7 +181,7 @@ impl Composed {
     fn into_status(self) -> Status {
         Status {
             fused: None,
-            host: Host::default(),
+            host: Vec::new(),
             order: vec![Way::Composed; self.elements.len()],
             composed: self,
         }

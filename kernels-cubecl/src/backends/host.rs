@@ -1,81 +1,67 @@
-//! f64 tensors of devices whose kernels have no f64: read and measured on the host.
+//! f64 tensors of devices whose kernels have no f64: worked on by the host.
 
-use burn::tensor::{FloatDType, Tensor};
+use burn::{
+    backend::{TensorMetadata, ops::FloatTensorOps},
+    tensor::{DType, Device, Tensor, TensorData},
+};
 
 use super::fallback::flatten;
 use crate::{
-    list::TensorList,
+    list::{Entry, TensorList},
     status::{Squares, TensorStatus},
 };
 
-/// What waits to be read: tensors before they were multiplied, and the factor.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Host {
-    tensors: Vec<Tensor<1>>,
-    inverse: Option<Tensor<1>>,
+/// What has been found. Waits for the device where there is a tensor.
+pub(crate) fn unscale(list: TensorList, inverse: &Tensor<1>) -> (TensorList, Vec<TensorStatus>) {
+    let mut products = TensorList::new();
+    let mut statuses = Vec::new();
+    if list.is_empty() {
+        return (products, statuses);
+    }
+    let inverse = values(inverse.clone()).first().copied().unwrap_or(1.0);
+    for entry in list.tensors {
+        let (device, shape) = (Device::new(entry.tensor.device()), entry.tensor.shape());
+        let before = read(&entry);
+        let after: Vec<f64> = before.iter().map(|value| value * inverse).collect();
+        statuses.push(measure(&before, &after));
+        let after = TensorData::new(after, [entry.elements]);
+        let after = Tensor::<1>::from_data(after, (&device, DType::F64)).into_dispatch();
+        products.tensors.push(Entry {
+            tensor: burn::backend::Dispatch::float_reshape(after, shape),
+            ..entry
+        });
+    }
+    (products, statuses)
 }
 
-pub(crate) fn unscale(list: TensorList, inverse: &Tensor<1>) -> (TensorList, Host) {
-    let host = Host {
-        inverse: (!list.is_empty()).then(|| inverse.clone()),
-        ..inspect(list.clone())
+pub(crate) fn inspect(list: &TensorList) -> Vec<TensorStatus> {
+    let measure = |entry| {
+        let values = read(entry);
+        measure(&values, &values)
     };
-    (products(list, inverse), host)
+    list.tensors.iter().map(measure).collect()
 }
 
-pub(crate) fn inspect(list: TensorList) -> Host {
-    let entries = list.tensors.into_iter();
-    Host {
-        tensors: entries.map(|e| flatten(e.tensor, e.elements)).collect(),
-        inverse: None,
-    }
-}
-
-fn products(mut list: TensorList, inverse: &Tensor<1>) -> TensorList {
-    use burn::backend::{Dispatch, TensorMetadata, ops::FloatTensorOps};
-    let factor = inverse.clone().cast(FloatDType::F64);
-    for entry in &mut list.tensors {
-        let shape = entry.tensor.shape();
-        let flat = flatten(entry.tensor.clone(), entry.elements) * factor.clone();
-        entry.tensor = Dispatch::float_reshape(flat.into_dispatch(), shape);
-    }
-    list
-}
-
-impl Host {
-    pub(crate) fn read(self) -> Vec<TensorStatus> {
-        let inverse = self
-            .inverse
-            .map(values)
-            .and_then(|values| values.first().copied());
-        let measure = |tensor| measure(values(tensor), inverse.unwrap_or(1.0));
-        self.tensors.into_iter().map(measure).collect()
-    }
-
-    /// All values, as they are.
-    pub(crate) fn values(self) -> impl Iterator<Item = f64> {
-        self.tensors.into_iter().flat_map(values)
-    }
+/// A tensor's values. Waits for the device.
+pub(crate) fn read(entry: &Entry) -> Vec<f64> {
+    values(flatten(entry.tensor.clone(), entry.elements))
 }
 
 fn values(tensor: Tensor<1>) -> Vec<f64> {
     tensor.into_data().iter::<f64>().collect()
 }
 
-fn measure(values: Vec<f64>, inverse: f64) -> TensorStatus {
+fn measure(before: &[f64], after: &[f64]) -> TensorStatus {
+    let bad = |values: &[f64]| values.iter().filter(|value| !value.is_finite()).count() as u64;
     let mut status = TensorStatus {
-        elements: values.len() as u64,
+        elements: after.len() as u64,
+        non_finite_before: bad(before),
+        non_finite: bad(after),
         ..Default::default()
     };
     let mut squares = Squares::default();
-    for before in values {
-        let value = before * inverse;
-        status.non_finite_before += u64::from(!before.is_finite());
-        if !value.is_finite() {
-            status.non_finite += 1;
-            continue;
-        }
-        status.zeros += u64::from(value == 0.0);
+    for value in after.iter().filter(|value| value.is_finite()) {
+        status.zeros += u64::from(*value == 0.0);
         status.max_abs = status.max_abs.max(value.abs());
         squares.add(value.abs());
     }

@@ -78,7 +78,7 @@ impl<O: RecordOptim> Run<O> {
     /// f32 parameters, computed with in f16.
     pub fn mixed(optim: O) -> Self {
         let norm = ParamGroup::from_predicate("norm");
-        let net = Net::new(&Device::flex().autodiff());
+        let net = Net::new(&Device::default().autodiff());
         Self::new(
             net.apply_reparameterization(MixedPrecision::f16().keep(norm)),
             optim,
@@ -88,7 +88,7 @@ impl<O: RecordOptim> Run<O> {
     /// f16 parameters, `norm` excepted.
     pub fn half(optim: O) -> Self {
         let norm = ParamGroup::from_predicate("norm");
-        let net = Net::new(&Device::flex().autodiff());
+        let net = Net::new(&Device::default().autodiff());
         Self::new(to_half(net, FloatDType::F16, &[norm]), optim)
     }
 
@@ -106,7 +106,7 @@ impl<O: RecordOptim> Run<O> {
 
     /// Goes on until the step of this number.
     pub fn train_until(&mut self, end: usize) {
-        let device = Device::flex().autodiff();
+        let device = Device::default().autodiff();
         while self.step < end {
             let seed = 100 * self.step;
             let input = Tensor::<2>::from_data(TensorData::new(wave(seed, 24), [4, 6]), &device);

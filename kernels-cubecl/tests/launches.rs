@@ -1,0 +1,159 @@
+//! What a pass costs on a CubeCL device: launches, compilations, and when it waits.
+//!
+//! On the device that the features choose, or `BURN_DEVICE` where there are several. The hooks are process-wide:
+//! one test at a time.
+#![cfg(feature = "cubecl")]
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use burn::tensor::{DType, Device, Tensor};
+use burn_amp_kernels::{TensorList, histogram, inspect, unscale};
+use cubecl::{
+    launched::LaunchedKernels,
+    logging::{LaunchObservation, LaunchObserver},
+};
+
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// The launches of this crate's kernels, by name.
+#[derive(Default)]
+struct Launches(Mutex<Vec<&'static str>>);
+
+impl LaunchObserver for Launches {
+    fn launched(&self, kernel: &'static str) {
+        self.0.lock().unwrap().push(kernel);
+    }
+}
+
+impl Launches {
+    fn of(work: impl FnOnce()) -> Vec<&'static str> {
+        let launches = Arc::new(Self::default());
+        let watching = LaunchObservation::new(launches.clone());
+        work();
+        drop(watching);
+        let all = std::mem::take(&mut *launches.0.lock().unwrap());
+        let ours = |name: &&str| name.contains("burn_amp_kernels");
+        all.into_iter().filter(ours).collect()
+    }
+}
+
+/// As many tensors as GPT-2 124M has, with sizes that divide as its own do.
+fn gpt2(dtype: DType) -> TensorList {
+    let mut list = TensorList::new();
+    for index in 0..148 {
+        let tensor = Tensor::<2>::ones([4 + index % 3, 48], (&Device::default(), dtype));
+        list.push(tensor * 0.5);
+    }
+    list
+}
+
+fn factor(value: f32) -> Tensor<1> {
+    Tensor::from_floats([value], &Device::default())
+}
+
+fn step(list: TensorList, value: f32) -> TensorList {
+    let (list, status) = unscale(list, factor(value)).expect("a supported dtype");
+    assert_eq!(status.read().len(), list.len());
+    list
+}
+
+fn settle() {
+    Device::default().sync().expect("the device is well");
+}
+
+/// The bindings that a device allows decide it: WebGPU's minimum is 8, of which a launch needs 4 for itself.
+#[test]
+fn few_launches() {
+    let _alone = alone();
+    for dtype in [DType::F32, DType::F16] {
+        if !Device::default().supports_dtype(dtype) {
+            continue;
+        }
+        let list = gpt2(dtype);
+        let shared = list.clone();
+        settle();
+        let count = Launches::of(|| drop(step(list, 0.5))).len();
+        let inspected = Launches::of(|| drop(inspect(shared).unwrap().read())).len();
+        println!("{dtype:?}: {count} launches to unscale, {inspected} to inspect 148 tensors");
+        assert!(count <= 8, "{count} launches to unscale {dtype:?}");
+        assert!(inspected <= 8, "{inspected} launches to inspect {dtype:?}");
+        assert!(count > 1 && inspected > 1);
+    }
+}
+
+/// Later steps launch kernels that the first has compiled, whatever scale and values are.
+#[test]
+fn nothing_is_compiled_after_the_first_step() {
+    let _alone = alone();
+    let list = step(gpt2(DType::F32), 0.5);
+    settle();
+
+    let first = LaunchedKernels::new();
+    let list = step(list, 0.25);
+    let first = first.finish();
+    assert!(!first.is_empty());
+
+    let later = LaunchedKernels::new();
+    let mut list = step(list, 1.0 / 65536.0);
+    for value in [f32::INFINITY, 2.0, f32::MIN_POSITIVE] {
+        list = step(list, value);
+    }
+    let later = later.finish();
+    let new = later.difference(&first).count();
+    assert_eq!(new, 0, "{new} kernels of {} are new", later.len());
+}
+
+/// More tensors need more launches, not other kernels: those of a full group are the same.
+#[test]
+fn kernels_are_those_of_groups() {
+    let _alone = alone();
+    let list = |count| {
+        let mut list = TensorList::new();
+        for _ in 0..count {
+            list.push(Tensor::<1>::ones([64], &Device::default()) * 2.0);
+        }
+        list
+    };
+    let kernels = |count: usize| {
+        let list = list(count);
+        settle();
+        let launched = LaunchedKernels::new();
+        let launches = Launches::of(|| drop(step(list, 0.5))).len();
+        (launched.finish(), launches)
+    };
+    let (few, few_launches) = kernels(2 * 28);
+    let (many, many_launches) = kernels(5 * 28);
+    assert!(many_launches > few_launches);
+    assert!(many.is_subset(&few) || few.len() == many.len());
+}
+
+/// With fusion nothing runs until somebody asks, and then everything does.
+#[test]
+#[cfg(feature = "fusion")]
+fn lazy_with_fusion() {
+    let _alone = alone();
+    let list = gpt2(DType::F32);
+    settle();
+    let mut pending = None;
+    let before = Launches::of(|| pending = Some(unscale(list, factor(0.5)).unwrap()));
+    assert_eq!(before, Vec::<&str>::new());
+    let (_products, status) = pending.unwrap();
+    let after = Launches::of(|| drop(status.read()));
+    assert!(after.len() > 1, "{after:?}");
+    let again = Launches::of(settle);
+    assert_eq!(again, Vec::<&str>::new());
+}
+
+#[test]
+fn histogram_launches() {
+    let _alone = alone();
+    let list = gpt2(DType::F32);
+    settle();
+    let launches =
+        Launches::of(|| assert_eq!(histogram(list).unwrap().read().elements(), 148 * 240 - 48));
+    assert!((2..=8).contains(&launches.len()), "{launches:?}");
+}

@@ -11,7 +11,8 @@ const MASK: u32 = 0x7FFF_FFFF;
 const INFINITY: u32 = 0x7F80_0000;
 
 /// What only a source that trusts in NaN, or adds up in no fixed order, would hold.
-const UNWANTED: [&str; 4] = ["atomic", "isnan", "isinf", "isfinite"];
+/// CubeCL writes the atomics of CUDA as assembly.
+const UNWANTED: [&str; 5] = ["atomic", "asm", "isnan", "isinf", "isfinite"];
 
 /// Accesses by type, such as `f16x4`.
 pub(super) type Accesses = BTreeMap<String, usize>;

@@ -1,7 +1,7 @@
 //! What CubeCL's compilers make of the kernels in every shape that a launch gives them, without a device.
 //!
 //! ```sh
-//! cargo test -p burn-amp-kernels --features dialects --lib dialects
+//! cargo test -p burn-amp-kernels --features wgpu,dialects --lib dialects
 //! ```
 //!
 //! Every source must write itself, and show what the kernels rest on (see [`facts`]): each tensor is read once, in

@@ -1,5 +1,7 @@
 //! The CubeCL kernels: a pass over many tensors, and the reduction of what its cubes have found.
 
+#[cfg(all(test, feature = "dialects"))]
+mod dialects;
 mod finish;
 mod histogram;
 mod observe;

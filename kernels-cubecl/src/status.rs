@@ -170,7 +170,9 @@ fn decode(words: &[u32], elements: u64) -> TensorStatus {
     TensorStatus {
         elements,
         non_finite_before: value(1),
-        non_finite: value(2),
+        // What was not finite is not made so by any factor: a compiler that trusts in finite arithmetic can only
+        // lose what the multiplication itself has made infinite.
+        non_finite: value(2).max(value(1)),
         zeros: value(3),
         max_abs: float(4),
         norm,

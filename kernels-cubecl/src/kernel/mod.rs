@@ -10,4 +10,6 @@ mod pass;
 pub(crate) use finish::finish_status;
 pub(crate) use histogram::{BINS, UNITS as HISTOGRAM_UNITS, finish_histogram, histogram_many};
 pub(crate) use observe::ROW;
+#[cfg(all(test, feature = "dialects"))]
+pub(crate) use pass::LOADS;
 pub(crate) use pass::{inspect_many, unscale_in_place, unscale_many};

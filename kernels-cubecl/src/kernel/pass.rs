@@ -8,7 +8,7 @@ use cubecl::prelude::*;
 use super::observe::{ROW, Seen, add, observe, reduce};
 
 /// Vectors that a unit loads before it looks at the first of them.
-const LOADS: u32 = 4;
+pub(crate) const LOADS: u32 = 4;
 /// Loads that a unit adds up before it adds the sum to its total: keeps long sums accurate.
 const BLOCK: u32 = 8;
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use burn::tensor::DType;
 
 use super::kernels::{Case, Job};
-use crate::kernel::ROW;
+use crate::kernel::{LOADS, ROW};
 
 const MASK: u32 = 0x7FFF_FFFF;
 const INFINITY: u32 = 0x7F80_0000;
@@ -17,7 +17,7 @@ const UNWANTED: [&str; 5] = ["atomic", "asm", "isnan", "isinf", "isfinite"];
 /// Accesses by type, such as `f16x4`.
 pub(super) type Accesses = BTreeMap<String, usize>;
 
-/// Counted in the text: a kernel has its own code for each of its tensors.
+/// Counted in the text: a kernel has its own loads for each of its tensors.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Facts {
     /// Reads from buffers, without sizes and scalars.
@@ -83,26 +83,32 @@ impl Case {
         let mut facts = Facts::default();
         let input = type_name(self.dtype.name(), self.width);
         let f32s = type_name(DType::F32.name(), self.width);
-        let values = self.tensors * self.width;
+        let loads = self.tensors * LOADS as usize;
+        // What is done with the values stands in the code once, whichever tensor they are of.
+        let values = LOADS as usize * self.width;
         match self.job {
             Job::UnscaleMany | Job::UnscaleInPlace => {
-                add(&mut facts.loads, &input, self.tensors);
+                add(&mut facts.loads, &input, loads);
                 // The inverse of the scale.
                 add(&mut facts.loads, "f32", 1);
-                add(&mut facts.stores, &f32s, self.tensors);
+                let stores = match self.job {
+                    Job::UnscaleInPlace => loads,
+                    _ => LOADS as usize,
+                };
+                add(&mut facts.stores, &f32s, stores);
                 add(&mut facts.stores, "u32", ROW);
                 // Before and after.
                 facts.bit_tests = 2 * values;
             }
             Job::InspectMany => {
-                add(&mut facts.loads, &input, self.tensors);
+                add(&mut facts.loads, &input, loads);
                 add(&mut facts.stores, "u32", ROW);
                 facts.bit_tests = values;
             }
             Job::HistogramMany => {
                 add(&mut facts.loads, &input, self.tensors);
                 add(&mut facts.stores, "u32", 1);
-                facts.bit_tests = values;
+                facts.bit_tests = self.tensors * self.width;
             }
             Job::FinishStatus => {
                 add(&mut facts.loads, "u32", ROW);

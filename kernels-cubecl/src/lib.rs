@@ -22,6 +22,7 @@
 //! ```
 
 mod backends;
+mod blend;
 #[cfg(feature = "cubecl")]
 mod kernel;
 mod list;
@@ -30,6 +31,7 @@ mod run;
 mod status;
 
 pub use backends::fallback;
+pub use blend::{BlendOps, blend};
 pub use list::TensorList;
 pub use ops::{AmpOps, TensorVec, UnscaledVec};
 pub use run::{inspect, unscale};

@@ -218,3 +218,24 @@ impl GradientMapper for MulScalar {
         grad.mul_scalar(self.0)
     }
 }
+
+/// Handles to the same memory: what is changed in one is not changed in the other.
+impl Clone for UnscaledGradients {
+    fn clone(&self) -> Self {
+        let mut params = GradientsParams::new();
+        for entry in &self.entries {
+            with_rank!(entry.rank, D => {
+                if let Some(grad) = self.params.get::<D>(entry.id) {
+                    params.register(entry.id, grad);
+                }
+            }, _rank => ());
+        }
+        Self {
+            params,
+            entries: self.entries.clone(),
+            status: self.status.clone(),
+            measures: self.measures.clone(),
+            settled: self.settled,
+        }
+    }
+}

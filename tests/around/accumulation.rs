@@ -3,7 +3,7 @@
 use burn::{
     backend::{BackendTensor, DispatchTensorKind},
     module::{Param, ParamId},
-    optim::{GradientsAccumulator, GradientsParams, SgdConfig},
+    optim::{GradientsAccumulator, GradientsParams, MultiGradientsParams, SgdConfig},
     tensor::{DType, Device, Tensor},
 };
 use burn_amp::{
@@ -468,6 +468,25 @@ fn gradients_of_another_shape_are_refused() {
         assert!(error.to_string().contains("another model"), "{error}");
         assert_eq!(optim.window().unwrap().len(), 1);
         assert_eq!(optim.scaler().counters().dropped(), 0);
+    }
+}
+
+#[test]
+fn gradients_of_several_devices_enter_as_their_sum() {
+    for rule in RULES {
+        let mut optim = sgd().with_accumulation(config(2, rule)).unwrap();
+        let mut model = Pair::zeros(DType::F32);
+        for pair in [[0, 1], [2, 3]] {
+            let scale = optim.scaler().loss_scale();
+            let mut multi = MultiGradientsParams::default();
+            for k in pair {
+                multi
+                    .grads
+                    .push((gradients(&model, k, scale), Device::flex()));
+            }
+            model = optim.step_multi(1.0, model, multi);
+        }
+        assert_eq!(model.values(), expected(0..4, 0.5));
     }
 }
 

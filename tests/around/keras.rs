@@ -152,7 +152,7 @@ impl Run {
                 .with_momentum(options.ema_momentum.unwrap_or(0.99))
                 .with_overwrite_frequency(options.ema_overwrite_frequency)
         });
-        // Keras's LossScaleOptimizer takes `loss_scale_factor` and goes on with its dynamic scale.
+        // Keras's LossScaleOptimizer switches its inner optimizer's `loss_scale_factor` off: its own scale counts.
         let config = ScaledOptimizerConfig::new(inner)
             .with_scaler(
                 GradScalerConfig::new()

@@ -53,11 +53,19 @@ impl Around {
         };
         let sums = container.split_tensors(|name| name.ends_with(SUM));
         let averages = container.split_tensors(|name| name.ends_with(AVERAGE));
-        let window = container.take_state(WINDOW_KEY)?;
+        let window: Option<WindowState> = container.take_state(WINDOW_KEY)?;
         let ema = container.take_state(EMA_KEY)?;
         if (window.is_none() && !sums.is_empty()) || (ema.is_none() && !averages.is_empty()) {
             let reason = "it holds sums or averages without their state";
             return Err(damaged(container, reason.to_string()));
+        }
+        if let Some(WindowState {
+            scale: Some(scale), ..
+        }) = &window
+            && !(scale.is_finite() && *scale > 0.0)
+        {
+            let reason = format!("the loss scale of its window is {scale}");
+            return Err(damaged(container, reason));
         }
         let sums = unpack(sums).map_err(|reason| damaged(container, reason))?;
         let averages = unpack(averages).map_err(|reason| damaged(container, reason))?;

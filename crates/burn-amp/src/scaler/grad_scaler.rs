@@ -330,7 +330,8 @@ impl GradScaler {
     }
 
     pub(super) fn underflow_check(&mut self, grads: &UnscaledGradients) {
-        if self.enabled {
+        // Micro-batches were checked one by one, beside their losses.
+        if self.enabled && !grads.is_settled() {
             self.underflow.check(grads.status(), self.schedule.scale());
         }
     }

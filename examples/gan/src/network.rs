@@ -12,7 +12,7 @@ use digits::data::PIXELS;
 
 /// Numbers that the generator starts from.
 pub const NOISE: usize = 16;
-const WIDTH: usize = 128;
+const WIDTH: usize = 64;
 
 /// Three layers: the generator if it goes from noise to pixels, the critic if it goes from pixels to a score.
 #[derive(Module, Debug)]

@@ -14,8 +14,8 @@ use crate::{
 };
 
 /// Images of a step, of each kind.
-const BATCH: usize = 128;
-const LEARNING_RATE: f64 = 1e-3;
+const BATCH: usize = 64;
+const LEARNING_RATE: f64 = 2e-3;
 
 /// How the two networks take turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,13 +109,13 @@ impl Trainer {
         let precision = MixedPrecision::new(run.dtype);
         // A short interval: the scale shall find its place within a few hundred steps.
         let scaler = GradScalerConfig::new()
-            .with_growth_interval(50)
+            .with_growth_interval(40)
             .with_enabled(run.dtype == FloatDType::F16);
         Ok(Self {
             generator: Player::new(Network::generator(&device), &precision),
             critic: Player::new(Network::critic(&device), &precision),
             scaler: scaler.init()?,
-            ema: EmaConfig::new().with_momentum(0.99).init()?,
+            ema: EmaConfig::new().with_momentum(0.98).init()?,
             updates: run.updates,
             precision,
             device,
@@ -218,7 +218,7 @@ impl Trainer {
         let images = &digits.train.images;
         let [count, _] = images.dims();
         let start = self.steps * BATCH % (count - BATCH);
-        images.clone().slice([start..start + BATCH])
+        images.clone().narrow(0, start, BATCH)
     }
 
     /// Draws images `[count, 64]` with the averaged generator.

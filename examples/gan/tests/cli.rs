@@ -20,7 +20,7 @@ fn table(args: &[&str]) -> Vec<Vec<String>> {
 
 #[test]
 fn all_three_runs_learn() {
-    let rows = table(&["--steps", "300"]);
+    let rows = table(&["--steps", "120"]);
     let names: Vec<String> = rows.iter().map(|row| row[..2].join(" ")).collect();
     assert_eq!(
         names,
@@ -28,7 +28,7 @@ fn all_three_runs_learn() {
     );
     for row in &rows {
         let number = |index: usize| row[index].parse::<f32>().unwrap();
-        assert!(number(3) < 0.5 * number(2), "{row:?}");
+        assert!(number(3) < 0.8 * number(2), "{row:?}");
         assert!(number(4).is_finite() && number(5).is_finite(), "{row:?}");
     }
     // The f32 run does not scale; the others do, and have grown.
@@ -38,9 +38,9 @@ fn all_three_runs_learn() {
 
 #[test]
 fn the_same_seed_gives_the_same_numbers() {
-    let rows = table(&["--steps", "20", "--seed", "3"]);
-    assert_eq!(table(&["--steps", "20", "--seed", "3"]), rows);
-    assert_ne!(table(&["--steps", "20", "--seed", "4"]), rows);
+    let rows = table(&["--steps", "10", "--seed", "3"]);
+    assert_eq!(table(&["--steps", "10", "--seed", "3"]), rows);
+    assert_ne!(table(&["--steps", "10", "--seed", "4"]), rows);
 }
 
 #[test]

@@ -7,7 +7,10 @@ use burn_amp::{
     AccumulationConfig, EmaConfig, GradScalerConfig, GradientClip, GradientMapper, OverflowRule,
     ScaledOptimizer, UnscaledGradients,
 };
-use std::collections::HashMap;
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
 
 use super::model::Mlp;
 
@@ -67,12 +70,13 @@ impl Case {
         self.model.as_ref().map_or(0, Module::num_params)
     }
 
-    /// Forward, backward, step.
-    pub fn micro_batch(&mut self) {
+    /// Forward, backward, step; the time of the step alone.
+    pub fn micro_batch(&mut self) -> Duration {
         let device = Device::flex().autodiff();
         let model = self.model.take().expect("it comes back");
         let grads = self.optim.backward(model.loss(&device), &model);
         let lr = 1e-5;
+        let start = Instant::now();
         let model = match &mut self.by_hand {
             ByHand::Nothing => self.optim.step(lr, model, grads),
             ByHand::Clip => {
@@ -97,6 +101,7 @@ impl Case {
             }
         };
         self.model = Some(model);
+        start.elapsed()
     }
 }
 

@@ -21,7 +21,7 @@ struct Args {
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// Steps of each run
-    #[arg(long, default_value_t = 1500, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    #[arg(long, default_value_t = 800, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     steps: u64,
 }
 

@@ -25,8 +25,12 @@ pub(super) struct Around {
 impl Around {
     /// The state of an optimizer. Waits for the device.
     pub(super) fn of<O>(optim: &ScaledOptimizer<O>) -> Self {
-        let window = optim.window.as_ref().filter(|window| !window.is_empty());
-        let ema = optim.ema.as_ref().filter(|ema| ema.updates() > 0);
+        let window = optim
+            .options
+            .window
+            .as_ref()
+            .filter(|window| !window.is_empty());
+        let ema = optim.options.ema.as_ref().filter(|ema| ema.updates() > 0);
         Self {
             window: window.map(|window| (window.state(), window.sums().clone())),
             ema: ema.map(|ema| (ema.state(), ema.averages().clone())),
@@ -78,7 +82,7 @@ impl Around {
     /// Why an optimizer cannot go on with this state, if it cannot.
     pub(super) fn misfit<O>(&self, optim: &ScaledOptimizer<O>) -> Option<String> {
         if let Some((state, _)) = self.window.as_ref().filter(|(state, _)| state.len > 0) {
-            let Some(window) = &optim.window else {
+            let Some(window) = &optim.options.window else {
                 return Some(format!(
                     "it holds a window of {} accumulated micro-batches, but there is no accumulation here: use \
                      `with_accumulation`, or drop them with `ScaledOptimizerRecord::without_window`",
@@ -91,7 +95,7 @@ impl Around {
                 ));
             }
         }
-        if self.ema.is_some() && optim.ema.is_none() {
+        if self.ema.is_some() && optim.options.ema.is_none() {
             let reason = "it holds averages of the weights, but none are kept here: use `with_ema`, or drop them with \
                           `ScaledOptimizerRecord::without_averages`";
             return Some(reason.to_string());
@@ -101,13 +105,13 @@ impl Around {
 
     /// Goes on from this state, which fits.
     pub(super) fn restore<O>(self, optim: &mut ScaledOptimizer<O>) {
-        if let Some(window) = &mut optim.window {
+        if let Some(window) = &mut optim.options.window {
             window.clear();
             if let Some((state, sums)) = self.window {
                 window.restore(&state, sums);
             }
         }
-        if let Some(ema) = &mut optim.ema {
+        if let Some(ema) = &mut optim.options.ema {
             ema.reset();
             if let Some((state, averages)) = self.ema {
                 ema.restore(&state, averages);

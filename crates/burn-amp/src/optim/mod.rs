@@ -30,6 +30,7 @@ mod master_weights;
 mod record;
 mod record_optim;
 mod scaled_optimizer;
+mod step_options;
 
 pub use config::ScaledOptimizerConfig;
 pub use inner_config::InnerOptimizerConfig;

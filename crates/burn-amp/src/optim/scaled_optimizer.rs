@@ -3,6 +3,7 @@ use burn::{
     optim::MultiGradientsParams, tensor::Tensor,
 };
 
+use super::step_options::StepOptions;
 use crate::{
     ema::{Ema, EmaConfig},
     error::AmpError,
@@ -27,9 +28,7 @@ use crate::{
 pub struct ScaledOptimizer<O> {
     optim: O,
     scaler: GradScaler,
-    pub(super) window: Option<AccumulationWindow>,
-    clip: Option<GradientClip>,
-    pub(super) ema: Option<Ema>,
+    pub(super) options: StepOptions,
 }
 
 impl<O: ModuleOptim> ScaledOptimizer<O> {
@@ -38,9 +37,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         Self {
             optim,
             scaler,
-            window: None,
-            clip: None,
-            ema: None,
+            options: StepOptions::default(),
         }
     }
 
@@ -66,7 +63,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         mut self,
         config: impl Into<AccumulationConfig>,
     ) -> Result<Self, AmpError> {
-        self.window = Some(config.into().init()?);
+        self.options.window = Some(config.into().init()?);
         Ok(self)
     }
 
@@ -74,7 +71,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ///
     /// Clipping that is configured on the inner optimizer comes after it.
     pub fn with_clipping(mut self, clip: GradientClip) -> Self {
-        self.clip = Some(clip);
+        self.options.clip = Some(clip);
         self
     }
 
@@ -84,7 +81,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ///
     /// [`AmpError::InvalidValue`] if the momentum is not between 0 and 1, or the overwrite frequency 0.
     pub fn with_ema(mut self, config: EmaConfig) -> Result<Self, AmpError> {
-        self.ema = Some(config.init()?);
+        self.options.ema = Some(config.init()?);
         Ok(self)
     }
 
@@ -155,42 +152,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         module: M,
         grads: impl Into<StepGradients>,
     ) -> Result<M, AmpError> {
-        let grads = grads.into();
-        let grads = match &mut self.window {
-            Some(window) => {
-                self.scaler.check_window(&self.optim, &grads, &module)?;
-                match self.scaler.accumulate(window, grads, &module)? {
-                    Some(grads) => grads,
-                    None => return Ok(module),
-                }
-            }
-            None => match grads {
-                StepGradients::Scaled(grads) => self.scaler.unscale(grads, &module),
-                StepGradients::Unscaled(grads) => grads,
-            },
-        };
-        self.finish(lr.into(), module, grads)
-    }
-
-    /// What comes after accumulation: clip, step or skip, average, update.
-    fn finish<M: Module>(
-        &mut self,
-        lr: ModuleLearningRate,
-        module: M,
-        grads: UnscaledGradients,
-    ) -> Result<M, AmpError> {
-        let grads = match &self.clip {
-            Some(clip) => grads.clip(clip),
-            None => grads,
-        };
-        let applied = !grads.has_overflow();
-        let module = self.scaler.try_step(&mut self.optim, lr, module, grads)?;
-        let module = match &mut self.ema {
-            Some(ema) if applied => ema.update(module),
-            _ => module,
-        };
-        self.scaler.update();
-        Ok(module)
+        let (scaler, optim) = (&mut self.scaler, &mut self.optim);
+        (self.options).try_step(scaler, optim, lr.into(), module, grads.into())
     }
 
     /// Steps with the micro-batches of a window that is not full, at the end of an epoch; see [`GradScaler::flush`].
@@ -215,18 +178,13 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         lr: impl Into<ModuleLearningRate>,
         module: M,
     ) -> Result<M, AmpError> {
-        let Some(window) = &mut self.window else {
-            return Ok(module);
-        };
-        match self.scaler.flush(window, &module) {
-            Some(grads) => self.finish(lr.into(), module, grads),
-            None => Ok(module),
-        }
+        let (scaler, optim) = (&mut self.scaler, &mut self.optim);
+        self.options.try_flush(scaler, optim, lr.into(), module)
     }
 
     /// Throws away the micro-batches of a window that is not full. Does nothing without accumulation.
     pub fn drop_window(&mut self) {
-        if let Some(window) = &mut self.window {
+        if let Some(window) = &mut self.options.window {
             window.clear();
         }
     }
@@ -237,17 +195,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// What was unscaled moves the loss scale, as [`GradScaler::discard`] has it, except where the scale is frozen for
     /// a window ([`OverflowRule::SkipWindow`](crate::OverflowRule)).
     pub fn discard(&mut self, grads: impl Into<StepGradients>) {
-        let frozen = |window: &AccumulationWindow| !window.drops_micro_batches();
-        match grads.into() {
-            StepGradients::Unscaled(grads) if self.window.as_ref().is_some_and(frozen) => {
-                self.scaler
-                    .discard(ScaledGradients::from(grads.into_params()));
-            }
-            grads => {
-                self.scaler.discard(grads);
-                self.scaler.update();
-            }
-        }
+        self.options.discard(&mut self.scaler, grads.into());
     }
 
     /// As [`step`](Self::step), with gradients that several devices computed at the present loss scale.
@@ -295,23 +243,23 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 
     /// The window that accumulates micro-batches; none without [`with_accumulation`](Self::with_accumulation).
     pub fn window(&self) -> Option<&AccumulationWindow> {
-        self.window.as_ref()
+        self.options.window.as_ref()
     }
 
     /// How gradients are clipped; none without [`with_clipping`](Self::with_clipping).
     pub fn clipping(&self) -> Option<&GradientClip> {
-        self.clip.as_ref()
+        self.options.clip.as_ref()
     }
 
     /// The average of the weights; none without [`with_ema`](Self::with_ema).
     pub fn ema(&self) -> Option<&Ema> {
-        self.ema.as_ref()
+        self.options.ema.as_ref()
     }
 
     /// Ends the training: replaces the parameters by their averages, as Keras's `finalize_variable_values`. Returns the
     /// module as it came without [`with_ema`](Self::with_ema).
     pub fn finalize<M: Module>(&self, module: M) -> M {
-        match &self.ema {
+        match &self.options.ema {
             Some(ema) => ema.finalize(module),
             None => module,
         }
@@ -327,7 +275,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         &mut self.optim
     }
 
-    /// The inner optimizer, its state intact, to go on without scaling.
+    /// The inner optimizer, its state intact, to go on without scaling. An open window and averages are dropped.
     pub fn into_inner(self) -> O {
         self.optim
     }
@@ -338,9 +286,7 @@ impl<O> std::fmt::Debug for ScaledOptimizer<O> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ScaledOptimizer")
             .field("scaler", &self.scaler)
-            .field("window", &self.window)
-            .field("clip", &self.clip)
-            .field("ema", &self.ema)
+            .field("options", &self.options)
             .finish_non_exhaustive()
     }
 }

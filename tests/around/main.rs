@@ -6,5 +6,6 @@ mod config;
 mod ema;
 mod keras;
 mod mid_window;
+mod order;
 mod recipes;
 mod support;

@@ -23,6 +23,7 @@
 //! ```
 
 mod backends;
+mod blend;
 mod error;
 mod histogram;
 #[cfg(feature = "cubecl")]
@@ -33,6 +34,7 @@ mod run;
 mod status;
 
 pub use backends::fallback;
+pub use blend::{BlendOps, blend};
 pub use error::UnsupportedDType;
 pub use histogram::{ExponentHistogram, Histogram};
 pub use list::TensorList;

@@ -8,7 +8,10 @@ use burn::{
     },
     tensor::{Device, Tensor, TensorData, activation::tanh},
 };
-use burn_amp::{GradScalerConfig, ScaledGradients, ScaledOptimizer, StepOutcome};
+use burn_amp::{
+    AccumulationConfig, GradScalerConfig, GradientClip, ScaledGradients, ScaledOptimizer,
+    StepOutcome, WindowReduction,
+};
 use burn_amp_tests::reference;
 use serde::Deserialize;
 use serde_json::Value;
@@ -153,7 +156,16 @@ fn assert_tensor_close<const D: usize>(actual: &Tensor<D>, expected: &[f32], wha
     );
 }
 
-fn replay(run: &Run) {
+/// Who clips and accumulates.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    /// Burn's accumulator and a multiplication between `unscale` and `step`.
+    ByHand,
+    /// `with_clipping` and `with_accumulation`.
+    BuiltIn,
+}
+
+fn replay(run: &Run, way: Way) {
     let device = Device::default().autodiff();
     let mut model = Mlp::new(run, &device);
     let (optimizer, lr) = run.optimizer();
@@ -163,10 +175,19 @@ fn replay(run: &Run) {
         .init()
         .unwrap();
     let mut optim = ScaledOptimizer::new(optimizer, scaler);
+    if let Way::BuiltIn = way {
+        let window = AccumulationConfig::new(run.accumulation as u32);
+        optim = optim
+            .with_accumulation(window.with_reduction(WindowReduction::Sum))
+            .unwrap();
+        if let Some(max_norm) = run.clip_norm {
+            optim = optim.with_clipping(GradientClip::by_global_norm(max_norm).unwrap());
+        }
+    }
 
     assert_eq!(run.log.len(), run.steps);
     for (step, expected) in run.log.iter().enumerate() {
-        let at = format!("{}, step {step}", run.name());
+        let at = format!("{way:?}: {}, step {step}", run.name());
         assert_eq!(optim.scaler().loss_scale(), expected.scale_used, "{at}");
 
         let mut loss = 0.0;
@@ -180,20 +201,28 @@ fn replay(run: &Run) {
             if run.inject_inf_at.contains(&step) && micro == run.accumulation - 1 {
                 inject_infinity(&mut grads, model.weights[1].id);
             }
-            window.accumulate(&model, grads.into_params());
+            match way {
+                Way::ByHand => window.accumulate(&model, grads.into_params()),
+                Way::BuiltIn => model = optim.step(lr, model, grads),
+            }
         }
         assert_close(loss, expected.loss, &format!("{at}: loss"));
 
-        let mut grads = optim.unscale(window.grads(), &model);
-        let norm = grads.status().norm();
-        if let Some(max_norm) = run.clip_norm {
+        if let Way::ByHand = way {
+            let mut grads = optim.unscale(window.grads(), &model);
+            if let Some(max_norm) = run.clip_norm {
+                let norm = grads.status().norm();
+                grads = grads.mul_scalar((max_norm / (norm + 1e-6)).min(1.0));
+            }
+            model = optim.step(lr, model, grads);
+        }
+        if run.clip_norm.is_some() {
+            let norm = optim.scaler().last_status().unwrap().norm();
             match expected.grad_norm.as_f64() {
                 Some(expected) => assert_close(norm, expected, &format!("{at}: gradient norm")),
                 None => assert!(expected.skipped, "{at}: the trace has no gradient norm"),
             }
-            grads = grads.mul_scalar((max_norm / (norm + 1e-6)).min(1.0));
         }
-        model = optim.step(lr, model, grads);
 
         let outcome = optim.scaler().last_outcome();
         let skipped = outcome == Some(StepOutcome::Skipped);
@@ -202,11 +231,11 @@ fn replay(run: &Run) {
     }
 
     for (k, (weight, expected)) in model.weights.iter().zip(&run.final_weights).enumerate() {
-        let what = format!("{}: final W[{k}]", run.name());
+        let what = format!("{way:?}: {}: final W[{k}]", run.name());
         assert_tensor_close(&weight.val(), expected, &what);
     }
     for (k, (bias, expected)) in model.biases.iter().zip(&run.final_biases).enumerate() {
-        let what = format!("{}: final B[{k}]", run.name());
+        let what = format!("{way:?}: {}: final B[{k}]", run.name());
         assert_tensor_close(&bias.val(), expected, &what);
     }
 }
@@ -217,7 +246,8 @@ fn replay_all(chosen: impl Fn(&Run) -> bool) {
     let runs: Vec<&Run> = runs.filter(|run| chosen(run)).collect();
     assert!(!runs.is_empty(), "no run of this kind");
     for run in runs {
-        replay(run);
+        replay(run, Way::ByHand);
+        replay(run, Way::BuiltIn);
     }
 }
 

@@ -4,7 +4,7 @@ use burn::{
     optim::{GradientsParams, SgdConfig},
     tensor::{Device, Tensor},
 };
-use burn_amp::{GradScaler, GradScalerConfig, ScaledOptimizer};
+use burn_amp::{AccumulationConfig, GradScaler, GradScalerConfig, OverflowRule, ScaledOptimizer};
 use log::Level;
 
 use crate::support::{Model, captured, scaler};
@@ -154,4 +154,45 @@ fn the_scaled_optimizer_warns_too() {
     });
     assert_eq!(messages.len(), 1, "{messages:?}");
     assert!(messages[0].contains("2048"));
+}
+
+/// The warnings of two windows with gradients of zero and losses of `value`.
+fn warnings_of_windows(rule: OverflowRule, value: f32) -> Vec<String> {
+    let model = Model::new();
+    let config = AccumulationConfig::new(2).with_overflow(rule);
+    let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), scaler(4096.0))
+        .with_accumulation(config)
+        .unwrap();
+    captured(Level::Warn, || {
+        for _ in 0..4 {
+            let _ = optim.scale(loss(value));
+            optim.step(0.1, model.clone(), model.gradients(|_| 0.0));
+        }
+    })
+}
+
+#[test]
+fn windows_are_watched_with_their_losses() {
+    for rule in [OverflowRule::SkipWindow, OverflowRule::SkipMicroBatch] {
+        assert_eq!(warnings_of_windows(rule, 1.0).len(), 1, "{rule:?}");
+        assert_eq!(warnings_of_windows(rule, 0.0), [""; 0], "{rule:?}");
+    }
+}
+
+#[test]
+fn a_dropped_micro_batch_is_logged_as_such() {
+    let model = Model::new();
+    let rule = AccumulationConfig::new(2).with_overflow(OverflowRule::SkipMicroBatch);
+    let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), scaler(4096.0))
+        .with_accumulation(rule)
+        .unwrap();
+    let messages = captured(Level::Info, || {
+        optim.step(0.1, model.clone(), model.overflowing(4096.0));
+    });
+    let [message] = messages.as_slice() else {
+        panic!("{messages:?}")
+    };
+    for part in ["micro-batch dropped", "matrix", "4096", "2048"] {
+        assert!(message.contains(part), "{message}");
+    }
 }

@@ -42,6 +42,11 @@ mod documents {
     document! {
         readme: "../../README.md",
         a_loop: "../../docs/src/loop.md",
+        accumulation: "../../docs/src/accumulation.md",
+        averaging: "../../docs/src/averaging.md",
+        clipping: "../../docs/src/clipping.md",
+        losses: "../../docs/src/losses.md",
+        mapping: "../../docs/src/mapping.md",
         master_weights: "../../docs/src/master-weights.md",
         precision: "../../docs/src/precision.md",
         records: "../../docs/src/records.md",

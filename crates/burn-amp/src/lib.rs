@@ -28,31 +28,38 @@
 //!
 //! - [`loss_scale`]: the schedule, a pure value.
 //! - [`scaler`]: [`GradScaler`], PyTorch's, for several losses or optimizers.
-//! - [`gradients`]: typed gradients and their [`GradientStatus`].
-//! - [`optim`]: [`ScaledOptimizer`], a drop-in for Burn's `ModuleOptimizer`.
+//! - [`gradients`]: typed gradients and their [`GradientStatus`], clipping, accumulation.
+//! - [`optim`]: [`ScaledOptimizer`], a drop-in for Burn's `ModuleOptimizer`, and its configuration.
+//! - [`ema`]: [`Ema`], averages of the weights.
 //! - [`precision`]: [`MixedPrecision`], half-precision compute for any model.
 
+pub mod ema;
 mod error;
 pub mod gradients;
+mod leaf;
 pub mod loss_scale;
 pub mod optim;
+mod param_tensors;
 pub mod precision;
 mod record;
 pub mod scaler;
 
 pub use burn_amp_kernels::{ExponentHistogram, UnsupportedDType};
+pub use ema::{Ema, EmaConfig};
 pub use error::AmpError;
 pub use gradients::{
-    GradientDType, GradientMapper, GradientStatus, ScaledGradients, UnscaledGradients, histogram,
-    inspect, try_inspect,
+    AccumulationConfig, AccumulationWindow, ClipGroup, ClipNorm, ClipStatus, GradientClip,
+    GradientClipConfig, GradientDType, GradientMapper, GradientStatus, OverflowRule,
+    ScaledGradients, StepGradients, UnscaledGradients, WindowReduction, histogram, inspect,
+    try_inspect,
 };
 pub use loss_scale::{
     DynamicLossScale, DynamicSettings, HysteresisRefill, InvalidValue, LossScale, StaticLossScale,
     StepOutcome,
 };
 pub use optim::{
-    MasterOptimizer, MasterState, MasterWeights, RecordOptim, ScaledOptimizer,
-    ScaledOptimizerRecord, StepGradients,
+    InnerOptimizerConfig, MasterOptimizer, MasterState, MasterWeights, RecordOptim,
+    ScaledOptimizer, ScaledOptimizerConfig, ScaledOptimizerRecord,
 };
 pub use precision::{CastFloat, CastParameter, MixedPrecision, in_f32, to_full, to_half};
 pub use scaler::{

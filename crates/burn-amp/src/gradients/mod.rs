@@ -19,20 +19,27 @@
 //! # Ok::<(), burn_amp::AmpError>(())
 //! ```
 
+mod accumulation;
+mod clip;
 mod dtype;
 mod histogram;
 mod pass;
-mod rank;
+pub(crate) mod rank;
 mod scaled;
 mod status;
+mod step;
 mod unscale;
 mod unscaled;
 
+pub(crate) use accumulation::WindowState;
+pub use accumulation::{AccumulationConfig, AccumulationWindow, OverflowRule, WindowReduction};
+pub use clip::{ClipGroup, ClipNorm, ClipStatus, GradientClip, GradientClipConfig};
 pub use dtype::GradientDType;
-pub(crate) use dtype::is_half;
+pub(crate) use dtype::{is_half, working_dtype};
 pub use histogram::histogram;
 pub use scaled::ScaledGradients;
 pub use status::GradientStatus;
+pub use step::StepGradients;
 pub use unscale::{inspect, try_inspect};
 pub(crate) use unscale::{pass_through, unscale};
 pub(crate) use unscaled::Entry;

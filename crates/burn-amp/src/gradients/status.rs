@@ -1,3 +1,5 @@
+use super::ClipStatus;
+
 /// What one pass over the gradients has found. Host values: reading them never waits for a device.
 ///
 /// All values are those of the *unscaled* gradients. A value that is finite while scaled and becomes
@@ -12,6 +14,7 @@ pub struct GradientStatus {
     pub(crate) norm: f64,
     pub(crate) max_abs: f64,
     pub(crate) overflow: Option<String>,
+    pub(crate) clip: Option<ClipStatus>,
 }
 
 impl GradientStatus {
@@ -49,6 +52,12 @@ impl GradientStatus {
         self.norm
     }
 
+    /// What clipping has done after the pass; none if the gradients were not clipped. [`norm`](Self::norm) and the rest are
+    /// from before.
+    pub fn clip(&self) -> Option<&ClipStatus> {
+        self.clip.as_ref()
+    }
+
     /// The largest magnitude among the finite values; 0 if there are none.
     pub fn max_abs(&self) -> f64 {
         self.max_abs
@@ -71,5 +80,11 @@ impl GradientStatus {
     /// Whether there are values and every one of them is zero: the sign of an underflow.
     pub fn is_all_zero(&self) -> bool {
         self.elements > 0 && self.zeros == self.elements
+    }
+
+    /// Takes over the overflow of gradients that were added to these.
+    pub(super) fn join(&mut self, other: Self) {
+        self.non_finite += other.non_finite;
+        self.overflow = self.overflow.take().or(other.overflow);
     }
 }

@@ -22,10 +22,10 @@ use super::{
 pub(crate) fn unscale<M: Module>(
     grads: GradientsParams,
     module: &M,
-    scale: f32,
+    scale: f64,
     dtype: GradientDType,
 ) -> Result<UnscaledGradients, UnsupportedDType> {
-    let inverse = (1.0 / f64::from(scale)) as f32;
+    let inverse = (1.0 / scale) as f32;
     let mut walk = Walk::new(grads);
     module.visit(&mut walk);
     walk.warn_of_strangers();
@@ -55,7 +55,12 @@ pub(crate) fn unscale<M: Module>(
         statuses[position] = status;
     }
     let status = summarize(&entries, &statuses);
-    Ok(UnscaledGradients::new(target, entries, status))
+    Ok(UnscaledGradients::new(
+        target,
+        entries,
+        status,
+        Some(statuses),
+    ))
 }
 
 /// Takes the gradients of `module`'s parameters as they are: not scaled, not measured, no wait.
@@ -75,7 +80,27 @@ pub(crate) fn pass_through<M: Module>(mut grads: GradientsParams, module: &M) ->
         gradients: entries.len(),
         ..Default::default()
     };
-    UnscaledGradients::new(target, entries, status)
+    UnscaledGradients::new(target, entries, status, None)
+}
+
+/// Measures gradients that were taken from a module before, one status for each entry. Waits for each device once.
+pub(crate) fn measure(grads: &GradientsParams, entries: &[Entry]) -> Vec<TensorStatus> {
+    let (mut pass, mut positions) = (Pass::default(), Vec::new());
+    for (position, entry) in entries.iter().enumerate() {
+        with_rank!(entry.rank, D => {
+            if let Some(grad) = grads.get::<D>(entry.id) {
+                pass.push(grad);
+                positions.push(position);
+            }
+        }, _rank => ());
+    }
+    let mut statuses = vec![TensorStatus::default(); entries.len()];
+    // Unscaled gradients were written by this very device.
+    let found = pass.inspect().unwrap_or_else(|error| panic!("{error}"));
+    for (position, status) in positions.into_iter().zip(found) {
+        statuses[position] = status;
+    }
+    statuses
 }
 
 /// Measures gradients as they are, in f32 (f64 for f64 gradients), and leaves them untouched.
@@ -249,17 +274,17 @@ fn summarize(entries: &[Entry], statuses: &[TensorStatus]) -> GradientStatus {
             status.overflow = Some(entry.path.clone());
         }
     }
-    status.norm = norm(statuses);
+    status.norm = norm(statuses.iter().map(|s| s.norm));
     status
 }
 
-/// The norm of all gradients as one vector, relative to the largest of the tensors' norms.
-fn norm(statuses: &[TensorStatus]) -> f64 {
-    let largest = statuses.iter().map(|s| s.norm).fold(0.0, f64::max);
+/// The norm of several gradients as one vector, relative to the largest of their norms.
+pub(super) fn norm(norms: impl Iterator<Item = f64> + Clone) -> f64 {
+    let largest = norms.clone().fold(0.0, f64::max);
     if largest == 0.0 {
         return 0.0;
     }
-    let squares: f64 = statuses.iter().map(|s| (s.norm / largest).powi(2)).sum();
+    let squares: f64 = norms.map(|norm| (norm / largest).powi(2)).sum();
     largest * squares.sqrt()
 }
 

@@ -3,8 +3,10 @@ use burn::{
     optim::GradientsParams,
     tensor::{DType, Tensor},
 };
+use burn_amp_kernels::TensorStatus;
+use std::collections::HashSet;
 
-use super::{GradientStatus, rank::with_rank};
+use super::{ClipStatus, GradientStatus, rank::with_rank, unscale::measure};
 
 /// Gradients after unscaling, with what the same pass has found in them.
 ///
@@ -25,6 +27,10 @@ pub struct UnscaledGradients {
     params: GradientsParams,
     entries: Vec<Entry>,
     status: GradientStatus,
+    /// What was found in each gradient; none where they were not measured, or changed since.
+    measures: Option<Vec<TensorStatus>>,
+    /// Whether the loss scale has learned from these gradients already.
+    settled: bool,
 }
 
 /// What is known of one gradient beside its values.
@@ -50,12 +56,37 @@ impl UnscaledGradients {
         params: GradientsParams,
         entries: Vec<Entry>,
         status: GradientStatus,
+        measures: Option<Vec<TensorStatus>>,
     ) -> Self {
         Self {
             params,
             entries,
             status,
+            measures,
+            settled: false,
         }
+    }
+
+    /// Gradients from which the loss scale has learned already, micro-batch by micro-batch.
+    pub(crate) fn settled(mut self) -> Self {
+        self.settled = true;
+        self
+    }
+
+    pub(crate) fn is_settled(&self) -> bool {
+        self.settled
+    }
+
+    /// What is in each gradient, in the order of the entries. Waits for the device only if that is not known.
+    pub(super) fn measures(&mut self) -> Vec<TensorStatus> {
+        match self.measures.take() {
+            Some(measures) => measures,
+            None => measure(&self.params, &self.entries),
+        }
+    }
+
+    pub(super) fn set_clip(&mut self, clip: ClipStatus) {
+        self.status.clip = Some(clip);
     }
 
     /// What the unscaling pass has found. Changes made to the gradients since are not in it.
@@ -75,6 +106,7 @@ impl UnscaledGradients {
 
     /// Burn's own container, to replace gradients one by one; those of a parameter that had none are not stepped on.
     pub fn params_mut(&mut self) -> &mut GradientsParams {
+        self.measures = None;
         &mut self.params
     }
 
@@ -99,29 +131,66 @@ impl UnscaledGradients {
             .map(|entry| (entry.path.as_str(), entry.id))
     }
 
-    /// Multiplies every gradient by a number, on its device and in its dtype; does not wait.
-    ///
-    /// Clipping by the global norm, as `torch.nn.utils.clip_grad_norm_` does it:
-    ///
-    /// ```
-    /// # fn clip(grads: burn_amp::UnscaledGradients) -> burn_amp::UnscaledGradients {
-    /// let max_norm = 1.0;
-    /// let coefficient = max_norm / (grads.status().norm() + 1e-6);
-    /// grads.mul_scalar(coefficient.min(1.0))
-    /// # }
-    /// ```
+    /// Multiplies every gradient by a number, on its device and in its dtype; does not wait. To clip by a norm, see
+    /// [`clip`](Self::clip).
     pub fn mul_scalar(self, factor: f64) -> Self {
         self.map(&mut MulScalar(factor))
     }
 
     /// Replaces every gradient by what `mapper` makes of it, in the module's order.
     pub fn map<F: GradientMapper>(mut self, mapper: &mut F) -> Self {
+        self.measures = None;
         for entry in &self.entries {
             with_rank!(
                 entry.rank,
                 D => map_entry::<D, F>(&mut self.params, entry, mapper),
                 rank => log::warn!("gradient of `{}` has rank {rank}: left as it is", entry.path)
             );
+        }
+        self
+    }
+
+    /// Adds `weight` times other gradients to these: of another loss, of a penalty. Does not wait for the device.
+    ///
+    /// The sum overflows, and its step is skipped, if either of the two does. The rest of the status is that of `self`. A
+    /// gradient that only `other` has is taken over. Both must be of the same module.
+    ///
+    /// # Panics
+    ///
+    /// If the two gradients of a parameter differ in shape or device.
+    pub fn add(mut self, mut other: Self, weight: f64) -> Self {
+        self.measures = None;
+        for entry in &other.entries {
+            with_rank!(entry.rank, D => {
+                if let Some(grad) = other.params.remove::<D>(entry.id) {
+                    let sum = match self.params.remove::<D>(entry.id) {
+                        Some(sum) => burn_amp_kernels::blend(sum, grad, 1.0, weight),
+                        None => grad.mul_scalar(weight),
+                    };
+                    self.params.register(entry.id, sum);
+                }
+            }, rank => log::warn!("gradient of `{}` has rank {rank}: left out", entry.path));
+        }
+        let known: HashSet<ParamId> = self.entries.iter().map(|entry| entry.id).collect();
+        let added = other.entries.into_iter();
+        self.entries
+            .extend(added.filter(|entry| !known.contains(&entry.id)));
+        self.status.join(other.status);
+        self
+    }
+
+    /// Rounds gradients that are wider than their parameter to its dtype.
+    pub(crate) fn narrowed(mut self) -> Self {
+        for entry in &mut self.entries {
+            if entry.gradient == entry.parameter {
+                continue;
+            }
+            with_rank!(entry.rank, D => {
+                if let Some(grad) = self.params.remove::<D>(entry.id) {
+                    self.params.register(entry.id, grad.cast(entry.parameter));
+                    entry.gradient = entry.parameter;
+                }
+            }, _rank => ());
         }
         self
     }
@@ -147,5 +216,26 @@ struct MulScalar(f64);
 impl GradientMapper for MulScalar {
     fn map<const D: usize>(&mut self, _path: &str, _id: ParamId, grad: Tensor<D>) -> Tensor<D> {
         grad.mul_scalar(self.0)
+    }
+}
+
+/// Handles to the same memory: what is changed in one is not changed in the other.
+impl Clone for UnscaledGradients {
+    fn clone(&self) -> Self {
+        let mut params = GradientsParams::new();
+        for entry in &self.entries {
+            with_rank!(entry.rank, D => {
+                if let Some(grad) = self.params.get::<D>(entry.id) {
+                    params.register(entry.id, grad);
+                }
+            }, _rank => ());
+        }
+        Self {
+            params,
+            entries: self.entries.clone(),
+            status: self.status.clone(),
+            measures: self.measures.clone(),
+            settled: self.settled,
+        }
     }
 }

@@ -23,14 +23,20 @@
 //! # Ok::<(), burn_amp::AmpError>(())
 //! ```
 
+mod around;
+mod config;
+mod inner_config;
 mod master_weights;
 mod record;
 mod record_optim;
 mod scaled_optimizer;
-mod step_gradients;
+mod step_options;
 
+pub use config::ScaledOptimizerConfig;
+pub use inner_config::InnerOptimizerConfig;
 pub use master_weights::{MasterOptimizer, MasterState, MasterWeights};
 pub use record::ScaledOptimizerRecord;
 pub use record_optim::RecordOptim;
 pub use scaled_optimizer::ScaledOptimizer;
-pub use step_gradients::StepGradients;
+
+pub use crate::gradients::StepGradients;

@@ -1,20 +1,22 @@
 use burn::{optim::OptimizerRecord, tensor::Bytes};
 use std::path::Path;
 
-use super::{RecordOptim, ScaledOptimizer};
+use super::{RecordOptim, ScaledOptimizer, around::Around};
 use crate::{
     error::AmpError,
     record::{Container, Kind},
     scaler::GradScalerRecord,
 };
 
-/// The state of a [`ScaledOptimizer`]: the optimizer's record and the scaler's, in one burnpack.
+/// The state of a [`ScaledOptimizer`]: the optimizer's record and the scaler's, in one burnpack, with the micro-batches of an
+/// open accumulation window and the averages of the weights.
 ///
 /// A superset of Burn's [`OptimizerRecord`]: `OptimizerRecord::load` reads the same file, to go on in f32 without
 /// this crate. And the other way round: the file of a plain optimizer loads as a record whose scaler starts fresh.
 pub struct ScaledOptimizerRecord {
     container: Container,
     scaler: Option<GradScalerRecord>,
+    around: Around,
 }
 
 impl std::fmt::Debug for ScaledOptimizerRecord {
@@ -22,6 +24,8 @@ impl std::fmt::Debug for ScaledOptimizerRecord {
         f.debug_struct("ScaledOptimizerRecord")
             .field("num_tensors", &self.container.tensors().len())
             .field("scaler", &self.scaler)
+            .field("window", &self.window())
+            .field("averages", &self.averages())
             .finish()
     }
 }
@@ -37,13 +41,39 @@ impl ScaledOptimizerRecord {
         self.container.tensors().len()
     }
 
+    /// The number of micro-batches in an accumulation window that was open; 0 if none was.
+    pub fn window(&self) -> u32 {
+        self.around
+            .window
+            .as_ref()
+            .map_or(0, |(state, _)| state.len)
+    }
+
+    /// The number of parameters whose averages are kept; 0 without averaging.
+    pub fn averages(&self) -> usize {
+        let ema = self.around.ema.as_ref();
+        ema.map_or(0, |(_, averages)| averages.len())
+    }
+
+    /// The record without an open window: the run goes on with an empty one, or without accumulation.
+    pub fn without_window(mut self) -> Self {
+        self.around.window = None;
+        self
+    }
+
+    /// The record without averages: the run starts them anew, or goes on without.
+    pub fn without_averages(mut self) -> Self {
+        self.around.ema = None;
+        self
+    }
+
     /// The record as a burnpack in memory.
     ///
     /// # Errors
     ///
     /// [`AmpError::RecordIo`] if the container cannot be written.
     pub fn into_bytes(self) -> Result<Bytes, AmpError> {
-        self.container.into_bytes()
+        self.into_container().into_bytes()
     }
 
     /// Reads what [`into_bytes`](Self::into_bytes), or Burn's `OptimizerRecord::into_bytes`, has written.
@@ -63,7 +93,7 @@ impl ScaledOptimizerRecord {
     ///
     /// [`AmpError::RecordIo`]; a file that was there stays as it was.
     pub fn save(self, path: impl AsRef<Path>) -> Result<(), AmpError> {
-        self.container.save(path.as_ref())
+        self.into_container().save(path.as_ref())
     }
 
     /// Reads a file that [`save`](Self::save), or a plain Burn optimizer, has written. All of it, into memory.
@@ -90,7 +120,18 @@ impl ScaledOptimizerRecord {
         })
     }
 
-    fn new(optimizer: OptimizerRecord, scaler: GradScalerRecord) -> Result<Self, AmpError> {
+    /// All of it in one container again.
+    fn into_container(self) -> Container {
+        let mut container = self.container;
+        self.around.write(&mut container);
+        container
+    }
+
+    fn new(
+        optimizer: OptimizerRecord,
+        scaler: GradScalerRecord,
+        around: Around,
+    ) -> Result<Self, AmpError> {
         // Burn keeps the parts of its record to itself; its bytes are the way to them.
         let bytes = optimizer.into_bytes().map_err(|error| AmpError::RecordIo {
             origin: "memory".to_string(),
@@ -100,10 +141,12 @@ impl ScaledOptimizerRecord {
         Ok(Self {
             container: container.with_section(Kind::ScaledOptimizer, &scaler),
             scaler: Some(scaler),
+            around,
         })
     }
 
-    fn from_container(container: Container) -> Result<Self, AmpError> {
+    fn from_container(mut container: Container) -> Result<Self, AmpError> {
+        let around = Around::take(&mut container)?;
         let foreign = |reason: String| AmpError::ForeignRecord {
             origin: container.origin().to_string(),
             reason,
@@ -117,7 +160,11 @@ impl ScaledOptimizerRecord {
             None => None,
         };
         check_names(&container).map_err(foreign)?;
-        Ok(Self { container, scaler })
+        Ok(Self {
+            container,
+            scaler,
+            around,
+        })
     }
 }
 
@@ -145,13 +192,14 @@ fn check_names(container: &Container) -> Result<(), String> {
 }
 
 impl<O: RecordOptim> ScaledOptimizer<O> {
-    /// The state of optimizer and scaler. Waits for the device.
+    /// The state of optimizer and scaler, of an open window and of averages. Waits for the device.
     ///
     /// # Errors
     ///
     /// [`AmpError::RecordIo`] if the optimizer's record cannot be packed.
     pub fn to_record(&self) -> Result<ScaledOptimizerRecord, AmpError> {
-        ScaledOptimizerRecord::new(self.optimizer().to_record(), self.scaler().to_record())
+        let (optimizer, scaler) = (self.optimizer().to_record(), self.scaler().to_record());
+        ScaledOptimizerRecord::new(optimizer, scaler, Around::of(self))
     }
 
     /// Takes over a stored state. With the record of a plain optimizer the scaler starts fresh, which the log says.
@@ -161,10 +209,15 @@ impl<O: RecordOptim> ScaledOptimizer<O> {
     ///
     /// # Errors
     ///
-    /// [`AmpError::ForeignRecord`]; optimizer and scaler stay as they were.
+    /// [`AmpError::ForeignRecord`], also for an open window or averages where there is no accumulation or averaging; optimizer,
+    /// scaler, window and averages stay as they were.
     pub fn load_record(&mut self, record: ScaledOptimizerRecord) -> Result<(), AmpError> {
         let scaler = record.scaler.clone();
         let origin = record.container.origin().to_string();
+        let around = record.around.clone();
+        if let Some(reason) = around.misfit(self) {
+            return Err(AmpError::ForeignRecord { origin, reason });
+        }
         let optimizer = record.into_optimizer()?;
         self.optimizer_mut()
             .load_record(optimizer)
@@ -175,6 +228,7 @@ impl<O: RecordOptim> ScaledOptimizer<O> {
                 },
                 other => other,
             })?;
+        around.restore(self);
         match scaler {
             Some(scaler) => self.scaler_mut().load_record(scaler),
             None => {

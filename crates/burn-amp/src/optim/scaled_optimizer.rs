@@ -3,10 +3,14 @@ use burn::{
     optim::MultiGradientsParams, tensor::Tensor,
 };
 
-use super::StepGradients;
+use super::step_options::StepOptions;
 use crate::{
+    ema::{Ema, EmaConfig},
     error::AmpError,
-    gradients::{ScaledGradients, UnscaledGradients},
+    gradients::{
+        AccumulationConfig, AccumulationWindow, GradientClip, ScaledGradients, StepGradients,
+        UnscaledGradients,
+    },
     scaler::{GradScaler, ModuleOptim, ScaleLoss},
 };
 
@@ -16,16 +20,69 @@ use crate::{
 /// Wraps anything that implements [`ModuleOptim`]: Burn's `ModuleOptimizer`, hence every optimizer with
 /// its groups and its clipping (which sees unscaled gradients), a `&mut` to one, or a type of one's own. The
 /// counterpart of Keras's `LossScaleOptimizer`.
-#[derive(Clone, Debug)]
+///
+/// [`with_accumulation`](Self::with_accumulation), [`with_clipping`](Self::with_clipping) and [`with_ema`](Self::with_ema)
+/// add what stands around a step, which then does, in this order: accumulate, unscale, test, clip, step or skip, average the
+/// weights, update the scale.
+#[derive(Clone)]
 pub struct ScaledOptimizer<O> {
     optim: O,
     scaler: GradScaler,
+    pub(super) options: StepOptions,
 }
 
 impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// Puts `scaler` before `optim`.
     pub fn new(optim: O, scaler: GradScaler) -> Self {
-        Self { optim, scaler }
+        Self {
+            optim,
+            scaler,
+            options: StepOptions::default(),
+        }
+    }
+
+    /// Makes `step` take micro-batches: every n-th call steps, with their mean or their sum.
+    ///
+    /// Takes a number of micro-batches or an [`AccumulationConfig`]. A window that was open is dropped.
+    ///
+    /// ```
+    /// use burn::optim::SgdConfig;
+    /// use burn_amp::{AccumulationConfig, GradScalerConfig, OverflowRule, ScaledOptimizer};
+    ///
+    /// let optim = ScaledOptimizer::new(SgdConfig::new().init(), GradScalerConfig::new().init()?);
+    /// let optim = optim.with_accumulation(4)?;
+    /// let optim = optim.with_accumulation(AccumulationConfig::new(4).with_overflow(OverflowRule::SkipMicroBatch))?;
+    /// assert!(optim.window().unwrap().is_empty());
+    /// # Ok::<(), burn_amp::AmpError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`] for 0 micro-batches.
+    pub fn with_accumulation(
+        mut self,
+        config: impl Into<AccumulationConfig>,
+    ) -> Result<Self, AmpError> {
+        self.options.window = Some(config.into().init()?);
+        Ok(self)
+    }
+
+    /// Clips gradients after they were unscaled and tested; see [`UnscaledGradients::clip`].
+    ///
+    /// Clipping that is configured on the inner optimizer comes after it.
+    pub fn with_clipping(mut self, clip: GradientClip) -> Self {
+        self.options.clip = Some(clip);
+        self
+    }
+
+    /// Averages the weights after every step that was not skipped; see [`Ema`].
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`] if the momentum is not between 0 and 1, or the overwrite frequency 0.
+    pub fn with_ema(mut self, config: EmaConfig) -> Result<Self, AmpError> {
+        self.options.ema = Some(config.init()?);
+        Ok(self)
     }
 
     /// Multiplies a loss, or a structure of losses, by the loss scale; see [`GradScaler::scale`].
@@ -68,6 +125,9 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// optimizer state stay as they are, bit for bit, and the loss scale backs off. Waits for the device once, to
     /// read the verdict on scaled gradients.
     ///
+    /// With [`with_accumulation`](Self::with_accumulation) it takes a micro-batch, and returns the module as it came until the
+    /// window is full; [`window`](Self::window) is empty after a step.
+    ///
     /// # Panics
     ///
     /// Where [`try_step`](Self::try_step) returns an error, with its message.
@@ -97,13 +157,50 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         module: M,
         grads: impl Into<StepGradients>,
     ) -> Result<M, AmpError> {
-        let grads = match grads.into() {
-            StepGradients::Scaled(grads) => self.scaler.try_unscale(grads, &module)?,
-            StepGradients::Unscaled(grads) => grads,
-        };
-        let module = self.scaler.try_step(&mut self.optim, lr, module, grads)?;
-        self.scaler.update();
-        Ok(module)
+        let (scaler, optim) = (&mut self.scaler, &mut self.optim);
+        (self.options).try_step(scaler, optim, lr.into(), module, grads.into())
+    }
+
+    /// Steps with the micro-batches of a window that is not full, at the end of an epoch; see [`GradScaler::flush`].
+    ///
+    /// Returns the module as it came if the window is empty, or there is no accumulation.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_flush`](Self::try_flush) returns an error, with its message.
+    pub fn flush<M: Module>(&mut self, lr: impl Into<ModuleLearningRate>, module: M) -> M {
+        self.try_flush(lr, module)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`flush`](Self::flush), for runs that want to handle a failure.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_step`](Self::try_step).
+    pub fn try_flush<M: Module>(
+        &mut self,
+        lr: impl Into<ModuleLearningRate>,
+        module: M,
+    ) -> Result<M, AmpError> {
+        let (scaler, optim) = (&mut self.scaler, &mut self.optim);
+        self.options.try_flush(scaler, optim, lr.into(), module)
+    }
+
+    /// Throws away the micro-batches of a window that is not full. Does nothing without accumulation.
+    pub fn drop_window(&mut self) {
+        if let Some(window) = &mut self.options.window {
+            window.clear();
+        }
+    }
+
+    /// Throws gradients away without a step, in place of [`step`](Self::step), and counts that.
+    ///
+    /// Parameters, optimizer, averages and an open window stay as they are: a micro-batch that is discarded does not count.
+    /// What was unscaled moves the loss scale, as [`GradScaler::discard`] has it, except where the scale is frozen for
+    /// a window ([`OverflowRule::SkipWindow`](crate::OverflowRule)).
+    pub fn discard(&mut self, grads: impl Into<StepGradients>) {
+        self.options.discard(&mut self.scaler, grads.into());
     }
 
     /// As [`step`](Self::step), with gradients that several devices computed at the present loss scale.
@@ -149,6 +246,30 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         &mut self.scaler
     }
 
+    /// The window that accumulates micro-batches; none without [`with_accumulation`](Self::with_accumulation).
+    pub fn window(&self) -> Option<&AccumulationWindow> {
+        self.options.window.as_ref()
+    }
+
+    /// How gradients are clipped; none without [`with_clipping`](Self::with_clipping).
+    pub fn clipping(&self) -> Option<&GradientClip> {
+        self.options.clip.as_ref()
+    }
+
+    /// The average of the weights; none without [`with_ema`](Self::with_ema).
+    pub fn ema(&self) -> Option<&Ema> {
+        self.options.ema.as_ref()
+    }
+
+    /// Ends the training: replaces the parameters by their averages, as Keras's `finalize_variable_values`. Returns the
+    /// module as it came without [`with_ema`](Self::with_ema).
+    pub fn finalize<M: Module>(&self, module: M) -> M {
+        match &self.options.ema {
+            Some(ema) => ema.finalize(module),
+            None => module,
+        }
+    }
+
     /// The inner optimizer.
     pub fn optimizer(&self) -> &O {
         &self.optim
@@ -159,8 +280,18 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         &mut self.optim
     }
 
-    /// The inner optimizer, its state intact, to go on without scaling.
+    /// The inner optimizer, its state intact, to go on without scaling. An open window and averages are dropped.
     pub fn into_inner(self) -> O {
         self.optim
+    }
+}
+
+/// Without the inner optimizer: Burn's own does not print.
+impl<O> std::fmt::Debug for ScaledOptimizer<O> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ScaledOptimizer")
+            .field("scaler", &self.scaler)
+            .field("options", &self.options)
+            .finish_non_exhaustive()
     }
 }

@@ -3,7 +3,7 @@ use burn::{
     tensor::{FloatDType, Tensor},
 };
 
-use crate::gradients::is_half;
+use crate::{gradients::is_half, leaf};
 
 /// Turns the float parameters of a model into half precision, those of the groups in `keep` excepted.
 ///
@@ -80,21 +80,8 @@ impl ModuleMapper for Convert<'_> {
         }
         let id = param.id;
         param.map(|tensor| {
-            // A cast is no leaf: rebuild one, with all that the old one carried.
-            let require_grad = tensor.is_require_grad();
-            let checkpointing = tensor.gradient_checkpointing_strategy();
-            let distributed = tensor.is_autodiff() && tensor.is_distributed();
-            let mut leaf = tensor.inner().cast(self.dtype);
-            if let Some(strategy) = checkpointing {
-                leaf = Tensor::from_inner(leaf).with_gradient_checkpointing_strategy(strategy);
-            }
-            if require_grad {
-                leaf = leaf.require_grad();
-            }
-            if distributed {
-                leaf = leaf.set_distributed(id);
-            }
-            leaf
+            let cast = tensor.clone().inner().cast(self.dtype);
+            leaf::replace(tensor, cast, id)
         })
     }
 }

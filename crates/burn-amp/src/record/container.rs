@@ -157,6 +157,42 @@ impl Container {
         Ok(Some((*kind, state)))
     }
 
+    /// Keeps a further state beside the section, under a key of its own that starts as ours do.
+    pub(crate) fn set_state<S: Serialize>(&mut self, key: &str, state: &S) {
+        let json = serde_json::to_string(state).expect("a record is plain data");
+        self.metadata.insert(key.to_string(), json);
+    }
+
+    /// Takes out a further state, if there is one.
+    pub(crate) fn take_state<S: DeserializeOwned>(
+        &mut self,
+        key: &str,
+    ) -> Result<Option<S>, AmpError> {
+        let Some(json) = self.metadata.remove(key) else {
+            return Ok(None);
+        };
+        let state = serde_json::from_str(&json).map_err(|error| AmpError::DamagedRecord {
+            origin: self.origin.clone(),
+            reason: format!("`{key}`: {error}"),
+        })?;
+        Ok(Some(state))
+    }
+
+    /// Adds tensors.
+    pub(crate) fn extend(&mut self, tensors: Vec<Tensor>) {
+        self.tensors.extend(tensors);
+        self.tensors.sort_by(|a, b| a.name.cmp(&b.name));
+    }
+
+    /// Takes out the tensors with such a name.
+    pub(crate) fn split_tensors(&mut self, chosen: impl Fn(&str) -> bool) -> Vec<Tensor> {
+        let (taken, kept) = std::mem::take(&mut self.tensors)
+            .into_iter()
+            .partition(|tensor| chosen(&tensor.name));
+        self.tensors = kept;
+        taken
+    }
+
     /// Where the container came from, for messages.
     pub(crate) fn origin(&self) -> &str {
         &self.origin

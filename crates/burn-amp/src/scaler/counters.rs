@@ -11,6 +11,15 @@ pub struct StepCounters {
     steps: u64,
     skipped: u64,
     consecutive_skips: u64,
+    // Absent from records where they are zero, as from those of earlier releases.
+    #[serde(skip_serializing_if = "is_zero")]
+    dropped: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    discarded: u64,
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 impl StepCounters {
@@ -29,8 +38,18 @@ impl StepCounters {
         self.steps.saturating_sub(self.skipped)
     }
 
-    /// Iterations in a row, up to the present one, in which a step was skipped. An iteration ends with
-    /// [`GradScaler::update`](super::GradScaler::update).
+    /// Micro-batches that were left out of an accumulation window because they overflowed; no steps.
+    pub fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    /// Gradients that were thrown away with [`GradScaler::discard`](super::GradScaler::discard); no steps.
+    pub fn discarded(&self) -> u64 {
+        self.discarded
+    }
+
+    /// Iterations in a row, up to the present one, in which a step was skipped, or micro-batches in a row
+    /// that were dropped. An iteration ends with [`GradScaler::update`](super::GradScaler::update).
     pub fn consecutive_skips(&self) -> u64 {
         self.consecutive_skips
     }
@@ -47,6 +66,14 @@ impl StepCounters {
     pub(super) fn record(&mut self, outcome: StepOutcome) {
         self.steps += 1;
         self.skipped += u64::from(outcome.is_skipped());
+    }
+
+    pub(super) fn record_dropped(&mut self) {
+        self.dropped += 1;
+    }
+
+    pub(super) fn record_discarded(&mut self) {
+        self.discarded += 1;
     }
 
     pub(super) fn add_consecutive_skip(&mut self) {

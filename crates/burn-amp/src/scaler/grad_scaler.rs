@@ -148,6 +148,7 @@ impl GradScaler {
             return Ok(pass_through(grads.into_params(), module));
         }
         let scale = grads.loss_scale().unwrap_or_else(|| self.loss_scale());
+        let scale = f64::from(scale);
         let unscaled = unscale(grads.into_params(), module, scale, self.gradient_dtype)?;
         Ok(unscaled)
     }
@@ -193,9 +194,7 @@ impl GradScaler {
     ) -> Result<M, AmpError> {
         self.check_dtypes(optim, &grads)?;
         self.iteration.check(&grads)?;
-        if self.enabled {
-            self.underflow.check(grads.status(), self.schedule.scale());
-        }
+        self.underflow_check(&grads);
         self.record(&grads)?;
         if grads.has_overflow() {
             return Ok(module);
@@ -212,16 +211,7 @@ impl GradScaler {
         if outcome.is_applied() {
             self.counters.reset_consecutive_skips();
         }
-        if self.enabled {
-            let before = self.schedule.scale();
-            self.schedule = self.schedule.adjust(outcome);
-            log_update(
-                before,
-                self.schedule.scale(),
-                self.last_status.as_ref(),
-                outcome,
-            );
-        }
+        self.adjust(outcome, "step skipped");
         Some(outcome)
     }
 
@@ -305,46 +295,85 @@ impl GradScaler {
     }
 
     /// Counts the step; an error if it is an overflow too many.
-    fn record(&mut self, grads: &UnscaledGradients) -> Result<(), AmpError> {
-        let status = grads.status();
-        self.last_status = self.enabled.then(|| status.clone());
+    pub(super) fn record(&mut self, grads: &UnscaledGradients) -> Result<(), AmpError> {
+        self.remember(grads);
         if !grads.has_overflow() {
             self.last_outcome = Some(StepOutcome::Applied);
             self.counters.record(StepOutcome::Applied);
-            self.iteration.record(grads, StepOutcome::Applied);
+            self.iteration.record(grads);
             return Ok(());
         }
         self.last_outcome = Some(StepOutcome::Skipped);
         self.counters.record(StepOutcome::Skipped);
-        // Two optimizers that overflow in one iteration are one reason to back off, not two.
-        if !self.iteration.has_skip() {
-            self.counters.add_consecutive_skip();
+        if !grads.is_settled() {
+            // Two optimizers that overflow in one iteration are one reason to back off, not two.
+            if !self.iteration.has_skip() {
+                self.counters.add_consecutive_skip();
+            }
+            if let Some(error) = self.exhausted(grads) {
+                self.end_iteration();
+                return Err(error);
+            }
         }
+        self.iteration.record(grads);
+        Ok(())
+    }
+
+    /// The error that ends the run if this overflow is one too many.
+    pub(super) fn exhausted(&self, grads: &UnscaledGradients) -> Option<AmpError> {
         let skips = self.counters.consecutive_skips();
         let too_many = self
             .max_consecutive_skips
             .is_some_and(|max| skips > u64::from(max));
-        if too_many || self.schedule.is_at_floor() {
-            self.end_iteration();
-            return Err(AmpError::LossScaleExhausted {
-                scale: self.schedule.scale(),
-                skips,
-                parameter: status.overflow_parameter().unwrap_or("?").to_string(),
-            });
+        let parameter = grads.status().overflow_parameter();
+        (too_many || self.schedule.is_at_floor()).then(|| AmpError::LossScaleExhausted {
+            scale: self.schedule.scale(),
+            skips,
+            parameter: parameter.unwrap_or("?").to_string(),
+        })
+    }
+
+    /// Moves the schedule; `skip` is what an overflow did, for the log.
+    pub(super) fn adjust(&mut self, outcome: StepOutcome, skip: &str) {
+        if self.enabled {
+            let before = self.schedule.scale();
+            self.schedule = self.schedule.adjust(outcome);
+            let after = self.schedule.scale();
+            log_update(before, after, self.last_status.as_ref(), outcome, skip);
         }
-        self.iteration.record(grads, StepOutcome::Skipped);
-        Ok(())
+    }
+
+    /// Keeps the status for those who ask for it later.
+    pub(super) fn remember(&mut self, grads: &UnscaledGradients) {
+        self.last_status = self.enabled.then(|| grads.status().clone());
+    }
+
+    pub(super) fn underflow_check(&mut self, grads: &UnscaledGradients) {
+        // Micro-batches were checked one by one, beside their losses.
+        if self.enabled && !grads.is_settled() {
+            self.underflow.check(grads.status(), self.schedule.scale());
+        }
+    }
+
+    pub(super) fn forget_losses(&self) {
+        self.underflow.forget();
     }
 }
 
 /// A skip is never invisible.
-fn log_update(before: f32, after: f32, status: Option<&GradientStatus>, outcome: StepOutcome) {
+fn log_update(
+    before: f32,
+    after: f32,
+    status: Option<&GradientStatus>,
+    outcome: StepOutcome,
+    skip: &str,
+) {
     // Printed as f32, a power of two has digits that are not its own.
     let (before, after) = (f64::from(before), f64::from(after));
     if outcome.is_skipped() {
         let path = status.and_then(GradientStatus::overflow_parameter);
         log::info!(
-            "step skipped: gradients overflow{} at loss scale {before}, next {after}",
+            "{skip}: gradients overflow{} at loss scale {before}, next {after}",
             path.map(|path| format!(", first in `{path}`,"))
                 .unwrap_or_default()
         );

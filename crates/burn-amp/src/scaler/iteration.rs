@@ -21,12 +21,23 @@ impl Iteration {
         }
     }
 
-    pub(super) fn record(&mut self, grads: &UnscaledGradients, outcome: StepOutcome) {
-        // No gradients are no evidence that the scale is fine: they must not make it grow.
-        if !grads.entries().is_empty() {
-            self.stepped.extend(grads.parameters().map(|(_, id)| id));
-            self.outcome = Some(self.outcome.map_or(outcome, |o| o.and(outcome)));
+    /// Counts a step for these parameters.
+    pub(super) fn record(&mut self, grads: &UnscaledGradients) {
+        self.stepped.extend(grads.parameters().map(|(_, id)| id));
+        self.learn(grads);
+    }
+
+    /// Takes a verdict into the joint outcome.
+    pub(super) fn learn(&mut self, grads: &UnscaledGradients) {
+        // No gradients are no evidence that the scale is fine: they must not make it grow. Nor must it learn twice.
+        if grads.entries().is_empty() || grads.is_settled() {
+            return;
         }
+        let outcome = match grads.has_overflow() {
+            true => StepOutcome::Skipped,
+            false => StepOutcome::Applied,
+        };
+        self.outcome = Some(self.outcome.map_or(outcome, |o| o.and(outcome)));
     }
 
     pub(super) fn has_skip(&self) -> bool {

@@ -27,6 +27,7 @@
 //! # Ok::<(), burn_amp::AmpError>(())
 //! ```
 
+mod accumulate;
 mod config;
 mod counters;
 mod grad_scaler;
@@ -37,6 +38,7 @@ mod record;
 mod settings;
 mod state;
 mod underflow;
+mod verdict;
 
 pub use config::GradScalerConfig;
 pub use counters::StepCounters;

@@ -39,6 +39,12 @@ use burn::{
 /// let twice = burn_amp::ScaledOptimizer::new(inner, scaler);
 /// # }
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not an optimizer of whole modules",
+    note = "a `ScaledOptimizer` cannot be put into another: the gradients would be unscaled twice",
+    note = "wrap Burn's `ModuleOptimizer` (what `AdamConfig::init` returns), a `MasterOptimizer`, or a type of your own \
+            that implements `ModuleOptim`"
+)]
 pub trait ModuleOptim {
     /// Updates the parameters of `module` that have a gradient. The gradients are unscaled and finite.
     ///

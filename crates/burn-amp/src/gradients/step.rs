@@ -1,8 +1,8 @@
 use burn::optim::GradientsParams;
 
-use crate::gradients::{ScaledGradients, UnscaledGradients};
+use super::{ScaledGradients, UnscaledGradients};
 
-/// What [`ScaledOptimizer::step`](super::ScaledOptimizer::step) takes: gradients that are still scaled, or
+/// What [`ScaledOptimizer::step`](crate::ScaledOptimizer::step) takes: gradients that are still scaled, or
 /// that were unscaled before, to be looked at or clipped.
 ///
 /// A plain [`GradientsParams`] is taken to be scaled.
@@ -10,7 +10,7 @@ use crate::gradients::{ScaledGradients, UnscaledGradients};
 pub enum StepGradients {
     /// Gradients of a scaled loss.
     Scaled(ScaledGradients),
-    /// Gradients after [`ScaledOptimizer::unscale`](super::ScaledOptimizer::unscale).
+    /// Gradients after [`ScaledOptimizer::unscale`](crate::ScaledOptimizer::unscale).
     Unscaled(UnscaledGradients),
 }
 

@@ -1,0 +1,153 @@
+use burn::{
+    module::{Module, Param},
+    optim::GradientsParams,
+    tensor::Tensor,
+};
+use serde::{Deserialize, Serialize};
+
+use super::{AccumulationConfig, OverflowRule, WindowReduction, sum};
+use crate::{error::AmpError, param_tensors::ParamTensors};
+
+/// The sums of a window that is being filled: one f32 tensor for each parameter (f64 for f64 parameters), added to in
+/// place.
+///
+/// Made by [`AccumulationConfig::init`], filled by [`GradScaler::accumulate`](crate::GradScaler::accumulate), or by
+/// `step` inside a [`ScaledOptimizer`](crate::ScaledOptimizer). A value: a clone has a window of its own.
+#[derive(Clone, Debug)]
+pub struct AccumulationWindow {
+    config: AccumulationConfig,
+    sums: ParamTensors,
+    len: u32,
+    /// The loss scale that the sums carry; none if they are unscaled, or the window is empty.
+    scale: Option<f32>,
+}
+
+/// What a record keeps of a window beside its sums.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct WindowState {
+    pub(crate) len: u32,
+    pub(crate) scale: Option<f32>,
+}
+
+impl AccumulationWindow {
+    pub(super) fn new(config: AccumulationConfig) -> Self {
+        Self {
+            config,
+            sums: ParamTensors::default(),
+            len: 0,
+            scale: None,
+        }
+    }
+
+    /// The settings.
+    pub fn config(&self) -> &AccumulationConfig {
+        &self.config
+    }
+
+    /// The number of micro-batches in the window so far; dropped ones do not count.
+    pub fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// Whether there is no micro-batch in the window.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The number of parameters that have a sum.
+    pub fn gradients(&self) -> usize {
+        self.sums.len()
+    }
+
+    /// The sum for a parameter, f32 or f64; none if no gradient of it was added. Scaled by the window's loss scale with
+    /// [`OverflowRule::SkipWindow`], unscaled otherwise. A handle to the same memory, on the parameter's device.
+    pub fn sum<const D: usize>(&self, param: &Param<Tensor<D>>) -> Option<Tensor<D>> {
+        self.sums.get(param.id, &param.device().inner())
+    }
+
+    /// Throws away what was summed; the next micro-batch is the first of a new window.
+    pub fn clear(&mut self) {
+        self.sums = ParamTensors::default();
+        self.len = 0;
+        self.scale = None;
+    }
+
+    pub(crate) fn drops_micro_batches(&self) -> bool {
+        self.config.overflow == OverflowRule::SkipMicroBatch
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.len >= self.config.micro_batches
+    }
+
+    /// The loss scale of the sums: that of the first micro-batch, for the whole window.
+    pub(crate) fn scale_or(&mut self, scale: f32) -> f32 {
+        *self.scale.get_or_insert(scale)
+    }
+
+    pub(crate) fn check<M: Module>(
+        &self,
+        grads: &GradientsParams,
+        module: &M,
+    ) -> Result<(), AmpError> {
+        sum::check(&self.sums, grads, module)
+    }
+
+    /// Adds a micro-batch's gradients, multiplied by `factor`. Does not wait for the device.
+    pub(crate) fn add<M: Module>(&mut self, grads: GradientsParams, module: &M, factor: f64) {
+        sum::add(&mut self.sums, grads, module, factor);
+        self.len += 1;
+    }
+
+    /// Empties the window: the sums, and what they are to be divided by.
+    pub(crate) fn take<M: Module>(&mut self, module: &M) -> (GradientsParams, f64) {
+        let scale = f64::from(self.scale.unwrap_or(1.0));
+        let divisor = match self.config.reduction {
+            WindowReduction::Mean => scale * f64::from(self.len.max(1)),
+            WindowReduction::Sum => scale,
+        };
+        let sums = std::mem::take(&mut self.sums);
+        self.clear();
+        (sum::take(sums, module), divisor)
+    }
+
+    pub(crate) fn sums(&self) -> &ParamTensors {
+        &self.sums
+    }
+
+    pub(crate) fn state(&self) -> WindowState {
+        WindowState {
+            len: self.len,
+            scale: self.scale,
+        }
+    }
+
+    /// Why a stored window cannot be continued with these settings, if it cannot.
+    pub(crate) fn misfit(&self, state: &WindowState) -> Option<String> {
+        if state.len == 0 {
+            return None;
+        }
+        let size = self.config.micro_batches;
+        if state.len >= size {
+            return Some(format!(
+                "its window holds {} micro-batches, but a window has {size} here",
+                state.len
+            ));
+        }
+        let (stored, here) = match (state.scale, self.drops_micro_batches()) {
+            (Some(_), true) => ("SkipWindow", "SkipMicroBatch"),
+            (None, false) => ("SkipMicroBatch", "SkipWindow"),
+            _ => return None,
+        };
+        Some(format!(
+            "its window was summed by the rule `{stored}`, but the rule is `{here}` here"
+        ))
+    }
+
+    pub(crate) fn restore(&mut self, state: &WindowState, sums: ParamTensors) {
+        self.len = state.len;
+        self.scale = state.scale;
+        self.sums = sums;
+    }
+}

@@ -1,0 +1,193 @@
+//! Micro-batches: the scaler's side of an [`AccumulationWindow`].
+
+use burn::{
+    module::{Module, ModuleVisitor, Param},
+    optim::GradientsParams,
+    tensor::{DType, Tensor},
+};
+
+use super::{GradScaler, ModuleOptim};
+use crate::{
+    error::AmpError,
+    gradients::{
+        AccumulationWindow, GradientDType, ScaledGradients, StepGradients, UnscaledGradients,
+        pass_through, unscale,
+    },
+    loss_scale::StepOutcome,
+};
+
+impl GradScaler {
+    /// Adds the gradients of a micro-batch to a window; when that makes it full, empties it and returns the gradients to
+    /// step with, unscaled.
+    ///
+    /// Takes scaled gradients (a plain `GradientsParams`, or [`ScaledGradients`](crate::ScaledGradients)) or
+    /// [`UnscaledGradients`]. With [`OverflowRule::SkipWindow`](crate::OverflowRule) the sum keeps the loss scale of the
+    /// window's first micro-batch, whatever scale the later ones carry; only the last micro-batch waits for the device.
+    /// With [`OverflowRule::SkipMicroBatch`](crate::OverflowRule) each call waits once and moves the loss scale at once, so
+    /// that an [`update`](Self::update) after the step changes nothing; a micro-batch that overflows is dropped, counted
+    /// in [`StepCounters::dropped`](crate::StepCounters::dropped) and logged.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::LossScaleExhausted`] if a micro-batch is dropped where the scale cannot be lowered or after
+    /// `max_consecutive_skips` dropped in a row; the window stays as it was. [`AmpError::ForeignRecord`] if the window's
+    /// sums are of another shape than the gradients; nothing was changed.
+    pub fn accumulate<M: Module>(
+        &mut self,
+        window: &mut AccumulationWindow,
+        grads: impl Into<StepGradients>,
+        module: &M,
+    ) -> Result<Option<UnscaledGradients>, AmpError> {
+        let grads = grads.into();
+        match &grads {
+            StepGradients::Scaled(grads) => window.check(grads.params(), module)?,
+            StepGradients::Unscaled(grads) => window.check(grads.params(), module)?,
+        }
+        if window.drops_micro_batches() {
+            let grads = match grads {
+                StepGradients::Scaled(grads) => self.unscale_wide(grads, module)?,
+                StepGradients::Unscaled(grads) => grads,
+            };
+            if self.settle(&grads)?.is_skipped() {
+                return Ok(None);
+            }
+            window.add(grads.into_params(), module, 1.0);
+        } else {
+            let (params, scale) = match grads {
+                StepGradients::Scaled(grads) => {
+                    let scale = grads.loss_scale().unwrap_or_else(|| self.loss_scale());
+                    (grads.into_params(), scale)
+                }
+                StepGradients::Unscaled(grads) => (grads.into_params(), 1.0),
+            };
+            let common = window.scale_or(self.loss_scale());
+            window.add(params, module, f64::from(common) / f64::from(scale));
+        }
+        let full = window.is_full();
+        Ok(full.then(|| self.flush(window, module)).flatten())
+    }
+
+    /// Empties a window before it is full, at the end of an epoch, and returns the gradients to step with, unscaled; none
+    /// if it is empty. A mean is that of the micro-batches that are in it.
+    ///
+    /// Waits for the device once.
+    pub fn flush<M: Module>(
+        &mut self,
+        window: &mut AccumulationWindow,
+        module: &M,
+    ) -> Option<UnscaledGradients> {
+        if window.is_empty() {
+            return None;
+        }
+        let settled = window.drops_micro_batches();
+        let (sums, divisor) = window.take(module);
+        let grads = if self.is_enabled() {
+            // Sums are in f32 or f64, and were computed on this very device.
+            unscale(sums, module, divisor, self.gradient_dtype())
+                .unwrap_or_else(|error| panic!("{error}"))
+        } else {
+            let sums = pass_through(sums, module);
+            match divisor {
+                1.0 => sums.narrowed(),
+                divisor => sums.mul_scalar(1.0 / divisor).narrowed(),
+            }
+        };
+        Some(if settled { grads.settled() } else { grads })
+    }
+
+    /// As `unscale`, but not yet rounded to a half-precision dtype: that comes after the sum.
+    fn unscale_wide<M: Module>(
+        &self,
+        grads: ScaledGradients,
+        module: &M,
+    ) -> Result<UnscaledGradients, AmpError> {
+        if !self.is_enabled() {
+            return Ok(pass_through(grads.into_params(), module));
+        }
+        let scale = grads.loss_scale().unwrap_or_else(|| self.loss_scale());
+        let scale = f64::from(scale);
+        let unscaled = unscale(grads.into_params(), module, scale, GradientDType::Full)?;
+        Ok(unscaled)
+    }
+
+    /// Lets the loss scale learn from one micro-batch: the test of a step, and its update.
+    fn settle(&mut self, grads: &UnscaledGradients) -> Result<StepOutcome, AmpError> {
+        self.underflow_check(grads);
+        self.remember(grads);
+        let outcome = if grads.has_overflow() {
+            self.counters.record_dropped();
+            self.counters.add_consecutive_skip();
+            if let Some(error) = self.exhausted(grads) {
+                self.forget_losses();
+                return Err(error);
+            }
+            StepOutcome::Skipped
+        } else {
+            self.counters.reset_consecutive_skips();
+            StepOutcome::Applied
+        };
+        if !grads.entries().is_empty() {
+            self.adjust(outcome, "micro-batch dropped");
+        }
+        self.forget_losses();
+        Ok(outcome)
+    }
+
+    /// Refuses, before a micro-batch enters a window, what the step at its end would refuse.
+    pub(crate) fn check_window<O: ModuleOptim, M: Module>(
+        &self,
+        optim: &O,
+        grads: &StepGradients,
+        module: &M,
+    ) -> Result<(), AmpError> {
+        if !self.is_enabled() {
+            return Ok(());
+        }
+        let grads = match grads {
+            StepGradients::Scaled(grads) => grads.params(),
+            StepGradients::Unscaled(grads) => grads.params(),
+        };
+        let mut check = Accepts {
+            optim,
+            grads,
+            dtype: self.gradient_dtype(),
+            path: Vec::new(),
+            refused: None,
+        };
+        module.visit(&mut check);
+        check.refused.map_or(Ok(()), Err)
+    }
+}
+
+struct Accepts<'a, O> {
+    optim: &'a O,
+    grads: &'a GradientsParams,
+    dtype: GradientDType,
+    path: Vec<String>,
+    refused: Option<AmpError>,
+}
+
+impl<O: ModuleOptim> ModuleVisitor for Accepts<'_, O> {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if self.refused.is_some() || self.grads.get::<D>(param.id).is_none() {
+            return;
+        }
+        let parameter = param.base().dtype();
+        let gradient = DType::from(self.dtype.for_parameter(parameter));
+        if !self.optim.accepts(parameter, gradient) {
+            self.refused = Some(AmpError::HalfPrecisionParameter {
+                parameter: self.path.join("."),
+                parameter_dtype: parameter,
+                gradient_dtype: gradient,
+            });
+        }
+    }
+}

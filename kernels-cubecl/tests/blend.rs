@@ -1,0 +1,143 @@
+//! `blend` on Flex: what it computes, and where.
+#![cfg(feature = "flex")]
+
+use burn::{
+    backend::{BackendTensor, DispatchTensorKind},
+    tensor::{DType, Device, Element, FloatDType, Tensor, TensorData},
+};
+use burn_amp_kernels::blend;
+
+/// Numbers that f16 and bf16 hold exactly, and that are no pattern of the block size.
+fn wave(count: usize, seed: usize) -> Vec<f32> {
+    let value = |index: usize| ((index * 37 + seed * 11) % 127) as f32 * 0.25 - 15.0;
+    (0..count).map(value).collect()
+}
+
+fn tensor(values: Vec<f32>, dtype: DType) -> Tensor<1> {
+    let data = TensorData::new(values.clone(), [values.len()]);
+    Tensor::from_data(data, (&Device::flex(), dtype))
+}
+
+fn values<E: Element>(tensor: Tensor<1>) -> Vec<E> {
+    tensor.into_data().try_to_vec().unwrap()
+}
+
+fn address<const D: usize>(tensor: &Tensor<D>) -> *const u8 {
+    match tensor.clone().into_dispatch().kind {
+        DispatchTensorKind::Flex(BackendTensor::Float(tensor)) => tensor.bytes().as_ptr(),
+        _ => panic!("not a float tensor on Flex"),
+    }
+}
+
+#[test]
+fn the_weighted_sum_of_every_dtype_and_size() {
+    for count in [1, 2, 15, 16, 1023, 1024, 1025, 65_536, 65_537, 200_001] {
+        for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
+            let (target, source) = (wave(count, 1), wave(count, 2));
+            let result = blend(
+                tensor(target.clone(), DType::F32),
+                tensor(source.clone(), dtype),
+                0.75,
+                0.5,
+            );
+            let expected = target.iter().zip(&source).map(|(t, s)| 0.75 * t + 0.5 * s);
+            assert_eq!(values::<f32>(result), expected.collect::<Vec<f32>>());
+
+            let result = blend(
+                tensor(target.clone(), DType::F64),
+                tensor(source.clone(), dtype),
+                0.1,
+                0.9,
+            );
+            let expected = target
+                .iter()
+                .zip(&source)
+                .map(|(t, s)| 0.1 * f64::from(*t) + 0.9 * f64::from(*s));
+            assert_eq!(values::<f64>(result), expected.collect::<Vec<f64>>());
+        }
+    }
+}
+
+#[test]
+fn a_running_sum_rounds_once_for_each_term() {
+    let result = blend(
+        tensor(vec![1.0, 1e8], DType::F32),
+        tensor(vec![1e-8, 3.0], DType::F32),
+        1.0,
+        1.0,
+    );
+    assert_eq!(values::<f32>(result), [1.0f32 + 1e-8, 1e8 + 3.0]);
+}
+
+#[test]
+fn infinity_and_nan_stay() {
+    let target = tensor(vec![1.0, 2.0, f32::INFINITY], DType::F32);
+    let source = tensor(vec![f32::INFINITY, f32::NAN, f32::NEG_INFINITY], DType::F16);
+    let sum = values::<f32>(blend(target, source, 1.0, 1.0));
+    assert_eq!(sum[0], f32::INFINITY);
+    assert!(sum[1].is_nan() && sum[2].is_nan());
+}
+
+#[test]
+fn a_target_that_nobody_else_holds_is_overwritten() {
+    let target = tensor(wave(5000, 1), DType::F32);
+    let before = address(&target);
+    let result = blend(target, tensor(wave(5000, 2), DType::F16), 1.0, 1.0);
+    assert_eq!(address(&result), before);
+}
+
+#[test]
+fn a_shared_target_and_the_source_stay_as_they_are() {
+    let (target, source) = (
+        tensor(wave(99, 1), DType::F32),
+        tensor(wave(99, 2), DType::F32),
+    );
+    let result = blend(target.clone(), source.clone(), 2.0, 1.0);
+    assert_ne!(address(&result), address(&target));
+    assert_eq!(values::<f32>(target), wave(99, 1));
+    assert_eq!(values::<f32>(source), wave(99, 2));
+}
+
+#[test]
+fn views_of_other_layouts_are_read_in_their_order() {
+    let device = Device::flex();
+    let base = Tensor::<2>::from_floats([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], &device);
+    let target = Tensor::<2>::zeros([3, 2], &device);
+    let sum = blend(target, base.clone().transpose(), 1.0, 1.0);
+    let expected = TensorData::from([[1.0f32, 4.0], [2.0, 5.0], [3.0, 6.0]]);
+    assert_eq!(sum.into_data(), expected);
+
+    // A transposed and a sliced target.
+    let sum = blend(base.clone().transpose(), base.clone().transpose(), 1.0, 1.0);
+    let expected = TensorData::from([[2.0f32, 8.0], [4.0, 10.0], [6.0, 12.0]]);
+    assert_eq!(sum.into_data(), expected);
+    let sum = blend(
+        base.clone().slice([1..2, 0..3]),
+        base.slice([0..1, 0..3]),
+        1.0,
+        -1.0,
+    );
+    assert_eq!(sum.into_data(), TensorData::from([[3.0f32, 3.0, 3.0]]));
+}
+
+#[test]
+fn empty_tensors_and_half_targets_are_composed() {
+    let device = Device::flex();
+    let empty = Tensor::<1>::zeros([0], &device);
+    assert_eq!(blend(empty.clone(), empty, 0.5, 0.5).dims(), [0]);
+    let half = tensor(vec![1.0, 2.0], DType::F16);
+    let sum = blend(half.clone(), half, 0.5, 1.0);
+    assert_eq!(sum.dtype(), DType::F16);
+    assert_eq!(values::<f32>(sum.cast(FloatDType::F32)), [1.5, 3.0]);
+}
+
+#[test]
+#[should_panic(expected = "one shape")]
+fn other_shapes_are_refused() {
+    blend(
+        tensor(wave(3, 1), DType::F32),
+        tensor(wave(1, 1), DType::F32),
+        1.0,
+        1.0,
+    );
+}

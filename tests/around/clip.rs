@@ -1,0 +1,387 @@
+//! Clipping by value, by norm and by global norm, of all parameters and of groups.
+
+use burn::{
+    backend::{BackendTensor, DispatchTensorKind},
+    grad_clipping::GradientClipping,
+    module::ParamGroup,
+    optim::{GradientsParams, SgdConfig},
+    tensor::{DType, Tensor},
+};
+use burn_amp::{
+    AmpError, GradScaler, GradScalerConfig, GradientClip, GradientClipConfig, GradientDType,
+    MasterWeights, ScaledOptimizer, StepOutcome, UnscaledGradients,
+};
+use proptest::prelude::*;
+
+use crate::support::{Pair, sgd, values};
+
+const WEIGHT: [f32; 6] = [0.3, -0.4, 1.2, 0.0, -2.5, 0.7];
+const BIAS: [f32; 4] = [-0.1, 0.2, 3.0, -0.6];
+
+fn scaler() -> GradScaler {
+    GradScalerConfig::new().init().unwrap()
+}
+
+fn unscaled(model: &Pair) -> UnscaledGradients {
+    scaler().unscale(model.gradients(WEIGHT, BIAS, 65536.0), model)
+}
+
+fn both(grads: &UnscaledGradients, model: &Pair) -> (Vec<f32>, Vec<f32>) {
+    let weight = grads.get::<2>(model.weight.id).unwrap();
+    let bias = grads.get::<1>(model.bias.id).unwrap();
+    (values(weight), values(bias))
+}
+
+fn norm(values: &[f32]) -> f64 {
+    let squares = values.iter().map(|value| f64::from(*value).powi(2));
+    squares.sum::<f64>().sqrt()
+}
+
+fn assert_times(found: &[f32], original: &[f32], factor: f64) {
+    for (found, original) in found.iter().zip(original) {
+        let expected = f64::from(*original) * factor;
+        let error = (f64::from(*found) - expected).abs();
+        assert!(
+            error <= 1e-6 * expected.abs() + 1e-38,
+            "{found} instead of {expected}"
+        );
+    }
+}
+
+fn address<const D: usize>(tensor: Option<Tensor<D>>) -> *const u8 {
+    match tensor.unwrap().into_dispatch().kind {
+        DispatchTensorKind::Flex(BackendTensor::Float(tensor)) => tensor.bytes().as_ptr(),
+        _ => panic!("not a float tensor on Flex"),
+    }
+}
+
+#[test]
+fn by_global_norm_is_clip_grad_norm() {
+    let model = Pair::zeros(DType::F32);
+    let all = [WEIGHT.as_slice(), BIAS.as_slice()].concat();
+    let norm = norm(&all);
+    for max_norm in [1e-3, 0.5, 1.0, 4.0] {
+        let grads = unscaled(&model).clip(&GradientClip::by_global_norm(max_norm).unwrap());
+        let (weight, bias) = both(&grads, &model);
+        // torch.nn.utils.clip_grad_norm_, in f64.
+        let coefficient = max_norm / (norm + 1e-6);
+        assert!(coefficient < 1.0);
+        assert_times(&weight, &WEIGHT, coefficient);
+        assert_times(&bias, &BIAS, coefficient);
+
+        let clip = grads.status().clip().unwrap();
+        assert_eq!(clip.clipped(), 2);
+        let [group] = clip.norms() else { panic!() };
+        assert!((group.norm() - norm).abs() <= 1e-9 * norm);
+        assert_eq!(group.norm(), grads.status().norm());
+        assert!((group.coefficient() - coefficient).abs() <= 1e-9);
+        assert_eq!(group.max_norm(), max_norm);
+    }
+}
+
+#[test]
+fn within_the_threshold_gradients_are_not_touched() {
+    let model = Pair::zeros(DType::F32);
+    for clip in [
+        GradientClip::by_global_norm(100.0).unwrap(),
+        GradientClip::by_norm(100.0).unwrap(),
+        GradientClip::by_value(100.0).unwrap(),
+        GradientClip::by_value(3.0).unwrap(),
+        GradientClip::by_global_norm(f64::INFINITY).unwrap(),
+    ] {
+        let before = unscaled(&model);
+        let place = address(before.get::<2>(model.weight.id));
+        let grads = before.clip(&clip);
+        assert_eq!(grads.status().clip().unwrap().clipped(), 0);
+        assert_eq!(address(grads.get::<2>(model.weight.id)), place);
+        assert_eq!(both(&grads, &model), (WEIGHT.to_vec(), BIAS.to_vec()));
+        for group in grads.status().clip().unwrap().norms() {
+            assert_eq!(group.coefficient(), 1.0);
+            assert_eq!(group.norm(), grads.status().norm());
+        }
+    }
+}
+
+#[test]
+fn clipping_is_in_place() {
+    let model = Pair::zeros(DType::F32);
+    let before = unscaled(&model);
+    let place = address(before.get::<2>(model.weight.id));
+    let grads = before.clip(&GradientClip::by_global_norm(0.1).unwrap());
+    assert_eq!(address(grads.get::<2>(model.weight.id)), place);
+}
+
+#[test]
+fn by_norm_shortens_each_parameter() {
+    let model = Pair::zeros(DType::F32);
+    // The weight's norm is 2.9, the bias's 3.07.
+    let grads = unscaled(&model).clip(&GradientClip::by_norm(3.0).unwrap());
+    let (weight, bias) = both(&grads, &model);
+    assert_eq!(weight, WEIGHT);
+    assert_times(&bias, &BIAS, 3.0 / norm(&BIAS));
+    assert_eq!(grads.status().clip().unwrap().clipped(), 1);
+    assert!(grads.status().clip().unwrap().norms().is_empty());
+}
+
+#[test]
+fn by_value_limits_each_value() {
+    let model = Pair::zeros(DType::F32);
+    let grads = unscaled(&model).clip(&GradientClip::by_value(0.65).unwrap());
+    let (weight, bias) = both(&grads, &model);
+    assert_eq!(weight, [0.3, -0.4, 0.65, 0.0, -0.65, 0.65]);
+    assert_eq!(bias, [-0.1, 0.2, 0.65, -0.6]);
+}
+
+#[test]
+fn zero_gradients_stay_zero() {
+    let model = Pair::zeros(DType::F32);
+    for clip in [
+        GradientClip::by_global_norm(1.0).unwrap(),
+        GradientClip::by_norm(1.0).unwrap(),
+        GradientClip::by_value(1.0).unwrap(),
+    ] {
+        let grads = scaler().unscale(model.gradients([0.0; 6], [0.0; 4], 1.0), &model);
+        assert_eq!(
+            both(&grads.clip(&clip), &model),
+            (vec![0.0; 6], vec![0.0; 4])
+        );
+    }
+}
+
+#[test]
+fn a_global_norm_is_that_of_its_group() {
+    let model = Pair::zeros(DType::F32);
+    let clip = GradientClip::by_global_norm(1.0)
+        .unwrap()
+        .with_group(
+            ParamGroup::from_predicate("bias"),
+            GradientClipConfig::GlobalNorm(2.0),
+        )
+        .unwrap();
+    let grads = unscaled(&model).clip(&clip);
+    let (weight, bias) = both(&grads, &model);
+    assert_times(&weight, &WEIGHT, 1.0 / (norm(&WEIGHT) + 1e-6));
+    assert_times(&bias, &BIAS, 2.0 / (norm(&BIAS) + 1e-6));
+    let norms = grads.status().clip().unwrap().norms();
+    assert_eq!(norms.len(), 2);
+    assert!((norms[0].norm() - norm(&WEIGHT)).abs() < 1e-9);
+    assert!((norms[1].norm() - norm(&BIAS)).abs() < 1e-9);
+}
+
+#[test]
+fn the_last_group_that_matches_counts_and_others_are_left_alone() {
+    let model = Pair::zeros(DType::F32);
+    let by_id = ParamGroup::from_ids(vec![model.bias.id]);
+    let clip = GradientClip::groups()
+        .with_group(
+            ParamGroup::from_predicate("bias"),
+            GradientClipConfig::Norm(0.001),
+        )
+        .unwrap()
+        .with_group(by_id, GradientClipConfig::Value(0.5))
+        .unwrap();
+    let grads = unscaled(&model).clip(&clip);
+    let (weight, bias) = both(&grads, &model);
+    assert_eq!(weight, WEIGHT);
+    assert_eq!(bias, [-0.1, 0.2, 0.5, -0.5]);
+}
+
+#[test]
+fn a_threshold_that_is_not_positive_is_refused() {
+    for threshold in [0.0, -0.0, -1.0, f64::NAN, f64::NEG_INFINITY] {
+        for (result, field) in [
+            (GradientClip::by_value(threshold), "clip value"),
+            (GradientClip::by_norm(threshold), "clip norm"),
+            (GradientClip::by_global_norm(threshold), "clip global norm"),
+            (
+                GradientClip::groups()
+                    .with_group(ParamGroup::all(), GradientClipConfig::GlobalNorm(threshold)),
+                "clip global norm",
+            ),
+        ] {
+            let Err(AmpError::InvalidValue(error)) = result else {
+                panic!("{field} {threshold} was accepted");
+            };
+            assert_eq!(error.field(), field);
+            assert_eq!(error.value(), threshold.to_string());
+            assert_eq!(error.allowed(), "above 0");
+        }
+    }
+}
+
+#[test]
+fn an_overflow_is_never_hidden() {
+    for clip in [
+        GradientClip::by_value(0.5).unwrap(),
+        GradientClip::by_norm(0.5).unwrap(),
+        GradientClip::by_global_norm(0.5).unwrap(),
+    ] {
+        for bad in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
+            let mut optim = sgd().with_clipping(clip.clone());
+            let model = Pair::new(WEIGHT.to_vec(), BIAS.to_vec(), DType::F32);
+            let mut weight = WEIGHT;
+            weight[4] = bad;
+            let grads = model.gradients(weight, BIAS, 1024.0);
+            let model = optim.step(0.1, model, grads);
+            assert_eq!(
+                model.values(),
+                [WEIGHT.as_slice(), BIAS.as_slice()].concat()
+            );
+            assert_eq!(optim.scaler().last_outcome(), Some(StepOutcome::Skipped));
+            assert_eq!(optim.scaler().loss_scale(), 512.0);
+            assert_eq!(optim.scaler().last_status().unwrap().clip(), None);
+        }
+    }
+}
+
+#[test]
+fn the_optimizer_clips_as_it_is_done_by_hand() {
+    let clip = GradientClip::by_global_norm(0.7).unwrap();
+    let mut built_in = sgd().with_clipping(clip.clone());
+    let mut by_hand = sgd();
+    let (mut left, mut right) = (Pair::zeros(DType::F32), Pair::zeros(DType::F32));
+    for step in 0..5 {
+        let scale = built_in.scaler().loss_scale();
+        let weight = WEIGHT.map(|value| value * (step + 1) as f32);
+        let grads = left.gradients(weight, BIAS, scale);
+        left = built_in.step(0.1, left, grads);
+        let grads = by_hand.unscale(right.gradients(weight, BIAS, scale), &right);
+        right = by_hand.step(0.1, right, grads.clip(&clip));
+        assert_eq!(left.values(), right.values());
+        let status = built_in.scaler().last_status().unwrap();
+        assert_eq!(Some(status), by_hand.scaler().last_status());
+        assert!(status.norm() > 0.7 && status.clip().unwrap().clipped() == 2);
+    }
+    assert!(built_in.clipping().is_some());
+    assert_ne!(left.values(), [0.0; 10]);
+}
+
+#[test]
+fn clipping_of_the_inner_optimizer_comes_after() {
+    let inner = SgdConfig::new()
+        .init()
+        .with_grad_clipping(GradientClipping::Value(0.25));
+    let mut optim =
+        ScaledOptimizer::new(inner, scaler()).with_clipping(GradientClip::by_value(0.5).unwrap());
+    let model = Pair::zeros(DType::F32);
+    let grads = model.gradients(WEIGHT, BIAS, 65536.0);
+    let model = optim.step(1.0, model, grads);
+    assert_eq!(values(model.bias.val()), [0.1, -0.2, -0.25, 0.25]);
+}
+
+#[test]
+fn gradients_that_were_changed_are_measured_again() {
+    let model = Pair::zeros(DType::F32);
+    let grads = unscaled(&model).mul_scalar(8.0);
+    let grads = grads.clip(&GradientClip::by_global_norm(1.0).unwrap());
+    let (weight, bias) = both(&grads, &model);
+    assert!((norm(&[weight, bias].concat()) - 1.0).abs() < 1e-5);
+
+    let mut grads = unscaled(&model);
+    let replaced = Tensor::<1>::from_floats([0.0, 0.0, 40.0, 30.0], &model.bias.device().inner());
+    grads.params_mut().register(model.bias.id, replaced);
+    let grads = grads.clip(&GradientClip::by_norm(5.0).unwrap());
+    assert_eq!(both(&grads, &model).1, [0.0, 0.0, 4.0, 3.0]);
+
+    // A value that somebody put there after the verdict is not hidden either.
+    let mut grads = unscaled(&model);
+    let bad = Tensor::<1>::from_floats([0.0, 0.0, f32::NAN, 9.0], &model.bias.device().inner());
+    grads.params_mut().register(model.bias.id, bad);
+    let (weight, bias) = both(&grads.clip(&GradientClip::by_value(0.5).unwrap()), &model);
+    assert_eq!(weight, WEIGHT);
+    assert!(bias[2].is_nan() && bias[3] == 9.0);
+}
+
+#[test]
+fn twice_is_as_good_as_once() {
+    let model = Pair::zeros(DType::F32);
+    let clip = GradientClip::by_value(0.65).unwrap();
+    let once = unscaled(&model).clip(&clip);
+    let expected = both(&once, &model);
+    let twice = once.clip(&clip);
+    assert_eq!(both(&twice, &model), expected);
+    assert_eq!(twice.status().clip().unwrap().clipped(), 0);
+}
+
+#[test]
+fn a_disabled_scaler_clips_too_and_hides_nothing() {
+    let disabled = GradScalerConfig::new().with_enabled(false).init().unwrap();
+    let clip = GradientClip::by_value(0.5).unwrap();
+    let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), disabled).with_clipping(clip);
+    let model = Pair::zeros(DType::F32);
+    let grads = model.gradients(WEIGHT, BIAS, 1.0);
+    let model = optim.step(1.0, model, grads);
+    assert_eq!(values(model.bias.val()), [0.1, -0.2, -0.5, 0.5]);
+
+    let mut weight = WEIGHT;
+    weight[0] = f32::INFINITY;
+    let grads = model.gradients(weight, BIAS, 1.0);
+    let model = optim.step(1.0, model, grads);
+    assert_eq!(model.values()[0], f32::NEG_INFINITY);
+}
+
+#[test]
+fn half_and_double_precision() {
+    let clip = GradientClip::by_global_norm(1.0).unwrap();
+    for (dtype, gradient, tolerance) in [
+        (DType::F16, GradientDType::Parameter, 1e-3),
+        (DType::F16, GradientDType::Full, 1e-3),
+        (DType::BF16, GradientDType::Full, 1e-2),
+        (DType::F64, GradientDType::Full, 1e-7),
+    ] {
+        let scaler = GradScalerConfig::new()
+            .with_init_scale(16.0)
+            .with_gradient_dtype(gradient)
+            .init()
+            .unwrap();
+        let model = Pair::zeros(dtype);
+        let grads = scaler.unscale(model.gradients(WEIGHT, BIAS, 16.0), &model);
+        let grads = grads.clip(&clip);
+        let (weight, bias) = both(&grads, &model);
+        let all = [WEIGHT.as_slice(), BIAS.as_slice()].concat();
+        let factor = 1.0 / (norm(&all) + 1e-6);
+        for (found, original) in weight.iter().chain(&bias).zip(&all) {
+            let expected = f64::from(*original) * factor;
+            assert!((f64::from(*found) - expected).abs() <= tolerance);
+        }
+        // Still what the optimizer takes.
+        let mut optim = MasterWeights::new(SgdConfig::new().build()).init();
+        let mut scaler = scaler;
+        scaler.try_step(&mut optim, 0.1, model, grads).unwrap();
+    }
+}
+
+#[test]
+fn parameters_without_a_gradient_are_not_in_the_norm() {
+    let model = Pair::zeros(DType::F32);
+    let mut grads = model.gradients(WEIGHT, BIAS, 65536.0);
+    grads.remove::<2>(model.weight.id).unwrap();
+    let grads = scaler().unscale(grads, &model);
+    let grads = grads.clip(&GradientClip::by_global_norm(1.0).unwrap());
+    let group = grads.status().clip().unwrap().norms()[0];
+    assert!((group.norm() - norm(&BIAS)).abs() < 1e-9);
+
+    let none = scaler().unscale(GradientsParams::new(), &model);
+    let none = none.clip(&GradientClip::by_global_norm(1.0).unwrap());
+    assert_eq!(none.status().clip().unwrap().norms()[0].norm(), 0.0);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn any_gradients_by_any_global_norm(
+        weight in prop::array::uniform6(-1e3f32..1e3),
+        bias in prop::array::uniform4(-1e-3f32..1e-3),
+        max_norm in 1e-4f64..1e4,
+    ) {
+        let model = Pair::zeros(DType::F32);
+        let grads = scaler().unscale(model.gradients(weight, bias, 65536.0), &model);
+        let grads = grads.clip(&GradientClip::by_global_norm(max_norm).unwrap());
+        let all = [weight.as_slice(), bias.as_slice()].concat();
+        let coefficient = (max_norm / (norm(&all) + 1e-6)).min(1.0);
+        let (found_weight, found_bias) = both(&grads, &model);
+        assert_times(&found_weight, &weight, coefficient);
+        assert_times(&found_bias, &bias, coefficient);
+    }
+}

@@ -1,0 +1,151 @@
+//! `ScaledOptimizerConfig`: defaults, JSON, what is refused.
+
+use burn::{
+    config::Config,
+    module::ParamGroup,
+    optim::{
+        AdaGradConfig, AdafactorConfig, AdamConfig, AdamWConfig, AdanConfig, LambConfig,
+        LionConfig, MuonConfig, RmsPropConfig, SgdConfig, decay::WeightDecayConfig,
+    },
+    tensor::DType,
+};
+use burn_amp::{
+    AccumulationConfig, AmpError, ClipGroup, EmaConfig, GradScalerConfig, GradientClipConfig,
+    InnerOptimizerConfig, LossScale, MasterWeights, OverflowRule, ScaledOptimizerConfig,
+    WindowReduction,
+};
+
+use crate::support::Pair;
+
+fn sgd() -> ScaledOptimizerConfig {
+    ScaledOptimizerConfig::new(SgdConfig::new().into())
+}
+
+#[test]
+fn by_default_there_is_nothing_around_the_step() {
+    let optim = sgd().init().unwrap();
+    assert!(optim.window().is_none() && optim.clipping().is_none() && optim.ema().is_none());
+    assert_eq!(optim.scaler().loss_scale(), 65536.0);
+    assert_eq!(optim.scaler().growth_interval(), 2000);
+}
+
+#[test]
+fn everything_goes_through_json() {
+    let config = ScaledOptimizerConfig::new(
+        SgdConfig::new()
+            .with_weight_decay(Some(WeightDecayConfig::new(0.5)))
+            .into(),
+    )
+    .with_scaler(GradScalerConfig::new().with_init_scale(8.0))
+    .with_clip(Some(GradientClipConfig::GlobalNorm(1.0)))
+    .with_clip_groups(Some(vec![ClipGroup::new(
+        ParamGroup::from_predicate("bias"),
+        GradientClipConfig::Value(0.25),
+    )]))
+    .with_accumulation(Some(
+        AccumulationConfig::new(2)
+            .with_overflow(OverflowRule::SkipMicroBatch)
+            .with_reduction(WindowReduction::Sum),
+    ))
+    .with_ema(Some(
+        EmaConfig::new()
+            .with_momentum(0.5)
+            .with_overwrite_frequency(Some(3)),
+    ));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("config.json");
+    config.save(&path).unwrap();
+    let loaded = ScaledOptimizerConfig::load(&path).unwrap();
+    assert_eq!(loaded.to_string(), config.to_string());
+
+    let mut optim = loaded.init().unwrap();
+    assert_eq!(
+        optim.window().unwrap().config(),
+        &config.accumulation.unwrap()
+    );
+    assert_eq!(optim.ema().unwrap().config(), &config.ema.unwrap());
+    let mut model = Pair::new(vec![1.0; 6], vec![1.0; 4], DType::F32);
+    for _ in 0..2 {
+        let grads = model.gradients([0.0; 6], [4.0; 4], 8.0);
+        model = optim.step(1.0, model, grads);
+    }
+    // Weight decay takes half of all; the bias's clipped gradient a quarter more.
+    assert_eq!(model.values(), [[0.5; 6].as_slice(), &[0.25; 4]].concat());
+}
+
+#[test]
+fn every_optimizer_of_burn() {
+    let configs: [InnerOptimizerConfig; 9] = [
+        AdaGradConfig::new().into(),
+        AdafactorConfig::new().into(),
+        AdamConfig::new().into(),
+        AdamWConfig::new().into(),
+        AdanConfig::new().into(),
+        LambConfig::new().into(),
+        LionConfig::new().into(),
+        RmsPropConfig::new().into(),
+        SgdConfig::new().into(),
+    ];
+    for inner in configs {
+        let config = ScaledOptimizerConfig::new(inner);
+        let text = config.to_string();
+        let mut optim = config.init().unwrap();
+        let model = Pair::new(vec![1.0; 6], vec![1.0; 4], DType::F32);
+        let grads = model.gradients([1.0; 6], [1.0; 4], 65536.0);
+        let moved = optim.step(0.1, model.clone(), grads);
+        assert_ne!(moved.values(), model.values(), "{text}");
+    }
+    // Muon steps matrices only.
+    let muon = InnerOptimizerConfig::from(MuonConfig::new());
+    ScaledOptimizerConfig::new(muon).init().unwrap();
+}
+
+#[test]
+fn a_loss_scale_factor_is_a_static_scale() {
+    let optim = sgd().with_loss_scale_factor(Some(128.0)).init().unwrap();
+    assert_eq!(*optim.scaler().schedule(), LossScale::fixed(128.0).unwrap());
+    for factor in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e39, 1e-60] {
+        let error = sgd().with_loss_scale_factor(Some(factor)).init();
+        let Err(AmpError::InvalidValue(error)) = error else {
+            panic!("{factor} was accepted");
+        };
+        assert_eq!(error.field(), "loss_scale_factor");
+    }
+}
+
+#[test]
+fn another_optimizer_can_be_put_in() {
+    let config = sgd().with_accumulation(Some(AccumulationConfig::new(3)));
+    let masters = MasterWeights::new(AdamConfig::new().build()).init();
+    let optim = config.wrap(masters).unwrap();
+    assert_eq!(optim.window().unwrap().config().micro_batches, 3);
+}
+
+#[test]
+fn a_wrong_setting_is_named() {
+    let group = ClipGroup::new(ParamGroup::all(), GradientClipConfig::Norm(-1.0));
+    for (config, field) in [
+        (
+            sgd().with_clip(Some(GradientClipConfig::Value(0.0))),
+            "clip value",
+        ),
+        (sgd().with_clip_groups(Some(vec![group])), "clip norm"),
+        (
+            sgd().with_accumulation(Some(AccumulationConfig::new(0))),
+            "micro_batches",
+        ),
+        (
+            sgd().with_ema(Some(EmaConfig::new().with_momentum(2.0))),
+            "momentum",
+        ),
+        (
+            sgd().with_scaler(GradScalerConfig::new().with_growth_interval(0)),
+            "growth_interval",
+        ),
+    ] {
+        let Err(AmpError::InvalidValue(error)) = config.init() else {
+            panic!("{field} was accepted");
+        };
+        assert_eq!(error.field(), field);
+    }
+}

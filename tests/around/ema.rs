@@ -1,0 +1,300 @@
+//! Averages of the weights.
+
+use burn::{
+    module::{Module, Param, ParamId},
+    nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig},
+    optim::{AdamConfig, GradientsParams, SgdConfig},
+    tensor::{DType, Device, Distribution, Tensor},
+};
+use burn_amp::{
+    AmpError, Ema, EmaConfig, GradScalerConfig, MasterWeights, MixedPrecision, ScaledOptimizer,
+};
+
+use crate::support::{Pair, parameters, sgd, values};
+
+fn ema(momentum: f64) -> Ema {
+    EmaConfig::new().with_momentum(momentum).init().unwrap()
+}
+
+fn filled(value: f32, dtype: DType) -> Pair {
+    Pair::new(vec![value; 6], vec![value; 4], dtype)
+}
+
+#[test]
+fn the_first_update_takes_the_value_and_the_next_ones_average() {
+    let mut ema = ema(0.75);
+    assert_eq!((ema.updates(), ema.parameters()), (0, 0));
+    let untouched = filled(3.0, DType::F32);
+    assert_eq!(ema.module(&untouched).values(), [3.0; 10]);
+
+    let mut expected = 0.0;
+    for (step, value) in [4.0f32, 8.0, -2.0, 0.5].into_iter().enumerate() {
+        let model = ema.update(filled(value, DType::F32));
+        assert_eq!(model.values(), [value; 10]);
+        expected = match step {
+            0 => value,
+            _ => 0.75 * expected + 0.25 * value,
+        };
+        assert_eq!(ema.module(&model).values(), [expected; 10]);
+        assert_eq!(values(ema.get(&model.bias).unwrap()), [expected; 4]);
+    }
+    assert_eq!((ema.updates(), ema.parameters()), (4, 2));
+    assert_eq!(
+        ema.finalize(filled(9.0, DType::F32)).values(),
+        [expected; 10]
+    );
+}
+
+#[test]
+fn not_on_skipped_steps() {
+    let mut optim = sgd().with_ema(EmaConfig::new().with_momentum(0.5)).unwrap();
+    let mut model = Pair::zeros(DType::F32);
+    for step in 0..6 {
+        let scale = optim.scaler().loss_scale();
+        let bad = step % 2 == 1;
+        let first = if bad { f32::NAN } else { 1.0 };
+        let grads = model.gradients([first, 1.0, 1.0, 1.0, 1.0, 1.0], [1.0; 4], scale);
+        let before = optim.ema().unwrap().clone();
+        model = optim.step(1.0, model, grads);
+        let after = optim.ema().unwrap();
+        assert_eq!(after.updates(), before.updates() + u64::from(!bad));
+        if bad {
+            let (before, after) = (before.module(&model), after.module(&model));
+            assert_eq!(before.values(), after.values());
+        }
+    }
+    // -1, -2, -3: -1, -1.5, -2.25.
+    assert_eq!(optim.finalize(model).values(), [-2.25; 10]);
+}
+
+#[test]
+fn only_at_the_end_of_a_window() {
+    let mut optim = sgd()
+        .with_ema(EmaConfig::new())
+        .unwrap()
+        .with_accumulation(3)
+        .unwrap();
+    let mut model = Pair::zeros(DType::F32);
+    for k in 1..=6 {
+        let scale = optim.scaler().loss_scale();
+        model = optim.step(
+            1.0,
+            model.clone(),
+            model.gradients([1.0; 6], [1.0; 4], scale),
+        );
+        assert_eq!(optim.ema().unwrap().updates(), k / 3);
+    }
+}
+
+#[test]
+fn a_copy_is_not_moved_by_what_comes_later() {
+    let mut ema = ema(0.5);
+    let mut model = ema.update(filled(1.0, DType::F32));
+    let copy = ema.module(&model);
+    model = ema.update(filled(3.0, DType::F32));
+    assert_eq!(copy.values(), [1.0; 10]);
+    assert_eq!(ema.module(&model).values(), [2.0; 10]);
+    // A clone of the average goes its own way.
+    let mut other = ema.clone();
+    let _ = other.update(filled(0.0, DType::F32));
+    assert_eq!(ema.module(&model).values(), [2.0; 10]);
+    assert_eq!(other.module(&model).values(), [1.0; 10]);
+}
+
+#[test]
+fn the_copy_has_ids_and_trainability_of_the_model() {
+    let mut ema = ema(0.5);
+    let model = ema.update(filled(1.0, DType::F32));
+    let copy = ema.module(&model);
+    assert_eq!(copy.weight.id, model.weight.id);
+    assert!(copy.weight.is_require_grad());
+    // And it can be trained, or evaluated without autodiff.
+    let loss = copy.weight.val().sum() + copy.bias.val().sum();
+    let grads = GradientsParams::from_grads(loss.backward(), &copy);
+    assert_eq!(grads.len(), 2);
+    let inner = copy.valid();
+    assert!(!inner.weight.val().is_require_grad());
+    assert_eq!(inner.values(), [1.0; 10]);
+    // The average of a model without autodiff can be taken too.
+    assert_eq!(ema.module(&model.valid()).values(), [1.0; 10]);
+}
+
+#[test]
+fn half_precision_parameters_are_averaged_in_f32() {
+    for dtype in [DType::F16, DType::BF16] {
+        let mut ema = ema(0.999);
+        let mut model = ema.update(filled(1.0, dtype));
+        for _ in 0..1000 {
+            // In f16 and bf16, 0.999 * 1 + 0.001 * 1.5 is 1.
+            model = ema.update(filled(1.5, dtype));
+        }
+        let average = ema.get(&model.weight).unwrap();
+        assert_eq!(average.dtype(), DType::F32);
+        let expected = 1.5 - 0.5 * 0.999f64.powi(1000);
+        assert!((f64::from(values(average)[0]) - expected).abs() < 1e-4);
+        let copy = ema.module(&model);
+        assert_eq!(copy.weight.val().dtype(), dtype);
+        assert!((f64::from(copy.values()[0]) - expected).abs() < 4e-3);
+    }
+    let mut ema = ema(0.5);
+    let model = ema.update(filled(1.0, DType::F64));
+    assert_eq!(ema.get(&model.weight).unwrap().dtype(), DType::F64);
+}
+
+#[test]
+fn under_mixed_precision_the_stored_f32_values_are_averaged() {
+    let device = Device::flex().autodiff();
+    let f16 = MixedPrecision::f16();
+    let model = LinearConfig::new(4, 3).init(&device);
+    let model: Linear = model.apply_reparameterization(f16.clone());
+    let scaler = GradScalerConfig::new().init().unwrap();
+    let mut optim = ScaledOptimizer::new(AdamConfig::new().init(), scaler)
+        .with_ema(EmaConfig::new().with_momentum(0.5))
+        .unwrap();
+    let mut model = model;
+    let mut expected: Option<Vec<f32>> = None;
+    for _ in 0..4 {
+        let input = Tensor::<2>::random([8, 4], Distribution::Default, &device);
+        let loss = f16.autocast(input, |x| model.forward(x)).square().mean();
+        let grads = optim.backward(loss, &model);
+        model = optim.step(0.1, model, grads);
+        let value = values(model.weight.base());
+        expected = Some(match expected {
+            None => value,
+            Some(average) => average
+                .iter()
+                .zip(value)
+                .map(|(a, v)| 0.5 * a + 0.5 * v)
+                .collect(),
+        });
+    }
+    let copy = optim.ema().unwrap().module(&model);
+    assert_eq!(copy.weight.base().dtype(), DType::F32);
+    assert_eq!(values(copy.weight.base()), expected.unwrap());
+    // Still f16 to the layer.
+    assert_eq!(copy.weight.val().dtype(), DType::F16);
+    let output = copy.forward(f16.cast(Tensor::<2>::ones([1, 4], &device)));
+    assert_eq!(output.dtype(), DType::F16);
+}
+
+#[derive(Module, Debug)]
+struct Normed {
+    linear: Linear,
+    norm: BatchNorm,
+}
+
+#[test]
+fn frozen_parameters_and_running_statistics_are_the_models() {
+    let device = Device::flex().autodiff();
+    let mut model = Normed {
+        linear: LinearConfig::new(3, 2).init(&device),
+        norm: BatchNormConfig::new(2).init(&device),
+    };
+    model.linear = model.linear.no_grad();
+    let mut ema = ema(0.5);
+    for _ in 0..3 {
+        let input = Tensor::<2>::random([8, 3], Distribution::Default, &device);
+        let _ = model.norm.forward::<2>(model.linear.forward(input));
+        model = ema.update(model);
+    }
+    // The two trained parameters of the norm.
+    assert_eq!(ema.parameters(), 2);
+    assert!(ema.get(&model.linear.weight).is_none());
+    let mut changed = model.clone();
+    changed.linear.weight = changed.linear.weight.map(|w| w.zeros_like());
+    let copy = ema.module(&changed);
+    assert_eq!(values(copy.linear.weight.val()), [0.0; 6]);
+    let statistics = |model: &Normed| {
+        let found = parameters(model);
+        let chosen = found
+            .into_iter()
+            .filter(|(path, _)| path.contains("running"));
+        chosen.collect::<Vec<_>>()
+    };
+    assert_eq!(statistics(&model).len(), 2);
+    assert_eq!(statistics(&copy), statistics(&changed));
+}
+
+#[derive(Module, Debug)]
+struct Tied {
+    first: Param<Tensor<1>>,
+    second: Param<Tensor<1>>,
+}
+
+#[test]
+fn a_shared_parameter_is_averaged_once() {
+    let device = Device::flex().autodiff();
+    let tied = |value: f32| {
+        let param = || {
+            let tensor = Tensor::<1>::from_floats([value], &device).require_grad();
+            Param::initialized(ParamId::from(5), tensor)
+        };
+        Tied {
+            first: param(),
+            second: param(),
+        }
+    };
+    let mut ema = ema(0.75);
+    let _ = ema.update(tied(0.0));
+    let model = ema.update(tied(4.0));
+    assert_eq!(ema.parameters(), 1);
+    let copy = ema.module(&model);
+    assert_eq!(values(copy.first.val()), [1.0]);
+    assert_eq!(values(copy.second.val()), [1.0]);
+}
+
+#[test]
+fn parameters_are_overwritten_as_often_as_asked() {
+    let config = EmaConfig::new()
+        .with_momentum(0.5)
+        .with_overwrite_frequency(Some(2));
+    let mut ema = config.init().unwrap();
+    assert_eq!(ema.update(filled(1.0, DType::F32)).values(), [1.0; 10]);
+    assert_eq!(ema.update(filled(3.0, DType::F32)).values(), [2.0; 10]);
+    assert_eq!(ema.update(filled(4.0, DType::F32)).values(), [4.0; 10]);
+    assert_eq!(ema.update(filled(1.0, DType::F32)).values(), [2.0; 10]);
+}
+
+#[test]
+fn master_weights_follow_an_overwritten_parameter() {
+    let inner = MasterWeights::new(SgdConfig::new().build()).init();
+    let scaler = GradScalerConfig::new()
+        .with_init_scale(16.0)
+        .init()
+        .unwrap();
+    let config = EmaConfig::new()
+        .with_momentum(0.5)
+        .with_overwrite_frequency(Some(2));
+    let mut optim = ScaledOptimizer::new(inner, scaler)
+        .with_ema(config)
+        .unwrap();
+    let mut model = Pair::zeros(DType::F16);
+    // The third step starts from the overwritten -1.5, the fourth ends in 0.5 * -2 + 0.5 * -3.5.
+    for expected in [-1.0, -1.5, -2.5, -2.75] {
+        let grads = model.gradients([1.0; 6], [1.0; 4], 16.0);
+        model = optim.step(1.0, model, grads);
+        assert_eq!(model.values(), [expected; 10]);
+    }
+}
+
+#[test]
+fn settings_are_checked() {
+    for momentum in [-0.1, 1.1, f64::NAN, f64::INFINITY] {
+        let error = EmaConfig::new().with_momentum(momentum).init().unwrap_err();
+        let AmpError::InvalidValue(error) = error else {
+            panic!("{error}");
+        };
+        assert_eq!(error.field(), "momentum");
+        assert_eq!(error.allowed(), "between 0 and 1");
+    }
+    for momentum in [0.0, 1.0] {
+        EmaConfig::new().with_momentum(momentum).init().unwrap();
+    }
+    let zero = EmaConfig::new().with_overwrite_frequency(Some(0));
+    let error = sgd().with_ema(zero).unwrap_err();
+    let message = "`overwrite_frequency` is 0, but must be at least 1";
+    assert_eq!(error.to_string(), message);
+    let model = sgd().finalize(filled(1.0, DType::F32).valid());
+    assert_eq!(model.values(), [1.0; 10]);
+    assert_eq!(EmaConfig::default().momentum, 0.99);
+}

@@ -1,0 +1,231 @@
+//! Records of an open window and of averages: resumed exactly, refused where they do not fit, readable by plain Burn.
+
+use burn::{
+    module::Module,
+    optim::{AdamConfig, ModuleOptimizer, OptimizerRecord, SgdConfig},
+    tensor::{Bytes, DType},
+};
+use burn_amp::{
+    AccumulationConfig, AmpError, EmaConfig, GradScalerRecord, MasterWeights, OverflowRule,
+    RecordOptim, ScaledOptimizer, ScaledOptimizerRecord,
+};
+use tempfile::tempdir;
+
+use crate::support::{Pair, Run, pack, sgd};
+
+const RULES: [OverflowRule; 2] = [OverflowRule::SkipWindow, OverflowRule::SkipMicroBatch];
+const END: usize = 60;
+
+/// Stops and resumes at each of these points: between windows and inside them.
+fn resume<O: RecordOptim>(build: impl Fn() -> Run<O>) {
+    let mut straight = build();
+    let start = straight.snapshot();
+    straight.train_until(END);
+    let end = straight.snapshot();
+    assert_ne!(start.parameters, end.parameters);
+    assert_ne!(end.averaged, end.parameters);
+    let counters = end.counters;
+    assert!(counters.skipped() + counters.dropped() >= 3, "{counters:?}");
+    assert!(counters.applied() >= 10, "{counters:?}");
+
+    let mut open = 0;
+    for stop in [20, 21, 22, 37] {
+        let folder = tempdir().unwrap();
+        let mut first = build();
+        first.train_until(stop);
+        first.save(folder.path());
+        let saved = first.snapshot();
+        open += u32::from(saved.window > 0);
+
+        let mut second = build();
+        second.load(folder.path(), stop);
+        assert_eq!(second.snapshot(), saved);
+        second.train_until(END);
+        assert_eq!(second.snapshot(), end, "stopped after {stop}");
+    }
+    assert!(open >= 2, "no stop was inside a window");
+}
+
+#[test]
+fn adam_in_mixed_precision() {
+    for rule in RULES {
+        resume(|| Run::mixed(AdamConfig::new().init(), rule));
+    }
+}
+
+#[test]
+fn sgd_in_mixed_precision() {
+    for rule in RULES {
+        resume(|| Run::mixed(SgdConfig::new().init(), rule));
+    }
+}
+
+#[test]
+fn adam_with_masters() {
+    for rule in RULES {
+        resume(|| Run::half(MasterWeights::new(AdamConfig::new().build()).init(), rule));
+    }
+}
+
+/// Two applied steps with averages, then one of two micro-batches.
+fn trained(rule: OverflowRule) -> (ScaledOptimizer<ModuleOptimizer>, Pair) {
+    let mut optim = configured(rule);
+    let mut model = Pair::zeros(DType::F32);
+    for k in 0..5 {
+        let scale = optim.scaler().loss_scale();
+        let grads = model.gradients([1.0 + k as f32; 6], [0.5; 4], scale);
+        model = optim.step(0.1, model, grads);
+    }
+    assert_eq!(optim.window().unwrap().len(), 1);
+    assert_eq!(optim.ema().unwrap().updates(), 2);
+    (optim, model)
+}
+
+fn configured(rule: OverflowRule) -> ScaledOptimizer<ModuleOptimizer> {
+    sgd()
+        .with_accumulation(AccumulationConfig::new(2).with_overflow(rule))
+        .unwrap()
+        .with_ema(EmaConfig::new())
+        .unwrap()
+}
+
+#[test]
+fn the_record_says_what_it_holds() {
+    for rule in RULES {
+        let record = trained(rule).0.to_record().unwrap();
+        assert_eq!(record.window(), 1);
+        assert_eq!(record.averages(), 2);
+        // Plain SGD has no tensors of its own.
+        assert_eq!(record.num_tensors(), 0);
+        let text = format!("{record:?}");
+        assert!(
+            text.contains("window: 1") && text.contains("averages: 2"),
+            "{text}"
+        );
+
+        let bytes = record.into_bytes().unwrap();
+        let record = ScaledOptimizerRecord::from_bytes(bytes).unwrap();
+        assert_eq!((record.window(), record.averages()), (1, 2));
+        let record = record.without_window().without_averages();
+        assert_eq!((record.window(), record.averages()), (0, 0));
+        sgd().load_record(record).unwrap();
+    }
+    let plain = sgd().to_record().unwrap();
+    assert_eq!((plain.window(), plain.averages()), (0, 0));
+}
+
+#[test]
+fn what_does_not_fit_is_refused_and_nothing_changes() {
+    let (donor, _) = trained(OverflowRule::SkipWindow);
+    let bytes = donor.into_bytes().unwrap();
+    let window = |n: u32, rule| AccumulationConfig::new(n).with_overflow(rule);
+    let full = window(1, OverflowRule::SkipWindow);
+    let other = window(2, OverflowRule::SkipMicroBatch);
+    let cases = [
+        (sgd().with_ema(EmaConfig::new()), "no accumulation here"),
+        (sgd().with_accumulation(2), "no averages"),
+        (
+            sgd()
+                .with_ema(EmaConfig::new())
+                .unwrap()
+                .with_accumulation(full),
+            "has 1 here",
+        ),
+        (
+            sgd()
+                .with_ema(EmaConfig::new())
+                .unwrap()
+                .with_accumulation(other),
+            "`SkipMicroBatch` here",
+        ),
+    ];
+    for (optim, part) in cases {
+        let mut optim = optim.unwrap();
+        let mut model = Pair::zeros(DType::F32);
+        model = optim.step(
+            0.1,
+            model.clone(),
+            model.gradients([2.0; 6], [2.0; 4], 1024.0),
+        );
+        let before = pack(optim.into_bytes().unwrap());
+        let error = optim.from_bytes(bytes.clone()).unwrap_err();
+        assert!(matches!(error, AmpError::ForeignRecord { .. }), "{error}");
+        let part = part.replace("no averages", "none are kept here");
+        assert!(error.to_string().contains(&part), "{error}");
+        assert_eq!(pack(optim.into_bytes().unwrap()), before);
+    }
+}
+
+#[test]
+fn a_damaged_record_leaves_window_and_averages_as_they_were() {
+    let (donor, _) = trained(OverflowRule::SkipWindow);
+    let whole = donor.into_bytes().unwrap().to_vec();
+    let mut victim = configured(OverflowRule::SkipWindow);
+    let model = Pair::zeros(DType::F32);
+    let grads = model.gradients([2.0; 6], [2.0; 4], 1024.0);
+    let _ = victim.step(0.1, model, grads);
+    let before = pack(victim.into_bytes().unwrap());
+    let mut refused = 0;
+    for position in (0..whole.len()).step_by(7) {
+        let mut bytes = whole.clone();
+        bytes[position] ^= 0x10;
+        let bytes = Bytes::from_bytes_vec(bytes);
+        match victim.clone().from_bytes(bytes.clone()) {
+            Ok(()) => continue, // a byte that nothing reads: padding
+            Err(_) => refused += 1,
+        }
+        victim.from_bytes(bytes).unwrap_err();
+        assert_eq!(pack(victim.into_bytes().unwrap()), before, "at {position}");
+    }
+    assert!(refused > 50, "only {refused} changes were noticed");
+    for length in (0..whole.len()).step_by(61) {
+        let bytes = Bytes::from_bytes_vec(whole[..length].to_vec());
+        victim.from_bytes(bytes).unwrap_err();
+        assert_eq!(pack(victim.into_bytes().unwrap()), before);
+    }
+}
+
+#[test]
+fn plain_burn_and_the_scaler_read_the_same_file() {
+    let folder = tempdir().unwrap();
+    for rule in RULES {
+        let mut run = Run::mixed(AdamConfig::new().init(), rule);
+        run.train_until(22);
+        run.save(folder.path());
+        let path = folder.path().join("optim");
+        let plain = AdamConfig::new()
+            .init()
+            .load_record(OptimizerRecord::load(&path).unwrap());
+        // The same state, and only that.
+        let expected = RecordOptim::to_record(run.optim.optimizer());
+        let found = pack(plain.to_record().into_bytes().unwrap());
+        assert_eq!(found, pack(expected.into_bytes().unwrap()));
+        let record = GradScalerRecord::load(&path).unwrap();
+        assert_eq!(record.counters(), run.optim.scaler().counters());
+    }
+}
+
+#[test]
+fn an_older_record_starts_window_and_averages_afresh() {
+    let (mut optim, model) = trained(OverflowRule::SkipWindow);
+    let older = sgd().into_bytes().unwrap();
+    optim.from_bytes(older).unwrap();
+    assert!(optim.window().unwrap().is_empty());
+    assert_eq!(optim.ema().unwrap().updates(), 0);
+    assert_eq!(optim.ema().unwrap().module(&model).values(), model.values());
+}
+
+#[test]
+fn a_loaded_window_is_flushed_and_cloned_without_a_new_micro_batch() {
+    for rule in RULES {
+        let (mut straight, model) = trained(rule);
+        let mut loaded = configured(rule);
+        loaded.from_bytes(straight.into_bytes().unwrap()).unwrap();
+        let mut copy = loaded.clone();
+        let expected = straight.flush(0.1, model.clone()).values();
+        assert_eq!(loaded.flush(0.1, model.clone()).values(), expected);
+        assert_eq!(copy.flush(0.1, model.clone()).values(), expected);
+        assert_ne!(model.values(), expected);
+        assert!(!model.valid().weight.is_require_grad());
+    }
+}

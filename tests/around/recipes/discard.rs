@@ -1,0 +1,96 @@
+//! Gradients that are thrown away.
+
+use burn::{optim::SgdConfig, tensor::DType};
+use burn_amp::{EmaConfig, GradScalerConfig, StepOutcome};
+
+use crate::support::{Pair, pack, sgd};
+
+fn clean(model: &Pair, scale: f32) -> burn::optim::GradientsParams {
+    model.gradients([1.0; 6], [1.0; 4], scale)
+}
+
+fn bad(model: &Pair, scale: f32) -> burn::optim::GradientsParams {
+    model.gradients([f32::NAN; 6], [1.0; 4], scale)
+}
+
+#[test]
+fn scaled_gradients_leave_no_trace_but_the_count() {
+    let mut optim = sgd().with_ema(EmaConfig::new()).unwrap();
+    let mut model = Pair::zeros(DType::F32);
+    model = optim.step(1.0, model.clone(), clean(&model, 1024.0));
+    let mut twin = optim.clone();
+
+    optim.discard(bad(&model, 1024.0));
+    optim.discard(clean(&model, 1024.0));
+    assert_eq!(optim.scaler().counters().discarded(), 2);
+    assert_eq!(optim.scaler().schedule(), twin.scaler().schedule());
+    assert_eq!(optim.scaler().counters().steps(), 1);
+    assert_eq!(optim.ema().unwrap().updates(), 1);
+
+    // And the run goes on as if nothing had been.
+    let left = optim.step(1.0, model.clone(), clean(&model, 1024.0));
+    let right = twin.step(1.0, model.clone(), clean(&model, 1024.0));
+    assert_eq!(left.values(), right.values());
+    assert_eq!(optim.scaler().schedule(), twin.scaler().schedule());
+}
+
+#[test]
+fn what_was_unscaled_teaches_the_scale() {
+    let mut optim = sgd();
+    let model = Pair::zeros(DType::F32);
+    let grads = optim.unscale(bad(&model, 1024.0), &model);
+    optim.discard(grads);
+    assert_eq!(optim.scaler().loss_scale(), 512.0);
+    for _ in 0..2 {
+        let grads = optim.unscale(clean(&model, 512.0), &model);
+        optim.discard(grads);
+    }
+    assert_eq!(optim.scaler().loss_scale(), 1024.0);
+    let counters = *optim.scaler().counters();
+    assert_eq!((counters.steps(), counters.discarded()), (0, 3));
+    assert_eq!(optim.scaler().last_outcome(), None);
+}
+
+#[test]
+fn with_a_scaler_the_update_is_one_for_all() {
+    let config = GradScalerConfig::new().with_init_scale(64.0);
+    let mut scaler = config.init().unwrap();
+    let mut optim = SgdConfig::new().init();
+    let model = Pair::zeros(DType::F32);
+    // One is thrown away, and its overflow counts beside the clean step.
+    let thrown = scaler.unscale(bad(&model, 64.0), &model);
+    scaler.discard(thrown);
+    let grads = scaler.unscale(clean(&model, 64.0), &model);
+    let model = scaler.step(&mut optim, 1.0, model, grads);
+    assert_eq!(model.values(), [-1.0; 10]);
+    assert_eq!(scaler.update(), Some(StepOutcome::Skipped));
+    assert_eq!(scaler.loss_scale(), 32.0);
+    // Nothing but a discarded one: no iteration.
+    scaler.discard(clean(&model, 32.0));
+    assert_eq!(scaler.update(), None);
+}
+
+#[test]
+fn a_disabled_scaler_counts_and_learns_nothing() {
+    let mut scaler = GradScalerConfig::new().with_enabled(false).init().unwrap();
+    let model = Pair::zeros(DType::F32);
+    let grads = scaler.unscale(bad(&model, 1.0), &model);
+    scaler.discard(grads);
+    assert_eq!(scaler.update(), None);
+    assert_eq!(scaler.counters().discarded(), 1);
+}
+
+#[test]
+fn counts_are_in_the_record_and_older_ones_lack_them() {
+    let mut optim = sgd();
+    let model = Pair::zeros(DType::F32);
+    let state = |optim: &burn_amp::ScaledOptimizer<_>| {
+        pack(optim.into_bytes().unwrap()).metadata["burn_amp.state"].clone()
+    };
+    assert!(!state(&optim).contains("discarded"));
+    optim.discard(clean(&model, 1024.0));
+    assert!(state(&optim).contains("\"discarded\":1"));
+    let mut other = sgd();
+    other.from_bytes(optim.into_bytes().unwrap()).unwrap();
+    assert_eq!(other.scaler().counters(), optim.scaler().counters());
+}

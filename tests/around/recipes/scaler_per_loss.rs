@@ -1,0 +1,128 @@
+//! One scaler for each loss, as Apex's `num_losses`: losses whose gradients differ by many orders of magnitude in f16.
+
+use burn::{
+    module::Module,
+    nn::{Linear, LinearConfig},
+    optim::{ModuleOptimizer, SgdConfig},
+    tensor::{Device, Tensor, TensorData},
+};
+use burn_amp::{GradScaler, GradScalerConfig, MixedPrecision, ModuleOptim, StepOutcome};
+
+use crate::support::{parameters, values};
+
+struct Setup {
+    model: Linear,
+    optim: ModuleOptimizer,
+    scalers: [GradScaler; 2],
+}
+
+impl Setup {
+    fn new() -> Self {
+        let device = Device::flex().autodiff();
+        let layer = LinearConfig::new(4, 4).with_bias(false).init(&device);
+        let scaler = |scale: f64| {
+            let config = GradScalerConfig::new().with_growth_interval(3);
+            config.with_init_scale(scale).init().unwrap()
+        };
+        Self {
+            model: layer.apply_reparameterization(MixedPrecision::f16()),
+            optim: SgdConfig::new().init(),
+            // The first loss has gradients of about 1e-9, the second of about 1e4.
+            scalers: [scaler(2f64.powi(24)), scaler(1.0)],
+        }
+    }
+
+    fn losses(&self) -> [Tensor<1>; 2] {
+        // A forward pass each: Burn's `backward` uses the graph up.
+        let output = || {
+            let data = TensorData::new((1..=8).map(|v| v as f32 * 0.25).collect(), [2, 4]);
+            let input = Tensor::<2>::from_data(data, &Device::flex().autodiff());
+            let f16 = MixedPrecision::f16();
+            f16.autocast(input, |x| self.model.forward(x)).sum()
+        };
+        [output() * 1e-9, output() * 1e4]
+    }
+
+    fn step(&mut self, poison: [f32; 2]) {
+        let [first, second] = self.losses();
+        let [a, b] = &mut self.scalers;
+        let first = a.unscale(a.backward(first * poison[0], &self.model), &self.model);
+        let second = b.unscale(b.backward(second * poison[1], &self.model), &self.model);
+        a.observe(&first).unwrap();
+        b.observe(&second).unwrap();
+        let sum = first.add(second, 1e-13);
+        if !sum.has_overflow() {
+            let grads = sum.into_params();
+            let model = self.model.clone();
+            self.model = ModuleOptim::step(&mut self.optim, 1e6.into(), model, grads);
+        }
+        a.update();
+        b.update();
+    }
+}
+
+#[test]
+fn each_scale_follows_its_own_loss() {
+    let mut setup = Setup::new();
+    let before = values(setup.model.weight.base());
+    setup.step([1.0, 1.0]);
+    // Both count: the input's sums over the batch, times 1e-9 and 1e4 * 1e-13.
+    let sums = [1.5f32, 2.0, 2.5, 3.0];
+    for (index, (before, after)) in before
+        .iter()
+        .zip(values(setup.model.weight.base()))
+        .enumerate()
+    {
+        let expected = f64::from(before - after);
+        let moved = 1e6 * 2e-9 * f64::from(sums[index / 4]);
+        assert!(
+            (expected - moved).abs() < 1e-3 * moved + 1e-7,
+            "{expected} {moved}"
+        );
+    }
+
+    // An overflow of the second skips the step and lowers its scale alone.
+    let model = parameters(&setup.model);
+    setup.step([1.0, f32::INFINITY]);
+    assert_eq!(parameters(&setup.model), model);
+    assert_eq!(setup.scalers[0].last_outcome(), Some(StepOutcome::Applied));
+    assert_eq!(setup.scalers[1].last_outcome(), Some(StepOutcome::Skipped));
+    assert_eq!(setup.scalers[1].loss_scale(), 0.5);
+    assert_eq!(setup.scalers[0].growth_tracker(), 2);
+    setup.step([1.0, 1.0]);
+    assert_ne!(parameters(&setup.model), model);
+    assert_eq!(setup.scalers[0].loss_scale(), 2f32.powi(25));
+    assert_eq!(setup.scalers[1].loss_scale(), 0.5);
+}
+
+#[test]
+fn with_one_scale_for_both_one_of_them_is_lost() {
+    let setup = Setup::new();
+    let one = |scale: f64| {
+        GradScalerConfig::new()
+            .with_init_scale(scale)
+            .init()
+            .unwrap()
+    };
+    let [first, _] = setup.losses();
+    let small = one(1.0);
+    let first = small.unscale(small.backward(first, &setup.model), &setup.model);
+    assert!(first.status().is_all_zero());
+    let [_, second] = setup.losses();
+    let large = one(2f64.powi(24));
+    let second = large.unscale(large.backward(second, &setup.model), &setup.model);
+    assert!(second.has_overflow());
+}
+
+#[test]
+fn observing_twice_needs_an_update_between() {
+    let mut setup = Setup::new();
+    let [first, _] = setup.losses();
+    let scaler = &mut setup.scalers[0];
+    let grads = scaler.unscale(scaler.backward(first, &setup.model), &setup.model);
+    assert_eq!(scaler.observe(&grads), Ok(StepOutcome::Applied));
+    assert!(scaler.observe(&grads).is_err());
+    scaler.update();
+    assert_eq!(scaler.observe(&grads), Ok(StepOutcome::Applied));
+    assert_eq!(scaler.counters().steps(), 2);
+}

@@ -1,0 +1,10 @@
+//! What these tests share.
+
+#[path = "../../records/support/bits.rs"]
+mod bits;
+mod pair;
+mod run;
+
+pub use bits::{Pack, pack, parameters};
+pub use pair::{Pair, sgd, values};
+pub use run::Run;

@@ -1,0 +1,64 @@
+//! Two parameters with ids that are the same in every run, and gradients made by hand.
+
+use burn::{
+    module::{Module, Param, ParamId},
+    optim::{GradientsParams, ModuleOptimizer, SgdConfig},
+    tensor::{DType, Device, Tensor, TensorData},
+};
+use burn_amp::{GradScalerConfig, ScaledOptimizer};
+
+#[derive(Module, Debug)]
+pub struct Pair {
+    pub weight: Param<Tensor<2>>,
+    pub bias: Param<Tensor<1>>,
+}
+
+impl Pair {
+    /// All zeros.
+    pub fn zeros(dtype: DType) -> Self {
+        Self::new(vec![0.0; 6], vec![0.0; 4], dtype)
+    }
+
+    /// A weight of shape `[2, 3]` and a bias of shape `[4]`.
+    pub fn new(weight: Vec<f32>, bias: Vec<f32>, dtype: DType) -> Self {
+        let device = (&Device::flex().autodiff(), dtype);
+        let weight = Tensor::from_data(TensorData::new(weight, [2, 3]), device);
+        let bias = Tensor::from_data(TensorData::new(bias, [4]), device);
+        Self {
+            weight: Param::initialized(ParamId::from(2001), weight.require_grad()),
+            bias: Param::initialized(ParamId::from(2002), bias.require_grad()),
+        }
+    }
+
+    /// Gradients of these values, multiplied by `scale`.
+    pub fn gradients(&self, weight: [f32; 6], bias: [f32; 4], scale: f32) -> GradientsParams {
+        let dtype = self.weight.val().dtype();
+        let device = (&Device::flex(), dtype);
+        let weight = TensorData::new(weight.map(|value| value * scale).to_vec(), [2, 3]);
+        let bias = TensorData::new(bias.map(|value| value * scale).to_vec(), [4]);
+        let mut grads = GradientsParams::new();
+        grads.register(self.weight.id, Tensor::<2>::from_data(weight, device));
+        grads.register(self.bias.id, Tensor::<1>::from_data(bias, device));
+        grads
+    }
+
+    /// All values: the weight's, then the bias's.
+    pub fn values(&self) -> Vec<f32> {
+        let mut all = values(self.weight.val());
+        all.extend(values(self.bias.val()));
+        all
+    }
+}
+
+/// The values of a tensor as f32.
+pub fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.into_data().iter::<f32>().collect()
+}
+
+/// Plain SGD at a loss scale of 1024 that grows after two clean steps.
+pub fn sgd() -> ScaledOptimizer<ModuleOptimizer> {
+    let scaler = GradScalerConfig::new()
+        .with_init_scale(1024.0)
+        .with_growth_interval(2);
+    ScaledOptimizer::new(SgdConfig::new().init(), scaler.init().unwrap())
+}

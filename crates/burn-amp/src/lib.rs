@@ -31,6 +31,7 @@
 //! - [`gradients`]: typed gradients and their [`GradientStatus`].
 //! - [`optim`]: [`ScaledOptimizer`], a drop-in for Burn's `ModuleOptimizer`.
 //! - [`precision`]: [`MixedPrecision`], half-precision compute for any model.
+//! - `train` (feature `train`): Burn's `Learner` with loss scaling, and its metrics.
 
 mod error;
 pub mod gradients;
@@ -39,6 +40,8 @@ pub mod optim;
 pub mod precision;
 mod record;
 pub mod scaler;
+#[cfg(feature = "train")]
+pub mod train;
 
 pub use error::AmpError;
 pub use gradients::{
@@ -55,5 +58,9 @@ pub use optim::{
 pub use precision::{CastFloat, CastParameter, MixedPrecision, in_f32, to_full, to_half};
 pub use scaler::{
     GradScaler, GradScalerConfig, GradScalerRecord, GradScalerState, LossFactor, ModuleOptim,
-    ScaleLoss, StepCounters,
+    ScaleLoss, ScalerMonitor, ScalerReading, StepCounters,
+};
+#[cfg(feature = "train")]
+pub use train::{
+    GradientNormMetric, LossScaleMetric, LossStep, Scaled, SkippedStepsMetric, ZeroGradientsMetric,
 };

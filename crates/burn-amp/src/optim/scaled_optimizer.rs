@@ -7,7 +7,7 @@ use super::StepGradients;
 use crate::{
     error::AmpError,
     gradients::{ScaledGradients, UnscaledGradients},
-    scaler::{GradScaler, ModuleOptim, ScaleLoss},
+    scaler::{GradScaler, ModuleOptim, ScaleLoss, ScalerMonitor},
 };
 
 /// An optimizer with loss scaling: [`step`](Self::step) unscales the gradients, tests them, steps the inner
@@ -20,12 +20,18 @@ use crate::{
 pub struct ScaledOptimizer<O> {
     optim: O,
     scaler: GradScaler,
+    monitor: ScalerMonitor,
 }
 
 impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// Puts `scaler` before `optim`.
     pub fn new(optim: O, scaler: GradScaler) -> Self {
-        Self { optim, scaler }
+        let monitor = ScalerMonitor::new(&scaler);
+        Self {
+            optim,
+            scaler,
+            monitor,
+        }
     }
 
     /// Multiplies a loss, or a structure of losses, by the loss scale; see [`GradScaler::scale`].
@@ -96,9 +102,12 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             StepGradients::Scaled(grads) => self.scaler.unscale(grads, &module),
             StepGradients::Unscaled(grads) => grads,
         };
-        let module = self.scaler.try_step(&mut self.optim, lr, module, grads)?;
-        self.scaler.update();
-        Ok(module)
+        let module = self.scaler.try_step(&mut self.optim, lr, module, grads);
+        if module.is_ok() {
+            self.scaler.update();
+        }
+        self.monitor.publish_step(&self.scaler);
+        module
     }
 
     /// As [`step`](Self::step), with gradients that several devices computed at the present loss scale.
@@ -142,6 +151,15 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// The scaler, to change its settings.
     pub fn scaler_mut(&mut self) -> &mut GradScaler {
         &mut self.scaler
+    }
+
+    /// A view of the scaler for metrics and other threads: what every step was like, as soon as it is done.
+    ///
+    /// Changes made by [`scaler_mut`](Self::scaler_mut) or by loading a record show with the next step, or the next
+    /// call of this. Clones of this optimizer share the monitor.
+    pub fn monitor(&self) -> ScalerMonitor {
+        self.monitor.publish(&self.scaler);
+        self.monitor.clone()
     }
 
     /// The inner optimizer.

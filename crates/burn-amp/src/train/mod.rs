@@ -95,6 +95,7 @@ mod learner;
 mod loss_step;
 mod metrics;
 mod module;
+mod resumed_loader;
 mod scaled;
 mod state;
 
@@ -102,4 +103,5 @@ pub use checkpoint::check_checkpoint;
 pub(crate) use ending::Ending;
 pub use loss_step::LossStep;
 pub use metrics::{GradientNormMetric, LossScaleMetric, SkippedStepsMetric, ZeroGradientsMetric};
+pub use resumed_loader::resumed_loader;
 pub use scaled::Scaled;

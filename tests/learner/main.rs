@@ -1,0 +1,14 @@
+//! The real `SupervisedTraining` with loss scaling, on real files.
+
+mod accumulation;
+mod devices;
+mod ending;
+mod evaluator;
+mod killed;
+mod learning;
+mod master;
+mod module;
+mod records;
+mod resume;
+mod skipping;
+mod support;

@@ -31,7 +31,7 @@ fn launch(optim: MultiDeviceOptim) -> LearningResult<Scaled<Net>> {
         .with_training_strategy(ExecutionStrategy::multi(devices, optim).into())
         .metric_train_numeric(SkippedStepsMetric::new(&monitor))
         .launch(learner);
-    let skips = read_metric(folder.path(), 1, "Skipped-Steps");
+    let skips = read_metric(folder.path(), 1, "Skipped Steps");
     let share: f64 = skips
         .last()
         .unwrap()

@@ -32,12 +32,12 @@ fn an_f16_run_learns() {
         .unwrap();
     assert!(last > 95.0, "{last} % in {accuracy:?}");
 
-    let scales = read_metric(folder.path(), 1, "Loss-Scale");
+    let scales = read_metric(folder.path(), 1, "Loss Scale");
     assert_eq!(
         scales[..6],
         ["65536", "65536", "65536", "131072", "131072", "131072"]
     );
-    let norms = read_metric(folder.path(), 4, "Gradient-Norm");
+    let norms = read_metric(folder.path(), 4, "Gradient Norm");
     assert_eq!(
         norms.len(),
         7,

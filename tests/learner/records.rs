@@ -28,7 +28,9 @@ fn the_record_of_a_scaled_model_loads_into_a_bare_one() {
 
     let record = ModuleRecord::load(folder.path().join("checkpoint/model-1.bpk")).unwrap();
     let record = record.allow_unused(true);
-    let net = Net::f16(&Device::flex()).try_load_record(record).unwrap();
+    let net = Net::f16(&Device::flex().autodiff())
+        .try_load_record(record)
+        .unwrap();
     assert_eq!(parameters(&net), parameters(result.model.inner()));
 }
 
@@ -152,7 +154,13 @@ fn missing_and_truncated_files_are_errors_that_name_the_file() {
         let origin = file.display().to_string();
 
         let bytes = fs::read(&file).unwrap();
-        fs::write(&file, &bytes[..bytes.len() / 2]).unwrap();
+        // The scheduler's file is a head and little more.
+        let kept = if name == "scheduler" {
+            40
+        } else {
+            bytes.len() / 2
+        };
+        fs::write(&file, &bytes[..kept]).unwrap();
         let error = check_checkpoint(folder.path(), 1).unwrap_err();
         assert!(
             matches!(&error, AmpError::DamagedRecord { origin: o, .. } if *o == origin),

@@ -23,7 +23,7 @@ fn a_poisoned_batch_is_skipped_once() {
     assert_eq!(scaler.loss_scale(), 32768.0);
     assert!(all_finite(result.model.inner()));
 
-    let scales = read_metric(folder.path(), 1, "Loss-Scale");
+    let scales = read_metric(folder.path(), 1, "Loss Scale");
     assert_eq!(
         scales,
         [
@@ -36,10 +36,10 @@ fn a_poisoned_batch_is_skipped_once() {
             "32768,final"
         ]
     );
-    let skips = read_metric(folder.path(), 1, "Skipped-Steps");
+    let skips = read_metric(folder.path(), 1, "Skipped Steps");
     assert_eq!(skips[..6], ["0,1", "0,1", "100,1", "0,1", "0,1", "0,1"]);
     let share: f64 = skips[6].trim_end_matches(",final").parse().unwrap();
     assert!((share - 100.0 / 6.0).abs() < 1e-9, "{share}");
-    let norms = read_metric(folder.path(), 1, "Gradient-Norm");
+    let norms = read_metric(folder.path(), 1, "Gradient Norm");
     assert_eq!(norms.len(), 6, "five steps and the epoch: {norms:?}");
 }

@@ -39,9 +39,9 @@ pub fn optimizer_pack<M: Module>(path: &Path, model: &M) -> Pack {
         .into_iter()
         .map(|(path, (id, _))| (id.to_string(), path))
         .collect();
-    let rename = |name: String| {
-        let (id, field) = name.split_once('.').unwrap();
-        format!("{}/{field}", names[id])
+    let rename = |name: String| match name.split_once('.') {
+        Some((id, field)) => format!("{}/{field}", names[id]),
+        None => names[&name].clone(),
     };
     let Pack {
         tensors,
@@ -51,7 +51,7 @@ pub fn optimizer_pack<M: Module>(path: &Path, model: &M) -> Pack {
     Pack {
         tensors: tensors.into_iter().map(|(n, v)| (rename(n), v)).collect(),
         scalars: scalars.into_iter().map(|(n, v)| (rename(n), v)).collect(),
-        metadata,
+        metadata: metadata.into_iter().map(|(n, v)| (rename(n), v)).collect(),
     }
 }
 

@@ -108,6 +108,7 @@ pub fn quiet<M: LearnerModel>(training: SupervisedTraining<M>) -> SupervisedTrai
 
 /// The entries of a metric's file.
 pub fn read_metric(folder: &Path, epoch: usize, name: &str) -> Vec<String> {
+    let name = name.replace(' ', "_");
     let path = folder.join(format!("train/epoch-{epoch}/{name}.log"));
     let text = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     text.lines().map(str::to_string).collect()

@@ -85,6 +85,10 @@ enum Listener {
     Metric,
     Interrupter,
     Both,
+    /// A metric, and an interrupter that is not the run's.
+    MetricAndStranger,
+    /// Only an interrupter that is not the run's.
+    Stranger,
     Nobody,
 }
 
@@ -100,7 +104,7 @@ fn exhausted(
     };
     good.launch(folder);
     let mut run = Run {
-        epochs: 3,
+        epochs: 400,
         resume: Some(1),
         config: GradScalerConfig::new().with_max_consecutive_skips(Some(3)),
         ..Run::default()
@@ -108,11 +112,17 @@ fn exhausted(
     (0..run.samples.len()).for_each(|index| poison(&mut run.samples, index));
     let (learner, monitor) = run.learner();
     let mut training = run.training(folder);
-    if matches!(listener, Listener::Metric | Listener::Both) {
+    if matches!(
+        listener,
+        Listener::Metric | Listener::Both | Listener::MetricAndStranger
+    ) {
         training = training.metric_train_numeric(LossScaleMetric::new(&monitor));
     }
     if matches!(listener, Listener::Interrupter | Listener::Both) {
         training = training.with_interrupter(monitor.interrupter());
+    }
+    if matches!(listener, Listener::Stranger | Listener::MetricAndStranger) {
+        monitor.interrupter();
     }
     if let Some(strategy) = strategy {
         training = training.with_training_strategy(strategy.into());
@@ -127,7 +137,12 @@ fn an_exhausted_loss_scale_ends_the_run_as_burn_ends_runs() {
         let devices = vec![Device::flex(), Device::flex()];
         Some(ExecutionStrategy::multi(devices, optim))
     };
-    for listener in [Listener::Metric, Listener::Interrupter, Listener::Both] {
+    for listener in [
+        Listener::Metric,
+        Listener::Interrupter,
+        Listener::Both,
+        Listener::MetricAndStranger,
+    ] {
         for strategy in [
             None,
             multi(MultiDeviceOptim::OptimMainDevice),
@@ -154,9 +169,11 @@ fn an_exhausted_loss_scale_ends_the_run_as_burn_ends_runs() {
             // Nothing has changed after the failure, however late Burn noticed it.
             let steps = result.model.scaler().counters().steps();
             assert_eq!(steps, 6 + 4, "{listener:?}, several devices: {devices}");
-            let failed = if devices { 3 } else { 2 };
-            let saved = check_checkpoint(folder.path(), failed);
-            assert!(saved.is_err(), "a failed epoch is not saved");
+            if !matches!(listener, Listener::MetricAndStranger) {
+                let failed = if devices { 3 } else { 2 };
+                let saved = check_checkpoint(folder.path(), failed);
+                assert!(saved.is_err(), "a failed epoch is not saved");
+            }
         }
     }
 }
@@ -164,12 +181,16 @@ fn an_exhausted_loss_scale_ends_the_run_as_burn_ends_runs() {
 /// Without anybody to tell, a panic with the message, in the thread that has launched the run.
 #[test]
 fn without_a_listener_the_message_is_that_of_a_panic() {
-    let folder = tempfile::tempdir().unwrap();
-    let run = || exhausted(Listener::Nobody, None, folder.path());
-    let panic = catch_unwind(AssertUnwindSafe(run)).err().unwrap();
-    let message = panic.downcast_ref::<String>().unwrap();
-    assert!(message.starts_with("loss scale exhausted"), "{message}");
-    assert!(check_checkpoint(folder.path(), 1).is_ok());
+    for listener in [Listener::Nobody, Listener::Stranger] {
+        let folder = tempfile::tempdir().unwrap();
+        let run = || exhausted(listener, None, folder.path());
+        let panic = catch_unwind(AssertUnwindSafe(run)).err().unwrap();
+        let message = panic.downcast_ref::<String>().unwrap();
+        assert!(message.starts_with("loss scale exhausted"), "{message}");
+        // The stranger's run went on for a thousand steps that changed nothing, and its old checkpoints were deleted.
+        let kept = check_checkpoint(folder.path(), 1).is_ok();
+        assert_eq!(kept, matches!(listener, Listener::Nobody));
+    }
 }
 
 /// A parameter that the optimizer cannot step is the program's fault, and ends the run in the same way.

@@ -6,6 +6,7 @@ use burn::{
     train::{
         ClassificationOutput, EvaluatorBuilder, InferenceStep,
         metric::{AccuracyMetric, LossMetric},
+        renderer::CliMetricsRenderer,
     },
 };
 use std::{fmt::Display, fs, path::Path};
@@ -19,6 +20,7 @@ where
 {
     let result = EvaluatorBuilder::new(folder)
         .metrics((AccuracyMetric::new(), LossMetric::new()))
+        .renderer(Box::new(CliMetricsRenderer::new()))
         .with_application_logger(None)
         .build(model)
         .eval("held out", loader(samples(40), None));

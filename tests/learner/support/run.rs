@@ -9,6 +9,7 @@ use burn::{
     train::{
         Learner, LearnerModel, LearningResult, SupervisedTraining,
         metric::{AccuracyMetric, LossMetric},
+        renderer::CliMetricsRenderer,
     },
 };
 use burn_amp::{
@@ -98,9 +99,11 @@ impl Run {
     }
 }
 
-/// Checkpoints of all epochs, no log of its own: it can be installed only once in a process.
+/// Checkpoints of all epochs; no dashboard, whatever the features and the terminal; no log of its own, which can be installed
+/// only once in a process.
 pub fn quiet<M: LearnerModel>(training: SupervisedTraining<M>) -> SupervisedTraining<M> {
     training
+        .renderer(Box::new(CliMetricsRenderer::new()))
         .with_application_logger(None)
         .with_default_checkpointers()
         .with_checkpointing_strategy(burn::train::checkpoint::KeepLastNCheckpoints::new(100))

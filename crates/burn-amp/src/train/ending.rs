@@ -54,10 +54,9 @@ impl ScalerMonitor {
         self.ending.watched.store(true, Ordering::Release);
     }
 
-    /// The error that a metric has to report, because there is no interrupter.
-    pub(super) fn unreported_error(&self) -> Option<&AmpError> {
-        self.error()
-            .filter(|_| self.ending.interrupter.get().is_none())
+    /// Whether an interrupter was asked for, which is told of a failure.
+    pub(super) fn has_interrupter(&self) -> bool {
+        self.ending.interrupter.get().is_some()
     }
 }
 

@@ -70,6 +70,7 @@
 //!     .metric_train_numeric(SkippedStepsMetric::new(&monitor))
 //!     .with_default_checkpointers()
 //!     .num_epochs(2)
+//! #   .renderer(Box::new(burn::train::renderer::CliMetricsRenderer::new()))
 //!     .launch(learner);
 //!
 //! if let Some(error) = result.error {

@@ -49,9 +49,12 @@ pub struct Scaled<M> {
     pub(super) monitor: ScalerMonitor,
     /// Whether the optimizer combines half-precision parameters with f32 gradients.
     mixed: bool,
-    /// Whether a step has failed: nothing may change any more until the run has ended.
-    failed: bool,
+    /// Once a step has failed: the steps since, which changed nothing.
+    ignored: Option<u32>,
 }
+
+/// Burn may ask for a few more steps before it notices a failure. Not for so many: then nobody has told it.
+const PATIENCE: u32 = 1000;
 
 impl<M> Scaled<M> {
     /// Puts a scaler beside a model. For the `Learner` of a [`ScaledOptimizer`](crate::ScaledOptimizer), use its
@@ -73,7 +76,7 @@ impl<M> Scaled<M> {
             state_id: ParamId::new(),
             monitor,
             mixed,
-            failed: false,
+            ignored: None,
         }
     }
 
@@ -106,7 +109,11 @@ impl<M: Module> Scaled<M> {
         lr: ModuleLearningRate,
         grads: ScaledGradients,
     ) -> Self {
-        if self.failed {
+        if let Some(ignored) = &mut self.ignored {
+            *ignored += 1;
+            if let (Some(error), true) = (self.monitor.error(), *ignored > PATIENCE) {
+                panic!("{error}");
+            }
             return self;
         }
         let mut optim = LearnerOptim {
@@ -122,7 +129,7 @@ impl<M: Module> Scaled<M> {
             }
             Err(error) => {
                 self.inner = before;
-                self.failed = true;
+                self.ignored = Some(0);
                 if let Err(error) = self.monitor.fail(error) {
                     panic!("{error}");
                 }
@@ -156,7 +163,8 @@ impl<M: LossStep + Module> TrainStep for Scaled<M> {
     ///
     /// # Panics
     ///
-    /// If a step fails and there is neither, with the error's message.
+    /// If a step fails and there is neither, with the error's message. If there is one but the run goes on all the same,
+    /// 1000 steps later.
     fn optimize(
         self,
         optim: &mut ModuleOptimizer,

@@ -10,7 +10,12 @@ use crate::scaler::{ScalerMonitor, ScalerReading};
 pub(super) struct Follow {
     monitor: ScalerMonitor,
     seen: u64,
+    /// Updates after a failure that the interrupter was told.
+    after_failure: u32,
 }
+
+/// A run whose interrupter was told ends at once; one that does not has another interrupter.
+const PATIENCE: u32 = 16;
 
 impl Follow {
     pub(super) fn new(monitor: &ScalerMonitor) -> Self {
@@ -18,6 +23,7 @@ impl Follow {
         Self {
             monitor: monitor.clone(),
             seen: monitor.number(),
+            after_failure: 0,
         }
     }
 
@@ -25,8 +31,11 @@ impl Follow {
     ///
     /// An error if the run has failed and nobody else says so: Burn then ends the run with it.
     pub(super) fn next(&mut self) -> Result<Option<ScalerReading>, TensorReadError> {
-        if let Some(error) = self.monitor.unreported_error() {
-            return Err(ExecutionError::with_context(error.to_string()).into());
+        if let Some(error) = self.monitor.error() {
+            self.after_failure += 1;
+            if !self.monitor.has_interrupter() || self.after_failure > PATIENCE {
+                return Err(ExecutionError::with_context(error.to_string()).into());
+            }
         }
         while let Some((number, reading)) = self.monitor.after(self.seen) {
             self.seen = number;

@@ -67,7 +67,7 @@ pub fn steps(loader: &Loader) -> usize {
 }
 
 fn dataset(samples: Samples) -> Result<InMemDataset<Digit>> {
-    let pixels = samples.images.into_data().into_vec::<f32>();
+    let pixels = samples.images.into_data().try_into_vec::<f32>();
     let pixels = pixels.map_err(|error| format!("{error:?}"))?;
     let labels = samples.labels.into_data();
     let digits = pixels

@@ -17,7 +17,7 @@ struct Args {
     #[arg(long, value_name = "FOLDER", default_value = "digits-run")]
     folder: PathBuf,
     /// Epochs in all
-    #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     epochs: u32,
     /// Where the run begins: the same seed gives the same run
     #[arg(long, default_value_t = 0)]

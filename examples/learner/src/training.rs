@@ -27,6 +27,8 @@ use crate::{
 const LEARNING_RATE: f64 = 0.01;
 /// Clean steps before the scale grows. Short, since a run has a few hundred steps.
 const GROWTH_INTERVAL: u32 = 20;
+/// Checkpoints that are kept, the last ones.
+const CHECKPOINTS: usize = 10;
 
 /// What to train, and where.
 #[derive(Clone, Debug)]
@@ -84,7 +86,7 @@ pub fn train(
         .metric_train_numeric(LearningRateMetric::new())
         .with_interrupter(monitor.interrupter())
         .with_default_checkpointers()
-        .with_checkpointing_strategy(KeepLastNCheckpoints::new(settings.epochs))
+        .with_checkpointing_strategy(KeepLastNCheckpoints::new(CHECKPOINTS))
         .num_epochs(settings.epochs)
         .summary();
     if resumed > 0 {

@@ -29,6 +29,8 @@
 
 mod config;
 mod counters;
+#[cfg(feature = "train")]
+mod ending;
 mod grad_scaler;
 mod iteration;
 mod loss;

@@ -40,7 +40,7 @@ pub struct ScalerMonitor {
     shared: Arc<Shared>,
     /// How a `Learner` run that fails is ended.
     #[cfg(feature = "train")]
-    pub(crate) ending: Arc<crate::train::Ending>,
+    pub(crate) ending: Arc<super::ending::Ending>,
 }
 
 /// What a [`ScalerMonitor`] tells of a step. Host values.

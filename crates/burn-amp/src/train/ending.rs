@@ -1,20 +1,9 @@
 //! How a run that cannot go on is ended: through Burn's error path, not by a panic.
 
 use burn::train::{Interrupter, TrainingError, train::WorkerFailure};
-use std::sync::{
-    OnceLock,
-    atomic::{AtomicBool, Ordering},
-};
+use std::sync::atomic::Ordering;
 
 use crate::{error::AmpError, scaler::ScalerMonitor};
-
-/// Who ends a run that fails, and why it failed.
-#[derive(Default)]
-pub(crate) struct Ending {
-    error: OnceLock<AmpError>,
-    interrupter: OnceLock<Interrupter>,
-    watched: AtomicBool,
-}
 
 impl ScalerMonitor {
     /// The error that has ended the run of a `Learner`: the loss scale is exhausted, or a parameter cannot be stepped.

@@ -101,7 +101,6 @@ mod scaled;
 mod state;
 
 pub use checkpoint::check_checkpoint;
-pub(crate) use ending::Ending;
 pub use loss_step::LossStep;
 pub use metrics::{GradientNormMetric, LossScaleMetric, SkippedStepsMetric, ZeroGradientsMetric};
 pub use resumed_loader::resumed_loader;

@@ -163,6 +163,7 @@ fn an_exhausted_loss_scale_ends_the_run_as_burn_ends_runs() {
                 panic!("{:?}", monitor.error());
             };
             assert_eq!(*skips, 4);
+            assert_eq!(monitor.check().unwrap_err(), *monitor.error().unwrap());
             assert!(all_finite(result.model.inner()));
             let good = check_checkpoint(folder.path(), 1).unwrap().unwrap();
             assert_eq!(good.counters().steps(), 6);

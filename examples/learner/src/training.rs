@@ -103,6 +103,7 @@ pub fn train(
     } = training.launch(learner);
     // Gives the terminal back, so that what is printed next can be read.
     drop(renderer);
+    monitor.check()?;
     match error {
         Some(error) => Err(error.to_string().into()),
         None => Ok((model, interrupted)),

@@ -11,10 +11,21 @@ impl ScalerMonitor {
         self.ending.error.get()
     }
 
+    /// Whether the run could go on to its end, to be asked after `launch`.
+    ///
+    /// More reliable than `LearningResult::error`, which Burn 0.22.1 clears at the end of a run with the dashboard.
+    ///
+    /// # Errors
+    ///
+    /// The error that has ended the run.
+    pub fn check(&self) -> Result<(), AmpError> {
+        self.error().cloned().map_or(Ok(()), Err)
+    }
+
     /// A handle for `SupervisedTraining::with_interrupter`, through which a run that fails is ended.
     ///
     /// Burn's `LearningResult::error` then says why, as the failure of a worker (the nearest of Burn's errors);
-    /// [`error`](Self::error) has the error itself. Always the same handle. Not needed in a run with one of this
+    /// [`check`](Self::check) has the error itself. Always the same handle. Not needed in a run with one of this
     /// crate's metrics, except with `ExecutionStrategy::ddp`, where Burn panics when a metric fails.
     pub fn interrupter(&self) -> Interrupter {
         let interrupter = self.ending.interrupter.get_or_init(Interrupter::new);

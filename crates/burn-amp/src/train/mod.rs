@@ -73,9 +73,7 @@
 //! #   .renderer(Box::new(burn::train::renderer::CliMetricsRenderer::new()))
 //!     .launch(learner);
 //!
-//! if let Some(error) = result.error {
-//!     eprintln!("{error}");
-//! }
+//! monitor.check()?; // an exhausted loss scale has ended the run
 //! assert_eq!(result.model.scaler().counters().steps(), 8);
 //! let model: Regressor = result.model.into_inner();
 //! # let _ = model;
@@ -86,9 +84,11 @@
 //!
 //! # A run that can only skip
 //!
-//! `AmpError::LossScaleExhausted` ends the run through Burn's error path: `LearningResult::error` is set, the dashboard
-//! closes, checkpoints of earlier epochs stay. One of this crate's metrics reports it, or the run's interrupter, if that is
+//! `AmpError::LossScaleExhausted` ends the run through Burn's error path: the dashboard closes, `LearningResult::error` is set,
+//! checkpoints of earlier epochs stay. One of this crate's metrics reports it, or the run's interrupter, if that is
 //! [`ScalerMonitor::interrupter`](crate::ScalerMonitor::interrupter). Without both, `optimize` panics with the message.
+//! Ask [`ScalerMonitor::check`](crate::ScalerMonitor::check) after the run: with the dashboard, Burn 0.22.1 loses
+//! `LearningResult::error`.
 
 mod checkpoint;
 mod ending;

@@ -3,11 +3,17 @@
 use burn::{
     module::{Module, ModuleVisitor, Param},
     optim::{GradientsAccumulator, GradientsParams},
-    tensor::{Device, Tensor},
+    tensor::{
+        Device, Tensor,
+        distributed::{DistributedConfig, ReduceOperation},
+    },
     train::{ExecutionStrategy, LearningResult, MultiDeviceOptim},
 };
 use burn_amp::{Scaled, SkippedStepsMetric};
-use std::sync::mpsc;
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::mpsc,
+};
 
 use crate::support::{Net, Run, all_finite, loader, parameters, poison, read_metric};
 
@@ -73,8 +79,23 @@ fn an_overflow_on_one_device_skips_the_step_for_all() {
     assert_eq!(values(&main), values(&sharded));
 }
 
-/// What decides in `ExecutionStrategy::ddp`: each worker has a learner of its own and takes the reduced gradients. Burn's
-/// all-reduce is not implemented for Flex, so the reduction here is a sum through a channel.
+/// As the book says. When this fails, Burn has learnt it, and the test below can be a real run.
+#[test]
+fn burn_has_no_ddp_for_flex() {
+    let config = DistributedConfig {
+        all_reduce_op: ReduceOperation::Mean,
+    };
+    let strategy = || ExecutionStrategy::ddp(vec![Device::flex(), Device::flex()], config);
+    let panic = catch_unwind(AssertUnwindSafe(strategy)).err().unwrap();
+    let message = panic.downcast_ref::<String>().unwrap();
+    assert!(
+        message.contains("not supported for device Flex"),
+        "{message}"
+    );
+}
+
+/// What decides in `ExecutionStrategy::ddp`: each worker has a learner of its own and takes the reduced gradients. Here they
+/// are summed through channels.
 #[test]
 fn replicas_with_the_same_reduced_gradients_stay_the_same() {
     let device = Device::flex().autodiff();

@@ -42,6 +42,15 @@ fn the_dashboard_shows_the_metrics_and_leaves_the_terminal_as_it_was() {
         assert!(shown.contains(name), "no {name} in the dashboard");
     }
     assert!(after.contains("760 steps"), "{after}");
+    for name in [
+        "Loss Scale",
+        "Skipped Steps",
+        "Gradient Norm",
+        "Zero Gradients",
+    ] {
+        let row = format!("| Train | {name} ");
+        assert!(after.contains(&row), "no {name} in the summary: {after}");
+    }
 }
 
 /// At a floor of 2^100 the first step overflows, and there is no lower scale.

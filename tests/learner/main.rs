@@ -4,6 +4,7 @@ mod accumulation;
 mod devices;
 mod ending;
 mod evaluator;
+mod golden;
 mod killed;
 mod learning;
 mod master;

@@ -261,7 +261,9 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
-    use super::{SLOTS, ScalerMonitor};
+    #[cfg(feature = "train")]
+    use super::SLOTS;
+    use super::ScalerMonitor;
     use crate::GradScalerConfig;
 
     /// Every reading that a thread gets is one that was published, whole, and none is older than the one before.

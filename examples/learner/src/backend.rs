@@ -33,9 +33,9 @@ impl Backend {
             #[cfg(feature = "metal")]
             Self::Metal => Ok(Device::metal(Default::default())),
             #[cfg(feature = "cuda")]
-            Self::Cuda => Ok(Device::cuda(Default::default())),
+            Self::Cuda => Ok(Device::cuda(0)),
             #[cfg(feature = "rocm")]
-            Self::Rocm => Ok(Device::rocm(Default::default())),
+            Self::Rocm => Ok(Device::rocm(0)),
             #[allow(unreachable_patterns)]
             other => {
                 let name = format!("{other:?}").to_lowercase();

@@ -3,7 +3,7 @@
 use burn_amp::{Scaled, train::check_checkpoint};
 use std::path::Path;
 
-use crate::support::{Net, Run, optimizer_pack, pack, parameters, poison};
+use crate::support::{Net, Run, optimizer_pack, pack, parameters, poison, read_metric};
 
 /// Shuffled, with a poisoned sample.
 pub fn shuffled_run() -> Run {
@@ -64,5 +64,22 @@ fn a_resumed_run_is_the_uninterrupted_one_bit_for_bit() {
         let resumed = second.launch(parts.path()).model;
 
         assert_same((whole.path(), &uninterrupted), (parts.path(), &resumed), 4);
+        // Loading is not a step: the metrics go on as if they had never stopped. (Inside a window, the scale is read when
+        // Burn's thread gets there.)
+        for name in [
+            "Skipped Steps",
+            "Gradient Norm",
+            "Zero Gradients",
+            "Loss Scale",
+        ] {
+            for epoch in [3, 4] {
+                let [left, right] =
+                    [&whole, &parts].map(|folder| read_metric(folder.path(), epoch, name));
+                assert!(left.len() >= 2, "{left:?}");
+                if accumulation.is_none() || name != "Loss Scale" {
+                    assert_eq!(left, right, "{name} in epoch {epoch}");
+                }
+            }
+        }
     }
 }

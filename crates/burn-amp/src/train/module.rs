@@ -111,17 +111,15 @@ impl<M: Module> Module for Scaled<M> {
     /// Those of the model itself, and [`RecordError::Validation`] if the scaler's state is in the record and damaged
     /// or of a later release. The model is dropped, as by any failed load of Burn's.
     fn try_load_record(mut self, record: ModuleRecord) -> Result<Self, RecordError> {
-        let state = StateOnly::read(&record)?;
-        if state.is_none() {
-            log::warn!(
-                "the record is that of a model without loss scaling: the scaler starts fresh, at loss scale {}",
-                f64::from(self.scaler.schedule().restarted().scale())
-            );
-            self.inner = self.inner.try_load_record(record)?;
-        } else {
-            self = Plain(self).try_load_record(record)?.0;
+        if StateOnly::read(&record)?.is_some() {
+            return Ok(Plain(self).try_load_record(record)?.0);
         }
-        self.restore(state);
+        self.inner = self.inner.try_load_record(record)?;
+        self.restore(None);
+        log::warn!(
+            "the record is that of a model without loss scaling: the scaler starts fresh, at loss scale {}",
+            f64::from(self.scaler.loss_scale())
+        );
         Ok(self)
     }
 

@@ -11,7 +11,7 @@ fn learner(folder: &Path, arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_learner"))
         .arg("--folder")
         .arg(folder)
-        .args(["--no-tui", "--epochs", "30"])
+        .args(["--no-tui", "--epochs", "12"])
         .args(arguments)
         .output()
         .unwrap()
@@ -49,30 +49,31 @@ fn last_value(folder: &Path, split: &str, epoch: usize, name: &str) -> f64 {
     last.trim_end_matches(",final").parse().unwrap()
 }
 
+/// Twelve epochs are few, to be quick: chance is 10 %, the end of sixty 95 %.
 #[test]
 fn an_f16_run_learns_and_a_resumed_one_is_the_same() {
     let whole = tempfile::tempdir().unwrap();
     let stdout = run(whole.path(), &[]);
-    assert!(stdout.contains("570 steps"), "{stdout}");
-    let accuracy = last_value(whole.path(), "valid", 30, "Accuracy");
-    assert!(accuracy > 85.0, "{accuracy} %");
+    assert!(stdout.contains("228 steps"), "{stdout}");
+    let accuracy = last_value(whole.path(), "valid", 12, "Accuracy");
+    assert!(accuracy > 40.0, "{accuracy} %");
     for name in [
         "Loss_Scale",
         "Skipped_Steps",
         "Gradient_Norm",
         "Zero_Gradients",
     ] {
-        assert!(last_value(whole.path(), "train", 30, name).is_finite());
+        assert!(last_value(whole.path(), "train", 12, name).is_finite());
     }
-    assert!(last_value(whole.path(), "train", 30, "Loss_Scale") > 65536.0);
+    assert!(last_value(whole.path(), "train", 12, "Loss_Scale") > 65536.0);
 
-    // From the checkpoint of epoch 24, with what came after it gone.
+    // From the checkpoint of epoch 8, with what came after it gone.
     let parts = tempfile::tempdir().unwrap();
     run(parts.path(), &[]);
-    let model = |folder: &Path| folder.join("checkpoint/model-30.bpk");
+    let model = |folder: &Path| folder.join("checkpoint/model-12.bpk");
     fs::remove_file(model(parts.path())).unwrap();
-    let resumed = run(parts.path(), &["--resume", "24"]);
-    assert!(resumed.contains("570 steps"), "{resumed}");
+    let resumed = run(parts.path(), &["--resume", "8"]);
+    assert!(resumed.contains("228 steps"), "{resumed}");
     assert!(tensors(&model(whole.path())) == tensors(&model(parts.path())));
 }
 
@@ -81,9 +82,9 @@ fn other_precisions_run_without_a_scale() {
     for precision in ["f32", "bf16"] {
         let folder = tempfile::tempdir().unwrap();
         run(folder.path(), &["--precision", precision]);
-        assert_eq!(last_value(folder.path(), "train", 30, "Loss_Scale"), 1.0);
-        let accuracy = last_value(folder.path(), "valid", 30, "Accuracy");
-        assert!(accuracy > 85.0, "{precision}: {accuracy} %");
+        assert_eq!(last_value(folder.path(), "train", 12, "Loss_Scale"), 1.0);
+        let accuracy = last_value(folder.path(), "valid", 12, "Accuracy");
+        assert!(accuracy > 40.0, "{precision}: {accuracy} %");
     }
 }
 
@@ -98,7 +99,7 @@ fn what_cannot_be_done_is_said() {
     let missing = error(&["--resume", "3"]);
     assert!(missing.contains("model-3.bpk"), "{missing}");
     assert!(!missing.contains("panicked"), "{missing}");
-    assert!(error(&["--resume", "30"]).contains("--epochs"));
+    assert!(error(&["--resume", "12"]).contains("--epochs"));
     assert!(error(&["--precision", "f8"]).contains("possible values"));
     if !cfg!(feature = "rocm") {
         assert!(error(&["--backend", "rocm"]).contains("--features rocm"));

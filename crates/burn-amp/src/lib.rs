@@ -32,6 +32,7 @@
 //! - [`optim`]: [`ScaledOptimizer`], a drop-in for Burn's `ModuleOptimizer`, and its configuration.
 //! - [`ema`]: [`Ema`], averages of the weights.
 //! - [`precision`]: [`MixedPrecision`], half-precision compute for any model.
+//! - `train` (feature `train`): Burn's `Learner` with loss scaling, and its metrics.
 
 pub mod ema;
 mod error;
@@ -43,6 +44,8 @@ mod param_tensors;
 pub mod precision;
 mod record;
 pub mod scaler;
+#[cfg(feature = "train")]
+pub mod train;
 
 pub use burn_amp_kernels::{ExponentHistogram, UnsupportedDType};
 pub use ema::{Ema, EmaConfig};
@@ -64,5 +67,9 @@ pub use optim::{
 pub use precision::{CastFloat, CastParameter, MixedPrecision, in_f32, to_full, to_half};
 pub use scaler::{
     GradScaler, GradScalerConfig, GradScalerRecord, GradScalerState, LossFactor, ModuleOptim,
-    ScaleLoss, StepCounters,
+    ScaleLoss, ScalerMonitor, ScalerReading, StepCounters,
+};
+#[cfg(feature = "train")]
+pub use train::{
+    GradientNormMetric, LossScaleMetric, LossStep, Scaled, SkippedStepsMetric, ZeroGradientsMetric,
 };

@@ -11,7 +11,7 @@ use crate::{
         AccumulationConfig, AccumulationWindow, GradientClip, ScaledGradients, StepGradients,
         UnscaledGradients,
     },
-    scaler::{GradScaler, ModuleOptim, ScaleLoss},
+    scaler::{GradScaler, ModuleOptim, ScaleLoss, ScalerMonitor},
 };
 
 /// An optimizer with loss scaling: [`step`](Self::step) unscales the gradients, tests them, steps the inner
@@ -29,15 +29,18 @@ pub struct ScaledOptimizer<O> {
     optim: O,
     scaler: GradScaler,
     pub(super) options: StepOptions,
+    monitor: ScalerMonitor,
 }
 
 impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// Puts `scaler` before `optim`.
     pub fn new(optim: O, scaler: GradScaler) -> Self {
+        let monitor = ScalerMonitor::new(&scaler);
         Self {
             optim,
             scaler,
             options: StepOptions::default(),
+            monitor,
         }
     }
 
@@ -157,8 +160,11 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         module: M,
         grads: impl Into<StepGradients>,
     ) -> Result<M, AmpError> {
+        let steps = self.scaler.counters().steps();
         let (scaler, optim) = (&mut self.scaler, &mut self.optim);
-        (self.options).try_step(scaler, optim, lr.into(), module, grads.into())
+        let module = (self.options).try_step(scaler, optim, lr.into(), module, grads.into());
+        self.publish(steps);
+        module
     }
 
     /// Steps with the micro-batches of a window that is not full, at the end of an epoch; see [`GradScaler::flush`].
@@ -183,8 +189,19 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         lr: impl Into<ModuleLearningRate>,
         module: M,
     ) -> Result<M, AmpError> {
+        let steps = self.scaler.counters().steps();
         let (scaler, optim) = (&mut self.scaler, &mut self.optim);
-        self.options.try_flush(scaler, optim, lr.into(), module)
+        let module = self.options.try_flush(scaler, optim, lr.into(), module);
+        self.publish(steps);
+        module
+    }
+
+    /// Shows the monitor what has changed: a step, or the scale inside a window.
+    fn publish(&self, steps_before: u64) {
+        match self.scaler.counters().steps() == steps_before {
+            true => self.monitor.publish(&self.scaler),
+            false => self.monitor.publish_step(&self.scaler),
+        }
     }
 
     /// Throws away the micro-batches of a window that is not full. Does nothing without accumulation.
@@ -268,6 +285,15 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             Some(ema) => ema.finalize(module),
             None => module,
         }
+    }
+
+    /// A view of the scaler for metrics and other threads: what every step was like, as soon as it is done.
+    ///
+    /// Changes made by [`scaler_mut`](Self::scaler_mut) or by loading a record show with the next step, or the next
+    /// call of this. Clones of this optimizer share the monitor.
+    pub fn monitor(&self) -> ScalerMonitor {
+        self.monitor.publish(&self.scaler);
+        self.monitor.clone()
     }
 
     /// The inner optimizer.

@@ -1,0 +1,31 @@
+use super::averaged::{Averaged, averaged_metric};
+use crate::scaler::{ScalerMonitor, ScalerReading};
+
+/// The L2 norm of all unscaled gradients, for `SupervisedTraining::metric_train_numeric`.
+///
+/// An epoch's value is the mean over its steps. Skipped steps are left out, and so is everything with a disabled scaler,
+/// which measures nothing. Reads host values; never waits for the device. Reports the error of a run that fails; see
+/// [`ScalerMonitor::interrupter`].
+#[derive(Clone)]
+pub struct GradientNormMetric {
+    averaged: Averaged,
+}
+
+impl GradientNormMetric {
+    /// Follows the scaler of this monitor.
+    pub fn new(monitor: &ScalerMonitor) -> Self {
+        Self {
+            averaged: Averaged::new(monitor, "Gradient Norm", None),
+        }
+    }
+
+    fn value_of(reading: &ScalerReading) -> Option<f64> {
+        let applied = reading.outcome.is_some_and(|outcome| outcome.is_applied());
+        reading.gradient_norm.filter(|_| applied)
+    }
+}
+
+averaged_metric!(
+    GradientNormMetric,
+    "The L2 norm of the unscaled gradients of all parameters"
+);

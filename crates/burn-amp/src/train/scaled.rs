@@ -1,0 +1,225 @@
+use burn::{
+    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
+    module::{Module, ParamId},
+    optim::{GradientsParams, ModuleOptimizer, MultiGradientsParams},
+    tensor::DType,
+    train::{InferenceStep, TrainOutput, TrainStep},
+};
+
+use super::LossStep;
+use crate::{
+    gradients::{GradientClip, ScaledGradients},
+    scaler::{GradScaler, ModuleOptim, ScalerMonitor},
+};
+
+/// A model with its loss scaler: what a `Learner` trains.
+///
+/// Made by [`ScaledOptimizer::into_learner`](crate::ScaledOptimizer::into_learner). The scaler is owned **by value**: Burn clones
+/// the model at every step and keeps what `optimize` returns, so forks, workers and checkpoints each have a scaler
+/// of their own, which all follow the same gradients.
+///
+/// - [`TrainStep`]: scales the loss of [`LossStep`] and runs the backward pass. `optimize` and `optimize_multi`
+///   unscale and test the gradients, step or skip, and move the loss scale. Waits for the device once a step.
+/// - [`Module`]: the wrapped model's, with its paths and parameter ids, so that optimizer groups, learning rates and
+///   records fit with and without the wrapper. Behind them comes one more buffer of integers, `burn_amp.scaler`, with
+///   the scaler's state; a change that leaves it unreadable is undone.
+/// - [`InferenceStep`]: the wrapped model's. `valid()` and Burn's `Evaluator` see plain inference.
+///
+/// A record of it loads into a bare model (`record.allow_unused(true)`), and a record of a bare model loads into it: then
+/// the scaler starts fresh, which the log says. See [`try_load_record`](Module::try_load_record).
+///
+/// ```
+/// # use burn::{module::Module, nn::{Linear, LinearConfig}, tensor::Device};
+/// # use burn_amp::{GradScalerConfig, Scaled};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let device = Device::flex().autodiff();
+/// let model: Linear = LinearConfig::new(4, 2).init(&device);
+/// let record = Scaled::new(model, GradScalerConfig::new().init()?).into_record();
+///
+/// let bare: Linear = LinearConfig::new(4, 2).init(&device).try_load_record(record.allow_unused(true))?;
+/// # let _ = bare;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Scaled<M> {
+    pub(super) inner: M,
+    pub(super) scaler: GradScaler,
+    pub(super) state_id: ParamId,
+    pub(super) monitor: ScalerMonitor,
+    pub(super) clip: Option<GradientClip>,
+    /// Whether the optimizer combines half-precision parameters with f32 gradients.
+    pub(super) mixed: bool,
+    /// Once a step has failed: the steps since, which changed nothing.
+    ignored: Option<u32>,
+}
+
+/// Burn may ask for a few more steps before it notices a failure. Not for so many: then nobody has told it.
+const PATIENCE: u32 = 1000;
+
+impl<M> Scaled<M> {
+    /// Puts a scaler beside a model. For the `Learner` of a [`ScaledOptimizer`](crate::ScaledOptimizer), use its
+    /// [`into_learner`](crate::ScaledOptimizer::into_learner).
+    pub fn new(model: M, scaler: GradScaler) -> Self {
+        Self {
+            inner: model,
+            monitor: ScalerMonitor::new(&scaler),
+            scaler,
+            state_id: ParamId::new(),
+            clip: None,
+            mixed: false,
+            ignored: None,
+        }
+    }
+
+    /// The model.
+    pub fn inner(&self) -> &M {
+        &self.inner
+    }
+
+    /// The model without its scaler.
+    pub fn into_inner(self) -> M {
+        self.inner
+    }
+
+    /// The scaler: loss scale, counters, the last step's gradients.
+    pub fn scaler(&self) -> &GradScaler {
+        &self.scaler
+    }
+
+    /// A view of the scaler for metrics and other threads. Shared by all clones.
+    pub fn monitor(&self) -> ScalerMonitor {
+        self.monitor.clone()
+    }
+}
+
+impl<M: Module> Scaled<M> {
+    /// Steps or skips. A failure ends the run: this step and all that Burn may still ask for change nothing.
+    fn advance(
+        mut self,
+        optim: &mut ModuleOptimizer,
+        lr: ModuleLearningRate,
+        grads: ScaledGradients,
+    ) -> Self {
+        if let Some(ignored) = &mut self.ignored {
+            *ignored += 1;
+            if let (Some(error), true) = (self.monitor.error(), *ignored > PATIENCE) {
+                panic!("{error}");
+            }
+            return self;
+        }
+        let mut optim = LearnerOptim {
+            optim,
+            mixed: self.mixed,
+        };
+        let before = self.inner.clone();
+        let unscaled = self.scaler.try_unscale(grads, &self.inner);
+        let clipped = unscaled.map(|grads| match &self.clip {
+            Some(clip) => grads.clip(clip),
+            None => grads,
+        });
+        let stepped =
+            clipped.and_then(|grads| self.scaler.try_step(&mut optim, lr, self.inner, grads));
+        match stepped {
+            Ok(inner) => {
+                self.inner = inner;
+                self.scaler.update();
+            }
+            Err(error) => {
+                self.inner = before;
+                self.ignored = Some(0);
+                if let Err(error) = self.monitor.fail(error) {
+                    panic!("{error}");
+                }
+            }
+        }
+        self.monitor.publish_step(&self.scaler);
+        self
+    }
+}
+
+impl<M: LossStep + Module> TrainStep for Scaled<M> {
+    type Input = M::Input;
+    type Output = M::Output;
+
+    /// Computes the loss, scales it and runs the backward pass. Does not wait for the device.
+    ///
+    /// # Panics
+    ///
+    /// If the loss was not computed with autodiff, as [`Tensor::backward`](burn::tensor::Tensor::backward).
+    fn step(&self, batch: M::Input) -> TrainOutput<M::Output> {
+        let (loss, output) = self.inner.loss_step(batch);
+        let grads = self.scaler.scale(loss).backward();
+        TrainOutput::new(&self.inner, grads, output)
+    }
+
+    /// Unscales and tests the gradients, steps the optimizer or skips the step, and moves the loss scale.
+    ///
+    /// Gradients of several micro-batches may be summed before: the scale moves only here. A step that fails
+    /// ([`AmpError::LossScaleExhausted`](crate::AmpError::LossScaleExhausted)) returns the model as it was and ends
+    /// the run: through [`ScalerMonitor::interrupter`] if that is the run's, or else through one of this crate's metrics.
+    ///
+    /// # Panics
+    ///
+    /// If a step fails and there is neither, with the error's message. If there is one but the run goes on all the same,
+    /// 1000 steps later.
+    fn optimize(
+        self,
+        optim: &mut ModuleOptimizer,
+        lr_module: ModuleLearningRate,
+        grads: GradientsParams,
+    ) -> Self {
+        self.advance(optim, lr_module, grads.into())
+    }
+
+    /// As [`optimize`](Self::optimize), with gradients of several devices: summed in f32, then tested, so that
+    /// an overflow on one device skips the step for all.
+    fn optimize_multi(
+        self,
+        optim: &mut ModuleOptimizer,
+        lr_module: ModuleLearningRate,
+        grads: MultiGradientsParams,
+    ) -> Self {
+        let grads = ScaledGradients::from_multi(grads, &self.inner);
+        self.advance(optim, lr_module, grads)
+    }
+}
+
+impl<M: InferenceStep> InferenceStep for Scaled<M> {
+    type Input = M::Input;
+    type Output = M::Output;
+
+    fn step(&self, item: M::Input) -> M::Output {
+        self.inner.step(item)
+    }
+}
+
+impl<M: std::fmt::Display> std::fmt::Display for Scaled<M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let counters = self.scaler.counters();
+        write!(
+            f,
+            "{}\nLoss scale: {} after {} steps, {} of them skipped",
+            self.inner,
+            f64::from(self.scaler.loss_scale()),
+            counters.steps(),
+            counters.skipped()
+        )
+    }
+}
+
+/// Burn's optimizer, which may be one with master weights.
+struct LearnerOptim<'a> {
+    optim: &'a mut ModuleOptimizer,
+    mixed: bool,
+}
+
+impl ModuleOptim for LearnerOptim<'_> {
+    fn step<M: Module>(&mut self, lr: ModuleLearningRate, module: M, grads: GradientsParams) -> M {
+        self.optim.step(lr, module, grads)
+    }
+
+    fn accepts(&self, parameter: DType, gradient: DType) -> bool {
+        self.mixed || parameter == gradient
+    }
+}

@@ -1,0 +1,212 @@
+//! Runs that end early: by early stopping, on request, or because only skips are left.
+
+use burn::{
+    tensor::Device,
+    train::{
+        ExecutionStrategy, Interrupter, LearningResult, MetricEarlyStoppingStrategy,
+        MultiDeviceOptim, StoppingCondition,
+        metric::store::{Aggregate, Direction, Split},
+    },
+};
+use burn_amp::{AmpError, GradScalerConfig, LossScaleMetric, Scaled, train::check_checkpoint};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::Path,
+};
+
+use crate::support::{Net, Run, all_finite, parameters, poison};
+
+#[test]
+fn early_stopping_sees_the_metrics_of_a_scaled_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = Run {
+        epochs: 50,
+        ..Run::default()
+    };
+    let (learner, monitor) = run.learner();
+    // The loss scale grows, so the first epoch is the best one for good.
+    let strategy = MetricEarlyStoppingStrategy::new(
+        &LossScaleMetric::new(&monitor),
+        Aggregate::Mean,
+        Direction::Lowest,
+        Split::Train,
+        StoppingCondition::NoImprovementSince { n_epochs: 2 },
+    );
+    let result = run
+        .training(folder.path())
+        .metric_train_numeric(LossScaleMetric::new(&monitor))
+        .early_stopping(strategy)
+        .launch(learner);
+    assert!(result.error.is_none() && result.interrupted.is_none());
+    assert_eq!(result.model.scaler().counters().steps(), 3 * 6);
+}
+
+/// Stopped on request in the middle of an epoch: the model is that of the steps taken, and the checkpoint of the epoch before
+/// is whole.
+#[test]
+fn an_interrupted_run_returns_what_it_has() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = Run {
+        epochs: 3,
+        ..Run::default()
+    };
+    let (learner, monitor) = run.learner();
+    let interrupter = Interrupter::new();
+    let stop = {
+        let (interrupter, monitor) = (interrupter.clone(), monitor.clone());
+        std::thread::spawn(move || {
+            while monitor.last().steps < 8 {
+                std::thread::yield_now();
+            }
+            interrupter.stop(Some("enough"));
+        })
+    };
+    let result = run
+        .training(folder.path())
+        .with_interrupter(interrupter)
+        .launch(learner);
+    stop.join().unwrap();
+    assert_eq!(
+        result.interrupted.unwrap().reason.as_deref(),
+        Some("enough")
+    );
+    assert!(result.error.is_none());
+
+    let steps = result.model.scaler().counters().steps();
+    assert!((8..18).contains(&steps), "{steps} steps");
+    assert_eq!(monitor.last().steps, steps);
+    let stored = check_checkpoint(folder.path(), 1).unwrap().unwrap();
+    assert_eq!(stored.counters().steps(), 6);
+}
+
+/// Who is there to end the run.
+#[derive(Clone, Copy, Debug)]
+enum Listener {
+    Metric,
+    Interrupter,
+    Both,
+    /// A metric, and an interrupter that is not the run's.
+    MetricAndStranger,
+    /// Only an interrupter that is not the run's.
+    Stranger,
+    Nobody,
+}
+
+/// One good epoch, saved; in the second only overflows, of which three in a row are allowed.
+fn exhausted(
+    listener: Listener,
+    strategy: Option<ExecutionStrategy>,
+    folder: &Path,
+) -> (LearningResult<Scaled<Net>>, burn_amp::ScalerMonitor) {
+    let good = Run {
+        epochs: 1,
+        ..Run::default()
+    };
+    good.launch(folder);
+    let mut run = Run {
+        epochs: 400,
+        resume: Some(1),
+        config: GradScalerConfig::new().with_max_consecutive_skips(Some(3)),
+        ..Run::default()
+    };
+    (0..run.samples.len()).for_each(|index| poison(&mut run.samples, index));
+    let (learner, monitor) = run.learner();
+    let mut training = run.training(folder);
+    if matches!(
+        listener,
+        Listener::Metric | Listener::Both | Listener::MetricAndStranger
+    ) {
+        training = training.metric_train_numeric(LossScaleMetric::new(&monitor));
+    }
+    if matches!(listener, Listener::Interrupter | Listener::Both) {
+        training = training.with_interrupter(monitor.interrupter());
+    }
+    if matches!(listener, Listener::Stranger | Listener::MetricAndStranger) {
+        monitor.interrupter();
+    }
+    if let Some(strategy) = strategy {
+        training = training.with_training_strategy(strategy.into());
+    }
+    (training.launch(learner), monitor)
+}
+
+/// Through Burn's error path, with a message to read, the model as it was, and the checkpoint of the good epoch.
+#[test]
+fn an_exhausted_loss_scale_ends_the_run_as_burn_ends_runs() {
+    let multi = |optim| {
+        let devices = vec![Device::flex(), Device::flex()];
+        Some(ExecutionStrategy::multi(devices, optim))
+    };
+    for listener in [
+        Listener::Metric,
+        Listener::Interrupter,
+        Listener::Both,
+        Listener::MetricAndStranger,
+    ] {
+        for strategy in [
+            None,
+            multi(MultiDeviceOptim::OptimMainDevice),
+            multi(MultiDeviceOptim::OptimSharded),
+        ] {
+            let folder = tempfile::tempdir().unwrap();
+            let devices = strategy.is_some();
+            let (result, monitor) = exhausted(listener, strategy, folder.path());
+            let error = result.error.expect("an error").to_string();
+            assert!(
+                error.contains("loss scale exhausted"),
+                "{listener:?}: {error}"
+            );
+            assert!(error.contains("hidden.weight"), "{listener:?}: {error}");
+            assert!(result.interrupted.is_none());
+
+            let Some(AmpError::LossScaleExhausted { skips, .. }) = monitor.error() else {
+                panic!("{:?}", monitor.error());
+            };
+            assert_eq!(*skips, 4);
+            assert_eq!(monitor.check().unwrap_err(), *monitor.error().unwrap());
+            assert!(all_finite(result.model.inner()));
+            let good = check_checkpoint(folder.path(), 1).unwrap().unwrap();
+            assert_eq!(good.counters().steps(), 6);
+            // Nothing has changed after the failure, however late Burn noticed it.
+            let steps = result.model.scaler().counters().steps();
+            assert_eq!(steps, 6 + 4, "{listener:?}, several devices: {devices}");
+            if !matches!(listener, Listener::MetricAndStranger) {
+                let failed = if devices { 3 } else { 2 };
+                let saved = check_checkpoint(folder.path(), failed);
+                assert!(saved.is_err(), "a failed epoch is not saved");
+            }
+        }
+    }
+}
+
+/// Without anybody to tell, a panic with the message, in the thread that has launched the run.
+#[test]
+fn without_a_listener_the_message_is_that_of_a_panic() {
+    for listener in [Listener::Nobody, Listener::Stranger] {
+        let folder = tempfile::tempdir().unwrap();
+        let run = || exhausted(listener, None, folder.path());
+        let panic = catch_unwind(AssertUnwindSafe(run)).err().unwrap();
+        let message = panic.downcast_ref::<String>().unwrap();
+        assert!(message.starts_with("loss scale exhausted"), "{message}");
+        // The stranger's run went on for a thousand steps that changed nothing, and its old checkpoints were deleted.
+        let kept = check_checkpoint(folder.path(), 1).is_ok();
+        assert_eq!(kept, matches!(listener, Listener::Nobody));
+    }
+}
+
+/// A parameter that the optimizer cannot step is the program's fault, and ends the run in the same way.
+#[test]
+fn a_half_precision_parameter_ends_the_run_with_advice() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = Run::default();
+    let net = Net::with_half_parameters(&Device::flex().autodiff());
+    let before = parameters(&net);
+    let (learner, monitor) = run.learner_of(net);
+    let result = run
+        .training(folder.path())
+        .metric_train_numeric(LossScaleMetric::new(&monitor))
+        .launch(learner);
+    let error = result.error.unwrap().to_string();
+    assert!(error.contains("MasterWeights"), "{error}");
+    assert_eq!(parameters(result.model.inner()), before);
+}

@@ -1,0 +1,16 @@
+//! The real `SupervisedTraining` with loss scaling, on real files.
+
+mod accumulation;
+mod clipping;
+mod devices;
+mod ending;
+mod evaluator;
+mod golden;
+mod killed;
+mod learning;
+mod master;
+mod module;
+mod records;
+mod resume;
+mod skipping;
+mod support;

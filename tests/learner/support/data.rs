@@ -1,0 +1,82 @@
+//! Points around one of four corners; a poisoned one is too large for f16.
+
+use burn::{
+    data::{
+        dataloader::{DataLoader, DataLoaderBuilder, batcher::Batcher},
+        dataset::{Dataset, InMemDataset},
+    },
+    tensor::{Device, Int, Tensor, TensorData},
+};
+use std::sync::Arc;
+
+pub const FEATURES: usize = 8;
+pub const CLASSES: usize = 4;
+
+#[derive(Clone, Debug)]
+pub struct Sample {
+    pub features: [f32; FEATURES],
+    pub label: i64,
+}
+
+#[derive(Clone, Debug)]
+pub struct Batch {
+    pub features: Tensor<2>,
+    pub labels: Tensor<1, Int>,
+}
+
+/// The same samples in every run. Labels come in turn.
+pub fn samples(count: usize) -> Vec<Sample> {
+    let sample = |index: usize| {
+        let label = index % CLASSES;
+        let feature = |position: usize| {
+            let corner = if position % CLASSES == label {
+                1.0
+            } else {
+                -0.3
+            };
+            let noise = (12.9898 * (index * FEATURES + position + 1) as f32).sin();
+            corner + 0.3 * noise
+        };
+        Sample {
+            features: std::array::from_fn(feature),
+            label: label as i64,
+        }
+    };
+    (0..count).map(sample).collect()
+}
+
+/// Makes the gradients of every batch that holds this sample overflow.
+pub fn poison(samples: &mut [Sample], index: usize) {
+    samples[index].features = [1e30; FEATURES];
+}
+
+pub struct Batches;
+
+impl Batcher<Sample, Batch> for Batches {
+    fn batch(&self, samples: Vec<Sample>, device: &Device) -> Batch {
+        let count = samples.len();
+        let labels: Vec<i64> = samples.iter().map(|sample| sample.label).collect();
+        let features: Vec<f32> = samples.iter().flat_map(|sample| sample.features).collect();
+        Batch {
+            features: Tensor::from_data(TensorData::new(features, [count, FEATURES]), device),
+            labels: Tensor::from_data(TensorData::new(labels, [count]), device),
+        }
+    }
+}
+
+/// Batches of 8, in the order of the samples, or shuffled.
+pub fn loader(samples: Vec<Sample>, seed: Option<u64>) -> Arc<dyn DataLoader<Batch>> {
+    loader_of(InMemDataset::new(samples), seed)
+}
+
+pub fn loader_of<D: Dataset<Sample> + 'static>(
+    samples: D,
+    seed: Option<u64>,
+) -> Arc<dyn DataLoader<Batch>> {
+    let builder = DataLoaderBuilder::new(Batches).batch_size(8);
+    let builder = match seed {
+        Some(seed) => builder.shuffle(seed),
+        None => builder,
+    };
+    builder.build(samples)
+}

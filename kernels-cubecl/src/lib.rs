@@ -31,7 +31,9 @@ mod run;
 mod status;
 
 pub use backends::fallback;
-pub use blend::{BlendOps, blend};
+#[cfg(feature = "flex")]
+pub use blend::BlendOps;
+pub use blend::blend;
 pub use list::TensorList;
 pub use ops::{AmpOps, TensorVec, UnscaledVec};
 pub use run::{inspect, unscale};

@@ -1,17 +1,13 @@
-use burn::{
-    backend::{Backend, backend_extension, tensor::FloatTensor},
-    tensor::{FloatDType, Tensor},
-};
+use burn::tensor::{FloatDType, Tensor};
 #[cfg(feature = "flex")]
 use burn::{
-    backend::{Dispatch, DispatchTensorKind},
+    backend::{Backend, Dispatch, DispatchTensorKind, backend_extension, tensor::FloatTensor},
     tensor::DType,
 };
 
-/// The weighted sum of two tensors, as a backend sees it. Use [`blend`].
-///
-/// On other backends than Flex it is composed of Burn's operations, which fusion makes one kernel of.
-#[backend_extension(Flex: cfg(feature = "flex"))]
+/// The weighted sum of two tensors, as Flex sees it. Use [`blend`].
+#[cfg(feature = "flex")]
+#[backend_extension(Flex)]
 pub trait BlendOps: Backend {
     /// `keep * target + add * source`; `target` is f32 or f64, `source` of the same shape.
     fn amp_blend(
@@ -27,6 +23,8 @@ pub trait BlendOps: Backend {
 /// `target` is f32 or f64; `source` has the same shape and device and any float dtype, and is widened on the way. A
 /// target that nobody else holds is overwritten in place. The weights are rounded to the target's dtype. Does not wait
 /// for the device.
+///
+/// On other backends than Flex it is composed of Burn's operations, which are one kernel under fusion.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor, TensorData};

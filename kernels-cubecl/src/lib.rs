@@ -34,7 +34,9 @@ mod run;
 mod status;
 
 pub use backends::fallback;
-pub use blend::{BlendOps, blend};
+#[cfg(feature = "flex")]
+pub use blend::BlendOps;
+pub use blend::blend;
 pub use error::UnsupportedDType;
 pub use histogram::{ExponentHistogram, Histogram};
 pub use list::TensorList;

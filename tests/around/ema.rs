@@ -1,6 +1,7 @@
 //! Averages of the weights.
 
 use burn::{
+    backend::{BackendTensor, DispatchTensorKind},
     module::{Module, Param, ParamId},
     nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig},
     optim::{AdamConfig, GradientsParams, SgdConfig},
@@ -274,6 +275,30 @@ fn master_weights_follow_an_overwritten_parameter() {
         let grads = model.gradients([1.0; 6], [1.0; 4], 16.0);
         model = optim.step(1.0, model, grads);
         assert_eq!(model.values(), [expected; 10]);
+    }
+}
+
+fn address<const D: usize>(tensor: Option<Tensor<D>>) -> *const u8 {
+    match tensor.unwrap().into_dispatch().kind {
+        DispatchTensorKind::Flex(BackendTensor::Float(tensor)) => tensor.bytes().as_ptr(),
+        _ => panic!("not a float tensor on Flex"),
+    }
+}
+
+#[test]
+fn one_buffer_for_each_parameter_is_updated_in_place() {
+    for dtype in [DType::F16, DType::F32] {
+        let mut ema = ema(0.5);
+        // The first average shares the memory of an f32 parameter, which a training loop gives up then; this does not.
+        let first = ema.update(filled(0.0, dtype));
+        let mut places = Vec::new();
+        for step in 1..5 {
+            let model = ema.update(filled(step as f32, dtype));
+            places.push(address(ema.get(&model.weight)));
+        }
+        places.dedup();
+        assert_eq!(places.len(), 1, "{dtype:?}");
+        assert_eq!(first.values(), [0.0; 10]);
     }
 }
 

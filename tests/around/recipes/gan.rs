@@ -8,7 +8,7 @@ use burn::{
 };
 use burn_amp::{GradScaler, GradScalerConfig, MixedPrecision, StepOutcome};
 
-use crate::support::parameters;
+use crate::support::{filled, parameters};
 
 struct Gan {
     generator: Linear,
@@ -30,7 +30,7 @@ impl Gan {
         let device = Device::flex().autodiff();
         let f16 = MixedPrecision::f16();
         let linear = |outputs| {
-            let layer = LinearConfig::new(2, outputs).init(&device);
+            let layer: Linear = filled(LinearConfig::new(2, outputs).init(&device), outputs);
             layer.apply_reparameterization(f16.clone())
         };
         let scaler = GradScalerConfig::new()
@@ -150,10 +150,14 @@ fn simultaneous_updates() {
 #[test]
 fn the_generator_finds_the_data() {
     let mut gan = Gan::new();
+    let mean = |gan: &Gan| gan.fake(5).mean().into_scalar::<f32>();
+    let start = mean(&gan);
+    let mut closest = f32::INFINITY;
     for seed in 0..200 {
         gan.alternate(seed, 1.0);
+        closest = closest.min((mean(&gan) - 3.0).abs());
     }
-    // Real values are 3 and something; at first they are none.
-    let mean = gan.fake(5).mean().into_scalar::<f32>();
-    assert!((mean - 3.0).abs() < 1.5, "{mean}");
+    // The real mean is about 3. A linear critic makes the generator circle around it.
+    assert!((start - 3.0).abs() > 2.0, "{start}");
+    assert!(closest < 0.2, "{closest}");
 }

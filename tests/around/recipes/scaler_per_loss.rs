@@ -8,7 +8,7 @@ use burn::{
 };
 use burn_amp::{GradScaler, GradScalerConfig, MixedPrecision, ModuleOptim, StepOutcome};
 
-use crate::support::{parameters, values};
+use crate::support::{filled, parameters, values};
 
 struct Setup {
     model: Linear,
@@ -19,7 +19,7 @@ struct Setup {
 impl Setup {
     fn new() -> Self {
         let device = Device::flex().autodiff();
-        let layer = LinearConfig::new(4, 4).with_bias(false).init(&device);
+        let layer: Linear = filled(LinearConfig::new(4, 4).with_bias(false).init(&device), 0);
         let scaler = |scale: f64| {
             let config = GradScalerConfig::new().with_growth_interval(3);
             config.with_init_scale(scale).init().unwrap()

@@ -1,7 +1,7 @@
 //! A training run in f16 with overflows, an accumulation window, clipping and averages.
 
 use burn::{
-    module::{Module, ModuleMapper, Param, ParamId},
+    module::Module,
     nn::{Linear, LinearConfig},
     tensor::{Device, FloatDType, Tensor, TensorData, activation::tanh},
 };
@@ -14,6 +14,7 @@ use std::{collections::BTreeMap, path::Path};
 use super::{
     Pack,
     bits::{Values, pack, parameters},
+    filled, wave,
 };
 
 /// Micro-batches whose loss is infinite, beside those at which the growing scale overflows by itself.
@@ -32,26 +33,8 @@ impl Net {
             hidden: LinearConfig::new(6, 8).init(&device),
             head: LinearConfig::new(8, 2).init(&device),
         };
-        net.map(&mut Fill(0))
+        filled(net, 0)
     }
-}
-
-struct Fill(usize);
-
-impl ModuleMapper for Fill {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let (shape, device) = (param.shape(), param.device());
-        self.0 += 1000;
-        let data = TensorData::new(wave(self.0, shape.num_elements()), shape);
-        let value = Tensor::from_data(data, &device).require_grad();
-        // The same ids in every run: records are compared.
-        Param::initialized(ParamId::from(self.0 as u64), value)
-    }
-}
-
-fn wave(from: usize, count: usize) -> Vec<f32> {
-    let value = |index: usize| (12.9898 * (index as f32 + 1.0)).sin() * 0.7;
-    (from..from + count).map(value).collect()
 }
 
 /// A model, its optimizer and the number of micro-batches done.

@@ -145,7 +145,7 @@ pub fn all(width: usize) -> Vec<Case> {
         case(width, ("EMA", "4", "12"), ema).against("EMA, by hand"),
         case(width, ("EMA, by hand", "4", "28"), |optim| optim)
             .by_hand(ByHand::Average(Averages::default())),
-        case(width, ("all", "8", "32"), |optim| {
+        case(width, ("all", "8", "12 to 32"), |optim| {
             ema(window(OverflowRule::SkipWindow)(clip(global(MAX_NORM))(
                 optim,
             )))

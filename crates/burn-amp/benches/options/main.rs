@@ -5,8 +5,8 @@
 //! cargo bench -p burn-amp --bench options -- --quick
 //! ```
 //!
-//! All cases take turns in one run, each with a model and an optimizer of its own; times are medians. Rows "by hand" are the
-//! same thing made of Burn's parts.
+//! All cases take turns in one run, each with a model and an optimizer of its own. Times and ratios are medians over the rounds. Rows
+//! "by hand" are the same thing made of Burn's parts.
 
 mod case;
 mod model;
@@ -17,7 +17,7 @@ use case::{Case, WINDOW, all};
 
 fn main() {
     let quick = std::env::args().any(|argument| argument == "--quick");
-    let (width, rounds) = if quick { (512, 15) } else { (1024, 41) };
+    let (width, rounds) = if quick { (512, 40) } else { (1024, 40) };
     let mut cases = all(width);
     let mut times = vec![Times::default(); cases.len()];
     for round in 0..rounds {
@@ -53,6 +53,12 @@ fn median(times: &[f64]) -> f64 {
     times[times.len() / 2]
 }
 
+/// The median of the ratios of each round, so that a machine that is slower for a while is so for both.
+fn ratio(times: &[f64], others: &[f64]) -> f64 {
+    let ratios = times.iter().zip(others).map(|(time, other)| time / other);
+    median(&ratios.collect::<Vec<f64>>())
+}
+
 fn print(cases: &[Case], times: &[Times]) {
     println!(
         "{} f32 parameters, Adam, Flex; batches of {}; {WINDOW} micro-batches to a window; milliseconds for each micro-batch\n",
@@ -63,24 +69,21 @@ fn print(cases: &[Case], times: &[Times]) {
         "| Option | bytes held | bytes moved | training step | / plain | step alone | / plain | / by hand |"
     );
     println!("|---|--:|--:|--:|--:|--:|--:|--:|");
-    let (wholes, steps): (Vec<f64>, Vec<f64>) = times
-        .iter()
-        .map(|times| (median(&times.whole), median(&times.step)))
-        .unzip();
-    for (index, case) in cases.iter().enumerate() {
+    let plain = &times[0];
+    for (case, own) in cases.iter().zip(times) {
         let peer = cases.iter().position(|other| Some(other.name) == case.peer);
         let peer = peer.map_or(String::new(), |peer| {
-            format!("{:.2}", steps[index] / steps[peer])
+            format!("{:.2}", ratio(&own.step, &times[peer].step))
         });
         println!(
             "| {} | {} | {} | {:.2} | {:.2} | {:.2} | {:.2} | {peer} |",
             case.name,
             case.held,
             case.moved,
-            wholes[index],
-            wholes[index] / wholes[0],
-            steps[index],
-            steps[index] / steps[0],
+            median(&own.whole),
+            ratio(&own.whole, &plain.whole),
+            median(&own.step),
+            ratio(&own.step, &plain.step),
         );
     }
     println!(

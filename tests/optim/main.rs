@@ -6,4 +6,5 @@ mod hand_over;
 mod several_devices;
 mod skipped_step;
 mod support;
+mod unsupported;
 mod wrapped;

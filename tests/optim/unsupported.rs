@@ -1,0 +1,59 @@
+//! A dtype that the device lacks, on the device that the features choose: WGSL has no bf16.
+
+use burn::{
+    module::{Module, Param, ParamId},
+    optim::{AdamConfig, GradientsParams},
+    tensor::{DType, Device, FloatDType, Tensor, TensorData},
+};
+use burn_amp::{AmpError, GradScalerConfig, MixedPrecision, ScaledOptimizer, try_inspect};
+use half::bf16;
+
+#[derive(Module, Debug)]
+struct One {
+    weight: Param<Tensor<1>>,
+}
+
+#[test]
+fn an_error_that_names_device_and_dtypes_or_none() {
+    let device = Device::default();
+    for dtype in [FloatDType::F16, FloatDType::BF16, FloatDType::F32] {
+        let checked = MixedPrecision::new(dtype).check_device(&device);
+        match device.supports_dtype(DType::from(dtype)) {
+            true => assert_eq!(checked, Ok(())),
+            false => {
+                let message = checked.unwrap_err().to_string();
+                assert!(message.contains(&format!("has no {:?}", DType::from(dtype))));
+                assert!(message.contains("F32"), "{message}");
+            }
+        }
+    }
+}
+
+#[test]
+fn gradients_of_a_dtype_that_is_there_or_not() {
+    let device = Device::default();
+    let weight = Tensor::<1>::ones([4], &device);
+    let module = One {
+        weight: Param::initialized(ParamId::new(), weight),
+    };
+    let gradients = || {
+        let data = TensorData::new(vec![bf16::ONE; 4], [4]);
+        let mut grads = GradientsParams::new();
+        let grad = Tensor::<1>::from_data(data, (&device, DType::BF16));
+        grads.register(module.weight.id, grad);
+        grads
+    };
+    let scaler = GradScalerConfig::new().init().unwrap();
+    let mut optim = ScaledOptimizer::new(AdamConfig::new().init(), scaler);
+    let before = optim.scaler().to_record();
+    let looked = try_inspect(&gradients(), &module);
+    let stepped = optim.try_step(0.1, module.clone(), gradients());
+    if device.supports_dtype(DType::BF16) {
+        assert_eq!(looked.unwrap().max_abs(), 1.0);
+        assert!(stepped.is_ok());
+        return;
+    }
+    assert!(matches!(looked, Err(AmpError::UnsupportedDType(_))));
+    assert!(matches!(stepped, Err(AmpError::UnsupportedDType(_))));
+    assert_eq!(optim.scaler().to_record(), before);
+}

@@ -80,7 +80,10 @@ impl Status {
 /// Words as kernels write them: the bits of u32 in the device's integers.
 pub(crate) fn read_words(words: Tensor<1, Int>) -> Vec<u32> {
     let data = words.into_data();
-    data.iter::<i32>().map(|word| word as u32).collect()
+    match data.as_slice::<i32>() {
+        Ok(words) => words.iter().map(|word| *word as u32).collect(),
+        Err(_) => data.iter::<i32>().map(|word| word as u32).collect(),
+    }
 }
 
 /// The numbers of one tensor before they are packed into words.

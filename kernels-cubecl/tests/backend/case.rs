@@ -91,7 +91,14 @@ fn read(list: &TensorList, index: usize, rank: usize) -> TensorData {
     macro_rules! rank {
         ($($rank:literal)*) => {
             match rank {
-                $($rank => list.get::<$rank>(index).to_data(),)*
+                $($rank => {
+                    let tensor = list.get::<$rank>(index);
+                    match tensor.shape().num_elements() {
+                        // Burn 0.22.1's CPU runtime cannot read a transposed tensor that is empty.
+                        0 => tensor.zeros_like().into_data(),
+                        _ => tensor.to_data(),
+                    }
+                })*
                 rank => unreachable!("rank {rank}"),
             }
         };

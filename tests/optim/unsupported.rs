@@ -32,7 +32,7 @@ fn an_error_that_names_device_and_dtypes_or_none() {
 #[test]
 fn gradients_of_a_dtype_that_is_there_or_not() {
     let device = Device::default();
-    let weight = Tensor::<1>::ones([4], &device);
+    let weight = Tensor::<1>::ones([4], &device.clone().autodiff());
     let module = One {
         weight: Param::initialized(ParamId::new(), weight),
     };

@@ -8,6 +8,7 @@ mod recipe;
 use burn::{
     config::Config,
     module::{Module, ParamId},
+    optim::ModuleOptimizer,
     tensor::{DType, Tensor},
 };
 use burn_amp::{
@@ -46,6 +47,8 @@ fn write_golden() {
     let folder = root().join(env!("CARGO_PKG_VERSION"));
     if !folder.exists() {
         recipe::write(&folder);
+    } else if !folder.join("around.optimizer.bpk").exists() {
+        recipe::write_around(&folder.join("around"));
     }
 }
 
@@ -201,6 +204,45 @@ fn groups() {
         assert_eq!(bias, [0x3fa6d0f0]);
     }
 }
+
+/// An open window and averages: what is in the file, and where the run goes from it.
+#[test]
+fn around() {
+    for folder in versions() {
+        let stem = folder.join("around");
+        let mut optim = recipe::around();
+        optim.load(stem.with_extension("optimizer.bpk")).unwrap();
+        let small = Small::new(DType::F32).load_file(stem.with_extension("model.bpk"));
+        assert_eq!(optim.window().unwrap().len(), 2);
+        assert_eq!(optim.ema().unwrap().updates(), 1);
+        assert_eq!(optim.scaler().counters().steps(), 2);
+        assert_eq!(optim.scaler().counters().skipped(), 1);
+
+        let rest = recipe::NEXT_MICRO_BATCH..recipe::LAST_MICRO_BATCH + 1;
+        let small = small.train(&mut optim, rest, &[]);
+        assert!(optim.window().unwrap().is_empty());
+        assert_eq!(optim.ema().unwrap().updates(), 2);
+        assert_around(&small, &optim);
+    }
+    // And without a stop.
+    let mut optim = recipe::around();
+    let all = 0..recipe::LAST_MICRO_BATCH + 1;
+    let small = Small::new(DType::F32).train(&mut optim, all, &[5]);
+    assert_around(&small, &optim);
+}
+
+fn assert_around(small: &Small, optim: &ScaledOptimizer<ModuleOptimizer>) {
+    let mean = optim.ema().unwrap().module(small);
+    let found = [small, &mean].map(|small| (bits(small.weight.val()), bits(small.bias.val())));
+    let expected = AROUND.map(|(weight, bias)| (weight.to_vec(), vec![bias]));
+    assert_eq!(found, expected);
+}
+
+/// Parameters and averages after the third window.
+const AROUND: [([u32; 3], u32); 2] = [
+    ([0x3e999a89, 0xbf4ccdcc, 0x3d4cd44a], 0x3fe666af),
+    ([0x3ec00091, 0xbf60009d, 0x3e000123], 0x3ff0002c),
+];
 
 /// The models beside them, as plain Burn reads them.
 #[test]

@@ -7,8 +7,8 @@ use burn::{
     tensor::DType,
 };
 use burn_amp::{
-    DynamicSettings, GradScalerConfig, GradientDType, HysteresisRefill, LossScale, MasterOptimizer,
-    MasterWeights, RecordOptim, ScaledOptimizer,
+    DynamicSettings, EmaConfig, GradScalerConfig, GradientClip, GradientDType, HysteresisRefill,
+    LossScale, MasterOptimizer, MasterWeights, RecordOptim, ScaledOptimizer,
 };
 use serde::Serialize;
 use std::{fs, path::Path};
@@ -75,6 +75,27 @@ pub fn groups() -> ScaledOptimizer<ModuleOptimizer> {
     scaled(optim.with_group(bias, momentum.build(), None))
 }
 
+/// Adam with everything around a step: windows of four micro-batches, clipping, averages.
+pub fn around() -> ScaledOptimizer<ModuleOptimizer> {
+    let optim = adam().with_accumulation(4).unwrap();
+    let clip = GradientClip::by_global_norm(0.5).unwrap();
+    let ema = EmaConfig::new().with_momentum(0.75);
+    optim.with_clipping(clip).with_ema(ema).unwrap()
+}
+
+/// The micro-batch after those that went into the file: two windows are done, the third has two of its four.
+pub const NEXT_MICRO_BATCH: usize = 10;
+/// With it the third window ends.
+pub const LAST_MICRO_BATCH: usize = 11;
+
+/// The files of what stands around a step.
+pub fn write_around(stem: &Path) {
+    let mut optim = around();
+    let small = Small::new(DType::F32).train(&mut optim, 0..NEXT_MICRO_BATCH, &[5]);
+    optim.save(stem.with_extension("optimizer.bpk")).unwrap();
+    small.save_file(stem.with_extension("model.bpk")).unwrap();
+}
+
 /// Writes all files into a folder.
 pub fn write(folder: &Path) {
     fs::create_dir_all(folder).unwrap();
@@ -92,6 +113,7 @@ pub fn write(folder: &Path) {
 
     train(&mut masters(), DType::F16, &folder.join("masters"));
     train(&mut groups(), DType::F32, &folder.join("groups"));
+    write_around(&folder.join("around"));
 }
 
 /// Trains and writes `{stem}.optimizer.bpk` and `{stem}.model.bpk`.

@@ -94,8 +94,8 @@ fn read(list: &TensorList, index: usize, rank: usize) -> TensorData {
                 $($rank => {
                     let tensor = list.get::<$rank>(index);
                     match tensor.shape().num_elements() {
-                        // Burn 0.22.1's CPU runtime cannot read a transposed tensor that is empty.
-                        0 => tensor.zeros_like().into_data(),
+                        // Burn 0.22.1's CPU runtime cannot read every tensor that is empty.
+                        0 => TensorData::from_bytes_vec(Vec::new(), tensor.shape(), tensor.dtype()),
                         _ => tensor.to_data(),
                     }
                 })*

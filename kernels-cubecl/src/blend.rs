@@ -1,22 +1,9 @@
-use burn::tensor::{FloatDType, Tensor};
-#[cfg(feature = "flex")]
 use burn::{
-    backend::{Backend, Dispatch, DispatchTensorKind, backend_extension, tensor::FloatTensor},
-    tensor::DType,
+    backend::{Dispatch, DispatchTensor, DispatchTensorKind},
+    tensor::{DType, FloatDType, Tensor},
 };
 
-/// The weighted sum of two tensors, as Flex sees it. Use [`blend`].
-#[cfg(feature = "flex")]
-#[backend_extension(Flex)]
-pub trait BlendOps: Backend {
-    /// `keep * target + add * source`; `target` is f32 or f64, `source` of the same shape.
-    fn amp_blend(
-        target: FloatTensor<Self>,
-        source: FloatTensor<Self>,
-        keep: f64,
-        add: f64,
-    ) -> FloatTensor<Self>;
-}
+use crate::ops::AmpOps;
 
 /// `keep * target + add * source`, element by element, in one pass: a running sum (`keep` 1), a moving average.
 ///
@@ -24,7 +11,8 @@ pub trait BlendOps: Backend {
 /// target that nobody else holds is overwritten in place. The weights are rounded to the target's dtype. Does not wait
 /// for the device.
 ///
-/// On other backends than Flex it is composed of Burn's operations, which are one kernel under fusion.
+/// One kernel on Flex and on CubeCL devices; with `fusion` a part of the kernel that Burn makes of the operations
+/// around it. Composed of Burn's operations elsewhere, for f64 on CubeCL devices, and for targets of other dtypes.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor, TensorData};
@@ -51,16 +39,30 @@ pub fn blend<const D: usize>(
         "only tensors of one shape can be blended"
     );
     let (target, source) = (target.inner(), source.inner());
-    #[cfg(feature = "flex")]
-    if matches!(target.dtype(), DType::F32 | DType::F64) {
-        let target = target.into_dispatch();
-        if matches!(target.kind, DispatchTensorKind::Flex(_)) {
-            let sum = Dispatch::amp_blend(target, source.into_dispatch(), keep, add);
-            return Tensor::from_dispatch(sum);
-        }
-        return composed(Tensor::from_dispatch(target), source, keep, add);
+    let dtypes = (target.dtype(), source.dtype());
+    let empty = target.shape().num_elements() == 0;
+    let target = target.into_dispatch();
+    if !empty && has_kernel(&target, dtypes) {
+        let sum = Dispatch::amp_blend(target, source.into_dispatch(), keep, add);
+        return Tensor::from_dispatch(sum);
     }
-    composed(target, source, keep, add)
+    composed(Tensor::from_dispatch(target), source, keep, add)
+}
+
+#[cfg_attr(
+    not(any(feature = "flex", feature = "cubecl")),
+    allow(unused_variables)
+)]
+fn has_kernel(target: &DispatchTensor, dtypes: (DType, DType)) -> bool {
+    #[allow(unreachable_patterns)]
+    // which backends there are beside these depends on Burn's features
+    match &target.kind {
+        #[cfg(feature = "flex")]
+        DispatchTensorKind::Flex(_) => matches!(dtypes.0, DType::F32 | DType::F64),
+        #[cfg(feature = "cubecl")]
+        DispatchTensorKind::Cube(_) => dtypes.0 == DType::F32 && dtypes.1 != DType::F64,
+        _ => false,
+    }
 }
 
 fn composed<const D: usize>(

@@ -34,8 +34,6 @@ mod run;
 mod status;
 
 pub use backends::fallback;
-#[cfg(feature = "flex")]
-pub use blend::BlendOps;
 pub use blend::blend;
 pub use error::UnsupportedDType;
 pub use histogram::{ExponentHistogram, Histogram};

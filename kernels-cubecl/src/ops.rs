@@ -21,6 +21,14 @@ pub trait AmpOps: Backend {
 
     /// Counts the values of all tensors by binary exponent.
     fn amp_histogram(#[extension_type] tensors: TensorVec<Self>) -> IntTensor<Self>;
+
+    /// `keep * target + add * source`, of two tensors of one shape.
+    fn amp_blend(
+        target: FloatTensor<Self>,
+        source: FloatTensor<Self>,
+        keep: f64,
+        add: f64,
+    ) -> FloatTensor<Self>;
 }
 
 /// A list of float tensors, as a backend sees it.

@@ -1,6 +1,6 @@
 use burn::{
     backend::{Backend, DTypeUsage, Dispatch, DispatchTensor, DispatchTensorKind, TensorMetadata},
-    tensor::{DType, Device, Tensor},
+    tensor::{DType, Device, FloatDType, Tensor},
 };
 
 use crate::{
@@ -15,19 +15,25 @@ use crate::{
 /// Multiplies every tensor by `inverse` and measures the products, in one pass.
 ///
 /// Products are in f32 for f16, bf16 and f32 tensors, and in f64 for f64 ones; f32 and f64 tensors that nobody
-/// else holds are overwritten in place. `inverse` has shape `[1]`, is f32, and lives on the tensors' device.
+/// else holds are overwritten in place. `inverse` has shape `[1]`, is rounded to f32, and lives on the tensors' device.
 /// Does not wait for the device, except for f64 tensors of CubeCL devices: their kernels have no f64, and the host
 /// does the work.
 ///
 /// # Errors
 ///
 /// [`UnsupportedDType`] if the device cannot read a tensor's dtype.
+///
+/// # Panics
+///
+/// If `inverse` is not one value.
 pub fn unscale(
     list: TensorList,
     inverse: Tensor<1>,
 ) -> Result<(TensorList, Status), UnsupportedDType> {
     check(&list)?;
-    let inverse = inverse.inner();
+    let count = inverse.dims()[0];
+    assert_eq!(count, 1, "`inverse` is one value, not {count}");
+    let inverse = inverse.inner().cast(FloatDType::F32);
     let split = Split::new(list);
     let mut products = Vec::new();
     let mut words = None;

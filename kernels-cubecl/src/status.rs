@@ -12,6 +12,9 @@ use crate::{backends::fallback::Composed, run::Way};
 /// Vector", 1978), and as f64 bits in two words.
 pub(crate) const WORDS: usize = 16;
 
+/// In the upper half of the largest magnitude: says that the floats are f32. No f64 has it that is written here.
+pub(crate) const NARROW: u32 = u32::MAX;
+
 /// What was found in one tensor. Host values.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TensorStatus {
@@ -156,7 +159,7 @@ impl Row {
 fn decode(words: &[u32], elements: u64) -> TensorStatus {
     let value = |index: usize| u64::from(words[2 * index]) | u64::from(words[2 * index + 1]) << 32;
     // CubeCL kernels have no f64 and mark their f32 bits: see `kernel::finish`.
-    let narrow = words[9] == u32::MAX;
+    let narrow = words[9] == NARROW;
     let float = |index: usize| match narrow {
         true => f64::from(f32::from_bits(words[2 * index])),
         false => f64::from_bits(value(index)),
@@ -182,8 +185,13 @@ fn decode(words: &[u32], elements: u64) -> TensorStatus {
     }
 }
 
-/// The norm from sums in f32, whose ranges and scales are those of `kernel::observe`.
+/// Kernels without f64 square magnitudes above 2^47 at this power of two of their size: no square exceeds 2^94, and no
+/// sum of up to 2^32 of them f32.
+pub(crate) const NARROW_BIG: i32 = -81;
+/// And those below 2^-63 at this one: the smallest square is 2^-148, the last that f32 has.
+pub(crate) const NARROW_SMALL: i32 = 75;
+
 fn narrow_norm(small: f64, medium: f64, big: f64) -> f64 {
-    let (small_scale, big_scale) = (2f64.powi(75), 2f64.powi(-76));
-    (small / small_scale.powi(2) + medium + big / big_scale.powi(2)).sqrt()
+    let at = |sum: f64, power: i32| sum / 2f64.powi(2 * power);
+    (at(small, NARROW_SMALL) + medium + at(big, NARROW_BIG)).sqrt()
 }

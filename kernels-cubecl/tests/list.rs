@@ -3,7 +3,7 @@
 
 use burn::{
     backend::{BackendTensor, DispatchTensorKind},
-    tensor::{DType, Device, Tensor},
+    tensor::{DType, Device, FloatDType, Tensor},
 };
 use burn_amp_kernels::{TensorList, inspect, unscale};
 
@@ -123,4 +123,32 @@ fn popped_tensors_are_the_only_handle() {
     let product: Tensor<1> = products.pop().unwrap();
     let before = address(&product);
     assert_eq!(address(&product.mul_scalar(2.0)), before);
+}
+
+#[test]
+fn the_order_of_dimensions_keeps_nothing_from_being_overwritten() {
+    let plane = tensor(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]).reshape([2, 3]);
+    let before = address(&plane);
+    let mut list = TensorList::new();
+    list.push(plane.transpose());
+    let product = unscaled(list).get::<2>(0);
+    assert_eq!(address(&product), before);
+    assert_eq!(values(product), [0.5, 2.0, 1.0, 2.5, 1.5, 3.0]);
+}
+
+#[test]
+fn the_inverse_may_be_of_any_float_dtype() {
+    let half = tensor(&[0.5]).cast(FloatDType::F16);
+    let mut list = TensorList::new();
+    list.push(tensor(&[3.0]));
+    let (products, _) = unscale(list, half).unwrap();
+    assert_eq!(values(products.get::<1>(0)), [1.5]);
+}
+
+#[test]
+#[should_panic(expected = "`inverse` is one value, not 2")]
+fn an_inverse_of_two_values_is_refused() {
+    let mut list = TensorList::new();
+    list.push(tensor(&[3.0]));
+    let _ = unscale(list, tensor(&[0.5, 0.5]));
 }

@@ -4,9 +4,10 @@ use burn::backend::ir::TensorIr;
 use burn::{
     backend::{
         TensorMetadata,
+        ops::FloatTensorOps,
         tensor::{FloatTensor, IntTensor},
     },
-    tensor::{DType, Shape},
+    tensor::{DType, FloatDType, Shape},
 };
 use burn_fusion::{
     ExecutionError, Fusion, FusionBackend, FusionRuntime,
@@ -59,6 +60,24 @@ impl<B: FusionBackend + AmpOps> AmpOps for Fusion<B> {
     fn amp_histogram(tensors: TensorVec<Self>) -> IntTensor<Self> {
         let words = Shape::from([2 * BINS]);
         look("amp::histogram", tensors, words, B::amp_histogram)
+    }
+
+    /// Elementwise operations are best left to Fusion: it puts them into one kernel with what comes before and after.
+    fn amp_blend(
+        target: FloatTensor<Self>,
+        source: FloatTensor<Self>,
+        keep: f64,
+        add: f64,
+    ) -> FloatTensor<Self> {
+        let weighted = |tensor, weight: f64| match weight {
+            1.0 => tensor,
+            weight => Self::float_mul_scalar(tensor, weight.into()),
+        };
+        let source = match source.dtype() {
+            DType::F32 => source,
+            _ => Self::float_cast(source, FloatDType::F32),
+        };
+        Self::float_add(weighted(target, keep), weighted(source, add))
     }
 }
 

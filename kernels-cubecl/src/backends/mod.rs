@@ -3,8 +3,6 @@ mod cubecl;
 pub mod fallback;
 #[cfg(feature = "flex")]
 mod flex;
-#[cfg(feature = "flex")]
-mod flex_blend;
-#[cfg(all(feature = "cubecl", feature = "fusion"))]
+#[cfg(feature = "cubecl")]
 mod fusion;
 pub(crate) mod host;

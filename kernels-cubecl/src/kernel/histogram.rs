@@ -2,15 +2,21 @@
 
 use cubecl::prelude::*;
 
+use crate::histogram::ExponentHistogram;
+
 /// Zeros, what is not finite, exponents below the range, the range, exponents above it; as `crate::histogram`.
 pub(crate) const BINS: u32 = crate::histogram::BINS as u32;
 /// Units of a cube: their tables fit the 16 KiB of shared memory that WebGPU grants, and there are enough of them to
 /// add up a bin each.
 pub(crate) const UNITS: u32 = 64;
 
-/// Bits of 2^-40 and of 2^17: where the range of exponents begins and ends.
-const FIRST: u32 = (127 - 40) << 23;
-const LAST: u32 = (127 + 17) << 23;
+/// Bits of the powers of two at which the range of exponents begins and ends.
+const FIRST: u32 = bits(ExponentHistogram::MIN_EXPONENT);
+const LAST: u32 = bits(ExponentHistogram::MAX_EXPONENT + 1);
+
+const fn bits(exponent: i32) -> u32 {
+    ((127 + exponent) as u32) << 23
+}
 
 #[cube]
 fn bin(value: f32) -> u32 {

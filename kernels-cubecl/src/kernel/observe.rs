@@ -2,15 +2,19 @@
 
 use cubecl::prelude::*;
 
-/// Words of a cube's row: number of rows of its tensor, three counts, largest magnitude, three sums.
-pub(crate) const ROW: usize = 8;
+use crate::status::{NARROW_BIG, NARROW_SMALL};
 
-/// Magnitudes above 2^47 are squared at 2^-76 of their size: sums of up to 2^32 squares stay finite.
-const BIG: u32 = 0x5700_0000;
-const BIG_SCALE: f32 = 1.323_489e-23;
-/// Magnitudes below 2^-63 are squared at 2^75 of their size: they do not vanish.
-const SMALL: u32 = 0x2000_0000;
-const SMALL_SCALE: f32 = 3.777_893_2e22;
+/// Words of a tensor's head: where its rows begin, and how many they are.
+pub(crate) const HEAD: usize = 2;
+/// Words of a cube's row: three counts, largest magnitude, three sums.
+pub(crate) const ROW: usize = 7;
+
+/// Bits of 2^47: magnitudes above are squared at a fraction of their size.
+const BIG: u32 = (127 + 47) << 23;
+const BIG_SCALE: f32 = f32::from_bits(((127 + NARROW_BIG) as u32) << 23);
+/// Bits of 2^-63: magnitudes below are squared at a multiple of their size.
+const SMALL: u32 = (127 - 63) << 23;
+const SMALL_SCALE: f32 = f32::from_bits(((127 + NARROW_SMALL) as u32) << 23);
 
 #[derive(CubeType)]
 pub(crate) struct Seen {

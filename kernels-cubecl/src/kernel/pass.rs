@@ -5,7 +5,7 @@
 
 use cubecl::prelude::*;
 
-use super::observe::{ROW, Seen, add, observe, reduce};
+use super::observe::{HEAD, ROW, Seen, add, observe, reduce};
 
 /// Vectors that a unit loads before it looks at the first of them.
 pub(crate) const LOADS: u32 = 4;
@@ -19,8 +19,6 @@ struct Share {
     tensor: u32,
     /// The tensor's number of vectors.
     length: u32,
-    /// Where it begins in the buffer that outputs share, in vectors.
-    offset: u32,
     /// The tensor's place in the list.
     place: u32,
     /// The first of the tensor's cubes, and how many it has.
@@ -30,15 +28,26 @@ struct Share {
 
 #[cube]
 impl Share {
-    fn new() -> Share {
-        Share {
+    /// Cubes from one start to the next are at work on one tensor.
+    fn find(lengths: &Sequence<u32>, starts: &Sequence<u32>, places: &Sequence<u32>) -> Share {
+        let mut share = Share {
             tensor: 0u32.runtime(),
             length: 0u32.runtime(),
-            offset: 0u32.runtime(),
             place: 0u32.runtime(),
             first: 0u32.runtime(),
             cubes: 0u32.runtime(),
+        };
+        #[unroll]
+        for i in 0..lengths.len() {
+            if CUBE_POS as u32 >= starts[i] {
+                share.tensor = i as u32;
+                share.length = lengths[i];
+                share.place = places[i];
+                share.first = starts[i];
+                share.cubes = starts[i + 1] - starts[i];
+            }
         }
+        share
     }
 
     /// The unit's first vector, of those that it loads at a time.
@@ -52,30 +61,29 @@ impl Share {
     }
 }
 
-/// Reads `I`, writes `O` to one buffer that all outputs share.
+/// Reads `I`, writes `O` to one buffer that all outputs share, each from its offset on, in vectors.
+///
+/// Here and below: `rows` is the word of `partials` at which the rows of this launch begin, a row for each cube.
 #[cube(launch_unchecked)]
 pub(crate) fn unscale_many<I: Float, O: Float, N: Size>(
     inputs: &Sequence<Box<[Vector<I, N>]>>,
     output: &mut [Vector<O, N>],
     offsets: &Sequence<u32>,
+    lengths: &Sequence<u32>,
     starts: &Sequence<u32>,
     inverse: &[f32],
     partials: &mut [u32],
-    positions: &Sequence<u32>,
+    places: &Sequence<u32>,
     rows: u32,
     #[comptime] units: u32,
 ) {
     let factor = Vector::<f32, N>::new(inverse[0]);
-    let mut share = Share::new();
+    let share = Share::find(lengths, starts, places);
+    let mut offset = 0u32.runtime();
     #[unroll]
-    for i in 0..inputs.len() {
-        if CUBE_POS as u32 >= starts[i] {
-            share.tensor = i as u32;
-            share.length = inputs[i].len() as u32;
-            share.offset = offsets[i];
-            share.place = positions[i];
-            share.first = starts[i];
-            share.cubes = starts[i + 1] - starts[i];
+    for i in 0..offsets.len() {
+        if share.tensor == i as u32 {
+            offset = offsets[i];
         }
     }
     let mut seen = Seen::new();
@@ -103,7 +111,7 @@ pub(crate) fn unscale_many<I: Float, O: Float, N: Size>(
                 if at < share.length {
                     let scaled = loaded[load as usize];
                     let value = scaled * factor;
-                    output[(share.offset + at) as usize] = Vector::cast_from(value);
+                    output[(offset + at) as usize] = Vector::cast_from(value);
                     observe_all(&mut block, scaled, value);
                 }
             }
@@ -119,25 +127,16 @@ pub(crate) fn unscale_many<I: Float, O: Float, N: Size>(
 #[cube(launch_unchecked)]
 pub(crate) fn unscale_in_place<N: Size>(
     tensors: &mut Sequence<Box<[Vector<f32, N>]>>,
+    lengths: &Sequence<u32>,
     starts: &Sequence<u32>,
     inverse: &[f32],
     partials: &mut [u32],
-    positions: &Sequence<u32>,
+    places: &Sequence<u32>,
     rows: u32,
     #[comptime] units: u32,
 ) {
     let factor = Vector::<f32, N>::new(inverse[0]);
-    let mut share = Share::new();
-    #[unroll]
-    for i in 0..tensors.len() {
-        if CUBE_POS as u32 >= starts[i] {
-            share.tensor = i as u32;
-            share.length = tensors[i].len() as u32;
-            share.place = positions[i];
-            share.first = starts[i];
-            share.cubes = starts[i + 1] - starts[i];
-        }
-    }
+    let share = Share::find(lengths, starts, places);
     let mut seen = Seen::new();
     let mut loaded = Array::<Vector<f32, N>>::new(comptime!(LOADS as usize));
     let mut position = share.start(units);
@@ -179,23 +178,14 @@ pub(crate) fn unscale_in_place<N: Size>(
 #[cube(launch_unchecked)]
 pub(crate) fn inspect_many<I: Float, N: Size>(
     inputs: &Sequence<Box<[Vector<I, N>]>>,
+    lengths: &Sequence<u32>,
     starts: &Sequence<u32>,
     partials: &mut [u32],
-    positions: &Sequence<u32>,
+    places: &Sequence<u32>,
     rows: u32,
     #[comptime] units: u32,
 ) {
-    let mut share = Share::new();
-    #[unroll]
-    for i in 0..inputs.len() {
-        if CUBE_POS as u32 >= starts[i] {
-            share.tensor = i as u32;
-            share.length = inputs[i].len() as u32;
-            share.place = positions[i];
-            share.first = starts[i];
-            share.cubes = starts[i + 1] - starts[i];
-        }
-    }
+    let share = Share::find(lengths, starts, places);
     let mut seen = Seen::new();
     let mut loaded = Array::<Vector<f32, N>>::new(comptime!(LOADS as usize));
     let mut position = share.start(units);
@@ -238,7 +228,7 @@ fn observe_all<N: Size>(seen: &mut Seen, scaled: Vector<f32, N>, value: Vector<f
     }
 }
 
-/// Writes a cube's row, one of its tensor's.
+/// Writes a cube's row, and its tensor's head if it is the first of the tensor's cubes.
 #[cube]
 fn publish(
     seen: &mut Seen,
@@ -249,15 +239,18 @@ fn publish(
 ) {
     reduce(seen, units);
     if UNIT_POS == 0u32 {
-        let row = share.place * rows + (CUBE_POS as u32 - share.first);
-        let at = row as usize * ROW;
-        partials[at] = share.cubes;
-        partials[at + 1] = seen.before;
-        partials[at + 2] = seen.after;
-        partials[at + 3] = seen.zeros;
-        partials[at + 4] = seen.max;
-        partials[at + 5] = u32::reinterpret(seen.small);
-        partials[at + 6] = u32::reinterpret(seen.medium);
-        partials[at + 7] = u32::reinterpret(seen.big);
+        if CUBE_POS as u32 == share.first {
+            let head = share.place as usize * HEAD;
+            partials[head] = rows + share.first * ROW as u32;
+            partials[head + 1] = share.cubes;
+        }
+        let at = rows as usize + CUBE_POS * ROW;
+        partials[at] = seen.before;
+        partials[at + 1] = seen.after;
+        partials[at + 2] = seen.zeros;
+        partials[at + 3] = seen.max;
+        partials[at + 4] = u32::reinterpret(seen.small);
+        partials[at + 5] = u32::reinterpret(seen.medium);
+        partials[at + 6] = u32::reinterpret(seen.big);
     }
 }

@@ -12,11 +12,6 @@ pub fn device() -> Device {
 /// How Burn names the device.
 static NAME: LazyLock<String> = LazyLock::new(|| format!("{:?}", device()));
 
-/// Whether the device under test is Flex.
-fn is_flex() -> bool {
-    NAME.contains("Flex")
-}
-
 /// Whether subnormal values of a dtype stay what they are. WGSL lets an implementation take any of them for zero,
 /// and the CPU runtime widens those of bf16 to zero.
 pub fn keeps_subnormals(dtype: DType) -> bool {
@@ -25,9 +20,7 @@ pub fn keeps_subnormals(dtype: DType) -> bool {
 }
 
 /// How far a norm of the kernels may be from that of the host, relative to it.
-pub fn tolerance() -> f64 {
-    if is_flex() { 1e-6 } else { 1e-5 }
-}
+pub const TOLERANCE: f64 = 1e-6;
 
 /// The float dtypes that tensors can have here.
 pub fn dtypes() -> Vec<DType> {

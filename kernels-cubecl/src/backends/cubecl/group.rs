@@ -1,4 +1,5 @@
-use burn_cubecl::tensor::CubeTensor;
+use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
+use burn_std::is_dense;
 use cubecl::{client::Client, prelude::*};
 
 /// Tensors that one launch takes at most, where the device allows as many: each has its own code in the kernel.
@@ -8,7 +9,10 @@ const OTHER_BINDINGS: usize = 4;
 
 /// How many tensors one launch takes on a device.
 pub(super) fn tensors_per_launch(client: &Client) -> usize {
-    let bindings = client.properties().hardware.max_bindings;
+    tensors_for(client.properties().hardware.max_bindings)
+}
+
+fn tensors_for(bindings: u32) -> usize {
     usize::try_from(bindings)
         .unwrap_or(usize::MAX)
         .saturating_sub(OTHER_BINDINGS)
@@ -21,10 +25,16 @@ pub(super) fn groups<T, K: PartialEq>(
     limit: usize,
     key: impl Fn(&T) -> K,
 ) -> Vec<Vec<T>> {
+    let fits = |group: &[T], item: &T| group.len() < limit && key(&group[0]) == key(item);
+    split(items, fits)
+}
+
+/// Neighbours that fit one another; what fits nowhere is alone.
+pub(super) fn split<T>(items: Vec<T>, fits: impl Fn(&[T], &T) -> bool) -> Vec<Vec<T>> {
     let mut groups: Vec<Vec<T>> = Vec::new();
     for item in items {
         match groups.last_mut() {
-            Some(group) if group.len() < limit && key(&group[0]) == key(&item) => group.push(item),
+            Some(group) if fits(group, &item) => group.push(item),
             _ => groups.push(vec![item]),
         }
     }
@@ -43,10 +53,18 @@ pub(super) fn starts(cubes: impl Iterator<Item = usize>) -> (SequenceArg<u32>, u
     (starts, total)
 }
 
-/// A contiguous tensor as the kernels read it, in vectors.
+/// A tensor that fills its buffer, which elementwise kernels take as it lies, or else a contiguous copy.
+pub(super) fn dense(tensor: CubeTensor) -> CubeTensor {
+    match is_dense(tensor.meta.shape(), tensor.meta.strides()) {
+        true => tensor,
+        false => into_contiguous(tensor),
+    }
+}
+
+/// A dense tensor as the kernels read it, in vectors.
 pub(super) fn buffer(tensor: &CubeTensor, vector: usize) -> BufferArg {
     let vectors = tensor.meta.num_elements() / vector;
-    // SAFETY: the tensor is contiguous, and this is its length in vectors.
+    // SAFETY: the tensor is dense, and this is its length in vectors.
     unsafe { BufferArg::from_raw_parts(tensor.handle.clone(), vectors) }
 }
 
@@ -56,4 +74,33 @@ pub(super) fn vector_width(elements: usize) -> usize {
         .into_iter()
         .find(|w| elements.is_multiple_of(*w))
         .unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bindings_decide_how_many_tensors_a_launch_takes() {
+        // WebGPU's minimum, less the one that CubeCL keeps for itself.
+        assert_eq!(tensors_for(7), 3);
+        assert_eq!(tensors_for(32), 28);
+        assert_eq!(tensors_for(1024), 28);
+        assert_eq!(tensors_for(u32::MAX), 28);
+        // Less than a kernel needs: it is launched, and the device says so.
+        assert_eq!(tensors_for(0), 1);
+    }
+
+    #[test]
+    fn groups_are_neighbours_of_one_key() {
+        let items = vec![1, 1, 1, 1, 2, 1];
+        let groups = groups(items, 3, |item| *item);
+        assert_eq!(groups, [vec![1, 1, 1], vec![1], vec![2], vec![1]]);
+    }
+
+    #[test]
+    fn vectors_divide_a_tensor() {
+        let widths: Vec<usize> = (1..=8).map(vector_width).collect();
+        assert_eq!(widths, [1, 2, 1, 4, 1, 2, 1, 4]);
+    }
 }

@@ -1,9 +1,9 @@
 use burn::tensor::{DType, bf16, f16};
-use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
+use burn_cubecl::tensor::CubeTensor;
 use cubecl::{client::Client, prelude::*, server::Handle};
 
 use super::{
-    group::{buffer, groups, starts, tensors_per_launch, vector_width},
+    group::{buffer, dense, groups, starts, tensors_per_launch, vector_width},
     plan::units,
 };
 use crate::kernel;
@@ -26,7 +26,7 @@ pub(super) fn run(tensors: Vec<CubeTensor>) -> CubeTensor {
     let units = units(&client, kernel::HISTOGRAM_UNITS);
     let mut items: Vec<Item> = (tensors.into_iter())
         .map(|tensor| {
-            let tensor = into_contiguous(tensor);
+            let tensor = dense(tensor);
             let vector = vector_width(tensor.meta.num_elements());
             let vectors = tensor.meta.num_elements() / vector;
             let cubes = vectors.div_ceil(units as usize * VECTORS_PER_UNIT);
@@ -88,7 +88,7 @@ impl Launcher<'_> {
     fn launch<I: Float + CubeElement>(&self, group: &[Item], row: u32) -> u32 {
         let (starts, cubes) = starts(group.iter().map(|item| item.cubes));
         let buffers = group.iter().map(|item| buffer(&item.tensor, item.vector));
-        // SAFETY: every tensor is contiguous and its length in vectors is exact; units beyond it read nothing. There
+        // SAFETY: every tensor is dense and its length in vectors is exact; units beyond it read nothing. There
         // is a row for each cube.
         unsafe {
             kernel::histogram_many::launch_unchecked::<I>(

@@ -1,7 +1,4 @@
-use burn::{
-    backend::TensorMetadata,
-    tensor::{DType, bf16, f16},
-};
+use burn::tensor::{DType, bf16, f16};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::{client::Client, prelude::*, server::Handle};
 
@@ -11,8 +8,20 @@ use super::{
 };
 use crate::kernel;
 
-/// Where a tensor may begin in a buffer that several share, in bytes: the strictest runtime's storage alignment.
-const ALIGNMENT: usize = 256;
+/// Bytes of the buffer that the products of a group share, up to 28 of them: a buffer for each would halve the tensors
+/// of a launch.
+pub(super) fn output_bytes(group: &[Item], client: &Client) -> u64 {
+    let writes = group.iter().filter(|item| item.job == Job::Write);
+    writes.map(|item| product_bytes(item, client) as u64).sum()
+}
+
+/// Bytes of one product, up to where the next one may begin.
+fn product_bytes(item: &Item, client: &Client) -> usize {
+    let widest = 4 * size_of::<f32>();
+    let alignment = client.properties().memory.alignment as usize;
+    let bytes = item.tensor.meta.num_elements() * size_of::<f32>();
+    bytes.next_multiple_of(alignment.max(widest))
+}
 
 /// Launches kernels over groups of tensors of one job, dtype and vector width.
 pub(super) struct Launcher {
@@ -20,23 +29,25 @@ pub(super) struct Launcher {
     units: u32,
     inverse: Option<CubeTensor>,
     partials: (Handle, usize),
-    rows: u32,
+    /// The word of `partials` at which the rows of the next launch begin.
+    rows: usize,
 }
 
-/// Which cubes work at which tensor of a group, and where they write what they have seen.
+/// Which cubes work at which tensor of a group.
 struct Share {
+    lengths: SequenceArg<u32>,
     starts: SequenceArg<u32>,
-    positions: SequenceArg<u32>,
+    places: SequenceArg<u32>,
     count: CubeCount,
 }
 
 impl Share {
-    fn new(group: &[Item]) -> Self {
-        let (starts, cubes) = starts(group.iter().map(|item| item.cubes));
-        let positions = group.iter().map(|item| item.position as u32).collect();
+    fn new(group: &[Item], cubes: u32, starts: SequenceArg<u32>) -> Self {
+        let length = |item: &Item| (item.tensor.meta.num_elements() / item.vector) as u32;
         Self {
+            lengths: group.iter().map(length).collect(),
             starts,
-            positions,
+            places: group.iter().map(|item| item.position as u32).collect(),
             count: CubeCount::Static(cubes, 1, 1),
         }
     }
@@ -48,7 +59,7 @@ impl Launcher {
         units: u32,
         inverse: Option<CubeTensor>,
         partials: (Handle, usize),
-        rows: u32,
+        rows: usize,
     ) -> Self {
         Self {
             client,
@@ -60,24 +71,28 @@ impl Launcher {
     }
 
     /// Launches one kernel. Returns the results and their positions in the list.
-    pub(super) fn group(&self, group: Vec<Item>) -> Vec<(usize, CubeTensor)> {
-        match (group[0].job, group[0].tensor.dtype) {
-            (Job::InPlace, _) => self.in_place(group),
-            (Job::Write, DType::F16) => self.write::<f16>(group),
-            (Job::Write, DType::BF16) => self.write::<bf16>(group),
-            (Job::Write, _) => self.write::<f32>(group),
-            (Job::Inspect, DType::F16) => self.inspect::<f16>(group),
-            (Job::Inspect, DType::BF16) => self.inspect::<bf16>(group),
-            (Job::Inspect, _) => self.inspect::<f32>(group),
-        }
+    pub(super) fn group(&mut self, group: Vec<Item>) -> Vec<(usize, CubeTensor)> {
+        let (starts, cubes) = starts(group.iter().map(|item| item.cubes));
+        let share = Share::new(&group, cubes, starts);
+        let results = match (group[0].job, group[0].tensor.dtype) {
+            (Job::InPlace, _) => self.in_place(group, share),
+            (Job::Write, DType::F16) => self.write::<f16>(group, share),
+            (Job::Write, DType::BF16) => self.write::<bf16>(group, share),
+            (Job::Write, _) => self.write::<f32>(group, share),
+            (Job::Inspect, DType::F16) => self.inspect::<f16>(group, share),
+            (Job::Inspect, DType::BF16) => self.inspect::<bf16>(group, share),
+            (Job::Inspect, _) => self.inspect::<f32>(group, share),
+        };
+        self.rows += cubes as usize * kernel::ROW;
+        results
     }
 
-    fn in_place(&self, group: Vec<Item>) -> Vec<(usize, CubeTensor)> {
-        let share = Share::new(&group);
+    fn in_place(&self, group: Vec<Item>, share: Share) -> Vec<(usize, CubeTensor)> {
         let vector = group[0].vector;
         let tensors = buffers(&group);
-        // SAFETY: every tensor is contiguous and its length in vectors is exact; units beyond it read nothing. No
-        // other handle to these buffers exists (`can_mut`). `partials` has `rows` rows for every position.
+        // SAFETY: every tensor is dense and its length in vectors is exact; units beyond it read nothing. No
+        // other handle to these buffers exists (`can_mut`). `partials` has a row for every cube from
+        // `rows` on.
         unsafe {
             kernel::unscale_in_place::launch_unchecked(
                 &self.client,
@@ -85,11 +100,12 @@ impl Launcher {
                 CubeDim::new_1d(self.units),
                 vector,
                 tensors,
+                share.lengths,
                 share.starts,
                 self.inverse(),
                 self.partials(),
-                share.positions,
-                self.rows,
+                share.places,
+                self.rows as u32,
                 self.units,
             );
         }
@@ -98,16 +114,17 @@ impl Launcher {
             .collect()
     }
 
-    fn write<I: Float + CubeElement>(&self, group: Vec<Item>) -> Vec<(usize, CubeTensor)> {
-        let share = Share::new(&group);
+    fn write<I: Float + CubeElement>(
+        &self,
+        group: Vec<Item>,
+        share: Share,
+    ) -> Vec<(usize, CubeTensor)> {
         let vector = group[0].vector;
-        // One buffer for all results: a binding for each of them would halve the tensors of a launch.
         let mut offsets = Vec::with_capacity(group.len());
         let mut bytes = 0;
         for item in &group {
             offsets.push(bytes);
-            let size = item.tensor.meta.num_elements() * size_of::<f32>();
-            bytes += size.next_multiple_of(ALIGNMENT);
+            bytes += product_bytes(item, &self.client);
         }
         let buffer_size = bytes;
         let output = self.client.empty(buffer_size);
@@ -117,8 +134,9 @@ impl Launcher {
             .map(|offset| (offset / width) as u32)
             .collect();
         let inputs = buffers(&group);
-        // SAFETY: every tensor is contiguous and its length in vectors is exact; units beyond it neither read nor
-        // write. Results begin at their offsets and do not overlap. `partials` has `rows` rows for every position.
+        // SAFETY: every tensor is dense and its length in vectors is exact; units beyond it neither read nor
+        // write. Results begin at their offsets and do not overlap. `partials` has a row for every cube from
+        // `rows` on.
         unsafe {
             kernel::unscale_many::launch_unchecked::<I, f32>(
                 &self.client,
@@ -128,27 +146,28 @@ impl Launcher {
                 inputs,
                 BufferArg::from_raw_parts(output.clone(), buffer_size / width),
                 places,
+                share.lengths,
                 share.starts,
                 self.inverse(),
                 self.partials(),
-                share.positions,
-                self.rows,
+                share.places,
+                self.rows as u32,
                 self.units,
             );
         }
         (group.into_iter().zip(offsets))
             .map(|(item, offset)| {
-                let shape = item.tensor.shape();
-                let end = offset + shape.num_elements() * size_of::<f32>();
+                let end = offset + item.tensor.meta.num_elements() * size_of::<f32>();
                 let handle = output
                     .clone()
                     .offset_start(offset as u64)
                     .offset_end((buffer_size - end) as u64);
-                let tensor = CubeTensor::new_contiguous(
+                // Values lie in the order in which those of the gradient do.
+                let tensor = CubeTensor::new(
                     self.client.clone(),
-                    item.tensor.device.clone(),
-                    shape,
                     handle,
+                    *item.tensor.meta.clone(),
+                    item.tensor.device.clone(),
                     DType::F32,
                 );
                 (item.position, tensor)
@@ -156,12 +175,16 @@ impl Launcher {
             .collect()
     }
 
-    fn inspect<I: Float + CubeElement>(&self, group: Vec<Item>) -> Vec<(usize, CubeTensor)> {
-        let share = Share::new(&group);
+    fn inspect<I: Float + CubeElement>(
+        &self,
+        group: Vec<Item>,
+        share: Share,
+    ) -> Vec<(usize, CubeTensor)> {
         let vector = group[0].vector;
         let inputs = buffers(&group);
-        // SAFETY: every tensor is contiguous and its length in vectors is exact; units beyond it read nothing.
-        // `partials` has `rows` rows for every position.
+        // SAFETY: every tensor is dense and its length in vectors is exact; units beyond it read nothing.
+        // `partials` has a row for every cube from
+        // `rows` on.
         unsafe {
             kernel::inspect_many::launch_unchecked::<I>(
                 &self.client,
@@ -169,10 +192,11 @@ impl Launcher {
                 CubeDim::new_1d(self.units),
                 vector,
                 inputs,
+                share.lengths,
                 share.starts,
                 self.partials(),
-                share.positions,
-                self.rows,
+                share.places,
+                self.rows as u32,
                 self.units,
             );
         }

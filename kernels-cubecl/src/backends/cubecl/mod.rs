@@ -1,5 +1,6 @@
 //! CubeCL: groups of tensors of one dtype and vector width, a launch for each group, and one for the last reduction.
 
+mod blend;
 mod group;
 mod histogram;
 mod launch;
@@ -27,5 +28,14 @@ impl AmpOps for CubeBackend {
 
     fn amp_histogram(tensors: TensorVec<Self>) -> IntTensor<Self> {
         histogram::run(tensors.tensors)
+    }
+
+    fn amp_blend(
+        target: FloatTensor<Self>,
+        source: FloatTensor<Self>,
+        keep: f64,
+        add: f64,
+    ) -> FloatTensor<Self> {
+        blend::run(target, source, keep as f32, add as f32)
     }
 }

@@ -1,10 +1,11 @@
 use burn::tensor::DType;
-use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
+use burn_cubecl::tensor::CubeTensor;
 use cubecl::{client::Client, prelude::*};
+use std::slice;
 
 use super::{
-    group::{groups, tensors_per_launch, vector_width},
-    launch::Launcher,
+    group::{dense, split, tensors_per_launch, vector_width},
+    launch::{Launcher, output_bytes},
 };
 use crate::{kernel, status::WORDS};
 
@@ -14,6 +15,8 @@ const UNITS: u32 = 256;
 const VECTORS_PER_UNIT: usize = 4;
 /// Cubes that one tensor gets at most.
 const MAX_CUBES: usize = 1024;
+/// Cubes that a launch has in one dimension: what WebGPU grants.
+const MAX_COUNT: usize = 65_535;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Writes {
@@ -53,7 +56,7 @@ impl Plan {
             .into_iter()
             .enumerate()
             .map(|(position, tensor)| {
-                let tensor = into_contiguous(tensor);
+                let tensor = dense(tensor);
                 let job = match writes {
                     Writes::No => Job::Inspect,
                     Writes::Yes if tensor.dtype == DType::F32 && tensor.can_mut() => Job::InPlace,
@@ -83,40 +86,52 @@ impl Plan {
     /// Launches them. Returns the products in the order of the list, if there are any, and the status words.
     pub(super) fn run(self, inverse: Option<CubeTensor>) -> (Vec<CubeTensor>, CubeTensor) {
         let count = self.items.len();
-        let rows = self.items.iter().map(|item| item.cubes).max().unwrap_or(1);
-        let words = count * rows * kernel::ROW;
+        let cubes: usize = self.items.iter().map(|item| item.cubes).sum();
+        let heads = count * kernel::HEAD;
+        let words = heads + cubes * kernel::ROW;
         let partials = self.client.empty(words * size_of::<u32>());
         let device = self.items[0].tensor.device.clone();
 
         let mut results: Vec<Option<CubeTensor>> = (0..count).map(|_| None).collect();
-        let launcher = Launcher::new(
+        let mut launcher = Launcher::new(
             self.client.clone(),
             self.units,
             inverse,
             (partials.clone(), words),
-            rows as u32,
+            heads,
         );
         let limit = tensors_per_launch(&self.client);
+        let most = self.client.properties().memory.max_page_size;
         let key = |item: &Item| (item.job, item.tensor.dtype, item.vector);
-        for group in groups(self.items, limit, key) {
+        let groups = split(self.items, |group, item| {
+            group.len() < limit
+                && key(&group[0]) == key(item)
+                && output_bytes(group, &self.client)
+                    + output_bytes(slice::from_ref(item), &self.client)
+                    <= most
+        });
+        for group in groups {
             for (position, tensor) in launcher.group(group) {
                 results[position] = Some(tensor);
             }
         }
 
         let status = self.client.empty(count * WORDS * size_of::<u32>());
-        // SAFETY: `partials` holds `count * rows` rows, the first of each tensor tells how many of them were
-        // written, and `status` holds `WORDS` words for each tensor; a cube is launched for each tensor.
-        unsafe {
-            kernel::finish_status::launch_unchecked(
-                &self.client,
-                CubeCount::Static(count as u32, 1, 1),
-                CubeDim::new_1d(self.units),
-                BufferArg::from_raw_parts(partials, words),
-                BufferArg::from_raw_parts(status.clone(), count * WORDS),
-                rows as u32,
-                self.units,
-            );
+        for from in (0..count).step_by(MAX_COUNT) {
+            let cubes = (count - from).min(MAX_COUNT);
+            // SAFETY: `partials` holds a head for each tensor, which says where its rows are, and all of them were
+            // written; `status` holds `WORDS` words for each tensor; every tensor has a cube.
+            unsafe {
+                kernel::finish_status::launch_unchecked(
+                    &self.client,
+                    CubeCount::Static(cubes as u32, 1, 1),
+                    CubeDim::new_1d(self.units),
+                    BufferArg::from_raw_parts(partials.clone(), words),
+                    BufferArg::from_raw_parts(status.clone(), count * WORDS),
+                    from as u32,
+                    self.units,
+                );
+            }
         }
         let status = CubeTensor::new_contiguous(
             self.client,

@@ -1,5 +1,6 @@
 //! Flex: one pass in SIMD, split over threads where a tensor is large enough to pay for it.
 
+mod blend;
 mod histogram;
 
 use burn::{
@@ -47,6 +48,15 @@ impl AmpOps for Flex {
         let counts = each(tensors.tensors, histogram::count);
         histogram::words(counts)
     }
+
+    fn amp_blend(
+        target: FloatTensor<Self>,
+        source: FloatTensor<Self>,
+        keep: f64,
+        add: f64,
+    ) -> FloatTensor<Self> {
+        blend::run(target, source, keep, add)
+    }
 }
 
 /// Works on each tensor of the list, and in the order of the list on the results.
@@ -90,10 +100,13 @@ fn inspect(tensor: FlexTensor) -> Row {
 
 /// Overwrites a buffer that is ours alone; any other is written anew.
 fn in_place<T: Real>(mut tensor: FlexTensor, inverse: T) -> (FlexTensor, Row) {
-    let whole = tensor.layout().is_contiguous()
-        && tensor.layout().start_offset() == 0
-        && tensor.bytes().len() == tensor.layout().num_elements() * size_of::<T>();
-    if whole && let Some(values) = tensor.try_storage_mut::<T>() {
+    if !is_whole::<T>(&tensor) {
+        // A copy, where it is not contiguous, that is ours alone.
+        tensor = tensor.to_contiguous();
+    }
+    if is_whole::<T>(&tensor)
+        && let Some(values) = tensor.try_storage_mut::<T>()
+    {
         let row = over_mut(values, |chunk| {
             let mut row = Row::default();
             for block in chunk.chunks_mut(BLOCK) {
@@ -113,6 +126,17 @@ fn in_place<T: Real>(mut tensor: FlexTensor, inverse: T) -> (FlexTensor, Row) {
         T::scale(target, inverse, row);
     });
     (FlexTensor::from_data(TensorData::new(target, shape)), row)
+}
+
+/// Whether the tensor is all of its buffer, in whatever order its dimensions are.
+fn is_whole<T>(tensor: &FlexTensor) -> bool {
+    let layout = tensor.layout();
+    let strides: Vec<usize> = (layout.strides().iter())
+        .filter_map(|stride| usize::try_from(*stride).ok())
+        .collect();
+    burn_std::is_dense(layout.shape(), &strides)
+        && layout.start_offset() == 0
+        && tensor.bytes().len() == layout.num_elements() * size_of::<T>()
 }
 
 fn widened<H>(tensor: &FlexTensor, inverse: f32) -> (FlexTensor, Row)

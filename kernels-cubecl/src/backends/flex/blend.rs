@@ -1,34 +1,19 @@
 //! Flex: a weighted sum in one pass, in SIMD and with threads.
 
-use burn::{
-    backend::{Flex, tensor::FloatTensor},
-    tensor::{DType, Element, TensorData, bf16, f16},
-};
+use burn::tensor::{DType, Element, TensorData, bf16, f16};
 use burn_flex::FlexTensor;
 use bytemuck::Pod;
-use half::slice::HalfFloatSliceExt;
+use half::slice::HalfFloatSliceExt as Halves;
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
-use crate::blend::BlendOps;
+use super::{BLOCK, CHUNK, widen};
 
-/// Values that one thread takes at a time.
-const CHUNK: usize = 1 << 16;
-/// Half-precision values that are widened at a time: they stay in the first-level cache.
-const BLOCK: usize = 1 << 10;
-
-impl BlendOps for Flex {
-    fn amp_blend(
-        target: FloatTensor<Self>,
-        source: FloatTensor<Self>,
-        keep: f64,
-        add: f64,
-    ) -> FloatTensor<Self> {
-        match target.dtype() {
-            DType::F32 => blend(target, source, keep as f32, add as f32),
-            DType::F64 => blend(target, source, keep, add),
-            dtype => panic!("a weighted sum is f32 or f64, not {dtype:?}"),
-        }
+pub(super) fn run(target: FlexTensor, source: FlexTensor, keep: f64, add: f64) -> FlexTensor {
+    match target.dtype() {
+        DType::F32 => blend(target, source, keep as f32, add as f32),
+        DType::F64 => blend(target, source, keep, add),
+        dtype => panic!("a weighted sum is f32 or f64, not {dtype:?}"),
     }
 }
 
@@ -58,14 +43,13 @@ fn blend<T: Sum>(target: FlexTensor, source: FlexTensor, keep: T, add: T) -> Fle
 
 /// The tensor itself if its buffer is ours alone and whole, or else a copy.
 fn own<T: Element + Pod>(mut tensor: FlexTensor) -> FlexTensor {
-    let whole = tensor.layout().is_contiguous()
-        && tensor.layout().start_offset() == 0
+    tensor = tensor.to_contiguous();
+    let whole = tensor.layout().start_offset() == 0
         && tensor.bytes().len() == tensor.layout().num_elements() * size_of::<T>();
     if whole && tensor.try_storage_mut::<T>().is_some() {
         return tensor;
     }
     let shape = tensor.layout().shape().clone();
-    let tensor = tensor.to_contiguous();
     FlexTensor::from_data(TensorData::new(of::<T>(&tensor).to_vec(), shape))
 }
 
@@ -94,7 +78,7 @@ trait Sum: Element + Pod + Send + Sync {
     fn add_half<H>(target: &mut [Self], source: &[H], keep: Self, add: Self)
     where
         H: Element + Pod,
-        [H]: HalfFloatSliceExt;
+        [H]: Halves;
     fn add_f32(target: &mut [Self], source: &[f32], keep: Self, add: Self);
     fn add_f64(target: &mut [Self], source: &[f64], keep: Self, add: Self);
 }
@@ -103,12 +87,12 @@ impl Sum for f32 {
     fn add_half<H>(target: &mut [f32], source: &[H], keep: f32, add: f32)
     where
         H: Element + Pod,
-        [H]: HalfFloatSliceExt,
+        [H]: Halves,
     {
         let mut wide = [0f32; BLOCK];
         for (target, source) in target.chunks_mut(BLOCK).zip(source.chunks(BLOCK)) {
             let wide = &mut wide[..source.len()];
-            Arch::new().dispatch(Widen { source, wide });
+            widen(source, wide);
             Self::add_f32(target, wide, keep, add);
         }
     }
@@ -133,12 +117,12 @@ impl Sum for f64 {
     fn add_half<H>(target: &mut [f64], source: &[H], keep: f64, add: f64)
     where
         H: Element + Pod,
-        [H]: HalfFloatSliceExt,
+        [H]: Halves,
     {
         let mut wide = [0f32; BLOCK];
         for (target, source) in target.chunks_mut(BLOCK).zip(source.chunks(BLOCK)) {
             let wide = &mut wide[..source.len()];
-            source.convert_to_f32_slice(wide);
+            widen(source, wide);
             Self::add_f32(target, wide, keep, add);
         }
     }
@@ -153,23 +137,6 @@ impl Sum for f64 {
         for (target, source) in target.iter_mut().zip(source) {
             *target = keep * *target + add * *source;
         }
-    }
-}
-
-struct Widen<'a, H> {
-    source: &'a [H],
-    wide: &'a mut [f32],
-}
-
-impl<H> WithSimd for Widen<'_, H>
-where
-    [H]: HalfFloatSliceExt,
-{
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) {
-        self.source.convert_to_f32_slice(self.wide);
     }
 }
 

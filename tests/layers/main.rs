@@ -4,6 +4,7 @@ mod attention;
 mod bf16;
 mod convolution;
 mod dense;
+mod encodings;
 mod keep;
 mod norm;
 mod recurrent;

@@ -1,9 +1,10 @@
-//! LayerNorm, RmsNorm, GroupNorm and BatchNorm.
+//! LayerNorm, RmsNorm, GroupNorm, InstanceNorm and BatchNorm.
 
 use burn::{
     module::Module,
     nn::{
-        BatchNorm, BatchNormConfig, GroupNormConfig, LayerNormConfig, RmsNormConfig,
+        BatchNorm, BatchNormConfig, GroupNormConfig, InstanceNormConfig, LayerNormConfig,
+        RmsNormConfig,
         conv::{Conv2d, Conv2dConfig},
     },
     tensor::{Device, FloatDType, Tensor},
@@ -27,6 +28,15 @@ fn rms_norm() {
         |device| RmsNormConfig::new(6).init(device),
         &[],
         |norm, precision, device| norm.forward(precision.cast(tensor([4, 3, 6], device))),
+    );
+}
+
+#[test]
+fn instance_norm() {
+    check(
+        |device| InstanceNormConfig::new(6).init(device),
+        &[],
+        |norm, precision, device| norm.forward(precision.cast(tensor([3, 6, 4, 2], device))),
     );
 }
 

@@ -49,6 +49,8 @@ mod documents {
         mapping: "../../docs/src/mapping.md",
         master_weights: "../../docs/src/master-weights.md",
         precision: "../../docs/src/precision.md",
+        pytorch: "../../docs/src/pytorch.md",
         records: "../../docs/src/records.md",
+        settings: "../../docs/src/settings.md",
     }
 }

@@ -15,7 +15,7 @@ pub enum GradientDType {
     ///
     /// What the loss scale saved from underflow can be lost again: in f16, unscaled values below
     /// 6e-8 become zero (below 6.1e-5 they lose bits), and values above 65504 become infinite, which
-    /// counts as an overflow. This is what PyTorch does with f16 parameters.
+    /// counts as an overflow. PyTorch does this with bf16 parameters, and refuses f16 ones.
     Parameter,
 }
 

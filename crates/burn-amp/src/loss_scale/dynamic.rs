@@ -260,10 +260,11 @@ impl DynamicLossScale {
 
 pub(super) fn checked_scale(field: &'static str, value: f64) -> Result<f32, InvalidValue> {
     let scale = value as f32;
-    if scale.is_finite() && scale > 0.0 {
+    // Gradients are multiplied by the inverse: an infinite one makes every step overflow.
+    if scale.is_finite() && scale > 0.0 && scale.recip().is_finite() {
         Ok(scale)
     } else {
-        let allowed = "positive and finite as an f32";
+        let allowed = "positive and finite as an f32, as its inverse must be";
         Err(InvalidValue::new(field, value, allowed))
     }
 }

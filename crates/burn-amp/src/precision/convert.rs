@@ -15,6 +15,13 @@ use crate::{gradients::is_half, leaf};
 /// Burn's `load_record` gives a parameter the dtype of the *record*: load first and convert then, or set the record's
 /// `DTypePolicy::CastToModule`.
 ///
+/// `dtype` is meant to be f16 or bf16; the parameters get any other float dtype as well. Does not wait for the device.
+///
+/// # Panics
+///
+/// As Burn's `cast` where the device lacks the dtype: [`MixedPrecision::check_device`](super::MixedPrecision::check_device)
+/// asks first.
+///
 /// ```
 /// use burn::{module::Module, nn::LinearConfig, tensor::{DType, Device, FloatDType}};
 /// use burn_amp::precision::{to_full, to_half};
@@ -36,7 +43,7 @@ pub fn to_half<M: Module>(module: M, dtype: FloatDType, keep: &[ParamGroup]) -> 
 /// Turns the f16 and bf16 parameters of a model into f32, to save it or to go on in f32. Others stay.
 ///
 /// The values are those of the half-precision parameters: a [`MasterWeights`](crate::MasterWeights) optimizer knows more
-/// digits of them, which its record keeps.
+/// digits of them, which its record keeps. Does not wait for the device.
 pub fn to_full<M: Module>(module: M) -> M {
     module.map(&mut Convert {
         dtype: FloatDType::F32,

@@ -21,8 +21,11 @@ impl LossFactor {
     /// Multiplies one loss, of any rank, in f32 (in f64 if it is f64). Does not wait for the device.
     pub fn apply<const D: usize>(&self, loss: Tensor<D>) -> Tensor<D> {
         let elements = loss.shape().num_elements();
-        let seen = loss.clone().inner().reshape([elements]);
-        self.seen.borrow_mut().push(seen);
+        // `reshape` reads a 0 as "keep this dimension".
+        if elements > 0 {
+            let seen = loss.clone().inner().reshape([elements]);
+            self.seen.borrow_mut().push(seen);
+        }
         // 65536 is infinite in f16, and so would be most products with it.
         let loss = match loss.dtype() {
             DType::F64 => loss,

@@ -25,7 +25,7 @@ use crate::{
 ///
 /// # Panics
 ///
-/// If `inverse` is not one value.
+/// If `inverse` is not one value, or not all of them are on one device.
 pub fn unscale(
     list: TensorList,
     inverse: Tensor<1>,
@@ -34,6 +34,10 @@ pub fn unscale(
     let count = inverse.dims()[0];
     assert_eq!(count, 1, "`inverse` is one value, not {count}");
     let inverse = inverse.inner().cast(FloatDType::F32);
+    if let Some(first) = list.tensors.first() {
+        let device = inverse.device();
+        assert_one_device(&Device::new(first.tensor.device()), &device);
+    }
     let split = Split::new(list);
     let mut products = Vec::new();
     let mut words = None;
@@ -63,6 +67,10 @@ pub fn unscale(
 /// # Errors
 ///
 /// [`UnsupportedDType`] if the device cannot read a tensor's dtype.
+///
+/// # Panics
+///
+/// If not all tensors are on one device.
 pub fn inspect(list: TensorList) -> Result<Status, UnsupportedDType> {
     check(&list)?;
     let split = Split::new(list);
@@ -86,6 +94,10 @@ pub fn inspect(list: TensorList) -> Result<Status, UnsupportedDType> {
 /// # Errors
 ///
 /// [`UnsupportedDType`] if the device cannot read a tensor's dtype.
+///
+/// # Panics
+///
+/// If not all tensors are on one device.
 pub fn histogram(list: TensorList) -> Result<Histogram, UnsupportedDType> {
     check(&list)?;
     let split = Split::new(list);
@@ -102,8 +114,26 @@ pub fn histogram(list: TensorList) -> Result<Histogram, UnsupportedDType> {
     })
 }
 
-/// A kernel over a dtype that the device lacks would end in a panic of its compiler.
+fn assert_one_device(first: &Device, other: &Device) {
+    assert!(
+        first == other,
+        "the tensors of a list are on one device, not on {first:?} and {other:?}"
+    );
+}
+
+/// A kernel over a dtype that the device lacks would end in a panic of its compiler, and one over memory of another
+/// device in worse.
 fn check(list: &TensorList) -> Result<(), UnsupportedDType> {
+    let mut devices = list.tensors.iter().map(|entry| entry.tensor.device());
+    if let Some(first) = devices.next()
+        && let Some(other) = devices.find(|device| *device != first)
+    {
+        assert_one_device(&Device::new(first), &Device::new(other));
+    }
+    if let Some(entry) = list.tensors.iter().find(|entry| !entry.dtype.is_float()) {
+        let device = Device::new(entry.tensor.device());
+        return Err(UnsupportedDType::new(&device, entry.dtype));
+    }
     for dtype in [DType::F16, DType::BF16, DType::F64] {
         let of_dtype = |entry: &&Entry| entry.dtype == dtype && entry.elements > 0;
         let Some(entry) = list.tensors.iter().find(of_dtype) else {

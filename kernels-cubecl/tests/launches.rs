@@ -233,3 +233,14 @@ fn a_dtype_that_the_device_lacks() {
     });
     assert_eq!(launched, Vec::<&str>::new());
 }
+
+/// A kernel that reads the memory of another device would read anything.
+#[test]
+#[should_panic(expected = "are on one device")]
+#[cfg(feature = "flex")]
+fn tensors_of_two_devices_are_refused() {
+    let mut list = TensorList::new();
+    list.push(Tensor::<1>::ones([4], &Device::default()));
+    list.push(Tensor::<1>::ones([4], &Device::flex()));
+    let _ = inspect(list);
+}

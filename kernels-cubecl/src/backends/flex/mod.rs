@@ -10,7 +10,7 @@ use burn::{
     },
     tensor::{DType, Element, TensorData, bf16, f16},
 };
-use burn_flex::FlexTensor;
+use burn_flex::{FlexTensor, Layout};
 use bytemuck::Pod;
 use half::slice::HalfFloatSliceExt as Halves;
 use pulp::{Arch, Simd, WithSimd};
@@ -116,27 +116,26 @@ fn in_place<T: Real>(mut tensor: FlexTensor, inverse: T) -> (FlexTensor, Row) {
         });
         return (tensor, row);
     }
-    let shape = tensor.layout().shape().clone();
-    let tensor = tensor.to_contiguous();
-    let source = tensor
-        .as_slice::<T>()
-        .expect("contiguous, and of this dtype");
-    let (target, row) = anew(source, |source, target, row| {
+    written::<T, T>(&tensor, |source, target, row| {
         target.copy_from_slice(source);
         T::scale(target, inverse, row);
-    });
-    (FlexTensor::from_data(TensorData::new(target, shape)), row)
+    })
 }
 
 /// Whether the tensor is all of its buffer, in whatever order its dimensions are.
 fn is_whole<T>(tensor: &FlexTensor) -> bool {
     let layout = tensor.layout();
-    let strides: Vec<usize> = (layout.strides().iter())
-        .filter_map(|stride| usize::try_from(*stride).ok())
-        .collect();
-    burn_std::is_dense(layout.shape(), &strides)
-        && layout.start_offset() == 0
+    layout.start_offset() == 0
         && tensor.bytes().len() == layout.num_elements() * size_of::<T>()
+        && (layout.is_contiguous() || is_dense(layout))
+}
+
+fn is_dense(layout: &Layout) -> bool {
+    let strides = layout.strides().iter();
+    let strides: Option<Vec<usize>> = strides
+        .map(|stride| usize::try_from(*stride).ok())
+        .collect();
+    strides.is_some_and(|strides| burn_std::is_dense(layout.shape(), &strides))
 }
 
 fn widened<H>(tensor: &FlexTensor, inverse: f32) -> (FlexTensor, Row)
@@ -144,16 +143,25 @@ where
     H: Element + Pod + Sync,
     [H]: Halves,
 {
-    let shape = tensor.layout().shape().clone();
-    let tensor = tensor.to_contiguous();
-    let source = tensor
-        .as_slice::<H>()
-        .expect("contiguous, and of this dtype");
-    let (target, row) = anew(source, |source: &[H], target: &mut [f32], row| {
+    written(tensor, |source: &[H], target: &mut [f32], row| {
         widen(source, target);
         f32::scale(target, inverse, row);
-    });
-    (FlexTensor::from_data(TensorData::new(target, shape)), row)
+    })
+}
+
+/// A product in new memory, whose values lie in the order in which those of the factor do.
+fn written<S: Element + Pod + Sync, T: Real>(
+    tensor: &FlexTensor,
+    write: impl Fn(&[S], &mut [T], &mut Row) + Send + Sync,
+) -> (FlexTensor, Row) {
+    let layout = match is_whole::<S>(tensor) {
+        true => tensor.layout().clone(),
+        false => Layout::contiguous(tensor.layout().shape().clone()),
+    };
+    let (target, row) = in_any_order(tensor, |source| anew(source, write));
+    let length = target.len();
+    let product = FlexTensor::from_data(TensorData::new(target, [length]));
+    (product.with_layout(layout), row)
 }
 
 /// `half` has f16 instructions of its own; its loop over bf16 becomes SIMD in a dispatch.
@@ -208,18 +216,15 @@ fn anew<S: Sync, T: Real>(
 }
 
 fn read<T: Real>(tensor: &FlexTensor) -> Row {
-    let tensor = tensor.to_contiguous();
-    let values = tensor
-        .as_slice::<T>()
-        .expect("contiguous, and of this dtype");
-    over(values, |chunk| {
+    let look = |chunk: &[T]| {
         let mut row = Row::default();
         for block in chunk.chunks(BLOCK) {
             T::observe(block, &mut row);
         }
         row.before = row.after;
         row
-    })
+    };
+    in_any_order(tensor, |values| over(values, look))
 }
 
 fn read_half<H>(tensor: &FlexTensor) -> Row
@@ -227,11 +232,7 @@ where
     H: Element + Pod + Sync,
     [H]: Halves,
 {
-    let tensor = tensor.to_contiguous();
-    let values = tensor
-        .as_slice::<H>()
-        .expect("contiguous, and of this dtype");
-    over(values, |chunk| {
+    let look = |chunk: &[H]| {
         let mut row = Row::default();
         let mut wide = [0f32; BLOCK];
         for block in chunk.chunks(BLOCK) {
@@ -241,7 +242,17 @@ where
         }
         row.before = row.after;
         row
-    })
+    };
+    in_any_order(tensor, |values| over(values, look))
+}
+
+/// Hands out the values as they lie, or a contiguous copy where they do not fill their buffer.
+fn in_any_order<T: Element + Pod, R>(tensor: &FlexTensor, work: impl FnOnce(&[T]) -> R) -> R {
+    if is_whole::<T>(tensor) {
+        return work(tensor.storage());
+    }
+    let tensor = tensor.to_contiguous();
+    work(tensor.as_slice().expect("contiguous, and of this dtype"))
 }
 
 fn over<T: Sync>(values: &[T], work: impl Fn(&[T]) -> Row + Send + Sync) -> Row {

@@ -6,6 +6,7 @@ mod config;
 mod ema;
 mod keras;
 mod mid_window;
+mod nesting;
 mod order;
 mod recipes;
 mod support;

@@ -17,7 +17,7 @@ use super::{ClipStatus, GradientStatus, rank::with_rank, unscale::measure};
 /// unscaled. There is no way back to [`ScaledGradients`](super::ScaledGradients), so unscaling twice does
 /// not compile:
 ///
-/// ```compile_fail
+/// ```compile_fail,E0277
 /// # fn twice<M: burn::module::Module>(scaler: &burn_amp::GradScaler, once: burn_amp::UnscaledGradients, model: &M) {
 /// let twice = scaler.unscale(once, model);
 /// # }

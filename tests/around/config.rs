@@ -150,6 +150,47 @@ fn a_loss_scale_factor_outside_the_bounds_is_named_as_such() {
     assert_eq!(config.init().unwrap().scaler().loss_scale(), 128.0);
 }
 
+/// JSON has no infinity of its own.
+#[test]
+fn an_infinite_threshold_goes_through_json() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("config.json");
+    for threshold in [f64::INFINITY, 0.1, 1.0, 1e300] {
+        let group = ClipGroup::new(
+            ParamGroup::from_predicate("bias"),
+            GradientClipConfig::Norm(threshold),
+        );
+        let config = sgd()
+            .with_clip(Some(GradientClipConfig::GlobalNorm(threshold)))
+            .with_clip_groups(Some(vec![group.clone()]));
+        config.save(&path).unwrap();
+        let loaded = ScaledOptimizerConfig::load(&path).unwrap();
+        assert_eq!(loaded.clip, config.clip);
+        assert_eq!(loaded.clip_groups.as_ref().unwrap()[0].clip, group.clip);
+        assert!(loaded.init().is_ok());
+    }
+}
+
+/// What cannot be used is not hidden by a file either, and the format of the others stays.
+#[test]
+fn thresholds_in_json() {
+    let load = |text: &str| GradientClipConfig::load_binary(text.as_bytes());
+    let exact = r#"{"GlobalNorm":1.5}"#;
+    assert_eq!(load(exact).unwrap(), GradientClipConfig::GlobalNorm(1.5));
+    let whole = r#"{"Value":2}"#;
+    assert_eq!(load(whole).unwrap(), GradientClipConfig::Value(2.0));
+    let config = GradientClipConfig::GlobalNorm(1.5);
+    assert_eq!(config.to_string().replace([' ', '\n'], ""), exact);
+    assert!(load(r#"{"GlobalNorm":null}"#).is_err());
+    assert!(load(r#"{"GlobalNorm":"large"}"#).is_err());
+
+    let nan = GradientClipConfig::Value(f64::NAN).to_string();
+    let Err(AmpError::InvalidValue(error)) = load(&nan).unwrap().init() else {
+        panic!("{nan} was accepted");
+    };
+    assert_eq!((error.field(), error.value()), ("clip value", "NaN"));
+}
+
 #[test]
 fn another_optimizer_can_be_put_in() {
     let config = sgd().with_accumulation(Some(AccumulationConfig::new(3)));

@@ -1,6 +1,7 @@
 //! What stands between unscaling and the next step: clipping, accumulation, averages of the weights, several losses.
 
 mod accumulation;
+mod changed_gradients;
 mod clip;
 mod config;
 mod ema;

@@ -199,7 +199,7 @@ impl GradScaler {
         if grads.has_overflow() {
             return Ok(module);
         }
-        Ok(optim.step(lr.into(), module, grads.into_params()))
+        Ok(optim.step(lr.into(), module, grads.into_tested()))
     }
 
     /// Ends the iteration: backs the scale off if any of its steps was skipped, counts towards growth if not.
@@ -257,7 +257,8 @@ impl GradScaler {
         self.last_outcome
     }
 
-    /// What the gradients of the last step were like; none before the first, and of a disabled scaler.
+    /// What the gradients of the last step were like, before clipping; none before the first, and of a disabled scaler
+    /// that does not clip.
     pub fn last_status(&self) -> Option<&GradientStatus> {
         self.last_status.as_ref()
     }
@@ -345,7 +346,9 @@ impl GradScaler {
 
     /// Keeps the status for those who ask for it later.
     pub(super) fn remember(&mut self, grads: &UnscaledGradients) {
-        self.last_status = self.enabled.then(|| grads.status().clone());
+        // A disabled scaler knows something only where clipping has measured.
+        let known = self.enabled || grads.status().elements() > 0;
+        self.last_status = known.then(|| grads.status().clone());
     }
 
     pub(super) fn underflow_check(&mut self, grads: &UnscaledGradients) {

@@ -59,8 +59,8 @@ pub struct ScalerReading {
     pub growth_tracker: u32,
     /// Whether the step was skipped; none before the first step.
     pub outcome: Option<StepOutcome>,
-    /// The L2 norm of the unscaled gradients of the step, over their finite values; none before the first step and
-    /// of a disabled scaler.
+    /// The L2 norm of the unscaled gradients of the step before clipping, over their finite values; none before the first
+    /// step, and of a disabled scaler that does not clip.
     pub gradient_norm: Option<f64>,
     /// The largest magnitude among the finite unscaled gradients; none as for the norm.
     pub max_abs_gradient: Option<f64>,

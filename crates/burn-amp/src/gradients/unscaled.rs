@@ -8,6 +8,7 @@ use std::collections::HashSet;
 
 use super::{
     ClipStatus, GradientStatus,
+    in_full::in_full,
     rank::with_rank,
     unscale::{measure, summarize},
 };
@@ -165,13 +166,18 @@ impl UnscaledGradients {
             .map(|entry| (entry.path.as_str(), entry.id))
     }
 
-    /// Multiplies every gradient by a number, on its device and in its dtype; does not wait. To clip by a norm, see
-    /// [`clip`](Self::clip).
+    /// Multiplies every gradient by a number, on its device; does not wait. Dtypes stay; f16 and bf16 gradients are
+    /// multiplied in f32, so that the factor is not rounded. To clip by a norm, see [`clip`](Self::clip).
+    ///
+    /// A product that overflows is found by [`clip`](Self::clip) alone.
     pub fn mul_scalar(self, factor: f64) -> Self {
         self.map(&mut MulScalar(factor))
     }
 
-    /// Replaces every gradient by what `mapper` makes of it, in the module's order.
+    /// Replaces every gradient by what `mapper` makes of it, in the module's order. Does not wait for the device, unless
+    /// `mapper` does.
+    ///
+    /// What `mapper` makes is tested by [`clip`](Self::clip) alone.
     pub fn map<F: GradientMapper>(mut self, mapper: &mut F) -> Self {
         self.measures = None;
         for entry in &self.entries {
@@ -186,8 +192,11 @@ impl UnscaledGradients {
 
     /// Adds `weight` times other gradients to these: of another loss, of a penalty. Does not wait for the device.
     ///
-    /// The sum overflows, and its step is skipped, if either of the two does. The rest of the status is that of `self`. A
-    /// gradient that only `other` has is taken over. Both must be of the same module.
+    /// Taken in f32 for f16 and bf16 gradients (f64 for f64 ones); a sum has the dtype that the gradient of `self` had. A
+    /// gradient that only `other` has is taken over, times `weight`, in its dtype. Both must be of the same module.
+    ///
+    /// The sum overflows, and its step is skipped, if either of the two does. The rest of the status is that of `self`, until
+    /// [`clip`](Self::clip) measures the sum.
     ///
     /// # Panics
     ///
@@ -198,8 +207,10 @@ impl UnscaledGradients {
             with_rank!(entry.rank, D => {
                 if let Some(grad) = other.params.remove::<D>(entry.id) {
                     let sum = match self.params.remove::<D>(entry.id) {
-                        Some(sum) => burn_amp_kernels::blend(sum, grad, 1.0, weight),
-                        None => grad.mul_scalar(weight),
+                        Some(sum) => in_full(sum, |sum| {
+                            burn_amp_kernels::blend(sum, grad, 1.0, weight)
+                        }),
+                        None => in_full(grad, |grad| grad.mul_scalar(weight)),
                     };
                     self.params.register(entry.id, sum);
                 }
@@ -210,6 +221,7 @@ impl UnscaledGradients {
         self.entries
             .extend(added.filter(|entry| !known.contains(&entry.id)));
         self.status.join(other.status);
+        self.tested |= other.tested;
         self
     }
 
@@ -220,7 +232,6 @@ impl UnscaledGradients {
                 continue;
             }
             with_rank!(entry.rank, D => {
-        self.tested |= other.tested;
                 if let Some(grad) = self.params.remove::<D>(entry.id) {
                     self.params.register(entry.id, grad.cast(entry.parameter));
                     entry.gradient = entry.parameter;
@@ -250,7 +261,7 @@ struct MulScalar(f64);
 
 impl GradientMapper for MulScalar {
     fn map<const D: usize>(&mut self, _path: &str, _id: ParamId, grad: Tensor<D>) -> Tensor<D> {
-        grad.mul_scalar(self.0)
+        in_full(grad, |grad| grad.mul_scalar(self.0))
     }
 }
 
@@ -271,7 +282,7 @@ impl Clone for UnscaledGradients {
             status: self.status.clone(),
             measures: self.measures.clone(),
             settled: self.settled,
+            tested: self.tested,
         }
     }
 }
-            tested: self.tested,

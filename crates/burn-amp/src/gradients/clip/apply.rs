@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::{ClipNorm, ClipStatus, GradientClip, GradientClipConfig};
 use crate::{
     error::AmpError,
-    gradients::{Entry, GradientMapper, UnscaledGradients, unscale::norm},
+    gradients::{Entry, GradientMapper, UnscaledGradients, in_full::in_full, unscale::norm},
 };
 
 /// What `torch.nn.utils.clip_grad_norm_` adds to the norm.
@@ -66,7 +66,8 @@ struct Limits(HashMap<ParamId, Limit>);
 impl GradientMapper for Limits {
     fn map<const D: usize>(&mut self, _path: &str, id: ParamId, grad: Tensor<D>) -> Tensor<D> {
         match self.0.get(&id) {
-            Some(Limit::Multiply(factor)) => grad.mul_scalar(*factor),
+            Some(Limit::Multiply(factor)) => in_full(grad, |grad| grad.mul_scalar(*factor)),
+            // Rounding the threshold is rounding the result: no need to widen.
             Some(Limit::Clamp(threshold)) => grad.clamp(-threshold, *threshold),
             None => grad,
         }

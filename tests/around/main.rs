@@ -11,4 +11,5 @@ mod mid_window;
 mod nesting;
 mod order;
 mod recipes;
+mod skipped_windows;
 mod support;

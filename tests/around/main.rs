@@ -8,6 +8,7 @@ mod ema;
 mod half_gradients;
 mod keras;
 mod mid_window;
+mod monitor;
 mod nesting;
 mod order;
 mod recipes;

@@ -218,6 +218,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// a window ([`OverflowRule::SkipWindow`](crate::OverflowRule)).
     pub fn discard(&mut self, grads: impl Into<StepGradients>) {
         self.options.discard(&mut self.scaler, grads.into());
+        self.monitor.publish(&self.scaler);
     }
 
     /// As [`step`](Self::step), with gradients that several devices computed at the present loss scale.

@@ -19,8 +19,8 @@ use super::{
 /// [`GradientDType::Parameter`](super::GradientDType::Parameter) was asked for; of a disabled scaler, as they
 /// came. They may be read and changed (clipped, say) before
 /// [`GradScaler::step`](crate::GradScaler::step); whether the step is skipped was decided when they were
-/// unscaled, or when [`clip`](Self::clip) measured them again after a change. There is no way back to [`ScaledGradients`](super::ScaledGradients), so unscaling twice does
-/// not compile:
+/// unscaled, or when [`clip`](Self::clip) measured them again after a change. There is no way back to
+/// [`ScaledGradients`](super::ScaledGradients), so unscaling twice does not compile:
 ///
 /// ```compile_fail,E0277
 /// # fn twice<M: burn::module::Module>(scaler: &burn_amp::GradScaler, once: burn_amp::UnscaledGradients, model: &M) {

@@ -3,11 +3,12 @@
 use burn::{
     config::Config,
     module::ParamGroup,
+    nn::LinearConfig,
     optim::{
         AdaGradConfig, AdafactorConfig, AdamConfig, AdamWConfig, AdanConfig, LambConfig,
         LionConfig, MuonConfig, RmsPropConfig, SgdConfig, decay::WeightDecayConfig,
     },
-    tensor::DType,
+    tensor::{DType, Device, Tensor},
 };
 use burn_amp::{
     AccumulationConfig, AmpError, ClipGroup, EmaConfig, GradScalerConfig, GradientClipConfig,
@@ -15,7 +16,7 @@ use burn_amp::{
     WindowReduction,
 };
 
-use crate::support::Pair;
+use crate::support::{Pair, values};
 
 fn sgd() -> ScaledOptimizerConfig {
     ScaledOptimizerConfig::new(SgdConfig::new().into())
@@ -95,9 +96,23 @@ fn every_optimizer_of_burn() {
         let moved = optim.step(0.1, model.clone(), grads);
         assert_ne!(moved.values(), model.values(), "{text}");
     }
-    // Muon steps matrices only.
-    let muon = InnerOptimizerConfig::from(MuonConfig::new());
-    ScaledOptimizerConfig::new(muon).init().unwrap();
+}
+
+/// Muon steps matrices only: it gets a layer without a bias.
+#[test]
+fn muon() {
+    let device = Device::flex().autodiff();
+    let layer = LinearConfig::new(4, 4).with_bias(false).init(&device);
+    let config = ScaledOptimizerConfig::new(MuonConfig::new().into());
+    let mut optim = config.init().unwrap();
+    let loss = layer.forward(Tensor::<2>::ones([2, 4], &device)).sum();
+    let grads = optim.backward(loss, &layer);
+    let moved = optim.step(0.1, layer.clone(), grads);
+    assert_eq!(
+        optim.scaler().last_outcome(),
+        Some(burn_amp::StepOutcome::Applied)
+    );
+    assert_ne!(values(moved.weight.val()), values(layer.weight.val()));
 }
 
 #[test]
@@ -111,6 +126,69 @@ fn a_loss_scale_factor_is_a_static_scale() {
         };
         assert_eq!(error.field(), "loss_scale_factor");
     }
+}
+
+#[test]
+fn a_loss_scale_factor_outside_the_bounds_is_named_as_such() {
+    let scaler = GradScalerConfig::new()
+        .with_min_scale(Some(2.0))
+        .with_max_scale(Some(1e6));
+    for factor in [1.0, 2e6] {
+        let config = sgd()
+            .with_scaler(scaler.clone())
+            .with_loss_scale_factor(Some(factor));
+        let Err(AmpError::InvalidValue(error)) = config.init() else {
+            panic!("{factor} was accepted");
+        };
+        assert_eq!(error.field(), "loss_scale_factor");
+        assert_eq!(error.value(), factor.to_string());
+        assert!(error.allowed().contains("`min_scale` (2)"), "{error}");
+    }
+    let config = sgd()
+        .with_scaler(scaler)
+        .with_loss_scale_factor(Some(128.0));
+    assert_eq!(config.init().unwrap().scaler().loss_scale(), 128.0);
+}
+
+/// JSON has no infinity of its own.
+#[test]
+fn an_infinite_threshold_goes_through_json() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("config.json");
+    for threshold in [f64::INFINITY, 0.1, 1.0, 1e300] {
+        let group = ClipGroup::new(
+            ParamGroup::from_predicate("bias"),
+            GradientClipConfig::Norm(threshold),
+        );
+        let config = sgd()
+            .with_clip(Some(GradientClipConfig::GlobalNorm(threshold)))
+            .with_clip_groups(Some(vec![group.clone()]));
+        config.save(&path).unwrap();
+        let loaded = ScaledOptimizerConfig::load(&path).unwrap();
+        assert_eq!(loaded.clip, config.clip);
+        assert_eq!(loaded.clip_groups.as_ref().unwrap()[0].clip, group.clip);
+        assert!(loaded.init().is_ok());
+    }
+}
+
+/// What cannot be used is not hidden by a file either, and the format of the others stays.
+#[test]
+fn thresholds_in_json() {
+    let load = |text: &str| GradientClipConfig::load_binary(text.as_bytes());
+    let exact = r#"{"GlobalNorm":1.5}"#;
+    assert_eq!(load(exact).unwrap(), GradientClipConfig::GlobalNorm(1.5));
+    let whole = r#"{"Value":2}"#;
+    assert_eq!(load(whole).unwrap(), GradientClipConfig::Value(2.0));
+    let config = GradientClipConfig::GlobalNorm(1.5);
+    assert_eq!(config.to_string().replace([' ', '\n'], ""), exact);
+    assert!(load(r#"{"GlobalNorm":null}"#).is_err());
+    assert!(load(r#"{"GlobalNorm":"large"}"#).is_err());
+
+    let nan = GradientClipConfig::Value(f64::NAN).to_string();
+    let Err(AmpError::InvalidValue(error)) = load(&nan).unwrap().init() else {
+        panic!("{nan} was accepted");
+    };
+    assert_eq!((error.field(), error.value()), ("clip value", "NaN"));
 }
 
 #[test]

@@ -1,11 +1,16 @@
 //! What stands between unscaling and the next step: clipping, accumulation, averages of the weights, several losses.
 
 mod accumulation;
+mod changed_gradients;
 mod clip;
 mod config;
 mod ema;
+mod half_gradients;
 mod keras;
 mod mid_window;
+mod monitor;
+mod nesting;
 mod order;
 mod recipes;
+mod skipped_windows;
 mod support;

@@ -12,7 +12,7 @@ pub enum AmpError {
     #[error(transparent)]
     InvalidValue(#[from] InvalidValue),
 
-    /// Gradients overflow and a lower loss scale is no longer to be had, or was tried too often.
+    /// Gradients overflow and a lower loss scale is no longer to be had, was tried too often, or does not help.
     ///
     /// The step was counted as skipped; parameters, optimizer state and loss scale are as they were.
     #[error(
@@ -24,7 +24,7 @@ pub enum AmpError {
     LossScaleExhausted {
         /// The loss scale at which the gradients overflowed.
         scale: f32,
-        /// Skipped steps in a row, this one included.
+        /// Skipped steps, dropped micro-batches or skipped windows in a row, this one included.
         skips: u64,
         /// The path of the first parameter, in the module's order, whose gradient overflows.
         parameter: String,

@@ -23,6 +23,7 @@ mod accumulation;
 mod clip;
 mod dtype;
 mod histogram;
+mod in_full;
 mod pass;
 pub(crate) mod rank;
 mod scaled;

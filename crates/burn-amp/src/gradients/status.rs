@@ -24,7 +24,8 @@ impl GradientStatus {
         self.gradients
     }
 
-    /// The number of values that were looked at: 0 if there are no gradients or the scaler is disabled.
+    /// The number of values that were looked at: 0 if there are no gradients, or if the scaler is disabled and they were not
+    /// clipped.
     pub fn elements(&self) -> u64 {
         self.elements
     }
@@ -34,7 +35,7 @@ impl GradientStatus {
         self.non_finite
     }
 
-    /// Whether any value is infinite or NaN: then the step is skipped.
+    /// Whether any value is infinite or NaN: then the step is skipped, unless the scaler is disabled.
     pub fn has_overflow(&self) -> bool {
         self.non_finite > 0
     }

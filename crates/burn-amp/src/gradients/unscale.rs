@@ -80,11 +80,14 @@ pub(crate) fn pass_through<M: Module>(mut grads: GradientsParams, module: &M) ->
         gradients: entries.len(),
         ..Default::default()
     };
-    UnscaledGradients::new(target, entries, status, None)
+    UnscaledGradients::new(target, entries, status, None).untested()
 }
 
 /// Measures gradients that were taken from a module before, one status for each entry. Waits for each device once.
-pub(crate) fn measure(grads: &GradientsParams, entries: &[Entry]) -> Vec<TensorStatus> {
+pub(super) fn measure(
+    grads: &GradientsParams,
+    entries: &[Entry],
+) -> Result<Vec<TensorStatus>, UnsupportedDType> {
     let (mut pass, mut positions) = (Pass::default(), Vec::new());
     for (position, entry) in entries.iter().enumerate() {
         with_rank!(entry.rank, D => {
@@ -95,12 +98,10 @@ pub(crate) fn measure(grads: &GradientsParams, entries: &[Entry]) -> Vec<TensorS
         }, _rank => ());
     }
     let mut statuses = vec![TensorStatus::default(); entries.len()];
-    // Unscaled gradients were written by this very device.
-    let found = pass.inspect().unwrap_or_else(|error| panic!("{error}"));
-    for (position, status) in positions.into_iter().zip(found) {
+    for (position, status) in positions.into_iter().zip(pass.inspect()?) {
         statuses[position] = status;
     }
-    statuses
+    Ok(statuses)
 }
 
 /// Measures gradients as they are, in f32 (f64 for f64 gradients), and leaves them untouched.
@@ -260,7 +261,7 @@ impl ModuleVisitor for Look<'_> {
     }
 }
 
-fn summarize(entries: &[Entry], statuses: &[TensorStatus]) -> GradientStatus {
+pub(super) fn summarize(entries: &[Entry], statuses: &[TensorStatus]) -> GradientStatus {
     let mut status = GradientStatus {
         gradients: entries.len(),
         ..Default::default()

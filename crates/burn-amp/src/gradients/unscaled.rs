@@ -3,10 +3,15 @@ use burn::{
     optim::GradientsParams,
     tensor::{DType, Tensor},
 };
-use burn_amp_kernels::TensorStatus;
+use burn_amp_kernels::{TensorStatus, UnsupportedDType};
 use std::collections::HashSet;
 
-use super::{ClipStatus, GradientStatus, rank::with_rank, unscale::measure};
+use super::{
+    ClipStatus, GradientStatus,
+    in_full::in_full,
+    rank::with_rank,
+    unscale::{measure, summarize},
+};
 
 /// Gradients after unscaling, with what the same pass has found in them.
 ///
@@ -14,10 +19,10 @@ use super::{ClipStatus, GradientStatus, rank::with_rank, unscale::measure};
 /// [`GradientDType::Parameter`](super::GradientDType::Parameter) was asked for; of a disabled scaler, as they
 /// came. They may be read and changed (clipped, say) before
 /// [`GradScaler::step`](crate::GradScaler::step); whether the step is skipped was decided when they were
-/// unscaled. There is no way back to [`ScaledGradients`](super::ScaledGradients), so unscaling twice does
-/// not compile:
+/// unscaled, or when [`clip`](Self::clip) measured them again after a change. There is no way back to
+/// [`ScaledGradients`](super::ScaledGradients), so unscaling twice does not compile:
 ///
-/// ```compile_fail
+/// ```compile_fail,E0277
 /// # fn twice<M: burn::module::Module>(scaler: &burn_amp::GradScaler, once: burn_amp::UnscaledGradients, model: &M) {
 /// let twice = scaler.unscale(once, model);
 /// # }
@@ -31,6 +36,8 @@ pub struct UnscaledGradients {
     measures: Option<Vec<TensorStatus>>,
     /// Whether the loss scale has learned from these gradients already.
     settled: bool,
+    /// Whether an overflow skips the step: not with a disabled scaler, whatever was measured.
+    tested: bool,
 }
 
 /// What is known of one gradient beside its values.
@@ -64,7 +71,14 @@ impl UnscaledGradients {
             status,
             measures,
             settled: false,
+            tested: true,
         }
+    }
+
+    /// Gradients of a disabled scaler.
+    pub(super) fn untested(mut self) -> Self {
+        self.tested = false;
+        self
     }
 
     /// Gradients from which the loss scale has learned already, micro-batch by micro-batch.
@@ -77,26 +91,31 @@ impl UnscaledGradients {
         self.settled
     }
 
-    /// What is in each gradient, in the order of the entries. Waits for the device only if that is not known.
-    pub(super) fn measures(&mut self) -> Vec<TensorStatus> {
-        match self.measures.take() {
-            Some(measures) => measures,
-            None => measure(&self.params, &self.entries),
+    /// What is in each gradient, in the order of the entries. If that is not known, waits for the device, and makes the
+    /// status that of the gradients as they are.
+    pub(super) fn measured(&mut self) -> Result<Vec<TensorStatus>, UnsupportedDType> {
+        if let Some(measures) = self.measures.take() {
+            return Ok(measures);
         }
+        let measures = measure(&self.params, &self.entries)?;
+        self.status = summarize(&self.entries, &measures);
+        Ok(measures)
     }
 
     pub(super) fn set_clip(&mut self, clip: ClipStatus) {
         self.status.clip = Some(clip);
     }
 
-    /// What the unscaling pass has found. Changes made to the gradients since are not in it.
+    /// What the unscaling pass has found. Changes made to the gradients since are not in it, until [`clip`](Self::clip)
+    /// measures them; of a disabled scaler there is only their number before.
     pub fn status(&self) -> &GradientStatus {
         &self.status
     }
 
-    /// Whether a gradient holds an infinity or a NaN, so that the step will be skipped.
+    /// Whether a gradient holds an infinity or a NaN, so that the step will be skipped. Never with a disabled scaler,
+    /// which skips nothing.
     pub fn has_overflow(&self) -> bool {
-        self.status.has_overflow()
+        self.tested && self.status.has_overflow()
     }
 
     /// Burn's own container of the unscaled gradients.
@@ -104,7 +123,9 @@ impl UnscaledGradients {
         &self.params
     }
 
-    /// Burn's own container, to replace gradients one by one; those of a parameter that had none are not stepped on.
+    /// Burn's own container, to replace gradients one by one: by others of the same shape, dtype and device.
+    /// [`GradScaler::step`](crate::GradScaler::step) leaves out those of a parameter that had none. What is put in is tested
+    /// by [`clip`](Self::clip) alone.
     pub fn params_mut(&mut self) -> &mut GradientsParams {
         self.measures = None;
         &mut self.params
@@ -113,6 +134,20 @@ impl UnscaledGradients {
     /// Burn's own container, to step an optimizer by hand. The status is lost, and with it the decision to skip.
     pub fn into_params(self) -> GradientsParams {
         self.params
+    }
+
+    /// The gradients to step with: not those that came in by [`params_mut`](Self::params_mut) for other parameters, of which
+    /// nothing was tested.
+    pub(crate) fn into_tested(mut self) -> GradientsParams {
+        let mut tested = GradientsParams::new();
+        for entry in &self.entries {
+            with_rank!(entry.rank, D => {
+                if let Some(grad) = self.params.remove::<D>(entry.id) {
+                    tested.register(entry.id, grad);
+                }
+            }, _rank => ());
+        }
+        tested
     }
 
     /// The gradient of a parameter, if it has one. A handle to the same memory; does not wait.
@@ -131,13 +166,18 @@ impl UnscaledGradients {
             .map(|entry| (entry.path.as_str(), entry.id))
     }
 
-    /// Multiplies every gradient by a number, on its device and in its dtype; does not wait. To clip by a norm, see
-    /// [`clip`](Self::clip).
+    /// Multiplies every gradient by a number, on its device; does not wait. Dtypes stay; f16 and bf16 gradients are
+    /// multiplied in f32, so that the factor is not rounded. To clip by a norm, see [`clip`](Self::clip).
+    ///
+    /// A product that overflows is found by [`clip`](Self::clip) alone.
     pub fn mul_scalar(self, factor: f64) -> Self {
         self.map(&mut MulScalar(factor))
     }
 
-    /// Replaces every gradient by what `mapper` makes of it, in the module's order.
+    /// Replaces every gradient by what `mapper` makes of it, in the module's order. Does not wait for the device, unless
+    /// `mapper` does.
+    ///
+    /// What `mapper` makes is tested by [`clip`](Self::clip) alone.
     pub fn map<F: GradientMapper>(mut self, mapper: &mut F) -> Self {
         self.measures = None;
         for entry in &self.entries {
@@ -152,8 +192,11 @@ impl UnscaledGradients {
 
     /// Adds `weight` times other gradients to these: of another loss, of a penalty. Does not wait for the device.
     ///
-    /// The sum overflows, and its step is skipped, if either of the two does. The rest of the status is that of `self`. A
-    /// gradient that only `other` has is taken over. Both must be of the same module.
+    /// Taken in f32 for f16 and bf16 gradients (f64 for f64 ones); a sum has the dtype that the gradient of `self` had. A
+    /// gradient that only `other` has is taken over, times `weight`, in its dtype. Both must be of the same module.
+    ///
+    /// The sum overflows, and its step is skipped, if either of the two does. The rest of the status is that of `self`, until
+    /// [`clip`](Self::clip) measures the sum.
     ///
     /// # Panics
     ///
@@ -164,8 +207,10 @@ impl UnscaledGradients {
             with_rank!(entry.rank, D => {
                 if let Some(grad) = other.params.remove::<D>(entry.id) {
                     let sum = match self.params.remove::<D>(entry.id) {
-                        Some(sum) => burn_amp_kernels::blend(sum, grad, 1.0, weight),
-                        None => grad.mul_scalar(weight),
+                        Some(sum) => in_full(sum, |sum| {
+                            burn_amp_kernels::blend(sum, grad, 1.0, weight)
+                        }),
+                        None => in_full(grad, |grad| grad.mul_scalar(weight)),
                     };
                     self.params.register(entry.id, sum);
                 }
@@ -176,6 +221,7 @@ impl UnscaledGradients {
         self.entries
             .extend(added.filter(|entry| !known.contains(&entry.id)));
         self.status.join(other.status);
+        self.tested |= other.tested;
         self
     }
 
@@ -215,7 +261,7 @@ struct MulScalar(f64);
 
 impl GradientMapper for MulScalar {
     fn map<const D: usize>(&mut self, _path: &str, _id: ParamId, grad: Tensor<D>) -> Tensor<D> {
-        grad.mul_scalar(self.0)
+        in_full(grad, |grad| grad.mul_scalar(self.0))
     }
 }
 
@@ -236,6 +282,7 @@ impl Clone for UnscaledGradients {
             status: self.status.clone(),
             measures: self.measures.clone(),
             settled: self.settled,
+            tested: self.tested,
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::{
     error::AmpError,
     gradients::{AccumulationConfig, ClipGroup, GradientClip, GradientClipConfig},
     loss_scale::InvalidValue,
-    scaler::{GradScalerConfig, ModuleOptim},
+    scaler::{GradScaler, GradScalerConfig, ModuleOptim},
 };
 
 /// All of a [`ScaledOptimizer`] in one Burn [`Config`], saved to and loaded from JSON: the optimizer, the loss scale, and
@@ -42,7 +42,8 @@ pub struct ScaledOptimizerConfig {
     /// The loss scale.
     #[config(default = "GradScalerConfig::new()")]
     pub scaler: GradScalerConfig,
-    /// A constant loss scale in place of the scaler's schedule: Keras's `loss_scale_factor`. Positive.
+    /// A constant loss scale in place of the scaler's schedule: Keras's `loss_scale_factor`. Positive, and within the
+    /// scaler's `min_scale` and `max_scale`.
     pub loss_scale_factor: Option<f64>,
     /// How the gradients of all parameters are clipped.
     pub clip: Option<GradientClipConfig>,
@@ -71,15 +72,7 @@ impl ScaledOptimizerConfig {
     ///
     /// As [`init`](Self::init).
     pub fn wrap<O: ModuleOptim>(&self, optim: O) -> Result<ScaledOptimizer<O>, AmpError> {
-        let mut scaler = self.scaler.clone();
-        if let Some(factor) = self.loss_scale_factor {
-            if !(factor > 0.0 && (factor as f32).is_finite() && factor as f32 > 0.0) {
-                let allowed = "positive and finite as an f32";
-                return Err(InvalidValue::new("loss_scale_factor", factor, allowed).into());
-            }
-            scaler = scaler.with_dynamic(false).with_init_scale(factor);
-        }
-        let mut optim = ScaledOptimizer::new(optim, scaler.init()?);
+        let mut optim = ScaledOptimizer::new(optim, self.init_scaler()?);
         let mut clip = match &self.clip {
             Some(clip) => clip.init()?,
             None => GradientClip::groups(),
@@ -98,5 +91,19 @@ impl ScaledOptimizerConfig {
             optim = optim.with_ema(ema.clone())?;
         }
         Ok(optim)
+    }
+
+    fn init_scaler(&self) -> Result<GradScaler, AmpError> {
+        let Some(factor) = self.loss_scale_factor else {
+            return self.scaler.init();
+        };
+        let scaler = self.scaler.clone().with_dynamic(false);
+        // The factor stands in for the initial scale: an error names what the user has set.
+        match scaler.with_init_scale(factor).init() {
+            Err(AmpError::InvalidValue(error)) if error.field() == "init_scale" => {
+                Err(InvalidValue::new("loss_scale_factor", factor, error.allowed()).into())
+            }
+            result => result,
+        }
     }
 }

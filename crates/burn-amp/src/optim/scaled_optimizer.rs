@@ -150,9 +150,9 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ///
     /// # Errors
     ///
-    /// [`AmpError::LossScaleExhausted`] if the gradients overflow and the loss scale cannot be lowered any more,
-    /// [`AmpError::HalfPrecisionParameter`] if a parameter is in half precision and the inner optimizer cannot
-    /// combine it with an f32 gradient; see [`GradScaler::try_step`]. [`AmpError::UnsupportedDType`] if a gradient's
+    /// [`AmpError::LossScaleExhausted`] if the gradients overflow and the loss scale cannot be lowered any more, or after too
+    /// many skips in a row, [`AmpError::HalfPrecisionParameter`] if a parameter is in half precision and the inner optimizer
+    /// cannot combine it with an f32 gradient; see [`GradScaler::try_step`]. [`AmpError::UnsupportedDType`] if a gradient's
     /// device cannot compute in the gradient's dtype.
     pub fn try_step<M: Module>(
         &mut self,
@@ -218,6 +218,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// a window ([`OverflowRule::SkipWindow`](crate::OverflowRule)).
     pub fn discard(&mut self, grads: impl Into<StepGradients>) {
         self.options.discard(&mut self.scaler, grads.into());
+        self.monitor.publish(&self.scaler);
     }
 
     /// As [`step`](Self::step), with gradients that several devices computed at the present loss scale.

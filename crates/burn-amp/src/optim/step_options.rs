@@ -68,7 +68,7 @@ impl StepOptions {
         grads: UnscaledGradients,
     ) -> Result<M, AmpError> {
         let grads = match &self.clip {
-            Some(clip) => grads.clip(clip),
+            Some(clip) => grads.try_clip(clip)?,
             None => grads,
         };
         let applied = !grads.has_overflow();

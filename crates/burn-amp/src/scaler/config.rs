@@ -52,7 +52,8 @@ pub struct GradScalerConfig {
     /// When tolerated overflows are granted anew.
     #[config(default = "HysteresisRefill::OnGrowth")]
     pub hysteresis_refill: HysteresisRefill,
-    /// How many steps in a row may be skipped: one more ends the run. None: any number.
+    /// How many steps in a row may be skipped, micro-batches dropped, or windows of clean micro-batches skipped because
+    /// their sum overflows: one more ends the run. None: any number.
     #[config(default = "Some(50)")]
     pub max_consecutive_skips: Option<u32>,
     /// The dtype in which the optimizer gets the gradients of half-precision parameters.

@@ -16,6 +16,8 @@ pub struct StepCounters {
     dropped: u64,
     #[serde(skip_serializing_if = "is_zero")]
     discarded: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    skipped_windows: u64,
 }
 
 fn is_zero(count: &u64) -> bool {
@@ -74,6 +76,19 @@ impl StepCounters {
 
     pub(super) fn record_discarded(&mut self) {
         self.discarded += 1;
+    }
+
+    /// Windows in a row whose micro-batches were clean, but not their sum. Clean micro-batches between them end no row.
+    pub(super) fn skipped_windows(&self) -> u64 {
+        self.skipped_windows
+    }
+
+    pub(super) fn add_skipped_window(&mut self) {
+        self.skipped_windows += 1;
+    }
+
+    pub(super) fn reset_skipped_windows(&mut self) {
+        self.skipped_windows = 0;
     }
 
     pub(super) fn add_consecutive_skip(&mut self) {

@@ -59,7 +59,8 @@ impl GradScaler {
         self
     }
 
-    /// How many steps in a row may be skipped: one more is [`AmpError::LossScaleExhausted`]. None: any number.
+    /// How many steps in a row may be skipped, micro-batches dropped, or windows of clean micro-batches skipped because their
+    /// sum overflows: one more is [`AmpError::LossScaleExhausted`]. None: any number.
     pub fn with_max_consecutive_skips(mut self, skips: Option<u32>) -> Self {
         self.max_consecutive_skips = skips;
         self
@@ -181,7 +182,8 @@ impl GradScaler {
     /// # Errors
     ///
     /// [`AmpError::LossScaleExhausted`] if the gradients overflow where the scale cannot be lowered or after
-    /// `max_consecutive_skips` skips in a row; the step is counted as skipped.
+    /// `max_consecutive_skips` skips in a row; the step is counted as skipped. Of a window whose micro-batches were tested one
+    /// by one ([`OverflowRule::SkipMicroBatch`](crate::OverflowRule)) only the latter: its sum overflows by itself.
     /// [`AmpError::HalfPrecisionParameter`] if the optimizer cannot combine a parameter with its gradient, and
     /// [`AmpError::UpdateMissing`] if these parameters were stepped already; nothing is counted then. Neither
     /// parameters, optimizer state nor loss scale change on any of them.
@@ -199,7 +201,7 @@ impl GradScaler {
         if grads.has_overflow() {
             return Ok(module);
         }
-        Ok(optim.step(lr.into(), module, grads.into_params()))
+        Ok(optim.step(lr.into(), module, grads.into_tested()))
     }
 
     /// Ends the iteration: backs the scale off if any of its steps was skipped, counts towards growth if not.
@@ -257,7 +259,8 @@ impl GradScaler {
         self.last_outcome
     }
 
-    /// What the gradients of the last step were like; none before the first, and of a disabled scaler.
+    /// What the gradients of the last step were like, before clipping; none before the first, and of a disabled scaler
+    /// that does not clip.
     pub fn last_status(&self) -> Option<&GradientStatus> {
         self.last_status.as_ref()
     }
@@ -300,37 +303,62 @@ impl GradScaler {
         if !grads.has_overflow() {
             self.last_outcome = Some(StepOutcome::Applied);
             self.counters.record(StepOutcome::Applied);
+            if grads.is_settled() {
+                self.counters.reset_skipped_windows();
+            }
             self.iteration.record(grads);
             return Ok(());
         }
         self.last_outcome = Some(StepOutcome::Skipped);
         self.counters.record(StepOutcome::Skipped);
-        if !grads.is_settled() {
-            // Two optimizers that overflow in one iteration are one reason to back off, not two.
-            if !self.iteration.has_skip() {
-                self.counters.add_consecutive_skip();
+        let error = match grads.is_settled() {
+            true => self.skip_window(grads),
+            false => {
+                // Two optimizers that overflow in one iteration are one reason to back off, not two.
+                if !self.iteration.has_skip() {
+                    self.counters.add_consecutive_skip();
+                }
+                self.exhausted(grads)
             }
-            if let Some(error) = self.exhausted(grads) {
-                self.end_iteration();
-                return Err(error);
-            }
+        };
+        if let Some(error) = error {
+            self.end_iteration();
+            return Err(error);
         }
         self.iteration.record(grads);
         Ok(())
     }
 
+    /// Counts a window whose micro-batches were clean and whose sum overflows: no loss scale is too high there, and none
+    /// helps. The error that ends the run if it is one too many.
+    fn skip_window(&mut self, grads: &UnscaledGradients) -> Option<AmpError> {
+        self.counters.add_skipped_window();
+        let parameter = grads.status().overflow_parameter().unwrap_or("?");
+        log::warn!(
+            "window skipped: the sum of its micro-batches overflows, first in `{parameter}`, though each of them is finite"
+        );
+        let skips = self.counters.skipped_windows();
+        self.is_too_many(skips).then(|| self.error(skips, grads))
+    }
+
     /// The error that ends the run if this overflow is one too many.
     pub(super) fn exhausted(&self, grads: &UnscaledGradients) -> Option<AmpError> {
         let skips = self.counters.consecutive_skips();
-        let too_many = self
-            .max_consecutive_skips
-            .is_some_and(|max| skips > u64::from(max));
+        (self.is_too_many(skips) || self.schedule.is_at_floor()).then(|| self.error(skips, grads))
+    }
+
+    fn is_too_many(&self, skips: u64) -> bool {
+        self.max_consecutive_skips
+            .is_some_and(|max| skips > u64::from(max))
+    }
+
+    fn error(&self, skips: u64, grads: &UnscaledGradients) -> AmpError {
         let parameter = grads.status().overflow_parameter();
-        (too_many || self.schedule.is_at_floor()).then(|| AmpError::LossScaleExhausted {
+        AmpError::LossScaleExhausted {
             scale: self.schedule.scale(),
             skips,
             parameter: parameter.unwrap_or("?").to_string(),
-        })
+        }
     }
 
     /// Moves the schedule; `skip` is what an overflow did, for the log.
@@ -345,7 +373,9 @@ impl GradScaler {
 
     /// Keeps the status for those who ask for it later.
     pub(super) fn remember(&mut self, grads: &UnscaledGradients) {
-        self.last_status = self.enabled.then(|| grads.status().clone());
+        // A disabled scaler knows something only where clipping has measured.
+        let known = self.enabled || grads.status().elements() > 0;
+        self.last_status = known.then(|| grads.status().clone());
     }
 
     pub(super) fn underflow_check(&mut self, grads: &UnscaledGradients) {

@@ -34,7 +34,7 @@ use burn::{
 ///
 /// [`ScaledOptimizer`](crate::ScaledOptimizer) itself does not implement it: scaling twice does not compile.
 ///
-/// ```compile_fail
+/// ```compile_fail,E0277
 /// # fn nest(inner: burn_amp::ScaledOptimizer<burn::optim::ModuleOptimizer>, scaler: burn_amp::GradScaler) {
 /// let twice = burn_amp::ScaledOptimizer::new(inner, scaler);
 /// # }

@@ -4,11 +4,14 @@ use std::sync::{
 };
 
 use super::GradScaler;
-use crate::{gradients::GradientStatus, loss_scale::StepOutcome};
+use crate::{
+    gradients::{ClipStatus, GradientStatus},
+    loss_scale::StepOutcome,
+};
 
 /// Steps that are remembered: metrics run in a thread of their own, and may be this far behind.
 const SLOTS: usize = 128;
-const FIELDS: usize = 9;
+const FIELDS: usize = 13;
 
 /// A view of a loss scaler at work, for metrics, a progress bar, or threads of one's own.
 ///
@@ -53,19 +56,28 @@ pub struct ScalerReading {
     pub steps: u64,
     /// Skipped steps so far.
     pub skipped: u64,
-    /// Skipped steps in a row, up to this one.
+    /// Skipped steps in a row, up to this one; or dropped micro-batches.
     pub consecutive_skips: u64,
+    /// Micro-batches so far that were left out of an accumulation window because they overflowed; no steps.
+    pub dropped: u64,
+    /// Gradients so far that were thrown away with `discard`; no steps.
+    pub discarded: u64,
     /// Clean steps in a row since the loss scale last moved.
     pub growth_tracker: u32,
     /// Whether the step was skipped; none before the first step.
     pub outcome: Option<StepOutcome>,
-    /// The L2 norm of the unscaled gradients of the step, over their finite values; none before the first step and
-    /// of a disabled scaler.
+    /// The L2 norm of the unscaled gradients of the step before clipping, over their finite values; none before the first
+    /// step, and of a disabled scaler that does not clip.
     pub gradient_norm: Option<f64>,
     /// The largest magnitude among the finite unscaled gradients; none as for the norm.
     pub max_abs_gradient: Option<f64>,
     /// The share of gradient values that are exactly zero, from 0 to 1; none as for the norm.
     pub zero_gradients: Option<f64>,
+    /// The number of gradients (tensors) that clipping has changed; none if the step was not clipped.
+    pub clipped_gradients: Option<u64>,
+    /// The smallest number by which a group's gradients were multiplied to meet its global norm: 1 where they were within;
+    /// none if no group is clipped by its global norm.
+    pub clip_coefficient: Option<f64>,
     /// Whether a step has made this reading, and not a state that was loaded.
     pub(crate) is_step: bool,
 }
@@ -139,16 +151,21 @@ impl ScalerReading {
     fn of(scaler: &GradScaler, is_step: bool) -> Self {
         let counters = scaler.counters();
         let status = scaler.last_status();
+        let clip = status.and_then(GradientStatus::clip);
         Self {
             loss_scale: scaler.loss_scale(),
             steps: counters.steps(),
             skipped: counters.skipped(),
             consecutive_skips: counters.consecutive_skips(),
+            dropped: counters.dropped(),
+            discarded: counters.discarded(),
             growth_tracker: scaler.growth_tracker(),
             outcome: scaler.last_outcome(),
             gradient_norm: status.map(GradientStatus::norm),
             max_abs_gradient: status.map(GradientStatus::max_abs),
             zero_gradients: status.map(GradientStatus::zero_share),
+            clipped_gradients: clip.map(|clip| clip.clipped() as u64),
+            clip_coefficient: clip.and_then(ClipStatus::smallest_coefficient),
             is_step,
         }
     }
@@ -159,17 +176,26 @@ impl ScalerReading {
             Some(StepOutcome::Applied) => 1,
             Some(StepOutcome::Skipped) => 2,
         };
+        let flags = outcome
+            | u64::from(self.gradient_norm.is_some()) << 2
+            | u64::from(self.is_step) << 3
+            | u64::from(self.clipped_gradients.is_some()) << 4
+            | u64::from(self.clip_coefficient.is_some()) << 5;
         let bits = |value: Option<f64>| value.unwrap_or_default().to_bits();
         [
             self.loss_scale.to_bits().into(),
             self.steps,
             self.skipped,
             self.consecutive_skips,
+            self.dropped,
+            self.discarded,
             self.growth_tracker.into(),
-            outcome | u64::from(self.gradient_norm.is_some()) << 2 | u64::from(self.is_step) << 3,
+            flags,
             bits(self.gradient_norm),
             bits(self.max_abs_gradient),
             bits(self.zero_gradients),
+            self.clipped_gradients.unwrap_or_default(),
+            bits(self.clip_coefficient),
         ]
     }
 
@@ -179,11 +205,15 @@ impl ScalerReading {
             steps,
             skipped,
             in_a_row,
+            dropped,
+            discarded,
             tracker,
             flags,
             norm,
             max_abs,
             zeros,
+            clipped,
+            coefficient,
         ] = fields;
         let measured = |bits: u64| (flags & 4 != 0).then(|| f64::from_bits(bits));
         Self {
@@ -191,6 +221,8 @@ impl ScalerReading {
             steps,
             skipped,
             consecutive_skips: in_a_row,
+            dropped,
+            discarded,
             growth_tracker: tracker as u32,
             outcome: match flags & 3 {
                 1 => Some(StepOutcome::Applied),
@@ -200,6 +232,8 @@ impl ScalerReading {
             gradient_norm: measured(norm),
             max_abs_gradient: measured(max_abs),
             zero_gradients: measured(zeros),
+            clipped_gradients: (flags & 16 != 0).then_some(clipped),
+            clip_coefficient: (flags & 32 != 0).then(|| f64::from_bits(coefficient)),
             is_step: flags & 8 != 0,
         }
     }

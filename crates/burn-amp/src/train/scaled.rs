@@ -114,9 +114,9 @@ impl<M: Module> Scaled<M> {
         };
         let before = self.inner.clone();
         let unscaled = self.scaler.try_unscale(grads, &self.inner);
-        let clipped = unscaled.map(|grads| match &self.clip {
-            Some(clip) => grads.clip(clip),
-            None => grads,
+        let clipped = unscaled.and_then(|grads| match &self.clip {
+            Some(clip) => grads.try_clip(clip),
+            None => Ok(grads),
         });
         let stepped =
             clipped.and_then(|grads| self.scaler.try_step(&mut optim, lr, self.inner, grads));

@@ -3,7 +3,10 @@ use burn_amp_kernels::TensorStatus;
 use std::collections::HashMap;
 
 use super::{ClipNorm, ClipStatus, GradientClip, GradientClipConfig};
-use crate::gradients::{Entry, GradientMapper, UnscaledGradients, unscale::norm};
+use crate::{
+    error::AmpError,
+    gradients::{Entry, GradientMapper, UnscaledGradients, in_full::in_full, unscale::norm},
+};
 
 /// What `torch.nn.utils.clip_grad_norm_` adds to the norm.
 const EPSILON: f64 = 1e-6;
@@ -12,26 +15,43 @@ impl UnscaledGradients {
     /// Clips the gradients; the norms before clipping stay in the [`status`](Self::status).
     ///
     /// The norms are those that the unscaling pass has found, so there is no second pass to find them, and gradients
-    /// within their threshold are not touched at all; others are multiplied or limited on their device. Only if gradients
-    /// were changed since (by [`map`](Self::map), [`mul_scalar`](Self::mul_scalar), [`params_mut`](Self::params_mut)) or
-    /// came from a disabled scaler are they measured again, which waits for the device.
+    /// within their threshold are not touched at all; others are multiplied or limited on their device, and keep shape and
+    /// dtype. Does not wait for the device, with one exception: gradients that were changed since (by [`map`](Self::map),
+    /// [`mul_scalar`](Self::mul_scalar), [`add`](Self::add), [`params_mut`](Self::params_mut), or by clipping before) and
+    /// those of a disabled scaler are measured first, in one pass and one wait, and the status is that of this pass.
     ///
-    /// Gradients that overflow stay as they are: the step is skipped, and clipping an infinity would hide it.
-    pub fn clip(mut self, clip: &GradientClip) -> Self {
+    /// Gradients that overflow stay as they are: the step is skipped, and clipping an infinity would hide it. That holds
+    /// for an overflow that is found only now, too. A disabled scaler skips nothing: the step is taken unclipped.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_clip`](Self::try_clip) returns an error, with its message.
+    pub fn clip(self, clip: &GradientClip) -> Self {
+        self.try_clip(clip)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`clip`](Self::clip), for runs that want to handle a failure.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::UnsupportedDType`] if gradients have to be measured and a gradient's device cannot compute in the
+    /// gradient's dtype.
+    pub fn try_clip(mut self, clip: &GradientClip) -> Result<Self, AmpError> {
         if self.has_overflow() {
-            return self;
+            return Ok(self);
         }
-        let statuses = self.measures();
+        let statuses = self.measured()?;
+        // Also what a change, or a disabled scaler, has let through: clipped, it would look like a gradient.
         if statuses.iter().any(|status| status.non_finite > 0) {
-            // A disabled scaler, or a change by the user: what clipping hid would be lost in the parameters.
-            return self;
+            return Ok(self);
         }
         let (mut limits, status) = plan(clip, self.entries(), &statuses);
         if status.clipped > 0 {
             self = self.map(&mut limits);
         }
         self.set_clip(status);
-        self
+        Ok(self)
     }
 }
 
@@ -46,7 +66,8 @@ struct Limits(HashMap<ParamId, Limit>);
 impl GradientMapper for Limits {
     fn map<const D: usize>(&mut self, _path: &str, id: ParamId, grad: Tensor<D>) -> Tensor<D> {
         match self.0.get(&id) {
-            Some(Limit::Multiply(factor)) => grad.mul_scalar(*factor),
+            Some(Limit::Multiply(factor)) => in_full(grad, |grad| grad.mul_scalar(*factor)),
+            // Rounding the threshold is rounding the result: no need to widen.
             Some(Limit::Clamp(threshold)) => grad.clamp(-threshold, *threshold),
             None => grad,
         }

@@ -2,21 +2,32 @@ use burn::{
     config::Config,
     module::{ParamGroup, ParamId},
 };
+use serde::{Deserialize, Serialize};
 
 use crate::{error::AmpError, loss_scale::InvalidValue};
 
 /// One way to clip gradients, as Burn's `GradientClippingConfig`, with the global norm beside it.
 ///
-/// The threshold is positive; infinity measures and never clips.
-#[derive(Config, Debug, PartialEq)]
+/// The threshold is in the unit of the unscaled gradients. It is positive; infinity, `"inf"` in JSON, measures and never
+/// clips. Clipping by a norm is from "On the difficulty of training recurrent neural networks" (Pascanu et al., 2013).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum GradientClipConfig {
     /// Every value is limited to `-threshold..=threshold`. Keras's `clipvalue`, `torch.nn.utils.clip_grad_value_`.
-    Value(f64),
+    Value(#[serde(with = "super::threshold")] f64),
     /// Each parameter's gradient whose L2 norm exceeds the threshold is shortened to it. Keras's `clipnorm`.
-    Norm(f64),
+    Norm(#[serde(with = "super::threshold")] f64),
     /// All gradients of the group, as one vector, are multiplied by `threshold / (norm + 1e-6)` where that is below 1.
     /// `torch.nn.utils.clip_grad_norm_`, whose 1e-6 is kept; Keras's `global_clipnorm`, DeepSpeed's `gradient_clipping`.
-    GlobalNorm(f64),
+    GlobalNorm(#[serde(with = "super::threshold")] f64),
+}
+
+// By hand: the derive refuses an attribute at a threshold.
+impl Config for GradientClipConfig {}
+
+impl std::fmt::Display for GradientClipConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&burn::config::config_to_json(self))
+    }
 }
 
 impl GradientClipConfig {

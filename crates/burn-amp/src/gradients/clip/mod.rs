@@ -21,6 +21,7 @@
 mod apply;
 mod config;
 mod status;
+mod threshold;
 
 pub use config::{ClipGroup, GradientClip, GradientClipConfig};
 pub use status::{ClipNorm, ClipStatus};

@@ -15,6 +15,11 @@ impl ClipStatus {
     pub fn clipped(&self) -> usize {
         self.clipped
     }
+
+    pub(crate) fn smallest_coefficient(&self) -> Option<f64> {
+        let coefficients = self.norms.iter().map(ClipNorm::coefficient);
+        coefficients.min_by(f64::total_cmp)
+    }
 }
 
 /// The global norm of one group.

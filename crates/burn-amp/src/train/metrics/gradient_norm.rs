@@ -1,10 +1,10 @@
 use super::averaged::{Averaged, averaged_metric};
 use crate::scaler::{ScalerMonitor, ScalerReading};
 
-/// The L2 norm of all unscaled gradients, for `SupervisedTraining::metric_train_numeric`.
+/// The L2 norm of all unscaled gradients before clipping, for `SupervisedTraining::metric_train_numeric`.
 ///
-/// An epoch's value is the mean over its steps. Skipped steps are left out, and so is everything with a disabled scaler,
-/// which measures nothing. Reads host values; never waits for the device. Reports the error of a run that fails; see
+/// An epoch's value is the mean over its steps. Skipped steps are left out, and so is everything with a disabled scaler
+/// that does not clip: it measures nothing. Reads host values; never waits for the device. Reports the error of a run that fails; see
 /// [`ScalerMonitor::interrupter`].
 #[derive(Clone)]
 pub struct GradientNormMetric {
@@ -27,5 +27,5 @@ impl GradientNormMetric {
 
 averaged_metric!(
     GradientNormMetric,
-    "The L2 norm of the unscaled gradients of all parameters"
+    "The L2 norm of the unscaled gradients of all parameters, before clipping"
 );

@@ -1,0 +1,147 @@
+//! Gradients that were changed after unscaling: what clipping finds in them, and what is stepped on.
+
+use burn::{
+    module::ParamId,
+    optim::SgdConfig,
+    tensor::{DType, Tensor},
+};
+use burn_amp::{
+    GradScaler, GradScalerConfig, GradientClip, GradientMapper, ScaledOptimizer, StepOutcome,
+    UnscaledGradients,
+};
+
+use crate::support::Pair;
+
+const WEIGHT: [f32; 6] = [3.0, 0.0, 0.0, 0.0, 0.0, 0.0];
+const BIAS: [f32; 4] = [4.0, 0.0, 0.0, 0.0];
+
+fn scaler() -> GradScaler {
+    let config = GradScalerConfig::new().with_init_scale(1024.0);
+    config.init().unwrap()
+}
+
+fn unscaled(scaler: &GradScaler, model: &Pair, factor: f32) -> UnscaledGradients {
+    let scale = scaler.loss_scale();
+    let (weight, bias) = (WEIGHT.map(|x| x * factor), BIAS.map(|x| x * factor));
+    scaler.unscale(model.gradients(weight, bias, scale), model)
+}
+
+fn clips() -> [GradientClip; 3] {
+    [
+        GradientClip::by_value(0.5).unwrap(),
+        GradientClip::by_norm(0.5).unwrap(),
+        GradientClip::by_global_norm(0.5).unwrap(),
+    ]
+}
+
+/// Divides the bias's gradient by zero.
+struct Spoil;
+
+impl GradientMapper for Spoil {
+    fn map<const D: usize>(&mut self, path: &str, _id: ParamId, grad: Tensor<D>) -> Tensor<D> {
+        match path {
+            "bias" => grad.div_scalar(0.0),
+            _ => grad,
+        }
+    }
+}
+
+/// Every way to change gradients; all of them leave something in the bias's that is not finite.
+fn spoiled(scaler: &GradScaler, model: &Pair) -> [UnscaledGradients; 4] {
+    let grads = || unscaled(scaler, model, 1.0);
+    let mut replaced = grads();
+    let bad = Tensor::<1>::from_floats([0.0, f32::NAN, 9.0, 9.0], &model.bias.device().inner());
+    replaced.params_mut().register(model.bias.id, bad);
+    let huge = unscaled(scaler, model, 2f32.powi(110));
+    [
+        grads().mul_scalar(1e38),
+        grads().map(&mut Spoil),
+        replaced,
+        grads().add(huge, 1e38),
+    ]
+}
+
+#[test]
+fn clipping_that_finds_an_overflow_skips_the_step() {
+    for clip in clips() {
+        let model = Pair::zeros(DType::F32);
+        for grads in spoiled(&scaler(), &model) {
+            let (mut scaler, mut optim) = (scaler(), SgdConfig::new().init());
+            assert!(!grads.has_overflow());
+            let grads = grads.clip(&clip);
+            assert!(grads.has_overflow());
+            assert!(grads.status().overflow_parameter().is_some());
+            assert_eq!(grads.status().clip(), None);
+
+            let model = scaler.step(&mut optim, 1.0, model.clone(), grads);
+            assert_eq!(model.values(), [0.0; 10]);
+            assert_eq!(scaler.last_outcome(), Some(StepOutcome::Skipped));
+            assert_eq!(scaler.update(), Some(StepOutcome::Skipped));
+            assert_eq!(scaler.loss_scale(), 512.0);
+        }
+    }
+}
+
+#[test]
+fn what_clipping_measures_anew_is_in_status_and_monitor() {
+    let model = Pair::zeros(DType::F32);
+    let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), scaler());
+    let monitor = optim.monitor();
+    let grads = || unscaled(&scaler(), &model, 1.0);
+    for (grads, norm) in [
+        (grads(), 5.0),
+        (grads().mul_scalar(3.0), 15.0),
+        (grads().add(grads(), 1.0), 10.0),
+    ] {
+        let grads = grads.clip(&GradientClip::by_global_norm(1.0).unwrap());
+        // Before clipping.
+        assert_eq!(grads.status().norm(), norm);
+        assert_eq!(grads.status().clip().unwrap().norms()[0].norm(), norm);
+        optim.step(1.0, model.clone(), grads);
+        assert_eq!(optim.scaler().last_status().unwrap().norm(), norm);
+        assert_eq!(monitor.last().gradient_norm, Some(norm));
+        assert_eq!(
+            monitor.last().max_abs_gradient.unwrap(),
+            norm * f64::from(BIAS[0]) / 5.0
+        );
+    }
+}
+
+#[test]
+fn a_disabled_scaler_tells_what_clipping_has_measured_and_skips_nothing() {
+    let disabled = GradScalerConfig::new().with_enabled(false).init().unwrap();
+    let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), disabled)
+        .with_clipping(GradientClip::by_global_norm(1.0).unwrap());
+    let model = Pair::zeros(DType::F32);
+    let moved = optim.step(1.0, model.clone(), model.gradients(WEIGHT, BIAS, 1.0));
+    assert!((moved.values()[0] + 0.6).abs() < 1e-6);
+    let status = optim.scaler().last_status().unwrap();
+    assert_eq!(status.norm(), 5.0);
+    assert_eq!(status.clip().unwrap().clipped(), 2);
+    assert_eq!(optim.monitor().last().gradient_norm, Some(5.0));
+
+    // Without a loss scale, an overflow is not the scaler's to hide: the step is taken as it is.
+    let mut weight = WEIGHT;
+    weight[1] = f32::INFINITY;
+    let moved = optim.step(1.0, model.clone(), model.gradients(weight, BIAS, 1.0));
+    assert_eq!(&moved.values()[..2], [-3.0, f32::NEG_INFINITY]);
+    assert_eq!(optim.scaler().counters().skipped(), 0);
+    let status = optim.scaler().last_status().unwrap();
+    assert_eq!((status.non_finite(), status.clip()), (1, None));
+}
+
+#[test]
+fn a_gradient_of_a_parameter_that_had_none_is_not_stepped_on() {
+    let model = Pair::zeros(DType::F32);
+    let mut scaler = scaler();
+    let mut some = model.gradients(WEIGHT, BIAS, 1024.0);
+    some.remove::<1>(model.bias.id);
+    let mut grads = scaler.unscale(some, &model);
+    let put_in = Tensor::<1>::ones([4], &model.bias.device().inner());
+    grads.params_mut().register(model.bias.id, put_in);
+
+    let mut optim = SgdConfig::new().init();
+    let model = scaler.step(&mut optim, 1.0, model, grads);
+    assert_eq!(model.values()[0], -3.0);
+    assert_eq!(model.values()[6..], [0.0; 4]);
+}

@@ -1,5 +1,6 @@
 //! Typed gradients: [`ScaledGradients`] carry the loss scale, [`UnscaledGradients`] do not, and no
-//! function takes the second for the first, so gradients cannot be unscaled twice.
+//! function takes the second for the first, so gradients cannot be unscaled twice (unless
+//! [`into_params`](UnscaledGradients::into_params) takes them out of their type).
 //!
 //! ```
 //! use burn::{module::Module, nn::LinearConfig, tensor::{Device, Distribution, Tensor}};

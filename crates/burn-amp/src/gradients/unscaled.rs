@@ -94,11 +94,12 @@ impl UnscaledGradients {
     /// What is in each gradient, in the order of the entries. If that is not known, waits for the device, and makes the
     /// status that of the gradients as they are.
     pub(super) fn measured(&mut self) -> Result<Vec<TensorStatus>, UnsupportedDType> {
-        if let Some(measures) = self.measures.take() {
-            return Ok(measures);
+        if let Some(measures) = &self.measures {
+            return Ok(measures.clone());
         }
         let measures = measure(&self.params, &self.entries)?;
         self.status = summarize(&self.entries, &measures);
+        self.measures = Some(measures.clone());
         Ok(measures)
     }
 
@@ -131,7 +132,10 @@ impl UnscaledGradients {
         &mut self.params
     }
 
-    /// Burn's own container, to step an optimizer by hand. The status is lost, and with it the decision to skip.
+    /// Burn's own container, to step an optimizer of Burn's by hand. The status is lost, and with it the decision to skip.
+    ///
+    /// The type that kept them from being unscaled again is lost too: [`ScaledOptimizer::step`](crate::ScaledOptimizer::step)
+    /// takes Burn's container for scaled gradients.
     pub fn into_params(self) -> GradientsParams {
         self.params
     }

@@ -39,9 +39,11 @@ mod error;
 pub mod gradients;
 mod leaf;
 pub mod loss_scale;
+mod module_path;
 pub mod optim;
 mod param_tensors;
 pub mod precision;
+mod rank;
 mod record;
 pub mod scaler;
 #[cfg(feature = "train")]

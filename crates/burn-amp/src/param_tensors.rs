@@ -6,7 +6,7 @@ use burn::{
 };
 use std::{any::Any, collections::BTreeMap, fmt, sync::Arc};
 
-use crate::gradients::rank::with_rank;
+use crate::rank::with_rank;
 
 /// Tensors by parameter id. What was loaded stays on the host until a parameter's device is known.
 ///

@@ -24,12 +24,13 @@ mod clip;
 mod dtype;
 mod histogram;
 mod pass;
-pub(crate) mod rank;
 mod scaled;
 mod status;
 mod step;
 mod unscale;
 mod unscaled;
+
+use crate::rank;
 
 pub(crate) use accumulation::WindowState;
 pub use accumulation::{AccumulationConfig, AccumulationWindow, OverflowRule, WindowReduction};

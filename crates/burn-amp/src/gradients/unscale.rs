@@ -8,12 +8,11 @@ use burn::{
 use burn_amp_kernels::{TensorStatus, UnsupportedDType};
 use std::collections::HashSet;
 
-use crate::error::AmpError;
-
 use super::{
     GradientDType, GradientStatus, UnscaledGradients, dtype::working_dtype, pass::Pass,
-    rank::with_rank, unscaled::Entry,
+    unscaled::Entry,
 };
+use crate::{error::AmpError, module_path::ModulePath, rank::with_rank};
 
 /// Divides the gradients of `module`'s parameters by the scale and measures the result.
 ///
@@ -150,7 +149,7 @@ pub(super) fn look<M: Module>(grads: &GradientsParams, module: &M) -> (Vec<Entry
 /// Takes the gradients out of their container.
 struct Walk {
     source: GradientsParams,
-    path: Path,
+    path: ModulePath,
     entries: Vec<Entry>,
     pass: Pass,
 }
@@ -159,7 +158,7 @@ impl Walk {
     fn new(source: GradientsParams) -> Self {
         Self {
             source,
-            path: Path::default(),
+            path: ModulePath::default(),
             entries: Vec::new(),
             pass: Pass::default(),
         }
@@ -212,7 +211,7 @@ struct Look<'a> {
     grads: &'a GradientsParams,
     measure: bool,
     seen: HashSet<ParamId>,
-    path: Path,
+    path: ModulePath,
     entries: Vec<Entry>,
     pass: Pass,
 }
@@ -223,7 +222,7 @@ impl<'a> Look<'a> {
             grads,
             measure,
             seen: HashSet::new(),
-            path: Path::default(),
+            path: ModulePath::default(),
             entries: Vec::new(),
             pass: Pass::default(),
         }
@@ -286,24 +285,4 @@ pub(super) fn norm(norms: impl Iterator<Item = f64> + Clone) -> f64 {
     }
     let squares: f64 = norms.map(|norm| (norm / largest).powi(2)).sum();
     largest * squares.sqrt()
-}
-
-/// The path of the parameter being visited, as optimizers and records name it.
-#[derive(Default)]
-struct Path {
-    segments: Vec<String>,
-}
-
-impl Path {
-    fn enter(&mut self, name: &str) {
-        self.segments.push(name.to_string());
-    }
-
-    fn exit(&mut self) {
-        self.segments.pop();
-    }
-
-    fn join(&self) -> String {
-        self.segments.join(".")
-    }
 }

@@ -14,6 +14,7 @@ use crate::{
         pass_through, unscale,
     },
     loss_scale::StepOutcome,
+    module_path::ModulePath,
 };
 
 impl GradScaler {
@@ -151,7 +152,7 @@ impl GradScaler {
             optim,
             grads,
             dtype: self.gradient_dtype(),
-            path: Vec::new(),
+            path: ModulePath::default(),
             refused: None,
         };
         module.visit(&mut check);
@@ -163,17 +164,17 @@ struct Accepts<'a, O> {
     optim: &'a O,
     grads: &'a GradientsParams,
     dtype: GradientDType,
-    path: Vec<String>,
+    path: ModulePath,
     refused: Option<AmpError>,
 }
 
 impl<O: ModuleOptim> ModuleVisitor for Accepts<'_, O> {
     fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_string());
+        self.path.enter(name);
     }
 
     fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
+        self.path.exit();
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
@@ -184,7 +185,7 @@ impl<O: ModuleOptim> ModuleVisitor for Accepts<'_, O> {
         let gradient = DType::from(self.dtype.for_parameter(parameter));
         if !self.optim.accepts(parameter, gradient) {
             self.refused = Some(AmpError::HalfPrecisionParameter {
-                parameter: self.path.join("."),
+                parameter: self.path.join(),
                 parameter_dtype: parameter,
                 gradient_dtype: gradient,
             });

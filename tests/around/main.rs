@@ -8,4 +8,5 @@ mod keras;
 mod mid_window;
 mod order;
 mod recipes;
+mod standalone;
 mod support;

@@ -2,7 +2,6 @@ use burn::{
     module::{Module, ModuleVisitor, Param, ParamId},
     tensor::Tensor,
 };
-use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 
 use super::{EmaConfig, overwrite::overwrite};
@@ -21,15 +20,8 @@ use crate::{gradients::working_dtype, param_tensors::ParamTensors};
 #[derive(Clone, Debug)]
 pub struct Ema {
     config: EmaConfig,
-    averages: ParamTensors,
-    updates: u64,
-}
-
-/// What a record keeps beside the averages.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct EmaState {
-    pub(crate) updates: u64,
+    pub(super) averages: ParamTensors,
+    pub(super) updates: u64,
 }
 
 impl Ema {
@@ -93,21 +85,6 @@ impl Ema {
     /// Replaces the parameters by their averages: the end of the training, as Keras's `finalize_variable_values`.
     pub fn finalize<M: Module>(&self, module: M) -> M {
         overwrite(module, &self.averages)
-    }
-
-    pub(crate) fn averages(&self) -> &ParamTensors {
-        &self.averages
-    }
-
-    pub(crate) fn state(&self) -> EmaState {
-        EmaState {
-            updates: self.updates,
-        }
-    }
-
-    pub(crate) fn restore(&mut self, state: &EmaState, averages: ParamTensors) {
-        self.updates = state.updates;
-        self.averages = averages;
     }
 
     /// Starts afresh.

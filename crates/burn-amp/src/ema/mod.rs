@@ -1,7 +1,7 @@
 //! [`Ema`]: an exponential moving average of a model's weights, for evaluation and for the end of the training.
 //!
 //! [`ScaledOptimizer::with_ema`](crate::ScaledOptimizer::with_ema) keeps one and updates it at every step that was not
-//! skipped. By itself:
+//! skipped, in its own record. By itself, with `save` and `load` for a file of its own:
 //!
 //! ```
 //! use burn::{nn::LinearConfig, optim::SgdConfig, tensor::{Device, Distribution, Tensor}};
@@ -29,7 +29,8 @@
 mod average;
 mod config;
 mod overwrite;
+mod record;
 
 pub use average::Ema;
-pub(crate) use average::EmaState;
 pub use config::EmaConfig;
+pub use record::EmaRecord;

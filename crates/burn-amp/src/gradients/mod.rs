@@ -32,8 +32,9 @@ mod unscaled;
 
 use crate::rank;
 
-pub(crate) use accumulation::WindowState;
-pub use accumulation::{AccumulationConfig, AccumulationWindow, OverflowRule, WindowReduction};
+pub use accumulation::{
+    AccumulationConfig, AccumulationWindow, AccumulationWindowRecord, OverflowRule, WindowReduction,
+};
 pub use clip::{ClipGroup, ClipNorm, ClipStatus, GradientClip, GradientClipConfig};
 pub use dtype::GradientDType;
 pub(crate) use dtype::{is_half, working_dtype};

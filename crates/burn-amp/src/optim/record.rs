@@ -43,16 +43,14 @@ impl ScaledOptimizerRecord {
 
     /// The number of micro-batches in an accumulation window that was open; 0 if none was.
     pub fn window(&self) -> u32 {
-        self.around
-            .window
-            .as_ref()
-            .map_or(0, |(state, _)| state.len)
+        let window = self.around.window.as_ref();
+        window.map_or(0, |window| window.len())
     }
 
     /// The number of parameters whose averages are kept; 0 without averaging.
     pub fn averages(&self) -> usize {
         let ema = self.around.ema.as_ref();
-        ema.map_or(0, |(_, averages)| averages.len())
+        ema.map_or(0, |ema| ema.parameters())
     }
 
     /// The record without an open window: the run goes on with an empty one, or without accumulation.
@@ -147,19 +145,14 @@ impl ScaledOptimizerRecord {
 
     fn from_container(mut container: Container) -> Result<Self, AmpError> {
         let around = Around::take(&mut container)?;
-        let foreign = |reason: String| AmpError::ForeignRecord {
+        let scaler = match container.kind() {
+            Some(Kind::ScaledOptimizer) | None => container.section()?,
+            Some(_) => return Err(container.foreign("no state of an optimizer")),
+        };
+        check_names(&container).map_err(|reason| AmpError::ForeignRecord {
             origin: container.origin().to_string(),
             reason,
-        };
-        let scaler = match container.section()? {
-            Some((Kind::ScaledOptimizer, scaler)) => Some(scaler),
-            Some((Kind::GradScaler, GradScalerRecord { .. })) => {
-                let reason = "it holds a scaler's state only; load it with `GradScaler::load`";
-                return Err(foreign(reason.to_string()));
-            }
-            None => None,
-        };
-        check_names(&container).map_err(foreign)?;
+        })?;
         Ok(Self {
             container,
             scaler,

@@ -2,11 +2,14 @@
 
 #[path = "../../records/support/bits.rs"]
 mod bits;
+#[path = "../../scaler/support/capture.rs"]
+mod capture;
 mod fill;
 mod pair;
 mod run;
 
 pub use bits::{Pack, pack, parameters};
+pub use capture::captured;
 pub use fill::{filled, wave};
 pub use pair::{Pair, sgd, values};
 pub use run::Run;

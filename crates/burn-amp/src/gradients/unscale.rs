@@ -27,7 +27,7 @@ pub(crate) fn unscale<M: Module>(
     let inverse = (1.0 / scale) as f32;
     let mut walk = Walk::new(grads);
     module.visit(&mut walk);
-    walk.warn_of_strangers();
+    log_strangers(walk.source.len(), "gradients");
     let Walk {
         mut entries, pass, ..
     } = walk;
@@ -163,16 +163,6 @@ impl Walk {
             pass: Pass::default(),
         }
     }
-
-    fn warn_of_strangers(&self) {
-        if !self.source.is_empty() {
-            // As in Burn's `step`, which ignores them too.
-            log::debug!(
-                "{} gradients belong to no parameter of the module and are dropped",
-                self.source.len()
-            );
-        }
-    }
 }
 
 impl ModuleVisitor for Walk {
@@ -203,6 +193,13 @@ impl ModuleVisitor for Walk {
             gradient: grad.dtype(),
         });
         self.pass.push(grad);
+    }
+}
+
+/// As in Burn's `step`, which ignores them too.
+pub(super) fn log_strangers(count: usize, what: &str) {
+    if count > 0 {
+        log::debug!("{count} {what} belong to no parameter of the module and are dropped");
     }
 }
 

@@ -36,7 +36,8 @@ impl AccumulationWindow {
         &self.config
     }
 
-    /// The number of micro-batches in the window so far; dropped ones do not count.
+    /// The number of micro-batches in the window so far. Dropped ones do not count; those without any gradient do, as the part
+    /// of a large batch that has none would.
     pub fn len(&self) -> u32 {
         self.len
     }
@@ -52,7 +53,8 @@ impl AccumulationWindow {
     }
 
     /// The sum for a parameter, f32 or f64; none if no gradient of it was added. Scaled by the window's loss scale with
-    /// [`OverflowRule::SkipWindow`], unscaled otherwise. A handle to the same memory, on the parameter's device.
+    /// [`OverflowRule::SkipWindow`], unscaled otherwise. A handle to the same memory, on the parameter's device; does not
+    /// wait.
     pub fn sum<const D: usize>(&self, param: &Param<Tensor<D>>) -> Option<Tensor<D>> {
         self.sums.get(param.id, &param.device().inner())
     }
@@ -72,14 +74,15 @@ impl AccumulationWindow {
         self.len >= self.config.micro_batches
     }
 
-    /// The loss scale of the sums: that of the first micro-batch, for the whole window.
+    /// The loss scale of the sums: the scaler's when the first micro-batch came, for the whole window.
     pub(crate) fn scale_or(&mut self, scale: f32) -> f32 {
         *self.scale.get_or_insert(scale)
     }
 
+    /// Refuses sums that are not of this module, and gradients that cannot be added to them.
     pub(crate) fn check<M: Module>(
         &self,
-        grads: &GradientsParams,
+        grads: Option<&GradientsParams>,
         module: &M,
     ) -> Result<(), AmpError> {
         sum::check(&self.sums, grads, module)

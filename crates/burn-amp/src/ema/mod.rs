@@ -17,9 +17,11 @@
 //!     let input = Tensor::<2>::random([8, 4], Distribution::Default, &device);
 //!     let grads = scaler.unscale(scaler.backward(model.forward(input).mean(), &model), &model);
 //!     model = scaler.try_step(&mut optim, 0.1, model, grads)?;
-//!     if scaler.update() == Some(StepOutcome::Applied) {
+//!     // Of this very step: `update` gives the joint outcome of all optimizers, and none where each micro-batch moves the scale.
+//!     if scaler.last_outcome() == Some(StepOutcome::Applied) {
 //!         model = ema.update(model);
 //!     }
+//!     scaler.update();
 //! }
 //! let averaged = ema.module(&model); // to evaluate; training goes on with `model`
 //! assert_eq!(averaged.weight.id, model.weight.id);

@@ -65,6 +65,12 @@ impl Around {
         None
     }
 
+    /// Whether an optimizer that keeps averages would lose its own, or start some late in a run of so many steps.
+    pub(super) fn starts_averages_late<O>(&self, optim: &ScaledOptimizer<O>, steps: u64) -> bool {
+        let here = optim.options.ema.as_ref().filter(|_| self.ema.is_none());
+        here.is_some_and(|ema| ema.updates() > 0 || steps > 0)
+    }
+
     /// Goes on from this state, which fits.
     pub(super) fn restore<O>(self, optim: &mut ScaledOptimizer<O>) {
         if let Some(window) = &mut optim.options.window {

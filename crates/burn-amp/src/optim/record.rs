@@ -195,7 +195,8 @@ impl<O: RecordOptim> ScaledOptimizer<O> {
         ScaledOptimizerRecord::new(optimizer, scaler, Around::of(self))
     }
 
-    /// Takes over a stored state. With the record of a plain optimizer the scaler starts fresh, which the log says.
+    /// Takes over a stored state, in the place of all that is here: a window that is open here is dropped. With the record of a
+    /// plain optimizer the scaler starts fresh, and with one without averages those start anew; the log says either.
     ///
     /// Unlike Burn's, which silently starts afresh, it refuses the state of another optimizer. Burn builds the tensors on
     /// `Device::default()`, the first GPU backend that was *compiled in*: see [`RecordOptim`].
@@ -221,6 +222,12 @@ impl<O: RecordOptim> ScaledOptimizer<O> {
                 },
                 other => other,
             })?;
+        let steps = (scaler.as_ref()).map_or(0, |scaler| scaler.counters().applied());
+        if around.starts_averages_late(self, steps) {
+            log::warn!(
+                "{origin} holds no averages of the weights: they start anew, after {steps} steps"
+            );
+        }
         around.restore(self);
         match scaler {
             Some(scaler) => self.scaler_mut().load_record(scaler),

@@ -3,15 +3,18 @@
 use burn::{
     backend::{BackendTensor, DispatchTensorKind},
     module::{Param, ParamId},
+    nn::{Linear, LinearConfig},
     optim::{GradientsAccumulator, GradientsParams, MultiGradientsParams, SgdConfig},
     tensor::{DType, Device, Tensor},
 };
 use burn_amp::{
-    AccumulationConfig, AmpError, GradScalerConfig, GradientClip, GradientDType, MasterWeights,
-    OverflowRule, ScaledOptimizer, StepOutcome, WindowReduction,
+    AccumulationConfig, AccumulationWindow, AmpError, GradScalerConfig, GradientClip,
+    GradientDType, MasterWeights, OverflowRule, ScaledOptimizer, StepOutcome, WindowReduction,
 };
 
-use crate::support::{Pair, sgd, values};
+use log::Level;
+
+use crate::support::{Pair, captured, sgd, values};
 
 fn config(n: u32, rule: OverflowRule) -> AccumulationConfig {
     AccumulationConfig::new(n).with_overflow(rule)
@@ -531,8 +534,81 @@ fn with_the_scaler_alone() {
 
         let grads = gradients(&model, 0, 1024.0);
         scaler.accumulate(&mut window, grads, &model).unwrap();
-        let grads = scaler.flush(&mut window, &model).unwrap();
+        let grads = scaler.flush(&mut window, &model).unwrap().unwrap();
         assert_eq!(grads.get::<1>(model.bias.id).unwrap().dims(), [4]);
-        assert!(scaler.flush(&mut window, &model).is_none());
+        assert!(scaler.flush(&mut window, &model).unwrap().is_none());
     }
+}
+
+/// As one large batch of which a part has no gradient would.
+#[test]
+fn a_micro_batch_without_gradients_counts() {
+    for rule in RULES {
+        let mut optim = sgd().with_accumulation(config(2, rule)).unwrap();
+        let mut model = Pair::zeros(DType::F32);
+        let grads = model.gradients([2.0; 6], [4.0; 4], 1024.0);
+        model = optim.step(1.0, model, grads);
+        model = optim.step(1.0, model, GradientsParams::new());
+        assert_eq!(model.values()[5..7], [-1.0, -2.0]);
+        assert_eq!(optim.scaler().counters().applied(), 1);
+
+        // A window that has none at all is a step that moves nothing.
+        let before = optim.scaler().loss_scale();
+        for _ in 0..2 {
+            model = optim.step(1.0, model, GradientsParams::new());
+        }
+        assert_eq!(model.values()[5..7], [-1.0, -2.0]);
+        assert_eq!(optim.scaler().counters().applied(), 2);
+        assert_eq!(optim.scaler().loss_scale(), before);
+    }
+}
+
+#[test]
+fn a_window_of_another_model_is_refused_by_flush_and_stays() {
+    for rule in RULES {
+        let mut optim = sgd().with_accumulation(config(3, rule)).unwrap();
+        let mut model = Pair::zeros(DType::F32);
+        let grads = model.gradients([1.0; 6], [1.0; 4], 1024.0);
+        model = optim.step(1.0, model, grads);
+        let mut other = model.clone();
+        other.weight = other.weight.map(|weight| weight.reshape([3, 2]));
+        let error = optim.try_flush(1.0, other).unwrap_err();
+        assert!(matches!(error, AmpError::ForeignRecord { .. }), "{error}");
+        assert!(error.to_string().contains("`weight`"), "{error}");
+        assert_eq!(optim.window().unwrap().len(), 1);
+        assert_eq!(optim.flush(1.0, model).values(), [-1.0; 10]);
+    }
+}
+
+#[test]
+fn gradients_and_sums_of_no_parameter_are_dropped_and_logged() {
+    let rule = OverflowRule::SkipWindow;
+    let model = Pair::zeros(DType::F32);
+    let scaler = sgd().scaler().clone();
+    let mut window = config(3, rule).init().unwrap();
+    let add = |window: &mut AccumulationWindow, module: &Linear| {
+        let grads = model.gradients([1.0; 6], [1.0; 4], 1024.0);
+        captured(Level::Debug, || {
+            scaler.clone().accumulate(window, grads, module).unwrap();
+        })
+    };
+    let stranger = LinearConfig::new(2, 2).init(&Device::flex().autodiff());
+    let logged = add(&mut window, &stranger).join("\n");
+    assert!(
+        logged.contains("2 gradients belong to no parameter"),
+        "{logged}"
+    );
+    assert_eq!((window.len(), window.gradients()), (1, 0));
+
+    let grads = model.gradients([1.0; 6], [1.0; 4], 1024.0);
+    scaler
+        .clone()
+        .accumulate(&mut window, grads, &model)
+        .unwrap();
+    let logged = captured(Level::Debug, || {
+        let grads = scaler.clone().flush(&mut window, &stranger).unwrap();
+        assert_eq!(grads.unwrap().status().gradients(), 0);
+    });
+    let logged = logged.join("\n");
+    assert!(logged.contains("2 sums belong to no parameter"), "{logged}");
 }

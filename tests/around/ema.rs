@@ -11,7 +11,9 @@ use burn_amp::{
     AmpError, Ema, EmaConfig, GradScalerConfig, MasterWeights, MixedPrecision, ScaledOptimizer,
 };
 
-use crate::support::{Pair, parameters, sgd, values};
+use log::Level;
+
+use crate::support::{Pair, captured, parameters, sgd, values};
 
 fn ema(momentum: f64) -> Ema {
     EmaConfig::new().with_momentum(momentum).init().unwrap()
@@ -322,4 +324,60 @@ fn settings_are_checked() {
     let model = sgd().finalize(filled(1.0, DType::F32).valid());
     assert_eq!(model.values(), [1.0; 10]);
     assert_eq!(EmaConfig::default().momentum, 0.99);
+}
+
+/// A model that was built anew with other sizes, under the same ids.
+#[test]
+fn averages_of_another_shape_are_not_used_and_the_log_says_so() {
+    let mut ema = ema(0.5);
+    let model = ema.update(filled(1.0, DType::F32));
+    let mut other = filled(3.0, DType::F32);
+    let turned = |weight: Tensor<2>| Tensor::from_inner(weight.inner().reshape([3, 2]));
+    other.weight = other.weight.map(|weight| turned(weight).require_grad());
+    let logged = captured(Level::Warn, || {
+        let copy = ema.module(&other).values();
+        assert_eq!(copy[..6], [3.0; 6]);
+        assert_eq!(copy[6..], [1.0; 4]);
+    });
+    assert_eq!(logged.len(), 1, "{logged:?}");
+    assert!(logged[0].contains("`weight`"), "{logged:?}");
+
+    let logged = captured(Level::Warn, || {
+        ema.update(other.clone());
+    });
+    assert_eq!(logged.len(), 1, "{logged:?}");
+    assert!(
+        logged[0].contains("`weight`") && logged[0].contains("anew"),
+        "{logged:?}"
+    );
+    let copy = ema.module(&other).values();
+    assert_eq!((copy[0], copy[6]), (3.0, 2.0));
+    assert_eq!(captured(Level::Warn, || drop(ema.update(other))), [""; 0]);
+    assert_eq!(model.values(), [1.0; 10]);
+}
+
+/// A step without gradients is a step, to the optimizer and to the averages; so is one without parameters.
+#[test]
+fn every_step_that_was_not_skipped_is_an_update() {
+    let mut optim = sgd().with_ema(EmaConfig::new().with_momentum(0.5)).unwrap();
+    let mut model = Pair::zeros(DType::F32);
+    model = optim.step(
+        1.0,
+        model.clone(),
+        model.gradients([2.0; 6], [2.0; 4], 1024.0),
+    );
+    model = optim.step(
+        1.0,
+        model.clone(),
+        model.gradients([2.0; 6], [2.0; 4], 1024.0),
+    );
+    let average = |optim: &ScaledOptimizer<_>| optim.finalize(Pair::zeros(DType::F32)).values()[0];
+    assert_eq!(average(&optim), -3.0);
+    model = optim.step(1.0, model, GradientsParams::new());
+    assert_eq!((average(&optim), model.values()[0]), (-3.5, -4.0));
+    assert_eq!(optim.ema().unwrap().updates(), 3);
+
+    let mut ema = ema(0.5);
+    ema.update(model.no_grad());
+    assert_eq!((ema.updates(), ema.parameters()), (1, 0));
 }

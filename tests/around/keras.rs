@@ -249,9 +249,9 @@ fn replay(run: &Run) {
     let at = format!("{}, finalized", run.name());
     let model = optim.finalize(model);
     assert_close(&model.values(), &run.finalized.all(), &epsilon, &at);
-    // No more than a hair: the bound must not hide another error.
+    // Less than the tolerance itself at a value of 1: the bound must not hide another error.
     for bound in epsilon.bound {
-        assert!(bound < 1e-4, "{at}: {bound:e}");
+        assert!(bound < TOLERANCE, "{at}: {bound:e}");
     }
 }
 

@@ -13,4 +13,5 @@ mod nesting;
 mod order;
 mod recipes;
 mod skipped_windows;
+mod standalone;
 mod support;

@@ -1,7 +1,6 @@
 //! Records of an open window and of averages: resumed exactly, refused where they do not fit, readable by plain Burn.
 
 use burn::{
-    module::Module,
     optim::{AdamConfig, ModuleOptimizer, OptimizerRecord, SgdConfig},
     tensor::{Bytes, DType},
 };
@@ -9,9 +8,10 @@ use burn_amp::{
     AccumulationConfig, AmpError, EmaConfig, GradScalerRecord, MasterWeights, OverflowRule,
     RecordOptim, ScaledOptimizer, ScaledOptimizerRecord,
 };
+use log::Level;
 use tempfile::tempdir;
 
-use crate::support::{Pair, Run, pack, sgd};
+use crate::support::{Pair, Run, captured, pack, sgd};
 
 const RULES: [OverflowRule; 2] = [OverflowRule::SkipWindow, OverflowRule::SkipMicroBatch];
 const END: usize = 60;
@@ -160,6 +160,7 @@ fn what_does_not_fit_is_refused_and_nothing_changes() {
 fn a_damaged_record_leaves_window_and_averages_as_they_were() {
     let (donor, _) = trained(OverflowRule::SkipWindow);
     let whole = donor.into_bytes().unwrap().to_vec();
+    let donor = pack(donor.into_bytes().unwrap());
     let mut victim = configured(OverflowRule::SkipWindow);
     let model = Pair::zeros(DType::F32);
     let grads = model.gradients([2.0; 6], [2.0; 4], 1024.0);
@@ -170,12 +171,15 @@ fn a_damaged_record_leaves_window_and_averages_as_they_were() {
         let mut bytes = whole.clone();
         bytes[position] ^= 0x10;
         let bytes = Bytes::from_bytes_vec(bytes);
-        match victim.clone().from_bytes(bytes.clone()) {
-            Ok(()) => continue, // a byte that nothing reads: padding
-            Err(_) => refused += 1,
-        }
-        victim.from_bytes(bytes).unwrap_err();
-        assert_eq!(pack(victim.into_bytes().unwrap()), before, "at {position}");
+        let mut loaded = victim.clone();
+        // A byte that nothing reads is padding: then all of the donor is there.
+        let expected = match loaded.from_bytes(bytes) {
+            Ok(()) => &donor,
+            Err(_) => &before,
+        };
+        refused += u32::from(expected == &before);
+        let found = pack(loaded.into_bytes().unwrap());
+        assert_eq!(&found, expected, "at {position}");
     }
     assert!(refused > 50, "only {refused} changes were noticed");
     for length in (0..whole.len()).step_by(61) {
@@ -209,7 +213,11 @@ fn plain_burn_and_the_scaler_read_the_same_file() {
 fn an_older_record_starts_window_and_averages_afresh() {
     let (mut optim, model) = trained(OverflowRule::SkipWindow);
     let older = sgd().into_bytes().unwrap();
-    optim.from_bytes(older).unwrap();
+    let logged = captured(Level::Warn, || optim.from_bytes(older).unwrap());
+    assert!(
+        logged.iter().any(|line| line.contains("averages")),
+        "{logged:?}"
+    );
     assert!(optim.window().unwrap().is_empty());
     assert_eq!(optim.ema().unwrap().updates(), 0);
     assert_eq!(optim.ema().unwrap().module(&model).values(), model.values());
@@ -226,6 +234,69 @@ fn a_loaded_window_is_flushed_and_cloned_without_a_new_micro_batch() {
         assert_eq!(loaded.flush(0.1, model.clone()).values(), expected);
         assert_eq!(copy.flush(0.1, model.clone()).values(), expected);
         assert_ne!(model.values(), expected);
-        assert!(!model.valid().weight.is_require_grad());
+    }
+}
+
+/// Averages that go missing are not replaced without a word; where there were none yet, there is nothing to say.
+#[test]
+fn a_record_without_averages_starts_them_anew_and_says_so() {
+    let rule = OverflowRule::SkipWindow;
+    let with_ema = || sgd().with_ema(EmaConfig::new()).unwrap();
+    let (trained, model) = trained(rule);
+    let load = |mut optim: ScaledOptimizer<ModuleOptimizer>, record: ScaledOptimizerRecord| {
+        let logged = captured(Level::Warn, || {
+            optim.load_record(record.without_window()).unwrap();
+        });
+        (optim, logged.join("\n"))
+    };
+    let record = || trained.to_record().unwrap().without_averages();
+
+    // The averages here are lost.
+    let mut running = with_ema();
+    let _ = running.step(
+        0.1,
+        model.clone(),
+        model.gradients([1.0; 6], [1.0; 4], 1024.0),
+    );
+    assert_eq!(running.ema().unwrap().updates(), 1);
+    let (running, logged) = load(running, record());
+    assert!(logged.contains("no averages"), "{logged}");
+    assert_eq!(running.ema().unwrap().updates(), 0);
+
+    // Those of the run that is resumed were not kept.
+    let (_, logged) = load(with_ema(), record());
+    assert!(logged.contains("after 2 steps"), "{logged}");
+
+    let (_, logged) = load(with_ema(), sgd().to_record().unwrap());
+    assert_eq!(logged, "");
+    let (_, logged) = load(sgd(), record());
+    assert_eq!(logged, "");
+}
+
+/// Sums that came from a file meet the model first when they are used.
+#[test]
+fn loaded_sums_of_another_dtype_are_refused_and_stay() {
+    for rule in RULES {
+        let mut donor = configured(rule);
+        let double = Pair::zeros(DType::F64);
+        let grads = double.gradients([1.0; 6], [1.0; 4], 1024.0);
+        let _ = donor.step(0.1, double, grads);
+
+        let mut optim = configured(rule);
+        optim.from_bytes(donor.into_bytes().unwrap()).unwrap();
+        let before = pack(optim.into_bytes().unwrap());
+        let model = Pair::zeros(DType::F32);
+        let grads = model.gradients([1.0; 6], [1.0; 4], 1024.0);
+        let errors = [
+            optim.try_flush(0.1, model.clone()).unwrap_err(),
+            optim.try_step(0.1, model.clone(), grads).unwrap_err(),
+        ];
+        for error in errors {
+            assert!(matches!(error, AmpError::ForeignRecord { .. }), "{error}");
+            for part in ["`weight`", "F64", "F32"] {
+                assert!(error.to_string().contains(part), "{error}");
+            }
+        }
+        assert_eq!(pack(optim.into_bytes().unwrap()), before);
     }
 }

@@ -39,22 +39,24 @@ mod error;
 pub mod gradients;
 mod leaf;
 pub mod loss_scale;
+mod module_path;
 pub mod optim;
 mod param_tensors;
 pub mod precision;
+mod rank;
 mod record;
 pub mod scaler;
 #[cfg(feature = "train")]
 pub mod train;
 
 pub use burn_amp_kernels::{ExponentHistogram, UnsupportedDType};
-pub use ema::{Ema, EmaConfig};
+pub use ema::{Ema, EmaConfig, EmaRecord};
 pub use error::AmpError;
 pub use gradients::{
-    AccumulationConfig, AccumulationWindow, ClipGroup, ClipNorm, ClipStatus, GradientClip,
-    GradientClipConfig, GradientDType, GradientMapper, GradientStatus, OverflowRule,
-    ScaledGradients, StepGradients, UnscaledGradients, WindowReduction, histogram, inspect,
-    try_inspect,
+    AccumulationConfig, AccumulationWindow, AccumulationWindowRecord, ClipGroup, ClipNorm,
+    ClipStatus, GradientClip, GradientClipConfig, GradientDType, GradientMapper, GradientStatus,
+    OverflowRule, ScaledGradients, StepGradients, UnscaledGradients, WindowReduction, histogram,
+    inspect, try_inspect,
 };
 pub use loss_scale::{
     DynamicLossScale, DynamicSettings, HysteresisRefill, InvalidValue, LossScale, StaticLossScale,

@@ -2,11 +2,11 @@
 
 use burn::{
     module::ParamId,
-    tensor::{Device, Shape, Tensor, TensorData},
+    tensor::{DType, Device, Shape, Tensor, TensorData},
 };
 use std::{any::Any, collections::BTreeMap, fmt, sync::Arc};
 
-use crate::gradients::rank::with_rank;
+use crate::rank::with_rank;
 
 /// Tensors by parameter id. What was loaded stays on the host until a parameter's device is known.
 ///
@@ -20,6 +20,7 @@ pub(crate) struct ParamTensors {
 #[derive(Clone, Debug)]
 struct Slot {
     shape: Shape,
+    dtype: DType,
     value: Value,
 }
 
@@ -39,9 +40,14 @@ impl ParamTensors {
         self.slots.get(&id.val()).map(|slot| &slot.shape)
     }
 
+    pub(crate) fn dtype(&self, id: ParamId) -> Option<DType> {
+        self.slots.get(&id.val()).map(|slot| slot.dtype)
+    }
+
     pub(crate) fn insert<const D: usize>(&mut self, id: ParamId, tensor: Tensor<D>) {
         let slot = Slot {
             shape: tensor.shape(),
+            dtype: tensor.dtype(),
             value: Value::Live(Arc::new(tensor)),
         };
         self.slots.insert(id.val(), slot);
@@ -51,6 +57,7 @@ impl ParamTensors {
     pub(crate) fn store(&mut self, id: ParamId, data: TensorData) {
         let slot = Slot {
             shape: data.shape().clone(),
+            dtype: data.dtype(),
             value: Value::Stored(data),
         };
         self.slots.insert(id.val(), slot);

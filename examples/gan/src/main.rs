@@ -49,7 +49,7 @@ fn run(args: &Args) -> Result<()> {
             trainer.step(&digits)?;
         }
         let after = distance(trainer.draw(count), real.clone());
-        let (losses, scaler) = (trainer.losses, trainer.scaler());
+        let (losses, scaler) = (trainer.losses(), trainer.scaler());
         summaries.push(Summary::new(run, [before, after], losses, scaler));
         last = Some(trainer.draw(6));
     }

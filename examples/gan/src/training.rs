@@ -65,8 +65,8 @@ pub struct Trainer {
     /// Averages of the generator: what it draws with in the end.
     ema: Ema,
     steps: usize,
-    /// The losses of the last step: the critic's, the generator's.
-    pub losses: [f32; 2],
+    /// The losses of the last step, still on the device: the critic's, the generator's.
+    losses: Option<[Tensor<1>; 2]>,
 }
 
 struct Player {
@@ -120,7 +120,7 @@ impl Trainer {
             precision,
             device,
             steps: 0,
-            losses: [f32::NAN; 2],
+            losses: None,
         })
     }
 
@@ -131,17 +131,18 @@ impl Trainer {
     /// If the gradients overflow at every scale.
     pub fn step(&mut self, digits: &Digits) -> Result<()> {
         let real = self.real(digits);
-        match self.updates {
+        let losses = match self.updates {
             Updates::Alternating => self.alternate(real)?,
             Updates::Simultaneous => self.together(real)?,
-        }
+        };
+        self.losses = Some(losses);
         self.steps += 1;
         Ok(())
     }
 
-    fn alternate(&mut self, real: Tensor<2>) -> Result<()> {
+    fn alternate(&mut self, real: Tensor<2>) -> Result<[Tensor<1>; 2]> {
         let loss = self.critic_loss(real, self.fake(BATCH));
-        self.losses[0] = loss.clone().into_scalar();
+        let critic_loss = loss.clone().inner();
         let grads = self.scaler.scale(loss).backward();
         let grads = GradientsParams::from_grads(grads, &self.critic.network);
         self.critic.step(&mut self.scaler, grads)?;
@@ -149,25 +150,22 @@ impl Trainer {
 
         // A new forward pass: the critic is another one now, and the scale may be.
         let loss = self.generator_loss(self.fake(BATCH));
-        self.losses[1] = loss.clone().into_scalar();
+        let generator_loss = loss.clone().inner();
         let grads = self.scaler.scale(loss).backward();
         let grads = GradientsParams::from_grads(grads, &self.generator.network);
         let outcome = self.generator.step(&mut self.scaler, grads)?;
         self.average(outcome);
         self.scaler.update();
-        Ok(())
+        Ok([critic_loss, generator_loss])
     }
 
-    fn together(&mut self, real: Tensor<2>) -> Result<()> {
+    fn together(&mut self, real: Tensor<2>) -> Result<[Tensor<1>; 2]> {
         let fake = self.fake(BATCH);
         let losses = (
             self.critic_loss(real, fake.clone()),
             self.generator_loss(fake),
         );
-        self.losses = [
-            losses.0.clone().into_scalar(),
-            losses.1.clone().into_scalar(),
-        ];
+        let kept = [losses.0.clone().inner(), losses.1.clone().inner()];
         let (critic, generator) = self.scaler.scale(losses);
         let critic = GradientsParams::from_grads(critic.backward(), &self.critic.network);
         // The generator's loss has gradients of the critic too; they are not asked for.
@@ -178,7 +176,7 @@ impl Trainer {
         let outcome = self.generator.step(&mut self.scaler, generator)?;
         self.average(outcome);
         self.scaler.update();
-        Ok(())
+        Ok(kept)
     }
 
     /// Not after a skipped step.
@@ -225,6 +223,15 @@ impl Trainer {
     pub fn draw(&self, count: usize) -> Tensor<2> {
         let generator = self.ema.module(&self.generator.network);
         self.draw_with(&generator, count).inner()
+    }
+
+    /// The losses of the last step: the critic's, the generator's. NaN before the first. Waits for the device, which a step
+    /// does only to test its gradients.
+    pub fn losses(&self) -> [f32; 2] {
+        match &self.losses {
+            Some(losses) => losses.each_ref().map(|loss| loss.clone().into_scalar()),
+            None => [f32::NAN; 2],
+        }
     }
 
     /// The scaler, for its counters.

@@ -5,9 +5,9 @@ use burn::{
     module::{Module, Param, ParamId},
     nn::{Linear, LinearConfig},
     optim::{GradientsParams, SgdConfig},
-    tensor::{Device, Distribution, Tensor, TensorData, activation::tanh},
+    tensor::{Device, Tensor, TensorData, activation::tanh},
 };
-use burn_amp::{GradScalerConfig, MixedPrecision, ScaledOptimizer};
+use burn_amp::{GradScalerConfig, MixedPrecision, ScaledOptimizer, UnscaledGradients};
 
 use crate::support::{filled, values};
 
@@ -158,7 +158,6 @@ fn slopes(critic: &Critic, scale: f32) -> (Tensor<2>, Tensor<2>) {
 #[test]
 fn the_norm_of_a_critics_input_gradient() {
     let device = Device::flex().autodiff();
-    let f16 = MixedPrecision::f16();
     let mut critic = filled(
         Critic {
             hidden: LinearConfig::new(3, 8).init(&device),
@@ -192,8 +191,49 @@ fn the_norm_of_a_critics_input_gradient() {
     }
     let last = distance(&critic);
     assert!(last < 0.1 * first, "{first} to {last}");
-    // The same network computes in f16 as well.
-    let half = critic.apply_reparameterization(f16.clone());
-    let input = Tensor::<2>::random([2, 3], Distribution::Default, &device);
-    let _ = f16.autocast(input, |x| half.forward(x));
+}
+
+/// What the finite difference adds to a gradient, computed in f16 over f32 parameters, as a share of what it should add.
+fn penalty_in_half(radius: f64) -> [f64; 3] {
+    let start = [0.5, -1.0, 0.25];
+    let penalty = 0.3;
+    let f16 = MixedPrecision::f16();
+    let model = Regression {
+        weight: Param::initialized(ParamId::from(1), tensor(&start, 1).require_grad()),
+    };
+    let model = model.apply_reparameterization(f16.clone());
+    let loss = |model: &Regression| {
+        let (input, target) = data();
+        let output = f16.autocast(tensor(&input, 3), |x| x.matmul(model.weight.val()));
+        (output - tensor(&target, 1)).square().mean()
+    };
+    // A scale at which nothing overflows.
+    let scaler = GradScalerConfig::new().with_init_scale(1024.0).init();
+    let optim = ScaledOptimizer::new(SgdConfig::new().init(), scaler.unwrap());
+    let here = optim.unscale(optim.backward(loss(&model), &model), &model);
+    let norm = here.status().norm();
+    let plain = here.clone().into_params();
+    let nudged = SgdConfig::new()
+        .init()
+        .step(-radius / norm, model.clone(), plain);
+    let there = optim.unscale(optim.backward(loss(&nudged), &nudged), &nudged);
+    let share = penalty / radius;
+    let id = ParamId::from(1);
+    let gradient = |grads: &UnscaledGradients| values(grads.get::<2>(id).unwrap());
+    let added = here.clone().mul_scalar(-share).add(there, share);
+    assert!(!added.has_overflow());
+    let (with, without) = (exact(start, penalty), exact(start, 0.0));
+    let added = gradient(&added);
+    std::array::from_fn(|index| f64::from(added[index]) / (with[index] - without[index]))
+}
+
+/// In f16 a small radius drowns: parameters round to themselves, and what is left is noise, multiplied by `weight / radius`.
+#[test]
+fn in_half_precision_the_radius_must_not_be_small() {
+    for share in penalty_in_half(0.1) {
+        assert!((share - 1.0).abs() < 0.1, "{share} of the penalty");
+    }
+    let small = penalty_in_half(1e-4);
+    let off = small.map(|share| (share - 1.0).abs());
+    assert!(off.iter().any(|off| *off > 0.5), "{small:?} of the penalty");
 }

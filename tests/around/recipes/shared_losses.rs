@@ -1,7 +1,7 @@
 //! One optimizer, one scaler and two losses with shared parameters.
 
 use burn::{
-    module::{Module, Param},
+    module::Param,
     optim::{GradientsAccumulator, GradientsParams},
     tensor::{DType, Tensor},
 };
@@ -94,5 +94,4 @@ fn a_clone_of_gradients_is_independent() {
     let bias: &Param<Tensor<1>> = &model.bias;
     assert_eq!((value(&grads, bias.id), value(&copy, bias.id)), (4.0, 12.0));
     assert_eq!(copy.status(), grads.status());
-    assert!(model.num_params() == 10);
 }

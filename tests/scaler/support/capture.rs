@@ -34,7 +34,7 @@ impl Log for Capture {
 pub fn captured(level: Level, action: impl FnOnce()) -> Vec<String> {
     INSTALL.call_once(|| {
         log::set_logger(&CAPTURE).unwrap();
-        log::set_max_level(LevelFilter::Info);
+        log::set_max_level(LevelFilter::Debug);
     });
     let thread = thread::current().id();
     CAPTURE.0.lock().unwrap().retain(|(id, ..)| *id != thread);

@@ -2,11 +2,10 @@ use burn::{
     module::{Module, ModuleVisitor, Param, ParamId},
     tensor::Tensor,
 };
-use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 
 use super::{EmaConfig, overwrite::overwrite};
-use crate::{gradients::working_dtype, param_tensors::ParamTensors};
+use crate::{gradients::working_dtype, module_path::ModulePath, param_tensors::ParamTensors};
 
 /// An exponential moving average of the trainable parameters: `average = momentum * average + (1 - momentum) * value`.
 ///
@@ -21,15 +20,8 @@ use crate::{gradients::working_dtype, param_tensors::ParamTensors};
 #[derive(Clone, Debug)]
 pub struct Ema {
     config: EmaConfig,
-    averages: ParamTensors,
-    updates: u64,
-}
-
-/// What a record keeps beside the averages.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct EmaState {
-    pub(crate) updates: u64,
+    pub(super) averages: ParamTensors,
+    pub(super) updates: u64,
 }
 
 impl Ema {
@@ -65,11 +57,13 @@ impl Ema {
     /// Takes the parameters after a step into the average. Not to be called after a skipped step.
     ///
     /// Returns the module as it came, or, at every `overwrite_frequency`-th update, with its parameters replaced by their
-    /// averages. Does not wait for the device.
+    /// averages. Every call counts, also after a step without gradients (Keras ignores such a step), or on a module without
+    /// trainable parameters. A parameter whose shape has changed starts anew, which the log says. Does not wait for the device.
     pub fn update<M: Module>(&mut self, module: M) -> M {
         let mut update = Update {
             averages: &mut self.averages,
             momentum: self.config.momentum,
+            path: ModulePath::default(),
             seen: HashSet::new(),
         };
         module.visit(&mut update);
@@ -84,30 +78,18 @@ impl Ema {
 
     /// A copy of the module with the averages in place of its parameters, for evaluation while training goes on.
     ///
-    /// Averages are rounded to the dtype of half-precision parameters. Before the first update it is the module itself.
-    /// Does not wait for the device.
+    /// As [`finalize`](Self::finalize) otherwise.
     pub fn module<M: Module>(&self, module: &M) -> M {
         self.finalize(module.clone())
     }
 
     /// Replaces the parameters by their averages: the end of the training, as Keras's `finalize_variable_values`.
+    ///
+    /// Averages are rounded to the parameters' dtypes and are on their devices; ids and trainability stay. What has no average
+    /// stays as it is: frozen parameters, and all of them before the first update. So does, with a warning in the log, a
+    /// parameter of another shape than its average. Does not wait for the device.
     pub fn finalize<M: Module>(&self, module: M) -> M {
         overwrite(module, &self.averages)
-    }
-
-    pub(crate) fn averages(&self) -> &ParamTensors {
-        &self.averages
-    }
-
-    pub(crate) fn state(&self) -> EmaState {
-        EmaState {
-            updates: self.updates,
-        }
-    }
-
-    pub(crate) fn restore(&mut self, state: &EmaState, averages: ParamTensors) {
-        self.updates = state.updates;
-        self.averages = averages;
     }
 
     /// Starts afresh.
@@ -119,19 +101,33 @@ impl Ema {
 struct Update<'a> {
     averages: &'a mut ParamTensors,
     momentum: f64,
+    path: ModulePath,
     seen: HashSet<ParamId>,
 }
 
 impl ModuleVisitor for Update<'_> {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.enter(name);
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.exit();
+    }
+
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         // A parameter shared by two modules is met twice, and averaged once.
         if !param.is_require_grad() || !self.seen.insert(param.id) {
             return;
         }
         let value = param.base().inner();
-        let same_shape = self.averages.shape(param.id) == Some(&value.shape());
+        let known = self.averages.shape(param.id).cloned();
+        let old = known.filter(|shape| *shape != value.shape());
+        if let Some(old) = &old {
+            let (path, new) = (self.path.join(), value.shape());
+            log::warn!("`{path}` has shape {new}, but its average has {old}: it starts anew");
+        }
         let average = match self.averages.take::<D>(param.id, &value.device()) {
-            Some(average) if same_shape => {
+            Some(average) if old.is_none() => {
                 burn_amp_kernels::blend(average, value, self.momentum, 1.0 - self.momentum)
             }
             // The first time it shares the parameter's memory, which the next step leaves to it.

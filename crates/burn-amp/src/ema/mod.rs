@@ -1,7 +1,7 @@
 //! [`Ema`]: an exponential moving average of a model's weights, for evaluation and for the end of the training.
 //!
 //! [`ScaledOptimizer::with_ema`](crate::ScaledOptimizer::with_ema) keeps one and updates it at every step that was not
-//! skipped. By itself:
+//! skipped, in its own record. By itself, with `save` and `load` for a file of its own:
 //!
 //! ```
 //! use burn::{nn::LinearConfig, optim::SgdConfig, tensor::{Device, Distribution, Tensor}};
@@ -17,9 +17,11 @@
 //!     let input = Tensor::<2>::random([8, 4], Distribution::Default, &device);
 //!     let grads = scaler.unscale(scaler.backward(model.forward(input).mean(), &model), &model);
 //!     model = scaler.try_step(&mut optim, 0.1, model, grads)?;
-//!     if scaler.update() == Some(StepOutcome::Applied) {
+//!     // Of this very step: `update` gives the joint outcome of all optimizers, and none where each micro-batch moves the scale.
+//!     if scaler.last_outcome() == Some(StepOutcome::Applied) {
 //!         model = ema.update(model);
 //!     }
+//!     scaler.update();
 //! }
 //! let averaged = ema.module(&model); // to evaluate; training goes on with `model`
 //! assert_eq!(averaged.weight.id, model.weight.id);
@@ -29,7 +31,8 @@
 mod average;
 mod config;
 mod overwrite;
+mod record;
 
 pub use average::Ema;
-pub(crate) use average::EmaState;
 pub use config::EmaConfig;
+pub use record::EmaRecord;

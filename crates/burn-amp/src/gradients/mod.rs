@@ -26,15 +26,17 @@ mod dtype;
 mod histogram;
 mod in_full;
 mod pass;
-pub(crate) mod rank;
 mod scaled;
 mod status;
 mod step;
 mod unscale;
 mod unscaled;
 
-pub(crate) use accumulation::WindowState;
-pub use accumulation::{AccumulationConfig, AccumulationWindow, OverflowRule, WindowReduction};
+use crate::rank;
+
+pub use accumulation::{
+    AccumulationConfig, AccumulationWindow, AccumulationWindowRecord, OverflowRule, WindowReduction,
+};
 pub use clip::{ClipGroup, ClipNorm, ClipStatus, GradientClip, GradientClipConfig};
 pub use dtype::GradientDType;
 pub(crate) use dtype::{is_half, working_dtype};

@@ -77,6 +77,8 @@ impl Pass {
 fn read(pending: Vec<(Status, Vec<usize>)>, len: usize) -> Vec<TensorStatus> {
     let mut statuses = vec![TensorStatus::default(); len];
     for (status, positions) in pending {
+        #[cfg(test)]
+        tests::READS.set(tests::READS.get() + 1);
         for (position, status) in positions.into_iter().zip(status.read()) {
             statuses[position] = status;
         }
@@ -98,5 +100,44 @@ impl Products {
             .find(|(_, positions)| positions.last() == Some(&position))?;
         group.1.pop();
         group.0.pop()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::{
+        nn::{Linear, LinearConfig},
+        tensor::{Device, Tensor},
+    };
+    use std::cell::Cell;
+
+    use crate::{GradScalerConfig, GradientClip, UnscaledGradients};
+
+    thread_local! {
+        /// How often this thread has waited for a device.
+        pub(super) static READS: Cell<u32> = const { Cell::new(0) };
+    }
+
+    fn reads(action: impl FnOnce() -> UnscaledGradients) -> (u32, UnscaledGradients) {
+        READS.set(0);
+        let grads = action();
+        (READS.get(), grads)
+    }
+
+    #[test]
+    fn clipping_waits_only_for_gradients_that_were_changed() {
+        let device = Device::flex().autodiff();
+        let model: Linear = LinearConfig::new(4, 2).init(&device);
+        let scaler = GradScalerConfig::new().init().unwrap();
+        let loss = model.forward(Tensor::<2>::ones([3, 4], &device)).sum();
+        let clip = GradientClip::by_global_norm(0.5).unwrap();
+
+        let (count, grads) = reads(|| scaler.unscale(scaler.backward(loss, &model), &model));
+        assert_eq!(count, 1);
+        let (count, clipped) = reads(|| grads.clone().clip(&clip));
+        assert_eq!(count, 0);
+        assert!(clipped.status().clip().is_some());
+        let (count, _) = reads(|| grads.mul_scalar(2.0).clip(&clip));
+        assert_eq!(count, 1);
     }
 }

@@ -8,12 +8,11 @@ use burn::{
 use burn_amp_kernels::{TensorStatus, UnsupportedDType};
 use std::collections::HashSet;
 
-use crate::error::AmpError;
-
 use super::{
     GradientDType, GradientStatus, UnscaledGradients, dtype::working_dtype, pass::Pass,
-    rank::with_rank, unscaled::Entry,
+    unscaled::Entry,
 };
+use crate::{error::AmpError, module_path::ModulePath, rank::with_rank};
 
 /// Divides the gradients of `module`'s parameters by the scale and measures the result.
 ///
@@ -28,7 +27,7 @@ pub(crate) fn unscale<M: Module>(
     let inverse = (1.0 / scale) as f32;
     let mut walk = Walk::new(grads);
     module.visit(&mut walk);
-    walk.warn_of_strangers();
+    log_strangers(walk.source.len(), "gradients");
     let Walk {
         mut entries, pass, ..
     } = walk;
@@ -151,7 +150,7 @@ pub(super) fn look<M: Module>(grads: &GradientsParams, module: &M) -> (Vec<Entry
 /// Takes the gradients out of their container.
 struct Walk {
     source: GradientsParams,
-    path: Path,
+    path: ModulePath,
     entries: Vec<Entry>,
     pass: Pass,
 }
@@ -160,19 +159,9 @@ impl Walk {
     fn new(source: GradientsParams) -> Self {
         Self {
             source,
-            path: Path::default(),
+            path: ModulePath::default(),
             entries: Vec::new(),
             pass: Pass::default(),
-        }
-    }
-
-    fn warn_of_strangers(&self) {
-        if !self.source.is_empty() {
-            // As in Burn's `step`, which ignores them too.
-            log::debug!(
-                "{} gradients belong to no parameter of the module and are dropped",
-                self.source.len()
-            );
         }
     }
 }
@@ -208,12 +197,19 @@ impl ModuleVisitor for Walk {
     }
 }
 
+/// As in Burn's `step`, which ignores them too.
+pub(super) fn log_strangers(count: usize, what: &str) {
+    if count > 0 {
+        log::debug!("{count} {what} belong to no parameter of the module and are dropped");
+    }
+}
+
 /// Looks at the gradients in their container.
 struct Look<'a> {
     grads: &'a GradientsParams,
     measure: bool,
     seen: HashSet<ParamId>,
-    path: Path,
+    path: ModulePath,
     entries: Vec<Entry>,
     pass: Pass,
 }
@@ -224,7 +220,7 @@ impl<'a> Look<'a> {
             grads,
             measure,
             seen: HashSet::new(),
-            path: Path::default(),
+            path: ModulePath::default(),
             entries: Vec::new(),
             pass: Pass::default(),
         }
@@ -287,24 +283,4 @@ pub(super) fn norm(norms: impl Iterator<Item = f64> + Clone) -> f64 {
     }
     let squares: f64 = norms.map(|norm| (norm / largest).powi(2)).sum();
     largest * squares.sqrt()
-}
-
-/// The path of the parameter being visited, as optimizers and records name it.
-#[derive(Default)]
-struct Path {
-    segments: Vec<String>,
-}
-
-impl Path {
-    fn enter(&mut self, name: &str) {
-        self.segments.push(name.to_string());
-    }
-
-    fn exit(&mut self) {
-        self.segments.pop();
-    }
-
-    fn join(&self) -> String {
-        self.segments.join(".")
-    }
 }

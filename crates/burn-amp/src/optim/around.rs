@@ -1,95 +1,57 @@
 //! What a record holds of an open accumulation window and of averages, beside the optimizer's state.
 
-use burn::tensor::TensorData;
-use burn_pack::Tensor;
-
 use super::ScaledOptimizer;
 use crate::{
-    ema::EmaState, error::AmpError, gradients::WindowState, param_tensors::ParamTensors,
-    record::Container,
+    ema::EmaRecord, error::AmpError, gradients::AccumulationWindowRecord, record::Container,
 };
-
-const WINDOW_KEY: &str = "burn_amp.window";
-const EMA_KEY: &str = "burn_amp.ema";
-/// Tensors are named after their parameter, `{id}.burn_amp.sum`, as the optimizer's own are: its readers pass over them.
-const SUM: &str = ".burn_amp.sum";
-const AVERAGE: &str = ".burn_amp.average";
 
 /// An open window and averages, as they are stored.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Around {
-    pub(super) window: Option<(WindowState, ParamTensors)>,
-    pub(super) ema: Option<(EmaState, ParamTensors)>,
+    pub(super) window: Option<AccumulationWindowRecord>,
+    pub(super) ema: Option<EmaRecord>,
 }
 
 impl Around {
-    /// The state of an optimizer. Waits for the device.
+    /// The state of an optimizer.
     pub(super) fn of<O>(optim: &ScaledOptimizer<O>) -> Self {
-        let window = optim
-            .options
-            .window
-            .as_ref()
-            .filter(|window| !window.is_empty());
+        let window = (optim.options.window.as_ref()).filter(|window| !window.is_empty());
         let ema = optim.options.ema.as_ref().filter(|ema| ema.updates() > 0);
         Self {
-            window: window.map(|window| (window.state(), window.sums().clone())),
-            ema: ema.map(|ema| (ema.state(), ema.averages().clone())),
+            window: window.map(|window| window.to_record()),
+            ema: ema.map(|ema| ema.to_record()),
         }
     }
 
     /// Puts the state beside the optimizer's. Waits for the device.
     pub(super) fn write(&self, container: &mut Container) {
-        if let Some((state, sums)) = &self.window {
-            container.set_state(WINDOW_KEY, state);
-            container.extend(pack(sums, SUM));
+        if let Some(window) = &self.window {
+            window.write(container);
         }
-        if let Some((state, averages)) = &self.ema {
-            container.set_state(EMA_KEY, state);
-            container.extend(pack(averages, AVERAGE));
+        if let Some(ema) = &self.ema {
+            ema.write(container);
         }
     }
 
     /// Takes the state out of a container, which is the optimizer's alone then.
     pub(super) fn take(container: &mut Container) -> Result<Self, AmpError> {
-        let damaged = |container: &Container, reason: String| AmpError::DamagedRecord {
-            origin: container.origin().to_string(),
-            reason,
-        };
-        let sums = container.split_tensors(|name| name.ends_with(SUM));
-        let averages = container.split_tensors(|name| name.ends_with(AVERAGE));
-        let window: Option<WindowState> = container.take_state(WINDOW_KEY)?;
-        let ema = container.take_state(EMA_KEY)?;
-        if (window.is_none() && !sums.is_empty()) || (ema.is_none() && !averages.is_empty()) {
-            let reason = "it holds sums or averages without their state";
-            return Err(damaged(container, reason.to_string()));
-        }
-        if let Some(WindowState {
-            scale: Some(scale), ..
-        }) = &window
-            && !(scale.is_finite() && *scale > 0.0)
-        {
-            let reason = format!("the loss scale of its window is {scale}");
-            return Err(damaged(container, reason));
-        }
-        let sums = unpack(sums).map_err(|reason| damaged(container, reason))?;
-        let averages = unpack(averages).map_err(|reason| damaged(container, reason))?;
         Ok(Self {
-            window: window.map(|state| (state, sums)),
-            ema: ema.map(|state| (state, averages)),
+            window: AccumulationWindowRecord::take(container)?,
+            ema: EmaRecord::take(container)?,
         })
     }
 
     /// Why an optimizer cannot go on with this state, if it cannot.
     pub(super) fn misfit<O>(&self, optim: &ScaledOptimizer<O>) -> Option<String> {
-        if let Some((state, _)) = self.window.as_ref().filter(|(state, _)| state.len > 0) {
+        if let Some(record) = self.window.as_ref().filter(|record| !record.is_empty()) {
             let Some(window) = &optim.options.window else {
                 return Some(format!(
                     "it holds a window of {} accumulated micro-batches, but there is no accumulation here: use \
                      `with_accumulation`, or drop them with `ScaledOptimizerRecord::without_window`",
-                    state.len
+                    record.len()
                 ));
             };
-            if let Some(reason) = window.misfit(state) {
+            if let Some(reason) = window.misfit(record) {
                 return Some(format!(
                     "{reason}; drop it with `ScaledOptimizerRecord::without_window`"
                 ));
@@ -103,39 +65,25 @@ impl Around {
         None
     }
 
+    /// Whether an optimizer that keeps averages would lose its own, or start some late in a run of so many steps.
+    pub(super) fn starts_averages_late<O>(&self, optim: &ScaledOptimizer<O>, steps: u64) -> bool {
+        let here = optim.options.ema.as_ref().filter(|_| self.ema.is_none());
+        here.is_some_and(|ema| ema.updates() > 0 || steps > 0)
+    }
+
     /// Goes on from this state, which fits.
     pub(super) fn restore<O>(self, optim: &mut ScaledOptimizer<O>) {
         if let Some(window) = &mut optim.options.window {
-            window.clear();
-            if let Some((state, sums)) = self.window {
-                window.restore(&state, sums);
+            match self.window {
+                Some(record) => window.restore(record),
+                None => window.clear(),
             }
         }
         if let Some(ema) = &mut optim.options.ema {
-            ema.reset();
-            if let Some((state, averages)) = self.ema {
-                ema.restore(&state, averages);
+            match self.ema {
+                Some(record) => ema.load_record(record),
+                None => ema.reset(),
             }
         }
     }
-}
-
-fn pack(tensors: &ParamTensors, field: &str) -> Vec<Tensor> {
-    let pack = |(id, data): (burn::module::ParamId, TensorData)| {
-        let name = format!("{}{field}", id.val());
-        let (bytes, shape, dtype) = data.into_parts();
-        Tensor::new(name, dtype, shape, Some(id.val()), bytes)
-    };
-    tensors.to_data().into_iter().map(pack).collect()
-}
-
-fn unpack(tensors: Vec<Tensor>) -> Result<ParamTensors, String> {
-    let mut all = ParamTensors::default();
-    for tensor in tensors {
-        let name = tensor.name.clone();
-        let (_, dtype, shape, id, bytes) = tensor.into_parts().map_err(|e| e.to_string())?;
-        let id = id.ok_or_else(|| format!("tensor `{name}` belongs to no parameter"))?;
-        all.store(id.into(), TensorData::from_bytes(bytes, shape, dtype));
-    }
-    Ok(all)
 }

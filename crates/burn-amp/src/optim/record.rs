@@ -43,16 +43,14 @@ impl ScaledOptimizerRecord {
 
     /// The number of micro-batches in an accumulation window that was open; 0 if none was.
     pub fn window(&self) -> u32 {
-        self.around
-            .window
-            .as_ref()
-            .map_or(0, |(state, _)| state.len)
+        let window = self.around.window.as_ref();
+        window.map_or(0, |window| window.len())
     }
 
     /// The number of parameters whose averages are kept; 0 without averaging.
     pub fn averages(&self) -> usize {
         let ema = self.around.ema.as_ref();
-        ema.map_or(0, |(_, averages)| averages.len())
+        ema.map_or(0, |ema| ema.parameters())
     }
 
     /// The record without an open window: the run goes on with an empty one, or without accumulation.
@@ -147,19 +145,14 @@ impl ScaledOptimizerRecord {
 
     fn from_container(mut container: Container) -> Result<Self, AmpError> {
         let around = Around::take(&mut container)?;
-        let foreign = |reason: String| AmpError::ForeignRecord {
+        let scaler = match container.kind() {
+            Some(Kind::ScaledOptimizer) | None => container.section()?,
+            Some(_) => return Err(container.foreign("no state of an optimizer")),
+        };
+        check_names(&container).map_err(|reason| AmpError::ForeignRecord {
             origin: container.origin().to_string(),
             reason,
-        };
-        let scaler = match container.section()? {
-            Some((Kind::ScaledOptimizer, scaler)) => Some(scaler),
-            Some((Kind::GradScaler, GradScalerRecord { .. })) => {
-                let reason = "it holds a scaler's state only; load it with `GradScaler::load`";
-                return Err(foreign(reason.to_string()));
-            }
-            None => None,
-        };
-        check_names(&container).map_err(foreign)?;
+        })?;
         Ok(Self {
             container,
             scaler,
@@ -202,7 +195,8 @@ impl<O: RecordOptim> ScaledOptimizer<O> {
         ScaledOptimizerRecord::new(optimizer, scaler, Around::of(self))
     }
 
-    /// Takes over a stored state. With the record of a plain optimizer the scaler starts fresh, which the log says.
+    /// Takes over a stored state, in the place of all that is here: a window that is open here is dropped. With the record of a
+    /// plain optimizer the scaler starts fresh, and with one without averages those start anew; the log says either.
     ///
     /// Unlike Burn's, which silently starts afresh, it refuses the state of another optimizer. Burn builds the tensors on
     /// `Device::default()`, the first GPU backend that was *compiled in*: see [`RecordOptim`].
@@ -228,6 +222,12 @@ impl<O: RecordOptim> ScaledOptimizer<O> {
                 },
                 other => other,
             })?;
+        let steps = (scaler.as_ref()).map_or(0, |scaler| scaler.counters().applied());
+        if around.starts_averages_late(self, steps) {
+            log::warn!(
+                "{origin} holds no averages of the weights: they start anew, after {steps} steps"
+            );
+        }
         around.restore(self);
         match scaler {
             Some(scaler) => self.scaler_mut().load_record(scaler),

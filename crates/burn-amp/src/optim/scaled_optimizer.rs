@@ -153,7 +153,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// [`AmpError::LossScaleExhausted`] if the gradients overflow and the loss scale cannot be lowered any more, or after too
     /// many skips in a row, [`AmpError::HalfPrecisionParameter`] if a parameter is in half precision and the inner optimizer
     /// cannot combine it with an f32 gradient; see [`GradScaler::try_step`]. [`AmpError::UnsupportedDType`] if a gradient's
-    /// device cannot compute in the gradient's dtype.
+    /// device cannot compute in the gradient's dtype. [`AmpError::ForeignRecord`] if an open window belongs to another model.
     pub fn try_step<M: Module>(
         &mut self,
         lr: impl Into<ModuleLearningRate>,
@@ -169,7 +169,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 
     /// Steps with the micro-batches of a window that is not full, at the end of an epoch; see [`GradScaler::flush`].
     ///
-    /// Returns the module as it came if the window is empty, or there is no accumulation.
+    /// Returns the module as it came if the window is empty, or there is no accumulation. Waits for the device once, if there
+    /// is something to step with.
     ///
     /// # Panics
     ///
@@ -183,7 +184,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ///
     /// # Errors
     ///
-    /// As [`try_step`](Self::try_step).
+    /// As [`try_step`](Self::try_step), and [`AmpError::ForeignRecord`] if the window belongs to another model; it stays as it
+    /// was then.
     pub fn try_flush<M: Module>(
         &mut self,
         lr: impl Into<ModuleLearningRate>,
@@ -279,8 +281,9 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self.options.ema.as_ref()
     }
 
-    /// Ends the training: replaces the parameters by their averages, as Keras's `finalize_variable_values`. Returns the
-    /// module as it came without [`with_ema`](Self::with_ema).
+    /// Ends the training: replaces the parameters by their averages, in the parameters' dtypes, as Keras's
+    /// `finalize_variable_values`; see [`Ema::finalize`]. Returns the module as it came without [`with_ema`](Self::with_ema).
+    /// Does not wait for the device.
     pub fn finalize<M: Module>(&self, module: M) -> M {
         match &self.options.ema {
             Some(ema) => ema.finalize(module),

@@ -52,8 +52,11 @@ impl StepOptions {
         lr: ModuleLearningRate,
         module: M,
     ) -> Result<M, AmpError> {
-        let window = self.window.as_mut();
-        match window.and_then(|window| scaler.flush(window, &module)) {
+        let grads = match &mut self.window {
+            Some(window) => scaler.flush(window, &module)?,
+            None => None,
+        };
+        match grads {
             Some(grads) => self.finish(scaler, optim, lr, module, grads),
             None => Ok(module),
         }

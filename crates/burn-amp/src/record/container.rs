@@ -23,6 +23,8 @@ const STATE_KEY: &str = "burn_amp.state";
 pub(crate) enum Kind {
     GradScaler,
     ScaledOptimizer,
+    AccumulationWindow,
+    Ema,
 }
 
 impl Kind {
@@ -30,13 +32,32 @@ impl Kind {
         match self {
             Self::GradScaler => "grad_scaler",
             Self::ScaledOptimizer => "scaled_optimizer",
+            Self::AccumulationWindow => "accumulation_window",
+            Self::Ema => "ema",
         }
     }
 
     fn parse(name: &str) -> Option<Self> {
-        [Self::GradScaler, Self::ScaledOptimizer]
-            .into_iter()
-            .find(|kind| kind.name() == name)
+        [
+            Self::GradScaler,
+            Self::ScaledOptimizer,
+            Self::AccumulationWindow,
+            Self::Ema,
+        ]
+        .into_iter()
+        .find(|kind| kind.name() == name)
+    }
+
+    /// What a container of this kind holds and what reads it, for messages.
+    fn contents(self) -> &'static str {
+        match self {
+            Self::GradScaler => "a scaler's state only; load it with `GradScaler::load`",
+            Self::ScaledOptimizer => "the state of a `ScaledOptimizer`",
+            Self::AccumulationWindow => {
+                "an accumulation window only; load it with `AccumulationWindow::load`"
+            }
+            Self::Ema => "averages of weights only; load them with `Ema::load`",
+        }
     }
 }
 
@@ -145,16 +166,18 @@ impl Container {
         self
     }
 
+    /// Whose state is in the section, if there is one.
+    pub(crate) fn kind(&self) -> Option<Kind> {
+        self.section.as_ref().map(|(kind, _)| *kind)
+    }
+
     /// The state in the section, if there is one.
-    pub(crate) fn section<S: DeserializeOwned>(&self) -> Result<Option<(Kind, S)>, AmpError> {
-        let Some((kind, state)) = &self.section else {
+    pub(crate) fn section<S: DeserializeOwned>(&self) -> Result<Option<S>, AmpError> {
+        let Some((_, state)) = &self.section else {
             return Ok(None);
         };
-        let state = serde_json::from_str(state).map_err(|error| AmpError::DamagedRecord {
-            origin: self.origin.clone(),
-            reason: error.to_string(),
-        })?;
-        Ok(Some((*kind, state)))
+        let state = serde_json::from_str(state).map_err(|error| self.damaged(error.to_string()))?;
+        Ok(Some(state))
     }
 
     /// Keeps a further state beside the section, under a key of its own that starts as ours do.
@@ -171,10 +194,8 @@ impl Container {
         let Some(json) = self.metadata.remove(key) else {
             return Ok(None);
         };
-        let state = serde_json::from_str(&json).map_err(|error| AmpError::DamagedRecord {
-            origin: self.origin.clone(),
-            reason: format!("`{key}`: {error}"),
-        })?;
+        let state = serde_json::from_str(&json)
+            .map_err(|error| self.damaged(format!("`{key}`: {error}")))?;
         Ok(Some(state))
     }
 
@@ -193,6 +214,26 @@ impl Container {
         taken
     }
 
+    /// The error for contents that contradict each other.
+    pub(crate) fn damaged(&self, reason: impl Into<String>) -> AmpError {
+        AmpError::DamagedRecord {
+            origin: self.origin.clone(),
+            reason: reason.into(),
+        }
+    }
+
+    /// The error for a container without `wanted`: says what it holds instead.
+    pub(crate) fn foreign(&self, wanted: &str) -> AmpError {
+        let contents = match self.kind() {
+            Some(kind) => kind.contents(),
+            None => "nothing of this crate",
+        };
+        AmpError::ForeignRecord {
+            origin: self.origin.clone(),
+            reason: format!("it holds {wanted}, but {contents}"),
+        }
+    }
+
     /// Where the container came from, for messages.
     pub(crate) fn origin(&self) -> &str {
         &self.origin
@@ -209,10 +250,9 @@ impl Container {
     /// The first of our tensors or scalars that `other` does not hold bit for bit, in words.
     pub(crate) fn first_missing_in(&self, other: &Self) -> Result<Option<String>, AmpError> {
         let bytes = |tensor: &Tensor| {
-            tensor.to_bytes().map_err(|error| AmpError::DamagedRecord {
-                origin: self.origin.clone(),
-                reason: error.to_string(),
-            })
+            tensor
+                .to_bytes()
+                .map_err(|error| self.damaged(error.to_string()))
         };
         for tensor in &self.tensors {
             let name = &tensor.name;

@@ -6,5 +6,6 @@
 
 mod checksum;
 mod container;
+mod tensors;
 
 pub(crate) use container::{Container, Kind};

@@ -14,6 +14,7 @@ use crate::{
         pass_through, unscale,
     },
     loss_scale::StepOutcome,
+    module_path::ModulePath,
 };
 
 impl GradScaler {
@@ -21,17 +22,23 @@ impl GradScaler {
     /// step with, unscaled.
     ///
     /// Takes scaled gradients (a plain `GradientsParams`, or [`ScaledGradients`](crate::ScaledGradients)) or
-    /// [`UnscaledGradients`]. With [`OverflowRule::SkipWindow`](crate::OverflowRule) the sum keeps the loss scale of the
-    /// window's first micro-batch, whatever scale the later ones carry; only the last micro-batch waits for the device.
-    /// With [`OverflowRule::SkipMicroBatch`](crate::OverflowRule) each call waits once and moves the loss scale at once, so
-    /// that an [`update`](Self::update) after the step changes nothing; a micro-batch that overflows is dropped, counted
-    /// in [`StepCounters::dropped`](crate::StepCounters::dropped) and logged.
+    /// [`UnscaledGradients`]; gradients of parameters that are not in `module` are dropped. With
+    /// [`OverflowRule::SkipWindow`](crate::OverflowRule) the sum has the scaler's loss scale at the window's first
+    /// micro-batch, whatever scale the micro-batches carry; only the last of them waits for the device, once. With
+    /// [`OverflowRule::SkipMicroBatch`](crate::OverflowRule) each call with scaled gradients waits once, and the one that fills
+    /// the window once more, for the finished sum; the loss scale moves at once, so that an [`update`](Self::update) after the
+    /// step changes nothing. A micro-batch that overflows is dropped, counted in
+    /// [`StepCounters::dropped`](crate::StepCounters::dropped) and logged. Disabled: nothing is tested, and no call waits.
+    ///
+    /// A micro-batch without gradients counts: a mean divides by it too, as that of one large batch would. (Keras ignores such
+    /// a call.)
     ///
     /// # Errors
     ///
     /// [`AmpError::LossScaleExhausted`] if a micro-batch is dropped where the scale cannot be lowered or after
     /// `max_consecutive_skips` dropped in a row; the window stays as it was. [`AmpError::ForeignRecord`] if the window's
-    /// sums are of another shape than the gradients; nothing was changed.
+    /// sums are not of the shape of the gradients, or not in the dtype in which `module`'s are summed;
+    /// [`AmpError::UnsupportedDType`] if a gradient's device cannot compute in the gradient's dtype. Nothing was changed then.
     pub fn accumulate<M: Module>(
         &mut self,
         window: &mut AccumulationWindow,
@@ -40,8 +47,8 @@ impl GradScaler {
     ) -> Result<Option<UnscaledGradients>, AmpError> {
         let grads = grads.into();
         match &grads {
-            StepGradients::Scaled(grads) => window.check(grads.params(), module)?,
-            StepGradients::Unscaled(grads) => window.check(grads.params(), module)?,
+            StepGradients::Scaled(grads) => window.check(Some(grads.params()), module)?,
+            StepGradients::Unscaled(grads) => window.check(Some(grads.params()), module)?,
         }
         if window.drops_micro_batches() {
             let grads = match grads {
@@ -63,28 +70,36 @@ impl GradScaler {
             let common = window.scale_or(self.loss_scale());
             window.add(params, module, f64::from(common) / f64::from(scale));
         }
-        let full = window.is_full();
-        Ok(full.then(|| self.flush(window, module)).flatten())
+        match window.is_full() {
+            true => self.flush(window, module),
+            false => Ok(None),
+        }
     }
 
     /// Empties a window before it is full, at the end of an epoch, and returns the gradients to step with, unscaled; none
     /// if it is empty. A mean is that of the micro-batches that are in it.
     ///
-    /// Waits for the device once.
+    /// Gradients are f32, or f64 for f64 parameters, unless [`GradientDType::Parameter`] was asked for. Waits for the device
+    /// once; a disabled scaler tests nothing and does not wait.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::ForeignRecord`] if a sum is not of its parameter's shape, or not in the dtype in which that parameter's
+    /// gradients are summed: the window belongs to another model, and stays as it was. [`AmpError::UnsupportedDType`] if the
+    /// device cannot compute in a sum's dtype.
     pub fn flush<M: Module>(
         &mut self,
         window: &mut AccumulationWindow,
         module: &M,
-    ) -> Option<UnscaledGradients> {
+    ) -> Result<Option<UnscaledGradients>, AmpError> {
         if window.is_empty() {
-            return None;
+            return Ok(None);
         }
+        window.check(None, module)?;
         let settled = window.drops_micro_batches();
         let (sums, divisor) = window.take(module);
         let grads = if self.is_enabled() {
-            // Sums are in f32 or f64, and were computed on this very device.
-            unscale(sums, module, divisor, self.gradient_dtype())
-                .unwrap_or_else(|error| panic!("{error}"))
+            unscale(sums, module, divisor, self.gradient_dtype())?
         } else {
             let sums = pass_through(sums, module);
             match divisor {
@@ -92,7 +107,7 @@ impl GradScaler {
                 divisor => sums.mul_scalar(1.0 / divisor).narrowed(),
             }
         };
-        Some(if settled { grads.settled() } else { grads })
+        Ok(Some(if settled { grads.settled() } else { grads }))
     }
 
     /// As `unscale`, but not yet rounded to a half-precision dtype: that comes after the sum.
@@ -151,7 +166,7 @@ impl GradScaler {
             optim,
             grads,
             dtype: self.gradient_dtype(),
-            path: Vec::new(),
+            path: ModulePath::default(),
             refused: None,
         };
         module.visit(&mut check);
@@ -163,17 +178,17 @@ struct Accepts<'a, O> {
     optim: &'a O,
     grads: &'a GradientsParams,
     dtype: GradientDType,
-    path: Vec<String>,
+    path: ModulePath,
     refused: Option<AmpError>,
 }
 
 impl<O: ModuleOptim> ModuleVisitor for Accepts<'_, O> {
     fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_string());
+        self.path.enter(name);
     }
 
     fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
+        self.path.exit();
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
@@ -184,7 +199,7 @@ impl<O: ModuleOptim> ModuleVisitor for Accepts<'_, O> {
         let gradient = DType::from(self.dtype.for_parameter(parameter));
         if !self.optim.accepts(parameter, gradient) {
             self.refused = Some(AmpError::HalfPrecisionParameter {
-                parameter: self.path.join("."),
+                parameter: self.path.join(),
                 parameter_dtype: parameter,
                 gradient_dtype: gradient,
             });

@@ -89,12 +89,12 @@ impl GradScalerRecord {
     }
 
     fn from_container(container: &Container) -> Result<Self, AmpError> {
-        match container.section()? {
-            Some((_, record)) => Ok(record),
-            None => Err(AmpError::ForeignRecord {
-                origin: container.origin().to_string(),
-                reason: "it holds no state of a loss scaler".to_string(),
-            }),
+        let foreign = || container.foreign("no state of a loss scaler");
+        match container.kind() {
+            Some(Kind::GradScaler | Kind::ScaledOptimizer) => {
+                container.section()?.ok_or_else(foreign)
+            }
+            _ => Err(foreign()),
         }
     }
 }

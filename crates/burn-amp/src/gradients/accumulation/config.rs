@@ -26,7 +26,8 @@ pub enum OverflowRule {
     /// A micro-batch that overflows is dropped and does not count: each is unscaled and tested as it comes, the window
     /// ends at the n-th clean one, and the loss scale moves at once. Keras.
     ///
-    /// Two passes (unscaling and the sum) and one wait for each micro-batch.
+    /// Two passes (unscaling and the sum) and one wait for each micro-batch; the one that fills the window has a third pass and
+    /// a second wait, for the finished sum.
     SkipMicroBatch,
 }
 

@@ -1,7 +1,7 @@
 //! Accumulation: the gradients of several micro-batches, summed in f32, make one step.
 //!
 //! [`ScaledOptimizer::with_accumulation`](crate::ScaledOptimizer::with_accumulation) does it inside `step`. With a
-//! [`GradScaler`](crate::GradScaler) alone:
+//! [`GradScaler`](crate::GradScaler) alone, where `save` and `load` keep an open window in a file of its own:
 //!
 //! ```
 //! use burn::{nn::LinearConfig, optim::SgdConfig, tensor::{Device, Distribution, Tensor}};
@@ -26,9 +26,10 @@
 //! ```
 
 mod config;
+mod record;
 mod sum;
 mod window;
 
 pub use config::{AccumulationConfig, OverflowRule, WindowReduction};
+pub use record::AccumulationWindowRecord;
 pub use window::AccumulationWindow;
-pub(crate) use window::WindowState;

@@ -1,10 +1,15 @@
 use burn::{
-    module::{Module, ModuleVisitor, Param, ParamId},
+    module::{Module, ModuleVisitor, Param},
     optim::GradientsParams,
-    tensor::{Shape, Tensor},
+    tensor::{DType, Tensor},
 };
 
-use crate::{error::AmpError, gradients::dtype::working_dtype, param_tensors::ParamTensors};
+use crate::{
+    error::AmpError,
+    gradients::{dtype::working_dtype, unscale::log_strangers},
+    module_path::ModulePath,
+    param_tensors::ParamTensors,
+};
 
 /// Adds `factor` times the gradients of `module`'s parameters to the sums, in place, in f32 (f64 for f64 parameters).
 pub(super) fn add<M: Module>(
@@ -13,33 +18,33 @@ pub(super) fn add<M: Module>(
     module: &M,
     factor: f64,
 ) {
-    module.visit(&mut Add {
+    let mut add = Add {
         sums,
         grads,
         factor,
-    });
+    };
+    module.visit(&mut add);
+    log_strangers(add.grads.len(), "gradients");
 }
 
-/// Refuses gradients that cannot be added to the sums, before anything is changed.
+/// Refuses sums that are not of `module`'s parameters, and gradients that cannot be added to them, before anything is
+/// changed.
 pub(super) fn check<M: Module>(
     sums: &ParamTensors,
-    grads: &GradientsParams,
+    grads: Option<&GradientsParams>,
     module: &M,
 ) -> Result<(), AmpError> {
     let mut check = Check {
         sums,
         grads,
+        path: ModulePath::default(),
         found: None,
     };
     module.visit(&mut check);
     match check.found {
-        Some((id, sum, grad)) => Err(AmpError::ForeignRecord {
+        Some(reason) => Err(AmpError::ForeignRecord {
             origin: "the accumulation window".to_string(),
-            reason: format!(
-                "the sum for parameter {} has shape {sum}, but its gradient has {grad}: the window belongs to another \
-                 model",
-                id.val()
-            ),
+            reason: format!("{reason}: the window belongs to another model"),
         }),
         None => Ok(()),
     }
@@ -75,18 +80,36 @@ impl ModuleVisitor for Add<'_> {
 
 struct Check<'a> {
     sums: &'a ParamTensors,
-    grads: &'a GradientsParams,
-    found: Option<(ParamId, Shape, Shape)>,
+    grads: Option<&'a GradientsParams>,
+    path: ModulePath,
+    found: Option<String>,
 }
 
 impl ModuleVisitor for Check<'_> {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.enter(name);
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.exit();
+    }
+
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let Some(sum) = self.sums.shape(param.id) else {
+        let sum = self.sums.shape(param.id).zip(self.sums.dtype(param.id));
+        let Some((shape, dtype)) = sum.filter(|_| self.found.is_none()) else {
             return;
         };
-        let grad = self.grads.get::<D>(param.id).map(|grad| grad.shape());
-        if let Some(grad) = grad.filter(|grad| grad != sum) {
-            self.found = Some((param.id, sum.clone(), grad));
+        let value = param.base();
+        let grad = self.grads.and_then(|grads| grads.get::<D>(param.id));
+        let of_grad = grad.map_or_else(|| value.shape(), |grad| grad.shape());
+        let expected = DType::from(working_dtype(value.dtype()));
+        let path = self.path.join();
+        if *shape != of_grad {
+            let text = format!("the sum for `{path}` has shape {shape}, but must have {of_grad}");
+            self.found = Some(text);
+        } else if dtype != expected {
+            let text = format!("the sum for `{path}` is {dtype:?}, but must be {expected:?}");
+            self.found = Some(text);
         }
     }
 }
@@ -98,6 +121,7 @@ pub(super) fn take<M: Module>(sums: ParamTensors, module: &M) -> GradientsParams
         grads: GradientsParams::new(),
     };
     module.visit(&mut take);
+    log_strangers(take.sums.len(), "sums");
     take.grads
 }
 

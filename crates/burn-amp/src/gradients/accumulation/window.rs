@@ -3,7 +3,6 @@ use burn::{
     optim::GradientsParams,
     tensor::Tensor,
 };
-use serde::{Deserialize, Serialize};
 
 use super::{AccumulationConfig, OverflowRule, WindowReduction, sum};
 use crate::{error::AmpError, param_tensors::ParamTensors};
@@ -15,19 +14,11 @@ use crate::{error::AmpError, param_tensors::ParamTensors};
 /// `step` inside a [`ScaledOptimizer`](crate::ScaledOptimizer). A value: a clone has a window of its own.
 #[derive(Clone, Debug)]
 pub struct AccumulationWindow {
-    config: AccumulationConfig,
-    sums: ParamTensors,
-    len: u32,
+    pub(super) config: AccumulationConfig,
+    pub(super) sums: ParamTensors,
+    pub(super) len: u32,
     /// The loss scale that the sums carry; none if they are unscaled, or the window is empty.
-    scale: Option<f32>,
-}
-
-/// What a record keeps of a window beside its sums.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct WindowState {
-    pub(crate) len: u32,
-    pub(crate) scale: Option<f32>,
+    pub(super) scale: Option<f32>,
 }
 
 impl AccumulationWindow {
@@ -45,7 +36,8 @@ impl AccumulationWindow {
         &self.config
     }
 
-    /// The number of micro-batches in the window so far; dropped ones do not count.
+    /// The number of micro-batches in the window so far. Dropped ones do not count; those without any gradient do, as the part
+    /// of a large batch that has none would.
     pub fn len(&self) -> u32 {
         self.len
     }
@@ -61,7 +53,8 @@ impl AccumulationWindow {
     }
 
     /// The sum for a parameter, f32 or f64; none if no gradient of it was added. Scaled by the window's loss scale with
-    /// [`OverflowRule::SkipWindow`], unscaled otherwise. A handle to the same memory, on the parameter's device.
+    /// [`OverflowRule::SkipWindow`], unscaled otherwise. A handle to the same memory, on the parameter's device; does not
+    /// wait.
     pub fn sum<const D: usize>(&self, param: &Param<Tensor<D>>) -> Option<Tensor<D>> {
         self.sums.get(param.id, &param.device().inner())
     }
@@ -81,14 +74,15 @@ impl AccumulationWindow {
         self.len >= self.config.micro_batches
     }
 
-    /// The loss scale of the sums: that of the first micro-batch, for the whole window.
+    /// The loss scale of the sums: the scaler's when the first micro-batch came, for the whole window.
     pub(crate) fn scale_or(&mut self, scale: f32) -> f32 {
         *self.scale.get_or_insert(scale)
     }
 
+    /// Refuses sums that are not of this module, and gradients that cannot be added to them.
     pub(crate) fn check<M: Module>(
         &self,
-        grads: &GradientsParams,
+        grads: Option<&GradientsParams>,
         module: &M,
     ) -> Result<(), AmpError> {
         sum::check(&self.sums, grads, module)
@@ -110,44 +104,5 @@ impl AccumulationWindow {
         let sums = std::mem::take(&mut self.sums);
         self.clear();
         (sum::take(sums, module), divisor)
-    }
-
-    pub(crate) fn sums(&self) -> &ParamTensors {
-        &self.sums
-    }
-
-    pub(crate) fn state(&self) -> WindowState {
-        WindowState {
-            len: self.len,
-            scale: self.scale,
-        }
-    }
-
-    /// Why a stored window cannot be continued with these settings, if it cannot.
-    pub(crate) fn misfit(&self, state: &WindowState) -> Option<String> {
-        if state.len == 0 {
-            return None;
-        }
-        let size = self.config.micro_batches;
-        if state.len >= size {
-            return Some(format!(
-                "its window holds {} micro-batches, but a window has {size} here",
-                state.len
-            ));
-        }
-        let (stored, here) = match (state.scale, self.drops_micro_batches()) {
-            (Some(_), true) => ("SkipWindow", "SkipMicroBatch"),
-            (None, false) => ("SkipMicroBatch", "SkipWindow"),
-            _ => return None,
-        };
-        Some(format!(
-            "its window was summed by the rule `{stored}`, but the rule is `{here}` here"
-        ))
-    }
-
-    pub(crate) fn restore(&mut self, state: &WindowState, sums: ParamTensors) {
-        self.len = state.len;
-        self.scale = state.scale;
-        self.sums = sums;
     }
 }

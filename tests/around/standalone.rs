@@ -1,0 +1,390 @@
+//! A window and averages beside a `GradScaler`: stored in files of their own, resumed exactly, refused where they do not fit.
+
+use burn::{
+    module::Module,
+    nn::{Linear, LinearConfig},
+    optim::{AdamConfig, ModuleOptimizer, OptimizerRecord},
+    tensor::{Bytes, DType, Device, FloatDType, Tensor, TensorData},
+};
+use burn_amp::{
+    AccumulationConfig, AccumulationWindow, AccumulationWindowRecord, AmpError, Ema, EmaConfig,
+    EmaRecord, GradScaler, GradScalerConfig, GradScalerRecord, MixedPrecision, OverflowRule,
+    ScaledOptimizerRecord, StepOutcome,
+};
+use std::path::Path;
+use tempfile::tempdir;
+
+use crate::support::{Pack, Pair, filled, pack, sgd, values, wave};
+
+const RULES: [OverflowRule; 2] = [OverflowRule::SkipWindow, OverflowRule::SkipMicroBatch];
+const INFINITE: [usize; 4] = [4, 16, 20, 31];
+const END: usize = 40;
+
+struct Run {
+    model: Linear,
+    optim: ModuleOptimizer,
+    scaler: GradScaler,
+    window: AccumulationWindow,
+    ema: Ema,
+    done: usize,
+}
+
+#[derive(Debug, PartialEq)]
+struct Snapshot {
+    parameters: Pack,
+    optim: Pack,
+    scaler: Pack,
+    window: Pack,
+    ema: Pack,
+}
+
+impl Run {
+    fn new(rule: OverflowRule) -> Self {
+        let model = LinearConfig::new(6, 2).init(&Device::flex().autodiff());
+        let scaler = GradScalerConfig::new().with_growth_interval(5);
+        let window = AccumulationConfig::new(3).with_overflow(rule);
+        let ema = EmaConfig::new()
+            .with_momentum(0.9)
+            .with_overwrite_frequency(Some(4));
+        Self {
+            model: filled(model, 0).apply_reparameterization(MixedPrecision::f16()),
+            optim: AdamConfig::new().init(),
+            scaler: scaler.init().unwrap(),
+            window: window.init().unwrap(),
+            ema: ema.init().unwrap(),
+            done: 0,
+        }
+    }
+
+    fn train_until(&mut self, end: usize) {
+        let device = Device::flex().autodiff();
+        while self.done < end {
+            let input = TensorData::new(wave(100 * self.done, 24), [4, 6]);
+            let input = Tensor::<2>::from_data(input, &device).cast(FloatDType::F16);
+            let mut loss = self.model.forward(input).cast(FloatDType::F32);
+            if INFINITE.contains(&self.done) {
+                loss = loss * f32::INFINITY;
+            }
+            let grads = self.scaler.backward(loss.square().mean(), &self.model);
+            self.done += 1;
+            let (scaler, window) = (&mut self.scaler, &mut self.window);
+            let full = scaler.accumulate(window, grads, &self.model).unwrap();
+            let Some(grads) = full else {
+                continue;
+            };
+            let model = self.model.clone();
+            self.model = scaler
+                .try_step(&mut self.optim, 0.05, model, grads)
+                .unwrap();
+            if scaler.last_outcome() == Some(StepOutcome::Applied) {
+                self.model = self.ema.update(self.model.clone());
+            }
+            scaler.update();
+        }
+    }
+
+    fn save(&self, folder: &Path) {
+        self.model.clone().save_file(folder.join("model")).unwrap();
+        self.optim.to_record().save(folder.join("optim")).unwrap();
+        self.scaler.save(folder.join("scaler")).unwrap();
+        self.window.save(folder.join("window")).unwrap();
+        self.ema.save(folder.join("ema")).unwrap();
+    }
+
+    fn load(rule: OverflowRule, folder: &Path, done: usize) -> Self {
+        let mut run = Self::new(rule);
+        run.model = run.model.load_file(folder.join("model"));
+        let optim = OptimizerRecord::load(folder.join("optim")).unwrap();
+        run.optim = run.optim.load_record(optim);
+        run.scaler.load(folder.join("scaler")).unwrap();
+        run.window.load(folder.join("window")).unwrap();
+        run.ema.load(folder.join("ema")).unwrap();
+        run.done = done;
+        run
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        Snapshot {
+            parameters: pack(self.model.clone().into_record().into_bytes().unwrap()),
+            optim: pack(self.optim.to_record().into_bytes().unwrap()),
+            scaler: pack(self.scaler.into_bytes().unwrap()),
+            window: pack(self.window.into_bytes().unwrap()),
+            ema: pack(self.ema.into_bytes().unwrap()),
+        }
+    }
+}
+
+#[test]
+fn a_run_goes_on_bit_for_bit_between_windows_and_inside_them() {
+    for rule in RULES {
+        let mut straight = Run::new(rule);
+        straight.train_until(END);
+        let counters = straight.scaler.counters();
+        assert!(counters.skipped() + counters.dropped() >= 3, "{counters:?}");
+        assert!(straight.ema.updates() >= 6, "{counters:?}");
+
+        let mut open = 0;
+        for stop in [0, 12, 13, 14, 26] {
+            let folder = tempdir().unwrap();
+            let mut first = Run::new(rule);
+            first.train_until(stop);
+            first.save(folder.path());
+            open += u32::from(!first.window.is_empty());
+            let mut second = Run::load(rule, folder.path(), stop);
+            assert_eq!(second.snapshot(), first.snapshot());
+            second.train_until(END);
+            assert_eq!(second.snapshot(), straight.snapshot(), "{rule:?}, {stop}");
+        }
+        assert!(open >= 2, "no stop was inside a window");
+    }
+}
+
+/// A window of two micro-batches out of three, and averages of two updates.
+fn state(rule: OverflowRule) -> (AccumulationWindow, Ema, Pair) {
+    let mut scaler = sgd().scaler().clone();
+    let mut window = window(3, rule);
+    let mut ema = EmaConfig::new().init().unwrap();
+    let mut model = Pair::new(vec![1.0; 6], vec![2.0; 4], DType::F32);
+    for value in [3.0, 4.0] {
+        let grads = model.gradients([value; 6], [-value; 4], scaler.loss_scale());
+        let full = scaler.accumulate(&mut window, grads, &model).unwrap();
+        assert!(full.is_none());
+        model = ema.update(Pair::new(vec![value; 6], vec![2.0; 4], DType::F32));
+    }
+    (window, ema, model)
+}
+
+fn window(size: u32, rule: OverflowRule) -> AccumulationWindow {
+    let config = AccumulationConfig::new(size).with_overflow(rule);
+    config.init().unwrap()
+}
+
+#[test]
+fn records_say_what_they_hold() {
+    for rule in RULES {
+        let (donor, ema, model) = state(rule);
+        let record = AccumulationWindowRecord::from_bytes(donor.into_bytes().unwrap()).unwrap();
+        assert_eq!((record.len(), record.gradients()), (2, 2));
+        assert!(!record.is_empty());
+        let mut loaded = window(4, rule);
+        loaded.load_record(record).unwrap();
+        assert_eq!((loaded.len(), loaded.gradients()), (2, 2));
+        assert_eq!(
+            values(loaded.sum(&model.bias).unwrap()),
+            values(donor.sum(&model.bias).unwrap())
+        );
+
+        let record = EmaRecord::from_bytes(ema.into_bytes().unwrap()).unwrap();
+        assert_eq!((record.updates(), record.parameters()), (2, 2));
+        let mut loaded = EmaConfig::new().init().unwrap();
+        loaded.load_record(record);
+        assert_eq!(loaded.module(&model).values(), ema.module(&model).values());
+    }
+}
+
+/// The settings are the program's; empty states are states.
+#[test]
+fn an_empty_record_empties() {
+    let rule = OverflowRule::SkipWindow;
+    let (mut donor, mut ema, model) = state(rule);
+    donor.load_record(window(9, rule).to_record()).unwrap();
+    assert!(donor.is_empty() && donor.gradients() == 0);
+    assert_eq!(donor.config().micro_batches, 3);
+
+    ema.load_record(
+        EmaConfig::new()
+            .with_momentum(0.5)
+            .init()
+            .unwrap()
+            .to_record(),
+    );
+    assert_eq!((ema.updates(), ema.parameters()), (0, 0));
+    assert_eq!(ema.config().momentum, 0.99);
+    assert_eq!(ema.module(&model).values(), model.values());
+}
+
+#[test]
+fn a_record_is_not_moved_by_what_comes_later() {
+    let rule = OverflowRule::SkipMicroBatch;
+    let (mut donor, mut ema, model) = state(rule);
+    let (old_window, old_ema) = (donor.into_bytes().unwrap(), ema.into_bytes().unwrap());
+    let (window_record, ema_record) = (donor.to_record(), ema.to_record());
+    let grads = model.gradients([9.0; 6], [9.0; 4], 1024.0);
+    let mut scaler = sgd().scaler().clone();
+    scaler.accumulate(&mut donor, grads, &model).unwrap();
+    ema.update(Pair::zeros(DType::F32));
+    assert_eq!(pack(window_record.into_bytes().unwrap()), pack(old_window));
+    assert_eq!(pack(ema_record.into_bytes().unwrap()), pack(old_ema));
+}
+
+#[test]
+fn a_window_that_does_not_fit_is_refused_and_nothing_changes() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("window.bpk");
+    for (rule, other) in [(RULES[0], RULES[1]), (RULES[1], RULES[0])] {
+        state(rule).0.save(&path).unwrap();
+        let cases = [
+            (2, rule, "holds 2 micro-batches, but a window has 2 here"),
+            (4, other, "but the rule is"),
+        ];
+        for (size, rule, part) in cases {
+            let mut scaler = sgd().scaler().clone();
+            let mut victim = window(size, rule);
+            let model = Pair::zeros(DType::F32);
+            let grads = model.gradients([5.0; 6], [5.0; 4], 1024.0);
+            scaler.accumulate(&mut victim, grads, &model).unwrap();
+            let before = pack(victim.into_bytes().unwrap());
+            let error = victim.load(&path).unwrap_err();
+            assert!(matches!(error, AmpError::ForeignRecord { .. }), "{error}");
+            let text = error.to_string();
+            assert!(text.contains(part), "{text}");
+            assert!(text.contains(path.to_str().unwrap()), "{text}");
+            assert_eq!(pack(victim.into_bytes().unwrap()), before);
+        }
+    }
+}
+
+/// A scaled optimizer's file holds both; files of the wrong kind are refused by name.
+#[test]
+fn each_file_is_read_as_what_it_holds() {
+    let mut optim = sgd()
+        .with_accumulation(3)
+        .unwrap()
+        .with_ema(EmaConfig::new())
+        .unwrap();
+    let mut model = Pair::zeros(DType::F32);
+    for _ in 0..4 {
+        let grads = model.gradients([2.0; 6], [2.0; 4], 1024.0);
+        model = optim.step(0.1, model, grads);
+    }
+    let both = || optim.into_bytes().unwrap();
+    let mut loaded = window(3, OverflowRule::SkipWindow);
+    loaded.from_bytes(both()).unwrap();
+    assert_eq!(
+        values(loaded.sum(&model.bias).unwrap()),
+        values(optim.window().unwrap().sum(&model.bias).unwrap())
+    );
+    let mut ema = EmaConfig::new().init().unwrap();
+    ema.from_bytes(both()).unwrap();
+    assert_eq!((ema.updates(), ema.parameters()), (1, 2));
+
+    let (donor, ema, _) = state(OverflowRule::SkipWindow);
+    let of_window = || donor.into_bytes().unwrap();
+    let of_ema = || ema.into_bytes().unwrap();
+    let of_scaler = || optim.scaler().into_bytes().unwrap();
+    let bare = || sgd().into_bytes().unwrap();
+    let refused = [
+        (
+            EmaRecord::from_bytes(of_window()).err(),
+            "AccumulationWindow::load",
+        ),
+        (EmaRecord::from_bytes(of_scaler()).err(), "GradScaler::load"),
+        (EmaRecord::from_bytes(bare()).err(), "no averages"),
+        (
+            AccumulationWindowRecord::from_bytes(of_ema()).err(),
+            "Ema::load",
+        ),
+        (
+            AccumulationWindowRecord::from_bytes(bare()).err(),
+            "no accumulation window",
+        ),
+        (GradScalerRecord::from_bytes(of_ema()).err(), "Ema::load"),
+        (
+            GradScalerRecord::from_bytes(of_window()).err(),
+            "AccumulationWindow::load",
+        ),
+        (
+            ScaledOptimizerRecord::from_bytes(of_ema()).err(),
+            "Ema::load",
+        ),
+        (
+            ScaledOptimizerRecord::from_bytes(of_window()).err(),
+            "AccumulationWindow::load",
+        ),
+    ];
+    for (error, part) in refused {
+        let error = error.expect(part);
+        assert!(matches!(error, AmpError::ForeignRecord { .. }), "{error}");
+        assert!(error.to_string().contains(part), "{error} lacks {part}");
+    }
+}
+
+#[test]
+fn damage_is_noticed_and_the_old_state_stays() {
+    let (donor, ema, model) = state(OverflowRule::SkipWindow);
+    let mut victims = (
+        window(3, OverflowRule::SkipWindow),
+        EmaConfig::new().init().unwrap(),
+    );
+    let grads = model.gradients([7.0; 6], [7.0; 4], 1024.0);
+    let mut scaler = sgd().scaler().clone();
+    scaler.accumulate(&mut victims.0, grads, &model).unwrap();
+    victims.1.update(Pair::zeros(DType::F32));
+
+    let whole = donor.into_bytes().unwrap().to_vec();
+    let refused = damaged(&whole, |bytes| {
+        let (before, after) = (
+            pack(victims.0.into_bytes().unwrap()),
+            pack(donor.into_bytes().unwrap()),
+        );
+        let mut victim = victims.0.clone();
+        let result = victim.from_bytes(bytes);
+        let expected = if result.is_ok() { after } else { before };
+        assert_eq!(pack(victim.into_bytes().unwrap()), expected);
+        result
+    });
+    assert!(refused > 50, "only {refused} changes were noticed");
+
+    let whole = ema.into_bytes().unwrap().to_vec();
+    let refused = damaged(&whole, |bytes| {
+        let (before, after) = (
+            pack(victims.1.into_bytes().unwrap()),
+            pack(ema.into_bytes().unwrap()),
+        );
+        let mut victim = victims.1.clone();
+        let result = victim.from_bytes(bytes);
+        let expected = if result.is_ok() { after } else { before };
+        assert_eq!(pack(victim.into_bytes().unwrap()), expected);
+        result
+    });
+    assert!(refused > 50, "only {refused} changes were noticed");
+}
+
+/// Loads a file with one bit changed, everywhere, and cut short; returns how many changes were refused.
+fn damaged(whole: &[u8], mut load: impl FnMut(Bytes) -> Result<(), AmpError>) -> u32 {
+    let mut refused = 0;
+    for position in (0..whole.len()).step_by(5) {
+        let mut bytes = whole.to_vec();
+        bytes[position] ^= 0x10;
+        refused += u32::from(load(Bytes::from_bytes_vec(bytes)).is_err());
+    }
+    for length in (0..whole.len()).step_by(61) {
+        load(Bytes::from_bytes_vec(whole[..length].to_vec())).unwrap_err();
+    }
+    refused
+}
+
+#[test]
+fn a_file_that_is_not_there_is_named() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("none.bpk");
+    let mut loaded = window(3, OverflowRule::SkipWindow);
+    let errors = [
+        loaded.load(&path).unwrap_err(),
+        EmaConfig::new().init().unwrap().load(&path).unwrap_err(),
+    ];
+    for error in errors {
+        assert!(matches!(error, AmpError::RecordIo { .. }), "{error}");
+        assert!(
+            error.to_string().contains(path.to_str().unwrap()),
+            "{error}"
+        );
+    }
+    let (donor, ema, _) = state(OverflowRule::SkipWindow);
+    let missing = folder.path().join("missing/window");
+    assert!(matches!(
+        donor.save(&missing),
+        Err(AmpError::RecordIo { .. })
+    ));
+    assert!(matches!(ema.save(&missing), Err(AmpError::RecordIo { .. })));
+}

@@ -58,14 +58,14 @@ impl GradScaler {
             if self.settle(&grads)?.is_skipped() {
                 return Ok(None);
             }
-            window.add(grads.into_params(), module, 1.0);
+            window.add(grads.into_tested(), module, 1.0);
         } else {
             let (params, scale) = match grads {
                 StepGradients::Scaled(grads) => {
                     let scale = grads.loss_scale().unwrap_or_else(|| self.loss_scale());
                     (grads.into_params(), scale)
                 }
-                StepGradients::Unscaled(grads) => (grads.into_params(), 1.0),
+                StepGradients::Unscaled(grads) => (grads.into_tested(), 1.0),
             };
             let common = window.scale_or(self.loss_scale());
             window.add(params, module, f64::from(common) / f64::from(scale));

@@ -1,9 +1,13 @@
 //! Runs that end early: by early stopping, on request, or because only skips are left.
 
 use burn::{
+    lr_scheduler::constant::ConstantLr,
+    module::Module,
+    optim::AdamConfig,
+    store::ModuleRecord,
     tensor::Device,
     train::{
-        ExecutionStrategy, Interrupter, LearningResult, MetricEarlyStoppingStrategy,
+        ExecutionStrategy, Interrupter, Learner, LearningResult, MetricEarlyStoppingStrategy,
         MultiDeviceOptim, StoppingCondition,
         metric::store::{Aggregate, Direction, Split},
     },
@@ -89,6 +93,10 @@ enum Listener {
     MetricAndStranger,
     /// Only an interrupter that is not the run's.
     Stranger,
+    /// A metric that was built and dropped, as for early stopping.
+    DroppedMetric,
+    /// A metric that was built and never given to the run.
+    IdleMetric,
     Nobody,
 }
 
@@ -124,6 +132,10 @@ fn exhausted(
     if matches!(listener, Listener::Stranger | Listener::MetricAndStranger) {
         monitor.interrupter();
     }
+    if matches!(listener, Listener::DroppedMetric) {
+        let _ = LossScaleMetric::new(&monitor);
+    }
+    let _idle = matches!(listener, Listener::IdleMetric).then(|| LossScaleMetric::new(&monitor));
     if let Some(strategy) = strategy {
         training = training.with_training_strategy(strategy.into());
     }
@@ -162,8 +174,8 @@ fn an_exhausted_loss_scale_ends_the_run_as_burn_ends_runs() {
             let Some(AmpError::LossScaleExhausted { skips, .. }) = monitor.error() else {
                 panic!("{:?}", monitor.error());
             };
-            assert_eq!(*skips, 4);
-            assert_eq!(monitor.check().unwrap_err(), *monitor.error().unwrap());
+            assert_eq!(skips, 4);
+            assert_eq!(monitor.check().unwrap_err(), monitor.error().unwrap());
             assert!(all_finite(result.model.inner()));
             let good = check_checkpoint(folder.path(), 1).unwrap().unwrap();
             assert_eq!(good.counters().steps(), 6);
@@ -179,18 +191,61 @@ fn an_exhausted_loss_scale_ends_the_run_as_burn_ends_runs() {
     }
 }
 
-/// Without anybody to tell, a panic with the message, in the thread that has launched the run.
+/// Without anybody to tell, a panic with the message, in the thread that has launched the run, before checkpoints are lost.
 #[test]
 fn without_a_listener_the_message_is_that_of_a_panic() {
-    for listener in [Listener::Nobody, Listener::Stranger] {
+    for listener in [
+        Listener::Nobody,
+        Listener::Stranger,
+        Listener::DroppedMetric,
+        Listener::IdleMetric,
+    ] {
         let folder = tempfile::tempdir().unwrap();
         let run = || exhausted(listener, None, folder.path());
         let panic = catch_unwind(AssertUnwindSafe(run)).err().unwrap();
         let message = panic.downcast_ref::<String>().unwrap();
         assert!(message.starts_with("loss scale exhausted"), "{message}");
-        // The stranger's run went on for a thousand steps that changed nothing, and its old checkpoints were deleted.
-        let kept = check_checkpoint(folder.path(), 1).is_ok();
-        assert_eq!(kept, matches!(listener, Listener::Nobody));
+        let good = check_checkpoint(folder.path(), 1).unwrap().unwrap();
+        assert_eq!(good.counters().steps(), 6, "{listener:?}");
+        assert!(
+            check_checkpoint(folder.path(), 3).is_err(),
+            "{listener:?}: the run went on for epochs"
+        );
+    }
+}
+
+/// A model whose run has failed trains again after a good checkpoint was loaded into it, or `train` was asked for.
+#[test]
+fn a_failed_model_can_be_trained_again() {
+    for reload in [true, false] {
+        let folder = tempfile::tempdir().unwrap();
+        let (result, monitor) = exhausted(Listener::Interrupter, None, folder.path());
+        assert!(monitor.check().is_err());
+        let mut model = result.model.train();
+        if reload {
+            let file = folder.path().join("checkpoint/model-1.bpk");
+            model = model.load_record(ModuleRecord::load(file).unwrap());
+        }
+        assert!(monitor.check().is_err(), "told until it trains again");
+        let before = (*model.scaler().counters(), parameters(model.inner()));
+
+        let again = tempfile::tempdir().unwrap();
+        let run = Run {
+            epochs: 1,
+            ..Run::default()
+        };
+        let learner = Learner::new(model, AdamConfig::new().init(), ConstantLr::new(0.02));
+        let result = run
+            .training(again.path())
+            .with_interrupter(monitor.interrupter())
+            .metric_train_numeric(LossScaleMetric::new(&monitor))
+            .launch(learner);
+        assert!(result.error.is_none(), "reload: {reload}");
+        monitor.check().unwrap();
+        let counters = result.model.scaler().counters();
+        assert_eq!(counters.steps(), before.0.steps() + 6);
+        assert_eq!(counters.applied(), before.0.applied() + 6);
+        assert!(parameters(result.model.inner()) != before.1);
     }
 }
 

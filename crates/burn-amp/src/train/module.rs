@@ -55,23 +55,12 @@ impl<M: Module> Module for Scaled<M> {
         }
     }
 
-    fn map<T: ModuleMapper>(mut self, mapper: &mut T) -> Self {
-        let present = self.scaler.to_record();
-        self.inner = self.inner.map(mapper);
-        let param = state::to_param(self.state_id, present.clone());
-        match map_state(param, mapper) {
-            None => {}
-            Some(Ok((id, record))) => {
-                self.state_id = id;
-                if record != present {
-                    self.restore(Some(record));
-                }
-            }
-            Some(Err(reason)) => {
-                log::warn!("a change to the loss scaler's state was undone: {reason}");
-            }
+    fn map<T: ModuleMapper>(self, mapper: &mut T) -> Self {
+        let (mut module, loaded) = self.map_all(mapper);
+        if loaded {
+            module.go_on();
         }
-        self
+        module
     }
 
     fn collect_devices(&self, devices: Devices) -> Devices {
@@ -88,8 +77,10 @@ impl<M: Module> Module for Scaled<M> {
         self
     }
 
+    /// As the model's. One whose run has failed takes steps again.
     fn train(mut self) -> Self {
         self.inner = self.inner.train();
+        self.forget_failure();
         self
     }
 
@@ -112,10 +103,13 @@ impl<M: Module> Module for Scaled<M> {
     /// or of a later release. The model is dropped, as by any failed load of Burn's.
     fn try_load_record(mut self, record: ModuleRecord) -> Result<Self, RecordError> {
         if StateOnly::read(&record)?.is_some() {
-            return Ok(Plain(self).try_load_record(record)?.0);
+            self = Plain(self).try_load_record(record)?.0;
+            self.go_on();
+            return Ok(self);
         }
         self.inner = self.inner.try_load_record(record)?;
-        self.restore(None);
+        self.scaler.reset();
+        self.go_on();
         log::warn!(
             "the record is that of a model without loss scaling: the scaler starts fresh, at loss scale {}",
             f64::from(self.scaler.loss_scale())
@@ -148,14 +142,40 @@ impl<M: Module> Module for Scaled<M> {
     }
 }
 
+impl<M: Module> Scaled<M> {
+    /// Maps the model and the state, and says whether the mapper has put a state in its place.
+    fn map_all<T: ModuleMapper>(mut self, mapper: &mut T) -> (Self, bool) {
+        self.inner = self.inner.map(mapper);
+        let param = state::to_param(self.state_id, self.scaler.to_record());
+        let loaded = match map_state(param, mapper) {
+            None => false,
+            Some(Ok((id, record))) => {
+                self.state_id = id;
+                if record != self.scaler.to_record() {
+                    self.scaler.load_record(record);
+                }
+                true
+            }
+            Some(Err(reason)) => {
+                log::warn!("a change to the loss scaler's state was undone: {reason}");
+                false
+            }
+        };
+        (self, loaded)
+    }
+}
+
 impl<M> Scaled<M> {
-    /// Goes on from a stored state, or afresh.
-    fn restore(&mut self, record: Option<GradScalerRecord>) {
-        match record {
-            Some(record) => self.scaler.load_record(record),
-            None => self.scaler.reset(),
-        }
+    /// Goes on from a state that was loaded, whatever was before.
+    fn go_on(&mut self) {
+        self.forget_failure();
         self.monitor.publish(&self.scaler);
+    }
+
+    /// Takes steps again. The monitor tells of the failure until then.
+    fn forget_failure(&mut self) {
+        self.ignored = None;
+        self.past = self.monitor.failure();
     }
 }
 
@@ -217,7 +237,7 @@ impl<M: Module> Module for Plain<M> {
     }
 
     fn map<T: ModuleMapper>(self, mapper: &mut T) -> Self {
-        Self(self.0.map(mapper))
+        Self(self.0.map_all(mapper).0)
     }
 
     no_devices!();

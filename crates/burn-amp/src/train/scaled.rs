@@ -51,11 +51,14 @@ pub struct Scaled<M> {
     /// Whether the optimizer combines half-precision parameters with f32 gradients.
     pub(super) mixed: bool,
     /// Once a step has failed: the steps since, which changed nothing.
-    ignored: Option<u32>,
+    pub(super) ignored: Option<u32>,
+    /// The failure to forget with the next step.
+    pub(super) past: Option<u64>,
 }
 
-/// Burn may ask for a few more steps before it notices a failure. Not for so many: then nobody has told it.
-const PATIENCE: u32 = 1000;
+/// Burn's queue of metrics holds one event: it hears of a failure two steps later, or one more if an interrupter that is
+/// not the run's was told first. After so many steps nobody will tell it: the metric is not the run's.
+const PATIENCE: u32 = 4;
 
 impl<M> Scaled<M> {
     /// Puts a scaler beside a model. For the `Learner` of a [`ScaledOptimizer`](crate::ScaledOptimizer), use its
@@ -69,6 +72,7 @@ impl<M> Scaled<M> {
             clip: None,
             mixed: false,
             ignored: None,
+            past: None,
         }
     }
 
@@ -103,10 +107,17 @@ impl<M: Module> Scaled<M> {
     ) -> Self {
         if let Some(ignored) = &mut self.ignored {
             *ignored += 1;
-            if let (Some(error), true) = (self.monitor.error(), *ignored > PATIENCE) {
+            let late = *ignored > PATIENCE;
+            if let Err(error) = self.monitor.not_heard() {
+                panic!("{error}");
+            }
+            if let (Some(error), true) = (self.monitor.error(), late) {
                 panic!("{error}");
             }
             return self;
+        }
+        if let Some(failure) = self.past.take() {
+            self.monitor.forget_failure(failure);
         }
         let mut optim = LearnerOptim {
             optim,
@@ -161,8 +172,8 @@ impl<M: LossStep + Module> TrainStep for Scaled<M> {
     ///
     /// # Panics
     ///
-    /// If a step fails and there is neither, with the error's message. If there is one but the run goes on all the same,
-    /// 1000 steps later.
+    /// If a step fails and there is neither, with the error's message. If there is one but it is not the run's, at most
+    /// 5 steps later; these steps change nothing.
     fn optimize(
         self,
         optim: &mut ModuleOptimizer,

@@ -1,6 +1,7 @@
 //! The real `SupervisedTraining` with loss scaling, on real files.
 
 mod accumulation;
+mod averages;
 mod clipping;
 mod devices;
 mod ending;

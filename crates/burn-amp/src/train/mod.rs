@@ -90,6 +90,7 @@
 //! Ask [`ScalerMonitor::check`](crate::ScalerMonitor::check) after the run: with the dashboard, Burn 0.22.1 loses
 //! `LearningResult::error`.
 
+mod averages;
 mod checkpoint;
 mod ending;
 mod learner;

@@ -1,14 +1,18 @@
-//! [`Scaled`] as a module: the model, and behind it one buffer with the scaler's state.
+//! [`Scaled`] as a module: the model, and behind it one buffer with the scaler's state; in a record, averages too.
 
 use burn::{
     module::{Devices, Module, ModuleMapper, ModuleVisitor, Param, ParamId},
     store::{ModuleRecord, RecordError},
     tensor::{Device, Int, Tensor},
 };
-use std::path::Path;
+use std::{collections::BTreeSet, path::Path};
 
-use super::{Scaled, state};
-use crate::scaler::GradScalerRecord;
+use super::{
+    Scaled,
+    averages::{self, Loaded},
+    state::{self, State, StateError},
+};
+use crate::{ema::Ema, param_tensors::ParamTensors};
 
 /// Two segments, so that no field of a model is called so.
 const PATH: [&str; 2] = ["burn_amp", "scaler"];
@@ -46,13 +50,8 @@ macro_rules! no_devices {
 impl<M: Module> Module for Scaled<M> {
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
         self.inner.visit(visitor);
-        for name in PATH {
-            visitor.enter_module(name, CONTAINER);
-        }
-        visitor.visit_int(&state::to_param(self.state_id, self.scaler.to_record()));
-        for name in PATH {
-            visitor.exit_module(name, CONTAINER);
-        }
+        // Without averages: the optimizer, casts and counts of parameters must not meet them.
+        self.visit_state(State::of_scaler(self.scaler.to_record()), visitor);
     }
 
     fn map<T: ModuleMapper>(self, mapper: &mut T) -> Self {
@@ -95,26 +94,65 @@ impl<M: Module> Module for Scaled<M> {
         self
     }
 
+    /// The record of the model, the scaler's state and the averages, if [`ScaledOptimizer::with_ema`] keeps any: one tensor for
+    /// each, `burn_amp.ema.` and the parameter's path. That of a group
+    /// ([`into_record_group`](Module::into_record_group)) has no averages, nor has that of a module around this one.
+    ///
+    /// [`ScaledOptimizer::with_ema`]: crate::ScaledOptimizer::with_ema
+    fn into_record(self) -> ModuleRecord {
+        Recorded::new(self, BTreeSet::new()).into_record()
+    }
+
     /// Takes over a record of a `Scaled` model, or one of the bare model: then the scaler starts fresh, and the log says so.
+    ///
+    /// Averages that are kept here and missing in the record start fresh too, which the log says. The schedule's settings
+    /// are the record's; [`scaler_mut`](Scaled::scaler_mut) changes them. A failure that has ended a run is
+    /// forgotten: the model takes steps again.
     ///
     /// # Errors
     ///
     /// Those of the model itself, and [`RecordError::Validation`] if the scaler's state is in the record and damaged
-    /// or of a later release. The model is dropped, as by any failed load of Burn's.
+    /// or of a later release, or averages are in it that are not kept here. The model is dropped, as by any failed load
+    /// of Burn's.
     fn try_load_record(mut self, record: ModuleRecord) -> Result<Self, RecordError> {
-        if StateOnly::read(&record)?.is_some() {
-            self = Plain(self).try_load_record(record)?.0;
+        let Some(state) = StateOnly::read(&record)? else {
+            self.inner = self.inner.try_load_record(record)?;
+            self.scaler.reset();
+            log::warn!(
+                "the record is that of a model without loss scaling: the scaler starts fresh, at loss scale {}",
+                f64::from(self.scaler.loss_scale())
+            );
+            self.options.ema.as_mut().map(Ema::reset);
             self.go_on();
             return Ok(self);
+        };
+        let paths = match (&state.ema, &self.options.ema) {
+            (Some(_), Some(_)) => AveragesOnly::read(&self.inner, &record)?,
+            _ => BTreeSet::new(),
+        };
+        let foreign = state.ema.is_some() && self.options.ema.is_none();
+        let loaded = Recorded::new(self, paths).try_load_record(record);
+        let loaded = loaded.map_err(|error| match (error, foreign) {
+            (RecordError::Validation(reason), true) => RecordError::Validation(format!(
+                "{reason}; the record holds averages of the weights, but none are kept here: use \
+                 `ScaledOptimizer::with_ema`, or leave them out with `ModuleRecord::allow_unused`"
+            )),
+            (error, _) => error,
+        })?;
+        let Recorded {
+            mut scaled, found, ..
+        } = loaded;
+        if let Some(ema) = &mut scaled.options.ema {
+            match &state.ema {
+                Some(state) => ema.restore(state, found),
+                None => {
+                    ema.reset();
+                    log::warn!("the record holds no averages of the weights: they start fresh");
+                }
+            }
         }
-        self.inner = self.inner.try_load_record(record)?;
-        self.scaler.reset();
-        self.go_on();
-        log::warn!(
-            "the record is that of a model without loss scaling: the scaler starts fresh, at loss scale {}",
-            f64::from(self.scaler.loss_scale())
-        );
-        Ok(self)
+        scaled.go_on();
+        Ok(scaled)
     }
 
     /// As [`try_load_record`](Module::try_load_record).
@@ -143,21 +181,32 @@ impl<M: Module> Module for Scaled<M> {
 }
 
 impl<M: Module> Scaled<M> {
-    /// Maps the model and the state, and says whether the mapper has put a state in its place.
+    fn visit_state<V: ModuleVisitor>(&self, state: State, visitor: &mut V) {
+        for name in PATH {
+            visitor.enter_module(name, CONTAINER);
+        }
+        visitor.visit_int(&state::to_param(self.state_id, state));
+        for name in PATH {
+            visitor.exit_module(name, CONTAINER);
+        }
+    }
+
+    /// Maps the model and the scaler's state, and says whether the mapper has put a state in its place.
     fn map_all<T: ModuleMapper>(mut self, mapper: &mut T) -> (Self, bool) {
         self.inner = self.inner.map(mapper);
-        let param = state::to_param(self.state_id, self.scaler.to_record());
+        let present = self.scaler.to_record();
+        let param = state::to_param(self.state_id, State::of_scaler(present.clone()));
         let loaded = match map_state(param, mapper) {
             None => false,
-            Some(Ok((id, record))) => {
+            Some(Ok((id, state))) => {
                 self.state_id = id;
-                if record != self.scaler.to_record() {
-                    self.scaler.load_record(record);
+                if state.scaler != present {
+                    self.scaler.load_record(state.scaler);
                 }
                 true
             }
-            Some(Err(reason)) => {
-                log::warn!("a change to the loss scaler's state was undone: {reason}");
+            Some(Err(error)) => {
+                log::warn!("a change to the loss scaler's state was undone: {error}");
                 false
             }
         };
@@ -183,7 +232,7 @@ impl<M> Scaled<M> {
 fn map_state<T: ModuleMapper>(
     param: Param<Tensor<1, Int>>,
     mapper: &mut T,
-) -> Option<Result<(ParamId, GradScalerRecord), String>> {
+) -> Option<Result<(ParamId, State), StateError>> {
     for name in PATH {
         mapper.enter_module(name, CONTAINER);
     }
@@ -192,26 +241,29 @@ fn map_state<T: ModuleMapper>(
         mapper.exit_module(name, CONTAINER);
     }
     let id = param.id;
-    state::from_param(param).map(|state| state.map(|record| (id, record)))
+    state::from_param(param).map(|state| state.map(|state| (id, state)))
 }
 
 /// The state alone, to see whether a record holds it before anything is loaded.
 #[derive(Clone, Debug, Default)]
 pub(super) struct StateOnly {
-    found: Option<Result<GradScalerRecord, String>>,
+    found: Option<Result<State, StateError>>,
 }
 
 impl StateOnly {
     /// The state in a record; none if it is that of a model without a scaler.
-    pub(super) fn read(record: &ModuleRecord) -> Result<Option<GradScalerRecord>, RecordError> {
-        let damaged = |reason: String| {
-            RecordError::Validation(format!("the loss scaler's state is damaged: {reason}"))
-        };
+    pub(super) fn read(record: &ModuleRecord) -> Result<Option<State>, StateError> {
         let record = record.clone().allow_partial(true).allow_unused(true);
         let probe = Self::default()
             .try_load_record(record.validate(true))
-            .map_err(|error| damaged(error.to_string()))?;
-        probe.found.transpose().map_err(damaged)
+            .map_err(|error| StateError::Damaged(error.to_string()))?;
+        probe.found.transpose()
+    }
+}
+
+impl From<StateError> for RecordError {
+    fn from(error: StateError) -> Self {
+        Self::Validation(error.to_string())
     }
 }
 
@@ -220,24 +272,84 @@ impl Module for StateOnly {
 
     fn map<T: ModuleMapper>(mut self, mapper: &mut T) -> Self {
         let found = map_state(state::blank_param(), mapper);
-        self.found = found.map(|state| state.map(|(_, record)| record));
+        self.found = found.map(|state| state.map(|(_, state)| state));
         self
     }
 
     no_devices!();
 }
 
-/// A model that loads a record as any module does.
+/// The averages alone, to see of which parameters a record holds them: Burn refuses to be asked for one that is missing.
 #[derive(Clone, Debug)]
-struct Plain<M>(Scaled<M>);
+struct AveragesOnly<M> {
+    model: M,
+    paths: BTreeSet<String>,
+}
 
-impl<M: Module> Module for Plain<M> {
-    fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
-        self.0.visit(visitor);
+impl<M: Module> AveragesOnly<M> {
+    fn read(model: &M, record: &ModuleRecord) -> Result<BTreeSet<String>, RecordError> {
+        let record = record.clone().allow_partial(true).allow_unused(true);
+        let probe = Self {
+            model: model.clone(),
+            paths: BTreeSet::new(),
+        };
+        Ok(probe.try_load_record(record)?.paths)
+    }
+}
+
+impl<M: Module> Module for AveragesOnly<M> {
+    fn visit<V: ModuleVisitor>(&self, _: &mut V) {}
+
+    fn map<T: ModuleMapper>(mut self, mapper: &mut T) -> Self {
+        self.paths = averages::load(&self.model, None, mapper).paths;
+        self
     }
 
-    fn map<T: ModuleMapper>(self, mapper: &mut T) -> Self {
-        Self(self.0.map_all(mapper).0)
+    no_devices!();
+}
+
+/// A scaled model with all that its record holds. A mapper meets the averages of `paths`.
+#[derive(Clone, Debug)]
+struct Recorded<M> {
+    scaled: Scaled<M>,
+    paths: BTreeSet<String>,
+    found: ParamTensors,
+}
+
+impl<M> Recorded<M> {
+    fn new(scaled: Scaled<M>, paths: BTreeSet<String>) -> Self {
+        Self {
+            scaled,
+            paths,
+            found: ParamTensors::default(),
+        }
+    }
+}
+
+impl<M: Module> Module for Recorded<M> {
+    fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
+        let scaled = &self.scaled;
+        let ema = scaled.options.ema.as_ref().filter(|ema| ema.updates() > 0);
+        scaled.inner.visit(visitor);
+        let state = State {
+            scaler: scaled.scaler.to_record(),
+            ema: ema.map(Ema::state),
+        };
+        scaled.visit_state(state, visitor);
+        if let Some(ema) = ema {
+            averages::visit(&scaled.inner, ema.averages(), visitor);
+        }
+    }
+
+    fn map<T: ModuleMapper>(mut self, mapper: &mut T) -> Self {
+        // The model first: its parameters get the record's ids, under which the averages are kept.
+        self.scaled = self.scaled.map_all(mapper).0;
+        if !self.paths.is_empty() {
+            let Loaded { averages, .. } =
+                averages::load(&self.scaled.inner, Some(&self.paths), mapper);
+            self.found = averages;
+        }
+        self
     }
 
     no_devices!();

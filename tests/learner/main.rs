@@ -9,6 +9,7 @@ mod evaluator;
 mod golden;
 mod killed;
 mod learning;
+mod loaders;
 mod master;
 mod module;
 mod records;

@@ -1,7 +1,10 @@
 //! Records of a `Scaled` model and of a bare one, whole and damaged.
 
 use burn::{module::Module, store::ModuleRecord, tensor::Device};
-use burn_amp::{AmpError, GradScalerConfig, Scaled, train::check_checkpoint};
+use burn_amp::{
+    AmpError, GradScalerConfig, Scaled,
+    train::{check_checkpoint, checkpointers},
+};
 use burn_pack::{Reader, Tensor, Writer};
 use std::{
     fs,
@@ -254,5 +257,48 @@ fn missing_and_truncated_files_are_errors_that_name_the_file() {
             matches!(&error, AmpError::RecordIo { origin: o, .. } if *o == origin),
             "{error}"
         );
+    }
+}
+
+/// A run that resumes has only a panic for it; with these checkpointers it says which file it is.
+#[test]
+fn the_checkpointers_name_the_file_that_cannot_be_resumed_from() {
+    let resumed = Run {
+        epochs: 2,
+        resume: Some(1),
+        ..Run::default()
+    };
+    let launch = |run: &Run, folder: &Path| {
+        let (model, optim, scheduler) = checkpointers(folder);
+        run.training(folder)
+            .with_custom_checkpointers(model, optim, scheduler)
+            .launch(run.learner().0)
+    };
+    for name in ["none", "state", "model", "optim", "scheduler"] {
+        let folder = tempfile::tempdir().unwrap();
+        let first = Run {
+            epochs: 1,
+            ..Run::default()
+        };
+        launch(&first, folder.path());
+        let of = if name == "state" { "model" } else { name };
+        let file = folder.path().join(format!("checkpoint/{of}-1.bpk"));
+        match name {
+            "none" => {
+                let model = launch(&resumed, folder.path()).model;
+                assert_eq!(model.scaler().counters().steps(), 12);
+                assert!(check_checkpoint(folder.path(), 2).unwrap().is_some());
+                continue;
+            }
+            "state" => spoil(&file),
+            _ => fs::write(&file, "not a record").unwrap(),
+        }
+        let run = || launch(&resumed, folder.path());
+        let panic = catch_unwind(AssertUnwindSafe(run)).err().unwrap();
+        let message = panic.downcast_ref::<String>().unwrap();
+        assert!(message.contains(&file.display().to_string()), "{message}");
+        if name == "state" {
+            assert!(message.contains("scaler's state is damaged"), "{message}");
+        }
     }
 }

@@ -92,6 +92,7 @@
 
 mod averages;
 mod checkpoint;
+mod checkpointers;
 mod ending;
 mod learner;
 mod loss_step;
@@ -102,6 +103,7 @@ mod scaled;
 mod state;
 
 pub use checkpoint::check_checkpoint;
+pub use checkpointers::{NamingCheckpointer, checkpointers};
 pub use loss_step::LossStep;
 pub use metrics::{GradientNormMetric, LossScaleMetric, SkippedStepsMetric, ZeroGradientsMetric};
 pub use resumed_loader::resumed_loader;

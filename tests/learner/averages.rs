@@ -11,7 +11,11 @@ use burn::{
 use burn_amp::{
     EmaConfig, LossStep, Scaled, ScaledOptimizer, ScalerMonitor, train::check_checkpoint,
 };
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
 
 use crate::{
     resume::{assert_same, shuffled_run},
@@ -268,4 +272,50 @@ fn averages_go_with_the_optimizer() {
     let model = optim.into_learner(net, lr).model();
     assert_eq!(model.ema().unwrap().updates(), 6);
     assert!(averaged(&model).1.into_iter().collect::<BTreeMap<_, _>>() == averages);
+}
+
+fn golden() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("golden")
+}
+
+/// Beside the checkpoint is the model that it has become with `finalize`.
+#[test]
+fn checkpoints_with_averages_of_every_release_load() {
+    let mut found = 0;
+    for folder in fs::read_dir(golden()).unwrap() {
+        let folder = folder.unwrap().path();
+        let file = folder.join("averaged.bpk");
+        if !file.exists() {
+            continue;
+        }
+        let model = learner(&shuffled_run(), Some(ema())).0.model();
+        let model = model.try_load_file(&file).unwrap();
+        assert_eq!(model.ema().unwrap().updates(), 5, "{}", file.display());
+        let inner = values(model.inner());
+        let finalized = Net::f16(&Device::flex().autodiff())
+            .try_load_file(folder.join("finalized.bpk"))
+            .unwrap();
+        assert!(values(&finalized) != inner);
+        assert!(values(&model.finalize()) == values(&finalized));
+        found += 1;
+    }
+    assert!(found > 0);
+}
+
+#[test]
+#[ignore = "writes files into the repository"]
+fn write_golden_averages() {
+    let run = Run {
+        epochs: 1,
+        ..shuffled_run()
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let model = launch(&run, folder.path()).model;
+    let golden = golden().join(env!("CARGO_PKG_VERSION"));
+    let file = folder.path().join("checkpoint/model-1.bpk");
+    fs::copy(file, golden.join("averaged.bpk")).unwrap();
+    model
+        .finalize()
+        .save_file(golden.join("finalized.bpk"))
+        .unwrap();
 }

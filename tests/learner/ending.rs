@@ -221,6 +221,29 @@ fn without_a_listener_the_message_is_that_of_a_panic() {
     }
 }
 
+/// A metric stands for the run as long as it or a clone lives. Once it is gone, there is nobody: a panic at once.
+#[test]
+fn a_metric_that_is_gone_reports_nothing() {
+    for alive in [true, false] {
+        let mut run = Run {
+            config: GradScalerConfig::new().with_max_consecutive_skips(Some(0)),
+            ..Run::default()
+        };
+        poison(&mut run.samples, 0);
+        let (mut learner, monitor) = run.learner();
+        let metric = LossScaleMetric::new(&monitor);
+        let other = alive.then(|| metric.clone());
+        drop(metric);
+        let batches = loader(run.samples.clone(), None).to_device(&Device::flex().autodiff());
+        let batch = batches.iter().next().unwrap().unwrap();
+        let grads = learner.train_step(batch).grads;
+        let step = || learner.optimizer_step(grads);
+        assert_eq!(catch_unwind(AssertUnwindSafe(step)).is_ok(), alive);
+        assert!(monitor.check().is_err());
+        drop(other);
+    }
+}
+
 /// A model whose run has failed trains again after a good checkpoint was loaded into it, or `train` was asked for.
 #[test]
 fn a_failed_model_can_be_trained_again() {

@@ -52,7 +52,10 @@ fn ema() -> EmaConfig {
         .with_overwrite_frequency(Some(7))
 }
 
-fn values<M: Module>(model: &M) -> Vec<(String, Vec<u8>)> {
+/// Bytes by path.
+type Values = Vec<(String, Vec<u8>)>;
+
+fn values<M: Module>(model: &M) -> Values {
     let values = parameters(model).into_iter();
     values
         .map(|(path, (_, (_, _, bytes)))| (path, bytes))
@@ -60,7 +63,7 @@ fn values<M: Module>(model: &M) -> Vec<(String, Vec<u8>)> {
 }
 
 /// Parameters and averages of a model.
-fn averaged(model: &Scaled<Net>) -> (Vec<(String, Vec<u8>)>, Vec<(String, Vec<u8>)>, u64) {
+fn averaged(model: &Scaled<Net>) -> (Values, Values, u64) {
     let ema = model.ema().unwrap();
     let averages = ema.module(model.inner());
     (values(model.inner()), values(&averages), ema.updates())

@@ -11,6 +11,7 @@ use burn::{
 use burn_amp::{
     EmaConfig, LossStep, Scaled, ScaledOptimizer, ScalerMonitor, train::check_checkpoint,
 };
+use burn_pack::{Reader, Writer};
 use std::{
     collections::BTreeMap,
     fs,
@@ -199,6 +200,48 @@ fn records_with_averages_and_without() {
         assert_eq!(fresh.ema().unwrap().updates(), 0);
         assert_eq!(fresh.ema().unwrap().parameters(), 0);
     }
+}
+
+/// Files that somebody has changed.
+#[test]
+fn averages_that_are_missing_or_of_another_shape_are_errors() {
+    let run = Run {
+        epochs: 1,
+        ..Run::default()
+    };
+    let folder = tempfile::tempdir().unwrap();
+    launch(&run, folder.path());
+    let file = folder.path().join("checkpoint/model-1.bpk");
+    let change = |name: &str, change: fn(&mut Vec<burn_pack::Tensor>)| {
+        let mut tensors = Reader::from_file(&file).unwrap().into_tensors().unwrap();
+        change(&mut tensors);
+        let other = folder.path().join(name);
+        Writer::new(tensors).write_to_file(&other).unwrap();
+        let error = learner(&run, Some(ema())).0.model().try_load_file(&other);
+        error.unwrap_err().to_string()
+    };
+    let none = change("none.bpk", |tensors| {
+        tensors.retain(|tensor| !tensor.name.starts_with("burn_amp.ema."))
+    });
+    assert!(none.contains("6 updates"), "{none}");
+    let shape = change("shape.bpk", |tensors| {
+        let find = |tensors: &[burn_pack::Tensor], name: &str| {
+            tensors.iter().position(|t| t.name == name).unwrap()
+        };
+        let bias = find(tensors, "head.bias");
+        let (_, dtype, shape, id, bytes) = tensors.remove(bias).into_parts().unwrap();
+        let name = "burn_amp.ema.hidden.bias";
+        tensors.remove(find(tensors, name));
+        let copy = || burn_pack::Tensor::new(name.into(), dtype, shape.clone(), id, bytes.clone());
+        tensors.push(copy());
+        let mut own = copy();
+        own.name = "head.bias".into();
+        tensors.push(own);
+    });
+    assert!(
+        shape.contains("burn_amp.ema.hidden.bias: shape mismatch"),
+        "{shape}"
+    );
 }
 
 /// A layer that was frozen when the checkpoint was written has no average, and one that is frozen now keeps its own.

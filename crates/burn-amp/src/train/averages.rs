@@ -10,6 +10,9 @@ use crate::{gradients::working_dtype, param_tensors::ParamTensors};
 
 const PATH: [(&str, &str); 2] = [("burn_amp", "Struct:GradScaler"), ("ema", "Struct:Ema")];
 
+/// What the names of their tensors start with.
+pub(super) const PREFIX: &str = "burn_amp.ema.";
+
 /// Shows the averages to a visitor, as parameters with ids of their own.
 pub(super) fn visit<M: Module, V: ModuleVisitor>(
     model: &M,

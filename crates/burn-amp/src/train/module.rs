@@ -122,7 +122,9 @@ impl<M: Module> Module for Scaled<M> {
                 "the record is that of a model without loss scaling: the scaler starts fresh, at loss scale {}",
                 f64::from(self.scaler.loss_scale())
             );
-            self.options.ema.as_mut().map(Ema::reset);
+            if let Some(ema) = &mut self.options.ema {
+                ema.reset();
+            }
             self.go_on();
             return Ok(self);
         };
@@ -130,10 +132,16 @@ impl<M: Module> Module for Scaled<M> {
             (Some(_), Some(_)) => AveragesOnly::read(&self.inner, &record)?,
             _ => BTreeSet::new(),
         };
-        let foreign = state.ema.is_some() && self.options.ema.is_none();
+        if let (Some(ema), Some(_), true) = (&state.ema, &self.options.ema, paths.is_empty()) {
+            return Err(RecordError::Validation(format!(
+                "the record tells of averages of the weights after {} updates and holds none of them",
+                ema.updates
+            )));
+        }
+        let foreign = self.options.ema.is_none();
         let loaded = Recorded::new(self, paths).try_load_record(record);
         let loaded = loaded.map_err(|error| match (error, foreign) {
-            (RecordError::Validation(reason), true) => RecordError::Validation(format!(
+            (RecordError::Validation(reason), true) if reason.contains(averages::PREFIX) => RecordError::Validation(format!(
                 "{reason}; the record holds averages of the weights, but none are kept here: use \
                  `ScaledOptimizer::with_ema`, or leave them out with `ModuleRecord::allow_unused`"
             )),
@@ -159,8 +167,8 @@ impl<M: Module> Module for Scaled<M> {
     ///
     /// # Panics
     ///
-    /// On its errors, with their message: in a `Learner` that resumes, the file is `checkpoint/model-{epoch}.bpk`. Check
-    /// it before with [`check_checkpoint`](super::check_checkpoint).
+    /// On its errors, with their message: in a `Learner` that resumes, the file is `checkpoint/model-{epoch}.bpk`, which
+    /// [`checkpointers`](super::checkpointers) name. Check it before with [`check_checkpoint`](super::check_checkpoint).
     fn load_record(self, record: ModuleRecord) -> Self {
         self.try_load_record(record)
             .unwrap_or_else(|error| panic!("the record of the model cannot be loaded: {error}"))
@@ -329,7 +337,8 @@ impl<M> Recorded<M> {
 impl<M: Module> Module for Recorded<M> {
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
         let scaled = &self.scaled;
-        let ema = scaled.options.ema.as_ref().filter(|ema| ema.updates() > 0);
+        let ema = scaled.options.ema.as_ref();
+        let ema = ema.filter(|ema| ema.parameters() > 0);
         scaled.inner.visit(visitor);
         let state = State {
             scaler: scaled.scaler.to_record(),

@@ -5,11 +5,12 @@ use burn::{
     module::{Module, ModuleVisitor, Param, ParamGroup},
     optim::{AdamConfig, GradientsParams},
     store::ModuleRecord,
-    tensor::{Device, Tensor},
+    tensor::{DType, Device, Tensor},
     train::{ExecutionStrategy, Learner, LearningResult, MultiDeviceOptim},
 };
 use burn_amp::{
-    EmaConfig, LossStep, Scaled, ScaledOptimizer, ScalerMonitor, train::check_checkpoint,
+    EmaConfig, LossStep, MasterWeights, Scaled, ScaledOptimizer, ScalerMonitor,
+    train::check_checkpoint,
 };
 use burn_pack::{Reader, Writer};
 use std::{
@@ -296,6 +297,37 @@ fn several_devices_average_alike() {
     });
     assert_eq!(models[0].ema().unwrap().updates(), 6);
     assert!(averaged(&models[0]) == averaged(&models[1]));
+}
+
+/// Averages of f16 parameters are f32, in memory and in a record.
+#[test]
+fn averages_of_half_parameters_keep_their_bits() {
+    let run = Run {
+        epochs: 1,
+        ..Run::default()
+    };
+    let learner = || {
+        let optim = MasterWeights::new(AdamConfig::new().with_epsilon(1e-5).build()).init();
+        let optim = ScaledOptimizer::new(optim, run.config.init().unwrap());
+        let optim = optim.with_ema(EmaConfig::new()).unwrap();
+        let net = Net::with_half_parameters(&Device::flex().autodiff());
+        optim.into_learner(
+            net,
+            LinearLrSchedulerConfig::new(0.05, 0.01, 24).init().unwrap(),
+        )
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let trained = run.training(folder.path()).launch(learner()).model;
+    let file = folder.path().join("checkpoint/model-1.bpk");
+    let loaded = learner().model().try_load_file(file).unwrap();
+    let average = |model: &Scaled<Net>| {
+        let weight = &model.inner().hidden.weight;
+        model.ema().unwrap().get(weight).unwrap().into_data()
+    };
+    assert_eq!(average(&trained).dtype(), DType::F32);
+    assert!(average(&trained) == average(&loaded));
+    assert!(averaged(&trained) == averaged(&loaded));
+    assert_eq!(trained.finalize().hidden.weight.val().dtype(), DType::F16);
 }
 
 /// An optimizer that has averaged before goes on with its averages.

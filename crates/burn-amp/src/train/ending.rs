@@ -66,15 +66,12 @@ impl ScalerMonitor {
         Ok(())
     }
 
-    /// What a step after the failure proves: the interrupter is not the run's. Gives the error back if no metric is left to
-    /// report it.
-    pub(super) fn not_heard(&self) -> Result<(), AmpError> {
+    /// Says what a step after the failure proves: the interrupter is not the run's. Returns whether a metric may still report
+    /// the failure.
+    pub(super) fn not_heard(&self) -> bool {
         let mut state = self.ending.state();
         state.unheard = true;
-        match (state.watchers, &state.error) {
-            (0, Some(error)) => Err(error.clone()),
-            _ => Ok(()),
-        }
+        state.watchers > 0
     }
 
     /// The number of the present failure, for a model that is to go on after it.

@@ -138,17 +138,14 @@ impl<M: Module> Scaled<M> {
         lr: ModuleLearningRate,
         grads: ScaledGradients,
     ) -> Self {
-        if let Some(ignored) = &mut self.ignored {
+        if let (Some(ignored), Some(error)) = (&mut self.ignored, self.monitor.error()) {
             *ignored += 1;
-            let late = *ignored > PATIENCE;
-            if let Err(error) = self.monitor.not_heard() {
-                panic!("{error}");
-            }
-            if let (Some(error), true) = (self.monitor.error(), late) {
+            if !self.monitor.not_heard() || *ignored > PATIENCE {
                 panic!("{error}");
             }
             return self;
         }
+        self.ignored = None;
         if let Some(failure) = self.past.take() {
             self.monitor.forget_failure(failure);
         }

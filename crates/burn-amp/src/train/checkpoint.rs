@@ -5,7 +5,7 @@ use burn::{
 };
 use std::path::{Path, PathBuf};
 
-use super::{module::StateOnly, state::StateError};
+use super::{recorded::StateOnly, state::StateError};
 use crate::{error::AmpError, scaler::GradScalerRecord};
 
 /// Reads the checkpoint of an epoch as `SupervisedTraining::checkpoint(epoch)` will, and tells the scaler's state in it.

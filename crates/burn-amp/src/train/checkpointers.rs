@@ -6,7 +6,7 @@ use burn::{
 };
 use std::path::{Path, PathBuf};
 
-use super::module::StateOnly;
+use super::recorded::StateOnly;
 
 /// Burn's default checkpointers of a run in `directory`, for `SupervisedTraining::with_custom_checkpointers`, with errors that
 /// name the file.

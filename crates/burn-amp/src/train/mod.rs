@@ -107,6 +107,7 @@ mod learner;
 mod loss_step;
 mod metrics;
 mod module;
+mod recorded;
 mod resumed_loader;
 mod scaled;
 mod state;

@@ -1,4 +1,4 @@
-//! [`Scaled`] as a module: the model, and behind it one buffer with the scaler's state; in a record, averages too.
+//! [`Scaled`] as a module: the model, and behind it one buffer with the scaler's state.
 
 use burn::{
     module::{Devices, Module, ModuleMapper, ModuleVisitor, Param, ParamId},
@@ -8,44 +8,14 @@ use burn::{
 use std::{collections::BTreeSet, path::Path};
 
 use super::{
-    Scaled,
-    averages::{self, Loaded},
+    Scaled, averages,
+    recorded::{AveragesOnly, Recorded, StateOnly},
     state::{self, State, StateError},
 };
-use crate::{ema::Ema, param_tensors::ParamTensors};
 
 /// Two segments, so that no field of a model is called so.
 const PATH: [&str; 2] = ["burn_amp", "scaler"];
 const CONTAINER: &str = "Struct:GradScaler";
-
-/// The methods that the helpers below are never asked for.
-macro_rules! no_devices {
-    () => {
-        fn collect_devices(&self, devices: Devices) -> Devices {
-            devices
-        }
-
-        fn fork(self, _: &Device) -> Self {
-            self
-        }
-
-        fn to_device(self, _: &Device) -> Self {
-            self
-        }
-
-        fn train(self) -> Self {
-            self
-        }
-
-        fn valid(&self) -> Self {
-            self.clone()
-        }
-
-        fn materialize(self) -> Self {
-            self
-        }
-    };
-}
 
 impl<M: Module> Module for Scaled<M> {
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
@@ -189,7 +159,7 @@ impl<M: Module> Module for Scaled<M> {
 }
 
 impl<M: Module> Scaled<M> {
-    fn visit_state<V: ModuleVisitor>(&self, state: State, visitor: &mut V) {
+    pub(super) fn visit_state<V: ModuleVisitor>(&self, state: State, visitor: &mut V) {
         for name in PATH {
             visitor.enter_module(name, CONTAINER);
         }
@@ -200,7 +170,7 @@ impl<M: Module> Scaled<M> {
     }
 
     /// Maps the model and the scaler's state, and says whether the mapper has put a state in its place.
-    fn map_all<T: ModuleMapper>(mut self, mapper: &mut T) -> (Self, bool) {
+    pub(super) fn map_all<T: ModuleMapper>(mut self, mapper: &mut T) -> (Self, bool) {
         self.inner = self.inner.map(mapper);
         let present = self.scaler.to_record();
         let param = state::to_param(self.state_id, State::of_scaler(present.clone()));
@@ -237,7 +207,7 @@ impl<M> Scaled<M> {
 }
 
 /// What a mapper has put in the place of the state; none if it left the state alone.
-fn map_state<T: ModuleMapper>(
+pub(super) fn map_state<T: ModuleMapper>(
     param: Param<Tensor<1, Int>>,
     mapper: &mut T,
 ) -> Option<Result<(ParamId, State), StateError>> {
@@ -250,116 +220,4 @@ fn map_state<T: ModuleMapper>(
     }
     let id = param.id;
     state::from_param(param).map(|state| state.map(|state| (id, state)))
-}
-
-/// The state alone, to see whether a record holds it before anything is loaded.
-#[derive(Clone, Debug, Default)]
-pub(super) struct StateOnly {
-    found: Option<Result<State, StateError>>,
-}
-
-impl StateOnly {
-    /// The state in a record; none if it is that of a model without a scaler.
-    pub(super) fn read(record: &ModuleRecord) -> Result<Option<State>, StateError> {
-        let record = record.clone().allow_partial(true).allow_unused(true);
-        let probe = Self::default()
-            .try_load_record(record.validate(true))
-            .map_err(|error| StateError::Damaged(error.to_string()))?;
-        probe.found.transpose()
-    }
-}
-
-impl From<StateError> for RecordError {
-    fn from(error: StateError) -> Self {
-        Self::Validation(error.to_string())
-    }
-}
-
-impl Module for StateOnly {
-    fn visit<V: ModuleVisitor>(&self, _: &mut V) {}
-
-    fn map<T: ModuleMapper>(mut self, mapper: &mut T) -> Self {
-        let found = map_state(state::blank_param(), mapper);
-        self.found = found.map(|state| state.map(|(_, state)| state));
-        self
-    }
-
-    no_devices!();
-}
-
-/// The averages alone, to see of which parameters a record holds them: Burn refuses to be asked for one that is missing.
-#[derive(Clone, Debug)]
-struct AveragesOnly<M> {
-    model: M,
-    paths: BTreeSet<String>,
-}
-
-impl<M: Module> AveragesOnly<M> {
-    fn read(model: &M, record: &ModuleRecord) -> Result<BTreeSet<String>, RecordError> {
-        let record = record.clone().allow_partial(true).allow_unused(true);
-        let probe = Self {
-            model: model.clone(),
-            paths: BTreeSet::new(),
-        };
-        Ok(probe.try_load_record(record)?.paths)
-    }
-}
-
-impl<M: Module> Module for AveragesOnly<M> {
-    fn visit<V: ModuleVisitor>(&self, _: &mut V) {}
-
-    fn map<T: ModuleMapper>(mut self, mapper: &mut T) -> Self {
-        self.paths = averages::load(&self.model, None, mapper).paths;
-        self
-    }
-
-    no_devices!();
-}
-
-/// A scaled model with all that its record holds. A mapper meets the averages of `paths`.
-#[derive(Clone, Debug)]
-struct Recorded<M> {
-    scaled: Scaled<M>,
-    paths: BTreeSet<String>,
-    found: ParamTensors,
-}
-
-impl<M> Recorded<M> {
-    fn new(scaled: Scaled<M>, paths: BTreeSet<String>) -> Self {
-        Self {
-            scaled,
-            paths,
-            found: ParamTensors::default(),
-        }
-    }
-}
-
-impl<M: Module> Module for Recorded<M> {
-    fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
-        let scaled = &self.scaled;
-        let ema = scaled.options.ema.as_ref();
-        let ema = ema.filter(|ema| ema.parameters() > 0);
-        scaled.inner.visit(visitor);
-        let state = State {
-            scaler: scaled.scaler.to_record(),
-            ema: ema.map(Ema::state),
-        };
-        scaled.visit_state(state, visitor);
-        if let Some(ema) = ema {
-            averages::visit(&scaled.inner, ema.averages(), visitor);
-        }
-    }
-
-    fn map<T: ModuleMapper>(mut self, mapper: &mut T) -> Self {
-        // The model first: its parameters get the record's ids, under which the averages are kept.
-        self.scaled = self.scaled.map_all(mapper).0;
-        if !self.paths.is_empty() {
-            let Loaded { averages, .. } =
-                averages::load(&self.scaled.inner, Some(&self.paths), mapper);
-            self.found = averages;
-        }
-        self
-    }
-
-    no_devices!();
 }

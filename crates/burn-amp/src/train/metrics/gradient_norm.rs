@@ -3,7 +3,7 @@ use crate::scaler::{ScalerMonitor, ScalerReading};
 
 /// The L2 norm of all unscaled gradients, for `SupervisedTraining::metric_train_numeric`.
 ///
-/// An epoch's value is the mean over its steps. Skipped steps are left out, and so is everything with a disabled scaler,
+/// An epoch's value is the mean over its steps, 0 if there is none. Skipped steps are left out, and so is everything with a disabled scaler,
 /// which measures nothing. Reads host values; never waits for the device. Reports the error of a run that fails; see
 /// [`ScalerMonitor::interrupter`].
 #[derive(Clone)]

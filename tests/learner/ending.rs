@@ -1,20 +1,31 @@
 //! Runs that end early: by early stopping, on request, or because only skips are left.
 
 use burn::{
-    tensor::Device,
+    data::dataloader::Progress,
+    lr_scheduler::constant::ConstantLr,
+    module::Module,
+    optim::AdamConfig,
+    store::ModuleRecord,
+    tensor::{Device, FloatDType},
     train::{
-        ExecutionStrategy, Interrupter, LearningResult, MetricEarlyStoppingStrategy,
-        MultiDeviceOptim, StoppingCondition,
-        metric::store::{Aggregate, Direction, Split},
+        ExecutionStrategy, Interrupter, Learner, LearningResult, MetricEarlyStoppingStrategy,
+        MultiDeviceOptim, StoppingCondition, TrainStep,
+        metric::{
+            Metric, MetricMetadata, Numeric,
+            store::{Aggregate, Direction, Split},
+        },
     },
 };
-use burn_amp::{AmpError, GradScalerConfig, LossScaleMetric, Scaled, train::check_checkpoint};
+use burn_amp::{
+    AmpError, GradScalerConfig, GradientNormMetric, LossScaleMetric, Scaled, ScaledOptimizer,
+    SkippedStepsMetric, ZeroGradientsMetric, to_half, train::check_checkpoint,
+};
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
 };
 
-use crate::support::{Net, Run, all_finite, parameters, poison};
+use crate::support::{Net, Run, all_finite, loader, parameters, poison};
 
 #[test]
 fn early_stopping_sees_the_metrics_of_a_scaled_run() {
@@ -89,6 +100,10 @@ enum Listener {
     MetricAndStranger,
     /// Only an interrupter that is not the run's.
     Stranger,
+    /// A metric that was built and dropped, as for early stopping.
+    DroppedMetric,
+    /// A metric that was built and never given to the run.
+    IdleMetric,
     Nobody,
 }
 
@@ -124,6 +139,10 @@ fn exhausted(
     if matches!(listener, Listener::Stranger | Listener::MetricAndStranger) {
         monitor.interrupter();
     }
+    if matches!(listener, Listener::DroppedMetric) {
+        let _ = LossScaleMetric::new(&monitor);
+    }
+    let _idle = matches!(listener, Listener::IdleMetric).then(|| LossScaleMetric::new(&monitor));
     if let Some(strategy) = strategy {
         training = training.with_training_strategy(strategy.into());
     }
@@ -162,8 +181,8 @@ fn an_exhausted_loss_scale_ends_the_run_as_burn_ends_runs() {
             let Some(AmpError::LossScaleExhausted { skips, .. }) = monitor.error() else {
                 panic!("{:?}", monitor.error());
             };
-            assert_eq!(*skips, 4);
-            assert_eq!(monitor.check().unwrap_err(), *monitor.error().unwrap());
+            assert_eq!(skips, 4);
+            assert_eq!(monitor.check().unwrap_err(), monitor.error().unwrap());
             assert!(all_finite(result.model.inner()));
             let good = check_checkpoint(folder.path(), 1).unwrap().unwrap();
             assert_eq!(good.counters().steps(), 6);
@@ -179,18 +198,84 @@ fn an_exhausted_loss_scale_ends_the_run_as_burn_ends_runs() {
     }
 }
 
-/// Without anybody to tell, a panic with the message, in the thread that has launched the run.
+/// Without anybody to tell, a panic with the message, in the thread that has launched the run, before checkpoints are lost.
 #[test]
 fn without_a_listener_the_message_is_that_of_a_panic() {
-    for listener in [Listener::Nobody, Listener::Stranger] {
+    for listener in [
+        Listener::Nobody,
+        Listener::Stranger,
+        Listener::DroppedMetric,
+        Listener::IdleMetric,
+    ] {
         let folder = tempfile::tempdir().unwrap();
         let run = || exhausted(listener, None, folder.path());
         let panic = catch_unwind(AssertUnwindSafe(run)).err().unwrap();
         let message = panic.downcast_ref::<String>().unwrap();
         assert!(message.starts_with("loss scale exhausted"), "{message}");
-        // The stranger's run went on for a thousand steps that changed nothing, and its old checkpoints were deleted.
-        let kept = check_checkpoint(folder.path(), 1).is_ok();
-        assert_eq!(kept, matches!(listener, Listener::Nobody));
+        let good = check_checkpoint(folder.path(), 1).unwrap().unwrap();
+        assert_eq!(good.counters().steps(), 6, "{listener:?}");
+        assert!(
+            check_checkpoint(folder.path(), 3).is_err(),
+            "{listener:?}: the run went on for epochs"
+        );
+    }
+}
+
+/// A metric stands for the run as long as it or a clone lives. Once it is gone, there is nobody: a panic at once.
+#[test]
+fn a_metric_that_is_gone_reports_nothing() {
+    for alive in [true, false] {
+        let mut run = Run {
+            config: GradScalerConfig::new().with_max_consecutive_skips(Some(0)),
+            ..Run::default()
+        };
+        poison(&mut run.samples, 0);
+        let (mut learner, monitor) = run.learner();
+        let metric = LossScaleMetric::new(&monitor);
+        let other = alive.then(|| metric.clone());
+        drop(metric);
+        let batches = loader(run.samples.clone(), None).to_device(&Device::flex().autodiff());
+        let batch = batches.iter().next().unwrap().unwrap();
+        let grads = learner.train_step(batch).grads;
+        let step = || learner.optimizer_step(grads);
+        assert_eq!(catch_unwind(AssertUnwindSafe(step)).is_ok(), alive);
+        assert!(monitor.check().is_err());
+        drop(other);
+    }
+}
+
+/// A model whose run has failed trains again after a good checkpoint was loaded into it, or `train` was asked for.
+#[test]
+fn a_failed_model_can_be_trained_again() {
+    for reload in [true, false] {
+        let folder = tempfile::tempdir().unwrap();
+        let (result, monitor) = exhausted(Listener::Interrupter, None, folder.path());
+        assert!(monitor.check().is_err());
+        let mut model = result.model.train();
+        if reload {
+            let file = folder.path().join("checkpoint/model-1.bpk");
+            model = model.load_record(ModuleRecord::load(file).unwrap());
+        }
+        assert!(monitor.check().is_err(), "told until it trains again");
+        let before = (*model.scaler().counters(), parameters(model.inner()));
+
+        let again = tempfile::tempdir().unwrap();
+        let run = Run {
+            epochs: 1,
+            ..Run::default()
+        };
+        let learner = Learner::new(model, AdamConfig::new().init(), ConstantLr::new(0.02));
+        let result = run
+            .training(again.path())
+            .with_interrupter(monitor.interrupter())
+            .metric_train_numeric(LossScaleMetric::new(&monitor))
+            .launch(learner);
+        assert!(result.error.is_none(), "reload: {reload}");
+        monitor.check().unwrap();
+        let counters = result.model.scaler().counters();
+        assert_eq!(counters.steps(), before.0.steps() + 6);
+        assert_eq!(counters.applied(), before.0.applied() + 6);
+        assert!(parameters(result.model.inner()) != before.1);
     }
 }
 
@@ -209,4 +294,126 @@ fn a_half_precision_parameter_ends_the_run_with_advice() {
     let error = result.error.unwrap().to_string();
     assert!(error.contains("MasterWeights"), "{error}");
     assert_eq!(parameters(result.model.inner()), before);
+}
+
+/// A Learner cannot accumulate as the optimizer was told: an error at once, or at the first step, not another training.
+#[test]
+fn an_optimizer_that_accumulates_is_refused() {
+    let run = Run::default();
+    let device = Device::flex().autodiff();
+    let optim = || {
+        let optim = ScaledOptimizer::new(AdamConfig::new().init(), run.config.init().unwrap());
+        optim.with_accumulation(4).unwrap()
+    };
+    let lr = || ConstantLr::new(0.02);
+    let refused = optim()
+        .try_into_learner(Net::f16(&device), lr())
+        .err()
+        .unwrap();
+    let AmpError::InvalidValue(invalid) = &refused else {
+        panic!("{refused}")
+    };
+    assert_eq!(
+        (invalid.field(), invalid.value()),
+        ("with_accumulation", "4")
+    );
+    assert!(
+        refused.to_string().contains("grads_accumulation(4)"),
+        "{refused}"
+    );
+
+    let folder = tempfile::tempdir().unwrap();
+    let optim = optim();
+    let monitor = optim.monitor();
+    let net = Net::f16(&device);
+    let before = parameters(&net);
+    let result = run
+        .training(folder.path())
+        .with_interrupter(monitor.interrupter())
+        .launch(optim.into_learner(net, lr()));
+    let error = result.error.unwrap().to_string();
+    assert!(error.contains("grads_accumulation(4)"), "{error}");
+    assert_eq!(monitor.check(), Err(refused));
+    assert_eq!(result.model.scaler().counters().steps(), 0);
+    assert_eq!(parameters(result.model.inner()), before);
+
+    let folder = tempfile::tempdir().unwrap();
+    let optim = ScaledOptimizer::new(AdamConfig::new().init(), run.config.init().unwrap());
+    let learner = optim.try_into_learner(Net::f16(&device), lr()).unwrap();
+    assert!(run.training(folder.path()).launch(learner).error.is_none());
+}
+
+/// As for cross-validation: what ends one run does not end the next.
+#[test]
+fn clones_of_an_optimizer_fail_one_by_one() {
+    let config = GradScalerConfig::new().with_max_consecutive_skips(Some(3));
+    let optim = ScaledOptimizer::new(AdamConfig::new().init(), config.init().unwrap());
+    for bad in [true, false] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut run = Run::default();
+        if bad {
+            (0..run.samples.len()).for_each(|index| poison(&mut run.samples, index));
+        }
+        let fold = optim.clone();
+        let monitor = fold.monitor();
+        let net = Net::f16(&Device::flex().autodiff());
+        let result = run
+            .training(folder.path())
+            .metric_train_numeric(LossScaleMetric::new(&monitor))
+            .launch(fold.into_learner(net, ConstantLr::new(0.02)));
+        assert_eq!(result.error.is_some(), bad);
+        assert_eq!(monitor.check().is_err(), bad);
+    }
+    assert!(optim.monitor().check().is_ok());
+}
+
+/// A step that counts nothing is no step to the metrics.
+#[test]
+fn a_step_that_is_refused_is_not_shown() {
+    let run = Run::default();
+    let device = Device::flex().autodiff();
+    let (mut learner, monitor) = run.learner();
+    monitor.interrupter();
+    let mut metric = SkippedStepsMetric::new(&monitor);
+    let metadata = MetricMetadata {
+        progress: Progress {
+            items_processed: 1,
+            items_total: 1,
+            unit: None,
+        },
+        iteration: None,
+        lr: None,
+    };
+    let batches = loader(run.samples.clone(), None).to_device(&device);
+    let mut batches = batches.iter();
+    let grads = learner.train_step(batches.next().unwrap().unwrap()).grads;
+    learner.lr_step();
+    learner.optimizer_step(grads);
+    metric.update(&(), &metadata).unwrap();
+    assert!(metric.value().is_some());
+
+    let half = to_half(learner.model(), FloatDType::F16, &[]);
+    let mut optim = AdamConfig::new().init();
+    let grads = half.step(batches.next().unwrap().unwrap()).grads;
+    let half = half.optimize(&mut optim, 0.1.into(), grads);
+    assert!(matches!(
+        monitor.error(),
+        Some(AmpError::HalfPrecisionParameter { .. })
+    ));
+    assert_eq!(half.scaler().counters().steps(), 1);
+    metric.update(&(), &metadata).unwrap();
+    assert!(metric.value().is_none());
+}
+
+/// What is not measured is not NaN on the dashboard.
+#[test]
+fn metrics_of_a_disabled_scaler_are_numbers() {
+    let scaler = GradScalerConfig::new().with_enabled(false).init().unwrap();
+    let monitor = ScaledOptimizer::new(AdamConfig::new().init(), scaler).monitor();
+    let last = [
+        GradientNormMetric::new(&monitor).final_value(),
+        ZeroGradientsMetric::new(&monitor).final_value(),
+        SkippedStepsMetric::new(&monitor).final_value(),
+    ];
+    assert!(last.iter().all(|entry| entry.current() == 0.0), "{last:?}");
 }

@@ -1,6 +1,7 @@
 //! The real `SupervisedTraining` with loss scaling, on real files.
 
 mod accumulation;
+mod averages;
 mod clipping;
 mod devices;
 mod ending;
@@ -8,6 +9,7 @@ mod evaluator;
 mod golden;
 mod killed;
 mod learning;
+mod loaders;
 mod master;
 mod module;
 mod records;

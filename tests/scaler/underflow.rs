@@ -60,6 +60,17 @@ fn a_zero_loss_does_not_warn() {
     }
 }
 
+/// As with several workers, which scale their losses with scalers of their own: it may be zero.
+#[test]
+fn a_loss_that_was_not_seen_does_not_warn() {
+    let model = Model::new();
+    let mut scaler = scaler(4096.0);
+    let messages = captured(Level::Warn, || {
+        step(&mut scaler, &model, model.gradients(|_| 0.0));
+    });
+    assert_eq!(messages, [""; 0]);
+}
+
 #[test]
 fn a_disabled_scaler_does_not_warn() {
     let config = GradScalerConfig::new().with_enabled(false);

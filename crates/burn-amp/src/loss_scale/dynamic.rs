@@ -260,11 +260,11 @@ impl DynamicLossScale {
 
 pub(super) fn checked_scale(field: &'static str, value: f64) -> Result<f32, InvalidValue> {
     let scale = value as f32;
-    // Gradients are multiplied by the inverse: an infinite one makes every step overflow.
-    if scale.is_finite() && scale > 0.0 && scale.recip().is_finite() {
+    // Subnormal scales are allowed, as in PyTorch: their inverse is infinite, every step overflows, and the run ends.
+    if scale.is_finite() && scale > 0.0 {
         Ok(scale)
     } else {
-        let allowed = "positive and finite as an f32, as its inverse must be";
+        let allowed = "positive and finite as an f32";
         Err(InvalidValue::new(field, value, allowed))
     }
 }

@@ -38,5 +38,7 @@ pub use master_weights::{MasterOptimizer, MasterState, MasterWeights};
 pub use record::ScaledOptimizerRecord;
 pub use record_optim::RecordOptim;
 pub use scaled_optimizer::ScaledOptimizer;
+#[cfg(feature = "train")]
+pub(crate) use step_options::StepOptions;
 
 pub use crate::gradients::StepGradients;

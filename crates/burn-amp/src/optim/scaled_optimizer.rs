@@ -24,11 +24,10 @@ use crate::{
 /// [`with_accumulation`](Self::with_accumulation), [`with_clipping`](Self::with_clipping) and [`with_ema`](Self::with_ema)
 /// add what stands around a step, which then does, in this order: accumulate, unscale, test, clip, step or skip, average the
 /// weights, update the scale.
-#[derive(Clone)]
 pub struct ScaledOptimizer<O> {
     optim: O,
     scaler: GradScaler,
-    pub(super) options: StepOptions,
+    pub(crate) options: StepOptions,
     monitor: ScalerMonitor,
 }
 
@@ -294,7 +293,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// A view of the scaler for metrics and other threads: what every step was like, as soon as it is done.
     ///
     /// Changes made by [`scaler_mut`](Self::scaler_mut) or by loading a record show with the next step, or the next
-    /// call of this. Clones of this optimizer share the monitor.
+    /// call of this. A clone of this optimizer has a monitor of its own.
     pub fn monitor(&self) -> ScalerMonitor {
         self.monitor.publish(&self.scaler);
         self.monitor.clone()
@@ -313,6 +312,18 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// The inner optimizer, its state intact, to go on without scaling. An open window and averages are dropped.
     pub fn into_inner(self) -> O {
         self.optim
+    }
+}
+
+/// A value: a clone goes its own way, with a monitor of its own, so that what ends one run does not end another.
+impl<O: Clone> Clone for ScaledOptimizer<O> {
+    fn clone(&self) -> Self {
+        Self {
+            optim: self.optim.clone(),
+            monitor: ScalerMonitor::new(&self.scaler),
+            scaler: self.scaler.clone(),
+            options: self.options.clone(),
+        }
     }
 }
 

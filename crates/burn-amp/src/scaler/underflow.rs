@@ -23,11 +23,12 @@ impl UnderflowWatch {
         kept.drain(..surplus);
     }
 
-    /// Warns, the first time, if gradients are all zero and no loss is known to be zero.
+    /// Warns, the first time, if gradients are all zero and a loss that was seen is not. Where none was seen (losses that
+    /// workers have scaled, each with a copy of the scaler), nothing is known.
     ///
     /// Waits for the device only in that case.
     pub(super) fn check(&mut self, status: &GradientStatus, scale: f32) {
-        if self.warned || !status.is_all_zero() || is_zero(&self.losses()) {
+        if self.warned || !status.is_all_zero() || are_zero(&self.losses()) {
             return;
         }
         self.warned = true;
@@ -60,10 +61,9 @@ impl Clone for UnderflowWatch {
     }
 }
 
-/// Whether losses were seen and all their values are zero.
-fn is_zero(losses: &[Tensor<1>]) -> bool {
-    !losses.is_empty()
-        && losses
-            .iter()
-            .all(|loss| loss.to_data().iter::<f64>().all(|value| value == 0.0))
+/// Whether all values of the losses are zero.
+fn are_zero(losses: &[Tensor<1>]) -> bool {
+    losses
+        .iter()
+        .all(|loss| loss.to_data().iter::<f64>().all(|value| value == 0.0))
 }

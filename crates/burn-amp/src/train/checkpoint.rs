@@ -5,14 +5,15 @@ use burn::{
 };
 use std::path::{Path, PathBuf};
 
-use super::module::StateOnly;
+use super::{recorded::StateOnly, state::StateError};
 use crate::{error::AmpError, scaler::GradScalerRecord};
 
 /// Reads the checkpoint of an epoch as `SupervisedTraining::checkpoint(epoch)` will, and tells the scaler's state in it.
 ///
 /// `directory` is that of the `SupervisedTraining`, whose default checkpointers write into `checkpoint` in it. Burn
-/// panics on a checkpoint that it cannot read, and does not name the file: check before, to handle it. All three files
-/// are read into memory, once; none if the scaler's state is absent, as in the checkpoint of a run without loss scaling.
+/// panics on a checkpoint that it cannot read, and does not name a damaged file: check before, to handle it. Reads the heads
+/// of all three files and the tensor with the scaler's state, and waits for the disk; none if that tensor is absent, as in
+/// the checkpoint of a run without loss scaling.
 ///
 /// ```no_run
 /// use burn_amp::train::check_checkpoint;
@@ -28,8 +29,8 @@ use crate::{error::AmpError, scaler::GradScalerRecord};
 /// # Errors
 ///
 /// [`AmpError::RecordIo`] if a file is missing or unreadable, [`AmpError::DamagedRecord`] if it is not a record or the
-/// scaler's state in it is damaged. Both name the file. Damage to the values of a parameter goes unnoticed: Burn's
-/// records have no checksum.
+/// scaler's state in it is damaged, [`AmpError::NewerRecord`] if a later release has written that state. All name the
+/// file. Damage to the values of a parameter or an average goes unnoticed: Burn's records have no checksum.
 pub fn check_checkpoint(
     directory: impl AsRef<Path>,
     epoch: usize,
@@ -39,14 +40,28 @@ pub fn check_checkpoint(
     let model = load(file("model"), ModuleRecord::load)?;
     load(file("optim"), OptimizerRecord::load)?;
     load(file("scheduler"), LrSchedulerRecord::load)?;
-    StateOnly::read(&model).map_err(|error| damaged(&file("model"), error))
+    let state = StateOnly::read(&model).map_err(|error| {
+        let origin = file("model").display().to_string();
+        match error {
+            StateError::Damaged(_) => AmpError::DamagedRecord {
+                origin,
+                reason: error.to_string(),
+            },
+            StateError::Newer { found, supported } => AmpError::NewerRecord {
+                origin,
+                found,
+                supported,
+            },
+        }
+    })?;
+    Ok(state.map(|state| state.scaler))
 }
 
 fn load<R>(
     path: PathBuf,
     load: impl FnOnce(PathBuf) -> Result<R, RecordError>,
 ) -> Result<R, AmpError> {
-    // Burn's message for a file that is not there would not name it.
+    // To tell a file that cannot be read from one that is damaged.
     if let Err(error) = std::fs::File::open(&path) {
         return Err(AmpError::RecordIo {
             origin: path.display().to_string(),

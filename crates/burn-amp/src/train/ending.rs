@@ -1,14 +1,19 @@
 //! How a run that cannot go on is ended: through Burn's error path, not by a panic.
 
 use burn::train::{Interrupter, TrainingError, train::WorkerFailure};
-use std::sync::atomic::Ordering;
 
 use crate::{error::AmpError, scaler::ScalerMonitor};
 
 impl ScalerMonitor {
     /// The error that has ended the run of a `Learner`: the loss scale is exhausted, or a parameter cannot be stepped.
-    pub fn error(&self) -> Option<&AmpError> {
-        self.ending.error.get()
+    ///
+    /// None again as soon as the model takes another step, which it does after a record was loaded into it, or
+    /// [`Module::train`](burn::module::Module::train) called on it. Takes a lock only after a failure; never waits for the device.
+    pub fn error(&self) -> Option<AmpError> {
+        match self.ending.has_failed() {
+            true => self.ending.state().error.clone(),
+            false => None,
+        }
     }
 
     /// Whether the run could go on to its end, to be asked after `launch`.
@@ -19,7 +24,7 @@ impl ScalerMonitor {
     ///
     /// The error that has ended the run.
     pub fn check(&self) -> Result<(), AmpError> {
-        self.error().cloned().map_or(Ok(()), Err)
+        self.error().map_or(Ok(()), Err)
     }
 
     /// A handle for `SupervisedTraining::with_interrupter`, through which a run that fails is ended.
@@ -28,35 +33,110 @@ impl ScalerMonitor {
     /// [`check`](Self::check) has the error itself. Always the same handle. Not needed in a run with one of this
     /// crate's metrics, except with `ExecutionStrategy::ddp`, where Burn panics when a metric fails.
     pub fn interrupter(&self) -> Interrupter {
-        let interrupter = self.ending.interrupter.get_or_init(Interrupter::new);
-        if let Some(error) = self.error()
+        let (interrupter, error) = {
+            let mut state = self.ending.state();
+            let interrupter = state.interrupter.get_or_insert_default().clone();
+            (interrupter, state.error.clone())
+        };
+        if let Some(error) = error
             && !interrupter.should_stop()
         {
-            interrupter.fail(training_error(error));
+            interrupter.fail(training_error(&error));
         }
-        interrupter.clone()
+        interrupter
     }
 
     /// Ends the run; gives the error back if nobody is there to end it. The first error stays.
     pub(super) fn fail(&self, error: AmpError) -> Result<(), AmpError> {
         log::error!("{error}");
-        let _ = self.ending.error.set(error.clone());
-        if let Some(interrupter) = self.ending.interrupter.get() {
-            interrupter.fail(training_error(&error));
-        } else if !self.ending.watched.load(Ordering::Acquire) {
-            return Err(error);
+        let (interrupter, watched) = {
+            let mut state = self.ending.state();
+            if state.error.is_none() {
+                state.error = Some(error.clone());
+                state.failures += 1;
+            }
+            self.ending.set_failed(true);
+            (state.interrupter.clone(), state.watchers > 0)
+        };
+        match interrupter {
+            Some(interrupter) => interrupter.fail(training_error(&error)),
+            None if !watched => return Err(error),
+            None => {}
         }
         Ok(())
     }
 
-    /// Promises that a metric will report the error.
-    pub(super) fn watch(&self) {
-        self.ending.watched.store(true, Ordering::Release);
+    /// Says what a step after the failure proves: the interrupter is not the run's. Returns whether a metric may still report
+    /// the failure.
+    pub(super) fn not_heard(&self) -> bool {
+        let mut state = self.ending.state();
+        state.unheard = true;
+        state.watchers > 0
     }
 
-    /// Whether an interrupter was asked for, which is told of a failure.
-    pub(super) fn has_interrupter(&self) -> bool {
-        self.ending.interrupter.get().is_some()
+    /// The number of the present failure, for a model that is to go on after it.
+    pub(super) fn failure(&self) -> Option<u64> {
+        match self.ending.has_failed() {
+            true => Some(self.ending.state().failures),
+            false => None,
+        }
+    }
+
+    /// Forgets a failure, unless there was another since: the model takes a step again.
+    pub(super) fn forget_failure(&self, number: u64) {
+        let interrupter = {
+            let mut state = self.ending.state();
+            if state.failures != number || state.error.take().is_none() {
+                return;
+            }
+            state.unheard = false;
+            self.ending.set_failed(false);
+            state.interrupter.clone()
+        };
+        if let Some(interrupter) = interrupter {
+            interrupter.reset();
+        }
+    }
+
+    /// Promises that a metric will report the error, for as long as it lives.
+    pub(super) fn watch(&self) -> Watch {
+        self.ending.state().watchers += 1;
+        Watch {
+            monitor: self.clone(),
+        }
+    }
+
+    /// The error, if the interrupter has not ended the run for it, or will not.
+    pub(super) fn unreported(&self) -> Option<AmpError> {
+        if !self.ending.has_failed() {
+            return None;
+        }
+        let state = self.ending.state();
+        let silent = state.interrupter.is_none() || state.unheard;
+        state.error.clone().filter(|_| silent)
+    }
+}
+
+/// A metric's promise to report a failure: metrics that are dropped, or were built for their name alone, report nothing.
+pub(super) struct Watch {
+    monitor: ScalerMonitor,
+}
+
+impl Watch {
+    pub(super) fn monitor(&self) -> &ScalerMonitor {
+        &self.monitor
+    }
+}
+
+impl Clone for Watch {
+    fn clone(&self) -> Self {
+        self.monitor.watch()
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.monitor.ending.state().watchers -= 1;
     }
 }
 

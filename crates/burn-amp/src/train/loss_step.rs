@@ -35,6 +35,8 @@ pub trait LossStep {
 
     /// Computes the loss of a batch, unscaled, and the item for the metrics.
     ///
-    /// The loss is best a mean in f32: an f16 loss cannot pass a gradient of 65536 backwards.
+    /// The loss has shape `[1]`, on the model's autodiff device: the backward pass of one without autodiff panics. It is best
+    /// a mean in f32: an f16 loss cannot pass a gradient of 65536 backwards. May wait for the device, at the price
+    /// of a slower step; nothing here needs it to.
     fn loss_step(&self, batch: Self::Input) -> (Tensor<1>, Self::Output);
 }

@@ -82,25 +82,38 @@
 //! # }
 //! ```
 //!
+//! # What goes with the optimizer
+//!
+//! Clipping ([`with_clipping`](crate::ScaledOptimizer::with_clipping)) and averages of the weights
+//! ([`with_ema`](crate::ScaledOptimizer::with_ema)), which are in the model's file of each checkpoint; [`Scaled::ema`] and
+//! [`Scaled::finalize`] give them. Accumulation is Burn's `grads_accumulation`: an optimizer with
+//! [`with_accumulation`](crate::ScaledOptimizer::with_accumulation) is refused.
+//!
 //! # A run that can only skip
 //!
 //! `AmpError::LossScaleExhausted` ends the run through Burn's error path: the dashboard closes, `LearningResult::error` is set,
 //! checkpoints of earlier epochs stay. One of this crate's metrics reports it, or the run's interrupter, if that is
-//! [`ScalerMonitor::interrupter`](crate::ScalerMonitor::interrupter). Without both, `optimize` panics with the message.
+//! [`ScalerMonitor::interrupter`](crate::ScalerMonitor::interrupter). Without both, `optimize` panics with the message, and a
+//! few steps later if there is one that the run was not given. The model can be trained again: call `train` on it, or
+//! load a checkpoint into it.
 //! Ask [`ScalerMonitor::check`](crate::ScalerMonitor::check) after the run: with the dashboard, Burn 0.22.1 loses
 //! `LearningResult::error`.
 
+mod averages;
 mod checkpoint;
+mod checkpointers;
 mod ending;
 mod learner;
 mod loss_step;
 mod metrics;
 mod module;
+mod recorded;
 mod resumed_loader;
 mod scaled;
 mod state;
 
 pub use checkpoint::check_checkpoint;
+pub use checkpointers::{NamingCheckpointer, checkpointers};
 pub use loss_step::LossStep;
 pub use metrics::{GradientNormMetric, LossScaleMetric, SkippedStepsMetric, ZeroGradientsMetric};
 pub use resumed_loader::resumed_loader;

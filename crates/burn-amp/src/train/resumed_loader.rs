@@ -2,7 +2,7 @@ use burn::{
     data::dataloader::{DataLoader, DataLoaderIterator},
     tensor::Device,
 };
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 /// A training data loader that goes on where one with the same seed stopped after `epochs` epochs.
 ///
@@ -10,6 +10,9 @@ use std::sync::Arc;
 /// `SupervisedTraining::checkpoint(n)` would see the orders of the first epochs again. Give the loader through this
 /// function, with the same `n`, and it sees those that an uninterrupted run would. Without `shuffle` it changes
 /// nothing. A loader with `num_workers` mixes the batches of its threads as they come: no two of its runs are the same.
+///
+/// The skipped orders are drawn when a run asks for the loader of its device, and, where it iterates over this one itself, with
+/// the first `iter`. That reads no item, except with `num_workers`, whose threads start to read what is then dropped.
 ///
 /// ```
 /// use burn::data::{dataloader::{DataLoader, DataLoaderBuilder, batcher::Batcher}, dataset::InMemDataset};
@@ -34,18 +37,38 @@ pub fn resumed_loader<O: 'static>(
 ) -> Arc<dyn DataLoader<O>> {
     match epochs {
         0 => loader,
-        _ => Arc::new(Resumed { loader, epochs }),
+        _ => Arc::new(Resumed::new(loader, epochs)),
     }
 }
 
-/// Not advanced itself: Burn makes a loader of its own of it, for its device, with a random state of its own.
+/// Advanced only where it is iterated over: of it, Burn makes loaders for its devices, with random states of their own.
 struct Resumed<O> {
     loader: Arc<dyn DataLoader<O>>,
     epochs: usize,
+    advanced: Once,
+}
+
+impl<O: 'static> Resumed<O> {
+    fn new(loader: Arc<dyn DataLoader<O>>, epochs: usize) -> Self {
+        Self {
+            loader,
+            epochs,
+            advanced: Once::new(),
+        }
+    }
+}
+
+/// Draws the orders of these epochs.
+fn advance<O>(loader: &Arc<dyn DataLoader<O>>, epochs: usize) {
+    for _ in 0..epochs {
+        drop(loader.iter());
+    }
 }
 
 impl<O: 'static> DataLoader<O> for Resumed<O> {
     fn iter<'a>(&'a self) -> Box<dyn DataLoaderIterator<O> + 'a> {
+        self.advanced
+            .call_once(|| advance(&self.loader, self.epochs));
         self.loader.iter()
     }
 
@@ -55,18 +78,11 @@ impl<O: 'static> DataLoader<O> for Resumed<O> {
 
     fn to_device(&self, device: &Device) -> Arc<dyn DataLoader<O>> {
         let loader = self.loader.to_device(device);
-        for _ in 0..self.epochs {
-            // The order is drawn here; no item is read.
-            drop(loader.iter());
-        }
+        advance(&loader, self.epochs);
         loader
     }
 
     fn slice(&self, start: usize, end: usize) -> Arc<dyn DataLoader<O>> {
-        let loader = self.loader.slice(start, end);
-        Arc::new(Self {
-            loader,
-            epochs: self.epochs,
-        })
+        Arc::new(Self::new(self.loader.slice(start, end), self.epochs))
     }
 }

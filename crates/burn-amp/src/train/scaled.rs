@@ -8,7 +8,10 @@ use burn::{
 
 use super::LossStep;
 use crate::{
-    gradients::{GradientClip, ScaledGradients},
+    ema::Ema,
+    error::AmpError,
+    gradients::ScaledGradients,
+    optim::StepOptions,
     scaler::{GradScaler, ModuleOptim, ScalerMonitor},
 };
 
@@ -24,6 +27,9 @@ use crate::{
 ///   records fit with and without the wrapper. Behind them comes one more buffer of integers, `burn_amp.scaler`, with
 ///   the scaler's state; a change that leaves it unreadable is undone.
 /// - [`InferenceStep`]: the wrapped model's. `valid()` and Burn's `Evaluator` see plain inference.
+/// - Averages of the weights, if [`with_ema`](crate::ScaledOptimizer::with_ema) keeps any: taken at every step that was not
+///   skipped, and in the record ([`ema`](Self::ema), [`finalize`](Self::finalize)). A step has two sets of them for a
+///   moment, because Burn holds on to the model as it was before.
 ///
 /// A record of it loads into a bare model (`record.allow_unused(true)`), and a record of a bare model loads into it: then
 /// the scaler starts fresh, which the log says. See [`try_load_record`](Module::try_load_record).
@@ -47,15 +53,21 @@ pub struct Scaled<M> {
     pub(super) scaler: GradScaler,
     pub(super) state_id: ParamId,
     pub(super) monitor: ScalerMonitor,
-    pub(super) clip: Option<GradientClip>,
+    /// Clipping and averages; no window, since Burn accumulates.
+    pub(super) options: StepOptions,
+    /// What the optimizer was told to do and a Learner cannot: the first step fails with it.
+    pub(super) refusal: Option<AmpError>,
     /// Whether the optimizer combines half-precision parameters with f32 gradients.
     pub(super) mixed: bool,
     /// Once a step has failed: the steps since, which changed nothing.
-    ignored: Option<u32>,
+    pub(super) ignored: Option<u32>,
+    /// The failure to forget with the next step.
+    pub(super) past: Option<u64>,
 }
 
-/// Burn may ask for a few more steps before it notices a failure. Not for so many: then nobody has told it.
-const PATIENCE: u32 = 1000;
+/// Burn's queue of metrics holds one event: it hears of a failure two steps later, or one more if an interrupter that is
+/// not the run's was told first. After so many steps nobody will tell it: the metric is not the run's.
+const PATIENCE: u32 = 4;
 
 impl<M> Scaled<M> {
     /// Puts a scaler beside a model. For the `Learner` of a [`ScaledOptimizer`](crate::ScaledOptimizer), use its
@@ -66,9 +78,11 @@ impl<M> Scaled<M> {
             monitor: ScalerMonitor::new(&scaler),
             scaler,
             state_id: ParamId::new(),
-            clip: None,
+            options: StepOptions::default(),
+            refusal: None,
             mixed: false,
             ignored: None,
+            past: None,
         }
     }
 
@@ -87,6 +101,18 @@ impl<M> Scaled<M> {
         &self.scaler
     }
 
+    /// The scaler, to change its settings: a loaded record brings its own. Not for a step by hand.
+    pub fn scaler_mut(&mut self) -> &mut GradScaler {
+        &mut self.scaler
+    }
+
+    /// The averages of the weights; none without [`ScaledOptimizer::with_ema`](crate::ScaledOptimizer::with_ema).
+    ///
+    /// `ema().module(model.inner())` is a copy of the model with the averages in place of its parameters.
+    pub fn ema(&self) -> Option<&Ema> {
+        self.options.ema.as_ref()
+    }
+
     /// A view of the scaler for metrics and other threads. Shared by all clones.
     pub fn monitor(&self) -> ScalerMonitor {
         self.monitor.clone()
@@ -94,6 +120,17 @@ impl<M> Scaled<M> {
 }
 
 impl<M: Module> Scaled<M> {
+    /// Ends the training: the model without its scaler, its parameters replaced by their averages, in the parameters' dtype.
+    ///
+    /// As [`into_inner`](Self::into_inner) without [`ScaledOptimizer::with_ema`](crate::ScaledOptimizer::with_ema), or before
+    /// the first step. Does not wait for the device.
+    pub fn finalize(self) -> M {
+        match &self.options.ema {
+            Some(ema) => ema.finalize(self.inner),
+            None => self.inner,
+        }
+    }
+
     /// Steps or skips. A failure ends the run: this step and all that Burn may still ask for change nothing.
     fn advance(
         mut self,
@@ -101,30 +138,31 @@ impl<M: Module> Scaled<M> {
         lr: ModuleLearningRate,
         grads: ScaledGradients,
     ) -> Self {
-        if let Some(ignored) = &mut self.ignored {
+        if let (Some(ignored), Some(error)) = (&mut self.ignored, self.monitor.error()) {
             *ignored += 1;
-            if let (Some(error), true) = (self.monitor.error(), *ignored > PATIENCE) {
+            if !self.monitor.not_heard() || *ignored > PATIENCE {
                 panic!("{error}");
             }
             return self;
+        }
+        self.ignored = None;
+        if let Some(failure) = self.past.take() {
+            self.monitor.forget_failure(failure);
         }
         let mut optim = LearnerOptim {
             optim,
             mixed: self.mixed,
         };
+        let steps = self.scaler.counters().steps();
         let before = self.inner.clone();
-        let unscaled = self.scaler.try_unscale(grads, &self.inner);
-        let clipped = unscaled.and_then(|grads| match &self.clip {
-            Some(clip) => grads.try_clip(clip),
-            None => Ok(grads),
-        });
-        let stepped =
-            clipped.and_then(|grads| self.scaler.try_step(&mut optim, lr, self.inner, grads));
-        match stepped {
-            Ok(inner) => {
-                self.inner = inner;
-                self.scaler.update();
+        let stepped = match self.refusal.clone() {
+            Some(refusal) => Err(refusal),
+            None => {
+                (self.options).try_step(&mut self.scaler, &mut optim, lr, self.inner, grads.into())
             }
+        };
+        match stepped {
+            Ok(inner) => self.inner = inner,
             Err(error) => {
                 self.inner = before;
                 self.ignored = Some(0);
@@ -133,7 +171,10 @@ impl<M: Module> Scaled<M> {
                 }
             }
         }
-        self.monitor.publish_step(&self.scaler);
+        match self.scaler.counters().steps() == steps {
+            true => self.monitor.publish(&self.scaler),
+            false => self.monitor.publish_step(&self.scaler),
+        }
         self
     }
 }
@@ -156,13 +197,14 @@ impl<M: LossStep + Module> TrainStep for Scaled<M> {
     /// Unscales and tests the gradients, steps the optimizer or skips the step, and moves the loss scale.
     ///
     /// Gradients of several micro-batches may be summed before: the scale moves only here. A step that fails
-    /// ([`AmpError::LossScaleExhausted`](crate::AmpError::LossScaleExhausted)) returns the model as it was and ends
+    /// ([`AmpError::LossScaleExhausted`](crate::AmpError::LossScaleExhausted), and what
+    /// [`ScaledOptimizer::try_step`](crate::ScaledOptimizer::try_step) refuses) returns the model as it was and ends
     /// the run: through [`ScalerMonitor::interrupter`] if that is the run's, or else through one of this crate's metrics.
     ///
     /// # Panics
     ///
-    /// If a step fails and there is neither, with the error's message. If there is one but the run goes on all the same,
-    /// 1000 steps later.
+    /// If a step fails and there is neither, with the error's message. If there is one but it is not the run's, at most
+    /// 5 steps later; these steps change nothing.
     fn optimize(
         self,
         optim: &mut ModuleOptimizer,
@@ -185,6 +227,7 @@ impl<M: LossStep + Module> TrainStep for Scaled<M> {
     }
 }
 
+/// The wrapped model's own step: its items, no scaling, no wait for the device that the model does not make itself.
 impl<M: InferenceStep> InferenceStep for Scaled<M> {
     type Input = M::Input;
     type Output = M::Output;

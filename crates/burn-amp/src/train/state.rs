@@ -5,8 +5,9 @@ use burn::{
     tensor::{DType, Device, Int, Tensor, TensorData},
 };
 use crc32fast::hash;
+use serde::{Deserialize, Serialize};
 
-use crate::scaler::GradScalerRecord;
+use crate::{ema::EmaState, scaler::GradScalerRecord};
 
 /// Bytes in each number: as many as every backend's integers hold without a sign.
 const BYTES_PER_WORD: usize = 2;
@@ -14,14 +15,41 @@ const BYTES_PER_WORD: usize = 2;
 const WORDS: usize = 1024;
 const CAPACITY: usize = WORDS * BYTES_PER_WORD;
 const MAGIC: [u8; 4] = *b"BAMP";
-const VERSION: u16 = 1;
+/// 1 is the scaler alone, 2 has what belongs to averages of the weights. Written is the lowest that holds the state.
+const VERSION: u16 = 2;
 /// Magic, version, length of the text, CRC-32 of version, length and text.
 const HEAD: usize = 12;
 
+/// What the tensor holds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct State {
+    pub(super) scaler: GradScalerRecord,
+    /// Beside averages, which are tensors of their own.
+    pub(super) ema: Option<EmaState>,
+}
+
+impl State {
+    pub(super) fn of_scaler(scaler: GradScalerRecord) -> Self {
+        Self { scaler, ema: None }
+    }
+}
+
+/// What is wrong with a state that was to be loaded.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub(super) enum StateError {
+    #[error("the loss scaler's state is damaged: {0}")]
+    Damaged(String),
+    #[error(
+        "the loss scaler's state has version {found}, this release reads up to {supported}: update burn-amp to load it"
+    )]
+    Newer { found: u64, supported: u64 },
+}
+
 /// The parameter that carries the state. On Flex, in i32, whatever the model's device: it never leaves the host, and is
 /// not built before somebody reads it.
-pub(super) fn to_param(id: ParamId, record: GradScalerRecord) -> Param<Tensor<1, Int>> {
-    lazy_param(id, move || encode(&record))
+pub(super) fn to_param(id: ParamId, state: State) -> Param<Tensor<1, Int>> {
+    lazy_param(id, move || encode(&state))
 }
 
 /// A parameter that waits for a state.
@@ -40,9 +68,7 @@ fn lazy_param(
 }
 
 /// The state in a parameter that a mapper has put in the place of ours; none if it left ours alone.
-///
-/// The error says what is wrong with the state.
-pub(super) fn from_param(param: Param<Tensor<1, Int>>) -> Option<Result<GradScalerRecord, String>> {
+pub(super) fn from_param(param: Param<Tensor<1, Int>>) -> Option<Result<State, StateError>> {
     if !param.is_initialized() {
         return None;
     }
@@ -50,11 +76,15 @@ pub(super) fn from_param(param: Param<Tensor<1, Int>>) -> Option<Result<GradScal
     Some(decode(&words))
 }
 
-fn encode(record: &GradScalerRecord) -> Vec<i32> {
-    let text = serde_json::to_vec(record).expect("a record is plain data");
+fn encode(state: &State) -> Vec<i32> {
+    let (version, text) = match state.ema {
+        None => (1, serde_json::to_vec(&state.scaler)),
+        Some(_) => (VERSION, serde_json::to_vec(state)),
+    };
+    let text = text.expect("a state is plain data");
     assert!(HEAD + text.len() <= CAPACITY, "{} bytes", text.len());
     let body = [
-        VERSION.to_le_bytes().as_slice(),
+        version.to_le_bytes().as_slice(),
         &(text.len() as u16).to_le_bytes(),
         &text,
     ]
@@ -72,42 +102,48 @@ fn encode(record: &GradScalerRecord) -> Vec<i32> {
         .collect()
 }
 
-fn decode(words: &[i64]) -> Result<GradScalerRecord, String> {
+fn decode(words: &[i64]) -> Result<State, StateError> {
+    let damaged = |reason: String| StateError::Damaged(reason);
     if words.len() != WORDS {
-        return Err(format!(
-            "it has {} numbers in place of {WORDS}",
-            words.len()
-        ));
+        let reason = format!("it has {} numbers in place of {WORDS}", words.len());
+        return Err(damaged(reason));
     }
     let mut bytes = Vec::with_capacity(CAPACITY);
     for word in words {
-        let word = u16::try_from(*word).map_err(|_| format!("{word} is not one of its numbers"))?;
+        let word = u16::try_from(*word)
+            .map_err(|_| damaged(format!("{word} is not one of its numbers")))?;
         bytes.extend(word.to_le_bytes());
     }
-    let damaged = || "its checksum does not match".to_string();
+    let changed = || damaged("its checksum does not match".to_string());
     let (head, text) = bytes.split_at(HEAD);
     if head[..4] != MAGIC {
-        return Err("it does not start as one".to_string());
+        return Err(damaged("it does not start as one".to_string()));
     }
     let stored = u32::from_le_bytes([head[4], head[5], head[6], head[7]]);
     let version = u16::from_le_bytes([head[8], head[9]]);
     let length = usize::from(u16::from_le_bytes([head[10], head[11]]));
-    let (text, rest) = text.split_at_checked(length).ok_or_else(damaged)?;
+    let (text, rest) = text.split_at_checked(length).ok_or_else(changed)?;
     if stored != hash(&[&head[8..], text].concat()) || rest.iter().any(|byte| *byte != 0) {
-        return Err(damaged());
+        return Err(changed());
     }
-    if version > VERSION {
-        return Err(format!(
-            "it has version {version}, this release reads up to {VERSION}: update burn-amp to load it"
-        ));
-    }
-    serde_json::from_slice(text).map_err(|error| error.to_string())
+    let state = match version {
+        0 => return Err(damaged("it has version 0".to_string())),
+        1 => serde_json::from_slice(text).map(State::of_scaler),
+        2 => serde_json::from_slice(text),
+        _ => {
+            return Err(StateError::Newer {
+                found: version.into(),
+                supported: VERSION.into(),
+            });
+        }
+    };
+    state.map_err(|error| damaged(error.to_string()))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{CAPACITY, HEAD, WORDS, decode, encode};
-    use crate::{GradScaler, GradScalerConfig, GradScalerRecord, GradScalerState};
+    use super::{CAPACITY, HEAD, State, WORDS, decode, encode};
+    use crate::{GradScaler, GradScalerConfig, GradScalerState, ema::EmaState};
 
     fn scaler() -> GradScaler {
         let config = GradScalerConfig::new()
@@ -121,8 +157,8 @@ mod tests {
         config.init().unwrap()
     }
 
-    fn words(record: &GradScalerRecord) -> Vec<i64> {
-        encode(record).into_iter().map(i64::from).collect()
+    fn words(state: &State) -> Vec<i64> {
+        encode(state).into_iter().map(i64::from).collect()
     }
 
     #[test]
@@ -133,16 +169,17 @@ mod tests {
             ..scaler.state()
         };
         scaler.load_state(&state).unwrap();
-        let record = scaler.to_record();
-        let length = serde_json::to_vec(&record).unwrap().len();
+        let mut state = State::of_scaler(scaler.to_record());
+        assert_eq!(decode(&words(&state)), Ok(state.clone()));
+        state.ema = Some(EmaState { updates: u64::MAX });
+        assert_eq!(decode(&words(&state)), Ok(state.clone()));
+        let length = serde_json::to_vec(&state).unwrap().len();
         assert!(HEAD + 2 * length <= CAPACITY, "{length} bytes");
-        assert_eq!(decode(&words(&record)), Ok(record));
     }
 
     #[test]
     fn every_changed_bit_is_noticed() {
-        let record = scaler().to_record();
-        let words = words(&record);
+        let words = words(&State::of_scaler(scaler().to_record()));
         for index in 0..WORDS {
             for bit in 0..17 {
                 let mut damaged = words.clone();

@@ -83,7 +83,11 @@ impl Averaged {
     }
 
     pub(super) fn final_value(&self) -> NumericEntry {
-        self.state.final_value()
+        match self.known.1 {
+            true => self.state.final_value(),
+            // Burn wants a number, and the mean of nothing is none.
+            false => NumericEntry::Final(0.0),
+        }
     }
 
     fn format(&self) -> FormatOptions {

@@ -1,29 +1,25 @@
 use burn::tensor::TensorReadError;
 use burn_std::ExecutionError;
 
-use crate::scaler::{ScalerMonitor, ScalerReading};
+use crate::{
+    scaler::{ScalerMonitor, ScalerReading},
+    train::ending::Watch,
+};
 
 /// A metric's place in the readings of a monitor.
 ///
 /// Burn updates metrics in a thread of their own, later than the step: they take the readings one by one.
 #[derive(Clone)]
 pub(super) struct Follow {
-    monitor: ScalerMonitor,
+    watch: Watch,
     seen: u64,
-    /// Updates after a failure that the interrupter was told.
-    after_failure: u32,
 }
-
-/// A run whose interrupter was told ends at once; one that does not has another interrupter.
-const PATIENCE: u32 = 16;
 
 impl Follow {
     pub(super) fn new(monitor: &ScalerMonitor) -> Self {
-        monitor.watch();
         Self {
-            monitor: monitor.clone(),
+            watch: monitor.watch(),
             seen: monitor.number(),
-            after_failure: 0,
         }
     }
 
@@ -31,13 +27,11 @@ impl Follow {
     ///
     /// An error if the run has failed and nobody else says so: Burn then ends the run with it.
     pub(super) fn next(&mut self) -> Result<Option<ScalerReading>, TensorReadError> {
-        if let Some(error) = self.monitor.error() {
-            self.after_failure += 1;
-            if !self.monitor.has_interrupter() || self.after_failure > PATIENCE {
-                return Err(ExecutionError::with_context(error.to_string()).into());
-            }
+        let monitor = self.watch.monitor();
+        if let Some(error) = monitor.unreported() {
+            return Err(ExecutionError::with_context(error.to_string()).into());
         }
-        while let Some((number, reading)) = self.monitor.after(self.seen) {
+        while let Some((number, reading)) = monitor.after(self.seen) {
             self.seen = number;
             // What is not a step is a state that was loaded.
             if reading.is_step {
@@ -49,6 +43,6 @@ impl Follow {
 
     /// What the last step was like, or the scaler before the first.
     pub(super) fn last(&self) -> ScalerReading {
-        self.monitor.last()
+        self.watch.monitor().last()
     }
 }

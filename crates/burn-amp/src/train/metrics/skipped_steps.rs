@@ -12,7 +12,8 @@ pub struct SkippedStepsMetric {
 }
 
 impl SkippedStepsMetric {
-    /// Follows the scaler of this monitor.
+    /// Follows the scaler of this monitor, and stands for the run's error path as long as it or a clone lives: give it to the
+    /// run. Of one that is not in the run a failure ends in a panic a few steps later.
     pub fn new(monitor: &ScalerMonitor) -> Self {
         Self {
             averaged: Averaged::new(monitor, "Skipped Steps", Some("%")),

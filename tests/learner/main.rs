@@ -1,6 +1,8 @@
 //! The real `SupervisedTraining` with loss scaling, on real files.
 
 mod accumulation;
+mod book;
+mod by_hand;
 mod clipping;
 mod devices;
 mod ending;

@@ -52,7 +52,7 @@ fn an_f16_run_learns() {
 /// In f32, a run without overflow is Burn's own, bit for bit: the same parameters after as many steps.
 #[test]
 fn an_f32_run_is_that_of_burn_without_scaling() {
-    let device = Device::flex().autodiff();
+    let device = Device::default().autodiff();
     let run = Run::default();
     let folder = tempfile::tempdir().unwrap();
     let (learner, _) = run.learner_of(Net::new(FloatDType::F32, &device));

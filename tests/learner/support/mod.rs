@@ -7,7 +7,7 @@ mod data;
 mod model;
 mod run;
 
-pub use bits::{optimizer_pack, pack, parameters};
+pub use bits::{Values, optimizer_pack, pack, parameters};
 pub use book::{block_with, chapter};
 pub use child::{child, folder};
 pub use data::{Batch, Sample, loader, poison, samples};

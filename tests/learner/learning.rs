@@ -9,7 +9,8 @@ use burn::{
 
 use crate::support::{Net, Plain, Run, loader, parameters, quiet, read_metric, samples};
 
-/// In f16, with all metrics: the classes are learnt, every step is counted, the scale grows, and the files say so.
+/// In f16 if the device has it, with all metrics: the classes are learnt, every step is counted, the scale grows, and the
+/// files say so.
 #[test]
 fn an_f16_run_learns() {
     let folder = tempfile::tempdir().unwrap();

@@ -7,7 +7,8 @@ use burn::{
     train::{ExecutionStrategy, Learner, MultiDeviceOptim},
 };
 use burn_amp::{
-    GradScalerConfig, GradientClip, MasterWeights, Scaled, ScaledOptimizer, train::check_checkpoint,
+    GradScalerConfig, GradientClip, MasterWeights, MixedPrecision, Scaled, ScaledOptimizer,
+    train::check_checkpoint,
 };
 use std::path::Path;
 
@@ -117,9 +118,12 @@ impl Way {
             Self::Clipped => {
                 let clip = GradientClip::by_global_norm(0.1).unwrap();
                 let optim = ScaledOptimizer::new(adam.init(), scaler).with_clipping(clip);
-                optim.into_learner(Net::f16(&device), lr)
+                optim.into_learner(Net::half_if_possible(&device), lr)
             }
-            _ => ScaledOptimizer::new(adam.init(), scaler).into_learner(Net::f16(&device), lr),
+            _ => {
+                let net = Net::half_if_possible(&device);
+                ScaledOptimizer::new(adam.init(), scaler).into_learner(net, lr)
+            }
         }
     }
 
@@ -161,6 +165,10 @@ fn a_resumed_run_is_the_uninterrupted_one_however_it_is_trained() {
         Way::Sharded,
         Way::ShardedWindows,
     ] {
+        let device = Device::default();
+        if matches!(way, Way::Masters) && MixedPrecision::f16().check_device(&device).is_err() {
+            continue;
+        }
         let whole = tempfile::tempdir().unwrap();
         let uninterrupted = way.launch(4, None, whole.path());
         let skipped = uninterrupted.scaler().counters().skipped();

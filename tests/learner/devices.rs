@@ -1,4 +1,4 @@
-//! Several devices. There is one here; two workers on it are two threads with a fork of the model each.
+//! Several devices. Flex has one; two workers on it are two threads with a fork of the model each.
 
 use burn::{
     lr_scheduler::{constant::ConstantLr, module_lr_scheduler::ModuleLearningRate},
@@ -42,7 +42,7 @@ fn launch(optim: MultiDeviceOptim) -> LearningResult<Scaled<Net>> {
     let folder = tempfile::tempdir().unwrap();
     let run = run();
     let (learner, monitor) = run.learner();
-    let devices = vec![Device::default(), Device::default()];
+    let devices = vec![Device::flex(), Device::flex()];
     let result = run
         .training(folder.path())
         .with_training_strategy(ExecutionStrategy::multi(devices, optim).into())
@@ -97,7 +97,7 @@ fn the_workers_never_differ() {
         let folder = tempfile::tempdir().unwrap();
         let run = run();
         let scaler = run.config.init().unwrap();
-        let net = Net::half_if_possible(&Device::default().autodiff());
+        let net = Net::f16(&Device::flex().autodiff());
         let model = Witnessed {
             scaled: Scaled::new(net, scaler),
             seen: Arc::default(),
@@ -109,7 +109,7 @@ fn the_workers_never_differ() {
             loader(run.samples.clone(), None),
             loader(samples(16), None),
         );
-        let devices = vec![Device::default(), Device::default()];
+        let devices = vec![Device::flex(), Device::flex()];
         let result = quiet(training)
             .metrics((LossMetric::new(),))
             .num_epochs(run.epochs)
@@ -262,7 +262,7 @@ fn burn_has_no_ddp_for_flex() {
 /// are summed through channels.
 #[test]
 fn replicas_with_the_same_reduced_gradients_stay_the_same() {
-    let device = Device::default().autodiff();
+    let device = Device::flex().autodiff();
     let run = run();
     let (learner, _) = run.learner();
     let halves = [&run.samples[..24], &run.samples[24..]];

@@ -30,8 +30,8 @@ fn a_window_is_a_step_and_one_overflow_skips_all_of_it() {
     assert_eq!(scaler.loss_scale(), 8192.0);
     assert!(all_finite(result.model.inner()));
 
-    let device = Device::flex().autodiff();
-    let mut net = Net::f16(&device);
+    let device = Device::default().autodiff();
+    let mut net = Net::half_if_possible(&device);
     let mut lr = LinearLrSchedulerConfig::new(0.05, 0.01, 24).init().unwrap();
     let mut optim = ScaledOptimizer::new(AdamConfig::new().init(), run.config.init().unwrap());
     let batches = loader(run.samples.clone(), None).to_device(&device);

@@ -12,7 +12,7 @@ use crate::support::{Net, Run, loader, parameters, poison};
 /// It goes with the optimizer into the learner: as a loop by hand, bit for bit, and other than without.
 #[test]
 fn a_learner_clips_as_its_optimizer_was_told() {
-    let device = Device::flex().autodiff();
+    let device = Device::default().autodiff();
     let mut run = Run::default();
     poison(&mut run.samples, 20);
     let optim = |clip: Option<GradientClip>| {
@@ -25,7 +25,7 @@ fn a_learner_clips_as_its_optimizer_was_told() {
     let lr = || LinearLrSchedulerConfig::new(0.05, 0.01, 24).init().unwrap();
     let launch = |clip: Option<GradientClip>| {
         let folder = tempfile::tempdir().unwrap();
-        let learner = optim(clip).into_learner(Net::f16(&device), lr());
+        let learner = optim(clip).into_learner(Net::half_if_possible(&device), lr());
         let result = run.training(folder.path()).launch(learner);
         result.model
     };
@@ -34,7 +34,7 @@ fn a_learner_clips_as_its_optimizer_was_told() {
     let clipped = launch(clip());
     assert!(values(clipped.inner()) != values(launch(None).inner()));
 
-    let mut net = Net::f16(&device);
+    let mut net = Net::half_if_possible(&device);
     let (mut optim, mut lr) = (optim(clip()), lr());
     let batches = loader(run.samples.clone(), None).to_device(&device);
     for _ in 0..4 {

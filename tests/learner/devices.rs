@@ -1,21 +1,32 @@
 //! Several devices. Flex has one; two workers on it are two threads with a fork of the model each.
 
 use burn::{
-    module::{Module, ModuleVisitor, Param},
-    optim::{GradientsAccumulator, GradientsParams},
+    lr_scheduler::{constant::ConstantLr, module_lr_scheduler::ModuleLearningRate},
+    module::{Devices, Module, ModuleMapper, ModuleVisitor, Param},
+    optim::{
+        AdamConfig, GradientsAccumulator, GradientsParams, ModuleOptimizer, MultiGradientsParams,
+    },
     tensor::{
         Device, Tensor,
         distributed::{DistributedConfig, ReduceOperation},
     },
-    train::{ExecutionStrategy, LearningResult, MultiDeviceOptim},
+    train::{
+        ClassificationOutput, ExecutionStrategy, InferenceStep, Learner, LearningResult,
+        MultiDeviceOptim, SupervisedTraining, TrainOutput, TrainStep, metric::LossMetric,
+    },
 };
-use burn_amp::{Scaled, SkippedStepsMetric};
+use burn_amp::{GradScalerRecord, Scaled, SkippedStepsMetric};
 use std::{
+    collections::BTreeMap,
+    fmt,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::mpsc,
+    sync::{Arc, Mutex, mpsc},
+    thread::{self, ThreadId},
 };
 
-use crate::support::{Net, Run, all_finite, loader, parameters, poison, read_metric};
+use crate::support::{
+    Batch, Net, Run, Values, all_finite, loader, parameters, poison, quiet, read_metric, samples,
+};
 
 /// Three steps an epoch of two batches each. The poison is in the half of the samples that the second device gets.
 fn run() -> Run {
@@ -64,9 +75,6 @@ fn an_overflow_on_one_device_skips_the_step_for_all() {
         );
         assert_eq!(scaler.loss_scale(), 8192.0);
         assert!(all_finite(result.model.inner()));
-        // What a worker gets is a fork: it has all of the scaler.
-        let fork = result.model.clone().fork(&Device::flex());
-        assert_eq!(fork.scaler().to_record(), scaler.to_record());
     }
     let [main, sharded] = results.map(|result| result.model);
     assert_eq!(main.scaler().to_record(), sharded.scaler().to_record());
@@ -77,6 +85,162 @@ fn an_overflow_on_one_device_skips_the_step_for_all() {
             .collect::<Vec<_>>()
     };
     assert_eq!(values(&main), values(&sharded));
+}
+
+/// Every worker computes with the present scale, counters and parameters, at every step.
+#[test]
+fn the_workers_never_differ() {
+    for optim in [
+        MultiDeviceOptim::OptimMainDevice,
+        MultiDeviceOptim::OptimSharded,
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let run = run();
+        let scaler = run.config.init().unwrap();
+        let net = Net::f16(&Device::flex().autodiff());
+        let model = Witnessed {
+            scaled: Scaled::new(net, scaler),
+            seen: Arc::default(),
+        };
+        let seen = model.seen.clone();
+        let learner = Learner::new(model, AdamConfig::new().init(), ConstantLr::new(0.05));
+        let training = SupervisedTraining::new(
+            folder.path(),
+            loader(run.samples.clone(), None),
+            loader(samples(16), None),
+        );
+        let devices = vec![Device::flex(), Device::flex()];
+        let result = quiet(training)
+            .metrics((LossMetric::new(),))
+            .num_epochs(run.epochs)
+            .with_training_strategy(ExecutionStrategy::multi(devices, optim).into())
+            .launch(learner);
+        assert_eq!(result.model.scaled.scaler().counters().skipped(), 3);
+
+        let mut seen = std::mem::take(&mut *seen.lock().unwrap());
+        seen.sort_by_key(|one| one.scaler.counters().steps());
+        assert_eq!(seen.len(), 2 * 9);
+        for (step, both) in seen.chunks(2).enumerate() {
+            let [one, other] = both else { unreachable!() };
+            assert_eq!(one.scaler.counters().steps(), step as u64);
+            assert_eq!(one.scaler, other.scaler);
+            assert!(one.parameters == other.parameters, "at step {step}");
+            assert_ne!(one.thread, other.thread);
+        }
+        // The decision itself was seen: a skip lowers the scale and leaves the parameters.
+        let skipped = |pair: &&[Seen]| pair[0].parameters == pair[2].parameters;
+        assert_eq!(seen.windows(3).step_by(2).filter(skipped).count(), 3);
+    }
+}
+
+/// What a worker had when it was asked for gradients.
+struct Seen {
+    thread: ThreadId,
+    scaler: GradScalerRecord,
+    parameters: BTreeMap<String, (u64, Values)>,
+}
+
+/// A scaled model that notes what each of its steps was made with.
+#[derive(Clone)]
+struct Witnessed {
+    scaled: Scaled<Net>,
+    seen: Arc<Mutex<Vec<Seen>>>,
+}
+
+impl Witnessed {
+    fn with(&self, scaled: Scaled<Net>) -> Self {
+        Self {
+            scaled,
+            seen: self.seen.clone(),
+        }
+    }
+}
+
+impl TrainStep for Witnessed {
+    type Input = Batch;
+    type Output = ClassificationOutput;
+
+    fn step(&self, batch: Batch) -> TrainOutput<ClassificationOutput> {
+        self.seen.lock().unwrap().push(Seen {
+            thread: thread::current().id(),
+            scaler: self.scaled.scaler().to_record(),
+            parameters: parameters(&self.scaled),
+        });
+        TrainStep::step(&self.scaled, batch)
+    }
+
+    fn optimize(
+        self,
+        optim: &mut ModuleOptimizer,
+        lr: ModuleLearningRate,
+        grads: GradientsParams,
+    ) -> Self {
+        self.with(self.scaled.clone().optimize(optim, lr, grads))
+    }
+
+    fn optimize_multi(
+        self,
+        optim: &mut ModuleOptimizer,
+        lr: ModuleLearningRate,
+        grads: MultiGradientsParams,
+    ) -> Self {
+        self.with(self.scaled.clone().optimize_multi(optim, lr, grads))
+    }
+}
+
+impl InferenceStep for Witnessed {
+    type Input = Batch;
+    type Output = ClassificationOutput;
+
+    fn step(&self, batch: Batch) -> ClassificationOutput {
+        InferenceStep::step(&self.scaled, batch)
+    }
+}
+
+impl Module for Witnessed {
+    fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
+        self.scaled.visit(visitor);
+    }
+
+    fn map<T: ModuleMapper>(self, mapper: &mut T) -> Self {
+        self.with(self.scaled.clone().map(mapper))
+    }
+
+    fn collect_devices(&self, devices: Devices) -> Devices {
+        self.scaled.collect_devices(devices)
+    }
+
+    fn fork(self, device: &Device) -> Self {
+        self.with(self.scaled.clone().fork(device))
+    }
+
+    fn to_device(self, device: &Device) -> Self {
+        self.with(self.scaled.clone().to_device(device))
+    }
+
+    fn train(self) -> Self {
+        self.with(self.scaled.clone().train())
+    }
+
+    fn valid(&self) -> Self {
+        self.with(self.scaled.valid())
+    }
+
+    fn materialize(self) -> Self {
+        self.with(self.scaled.clone().materialize())
+    }
+}
+
+impl fmt::Debug for Witnessed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.scaled.fmt(f)
+    }
+}
+
+impl fmt::Display for Witnessed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.scaled.fmt(f)
+    }
 }
 
 /// As the book says. When this fails, Burn has learnt it, and the test below can be a real run.

@@ -9,7 +9,8 @@ use burn::{
 
 use crate::support::{Net, Plain, Run, loader, parameters, quiet, read_metric, samples};
 
-/// In f16, with all metrics: the classes are learnt, every step is counted, the scale grows, and the files say so.
+/// In f16 if the device has it, with all metrics: the classes are learnt, every step is counted, the scale grows, and the
+/// files say so.
 #[test]
 fn an_f16_run_learns() {
     let folder = tempfile::tempdir().unwrap();
@@ -52,7 +53,7 @@ fn an_f16_run_learns() {
 /// In f32, a run without overflow is Burn's own, bit for bit: the same parameters after as many steps.
 #[test]
 fn an_f32_run_is_that_of_burn_without_scaling() {
-    let device = Device::flex().autodiff();
+    let device = Device::default().autodiff();
     let run = Run::default();
     let folder = tempfile::tempdir().unwrap();
     let (learner, _) = run.learner_of(Net::new(FloatDType::F32, &device));

@@ -2,6 +2,8 @@
 
 mod accumulation;
 mod averages;
+mod book;
+mod by_hand;
 mod clipping;
 mod devices;
 mod ending;

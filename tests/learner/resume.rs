@@ -1,6 +1,15 @@
 //! A run that was stopped and resumed is the one that was not.
 
-use burn_amp::{Scaled, train::check_checkpoint};
+use burn::{
+    lr_scheduler::linear::LinearLrSchedulerConfig,
+    optim::AdamConfig,
+    tensor::Device,
+    train::{ExecutionStrategy, Learner, MultiDeviceOptim},
+};
+use burn_amp::{
+    GradScalerConfig, GradientClip, MasterWeights, MixedPrecision, Scaled, ScaledOptimizer,
+    train::check_checkpoint,
+};
 use std::path::Path;
 
 use crate::support::{Net, Run, optimizer_pack, pack, parameters, poison, read_metric};
@@ -81,5 +90,103 @@ fn a_resumed_run_is_the_uninterrupted_one_bit_for_bit() {
                 }
             }
         }
+    }
+}
+
+/// What else a `Scaled` model can be trained with.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    Clipped,
+    Masters,
+    MainDevice,
+    Sharded,
+    ShardedWindows,
+}
+
+impl Way {
+    /// Not every device has f16; and two workers on one fused device are not to be trusted, as the book says.
+    fn can_run(self) -> bool {
+        let device = Device::default();
+        match self {
+            Self::Clipped => true,
+            Self::Masters => MixedPrecision::f16().check_device(&device).is_ok(),
+            _ => device == Device::flex(),
+        }
+    }
+
+    fn learner(self, config: &GradScalerConfig) -> Learner<Scaled<Net>> {
+        let device = Device::default().autodiff();
+        let lr = LinearLrSchedulerConfig::new(0.05, 0.01, 24).init().unwrap();
+        let scaler = config.init().unwrap();
+        let adam = AdamConfig::new().with_epsilon(1e-5);
+        match self {
+            Self::Masters => {
+                let optim = MasterWeights::new(adam.build()).init();
+                let net = Net::with_half_parameters(&device);
+                ScaledOptimizer::new(optim, scaler).into_learner(net, lr)
+            }
+            Self::Clipped => {
+                let clip = GradientClip::by_global_norm(0.1).unwrap();
+                let optim = ScaledOptimizer::new(adam.init(), scaler).with_clipping(clip);
+                optim.into_learner(Net::half_if_possible(&device), lr)
+            }
+            _ => {
+                let net = Net::half_if_possible(&device);
+                ScaledOptimizer::new(adam.init(), scaler).into_learner(net, lr)
+            }
+        }
+    }
+
+    /// Windows on the main device are left out: Burn sums there in the order in which the workers come.
+    fn strategy(self) -> Option<ExecutionStrategy> {
+        let optim = match self {
+            Self::Clipped | Self::Masters => return None,
+            Self::MainDevice => MultiDeviceOptim::OptimMainDevice,
+            Self::Sharded | Self::ShardedWindows => MultiDeviceOptim::OptimSharded,
+        };
+        let devices = vec![Device::default(), Device::default()];
+        Some(ExecutionStrategy::multi(devices, optim))
+    }
+
+    fn launch(self, epochs: usize, resume: Option<usize>, folder: &Path) -> Scaled<Net> {
+        let run = Run {
+            epochs,
+            resume,
+            accumulation: matches!(self, Self::ShardedWindows).then_some(2),
+            ..shuffled_run()
+        };
+        let training = run.training(folder);
+        let training = match self.strategy() {
+            Some(strategy) => training.with_training_strategy(strategy.into()),
+            None => training,
+        };
+        let result = training.launch(self.learner(&run.config));
+        assert!(result.error.is_none());
+        result.model
+    }
+}
+
+#[test]
+fn a_resumed_run_is_the_uninterrupted_one_however_it_is_trained() {
+    for way in [
+        Way::Clipped,
+        Way::Masters,
+        Way::MainDevice,
+        Way::Sharded,
+        Way::ShardedWindows,
+    ] {
+        if !way.can_run() {
+            continue;
+        }
+        let whole = tempfile::tempdir().unwrap();
+        let uninterrupted = way.launch(4, None, whole.path());
+        let skipped = uninterrupted.scaler().counters().skipped();
+        assert!(skipped >= 4, "{way:?}: the poison, once each epoch");
+
+        let parts = tempfile::tempdir().unwrap();
+        drop(way.launch(2, None, parts.path()));
+        let resumed = way.launch(4, Some(2), parts.path());
+        println!("{way:?}");
+        assert_same((whole.path(), &uninterrupted), (parts.path(), &resumed), 4);
     }
 }

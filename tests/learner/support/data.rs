@@ -1,4 +1,4 @@
-//! Points around one of four corners; a poisoned one is too large for f16.
+//! Points around one of four corners; a poisoned one is infinite.
 
 use burn::{
     data::{
@@ -45,9 +45,9 @@ pub fn samples(count: usize) -> Vec<Sample> {
     (0..count).map(sample).collect()
 }
 
-/// Makes the gradients of every batch that holds this sample overflow.
+/// Makes the gradients of every batch that holds this sample overflow, in f16 and in f32.
 pub fn poison(samples: &mut [Sample], index: usize) {
-    samples[index].features = [1e30; FEATURES];
+    samples[index].features = [f32::INFINITY; FEATURES];
 }
 
 pub struct Batches;

@@ -34,6 +34,14 @@ impl Net {
         Self::new(FloatDType::F16, device).apply_reparameterization(MixedPrecision::f16())
     }
 
+    /// That, or one that computes in f32 where the device has no f16: its losses are scaled all the same.
+    pub fn half_if_possible(device: &Device) -> Self {
+        match MixedPrecision::f16().check_device(device) {
+            Ok(()) => Self::f16(device),
+            Err(_) => Self::new(FloatDType::F32, device),
+        }
+    }
+
     /// Computes in f16 with parameters that are f16 themselves.
     pub fn with_half_parameters(device: &Device) -> Self {
         burn_amp::to_half(Self::new(FloatDType::F16, device), FloatDType::F16, &[])

@@ -46,7 +46,7 @@ impl Default for Run {
 impl Run {
     /// The learner and the monitor of its scaler.
     pub fn learner(&self) -> (Learner<Scaled<Net>>, ScalerMonitor) {
-        self.learner_of(Net::f16(&Device::flex().autodiff()))
+        self.learner_of(Net::half_if_possible(&Device::default().autodiff()))
     }
 
     pub fn learner_of(&self, model: Net) -> (Learner<Scaled<Net>>, ScalerMonitor) {

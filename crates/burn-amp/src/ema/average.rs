@@ -20,7 +20,7 @@ use crate::{gradients::working_dtype, module_path::ModulePath, param_tensors::Pa
 #[derive(Clone, Debug)]
 pub struct Ema {
     config: EmaConfig,
-    pub(super) averages: ParamTensors,
+    pub(crate) averages: ParamTensors,
     pub(super) updates: u64,
 }
 

@@ -36,3 +36,5 @@ mod record;
 pub use average::Ema;
 pub use config::EmaConfig;
 pub use record::EmaRecord;
+#[cfg(feature = "train")]
+pub(crate) use record::EmaState;

@@ -33,15 +33,15 @@ const AVERAGE: &str = ".burn_amp.average";
 /// ```
 #[derive(Clone, Debug)]
 pub struct EmaRecord {
-    pub(super) updates: u64,
-    pub(super) averages: ParamTensors,
+    pub(crate) updates: u64,
+    pub(crate) averages: ParamTensors,
 }
 
 /// What is stored beside the averages.
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct State {
-    updates: u64,
+pub(crate) struct EmaState {
+    pub(crate) updates: u64,
 }
 
 impl EmaRecord {
@@ -98,7 +98,7 @@ impl EmaRecord {
     /// Puts the record beside others. Waits for the device.
     pub(crate) fn write(&self, container: &mut Container) {
         let updates = self.updates;
-        container.set_state(STATE, &State { updates });
+        container.set_state(STATE, &EmaState { updates });
         container.put_params(&self.averages, AVERAGE);
     }
 
@@ -106,7 +106,7 @@ impl EmaRecord {
     pub(crate) fn take(container: &mut Container) -> Result<Option<Self>, AmpError> {
         let averages = container.take_params(AVERAGE)?;
         let updates = match container.take_state(STATE)? {
-            Some(State { updates }) => updates,
+            Some(EmaState { updates }) => updates,
             None if averages.len() == 0 => return Ok(None),
             None => return Err(container.damaged("it holds averages without their state")),
         };

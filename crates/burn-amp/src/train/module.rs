@@ -12,6 +12,7 @@ use super::{
     recorded::{AveragesOnly, Recorded, StateOnly},
     state::{self, State, StateError},
 };
+use crate::ema::EmaRecord;
 
 /// Two segments, so that no field of a model is called so.
 const PATH: [&str; 2] = ["burn_amp", "scaler"];
@@ -122,7 +123,10 @@ impl<M: Module> Module for Scaled<M> {
         } = loaded;
         if let Some(ema) = &mut scaled.options.ema {
             match &state.ema {
-                Some(state) => ema.restore(state, found),
+                Some(state) => ema.load_record(EmaRecord {
+                    updates: state.updates,
+                    averages: found,
+                }),
                 None => {
                     ema.reset();
                     log::warn!("the record holds no averages of the weights: they start fresh");

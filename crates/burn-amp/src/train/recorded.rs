@@ -13,7 +13,7 @@ use super::{
     module::map_state,
     state::{self, State, StateError},
 };
-use crate::{ema::Ema, param_tensors::ParamTensors};
+use crate::{ema::EmaState, param_tensors::ParamTensors};
 
 /// The methods that modules that only load and store are never asked for.
 macro_rules! no_devices {
@@ -136,11 +136,13 @@ impl<M: Module> Module for Recorded<M> {
         scaled.inner.visit(visitor);
         let state = State {
             scaler: scaled.scaler.to_record(),
-            ema: ema.map(Ema::state),
+            ema: ema.map(|ema| EmaState {
+                updates: ema.updates(),
+            }),
         };
         scaled.visit_state(state, visitor);
         if let Some(ema) = ema {
-            averages::visit(&scaled.inner, ema.averages(), visitor);
+            averages::visit(&scaled.inner, &ema.averages, visitor);
         }
     }
 

@@ -76,6 +76,7 @@ impl ExponentHistogram {
 
     /// From [`BINS`] counts of two words each.
     fn from_words(words: &[u32]) -> Self {
+        assert_eq!(words.len(), 2 * BINS, "a count for each bin");
         let mut bins = [0; BINS];
         for (bin, pair) in bins.iter_mut().zip(words.chunks_exact(2)) {
             *bin = u64::from(pair[0]) | u64::from(pair[1]) << 32;
@@ -113,13 +114,25 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// Reads the counts. Waits for the device, for one small transfer; see [`Status::read`](crate::Status::read).
+    /// Reads the counts of all tensors together.
+    ///
+    /// Waits for the device, for one small transfer: 488 bytes from kernels. Where Burn's operations have counted
+    /// in other tensors, their counts are one transfer more.
+    ///
+    /// # Panics
+    ///
+    /// In Burn, if the device fails: it is lost, or work that was queued before cannot be done.
     pub fn read(self) -> ExponentHistogram {
-        let fused = self.words.map(read_words).unwrap_or_default();
-        let mut total = ExponentHistogram::from_words(&fused);
+        let mut total = self.words.map_or_else(ExponentHistogram::default, |words| {
+            ExponentHistogram::from_words(&read_words(words))
+        });
         let rows: Vec<i64> = self
             .composed
             .map_or_else(Vec::new, |rows| rows.into_data().iter::<i64>().collect());
+        assert!(
+            rows.len().is_multiple_of(BINS),
+            "a count for each bin of each tensor"
+        );
         for row in rows.chunks_exact(BINS) {
             for (bin, count) in total.bins.iter_mut().zip(row) {
                 *bin += *count as u64;

@@ -3,6 +3,9 @@
 //! A Burn backend extension ([`AmpOps`]) under functions that take a list of tensors of any ranks and of mixed
 //! f16, bf16, f32 and f64. Backends without kernels of their own use a composition of Burn's tensor operations.
 //!
+//! [`unscale`] multiplies and measures, [`inspect`] measures, [`histogram`] counts by exponent. [`blend`] is the
+//! weighted sum of two tensors, in one pass: what accumulated gradients and averaged weights are made of.
+//!
 //! ```
 //! use burn::tensor::{Device, Tensor};
 //! use burn_amp_kernels::{TensorList, unscale};

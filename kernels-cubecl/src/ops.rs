@@ -4,25 +4,42 @@ use burn::backend::{
     tensor::{FloatTensor, IntTensor},
 };
 
-/// The operations of this crate, as a backend sees them. Use the functions at the root of the crate.
+/// The operations of this crate, as a backend sees them. Use the functions at the root of the crate: they send here
+/// what a backend has kernels for, and ask first whether its device has the dtypes.
+///
+/// Tensors are on one device and have values; a list has at least one. Flex takes f16, bf16, f32 and f64; CubeCL's
+/// runtimes f16, bf16 and f32. Nothing waits for a device: Flex has done the work when it returns, CubeCL has
+/// launched it, and under fusion it is launched when a result is read or Burn flushes its queue.
+///
+/// # Panics
+///
+/// On other dtypes; on CubeCL, on an empty list; on backends beside those of the extension, always.
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     Cube: cfg(feature = "cubecl"),
 )]
 pub trait AmpOps: Backend {
-    /// Multiplies every tensor by `inverse`, of shape `[1]`, and measures the products.
+    /// Multiplies every tensor by `inverse`, of shape `[1]` and dtype f32, and measures the products.
+    ///
+    /// Products have the shapes of the tensors, and dtype f32, or f64 for f64. f32 and f64 tensors that nobody else
+    /// holds are overwritten; other products are new.
     fn amp_unscale(
         #[extension_type] tensors: TensorVec<Self>,
         inverse: FloatTensor<Self>,
     ) -> UnscaledVec<Self>;
 
-    /// Measures every tensor and writes none.
+    /// Measures every tensor and writes none. Returns status words as [`UnscaledVec::status`].
     fn amp_inspect(#[extension_type] tensors: TensorVec<Self>) -> IntTensor<Self>;
 
-    /// Counts the values of all tensors by binary exponent.
+    /// Counts the values of all tensors by binary exponent and writes none of them.
+    ///
+    /// Returns 122 words in i32: a pair of words, the lower first, for each of 61 counts of 64 bits. They are the
+    /// zeros, what is infinite or NaN, exponents below the range of
+    /// [`ExponentHistogram`](crate::ExponentHistogram), each exponent of the range, and those above it.
     fn amp_histogram(#[extension_type] tensors: TensorVec<Self>) -> IntTensor<Self>;
 
-    /// `keep * target + add * source`, of two tensors of one shape.
+    /// `keep * target + add * source`, of two tensors of one shape: `target` in f32, or f64 on Flex, `source` in any of
+    /// the dtypes above. The sum has the target's dtype, and overwrites it where nobody else holds it.
     fn amp_blend(
         target: FloatTensor<Self>,
         source: FloatTensor<Self>,
@@ -33,15 +50,15 @@ pub trait AmpOps: Backend {
 
 /// A list of float tensors, as a backend sees it.
 pub struct TensorVec<B: Backend> {
-    /// The tensors, of any ranks and float dtypes.
+    /// The tensors, of any ranks and layouts and of mixed f16, bf16, f32 and, on Flex, f64.
     pub tensors: Vec<FloatTensor<B>>,
 }
 
 /// Tensors and their status, as a backend sees them.
 pub struct UnscaledVec<B: Backend> {
-    /// The products, in the order of the factors.
+    /// The products, in the order and of the shapes of the factors, in f32, or f64 for f64.
     pub tensors: TensorVec<B>,
-    /// The status words, see [`Status`](crate::Status).
+    /// 16 words in i32 for each tensor, `[16 * tensors]`, laid out as [`Status`](crate::Status) says.
     pub status: IntTensor<B>,
 }
 

@@ -5,11 +5,7 @@ use burn::{
 
 use crate::{backends::fallback::Composed, run::Way};
 
-/// The 32-bit words of one tensor's row in the status of a kernel.
-///
-/// Counts are 64 bits wide, in two words. The sums of squares come in three ranges of magnitude, each scaled so that
-/// squares neither overflow nor vanish (J. L. Blue, "A Portable Fortran Program to Find the Euclidean Norm of a
-/// Vector", 1978), and as f64 bits in two words.
+/// The 32-bit words of one tensor's row in the status of a kernel, laid out as [`Status`] says.
 pub(crate) const WORDS: usize = 16;
 
 /// In the upper half of the largest magnitude: says that the floats are f32. No f64 has it that is written here.
@@ -33,6 +29,30 @@ pub struct TensorStatus {
 }
 
 /// What a pass has found, still on the device.
+///
+/// # Words
+///
+/// A kernel writes 16 words of 32 bits for each tensor, in the order of the list. Each number has two of them, the
+/// lower first. Counts are integers, exact beyond 2^24; CubeCL's kernels count in the lower word, up to 2^32:
+///
+/// | words | |
+/// |--:|---|
+/// | 0, 1 | number of values; CubeCL leaves 0 here, as the host knows it |
+/// | 2, 3 | infinities and NaN before scaling |
+/// | 4, 5 | infinities and NaN after scaling |
+/// | 6, 7 | zeros after scaling |
+/// | 8, 9 | largest finite magnitude after scaling |
+/// | 10, 11 | sum of squares of the small values |
+/// | 12, 13 | sum of squares of those between |
+/// | 14, 15 | sum of squares of the big values |
+///
+/// The four floats are f64 bits (Flex), or f32 bits in the lower word (CubeCL), and then word 9 is `0xFFFF_FFFF`.
+/// Values after scaling that are not finite are in none of the four.
+///
+/// Squares are summed in three ranges of magnitude, each at a scale at which they neither overflow nor vanish (J. L.
+/// Blue, "A Portable Fortran Program to Find the Euclidean Norm of a Vector", 1978). In f64, values below 1e-100
+/// are small and are multiplied by 2^600 before they are squared, and those above 1e100 are big and are multiplied by
+/// 2^-600. In f32, the bounds are 2^-63 and 2^47, the factors 2^75 and 2^-76.
 #[derive(Clone, Debug)]
 pub struct Status {
     pub(crate) fused: Option<Fused>,
@@ -58,25 +78,39 @@ impl Fused {
 
     fn read(self) -> Vec<TensorStatus> {
         let words = read_words(self.words);
+        // A row less would give its tensor another's numbers, or none, and an overflow would pass unseen.
+        assert_eq!(
+            words.len(),
+            WORDS * self.elements.len(),
+            "a row for each tensor"
+        );
         let rows = words.chunks_exact(WORDS).zip(self.elements);
         rows.map(|(row, elements)| decode(row, elements)).collect()
     }
 }
 
 impl Status {
-    /// Reads the status, a row for each tensor.
+    /// Reads the status, a row for each tensor, in the order of the list.
     ///
-    /// Waits for the device, for one small transfer.
+    /// Waits for the device, for one small transfer: 64 bytes a tensor from kernels. Where Burn's operations
+    /// have measured other tensors, their numbers are one transfer more.
+    ///
+    /// # Panics
+    ///
+    /// In Burn, if the device fails: it is lost, or work that was queued before cannot be done.
     pub fn read(self) -> Vec<TensorStatus> {
         let mut fused = self.fused.map_or_else(Vec::new, Fused::read).into_iter();
         let mut composed = self.composed.read().into_iter();
         let mut host = self.host.into_iter();
-        let next = |way| match way {
-            Way::Fused => fused.next(),
-            Way::Composed => composed.next(),
-            Way::Host => host.next(),
+        let next = |way| {
+            let row = match way {
+                Way::Fused => fused.next(),
+                Way::Composed => composed.next(),
+                Way::Host => host.next(),
+            };
+            row.expect("a row for each tensor")
         };
-        self.order.into_iter().filter_map(next).collect()
+        self.order.into_iter().map(next).collect()
     }
 }
 

@@ -14,7 +14,7 @@ use burn_amp::{
 
 use log::Level;
 
-use crate::support::{Pair, captured, sgd, values};
+use crate::support::{Pair, captured, on_flex, sgd, values};
 
 fn config(n: u32, rule: OverflowRule) -> AccumulationConfig {
     AccumulationConfig::new(n).with_overflow(rule)
@@ -359,6 +359,9 @@ fn address<const D: usize>(tensor: Option<Tensor<D>>) -> *const u8 {
 
 #[test]
 fn one_f32_buffer_for_each_parameter_is_added_to_in_place() {
+    if !on_flex() {
+        return;
+    }
     for dtype in [DType::F16, DType::F32] {
         for rule in RULES {
             let scaler = GradScalerConfig::new()
@@ -385,6 +388,9 @@ fn one_f32_buffer_for_each_parameter_is_added_to_in_place() {
 
 #[test]
 fn the_first_gradients_memory_becomes_the_sums() {
+    if !on_flex() {
+        return;
+    }
     let mut optim = sgd().with_accumulation(8).unwrap();
     let model = Pair::zeros(DType::F32);
     let grads = gradients(&model, 0, 1024.0);
@@ -460,12 +466,12 @@ fn gradients_of_another_shape_are_refused() {
         let mut optim = sgd().with_accumulation(config(3, rule)).unwrap();
         let mut model = Pair::zeros(DType::F32);
         model = optim.step(1.0, model.clone(), gradients(&model, 0, 1024.0));
-        let device = Device::flex().autodiff();
+        let device = Device::default().autodiff();
         let mut other = model.clone();
         let bias = Tensor::<1>::zeros([5], &device).require_grad();
         other.bias = Param::initialized(ParamId::from(2002), bias);
         let mut grads = gradients(&model, 1, 1024.0);
-        grads.register(other.bias.id, Tensor::<1>::ones([5], &Device::flex()));
+        grads.register(other.bias.id, Tensor::<1>::ones([5], &Device::default()));
         let error = optim.try_step(1.0, other, grads).unwrap_err();
         assert!(matches!(error, AmpError::ForeignRecord { .. }), "{error}");
         assert!(error.to_string().contains("another model"), "{error}");
@@ -485,7 +491,7 @@ fn gradients_of_several_devices_enter_as_their_sum() {
             for k in pair {
                 multi
                     .grads
-                    .push((gradients(&model, k, scale), Device::flex()));
+                    .push((gradients(&model, k, scale), Device::default()));
             }
             model = optim.step_multi(1.0, model, multi);
         }
@@ -592,7 +598,7 @@ fn gradients_and_sums_of_no_parameter_are_dropped_and_logged() {
             scaler.clone().accumulate(window, grads, module).unwrap();
         })
     };
-    let stranger = LinearConfig::new(2, 2).init(&Device::flex().autodiff());
+    let stranger = LinearConfig::new(2, 2).init(&Device::default().autodiff());
     let logged = add(&mut window, &stranger).join("\n");
     assert!(
         logged.contains("2 gradients belong to no parameter"),

@@ -101,7 +101,7 @@ fn every_optimizer_of_burn() {
 /// Muon steps matrices only: it gets a layer without a bias.
 #[test]
 fn muon() {
-    let device = Device::flex().autodiff();
+    let device = Device::default().autodiff();
     let layer = LinearConfig::new(4, 4).with_bias(false).init(&device);
     let config = ScaledOptimizerConfig::new(MuonConfig::new().into());
     let mut optim = config.init().unwrap();

@@ -1,6 +1,6 @@
 //! Factors that half precision cannot hold, on gradients in half precision.
 
-use burn::tensor::DType;
+use burn::tensor::{DType, Device};
 use burn_amp::{GradScalerConfig, GradientClip, GradientDType, UnscaledGradients};
 
 use crate::support::{Pair, values};
@@ -23,6 +23,9 @@ fn rounding(dtype: DType) -> f64 {
 fn unscaled() -> Vec<(Pair, DType, UnscaledGradients)> {
     let mut all = Vec::new();
     for parameter in [DType::F16, DType::BF16, DType::F32, DType::F64] {
+        if !Device::default().supports_dtype(parameter) {
+            continue;
+        }
         for (enabled, dtype) in [
             (true, GradientDType::Parameter),
             (true, GradientDType::Full),

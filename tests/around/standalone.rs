@@ -40,7 +40,7 @@ struct Snapshot {
 
 impl Run {
     fn new(rule: OverflowRule) -> Self {
-        let model = LinearConfig::new(6, 2).init(&Device::flex().autodiff());
+        let model = LinearConfig::new(6, 2).init(&Device::default().autodiff());
         let scaler = GradScalerConfig::new().with_growth_interval(5);
         let window = AccumulationConfig::new(3).with_overflow(rule);
         let ema = EmaConfig::new()
@@ -57,7 +57,7 @@ impl Run {
     }
 
     fn train_until(&mut self, end: usize) {
-        let device = Device::flex().autodiff();
+        let device = Device::default().autodiff();
         while self.done < end {
             let input = TensorData::new(wave(100 * self.done, 24), [4, 6]);
             let input = Tensor::<2>::from_data(input, &device).cast(FloatDType::F16);

@@ -8,13 +8,13 @@ use rayon::prelude::*;
 
 use crate::sets::Set;
 
-/// The seconds of one run, and the transfers from the device in it.
+/// The seconds of one run, and its calls that read from the device.
 pub struct Run {
     pub time: Duration,
     pub reads: u32,
 }
 
-/// Reads from the device go through here, to be counted.
+/// Calls that read from the device go through here, to be counted: CubeCL reports launches, but no transfers.
 #[derive(Default)]
 struct Reads(u32);
 
@@ -34,7 +34,9 @@ pub struct Gradients<'a> {
     owned: TensorList,
     shared: TensorList,
     doubles: bool,
-    /// The same bytes in plain memory, for the copies on the CPU.
+    /// As many values in one tensor, for the copy on other devices than Flex.
+    whole: Option<Tensor<1>>,
+    /// The same bytes in plain memory, for the copies on Flex.
     plain: Vec<Vec<u8>>,
     targets: Vec<Vec<u8>>,
 }
@@ -94,6 +96,12 @@ impl<'a> Gradients<'a> {
             true => set.shapes.iter().map(bytes).collect(),
             false => Vec::new(),
         };
+        let shared = list();
+        let whole = plain.is_empty().then(|| match set.shapes.as_slice() {
+            // It is one tensor already: a second one of its size may not fit.
+            [shape] if shape.len() == 1 => shared.get::<1>(0),
+            _ => Tensor::from_data(data(&[set.elements()], dtype), (device, dtype)),
+        });
         Self {
             set,
             device: device.clone(),
@@ -103,8 +111,9 @@ impl<'a> Gradients<'a> {
             } else {
                 TensorList::new()
             },
-            shared: list(),
+            shared,
             doubles: false,
+            whole,
             targets: plain.clone(),
             plain,
         }
@@ -223,25 +232,22 @@ impl<'a> Gradients<'a> {
 
     /// Into new memory. On Flex as fast as two plain loops over memory go: all threads, each block written once, and
     /// the system's cost of new pages in it as in any operation that makes new tensors. Elsewhere
-    /// `mul_scalar(1)` of tensors that somebody else holds.
+    /// `mul_scalar(1)` of one tensor of as many bytes that somebody else holds: one launch, so that it is the memory that
+    /// is measured and not the launches of a thousand small copies.
     pub fn copy(&mut self) -> Run {
-        if !self.plain.is_empty() {
+        let Some(whole) = self.whole.clone() else {
             let start = Instant::now();
             let copies: Vec<Vec<u8>> = self.plain.par_iter().map(|plain| copied(plain)).collect();
             let time = start.elapsed();
             drop(std::hint::black_box(copies));
             return Run { time, reads: 0 };
-        }
-        let list = self.shared.clone();
+        };
         self.sync();
         let start = Instant::now();
-        let mut copies = TensorList::new();
-        for (index, shape) in self.set.shapes.iter().enumerate() {
-            by_rank!(shape, D => copies.push(list.get::<D>(index).mul_scalar(1.0)));
-        }
+        let copy = whole.mul_scalar(1.0);
         self.sync();
         let time = start.elapsed();
-        drop(copies);
+        drop(copy);
         Run { time, reads: 0 }
     }
 

@@ -97,17 +97,18 @@ fn main() {
 
 fn run(options: &Options) -> Result<(), String> {
     let device = options.backend.device()?;
+    let backend = options.backend.name();
     let torch = options.torch.as_deref().map(Torch::load).transpose()?;
+    if let Some(torch) = &torch {
+        torch.check(&backend)?;
+    }
     let seconds = options
         .seconds
         .unwrap_or(if options.quick { 1.5 } else { 30.0 });
     let large = if options.quick { 1 << 24 } else { large() };
     let flex = options.backend == Backend::Flex;
     let threads = rayon::current_num_threads();
-    println!(
-        "{}, {threads} CPU threads, median of interleaved runs",
-        options.backend.name()
-    );
+    println!("{backend}, {threads} CPU threads, median of interleaved runs");
     let mut rows = Vec::new();
     for set in sets::all(large) {
         if !set.name.contains(&options.set) {
@@ -128,7 +129,7 @@ fn run(options: &Options) -> Result<(), String> {
                 !flex,
                 Duration::from_secs_f64(seconds),
             );
-            let found = Row::of(&options.backend.name(), &set, dtype, &times, torch.as_ref());
+            let found = Row::of(&backend, &set, dtype, &times, torch.as_ref());
             found.iter().for_each(Row::print);
             rows.extend(found);
         }

@@ -17,7 +17,7 @@ pub struct Row {
     seconds: f64,
     bytes: u64,
     gb_per_s: f64,
-    /// To an out-of-place copy of the same tensors, in this run.
+    /// To an out-of-place copy of the same bytes, in this run.
     copy_ratio: Option<f64>,
     /// To the same job in Burn's operations, in this run.
     composed_ratio: Option<f64>,
@@ -60,7 +60,7 @@ impl Row {
                 _ => (2 * size, None),
             };
             let unscales = matches!(times.job, "unscale_in_place" | "unscale");
-            let torch = torch.filter(|_| unscales && matches!(backend, "flex" | "cuda"));
+            let torch = torch.filter(|_| unscales);
             let torch = |op| Some(own / torch?.seconds(set.name, dtype, op, set.elements())?);
             let bytes = bytes * set.elements() as u64;
             Row {
@@ -135,6 +135,8 @@ fn median(seconds: &[f64]) -> f64 {
 /// What torch_peer.py prints.
 #[derive(Deserialize)]
 pub struct Torch {
+    /// `cpu` or `cuda`, which is what torch calls ROCm too.
+    device: String,
     rows: Vec<TorchRow>,
 }
 
@@ -152,6 +154,22 @@ impl Torch {
         let error = |reason: String| format!("{}: {reason}", file.display());
         let text = std::fs::read_to_string(file).map_err(|e| error(e.to_string()))?;
         serde_json::from_str(&text).map_err(|e| error(e.to_string()))
+    }
+
+    /// Refuses times of another device than the backend's: they say nothing about it.
+    pub fn check(&self, backend: &str) -> Result<(), String> {
+        let device = match backend {
+            "flex" | "cpu" => Some("cpu"),
+            "cuda" | "rocm" => Some("cuda"),
+            _ => None,
+        };
+        match device == Some(self.device.as_str()) {
+            true => Ok(()),
+            false => Err(format!(
+                "torch ran on {}, which is not the device of {backend}",
+                self.device
+            )),
+        }
     }
 
     fn seconds(&self, set: &str, dtype: &str, op: &str, elements: usize) -> Option<f64> {

@@ -1,10 +1,16 @@
 //! The same job composed of Burn's own operations: for backends without kernels, and to compare kernels with.
+//!
+//! The functions at the root of the crate choose it where it is needed. Those here do not ask whether the device has
+//! the dtypes: Burn's operations panic where it has not.
 
-use burn::tensor::{DType, FloatDType, Int, Tensor};
+use burn::{
+    backend::{Dispatch, DispatchTensor, TensorMetadata, ops::FloatTensorOps},
+    tensor::{DType, FloatDType, Int, Shape, Tensor},
+};
 
 use crate::{
     histogram::{ExponentHistogram, Histogram},
-    list::TensorList,
+    list::{Entry, TensorList},
     run::Way,
     status::{Status, TensorStatus},
 };
@@ -15,18 +21,34 @@ const COUNT_BASE: u64 = 1 << 20;
 /// Floats for each tensor: three counts of two, largest magnitude, sum of squares relative to it.
 const FIELDS: usize = 8;
 
-/// As [`unscale`](crate::unscale).
+/// Multiplies every tensor by `inverse` and measures the products, in several passes.
+///
+/// Products are new, in f32 for f16, bf16 and f32 tensors, and in f64 for f64 ones, of the tensors' shapes. `inverse`
+/// has shape `[1]`, is f32, and lives on the tensors' device. Does not wait for the device.
+///
+/// # Panics
+///
+/// In Burn, if the device has not the dtype of a tensor.
 pub fn unscale(list: TensorList, inverse: Tensor<1>) -> (TensorList, Status) {
     let (products, composed) = unscale_all(list, inverse);
     (products, composed.into_status())
 }
 
-/// As [`inspect`](crate::inspect).
+/// Measures every tensor as it is, in several passes that write none of them. Does not wait for the device.
+///
+/// # Panics
+///
+/// In Burn, if the device has not the dtype of a tensor.
 pub fn inspect(list: TensorList) -> Status {
     inspect_all(list).into_status()
 }
 
-/// As [`histogram`](crate::histogram). Reads every tensor once for each exponent.
+/// Counts the values of all tensors by binary exponent. Reads every tensor once for each exponent. Does not wait for
+/// the device.
+///
+/// # Panics
+///
+/// In Burn, if the device has not the dtype of a tensor.
 pub fn histogram(list: TensorList) -> Histogram {
     Histogram {
         words: None,
@@ -40,30 +62,27 @@ pub(crate) fn unscale_all(list: TensorList, inverse: Tensor<1>) -> (TensorList, 
     let mut measures = Measures::default();
     let mut products = TensorList::new();
     for entry in list.tensors {
-        macro_rules! rank {
-            ($($rank:literal)*) => {
-                match burn::backend::TensorMetadata::shape(&entry.tensor).num_dims() {
-                    $($rank => {
-                        let tensor = Tensor::<$rank>::from_dispatch(entry.tensor);
-                        let wide = tensor.cast(working(entry.dtype));
-                        // `reshape` reads a 0 as "keep this dimension".
-                        if entry.elements == 0 {
-                            measures.elements.push(0);
-                            products.push(wide);
-                            continue;
-                        }
-                        let factor = inverse.clone().cast(working(entry.dtype));
-                        let shape = wide.shape();
-                        let flat: Tensor<1> = wide.reshape([entry.elements]);
-                        let product = flat.clone() * factor;
-                        measures.add(flat, product.clone());
-                        products.push(product.reshape::<$rank, _>(shape));
-                    })*
-                    rank => panic!("rank {rank} is not supported by Burn's tensors"),
-                }
-            };
-        }
-        rank!(0 1 2 3 4 5 6 7 8 9 10 11 12);
+        let (dtype, elements) = (working(entry.dtype), entry.elements);
+        let wide = Dispatch::float_cast(entry.tensor, dtype);
+        let tensor = match elements {
+            0 => {
+                measures.elements.push(0);
+                wide
+            }
+            _ => {
+                // Of the tensor's rank, so that the product need not be reshaped: NdArray's `reshape` ends at rank 6.
+                let factor = inverse.clone().cast(dtype).into_dispatch();
+                let factor = Dispatch::float_expand(factor, Shape::from(vec![1; wide.rank()]));
+                let product = Dispatch::float_mul(wide.clone(), factor);
+                measures.add(flatten(wide, elements), flatten(product.clone(), elements));
+                product
+            }
+        };
+        products.tensors.push(Entry {
+            tensor,
+            dtype: dtype.into(),
+            elements,
+        });
     }
     (products, measures.finish())
 }
@@ -81,7 +100,7 @@ pub(crate) fn inspect_all(list: TensorList) -> Composed {
     measures.finish()
 }
 
-/// [`BINS`] counts for each tensor that has values.
+/// [`BINS`](crate::histogram::BINS) counts for each tensor that has values.
 pub(crate) fn histogram_all(list: TensorList) -> Option<Tensor<1, Int>> {
     let mut counts: Vec<Tensor<1, Int>> = Vec::new();
     for entry in list.tensors {
@@ -114,8 +133,7 @@ pub(crate) fn histogram_all(list: TensorList) -> Option<Tensor<1, Int>> {
     (!counts.is_empty()).then(|| Tensor::cat(counts, 0))
 }
 
-pub(super) fn flatten(tensor: burn::backend::DispatchTensor, elements: usize) -> Tensor<1> {
-    use burn::backend::{Dispatch, ops::FloatTensorOps};
+pub(super) fn flatten(tensor: DispatchTensor, elements: usize) -> Tensor<1> {
     Tensor::from_dispatch(Dispatch::float_reshape(tensor, [elements].into()))
 }
 
@@ -226,6 +244,8 @@ fn decode(fields: Option<Tensor<1>>, elements: Vec<u64>) -> Vec<TensorStatus> {
     let values: Vec<f64> = fields.map_or_else(Vec::new, |fields| {
         fields.into_data().iter::<f64>().collect()
     });
+    let measured = elements.iter().filter(|elements| **elements > 0).count();
+    assert_eq!(values.len(), measured * FIELDS, "a row for each tensor");
     let mut rows = values.chunks_exact(FIELDS);
     let count = |high: f64, low: f64| high as u64 * COUNT_BASE + low as u64;
     elements
@@ -233,7 +253,7 @@ fn decode(fields: Option<Tensor<1>>, elements: Vec<u64>) -> Vec<TensorStatus> {
         .map(|elements| match elements {
             0 => TensorStatus::default(),
             _ => {
-                let row = rows.next().unwrap_or(&[0.0; FIELDS]);
+                let row = rows.next().expect("a row for each tensor");
                 TensorStatus {
                     elements,
                     non_finite_before: count(row[0], row[1]),

@@ -12,6 +12,11 @@ pub fn device() -> Device {
 /// How Burn names the device.
 static NAME: LazyLock<String> = LazyLock::new(|| format!("{:?}", device()));
 
+/// Whether the device is one of CubeCL's.
+pub fn is_cube() -> bool {
+    NAME.contains("Cube")
+}
+
 /// Whether subnormal values of a dtype stay what they are. WGSL lets an implementation take any of them for zero,
 /// and the CPU runtime widens those of bf16 to zero.
 pub fn keeps_subnormals(dtype: DType) -> bool {

@@ -11,7 +11,7 @@ macro_rules! suite {
             ranges: squares_overflow, squares_underflow, far_apart, doubles_out_of_range, overflow_by_scaling,
                 underflow_by_scaling;
             repeated: same_bits, same_bits_in_order;
-            shapes: ranks, lengths, chunk_boundaries;
+            shapes: ranks, many_dimensions, lengths, chunk_boundaries;
             sizes: zeros_beyond_24_bits, infinities_beyond_24_bits, non_finite_after_scaling_beyond_24_bits;
             special: every_dtype, subnormals, all_halves, zero_and_non_finite_factors;
             sums: mixed_magnitudes, one_large_then_small;

@@ -1,7 +1,9 @@
 //! What is tested: functions with one contract, and how accurate their norms are.
 
 use burn::tensor::Tensor;
-use burn_amp_kernels::{ExponentHistogram, Histogram, Status, TensorList, fallback};
+#[cfg(not(feature = "cubecl"))]
+use burn_amp_kernels::fallback;
+use burn_amp_kernels::{ExponentHistogram, Histogram, Status, TensorList};
 
 use crate::device;
 
@@ -28,6 +30,7 @@ impl System {
     }
 
     /// The composition of Burn's operations.
+    #[cfg(not(feature = "cubecl"))]
     pub fn composed() -> Self {
         Self {
             unscale: fallback::unscale,

@@ -22,12 +22,12 @@ struct Gan {
 fn wave(seed: usize, rows: usize) -> Tensor<2> {
     let value = |index: usize| ((seed * 31 + index) as f32 * 12.9898).sin();
     let data = TensorData::new((0..rows * 2).map(value).collect(), [rows, 2]);
-    Tensor::from_data(data, &Device::flex().autodiff())
+    Tensor::from_data(data, &Device::default().autodiff())
 }
 
 impl Gan {
     fn new() -> Self {
-        let device = Device::flex().autodiff();
+        let device = Device::default().autodiff();
         let f16 = MixedPrecision::f16();
         let linear = |outputs| {
             let layer: Linear = filled(LinearConfig::new(2, outputs).init(&device), outputs);

@@ -29,7 +29,7 @@ fn data() -> (Vec<f64>, Vec<f64>) {
 fn tensor(values: &[f64], columns: usize) -> Tensor<2> {
     let rows = values.len() / columns;
     let values: Vec<f32> = values.iter().map(|value| *value as f32).collect();
-    let device = Device::flex().autodiff();
+    let device = Device::default().autodiff();
     Tensor::from_data(TensorData::new(values, [rows, columns]), &device)
 }
 
@@ -142,7 +142,7 @@ impl Critic {
 
 /// The norm of the critic's gradient with respect to each input row, and the directions.
 fn slopes(critic: &Critic, scale: f32) -> (Tensor<2>, Tensor<2>) {
-    let device = Device::flex().autodiff();
+    let device = Device::default().autodiff();
     let (input, _) = data();
     let input = tensor(&input, 3).require_grad();
     let loss = critic.forward(input.clone()).sum() * scale;
@@ -157,7 +157,7 @@ fn slopes(critic: &Critic, scale: f32) -> (Tensor<2>, Tensor<2>) {
 /// direction is that norm, and it can be differentiated.
 #[test]
 fn the_norm_of_a_critics_input_gradient() {
-    let device = Device::flex().autodiff();
+    let device = Device::default().autodiff();
     let mut critic = filled(
         Critic {
             hidden: LinearConfig::new(3, 8).init(&device),

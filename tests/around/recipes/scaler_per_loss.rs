@@ -18,7 +18,7 @@ struct Setup {
 
 impl Setup {
     fn new() -> Self {
-        let device = Device::flex().autodiff();
+        let device = Device::default().autodiff();
         let layer: Linear = filled(LinearConfig::new(4, 4).with_bias(false).init(&device), 0);
         let scaler = |scale: f64| {
             let config = GradScalerConfig::new().with_growth_interval(3);
@@ -36,7 +36,7 @@ impl Setup {
         // A forward pass each: Burn's `backward` uses the graph up.
         let output = || {
             let data = TensorData::new((1..=8).map(|v| v as f32 * 0.25).collect(), [2, 4]);
-            let input = Tensor::<2>::from_data(data, &Device::flex().autodiff());
+            let input = Tensor::<2>::from_data(data, &Device::default().autodiff());
             let f16 = MixedPrecision::f16();
             f16.autocast(input, |x| self.model.forward(x)).sum()
         };

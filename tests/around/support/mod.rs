@@ -11,5 +11,5 @@ mod run;
 pub use bits::{Pack, pack, parameters};
 pub use capture::captured;
 pub use fill::{filled, wave};
-pub use pair::{Pair, sgd, values};
+pub use pair::{Pair, on_flex, sgd, values};
 pub use run::Run;

@@ -28,7 +28,7 @@ struct Net {
 
 impl Net {
     fn new() -> Self {
-        let device = Device::flex().autodiff();
+        let device = Device::default().autodiff();
         let net = Self {
             hidden: LinearConfig::new(6, 8).init(&device),
             head: LinearConfig::new(8, 2).init(&device),
@@ -92,7 +92,7 @@ impl<O: RecordOptim> Run<O> {
 
     /// Goes on until so many micro-batches are done.
     pub fn train_until(&mut self, end: usize) {
-        let device = Device::flex().autodiff();
+        let device = Device::default().autodiff();
         while self.done < end {
             let seed = 100 * self.done;
             let input = Tensor::<2>::from_data(TensorData::new(wave(seed, 24), [4, 6]), &device);

@@ -21,8 +21,8 @@ use crate::{
 /// "Mixed Precision Training" (Micikevicius et al., 2018). Built by
 /// [`GradScalerConfig::init`](super::GradScalerConfig::init), or around any [`LossScale`].
 ///
-/// A value: cloning it copies its state, and nothing is shared between the copies. It tests gradients once an
-/// iteration, in [`unscale`](Self::unscale), the only method that waits for the device.
+/// A value: cloning it copies its state, and nothing is shared between the copies. It waits for the device where it tests
+/// gradients, once: in [`unscale`](Self::unscale), or in [`accumulate`](Self::accumulate) and [`flush`](Self::flush).
 #[derive(Clone, Debug)]
 pub struct GradScaler {
     pub(super) schedule: LossScale,
@@ -159,7 +159,9 @@ impl GradScaler {
     /// On a skipped step the module comes back as it went in and the optimizer is not called. Without any
     /// gradients (an empty module, frozen parameters, a loss that reached none of them) the optimizer is called
     /// and the step counts as applied, but the loss scale learns nothing from it. Call [`update`](Self::update)
-    /// once after all steps of the iteration. Does not wait for the device.
+    /// once after all steps of the iteration.
+    ///
+    /// Does not wait for the device; only where all gradients are zero and no warning of that was given yet, it reads the losses.
     ///
     /// # Panics
     ///

@@ -9,7 +9,8 @@ use crate::{
     loss_scale::StepOutcome,
 };
 
-/// Steps that are remembered: metrics run in a thread of their own, and may be this far behind.
+/// Steps that are remembered. Metrics run in a thread of their own and may be half as far behind: a slot that is being
+/// written is not read.
 const SLOTS: usize = 128;
 const FIELDS: usize = 13;
 

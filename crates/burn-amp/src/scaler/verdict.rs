@@ -11,7 +11,8 @@ impl GradScaler {
     /// Counts unscaled gradients as a step of this scaler's without stepping on them: for gradients that are added to
     /// another scaler's (one scaler for each loss, Apex's `num_losses`) and stepped on there.
     ///
-    /// The next [`update`](Self::update) moves the scale by their verdict, which is returned. Does not wait for the device.
+    /// The next [`update`](Self::update) moves the scale by their verdict, which is returned. Waits as
+    /// [`step`](Self::step) does.
     ///
     /// # Errors
     ///

@@ -5,8 +5,9 @@ use burn::{
     tensor::DType,
 };
 use burn_amp::{AmpError, GradScaler, GradScalerConfig, StepOutcome};
+use log::Level;
 
-use crate::support::{Model, gradient, scaler};
+use crate::support::{Model, captured, gradient, scaler};
 
 fn try_step(
     scaler: &mut GradScaler,
@@ -130,6 +131,31 @@ fn update_to_sets_the_scale_whatever_the_outcome() {
     assert_eq!(scaler.growth_tracker(), 1);
     assert_eq!(scaler.update_to(1024.0).unwrap(), None);
     assert_eq!(scaler.loss_scale(), 1024.0);
+}
+
+/// A skip is never invisible, whichever way the iteration ends.
+#[test]
+fn a_skipped_step_is_logged() {
+    let model = Model::new();
+    let ends: [fn(&mut GradScaler); 2] = [
+        |scaler| drop(scaler.update()),
+        |scaler| drop(scaler.update_to(32768.0).unwrap()),
+    ];
+    for end in ends {
+        let mut scaler = GradScalerConfig::new().init().unwrap();
+        let messages = captured(Level::Info, || {
+            try_step(&mut scaler, &model, model.overflowing(65536.0)).unwrap();
+            end(&mut scaler);
+        });
+        let expected = "step skipped: gradients overflow, first in `weight`, at loss scale 65536, next 32768";
+        assert_eq!(messages, [expected]);
+
+        let messages = captured(Level::Info, || {
+            try_step(&mut scaler, &model, model.clean(32768.0)).unwrap();
+            end(&mut scaler);
+        });
+        assert_eq!(messages, [""; 0]);
+    }
 }
 
 #[test]

@@ -228,8 +228,14 @@ impl GradScaler {
     /// [`AmpError::InvalidValue`], the iteration not ended, unless `scale` is positive, finite as an f32 and within
     /// `min_scale` and `max_scale`.
     pub fn update_to(&mut self, scale: f64) -> Result<Option<StepOutcome>, AmpError> {
+        let before = self.schedule.scale();
         self.set_loss_scale(scale)?;
-        Ok(self.end_iteration())
+        let outcome = self.end_iteration();
+        if self.enabled && outcome.is_some_and(StepOutcome::is_skipped) {
+            let after = self.schedule.scale();
+            log_skip(before, after, self.last_status.as_ref(), "step skipped");
+        }
+        Ok(outcome)
     }
 
     /// Starts afresh: the schedule at its initial scale, counters at zero. Settings stay.
@@ -369,7 +375,12 @@ impl GradScaler {
             let before = self.schedule.scale();
             self.schedule = self.schedule.adjust(outcome);
             let after = self.schedule.scale();
-            log_update(before, after, self.last_status.as_ref(), outcome, skip);
+            if outcome.is_skipped() {
+                log_skip(before, after, self.last_status.as_ref(), skip);
+            } else if before != after {
+                let (before, after) = (f64::from(before), f64::from(after));
+                log::info!("loss scale grows from {before} to {after}");
+            }
         }
     }
 
@@ -393,23 +404,13 @@ impl GradScaler {
 }
 
 /// A skip is never invisible.
-fn log_update(
-    before: f32,
-    after: f32,
-    status: Option<&GradientStatus>,
-    outcome: StepOutcome,
-    skip: &str,
-) {
+fn log_skip(before: f32, after: f32, status: Option<&GradientStatus>, skip: &str) {
     // Printed as f32, a power of two has digits that are not its own.
     let (before, after) = (f64::from(before), f64::from(after));
-    if outcome.is_skipped() {
-        let path = status.and_then(GradientStatus::overflow_parameter);
-        log::info!(
-            "{skip}: gradients overflow{} at loss scale {before}, next {after}",
-            path.map(|path| format!(", first in `{path}`,"))
-                .unwrap_or_default()
-        );
-    } else if before != after {
-        log::info!("loss scale grows from {before} to {after}");
-    }
+    let path = status.and_then(GradientStatus::overflow_parameter);
+    log::info!(
+        "{skip}: gradients overflow{} at loss scale {before}, next {after}",
+        path.map(|path| format!(", first in `{path}`,"))
+            .unwrap_or_default()
+    );
 }

@@ -147,7 +147,8 @@ fn a_skipped_step_is_logged() {
             try_step(&mut scaler, &model, model.overflowing(65536.0)).unwrap();
             end(&mut scaler);
         });
-        let expected = "step skipped: gradients overflow, first in `matrix`, at loss scale 65536, next 32768";
+        let expected =
+            "step skipped: gradients overflow, first in `matrix`, at loss scale 65536, next 32768";
         assert_eq!(messages, [expected]);
 
         let messages = captured(Level::Info, || {

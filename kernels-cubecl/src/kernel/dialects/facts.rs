@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use burn::tensor::DType;
 
 use super::kernels::{Case, Job};
-use crate::kernel::{LOADS, ROW};
+use crate::kernel::{HEAD, LOADS, ROW};
 
 const MASK: u32 = 0x7FFF_FFFF;
 const INFINITY: u32 = 0x7F80_0000;
@@ -96,13 +96,13 @@ impl Case {
                     _ => LOADS as usize,
                 };
                 add(&mut facts.stores, &f32s, stores);
-                add(&mut facts.stores, "u32", ROW);
+                add(&mut facts.stores, "u32", HEAD + ROW);
                 // Before and after.
                 facts.bit_tests = 2 * values;
             }
             Job::InspectMany => {
                 add(&mut facts.loads, &input, loads);
-                add(&mut facts.stores, "u32", ROW);
+                add(&mut facts.stores, "u32", HEAD + ROW);
                 facts.bit_tests = values;
             }
             Job::HistogramMany => {
@@ -111,7 +111,7 @@ impl Case {
                 facts.bit_tests = self.tensors * self.width;
             }
             Job::FinishStatus => {
-                add(&mut facts.loads, "u32", ROW);
+                add(&mut facts.loads, "u32", HEAD + ROW);
                 add(&mut facts.stores, "u32", crate::status::WORDS);
             }
             Job::FinishHistogram => {

@@ -25,7 +25,7 @@ impl System {
             },
             inspect: |list| burn_amp_kernels::inspect(list).expect("supported dtypes"),
             histogram: |list| burn_amp_kernels::histogram(list).expect("supported dtypes"),
-            tolerance: device::TOLERANCE,
+            tolerance: device::tolerance(),
         }
     }
 

@@ -32,8 +32,6 @@ mod step;
 mod unscale;
 mod unscaled;
 
-use crate::rank;
-
 pub use accumulation::{
     AccumulationConfig, AccumulationWindow, AccumulationWindowRecord, OverflowRule, WindowReduction,
 };

@@ -9,9 +9,9 @@ use std::collections::HashSet;
 use super::{
     ClipStatus, GradientStatus,
     in_full::in_full,
-    rank::with_rank,
     unscale::{measure, summarize},
 };
+use crate::rank::with_rank;
 
 /// Gradients after unscaling, with what the same pass has found in them.
 ///

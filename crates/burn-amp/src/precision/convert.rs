@@ -3,7 +3,7 @@ use burn::{
     tensor::{FloatDType, Tensor},
 };
 
-use crate::{gradients::is_half, leaf};
+use crate::{gradients::is_half, leaf, module_path::ModulePath};
 
 /// Turns the float parameters of a model into half precision, those of the groups in `keep` excepted.
 ///
@@ -36,7 +36,7 @@ pub fn to_half<M: Module>(module: M, dtype: FloatDType, keep: &[ParamGroup]) -> 
     module.map(&mut Convert {
         dtype,
         select: Select::AllBut(keep),
-        path: Vec::new(),
+        path: ModulePath::default(),
     })
 }
 
@@ -48,7 +48,7 @@ pub fn to_full<M: Module>(module: M) -> M {
     module.map(&mut Convert {
         dtype: FloatDType::F32,
         select: Select::Half,
-        path: Vec::new(),
+        path: ModulePath::default(),
     })
 }
 
@@ -60,22 +60,22 @@ enum Select<'a> {
 struct Convert<'a> {
     dtype: FloatDType,
     select: Select<'a>,
-    path: Vec<String>,
+    path: ModulePath,
 }
 
 impl ModuleMapper for Convert<'_> {
     fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_string());
+        self.path.enter(name);
     }
 
     fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
+        self.path.exit();
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let selected = match self.select {
             Select::AllBut(keep) => {
-                let path = self.path.join(".");
+                let path = self.path.join();
                 !keep
                     .iter()
                     .any(|group| group.matches(&param.id, Some(&path)))

@@ -6,7 +6,7 @@ use burn::{
 };
 use std::collections::BTreeSet;
 
-use crate::{gradients::working_dtype, param_tensors::ParamTensors};
+use crate::{gradients::working_dtype, module_path::ModulePath, param_tensors::ParamTensors};
 
 const PATH: [(&str, &str); 2] = [("burn_amp", "Struct:GradScaler"), ("ema", "Struct:Ema")];
 
@@ -72,7 +72,7 @@ pub(super) fn load<M: Module, T: ModuleMapper>(
     let mut ask = Ask {
         mapper: &mut *mapper,
         wanted,
-        path: Vec::new(),
+        path: ModulePath::default(),
         loaded: Loaded::default(),
     };
     model.visit(&mut ask);
@@ -86,23 +86,23 @@ pub(super) fn load<M: Module, T: ModuleMapper>(
 struct Ask<'a, T> {
     mapper: &'a mut T,
     wanted: Option<&'a BTreeSet<String>>,
-    path: Vec<String>,
+    path: ModulePath,
     loaded: Loaded,
 }
 
 impl<T: ModuleMapper> ModuleVisitor for Ask<'_, T> {
     fn enter_module(&mut self, name: &str, container_type: &str) {
-        self.path.push(name.to_string());
+        self.path.enter(name);
         self.mapper.enter_module(name, container_type);
     }
 
     fn exit_module(&mut self, name: &str, container_type: &str) {
         self.mapper.exit_module(name, container_type);
-        self.path.pop();
+        self.path.exit();
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let path = self.path.join(".");
+        let path = self.path.join();
         if self.wanted.is_some_and(|wanted| !wanted.contains(&path)) {
             return;
         }

@@ -78,15 +78,6 @@ trait Sum: Element + Pod + Send + Sync {
     fn add_half<H>(target: &mut [Self], source: &[H], keep: Self, add: Self)
     where
         H: Element + Pod,
-        [H]: Halves;
-    fn add_f32(target: &mut [Self], source: &[f32], keep: Self, add: Self);
-    fn add_f64(target: &mut [Self], source: &[f64], keep: Self, add: Self);
-}
-
-impl Sum for f32 {
-    fn add_half<H>(target: &mut [f32], source: &[H], keep: f32, add: f32)
-    where
-        H: Element + Pod,
         [H]: Halves,
     {
         let mut wide = [0f32; BLOCK];
@@ -97,6 +88,12 @@ impl Sum for f32 {
         }
     }
 
+    fn add_f32(target: &mut [Self], source: &[f32], keep: Self, add: Self);
+
+    fn add_f64(target: &mut [Self], source: &[f64], keep: Self, add: Self);
+}
+
+impl Sum for f32 {
     fn add_f32(target: &mut [f32], source: &[f32], keep: f32, add: f32) {
         Arch::new().dispatch(Add {
             target,
@@ -114,19 +111,6 @@ impl Sum for f32 {
 }
 
 impl Sum for f64 {
-    fn add_half<H>(target: &mut [f64], source: &[H], keep: f64, add: f64)
-    where
-        H: Element + Pod,
-        [H]: Halves,
-    {
-        let mut wide = [0f32; BLOCK];
-        for (target, source) in target.chunks_mut(BLOCK).zip(source.chunks(BLOCK)) {
-            let wide = &mut wide[..source.len()];
-            widen(source, wide);
-            Self::add_f32(target, wide, keep, add);
-        }
-    }
-
     fn add_f32(target: &mut [f64], source: &[f32], keep: f64, add: f64) {
         for (target, source) in target.iter_mut().zip(source) {
             *target = keep * *target + add * f64::from(*source);

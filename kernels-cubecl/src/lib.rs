@@ -5,6 +5,7 @@
 //!
 //! [`unscale`] multiplies and measures, [`inspect`] measures, [`histogram`] counts by exponent. [`blend`] is the
 //! weighted sum of two tensors, in one pass: what accumulated gradients and averaged weights are made of.
+//! [`scaled_cast`] is a cast whose backward pass multiplies the gradient: where half precision begins and ends.
 //!
 //! ```
 //! use burn::tensor::{Device, Tensor};
@@ -27,6 +28,7 @@
 
 mod backends;
 mod blend;
+mod cast;
 mod error;
 mod histogram;
 #[cfg(feature = "cubecl")]
@@ -38,9 +40,10 @@ mod status;
 
 pub use backends::fallback;
 pub use blend::blend;
+pub use cast::{Crossing, CrossingStatus, Watch, scaled_cast, watched_cast};
 pub use error::UnsupportedDType;
 pub use histogram::{ExponentHistogram, Histogram};
 pub use list::TensorList;
-pub use ops::{AmpOps, TensorVec, UnscaledVec};
+pub use ops::{AmpOps, CastOps, TensorVec, UnscaledVec};
 pub use run::{histogram, inspect, unscale};
 pub use status::{Status, TensorStatus};

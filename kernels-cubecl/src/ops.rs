@@ -1,8 +1,11 @@
 use burn::backend::{
     Backend, BackendTensor, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind,
-    ExtensionType, backend_extension,
+    ExtensionType, TensorMetadata, backend_extension,
     tensor::{FloatTensor, IntTensor},
 };
+use burn::tensor::{DType, FloatDType};
+
+use crate::cast::Watch;
 
 /// The operations of this crate, as a backend sees them. Use the functions at the root of the crate: they send here
 /// what a backend has kernels for, and ask first whether its device has the dtypes.
@@ -46,6 +49,51 @@ pub trait AmpOps: Backend {
         keep: f64,
         add: f64,
     ) -> FloatTensor<Self>;
+}
+
+/// A cast whose backward pass multiplies the gradient. Use [`scaled_cast`](crate::scaled_cast), which also serves
+/// backends that are not named here.
+///
+/// Tensors have values, in f16, bf16 or f32. Nothing waits for a device.
+///
+/// # Panics
+///
+/// On backends beside those of the extension, always.
+#[backend_extension(
+    Flex: cfg(feature = "flex"),
+    Cube: cfg(feature = "cubecl"),
+    Autodiff,
+)]
+pub trait CastOps: Backend {
+    /// Casts to `dtype`. With autodiff, the gradient is widened to f32, multiplied by `factor` and cast to the input's
+    /// dtype, and `watch` is told of it.
+    #[allow(unused_variables)]
+    fn amp_cast(
+        tensor: FloatTensor<Self>,
+        dtype: FloatDType,
+        factor: f64,
+        watch: Option<Watch>,
+    ) -> FloatTensor<Self> {
+        Self::float_cast(tensor, dtype)
+    }
+
+    /// Widens to f32, multiplies by `factor`, rounds to `dtype`: the backward pass of [`amp_cast`](Self::amp_cast). What
+    /// is not finite stays so.
+    fn amp_mul_cast(
+        tensor: FloatTensor<Self>,
+        dtype: FloatDType,
+        factor: f64,
+    ) -> FloatTensor<Self> {
+        let wide = match tensor.dtype() {
+            DType::F32 => tensor,
+            _ => Self::float_cast(tensor, FloatDType::F32),
+        };
+        let product = Self::float_mul_scalar(wide, factor.into());
+        match dtype {
+            FloatDType::F32 => product,
+            dtype => Self::float_cast(product, dtype),
+        }
+    }
 }
 
 /// A list of float tensors, as a backend sees it.

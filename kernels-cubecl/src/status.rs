@@ -190,7 +190,7 @@ impl Row {
     }
 }
 
-fn decode(words: &[u32], elements: u64) -> TensorStatus {
+pub(crate) fn decode(words: &[u32], elements: u64) -> TensorStatus {
     let value = |index: usize| u64::from(words[2 * index]) | u64::from(words[2 * index + 1]) << 32;
     // CubeCL kernels have no f64 and mark their f32 bits: see `kernel::finish`.
     let narrow = words[9] == NARROW;

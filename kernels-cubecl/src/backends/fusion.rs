@@ -17,9 +17,12 @@ use std::marker::PhantomData;
 
 use crate::{
     histogram::BINS,
-    ops::{AmpOps, TensorVec, UnscaledVec},
+    ops::{AmpOps, CastOps, TensorVec, UnscaledVec},
     status::WORDS,
 };
+
+/// Burn's own operations: Fusion puts them into one kernel with what comes before and after.
+impl<B: FusionBackend + CastOps> CastOps for Fusion<B> {}
 
 impl<B: FusionBackend + AmpOps> AmpOps for Fusion<B> {
     fn amp_unscale(tensors: TensorVec<Self>, inverse: FloatTensor<Self>) -> UnscaledVec<Self> {

@@ -1,3 +1,4 @@
+mod autodiff;
 #[cfg(feature = "cubecl")]
 mod cubecl;
 pub mod fallback;

@@ -9,8 +9,10 @@ mod plan;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn_cubecl::CubeBackend;
 
-use crate::ops::{AmpOps, TensorVec, UnscaledVec};
+use crate::ops::{AmpOps, CastOps, TensorVec, UnscaledVec};
 use plan::{Plan, Writes};
+
+impl CastOps for CubeBackend {}
 
 impl AmpOps for CubeBackend {
     fn amp_unscale(tensors: TensorVec<Self>, inverse: FloatTensor<Self>) -> UnscaledVec<Self> {

@@ -18,7 +18,7 @@ use rayon::prelude::*;
 use std::ops::RangeInclusive;
 
 use crate::{
-    ops::{AmpOps, TensorVec, UnscaledVec},
+    ops::{AmpOps, CastOps, TensorVec, UnscaledVec},
     status::{Row, Squares, WORDS},
 };
 
@@ -28,6 +28,8 @@ const CHUNK: usize = 1 << 16;
 const BLOCK: usize = 1 << 10;
 /// Lists of fewer values are done before a second thread has woken up.
 const PARALLEL: usize = 1 << 15;
+
+impl CastOps for Flex {}
 
 impl AmpOps for Flex {
     fn amp_unscale(tensors: TensorVec<Self>, inverse: FloatTensor<Self>) -> UnscaledVec<Self> {

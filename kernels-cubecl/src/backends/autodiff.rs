@@ -1,0 +1,72 @@
+//! The backward pass of the scaled cast.
+
+use burn::backend::{Backend, TensorMetadata, ops::FloatTensorOps, tensor::FloatTensor};
+use burn::tensor::FloatDType;
+use burn_autodiff::{
+    Autodiff,
+    checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+    grads::Gradients,
+    ops::{Backward, Ops, OpsKind, unary},
+};
+
+use crate::{
+    cast::{Crossing, Watch},
+    ops::{AmpOps, CastOps, TensorVec},
+};
+
+impl<B: Backend + AmpOps + CastOps, C: CheckpointStrategy> CastOps for Autodiff<B, C> {
+    fn amp_cast(
+        tensor: FloatTensor<Self>,
+        dtype: FloatDType,
+        factor: f64,
+        watch: Option<Watch>,
+    ) -> FloatTensor<Self> {
+        let from: FloatDType = tensor.dtype().into();
+        let node = tensor.node();
+        let input = tensor.into_primitive();
+        // Looked at beside the gradient, in one pass, once the backward pass is here.
+        let watched = watch.map(|watch| (watch, input.clone()));
+        let output = B::amp_cast(input, dtype, factor, None);
+        match ScaledCast.prepare::<C>([node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish((factor, from, watched), output),
+            OpsKind::UnTracked(prep) => prep.finish(output),
+        }
+    }
+
+    fn amp_mul_cast(
+        tensor: FloatTensor<Self>,
+        dtype: FloatDType,
+        factor: f64,
+    ) -> FloatTensor<Self> {
+        let wide = Self::float_cast(tensor, FloatDType::F32);
+        Self::float_cast(Self::float_mul_scalar(wide, factor.into()), dtype)
+    }
+}
+
+#[derive(Debug)]
+struct ScaledCast;
+
+impl<B: Backend + AmpOps + CastOps> Backward<B, 1> for ScaledCast {
+    type State = (f64, FloatDType, Option<(Watch, FloatTensor<B>)>);
+
+    fn backward(
+        self,
+        ops: Ops<Self::State, 1>,
+        grads: &mut Gradients,
+        _checkpointer: &mut Checkpointer,
+    ) {
+        unary::<B, _>(ops.parents, ops.node, grads, |grad| {
+            let (factor, from, watched) = ops.state;
+            if let Some((watch, output)) = watched {
+                let tensors = vec![grad.clone(), output];
+                let words = B::amp_inspect(TensorVec { tensors });
+                let read = move || {
+                    let data = burn_std::reader::try_read_sync(B::int_into_data(words))?.ok()?;
+                    Some(data.iter::<i32>().map(|word| word as u32).collect())
+                };
+                watch.tell(Crossing::new(factor, from, Box::new(read)));
+            }
+            B::amp_mul_cast(grad, from, factor)
+        });
+    }
+}

@@ -1,0 +1,179 @@
+use burn::{
+    backend::{Dispatch, DispatchTensorKind},
+    tensor::{DType, FloatDType, Tensor},
+};
+use std::sync::Arc;
+
+use crate::{
+    ops::CastOps,
+    status::{WORDS, decode},
+};
+
+/// Casts a tensor to `dtype`; the backward pass multiplies its gradient by `factor`.
+///
+/// Forward, a cast and nothing else. Backward, the gradient is widened to f32, multiplied by `factor`, rounded once to
+/// the tensor's own dtype: with a factor that is a power of two, exactly the gradient times that power, as far as the dtype
+/// reaches. A gradient that is not finite stays not finite. With this at both ends of a network's half-precision part, its
+/// gradients are multiplied where they are narrow, and nowhere else.
+///
+/// Any of f16, bf16 and f32 to any of them; tensors of other dtypes (f64, quantized) are returned as they are. Any shape;
+/// any autodiff graph, gradient checkpointing included; a tensor outside autodiff is cast. One pass over memory each way.
+/// Does not wait for the device.
+///
+/// ```
+/// use burn::tensor::{Device, FloatDType, Tensor};
+/// use burn_amp_kernels::scaled_cast;
+///
+/// let device = Device::flex().autodiff();
+/// let narrow = Tensor::<1>::from_floats([3.0], &device).cast(FloatDType::F16).require_grad();
+/// let wide = scaled_cast(narrow.clone(), FloatDType::F32, 65536.0);
+/// let grads = (wide * 1e-8).sum().backward(); // 1e-8 is zero in f16, 65536 times that is not
+/// let grad = narrow.grad(&grads).unwrap().cast(FloatDType::F32) / 65536.0;
+/// assert!((grad.into_scalar::<f32>() - 1e-8).abs() < 1e-11);
+/// ```
+pub fn scaled_cast<const D: usize>(tensor: Tensor<D>, dtype: FloatDType, factor: f64) -> Tensor<D> {
+    cast(tensor, dtype, factor, None)
+}
+
+/// As [`scaled_cast`], and tells `watch` at the backward pass what arrived there.
+///
+/// Measuring reads the gradient and the tensor once, in one pass. Backends without kernels tell nothing. Does not wait for
+/// the device: what was found stays there until [`Crossing::read`].
+pub fn watched_cast<const D: usize>(
+    tensor: Tensor<D>,
+    dtype: FloatDType,
+    factor: f64,
+    watch: &Watch,
+) -> Tensor<D> {
+    cast(tensor, dtype, factor, Some(watch.clone()))
+}
+
+fn cast<const D: usize>(
+    tensor: Tensor<D>,
+    dtype: FloatDType,
+    factor: f64,
+    watch: Option<Watch>,
+) -> Tensor<D> {
+    let from = tensor.dtype();
+    if !matches!(from, DType::F16 | DType::BF16 | DType::F32) {
+        return tensor;
+    }
+    if !tensor.is_tracked() || tensor.shape().num_elements() == 0 {
+        return tensor.cast(dtype);
+    }
+    if factor == 1.0 && watch.is_none() {
+        return tensor.cast(dtype);
+    }
+    let tensor = tensor.into_dispatch();
+    match has_kernels(&tensor.kind) {
+        true => Tensor::from_dispatch(Dispatch::amp_cast(tensor, dtype, factor, watch)),
+        false => composed(Tensor::from_dispatch(tensor), dtype, factor),
+    }
+}
+
+/// Backends beside those of the extension would panic in it.
+fn has_kernels(kind: &DispatchTensorKind) -> bool {
+    #[allow(unreachable_patterns)]
+    // which backends there are beside these depends on Burn's features
+    match kind {
+        #[cfg(feature = "flex")]
+        DispatchTensorKind::Flex(_) => true,
+        #[cfg(feature = "cubecl")]
+        DispatchTensorKind::Cube(_) => true,
+        DispatchTensorKind::Autodiff(inner) => has_kernels(inner),
+        _ => false,
+    }
+}
+
+/// The same of Burn's operations: the value without its graph, and a zero whose gradient is multiplied.
+fn composed<const D: usize>(tensor: Tensor<D>, dtype: FloatDType, factor: f64) -> Tensor<D> {
+    let value = tensor.clone().detach().cast(dtype);
+    let wide = tensor.cast(FloatDType::F32);
+    let zero = wide.clone() - wide.detach();
+    value + zero.mul_scalar(factor).cast(dtype)
+}
+
+/// Hears at each backward pass through a [`watched_cast`] what arrived there.
+#[derive(Clone)]
+pub struct Watch(Arc<dyn Fn(Crossing) + Send + Sync>);
+
+impl Watch {
+    /// Calls `tell` at each backward pass, on the thread that runs it. It must not wait for the device.
+    pub fn new(tell: impl Fn(Crossing) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(tell))
+    }
+
+    pub(crate) fn tell(&self, crossing: Crossing) {
+        (self.0)(crossing);
+    }
+}
+
+impl std::fmt::Debug for Watch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Watch")
+    }
+}
+
+type ReadWords = Box<dyn FnOnce() -> Option<Vec<u32>> + Send>;
+
+/// A gradient that crossed a [`watched_cast`] on its way back, measured and still on the device.
+pub struct Crossing {
+    factor: f64,
+    dtype: FloatDType,
+    words: ReadWords,
+}
+
+/// What was found in a [`Crossing`]. Host values.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CrossingStatus {
+    /// Whether all values of the cast's input, on the forward pass, were finite.
+    pub output_finite: bool,
+    /// Whether all values of the gradient were finite when it arrived.
+    pub gradient_finite: bool,
+    /// Whether a finite value of the gradient was too large for the input's dtype once it was multiplied.
+    pub overflow: bool,
+    /// The largest finite magnitude of the gradient after the multiplication, before it was rounded to the input's dtype.
+    pub max_abs: f64,
+}
+
+impl Crossing {
+    pub(crate) fn new(factor: f64, dtype: FloatDType, words: ReadWords) -> Self {
+        Self {
+            factor,
+            dtype,
+            words,
+        }
+    }
+
+    /// Reads what was found: waits for the device, for one transfer of 128 bytes. None if the device cannot be read here.
+    pub fn read(self) -> Option<CrossingStatus> {
+        let words = (self.words)()?;
+        let mut rows = words.chunks_exact(WORDS).map(|row| decode(row, 0));
+        let (gradient, output) = (rows.next()?, rows.next()?);
+        let max_abs = gradient.max_abs * self.factor.abs();
+        Some(CrossingStatus {
+            output_finite: output.non_finite == 0,
+            gradient_finite: gradient.non_finite == 0,
+            overflow: max_abs >= overflow_from(self.dtype),
+            max_abs,
+        })
+    }
+}
+
+impl std::fmt::Debug for Crossing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Crossing")
+            .field("factor", &self.factor)
+            .field("dtype", &self.dtype)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The smallest magnitude that rounds to infinity: half a unit above the largest finite value.
+fn overflow_from(dtype: FloatDType) -> f64 {
+    match dtype {
+        FloatDType::F16 => 65520.0,
+        FloatDType::BF16 => (2.0 - 2f64.powi(-8)) * 2f64.powi(127),
+        _ => (2.0 - 2f64.powi(-24)) * 2f64.powi(127),
+    }
+}

@@ -16,9 +16,17 @@ use crate::{
 /// reaches. A gradient that is not finite stays not finite. With this at both ends of a network's half-precision part, its
 /// gradients are multiplied where they are narrow, and nowhere else.
 ///
-/// Any of f16, bf16 and f32 to any of them; tensors of other dtypes (f64, quantized) are returned as they are. Any shape;
-/// any autodiff graph, gradient checkpointing included; a tensor outside autodiff is cast. One pass over memory each way.
-/// Does not wait for the device.
+/// Any of f16, bf16 and f32 to any float dtype; tensors of other dtypes (f64, quantized) are returned as they are. `factor`
+/// is finite, and is rounded to f32. Any shape; any autodiff graph, gradient checkpointing included; a tensor outside
+/// autodiff is cast. Does not wait for the device.
+///
+/// Between those three dtypes, one pass over memory each way on Flex and on CubeCL devices, and two where the gradient's
+/// values do not fill their memory; with `fusion`, a part of the kernels that Burn makes of the operations around it.
+/// Composed of Burn's operations elsewhere, where the gradient of a value that is not finite itself passes as it is.
+///
+/// # Panics
+///
+/// As Burn's `cast` where the device lacks the dtype.
 ///
 /// ```
 /// use burn::tensor::{Device, FloatDType, Tensor};
@@ -37,8 +45,12 @@ pub fn scaled_cast<const D: usize>(tensor: Tensor<D>, dtype: FloatDType, factor:
 
 /// As [`scaled_cast`], and tells `watch` at the backward pass what arrived there.
 ///
-/// Measuring reads the gradient and the tensor once, in one pass. Backends without kernels tell nothing. Does not wait for
-/// the device: what was found stays there until [`Crossing::read`].
+/// Measuring reads the gradient and the tensor once, in one pass; until then the tensor is kept. Nothing is told of what
+/// is composed of Burn's operations. Does not wait for the device: what was found stays there until [`Crossing::read`].
+///
+/// # Panics
+///
+/// As [`scaled_cast`].
 pub fn watched_cast<const D: usize>(
     tensor: Tensor<D>,
     dtype: FloatDType,
@@ -55,7 +67,7 @@ fn cast<const D: usize>(
     watch: Option<Watch>,
 ) -> Tensor<D> {
     let from = tensor.dtype();
-    if !matches!(from, DType::F16 | DType::BF16 | DType::F32) {
+    if !is_narrow(from) {
         return tensor;
     }
     if !tensor.is_tracked() || tensor.shape().num_elements() == 0 {
@@ -65,10 +77,15 @@ fn cast<const D: usize>(
         return tensor.cast(dtype);
     }
     let tensor = tensor.into_dispatch();
-    match has_kernels(&tensor.kind) {
+    match has_kernels(&tensor.kind) && is_narrow(dtype.into()) {
         true => Tensor::from_dispatch(Dispatch::amp_cast(tensor, dtype, factor, watch)),
         false => composed(Tensor::from_dispatch(tensor), dtype, factor),
     }
+}
+
+/// What kernels are there for.
+fn is_narrow(dtype: DType) -> bool {
+    matches!(dtype, DType::F16 | DType::BF16 | DType::F32)
 }
 
 /// Backends beside those of the extension would panic in it.
@@ -85,12 +102,16 @@ fn has_kernels(kind: &DispatchTensorKind) -> bool {
     }
 }
 
-/// The same of Burn's operations: the value without its graph, and a zero whose gradient is multiplied.
+/// The same of Burn's operations: the value without its graph, less a zero whose gradient is multiplied. Where `tensor`
+/// is not finite there is no such zero, and the gradient passes as it is.
 fn composed<const D: usize>(tensor: Tensor<D>, dtype: FloatDType, factor: f64) -> Tensor<D> {
-    let value = tensor.clone().detach().cast(dtype);
-    let wide = tensor.cast(FloatDType::F32);
-    let zero = wide.clone() - wide.detach();
-    value + zero.mul_scalar(factor).cast(dtype)
+    // A leaf that is detached is a leaf again.
+    let value = tensor.clone().detach().set_require_grad(false);
+    let wide = value.clone().cast(FloatDType::F32);
+    let finite = wide.clone().is_finite();
+    let zero = (wide - tensor.clone().cast(FloatDType::F32)).mul_scalar(factor);
+    let sum = value.cast(dtype) - zero.cast(dtype);
+    tensor.cast(dtype).mask_where(finite, sum)
 }
 
 /// Hears at each backward pass through a [`watched_cast`] what arrived there.
@@ -150,12 +171,13 @@ impl Crossing {
         let words = (self.words)()?;
         let mut rows = words.chunks_exact(WORDS).map(|row| decode(row, 0));
         let (gradient, output) = (rows.next()?, rows.next()?);
-        let max_abs = gradient.max_abs * self.factor.abs();
+        // Rounded as the backward pass has rounded it: half a unit decides.
+        let product = gradient.max_abs as f32 * (self.factor as f32).abs();
         Some(CrossingStatus {
             output_finite: output.non_finite == 0,
             gradient_finite: gradient.non_finite == 0,
-            overflow: max_abs >= overflow_from(self.dtype),
-            max_abs,
+            overflow: f64::from(product) >= overflow_from(self.dtype),
+            max_abs: gradient.max_abs * self.factor.abs(),
         })
     }
 }

@@ -30,6 +30,72 @@ pub enum AmpError {
         parameter: String,
     },
 
+    /// The gradient of the loss was infinite or NaN too often in a row, and no loss scale is to blame.
+    ///
+    /// The step was counted as skipped; parameters, optimizer state and loss scale are as they were.
+    #[error(
+        "{}: {skips} steps in a row were skipped for it, and no loss scale is to blame. Look at the inputs, the learning rate and \
+         the loss",
+        if *output_finite { "the loss, or its gradient, is infinite or NaN" } else { "the model's output is infinite or NaN" }
+    )]
+    LossNotFinite {
+        /// Skipped steps in a row, this one included.
+        skips: u64,
+        /// Whether the output of the model, where it left half precision, was finite.
+        output_finite: bool,
+    },
+
+    /// A half-precision tensor that requires gradients came into a scope from outside: its gradient would be rounded to half
+    /// precision without the loss scale.
+    #[error(
+        "a {dtype:?} tensor that requires gradients came into `autocast` from outside, where its gradient is not scaled: pass it \
+         in f32, or compute it inside"
+    )]
+    HalfPrecisionInput {
+        /// The tensor's dtype.
+        dtype: DType,
+    },
+
+    /// A half-precision parameter that requires gradients was read in a scope.
+    #[error(
+        "parameter `{parameter}` is {dtype:?}: `autocast` needs f32 parameters (`to_full(model)`). To train half-precision \
+         parameters, scale the loss with `GradScaler` and keep f32 copies with `MasterWeights`"
+    )]
+    HalfPrecisionLeaf {
+        /// The path of the parameter.
+        parameter: String,
+        /// The parameter's dtype.
+        dtype: DType,
+    },
+
+    /// A tensor that requires gradients and is not of the scope's dtype came out of a scope.
+    #[error(
+        "`autocast` returns a {dtype:?} tensor that requires gradients and is not in the scope's half precision: its gradient \
+         would be off by the loss scale. Return the half-precision tensor, or compute this one outside (a loss, a head in f32). \
+         Put a part that must be f32 into `in_f32`, which casts its result back"
+    )]
+    CapturedOutput {
+        /// The tensor's dtype.
+        dtype: DType,
+    },
+
+    /// Burn refused to combine two dtypes inside a scope.
+    #[error(
+        "two dtypes meet inside `autocast`, which computes in {dtype:?}{}: {message}. A layer that holds f32 tensors of its own \
+         (BatchNorm, Lstm, Gru, positional encodings) belongs into `in_f32(x, |x| layer.forward(x))`; a tensor that is captured or \
+         made inside into `amp.cast(tensor)`; work on other threads into `Scope::enter`; and the model needs \
+         `apply_reparameterization(amp.clone())` with this very `MixedPrecision`",
+        parameter.as_ref().map(|path| format!(" (the parameter read last is `{path}`)")).unwrap_or_default()
+    )]
+    DTypeClash {
+        /// The dtype of the scope.
+        dtype: DType,
+        /// The path of the parameter that was read last; none if none was read.
+        parameter: Option<String>,
+        /// What Burn said.
+        message: String,
+    },
+
     /// The optimizer takes gradients in the parameter's dtype only, and the unscaled gradient is wider.
     ///
     /// Nothing was changed.
@@ -111,19 +177,6 @@ pub enum AmpError {
     InvalidState {
         /// What is wrong with it.
         reason: String,
-    },
-
-    /// An input in another dtype than the one in which the model computes.
-    #[error(
-        "input `{input}` is {found:?}, but the model computes in {expected:?}: cast it with `MixedPrecision::cast`"
-    )]
-    InputDType {
-        /// The input's name.
-        input: String,
-        /// The input's dtype.
-        found: DType,
-        /// The model's dtype.
-        expected: DType,
     },
 
     /// A device cannot compute in a dtype; names both, and the dtypes to use there.

@@ -7,70 +7,76 @@
 //! ```
 //! use burn::{
 //!     module::Module, nn::LinearConfig, optim::{AdamConfig, GradientsParams},
-//!     tensor::{Device, Distribution, FloatDType, Tensor},
+//!     tensor::{Device, Distribution, Tensor},
 //! };
-//! use burn_amp::{GradScalerConfig, MixedPrecision, ScaledOptimizer};
+//! use burn_amp::{MixedPrecision, ScaledOptimizer};
 //!
 //! let device = Device::flex().autodiff();
-//! let f16 = MixedPrecision::f16();
-//! let mut model = LinearConfig::new(4, 2).init(&device).apply_reparameterization(f16.clone());
-//! let mut optim = ScaledOptimizer::new(AdamConfig::new().init(), GradScalerConfig::new().init()?);
+//! let amp = MixedPrecision::f16();
+//! let mut model = LinearConfig::new(4, 2).init(&device).apply_reparameterization(amp.clone());
+//! let mut optim = ScaledOptimizer::new(AdamConfig::new().init(), &amp);
 //!
 //! for _ in 0..10 {
 //!     let input = Tensor::<2>::random([8, 4], Distribution::Default, &device);
-//!     let output = model.forward(f16.cast(input)).cast(FloatDType::F32);
+//!     let output = amp.autocast(input, |x| model.forward(x)); // f16 inside, f32 outside
 //!     let loss = output.square().mean();
-//!     let grads = GradientsParams::from_grads(optim.scale(loss).backward(), &model);
-//!     model = optim.step(1e-3, model, grads);
+//!     let grads = GradientsParams::from_grads(loss.backward(), &model);
+//!     model = optim.step(1e-3, model, grads); // test, step or skip, move the loss scale
 //! }
-//! # Ok::<(), burn_amp::AmpError>(())
 //! ```
 //!
+//! - [`MixedPrecision`]: half-precision compute for any model, and the loss scale at its border.
 //! - [`loss_scale`]: the schedule, a pure value.
-//! - [`scaler`]: [`GradScaler`], PyTorch's, for several losses or optimizers.
+//! - [`scaler`]: [`GradScaler`], PyTorch's, for half-precision parameters and ports.
 //! - [`gradients`]: typed gradients and their [`GradientStatus`], clipping, accumulation.
 //! - [`optim`]: [`ScaledOptimizer`], a drop-in for Burn's `ModuleOptimizer`, and its configuration.
 //! - [`ema`]: [`Ema`], averages of the weights.
-//! - [`precision`]: [`MixedPrecision`], half-precision compute for any model.
 //! - `train` (feature `train`): Burn's `Learner` with loss scaling, and its metrics.
 
+mod cast_float;
+mod convert;
 pub mod ema;
 mod error;
 pub mod gradients;
 mod leaf;
+mod live_scale;
 pub mod loss_scale;
+mod mixed_precision;
 mod module_path;
 pub mod optim;
 mod param_tensors;
-pub mod precision;
 mod rank;
 mod record;
 pub mod scaler;
+mod scope;
 #[cfg(feature = "train")]
 pub mod train;
 
 pub use burn_amp_kernels::{ExponentHistogram, UnsupportedDType};
+pub use cast_float::CastFloat;
+pub use convert::{to_full, to_half};
 pub use ema::{Ema, EmaConfig, EmaRecord};
 pub use error::AmpError;
 pub use gradients::{
     AccumulationConfig, AccumulationWindow, AccumulationWindowRecord, ClipGroup, ClipNorm,
     ClipStatus, GradientClip, GradientClipConfig, GradientDType, GradientMapper, GradientStatus,
     OverflowRule, ScaledGradients, StepGradients, UnscaledGradients, WindowReduction, histogram,
-    inspect, try_inspect,
+    inspect, sum_of_devices, try_inspect,
 };
 pub use loss_scale::{
     DynamicLossScale, DynamicSettings, HysteresisRefill, InvalidValue, LossScale, StaticLossScale,
     StepOutcome,
 };
+pub use mixed_precision::{MixedPrecision, ScopedParameter};
 pub use optim::{
     InnerOptimizerConfig, MasterOptimizer, MasterState, MasterWeights, RecordOptim,
     ScaledOptimizer, ScaledOptimizerConfig, ScaledOptimizerRecord,
 };
-pub use precision::{CastFloat, CastParameter, MixedPrecision, in_f32, to_full, to_half};
 pub use scaler::{
     GradScaler, GradScalerConfig, GradScalerRecord, GradScalerState, LossFactor, ModuleOptim,
     ScaleLoss, ScalerMonitor, ScalerReading, StepCounters,
 };
+pub use scope::{Cast, Scope, autocast, in_f32};
 #[cfg(feature = "train")]
 pub use train::{
     GradientNormMetric, LossScaleMetric, LossStep, Scaled, SkippedStepsMetric, ZeroGradientsMetric,

@@ -39,10 +39,10 @@ pub use clip::{ClipGroup, ClipNorm, ClipStatus, GradientClip, GradientClipConfig
 pub use dtype::GradientDType;
 pub(crate) use dtype::{is_half, working_dtype};
 pub use histogram::histogram;
-pub use scaled::ScaledGradients;
+pub use scaled::{ScaledGradients, sum_of_devices};
 pub use status::GradientStatus;
 pub use step::StepGradients;
 pub use unscale::{inspect, try_inspect};
-pub(crate) use unscale::{pass_through, unscale};
+pub(crate) use unscale::{pass_through, test, unscale};
 pub(crate) use unscaled::Entry;
 pub use unscaled::{GradientMapper, UnscaledGradients};

@@ -8,28 +8,22 @@ use super::dtype::working_dtype;
 
 /// Gradients of a scaled loss: too large by the loss scale, possibly infinite.
 ///
-/// Made by [`GradScaler::backward`](crate::GradScaler::backward), or from the [`GradientsParams`] of a
-/// backward pass that the user ran on a scaled loss. [`GradScaler::unscale`](crate::GradScaler::unscale)
-/// turns them into [`UnscaledGradients`](super::UnscaledGradients).
+/// Made by [`GradScaler::backward`](crate::GradScaler::backward) and [`GradScaler::scaled`](crate::GradScaler::scaled) alone:
+/// a plain [`GradientsParams`] is unscaled. [`GradScaler::unscale`](crate::GradScaler::unscale) turns them into
+/// [`UnscaledGradients`](super::UnscaledGradients).
 #[derive(Debug)]
 pub struct ScaledGradients {
     params: GradientsParams,
-    scale: Option<f32>,
+    scale: f32,
 }
 
 impl ScaledGradients {
     pub(crate) fn new(params: GradientsParams, scale: f32) -> Self {
-        Self {
-            params,
-            scale: Some(scale),
-        }
+        Self { params, scale }
     }
 
-    /// The loss scale that these gradients carry, if known.
-    ///
-    /// Gradients that came from a plain [`GradientsParams`] do not know it: they are taken to carry the
-    /// scaler's scale at the time they are unscaled.
-    pub fn loss_scale(&self) -> Option<f32> {
+    /// The loss scale that these gradients carry.
+    pub fn loss_scale(&self) -> f32 {
         self.scale
     }
 
@@ -47,30 +41,22 @@ impl ScaledGradients {
     pub fn into_params(self) -> GradientsParams {
         self.params
     }
-
-    /// Sums the gradients that several devices computed at one loss scale, as
-    /// [`ModuleOptimizer::step_multi`](burn::optim::ModuleOptimizer::step_multi) does, but in f32 for f16
-    /// and bf16 gradients (f64 stays f64), so that the sum neither overflows nor rounds in half precision.
-    ///
-    /// An infinity or a NaN on one device stays one in the sum: all devices take the same decision.
-    /// Moves gradients between devices; does not read them.
-    pub fn from_multi<M: Module>(grads: MultiGradientsParams, module: &M) -> Self {
-        let mut sum = Sum {
-            sources: grads,
-            total: GradientsParams::new(),
-        };
-        module.visit(&mut sum);
-        sum.total.into()
-    }
 }
 
-impl From<GradientsParams> for ScaledGradients {
-    fn from(params: GradientsParams) -> Self {
-        Self {
-            params,
-            scale: None,
-        }
-    }
+/// Sums the gradients that several devices computed, as
+/// [`ModuleOptimizer::step_multi`](burn::optim::ModuleOptimizer::step_multi) does, but in f32 for f16 and bf16 gradients (f64
+/// stays f64), so that the sum neither overflows nor rounds in half precision.
+///
+/// An infinity or a NaN on one device stays one in the sum: all devices take the same decision. Moves gradients between
+/// devices; does not read them. Scaled gradients of one loss scale give scaled ones, for
+/// [`GradScaler::scaled`](crate::GradScaler::scaled).
+pub fn sum_of_devices<M: Module>(grads: MultiGradientsParams, module: &M) -> GradientsParams {
+    let mut sum = Sum {
+        sources: grads,
+        total: GradientsParams::new(),
+    };
+    module.visit(&mut sum);
+    sum.total
 }
 
 struct Sum {

@@ -62,6 +62,22 @@ pub(crate) fn unscale<M: Module>(
     ))
 }
 
+/// Tests and measures the gradients of `module`'s parameters, which stay as they are. Waits for each device once.
+pub(crate) fn test<M: Module>(
+    grads: GradientsParams,
+    module: &M,
+) -> Result<UnscaledGradients, UnsupportedDType> {
+    let (entries, pass) = look(&grads, module);
+    let statuses = pass.inspect()?;
+    let status = summarize(&entries, &statuses);
+    Ok(UnscaledGradients::new(
+        grads,
+        entries,
+        status,
+        Some(statuses),
+    ))
+}
+
 /// Takes the gradients of `module`'s parameters as they are: not scaled, not measured, no wait.
 pub(crate) fn pass_through<M: Module>(mut grads: GradientsParams, module: &M) -> UnscaledGradients {
     let mut look = Look::new(&grads, false);

@@ -11,7 +11,7 @@ use super::{
     in_full::in_full,
     unscale::{measure, summarize},
 };
-use crate::rank::with_rank;
+use crate::{live_scale::Blame, rank::with_rank};
 
 /// Gradients after unscaling, with what the same pass has found in them.
 ///
@@ -38,6 +38,8 @@ pub struct UnscaledGradients {
     settled: bool,
     /// Whether an overflow skips the step: not with a disabled scaler, whatever was measured.
     tested: bool,
+    /// What an overflow is to be blamed on.
+    blame: Blame,
 }
 
 /// What is known of one gradient beside its values.
@@ -72,6 +74,7 @@ impl UnscaledGradients {
             measures,
             settled: false,
             tested: true,
+            blame: Blame::Scale,
         }
     }
 
@@ -85,6 +88,15 @@ impl UnscaledGradients {
     pub(crate) fn settled(mut self) -> Self {
         self.settled = true;
         self
+    }
+
+    pub(crate) fn blamed(mut self, blame: Blame) -> Self {
+        self.blame = blame;
+        self
+    }
+
+    pub(crate) fn blame(&self) -> Blame {
+        self.blame
     }
 
     pub(crate) fn is_settled(&self) -> bool {
@@ -287,6 +299,7 @@ impl Clone for UnscaledGradients {
             measures: self.measures.clone(),
             settled: self.settled,
             tested: self.tested,
+            blame: self.blame,
         }
     }
 }

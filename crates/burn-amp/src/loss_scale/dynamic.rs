@@ -115,6 +115,12 @@ pub struct DynamicLossScale {
     hysteresis_tracker: u32,
 }
 
+impl Default for DynamicLossScale {
+    fn default() -> Self {
+        Self::first(DynamicSettings::default())
+    }
+}
+
 impl DynamicLossScale {
     /// The schedule at its first step.
     ///

@@ -13,6 +13,13 @@ pub enum LossScale {
     Dynamic(DynamicLossScale),
 }
 
+/// PyTorch's: a dynamic schedule with the default settings.
+impl Default for LossScale {
+    fn default() -> Self {
+        Self::Dynamic(DynamicLossScale::default())
+    }
+}
+
 impl LossScale {
     /// A constant scale.
     ///

@@ -1,6 +1,8 @@
 use burn::{
-    lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module,
-    optim::MultiGradientsParams, tensor::Tensor,
+    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
+    module::Module,
+    optim::{ModuleOptimizer, MultiGradientsParams},
+    tensor::Tensor,
 };
 
 use super::step_options::StepOptions;
@@ -9,9 +11,9 @@ use crate::{
     error::AmpError,
     gradients::{
         AccumulationConfig, AccumulationWindow, GradientClip, ScaledGradients, StepGradients,
-        UnscaledGradients,
+        UnscaledGradients, sum_of_devices,
     },
-    scaler::{GradScaler, ModuleOptim, ScaleLoss, ScalerMonitor},
+    scaler::{GradScaler, ModuleOptim, ScalerMonitor},
 };
 
 /// An optimizer with loss scaling: [`step`](Self::step) unscales the gradients, tests them, steps the inner
@@ -24,7 +26,7 @@ use crate::{
 /// [`with_accumulation`](Self::with_accumulation), [`with_clipping`](Self::with_clipping) and [`with_ema`](Self::with_ema)
 /// add what stands around a step, which then does, in this order: accumulate, unscale, test, clip, step or skip, average the
 /// weights, update the scale.
-pub struct ScaledOptimizer<O> {
+pub struct ScaledOptimizer<O = ModuleOptimizer> {
     optim: O,
     scaler: GradScaler,
     pub(crate) options: StepOptions,
@@ -32,8 +34,10 @@ pub struct ScaledOptimizer<O> {
 }
 
 impl<O: ModuleOptim> ScaledOptimizer<O> {
-    /// Puts `scaler` before `optim`.
-    pub fn new(optim: O, scaler: GradScaler) -> Self {
+    /// Puts the loss scale of a [`MixedPrecision`](crate::MixedPrecision) before `optim`, or a [`GradScaler`] for half-precision
+    /// parameters.
+    pub fn new(optim: O, scaler: impl Into<GradScaler>) -> Self {
+        let scaler = scaler.into();
         let monitor = ScalerMonitor::new(&scaler);
         Self {
             optim,
@@ -87,11 +91,6 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         Ok(self)
     }
 
-    /// Multiplies a loss, or a structure of losses, by the loss scale; see [`GradScaler::scale`].
-    pub fn scale<L: ScaleLoss>(&self, loss: L) -> L {
-        self.scaler.scale(loss)
-    }
-
     /// Scales the loss and collects the gradients of `module`; see [`GradScaler::backward`].
     ///
     /// # Panics
@@ -112,18 +111,14 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// # Panics
     ///
     /// As [`GradScaler::unscale`], which has a twin that returns an error.
-    pub fn unscale<M: Module>(
-        &self,
-        grads: impl Into<ScaledGradients>,
-        module: &M,
-    ) -> UnscaledGradients {
+    pub fn unscale<M: Module>(&self, grads: ScaledGradients, module: &M) -> UnscaledGradients {
         self.scaler.unscale(grads, module)
     }
 
     /// One training step, called as [`ModuleOptimizer::step`](burn::optim::ModuleOptimizer::step) is.
     ///
-    /// `grads` are those of a loss that went through [`scale`](Self::scale) (a plain `GradientsParams`, or
-    /// [`ScaledGradients`]), or [`UnscaledGradients`]. If they overflow, the step is skipped: parameters and
+    /// `grads` are Burn's own, unscaled as they come from [`autocast`](crate::MixedPrecision::autocast), those of a loss that was
+    /// scaled by hand ([`ScaledGradients`]), or [`UnscaledGradients`]. If they overflow, the step is skipped: parameters and
     /// optimizer state stay as they are, bit for bit, and the loss scale backs off. Waits for the device once, to
     /// read the verdict on scaled gradients.
     ///
@@ -251,7 +246,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         module: M,
         grads: MultiGradientsParams,
     ) -> Result<M, AmpError> {
-        let grads = ScaledGradients::from_multi(grads, &module);
+        let grads = sum_of_devices(grads, &module);
         self.try_step(lr, module, grads)
     }
 

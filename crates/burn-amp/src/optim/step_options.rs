@@ -3,9 +3,7 @@ use burn::{lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module
 use crate::{
     ema::Ema,
     error::AmpError,
-    gradients::{
-        AccumulationWindow, GradientClip, ScaledGradients, StepGradients, UnscaledGradients,
-    },
+    gradients::{AccumulationWindow, GradientClip, StepGradients, UnscaledGradients},
     scaler::{GradScaler, ModuleOptim},
 };
 
@@ -28,6 +26,7 @@ impl StepOptions {
         module: M,
         grads: StepGradients,
     ) -> Result<M, AmpError> {
+        scaler.check_scopes();
         let grads = match &mut self.window {
             Some(window) => {
                 scaler.check_window(optim, &grads, &module)?;
@@ -37,6 +36,7 @@ impl StepOptions {
                 }
             }
             None => match grads {
+                StepGradients::Plain(grads) => scaler.test(grads, &module)?,
                 StepGradients::Scaled(grads) => scaler.try_unscale(grads, &module)?,
                 StepGradients::Unscaled(grads) => grads,
             },
@@ -89,7 +89,7 @@ impl StepOptions {
         let frozen = |window: &AccumulationWindow| !window.drops_micro_batches();
         match grads {
             StepGradients::Unscaled(grads) if self.window.as_ref().is_some_and(frozen) => {
-                scaler.discard(ScaledGradients::from(grads.into_params()));
+                scaler.discard(grads.into_params());
             }
             grads => {
                 scaler.discard(grads);

@@ -21,8 +21,7 @@ impl GradScaler {
     /// Adds the gradients of a micro-batch to a window; when that makes it full, empties it and returns the gradients to
     /// step with, unscaled.
     ///
-    /// Takes scaled gradients (a plain `GradientsParams`, or [`ScaledGradients`](crate::ScaledGradients)) or
-    /// [`UnscaledGradients`]; gradients of parameters that are not in `module` are dropped. With
+    /// Takes Burn's own gradients, which are unscaled, [`ScaledGradients`](crate::ScaledGradients) or [`UnscaledGradients`]; gradients of parameters that are not in `module` are dropped. With
     /// [`OverflowRule::SkipWindow`](crate::OverflowRule) the sum has the scaler's loss scale at the window's first
     /// micro-batch, whatever scale the micro-batches carry; only the last of them waits for the device, once. With
     /// [`OverflowRule::SkipMicroBatch`](crate::OverflowRule) each call with scaled gradients waits once, and the one that fills
@@ -46,12 +45,10 @@ impl GradScaler {
         module: &M,
     ) -> Result<Option<UnscaledGradients>, AmpError> {
         let grads = grads.into();
-        match &grads {
-            StepGradients::Scaled(grads) => window.check(Some(grads.params()), module)?,
-            StepGradients::Unscaled(grads) => window.check(Some(grads.params()), module)?,
-        }
+        window.check(Some(grads.params()), module)?;
         if window.drops_micro_batches() {
             let grads = match grads {
+                StepGradients::Plain(grads) => self.test(grads, module)?,
                 StepGradients::Scaled(grads) => self.unscale_wide(grads, module)?,
                 StepGradients::Unscaled(grads) => grads,
             };
@@ -61,13 +58,14 @@ impl GradScaler {
             window.add(grads.into_tested(), module, 1.0);
         } else {
             let (params, scale) = match grads {
+                StepGradients::Plain(grads) => (grads, 1.0),
                 StepGradients::Scaled(grads) => {
-                    let scale = grads.loss_scale().unwrap_or_else(|| self.loss_scale());
+                    let scale = grads.loss_scale();
                     (grads.into_params(), scale)
                 }
                 StepGradients::Unscaled(grads) => (grads.into_tested(), 1.0),
             };
-            let common = window.scale_or(self.loss_scale());
+            let common = window.scale_or(self.loss_factor());
             window.add(params, module, f64::from(common) / f64::from(scale));
         }
         match window.is_full() {
@@ -99,7 +97,7 @@ impl GradScaler {
         let settled = window.drops_micro_batches();
         let (sums, divisor) = window.take(module);
         let grads = if self.is_enabled() {
-            unscale(sums, module, divisor, self.gradient_dtype())?
+            self.blamed(unscale(sums, module, divisor, self.gradient_dtype())?)
         } else {
             let sums = pass_through(sums, module);
             match divisor {
@@ -119,8 +117,7 @@ impl GradScaler {
         if !self.is_enabled() {
             return Ok(pass_through(grads.into_params(), module));
         }
-        let scale = grads.loss_scale().unwrap_or_else(|| self.loss_scale());
-        let scale = f64::from(scale);
+        let scale = f64::from(grads.loss_scale());
         let unscaled = unscale(grads.into_params(), module, scale, GradientDType::Full)?;
         Ok(unscaled)
     }
@@ -158,10 +155,7 @@ impl GradScaler {
         if !self.is_enabled() {
             return Ok(());
         }
-        let grads = match grads {
-            StepGradients::Scaled(grads) => grads.params(),
-            StepGradients::Unscaled(grads) => grads.params(),
-        };
+        let grads = grads.params();
         let mut check = Accepts {
             optim,
             grads,

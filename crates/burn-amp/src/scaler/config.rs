@@ -76,6 +76,14 @@ impl GradScalerConfig {
     /// above 1, backoff factor outside (0, 1), growth interval or hysteresis 0, a scale that is not positive
     /// and finite as an f32, `max_scale` below `min_scale`, `init_scale` outside them.
     pub fn init(&self) -> Result<GradScaler, AmpError> {
+        Ok(GradScaler::new(self.schedule()?)
+            .with_enabled(self.enabled)
+            .with_max_consecutive_skips(self.max_consecutive_skips)
+            .with_gradient_dtype(self.gradient_dtype))
+    }
+
+    /// Checks the settings and builds the schedule.
+    pub(crate) fn schedule(&self) -> Result<LossScale, AmpError> {
         // Checked for a static scale as well: a wrong value should not wait for the day it is used.
         let dynamic = LossScale::dynamic(DynamicSettings {
             init_scale: self.init_scale,
@@ -87,14 +95,9 @@ impl GradScalerConfig {
             hysteresis: self.hysteresis,
             hysteresis_refill: self.hysteresis_refill,
         })?;
-        let schedule = if self.dynamic {
-            dynamic
-        } else {
-            LossScale::fixed(self.init_scale)?
-        };
-        Ok(GradScaler::new(schedule)
-            .with_enabled(self.enabled)
-            .with_max_consecutive_skips(self.max_consecutive_skips)
-            .with_gradient_dtype(self.gradient_dtype))
+        match self.dynamic {
+            true => Ok(dynamic),
+            false => Ok(LossScale::fixed(self.init_scale)?),
+        }
     }
 }

@@ -18,6 +18,10 @@ pub struct StepCounters {
     discarded: u64,
     #[serde(skip_serializing_if = "is_zero")]
     skipped_windows: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    bad_losses: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    bad_losses_in_a_row: u64,
 }
 
 fn is_zero(count: &u64) -> bool {
@@ -50,6 +54,12 @@ impl StepCounters {
         self.discarded
     }
 
+    /// Skipped steps for which no loss scale is to blame: the gradient of the loss was infinite or NaN. They are among
+    /// [`skipped`](Self::skipped).
+    pub fn bad_losses(&self) -> u64 {
+        self.bad_losses
+    }
+
     /// Iterations in a row, up to the present one, in which a step was skipped, or micro-batches in a row
     /// that were dropped. An iteration ends with [`GradScaler::update`](super::GradScaler::update).
     pub fn consecutive_skips(&self) -> u64 {
@@ -68,6 +78,19 @@ impl StepCounters {
     pub(super) fn record(&mut self, outcome: StepOutcome) {
         self.steps += 1;
         self.skipped += u64::from(outcome.is_skipped());
+    }
+
+    pub(super) fn bad_losses_in_a_row(&self) -> u64 {
+        self.bad_losses_in_a_row
+    }
+
+    pub(super) fn add_bad_loss(&mut self) {
+        self.bad_losses += 1;
+        self.bad_losses_in_a_row += 1;
+    }
+
+    pub(super) fn reset_bad_losses(&mut self) {
+        self.bad_losses_in_a_row = 0;
     }
 
     pub(super) fn record_dropped(&mut self) {

@@ -2,6 +2,7 @@ use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module, optim::GradientsParams,
     tensor::Tensor,
 };
+use std::sync::Arc;
 
 use super::{
     LossFactor, ModuleOptim, ScaleLoss, StepCounters, iteration::Iteration,
@@ -10,9 +11,12 @@ use super::{
 use crate::{
     error::AmpError,
     gradients::{
-        GradientDType, GradientStatus, ScaledGradients, UnscaledGradients, pass_through, unscale,
+        GradientDType, GradientStatus, ScaledGradients, UnscaledGradients, pass_through, test,
+        unscale,
     },
+    live_scale::Blame,
     loss_scale::{LossScale, StepOutcome},
+    mixed_precision::MixedPrecision,
 };
 
 /// Scales losses, unscales and tests gradients, skips steps that overflow, and moves the loss scale.
@@ -34,6 +38,17 @@ pub struct GradScaler {
     last_outcome: Option<StepOutcome>,
     last_status: Option<GradientStatus>,
     underflow: UnderflowWatch,
+    border: Option<Border>,
+}
+
+/// The loss scale of a [`MixedPrecision`], which its scopes apply and this scaler moves.
+#[derive(Clone, Debug)]
+struct Border {
+    amp: MixedPrecision,
+    member: Arc<()>,
+    /// The scopes that were open at the last step.
+    opened: u64,
+    warned: bool,
 }
 
 impl GradScaler {
@@ -50,6 +65,45 @@ impl GradScaler {
             last_outcome: None,
             last_status: None,
             underflow: UnderflowWatch::default(),
+            border: None,
+        }
+    }
+
+    /// The scaler of an optimizer whose gradients the scopes of `amp` have scaled and unscaled.
+    pub(crate) fn at_border(amp: &MixedPrecision) -> Self {
+        let config = amp.config();
+        let scaler = Self::new(amp.live().schedule())
+            .with_enabled(config.enabled)
+            .with_max_consecutive_skips(config.max_consecutive_skips)
+            .with_gradient_dtype(config.gradient_dtype);
+        Self {
+            border: Some(Border {
+                amp: amp.clone(),
+                member: amp.live().join(),
+                opened: amp.live().opened(),
+                warned: false,
+            }),
+            ..scaler
+        }
+    }
+
+    /// The `MixedPrecision` whose loss scale this moves; none of a scaler that scales losses itself.
+    pub fn precision(&self) -> Option<&MixedPrecision> {
+        self.border.as_ref().map(|border| &border.amp)
+    }
+
+    pub(super) fn set_schedule(&mut self, schedule: LossScale) {
+        match &self.border {
+            Some(border) => border.amp.live().set_schedule(schedule),
+            None => self.schedule = schedule,
+        }
+    }
+
+    /// What this scaler itself multiplies losses by: nothing where scopes do it.
+    pub(super) fn loss_factor(&self) -> f32 {
+        match self.border {
+            Some(_) => 1.0,
+            None => self.loss_scale(),
         }
     }
 
@@ -84,7 +138,7 @@ impl GradScaler {
         if !self.enabled {
             return loss;
         }
-        let factor = LossFactor::new(self.loss_scale());
+        let factor = LossFactor::new(self.loss_factor());
         let scaled = loss.scale_loss(&factor);
         self.underflow.see(factor.into_seen());
         scaled
@@ -103,16 +157,31 @@ impl GradScaler {
         module: &M,
     ) -> ScaledGradients {
         let grads = self.scale(loss).backward();
-        ScaledGradients::new(
-            GradientsParams::from_grads(grads, module),
-            self.loss_scale(),
-        )
+        self.scaled(GradientsParams::from_grads(grads, module))
+    }
+
+    /// Marks gradients of a loss that went through [`scale`](Self::scale) since the last [`update`](Self::update) as what
+    /// they are: too large by the present loss scale.
+    ///
+    /// ```
+    /// # use burn::{nn::LinearConfig, optim::GradientsParams, tensor::{Device, Tensor}};
+    /// # use burn_amp::GradScalerConfig;
+    /// # let device = Device::flex().autodiff();
+    /// # let model = LinearConfig::new(4, 2).init(&device);
+    /// # let loss = model.forward(Tensor::<2>::ones([1, 4], &device)).mean();
+    /// let scaler = GradScalerConfig::new().init()?;
+    /// let grads = scaler.scale(loss).backward();
+    /// let grads = scaler.scaled(GradientsParams::from_grads(grads, &model));
+    /// assert_eq!(grads.loss_scale(), 65536.0);
+    /// # Ok::<(), burn_amp::AmpError>(())
+    /// ```
+    pub fn scaled(&self, grads: GradientsParams) -> ScaledGradients {
+        ScaledGradients::new(grads, self.loss_factor())
     }
 
     /// Divides gradients by the loss scale and looks for values that are not finite.
     ///
-    /// Takes [`ScaledGradients`], or the [`GradientsParams`] of a loss that went through
-    /// [`scale`](Self::scale) since the last [`update`](Self::update). Gradients come out in f32 for f16, bf16
+    /// Takes what [`backward`](Self::backward) or [`scaled`](Self::scaled) gives. Gradients come out in f32 for f16, bf16
     /// and f32 parameters and in f64 for f64 ones ([`GradientDType`] can change that). The inverse of the
     /// scale is taken in f64 and rounded to f32 once, as in PyTorch; with a scale that is a power of two the result
     /// is that of an unscaled f32 step, bit for bit, except where it is subnormal.
@@ -125,11 +194,7 @@ impl GradScaler {
     /// # Panics
     ///
     /// Where [`try_unscale`](Self::try_unscale) returns an error, with its message.
-    pub fn unscale<M: Module>(
-        &self,
-        grads: impl Into<ScaledGradients>,
-        module: &M,
-    ) -> UnscaledGradients {
+    pub fn unscale<M: Module>(&self, grads: ScaledGradients, module: &M) -> UnscaledGradients {
         self.try_unscale(grads, module)
             .unwrap_or_else(|error| panic!("{error}"))
     }
@@ -141,17 +206,55 @@ impl GradScaler {
     /// [`AmpError::UnsupportedDType`] if a gradient's device cannot compute in the gradient's dtype.
     pub fn try_unscale<M: Module>(
         &self,
-        grads: impl Into<ScaledGradients>,
+        grads: ScaledGradients,
         module: &M,
     ) -> Result<UnscaledGradients, AmpError> {
-        let grads = grads.into();
         if !self.enabled {
             return Ok(pass_through(grads.into_params(), module));
         }
-        let scale = grads.loss_scale().unwrap_or_else(|| self.loss_scale());
-        let scale = f64::from(scale);
+        let scale = f64::from(grads.loss_scale());
         let unscaled = unscale(grads.into_params(), module, scale, self.gradient_dtype)?;
         Ok(unscaled)
+    }
+
+    /// Tests gradients that are not scaled, as they are: those of Burn's own `backward`.
+    ///
+    /// Where they overflow after scopes of a [`MixedPrecision`], waits once more, to learn whether the loss scale is to blame.
+    pub(crate) fn test<M: Module>(
+        &self,
+        grads: GradientsParams,
+        module: &M,
+    ) -> Result<UnscaledGradients, AmpError> {
+        if !self.enabled {
+            return Ok(pass_through(grads, module));
+        }
+        let grads = test(grads, module)?;
+        Ok(self.blamed(grads))
+    }
+
+    /// Warns, once, if no scope was open since the last step: its gradients say nothing of this scale.
+    pub(crate) fn check_scopes(&mut self) {
+        let Some(border) = &mut self.border else {
+            return;
+        };
+        let opened = border.amp.live().opened();
+        let unused = opened == border.opened && border.amp.is_scaled();
+        border.opened = opened;
+        if unused && !border.warned {
+            border.warned = true;
+            log::warn!(
+                "no `autocast` of this optimizer's `MixedPrecision` was entered since its last step, so its loss scale cannot \
+                 adjust itself: give the optimizer the `MixedPrecision` of the model, not another one (clones share one scale)"
+            );
+        }
+    }
+
+    /// Notes what an overflow is to be blamed on.
+    pub(super) fn blamed(&self, grads: UnscaledGradients) -> UnscaledGradients {
+        match &self.border {
+            Some(border) if grads.has_overflow() => grads.blamed(border.amp.live().blame()),
+            _ => grads,
+        }
     }
 
     /// Steps the optimizer, or skips the step if the gradients overflow, and records which it was.
@@ -228,11 +331,11 @@ impl GradScaler {
     /// [`AmpError::InvalidValue`], the iteration not ended, unless `scale` is positive, finite as an f32 and within
     /// `min_scale` and `max_scale`.
     pub fn update_to(&mut self, scale: f64) -> Result<Option<StepOutcome>, AmpError> {
-        let before = self.schedule.scale();
+        let before = self.schedule().scale();
         self.set_loss_scale(scale)?;
         let outcome = self.end_iteration();
         if self.enabled && outcome.is_some_and(StepOutcome::is_skipped) {
-            let after = self.schedule.scale();
+            let after = self.schedule().scale();
             log_skip(before, after, self.last_status.as_ref(), "step skipped");
         }
         Ok(outcome)
@@ -240,11 +343,16 @@ impl GradScaler {
 
     /// Starts afresh: the schedule at its initial scale, counters at zero. Settings stay.
     pub fn reset(&mut self) {
-        let fresh = Self::new(self.schedule.restarted())
+        let schedule = self.schedule().restarted();
+        let fresh = Self::new(schedule)
             .with_enabled(self.enabled)
             .with_max_consecutive_skips(self.max_consecutive_skips)
             .with_gradient_dtype(self.gradient_dtype);
-        *self = fresh;
+        *self = Self {
+            border: self.border.take(),
+            ..fresh
+        };
+        self.set_schedule(schedule);
     }
 
     /// Whether losses are scaled and gradients tested.
@@ -253,8 +361,11 @@ impl GradScaler {
     }
 
     /// The state of the schedule.
-    pub fn schedule(&self) -> &LossScale {
-        &self.schedule
+    pub fn schedule(&self) -> LossScale {
+        match &self.border {
+            Some(border) => border.amp.live().schedule(),
+            None => self.schedule,
+        }
     }
 
     /// Steps taken and skipped since this scaler was built.
@@ -311,6 +422,7 @@ impl GradScaler {
         if !grads.has_overflow() {
             self.last_outcome = Some(StepOutcome::Applied);
             self.counters.record(StepOutcome::Applied);
+            self.counters.reset_bad_losses();
             if grads.is_settled() {
                 self.counters.reset_skipped_windows();
             }
@@ -319,6 +431,11 @@ impl GradScaler {
         }
         self.last_outcome = Some(StepOutcome::Skipped);
         self.counters.record(StepOutcome::Skipped);
+        if let Blame::Loss { output_finite } = grads.blame() {
+            let error = self.skip_bad_loss(output_finite);
+            self.move_scale(None);
+            return error.map_or(Ok(()), Err);
+        }
         let error = match grads.is_settled() {
             true => self.skip_window(grads),
             false => {
@@ -349,10 +466,28 @@ impl GradScaler {
         self.is_too_many(skips).then(|| self.error(skips, grads))
     }
 
+    /// Counts a skip that no loss scale is to blame for. The error that ends the run if it is one too many.
+    fn skip_bad_loss(&mut self, output_finite: bool) -> Option<AmpError> {
+        self.counters.add_bad_loss();
+        let skips = self.counters.bad_losses_in_a_row();
+        if self.is_too_many(skips) {
+            return Some(AmpError::LossNotFinite {
+                skips,
+                output_finite,
+            });
+        }
+        let what = match output_finite {
+            true => "the gradient of the loss is infinite or NaN",
+            false => "the model's output is infinite or NaN",
+        };
+        log::warn!("step skipped: {what}, {skips} in a row; the loss scale stays");
+        None
+    }
+
     /// The error that ends the run if this overflow is one too many.
     pub(super) fn exhausted(&self, grads: &UnscaledGradients) -> Option<AmpError> {
         let skips = self.counters.consecutive_skips();
-        (self.is_too_many(skips) || self.schedule.is_at_floor()).then(|| self.error(skips, grads))
+        (self.is_too_many(skips) || self.schedule().is_at_floor()).then(|| self.error(skips, grads))
     }
 
     fn is_too_many(&self, skips: u64) -> bool {
@@ -363,7 +498,7 @@ impl GradScaler {
     fn error(&self, skips: u64, grads: &UnscaledGradients) -> AmpError {
         let parameter = grads.status().overflow_parameter();
         AmpError::LossScaleExhausted {
-            scale: self.schedule.scale(),
+            scale: self.schedule().scale(),
             skips,
             parameter: parameter.unwrap_or("?").to_string(),
         }
@@ -372,16 +507,33 @@ impl GradScaler {
     /// Moves the schedule; `skip` is what an overflow did, for the log.
     pub(super) fn adjust(&mut self, outcome: StepOutcome, skip: &str) {
         if self.enabled {
-            let before = self.schedule.scale();
-            self.schedule = self.schedule.adjust(outcome);
-            let after = self.schedule.scale();
+            let (before, after) = self.move_scale(Some(outcome));
             if outcome.is_skipped() {
+                let skips = self.counters.consecutive_skips();
+                if skips > 2 {
+                    log::warn!(
+                        "{skips} overflows in a row at loss scale {}",
+                        f64::from(before)
+                    );
+                }
                 log_skip(before, after, self.last_status.as_ref(), skip);
             } else if before != after {
                 let (before, after) = (f64::from(before), f64::from(after));
                 log::info!("loss scale grows from {before} to {after}");
             }
         }
+    }
+
+    /// Moves the schedule by an outcome, none if it says nothing of the scale; the scale before and after.
+    fn move_scale(&mut self, outcome: Option<StepOutcome>) -> (f32, f32) {
+        if let Some(border) = &self.border {
+            return border.amp.live().report(&border.member, outcome);
+        }
+        let before = self.schedule.scale();
+        if let Some(outcome) = outcome {
+            self.schedule = self.schedule.adjust(outcome);
+        }
+        (before, self.schedule.scale())
     }
 
     /// Keeps the status for those who ask for it later.
@@ -394,7 +546,8 @@ impl GradScaler {
     pub(super) fn underflow_check(&mut self, grads: &UnscaledGradients) {
         // Micro-batches were checked one by one, beside their losses.
         if self.enabled && !grads.is_settled() {
-            self.underflow.check(grads.status(), self.schedule.scale());
+            self.underflow
+                .check(grads.status(), self.schedule().scale());
         }
     }
 

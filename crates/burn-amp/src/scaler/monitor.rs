@@ -7,6 +7,7 @@ use super::GradScaler;
 use crate::{
     gradients::{ClipStatus, GradientStatus},
     loss_scale::StepOutcome,
+    mixed_precision::MixedPrecision,
 };
 
 /// Steps that are remembered. Metrics run in a thread of their own and may be half as far behind: a slot that is being
@@ -83,14 +84,22 @@ pub struct ScalerReading {
     pub(crate) is_step: bool,
 }
 
-impl ScalerMonitor {
-    /// A monitor that shows the present state of `scaler`, and follows it as far as it is published.
-    pub(crate) fn new(scaler: &GradScaler) -> Self {
-        let monitor = Self {
+impl Default for ScalerMonitor {
+    fn default() -> Self {
+        Self {
             shared: Arc::default(),
             #[cfg(feature = "train")]
             ending: Arc::default(),
-        };
+        }
+    }
+}
+
+impl ScalerMonitor {
+    /// A monitor that shows the present state of `scaler`, and follows it as far as it is published.
+    pub(crate) fn new(scaler: &GradScaler) -> Self {
+        // That of a `MixedPrecision` is shared by its optimizers.
+        let monitor = scaler.precision().map(MixedPrecision::monitor);
+        let monitor = monitor.unwrap_or_default();
         monitor.publish(scaler);
         monitor
     }

@@ -103,7 +103,7 @@ impl GradScaler {
     /// The state, to be stored. Does not wait for the device.
     pub fn to_record(&self) -> GradScalerRecord {
         GradScalerRecord {
-            schedule: self.schedule,
+            schedule: self.schedule(),
             counters: self.counters,
             pending: self.iteration.outcome(),
         }
@@ -113,7 +113,7 @@ impl GradScaler {
     ///
     /// A disabled scaler takes it over too, for the day it is enabled.
     pub fn load_record(&mut self, record: GradScalerRecord) {
-        self.schedule = record.schedule;
+        self.set_schedule(record.schedule);
         self.counters = record.counters;
         self.iteration.restore(record.pending);
     }

@@ -4,10 +4,10 @@ use super::GradScaler;
 use crate::{error::AmpError, loss_scale::LossScale};
 
 impl GradScaler {
-    /// The factor by which losses are multiplied at present; 1 if disabled (as PyTorch's `get_scale`).
+    /// The loss scale at present; 1 if disabled (as PyTorch's `get_scale`).
     pub fn loss_scale(&self) -> f32 {
         if self.enabled {
-            self.schedule.scale()
+            self.schedule().scale()
         } else {
             1.0
         }
@@ -15,22 +15,22 @@ impl GradScaler {
 
     /// The factor of a growth; 1 for a static scale.
     pub fn growth_factor(&self) -> f64 {
-        self.schedule.growth_factor()
+        self.schedule().growth_factor()
     }
 
     /// The factor of a backoff; 1 for a static scale.
     pub fn backoff_factor(&self) -> f64 {
-        self.schedule.backoff_factor()
+        self.schedule().backoff_factor()
     }
 
     /// Clean steps in a row before a growth; 0, for never, with a static scale.
     pub fn growth_interval(&self) -> u32 {
-        self.schedule.growth_interval()
+        self.schedule().growth_interval()
     }
 
     /// Clean steps in a row so far (PyTorch's `_growth_tracker`).
     pub fn growth_tracker(&self) -> u32 {
-        self.schedule.growth_tracker()
+        self.schedule().growth_tracker()
     }
 
     /// Sets the loss scale, and with it a new start of the count of skips in a row. The growth tracker stays.
@@ -86,7 +86,7 @@ impl GradScaler {
         &mut self,
         change: impl FnOnce(LossScale) -> Result<LossScale, crate::loss_scale::InvalidValue>,
     ) -> Result<(), AmpError> {
-        self.schedule = change(self.schedule)?;
+        self.set_schedule(change(self.schedule())?);
         Ok(())
     }
 }

@@ -103,12 +103,13 @@ impl GradScaler {
         let backoff = (state.backoff_factor).ok_or_else(|| missing("backoff_factor"))?;
         let interval = (state.growth_interval).ok_or_else(|| missing("growth_interval"))?;
         let tracker = (state.growth_tracker).ok_or_else(|| missing("_growth_tracker"))?;
-        self.schedule = match self.schedule {
-            LossScale::Static(_) => self.schedule.with_scale(scale)?,
+        let schedule = match self.schedule() {
+            schedule @ LossScale::Static(_) => schedule.with_scale(scale)?,
             LossScale::Dynamic(dynamic) => LossScale::Dynamic(restored(
                 dynamic, scale, growth, backoff, interval, tracker,
             )?),
         };
+        self.set_schedule(schedule);
         Ok(())
     }
 }

@@ -10,7 +10,7 @@ use super::LossStep;
 use crate::{
     ema::Ema,
     error::AmpError,
-    gradients::ScaledGradients,
+    gradients::sum_of_devices,
     optim::StepOptions,
     scaler::{GradScaler, ModuleOptim, ScalerMonitor},
 };
@@ -136,7 +136,7 @@ impl<M: Module> Scaled<M> {
         mut self,
         optim: &mut ModuleOptimizer,
         lr: ModuleLearningRate,
-        grads: ScaledGradients,
+        grads: GradientsParams,
     ) -> Self {
         if let (Some(ignored), Some(error)) = (&mut self.ignored, self.monitor.error()) {
             *ignored += 1;
@@ -211,7 +211,7 @@ impl<M: LossStep + Module> TrainStep for Scaled<M> {
         lr_module: ModuleLearningRate,
         grads: GradientsParams,
     ) -> Self {
-        self.advance(optim, lr_module, grads.into())
+        self.advance(optim, lr_module, grads)
     }
 
     /// As [`optimize`](Self::optimize), with gradients of several devices: summed in f32, then tested, so that
@@ -222,7 +222,7 @@ impl<M: LossStep + Module> TrainStep for Scaled<M> {
         lr_module: ModuleLearningRate,
         grads: MultiGradientsParams,
     ) -> Self {
-        let grads = ScaledGradients::from_multi(grads, &self.inner);
+        let grads = sum_of_devices(grads, &self.inner);
         self.advance(optim, lr_module, grads)
     }
 }

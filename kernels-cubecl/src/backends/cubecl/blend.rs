@@ -5,17 +5,8 @@ use burn::{
 use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
 use cubecl::prelude::*;
 
-use super::{
-    group::{buffer, vector_width},
-    plan::units,
-};
+use super::{elementwise::spread, group::buffer};
 use crate::kernel;
-
-/// Units of a cube, where the device allows as many.
-const UNITS: u32 = 256;
-/// Vectors that a unit reads, as long as that makes no more than `MAX_CUBES`.
-const VECTORS_PER_UNIT: usize = 4;
-const MAX_CUBES: usize = 4096;
 
 /// The sum of f32 `target` and f16, bf16 or f32 `source`, weighted.
 pub(super) fn run(target: CubeTensor, source: CubeTensor, keep: f32, add: f32) -> CubeTensor {
@@ -34,12 +25,8 @@ fn blend<S: Float + CubeElement>(
 ) -> CubeTensor {
     let (target, source) = (into_contiguous(target), into_contiguous(source));
     let client = target.client.clone();
-    let units = units(&client, UNITS);
     let elements = target.meta.num_elements();
-    let vector = vector_width(elements);
-    let cubes = (elements / vector).div_ceil(units as usize * VECTORS_PER_UNIT);
-    let count = CubeCount::Static(cubes.clamp(1, MAX_CUBES) as u32, 1, 1);
-    let dim = CubeDim::new_1d(units);
+    let (count, dim, vector) = spread(&client, elements);
     if target.can_mut() {
         // SAFETY: both are contiguous and of one length, beyond which units do nothing; nobody else holds `target`.
         unsafe {

@@ -1,18 +1,31 @@
 //! CubeCL: groups of tensors of one dtype and vector width, a launch for each group, and one for the last reduction.
 
 mod blend;
+mod cast;
+mod elementwise;
 mod group;
 mod histogram;
 mod launch;
 mod plan;
 
-use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::{
+    backend::tensor::{FloatTensor, IntTensor},
+    tensor::FloatDType,
+};
 use burn_cubecl::CubeBackend;
 
 use crate::ops::{AmpOps, CastOps, TensorVec, UnscaledVec};
 use plan::{Plan, Writes};
 
-impl CastOps for CubeBackend {}
+impl CastOps for CubeBackend {
+    fn amp_mul_cast(
+        tensor: FloatTensor<Self>,
+        dtype: FloatDType,
+        factor: f64,
+    ) -> FloatTensor<Self> {
+        cast::run(tensor, dtype, factor as f32)
+    }
+}
 
 impl AmpOps for CubeBackend {
     fn amp_unscale(tensors: TensorVec<Self>, inverse: FloatTensor<Self>) -> UnscaledVec<Self> {

@@ -1,6 +1,7 @@
 //! Flex: one pass in SIMD, split over threads where a tensor is large enough to pay for it.
 
 mod blend;
+mod cast;
 mod histogram;
 
 use burn::{
@@ -8,7 +9,7 @@ use burn::{
         Flex,
         tensor::{FloatTensor, IntTensor},
     },
-    tensor::{DType, Element, TensorData, bf16, f16},
+    tensor::{DType, Element, FloatDType, TensorData, bf16, f16},
 };
 use burn_flex::{FlexTensor, Layout};
 use bytemuck::Pod;
@@ -29,7 +30,15 @@ const BLOCK: usize = 1 << 10;
 /// Lists of fewer values are done before a second thread has woken up.
 const PARALLEL: usize = 1 << 15;
 
-impl CastOps for Flex {}
+impl CastOps for Flex {
+    fn amp_mul_cast(
+        tensor: FloatTensor<Self>,
+        dtype: FloatDType,
+        factor: f64,
+    ) -> FloatTensor<Self> {
+        cast::run(tensor, dtype, factor as f32)
+    }
+}
 
 impl AmpOps for Flex {
     fn amp_unscale(tensors: TensorVec<Self>, inverse: FloatTensor<Self>) -> UnscaledVec<Self> {
@@ -152,7 +161,7 @@ where
 }
 
 /// A product in new memory, whose values lie in the order in which those of the factor do.
-fn written<S: Element + Pod + Sync, T: Real>(
+fn written<S: Element + Pod + Sync, T: Element + Pod + Send>(
     tensor: &FlexTensor,
     write: impl Fn(&[S], &mut [T], &mut Row) + Send + Sync,
 ) -> (FlexTensor, Row) {
@@ -192,11 +201,11 @@ where
 }
 
 /// A new buffer and what was found in it. Zeros come from the system where it is large, and cost nothing then.
-fn anew<S: Sync, T: Real>(
+fn anew<S: Sync, T: Pod + Send>(
     source: &[S],
     write: impl Fn(&[S], &mut [T], &mut Row) + Send + Sync,
 ) -> (Vec<T>, Row) {
-    let mut target = vec![T::default(); source.len()];
+    let mut target: Vec<T> = bytemuck::zeroed_vec(source.len());
     let work = |source: &[S], target: &mut [T]| {
         let mut row = Row::default();
         for (source, target) in source.chunks(BLOCK).zip(target.chunks_mut(BLOCK)) {

@@ -7,9 +7,9 @@ use crate::{gradients::is_half, leaf, module_path::ModulePath};
 
 /// Turns the float parameters of a model into half precision, those of the groups in `keep` excepted.
 ///
-/// Half the memory of [`MixedPrecision`](super::MixedPrecision), which keeps f32 parameters; train it with
+/// Half the memory of [`MixedPrecision`](crate::MixedPrecision), which keeps f32 parameters; train it with
 /// [`MasterWeights`](crate::MasterWeights). Parameter ids, trainability and devices stay. BatchNorm's running statistics
-/// are parameters to this too, shared with every clone of the model: keep them, and run the layer [`in_f32`](super::in_f32).
+/// are parameters to this too, shared with every clone of the model: keep them, and run the layer [`in_f32`](crate::in_f32).
 /// Values above 65504 become infinite in f16.
 ///
 /// Burn's `load_record` gives a parameter the dtype of the *record*: load first and convert then, or set the record's
@@ -19,12 +19,12 @@ use crate::{gradients::is_half, leaf, module_path::ModulePath};
 ///
 /// # Panics
 ///
-/// As Burn's `cast` where the device lacks the dtype: [`MixedPrecision::check_device`](super::MixedPrecision::check_device)
+/// As Burn's `cast` where the device lacks the dtype: [`MixedPrecision::check_device`](crate::MixedPrecision::check_device)
 /// asks first.
 ///
 /// ```
 /// use burn::{module::Module, nn::LinearConfig, tensor::{DType, Device, FloatDType}};
-/// use burn_amp::precision::{to_full, to_half};
+/// use burn_amp::{to_full, to_half};
 ///
 /// let device = Device::flex().autodiff();
 /// let model = LinearConfig::new(4, 2).init(&device);

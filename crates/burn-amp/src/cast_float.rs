@@ -1,0 +1,134 @@
+use burn::{
+    nn::{LstmState, RnnState},
+    tensor::{Bool, Int, Tensor},
+};
+
+use crate::scope::Cast;
+
+/// A value whose float tensors can be cast together: what goes into [`autocast`](crate::MixedPrecision::autocast) and
+/// [`in_f32`](crate::in_f32), and what comes out.
+///
+/// Implemented for tensors (integers and booleans stay as they are), for numbers, for `Option`, `Vec`, arrays and tuples,
+/// and for the states of Burn's recurrent layers. [`cast_fields!`](crate::cast_fields) implements it for a batch of one's
+/// own in one line. Burn's `MhaInput` and `TransformerEncoderInput` keep their tensors private: build them inside.
+#[diagnostic::on_unimplemented(
+    message = "`autocast`, `in_f32` and `cast` do not know how to cast the tensors of `{Self}`",
+    label = "its float tensors cannot be found",
+    note = "pass the tensors themselves, a tuple or a `Vec` of them, and build `{Self}` inside",
+    note = "or name its float fields once: `burn_amp::cast_fields!({Self} {{ images, weights }});`"
+)]
+pub trait CastFloat {
+    /// Returns the same value with its float tensors cast by [`Cast::apply`]. Does not wait for the device.
+    fn cast_float(self, cast: &Cast<'_>) -> Self;
+}
+
+/// Implements [`CastFloat`] for a structure: its named fields are cast, the others stay.
+///
+/// ```
+/// use burn::tensor::{Int, Tensor};
+///
+/// struct Batch {
+///     images: Tensor<3>,
+///     targets: Tensor<1, Int>,
+/// }
+///
+/// burn_amp::cast_fields!(Batch { images });
+/// ```
+#[macro_export]
+macro_rules! cast_fields {
+    ($name:ident { $($field:ident),* $(,)? }) => {
+        impl $crate::CastFloat for $name {
+            fn cast_float(mut self, cast: &$crate::Cast<'_>) -> Self {
+                $(self.$field = $crate::CastFloat::cast_float(self.$field, cast);)*
+                self
+            }
+        }
+    };
+}
+
+impl<const D: usize> CastFloat for Tensor<D> {
+    fn cast_float(self, cast: &Cast<'_>) -> Self {
+        cast.apply(self)
+    }
+}
+
+impl<const D: usize> CastFloat for LstmState<D> {
+    fn cast_float(self, cast: &Cast<'_>) -> Self {
+        Self {
+            cell: cast.apply(self.cell),
+            hidden: cast.apply(self.hidden),
+        }
+    }
+}
+
+impl<const D: usize> CastFloat for RnnState<D> {
+    fn cast_float(self, cast: &Cast<'_>) -> Self {
+        Self {
+            hidden: cast.apply(self.hidden),
+        }
+    }
+}
+
+impl<T: CastFloat> CastFloat for Option<T> {
+    fn cast_float(self, cast: &Cast<'_>) -> Self {
+        self.map(|value| value.cast_float(cast))
+    }
+}
+
+impl<T: CastFloat> CastFloat for Vec<T> {
+    fn cast_float(self, cast: &Cast<'_>) -> Self {
+        let values = self.into_iter();
+        values.map(|value| value.cast_float(cast)).collect()
+    }
+}
+
+impl<T: CastFloat, const N: usize> CastFloat for [T; N] {
+    fn cast_float(self, cast: &Cast<'_>) -> Self {
+        self.map(|value| value.cast_float(cast))
+    }
+}
+
+macro_rules! stays {
+    ($($type:ty),* $(,)?) => {
+        $(impl CastFloat for $type {
+            fn cast_float(self, _cast: &Cast<'_>) -> Self {
+                self
+            }
+        })*
+    };
+}
+
+impl<const D: usize> CastFloat for Tensor<D, Int> {
+    fn cast_float(self, _cast: &Cast<'_>) -> Self {
+        self
+    }
+}
+
+impl<const D: usize> CastFloat for Tensor<D, Bool> {
+    fn cast_float(self, _cast: &Cast<'_>) -> Self {
+        self
+    }
+}
+
+stays!((), bool, u8, u32, u64, usize, i32, i64, f32, f64, String);
+
+macro_rules! tuple {
+    ($($name:ident),+) => {
+        impl<$($name: CastFloat),+> CastFloat for ($($name,)+) {
+            #[allow(non_snake_case)]
+            fn cast_float(self, cast: &Cast<'_>) -> Self {
+                let ($($name,)+) = self;
+                ($($name.cast_float(cast),)+)
+            }
+        }
+    };
+}
+
+tuple!(A);
+tuple!(A, B);
+tuple!(A, B, C);
+tuple!(A, B, C, D);
+tuple!(A, B, C, D, E);
+tuple!(A, B, C, D, E, F);
+tuple!(A, B, C, D, E, F, G);
+tuple!(A, B, C, D, E, F, G, H);

@@ -1,0 +1,247 @@
+use burn::{
+    module::{Module, Param, Reparameterization, Reparameterizer},
+    tensor::{DType, Device, FloatDType, Tensor},
+};
+use burn_amp_kernels::UnsupportedDType;
+use std::sync::Arc;
+
+use crate::{
+    error::AmpError,
+    live_scale::LiveScale,
+    loss_scale::LossScale,
+    scaler::{GradScaler, GradScalerConfig, ScalerMonitor},
+};
+
+/// Half-precision compute for any model, over parameters that stay f32, with the loss scale that it needs.
+///
+/// A Burn [`Reparameterizer`]: `model.apply_reparameterization(amp.clone())` makes every float parameter appear in half
+/// precision inside [`autocast`](Self::autocast). Elsewhere (validation, records, optimizers, a head in f32) parameters are
+/// what they are: f32 ("master weights" in Micikevicius et al., "Mixed Precision Training", 2018).
+///
+/// The loss scale lives at the border of half precision: gradients are multiplied by it where they are f16, and nowhere
+/// else. What leaves a scope is f32 and unscaled. [`ScaledOptimizer`](crate::ScaledOptimizer) tests the gradients and moves the
+/// scale.
+///
+/// A handle: clones share one loss scale. Make one for a program, and give clones of it to its models and optimizers.
+/// `Module::materialize` would attach what a scope sees; do not call it on a model in training. Burn allows one
+/// reparameterization a parameter: see [`try_attach`](Self::try_attach) for low-rank adapters.
+///
+/// ```
+/// use burn::{
+///     module::Module, nn::LinearConfig, optim::{AdamConfig, GradientsParams},
+///     tensor::{Device, Distribution, Tensor},
+/// };
+/// use burn_amp::{MixedPrecision, ScaledOptimizer};
+///
+/// let device = Device::flex().autodiff();
+/// let amp = MixedPrecision::f16();
+/// let mut model = LinearConfig::new(4, 2).init(&device).apply_reparameterization(amp.clone());
+/// let mut optim = ScaledOptimizer::new(AdamConfig::new().init(), &amp);
+///
+/// let input = Tensor::<2>::random([8, 4], Distribution::Default, &device);
+/// let output = amp.autocast(input, |x| model.forward(x));
+/// let loss = output.square().mean();
+/// let grads = GradientsParams::from_grads(loss.backward(), &model);
+/// model = optim.step(1e-3, model, grads);
+/// # let _ = model;
+/// ```
+#[derive(Clone)]
+pub struct MixedPrecision {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    dtype: FloatDType,
+    config: GradScalerConfig,
+    live: LiveScale,
+    monitor: ScalerMonitor,
+}
+
+impl MixedPrecision {
+    /// Compute in f16: 11 significant bits, 6e-8 to 65504. With a dynamic loss scale.
+    pub fn f16() -> Self {
+        Self::new(FloatDType::F16)
+    }
+
+    /// Compute in bf16: 8 significant bits, the range of f32. Without loss scale, and gradients are not tested, unless
+    /// [`with_scaler`](Self::with_scaler) asks for it.
+    pub fn bf16() -> Self {
+        Self::new(FloatDType::BF16)
+    }
+
+    /// Compute in f32: the model as it is. To turn half precision off in one place.
+    pub fn f32() -> Self {
+        Self::new(FloatDType::F32)
+    }
+
+    /// Compute in `dtype`: f16 with a dynamic loss scale, others without.
+    ///
+    /// f64 parameters stay f64 in all of them.
+    pub fn new(dtype: FloatDType) -> Self {
+        let enabled = dtype == FloatDType::F16;
+        let config = GradScalerConfig::new().with_enabled(enabled);
+        Self::of(dtype, config, LossScale::default())
+    }
+
+    fn of(dtype: FloatDType, config: GradScalerConfig, schedule: LossScale) -> Self {
+        let amp = Self {
+            shared: Arc::new(Shared {
+                dtype,
+                config,
+                live: LiveScale::new(schedule),
+                monitor: ScalerMonitor::default(),
+            }),
+        };
+        amp.shared.monitor.publish(&GradScaler::from(&amp));
+        amp
+    }
+
+    /// The same precision with other settings of the loss scale, as a new handle: call it before clones are made.
+    ///
+    /// ```
+    /// use burn_amp::{GradScalerConfig, MixedPrecision};
+    ///
+    /// let amp = MixedPrecision::f16().with_scaler(GradScalerConfig::new().with_growth_interval(500))?;
+    /// // bf16 needs no scale; this one skips steps whose gradients are not finite.
+    /// let bf16 = MixedPrecision::bf16()
+    ///     .with_scaler(GradScalerConfig::new().with_init_scale(1.0).with_dynamic(false))?;
+    /// # let _ = (amp, bf16);
+    /// # Ok::<(), burn_amp::AmpError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`], as [`GradScalerConfig::init`].
+    pub fn with_scaler(self, config: GradScalerConfig) -> Result<Self, AmpError> {
+        let schedule = config.schedule()?;
+        Ok(Self::of(self.shared.dtype, config, schedule))
+    }
+
+    /// The dtype of tensors inside a scope.
+    pub fn dtype(&self) -> FloatDType {
+        self.shared.dtype
+    }
+
+    /// The present loss scale: that of the next scope; 1 without scaling.
+    pub fn loss_scale(&self) -> f32 {
+        match self.shared.config.enabled {
+            true => self.shared.live.scale(),
+            false => 1.0,
+        }
+    }
+
+    /// A view of the loss scale and of the last steps, for metrics and other threads.
+    pub fn monitor(&self) -> ScalerMonitor {
+        self.shared.monitor.clone()
+    }
+
+    /// Checks that a device can compute in this dtype: WGSL has no bf16, and f16 on devices with `shader-f16`.
+    ///
+    /// Call it before the model is reparameterized, which panics where this returns an error.
+    ///
+    /// ```
+    /// use burn::tensor::Device;
+    /// use burn_amp::MixedPrecision;
+    ///
+    /// MixedPrecision::f16().check_device(&Device::flex())?;
+    /// # Ok::<(), burn_amp::AmpError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::UnsupportedDType`], which names the device and the dtypes that it has.
+    pub fn check_device(&self, device: &Device) -> Result<(), AmpError> {
+        let dtype = DType::from(self.shared.dtype);
+        match device.supports_dtype(dtype) {
+            true => Ok(()),
+            false => Err(UnsupportedDType::new(device, dtype).into()),
+        }
+    }
+
+    /// Whether both are clones of one handle.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+
+    /// Whether gradients are multiplied inside a scope.
+    pub(crate) fn is_scaled(&self) -> bool {
+        self.shared.config.enabled && self.shared.dtype != FloatDType::F32
+    }
+
+    /// What gradients are multiplied by in the next scope.
+    pub(crate) fn factor(&self) -> f64 {
+        match self.is_scaled() {
+            true => self.shared.live.scale().into(),
+            false => 1.0,
+        }
+    }
+
+    pub(crate) fn live(&self) -> &LiveScale {
+        &self.shared.live
+    }
+
+    pub(crate) fn config(&self) -> &GradScalerConfig {
+        &self.shared.config
+    }
+}
+
+impl std::fmt::Debug for MixedPrecision {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MixedPrecision")
+            .field("dtype", &self.shared.dtype)
+            .field("loss_scale", &f64::from(self.loss_scale()))
+            .finish()
+    }
+}
+
+/// A scaler that moves the loss scale of this handle.
+impl From<&MixedPrecision> for GradScaler {
+    fn from(amp: &MixedPrecision) -> Self {
+        Self::at_border(amp)
+    }
+}
+
+impl Reparameterizer for MixedPrecision {
+    type Reparam = ScopedParameter;
+
+    fn reparameterize<const D: usize>(
+        &mut self,
+        path: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<Self::Reparam>) {
+        // The first forward pass would end in a panic of a kernel's compiler.
+        self.check_device(&param.lazy_device())
+            .unwrap_or_else(|error| panic!("{error}"));
+        let scoped = ScopedParameter {
+            amp: self.clone(),
+            path: path.into(),
+        };
+        (param, Some(scoped))
+    }
+}
+
+/// What [`MixedPrecision`] attaches to a parameter: inside a scope it appears in half precision, elsewhere as it is.
+///
+/// The stored parameter, its gradient and its record keep their own dtype.
+#[derive(Module, Debug)]
+pub struct ScopedParameter {
+    #[module(skip)]
+    amp: MixedPrecision,
+    #[module(skip)]
+    path: Arc<str>,
+}
+
+impl ScopedParameter {
+    /// The `MixedPrecision` whose scopes it heeds.
+    pub fn precision(&self) -> &MixedPrecision {
+        &self.amp
+    }
+}
+
+impl Reparameterization for ScopedParameter {
+    const NAME: &'static str = "mixed_precision";
+
+    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+        self.amp.read(&self.path, base)
+    }
+}

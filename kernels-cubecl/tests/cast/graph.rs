@@ -1,0 +1,157 @@
+//! Where in a graph it stands.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use burn::tensor::{
+    DType, Device, FloatDType, Tensor,
+    activation::{gelu, relu},
+};
+use burn_amp_kernels::{Watch, scaled_cast, watched_cast};
+
+use crate::host::{autodiff, data, dtypes, has_kernels, narrowest, tensor, values};
+
+#[test]
+fn a_tensor_used_twice() {
+    for from in dtypes() {
+        for to in dtypes() {
+            let input = tensor::<1>(&[1.0, 2.0], [2], from).require_grad();
+            let one = scaled_cast(input.clone(), to, 4.0);
+            let other = scaled_cast(input.clone(), to, 16.0);
+            let plain = input.clone().cast(to);
+            let sum = one.clone() + other * 2.0 + plain + one;
+            let grads = sum.sum().backward();
+            assert_eq!(
+                values(input.grad(&grads).unwrap()),
+                [4.0 + 32.0 + 1.0 + 4.0; 2]
+            );
+        }
+    }
+}
+
+#[test]
+fn a_loop() {
+    let (narrow, wide) = (narrowest(), FloatDType::F32);
+    let weight = tensor::<1>(&[2.0], [1], narrow).require_grad();
+    let mut state = tensor::<1>(&[1.0], [1], wide);
+    for _ in 0..3 {
+        // In and out: the factors of a round cancel, what is inside is multiplied.
+        let inside = scaled_cast(state, narrow, 1.0 / 8.0) * weight.clone();
+        state = scaled_cast(inside, wide, 8.0);
+    }
+    let grads = state.clone().sum().backward();
+    assert_eq!(values(state), [8.0]);
+    // 3 w^2, times 8.
+    assert_eq!(values(weight.grad(&grads).unwrap()), [96.0]);
+}
+
+#[test]
+fn inputs_that_are_no_leaves() {
+    let narrow = narrowest();
+    let leaf = tensor::<1>(&[1.0, -2.0], [2], narrow).require_grad();
+    let inner = leaf.clone() * 3.0;
+    let output = scaled_cast(inner, FloatDType::F32, 32.0);
+    assert!(output.is_tracked() && !output.is_require_grad());
+    let grads = (output * 0.5).sum().backward();
+    assert_eq!(values(leaf.grad(&grads).unwrap()), [48.0; 2]);
+}
+
+/// Gradients of a network that is cast in and out, with or without checkpoints.
+fn network(device: &Device, watch: Option<&Watch>) -> Vec<Vec<f32>> {
+    let narrow = narrowest();
+    let there: DType = narrow.into();
+    let ramp = |length: usize| {
+        (0..length)
+            .map(|i| (i as f32 - 20.0) / 32.0)
+            .collect::<Vec<_>>()
+    };
+    let leaf = |shape: [usize; 2], dtype: FloatDType, there: DType| {
+        let values = data(&ramp(shape[0] * shape[1]), shape, dtype);
+        Tensor::<2>::from_data(values, (device, there)).require_grad()
+    };
+    let input = leaf([4, 8], FloatDType::F32, DType::F32);
+    let weight = leaf([8, 8], narrow, there);
+    let cast = |tensor: Tensor<2>, dtype, factor| match watch {
+        Some(watch) => watched_cast(tensor, dtype, factor, watch),
+        None => scaled_cast(tensor, dtype, factor),
+    };
+    // Operations on both sides that Burn computes again where it checkpoints.
+    let before = relu(input.clone() * 1.5) + 0.25;
+    let hidden = cast(before, narrow, 1.0 / 1024.0);
+    let hidden = gelu((hidden * 0.5).matmul(weight.clone()));
+    let hidden = hidden.clone() * hidden.exp();
+    let output = cast(hidden, FloatDType::F32, 1024.0).powi_scalar(2) + 1.0;
+    let grads = output.sqrt().mean().backward();
+    [input.grad(&grads), weight.grad(&grads)]
+        .map(|grad| values(grad.unwrap()))
+        .to_vec()
+}
+
+fn assert_close(found: &[Vec<f32>], expected: &[Vec<f32>]) {
+    for (found, expected) in found.iter().zip(expected) {
+        let largest = expected
+            .iter()
+            .fold(0f32, |max, value| max.max(value.abs()));
+        assert!(largest > 0.0);
+        for (found, expected) in found.iter().zip(expected) {
+            // Fused in other ways, operations round in others.
+            assert!(
+                (found - expected).abs() <= 4e-3 * largest,
+                "{found} for {expected}"
+            );
+        }
+    }
+}
+
+#[test]
+fn checkpoints() {
+    let expected = network(&autodiff(), None);
+    let checkpointing = autodiff().gradient_checkpointing();
+    assert_close(&network(&checkpointing, None), &expected);
+
+    let told = Arc::new(AtomicUsize::new(0));
+    let count = told.clone();
+    let watch = Watch::new(move |_| {
+        count.fetch_add(1, Ordering::Relaxed);
+    });
+    assert_close(&network(&checkpointing, Some(&watch)), &expected);
+    let crossings = if has_kernels() { 2 } else { 0 };
+    assert_eq!(told.load(Ordering::Relaxed), crossings);
+}
+
+/// What is recomputed for a backward pass may be the cast's own input, or read its output.
+#[test]
+fn recomputed_around_a_cast() {
+    let device = autodiff().gradient_checkpointing();
+    for from in dtypes() {
+        for to in dtypes() {
+            let there: DType = from.into();
+            let input =
+                Tensor::<1>::from_data(data(&[1.0, 2.0, -4.0], [3], from), (&device, there));
+            let input = input.require_grad();
+            let inner = (input.clone() * 2.0).abs();
+            let output = scaled_cast(inner.clone(), to, 8.0);
+            let grads = (output.clone() * output * 0.5).sum().backward();
+            // |2 x| times 8, times the sign, times 2.
+            assert_eq!(values(input.grad(&grads).unwrap()), [32.0, 64.0, -128.0]);
+        }
+    }
+}
+
+/// The graph of one iteration is gone when the next begins.
+#[test]
+fn iterations() {
+    let narrow = narrowest();
+    let mut weight = tensor::<1>(&[1.0], [1], narrow).require_grad();
+    for iteration in 0..5 {
+        let output = scaled_cast(weight.clone() * 2.0, FloatDType::F32, 4.0);
+        let mut grads = output.sum().backward();
+        let grad = weight.grad_remove(&mut grads).unwrap();
+        assert_eq!(values(grad.clone()), [8.0], "{iteration}");
+        let next = weight.inner() - grad * 0.125;
+        weight = Tensor::from_inner(next).require_grad();
+    }
+    assert_eq!(values(weight), [-4.0]);
+}

@@ -1,0 +1,173 @@
+//! The device under test, tensors of given values, and what the host makes of them.
+
+use std::sync::LazyLock;
+
+use burn::tensor::{DType, Device, FloatDType, Shape, Tensor, TensorData, bf16, f16};
+use burn_amp_kernels::scaled_cast;
+
+/// A power of two each way, none, the ends of f32, and one that rounds.
+pub const FACTORS: [f64; 6] = [
+    1.0 / 65536.0,
+    65536.0,
+    1.0,
+    f32::MIN_POSITIVE as f64,
+    1.0 / f32::MIN_POSITIVE as f64,
+    3.7,
+];
+
+static NAME: LazyLock<String> = LazyLock::new(|| format!("{:?}", Device::default()));
+
+pub fn autodiff() -> Device {
+    Device::default().autodiff()
+}
+
+/// Whether backward passes here are the kernels' and Fusion's, and crossings are told of.
+pub fn has_kernels() -> bool {
+    !NAME.contains("NdArray")
+}
+
+/// Whether the device is one of CubeCL's.
+pub fn is_cube() -> bool {
+    NAME.contains("Cube")
+}
+
+/// What the device has of f16, bf16 and f32.
+pub fn dtypes() -> Vec<FloatDType> {
+    let device = Device::default();
+    let mut dtypes = vec![FloatDType::F16, FloatDType::BF16, FloatDType::F32];
+    dtypes.retain(|dtype| device.supports_dtype(*dtype));
+    dtypes
+}
+
+/// The first of them: half, where there is one.
+pub fn narrowest() -> FloatDType {
+    dtypes()[0]
+}
+
+pub fn pairs() -> Vec<(FloatDType, FloatDType)> {
+    let of = |from| dtypes().into_iter().map(move |to| (from, to));
+    dtypes().into_iter().flat_map(of).collect()
+}
+
+/// Rounded to a dtype.
+pub fn round(value: f32, dtype: FloatDType) -> f32 {
+    match dtype {
+        FloatDType::F16 => f16::from_f32(value).to_f32(),
+        FloatDType::BF16 => bf16::from_f32(value).to_f32(),
+        _ => value,
+    }
+}
+
+/// A gradient of dtype `to` on its way back to dtype `from`.
+pub fn product(gradient: f32, factor: f64, from: FloatDType) -> f32 {
+    round(gradient * factor as f32, from)
+}
+
+/// Values that `dtype` has.
+pub fn data(values: &[f32], shape: impl Into<Shape>, dtype: FloatDType) -> TensorData {
+    let values = values.iter().copied();
+    match dtype {
+        FloatDType::F16 => TensorData::new(values.map(f16::from_f32).collect(), shape),
+        FloatDType::BF16 => TensorData::new(values.map(bf16::from_f32).collect(), shape),
+        _ => TensorData::new(values.collect::<Vec<f32>>(), shape),
+    }
+}
+
+/// A constant on the device's autodiff.
+pub fn tensor<const D: usize>(values: &[f32], shape: [usize; D], dtype: FloatDType) -> Tensor<D> {
+    let dtype_there: DType = dtype.into();
+    Tensor::from_data(data(values, shape, dtype), (&autodiff(), dtype_there))
+}
+
+pub fn widen(data: &TensorData) -> Vec<f32> {
+    match data.dtype() {
+        DType::F16 => data.iter::<f16>().map(f16::to_f32).collect(),
+        DType::BF16 => data.iter::<bf16>().map(bf16::to_f32).collect(),
+        DType::F32 => data.iter::<f32>().collect(),
+        dtype => panic!("not a gradient: {dtype:?}"),
+    }
+}
+
+pub fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    if tensor.shape().num_elements() == 0 {
+        // Burn 0.22.1's CPU runtime cannot read every tensor that is empty.
+        return Vec::new();
+    }
+    widen(&tensor.into_data())
+}
+
+/// The gradient of `input` where that of its cast is `gradient`.
+pub fn backward<const D: usize>(
+    input: Tensor<D>,
+    to: FloatDType,
+    factor: f64,
+    gradient: Tensor<D>,
+) -> Tensor<D> {
+    let input = input.require_grad();
+    let output = scaled_cast(input.clone(), to, factor);
+    let grads = (output * gradient).sum().backward();
+    input.grad(&grads).expect("a leaf's gradient")
+}
+
+/// Same bits, NaN of all payloads alike.
+pub fn same(a: f32, b: f32) -> bool {
+    a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan()
+}
+
+/// WGSL lets a device take any subnormal value for zero; the CPU runtime widens those of bf16 to zero.
+fn flushed(value: f32, dtype: FloatDType) -> bool {
+    let smallest = match dtype {
+        FloatDType::F16 => f16::MIN_POSITIVE.to_f32(),
+        _ => f32::MIN_POSITIVE,
+    };
+    let flushes = NAME.contains("Wgpu") || NAME.contains("Cpu") && dtype == FloatDType::BF16;
+    flushes && value != 0.0 && value.abs() < smallest
+}
+
+/// Asserts that gradients of dtype `to` became `found`, of dtype `from`.
+pub fn assert_products(
+    gradients: &[f32],
+    found: &[f32],
+    (from, to): (FloatDType, FloatDType),
+    factor: f64,
+) {
+    assert_eq!(gradients.len(), found.len());
+    for (gradient, found) in gradients.iter().zip(found) {
+        let expected = product(*gradient, factor, from);
+        let wide = gradient * factor as f32;
+        let zero = flushed(*gradient, to)
+            || flushed(wide, FloatDType::F32)
+            || flushed(expected, from)
+            // The fallback adds a zero.
+            || !has_kernels() && expected == 0.0;
+        assert!(
+            same(*found, expected) || zero && *found == 0.0,
+            "{to:?} {gradient:e} times {factor:e} became {from:?} {found:e} and not {expected:e}"
+        );
+    }
+}
+
+/// Every value of 16 bits, and for f32 those and their neighbours, where half values are rounded up, down and to even.
+pub fn every_value(dtype: FloatDType) -> Vec<f32> {
+    let halves = 0..=u16::MAX;
+    let bits = |wide: f32| wide.to_bits();
+    let around = |wide: f32, ulp: u32| {
+        let half = ulp / 2;
+        let bits = bits(wide) & !(ulp - 1);
+        [0, 1, half - 1, half, half + 1].map(|more| f32::from_bits(bits.wrapping_add(more)))
+    };
+    match dtype {
+        FloatDType::F16 => halves.map(|bits| f16::from_bits(bits).to_f32()).collect(),
+        FloatDType::BF16 => halves.map(|bits| bf16::from_bits(bits).to_f32()).collect(),
+        _ => {
+            let f16s = halves
+                .clone()
+                .step_by(3)
+                .flat_map(|bits| around(f16::from_bits(bits).to_f32(), 1 << 13));
+            let bf16s = halves
+                .step_by(5)
+                .flat_map(|bits| around(bf16::from_bits(bits).to_f32(), 1 << 16));
+            f16s.chain(bf16s).collect()
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! Gradients and inputs that do not lie in order, and shapes.
+
+use burn::tensor::{FloatDType, Tensor, s};
+use burn_amp_kernels::scaled_cast;
+
+use crate::host::{assert_products, backward, dtypes, pairs, round, tensor, values};
+
+/// Numbers that every dtype has.
+fn count(length: usize) -> Vec<f32> {
+    (0..length).map(|i| (i % 251) as f32 - 100.0).collect()
+}
+
+fn check<const D: usize>(input: Tensor<D>, gradient: Tensor<D>, pair: (FloatDType, FloatDType)) {
+    let expected = values(gradient.clone());
+    let forward = values(input.clone().cast(pair.1));
+    assert_eq!(
+        values(scaled_cast(input.clone().require_grad(), pair.1, 0.3)),
+        forward
+    );
+    let shape = input.shape();
+    let found = backward(input, pair.1, 0.3, gradient);
+    assert_eq!(found.shape(), shape);
+    assert_products(&expected, &values(found), pair, 0.3);
+}
+
+#[test]
+fn views() {
+    for (from, to) in pairs() {
+        let plane = |dtype| tensor::<2>(&count(37 * 54), [37, 54], dtype);
+        let mut views: Vec<fn(Tensor<2>) -> Tensor<2>> = Vec::new();
+        views.push(|t| t.transpose());
+        views.push(|t| t.slice(s![3..30, 7..40]));
+        views.push(|t| t.slice(s![3..30, 7..40]).transpose());
+        views.push(|t| t.slice(s![20.., 0..]));
+        views.push(|t| t.flip([1]));
+        views.push(|t| t.slice(s![11..12, 0..]).expand([9, 54]));
+        views.push(|t| t.slice(s![0.., 13..14]).expand([37, 6]));
+        for view in views {
+            // Either of them, and both.
+            let dense = |dtype, like: &Tensor<2>| {
+                let [rows, columns] = like.dims();
+                tensor::<2>(&count(rows * columns), [rows, columns], dtype)
+            };
+            let (input, gradient) = (view(plane(from)), view(plane(to)));
+            check(input.clone(), dense(to, &input), (from, to));
+            check(dense(from, &input), gradient.clone(), (from, to));
+            check(input, gradient, (from, to));
+        }
+        let solid = |dtype| tensor::<4>(&count(360), [3, 4, 5, 6], dtype).permute([2, 0, 3, 1]);
+        check(solid(from), solid(to), (from, to));
+    }
+}
+
+/// The gradient of a sum is one value in all places.
+#[test]
+fn expanded_gradients() {
+    for (from, to) in pairs() {
+        let input = tensor::<2>(&count(15), [3, 5], from).require_grad();
+        let grads = scaled_cast(input.clone(), to, 0.75).sum().backward();
+        assert_eq!(values(input.grad(&grads).unwrap()), [0.75; 15]);
+    }
+}
+
+#[test]
+fn ranks() {
+    for (from, to) in pairs() {
+        macro_rules! rank {
+            ($($shape:expr),+) => {$(
+                let length = $shape.iter().product();
+                check(tensor(&count(length), $shape, from), tensor(&count(length), $shape, to), (from, to));
+            )+};
+        }
+        rank! { [1], [7], [2, 3], [2, 3, 4], [2, 1, 4, 3], [1, 2, 3, 1, 4], [2, 1, 2, 3, 1, 2] }
+    }
+}
+
+#[test]
+fn lengths() {
+    for (from, to) in pairs() {
+        for length in [
+            2, 3, 15, 16, 17, 1023, 1024, 1025, 65_535, 65_536, 65_537, 200_002,
+        ] {
+            let values = count(length);
+            check(
+                tensor(&values, [length], from),
+                tensor(&values, [length], to),
+                (from, to),
+            );
+        }
+    }
+}
+
+#[test]
+fn empty_tensors() {
+    for (from, to) in pairs() {
+        for shape in [[0, 3], [3, 0], [0, 0]] {
+            let input = tensor::<2>(&[], shape, from).require_grad();
+            let output = scaled_cast(input.clone(), to, 3.0);
+            assert_eq!((output.dims(), output.dtype()), (shape, to.into()));
+        }
+    }
+}
+
+/// What is in place of a gradient must not be in place of another's.
+#[test]
+fn shared_gradients_stay() {
+    for dtype in dtypes() {
+        let leaf = || tensor::<1>(&[1.0, 2.0, 3.0], [3], dtype).require_grad();
+        let (a, b, c) = (leaf(), leaf(), leaf());
+        let sum =
+            a.clone() + scaled_cast(b.clone(), dtype, 4.0) + scaled_cast(c.clone(), dtype, 0.1);
+        let weights = tensor::<1>(&[1.0, -2.0, 0.5], [3], dtype);
+        let grads = (sum * weights).sum().backward();
+        let of = |leaf: Tensor<1>| values(leaf.grad(&grads).unwrap());
+        assert_eq!(of(a), [1.0, -2.0, 0.5]);
+        assert_eq!(of(b), [4.0, -8.0, 2.0]);
+        assert_eq!(of(c), [0.1, -0.2, 0.05].map(|value| round(value, dtype)));
+    }
+}

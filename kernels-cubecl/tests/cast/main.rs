@@ -1,0 +1,13 @@
+//! `scaled_cast` and `watched_cast` against a computation on the host.
+//!
+//! On the device that the features choose, or `BURN_DEVICE` where there are several. With feature `ndarray`,
+//! `BURN_DEVICE=ndarray` names a backend without kernels.
+
+mod graph;
+mod host;
+mod layouts;
+#[cfg(feature = "cubecl")]
+mod unfused;
+mod values;
+mod vary;
+mod watch;

@@ -1,0 +1,90 @@
+//! The kernel of CubeCL's backend, which Fusion does without.
+
+use burn::{
+    backend::{DispatchDevice, TensorMetadata, ops::FloatTensorOps, tensor::Device as DeviceOf},
+    tensor::{DType, Device, FloatDType, Slice},
+};
+use burn_amp_kernels::CastOps;
+use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+
+use crate::host::{FACTORS, assert_products, data, every_value, pairs, widen};
+
+fn device() -> Option<DeviceOf<CubeBackend>> {
+    match Device::default().as_dispatch() {
+        DispatchDevice::Cube(device) => Some(device.clone()),
+        _ => None,
+    }
+}
+
+fn values(tensor: CubeTensor) -> Vec<f32> {
+    let data = burn_std::reader::try_read_sync(CubeBackend::float_into_data(tensor));
+    widen(
+        &data
+            .expect("a device that can be read")
+            .expect("a device that is well"),
+    )
+}
+
+fn check(gradient: CubeTensor, pair: (FloatDType, FloatDType), factor: f64) {
+    let shape = gradient.shape();
+    let expected = values(gradient.clone());
+    let found = CubeBackend::amp_mul_cast(gradient.clone(), pair.0, factor);
+    assert_eq!((found.dtype(), found.shape()), (DType::from(pair.0), shape));
+    assert_products(&expected, &values(found), pair, factor);
+    // Nobody has written it.
+    let now = values(gradient);
+    assert!(
+        now.iter()
+            .zip(&expected)
+            .all(|(a, b)| a.to_bits() == b.to_bits())
+    );
+}
+
+#[test]
+fn every_pair() {
+    let Some(device) = device() else { return };
+    for (from, to) in pairs() {
+        let all = every_value(to);
+        for factor in FACTORS {
+            let gradient = data(&all, [all.len()], to);
+            check(
+                CubeBackend::float_from_data(gradient, &device),
+                (from, to),
+                factor,
+            );
+        }
+        // Vectors of one, of two, of four values; more than all units take at once.
+        for length in [1, 2, 4, 7, 1022, 1024, 3 << 20] {
+            let numbers: Vec<f32> = (0..length).map(|i| (i % 241) as f32 - 120.0).collect();
+            let gradient = data(&numbers, [length], to);
+            check(
+                CubeBackend::float_from_data(gradient, &device),
+                (from, to),
+                0.3,
+            );
+        }
+    }
+}
+
+#[test]
+fn layouts() {
+    let Some(device) = device() else { return };
+    let numbers: Vec<f32> = (0..54 * 38).map(|i| (i % 241) as f32 - 120.0).collect();
+    for (from, to) in pairs() {
+        let plane = || CubeBackend::float_from_data(data(&numbers, [54, 38], to), &device);
+        let part = || {
+            let slices = [Slice::from(3..50), Slice::from(4..33)];
+            CubeBackend::float_slice(plane(), &slices)
+        };
+        let row = || CubeBackend::float_slice(plane(), &[Slice::from(5..6), Slice::from(0..38)]);
+        for gradient in [
+            CubeBackend::float_transpose(plane()),
+            part(),
+            CubeBackend::float_transpose(part()),
+            CubeBackend::float_expand(row(), [9, 38].into()),
+            CubeBackend::float_flip(plane(), &[1]),
+        ] {
+            check(gradient, (from, to), 0.3);
+        }
+    }
+}

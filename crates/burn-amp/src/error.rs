@@ -96,6 +96,69 @@ pub enum AmpError {
         message: String,
     },
 
+    /// A dry run opened no scope of the `MixedPrecision` that checked it.
+    #[error(
+        "the loss was computed without `autocast` of this `MixedPrecision`: call `amp.autocast(input, |x| model.forward(x))` on \
+         this one or a clone of it"
+    )]
+    NoScope,
+
+    /// A dry run gave a loss in half precision, which has no digits for it.
+    #[error(
+        "the loss is {dtype:?}: let the model's output leave `autocast`, and take the loss of it in f32"
+    )]
+    HalfPrecisionLoss {
+        /// The dtype of the loss.
+        dtype: DType,
+    },
+
+    /// A dry run found gradients that are infinite or NaN at every loss scale.
+    #[error(
+        "the gradient of `{parameter}` is infinite or NaN at every loss scale: the inputs, the loss or the forward pass overflow. \
+         Run the part that overflows `in_f32`, or try bf16"
+    )]
+    GradientsNotFinite {
+        /// The path of the first such parameter.
+        parameter: String,
+    },
+
+    /// A dry run found no gradient that is not zero.
+    #[error(
+        "{}: the loss does not depend on the parameters, or they are frozen",
+        if *gradients == 0 { "no parameter has a gradient" } else { "all gradients are zero" }
+    )]
+    NoGradients {
+        /// The number of gradients, all zero.
+        gradients: usize,
+    },
+
+    /// A dry run found gradients that change with the loss scale.
+    #[error(
+        "{differ} of {values} gradient values of `{parameter}` change with the loss scale: a tensor enters or leaves `autocast` \
+         without a scaled cast. Return it from the closure rather than carry it out, take captured tensors in with \
+         `amp.cast(tensor)`, use `in_f32` in place of `cast` by hand"
+    )]
+    BorderLeak {
+        /// The path of the parameter with the most such values.
+        parameter: String,
+        /// How many values differ.
+        differ: usize,
+        /// How many there are.
+        values: usize,
+    },
+
+    /// The base of a low-rank adapter has gradients, and the adapter casts it by hand.
+    #[error(
+        "parameter `{parameter}` requires gradients and has the reparameterization `{name}`, which casts it by hand: its gradient \
+         is not unscaled. Freeze the base, or take the adapter off"
+    )]
+    UnfrozenBase {
+        /// The path of the parameter.
+        parameter: String,
+        /// The name of its reparameterization.
+        name: String,
+    },
+
     /// The optimizer takes gradients in the parameter's dtype only, and the unscaled gradient is wider.
     ///
     /// Nothing was changed.

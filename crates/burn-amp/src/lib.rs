@@ -34,6 +34,7 @@
 //! - `train` (feature `train`): Burn's `Learner` with loss scaling, and its metrics.
 
 mod cast_float;
+mod check;
 mod convert;
 pub mod ema;
 mod error;

@@ -38,6 +38,38 @@ thread_local! {
     static FRAMES: RefCell<Vec<Frame>> = const { RefCell::new(Vec::new()) };
 }
 
+thread_local! {
+    /// The scale of a dry run, in place of that of the scopes' own.
+    static DRY_RUN: Cell<Option<f64>> = const { Cell::new(None) };
+    /// What a scope of the dry run has refused.
+    static REFUSED: RefCell<Option<AmpError>> = const { RefCell::new(None) };
+}
+
+/// A dry run on this thread, with another scale at the border.
+pub(crate) struct Checking {
+    outer: Option<f64>,
+}
+
+impl Checking {
+    pub(crate) fn at(scale: f64) -> Self {
+        REFUSED.set(None);
+        Self {
+            outer: DRY_RUN.replace(Some(scale)),
+        }
+    }
+
+    /// What a scope has refused since.
+    pub(crate) fn error(&self) -> Option<AmpError> {
+        REFUSED.take()
+    }
+}
+
+impl Drop for Checking {
+    fn drop(&mut self) {
+        DRY_RUN.set(self.outer);
+    }
+}
+
 #[derive(Clone)]
 enum Frame {
     /// A scope of `autocast`.
@@ -343,8 +375,12 @@ impl MixedPrecision {
         input: I,
         forward: impl FnOnce(I) -> R,
     ) -> R {
-        self.try_autocast(input, forward)
-            .unwrap_or_else(|error| panic!("{error}"))
+        self.try_autocast(input, forward).unwrap_or_else(|error| {
+            if DRY_RUN.get().is_some() {
+                REFUSED.set(Some(error.clone()));
+            }
+            panic!("{error}")
+        })
     }
 
     /// As [`autocast`](Self::autocast), for programs that want to handle a failure.
@@ -364,7 +400,10 @@ impl MixedPrecision {
             amp: self.clone(),
             side: Side {
                 dtype: self.dtype(),
-                scale: self.factor(),
+                scale: match DRY_RUN.get() {
+                    Some(scale) if self.dtype() != FloatDType::F32 => scale,
+                    _ => self.factor(),
+                },
             },
             number: self.live().open(),
             refused: Mutex::default(),
@@ -458,7 +497,7 @@ pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> &str {
 }
 
 /// As Flex, Burn's tensors and CubeCL word it.
-fn is_dtype_clash(message: &str) -> bool {
+pub(crate) fn is_dtype_clash(message: &str) -> bool {
     let message = message.to_lowercase();
     message.contains("dtype") || message.contains("f16") || message.contains("data type")
 }

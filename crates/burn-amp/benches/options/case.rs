@@ -87,7 +87,8 @@ impl Case {
                 window.accumulate(&model, grads.into_params());
                 *count += 1;
                 if *count % WINDOW == 0 {
-                    let grads = self.optim.unscale(window.grads(), &model);
+                    let grads = self.optim.scaler().scaled(window.grads());
+                    let grads = self.optim.unscale(grads, &model);
                     let grads = grads.mul_scalar(1.0 / f64::from(WINDOW));
                     self.optim.step(lr, model, grads)
                 } else {

@@ -43,6 +43,6 @@ pub use scaled::{ScaledGradients, sum_of_devices};
 pub use status::GradientStatus;
 pub use step::StepGradients;
 pub use unscale::{inspect, try_inspect};
-pub(crate) use unscale::{pass_through, test, unscale};
+pub(crate) use unscale::{look, pass_through, test, unscale};
 pub(crate) use unscaled::Entry;
 pub use unscaled::{GradientMapper, UnscaledGradients};

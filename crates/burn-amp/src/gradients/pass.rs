@@ -3,7 +3,7 @@ use burn_amp_kernels::{ExponentHistogram, Status, TensorList, TensorStatus, Unsu
 
 /// Gradients on their way through the kernels: one list for each device.
 #[derive(Default)]
-pub(super) struct Pass {
+pub(crate) struct Pass {
     groups: Vec<Group>,
     len: usize,
 }

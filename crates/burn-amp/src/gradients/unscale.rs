@@ -63,11 +63,24 @@ pub(crate) fn unscale<M: Module>(
 }
 
 /// Tests and measures the gradients of `module`'s parameters, which stay as they are. Waits for each device once.
+///
+/// `at_border`: of a model whose parameters scopes cast; an adapter that casts its base by hand is refused then.
 pub(crate) fn test<M: Module>(
     grads: GradientsParams,
     module: &M,
-) -> Result<UnscaledGradients, UnsupportedDType> {
-    let (entries, pass) = look(&grads, module);
+    at_border: bool,
+) -> Result<UnscaledGradients, AmpError> {
+    let mut look = Look::new(&grads, true);
+    module.visit(&mut look);
+    let Look {
+        entries,
+        pass,
+        adapted,
+        ..
+    } = look;
+    if let Some((parameter, name)) = adapted.filter(|_| at_border) {
+        return Err(AmpError::UnfrozenBase { parameter, name });
+    }
     let statuses = pass.inspect()?;
     let status = summarize(&entries, &statuses);
     Ok(UnscaledGradients::new(
@@ -157,7 +170,7 @@ pub fn try_inspect<M: Module>(
 }
 
 /// The gradients of `module`'s parameters, ready to be measured.
-pub(super) fn look<M: Module>(grads: &GradientsParams, module: &M) -> (Vec<Entry>, Pass) {
+pub(crate) fn look<M: Module>(grads: &GradientsParams, module: &M) -> (Vec<Entry>, Pass) {
     let mut look = Look::new(grads, true);
     module.visit(&mut look);
     (look.entries, look.pass)
@@ -228,6 +241,8 @@ struct Look<'a> {
     path: ModulePath,
     entries: Vec<Entry>,
     pass: Pass,
+    /// A parameter with a gradient and a low-rank adapter, and the adapter's name.
+    adapted: Option<(String, String)>,
 }
 
 impl<'a> Look<'a> {
@@ -239,12 +254,19 @@ impl<'a> Look<'a> {
             path: ModulePath::default(),
             entries: Vec::new(),
             pass: Pass::default(),
+            adapted: None,
         }
     }
 }
 
 impl ModuleVisitor for Look<'_> {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        // Burn shows the base first, and what is attached to it right behind.
+        if container_type == "Reparameterization" && name == "lora" && self.adapted.is_none() {
+            let path = self.path.join();
+            let trained = self.entries.last().is_some_and(|base| base.path == path);
+            self.adapted = trained.then(|| (path, name.to_string()));
+        }
         self.path.enter(name);
     }
 

@@ -228,7 +228,8 @@ impl GradScaler {
         if !self.enabled {
             return Ok(pass_through(grads, module));
         }
-        let grads = test(grads, module)?;
+        let at_border = self.precision().is_some_and(MixedPrecision::is_scaled);
+        let grads = test(grads, module, at_border)?;
         Ok(self.blamed(grads))
     }
 

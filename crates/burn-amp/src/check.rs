@@ -1,0 +1,248 @@
+//! A dry run for a new program: [`MixedPrecision::check`].
+
+use burn::{
+    module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId},
+    optim::GradientsParams,
+    tensor::{DType, Tensor},
+};
+use std::{
+    collections::HashMap,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+};
+
+use crate::{
+    error::AmpError,
+    gradients::{Entry, GradientStatus, is_half, try_inspect},
+    mixed_precision::MixedPrecision,
+    rank::with_rank,
+    scope,
+};
+
+/// How often the scale is halved to find one at which nothing overflows.
+const MAX_HALVINGS: u32 = 40;
+/// Below this, f32 itself rounds: a scale moves gradients out of there.
+const SMALL: f32 = 1e-30;
+
+impl MixedPrecision {
+    /// Runs a loss and its backward pass, to find what is wrong with a new program before it trains.
+    ///
+    /// `loss` computes a loss as the training loop does, with [`autocast`](Self::autocast) inside. It runs three times or
+    /// more. The gradients with the loss scale at the border are compared, bit for bit, with those of a loss that is scaled by
+    /// hand: a difference shows a tensor that enters or leaves a scope by the back door (cast by hand, captured, carried out).
+    /// Running statistics are as before when this returns; the device's random numbers are seeded. Waits for the device.
+    ///
+    /// Returns what the gradients are like at the present loss scale, or at the highest one below at which they are finite.
+    ///
+    /// ```
+    /// use burn::{module::Module, nn::LinearConfig, tensor::{Device, Distribution, FloatDType, Tensor}};
+    /// use burn_amp::{AmpError, MixedPrecision};
+    ///
+    /// let device = Device::flex().autodiff();
+    /// let amp = MixedPrecision::f16();
+    /// let model = LinearConfig::new(4, 2).init(&device).apply_reparameterization(amp.clone());
+    /// let input = Tensor::<2>::random([8, 4], Distribution::Default, &device);
+    ///
+    /// amp.check(&model, |m| amp.autocast(input.clone(), |x| m.forward(x)).square().mean())?;
+    ///
+    /// // A tensor that is cast by hand leaves the scope without its scale.
+    /// let error = amp.check(&model, |m| {
+    ///     let mut hidden = None;
+    ///     amp.autocast(input.clone(), |x| {
+    ///         let y = m.forward(x);
+    ///         hidden = Some(y.clone().cast(FloatDType::F32));
+    ///         y
+    ///     });
+    ///     hidden.unwrap().square().mean()
+    /// });
+    /// assert!(matches!(error, Err(AmpError::BorderLeak { .. })));
+    /// # Ok::<(), AmpError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::BorderLeak`], which names the parameter with the most bits that differ. [`AmpError::DTypeClash`] and the
+    /// other errors of [`try_autocast`](Self::try_autocast). [`AmpError::NoScope`] if no scope of this was opened,
+    /// [`AmpError::HalfPrecisionLoss`] for a loss in half precision. [`AmpError::GradientsNotFinite`] if they overflow at every
+    /// scale, [`AmpError::NoGradients`] if there is none, or all are zero.
+    ///
+    /// # Panics
+    ///
+    /// Where `loss` panics for another reason, or its result has no autodiff graph.
+    pub fn check<M: Module, const D: usize>(
+        &self,
+        model: &M,
+        mut loss: impl FnMut(&M) -> Tensor<D>,
+    ) -> Result<GradientStatus, AmpError> {
+        let statistics = Statistics::of(model);
+        let opened = self.live().opened();
+        let result = self.compare(model, &mut loss);
+        statistics.restore(model);
+        match result {
+            Ok(_) if self.live().opened() == opened => Err(AmpError::NoScope),
+            result => result,
+        }
+    }
+
+    fn compare<M: Module, const D: usize>(
+        &self,
+        model: &M,
+        loss: &mut impl FnMut(&M) -> Tensor<D>,
+    ) -> Result<GradientStatus, AmpError> {
+        // A power of two, so that it can be taken out again without rounding.
+        let mut scale = f64::from(self.loss_scale().max(1.0)).log2().floor().exp2();
+        if !self.is_scaled() {
+            scale = 65536.0;
+        }
+        let mut run = |at_border: f64, by_hand: f64| -> Result<GradientsParams, AmpError> {
+            for device in model.devices() {
+                device.seed(0x5ca1e);
+            }
+            let value = checked(at_border, || loss(model))?;
+            if is_half(value.dtype()) {
+                return Err(AmpError::HalfPrecisionLoss {
+                    dtype: value.dtype(),
+                });
+            }
+            let grads = value.mul_scalar(by_hand).backward();
+            Ok(GradientsParams::from_grads(grads, model))
+        };
+        let mut halvings = 0;
+        let (grads, status) = loop {
+            let grads = run(scale, 1.0)?;
+            let status = try_inspect(&grads, model)?;
+            let Some(parameter) = status.overflow_parameter() else {
+                break (grads, status);
+            };
+            halvings += 1;
+            if halvings > MAX_HALVINGS || scale < 2f64.powi(-24) {
+                return Err(AmpError::GradientsNotFinite {
+                    parameter: parameter.to_string(),
+                });
+            }
+            scale /= 2.0;
+        };
+        if status.gradients() == 0 || status.is_all_zero() {
+            return Err(AmpError::NoGradients {
+                gradients: status.gradients(),
+            });
+        }
+        let by_hand = run(1.0, scale)?;
+        let Some(leak) = leak(&grads, &by_hand, scale, model) else {
+            return Ok(status);
+        };
+        // A device that adds in another order each time proves nothing.
+        if self::leak(&grads, &run(scale, 1.0)?, 1.0, model).is_some() {
+            log::warn!(
+                "the same loss gives other gradients each time: what enters or leaves a scope cannot be checked bit for bit"
+            );
+            return Ok(status);
+        }
+        Err(leak)
+    }
+}
+
+/// Runs a forward pass with another scale at the border, and takes the error out of a panic of `autocast`.
+fn checked<R>(scale: f64, work: impl FnOnce() -> R) -> Result<R, AmpError> {
+    let checking = scope::Checking::at(scale);
+    let result = catch_unwind(AssertUnwindSafe(work));
+    match (checking.error(), result) {
+        (Some(error), _) => Err(error),
+        (None, Ok(value)) => Ok(value),
+        (None, Err(panic)) => {
+            let message = scope::panic_message(&*panic);
+            match scope::is_dtype_clash(message) {
+                // Outside of all scopes: f16 that was carried out, or f32 that was expected there.
+                true => Err(AmpError::DTypeClash {
+                    dtype: DType::F32,
+                    parameter: None,
+                    message: message.to_string(),
+                }),
+                false => resume_unwind(panic),
+            }
+        }
+    }
+}
+
+/// The parameter whose gradients differ most, if any does: those of the first, and those of the second divided by `scale`.
+fn leak<M: Module>(
+    first: &GradientsParams,
+    second: &GradientsParams,
+    scale: f64,
+    model: &M,
+) -> Option<AmpError> {
+    let (entries, _) = crate::gradients::look(first, model);
+    let mut worst: Option<(usize, usize, &Entry)> = None;
+    for entry in &entries {
+        let (differ, values) = with_rank!(entry.rank, D => {
+            let first = first.get::<D>(entry.id)?;
+            let second = second.get::<D>(entry.id)?;
+            count_differing(first.into_data().iter::<f32>(), second.into_data().iter::<f32>(), scale as f32)
+        }, _rank => (0, 1));
+        let share = |(differ, values, _): &(usize, usize, &Entry)| *differ as f64 / *values as f64;
+        if differ > 0
+            && worst
+                .as_ref()
+                .is_none_or(|w| share(&(differ, values, entry)) > share(w))
+        {
+            worst = Some((differ, values, entry));
+        }
+    }
+    worst.map(|(differ, values, entry)| AmpError::BorderLeak {
+        parameter: entry.path.clone(),
+        differ,
+        values,
+    })
+}
+
+fn count_differing(
+    first: impl Iterator<Item = f32>,
+    second: impl Iterator<Item = f32>,
+    scale: f32,
+) -> (usize, usize) {
+    let (mut differ, mut values) = (0, 0);
+    for (first, second) in first.zip(second) {
+        values += 1;
+        let second = second / scale;
+        let same = first == second || (first.abs() < SMALL && second.abs() < SMALL);
+        differ += usize::from(!same);
+    }
+    (differ, values)
+}
+
+/// The values of a module that are no parameters in training: running statistics.
+struct Statistics(HashMap<ParamId, Box<dyn std::any::Any>>);
+
+impl Statistics {
+    fn of<M: Module>(model: &M) -> Self {
+        // Takes in what threads have added and nobody has read yet.
+        drop(model.valid());
+        let mut statistics = Self(HashMap::new());
+        model.visit(&mut statistics);
+        statistics
+    }
+
+    /// Clones of a module share their statistics.
+    fn restore<M: Module>(mut self, model: &M) {
+        drop(model.valid());
+        drop(model.clone().map(&mut self));
+    }
+}
+
+impl ModuleVisitor for Statistics {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let value = param.base();
+        if !value.is_require_grad() {
+            self.0.insert(param.id, Box::new(value));
+        }
+    }
+}
+
+impl ModuleMapper for Statistics {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let value = self.0.remove(&param.id);
+        match value.and_then(|value| value.downcast::<Tensor<D>>().ok()) {
+            Some(value) => param.map(|_| *value),
+            None => param,
+        }
+    }
+}

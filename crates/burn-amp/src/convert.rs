@@ -33,11 +33,22 @@ use crate::{gradients::is_half, leaf, module_path::ModulePath};
 /// assert_eq!(to_full(half).weight.val().dtype(), DType::F32);
 /// ```
 pub fn to_half<M: Module>(module: M, dtype: FloatDType, keep: &[ParamGroup]) -> M {
-    module.map(&mut Convert {
+    let mut convert = Convert {
         dtype,
         select: Select::AllBut(keep),
         path: ModulePath::default(),
-    })
+        matched: vec![false; keep.len()],
+    };
+    let module = module.map(&mut convert);
+    for (index, _) in convert
+        .matched
+        .iter()
+        .enumerate()
+        .filter(|(_, matched)| !**matched)
+    {
+        log::warn!("group {index} of `keep` matches no parameter: nothing is kept for it");
+    }
+    module
 }
 
 /// Turns the f16 and bf16 parameters of a model into f32, to save it or to go on in f32. Others stay.
@@ -49,6 +60,7 @@ pub fn to_full<M: Module>(module: M) -> M {
         dtype: FloatDType::F32,
         select: Select::Half,
         path: ModulePath::default(),
+        matched: Vec::new(),
     })
 }
 
@@ -61,6 +73,8 @@ struct Convert<'a> {
     dtype: FloatDType,
     select: Select<'a>,
     path: ModulePath,
+    /// Which groups of `keep` have matched a parameter.
+    matched: Vec<bool>,
 }
 
 impl ModuleMapper for Convert<'_> {
@@ -76,9 +90,13 @@ impl ModuleMapper for Convert<'_> {
         let selected = match self.select {
             Select::AllBut(keep) => {
                 let path = self.path.join();
-                !keep
-                    .iter()
-                    .any(|group| group.matches(&param.id, Some(&path)))
+                let mut kept = false;
+                for (group, matched) in keep.iter().zip(&mut self.matched) {
+                    let matches = group.matches(&param.id, Some(&path));
+                    *matched |= matches;
+                    kept |= matches;
+                }
+                !kept
             }
             Select::Half => is_half(param.base().dtype()),
         };

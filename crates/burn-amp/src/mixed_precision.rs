@@ -23,8 +23,8 @@ use crate::{
 /// scale.
 ///
 /// A handle: clones share one loss scale. Make one for a program, and give clones of it to its models and optimizers.
-/// `Module::materialize` would attach what a scope sees; do not call it on a model in training. Burn allows one
-/// reparameterization a parameter: see [`try_attach`](Self::try_attach) for low-rank adapters.
+/// `Module::materialize` takes it off again. Burn allows one reparameterization a parameter: attach low-rank adapters before it,
+/// over a frozen base; their factors are cast then, and the base by the adapter.
 ///
 /// ```
 /// use burn::{

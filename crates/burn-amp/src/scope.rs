@@ -41,7 +41,7 @@ thread_local! {
 thread_local! {
     /// The scale of a dry run, in place of that of the scopes' own.
     static DRY_RUN: Cell<Option<f64>> = const { Cell::new(None) };
-    /// What a scope of the dry run has refused.
+    /// The error with which a scope of this thread panicked last.
     static REFUSED: RefCell<Option<AmpError>> = const { RefCell::new(None) };
 }
 
@@ -318,6 +318,10 @@ impl Open {
             return Err(refused);
         }
         let message = panic_message(&*panic);
+        // A scope inside this one has said already what is wrong.
+        if let Some(error) = REFUSED.take().filter(|error| error.to_string() == message) {
+            return Err(error);
+        }
         if !is_dtype_clash(message) {
             resume_unwind(panic);
         }
@@ -376,9 +380,7 @@ impl MixedPrecision {
         forward: impl FnOnce(I) -> R,
     ) -> R {
         self.try_autocast(input, forward).unwrap_or_else(|error| {
-            if DRY_RUN.get().is_some() {
-                REFUSED.set(Some(error.clone()));
-            }
+            REFUSED.set(Some(error.clone()));
             panic!("{error}")
         })
     }

@@ -145,9 +145,6 @@ impl UnscaledGradients {
     }
 
     /// Burn's own container, to step an optimizer of Burn's by hand. The status is lost, and with it the decision to skip.
-    ///
-    /// The type that kept them from being unscaled again is lost too: [`ScaledOptimizer::step`](crate::ScaledOptimizer::step)
-    /// takes Burn's container for scaled gradients.
     pub fn into_params(self) -> GradientsParams {
         self.params
     }
@@ -236,6 +233,9 @@ impl UnscaledGradients {
         let added = other.entries.into_iter();
         self.entries
             .extend(added.filter(|entry| !known.contains(&entry.id)));
+        if !self.has_overflow() {
+            self.blame = other.blame;
+        }
         self.status.join(other.status);
         self.tested |= other.tested;
         self

@@ -13,6 +13,7 @@ use crate::{
         AccumulationWindow, GradientDType, ScaledGradients, StepGradients, UnscaledGradients,
         pass_through, unscale,
     },
+    live_scale::Blame,
     loss_scale::StepOutcome,
     module_path::ModulePath,
 };
@@ -119,7 +120,7 @@ impl GradScaler {
         }
         let scale = f64::from(grads.loss_scale());
         let unscaled = unscale(grads.into_params(), module, scale, GradientDType::Full)?;
-        Ok(unscaled)
+        Ok(self.blamed(unscaled))
     }
 
     /// Lets the loss scale learn from one micro-batch: the test of a step, and its update.
@@ -128,6 +129,13 @@ impl GradScaler {
         self.remember(grads);
         let outcome = if grads.has_overflow() {
             self.counters.record_dropped();
+            if let Blame::Loss { output_finite } = grads.blame() {
+                self.forget_losses();
+                return match self.skip_bad_loss(output_finite, "micro-batch dropped") {
+                    Some(error) => Err(error),
+                    None => Ok(StepOutcome::Skipped),
+                };
+            }
             self.counters.add_consecutive_skip();
             if let Some(error) = self.exhausted(grads) {
                 self.forget_losses();
@@ -136,6 +144,7 @@ impl GradScaler {
             StepOutcome::Skipped
         } else {
             self.counters.reset_consecutive_skips();
+            self.counters.reset_bad_losses();
             StepOutcome::Applied
         };
         if !grads.entries().is_empty() {

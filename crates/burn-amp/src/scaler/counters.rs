@@ -54,8 +54,8 @@ impl StepCounters {
         self.discarded
     }
 
-    /// Skipped steps for which no loss scale is to blame: the gradient of the loss was infinite or NaN. They are among
-    /// [`skipped`](Self::skipped).
+    /// Skipped steps, and dropped micro-batches, for which no loss scale is to blame: the gradient of the loss was infinite or
+    /// NaN. They are among [`skipped`](Self::skipped) and [`dropped`](Self::dropped).
     pub fn bad_losses(&self) -> u64 {
         self.bad_losses
     }

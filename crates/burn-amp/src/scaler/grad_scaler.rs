@@ -214,7 +214,7 @@ impl GradScaler {
         }
         let scale = f64::from(grads.loss_scale());
         let unscaled = unscale(grads.into_params(), module, scale, self.gradient_dtype)?;
-        Ok(unscaled)
+        Ok(self.blamed(unscaled))
     }
 
     /// Tests gradients that are not scaled, as they are: those of Burn's own `backward`.
@@ -433,7 +433,7 @@ impl GradScaler {
         self.last_outcome = Some(StepOutcome::Skipped);
         self.counters.record(StepOutcome::Skipped);
         if let Blame::Loss { output_finite } = grads.blame() {
-            let error = self.skip_bad_loss(output_finite);
+            let error = self.skip_bad_loss(output_finite, "step skipped");
             self.move_scale(None);
             return error.map_or(Ok(()), Err);
         }
@@ -467,8 +467,9 @@ impl GradScaler {
         self.is_too_many(skips).then(|| self.error(skips, grads))
     }
 
-    /// Counts a skip that no loss scale is to blame for. The error that ends the run if it is one too many.
-    fn skip_bad_loss(&mut self, output_finite: bool) -> Option<AmpError> {
+    /// Counts a skip that no loss scale is to blame for; `skip` is what it did. The error that ends the run if it is one too
+    /// many.
+    pub(super) fn skip_bad_loss(&mut self, output_finite: bool, skip: &str) -> Option<AmpError> {
         self.counters.add_bad_loss();
         let skips = self.counters.bad_losses_in_a_row();
         if self.is_too_many(skips) {
@@ -481,7 +482,7 @@ impl GradScaler {
             true => "the gradient of the loss is infinite or NaN",
             false => "the model's output is infinite or NaN",
         };
-        log::warn!("step skipped: {what}, {skips} in a row; the loss scale stays");
+        log::warn!("{skip}: {what}, {skips} in a row; the loss scale stays");
         None
     }
 

@@ -1,7 +1,9 @@
 use burn::module::ParamId;
 use std::collections::HashSet;
 
-use crate::{error::AmpError, gradients::UnscaledGradients, loss_scale::StepOutcome};
+use crate::{
+    error::AmpError, gradients::UnscaledGradients, live_scale::Blame, loss_scale::StepOutcome,
+};
 
 /// What happened since the last `update`: the joint outcome, and which parameters were stepped.
 #[derive(Clone, Debug, Default)]
@@ -29,8 +31,10 @@ impl Iteration {
 
     /// Takes a verdict into the joint outcome.
     pub(super) fn learn(&mut self, grads: &UnscaledGradients) {
-        // No gradients are no evidence that the scale is fine: they must not make it grow. Nor must it learn twice.
-        if grads.entries().is_empty() || grads.is_settled() {
+        // No gradients are no evidence that the scale is fine: they must not make it grow. Nor must it learn twice, or from
+        // a loss that is not finite.
+        let bad_loss = grads.has_overflow() && grads.blame() != Blame::Scale;
+        if grads.entries().is_empty() || grads.is_settled() || bad_loss {
             return;
         }
         let outcome = match grads.has_overflow() {

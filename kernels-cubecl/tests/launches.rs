@@ -6,8 +6,13 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use burn::tensor::{DType, Device, Tensor, TensorData, bf16};
-use burn_amp_kernels::{TensorList, blend, histogram, inspect, unscale};
+use burn::{
+    backend::{AutodiffBackend, Backend, DispatchDevice, ops::FloatTensorOps},
+    tensor::{DType, Device, FloatDType, Tensor, TensorData, bf16},
+};
+use burn_amp_kernels::{CastOps, TensorList, blend, histogram, inspect, scaled_cast, unscale};
+use burn_autodiff::Autodiff;
+use burn_cubecl::CubeBackend;
 use cubecl::{
     launched::LaunchedKernels,
     logging::{LaunchObservation, LaunchObserver},
@@ -19,7 +24,7 @@ fn alone() -> MutexGuard<'static, ()> {
     ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// The launches of this crate's kernels, by name.
+/// Launches, by name; of this crate's kernels unless it says otherwise.
 #[derive(Default)]
 struct Launches(Mutex<Vec<&'static str>>);
 
@@ -31,13 +36,17 @@ impl LaunchObserver for Launches {
 
 impl Launches {
     fn of(work: impl FnOnce()) -> Vec<&'static str> {
+        let ours = |name: &&str| name.contains("burn_amp_kernels");
+        Self::all(work).into_iter().filter(ours).collect()
+    }
+
+    /// Burn's too.
+    fn all(work: impl FnOnce()) -> Vec<&'static str> {
         let launches = Arc::new(Self::default());
         let watching = LaunchObservation::new(launches.clone());
         work();
         drop(watching);
-        let all = std::mem::take(&mut *launches.0.lock().unwrap());
-        let ours = |name: &&str| name.contains("burn_amp_kernels");
-        all.into_iter().filter(ours).collect()
+        std::mem::take(&mut *launches.0.lock().unwrap())
     }
 }
 
@@ -123,6 +132,65 @@ fn a_sum_is_one_kernel() {
     match cfg!(feature = "fusion") {
         true => assert_eq!(launches, Vec::<&str>::new()),
         false => assert_eq!((launches.len(), count(&launches, "blend_in_place")), (1, 1)),
+    }
+}
+
+/// One launch for the backward pass of one cast; or none of ours, where Fusion has put it into a kernel of its own.
+#[test]
+fn a_scaled_gradient_is_one_kernel() {
+    let _alone = alone();
+    let device = Device::default().autodiff();
+    let half = DType::F16;
+    if !device.supports_dtype(half) {
+        return;
+    }
+    let input = Tensor::<1>::ones([4096], (&device, half)).require_grad();
+    let output = scaled_cast(input.clone(), FloatDType::F32, 4.0) * 2.0;
+    settle();
+    let mut grad = None;
+    let launches = Launches::of(|| {
+        let grads = output.sum().backward();
+        grad = Some(input.grad(&grads).unwrap().into_data());
+    });
+    assert!(grad.unwrap().iter::<f32>().all(|value| value == 8.0));
+    match cfg!(feature = "fusion") {
+        true => assert_eq!(launches, Vec::<&str>::new()),
+        false => assert_eq!((launches.len(), count(&launches, "mul_cast")), (1, 1)),
+    }
+}
+
+/// The same on the backend below Fusion, Burn's kernels included.
+#[test]
+fn a_scaled_gradient_is_one_launch_without_fusion() {
+    type Unfused = Autodiff<CubeBackend>;
+    let _alone = alone();
+    let device = Device::default();
+    let DispatchDevice::Cube(unfused) = device.as_dispatch() else {
+        return;
+    };
+    let dtypes = [FloatDType::F16, FloatDType::BF16, FloatDType::F32];
+    let dtypes = || (dtypes.into_iter()).filter(|dtype| device.supports_dtype(*dtype));
+    for (from, to) in dtypes().flat_map(|from| dtypes().map(move |to| (from, to))) {
+        let ones = |dtype| Unfused::float_ones([64, 64].into(), unfused, dtype);
+        let input = Unfused::float_set_require_grad(ones(from), true);
+        let backward = |output| {
+            let settled = Unfused::sync(unfused);
+            settled.expect("the device is well");
+            let mut grads = None;
+            let launches = Launches::all(|| grads = Some(Unfused::backward(output)));
+            assert!(Unfused::grad(&input, &grads.unwrap()).is_some());
+            launches
+        };
+        // What Burn launches for the gradient of an output alone.
+        let without = backward(Unfused::float_mul_scalar(input.clone(), 1.0.into()));
+        let with = backward(Unfused::amp_cast(input.clone(), to, 4.0, None));
+        assert_eq!(
+            with.len(),
+            without.len(),
+            "{from:?} to {to:?}: {with:?}, {without:?}"
+        );
+        let ours = usize::from((from, to) != (FloatDType::F32, FloatDType::F32));
+        assert_eq!(count(&with, "mul_cast"), ours, "{with:?}");
     }
 }
 

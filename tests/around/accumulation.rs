@@ -2,16 +2,16 @@
 
 use burn::{
     backend::{BackendTensor, DispatchTensorKind},
-    module::{Param, ParamId},
+    module::{Module, Param, ParamId},
     nn::{Linear, LinearConfig},
     optim::{GradientsAccumulator, GradientsParams, MultiGradientsParams, SgdConfig},
     tensor::{DType, Device, Tensor},
 };
 use burn_amp::{
     AccumulationConfig, AccumulationWindow, AmpError, GradScalerConfig, GradientClip,
-    GradientDType, MasterWeights, OverflowRule, ScaledOptimizer, StepOutcome, WindowReduction,
+    GradientDType, MasterWeights, MixedPrecision, OverflowRule, ScaledGradients, ScaledOptimizer,
+    StepOutcome, WindowReduction,
 };
-
 use log::Level;
 
 use crate::support::{Pair, captured, on_flex, sgd, values};
@@ -31,12 +31,12 @@ fn micro(k: usize) -> ([f32; 6], [f32; 4]) {
     )
 }
 
-fn gradients(model: &Pair, k: usize, scale: f32) -> GradientsParams {
+fn gradients(model: &Pair, k: usize, scale: f32) -> ScaledGradients {
     let (weight, bias) = micro(k);
     model.gradients(weight, bias, scale)
 }
 
-fn overflow(model: &Pair, scale: f32) -> GradientsParams {
+fn overflow(model: &Pair, scale: f32) -> ScaledGradients {
     model.gradients([f32::INFINITY, 1.0, 1.0, 1.0, 1.0, 1.0], [1.0; 4], scale)
 }
 
@@ -94,9 +94,11 @@ fn a_sum_is_that_of_burns_accumulator_bit_for_bit() {
             let scale = by_hand.scaler().loss_scale();
             assert_eq!(built_in.scaler().loss_scale(), scale);
             left = built_in.step(0.1, left.clone(), left.gradients(weight, bias, scale));
-            accumulator.accumulate(&right, right.gradients(weight, bias, scale));
+            let grads = right.gradients(weight, bias, scale);
+            accumulator.accumulate(&right, grads.into_params());
         }
-        right = by_hand.step(0.1, right, accumulator.grads());
+        let sum = by_hand.scaler().scaled(accumulator.grads());
+        right = by_hand.step(0.1, right, sum);
         assert_eq!(left.values(), right.values());
         assert_eq!(built_in.scaler().counters(), by_hand.scaler().counters());
     }
@@ -172,6 +174,43 @@ fn a_bad_micro_batch_is_dropped_and_the_scale_moves_at_once() {
     assert_eq!((counters.steps(), counters.skipped()), (1, 0));
     assert_eq!(counters.dropped(), 2);
     assert_eq!(counters.consecutive_skips(), 0);
+}
+
+/// At the border of half precision it is known whose fault an overflow was.
+#[test]
+fn a_loss_that_is_not_finite_drops_its_micro_batch_and_the_scale_stays() {
+    let settings = GradScalerConfig::new()
+        .with_init_scale(1024.0)
+        .with_max_consecutive_skips(Some(2));
+    let amp = MixedPrecision::f16().with_scaler(settings).unwrap();
+    let model = Pair::zeros(DType::F32).apply_reparameterization(amp.clone());
+    let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp)
+        .with_accumulation(config(9, OverflowRule::SkipMicroBatch))
+        .unwrap();
+    let mut micro_batch = |factor: f32| {
+        let output = amp.autocast((), |()| model.bias.val());
+        let loss = (output * factor).sum();
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        let result = optim.try_step(1.0, model.clone(), grads);
+        let (counters, scale) = (*optim.scaler().counters(), optim.scaler().loss_scale());
+        (result, (counters.dropped(), counters.bad_losses(), scale))
+    };
+    assert_eq!(micro_batch(f32::NAN).1, (1, 1, 1024.0));
+    assert_eq!(micro_batch(f32::INFINITY).1, (2, 2, 1024.0));
+    assert_eq!(micro_batch(1.0).1, (2, 2, 1024.0));
+    // Finite, and too large for f16 once it is multiplied.
+    assert_eq!(micro_batch(1000.0).1, (3, 2, 512.0));
+    for bad in 3..5 {
+        assert_eq!(micro_batch(f32::NAN).1, (bad + 1, bad, 512.0));
+    }
+    let (result, after) = micro_batch(f32::NAN);
+    let expected = AmpError::LossNotFinite {
+        skips: 3,
+        output_finite: true,
+    };
+    assert_eq!(result.unwrap_err(), expected);
+    assert_eq!(after, (6, 5, 512.0));
+    assert_eq!(optim.window().unwrap().len(), 1);
 }
 
 #[test]
@@ -297,13 +336,41 @@ fn a_scale_that_is_changed_inside_a_window_is_taken_into_account() {
 #[test]
 fn unscaled_gradients_enter_a_window_too() {
     for rule in RULES {
-        let mut optim = sgd().with_accumulation(config(2, rule)).unwrap();
+        let mut optim = sgd().with_accumulation(config(4, rule)).unwrap();
         let mut model = Pair::zeros(DType::F32);
         model = optim.step(1.0, model.clone(), gradients(&model, 0, 1024.0));
         let scale = optim.scaler().loss_scale();
         let unscaled = optim.unscale(gradients(&model, 1, scale), &model);
         model = optim.step(1.0, model, unscaled);
-        assert_eq!(model.values(), expected(0..2, 0.5), "{rule:?}");
+        // Burn's own.
+        for k in 2..4 {
+            let plain = gradients(&model, k, 1.0).into_params();
+            model = optim.step(1.0, model, plain);
+        }
+        assert_eq!(model.values(), expected(0..4, 0.25), "{rule:?}");
+    }
+}
+
+#[test]
+fn an_overflow_of_burns_own_gradients_is_one() {
+    for rule in RULES {
+        let mut optim = sgd().with_accumulation(config(2, rule)).unwrap();
+        let mut model = Pair::zeros(DType::F32);
+        for k in 0..2 {
+            let grads = match k {
+                0 => gradients(&model, k, 1.0),
+                _ => overflow(&model, 1.0),
+            };
+            model = optim.step(1.0, model, grads.into_params());
+        }
+        assert_eq!(model.values(), [0.0; 10], "{rule:?}");
+        assert_eq!(optim.scaler().loss_scale(), 512.0, "{rule:?}");
+        let counters = *optim.scaler().counters();
+        let expected = match rule {
+            OverflowRule::SkipWindow => (1, 0),
+            OverflowRule::SkipMicroBatch => (0, 1),
+        };
+        assert_eq!((counters.skipped(), counters.dropped()), expected);
     }
 }
 
@@ -394,7 +461,7 @@ fn the_first_gradients_memory_becomes_the_sums() {
     let mut optim = sgd().with_accumulation(8).unwrap();
     let model = Pair::zeros(DType::F32);
     let grads = gradients(&model, 0, 1024.0);
-    let place = address(grads.get::<2>(model.weight.id));
+    let place = address(grads.params().get::<2>(model.weight.id));
     let model = optim.step(1.0, model, grads);
     assert_eq!(address(optim.window().unwrap().sum(&model.weight)), place);
 }
@@ -419,11 +486,11 @@ fn parameters_may_lack_a_gradient_in_some_micro_batches() {
         let mut optim = sgd().with_accumulation(config(2, rule)).unwrap();
         let mut model = Pair::zeros(DType::F32);
         let mut first = gradients(&model, 0, 1024.0);
-        first.remove::<1>(model.bias.id).unwrap();
+        first.params_mut().remove::<1>(model.bias.id).unwrap();
         model = optim.step(1.0, model, first);
         let scale = optim.scaler().loss_scale();
         let mut second = gradients(&model, 1, scale);
-        second.remove::<2>(model.weight.id).unwrap();
+        second.params_mut().remove::<2>(model.weight.id).unwrap();
         model = optim.step(1.0, model, second);
         // A gradient that is absent is zero: it counts in the mean.
         assert_eq!(values(model.weight.val()), expected([0], 0.5)[..6]);
@@ -471,7 +538,8 @@ fn gradients_of_another_shape_are_refused() {
         let bias = Tensor::<1>::zeros([5], &device).require_grad();
         other.bias = Param::initialized(ParamId::from(2002), bias);
         let mut grads = gradients(&model, 1, 1024.0);
-        grads.register(other.bias.id, Tensor::<1>::ones([5], &Device::default()));
+        let bias = Tensor::<1>::ones([5], &Device::default());
+        grads.params_mut().register(other.bias.id, bias);
         let error = optim.try_step(1.0, other, grads).unwrap_err();
         assert!(matches!(error, AmpError::ForeignRecord { .. }), "{error}");
         assert!(error.to_string().contains("another model"), "{error}");
@@ -486,14 +554,9 @@ fn gradients_of_several_devices_enter_as_their_sum() {
         let mut optim = sgd().with_accumulation(config(2, rule)).unwrap();
         let mut model = Pair::zeros(DType::F32);
         for pair in [[0, 1], [2, 3]] {
-            let scale = optim.scaler().loss_scale();
-            let mut multi = MultiGradientsParams::default();
-            for k in pair {
-                multi
-                    .grads
-                    .push((gradients(&model, k, scale), Device::default()));
-            }
-            model = optim.step_multi(1.0, model, multi);
+            let part = |k| (gradients(&model, k, 1.0).into_params(), Device::default());
+            let grads = pair.map(part).into();
+            model = optim.step_multi(1.0, model, MultiGradientsParams { grads });
         }
         assert_eq!(model.values(), expected(0..4, 0.5));
     }

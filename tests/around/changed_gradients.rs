@@ -135,7 +135,7 @@ fn a_gradient_of_a_parameter_that_had_none_is_not_stepped_on() {
     let model = Pair::zeros(DType::F32);
     let mut scaler = scaler();
     let mut some = model.gradients(WEIGHT, BIAS, 1024.0);
-    some.remove::<1>(model.bias.id);
+    some.params_mut().remove::<1>(model.bias.id);
     let mut grads = scaler.unscale(some, &model);
     let put_in = Tensor::<1>::ones([4], &model.bias.device().inner());
     grads.params_mut().register(model.bias.id, put_in);

@@ -118,7 +118,7 @@ fn muon() {
 #[test]
 fn a_loss_scale_factor_is_a_static_scale() {
     let optim = sgd().with_loss_scale_factor(Some(128.0)).init().unwrap();
-    assert_eq!(*optim.scaler().schedule(), LossScale::fixed(128.0).unwrap());
+    assert_eq!(optim.scaler().schedule(), LossScale::fixed(128.0).unwrap());
     for factor in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e39, 1e-60] {
         let error = sgd().with_loss_scale_factor(Some(factor)).init();
         let Err(AmpError::InvalidValue(error)) = error else {

@@ -150,19 +150,17 @@ fn half_precision_parameters_are_averaged_in_f32() {
 #[test]
 fn under_mixed_precision_the_stored_f32_values_are_averaged() {
     let device = Device::default().autodiff();
-    let f16 = MixedPrecision::f16();
+    let amp = MixedPrecision::f16();
     let model = LinearConfig::new(4, 3).init(&device);
-    let model: Linear = model.apply_reparameterization(f16.clone());
-    let scaler = GradScalerConfig::new().init().unwrap();
-    let mut optim = ScaledOptimizer::new(AdamConfig::new().init(), scaler)
+    let mut model: Linear = model.apply_reparameterization(amp.clone());
+    let mut optim = ScaledOptimizer::new(AdamConfig::new().init(), &amp)
         .with_ema(EmaConfig::new().with_momentum(0.5))
         .unwrap();
-    let mut model = model;
     let mut expected: Option<Vec<f32>> = None;
     for _ in 0..4 {
         let input = Tensor::<2>::random([8, 4], Distribution::Default, &device);
-        let loss = f16.autocast(input, |x| model.forward(x)).square().mean();
-        let grads = optim.backward(loss, &model);
+        let loss = amp.autocast(input, |x| model.forward(x)).square().mean();
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
         model = optim.step(0.1, model, grads);
         let value = values(model.weight.base());
         expected = Some(match expected {
@@ -177,10 +175,12 @@ fn under_mixed_precision_the_stored_f32_values_are_averaged() {
     let copy = optim.ema().unwrap().module(&model);
     assert_eq!(copy.weight.base().dtype(), DType::F32);
     assert_eq!(values(copy.weight.base()), expected.unwrap());
-    // Still f16 to the layer.
-    assert_eq!(copy.weight.val().dtype(), DType::F16);
-    let output = copy.forward(f16.cast(Tensor::<2>::ones([1, 4], &device)));
-    assert_eq!(output.dtype(), DType::F16);
+    // Still f16 inside a scope.
+    amp.autocast(Tensor::<2>::ones([1, 4], &device), |x| {
+        let output = copy.forward(x);
+        assert_eq!(output.dtype(), DType::F16);
+        output
+    });
 }
 
 #[derive(Module, Debug)]

@@ -3,8 +3,8 @@
 use burn::{
     module::Module,
     nn::{Linear, LinearConfig},
-    optim::{AdamConfig, ModuleOptimizer, OptimizerRecord},
-    tensor::{Bytes, DType, Device, FloatDType, Tensor, TensorData},
+    optim::{AdamConfig, GradientsParams, ModuleOptimizer, OptimizerRecord},
+    tensor::{Bytes, DType, Device, Tensor, TensorData},
 };
 use burn_amp::{
     AccumulationConfig, AccumulationWindow, AccumulationWindowRecord, AmpError, Ema, EmaConfig,
@@ -21,6 +21,7 @@ const INFINITE: [usize; 4] = [4, 16, 20, 31];
 const END: usize = 40;
 
 struct Run {
+    amp: MixedPrecision,
     model: Linear,
     optim: ModuleOptimizer,
     scaler: GradScaler,
@@ -42,14 +43,16 @@ impl Run {
     fn new(rule: OverflowRule) -> Self {
         let model = LinearConfig::new(6, 2).init(&Device::default().autodiff());
         let scaler = GradScalerConfig::new().with_growth_interval(5);
+        let amp = MixedPrecision::f16().with_scaler(scaler).unwrap();
         let window = AccumulationConfig::new(3).with_overflow(rule);
         let ema = EmaConfig::new()
             .with_momentum(0.9)
             .with_overwrite_frequency(Some(4));
         Self {
-            model: filled(model, 0).apply_reparameterization(MixedPrecision::f16()),
+            model: filled(model, 0).apply_reparameterization(amp.clone()),
             optim: AdamConfig::new().init(),
-            scaler: scaler.init().unwrap(),
+            scaler: GradScaler::from(&amp),
+            amp,
             window: window.init().unwrap(),
             ema: ema.init().unwrap(),
             done: 0,
@@ -60,12 +63,13 @@ impl Run {
         let device = Device::default().autodiff();
         while self.done < end {
             let input = TensorData::new(wave(100 * self.done, 24), [4, 6]);
-            let input = Tensor::<2>::from_data(input, &device).cast(FloatDType::F16);
-            let mut loss = self.model.forward(input).cast(FloatDType::F32);
+            let input = Tensor::<2>::from_data(input, &device);
+            let mut output = self.amp.autocast(input, |x| self.model.forward(x));
             if INFINITE.contains(&self.done) {
-                loss = loss * f32::INFINITY;
+                output = output * f32::INFINITY;
             }
-            let grads = self.scaler.backward(loss.square().mean(), &self.model);
+            let grads = output.square().mean().backward();
+            let grads = GradientsParams::from_grads(grads, &self.model);
             self.done += 1;
             let (scaler, window) = (&mut self.scaler, &mut self.window);
             let full = scaler.accumulate(window, grads, &self.model).unwrap();

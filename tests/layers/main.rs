@@ -1,13 +1,9 @@
-//! `MixedPrecision` on each kind of layer: what runs in half precision, what needs help, and that no result is garbage.
+//! Every layer of burn-nn in half precision: what runs as it is, what belongs `in_f32`, and that no result is garbage.
 
-mod attention;
+mod activations;
 mod bf16;
-mod convolution;
-mod dense;
-mod encodings;
-mod keep;
-mod norm;
-mod recurrent;
+mod frozen;
+mod listed;
+mod modules;
 mod running_statistics;
 mod support;
-mod wrong_dtype;

@@ -3,24 +3,31 @@
 use burn::{
     module::Module,
     nn::{BatchNorm, BatchNormConfig},
-    optim::SgdConfig,
+    optim::{GradientsParams, SgdConfig},
     store::ModuleRecord,
     tensor::{DType, Device, FloatDType, Tensor},
 };
-use burn_amp::{GradScalerConfig, MixedPrecision, ScaledOptimizer, StepOutcome, in_f32, to_half};
+use burn_amp::{MixedPrecision, ScaledOptimizer, StepOutcome, in_f32, to_half};
 use burn_pack::Reader;
 
-use crate::support::{precision, tensor, values};
+use crate::support::{tensor, values};
 
 fn mean_in(record: ModuleRecord) -> Vec<u8> {
     let reader = Reader::from_bytes(record.into_bytes().unwrap()).unwrap();
     reader.tensor_data("running_mean").unwrap()
 }
 
-fn forward(norm: &BatchNorm, precision: &MixedPrecision, device: &Device) -> Tensor<3> {
-    in_f32(precision.cast(tensor([4, 2, 3], device)), |x| {
-        norm.forward(x)
-    })
+fn norm(amp: &MixedPrecision, device: &Device) -> BatchNorm {
+    let norm = BatchNormConfig::new(2).init(device);
+    norm.apply_reparameterization(amp.clone())
+}
+
+fn forward(norm: &BatchNorm, amp: &MixedPrecision, input: Tensor<3>) -> Tensor<3> {
+    amp.autocast(input, |x| in_f32(x, |x| norm.forward(x)))
+}
+
+fn input(device: &Device) -> Tensor<3> {
+    tensor([4, 2, 3], device)
 }
 
 /// They move, in f32, whatever the model computes in.
@@ -28,11 +35,10 @@ fn forward(norm: &BatchNorm, precision: &MixedPrecision, device: &Device) -> Ten
 fn they_follow_the_f32_model() {
     let device = Device::flex().autodiff();
     let train = |dtype| {
-        let precision = precision(dtype, &["gamma", "beta"]);
-        let norm = BatchNormConfig::new(2).init(&device);
-        let norm = norm.apply_reparameterization(precision.clone());
+        let amp = MixedPrecision::new(dtype);
+        let norm = norm(&amp, &device);
         for _ in 0..5 {
-            forward(&norm, &precision, &device);
+            forward(&norm, &amp, input(&device));
         }
         let mean = norm.running_mean.value_sync();
         assert_eq!(mean.dtype(), DType::F32);
@@ -50,9 +56,9 @@ fn they_follow_the_f32_model() {
 #[test]
 fn a_record_lacks_the_last_update_before_valid() {
     let device = Device::flex().autodiff();
-    let full = MixedPrecision::new(FloatDType::F32);
-    let norm = BatchNormConfig::new(2).init(&device);
-    forward(&norm, &full, &device);
+    let amp = MixedPrecision::f16();
+    let norm = norm(&amp, &device);
+    forward(&norm, &amp, input(&device));
     let early = mean_in(norm.clone().into_record());
     let inference = norm.valid();
     let late = mean_in(norm.into_record());
@@ -64,14 +70,11 @@ fn a_record_lacks_the_last_update_before_valid() {
 #[test]
 fn a_resumed_run_has_the_same() {
     let device = Device::flex().autodiff();
-    let f16 = precision(FloatDType::F16, &["gamma", "beta"]);
-    let build = || {
-        let norm = BatchNormConfig::new(2).init(&device);
-        norm.apply_reparameterization(f16.clone())
-    };
+    let f16 = MixedPrecision::f16();
+    let build = || norm(&f16, &device);
     let train = |norm: &BatchNorm| {
         for _ in 0..3 {
-            forward(norm, &f16, &device);
+            forward(norm, &f16, input(&device));
         }
     };
     let straight = build();
@@ -92,15 +95,11 @@ fn a_resumed_run_has_the_same() {
 #[test]
 fn an_overflow_in_the_forward_pass_stays_in_them() {
     let device = Device::flex().autodiff();
-    let f16 = precision(FloatDType::F16, &["gamma", "beta"]);
-    let norm = BatchNormConfig::new(2).init(&device);
-    let mut norm = norm.apply_reparameterization(f16.clone());
-    let scaler = GradScalerConfig::new().init().unwrap();
-    let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), scaler);
-    let input = tensor([4, 2, 3], &device).mul_scalar(1e6);
-    let output = in_f32(f16.cast(input), |x| norm.forward(x));
-    let loss = output.cast(FloatDType::F32).mean();
-    let grads = optim.backward(loss, &norm);
+    let f16 = MixedPrecision::f16();
+    let mut norm = norm(&f16, &device);
+    let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), &f16);
+    let output = forward(&norm, &f16, input(&device) * 1e6);
+    let grads = GradientsParams::from_grads(output.mean().backward(), &norm);
     norm = optim.step(0.1, norm, grads);
     assert_eq!(optim.scaler().last_outcome(), Some(StepOutcome::Skipped));
     assert_eq!(values(norm.gamma.base()), [1.0; 2]);

@@ -5,7 +5,7 @@ use burn::{
     nn::{EmbeddingConfig, Linear, LinearConfig, LinearLayout},
     tensor::{DType, Device, FloatDType, Int, Tensor},
 };
-use burn_amp::{MixedPrecision, to_full, to_half};
+use burn_amp::{AmpError, MixedPrecision, to_full, to_half};
 
 use crate::{bits::parameters, support::Net};
 
@@ -135,12 +135,24 @@ fn values_are_rounded_to_nearest() {
     assert_eq!(half.forward(tokens).dtype(), DType::F16);
 }
 
-/// `MixedPrecision` may be on the model already; it casts what is stored, whatever that is.
+/// `MixedPrecision` may be on the model already. Half-precision parameters do not train in a scope: they are refused there.
 #[test]
 fn a_model_with_mixed_precision_can_be_converted() {
     let device = Device::flex().autodiff();
-    let net = Net::new(&device).apply_reparameterization(MixedPrecision::bf16());
+    let amp = MixedPrecision::bf16();
+    let net = Net::new(&device).apply_reparameterization(amp.clone());
     let half = to_half(net, FloatDType::F16, &[]);
     assert_eq!(half.head.weight.base().dtype(), DType::F16);
-    assert_eq!(half.head.weight.val().dtype(), DType::BF16);
+    assert_eq!(half.head.weight.val().dtype(), DType::F16);
+
+    let input = Tensor::<2>::ones([2, 4], &device);
+    let forward = |net: &Net| amp.try_autocast(input.clone(), |x| net.head.forward(x));
+    let expected = AmpError::HalfPrecisionLeaf {
+        parameter: "head.weight".to_string(),
+        dtype: DType::F16,
+    };
+    assert_eq!(forward(&half).unwrap_err(), expected);
+    // For inference they are as good as any, and `to_full` makes them train again.
+    assert_eq!(forward(&half.valid()).unwrap().dtype(), DType::F32);
+    assert!(forward(&to_full(half)).unwrap().is_tracked());
 }

@@ -6,7 +6,8 @@ use burn::{
     tensor::{DType, FloatDType, Tensor},
 };
 use burn_amp::{
-    GradScalerConfig, GradientDType, MasterWeights, ScaledOptimizer, StepOutcome, to_half,
+    GradScaler, GradScalerConfig, GradientDType, MasterWeights, ScaledGradients, ScaledOptimizer,
+    StepOutcome, to_half,
 };
 
 use crate::{
@@ -54,12 +55,12 @@ impl One {
     }
 
     /// Gradients of 2^-30 and -2^-30, too small for f16, at a scale of 2^16.
-    fn scaled_gradients(&self) -> GradientsParams {
+    fn scaled_gradients(&self, scaler: &GradScaler) -> ScaledGradients {
         let mut grads = GradientsParams::new();
         let small = 2f32.powi(-30 + 16);
         let grad = Tensor::<1>::from_floats([small, -small], &device());
         grads.register(self.weight.id, grad.cast(FloatDType::F16));
-        grads
+        scaler.scaled(grads)
     }
 }
 
@@ -71,7 +72,7 @@ fn the_scaled_optimizer_hands_over_f32() {
         let masters = MasterWeights::new(SgdConfig::new().build()).init();
         let mut optim = ScaledOptimizer::new(masters, scaler.init().unwrap());
         let one = One::new(DType::F16);
-        let grads = one.scaled_gradients();
+        let grads = one.scaled_gradients(optim.scaler());
         let one = optim.step(2f64.powi(10), one, grads);
         assert_eq!(optim.scaler().last_outcome(), Some(StepOutcome::Applied));
         assert_eq!(one.weight.val().dtype(), DType::F16);

@@ -28,7 +28,9 @@ fn a_wide_gradient_is_refused_and_the_way_out_named() {
         AdamConfig::new().init(),
         GradScalerConfig::new().init().unwrap(),
     );
-    let grads = gradients(&linear, 0, 1.0, FloatDType::F16);
+    let grads = optim
+        .scaler()
+        .scaled(gradients(&linear, 0, 1.0, FloatDType::F16));
     let error = optim.try_step(0.1, linear, grads).unwrap_err();
     assert!(
         matches!(error, AmpError::HalfPrecisionParameter { .. }),
@@ -45,7 +47,9 @@ fn the_half_precision_state_of_adam_cannot_be_resumed() {
     let scaler = GradScalerConfig::new().with_gradient_dtype(GradientDType::Parameter);
     let build = || ScaledOptimizer::new(AdamConfig::new().init(), scaler.init().unwrap());
     let (mut optim, linear) = (build(), half());
-    let grads = gradients(&linear, 0, 1.0, FloatDType::F16);
+    let grads = optim
+        .scaler()
+        .scaled(gradients(&linear, 0, 1.0, FloatDType::F16));
     let before = parameters(&linear);
     let linear = optim.step(0.1, linear, grads);
     assert_ne!(parameters(&linear), before);
@@ -66,7 +70,9 @@ fn bare_sgd_can_be_resumed() {
     let scaler = GradScalerConfig::new().with_gradient_dtype(GradientDType::Parameter);
     let build = || ScaledOptimizer::new(SgdConfig::new().init(), scaler.init().unwrap());
     let (mut optim, linear) = (build(), half());
-    let grads = gradients(&linear, 0, 1.0, FloatDType::F16);
+    let grads = optim
+        .scaler()
+        .scaled(gradients(&linear, 0, 1.0, FloatDType::F16));
     optim.step(0.1, linear, grads);
     let mut resumed = build();
     resumed.from_bytes(optim.into_bytes().unwrap()).unwrap();

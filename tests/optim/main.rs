@@ -4,6 +4,7 @@ mod clipping;
 mod every_optimizer;
 mod hand_over;
 mod several_devices;
+mod shared_scale;
 mod skipped_step;
 mod support;
 mod unsupported;

@@ -1,11 +1,11 @@
-//! `step_multi`: gradients of parts of a batch, as several devices compute them.
+//! Gradients of parts of a batch, as several devices compute them: `step_multi` and `sum_of_devices`.
 
 use burn::{
     module::{Module, Param, ParamId},
     optim::{AdamConfig, GradientsParams, MultiGradientsParams, SgdConfig},
     tensor::{DType, Device, Tensor, TensorData},
 };
-use burn_amp::{GradScalerConfig, GradientDType, ScaledOptimizer, StepOutcome};
+use burn_amp::{GradScalerConfig, GradientDType, ScaledOptimizer, StepOutcome, sum_of_devices};
 use half::f16;
 
 use crate::support::{Net, Poison, batch, parameters, scaler, state};
@@ -18,7 +18,7 @@ fn multi(parts: Vec<GradientsParams>) -> MultiGradientsParams {
     }
 }
 
-/// Gradients of a scaled loss on each of three batches.
+/// Gradients of a loss times `scale` on each of three batches.
 fn parts(net: &Net, scale: f32, step: usize, device: &Device) -> Vec<GradientsParams> {
     let part = |part: usize| {
         let loss = net.loss(batch(3 * step + part, device)).mul_scalar(scale);
@@ -30,6 +30,13 @@ fn parts(net: &Net, scale: f32, step: usize, device: &Device) -> Vec<GradientsPa
 /// As Burn's own `step_multi` without scaling, bit for bit; an overflow in one part skips the step for all.
 #[test]
 fn follows_burn_and_skips_on_an_overflow_in_one_part() {
+    for scaled in [false, true] {
+        check_against_burn(scaled);
+    }
+}
+
+/// With Burn's own gradients, or with those of a loss that was scaled.
+fn check_against_burn(scaled: bool) {
     let device = Device::flex().autodiff();
     let mut net = Net::full(&device);
     let mut plain_net = net.clone();
@@ -37,7 +44,10 @@ fn follows_burn_and_skips_on_an_overflow_in_one_part() {
     let mut plain = AdamConfig::new().init();
 
     for step in 0..8 {
-        let scale = optim.scaler().loss_scale();
+        let scale = match scaled {
+            true => optim.scaler().loss_scale(),
+            false => 1.0,
+        };
         let mut grads = parts(&net, scale, step, &device);
         let overflowing = match step {
             1 => Some((0, f32::INFINITY)),
@@ -51,7 +61,14 @@ fn follows_burn_and_skips_on_an_overflow_in_one_part() {
             let part = &mut grads[part];
             *part = poison.gradients(std::mem::take(part), &net);
         }
-        net = optim.step_multi(0.01, net, multi(grads));
+        net = match scaled {
+            true => {
+                let sum = sum_of_devices(multi(grads), &net);
+                let sum = optim.scaler().scaled(sum);
+                optim.step(0.01, net, sum)
+            }
+            false => optim.step_multi(0.01, net, multi(grads)),
+        };
 
         let outcome = optim.scaler().last_outcome();
         if overflowing.is_some() {
@@ -88,11 +105,11 @@ fn halves_of_a_batch_equal_the_whole() {
         [-2.0, 5.0, 2.0],
         [3.0, 3.0, -1.0],
     ];
-    let grads = |rows: &[[f32; 3]], optim: &ScaledOptimizer<_>| {
+    let grads = |rows: &[[f32; 3]]| {
         let input = TensorData::new(rows.concat(), [rows.len(), 3]);
         let input = Tensor::<2>::from_data(input, &device);
         let loss = input.matmul(start.values.val()).square().sum();
-        optim.backward(loss, &start).into_params()
+        GradientsParams::from_grads(loss.backward(), &start)
     };
     let optim = || {
         let scaler = GradScalerConfig::new().init().unwrap();
@@ -100,10 +117,9 @@ fn halves_of_a_batch_equal_the_whole() {
     };
 
     let mut single = optim();
-    let whole = grads(&rows, &single);
-    let expected = single.step(0.5, start.clone(), whole);
+    let expected = single.step(0.5, start.clone(), grads(&rows));
     let mut several = optim();
-    let halves = vec![grads(&rows[..2], &several), grads(&rows[2..], &several)];
+    let halves = vec![grads(&rows[..2]), grads(&rows[2..])];
     let actual = several.step_multi(0.5, start.clone(), multi(halves));
 
     assert!(parameters(&actual) != parameters(&start));
@@ -128,8 +144,7 @@ fn parts_may_lack_gradients() {
         grads
     };
 
-    let scale = optim.scaler().loss_scale();
-    let grads = without_head(parts(&net, scale, 0, &device));
+    let grads = without_head(parts(&net, 1.0, 0, &device));
     let actual = optim.step_multi(0.1, net.clone(), multi(grads));
     let grads = without_head(parts(&net, 1.0, 0, &device));
     let expected = plain.step_multi(0.1, net.clone(), multi(grads));
@@ -163,7 +178,9 @@ fn half_precision_parts_are_summed_in_full_precision() {
     let config = GradScalerConfig::new().with_gradient_dtype(GradientDType::Parameter);
     let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), config.init().unwrap());
     let id = half.values.id;
-    let half = optim.step_multi(1.0, half, multi(vec![part(id), part(id)]));
+    let sum = sum_of_devices(multi(vec![part(id), part(id)]), &half);
+    let sum = optim.scaler().scaled(sum);
+    let half = optim.step(1.0, half, sum);
 
     let status = optim.scaler().last_status().unwrap();
     assert!(!status.has_overflow());

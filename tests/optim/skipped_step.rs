@@ -5,7 +5,7 @@ use burn::{
     optim::{AdamConfig, GradientsParams, ModuleOptimizer},
     tensor::Device,
 };
-use burn_amp::{ScaledOptimizer, StepOutcome};
+use burn_amp::{ScaledGradients, ScaledOptimizer, StepGradients, StepOutcome};
 
 use crate::support::{Net, Poison, batch, parameters, scaler, state};
 
@@ -33,9 +33,16 @@ fn poisoned(
     net: &Net,
     poison: Poison,
     device: &Device,
-) -> GradientsParams {
+) -> ScaledGradients {
     let grads = optim.backward(net.loss(batch(1, device)), net);
-    poison.gradients(grads.into_params(), net)
+    let grads = poison.gradients(grads.into_params(), net);
+    optim.scaler().scaled(grads)
+}
+
+/// The same without a scale, as Burn's own.
+fn poisoned_plain(net: &Net, poison: Poison, device: &Device) -> GradientsParams {
+    let grads = net.loss(batch(1, device)).backward();
+    poison.gradients(GradientsParams::from_grads(grads, net), net)
 }
 
 #[test]
@@ -48,21 +55,26 @@ fn whatever_overflows_and_wherever() {
     for path in PATHS {
         for value in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
             let poison = Poison::Gradient { path, value };
-            let grads = poisoned(&optim, &net, poison, &device);
-            net = optim.step(0.01, net, grads);
+            let ways: [StepGradients; 2] = [
+                poisoned(&optim, &net, poison, &device).into(),
+                poisoned_plain(&net, poison, &device).into(),
+            ];
+            for grads in ways {
+                net = optim.step(0.01, net, grads);
 
-            let scaler = optim.scaler();
-            assert_eq!(scaler.last_outcome(), Some(StepOutcome::Skipped));
-            let status = scaler.last_status().unwrap();
-            assert_eq!(status.overflow_parameter(), Some(path));
-            assert_eq!(status.non_finite(), 1);
-            assert_eq!(scaler.loss_scale(), scale / 2.0);
-            scale = scaler.loss_scale();
-            let after = (parameters(&net), state(optim.optimizer()));
-            assert!(before == after, "{value} in {path} changed something");
+                let scaler = optim.scaler();
+                assert_eq!(scaler.last_outcome(), Some(StepOutcome::Skipped));
+                let status = scaler.last_status().unwrap();
+                assert_eq!(status.overflow_parameter(), Some(path));
+                assert_eq!(status.non_finite(), 1);
+                assert_eq!(scaler.loss_scale(), scale / 2.0);
+                scale = scaler.loss_scale();
+                let after = (parameters(&net), state(optim.optimizer()));
+                assert!(before == after, "{value} in {path} changed something");
+            }
         }
     }
-    assert_eq!(optim.scaler().counters().skipped(), 18);
+    assert_eq!(optim.scaler().counters().skipped(), 36);
 }
 
 #[test]

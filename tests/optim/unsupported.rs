@@ -47,7 +47,8 @@ fn gradients_of_a_dtype_that_is_there_or_not() {
     let mut optim = ScaledOptimizer::new(AdamConfig::new().init(), scaler);
     let before = optim.scaler().to_record();
     let looked = try_inspect(&gradients(), &module);
-    let stepped = optim.try_step(0.1, module.clone(), gradients());
+    let scaled = optim.scaler().scaled(gradients());
+    let stepped = optim.try_step(0.1, module.clone(), scaled);
     if device.supports_dtype(DType::BF16) {
         assert_eq!(looked.unwrap().max_abs(), 1.0);
         assert!(stepped.is_ok());
@@ -55,5 +56,7 @@ fn gradients_of_a_dtype_that_is_there_or_not() {
     }
     assert!(matches!(looked, Err(AmpError::UnsupportedDType(_))));
     assert!(matches!(stepped, Err(AmpError::UnsupportedDType(_))));
+    let plain = optim.try_step(0.1, module.clone(), gradients());
+    assert!(matches!(plain, Err(AmpError::UnsupportedDType(_))));
     assert_eq!(optim.scaler().to_record(), before);
 }

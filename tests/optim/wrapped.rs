@@ -24,6 +24,7 @@ fn three_steps<O: ModuleOptim>(optim: &mut ScaledOptimizer<O>, mut net: Net) -> 
             };
             grads = poison.gradients(grads, &net);
         }
+        let grads = optim.scaler().scaled(grads);
         net = optim.step(0.01, net, grads);
     }
     assert_eq!(optim.scaler().counters().applied(), 2);
@@ -136,6 +137,7 @@ fn half_step<O: ModuleOptim>(optim: O) -> f32 {
         half.values.id,
         Tensor::<1>::from_data(scaled, (&device, DType::BF16)),
     );
+    let grads = optim.scaler().scaled(grads);
     let half = optim.step(0.5, half, grads);
     half.values.val().to_data().iter::<f32>().next().unwrap()
 }

@@ -3,14 +3,14 @@
 use burn::{
     module::{Module, Param, ParamId},
     optim::{
-        AdamConfig, AdamWConfig, GradientsAccumulator, ModuleOptimizer, SgdConfig,
+        AdamConfig, AdamWConfig, GradientsAccumulator, GradientsParams, ModuleOptimizer, SgdConfig,
         momentum::MomentumConfig,
     },
     tensor::{Device, Tensor, TensorData, activation::tanh},
 };
 use burn_amp::{
-    AccumulationConfig, GradScalerConfig, GradientClip, ScaledGradients, ScaledOptimizer,
-    StepOutcome, WindowReduction,
+    AccumulationConfig, GradScaler, GradScalerConfig, GradientClip, MixedPrecision,
+    ScaledOptimizer, StepOutcome, WindowReduction,
 };
 use burn_amp_tests::reference;
 use serde::Deserialize;
@@ -125,12 +125,12 @@ impl Run {
     }
 }
 
-/// Sets one value of the still scaled gradient to infinity, as the traces did after `backward`.
-fn inject_infinity(grads: &mut ScaledGradients, id: ParamId) {
-    let grad = grads.params().get::<2>(id).unwrap();
+/// Sets one value of a gradient to infinity, as the traces did after `backward`.
+fn inject_infinity(grads: &mut GradientsParams, id: ParamId) {
+    let grad = grads.get::<2>(id).unwrap();
     let infinity = Tensor::full([1, 1], f32::INFINITY, &grad.device());
     let grad = grad.slice_assign([3..4, 5..6], infinity);
-    grads.params_mut().register(id, grad);
+    grads.register(id, grad);
 }
 
 fn assert_close(actual: f64, expected: f64, what: &str) {
@@ -156,26 +156,31 @@ fn assert_tensor_close<const D: usize>(actual: &Tensor<D>, expected: &[f32], wha
     );
 }
 
-/// Who clips and accumulates.
+/// Who scales, clips and accumulates.
 #[derive(Clone, Copy, Debug)]
 enum Way {
     /// Burn's accumulator and a multiplication between `unscale` and `step`.
     ByHand,
     /// `with_clipping` and `with_accumulation`.
     BuiltIn,
+    /// The same around Burn's own gradients, unscaled as scopes leave them: f32 ones here, as the traces are.
+    Border,
 }
 
 fn replay(run: &Run, way: Way) {
     let device = Device::default().autodiff();
     let mut model = Mlp::new(run, &device);
     let (optimizer, lr) = run.optimizer();
-    let scaler = GradScalerConfig::new()
+    let config = GradScalerConfig::new()
         .with_init_scale(run.init_scale)
-        .with_growth_interval(run.growth_interval)
-        .init()
-        .unwrap();
+        .with_growth_interval(run.growth_interval);
+    let amp = MixedPrecision::f32().with_scaler(config.clone()).unwrap();
+    let scaler = match way {
+        Way::Border => GradScaler::from(&amp),
+        _ => config.init().unwrap(),
+    };
     let mut optim = ScaledOptimizer::new(optimizer, scaler);
-    if let Way::BuiltIn = way {
+    if let Way::BuiltIn | Way::Border = way {
         let window = AccumulationConfig::new(run.accumulation as u32);
         optim = optim
             .with_accumulation(window.with_reduction(WindowReduction::Sum))
@@ -194,22 +199,35 @@ fn replay(run: &Run, way: Way) {
         let mut window = GradientsAccumulator::new();
         for micro in 0..run.accumulation {
             let (input, target) = run.batch(step * run.accumulation + micro, &device);
-            let errors = (model.forward(input) - target).square();
+            let output = match way {
+                Way::Border => amp.autocast(input, |x| model.forward(x)),
+                _ => model.forward(input),
+            };
+            let errors = (output - target).square();
             let part = errors.mean().div_scalar(run.accumulation as f64);
             loss += f64::from(part.clone().into_scalar::<f32>());
-            let mut grads = optim.backward(part, &model);
+            let grads = match way {
+                Way::Border => part.backward(),
+                _ => optim.scaler().scale(part).backward(),
+            };
+            let mut grads = GradientsParams::from_grads(grads, &model);
             if run.inject_inf_at.contains(&step) && micro == run.accumulation - 1 {
                 inject_infinity(&mut grads, model.weights[1].id);
             }
             match way {
-                Way::ByHand => window.accumulate(&model, grads.into_params()),
-                Way::BuiltIn => model = optim.step(lr, model, grads),
+                Way::ByHand => window.accumulate(&model, grads),
+                Way::BuiltIn => {
+                    let grads = optim.scaler().scaled(grads);
+                    model = optim.step(lr, model, grads);
+                }
+                Way::Border => model = optim.step(lr, model, grads),
             }
         }
         assert_close(loss, expected.loss, &format!("{at}: loss"));
 
         if let Way::ByHand = way {
-            let mut grads = optim.unscale(window.grads(), &model);
+            let sum = optim.scaler().scaled(window.grads());
+            let mut grads = optim.unscale(sum, &model);
             if let Some(max_norm) = run.clip_norm {
                 let norm = grads.status().norm();
                 grads = grads.mul_scalar((max_norm / (norm + 1e-6)).min(1.0));
@@ -246,8 +264,9 @@ fn replay_all(chosen: impl Fn(&Run) -> bool) {
     let runs: Vec<&Run> = runs.filter(|run| chosen(run)).collect();
     assert!(!runs.is_empty(), "no run of this kind");
     for run in runs {
-        replay(run, Way::ByHand);
-        replay(run, Way::BuiltIn);
+        for way in [Way::ByHand, Way::BuiltIn, Way::Border] {
+            replay(run, way);
+        }
     }
 }
 

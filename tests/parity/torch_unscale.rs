@@ -101,7 +101,7 @@ fn check(case: &Case, gradient_dtype: GradientDType, at: &str) -> bool {
     grads.register(module.weight.id, grad);
     let schedule = LossScale::fixed(case.scale).unwrap();
     let scaler = GradScaler::new(schedule).with_gradient_dtype(gradient_dtype);
-    let unscaled = scaler.unscale(grads, &module);
+    let unscaled = scaler.unscale(scaler.scaled(grads), &module);
 
     let output = unscaled.get::<1>(module.weight.id).unwrap();
     let expected_dtype = match gradient_dtype {

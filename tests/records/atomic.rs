@@ -38,6 +38,7 @@ fn states() -> Vec<ScaledOptimizer<ModuleOptimizer>> {
         let value = 65536.0 * (step + 1) as f32;
         let grad = Tensor::<2>::full([128, 128], value, &Device::flex());
         grads.register(large.weight.id, grad);
+        let grads = optim.scaler().scaled(grads);
         large = optim.step(0.1, large, grads);
         states.push(optim.clone());
     }

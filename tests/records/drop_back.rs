@@ -1,7 +1,7 @@
 //! To plain f32 training and back: our files are Burn's, and Burn's are ours.
 
 use burn::{
-    optim::{AdamConfig, GradientsParams, ModuleOptimizer, OptimizerRecord},
+    optim::{AdamConfig, ModuleOptimizer, OptimizerRecord},
     tensor::DType,
 };
 use burn_amp::{GradScalerConfig, ScaledOptimizer, ScaledOptimizerRecord};
@@ -11,7 +11,7 @@ use crate::support::{Small, adam, logs, momentum, pack, parameters};
 
 /// A plain step on unscaled gradients.
 fn plain_step(optim: &mut ModuleOptimizer, small: Small, step: usize) -> Small {
-    let grads: GradientsParams = small.gradients(step, 1.0, false);
+    let grads = small.gradients(step, 1.0, false).into_params();
     optim.step(0.1, small, grads)
 }
 

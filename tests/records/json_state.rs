@@ -232,5 +232,5 @@ fn into_a_static_scale() {
     let mut scaler = GradScaler::new(LossScale::fixed(8.0).unwrap());
     let state = GradScalerState::from_json(&torch().to_string()).unwrap();
     scaler.load_state(&state).unwrap();
-    assert_eq!(*scaler.schedule(), LossScale::fixed(65536.0).unwrap());
+    assert_eq!(scaler.schedule(), LossScale::fixed(65536.0).unwrap());
 }

@@ -42,7 +42,7 @@ fn a_scaler_in_every_way() {
     let path = folder.path().join("scaler");
     let scaler = seasoned();
     let record = scaler.to_record();
-    assert_eq!(record.schedule(), scaler.schedule());
+    assert_eq!(*record.schedule(), scaler.schedule());
     assert_eq!(record.counters(), scaler.counters());
 
     let mut loaded = fresh();
@@ -94,7 +94,7 @@ fn a_static_scale() {
     let fixed = GradScaler::new(LossScale::fixed(96.0).unwrap());
     let mut loaded = fresh();
     loaded.from_bytes(fixed.into_bytes().unwrap()).unwrap();
-    assert_eq!(*loaded.schedule(), LossScale::fixed(96.0).unwrap());
+    assert_eq!(loaded.schedule(), LossScale::fixed(96.0).unwrap());
 }
 
 /// A record taken between `step` and `update` knows the verdict.
@@ -118,12 +118,12 @@ fn a_record_in_the_middle_of_an_iteration() {
 /// The scale went to zero, which only a schedule without a floor can do.
 #[test]
 fn every_state_that_can_be_reached_can_be_loaded() {
-    let mut schedule = *fresh().schedule();
+    let mut schedule = fresh().schedule();
     for _ in 0..200 {
         let mut loaded = fresh();
         let scaler = GradScaler::new(schedule);
         loaded.from_bytes(scaler.into_bytes().unwrap()).unwrap();
-        assert_eq!(*loaded.schedule(), schedule);
+        assert_eq!(loaded.schedule(), schedule);
         schedule = schedule.adjust(StepOutcome::Skipped);
     }
     assert_eq!(schedule.scale(), 0.0);

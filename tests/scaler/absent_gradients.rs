@@ -8,7 +8,7 @@ use burn::{
 };
 use burn_amp::{GradScaler, GradScalerConfig, GradientStatus, StepOutcome, inspect};
 
-use crate::support::{Model, gradient, scaler};
+use crate::support::{Model, gradient, scaler, unscaled};
 
 /// A scaler after an overflow and a clean step.
 fn used() -> GradScaler {
@@ -36,8 +36,8 @@ fn check_nothing(status: &GradientStatus) {
 /// The step counts as applied, and the scale learns nothing: no gradients are no evidence that it is fine.
 fn check_empty_step<M: Module>(module: M, grads: GradientsParams) -> M {
     let mut scaler = used();
-    let schedule = *scaler.schedule();
-    let grads = scaler.unscale(grads, &module);
+    let schedule = scaler.schedule();
+    let grads = unscaled(&scaler, grads, &module);
     check_nothing(grads.status());
     let mut optim = SgdConfig::new().init();
     let module = scaler.step(&mut optim, 0.1, module, grads);
@@ -45,7 +45,7 @@ fn check_empty_step<M: Module>(module: M, grads: GradientsParams) -> M {
     assert_eq!(scaler.counters().steps(), 3);
     assert_eq!(scaler.counters().applied(), 2);
     assert_eq!(scaler.update(), None);
-    assert_eq!(*scaler.schedule(), schedule);
+    assert_eq!(scaler.schedule(), schedule);
     module
 }
 
@@ -63,7 +63,7 @@ fn no_gradients_twice() {
     let mut optim = SgdConfig::new().init();
     let mut model = Model::new();
     for _ in 0..2 {
-        let grads = scaler.unscale(GradientsParams::new(), &model);
+        let grads = unscaled(&scaler, GradientsParams::new(), &model);
         model = scaler.try_step(&mut optim, 0.1, model, grads).unwrap();
     }
     assert_eq!(scaler.counters().applied(), 3);
@@ -75,8 +75,11 @@ fn no_gradients_do_not_end_a_run_of_skips() {
     let mut scaler = scaler(1024.0);
     let mut optim = SgdConfig::new().init();
     let model = Model::new();
-    for grads in [model.overflowing(1024.0), GradientsParams::new()] {
-        let grads = scaler.unscale(grads, &model);
+    for grads in [
+        model.overflowing(1024.0).into_params(),
+        GradientsParams::new(),
+    ] {
+        let grads = unscaled(&scaler, grads, &model);
         scaler.step(&mut optim, 0.1, model.clone(), grads);
         scaler.update();
     }
@@ -92,8 +95,8 @@ fn a_module_without_parameters() {
 #[test]
 fn gradients_of_strangers_are_dropped() {
     let stranger = Model::new();
-    check_empty_step(Relu::new(), stranger.overflowing(1.0));
-    let model = check_empty_step(Model::new(), stranger.overflowing(1.0));
+    check_empty_step(Relu::new(), stranger.overflowing(1.0).into_params());
+    let model = check_empty_step(Model::new(), stranger.overflowing(1.0).into_params());
     assert_eq!(model.values(), [1.0; Model::VALUES]);
 }
 
@@ -181,7 +184,7 @@ fn gradients_may_come_and_go() {
         } else {
             gradient(&mut grads, ids[1], Model::MATRIX, DType::F32, |_| 2.0);
         }
-        let grads = scaler.unscale(grads, &model);
+        let grads = unscaled(&scaler, grads, &model);
         model = scaler.step(&mut optim, 1.0, model, grads);
         assert_eq!(scaler.update(), Some(StepOutcome::Applied));
     }

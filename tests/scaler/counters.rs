@@ -68,14 +68,14 @@ fn steps_and_skips_are_counted() {
 fn a_clone_counts_for_itself() {
     let mut scaler = scaler(1024.0);
     step(&mut scaler, true);
-    let before = (*scaler.schedule(), *scaler.counters());
+    let before = (scaler.schedule(), *scaler.counters());
     let mut clone = scaler.clone();
     assert_eq!(*clone.counters(), before.1);
 
     step(&mut clone, true);
     step(&mut clone, false);
     clone.set_growth_interval(7).unwrap();
-    assert_eq!((*scaler.schedule(), *scaler.counters()), before);
+    assert_eq!((scaler.schedule(), *scaler.counters()), before);
     assert_eq!(scaler.last_outcome(), Some(StepOutcome::Skipped));
     assert_eq!(clone.counters().steps(), 3);
 

@@ -5,7 +5,7 @@ use burn_amp::{
     AmpError, GradScaler, GradScalerConfig, HysteresisRefill, ScaledOptimizer, StepOutcome,
 };
 
-use crate::support::Model;
+use crate::support::{Model, unscaled};
 
 fn config() -> GradScalerConfig {
     GradScalerConfig::new().with_init_scale(1024.0)
@@ -139,7 +139,7 @@ fn without_limits_the_end_is_that_of_f32() {
     // Down there, too, the scale is exact.
     let model = Model::new();
     let grads = model.gradients(|_| f64::from(scale));
-    let grads = scaler.unscale(grads, &model);
+    let grads = unscaled(&scaler, grads, &model);
     assert_eq!(grads.status().max_abs(), 1.0);
 }
 

@@ -7,7 +7,7 @@ use burn::{
 };
 use burn_amp::{GradientStatus, StepOutcome, inspect};
 
-use crate::support::{Model, gradient, scaler};
+use crate::support::{Model, gradient, scaler, unscaled};
 
 fn assert_norm(status: &GradientStatus, expected: f64) {
     let norm = status.norm();
@@ -24,7 +24,7 @@ fn squares_may_leave_f32() {
         let value = |index: usize| magnitude * (0.5 + 0.01 * index as f32);
         let values: Vec<f64> = (0..Model::VALUES).map(|i| f64::from(value(i))).collect();
         let model = Model::new();
-        let grads = scaler(1.0).unscale(model.gradients(|index| values[index]), &model);
+        let grads = unscaled(&scaler(1.0), model.gradients(|index| values[index]), &model);
         let status = grads.status();
         assert!(!status.has_overflow(), "{magnitude}");
         assert_eq!(status.max_abs(), *values.last().unwrap());
@@ -65,7 +65,7 @@ fn f64_gradients_keep_their_range() {
     let model = Model::of(DType::F64);
     for magnitude in [1e200, 1e-200] {
         let grads = model.gradients(|_| magnitude * 65536.0);
-        let grads = scaler(65536.0).unscale(grads, &model);
+        let grads = unscaled(&scaler(65536.0), grads, &model);
         assert!(!grads.has_overflow());
         assert_eq!(grads.status().max_abs(), magnitude);
         assert_eq!(grads.status().zeros(), 0);
@@ -93,7 +93,7 @@ fn dtypes_may_be_mixed() {
     gradient(&mut grads, module.double.vector.id, [5], DType::F64, |_| {
         1e200
     });
-    let status = scaler(1.0).unscale(grads, &module).status().clone();
+    let status = unscaled(&scaler(1.0), grads, &module).status().clone();
     assert_eq!(status.max_abs(), 1e200);
     assert_eq!((status.elements(), status.non_finite()), (10, 0));
     assert_norm(&status, 1e200 * 5f64.sqrt());
@@ -105,7 +105,7 @@ fn overflow_by_unscaling_is_an_overflow() {
     let model = Model::new();
     let mut scaler = scaler(2f64.powi(-10));
     let gradients = |index| if index == 50 { 1e36 } else { 1e-3 };
-    let grads = scaler.unscale(model.gradients(gradients), &model);
+    let grads = unscaled(&scaler, model.gradients(gradients), &model);
     assert_eq!(grads.status().non_finite(), 1);
     assert_eq!(grads.status().overflow_parameter(), Some("kernel"));
 
@@ -135,7 +135,13 @@ impl WithEmpty {
 fn tensors_without_values_among_others() {
     let module = WithEmpty::new();
     let mut grads = module.model.clean(8.0);
-    gradient(&mut grads, module.empty.id, [0, 3], DType::F32, |_| 0.0);
+    gradient(
+        grads.params_mut(),
+        module.empty.id,
+        [0, 3],
+        DType::F32,
+        |_| 0.0,
+    );
     let mut scaler = scaler(8.0);
     let grads = scaler.unscale(grads, &module);
     let status = grads.status();
@@ -156,7 +162,7 @@ fn nothing_but_tensors_without_values() {
     let mut grads = GradientsParams::new();
     gradient(&mut grads, module.empty.id, [0, 3], DType::F32, |_| 0.0);
     let mut scaler = scaler(8.0);
-    let grads = scaler.unscale(grads, &module);
+    let grads = unscaled(&scaler, grads, &module);
     let status = grads.status();
     assert_eq!((status.gradients(), status.elements()), (1, 0));
     assert_eq!((status.norm(), status.max_abs()), (0.0, 0.0));

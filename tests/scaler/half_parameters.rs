@@ -7,7 +7,7 @@ use burn::{
 };
 use burn_amp::{AmpError, GradScaler, GradScalerConfig, GradientDType, StepOutcome};
 
-use crate::support::{Model, gradient, scaler, values_of};
+use crate::support::{Model, gradient, scaler, unscaled, values_of};
 
 fn sgd() -> ModuleOptimizer {
     let momentum = Some(MomentumConfig::new());
@@ -33,7 +33,7 @@ fn gradients_come_out_in_full_precision() {
         let model = Model::of(parameter);
         // 2^-24 is the smallest f16; a 65536th of it is far below.
         let tiny = 2f64.powi(-24);
-        let grads = scaler(65536.0).unscale(model.gradients(|_| tiny), &model);
+        let grads = unscaled(&scaler(65536.0), model.gradients(|_| tiny), &model);
         let vector = grads.get::<1>(model.vector.id).unwrap();
         let kernel = grads.get::<4>(model.kernel.id).unwrap();
         assert_eq!((vector.dtype(), kernel.dtype()), (expected, expected));
@@ -50,7 +50,7 @@ fn the_parameter_decides_and_not_the_gradient() {
     let mut grads = GradientsParams::new();
     gradient(&mut grads, model.vector.id, [5], DType::F64, |_| 8.0);
     gradient(&mut grads, model.matrix.id, [3, 4], DType::F16, |_| 8.0);
-    let grads = scaler(16.0).unscale(grads, &model);
+    let grads = unscaled(&scaler(16.0), grads, &model);
     assert_eq!(grads.get::<1>(model.vector.id).unwrap().dtype(), DType::F32);
     assert_eq!(grads.get::<2>(model.matrix.id).unwrap().dtype(), DType::F32);
     assert_eq!(values_of::<2>(grads.params(), model.matrix.id), [0.5; 12]);
@@ -131,7 +131,13 @@ fn one_half_precision_parameter_among_others() {
     scaler.update();
 
     let mut grads = module.full.clean(1.0);
-    gradient(&mut grads, module.inner.half.id, [2], DType::BF16, |_| 1.0);
+    gradient(
+        grads.params_mut(),
+        module.inner.half.id,
+        [2],
+        DType::BF16,
+        |_| 1.0,
+    );
     let grads = scaler.unscale(grads, &module);
     let error = scaler.try_step(&mut optim, 0.1, module, grads).unwrap_err();
     assert!(error.to_string().contains("`inner.half`"), "{error}");
@@ -163,7 +169,7 @@ fn overflow_by_rounding_is_an_overflow() {
     let model = Model::of(DType::F16);
     let gradients = || model.gradients(|index| if index == 20 { 60000.0 } else { 1.0 });
     let mut rounding = in_parameters_dtype(0.0625);
-    let grads = rounding.unscale(gradients(), &model);
+    let grads = unscaled(&rounding, gradients(), &model);
     assert_eq!(grads.status().non_finite(), 1);
     assert_eq!(grads.status().overflow_parameter(), Some("kernel"));
     assert_eq!(grads.status().max_abs(), 16.0);
@@ -171,7 +177,7 @@ fn overflow_by_rounding_is_an_overflow() {
     assert_eq!(rounding.last_outcome(), Some(StepOutcome::Skipped));
     assert_eq!(after.values(), [1.0; Model::VALUES]);
 
-    let full = scaler(0.0625).unscale(gradients(), &model);
+    let full = unscaled(&scaler(0.0625), gradients(), &model);
     assert!(!full.has_overflow());
     assert_eq!(full.status().max_abs(), 960000.0);
 }
@@ -181,8 +187,12 @@ fn overflow_by_rounding_is_an_overflow() {
 fn underflow_by_rounding_shows() {
     let model = Model::of(DType::F16);
     let gradients = |index| if index < 5 { 2f64.powi(-14) } else { 1.0 };
-    let grads = in_parameters_dtype(65536.0).unscale(model.gradients(gradients), &model);
+    let grads = unscaled(
+        &in_parameters_dtype(65536.0),
+        model.gradients(gradients),
+        &model,
+    );
     assert_eq!(grads.status().zeros(), 5);
-    let grads = scaler(65536.0).unscale(model.gradients(gradients), &model);
+    let grads = unscaled(&scaler(65536.0), model.gradients(gradients), &model);
     assert_eq!(grads.status().zeros(), 0);
 }

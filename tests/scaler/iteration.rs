@@ -4,7 +4,7 @@ use burn::{
     optim::{GradientsParams, ModuleOptimizer, SgdConfig},
     tensor::DType,
 };
-use burn_amp::{AmpError, GradScaler, GradScalerConfig, StepOutcome};
+use burn_amp::{AmpError, GradScaler, GradScalerConfig, ScaledGradients, StepOutcome};
 use log::Level;
 
 use crate::support::{Model, captured, gradient, scaler};
@@ -12,7 +12,7 @@ use crate::support::{Model, captured, gradient, scaler};
 fn try_step(
     scaler: &mut GradScaler,
     model: &Model,
-    grads: GradientsParams,
+    grads: ScaledGradients,
 ) -> Result<Model, AmpError> {
     let mut sgd: ModuleOptimizer = SgdConfig::new().init();
     let grads = scaler.unscale(grads, model);
@@ -45,11 +45,11 @@ fn update_without_a_step_does_nothing() {
 
     try_step(&mut scaler, &model, model.clean(65536.0)).unwrap();
     assert_eq!(scaler.update(), Some(StepOutcome::Applied));
-    let (schedule, counters) = (*scaler.schedule(), *scaler.counters());
+    let (schedule, counters) = (scaler.schedule(), *scaler.counters());
     for _ in 0..3 {
         assert_eq!(scaler.update(), None);
     }
-    assert_eq!(*scaler.schedule(), schedule);
+    assert_eq!(scaler.schedule(), schedule);
     assert_eq!(*scaler.counters(), counters);
     assert_eq!(scaler.last_outcome(), Some(StepOutcome::Applied));
 }
@@ -94,6 +94,7 @@ fn a_second_step_of_some_parameters_is_refused() {
 
     let mut grads = GradientsParams::new();
     gradient(&mut grads, model.matrix.id, [3, 4], DType::F32, |_| 1.0);
+    let grads = scaler.scaled(grads);
     let error = try_step(&mut scaler, &model, grads).unwrap_err();
     let parameter = "matrix".to_string();
     assert_eq!(error, AmpError::UpdateMissing { parameter });

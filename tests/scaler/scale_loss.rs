@@ -132,8 +132,9 @@ fn backward_goes_through_the_product() {
 
     let grads = GradientsParams::from_grads(scaler.scale(loss()).backward(), &model);
     assert_eq!(values_of::<1>(&grads, model.vector.id), [768.0; 5]);
+    assert_eq!(scaler.scaled(grads).loss_scale(), 256.0);
     let grads = scaler.backward(loss(), &model);
-    assert_eq!(grads.loss_scale(), Some(256.0));
+    assert_eq!(grads.loss_scale(), 256.0);
     assert_eq!(values_of::<1>(grads.params(), model.vector.id), [768.0; 5]);
     let grads = scaler.unscale(grads, &model);
     assert_eq!(values_of::<1>(grads.params(), model.vector.id), [3.0; 5]);

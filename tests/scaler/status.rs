@@ -7,7 +7,7 @@ use burn::{
 };
 use burn_amp::{GradientStatus, inspect};
 
-use crate::support::{Model, gradient, scaler, set_value, values_of};
+use crate::support::{Model, gradient, scaler, set_value, unscaled, values_of};
 
 /// The index of the first value of each parameter of [`Model`], and the parameter's path.
 const PARAMETERS: [(usize, &str); 3] = [(0, "vector"), (5, "matrix"), (17, "kernel")];
@@ -55,7 +55,7 @@ fn check(status: &GradientStatus, values: &[f64]) {
 fn check_unscaled(values: &[f64]) {
     let model = Model::new();
     let grads = model.gradients(|index| values[index] * 65536.0);
-    let grads = scaler(65536.0).unscale(grads, &model);
+    let grads = unscaled(&scaler(65536.0), grads, &model);
     assert_eq!(grads.status().gradients(), 3);
     check(grads.status(), values);
     // `inspect` finds the same in what came out.
@@ -229,7 +229,7 @@ fn a_shared_parameter_counts_once() {
     gradient(&mut grads, module.encoder.id, [2, 2], DType::F32, |_| 1.0);
 
     let inspected = inspect(&grads, &module);
-    let unscaled = scaler(1.0).unscale(grads, &module);
+    let unscaled = unscaled(&scaler(1.0), grads, &module);
     assert_eq!(unscaled.status().gradients(), 1);
     assert_norm(unscaled.status().norm(), 2.0);
     assert_eq!(&inspected, unscaled.status());
@@ -242,7 +242,7 @@ fn unscaling_is_exact() {
     for power in [-20, -1, 0, 1, 16, 40] {
         let scale = 2f64.powi(power);
         let grads = model.gradients(|index| value(index) * scale);
-        let grads = scaler(scale).unscale(grads, &model);
+        let grads = unscaled(&scaler(scale), grads, &model);
         let kernel: Vec<f64> = (17..Model::VALUES).map(value).collect();
         assert_eq!(values_of::<4>(grads.params(), model.kernel.id), kernel);
     }

@@ -7,14 +7,14 @@ use burn::{
 use burn_amp::{AccumulationConfig, GradScaler, GradScalerConfig, OverflowRule, ScaledOptimizer};
 use log::Level;
 
-use crate::support::{Model, captured, scaler};
+use crate::support::{Model, captured, scaler, unscaled};
 
 fn loss(value: f32) -> Tensor<1> {
     Tensor::from_floats([value], &Device::flex())
 }
 
 fn step(scaler: &mut GradScaler, model: &Model, grads: GradientsParams) {
-    let grads = scaler.unscale(grads, model);
+    let grads = unscaled(scaler, grads, model);
     scaler.step(&mut SgdConfig::new().init(), 0.1, model.clone(), grads);
     scaler.update();
 }
@@ -130,7 +130,7 @@ fn several_optimizers_with_a_zero_loss() {
     let messages = captured(Level::Warn, || {
         let _ = scaler.scale((loss(0.0), loss(0.0)));
         for model in &models {
-            let grads = scaler.unscale(model.gradients(|_| 0.0), model);
+            let grads = unscaled(&scaler, model.gradients(|_| 0.0), model);
             scaler.step(&mut SgdConfig::new().init(), 0.1, model.clone(), grads);
         }
         scaler.update();
@@ -176,8 +176,9 @@ fn warnings_of_windows(rule: OverflowRule, value: f32) -> Vec<String> {
         .unwrap();
     captured(Level::Warn, || {
         for _ in 0..4 {
-            let _ = optim.scale(loss(value));
-            optim.step(0.1, model.clone(), model.gradients(|_| 0.0));
+            let _ = optim.scaler().scale(loss(value));
+            let grads = optim.scaler().scaled(model.gradients(|_| 0.0));
+            optim.step(0.1, model.clone(), grads);
         }
     })
 }

@@ -41,13 +41,14 @@ mod documents {
 
     document! {
         readme: "../../README.md",
-        a_loop: "../../docs/src/loop.md",
+        start: "../../docs/src/start.md",
+        how: "../../docs/src/how.md",
         accumulation: "../../docs/src/accumulation.md",
         averaging: "../../docs/src/averaging.md",
         clipping: "../../docs/src/clipping.md",
+        grad_scaler: "../../docs/src/grad-scaler.md",
         losses: "../../docs/src/losses.md",
         mapping: "../../docs/src/mapping.md",
-        master_weights: "../../docs/src/master-weights.md",
         precision: "../../docs/src/precision.md",
         pytorch: "../../docs/src/pytorch.md",
         records: "../../docs/src/records.md",

@@ -103,6 +103,9 @@ impl MixedPrecision {
                     dtype: value.dtype(),
                 });
             }
+            if !value.is_tracked() {
+                return Err(AmpError::NoGradients { gradients: 0 });
+            }
             let grads = value.mul_scalar(by_hand).backward();
             Ok(GradientsParams::from_grads(grads, model))
         };

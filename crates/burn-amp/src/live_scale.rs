@@ -43,6 +43,8 @@ struct Iteration {
     reported: Vec<usize>,
     clean: bool,
     backed_off: bool,
+    /// What the last skip was blamed on.
+    blame: Option<Blame>,
 }
 
 /// What a skip is to be blamed on.
@@ -166,29 +168,17 @@ impl LiveScale {
         crossings.push_back((scope, crossing));
     }
 
-    /// Says what a skip is to be blamed on: the first event, in the order of the backward pass. Waits for the device.
+    /// Says what a skip is to be blamed on: the forward pass, or the first event in the order of the backward pass. Waits for
+    /// the device.
     pub(crate) fn blame(&self) -> Blame {
         let crossings = std::mem::take(&mut *self.crossings());
-        // A backward pass meets scopes from the last to the first: a later one is the begin of another pass.
-        let (mut first, mut last) = (0, 0);
-        for (scope, crossing) in crossings {
-            if scope > last {
-                first = scope;
-            }
-            last = scope;
-            let Some(status) = crossing.read() else {
-                continue;
-            };
-            if !status.gradient_finite && scope == first {
-                return Blame::Loss {
-                    output_finite: status.output_finite,
-                };
-            }
-            if !status.gradient_finite || status.overflow {
-                return Blame::Scale;
-            }
+        if crossings.is_empty() {
+            // Another optimizer's skip has read them: both backward passes were over before it.
+            return self.state().iteration.blame.unwrap_or(Blame::Scale);
         }
-        Blame::Scale
+        let blame = first_event(crossings);
+        self.state().iteration.blame = Some(blame);
+        blame
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -199,4 +189,32 @@ impl LiveScale {
     fn crossings(&self) -> MutexGuard<'_, VecDeque<(u64, Crossing)>> {
         (self.crossings.lock()).unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn first_event(crossings: VecDeque<(u64, Crossing)>) -> Blame {
+    let read = |(scope, crossing): (u64, Crossing)| Some((scope, crossing.read()?));
+    let crossings: Vec<_> = crossings.into_iter().filter_map(read).collect();
+    // No scale is in a forward pass. An output that is infinite by design, a mask, has a finite gradient.
+    if (crossings.iter()).any(|(_, status)| !status.output_finite && !status.gradient_finite) {
+        return Blame::Loss {
+            output_finite: false,
+        };
+    }
+    // A backward pass meets scopes from the last to the first: a later one is the begin of another pass.
+    let (mut first, mut last) = (0, 0);
+    for (scope, status) in crossings {
+        if scope > last {
+            first = scope;
+        }
+        last = scope;
+        if !status.gradient_finite && scope == first {
+            return Blame::Loss {
+                output_finite: true,
+            };
+        }
+        if !status.gradient_finite || status.overflow {
+            return Blame::Scale;
+        }
+    }
+    Blame::Scale
 }

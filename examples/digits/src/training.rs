@@ -2,8 +2,8 @@
 
 use burn::{
     module::Module,
-    optim::{AdamConfig, GradientsParams, ModuleOptimizer},
-    tensor::{Device, FloatDType, Int, Tensor, activation::softmax},
+    optim::{AdamConfig, GradientsParams},
+    tensor::{Device, Int, Tensor, activation::softmax},
 };
 use burn_amp::{AmpError, GradScalerConfig, MixedPrecision, ScaledOptimizer, inspect};
 use serde::{Deserialize, Serialize};
@@ -42,10 +42,12 @@ impl Run {
         }
     }
 
-    fn precision(self) -> MixedPrecision {
+    fn precision(self) -> Result<MixedPrecision, AmpError> {
+        let scaler = GradScalerConfig::new().with_growth_interval(GROWTH_INTERVAL);
         match self {
-            Self::F32 => MixedPrecision::new(FloatDType::F32),
-            Self::F16 | Self::F16Scaled => MixedPrecision::f16(),
+            Self::F32 => Ok(MixedPrecision::f32()),
+            Self::F16 => MixedPrecision::f16().with_scaler(scaler.with_enabled(false)),
+            Self::F16Scaled => MixedPrecision::f16().with_scaler(scaler),
         }
     }
 }
@@ -58,7 +60,7 @@ pub struct History {
     pub loss: Vec<f32>,
     /// The loss scale of the step; 1 without scaling.
     pub scale: Vec<f32>,
-    /// The share of gradient values that were exactly zero after unscaling.
+    /// The share of gradient values that were exactly zero.
     pub zero_share: Vec<f64>,
     /// Steps skipped because of an overflow.
     pub skipped_steps: u64,
@@ -70,11 +72,11 @@ pub struct History {
 pub struct Trainer {
     run: Run,
     epochs: usize,
-    precision: MixedPrecision,
+    amp: MixedPrecision,
     /// The network, its parameters in f32.
     pub model: Network,
     /// Adam, with loss scaling in the run that uses it.
-    pub optim: ScaledOptimizer<ModuleOptimizer>,
+    pub optim: ScaledOptimizer,
     /// What was recorded so far.
     pub history: History,
 }
@@ -87,19 +89,15 @@ impl Trainer {
     /// None with the settings above.
     pub fn new(run: Run, seed: u64, epochs: usize, device: &Device) -> Result<Self, AmpError> {
         device.seed(seed);
-        let precision = run.precision();
+        let amp = run.precision()?;
         let model = Network::new(&device.clone().autodiff());
-        let scaler = GradScalerConfig::new()
-            .with_growth_interval(GROWTH_INTERVAL)
-            .with_enabled(run == Run::F16Scaled)
-            .init()?;
         let adam = AdamConfig::new().with_epsilon(1e-8).init();
         Ok(Self {
             run,
             epochs,
-            model: model.apply_reparameterization(precision.clone()),
-            precision,
-            optim: ScaledOptimizer::new(adam, scaler),
+            model: model.apply_reparameterization(amp.clone()),
+            optim: ScaledOptimizer::new(adam, &amp),
+            amp,
             history: History::default(),
         })
     }
@@ -128,16 +126,16 @@ impl Trainer {
         let progress = self.steps() as f64 / self.epochs as f64;
         let lr = LEARNING_RATE * 0.5 * (1.0 + (PI * progress).cos());
         let (images, labels) = (digits.train.images.clone(), digits.train.labels.clone());
-        let scale = self.optim.scaler().loss_scale();
+        let scale = self.amp.loss_scale();
 
         let start = Instant::now();
-        let logits = (self.precision).autocast(images, |images| self.model.forward(images));
+        let logits = self.amp.autocast(images, |x| self.model.forward(x));
         let loss = brier_score(logits, labels);
         let value = loss.clone().into_scalar::<f32>();
-        let grads = GradientsParams::from_grads(self.optim.scale(loss).backward(), &self.model);
+        let grads = GradientsParams::from_grads(loss.backward(), &self.model);
         let mut seconds = start.elapsed().as_secs_f64();
 
-        // Without a scaler nothing looks at the gradients: look here, off the clock.
+        // Without loss scaling nothing looks at the gradients: look here, off the clock.
         let unscaled = (self.run != Run::F16Scaled).then(|| inspect(&grads, &self.model));
         let start = Instant::now();
         self.model = self.optim.try_step(lr, self.model.clone(), grads)?;
@@ -158,9 +156,7 @@ impl Trainer {
     pub fn test_accuracy(&self, digits: &Digits) -> f64 {
         let model = self.model.valid();
         let images = digits.test.images.clone();
-        let logits = self
-            .precision
-            .autocast(images, |images| model.forward(images));
+        let logits = self.amp.autocast(images, |x| model.forward(x));
         let labels = digits.test.labels.clone();
         let [samples] = labels.dims();
         let right = logits.argmax(1).reshape([samples]).equal(labels);

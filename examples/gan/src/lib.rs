@@ -1,4 +1,4 @@
-//! A generative adversarial network that draws digits of 8 by 8 pixels: two optimizers under one loss scaler.
+//! A generative adversarial network that draws digits of 8 by 8 pixels: two optimizers under one loss scale.
 
 pub mod network;
 pub mod report;

@@ -13,7 +13,7 @@ use std::{
     process::ExitCode,
 };
 
-/// Teaches a network to draw digits: in f32, and in f16 with one loss scaler for both optimizers.
+/// Teaches a network to draw digits: in f32, and in f16 with one loss scale for both optimizers.
 #[derive(Parser)]
 #[command(version)]
 struct Args {
@@ -49,8 +49,7 @@ fn run(args: &Args) -> Result<()> {
             trainer.step(&digits)?;
         }
         let after = distance(trainer.draw(count), real.clone());
-        let (losses, scaler) = (trainer.losses(), trainer.scaler());
-        summaries.push(Summary::new(run, [before, after], losses, scaler));
+        summaries.push(Summary::new(run, [before, after], &trainer));
         last = Some(trainer.draw(6));
     }
     // A reader that has gone away is no reason to fail.

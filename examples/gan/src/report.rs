@@ -1,9 +1,8 @@
 //! What is printed: a table, and drawings.
 
 use burn::tensor::Tensor;
-use burn_amp::GradScaler;
 
-use crate::training::{Run, Updates};
+use crate::training::{Run, Trainer, Updates};
 
 /// The numbers of one run.
 #[derive(Clone, Debug)]
@@ -22,14 +21,14 @@ pub struct Summary {
 
 impl Summary {
     /// Takes the numbers of a run that has ended.
-    pub fn new(run: Run, distances: [f32; 2], losses: [f32; 2], scaler: &GradScaler) -> Self {
+    pub fn new(run: Run, distances: [f32; 2], trainer: &Trainer) -> Self {
         Self {
             run,
             before: distances[0],
             after: distances[1],
-            skipped: scaler.counters().skipped(),
-            scale: scaler.loss_scale(),
-            losses,
+            skipped: trainer.skipped(),
+            scale: trainer.loss_scale(),
+            losses: trainer.losses(),
         }
     }
 }

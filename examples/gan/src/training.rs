@@ -1,11 +1,11 @@
-//! Both ways to update two networks with one scaler.
+//! Both ways to update two networks with one loss scale.
 
 use burn::{
     module::Module,
-    optim::{AdamConfig, GradientsParams, ModuleOptimizer},
+    optim::{AdamConfig, GradientsParams},
     tensor::{Device, Distribution, FloatDType, Tensor, activation::softplus},
 };
-use burn_amp::{Ema, EmaConfig, GradScaler, GradScalerConfig, MixedPrecision, StepOutcome};
+use burn_amp::{EmaConfig, GradScalerConfig, MixedPrecision, ScaledOptimizer};
 use digits::data::Digits;
 
 use crate::{
@@ -20,9 +20,9 @@ const LEARNING_RATE: f64 = 2e-3;
 /// How the two networks take turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Updates {
-    /// The critic first, then the generator against the new critic: two iterations of the scaler.
+    /// The critic first, then the generator against the new critic.
     Alternating,
-    /// Both at once, against each other as they were: one iteration of the scaler.
+    /// Both at once, against each other as they were.
     Simultaneous,
 }
 
@@ -53,47 +53,40 @@ impl Run {
     ];
 }
 
-/// Both networks, their optimizers, and the scaler that they share.
+/// Both networks, their optimizers, and the loss scale that they share.
 #[derive(Debug)]
 pub struct Trainer {
     device: Device,
-    precision: MixedPrecision,
+    amp: MixedPrecision,
     updates: Updates,
     generator: Player,
     critic: Player,
-    scaler: GradScaler,
-    /// Averages of the generator: what it draws with in the end.
-    ema: Ema,
     steps: usize,
     /// The losses of the last step, still on the device: the critic's, the generator's.
     losses: Option<[Tensor<1>; 2]>,
 }
 
+#[derive(Debug)]
 struct Player {
     network: Network,
-    optim: ModuleOptimizer,
-}
-
-impl std::fmt::Debug for Player {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.network.fmt(f)
-    }
+    optim: ScaledOptimizer,
 }
 
 impl Player {
-    fn new(network: Network, precision: &MixedPrecision) -> Self {
+    fn new(network: Network, amp: &MixedPrecision) -> Self {
         Self {
-            network: network.apply_reparameterization(precision.clone()),
-            optim: AdamConfig::new().with_beta_1(0.5).init(),
+            network: network.apply_reparameterization(amp.clone()),
+            optim: ScaledOptimizer::new(AdamConfig::new().with_beta_1(0.5).init(), amp),
         }
     }
 
-    /// Unscales this player's gradients, and steps or skips.
-    fn step(&mut self, scaler: &mut GradScaler, grads: GradientsParams) -> Result<StepOutcome> {
-        let grads = scaler.unscale(grads, &self.network);
+    /// Steps, or skips if this player's gradients overflow. Those of the other are left out. Returns the loss.
+    fn step(&mut self, loss: Tensor<1>) -> Result<Tensor<1>> {
+        let value = loss.clone().inner();
+        let grads = GradientsParams::from_grads(loss.backward(), &self.network);
         let network = self.network.clone();
-        self.network = scaler.try_step(&mut self.optim, LEARNING_RATE, network, grads)?;
-        Ok(scaler.last_outcome().unwrap_or(StepOutcome::Applied))
+        self.network = self.optim.try_step(LEARNING_RATE, network, grads)?;
+        Ok(value)
     }
 }
 
@@ -106,25 +99,28 @@ impl Trainer {
     pub fn new(run: Run, seed: u64, device: &Device) -> Result<Self> {
         let device = device.clone().autodiff();
         device.seed(seed);
-        let precision = MixedPrecision::new(run.dtype);
-        // A short interval: the scale shall find its place within a few hundred steps.
-        let scaler = GradScalerConfig::new()
-            .with_growth_interval(40)
-            .with_enabled(run.dtype == FloatDType::F16);
+        let amp = match run.dtype {
+            // A short interval: the scale shall find its place within a few hundred steps.
+            FloatDType::F16 => MixedPrecision::f16()
+                .with_scaler(GradScalerConfig::new().with_growth_interval(40))?,
+            dtype => MixedPrecision::new(dtype),
+        };
+        let mut generator = Player::new(Network::generator(&device), &amp);
+        // Averages: what it draws with in the end.
+        let ema = EmaConfig::new().with_momentum(0.98);
+        generator.optim = generator.optim.with_ema(ema)?;
         Ok(Self {
-            generator: Player::new(Network::generator(&device), &precision),
-            critic: Player::new(Network::critic(&device), &precision),
-            scaler: scaler.init()?,
-            ema: EmaConfig::new().with_momentum(0.98).init()?,
+            generator,
+            critic: Player::new(Network::critic(&device), &amp),
             updates: run.updates,
-            precision,
+            amp,
             device,
             steps: 0,
             losses: None,
         })
     }
 
-    /// One update of each network.
+    /// One update of each network: an iteration of the loss scale.
     ///
     /// # Errors
     ///
@@ -132,58 +128,22 @@ impl Trainer {
     pub fn step(&mut self, digits: &Digits) -> Result<()> {
         let real = self.real(digits);
         let losses = match self.updates {
-            Updates::Alternating => self.alternate(real)?,
-            Updates::Simultaneous => self.together(real)?,
+            Updates::Alternating => {
+                let critic = self.critic.step(self.critic_loss(real, self.fake(BATCH)))?;
+                // A new forward pass: the critic is another one now, and the scale may be.
+                let loss = self.generator_loss(self.fake(BATCH));
+                [critic, self.generator.step(loss)?]
+            }
+            Updates::Simultaneous => {
+                let fake = self.fake(BATCH);
+                let critic = self.critic_loss(real, fake.clone());
+                let generator = self.generator_loss(fake);
+                [self.critic.step(critic)?, self.generator.step(generator)?]
+            }
         };
         self.losses = Some(losses);
         self.steps += 1;
         Ok(())
-    }
-
-    fn alternate(&mut self, real: Tensor<2>) -> Result<[Tensor<1>; 2]> {
-        let loss = self.critic_loss(real, self.fake(BATCH));
-        let critic_loss = loss.clone().inner();
-        let grads = self.scaler.scale(loss).backward();
-        let grads = GradientsParams::from_grads(grads, &self.critic.network);
-        self.critic.step(&mut self.scaler, grads)?;
-        self.scaler.update();
-
-        // A new forward pass: the critic is another one now, and the scale may be.
-        let loss = self.generator_loss(self.fake(BATCH));
-        let generator_loss = loss.clone().inner();
-        let grads = self.scaler.scale(loss).backward();
-        let grads = GradientsParams::from_grads(grads, &self.generator.network);
-        let outcome = self.generator.step(&mut self.scaler, grads)?;
-        self.average(outcome);
-        self.scaler.update();
-        Ok([critic_loss, generator_loss])
-    }
-
-    fn together(&mut self, real: Tensor<2>) -> Result<[Tensor<1>; 2]> {
-        let fake = self.fake(BATCH);
-        let losses = (
-            self.critic_loss(real, fake.clone()),
-            self.generator_loss(fake),
-        );
-        let kept = [losses.0.clone().inner(), losses.1.clone().inner()];
-        let (critic, generator) = self.scaler.scale(losses);
-        let critic = GradientsParams::from_grads(critic.backward(), &self.critic.network);
-        // The generator's loss has gradients of the critic too; they are not asked for.
-        let generator = GradientsParams::from_grads(generator.backward(), &self.generator.network);
-
-        // Each skips by its own gradients; the scale moves once.
-        self.critic.step(&mut self.scaler, critic)?;
-        let outcome = self.generator.step(&mut self.scaler, generator)?;
-        self.average(outcome);
-        self.scaler.update();
-        Ok(kept)
-    }
-
-    /// Not after a skipped step.
-    fn average(&mut self, outcome: StepOutcome) {
-        if outcome.is_applied() {
-            self.generator.network = self.ema.update(self.generator.network.clone());
-        }
     }
 
     /// Large scores for real images, small ones for fakes, which the generator does not learn from here.
@@ -198,7 +158,7 @@ impl Trainer {
 
     fn score(&self, images: Tensor<2>) -> Tensor<2> {
         let critic = &self.critic.network;
-        self.precision.autocast(images, |x| critic.forward(x))
+        self.amp.autocast(images, |x| critic.forward(x))
     }
 
     fn fake(&self, count: usize) -> Tensor<2> {
@@ -208,7 +168,7 @@ impl Trainer {
     fn draw_with(&self, generator: &Network, count: usize) -> Tensor<2> {
         let noise = Distribution::Normal(0.0, 1.0);
         let noise = Tensor::random([count, NOISE], noise, &self.device);
-        pixels(self.precision.autocast(noise, |x| generator.forward(x)))
+        pixels(self.amp.autocast(noise, |x| generator.forward(x)))
     }
 
     /// The next training images, again and again.
@@ -221,7 +181,10 @@ impl Trainer {
 
     /// Draws images `[count, 64]` with the averaged generator.
     pub fn draw(&self, count: usize) -> Tensor<2> {
-        let generator = self.ema.module(&self.generator.network);
+        let generator = self
+            .generator
+            .optim
+            .finalize(self.generator.network.clone());
         self.draw_with(&generator, count).inner()
     }
 
@@ -234,8 +197,17 @@ impl Trainer {
         }
     }
 
-    /// The scaler, for its counters.
-    pub fn scaler(&self) -> &GradScaler {
-        &self.scaler
+    /// The steps of both networks that were skipped.
+    pub fn skipped(&self) -> u64 {
+        let players = [&self.critic, &self.generator];
+        players
+            .map(|player| player.optim.scaler().counters().skipped())
+            .iter()
+            .sum()
+    }
+
+    /// The loss scale of the next step; 1 without scaling.
+    pub fn loss_scale(&self) -> f32 {
+        self.amp.loss_scale()
     }
 }

@@ -2,8 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData, bf16, f16};
-use burn_amp_kernels::{TensorList, histogram, inspect, unscale};
+use burn::{
+    backend::Dispatch,
+    tensor::{DType, Device, FloatDType, Tensor, TensorData, bf16, f16},
+};
+use burn_amp_kernels::{CastOps, TensorList, histogram, inspect, unscale};
 use rayon::prelude::*;
 
 use crate::sets::Set;
@@ -228,6 +231,35 @@ impl<'a> Gradients<'a> {
             time,
             reads: reads.0,
         }
+    }
+
+    /// The backward pass of `scaled_cast` for each tensor, from half to f32 or from f32 to f16; or the same in Burn's
+    /// operations.
+    pub fn cast(&mut self, composed: bool) -> Run {
+        let to = match self.dtype {
+            DType::F32 => FloatDType::F16,
+            _ => FloatDType::F32,
+        };
+        let factor = 1024.0;
+        self.sync();
+        let start = Instant::now();
+        let mut products = TensorList::new();
+        for (index, shape) in self.set.shapes.iter().enumerate() {
+            by_rank!(shape, D => {
+                let tensor = self.shared.get::<D>(index);
+                products.push(match composed {
+                    true => tensor.cast(FloatDType::F32).mul_scalar(factor).cast(to),
+                    false => {
+                        let product = Dispatch::amp_mul_cast(tensor.into_dispatch(), to, factor);
+                        Tensor::<D>::from_dispatch(product)
+                    }
+                });
+            })
+        }
+        self.sync();
+        let time = start.elapsed();
+        drop(products);
+        Run { time, reads: 0 }
     }
 
     /// Into new memory. On Flex as fast as two plain loops over memory go: all threads, each block written once, and

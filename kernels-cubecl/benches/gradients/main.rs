@@ -125,7 +125,7 @@ fn run(options: &Options) -> Result<(), String> {
             let mut gradients = Gradients::new(&set, dtype, &device, flex);
             let times = measure(
                 &mut gradients,
-                &jobs(dtype, flex),
+                &jobs(&device, dtype, flex),
                 !flex,
                 Duration::from_secs_f64(seconds),
             );
@@ -168,7 +168,7 @@ struct Times {
     launches: Option<u32>,
 }
 
-fn jobs(dtype: DType, flex: bool) -> Vec<Job> {
+fn jobs(device: &Device, dtype: DType, flex: bool) -> Vec<Job> {
     let mut jobs = vec![
         Job {
             name: "unscale",
@@ -203,6 +203,17 @@ fn jobs(dtype: DType, flex: bool) -> Vec<Job> {
                 work: |g| g.in_place(),
             },
         );
+    }
+    // From f32 to f16, or from either half to f32.
+    if dtype != DType::F32 || device.supports_dtype(DType::F16) {
+        jobs.push(Job {
+            name: "scaled_cast",
+            work: |g| g.cast(false),
+        });
+        jobs.push(Job {
+            name: "composed_cast",
+            work: |g| g.cast(true),
+        });
     }
     if flex {
         jobs.push(Job {

@@ -17,7 +17,7 @@ pub struct Row {
     seconds: f64,
     bytes: u64,
     gb_per_s: f64,
-    /// To an out-of-place copy of the same bytes, in this run.
+    /// To an out-of-place copy of the same gradients, for casts of as many bytes as they move, in this run.
     copy_ratio: Option<f64>,
     /// To the same job in Burn's operations, in this run.
     composed_ratio: Option<f64>,
@@ -55,6 +55,9 @@ impl Row {
                 "unscale_in_place" | "unscale" => (size + 4, seconds("composed")),
                 "inspect" => (size, seconds("composed_inspect")),
                 "histogram" => (size, None),
+                // One side is f32, the other half.
+                "scaled_cast" => (6, seconds("composed_cast")),
+                "composed_cast" => (6, None),
                 "composed" => (size + 4, None),
                 "composed_inspect" => (size, None),
                 _ => (2 * size, None),
@@ -62,6 +65,11 @@ impl Row {
             let unscales = matches!(times.job, "unscale_in_place" | "unscale");
             let torch = torch.filter(|_| unscales);
             let torch = |op| Some(own / torch?.seconds(set.name, dtype, op, set.elements())?);
+            // A copy moves `2 * size`. Casts are compared with a copy of as many bytes as they move themselves.
+            let copied = match times.job {
+                "scaled_cast" | "composed_cast" => bytes as f64 / (2 * size) as f64,
+                _ => 1.0,
+            };
             let bytes = bytes * set.elements() as u64;
             Row {
                 backend: backend.to_owned(),
@@ -73,7 +81,7 @@ impl Row {
                 gb_per_s: bytes as f64 / own / 1e9,
                 copy_ratio: seconds("copy")
                     .filter(|_| times.job != "copy")
-                    .map(|other| own / other),
+                    .map(|other| own / (other * copied)),
                 composed_ratio: composed.map(|other| own / other),
                 torch_ratio: torch("unscale"),
                 torch_clip_ratio: torch("unscale_clip"),

@@ -1,22 +1,21 @@
-//! Two optimizers and one scaler: a generator and a critic.
+//! Two optimizers and one loss scale: a generator and a critic.
 
 use burn::{
     module::Module,
     nn::{Linear, LinearConfig},
-    optim::{AdamConfig, GradientsParams, ModuleOptimizer, SgdConfig},
+    optim::{AdamConfig, GradientsParams, SgdConfig},
     tensor::{Device, Tensor, TensorData, activation::softplus},
 };
-use burn_amp::{GradScaler, GradScalerConfig, MixedPrecision, StepOutcome};
+use burn_amp::{GradScalerConfig, MixedPrecision, ScaledOptimizer};
 
 use crate::support::{filled, parameters};
 
 struct Gan {
+    amp: MixedPrecision,
     generator: Linear,
     critic: Linear,
-    generator_optim: ModuleOptimizer,
-    critic_optim: ModuleOptimizer,
-    scaler: GradScaler,
-    f16: MixedPrecision,
+    generator_optim: ScaledOptimizer,
+    critic_optim: ScaledOptimizer,
 }
 
 fn wave(seed: usize, rows: usize) -> Tensor<2> {
@@ -28,31 +27,30 @@ fn wave(seed: usize, rows: usize) -> Tensor<2> {
 impl Gan {
     fn new() -> Self {
         let device = Device::default().autodiff();
-        let f16 = MixedPrecision::f16();
-        let linear = |outputs| {
-            let layer: Linear = filled(LinearConfig::new(2, outputs).init(&device), outputs);
-            layer.apply_reparameterization(f16.clone())
-        };
         let scaler = GradScalerConfig::new()
             .with_init_scale(1024.0)
             .with_growth_interval(2);
+        let amp = MixedPrecision::f16().with_scaler(scaler).unwrap();
+        let linear = |outputs| {
+            let layer: Linear = filled(LinearConfig::new(2, outputs).init(&device), outputs);
+            layer.apply_reparameterization(amp.clone())
+        };
         Self {
             generator: linear(2),
             critic: linear(1),
-            generator_optim: AdamConfig::new().init(),
-            critic_optim: SgdConfig::new().init(),
-            scaler: scaler.init().unwrap(),
-            f16: MixedPrecision::f16(),
+            generator_optim: ScaledOptimizer::new(AdamConfig::new().init(), &amp),
+            critic_optim: ScaledOptimizer::new(SgdConfig::new().init(), &amp),
+            amp,
         }
     }
 
     fn fake(&self, seed: usize) -> Tensor<2> {
-        self.f16
+        self.amp
             .autocast(wave(seed, 8), |z| self.generator.forward(z))
     }
 
     fn score(&self, input: Tensor<2>) -> Tensor<2> {
-        self.f16.autocast(input, |x| self.critic.forward(x))
+        self.amp.autocast(input, |x| self.critic.forward(x))
     }
 
     fn critic_loss(&self, fake: Tensor<2>, seed: usize) -> Tensor<1> {
@@ -65,86 +63,80 @@ impl Gan {
         softplus(-self.score(fake), 1.0).mean()
     }
 
-    /// One update of the critic, then one of the generator against the new critic; each ends an iteration of the scaler.
-    fn alternate(&mut self, seed: usize, poison: f32) {
-        let loss = self.critic_loss(self.fake(seed), seed).mul_scalar(poison);
-        let grads = self.scaler.backward(loss, &self.critic);
-        let grads = self.scaler.unscale(grads, &self.critic);
-        let critic = self.critic.clone();
-        self.critic = self
-            .scaler
-            .step(&mut self.critic_optim, 0.05, critic, grads);
-        self.scaler.update();
-
-        let loss = self.generator_loss(self.fake(seed));
-        let grads = self.scaler.backward(loss, &self.generator);
-        let grads = self.scaler.unscale(grads, &self.generator);
-        let generator = self.generator.clone();
-        self.generator = (self.scaler).step(&mut self.generator_optim, 0.05, generator, grads);
-        self.scaler.update();
+    fn step_critic(&mut self, loss: Tensor<1>) {
+        let grads = GradientsParams::from_grads(loss.backward(), &self.critic);
+        self.critic = (self.critic_optim).step(0.05, self.critic.clone(), grads);
     }
 
-    /// Both from one forward pass, each with its own loss; one update of the scale.
-    fn together(&mut self, seed: usize, poison: f32) -> Option<StepOutcome> {
-        let fake = self.fake(seed);
-        let losses = (
-            self.critic_loss(fake.clone(), seed).mul_scalar(poison),
-            self.generator_loss(fake),
-        );
-        let (critic_loss, generator_loss) = self.scaler.scale(losses);
-        let for_critic = GradientsParams::from_grads(critic_loss.backward(), &self.critic);
+    fn step_generator(&mut self, loss: Tensor<1>) {
         // What the generator's loss does to the critic is left out.
-        let for_generator = GradientsParams::from_grads(generator_loss.backward(), &self.generator);
-
-        let grads = self.scaler.unscale(for_critic, &self.critic);
-        let critic = self.critic.clone();
-        self.critic = self
-            .scaler
-            .step(&mut self.critic_optim, 0.05, critic, grads);
-        let grads = self.scaler.unscale(for_generator, &self.generator);
-        let generator = self.generator.clone();
-        self.generator = (self.scaler).step(&mut self.generator_optim, 0.05, generator, grads);
-        self.scaler.update()
+        let grads = GradientsParams::from_grads(loss.backward(), &self.generator);
+        self.generator = (self.generator_optim).step(0.05, self.generator.clone(), grads);
     }
+
+    /// One update of the critic, then one of the generator against the new critic.
+    fn alternate(&mut self, seed: usize, poison: f32) {
+        let loss = self.critic_loss(self.fake(seed), seed);
+        self.step_critic(loss * poison);
+        let loss = self.generator_loss(self.fake(seed));
+        self.step_generator(loss);
+    }
+
+    /// Both from one forward pass, each with its own loss.
+    fn together(&mut self, seed: usize, poison: f32) {
+        let fake = self.fake(seed);
+        let critic_loss = self.critic_loss(fake.clone(), seed);
+        let generator_loss = self.generator_loss(fake);
+        self.step_critic(critic_loss * poison);
+        self.step_generator(generator_loss);
+    }
+
+    fn steps(&self) -> [u64; 2] {
+        [&self.critic_optim, &self.generator_optim].map(|optim| optim.scaler().counters().steps())
+    }
+}
+
+/// Too large for f16 times any scale here, and finite.
+const HUGE: f32 = 1e10;
+
+/// Four clean iterations of either kind, then one in which the critic's gradients overflow.
+fn check(iterate: fn(&mut Gan, usize, f32)) {
+    let mut gan = Gan::new();
+    for seed in 0..4 {
+        let (critic, generator) = (parameters(&gan.critic), parameters(&gan.generator));
+        iterate(&mut gan, seed, 1.0);
+        assert_ne!(parameters(&gan.critic), critic);
+        assert_ne!(parameters(&gan.generator), generator);
+    }
+    assert_eq!(gan.steps(), [4, 4]);
+    // Four iterations, whoever steps in them: two growths.
+    assert_eq!(gan.amp.loss_scale(), 4096.0);
+
+    // The one is skipped, the other is not, and the scale halves once.
+    let (critic, generator) = (parameters(&gan.critic), parameters(&gan.generator));
+    iterate(&mut gan, 9, HUGE);
+    assert_eq!(parameters(&gan.critic), critic);
+    assert_ne!(parameters(&gan.generator), generator);
+    assert_eq!(gan.amp.loss_scale(), 2048.0);
+    assert_eq!(gan.critic_optim.scaler().counters().skipped(), 1);
+    assert_eq!(gan.generator_optim.scaler().counters().skipped(), 0);
+
+    // No scale helps against a loss that is not finite: the step is skipped, and the scale stays.
+    iterate(&mut gan, 9, f32::NAN);
+    assert_eq!(parameters(&gan.critic), critic);
+    assert_eq!(gan.amp.loss_scale(), 2048.0);
+    let counters = gan.critic_optim.scaler().counters();
+    assert_eq!((counters.skipped(), counters.bad_losses()), (2, 1));
 }
 
 #[test]
 fn alternating_updates() {
-    let mut gan = Gan::new();
-    for seed in 0..4 {
-        let (critic, generator) = (parameters(&gan.critic), parameters(&gan.generator));
-        gan.alternate(seed, 1.0);
-        assert_ne!(parameters(&gan.critic), critic);
-        assert_ne!(parameters(&gan.generator), generator);
-    }
-    assert_eq!(gan.scaler.counters().steps(), 8);
-    // Eight iterations of two: four growths.
-    assert_eq!(gan.scaler.loss_scale(), 16384.0);
-    // An overflow of one lowers the scale before the other's loss is scaled, and skips only the one.
-    let (critic, generator) = (parameters(&gan.critic), parameters(&gan.generator));
-    gan.alternate(9, f32::INFINITY);
-    assert_eq!(parameters(&gan.critic), critic);
-    assert_ne!(parameters(&gan.generator), generator);
-    assert_eq!(gan.scaler.loss_scale(), 8192.0);
-    assert_eq!(gan.scaler.counters().skipped(), 1);
+    check(Gan::alternate);
 }
 
 #[test]
 fn simultaneous_updates() {
-    let mut gan = Gan::new();
-    for seed in 0..4 {
-        let (critic, generator) = (parameters(&gan.critic), parameters(&gan.generator));
-        assert_eq!(gan.together(seed, 1.0), Some(StepOutcome::Applied));
-        assert_ne!(parameters(&gan.critic), critic);
-        assert_ne!(parameters(&gan.generator), generator);
-    }
-    assert_eq!(gan.scaler.counters().steps(), 8);
-    assert_eq!(gan.scaler.loss_scale(), 4096.0);
-    let (critic, generator) = (parameters(&gan.critic), parameters(&gan.generator));
-    assert_eq!(gan.together(9, f32::NAN), Some(StepOutcome::Skipped));
-    assert_eq!(parameters(&gan.critic), critic);
-    assert_ne!(parameters(&gan.generator), generator);
-    assert_eq!(gan.scaler.loss_scale(), 2048.0);
+    check(Gan::together);
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use burn::{
     module::{Module, Param, ParamId},
     nn::{Linear, LinearConfig},
-    optim::{GradientsParams, SgdConfig},
+    optim::SgdConfig,
     tensor::{Device, Tensor, TensorData, activation::tanh},
 };
 use burn_amp::{GradScalerConfig, MixedPrecision, ScaledOptimizer, UnscaledGradients};
@@ -186,7 +186,7 @@ fn the_norm_of_a_critics_input_gradient() {
             .into_scalar::<f32>();
         assert!(error < 0.02, "the slope is not the norm: {error} off");
         let penalty = (slope - 1.0).square().mean();
-        let grads = GradientsParams::from_grads(optim.scale(penalty).backward(), &critic);
+        let grads = optim.backward(penalty, &critic);
         critic = optim.step(0.2, critic, grads);
     }
     let last = distance(&critic);
@@ -197,19 +197,19 @@ fn the_norm_of_a_critics_input_gradient() {
 fn penalty_in_half(radius: f64) -> [f64; 3] {
     let start = [0.5, -1.0, 0.25];
     let penalty = 0.3;
-    let f16 = MixedPrecision::f16();
+    // A scale at which nothing overflows.
+    let scaler = GradScalerConfig::new().with_init_scale(1024.0);
+    let amp = MixedPrecision::f16().with_scaler(scaler).unwrap();
     let model = Regression {
         weight: Param::initialized(ParamId::from(1), tensor(&start, 1).require_grad()),
     };
-    let model = model.apply_reparameterization(f16.clone());
+    let model = model.apply_reparameterization(amp.clone());
     let loss = |model: &Regression| {
         let (input, target) = data();
-        let output = f16.autocast(tensor(&input, 3), |x| x.matmul(model.weight.val()));
+        let output = amp.autocast(tensor(&input, 3), |x| x.matmul(model.weight.val()));
         (output - tensor(&target, 1)).square().mean()
     };
-    // A scale at which nothing overflows.
-    let scaler = GradScalerConfig::new().with_init_scale(1024.0).init();
-    let optim = ScaledOptimizer::new(SgdConfig::new().init(), scaler.unwrap());
+    let optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp);
     let here = optim.unscale(optim.backward(loss(&model), &model), &model);
     let norm = here.status().norm();
     let plain = here.clone().into_params();

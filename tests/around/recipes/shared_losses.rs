@@ -24,8 +24,8 @@ const EXPECTED: [f32; 10] = [1.25, 1.25, 1.25, 1.25, 1.25, 1.25, -1.5, -1.5, -1.
 #[test]
 fn one_backward_pass_through_their_sum() {
     let (mut optim, mut model) = (sgd(), start());
-    let (first, second) = optim.scale(losses(&model));
-    let grads = GradientsParams::from_grads((first + second).backward(), &model);
+    let (first, second) = losses(&model);
+    let grads = optim.backward(first + second, &model);
     model = optim.step(1.0, model, grads);
     assert_eq!(model.values(), EXPECTED);
 }
@@ -33,12 +33,13 @@ fn one_backward_pass_through_their_sum() {
 #[test]
 fn a_backward_pass_each_and_a_sum_of_scaled_gradients() {
     let (mut optim, mut model) = (sgd(), start());
-    let (first, second) = optim.scale(losses(&model));
+    let (first, second) = optim.scaler().scale(losses(&model));
     let mut sum = GradientsAccumulator::new();
     for loss in [first, second] {
         sum.accumulate(&model, GradientsParams::from_grads(loss.backward(), &model));
     }
-    model = optim.step(1.0, model, sum.grads());
+    let sum = optim.scaler().scaled(sum.grads());
+    model = optim.step(1.0, model, sum);
     assert_eq!(model.values(), EXPECTED);
     assert_eq!(optim.scaler().counters().steps(), 1);
 }

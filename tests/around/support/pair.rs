@@ -5,7 +5,7 @@ use burn::{
     optim::{GradientsParams, ModuleOptimizer, SgdConfig},
     tensor::{DType, Device, Tensor, TensorData},
 };
-use burn_amp::{GradScalerConfig, ScaledOptimizer};
+use burn_amp::{GradScaler, GradScalerConfig, LossScale, ScaledGradients, ScaledOptimizer};
 
 #[derive(Module, Debug)]
 pub struct Pair {
@@ -30,8 +30,8 @@ impl Pair {
         }
     }
 
-    /// Gradients of these values, multiplied by `scale`.
-    pub fn gradients(&self, weight: [f32; 6], bias: [f32; 4], scale: f32) -> GradientsParams {
+    /// Gradients of these values, of a loss that was multiplied by `scale`.
+    pub fn gradients(&self, weight: [f32; 6], bias: [f32; 4], scale: f32) -> ScaledGradients {
         let dtype = self.weight.val().dtype();
         let device = (&Device::default(), dtype);
         let weight = TensorData::new(weight.map(|value| value * scale).to_vec(), [2, 3]);
@@ -39,7 +39,7 @@ impl Pair {
         let mut grads = GradientsParams::new();
         grads.register(self.weight.id, Tensor::<2>::from_data(weight, device));
         grads.register(self.bias.id, Tensor::<1>::from_data(bias, device));
-        grads
+        GradScaler::new(LossScale::fixed(scale.into()).unwrap()).scaled(grads)
     }
 
     /// All values: the weight's, then the bias's.

@@ -3,11 +3,12 @@
 use burn::{
     module::Module,
     nn::{Linear, LinearConfig},
+    optim::GradientsParams,
     tensor::{Device, FloatDType, Tensor, TensorData, activation::tanh},
 };
 use burn_amp::{
-    AccumulationConfig, EmaConfig, GradScalerConfig, GradientClip, MixedPrecision, OverflowRule,
-    RecordOptim, ScaledOptimizer, StepCounters, to_half,
+    AccumulationConfig, EmaConfig, GradScaler, GradScalerConfig, GradientClip, MixedPrecision,
+    OverflowRule, RecordOptim, ScaledOptimizer, StepCounters, StepGradients, to_half,
 };
 use std::{collections::BTreeMap, path::Path};
 
@@ -35,6 +36,16 @@ impl Net {
         };
         filled(net, 0)
     }
+
+    fn forward(&self, input: Tensor<2>) -> Tensor<2> {
+        self.head.forward(tanh(self.hidden.forward(input)))
+    }
+}
+
+fn settings() -> GradScalerConfig {
+    GradScalerConfig::new()
+        .with_init_scale(2f64.powi(16))
+        .with_growth_interval(5)
 }
 
 /// A model, its optimizer and the number of micro-batches done.
@@ -56,28 +67,24 @@ pub struct Snapshot {
 }
 
 impl<O: RecordOptim> Run<O> {
-    /// f32 parameters, computed with in f16.
+    /// f32 parameters, computed with in f16; the loss scale at the border.
     pub fn mixed(optim: O, rule: OverflowRule) -> Self {
-        Self::new(
-            Net::new().apply_reparameterization(MixedPrecision::f16()),
-            optim,
-            rule,
-        )
+        let amp = MixedPrecision::f16().with_scaler(settings()).unwrap();
+        let net = Net::new().apply_reparameterization(amp.clone());
+        Self::new(net, optim, &amp, rule)
     }
 
-    /// f16 parameters.
+    /// f16 parameters, and a scaler that scales the loss.
     pub fn half(optim: O, rule: OverflowRule) -> Self {
-        Self::new(to_half(Net::new(), FloatDType::F16, &[]), optim, rule)
+        let net = to_half(Net::new(), FloatDType::F16, &[]);
+        Self::new(net, optim, settings().init().unwrap(), rule)
     }
 
-    fn new(net: Net, optim: O, rule: OverflowRule) -> Self {
-        let scaler = GradScalerConfig::new()
-            .with_init_scale(2f64.powi(16))
-            .with_growth_interval(5);
+    fn new(net: Net, optim: O, scaler: impl Into<GradScaler>, rule: OverflowRule) -> Self {
         let ema = EmaConfig::new()
             .with_momentum(0.9)
-            .with_overwrite_frequency(Some(7));
-        let optim = ScaledOptimizer::new(optim, scaler.init().unwrap())
+            .with_overwrite_frequency(Some(11));
+        let optim = ScaledOptimizer::new(optim, scaler)
             .with_accumulation(AccumulationConfig::new(3).with_overflow(rule))
             .unwrap()
             .with_clipping(GradientClip::by_global_norm(0.3).unwrap())
@@ -97,14 +104,21 @@ impl<O: RecordOptim> Run<O> {
             let seed = 100 * self.done;
             let input = Tensor::<2>::from_data(TensorData::new(wave(seed, 24), [4, 6]), &device);
             let target = Tensor::<2>::from_data(TensorData::new(wave(seed, 8), [4, 2]), &device);
-            let hidden = tanh(self.net.hidden.forward(input.cast(FloatDType::F16)));
-            let output = self.net.head.forward(hidden).cast(FloatDType::F32);
+            let amp = self.optim.scaler().precision().cloned();
+            let output = match &amp {
+                Some(amp) => amp.autocast(input, |x| self.net.forward(x)),
+                None => (self.net.forward(input.cast(FloatDType::F16))).cast(FloatDType::F32),
+            };
             let mut loss = (output - target).square().mean();
             if INFINITE.contains(&self.done) {
                 loss = loss.mul_scalar(f32::INFINITY);
             }
-            let grads = self.optim.backward(loss, &self.net);
-            self.net = self.optim.step(0.05, self.net.clone(), grads);
+            let net = self.net.clone();
+            let grads = match amp {
+                Some(_) => GradientsParams::from_grads(loss.backward(), &net).into(),
+                None => StepGradients::from(self.optim.backward(loss, &net)),
+            };
+            self.net = self.optim.step(0.05, net, grads);
             self.done += 1;
         }
     }

@@ -1,123 +1,201 @@
 //! The life of a layer in half precision, beside the same layer in f32.
 
 use burn::{
-    module::{Module, ParamGroup},
+    module::Module,
     optim::{AdamConfig, GradientsParams},
     store::ModuleRecord,
-    tensor::{DType, Device, FloatDType, Tensor},
+    tensor::{DType, Device, Tensor},
 };
-use burn_amp::{GradScalerConfig, MixedPrecision, ScaledOptimizer, StepOutcome};
+use burn_amp::{AmpError, GradScalerConfig, MixedPrecision, ScaledOptimizer, StepOutcome, in_f32};
 use burn_pack::Reader;
 
-use super::{fill, gradients, parameters, relative_error, values};
+use super::{fill, gradients, parameters, relative_error, tensor, values};
 
-/// `MixedPrecision` that keeps the parameters whose path contains one of `keep`.
-pub fn precision(dtype: FloatDType, keep: &[&str]) -> MixedPrecision {
-    let groups = keep.iter().map(|part| ParamGroup::from_predicate(*part));
-    groups.fold(MixedPrecision::new(dtype), MixedPrecision::keep)
+/// How a layer runs inside `autocast`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Runs {
+    /// As it is.
+    AsItIs,
+    /// In `in_f32`: as it is, Burn refuses it, because it makes or holds f32 tensors.
+    InF32,
 }
 
 /// Trains a layer in f16 and in bf16 and compares all that comes out of it with the layer in f32.
 ///
-/// `forward` makes its own inputs on the device it is given.
-pub fn check<M: Module, const D: usize>(
+/// `forward` gets an input of values in (-1, 1). What else it needs it makes on the device it is given.
+pub fn check<M: Module, const D: usize, const E: usize>(
+    runs: Runs,
     init: impl Fn(&Device) -> M,
-    keep: &[&str],
-    forward: impl Fn(&M, &MixedPrecision, &Device) -> Tensor<D>,
+    shape: [usize; D],
+    forward: impl Fn(&M, Tensor<D>, &Device) -> Tensor<E>,
 ) {
+    let config = GradScalerConfig::new().with_init_scale(1024.0);
     // Rounding is 2^-11 and 2^-8; layers add it up.
-    for (dtype, tolerance) in [(FloatDType::F16, 1e-2), (FloatDType::BF16, 6e-2)] {
-        let precision = precision(dtype, keep);
-        run(&init, &precision, tolerance, &forward);
+    for (amp, tolerance) in [
+        (MixedPrecision::f16(), 1e-2),
+        (MixedPrecision::bf16(), 6e-2),
+    ] {
+        let amp = amp.with_scaler(config.clone()).unwrap();
+        let layer = Layer {
+            runs,
+            amp,
+            tolerance,
+            init: &init,
+            shape,
+            forward: &forward,
+        };
+        layer.refuse();
+        layer.live();
     }
 }
 
-fn run<M: Module, const D: usize>(
-    init: &impl Fn(&Device) -> M,
-    precision: &MixedPrecision,
+struct Layer<'a, M, const D: usize, const E: usize> {
+    runs: Runs,
+    amp: MixedPrecision,
     tolerance: f32,
-    forward: &impl Fn(&M, &MixedPrecision, &Device) -> Tensor<D>,
-) {
-    let device = Device::flex().autodiff();
-    let full = MixedPrecision::new(FloatDType::F32);
-    let half = DType::from(precision.dtype());
-    let plain = fill(init(&device));
-    let start = parameters(&plain);
-    let mut model = plain.clone().apply_reparameterization(precision.clone());
+    init: &'a dyn Fn(&Device) -> M,
+    shape: [usize; D],
+    forward: &'a dyn Fn(&M, Tensor<D>, &Device) -> Tensor<E>,
+}
 
-    // Forward.
-    let output = forward(&model, precision, &device);
-    let expected = forward(&plain, &full, &device);
-    assert_eq!(output.dtype(), half);
-    let error = relative_error(&values(output), &values(expected.clone()));
-    assert!(error < tolerance, "output is off by {error}");
-    assert!(error > 0.0, "nothing was rounded: not in half precision");
-
-    // Backward. The largest gradient of all is the measure for those that are zero but for rounding.
-    let grads = GradientsParams::from_grads(expected.square().mean().backward(), &plain);
-    let expected = gradients(&grads, &plain);
-    let scaler = GradScalerConfig::new().with_init_scale(1024.0);
-    let mut optim = ScaledOptimizer::new(AdamConfig::new().init(), scaler.init().unwrap());
-    let loss = |model: &M| {
-        let output = forward(model, precision, &device);
-        output.cast(FloatDType::F32).square().mean()
-    };
-    let grads = optim.unscale(optim.backward(loss(&model), &model), &model);
-    let actual = gradients(grads.params(), &model);
-    let trainable = start.iter().filter(|(.., trainable)| *trainable).count();
-    assert_eq!(actual.len(), trainable);
-    assert_eq!(expected.len(), trainable);
-    let all = |grads: &[(String, Vec<f32>)]| -> Vec<f32> {
-        grads
-            .iter()
-            .flat_map(|(_, values)| values.clone())
-            .collect()
-    };
-    let error = relative_error(&all(&actual), &all(&expected));
-    assert!(error < 2.0 * tolerance, "gradients are off by {error}");
-
-    // Step.
-    let before: f32 = loss(&model).into_scalar();
-    model = optim.step(1e-3, model, grads);
-    assert_eq!(optim.scaler().last_outcome(), Some(StepOutcome::Applied));
-    for _ in 0..3 {
-        let grads = optim.backward(loss(&model), &model);
-        model = optim.step(1e-3, model, grads);
-    }
-    let after: f32 = loss(&model).into_scalar();
-    assert!(after < before, "loss went from {before} to {after}");
-    for ((path, before, trainable), (_, after, _)) in start.iter().zip(parameters(&model)) {
-        assert!(!trainable || *before != after, "`{path}` stands still");
+impl<M: Module, const D: usize, const E: usize> Layer<'_, M, D, E> {
+    fn input(&self, device: &Device) -> Tensor<D> {
+        tensor(self.shape, device)
     }
 
-    // Validation.
-    let valid = model.clone().valid();
-    let outside = Device::flex();
-    let output = forward(&valid, precision, &outside);
-    assert_eq!(output.dtype(), half);
-    assert!(!output.is_autodiff());
+    /// In f32, with the random numbers of every other run.
+    fn plain(&self, model: &M, input: Tensor<D>) -> Tensor<E> {
+        let device = input.device();
+        device.seed(7);
+        (self.forward)(model, input, &device)
+    }
 
-    // The record is that of the plain layer, in f32, and loads into it.
-    let bytes = model.clone().into_record().into_bytes().unwrap();
-    assert_eq!(
-        tensors(bytes.clone()),
-        tensors(plain.clone().into_record().into_bytes().unwrap())
-    );
-    let record = ModuleRecord::from_bytes(bytes).unwrap();
-    let loaded = init(&device).load_record(record.clone());
-    assert_eq!(parameters(&loaded), parameters(&model));
-    let expected = forward(&loaded.valid(), &full, &outside);
-    assert_eq!(expected.dtype(), DType::F32);
-    let output = values(output);
-    let error = relative_error(&output, &values(expected));
-    assert!(error < tolerance, "valid() is off by {error}");
+    /// As the list has it.
+    fn scoped(&self, model: &M, input: Tensor<D>) -> Tensor<E> {
+        let device = input.device();
+        device.seed(7);
+        let half = DType::from(self.amp.dtype());
+        let output = self.amp.autocast(input, |x| {
+            let forward = |x| (self.forward)(model, x, &device);
+            let output = match self.runs {
+                Runs::AsItIs => forward(x),
+                Runs::InF32 => in_f32(x, forward),
+            };
+            assert_eq!(output.dtype(), half);
+            output
+        });
+        assert_eq!(output.dtype(), DType::F32);
+        output
+    }
 
-    // And into the layer in half precision, where nothing at all may differ.
-    let resumed = init(&device).apply_reparameterization(precision.clone());
-    let resumed = resumed.load_record(record);
-    assert_eq!(parameters(&resumed), parameters(&model));
-    let again = forward(&resumed.valid(), precision, &outside);
-    assert_eq!(values(again), output);
+    /// If this fails, Burn has learnt it, and the layer is listed wrongly.
+    fn refuse(&self) {
+        if self.runs == Runs::AsItIs {
+            return;
+        }
+        for device in [Device::flex().autodiff(), Device::flex()] {
+            let model = (self.init)(&device).apply_reparameterization(self.amp.clone());
+            let forward = |x| (self.forward)(&model, x, &device);
+            let error = self.amp.try_autocast(self.input(&device), forward);
+            let error = error.map(drop).expect_err("it runs as it is: list it so");
+            assert!(matches!(error, AmpError::DTypeClash { .. }), "{error}");
+        }
+    }
+
+    fn live(&self) {
+        let (device, outside) = (Device::flex().autodiff(), Device::flex());
+        let plain = fill((self.init)(&device));
+        let start = parameters(&plain);
+        let mut model = plain.clone().apply_reparameterization(self.amp.clone());
+
+        // Forward and backward. The largest gradient of all is the measure for those that are zero but for rounding.
+        let run = |model: &M, forward: &dyn Fn(&M, Tensor<D>) -> Tensor<E>| {
+            let input = self.input(&device).require_grad();
+            let output = forward(model, input.clone());
+            let grads = output.clone().square().mean().backward();
+            let of_input = input
+                .grad(&grads)
+                .map(|grad| ("input".to_string(), values(grad)));
+            let grads = GradientsParams::from_grads(grads, model);
+            let mut all = gradients(&grads, model);
+            all.extend(of_input);
+            (values(output), all)
+        };
+        let (expected, expected_grads) = run(&plain, &|model, x| self.plain(model, x));
+        let (output, grads) = run(&model, &|model, x| self.scoped(model, x));
+        self.assert_close(&output, &expected, 1.0, "output");
+        assert_ne!(
+            output, expected,
+            "nothing was rounded: not in half precision"
+        );
+        let names = |grads: &[(String, Vec<f32>)]| -> Vec<String> {
+            grads.iter().map(|(name, _)| name.clone()).collect()
+        };
+        assert_eq!(names(&grads), names(&expected_grads));
+        assert!(!grads.is_empty(), "nothing to compare");
+        let all = |grads: Vec<(String, Vec<f32>)>| -> Vec<f32> {
+            grads.into_iter().flat_map(|(_, values)| values).collect()
+        };
+        self.assert_close(&all(grads), &all(expected_grads), 2.0, "gradients");
+        // Outside, it is the plain layer.
+        assert_eq!(
+            values(self.plain(&model, self.input(&device))),
+            values(self.plain(&plain, self.input(&device)))
+        );
+        if !start.iter().any(|(.., trainable)| *trainable) {
+            return;
+        }
+
+        // Steps.
+        let mut optim = ScaledOptimizer::new(AdamConfig::new().init(), &self.amp);
+        let loss = |model: &M| self.scoped(model, self.input(&device)).square().mean();
+        let before: f32 = loss(&model).into_scalar();
+        for _ in 0..4 {
+            let grads = GradientsParams::from_grads(loss(&model).backward(), &model);
+            model = optim.step(1e-3, model, grads);
+            assert_eq!(optim.scaler().last_outcome(), Some(StepOutcome::Applied));
+        }
+        let after: f32 = loss(&model).into_scalar();
+        assert!(after < before, "loss went from {before} to {after}");
+        for ((path, before, trainable), (_, after, _)) in start.iter().zip(parameters(&model)) {
+            assert!(!trainable || *before != after, "`{path}` stands still");
+        }
+
+        // Validation, with a scope and without.
+        let valid = model.clone().valid();
+        let output = self.scoped(&valid, self.input(&outside));
+        assert!(!output.is_autodiff());
+        let expected = values(self.plain(&valid, self.input(&outside)));
+        self.assert_close(&values(output.clone()), &expected, 1.0, "valid");
+
+        // The record is that of the plain layer, in f32, and loads into it.
+        let bytes = model.clone().into_record().into_bytes().unwrap();
+        assert_eq!(
+            tensors(bytes.clone()),
+            tensors(plain.clone().into_record().into_bytes().unwrap())
+        );
+        let record = ModuleRecord::from_bytes(bytes).unwrap();
+        let loaded = (self.init)(&device).load_record(record.clone());
+        assert_eq!(parameters(&loaded), parameters(&model));
+        let again = self.plain(&loaded.valid(), self.input(&outside));
+        assert_eq!(values(again), expected);
+
+        // And into the layer in half precision, where nothing at all may differ.
+        let resumed = (self.init)(&device).apply_reparameterization(self.amp.clone());
+        let resumed = resumed.load_record(record);
+        assert_eq!(parameters(&resumed), parameters(&model));
+        let again = self.scoped(&resumed.valid(), self.input(&outside));
+        assert_eq!(values(again), values(output));
+    }
+
+    fn assert_close(&self, actual: &[f32], expected: &[f32], share: f32, what: &str) {
+        let (error, tolerance) = (relative_error(actual, expected), share * self.tolerance);
+        assert!(
+            error < tolerance,
+            "{what}: off by {error} in {:?}",
+            self.amp
+        );
+    }
 }
 
 /// Names and dtypes of the tensors in a record, the latter all f32.

@@ -5,7 +5,7 @@ use burn::{
     optim::{GradientsParams, ModuleOptimizer},
     tensor::Device,
 };
-use burn_amp::{GradScaler, GradScalerConfig, ScaledOptimizer, StepOutcome};
+use burn_amp::{GradScaler, GradScalerConfig, ScaledOptimizer, StepGradients, StepOutcome};
 
 use super::{Net, Poison, State, batch, parameters, state};
 
@@ -47,15 +47,30 @@ pub struct Plan {
     pub lr: ModuleLearningRate,
 }
 
+/// What the scaled optimizer gets.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    /// Gradients of a loss that was scaled.
+    Scaled,
+    /// Burn's own.
+    Plain,
+}
+
 /// Runs the plan with scaling and, on the clean steps, without, and compares both after every step.
 ///
 /// Returns where they ended.
 pub fn compare_with_plain(plan: Plan) -> (Vec<Vec<u8>>, State) {
+    let end = compare(&plan, Way::Scaled);
+    assert!(compare(&plan, Way::Plain) == end);
+    end
+}
+
+fn compare(plan: &Plan, way: Way) -> (Vec<Vec<u8>>, State) {
     let device = Device::flex().autodiff();
     let mut scaled_net = plan.net.clone();
     let mut scaled = ScaledOptimizer::new(plan.optimizer.clone(), scaler());
-    let mut plain_net = plan.net;
-    let mut plain = plan.optimizer;
+    let mut plain_net = plan.net.clone();
+    let mut plain = plan.optimizer.clone();
     let mut scales = Vec::new();
 
     for (step, poison) in STEPS.into_iter().enumerate() {
@@ -64,38 +79,51 @@ pub fn compare_with_plain(plan: Plan) -> (Vec<Vec<u8>>, State) {
         if let Some(poison) = poison {
             loss = poison.loss(loss);
         }
-        let grads = scaled.scale(loss).backward();
+        let grads = match way {
+            Way::Scaled => scaled.scaler().scale(loss).backward(),
+            Way::Plain => loss.backward(),
+        };
         let mut grads = GradientsParams::from_grads(grads, &scaled_net);
         if let Some(poison) = poison {
             grads = poison.gradients(grads, &scaled_net);
         }
+        let grads = match way {
+            Way::Scaled => StepGradients::from(scaled.scaler().scaled(grads)),
+            Way::Plain => grads.into(),
+        };
         let before = (parameters(&scaled_net), state(scaled.optimizer()));
         scaled_net = scaled.step(plan.lr.clone(), scaled_net, grads);
 
         let outcome = scaled.scaler().last_outcome();
         if poison.is_some() {
-            assert_eq!(outcome, Some(StepOutcome::Skipped), "step {step}");
+            assert_eq!(outcome, Some(StepOutcome::Skipped), "{way:?}, step {step}");
             let after = (parameters(&scaled_net), state(scaled.optimizer()));
-            assert!(before == after, "skipped step {step} changed something");
+            assert!(
+                before == after,
+                "{way:?}: skipped step {step} changed something"
+            );
         } else {
-            assert_eq!(outcome, Some(StepOutcome::Applied), "step {step}");
+            assert_eq!(outcome, Some(StepOutcome::Applied), "{way:?}, step {step}");
             let loss = plain_net.loss(batch(step, &device));
             let grads = GradientsParams::from_grads(loss.backward(), &plain_net);
             plain_net = plain.step(plan.lr.clone(), plain_net, grads);
             // A comparison of two runs that stand still would prove nothing.
             let moved = before.0.iter().zip(parameters(&scaled_net));
             for (index, (before, after)) in moved.enumerate() {
-                assert!(*before != after, "step {step}: parameter {index} stands");
+                assert!(
+                    *before != after,
+                    "{way:?}, step {step}: parameter {index} stands"
+                );
             }
         }
         assert!(
             parameters(&scaled_net) == parameters(&plain_net),
-            "step {step}: parameters differ"
+            "{way:?}, step {step}: parameters differ"
         );
         assert_eq!(
             state(scaled.optimizer()),
             state(&plain),
-            "step {step}: states differ"
+            "{way:?}, step {step}: states differ"
         );
     }
 

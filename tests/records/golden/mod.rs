@@ -129,7 +129,7 @@ fn go_on<O: RecordOptim>(
     stem: &Path,
 ) -> [Vec<u32>; 2] {
     optim.load(stem.with_extension("optimizer.bpk")).unwrap();
-    assert_schedule(optim.scaler().schedule());
+    assert_schedule(&optim.scaler().schedule());
     assert_counters(optim.scaler().counters());
     let mut small = Small::new(dtype);
     small.weight.id = ParamId::from(1);

@@ -106,7 +106,7 @@ pub fn write(folder: &Path) {
 
     let mut optim = adam();
     train(&mut optim, DType::F32, &folder.join("adam"));
-    json("loss_scale.dynamic.json", optim.scaler().schedule()).unwrap();
+    json("loss_scale.dynamic.json", &optim.scaler().schedule()).unwrap();
     json("counters.json", optim.scaler().counters()).unwrap();
     fs::write(folder.join("state.json"), optim.scaler().state().to_json()).unwrap();
     optim.scaler().save(folder.join("scaler.bpk")).unwrap();

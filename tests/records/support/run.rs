@@ -3,10 +3,12 @@
 use burn::{
     module::{Module, ModuleMapper, Param, ParamGroup},
     nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig},
+    optim::GradientsParams,
     tensor::{Device, FloatDType, Tensor, TensorData, activation::tanh},
 };
 use burn_amp::{
-    GradScalerConfig, MixedPrecision, RecordOptim, ScaledOptimizer, StepCounters, in_f32, to_half,
+    GradScaler, GradScalerConfig, MixedPrecision, RecordOptim, ScaledOptimizer, StepCounters,
+    StepGradients, in_f32, to_half,
 };
 use std::{collections::BTreeMap, path::Path};
 
@@ -58,6 +60,13 @@ fn wave(from: usize, count: usize) -> Vec<f32> {
     (from..from + count).map(value).collect()
 }
 
+/// Too large at first, and soon again.
+fn settings() -> GradScalerConfig {
+    GradScalerConfig::new()
+        .with_init_scale(2f64.powi(22))
+        .with_growth_interval(5)
+}
+
 /// A model, its optimizer and the number of steps done.
 pub struct Run<O> {
     net: Net,
@@ -75,31 +84,25 @@ pub struct Snapshot {
 }
 
 impl<O: RecordOptim> Run<O> {
-    /// f32 parameters, computed with in f16.
+    /// f32 parameters, computed with in f16, `norm` excepted; the loss scale at the border.
     pub fn mixed(optim: O) -> Self {
-        let norm = ParamGroup::from_predicate("norm");
+        let amp = MixedPrecision::f16().with_scaler(settings()).unwrap();
         let net = Net::new(&Device::default().autodiff());
-        Self::new(
-            net.apply_reparameterization(MixedPrecision::f16().keep(norm)),
-            optim,
-        )
+        Self::new(net.apply_reparameterization(amp.clone()), optim, &amp)
     }
 
-    /// f16 parameters, `norm` excepted.
+    /// f16 parameters, `norm` excepted, and a scaler that scales the loss.
     pub fn half(optim: O) -> Self {
         let norm = ParamGroup::from_predicate("norm");
         let net = Net::new(&Device::default().autodiff());
-        Self::new(to_half(net, FloatDType::F16, &[norm]), optim)
+        let net = to_half(net, FloatDType::F16, &[norm]);
+        Self::new(net, optim, settings().init().unwrap())
     }
 
-    fn new(net: Net, optim: O) -> Self {
-        // Too large at first, and soon again.
-        let scaler = GradScalerConfig::new()
-            .with_init_scale(2f64.powi(22))
-            .with_growth_interval(5);
+    fn new(net: Net, optim: O, scaler: impl Into<GradScaler>) -> Self {
         Self {
             net,
-            optim: ScaledOptimizer::new(optim, scaler.init().unwrap()),
+            optim: ScaledOptimizer::new(optim, scaler),
             step: 0,
         }
     }
@@ -111,13 +114,20 @@ impl<O: RecordOptim> Run<O> {
             let seed = 100 * self.step;
             let input = Tensor::<2>::from_data(TensorData::new(wave(seed, 24), [4, 6]), &device);
             let target = Tensor::<2>::from_data(TensorData::new(wave(seed, 8), [4, 2]), &device);
-            let output = self.net.forward(input.cast(FloatDType::F16));
-            let mut loss = (output.cast(FloatDType::F32) - target).square().mean();
+            let amp = self.optim.scaler().precision().cloned();
+            let output = match &amp {
+                Some(amp) => amp.autocast(input, |x| self.net.forward(x)),
+                None => (self.net.forward(input.cast(FloatDType::F16))).cast(FloatDType::F32),
+            };
+            let mut loss = (output - target).square().mean();
             if INFINITE.contains(&self.step) {
                 loss = loss.mul_scalar(f32::INFINITY);
             }
-            let grads = self.optim.backward(loss, &self.net);
             let net = self.net.clone();
+            let grads = match amp {
+                Some(_) => GradientsParams::from_grads(loss.backward(), &net).into(),
+                None => StepGradients::from(self.optim.backward(loss, &net)),
+            };
             self.net = self.optim.step(0.01, net, grads);
             self.step += 1;
         }

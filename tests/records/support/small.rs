@@ -5,7 +5,10 @@ use burn::{
     optim::{AdamConfig, GradientsParams, ModuleOptimizer, SgdConfig, momentum::MomentumConfig},
     tensor::{DType, Device, Tensor},
 };
-use burn_amp::{GradScalerConfig, MasterOptimizer, MasterWeights, ModuleOptim, ScaledOptimizer};
+use burn_amp::{
+    GradScaler, GradScalerConfig, LossScale, MasterOptimizer, MasterWeights, ModuleOptim,
+    ScaledGradients, ScaledOptimizer,
+};
 
 /// Two parameters with ids that are the same in every run.
 #[derive(Module, Debug)]
@@ -25,8 +28,8 @@ impl Small {
         }
     }
 
-    /// Gradients for a loss scale of `scale`; infinite if `overflow`.
-    pub fn gradients(&self, step: usize, scale: f32, overflow: bool) -> GradientsParams {
+    /// Gradients of a loss that was multiplied by `scale`; infinite if `overflow`.
+    pub fn gradients(&self, step: usize, scale: f32, overflow: bool) -> ScaledGradients {
         let device = Device::flex();
         let wave = |index: usize| (1.0 + ((step * 7 + index * 3) % 8) as f32) * 0.125 * scale;
         let last = if overflow { f32::INFINITY } else { wave(3) };
@@ -34,7 +37,7 @@ impl Small {
         let weight = Tensor::<2>::from_floats([[wave(0), -wave(1), wave(2)]], &device);
         grads.register(self.weight.id, weight);
         grads.register(self.bias.id, Tensor::<1>::from_floats([last], &device));
-        grads
+        GradScaler::new(LossScale::fixed(scale.into()).unwrap()).scaled(grads)
     }
 
     /// Steps until `to`; each step of a number in `overflows` overflows.

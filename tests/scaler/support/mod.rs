@@ -4,4 +4,4 @@ mod capture;
 mod model;
 
 pub use capture::captured;
-pub use model::{Model, gradient, scaler, set_value, values_of};
+pub use model::{Model, gradient, scaler, set_value, unscaled, values_of};

@@ -5,7 +5,7 @@ use burn::{
     optim::GradientsParams,
     tensor::{DType, Device, Tensor, TensorData},
 };
-use burn_amp::{GradScaler, GradScalerConfig};
+use burn_amp::{GradScaler, GradScalerConfig, ScaledGradients, UnscaledGradients};
 
 #[derive(Module, Debug)]
 pub struct Model {
@@ -50,15 +50,17 @@ impl Model {
         grads
     }
 
-    /// Gradients of 0.5 at a scale.
-    pub fn clean(&self, scale: f32) -> GradientsParams {
-        self.gradients(|_| 0.5 * f64::from(scale))
+    /// Gradients of 0.5, of a loss that was multiplied by `scale`.
+    pub fn clean(&self, scale: f32) -> ScaledGradients {
+        let grads = self.gradients(|_| 0.5 * f64::from(scale));
+        scaler(scale.into()).scaled(grads)
     }
 
     /// As [`clean`](Self::clean), with an infinity in the matrix.
-    pub fn overflowing(&self, scale: f32) -> GradientsParams {
+    pub fn overflowing(&self, scale: f32) -> ScaledGradients {
         let clean = 0.5 * f64::from(scale);
-        self.gradients(|index| if index == 9 { f64::INFINITY } else { clean })
+        let grads = self.gradients(|index| if index == 9 { f64::INFINITY } else { clean });
+        scaler(scale.into()).scaled(grads)
     }
 
     /// All values, in the module's order.
@@ -95,6 +97,15 @@ pub fn set_value(grads: &mut GradientsParams, id: ParamId, at: [usize; 2], value
 /// The values of a gradient.
 pub fn values_of<const D: usize>(grads: &GradientsParams, id: ParamId) -> Vec<f64> {
     grads.get::<D>(id).unwrap().to_data().iter().collect()
+}
+
+/// Unscales gradients of a loss that was multiplied by the loss scale of `scaler`.
+pub fn unscaled<M: Module>(
+    scaler: &GradScaler,
+    grads: GradientsParams,
+    module: &M,
+) -> UnscaledGradients {
+    scaler.unscale(scaler.scaled(grads), module)
 }
 
 /// A scaler with defaults but for the scale.

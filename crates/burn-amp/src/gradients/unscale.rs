@@ -1,18 +1,23 @@
 //! The one function through which all gradients go: unscale, test, measure.
 
 use burn::{
-    module::{Module, ModuleVisitor, Param, ParamId},
+    module::{Module, ModuleVisitor, Param, ParamId, Reparameterization},
     optim::GradientsParams,
     tensor::{DType, Tensor},
 };
 use burn_amp_kernels::{TensorStatus, UnsupportedDType};
-use std::collections::HashSet;
+use std::{collections::HashSet, sync::Once};
 
 use super::{
     GradientDType, GradientStatus, UnscaledGradients, dtype::working_dtype, pass::Pass,
     unscaled::Entry,
 };
-use crate::{error::AmpError, module_path::ModulePath, rank::with_rank};
+use crate::{
+    error::AmpError,
+    mixed_precision::{MixedPrecision, ScopedParameter},
+    module_path::ModulePath,
+    rank::with_rank,
+};
 
 /// Divides the gradients of `module`'s parameters by the scale and measures the result.
 ///
@@ -64,11 +69,12 @@ pub(crate) fn unscale<M: Module>(
 
 /// Tests and measures the gradients of `module`'s parameters, which stay as they are. Waits for each device once.
 ///
-/// `at_border`: of a model whose parameters scopes cast; an adapter that casts its base by hand is refused then.
+/// `amp` is whose loss scale they teach, if it is not the scaler's own. Where its scopes cast the parameters, an adapter that
+/// casts its base by hand is refused.
 pub(crate) fn test<M: Module>(
     grads: GradientsParams,
     module: &M,
-    at_border: bool,
+    amp: Option<&MixedPrecision>,
 ) -> Result<UnscaledGradients, AmpError> {
     let mut look = Look::new(&grads, true);
     module.visit(&mut look);
@@ -76,10 +82,17 @@ pub(crate) fn test<M: Module>(
         entries,
         pass,
         adapted,
+        scoped,
         ..
     } = look;
-    if let Some((parameter, name)) = adapted.filter(|_| at_border) {
-        return Err(AmpError::UnfrozenBase { parameter, name });
+    match amp {
+        Some(amp) if amp.is_scaled() => {
+            if let Some((parameter, name)) = adapted {
+                return Err(AmpError::UnfrozenBase { parameter, name });
+            }
+        }
+        None if scoped => warn_of_another_scale(),
+        _ => {}
     }
     let statuses = pass.inspect()?;
     let status = summarize(&entries, &statuses);
@@ -89,6 +102,16 @@ pub(crate) fn test<M: Module>(
         status,
         Some(statuses),
     ))
+}
+
+fn warn_of_another_scale() {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        log::warn!(
+            "this optimizer has a loss scale of its own, which the model's `MixedPrecision` does not use and which cannot help it: \
+             build it with `ScaledOptimizer::new(optim, &amp)`"
+        );
+    });
 }
 
 /// Takes the gradients of `module`'s parameters as they are: not scaled, not measured, no wait.
@@ -243,6 +266,8 @@ struct Look<'a> {
     pass: Pass,
     /// A parameter with a gradient and a low-rank adapter, and the adapter's name.
     adapted: Option<(String, String)>,
+    /// Whether a `MixedPrecision` is attached.
+    scoped: bool,
 }
 
 impl<'a> Look<'a> {
@@ -255,12 +280,14 @@ impl<'a> Look<'a> {
             entries: Vec::new(),
             pass: Pass::default(),
             adapted: None,
+            scoped: false,
         }
     }
 }
 
 impl ModuleVisitor for Look<'_> {
     fn enter_module(&mut self, name: &str, container_type: &str) {
+        self.scoped |= name == ScopedParameter::NAME;
         // Burn shows the base first, and what is attached to it right behind.
         if container_type == "Reparameterization" && name == "lora" && self.adapted.is_none() {
             let path = self.path.join();

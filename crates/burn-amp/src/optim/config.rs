@@ -6,6 +6,7 @@ use crate::{
     error::AmpError,
     gradients::{AccumulationConfig, ClipGroup, GradientClip, GradientClipConfig},
     loss_scale::InvalidValue,
+    mixed_precision::MixedPrecision,
     scaler::{GradScaler, GradScalerConfig, ModuleOptim},
 };
 
@@ -65,6 +66,34 @@ impl ScaledOptimizerConfig {
         self.wrap(self.optimizer.init())
     }
 
+    /// The same with the loss scale of a [`MixedPrecision`], which has these settings.
+    ///
+    /// ```
+    /// use burn::optim::AdamConfig;
+    /// use burn_amp::{GradScalerConfig, MixedPrecision, ScaledOptimizerConfig};
+    ///
+    /// let config = ScaledOptimizerConfig::new(AdamConfig::new().into())
+    ///     .with_scaler(GradScalerConfig::new().with_growth_interval(500));
+    /// let amp = MixedPrecision::f16().with_scaler(config.scaler.clone())?;
+    /// let optim = config.init_with(&amp)?;
+    /// # let _ = optim;
+    /// # Ok::<(), burn_amp::AmpError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`init`](Self::init), and [`AmpError::InvalidValue`] if the settings of `amp` are others.
+    pub fn init_with(
+        &self,
+        amp: &MixedPrecision,
+    ) -> Result<ScaledOptimizer<ModuleOptimizer>, AmpError> {
+        if self.scaler_config() != *amp.config() {
+            let allowed = "the settings of the `MixedPrecision`: give it these by `MixedPrecision::with_scaler`";
+            return Err(InvalidValue::new("scaler", "other settings", allowed).into());
+        }
+        self.around(ScaledOptimizer::new(self.optimizer.init(), amp))
+    }
+
     /// The same around an optimizer of the caller's (with groups, with [`MasterWeights`](super::MasterWeights)), in place
     /// of the configured one.
     ///
@@ -72,7 +101,13 @@ impl ScaledOptimizerConfig {
     ///
     /// As [`init`](Self::init).
     pub fn wrap<O: ModuleOptim>(&self, optim: O) -> Result<ScaledOptimizer<O>, AmpError> {
-        let mut optim = ScaledOptimizer::new(optim, self.init_scaler()?);
+        self.around(ScaledOptimizer::new(optim, self.init_scaler()?))
+    }
+
+    fn around<O: ModuleOptim>(
+        &self,
+        mut optim: ScaledOptimizer<O>,
+    ) -> Result<ScaledOptimizer<O>, AmpError> {
         let mut clip = match &self.clip {
             Some(clip) => clip.init()?,
             None => GradientClip::groups(),
@@ -94,16 +129,20 @@ impl ScaledOptimizerConfig {
     }
 
     fn init_scaler(&self) -> Result<GradScaler, AmpError> {
-        let Some(factor) = self.loss_scale_factor else {
-            return self.scaler.init();
-        };
-        let scaler = self.scaler.clone().with_dynamic(false);
-        // The factor stands in for the initial scale: an error names what the user has set.
-        match scaler.with_init_scale(factor).init() {
-            Err(AmpError::InvalidValue(error)) if error.field() == "init_scale" => {
+        match (self.scaler_config().init(), self.loss_scale_factor) {
+            // The factor stands in for the initial scale: an error names what the user has set.
+            (Err(AmpError::InvalidValue(error)), Some(factor)) if error.field() == "init_scale" => {
                 Err(InvalidValue::new("loss_scale_factor", factor, error.allowed()).into())
             }
-            result => result,
+            (result, _) => result,
+        }
+    }
+
+    fn scaler_config(&self) -> GradScalerConfig {
+        let scaler = self.scaler.clone();
+        match self.loss_scale_factor {
+            Some(factor) => scaler.with_dynamic(false).with_init_scale(factor),
+            None => scaler,
         }
     }
 }

@@ -33,7 +33,7 @@ const INNER: &str = "inner";
 ///     module::Module, nn::LinearConfig, optim::AdamConfig,
 ///     tensor::{DType, Device, Distribution, FloatDType, Tensor},
 /// };
-/// use burn_amp::{GradScalerConfig, MasterWeights, ScaledOptimizer, precision::to_half};
+/// use burn_amp::{GradScalerConfig, MasterWeights, ScaledOptimizer, to_half};
 ///
 /// let device = Device::flex().autodiff();
 /// let mut model = to_half(LinearConfig::new(4, 2).init(&device), FloatDType::F16, &[]);

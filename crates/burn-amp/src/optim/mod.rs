@@ -5,22 +5,20 @@
 //!     module::Module, nn::LinearConfig, optim::{AdamConfig, GradientsParams},
 //!     tensor::{Device, Distribution, Tensor},
 //! };
-//! use burn_amp::{GradScalerConfig, MixedPrecision, ScaledOptimizer};
+//! use burn_amp::{MixedPrecision, ScaledOptimizer};
 //!
 //! let device = Device::flex().autodiff();
-//! let mut model = LinearConfig::new(4, 2).init(&device).apply_reparameterization(MixedPrecision::f16());
-//! let mut optim = ScaledOptimizer::new(AdamConfig::new().init(), GradScalerConfig::new().init()?);
+//! let amp = MixedPrecision::f16();
+//! let mut model = LinearConfig::new(4, 2).init(&device).apply_reparameterization(amp.clone());
+//! let mut optim = ScaledOptimizer::new(AdamConfig::new().init(), &amp);
 //!
 //! for _ in 0..3 {
 //!     let input = Tensor::<2>::random([8, 4], Distribution::Default, &device);
-//!     let output = model.forward(MixedPrecision::f16().cast(input));
-//!     let loss = output.cast(burn::tensor::FloatDType::F32).square().mean();
-//!
-//!     let grads = GradientsParams::from_grads(optim.scale(loss).backward(), &model);
+//!     let loss = amp.autocast(input, |x| model.forward(x)).square().mean();
+//!     let grads = GradientsParams::from_grads(loss.backward(), &model);
 //!     model = optim.step(0.1, model, grads);
 //! }
 //! assert_eq!(optim.scaler().counters().skipped(), 0);
-//! # Ok::<(), burn_amp::AmpError>(())
 //! ```
 
 mod around;

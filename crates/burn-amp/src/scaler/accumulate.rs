@@ -98,7 +98,7 @@ impl GradScaler {
         let settled = window.drops_micro_batches();
         let (sums, divisor) = window.take(module);
         let grads = if self.is_enabled() {
-            self.blamed(unscale(sums, module, divisor, self.gradient_dtype())?)
+            unscale(sums, module, divisor, self.gradient_dtype())?
         } else {
             let sums = pass_through(sums, module);
             match divisor {
@@ -106,7 +106,10 @@ impl GradScaler {
                 divisor => sums.mul_scalar(1.0 / divisor).narrowed(),
             }
         };
-        Ok(Some(if settled { grads.settled() } else { grads }))
+        Ok(Some(match settled {
+            true => grads.settled(),
+            false => self.blamed(grads),
+        }))
     }
 
     /// As `unscale`, but not yet rounded to a half-precision dtype: that comes after the sum.

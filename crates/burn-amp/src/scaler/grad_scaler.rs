@@ -228,8 +228,7 @@ impl GradScaler {
         if !self.enabled {
             return Ok(pass_through(grads, module));
         }
-        let at_border = self.precision().is_some_and(MixedPrecision::is_scaled);
-        let grads = test(grads, module, at_border)?;
+        let grads = test(grads, module, self.precision())?;
         Ok(self.blamed(grads))
     }
 
@@ -434,7 +433,6 @@ impl GradScaler {
         self.counters.record(StepOutcome::Skipped);
         if let Blame::Loss { output_finite } = grads.blame() {
             let error = self.skip_bad_loss(output_finite, "step skipped");
-            self.move_scale(None);
             return error.map_or(Ok(()), Err);
         }
         let error = match grads.is_settled() {
@@ -471,6 +469,7 @@ impl GradScaler {
     /// many.
     pub(super) fn skip_bad_loss(&mut self, output_finite: bool, skip: &str) -> Option<AmpError> {
         self.counters.add_bad_loss();
+        self.move_scale(None);
         let skips = self.counters.bad_losses_in_a_row();
         if self.is_too_many(skips) {
             return Some(AmpError::LossNotFinite {

@@ -40,7 +40,7 @@ const FIELDS: usize = 13;
 /// # let _ = model;
 /// # Ok::<(), burn_amp::AmpError>(())
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct ScalerMonitor {
     shared: Arc<Shared>,
     /// How a `Learner` run that fails is ended.
@@ -82,16 +82,6 @@ pub struct ScalerReading {
     pub clip_coefficient: Option<f64>,
     /// Whether a step has made this reading, and not a state that was loaded.
     pub(crate) is_step: bool,
-}
-
-impl Default for ScalerMonitor {
-    fn default() -> Self {
-        Self {
-            shared: Arc::default(),
-            #[cfg(feature = "train")]
-            ending: Arc::default(),
-        }
-    }
 }
 
 impl ScalerMonitor {

@@ -110,6 +110,11 @@ impl Case {
                 add(&mut facts.stores, "u32", 1);
                 facts.bit_tests = self.tensors * self.width;
             }
+            Job::MulCast(output) => {
+                add(&mut facts.loads, &input, 1);
+                let output = type_name(output.name(), self.width);
+                add(&mut facts.stores, &output, 1);
+            }
             Job::FinishStatus => {
                 add(&mut facts.loads, "u32", HEAD + ROW);
                 add(&mut facts.stores, "u32", crate::status::WORDS);

@@ -11,7 +11,7 @@ use cubecl::{
 };
 
 use crate::kernel::{
-    HISTOGRAM_UNITS, finish_histogram, finish_status, histogram_many, inspect_many,
+    HISTOGRAM_UNITS, finish_histogram, finish_status, histogram_many, inspect_many, mul_cast,
     unscale_in_place, unscale_many,
 };
 
@@ -25,6 +25,8 @@ pub(super) enum Job {
     UnscaleInPlace,
     InspectMany,
     HistogramMany,
+    /// To this dtype.
+    MulCast(DType),
     FinishStatus,
     FinishHistogram,
 }
@@ -70,6 +72,21 @@ impl Case {
                 cases.push(case(Job::UnscaleInPlace, DType::F32));
             }
         }
+        for width in [1, 2, 4] {
+            for dtype in dtypes {
+                for output in dtypes {
+                    // Burn multiplies f32.
+                    if (*dtype, *output) != (DType::F32, DType::F32) {
+                        cases.push(Self {
+                            job: Job::MulCast(*output),
+                            dtype: *dtype,
+                            tensors: 1,
+                            width,
+                        });
+                    }
+                }
+            }
+        }
         for job in [Job::FinishStatus, Job::FinishHistogram] {
             cases.push(Self {
                 job,
@@ -79,6 +96,11 @@ impl Case {
             });
         }
         cases
+    }
+
+    /// Whether the kernel reads or writes this dtype.
+    pub(super) fn has(&self, dtype: DType) -> bool {
+        self.dtype == dtype || self.job == Job::MulCast(dtype)
     }
 
     pub(super) fn kernel(&self) -> Box<dyn CubeKernel> {
@@ -146,6 +168,9 @@ impl Case {
                 width,
                 HISTOGRAM_UNITS,
             )),
+            Job::MulCast(DType::F16) => mul_cast_of::<I, f16>(width),
+            Job::MulCast(DType::BF16) => mul_cast_of::<I, bf16>(width),
+            Job::MulCast(_) => mul_cast_of::<I, f32>(width),
             Job::FinishStatus => Box::new(finish_status::FinishStatus::new(
                 settings(UNITS),
                 device(),
@@ -166,6 +191,20 @@ impl Case {
             )),
         }
     }
+}
+
+fn mul_cast_of<I: Float + CubeElement, O: Float + CubeElement>(
+    width: usize,
+) -> Box<dyn CubeKernel> {
+    Box::new(mul_cast::MulCast::<I, O>::new(
+        settings(UNITS),
+        device(),
+        target(),
+        buffer(),
+        buffer(),
+        (),
+        width,
+    ))
 }
 
 /// As `launch_unchecked` has it: no bound checks.

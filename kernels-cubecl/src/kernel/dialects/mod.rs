@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Every source must write itself, and show what the kernels rest on (see [`facts`]): each tensor is read once, in
-//! vectors as wide as the launch asks for; every value is tested by its bits; nothing is atomic, and nothing asks the
+//! vectors as wide as the launch asks for; every value that is measured is tested by its bits; nothing is atomic, and nothing asks the
 //! compiler whether a float is NaN, which it may assume is not so. How far the sources are compiled after that:
 //!
 //! - WGSL: naga parses and validates them, with `f16` as the only extension.

@@ -27,9 +27,9 @@ pub(super) fn facts(case: &Case) -> Facts {
 fn validate(case: &Case, source: &str) {
     let module = naga::front::wgsl::parse_str(source)
         .unwrap_or_else(|error| panic!("{case}: {}", error.emit_to_string(source)));
-    let capabilities = match case.dtype {
-        DType::F16 => Capabilities::SHADER_FLOAT16,
-        _ => Capabilities::empty(),
+    let capabilities = match case.has(DType::F16) {
+        true => Capabilities::SHADER_FLOAT16,
+        false => Capabilities::empty(),
     };
     Validator::new(ValidationFlags::all(), capabilities)
         .validate(&module)

@@ -1,0 +1,48 @@
+//! A regression, in a hand-written loop with validation.
+
+pub mod data;
+pub mod half;
+pub mod model;
+pub mod plain;
+
+use burn::{config::Config, tensor::FloatDType};
+
+use crate::Options;
+
+/// The settings of a run.
+#[derive(Config, Debug)]
+pub struct TrainingConfig {
+    /// Passes over the training data.
+    #[config(default = 40)]
+    pub num_epochs: usize,
+    /// Samples of a step.
+    #[config(default = 32)]
+    pub batch_size: usize,
+    /// Of Adam.
+    #[config(default = 3e-3)]
+    pub learning_rate: f64,
+    /// Where the run begins.
+    #[config(default = 0)]
+    pub seed: u64,
+    /// What the half-precision program computes in.
+    #[config(default = "FloatDType::F16")]
+    pub precision: FloatDType,
+}
+
+/// Runs the plain program, or that in half precision.
+///
+/// # Errors
+///
+/// If a file cannot be written.
+pub fn run(options: &Options) -> crate::Result<()> {
+    let config = TrainingConfig::new().with_seed(options.seed);
+    let epochs = options.epochs.unwrap_or(config.num_epochs);
+    let config = config.with_num_epochs(epochs);
+    match options.precision {
+        None => plain::train(&options.folder, &config, &options.device),
+        Some(precision) => {
+            let config = config.with_precision(precision);
+            half::train(&options.folder, &config, &options.device)
+        }
+    }
+}

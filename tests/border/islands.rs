@@ -1,0 +1,173 @@
+//! Parts in f32, and tensors that a scope captures.
+
+use burn::{
+    module::Module,
+    nn::{
+        Linear, LinearConfig,
+        lstm::{Lstm, LstmConfig, LstmState},
+    },
+    optim::GradientsParams,
+    tensor::{DType, Tensor},
+};
+use burn_amp::{MixedPrecision, in_f32};
+
+use crate::support::{
+    Gain, device, f16, fill, gradient, gradient_bits, halves, random, scaled, two, values, vector,
+};
+
+/// Tuples and lists go through as a whole: those of the scope are widened, f32 and f64 ones stay; all come back.
+#[test]
+fn a_part_takes_and_returns_structures() {
+    for dtype in halves() {
+        let amp = scaled(dtype, two(10));
+        let half = DType::from(dtype);
+        let output = amp.autocast(vector(&[1.0, 2.0]), |x| {
+            let input = (x.clone(), vec![x.clone(), vector(&[3.0, 4.0])], Some(x));
+            let (sum, list) = in_f32(input, |(a, list, b)| {
+                let all = [a, list[0].clone(), list[1].clone(), b.unwrap()];
+                assert!(all.iter().all(|x| x.dtype() == DType::F32));
+                let [a, b, c, d] = all;
+                (a + b + c.clone() + d, [c])
+            });
+            assert_eq!([sum.dtype(), list[0].dtype()], [half; 2]);
+            sum
+        });
+        assert_eq!(values(output), [6.0, 10.0]);
+    }
+}
+
+/// Parameters and captured tensors are plain f32 inside, and get their gradients as there.
+#[test]
+fn parameters_and_captured_tensors_are_plain() {
+    // 1 + 2^-20 is rounded in f16.
+    let fine = 1.0 + two(-20) as f32;
+    let amp = f16(two(12));
+    let gain = Gain::new(&[fine]).apply_reparameterization(amp.clone());
+    let captured = vector(&[fine]).require_grad();
+    let output = amp.autocast(vector(&[1.0]), |x| {
+        assert_eq!(values(gain.factor.val()), [1.0]);
+        in_f32(x, |x| {
+            assert_eq!(gain.factor.val().dtype(), DType::F32);
+            assert_eq!(values(gain.factor.val()), [fine]);
+            let output = gain.forward(x) - captured.clone();
+            assert_eq!(values(output.clone()), [0.0]);
+            output
+        })
+    });
+    // Too small for f16, but not times the scale.
+    let grads = (output * two(-30)).sum().backward();
+    assert_eq!(values(captured.grad(&grads).unwrap()), [-two(-30) as f32]);
+    let grads = GradientsParams::from_grads(grads, &gain);
+    assert_eq!(gradient(&grads, gain.factor.id), [two(-30) as f32]);
+}
+
+#[derive(Module, Debug)]
+struct Recurrent {
+    stem: Linear,
+    lstm: Lstm,
+    head: Linear,
+}
+
+impl Recurrent {
+    /// Two calls of the layer, the state carried from one to the other through half precision.
+    fn forward(&self, input: Tensor<3>) -> (Tensor<3>, LstmState<2>) {
+        let first = self.stem.forward(input);
+        let run = |x: Tensor<3>, state: Option<LstmState<2>>| {
+            in_f32((x, state), |(x, state)| self.lstm.forward(x, state))
+        };
+        let (hidden, state) = run(first.clone(), None);
+        assert_eq!(state.cell.dtype(), first.dtype());
+        let (again, state) = run(first, Some(state));
+        (self.head.forward(hidden + again), state)
+    }
+}
+
+#[test]
+fn the_states_of_an_lstm() {
+    let device = device();
+    let plain = fill(
+        Recurrent {
+            stem: LinearConfig::new(3, 4).init(&device),
+            lstm: LstmConfig::new(4, 4, true).init(&device),
+            head: LinearConfig::new(4, 2).init(&device),
+        },
+        3,
+    );
+    let gradients = |amp: &MixedPrecision| {
+        let model = plain.clone().apply_reparameterization(amp.clone());
+        let input = random(1, [2, 3, 3], &device);
+        let (output, state) = amp.autocast(input, |x| model.forward(x));
+        assert_eq!([state.cell.dtype(), output.dtype()], [DType::F32; 2]);
+        let loss = output.square().mean() + (state.cell * state.hidden).sum();
+        let grads = GradientsParams::from_grads((loss * two(-20)).backward(), &model);
+        let bits = gradient_bits(&grads, &model);
+        bits.into_iter().map(f32::from_bits).collect::<Vec<_>>()
+    };
+    let expected = gradients(&MixedPrecision::f32());
+    let found = gradients(&f16(two(20)));
+    let largest = expected
+        .iter()
+        .fold(0f32, |max, value| max.max(value.abs()));
+    assert_eq!(found.len(), expected.len());
+    for (found, expected) in found.iter().zip(&expected) {
+        assert!(
+            (found - expected).abs() < 1e-2 * largest,
+            "{found} {expected}"
+        );
+    }
+    assert_ne!(found, expected, "nothing was rounded");
+}
+
+/// A captured tensor that is taken in has its own gradient, unscaled, and is taken in once.
+#[test]
+fn captured_tensors_are_taken_in() {
+    for dtype in halves() {
+        let amp = scaled(dtype, two(12));
+        let captured = vector(&[4.0, -0.5]).require_grad();
+        let input = vector(&[1.0, 2.0]).require_grad();
+        let output = amp.autocast(input.clone(), |x| {
+            let inside = amp.cast(captured.clone());
+            assert_eq!(inside.dtype(), DType::from(dtype));
+            let twice = amp.cast(amp.cast(inside));
+            // What is inside already stays.
+            amp.cast(x) * twice
+        });
+        let grads = (output * two(-30)).sum().backward();
+        let two_30 = two(-30) as f32;
+        assert_eq!(
+            values(captured.grad(&grads).unwrap()),
+            [two_30, 2.0 * two_30]
+        );
+        assert_eq!(
+            values(input.grad(&grads).unwrap()),
+            [4.0 * two_30, -0.5 * two_30]
+        );
+    }
+}
+
+/// What was made in f32 inside, from tensors of an island or of the model's own, comes in the same way.
+#[test]
+fn outside_a_scope_cast_is_a_cast() {
+    let amp = f16(two(12));
+    let input = vector(&[1.0, 2.0]).require_grad();
+    let cast = amp.cast(input.clone());
+    assert_eq!(cast.dtype(), DType::F16);
+    let grads = cast.sum().backward();
+    assert_eq!(values(input.grad(&grads).unwrap()), [1.0; 2]);
+
+    // An island beside a scope: f32 stays, half precision comes back as it was.
+    let output = in_f32(vector(&[1.0]), |x| x);
+    assert_eq!(output.dtype(), DType::F32);
+    for dtype in halves() {
+        let half = vector(&[300.0]).cast(dtype).require_grad();
+        let mean = |x: Tensor<1>| {
+            assert_eq!(x.dtype(), DType::F32);
+            x.square().div_scalar(1000.0)
+        };
+        let output = in_f32(half.clone(), mean);
+        assert_eq!(output.dtype(), DType::from(dtype));
+        assert_eq!(values(output.clone()), [90.0]);
+        let grads = output.sum().backward();
+        assert_eq!(half.grad(&grads).unwrap().dtype(), DType::from(dtype));
+    }
+}

@@ -1,0 +1,298 @@
+//! What a scope refuses, and that it closes whatever happens inside.
+
+use burn::{
+    module::{Lora, Module},
+    nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig},
+    optim::{GradientsParams, SgdConfig},
+    tensor::{DType, FloatDType, Tensor},
+};
+use burn_amp::{AmpError, MixedPrecision, ScaledOptimizer, in_f32, to_half};
+use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
+
+use crate::support::{
+    Gain, device, f16, fill, gradient, panic_message, random, two, values, vector,
+};
+
+/// An error whose message has these parts, as an error and as a panic.
+fn refused(
+    run: impl Fn() -> Result<(), AmpError>,
+    panics: impl FnOnce(),
+    parts: &[&str],
+) -> AmpError {
+    let error = run().unwrap_err();
+    let message = error.to_string();
+    for part in parts {
+        assert!(message.contains(part), "{message}");
+    }
+    assert_eq!(panic_message(panics), message);
+    error
+}
+
+/// Its gradient would be rounded to f16 without the scale: all of it would be lost.
+#[test]
+fn half_precision_that_requires_gradients_and_comes_from_outside() {
+    let amp = f16(two(12));
+    let half = || vector(&[1.0]).cast(FloatDType::F16).require_grad();
+    let parts = [
+        "F16",
+        "`autocast` from outside",
+        "pass it in f32, or compute it inside",
+    ];
+    let expected = AmpError::HalfPrecisionInput { dtype: DType::F16 };
+
+    let error = refused(
+        || amp.try_autocast(half(), |x| x).map(drop),
+        || drop(amp.autocast(half(), |x| x)),
+        &parts,
+    );
+    assert_eq!(error, expected);
+    // In a structure, behind a tensor that is fine.
+    let input = (vector(&[1.0]), Some(vec![half()]));
+    let error = amp
+        .try_autocast(input, |input| input)
+        .map(drop)
+        .unwrap_err();
+    assert_eq!(error, expected);
+    // One that is computed from f32 is as bad: it crosses in f16.
+    let computed = vector(&[1.0]).require_grad().cast(FloatDType::F16);
+    assert_eq!(
+        amp.try_autocast(computed, |x| x).map(drop).unwrap_err(),
+        expected
+    );
+    // bf16 that a scope in f16 takes in later.
+    let bf16 = vector(&[1.0]).cast(FloatDType::BF16).require_grad();
+    let error = amp.try_autocast(vector(&[1.0]), |x| x + amp.cast(bf16));
+    let expected = AmpError::HalfPrecisionInput { dtype: DType::BF16 };
+    assert_eq!(error.map(drop).unwrap_err(), expected);
+
+    // Without gradients it is welcome, as data.
+    let data = vector(&[1.5]).cast(FloatDType::F16);
+    assert_eq!(values(amp.autocast(data, |x| x)), [1.5]);
+}
+
+#[test]
+fn half_precision_parameters_that_require_gradients() {
+    let amp = f16(two(12));
+    let gain = to_half(Gain::new(&[2.0]), FloatDType::F16, &[]);
+    let gain = gain.apply_reparameterization(amp.clone());
+    let input = || vector(&[1.0]);
+    let error = refused(
+        || amp.try_autocast(input(), |x| gain.forward(x)).map(drop),
+        || drop(amp.autocast(input(), |x| gain.forward(x))),
+        &[
+            "`factor` is F16",
+            "`to_full(model)`",
+            "`GradScaler`",
+            "`MasterWeights`",
+        ],
+    );
+    let expected = AmpError::HalfPrecisionLeaf {
+        parameter: "factor".to_string(),
+        dtype: DType::F16,
+    };
+    assert_eq!(error, expected);
+    // Frozen, or of a model that is not trained, it is data.
+    for gain in [gain.clone().no_grad(), gain.valid()] {
+        let x = amp.autocast(input(), |x| x);
+        assert_eq!(values(amp.autocast(x, |x| gain.forward(x))), [2.0]);
+    }
+}
+
+/// It would get the loss scale times its gradient.
+#[test]
+fn full_precision_that_requires_gradients_and_is_returned() {
+    let amp = f16(two(12));
+    let captured = || vector(&[1.0]).require_grad();
+    let error = refused(
+        || amp.try_autocast(vector(&[1.0]), |_| captured()).map(drop),
+        || drop(amp.autocast(vector(&[1.0]), |x| (x, captured()))),
+        &[
+            "returns a F32 tensor",
+            "Return the half-precision tensor",
+            "outside",
+            "`in_f32`",
+        ],
+    );
+    assert_eq!(error, AmpError::CapturedOutput { dtype: DType::F32 });
+    // A loss that is widened by hand.
+    let gain = Gain::new(&[2.0]).apply_reparameterization(amp.clone());
+    let error = amp.try_autocast(vector(&[1.0]), |x| {
+        gain.forward(x).cast(FloatDType::F32).sum()
+    });
+    assert_eq!(
+        error.map(drop).unwrap_err(),
+        AmpError::CapturedOutput { dtype: DType::F32 }
+    );
+    // Without gradients: a mask, statistics.
+    assert_eq!(
+        values(amp.autocast(vector(&[1.0]), |_| vector(&[1e6]))),
+        [1e6]
+    );
+}
+
+#[test]
+fn f64_passes() {
+    let amp = f16(two(12));
+    let wide = Tensor::<1>::from_data([1e300], (&device(), DType::F64)).require_grad();
+    let output = amp.autocast(wide.clone(), |x| {
+        assert_eq!([x.dtype(), amp.cast(x.clone()).dtype()], [DType::F64; 2]);
+        in_f32(x, |x| x) * 2.0
+    });
+    assert_eq!(output.dtype(), DType::F64);
+    let grads = output.sum().backward();
+    let grad = wide.grad(&grads).unwrap();
+    assert_eq!(grad.to_data().as_slice::<f64>().unwrap(), [2.0]);
+}
+
+/// An adapter casts its base by hand, so that the base's gradient carries the scale: trained by mistake, it is refused.
+#[test]
+fn a_low_rank_adapter_over_a_base_that_trains() {
+    let device = device();
+    let linear: Linear = fill(LinearConfig::new(3, 3).with_bias(false).init(&device), 1);
+    let adapted = linear.apply_lora(Lora::new(2, 4.0));
+    let step = |model: Linear| {
+        let amp = f16(two(12));
+        let model = model.apply_reparameterization(amp.clone());
+        let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp);
+        let output = amp.autocast(random(1, [2, 3], &device), |x| model.forward(x));
+        let grads = GradientsParams::from_grads(output.square().mean().backward(), &model);
+        optim.try_step(0.1, model, grads).map(|_| optim)
+    };
+    // Over a frozen base it trains.
+    let optim = step(adapted.clone()).unwrap();
+    assert_eq!(optim.scaler().counters().applied(), 1);
+    // The gradient of a factor, of order 1: nobody multiplied it.
+    let norm = optim.scaler().last_status().unwrap().norm();
+    assert!(norm > 1e-3 && norm < 10.0, "{norm}");
+
+    let error = step(adapted.unfreeze()).unwrap_err();
+    let expected = AmpError::UnfrozenBase {
+        parameter: "weight".to_string(),
+        name: "lora".to_string(),
+    };
+    assert_eq!(error, expected);
+    assert!(error.to_string().contains("Freeze the base"), "{error}");
+}
+
+#[derive(Module, Debug)]
+struct Net {
+    stem: Linear,
+    norm: BatchNorm,
+}
+
+/// The model is the plain one, and the thread in no scope.
+fn assert_closed(amp: &MixedPrecision, gain: &Gain) {
+    assert_eq!(gain.factor.val().dtype(), DType::F32);
+    let debug = format!("{:?}", burn_amp::Scope::current());
+    assert_eq!(debug, "Scope { side: None }");
+    let input = vector(&[1.0]).require_grad();
+    let output = amp.autocast(input, |x| gain.forward(x));
+    let grads = GradientsParams::from_grads(output.sum().backward(), gain);
+    assert_eq!(gradient(&grads, gain.factor.id), [1.0]);
+}
+
+/// What Burn says of two dtypes comes with what to write, and with the parameter that was read last.
+#[test]
+fn dtypes_that_clash() {
+    let (device, amp) = (device(), f16(two(12)));
+    let net = Net {
+        stem: LinearConfig::new(3, 3).init(&device),
+        norm: BatchNormConfig::new(3).init(&device),
+    };
+    let net = net.apply_reparameterization(amp.clone());
+    let input = || random::<2>(1, [4, 3], &device);
+    let clash = |forward: &dyn Fn(Tensor<2>) -> Tensor<2>| {
+        let error = amp.try_autocast(input(), forward).map(drop).unwrap_err();
+        let AmpError::DTypeClash {
+            dtype, parameter, ..
+        } = &error
+        else {
+            panic!("{error:?}");
+        };
+        assert_eq!(*dtype, DType::F16);
+        (parameter.clone(), error.to_string())
+    };
+    let (parameter, message) = clash(&|x| net.norm.forward(net.stem.forward(x)));
+    assert!(parameter.unwrap().starts_with("norm."), "{message}");
+    let parts = [
+        "dtype",
+        "in_f32(x, |x| layer.forward(x))",
+        "amp.cast(tensor)",
+    ];
+    let more = [
+        "Scope::enter",
+        "apply_reparameterization(amp.clone())",
+        "F16",
+    ];
+    for part in parts.iter().chain(&more) {
+        assert!(message.contains(part), "{message}");
+    }
+    // A captured tensor, after the last layer.
+    let captured = input();
+    let (parameter, _) = clash(&|x| net.stem.forward(x) + captured.clone());
+    assert_eq!(parameter.as_deref(), Some("stem.bias"));
+    // A model that was given no `MixedPrecision`, or another one: none of its parameters was read in the scope.
+    let bare: Linear = LinearConfig::new(3, 3).init(&device);
+    let other = bare.clone().apply_reparameterization(MixedPrecision::f16());
+    for model in [bare, other] {
+        let (parameter, message) = clash(&|x| model.forward(x));
+        assert_eq!(parameter, None, "{message}");
+    }
+    // A thread of a pool that is not in the scope.
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(1)
+        .build()
+        .unwrap();
+    let (_, message) = clash(&|x| pool.install(|| net.stem.forward(x)));
+    assert!(message.contains("Scope::enter"), "{message}");
+
+    let gain = Gain::new(&[2.0]).apply_reparameterization(amp.clone());
+    assert_closed(&amp, &gain);
+}
+
+/// A scope in a scope says its own error, not that dtypes clash around it.
+#[test]
+fn an_error_in_an_inner_scope() {
+    let (outer, inner) = (f16(two(12)), f16(two(4)));
+    let half = vector(&[1.0]).cast(FloatDType::F16).require_grad();
+    let error = outer.try_autocast(vector(&[1.0]), |x| {
+        in_f32(x, |x| x + inner.autocast(half.clone(), |x| x))
+    });
+    let expected = AmpError::HalfPrecisionInput { dtype: DType::F16 };
+    assert_eq!(error.map(drop).unwrap_err(), expected);
+    // One that was handled inside is forgotten.
+    let output = outer.autocast(vector(&[1.0]), |x| {
+        in_f32(x, |x| {
+            assert!(inner.try_autocast(half.clone(), |x| x).is_err());
+            x
+        })
+    });
+    assert_eq!(values(output), [1.0]);
+}
+
+#[test]
+fn other_panics_come_through_unchanged_and_the_scope_closes() {
+    let amp = f16(two(12));
+    let gain = Gain::new(&[2.0]).apply_reparameterization(amp.clone());
+    let run = |panic: &dyn Fn()| {
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            amp.try_autocast(vector(&[1.0]), |x| {
+                assert_eq!(gain.factor.val().dtype(), DType::F16);
+                in_f32(x, |x| {
+                    panic();
+                    x
+                })
+            })
+        }));
+        assert_closed(&amp, &gain);
+        result.expect_err("it should have panicked")
+    };
+    let payload = run(&|| panic_any(42u64));
+    assert_eq!(payload.downcast_ref::<u64>(), Some(&42));
+    let payload = run(&|| panic!("no such token"));
+    assert_eq!(payload.downcast_ref::<&str>(), Some(&"no such token"));
+    // Burn's own, of shapes.
+    let payload = run(&|| drop(vector(&[1.0, 2.0]) + vector(&[1.0, 2.0, 3.0])));
+    let message = payload.downcast_ref::<String>().unwrap();
+    assert!(!message.contains("autocast"), "{message}");
+}

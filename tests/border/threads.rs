@@ -1,0 +1,191 @@
+//! Scopes are of their thread, and of their handle: pools put other work on a thread that waits inside one.
+
+use burn::{
+    module::Module,
+    nn::{Linear, LinearConfig},
+    optim::GradientsParams,
+    tensor::{DType, Device, activation::tanh},
+};
+use burn_amp::{MixedPrecision, Scope, in_f32};
+use rayon::{ThreadPool, ThreadPoolBuilder, prelude::*};
+use std::{
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
+    time::Duration,
+};
+
+use crate::support::{
+    Gain, bits, device, f16, fill, gradient_bits, panic_message, random, two, values, vector,
+};
+
+/// Whether this thread is in a scope.
+fn inside() -> bool {
+    format!("{:?}", Scope::current()).contains("Some")
+}
+
+#[test]
+fn other_threads_are_outside_until_they_enter() {
+    let amp = f16(two(12));
+    let gain = Gain::new(&[2.0]).apply_reparameterization(amp.clone());
+    let dtype = || gain.factor.val().dtype();
+    amp.autocast(vector(&[1.0]), |x| {
+        let scope = Scope::current();
+        let there = thread::scope(|threads| {
+            let thread = threads.spawn(|| {
+                let before = dtype();
+                let during = scope.enter(|| {
+                    let mut island = dtype();
+                    let output = in_f32(gain.forward(amp.cast(vector(&[1.0]))), |x| {
+                        island = dtype();
+                        x
+                    });
+                    [dtype(), island, output.dtype()]
+                });
+                (before, during, dtype())
+            });
+            thread.join().unwrap()
+        });
+        let (half, full) = (DType::F16, DType::F32);
+        assert_eq!(there, (full, [half, full, half], full));
+        assert_eq!(dtype(), half);
+        x
+    });
+    assert_eq!(dtype(), DType::F32);
+}
+
+/// What was entered is left again, on a panic too, and what was there before is back.
+#[test]
+fn entering_restores_what_was_there() {
+    let amp = f16(two(12));
+    let gain = Gain::new(&[2.0]).apply_reparameterization(amp.clone());
+    let dtype = || gain.factor.val().dtype();
+    let none = Scope::current();
+    amp.autocast((), |()| {
+        let (half, mut island) = (Scope::current(), None);
+        in_f32((), |()| island = Some(Scope::current()));
+        let island = island.unwrap();
+        island.enter(|| {
+            assert_eq!(dtype(), DType::F32);
+            half.enter(|| assert_eq!(dtype(), DType::F16));
+            none.enter(|| assert_eq!(dtype(), DType::F32));
+            let message = panic_message(|| half.enter(|| panic!("{:?}", dtype())));
+            assert_eq!((message.as_str(), dtype()), ("F16", DType::F32));
+        });
+        assert_eq!(dtype(), DType::F16);
+    });
+    assert_eq!(dtype(), DType::F32);
+}
+
+/// Work gives the same gradients on a thread that has entered the scope as on the thread that opened it.
+#[test]
+fn gradients_of_work_on_other_threads() {
+    let amp = f16(two(12));
+    let gain = Gain::new(&[2.0, -4.0]).apply_reparameterization(amp.clone());
+    let gradients = |elsewhere: bool| {
+        let input = vector(&[1.0, 0.5]).require_grad();
+        let output = amp.autocast(input.clone(), |x| {
+            let work = || gain.forward(x);
+            let scope = Scope::current();
+            match elsewhere {
+                true => thread::scope(|s| s.spawn(|| scope.enter(work)).join().unwrap()),
+                false => work(),
+            }
+        });
+        let grads = (output * two(-30)).sum().backward();
+        let of_input = values(input.grad(&grads).unwrap());
+        let grads = GradientsParams::from_grads(grads, &gain);
+        (of_input, gradient_bits(&grads, &gain))
+    };
+    assert_eq!(gradients(true), gradients(false));
+}
+
+/// One of the models that train side by side.
+struct Job {
+    amp: MixedPrecision,
+    model: [Linear; 2],
+    seed: usize,
+}
+
+/// How often a job began on a thread that was inside another job's scope.
+static STOLEN: AtomicUsize = AtomicUsize::new(0);
+
+impl Job {
+    fn new(amp: &MixedPrecision, seed: usize, device: &Device) -> Self {
+        let linear = |seed| {
+            let linear = fill(LinearConfig::new(4, 4).init(device), seed);
+            linear.apply_reparameterization(amp.clone())
+        };
+        Self {
+            amp: amp.clone(),
+            model: [linear(seed), linear(seed + 1)],
+            seed,
+        }
+    }
+
+    /// The bits of the output and of the gradients. In the scope, two halves of the work go to the pool.
+    fn run(&self, device: &Device) -> Vec<Vec<u32>> {
+        if inside() {
+            STOLEN.fetch_add(1, Ordering::Relaxed);
+        }
+        let [first, last] = &self.model;
+        let input = random(self.seed, [3, 4], device).require_grad();
+        let output = self.amp.autocast(input.clone(), |x| {
+            assert_eq!(x.dtype(), DType::F16);
+            let scope = Scope::current();
+            let hidden = first.forward(x);
+            let (a, b) = rayon::join(
+                || scope.enter(|| last.forward(tanh(hidden.clone()))),
+                || scope.enter(|| in_f32(hidden.clone(), |x| last.forward(x))),
+            );
+            // What a thread does that waits: other work, here and in an island.
+            thread::sleep(Duration::from_millis(1));
+            rayon::yield_now();
+            in_f32((), |()| rayon::yield_now().is_some());
+            assert_eq!([a.dtype(), b.dtype()], [DType::F16; 2]);
+            // And what is read after the thread has done other work.
+            assert_eq!(first.weight.val().dtype(), DType::F16);
+            a * b
+        });
+        let grads = (output.clone().square().mean() * two(-16)).backward();
+        let mut found = vec![bits(output), bits(input.grad(&grads).unwrap())];
+        let grads = GradientsParams::from_grads(grads, &self.model);
+        found.push(gradient_bits(&grads, &self.model));
+        found
+    }
+}
+
+fn pool() -> ThreadPool {
+    ThreadPoolBuilder::new().num_threads(2).build().unwrap()
+}
+
+#[test]
+fn work_that_is_stolen_into_an_open_scope() {
+    let (device, pool) = (device(), pool());
+    let (a, b) = (f16(two(16)), f16(two(3)));
+    // Of two handles, and of the same one.
+    let jobs: Vec<Job> = (0..16)
+        .map(|index| Job::new(if index % 3 == 0 { &b } else { &a }, 10 * index, &device))
+        .collect();
+    let expected: Vec<_> = jobs.iter().map(|job| job.run(&device)).collect();
+    assert_eq!(STOLEN.load(Ordering::Relaxed), 0);
+    for _ in 0..10 {
+        let found: Vec<_> = pool.install(|| jobs.par_iter().map(|job| job.run(&device)).collect());
+        assert_eq!(found, expected);
+    }
+    let stolen = STOLEN.load(Ordering::Relaxed);
+    assert!(stolen > 10, "{stolen} of 160 jobs ran inside of others");
+}
+
+/// A model of another handle that is read in a stolen scope is its plain self.
+#[test]
+fn a_scope_is_of_its_handle() {
+    let (a, b) = (f16(two(12)), f16(two(12)));
+    let gain = Gain::new(&[2.0]).apply_reparameterization(b.clone());
+    a.autocast((), |()| {
+        assert_eq!(gain.factor.val().dtype(), DType::F32);
+        assert_eq!(values(gain.forward(vector(&[3.0]))), [6.0]);
+    });
+    // Clones are one handle.
+    b.clone()
+        .autocast((), |()| assert_eq!(gain.factor.val().dtype(), DType::F16));
+}

@@ -1,0 +1,110 @@
+//! The lists of layers are whole: every public module of burn-nn is in them.
+
+use burn::nn::DropoutConfig;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs, panic,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+};
+
+use crate::{activations, modules, support::Runs};
+
+/// No layers of their own: what layers are made of, and runs as these do.
+const PARTS: [&str; 2] = ["GateController", "TransformerDecoderLayer"];
+
+/// Where the sources of burn-nn are: Burn says so where it panics.
+fn sources() -> PathBuf {
+    let place = Arc::new(Mutex::new(None));
+    let (seen, outer) = (place.clone(), Arc::new(panic::take_hook()));
+    let hook = outer.clone();
+    panic::set_hook(Box::new(move |info| {
+        let file = info
+            .location()
+            .map(|location| PathBuf::from(location.file()));
+        match file.filter(|file| file.ends_with("src/modules/dropout.rs")) {
+            Some(file) => *seen.lock().unwrap() = Some(file),
+            None => hook(info),
+        }
+    }));
+    panic::catch_unwind(|| DropoutConfig::new(2.0).init()).unwrap_err();
+    panic::set_hook(Box::new(move |info| outer(info)));
+    let place = place
+        .lock()
+        .unwrap()
+        .take()
+        .expect("Dropout panics in a file of its own");
+    place.ancestors().nth(2).unwrap().to_path_buf()
+}
+
+/// The public types of a folder that derive `Module`.
+fn types(folder: &Path, found: &mut BTreeSet<String>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            types(&path, found);
+            continue;
+        }
+        let source = fs::read_to_string(&path).unwrap();
+        let source = source.split("#[cfg(test)]").next().unwrap();
+        let mut is_module = false;
+        for line in source.lines() {
+            is_module |= line.starts_with("#[derive(") && line.contains("Module");
+            let name = (line.strip_prefix("pub struct ")).or(line.strip_prefix("pub enum "));
+            let Some(name) = name.filter(|_| is_module) else {
+                continue;
+            };
+            let end = name
+                .find(|c: char| !c.is_alphanumeric())
+                .unwrap_or(name.len());
+            found.insert(name[..end].to_string());
+            is_module = false;
+        }
+    }
+}
+
+#[test]
+fn every_layer_of_burn_nn() {
+    let mut found = BTreeSet::new();
+    for folder in ["modules", "activation"] {
+        types(&sources().join(folder), &mut found);
+    }
+    assert!(
+        found.contains("Linear") && found.contains("Relu"),
+        "{found:?}"
+    );
+    let listed = modules::LAYERS.iter().chain(activations::LAYERS);
+    let listed = listed.map(|(name, _)| name.to_string());
+    let listed: BTreeSet<String> = listed.chain(PARTS.map(String::from)).collect();
+    assert_eq!(listed, found);
+}
+
+/// A layer runs in one way only, whatever its settings.
+#[test]
+fn no_layer_is_listed_in_two_ways() {
+    let mut ways: BTreeMap<&str, Runs> = BTreeMap::new();
+    for (name, runs) in modules::LAYERS.iter().chain(activations::LAYERS) {
+        assert_eq!(ways.insert(name, *runs).unwrap_or(*runs), *runs, "{name}");
+    }
+    let in_f32: Vec<_> = ways
+        .into_iter()
+        .filter(|(_, runs)| *runs == Runs::InF32)
+        .collect();
+    // Those that the documentation of `in_f32` speaks of.
+    let names: Vec<&str> = in_f32.into_iter().map(|(name, _)| name).collect();
+    assert_eq!(
+        names,
+        [
+            "BatchNorm",
+            "BiGru",
+            "BiLstm",
+            "BiRnn",
+            "GaussianNoise",
+            "Gru",
+            "Lstm",
+            "PositionalEncoding",
+            "Rnn",
+            "RotaryEncoding"
+        ]
+    );
+}

@@ -1,0 +1,217 @@
+//! The folder `modules` of burn-nn.
+
+use crate::support::{layers, tensor};
+use burn::{
+    nn::{
+        BatchNormConfig, BiGruConfig, BiLstmConfig, BiRnnConfig, CosineSimilarityConfig,
+        DropoutConfig, EmbeddingConfig, Fold4dConfig, GaussianNoiseConfig, GroupNormConfig,
+        GruConfig, Identity, InstanceNormConfig, LayerNormConfig, LinearConfig, LinearLayout,
+        LocalResponseNormConfig, LstmConfig, PairwiseDistanceConfig, PixelShuffleConfig,
+        PixelUnshuffleConfig, PositionalEncodingConfig, RmsNormConfig, RnnConfig,
+        RotaryEncodingConfig, Unfold4dConfig,
+        attention::{
+            CrossAttentionConfig, MhaInput, MultiHeadAttentionConfig, generate_autoregressive_mask,
+        },
+        conv::{
+            Conv1dConfig, Conv2dConfig, Conv3dConfig, ConvTranspose1dConfig, ConvTranspose2dConfig,
+            ConvTranspose3dConfig, DeformConv2dConfig,
+        },
+        interpolate::{Interpolate1dConfig, Interpolate2dConfig, InterpolateMode},
+        norm::NormalizationConfig,
+        pool::{
+            AdaptiveAvgPool1dConfig, AdaptiveAvgPool2dConfig, AdaptiveAvgPool3dConfig,
+            AvgPool1dConfig, AvgPool2dConfig, MaxPool1dConfig, MaxPool2dConfig,
+        },
+        transformer::{
+            PositionWiseFeedForwardConfig, TransformerDecoderConfig, TransformerDecoderInput,
+            TransformerEncoderConfig, TransformerEncoderInput, TransformerEncoderLayer,
+        },
+    },
+    tensor::{Bool, Device, Int, Tensor},
+};
+
+fn padding(device: &Device) -> Tensor<2, Bool> {
+    let rows = [
+        [false, false, false, true, true],
+        [false, false, false, false, true],
+    ];
+    Tensor::from_data(rows, device)
+}
+
+layers! {
+    identity: "Identity", AsItIs, |_| Identity::new(), [2, 3], |layer, x, _| layer.forward(x);
+    linear: "Linear", AsItIs, |device| LinearConfig::new(6, 5).init(device), [7, 6],
+        |layer, x, _| layer.forward(x);
+    // Stores its weight transposed, through Burn's own mappers at load and save.
+    linear_by_columns: "Linear", AsItIs,
+        |device| LinearConfig::new(6, 5).with_layout(LinearLayout::Col).init(device), [2, 7, 6],
+        |layer, x, _| layer.forward(x);
+    embedding: "Embedding", AsItIs, |device| EmbeddingConfig::new(9, 4).init(device), [1],
+        |layer, _, device| layer.forward(Tensor::<2, Int>::from_data([[0, 3, 8], [3, 1, 7]], device));
+    dropout: "Dropout", AsItIs, |_| DropoutConfig::new(0.4).init(), [4, 6],
+        |layer, x, _| layer.forward(x);
+    gaussian_noise: "GaussianNoise", InF32, |_| GaussianNoiseConfig::new(0.5).init(), [4, 6],
+        |layer, x, _| layer.forward(x);
+
+    conv1d: "Conv1d", AsItIs, |device| Conv1dConfig::new(2, 3, 3).init(device), [2, 2, 7],
+        |layer, x, _| layer.forward(x);
+    conv2d: "Conv2d", AsItIs, |device| Conv2dConfig::new([2, 3], [3, 3]).init(device), [2, 2, 6, 5],
+        |layer, x, _| layer.forward(x);
+    conv2d_in_groups: "Conv2d", AsItIs,
+        |device| Conv2dConfig::new([4, 6], [2, 2]).with_groups(2).with_stride([2, 1]).init(device),
+        [2, 4, 5, 4], |layer, x, _| layer.forward(x);
+    conv3d: "Conv3d", AsItIs, |device| Conv3dConfig::new([2, 3], [2, 2, 2]).init(device),
+        [2, 2, 3, 4, 3], |layer, x, _| layer.forward(x);
+    conv_transpose1d: "ConvTranspose1d", AsItIs,
+        |device| ConvTranspose1dConfig::new([2, 3], 3).init(device), [2, 2, 4],
+        |layer, x, _| layer.forward(x);
+    conv_transpose2d: "ConvTranspose2d", AsItIs,
+        |device| ConvTranspose2dConfig::new([2, 3], [3, 3]).init(device), [2, 2, 4, 3],
+        |layer, x, _| layer.forward(x);
+    conv_transpose3d: "ConvTranspose3d", AsItIs,
+        |device| ConvTranspose3dConfig::new([2, 3], [2, 2, 2]).init(device), [2, 2, 2, 3, 2],
+        |layer, x, _| layer.forward(x);
+    deform_conv2d: "DeformConv2d", AsItIs,
+        |device| DeformConv2dConfig::new([2, 3], [2, 2]).init(device), [2, 2, 4, 4],
+        |layer, x, device| {
+            let offset = (tensor([2, 8, 3, 3], device) * 0.5).cast(x.dtype());
+            let mask = tensor([2, 4, 3, 3], device).cast(x.dtype());
+            layer.forward(x, offset, Some(mask))
+        };
+
+    layer_norm: "LayerNorm", AsItIs, |device| LayerNormConfig::new(6).init(device), [4, 3, 6],
+        |layer, x, _| layer.forward(x);
+    rms_norm: "RmsNorm", AsItIs, |device| RmsNormConfig::new(6).init(device), [4, 3, 6],
+        |layer, x, _| layer.forward(x);
+    group_norm: "GroupNorm", AsItIs, |device| GroupNormConfig::new(2, 6).init(device), [3, 6, 4, 2],
+        |layer, x, _| layer.forward(x);
+    instance_norm: "InstanceNorm", AsItIs, |device| InstanceNormConfig::new(6).init(device),
+        [3, 6, 4, 2], |layer, x, _| layer.forward(x);
+    local_response_norm: "LocalResponseNorm", AsItIs, |_| LocalResponseNormConfig::new(3).init(),
+        [2, 5, 3, 3], |layer, x, _| layer.forward(x);
+    // Running statistics in f32.
+    batch_norm: "BatchNorm", InF32, |device| BatchNormConfig::new(3).init(device), [4, 3, 5],
+        |layer, x, _| layer.forward(x);
+    normalization: "Normalization", AsItIs,
+        |device| NormalizationConfig::from(LayerNormConfig::new(6)).init(device), [4, 6],
+        |layer, x, _| layer.forward(x);
+
+    avg_pool1d: "AvgPool1d", AsItIs, |_| AvgPool1dConfig::new(2).init(), [2, 2, 6],
+        |layer, x, _| layer.forward(x);
+    avg_pool2d: "AvgPool2d", AsItIs, |_| AvgPool2dConfig::new([2, 2]).init(), [2, 2, 4, 5],
+        |layer, x, _| layer.forward(x);
+    max_pool1d: "MaxPool1d", AsItIs, |_| MaxPool1dConfig::new(2).init(), [2, 2, 6],
+        |layer, x, _| layer.forward(x);
+    max_pool2d: "MaxPool2d", AsItIs, |_| MaxPool2dConfig::new([2, 2]).init(), [2, 2, 4, 5],
+        |layer, x, _| layer.forward(x);
+    adaptive_avg_pool1d: "AdaptiveAvgPool1d", AsItIs, |_| AdaptiveAvgPool1dConfig::new(3).init(),
+        [2, 2, 7], |layer, x, _| layer.forward(x);
+    adaptive_avg_pool2d: "AdaptiveAvgPool2d", AsItIs,
+        |_| AdaptiveAvgPool2dConfig::new([3, 2]).init(), [2, 2, 7, 5],
+        |layer, x, _| layer.forward(x);
+    adaptive_avg_pool3d: "AdaptiveAvgPool3d", AsItIs,
+        |_| AdaptiveAvgPool3dConfig::new([2, 2, 1]).init(), [1, 2, 3, 4, 3],
+        |layer, x, _| layer.forward(x);
+
+    fold4d: "Fold4d", AsItIs, |_| Fold4dConfig::new([4, 4], [2, 2]).init(), [2, 4, 9],
+        |layer, x, _| layer.forward(x);
+    unfold4d: "Unfold4d", AsItIs, |_| Unfold4dConfig::new([2, 2]).init(), [2, 2, 4, 3],
+        |layer, x, _| layer.forward(x);
+    pixel_shuffle: "PixelShuffle", AsItIs, |_| PixelShuffleConfig::new(2).init(), [2, 4, 3, 2],
+        |layer, x, _| layer.forward(x);
+    pixel_unshuffle: "PixelUnshuffle", AsItIs, |_| PixelUnshuffleConfig::new(2).init(),
+        [2, 1, 4, 6], |layer, x, _| layer.forward(x);
+    interpolate1d: "Interpolate1d", AsItIs,
+        |_| Interpolate1dConfig::new().with_scale_factor(Some(2.0)).init(), [2, 2, 4],
+        |layer, x, _| layer.forward(x);
+    interpolate2d: "Interpolate2d", AsItIs,
+        |_| Interpolate2dConfig::new().with_output_size(Some([5, 7])).init(), [2, 2, 4, 3],
+        |layer, x, _| layer.forward(x);
+    interpolate2d_linear: "Interpolate2d", AsItIs,
+        |_| {
+            let config = Interpolate2dConfig::new().with_output_size(Some([5, 7]));
+            config.with_mode(InterpolateMode::Linear).init()
+        },
+        [2, 2, 4, 3], |layer, x, _| layer.forward(x);
+
+    cosine_similarity: "CosineSimilarity", AsItIs, |_| CosineSimilarityConfig::new().init(), [5, 4],
+        |layer, x, _| layer.forward(x.clone(), x.flip([1]));
+    pairwise_distance: "PairwiseDistance", AsItIs, |_| PairwiseDistanceConfig::new().init(), [5, 4],
+        |layer, x, _| layer.forward(x.clone(), x.flip([1]));
+
+    // Sinusoids and frequencies in f32.
+    positional_encoding: "PositionalEncoding", InF32,
+        |device| PositionalEncodingConfig::new(6).with_max_sequence_size(8).init(device),
+        [2, 3, 6], |layer, x, _| layer.forward(x);
+    rotary_encoding: "RotaryEncoding", InF32, |device| RotaryEncodingConfig::new(8, 6).init(device),
+        [2, 3, 6], |layer, x, _| layer.forward(x);
+
+    multi_head_attention: "MultiHeadAttention", AsItIs,
+        |device| MultiHeadAttentionConfig::new(8, 2).with_dropout(0.0).init(device), [2, 5, 8],
+        |layer, x, _| layer.forward(MhaInput::self_attn(x)).context;
+    multi_head_attention_quiet: "MultiHeadAttention", AsItIs,
+        |device| {
+            let config = MultiHeadAttentionConfig::new(8, 2).with_dropout(0.0);
+            config.with_quiet_softmax(true).init(device)
+        },
+        [2, 5, 8], |layer, x, _| layer.forward(MhaInput::self_attn(x)).context;
+    // Masked scores are set to -10000, which f16 can hold.
+    multi_head_attention_masked: "MultiHeadAttention", AsItIs,
+        |device| MultiHeadAttentionConfig::new(8, 2).with_dropout(0.0).init(device), [2, 5, 8],
+        |layer, x, device| {
+            let input = MhaInput::self_attn(x)
+                .mask_pad(padding(device))
+                .mask_attn(generate_autoregressive_mask(2, 5, device));
+            layer.forward(input).context
+        };
+    cross_attention: "CrossAttention", AsItIs,
+        |device| CrossAttentionConfig::new(8, 8, 2, 1, 4).with_dropout(0.0).init(device),
+        [2, 5, 8], |layer, x, device| layer.forward(x.clone(), x, Some(padding(device)));
+    transformer_encoder: "TransformerEncoder", AsItIs,
+        |device| TransformerEncoderConfig::new(8, 12, 2, 2).with_dropout(0.0).init(device),
+        [2, 5, 8], |layer, x, device| {
+            layer.forward(TransformerEncoderInput::new(x).mask_pad(padding(device)))
+        };
+    transformer_encoder_norm_first: "TransformerEncoder", AsItIs,
+        |device| {
+            let config = TransformerEncoderConfig::new(8, 12, 2, 2).with_dropout(0.0);
+            config.with_norm_first(true).init(device)
+        },
+        [2, 5, 8], |layer, x, _| layer.forward(TransformerEncoderInput::new(x));
+    transformer_encoder_layer: "TransformerEncoderLayer", AsItIs,
+        |device| {
+            let config = TransformerEncoderConfig::new(8, 12, 2, 1).with_dropout(0.0);
+            TransformerEncoderLayer::new(&config, device)
+        },
+        [2, 5, 8], |layer, x, _| layer.forward(x, None, None);
+    transformer_decoder: "TransformerDecoder", AsItIs,
+        |device| TransformerDecoderConfig::new(8, 12, 2, 2).with_dropout(0.0).init(device),
+        [2, 5, 8], |layer, x, device| {
+            let mask = generate_autoregressive_mask(2, 5, device);
+            let input = TransformerDecoderInput::new(x.clone(), x.flip([1]));
+            layer.forward(input.target_mask_attn(mask))
+        };
+    position_wise_feed_forward: "PositionWiseFeedForward", AsItIs,
+        |device| PositionWiseFeedForwardConfig::new(6, 8).with_dropout(0.0).init(device),
+        [2, 3, 6], |layer, x, _| layer.forward(x);
+
+    // States and output buffers in f32.
+    rnn: "Rnn", InF32, |device| RnnConfig::new(5, 3, true).init(device), [2, 4, 5],
+        |layer, x, _| layer.forward(x, None).0;
+    bi_rnn: "BiRnn", InF32, |device| BiRnnConfig::new(5, 3, true).init(device), [2, 4, 5],
+        |layer, x, _| layer.forward(x, None).0;
+    gru: "Gru", InF32, |device| GruConfig::new(5, 3, true).init(device), [2, 4, 5],
+        |layer, x, _| layer.forward(x, None);
+    bi_gru: "BiGru", InF32, |device| BiGruConfig::new(5, 3, true).init(device), [2, 4, 5],
+        |layer, x, _| layer.forward(x, None).0;
+    lstm: "Lstm", InF32, |device| LstmConfig::new(5, 3, true).init(device), [2, 4, 5],
+        |layer, x, _| layer.forward(x, None).0;
+    bi_lstm: "BiLstm", InF32, |device| BiLstmConfig::new(5, 3, true).init(device), [2, 4, 5],
+        |layer, x, _| layer.forward(x, None).0;
+    // A state in f16 does not help the GRU, whose output buffer is f32.
+    gru_with_a_state: "Gru", InF32, |device| GruConfig::new(5, 3, true).init(device), [2, 4, 5],
+        |layer, x, device| {
+            let state = tensor([2, 3], device).cast(x.dtype());
+            layer.forward(x, Some(state))
+        };
+}

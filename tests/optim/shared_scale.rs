@@ -1,0 +1,318 @@
+//! Several optimizers on one `MixedPrecision`: one loss scale, which moves once an iteration.
+
+use burn::{
+    module::Module,
+    nn::{Linear, LinearConfig},
+    optim::{GradientsParams, SgdConfig},
+    tensor::{Device, Tensor},
+};
+use burn_amp::{GradScalerConfig, MixedPrecision, ScaledOptimizer, StepOutcome};
+use log::Level;
+
+use crate::support::captured;
+
+/// Finite, and too large for f16 once it is multiplied by a scale of this file.
+const OVERFLOW: f32 = 1e9;
+
+fn amp(growth_interval: u32) -> MixedPrecision {
+    let config = GradScalerConfig::new()
+        .with_init_scale(1024.0)
+        .with_growth_interval(growth_interval);
+    MixedPrecision::f16().with_scaler(config).unwrap()
+}
+
+/// A model, its optimizer and the `MixedPrecision` of both.
+#[derive(Clone)]
+struct Player {
+    amp: MixedPrecision,
+    model: Linear,
+    optim: ScaledOptimizer,
+}
+
+impl Player {
+    fn new(amp: &MixedPrecision) -> Self {
+        let model = LinearConfig::new(2, 2).init(&Device::default().autodiff());
+        Self {
+            amp: amp.clone(),
+            model: model.apply_reparameterization(amp.clone()),
+            optim: ScaledOptimizer::new(SgdConfig::new().init(), amp),
+        }
+    }
+
+    /// The loss at the present scale, times `factor`.
+    fn loss(&self, factor: f32) -> Tensor<1> {
+        let input = Tensor::<2>::ones([1, 2], &Device::default().autodiff());
+        let output = self.amp.autocast(input, |x| self.model.forward(x));
+        output.mean() * factor
+    }
+
+    fn gradients(&self, loss: Tensor<1>) -> GradientsParams {
+        GradientsParams::from_grads(loss.backward(), &self.model)
+    }
+
+    fn step(&mut self, loss: Tensor<1>) -> StepOutcome {
+        self.step_on(self.gradients(loss))
+    }
+
+    fn step_on(&mut self, grads: GradientsParams) -> StepOutcome {
+        self.model = self.optim.step(0.1, self.model.clone(), grads);
+        self.optim.scaler().last_outcome().unwrap()
+    }
+
+    /// Forward, backward and step; whether it was not skipped.
+    fn train(&mut self, factor: f32) -> bool {
+        self.step(self.loss(factor)).is_applied()
+    }
+
+    fn tracker(&self) -> u32 {
+        self.optim.scaler().growth_tracker()
+    }
+}
+
+#[test]
+fn an_iteration_is_one_step_of_the_schedule() {
+    for count in 1..4 {
+        let amp = amp(100);
+        let mut players: Vec<Player> = (0..count).map(|_| Player::new(&amp)).collect();
+        for iteration in 1..=10 {
+            for player in &mut players {
+                assert_eq!(player.tracker(), iteration - 1);
+                assert!(player.train(1.0));
+            }
+            assert!(players.iter().all(|player| player.tracker() == iteration));
+        }
+    }
+}
+
+/// As in a GAN whose losses come from one forward pass: all graphs are of one scale.
+#[test]
+fn losses_of_one_forward_pass_are_one_iteration() {
+    let amp = amp(4);
+    let (mut first, mut second) = (Player::new(&amp), Player::new(&amp));
+    for iteration in 0..8 {
+        assert_eq!(
+            amp.loss_scale(),
+            if iteration < 4 { 1024.0 } else { 2048.0 }
+        );
+        let losses = (first.loss(1.0), second.loss(1.0));
+        assert!(first.step(losses.0).is_applied());
+        assert!(second.step(losses.1).is_applied());
+    }
+    assert_eq!(amp.loss_scale(), 4096.0);
+}
+
+#[test]
+fn an_overflow_in_either_or_in_both_halves_the_scale_once() {
+    for overflows in [[true, false], [false, true], [true, true]] {
+        let amp = amp(100);
+        let mut players = [Player::new(&amp), Player::new(&amp)];
+        for player in &mut players {
+            assert!(player.train(1.0));
+        }
+        let factor = overflows.map(|overflow| if overflow { OVERFLOW } else { 1.0 });
+        let losses = [0, 1].map(|index: usize| players[index].loss(factor[index]));
+        let before = players.each_ref().map(|player| player.model.weight.val());
+        for ((player, loss), overflow) in players.iter_mut().zip(losses).zip(overflows) {
+            assert_eq!(player.step(loss).is_skipped(), overflow, "{overflows:?}");
+        }
+        assert_eq!(amp.loss_scale(), 512.0, "{overflows:?}");
+        for ((player, before), overflow) in players.iter().zip(before).zip(overflows) {
+            // Each is skipped for its own gradients alone.
+            let same = player.model.weight.val().to_data() == before.to_data();
+            assert_eq!(same, overflow, "{overflows:?}");
+            let counters = player.optim.scaler().counters();
+            assert_eq!(counters.skipped(), u64::from(overflow), "{overflows:?}");
+            assert_eq!(player.tracker(), 0, "{overflows:?}");
+        }
+        // The next iteration is one of its own.
+        for player in &mut players {
+            assert!(player.train(1.0));
+        }
+        assert_eq!(players[0].tracker(), 1);
+        assert!(!players[0].train(OVERFLOW));
+        assert_eq!(amp.loss_scale(), 256.0);
+    }
+}
+
+/// A second forward pass in an iteration is at the lowered scale already.
+#[test]
+fn the_scale_of_an_overflow_is_lower_at_once() {
+    let amp = amp(100);
+    let (mut first, mut second) = (Player::new(&amp), Player::new(&amp));
+    assert!(!first.train(OVERFLOW));
+    assert_eq!(amp.loss_scale(), 512.0);
+    assert_eq!(second.optim.scaler().loss_scale(), 512.0);
+    assert!(second.train(1.0));
+    assert_eq!(amp.loss_scale(), 512.0);
+}
+
+/// The scale must not wait for a generator that steps once in five.
+#[test]
+fn one_may_step_more_often_than_the_other() {
+    let amp = amp(1000);
+    let (mut critic, mut generator) = (Player::new(&amp), Player::new(&amp));
+    for iteration in 1..=4 {
+        for _ in 0..5 {
+            assert!(critic.train(1.0));
+        }
+        assert!(generator.train(1.0));
+        // The fifth step of the critic and the generator's are one iteration.
+        assert_eq!(critic.tracker(), 5 * iteration);
+    }
+    // Every overflow of a step of its own lowers the scale.
+    for scale in [512.0, 256.0, 128.0] {
+        assert!(!critic.train(OVERFLOW));
+        assert_eq!(amp.loss_scale(), scale);
+    }
+    assert!(generator.train(1.0));
+    assert_eq!((amp.loss_scale(), generator.tracker()), (128.0, 0));
+}
+
+#[test]
+fn a_dropped_optimizer_is_not_waited_for() {
+    let amp = amp(100);
+    let (mut left, mut dropped) = (Player::new(&amp), Player::new(&amp));
+    assert!(left.train(1.0) && dropped.train(1.0));
+    assert_eq!(left.tracker(), 1);
+    drop(dropped);
+    for iteration in 2..6 {
+        assert!(left.train(1.0));
+        assert_eq!(left.tracker(), iteration);
+    }
+}
+
+/// A clone that is kept aside (for a checkpoint, or to go back to) is none to wait for.
+#[test]
+fn a_clone_is_not_waited_for() {
+    let amp = amp(100);
+    let mut player = Player::new(&amp);
+    let kept = player.clone();
+    for iteration in 1..4 {
+        assert!(player.train(1.0));
+        assert_eq!(player.tracker(), iteration);
+    }
+    assert_eq!(kept.optim.scaler().counters().steps(), 0);
+}
+
+/// A loss that is not finite says nothing of the scale, and holds no one up.
+#[test]
+fn a_loss_that_is_not_finite_is_nobody_elses_concern() {
+    let amp = amp(100);
+    let (mut first, mut second) = (Player::new(&amp), Player::new(&amp));
+    for iteration in 1..=3 {
+        assert!(!first.train(f32::NAN));
+        assert!(second.train(1.0));
+        assert_eq!((amp.loss_scale(), second.tracker()), (1024.0, iteration));
+    }
+    assert_eq!(first.optim.scaler().counters().bad_losses(), 3);
+    assert_eq!(second.optim.scaler().counters().skipped(), 0);
+}
+
+/// Where both backward passes are over before one steps, each skip is blamed on what is to blame.
+#[test]
+fn two_losses_that_are_not_finite_leave_the_scale() {
+    for (factor, scale, bad) in [(f32::NAN, 1024.0, 1), (OVERFLOW, 512.0, 0)] {
+        let amp = amp(100);
+        let mut players = [Player::new(&amp), Player::new(&amp)];
+        let grads = players
+            .each_ref()
+            .map(|player| player.gradients(player.loss(factor)));
+        for (player, grads) in players.iter_mut().zip(grads) {
+            assert!(player.step_on(grads).is_skipped());
+            assert_eq!(amp.loss_scale(), scale);
+            assert_eq!(player.optim.scaler().counters().bad_losses(), bad);
+        }
+        // Nor is what was read held against the next iteration.
+        let mut again = |factor: f32| players.each_mut().map(|player| player.train(factor));
+        assert_eq!(again(1.0), [true, true]);
+        assert_eq!(again(OVERFLOW), [false, false]);
+        // The second forward pass was at the lowered scale, and is of the same iteration.
+        assert_eq!(amp.loss_scale(), scale / 2.0);
+    }
+}
+
+#[test]
+fn a_state_that_is_loaded_is_that_of_all() {
+    let amp = amp(100);
+    let (mut first, mut second) = (Player::new(&amp), Player::new(&amp));
+    assert!(!first.train(OVERFLOW));
+    assert!(second.train(1.0));
+    assert!(first.train(1.0) && second.train(1.0));
+    let record = first.optim.to_record().unwrap();
+    for _ in 0..3 {
+        assert!(!second.train(OVERFLOW));
+    }
+    assert_eq!(amp.loss_scale(), 64.0);
+    first.optim.load_record(record).unwrap();
+    assert_eq!((amp.loss_scale(), second.tracker()), (512.0, 1));
+}
+
+/// The warnings of some steps.
+fn warnings(steps: impl FnOnce()) -> Vec<String> {
+    captured(Level::Warn, steps)
+}
+
+#[test]
+fn an_optimizer_whose_handle_opens_no_scope_is_warned_of_once() {
+    let mut player = Player::new(&amp(100));
+    // As with two calls of `MixedPrecision::f16()`: the scopes are another's.
+    player.optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp(100));
+    let logged = warnings(|| {
+        for _ in 0..3 {
+            assert!(player.train(1.0));
+        }
+    });
+    let [message] = logged.as_slice() else {
+        panic!("{logged:?}")
+    };
+    for part in ["no `autocast`", "`MixedPrecision`", "not another one"] {
+        assert!(message.contains(part), "no {part} in: {message}");
+    }
+}
+
+#[test]
+fn one_whose_scopes_end_is_warned_of_too() {
+    let mut player = Player::new(&amp(100));
+    let logged = warnings(|| assert!(player.train(1.0) && player.train(1.0)));
+    assert_eq!(logged, [""; 0]);
+    let logged = warnings(|| {
+        let loss = player.model.weight.val().mean();
+        assert!(player.step(loss).is_applied());
+    });
+    assert_eq!(logged.len(), 1, "{logged:?}");
+}
+
+#[test]
+fn who_shares_scopes_is_not_warned_of() {
+    let amp = amp(100);
+    let (mut first, mut second) = (Player::new(&amp), Player::new(&amp));
+    let logged = warnings(|| {
+        for _ in 0..3 {
+            // All scopes before the first step.
+            let losses = (first.loss(1.0), second.loss(1.0));
+            assert!(first.step(losses.0).is_applied());
+            assert!(second.step(losses.1).is_applied());
+        }
+    });
+    assert_eq!(logged, [""; 0]);
+    // Nor where no scope scales.
+    for amp in [MixedPrecision::bf16(), MixedPrecision::f32()] {
+        let mut player = Player::new(&amp);
+        let logged = warnings(|| {
+            let loss = player.model.weight.val().mean();
+            assert!(player.step(loss).is_applied());
+        });
+        assert_eq!(logged, [""; 0]);
+    }
+}
+
+/// The type alone names Burn's optimizer.
+#[test]
+fn a_scaled_optimizer_in_a_signature_needs_no_parameter() {
+    fn steps(optim: &mut ScaledOptimizer) -> u64 {
+        optim.scaler().counters().steps()
+    }
+    let mut player = Player::new(&amp(100));
+    assert!(player.train(1.0));
+    assert_eq!(steps(&mut player.optim), 1);
+}

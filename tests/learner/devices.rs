@@ -15,7 +15,7 @@ use burn::{
         MultiDeviceOptim, SupervisedTraining, TrainOutput, TrainStep, metric::LossMetric,
     },
 };
-use burn_amp::{GradScalerRecord, Scaled, SkippedStepsMetric};
+use burn_amp::{GradScalerRecord, Scaled, WithAmp};
 use std::{
     collections::BTreeMap,
     fmt,
@@ -26,6 +26,7 @@ use std::{
 
 use crate::support::{
     Batch, Net, Run, Values, all_finite, loader, parameters, poison, quiet, read_metric, samples,
+    values,
 };
 
 /// Three steps an epoch of two batches each. The poison is in the half of the samples that the second device gets.
@@ -41,12 +42,13 @@ fn run() -> Run {
 fn launch(optim: MultiDeviceOptim) -> LearningResult<Scaled<Net>> {
     let folder = tempfile::tempdir().unwrap();
     let run = run();
-    let (learner, monitor) = run.learner();
+    let amp = run.amp();
+    let learner = run.learner(&amp);
     let devices = vec![Device::flex(), Device::flex()];
     let result = run
         .training(folder.path())
         .with_training_strategy(ExecutionStrategy::multi(devices, optim).into())
-        .metric_train_numeric(SkippedStepsMetric::new(&monitor))
+        .with_amp(&amp)
         .launch(learner);
     let skips = read_metric(folder.path(), 1, "Skipped Steps");
     let share: f64 = skips
@@ -74,16 +76,10 @@ fn an_overflow_on_one_device_skips_the_step_for_all() {
             (9, 3)
         );
         assert_eq!(scaler.loss_scale(), 8192.0);
-        assert!(all_finite(result.model.inner()));
+        assert!(all_finite(&result.model));
     }
     let [main, sharded] = results.map(|result| result.model);
     assert_eq!(main.scaler().to_record(), sharded.scaler().to_record());
-    let values = |model| {
-        parameters(model)
-            .into_values()
-            .map(|(_, v)| v)
-            .collect::<Vec<_>>()
-    };
     assert_eq!(values(&main), values(&sharded));
 }
 
@@ -96,10 +92,8 @@ fn the_workers_never_differ() {
     ] {
         let folder = tempfile::tempdir().unwrap();
         let run = run();
-        let scaler = run.config.init().unwrap();
-        let net = Net::f16(&Device::flex().autodiff());
         let model = Witnessed {
-            scaled: Scaled::new(net, scaler),
+            scaled: run.learner(&run.amp()).model(),
             seen: Arc::default(),
         };
         let seen = model.seen.clone();
@@ -258,13 +252,14 @@ fn burn_has_no_ddp_for_flex() {
     );
 }
 
-/// What decides in `ExecutionStrategy::ddp`: each worker has a learner of its own and takes the reduced gradients. Here they
-/// are summed through channels.
+/// What decides in `ExecutionStrategy::ddp`: each worker has a learner of its own, forks it, and takes the reduced gradients.
+/// Here they are summed through channels.
 #[test]
 fn replicas_with_the_same_reduced_gradients_stay_the_same() {
     let device = Device::flex().autodiff();
     let run = run();
-    let (learner, _) = run.learner();
+    let amp = run.amp();
+    let learner = run.learner(&amp);
     let halves = [&run.samples[..24], &run.samples[24..]];
     let batches = halves.map(|half| loader(half.to_vec(), None).to_device(&device));
 
@@ -276,8 +271,9 @@ fn replicas_with_the_same_reduced_gradients_stay_the_same() {
         .zip(ends)
         .enumerate()
         .map(|(rank, (batches, (to, from)))| {
-            let mut learner = learner.clone();
+            let (mut learner, device) = (learner.clone(), device.clone());
             std::thread::spawn(move || {
+                learner.fork(&device);
                 let mut history = Vec::new();
                 for _ in 0..3 {
                     for batch in batches.iter() {
@@ -294,7 +290,7 @@ fn replicas_with_the_same_reduced_gradients_stay_the_same() {
                         learner.lr_step();
                         learner.optimizer_step(sum.grads());
                         let model = learner.model();
-                        history.push((model.scaler().to_record(), parameters(&model)));
+                        history.push((*model.scaler().counters(), parameters(&model)));
                     }
                 }
                 history
@@ -304,11 +300,11 @@ fn replicas_with_the_same_reduced_gradients_stay_the_same() {
     let histories: Vec<_> = workers.into_iter().map(|w| w.join().unwrap()).collect();
     assert_eq!(histories[0], histories[1]);
     assert_eq!(histories[0].len(), 9);
-    let (scaler, _) = &histories[0][8];
-    assert_eq!(
-        (scaler.counters().steps(), scaler.counters().skipped()),
-        (9, 3)
-    );
+    let (counters, _) = &histories[0][8];
+    assert_eq!((counters.steps(), counters.skipped()), (9, 3));
+    // A step of both is one step of the schedule: three overflows, and one clean step after the last.
+    assert_eq!(amp.loss_scale(), 8192.0);
+    assert_eq!(learner.model().scaler().growth_tracker(), 1);
 }
 
 /// The same tensors in a container of their own.

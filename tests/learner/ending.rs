@@ -5,7 +5,6 @@ use burn::{
     lr_scheduler::constant::ConstantLr,
     module::Module,
     optim::AdamConfig,
-    store::ModuleRecord,
     tensor::{Device, FloatDType},
     train::{
         ExecutionStrategy, Interrupter, Learner, LearningResult, MetricEarlyStoppingStrategy,
@@ -17,15 +16,15 @@ use burn::{
     },
 };
 use burn_amp::{
-    AmpError, GradScalerConfig, GradientNormMetric, LossScaleMetric, Scaled, ScaledOptimizer,
-    SkippedStepsMetric, ZeroGradientsMetric, to_half, train::check_checkpoint,
+    AmpError, GradScalerConfig, GradientNormMetric, LossScaleMetric, MixedPrecision, Scaled,
+    ScaledOptimizer, SkippedStepsMetric, WithAmp, ZeroGradientsMetric, to_half, train::Resume,
 };
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
 };
 
-use crate::support::{Net, Run, all_finite, loader, parameters, poison};
+use crate::support::{Net, Run, all_finite, loader, lr, parameters, poison, spoil};
 
 #[test]
 fn early_stopping_sees_the_metrics_of_a_scaled_run() {
@@ -34,10 +33,11 @@ fn early_stopping_sees_the_metrics_of_a_scaled_run() {
         epochs: 50,
         ..Run::default()
     };
-    let (learner, monitor) = run.learner();
+    let amp = run.amp();
+    let learner = run.learner(&amp);
     // The loss scale grows, so the first epoch is the best one for good.
     let strategy = MetricEarlyStoppingStrategy::new(
-        &LossScaleMetric::new(&monitor),
+        &LossScaleMetric::new(&amp.monitor()),
         Aggregate::Mean,
         Direction::Lowest,
         Split::Train,
@@ -45,7 +45,7 @@ fn early_stopping_sees_the_metrics_of_a_scaled_run() {
     );
     let result = run
         .training(folder.path())
-        .metric_train_numeric(LossScaleMetric::new(&monitor))
+        .with_amp(&amp)
         .early_stopping(strategy)
         .launch(learner);
     assert!(result.error.is_none() && result.interrupted.is_none());
@@ -61,7 +61,9 @@ fn an_interrupted_run_returns_what_it_has() {
         epochs: 3,
         ..Run::default()
     };
-    let (learner, monitor) = run.learner();
+    let amp = run.amp();
+    let learner = run.learner(&amp);
+    let monitor = amp.monitor();
     let interrupter = Interrupter::new();
     let stop = {
         let (interrupter, monitor) = (interrupter.clone(), monitor.clone());
@@ -86,33 +88,37 @@ fn an_interrupted_run_returns_what_it_has() {
     let steps = result.model.scaler().counters().steps();
     assert!((8..18).contains(&steps), "{steps} steps");
     assert_eq!(monitor.last().steps, steps);
-    let stored = check_checkpoint(folder.path(), 1).unwrap().unwrap();
-    assert_eq!(stored.counters().steps(), 6);
+    assert_eq!(steps_in(folder.path(), 1), 6);
+}
+
+/// The steps that a checkpoint has counted.
+fn steps_in(folder: &Path, epoch: usize) -> u64 {
+    let resume = Resume::check(folder, epoch).unwrap();
+    resume.scaler().unwrap().counters().steps()
 }
 
 /// Who is there to end the run.
 #[derive(Clone, Copy, Debug)]
 enum Listener {
-    Metric,
+    WithAmp,
     Interrupter,
-    Both,
-    /// A metric, and an interrupter that is not the run's.
-    MetricAndStranger,
     /// Only an interrupter that is not the run's.
     Stranger,
-    /// A metric that was built and dropped, as for early stopping.
-    DroppedMetric,
-    /// A metric that was built and never given to the run.
-    IdleMetric,
     Nobody,
 }
 
-/// One good epoch, saved; in the second only overflows, of which three in a row are allowed.
+/// Three skipped steps in a row are allowed.
+fn impatient() -> GradScalerConfig {
+    GradScalerConfig::new().with_max_consecutive_skips(Some(3))
+}
+
+/// One good epoch, saved; in the second only overflows.
 fn exhausted(
     listener: Listener,
     strategy: Option<ExecutionStrategy>,
+    accumulation: Option<usize>,
     folder: &Path,
-) -> (LearningResult<Scaled<Net>>, burn_amp::ScalerMonitor) {
+) -> (LearningResult<Scaled<Net>>, MixedPrecision) {
     let good = Run {
         epochs: 1,
         ..Run::default()
@@ -121,32 +127,27 @@ fn exhausted(
     let mut run = Run {
         epochs: 400,
         resume: Some(1),
-        config: GradScalerConfig::new().with_max_consecutive_skips(Some(3)),
+        config: impatient(),
+        accumulation,
         ..Run::default()
     };
     (0..run.samples.len()).for_each(|index| poison(&mut run.samples, index));
-    let (learner, monitor) = run.learner();
+    let amp = run.amp();
+    let learner = run.learner(&amp);
     let mut training = run.training(folder);
-    if matches!(
-        listener,
-        Listener::Metric | Listener::Both | Listener::MetricAndStranger
-    ) {
-        training = training.metric_train_numeric(LossScaleMetric::new(&monitor));
-    }
-    if matches!(listener, Listener::Interrupter | Listener::Both) {
-        training = training.with_interrupter(monitor.interrupter());
-    }
-    if matches!(listener, Listener::Stranger | Listener::MetricAndStranger) {
-        monitor.interrupter();
-    }
-    if matches!(listener, Listener::DroppedMetric) {
-        let _ = LossScaleMetric::new(&monitor);
-    }
-    let _idle = matches!(listener, Listener::IdleMetric).then(|| LossScaleMetric::new(&monitor));
+    training = match listener {
+        Listener::WithAmp => training.with_amp(&amp),
+        Listener::Interrupter => training.with_interrupter(amp.monitor().interrupter()),
+        Listener::Stranger => {
+            amp.monitor().interrupter();
+            training
+        }
+        Listener::Nobody => training,
+    };
     if let Some(strategy) = strategy {
         training = training.with_training_strategy(strategy.into());
     }
-    (training.launch(learner), monitor)
+    (training.launch(learner), amp)
 }
 
 /// Through Burn's error path, with a message to read, the model as it was, and the checkpoint of the good epoch.
@@ -156,20 +157,15 @@ fn an_exhausted_loss_scale_ends_the_run_as_burn_ends_runs() {
         let devices = vec![Device::flex(), Device::flex()];
         Some(ExecutionStrategy::multi(devices, optim))
     };
-    for listener in [
-        Listener::Metric,
-        Listener::Interrupter,
-        Listener::Both,
-        Listener::MetricAndStranger,
-    ] {
+    for listener in [Listener::WithAmp, Listener::Interrupter] {
         for strategy in [
             None,
             multi(MultiDeviceOptim::OptimMainDevice),
             multi(MultiDeviceOptim::OptimSharded),
         ] {
             let folder = tempfile::tempdir().unwrap();
-            let devices = strategy.is_some();
-            let (result, monitor) = exhausted(listener, strategy, folder.path());
+            let failed = if strategy.is_some() { 3 } else { 2 };
+            let (result, amp) = exhausted(listener, strategy, None, folder.path());
             let error = result.error.expect("an error").to_string();
             assert!(
                 error.contains("loss scale exhausted"),
@@ -178,193 +174,196 @@ fn an_exhausted_loss_scale_ends_the_run_as_burn_ends_runs() {
             assert!(error.contains("hidden.weight"), "{listener:?}: {error}");
             assert!(result.interrupted.is_none());
 
+            let monitor = amp.monitor();
             let Some(AmpError::LossScaleExhausted { skips, .. }) = monitor.error() else {
                 panic!("{:?}", monitor.error());
             };
             assert_eq!(skips, 4);
             assert_eq!(monitor.check().unwrap_err(), monitor.error().unwrap());
-            assert!(all_finite(result.model.inner()));
-            let good = check_checkpoint(folder.path(), 1).unwrap().unwrap();
-            assert_eq!(good.counters().steps(), 6);
-            // Nothing has changed after the failure, however late Burn noticed it.
-            let steps = result.model.scaler().counters().steps();
-            assert_eq!(steps, 6 + 4, "{listener:?}, several devices: {devices}");
-            if !matches!(listener, Listener::MetricAndStranger) {
-                let failed = if devices { 3 } else { 2 };
-                let saved = check_checkpoint(folder.path(), failed);
-                assert!(saved.is_err(), "a failed epoch is not saved");
-            }
+            assert!(all_finite(&result.model));
+            assert_eq!(steps_in(folder.path(), 1), 6);
+            assert_eq!(result.model.scaler().counters().steps(), 6 + 4);
+            let saved = Resume::check(folder.path(), failed);
+            assert!(saved.is_err(), "a failed epoch is not saved");
         }
     }
+}
+
+/// A loss that is infinite ends the run as what it is.
+#[test]
+fn a_run_of_infinite_losses_is_not_blamed_on_the_scale() {
+    let mut run = Run {
+        config: impatient(),
+        ..Run::default()
+    };
+    (0..run.samples.len()).for_each(|index| spoil(&mut run.samples, index));
+    let amp = run.amp();
+    if amp.dtype() != FloatDType::F16 {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let learner = run.learner(&amp);
+    let result = run.training(folder.path()).with_amp(&amp).launch(learner);
+    let error = result.error.unwrap().to_string();
+    assert!(
+        error.contains("the loss, or its gradient, is infinite or NaN"),
+        "{error}"
+    );
+    let error = amp.monitor().check().unwrap_err();
+    assert!(
+        matches!(error, AmpError::LossNotFinite { skips: 4, .. }),
+        "{error}"
+    );
+    assert_eq!(amp.loss_scale(), 65536.0);
 }
 
 /// Without anybody to tell, a panic with the message, in the thread that has launched the run, before checkpoints are lost.
 #[test]
 fn without_a_listener_the_message_is_that_of_a_panic() {
-    for listener in [
-        Listener::Nobody,
-        Listener::Stranger,
-        Listener::DroppedMetric,
-        Listener::IdleMetric,
-    ] {
+    for listener in [Listener::Nobody, Listener::Stranger] {
         let folder = tempfile::tempdir().unwrap();
-        let run = || exhausted(listener, None, folder.path());
+        let run = || exhausted(listener, None, None, folder.path());
         let panic = catch_unwind(AssertUnwindSafe(run)).err().unwrap();
         let message = panic.downcast_ref::<String>().unwrap();
         assert!(message.starts_with("loss scale exhausted"), "{message}");
-        let good = check_checkpoint(folder.path(), 1).unwrap().unwrap();
-        assert_eq!(good.counters().steps(), 6, "{listener:?}");
+        assert_eq!(steps_in(folder.path(), 1), 6, "{listener:?}");
         assert!(
-            check_checkpoint(folder.path(), 3).is_err(),
-            "{listener:?}: the run went on for epochs"
+            Resume::check(folder.path(), 2).is_err(),
+            "{listener:?}: the run went on"
         );
     }
 }
 
-/// A metric stands for the run as long as it or a clone lives. Once it is gone, there is nobody: a panic at once.
-#[test]
-fn a_metric_that_is_gone_reports_nothing() {
-    for alive in [true, false] {
-        let mut run = Run {
-            config: GradScalerConfig::new().with_max_consecutive_skips(Some(0)),
-            ..Run::default()
-        };
-        poison(&mut run.samples, 0);
-        let (mut learner, monitor) = run.learner();
-        let metric = LossScaleMetric::new(&monitor);
-        let other = alive.then(|| metric.clone());
-        drop(metric);
-        let batches = loader(run.samples.clone(), None).to_device(&Device::flex().autodiff());
-        let batch = batches.iter().next().unwrap().unwrap();
-        let grads = learner.train_step(batch).grads;
-        let step = || learner.optimizer_step(grads);
-        assert_eq!(catch_unwind(AssertUnwindSafe(step)).is_ok(), alive);
-        assert!(monitor.check().is_err());
-        drop(other);
-    }
-}
-
-/// A model whose run has failed trains again after a good checkpoint was loaded into it, or `train` was asked for.
+/// A model whose run has failed trains again after a good checkpoint was loaded into it, or `train` was asked for: with
+/// windows of several micro-batches too, before whose first step Burn asks the interrupter.
 #[test]
 fn a_failed_model_can_be_trained_again() {
-    for reload in [true, false] {
+    for (reload, listener, accumulation) in [
+        (true, Listener::WithAmp, None),
+        (false, Listener::WithAmp, None),
+        (true, Listener::WithAmp, Some(3)),
+        (false, Listener::WithAmp, Some(3)),
+        (false, Listener::Interrupter, Some(3)),
+    ] {
         let folder = tempfile::tempdir().unwrap();
-        let (result, monitor) = exhausted(Listener::Interrupter, None, folder.path());
+        let (result, amp) = exhausted(listener, None, accumulation, folder.path());
+        let monitor = amp.monitor();
         assert!(monitor.check().is_err());
         let mut model = result.model.train();
         if reload {
             let file = folder.path().join("checkpoint/model-1.bpk");
-            model = model.load_record(ModuleRecord::load(file).unwrap());
+            model = model.try_load_file(file).unwrap();
         }
         assert!(monitor.check().is_err(), "told until it trains again");
-        let before = (*model.scaler().counters(), parameters(model.inner()));
+        let before = (*model.scaler().counters(), parameters(&model));
 
         let again = tempfile::tempdir().unwrap();
         let run = Run {
             epochs: 1,
+            accumulation,
             ..Run::default()
         };
+        // What is exhausted stays so: the poison is gone.
         let learner = Learner::new(model, AdamConfig::new().init(), ConstantLr::new(0.02));
-        let result = run
-            .training(again.path())
-            .with_interrupter(monitor.interrupter())
-            .metric_train_numeric(LossScaleMetric::new(&monitor))
-            .launch(learner);
+        let training = run.training(again.path());
+        let result = match listener {
+            Listener::WithAmp => training.with_amp(&amp),
+            _ => training.with_interrupter(monitor.interrupter()),
+        }
+        .launch(learner);
         assert!(result.error.is_none(), "reload: {reload}");
         monitor.check().unwrap();
+        let steps = 6 / accumulation.unwrap_or(1) as u64;
         let counters = result.model.scaler().counters();
-        assert_eq!(counters.steps(), before.0.steps() + 6);
-        assert_eq!(counters.applied(), before.0.applied() + 6);
-        assert!(parameters(result.model.inner()) != before.1);
+        assert_eq!(counters.steps(), before.0.steps() + steps);
+        assert_eq!(counters.applied(), before.0.applied() + steps);
+        assert!(parameters(&result.model) != before.1);
     }
 }
 
-/// A parameter that the optimizer cannot step is the program's fault, and ends the run in the same way.
+/// A new model on the same handle is not ended by what has ended another, whenever it was made.
 #[test]
-fn a_half_precision_parameter_ends_the_run_with_advice() {
-    let folder = tempfile::tempdir().unwrap();
-    let run = Run::default();
-    let net = Net::with_half_parameters(&Device::flex().autodiff());
-    let before = parameters(&net);
-    let (learner, monitor) = run.learner_of(net);
-    let result = run
-        .training(folder.path())
-        .metric_train_numeric(LossScaleMetric::new(&monitor))
-        .launch(learner);
-    let error = result.error.unwrap().to_string();
-    assert!(error.contains("MasterWeights"), "{error}");
-    assert_eq!(parameters(result.model.inner()), before);
+fn a_failure_does_not_end_the_next_run() {
+    for early in [true, false] {
+        let mut bad = Run {
+            config: impatient(),
+            ..Run::default()
+        };
+        let good = Run {
+            epochs: 1,
+            accumulation: Some(3),
+            ..Run::default()
+        };
+        (0..bad.samples.len()).for_each(|index| poison(&mut bad.samples, index));
+        let amp = bad.amp();
+        let waiting = early.then(|| good.learner(&amp));
+        let folder = tempfile::tempdir().unwrap();
+        let result = bad
+            .training(folder.path())
+            .with_amp(&amp)
+            .launch(bad.learner(&amp));
+        assert!(result.error.is_some());
+
+        let folder = tempfile::tempdir().unwrap();
+        let learner = waiting.unwrap_or_else(|| good.learner(&amp));
+        let result = good.training(folder.path()).with_amp(&amp).launch(learner);
+        assert!(result.error.is_none());
+        amp.monitor().check().unwrap();
+        assert_eq!(result.model.scaler().counters().steps(), 2);
+    }
 }
 
-/// A Learner cannot accumulate as the optimizer was told: an error at once, or at the first step, not another training.
+/// Agents and strategies that step by themselves end a run in the same way.
 #[test]
-fn an_optimizer_that_accumulates_is_refused() {
+fn a_failure_of_ones_own_ends_the_run() {
     let run = Run::default();
-    let device = Device::flex().autodiff();
-    let optim = || {
-        let optim = ScaledOptimizer::new(AdamConfig::new().init(), run.config.init().unwrap());
-        optim.with_accumulation(4).unwrap()
-    };
-    let lr = || ConstantLr::new(0.02);
-    let refused = optim()
-        .try_into_learner(Net::f16(&device), lr())
-        .err()
-        .unwrap();
-    let AmpError::InvalidValue(invalid) = &refused else {
-        panic!("{refused}")
+    let amp = run.amp();
+    let error = AmpError::LossNotFinite {
+        skips: 1,
+        output_finite: true,
     };
     assert_eq!(
-        (invalid.field(), invalid.value()),
-        ("with_accumulation", "4")
+        amp.monitor().fail(error.clone()),
+        Err(error.clone()),
+        "nobody listens"
     );
-    assert!(
-        refused.to_string().contains("grads_accumulation(4)"),
-        "{refused}"
-    );
-
-    let folder = tempfile::tempdir().unwrap();
-    let optim = optim();
-    let monitor = optim.monitor();
-    let net = Net::f16(&device);
-    let before = parameters(&net);
-    let result = run
-        .training(folder.path())
-        .with_interrupter(monitor.interrupter())
-        .launch(optim.into_learner(net, lr()));
-    let error = result.error.unwrap().to_string();
-    assert!(error.contains("grads_accumulation(4)"), "{error}");
-    assert_eq!(monitor.check(), Err(refused));
-    assert_eq!(result.model.scaler().counters().steps(), 0);
-    assert_eq!(parameters(result.model.inner()), before);
-
-    let folder = tempfile::tempdir().unwrap();
-    let optim = ScaledOptimizer::new(AdamConfig::new().init(), run.config.init().unwrap());
-    let learner = optim.try_into_learner(Net::f16(&device), lr()).unwrap();
-    assert!(run.training(folder.path()).launch(learner).error.is_none());
+    let interrupter = amp.monitor().interrupter();
+    assert_eq!(amp.monitor().fail(error.clone()), Ok(()));
+    assert!(interrupter.should_stop());
+    assert_eq!(amp.monitor().check(), Err(error));
 }
 
-/// As for cross-validation: what ends one run does not end the next.
+/// A Learner cannot accumulate as the optimizer was told, nor with another scale: an error at once, not another training.
 #[test]
-fn clones_of_an_optimizer_fail_one_by_one() {
-    let config = GradScalerConfig::new().with_max_consecutive_skips(Some(3));
-    let optim = ScaledOptimizer::new(AdamConfig::new().init(), config.init().unwrap());
-    for bad in [true, false] {
-        let folder = tempfile::tempdir().unwrap();
-        let mut run = Run::default();
-        if bad {
-            (0..run.samples.len()).for_each(|index| poison(&mut run.samples, index));
-        }
-        let fold = optim.clone();
-        let monitor = fold.monitor();
-        let net = Net::f16(&Device::flex().autodiff());
-        let result = run
-            .training(folder.path())
-            .metric_train_numeric(LossScaleMetric::new(&monitor))
-            .launch(fold.into_learner(net, ConstantLr::new(0.02)));
-        assert_eq!(result.error.is_some(), bad);
-        assert_eq!(monitor.check().is_err(), bad);
+fn an_optimizer_that_does_not_fit_is_refused() {
+    let device = Device::flex().autodiff();
+    let amp = MixedPrecision::f16();
+    let refused = |optim| {
+        let learner = amp.try_learner(Net::new(&device), optim, lr());
+        let error = learner.err().expect("an error");
+        let AmpError::InvalidValue(invalid) = &error else {
+            panic!("{error}")
+        };
+        (invalid.field(), error.to_string())
+    };
+    let adam = || AdamConfig::new().init();
+    let optim = ScaledOptimizer::new(adam(), &amp);
+    let (field, message) = refused(optim.with_accumulation(4).unwrap());
+    assert_eq!(field, "with_accumulation");
+    assert!(message.contains("grads_accumulation(4)"), "{message}");
+    for optim in [
+        ScaledOptimizer::new(adam(), &MixedPrecision::f16()),
+        ScaledOptimizer::new(adam(), GradScalerConfig::new().init().unwrap()),
+    ] {
+        let (field, message) = refused(optim);
+        assert_eq!(field, "optim");
+        assert!(
+            message.contains("ScaledOptimizer::new(optim, &amp)"),
+            "{message}"
+        );
     }
-    assert!(optim.monitor().check().is_ok());
+    let optim = ScaledOptimizer::new(adam(), &amp);
+    assert!(amp.try_learner(Net::new(&device), optim, lr()).is_ok());
 }
 
 /// A step that counts nothing is no step to the metrics.
@@ -372,7 +371,8 @@ fn clones_of_an_optimizer_fail_one_by_one() {
 fn a_step_that_is_refused_is_not_shown() {
     let run = Run::default();
     let device = Device::flex().autodiff();
-    let (mut learner, monitor) = run.learner();
+    let amp = run.amp();
+    let (mut learner, monitor) = (run.learner(&amp), amp.monitor());
     monitor.interrupter();
     let mut metric = SkippedStepsMetric::new(&monitor);
     let metadata = MetricMetadata {
@@ -381,8 +381,8 @@ fn a_step_that_is_refused_is_not_shown() {
             items_total: 1,
             unit: None,
         },
-        iteration: None,
-        lr: None,
+        iteration: Some(1),
+        lr: Some(0.1.into()),
     };
     let batches = loader(run.samples.clone(), None).to_device(&device);
     let mut batches = batches.iter();
@@ -392,14 +392,14 @@ fn a_step_that_is_refused_is_not_shown() {
     metric.update(&(), &metadata).unwrap();
     assert!(metric.value().is_some());
 
+    // Half-precision parameters and f32 gradients, which Burn's optimizers cannot combine.
+    let grads = learner.train_step(batches.next().unwrap().unwrap()).grads;
     let half = to_half(learner.model(), FloatDType::F16, &[]);
     let mut optim = AdamConfig::new().init();
-    let grads = half.step(batches.next().unwrap().unwrap()).grads;
     let half = half.optimize(&mut optim, 0.1.into(), grads);
-    assert!(matches!(
-        monitor.error(),
-        Some(AmpError::HalfPrecisionParameter { .. })
-    ));
+    let error = monitor.error().unwrap();
+    assert!(matches!(error, AmpError::HalfPrecisionParameter { .. }));
+    assert!(error.to_string().contains("MasterWeights"), "{error}");
     assert_eq!(half.scaler().counters().steps(), 1);
     metric.update(&(), &metadata).unwrap();
     assert!(metric.value().is_none());
@@ -408,9 +408,9 @@ fn a_step_that_is_refused_is_not_shown() {
 /// What is not measured is not NaN on the dashboard.
 #[test]
 fn metrics_of_a_disabled_scaler_are_numbers() {
-    let scaler = GradScalerConfig::new().with_enabled(false).init().unwrap();
-    let monitor = ScaledOptimizer::new(AdamConfig::new().init(), scaler).monitor();
+    let monitor = MixedPrecision::bf16().monitor();
     let last = [
+        LossScaleMetric::new(&monitor).final_value(),
         GradientNormMetric::new(&monitor).final_value(),
         ZeroGradientsMetric::new(&monitor).final_value(),
         SkippedStepsMetric::new(&monitor).final_value(),

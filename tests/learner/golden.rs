@@ -1,15 +1,16 @@
 //! Checkpoints that earlier releases have written. Every folder of `golden/` must load for good.
 //!
-//! `cargo test -p burn-amp-learner-tests -- --ignored write_golden` writes that of the present version.
+//! `cargo test --workspace --test learner -- --ignored write_golden` writes that of the present version.
 
-use burn::{module::Module, store::ModuleRecord, tensor::Device};
-use burn_amp::{GradScalerConfig, GradScalerRecord, Scaled};
+use burn::module::Module;
+use burn_amp::{EmaConfig, GradScalerRecord, ScaledOptimizer, WithAmp, train::Resume};
 use std::{fs, path::PathBuf};
 
 use crate::{
     resume::shuffled_run,
-    support::{Net, Run, all_finite},
+    support::{Net, Run, all_finite, quiet, values},
 };
+use burn::{optim::AdamConfig, tensor::Device};
 
 fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("golden")
@@ -24,36 +25,71 @@ fn checkpoints_of_every_release_load() {
         let text = fs::read_to_string(folder.join("scaler.json")).unwrap();
         let stored: GradScalerRecord = serde_json::from_str(&text).unwrap();
         assert!(stored.counters().skipped() > 0);
+        let resume = Resume::check(&folder, 1).unwrap();
+        assert_eq!(resume.scaler(), Some(&stored), "{}", folder.display());
 
-        let net = Net::f16(&Device::flex().autodiff());
-        let scaled = Scaled::new(net, GradScalerConfig::new().init().unwrap());
-        let loaded = scaled.try_load_file(folder.join("model.bpk")).unwrap();
-        assert_eq!(loaded.scaler().to_record(), stored, "{}", folder.display());
-
-        let record = ModuleRecord::load(folder.join("model.bpk")).unwrap();
-        let bare = Net::f16(&Device::flex().autodiff())
-            .try_load_record(record.allow_unused(true))
-            .unwrap();
+        let device = Device::flex();
+        let file = folder.join("checkpoint/model-1.bpk");
+        let bare = Net::new(&device).try_load_file(file).unwrap();
         assert!(all_finite(&bare));
+
+        // The averages are those of the release, bit for bit.
+        let mut ema = EmaConfig::new().init().unwrap();
+        ema.load_record(resume.averages().unwrap().clone());
+        let finalized = Net::new(&device)
+            .try_load_file(folder.join("finalized.bpk"))
+            .unwrap();
+        assert!(values(&ema.module(&bare)) == values(&finalized));
+        assert!(values(&bare) != values(&finalized));
+
+        // And a run goes on from it.
+        let copy = tempfile::tempdir().unwrap();
+        fs::create_dir(copy.path().join("checkpoint")).unwrap();
+        for file in ["model", "optim", "scheduler"] {
+            let file = format!("checkpoint/{file}-1.bpk");
+            fs::copy(folder.join(&file), copy.path().join(&file)).unwrap();
+        }
+        let run = Run {
+            epochs: 2,
+            resume: Some(1),
+            ..shuffled_run()
+        };
+        let amp = run.amp();
+        let optim = ScaledOptimizer::new(AdamConfig::new().init(), &amp);
+        let optim = optim.with_ema(EmaConfig::new()).unwrap();
+        let learner = run.learner_of(&amp, optim);
+        let model = run
+            .training(copy.path())
+            .with_amp(&amp)
+            .launch(learner)
+            .model;
+        let steps = stored.counters().steps() + 6;
+        assert_eq!(model.scaler().counters().steps(), steps);
+        assert!(model.ema().unwrap().updates() > resume.averages().unwrap().updates());
     }
 }
 
 #[test]
 #[ignore = "writes files into the repository"]
 fn write_golden() {
-    let run = tempfile::tempdir().unwrap();
-    let first = Run {
+    let golden = folder().join(env!("CARGO_PKG_VERSION"));
+    fs::create_dir_all(golden.join("checkpoint")).unwrap();
+    let run = Run {
         epochs: 1,
         ..shuffled_run()
     };
-    let model = first.launch(run.path()).model;
-    let golden = folder().join(env!("CARGO_PKG_VERSION"));
-    fs::create_dir_all(&golden).unwrap();
-    fs::copy(
-        run.path().join("checkpoint/model-1.bpk"),
-        golden.join("model.bpk"),
-    )
-    .unwrap();
+    let amp = run.amp();
+    let optim = ScaledOptimizer::new(AdamConfig::new().init(), &amp);
+    let optim = optim.with_ema(EmaConfig::new()).unwrap();
+    let learner = run.learner_of(&amp, optim);
+    let folder = tempfile::tempdir().unwrap();
+    let model = quiet(run.training(folder.path())).launch(learner).model;
+    for file in ["model", "optim", "scheduler"] {
+        let file = format!("checkpoint/{file}-1.bpk");
+        fs::copy(folder.path().join(&file), golden.join(&file)).unwrap();
+    }
     let text = serde_json::to_string_pretty(&model.scaler().to_record()).unwrap();
     fs::write(golden.join("scaler.json"), text + "\n").unwrap();
+    let finalized = model.finalize();
+    finalized.save_file(golden.join("finalized.bpk")).unwrap();
 }

@@ -1,7 +1,7 @@
 //! A run that is killed in the middle of an epoch, and resumed by another process.
 
 use burn::data::dataset::{Dataset, DatasetError, InMemDataset};
-use burn_amp::{ScalerMonitor, train::check_checkpoint};
+use burn_amp::{ScalerMonitor, train::Resume};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -24,7 +24,7 @@ impl Dataset<Sample> for Stalling {
     fn get(&self, index: usize) -> Result<Sample, DatasetError> {
         if self.monitor.last().steps >= 15 {
             // Burn writes checkpoints in a thread of its own.
-            while check_checkpoint(&self.folder, 2).is_err() {
+            while Resume::check(&self.folder, 2).is_err() {
                 std::thread::sleep(Duration::from_millis(5));
             }
             fs::write(marker(&self.folder), "").unwrap();
@@ -47,7 +47,9 @@ fn marker(folder: &Path) -> PathBuf {
 fn child_trains_until_it_is_killed() {
     let Some(folder) = folder() else { return };
     let run = shuffled_run();
-    let (learner, monitor) = run.learner();
+    let amp = run.amp();
+    let learner = run.learner(&amp);
+    let monitor = amp.monitor();
     let samples = Stalling {
         samples: InMemDataset::new(run.samples.clone()),
         monitor,
@@ -78,7 +80,7 @@ fn a_run_killed_in_mid_epoch_resumes_as_if_nothing_had_been() {
     // SIGKILL, as `kill -9`.
     process.kill().unwrap();
     process.wait().unwrap();
-    assert!(check_checkpoint(folder.path(), 3).is_err());
+    assert!(Resume::check(folder.path(), 3).is_err());
 
     let resumed = Run {
         resume: Some(2),

@@ -1,13 +1,13 @@
 //! Runs that go well.
 
 use burn::{
-    lr_scheduler::linear::LinearLrSchedulerConfig,
+    module::Module,
     optim::AdamConfig,
-    tensor::{Device, FloatDType},
-    train::{Learner, SupervisedTraining, metric::LossMetric},
+    tensor::{DType, Device, Tensor},
 };
+use burn_amp::{MixedPrecision, WithAmp};
 
-use crate::support::{Net, Plain, Run, loader, parameters, quiet, read_metric, samples};
+use crate::support::{Net, Run, read_metric, values};
 
 /// In f16 if the device has it, with all metrics: the classes are learnt, every step is counted, the scale grows, and the
 /// files say so.
@@ -53,27 +53,62 @@ fn an_f16_run_learns() {
 /// In f32, a run without overflow is Burn's own, bit for bit: the same parameters after as many steps.
 #[test]
 fn an_f32_run_is_that_of_burn_without_scaling() {
-    let device = Device::default().autodiff();
     let run = Run::default();
     let folder = tempfile::tempdir().unwrap();
-    let (learner, _) = run.learner_of(Net::new(FloatDType::F32, &device));
-    let scaled = run.training(folder.path()).launch(learner);
-    assert_eq!(scaled.model.scaler().counters().skipped(), 0);
+    let amp = MixedPrecision::f32();
+    let amp = amp.with_scaler(run.config.clone()).unwrap();
+    let learner = run.learner(&amp);
+    let scaled = run.training(folder.path()).launch(learner).model;
+    assert_eq!(scaled.scaler().counters().steps(), 24);
+    assert_eq!(scaled.scaler().counters().skipped(), 0);
 
     let folder = tempfile::tempdir().unwrap();
-    let net = Net::new(FloatDType::F32, &device);
-    let lr = LinearLrSchedulerConfig::new(0.05, 0.01, 24).init().unwrap();
-    let learner = Learner::new(Plain { net }, AdamConfig::new().init(), lr);
-    let training = SupervisedTraining::new(
-        folder.path(),
-        loader(run.samples.clone(), None),
-        loader(samples(16), None),
-    );
-    let plain = quiet(training)
-        .metrics((LossMetric::new(),))
-        .num_epochs(4)
-        .launch(learner);
+    let learner = run.plain(AdamConfig::new().init());
+    let plain = run.training(folder.path()).launch(learner).model;
+    assert_eq!(values(&scaled), values(&plain));
+}
 
-    let values = |net: &Net| -> Vec<_> { parameters(net).into_values().map(|(_, v)| v).collect() };
-    assert_eq!(values(scaled.model.inner()), values(&plain.model.net));
+/// The model that a run returns is used as the bare model is, and its record is the bare model's.
+#[test]
+fn the_result_is_the_model_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = Run {
+        epochs: 1,
+        ..Run::default()
+    }
+    .launch(folder.path())
+    .model;
+    let device = Device::default();
+    let features = Tensor::<2>::ones([1, 8], &device);
+    let logits = model.forward(features.clone());
+    assert_eq!(logits.dtype(), DType::F32);
+
+    let file = folder.path().join("model.bpk");
+    model.clone().into_record().save(&file).unwrap();
+    for file in [file, folder.path().join("checkpoint/model-1.bpk")] {
+        let bare = Net::new(&device).try_load_file(file).unwrap();
+        assert_eq!(values(&bare), values(&model));
+        let same = bare.forward(features.clone()).into_data();
+        assert!(same == logits.clone().into_data());
+    }
+    assert_eq!(values(&model.clone().into_inner()), values(&model));
+}
+
+/// What does not depend on the loss scale does not cost it: bf16 runs without a scaler, and shows no metrics of it.
+#[test]
+fn bf16_runs_without_a_scaler() {
+    let run = Run::default();
+    let folder = tempfile::tempdir().unwrap();
+    let amp = MixedPrecision::bf16();
+    if amp.check_device(&Device::default()).is_err() {
+        return;
+    }
+    let learner = run.learner(&amp);
+    let result = run.training(folder.path()).with_amp(&amp).launch(learner);
+    assert!(result.error.is_none());
+    assert_eq!(result.model.scaler().counters().steps(), 24);
+    assert!(!folder.path().join("train/epoch-1/Loss_Scale.log").exists());
+    let accuracy = read_metric(folder.path(), 4, "Accuracy");
+    let last = accuracy.last().unwrap().trim_end_matches(",final");
+    assert!(last.parse::<f64>().unwrap() > 95.0, "{accuracy:?}");
 }

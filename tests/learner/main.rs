@@ -3,7 +3,6 @@
 mod accumulation;
 mod averages;
 mod book;
-mod by_hand;
 mod clipping;
 mod devices;
 mod ending;
@@ -11,7 +10,6 @@ mod evaluator;
 mod golden;
 mod killed;
 mod learning;
-mod loaders;
 mod master;
 mod module;
 mod records;

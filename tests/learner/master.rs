@@ -1,40 +1,60 @@
-//! Models whose parameters are f16 themselves.
+//! Models whose parameters are bf16 themselves: without a loss scale, and with master weights.
 
 use burn::{
-    lr_scheduler::constant::ConstantLr,
+    module::Module,
     optim::AdamConfig,
-    tensor::{DType, Device},
-    train::metric::LossMetric,
+    tensor::{DType, Device, FloatDType},
 };
-use burn_amp::{GradScalerConfig, LossScaleMetric, MasterWeights, ScaledOptimizer};
+use burn_amp::{GradScalerConfig, MasterWeights, MixedPrecision, to_half};
 
-use crate::support::{Net, Run, read_metric};
+use crate::support::{Batch, Net, Run, lr, read_metric, values};
+use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
+
+/// A net that computes in its parameters' precision, without `autocast`.
+#[derive(Module, Debug)]
+struct Half {
+    net: Net,
+}
+
+impl InferenceStep for Half {
+    type Input = Batch;
+    type Output = ClassificationOutput;
+
+    fn step(&self, batch: Batch) -> ClassificationOutput {
+        let logits = self.net.forward(batch.features.clone().cast(DType::BF16));
+        self.net.output(logits.cast(DType::F32), batch)
+    }
+}
+
+impl TrainStep for Half {
+    type Input = Batch;
+    type Output = ClassificationOutput;
+
+    fn step(&self, batch: Batch) -> TrainOutput<ClassificationOutput> {
+        let output = InferenceStep::step(self, batch);
+        TrainOutput::new(self, output.loss.backward(), output)
+    }
+}
 
 #[test]
-fn master_weights_train_half_parameters_in_a_learner() {
+fn master_weights_train_bf16_parameters_in_a_learner() {
+    let run = Run::default();
+    let scaler = GradScalerConfig::new()
+        .with_init_scale(1.0)
+        .with_dynamic(false);
+    let amp = MixedPrecision::bf16().with_scaler(scaler).unwrap();
+    let net = to_half(Net::new(&Device::flex().autodiff()), FloatDType::BF16, &[]);
+    let optim = MasterWeights::new(AdamConfig::new().build()).init();
+    let learner = amp.learner(Half { net: net.clone() }, optim, lr());
     let folder = tempfile::tempdir().unwrap();
-    let net = Net::with_half_parameters(&Device::flex().autodiff());
-    let config = AdamConfig::new().with_epsilon(1e-5);
-    let optim = MasterWeights::new(config.build()).init();
-    let optim = ScaledOptimizer::new(optim, GradScalerConfig::new().init().unwrap());
-    let monitor = optim.monitor();
-    let learner = optim.into_learner(net, ConstantLr::new(0.02));
-    let result = Run::default()
-        .training(folder.path())
-        .metrics((LossMetric::new(),))
-        .metric_train_numeric(LossScaleMetric::new(&monitor))
-        .launch(learner);
+    let result = run.training(folder.path()).launch(learner);
     assert!(result.error.is_none());
     let counters = result.model.scaler().counters();
     assert_eq!((counters.steps(), counters.skipped()), (24, 0));
-    assert_eq!(result.model.inner().hidden.weight.val().dtype(), DType::F16);
+    assert_eq!(result.model.net.hidden.weight.val().dtype(), DType::BF16);
+    assert!(values(&result.model.net) != values(&net));
 
     let accuracy = read_metric(folder.path(), 4, "Accuracy");
-    let last: f64 = accuracy
-        .last()
-        .unwrap()
-        .trim_end_matches(",final")
-        .parse()
-        .unwrap();
-    assert!(last > 95.0, "{accuracy:?}");
+    let last = accuracy.last().unwrap().trim_end_matches(",final");
+    assert!(last.parse::<f64>().unwrap() > 95.0, "{accuracy:?}");
 }

@@ -1,36 +1,31 @@
-//! `Scaled<M>` as a module: the model as it is, and one buffer that nothing but a record changes.
+//! `Scaled<M>` as a module: the model, and nothing else.
 
 use burn::{
     grad_clipping::GradientClipping,
-    lr_scheduler::{LrSchedulerConfig, module_lr_scheduler::ModuleLrSchedulerConfig},
-    module::{Module, ModuleMapper, ModuleVisitor, Param, ParamGroup, ParamId, Quantizer},
-    optim::{GradientsParams, SgdConfig},
-    tensor::{
-        Device, FloatDType, Int, Tensor,
-        quantization::{Calibration, QuantScheme},
+    lr_scheduler::{
+        LrSchedulerConfig,
+        module_lr_scheduler::{ModuleLearningRate, ModuleLrSchedulerConfig},
+    },
+    module::{Module, ModuleVisitor, Param, ParamGroup, ParamId},
+    optim::{AdamConfig, GradientsParams, ModuleOptimizer, MultiGradientsParams, SgdConfig},
+    tensor::{Bool, Device, Int, Tensor},
+    train::{
+        ClassificationOutput, ExecutionStrategy, InferenceStep, MultiDeviceOptim, TrainOutput,
+        TrainStep,
     },
 };
-use burn_amp::{GradScaler, GradScalerConfig, LossStep, MixedPrecision, Scaled, ScaledOptimizer};
+use burn_amp::{MixedPrecision, Scaled};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
 
-use crate::support::{Net, loader, parameters, samples};
-
-fn scaler() -> GradScaler {
-    let config = GradScalerConfig::new().with_growth_interval(3);
-    let mut scaler = config.init().unwrap();
-    scaler.set_loss_scale(1024.0).unwrap();
-    scaler.set_growth_tracker(2).unwrap();
-    scaler
-}
-
-fn scaled() -> Scaled<Net> {
-    Scaled::new(Net::f16(&Device::flex().autodiff()), scaler())
-}
+use crate::support::{Batch, Net, Run, loader, lr, parameters, poison, samples, values};
 
 #[derive(Default)]
 struct Paths {
     path: Vec<String>,
-    floats: Vec<(String, ParamId)>,
-    others: Vec<String>,
+    found: Vec<(String, ParamId)>,
 }
 
 impl ModuleVisitor for Paths {
@@ -43,36 +38,64 @@ impl ModuleVisitor for Paths {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.floats.push((self.path.join("."), param.id));
+        self.found.push((self.path.join("."), param.id));
     }
 
-    fn visit_int<const D: usize>(&mut self, _: &Param<Tensor<D, Int>>) {
-        self.others.push(self.path.join("."));
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        self.found.push((self.path.join("."), param.id));
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+        self.found.push((self.path.join("."), param.id));
     }
 }
 
+fn paths<M: Module>(module: &M) -> Vec<(String, ParamId)> {
+    let mut paths = Paths::default();
+    module.visit(&mut paths);
+    assert!(paths.path.is_empty());
+    paths.found
+}
+
 #[test]
-fn paths_and_ids_are_those_of_the_model() {
-    let scaled = scaled();
-    let (mut outer, mut inner) = (Paths::default(), Paths::default());
-    scaled.visit(&mut outer);
-    scaled.inner().visit(&mut inner);
-    assert_eq!(outer.floats, inner.floats);
-    assert_eq!(outer.floats[0].0, "hidden.weight");
-    assert_eq!(
-        (outer.others, inner.others),
-        (vec!["burn_amp.scaler".to_string()], vec![])
-    );
-    assert_eq!(outer.path, Vec::<String>::new());
-    assert_eq!(scaled.num_params(), scaled.inner().num_params());
-    assert_eq!(scaled.devices(), scaled.inner().devices());
+fn paths_ids_and_records_are_those_of_the_model() {
+    let net = Net::new(&Device::flex().autodiff());
+    let amp = MixedPrecision::f16();
+    let scaled = amp
+        .learner(net.clone(), AdamConfig::new().init(), lr())
+        .model();
+    assert_eq!(paths(&scaled), paths(&net));
+    assert_eq!(paths(&scaled)[0].0, "hidden.weight");
+    assert_eq!(scaled.num_params(), net.num_params());
+    assert_eq!(scaled.devices(), net.devices());
+    assert_eq!(scaled.clone().into_record().len(), net.into_record().len());
+    let group = ParamGroup::from_predicate("bias");
+    assert_eq!(scaled.into_record_group(group).len(), 2);
+}
+
+/// A model that has the reparameterization already, by hand, trains as one that has not.
+#[test]
+fn a_model_may_be_reparameterized_before() {
+    let run = Run::default();
+    let models = [true, false].map(|before| {
+        let amp = run.amp();
+        let net = Net::new(&Device::default().autodiff());
+        let net = match before {
+            true => net.apply_reparameterization(amp.clone()),
+            false => net,
+        };
+        let learner = amp.learner(net, AdamConfig::new().init(), lr());
+        let folder = tempfile::tempdir().unwrap();
+        run.training(folder.path()).launch(learner).model
+    });
+    assert_eq!(values(&models[0]), values(&models[1]));
 }
 
 /// Groups and learning rates by path see the model's own paths.
 #[test]
 fn optimizer_groups_by_path_keep_working() {
     let device = Device::flex().autodiff();
-    let net = Net::f16(&device);
+    let net = Net::new(&device);
     let before = parameters(&net);
     let still = Some(GradientClipping::Value(0.0));
     let optim = SgdConfig::new().init().with_group(
@@ -87,93 +110,110 @@ fn optimizer_groups_by_path_keep_working() {
         )
         .init()
         .unwrap();
-    let mut learner = ScaledOptimizer::new(optim, scaler()).into_learner(net, lr);
+    let mut learner = MixedPrecision::f16().learner(net, optim, lr);
     let batches = loader(samples(8), None).to_device(&device);
     for batch in batches.iter() {
         let grads = learner.train_step(batch.unwrap()).grads;
         learner.lr_step();
         learner.optimizer_step(grads);
     }
-    let after = parameters(learner.model().inner());
+    let after = parameters(&learner.model());
     for (path, (_, values)) in &before {
         assert_eq!(path != "hidden.weight", values == &after[path].1, "{path}");
     }
 }
 
-struct ToHalf;
+/// A user's model that does something after each step.
+#[derive(Module, Debug)]
+struct Clipped {
+    net: Net,
+    #[module(skip)]
+    calls: Arc<AtomicU64>,
+}
 
-impl ModuleMapper for ToHalf {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        param.map(|tensor| tensor.cast(FloatDType::F16))
+const LIMIT: f32 = 0.3;
+
+impl Clipped {
+    fn clipped(mut self, weight: impl FnOnce(Self) -> Self) -> Self {
+        self = weight(self);
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        let weight = self.net.head.weight;
+        self.net.head.weight = weight
+            .map(|weight| Tensor::from_inner(weight.inner().clamp(-LIMIT, LIMIT)).require_grad());
+        self
     }
 }
 
-struct Spoil;
+impl TrainStep for Clipped {
+    type Input = Batch;
+    type Output = ClassificationOutput;
 
-impl ModuleMapper for Spoil {
-    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
-        param.map(|tensor| tensor.mul_scalar(3))
+    fn step(&self, batch: Batch) -> TrainOutput<ClassificationOutput> {
+        let output = InferenceStep::step(self, batch);
+        TrainOutput::new(self, output.loss.backward(), output)
+    }
+
+    fn optimize(
+        self,
+        optim: &mut ModuleOptimizer,
+        lr: ModuleLearningRate,
+        grads: GradientsParams,
+    ) -> Self {
+        self.clipped(|model| optim.step(lr, model, grads))
+    }
+
+    fn optimize_multi(
+        self,
+        optim: &mut ModuleOptimizer,
+        lr: ModuleLearningRate,
+        grads: MultiGradientsParams,
+    ) -> Self {
+        self.clipped(|model| optim.step_multi(lr, model, grads))
     }
 }
 
-/// Casts, freezing, quantization, moves, even a mapper of integers: the scaler's state stays.
+impl InferenceStep for Clipped {
+    type Input = Batch;
+    type Output = ClassificationOutput;
+
+    fn step(&self, batch: Batch) -> ClassificationOutput {
+        InferenceStep::step(&self.net, batch)
+    }
+}
+
+/// The model's own `optimize` is called with every step that is not skipped, and with no other.
 #[test]
-fn nothing_but_a_record_changes_the_state() {
-    let device = Device::flex().autodiff();
-    let plain = || Scaled::new(Net::new(FloatDType::F32, &device), scaler());
-    let scheme = QuantScheme::default();
-    let mut quantizer = Quantizer::new(Calibration::MinMax, scheme);
-    let changed = [
-        plain().map(&mut ToHalf),
-        plain().map(&mut Spoil),
-        plain().freeze(),
-        plain().no_grad().unfreeze(),
-        plain().valid(),
-        plain().valid().train(),
-        plain().fork(&device),
-        plain().to_device(&Device::flex()),
-        plain().apply_reparameterization(MixedPrecision::f16()),
-        plain()
-            .apply_reparameterization(MixedPrecision::f16())
-            .materialize(),
-        plain().valid().quantize_weights(&mut quantizer),
-    ];
-    for (index, model) in changed.into_iter().enumerate() {
-        assert_eq!(
-            model.scaler().to_record(),
-            scaler().to_record(),
-            "change {index}"
-        );
-        let fresh = Scaled::new(
-            model.inner().clone(),
-            GradScalerConfig::new().init().unwrap(),
-        );
-        let reloaded = fresh.try_load_record(model.clone().into_record()).unwrap();
-        assert_eq!(
-            reloaded.scaler().to_record(),
-            scaler().to_record(),
-            "change {index}"
-        );
+fn the_optimize_of_a_model_is_called() {
+    for strategy in [
+        None,
+        Some(MultiDeviceOptim::OptimMainDevice),
+        Some(MultiDeviceOptim::OptimSharded),
+    ] {
+        let mut run = Run {
+            epochs: 2,
+            ..Run::default()
+        };
+        poison(&mut run.samples, 24 + 9);
+        let amp = run.amp();
+        let model = Clipped {
+            net: Net::new(&Device::flex().autodiff()),
+            calls: Arc::default(),
+        };
+        let learner = amp.learner(model, AdamConfig::new().init(), lr());
+        let folder = tempfile::tempdir().unwrap();
+        let mut training = run.training(folder.path());
+        let mut steps = 12;
+        if let Some(optim) = strategy {
+            let devices = vec![Device::flex(), Device::flex()];
+            let strategy = ExecutionStrategy::multi(devices, optim);
+            training = training.with_training_strategy(strategy.into());
+            steps = 6;
+        }
+        let model: Scaled<Clipped> = training.launch(learner).model;
+        let counters = model.scaler().counters();
+        assert_eq!((counters.steps(), counters.skipped()), (steps, 2));
+        assert_eq!(model.calls.load(Ordering::Relaxed), steps - 2);
+        let largest = model.net.head.weight.val().abs().max().into_scalar::<f32>();
+        assert_eq!(largest, LIMIT, "{strategy:?}");
     }
-}
-
-/// Burn clones the model at every step: what happens to one is nothing to the other.
-#[test]
-fn a_clone_has_a_scaler_of_its_own() {
-    let device = Device::flex().autodiff();
-    let (mut optim, mut other) = (SgdConfig::new().init(), SgdConfig::new().init());
-    let model = Scaled::new(Net::f16(&device), scaler());
-    let batches = loader(samples(8), None).to_device(&device);
-    let batch = batches.iter().next().unwrap().unwrap();
-    let grads = || {
-        let (loss, _) = model.inner().loss_step(batch.clone());
-        GradientsParams::from_grads(model.scaler().scale(loss).backward(), model.inner())
-    };
-    use burn::train::TrainStep;
-    let stepped = model.clone().optimize(&mut optim, 0.1.into(), grads());
-    assert_eq!(model.scaler().to_record(), scaler().to_record());
-    assert_eq!(stepped.scaler().loss_scale(), 2048.0);
-    let again = model.clone().optimize(&mut other, 0.1.into(), grads());
-    assert_eq!(stepped.scaler().to_record(), again.scaler().to_record());
-    assert_eq!(parameters(&stepped), parameters(&again));
 }

@@ -1,10 +1,13 @@
-//! Records of a `Scaled` model and of a bare one, whole and damaged.
+//! Checkpoints with and without this crate, whole and damaged.
 
-use burn::{module::Module, store::ModuleRecord, tensor::Device};
-use burn_amp::{
-    AmpError, GradScalerConfig, Scaled,
-    train::{check_checkpoint, checkpointers},
+use burn::{
+    optim::{
+        AdamConfig, AdamWConfig, LionConfig, ModuleOptimizer, RmsPropConfig, SgdConfig,
+        momentum::MomentumConfig,
+    },
+    train::LearningResult,
 };
+use burn_amp::{AmpError, MasterWeights, Scaled, WithAmp, train::Resume};
 use burn_pack::{Reader, Tensor, Writer};
 use std::{
     fs,
@@ -12,228 +15,186 @@ use std::{
     path::Path,
 };
 
-use crate::support::{Net, Run, parameters};
+use crate::support::{Net, Run, STATE_ID, pack, values};
 
-fn scaled(scale: f64) -> Scaled<Net> {
-    let config = GradScalerConfig::new().with_init_scale(scale);
-    Scaled::new(Net::f16(&Device::flex().autodiff()), config.init().unwrap())
-}
-
-/// Three lines, as documented.
-#[test]
-fn the_record_of_a_scaled_model_loads_into_a_bare_one() {
-    let folder = tempfile::tempdir().unwrap();
-    let result = Run {
-        epochs: 1,
-        ..Run::default()
-    }
-    .launch(folder.path());
-
-    let record = ModuleRecord::load(folder.path().join("checkpoint/model-1.bpk")).unwrap();
-    let record = record.allow_unused(true);
-    let net = Net::f16(&Device::flex().autodiff())
-        .try_load_record(record)
-        .unwrap();
-    assert_eq!(parameters(&net), parameters(result.model.inner()));
-}
-
-#[test]
-fn the_record_of_a_bare_model_starts_the_scaler_afresh() {
-    let mut model = scaled(1024.0);
-    let net = model.inner().clone();
-    let mut moved = model.scaler().clone();
-    moved.set_loss_scale(8.0).unwrap();
-    model = Scaled::new(net.clone(), moved);
-
-    let loaded = model.try_load_record(net.clone().into_record()).unwrap();
-    assert_eq!(loaded.scaler().loss_scale(), 1024.0);
-    assert_eq!(parameters(&loaded), parameters(&net));
-
-    // What is missing of the model itself is still an error.
-    let part = net
-        .clone()
-        .into_record_group(burn::module::ParamGroup::from_path("head.bias"));
-    let error = scaled(1.0).try_load_record(part).unwrap_err();
-    assert!(error.to_string().contains("hidden.weight"), "{error}");
-}
-
-#[test]
-fn a_resumed_learner_takes_a_checkpoint_without_scaling() {
-    let folder = tempfile::tempdir().unwrap();
+fn run(epochs: usize, resume: Option<usize>) -> Run {
     Run {
-        epochs: 1,
+        epochs,
+        resume,
         ..Run::default()
     }
-    .launch(folder.path());
-    let file = folder.path().join("checkpoint/model-1.bpk");
-    rewrite(&file, |tensors| {
-        tensors.retain(|tensor| tensor.name != "burn_amp.scaler")
-    });
-    assert_eq!(check_checkpoint(folder.path(), 1), Ok(None));
+}
 
-    let resumed = Run {
-        epochs: 2,
-        resume: Some(1),
-        ..Run::default()
+fn scaled(run: &Run, optim: ModuleOptimizer, folder: &Path) -> Scaled<Net> {
+    let amp = run.amp();
+    let learner = run.learner_of(&amp, optim);
+    let result = run.training(folder).with_amp(&amp).launch(learner);
+    assert!(result.error.is_none());
+    result.model
+}
+
+fn plain(run: &Run, optim: ModuleOptimizer, folder: &Path) -> Net {
+    let result: LearningResult<Net> = run.training(folder).launch(run.plain(optim));
+    assert!(result.error.is_none());
+    result.model
+}
+
+fn optimizers() -> Vec<(&'static str, ModuleOptimizer)> {
+    let momentum = MomentumConfig::new().with_momentum(0.9);
+    let master = MasterWeights::new(AdamConfig::new().build()).init();
+    vec![
+        ("Adam", AdamConfig::new().init()),
+        ("AdamW", AdamWConfig::new().init()),
+        ("Lion", LionConfig::new().init()),
+        ("RMSProp", RmsPropConfig::new().init()),
+        ("SGD", SgdConfig::new().init()),
+        (
+            "momentum",
+            SgdConfig::new().with_momentum(Some(momentum)).init(),
+        ),
+        ("masters", master.into_inner()),
+    ]
+}
+
+/// What an optimizer has counted or summed, of all parameters of the model.
+fn state(folder: &Path, epoch: usize) -> Vec<String> {
+    let pack = pack(&folder.join(format!("checkpoint/optim-{epoch}.bpk")));
+    let names = pack.tensors.keys().chain(pack.scalars.keys());
+    let field = |name: &String| {
+        let (id, field) = name.split_once('.').unwrap();
+        (id != STATE_ID.to_string()).then(|| field.to_string())
     };
-    let model = resumed.launch(folder.path()).model;
-    assert_eq!(model.scaler().counters().steps(), 6);
+    let mut names: Vec<_> = names.filter_map(field).collect();
+    names.sort();
+    names
 }
 
-/// Changes the tensors of a file.
-fn rewrite(path: &Path, change: impl FnOnce(&mut Vec<Tensor>)) {
-    let mut tensors = Reader::from_file(path).unwrap().into_tensors().unwrap();
-    change(&mut tensors);
-    Writer::new(tensors).write_to_file(path).unwrap();
+/// A Learner without this crate goes on from a checkpoint with a scaler, whatever its optimizer.
+#[test]
+fn a_plain_learner_resumes_a_scaled_checkpoint() {
+    for (name, optim) in optimizers() {
+        println!("{name}");
+        let folder = tempfile::tempdir().unwrap();
+        let first = scaled(&run(1, None), optim.clone(), folder.path());
+        let before = values(&first);
+        let second = plain(&run(2, Some(1)), optim.clone(), folder.path());
+        assert!(values(&second) != before);
+        assert_eq!(state(folder.path(), 1), state(folder.path(), 2));
+
+        // The state was taken over: with a fresh one, the second epoch is another.
+        let forgetful = tempfile::tempdir().unwrap();
+        copy(folder.path(), forgetful.path());
+        let file = forgetful.path().join("checkpoint/optim-1.bpk");
+        Writer::new(Vec::new()).write_to_file(file).unwrap();
+        let other = plain(&run(2, Some(1)), optim, forgetful.path());
+        assert_eq!(values(&other) == values(&second), name == "SGD");
+
+        // And back again: what comes from a plain run has no scaler, which starts fresh.
+        assert!(Resume::check(folder.path(), 2).unwrap().scaler().is_none());
+    }
 }
 
-/// Changes one value of the scaler's state.
-fn spoil(path: &Path) {
-    rewrite_state(path, |words| words[50] ^= 1);
+/// A scaled Learner goes on from a plain checkpoint: the optimizer's state is taken over, the scaler starts fresh.
+#[test]
+fn a_scaled_learner_resumes_a_plain_checkpoint() {
+    for (name, optim) in optimizers() {
+        println!("{name}");
+        let folder = tempfile::tempdir().unwrap();
+        plain(&run(1, None), optim.clone(), folder.path());
+        assert!(Resume::check(folder.path(), 1).unwrap().scaler().is_none());
+        let model = scaled(&run(2, Some(1)), optim, folder.path());
+        assert_eq!(model.scaler().counters().steps(), 6);
+        assert_eq!(state(folder.path(), 1), state(folder.path(), 2));
+        let stored = Resume::check(folder.path(), 2).unwrap();
+        assert_eq!(stored.scaler(), Some(&model.scaler().to_record()));
+    }
 }
 
-/// Changes the numbers of the scaler's state, two bytes of it in each.
-fn rewrite_state(path: &Path, change: impl FnOnce(&mut [u16])) {
-    rewrite(path, |tensors| {
-        let index = tensors
-            .iter()
-            .position(|tensor| tensor.name == "burn_amp.scaler")
-            .unwrap();
-        let (name, dtype, shape, id, bytes) = tensors.remove(index).into_parts().unwrap();
-        let low = |number: &[u8]| u16::from_le_bytes([number[0], number[1]]);
-        let mut words: Vec<u16> = bytes.chunks_exact(4).map(low).collect();
-        change(&mut words);
-        let numbers = words
-            .into_iter()
-            .flat_map(|word| u32::from(word).to_le_bytes());
-        let bytes = burn::tensor::Bytes::from_bytes_vec(numbers.collect());
-        tensors.push(Tensor::new(name, dtype, shape, id, bytes));
-    });
+/// The first forward pass of a resumed run has the scale of the checkpoint already.
+#[test]
+fn the_loss_scale_is_there_as_soon_as_the_checkpoint_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = run(2, None).launch(folder.path()).model;
+    let scale = model.scaler().loss_scale();
+    assert!(scale != 65536.0, "{scale}");
+    let second = run(2, Some(2));
+    let amp = second.amp();
+    let mut learner = second.learner(&amp);
+    assert_eq!(amp.loss_scale(), 65536.0);
+    let file = folder.path().join("checkpoint/optim-2.bpk");
+    learner.load_optim(burn::optim::OptimizerRecord::load(file).unwrap());
+    assert_eq!(amp.loss_scale(), scale);
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir(to.join("checkpoint")).unwrap();
+    for name in ["model", "optim", "scheduler"] {
+        let file = format!("checkpoint/{name}-1.bpk");
+        fs::copy(from.join(&file), to.join(&file)).unwrap();
+    }
+}
+
+/// Changes the bytes of the scaler's state.
+fn rewrite_state(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
+    let reader = Reader::from_file(path).unwrap();
+    let scalars = reader.scalars().clone();
+    let mut tensors = reader.into_tensors().unwrap();
+    let name = format!("{STATE_ID}.scaler");
+    let index = tensors.iter().position(|tensor| tensor.name == name);
+    let (name, dtype, _, id, bytes) = tensors.remove(index.unwrap()).into_parts().unwrap();
+    let mut bytes = bytes.to_vec();
+    change(&mut bytes);
+    let shape = burn::tensor::Shape::from([bytes.len()]);
+    let bytes = burn::tensor::Bytes::from_bytes_vec(bytes);
+    tensors.push(Tensor::new(name, dtype, shape, id, bytes));
+    let mut writer = Writer::new(tensors);
+    for (name, value) in scalars {
+        writer = writer.with_scalar(&name, value);
+    }
+    writer.write_to_file(path).unwrap();
 }
 
 #[test]
 fn a_damaged_state_is_an_error_that_names_the_file() {
     let folder = tempfile::tempdir().unwrap();
-    Run {
-        epochs: 1,
-        ..Run::default()
+    run(1, None).launch(folder.path());
+    let file = folder.path().join("checkpoint/optim-1.bpk");
+    assert!(Resume::check(folder.path(), 1).unwrap().scaler().is_some());
+    let damages: [fn(&mut Vec<u8>); 3] = [
+        |bytes| {
+            let middle = bytes.len() / 2;
+            bytes[middle] ^= 1;
+        },
+        |bytes| bytes.truncate(10),
+        |bytes| bytes.clear(),
+    ];
+    for damage in damages {
+        rewrite_state(&file, damage);
+        let error = Resume::check(folder.path(), 1).unwrap_err();
+        assert!(
+            matches!(&error, AmpError::DamagedRecord { origin, .. } if *origin == file.display().to_string()),
+            "{error}"
+        );
     }
-    .launch(folder.path());
-    let file = folder.path().join("checkpoint/model-1.bpk");
-    assert!(check_checkpoint(folder.path(), 1).unwrap().is_some());
-    spoil(&file);
-
-    let error = check_checkpoint(folder.path(), 1).unwrap_err();
-    assert!(
-        matches!(&error, AmpError::DamagedRecord { origin, .. } if *origin == file.display().to_string())
-    );
-    assert!(
-        error
-            .to_string()
-            .contains("the loss scaler's state is damaged"),
-        "{error}"
-    );
-
-    let error = scaled(1.0).try_load_file(&file).unwrap_err().to_string();
-    assert!(
-        error.contains("model-1.bpk") && error.contains("scaler's state is damaged"),
-        "{error}"
-    );
 
     // A Learner can only panic there, as Burn does on any checkpoint that it cannot read.
-    let resumed = Run {
-        epochs: 2,
-        resume: Some(1),
-        ..Run::default()
+    let second = run(2, None);
+    let resumed = || {
+        let amp = second.amp();
+        let learner = second.learner(&amp);
+        second.training(folder.path()).checkpoint(1).launch(learner)
     };
-    let panic = catch_unwind(AssertUnwindSafe(|| resumed.launch(folder.path())))
-        .err()
-        .unwrap();
+    let panic = catch_unwind(AssertUnwindSafe(resumed)).err().unwrap();
     let message = panic.downcast_ref::<String>().unwrap();
-    assert!(message.contains("scaler's state is damaged"), "{message}");
-}
-
-/// The state's magic is 4 bytes long, its checksum 4; then come the version and the length of the text.
-#[test]
-fn the_state_of_a_later_release_is_named_as_such() {
-    let folder = tempfile::tempdir().unwrap();
-    Run {
-        epochs: 1,
-        ..Run::default()
-    }
-    .launch(folder.path());
-    let file = folder.path().join("checkpoint/model-1.bpk");
-    rewrite_state(&file, |words| {
-        words[4] = 3;
-        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        let sum = crc32(&bytes[8..12 + usize::from(words[5])]);
-        (words[2], words[3]) = (sum as u16, (sum >> 16) as u16);
-    });
-    let origin = file.display().to_string();
-    assert_eq!(
-        check_checkpoint(folder.path(), 1),
-        Err(AmpError::NewerRecord {
-            origin,
-            found: 3,
-            supported: 2
-        })
-    );
-    let error = scaled(1.0).try_load_file(&file).unwrap_err().to_string();
-    assert!(
-        error.contains("model-1.bpk") && error.contains("update burn-amp"),
-        "{error}"
-    );
-}
-
-/// CRC-32, bit by bit.
-fn crc32(bytes: &[u8]) -> u32 {
-    !bytes.iter().fold(u32::MAX, |sum, byte| {
-        (0..8).fold(sum ^ u32::from(*byte), |sum, _| {
-            (sum >> 1) ^ if sum & 1 == 1 { 0xEDB8_8320 } else { 0 }
-        })
-    })
-}
-
-/// As the settings of a run: the file's, until the program changes them.
-#[test]
-fn the_schedule_of_a_loaded_record_can_be_changed() {
-    let stored = scaled(1024.0).into_record();
-    let config = GradScalerConfig::new().with_growth_interval(7);
-    let net = Net::f16(&Device::flex().autodiff());
-    let mut loaded = Scaled::new(net, config.init().unwrap())
-        .try_load_record(stored)
-        .unwrap();
-    assert_eq!(loaded.scaler().growth_interval(), 2000);
-    loaded.scaler_mut().set_growth_interval(7).unwrap();
-    assert_eq!(loaded.scaler().growth_interval(), 7);
-}
-
-/// What fails leaves no trace: the monitor tells of the state that is there.
-#[test]
-fn a_load_that_fails_is_not_shown() {
-    let model = scaled(1024.0);
-    let monitor = model.monitor();
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("model.bpk");
-    scaled(8.0).save_file(&file).unwrap();
-    rewrite(&file, |tensors| {
-        tensors.retain(|tensor| tensor.name != "head.bias")
-    });
-    let record = ModuleRecord::load(&file).unwrap();
-    let error = model.try_load_record(record).unwrap_err().to_string();
-    assert!(error.contains("head.bias"), "{error}");
-    assert_eq!(monitor.loss_scale(), 1024.0);
+    assert!(message.contains("the loss scaler's state"), "{message}");
+    assert!(message.contains("Resume::check"), "{message}");
 }
 
 #[test]
 fn missing_and_truncated_files_are_errors_that_name_the_file() {
     for name in ["model", "optim", "scheduler"] {
         let folder = tempfile::tempdir().unwrap();
-        Run {
-            epochs: 1,
-            ..Run::default()
-        }
-        .launch(folder.path());
+        run(1, None).launch(folder.path());
         let file = folder.path().join(format!("checkpoint/{name}-1.bpk"));
         let origin = file.display().to_string();
 
@@ -245,60 +206,17 @@ fn missing_and_truncated_files_are_errors_that_name_the_file() {
             bytes.len() / 2
         };
         fs::write(&file, &bytes[..kept]).unwrap();
-        let error = check_checkpoint(folder.path(), 1).unwrap_err();
+        let error = Resume::check(folder.path(), 1).unwrap_err();
         assert!(
             matches!(&error, AmpError::DamagedRecord { origin: o, .. } if *o == origin),
             "{error}"
         );
 
         fs::remove_file(&file).unwrap();
-        let error = check_checkpoint(folder.path(), 1).unwrap_err();
+        let error = Resume::check(folder.path(), 1).unwrap_err();
         assert!(
             matches!(&error, AmpError::RecordIo { origin: o, .. } if *o == origin),
             "{error}"
         );
-    }
-}
-
-/// A run that resumes has only a panic for it; with these checkpointers it says which file it is.
-#[test]
-fn the_checkpointers_name_the_file_that_cannot_be_resumed_from() {
-    let resumed = Run {
-        epochs: 2,
-        resume: Some(1),
-        ..Run::default()
-    };
-    let launch = |run: &Run, folder: &Path| {
-        let (model, optim, scheduler) = checkpointers(folder);
-        run.training(folder)
-            .with_custom_checkpointers(model, optim, scheduler)
-            .launch(run.learner().0)
-    };
-    for name in ["none", "state", "model", "optim", "scheduler"] {
-        let folder = tempfile::tempdir().unwrap();
-        let first = Run {
-            epochs: 1,
-            ..Run::default()
-        };
-        launch(&first, folder.path());
-        let of = if name == "state" { "model" } else { name };
-        let file = folder.path().join(format!("checkpoint/{of}-1.bpk"));
-        match name {
-            "none" => {
-                let model = launch(&resumed, folder.path()).model;
-                assert_eq!(model.scaler().counters().steps(), 12);
-                assert!(check_checkpoint(folder.path(), 2).unwrap().is_some());
-                continue;
-            }
-            "state" => spoil(&file),
-            _ => fs::write(&file, "not a record").unwrap(),
-        }
-        let run = || launch(&resumed, folder.path());
-        let panic = catch_unwind(AssertUnwindSafe(run)).err().unwrap();
-        let message = panic.downcast_ref::<String>().unwrap();
-        assert!(message.contains(&file.display().to_string()), "{message}");
-        if name == "state" {
-            assert!(message.contains("scaler's state is damaged"), "{message}");
-        }
     }
 }

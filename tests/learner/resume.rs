@@ -1,18 +1,17 @@
 //! A run that was stopped and resumed is the one that was not.
 
 use burn::{
-    lr_scheduler::linear::LinearLrSchedulerConfig,
+    data::dataloader::{DataLoader, split::split_dataloader},
     optim::AdamConfig,
     tensor::Device,
     train::{ExecutionStrategy, Learner, MultiDeviceOptim},
 };
-use burn_amp::{
-    GradScalerConfig, GradientClip, MasterWeights, MixedPrecision, Scaled, ScaledOptimizer,
-    train::check_checkpoint,
-};
-use std::path::Path;
+use burn_amp::{GradientClip, MixedPrecision, Scaled, ScaledOptimizer, WithAmp, train::Resume};
+use std::{path::Path, sync::Arc};
 
-use crate::support::{Net, Run, optimizer_pack, pack, parameters, poison, read_metric};
+use crate::support::{
+    Batch, Net, Run, loader, optimizer_pack, pack, poison, read_metric, samples, values,
+};
 
 /// Shuffled, with a poisoned sample.
 pub fn shuffled_run() -> Run {
@@ -33,13 +32,11 @@ pub fn assert_same(left: (&Path, &Scaled<Net>), right: (&Path, &Scaled<Net>), ep
     }
     let optim = |side: (&Path, &Scaled<Net>)| optimizer_pack(&file(side.0, "optim"), side.1);
     assert!(optim(left) == optim(right), "optim");
+    for (folder, model) in [left, right] {
+        let stored = Resume::check(folder, epoch).unwrap();
+        assert_eq!(stored.scaler(), Some(&model.scaler().to_record()));
+    }
     assert_eq!(left.1.scaler().to_record(), right.1.scaler().to_record());
-    let values = |model| {
-        parameters(model)
-            .into_values()
-            .map(|(_, v)| v)
-            .collect::<Vec<_>>()
-    };
     assert!(values(left.1) == values(right.1));
 }
 
@@ -62,8 +59,8 @@ fn a_resumed_run_is_the_uninterrupted_one_bit_for_bit() {
             ..shuffled_run()
         };
         let half = first.launch(parts.path()).model;
-        let stored = check_checkpoint(parts.path(), 2).unwrap().unwrap();
-        assert_eq!(stored, half.scaler().to_record());
+        let stored = Resume::check(parts.path(), 2).unwrap();
+        assert_eq!(stored.scaler(), Some(&half.scaler().to_record()));
         drop(half);
         let second = Run {
             resume: Some(2),
@@ -97,50 +94,30 @@ fn a_resumed_run_is_the_uninterrupted_one_bit_for_bit() {
 #[derive(Clone, Copy, Debug)]
 enum Way {
     Clipped,
-    Masters,
     MainDevice,
     Sharded,
     ShardedWindows,
 }
 
 impl Way {
-    /// Not every device has f16; and two workers on one fused device are not to be trusted, as the book says.
+    /// Two workers on one fused device are not to be trusted, as the book says.
     fn can_run(self) -> bool {
-        let device = Device::default();
-        match self {
-            Self::Clipped => true,
-            Self::Masters => MixedPrecision::f16().check_device(&device).is_ok(),
-            _ => device == Device::flex(),
-        }
+        matches!(self, Self::Clipped) || Device::default() == Device::flex()
     }
 
-    fn learner(self, config: &GradScalerConfig) -> Learner<Scaled<Net>> {
-        let device = Device::default().autodiff();
-        let lr = LinearLrSchedulerConfig::new(0.05, 0.01, 24).init().unwrap();
-        let scaler = config.init().unwrap();
-        let adam = AdamConfig::new().with_epsilon(1e-5);
+    fn learner(self, run: &Run, amp: &MixedPrecision) -> Learner<Scaled<Net>> {
+        let optim = ScaledOptimizer::new(AdamConfig::new().init(), amp);
+        let clip = GradientClip::by_global_norm(0.1).unwrap();
         match self {
-            Self::Masters => {
-                let optim = MasterWeights::new(adam.build()).init();
-                let net = Net::with_half_parameters(&device);
-                ScaledOptimizer::new(optim, scaler).into_learner(net, lr)
-            }
-            Self::Clipped => {
-                let clip = GradientClip::by_global_norm(0.1).unwrap();
-                let optim = ScaledOptimizer::new(adam.init(), scaler).with_clipping(clip);
-                optim.into_learner(Net::half_if_possible(&device), lr)
-            }
-            _ => {
-                let net = Net::half_if_possible(&device);
-                ScaledOptimizer::new(adam.init(), scaler).into_learner(net, lr)
-            }
+            Self::Clipped => run.learner_of(amp, optim.with_clipping(clip)),
+            _ => run.learner_of(amp, optim),
         }
     }
 
     /// Windows on the main device are left out: Burn sums there in the order in which the workers come.
     fn strategy(self) -> Option<ExecutionStrategy> {
         let optim = match self {
-            Self::Clipped | Self::Masters => return None,
+            Self::Clipped => return None,
             Self::MainDevice => MultiDeviceOptim::OptimMainDevice,
             Self::Sharded | Self::ShardedWindows => MultiDeviceOptim::OptimSharded,
         };
@@ -160,7 +137,9 @@ impl Way {
             Some(strategy) => training.with_training_strategy(strategy.into()),
             None => training,
         };
-        let result = training.launch(self.learner(&run.config));
+        let amp = run.amp();
+        let learner = self.learner(&run, &amp);
+        let result = training.with_amp(&amp).launch(learner);
         assert!(result.error.is_none());
         result.model
     }
@@ -170,7 +149,6 @@ impl Way {
 fn a_resumed_run_is_the_uninterrupted_one_however_it_is_trained() {
     for way in [
         Way::Clipped,
-        Way::Masters,
         Way::MainDevice,
         Way::Sharded,
         Way::ShardedWindows,
@@ -189,4 +167,57 @@ fn a_resumed_run_is_the_uninterrupted_one_however_it_is_trained() {
         println!("{way:?}");
         assert_same((whole.path(), &uninterrupted), (parts.path(), &resumed), 4);
     }
+}
+
+type Loader = Arc<dyn DataLoader<Batch>>;
+
+/// The values of an epoch, in its order.
+fn epoch(loader: &Loader) -> Vec<f32> {
+    let batches = loader.iter().map(|batch| batch.unwrap().features);
+    batches
+        .flat_map(|features| features.into_data().iter::<f32>().collect::<Vec<_>>())
+        .collect()
+}
+
+fn shuffled() -> Loader {
+    loader(samples(40), Some(7))
+}
+
+/// A checkpoint of this epoch.
+fn stopped_after(epochs: usize) -> Resume {
+    let folder = tempfile::tempdir().unwrap();
+    let run = Run {
+        epochs,
+        ..Run::default()
+    };
+    run.launch(folder.path());
+    Resume::check(folder.path(), epochs).unwrap()
+}
+
+#[test]
+fn the_loader_itself_goes_on_where_the_other_has_stopped() {
+    let whole = shuffled();
+    let epochs: Vec<_> = (0..4).map(|_| epoch(&whole)).collect();
+    assert!(epochs[0] != epochs[2]);
+    let resumed = stopped_after(2).loader(shuffled());
+    assert!([epoch(&resumed), epoch(&resumed)] == epochs[2..]);
+}
+
+#[test]
+fn so_do_the_loaders_of_one_device_and_of_several() {
+    let flex = Device::flex();
+    let resume = stopped_after(1);
+    for devices in [vec![flex.clone()], vec![flex.clone(), flex.clone()]] {
+        let whole = split_dataloader(shuffled(), &devices);
+        let resumed = split_dataloader(resume.loader(shuffled()), &devices);
+        for (whole, resumed) in whole.iter().zip(&resumed) {
+            let first = epoch(whole);
+            assert!(epoch(whole) == epoch(resumed));
+            assert!(first != epoch(resumed));
+        }
+    }
+    let (whole, resumed) = (shuffled(), resume.loader(shuffled()));
+    let [whole, resumed] = [whole, resumed].map(|loader| loader.to_device(&flex));
+    epoch(&whole);
+    assert!(epoch(&whole) == epoch(&resumed));
 }

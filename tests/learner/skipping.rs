@@ -1,6 +1,8 @@
 //! A data set with one poisoned batch.
 
-use crate::support::{Run, all_finite, poison, read_metric};
+use burn_amp::{GradientNormMetric, LossScaleMetric, SkippedStepsMetric, ZeroGradientsMetric};
+
+use crate::support::{Run, all_finite, poison, read_metric, spoil};
 
 /// The run ends with finite parameters; the skip is counted once, and the scale backed off once.
 #[test]
@@ -21,7 +23,7 @@ fn a_poisoned_batch_is_skipped_once() {
         (6, 1)
     );
     assert_eq!(scaler.loss_scale(), 32768.0);
-    assert!(all_finite(result.model.inner()));
+    assert!(all_finite(&result.model));
 
     let scales = read_metric(folder.path(), 1, "Loss Scale");
     assert_eq!(
@@ -42,4 +44,58 @@ fn a_poisoned_batch_is_skipped_once() {
     assert!((share - 100.0 / 6.0).abs() < 1e-9, "{share}");
     let norms = read_metric(folder.path(), 1, "Gradient Norm");
     assert_eq!(norms.len(), 6, "five steps and the epoch: {norms:?}");
+}
+
+/// No loss scale is to blame: the step is skipped, and the scale stays.
+#[test]
+fn a_loss_that_is_infinite_leaves_the_scale() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut run = Run {
+        epochs: 1,
+        config: burn_amp::GradScalerConfig::new(),
+        ..Run::default()
+    };
+    spoil(&mut run.samples, 2 * 8 + 3);
+    let model = run.launch(folder.path()).model;
+    let counters = model.scaler().counters();
+    assert_eq!((counters.steps(), counters.skipped()), (6, 1));
+    assert!(all_finite(&model));
+    if run.amp().dtype() == burn::tensor::FloatDType::F16 {
+        assert_eq!(counters.bad_losses(), 1);
+        assert_eq!(model.scaler().loss_scale(), 65536.0);
+    }
+}
+
+/// They belong to the training: in validation they show nothing, and write nothing.
+#[test]
+fn metrics_are_not_available_in_validation() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = Run {
+        epochs: 1,
+        ..Run::default()
+    };
+    let amp = run.amp();
+    let monitor = amp.monitor();
+    let learner = run.learner(&amp);
+    let result = run
+        .training(folder.path())
+        .metrics((
+            LossScaleMetric::new(&monitor),
+            SkippedStepsMetric::new(&monitor),
+            GradientNormMetric::new(&monitor),
+            ZeroGradientsMetric::new(&monitor),
+        ))
+        .launch(learner);
+    assert!(result.error.is_none());
+    for name in [
+        "Loss Scale",
+        "Skipped Steps",
+        "Gradient Norm",
+        "Zero Gradients",
+    ] {
+        assert_eq!(read_metric(folder.path(), 1, name).len(), 7, "{name}");
+        let file = format!("valid/epoch-1/{}.log", name.replace(' ', "_"));
+        assert!(!folder.path().join(file).exists(), "{name}");
+    }
+    assert!(folder.path().join("valid/epoch-1/Accuracy.log").exists());
 }

@@ -1,10 +1,13 @@
 //! Gradients that are all zero though the loss is not: one warning.
 
 use burn::{
+    module::Module,
     optim::{GradientsParams, SgdConfig},
     tensor::{Device, Tensor},
 };
-use burn_amp::{AccumulationConfig, GradScaler, GradScalerConfig, OverflowRule, ScaledOptimizer};
+use burn_amp::{
+    AccumulationConfig, GradScaler, GradScalerConfig, MixedPrecision, OverflowRule, ScaledOptimizer,
+};
 use log::Level;
 
 use crate::support::{Model, captured, scaler, unscaled};
@@ -165,6 +168,31 @@ fn the_scaled_optimizer_warns_too() {
     });
     assert_eq!(messages.len(), 1, "{messages:?}");
     assert!(messages[0].contains("2048"));
+}
+
+/// At the border no loss is seen: what counts is the gradient that comes to it.
+#[test]
+fn gradients_that_are_lost_inside_a_scope_warn_once() {
+    let run = |factor: f32| {
+        let one = GradScalerConfig::new().with_init_scale(1.0);
+        let amp = MixedPrecision::f16().with_scaler(one).unwrap();
+        let model = Model::new().apply_reparameterization(amp.clone());
+        let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp);
+        captured(Level::Warn, || {
+            for _ in 0..3 {
+                let output = amp.autocast((), |()| model.vector.val());
+                let grads = (output * factor).sum().backward();
+                let grads = GradientsParams::from_grads(grads, &model);
+                optim.step(0.1, model.clone(), grads);
+            }
+        })
+    };
+    let messages = run(1e-9);
+    assert_eq!(messages.len(), 1, "{messages:?}");
+    assert!(messages[0].contains("underflow"), "{messages:?}");
+    for factor in [0.0, 1e-3] {
+        assert_eq!(run(factor), [""; 0], "{factor}");
+    }
 }
 
 /// The warnings of two windows with gradients of zero and losses of `value`.

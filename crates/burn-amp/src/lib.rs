@@ -31,7 +31,7 @@
 //! - [`gradients`]: typed gradients and their [`GradientStatus`], clipping, accumulation.
 //! - [`optim`]: [`ScaledOptimizer`], a drop-in for Burn's `ModuleOptimizer`, and its configuration.
 //! - [`ema`]: [`Ema`], averages of the weights.
-//! - `train` (feature `train`): Burn's `Learner` with loss scaling, and its metrics.
+//! - `train` (feature `train`): Burn's `Learner` in half precision, and its metrics.
 
 mod cast_float;
 mod check;
@@ -80,5 +80,6 @@ pub use scaler::{
 pub use scope::{Cast, Scope, autocast, in_f32};
 #[cfg(feature = "train")]
 pub use train::{
-    GradientNormMetric, LossScaleMetric, LossStep, Scaled, SkippedStepsMetric, ZeroGradientsMetric,
+    GradientNormMetric, LearnerOptimizer, LossScaleMetric, Resume, Scaled, SkippedStepsMetric,
+    WithAmp, ZeroGradientsMetric,
 };

@@ -181,6 +181,14 @@ impl LiveScale {
         blame
     }
 
+    /// Whether a gradient that is not zero has come to a scope on its way back. Waits for the device.
+    pub(crate) fn has_gradients(&self) -> bool {
+        let crossings = std::mem::take(&mut *self.crossings());
+        let statuses = crossings.into_iter();
+        let mut statuses = statuses.filter_map(|(_, crossing)| crossing.read());
+        statuses.any(|status| status.max_abs > 0.0)
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         // Nothing in here is left half written by a panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)

@@ -33,15 +33,18 @@ pub fn pack(path: &Path) -> Pack {
     }
 }
 
-/// Opens an optimizer's file: ids are replaced by the paths that they have in the model of the same epoch.
+/// Opens an optimizer's file: ids are replaced by the paths that they have in the model of the same epoch. The scaler's state
+/// is left out: it has ids inside, and `Resume` reads it.
 pub fn optimizer_pack<M: Module>(path: &Path, model: &M) -> Pack {
     let names: BTreeMap<String, String> = parameters(model)
         .into_iter()
         .map(|(path, (id, _))| (id.to_string(), path))
         .collect();
     let rename = |name: String| match name.split_once('.') {
-        Some((id, field)) => format!("{}/{field}", names[id]),
-        None => names[&name].clone(),
+        Some((id, _)) if id == STATE_ID.to_string() => None,
+        Some((id, field)) => Some(format!("{}/{field}", names[id])),
+        None if name == STATE_ID.to_string() => None,
+        None => Some(names[&name].clone()),
     };
     let Pack {
         tensors,
@@ -49,10 +52,21 @@ pub fn optimizer_pack<M: Module>(path: &Path, model: &M) -> Pack {
         metadata,
     } = pack(path);
     Pack {
-        tensors: tensors.into_iter().map(|(n, v)| (rename(n), v)).collect(),
-        scalars: scalars.into_iter().map(|(n, v)| (rename(n), v)).collect(),
-        metadata: metadata.into_iter().map(|(n, v)| (rename(n), v)).collect(),
+        tensors: renamed(tensors, rename),
+        scalars: renamed(scalars, rename),
+        metadata: renamed(metadata, rename),
     }
+}
+
+/// The parameter under which the scaler's state is stored.
+pub const STATE_ID: u64 = u64::from_le_bytes(*b"burn_amp");
+
+fn renamed<V>(
+    values: BTreeMap<String, V>,
+    rename: impl Fn(String) -> Option<String>,
+) -> BTreeMap<String, V> {
+    let rename = |(name, value)| rename(name).map(|name| (name, value));
+    values.into_iter().filter_map(rename).collect()
 }
 
 /// Every float parameter of a module: its path, its id, its stored value.
@@ -87,4 +101,9 @@ pub fn parameters<M: Module>(module: &M) -> BTreeMap<String, (u64, Values)> {
     let mut collect = Collect::default();
     module.visit(&mut collect);
     collect.found
+}
+
+/// The values alone, in the order of their paths.
+pub fn values<M: Module>(module: &M) -> Vec<Values> {
+    parameters(module).into_values().map(|(_, v)| v).collect()
 }

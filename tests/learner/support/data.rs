@@ -1,4 +1,4 @@
-//! Points around one of four corners; a poisoned one is infinite.
+//! Points around one of four corners; a poisoned one makes the loss of its batch enormous.
 
 use burn::{
     data::{
@@ -7,6 +7,7 @@ use burn::{
     },
     tensor::{Device, Int, Tensor, TensorData},
 };
+use burn_amp::MixedPrecision;
 use std::sync::Arc;
 
 pub const FEATURES: usize = 8;
@@ -16,12 +17,15 @@ pub const CLASSES: usize = 4;
 pub struct Sample {
     pub features: [f32; FEATURES],
     pub label: i64,
+    /// What the loss of its batch is multiplied by.
+    pub gain: f32,
 }
 
 #[derive(Clone, Debug)]
 pub struct Batch {
     pub features: Tensor<2>,
     pub labels: Tensor<1, Int>,
+    pub gain: Tensor<1>,
 }
 
 /// The same samples in every run. Labels come in turn.
@@ -40,14 +44,22 @@ pub fn samples(count: usize) -> Vec<Sample> {
         Sample {
             features: std::array::from_fn(feature),
             label: label as i64,
+            gain: 1.0,
         }
     };
     (0..count).map(sample).collect()
 }
 
-/// Makes the gradients of every batch that holds this sample overflow, in f16 and in f32.
+/// Makes the gradients of every batch that holds this sample overflow once they are multiplied by the loss scale. Where the
+/// device has no f16, they overflow by themselves.
 pub fn poison(samples: &mut [Sample], index: usize) {
-    samples[index].features = [f32::INFINITY; FEATURES];
+    let half = MixedPrecision::f16().check_device(&Device::default());
+    samples[index].gain = if half.is_ok() { 1e30 } else { f32::INFINITY };
+}
+
+/// Makes the loss of every batch that holds this sample infinite: no scale is to blame.
+pub fn spoil(samples: &mut [Sample], index: usize) {
+    samples[index].gain = f32::INFINITY;
 }
 
 pub struct Batches;
@@ -57,7 +69,11 @@ impl Batcher<Sample, Batch> for Batches {
         let count = samples.len();
         let labels: Vec<i64> = samples.iter().map(|sample| sample.label).collect();
         let features: Vec<f32> = samples.iter().flat_map(|sample| sample.features).collect();
+        let gain = samples
+            .iter()
+            .fold(1.0, |gain, sample| sample.gain.max(gain));
         Batch {
+            gain: Tensor::from_data([gain], device),
             features: Tensor::from_data(TensorData::new(features, [count, FEATURES]), device),
             labels: Tensor::from_data(TensorData::new(labels, [count]), device),
         }

@@ -7,9 +7,9 @@ mod data;
 mod model;
 mod run;
 
-pub use bits::{Values, optimizer_pack, pack, parameters};
+pub use bits::{STATE_ID, Values, optimizer_pack, pack, parameters, values};
 pub use book::{block_with, chapter};
 pub use child::{child, folder};
-pub use data::{Batch, Sample, loader, poison, samples};
-pub use model::{Net, Plain};
-pub use run::{Run, all_finite, quiet, read_metric};
+pub use data::{Batch, Sample, loader, poison, samples, spoil};
+pub use model::Net;
+pub use run::{Run, all_finite, lr, quiet, read_metric};

@@ -1,12 +1,12 @@
-//! A small classifier, as a user writes it: once for this crate, once for Burn alone.
+//! A small classifier, as a user writes it for Burn; the one line that is this crate's is `autocast`.
 
 use burn::{
     module::{Module, ModuleMapper, Param},
     nn::{Linear, LinearConfig, loss::CrossEntropyLossConfig},
-    tensor::{Device, FloatDType, Tensor, TensorData, activation::tanh},
+    tensor::{Device, Tensor, TensorData, activation::tanh},
     train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep},
 };
-use burn_amp::{LossStep, MixedPrecision};
+use burn_amp::autocast;
 
 use super::data::{Batch, CLASSES, FEATURES};
 
@@ -14,57 +14,37 @@ use super::data::{Batch, CLASSES, FEATURES};
 pub struct Net {
     pub hidden: Linear,
     pub head: Linear,
-    #[module(skip)]
-    compute: FloatDType,
 }
 
 impl Net {
-    /// f32 parameters, the same in every run; computes in `compute`.
-    pub fn new(compute: FloatDType, device: &Device) -> Self {
+    /// f32 parameters, the same in every run.
+    pub fn new(device: &Device) -> Self {
         let net = Self {
             hidden: LinearConfig::new(FEATURES, 16).init(device),
             head: LinearConfig::new(16, CLASSES).init(device),
-            compute,
         };
         net.map(&mut Fill(0))
     }
 
-    /// The same, reparameterized to compute in f16.
-    pub fn f16(device: &Device) -> Self {
-        Self::new(FloatDType::F16, device).apply_reparameterization(MixedPrecision::f16())
+    pub fn forward(&self, features: Tensor<2>) -> Tensor<2> {
+        self.head.forward(tanh(self.hidden.forward(features)))
     }
 
-    /// That, or one that computes in f32 where the device has no f16: its losses are scaled all the same.
-    pub fn half_if_possible(device: &Device) -> Self {
-        match MixedPrecision::f16().check_device(device) {
-            Ok(()) => Self::f16(device),
-            Err(_) => Self::new(FloatDType::F32, device),
-        }
-    }
-
-    /// Computes in f16 with parameters that are f16 themselves.
-    pub fn with_half_parameters(device: &Device) -> Self {
-        burn_amp::to_half(Self::new(FloatDType::F16, device), FloatDType::F16, &[])
-    }
-
-    pub fn classify(&self, batch: Batch) -> ClassificationOutput {
-        let features = batch.features.cast(self.compute);
-        let hidden = tanh(self.hidden.forward(features));
-        let logits = self.head.forward(hidden).cast(FloatDType::F32);
+    pub fn output(&self, logits: Tensor<2>, batch: Batch) -> ClassificationOutput {
         let loss = CrossEntropyLossConfig::new()
             .init(&logits.device())
             .forward(logits.clone(), batch.labels.clone());
-        ClassificationOutput::new(loss, logits, batch.labels)
+        ClassificationOutput::new(loss * batch.gain, logits, batch.labels)
     }
 }
 
-impl LossStep for Net {
+impl TrainStep for Net {
     type Input = Batch;
     type Output = ClassificationOutput;
 
-    fn loss_step(&self, batch: Batch) -> (Tensor<1>, ClassificationOutput) {
-        let output = self.classify(batch);
-        (output.loss.clone(), output)
+    fn step(&self, batch: Batch) -> TrainOutput<ClassificationOutput> {
+        let output = InferenceStep::step(self, batch);
+        TrainOutput::new(self, output.loss.backward(), output)
     }
 }
 
@@ -73,32 +53,8 @@ impl InferenceStep for Net {
     type Output = ClassificationOutput;
 
     fn step(&self, batch: Batch) -> ClassificationOutput {
-        self.classify(batch)
-    }
-}
-
-/// The same model in a plain Burn program.
-#[derive(Module, Debug)]
-pub struct Plain {
-    pub net: Net,
-}
-
-impl TrainStep for Plain {
-    type Input = Batch;
-    type Output = ClassificationOutput;
-
-    fn step(&self, batch: Batch) -> TrainOutput<ClassificationOutput> {
-        let output = self.net.classify(batch);
-        TrainOutput::new(self, output.loss.backward(), output)
-    }
-}
-
-impl InferenceStep for Plain {
-    type Input = Batch;
-    type Output = ClassificationOutput;
-
-    fn step(&self, batch: Batch) -> ClassificationOutput {
-        self.net.classify(batch)
+        let logits = autocast(batch.features.clone(), |x| self.forward(x));
+        self.output(logits, batch)
     }
 }
 

@@ -2,23 +2,24 @@
 
 use burn::{
     data::dataset::{Dataset, InMemDataset},
-    lr_scheduler::linear::LinearLrSchedulerConfig,
+    lr_scheduler::{linear::LinearLrSchedulerConfig, module_lr_scheduler::ModuleLrScheduler},
     module::Module,
-    optim::AdamConfig,
-    tensor::Device,
+    optim::{AdamConfig, GradientsAccumulator, GradientsParams, ModuleOptimizer},
+    tensor::{Device, FloatDType},
     train::{
-        Learner, LearnerModel, LearningResult, SupervisedTraining,
+        ClassificationOutput, InferenceStep, Learner, LearnerModel, LearningResult,
+        SupervisedTraining, TrainStep,
         metric::{AccuracyMetric, LossMetric},
         renderer::CliMetricsRenderer,
     },
 };
 use burn_amp::{
-    GradScalerConfig, GradientNormMetric, LossScaleMetric, Scaled, ScaledOptimizer, ScalerMonitor,
-    SkippedStepsMetric, ZeroGradientsMetric, train::resumed_loader,
+    GradScalerConfig, LearnerOptimizer, MixedPrecision, ModuleOptim, Scaled, ScaledOptimizer,
+    WithAmp, train::Resume,
 };
 use std::{fs, path::Path};
 
-use super::{Net, Sample, bits::parameters, data::loader_of, loader, samples};
+use super::{Batch, Net, Sample, bits::parameters, data::loader_of, loader, samples};
 
 /// Six batches of 8 an epoch, Adam, a falling learning rate, a scale that grows every fourth step.
 pub struct Run {
@@ -44,41 +45,82 @@ impl Default for Run {
 }
 
 impl Run {
-    /// The learner and the monitor of its scaler.
-    pub fn learner(&self) -> (Learner<Scaled<Net>>, ScalerMonitor) {
-        self.learner_of(Net::half_if_possible(&Device::default().autodiff()))
+    /// A handle of its own for each run; where the device has no f16, it tests gradients all the same.
+    pub fn amp(&self) -> MixedPrecision {
+        let half = MixedPrecision::f16().check_device(&Device::default());
+        let dtype = half.map_or(FloatDType::F32, |()| FloatDType::F16);
+        let amp = MixedPrecision::new(dtype);
+        amp.with_scaler(self.config.clone()).unwrap()
     }
 
-    pub fn learner_of(&self, model: Net) -> (Learner<Scaled<Net>>, ScalerMonitor) {
-        let scaler = self.config.init().unwrap();
-        let optim = ScaledOptimizer::new(AdamConfig::new().init(), scaler);
-        let lr = LinearLrSchedulerConfig::new(0.05, 0.01, 24).init().unwrap();
-        let monitor = optim.monitor();
-        (optim.into_learner(model, lr), monitor)
+    pub fn learner(&self, amp: &MixedPrecision) -> Learner<Scaled<Net>> {
+        self.learner_of(amp, AdamConfig::new().init())
+    }
+
+    pub fn learner_of(
+        &self,
+        amp: &MixedPrecision,
+        optim: impl Into<LearnerOptimizer>,
+    ) -> Learner<Scaled<Net>> {
+        amp.learner(Net::new(&Device::default().autodiff()), optim, lr())
+    }
+
+    /// The same run without a Learner.
+    pub fn by_hand<O: ModuleOptim>(
+        &self,
+        amp: &MixedPrecision,
+        optim: &mut ScaledOptimizer<O>,
+    ) -> Net {
+        let device = Device::default().autodiff();
+        let mut net = Net::new(&device).apply_reparameterization(amp.clone());
+        let mut lr = lr();
+        let batches = loader(self.samples.clone(), None).to_device(&device);
+        for _ in 0..self.epochs {
+            let mut window = GradientsAccumulator::new();
+            for (index, batch) in batches.iter().enumerate() {
+                let batch = batch.unwrap();
+                let logits = amp.autocast(batch.features.clone(), |x| net.forward(x));
+                let loss = net.output(logits, batch).loss;
+                let grads = GradientsParams::from_grads(loss.backward(), &net);
+                window.accumulate(&net, grads);
+                if (index + 1).is_multiple_of(self.accumulation.unwrap_or(1)) {
+                    net = optim.step(lr.step(), net, window.grads());
+                }
+            }
+        }
+        net
+    }
+
+    /// Of Burn alone, in f32.
+    pub fn plain(&self, optim: ModuleOptimizer) -> Learner<Net> {
+        Learner::new(Net::new(&Device::default().autodiff()), optim, lr())
     }
 
     /// A training with checkpoints of all epochs and Burn's metrics.
-    pub fn training(&self, folder: &Path) -> SupervisedTraining<Scaled<Net>> {
+    pub fn training<M: Trained>(&self, folder: &Path) -> SupervisedTraining<M> {
         self.training_on(InMemDataset::new(self.samples.clone()), folder)
     }
 
     /// The same, on other samples.
-    pub fn training_on<D: Dataset<Sample> + 'static>(
+    pub fn training_on<M: Trained, D: Dataset<Sample> + 'static>(
         &self,
         samples_to_train: D,
         folder: &Path,
-    ) -> SupervisedTraining<Scaled<Net>> {
+    ) -> SupervisedTraining<M> {
         let train = loader_of(samples_to_train, self.shuffle);
-        let train = resumed_loader(train, self.resume.unwrap_or(0));
-        let training = quiet(SupervisedTraining::new(
-            folder,
-            train,
-            loader(samples(16), None),
-        ))
-        .metrics((AccuracyMetric::new(), LossMetric::new()))
-        .num_epochs(self.epochs);
-        let training = match self.resume {
-            Some(epoch) => training.checkpoint(epoch),
+        let resume = self
+            .resume
+            .map(|epoch| Resume::check(folder, epoch).unwrap());
+        let train = match &resume {
+            Some(resume) => resume.loader(train),
+            None => train,
+        };
+        let valid = loader(samples(16), None);
+        let training = quiet(SupervisedTraining::new(folder, train, valid))
+            .metrics((AccuracyMetric::new(), LossMetric::new()))
+            .num_epochs(self.epochs);
+        let training = match &resume {
+            Some(resume) => training.checkpoint(resume.epoch()),
             None => training,
         };
         match self.accumulation {
@@ -89,14 +131,30 @@ impl Run {
 
     /// All of it, with the metrics of this crate.
     pub fn launch(&self, folder: &Path) -> LearningResult<Scaled<Net>> {
-        let (learner, monitor) = self.learner();
-        self.training(folder)
-            .metric_train_numeric(LossScaleMetric::new(&monitor))
-            .metric_train_numeric(SkippedStepsMetric::new(&monitor))
-            .metric_train_numeric(GradientNormMetric::new(&monitor))
-            .metric_train_numeric(ZeroGradientsMetric::new(&monitor))
-            .launch(learner)
+        let amp = self.amp();
+        let learner = self.learner(&amp);
+        self.training(folder).with_amp(&amp).launch(learner)
     }
+}
+
+/// Falls from 0.05 to 0.01 in 24 steps.
+pub fn lr() -> ModuleLrScheduler {
+    LinearLrSchedulerConfig::new(0.05, 0.01, 24).init().unwrap()
+}
+
+/// What these runs train: a `Net`, scaled or not.
+pub trait Trained:
+    LearnerModel
+    + TrainStep<Input = Batch, Output = ClassificationOutput>
+    + InferenceStep<Input = Batch, Output = ClassificationOutput>
+{
+}
+
+impl<M> Trained for M where
+    M: LearnerModel
+        + TrainStep<Input = Batch, Output = ClassificationOutput>
+        + InferenceStep<Input = Batch, Output = ClassificationOutput>
+{
 }
 
 /// Checkpoints of all epochs; no dashboard, whatever the features and the terminal; no log of its own, which can be installed

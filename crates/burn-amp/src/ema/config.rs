@@ -12,6 +12,10 @@ pub struct EmaConfig {
     /// After this many updates, and then again, the model's parameters are replaced by their averages. None: only by
     /// [`Ema::finalize`].
     pub overwrite_frequency: Option<u32>,
+    /// Whether a `Learner` validates with the averages in place of the parameters (feature `train`). Other programs use
+    /// [`Ema::module`] for it.
+    #[config(default = false)]
+    pub validation: bool,
 }
 
 impl Default for EmaConfig {

@@ -36,5 +36,3 @@ mod record;
 pub use average::Ema;
 pub use config::EmaConfig;
 pub use record::EmaRecord;
-#[cfg(feature = "train")]
-pub(crate) use record::EmaState;

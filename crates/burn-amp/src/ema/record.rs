@@ -40,8 +40,8 @@ pub struct EmaRecord {
 /// What is stored beside the averages.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct EmaState {
-    pub(crate) updates: u64,
+struct EmaState {
+    updates: u64,
 }
 
 impl EmaRecord {

@@ -1,4 +1,6 @@
-use burn::{lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module};
+use burn::{
+    lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module, optim::GradientsParams,
+};
 
 use crate::{
     ema::Ema,
@@ -26,22 +28,10 @@ impl StepOptions {
         module: M,
         grads: StepGradients,
     ) -> Result<M, AmpError> {
-        scaler.check_scopes();
-        let grads = match &mut self.window {
-            Some(window) => {
-                scaler.check_window(optim, &grads, &module)?;
-                match scaler.accumulate(window, grads, &module)? {
-                    Some(grads) => grads,
-                    None => return Ok(module),
-                }
-            }
-            None => match grads {
-                StepGradients::Plain(grads) => scaler.test(grads, &module)?,
-                StepGradients::Scaled(grads) => scaler.try_unscale(grads, &module)?,
-                StepGradients::Unscaled(grads) => grads,
-            },
-        };
-        self.finish(scaler, optim, lr, module, grads)
+        Ok(match self.decide(scaler, optim, &module, grads)? {
+            Some(grads) => self.applied(scaler, optim.step(lr, module, grads)),
+            None => module,
+        })
     }
 
     /// Steps with the micro-batches of a window that is not full.
@@ -56,32 +46,68 @@ impl StepOptions {
             Some(window) => scaler.flush(window, &module)?,
             None => None,
         };
-        match grads {
-            Some(grads) => self.finish(scaler, optim, lr, module, grads),
-            None => Ok(module),
-        }
+        let grads = match grads {
+            Some(grads) => self.settle(scaler, optim, grads)?,
+            None => None,
+        };
+        Ok(match grads {
+            Some(grads) => self.applied(scaler, optim.step(lr, module, grads)),
+            None => module,
+        })
     }
 
-    fn finish<O: ModuleOptim, M: Module>(
+    /// What comes before the step itself. The gradients to step with; none if the step is skipped, and done with, or the
+    /// window is not full.
+    pub(crate) fn decide<O: ModuleOptim, M: Module>(
         &mut self,
         scaler: &mut GradScaler,
-        optim: &mut O,
-        lr: ModuleLearningRate,
-        module: M,
+        optim: &O,
+        module: &M,
+        grads: StepGradients,
+    ) -> Result<Option<GradientsParams>, AmpError> {
+        scaler.check_scopes();
+        let grads = match &mut self.window {
+            Some(window) => {
+                scaler.check_window(optim, &grads, module)?;
+                match scaler.accumulate(window, grads, module)? {
+                    Some(grads) => grads,
+                    None => return Ok(None),
+                }
+            }
+            None => match grads {
+                StepGradients::Plain(grads) => scaler.test(grads, module)?,
+                StepGradients::Scaled(grads) => scaler.try_unscale(grads, module)?,
+                StepGradients::Unscaled(grads) => grads,
+            },
+        };
+        self.settle(scaler, optim, grads)
+    }
+
+    fn settle<O: ModuleOptim>(
+        &self,
+        scaler: &mut GradScaler,
+        optim: &O,
         grads: UnscaledGradients,
-    ) -> Result<M, AmpError> {
+    ) -> Result<Option<GradientsParams>, AmpError> {
         let grads = match &self.clip {
             Some(clip) => grads.try_clip(clip)?,
             None => grads,
         };
-        let applied = !grads.has_overflow();
-        let module = scaler.try_step(optim, lr, module, grads)?;
+        let grads = scaler.decide(optim, grads)?;
+        if grads.is_none() {
+            scaler.update();
+        }
+        Ok(grads)
+    }
+
+    /// What comes after a step that was not skipped.
+    pub(crate) fn applied<M: Module>(&mut self, scaler: &mut GradScaler, module: M) -> M {
         let module = match &mut self.ema {
-            Some(ema) if applied => ema.update(module),
-            _ => module,
+            Some(ema) => ema.update(module),
+            None => module,
         };
         scaler.update();
-        Ok(module)
+        module
     }
 
     /// Throws gradients away; the scale stays frozen inside a window that is skipped as a whole.

@@ -87,6 +87,22 @@ impl GradScaler {
         }
     }
 
+    /// Is heard by itself before an iteration ends, and not as the scaler that it was cloned from.
+    #[cfg(feature = "train")]
+    pub(crate) fn join(&mut self) {
+        if let Some(border) = &mut self.border {
+            border.member = border.amp.live().join();
+        }
+    }
+
+    /// Is no longer waited for before an iteration ends.
+    #[cfg(feature = "train")]
+    pub(crate) fn leave(&mut self) {
+        if let Some(border) = &mut self.border {
+            border.member = Arc::default();
+        }
+    }
+
     /// The `MixedPrecision` whose loss scale this moves; none of a scaler that scales losses itself.
     pub fn precision(&self) -> Option<&MixedPrecision> {
         self.border.as_ref().map(|border| &border.amp)
@@ -299,14 +315,23 @@ impl GradScaler {
         module: M,
         grads: UnscaledGradients,
     ) -> Result<M, AmpError> {
+        Ok(match self.decide(optim, grads)? {
+            Some(grads) => optim.step(lr.into(), module, grads),
+            None => module,
+        })
+    }
+
+    /// Counts the step, and gives the gradients back if it is not to be skipped.
+    pub(crate) fn decide<O: ModuleOptim>(
+        &mut self,
+        optim: &O,
+        grads: UnscaledGradients,
+    ) -> Result<Option<GradientsParams>, AmpError> {
         self.check_dtypes(optim, &grads)?;
         self.iteration.check(&grads)?;
         self.underflow_check(&grads);
         self.record(&grads)?;
-        if grads.has_overflow() {
-            return Ok(module);
-        }
-        Ok(optim.step(lr.into(), module, grads.into_tested()))
+        Ok((!grads.has_overflow()).then(|| grads.into_tested()))
     }
 
     /// Ends the iteration: backs the scale off if any of its steps was skipped, counts towards growth if not.
@@ -547,8 +572,10 @@ impl GradScaler {
     pub(super) fn underflow_check(&mut self, grads: &UnscaledGradients) {
         // Micro-batches were checked one by one, beside their losses.
         if self.enabled && !grads.is_settled() {
-            self.underflow
-                .check(grads.status(), self.schedule().scale());
+            let scale = self.schedule().scale();
+            let border = self.border.as_ref();
+            let arrived = || border.is_some_and(|border| border.amp.live().has_gradients());
+            self.underflow.check(grads.status(), scale, arrived);
         }
     }
 

@@ -1,48 +1,51 @@
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering, fence},
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use super::GradScaler;
 use crate::{
     gradients::{ClipStatus, GradientStatus},
-    loss_scale::StepOutcome,
+    loss_scale::{LossScale, StepOutcome},
     mixed_precision::MixedPrecision,
 };
 
-/// Steps that are remembered. Metrics run in a thread of their own and may be half as far behind: a slot that is being
-/// written is not read.
-const SLOTS: usize = 128;
-const FIELDS: usize = 13;
+/// Steps that are remembered: metrics run in a thread of their own, and may be behind.
+const STEPS: usize = 128;
 
 /// A view of a loss scaler at work, for metrics, a progress bar, or threads of one's own.
 ///
-/// Made by [`ScaledOptimizer::monitor`](crate::ScaledOptimizer::monitor). Clones see the same scaler. Reading takes
-/// no lock and never waits for a device: all values are host values that the step has read anyway. The scaler's
-/// state itself is not shared and cannot be changed from here.
+/// Made by [`MixedPrecision::monitor`](crate::MixedPrecision::monitor) and
+/// [`ScaledOptimizer::monitor`](crate::ScaledOptimizer::monitor). Clones see the same scaler. Reading never waits for a
+/// device: all values are host values that the step has read anyway. The scaler's state itself is not shared and
+/// cannot be changed from here.
 ///
 /// ```
-/// use burn::{nn::LinearConfig, optim::SgdConfig, tensor::{Device, Distribution, Tensor}};
-/// use burn_amp::{GradScalerConfig, ScaledOptimizer};
+/// use burn::{
+///     module::Module, nn::LinearConfig, optim::{GradientsParams, SgdConfig},
+///     tensor::{Device, Distribution, Tensor},
+/// };
+/// use burn_amp::{MixedPrecision, ScaledOptimizer};
 ///
 /// let device = Device::flex().autodiff();
-/// let mut model = LinearConfig::new(4, 2).init(&device);
-/// let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), GradScalerConfig::new().init()?);
-/// let monitor = optim.monitor();
+/// let amp = MixedPrecision::f16();
+/// let mut model = LinearConfig::new(4, 2).init(&device).apply_reparameterization(amp.clone());
+/// let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp);
 ///
-/// let loss = model.forward(Tensor::<2>::random([8, 4], Distribution::Default, &device)).mean();
-/// let grads = optim.backward(loss, &model);
-/// model = optim.try_step(0.1, model, grads)?;
+/// let input = Tensor::<2>::random([8, 4], Distribution::Default, &device);
+/// let loss = amp.autocast(input, |x| model.forward(x)).mean();
+/// let grads = GradientsParams::from_grads(loss.backward(), &model);
+/// model = optim.step(0.1, model, grads);
 ///
+/// let monitor = amp.monitor();
 /// let last = std::thread::spawn(move || monitor.last()).join().unwrap();
 /// assert_eq!((last.loss_scale, last.steps, last.skipped), (65536.0, 1, 0));
 /// assert!(last.gradient_norm.is_some());
 /// # let _ = model;
-/// # Ok::<(), burn_amp::AmpError>(())
 /// ```
 #[derive(Clone, Default)]
 pub struct ScalerMonitor {
-    shared: Arc<Shared>,
+    readings: Arc<Mutex<Readings>>,
     /// How a `Learner` run that fails is ended.
     #[cfg(feature = "train")]
     pub(crate) ending: Arc<super::ending::Ending>,
@@ -80,8 +83,23 @@ pub struct ScalerReading {
     /// The smallest number by which a group's gradients were multiplied to meet its global norm: 1 where they were within;
     /// none if no group is clipped by its global norm.
     pub clip_coefficient: Option<f64>,
-    /// Whether a step has made this reading, and not a state that was loaded.
-    pub(crate) is_step: bool,
+}
+
+struct Readings {
+    last: ScalerReading,
+    /// The readings of the last steps, and how many there were in all.
+    steps: VecDeque<ScalerReading>,
+    count: u64,
+}
+
+impl Default for Readings {
+    fn default() -> Self {
+        Self {
+            last: ScalerReading::of(&GradScaler::new(LossScale::default())),
+            steps: VecDeque::new(),
+            count: 0,
+        }
+    }
 }
 
 impl ScalerMonitor {
@@ -96,14 +114,7 @@ impl ScalerMonitor {
 
     /// What the last step was like. Before the first: the scaler as it was built or loaded.
     pub fn last(&self) -> ScalerReading {
-        loop {
-            let number = self.number();
-            // Torn only if `SLOTS` steps were published meanwhile: then there is a newer one.
-            if let Some(reading) = self.shared.read(number) {
-                return reading;
-            }
-            std::hint::spin_loop();
-        }
+        self.readings().last
     }
 
     /// The loss scale of the next step.
@@ -111,31 +122,42 @@ impl ScalerMonitor {
         self.last().loss_scale
     }
 
-    /// Makes the state of `scaler` the last reading. Writers in several threads do not wait for each other.
+    /// Makes the state of `scaler` the last reading.
     pub(crate) fn publish(&self, scaler: &GradScaler) {
-        self.shared.write(&ScalerReading::of(scaler, false));
+        self.readings().last = ScalerReading::of(scaler);
     }
 
     /// As [`publish`](Self::publish), at the end of a step.
     pub(crate) fn publish_step(&self, scaler: &GradScaler) {
-        self.shared.write(&ScalerReading::of(scaler, true));
+        let reading = ScalerReading::of(scaler);
+        let mut readings = self.readings();
+        readings.last = reading;
+        if readings.steps.len() == STEPS {
+            readings.steps.pop_front();
+        }
+        readings.steps.push_back(reading);
+        readings.count += 1;
     }
 
-    /// The number of the last reading: how often was published.
-    pub(crate) fn number(&self) -> u64 {
-        self.shared.published.load(Ordering::Acquire)
+    /// How many steps were shown so far.
+    #[cfg(feature = "train")]
+    pub(crate) fn count(&self) -> u64 {
+        self.readings().count
     }
 
-    /// The reading after number `seen`, or the last one if that is long ago, and its number.
+    /// The step after the first `seen`, or the oldest that is remembered, and its number.
     #[cfg(feature = "train")]
     pub(crate) fn after(&self, seen: u64) -> Option<(u64, ScalerReading)> {
-        let last = self.number();
-        let behind = last.checked_sub(seen).filter(|behind| *behind > 0)?;
-        let next = match behind > SLOTS as u64 / 2 {
-            true => last,
-            false => seen + 1,
-        };
-        Some((next, self.shared.read(next)?))
+        let readings = self.readings();
+        let forgotten = readings.count - readings.steps.len() as u64;
+        let seen = seen.max(forgotten);
+        let reading = readings.steps.get((seen - forgotten) as usize)?;
+        Some((seen + 1, *reading))
+    }
+
+    fn readings(&self) -> MutexGuard<'_, Readings> {
+        // Nothing in here is left half written by a panic.
+        self.readings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -148,7 +170,7 @@ impl std::fmt::Debug for ScalerMonitor {
 }
 
 impl ScalerReading {
-    fn of(scaler: &GradScaler, is_step: bool) -> Self {
+    fn of(scaler: &GradScaler) -> Self {
         let counters = scaler.counters();
         let status = scaler.last_status();
         let clip = status.and_then(GradientStatus::clip);
@@ -166,192 +188,39 @@ impl ScalerReading {
             zero_gradients: status.map(GradientStatus::zero_share),
             clipped_gradients: clip.map(|clip| clip.clipped() as u64),
             clip_coefficient: clip.and_then(ClipStatus::smallest_coefficient),
-            is_step,
-        }
-    }
-
-    fn to_fields(self) -> [u64; FIELDS] {
-        let outcome = match self.outcome {
-            None => 0,
-            Some(StepOutcome::Applied) => 1,
-            Some(StepOutcome::Skipped) => 2,
-        };
-        let flags = outcome
-            | u64::from(self.gradient_norm.is_some()) << 2
-            | u64::from(self.is_step) << 3
-            | u64::from(self.clipped_gradients.is_some()) << 4
-            | u64::from(self.clip_coefficient.is_some()) << 5;
-        let bits = |value: Option<f64>| value.unwrap_or_default().to_bits();
-        [
-            self.loss_scale.to_bits().into(),
-            self.steps,
-            self.skipped,
-            self.consecutive_skips,
-            self.dropped,
-            self.discarded,
-            self.growth_tracker.into(),
-            flags,
-            bits(self.gradient_norm),
-            bits(self.max_abs_gradient),
-            bits(self.zero_gradients),
-            self.clipped_gradients.unwrap_or_default(),
-            bits(self.clip_coefficient),
-        ]
-    }
-
-    fn from_fields(fields: [u64; FIELDS]) -> Self {
-        let [
-            scale,
-            steps,
-            skipped,
-            in_a_row,
-            dropped,
-            discarded,
-            tracker,
-            flags,
-            norm,
-            max_abs,
-            zeros,
-            clipped,
-            coefficient,
-        ] = fields;
-        let measured = |bits: u64| (flags & 4 != 0).then(|| f64::from_bits(bits));
-        Self {
-            loss_scale: f32::from_bits(scale as u32),
-            steps,
-            skipped,
-            consecutive_skips: in_a_row,
-            dropped,
-            discarded,
-            growth_tracker: tracker as u32,
-            outcome: match flags & 3 {
-                1 => Some(StepOutcome::Applied),
-                2 => Some(StepOutcome::Skipped),
-                _ => None,
-            },
-            gradient_norm: measured(norm),
-            max_abs_gradient: measured(max_abs),
-            zero_gradients: measured(zeros),
-            clipped_gradients: (flags & 16 != 0).then_some(clipped),
-            clip_coefficient: (flags & 32 != 0).then(|| f64::from_bits(coefficient)),
-            is_step: flags & 8 != 0,
         }
     }
 }
 
-struct Shared {
-    /// The number that the next writer takes.
-    next: AtomicU64,
-    /// The number of the newest reading that is complete.
-    published: AtomicU64,
-    slots: [Slot; SLOTS],
-}
-
-/// A reading under its number. One that is written over while it is read shows it by another number.
-#[derive(Default)]
-struct Slot {
-    number: AtomicU64,
-    fields: [AtomicU64; FIELDS],
-}
-
-impl Default for Shared {
-    fn default() -> Self {
-        Self {
-            next: AtomicU64::new(1),
-            published: AtomicU64::new(0),
-            slots: std::array::from_fn(|_| Slot::default()),
-        }
-    }
-}
-
-impl Shared {
-    fn write(&self, reading: &ScalerReading) {
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let slot = self.slot(number);
-        slot.number.store(u64::MAX, Ordering::Relaxed);
-        fence(Ordering::Release);
-        for (field, value) in slot.fields.iter().zip(reading.to_fields()) {
-            field.store(value, Ordering::Relaxed);
-        }
-        slot.number.store(number, Ordering::Release);
-        self.published.fetch_max(number, Ordering::AcqRel);
-    }
-
-    /// The reading of this number, unless it was written over.
-    fn read(&self, number: u64) -> Option<ScalerReading> {
-        let slot = self.slot(number);
-        if slot.number.load(Ordering::Acquire) != number {
-            return None;
-        }
-        let fields = std::array::from_fn(|i| slot.fields[i].load(Ordering::Relaxed));
-        fence(Ordering::Acquire);
-        (slot.number.load(Ordering::Relaxed) == number).then(|| ScalerReading::from_fields(fields))
-    }
-
-    fn slot(&self, number: u64) -> &Slot {
-        &self.slots[number as usize % SLOTS]
-    }
-}
-
-#[cfg(test)]
+#[cfg(all(test, feature = "train"))]
 mod tests {
-    #[cfg(feature = "train")]
-    use super::SLOTS;
-    use super::ScalerMonitor;
+    use super::{STEPS, ScalerMonitor};
     use crate::GradScalerConfig;
 
-    /// Every reading that a thread gets is one that was published, whole, and none is older than the one before.
     #[test]
-    fn a_reader_in_another_thread_never_sees_half_a_reading() {
+    fn steps_come_in_order_and_none_is_left_out_while_remembered() {
         let mut scaler = GradScalerConfig::new().init().unwrap();
         let monitor = ScalerMonitor::new(&scaler);
-        let reader = {
-            let monitor = monitor.clone();
-            std::thread::spawn(move || {
-                let (mut seen, mut different) = (0, 0);
-                while seen < 20_000 {
-                    let reading = monitor.last();
-                    let number = u64::from(reading.growth_tracker);
-                    assert_eq!(reading.loss_scale, 65536.0 + number as f32);
-                    assert!(number >= seen, "{number} after {seen}");
-                    different += u64::from(number > seen);
-                    seen = number;
-                }
-                different
-            })
-        };
-        scaler.set_growth_interval(1_000_000).unwrap();
-        for number in 1..=20_000u32 {
-            scaler.set_loss_scale(65536.0 + f64::from(number)).unwrap();
-            scaler.set_growth_tracker(number).unwrap();
-            monitor.publish(&scaler);
-        }
-        assert!(reader.join().unwrap() > 0);
-    }
-
-    #[test]
-    #[cfg(feature = "train")]
-    fn readings_come_in_order_and_none_is_left_out_while_remembered() {
-        let mut scaler = GradScalerConfig::new().init().unwrap();
-        let monitor = ScalerMonitor::new(&scaler);
-        let mut publish = |scale: u32| {
+        let mut step = |scale: u32| {
             scaler.set_loss_scale(scale.into()).unwrap();
+            monitor.publish_step(&scaler);
+            // What is not a step is shown, but not counted.
             monitor.publish(&scaler);
         };
-        (1..=10).for_each(&mut publish);
-        let mut seen = 1;
+        (1..=10).for_each(&mut step);
+        let mut seen = 0;
         for expected in 1..=10 {
             let (number, reading) = monitor.after(seen).unwrap();
-            assert_eq!(number, expected + 1);
+            assert_eq!(number, expected);
             assert_eq!(reading.loss_scale, expected as f32);
             seen = number;
         }
         assert!(monitor.after(seen).is_none());
 
-        let last = 10 + SLOTS as u32;
-        (11..=last).for_each(&mut publish);
+        let last = 11 + STEPS as u32;
+        (11..=last).for_each(&mut step);
         let (number, reading) = monitor.after(seen).unwrap();
-        assert_eq!(number, u64::from(last) + 1);
-        assert_eq!(reading.loss_scale, last as f32);
+        assert_eq!((number, reading.loss_scale), (12, 12.0));
+        assert_eq!(monitor.loss_scale(), last as f32);
     }
 }

@@ -114,6 +114,18 @@ impl GradScaler {
     /// A disabled scaler takes it over too, for the day it is enabled.
     pub fn load_record(&mut self, record: GradScalerRecord) {
         self.set_schedule(record.schedule);
+        self.load_counters(record);
+    }
+
+    /// Counts from zero. The schedule stays.
+    #[cfg(feature = "train")]
+    pub(crate) fn reset_counters(&mut self) {
+        self.counters = StepCounters::default();
+        self.iteration.restore(None);
+    }
+
+    /// As [`load_record`](Self::load_record), where the schedule is in place already.
+    pub(crate) fn load_counters(&mut self, record: GradScalerRecord) {
         self.counters = record.counters;
         self.iteration.restore(record.pending);
     }

@@ -23,12 +23,17 @@ impl UnderflowWatch {
         kept.drain(..surplus);
     }
 
-    /// Warns, the first time, if gradients are all zero and a loss that was seen is not. Where none was seen (losses that
-    /// workers have scaled, each with a copy of the scaler), nothing is known.
+    /// Warns, the first time, if gradients are all zero and a loss that was seen is not, or a gradient that came to a scope
+    /// (`arrived`). Where neither was seen (losses that workers have scaled, each with a copy of the scaler), nothing is known.
     ///
     /// Waits for the device only in that case.
-    pub(super) fn check(&mut self, status: &GradientStatus, scale: f32) {
-        if self.warned || !status.is_all_zero() || are_zero(&self.losses()) {
+    pub(super) fn check(
+        &mut self,
+        status: &GradientStatus,
+        scale: f32,
+        arrived: impl FnOnce() -> bool,
+    ) {
+        if self.warned || !status.is_all_zero() || (are_zero(&self.losses()) && !arrived()) {
             return;
         }
         self.warned = true;

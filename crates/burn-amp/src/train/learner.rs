@@ -1,82 +1,136 @@
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLrScheduler,
-    module::Module,
     optim::ModuleOptimizer,
     tensor::DType,
-    train::{InferenceStep, Learner},
+    train::{Learner, LearnerModel},
 };
-use std::fmt::Display;
 
-use super::{LossStep, Scaled};
+use super::{Scaled, carrier};
 use crate::{
     error::AmpError,
     loss_scale::InvalidValue,
+    mixed_precision::MixedPrecision,
     optim::{MasterOptimizer, ScaledOptimizer, StepOptions},
-    scaler::ModuleOptim,
+    scaler::{GradScaler, ModuleOptim},
 };
 
-impl<O: ModuleOptim + Into<ModuleOptimizer>> ScaledOptimizer<O> {
-    /// A Burn `Learner` that trains `model` with this optimizer and its loss scaler.
+impl MixedPrecision {
+    /// A Burn `Learner` that trains a model in this precision, in place of `Learner::new(model, optim, lr_scheduler)`.
     ///
-    /// Takes the place of `Learner::new(model, optim, lr_scheduler)`. Works with Burn's `ModuleOptimizer`, its groups and
-    /// clipping, and with [`MasterWeights`](crate::MasterWeights). [`with_clipping`](Self::with_clipping) and
-    /// [`with_ema`](Self::with_ema) go with it, and so does state that was loaded before; metrics get
-    /// [`monitor`](Self::monitor), before or after. Does not wait for the device.
+    /// `model` is a plain f32 model with Burn's `TrainStep` and `InferenceStep`, whose forward pass calls
+    /// [`autocast`](crate::autocast), the free function: in its steps that is this precision. It is reparameterized
+    /// here, unless it has been before. `optim` is Burn's `ModuleOptimizer`, or a [`ScaledOptimizer`] of this handle with
+    /// [`with_clipping`](ScaledOptimizer::with_clipping) and [`with_ema`](ScaledOptimizer::with_ema), whose state goes
+    /// with it. Accumulation is Burn's `grads_accumulation`. Does not wait for the device.
     ///
-    /// Accumulation is Burn's `grads_accumulation`. An optimizer with [`with_accumulation`](Self::with_accumulation) is refused:
-    /// [`try_into_learner`](Self::try_into_learner) says so at once, and the run of the learner that is returned here
-    /// ends at its first step, with the same error, as any run that fails (see [`Scaled`]).
-    pub fn into_learner<M>(
-        self,
+    /// One run at a time for each handle: its loss scale, its monitor and what ends it are shared.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_learner`](Self::try_learner) returns an error, with its message.
+    pub fn learner<M: LearnerModel>(
+        &self,
         model: M,
+        optim: impl Into<LearnerOptimizer>,
         lr_scheduler: impl Into<ModuleLrScheduler>,
-    ) -> Learner<Scaled<M>>
-    where
-        M: LossStep + InferenceStep + Module + Display + 'static,
-    {
-        let mut model = Scaled::new(model, self.scaler().clone());
-        model.monitor = self.monitor();
-        model.refusal = self.refusal();
-        model.options = StepOptions {
-            window: None,
-            ..self.options.clone()
-        };
-        model.mixed = self.optimizer().accepts(DType::F16, DType::F32);
-        Learner::new(model, self.into_inner().into(), lr_scheduler)
+    ) -> Learner<Scaled<M>> {
+        self.try_learner(model, optim, lr_scheduler)
+            .unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// As [`into_learner`](Self::into_learner), for an optimizer whose settings are not known here, as one from a file.
+    /// As [`learner`](Self::learner), for programs that want to handle a failure.
     ///
     /// # Errors
     ///
-    /// [`AmpError::InvalidValue`] for an optimizer with [`with_accumulation`](Self::with_accumulation): a Learner accumulates by
-    /// `SupervisedTraining::grads_accumulation`, which sums.
-    pub fn try_into_learner<M>(
-        self,
+    /// [`AmpError::UnsupportedDType`] if a device of the model cannot compute in this precision.
+    /// [`AmpError::InvalidValue`] for a [`ScaledOptimizer`] that was not made with this handle, and for one with
+    /// [`with_accumulation`](ScaledOptimizer::with_accumulation): Burn's learning-rate scheduler would advance with each
+    /// micro-batch.
+    pub fn try_learner<M: LearnerModel>(
+        &self,
         model: M,
+        optim: impl Into<LearnerOptimizer>,
         lr_scheduler: impl Into<ModuleLrScheduler>,
-    ) -> Result<Learner<Scaled<M>>, AmpError>
-    where
-        M: LossStep + InferenceStep + Module + Display + 'static,
-    {
-        match self.refusal() {
-            Some(refusal) => Err(refusal),
-            None => Ok(self.into_learner(model, lr_scheduler)),
+    ) -> Result<Learner<Scaled<M>>, AmpError> {
+        for device in model.devices() {
+            self.check_device(&device)?;
         }
-    }
-
-    fn refusal(&self) -> Option<AmpError> {
-        let count = self.window()?.config().micro_batches;
-        let allowed = format!(
-            "left out for a Learner, which accumulates by `SupervisedTraining::grads_accumulation({count})`"
-        );
-        Some(InvalidValue::new("with_accumulation", count, allowed).into())
+        let LearnerOptimizer {
+            optim,
+            mixed,
+            around,
+        } = optim.into();
+        let (scaler, options) = match around {
+            Some((scaler, options)) => (*scaler, options),
+            None => (GradScaler::from(self), StepOptions::default()),
+        };
+        if !scaler.precision().is_some_and(|amp| amp.is(self)) {
+            let what = "a `ScaledOptimizer` with another scale";
+            let allowed = "Burn's own, or `ScaledOptimizer::new(optim, &amp)` with the `MixedPrecision` of the learner";
+            return Err(InvalidValue::new("optim", what, allowed).into());
+        }
+        if let Some(window) = &options.window {
+            let count = window.config().micro_batches;
+            let allowed = format!(
+                "left out for a Learner, which accumulates by `SupervisedTraining::grads_accumulation({count})`"
+            );
+            return Err(InvalidValue::new("with_accumulation", count, allowed).into());
+        }
+        let model = model.apply_reparameterization(self.clone());
+        let model = Scaled::new(model, self.clone(), scaler, options, mixed);
+        let optim = carrier::attach(optim, self, model.state());
+        Ok(Learner::new(model, optim, lr_scheduler))
     }
 }
 
-/// Burn's own optimizer, its masters in its state, for a `Learner`. Built by hand from it, with [`Scaled::new`] and
-/// `Learner::new`, a `Learner` refuses half-precision parameters: [`ScaledOptimizer::into_learner`] tells the model that they
-/// have masters.
+/// What [`MixedPrecision::learner`] takes: Burn's `ModuleOptimizer`, a [`MasterOptimizer`] (for parameters that are bf16
+/// themselves), or a [`ScaledOptimizer`] around either.
+pub struct LearnerOptimizer {
+    optim: ModuleOptimizer,
+    /// Whether it combines half-precision parameters with f32 gradients.
+    mixed: bool,
+    around: Option<(Box<GradScaler>, StepOptions)>,
+}
+
+impl From<ModuleOptimizer> for LearnerOptimizer {
+    fn from(optim: ModuleOptimizer) -> Self {
+        Self {
+            optim,
+            mixed: false,
+            around: None,
+        }
+    }
+}
+
+impl From<MasterOptimizer> for LearnerOptimizer {
+    fn from(optim: MasterOptimizer) -> Self {
+        Self {
+            optim: optim.into(),
+            mixed: true,
+            around: None,
+        }
+    }
+}
+
+impl<O: ModuleOptim + Into<ModuleOptimizer>> From<ScaledOptimizer<O>> for LearnerOptimizer {
+    fn from(optim: ScaledOptimizer<O>) -> Self {
+        Self {
+            mixed: optim.optimizer().accepts(DType::F16, DType::F32),
+            around: Some((Box::new(optim.scaler().clone()), optim.options.clone())),
+            optim: optim.into_inner().into(),
+        }
+    }
+}
+
+impl std::fmt::Debug for LearnerOptimizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LearnerOptimizer")
+            .field("around", &self.around)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Burn's own optimizer, its masters in its state.
 impl From<MasterOptimizer> for ModuleOptimizer {
     fn from(optim: MasterOptimizer) -> Self {
         optim.into_inner()

@@ -1,8 +1,5 @@
-//! Burn's `Learner` with loss scaling (feature `train`): dashboard, metrics, checkpoints, resume, accumulation and several
-//! devices stay Burn's.
-//!
-//! Two lines differ from a plain Burn program: the model implements [`LossStep`] in place of `TrainStep`, and
-//! [`ScaledOptimizer::into_learner`](crate::ScaledOptimizer::into_learner) builds the learner.
+//! Burn's `Learner` in half precision (feature `train`): dashboard, metrics, checkpoints, resume, accumulation and several
+//! devices stay Burn's, and so do the model's `TrainStep` and `InferenceStep`.
 //!
 //! ```
 //! use burn::{
@@ -10,24 +7,22 @@
 //!     lr_scheduler::constant::ConstantLr, module::Module,
 //!     nn::{Linear, LinearConfig, loss::{MseLoss, Reduction}}, optim::AdamConfig,
 //!     tensor::{Device, Tensor},
-//!     train::{InferenceStep, RegressionOutput, SupervisedTraining, metric::LossMetric},
+//!     train::{InferenceStep, RegressionOutput, SupervisedTraining, TrainOutput, TrainStep, metric::LossMetric},
 //! };
-//! use burn_amp::{
-//!     GradScalerConfig, LossScaleMetric, LossStep, MixedPrecision, ScaledOptimizer, SkippedStepsMetric,
-//! };
+//! use burn_amp::{MixedPrecision, WithAmp, autocast};
 //!
 //! #[derive(Module, Debug)]
 //! struct Regressor {
 //!     linear: Linear,
 //! }
 //!
-//! impl LossStep for Regressor {
+//! impl TrainStep for Regressor {
 //!     type Input = Tensor<2>;
 //!     type Output = RegressionOutput;
 //!
-//!     fn loss_step(&self, inputs: Tensor<2>) -> (Tensor<1>, RegressionOutput) {
+//!     fn step(&self, inputs: Tensor<2>) -> TrainOutput<RegressionOutput> {
 //!         let output = InferenceStep::step(self, inputs);
-//!         (output.loss.clone(), output)
+//!         TrainOutput::new(self, output.loss.backward(), output)
 //!     }
 //! }
 //!
@@ -37,7 +32,7 @@
 //!
 //!     fn step(&self, inputs: Tensor<2>) -> RegressionOutput {
 //!         let targets = inputs.clone().sum_dim(1);
-//!         let output = MixedPrecision::f16().autocast(inputs, |x| self.linear.forward(x));
+//!         let output = autocast(inputs, |x| self.linear.forward(x)); // f16 inside, f32 outside
 //!         let loss = MseLoss::new().forward(output.clone(), targets.clone(), Reduction::Mean);
 //!         RegressionOutput::new(loss, output, targets)
 //!     }
@@ -58,63 +53,39 @@
 //! let rows: Vec<[f32; 4]> = (0..32).map(|i| [i as f32 / 32.0, 0.5, -0.25, 1.0]).collect();
 //! let loader = |rows| DataLoaderBuilder::new(Rows).batch_size(8).build(InMemDataset::new(rows));
 //!
-//! let linear = LinearConfig::new(4, 1).init(&device);
-//! let model = Regressor { linear }.apply_reparameterization(MixedPrecision::f16());
-//! let optim = ScaledOptimizer::new(AdamConfig::new().init(), GradScalerConfig::new().init()?);
-//! let monitor = optim.monitor();
-//! let learner = optim.into_learner(model, ConstantLr::new(1e-2));
+//! let model = Regressor { linear: LinearConfig::new(4, 1).init(&device) };
+//! let amp = MixedPrecision::f16();
+//! let learner = amp.learner(model, AdamConfig::new().init(), ConstantLr::new(1e-2));
 //!
 //! let result = SupervisedTraining::new(&directory, loader(rows.clone()), loader(rows))
 //!     .metrics((LossMetric::new(),))
-//!     .metric_train_numeric(LossScaleMetric::new(&monitor))
-//!     .metric_train_numeric(SkippedStepsMetric::new(&monitor))
+//!     .with_amp(&amp)
 //!     .with_default_checkpointers()
 //!     .num_epochs(2)
 //! #   .renderer(Box::new(burn::train::renderer::CliMetricsRenderer::new()))
 //!     .launch(learner);
 //!
-//! monitor.check()?; // an exhausted loss scale has ended the run
-//! assert_eq!(result.model.scaler().counters().steps(), 8);
-//! let model: Regressor = result.model.into_inner();
-//! # let _ = model;
+//! amp.monitor().check()?; // a loss scale that is exhausted, or a loss that is NaN, has ended the run
+//! assert_eq!(amp.monitor().last().steps, 8);
+//! let sums = result.model.linear.forward(Tensor::ones([1, 4], &Device::flex()));
+//! result.model.into_record().save(directory.join("model"))?;
+//! # let _ = sums;
 //! # std::fs::remove_dir_all(&directory)?;
 //! # Ok(())
 //! # }
 //! ```
-//!
-//! # What goes with the optimizer
-//!
-//! Clipping ([`with_clipping`](crate::ScaledOptimizer::with_clipping)) and averages of the weights
-//! ([`with_ema`](crate::ScaledOptimizer::with_ema)), which are in the model's file of each checkpoint; [`Scaled::ema`] and
-//! [`Scaled::finalize`] give them. Accumulation is Burn's `grads_accumulation`: an optimizer with
-//! [`with_accumulation`](crate::ScaledOptimizer::with_accumulation) is refused.
-//!
-//! # A run that can only skip
-//!
-//! `AmpError::LossScaleExhausted` ends the run through Burn's error path: the dashboard closes, `LearningResult::error` is set,
-//! checkpoints of earlier epochs stay. One of this crate's metrics reports it, or the run's interrupter, if that is
-//! [`ScalerMonitor::interrupter`](crate::ScalerMonitor::interrupter). Without both, `optimize` panics with the message, and a
-//! few steps later if there is one that the run was not given. The model can be trained again: call `train` on it, or
-//! load a checkpoint into it.
-//! Ask [`ScalerMonitor::check`](crate::ScalerMonitor::check) after the run: with the dashboard, Burn 0.22.1 loses
-//! `LearningResult::error`.
 
-mod averages;
-mod checkpoint;
-mod checkpointers;
+mod carrier;
 mod ending;
 mod learner;
-mod loss_step;
 mod metrics;
 mod module;
-mod recorded;
-mod resumed_loader;
+mod resume;
 mod scaled;
-mod state;
+mod with_amp;
 
-pub use checkpoint::check_checkpoint;
-pub use checkpointers::{NamingCheckpointer, checkpointers};
-pub use loss_step::LossStep;
+pub use learner::LearnerOptimizer;
 pub use metrics::{GradientNormMetric, LossScaleMetric, SkippedStepsMetric, ZeroGradientsMetric};
-pub use resumed_loader::resumed_loader;
+pub use resume::Resume;
 pub use scaled::Scaled;
+pub use with_amp::WithAmp;

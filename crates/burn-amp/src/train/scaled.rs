@@ -1,126 +1,133 @@
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::{Module, ParamId},
+    module::{Module, ModuleVisitor, Param},
     optim::{GradientsParams, ModuleOptimizer, MultiGradientsParams},
-    tensor::DType,
+    tensor::{DType, Device, Tensor},
     train::{InferenceStep, TrainOutput, TrainStep},
 };
+use std::ops::Deref;
 
-use super::LossStep;
+use super::carrier::{self, Found, State};
 use crate::{
     ema::Ema,
-    error::AmpError,
     gradients::sum_of_devices,
+    mixed_precision::MixedPrecision,
     optim::StepOptions,
     scaler::{GradScaler, ModuleOptim, ScalerMonitor},
 };
 
-/// A model with its loss scaler: what a `Learner` trains.
+/// A model in half precision: what the `Learner` of [`MixedPrecision::learner`] trains, and what it returns.
 ///
-/// Made by [`ScaledOptimizer::into_learner`](crate::ScaledOptimizer::into_learner). The scaler is owned **by value**: Burn clones
-/// the model at every step and keeps what `optimize` returns, so forks, workers and checkpoints each have a scaler
-/// of their own, which all follow the same gradients.
+/// Used as the model itself: it dereferences to it, its records are the model's, and `valid()` and Burn's `Evaluator` see the
+/// model's own [`InferenceStep`], in the precision of the training. [`into_inner`](Self::into_inner) gives it back by value.
 ///
-/// - [`TrainStep`]: scales the loss of [`LossStep`] and runs the backward pass. `optimize` and `optimize_multi`
-///   unscale and test the gradients, step or skip, and move the loss scale. Waits for the device once a step.
-/// - [`Module`]: the wrapped model's, with its paths and parameter ids, so that optimizer groups, learning rates and
-///   records fit with and without the wrapper. Behind them comes one more buffer of integers, `burn_amp.scaler`, with
-///   the scaler's state; a change that leaves it unreadable is undone.
-/// - [`InferenceStep`]: the wrapped model's. `valid()` and Burn's `Evaluator` see plain inference.
-/// - Averages of the weights, if [`with_ema`](crate::ScaledOptimizer::with_ema) keeps any: taken at every step that was not
-///   skipped, and in the record ([`ema`](Self::ema), [`finalize`](Self::finalize)). A step has two sets of them for a
-///   moment, because Burn holds on to the model as it was before.
-///
-/// A record of it loads into a bare model (`record.allow_unused(true)`), and a record of a bare model loads into it: then
-/// the scaler starts fresh, which the log says. See [`try_load_record`](Module::try_load_record).
-///
-/// ```
-/// # use burn::{module::Module, nn::{Linear, LinearConfig}, tensor::Device};
-/// # use burn_amp::{GradScalerConfig, Scaled};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let device = Device::flex().autodiff();
-/// let model: Linear = LinearConfig::new(4, 2).init(&device);
-/// let record = Scaled::new(model, GradScalerConfig::new().init()?).into_record();
-///
-/// let bare: Linear = LinearConfig::new(4, 2).init(&device).try_load_record(record.allow_unused(true))?;
-/// # let _ = bare;
-/// # Ok(())
-/// # }
-/// ```
+/// - [`TrainStep::step`]: the model's own, as it is. [`autocast`](crate::autocast) in it is that of the `MixedPrecision`.
+/// - [`TrainStep::optimize`] and [`TrainStep::optimize_multi`]: test the gradients, which waits for the device once, and call
+///   the model's own if the step is not skipped.
+/// - A checkpoint has the scaler's state, and the averages of [`with_ema`](crate::ScaledOptimizer::with_ema), in the file of the
+///   *optimizer*. A `Learner` without this crate resumes it, and the other way round: then the scaler starts fresh, which
+///   the log says.
 #[derive(Clone, Debug)]
 pub struct Scaled<M> {
     pub(super) inner: M,
+    /// The weights that were trained, where `inner` has their averages.
+    pub(super) trained: Option<M>,
+    amp: MixedPrecision,
     pub(super) scaler: GradScaler,
-    pub(super) state_id: ParamId,
-    pub(super) monitor: ScalerMonitor,
     /// Clipping and averages; no window, since Burn accumulates.
     pub(super) options: StepOptions,
-    /// What the optimizer was told to do and a Learner cannot: the first step fails with it.
-    pub(super) refusal: Option<AmpError>,
     /// Whether the optimizer combines half-precision parameters with f32 gradients.
-    pub(super) mixed: bool,
-    /// Once a step has failed: the steps since, which changed nothing.
-    pub(super) ignored: Option<u32>,
-    /// The failure to forget with the next step.
-    pub(super) past: Option<u64>,
+    mixed: bool,
+    /// Whether the last step has ended the run.
+    pub(super) failed: bool,
 }
 
-/// Burn's queue of metrics holds one event: it hears of a failure two steps later, or one more if an interrupter that is
-/// not the run's was told first. After so many steps nobody will tell it: the metric is not the run's.
-const PATIENCE: u32 = 4;
-
 impl<M> Scaled<M> {
-    /// Puts a scaler beside a model. For the `Learner` of a [`ScaledOptimizer`](crate::ScaledOptimizer), use its
-    /// [`into_learner`](crate::ScaledOptimizer::into_learner).
-    pub fn new(model: M, scaler: GradScaler) -> Self {
+    pub(super) fn new(
+        inner: M,
+        amp: MixedPrecision,
+        mut scaler: GradScaler,
+        options: StepOptions,
+        mixed: bool,
+    ) -> Self {
+        // Heard with others only where Burn forks the model for a worker.
+        scaler.leave();
+        amp.monitor().publish(&scaler);
         Self {
-            inner: model,
-            monitor: ScalerMonitor::new(&scaler),
+            inner,
+            trained: None,
+            amp,
             scaler,
-            state_id: ParamId::new(),
-            options: StepOptions::default(),
-            refusal: None,
-            mixed: false,
-            ignored: None,
-            past: None,
+            options,
+            mixed,
+            failed: false,
         }
     }
 
-    /// The model.
-    pub fn inner(&self) -> &M {
-        &self.inner
-    }
-
-    /// The model without its scaler.
+    /// The model by itself, to go on without this crate.
     pub fn into_inner(self) -> M {
         self.inner
     }
 
-    /// The scaler: loss scale, counters, the last step's gradients.
+    /// The scaler: counters, and what the last step's gradients were like.
     pub fn scaler(&self) -> &GradScaler {
         &self.scaler
     }
 
-    /// The scaler, to change its settings: a loaded record brings its own. Not for a step by hand.
-    pub fn scaler_mut(&mut self) -> &mut GradScaler {
-        &mut self.scaler
-    }
-
     /// The averages of the weights; none without [`ScaledOptimizer::with_ema`](crate::ScaledOptimizer::with_ema).
     ///
-    /// `ema().module(model.inner())` is a copy of the model with the averages in place of its parameters.
+    /// `ema().module(&*model)` is a copy of the model with the averages in place of its parameters.
     pub fn ema(&self) -> Option<&Ema> {
         self.options.ema.as_ref()
     }
 
-    /// A view of the scaler for metrics and other threads. Shared by all clones.
+    /// A view of the scaler for metrics and other threads: that of [`MixedPrecision::monitor`].
     pub fn monitor(&self) -> ScalerMonitor {
-        self.monitor.clone()
+        self.amp.monitor()
+    }
+
+    /// What the next checkpoint is to hold.
+    pub(super) fn state(&self) -> State {
+        let ema = self.ema().filter(|ema| ema.updates() > 0);
+        State {
+            scaler: self.scaler.to_record(),
+            averages: ema.map(Ema::to_record),
+        }
+    }
+
+    /// Goes on from what a checkpoint has brought.
+    fn go_on_from(&mut self, state: State) {
+        // The loss scale is in place: it was set when the checkpoint was read.
+        self.scaler.load_counters(state.scaler);
+        match (&mut self.options.ema, state.averages) {
+            (Some(ema), Some(averages)) => ema.load_record(averages),
+            (Some(ema), None) => {
+                ema.reset();
+                log::warn!("the checkpoint holds no averages of the weights: they start fresh");
+            }
+            (None, Some(_)) => log::warn!(
+                "the checkpoint holds averages of the weights, but none are kept here: they are dropped"
+            ),
+            (None, None) => {}
+        }
+        self.monitor().publish(&self.scaler);
+    }
+
+    fn start_fresh(&mut self) {
+        self.scaler.reset_counters();
+        if let Some(ema) = &mut self.options.ema {
+            ema.reset();
+        }
+        log::warn!(
+            "the checkpoint is that of a run without a loss scaler: the scaler starts fresh, at loss scale {}",
+            f64::from(self.scaler.loss_scale())
+        );
+        self.monitor().publish(&self.scaler);
     }
 }
 
 impl<M: Module> Scaled<M> {
-    /// Ends the training: the model without its scaler, its parameters replaced by their averages, in the parameters' dtype.
+    /// Ends the training: the model, its parameters replaced by their averages, in the parameters' dtype.
     ///
     /// As [`into_inner`](Self::into_inner) without [`ScaledOptimizer::with_ema`](crate::ScaledOptimizer::with_ema), or before
     /// the first step. Does not wait for the device.
@@ -130,92 +137,93 @@ impl<M: Module> Scaled<M> {
             None => self.inner,
         }
     }
+}
 
-    /// Steps or skips. A failure ends the run: this step and all that Burn may still ask for change nothing.
+impl<M: TrainStep + Module> Scaled<M> {
+    /// Steps with the model's own `optimize`, or skips. A failure ends the run.
     fn advance(
         mut self,
         optim: &mut ModuleOptimizer,
-        lr: ModuleLearningRate,
         grads: GradientsParams,
+        optimize: impl FnOnce(M, &mut ModuleOptimizer, GradientsParams) -> M,
     ) -> Self {
-        if let (Some(ignored), Some(error)) = (&mut self.ignored, self.monitor.error()) {
-            *ignored += 1;
-            if !self.monitor.not_heard() || *ignored > PATIENCE {
-                panic!("{error}");
-            }
-            return self;
+        let monitor = self.monitor();
+        if self.failed
+            && let Some(error) = monitor.error()
+        {
+            // The interrupter is not the run's: nobody has ended it.
+            panic!("{error}");
         }
-        self.ignored = None;
-        if let Some(failure) = self.past.take() {
-            self.monitor.forget_failure(failure);
+        self.failed = false;
+        match carrier::take(optim) {
+            Found::Own => {}
+            Found::Loaded(state) => self.go_on_from(state),
+            Found::Plain => self.start_fresh(),
+            Found::Nothing => *optim = carrier::attach(optim.clone(), &self.amp, self.state()),
         }
-        let mut optim = LearnerOptim {
-            optim,
-            mixed: self.mixed,
-        };
         let steps = self.scaler.counters().steps();
-        let before = self.inner.clone();
-        let stepped = match self.refusal.clone() {
-            Some(refusal) => Err(refusal),
-            None => {
-                (self.options).try_step(&mut self.scaler, &mut optim, lr, self.inner, grads.into())
+        let accepts = Accepts { mixed: self.mixed };
+        let decided = (self.options).decide(&mut self.scaler, &accepts, &self.inner, grads.into());
+        match decided {
+            Ok(Some(grads)) => {
+                let inner = self.inner;
+                let inner = self.amp.in_model(|| optimize(inner, optim, grads));
+                self.inner = self.options.applied(&mut self.scaler, inner);
             }
-        };
-        match stepped {
-            Ok(inner) => self.inner = inner,
+            Ok(None) => {}
             Err(error) => {
-                self.inner = before;
-                self.ignored = Some(0);
-                if let Err(error) = self.monitor.fail(error) {
+                self.failed = true;
+                if let Err(error) = monitor.fail(error) {
                     panic!("{error}");
                 }
             }
         }
         match self.scaler.counters().steps() == steps {
-            true => self.monitor.publish(&self.scaler),
-            false => self.monitor.publish_step(&self.scaler),
+            true => monitor.publish(&self.scaler),
+            false => monitor.publish_step(&self.scaler),
         }
+        carrier::put(optim, self.state());
         self
     }
 }
 
-impl<M: LossStep + Module> TrainStep for Scaled<M> {
+impl<M: TrainStep + Module> TrainStep for Scaled<M> {
     type Input = M::Input;
     type Output = M::Output;
 
-    /// Computes the loss, scales it and runs the backward pass. Does not wait for the device.
-    ///
-    /// # Panics
-    ///
-    /// If the loss was not computed with autodiff, as [`Tensor::backward`](burn::tensor::Tensor::backward).
+    /// The model's own step, in its precision.
     fn step(&self, batch: M::Input) -> TrainOutput<M::Output> {
-        let (loss, output) = self.inner.loss_step(batch);
-        let grads = self.scaler.scale(loss).backward();
-        TrainOutput::new(&self.inner, grads, output)
+        if !self.failed {
+            // Before the step that Burn asks the interrupter after: with accumulation, `optimize` comes later.
+            self.monitor().forget_failure();
+        }
+        self.amp.in_model(|| TrainStep::step(&self.inner, batch))
     }
 
-    /// Unscales and tests the gradients, steps the optimizer or skips the step, and moves the loss scale.
+    /// Tests the gradients, and calls the model's own `optimize`, unless they overflow: then the step is skipped, and the loss
+    /// scale backs off. Waits for the device once.
     ///
-    /// Gradients of several micro-batches may be summed before: the scale moves only here. A step that fails
-    /// ([`AmpError::LossScaleExhausted`](crate::AmpError::LossScaleExhausted), and what
-    /// [`ScaledOptimizer::try_step`](crate::ScaledOptimizer::try_step) refuses) returns the model as it was and ends
-    /// the run: through [`ScalerMonitor::interrupter`] if that is the run's, or else through one of this crate's metrics.
+    /// A step that fails ([`LossScaleExhausted`](crate::AmpError::LossScaleExhausted), [`LossNotFinite`](crate::AmpError::LossNotFinite), and what
+    /// [`ScaledOptimizer::try_step`](crate::ScaledOptimizer::try_step) refuses) returns the model as it was and ends the run,
+    /// through [`ScalerMonitor::interrupter`].
     ///
     /// # Panics
     ///
-    /// If a step fails and there is neither, with the error's message. If there is one but it is not the run's, at most
-    /// 5 steps later; these steps change nothing.
+    /// If a step fails and nobody has asked for that interrupter, with the error's message; if it was not given to the run,
+    /// with the next step.
     fn optimize(
         self,
         optim: &mut ModuleOptimizer,
         lr_module: ModuleLearningRate,
         grads: GradientsParams,
     ) -> Self {
-        self.advance(optim, lr_module, grads)
+        self.advance(optim, grads, |inner, optim, grads| {
+            inner.optimize(optim, lr_module, grads)
+        })
     }
 
-    /// As [`optimize`](Self::optimize), with gradients of several devices: summed in f32, then tested, so that
-    /// an overflow on one device skips the step for all.
+    /// As [`optimize`](Self::optimize), with gradients of several devices: summed in f32, then tested, so that an
+    /// overflow on one device skips the step for all. The model's own `optimize_multi` gets the sums.
     fn optimize_multi(
         self,
         optim: &mut ModuleOptimizer,
@@ -223,17 +231,28 @@ impl<M: LossStep + Module> TrainStep for Scaled<M> {
         grads: MultiGradientsParams,
     ) -> Self {
         let grads = sum_of_devices(grads, &self.inner);
-        self.advance(optim, lr_module, grads)
+        self.advance(optim, grads, |inner, optim, grads| {
+            let grads = by_device(grads, &inner);
+            inner.optimize_multi(optim, lr_module, grads)
+        })
     }
 }
 
-/// The wrapped model's own step: its items, no scaling, no wait for the device that the model does not make itself.
+/// The model's own step, in its precision.
 impl<M: InferenceStep> InferenceStep for Scaled<M> {
     type Input = M::Input;
     type Output = M::Output;
 
     fn step(&self, item: M::Input) -> M::Output {
-        self.inner.step(item)
+        self.amp.in_model(|| self.inner.step(item))
+    }
+}
+
+impl<M> Deref for Scaled<M> {
+    type Target = M;
+
+    fn deref(&self) -> &M {
+        &self.inner
     }
 }
 
@@ -251,15 +270,44 @@ impl<M: std::fmt::Display> std::fmt::Display for Scaled<M> {
     }
 }
 
-/// Burn's optimizer, which may be one with master weights.
-struct LearnerOptim<'a> {
-    optim: &'a mut ModuleOptimizer,
+/// Sums of gradients, each in the container of its device.
+fn by_device<M: Module>(grads: GradientsParams, module: &M) -> MultiGradientsParams {
+    struct Sort {
+        grads: GradientsParams,
+        sorted: Vec<(GradientsParams, Device)>,
+    }
+
+    impl ModuleVisitor for Sort {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let Some(grad) = self.grads.remove::<D>(param.id) else {
+                return;
+            };
+            let device = grad.device();
+            let place = self.sorted.iter().position(|(_, other)| *other == device);
+            let place = place.unwrap_or_else(|| {
+                self.sorted.push((GradientsParams::new(), device));
+                self.sorted.len() - 1
+            });
+            self.sorted[place].0.register(param.id, grad);
+        }
+    }
+
+    let mut sort = Sort {
+        grads,
+        sorted: Vec::new(),
+    };
+    module.visit(&mut sort);
+    MultiGradientsParams { grads: sort.sorted }
+}
+
+/// What the optimizer takes, which Burn's type does not tell. It is stepped by the model.
+struct Accepts {
     mixed: bool,
 }
 
-impl ModuleOptim for LearnerOptim<'_> {
-    fn step<M: Module>(&mut self, lr: ModuleLearningRate, module: M, grads: GradientsParams) -> M {
-        self.optim.step(lr, module, grads)
+impl ModuleOptim for Accepts {
+    fn step<M: Module>(&mut self, _: ModuleLearningRate, module: M, _: GradientsParams) -> M {
+        module
     }
 
     fn accepts(&self, parameter: DType, gradient: DType) -> bool {

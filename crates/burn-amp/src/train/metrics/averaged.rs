@@ -1,13 +1,10 @@
-use burn::{
-    tensor::TensorReadError,
-    train::metric::{
-        MetricAttributes, MetricName, NumericAttributes, NumericEntry, SerializedEntry,
-        state::{FormatOptions, NumericMetricState},
-    },
+use burn::train::metric::{
+    MetricAttributes, MetricMetadata, MetricName, NumericAttributes, NumericEntry, SerializedEntry,
+    state::{FormatOptions, NumericMetricState},
 };
 use std::sync::Arc;
 
-use super::follow::Follow;
+use super::follow::{Follow, in_validation};
 use crate::scaler::{ScalerMonitor, ScalerReading};
 
 /// What the metrics share that average a value over the steps of an epoch.
@@ -47,19 +44,23 @@ impl Averaged {
     /// Takes the value of the next step; none leaves the step out of the mean.
     pub(super) fn update(
         &mut self,
+        metadata: &MetricMetadata,
         value: impl FnOnce(&ScalerReading) -> Option<f64>,
-    ) -> Result<SerializedEntry, TensorReadError> {
-        let reading = self.follow.next()?;
+    ) -> SerializedEntry {
+        let reading = match in_validation(metadata) {
+            true => None,
+            false => self.follow.next(),
+        };
         let value = reading.as_ref().and_then(value);
         self.known.0 = value.is_some();
         if let Some(value) = value {
             self.known.1 = true;
             self.state.update(value, 1);
         }
-        Ok(match value {
+        match value {
             Some(_) => self.state.compute_update(self.format()),
             None => SerializedEntry::not_available(self.unit),
-        })
+        }
     }
 
     pub(super) fn compute(&self) -> SerializedEntry {
@@ -120,9 +121,9 @@ macro_rules! averaged_metric {
             fn update(
                 &mut self,
                 _: &(),
-                _: &burn::train::metric::MetricMetadata,
+                metadata: &burn::train::metric::MetricMetadata,
             ) -> Result<burn::train::metric::SerializedEntry, burn::tensor::TensorReadError> {
-                self.averaged.update(Self::value_of)
+                Ok(self.averaged.update(metadata, Self::value_of))
             }
 
             fn compute(

@@ -1,48 +1,39 @@
-use burn::tensor::TensorReadError;
-use burn_std::ExecutionError;
+use burn::train::metric::MetricMetadata;
 
-use crate::{
-    scaler::{ScalerMonitor, ScalerReading},
-    train::ending::Watch,
-};
+use crate::scaler::{ScalerMonitor, ScalerReading};
 
-/// A metric's place in the readings of a monitor.
+/// A metric's place in the steps of a monitor.
 ///
-/// Burn updates metrics in a thread of their own, later than the step: they take the readings one by one.
+/// Burn updates metrics in a thread of their own, later than the step: they take the steps one by one.
 #[derive(Clone)]
 pub(super) struct Follow {
-    watch: Watch,
+    monitor: ScalerMonitor,
     seen: u64,
 }
 
 impl Follow {
     pub(super) fn new(monitor: &ScalerMonitor) -> Self {
         Self {
-            watch: monitor.watch(),
-            seen: monitor.number(),
+            monitor: monitor.clone(),
+            seen: monitor.count(),
         }
     }
 
     /// What the next step was like; none if no step was made since the last call, as inside an accumulation window.
-    ///
-    /// An error if the run has failed and nobody else says so: Burn then ends the run with it.
-    pub(super) fn next(&mut self) -> Result<Option<ScalerReading>, TensorReadError> {
-        let monitor = self.watch.monitor();
-        if let Some(error) = monitor.unreported() {
-            return Err(ExecutionError::with_context(error.to_string()).into());
-        }
-        while let Some((number, reading)) = monitor.after(self.seen) {
-            self.seen = number;
-            // What is not a step is a state that was loaded.
-            if reading.is_step {
-                return Ok(Some(reading));
-            }
-        }
-        Ok(None)
+    pub(super) fn next(&mut self) -> Option<ScalerReading> {
+        let (number, reading) = self.monitor.after(self.seen)?;
+        self.seen = number;
+        Some(reading)
     }
 
-    /// What the last step was like, or the scaler before the first.
-    pub(super) fn last(&self) -> ScalerReading {
-        self.watch.monitor().last()
+    /// The present loss scale.
+    pub(super) fn loss_scale(&self) -> f64 {
+        self.monitor.loss_scale().into()
     }
+}
+
+/// Whether an item is one of a validation, which has no learning rate. Those of reinforcement learning have no iteration
+/// either.
+pub(super) fn in_validation(metadata: &MetricMetadata) -> bool {
+    metadata.lr.is_none() && metadata.iteration.is_some()
 }

@@ -1,19 +1,18 @@
 use super::averaged::{Averaged, averaged_metric};
 use crate::scaler::{ScalerMonitor, ScalerReading};
 
-/// The L2 norm of all unscaled gradients before clipping, for `SupervisedTraining::metric_train_numeric`.
+/// The L2 norm of all unscaled gradients before clipping, for `SupervisedTraining::metric_train_numeric`;
+/// [`with_amp`](crate::train::WithAmp::with_amp) registers it.
 ///
-/// An epoch's value is the mean over its steps, 0 if there is none. Skipped steps are left out, and so is everything with a disabled scaler
-/// that does not clip: it measures nothing. Reads host values; never waits for the device. Reports the error of a run that fails; see
-/// [`ScalerMonitor::interrupter`].
+/// An epoch's value is the mean over its steps. Skipped steps are left out. "N/A" in validation, and with a disabled scaler that
+/// does not clip: it measures nothing. Reads host values; never waits for the device.
 #[derive(Clone)]
 pub struct GradientNormMetric {
     averaged: Averaged,
 }
 
 impl GradientNormMetric {
-    /// Follows the scaler of this monitor, and stands for the run's error path as long as it or a clone lives: give it to the
-    /// run. Of one that is not in the run a failure ends in a panic a few steps later.
+    /// Follows the scaler of this monitor.
     pub fn new(monitor: &ScalerMonitor) -> Self {
         Self {
             averaged: Averaged::new(monitor, "Gradient Norm", None),

@@ -7,34 +7,40 @@ use burn::{
 };
 use std::sync::Arc;
 
-use super::follow::Follow;
+use super::follow::{Follow, in_validation};
 use crate::scaler::ScalerMonitor;
 
-/// The loss scale after each step, for `SupervisedTraining::metric_train_numeric`.
+/// The loss scale after each step, for `SupervisedTraining::metric_train_numeric`;
+/// [`with_amp`](crate::train::WithAmp::with_amp) registers it.
 ///
-/// A value in the course of the run, not a mean: an epoch's value is that at its end. Reads host values; never waits for
-/// the device. Reports the error of a run that fails; see [`ScalerMonitor::interrupter`].
+/// A value in the course of the run, not a mean: an epoch's value is that at its end. "N/A" in validation. Reads host values;
+/// never waits for the device.
 #[derive(Clone)]
 pub struct LossScaleMetric {
     name: MetricName,
     follow: Follow,
     scale: f64,
+    /// Whether the last item, and any of the epoch, was one of the training.
+    known: (bool, bool),
 }
 
 impl LossScaleMetric {
-    /// Follows the scaler of this monitor, and stands for the run's error path as long as it or a clone lives: give it to the
-    /// run. Of one that is not in the run a failure ends in a panic a few steps later.
+    /// Follows the scaler of this monitor.
     pub fn new(monitor: &ScalerMonitor) -> Self {
         let follow = Follow::new(monitor);
         Self {
             name: Arc::new("Loss Scale".to_string()),
-            scale: follow.last().loss_scale.into(),
+            scale: follow.loss_scale(),
             follow,
+            known: (false, false),
         }
     }
 
-    fn entry(&self, entry: NumericEntry) -> SerializedEntry {
-        SerializedEntry::new(format!("{}", self.scale), entry.serialize())
+    fn entry(&self, known: bool, entry: NumericEntry) -> SerializedEntry {
+        match known {
+            true => SerializedEntry::new(format!("{}", self.scale), entry.serialize()),
+            false => SerializedEntry::not_available(None),
+        }
     }
 }
 
@@ -46,7 +52,7 @@ impl Metric for LossScaleMetric {
     }
 
     fn description(&self) -> Option<String> {
-        Some("The factor by which losses are multiplied before backward".to_string())
+        Some("What gradients are multiplied by in half precision".to_string())
     }
 
     fn attributes(&self) -> MetricAttributes {
@@ -57,23 +63,33 @@ impl Metric for LossScaleMetric {
         .into()
     }
 
-    fn update(&mut self, _: &(), _: &MetricMetadata) -> Result<SerializedEntry, TensorReadError> {
-        if let Some(reading) = self.follow.next()? {
+    fn update(
+        &mut self,
+        _: &(),
+        metadata: &MetricMetadata,
+    ) -> Result<SerializedEntry, TensorReadError> {
+        self.known.0 = !in_validation(metadata);
+        self.known.1 |= self.known.0;
+        if self.known.0
+            && let Some(reading) = self.follow.next()
+        {
             self.scale = reading.loss_scale.into();
         }
-        Ok(self.entry(NumericEntry::Value(self.scale)))
+        Ok(self.entry(self.known.0, NumericEntry::Value(self.scale)))
     }
 
     fn compute(&mut self) -> Result<SerializedEntry, TensorReadError> {
-        Ok(self.entry(self.final_value()))
+        Ok(self.entry(self.known.1, self.final_value()))
     }
 
-    fn clear(&mut self) {}
+    fn clear(&mut self) {
+        self.known = (false, false);
+    }
 }
 
 impl Numeric for LossScaleMetric {
     fn value(&self) -> Option<NumericEntry> {
-        Some(NumericEntry::Value(self.scale))
+        self.known.0.then_some(NumericEntry::Value(self.scale))
     }
 
     fn running_value(&self) -> Option<NumericEntry> {
@@ -81,6 +97,10 @@ impl Numeric for LossScaleMetric {
     }
 
     fn final_value(&self) -> NumericEntry {
-        NumericEntry::Final(self.scale)
+        match self.known.1 {
+            true => NumericEntry::Final(self.scale),
+            // Burn wants a number.
+            false => NumericEntry::Final(0.0),
+        }
     }
 }

@@ -1,0 +1,200 @@
+//! Where a `Learner`'s checkpoints keep the scaler's state: in the optimizer's record, as the state of a parameter that no
+//! model has. Burn's Learner stores nothing else, and asks nobody.
+
+use burn::{
+    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
+    module::{Param, ParamGroup, ParamId},
+    optim::{
+        DynOptimizer, DynState, GradientsParams, LearningRate, ModuleOptimizer, StateSink,
+        StateSource,
+    },
+    tensor::{Bytes, DType, Device, Tensor, TensorData, kind::BridgeTensor},
+};
+use std::cell::RefCell;
+
+use crate::{
+    ema::EmaRecord,
+    error::AmpError,
+    mixed_precision::MixedPrecision,
+    record::{Container, Kind},
+    scaler::GradScalerRecord,
+};
+
+/// The parameter that no model has.
+const ID: u64 = u64::from_le_bytes(*b"burn_amp");
+/// The name of its only tensor: bytes of a burnpack, with a version and a checksum.
+const TENSOR: &str = "scaler";
+
+/// What a checkpoint holds beside the states of the model and its optimizer.
+#[derive(Clone, Debug)]
+pub(super) struct State {
+    pub(super) scaler: GradScalerRecord,
+    pub(super) averages: Option<EmaRecord>,
+}
+
+/// What the optimizer keeps for the parameter.
+#[derive(Clone)]
+struct Entry {
+    /// None while a step is made.
+    state: Option<State>,
+    /// Whether a checkpoint has brought it.
+    loaded: bool,
+}
+
+/// What was found in an optimizer.
+pub(super) enum Found {
+    /// The state of the last step.
+    Own,
+    /// What a checkpoint has brought.
+    Loaded(State),
+    /// A checkpoint of a run without scaler was loaded.
+    Plain,
+    /// The optimizer has not met a scaler before.
+    Nothing,
+}
+
+thread_local! {
+    /// What the next step of the parameter puts into the entry, and what it has found there. Burn's `step` takes and
+    /// returns nothing of ours.
+    static MAIL: RefCell<(Option<State>, Option<Found>)> = const { RefCell::new((None, None)) };
+}
+
+/// An optimizer that will carry a state.
+pub(super) fn attach(
+    optim: ModuleOptimizer,
+    amp: &MixedPrecision,
+    state: State,
+) -> ModuleOptimizer {
+    let carrier = Carrier { amp: amp.clone() };
+    let mut optim = optim.with_group(ParamGroup::from_ids(vec![ID.into()]), carrier, None);
+    put(&mut optim, state);
+    optim
+}
+
+/// Makes this state the one of the next checkpoint.
+pub(super) fn put(optim: &mut ModuleOptimizer, state: State) {
+    exchange(optim, Some(state));
+}
+
+/// Takes the state out, so that its averages can be changed in place.
+pub(super) fn take(optim: &mut ModuleOptimizer) -> Found {
+    exchange(optim, None)
+}
+
+fn exchange(optim: &mut ModuleOptimizer, state: Option<State>) -> Found {
+    MAIL.set((state, None));
+    let device = Device::flex();
+    let one = || Tensor::<1>::zeros([1], (&device, DType::F32));
+    let id = ParamId::from(ID);
+    let mut grads = GradientsParams::new();
+    grads.register(id, one());
+    let param = Tensor::<1>::zeros([1], (&device.clone().autodiff(), DType::F32)).require_grad();
+    let _ = optim.step(
+        ModuleLearningRate::from(0.0),
+        Param::initialized(id, param),
+        grads,
+    );
+    MAIL.take().1.unwrap_or(Found::Nothing)
+}
+
+/// Carries a state through records; a loaded one sets the loss scale at once, for the first step of the resumed run.
+struct Carrier {
+    amp: MixedPrecision,
+}
+
+impl DynOptimizer for Carrier {
+    fn step_dyn(
+        &self,
+        rank: usize,
+        _lr: LearningRate,
+        tensor: BridgeTensor,
+        _grad: BridgeTensor,
+        state: Option<DynState>,
+    ) -> (BridgeTensor, Option<DynState>) {
+        let found = match state.map(DynState::downcast::<Entry>) {
+            None => Found::Plain,
+            Some(Entry {
+                state: Some(state),
+                loaded: true,
+            }) => Found::Loaded(state),
+            Some(_) => Found::Own,
+        };
+        let state = MAIL.with_borrow_mut(|mail| {
+            mail.1 = Some(found);
+            mail.0.take()
+        });
+        let entry = Entry {
+            state,
+            loaded: false,
+        };
+        (tensor, Some(DynState::create(entry, rank)))
+    }
+
+    fn to_device_dyn(&self, state: DynState, _device: &Device) -> DynState {
+        state
+    }
+
+    fn state_flatten(&self, prefix: &str, state: &DynState, out: &mut StateSink) {
+        if let Some(state) = &state.downcast_ref::<Entry>().state {
+            let bytes = state.to_bytes();
+            let shape = [bytes.len()];
+            out.push_tensor(
+                prefix,
+                TENSOR,
+                TensorData::from_bytes(bytes, shape, DType::U8),
+            );
+        }
+    }
+
+    fn state_unflatten(
+        &self,
+        rank: usize,
+        prefix: &str,
+        src: &mut StateSource,
+        _device: &Device,
+    ) -> Option<DynState> {
+        let (bytes, ..) = src.take_tensor(prefix, TENSOR)?.into_parts();
+        // Burn has no errors here.
+        let state = State::from_bytes(bytes, "the loss scaler's state in the optimizer's record")
+            .unwrap_or_else(|error| {
+                panic!("{error}; `Resume::check` makes this an error that names the file")
+            });
+        self.amp.live().set_schedule(*state.scaler.schedule());
+        let entry = Entry {
+            state: Some(state),
+            loaded: true,
+        };
+        Some(DynState::create(entry, rank))
+    }
+}
+
+impl State {
+    fn to_bytes(&self) -> Bytes {
+        let mut container = Container::empty().with_section(Kind::GradScaler, &self.scaler);
+        if let Some(averages) = &self.averages {
+            averages.write(&mut container);
+        }
+        let bytes = container.into_bytes();
+        bytes.unwrap_or_else(|error| panic!("the loss scaler's state cannot be written: {error}"))
+    }
+
+    fn from_bytes(bytes: Bytes, origin: &str) -> Result<Self, AmpError> {
+        let mut container = Container::from_bytes(bytes, origin)?;
+        let averages = EmaRecord::take(&mut container)?;
+        let scaler = container.section()?;
+        let scaler = scaler.ok_or_else(|| container.damaged("it has no state of a loss scaler"))?;
+        Ok(Self { scaler, averages })
+    }
+
+    /// The state in the file of an optimizer; none if it is that of a run without scaler.
+    pub(super) fn in_file(container: &mut Container) -> Result<Option<Self>, AmpError> {
+        let name = format!("{ID}.{TENSOR}");
+        let Some(tensor) = container.split_tensors(|other| other == name).pop() else {
+            return Ok(None);
+        };
+        let bytes = tensor.to_bytes();
+        let bytes = bytes.map_err(|error| container.damaged(error.to_string()))?;
+        let bytes = Bytes::from_bytes_vec(bytes.to_vec());
+        Self::from_bytes(bytes, container.origin()).map(Some)
+    }
+}

@@ -1,0 +1,161 @@
+use burn::{
+    data::dataloader::{DataLoader, DataLoaderIterator},
+    lr_scheduler::LrSchedulerRecord,
+    store::{ModuleRecord, RecordError},
+    tensor::Device,
+};
+use std::{
+    path::{Path, PathBuf},
+    sync::{Arc, Once},
+};
+
+use super::carrier::State;
+use crate::{ema::EmaRecord, error::AmpError, record::Container, scaler::GradScalerRecord};
+
+/// A checkpoint to go on from, that was found whole.
+///
+/// Burn panics on a checkpoint that it cannot read, and does not name a damaged file; [`check`](Self::check) before returns an
+/// error that does. `directory` is that of the `SupervisedTraining`, whose default checkpointers write into `checkpoint`
+/// in it.
+///
+/// ```no_run
+/// use burn::{data::dataloader::DataLoader, train::{LearnerModel, SupervisedTraining, TrainStep}};
+/// use burn_amp::train::Resume;
+/// # use std::sync::Arc;
+/// # fn resume<M: LearnerModel>(
+/// #     train: Arc<dyn DataLoader<<M as TrainStep>::Input>>,
+/// #     training: impl Fn(Arc<dyn DataLoader<<M as TrainStep>::Input>>) -> SupervisedTraining<M>,
+/// # ) -> Result<SupervisedTraining<M>, burn_amp::AmpError> {
+///
+/// let resume = Resume::check("runs/digits", 3)?;
+/// let train = resume.loader(train); // the shuffled order of epoch 4
+/// let training = training(train).checkpoint(resume.epoch());
+/// # Ok(training)
+/// # }
+/// ```
+///
+/// A run that is resumed has the parameters, the optimizer's state, the loss scale, the counters, the averages and the learning
+/// rate of one that was never stopped: on Flex bit for bit, if the program is the same and the data comes in the same order.
+/// What it cannot bring back:
+///
+/// - the order of a loader with several workers (`num_workers`), which mixes the batches as they come;
+/// - the draws of a `SamplerDataset`, and of any dataset that draws at random by itself;
+/// - random numbers on the device: those of dropout.
+#[derive(Clone, Debug)]
+pub struct Resume {
+    epoch: usize,
+    state: Option<State>,
+}
+
+impl Resume {
+    /// Reads the checkpoint of an epoch as `SupervisedTraining::checkpoint(epoch)` will.
+    ///
+    /// Reads the heads of the files of model and scheduler, and all of the optimizer's, which holds the scaler's state.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::RecordIo`] if a file is missing or unreadable, [`AmpError::DamagedRecord`] if it is not a record or the
+    /// scaler's state in it is damaged, [`AmpError::NewerRecord`] if a later release has written that state. All name the
+    /// file. Damage to the values of a parameter or of the optimizer's state goes unnoticed: Burn's records have no checksum.
+    pub fn check(directory: impl AsRef<Path>, epoch: usize) -> Result<Self, AmpError> {
+        let folder = directory.as_ref().join("checkpoint");
+        let file = |name: &str| folder.join(format!("{name}-{epoch}.bpk"));
+        head(file("model"), ModuleRecord::load)?;
+        head(file("scheduler"), LrSchedulerRecord::load)?;
+        let mut optim = Container::load(&file("optim"))?;
+        let state = State::in_file(&mut optim)?;
+        Ok(Self { epoch, state })
+    }
+
+    /// The epoch, for `SupervisedTraining::checkpoint`.
+    pub fn epoch(&self) -> usize {
+        self.epoch
+    }
+
+    /// The scaler's state; none in the checkpoint of a run without this crate, from which the scaler starts fresh.
+    pub fn scaler(&self) -> Option<&GradScalerRecord> {
+        self.state.as_ref().map(|state| &state.scaler)
+    }
+
+    /// The averages of the weights, for [`Ema::load_record`](crate::Ema::load_record); none without
+    /// [`ScaledOptimizer::with_ema`](crate::ScaledOptimizer::with_ema).
+    pub fn averages(&self) -> Option<&EmaRecord> {
+        self.state.as_ref()?.averages.as_ref()
+    }
+
+    /// The training data loader, brought to where the run has stopped: a loader that shuffles draws a new order for each epoch,
+    /// and Burn does not store how far it is. Without `shuffle` it changes nothing.
+    ///
+    /// The skipped orders are drawn when a run asks for the loader of its device, and, where it iterates over this one
+    /// itself, with the first `iter`. That reads no item, except with `num_workers`, whose threads start to read what is then
+    /// dropped.
+    pub fn loader<O: 'static>(&self, train: Arc<dyn DataLoader<O>>) -> Arc<dyn DataLoader<O>> {
+        Arc::new(Advanced::new(train, self.epoch))
+    }
+}
+
+/// Reads a file of Burn's as far as Burn does before it loads tensors.
+fn head<R>(
+    path: PathBuf,
+    load: impl FnOnce(PathBuf) -> Result<R, RecordError>,
+) -> Result<R, AmpError> {
+    let origin = path.display().to_string();
+    // To tell a file that cannot be read from one that is damaged.
+    if let Err(error) = std::fs::File::open(&path) {
+        return Err(AmpError::RecordIo {
+            origin,
+            reason: error.to_string(),
+        });
+    }
+    load(path).map_err(|error| AmpError::DamagedRecord {
+        origin,
+        reason: match error {
+            RecordError::Io(reason) | RecordError::Validation(reason) => reason,
+        },
+    })
+}
+
+/// Advanced only where it is iterated over: of it, Burn makes loaders for its devices, with random states of their own.
+struct Advanced<O> {
+    loader: Arc<dyn DataLoader<O>>,
+    epochs: usize,
+    done: Once,
+}
+
+impl<O: 'static> Advanced<O> {
+    fn new(loader: Arc<dyn DataLoader<O>>, epochs: usize) -> Self {
+        Self {
+            loader,
+            epochs,
+            done: Once::new(),
+        }
+    }
+}
+
+/// Draws the orders of these epochs.
+fn advance<O>(loader: &Arc<dyn DataLoader<O>>, epochs: usize) {
+    for _ in 0..epochs {
+        drop(loader.iter());
+    }
+}
+
+impl<O: 'static> DataLoader<O> for Advanced<O> {
+    fn iter<'a>(&'a self) -> Box<dyn DataLoaderIterator<O> + 'a> {
+        self.done.call_once(|| advance(&self.loader, self.epochs));
+        self.loader.iter()
+    }
+
+    fn num_items(&self) -> usize {
+        self.loader.num_items()
+    }
+
+    fn to_device(&self, device: &Device) -> Arc<dyn DataLoader<O>> {
+        let loader = self.loader.to_device(device);
+        advance(&loader, self.epochs);
+        loader
+    }
+
+    fn slice(&self, start: usize, end: usize) -> Arc<dyn DataLoader<O>> {
+        Arc::new(Self::new(self.loader.slice(start, end), self.epochs))
+    }
+}

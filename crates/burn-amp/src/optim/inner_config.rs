@@ -6,6 +6,8 @@ use burn::{
     },
 };
 
+use crate::loss_scale::InvalidValue;
+
 /// The configuration of one of Burn's optimizers, to be saved with what is around it.
 ///
 /// ```
@@ -44,6 +46,10 @@ macro_rules! inner {
     ($($name:ident($config:ident),)*) => {
         impl InnerOptimizerConfig {
             /// Builds the optimizer, as the `init` of the configuration itself does.
+            ///
+            /// # Panics
+            ///
+            /// As that, for settings that [`ScaledOptimizerConfig::init`](crate::ScaledOptimizerConfig::init) returns as an error.
             pub fn init(&self) -> ModuleOptimizer {
                 match self {
                     $(Self::$name(config) => config.init(),)*
@@ -59,6 +65,36 @@ macro_rules! inner {
             }
         )*
     };
+}
+
+impl InnerOptimizerConfig {
+    /// Refuses what Burn's `init` panics on.
+    pub(super) fn check(&self) -> Result<(), InvalidValue> {
+        let Self::Adafactor(config) = self else {
+            return Ok(());
+        };
+        let positive = |value: f64| value > 0.0;
+        let rules: [(&'static str, fn(f64) -> bool, &str); 5] = [
+            ("epsilon_1", positive, "positive and finite"),
+            ("epsilon_2", positive, "positive and finite"),
+            ("clip_threshold", positive, "positive and finite"),
+            ("decay_rate", |value| value < 0.0, "negative and finite"),
+            (
+                "weight_decay",
+                |value| value >= 0.0,
+                "0 or above, and finite",
+            ),
+        ];
+        // Burn's fields are private; JSON shows them, and has no number for an infinity or a NaN.
+        let fields = serde_json::to_value(config).unwrap_or_default();
+        for (field, allows, allowed) in rules {
+            let value = fields[field].as_f64().unwrap_or(f64::NAN);
+            if !allows(value) {
+                return Err(InvalidValue::new(field, value, allowed));
+            }
+        }
+        Ok(())
+    }
 }
 
 inner! {

@@ -113,6 +113,10 @@ impl EmaRecord {
         if updates == 0 && averages.len() > 0 {
             return Err(container.damaged("it holds averages of no updates"));
         }
+        // The next update counts one more.
+        if updates > u64::MAX / 2 {
+            return Err(container.damaged(format!("it holds averages of {updates} updates")));
+        }
         Ok(Some(Self { updates, averages }))
     }
 

@@ -27,11 +27,35 @@ use crate::{
 /// # Ok::<(), burn_amp::AmpError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(try_from = "RawRecord")]
 pub struct GradScalerRecord {
     pub(super) schedule: LossScale,
     pub(super) counters: StepCounters,
     pub(super) pending: Option<StepOutcome>,
+}
+
+/// A stored record before its checks.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawRecord {
+    schedule: LossScale,
+    counters: StepCounters,
+    pending: Option<StepOutcome>,
+}
+
+impl TryFrom<RawRecord> for GradScalerRecord {
+    type Error = String;
+
+    fn try_from(raw: RawRecord) -> Result<Self, String> {
+        match raw.counters.contradiction() {
+            Some(reason) => Err(reason),
+            None => Ok(Self {
+                schedule: raw.schedule,
+                counters: raw.counters,
+                pending: raw.pending,
+            }),
+        }
+    }
 }
 
 impl GradScalerRecord {

@@ -6,7 +6,7 @@ use burn::{
     tensor::Device,
     train::{ExecutionStrategy, Learner, LearningResult, MultiDeviceOptim},
 };
-use burn_amp::{EmaConfig, MixedPrecision, Scaled, ScaledOptimizer, WithAmp, train::Resume};
+use burn_amp::{AmpTraining, EmaConfig, MixedPrecision, Scaled, ScaledOptimizer, train::Resume};
 use std::path::Path;
 
 use crate::{

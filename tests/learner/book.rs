@@ -6,10 +6,17 @@ use crate::support::{block_with, chapter};
 #[test]
 fn the_diff_in_the_book_turns_one_program_into_the_other() {
     let chapter = chapter();
-    let plain = block_with(&chapter, "rust", "impl TrainStep for Classifier");
-    let scaled = block_with(&chapter, "rust", "impl LossStep for Classifier");
-    let diff = block_with(&chapter, "diff", "LossStep");
+    let plain = block_with(&chapter, "rust", "Learner::new(model, AdamWConfig");
+    let scaled = block_with(&chapter, "rust", "amp.learner(model, AdamWConfig");
+    let diff = block_with(&chapter, "diff", "amp.learner");
     assert_eq!(patch(&plain, &diff), scaled);
+    let count = |sign: &str| {
+        diff.lines()
+            .skip(2)
+            .filter(|line| line.starts_with(sign))
+            .count()
+    };
+    assert!(count("+") <= 8 && count("-") <= 4, "{diff}");
 }
 
 /// As the program `patch`, without its tolerance.

@@ -15,7 +15,7 @@ use burn::{
         MultiDeviceOptim, SupervisedTraining, TrainOutput, TrainStep, metric::LossMetric,
     },
 };
-use burn_amp::{GradScalerRecord, Scaled, WithAmp};
+use burn_amp::{AmpTraining, GradScalerRecord, Scaled};
 use std::{
     collections::BTreeMap,
     fmt,

@@ -16,8 +16,8 @@ use burn::{
     },
 };
 use burn_amp::{
-    AmpError, GradScalerConfig, GradientNormMetric, LossScaleMetric, MixedPrecision, Scaled,
-    ScaledOptimizer, SkippedStepsMetric, WithAmp, ZeroGradientsMetric, to_half, train::Resume,
+    AmpError, AmpTraining, GradScalerConfig, GradientNormMetric, LossScaleMetric, MixedPrecision,
+    Scaled, ScaledOptimizer, SkippedStepsMetric, ZeroGradientsMetric, to_half, train::Resume,
 };
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},

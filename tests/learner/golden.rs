@@ -3,7 +3,7 @@
 //! `cargo test --workspace --test learner -- --ignored write_golden` writes that of the present version.
 
 use burn::module::Module;
-use burn_amp::{EmaConfig, GradScalerRecord, ScaledOptimizer, WithAmp, train::Resume};
+use burn_amp::{AmpTraining, EmaConfig, GradScalerRecord, ScaledOptimizer, train::Resume};
 use std::{fs, path::PathBuf};
 
 use crate::{

@@ -5,7 +5,7 @@ use burn::{
     optim::AdamConfig,
     tensor::{DType, Device, Tensor},
 };
-use burn_amp::{MixedPrecision, WithAmp};
+use burn_amp::{AmpTraining, MixedPrecision};
 
 use crate::support::{Net, Run, read_metric, values};
 

@@ -7,7 +7,7 @@ use burn::{
     },
     train::LearningResult,
 };
-use burn_amp::{AmpError, MasterWeights, Scaled, WithAmp, train::Resume};
+use burn_amp::{AmpError, AmpTraining, MasterWeights, Scaled, train::Resume};
 use burn_pack::{Reader, Tensor, Writer};
 use std::{
     fs,

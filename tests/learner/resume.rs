@@ -6,7 +6,7 @@ use burn::{
     tensor::Device,
     train::{ExecutionStrategy, Learner, MultiDeviceOptim},
 };
-use burn_amp::{GradientClip, MixedPrecision, Scaled, ScaledOptimizer, WithAmp, train::Resume};
+use burn_amp::{AmpTraining, GradientClip, MixedPrecision, Scaled, ScaledOptimizer, train::Resume};
 use std::{path::Path, sync::Arc};
 
 use crate::support::{

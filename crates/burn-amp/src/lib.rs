@@ -81,6 +81,6 @@ pub use scaler::{
 pub use scope::{Cast, Scope, autocast, in_f32};
 #[cfg(feature = "train")]
 pub use train::{
-    GradientNormMetric, LearnerOptimizer, LossScaleMetric, Resume, Scaled, SkippedStepsMetric,
-    WithAmp, ZeroGradientsMetric,
+    AmpTraining, GradientNormMetric, LearnerOptimizer, LossScaleMetric, Resume, Scaled,
+    SkippedStepsMetric, ZeroGradientsMetric,
 };

@@ -28,7 +28,7 @@ struct Args {
     /// The device
     #[arg(long, value_enum, default_value = "flex")]
     backend: Backend,
-    /// What the network computes in; losses are scaled in f16
+    /// What the network computes in; there is a loss scale in f16
     #[arg(long, value_enum, default_value = "f16")]
     precision: Precision,
     /// No dashboard, lines of text instead

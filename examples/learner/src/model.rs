@@ -3,48 +3,36 @@
 use burn::{
     module::Module,
     nn::loss::CrossEntropyLossConfig,
-    tensor::{Device, FloatDType, Tensor},
-    train::{ClassificationOutput, InferenceStep},
+    tensor::Device,
+    train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep},
 };
-use burn_amp::{LossStep, MixedPrecision};
+use burn_amp::autocast;
 use digits::model::Network;
 
 use crate::data::DigitsBatch;
 
-/// The network and the precision in which it computes.
+/// The network, a plain f32 model.
 #[derive(Module, Debug)]
 pub struct Classifier {
     network: Network,
-    #[module(skip)]
-    precision: MixedPrecision,
 }
 
 impl Classifier {
-    /// f32 parameters, the same after the same `Device::seed`; computes in `precision`.
-    pub fn new(precision: FloatDType, device: &Device) -> Self {
-        let precision = MixedPrecision::new(precision);
+    /// The same after the same `Device::seed`.
+    pub fn new(device: &Device) -> Self {
         Self {
-            network: Network::new(device).apply_reparameterization(precision.clone()),
-            precision,
+            network: Network::new(device),
         }
-    }
-
-    fn classify(&self, batch: DigitsBatch) -> ClassificationOutput {
-        let logits = (self.precision).autocast(batch.images, |images| self.network.forward(images));
-        let loss = CrossEntropyLossConfig::new()
-            .init(&logits.device())
-            .forward(logits.clone(), batch.labels.clone());
-        ClassificationOutput::new(loss, logits, batch.labels)
     }
 }
 
-impl LossStep for Classifier {
+impl TrainStep for Classifier {
     type Input = DigitsBatch;
     type Output = ClassificationOutput;
 
-    fn loss_step(&self, batch: DigitsBatch) -> (Tensor<1>, ClassificationOutput) {
-        let output = self.classify(batch);
-        (output.loss.clone(), output)
+    fn step(&self, batch: DigitsBatch) -> TrainOutput<ClassificationOutput> {
+        let output = InferenceStep::step(self, batch);
+        TrainOutput::new(self, output.loss.backward(), output)
     }
 }
 
@@ -53,6 +41,11 @@ impl InferenceStep for Classifier {
     type Output = ClassificationOutput;
 
     fn step(&self, batch: DigitsBatch) -> ClassificationOutput {
-        self.classify(batch)
+        // In the precision of the learner that runs this; the loss is in f32.
+        let logits = autocast(batch.images, |images| self.network.forward(images));
+        let loss = CrossEntropyLossConfig::new()
+            .init(&logits.device())
+            .forward(logits.clone(), batch.labels.clone());
+        ClassificationOutput::new(loss, logits, batch.labels)
     }
 }

@@ -11,11 +11,7 @@ use burn::{
         renderer::CliMetricsRenderer,
     },
 };
-use burn_amp::{
-    GradScalerConfig, GradientNormMetric, LossScaleMetric, MixedPrecision, Scaled, ScaledOptimizer,
-    SkippedStepsMetric, ZeroGradientsMetric,
-    train::{check_checkpoint, resumed_loader},
-};
+use burn_amp::{AmpTraining, GradScalerConfig, MixedPrecision, Resume, Scaled};
 use std::path::PathBuf;
 
 use crate::{
@@ -41,57 +37,61 @@ pub struct Settings {
     pub epochs: usize,
     /// The epoch whose checkpoint to go on from.
     pub resume: Option<usize>,
-    /// The dtype in which the network computes. Losses are scaled in f16 only.
+    /// The dtype in which the network computes. There is a loss scale in f16 only.
     pub precision: FloatDType,
     /// Whether to show Burn's dashboard, if the program runs in a terminal.
     pub dashboard: bool,
+}
+
+/// The scale grows sooner than by default: a run is short.
+fn precision(dtype: FloatDType) -> Result<MixedPrecision> {
+    let amp = MixedPrecision::new(dtype);
+    Ok(match dtype {
+        FloatDType::F16 => {
+            amp.with_scaler(GradScalerConfig::new().with_growth_interval(GROWTH_INTERVAL))?
+        }
+        _ => amp,
+    })
 }
 
 /// Trains, or goes on training: the model, and the stop if the user asked for one.
 ///
 /// # Errors
 ///
-/// A damaged or missing checkpoint, and whatever has ended the run early: a loss scale that is exhausted, a file that
+/// A damaged or missing checkpoint, a device without the precision, and whatever has ended the run early: a loss scale that is exhausted, a file that
 /// cannot be written.
 pub fn train(
     settings: &Settings,
     device: &Device,
 ) -> Result<(Scaled<Classifier>, Option<Interruption>)> {
-    let resumed = settings.resume.unwrap_or(0);
-    if resumed > 0 {
-        // Burn panics on a checkpoint that it cannot read.
-        check_checkpoint(&settings.folder, resumed)?;
-    }
-    MixedPrecision::new(settings.precision).check_device(device)?;
+    let resume = match settings.resume {
+        Some(epoch) => Some(Resume::check(&settings.folder, epoch)?),
+        None => None,
+    };
+    let amp = precision(settings.precision)?;
     device.seed(settings.seed);
     let (train, valid) = loaders(settings.seed)?;
     let lr = CosineAnnealingLrSchedulerConfig::new(LEARNING_RATE, settings.epochs * steps(&train));
     // The order of the samples goes on, too.
-    let train = resumed_loader(train, resumed);
+    let train = match &resume {
+        Some(resume) => resume.loader(train),
+        None => train,
+    };
 
-    let scaler = GradScalerConfig::new()
-        .with_growth_interval(GROWTH_INTERVAL)
-        .with_enabled(settings.precision == FloatDType::F16)
-        .init()?;
-    let model = Classifier::new(settings.precision, &device.clone().autodiff());
-    let optim = ScaledOptimizer::new(AdamConfig::new().with_epsilon(1e-8).init(), scaler);
-    let monitor = optim.monitor();
-    let learner = optim.into_learner(model, lr.init()?);
+    let model = Classifier::new(&device.clone().autodiff());
+    let optim = AdamConfig::new().with_epsilon(1e-8).init();
+    let learner = amp.try_learner(model, optim, lr.init()?)?;
 
     let mut training = SupervisedTraining::new(&settings.folder, train, valid)
         .metrics((AccuracyMetric::new(), LossMetric::new()))
-        .metric_train_numeric(LossScaleMetric::new(&monitor))
-        .metric_train_numeric(SkippedStepsMetric::new(&monitor))
-        .metric_train_numeric(GradientNormMetric::new(&monitor))
-        .metric_train_numeric(ZeroGradientsMetric::new(&monitor))
+        .with_amp(&amp)
         .metric_train_numeric(LearningRateMetric::new())
-        .with_interrupter(monitor.interrupter())
         .with_default_checkpointers()
         .with_checkpointing_strategy(KeepLastNCheckpoints::new(CHECKPOINTS))
         .num_epochs(settings.epochs)
         .summary();
-    if resumed > 0 {
-        training = training.checkpoint(resumed);
+    if let Some(resume) = &resume {
+        training = training.checkpoint(resume.epoch());
     }
     if !settings.dashboard {
         training = training.renderer(Box::new(CliMetricsRenderer::new()));
@@ -104,7 +104,7 @@ pub fn train(
     } = training.launch(learner);
     // Gives the terminal back, so that what is printed next can be read.
     drop(renderer);
-    monitor.check()?;
+    amp.monitor().check()?;
     match error {
         Some(error) => Err(error.to_string().into()),
         None => Ok((model, interrupted)),

@@ -2,12 +2,10 @@
 #![cfg(all(target_os = "linux", feature = "tui"))]
 
 use burn::{
-    lr_scheduler::constant::ConstantLr,
-    optim::AdamConfig,
-    tensor::{Device, FloatDType},
+    lr_scheduler::constant::ConstantLr, optim::AdamConfig, tensor::Device,
     train::SupervisedTraining,
 };
-use burn_amp::{GradScalerConfig, LossScaleMetric, ScaledOptimizer};
+use burn_amp::{AmpTraining, GradScalerConfig, MixedPrecision};
 use learner::{data::loaders, model::Classifier};
 use std::{path::Path, process::Command};
 
@@ -62,19 +60,17 @@ fn child_is_exhausted_at_once() {
     };
     let scale = 2_f64.powi(100);
     let config = GradScalerConfig::new().with_init_scale(scale);
-    let scaler = config.with_min_scale(Some(scale)).init().unwrap();
-    let optim = ScaledOptimizer::new(AdamConfig::new().init(), scaler);
-    let monitor = optim.monitor();
-    let model = Classifier::new(FloatDType::F16, &Device::flex().autodiff());
-    let learner = optim.into_learner(model, ConstantLr::new(0.01));
+    let config = config.with_min_scale(Some(scale));
+    let amp = MixedPrecision::f16().with_scaler(config).unwrap();
+    let model = Classifier::new(&Device::flex().autodiff());
+    let learner = amp.learner(model, AdamConfig::new().init(), ConstantLr::new(0.01));
     let (train, valid) = loaders(0).unwrap();
     let result = SupervisedTraining::new(folder, train, valid)
-        .metric_train_numeric(LossScaleMetric::new(&monitor))
-        .with_interrupter(monitor.interrupter())
+        .with_amp(&amp)
         .num_epochs(1)
         .launch(learner);
     drop(result.renderer);
-    println!("THE ERROR IS: {}", monitor.check().unwrap_err());
+    println!("THE ERROR IS: {}", amp.monitor().check().unwrap_err());
 }
 
 #[test]

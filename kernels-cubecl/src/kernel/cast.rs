@@ -3,6 +3,8 @@
 use cubecl::prelude::*;
 
 /// Widens `I` to f32, multiplies by `factor`, rounds to `O`.
+///
+/// WGSL does not say what becomes of values beyond f16; `tests/cast` does: they are infinite.
 #[cube(launch_unchecked)]
 pub(crate) fn mul_cast<I: Float, O: Float, N: Size>(
     input: &[Vector<I, N>],

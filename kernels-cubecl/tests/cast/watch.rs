@@ -95,8 +95,8 @@ fn overflow_is_that_of_the_inputs_dtype() {
         let (below, above): (&[f32], &[f32]) = match from {
             FloatDType::F16 => (&[65504.0, 65519.0], &[65520.0, 65536.0]),
             FloatDType::BF16 => (
-                &[1.9921875 * power(127), 1.996 * power(127)],
-                &[1.99609375 * power(127), f32::MAX],
+                &[255.0 / 128.0 * power(127), 1.996 * power(127)],
+                &[511.0 / 256.0 * power(127), f32::MAX],
             ),
             _ => (&[f32::MAX], &[]),
         };

@@ -68,6 +68,11 @@ impl ModuleMapper for Fill {
         self.0 = values.end;
         let values = values.map(|index| 0.4 * (78.233 * (index as f32 + 1.0)).sin());
         let data = TensorData::new(values.collect::<Vec<f32>>(), shape);
-        Param::initialized(param.id, Tensor::from_data(data, &device).require_grad())
+        let tensor = Tensor::from_data(data, &device);
+        let tensor = match device.is_autodiff() {
+            true => tensor.require_grad(),
+            false => tensor,
+        };
+        Param::initialized(param.id, tensor)
     }
 }

@@ -14,8 +14,8 @@ use burn::{
     },
 };
 use burn_amp::{
-    GradScalerConfig, LearnerOptimizer, MixedPrecision, ModuleOptim, Scaled, ScaledOptimizer,
-    WithAmp, train::Resume,
+    AmpTraining, GradScalerConfig, LearnerOptimizer, MixedPrecision, ModuleOptim, Scaled,
+    ScaledOptimizer, train::Resume,
 };
 use std::{fs, path::Path};
 

@@ -26,7 +26,7 @@ impl ScalerMonitor {
 
     /// A handle for `with_interrupter` of a run, through which one that fails is ended. Always the same handle.
     ///
-    /// [`with_amp`](super::WithAmp::with_amp) gives it to a `SupervisedTraining`. Burn's `LearningResult::error` then says
+    /// [`with_amp`](super::AmpTraining::with_amp) gives it to a `SupervisedTraining`. Burn's `LearningResult::error` then says
     /// why, as the failure of a worker (the nearest of Burn's errors); [`check`](Self::check) has the error itself.
     pub fn interrupter(&self) -> Interrupter {
         let mut state = self.ending.state();

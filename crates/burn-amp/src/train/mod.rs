@@ -9,7 +9,7 @@
 //!     tensor::{Device, Tensor},
 //!     train::{InferenceStep, RegressionOutput, SupervisedTraining, TrainOutput, TrainStep, metric::LossMetric},
 //! };
-//! use burn_amp::{MixedPrecision, WithAmp, autocast};
+//! use burn_amp::{MixedPrecision, AmpTraining, autocast};
 //!
 //! #[derive(Module, Debug)]
 //! struct Regressor {
@@ -82,10 +82,10 @@ mod metrics;
 mod module;
 mod resume;
 mod scaled;
-mod with_amp;
+mod training;
 
 pub use learner::LearnerOptimizer;
 pub use metrics::{GradientNormMetric, LossScaleMetric, SkippedStepsMetric, ZeroGradientsMetric};
 pub use resume::Resume;
 pub use scaled::Scaled;
-pub use with_amp::WithAmp;
+pub use training::AmpTraining;

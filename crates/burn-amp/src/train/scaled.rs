@@ -1,6 +1,6 @@
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::{Module, ModuleVisitor, Param},
+    module::{Module, ModuleVisitor, Param, Reparameterization},
     optim::{GradientsParams, ModuleOptimizer, MultiGradientsParams},
     tensor::{DType, Device, Tensor},
     train::{InferenceStep, TrainOutput, TrainStep},
@@ -11,7 +11,7 @@ use super::carrier::{self, Found, State};
 use crate::{
     ema::Ema,
     gradients::sum_of_devices,
-    mixed_precision::MixedPrecision,
+    mixed_precision::{MixedPrecision, ScopedParameter},
     optim::StepOptions,
     scaler::{GradScaler, ModuleOptim, ScalerMonitor},
 };
@@ -168,6 +168,7 @@ impl<M: TrainStep + Module> Scaled<M> {
             Ok(Some(grads)) => {
                 let inner = self.inner;
                 let inner = self.amp.in_model(|| optimize(inner, optim, grads));
+                let inner = attached(inner, &self.amp);
                 self.inner = self.options.applied(&mut self.scaler, inner);
             }
             Ok(None) => {}
@@ -267,6 +268,33 @@ impl<M: std::fmt::Display> std::fmt::Display for Scaled<M> {
             counters.steps(),
             counters.skipped()
         )
+    }
+}
+
+/// The model with its reparameterization: a model's own `optimize` may lose that of a parameter, because `Param::map` does.
+fn attached<M: Module>(model: M, amp: &MixedPrecision) -> M {
+    #[derive(Default)]
+    struct Count {
+        parameters: usize,
+        attached: usize,
+    }
+
+    impl ModuleVisitor for Count {
+        fn enter_module(&mut self, name: &str, _container_type: &str) {
+            self.attached += usize::from(name == ScopedParameter::NAME);
+        }
+
+        fn visit_float<const D: usize>(&mut self, _: &Param<Tensor<D>>) {
+            self.parameters += 1;
+        }
+    }
+
+    let mut count = Count::default();
+    model.visit(&mut count);
+    match count.attached == count.parameters {
+        true => model,
+        // Those that have it keep theirs.
+        false => model.apply_reparameterization(amp.clone()),
     }
 }
 

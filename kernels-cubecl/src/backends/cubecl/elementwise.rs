@@ -8,7 +8,7 @@ const UNITS: u32 = 256;
 const VECTORS_PER_UNIT: usize = 4;
 const MAX_CUBES: usize = 4096;
 
-/// Cubes, their units, and the width of the vectors, for a kernel in which each unit takes every so-manieth vector.
+/// Cubes, their units, and the width of vectors, for a kernel whose units go over a tensor in steps of all of them.
 pub(super) fn spread(client: &Client, elements: usize) -> (CubeCount, CubeDim, usize) {
     let units = units(client, UNITS);
     let vector = vector_width(elements);

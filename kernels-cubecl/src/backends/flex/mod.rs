@@ -301,7 +301,7 @@ fn join(a: Row, b: Row) -> Row {
 }
 
 /// f32 or f64: what gradients are unscaled in.
-trait Real: Element + Pod + Send + Sync + Default {
+trait Real: Element + Pod + Send + Sync {
     /// Multiplies a block and adds what is found to the row, values before scaling included.
     fn scale(block: &mut [Self], inverse: Self, row: &mut Row);
 

@@ -2,7 +2,7 @@ use super::averaged::{Averaged, averaged_metric};
 use crate::scaler::{ScalerMonitor, ScalerReading};
 
 /// The L2 norm of all unscaled gradients before clipping, for `SupervisedTraining::metric_train_numeric`;
-/// [`with_amp`](crate::train::WithAmp::with_amp) registers it.
+/// [`with_amp`](crate::train::AmpTraining::with_amp) registers it.
 ///
 /// An epoch's value is the mean over its steps. Skipped steps are left out. "N/A" in validation, and with a disabled scaler that
 /// does not clip: it measures nothing. Reads host values; never waits for the device.

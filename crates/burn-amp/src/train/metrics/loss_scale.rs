@@ -11,7 +11,7 @@ use super::follow::{Follow, in_validation};
 use crate::scaler::ScalerMonitor;
 
 /// The loss scale after each step, for `SupervisedTraining::metric_train_numeric`;
-/// [`with_amp`](crate::train::WithAmp::with_amp) registers it.
+/// [`with_amp`](crate::train::AmpTraining::with_amp) registers it.
 ///
 /// A value in the course of the run, not a mean: an epoch's value is that at its end. "N/A" in validation. Reads host values;
 /// never waits for the device.

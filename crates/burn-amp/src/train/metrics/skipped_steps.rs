@@ -2,7 +2,7 @@ use super::averaged::{Averaged, averaged_metric};
 use crate::scaler::{ScalerMonitor, ScalerReading};
 
 /// The share of the epoch's steps so far that were skipped, in percent, for `SupervisedTraining::metric_train_numeric`;
-/// [`with_amp`](crate::train::WithAmp::with_amp) registers it.
+/// [`with_amp`](crate::train::AmpTraining::with_amp) registers it.
 ///
 /// A step by itself is 0 or 100. "N/A" in validation. Reads host values; never waits for the device.
 #[derive(Clone)]

@@ -2,7 +2,7 @@ use super::averaged::{Averaged, averaged_metric};
 use crate::scaler::{ScalerMonitor, ScalerReading};
 
 /// The share of gradient values that are exactly zero, in percent, for `SupervisedTraining::metric_train_numeric`;
-/// [`with_amp`](crate::train::WithAmp::with_amp) registers it.
+/// [`with_amp`](crate::train::AmpTraining::with_amp) registers it.
 ///
 /// Underflow shows here: compare with the same run in f32, since ReLU and sparse inputs have zeros of their own. An
 /// epoch's value is the mean over its steps. "N/A" in validation, and with a disabled scaler. Reads host values; never waits

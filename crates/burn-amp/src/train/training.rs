@@ -4,7 +4,7 @@ use super::{GradientNormMetric, LossScaleMetric, SkippedStepsMetric, ZeroGradien
 use crate::mixed_precision::MixedPrecision;
 
 /// Mixed precision for Burn's `SupervisedTraining`.
-pub trait WithAmp {
+pub trait AmpTraining {
     /// Shows the metrics of this crate, and lets a run that cannot go on end as Burn's runs end.
     ///
     /// The metrics: loss scale, skipped steps, gradient norm, share of zero gradients. None without a scaler, as in f32 and bf16,
@@ -13,7 +13,7 @@ pub trait WithAmp {
     fn with_amp(self, amp: &MixedPrecision) -> Self;
 }
 
-impl<M: LearnerModel> WithAmp for SupervisedTraining<M> {
+impl<M: LearnerModel> AmpTraining for SupervisedTraining<M> {
     fn with_amp(self, amp: &MixedPrecision) -> Self {
         let monitor = amp.monitor();
         let training = self.with_interrupter(monitor.interrupter());

@@ -75,8 +75,8 @@ fn each_wrong_gradient(check: impl Fn(&dyn Fn(&Pair) -> GradientsParams, Shape))
 fn assert_names(error: &AmpError, shape: &Shape) {
     let expected = AmpError::GradientShape {
         parameter: "weight".to_string(),
-        expected: [1, 3].into(),
-        found: Some(shape.clone()),
+        expected: vec![1, 3],
+        found: Some(shape.to_vec()),
     };
     assert_eq!(*error, expected);
     let shape = shape.to_string();

@@ -1,4 +1,4 @@
-use burn::tensor::{DType, Shape};
+use burn::tensor::DType;
 use burn_amp_kernels::UnsupportedDType;
 use thiserror::Error;
 
@@ -178,16 +178,16 @@ pub enum AmpError {
 
     /// A gradient has not the shape of its parameter. Nothing was changed.
     #[error(
-        "the gradient of `{parameter}` has {}, but the parameter has shape {expected}",
-        found.as_ref().map_or("another rank".to_string(), |shape| format!("shape {shape}"))
+        "the gradient of `{parameter}` has {}, but the parameter has shape {expected:?}",
+        found.as_ref().map_or("another rank".to_string(), |shape| format!("shape {shape:?}"))
     )]
     GradientShape {
         /// The path of the parameter.
         parameter: String,
         /// The parameter's shape.
-        expected: Shape,
+        expected: Vec<usize>,
         /// The gradient's shape; none if its rank is above those of tensors here.
-        found: Option<Shape>,
+        found: Option<Vec<usize>>,
     },
 
     /// A parameter was about to be stepped twice without an `update` between, which would test

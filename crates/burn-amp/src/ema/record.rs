@@ -81,7 +81,7 @@ impl EmaRecord {
     ///
     /// # Errors
     ///
-    /// [`AmpError::RecordIo`]; a file that was there stays as it was.
+    /// [`AmpError::RecordIo`]; a file that was there stays as it was, unless the error says that the new one is in its place.
     pub fn save(self, path: impl AsRef<Path>) -> Result<(), AmpError> {
         self.into_container().save(path.as_ref())
     }
@@ -154,7 +154,7 @@ impl Ema {
     ///
     /// # Errors
     ///
-    /// [`AmpError::RecordIo`]; a file that was there stays as it was.
+    /// [`AmpError::RecordIo`]; a file that was there stays as it was, unless the error says that the new one is in its place.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), AmpError> {
         self.to_record().save(path)
     }

@@ -27,8 +27,8 @@ pub(crate) fn check_shape<const D: usize>(
     };
     Err(AmpError::GradientShape {
         parameter: path.join(),
-        expected,
-        found,
+        expected: expected.to_vec(),
+        found: found.map(|shape| shape.to_vec()),
     })
 }
 

@@ -73,25 +73,20 @@ impl InnerOptimizerConfig {
         let Self::Adafactor(config) = self else {
             return Ok(());
         };
-        let positive = |value: f64| value > 0.0;
-        let rules: [(&'static str, fn(f64) -> bool, &str); 5] = [
-            ("epsilon_1", positive, "positive and finite"),
-            ("epsilon_2", positive, "positive and finite"),
-            ("clip_threshold", positive, "positive and finite"),
-            ("decay_rate", |value| value < 0.0, "negative and finite"),
-            (
-                "weight_decay",
-                |value| value >= 0.0,
-                "0 or above, and finite",
-            ),
-        ];
         // Burn's fields are private; JSON shows them, and has no number for an infinity or a NaN.
         let fields = serde_json::to_value(config).unwrap_or_default();
-        for (field, allows, allowed) in rules {
-            let value = fields[field].as_f64().unwrap_or(f64::NAN);
-            if !allows(value) {
-                return Err(InvalidValue::new(field, value, allowed));
+        let value = |field: &str| fields[field].as_f64().unwrap_or(f64::NAN);
+        let refused = |field, allowed| Err(InvalidValue::new(field, value(field), allowed));
+        for field in ["epsilon_1", "epsilon_2", "clip_threshold"] {
+            if value(field).is_nan() || value(field) <= 0.0 {
+                return refused(field, "positive and finite");
             }
+        }
+        if value("decay_rate").is_nan() || value("decay_rate") >= 0.0 {
+            return refused("decay_rate", "negative and finite");
+        }
+        if value("weight_decay").is_nan() || value("weight_decay") < 0.0 {
+            return refused("weight_decay", "0 or above, and finite");
         }
         Ok(())
     }

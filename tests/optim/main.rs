@@ -3,6 +3,7 @@
 mod clipping;
 mod every_optimizer;
 mod hand_over;
+mod refused;
 mod several_devices;
 mod shared_scale;
 mod skipped_step;

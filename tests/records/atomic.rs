@@ -3,7 +3,7 @@
 use burn::{
     module::{Module, Param, ParamId},
     optim::{AdamConfig, GradientsParams, ModuleOptimizer},
-    tensor::{DType, Device, Tensor},
+    tensor::{Device, Tensor},
 };
 use burn_amp::{AmpError, GradScalerConfig, ScaledOptimizer};
 use std::{
@@ -14,7 +14,7 @@ use std::{
 };
 use tempfile::tempdir;
 
-use crate::support::{Pack, Small, adam, child, folder, pack};
+use crate::support::{Pack, adam, child, folder, pack};
 
 const STATES: usize = 4;
 
@@ -90,7 +90,8 @@ fn killed_while_saving() {
         let loaded = load(&path);
         let state = valid.iter().position(|state| *state == loaded);
         seen[state.expect("a file that nobody has saved")] = true;
-        inside = scratch_files(folder.path());
+        // The next save removes it.
+        inside += scratch_files(folder.path());
         rounds += 1;
     }
     assert!(inside > 0, "no save was ever interrupted");
@@ -179,26 +180,6 @@ fn a_folder_of_that_name() {
     assert_names(&adam().save(&path).unwrap_err(), &path);
     assert_eq!(fs::read_to_string(path.join("inside")).unwrap(), "kept");
     assert_eq!(scratch_files(folder.path()), 0);
-}
-
-/// The file can be read, but nothing written beside it: its name is so long that there is no longer one.
-#[test]
-fn no_room_beside_the_old_file() {
-    let folder = tempdir().unwrap();
-    let mut optim = adam();
-    Small::new(DType::F32).train(&mut optim, 0..3, &[]);
-    let short = folder.path().join("optim.bpk");
-    optim.save(&short).unwrap();
-    let path = folder.path().join(format!("{}.bpk", "long".repeat(62)));
-    fs::rename(&short, &path).unwrap();
-    let saved = fs::read(&path).unwrap();
-
-    assert_names(&adam().save(&path).unwrap_err(), &path);
-    assert_names(&adam().scaler().save(&path).unwrap_err(), &path);
-    assert_eq!(fs::read(&path).unwrap(), saved);
-    let mut loaded = adam();
-    loaded.load(&path).unwrap();
-    assert_eq!(loaded.scaler().counters().steps(), 3);
 }
 
 /// Beside is where it is written: no reader ever sees a part of it.

@@ -173,7 +173,10 @@ fn leak<M: Module>(
     scale: f64,
     model: &M,
 ) -> Option<AmpError> {
-    let (entries, _) = crate::gradients::look(first, model);
+    let (entries, _) = match crate::gradients::look(first, model) {
+        Ok(found) => found,
+        Err(error) => return Some(error),
+    };
     let mut worst: Option<(usize, usize, &Entry)> = None;
     for entry in &entries {
         let (differ, values) = with_rank!(entry.rank, D => {

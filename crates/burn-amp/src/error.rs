@@ -176,6 +176,20 @@ pub enum AmpError {
         gradient_dtype: DType,
     },
 
+    /// A gradient has not the shape of its parameter. Nothing was changed.
+    #[error(
+        "the gradient of `{parameter}` has {}, but the parameter has shape {expected:?}",
+        found.as_ref().map_or("another rank".to_string(), |shape| format!("shape {shape:?}"))
+    )]
+    GradientShape {
+        /// The path of the parameter.
+        parameter: String,
+        /// The parameter's shape.
+        expected: Vec<usize>,
+        /// The gradient's shape; none if its rank is above those of tensors here.
+        found: Option<Vec<usize>>,
+    },
+
     /// A parameter was about to be stepped twice without an `update` between, which would test
     /// two sets of gradients against one scale. Nothing was changed.
     ///

@@ -40,6 +40,7 @@ pub mod ema;
 mod error;
 pub mod gradients;
 mod leaf;
+mod learning_rate;
 mod live_scale;
 pub mod loss_scale;
 mod mixed_precision;

@@ -81,7 +81,7 @@ impl EmaRecord {
     ///
     /// # Errors
     ///
-    /// [`AmpError::RecordIo`]; a file that was there stays as it was.
+    /// [`AmpError::RecordIo`]; a file that was there stays as it was, unless the error says that the new one is in its place.
     pub fn save(self, path: impl AsRef<Path>) -> Result<(), AmpError> {
         self.into_container().save(path.as_ref())
     }
@@ -112,6 +112,10 @@ impl EmaRecord {
         };
         if updates == 0 && averages.len() > 0 {
             return Err(container.damaged("it holds averages of no updates"));
+        }
+        // The next update counts one more.
+        if updates > u64::MAX / 2 {
+            return Err(container.damaged(format!("it holds averages of {updates} updates")));
         }
         Ok(Some(Self { updates, averages }))
     }
@@ -150,7 +154,7 @@ impl Ema {
     ///
     /// # Errors
     ///
-    /// [`AmpError::RecordIo`]; a file that was there stays as it was.
+    /// [`AmpError::RecordIo`]; a file that was there stays as it was, unless the error says that the new one is in its place.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), AmpError> {
         self.to_record().save(path)
     }

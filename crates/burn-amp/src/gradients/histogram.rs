@@ -27,11 +27,12 @@ use crate::error::AmpError;
 ///
 /// # Errors
 ///
-/// [`AmpError::UnsupportedDType`] if a gradient's device cannot compute in the gradient's dtype.
+/// [`AmpError::UnsupportedDType`] if a gradient's device cannot compute in the gradient's dtype, [`AmpError::GradientShape`] if a gradient has
+/// not its parameter's shape.
 pub fn histogram<M: Module>(
     grads: &GradientsParams,
     module: &M,
 ) -> Result<ExponentHistogram, AmpError> {
-    let (_, pass) = look(grads, module);
+    let (_, pass) = look(grads, module)?;
     Ok(pass.histogram()?)
 }

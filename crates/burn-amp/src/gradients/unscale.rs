@@ -10,7 +10,7 @@ use std::{collections::HashSet, sync::Once};
 
 use super::{
     GradientDType, GradientStatus, UnscaledGradients, dtype::working_dtype, pass::Pass,
-    unscaled::Entry,
+    shape::check_shapes, unscaled::Entry,
 };
 use crate::{
     error::AmpError,
@@ -28,8 +28,9 @@ pub(crate) fn unscale<M: Module>(
     module: &M,
     scale: f64,
     dtype: GradientDType,
-) -> Result<UnscaledGradients, UnsupportedDType> {
+) -> Result<UnscaledGradients, AmpError> {
     let inverse = (1.0 / scale) as f32;
+    check_shapes(&grads, module)?;
     let mut walk = Walk::new(grads);
     module.visit(&mut walk);
     log_strangers(walk.source.len(), "gradients");
@@ -76,6 +77,7 @@ pub(crate) fn test<M: Module>(
     module: &M,
     amp: Option<&MixedPrecision>,
 ) -> Result<UnscaledGradients, AmpError> {
+    check_shapes(&grads, module)?;
     let mut look = Look::new(&grads, true);
     module.visit(&mut look);
     let Look {
@@ -115,7 +117,11 @@ fn warn_of_another_scale() {
 }
 
 /// Takes the gradients of `module`'s parameters as they are: not scaled, not measured, no wait.
-pub(crate) fn pass_through<M: Module>(mut grads: GradientsParams, module: &M) -> UnscaledGradients {
+pub(crate) fn pass_through<M: Module>(
+    mut grads: GradientsParams,
+    module: &M,
+) -> Result<UnscaledGradients, AmpError> {
+    check_shapes(&grads, module)?;
     let mut look = Look::new(&grads, false);
     module.visit(&mut look);
     let entries = look.entries;
@@ -131,7 +137,7 @@ pub(crate) fn pass_through<M: Module>(mut grads: GradientsParams, module: &M) ->
         gradients: entries.len(),
         ..Default::default()
     };
-    UnscaledGradients::new(target, entries, status, None).untested()
+    Ok(UnscaledGradients::new(target, entries, status, None).untested())
 }
 
 /// Measures gradients that were taken from a module before, one status for each entry. Waits for each device once.
@@ -183,20 +189,25 @@ pub fn inspect<M: Module>(grads: &GradientsParams, module: &M) -> GradientStatus
 ///
 /// # Errors
 ///
-/// [`AmpError::UnsupportedDType`] if a gradient's device cannot compute in the gradient's dtype.
+/// [`AmpError::UnsupportedDType`] if a gradient's device cannot compute in the gradient's dtype, [`AmpError::GradientShape`] if a
+/// gradient has not its parameter's shape.
 pub fn try_inspect<M: Module>(
     grads: &GradientsParams,
     module: &M,
 ) -> Result<GradientStatus, AmpError> {
-    let (entries, pass) = look(grads, module);
+    let (entries, pass) = look(grads, module)?;
     Ok(summarize(&entries, &pass.inspect()?))
 }
 
 /// The gradients of `module`'s parameters, ready to be measured.
-pub(crate) fn look<M: Module>(grads: &GradientsParams, module: &M) -> (Vec<Entry>, Pass) {
+pub(crate) fn look<M: Module>(
+    grads: &GradientsParams,
+    module: &M,
+) -> Result<(Vec<Entry>, Pass), AmpError> {
+    check_shapes(grads, module)?;
     let mut look = Look::new(grads, true);
     module.visit(&mut look);
-    (look.entries, look.pass)
+    Ok((look.entries, look.pass))
 }
 
 /// Takes the gradients out of their container.

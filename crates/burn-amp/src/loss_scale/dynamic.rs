@@ -13,7 +13,7 @@ pub enum HysteresisRefill {
 
 /// The settings of a [`DynamicLossScale`]: PyTorch's names and defaults, then more.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct DynamicSettings {
     /// The scale of the first step. Positive; default 65536.
     pub init_scale: f64,
@@ -303,6 +303,7 @@ fn checked_growth_interval(interval: u32) -> Result<u32, InvalidValue> {
 
 /// A stored state before its checks: what serde reads must be as valid as what is built.
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct RawDynamic {
     settings: DynamicSettings,
     scale: f32,
@@ -316,7 +317,7 @@ impl TryFrom<RawDynamic> for DynamicLossScale {
     fn try_from(raw: RawDynamic) -> Result<Self, Self::Error> {
         raw.settings.validate()?;
         // Zero is a state that the schedule itself reaches without `min_scale`.
-        if raw.scale != 0.0 || raw.settings.min_scale.is_some() {
+        if raw.scale.to_bits() != 0 || raw.settings.min_scale.is_some() {
             raw.settings.checked_in_range("scale", raw.scale.into())?;
         }
         let hysteresis = raw.settings.hysteresis;

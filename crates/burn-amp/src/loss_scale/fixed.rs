@@ -31,6 +31,7 @@ impl StaticLossScale {
 }
 
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct RawStatic {
     scale: f32,
 }

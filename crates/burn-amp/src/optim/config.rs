@@ -63,6 +63,7 @@ impl ScaledOptimizerConfig {
     ///
     /// [`AmpError::InvalidValue`], which names the field, its value and the allowed range.
     pub fn init(&self) -> Result<ScaledOptimizer<ModuleOptimizer>, AmpError> {
+        self.optimizer.check()?;
         self.wrap(self.optimizer.init())
     }
 

@@ -6,6 +6,8 @@ use burn::{
     },
 };
 
+use crate::loss_scale::InvalidValue;
+
 /// The configuration of one of Burn's optimizers, to be saved with what is around it.
 ///
 /// ```
@@ -44,6 +46,10 @@ macro_rules! inner {
     ($($name:ident($config:ident),)*) => {
         impl InnerOptimizerConfig {
             /// Builds the optimizer, as the `init` of the configuration itself does.
+            ///
+            /// # Panics
+            ///
+            /// As that, for settings that [`ScaledOptimizerConfig::init`](crate::ScaledOptimizerConfig::init) returns as an error.
             pub fn init(&self) -> ModuleOptimizer {
                 match self {
                     $(Self::$name(config) => config.init(),)*
@@ -59,6 +65,31 @@ macro_rules! inner {
             }
         )*
     };
+}
+
+impl InnerOptimizerConfig {
+    /// Refuses what Burn's `init` panics on.
+    pub(super) fn check(&self) -> Result<(), InvalidValue> {
+        let Self::Adafactor(config) = self else {
+            return Ok(());
+        };
+        // Burn's fields are private; JSON shows them, and has no number for an infinity or a NaN.
+        let fields = serde_json::to_value(config).unwrap_or_default();
+        let value = |field: &str| fields[field].as_f64().unwrap_or(f64::NAN);
+        let refused = |field, allowed| Err(InvalidValue::new(field, value(field), allowed));
+        for field in ["epsilon_1", "epsilon_2", "clip_threshold"] {
+            if value(field).is_nan() || value(field) <= 0.0 {
+                return refused(field, "positive and finite");
+            }
+        }
+        if value("decay_rate").is_nan() || value("decay_rate") >= 0.0 {
+            return refused("decay_rate", "negative and finite");
+        }
+        if value("weight_decay").is_nan() || value("weight_decay") < 0.0 {
+            return refused("weight_decay", "0 or above, and finite");
+        }
+        Ok(())
+    }
 }
 
 inner! {

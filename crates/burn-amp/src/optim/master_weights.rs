@@ -90,17 +90,16 @@ impl<O: Optimizer, const D: usize> RecordState for MasterState<O, D> {
     }
 
     fn state_unflatten(prefix: &str, src: &mut StateSource, device: &Device) -> Option<Self> {
-        let master = src.take_tensor(prefix, MASTER).map(|data| {
-            let dtype = data.dtype();
-            Tensor::from_data(data, (device, dtype))
-        });
-        let inner = join_path(prefix, INNER);
-        let inner = match src.has_under(&inner) {
-            true => Some(O::State::<D>::state_unflatten(&inner, src, device)?),
-            // A state without leaves, such as that of SGD without momentum, is not nothing.
-            false if master.is_none() => Some(O::State::<D>::state_unflatten(&inner, src, device)?),
-            false => None,
+        let master = match src.take_tensor(prefix, MASTER) {
+            Some(data) if data.dtype() == DType::F32 && data.rank() == D => {
+                Some(Tensor::from_data(data, (device, DType::F32)))
+            }
+            // No release has saved it: the next step would panic.
+            Some(_) => return None,
+            None => None,
         };
+        // Not asked before whether there is one: the source looks through the states of all parameters for that.
+        let inner = O::State::<D>::state_unflatten(&join_path(prefix, INNER), src, device);
         (master.is_some() || inner.is_some()).then_some(Self { master, inner })
     }
 }
@@ -227,5 +226,9 @@ impl RecordOptim for MasterOptimizer {
 
     fn load_record(&mut self, record: OptimizerRecord) -> Result<(), AmpError> {
         RecordOptim::load_record(&mut self.optim, record)
+    }
+
+    fn check_record(&self, record: OptimizerRecord) -> Result<(), AmpError> {
+        self.optim.check_record(record)
     }
 }

@@ -24,6 +24,7 @@
 mod around;
 mod config;
 mod inner_config;
+mod loaded;
 mod master_weights;
 mod record;
 mod record_optim;

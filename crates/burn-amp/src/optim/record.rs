@@ -1,7 +1,10 @@
-use burn::{optim::OptimizerRecord, tensor::Bytes};
+use burn::{
+    optim::OptimizerRecord,
+    tensor::{Bytes, DType},
+};
 use std::path::Path;
 
-use super::{RecordOptim, ScaledOptimizer, around::Around};
+use super::{RecordOptim, ScaledOptimizer, around::Around, loaded::LoadedState};
 use crate::{
     error::AmpError,
     record::{Container, Kind},
@@ -89,7 +92,7 @@ impl ScaledOptimizerRecord {
     ///
     /// # Errors
     ///
-    /// [`AmpError::RecordIo`]; a file that was there stays as it was.
+    /// [`AmpError::RecordIo`]; a file that was there stays as it was, unless the error says that the new one is in its place.
     pub fn save(self, path: impl AsRef<Path>) -> Result<(), AmpError> {
         self.into_container().save(path.as_ref())
     }
@@ -135,7 +138,11 @@ impl ScaledOptimizerRecord {
             origin: "memory".to_string(),
             reason: error.to_string(),
         })?;
-        let container = Container::from_bytes(bytes, "memory")?;
+        // Its limits are those of a record that is loaded.
+        let container = Container::from_bytes(bytes, "memory").map_err(|error| match error {
+            AmpError::DamagedRecord { origin, reason } => AmpError::RecordIo { origin, reason },
+            other => other,
+        })?;
         Ok(Self {
             container: container.with_section(Kind::ScaledOptimizer, &scaler),
             scaler: Some(scaler),
@@ -149,10 +156,12 @@ impl ScaledOptimizerRecord {
             Some(Kind::ScaledOptimizer) | None => container.section()?,
             Some(_) => return Err(container.foreign("no state of an optimizer")),
         };
+        container.check_rest()?;
         check_names(&container).map_err(|reason| AmpError::ForeignRecord {
             origin: container.origin().to_string(),
             reason,
         })?;
+        LoadedState::of(&container)?;
         Ok(Self {
             container,
             scaler,
@@ -173,7 +182,11 @@ fn check_names(container: &Container) -> Result<(), String> {
             ));
         }
     }
-    for name in container.scalars().keys() {
+    for (name, value) in container.scalars() {
+        // Burn's optimizers count their steps, and would overflow.
+        if name.ends_with(".time") && u64::try_from(*value).is_ok_and(|time| time > u64::MAX / 2) {
+            return Err(format!("`{name}` is {value:?}: no run has counted so far"));
+        }
         let id = name.split('.').next().unwrap_or_default();
         if id.parse::<u64>().is_err() {
             return Err(format!(
@@ -189,10 +202,28 @@ impl<O: RecordOptim> ScaledOptimizer<O> {
     ///
     /// # Errors
     ///
-    /// [`AmpError::RecordIo`] if the optimizer's record cannot be packed.
+    /// [`AmpError::RecordIo`] if the optimizer's record cannot be packed, or not loaded again: Burn loads an optimizer's state in the
+    /// default float dtype of `Device::default()`. For f64 parameters, `Device::default().configure(FloatDType::F64)` at the start
+    /// of the program sets that, and the run resumes bit for bit. A model with f32 and f64 parameters cannot be resumed with
+    /// Burn 0.22.1.
     pub fn to_record(&self) -> Result<ScaledOptimizerRecord, AmpError> {
         let (optimizer, scaler) = (self.optimizer().to_record(), self.scaler().to_record());
-        ScaledOptimizerRecord::new(optimizer, scaler, Around::of(self))
+        let record = ScaledOptimizerRecord::new(optimizer, scaler, Around::of(self))?;
+        // Burn would round others when it loads them. An optimizer of one's own need not.
+        let is_other = |dtype: DType| dtype.is_float() && dtype != DType::F32;
+        if (record.container.tensors().iter()).any(|tensor| is_other(tensor.dtype)) {
+            let again = ScaledOptimizerRecord {
+                container: record.container.clone(),
+                scaler: None,
+                around: Around::default(),
+            };
+            let loaded = self.optimizer().check_record(again.into_optimizer()?);
+            loaded.map_err(|error| AmpError::RecordIo {
+                origin: record.container.origin().to_string(),
+                reason: format!("it could not be loaded again: {error}"),
+            })?;
+        }
+        Ok(record)
     }
 
     /// Takes over a stored state, in the place of all that is here: a window that is open here is dropped. With the record of a
@@ -212,6 +243,7 @@ impl<O: RecordOptim> ScaledOptimizer<O> {
         if let Some(reason) = around.misfit(self) {
             return Err(AmpError::ForeignRecord { origin, reason });
         }
+        let loaded = LoadedState::of(&record.container)?;
         let optimizer = record.into_optimizer()?;
         self.optimizer_mut()
             .load_record(optimizer)
@@ -229,6 +261,7 @@ impl<O: RecordOptim> ScaledOptimizer<O> {
             );
         }
         around.restore(self);
+        self.loaded = Some(loaded);
         match scaler {
             Some(scaler) => self.scaler_mut().load_record(scaler),
             None => {
@@ -246,7 +279,7 @@ impl<O: RecordOptim> ScaledOptimizer<O> {
     ///
     /// # Errors
     ///
-    /// [`AmpError::RecordIo`]; a file that was there stays as it was.
+    /// [`AmpError::RecordIo`]; a file that was there stays as it was, unless the error says that the new one is in its place.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), AmpError> {
         self.to_record()?.save(path)
     }

@@ -16,6 +16,16 @@ pub trait RecordOptim: ModuleOptim {
     ///
     /// [`AmpError::ForeignRecord`] if the state does not fit; the present state must stay as it was then.
     fn load_record(&mut self, record: OptimizerRecord) -> Result<(), AmpError>;
+
+    /// Whether [`load_record`](Self::load_record) would take a state of this optimizer again. Asked before a state is saved whose
+    /// tensors are not all f32. By default it would.
+    ///
+    /// # Errors
+    ///
+    /// What `load_record` would return.
+    fn check_record(&self, _record: OptimizerRecord) -> Result<(), AmpError> {
+        Ok(())
+    }
 }
 
 impl RecordOptim for ModuleOptimizer {
@@ -59,12 +69,17 @@ impl RecordOptim for ModuleOptimizer {
         let kept = Container::from_bytes(kept, origin)?;
         if let Some(lost) = stored.first_missing_in(&kept)? {
             return Err(foreign(format!(
-                "{lost}. It was saved by another optimizer or with other settings, or its dtype is not the device's \
-                 default float dtype, in which Burn loads"
+                "{lost}. It was saved by another optimizer or with other settings, or its dtype is not the default float dtype \
+                 of `Device::default()`, in which Burn loads: for a model in f64, call \
+                 `Device::default().configure(FloatDType::F64)` at the start of the program"
             )));
         }
         *self = loaded;
         Ok(())
+    }
+
+    fn check_record(&self, record: OptimizerRecord) -> Result<(), AmpError> {
+        RecordOptim::load_record(&mut self.clone(), record)
     }
 }
 
@@ -75,5 +90,9 @@ impl<O: RecordOptim> RecordOptim for &mut O {
 
     fn load_record(&mut self, record: OptimizerRecord) -> Result<(), AmpError> {
         (**self).load_record(record)
+    }
+
+    fn check_record(&self, record: OptimizerRecord) -> Result<(), AmpError> {
+        (**self).check_record(record)
     }
 }

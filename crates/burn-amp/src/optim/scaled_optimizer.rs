@@ -5,13 +5,13 @@ use burn::{
     tensor::Tensor,
 };
 
-use super::step_options::StepOptions;
+use super::{loaded::LoadedState, step_options::StepOptions};
 use crate::{
     ema::{Ema, EmaConfig},
     error::AmpError,
     gradients::{
         AccumulationConfig, AccumulationWindow, GradientClip, ScaledGradients, StepGradients,
-        UnscaledGradients, sum_of_devices,
+        UnscaledGradients, check_shapes, sum_of_devices,
     },
     scaler::{GradScaler, ModuleOptim, ScalerMonitor},
 };
@@ -31,6 +31,8 @@ pub struct ScaledOptimizer<O = ModuleOptimizer> {
     scaler: GradScaler,
     pub(crate) options: StepOptions,
     monitor: ScalerMonitor,
+    /// A loaded state that no step was taken with.
+    pub(super) loaded: Option<LoadedState>,
 }
 
 impl<O: ModuleOptim> ScaledOptimizer<O> {
@@ -44,6 +46,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             scaler,
             options: StepOptions::default(),
             monitor,
+            loaded: None,
         }
     }
 
@@ -147,13 +150,16 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// [`AmpError::LossScaleExhausted`] if the gradients overflow and the loss scale cannot be lowered any more, or after too
     /// many skips in a row, [`AmpError::HalfPrecisionParameter`] if a parameter is in half precision and the inner optimizer
     /// cannot combine it with an f32 gradient; see [`GradScaler::try_step`]. [`AmpError::UnsupportedDType`] if a gradient's
-    /// device cannot compute in the gradient's dtype. [`AmpError::ForeignRecord`] if an open window belongs to another model.
+    /// device cannot compute in the gradient's dtype. [`AmpError::GradientShape`] if a gradient has not its parameter's shape,
+    /// [`AmpError::InvalidValue`] for a learning rate that is infinite or NaN. [`AmpError::ForeignRecord`] if an open window belongs
+    /// to another model, or a state that was loaded to parameters of other shapes.
     pub fn try_step<M: Module>(
         &mut self,
         lr: impl Into<ModuleLearningRate>,
         module: M,
         grads: impl Into<StepGradients>,
     ) -> Result<M, AmpError> {
+        self.check_loaded(&module)?;
         let steps = self.scaler.counters().steps();
         let (scaler, optim) = (&mut self.scaler, &mut self.optim);
         let module = (self.options).try_step(scaler, optim, lr.into(), module, grads.into());
@@ -185,11 +191,21 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         lr: impl Into<ModuleLearningRate>,
         module: M,
     ) -> Result<M, AmpError> {
+        self.check_loaded(&module)?;
         let steps = self.scaler.counters().steps();
         let (scaler, optim) = (&mut self.scaler, &mut self.optim);
         let module = self.options.try_flush(scaler, optim, lr.into(), module);
         self.publish(steps);
         module
+    }
+
+    /// Compares a state that was loaded with the first module it meets.
+    fn check_loaded<M: Module>(&mut self, module: &M) -> Result<(), AmpError> {
+        if let Some(loaded) = &self.loaded {
+            loaded.check(module)?;
+            self.loaded = None;
+        }
+        Ok(())
     }
 
     /// Shows the monitor what has changed: a step, or the scale inside a window.
@@ -246,6 +262,9 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         module: M,
         grads: MultiGradientsParams,
     ) -> Result<M, AmpError> {
+        for (of_device, _) in &grads.grads {
+            check_shapes(of_device, &module)?;
+        }
         let grads = sum_of_devices(grads, &module);
         self.try_step(lr, module, grads)
     }
@@ -318,6 +337,7 @@ impl<O: Clone> Clone for ScaledOptimizer<O> {
             monitor: ScalerMonitor::new(&self.scaler),
             scaler: self.scaler.clone(),
             options: self.options.clone(),
+            loaded: self.loaded.clone(),
         }
     }
 }

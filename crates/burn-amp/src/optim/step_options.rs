@@ -5,7 +5,8 @@ use burn::{
 use crate::{
     ema::Ema,
     error::AmpError,
-    gradients::{AccumulationWindow, GradientClip, StepGradients, UnscaledGradients},
+    gradients::{AccumulationWindow, GradientClip, StepGradients, UnscaledGradients, check_shapes},
+    learning_rate::check_learning_rate,
     scaler::{GradScaler, ModuleOptim},
 };
 
@@ -28,6 +29,8 @@ impl StepOptions {
         module: M,
         grads: StepGradients,
     ) -> Result<M, AmpError> {
+        // Refused before a window takes the gradients.
+        check_learning_rate(&lr, &module)?;
         Ok(match self.decide(scaler, optim, &module, grads)? {
             Some(grads) => self.applied(scaler, optim.step(lr, module, grads)),
             None => module,
@@ -42,6 +45,7 @@ impl StepOptions {
         lr: ModuleLearningRate,
         module: M,
     ) -> Result<M, AmpError> {
+        check_learning_rate(&lr, &module)?;
         let grads = match &mut self.window {
             Some(window) => scaler.flush(window, &module)?,
             None => None,
@@ -77,7 +81,11 @@ impl StepOptions {
             None => match grads {
                 StepGradients::Plain(grads) => scaler.test(grads, module)?,
                 StepGradients::Scaled(grads) => scaler.try_unscale(grads, module)?,
-                StepGradients::Unscaled(grads) => grads,
+                StepGradients::Unscaled(grads) => {
+                    // They may have been changed since they were tested.
+                    check_shapes(grads.params(), module)?;
+                    grads
+                }
             },
         };
         self.settle(scaler, optim, grads)

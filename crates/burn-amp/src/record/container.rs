@@ -1,13 +1,15 @@
 use burn::tensor::Bytes;
-use burn_pack::{HEADER_SIZE, Header, Reader, Scalar, Tensor, Writer};
-use serde::{Serialize, de::DeserializeOwned};
-use std::{
-    collections::BTreeMap,
-    fs,
-    path::{Path, PathBuf},
+use burn_pack::{
+    HEADER_SIZE, Header, MAX_METADATA_SIZE, MAX_TENSOR_COUNT, MAX_TENSOR_SIZE, Reader, Scalar,
+    Tensor, Writer,
 };
+use serde::{Serialize, de::DeserializeOwned};
+use std::{collections::BTreeMap, fs, path::Path};
 
-use super::checksum::checksum;
+use super::{
+    checksum::checksum,
+    file::{saved_path, write_whole},
+};
 use crate::error::AmpError;
 
 /// The version of the section that this release writes, and the newest that it reads.
@@ -17,6 +19,9 @@ const VERSION_KEY: &str = "burn_amp.version";
 const CHECKSUM_KEY: &str = "burn_amp.checksum";
 const KIND_KEY: &str = "burn_amp.kind";
 const STATE_KEY: &str = "burn_amp.state";
+
+/// How a version and a checksum go on after their names, in the bytes of a sealed head. In no text: no parameter's name reads so.
+const NUMBER: &[u8] = b"\xa1\x64UInt";
 
 /// Whose state a section holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +66,8 @@ impl Kind {
     }
 }
 
-/// A burnpack in memory, with or without our section.
+/// A burnpack in memory, with or without our section. A clone shares the tensors.
+#[derive(Clone)]
 pub(crate) struct Container {
     tensors: Vec<Tensor>,
     scalars: BTreeMap<String, Scalar>,
@@ -83,75 +89,63 @@ impl Container {
 
     /// Reads a container and checks its section, if it has one. `origin` names it in errors.
     pub(crate) fn from_bytes(bytes: Bytes, origin: &str) -> Result<Self, AmpError> {
-        let damaged = |reason: String| AmpError::DamagedRecord {
+        let bytes = bytes.shared();
+        let mut container = Self {
             origin: origin.to_string(),
-            reason,
+            ..Self::empty()
         };
-        let marked = mentions_section(&bytes);
-        let reader = Reader::from_bytes(bytes).map_err(|error| damaged(error.to_string()))?;
-        let mut scalars = reader.scalars().clone();
-        let mut metadata = reader.metadata().clone();
-        let tensors = reader
-            .into_tensors()
-            .map_err(|error| damaged(error.to_string()))?;
-
-        let ours = |key: &&String| key.starts_with(PREFIX);
-        let keys = scalars.keys().filter(ours).count() + metadata.keys().filter(ours).count();
-        if keys == 0 && marked {
-            return Err(damaged("a part of its head is unreadable".to_string()));
+        let reader = Reader::from_bytes(bytes.clone());
+        let reader = reader.map_err(|error| container.damaged(error.to_string()))?;
+        let expected = read_seal(&reader, origin)?;
+        if expected.is_none() && hides_section(&bytes) {
+            return Err(container.damaged("a part of its head is unreadable"));
         }
-        if keys == 0 {
-            return Ok(Self {
-                tensors,
-                scalars,
-                metadata,
-                section: None,
-                origin: origin.to_string(),
-            });
-        }
-        // Every part is looked for: a damaged name must not make the section look absent.
-        let version = scalars.get(VERSION_KEY).copied();
-        match version {
-            Some(Scalar::UInt(VERSION)) => {}
-            Some(Scalar::UInt(found)) if found > VERSION => {
-                return Err(AmpError::NewerRecord {
-                    origin: origin.to_string(),
-                    found,
-                    supported: VERSION,
-                });
-            }
-            other => return Err(damaged(format!("`{VERSION_KEY}` is {other:?}"))),
-        }
-        let expected = match scalars.remove(CHECKSUM_KEY) {
-            Some(Scalar::UInt(expected)) => expected,
-            other => return Err(damaged(format!("`{CHECKSUM_KEY}` is {other:?}"))),
+        container.scalars = reader.scalars().clone();
+        container.metadata = reader.metadata().clone();
+        container.tensors =
+            (reader.into_tensors()).map_err(|error| container.damaged(error.to_string()))?;
+        let Some(expected) = expected else {
+            return Ok(container);
         };
-        let found = checksum(&tensors, &scalars, &metadata, origin)?;
+        container.scalars.remove(CHECKSUM_KEY);
+        let found = checksum(
+            &container.tensors,
+            &container.scalars,
+            &container.metadata,
+            origin,
+        )?;
         if u64::from(found) != expected {
-            return Err(damaged(format!(
+            return Err(container.damaged(format!(
                 "its checksum is {found:08x}, but {expected:08x} was stored"
             )));
         }
-        let missing = |key: &str| damaged(format!("`{key}` is missing"));
-        let kind = metadata.remove(KIND_KEY).ok_or_else(|| missing(KIND_KEY))?;
-        let kind = Kind::parse(&kind).ok_or_else(|| damaged(format!("its kind is `{kind}`")))?;
-        let state = metadata
-            .remove(STATE_KEY)
-            .ok_or_else(|| missing(STATE_KEY))?;
-        scalars.remove(VERSION_KEY);
-        Ok(Self {
-            tensors,
-            scalars,
-            metadata,
-            section: Some((kind, state)),
-            origin: origin.to_string(),
-        })
+        container.scalars.remove(VERSION_KEY);
+        let mut take = |key: &str| container.metadata.remove(key);
+        let (kind, state) = (take(KIND_KEY), take(STATE_KEY));
+        let (Some(kind), Some(state)) = (kind, state) else {
+            return Err(container.damaged("its kind or its state is missing"));
+        };
+        let kind = Kind::parse(&kind).ok_or_else(|| container.later(&format!("kind `{kind}`")))?;
+        container.section = Some((kind, state));
+        Ok(container)
     }
 
     /// Reads a whole file. A path without extension gets `.bpk`.
     pub(crate) fn load(path: &Path) -> Result<Self, AmpError> {
-        let path = resolve(path);
+        let path = saved_path(path);
         let origin = path.display().to_string();
+        // The head alone first: what is refused for it may be large.
+        match Reader::from_file_exact(&path) {
+            Ok(reader) => {
+                read_seal(&reader, &origin)?;
+            }
+            // Told apart below: a file that is not there, and one that is too short.
+            Err(burn_pack::Error::IoError(_)) => {}
+            Err(error) => {
+                let reason = error.to_string();
+                return Err(AmpError::DamagedRecord { origin, reason });
+            }
+        }
         let bytes = fs::read(&path).map_err(|error| AmpError::RecordIo {
             origin: origin.clone(),
             reason: error.to_string(),
@@ -176,8 +170,7 @@ impl Container {
         let Some((_, state)) = &self.section else {
             return Ok(None);
         };
-        let state = serde_json::from_str(state).map_err(|error| self.damaged(error.to_string()))?;
-        Ok(Some(state))
+        self.parse(STATE_KEY, state).map(Some)
     }
 
     /// Keeps a further state beside the section, under a key of its own that starts as ours do.
@@ -194,9 +187,35 @@ impl Container {
         let Some(json) = self.metadata.remove(key) else {
             return Ok(None);
         };
-        let state = serde_json::from_str(&json)
-            .map_err(|error| self.damaged(format!("`{key}`: {error}")))?;
-        Ok(Some(state))
+        self.parse(key, &json).map(Some)
+    }
+
+    fn parse<S: DeserializeOwned>(&self, key: &str, json: &str) -> Result<S, AmpError> {
+        serde_json::from_str(json).map_err(|error| {
+            let reason = format!("`{key}`: {error}");
+            match error.to_string().starts_with("unknown ") {
+                true => self.later(&reason),
+                false => self.damaged(reason),
+            }
+        })
+    }
+
+    /// Refuses what is left of our own after all that is known was taken out: it must not be lost in silence.
+    pub(crate) fn check_rest(&self) -> Result<(), AmpError> {
+        let keys = self.scalars.keys().chain(self.metadata.keys());
+        let mut names = keys.filter(|key| key.starts_with(PREFIX)).chain(
+            self.tensors
+                .iter()
+                .map(|tensor| &tensor.name)
+                .filter(|name| {
+                    let field = name.split_once('.').map_or("", |(_, field)| field);
+                    field.starts_with(PREFIX)
+                }),
+        );
+        match names.next() {
+            Some(name) if self.section.is_some() => Err(self.later(&format!("`{name}`"))),
+            _ => Ok(()),
+        }
     }
 
     /// Adds tensors.
@@ -219,6 +238,16 @@ impl Container {
         AmpError::DamagedRecord {
             origin: self.origin.clone(),
             reason: reason.into(),
+        }
+    }
+
+    /// The error for contents that this release does not know, in a container that is whole.
+    fn later(&self, what: &str) -> AmpError {
+        AmpError::ForeignRecord {
+            origin: self.origin.clone(),
+            reason: format!(
+                "{what}: this release does not know it; update burn-amp to load what a later one has saved"
+            ),
         }
     }
 
@@ -291,22 +320,32 @@ impl Container {
 
     pub(crate) fn into_bytes(self) -> Result<Bytes, AmpError> {
         let origin = self.origin.clone();
-        self.into_writer()?
-            .into_bytes()
-            .map_err(|error| AmpError::RecordIo {
-                origin,
-                reason: error.to_string(),
-            })
+        let refused = |reason: String| AmpError::RecordIo {
+            origin: origin.clone(),
+            reason,
+        };
+        let bytes = self.into_writer()?.into_bytes();
+        let bytes = bytes.map_err(|error| refused(error.to_string()))?;
+        let size = Header::from_bytes(&bytes).map_or(0, |header| header.metadata_size);
+        match size > MAX_METADATA_SIZE {
+            true => Err(refused(format!(
+                "its head would have {size} bytes, but Burn's reader takes at most {MAX_METADATA_SIZE}"
+            ))),
+            false => Ok(bytes),
+        }
     }
 
-    /// Writes beside the destination, syncs and renames: the old file is whole until the new one is.
-    pub(crate) fn save(self, path: &Path) -> Result<(), AmpError> {
-        self.into_writer()?
-            .write_to_file(path)
-            .map_err(|error| AmpError::RecordIo {
-                origin: path.display().to_string(),
-                reason: error.to_string(),
-            })
+    /// Writes beside the destination, checks, syncs and renames: the old file is whole until the new one is.
+    pub(crate) fn save(mut self, path: &Path) -> Result<(), AmpError> {
+        let origin = path.display().to_string();
+        self.origin.clone_from(&origin);
+        let writer = self.into_writer()?.auto_extension(false);
+        write_whole(path, |scratch| {
+            writer.write_to_file_in_place(scratch)?;
+            // What Burn's reader refuses must not take the place of a file that it reads.
+            Reader::from_file_exact(scratch).map(drop)
+        })
+        .map_err(|reason| AmpError::RecordIo { origin, reason })
     }
 
     fn into_writer(self) -> Result<Writer, AmpError> {
@@ -317,6 +356,22 @@ impl Container {
             section,
             origin,
         } = self;
+        let count = tensors.len();
+        let large = tensors.iter().find(|t| t.byte_len() > MAX_TENSOR_SIZE);
+        let reason = match large {
+            Some(tensor) => Some(format!(
+                "its tensor `{}` has {} bytes, but Burn's reader takes at most {MAX_TENSOR_SIZE}",
+                tensor.name,
+                tensor.byte_len()
+            )),
+            None if count > MAX_TENSOR_COUNT => Some(format!(
+                "it would hold {count} tensors, but Burn's reader takes at most {MAX_TENSOR_COUNT}"
+            )),
+            None => None,
+        };
+        if let Some(reason) = reason {
+            return Err(AmpError::RecordIo { origin, reason });
+        }
         if let Some((kind, state)) = section {
             metadata.insert(KIND_KEY.to_string(), kind.name().to_string());
             metadata.insert(STATE_KEY.to_string(), state);
@@ -335,30 +390,42 @@ impl Container {
     }
 }
 
-/// The file that `save` would have written for this path, or else the path itself.
-///
-/// Burn's readers look the other way round, and then find a folder or an older file of that name.
-fn resolve(path: &Path) -> PathBuf {
-    let saved = path.with_extension(burn_pack::EXTENSION);
-    if path.extension().is_none() && (saved.is_file() || !path.exists()) {
-        saved
-    } else {
-        path.to_path_buf()
-    }
+/// Whether bytes in which a reader finds no section hold one all the same: a damaged length can make it stop before that.
+fn hides_section(bytes: &[u8]) -> bool {
+    let head = &bytes[..bytes.len().min(HEADER_SIZE + MAX_METADATA_SIZE as usize)];
+    let numbers = head
+        .iter()
+        .enumerate()
+        .filter(|(_, byte)| **byte == NUMBER[0]);
+    numbers
+        .map(|(at, _)| head.split_at(at))
+        .any(|(name, value)| {
+            let names = [VERSION_KEY, CHECKSUM_KEY];
+            value.starts_with(NUMBER) && names.iter().any(|key| name.ends_with(key.as_bytes()))
+        })
 }
 
-/// Whether the head of a container names our section, readable or not.
-///
-/// A damaged length in it can make a reader stop before the section, as if there were none.
-fn mentions_section(bytes: &[u8]) -> bool {
-    let Some(header) = bytes.get(..HEADER_SIZE) else {
-        return false;
+/// The checksum in a head; none if there is no section of ours. Says first whether a later release has written it.
+fn read_seal(reader: &Reader, origin: &str) -> Result<Option<u64>, AmpError> {
+    let (scalars, metadata) = (reader.scalars(), reader.metadata());
+    // Every part is looked for: a damaged name must not make the section look absent.
+    let mut keys = scalars.keys().chain(metadata.keys());
+    if !keys.any(|key| key.starts_with(PREFIX)) {
+        return Ok(None);
+    }
+    let origin = origin.to_string();
+    let (found, key) = match (scalars.get(VERSION_KEY), scalars.get(CHECKSUM_KEY)) {
+        (Some(Scalar::UInt(VERSION)), Some(Scalar::UInt(checksum))) => return Ok(Some(*checksum)),
+        (Some(Scalar::UInt(found)), _) if *found > VERSION => {
+            return Err(AmpError::NewerRecord {
+                origin,
+                found: *found,
+                supported: VERSION,
+            });
+        }
+        (Some(Scalar::UInt(VERSION)), other) => (other, CHECKSUM_KEY),
+        (other, _) => (other, VERSION_KEY),
     };
-    let Ok(header) = Header::from_bytes(header) else {
-        return false;
-    };
-    let end = (HEADER_SIZE + header.metadata_size as usize).min(bytes.len());
-    bytes[HEADER_SIZE..end]
-        .windows(PREFIX.len())
-        .any(|window| window == PREFIX.as_bytes())
+    let reason = format!("`{key}` is {found:?}");
+    Err(AmpError::DamagedRecord { origin, reason })
 }

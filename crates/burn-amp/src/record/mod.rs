@@ -6,6 +6,7 @@
 
 mod checksum;
 mod container;
+mod file;
 mod tensors;
 
 pub(crate) use container::{Container, Kind};

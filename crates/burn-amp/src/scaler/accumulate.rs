@@ -11,7 +11,7 @@ use crate::{
     error::AmpError,
     gradients::{
         AccumulationWindow, GradientDType, ScaledGradients, StepGradients, UnscaledGradients,
-        pass_through, unscale,
+        check_shape, pass_through, unscale,
     },
     live_scale::Blame,
     loss_scale::StepOutcome,
@@ -36,8 +36,9 @@ impl GradScaler {
     /// # Errors
     ///
     /// [`AmpError::LossScaleExhausted`] if a micro-batch is dropped where the scale cannot be lowered or after
-    /// `max_consecutive_skips` dropped in a row; the window stays as it was. [`AmpError::ForeignRecord`] if the window's
-    /// sums are not of the shape of the gradients, or not in the dtype in which `module`'s are summed;
+    /// `max_consecutive_skips` dropped in a row; the window stays as it was. [`AmpError::ForeignRecord`] if a sum of the window is of
+    /// no parameter of `module`, not of its shape, or not in the dtype in which its gradients are summed;
+    /// [`AmpError::GradientShape`] if a gradient has not its parameter's shape;
     /// [`AmpError::UnsupportedDType`] if a gradient's device cannot compute in the gradient's dtype. Nothing was changed then.
     pub fn accumulate<M: Module>(
         &mut self,
@@ -83,7 +84,7 @@ impl GradScaler {
     ///
     /// # Errors
     ///
-    /// [`AmpError::ForeignRecord`] if a sum is not of its parameter's shape, or not in the dtype in which that parameter's
+    /// [`AmpError::ForeignRecord`] if a sum is of no parameter of `module`, not of its shape, or not in the dtype in which its
     /// gradients are summed: the window belongs to another model, and stays as it was. [`AmpError::UnsupportedDType`] if the
     /// device cannot compute in a sum's dtype.
     pub fn flush<M: Module>(
@@ -100,7 +101,7 @@ impl GradScaler {
         let grads = if self.is_enabled() {
             unscale(sums, module, divisor, self.gradient_dtype())?
         } else {
-            let sums = pass_through(sums, module);
+            let sums = pass_through(sums, module)?;
             match divisor {
                 1.0 => sums.narrowed(),
                 divisor => sums.mul_scalar(1.0 / divisor).narrowed(),
@@ -119,7 +120,7 @@ impl GradScaler {
         module: &M,
     ) -> Result<UnscaledGradients, AmpError> {
         if !self.is_enabled() {
-            return Ok(pass_through(grads.into_params(), module));
+            return pass_through(grads.into_params(), module);
         }
         let scale = f64::from(grads.loss_scale());
         let unscaled = unscale(grads.into_params(), module, scale, GradientDType::Full)?;
@@ -198,8 +199,14 @@ impl<O: ModuleOptim> ModuleVisitor for Accepts<'_, O> {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if self.refused.is_some() || self.grads.get::<D>(param.id).is_none() {
-            return;
+        match check_shape(self.grads, param, &self.path) {
+            _ if self.refused.is_some() => return,
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(error) => {
+                self.refused = Some(error);
+                return;
+            }
         }
         let parameter = param.base().dtype();
         let gradient = DType::from(self.dtype.for_parameter(parameter));

@@ -6,7 +6,7 @@ use crate::loss_scale::StepOutcome;
 ///
 /// Host values: reading them never waits for a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct StepCounters {
     steps: u64,
     skipped: u64,
@@ -73,6 +73,28 @@ impl StepCounters {
         } else {
             self.skipped as f64 / self.steps as f64
         }
+    }
+
+    /// Why no run can have counted so, if none can.
+    pub(super) fn contradiction(&self) -> Option<String> {
+        let counts = [
+            self.steps,
+            self.skipped,
+            self.consecutive_skips,
+            self.dropped,
+            self.discarded,
+            self.skipped_windows,
+            self.bad_losses,
+            self.bad_losses_in_a_row,
+        ];
+        // A count that is about to overflow is none of a run.
+        if let Some(count) = counts.iter().find(|count| **count > u64::MAX / 2) {
+            return Some(format!("it counts to {count}"));
+        }
+        (self.skipped > self.steps).then(|| {
+            let (skipped, steps) = (self.skipped, self.steps);
+            format!("it counts {skipped} skipped steps of {steps}")
+        })
     }
 
     pub(super) fn record(&mut self, outcome: StepOutcome) {

@@ -11,9 +11,10 @@ use super::{
 use crate::{
     error::AmpError,
     gradients::{
-        GradientDType, GradientStatus, ScaledGradients, UnscaledGradients, pass_through, test,
-        unscale,
+        GradientDType, GradientStatus, ScaledGradients, UnscaledGradients, check_shapes,
+        pass_through, test, unscale,
     },
+    learning_rate::check_learning_rate,
     live_scale::Blame,
     loss_scale::{LossScale, StepOutcome},
     mixed_precision::MixedPrecision,
@@ -219,14 +220,15 @@ impl GradScaler {
     ///
     /// # Errors
     ///
-    /// [`AmpError::UnsupportedDType`] if a gradient's device cannot compute in the gradient's dtype.
+    /// [`AmpError::UnsupportedDType`] if a gradient's device cannot compute in the gradient's dtype, [`AmpError::GradientShape`] if
+    /// a gradient has not its parameter's shape.
     pub fn try_unscale<M: Module>(
         &self,
         grads: ScaledGradients,
         module: &M,
     ) -> Result<UnscaledGradients, AmpError> {
         if !self.enabled {
-            return Ok(pass_through(grads.into_params(), module));
+            return pass_through(grads.into_params(), module);
         }
         let scale = f64::from(grads.loss_scale());
         let unscaled = unscale(grads.into_params(), module, scale, self.gradient_dtype)?;
@@ -242,7 +244,7 @@ impl GradScaler {
         module: &M,
     ) -> Result<UnscaledGradients, AmpError> {
         if !self.enabled {
-            return Ok(pass_through(grads, module));
+            return pass_through(grads, module);
         }
         let grads = test(grads, module, self.precision())?;
         Ok(self.blamed(grads))
@@ -306,7 +308,8 @@ impl GradScaler {
     /// `max_consecutive_skips` skips in a row; the step is counted as skipped. Of a window whose micro-batches were tested one
     /// by one ([`OverflowRule::SkipMicroBatch`](crate::OverflowRule)) only the latter: its sum overflows by itself.
     /// [`AmpError::HalfPrecisionParameter`] if the optimizer cannot combine a parameter with its gradient, and
-    /// [`AmpError::UpdateMissing`] if these parameters were stepped already; nothing is counted then. Neither
+    /// [`AmpError::UpdateMissing`] if these parameters were stepped already, [`AmpError::GradientShape`] if a gradient has not its
+    /// parameter's shape, [`AmpError::InvalidValue`] for a learning rate that is infinite or NaN; nothing is counted then. Neither
     /// parameters, optimizer state nor loss scale change on any of them.
     pub fn try_step<O: ModuleOptim, M: Module>(
         &mut self,
@@ -315,8 +318,11 @@ impl GradScaler {
         module: M,
         grads: UnscaledGradients,
     ) -> Result<M, AmpError> {
+        let lr = lr.into();
+        check_learning_rate(&lr, &module)?;
+        check_shapes(grads.params(), &module)?;
         Ok(match self.decide(optim, grads)? {
-            Some(grads) => optim.step(lr.into(), module, grads),
+            Some(grads) => optim.step(lr, module, grads),
             None => module,
         })
     }

@@ -27,11 +27,35 @@ use crate::{
 /// # Ok::<(), burn_amp::AmpError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(try_from = "RawRecord")]
 pub struct GradScalerRecord {
     pub(super) schedule: LossScale,
     pub(super) counters: StepCounters,
     pub(super) pending: Option<StepOutcome>,
+}
+
+/// A stored record before its checks.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawRecord {
+    schedule: LossScale,
+    counters: StepCounters,
+    pending: Option<StepOutcome>,
+}
+
+impl TryFrom<RawRecord> for GradScalerRecord {
+    type Error = String;
+
+    fn try_from(raw: RawRecord) -> Result<Self, String> {
+        match raw.counters.contradiction() {
+            Some(reason) => Err(reason),
+            None => Ok(Self {
+                schedule: raw.schedule,
+                counters: raw.counters,
+                pending: raw.pending,
+            }),
+        }
+    }
 }
 
 impl GradScalerRecord {
@@ -70,7 +94,7 @@ impl GradScalerRecord {
     ///
     /// # Errors
     ///
-    /// [`AmpError::RecordIo`]; a file that was there stays as it was.
+    /// [`AmpError::RecordIo`]; a file that was there stays as it was, unless the error says that the new one is in its place.
     pub fn save(self, path: impl AsRef<Path>) -> Result<(), AmpError> {
         self.into_container().save(path.as_ref())
     }
@@ -134,7 +158,7 @@ impl GradScaler {
     ///
     /// # Errors
     ///
-    /// [`AmpError::RecordIo`]; a file that was there stays as it was.
+    /// [`AmpError::RecordIo`]; a file that was there stays as it was, unless the error says that the new one is in its place.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), AmpError> {
         self.to_record().save(path)
     }

@@ -84,7 +84,7 @@ impl AccumulationWindowRecord {
     ///
     /// # Errors
     ///
-    /// [`AmpError::RecordIo`]; a file that was there stays as it was.
+    /// [`AmpError::RecordIo`]; a file that was there stays as it was, unless the error says that the new one is in its place.
     pub fn save(self, path: impl AsRef<Path>) -> Result<(), AmpError> {
         self.into_container().save(path.as_ref())
     }
@@ -203,7 +203,7 @@ impl AccumulationWindow {
     ///
     /// # Errors
     ///
-    /// [`AmpError::RecordIo`]; a file that was there stays as it was.
+    /// [`AmpError::RecordIo`]; a file that was there stays as it was, unless the error says that the new one is in its place.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), AmpError> {
         self.to_record().save(path)
     }

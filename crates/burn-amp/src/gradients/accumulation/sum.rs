@@ -1,12 +1,14 @@
 use burn::{
-    module::{Module, ModuleVisitor, Param},
+    module::{Module, ModuleVisitor, Param, ParamId},
     optim::GradientsParams,
     tensor::{DType, Tensor},
 };
 
+use std::collections::HashSet;
+
 use crate::{
     error::AmpError,
-    gradients::{dtype::working_dtype, unscale::log_strangers},
+    gradients::{dtype::working_dtype, shape::check_shape, unscale::log_strangers},
     module_path::ModulePath,
     param_tensors::ParamTensors,
 };
@@ -38,10 +40,23 @@ pub(super) fn check<M: Module>(
         sums,
         grads,
         path: ModulePath::default(),
+        known: HashSet::new(),
         found: None,
+        refused: None,
     };
     module.visit(&mut check);
-    match check.found {
+    if let Some(error) = check.refused {
+        return Err(error);
+    }
+    let unknown = sums.len() - check.known.len();
+    let found = check.found.or_else(|| {
+        let text = format!(
+            "{unknown} of its {} sums are of no parameter here",
+            sums.len()
+        );
+        (unknown > 0).then_some(text)
+    });
+    match found {
         Some(reason) => Err(AmpError::ForeignRecord {
             origin: "the accumulation window".to_string(),
             reason: format!("{reason}: the window belongs to another model"),
@@ -82,7 +97,10 @@ struct Check<'a> {
     sums: &'a ParamTensors,
     grads: Option<&'a GradientsParams>,
     path: ModulePath,
+    /// The parameters here that have a sum.
+    known: HashSet<ParamId>,
     found: Option<String>,
+    refused: Option<AmpError>,
 }
 
 impl ModuleVisitor for Check<'_> {
@@ -95,17 +113,24 @@ impl ModuleVisitor for Check<'_> {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(grads) = self.grads
+            && let Err(error) = check_shape(grads, param, &self.path)
+        {
+            self.refused.get_or_insert(error);
+        }
         let sum = self.sums.shape(param.id).zip(self.sums.dtype(param.id));
-        let Some((shape, dtype)) = sum.filter(|_| self.found.is_none()) else {
+        let Some((shape, dtype)) = sum else {
             return;
         };
-        let value = param.base();
-        let grad = self.grads.and_then(|grads| grads.get::<D>(param.id));
-        let of_grad = grad.map_or_else(|| value.shape(), |grad| grad.shape());
-        let expected = DType::from(working_dtype(value.dtype()));
+        self.known.insert(param.id);
+        if self.found.is_some() {
+            return;
+        }
+        let (of_value, value) = (param.shape(), param.base().dtype());
+        let expected = DType::from(working_dtype(value));
         let path = self.path.join();
-        if *shape != of_grad {
-            let text = format!("the sum for `{path}` has shape {shape}, but must have {of_grad}");
+        if *shape != of_value {
+            let text = format!("the sum for `{path}` has shape {shape}, but must have {of_value}");
             self.found = Some(text);
         } else if dtype != expected {
             let text = format!("the sum for `{path}` is {dtype:?}, but must be {expected:?}");

@@ -1,0 +1,262 @@
+//! Gradients of another rank or shape than their parameter's, learning rates and settings that no step can be taken with: an
+//! error that names them, and nothing changed.
+
+use burn::{
+    lr_scheduler::{
+        LrSchedulerConfig,
+        module_lr_scheduler::{ModuleLearningRate, ModuleLrSchedulerConfig},
+    },
+    module::{Module, Param, ParamGroup, ParamId},
+    optim::{AdafactorConfig, AdamConfig, GradientsParams, ModuleOptimizer, MultiGradientsParams},
+    tensor::{Device, Shape, Tensor},
+};
+use burn_amp::{
+    AccumulationConfig, AmpError, GradScaler, GradScalerConfig, ScaledOptimizer,
+    ScaledOptimizerConfig, histogram, sum_of_devices, try_inspect,
+};
+
+#[derive(Module, Debug)]
+struct Pair {
+    weight: Param<Tensor<2>>,
+    bias: Param<Tensor<1>>,
+}
+
+impl Pair {
+    fn new() -> Self {
+        let device = Device::flex().autodiff();
+        let weight = Tensor::from_floats([[0.5, -1.0, 0.25]], &device);
+        let bias = Tensor::from_floats([2.0], &device);
+        Self {
+            weight: Param::initialized(ParamId::from(1), weight.require_grad()),
+            bias: Param::initialized(ParamId::from(2), bias.require_grad()),
+        }
+    }
+
+    fn values(&self) -> Vec<f32> {
+        let mut values = self.weight.val().into_data().try_to_vec::<f32>().unwrap();
+        values.extend(self.bias.val().into_data().try_to_vec::<f32>().unwrap());
+        values
+    }
+
+    fn gradients(&self) -> GradientsParams {
+        self.with_gradient(Tensor::<2>::ones([1, 3], &Device::flex()))
+    }
+
+    fn with_gradient<const D: usize>(&self, grad: Tensor<D>) -> GradientsParams {
+        let mut grads = GradientsParams::new();
+        grads.register(self.weight.id, grad);
+        grads.register(self.bias.id, Tensor::<1>::ones([1], &Device::flex()));
+        grads
+    }
+}
+
+fn scaler() -> GradScaler {
+    GradScalerConfig::new().init().unwrap()
+}
+
+fn optimizer() -> ScaledOptimizer<ModuleOptimizer> {
+    ScaledOptimizer::new(AdamConfig::new().init(), scaler())
+}
+
+/// Calls `check` with gradients of `weight` that are not of its shape, and with the message's words for their shape.
+fn each_wrong_gradient(check: impl Fn(&dyn Fn(&Pair) -> GradientsParams, Shape)) {
+    fn wrong<const D: usize>(shape: [usize; D]) -> impl Fn(&Pair) -> GradientsParams {
+        move |pair| pair.with_gradient(Tensor::<D>::ones(shape, &Device::flex()))
+    }
+    // The first two broadcast against [1, 3].
+    check(&wrong([3, 3]), [3, 3].into());
+    check(&wrong([1, 1]), [1, 1].into());
+    check(&wrong([3, 1]), [3, 1].into());
+    check(&wrong([2, 4]), [2, 4].into());
+    check(&wrong([3]), [3].into());
+    check(&wrong([1, 1, 3]), [1, 1, 3].into());
+}
+
+fn assert_names(error: &AmpError, shape: &Shape) {
+    let expected = AmpError::GradientShape {
+        parameter: "weight".to_string(),
+        expected: vec![1, 3],
+        found: Some(shape.to_vec()),
+    };
+    assert_eq!(*error, expected);
+    let shape = shape.to_string();
+    for part in ["`weight`", "[1, 3]", &shape] {
+        assert!(error.to_string().contains(part), "{error}");
+    }
+}
+
+#[test]
+fn by_every_step_of_an_optimizer() {
+    each_wrong_gradient(|wrong, shape| {
+        let pair = Pair::new();
+        let before = pair.values();
+        let plain =
+            |optim: &mut ScaledOptimizer<_>| optim.try_step(0.1, pair.clone(), wrong(&pair));
+        let scaled = |optim: &mut ScaledOptimizer<_>| {
+            let grads = optim.scaler().scaled(wrong(&pair));
+            optim.try_step(0.1, pair.clone(), grads)
+        };
+        let multi = |optim: &mut ScaledOptimizer<_>| {
+            let device = Device::flex();
+            let grads = vec![(pair.gradients(), device.clone()), (wrong(&pair), device)];
+            optim.try_step_multi(0.1, pair.clone(), MultiGradientsParams { grads })
+        };
+        let replaced = |optim: &mut ScaledOptimizer<_>| {
+            let grads = optim.scaler().scaled(pair.gradients());
+            let mut grads = optim.unscale(grads, &pair);
+            *grads.params_mut() = wrong(&pair);
+            optim.try_step(0.1, pair.clone(), grads)
+        };
+        type Step<'a> = &'a dyn Fn(&mut ScaledOptimizer<ModuleOptimizer>) -> Result<Pair, AmpError>;
+        let steps: [Step; 4] = [&plain, &scaled, &multi, &replaced];
+        for step in steps {
+            for (enabled, windowed) in [(true, false), (true, true), (false, false), (false, true)]
+            {
+                let scaler = scaler().with_enabled(enabled);
+                let mut optim = ScaledOptimizer::new(AdamConfig::new().init(), scaler);
+                if windowed {
+                    optim = optim.with_accumulation(AccumulationConfig::new(2)).unwrap();
+                }
+                optim.step(0.1, pair.clone(), pair.gradients());
+                let record = optim.into_bytes().unwrap();
+                assert_names(&step(&mut optim).unwrap_err(), &shape);
+                assert_eq!(optim.into_bytes().unwrap(), record);
+                optim.step(0.1, pair.clone(), pair.gradients());
+            }
+        }
+        assert_eq!(pair.values(), before);
+    });
+}
+
+#[test]
+fn by_every_look_at_gradients() {
+    each_wrong_gradient(|wrong, shape| {
+        let pair = Pair::new();
+        assert_names(&try_inspect(&wrong(&pair), &pair).unwrap_err(), &shape);
+        assert_names(&histogram(&wrong(&pair), &pair).unwrap_err(), &shape);
+        for enabled in [true, false] {
+            let mut scaler = scaler().with_enabled(enabled);
+            let grads = scaler.scaled(wrong(&pair));
+            assert_names(&scaler.try_unscale(grads, &pair).unwrap_err(), &shape);
+            let mut window = AccumulationConfig::new(2).init().unwrap();
+            let error = scaler.accumulate(&mut window, wrong(&pair), &pair);
+            assert_names(&error.unwrap_err(), &shape);
+            assert!(window.is_empty());
+        }
+    });
+}
+
+/// The gradients of two devices that fit are summed as before.
+#[test]
+fn gradients_that_fit_are_taken() {
+    let pair = Pair::new();
+    let device = Device::flex();
+    let grads = vec![
+        (pair.gradients(), device.clone()),
+        (pair.gradients(), device),
+    ];
+    let sum = sum_of_devices(MultiGradientsParams { grads }, &pair);
+    let sum = sum.get::<2>(pair.weight.id).unwrap().into_data();
+    assert_eq!(sum.try_to_vec::<f32>().unwrap(), [2.0; 3]);
+}
+
+fn assert_learning_rate(error: AmpError, value: &str) {
+    let AmpError::InvalidValue(error) = error else {
+        panic!("{error}");
+    };
+    assert_eq!((error.field(), error.value()), ("lr", value));
+}
+
+#[test]
+fn a_learning_rate_that_is_no_number() {
+    let pair = Pair::new();
+    for (lr, text) in [
+        (f64::NAN, "NaN"),
+        (f64::INFINITY, "inf"),
+        (f64::NEG_INFINITY, "-inf"),
+    ] {
+        let mut optim = optimizer();
+        let before = optim.into_bytes().unwrap();
+        let error = optim
+            .try_step(lr, pair.clone(), pair.gradients())
+            .unwrap_err();
+        assert_learning_rate(error, text);
+        assert_eq!(optim.into_bytes().unwrap(), before);
+
+        // A window keeps what it has, full or not.
+        let mut optim = optimizer()
+            .with_accumulation(AccumulationConfig::new(2))
+            .unwrap();
+        assert_learning_rate(
+            optim
+                .try_step(lr, pair.clone(), pair.gradients())
+                .unwrap_err(),
+            text,
+        );
+        assert!(optim.window().unwrap().is_empty());
+        optim.step(0.1, pair.clone(), pair.gradients());
+        assert_learning_rate(
+            optim
+                .try_step(lr, pair.clone(), pair.gradients())
+                .unwrap_err(),
+            text,
+        );
+        assert_learning_rate(optim.try_flush(lr, pair.clone()).unwrap_err(), text);
+        assert_eq!(optim.window().unwrap().len(), 1);
+        let stepped = optim.step(0.1, pair.clone(), pair.gradients());
+        assert_ne!(stepped.values(), pair.values());
+
+        let (mut scaler, mut adam) = (scaler(), AdamConfig::new().init());
+        let grads = scaler.unscale(scaler.scaled(pair.gradients()), &pair);
+        let error = scaler.try_step(&mut adam, lr, pair.clone(), grads);
+        assert_learning_rate(error.unwrap_err(), text);
+        assert_eq!(scaler.counters().steps(), 0);
+    }
+    let mut optim = optimizer();
+    for lr in [0.0, -0.1] {
+        optim.try_step(lr, pair.clone(), pair.gradients()).unwrap();
+    }
+}
+
+/// Of one group of parameters alone.
+#[test]
+fn a_learning_rate_of_a_group() {
+    let pair = Pair::new();
+    let config = ModuleLrSchedulerConfig::new(LrSchedulerConfig::Constant(0.1)).with_group(
+        ParamGroup::from_predicate("bias"),
+        LrSchedulerConfig::Constant(f64::NAN),
+    );
+    let lr: ModuleLearningRate = config.init().unwrap().step();
+    let error = optimizer()
+        .try_step(lr, pair.clone(), pair.gradients())
+        .unwrap_err();
+    assert!(error.to_string().contains("`bias`"), "{error}");
+    assert_learning_rate(error, "NaN");
+}
+
+#[test]
+fn settings_that_burns_adafactor_panics_on() {
+    let new = AdafactorConfig::new;
+    for (field, config) in [
+        ("epsilon_1", new().with_epsilon_1(0.0)),
+        ("epsilon_1", new().with_epsilon_1(f32::NAN)),
+        ("epsilon_2", new().with_epsilon_2(-1.0)),
+        ("clip_threshold", new().with_clip_threshold(f32::INFINITY)),
+        ("decay_rate", new().with_decay_rate(0.0)),
+        ("decay_rate", new().with_decay_rate(f64::NEG_INFINITY)),
+        ("weight_decay", new().with_weight_decay(-0.1)),
+        ("weight_decay", new().with_weight_decay(f32::NAN)),
+    ] {
+        let error = ScaledOptimizerConfig::new(config.into())
+            .init()
+            .unwrap_err();
+        let AmpError::InvalidValue(error) = error else {
+            panic!("{error}");
+        };
+        assert_eq!(error.field(), field);
+    }
+    let fine = new()
+        .with_epsilon_1(f32::MIN_POSITIVE)
+        .with_weight_decay(0.0);
+    ScaledOptimizerConfig::new(fine.into()).init().unwrap();
+}

@@ -1,0 +1,103 @@
+//! State of another model: other parameters have other ids.
+
+use burn::{
+    module::{Param, ParamId},
+    tensor::{DType, Tensor},
+};
+use burn_amp::{AccumulationConfig, AmpError, GradScalerConfig};
+
+use crate::support::{Small, adam, logs, pack, parameters};
+
+/// The same model with other ids.
+fn other(weight: u64, bias: u64) -> Small {
+    fn with_id<const D: usize>(param: Param<Tensor<D>>, id: u64) -> Param<Tensor<D>> {
+        Param::initialized(ParamId::from(id), param.into_value())
+    }
+    let small = Small::new(DType::F32);
+    Small {
+        weight: with_id(small.weight, weight),
+        bias: with_id(small.bias, bias),
+    }
+}
+
+/// All ids unknown, or one of two.
+#[test]
+fn a_window_of_another_model_stays_as_it_is() {
+    for stranger in [other(1, 2), other(1001, 2), other(1, 1002)] {
+        let small = Small::new(DType::F32);
+        let config = AccumulationConfig::new(3);
+        let mut optim = adam().with_accumulation(config).unwrap();
+        let grads = |step| small.gradients(step, 1.0, false);
+        for step in 0..2 {
+            optim.step(0.1, small.clone(), grads(step));
+        }
+        let before = pack(optim.into_bytes().unwrap());
+        let parameters_before = parameters(&stranger);
+
+        let flushed = optim.clone().try_flush(0.1, stranger.clone()).unwrap_err();
+        let of_its_own = stranger.gradients(2, 1.0, false);
+        let stepped = optim
+            .try_step(0.1, stranger.clone(), of_its_own)
+            .unwrap_err();
+        for error in [flushed, stepped] {
+            assert!(matches!(error, AmpError::ForeignRecord { .. }), "{error:?}");
+            assert!(error.to_string().contains("of its 2 sums"), "{error}");
+        }
+        assert_eq!(pack(optim.into_bytes().unwrap()), before);
+        assert_eq!(parameters(&stranger), parameters_before);
+        // The model that it belongs to goes on.
+        let stepped = optim.step(0.1, small.clone(), grads(2));
+        assert_ne!(parameters(&stepped), parameters(&small));
+    }
+}
+
+#[test]
+fn by_the_scaler_itself() {
+    let small = Small::new(DType::F32);
+    let mut scaler = GradScalerConfig::new().init().unwrap();
+    let mut window = AccumulationConfig::new(3).init().unwrap();
+    let grads = small.gradients(0, 1.0, false);
+    assert!(
+        scaler
+            .accumulate(&mut window, grads, &small)
+            .unwrap()
+            .is_none()
+    );
+    let error = scaler.flush(&mut window, &other(1, 1002)).unwrap_err();
+    assert!(error.to_string().contains("1 of its 2 sums"), "{error}");
+    assert_eq!((window.len(), window.gradients()), (1, 2));
+    assert!(scaler.flush(&mut window, &small).unwrap().is_some());
+}
+
+#[test]
+fn an_optimizers_state_of_other_parameters_is_warned_of_once() {
+    let mut saved = adam();
+    Small::new(DType::F32).train(&mut saved, 0..3, &[]);
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    for (name, stranger, unknown) in [
+        (
+            "strangers.bpk",
+            other(1, 2),
+            Some("2 parameters, of which 2 "),
+        ),
+        (
+            "half.bpk",
+            other(1001, 2),
+            Some("2 parameters, of which 1 "),
+        ),
+        ("known.bpk", Small::new(DType::F32), None),
+    ] {
+        saved.save(path(name)).unwrap();
+        let mut optim = adam();
+        optim.load(path(name)).unwrap();
+        let found = logs(path(name).to_str().unwrap(), || {
+            stranger.train(&mut optim, 3..6, &[]);
+        });
+        assert_eq!(found.len(), usize::from(unknown.is_some()), "{found:?}");
+        for line in found {
+            assert!(line.starts_with("WARN"), "{line}");
+            assert!(line.contains(unknown.unwrap()), "{line}");
+        }
+    }
+}

@@ -1,0 +1,422 @@
+//! What the readers of records do with bytes that anyone may have made: an error that changes nothing, or a state that the next
+//! step can use. No panic.
+//!
+//! The bytes are a script of changes to an honest record, which is sealed again afterwards, or a record themselves. Run by proptest
+//! here, for some seconds, and by `cargo fuzz` in `fuzz/`, for as long as one likes.
+
+use burn::{
+    module::Module,
+    tensor::{Bytes, DType},
+};
+use burn_amp::{
+    AccumulationConfig, AccumulationWindowRecord, EmaConfig, EmaRecord, GradScalerConfig,
+    GradScalerRecord, GradScalerState, RecordOptim, ScaledOptimizer,
+};
+use burn_pack::Scalar;
+use serde_json::{Value, json};
+
+use crate::{
+    forge::{seal, unsealed},
+    support::{Pack, Small, adam, master_adam, momentum, pack, parameters, quietly},
+};
+
+/// The choices that the bytes make. At their end, the first of each.
+struct Script<'a>(&'a [u8]);
+
+impl Script<'_> {
+    fn next(&mut self) -> u8 {
+        let (first, rest) = self.0.split_first().unwrap_or((&0, &[]));
+        self.0 = rest;
+        *first
+    }
+
+    fn below(&mut self, count: usize) -> usize {
+        usize::from(self.next()) % count.max(1)
+    }
+
+    fn pick<T: Clone>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len())].clone()
+    }
+
+    fn name(&mut self, names: Vec<&String>) -> Option<String> {
+        (!names.is_empty()).then(|| self.pick(&names).clone())
+    }
+}
+
+/// Makes a record of the bytes.
+fn record(honest: &Bytes, data: &[u8]) -> Bytes {
+    let mut script = Script(data);
+    let way = script.below(8);
+    if way == 0 {
+        return Bytes::from_bytes_vec(script.0.to_vec());
+    }
+    let mut contents = pack(honest.clone());
+    for _ in 0..=script.below(4) {
+        match script.below(6) {
+            0 | 1 => change_state(&mut contents, &mut script),
+            2 | 3 => change_tensor(&mut contents, &mut script),
+            4 => change_scalar(&mut contents, &mut script),
+            _ => {
+                let names = contents.metadata.keys().collect();
+                if let Some(name) = script.name(names) {
+                    let value = contents.metadata.remove(&name).unwrap();
+                    if script.below(2) == 1 {
+                        let name = script.pick(&["burn_amp.window", "burn_amp.later", "1001", "x"]);
+                        contents.metadata.insert(name.to_string(), value);
+                    }
+                }
+            }
+        }
+    }
+    let mut bytes = match way {
+        1 => unsealed(contents).to_vec(),
+        _ => seal(contents).to_vec(),
+    };
+    if way == 2 {
+        for _ in 0..=script.below(3) {
+            let at = usize::from(script.next()) << 8 | usize::from(script.next());
+            let at = at % bytes.len();
+            bytes[at] ^= 1 << script.below(8);
+        }
+        bytes.truncate(bytes.len() - script.below(2) * script.below(256));
+    }
+    Bytes::from_bytes_vec(bytes)
+}
+
+/// Another value, or another name, somewhere in the JSON of a state.
+fn change_state(contents: &mut Pack, script: &mut Script) {
+    let states = contents.metadata.iter();
+    let states = states
+        .filter(|(_, text)| text.starts_with('{'))
+        .map(|(name, _)| name);
+    let Some(name) = script.name(states.collect()) else {
+        return;
+    };
+    let mut state: Value = serde_json::from_str(&contents.metadata[&name]).unwrap_or_default();
+    let mut pointers = Vec::new();
+    collect(&state, String::new(), &mut pointers);
+    let values = [
+        json!(0),
+        json!(-0.0),
+        json!(1),
+        json!(-1),
+        json!(0.5),
+        json!(1.0),
+        json!(65536.0),
+        json!(1e-45),
+        json!(3.4e38),
+        json!(1e39),
+        json!(1e300),
+        json!(u32::MAX),
+        json!(u64::MAX),
+        json!(i64::MIN),
+        json!(1_u64 << 40),
+        json!(null),
+        json!(true),
+        json!("Skipped"),
+        json!([]),
+        json!({}),
+    ];
+    let pointer = script.pick(&pointers);
+    let value = script.pick(&values);
+    match (script.below(8), state.pointer_mut(&pointer)) {
+        (0, Some(Value::Object(object))) => {
+            object.insert("later".to_string(), value);
+        }
+        (1, Some(Value::Object(object))) => {
+            let name = script.name(object.keys().collect());
+            name.and_then(|name| object.remove(&name));
+        }
+        (_, Some(old)) => *old = value,
+        (_, None) => {}
+    }
+    contents.metadata.insert(name, state.to_string());
+}
+
+fn collect(value: &Value, at: String, found: &mut Vec<String>) {
+    if let Value::Object(object) = value {
+        for (name, value) in object {
+            collect(value, format!("{at}/{name}"), found);
+        }
+    }
+    found.push(at);
+}
+
+/// Another name, parameter, dtype, shape or value of a tensor.
+fn change_tensor(contents: &mut Pack, script: &mut Script) {
+    let Some(mut name) = script.name(contents.tensors.keys().collect()) else {
+        return;
+    };
+    let (mut id, (mut dtype, mut shape, mut bytes)) = match script.below(3) {
+        0 => contents.tensors[&name].clone(),
+        _ => contents.tensors.remove(&name).unwrap(),
+    };
+    match script.below(6) {
+        0 => return,
+        1 => {
+            let fields = [
+                "master",
+                "burn_amp.sum",
+                "burn_amp.average",
+                "burn_amp.x",
+                "momentum.velocity",
+                "inner.x",
+                "",
+            ];
+            let owner = script.pick(&["1001", "1002", "7", "x"]);
+            name = format!("{owner}.{}", script.pick(&fields));
+        }
+        2 => id = script.pick(&[None, Some(1001), Some(1002), Some(7), Some(u64::MAX)]),
+        3 => {
+            dtype = script.pick(&[
+                DType::F16,
+                DType::BF16,
+                DType::F32,
+                DType::F64,
+                DType::I32,
+                DType::U8,
+            ])
+        }
+        4 => {
+            let shapes: [&[usize]; 12] = [
+                &[],
+                &[0],
+                &[1],
+                &[3],
+                &[1, 1],
+                &[1, 3],
+                &[3, 1],
+                &[3, 3],
+                &[0, 3],
+                &[1, 1, 3],
+                &[1; 9],
+                &[1; 14],
+            ];
+            shape = script.pick(&shapes).to_vec();
+        }
+        _ => {
+            let value: f32 = script.pick(&[f32::NAN, f32::INFINITY, -0.0, f32::MAX, 1e-45]);
+            bytes = value.to_le_bytes().repeat(bytes.len() / 4);
+        }
+    }
+    bytes.resize(dtype.size() * shape.iter().product::<usize>(), 0);
+    contents.tensors.insert(name, (id, (dtype, shape, bytes)));
+}
+
+/// Another value or name of a scalar.
+fn change_scalar(contents: &mut Pack, script: &mut Script) {
+    let Some(mut name) = script.name(contents.scalars.keys().collect()) else {
+        return;
+    };
+    let values = [
+        Scalar::UInt(0),
+        Scalar::UInt(1),
+        Scalar::UInt(2),
+        Scalar::UInt(9),
+        Scalar::UInt(u64::MAX),
+        Scalar::Int(-1),
+        Scalar::Float(f64::NAN),
+        Scalar::Float(2.0),
+        Scalar::Bool(true),
+    ];
+    match script.below(4) {
+        0 => {
+            contents.scalars.remove(&name);
+            return;
+        }
+        1 => {
+            name = script
+                .pick(&["7.__rank", "1001.__rank", "x", "burn_amp.later"])
+                .to_string()
+        }
+        _ => {}
+    }
+    contents.scalars.insert(name, script.pick(&values));
+}
+
+/// Reads a record into an optimizer with all that can be in one, and steps.
+pub fn optimizer(data: &[u8]) {
+    let (kind, data) = data.split_first().unwrap_or((&0, &[]));
+    match kind % 3 {
+        0 => read_into(adam(), DType::F32, data),
+        1 => read_into(momentum(), DType::F32, data),
+        _ => read_into(master_adam(), DType::F16, data),
+    }
+}
+
+fn read_into<O: RecordOptim + Clone>(optim: ScaledOptimizer<O>, dtype: DType, data: &[u8]) {
+    let config = AccumulationConfig::new(3);
+    let optim = optim.with_accumulation(config).unwrap();
+    let mut optim = optim.with_ema(EmaConfig::new()).unwrap();
+    let mut honest = optim.clone();
+    // Four steps, one of them skipped, and a window of two.
+    let small = Small::new(dtype).train(&mut honest, 0..14, &[4]);
+    let bytes = record(&honest.into_bytes().unwrap(), data);
+
+    Small::new(dtype).train(&mut optim, 20..27, &[]);
+    let before = pack(optim.into_bytes().unwrap());
+    let loaded = quietly(|| optim.from_bytes(bytes)).expect("no panic at a load");
+    if loaded.is_err() {
+        assert_eq!(pack(optim.into_bytes().unwrap()), before);
+    }
+    for step in 0..4 {
+        let grads = small.gradients(step, 1.0, false);
+        let stepped = quietly(|| optim.try_step(0.1, small.clone(), grads));
+        if let Ok(stepped) = stepped.expect("no panic at a step") {
+            let shapes = |small: &Small| (small.weight.shape(), small.bias.shape());
+            assert_eq!(shapes(&stepped), shapes(&small));
+            assert_eq!(parameters(&stepped).len(), parameters(&small).len());
+            assert_eq!(stepped.num_params(), small.num_params());
+        }
+    }
+    // A file that is saved can be loaded.
+    if let Ok(bytes) = optim.into_bytes() {
+        optim.from_bytes(bytes).unwrap();
+    }
+}
+
+/// Reads a record into a scaler, which goes on.
+pub fn scaler(data: &[u8]) {
+    let mut optim = adam();
+    Small::new(DType::F32).train(&mut optim, 0..9, &[2, 7]);
+    let bytes = record(&optim.scaler().into_bytes().unwrap(), data);
+    let mut scaler = GradScalerConfig::new().init().unwrap();
+    let before = scaler.to_record();
+    let small = Small::new(DType::F32);
+    match quietly(|| scaler.from_bytes(bytes)).expect("no panic") {
+        Err(_) => assert_eq!(scaler.to_record(), before),
+        Ok(()) => {
+            for step in 0..4 {
+                let scale = scaler.loss_scale();
+                assert!(scale.is_sign_positive() && scale.is_finite(), "{scale}");
+                let grads = small.gradients(step, 1.0, step % 2 == 0);
+                let grads = scaler.accumulate(
+                    &mut AccumulationConfig::new(1).init().unwrap(),
+                    grads,
+                    &small,
+                );
+                let Ok(Some(grads)) = grads else { continue };
+                let mut optim = burn::optim::SgdConfig::new().init();
+                let _ = scaler.try_step(&mut optim, 0.1, small.clone(), grads);
+                scaler.update();
+            }
+            let bytes = scaler.into_bytes().unwrap();
+            assert_eq!(
+                GradScalerRecord::from_bytes(bytes).unwrap(),
+                scaler.to_record()
+            );
+        }
+    }
+}
+
+/// Reads a record into a window, which is filled and flushed.
+pub fn window(data: &[u8]) {
+    let small = Small::new(DType::F32);
+    let mut scaler = GradScalerConfig::new().init().unwrap();
+    let mut honest = AccumulationConfig::new(3).init().unwrap();
+    let grads = |step| small.gradients(step, 1.0, false);
+    scaler.accumulate(&mut honest, grads(0), &small).unwrap();
+    let bytes = record(&honest.into_bytes().unwrap(), data);
+    let Ok(record) = quietly(|| AccumulationWindowRecord::from_bytes(bytes)).expect("no panic")
+    else {
+        return;
+    };
+    let mut window = AccumulationConfig::new(3).init().unwrap();
+    if window.load_record(record).is_ok() {
+        let len = window.len();
+        let added = quietly(|| scaler.accumulate(&mut window, grads(1), &small)).expect("no panic");
+        if added.is_err() {
+            assert_eq!(window.len(), len);
+        }
+        let flushed = quietly(|| scaler.flush(&mut window, &small)).expect("no panic");
+        assert_eq!(window.is_empty(), flushed.is_ok());
+    }
+}
+
+/// Reads a record into averages, which are updated.
+pub fn averages(data: &[u8]) {
+    let mut honest = EmaConfig::new().init().unwrap();
+    let small = honest.update(Small::new(DType::F32));
+    let bytes = record(&honest.into_bytes().unwrap(), data);
+    let mut averages = EmaConfig::new().init().unwrap();
+    if quietly(|| EmaRecord::from_bytes(bytes))
+        .expect("no panic")
+        .map(|record| averages.load_record(record))
+        .is_ok()
+    {
+        let updated = quietly(|| averages.update(small)).expect("no panic");
+        averages.module(&updated);
+    }
+}
+
+/// Reads PyTorch's state as JSON.
+pub fn state(data: &[u8]) {
+    let mut scaler = GradScalerConfig::new().init().unwrap();
+    let mut script = Script(data);
+    let mut contents = Pack {
+        tensors: Default::default(),
+        scalars: Default::default(),
+        metadata: [("state".to_string(), scaler.state().to_json())].into(),
+    };
+    for _ in 0..=script.below(3) {
+        change_state(&mut contents, &mut script);
+    }
+    let before = scaler.to_record();
+    let text = &contents.metadata["state"];
+    for text in [text.as_str(), &String::from_utf8_lossy(data)] {
+        let loaded = GradScalerState::from_json(text).and_then(|state| scaler.load_state(&state));
+        if loaded.is_err() {
+            assert_eq!(scaler.to_record(), before);
+            continue;
+        }
+        let scale = scaler.loss_scale();
+        assert!(scale > 0.0 && scale.is_finite(), "{scale}");
+        scaler.load_record(before.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::{
+        collection::vec,
+        prelude::any,
+        test_runner::{Config, TestRunner},
+    };
+
+    fn run(cases: u32, read: fn(&[u8])) {
+        let mut runner = TestRunner::new(Config {
+            failure_persistence: None,
+            ..Config::with_cases(cases)
+        });
+        let read = |data: Vec<u8>| {
+            read(&data);
+            Ok(())
+        };
+        runner.run(&vec(any::<u8>(), 0..48), read).unwrap();
+    }
+
+    #[test]
+    fn of_an_optimizer() {
+        run(600, super::optimizer);
+    }
+
+    #[test]
+    fn of_a_scaler() {
+        run(2000, super::scaler);
+    }
+
+    #[test]
+    fn of_a_window() {
+        run(2000, super::window);
+    }
+
+    #[test]
+    fn of_averages() {
+        run(2000, super::averages);
+    }
+
+    #[test]
+    fn of_pytorchs_state() {
+        run(4000, super::state);
+    }
+}

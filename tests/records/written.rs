@@ -1,0 +1,403 @@
+//! How a file gets to its place: what can be loaded, with the permissions it had, past what killed runs have left.
+
+use burn::{
+    module::{Module, Param, ParamId},
+    optim::{AdamConfig, GradientsParams, ModuleOptimizer, SgdConfig},
+    tensor::{DType, Device, FloatDType, Tensor},
+};
+use burn_amp::{
+    AccumulationConfig, AmpError, GradScaler, GradScalerConfig, GradScalerRecord, MasterWeights,
+    RecordOptim, ScaledOptimizer,
+};
+use burn_pack::Scalar;
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+use tempfile::tempdir;
+
+use crate::{
+    forge::unsealed,
+    support::{Small, adam, child, folder, momentum, pack},
+};
+
+/// One scalar, many times.
+#[derive(Module, Debug)]
+struct Many {
+    parameters: Vec<Param<Tensor<1>>>,
+}
+
+impl Many {
+    fn new(count: u64, dtype: DType) -> Self {
+        let device = (&Device::flex().autodiff(), dtype);
+        let param = |id: u64| {
+            let value = Tensor::from_data([0.5], device).require_grad();
+            // Ids as Burn makes them: numbers of up to 20 digits.
+            Param::initialized(ParamId::from(id.wrapping_mul(0x9e37_79b9_7f4a_7c15)), value)
+        };
+        Self {
+            parameters: (1..=count).map(param).collect(),
+        }
+    }
+
+    fn gradients(&self) -> GradientsParams {
+        let mut grads = GradientsParams::new();
+        for param in &self.parameters {
+            let grad = Tensor::<1>::from_data([0.25], &Device::flex());
+            grads.register(param.id, grad);
+        }
+        grads
+    }
+}
+
+fn scaler() -> GradScaler {
+    GradScalerConfig::new().init().unwrap()
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let names = fs::read_dir(folder).unwrap();
+    let name = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name();
+    names
+        .map(|entry| name(entry).into_string().unwrap())
+        .collect()
+}
+
+/// Burn's reader takes 100,000 tensors.
+#[test]
+fn more_tensors_than_can_be_loaded_replace_no_file() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("window.bpk");
+    let config = AccumulationConfig::new(9);
+    for count in [100_000, 100_001] {
+        let many = Many::new(count, DType::F32);
+        let mut window = config.init().unwrap();
+        scaler()
+            .accumulate(&mut window, many.gradients(), &many)
+            .unwrap();
+        if count == 100_000 {
+            window.save(&path).unwrap();
+            continue;
+        }
+        for error in [
+            window.save(&path).unwrap_err(),
+            window.into_bytes().unwrap_err(),
+        ] {
+            assert!(matches!(error, AmpError::RecordIo { .. }), "{error:?}");
+            assert!(error.to_string().contains("100001 tensors"), "{error}");
+        }
+        assert!(
+            window
+                .save(&path)
+                .unwrap_err()
+                .to_string()
+                .contains("window.bpk")
+        );
+    }
+    let mut window = config.init().unwrap();
+    window.load(&path).unwrap();
+    assert_eq!(window.gradients(), 100_000);
+    assert_eq!(names(folder.path()), ["window.bpk"]);
+}
+
+#[test]
+fn more_of_an_optimizers_tensors_than_can_be_loaded() {
+    let many = Many::new(50_001, DType::F32);
+    let mut optim = ScaledOptimizer::new(AdamConfig::new().init(), scaler());
+    optim.step(0.1, many.clone(), many.gradients());
+    let error = optim.into_bytes().unwrap_err();
+    assert!(matches!(error, AmpError::RecordIo { .. }), "{error:?}");
+}
+
+/// Burn loads all state in one float dtype.
+#[test]
+fn what_burn_would_round_replaces_no_file() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("optim.bpk");
+    let mut optim = ScaledOptimizer::new(AdamConfig::new().init(), scaler());
+    optim.save(&path).unwrap();
+    let good = fs::read(&path).unwrap();
+    let many = Many::new(2, DType::F64);
+    let loss = many.parameters[0].val().sum() + many.parameters[1].val().sum();
+    let grads = optim.backward(loss, &many);
+    optim.step(0.1, many, grads);
+    let error = optim.save(&path).unwrap_err();
+    assert!(matches!(error, AmpError::RecordIo { .. }), "{error:?}");
+    for part in ["f64", "configure(FloatDType::F64)"] {
+        assert!(error.to_string().contains(part), "{error}");
+    }
+    assert_eq!(fs::read(&path).unwrap(), good);
+}
+
+/// Where the default device is one of f64, a model in f64 goes on bit for bit.
+#[test]
+fn f64_resumes_where_it_is_the_default() {
+    let folder = tempdir().unwrap();
+    let output = child("written::trains_in_f64", folder.path())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert!(folder.path().join("done").exists());
+}
+
+#[test]
+#[ignore = "run by f64_resumes_where_it_is_the_default"]
+fn trains_in_f64() {
+    let Some(folder) = folder() else { return };
+    Device::default().configure(FloatDType::F64).unwrap();
+    let path = folder.join("optim.bpk");
+    let step = |optim: &mut ScaledOptimizer<ModuleOptimizer>, many: Many| {
+        let loss = many
+            .parameters
+            .iter()
+            .map(|p| p.val().powi_scalar(3).sum())
+            .reduce(|a, b| a + b);
+        let grads = optim.backward(loss.unwrap(), &many);
+        optim.step(0.1, many, grads)
+    };
+    let new = || ScaledOptimizer::new(AdamConfig::new().init(), scaler());
+    let (mut optim, mut many) = (new(), Many::new(2, DType::F64));
+    for _ in 0..3 {
+        many = step(&mut optim, many);
+    }
+    optim.save(&path).unwrap();
+    let mut resumed = new();
+    resumed.load(&path).unwrap();
+    let mut again = many.clone();
+    for _ in 0..3 {
+        many = step(&mut optim, many);
+        again = step(&mut resumed, again);
+    }
+    let saved = pack(optim.into_bytes().unwrap());
+    assert!(
+        saved
+            .tensors
+            .values()
+            .all(|(_, values)| values.0 == DType::F64)
+    );
+    assert_eq!(pack(resumed.into_bytes().unwrap()), saved);
+    let bits = |many: &Many| crate::support::parameters(many);
+    assert_eq!(bits(&again), bits(&many));
+    fs::write(folder.join("done"), "").unwrap();
+}
+
+#[cfg(unix)]
+mod unix {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().permissions().mode() & 0o777
+    }
+
+    fn set_mode(path: &Path, mode: u32) {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+
+    fn scratch_files(folder: &Path) -> Vec<PathBuf> {
+        let names = names(folder).into_iter();
+        let scratch = names.filter(|name| name.ends_with(".tmp"));
+        scratch.map(|name| folder.join(name)).collect()
+    }
+
+    /// Saves in a process that the system kills in the middle of it.
+    fn killed_save(folder: &Path) {
+        let test = child("written::saves_a_large_file", folder);
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-c", "ulimit -f 8; exec \"$0\" \"$@\""]);
+        shell.arg(test.get_program()).args(test.get_args());
+        for (name, value) in test.get_envs() {
+            shell.env(name, value.unwrap());
+        }
+        let status = shell.output().unwrap().status;
+        assert_eq!(status.code(), None, "it should have been killed");
+    }
+
+    #[test]
+    fn a_private_file_is_never_open_to_others() {
+        let folder = tempdir().unwrap();
+        let path = folder.path().join("optim.bpk");
+        momentum().save(&path).unwrap();
+        for wanted in [0o600, 0o400, 0o640] {
+            set_mode(&path, wanted);
+            momentum().save(&path).unwrap();
+            assert_eq!(mode(&path), wanted);
+            killed_save(folder.path());
+            let scratch = scratch_files(folder.path());
+            assert_eq!(scratch.len(), 1, "{scratch:?}");
+            // While it is written its owner can read and write it.
+            assert_eq!(mode(&scratch[0]), wanted | 0o600);
+        }
+        // More than the process would give a new file.
+        set_mode(&path, 0o666);
+        momentum().save(&path).unwrap();
+        assert_eq!(mode(&path), 0o666);
+    }
+
+    #[test]
+    fn what_a_killed_save_has_left_is_removed_by_the_next() {
+        let folder = tempdir().unwrap();
+        let path = folder.path().join("optim.bpk");
+        killed_save(folder.path());
+        killed_save(folder.path());
+        // One that is still being written, as its lock says, and files of others.
+        let left = scratch_files(folder.path()).remove(0);
+        let name = left.file_name().unwrap().to_str().unwrap();
+        let busy = folder.path().join(name.replace("-0.", "-77."));
+        fs::write(&busy, "busy").unwrap();
+        let lock = File::open(&busy).unwrap();
+        lock.lock().unwrap();
+        let foreign = [".optim.bpk.swp", "notes.burn-amp.tmp", "other.bpk"];
+        for name in foreign {
+            fs::write(folder.path().join(name), "kept").unwrap();
+        }
+
+        momentum().save(&path).unwrap();
+        assert!(!left.exists());
+        let mut found = names(folder.path());
+        found.sort();
+        let busy_name = busy.file_name().unwrap().to_str().unwrap();
+        let mut expected = vec!["optim.bpk", busy_name];
+        expected.extend(foreign);
+        expected.sort();
+        assert_eq!(found, expected);
+        drop(lock);
+        momentum().save(&path).unwrap();
+        assert!(!busy.exists());
+    }
+
+    #[test]
+    fn a_symbolic_link_is_followed() {
+        let folder = tempdir().unwrap();
+        let real = folder.path().join("real");
+        fs::create_dir(&real).unwrap();
+        let link = folder.path().join("latest.bpk");
+        symlink("real/optim.bpk", &link).unwrap();
+        let further = folder.path().join("further.bpk");
+        symlink(&link, &further).unwrap();
+        let mut optim = adam();
+        // The first save makes the file that the link points at.
+        for path in [&link, &further, &link.with_extension("")] {
+            Small::new(DType::F32).train(&mut optim, 0..1, &[]);
+            optim.save(path).unwrap();
+            assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+            assert!(fs::symlink_metadata(&further).unwrap().is_symlink());
+            assert_eq!(names(&real), ["optim.bpk"]);
+            let found = GradScalerRecord::load(real.join("optim.bpk")).unwrap();
+            assert_eq!(found, optim.scaler().to_record());
+        }
+        let circle = folder.path().join("circle.bpk");
+        symlink("circle.bpk", &circle).unwrap();
+        let error = optim.save(&circle).unwrap_err();
+        assert!(matches!(error, AmpError::RecordIo { .. }), "{error:?}");
+        assert!(fs::symlink_metadata(&circle).unwrap().is_symlink());
+    }
+}
+
+#[test]
+#[ignore = "run in a process that may not write large files"]
+fn saves_a_large_file() {
+    let Some(folder) = folder() else { return };
+    let many = Many::new(1000, DType::F32);
+    let mut optim = ScaledOptimizer::new(AdamConfig::new().init(), scaler());
+    optim.step(0.1, many.clone(), many.gradients());
+    optim.save(folder.join("optim.bpk")).unwrap();
+}
+
+/// 255 bytes are what file systems take.
+#[test]
+fn a_name_of_any_length() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join(format!("{}.bpk", "n".repeat(251)));
+    for steps in 1..3 {
+        let mut optim = adam();
+        Small::new(DType::F32).train(&mut optim, 0..steps, &[]);
+        optim.save(&path).unwrap();
+        assert_eq!(
+            GradScalerRecord::load(&path).unwrap(),
+            optim.scaler().to_record()
+        );
+    }
+    assert_eq!(names(folder.path()).len(), 1);
+}
+
+/// What the head alone refuses is not read to its end: no memory would hold this file.
+#[test]
+fn the_head_comes_first() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("large.bpk");
+    let mut newer = pack(adam().into_bytes().unwrap());
+    (newer.scalars).insert("burn_amp.version".to_string(), Scalar::UInt(2));
+    let start = Instant::now();
+    for (bytes, newer) in [
+        (unsealed(newer).to_vec(), true),
+        (b"NRUB and more".to_vec(), false),
+    ] {
+        fs::write(&path, bytes).unwrap();
+        let file = File::options().write(true).open(&path).unwrap();
+        // Of holes alone.
+        file.set_len(90 << 30).unwrap();
+        let error = adam().load(&path).unwrap_err();
+        assert_eq!(
+            matches!(error, AmpError::NewerRecord { .. }),
+            newer,
+            "{error}"
+        );
+        assert_eq!(
+            matches!(error, AmpError::DamagedRecord { .. }),
+            !newer,
+            "{error}"
+        );
+    }
+    assert!(start.elapsed() < Duration::from_secs(20));
+}
+
+/// Four times the parameters take about four times the time.
+#[test]
+fn masters_load_in_linear_time() {
+    fn seconds<O: RecordOptim>(
+        new: impl Fn() -> ScaledOptimizer<O>,
+        dtype: DType,
+        count: u64,
+    ) -> f64 {
+        let many = Many::new(count, dtype);
+        let mut optim = new();
+        optim.step(0.1, many.clone(), many.gradients());
+        let record = optim.optimizer().to_record();
+        let mut loaded = new();
+        let start = Instant::now();
+        loaded.optimizer_mut().load_record(record).unwrap();
+        start.elapsed().as_secs_f64()
+    }
+    let new = || {
+        let masters = MasterWeights::new(AdamConfig::new().build()).init();
+        ScaledOptimizer::new(masters, scaler())
+    };
+    let (few, many) = (
+        seconds(new, DType::F16, 2_000),
+        seconds(new, DType::F16, 8_000),
+    );
+    assert!(
+        many < 8.0 * few,
+        "{many} s for four times the parameters of {few} s"
+    );
+}
+
+/// SGD without momentum has no state of its own beside the masters.
+#[test]
+fn masters_of_an_optimizer_without_state() {
+    let new = || {
+        let masters = MasterWeights::new(SgdConfig::new().build()).init();
+        ScaledOptimizer::new(masters, scaler())
+    };
+    let mut saved = new();
+    let small = Small::new(DType::F16).train(&mut saved, 0..3, &[]);
+    let mut loaded = new();
+    loaded.from_bytes(saved.into_bytes().unwrap()).unwrap();
+    small.clone().train(&mut saved, 3..5, &[]);
+    small.train(&mut loaded, 3..5, &[]);
+    assert_eq!(
+        pack(loaded.into_bytes().unwrap()),
+        pack(saved.into_bytes().unwrap())
+    );
+}

@@ -15,6 +15,9 @@ use std::{
     process::ExitCode,
 };
 
+/// Tokens that the network sees at once.
+const CONTEXT: u64 = 32;
+
 /// Trains one GPT on Shakespeare's sonnets from one seed: in f32, in f16, and in f16 with loss scaling.
 #[derive(Parser)]
 #[command(version)]
@@ -56,12 +59,18 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<()> {
+    if args.width % 2 != 0 {
+        return Err("--width is to be even: there are two heads".into());
+    }
+    if args.batch_tokens % CONTEXT != 0 {
+        return Err(format!("--batch-tokens is to be a multiple of {CONTEXT}").into());
+    }
     let settings = Settings {
         steps: args.steps as usize,
-        batch_tokens: (args.batch_tokens / 32 * 32) as usize,
+        batch_tokens: args.batch_tokens as usize,
         size: Size {
-            context: 32,
-            width: (args.width / 2 * 2) as usize,
+            context: CONTEXT as usize,
+            width: args.width as usize,
             layers: args.layers as usize,
         },
         learning_rate: args.learning_rate,

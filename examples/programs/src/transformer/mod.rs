@@ -22,10 +22,10 @@ use crate::Options;
 #[derive(Config, Debug)]
 pub struct TrainingConfig {
     /// Passes over the training data.
-    #[config(default = 12)]
+    #[config(default = 8)]
     pub num_epochs: usize,
     /// Sentences of a step.
-    #[config(default = 32)]
+    #[config(default = 16)]
     pub batch_size: usize,
     /// Steps until the learning rate is largest.
     #[config(default = 30)]

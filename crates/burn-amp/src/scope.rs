@@ -77,6 +77,7 @@ enum Frame {
     /// A part in f32 of a scope: parameters are plain there.
     Full,
     /// A model that a `Learner` trains: whose scopes a bare `autocast` opens.
+    #[cfg_attr(not(feature = "train"), expect(dead_code))]
     Model(MixedPrecision),
 }
 

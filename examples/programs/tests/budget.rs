@@ -59,6 +59,13 @@ const PROGRAMS: [Program; 5] = [
     },
 ];
 
+impl Program {
+    fn diff(&self) -> Vec<String> {
+        let diffs = self.files.iter().map(|[plain, half]| diff(plain, half));
+        diffs.flatten().collect()
+    }
+}
+
 /// A minimal line diff: every line of both files, with `-`, `+` or a space before it.
 fn diff(old: &str, new: &str) -> Vec<String> {
     let (old, new): (Vec<_>, Vec<_>) = (old.lines().collect(), new.lines().collect());
@@ -94,10 +101,10 @@ fn count(diff: &[String]) -> [usize; 2] {
     [count('+'), count('-')]
 }
 
-/// The changed lines, those that are all but blank first: one block after the other, without the lines between.
+/// The lines that change.
 fn changes(diff: &[String]) -> Vec<&str> {
     let changed = diff.iter().filter(|line| !line.starts_with(' '));
-    changed.map(|line| line.trim_end()).collect()
+    changed.map(String::as_str).collect()
 }
 
 #[test]
@@ -110,8 +117,7 @@ fn the_diff_is_minimal() {
 #[test]
 fn each_program_keeps_its_budget() {
     for program in PROGRAMS {
-        let diffs = program.files.iter().map(|[plain, half]| diff(plain, half));
-        let diff: Vec<String> = diffs.flatten().collect();
+        let diff = program.diff();
         let [added, removed] = count(&diff);
         assert!(added > 0, "{}: the same twice", program.name);
         assert!(
@@ -121,5 +127,32 @@ fn each_program_keeps_its_budget() {
             program.budget,
             changes(&diff).join("\n")
         );
+    }
+}
+
+/// The diffs that the README shows are those of the files, whole, and so are the numbers in its table.
+#[test]
+fn the_readme_is_right() {
+    let readme = include_str!("../README.md");
+    let blocks = readme.split("```diff\n").skip(1);
+    let shown: Vec<&str> = blocks.flat_map(|block| block.split("```").next()).collect();
+    assert_eq!(shown.len(), 2);
+    for (shown, program) in shown.iter().zip(["regression", "cnn"]) {
+        let program = PROGRAMS.iter().find(|p| p.name == program).unwrap();
+        let diff = program.diff();
+        let (changed, context): (Vec<_>, Vec<_>) = shown
+            .lines()
+            .filter(|line| !line.starts_with("@@"))
+            .partition(|line| line.starts_with(['+', '-']));
+        assert_eq!(changed, changes(&diff));
+        for line in context {
+            assert!(diff.iter().any(|other| other == line), "{line}");
+        }
+    }
+    for program in PROGRAMS {
+        let [added, removed] = count(&program.diff());
+        let row = format!("| [{0}](src/{0}) |", program.name);
+        let row = readme.lines().find(|line| line.starts_with(&row)).unwrap();
+        assert!(row.ends_with(&format!("| {added} / {removed} |")), "{row}");
     }
 }

@@ -178,7 +178,8 @@ fn moments_of_another_parameter_are_refused_by_the_step() {
 #[test]
 fn what_a_later_release_may_add() {
     let record = trained();
-    let later: [(&str, fn(&mut Pack)); 4] = [
+    type Change = fn(&mut Pack);
+    let later: [(&str, Change); 4] = [
         ("`sam`", |pack| {
             let kind = pack.metadata.get_mut("burn_amp.kind").unwrap();
             *kind = "sam".to_string();

@@ -3,14 +3,14 @@
 use burn::{
     module::Module,
     optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer, SgdConfig},
-    tensor::{Bool, Tensor, activation::log_softmax},
+    tensor::{Bool, Tensor},
 };
 use burn_amp::{
     AccumulationConfig, AmpError, GradScalerConfig, MixedPrecision, OverflowRule, ScaledOptimizer,
     StepOutcome,
 };
 
-use crate::support::{Gain, device, f16, parameters, two, vector};
+use crate::support::{Gain, device, f16, logs, parameters, two, vector};
 
 /// A model, its optimizer, and the loss scale between them.
 struct Run {
@@ -141,10 +141,38 @@ fn an_output_that_is_infinite_by_design() {
     };
     for (weight, expected) in [(two(-10), (false, KEPT, 0)), (two(10), (true, LOWERED, 0))] {
         let mut run = run();
-        let loss =
-            log_softmax(masked(&run), 0).slice([0..1]).sum() + masked(&run).slice([0..1]).sum();
-        assert_eq!(run.step_on(loss * weight), expected);
+        let loss = masked(&run).slice(0..1).sum() * weight;
+        assert_eq!(run.step_on(loss), expected);
     }
+}
+
+/// From the third in a row on. At scales that no other test has: the lines are those of all tests.
+#[test]
+fn skips_in_a_row_are_warned_of() {
+    let mut run = Run::new(f16(3.0 * two(20)));
+    let lines = logs("overflows in a row", || {
+        for _ in 0..4 {
+            let loss = steep(run.ones());
+            run.step_on(loss);
+        }
+    });
+    let told = [20, 19, 18, 17].map(|exponent| {
+        let end = format!(" overflows in a row at loss scale {}", 3.0 * two(exponent));
+        let skips = lines.iter().filter_map(|line| line.strip_suffix(&end));
+        skips.collect::<Vec<_>>()
+    });
+    assert_eq!(told, [vec![], vec![], vec!["WARN: 3"], vec!["WARN: 4"]]);
+    // A bad loss says whose fault it is, each time.
+    let said =
+        |action: &mut dyn FnMut()| logs("of the loss is infinite or NaN, 3 in a row", action).len();
+    let before = said(&mut || ());
+    let after = said(&mut || {
+        for _ in 0..3 {
+            let loss = nan(run.ones());
+            run.step_on(loss);
+        }
+    });
+    assert!(after > before);
 }
 
 /// Below the first value that rounds to infinity, and from it on.

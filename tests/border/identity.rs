@@ -274,7 +274,12 @@ fn plain(net: &Net, plan: &Plan) -> Bits {
     found
 }
 
+/// On a device that compiles a kernel for each shape, a twentieth of the cases.
 fn runner(cases: u32) -> TestRunner {
+    let cases = match std::env::var_os("BURN_DEVICE") {
+        Some(_) => cases / 20,
+        None => cases,
+    };
     TestRunner::new(ProptestConfig {
         source_file: Some(file!()),
         ..ProptestConfig::with_cases(cases)

@@ -107,7 +107,7 @@ layers! {
     adaptive_avg_pool1d: "AdaptiveAvgPool1d", AsItIs, |_| AdaptiveAvgPool1dConfig::new(3).init(),
         [2, 2, 7], |layer, x, _| layer.forward(x);
     adaptive_avg_pool2d: "AdaptiveAvgPool2d", AsItIs,
-        |_| AdaptiveAvgPool2dConfig::new([3, 2]).init(), [2, 2, 7, 5],
+        |_| AdaptiveAvgPool2dConfig::new([3, 2]).init(), [2, 2, 5, 3],
         |layer, x, _| layer.forward(x);
     adaptive_avg_pool3d: "AdaptiveAvgPool3d", AsItIs,
         |_| AdaptiveAvgPool3dConfig::new([2, 2, 1]).init(), [1, 2, 3, 4, 3],

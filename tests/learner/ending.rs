@@ -101,6 +101,8 @@ fn steps_in(folder: &Path, epoch: usize) -> u64 {
 #[derive(Clone, Copy, Debug)]
 enum Listener {
     WithAmp,
+    /// `with_amp`, for a run that has an interrupter of the program's.
+    WithAmpAndOwn,
     Interrupter,
     /// Only an interrupter that is not the run's.
     Stranger,
@@ -137,6 +139,7 @@ fn exhausted(
     let mut training = run.training(folder);
     training = match listener {
         Listener::WithAmp => training.with_amp(&amp),
+        Listener::WithAmpAndOwn => training.with_interrupter(Interrupter::new()).with_amp(&amp),
         Listener::Interrupter => training.with_interrupter(amp.monitor().interrupter()),
         Listener::Stranger => {
             amp.monitor().interrupter();
@@ -157,7 +160,11 @@ fn an_exhausted_loss_scale_ends_the_run_as_burn_ends_runs() {
         let devices = vec![Device::flex(), Device::flex()];
         Some(ExecutionStrategy::multi(devices, optim))
     };
-    for listener in [Listener::WithAmp, Listener::Interrupter] {
+    for listener in [
+        Listener::WithAmp,
+        Listener::WithAmpAndOwn,
+        Listener::Interrupter,
+    ] {
         for strategy in [
             None,
             multi(MultiDeviceOptim::OptimMainDevice),
@@ -243,6 +250,7 @@ fn a_failed_model_can_be_trained_again() {
         (false, Listener::WithAmp, None),
         (true, Listener::WithAmp, Some(3)),
         (false, Listener::WithAmp, Some(3)),
+        (false, Listener::WithAmpAndOwn, Some(3)),
         (false, Listener::Interrupter, Some(3)),
     ] {
         let folder = tempfile::tempdir().unwrap();

@@ -1,33 +1,92 @@
-//! A loss that is itself f16: its gradient, the scale, is infinite there until the scale fits.
+//! A loss that is taken inside `autocast`, in f16: its gradient is the scale, infinite there until the scale fits.
 
 use burn::{
     module::Module,
     nn::{Linear, LinearConfig},
-    optim::SgdConfig,
-    tensor::{DType, Device, Tensor},
+    optim::{GradientsParams, SgdConfig},
+    tensor::{Device, Tensor},
 };
 use burn_amp::{GradScalerConfig, MixedPrecision, ScaledOptimizer};
+use std::{env, process::Command, sync::Mutex};
 
-#[test]
-fn the_scale_comes_down_to_what_f16_holds() {
+fn train() {
     let device = Device::flex().autodiff();
-    let precision = MixedPrecision::f16();
+    let config = GradScalerConfig::new().with_init_scale(262144.0);
+    let amp = MixedPrecision::f16().with_scaler(config).unwrap();
     let linear: Linear = LinearConfig::new(3, 1).init(&device);
-    let mut model = linear.apply_reparameterization(precision.clone());
-    let scaler = GradScalerConfig::new().with_init_scale(262144.0);
-    let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), scaler.init().unwrap());
+    let mut model = linear.apply_reparameterization(amp.clone());
+    let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp);
 
     let input = Tensor::<2>::ones([1, 3], &device);
     let mut scales = Vec::new();
     for _ in 0..5 {
-        scales.push(optim.scaler().loss_scale());
-        let loss = model.forward(precision.cast(input.clone())).sum();
-        assert_eq!(loss.dtype(), DType::F16);
-        let grads = optim.backward(loss, &model);
+        scales.push(amp.loss_scale());
+        let loss = amp.autocast(input.clone(), |x| model.forward(x).sum());
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
         model = optim.step(0.01, model, grads);
     }
     // 32768 is the largest power of two that f16 holds.
     assert_eq!(scales, [262144.0, 131072.0, 65536.0, 32768.0, 32768.0]);
     assert_eq!(optim.scaler().counters().skipped(), 3);
     assert_eq!(optim.scaler().last_status().unwrap().max_abs(), 1.0);
+}
+
+#[test]
+fn the_scale_comes_down_to_what_f16_holds() {
+    train();
+}
+
+/// Set in the process that looks for the log line.
+const CHILD: &str = "BURN_AMP_TEST_CHILD";
+
+/// Said once in a process, which another test may have made it say already: looked for in a process of its own.
+#[test]
+fn the_log_says_to_take_it_outside() {
+    let output = Command::new(env::current_exe().unwrap())
+        .args(["half_loss::says_it", "--exact", "--ignored", "--nocapture"])
+        .env(CHILD, "1")
+        .output()
+        .unwrap();
+    let output = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.contains("1 passed"), "{output}");
+}
+
+#[test]
+#[ignore = "run by the test above"]
+fn says_it() {
+    static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+    struct Logger;
+
+    impl log::Log for Logger {
+        fn enabled(&self, _metadata: &log::Metadata) -> bool {
+            true
+        }
+
+        fn log(&self, record: &log::Record) {
+            LINES.lock().unwrap().push(record.args().to_string());
+        }
+
+        fn flush(&self) {}
+    }
+
+    if env::var_os(CHILD).is_none() {
+        return;
+    }
+    log::set_logger(&Logger).unwrap();
+    log::set_max_level(log::LevelFilter::Warn);
+    let said = || {
+        let lines = LINES.lock().unwrap();
+        let about = |line: &&String| line.contains("single F16 value") && line.contains("outside");
+        lines.iter().filter(about).count()
+    };
+    // Many values, or one without gradients, are no loss.
+    let device = Device::flex().autodiff();
+    let amp = MixedPrecision::f16();
+    let many = Tensor::<1>::ones([2], &device).require_grad();
+    drop(amp.autocast(many, |x| x));
+    drop(amp.autocast(Tensor::<1>::ones([1], &device), |x| x));
+    assert_eq!(said(), 0);
+    train();
+    assert_eq!(said(), 1);
 }

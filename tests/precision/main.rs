@@ -1,7 +1,6 @@
-//! `MixedPrecision`: a model computes in half precision over parameters in f32, and trains.
+//! What the loss scale and f32 parameters are there for: values that half precision cannot hold.
 
 mod half_loss;
-mod layers;
 mod support;
 mod tiny_gradients;
 mod tiny_updates;

@@ -178,8 +178,8 @@ fn moments_of_another_parameter_are_refused_by_the_step() {
 #[test]
 fn what_a_later_release_may_add() {
     let record = trained();
-    type Change = fn(&mut Pack);
-    let later: [(&str, Change); 4] = [
+    type Change = (&'static str, fn(&mut Pack));
+    let later: [Change; 4] = [
         ("`sam`", |pack| {
             let kind = pack.metadata.get_mut("burn_amp.kind").unwrap();
             *kind = "sam".to_string();

@@ -390,7 +390,7 @@ impl MixedPrecision {
     /// # Errors
     ///
     /// [`AmpError::HalfPrecisionInput`] if a half-precision tensor that requires gradients comes in from outside,
-    /// [`AmpError::HalfPrecisionLeaf`] if such a parameter is read, [`AmpError::FullPrecisionOutput`] if an f32 tensor that
+    /// [`AmpError::HalfPrecisionLeaf`] if such a parameter is read, [`AmpError::CapturedOutput`] if an f32 tensor that
     /// requires gradients is returned, [`AmpError::DTypeClash`] if Burn panics because of two dtypes inside.
     pub fn try_autocast<I: CastFloat, R: CastFloat>(
         &self,

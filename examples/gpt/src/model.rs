@@ -1,4 +1,5 @@
-//! The network.
+//! A small GPT of Burn's layers, with their default initialization.
+
 use burn::{
     module::Module,
     nn::{
@@ -9,7 +10,7 @@ use burn::{
     tensor::{Device, Int, Tensor},
 };
 
-/// A GPT.
+/// Tells from the tokens so far which comes next.
 #[derive(Module, Debug)]
 pub struct Gpt {
     token: Embedding,
@@ -19,41 +20,48 @@ pub struct Gpt {
     head: Linear,
 }
 
+/// How large a [`Gpt`] is.
+#[derive(Clone, Copy, Debug)]
+pub struct Size {
+    /// Tokens that it sees at once.
+    pub context: usize,
+    /// Values of a token.
+    pub width: usize,
+    /// Blocks of attention and feed-forward network.
+    pub layers: usize,
+}
+
 impl Gpt {
-    /// New.
-    pub fn new(
-        vocab: usize,
-        context: usize,
-        width: usize,
-        layers: usize,
-        heads: usize,
-        device: &Device,
-    ) -> Self {
+    /// A network with random parameters.
+    pub fn new(vocabulary: usize, size: Size, device: &Device) -> Self {
+        let Size {
+            context,
+            width,
+            layers,
+        } = size;
         Self {
-            token: EmbeddingConfig::new(vocab, width).init(device),
+            token: EmbeddingConfig::new(vocabulary, width).init(device),
             position: EmbeddingConfig::new(context, width).init(device),
-            blocks: TransformerEncoderConfig::new(width, 4 * width, heads, layers)
+            blocks: TransformerEncoderConfig::new(width, 4 * width, 2, layers)
                 .with_norm_first(true)
                 .with_dropout(0.0)
                 .init(device),
             norm: LayerNormConfig::new(width).init(device),
-            head: LinearConfig::new(width, vocab)
+            head: LinearConfig::new(width, vocabulary)
                 .with_bias(false)
                 .init(device),
         }
     }
 
-    /// `[rows, length]` to `[rows * length, vocabulary]`.
+    /// From tokens `[windows, length]` to the logits of the next ones, `[windows * length, vocabulary]`.
     pub fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<2> {
-        let [rows, length] = tokens.dims();
+        let [windows, length] = tokens.dims();
         let device = tokens.device();
         let places = Tensor::<1, Int>::arange(0..length as i64, &device).unsqueeze::<2>();
         let x = self.token.forward(tokens) + self.position.forward(places);
-        let mask = generate_autoregressive_mask(rows, length, &device);
-        let x = self
-            .blocks
-            .forward(TransformerEncoderInput::new(x).mask_attn(mask));
-        let _ = (rows, length);
-        self.head.forward(self.norm.forward(x)).flatten(0, 1)
+        let mask = generate_autoregressive_mask(windows, length, &device);
+        let x = TransformerEncoderInput::new(x).mask_attn(mask);
+        let x = self.norm.forward(self.blocks.forward(x));
+        self.head.forward(x.flatten::<2>(0, 1))
     }
 }

@@ -2,13 +2,10 @@
 
 mod check;
 mod data;
-mod logs;
-mod panics;
 mod read;
 
 pub use check::{Runs, check};
 pub use data::{fill, tensor};
-pub use panics::panic_message;
 pub use read::{gradients, parameters, relative_error, values};
 
 /// A list of layers, with a test for each line: its type, how it runs, how it is built, the shape of its input, and its

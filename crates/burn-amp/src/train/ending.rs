@@ -24,13 +24,19 @@ impl ScalerMonitor {
         self.error().map_or(Ok(()), Err)
     }
 
-    /// A handle for `with_interrupter` of a run, through which one that fails is ended. Always the same handle.
+    /// The handle through which a run that fails is ended: that of the `SupervisedTraining` with
+    /// [`with_amp`](super::AmpTraining::with_amp), or else one to be given to a run (`with_interrupter`).
     ///
-    /// [`with_amp`](super::AmpTraining::with_amp) gives it to a `SupervisedTraining`. Burn's `LearningResult::error` then says
-    /// why, as the failure of a worker (the nearest of Burn's errors); [`check`](Self::check) has the error itself.
+    /// Burn's `LearningResult::error` then says why, as the failure of a worker (the nearest of Burn's errors);
+    /// [`check`](Self::check) has the error itself.
     pub fn interrupter(&self) -> Interrupter {
         let mut state = self.ending.state();
         state.interrupter.get_or_insert_default().clone()
+    }
+
+    /// Ends the run through its own handle.
+    pub(super) fn end_through(&self, interrupter: Interrupter) {
+        self.ending.state().interrupter = Some(interrupter);
     }
 
     /// Ends the run with an error, through the [`interrupter`](Self::interrupter): for strategies and agents that step by

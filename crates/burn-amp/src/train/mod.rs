@@ -67,7 +67,7 @@
 //!
 //! amp.monitor().check()?; // a loss scale that is exhausted, or a loss that is NaN, has ended the run
 //! assert_eq!(amp.monitor().last().steps, 8);
-//! let sums = result.model.linear.forward(Tensor::ones([1, 4], &Device::flex()));
+//! let sums = result.model.linear.forward(Tensor::<2>::ones([1, 4], &Device::flex()));
 //! result.model.into_record().save(directory.join("model"))?;
 //! # let _ = sums;
 //! # std::fs::remove_dir_all(&directory)?;

@@ -15,6 +15,7 @@ impl<M: Module> Module for Scaled<M> {
 
     fn map<T: ModuleMapper>(mut self, mapper: &mut T) -> Self {
         self.inner = self.inner.map(mapper);
+        self.trained = self.trained.map(|trained| trained.map(mapper));
         self
     }
 

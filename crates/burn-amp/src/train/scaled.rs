@@ -210,8 +210,7 @@ impl<M: TrainStep + Module> TrainStep for Scaled<M> {
     ///
     /// # Panics
     ///
-    /// If a step fails and nobody has asked for that interrupter, with the error's message; if it was not given to the run,
-    /// with the next step.
+    /// If a step fails and there is no such interrupter, with the error's message; if it is not the run's, with the next step.
     fn optimize(
         self,
         optim: &mut ModuleOptimizer,

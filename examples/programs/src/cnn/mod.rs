@@ -8,7 +8,6 @@ pub mod plain {
     pub mod training;
 }
 
-#[cfg(any())]
 /// In half precision.
 pub mod half {
     pub mod model;
@@ -79,8 +78,6 @@ pub fn run(options: &Options) -> crate::Result<()> {
     let config = config.with_num_epochs(epochs);
     match options.precision {
         None => plain::training::train(&options.folder, &config, &options.device),
-        Some(_) => todo!(),
-        #[cfg(any())]
         Some(precision) => {
             let config = config.with_precision(precision);
             half::training::train(&options.folder, &config, &options.device)

@@ -56,17 +56,17 @@ impl Batcher<Vec<i64>, TextBatch> for TextBatcher {
 /// A loader of texts.
 pub type Loader = Arc<dyn DataLoader<TextBatch>>;
 
-/// 1024 texts to train on, shuffled anew for each epoch, and 128 others; those on a device without autodiff.
+/// 512 texts to train on, shuffled anew for each epoch, and 64 others; those on a device without autodiff.
 ///
-/// They have sums of numbers below 30, of which no sum is in both.
+/// They have sums of numbers below 20, of which no sum is in both.
 pub fn loaders(config: &TrainingConfig, device: &Device) -> (Loader, Loader) {
     let mut random = Random(config.seed);
     let mut texts = |count, valid: bool| {
         let texts = (0..count).map(|_| {
             let mut text = String::new();
             while text.len() <= CONTEXT {
-                let (a, b) = (random.below(30), random.below(30));
-                if ((a * 30 + b) % 9 == 0) == valid {
+                let (a, b) = (random.below(20), random.below(20));
+                if ((a * 20 + b) % 9 == 0) == valid {
                     text += &format!("{a}+{b}={}\n", a + b);
                 }
             }
@@ -79,8 +79,5 @@ pub fn loaders(config: &TrainingConfig, device: &Device) -> (Loader, Loader) {
     let builder = || DataLoaderBuilder::new(TextBatcher).batch_size(config.batch_size);
     let train = builder().shuffle(config.seed).set_device(device.clone());
     let valid = builder().set_device(device.clone().inner());
-    (
-        train.build(texts(1024, false)),
-        valid.build(texts(128, true)),
-    )
+    (train.build(texts(512, false)), valid.build(texts(64, true)))
 }

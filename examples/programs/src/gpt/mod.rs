@@ -16,7 +16,7 @@ pub struct TrainingConfig {
     #[config(default = 30)]
     pub num_epochs: usize,
     /// Texts of a forward pass.
-    #[config(default = 16)]
+    #[config(default = 8)]
     pub batch_size: usize,
     /// Batches of a step.
     #[config(default = 4)]

@@ -17,8 +17,11 @@ use super::data::{ALPHABET, CONTEXT, tokens};
 #[derive(Config, Debug)]
 pub struct ModelConfig {
     /// Width of the network.
-    #[config(default = 48)]
+    #[config(default = 32)]
     pub d_model: usize,
+    /// Width of the layers' middle.
+    #[config(default = 64)]
+    pub d_ff: usize,
     /// Heads of a layer.
     #[config(default = 4)]
     pub n_heads: usize,
@@ -40,21 +43,22 @@ pub struct Model {
 impl ModelConfig {
     /// A network with random parameters.
     pub fn init(&self, device: &Device) -> Model {
-        let transformer = TransformerEncoderConfig::new(
-            self.d_model,
-            4 * self.d_model,
-            self.n_heads,
-            self.n_layers,
-        );
+        let Self {
+            d_model,
+            d_ff,
+            n_heads,
+            n_layers,
+        } = *self;
+        let transformer = TransformerEncoderConfig::new(d_model, d_ff, n_heads, n_layers);
         Model {
-            tokens: EmbeddingConfig::new(ALPHABET.len(), self.d_model).init(device),
-            positions: EmbeddingConfig::new(CONTEXT, self.d_model).init(device),
+            tokens: EmbeddingConfig::new(ALPHABET.len(), d_model).init(device),
+            positions: EmbeddingConfig::new(CONTEXT, d_model).init(device),
             transformer: transformer
                 .with_norm_first(true)
                 .with_dropout(0.0)
                 .init(device),
-            norm: LayerNormConfig::new(self.d_model).init(device),
-            output: LinearConfig::new(self.d_model, ALPHABET.len()).init(device),
+            norm: LayerNormConfig::new(d_model).init(device),
+            output: LinearConfig::new(d_model, ALPHABET.len()).init(device),
         }
     }
 }

@@ -58,12 +58,12 @@ pub fn train(folder: &Path, config: &TrainingConfig, device: &Device) -> Result<
             valid_losses.push(loss.into_scalar::<f32>());
         }
         println!(
-            "epoch {epoch}: loss {:.5}, validation {:.5}",
+            "epoch {epoch}: loss {:.6}, validation {:.6}",
             mean(&train_losses),
             mean(&valid_losses)
         );
     }
-    for prompt in ["3+4=", "18+9=", "27+27="] {
+    for prompt in ["3+4=", "18+9=", "16+16="] {
         println!(
             "{}",
             model.valid().complete(prompt, &device.clone().inner())

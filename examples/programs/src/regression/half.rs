@@ -50,7 +50,7 @@ pub fn train(folder: &Path, config: &TrainingConfig, device: &Device) -> Result<
             valid_losses.push(loss.into_scalar::<f32>());
         }
         println!(
-            "epoch {epoch}: loss {:.5}, validation {:.5}",
+            "epoch {epoch}: loss {:.6}, validation {:.6}",
             mean(&train_losses),
             mean(&valid_losses)
         );

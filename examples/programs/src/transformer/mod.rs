@@ -8,7 +8,6 @@ pub mod plain {
     pub mod training;
 }
 
-#[cfg(any())]
 /// In half precision.
 pub mod half {
     pub mod model;
@@ -23,13 +22,13 @@ use crate::Options;
 #[derive(Config, Debug)]
 pub struct TrainingConfig {
     /// Passes over the training data.
-    #[config(default = 12)]
+    #[config(default = 8)]
     pub num_epochs: usize,
     /// Sentences of a step.
-    #[config(default = 32)]
+    #[config(default = 16)]
     pub batch_size: usize,
     /// Steps until the learning rate is largest.
-    #[config(default = 60)]
+    #[config(default = 30)]
     pub warmup_steps: usize,
     /// Where the run begins.
     #[config(default = 0)]
@@ -50,8 +49,6 @@ pub fn run(options: &Options) -> crate::Result<()> {
     let config = config.with_num_epochs(epochs);
     match options.precision {
         None => plain::training::train(&options.folder, &config, &options.device),
-        Some(_) => todo!(),
-        #[cfg(any())]
         Some(precision) => {
             let config = config.with_precision(precision);
             half::training::train(&options.folder, &config, &options.device)

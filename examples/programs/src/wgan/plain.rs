@@ -56,7 +56,7 @@ pub fn train(folder: &Path, config: &TrainingConfig, device: &Device) -> Result<
                 generator = generator_optim.step(config.learning_rate, generator, grads);
             }
         }
-        println!("epoch {epoch}: distance {:.5}", mean(&distances));
+        println!("epoch {epoch}: distance {:.6}", mean(&distances));
     }
     generator.save_file(folder.join("model"))?;
     Ok(())

@@ -11,7 +11,7 @@ use burn::{
         metric::{AccuracyMetric, LearningRateMetric, LossMetric},
     },
 };
-use burn_amp::{MixedPrecision, WithAmp};
+use burn_amp::{AmpTraining, MixedPrecision};
 use std::path::Path;
 
 use super::model::ModelConfig;

@@ -18,8 +18,11 @@ use crate::transformer::data::{CLASSES, MAX_LENGTH, SentenceBatch, vocabulary_si
 #[derive(Config, Debug)]
 pub struct ModelConfig {
     /// Width of the network.
-    #[config(default = 32)]
+    #[config(default = 16)]
     pub d_model: usize,
+    /// Width of the layers' middle.
+    #[config(default = 32)]
+    pub d_ff: usize,
     /// Heads of a layer.
     #[config(default = 4)]
     pub n_heads: usize,
@@ -40,7 +43,7 @@ pub struct Model {
 impl ModelConfig {
     /// A network with random parameters.
     pub fn init(&self, device: &Device) -> Model {
-        let (d_model, d_ff) = (self.d_model, 4 * self.d_model);
+        let (d_model, d_ff) = (self.d_model, self.d_ff);
         Model {
             tokens: EmbeddingConfig::new(vocabulary_size(), d_model).init(device),
             positions: EmbeddingConfig::new(MAX_LENGTH, d_model).init(device),

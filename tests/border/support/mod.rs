@@ -7,9 +7,8 @@ use burn::{
 };
 use burn_amp::{GradScalerConfig, MixedPrecision};
 
-#[path = "../layers/support/logs.rs"]
+#[path = "../../layers/support/logs.rs"]
 mod logs;
-#[path = "../layers/support/panics.rs"]
 mod panics;
 
 pub use logs::logs;

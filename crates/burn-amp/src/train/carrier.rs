@@ -22,7 +22,8 @@ use crate::{
 
 /// The parameter that no model has.
 const ID: u64 = u64::from_le_bytes(*b"burn_amp");
-/// The name of its only tensor: bytes of a burnpack, with a version and a checksum.
+/// The name of its only tensor: the bytes of a burnpack, with a version and a checksum, each inverted, so that nothing in them is
+/// taken for a section of the file around them.
 const TENSOR: &str = "scaler";
 
 /// What a checkpoint holds beside the states of the model and its optimizer.
@@ -136,7 +137,7 @@ impl DynOptimizer for Carrier {
 
     fn state_flatten(&self, prefix: &str, state: &DynState, out: &mut StateSink) {
         if let Some(state) = &state.downcast_ref::<Entry>().state {
-            let bytes = state.to_bytes();
+            let bytes = inverted(&state.to_bytes());
             let shape = [bytes.len()];
             out.push_tensor(
                 prefix,
@@ -155,10 +156,13 @@ impl DynOptimizer for Carrier {
     ) -> Option<DynState> {
         let (bytes, ..) = src.take_tensor(prefix, TENSOR)?.into_parts();
         // Burn has no errors here.
-        let state = State::from_bytes(bytes, "the loss scaler's state in the optimizer's record")
-            .unwrap_or_else(|error| {
-                panic!("{error}; `Resume::check` makes this an error that names the file")
-            });
+        let state = State::from_bytes(
+            inverted(&bytes),
+            "the loss scaler's state in the optimizer's record",
+        )
+        .unwrap_or_else(|error| {
+            panic!("{error}; `Resume::check` makes this an error that names the file")
+        });
         self.amp.live().set_schedule(*state.scaler.schedule());
         let entry = Entry {
             state: Some(state),
@@ -194,7 +198,10 @@ impl State {
         };
         let bytes = tensor.to_bytes();
         let bytes = bytes.map_err(|error| container.damaged(error.to_string()))?;
-        let bytes = Bytes::from_bytes_vec(bytes.to_vec());
-        Self::from_bytes(bytes, container.origin()).map(Some)
+        Self::from_bytes(inverted(&bytes), container.origin()).map(Some)
     }
+}
+
+fn inverted(bytes: &[u8]) -> Bytes {
+    Bytes::from_bytes_vec(bytes.iter().map(|byte| !byte).collect())
 }

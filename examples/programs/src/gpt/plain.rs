@@ -63,11 +63,9 @@ pub fn train(folder: &Path, config: &TrainingConfig, device: &Device) -> Result<
             mean(&valid_losses)
         );
     }
+    let (model, device) = (model.valid(), device.inner());
     for prompt in ["3+4=", "18+9=", "16+16="] {
-        println!(
-            "{}",
-            model.valid().complete(prompt, &device.clone().inner())
-        );
+        println!("{}", model.complete(prompt, &device));
     }
     model.save_file(folder.join("model"))?;
     Ok(())

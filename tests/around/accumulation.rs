@@ -650,7 +650,7 @@ fn a_window_of_another_model_is_refused_by_flush_and_stays() {
 }
 
 #[test]
-fn gradients_and_sums_of_no_parameter_are_dropped_and_logged() {
+fn gradients_of_no_parameter_are_dropped_and_logged_and_sums_refused() {
     let rule = OverflowRule::SkipWindow;
     let model = Pair::zeros(DType::F32);
     let scaler = sgd().scaler().clone();
@@ -674,10 +674,8 @@ fn gradients_and_sums_of_no_parameter_are_dropped_and_logged() {
         .clone()
         .accumulate(&mut window, grads, &model)
         .unwrap();
-    let logged = captured(Level::Debug, || {
-        let grads = scaler.clone().flush(&mut window, &stranger).unwrap();
-        assert_eq!(grads.unwrap().status().gradients(), 0);
-    });
-    let logged = logged.join("\n");
-    assert!(logged.contains("2 sums belong to no parameter"), "{logged}");
+    let error = scaler.clone().flush(&mut window, &stranger).unwrap_err();
+    assert!(matches!(error, AmpError::ForeignRecord { .. }), "{error}");
+    assert!(error.to_string().contains("2 of its 2 sums"), "{error}");
+    assert_eq!((window.len(), window.gradients()), (2, 2));
 }

@@ -397,26 +397,26 @@ mod tests {
 
     #[test]
     fn of_an_optimizer() {
-        run(600, super::optimizer);
+        run(300, super::optimizer);
     }
 
     #[test]
     fn of_a_scaler() {
-        run(2000, super::scaler);
+        run(1000, super::scaler);
     }
 
     #[test]
     fn of_a_window() {
-        run(2000, super::window);
+        run(1000, super::window);
     }
 
     #[test]
     fn of_averages() {
-        run(2000, super::averages);
+        run(1000, super::averages);
     }
 
     #[test]
     fn of_pytorchs_state() {
-        run(4000, super::state);
+        run(2000, super::state);
     }
 }

@@ -33,7 +33,7 @@ pub(crate) fn unscale<M: Module>(
     check_shapes(&grads, module)?;
     let mut walk = Walk::new(grads);
     module.visit(&mut walk);
-    log_strangers(walk.source.len(), "gradients");
+    log_strangers(walk.source.len());
     let Walk {
         mut entries, pass, ..
     } = walk;
@@ -261,9 +261,9 @@ impl ModuleVisitor for Walk {
 }
 
 /// As in Burn's `step`, which ignores them too.
-pub(super) fn log_strangers(count: usize, what: &str) {
+pub(super) fn log_strangers(count: usize) {
     if count > 0 {
-        log::debug!("{count} {what} belong to no parameter of the module and are dropped");
+        log::debug!("{count} gradients belong to no parameter of the module and are dropped");
     }
 }
 

@@ -26,7 +26,7 @@ pub(super) fn add<M: Module>(
         factor,
     };
     module.visit(&mut add);
-    log_strangers(add.grads.len(), "gradients");
+    log_strangers(add.grads.len());
 }
 
 /// Refuses sums that are not of `module`'s parameters, and gradients that cannot be added to them, before anything is
@@ -146,7 +146,6 @@ pub(super) fn take<M: Module>(sums: ParamTensors, module: &M) -> GradientsParams
         grads: GradientsParams::new(),
     };
     module.visit(&mut take);
-    log_strangers(take.sums.len(), "sums");
     take.grads
 }
 

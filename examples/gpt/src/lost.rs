@@ -3,7 +3,7 @@
 use burn::{
     module::{Module, ModuleVisitor, Param},
     optim::GradientsParams,
-    tensor::{DType, Device, ElementConversion, Tensor, activation::softmax},
+    tensor::{DType, Device, Tensor, activation::softmax},
 };
 use burn_amp::AmpError;
 
@@ -32,7 +32,7 @@ impl Lost {
         self.zeros as f64 / self.values.max(1) as f64
     }
 
-    /// How far the gradient is from that in f32, as a share of the latter's length (L2).
+    /// How far the gradient is from that in f32, as a share of the latter's length (L2): 1 if nothing is left of it.
     pub fn error(&self) -> f64 {
         (self.difference / self.norm).sqrt()
     }
@@ -81,7 +81,7 @@ pub fn lost_words(model: &Gpt, text: &Text, starts: &[usize], settings: &Setting
     let zero = gradients.cast(DType::F16).equal_elem(0.0).float();
     let zero = zero.cast(DType::F32);
     let held = (probabilities * zero.clone()).sum_dim(1).mean();
-    let number = |tensor: Tensor<1>| tensor.into_scalar::<f32>().elem::<f64>();
+    let number = |tensor: Tensor<1>| f64::from(tensor.into_scalar::<f32>());
     (number(zero.mean()), number(held))
 }
 
@@ -127,12 +127,17 @@ impl ModuleVisitor for Compare<'_> {
 
 fn group(path: &[String]) -> &'static str {
     let has = |name: &str| path.iter().any(|part| part.starts_with(name));
-    match () {
-        () if has("token") || has("position") => "embeddings",
-        () if has("query") || has("key") => "queries, keys",
-        () if has("mha") => "values, outputs",
-        () if has("pwff") => "feed forward",
-        () if has("norm") => "norms",
-        () => "head",
+    if has("token") || has("position") {
+        "embeddings"
+    } else if has("query") || has("key") {
+        "queries, keys"
+    } else if has("mha") {
+        "values, outputs"
+    } else if has("pwff") {
+        "feed forward"
+    } else if has("norm") {
+        "norms"
+    } else {
+        "head"
     }
 }

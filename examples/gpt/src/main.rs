@@ -59,10 +59,10 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<()> {
-    if args.width % 2 != 0 {
+    if !args.width.is_multiple_of(2) {
         return Err("--width is to be even: there are two heads".into());
     }
-    if args.batch_tokens % CONTEXT != 0 {
+    if !args.batch_tokens.is_multiple_of(CONTEXT) {
         return Err(format!("--batch-tokens is to be a multiple of {CONTEXT}").into());
     }
     let settings = Settings {

@@ -150,24 +150,7 @@ fn a_large_batch_loses_gradients_in_f16_and_loss_scaling_keeps_them() {
     assert_eq!(of(Run::F32, &large).iter().map(|l| l.zeros).sum::<u64>(), 0);
 }
 
-/// Six steps of a network of 8 values, and the batch of the whole job.
-#[test]
-fn f16_trains_worse_than_f32_unless_the_loss_is_scaled() {
-    let _turn = alone();
-    let text = Text::new(SONNETS);
-    let settings = settings(6, 16_384);
-    let loss = |run| {
-        let trainer = trained(run, settings, &text);
-        assert_eq!(trainer.optim.scaler().counters().skipped(), 0);
-        trainer.held_out_loss(&text)
-    };
-    let (f32, f16, scaled) = (loss(Run::F32), loss(Run::F16), loss(Run::F16Scaled));
-    println!("{f32} {f16} {scaled}");
-    assert!((scaled - f32).abs() < 0.005, "{scaled}, f32 {f32}");
-    assert!(f16 > f32 + 0.03, "{f16}, f32 {f32}");
-}
-
-/// And with a batch of 512 tokens there is no need of a scale.
+/// The mean over 512 tokens needs no scale.
 #[test]
 fn all_precisions_train_alike_with_a_small_batch() {
     let _turn = alone();
@@ -182,7 +165,6 @@ fn all_precisions_train_alike_with_a_small_batch() {
     );
     for run in [Run::F16, Run::F16Scaled, Run::Bf16] {
         let half = trained(run, settings, &text).held_out_loss(&text);
-        println!("{half} {full}");
         assert!((half - full).abs() < 0.01, "{run:?}: {half}, f32 {full}");
     }
 }

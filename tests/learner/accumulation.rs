@@ -3,12 +3,12 @@
 use burn::optim::AdamConfig;
 use burn_amp::ScaledOptimizer;
 
-use crate::support::{Run, all_finite, poison, values};
+use crate::support::{Run, all_finite, poison, temp_dir, values};
 
 /// As a loop by hand that sums gradients, bit for bit; one poisoned micro-batch costs its window, once.
 #[test]
 fn a_window_is_a_step_and_one_overflow_skips_all_of_it() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temp_dir();
     let mut run = Run {
         accumulation: Some(3),
         epochs: 3,

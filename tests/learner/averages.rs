@@ -11,7 +11,7 @@ use std::path::Path;
 
 use crate::{
     resume::{assert_same, shuffled_run},
-    support::{Net, Run, Values, poison, read_metric, values},
+    support::{Net, Run, Values, poison, read_metric, temp_dir, values},
 };
 
 fn learner(run: &Run, amp: &MixedPrecision, ema: Option<EmaConfig>) -> Learner<Scaled<Net>> {
@@ -53,7 +53,7 @@ fn averaged(model: &Scaled<Net>) -> (Vec<Values>, Vec<Values>, u64) {
 fn a_learner_averages_as_a_loop_by_hand() {
     let mut run = Run::default();
     poison(&mut run.samples, 20);
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temp_dir();
     let model = launch(&run, folder.path());
 
     let amp = run.amp();
@@ -68,7 +68,7 @@ fn a_learner_averages_as_a_loop_by_hand() {
     assert!(averaged(&model).1 == averages);
     assert!(values(&model.finalize()) == averages);
 
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temp_dir();
     let plain = launch_with(&run, None, folder.path());
     assert!(plain.ema().is_none());
     assert!(values(&plain.clone().finalize()) == values(&plain));
@@ -83,9 +83,9 @@ fn a_resumed_run_has_the_averages_of_the_uninterrupted_one() {
             accumulation,
             ..shuffled_run()
         };
-        let whole = tempfile::tempdir().unwrap();
+        let whole = temp_dir();
         let uninterrupted = launch(&run(4, None), whole.path());
-        let parts = tempfile::tempdir().unwrap();
+        let parts = temp_dir();
         let half = launch(&run(2, None), parts.path());
         let stored = Resume::check(parts.path(), 2).unwrap();
         assert_eq!(stored.scaler(), Some(&half.scaler().to_record()));
@@ -114,7 +114,7 @@ fn averages_that_only_one_run_keeps_are_dropped_or_start_fresh() {
         resume: Some(1),
         ..Run::default()
     };
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temp_dir();
     launch(&first, folder.path());
     let without = launch_with(&second, None, folder.path());
     assert_eq!(without.scaler().counters().steps(), 12);
@@ -148,7 +148,7 @@ fn several_devices_average_alike() {
     ]
     .map(|optim| {
         let devices = vec![Device::flex(), Device::flex()];
-        let folder = tempfile::tempdir().unwrap();
+        let folder = temp_dir();
         let strategy = ExecutionStrategy::multi(devices, optim);
         let amp = run.amp();
         let learner = learner(&run, &amp, Some(ema()));
@@ -186,7 +186,7 @@ fn averages_can_drive_validation() {
         ..Run::default()
     };
     let slow = EmaConfig::new().with_momentum(0.999);
-    let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let folders = [(); 2].map(|()| temp_dir());
     let plain = launch_with(&run, Some(slow.clone()), folders[0].path());
     let seen = launch_with(&run, Some(slow.with_validation(true)), folders[1].path());
 

@@ -3,7 +3,7 @@
 use burn::optim::SgdConfig;
 use burn_amp::{GradientClip, MixedPrecision, ScaledOptimizer};
 
-use crate::support::{Run, poison, values};
+use crate::support::{Run, poison, temp_dir, values};
 
 /// It goes with the optimizer into the learner: as a loop by hand, bit for bit, and other than without.
 #[test]
@@ -18,7 +18,7 @@ fn a_learner_clips_as_its_optimizer_was_told() {
         }
     };
     let launch = |clip: Option<GradientClip>| {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = temp_dir();
         let amp = run.amp();
         let learner = run.learner_of(&amp, optim(&amp, clip));
         run.training(folder.path()).launch(learner).model

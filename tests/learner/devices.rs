@@ -26,7 +26,7 @@ use std::{
 
 use crate::support::{
     Batch, Net, Run, Values, all_finite, loader, parameters, poison, quiet, read_metric, samples,
-    values,
+    temp_dir, values,
 };
 
 /// Three steps an epoch of two batches each. The poison is in the half of the samples that the second device gets.
@@ -40,7 +40,7 @@ fn run() -> Run {
 }
 
 fn launch(optim: MultiDeviceOptim) -> LearningResult<Scaled<Net>> {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temp_dir();
     let run = run();
     let amp = run.amp();
     let learner = run.learner(&amp);
@@ -90,7 +90,7 @@ fn the_workers_never_differ() {
         MultiDeviceOptim::OptimMainDevice,
         MultiDeviceOptim::OptimSharded,
     ] {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = temp_dir();
         let run = run();
         let model = Witnessed {
             scaled: run.learner(&run.amp()).model(),

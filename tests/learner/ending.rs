@@ -24,11 +24,11 @@ use std::{
     path::Path,
 };
 
-use crate::support::{Net, Run, all_finite, loader, lr, parameters, poison, spoil};
+use crate::support::{Net, Run, all_finite, loader, lr, parameters, poison, spoil, temp_dir};
 
 #[test]
 fn early_stopping_sees_the_metrics_of_a_scaled_run() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temp_dir();
     let run = Run {
         epochs: 50,
         ..Run::default()
@@ -56,7 +56,7 @@ fn early_stopping_sees_the_metrics_of_a_scaled_run() {
 /// is whole.
 #[test]
 fn an_interrupted_run_returns_what_it_has() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temp_dir();
     let run = Run {
         epochs: 3,
         ..Run::default()
@@ -170,7 +170,7 @@ fn an_exhausted_loss_scale_ends_the_run_as_burn_ends_runs() {
             multi(MultiDeviceOptim::OptimMainDevice),
             multi(MultiDeviceOptim::OptimSharded),
         ] {
-            let folder = tempfile::tempdir().unwrap();
+            let folder = temp_dir();
             let failed = if strategy.is_some() { 3 } else { 2 };
             let (result, amp) = exhausted(listener, strategy, None, folder.path());
             let error = result.error.expect("an error").to_string();
@@ -208,7 +208,7 @@ fn a_run_of_infinite_losses_is_not_blamed_on_the_scale() {
     if amp.dtype() != FloatDType::F16 {
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temp_dir();
     let learner = run.learner(&amp);
     let result = run.training(folder.path()).with_amp(&amp).launch(learner);
     let error = result.error.unwrap().to_string();
@@ -228,7 +228,7 @@ fn a_run_of_infinite_losses_is_not_blamed_on_the_scale() {
 #[test]
 fn without_a_listener_the_message_is_that_of_a_panic() {
     for listener in [Listener::Nobody, Listener::Stranger] {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = temp_dir();
         let run = || exhausted(listener, None, None, folder.path());
         let panic = catch_unwind(AssertUnwindSafe(run)).err().unwrap();
         let message = panic.downcast_ref::<String>().unwrap();
@@ -253,7 +253,7 @@ fn a_failed_model_can_be_trained_again() {
         (false, Listener::WithAmpAndOwn, Some(3)),
         (false, Listener::Interrupter, Some(3)),
     ] {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = temp_dir();
         let (result, amp) = exhausted(listener, None, accumulation, folder.path());
         let monitor = amp.monitor();
         assert!(monitor.check().is_err());
@@ -265,7 +265,7 @@ fn a_failed_model_can_be_trained_again() {
         assert!(monitor.check().is_err(), "told until it trains again");
         let before = (*model.scaler().counters(), parameters(&model));
 
-        let again = tempfile::tempdir().unwrap();
+        let again = temp_dir();
         let run = Run {
             epochs: 1,
             accumulation,
@@ -305,14 +305,14 @@ fn a_failure_does_not_end_the_next_run() {
         (0..bad.samples.len()).for_each(|index| poison(&mut bad.samples, index));
         let amp = bad.amp();
         let waiting = early.then(|| good.learner(&amp));
-        let folder = tempfile::tempdir().unwrap();
+        let folder = temp_dir();
         let result = bad
             .training(folder.path())
             .with_amp(&amp)
             .launch(bad.learner(&amp));
         assert!(result.error.is_some());
 
-        let folder = tempfile::tempdir().unwrap();
+        let folder = temp_dir();
         let learner = waiting.unwrap_or_else(|| good.learner(&amp));
         let result = good.training(folder.path()).with_amp(&amp).launch(learner);
         assert!(result.error.is_none());

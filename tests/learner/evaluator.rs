@@ -11,7 +11,7 @@ use burn::{
 };
 use std::{fmt::Display, fs, path::Path};
 
-use crate::support::{Batch, Run, loader, samples};
+use crate::support::{Batch, Run, loader, samples, temp_dir};
 
 /// What the `Evaluator` writes for a model.
 fn evaluate<M>(model: M, folder: &Path) -> Vec<String>
@@ -46,7 +46,7 @@ fn read(folder: &Path, name: &str) -> String {
 /// In the precision of the training, whether the model was just trained or not; the scaler is not touched.
 #[test]
 fn the_evaluator_sees_inference_in_the_precision_of_the_training() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temp_dir();
     let run = Run {
         epochs: 2,
         ..Run::default()
@@ -72,7 +72,7 @@ fn the_evaluator_sees_inference_in_the_precision_of_the_training() {
         assert!(bare.output.into_data() != logits.into_data());
     }
 
-    let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let folders = [(); 2].map(|()| temp_dir());
     let figures = evaluate(scaled.clone(), folders[0].path());
     let again = evaluate(scaled.clone().train().valid(), folders[1].path());
     assert_eq!(figures, again);

@@ -8,7 +8,7 @@ use std::{fs, path::PathBuf};
 
 use crate::{
     resume::shuffled_run,
-    support::{Net, Run, all_finite, quiet, values},
+    support::{Net, Run, all_finite, quiet, temp_dir, values},
 };
 use burn::{optim::AdamConfig, tensor::Device};
 
@@ -43,7 +43,7 @@ fn checkpoints_of_every_release_load() {
         assert!(values(&bare) != values(&finalized));
 
         // And a run goes on from it.
-        let copy = tempfile::tempdir().unwrap();
+        let copy = temp_dir();
         fs::create_dir(copy.path().join("checkpoint")).unwrap();
         for file in ["model", "optim", "scheduler"] {
             let file = format!("checkpoint/{file}-1.bpk");
@@ -82,7 +82,7 @@ fn write_golden() {
     let optim = ScaledOptimizer::new(AdamConfig::new().init(), &amp);
     let optim = optim.with_ema(EmaConfig::new()).unwrap();
     let learner = run.learner_of(&amp, optim);
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temp_dir();
     let model = quiet(run.training(folder.path())).launch(learner).model;
     for file in ["model", "optim", "scheduler"] {
         let file = format!("checkpoint/{file}-1.bpk");

@@ -10,7 +10,7 @@ use std::{
 
 use crate::{
     resume::{assert_same, shuffled_run},
-    support::{Run, Sample, child, folder},
+    support::{Run, Sample, child, folder, temp_dir},
 };
 
 /// In the third epoch of four, after three of its six steps, the samples stop coming and the marker is written.
@@ -61,10 +61,10 @@ fn child_trains_until_it_is_killed() {
 
 #[test]
 fn a_run_killed_in_mid_epoch_resumes_as_if_nothing_had_been() {
-    let whole = tempfile::tempdir().unwrap();
+    let whole = temp_dir();
     let uninterrupted = shuffled_run().launch(whole.path()).model;
 
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temp_dir();
     let mut process = child("killed::child_trains_until_it_is_killed", folder.path())
         .spawn()
         .unwrap();

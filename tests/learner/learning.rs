@@ -7,13 +7,13 @@ use burn::{
 };
 use burn_amp::{AmpTraining, MixedPrecision};
 
-use crate::support::{Net, Run, read_metric, values};
+use crate::support::{Net, Run, read_metric, temp_dir, values};
 
 /// In f16 if the device has it, with all metrics: the classes are learnt, every step is counted, the scale grows, and the
 /// files say so.
 #[test]
 fn an_f16_run_learns() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temp_dir();
     let result = Run::default().launch(folder.path());
     assert!(result.error.is_none() && result.interrupted.is_none());
 
@@ -54,7 +54,7 @@ fn an_f16_run_learns() {
 #[test]
 fn an_f32_run_is_that_of_burn_without_scaling() {
     let run = Run::default();
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temp_dir();
     let amp = MixedPrecision::f32();
     let amp = amp.with_scaler(run.config.clone()).unwrap();
     let learner = run.learner(&amp);
@@ -62,7 +62,7 @@ fn an_f32_run_is_that_of_burn_without_scaling() {
     assert_eq!(scaled.scaler().counters().steps(), 24);
     assert_eq!(scaled.scaler().counters().skipped(), 0);
 
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temp_dir();
     let learner = run.plain(AdamConfig::new().init());
     let plain = run.training(folder.path()).launch(learner).model;
     assert_eq!(values(&scaled), values(&plain));
@@ -71,7 +71,7 @@ fn an_f32_run_is_that_of_burn_without_scaling() {
 /// The model that a run returns is used as the bare model is, and its record is the bare model's.
 #[test]
 fn the_result_is_the_model_itself() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temp_dir();
     let model = Run {
         epochs: 1,
         ..Run::default()
@@ -98,7 +98,7 @@ fn the_result_is_the_model_itself() {
 #[test]
 fn bf16_runs_without_a_scaler() {
     let run = Run::default();
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temp_dir();
     let amp = MixedPrecision::bf16();
     if amp.check_device(&Device::default()).is_err() {
         return;

@@ -7,7 +7,7 @@ use burn::{
 };
 use burn_amp::{GradScalerConfig, MasterWeights, MixedPrecision, to_half};
 
-use crate::support::{Batch, Net, Run, lr, read_metric, values};
+use crate::support::{Batch, Net, Run, lr, read_metric, temp_dir, values};
 use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
 
 /// A net that computes in its parameters' precision, without `autocast`.
@@ -46,7 +46,7 @@ fn master_weights_train_bf16_parameters_in_a_learner() {
     let net = to_half(Net::new(&Device::flex().autodiff()), FloatDType::BF16, &[]);
     let optim = MasterWeights::new(AdamConfig::new().build()).init();
     let learner = amp.learner(Half { net: net.clone() }, optim, lr());
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temp_dir();
     let result = run.training(folder.path()).launch(learner);
     assert!(result.error.is_none());
     let counters = result.model.scaler().counters();

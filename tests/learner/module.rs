@@ -20,7 +20,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use crate::support::{Batch, Net, Run, loader, lr, parameters, poison, samples, values};
+use crate::support::{Batch, Net, Run, loader, lr, parameters, poison, samples, temp_dir, values};
 
 #[derive(Default)]
 struct Paths {
@@ -85,7 +85,7 @@ fn a_model_may_be_reparameterized_before() {
             false => net,
         };
         let learner = amp.learner(net, AdamConfig::new().init(), lr());
-        let folder = tempfile::tempdir().unwrap();
+        let folder = temp_dir();
         run.training(folder.path()).launch(learner).model
     });
     assert_eq!(values(&models[0]), values(&models[1]));
@@ -200,7 +200,7 @@ fn the_optimize_of_a_model_is_called() {
             calls: Arc::default(),
         };
         let learner = amp.learner(model, AdamConfig::new().init(), lr());
-        let folder = tempfile::tempdir().unwrap();
+        let folder = temp_dir();
         let mut training = run.training(folder.path());
         let mut steps = 12;
         if let Some(optim) = strategy {

@@ -10,7 +10,7 @@ use burn_amp::{AmpTraining, GradientClip, MixedPrecision, Scaled, ScaledOptimize
 use std::{path::Path, sync::Arc};
 
 use crate::support::{
-    Batch, Net, Run, loader, optimizer_pack, pack, poison, read_metric, samples, values,
+    Batch, Net, Run, loader, optimizer_pack, pack, poison, read_metric, samples, temp_dir, values,
 };
 
 /// Shuffled, with a poisoned sample.
@@ -43,7 +43,7 @@ pub fn assert_same(left: (&Path, &Scaled<Net>), right: (&Path, &Scaled<Net>), ep
 #[test]
 fn a_resumed_run_is_the_uninterrupted_one_bit_for_bit() {
     for accumulation in [None, Some(4)] {
-        let whole = tempfile::tempdir().unwrap();
+        let whole = temp_dir();
         let run = Run {
             accumulation,
             ..shuffled_run()
@@ -52,7 +52,7 @@ fn a_resumed_run_is_the_uninterrupted_one_bit_for_bit() {
         let counters = *uninterrupted.scaler().counters();
         assert!(counters.skipped() >= 4, "{counters:?}");
 
-        let parts = tempfile::tempdir().unwrap();
+        let parts = temp_dir();
         let first = Run {
             epochs: 2,
             accumulation,
@@ -156,12 +156,12 @@ fn a_resumed_run_is_the_uninterrupted_one_however_it_is_trained() {
         if !way.can_run() {
             continue;
         }
-        let whole = tempfile::tempdir().unwrap();
+        let whole = temp_dir();
         let uninterrupted = way.launch(4, None, whole.path());
         let skipped = uninterrupted.scaler().counters().skipped();
         assert!(skipped >= 4, "{way:?}: the poison, once each epoch");
 
-        let parts = tempfile::tempdir().unwrap();
+        let parts = temp_dir();
         drop(way.launch(2, None, parts.path()));
         let resumed = way.launch(4, Some(2), parts.path());
         println!("{way:?}");
@@ -185,7 +185,7 @@ fn shuffled() -> Loader {
 
 /// A checkpoint of this epoch.
 fn stopped_after(epochs: usize) -> Resume {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temp_dir();
     let run = Run {
         epochs,
         ..Run::default()

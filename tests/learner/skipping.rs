@@ -2,12 +2,12 @@
 
 use burn_amp::{GradientNormMetric, LossScaleMetric, SkippedStepsMetric, ZeroGradientsMetric};
 
-use crate::support::{Run, all_finite, poison, read_metric, spoil};
+use crate::support::{Run, all_finite, poison, read_metric, spoil, temp_dir};
 
 /// The run ends with finite parameters; the skip is counted once, and the scale backed off once.
 #[test]
 fn a_poisoned_batch_is_skipped_once() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temp_dir();
     let mut run = Run {
         epochs: 1,
         config: burn_amp::GradScalerConfig::new(),
@@ -49,7 +49,7 @@ fn a_poisoned_batch_is_skipped_once() {
 /// No loss scale is to blame: the step is skipped, and the scale stays.
 #[test]
 fn a_loss_that_is_infinite_leaves_the_scale() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temp_dir();
     let mut run = Run {
         epochs: 1,
         config: burn_amp::GradScalerConfig::new(),
@@ -69,7 +69,7 @@ fn a_loss_that_is_infinite_leaves_the_scale() {
 /// They belong to the training: in validation they show nothing, and write nothing.
 #[test]
 fn metrics_are_not_available_in_validation() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temp_dir();
     let run = Run {
         epochs: 1,
         ..Run::default()

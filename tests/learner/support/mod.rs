@@ -12,4 +12,4 @@ pub use book::{block_with, chapter};
 pub use child::{child, folder};
 pub use data::{Batch, Sample, loader, poison, samples, spoil};
 pub use model::Net;
-pub use run::{Run, all_finite, lr, quiet, read_metric};
+pub use run::{Run, all_finite, lr, quiet, read_metric, temp_dir};

@@ -18,6 +18,7 @@ use burn_amp::{
     ScaledOptimizer, train::Resume,
 };
 use std::{fs, path::Path};
+use tempfile::TempDir;
 
 use super::{Batch, Net, Sample, bits::parameters, data::loader_of, loader, samples};
 
@@ -135,6 +136,14 @@ impl Run {
         let learner = self.learner(&amp);
         self.training(folder).with_amp(&amp).launch(learner)
     }
+}
+
+/// A new folder. Its files outlive a test on a GPU, which reads them when it needs them: for a later test, maybe.
+pub fn temp_dir() -> TempDir {
+    let keep = !format!("{:?}", Device::default()).contains("Flex");
+    let mut builder = tempfile::Builder::new();
+    builder.disable_cleanup(keep);
+    builder.tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
 /// Falls from 0.05 to 0.01 in 24 steps.

@@ -6,13 +6,13 @@ use burn::{
     tensor::Tensor,
 };
 
-use crate::{loss_scale::InvalidValue, module_path::ModulePath};
+use crate::{error::AmpError, module_path::ModulePath};
 
 /// Refuses a learning rate that is infinite or NaN: all parameters would be lost at once.
 pub(crate) fn check_learning_rate<M: Module>(
     lr: &ModuleLearningRate,
     module: &M,
-) -> Result<(), InvalidValue> {
+) -> Result<(), AmpError> {
     let mut check = Check {
         lr,
         path: ModulePath::default(),
@@ -25,7 +25,7 @@ pub(crate) fn check_learning_rate<M: Module>(
 struct Check<'a> {
     lr: &'a ModuleLearningRate,
     path: ModulePath,
-    refused: Option<InvalidValue>,
+    refused: Option<AmpError>,
 }
 
 impl ModuleVisitor for Check<'_> {
@@ -42,7 +42,7 @@ impl ModuleVisitor for Check<'_> {
         let lr = self.lr.lr_from_param(param.id, Some(&path));
         if !lr.is_finite() {
             let allowed = format!("finite (it is that of `{path}`)");
-            let error = InvalidValue::new("lr", lr, allowed);
+            let error = AmpError::invalid("lr", lr, allowed);
             self.refused.get_or_insert(error);
         }
     }

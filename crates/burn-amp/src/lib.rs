@@ -26,8 +26,7 @@
 //! ```
 //!
 //! - [`MixedPrecision`]: half-precision compute for any model, and the loss scale at its border.
-//! - [`loss_scale`]: the schedule, a pure value.
-//! - [`scaler`]: [`GradScaler`], PyTorch's, for half-precision parameters and ports.
+//! - [`GradScaler`]: PyTorch's, for half-precision parameters and ports. [`LossScale`]: its schedule, a pure value.
 //! - [`gradients`]: typed gradients and their [`GradientStatus`], clipping, accumulation.
 //! - [`optim`]: [`ScaledOptimizer`], a drop-in for Burn's `ModuleOptimizer`, and its configuration.
 //! - [`ema`]: [`Ema`], averages of the weights.
@@ -39,18 +38,21 @@ mod convert;
 pub mod ema;
 mod error;
 pub mod gradients;
+mod iteration;
 mod leaf;
 mod learning_rate;
 mod live_scale;
-pub mod loss_scale;
+mod loss_scale;
+mod loss_watch;
 mod mixed_precision;
 mod module_path;
 pub mod optim;
 mod param_tensors;
 mod rank;
 mod record;
-pub mod scaler;
+mod scaler;
 mod scope;
+mod step_counters;
 #[cfg(feature = "train")]
 pub mod train;
 
@@ -61,24 +63,19 @@ pub use ema::{Ema, EmaConfig, EmaRecord};
 pub use error::AmpError;
 pub use gradients::{
     AccumulationConfig, AccumulationWindow, AccumulationWindowRecord, ClipGroup, ClipNorm,
-    ClipStatus, GradientClip, GradientClipConfig, GradientDType, GradientMapper, GradientStatus,
-    OverflowRule, ScaledGradients, StepGradients, UnscaledGradients, WindowReduction, histogram,
-    inspect, sum_of_devices, try_inspect,
+    ClipStatus, GradientClip, GradientClipConfig, GradientMapper, GradientStatus, OverflowRule,
+    ScaledGradients, StepGradients, UnscaledGradients, WindowReduction, histogram, inspect,
+    sum_of_devices, try_inspect,
 };
-pub use loss_scale::{
-    DynamicLossScale, DynamicSettings, HysteresisRefill, InvalidValue, LossScale, StaticLossScale,
-    StepOutcome,
-};
+pub use loss_scale::{GradScalerConfig, LossScale, StepOutcome};
 pub use mixed_precision::{MixedPrecision, ScopedParameter};
 pub use optim::{
     InnerOptimizerConfig, MasterOptimizer, MasterState, MasterWeights, RecordOptim,
     ScaledOptimizer, ScaledOptimizerConfig, ScaledOptimizerRecord,
 };
-pub use scaler::{
-    GradScaler, GradScalerConfig, GradScalerRecord, GradScalerState, LossFactor, ModuleOptim,
-    ScaleLoss, ScalerMonitor, ScalerReading, StepCounters,
-};
+pub use scaler::{GradScaler, GradScalerRecord, ModuleOptim, ScalerMonitor, ScalerReading};
 pub use scope::{Cast, Scope, autocast, in_f32};
+pub use step_counters::StepCounters;
 #[cfg(feature = "train")]
 pub use train::{
     AmpTraining, GradientNormMetric, LearnerOptimizer, LossScaleMetric, Resume, Scaled,

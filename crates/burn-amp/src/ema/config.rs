@@ -1,7 +1,7 @@
 use burn::config::Config;
 
 use super::Ema;
-use crate::{error::AmpError, loss_scale::InvalidValue};
+use crate::error::AmpError;
 
 /// How weights are averaged: Keras's `ema_momentum` and `ema_overwrite_frequency`, and its defaults.
 #[derive(Config, Debug, PartialEq)]
@@ -32,10 +32,14 @@ impl EmaConfig {
     /// [`AmpError::InvalidValue`] if the momentum is not between 0 and 1, or the frequency 0.
     pub fn init(&self) -> Result<Ema, AmpError> {
         if !(0.0..=1.0).contains(&self.momentum) {
-            return Err(InvalidValue::new("momentum", self.momentum, "between 0 and 1").into());
+            return Err(AmpError::invalid(
+                "momentum",
+                self.momentum,
+                "between 0 and 1",
+            ));
         }
         if self.overwrite_frequency == Some(0) {
-            return Err(InvalidValue::new("overwrite_frequency", 0, "at least 1").into());
+            return Err(AmpError::invalid("overwrite_frequency", 0, "at least 1"));
         }
         Ok(Ema::new(self.clone()))
     }

@@ -37,8 +37,7 @@ pub use accumulation::{
     AccumulationConfig, AccumulationWindow, AccumulationWindowRecord, OverflowRule, WindowReduction,
 };
 pub use clip::{ClipGroup, ClipNorm, ClipStatus, GradientClip, GradientClipConfig};
-pub use dtype::GradientDType;
-pub(crate) use dtype::{is_half, working_dtype};
+pub(crate) use dtype::{is_half, optimizer_dtype, working_dtype};
 pub use histogram::histogram;
 pub use scaled::{ScaledGradients, sum_of_devices};
 pub(crate) use shape::{check_shape, check_shapes};

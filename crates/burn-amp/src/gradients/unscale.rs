@@ -9,8 +9,11 @@ use burn_amp_kernels::{TensorStatus, UnsupportedDType};
 use std::{collections::HashSet, sync::Once};
 
 use super::{
-    GradientDType, GradientStatus, UnscaledGradients, dtype::working_dtype, pass::Pass,
-    shape::check_shapes, unscaled::Entry,
+    GradientStatus, UnscaledGradients,
+    dtype::{optimizer_dtype, working_dtype},
+    pass::Pass,
+    shape::check_shapes,
+    unscaled::Entry,
 };
 use crate::{
     error::AmpError,
@@ -22,12 +25,12 @@ use crate::{
 /// Divides the gradients of `module`'s parameters by the scale and measures the result.
 ///
 /// The inverse is taken in f64; products are in f32 (f64 for f64 parameters), and so are the results, unless
-/// `dtype` asks for the parameter's own. Waits for each device once, for one small transfer.
+/// `in_own_dtype` asks for the parameter's. Waits for each device once, for one small transfer.
 pub(crate) fn unscale<M: Module>(
     grads: GradientsParams,
     module: &M,
     scale: f64,
-    dtype: GradientDType,
+    in_own_dtype: bool,
 ) -> Result<UnscaledGradients, AmpError> {
     let inverse = (1.0 / scale) as f32;
     check_shapes(&grads, module)?;
@@ -42,7 +45,7 @@ pub(crate) fn unscale<M: Module>(
     let mut target = GradientsParams::new();
     let (mut rounded, mut positions) = (Pass::default(), Vec::new());
     for (position, entry) in entries.iter_mut().enumerate().rev() {
-        let wanted = dtype.for_parameter(entry.parameter);
+        let wanted = optimizer_dtype(entry.parameter, in_own_dtype);
         with_rank!(entry.rank, D => {
             if let Some(mut grad) = products.pop::<D>(position) {
                 if grad.dtype() != DType::from(wanted) {

@@ -5,9 +5,9 @@ use crate::{
     ema::EmaConfig,
     error::AmpError,
     gradients::{AccumulationConfig, ClipGroup, GradientClip, GradientClipConfig},
-    loss_scale::InvalidValue,
+    loss_scale::GradScalerConfig,
     mixed_precision::MixedPrecision,
-    scaler::{GradScaler, GradScalerConfig, ModuleOptim},
+    scaler::{GradScaler, ModuleOptim},
 };
 
 /// All of a [`ScaledOptimizer`] in one Burn [`Config`], saved to and loaded from JSON: the optimizer, the loss scale, and
@@ -90,7 +90,11 @@ impl ScaledOptimizerConfig {
     ) -> Result<ScaledOptimizer<ModuleOptimizer>, AmpError> {
         if self.scaler_config() != *amp.config() {
             let allowed = "the settings of the `MixedPrecision`: give it these by `MixedPrecision::with_scaler`";
-            return Err(InvalidValue::new("scaler", "other settings", allowed).into());
+            return Err(AmpError::InvalidValue {
+                field: "scaler",
+                value: "other settings".into(),
+                allowed: allowed.into(),
+            });
         }
         self.around(ScaledOptimizer::new(self.optimizer.init(), amp))
     }
@@ -132,15 +136,20 @@ impl ScaledOptimizerConfig {
     fn init_scaler(&self) -> Result<GradScaler, AmpError> {
         match (self.scaler_config().init(), self.loss_scale_factor) {
             // The factor stands in for the initial scale: an error names what the user has set.
-            (Err(AmpError::InvalidValue(error)), Some(factor)) if error.field() == "init_scale" => {
-                Err(InvalidValue::new("loss_scale_factor", factor, error.allowed()).into())
-            }
+            (
+                Err(AmpError::InvalidValue {
+                    field: "init_scale",
+                    allowed,
+                    ..
+                }),
+                Some(factor),
+            ) => Err(AmpError::invalid("loss_scale_factor", factor, allowed)),
             (result, _) => result,
         }
     }
 
     fn scaler_config(&self) -> GradScalerConfig {
-        let scaler = self.scaler.clone();
+        let scaler = self.scaler;
         match self.loss_scale_factor {
             Some(factor) => scaler.with_dynamic(false).with_init_scale(factor),
             None => scaler,

@@ -6,7 +6,7 @@ use burn::{
     },
 };
 
-use crate::loss_scale::InvalidValue;
+use crate::error::AmpError;
 
 /// The configuration of one of Burn's optimizers, to be saved with what is around it.
 ///
@@ -69,14 +69,14 @@ macro_rules! inner {
 
 impl InnerOptimizerConfig {
     /// Refuses what Burn's `init` panics on.
-    pub(super) fn check(&self) -> Result<(), InvalidValue> {
+    pub(super) fn check(&self) -> Result<(), AmpError> {
         let Self::Adafactor(config) = self else {
             return Ok(());
         };
         // Burn's fields are private; JSON shows them, and has no number for an infinity or a NaN.
         let fields = serde_json::to_value(config).unwrap_or_default();
         let value = |field: &str| fields[field].as_f64().unwrap_or(f64::NAN);
-        let refused = |field, allowed| Err(InvalidValue::new(field, value(field), allowed));
+        let refused = |field, allowed| Err(AmpError::invalid(field, value(field), allowed));
         for field in ["epsilon_1", "epsilon_2", "clip_threshold"] {
             if value(field).is_nan() || value(field) <= 0.0 {
                 return refused(field, "positive and finite");

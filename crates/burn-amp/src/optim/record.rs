@@ -254,7 +254,7 @@ impl<O: RecordOptim> ScaledOptimizer<O> {
                 },
                 other => other,
             })?;
-        let steps = (scaler.as_ref()).map_or(0, |scaler| scaler.counters().applied());
+        let steps = (scaler.as_ref()).map_or(0, |scaler| scaler.counters().stepped());
         if around.starts_averages_late(self, steps) {
             log::warn!(
                 "{origin} holds no averages of the weights: they start anew, after {steps} steps"

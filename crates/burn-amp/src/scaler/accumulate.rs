@@ -10,8 +10,8 @@ use super::{GradScaler, ModuleOptim};
 use crate::{
     error::AmpError,
     gradients::{
-        AccumulationWindow, GradientDType, ScaledGradients, StepGradients, UnscaledGradients,
-        check_shape, pass_through, unscale,
+        AccumulationWindow, ScaledGradients, StepGradients, UnscaledGradients, check_shape,
+        optimizer_dtype, pass_through, unscale,
     },
     live_scale::Blame,
     loss_scale::StepOutcome,
@@ -79,7 +79,7 @@ impl GradScaler {
     /// Empties a window before it is full, at the end of an epoch, and returns the gradients to step with, unscaled; none
     /// if it is empty. A mean is that of the micro-batches that are in it.
     ///
-    /// Gradients are f32, or f64 for f64 parameters, unless [`GradientDType::Parameter`] was asked for. Waits for the device
+    /// Gradients are f32, or f64 for f64 parameters, unless [`parameter_dtype_gradients`](crate::GradScalerConfig::parameter_dtype_gradients) is set. Waits for the device
     /// once; a disabled scaler tests nothing and does not wait.
     ///
     /// # Errors
@@ -99,7 +99,12 @@ impl GradScaler {
         let settled = window.drops_micro_batches();
         let (sums, divisor) = window.take(module);
         let grads = if self.is_enabled() {
-            unscale(sums, module, divisor, self.gradient_dtype())?
+            unscale(
+                sums,
+                module,
+                divisor,
+                self.config().parameter_dtype_gradients,
+            )?
         } else {
             let sums = pass_through(sums, module)?;
             match divisor {
@@ -123,7 +128,7 @@ impl GradScaler {
             return pass_through(grads.into_params(), module);
         }
         let scale = f64::from(grads.loss_scale());
-        let unscaled = unscale(grads.into_params(), module, scale, GradientDType::Full)?;
+        let unscaled = unscale(grads.into_params(), module, scale, false)?;
         Ok(self.blamed(unscaled))
     }
 
@@ -149,7 +154,7 @@ impl GradScaler {
         } else {
             self.counters.reset_consecutive_skips();
             self.counters.reset_bad_losses();
-            StepOutcome::Applied
+            StepOutcome::Stepped
         };
         if !grads.entries().is_empty() {
             self.adjust(outcome, "micro-batch dropped");
@@ -172,7 +177,7 @@ impl GradScaler {
         let mut check = Accepts {
             optim,
             grads,
-            dtype: self.gradient_dtype(),
+            in_own_dtype: self.config().parameter_dtype_gradients,
             path: ModulePath::default(),
             refused: None,
         };
@@ -184,7 +189,7 @@ impl GradScaler {
 struct Accepts<'a, O> {
     optim: &'a O,
     grads: &'a GradientsParams,
-    dtype: GradientDType,
+    in_own_dtype: bool,
     path: ModulePath,
     refused: Option<AmpError>,
 }
@@ -209,7 +214,7 @@ impl<O: ModuleOptim> ModuleVisitor for Accepts<'_, O> {
             }
         }
         let parameter = param.base().dtype();
-        let gradient = DType::from(self.dtype.for_parameter(parameter));
+        let gradient = DType::from(optimizer_dtype(parameter, self.in_own_dtype));
         if !self.optim.accepts(parameter, gradient) {
             self.refused = Some(AmpError::HalfPrecisionParameter {
                 parameter: self.path.join(),

@@ -2,11 +2,12 @@ use burn::tensor::Bytes;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-use super::{GradScaler, StepCounters};
+use super::GradScaler;
 use crate::{
     error::AmpError,
     loss_scale::{LossScale, StepOutcome},
     record::{Container, Kind},
+    step_counters::StepCounters,
 };
 
 /// The whole state of a [`GradScaler`]: schedule with its settings and trackers, counters, and the outcome of an
@@ -137,7 +138,7 @@ impl GradScaler {
     ///
     /// A disabled scaler takes it over too, for the day it is enabled.
     pub fn load_record(&mut self, record: GradScalerRecord) {
-        self.set_schedule(record.schedule);
+        self.set_schedule(record.schedule.in_program(&self.config()));
         self.load_counters(record);
     }
 

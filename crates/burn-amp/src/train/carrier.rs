@@ -163,7 +163,8 @@ impl DynOptimizer for Carrier {
         .unwrap_or_else(|error| {
             panic!("{error}; `Resume::check` makes this an error that names the file")
         });
-        self.amp.live().set_schedule(*state.scaler.schedule());
+        let schedule = *state.scaler.schedule();
+        (self.amp.live()).set_schedule(schedule.in_program(self.amp.config()));
         let entry = Entry {
             state: Some(state),
             loaded: true,

@@ -2,7 +2,7 @@ use burn::config::Config;
 use serde::{Deserialize, Serialize};
 
 use super::AccumulationWindow;
-use crate::{error::AmpError, loss_scale::InvalidValue};
+use crate::error::AmpError;
 
 /// What a window's gradients become.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -63,7 +63,7 @@ impl AccumulationConfig {
     /// [`AmpError::InvalidValue`] if `micro_batches` is 0.
     pub fn init(&self) -> Result<AccumulationWindow, AmpError> {
         if self.micro_batches == 0 {
-            return Err(InvalidValue::new("micro_batches", 0, "at least 1").into());
+            return Err(AmpError::invalid("micro_batches", 0, "at least 1"));
         }
         Ok(AccumulationWindow::new(self.clone()))
     }

@@ -4,7 +4,7 @@ use burn::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{error::AmpError, loss_scale::InvalidValue};
+use crate::error::AmpError;
 
 /// One way to clip gradients, as Burn's `GradientClippingConfig`, with the global norm beside it.
 ///
@@ -40,7 +40,7 @@ impl GradientClipConfig {
         GradientClip::groups().with_group(ParamGroup::all(), self.clone())
     }
 
-    fn check(&self) -> Result<(), InvalidValue> {
+    fn check(&self) -> Result<(), AmpError> {
         let (field, threshold) = match self {
             Self::Value(threshold) => ("clip value", *threshold),
             Self::Norm(threshold) => ("clip norm", *threshold),
@@ -50,7 +50,7 @@ impl GradientClipConfig {
         if threshold > 0.0 {
             Ok(())
         } else {
-            Err(InvalidValue::new(field, threshold, "above 0"))
+            Err(AmpError::invalid(field, threshold, "above 0"))
         }
     }
 }

@@ -20,7 +20,7 @@ impl GradientNormMetric {
     }
 
     fn value_of(reading: &ScalerReading) -> Option<f64> {
-        let applied = reading.outcome.is_some_and(|outcome| outcome.is_applied());
+        let applied = reading.outcome.is_some_and(|outcome| outcome.is_stepped());
         reading.gradient_norm.filter(|_| applied)
     }
 }

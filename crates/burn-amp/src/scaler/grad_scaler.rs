@@ -4,12 +4,9 @@ use burn::{
 };
 use std::sync::Arc;
 
-use super::{
-    LossFactor, ModuleOptim, ScaleLoss, StepCounters, iteration::Iteration,
-    underflow::UnderflowWatch,
-};
+use super::{LossFactor, ScaleLoss, StepCounters, iteration::Iteration, underflow::UnderflowWatch};
 use crate::{
-    error::AmpError,
+    error::{AmpError, StepError},
     gradients::{
         GradientDType, GradientStatus, ScaledGradients, UnscaledGradients, check_shapes,
         pass_through, test, unscale,
@@ -18,6 +15,7 @@ use crate::{
     live_scale::Blame,
     loss_scale::{LossScale, StepOutcome},
     mixed_precision::MixedPrecision,
+    module_optim::ModuleOptim,
 };
 
 /// Scales losses, unscales and tests gradients, skips steps that overflow, and moves the loss scale.
@@ -300,11 +298,9 @@ impl GradScaler {
 
     /// As [`step`](Self::step), for runs that want to handle a failure.
     ///
-    /// The module is dropped on an error: keep a clone, which is cheap, to save it then.
-    ///
     /// # Errors
     ///
-    /// [`AmpError::LossScaleExhausted`] if the gradients overflow where the scale cannot be lowered or after
+    /// The error has the module, as it came. [`AmpError::LossScaleExhausted`] if the gradients overflow where the scale cannot be lowered or after
     /// `max_consecutive_skips` skips in a row; the step is counted as skipped. Of a window whose micro-batches were tested one
     /// by one ([`OverflowRule::SkipMicroBatch`](crate::OverflowRule)) only the latter: its sum overflows by itself.
     /// [`AmpError::HalfPrecisionParameter`] if the optimizer cannot combine a parameter with its gradient, and
@@ -317,14 +313,16 @@ impl GradScaler {
         lr: impl Into<ModuleLearningRate>,
         module: M,
         grads: UnscaledGradients,
-    ) -> Result<M, AmpError> {
+    ) -> Result<M, StepError<M>> {
         let lr = lr.into();
-        check_learning_rate(&lr, &module)?;
-        check_shapes(grads.params(), &module)?;
-        Ok(match self.decide(optim, grads)? {
-            Some(grads) => optim.step(lr, module, grads),
-            None => module,
-        })
+        let checked = check_learning_rate(&lr, &module)
+            .map_err(AmpError::from)
+            .and_then(|()| check_shapes(grads.params(), &module));
+        match checked.and_then(|()| self.decide(optim, grads)) {
+            Ok(Some(grads)) => Ok(optim.step(lr, module, grads)),
+            Ok(None) => Ok(module),
+            Err(error) => Err(StepError { module, error }),
+        }
     }
 
     /// Counts the step, and gives the gradients back if it is not to be skipped.

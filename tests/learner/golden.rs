@@ -3,7 +3,7 @@
 //! `cargo test --workspace --test learner -- --ignored write_golden` writes that of the present version.
 
 use burn::module::Module;
-use burn_amp::{AmpRecord, AmpTraining, EmaConfig, ScaledOptimizer, train::Resume};
+use burn_amp::{AmpRecord, EmaConfig, Resume, ScaledOptimizer};
 use std::{fs, path::PathBuf};
 
 use crate::{
@@ -59,11 +59,8 @@ fn checkpoints_of_every_release_load() {
         let optim = ScaledOptimizer::new(AdamConfig::new().init(), &amp);
         let optim = optim.with_ema(EmaConfig::new()).unwrap();
         let learner = run.learner_of(&amp, optim);
-        let model = run
-            .training(copy.path())
-            .with_amp(&amp)
-            .launch(learner)
-            .model;
+        let training = amp.training(run.training(copy.path()));
+        let model = training.launch(learner).model;
         let steps = counters.steps() + 6;
         assert_eq!(model.scaler().counters().steps(), steps);
         assert!(model.ema().unwrap().updates() > ema.updates());

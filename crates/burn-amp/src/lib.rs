@@ -32,7 +32,7 @@
 //! - [`ScaledOptimizer`], around any of Burn's optimizers, and [`ScaledOptimizerConfig`]; [`MasterWeights`] for half-precision
 //!   parameters; [`AmpRecord`], their state.
 //! - [`ema`]: [`Ema`], averages of the weights.
-//! - `train` (feature `train`): Burn's `Learner` in half precision, and its metrics.
+//! - [`MixedPrecision::learner`](MixedPrecision) (feature `train`): Burn's `Learner` in half precision, its metrics and its end.
 
 mod cast_float;
 mod check;
@@ -56,7 +56,7 @@ mod record;
 pub mod scaler;
 mod scope;
 #[cfg(feature = "train")]
-pub mod train;
+mod train;
 
 pub use burn_amp_kernels::{ExponentHistogram, UnsupportedDType};
 pub use cast_float::CastFloat;
@@ -74,18 +74,14 @@ pub use loss_scale::{
     StepOutcome,
 };
 pub use master_weights::MasterWeights;
-pub use mixed_precision::{MixedPrecision, ScopedParameter};
+pub use mixed_precision::MixedPrecision;
 pub use module_optim::ModuleOptim;
 pub use optimizer::ScaledOptimizer;
 pub use optimizer_config::ScaledOptimizerConfig;
 pub use record::AmpRecord;
 pub use scaler::{
-    GradScaler, GradScalerConfig, GradScalerState, LossFactor, ScaleLoss, ScalerMonitor,
-    ScalerReading, StepCounters,
+    GradScaler, GradScalerConfig, GradScalerState, LossFactor, ScaleLoss, StepCounters,
 };
 pub use scope::{Cast, Scope, autocast, in_f32};
 #[cfg(feature = "train")]
-pub use train::{
-    AmpTraining, GradientNormMetric, LearnerOptimizer, LossScaleMetric, Resume, Scaled,
-    SkippedStepsMetric, ZeroGradientsMetric,
-};
+pub use train::{Resume, Scaled, ScalerMetric, ScalerMonitor};

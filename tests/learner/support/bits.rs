@@ -4,7 +4,7 @@ use burn::{
     module::{Module, ModuleVisitor, Param},
     tensor::{Bytes, Tensor},
 };
-use burn_amp::{GradScaler, train::Resume};
+use burn_amp::{GradScaler, Resume};
 use burn_pack::{DType, Reader, Scalar};
 use std::{collections::BTreeMap, path::Path};
 

@@ -30,12 +30,9 @@
 mod accumulate;
 mod config;
 mod counters;
-#[cfg(feature = "train")]
-mod ending;
 mod grad_scaler;
 mod iteration;
 mod loss;
-mod monitor;
 mod record;
 mod settings;
 mod state;
@@ -46,6 +43,5 @@ pub use config::GradScalerConfig;
 pub use counters::StepCounters;
 pub use grad_scaler::GradScaler;
 pub use loss::{LossFactor, ScaleLoss};
-pub use monitor::{ScalerMonitor, ScalerReading};
 pub(crate) use record::ScalerState;
 pub use state::GradScalerState;

@@ -9,7 +9,7 @@ use std::{
     sync::{Arc, Once},
 };
 
-use super::carrier;
+use super::checkpoint;
 use crate::{
     error::AmpError,
     record::{AmpRecord, Container},
@@ -23,7 +23,7 @@ use crate::{
 ///
 /// ```no_run
 /// use burn::{data::dataloader::DataLoader, train::{LearnerModel, SupervisedTraining, TrainStep}};
-/// use burn_amp::train::Resume;
+/// use burn_amp::Resume;
 /// # use std::sync::Arc;
 /// # fn resume<M: LearnerModel>(
 /// #     train: Arc<dyn DataLoader<<M as TrainStep>::Input>>,
@@ -66,7 +66,7 @@ impl Resume {
         head(file("model"), ModuleRecord::load)?;
         head(file("scheduler"), LrSchedulerRecord::load)?;
         let mut optim = Container::load(&file("optim"))?;
-        let state = carrier::state_in_file(&mut optim)?;
+        let state = checkpoint::state_in_file(&mut optim)?;
         Ok(Self { epoch, state })
     }
 

@@ -4,6 +4,8 @@ use burn_amp::{AmpError, GradScaler, GradScalerConfig, StepOutcome};
 use burn_amp_tests::reference;
 use serde_json::{Value, json};
 
+use crate::support::Files;
+
 fn fresh() -> GradScaler {
     GradScalerConfig::new().init().unwrap()
 }
@@ -97,10 +99,10 @@ fn a_disabled_scaler_has_an_empty_state() {
     let mut disabled = config.init().unwrap();
     assert_eq!(disabled.state_dict(), "{}");
     // And takes any, as PyTorch's.
-    let before = disabled.to_record();
+    let before = disabled.bits();
     disabled.load_state_dict("{}").unwrap();
     disabled.load_state_dict(&torch().to_string()).unwrap();
-    assert_eq!(disabled.to_record(), before);
+    assert_eq!(disabled.bits(), before);
 }
 
 #[test]
@@ -117,7 +119,7 @@ fn an_empty_state_is_pytorchs_error() {
         ),
         "{message}"
     );
-    assert_eq!(scaler.to_record(), fresh().to_record());
+    assert_eq!(scaler.bits(), fresh().bits());
 }
 
 /// Each of the five left out, or null.
@@ -159,14 +161,14 @@ fn an_invalid_value_is_named() {
 fn check_named(json: &Value, name: &str) {
     let mut scaler = fresh();
     scaler.set_loss_scale(4.0).unwrap();
-    let before = scaler.to_record();
+    let before = scaler.bits();
     let error = scaler.load_state_dict(&json.to_string()).unwrap_err();
     assert!(matches!(error, AmpError::InvalidValue { .. }), "{error:?}");
     assert!(
         error.to_string().contains(&format!("`{name}`")),
         "{name}: {error}"
     );
-    assert_eq!(scaler.to_record(), before);
+    assert_eq!(scaler.bits(), before);
 }
 
 /// Bounds of this scaler, which PyTorch knows nothing of.
@@ -178,7 +180,7 @@ fn a_scale_outside_our_bounds_is_refused() {
     json["scale"] = json!(131072.0);
     let error = scaler.load_state_dict(&json.to_string()).unwrap_err();
     assert!(error.to_string().contains("max_scale"), "{error}");
-    assert_eq!(scaler.to_record(), config.init().unwrap().to_record());
+    assert_eq!(scaler.bits(), config.init().unwrap().bits());
     // Within them it loads, and they stay.
     scaler.load_state_dict(&torch().to_string()).unwrap();
     assert!(scaler.set_loss_scale(131072.0).is_err());

@@ -28,9 +28,10 @@
 //! - [`MixedPrecision`]: half-precision compute for any model, and the loss scale at its border.
 //! - [`GradScaler`]: PyTorch's, for half-precision parameters and ports. [`LossScale`]: its schedule, a pure value.
 //! - [`gradients`]: typed gradients and their [`GradientStatus`], clipping, accumulation.
-//! - [`optim`]: [`ScaledOptimizer`], a drop-in for Burn's `ModuleOptimizer`, and its configuration.
+//! - [`ScaledOptimizer`], around any of Burn's optimizers, and [`ScaledOptimizerConfig`]; [`MasterWeights`] for half-precision
+//!   parameters; [`AmpRecord`], their state.
 //! - [`ema`]: [`Ema`], averages of the weights.
-//! - `train` (feature `train`): Burn's `Learner` in half precision, and its metrics.
+//! - [`MixedPrecision::learner`](MixedPrecision) (feature `train`): Burn's `Learner` in half precision, its metrics and its end.
 
 mod cast_float;
 mod check;
@@ -44,9 +45,12 @@ mod learning_rate;
 mod live_scale;
 mod loss_scale;
 mod loss_watch;
+mod master_weights;
 mod mixed_precision;
+mod module_optim;
 mod module_path;
-pub mod optim;
+mod optimizer;
+mod optimizer_config;
 mod param_tensors;
 mod rank;
 mod record;
@@ -54,30 +58,28 @@ mod scaler;
 mod scope;
 mod step_counters;
 #[cfg(feature = "train")]
-pub mod train;
+mod train;
 
 pub use burn_amp_kernels::{ExponentHistogram, UnsupportedDType};
 pub use cast_float::CastFloat;
 pub use convert::{to_full, to_half};
-pub use ema::{Ema, EmaConfig, EmaRecord};
-pub use error::AmpError;
+pub use ema::{Ema, EmaConfig};
+pub use error::{AmpError, StepError};
 pub use gradients::{
-    AccumulationConfig, AccumulationWindow, AccumulationWindowRecord, ClipGroup, ClipNorm,
-    ClipStatus, GradientClip, GradientClipConfig, GradientMapper, GradientStatus, OverflowRule,
-    ScaledGradients, StepGradients, UnscaledGradients, WindowReduction, histogram, inspect,
-    sum_of_devices, try_inspect,
+    AccumulationConfig, AccumulationWindow, ClipGroup, ClipNorm, ClipStatus, GradientClip,
+    GradientClipConfig, GradientMapper, GradientStatus, OverflowRule, ScaledGradients,
+    StepGradients, UnscaledGradients, WindowReduction, histogram, inspect, sum_of_devices,
+    try_inspect,
 };
 pub use loss_scale::{GradScalerConfig, LossScale, StepOutcome};
-pub use mixed_precision::{MixedPrecision, ScopedParameter};
-pub use optim::{
-    InnerOptimizerConfig, MasterOptimizer, MasterState, MasterWeights, RecordOptim,
-    ScaledOptimizer, ScaledOptimizerConfig, ScaledOptimizerRecord,
-};
-pub use scaler::{GradScaler, GradScalerRecord, ModuleOptim, ScalerMonitor, ScalerReading};
+pub use master_weights::MasterWeights;
+pub use mixed_precision::MixedPrecision;
+pub use module_optim::ModuleOptim;
+pub use optimizer::ScaledOptimizer;
+pub use optimizer_config::ScaledOptimizerConfig;
+pub use record::AmpRecord;
+pub use scaler::GradScaler;
 pub use scope::{Cast, Scope, autocast, in_f32};
 pub use step_counters::StepCounters;
 #[cfg(feature = "train")]
-pub use train::{
-    AmpTraining, GradientNormMetric, LearnerOptimizer, LossScaleMetric, Resume, Scaled,
-    SkippedStepsMetric, ZeroGradientsMetric,
-};
+pub use train::{Resume, Scaled, ScalerMetric, ScalerMonitor};

@@ -35,19 +35,13 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 mod accumulate;
-#[cfg(feature = "train")]
-mod ending;
-mod module_optim;
-mod monitor;
 mod record;
 
-pub use module_optim::ModuleOptim;
-pub use monitor::{ScalerMonitor, ScalerReading};
-pub use record::GradScalerRecord;
+pub(crate) use record::ScalerState;
 
 use crate::{
     cast_float::CastFloat,
-    error::{AmpError, short},
+    error::{AmpError, StepError, short},
     gradients::{
         Entry, GradientStatus, ScaledGradients, StepGradients, UnscaledGradients, check_shapes,
         pass_through, test, unscale,
@@ -58,6 +52,7 @@ use crate::{
     loss_scale::{GradScalerConfig, LossScale, StepOutcome},
     loss_watch::UnderflowWatch,
     mixed_precision::MixedPrecision,
+    module_optim::ModuleOptim,
     scope::multiply_losses,
     step_counters::StepCounters,
 };
@@ -328,11 +323,9 @@ impl GradScaler {
 
     /// As [`step`](Self::step), for runs that want to handle a failure.
     ///
-    /// The module is dropped on an error: keep a clone, which is cheap, to save it then.
-    ///
     /// # Errors
     ///
-    /// [`AmpError::LossScaleExhausted`] if the gradients overflow where the scale cannot be lowered or after
+    /// The error has the module, as it came. [`AmpError::LossScaleExhausted`] if the gradients overflow where the scale cannot be lowered or after
     /// `max_consecutive_skips` skips in a row; the step is counted as skipped. Of a window whose micro-batches were tested one
     /// by one ([`OverflowRule::SkipMicroBatch`](crate::OverflowRule)) only the latter: its sum overflows by itself.
     /// [`AmpError::HalfPrecisionParameter`] if the optimizer cannot combine a parameter with its gradient, and
@@ -345,14 +338,15 @@ impl GradScaler {
         lr: impl Into<ModuleLearningRate>,
         module: M,
         grads: UnscaledGradients,
-    ) -> Result<M, AmpError> {
+    ) -> Result<M, StepError<M>> {
         let lr = lr.into();
-        check_learning_rate(&lr, &module)?;
-        check_shapes(grads.params(), &module)?;
-        Ok(match self.decide(optim, grads)? {
-            Some(grads) => optim.step(lr, module, grads),
-            None => module,
-        })
+        let checked =
+            check_learning_rate(&lr, &module).and_then(|()| check_shapes(grads.params(), &module));
+        match checked.and_then(|()| self.decide(optim, grads)) {
+            Ok(Some(grads)) => Ok(optim.step(lr, module, grads)),
+            Ok(None) => Ok(module),
+            Err(error) => Err(StepError { module, error }),
+        }
     }
 
     /// Counts the step, and gives the gradients back if it is not to be skipped.

@@ -12,8 +12,7 @@ use burn::{
     tensor::{DType, Tensor},
 };
 use burn_amp::{
-    GradScalerConfig, GradScalerRecord, LossScale, RecordOptim, ScaledOptimizer, StepCounters,
-    StepOutcome,
+    AmpRecord, GradScalerConfig, LossScale, ModuleOptim, ScaledOptimizer, StepCounters, StepOutcome,
 };
 use std::{
     fs,
@@ -120,14 +119,14 @@ fn states() {
 #[test]
 fn scalers() {
     for folder in versions() {
-        let record = GradScalerRecord::load(folder.join("scaler.bpk")).unwrap();
-        assert_schedule(record.schedule());
-        assert_counters(record.counters());
+        let record = AmpRecord::load(folder.join("scaler.bpk")).unwrap();
+        assert_schedule(record.schedule().unwrap());
+        assert_counters(record.counters().unwrap());
     }
 }
 
 /// Loads model and optimizer and makes one more step; returns the bits of both parameters.
-fn go_on<O: RecordOptim>(
+fn go_on<O: ModuleOptim>(
     optim: &mut ScaledOptimizer<O>,
     dtype: DType,
     stem: &Path,

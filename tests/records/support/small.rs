@@ -5,9 +5,7 @@ use burn::{
     optim::{AdamConfig, GradientsParams, ModuleOptimizer, SgdConfig, momentum::MomentumConfig},
     tensor::{DType, Device, Tensor},
 };
-use burn_amp::{
-    GradScalerConfig, MasterOptimizer, MasterWeights, ModuleOptim, ScaledGradients, ScaledOptimizer,
-};
+use burn_amp::{GradScalerConfig, MasterWeights, ModuleOptim, ScaledGradients, ScaledOptimizer};
 
 /// Two parameters with ids that are the same in every run.
 #[derive(Module, Debug)]
@@ -78,6 +76,6 @@ pub fn momentum() -> ScaledOptimizer<ModuleOptimizer> {
     scaled(SgdConfig::new().with_momentum(momentum).init())
 }
 
-pub fn master_adam() -> ScaledOptimizer<MasterOptimizer> {
-    scaled(MasterWeights::new(AdamConfig::new().build()).init())
+pub fn master_adam() -> ScaledOptimizer<MasterWeights> {
+    scaled(MasterWeights::new(AdamConfig::new().build()))
 }

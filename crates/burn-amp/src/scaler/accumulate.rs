@@ -6,7 +6,7 @@ use burn::{
     tensor::{DType, Tensor},
 };
 
-use super::{GradScaler, ModuleOptim};
+use super::GradScaler;
 use crate::{
     error::AmpError,
     gradients::{
@@ -15,6 +15,7 @@ use crate::{
     },
     live_scale::Blame,
     loss_scale::StepOutcome,
+    module_optim::ModuleOptim,
     module_path::ModulePath,
 };
 

@@ -215,16 +215,13 @@ impl AmpRecord {
     /// The error for a record that lacks what is wanted: says what it holds instead.
     pub(crate) fn foreign(&self, lacks: &str) -> AmpError {
         let parts = [
-            (self.optimizer.is_some(), "an optimizer"),
-            (self.scaler.is_some(), "a loss scaler"),
-            (self.window.is_some(), "an accumulation window"),
-            (self.averages.is_some(), "averages of weights"),
+            (self.optimizer.is_some(), "the state of an optimizer"),
+            (self.scaler.is_some(), "that of a `GradScaler`"),
+            (self.window.is_some(), "that of an `AccumulationWindow`"),
+            (self.averages.is_some(), "that of an `Ema`"),
         ];
         let parts: Vec<_> = (parts.iter().filter(|part| part.0).map(|part| part.1)).collect();
-        self.misfit(format!(
-            "it holds {lacks}, but that of {}",
-            parts.join(", ")
-        ))
+        self.misfit(format!("it holds {lacks}, but {}", parts.join(", ")))
     }
 
     /// The error for a record that does not fit.

@@ -49,6 +49,7 @@ pub mod optim;
 mod param_tensors;
 mod rank;
 mod record;
+mod running_statistics;
 pub mod scaler;
 mod scope;
 #[cfg(feature = "train")]

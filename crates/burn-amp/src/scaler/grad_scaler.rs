@@ -18,6 +18,7 @@ use crate::{
     live_scale::Blame,
     loss_scale::{LossScale, StepOutcome},
     mixed_precision::MixedPrecision,
+    running_statistics::RunningStatistics,
 };
 
 /// Scales losses, unscales and tests gradients, skips steps that overflow, and moves the loss scale.
@@ -40,6 +41,9 @@ pub struct GradScaler {
     last_status: Option<GradientStatus>,
     underflow: UnderflowWatch,
     border: Option<Border>,
+    statistics: RunningStatistics,
+    /// Whether a forward pass may have overflowed of which no step knows: its gradients were thrown away.
+    suspicious: bool,
 }
 
 /// The loss scale of a [`MixedPrecision`], which its scopes apply and this scaler moves.
@@ -50,6 +54,8 @@ struct Border {
     /// The scopes that were open at the last step.
     opened: u64,
     warned: bool,
+    /// The skips of all optimizers after which the running statistics were looked at.
+    skips: u64,
 }
 
 impl GradScaler {
@@ -67,6 +73,8 @@ impl GradScaler {
             last_status: None,
             underflow: UnderflowWatch::default(),
             border: None,
+            statistics: RunningStatistics::default(),
+            suspicious: false,
         }
     }
 
@@ -83,6 +91,7 @@ impl GradScaler {
                 member: amp.live().join(),
                 opened: amp.live().opened(),
                 warned: false,
+                skips: amp.live().skips(),
             }),
             ..scaler
         }
@@ -321,10 +330,54 @@ impl GradScaler {
         let lr = lr.into();
         check_learning_rate(&lr, &module)?;
         check_shapes(grads.params(), &module)?;
-        Ok(match self.decide(optim, grads)? {
+        let before = self.before_step(&module);
+        let decided = self.decide(optim, grads);
+        let stepped = matches!(decided, Ok(Some(_)));
+        self.after_step(&module, before, stepped);
+        Ok(match decided? {
             Some(grads) => optim.step(lr, module, grads),
             None => module,
         })
+    }
+
+    /// Before a step, or a micro-batch, of a module: what [`after_step`](Self::after_step) wants to know.
+    pub(crate) fn before_step<M: Module>(&mut self, module: &M) -> u64 {
+        if self.enabled {
+            self.statistics.meet(module);
+        }
+        self.counters.skipped() + self.counters.dropped()
+    }
+
+    /// Looks after the running statistics of a module: an overflow in the forward pass leaves NaN in them, and a skip does not
+    /// take it back by itself. `clean` says that the gradients were tested and are finite. Waits for the device only where
+    /// something was skipped.
+    pub(crate) fn after_step<M: Module>(&mut self, module: &M, before: u64, clean: bool) {
+        if !self.enabled {
+            return;
+        }
+        let skipped = self.counters.skipped() + self.counters.dropped() != before;
+        // Another optimizer's forward pass may have gone through this module.
+        let others = (self.border.as_ref()).is_some_and(|b| b.skips != b.amp.live().skips());
+        if skipped || (clean && (others || self.suspicious)) {
+            self.statistics.repair(module);
+            self.suspicious = false;
+            if let Some(border) = &mut self.border {
+                let live = border.amp.live();
+                border.skips = if skipped {
+                    live.add_skip()
+                } else {
+                    live.skips()
+                };
+            }
+        }
+        if clean && !skipped {
+            self.statistics.keep(module);
+        }
+    }
+
+    /// Gradients of a forward pass that has overflowed were thrown away.
+    pub(super) fn suspect_statistics(&mut self) {
+        self.suspicious = true;
     }
 
     /// Counts the step, and gives the gradients back if it is not to be skipped.

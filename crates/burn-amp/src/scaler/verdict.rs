@@ -40,6 +40,9 @@ impl GradScaler {
             && self.is_enabled()
             && !grads.is_settled()
         {
+            if grads.has_overflow() {
+                self.suspect_statistics();
+            }
             self.remember(&grads);
             self.iteration.learn(&grads);
         }

@@ -1,7 +1,7 @@
 //! [`Ema`]: an exponential moving average of a model's weights, for evaluation and for the end of the training.
 //!
 //! [`ScaledOptimizer::with_ema`](crate::ScaledOptimizer::with_ema) keeps one and updates it at every step that was not
-//! skipped, in its own record. By itself, with `save` and `load` for a file of its own:
+//! skipped, in its own record. By itself, with a record of its own:
 //!
 //! ```
 //! use burn::{nn::LinearConfig, optim::SgdConfig, tensor::{Device, Distribution, Tensor}};
@@ -35,4 +35,4 @@ mod record;
 
 pub use average::Ema;
 pub use config::EmaConfig;
-pub use record::EmaRecord;
+pub(crate) use record::EmaState;

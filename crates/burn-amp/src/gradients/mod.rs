@@ -33,9 +33,8 @@ mod step;
 mod unscale;
 mod unscaled;
 
-pub use accumulation::{
-    AccumulationConfig, AccumulationWindow, AccumulationWindowRecord, OverflowRule, WindowReduction,
-};
+pub(crate) use accumulation::WindowState;
+pub use accumulation::{AccumulationConfig, AccumulationWindow, OverflowRule, WindowReduction};
 pub use clip::{ClipGroup, ClipNorm, ClipStatus, GradientClip, GradientClipConfig};
 pub use dtype::GradientDType;
 pub(crate) use dtype::{is_half, working_dtype};

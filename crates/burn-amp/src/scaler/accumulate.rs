@@ -6,7 +6,7 @@ use burn::{
     tensor::{DType, Tensor},
 };
 
-use super::{GradScaler, ModuleOptim};
+use super::GradScaler;
 use crate::{
     error::AmpError,
     gradients::{
@@ -15,6 +15,7 @@ use crate::{
     },
     live_scale::Blame,
     loss_scale::StepOutcome,
+    module_optim::ModuleOptim,
     module_path::ModulePath,
 };
 
@@ -133,6 +134,7 @@ impl GradScaler {
         self.remember(grads);
         let outcome = if grads.has_overflow() {
             self.counters.record_dropped();
+            self.suspect_statistics();
             if let Blame::Loss { output_finite } = grads.blame() {
                 self.forget_losses();
                 return match self.skip_bad_loss(output_finite, "micro-batch dropped") {

@@ -4,12 +4,9 @@ use burn::{
 };
 use std::sync::Arc;
 
-use super::{
-    LossFactor, ModuleOptim, ScaleLoss, StepCounters, iteration::Iteration,
-    underflow::UnderflowWatch,
-};
+use super::{LossFactor, ScaleLoss, StepCounters, iteration::Iteration, underflow::UnderflowWatch};
 use crate::{
-    error::AmpError,
+    error::{AmpError, StepError},
     gradients::{
         GradientDType, GradientStatus, ScaledGradients, UnscaledGradients, check_shapes,
         pass_through, test, unscale,
@@ -18,6 +15,7 @@ use crate::{
     live_scale::Blame,
     loss_scale::{LossScale, StepOutcome},
     mixed_precision::MixedPrecision,
+    module_optim::ModuleOptim,
     running_statistics::RunningStatistics,
 };
 
@@ -309,11 +307,9 @@ impl GradScaler {
 
     /// As [`step`](Self::step), for runs that want to handle a failure.
     ///
-    /// The module is dropped on an error: keep a clone, which is cheap, to save it then.
-    ///
     /// # Errors
     ///
-    /// [`AmpError::LossScaleExhausted`] if the gradients overflow where the scale cannot be lowered or after
+    /// The error has the module, as it came. [`AmpError::LossScaleExhausted`] if the gradients overflow where the scale cannot be lowered or after
     /// `max_consecutive_skips` skips in a row; the step is counted as skipped. Of a window whose micro-batches were tested one
     /// by one ([`OverflowRule::SkipMicroBatch`](crate::OverflowRule)) only the latter: its sum overflows by itself.
     /// [`AmpError::HalfPrecisionParameter`] if the optimizer cannot combine a parameter with its gradient, and
@@ -326,18 +322,19 @@ impl GradScaler {
         lr: impl Into<ModuleLearningRate>,
         module: M,
         grads: UnscaledGradients,
-    ) -> Result<M, AmpError> {
+    ) -> Result<M, StepError<M>> {
         let lr = lr.into();
-        check_learning_rate(&lr, &module)?;
-        check_shapes(grads.params(), &module)?;
+        let checked = check_learning_rate(&lr, &module)
+            .map_err(AmpError::from)
+            .and_then(|()| check_shapes(grads.params(), &module));
         let before = self.before_step(&module);
-        let decided = self.decide(optim, grads);
-        let stepped = matches!(decided, Ok(Some(_)));
-        self.after_step(&module, before, stepped);
-        Ok(match decided? {
-            Some(grads) => optim.step(lr, module, grads),
-            None => module,
-        })
+        let decided = checked.and_then(|()| self.decide(optim, grads));
+        self.after_step(&module, before, matches!(decided, Ok(Some(_))));
+        match decided {
+            Ok(Some(grads)) => Ok(optim.step(lr, module, grads)),
+            Ok(None) => Ok(module),
+            Err(error) => Err(StepError { module, error }),
+        }
     }
 
     /// Before a step, or a micro-batch, of a module: what [`after_step`](Self::after_step) wants to know.
@@ -373,6 +370,10 @@ impl GradScaler {
         if clean && !skipped {
             self.statistics.keep(module);
         }
+    }
+
+    pub(super) fn forget_statistics(&mut self) {
+        self.statistics = RunningStatistics::default();
     }
 
     /// Gradients of a forward pass that has overflowed were thrown away.

@@ -31,5 +31,5 @@ mod sum;
 mod window;
 
 pub use config::{AccumulationConfig, OverflowRule, WindowReduction};
-pub use record::AccumulationWindowRecord;
+pub(crate) use record::WindowState;
 pub use window::AccumulationWindow;

@@ -54,6 +54,7 @@ mod optimizer_config;
 mod param_tensors;
 mod rank;
 mod record;
+mod running_statistics;
 mod scaler;
 mod scope;
 mod step_counters;

@@ -3,7 +3,7 @@ use burn::{
     tensor::{FloatDType, Tensor},
 };
 
-use crate::{gradients::is_half, leaf, module_path::ModulePath};
+use crate::{dtype::is_half, leaf, module_path::ModulePath};
 
 /// Turns the float parameters of a model into half precision, those of the groups in `keep` excepted.
 ///

@@ -28,19 +28,23 @@
 //! - [`MixedPrecision`]: half-precision compute for any model, and the loss scale at its border.
 //! - [`loss_scale`]: the schedule, a pure value.
 //! - [`scaler`]: [`GradScaler`], PyTorch's, for half-precision parameters and ports.
-//! - [`gradients`]: typed gradients and their [`GradientStatus`], clipping, accumulation.
+//! - [`UnscaledGradients`] and their [`GradientStatus`]: [`GradientClip`], [`AccumulationConfig`].
 //! - [`optim`]: [`ScaledOptimizer`], a drop-in for Burn's `ModuleOptimizer`, and its configuration.
-//! - [`ema`]: [`Ema`], averages of the weights.
+//! - [`Ema`]: averages of the weights.
 //! - `train` (feature `train`): Burn's `Learner` in half precision, and its metrics.
 
+mod accumulation;
 mod cast_float;
 mod check;
+mod clip;
 mod convert;
-pub mod ema;
+mod dtype;
+mod ema;
+mod entries;
 mod error;
-pub mod gradients;
+mod gradient_status;
+mod gradients;
 mod leaf;
-mod learning_rate;
 mod live_scale;
 pub mod loss_scale;
 mod mixed_precision;
@@ -53,18 +57,18 @@ pub mod scaler;
 mod scope;
 #[cfg(feature = "train")]
 pub mod train;
+mod unscale;
 
+pub use accumulation::{AccumulationConfig, AccumulationWindow, AccumulationWindowRecord};
 pub use burn_amp_kernels::{ExponentHistogram, UnsupportedDType};
 pub use cast_float::CastFloat;
+pub use clip::GradientClip;
 pub use convert::{to_full, to_half};
+pub use dtype::GradientDType;
 pub use ema::{Ema, EmaConfig, EmaRecord};
 pub use error::AmpError;
-pub use gradients::{
-    AccumulationConfig, AccumulationWindow, AccumulationWindowRecord, ClipGroup, ClipNorm,
-    ClipStatus, GradientClip, GradientClipConfig, GradientDType, GradientMapper, GradientStatus,
-    OverflowRule, ScaledGradients, StepGradients, UnscaledGradients, WindowReduction, histogram,
-    inspect, sum_of_devices, try_inspect,
-};
+pub use gradient_status::GradientStatus;
+pub use gradients::{ScaledGradients, StepGradients, UnscaledGradients, sum_of_devices};
 pub use loss_scale::{
     DynamicLossScale, DynamicSettings, HysteresisRefill, InvalidValue, LossScale, StaticLossScale,
     StepOutcome,
@@ -84,3 +88,4 @@ pub use train::{
     AmpTraining, GradientNormMetric, LearnerOptimizer, LossScaleMetric, Resume, Scaled,
     SkippedStepsMetric, ZeroGradientsMetric,
 };
+pub use unscale::{histogram, inspect, try_histogram, try_inspect};

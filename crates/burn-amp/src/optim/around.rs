@@ -2,7 +2,7 @@
 
 use super::ScaledOptimizer;
 use crate::{
-    ema::EmaRecord, error::AmpError, gradients::AccumulationWindowRecord, record::Container,
+    accumulation::AccumulationWindowRecord, ema::EmaRecord, error::AmpError, record::Container,
 };
 
 /// An open window and averages, as they are stored.

@@ -1,10 +1,11 @@
-use burn::{config::Config, optim::ModuleOptimizer};
+use burn::{config::Config, module::ParamGroup, optim::ModuleOptimizer};
 
 use super::{InnerOptimizerConfig, ScaledOptimizer};
 use crate::{
+    accumulation::AccumulationConfig,
+    clip::GradientClip,
     ema::EmaConfig,
     error::AmpError,
-    gradients::{AccumulationConfig, ClipGroup, GradientClip, GradientClipConfig},
     loss_scale::InvalidValue,
     mixed_precision::MixedPrecision,
     scaler::{GradScaler, GradScalerConfig, ModuleOptim},
@@ -18,12 +19,12 @@ use crate::{
 /// ```
 /// use burn::{config::Config, optim::AdamWConfig};
 /// use burn_amp::{
-///     AccumulationConfig, EmaConfig, GradScalerConfig, GradientClipConfig, ScaledOptimizerConfig,
+///     AccumulationConfig, EmaConfig, GradScalerConfig, GradientClip, ScaledOptimizerConfig,
 /// };
 ///
 /// let config = ScaledOptimizerConfig::new(AdamWConfig::new().with_weight_decay(0.01).into())
 ///     .with_scaler(GradScalerConfig::new().with_growth_interval(500))
-///     .with_clip(Some(GradientClipConfig::GlobalNorm(1.0)))
+///     .with_clip(Some(GradientClip::GlobalNorm(1.0)))
 ///     .with_accumulation(Some(AccumulationConfig::new(4)))
 ///     .with_ema(Some(EmaConfig::new().with_momentum(0.999)));
 /// let optim = config.init()?;
@@ -47,9 +48,10 @@ pub struct ScaledOptimizerConfig {
     /// scaler's `min_scale` and `max_scale`.
     pub loss_scale_factor: Option<f64>,
     /// How the gradients of all parameters are clipped.
-    pub clip: Option<GradientClipConfig>,
+    pub clip: Option<GradientClip>,
     /// How those of some parameters are clipped instead; the last that matches counts.
-    pub clip_groups: Option<Vec<ClipGroup>>,
+    #[config(default = "Vec::new()")]
+    pub clip_groups: Vec<(ParamGroup, GradientClip)>,
     /// Micro-batches to a step.
     pub accumulation: Option<AccumulationConfig>,
     /// Averages of the weights.
@@ -109,16 +111,11 @@ impl ScaledOptimizerConfig {
         &self,
         mut optim: ScaledOptimizer<O>,
     ) -> Result<ScaledOptimizer<O>, AmpError> {
-        let mut clip = match &self.clip {
-            Some(clip) => clip.init()?,
-            None => GradientClip::groups(),
-        };
-        let groups = self.clip_groups.as_deref().unwrap_or_default();
-        for ClipGroup { group, clip: rule } in groups {
-            clip = clip.with_group(group.clone(), rule.clone())?;
+        if let Some(clip) = self.clip {
+            optim = optim.with_clipping(clip)?;
         }
-        if self.clip.is_some() || !groups.is_empty() {
-            optim = optim.with_clipping(clip);
+        for (group, clip) in &self.clip_groups {
+            optim = optim.with_group_clipping(group.clone(), *clip)?;
         }
         if let Some(accumulation) = &self.accumulation {
             optim = optim.with_accumulation(accumulation.clone())?;

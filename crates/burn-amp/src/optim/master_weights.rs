@@ -10,7 +10,7 @@ use burn::{
 };
 
 use super::RecordOptim;
-use crate::{error::AmpError, gradients::is_half, scaler::ModuleOptim};
+use crate::{dtype::is_half, error::AmpError, scaler::ModuleOptim};
 
 const MASTER: &str = "master";
 const INNER: &str = "inner";

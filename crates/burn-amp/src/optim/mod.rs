@@ -39,5 +39,3 @@ pub use record_optim::RecordOptim;
 pub use scaled_optimizer::ScaledOptimizer;
 #[cfg(feature = "train")]
 pub(crate) use step_options::StepOptions;
-
-pub use crate::gradients::StepGradients;

@@ -1,18 +1,18 @@
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::Module,
+    module::{Module, ParamGroup},
     optim::{ModuleOptimizer, MultiGradientsParams},
     tensor::Tensor,
 };
 
 use super::{loaded::LoadedState, step_options::StepOptions};
 use crate::{
+    accumulation::{AccumulationConfig, AccumulationWindow},
+    clip::GradientClip,
     ema::{Ema, EmaConfig},
+    entries::Entries,
     error::AmpError,
-    gradients::{
-        AccumulationConfig, AccumulationWindow, GradientClip, ScaledGradients, StepGradients,
-        UnscaledGradients, check_shapes, sum_of_devices,
-    },
+    gradients::{ScaledGradients, StepGradients, UnscaledGradients, sum_of_devices},
     scaler::{GradScaler, ModuleOptim, ScalerMonitor},
 };
 
@@ -56,11 +56,11 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ///
     /// ```
     /// use burn::optim::SgdConfig;
-    /// use burn_amp::{AccumulationConfig, GradScalerConfig, OverflowRule, ScaledOptimizer};
+    /// use burn_amp::{AccumulationConfig, GradScalerConfig, ScaledOptimizer};
     ///
     /// let optim = ScaledOptimizer::new(SgdConfig::new().init(), GradScalerConfig::new().init()?);
     /// let optim = optim.with_accumulation(4)?;
-    /// let optim = optim.with_accumulation(AccumulationConfig::new(4).with_overflow(OverflowRule::SkipMicroBatch))?;
+    /// let optim = optim.with_accumulation(AccumulationConfig::new(4).with_skip_micro_batch(true))?;
     /// assert!(optim.window().unwrap().is_empty());
     /// # Ok::<(), burn_amp::AmpError>(())
     /// ```
@@ -79,9 +79,41 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// Clips gradients after they were unscaled and tested; see [`UnscaledGradients::clip`].
     ///
     /// Clipping that is configured on the inner optimizer comes after it.
-    pub fn with_clipping(mut self, clip: GradientClip) -> Self {
-        self.options.clip = Some(clip);
-        self
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`] if the threshold is zero, negative or NaN.
+    pub fn with_clipping(mut self, clip: GradientClip) -> Result<Self, AmpError> {
+        clip.check("clip")?;
+        self.options.clip.all = Some(clip);
+        Ok(self)
+    }
+
+    /// Clips the parameters of a group in a way of their own; the last group that matches counts. A global norm is that of its
+    /// group alone, and [`with_clipping`](Self::with_clipping) is for the parameters that match no group.
+    ///
+    /// ```
+    /// use burn::{module::ParamGroup, optim::SgdConfig};
+    /// use burn_amp::{GradientClip, MixedPrecision, ScaledOptimizer};
+    ///
+    /// // The head's values are limited; all other gradients are one vector.
+    /// let optim = ScaledOptimizer::new(SgdConfig::new().init(), &MixedPrecision::f16())
+    ///     .with_clipping(GradientClip::GlobalNorm(1.0))?
+    ///     .with_group_clipping(ParamGroup::from_predicate("head"), GradientClip::Value(0.1))?;
+    /// # Ok::<(), burn_amp::AmpError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`] if the threshold is zero, negative or NaN.
+    pub fn with_group_clipping(
+        mut self,
+        group: ParamGroup,
+        clip: GradientClip,
+    ) -> Result<Self, AmpError> {
+        clip.check("clip_groups")?;
+        self.options.clip.groups.push((group, clip));
+        Ok(self)
     }
 
     /// Averages the weights after every step that was not skipped; see [`Ema`].
@@ -226,8 +258,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// Throws gradients away without a step, in place of [`step`](Self::step), and counts that.
     ///
     /// Parameters, optimizer, averages and an open window stay as they are: a micro-batch that is discarded does not count.
-    /// What was unscaled moves the loss scale, as [`GradScaler::discard`] has it, except where the scale is frozen for
-    /// a window ([`OverflowRule::SkipWindow`](crate::OverflowRule)).
+    /// What was unscaled moves the loss scale, as [`GradScaler::discard`] has it, except where the scale stays the same for a
+    /// whole window (without [`AccumulationConfig::skip_micro_batch`]).
     pub fn discard(&mut self, grads: impl Into<StepGradients>) {
         self.options.discard(&mut self.scaler, grads.into());
         self.monitor.publish(&self.scaler);
@@ -263,7 +295,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         grads: MultiGradientsParams,
     ) -> Result<M, AmpError> {
         for (of_device, _) in &grads.grads {
-            check_shapes(of_device, &module)?;
+            Entries::of(of_device, &module)?;
         }
         let grads = sum_of_devices(grads, &module);
         self.try_step(lr, module, grads)
@@ -284,9 +316,9 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self.options.window.as_ref()
     }
 
-    /// How gradients are clipped; none without [`with_clipping`](Self::with_clipping).
+    /// How the gradients of parameters that match no group are clipped; none without [`with_clipping`](Self::with_clipping).
     pub fn clipping(&self) -> Option<&GradientClip> {
-        self.options.clip.as_ref()
+        self.options.clip.all.as_ref()
     }
 
     /// The average of the weights; none without [`with_ema`](Self::with_ema).

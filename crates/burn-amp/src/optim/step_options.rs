@@ -3,10 +3,12 @@ use burn::{
 };
 
 use crate::{
+    accumulation::AccumulationWindow,
+    clip::ClipRules,
     ema::Ema,
+    entries::Traversal,
     error::AmpError,
-    gradients::{AccumulationWindow, GradientClip, StepGradients, UnscaledGradients, check_shapes},
-    learning_rate::check_learning_rate,
+    gradients::{StepGradients, UnscaledGradients},
     scaler::{GradScaler, ModuleOptim},
 };
 
@@ -15,7 +17,7 @@ use crate::{
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StepOptions {
     pub(crate) window: Option<AccumulationWindow>,
-    pub(crate) clip: Option<GradientClip>,
+    pub(crate) clip: ClipRules,
     pub(crate) ema: Option<Ema>,
 }
 
@@ -29,12 +31,12 @@ impl StepOptions {
         module: M,
         grads: StepGradients,
     ) -> Result<M, AmpError> {
-        // Refused before a window takes the gradients.
-        check_learning_rate(&lr, &module)?;
-        Ok(match self.decide(scaler, optim, &module, grads)? {
-            Some(grads) => self.applied(scaler, optim.step(lr, module, grads)),
-            None => module,
-        })
+        Ok(
+            match self.decide(scaler, optim, &module, grads, Some(&lr))? {
+                Some(grads) => self.applied(scaler, optim.step(lr, module, grads)),
+                None => module,
+            },
+        )
     }
 
     /// Steps with the micro-batches of a window that is not full.
@@ -45,10 +47,15 @@ impl StepOptions {
         lr: ModuleLearningRate,
         module: M,
     ) -> Result<M, AmpError> {
-        check_learning_rate(&lr, &module)?;
+        let traversal = Traversal {
+            sums: self.window.as_ref().map(|window| &window.sums),
+            lr: Some(&lr),
+            ..Default::default()
+        };
+        let entries = traversal.of(&module)?;
         let grads = match &mut self.window {
-            Some(window) => scaler.flush(window, &module)?,
-            None => None,
+            Some(window) if !window.is_empty() => Some(scaler.empty(window, entries.into_sums())?),
+            _ => None,
         };
         let grads = match grads {
             Some(grads) => self.settle(scaler, optim, grads)?,
@@ -68,25 +75,31 @@ impl StepOptions {
         optim: &O,
         module: &M,
         grads: StepGradients,
+        lr: Option<&ModuleLearningRate>,
     ) -> Result<Option<GradientsParams>, AmpError> {
+        // All that is to be refused is refused before a window takes the gradients.
+        let traversal = Traversal {
+            grads: Some(grads.params()),
+            sums: self.window.as_ref().map(|window| &window.sums),
+            lr,
+        };
+        let entries = traversal.of(module)?;
         scaler.check_scopes();
-        let grads = match &mut self.window {
-            Some(window) => {
-                scaler.check_window(optim, &grads, module)?;
-                match scaler.accumulate(window, grads, module)? {
+        let grads = match (&mut self.window, grads) {
+            (Some(window), grads) => {
+                scaler.check_accepted(optim, &entries)?;
+                match scaler.add_micro_batch(window, grads, entries)? {
                     Some(grads) => grads,
                     None => return Ok(None),
                 }
             }
-            None => match grads {
-                StepGradients::Plain(grads) => scaler.test(grads, module)?,
-                StepGradients::Scaled(grads) => scaler.try_unscale(grads, module)?,
-                StepGradients::Unscaled(grads) => {
-                    // They may have been changed since they were tested.
-                    check_shapes(grads.params(), module)?;
-                    grads
-                }
-            },
+            (None, StepGradients::Plain(grads)) => scaler.test(grads, &entries)?,
+            (None, StepGradients::Scaled(grads)) => {
+                let (scale, dtype) = (grads.loss_scale(), scaler.gradient_dtype());
+                let entries = entries.into_gradients();
+                scaler.unscale_by(grads.into_params(), entries, scale, dtype)?
+            }
+            (None, StepGradients::Unscaled(grads)) => grads,
         };
         self.settle(scaler, optim, grads)
     }
@@ -97,9 +110,9 @@ impl StepOptions {
         optim: &O,
         grads: UnscaledGradients,
     ) -> Result<Option<GradientsParams>, AmpError> {
-        let grads = match &self.clip {
-            Some(clip) => grads.try_clip(clip)?,
-            None => grads,
+        let grads = match self.clip.is_empty() {
+            true => grads,
+            false => grads.clip_by(&self.clip)?,
         };
         let grads = scaler.decide(optim, grads)?;
         if grads.is_none() {

@@ -5,7 +5,7 @@ use std::{
 
 use super::GradScaler;
 use crate::{
-    gradients::{ClipStatus, GradientStatus},
+    gradient_status::GradientStatus,
     loss_scale::{LossScale, StepOutcome},
     mixed_precision::MixedPrecision,
 };
@@ -173,7 +173,6 @@ impl ScalerReading {
     fn of(scaler: &GradScaler) -> Self {
         let counters = scaler.counters();
         let status = scaler.last_status();
-        let clip = status.and_then(GradientStatus::clip);
         Self {
             loss_scale: scaler.loss_scale(),
             steps: counters.steps(),
@@ -186,8 +185,8 @@ impl ScalerReading {
             gradient_norm: status.map(GradientStatus::norm),
             max_abs_gradient: status.map(GradientStatus::max_abs),
             zero_gradients: status.map(GradientStatus::zero_share),
-            clipped_gradients: clip.map(|clip| clip.clipped() as u64),
-            clip_coefficient: clip.and_then(ClipStatus::smallest_coefficient),
+            clipped_gradients: status.and_then(|s| s.clipped()).map(|n| n as u64),
+            clip_coefficient: status.and_then(GradientStatus::clip_coefficient),
         }
     }
 }

@@ -1,11 +1,58 @@
+//! Averages of a model's weights, for evaluation and for the end of the training.
+
+mod record;
+
 use burn::{
-    module::{Module, ModuleVisitor, Param, ParamId},
+    config::Config,
+    module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId},
     tensor::Tensor,
 };
 use std::collections::HashSet;
 
-use super::{EmaConfig, overwrite::overwrite};
-use crate::{gradients::working_dtype, module_path::ModulePath, param_tensors::ParamTensors};
+pub use record::EmaRecord;
+
+use crate::{
+    dtype::working_dtype, error::AmpError, leaf, loss_scale::InvalidValue, module_path::ModulePath,
+    param_tensors::ParamTensors,
+};
+
+/// How weights are averaged: Keras's `ema_momentum` and `ema_overwrite_frequency`, and its defaults.
+#[derive(Config, Debug, PartialEq)]
+pub struct EmaConfig {
+    /// The weight of the average so far; that of the new value is 1 less this. From 0 to 1.
+    #[config(default = 0.99)]
+    pub momentum: f64,
+    /// After this many updates, and then again, the model's parameters are replaced by their averages. None: only by
+    /// [`Ema::finalize`].
+    pub overwrite_frequency: Option<u32>,
+    /// Whether a `Learner` validates with the averages in place of the parameters (feature `train`). Other programs use
+    /// [`Ema::module`] for it.
+    #[config(default = false)]
+    pub validation: bool,
+}
+
+impl Default for EmaConfig {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl EmaConfig {
+    /// Checks the settings. The average starts with the first update.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`] if the momentum is not between 0 and 1, or the frequency 0.
+    pub fn init(&self) -> Result<Ema, AmpError> {
+        if !(0.0..=1.0).contains(&self.momentum) {
+            return Err(InvalidValue::new("momentum", self.momentum, "between 0 and 1").into());
+        }
+        if self.overwrite_frequency == Some(0) {
+            return Err(InvalidValue::new("overwrite_frequency", 0, "at least 1").into());
+        }
+        Ok(Ema::new(self.clone()))
+    }
+}
 
 /// An exponential moving average of the trainable parameters: `average = momentum * average + (1 - momentum) * value`.
 ///
@@ -16,16 +63,44 @@ use crate::{gradients::working_dtype, module_path::ModulePath, param_tensors::Pa
 ///
 /// Memory: 4 bytes for each trainable value. An update is one pass, in place.
 ///
-/// A value: a clone goes its own way, and shares memory until then.
+/// [`ScaledOptimizer::with_ema`](crate::ScaledOptimizer::with_ema) keeps one and updates it at every step that was not
+/// skipped, in its own record. By itself, with `save` and `load` for a file of its own:
+///
+/// ```
+/// use burn::{nn::LinearConfig, optim::SgdConfig, tensor::{Device, Distribution, Tensor}};
+/// use burn_amp::{EmaConfig, GradScalerConfig, StepOutcome};
+///
+/// let device = Device::flex().autodiff();
+/// let mut model = LinearConfig::new(4, 2).init(&device);
+/// let mut optim = SgdConfig::new().init();
+/// let mut scaler = GradScalerConfig::new().init()?;
+/// let mut ema = EmaConfig::new().with_momentum(0.9).init()?;
+///
+/// for _ in 0..10 {
+///     let input = Tensor::<2>::random([8, 4], Distribution::Default, &device);
+///     let grads = scaler.unscale(scaler.backward(model.forward(input).mean(), &model), &model);
+///     model = scaler.step(&mut optim, 0.1, model, grads);
+///     // Of this very step: `update` gives the joint outcome of all optimizers, and none where each micro-batch moves the scale.
+///     if scaler.last_outcome() == Some(StepOutcome::Applied) {
+///         model = ema.update(model);
+///     }
+///     scaler.update();
+/// }
+/// let averaged = ema.module(&model); // to evaluate; training goes on with `model`
+/// assert_eq!(averaged.weight.id, model.weight.id);
+/// # Ok::<(), burn_amp::AmpError>(())
+/// ```
+///
+/// A value: a clone is independent, and shares memory until one of the two is updated.
 #[derive(Clone, Debug)]
 pub struct Ema {
     config: EmaConfig,
     pub(crate) averages: ParamTensors,
-    pub(super) updates: u64,
+    updates: u64,
 }
 
 impl Ema {
-    pub(super) fn new(config: EmaConfig) -> Self {
+    fn new(config: EmaConfig) -> Self {
         Self {
             config,
             averages: ParamTensors::default(),
@@ -137,5 +212,49 @@ impl ModuleVisitor for Update<'_> {
             }
         };
         self.averages.insert(param.id, average);
+    }
+}
+
+/// Puts averages in the place of parameters, in the parameters' dtype and on their device. Ids and trainability stay. Does not
+/// wait for the device.
+fn overwrite<M: Module>(module: M, averages: &ParamTensors) -> M {
+    module.map(&mut Overwrite {
+        averages,
+        path: ModulePath::default(),
+    })
+}
+
+struct Overwrite<'a> {
+    averages: &'a ParamTensors,
+    path: ModulePath,
+}
+
+impl ModuleMapper for Overwrite<'_> {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.enter(name);
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.exit();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let Some(known) = self.averages.shape(param.id) else {
+            return param;
+        };
+        let shape = param.shape();
+        if *known != shape {
+            let path = self.path.join();
+            log::warn!("`{path}` has shape {shape}, but its average has {known}: it is kept");
+            return param;
+        }
+        let Some(average) = self.averages.get::<D>(param.id, &param.device().inner()) else {
+            return param;
+        };
+        let id = param.id;
+        param.map(|tensor| {
+            let average = average.cast(tensor.dtype());
+            leaf::replace(tensor, average, id)
+        })
     }
 }

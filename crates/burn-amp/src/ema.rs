@@ -4,7 +4,7 @@ mod record;
 
 use burn::{
     config::Config,
-    module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId},
+    module::{Module, Param, ParamId},
     tensor::Tensor,
 };
 use std::collections::HashSet;
@@ -12,7 +12,11 @@ use std::collections::HashSet;
 pub use record::EmaRecord;
 
 use crate::{
-    dtype::working_dtype, error::AmpError, leaf, loss_scale::InvalidValue, module_path::ModulePath,
+    dtype::working_dtype,
+    error::AmpError,
+    leaf,
+    loss_scale::InvalidValue,
+    module_path::{self, ModulePath},
     param_tensors::ParamTensors,
 };
 
@@ -138,10 +142,9 @@ impl Ema {
         let mut update = Update {
             averages: &mut self.averages,
             momentum: self.config.momentum,
-            path: ModulePath::default(),
             seen: HashSet::new(),
         };
-        module.visit(&mut update);
+        module_path::visit(&module, &mut update);
         self.updates += 1;
         match self.config.overwrite_frequency {
             Some(frequency) if self.updates.is_multiple_of(frequency.into()) => {
@@ -176,20 +179,11 @@ impl Ema {
 struct Update<'a> {
     averages: &'a mut ParamTensors,
     momentum: f64,
-    path: ModulePath,
     seen: HashSet<ParamId>,
 }
 
-impl ModuleVisitor for Update<'_> {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.enter(name);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.exit();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+impl module_path::Visit for Update<'_> {
+    fn parameter<const D: usize>(&mut self, path: &ModulePath, param: &Param<Tensor<D>>) {
         // A parameter shared by two modules is met twice, and averaged once.
         if !param.is_require_grad() || !self.seen.insert(param.id) {
             return;
@@ -198,7 +192,7 @@ impl ModuleVisitor for Update<'_> {
         let known = self.averages.shape(param.id).cloned();
         let old = known.filter(|shape| *shape != value.shape());
         if let Some(old) = &old {
-            let (path, new) = (self.path.join(), value.shape());
+            let (path, new) = (path.join(), value.shape());
             log::warn!("`{path}` has shape {new}, but its average has {old}: it starts anew");
         }
         let average = match self.averages.take::<D>(param.id, &value.device()) {
@@ -218,33 +212,25 @@ impl ModuleVisitor for Update<'_> {
 /// Puts averages in the place of parameters, in the parameters' dtype and on their device. Ids and trainability stay. Does not
 /// wait for the device.
 fn overwrite<M: Module>(module: M, averages: &ParamTensors) -> M {
-    module.map(&mut Overwrite {
-        averages,
-        path: ModulePath::default(),
-    })
+    module_path::map(module, &mut Overwrite { averages })
 }
 
 struct Overwrite<'a> {
     averages: &'a ParamTensors,
-    path: ModulePath,
 }
 
-impl ModuleMapper for Overwrite<'_> {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.enter(name);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.exit();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+impl module_path::Map for Overwrite<'_> {
+    fn parameter<const D: usize>(
+        &mut self,
+        path: &ModulePath,
+        param: Param<Tensor<D>>,
+    ) -> Param<Tensor<D>> {
         let Some(known) = self.averages.shape(param.id) else {
             return param;
         };
         let shape = param.shape();
         if *known != shape {
-            let path = self.path.join();
+            let path = path.join();
             log::warn!("`{path}` has shape {shape}, but its average has {known}: it is kept");
             return param;
         }

@@ -2,7 +2,7 @@
 
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::{Module, ModuleVisitor, Param, ParamId, Reparameterization},
+    module::{Module, Param, ParamId, Reparameterization},
     optim::GradientsParams,
     tensor::{DType, Device, Shape, Tensor},
 };
@@ -12,8 +12,12 @@ use std::{
 };
 
 use crate::{
-    dtype::working_dtype, error::AmpError, loss_scale::InvalidValue,
-    mixed_precision::ScopedParameter, module_path::ModulePath, param_tensors::ParamTensors,
+    dtype::working_dtype,
+    error::AmpError,
+    loss_scale::InvalidValue,
+    mixed_precision::ScopedParameter,
+    module_path::{self, ModulePath},
+    param_tensors::ParamTensors,
     rank::with_rank,
 };
 
@@ -52,7 +56,6 @@ impl Traversal<'_> {
     pub(crate) fn of<M: Module>(self, module: &M) -> Result<Entries, AmpError> {
         let mut visit = Visit {
             input: self,
-            path: ModulePath::default(),
             seen: HashSet::new(),
             sums: 0,
             found: Entries::default(),
@@ -60,7 +63,7 @@ impl Traversal<'_> {
             shape: None,
             misfit: None,
         };
-        module.visit(&mut visit);
+        module_path::visit(module, &mut visit);
         if let Some(error) = visit.rate.or(visit.shape) {
             return Err(error);
         }
@@ -127,7 +130,6 @@ impl Entries {
 
 struct Visit<'a> {
     input: Traversal<'a>,
-    path: ModulePath,
     seen: HashSet<ParamId>,
     /// How many of the sums belong to parameters here.
     sums: usize,
@@ -138,28 +140,23 @@ struct Visit<'a> {
     misfit: Option<String>,
 }
 
-impl ModuleVisitor for Visit<'_> {
-    fn enter_module(&mut self, name: &str, container_type: &str) {
+impl module_path::Visit for Visit<'_> {
+    fn enter(&mut self, path: &ModulePath, name: &str, container_type: &str) {
         self.found.has_scopes |= name == ScopedParameter::NAME;
         // Burn shows the base first, and what is attached to it right behind.
         if container_type == "Reparameterization" && name == "lora" && self.found.adapted.is_none()
         {
-            let path = self.path.join();
+            let path = path.join();
             let base = self.found.list.last();
             let trained =
                 base.is_some_and(|(base, has_gradient)| *has_gradient && base.path == path);
             self.found.adapted = trained.then(|| (path, name.to_string()));
         }
-        self.path.enter(name);
     }
 
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.exit();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+    fn parameter<const D: usize>(&mut self, path: &ModulePath, param: &Param<Tensor<D>>) {
         if let Some(lr) = self.input.lr {
-            let path = self.path.join();
+            let path = path.join();
             let lr = lr.lr_from_param(param.id, Some(&path));
             if !lr.is_finite() && self.rate.is_none() {
                 let allowed = format!("finite (it is that of `{path}`)");
@@ -167,7 +164,7 @@ impl ModuleVisitor for Visit<'_> {
             }
         }
         let grads = self.input.grads;
-        let gradient = match grads.map(|grads| gradient(grads, param, &self.path)) {
+        let gradient = match grads.map(|grads| gradient(grads, param, path)) {
             Some(Ok(gradient)) => gradient,
             Some(Err(error)) => {
                 self.shape.get_or_insert(error);
@@ -180,7 +177,7 @@ impl ModuleVisitor for Visit<'_> {
         if (gradient.is_none() && sum.is_none()) || !self.seen.insert(param.id) {
             return;
         }
-        let (path, parameter) = (self.path.join(), param.base().dtype());
+        let (path, parameter) = (path.join(), param.base().dtype());
         if let Some((shape, dtype)) = sum {
             self.sums += 1;
             let (expected, wide) = (param.shape(), DType::from(working_dtype(parameter)));

@@ -31,7 +31,7 @@
 //! - [`UnscaledGradients`] and their [`GradientStatus`]: [`GradientClip`], [`AccumulationConfig`].
 //! - [`optim`]: [`ScaledOptimizer`], a drop-in for Burn's `ModuleOptimizer`, and its configuration.
 //! - [`Ema`]: averages of the weights.
-//! - `train` (feature `train`): Burn's `Learner` in half precision, and its metrics.
+//! - [`MixedPrecision::learner`](MixedPrecision) (feature `train`): Burn's `Learner` in half precision, its metrics and its end.
 
 mod accumulation;
 mod cast_float;
@@ -56,7 +56,7 @@ mod record;
 pub mod scaler;
 mod scope;
 #[cfg(feature = "train")]
-pub mod train;
+mod train;
 mod unscale;
 
 pub use accumulation::{AccumulationConfig, AccumulationWindow, AccumulationWindowRecord};
@@ -73,19 +73,16 @@ pub use loss_scale::{
     DynamicLossScale, DynamicSettings, HysteresisRefill, InvalidValue, LossScale, StaticLossScale,
     StepOutcome,
 };
-pub use mixed_precision::{MixedPrecision, ScopedParameter};
+pub use mixed_precision::MixedPrecision;
 pub use optim::{
     InnerOptimizerConfig, MasterOptimizer, MasterState, MasterWeights, RecordOptim,
     ScaledOptimizer, ScaledOptimizerConfig, ScaledOptimizerRecord,
 };
 pub use scaler::{
     GradScaler, GradScalerConfig, GradScalerRecord, GradScalerState, LossFactor, ModuleOptim,
-    ScaleLoss, ScalerMonitor, ScalerReading, StepCounters,
+    ScaleLoss, StepCounters,
 };
 pub use scope::{Cast, Scope, autocast, in_f32};
 #[cfg(feature = "train")]
-pub use train::{
-    AmpTraining, GradientNormMetric, LearnerOptimizer, LossScaleMetric, Resume, Scaled,
-    SkippedStepsMetric, ZeroGradientsMetric,
-};
+pub use train::{Resume, Scaled, ScalerMetric, ScalerMonitor};
 pub use unscale::{histogram, inspect, try_histogram, try_inspect};

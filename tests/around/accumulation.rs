@@ -671,7 +671,7 @@ fn gradients_of_no_parameter_are_dropped_and_logged_and_sums_refused() {
     let grads = model.gradients([1.0; 6], [1.0; 4], 1024.0);
     scaler
         .clone()
-        .accumulate(&mut window, grads, &model)
+        .try_accumulate(&mut window, grads, &model)
         .unwrap();
     let error = scaler
         .clone()

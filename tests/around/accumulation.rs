@@ -207,7 +207,7 @@ fn a_loss_that_is_not_finite_drops_its_micro_batch_and_the_scale_stays() {
         skips: 3,
         output_finite: true,
     };
-    assert_eq!(result.unwrap_err(), expected);
+    assert_eq!(result.unwrap_err().error, expected);
     assert_eq!(after, (6, 5, 512.0));
     assert_eq!(optim.window().unwrap().len(), 1);
 }
@@ -225,12 +225,13 @@ fn too_many_dropped_in_a_row_end_the_run_and_keep_the_window() {
     for _ in 0..2 {
         model = optim.step(1.0, model.clone(), overflow(&model, 1024.0));
     }
-    let error = optim.try_step(1.0, model.clone(), overflow(&model, 1024.0));
-    let Err(AmpError::LossScaleExhausted {
+    let result = optim.try_step(1.0, model.clone(), overflow(&model, 1024.0));
+    let error = result.unwrap_err().error;
+    let AmpError::LossScaleExhausted {
         scale,
         skips,
         parameter,
-    }) = error
+    } = error
     else {
         panic!("{error:?}");
     };
@@ -385,7 +386,7 @@ fn half_precision_gradients_are_summed_in_f32() {
                 .with_gradient_dtype(gradient)
                 .init()
                 .unwrap();
-            let inner = MasterWeights::new(SgdConfig::new().build()).init();
+            let inner = MasterWeights::new(SgdConfig::new().build());
             let mut optim = ScaledOptimizer::new(inner, scaler)
                 .with_accumulation(config(4096, rule))
                 .unwrap();
@@ -435,7 +436,7 @@ fn one_f32_buffer_for_each_parameter_is_added_to_in_place() {
                 .with_init_scale(16.0)
                 .init()
                 .unwrap();
-            let inner = MasterWeights::new(SgdConfig::new().build()).init();
+            let inner = MasterWeights::new(SgdConfig::new().build());
             let mut optim = ScaledOptimizer::new(inner, scaler)
                 .with_accumulation(config(8, rule))
                 .unwrap();
@@ -517,7 +518,7 @@ fn what_the_optimizer_cannot_take_is_refused_at_the_first_micro_batch() {
         let mut optim = sgd().with_accumulation(config(2, rule)).unwrap();
         let model = Pair::zeros(DType::F16);
         let grads = gradients(&model, 0, 16.0);
-        let error = optim.try_step(1.0, model, grads).unwrap_err();
+        let error = optim.try_step(1.0, model, grads).unwrap_err().error;
         let AmpError::HalfPrecisionParameter { parameter, .. } = error else {
             panic!("{error}");
         };
@@ -540,7 +541,7 @@ fn gradients_of_another_shape_are_refused() {
         let mut grads = gradients(&model, 1, 1024.0);
         let bias = Tensor::<1>::ones([5], &Device::default());
         grads.params_mut().register(other.bias.id, bias);
-        let error = optim.try_step(1.0, other, grads).unwrap_err();
+        let error = optim.try_step(1.0, other, grads).unwrap_err().error;
         assert!(matches!(error, AmpError::ForeignRecord { .. }), "{error}");
         assert!(error.to_string().contains("another model"), "{error}");
         assert_eq!(optim.window().unwrap().len(), 1);
@@ -637,7 +638,7 @@ fn a_window_of_another_model_is_refused_by_flush_and_stays() {
         model = optim.step(1.0, model, grads);
         let mut other = model.clone();
         other.weight = other.weight.map(|weight| weight.reshape([3, 2]));
-        let error = optim.try_flush(1.0, other).unwrap_err();
+        let error = optim.try_flush(1.0, other).unwrap_err().error;
         assert!(matches!(error, AmpError::ForeignRecord { .. }), "{error}");
         assert!(error.to_string().contains("`weight`"), "{error}");
         assert_eq!(optim.window().unwrap().len(), 1);

@@ -400,7 +400,7 @@ fn half_and_double_precision() {
             assert!((f64::from(*found) - expected).abs() <= tolerance * expected.abs());
         }
         // Still what the optimizer takes.
-        let mut optim = MasterWeights::new(SgdConfig::new().build()).init();
+        let mut optim = MasterWeights::new(SgdConfig::new().build());
         let mut scaler = scaler;
         scaler.try_step(&mut optim, 0.1, model, grads).unwrap();
     }

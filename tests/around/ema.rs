@@ -263,7 +263,7 @@ fn parameters_are_overwritten_as_often_as_asked() {
 
 #[test]
 fn master_weights_follow_an_overwritten_parameter() {
-    let inner = MasterWeights::new(SgdConfig::new().build()).init();
+    let inner = MasterWeights::new(SgdConfig::new().build());
     let scaler = GradScalerConfig::new()
         .with_init_scale(16.0)
         .init()

@@ -9,8 +9,8 @@ use burn::{
     tensor::DType,
 };
 use burn_amp::{
-    AccumulationConfig, EmaConfig, GradScalerConfig, GradientClip, InnerOptimizerConfig,
-    RecordOptim, ScaledOptimizer, ScaledOptimizerConfig,
+    AccumulationConfig, EmaConfig, GradScalerConfig, GradientClip, ScaledOptimizer,
+    ScaledOptimizerConfig,
 };
 use burn_amp_tests::reference;
 use serde::Deserialize;
@@ -118,20 +118,20 @@ impl Run {
         self.optimizer == "sgdm" && self.options.weight_decay.is_some()
     }
 
-    fn inner(&self) -> (InnerOptimizerConfig, f64) {
+    fn inner(&self) -> (ModuleOptimizer, f64) {
         let decay = self.options.weight_decay;
         let coupled = decay.map(WeightDecayConfig::new);
         let sgd = SgdConfig::new().with_weight_decay(coupled);
         match (self.optimizer.as_str(), decay) {
-            ("sgd", _) => (sgd.into(), 0.1),
+            ("sgd", _) => (sgd.init(), 0.1),
             ("sgdm", _) => {
                 let momentum = MomentumConfig::new().with_momentum(0.9).with_dampening(0.0);
-                (sgd.with_momentum(Some(momentum)).into(), 0.1)
+                (sgd.with_momentum(Some(momentum)).init(), 0.1)
             }
-            ("adam", None) => (AdamConfig::new().with_epsilon(1e-7).into(), 0.01),
+            ("adam", None) => (AdamConfig::new().with_epsilon(1e-7).init(), 0.01),
             ("adam", Some(decay)) => {
                 let adam = AdamWConfig::new().with_epsilon(1e-7);
-                (adam.with_weight_decay(decay).into(), 0.01)
+                (adam.with_weight_decay(decay).init(), 0.01)
             }
             (other, _) => panic!("unknown optimizer {other}"),
         }
@@ -153,7 +153,7 @@ impl Run {
                 .with_overwrite_frequency(options.ema_overwrite_frequency)
         });
         // Keras's LossScaleOptimizer switches its inner optimizer's `loss_scale_factor` off: its own scale counts.
-        let config = ScaledOptimizerConfig::new(inner)
+        let config = ScaledOptimizerConfig::new()
             .with_scaler(
                 GradScalerConfig::new()
                     .with_init_scale(self.initial_scale)
@@ -166,7 +166,8 @@ impl Run {
         let path = folder.path().join("config.json");
         config.save(&path).unwrap();
         let loaded = ScaledOptimizerConfig::load(&path).unwrap();
-        (loaded.init().unwrap(), lr)
+        let scaler = loaded.scaler.init().unwrap();
+        (loaded.init(inner, scaler).unwrap(), lr)
     }
 }
 
@@ -183,8 +184,7 @@ struct Epsilon {
 
 impl Epsilon {
     fn add(&mut self, optim: &ScaledOptimizer<ModuleOptimizer>, before: &[f32], after: &[f32]) {
-        let record = RecordOptim::to_record(optim.optimizer());
-        let tensors = pack(record.into_bytes().unwrap()).tensors;
+        let tensors = pack(optim.optimizer().into_bytes().unwrap()).tensors;
         let moment = |id: u64| {
             let (_, (_, _, bytes)) = &tensors[&format!("{id}.momentum.moment_2")];
             let values = bytes.chunks_exact(4);

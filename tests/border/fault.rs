@@ -104,7 +104,7 @@ fn thirty_bad_batches_leave_the_scale() {
         }
         let grads = run.gradients(bad(&run));
         let error = run.optim.try_step(0.01, run.gain.clone(), grads);
-        let error = error.map(drop).unwrap_err();
+        let error = error.map(drop).unwrap_err().error;
         let expected = AmpError::LossNotFinite {
             skips: 30,
             output_finite: finite,

@@ -165,7 +165,7 @@ fn a_low_rank_adapter_over_a_base_that_trains() {
     let norm = optim.scaler().last_status().unwrap().norm();
     assert!(norm > 1e-3 && norm < 10.0, "{norm}");
 
-    let error = step(adapted.unfreeze()).unwrap_err();
+    let error = step(adapted.unfreeze()).unwrap_err().error;
     let expected = AmpError::UnfrozenBase {
         parameter: "weight".to_string(),
         name: "lora".to_string(),

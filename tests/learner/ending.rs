@@ -91,7 +91,7 @@ fn an_interrupted_run_returns_what_it_has() {
 /// The steps that a checkpoint has counted.
 fn steps_in(folder: &Path, epoch: usize) -> u64 {
     let resume = Resume::check(folder, epoch).unwrap();
-    resume.scaler().unwrap().counters().steps()
+    resume.record().unwrap().counters().unwrap().steps()
 }
 
 /// Who is there to end the run.

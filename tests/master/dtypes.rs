@@ -22,7 +22,7 @@ fn gradients_may_be_wide_or_narrow() {
         let start = to_half(Net::new(&device()), dtype, &[]);
         let run = |grads: FloatDType| {
             let mut net = start.clone();
-            let mut optim = MasterWeights::new(AdamConfig::new().build()).init();
+            let mut optim = MasterWeights::new(AdamConfig::new().build());
             for step in 0..3 {
                 let grads = gradients(&net, step, 1.0, grads);
                 net = optim.step(0.01, net, grads);
@@ -69,7 +69,7 @@ impl One {
 fn the_scaled_optimizer_hands_over_f32() {
     let step = |dtype: GradientDType| {
         let scaler = GradScalerConfig::new().with_gradient_dtype(dtype);
-        let masters = MasterWeights::new(SgdConfig::new().build()).init();
+        let masters = MasterWeights::new(SgdConfig::new().build());
         let mut optim = ScaledOptimizer::new(masters, scaler.init().unwrap());
         let one = One::new(DType::F16);
         let grads = one.scaled_gradients(optim.scaler());
@@ -88,7 +88,7 @@ fn the_scaled_optimizer_hands_over_f32() {
 fn wide_parameters_have_no_master() {
     for dtype in [DType::F32, DType::F64] {
         let one = One::new(dtype);
-        let mut optim = MasterWeights::new(AdamConfig::new().build()).init();
+        let mut optim = MasterWeights::new(AdamConfig::new().build());
         let grads = gradients(&one, 0, 1.0, FloatDType::F32);
         let after = optim.step(0.01, one.clone(), grads);
         assert_eq!(after.weight.val().dtype(), dtype);
@@ -104,7 +104,7 @@ fn wide_parameters_have_no_master() {
 #[test]
 fn a_master_may_leave_the_range_of_f16() {
     let mut one = One::new(DType::F16);
-    let mut optim = MasterWeights::new(SgdConfig::new().build()).init();
+    let mut optim = MasterWeights::new(SgdConfig::new().build());
     let grads = |one: &One, value: f32| {
         let mut grads = GradientsParams::new();
         let grad = Tensor::<1>::from_floats([value, 0.0], &device());

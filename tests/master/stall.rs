@@ -67,7 +67,7 @@ fn check(
 #[test]
 fn sgd_in_f16() {
     let config = SgdConfig::new();
-    let masters = MasterWeights::new(config.build()).init();
+    let masters = MasterWeights::new(config.build());
     // At most 0.7 a gradient: updates of 4.2e-4, where half an ulp is 4.9e-4.
     check(|| config.init(), masters, FloatDType::F16, 6e-4, 2000);
 }
@@ -75,14 +75,14 @@ fn sgd_in_f16() {
 #[test]
 fn adam_in_f16() {
     let config = AdamConfig::new();
-    let masters = MasterWeights::new(config.build()).init();
+    let masters = MasterWeights::new(config.build());
     check(|| config.init(), masters, FloatDType::F16, 4e-4, 1200);
 }
 
 #[test]
 fn sgd_in_bf16() {
     let config = SgdConfig::new();
-    let masters = MasterWeights::new(config.build()).init();
+    let masters = MasterWeights::new(config.build());
     // Half an ulp of bf16 is 2^-8 above 1.
     check(|| config.init(), masters, FloatDType::BF16, 5e-3, 400);
 }

@@ -7,12 +7,12 @@ use burn::{
         module_lr_scheduler::{ModuleLearningRate, ModuleLrSchedulerConfig},
     },
     module::{Module, Param, ParamGroup, ParamId},
-    optim::{AdafactorConfig, AdamConfig, GradientsParams, ModuleOptimizer, MultiGradientsParams},
+    optim::{AdamConfig, GradientsParams, ModuleOptimizer, MultiGradientsParams},
     tensor::{Device, Shape, Tensor},
 };
 use burn_amp::{
-    AccumulationConfig, AmpError, GradScaler, GradScalerConfig, ScaledOptimizer,
-    ScaledOptimizerConfig, sum_of_devices, try_histogram, try_inspect,
+    AccumulationConfig, AmpError, GradScaler, GradScalerConfig, ScaledOptimizer, StepError,
+    sum_of_devices, try_histogram, try_inspect,
 };
 
 #[derive(Module, Debug)]
@@ -107,7 +107,8 @@ fn by_every_step_of_an_optimizer() {
             *grads.params_mut() = wrong(&pair);
             optim.try_step(0.1, pair.clone(), grads)
         };
-        type Step<'a> = &'a dyn Fn(&mut ScaledOptimizer<ModuleOptimizer>) -> Result<Pair, AmpError>;
+        type Step<'a> =
+            &'a dyn Fn(&mut ScaledOptimizer<ModuleOptimizer>) -> Result<Pair, StepError<Pair>>;
         let steps: [Step; 4] = [&plain, &scaled, &multi, &replaced];
         for step in steps {
             for (enabled, windowed) in [(true, false), (true, true), (false, false), (false, true)]
@@ -119,7 +120,7 @@ fn by_every_step_of_an_optimizer() {
                 }
                 optim.step(0.1, pair.clone(), pair.gradients());
                 let record = optim.into_bytes().unwrap();
-                assert_names(&step(&mut optim).unwrap_err(), &shape);
+                assert_names(&step(&mut optim).unwrap_err().error, &shape);
                 assert_eq!(optim.into_bytes().unwrap(), record);
                 optim.step(0.1, pair.clone(), pair.gradients());
             }
@@ -160,7 +161,8 @@ fn gradients_that_fit_are_taken() {
     assert_eq!(sum.try_to_vec::<f32>().unwrap(), [2.0; 3]);
 }
 
-fn assert_learning_rate(error: AmpError, value: &str) {
+fn assert_learning_rate(error: impl Into<AmpError>, value: &str) {
+    let error = error.into();
     let AmpError::InvalidValue(error) = error else {
         panic!("{error}");
     };
@@ -232,31 +234,4 @@ fn a_learning_rate_of_a_group() {
         .unwrap_err();
     assert!(error.to_string().contains("`bias`"), "{error}");
     assert_learning_rate(error, "NaN");
-}
-
-#[test]
-fn settings_that_burns_adafactor_panics_on() {
-    let new = AdafactorConfig::new;
-    for (field, config) in [
-        ("epsilon_1", new().with_epsilon_1(0.0)),
-        ("epsilon_1", new().with_epsilon_1(f32::NAN)),
-        ("epsilon_2", new().with_epsilon_2(-1.0)),
-        ("clip_threshold", new().with_clip_threshold(f32::INFINITY)),
-        ("decay_rate", new().with_decay_rate(0.0)),
-        ("decay_rate", new().with_decay_rate(f64::NEG_INFINITY)),
-        ("weight_decay", new().with_weight_decay(-0.1)),
-        ("weight_decay", new().with_weight_decay(f32::NAN)),
-    ] {
-        let error = ScaledOptimizerConfig::new(config.into())
-            .init()
-            .unwrap_err();
-        let AmpError::InvalidValue(error) = error else {
-            panic!("{error}");
-        };
-        assert_eq!(error.field(), field);
-    }
-    let fine = new()
-        .with_epsilon_1(f32::MIN_POSITIVE)
-        .with_weight_decay(0.0);
-    ScaledOptimizerConfig::new(fine.into()).init().unwrap();
 }

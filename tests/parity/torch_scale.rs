@@ -266,7 +266,8 @@ fn parity_torch_scale_through_grad_scaler() {
                         let grads = module.gradients(grads, *bad, scale, &device);
                         let grads = scaler.unscale(scaler.scaled(grads), &module);
                         let before = values(&module.first);
-                        match scaler.try_step(&mut optim, 0.1, module.clone(), grads) {
+                        let stepped = scaler.try_step(&mut optim, 0.1, module.clone(), grads);
+                        match stepped.map_err(AmpError::from) {
                             Ok(stepped) => module = stepped,
                             Err(AmpError::LossScaleExhausted { .. }) => {
                                 assert!(scaler.schedule().is_at_floor(), "{at}");

@@ -7,6 +7,8 @@ use burn_amp::{
 use burn_amp_tests::reference;
 use serde_json::{Value, json};
 
+use crate::support::Files;
+
 fn fresh() -> GradScaler {
     GradScalerConfig::new().init().unwrap()
 }
@@ -101,11 +103,11 @@ fn a_disabled_scaler_has_an_empty_state() {
     assert!(disabled.state().is_empty());
     assert_eq!(disabled.state().to_json(), "{}");
     // And takes any, as PyTorch's.
-    let before = disabled.to_record();
+    let before = disabled.bits();
     disabled.load_state(&GradScalerState::default()).unwrap();
     let state = GradScalerState::from_json(&torch().to_string()).unwrap();
     disabled.load_state(&state).unwrap();
-    assert_eq!(disabled.to_record(), before);
+    assert_eq!(disabled.bits(), before);
 }
 
 #[test]
@@ -124,7 +126,7 @@ fn an_empty_state_is_pytorchs_error() {
         ),
         "{message}"
     );
-    assert_eq!(scaler.to_record(), fresh().to_record());
+    assert_eq!(scaler.bits(), fresh().bits());
 }
 
 /// Each of the five left out, or null.
@@ -166,7 +168,7 @@ fn an_invalid_value_is_named() {
 fn check_named(json: &Value, name: &str) {
     let mut scaler = fresh();
     scaler.set_loss_scale(4.0).unwrap();
-    let before = scaler.to_record();
+    let before = scaler.bits();
     let state = GradScalerState::from_json(&json.to_string()).unwrap();
     let error = scaler.load_state(&state).unwrap_err();
     assert!(matches!(error, AmpError::InvalidValue(_)), "{error:?}");
@@ -174,7 +176,7 @@ fn check_named(json: &Value, name: &str) {
         error.to_string().contains(&format!("`{name}`")),
         "{name}: {error}"
     );
-    assert_eq!(scaler.to_record(), before);
+    assert_eq!(scaler.bits(), before);
 }
 
 /// Bounds of this scaler, which PyTorch knows nothing of.
@@ -187,7 +189,7 @@ fn a_scale_outside_our_bounds_is_refused() {
     let state = GradScalerState::from_json(&json.to_string()).unwrap();
     let error = scaler.load_state(&state).unwrap_err();
     assert!(error.to_string().contains("max_scale"), "{error}");
-    assert_eq!(scaler.to_record(), config.init().unwrap().to_record());
+    assert_eq!(scaler.bits(), config.init().unwrap().bits());
     // Within them it loads, and they stay.
     let state = GradScalerState::from_json(&torch().to_string()).unwrap();
     scaler.load_state(&state).unwrap();

@@ -39,7 +39,7 @@ fn a_window_of_another_model_stays_as_it_is() {
         let stepped = optim
             .try_step(0.1, stranger.clone(), of_its_own)
             .unwrap_err();
-        for error in [flushed, stepped] {
+        for error in [flushed.error, stepped.error] {
             assert!(matches!(error, AmpError::ForeignRecord { .. }), "{error:?}");
             assert!(error.to_string().contains("of its 2 sums"), "{error}");
         }

@@ -2,12 +2,12 @@
 
 use burn::{optim::ModuleOptimizer, tensor::DType};
 use burn_amp::{
-    AmpError, GradScaler, GradScalerConfig, GradScalerRecord, GradientDType, HysteresisRefill,
-    LossScale, ScaledOptimizer, ScaledOptimizerRecord, StepOutcome,
+    AmpError, AmpRecord, GradScaler, GradScalerConfig, GradientDType, HysteresisRefill, LossScale,
+    ScaledOptimizer, StepOutcome,
 };
 use tempfile::tempdir;
 
-use crate::support::{Small, adam, master_adam, pack};
+use crate::support::{Files, Small, adam, master_adam, pack};
 
 /// A scaler with nothing at its default, some steps old.
 fn seasoned() -> GradScaler {
@@ -41,33 +41,33 @@ fn a_scaler_in_every_way() {
     let folder = tempdir().unwrap();
     let path = folder.path().join("scaler");
     let scaler = seasoned();
-    let record = scaler.to_record();
-    assert_eq!(*record.schedule(), scaler.schedule());
-    assert_eq!(record.counters(), scaler.counters());
+    let (record, bits) = (scaler.to_record(), scaler.bits());
+    assert_eq!(record.schedule(), Some(&scaler.schedule()));
+    assert_eq!(record.counters(), Some(scaler.counters()));
 
     let mut loaded = fresh();
     loaded.load_record(record.clone());
-    assert_eq!(loaded.to_record(), record);
+    assert_eq!(loaded.bits(), bits);
 
     let mut loaded = fresh();
     loaded.from_bytes(scaler.into_bytes().unwrap()).unwrap();
-    assert_eq!(loaded.to_record(), record);
+    assert_eq!(loaded.bits(), bits);
 
     scaler.save(&path).unwrap();
     assert!(folder.path().join("scaler.bpk").is_file());
     let mut loaded = fresh();
     loaded.load(&path).unwrap();
-    assert_eq!(loaded.to_record(), record);
+    assert_eq!(loaded.bits(), bits);
     assert_eq!(loaded.schedule(), scaler.schedule());
 
     record
         .clone()
         .save(folder.path().join("other.bpk"))
         .unwrap();
-    let other = GradScalerRecord::load(folder.path().join("other")).unwrap();
-    assert_eq!(other, record);
-    let bytes = record.clone().into_bytes().unwrap();
-    assert_eq!(GradScalerRecord::from_bytes(bytes).unwrap(), record);
+    let other = AmpRecord::load(folder.path().join("other")).unwrap();
+    assert_eq!(other.bits(), bits);
+    let bytes = record.into_bytes().unwrap();
+    assert_eq!(AmpRecord::from_bytes(bytes).unwrap().bits(), bits);
 }
 
 /// What the program says anew is not in the record.
@@ -112,7 +112,7 @@ fn a_record_in_the_middle_of_an_iteration() {
     assert_eq!(resumed.update(), Some(StepOutcome::Skipped));
     scaler.update();
     assert_eq!(resumed.loss_scale(), 32768.0);
-    assert_eq!(resumed.to_record(), scaler.to_record());
+    assert_eq!(resumed.bits(), scaler.bits());
 }
 
 /// The scale went to zero, which only a schedule without a floor can do.
@@ -141,10 +141,10 @@ fn an_optimizer_in_every_way() {
         assert_eq!(optim.scaler().counters().skipped(), 2);
     };
     assert_eq!(expected.tensors.len(), 4);
-    assert_eq!(optim.to_record().unwrap().num_tensors(), 4);
+    assert_eq!(optim.to_record().num_tensors(), 4);
 
     let mut loaded = adam();
-    loaded.load_record(optim.to_record().unwrap()).unwrap();
+    loaded.load_record(optim.to_record());
     check(&loaded);
 
     let mut loaded = adam();
@@ -157,20 +157,17 @@ fn an_optimizer_in_every_way() {
     loaded.load(&path).unwrap();
     check(&loaded);
 
-    let record = ScaledOptimizerRecord::load(&path).unwrap();
-    assert_eq!(record.scaler(), Some(&optim.scaler().to_record()));
+    let record = AmpRecord::load(&path).unwrap();
+    assert_eq!(record.counters(), Some(optim.scaler().counters()));
     record.save(folder.path().join("again.bpk")).unwrap();
     let mut loaded = adam();
     loaded.load(folder.path().join("again.bpk")).unwrap();
     check(&loaded);
 
-    let bytes = ScaledOptimizerRecord::load(&path)
-        .unwrap()
-        .into_bytes()
-        .unwrap();
-    let record = ScaledOptimizerRecord::from_bytes(bytes).unwrap();
+    let bytes = AmpRecord::load(&path).unwrap().into_bytes().unwrap();
+    let record = AmpRecord::from_bytes(bytes).unwrap();
     let mut loaded = adam();
-    loaded.load_record(record).unwrap();
+    loaded.load_record(record);
     check(&loaded);
 }
 
@@ -211,10 +208,11 @@ fn a_scaler_reads_the_file_of_an_optimizer() {
     optim.save(&path).unwrap();
     let mut scaler = fresh();
     scaler.load(&path).unwrap();
-    assert_eq!(scaler.to_record(), optim.scaler().to_record());
+    assert_eq!(scaler.bits(), optim.scaler().bits());
     let bytes = optim.into_bytes().unwrap();
-    let record = GradScalerRecord::from_bytes(bytes).unwrap();
-    assert_eq!(record, optim.scaler().to_record());
+    let record = AmpRecord::from_bytes(bytes).unwrap();
+    assert_eq!(record.schedule(), Some(&optim.scaler().schedule()));
+    assert_eq!(record.counters(), Some(optim.scaler().counters()));
 }
 
 /// An old file is replaced, and only by a whole one.

@@ -208,7 +208,7 @@ fn the_run_can_go_on() {
 
     for _ in 0..2 {
         let result = optim.try_step(0.1, model.clone(), model.overflowing(512.0));
-        let error = result.unwrap_err();
+        let error = result.unwrap_err().error;
         assert!(matches!(
             error,
             AmpError::LossScaleExhausted { scale: 512.0, .. }
@@ -247,7 +247,8 @@ fn the_iteration_of_the_error_is_over() {
     for _ in 0..2 {
         let grads = scaler.unscale(model.overflowing(1024.0), &model);
         let result = scaler.try_step(&mut SgdConfig::new().init(), 0.1, model.clone(), grads);
-        assert!(matches!(result, Err(AmpError::LossScaleExhausted { .. })));
+        let error = result.unwrap_err().error;
+        assert!(matches!(error, AmpError::LossScaleExhausted { .. }));
     }
     scaler.set_loss_scale(8.0).unwrap();
     try_step(&mut scaler, false).unwrap();

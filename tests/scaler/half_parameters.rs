@@ -65,7 +65,8 @@ fn a_plain_optimizer_refuses_half_precision_parameters() {
         let grads = scaler.unscale(model.clean(1024.0), &model);
         let error = scaler
             .try_step(&mut optim, 0.1, model.clone(), grads)
-            .unwrap_err();
+            .unwrap_err()
+            .error;
 
         let AmpError::HalfPrecisionParameter {
             parameter,

@@ -16,7 +16,7 @@ fn try_step(
 ) -> Result<Model, AmpError> {
     let mut sgd: ModuleOptimizer = SgdConfig::new().init();
     let grads = scaler.unscale(grads, model);
-    scaler.try_step(&mut sgd, 0.5, model.clone(), grads)
+    Ok(scaler.try_step(&mut sgd, 0.5, model.clone(), grads)?)
 }
 
 #[test]

@@ -1,11 +1,8 @@
 //! Accumulation: the gradients of several micro-batches, summed in f32, make one step.
 
-#[path = "gradients/accumulation/record.rs"]
-mod record;
-
 use burn::{config::Config, module::Param, optim::GradientsParams, tensor::Tensor};
 
-pub use record::AccumulationWindowRecord;
+use serde::{Deserialize, Serialize};
 
 use crate::{
     dtype::working_dtype, entries::Entry, error::AmpError, loss_scale::InvalidValue,
@@ -197,4 +194,50 @@ impl AccumulationWindow {
         self.clear();
         (sums, divisor)
     }
+
+    pub(crate) fn state_to_store(&self) -> WindowState {
+        WindowState {
+            len: self.len,
+            scale: self.scale,
+            sums: self.sums.clone(),
+        }
+    }
+
+    /// Goes on from a stored state that fits.
+    pub(crate) fn restore(&mut self, state: WindowState) {
+        self.len = state.len;
+        self.scale = state.scale;
+        self.sums = state.sums;
+    }
+
+    /// Why a stored window cannot be continued with these settings, if it cannot.
+    pub(crate) fn misfit(&self, state: &WindowState) -> Option<String> {
+        if state.len == 0 {
+            return None;
+        }
+        let (len, size) = (state.len, self.config.micro_batches);
+        if len >= size {
+            return Some(format!(
+                "its window holds {len} micro-batches, but a window has {size} here"
+            ));
+        }
+        let (stored, here) = match (state.scale, self.drops_micro_batches()) {
+            (Some(_), true) => (false, true),
+            (None, false) => (true, false),
+            _ => return None,
+        };
+        Some(format!(
+            "its window was summed with `skip_micro_batch: {stored}`, but it is {here} here"
+        ))
+    }
+}
+
+/// The state of an [`AccumulationWindow`], as it is stored: this beside the sums.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct WindowState {
+    pub(crate) len: u32,
+    pub(crate) scale: Option<f32>,
+    #[serde(skip)]
+    pub(crate) sums: ParamTensors,
 }

@@ -1,15 +1,12 @@
 //! Averages of a model's weights, for evaluation and for the end of the training.
 
-mod record;
-
 use burn::{
     config::Config,
     module::{Module, Param, ParamId},
     tensor::Tensor,
 };
+use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
-
-pub use record::EmaRecord;
 
 use crate::{
     dtype::working_dtype,
@@ -170,10 +167,32 @@ impl Ema {
         overwrite(module, &self.averages)
     }
 
+    pub(crate) fn state_to_store(&self) -> EmaState {
+        EmaState {
+            updates: self.updates,
+            averages: self.averages.clone(),
+        }
+    }
+
+    /// Goes on from a stored state.
+    pub(crate) fn restore(&mut self, state: EmaState) {
+        self.updates = state.updates;
+        self.averages = state.averages;
+    }
+
     /// Starts afresh.
     pub(crate) fn reset(&mut self) {
         *self = Self::new(self.config.clone());
     }
+}
+
+/// The state of an [`Ema`], as it is stored: this beside the averages.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct EmaState {
+    pub(crate) updates: u64,
+    #[serde(skip)]
+    pub(crate) averages: ParamTensors,
 }
 
 struct Update<'a> {

@@ -165,7 +165,7 @@ pub enum AmpError {
     #[error(
         "parameter `{parameter}` is {parameter_dtype:?} but its unscaled gradient is {gradient_dtype:?}, which the optimizer cannot \
          combine: keep the parameter in f32 and compute in half precision with `MixedPrecision`, keep f32 copies of it with \
-         `MasterWeights::new(..).init()`, or round gradients to the parameter's dtype with `GradientDType::Parameter`"
+         `MasterWeights`, or round gradients to the parameter's dtype with `GradientDType::Parameter`"
     )]
     HalfPrecisionParameter {
         /// The path of the parameter.
@@ -259,4 +259,32 @@ pub enum AmpError {
     /// A device cannot compute in a dtype; names both, and the dtypes to use there.
     #[error(transparent)]
     UnsupportedDType(#[from] UnsupportedDType),
+}
+
+/// A step that failed, with the module that it was to change.
+///
+/// Returned by `try_step` and its kin, so that no clone is needed to save the model after a failure. `?` turns it into an
+/// [`AmpError`], and drops the module.
+#[derive(Clone, Error)]
+#[error("{error}")]
+pub struct StepError<M> {
+    /// The module, as it was given.
+    pub module: M,
+    /// What went wrong.
+    pub error: AmpError,
+}
+
+/// Without the module, which may not print.
+impl<M> std::fmt::Debug for StepError<M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("StepError")
+            .field("error", &self.error)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<M> From<StepError<M>> for AmpError {
+    fn from(error: StepError<M>) -> Self {
+        error.error
+    }
 }

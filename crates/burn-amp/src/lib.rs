@@ -29,7 +29,8 @@
 //! - [`loss_scale`]: the schedule, a pure value.
 //! - [`scaler`]: [`GradScaler`], PyTorch's, for half-precision parameters and ports.
 //! - [`UnscaledGradients`] and their [`GradientStatus`]: [`GradientClip`], [`AccumulationConfig`].
-//! - [`optim`]: [`ScaledOptimizer`], a drop-in for Burn's `ModuleOptimizer`, and its configuration.
+//! - [`ScaledOptimizer`], around any of Burn's optimizers, and [`ScaledOptimizerConfig`]; [`MasterWeights`] for half-precision
+//!   parameters; [`AmpRecord`], their state.
 //! - [`Ema`]: averages of the weights.
 //! - [`MixedPrecision::learner`](MixedPrecision) (feature `train`): Burn's `Learner` in half precision, its metrics and its end.
 
@@ -47,9 +48,12 @@ mod gradients;
 mod leaf;
 mod live_scale;
 pub mod loss_scale;
+mod master_weights;
 mod mixed_precision;
+mod module_optim;
 mod module_path;
-pub mod optim;
+mod optimizer;
+mod optimizer_config;
 mod param_tensors;
 mod rank;
 mod record;
@@ -59,28 +63,28 @@ mod scope;
 mod train;
 mod unscale;
 
-pub use accumulation::{AccumulationConfig, AccumulationWindow, AccumulationWindowRecord};
+pub use accumulation::{AccumulationConfig, AccumulationWindow};
 pub use burn_amp_kernels::{ExponentHistogram, UnsupportedDType};
 pub use cast_float::CastFloat;
 pub use clip::GradientClip;
 pub use convert::{to_full, to_half};
 pub use dtype::GradientDType;
-pub use ema::{Ema, EmaConfig, EmaRecord};
-pub use error::AmpError;
+pub use ema::{Ema, EmaConfig};
+pub use error::{AmpError, StepError};
 pub use gradient_status::GradientStatus;
 pub use gradients::{ScaledGradients, StepGradients, UnscaledGradients, sum_of_devices};
 pub use loss_scale::{
     DynamicLossScale, DynamicSettings, HysteresisRefill, InvalidValue, LossScale, StaticLossScale,
     StepOutcome,
 };
+pub use master_weights::MasterWeights;
 pub use mixed_precision::MixedPrecision;
-pub use optim::{
-    InnerOptimizerConfig, MasterOptimizer, MasterState, MasterWeights, RecordOptim,
-    ScaledOptimizer, ScaledOptimizerConfig, ScaledOptimizerRecord,
-};
+pub use module_optim::ModuleOptim;
+pub use optimizer::ScaledOptimizer;
+pub use optimizer_config::ScaledOptimizerConfig;
+pub use record::AmpRecord;
 pub use scaler::{
-    GradScaler, GradScalerConfig, GradScalerRecord, GradScalerState, LossFactor, ModuleOptim,
-    ScaleLoss, StepCounters,
+    GradScaler, GradScalerConfig, GradScalerState, LossFactor, ScaleLoss, StepCounters,
 };
 pub use scope::{Cast, Scope, autocast, in_f32};
 #[cfg(feature = "train")]

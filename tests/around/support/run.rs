@@ -8,7 +8,7 @@ use burn::{
 };
 use burn_amp::{
     AccumulationConfig, EmaConfig, GradScaler, GradScalerConfig, GradientClip, MixedPrecision,
-    RecordOptim, ScaledOptimizer, StepCounters, StepGradients, to_half,
+    ModuleOptim, ScaledOptimizer, StepCounters, StepGradients, to_half,
 };
 use std::{collections::BTreeMap, path::Path};
 
@@ -66,7 +66,7 @@ pub struct Snapshot {
     pub window: u32,
 }
 
-impl<O: RecordOptim> Run<O> {
+impl<O: ModuleOptim> Run<O> {
     /// f32 parameters, computed with in f16; the loss scale at the border.
     pub fn mixed(optim: O, rule: bool) -> Self {
         let amp = MixedPrecision::f16().with_scaler(settings()).unwrap();

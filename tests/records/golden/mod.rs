@@ -12,7 +12,7 @@ use burn::{
     tensor::{DType, Tensor},
 };
 use burn_amp::{
-    DynamicSettings, GradScalerConfig, GradScalerRecord, GradScalerState, LossScale, RecordOptim,
+    AmpRecord, DynamicSettings, GradScalerConfig, GradScalerState, LossScale, ModuleOptim,
     ScaledOptimizer, StepCounters, StepOutcome,
 };
 use std::{
@@ -116,14 +116,14 @@ fn states() {
 #[test]
 fn scalers() {
     for folder in versions() {
-        let record = GradScalerRecord::load(folder.join("scaler.bpk")).unwrap();
-        assert_schedule(record.schedule());
-        assert_counters(record.counters());
+        let record = AmpRecord::load(folder.join("scaler.bpk")).unwrap();
+        assert_schedule(record.schedule().unwrap());
+        assert_counters(record.counters().unwrap());
     }
 }
 
 /// Loads model and optimizer and makes one more step; returns the bits of both parameters.
-fn go_on<O: RecordOptim>(
+fn go_on<O: ModuleOptim>(
     optim: &mut ScaledOptimizer<O>,
     dtype: DType,
     stem: &Path,

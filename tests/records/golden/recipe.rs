@@ -8,12 +8,12 @@ use burn::{
 };
 use burn_amp::{
     DynamicSettings, EmaConfig, GradScalerConfig, GradientClip, GradientDType, HysteresisRefill,
-    LossScale, MasterOptimizer, MasterWeights, RecordOptim, ScaledOptimizer,
+    LossScale, MasterWeights, ModuleOptim, ScaledOptimizer,
 };
 use serde::Serialize;
 use std::{fs, path::Path};
 
-use crate::support::Small;
+use crate::support::{Files, Small};
 
 /// The step after those that went into the files.
 pub const NEXT: usize = 7;
@@ -50,7 +50,7 @@ pub fn settings() -> DynamicSettings {
 
 fn scaled<O>(optim: O) -> ScaledOptimizer<O>
 where
-    O: RecordOptim,
+    O: ModuleOptim,
 {
     let config = config()
         .with_enabled(true)
@@ -63,8 +63,8 @@ pub fn adam() -> ScaledOptimizer<ModuleOptimizer> {
     scaled(AdamConfig::new().init())
 }
 
-pub fn masters() -> ScaledOptimizer<MasterOptimizer> {
-    scaled(MasterWeights::new(AdamConfig::new().build()).init())
+pub fn masters() -> ScaledOptimizer<MasterWeights> {
+    scaled(MasterWeights::new(AdamConfig::new().build()))
 }
 
 /// Adam, but momentum for the bias.
@@ -117,7 +117,7 @@ pub fn write(folder: &Path) {
 }
 
 /// Trains and writes `{stem}.optimizer.bpk` and `{stem}.model.bpk`.
-fn train<O: RecordOptim>(optim: &mut ScaledOptimizer<O>, dtype: DType, stem: &Path) {
+fn train<O: ModuleOptim>(optim: &mut ScaledOptimizer<O>, dtype: DType, stem: &Path) {
     let small = Small::new(dtype).train(optim, 0..NEXT, &[1, 2, 6]);
     optim.save(stem.with_extension("optimizer.bpk")).unwrap();
     small.save_file(stem.with_extension("model.bpk")).unwrap();

@@ -6,8 +6,8 @@ use burn::{
     tensor::{DType, Device, Tensor},
 };
 use burn_amp::{
-    GradScaler, GradScalerConfig, LossScale, MasterOptimizer, MasterWeights, ModuleOptim,
-    ScaledGradients, ScaledOptimizer,
+    GradScaler, GradScalerConfig, LossScale, MasterWeights, ModuleOptim, ScaledGradients,
+    ScaledOptimizer,
 };
 
 /// Two parameters with ids that are the same in every run.
@@ -74,6 +74,6 @@ pub fn momentum() -> ScaledOptimizer<ModuleOptimizer> {
     scaled(SgdConfig::new().with_momentum(momentum).init())
 }
 
-pub fn master_adam() -> ScaledOptimizer<MasterOptimizer> {
-    scaled(MasterWeights::new(AdamConfig::new().build()).init())
+pub fn master_adam() -> ScaledOptimizer<MasterWeights> {
+    scaled(MasterWeights::new(AdamConfig::new().build()))
 }

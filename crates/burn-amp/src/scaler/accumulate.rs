@@ -2,7 +2,7 @@
 
 use burn::{module::Module, tensor::DType};
 
-use super::{GradScaler, ModuleOptim};
+use super::GradScaler;
 use crate::{
     accumulation::AccumulationWindow,
     dtype::GradientDType,
@@ -11,6 +11,7 @@ use crate::{
     gradients::{StepGradients, UnscaledGradients},
     live_scale::Blame,
     loss_scale::StepOutcome,
+    module_optim::ModuleOptim,
     unscale::{pass_through, unscale},
 };
 

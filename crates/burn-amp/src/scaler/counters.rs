@@ -76,7 +76,7 @@ impl StepCounters {
     }
 
     /// Why no run can have counted so, if none can.
-    pub(super) fn contradiction(&self) -> Option<String> {
+    pub(crate) fn contradiction(&self) -> Option<String> {
         let counts = [
             self.steps,
             self.skipped,

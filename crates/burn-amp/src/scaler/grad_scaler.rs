@@ -4,19 +4,17 @@ use burn::{
 };
 use std::sync::{Arc, Once};
 
-use super::{
-    LossFactor, ModuleOptim, ScaleLoss, StepCounters, iteration::Iteration,
-    underflow::UnderflowWatch,
-};
+use super::{LossFactor, ScaleLoss, StepCounters, iteration::Iteration, underflow::UnderflowWatch};
 use crate::{
     dtype::GradientDType,
     entries::{Entries, Entry, Traversal},
-    error::AmpError,
+    error::{AmpError, StepError},
     gradient_status::GradientStatus,
     gradients::{ScaledGradients, UnscaledGradients},
     live_scale::Blame,
     loss_scale::{LossScale, StepOutcome},
     mixed_precision::MixedPrecision,
+    module_optim::ModuleOptim,
     unscale::{pass_through, test, unscale},
 };
 
@@ -322,11 +320,9 @@ impl GradScaler {
 
     /// As [`step`](Self::step), for runs that want to handle a failure.
     ///
-    /// The module is dropped on an error: keep a clone, which is cheap, to save it then.
-    ///
     /// # Errors
     ///
-    /// [`AmpError::LossScaleExhausted`] if the gradients overflow where the scale cannot be lowered or after
+    /// The error has the module, as it came. [`AmpError::LossScaleExhausted`] if the gradients overflow where the scale cannot be lowered or after
     /// `max_consecutive_skips` skips in a row; the step is counted as skipped. Of a window whose micro-batches were tested one
     /// by one ([`skip_micro_batch`](crate::AccumulationConfig::skip_micro_batch)) only the latter: its sum overflows by itself.
     /// [`AmpError::HalfPrecisionParameter`] if the optimizer cannot combine a parameter with its gradient, and
@@ -339,7 +335,7 @@ impl GradScaler {
         lr: impl Into<ModuleLearningRate>,
         module: M,
         grads: UnscaledGradients,
-    ) -> Result<M, AmpError> {
+    ) -> Result<M, StepError<M>> {
         let lr = lr.into();
         // Gradients may have been changed since they were tested.
         let traversal = Traversal {
@@ -347,11 +343,12 @@ impl GradScaler {
             lr: Some(&lr),
             ..Default::default()
         };
-        traversal.of(&module)?;
-        Ok(match self.decide(optim, grads)? {
-            Some(grads) => optim.step(lr, module, grads),
-            None => module,
-        })
+        let checked = traversal.of(&module);
+        match checked.and_then(|_| self.decide(optim, grads)) {
+            Ok(Some(grads)) => Ok(optim.step(lr, module, grads)),
+            Ok(None) => Ok(module),
+            Err(error) => Err(StepError { module, error }),
+        }
     }
 
     /// Counts the step, and gives the gradients back if it is not to be skipped.

@@ -8,7 +8,7 @@ use crate::{
 
 /// What PyTorch's `GradScaler.state_dict()` holds, under its names, to exchange with PyTorch as JSON.
 ///
-/// Empty if it is that of a disabled scaler. [`GradScalerRecord`](super::GradScalerRecord) holds more: bounds,
+/// Empty if it is that of a disabled scaler. [`AmpRecord`](crate::AmpRecord) holds more: bounds,
 /// hysteresis, counters.
 ///
 /// ```

@@ -9,9 +9,11 @@ use super::{Scaled, checkpoint};
 use crate::{
     error::AmpError,
     loss_scale::InvalidValue,
+    master_weights::MasterWeights,
     mixed_precision::MixedPrecision,
-    optim::{MasterOptimizer, ScaledOptimizer, StepOptions},
-    scaler::{GradScaler, ModuleOptim},
+    module_optim::ModuleOptim,
+    optimizer::{ScaledOptimizer, StepOptions},
+    scaler::GradScaler,
 };
 
 impl MixedPrecision {
@@ -156,7 +158,7 @@ impl MixedPrecision {
     }
 }
 
-/// What [`MixedPrecision::learner`] takes: Burn's `ModuleOptimizer`, a [`MasterOptimizer`] (for parameters that are bf16
+/// What [`MixedPrecision::learner`] takes: Burn's `ModuleOptimizer`, a [`MasterWeights`] (for parameters that are bf16
 /// themselves), or a [`ScaledOptimizer`] around either.
 pub struct LearnerOptimizer {
     optim: ModuleOptimizer,
@@ -175,8 +177,8 @@ impl From<ModuleOptimizer> for LearnerOptimizer {
     }
 }
 
-impl From<MasterOptimizer> for LearnerOptimizer {
-    fn from(optim: MasterOptimizer) -> Self {
+impl From<MasterWeights> for LearnerOptimizer {
+    fn from(optim: MasterWeights) -> Self {
         Self {
             optim: optim.into(),
             mixed: true,
@@ -200,12 +202,5 @@ impl std::fmt::Debug for LearnerOptimizer {
         f.debug_struct("LearnerOptimizer")
             .field("around", &self.around)
             .finish_non_exhaustive()
-    }
-}
-
-/// Burn's own optimizer, its masters in its state.
-impl From<MasterOptimizer> for ModuleOptimizer {
-    fn from(optim: MasterOptimizer) -> Self {
-        optim.into_inner()
     }
 }

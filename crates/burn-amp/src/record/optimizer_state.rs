@@ -1,4 +1,4 @@
-//! State that was loaded, until the first step shows whose it is.
+//! An optimizer's state in a container: what can be known of it before a module says whose it is.
 
 use burn::{
     module::{Module, ModuleVisitor, Param},
@@ -6,22 +6,27 @@ use burn::{
 };
 use std::collections::BTreeMap;
 
-use crate::{error::AmpError, module_path::ModulePath, record::Container};
+use super::Container;
+use crate::{error::AmpError, module_path::ModulePath};
 
-/// The tensors of a loaded state: field and shape, by parameter.
+/// The tensors of a stored state: field and shape, by parameter.
 #[derive(Clone, Debug)]
-pub(super) struct LoadedState {
+pub(crate) struct OptimizerState {
     origin: String,
     tensors: BTreeMap<u64, Vec<(String, Shape)>>,
 }
 
-impl LoadedState {
-    /// What an optimizer's container holds, whose tensors all have the id of a parameter.
+impl OptimizerState {
+    /// What an optimizer's container holds.
     ///
     /// # Errors
     ///
-    /// If the tensors of one parameter cannot belong to each other.
-    pub(super) fn of(container: &Container) -> Result<Self, AmpError> {
+    /// If it is not an optimizer's, or the tensors of one parameter cannot belong to each other.
+    pub(crate) fn of(container: &Container) -> Result<Self, AmpError> {
+        check_names(container).map_err(|reason| AmpError::ForeignRecord {
+            origin: container.origin().to_string(),
+            reason,
+        })?;
         let mut tensors: BTreeMap<u64, Vec<(String, Shape)>> = BTreeMap::new();
         for tensor in container.tensors() {
             let field = tensor.name.split_once('.').map_or("", |(_, field)| field);
@@ -58,7 +63,7 @@ impl LoadedState {
     }
 
     /// Refuses a module whose parameters have other shapes, before Burn broadcasts them; warns of state that would be lost.
-    pub(super) fn check<M: Module>(&self, module: &M) -> Result<(), AmpError> {
+    pub(crate) fn check<M: Module>(&self, module: &M) -> Result<(), AmpError> {
         let mut check = Check {
             unknown: self.tensors.clone(),
             path: ModulePath::default(),
@@ -80,6 +85,33 @@ impl LoadedState {
         }
         Ok(())
     }
+}
+
+/// Every tensor and scalar of an optimizer's record is named after its parameter, `{id}.{field}`: Burn panics on
+/// a tensor without an id, and takes a model's record for an empty optimizer's.
+fn check_names(container: &Container) -> Result<(), String> {
+    for tensor in container.tensors() {
+        let id = tensor.param_id.map(|id| format!("{id}."));
+        if !id.is_some_and(|id| tensor.name.starts_with(&id)) {
+            return Err(format!(
+                "tensor `{}` is not an optimizer's: not the record of an optimizer",
+                tensor.name
+            ));
+        }
+    }
+    for (name, value) in container.scalars() {
+        // Burn's optimizers count their steps, and would overflow.
+        if name.ends_with(".time") && u64::try_from(*value).is_ok_and(|time| time > u64::MAX / 2) {
+            return Err(format!("`{name}` is {value:?}: no run has counted so far"));
+        }
+        let id = name.split('.').next().unwrap_or_default();
+        if id.parse::<u64>().is_err() {
+            return Err(format!(
+                "value `{name}` is not an optimizer's: not the record of an optimizer"
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Whether a tensor can be a parameter's state: an optimizer may keep one value for a whole row, but nothing larger.

@@ -1,19 +1,22 @@
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
     module::{Module, ParamGroup},
-    optim::{ModuleOptimizer, MultiGradientsParams},
-    tensor::Tensor,
+    optim::{GradientsParams, ModuleOptimizer, MultiGradientsParams},
+    tensor::{Bytes, Tensor},
 };
 
-use super::{loaded::LoadedState, step_options::StepOptions};
+use std::path::Path;
+
 use crate::{
     accumulation::{AccumulationConfig, AccumulationWindow},
-    clip::GradientClip,
+    clip::{ClipRules, GradientClip},
     ema::{Ema, EmaConfig},
-    entries::Entries,
-    error::AmpError,
+    entries::{Entries, Traversal},
+    error::{AmpError, StepError},
     gradients::{ScaledGradients, StepGradients, UnscaledGradients, sum_of_devices},
-    scaler::{GradScaler, ModuleOptim},
+    module_optim::ModuleOptim,
+    record::{AmpRecord, OptimizerState},
+    scaler::GradScaler,
 };
 
 /// An optimizer with loss scaling: [`step`](Self::step) unscales the gradients, tests them, steps the inner
@@ -32,7 +35,7 @@ pub struct ScaledOptimizer<O = ModuleOptimizer> {
     scaler: GradScaler,
     pub(crate) options: StepOptions,
     /// A loaded state that no step was taken with.
-    pub(super) loaded: Option<LoadedState>,
+    loaded: Option<OptimizerState>,
 }
 
 impl<O: ModuleOptim> ScaledOptimizer<O> {
@@ -173,11 +176,9 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 
     /// As [`step`](Self::step), for runs that want to handle a failure.
     ///
-    /// The module is dropped on an error: keep a clone, which is cheap, to save it then.
-    ///
     /// # Errors
     ///
-    /// [`AmpError::LossScaleExhausted`] if the gradients overflow and the loss scale cannot be lowered any more, or after too
+    /// The error has the module, as it came. [`AmpError::LossScaleExhausted`] if the gradients overflow and the loss scale cannot be lowered any more, or after too
     /// many skips in a row, [`AmpError::HalfPrecisionParameter`] if a parameter is in half precision and the inner optimizer
     /// cannot combine it with an f32 gradient; see [`GradScaler::try_step`]. [`AmpError::UnsupportedDType`] if a gradient's
     /// device cannot compute in the gradient's dtype. [`AmpError::GradientShape`] if a gradient has not its parameter's shape,
@@ -188,13 +189,11 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         lr: impl Into<ModuleLearningRate>,
         module: M,
         grads: impl Into<StepGradients>,
-    ) -> Result<M, AmpError> {
-        self.check_loaded(&module)?;
+    ) -> Result<M, StepError<M>> {
+        let lr = lr.into();
         let steps = self.scaler.counters().steps();
-        let (scaler, optim) = (&mut self.scaler, &mut self.optim);
-        let module = (self.options).try_step(scaler, optim, lr.into(), module, grads.into());
-        self.publish(steps);
-        module
+        let decided = self.decide(&lr, &module, grads.into());
+        self.finish(lr, module, decided, steps)
     }
 
     /// Steps with the micro-batches of a window that is not full, at the end of an epoch; see [`GradScaler::flush`].
@@ -220,12 +219,50 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         &mut self,
         lr: impl Into<ModuleLearningRate>,
         module: M,
-    ) -> Result<M, AmpError> {
-        self.check_loaded(&module)?;
+    ) -> Result<M, StepError<M>> {
+        let lr = lr.into();
         let steps = self.scaler.counters().steps();
-        let (scaler, optim) = (&mut self.scaler, &mut self.optim);
-        let module = self.options.try_flush(scaler, optim, lr.into(), module);
-        self.publish(steps);
+        let decided = self.decide_flush(&lr, &module);
+        self.finish(lr, module, decided, steps)
+    }
+
+    /// The gradients to step with; none if the step is skipped, or the window is not full.
+    fn decide<M: Module>(
+        &mut self,
+        lr: &ModuleLearningRate,
+        module: &M,
+        grads: StepGradients,
+    ) -> Result<Option<GradientsParams>, AmpError> {
+        self.check_loaded(module)?;
+        (self.options).decide(&mut self.scaler, &self.optim, module, grads, Some(lr))
+    }
+
+    fn decide_flush<M: Module>(
+        &mut self,
+        lr: &ModuleLearningRate,
+        module: &M,
+    ) -> Result<Option<GradientsParams>, AmpError> {
+        self.check_loaded(module)?;
+        (self.options).decide_flush(&mut self.scaler, &self.optim, module, lr)
+    }
+
+    /// Steps with what was decided, and shows it.
+    fn finish<M: Module>(
+        &mut self,
+        lr: ModuleLearningRate,
+        module: M,
+        decided: Result<Option<GradientsParams>, AmpError>,
+        steps_before: u64,
+    ) -> Result<M, StepError<M>> {
+        let module = match decided {
+            Ok(Some(grads)) => {
+                let module = self.optim.step(lr, module, grads);
+                Ok(self.options.applied(&mut self.scaler, module))
+            }
+            Ok(None) => Ok(module),
+            Err(error) => Err(StepError { module, error }),
+        };
+        self.publish(steps_before);
         module
     }
 
@@ -294,9 +331,11 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         lr: impl Into<ModuleLearningRate>,
         module: M,
         grads: MultiGradientsParams,
-    ) -> Result<M, AmpError> {
+    ) -> Result<M, StepError<M>> {
         for (of_device, _) in &grads.grads {
-            Entries::of(of_device, &module)?;
+            if let Err(error) = Entries::of(of_device, &module) {
+                return Err(StepError { module, error });
+            }
         }
         let grads = sum_of_devices(grads, &module);
         self.try_step(lr, module, grads)
@@ -353,6 +392,155 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     }
 }
 
+impl<O: ModuleOptim> ScaledOptimizer<O> {
+    /// The state of optimizer and scaler, of an open window and of averages, to be stored. Waits for the device.
+    ///
+    /// A state that cannot be stored is an error of the record's `save`, `into_bytes` and `into_optimizer`.
+    pub fn to_record(&self) -> AmpRecord {
+        let window = (self.options.window.as_ref()).filter(|window| !window.is_empty());
+        let ema = self.options.ema.as_ref().filter(|ema| ema.updates() > 0);
+        let mut record = self.scaler.to_record().with_optimizer(&self.optim);
+        record.window = window.map(AccumulationWindow::state_to_store);
+        record.averages = ema.map(Ema::state_to_store);
+        record
+    }
+
+    /// Takes over a stored state, in the place of all that is here: a window that is open here is dropped. With the record of a
+    /// plain optimizer the scaler starts fresh, and with one without averages those start anew; the log says either.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_load_record`](Self::try_load_record) returns an error, with its message.
+    pub fn load_record(&mut self, record: AmpRecord) {
+        self.try_load_record(record)
+            .unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// As [`load_record`](Self::load_record), for programs that want to handle a failure.
+    ///
+    /// Unlike Burn's, which silently starts afresh, it refuses the state of another optimizer. Burn builds the tensors on
+    /// `Device::default()`, the first GPU backend that was *compiled in*: the environment variable `BURN_DEVICE` names another.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::ForeignRecord`], also for an open window or averages where there is no accumulation or averaging; optimizer,
+    /// scaler, window and averages stay as they were.
+    pub fn try_load_record(&mut self, record: AmpRecord) -> Result<(), AmpError> {
+        let state = record.optimizer_state()?;
+        if let Some(reason) = self.misfit(&record) {
+            return Err(record.misfit(reason));
+        }
+        let AmpRecord {
+            scaler,
+            window,
+            averages,
+            ..
+        } = record.clone();
+        let origin = record.origin().to_string();
+        let loaded = self.optim.load_record(record.into_optimizer()?);
+        loaded.map_err(|error| match error {
+            AmpError::ForeignRecord { reason, .. } => AmpError::ForeignRecord {
+                origin: origin.clone(),
+                reason,
+            },
+            other => other,
+        })?;
+        self.loaded = Some(state);
+        if let Some(here) = &mut self.options.window {
+            match window {
+                Some(state) => here.restore(state),
+                None => here.clear(),
+            }
+        }
+        if let Some(here) = &mut self.options.ema {
+            let steps = (scaler.as_ref()).map_or(0, |scaler| scaler.counters.applied());
+            match averages {
+                Some(state) => here.restore(state),
+                None => {
+                    if here.updates() > 0 || steps > 0 {
+                        log::warn!(
+                            "{origin} holds no averages of the weights: they start anew, after {steps} steps"
+                        );
+                    }
+                    here.reset();
+                }
+            }
+        }
+        match scaler {
+            Some(state) => self.scaler.restore(state),
+            None => {
+                self.scaler.reset();
+                log::warn!(
+                    "{origin} is the record of an optimizer without loss scaling: the scaler starts fresh, at loss scale {}",
+                    self.scaler.loss_scale()
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Why this cannot go on with a window or with averages, if it cannot.
+    fn misfit(&self, record: &AmpRecord) -> Option<String> {
+        if let Some(state) = record.window.as_ref().filter(|state| state.len > 0) {
+            let Some(window) = &self.options.window else {
+                return Some(format!(
+                    "it holds a window of {} accumulated micro-batches, but there is no accumulation here: use \
+                     `with_accumulation`, or drop them with `AmpRecord::without_window`",
+                    state.len
+                ));
+            };
+            if let Some(reason) = window.misfit(state) {
+                return Some(format!(
+                    "{reason}; drop it with `AmpRecord::without_window`"
+                ));
+            }
+        }
+        if record.averages.is_some() && self.options.ema.is_none() {
+            let reason = "it holds averages of the weights, but none are kept here: use `with_ema`, or drop them with \
+                          `AmpRecord::without_averages`";
+            return Some(reason.to_string());
+        }
+        None
+    }
+
+    /// Writes the state to a file: `to_record().save(path)`.
+    ///
+    /// # Errors
+    ///
+    /// As [`AmpRecord::save`].
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<(), AmpError> {
+        self.to_record().save(path)
+    }
+
+    /// Takes over the state in a file: [`AmpRecord::load`], then [`try_load_record`](Self::try_load_record).
+    ///
+    /// # Errors
+    ///
+    /// Those of both; the present state stays as it was.
+    pub fn load(&mut self, path: impl AsRef<Path>) -> Result<(), AmpError> {
+        self.try_load_record(AmpRecord::load(path)?)
+    }
+
+    /// The state as a burnpack in memory: `to_record().into_bytes()`.
+    ///
+    /// # Errors
+    ///
+    /// As [`AmpRecord::into_bytes`].
+    pub fn into_bytes(&self) -> Result<Bytes, AmpError> {
+        self.to_record().into_bytes()
+    }
+
+    /// Takes over the state in a burnpack in memory: [`AmpRecord::from_bytes`], then
+    /// [`try_load_record`](Self::try_load_record).
+    ///
+    /// # Errors
+    ///
+    /// Those of both; the present state stays as it was.
+    pub fn from_bytes(&mut self, bytes: Bytes) -> Result<(), AmpError> {
+        self.try_load_record(AmpRecord::from_bytes(bytes)?)
+    }
+}
+
 /// Without the inner optimizer: Burn's own does not print.
 impl<O> std::fmt::Debug for ScaledOptimizer<O> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -360,5 +548,118 @@ impl<O> std::fmt::Debug for ScaledOptimizer<O> {
             .field("scaler", &self.scaler)
             .field("options", &self.options)
             .finish_non_exhaustive()
+    }
+}
+
+/// What stands around a step, and the order in which it is done: accumulate, unscale, test, clip, step or skip, average
+/// the weights, update the scale.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct StepOptions {
+    pub(crate) window: Option<AccumulationWindow>,
+    pub(crate) clip: ClipRules,
+    pub(crate) ema: Option<Ema>,
+}
+
+impl StepOptions {
+    /// The gradients of a window that is not full, to step with; none if the window is empty, or the step is skipped.
+    fn decide_flush<O: ModuleOptim, M: Module>(
+        &mut self,
+        scaler: &mut GradScaler,
+        optim: &O,
+        module: &M,
+        lr: &ModuleLearningRate,
+    ) -> Result<Option<GradientsParams>, AmpError> {
+        let traversal = Traversal {
+            sums: self.window.as_ref().map(|window| &window.sums),
+            lr: Some(lr),
+            ..Default::default()
+        };
+        let entries = traversal.of(module)?;
+        let grads = match &mut self.window {
+            Some(window) if !window.is_empty() => Some(scaler.empty(window, entries.into_sums())?),
+            _ => None,
+        };
+        match grads {
+            Some(grads) => self.settle(scaler, optim, grads),
+            None => Ok(None),
+        }
+    }
+
+    /// What comes before the step itself. The gradients to step with; none if the step is skipped, and done with, or the
+    /// window is not full.
+    pub(crate) fn decide<O: ModuleOptim, M: Module>(
+        &mut self,
+        scaler: &mut GradScaler,
+        optim: &O,
+        module: &M,
+        grads: StepGradients,
+        lr: Option<&ModuleLearningRate>,
+    ) -> Result<Option<GradientsParams>, AmpError> {
+        // All that is to be refused is refused before a window takes the gradients.
+        let traversal = Traversal {
+            grads: Some(grads.params()),
+            sums: self.window.as_ref().map(|window| &window.sums),
+            lr,
+        };
+        let entries = traversal.of(module)?;
+        scaler.check_scopes();
+        let grads = match (&mut self.window, grads) {
+            (Some(window), grads) => {
+                scaler.check_accepted(optim, &entries)?;
+                match scaler.add_micro_batch(window, grads, entries)? {
+                    Some(grads) => grads,
+                    None => return Ok(None),
+                }
+            }
+            (None, StepGradients::Plain(grads)) => scaler.test(grads, &entries)?,
+            (None, StepGradients::Scaled(grads)) => {
+                let (scale, dtype) = (grads.loss_scale(), scaler.gradient_dtype());
+                let entries = entries.into_gradients();
+                scaler.unscale_by(grads.into_params(), entries, scale, dtype)?
+            }
+            (None, StepGradients::Unscaled(grads)) => grads,
+        };
+        self.settle(scaler, optim, grads)
+    }
+
+    fn settle<O: ModuleOptim>(
+        &self,
+        scaler: &mut GradScaler,
+        optim: &O,
+        grads: UnscaledGradients,
+    ) -> Result<Option<GradientsParams>, AmpError> {
+        let grads = match self.clip.is_empty() {
+            true => grads,
+            false => grads.clip_by(&self.clip)?,
+        };
+        let grads = scaler.decide(optim, grads)?;
+        if grads.is_none() {
+            scaler.update();
+        }
+        Ok(grads)
+    }
+
+    /// What comes after a step that was not skipped.
+    pub(crate) fn applied<M: Module>(&mut self, scaler: &mut GradScaler, module: M) -> M {
+        let module = match &mut self.ema {
+            Some(ema) => ema.update(module),
+            None => module,
+        };
+        scaler.update();
+        module
+    }
+
+    /// Throws gradients away; the scale stays frozen inside a window that is skipped as a whole.
+    fn discard(&self, scaler: &mut GradScaler, grads: StepGradients) {
+        let frozen = |window: &AccumulationWindow| !window.drops_micro_batches();
+        match grads {
+            StepGradients::Unscaled(grads) if self.window.as_ref().is_some_and(frozen) => {
+                scaler.discard(grads.into_params());
+            }
+            grads => {
+                scaler.discard(grads);
+                scaler.update();
+            }
+        }
     }
 }

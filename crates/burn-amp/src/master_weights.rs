@@ -9,8 +9,7 @@ use burn::{
     tensor::{DType, Device, FloatDType, Tensor},
 };
 
-use super::RecordOptim;
-use crate::{dtype::is_half, error::AmpError, scaler::ModuleOptim};
+use crate::{dtype::is_half, error::AmpError, module_optim::ModuleOptim};
 
 const MASTER: &str = "master";
 const INNER: &str = "inner";
@@ -26,8 +25,6 @@ const INNER: &str = "inner";
 /// element, on the device, and its new value replaces the master's.
 ///
 /// Memory for each half-precision value: 2 bytes of parameter, 4 of master, and the inner state in f32.
-/// [`init`](Self::init) makes a module optimizer of it, as `AdamConfig::init` does of `AdamConfig::build`:
-///
 /// ```
 /// use burn::{
 ///     module::Module, nn::LinearConfig, optim::AdamConfig,
@@ -37,7 +34,7 @@ const INNER: &str = "inner";
 ///
 /// let device = Device::flex().autodiff();
 /// let mut model = to_half(LinearConfig::new(4, 2).init(&device), FloatDType::F16, &[]);
-/// let optim = MasterWeights::new(AdamConfig::new().build()).init();
+/// let optim = MasterWeights::new(AdamConfig::new().build());
 /// let mut optim = ScaledOptimizer::new(optim, GradScalerConfig::new().init()?);
 ///
 /// let input = Tensor::<2>::random([8, 4], Distribution::Default, &device).cast(FloatDType::F16);
@@ -47,39 +44,100 @@ const INNER: &str = "inner";
 /// assert_eq!(model.weight.val().dtype(), DType::F16);
 /// # Ok::<(), burn_amp::AmpError>(())
 /// ```
-#[derive(Clone, Debug)]
-pub struct MasterWeights<O> {
-    inner: O,
-}
-
-impl<O: Optimizer> MasterWeights<O> {
-    /// Keeps f32 masters for `inner`.
-    pub fn new(inner: O) -> Self {
-        Self { inner }
-    }
-
-    /// An optimizer of whole modules, for [`ScaledOptimizer`](super::ScaledOptimizer) or on its own.
-    pub fn init(self) -> MasterOptimizer {
-        MasterOptimizer { optim: self.into() }
-    }
-}
-
-/// What [`MasterWeights`] keeps for a parameter of rank `D`.
 #[derive(Clone)]
-pub struct MasterState<O: Optimizer, const D: usize> {
+pub struct MasterWeights {
+    optim: ModuleOptimizer,
+}
+
+impl MasterWeights {
+    /// Keeps f32 masters for one of Burn's optimizers: what `AdamConfig::build` returns.
+    pub fn new<O: Optimizer>(optim: O) -> Self {
+        Self {
+            optim: ModuleOptimizer::from(Masters(optim)),
+        }
+    }
+
+    /// Steps the parameters of `group` with another optimizer, which keeps master weights too; see
+    /// [`ModuleOptimizer::with_group`].
+    pub fn with_group<O: Optimizer>(
+        mut self,
+        group: ParamGroup,
+        optim: O,
+        grad_clipping: Option<GradientClipping>,
+    ) -> Self {
+        self.optim = self.optim.with_group(group, Masters(optim), grad_clipping);
+        self
+    }
+
+    /// Clips the gradients of the first group; see [`ModuleOptimizer::with_grad_clipping`].
+    pub fn with_grad_clipping(mut self, clipping: GradientClipping) -> Self {
+        self.optim = self.optim.with_grad_clipping(clipping);
+        self
+    }
+
+    /// Steps the parameters without loss scaling; see [`ModuleOptimizer::step`].
+    pub fn step<M: Module>(
+        &mut self,
+        lr: impl Into<ModuleLearningRate>,
+        module: M,
+        grads: GradientsParams,
+    ) -> M {
+        self.optim.step(lr, module, grads)
+    }
+
+    /// Burn's optimizer, its masters in its state.
+    pub fn into_inner(self) -> ModuleOptimizer {
+        self.optim
+    }
+}
+
+impl From<MasterWeights> for ModuleOptimizer {
+    fn from(optim: MasterWeights) -> Self {
+        optim.into_inner()
+    }
+}
+
+impl std::fmt::Debug for MasterWeights {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MasterWeights").finish_non_exhaustive()
+    }
+}
+
+impl ModuleOptim for MasterWeights {
+    fn step<M: Module>(&mut self, lr: ModuleLearningRate, module: M, grads: GradientsParams) -> M {
+        self.optim.step(lr, module, grads)
+    }
+
+    fn accepts(&self, _parameter: DType, _gradient: DType) -> bool {
+        true
+    }
+
+    fn to_record(&self) -> Result<OptimizerRecord, AmpError> {
+        ModuleOptim::to_record(&self.optim)
+    }
+
+    fn load_record(&mut self, record: OptimizerRecord) -> Result<(), AmpError> {
+        ModuleOptim::load_record(&mut self.optim, record)
+    }
+
+    fn check_record(&self, record: OptimizerRecord) -> Result<(), AmpError> {
+        self.optim.check_record(record)
+    }
+}
+
+/// The optimizer of single parameters inside.
+#[derive(Clone)]
+struct Masters<O>(O);
+
+/// What is kept for a parameter of rank `D`.
+#[derive(Clone)]
+struct Kept<O: Optimizer, const D: usize> {
     /// The f32 copy; none for a parameter that is not in half precision.
     master: Option<Tensor<D>>,
     inner: Option<O::State<D>>,
 }
 
-impl<O: Optimizer, const D: usize> MasterState<O, D> {
-    /// The f32 copy of the parameter; none if the parameter is f32 or f64 itself.
-    pub fn master(&self) -> Option<&Tensor<D>> {
-        self.master.as_ref()
-    }
-}
-
-impl<O: Optimizer, const D: usize> RecordState for MasterState<O, D> {
+impl<O: Optimizer, const D: usize> RecordState for Kept<O, D> {
     fn state_flatten(&self, prefix: &str, out: &mut StateSink) {
         if let Some(master) = &self.master {
             out.push_tensor(prefix, MASTER, master.to_data());
@@ -104,8 +162,8 @@ impl<O: Optimizer, const D: usize> RecordState for MasterState<O, D> {
     }
 }
 
-impl<O: Optimizer> Optimizer for MasterWeights<O> {
-    type State<const D: usize> = MasterState<O, D>;
+impl<O: Optimizer> Optimizer for Masters<O> {
+    type State<const D: usize> = Kept<O, D>;
 
     fn step<const D: usize>(
         &self,
@@ -120,8 +178,8 @@ impl<O: Optimizer> Optimizer for MasterWeights<O> {
             None => (None, None),
         };
         if !is_half(dtype) {
-            let (tensor, inner) = self.inner.step(lr, tensor, grad.cast(dtype), inner);
-            let state = inner.map(|inner| MasterState {
+            let (tensor, inner) = self.0.step(lr, tensor, grad.cast(dtype), inner);
+            let state = inner.map(|inner| Kept {
                 master: None,
                 inner: Some(inner),
             });
@@ -132,14 +190,14 @@ impl<O: Optimizer> Optimizer for MasterWeights<O> {
             None => tensor.cast(FloatDType::F32),
         };
         let grad = grad.cast(FloatDType::F32);
-        let (master, inner) = self.inner.step(lr, master, grad, inner);
+        let (master, inner) = self.0.step(lr, master, grad, inner);
         let tensor = master.clone().cast(dtype);
         let master = Some(master);
-        (tensor, Some(MasterState { master, inner }))
+        (tensor, Some(Kept { master, inner }))
     }
 
     fn to_device<const D: usize>(state: Self::State<D>, device: &Device) -> Self::State<D> {
-        MasterState {
+        Kept {
             master: state.master.map(|master| master.to_device(device)),
             inner: state.inner.map(|inner| O::to_device(inner, device)),
         }
@@ -150,85 +208,4 @@ impl<O: Optimizer> Optimizer for MasterWeights<O> {
 fn follow<const D: usize>(master: Tensor<D>, tensor: Tensor<D>, dtype: DType) -> Tensor<D> {
     let changed = master.clone().cast(dtype).not_equal(tensor.clone());
     master.mask_where(changed, tensor.cast(FloatDType::F32))
-}
-
-/// A module optimizer whose groups all keep master weights. Made by [`MasterWeights::init`].
-///
-/// Takes f32 gradients for half-precision parameters, which Burn's optimizers cannot.
-#[derive(Clone)]
-pub struct MasterOptimizer {
-    optim: ModuleOptimizer,
-}
-
-impl MasterOptimizer {
-    /// Steps the parameters of `group` with another optimizer, which keeps master weights too; see
-    /// [`ModuleOptimizer::with_group`].
-    pub fn with_group<O: Optimizer>(
-        mut self,
-        group: ParamGroup,
-        optim: O,
-        grad_clipping: Option<GradientClipping>,
-    ) -> Self {
-        self.optim = self
-            .optim
-            .with_group(group, MasterWeights::new(optim), grad_clipping);
-        self
-    }
-
-    /// Clips the gradients of the first group; see [`ModuleOptimizer::with_grad_clipping`].
-    pub fn with_grad_clipping(mut self, clipping: GradientClipping) -> Self {
-        self.optim = self.optim.with_grad_clipping(clipping);
-        self
-    }
-
-    /// Steps the parameters without loss scaling; see [`ModuleOptimizer::step`].
-    pub fn step<M: Module>(
-        &mut self,
-        lr: impl Into<ModuleLearningRate>,
-        module: M,
-        grads: GradientsParams,
-    ) -> M {
-        self.optim.step(lr, module, grads)
-    }
-
-    /// Burn's optimizer.
-    pub fn into_inner(self) -> ModuleOptimizer {
-        self.optim
-    }
-}
-
-impl std::fmt::Debug for MasterOptimizer {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("MasterOptimizer").finish_non_exhaustive()
-    }
-}
-
-impl<O: Optimizer> From<MasterWeights<O>> for MasterOptimizer {
-    fn from(weights: MasterWeights<O>) -> Self {
-        weights.init()
-    }
-}
-
-impl ModuleOptim for MasterOptimizer {
-    fn step<M: Module>(&mut self, lr: ModuleLearningRate, module: M, grads: GradientsParams) -> M {
-        self.optim.step(lr, module, grads)
-    }
-
-    fn accepts(&self, _parameter: DType, _gradient: DType) -> bool {
-        true
-    }
-}
-
-impl RecordOptim for MasterOptimizer {
-    fn to_record(&self) -> OptimizerRecord {
-        self.optim.to_record()
-    }
-
-    fn load_record(&mut self, record: OptimizerRecord) -> Result<(), AmpError> {
-        RecordOptim::load_record(&mut self.optim, record)
-    }
-
-    fn check_record(&self, record: OptimizerRecord) -> Result<(), AmpError> {
-        self.optim.check_record(record)
-    }
 }

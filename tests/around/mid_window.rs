@@ -135,7 +135,7 @@ fn what_does_not_fit_is_refused_and_nothing_changes() {
                 .with_ema(EmaConfig::new())
                 .unwrap()
                 .with_accumulation(other),
-            "`SkipMicroBatch` here",
+            "`skip_micro_batch` false, but it is true here",
         ),
     ];
     for (optim, part) in cases {

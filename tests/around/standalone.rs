@@ -227,7 +227,7 @@ fn a_window_that_does_not_fit_is_refused_and_nothing_changes() {
         state(rule).0.save(&path).unwrap();
         let cases = [
             (2, rule, "holds 2 micro-batches, but a window has 2 here"),
-            (4, other, "but the rule is"),
+            (4, other, "with `skip_micro_batch`"),
         ];
         for (size, rule, part) in cases {
             let mut scaler = sgd().scaler().clone();

@@ -227,7 +227,7 @@ impl AccumulationWindow {
             _ => return None,
         };
         Some(format!(
-            "its window was summed with `skip_micro_batch: {stored}`, but it is {here} here"
+            "its window was summed with `skip_micro_batch` {stored}, but it is {here} here"
         ))
     }
 }

@@ -15,4 +15,5 @@ mod module;
 mod records;
 mod resume;
 mod skipping;
+mod statistics;
 mod support;

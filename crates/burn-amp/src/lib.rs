@@ -57,6 +57,7 @@ mod optimizer_config;
 mod param_tensors;
 mod rank;
 mod record;
+mod running_statistics;
 pub mod scaler;
 mod scope;
 #[cfg(feature = "train")]

@@ -25,6 +25,8 @@ pub(crate) struct LiveScale {
     scale: AtomicU32,
     /// How many scopes were opened.
     opened: AtomicU64,
+    /// How many steps were skipped, whatever for.
+    skips: AtomicU64,
     state: Mutex<State>,
     crossings: Mutex<VecDeque<(u64, Crossing)>>,
 }
@@ -64,6 +66,7 @@ impl LiveScale {
         let live = Self {
             scale: AtomicU32::new(0),
             opened: AtomicU64::new(0),
+            skips: AtomicU64::new(0),
             state: Mutex::new(State {
                 schedule,
                 members: Vec::new(),
@@ -101,6 +104,16 @@ impl LiveScale {
     /// How many scopes were opened so far.
     pub(crate) fn opened(&self) -> u64 {
         self.opened.load(Ordering::Relaxed)
+    }
+
+    /// Counts a step that was skipped; how many there were so far.
+    pub(crate) fn add_skip(&self) -> u64 {
+        self.skips.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// How many steps were skipped so far, by all optimizers.
+    pub(crate) fn skips(&self) -> u64 {
+        self.skips.load(Ordering::Relaxed)
     }
 
     /// An optimizer that is to be heard before an iteration ends.

@@ -579,15 +579,37 @@ impl StepOptions {
             Some(window) if !window.is_empty() => Some(scaler.empty(window, entries.into_sums())?),
             _ => None,
         };
-        match grads {
-            Some(grads) => self.settle(scaler, optim, grads),
-            None => Ok(None),
-        }
+        let Some(grads) = grads else {
+            return Ok(None);
+        };
+        let before = scaler.before_step(module);
+        let decided = self.settle(scaler, optim, grads);
+        scaler.after_step(module, before, matches!(decided, Ok(Some(_))));
+        decided
     }
 
     /// What comes before the step itself. The gradients to step with; none if the step is skipped, and done with, or the
     /// window is not full.
     pub(crate) fn decide<O: ModuleOptim, M: Module>(
+        &mut self,
+        scaler: &mut GradScaler,
+        optim: &O,
+        module: &M,
+        grads: StepGradients,
+        lr: Option<&ModuleLearningRate>,
+    ) -> Result<Option<GradientsParams>, AmpError> {
+        let before = scaler.before_step(module);
+        let decided = self.tested(scaler, optim, module, grads, lr);
+        let clean = match &decided {
+            Ok(Some(_)) => true,
+            Ok(None) => (self.window.as_ref()).is_some_and(AccumulationWindow::drops_micro_batches),
+            Err(_) => false,
+        };
+        scaler.after_step(module, before, clean);
+        decided
+    }
+
+    fn tested<O: ModuleOptim, M: Module>(
         &mut self,
         scaler: &mut GradScaler,
         optim: &O,

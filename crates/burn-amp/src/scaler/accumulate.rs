@@ -183,6 +183,7 @@ impl GradScaler {
         self.remember(grads);
         let outcome = if grads.has_overflow() {
             self.counters.record_dropped();
+            self.suspect_statistics();
             if let Blame::Loss { output_finite } = grads.blame() {
                 self.forget_losses();
                 return match self.skip_bad_loss(output_finite, "micro-batch dropped") {

@@ -15,6 +15,7 @@ use crate::{
     loss_scale::{LossScale, StepOutcome},
     mixed_precision::MixedPrecision,
     module_optim::ModuleOptim,
+    running_statistics::RunningStatistics,
     unscale::{pass_through, test, unscale},
 };
 
@@ -38,6 +39,9 @@ pub struct GradScaler {
     last_status: Option<GradientStatus>,
     underflow: UnderflowWatch,
     border: Option<Border>,
+    statistics: RunningStatistics,
+    /// Whether a forward pass may have overflowed of which no step knows: its gradients were thrown away.
+    suspicious: bool,
 }
 
 /// The loss scale of a [`MixedPrecision`], which its scopes apply and this scaler moves.
@@ -48,6 +52,8 @@ struct Border {
     /// The scopes that were open at the last step.
     opened: u64,
     warned: bool,
+    /// The skips of all optimizers after which the running statistics were looked at.
+    skips: u64,
 }
 
 impl GradScaler {
@@ -65,6 +71,8 @@ impl GradScaler {
             last_status: None,
             underflow: UnderflowWatch::default(),
             border: None,
+            statistics: RunningStatistics::default(),
+            suspicious: false,
         }
     }
 
@@ -81,6 +89,7 @@ impl GradScaler {
                 member: amp.live().join(),
                 opened: amp.live().opened(),
                 warned: false,
+                skips: amp.live().skips(),
             }),
             ..scaler
         }
@@ -344,11 +353,58 @@ impl GradScaler {
             ..Default::default()
         };
         let checked = traversal.of(&module);
-        match checked.and_then(|_| self.decide(optim, grads)) {
+        let before = self.before_step(&module);
+        let decided = checked.and_then(|_| self.decide(optim, grads));
+        self.after_step(&module, before, matches!(decided, Ok(Some(_))));
+        match decided {
             Ok(Some(grads)) => Ok(optim.step(lr, module, grads)),
             Ok(None) => Ok(module),
             Err(error) => Err(StepError { module, error }),
         }
+    }
+
+    /// Before a step, or a micro-batch, of a module: what [`after_step`](Self::after_step) wants to know.
+    pub(crate) fn before_step<M: Module>(&mut self, module: &M) -> u64 {
+        if self.enabled {
+            self.statistics.meet(module);
+        }
+        self.counters.skipped() + self.counters.dropped()
+    }
+
+    /// Looks after the running statistics of a module: an overflow in the forward pass leaves NaN in them, and a skip does not
+    /// take it back by itself. `clean` says that the gradients were tested and are finite. Waits for the device only where
+    /// something was skipped.
+    pub(crate) fn after_step<M: Module>(&mut self, module: &M, before: u64, clean: bool) {
+        if !self.enabled {
+            return;
+        }
+        let skipped = self.counters.skipped() + self.counters.dropped() != before;
+        // Another optimizer's forward pass may have gone through this module.
+        let others = (self.border.as_ref()).is_some_and(|b| b.skips != b.amp.live().skips());
+        if skipped || (clean && (others || self.suspicious)) {
+            self.statistics.repair(module);
+            self.suspicious = false;
+            if let Some(border) = &mut self.border {
+                let live = border.amp.live();
+                border.skips = if skipped {
+                    live.add_skip()
+                } else {
+                    live.skips()
+                };
+            }
+        }
+        if clean && !skipped {
+            self.statistics.keep(module);
+        }
+    }
+
+    pub(super) fn forget_statistics(&mut self) {
+        self.statistics = RunningStatistics::default();
+    }
+
+    /// Gradients of a forward pass that has overflowed were thrown away.
+    pub(super) fn suspect_statistics(&mut self) {
+        self.suspicious = true;
     }
 
     /// Counts the step, and gives the gradients back if it is not to be skipped.

@@ -34,6 +34,8 @@ impl GradScaler {
     pub(crate) fn restore_counters(&mut self, state: ScalerState) {
         self.counters = state.counters;
         self.iteration.restore(state.pending);
+        // Those of a model that is loaded too, most likely.
+        self.forget_statistics();
     }
 
     /// Counts from zero. The schedule stays.

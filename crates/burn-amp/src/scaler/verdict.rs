@@ -36,7 +36,11 @@ impl GradScaler {
     /// iteration with other gradients. Does not wait for the device.
     pub fn discard(&mut self, grads: impl Into<StepGradients>) {
         self.counters.record_discarded();
-        if let StepGradients::Unscaled(grads) = grads.into()
+        let grads = grads.into();
+        if !matches!(&grads, StepGradients::Unscaled(grads) if !grads.has_overflow()) {
+            self.suspect_statistics();
+        }
+        if let StepGradients::Unscaled(grads) = grads
             && self.is_enabled()
             && !grads.is_settled()
         {

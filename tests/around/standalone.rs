@@ -275,28 +275,28 @@ fn each_file_is_read_as_what_it_holds() {
     let of_ema = || ema.into_bytes().unwrap();
     let of_scaler = || optim.scaler().into_bytes().unwrap();
     let bare = || sgd().into_bytes().unwrap();
+    let record = |bytes| AmpRecord::from_bytes(bytes).unwrap();
+    let averages = |bytes| ema.clone().try_load_record(record(bytes));
+    let window = |bytes| donor.clone().try_load_record(record(bytes));
+    let scaler = |bytes| optim.scaler().clone().try_load_record(record(bytes));
+    let optimizer = |bytes| sgd().try_load_record(record(bytes));
     let refused = [
         (
-            AmpRecord::from_bytes(of_window()).err(),
-            "AccumulationWindow::load",
+            averages(of_window()).err(),
+            "that of an `AccumulationWindow`",
         ),
-        (AmpRecord::from_bytes(of_scaler()).err(), "GradScaler::load"),
-        (AmpRecord::from_bytes(bare()).err(), "no averages"),
-        (AmpRecord::from_bytes(of_ema()).err(), "Ema::load"),
+        (averages(of_scaler()).err(), "that of a `GradScaler`"),
+        (averages(bare()).err(), "no averages"),
+        (window(of_ema()).err(), "that of an `Ema`"),
+        (window(bare()).err(), "no accumulation window"),
+        (scaler(of_ema()).err(), "that of an `Ema`"),
+        (scaler(of_window()).err(), "no state of a loss scaler"),
+        (optimizer(of_ema()).err(), "no state of an optimizer"),
         (
-            AmpRecord::from_bytes(bare()).err(),
-            "no accumulation window",
+            optimizer(of_window()).err(),
+            "that of an `AccumulationWindow`",
         ),
-        (AmpRecord::from_bytes(of_ema()).err(), "Ema::load"),
-        (
-            AmpRecord::from_bytes(of_window()).err(),
-            "AccumulationWindow::load",
-        ),
-        (AmpRecord::from_bytes(of_ema()).err(), "Ema::load"),
-        (
-            AmpRecord::from_bytes(of_window()).err(),
-            "AccumulationWindow::load",
-        ),
+        (optimizer(of_scaler()).err(), "that of a `GradScaler`"),
     ];
     for (error, part) in refused {
         let error = error.expect(part);

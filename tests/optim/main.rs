@@ -2,6 +2,7 @@
 
 mod clipping;
 mod every_optimizer;
+mod given_back;
 mod hand_over;
 mod refused;
 mod several_devices;

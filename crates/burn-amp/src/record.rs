@@ -215,16 +215,13 @@ impl AmpRecord {
     /// The error for a record that lacks what is wanted: says what it holds instead.
     pub(crate) fn foreign(&self, lacks: &str) -> AmpError {
         let parts = [
-            (self.optimizer.is_some(), "an optimizer"),
-            (self.scaler.is_some(), "a loss scaler"),
-            (self.window.is_some(), "an accumulation window"),
-            (self.averages.is_some(), "averages of weights"),
+            (self.optimizer.is_some(), "the state of an optimizer"),
+            (self.scaler.is_some(), "that of a `GradScaler`"),
+            (self.window.is_some(), "that of an `AccumulationWindow`"),
+            (self.averages.is_some(), "that of an `Ema`"),
         ];
         let parts: Vec<_> = (parts.iter().filter(|part| part.0).map(|part| part.1)).collect();
-        self.misfit(format!(
-            "it holds {lacks}, but that of {}",
-            parts.join(", ")
-        ))
+        self.misfit(format!("it holds {lacks}, but {}", parts.join(", ")))
     }
 
     /// The error for a record that does not fit.
@@ -480,5 +477,93 @@ impl Ema {
         };
         self.restore(state);
         Ok(())
+    }
+}
+
+/// Contents that no release has written, under a checksum that holds.
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::param_tensors::ParamTensors;
+    use burn::tensor::TensorData;
+
+    fn tensors(dtype: Option<DType>) -> ParamTensors {
+        let mut tensors = ParamTensors::default();
+        if let Some(dtype) = dtype {
+            let data = TensorData::from([1.0f32, 2.0]).convert_dtype(dtype);
+            tensors.store(7.into(), data);
+        }
+        tensors
+    }
+
+    fn read(record: AmpRecord) -> Result<AmpRecord, String> {
+        let record = AmpRecord::from_bytes(record.into_bytes().unwrap());
+        record.map_err(|error| {
+            assert!(matches!(error, AmpError::DamagedRecord { .. }), "{error}");
+            error.to_string()
+        })
+    }
+
+    fn window(len: u32, scale: Option<f32>, sum: Option<DType>) -> Result<u32, String> {
+        let sums = tensors(sum);
+        let window = Some(WindowState { len, scale, sums });
+        let record = read(AmpRecord {
+            window,
+            ..AmpRecord::empty()
+        });
+        record.map(|record| record.window())
+    }
+
+    fn averages(updates: u64, average: Option<DType>) -> Result<u64, String> {
+        let averages = tensors(average);
+        let averages = Some(EmaState { updates, averages });
+        let record = read(AmpRecord {
+            averages,
+            ..AmpRecord::empty()
+        });
+        record.map(|record| record.averages.unwrap().updates)
+    }
+
+    #[test]
+    fn sums_must_belong_to_micro_batches() {
+        assert_eq!(window(0, None, None), Ok(0));
+        assert_eq!(window(2, None, None), Ok(2));
+        for (scale, sum) in [(None, Some(DType::F32)), (Some(8.0), None)] {
+            let error = window(0, scale, sum).unwrap_err();
+            assert!(error.contains("sums of no micro-batches"), "{error}");
+        }
+    }
+
+    #[test]
+    fn sums_must_be_wide() {
+        for dtype in [DType::F32, DType::F64] {
+            assert_eq!(window(1, None, Some(dtype)), Ok(1));
+        }
+        for dtype in [DType::F16, DType::BF16, DType::I32] {
+            let error = window(1, None, Some(dtype)).unwrap_err();
+            assert!(error.contains("must be f32 or f64"), "{error}");
+            assert!(error.contains("7.burn_amp.sum"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_loss_scale_of_a_window_must_be_one() {
+        assert_eq!(window(1, Some(0.5), None), Ok(1));
+        for scale in [0.0, -1.0] {
+            let error = window(1, Some(scale), None).unwrap_err();
+            assert!(error.contains("loss scale of its window is"), "{error}");
+        }
+    }
+
+    #[test]
+    fn averages_must_be_wide_and_of_some_update() {
+        assert_eq!(averages(0, None), Ok(0));
+        // Of a module without trained parameters.
+        assert_eq!(averages(3, None), Ok(3));
+        assert_eq!(averages(3, Some(DType::F64)), Ok(3));
+        let error = averages(0, Some(DType::F32)).unwrap_err();
+        assert!(error.contains("averages of no updates"), "{error}");
+        let error = averages(3, Some(DType::F16)).unwrap_err();
+        assert!(error.contains("must be f32 or f64"), "{error}");
     }
 }

@@ -4,10 +4,7 @@ use burn::{
     optim::{ModuleOptimizer, SgdConfig},
     tensor::DType,
 };
-use burn_amp::{
-    AccumulationConfig, AmpError, GradScalerConfig, OverflowRule, ScaledOptimizer, StepOutcome,
-    WindowReduction,
-};
+use burn_amp::{AccumulationConfig, AmpError, GradScalerConfig, ScaledOptimizer, StepOutcome};
 use log::Level;
 
 use crate::support::{Pair, captured};
@@ -19,8 +16,8 @@ fn optimizer(max_skips: Option<u32>) -> ScaledOptimizer<ModuleOptimizer> {
         .with_max_consecutive_skips(max_skips)
         .with_parameter_dtype_gradients(true);
     let window = AccumulationConfig::new(3)
-        .with_overflow(OverflowRule::SkipMicroBatch)
-        .with_reduction(WindowReduction::Sum);
+        .with_skip_micro_batch(true)
+        .with_sum(true);
     ScaledOptimizer::new(SgdConfig::new().init(), scaler.init().unwrap())
         .with_accumulation(window)
         .unwrap()

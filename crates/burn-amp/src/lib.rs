@@ -27,21 +27,25 @@
 //!
 //! - [`MixedPrecision`]: half-precision compute for any model, and the loss scale at its border.
 //! - [`GradScaler`]: PyTorch's, for half-precision parameters and ports. [`LossScale`]: its schedule, a pure value.
-//! - [`gradients`]: typed gradients and their [`GradientStatus`], clipping, accumulation.
+//! - [`UnscaledGradients`] and their [`GradientStatus`]: [`GradientClip`], [`AccumulationConfig`].
 //! - [`ScaledOptimizer`], around any of Burn's optimizers, and [`ScaledOptimizerConfig`]; [`MasterWeights`] for half-precision
 //!   parameters; [`AmpRecord`], their state.
-//! - [`ema`]: [`Ema`], averages of the weights.
+//! - [`Ema`]: averages of the weights.
 //! - [`MixedPrecision::learner`](MixedPrecision) (feature `train`): Burn's `Learner` in half precision, its metrics and its end.
 
+mod accumulation;
 mod cast_float;
 mod check;
+mod clip;
 mod convert;
-pub mod ema;
+mod dtype;
+mod ema;
+mod entries;
 mod error;
-pub mod gradients;
+mod gradient_status;
+mod gradients;
 mod iteration;
 mod leaf;
-mod learning_rate;
 mod live_scale;
 mod loss_scale;
 mod loss_watch;
@@ -60,18 +64,17 @@ mod scope;
 mod step_counters;
 #[cfg(feature = "train")]
 mod train;
+mod unscale;
 
+pub use accumulation::{AccumulationConfig, AccumulationWindow};
 pub use burn_amp_kernels::{ExponentHistogram, UnsupportedDType};
 pub use cast_float::CastFloat;
+pub use clip::GradientClip;
 pub use convert::{to_full, to_half};
 pub use ema::{Ema, EmaConfig};
 pub use error::{AmpError, StepError};
-pub use gradients::{
-    AccumulationConfig, AccumulationWindow, ClipGroup, ClipNorm, ClipStatus, GradientClip,
-    GradientClipConfig, GradientMapper, GradientStatus, OverflowRule, ScaledGradients,
-    StepGradients, UnscaledGradients, WindowReduction, histogram, inspect, sum_of_devices,
-    try_inspect,
-};
+pub use gradient_status::GradientStatus;
+pub use gradients::{ScaledGradients, StepGradients, UnscaledGradients, sum_of_devices};
 pub use loss_scale::{GradScalerConfig, LossScale, StepOutcome};
 pub use master_weights::MasterWeights;
 pub use mixed_precision::MixedPrecision;
@@ -84,3 +87,4 @@ pub use scope::{Cast, Scope, autocast, in_f32};
 pub use step_counters::StepCounters;
 #[cfg(feature = "train")]
 pub use train::{Resume, Scaled, ScalerMetric, ScalerMonitor};
+pub use unscale::{histogram, inspect, try_histogram, try_inspect};

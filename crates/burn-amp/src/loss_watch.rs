@@ -1,7 +1,7 @@
 use burn::tensor::Tensor;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::{error::short, gradients::GradientStatus};
+use crate::{error::short, gradient_status::GradientStatus};
 
 const MAX_LOSSES: usize = 256;
 

@@ -32,7 +32,7 @@ use burn::{
     tensor::Tensor,
 };
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 mod accumulate;
 mod record;
@@ -41,13 +41,11 @@ pub(crate) use record::ScalerState;
 
 use crate::{
     cast_float::CastFloat,
+    entries::{Entries, Entry, Traversal},
     error::{AmpError, StepError, short},
-    gradients::{
-        Entry, GradientStatus, ScaledGradients, StepGradients, UnscaledGradients, check_shapes,
-        pass_through, test, unscale,
-    },
+    gradient_status::GradientStatus,
+    gradients::{ScaledGradients, StepGradients, UnscaledGradients},
     iteration::Iteration,
-    learning_rate::check_learning_rate,
     live_scale::Blame,
     loss_scale::{GradScalerConfig, LossScale, StepOutcome},
     loss_watch::UnderflowWatch,
@@ -56,6 +54,7 @@ use crate::{
     running_statistics::RunningStatistics,
     scope::multiply_losses,
     step_counters::StepCounters,
+    unscale::{pass_through, test, unscale},
 };
 
 impl GradScalerConfig {
@@ -254,32 +253,54 @@ impl GradScaler {
         grads: ScaledGradients,
         module: &M,
     ) -> Result<UnscaledGradients, AmpError> {
-        if !self.is_enabled() {
-            return pass_through(grads.into_params(), module);
-        }
-        let scale = f64::from(grads.loss_scale());
-        let unscaled = unscale(
+        let entries = Entries::of(grads.params(), module)?.into_gradients();
+        let scale = grads.loss_scale();
+        self.unscale_by(
             grads.into_params(),
-            module,
+            entries,
             scale,
             self.config().parameter_dtype_gradients,
-        )?;
-        Ok(self.blamed(unscaled))
+        )
+    }
+
+    /// Divides gradients by `scale`, into f32 (f64 for f64 parameters) or the parameter's dtype.
+    pub(crate) fn unscale_by(
+        &self,
+        grads: GradientsParams,
+        entries: Vec<Entry>,
+        scale: f32,
+        in_own_dtype: bool,
+    ) -> Result<UnscaledGradients, AmpError> {
+        if !self.is_enabled() {
+            return Ok(pass_through(grads, entries));
+        }
+        let inverse = (1.0 / f64::from(scale)) as f32;
+        Ok(self.blamed(unscale(grads, entries, inverse, in_own_dtype)?))
     }
 
     /// Tests gradients that are not scaled, as they are: those of Burn's own `backward`.
     ///
     /// Where they overflow after scopes of a [`MixedPrecision`], waits once more, to learn whether the loss scale is to blame.
-    pub(crate) fn test<M: Module>(
+    /// Where its scopes cast the parameters, an adapter that casts its base by hand is refused.
+    pub(crate) fn test(
         &self,
         grads: GradientsParams,
-        module: &M,
+        entries: &Entries,
     ) -> Result<UnscaledGradients, AmpError> {
+        let found = entries.gradients().cloned().collect();
         if !self.is_enabled() {
-            return pass_through(grads, module);
+            return Ok(pass_through(grads, found));
         }
-        let grads = test(grads, module, self.precision())?;
-        Ok(self.blamed(grads))
+        match self.precision() {
+            Some(amp) if amp.is_scaled() => {
+                if let Some((parameter, name)) = entries.adapted.clone() {
+                    return Err(AmpError::UnfrozenBase { parameter, name });
+                }
+            }
+            None if entries.has_scopes => warn_of_another_scale(),
+            _ => {}
+        }
+        Ok(self.blamed(test(grads, found)?))
     }
 
     /// Warns, once, if no scope was open since the last step: its gradients say nothing of this scale.
@@ -336,7 +357,7 @@ impl GradScaler {
     ///
     /// The error has the module, as it came. [`AmpError::LossScaleExhausted`] if the gradients overflow where the scale cannot be lowered or after
     /// `max_consecutive_skips` skips in a row; the step is counted as skipped. Of a window whose micro-batches were tested one
-    /// by one ([`OverflowRule::SkipMicroBatch`](crate::OverflowRule)) only the latter: its sum overflows by itself.
+    /// by one ([`skip_micro_batch`](crate::AccumulationConfig::skip_micro_batch)) only the latter: its sum overflows by itself.
     /// [`AmpError::HalfPrecisionParameter`] if the optimizer cannot combine a parameter with its gradient, and
     /// [`AmpError::UpdateMissing`] if these parameters were stepped already, [`AmpError::GradientShape`] if a gradient has not its
     /// parameter's shape, [`AmpError::InvalidValue`] for a learning rate that is infinite or NaN; nothing is counted then. Neither
@@ -349,10 +370,15 @@ impl GradScaler {
         grads: UnscaledGradients,
     ) -> Result<M, StepError<M>> {
         let lr = lr.into();
-        let checked =
-            check_learning_rate(&lr, &module).and_then(|()| check_shapes(grads.params(), &module));
+        // Gradients may have been changed since they were tested.
+        let traversal = Traversal {
+            grads: Some(grads.params()),
+            lr: Some(&lr),
+            ..Default::default()
+        };
+        let checked = traversal.of(&module);
         let before = self.before_step(&module);
-        let decided = checked.and_then(|()| self.decide(optim, grads));
+        let decided = checked.and_then(|_| self.decide(optim, grads));
         self.after_step(&module, before, matches!(decided, Ok(Some(_))));
         match decided {
             Ok(Some(grads)) => Ok(optim.step(lr, module, grads)),
@@ -897,4 +923,14 @@ fn log_skip(before: f32, after: f32, status: Option<&GradientStatus>, skip: &str
         path.map(|path| format!(", first in `{path}`,"))
             .unwrap_or_default()
     );
+}
+
+fn warn_of_another_scale() {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        log::warn!(
+            "this optimizer has a loss scale of its own, which the model's `MixedPrecision` does not use and which cannot help it: \
+             build it with `ScaledOptimizer::new(optim, &amp)`"
+        );
+    });
 }

@@ -8,7 +8,7 @@ use std::{
 
 use super::ScalerMetric;
 use crate::{
-    error::AmpError, gradients::GradientStatus, loss_scale::StepOutcome,
+    error::AmpError, gradient_status::GradientStatus, loss_scale::StepOutcome,
     mixed_precision::MixedPrecision, scaler::GradScaler, step_counters::StepCounters,
 };
 

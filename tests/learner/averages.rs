@@ -6,7 +6,7 @@ use burn::{
     tensor::Device,
     train::{ExecutionStrategy, Learner, LearningResult, MultiDeviceOptim},
 };
-use burn_amp::{AmpTraining, EmaConfig, MixedPrecision, Scaled, ScaledOptimizer, train::Resume};
+use burn_amp::{EmaConfig, MixedPrecision, Resume, Scaled, ScaledOptimizer};
 use std::path::Path;
 
 use crate::{
@@ -26,7 +26,7 @@ fn learner(run: &Run, amp: &MixedPrecision, ema: Option<EmaConfig>) -> Learner<S
 fn launch_with(run: &Run, ema: Option<EmaConfig>, folder: &Path) -> Scaled<Net> {
     let amp = run.amp();
     let learner = learner(run, &amp, ema);
-    let result: LearningResult<_> = run.training(folder).with_amp(&amp).launch(learner);
+    let result: LearningResult<_> = amp.training(run.training(folder)).launch(learner);
     assert!(result.error.is_none());
     result.model
 }

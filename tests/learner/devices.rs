@@ -15,7 +15,7 @@ use burn::{
         MultiDeviceOptim, SupervisedTraining, TrainOutput, TrainStep, metric::LossMetric,
     },
 };
-use burn_amp::{AmpTraining, GradScalerRecord, Scaled};
+use burn_amp::{GradScalerRecord, Scaled};
 use std::{
     collections::BTreeMap,
     fmt,
@@ -45,11 +45,10 @@ fn launch(optim: MultiDeviceOptim) -> LearningResult<Scaled<Net>> {
     let amp = run.amp();
     let learner = run.learner(&amp);
     let devices = vec![Device::flex(), Device::flex()];
-    let result = run
+    let training = run
         .training(folder.path())
-        .with_training_strategy(ExecutionStrategy::multi(devices, optim).into())
-        .with_amp(&amp)
-        .launch(learner);
+        .with_training_strategy(ExecutionStrategy::multi(devices, optim).into());
+    let result = amp.training(training).launch(learner);
     let skips = read_metric(folder.path(), 1, "Skipped Steps");
     let share: f64 = skips
         .last()

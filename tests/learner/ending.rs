@@ -16,8 +16,8 @@ use burn::{
     },
 };
 use burn_amp::{
-    AmpError, AmpTraining, GradScalerConfig, GradientNormMetric, LossScaleMetric, MixedPrecision,
-    Scaled, ScaledOptimizer, SkippedStepsMetric, ZeroGradientsMetric, to_half, train::Resume,
+    AmpError, GradScalerConfig, MixedPrecision, Resume, Scaled, ScaledOptimizer, ScalerMetric,
+    to_half,
 };
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -37,17 +37,14 @@ fn early_stopping_sees_the_metrics_of_a_scaled_run() {
     let learner = run.learner(&amp);
     // The loss scale grows, so the first epoch is the best one for good.
     let strategy = MetricEarlyStoppingStrategy::new(
-        &LossScaleMetric::new(&amp.monitor()),
+        &ScalerMetric::loss_scale(&amp.monitor()),
         Aggregate::Mean,
         Direction::Lowest,
         Split::Train,
         StoppingCondition::NoImprovementSince { n_epochs: 2 },
     );
-    let result = run
-        .training(folder.path())
-        .with_amp(&amp)
-        .early_stopping(strategy)
-        .launch(learner);
+    let training = amp.training(run.training(folder.path()));
+    let result = training.early_stopping(strategy).launch(learner);
     assert!(result.error.is_none() && result.interrupted.is_none());
     assert_eq!(result.model.scaler().counters().steps(), 3 * 6);
 }
@@ -68,7 +65,7 @@ fn an_interrupted_run_returns_what_it_has() {
     let stop = {
         let (interrupter, monitor) = (interrupter.clone(), monitor.clone());
         std::thread::spawn(move || {
-            while monitor.last().steps < 8 {
+            while monitor.counters().steps() < 8 {
                 std::thread::yield_now();
             }
             interrupter.stop(Some("enough"));
@@ -87,7 +84,7 @@ fn an_interrupted_run_returns_what_it_has() {
 
     let steps = result.model.scaler().counters().steps();
     assert!((8..18).contains(&steps), "{steps} steps");
-    assert_eq!(monitor.last().steps, steps);
+    assert_eq!(monitor.counters().steps(), steps);
     assert_eq!(steps_in(folder.path(), 1), 6);
 }
 
@@ -100,9 +97,9 @@ fn steps_in(folder: &Path, epoch: usize) -> u64 {
 /// Who is there to end the run.
 #[derive(Clone, Copy, Debug)]
 enum Listener {
-    WithAmp,
-    /// `with_amp`, for a run that has an interrupter of the program's.
-    WithAmpAndOwn,
+    Training,
+    /// `amp.training`, for a run that has an interrupter of the program's.
+    TrainingAndOwn,
     Interrupter,
     /// Only an interrupter that is not the run's.
     Stranger,
@@ -138,8 +135,8 @@ fn exhausted(
     let learner = run.learner(&amp);
     let mut training = run.training(folder);
     training = match listener {
-        Listener::WithAmp => training.with_amp(&amp),
-        Listener::WithAmpAndOwn => training.with_interrupter(Interrupter::new()).with_amp(&amp),
+        Listener::Training => amp.training(training),
+        Listener::TrainingAndOwn => amp.training(training.with_interrupter(Interrupter::new())),
         Listener::Interrupter => training.with_interrupter(amp.monitor().interrupter()),
         Listener::Stranger => {
             amp.monitor().interrupter();
@@ -161,8 +158,8 @@ fn an_exhausted_loss_scale_ends_the_run_as_burn_ends_runs() {
         Some(ExecutionStrategy::multi(devices, optim))
     };
     for listener in [
-        Listener::WithAmp,
-        Listener::WithAmpAndOwn,
+        Listener::Training,
+        Listener::TrainingAndOwn,
         Listener::Interrupter,
     ] {
         for strategy in [
@@ -210,7 +207,7 @@ fn a_run_of_infinite_losses_is_not_blamed_on_the_scale() {
     }
     let folder = temp_dir();
     let learner = run.learner(&amp);
-    let result = run.training(folder.path()).with_amp(&amp).launch(learner);
+    let result = amp.training(run.training(folder.path())).launch(learner);
     let error = result.error.unwrap().to_string();
     assert!(
         error.contains("the loss, or its gradient, is infinite or NaN"),
@@ -246,11 +243,11 @@ fn without_a_listener_the_message_is_that_of_a_panic() {
 #[test]
 fn a_failed_model_can_be_trained_again() {
     for (reload, listener, accumulation) in [
-        (true, Listener::WithAmp, None),
-        (false, Listener::WithAmp, None),
-        (true, Listener::WithAmp, Some(3)),
-        (false, Listener::WithAmp, Some(3)),
-        (false, Listener::WithAmpAndOwn, Some(3)),
+        (true, Listener::Training, None),
+        (false, Listener::Training, None),
+        (true, Listener::Training, Some(3)),
+        (false, Listener::Training, Some(3)),
+        (false, Listener::TrainingAndOwn, Some(3)),
         (false, Listener::Interrupter, Some(3)),
     ] {
         let folder = temp_dir();
@@ -275,7 +272,7 @@ fn a_failed_model_can_be_trained_again() {
         let learner = Learner::new(model, AdamConfig::new().init(), ConstantLr::new(0.02));
         let training = run.training(again.path());
         let result = match listener {
-            Listener::WithAmp => training.with_amp(&amp),
+            Listener::Training => amp.training(training),
             _ => training.with_interrupter(monitor.interrupter()),
         }
         .launch(learner);
@@ -306,15 +303,13 @@ fn a_failure_does_not_end_the_next_run() {
         let amp = bad.amp();
         let waiting = early.then(|| good.learner(&amp));
         let folder = temp_dir();
-        let result = bad
-            .training(folder.path())
-            .with_amp(&amp)
-            .launch(bad.learner(&amp));
+        let training = amp.training(bad.training(folder.path()));
+        let result = training.launch(bad.learner(&amp));
         assert!(result.error.is_some());
 
         let folder = temp_dir();
         let learner = waiting.unwrap_or_else(|| good.learner(&amp));
-        let result = good.training(folder.path()).with_amp(&amp).launch(learner);
+        let result = amp.training(good.training(folder.path())).launch(learner);
         assert!(result.error.is_none());
         amp.monitor().check().unwrap();
         assert_eq!(result.model.scaler().counters().steps(), 2);
@@ -382,7 +377,7 @@ fn a_step_that_is_refused_is_not_shown() {
     let amp = run.amp();
     let (mut learner, monitor) = (run.learner(&amp), amp.monitor());
     monitor.interrupter();
-    let mut metric = SkippedStepsMetric::new(&monitor);
+    let mut metric = ScalerMetric::skipped_steps(&monitor);
     let metadata = MetricMetadata {
         progress: Progress {
             items_processed: 1,
@@ -418,10 +413,10 @@ fn a_step_that_is_refused_is_not_shown() {
 fn metrics_of_a_disabled_scaler_are_numbers() {
     let monitor = MixedPrecision::bf16().monitor();
     let last = [
-        LossScaleMetric::new(&monitor).final_value(),
-        GradientNormMetric::new(&monitor).final_value(),
-        ZeroGradientsMetric::new(&monitor).final_value(),
-        SkippedStepsMetric::new(&monitor).final_value(),
+        ScalerMetric::loss_scale(&monitor).final_value(),
+        ScalerMetric::gradient_norm(&monitor).final_value(),
+        ScalerMetric::zero_gradients(&monitor).final_value(),
+        ScalerMetric::skipped_steps(&monitor).final_value(),
     ];
     assert!(last.iter().all(|entry| entry.current() == 0.0), "{last:?}");
 }

@@ -54,7 +54,7 @@ fn the_evaluator_sees_inference_in_the_precision_of_the_training() {
     let amp = run.amp();
     let learner = run.learner(&amp);
     let scaled = run.training(folder.path()).launch(learner).model;
-    let (before, last) = (scaled.scaler().to_record(), amp.monitor().last());
+    let (before, last) = (scaled.scaler().to_record(), amp.monitor().counters());
 
     let batches = loader(samples(8), None).to_device(&Device::default());
     let batch = batches.iter().next().unwrap().unwrap();
@@ -78,5 +78,5 @@ fn the_evaluator_sees_inference_in_the_precision_of_the_training() {
     assert_eq!(figures, again);
     assert!(figures.iter().all(|text| !text.is_empty()));
     assert_eq!(scaled.scaler().to_record(), before);
-    assert_eq!(amp.monitor().last(), last);
+    assert_eq!(amp.monitor().counters(), last);
 }

@@ -3,7 +3,7 @@
 //! `cargo test --workspace --test learner -- --ignored write_golden` writes that of the present version.
 
 use burn::module::Module;
-use burn_amp::{AmpTraining, EmaConfig, GradScalerRecord, ScaledOptimizer, train::Resume};
+use burn_amp::{EmaConfig, GradScalerRecord, Resume, ScaledOptimizer};
 use std::{fs, path::PathBuf};
 
 use crate::{
@@ -58,11 +58,8 @@ fn checkpoints_of_every_release_load() {
         let optim = ScaledOptimizer::new(AdamConfig::new().init(), &amp);
         let optim = optim.with_ema(EmaConfig::new()).unwrap();
         let learner = run.learner_of(&amp, optim);
-        let model = run
-            .training(copy.path())
-            .with_amp(&amp)
-            .launch(learner)
-            .model;
+        let training = amp.training(run.training(copy.path()));
+        let model = training.launch(learner).model;
         let steps = stored.counters().steps() + 6;
         assert_eq!(model.scaler().counters().steps(), steps);
         assert!(model.ema().unwrap().updates() > resume.averages().unwrap().updates());

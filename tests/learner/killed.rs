@@ -1,7 +1,7 @@
 //! A run that is killed in the middle of an epoch, and resumed by another process.
 
 use burn::data::dataset::{Dataset, DatasetError, InMemDataset};
-use burn_amp::{ScalerMonitor, train::Resume};
+use burn_amp::{Resume, ScalerMonitor};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -22,7 +22,7 @@ struct Stalling {
 
 impl Dataset<Sample> for Stalling {
     fn get(&self, index: usize) -> Result<Sample, DatasetError> {
-        if self.monitor.last().steps >= 15 {
+        if self.monitor.counters().steps() >= 15 {
             // Burn writes checkpoints in a thread of its own.
             while Resume::check(&self.folder, 2).is_err() {
                 std::thread::sleep(Duration::from_millis(5));

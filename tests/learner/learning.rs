@@ -5,7 +5,7 @@ use burn::{
     optim::AdamConfig,
     tensor::{DType, Device, Tensor},
 };
-use burn_amp::{AmpTraining, MixedPrecision};
+use burn_amp::MixedPrecision;
 
 use crate::support::{Net, Run, read_metric, temp_dir, values};
 
@@ -104,7 +104,7 @@ fn bf16_runs_without_a_scaler() {
         return;
     }
     let learner = run.learner(&amp);
-    let result = run.training(folder.path()).with_amp(&amp).launch(learner);
+    let result = amp.training(run.training(folder.path())).launch(learner);
     assert!(result.error.is_none());
     assert_eq!(result.model.scaler().counters().steps(), 24);
     assert!(!folder.path().join("train/epoch-1/Loss_Scale.log").exists());

@@ -7,7 +7,7 @@ use burn::{
     },
     train::LearningResult,
 };
-use burn_amp::{AmpError, AmpTraining, MasterWeights, Scaled, train::Resume};
+use burn_amp::{AmpError, MasterWeights, Resume, Scaled, ScaledOptimizer};
 use burn_pack::{Reader, Tensor, Writer};
 use std::{
     fs,
@@ -27,8 +27,8 @@ fn run(epochs: usize, resume: Option<usize>) -> Run {
 
 fn scaled(run: &Run, optim: ModuleOptimizer, folder: &Path) -> Scaled<Net> {
     let amp = run.amp();
-    let learner = run.learner_of(&amp, optim);
-    let result = run.training(folder).with_amp(&amp).launch(learner);
+    let learner = run.learner_of(&amp, ScaledOptimizer::new(optim, &amp));
+    let result = amp.training(run.training(folder)).launch(learner);
     assert!(result.error.is_none());
     result.model
 }

@@ -6,7 +6,7 @@ use burn::{
     tensor::Device,
     train::{ExecutionStrategy, Learner, MultiDeviceOptim},
 };
-use burn_amp::{AmpTraining, GradientClip, MixedPrecision, Scaled, ScaledOptimizer, train::Resume};
+use burn_amp::{GradientClip, MixedPrecision, Resume, Scaled, ScaledOptimizer};
 use std::{path::Path, sync::Arc};
 
 use crate::support::{
@@ -139,7 +139,7 @@ impl Way {
         };
         let amp = run.amp();
         let learner = self.learner(&run, &amp);
-        let result = training.with_amp(&amp).launch(learner);
+        let result = amp.training(training).launch(learner);
         assert!(result.error.is_none());
         result.model
     }

@@ -1,6 +1,6 @@
 //! A data set with one poisoned batch.
 
-use burn_amp::{GradientNormMetric, LossScaleMetric, SkippedStepsMetric, ZeroGradientsMetric};
+use burn_amp::ScalerMetric;
 
 use crate::support::{Run, all_finite, poison, read_metric, spoil, temp_dir};
 
@@ -80,10 +80,10 @@ fn metrics_are_not_available_in_validation() {
     let result = run
         .training(folder.path())
         .metrics((
-            LossScaleMetric::new(&monitor),
-            SkippedStepsMetric::new(&monitor),
-            GradientNormMetric::new(&monitor),
-            ZeroGradientsMetric::new(&monitor),
+            ScalerMetric::loss_scale(&monitor),
+            ScalerMetric::skipped_steps(&monitor),
+            ScalerMetric::gradient_norm(&monitor),
+            ScalerMetric::zero_gradients(&monitor),
         ))
         .launch(learner);
     assert!(result.error.is_none());

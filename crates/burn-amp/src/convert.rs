@@ -1,9 +1,13 @@
 use burn::{
-    module::{Module, ModuleMapper, Param, ParamGroup},
+    module::{Module, Param, ParamGroup},
     tensor::{FloatDType, Tensor},
 };
 
-use crate::{gradients::is_half, leaf, module_path::ModulePath};
+use crate::{
+    gradients::is_half,
+    leaf,
+    module_path::{self, ModulePath},
+};
 
 /// Turns the float parameters of a model into half precision, those of the groups in `keep` excepted.
 ///
@@ -36,10 +40,9 @@ pub fn to_half<M: Module>(module: M, dtype: FloatDType, keep: &[ParamGroup]) -> 
     let mut convert = Convert {
         dtype,
         select: Select::AllBut(keep),
-        path: ModulePath::default(),
         matched: vec![false; keep.len()],
     };
-    let module = module.map(&mut convert);
+    let module = module_path::map(module, &mut convert);
     for (index, _) in convert
         .matched
         .iter()
@@ -56,12 +59,12 @@ pub fn to_half<M: Module>(module: M, dtype: FloatDType, keep: &[ParamGroup]) -> 
 /// The values are those of the half-precision parameters: a [`MasterWeights`](crate::MasterWeights) optimizer knows more
 /// digits of them, which its record keeps. Does not wait for the device.
 pub fn to_full<M: Module>(module: M) -> M {
-    module.map(&mut Convert {
+    let mut convert = Convert {
         dtype: FloatDType::F32,
         select: Select::Half,
-        path: ModulePath::default(),
         matched: Vec::new(),
-    })
+    };
+    module_path::map(module, &mut convert)
 }
 
 enum Select<'a> {
@@ -72,24 +75,19 @@ enum Select<'a> {
 struct Convert<'a> {
     dtype: FloatDType,
     select: Select<'a>,
-    path: ModulePath,
     /// Which groups of `keep` have matched a parameter.
     matched: Vec<bool>,
 }
 
-impl ModuleMapper for Convert<'_> {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.enter(name);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.exit();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+impl module_path::Map for Convert<'_> {
+    fn parameter<const D: usize>(
+        &mut self,
+        path: &ModulePath,
+        param: Param<Tensor<D>>,
+    ) -> Param<Tensor<D>> {
         let selected = match self.select {
             Select::AllBut(keep) => {
-                let path = self.path.join();
+                let path = path.join();
                 let mut kept = false;
                 for (group, matched) in keep.iter().zip(&mut self.matched) {
                     let matches = group.matches(&param.id, Some(&path));

@@ -31,7 +31,7 @@
 //! - [`gradients`]: typed gradients and their [`GradientStatus`], clipping, accumulation.
 //! - [`optim`]: [`ScaledOptimizer`], a drop-in for Burn's `ModuleOptimizer`, and its configuration.
 //! - [`ema`]: [`Ema`], averages of the weights.
-//! - `train` (feature `train`): Burn's `Learner` in half precision, and its metrics.
+//! - [`MixedPrecision::learner`](MixedPrecision) (feature `train`): Burn's `Learner` in half precision, its metrics and its end.
 
 mod cast_float;
 mod check;
@@ -52,7 +52,7 @@ mod record;
 pub mod scaler;
 mod scope;
 #[cfg(feature = "train")]
-pub mod train;
+mod train;
 
 pub use burn_amp_kernels::{ExponentHistogram, UnsupportedDType};
 pub use cast_float::CastFloat;
@@ -69,18 +69,15 @@ pub use loss_scale::{
     DynamicLossScale, DynamicSettings, HysteresisRefill, InvalidValue, LossScale, StaticLossScale,
     StepOutcome,
 };
-pub use mixed_precision::{MixedPrecision, ScopedParameter};
+pub use mixed_precision::MixedPrecision;
 pub use optim::{
     InnerOptimizerConfig, MasterOptimizer, MasterState, MasterWeights, RecordOptim,
     ScaledOptimizer, ScaledOptimizerConfig, ScaledOptimizerRecord,
 };
 pub use scaler::{
     GradScaler, GradScalerConfig, GradScalerRecord, GradScalerState, LossFactor, ModuleOptim,
-    ScaleLoss, ScalerMonitor, ScalerReading, StepCounters,
+    ScaleLoss, StepCounters,
 };
 pub use scope::{Cast, Scope, autocast, in_f32};
 #[cfg(feature = "train")]
-pub use train::{
-    AmpTraining, GradientNormMetric, LearnerOptimizer, LossScaleMetric, Resume, Scaled,
-    SkippedStepsMetric, ZeroGradientsMetric,
-};
+pub use train::{Resume, Scaled, ScalerMetric, ScalerMonitor};

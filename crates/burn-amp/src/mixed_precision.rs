@@ -9,7 +9,7 @@ use crate::{
     error::AmpError,
     live_scale::LiveScale,
     loss_scale::LossScale,
-    scaler::{GradScaler, GradScalerConfig, ScalerMonitor},
+    scaler::{GradScaler, GradScalerConfig},
 };
 
 /// Half-precision compute for any model, over parameters that stay f32, with the loss scale that it needs.
@@ -54,7 +54,8 @@ struct Shared {
     dtype: FloatDType,
     config: GradScalerConfig,
     live: LiveScale,
-    monitor: ScalerMonitor,
+    #[cfg(feature = "train")]
+    monitored: crate::train::Monitored,
 }
 
 impl MixedPrecision {
@@ -84,16 +85,15 @@ impl MixedPrecision {
     }
 
     fn of(dtype: FloatDType, config: GradScalerConfig, schedule: LossScale) -> Self {
-        let amp = Self {
+        Self {
             shared: Arc::new(Shared {
                 dtype,
                 config,
                 live: LiveScale::new(schedule),
-                monitor: ScalerMonitor::default(),
+                #[cfg(feature = "train")]
+                monitored: Default::default(),
             }),
-        };
-        amp.shared.monitor.publish(&GradScaler::from(&amp));
-        amp
+        }
     }
 
     /// The same precision with other settings of the loss scale, as a new handle: call it before clones are made.
@@ -128,11 +128,6 @@ impl MixedPrecision {
             true => self.shared.live.scale(),
             false => 1.0,
         }
-    }
-
-    /// A view of the loss scale and of the last steps, for metrics and other threads.
-    pub fn monitor(&self) -> ScalerMonitor {
-        self.shared.monitor.clone()
     }
 
     /// Checks that a device can compute in this dtype: WGSL has no bf16, and f16 on devices with `shader-f16`.
@@ -178,6 +173,11 @@ impl MixedPrecision {
 
     pub(crate) fn live(&self) -> &LiveScale {
         &self.shared.live
+    }
+
+    #[cfg(feature = "train")]
+    pub(crate) fn monitored(&self) -> &crate::train::Monitored {
+        &self.shared.monitored
     }
 
     pub(crate) fn config(&self) -> &GradScalerConfig {

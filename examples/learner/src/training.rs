@@ -11,7 +11,7 @@ use burn::{
         renderer::CliMetricsRenderer,
     },
 };
-use burn_amp::{AmpTraining, GradScalerConfig, MixedPrecision, Resume, Scaled};
+use burn_amp::{GradScalerConfig, MixedPrecision, Resume, Scaled};
 use std::path::PathBuf;
 
 use crate::{
@@ -84,7 +84,6 @@ pub fn train(
 
     let mut training = SupervisedTraining::new(&settings.folder, train, valid)
         .metrics((AccuracyMetric::new(), LossMetric::new()))
-        .with_amp(&amp)
         .metric_train_numeric(LearningRateMetric::new())
         .with_default_checkpointers()
         .with_checkpointing_strategy(KeepLastNCheckpoints::new(CHECKPOINTS))
@@ -101,7 +100,7 @@ pub fn train(
         renderer,
         interrupted,
         error,
-    } = training.launch(learner);
+    } = amp.training(training).launch(learner);
     // Gives the terminal back, so that what is printed next can be read.
     drop(renderer);
     amp.monitor().check()?;

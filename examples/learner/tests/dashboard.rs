@@ -5,7 +5,7 @@ use burn::{
     lr_scheduler::constant::ConstantLr, optim::AdamConfig, tensor::Device,
     train::SupervisedTraining,
 };
-use burn_amp::{AmpTraining, GradScalerConfig, MixedPrecision};
+use burn_amp::{GradScalerConfig, MixedPrecision};
 use learner::{data::loaders, model::Classifier};
 use std::{path::Path, process::Command};
 
@@ -65,10 +65,8 @@ fn child_is_exhausted_at_once() {
     let model = Classifier::new(&Device::flex().autodiff());
     let learner = amp.learner(model, AdamConfig::new().init(), ConstantLr::new(0.01));
     let (train, valid) = loaders(0).unwrap();
-    let result = SupervisedTraining::new(folder, train, valid)
-        .with_amp(&amp)
-        .num_epochs(1)
-        .launch(learner);
+    let training = SupervisedTraining::new(folder, train, valid).num_epochs(1);
+    let result = amp.training(training).launch(learner);
     drop(result.renderer);
     println!("THE ERROR IS: {}", amp.monitor().check().unwrap_err());
 }

@@ -13,10 +13,7 @@ use burn::{
         renderer::CliMetricsRenderer,
     },
 };
-use burn_amp::{
-    AmpTraining, GradScalerConfig, LearnerOptimizer, MixedPrecision, ModuleOptim, Scaled,
-    ScaledOptimizer, train::Resume,
-};
+use burn_amp::{GradScalerConfig, MixedPrecision, ModuleOptim, Resume, Scaled, ScaledOptimizer};
 use std::{fs, path::Path};
 use tempfile::TempDir;
 
@@ -55,13 +52,14 @@ impl Run {
     }
 
     pub fn learner(&self, amp: &MixedPrecision) -> Learner<Scaled<Net>> {
-        self.learner_of(amp, AdamConfig::new().init())
+        let net = Net::new(&Device::default().autodiff());
+        amp.learner(net, AdamConfig::new().init(), lr())
     }
 
     pub fn learner_of(
         &self,
         amp: &MixedPrecision,
-        optim: impl Into<LearnerOptimizer>,
+        optim: ScaledOptimizer<impl ModuleOptim + Into<ModuleOptimizer>>,
     ) -> Learner<Scaled<Net>> {
         amp.learner(Net::new(&Device::default().autodiff()), optim, lr())
     }
@@ -134,7 +132,7 @@ impl Run {
     pub fn launch(&self, folder: &Path) -> LearningResult<Scaled<Net>> {
         let amp = self.amp();
         let learner = self.learner(&amp);
-        self.training(folder).with_amp(&amp).launch(learner)
+        amp.training(self.training(folder)).launch(learner)
     }
 }
 

@@ -59,6 +59,14 @@ impl GradientStatus {
         self.clip.as_ref()
     }
 
+    /// The smallest number by which a group's gradients were multiplied to meet its global norm: 1 where they were within;
+    /// none if no group is clipped by its global norm.
+    pub fn clip_coefficient(&self) -> Option<f64> {
+        self.clip
+            .as_ref()
+            .and_then(ClipStatus::smallest_coefficient)
+    }
+
     /// The largest magnitude among the finite values; 0 if there are none.
     pub fn max_abs(&self) -> f64 {
         self.max_abs

@@ -13,7 +13,7 @@ use crate::{
         AccumulationConfig, AccumulationWindow, GradientClip, ScaledGradients, StepGradients,
         UnscaledGradients, check_shapes, sum_of_devices,
     },
-    scaler::{GradScaler, ModuleOptim, ScalerMonitor},
+    scaler::{GradScaler, ModuleOptim},
 };
 
 /// An optimizer with loss scaling: [`step`](Self::step) unscales the gradients, tests them, steps the inner
@@ -26,11 +26,11 @@ use crate::{
 /// [`with_accumulation`](Self::with_accumulation), [`with_clipping`](Self::with_clipping) and [`with_ema`](Self::with_ema)
 /// add what stands around a step, which then does, in this order: accumulate, unscale, test, clip, step or skip, average the
 /// weights, update the scale.
+#[derive(Clone)]
 pub struct ScaledOptimizer<O = ModuleOptimizer> {
     optim: O,
     scaler: GradScaler,
     pub(crate) options: StepOptions,
-    monitor: ScalerMonitor,
     /// A loaded state that no step was taken with.
     pub(super) loaded: Option<LoadedState>,
 }
@@ -40,12 +40,10 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// parameters.
     pub fn new(optim: O, scaler: impl Into<GradScaler>) -> Self {
         let scaler = scaler.into();
-        let monitor = ScalerMonitor::new(&scaler);
         Self {
             optim,
             scaler,
             options: StepOptions::default(),
-            monitor,
             loaded: None,
         }
     }
@@ -210,10 +208,13 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 
     /// Shows the monitor what has changed: a step, or the scale inside a window.
     fn publish(&self, steps_before: u64) {
-        match self.scaler.counters().steps() == steps_before {
-            true => self.monitor.publish(&self.scaler),
-            false => self.monitor.publish_step(&self.scaler),
+        #[cfg(feature = "train")]
+        if let Some(amp) = self.scaler.precision() {
+            let stepped = self.scaler.counters().steps() != steps_before;
+            amp.monitor().publish(&self.scaler, stepped);
         }
+        #[cfg(not(feature = "train"))]
+        let _ = steps_before;
     }
 
     /// Throws away the micro-batches of a window that is not full. Does nothing without accumulation.
@@ -230,7 +231,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// a window ([`OverflowRule::SkipWindow`](crate::OverflowRule)).
     pub fn discard(&mut self, grads: impl Into<StepGradients>) {
         self.options.discard(&mut self.scaler, grads.into());
-        self.monitor.publish(&self.scaler);
+        self.publish(self.scaler.counters().steps());
     }
 
     /// As [`step`](Self::step), with gradients that several devices computed at the present loss scale.
@@ -304,15 +305,6 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         }
     }
 
-    /// A view of the scaler for metrics and other threads: what every step was like, as soon as it is done.
-    ///
-    /// Changes made by [`scaler_mut`](Self::scaler_mut) or by loading a record show with the next step, or the next
-    /// call of this. A clone of this optimizer has a monitor of its own.
-    pub fn monitor(&self) -> ScalerMonitor {
-        self.monitor.publish(&self.scaler);
-        self.monitor.clone()
-    }
-
     /// The inner optimizer.
     pub fn optimizer(&self) -> &O {
         &self.optim
@@ -326,19 +318,6 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// The inner optimizer, its state intact, to go on without scaling. An open window and averages are dropped.
     pub fn into_inner(self) -> O {
         self.optim
-    }
-}
-
-/// A value: a clone goes its own way, with a monitor of its own, so that what ends one run does not end another.
-impl<O: Clone> Clone for ScaledOptimizer<O> {
-    fn clone(&self) -> Self {
-        Self {
-            optim: self.optim.clone(),
-            monitor: ScalerMonitor::new(&self.scaler),
-            scaler: self.scaler.clone(),
-            options: self.options.clone(),
-            loaded: self.loaded.clone(),
-        }
     }
 }
 

@@ -30,13 +30,10 @@
 mod accumulate;
 mod config;
 mod counters;
-#[cfg(feature = "train")]
-mod ending;
 mod grad_scaler;
 mod iteration;
 mod loss;
 mod module_optim;
-mod monitor;
 mod record;
 mod settings;
 mod state;
@@ -48,6 +45,5 @@ pub use counters::StepCounters;
 pub use grad_scaler::GradScaler;
 pub use loss::{LossFactor, ScaleLoss};
 pub use module_optim::ModuleOptim;
-pub use monitor::{ScalerMonitor, ScalerReading};
 pub use record::GradScalerRecord;
 pub use state::GradScalerState;

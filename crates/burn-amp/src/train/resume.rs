@@ -9,7 +9,7 @@ use std::{
     sync::{Arc, Once},
 };
 
-use super::carrier::State;
+use super::checkpoint::State;
 use crate::{ema::EmaRecord, error::AmpError, record::Container, scaler::GradScalerRecord};
 
 /// A checkpoint to go on from, that was found whole.
@@ -20,7 +20,7 @@ use crate::{ema::EmaRecord, error::AmpError, record::Container, scaler::GradScal
 ///
 /// ```no_run
 /// use burn::{data::dataloader::DataLoader, train::{LearnerModel, SupervisedTraining, TrainStep}};
-/// use burn_amp::train::Resume;
+/// use burn_amp::Resume;
 /// # use std::sync::Arc;
 /// # fn resume<M: LearnerModel>(
 /// #     train: Arc<dyn DataLoader<<M as TrainStep>::Input>>,

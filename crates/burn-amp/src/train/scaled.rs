@@ -7,13 +7,17 @@ use burn::{
 };
 use std::ops::Deref;
 
-use super::carrier::{self, Found, State};
+use super::{
+    ScalerMonitor,
+    checkpoint::{self, Found, State},
+};
 use crate::{
     ema::Ema,
     gradients::sum_of_devices,
     mixed_precision::{MixedPrecision, ScopedParameter},
+    module_path::{self, ModulePath},
     optim::StepOptions,
-    scaler::{GradScaler, ModuleOptim, ScalerMonitor},
+    scaler::{GradScaler, ModuleOptim},
 };
 
 /// A model in half precision: what the `Learner` of [`MixedPrecision::learner`] trains, and what it returns.
@@ -52,7 +56,7 @@ impl<M> Scaled<M> {
     ) -> Self {
         // Heard with others only where Burn forks the model for a worker.
         scaler.leave();
-        amp.monitor().publish(&scaler);
+        amp.monitor().publish(&scaler, false);
         Self {
             inner,
             trained: None,
@@ -110,7 +114,7 @@ impl<M> Scaled<M> {
             ),
             (None, None) => {}
         }
-        self.monitor().publish(&self.scaler);
+        self.monitor().publish(&self.scaler, false);
     }
 
     fn start_fresh(&mut self) {
@@ -122,7 +126,7 @@ impl<M> Scaled<M> {
             "the checkpoint is that of a run without a loss scaler: the scaler starts fresh, at loss scale {}",
             f64::from(self.scaler.loss_scale())
         );
-        self.monitor().publish(&self.scaler);
+        self.monitor().publish(&self.scaler, false);
     }
 }
 
@@ -155,11 +159,11 @@ impl<M: TrainStep + Module> Scaled<M> {
             panic!("{error}");
         }
         self.failed = false;
-        match carrier::take(optim) {
+        match checkpoint::take(optim) {
             Found::Own => {}
             Found::Loaded(state) => self.go_on_from(state),
             Found::Plain => self.start_fresh(),
-            Found::Nothing => *optim = carrier::attach(optim.clone(), &self.amp, self.state()),
+            Found::Nothing => *optim = checkpoint::attach(optim.clone(), &self.amp, self.state()),
         }
         let steps = self.scaler.counters().steps();
         let accepts = Accepts { mixed: self.mixed };
@@ -179,11 +183,9 @@ impl<M: TrainStep + Module> Scaled<M> {
                 }
             }
         }
-        match self.scaler.counters().steps() == steps {
-            true => monitor.publish(&self.scaler),
-            false => monitor.publish_step(&self.scaler),
-        }
-        carrier::put(optim, self.state());
+        let stepped = self.scaler.counters().steps() != steps;
+        monitor.publish(&self.scaler, stepped);
+        checkpoint::put(optim, self.state());
         self
     }
 }
@@ -278,18 +280,18 @@ fn attached<M: Module>(model: M, amp: &MixedPrecision) -> M {
         attached: usize,
     }
 
-    impl ModuleVisitor for Count {
-        fn enter_module(&mut self, name: &str, _container_type: &str) {
-            self.attached += usize::from(name == ScopedParameter::NAME);
+    impl module_path::Visit for Count {
+        fn parameter<const D: usize>(&mut self, _: &ModulePath, _: &Param<Tensor<D>>) {
+            self.parameters += 1;
         }
 
-        fn visit_float<const D: usize>(&mut self, _: &Param<Tensor<D>>) {
-            self.parameters += 1;
+        fn enter(&mut self, _: &ModulePath, name: &str, _: &str) {
+            self.attached += usize::from(name == ScopedParameter::NAME);
         }
     }
 
     let mut count = Count::default();
-    model.visit(&mut count);
+    module_path::visit(&model, &mut count);
     match count.attached == count.parameters {
         true => model,
         // Those that have it keep theirs.

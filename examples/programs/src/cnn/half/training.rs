@@ -11,7 +11,7 @@ use burn::{
         metric::{AccuracyMetric, LossMetric},
     },
 };
-use burn_amp::{AmpTraining, MixedPrecision};
+use burn_amp::MixedPrecision;
 use std::path::Path;
 
 use super::model::ModelConfig;
@@ -36,13 +36,13 @@ pub fn train(folder: &Path, config: &TrainingConfig, device: &Device) -> Result<
         .with_default_checkpointers()
         .early_stopping(config.early_stopping())
         .num_epochs(config.num_epochs)
-        .with_amp(&amp)
         .summary();
 
     let model = ModelConfig::new().init(&device.clone().autodiff());
     let optim = AdamConfig::new().init();
     let lr = ConstantLr::new(config.learning_rate);
     let learner = amp.learner(model, optim, lr);
+    let training = amp.training(training);
     let result = training.launch(learner);
     if let Some(error) = result.error {
         return Err(error.to_string().into());

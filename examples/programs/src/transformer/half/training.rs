@@ -11,7 +11,7 @@ use burn::{
         metric::{AccuracyMetric, LearningRateMetric, LossMetric},
     },
 };
-use burn_amp::{AmpTraining, MixedPrecision};
+use burn_amp::MixedPrecision;
 use std::path::Path;
 
 use super::model::ModelConfig;
@@ -36,7 +36,6 @@ pub fn train(folder: &Path, config: &TrainingConfig, device: &Device) -> Result<
         .metric_train_numeric(LearningRateMetric::new())
         .with_default_checkpointers()
         .num_epochs(config.num_epochs)
-        .with_amp(&amp)
         .summary();
 
     let model = ModelConfig::new();
@@ -47,6 +46,7 @@ pub fn train(folder: &Path, config: &TrainingConfig, device: &Device) -> Result<
     let adam = AdamConfig::new().with_weight_decay(Some(WeightDecayConfig::new(5e-5)));
     let model = model.init(&device.clone().autodiff());
     let learner = amp.learner(model, adam.init(), lr);
+    let training = amp.training(training);
     let result = training.launch(learner);
     if let Some(error) = result.error {
         return Err(error.to_string().into());

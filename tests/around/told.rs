@@ -1,4 +1,4 @@
-//! What the monitor shows of clipping, dropped micro-batches and discarded gradients.
+//! What the scaler tells of clipping, dropped micro-batches and discarded gradients.
 
 use burn::{module::ParamGroup, tensor::DType};
 use burn_amp::{AccumulationConfig, GradientClip, GradientClipConfig, OverflowRule};
@@ -10,29 +10,29 @@ const BAD: [f32; 6] = [f32::NAN; 6];
 #[test]
 fn a_discard_shows_at_once() {
     let mut optim = sgd();
-    let monitor = optim.monitor();
     let model = Pair::zeros(DType::F32);
     let grads = optim.unscale(model.gradients(BAD, [1.0; 4], 1024.0), &model);
     optim.discard(grads);
-    let last = monitor.last();
-    assert_eq!((last.loss_scale, last.discarded, last.steps), (512.0, 1, 0));
-    assert_eq!(last.outcome, None);
+    let (scaler, counters) = (optim.scaler(), optim.scaler().counters());
+    assert_eq!((counters.discarded(), counters.steps()), (1, 0));
+    assert_eq!(scaler.loss_scale(), 512.0);
+    assert_eq!(scaler.last_outcome(), None);
     optim.discard(model.gradients(BAD, [1.0; 4], 512.0));
-    let last = monitor.last();
-    assert_eq!((last.loss_scale, last.discarded), (512.0, 2));
+    assert_eq!(optim.scaler().loss_scale(), 512.0);
+    assert_eq!(optim.scaler().counters().discarded(), 2);
 }
 
 #[test]
 fn dropped_micro_batches_are_counted() {
     let window = AccumulationConfig::new(2).with_overflow(OverflowRule::SkipMicroBatch);
     let mut optim = sgd().with_accumulation(window).unwrap();
-    let monitor = optim.monitor();
     let mut model = Pair::zeros(DType::F32);
     for dropped in 1..=2 {
         let scale = optim.scaler().loss_scale();
         let grads = model.gradients(BAD, [1.0; 4], scale);
         model = optim.step(1.0, model, grads);
-        assert_eq!((monitor.last().dropped, monitor.last().steps), (dropped, 0));
+        let counters = optim.scaler().counters();
+        assert_eq!((counters.dropped(), counters.steps()), (dropped, 0));
     }
 }
 
@@ -46,9 +46,7 @@ fn clipping_is_there_with_the_smallest_coefficient() {
         )
         .unwrap();
     let mut optim = sgd().with_clipping(clip);
-    let monitor = optim.monitor();
-    assert_eq!(monitor.last().clip_coefficient, None);
-    assert_eq!(monitor.last().clipped_gradients, None);
+    assert!(optim.scaler().last_status().is_none());
 
     let model = Pair::zeros(DType::F32);
     let one = |value: f32| [value, 0.0, 0.0, 0.0];
@@ -60,14 +58,15 @@ fn clipping_is_there_with_the_smallest_coefficient() {
             model.clone(),
             model.gradients(weight, one(bias), scale),
         );
-        let last = monitor.last();
-        assert_eq!(last.clip_coefficient, Some(coefficient));
-        assert_eq!(last.clipped_gradients, Some(clipped));
+        let status = optim.scaler().last_status().unwrap();
+        assert_eq!(status.clip_coefficient(), Some(coefficient));
+        assert_eq!(status.clip().unwrap().clipped(), clipped);
     }
     // A skipped step is not clipped.
     let scale = optim.scaler().loss_scale();
     optim.step(1.0, model.clone(), model.gradients(BAD, one(4.0), scale));
-    assert_eq!(monitor.last().clip_coefficient, None);
+    let status = optim.scaler().last_status().unwrap();
+    assert_eq!(status.clip_coefficient(), None);
 
     // Nor is there a coefficient where no group has a global norm.
     let mut optim = sgd().with_clipping(GradientClip::by_value(1.0).unwrap());
@@ -76,9 +75,7 @@ fn clipping_is_there_with_the_smallest_coefficient() {
         model.clone(),
         model.gradients(weight, one(4.0), 1024.0),
     );
-    let last = optim.monitor().last();
-    assert_eq!(
-        (last.clip_coefficient, last.clipped_gradients),
-        (None, Some(1))
-    );
+    let status = optim.scaler().last_status().unwrap();
+    assert_eq!(status.clip_coefficient(), None);
+    assert_eq!(status.clip().unwrap().clipped(), 1);
 }

@@ -48,6 +48,7 @@ mod gradients;
 mod leaf;
 mod live_scale;
 pub mod loss_scale;
+mod lr_scheduler;
 mod master_weights;
 mod mixed_precision;
 mod module_optim;
@@ -60,6 +61,7 @@ mod record;
 mod running_statistics;
 pub mod scaler;
 mod scope;
+mod step_log;
 #[cfg(feature = "train")]
 mod train;
 mod unscale;
@@ -78,6 +80,7 @@ pub use loss_scale::{
     DynamicLossScale, DynamicSettings, HysteresisRefill, InvalidValue, LossScale, StaticLossScale,
     StepOutcome,
 };
+pub use lr_scheduler::ScaledLrScheduler;
 pub use master_weights::MasterWeights;
 pub use mixed_precision::MixedPrecision;
 pub use module_optim::ModuleOptim;

@@ -16,6 +16,7 @@ use crate::{
     mixed_precision::MixedPrecision,
     module_optim::ModuleOptim,
     running_statistics::RunningStatistics,
+    step_log::StepLog,
     unscale::{pass_through, test, unscale},
 };
 
@@ -39,6 +40,7 @@ pub struct GradScaler {
     last_status: Option<GradientStatus>,
     underflow: UnderflowWatch,
     border: Option<Border>,
+    log: StepLog,
     statistics: RunningStatistics,
     /// Whether a forward pass may have overflowed of which no step knows: its gradients were thrown away.
     suspicious: bool,
@@ -71,6 +73,7 @@ impl GradScaler {
             last_status: None,
             underflow: UnderflowWatch::default(),
             border: None,
+            log: StepLog::default(),
             statistics: RunningStatistics::default(),
             suspicious: false,
         }
@@ -355,7 +358,8 @@ impl GradScaler {
         let checked = traversal.of(&module);
         let before = self.before_step(&module);
         let decided = checked.and_then(|_| self.decide(optim, grads));
-        self.after_step(&module, before, matches!(decided, Ok(Some(_))));
+        let stepped = matches!(decided, Ok(Some(_)));
+        self.after_step(&module, before, stepped, stepped);
         match decided {
             Ok(Some(grads)) => Ok(optim.step(lr, module, grads)),
             Ok(None) => Ok(module),
@@ -371,10 +375,17 @@ impl GradScaler {
         self.counters.skipped() + self.counters.dropped()
     }
 
-    /// Looks after the running statistics of a module: an overflow in the forward pass leaves NaN in them, and a skip does not
-    /// take it back by itself. `clean` says that the gradients were tested and are finite. Waits for the device only where
-    /// something was skipped.
-    pub(crate) fn after_step<M: Module>(&mut self, module: &M, before: u64, clean: bool) {
+    /// Tells those who follow the steps, and looks after the running statistics of a module: an overflow in the forward pass
+    /// leaves NaN in them, and a skip does not take it back by itself. `stepped` says that the optimizer is called, `clean` that
+    /// the gradients were tested and are finite. Waits for the device only where something was skipped.
+    pub(crate) fn after_step<M: Module>(
+        &mut self,
+        module: &M,
+        before: u64,
+        stepped: bool,
+        clean: bool,
+    ) {
+        self.log_call(stepped);
         if !self.enabled {
             return;
         }
@@ -396,6 +407,18 @@ impl GradScaler {
         if clean && !skipped {
             self.statistics.keep(module);
         }
+    }
+
+    /// Tells those who follow the steps whether the optimizer was called.
+    pub(super) fn log_call(&self, stepped: bool) {
+        self.log.record(stepped);
+        if let Some(border) = &self.border {
+            border.amp.step_log().record(stepped);
+        }
+    }
+
+    pub(crate) fn step_log(&self) -> &StepLog {
+        &self.log
     }
 
     pub(super) fn forget_statistics(&mut self) {

@@ -36,6 +36,7 @@ impl GradScaler {
     /// iteration with other gradients. Does not wait for the device.
     pub fn discard(&mut self, grads: impl Into<StepGradients>) {
         self.counters.record_discarded();
+        self.log_call(false);
         let grads = grads.into();
         if !matches!(&grads, StepGradients::Unscaled(grads) if !grads.has_overflow()) {
             self.suspect_statistics();

@@ -1,7 +1,7 @@
 //! Factors that half precision cannot hold, on gradients in half precision.
 
 use burn::tensor::{DType, Device};
-use burn_amp::{GradScalerConfig, GradientClip, GradientDType, UnscaledGradients};
+use burn_amp::{GradScalerConfig, GradientClip, UnscaledGradients};
 
 use crate::support::{Pair, values};
 
@@ -26,15 +26,11 @@ fn unscaled() -> Vec<(Pair, DType, UnscaledGradients)> {
         if !Device::default().supports_dtype(parameter) {
             continue;
         }
-        for (enabled, dtype) in [
-            (true, GradientDType::Parameter),
-            (true, GradientDType::Full),
-            (false, GradientDType::Full),
-        ] {
+        for (enabled, narrow) in [(true, true), (true, false), (false, false)] {
             let scaler = GradScalerConfig::new()
                 .with_init_scale(1.0)
                 .with_enabled(enabled)
-                .with_gradient_dtype(dtype);
+                .with_parameter_dtype_gradients(narrow);
             let model = Pair::zeros(parameter);
             let grads = model.gradients(WEIGHT, BIAS, 1.0);
             let grads = scaler.init().unwrap().unscale(grads, &model);
@@ -81,7 +77,7 @@ fn norm() -> f64 {
 #[test]
 fn a_global_norm_is_met_within_one_rounding() {
     for (model, dtype, grads) in unscaled() {
-        let clipped = grads.clip(&GradientClip::by_global_norm(1.0).unwrap());
+        let clipped = grads.clip(&GradientClip::GlobalNorm(1.0));
         assert_times(&clipped, &model, dtype, 1.0 / (norm() + 1e-6), 1.0);
     }
 }
@@ -89,7 +85,7 @@ fn a_global_norm_is_met_within_one_rounding() {
 #[test]
 fn a_norm_is_met_within_one_rounding() {
     for (model, dtype, grads) in unscaled() {
-        let clipped = grads.clip(&GradientClip::by_norm(1.0).unwrap());
+        let clipped = grads.clip(&GradientClip::Norm(1.0));
         let weight = clipped.get::<2>(model.weight.id).unwrap();
         assert_eq!(weight.dtype(), dtype);
         let squares = values(weight).into_iter().map(|x| f64::from(x).powi(2));

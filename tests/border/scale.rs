@@ -42,7 +42,7 @@ fn the_scale_ends_at_2_126() {
         let loss = sum(&amp, &gain) * weight;
         let grads = GradientsParams::from_grads(loss.clone().backward(), &gain);
         assert_eq!(gradient(&grads, gain.factor.id), [weight as f32]);
-        assert!(step(&mut optim, &gain, sum(&amp, &gain) * weight).is_applied());
+        assert!(step(&mut optim, &gain, sum(&amp, &gain) * weight).is_stepped());
     }
 }
 
@@ -81,7 +81,7 @@ fn two_optimizers_are_one_iteration() {
         let both = optims.iter_mut().zip(&gains).zip(weights);
         let outcomes = both.map(|((optim, gain), weight)| {
             let loss = sum(&amp, gain) * weight;
-            step(optim, gain, loss).is_applied()
+            step(optim, gain, loss).is_stepped()
         });
         (outcomes.collect::<Vec<_>>(), f64::from(amp.loss_scale()))
     };
@@ -98,7 +98,7 @@ fn two_optimizers_are_one_iteration() {
     let [mut left, gone] = optims;
     drop(gone);
     for scale in [9, 10, 10, 11] {
-        assert!(step(&mut left, &gains[0], sum(&amp, &gains[0])).is_applied());
+        assert!(step(&mut left, &gains[0], sum(&amp, &gains[0])).is_stepped());
         assert_eq!(f64::from(amp.loss_scale()), two(scale));
     }
 }
@@ -163,7 +163,7 @@ fn tested_where_asked() {
             assert_eq!(parameters(&skipped), [0.1]);
         }
         let error = optim.try_step(0.1, gain.clone(), grads(f64::NAN));
-        match (dtype, error.map(drop).unwrap_err()) {
+        match (dtype, error.map(drop).unwrap_err().error) {
             // f32 has no border that could tell whose fault it was.
             (FloatDType::F32, AmpError::LossScaleExhausted { skips, .. }) => assert_eq!(skips, 3),
             (_, AmpError::LossNotFinite { skips, .. }) => assert_eq!(skips, 3),

@@ -7,7 +7,10 @@ use burn::{
     store::ModuleRecord,
     tensor::{DType, Device, FloatDType, Tensor},
 };
-use burn_amp::{MixedPrecision, ScaledOptimizer, StepOutcome, in_f32, to_half};
+use burn_amp::{
+    AccumulationConfig, GradScalerConfig, MixedPrecision, ScaledOptimizer, StepOutcome, in_f32,
+    to_half,
+};
 use burn_pack::Reader;
 
 use crate::support::{tensor, values};
@@ -91,20 +94,216 @@ fn a_resumed_run_has_the_same() {
     assert_eq!(end(resumed), end(straight));
 }
 
-/// The forward pass writes them: a skipped step does not take back what an overflow did there.
+/// Two layers, of which one computes on an input of its own.
+#[derive(Module, Debug)]
+struct Norms {
+    first: BatchNorm,
+    second: BatchNorm,
+}
+
+struct Loop {
+    amp: MixedPrecision,
+    norms: Norms,
+    optim: ScaledOptimizer,
+    device: Device,
+}
+
+impl Loop {
+    fn new() -> Self {
+        Self::with(&MixedPrecision::f16())
+    }
+
+    fn with(amp: &MixedPrecision) -> Self {
+        let device = Device::flex().autodiff();
+        let norms = Norms {
+            first: BatchNormConfig::new(2).init(&device),
+            second: BatchNormConfig::new(2).init(&device),
+        };
+        Self {
+            amp: amp.clone(),
+            norms: norms.apply_reparameterization(amp.clone()),
+            optim: ScaledOptimizer::new(SgdConfig::new().init(), amp),
+            device,
+        }
+    }
+
+    /// The gradients of a forward pass in which each channel of the first layer's input is multiplied by a factor.
+    fn gradients(&self, factors: [f32; 2]) -> GradientsParams {
+        let factors = Tensor::<1>::from_data(factors, &self.device).reshape([1, 2, 1]);
+        let first = forward(&self.norms.first, &self.amp, input(&self.device) * factors);
+        let second = forward(&self.norms.second, &self.amp, input(&self.device));
+        let loss = (first + second).square().mean();
+        GradientsParams::from_grads(loss.backward(), &self.norms)
+    }
+
+    fn step(&mut self, factors: [f32; 2]) -> StepOutcome {
+        let grads = self.gradients(factors);
+        let norms = self.norms.clone();
+        self.norms = self.optim.step(0.1, norms, grads);
+        self.optim.scaler().last_outcome().unwrap()
+    }
+
+    fn statistics(&self) -> [Vec<f32>; 4] {
+        let Norms { first, second } = &self.norms;
+        [
+            &first.running_mean,
+            &first.running_var,
+            &second.running_mean,
+            &second.running_var,
+        ]
+        .map(|statistic| values(statistic.value_sync()))
+    }
+}
+
+/// Infinite in f16.
+const OVERFLOW: [f32; 2] = [1e6, 1e6];
+
+/// Those that are not finite are those of the last good step; those of the other layer have moved, and stay so.
 #[test]
-fn an_overflow_in_the_forward_pass_stays_in_them() {
+fn an_overflow_in_the_forward_pass_leaves_the_last_good_ones() {
+    let mut run = Loop::new();
+    for _ in 0..3 {
+        assert!(!run.step([1.0; 2]).is_skipped());
+    }
+    let good = run.statistics();
+    let other = run.norms.second.clone();
+    for _ in 0..2 {
+        assert!(run.step(OVERFLOW).is_skipped());
+    }
+    let [mean, var, second_mean, second_var] = run.statistics();
+    assert_eq!([&mean, &var], [&good[0], &good[1]]);
+    assert_ne!([&second_mean, &second_var], [&good[2], &good[3]]);
+    // Clones share them.
+    assert_eq!(values(other.running_mean.value_sync()), second_mean);
+
+    // The run goes on as if there had been no overflow.
+    let mut straight = Loop::new();
+    for _ in 0..4 {
+        straight.step([1.0; 2]);
+    }
+    run.step([1.0; 2]);
+    assert_eq!(run.statistics()[..2], straight.statistics()[..2]);
+}
+
+/// Channel by channel.
+#[test]
+fn a_channel_that_does_not_overflow_keeps_what_it_has_seen() {
+    let (mut run, mut twin) = (Loop::new(), Loop::new());
+    for run in [&mut run, &mut twin] {
+        run.step([1.0; 2]);
+    }
+    let good = twin.statistics();
+    twin.step([1.0; 2]);
+    let seen = twin.statistics();
+    assert!(run.step([1e6, 1.0]).is_skipped());
+    let statistics = run.statistics();
+    for index in 0..2 {
+        assert_eq!(statistics[index], [good[index][0], seen[index][1]]);
+    }
+}
+
+/// Before any good step, they are those with which the layer came.
+#[test]
+fn an_overflow_in_the_first_forward_pass_leaves_the_first_ones() {
+    let mut run = Loop::new();
+    assert!(run.step(OVERFLOW).is_skipped());
+    let [mean, var, ..] = run.statistics();
+    assert_eq!((mean, var), (vec![0.0; 2], vec![1.0; 2]));
+}
+
+/// The step of a window is skipped for one of its micro-batches, the others having moved the statistics.
+#[test]
+fn a_window_that_is_skipped_leaves_those_before_it() {
+    for bad in 0..3 {
+        let mut run = Loop::new();
+        run.optim = run.optim.with_accumulation(3).unwrap();
+        for index in 0..6 {
+            let factors = if index == 3 + bad { OVERFLOW } else { [1.0; 2] };
+            if index == 3 {
+                assert_eq!(run.optim.scaler().counters().stepped(), 1);
+            }
+            let grads = run.gradients(factors);
+            run.norms = run.optim.step(0.1, run.norms.clone(), grads);
+        }
+        assert_eq!(run.optim.scaler().counters().skipped(), 1);
+        let mut good = Loop::new();
+        for _ in 0..3 {
+            good.step([1.0; 2]);
+        }
+        assert_eq!(run.statistics()[..2], good.statistics()[..2], "{bad}");
+    }
+}
+
+/// A micro-batch that is dropped takes what it did with it; the others of the window stay.
+#[test]
+fn a_micro_batch_that_is_dropped_leaves_those_before_it() {
+    let mut run = Loop::new();
+    let window = AccumulationConfig::new(2).with_skip_micro_batch(true);
+    run.optim = run.optim.with_accumulation(window).unwrap();
+    for factors in [[1.0; 2], OVERFLOW, [1.0; 2]] {
+        let grads = run.gradients(factors);
+        run.norms = run.optim.step(0.1, run.norms.clone(), grads);
+    }
+    let counters = run.optim.scaler().counters();
+    assert_eq!((counters.dropped(), counters.stepped()), (1, 1));
+    let mut good = Loop::new();
+    for _ in 0..2 {
+        good.step([1.0; 2]);
+    }
+    assert_eq!(run.statistics()[..2], good.statistics()[..2]);
+}
+
+/// The forward pass of one optimizer's loss may go through the module of another, as a generator's does.
+#[test]
+fn another_optimizers_overflow_is_mended_by_the_next_step() {
+    let amp = MixedPrecision::f16();
+    let (mut critic, mut generator) = (Loop::with(&amp), Loop::with(&amp));
+    critic.step([1.0; 2]);
+    let good = critic.statistics();
+    // Through the critic's layer, for the generator's loss.
+    let output = forward(&critic.norms.first, &amp, input(&critic.device) * 1e6);
+    let own = forward(&generator.norms.first, &amp, input(&critic.device));
+    let grads = (output * own).mean().backward();
+    let grads = GradientsParams::from_grads(grads, &generator.norms);
+    generator.norms = generator.optim.step(0.1, generator.norms, grads);
+    assert_eq!(generator.optim.scaler().counters().skipped(), 1);
+    assert!(!critic.statistics()[0][0].is_finite());
+    critic.step([1.0; 2]);
+    assert_eq!(critic.statistics()[..2], good[..2]);
+}
+
+/// Gradients that a program throws away have had a forward pass, too.
+#[test]
+fn an_overflow_that_is_discarded_is_mended_by_the_next_step() {
+    let mut run = Loop::new();
+    run.step([1.0; 2]);
+    let good = run.statistics();
+    let grads = run.gradients(OVERFLOW);
+    let scaler = GradScalerConfig::new().with_init_scale(1.0).init().unwrap();
+    let grads = scaler.unscale(scaler.scaled(grads), &run.norms);
+    assert!(grads.has_overflow());
+    run.optim.discard(grads);
+    assert!(!run.step([1.0; 2]).is_skipped());
+    assert_eq!(run.statistics()[..2], good[..2]);
+}
+
+/// With a scaler alone, and gradients that are scaled by hand.
+#[test]
+fn a_scaler_alone_mends_them_too() {
     let device = Device::flex().autodiff();
-    let f16 = MixedPrecision::f16();
-    let mut norm = norm(&f16, &device);
-    let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), &f16);
-    let output = forward(&norm, &f16, input(&device) * 1e6);
-    let grads = GradientsParams::from_grads(output.mean().backward(), &norm);
-    norm = optim.step(0.1, norm, grads);
-    assert_eq!(optim.scaler().last_outcome(), Some(StepOutcome::Skipped));
-    assert_eq!(values(norm.gamma.base()), [1.0; 2]);
-    let mean = values(norm.running_mean.value_sync());
-    assert!(mean.iter().any(|value| !value.is_finite()), "{mean:?}");
+    let mut norm = BatchNormConfig::new(2).init(&device);
+    let mut scaler = GradScalerConfig::new().init().unwrap();
+    let mut optim = SgdConfig::new().init();
+    let mut good = Vec::new();
+    for factor in [1.0, f32::INFINITY] {
+        let loss = norm.forward(input(&device) * factor).square().mean();
+        let grads = scaler.unscale(scaler.backward(loss, &norm), &norm);
+        norm = scaler.step(&mut optim, 0.1, norm, grads);
+        scaler.update();
+        good.push(values(norm.running_var.value_sync()));
+    }
+    assert_eq!(scaler.counters().skipped(), 1);
+    assert_eq!(good[0], good[1]);
 }
 
 /// Burn shares them between clones, and maps them in place: keep them where a clone goes on.

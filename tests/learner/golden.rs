@@ -3,12 +3,12 @@
 //! `cargo test --workspace --test learner -- --ignored write_golden` writes that of the present version.
 
 use burn::module::Module;
-use burn_amp::{EmaConfig, GradScalerRecord, Resume, ScaledOptimizer};
+use burn_amp::{AmpRecord, EmaConfig, Resume, ScaledOptimizer};
 use std::{fs, path::PathBuf};
 
 use crate::{
     resume::shuffled_run,
-    support::{Net, Run, all_finite, quiet, temp_dir, values},
+    support::{Net, Run, all_finite, quiet, stored_state, temp_dir, values},
 };
 use burn::{optim::AdamConfig, tensor::Device};
 
@@ -22,11 +22,12 @@ fn checkpoints_of_every_release_load() {
     assert!(!folders.is_empty());
     for folder in folders {
         let folder = folder.unwrap().path();
-        let text = fs::read_to_string(folder.join("scaler.json")).unwrap();
-        let stored: GradScalerRecord = serde_json::from_str(&text).unwrap();
-        assert!(stored.counters().skipped() > 0);
+        let stored = AmpRecord::load(folder.join("scaler.bpk")).unwrap();
+        let counters = *stored.counters().unwrap();
+        assert!(counters.skipped() > 0);
         let resume = Resume::check(&folder, 1).unwrap();
-        assert_eq!(resume.scaler(), Some(&stored), "{}", folder.display());
+        let stored = stored.into_bytes().unwrap();
+        assert_eq!(stored_state(&resume), stored, "{}", folder.display());
 
         let device = Device::flex();
         let file = folder.join("checkpoint/model-1.bpk");
@@ -35,7 +36,7 @@ fn checkpoints_of_every_release_load() {
 
         // The averages are those of the release, bit for bit.
         let mut ema = EmaConfig::new().init().unwrap();
-        ema.load_record(resume.averages().unwrap().clone());
+        ema.load_record(resume.record().unwrap().clone());
         let finalized = Net::new(&device)
             .try_load_file(folder.join("finalized.bpk"))
             .unwrap();
@@ -60,9 +61,9 @@ fn checkpoints_of_every_release_load() {
         let learner = run.learner_of(&amp, optim);
         let training = amp.training(run.training(copy.path()));
         let model = training.launch(learner).model;
-        let steps = stored.counters().steps() + 6;
+        let steps = counters.steps() + 6;
         assert_eq!(model.scaler().counters().steps(), steps);
-        assert!(model.ema().unwrap().updates() > resume.averages().unwrap().updates());
+        assert!(model.ema().unwrap().updates() > ema.updates());
     }
 }
 
@@ -85,8 +86,8 @@ fn write_golden() {
         let file = format!("checkpoint/{file}-1.bpk");
         fs::copy(folder.path().join(&file), golden.join(&file)).unwrap();
     }
-    let text = serde_json::to_string_pretty(&model.scaler().to_record()).unwrap();
-    fs::write(golden.join("scaler.json"), text + "\n").unwrap();
+    let record = model.scaler().to_record();
+    record.save(golden.join("scaler.bpk")).unwrap();
     let finalized = model.finalize();
     finalized.save_file(golden.join("finalized.bpk")).unwrap();
 }

@@ -44,7 +44,7 @@ fn master_weights_train_bf16_parameters_in_a_learner() {
         .with_dynamic(false);
     let amp = MixedPrecision::bf16().with_scaler(scaler).unwrap();
     let net = to_half(Net::new(&Device::flex().autodiff()), FloatDType::BF16, &[]);
-    let optim = MasterWeights::new(AdamConfig::new().build()).init();
+    let optim = MasterWeights::new(AdamConfig::new().build());
     let learner = amp.learner(Half { net: net.clone() }, optim, lr());
     let folder = temp_dir();
     let result = run.training(folder.path()).launch(learner);

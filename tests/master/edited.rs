@@ -5,7 +5,7 @@ use burn::{
     optim::{AdamConfig, SgdConfig},
     tensor::{FloatDType, Tensor},
 };
-use burn_amp::{MasterOptimizer, MasterWeights, to_full, to_half};
+use burn_amp::{MasterWeights, to_full, to_half};
 
 use crate::{
     bits::parameters,
@@ -13,19 +13,19 @@ use crate::{
 };
 
 /// A net after one small step, so that its masters differ from it.
-fn stepped() -> (Net, MasterOptimizer) {
+fn stepped() -> (Net, MasterWeights) {
     let net = to_half(Net::new(&device()), FloatDType::F16, &[]);
-    let mut optim = MasterWeights::new(SgdConfig::new().build()).init();
+    let mut optim = MasterWeights::new(SgdConfig::new().build());
     let net = step(&mut optim, net, 1e-5);
     (net, optim)
 }
 
-fn step(optim: &mut MasterOptimizer, net: Net, lr: f64) -> Net {
+fn step(optim: &mut MasterWeights, net: Net, lr: f64) -> Net {
     let grads = gradients(&net, 0, 1.0, FloatDType::F32);
     optim.step(lr, net, grads)
 }
 
-fn masters(optim: &MasterOptimizer, net: &Net) -> Vec<f32> {
+fn masters(optim: &MasterWeights, net: &Net) -> Vec<f32> {
     f32s(&master(optim, net, "hidden.weight").unwrap())
 }
 
@@ -83,11 +83,11 @@ fn an_untouched_parameter_keeps_its_digits() {
 #[test]
 fn loaded_weights_are_followed() {
     let device = device();
-    let mut optim = MasterWeights::new(AdamConfig::new().build()).init();
+    let mut optim = MasterWeights::new(AdamConfig::new().build());
     let old = to_half(Net::new(&device), FloatDType::F16, &[]);
     let new = step(&mut optim, old.clone(), 0.1);
     assert_ne!(parameters(&new), parameters(&old));
-    let inner = |optim: &MasterOptimizer| {
+    let inner = |optim: &MasterWeights| {
         let mut tensors = state(optim).tensors;
         tensors.retain(|name, _| name.contains("moment_1"));
         tensors

@@ -20,7 +20,7 @@ fn a_kept_part_is_stepped_in_f32() {
     let norm = [ParamGroup::from_predicate("norm")];
     let half = to_half(plain.clone(), FloatDType::F16, &norm);
     let mut plain_optim = AdamConfig::new().init();
-    let mut half_optim = MasterWeights::new(AdamConfig::new().build()).init();
+    let mut half_optim = MasterWeights::new(AdamConfig::new().build());
     let grads = gradients(&plain, 0, 0.1, FloatDType::F32);
     let plain = plain_optim.step(0.01, plain, grads);
     let grads = gradients(&half, 0, 0.1, FloatDType::F32);
@@ -45,7 +45,7 @@ fn a_mixed_model_learns() {
     let device = device();
     let norm = [ParamGroup::from_predicate("norm")];
     let mut net = to_half(Net::new(&device), FloatDType::F16, &norm);
-    let masters = MasterWeights::new(AdamConfig::new().build()).init();
+    let masters = MasterWeights::new(AdamConfig::new().build());
     let mut optim = ScaledOptimizer::new(masters, GradScalerConfig::new().init().unwrap());
     let input = Tensor::<2>::from_floats(
         [
@@ -83,7 +83,6 @@ fn groups_have_masters_too() {
         .with_grad_clipping(GradientClipping::Norm(0.3))
         .with_group(biases(), SgdConfig::new().build(), clipping());
     let mut half_optim = MasterWeights::new(AdamConfig::new().build())
-        .init()
         .with_grad_clipping(GradientClipping::Norm(0.3))
         .with_group(biases(), SgdConfig::new().build(), clipping());
     for step in 0..3 {
@@ -108,7 +107,7 @@ fn frozen_parameters_stay() {
     let mut net = Net::new(&device);
     net.hidden = net.hidden.no_grad();
     let mut net = to_half(net, FloatDType::F16, &[]);
-    let masters = MasterWeights::new(AdamConfig::new().build()).init();
+    let masters = MasterWeights::new(AdamConfig::new().build());
     let scaler = GradScalerConfig::new().with_init_scale(256.0);
     let mut optim = ScaledOptimizer::new(masters, scaler.init().unwrap());
     let before = parameters(&net);
@@ -116,7 +115,7 @@ fn frozen_parameters_stay() {
     let loss = net.forward(input).cast(FloatDType::F32).square().mean();
     let grads = optim.backward(loss, &net);
     net = optim.step(0.01, net, grads);
-    assert_eq!(optim.scaler().counters().applied(), 1);
+    assert_eq!(optim.scaler().counters().stepped(), 1);
     for (path, after) in parameters(&net) {
         let frozen = path.starts_with("hidden");
         assert_eq!(after == before[&path], frozen, "{path}");

@@ -5,9 +5,7 @@ use burn::{
     optim::{AdamConfig, Optimizer, SgdConfig, momentum::MomentumConfig},
     tensor::FloatDType,
 };
-use burn_amp::{
-    GradScalerConfig, MasterOptimizer, MasterWeights, RecordOptim, ScaledOptimizer, to_half,
-};
+use burn_amp::{GradScalerConfig, MasterWeights, ModuleOptim, ScaledOptimizer, to_half};
 
 use crate::{
     bits::{pack, parameters},
@@ -20,7 +18,7 @@ fn mixed() -> Net {
     to_half(Net::new(&device()), FloatDType::F16, &norm)
 }
 
-fn steps(optim: &mut MasterOptimizer, mut net: Net, from: usize) -> Net {
+fn steps(optim: &mut MasterWeights, mut net: Net, from: usize) -> Net {
     for step in from..from + 5 {
         let grads = gradients(&net, step, 0.01, FloatDType::F32);
         net = optim.step(0.003, net, grads);
@@ -30,7 +28,7 @@ fn steps(optim: &mut MasterOptimizer, mut net: Net, from: usize) -> Net {
 
 /// Ten steps straight, and ten with a save and a load into new objects in between.
 fn resume<O: Optimizer>(optim: O) {
-    let build = || MasterWeights::new(optim.clone()).init();
+    let build = || MasterWeights::new(optim.clone());
     let mut straight = build();
     let middle = steps(&mut straight, mixed(), 0);
     let scaler = || GradScalerConfig::new().init().unwrap();
@@ -69,10 +67,10 @@ fn sgd_without_momentum() {
 /// The record without a scaler.
 #[test]
 fn the_bare_record_loads() {
-    let mut optim = MasterWeights::new(AdamConfig::new().build()).init();
+    let mut optim = MasterWeights::new(AdamConfig::new().build());
     steps(&mut optim, mixed(), 0);
-    let mut loaded = MasterWeights::new(AdamConfig::new().build()).init();
-    RecordOptim::load_record(&mut loaded, optim.to_record()).unwrap();
+    let mut loaded = MasterWeights::new(AdamConfig::new().build());
+    loaded.load_record(optim.to_record().unwrap()).unwrap();
     assert_eq!(state(&loaded), state(&optim));
 }
 
@@ -80,7 +78,7 @@ fn the_bare_record_loads() {
 #[test]
 fn with_and_without_masters_do_not_mix() {
     let scaler = || GradScalerConfig::new().init().unwrap();
-    let mut masters = MasterWeights::new(AdamConfig::new().build()).init();
+    let mut masters = MasterWeights::new(AdamConfig::new().build());
     steps(&mut masters, mixed(), 0);
     let mut masters = ScaledOptimizer::new(masters, scaler());
 

@@ -5,9 +5,7 @@ use burn::{
     optim::{AdamConfig, ModuleOptimizer, SgdConfig},
     tensor::{DType, Device, FloatDType, Tensor},
 };
-use burn_amp::{
-    GradScalerConfig, GradientDType, MasterWeights, ModuleOptim, ScaledOptimizer, to_half,
-};
+use burn_amp::{GradScalerConfig, MasterWeights, ModuleOptim, ScaledOptimizer, to_half};
 
 use crate::bits::parameters;
 
@@ -36,7 +34,7 @@ impl Slope {
 fn train<O: ModuleOptim>(optim: O, dtype: FloatDType, lr: f64, steps: usize) -> (f32, f32, bool) {
     let scaler = GradScalerConfig::new()
         .with_init_scale(1024.0)
-        .with_gradient_dtype(GradientDType::Parameter);
+        .with_parameter_dtype_gradients(true);
     let mut optim = ScaledOptimizer::new(optim, scaler.init().unwrap());
     let mut slope = Slope::new(dtype);
     let start = (slope.loss().into_scalar(), parameters(&slope));
@@ -44,7 +42,7 @@ fn train<O: ModuleOptim>(optim: O, dtype: FloatDType, lr: f64, steps: usize) -> 
         let grads = optim.backward(slope.loss(), &slope);
         slope = optim.step(lr, slope, grads);
     }
-    assert_eq!(optim.scaler().counters().applied(), steps as u64);
+    assert_eq!(optim.scaler().counters().stepped(), steps as u64);
     assert_eq!(slope.weight.val().dtype(), DType::from(dtype));
     let end = (slope.loss().into_scalar(), parameters(&slope));
     (start.0, end.0, start.1 != end.1)
@@ -67,7 +65,7 @@ fn check(
 #[test]
 fn sgd_in_f16() {
     let config = SgdConfig::new();
-    let masters = MasterWeights::new(config.build()).init();
+    let masters = MasterWeights::new(config.build());
     // At most 0.7 a gradient: updates of 4.2e-4, where half an ulp is 4.9e-4.
     check(|| config.init(), masters, FloatDType::F16, 6e-4, 2000);
 }
@@ -75,14 +73,14 @@ fn sgd_in_f16() {
 #[test]
 fn adam_in_f16() {
     let config = AdamConfig::new();
-    let masters = MasterWeights::new(config.build()).init();
+    let masters = MasterWeights::new(config.build());
     check(|| config.init(), masters, FloatDType::F16, 4e-4, 1200);
 }
 
 #[test]
 fn sgd_in_bf16() {
     let config = SgdConfig::new();
-    let masters = MasterWeights::new(config.build()).init();
+    let masters = MasterWeights::new(config.build());
     // Half an ulp of bf16 is 2^-8 above 1.
     check(|| config.init(), masters, FloatDType::BF16, 5e-3, 400);
 }

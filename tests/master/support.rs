@@ -6,7 +6,7 @@ use burn::{
     optim::GradientsParams,
     tensor::{DType, Device, FloatDType, Tensor, TensorData},
 };
-use burn_amp::{MasterOptimizer, in_f32};
+use burn_amp::{MasterWeights, in_f32};
 
 use crate::bits::{Pack, Values, pack, parameters};
 
@@ -94,12 +94,12 @@ pub fn device() -> Device {
 }
 
 /// The optimizer's state.
-pub fn state(optim: &MasterOptimizer) -> Pack {
+pub fn state(optim: &MasterWeights) -> Pack {
     pack(optim.clone().into_inner().into_bytes().unwrap())
 }
 
 /// The masters, by parameter path; none of a parameter without one.
-pub fn master<M: Module>(optim: &MasterOptimizer, module: &M, path: &str) -> Option<Values> {
+pub fn master<M: Module>(optim: &MasterWeights, module: &M, path: &str) -> Option<Values> {
     let (id, _) = parameters(module)[path];
     let found = state(optim).tensors.remove(&format!("{id}.master"));
     found.map(|(_, values)| values)

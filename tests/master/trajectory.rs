@@ -20,7 +20,7 @@ fn compare<O: Optimizer>(optim: O, dtype: FloatDType) {
     let mut plain = Net::new(&device());
     let mut half = to_half(plain.clone(), dtype, &[]);
     let mut plain_optim = ModuleOptimizer::from(optim.clone());
-    let mut half_optim = MasterWeights::new(optim).init();
+    let mut half_optim = MasterWeights::new(optim);
     let start = parameters(&plain);
 
     for step in 0..12 {
@@ -115,7 +115,7 @@ fn masters_know_more_than_parameters() {
     }
 
     let half = to_half(Net::new(&device()), FloatDType::F16, &[]);
-    let mut optim = MasterWeights::new(SgdConfig::new().build()).init();
+    let mut optim = MasterWeights::new(SgdConfig::new().build());
     let grads = gradients(&half, 0, 1.0, FloatDType::F32);
     let half = optim.step(1e-5, half, grads);
     let masters: Vec<f32> = [

@@ -2,7 +2,9 @@
 
 mod clipping;
 mod every_optimizer;
+mod given_back;
 mod hand_over;
+mod lr_scheduler;
 mod refused;
 mod several_devices;
 mod shared_scale;

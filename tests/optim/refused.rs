@@ -7,12 +7,12 @@ use burn::{
         module_lr_scheduler::{ModuleLearningRate, ModuleLrSchedulerConfig},
     },
     module::{Module, Param, ParamGroup, ParamId},
-    optim::{AdafactorConfig, AdamConfig, GradientsParams, ModuleOptimizer, MultiGradientsParams},
+    optim::{AdamConfig, GradientsParams, ModuleOptimizer, MultiGradientsParams},
     tensor::{Device, Shape, Tensor},
 };
 use burn_amp::{
-    AccumulationConfig, AmpError, GradScaler, GradScalerConfig, ScaledOptimizer,
-    ScaledOptimizerConfig, histogram, sum_of_devices, try_inspect,
+    AccumulationConfig, AmpError, GradScaler, GradScalerConfig, ScaledOptimizer, StepError,
+    sum_of_devices, try_histogram, try_inspect,
 };
 
 #[derive(Module, Debug)]
@@ -50,12 +50,13 @@ impl Pair {
     }
 }
 
-fn scaler() -> GradScaler {
-    GradScalerConfig::new().init().unwrap()
+fn scaler(enabled: bool) -> GradScaler {
+    let config = GradScalerConfig::new().with_enabled(enabled);
+    config.init().unwrap()
 }
 
 fn optimizer() -> ScaledOptimizer<ModuleOptimizer> {
-    ScaledOptimizer::new(AdamConfig::new().init(), scaler())
+    ScaledOptimizer::new(AdamConfig::new().init(), scaler(true))
 }
 
 /// Calls `check` with gradients of `weight` that are not of its shape, and with the message's words for their shape.
@@ -107,19 +108,20 @@ fn by_every_step_of_an_optimizer() {
             *grads.params_mut() = wrong(&pair);
             optim.try_step(0.1, pair.clone(), grads)
         };
-        type Step<'a> = &'a dyn Fn(&mut ScaledOptimizer<ModuleOptimizer>) -> Result<Pair, AmpError>;
+        type Step<'a> =
+            &'a dyn Fn(&mut ScaledOptimizer<ModuleOptimizer>) -> Result<Pair, StepError<Pair>>;
         let steps: [Step; 4] = [&plain, &scaled, &multi, &replaced];
         for step in steps {
             for (enabled, windowed) in [(true, false), (true, true), (false, false), (false, true)]
             {
-                let scaler = scaler().with_enabled(enabled);
+                let scaler = scaler(enabled);
                 let mut optim = ScaledOptimizer::new(AdamConfig::new().init(), scaler);
                 if windowed {
                     optim = optim.with_accumulation(AccumulationConfig::new(2)).unwrap();
                 }
                 optim.step(0.1, pair.clone(), pair.gradients());
                 let record = optim.into_bytes().unwrap();
-                assert_names(&step(&mut optim).unwrap_err(), &shape);
+                assert_names(&step(&mut optim).unwrap_err().error, &shape);
                 assert_eq!(optim.into_bytes().unwrap(), record);
                 optim.step(0.1, pair.clone(), pair.gradients());
             }
@@ -133,13 +135,13 @@ fn by_every_look_at_gradients() {
     each_wrong_gradient(|wrong, shape| {
         let pair = Pair::new();
         assert_names(&try_inspect(&wrong(&pair), &pair).unwrap_err(), &shape);
-        assert_names(&histogram(&wrong(&pair), &pair).unwrap_err(), &shape);
+        assert_names(&try_histogram(&wrong(&pair), &pair).unwrap_err(), &shape);
         for enabled in [true, false] {
-            let mut scaler = scaler().with_enabled(enabled);
+            let mut scaler = scaler(enabled);
             let grads = scaler.scaled(wrong(&pair));
             assert_names(&scaler.try_unscale(grads, &pair).unwrap_err(), &shape);
             let mut window = AccumulationConfig::new(2).init().unwrap();
-            let error = scaler.accumulate(&mut window, wrong(&pair), &pair);
+            let error = scaler.try_accumulate(&mut window, wrong(&pair), &pair);
             assert_names(&error.unwrap_err(), &shape);
             assert!(window.is_empty());
         }
@@ -160,11 +162,15 @@ fn gradients_that_fit_are_taken() {
     assert_eq!(sum.try_to_vec::<f32>().unwrap(), [2.0; 3]);
 }
 
-fn assert_learning_rate(error: AmpError, value: &str) {
-    let AmpError::InvalidValue(error) = error else {
+fn assert_learning_rate(error: impl Into<AmpError>, value: &str) {
+    let error = error.into();
+    let AmpError::InvalidValue {
+        field, value: lr, ..
+    } = &error
+    else {
         panic!("{error}");
     };
-    assert_eq!((error.field(), error.value()), ("lr", value));
+    assert_eq!((*field, lr.as_str()), ("lr", value));
 }
 
 #[test]
@@ -206,7 +212,7 @@ fn a_learning_rate_that_is_no_number() {
         let stepped = optim.step(0.1, pair.clone(), pair.gradients());
         assert_ne!(stepped.values(), pair.values());
 
-        let (mut scaler, mut adam) = (scaler(), AdamConfig::new().init());
+        let (mut scaler, mut adam) = (scaler(true), AdamConfig::new().init());
         let grads = scaler.unscale(scaler.scaled(pair.gradients()), &pair);
         let error = scaler.try_step(&mut adam, lr, pair.clone(), grads);
         assert_learning_rate(error.unwrap_err(), text);
@@ -232,31 +238,4 @@ fn a_learning_rate_of_a_group() {
         .unwrap_err();
     assert!(error.to_string().contains("`bias`"), "{error}");
     assert_learning_rate(error, "NaN");
-}
-
-#[test]
-fn settings_that_burns_adafactor_panics_on() {
-    let new = AdafactorConfig::new;
-    for (field, config) in [
-        ("epsilon_1", new().with_epsilon_1(0.0)),
-        ("epsilon_1", new().with_epsilon_1(f32::NAN)),
-        ("epsilon_2", new().with_epsilon_2(-1.0)),
-        ("clip_threshold", new().with_clip_threshold(f32::INFINITY)),
-        ("decay_rate", new().with_decay_rate(0.0)),
-        ("decay_rate", new().with_decay_rate(f64::NEG_INFINITY)),
-        ("weight_decay", new().with_weight_decay(-0.1)),
-        ("weight_decay", new().with_weight_decay(f32::NAN)),
-    ] {
-        let error = ScaledOptimizerConfig::new(config.into())
-            .init()
-            .unwrap_err();
-        let AmpError::InvalidValue(error) = error else {
-            panic!("{error}");
-        };
-        assert_eq!(error.field(), field);
-    }
-    let fine = new()
-        .with_epsilon_1(f32::MIN_POSITIVE)
-        .with_weight_decay(0.0);
-    ScaledOptimizerConfig::new(fine.into()).init().unwrap();
 }

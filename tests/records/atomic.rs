@@ -14,7 +14,7 @@ use std::{
 };
 use tempfile::tempdir;
 
-use crate::support::{Pack, adam, child, folder, pack};
+use crate::support::{Files, Pack, adam, child, folder, pack};
 
 const STATES: usize = 4;
 

@@ -2,9 +2,9 @@
 //! after an error the old state.
 
 use burn::tensor::{Bytes, DType};
-use burn_amp::{AmpError, GradScaler, RecordOptim, ScaledOptimizer};
+use burn_amp::{AmpError, ModuleOptim, ScaledOptimizer};
 
-use crate::support::{Pack, Small, adam, master_adam, momentum, pack, quietly};
+use crate::support::{Files, Pack, Small, adam, master_adam, momentum, pack, quietly};
 
 /// Bits that turn a number, a letter or a length into a near one, and all bits.
 const MASKS: [u8; 5] = [1, 2, 4, 128, 255];
@@ -79,7 +79,7 @@ fn position(bytes: &[u8], part: &[u8]) -> std::ops::Range<usize> {
 }
 
 /// A sealed record: what is loaded is what was saved, or nothing is.
-fn check_optimizer<O: RecordOptim + Clone>(build: impl Fn() -> ScaledOptimizer<O>, dtype: DType) {
+fn check_optimizer<O: ModuleOptim + Clone>(build: impl Fn() -> ScaledOptimizer<O>, dtype: DType) {
     let state = |optim: &ScaledOptimizer<O>| pack(optim.into_bytes().unwrap());
     let mut saved = build();
     Small::new(dtype).train(&mut saved, 0..9, &[2, 7]);
@@ -130,16 +130,16 @@ fn of_a_scaled_optimizer_with_masters() {
 fn of_a_scaler() {
     let mut optim = momentum();
     Small::new(DType::F32).train(&mut optim, 0..9, &[2, 7]);
-    let saved = optim.scaler().to_record();
+    let saved = optim.scaler().bits();
     let bytes = optim.scaler().into_bytes().unwrap();
-    let old = GradScaler::new(momentum().scaler().schedule());
-    let before = old.to_record();
+    let old = momentum().scaler().clone();
+    let before = old.bits();
     assert_ne!(saved, before);
 
     let load = |damaged| {
         let mut victim = old.clone();
         let result = victim.from_bytes(damaged);
-        (result, victim.to_record())
+        (result, victim.bits())
     };
     let survey = survey(&bytes, &before, load, |loaded, at| {
         assert_eq!(*loaded, saved, "byte {at}");

@@ -5,14 +5,14 @@ use burn::{
     optim::{AdamConfig, AdamWConfig},
     tensor::DType,
 };
-use burn_amp::{AmpError, GradScalerConfig, GradScalerRecord, RecordOptim, ScaledOptimizer};
+use burn_amp::{AmpError, AmpRecord, GradScalerConfig, ModuleOptim, ScaledOptimizer};
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 use tempfile::{TempDir, tempdir};
 
-use crate::support::{Small, adam, momentum, pack, quietly, sgd};
+use crate::support::{Files, Small, adam, momentum, pack, quietly, sgd};
 
 /// A folder with one file of each kind.
 fn files() -> TempDir {
@@ -34,7 +34,7 @@ fn files() -> TempDir {
 }
 
 /// Loads a file that does not fit and returns the error, which must name the file. Nothing may change.
-fn refused<O: RecordOptim>(mut optim: ScaledOptimizer<O>, path: &Path) -> AmpError {
+fn refused<O: ModuleOptim>(mut optim: ScaledOptimizer<O>, path: &Path) -> AmpError {
     let small = Small::new(DType::F32).train(&mut optim, 5..9, &[6]);
     let before = pack(optim.into_bytes().unwrap());
     let result = quietly(|| optim.load(path)).expect("no panic");
@@ -117,7 +117,10 @@ fn a_scalers_file() {
     let files = files();
     let error = refused(adam(), &files.path().join("scaler.bpk"));
     assert!(is_foreign(&error), "{error}");
-    assert!(error.to_string().contains("`GradScaler::load`"), "{error}");
+    assert!(
+        error.to_string().contains("that of a `GradScaler`"),
+        "{error}"
+    );
 }
 
 /// Burn's own loader panics on some of these, and takes others for an optimizer without state.
@@ -156,7 +159,7 @@ fn to_a_scaler() {
     let path = |name: &str| files.path().join(name);
     let mut scaler = GradScalerConfig::new().init().unwrap();
     scaler.set_loss_scale(8.0).unwrap();
-    let before = scaler.to_record();
+    let before = scaler.bits();
     let is_missing = |error: &AmpError| matches!(error, AmpError::RecordIo { .. });
     for file in ["plain_adam", "model", "text", "empty", "missing", "folder"] {
         let path: PathBuf = path(&format!("{file}.bpk"));
@@ -171,7 +174,9 @@ fn to_a_scaler() {
             error.to_string().contains(path.to_str().unwrap()),
             "{error}"
         );
-        assert_eq!(GradScalerRecord::load(&path).unwrap_err(), error);
-        assert_eq!(scaler.to_record(), before);
+        if file != "plain_adam" {
+            assert_eq!(AmpRecord::load(&path).unwrap_err(), error);
+        }
+        assert_eq!(scaler.bits(), before);
     }
 }

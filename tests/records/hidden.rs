@@ -6,7 +6,7 @@ use burn::{
     optim::GradientsParams,
     tensor::{Bytes, DType, Device, Tensor},
 };
-use burn_amp::{AmpError, ScaledOptimizerRecord};
+use burn_amp::{AmpError, AmpRecord};
 
 use crate::{
     forge::forged,
@@ -43,7 +43,7 @@ fn pairs_of_bits() {
             let path = "w".repeat(longer);
             pack.metadata.insert("1001".to_string(), path);
         });
-        ScaledOptimizerRecord::from_bytes(bytes.clone()).unwrap();
+        AmpRecord::from_bytes(bytes.clone()).unwrap();
         // The magic number and the version come before the length, at byte 6, and the name of the first part after it.
         for (at, bit) in [10, 19]
             .into_iter()
@@ -54,10 +54,10 @@ fn pairs_of_bits() {
                 damaged[at] ^= 1 << bit;
                 damaged[6 + length_bit / 8] ^= 1 << (length_bit % 8);
                 let damaged = Bytes::from_bytes_vec(damaged);
-                let record = quietly(|| ScaledOptimizerRecord::from_bytes(damaged));
+                let record = quietly(|| AmpRecord::from_bytes(damaged));
                 match record.expect("no panic") {
                     Ok(record) => assert!(
-                        record.scaler().is_some(),
+                        record.counters().is_some(),
                         "{longer}: {at}.{bit}, {length_bit}"
                     ),
                     Err(_) => refused += 1,

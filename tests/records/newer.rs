@@ -4,7 +4,7 @@ use burn::tensor::{Bytes, DType};
 use burn_amp::AmpError;
 use burn_pack::{Reader, Scalar, Writer};
 
-use crate::support::{Small, adam, pack};
+use crate::support::{Files, Small, adam, pack};
 
 /// The same record with another value under `burn_amp.version`; the checksum is left as it was.
 fn with_version(bytes: Bytes, version: Scalar) -> Bytes {

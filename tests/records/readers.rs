@@ -9,15 +9,14 @@ use burn::{
     tensor::{Bytes, DType},
 };
 use burn_amp::{
-    AccumulationConfig, AccumulationWindowRecord, EmaConfig, EmaRecord, GradScalerConfig,
-    GradScalerRecord, GradScalerState, RecordOptim, ScaledOptimizer,
+    AccumulationConfig, AmpRecord, EmaConfig, GradScalerConfig, ModuleOptim, ScaledOptimizer,
 };
 use burn_pack::Scalar;
 use serde_json::{Value, json};
 
 use crate::{
     forge::{seal, unsealed},
-    support::{Pack, Small, adam, master_adam, momentum, pack, parameters, quietly},
+    support::{Files, Pack, Small, adam, master_adam, momentum, pack, parameters, quietly},
 };
 
 /// The choices that the bytes make. At their end, the first of each.
@@ -244,7 +243,7 @@ pub fn optimizer(data: &[u8]) {
     }
 }
 
-fn read_into<O: RecordOptim + Clone>(optim: ScaledOptimizer<O>, dtype: DType, data: &[u8]) {
+fn read_into<O: ModuleOptim + Clone>(optim: ScaledOptimizer<O>, dtype: DType, data: &[u8]) {
     let config = AccumulationConfig::new(3);
     let optim = optim.with_accumulation(config).unwrap();
     let mut optim = optim.with_ema(EmaConfig::new()).unwrap();
@@ -281,16 +280,16 @@ pub fn scaler(data: &[u8]) {
     Small::new(DType::F32).train(&mut optim, 0..9, &[2, 7]);
     let bytes = record(&optim.scaler().into_bytes().unwrap(), data);
     let mut scaler = GradScalerConfig::new().init().unwrap();
-    let before = scaler.to_record();
+    let before = scaler.bits();
     let small = Small::new(DType::F32);
     match quietly(|| scaler.from_bytes(bytes)).expect("no panic") {
-        Err(_) => assert_eq!(scaler.to_record(), before),
+        Err(_) => assert_eq!(scaler.bits(), before),
         Ok(()) => {
             for step in 0..4 {
                 let scale = scaler.loss_scale();
                 assert!(scale.is_sign_positive() && scale.is_finite(), "{scale}");
                 let grads = small.gradients(step, 1.0, step % 2 == 0);
-                let grads = scaler.accumulate(
+                let grads = scaler.try_accumulate(
                     &mut AccumulationConfig::new(1).init().unwrap(),
                     grads,
                     &small,
@@ -301,10 +300,7 @@ pub fn scaler(data: &[u8]) {
                 scaler.update();
             }
             let bytes = scaler.into_bytes().unwrap();
-            assert_eq!(
-                GradScalerRecord::from_bytes(bytes).unwrap(),
-                scaler.to_record()
-            );
+            assert_eq!(AmpRecord::from_bytes(bytes).unwrap().bits(), scaler.bits());
         }
     }
 }
@@ -315,20 +311,22 @@ pub fn window(data: &[u8]) {
     let mut scaler = GradScalerConfig::new().init().unwrap();
     let mut honest = AccumulationConfig::new(3).init().unwrap();
     let grads = |step| small.gradients(step, 1.0, false);
-    scaler.accumulate(&mut honest, grads(0), &small).unwrap();
+    scaler
+        .try_accumulate(&mut honest, grads(0), &small)
+        .unwrap();
     let bytes = record(&honest.into_bytes().unwrap(), data);
-    let Ok(record) = quietly(|| AccumulationWindowRecord::from_bytes(bytes)).expect("no panic")
-    else {
+    let Ok(record) = quietly(|| AmpRecord::from_bytes(bytes)).expect("no panic") else {
         return;
     };
     let mut window = AccumulationConfig::new(3).init().unwrap();
-    if window.load_record(record).is_ok() {
+    if window.try_load_record(record).is_ok() {
         let len = window.len();
-        let added = quietly(|| scaler.accumulate(&mut window, grads(1), &small)).expect("no panic");
+        let added =
+            quietly(|| scaler.try_accumulate(&mut window, grads(1), &small)).expect("no panic");
         if added.is_err() {
             assert_eq!(window.len(), len);
         }
-        let flushed = quietly(|| scaler.flush(&mut window, &small)).expect("no panic");
+        let flushed = quietly(|| scaler.try_flush(&mut window, &small)).expect("no panic");
         assert_eq!(window.is_empty(), flushed.is_ok());
     }
 }
@@ -339,9 +337,8 @@ pub fn averages(data: &[u8]) {
     let small = honest.update(Small::new(DType::F32));
     let bytes = record(&honest.into_bytes().unwrap(), data);
     let mut averages = EmaConfig::new().init().unwrap();
-    if quietly(|| EmaRecord::from_bytes(bytes))
+    if quietly(|| averages.from_bytes(bytes))
         .expect("no panic")
-        .map(|record| averages.load_record(record))
         .is_ok()
     {
         let updated = quietly(|| averages.update(small)).expect("no panic");
@@ -356,22 +353,22 @@ pub fn state(data: &[u8]) {
     let mut contents = Pack {
         tensors: Default::default(),
         scalars: Default::default(),
-        metadata: [("state".to_string(), scaler.state().to_json())].into(),
+        metadata: [("state".to_string(), scaler.state_dict())].into(),
     };
     for _ in 0..=script.below(3) {
         change_state(&mut contents, &mut script);
     }
-    let before = scaler.to_record();
+    let before = scaler.bits();
     let text = &contents.metadata["state"];
     for text in [text.as_str(), &String::from_utf8_lossy(data)] {
-        let loaded = GradScalerState::from_json(text).and_then(|state| scaler.load_state(&state));
+        let loaded = scaler.load_state_dict(text);
         if loaded.is_err() {
-            assert_eq!(scaler.to_record(), before);
+            assert_eq!(scaler.bits(), before);
             continue;
         }
         let scale = scaler.loss_scale();
         assert!(scale > 0.0 && scale.is_finite(), "{scale}");
-        scaler.load_record(before.clone());
+        scaler.from_bytes(before.clone()).unwrap();
     }
 }
 

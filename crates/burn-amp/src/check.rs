@@ -1,21 +1,22 @@
 //! A dry run for a new program: [`MixedPrecision::check`].
 
 use burn::{
-    module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId},
+    module::Module,
     optim::GradientsParams,
     tensor::{DType, Tensor},
 };
-use std::{
-    collections::HashMap,
-    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
-};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use crate::{
+    dtype::is_half,
+    entries::{Entries, Entry},
     error::AmpError,
-    gradients::{Entry, GradientStatus, is_half, try_inspect},
+    gradient_status::GradientStatus,
     mixed_precision::MixedPrecision,
     rank::with_rank,
+    running_statistics::RunningStatistics,
     scope,
+    unscale::try_inspect,
 };
 
 /// How often the scale is halved to find one at which nothing overflows.
@@ -73,7 +74,8 @@ impl MixedPrecision {
         model: &M,
         mut loss: impl FnMut(&M) -> Tensor<D>,
     ) -> Result<GradientStatus, AmpError> {
-        let statistics = Statistics::of(model);
+        let mut statistics = RunningStatistics::default();
+        statistics.keep(model);
         let opened = self.live().opened();
         let result = self.compare(model, &mut loss);
         statistics.restore(model);
@@ -173,8 +175,8 @@ fn leak<M: Module>(
     scale: f64,
     model: &M,
 ) -> Option<AmpError> {
-    let (entries, _) = match crate::gradients::look(first, model) {
-        Ok(found) => found,
+    let entries = match Entries::of(first, model) {
+        Ok(found) => found.into_gradients(),
         Err(error) => return Some(error),
     };
     let mut worst: Option<(usize, usize, &Entry)> = None;
@@ -213,42 +215,4 @@ fn count_differing(
         differ += usize::from(!same);
     }
     (differ, values)
-}
-
-/// The values of a module that are no parameters in training: running statistics.
-struct Statistics(HashMap<ParamId, Box<dyn std::any::Any>>);
-
-impl Statistics {
-    fn of<M: Module>(model: &M) -> Self {
-        // Takes in what threads have added and nobody has read yet.
-        drop(model.valid());
-        let mut statistics = Self(HashMap::new());
-        model.visit(&mut statistics);
-        statistics
-    }
-
-    /// Clones of a module share their statistics.
-    fn restore<M: Module>(mut self, model: &M) {
-        drop(model.valid());
-        drop(model.clone().map(&mut self));
-    }
-}
-
-impl ModuleVisitor for Statistics {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let value = param.base();
-        if !value.is_require_grad() {
-            self.0.insert(param.id, Box::new(value));
-        }
-    }
-}
-
-impl ModuleMapper for Statistics {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let value = self.0.remove(&param.id);
-        match value.and_then(|value| value.downcast::<Tensor<D>>().ok()) {
-            Some(value) => param.map(|_| *value),
-            None => param,
-        }
-    }
 }

@@ -26,58 +26,68 @@
 //! ```
 //!
 //! - [`MixedPrecision`]: half-precision compute for any model, and the loss scale at its border.
-//! - [`loss_scale`]: the schedule, a pure value.
-//! - [`scaler`]: [`GradScaler`], PyTorch's, for half-precision parameters and ports.
-//! - [`gradients`]: typed gradients and their [`GradientStatus`], clipping, accumulation.
-//! - [`optim`]: [`ScaledOptimizer`], a drop-in for Burn's `ModuleOptimizer`, and its configuration.
-//! - [`ema`]: [`Ema`], averages of the weights.
+//! - [`GradScaler`]: PyTorch's, for half-precision parameters and ports. [`LossScale`]: its schedule, a pure value.
+//! - [`UnscaledGradients`] and their [`GradientStatus`]: [`GradientClip`], [`AccumulationConfig`].
+//! - [`ScaledOptimizer`], around any of Burn's optimizers, and [`ScaledOptimizerConfig`]; [`MasterWeights`] for half-precision
+//!   parameters; [`AmpRecord`], their state.
+//! - [`Ema`]: averages of the weights.
 //! - [`MixedPrecision::learner`](MixedPrecision) (feature `train`): Burn's `Learner` in half precision, its metrics and its end.
 
+mod accumulation;
 mod cast_float;
 mod check;
+mod clip;
 mod convert;
-pub mod ema;
+mod dtype;
+mod ema;
+mod entries;
 mod error;
-pub mod gradients;
+mod gradient_status;
+mod gradients;
+mod iteration;
 mod leaf;
-mod learning_rate;
 mod live_scale;
-pub mod loss_scale;
+mod loss_scale;
+mod loss_watch;
+mod lr_scheduler;
+mod master_weights;
 mod mixed_precision;
+mod module_optim;
 mod module_path;
-pub mod optim;
+mod optimizer;
+mod optimizer_config;
 mod param_tensors;
 mod rank;
 mod record;
-pub mod scaler;
+mod running_statistics;
+mod scaler;
 mod scope;
+mod step_counters;
+mod step_log;
 #[cfg(feature = "train")]
 mod train;
+mod unscale;
 
+pub use accumulation::{AccumulationConfig, AccumulationWindow};
 pub use burn_amp_kernels::{ExponentHistogram, UnsupportedDType};
 pub use cast_float::CastFloat;
+pub use clip::GradientClip;
 pub use convert::{to_full, to_half};
-pub use ema::{Ema, EmaConfig, EmaRecord};
-pub use error::AmpError;
-pub use gradients::{
-    AccumulationConfig, AccumulationWindow, AccumulationWindowRecord, ClipGroup, ClipNorm,
-    ClipStatus, GradientClip, GradientClipConfig, GradientDType, GradientMapper, GradientStatus,
-    OverflowRule, ScaledGradients, StepGradients, UnscaledGradients, WindowReduction, histogram,
-    inspect, sum_of_devices, try_inspect,
-};
-pub use loss_scale::{
-    DynamicLossScale, DynamicSettings, HysteresisRefill, InvalidValue, LossScale, StaticLossScale,
-    StepOutcome,
-};
+pub use ema::{Ema, EmaConfig};
+pub use error::{AmpError, StepError};
+pub use gradient_status::GradientStatus;
+pub use gradients::{ScaledGradients, StepGradients, UnscaledGradients, sum_of_devices};
+pub use loss_scale::{GradScalerConfig, LossScale, StepOutcome};
+pub use lr_scheduler::ScaledLrScheduler;
+pub use master_weights::MasterWeights;
 pub use mixed_precision::MixedPrecision;
-pub use optim::{
-    InnerOptimizerConfig, MasterOptimizer, MasterState, MasterWeights, RecordOptim,
-    ScaledOptimizer, ScaledOptimizerConfig, ScaledOptimizerRecord,
-};
-pub use scaler::{
-    GradScaler, GradScalerConfig, GradScalerRecord, GradScalerState, LossFactor, ModuleOptim,
-    ScaleLoss, StepCounters,
-};
+pub use module_optim::ModuleOptim;
+pub use optimizer::ScaledOptimizer;
+pub use optimizer_config::ScaledOptimizerConfig;
+pub use record::AmpRecord;
+pub use scaler::GradScaler;
 pub use scope::{Cast, Scope, autocast, in_f32};
+pub use step_counters::StepCounters;
 #[cfg(feature = "train")]
 pub use train::{Resume, Scaled, ScalerMetric, ScalerMonitor};
+pub use unscale::{histogram, inspect, try_histogram, try_inspect};

@@ -25,6 +25,8 @@ pub(crate) struct LiveScale {
     scale: AtomicU32,
     /// How many scopes were opened.
     opened: AtomicU64,
+    /// How many steps were skipped, whatever for.
+    skips: AtomicU64,
     state: Mutex<State>,
     crossings: Mutex<VecDeque<(u64, Crossing)>>,
 }
@@ -64,6 +66,7 @@ impl LiveScale {
         let live = Self {
             scale: AtomicU32::new(0),
             opened: AtomicU64::new(0),
+            skips: AtomicU64::new(0),
             state: Mutex::new(State {
                 schedule,
                 members: Vec::new(),
@@ -103,6 +106,16 @@ impl LiveScale {
         self.opened.load(Ordering::Relaxed)
     }
 
+    /// Counts a step that was skipped; how many there were so far.
+    pub(crate) fn add_skip(&self) -> u64 {
+        self.skips.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// How many steps were skipped so far, by all optimizers.
+    pub(crate) fn skips(&self) -> u64 {
+        self.skips.load(Ordering::Relaxed)
+    }
+
     /// An optimizer that is to be heard before an iteration ends.
     pub(crate) fn join(&self) -> Arc<()> {
         let member = Arc::new(());
@@ -128,7 +141,7 @@ impl LiveScale {
                 let schedule = state.schedule.adjust(StepOutcome::Skipped);
                 self.store(&mut state, schedule);
             }
-            Some(StepOutcome::Applied) => state.iteration.clean = true,
+            Some(StepOutcome::Stepped) => state.iteration.clean = true,
             _ => {}
         }
         state.members.retain(|member| member.strong_count() > 0);
@@ -143,7 +156,7 @@ impl LiveScale {
     fn end_iteration(&self, state: &mut State) {
         let iteration = std::mem::take(&mut state.iteration);
         if iteration.clean && !iteration.backed_off {
-            let schedule = state.schedule.adjust(StepOutcome::Applied);
+            let schedule = state.schedule.adjust(StepOutcome::Stepped);
             self.store(state, schedule);
         }
         self.crossings().clear();
@@ -152,7 +165,9 @@ impl LiveScale {
     /// Keeps the scale where a scope can use it.
     fn store(&self, state: &mut State, schedule: LossScale) {
         state.schedule = match schedule.scale() > MAX_SCALE {
-            true => schedule.with_scale(MAX_SCALE.into()).unwrap_or(schedule),
+            true => schedule
+                .with_scale("loss_scale", MAX_SCALE.into())
+                .unwrap_or(schedule),
             false => schedule,
         };
         let scale = state.schedule.scale().clamp(MIN_SCALE, MAX_SCALE);

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use crate::{
     error::AmpError,
     live_scale::LiveScale,
-    loss_scale::LossScale,
-    scaler::{GradScaler, GradScalerConfig},
+    loss_scale::{GradScalerConfig, LossScale},
+    scaler::GradScaler,
+    step_log::StepLog,
 };
 
 /// Half-precision compute for any model, over parameters that stay f32, with the loss scale that it needs.
@@ -54,6 +55,7 @@ struct Shared {
     dtype: FloatDType,
     config: GradScalerConfig,
     live: LiveScale,
+    log: StepLog,
     #[cfg(feature = "train")]
     monitored: crate::train::Monitored,
 }
@@ -81,7 +83,8 @@ impl MixedPrecision {
     pub fn new(dtype: FloatDType) -> Self {
         let enabled = dtype == FloatDType::F16;
         let config = GradScalerConfig::new().with_enabled(enabled);
-        Self::of(dtype, config, LossScale::default())
+        let schedule = config.schedule().expect("the defaults are valid");
+        Self::of(dtype, config, schedule)
     }
 
     fn of(dtype: FloatDType, config: GradScalerConfig, schedule: LossScale) -> Self {
@@ -90,6 +93,7 @@ impl MixedPrecision {
                 dtype,
                 config,
                 live: LiveScale::new(schedule),
+                log: StepLog::default(),
                 #[cfg(feature = "train")]
                 monitored: Default::default(),
             }),
@@ -173,6 +177,10 @@ impl MixedPrecision {
 
     pub(crate) fn live(&self) -> &LiveScale {
         &self.shared.live
+    }
+
+    pub(crate) fn step_log(&self) -> &StepLog {
+        &self.shared.log
     }
 
     #[cfg(feature = "train")]

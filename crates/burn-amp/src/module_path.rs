@@ -8,20 +8,32 @@ use burn::{
 /// Where a walk is: the path of a parameter, as optimizers and records name it.
 #[derive(Default)]
 pub(crate) struct ModulePath {
-    segments: Vec<String>,
+    path: String,
+    /// Where the parents end.
+    ends: Vec<usize>,
 }
 
 impl ModulePath {
     pub(crate) fn enter(&mut self, name: &str) {
-        self.segments.push(name.to_string());
+        self.ends.push(self.path.len());
+        if !self.path.is_empty() {
+            self.path.push('.');
+        }
+        self.path.push_str(name);
     }
 
     pub(crate) fn exit(&mut self) {
-        self.segments.pop();
+        if let Some(end) = self.ends.pop() {
+            self.path.truncate(end);
+        }
     }
 
     pub(crate) fn join(&self) -> String {
-        self.segments.join(".")
+        self.path.clone()
+    }
+
+    pub(crate) fn as_str(&self) -> &str {
+        &self.path
     }
 }
 

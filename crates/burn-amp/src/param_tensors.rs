@@ -36,6 +36,27 @@ impl ParamTensors {
         self.slots.len()
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    pub(crate) fn contains(&self, id: ParamId) -> bool {
+        self.slots.contains_key(&id.val())
+    }
+
+    /// Takes over the tensors of others, in place of those of the same parameters.
+    pub(crate) fn extend(&mut self, others: Self) {
+        self.slots.extend(others.slots);
+    }
+
+    pub(crate) fn retain(&mut self, keep: impl Fn(ParamId) -> bool) {
+        self.slots.retain(|id, _| keep(ParamId::from(*id)));
+    }
+
+    pub(crate) fn remove(&mut self, id: ParamId) {
+        self.slots.remove(&id.val());
+    }
+
     pub(crate) fn shape(&self, id: ParamId) -> Option<&Shape> {
         self.slots.get(&id.val()).map(|slot| &slot.shape)
     }

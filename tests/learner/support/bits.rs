@@ -2,8 +2,9 @@
 
 use burn::{
     module::{Module, ModuleVisitor, Param},
-    tensor::Tensor,
+    tensor::{Bytes, Tensor},
 };
+use burn_amp::{GradScaler, Resume};
 use burn_pack::{DType, Reader, Scalar};
 use std::{collections::BTreeMap, path::Path};
 
@@ -106,4 +107,15 @@ pub fn parameters<M: Module>(module: &M) -> BTreeMap<String, (u64, Values)> {
 /// The values alone, in the order of their paths.
 pub fn values<M: Module>(module: &M) -> Vec<Values> {
     parameters(module).into_values().map(|(_, v)| v).collect()
+}
+
+/// The state of a scaler, to be compared.
+pub fn scaler_state(scaler: &GradScaler) -> Bytes {
+    scaler.to_record().into_bytes().unwrap()
+}
+
+/// The state of the scaler in a checkpoint.
+pub fn stored_state(stored: &Resume) -> Bytes {
+    let record = stored.record().unwrap().clone();
+    record.without_averages().into_bytes().unwrap()
 }

@@ -7,7 +7,9 @@ mod data;
 mod model;
 mod run;
 
-pub use bits::{STATE_ID, Values, optimizer_pack, pack, parameters, values};
+pub use bits::{
+    STATE_ID, Values, optimizer_pack, pack, parameters, scaler_state, stored_state, values,
+};
 pub use book::{block_with, chapter};
 pub use child::{child, folder};
 pub use data::{Batch, Sample, loader, poison, samples, spoil};

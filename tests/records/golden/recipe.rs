@@ -7,13 +7,12 @@ use burn::{
     tensor::DType,
 };
 use burn_amp::{
-    DynamicSettings, EmaConfig, GradScalerConfig, GradientClip, GradientDType, HysteresisRefill,
-    LossScale, MasterOptimizer, MasterWeights, RecordOptim, ScaledOptimizer,
+    EmaConfig, GradScalerConfig, GradientClip, MasterWeights, ModuleOptim, ScaledOptimizer,
 };
 use serde::Serialize;
 use std::{fs, path::Path};
 
-use crate::support::Small;
+use crate::support::{Files, Small};
 
 /// The step after those that went into the files.
 pub const NEXT: usize = 7;
@@ -30,13 +29,13 @@ pub fn config() -> GradScalerConfig {
         .with_min_scale(Some(0.5))
         .with_max_scale(Some(32768.0))
         .with_hysteresis(2)
-        .with_hysteresis_refill(HysteresisRefill::OnCleanStep)
+        .with_consecutive_hysteresis(true)
         .with_max_consecutive_skips(Some(9))
-        .with_gradient_dtype(GradientDType::Parameter)
+        .with_parameter_dtype_gradients(true)
 }
 
-pub fn settings() -> DynamicSettings {
-    DynamicSettings {
+pub fn settings() -> GradScalerConfig {
+    GradScalerConfig {
         init_scale: 1024.0,
         growth_factor: 4.0,
         backoff_factor: 0.25,
@@ -44,18 +43,20 @@ pub fn settings() -> DynamicSettings {
         min_scale: Some(0.5),
         max_scale: Some(32768.0),
         hysteresis: 2,
-        hysteresis_refill: HysteresisRefill::OnCleanStep,
+        consecutive_hysteresis: true,
+        max_consecutive_skips: Some(9),
+        ..Default::default()
     }
 }
 
 fn scaled<O>(optim: O) -> ScaledOptimizer<O>
 where
-    O: RecordOptim,
+    O: ModuleOptim,
 {
     let config = config()
         .with_enabled(true)
         .with_dynamic(true)
-        .with_gradient_dtype(GradientDType::Full);
+        .with_parameter_dtype_gradients(false);
     ScaledOptimizer::new(optim, config.init().unwrap())
 }
 
@@ -63,8 +64,8 @@ pub fn adam() -> ScaledOptimizer<ModuleOptimizer> {
     scaled(AdamConfig::new().init())
 }
 
-pub fn masters() -> ScaledOptimizer<MasterOptimizer> {
-    scaled(MasterWeights::new(AdamConfig::new().build()).init())
+pub fn masters() -> ScaledOptimizer<MasterWeights> {
+    scaled(MasterWeights::new(AdamConfig::new().build()))
 }
 
 /// Adam, but momentum for the bias.
@@ -78,9 +79,9 @@ pub fn groups() -> ScaledOptimizer<ModuleOptimizer> {
 /// Adam with everything around a step: windows of four micro-batches, clipping, averages.
 pub fn around() -> ScaledOptimizer<ModuleOptimizer> {
     let optim = adam().with_accumulation(4).unwrap();
-    let clip = GradientClip::by_global_norm(0.5).unwrap();
+    let clip = GradientClip::GlobalNorm(0.5);
     let ema = EmaConfig::new().with_momentum(0.75);
-    optim.with_clipping(clip).with_ema(ema).unwrap()
+    optim.with_clipping(clip).unwrap().with_ema(ema).unwrap()
 }
 
 /// The micro-batch after those that went into the file: two windows are done, the third has two of its four.
@@ -102,13 +103,21 @@ pub fn write(folder: &Path) {
     let json = |name: &str, value: &dyn erased::Json| fs::write(folder.join(name), value.json());
     config().save(folder.join("config.json")).unwrap();
     json("settings.json", &settings()).unwrap();
-    json("loss_scale.static.json", &LossScale::fixed(96.0).unwrap()).unwrap();
+    json(
+        "loss_scale.static.json",
+        &GradScalerConfig::new()
+            .with_init_scale(96.0)
+            .with_dynamic(false)
+            .schedule()
+            .unwrap(),
+    )
+    .unwrap();
 
     let mut optim = adam();
     train(&mut optim, DType::F32, &folder.join("adam"));
     json("loss_scale.dynamic.json", &optim.scaler().schedule()).unwrap();
     json("counters.json", optim.scaler().counters()).unwrap();
-    fs::write(folder.join("state.json"), optim.scaler().state().to_json()).unwrap();
+    fs::write(folder.join("state.json"), optim.scaler().state_dict()).unwrap();
     optim.scaler().save(folder.join("scaler.bpk")).unwrap();
 
     train(&mut masters(), DType::F16, &folder.join("masters"));
@@ -117,7 +126,7 @@ pub fn write(folder: &Path) {
 }
 
 /// Trains and writes `{stem}.optimizer.bpk` and `{stem}.model.bpk`.
-fn train<O: RecordOptim>(optim: &mut ScaledOptimizer<O>, dtype: DType, stem: &Path) {
+fn train<O: ModuleOptim>(optim: &mut ScaledOptimizer<O>, dtype: DType, stem: &Path) {
     let small = Small::new(dtype).train(optim, 0..NEXT, &[1, 2, 6]);
     optim.save(stem.with_extension("optimizer.bpk")).unwrap();
     small.save_file(stem.with_extension("model.bpk")).unwrap();

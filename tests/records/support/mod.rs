@@ -2,6 +2,7 @@
 
 mod bits;
 mod child;
+mod files;
 #[path = "../../layers/support/logs.rs"]
 mod logs;
 mod quiet;
@@ -10,6 +11,7 @@ mod small;
 
 pub use bits::{Pack, pack, parameters};
 pub use child::{child, folder};
+pub use files::Files;
 pub use logs::logs;
 pub use quiet::quietly;
 pub use run::{Run, STEPS};

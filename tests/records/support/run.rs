@@ -7,7 +7,7 @@ use burn::{
     tensor::{Device, FloatDType, Tensor, TensorData, activation::tanh},
 };
 use burn_amp::{
-    GradScaler, GradScalerConfig, MixedPrecision, RecordOptim, ScaledOptimizer, StepCounters,
+    GradScaler, GradScalerConfig, MixedPrecision, ModuleOptim, ScaledOptimizer, StepCounters,
     StepGradients, in_f32, to_half,
 };
 use std::{collections::BTreeMap, path::Path};
@@ -83,7 +83,7 @@ pub struct Snapshot {
     pub scale: f32,
 }
 
-impl<O: RecordOptim> Run<O> {
+impl<O: ModuleOptim> Run<O> {
     /// f32 parameters, computed with in f16, `norm` excepted; the loss scale at the border.
     pub fn mixed(optim: O) -> Self {
         let amp = MixedPrecision::f16().with_scaler(settings()).unwrap();

@@ -52,18 +52,6 @@ impl Kind {
         .into_iter()
         .find(|kind| kind.name() == name)
     }
-
-    /// What a container of this kind holds and what reads it, for messages.
-    fn contents(self) -> &'static str {
-        match self {
-            Self::GradScaler => "a scaler's state only; load it with `GradScaler::load`",
-            Self::ScaledOptimizer => "the state of a `ScaledOptimizer`",
-            Self::AccumulationWindow => {
-                "an accumulation window only; load it with `AccumulationWindow::load`"
-            }
-            Self::Ema => "averages of weights only; load them with `Ema::load`",
-        }
-    }
 }
 
 /// A burnpack in memory, with or without our section. A clone shares the tensors.
@@ -248,18 +236,6 @@ impl Container {
             reason: format!(
                 "{what}: this release does not know it; update burn-amp to load what a later one has saved"
             ),
-        }
-    }
-
-    /// The error for a container without `wanted`: says what it holds instead.
-    pub(crate) fn foreign(&self, wanted: &str) -> AmpError {
-        let contents = match self.kind() {
-            Some(kind) => kind.contents(),
-            None => "nothing of this crate",
-        };
-        AmpError::ForeignRecord {
-            origin: self.origin.clone(),
-            reason: format!("it holds {wanted}, but {contents}"),
         }
     }
 

@@ -13,11 +13,9 @@ use burn::{
 use std::cell::RefCell;
 
 use crate::{
-    ema::EmaRecord,
     error::AmpError,
     mixed_precision::MixedPrecision,
-    record::{Container, Kind},
-    scaler::GradScalerRecord,
+    record::{AmpRecord, Container},
 };
 
 /// The parameter that no model has.
@@ -26,18 +24,11 @@ const ID: u64 = u64::from_le_bytes(*b"burn_amp");
 /// taken for a section of the file around them.
 const TENSOR: &str = "scaler";
 
-/// What a checkpoint holds beside the states of the model and its optimizer.
-#[derive(Clone, Debug)]
-pub(super) struct State {
-    pub(super) scaler: GradScalerRecord,
-    pub(super) averages: Option<EmaRecord>,
-}
-
 /// What the optimizer keeps for the parameter.
 #[derive(Clone)]
 struct Entry {
     /// None while a step is made.
-    state: Option<State>,
+    state: Option<AmpRecord>,
     /// Whether a checkpoint has brought it.
     loaded: bool,
 }
@@ -47,7 +38,7 @@ pub(super) enum Found {
     /// The state of the last step.
     Own,
     /// What a checkpoint has brought.
-    Loaded(State),
+    Loaded(AmpRecord),
     /// A checkpoint of a run without scaler was loaded.
     Plain,
     /// The optimizer has not met a scaler before.
@@ -57,14 +48,14 @@ pub(super) enum Found {
 thread_local! {
     /// What the next step of the parameter puts into the entry, and what it has found there. Burn's `step` takes and
     /// returns nothing of ours.
-    static MAIL: RefCell<(Option<State>, Option<Found>)> = const { RefCell::new((None, None)) };
+    static MAIL: RefCell<(Option<AmpRecord>, Option<Found>)> = const { RefCell::new((None, None)) };
 }
 
 /// An optimizer that will carry a state.
 pub(super) fn attach(
     optim: ModuleOptimizer,
     amp: &MixedPrecision,
-    state: State,
+    state: AmpRecord,
 ) -> ModuleOptimizer {
     let carrier = Carrier { amp: amp.clone() };
     let mut optim = optim.with_group(ParamGroup::from_ids(vec![ID.into()]), carrier, None);
@@ -73,7 +64,7 @@ pub(super) fn attach(
 }
 
 /// Makes this state the one of the next checkpoint.
-pub(super) fn put(optim: &mut ModuleOptimizer, state: State) {
+pub(super) fn put(optim: &mut ModuleOptimizer, state: AmpRecord) {
     exchange(optim, Some(state));
 }
 
@@ -82,7 +73,7 @@ pub(super) fn take(optim: &mut ModuleOptimizer) -> Found {
     exchange(optim, None)
 }
 
-fn exchange(optim: &mut ModuleOptimizer, state: Option<State>) -> Found {
+fn exchange(optim: &mut ModuleOptimizer, state: Option<AmpRecord>) -> Found {
     MAIL.set((state, None));
     let device = Device::flex();
     let one = || Tensor::<1>::zeros([1], (&device, DType::F32));
@@ -137,7 +128,7 @@ impl DynOptimizer for Carrier {
 
     fn state_flatten(&self, prefix: &str, state: &DynState, out: &mut StateSink) {
         if let Some(state) = &state.downcast_ref::<Entry>().state {
-            let bytes = inverted(&state.to_bytes());
+            let bytes = inverted(&to_bytes(state.clone()));
             let shape = [bytes.len()];
             out.push_tensor(
                 prefix,
@@ -156,14 +147,17 @@ impl DynOptimizer for Carrier {
     ) -> Option<DynState> {
         let (bytes, ..) = src.take_tensor(prefix, TENSOR)?.into_parts();
         // Burn has no errors here.
-        let state = State::from_bytes(
+        let state = from_bytes(
             inverted(&bytes),
             "the loss scaler's state in the optimizer's record",
         )
         .unwrap_or_else(|error| {
             panic!("{error}; `Resume::check` makes this an error that names the file")
         });
-        self.amp.live().set_schedule(*state.scaler.schedule());
+        if let Some(schedule) = state.schedule() {
+            let schedule = schedule.in_program(self.amp.config());
+            self.amp.live().set_schedule(schedule);
+        }
         let entry = Entry {
             state: Some(state),
             loaded: true,
@@ -172,34 +166,28 @@ impl DynOptimizer for Carrier {
     }
 }
 
-impl State {
-    fn to_bytes(&self) -> Bytes {
-        let mut container = Container::empty().with_section(Kind::GradScaler, &self.scaler);
-        if let Some(averages) = &self.averages {
-            averages.write(&mut container);
-        }
-        let bytes = container.into_bytes();
-        bytes.unwrap_or_else(|error| panic!("the loss scaler's state cannot be written: {error}"))
-    }
+fn to_bytes(state: AmpRecord) -> Bytes {
+    let bytes = state.into_bytes();
+    bytes.unwrap_or_else(|error| panic!("the loss scaler's state cannot be written: {error}"))
+}
 
-    fn from_bytes(bytes: Bytes, origin: &str) -> Result<Self, AmpError> {
-        let mut container = Container::from_bytes(bytes, origin)?;
-        let averages = EmaRecord::take(&mut container)?;
-        let scaler = container.section()?;
-        let scaler = scaler.ok_or_else(|| container.damaged("it has no state of a loss scaler"))?;
-        Ok(Self { scaler, averages })
+fn from_bytes(bytes: Bytes, origin: &str) -> Result<AmpRecord, AmpError> {
+    let record = AmpRecord::from_container(Container::from_bytes(bytes, origin)?)?;
+    match record.scaler {
+        Some(_) => Ok(record),
+        None => Err(record.foreign("no state of a loss scaler")),
     }
+}
 
-    /// The state in the file of an optimizer; none if it is that of a run without scaler.
-    pub(super) fn in_file(container: &mut Container) -> Result<Option<Self>, AmpError> {
-        let name = format!("{ID}.{TENSOR}");
-        let Some(tensor) = container.split_tensors(|other| other == name).pop() else {
-            return Ok(None);
-        };
-        let bytes = tensor.to_bytes();
-        let bytes = bytes.map_err(|error| container.damaged(error.to_string()))?;
-        Self::from_bytes(inverted(&bytes), container.origin()).map(Some)
-    }
+/// The state in the file of an optimizer; none if it is that of a run without scaler.
+pub(super) fn state_in_file(container: &mut Container) -> Result<Option<AmpRecord>, AmpError> {
+    let name = format!("{ID}.{TENSOR}");
+    let Some(tensor) = container.split_tensors(|other| other == name).pop() else {
+        return Ok(None);
+    };
+    let bytes = tensor.to_bytes();
+    let bytes = bytes.map_err(|error| container.damaged(error.to_string()))?;
+    from_bytes(inverted(&bytes), container.origin()).map(Some)
 }
 
 fn inverted(bytes: &[u8]) -> Bytes {

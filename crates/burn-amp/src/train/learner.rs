@@ -8,10 +8,11 @@ use burn::{
 use super::{Scaled, checkpoint};
 use crate::{
     error::AmpError,
-    loss_scale::InvalidValue,
+    master_weights::MasterWeights,
     mixed_precision::MixedPrecision,
-    optim::{MasterOptimizer, ScaledOptimizer, StepOptions},
-    scaler::{GradScaler, ModuleOptim},
+    module_optim::ModuleOptim,
+    optimizer::{ScaledOptimizer, StepOptions},
+    scaler::GradScaler,
 };
 
 impl MixedPrecision {
@@ -140,14 +141,18 @@ impl MixedPrecision {
         if !scaler.precision().is_some_and(|amp| amp.is(self)) {
             let what = "a `ScaledOptimizer` with another scale";
             let allowed = "Burn's own, or `ScaledOptimizer::new(optim, &amp)` with the `MixedPrecision` of the learner";
-            return Err(InvalidValue::new("optim", what, allowed).into());
+            return Err(AmpError::InvalidValue {
+                field: "optim",
+                value: what.into(),
+                allowed: allowed.into(),
+            });
         }
         if let Some(window) = &options.window {
             let count = window.config().micro_batches;
             let allowed = format!(
                 "left out for a Learner, which accumulates by `SupervisedTraining::grads_accumulation({count})`"
             );
-            return Err(InvalidValue::new("with_accumulation", count, allowed).into());
+            return Err(AmpError::invalid("with_accumulation", count, allowed));
         }
         let model = model.apply_reparameterization(self.clone());
         let model = Scaled::new(model, self.clone(), scaler, options, mixed);
@@ -156,7 +161,7 @@ impl MixedPrecision {
     }
 }
 
-/// What [`MixedPrecision::learner`] takes: Burn's `ModuleOptimizer`, a [`MasterOptimizer`] (for parameters that are bf16
+/// What [`MixedPrecision::learner`] takes: Burn's `ModuleOptimizer`, a [`MasterWeights`] (for parameters that are bf16
 /// themselves), or a [`ScaledOptimizer`] around either.
 pub struct LearnerOptimizer {
     optim: ModuleOptimizer,
@@ -175,8 +180,8 @@ impl From<ModuleOptimizer> for LearnerOptimizer {
     }
 }
 
-impl From<MasterOptimizer> for LearnerOptimizer {
-    fn from(optim: MasterOptimizer) -> Self {
+impl From<MasterWeights> for LearnerOptimizer {
+    fn from(optim: MasterWeights) -> Self {
         Self {
             optim: optim.into(),
             mixed: true,
@@ -200,12 +205,5 @@ impl std::fmt::Debug for LearnerOptimizer {
         f.debug_struct("LearnerOptimizer")
             .field("around", &self.around)
             .finish_non_exhaustive()
-    }
-}
-
-/// Burn's own optimizer, its masters in its state.
-impl From<MasterOptimizer> for ModuleOptimizer {
-    fn from(optim: MasterOptimizer) -> Self {
-        optim.into_inner()
     }
 }

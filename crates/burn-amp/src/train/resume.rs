@@ -9,8 +9,11 @@ use std::{
     sync::{Arc, Once},
 };
 
-use super::checkpoint::State;
-use crate::{ema::EmaRecord, error::AmpError, record::Container, scaler::GradScalerRecord};
+use super::checkpoint;
+use crate::{
+    error::AmpError,
+    record::{AmpRecord, Container},
+};
 
 /// A checkpoint to go on from, that was found whole.
 ///
@@ -44,7 +47,7 @@ use crate::{ema::EmaRecord, error::AmpError, record::Container, scaler::GradScal
 #[derive(Clone, Debug)]
 pub struct Resume {
     epoch: usize,
-    state: Option<State>,
+    state: Option<AmpRecord>,
 }
 
 impl Resume {
@@ -63,7 +66,7 @@ impl Resume {
         head(file("model"), ModuleRecord::load)?;
         head(file("scheduler"), LrSchedulerRecord::load)?;
         let mut optim = Container::load(&file("optim"))?;
-        let state = State::in_file(&mut optim)?;
+        let state = checkpoint::state_in_file(&mut optim)?;
         Ok(Self { epoch, state })
     }
 
@@ -72,15 +75,10 @@ impl Resume {
         self.epoch
     }
 
-    /// The scaler's state; none in the checkpoint of a run without this crate, from which the scaler starts fresh.
-    pub fn scaler(&self) -> Option<&GradScalerRecord> {
-        self.state.as_ref().map(|state| &state.scaler)
-    }
-
-    /// The averages of the weights, for [`Ema::load_record`](crate::Ema::load_record); none without
-    /// [`ScaledOptimizer::with_ema`](crate::ScaledOptimizer::with_ema).
-    pub fn averages(&self) -> Option<&EmaRecord> {
-        self.state.as_ref()?.averages.as_ref()
+    /// The state of the scaler and the averages of the weights, for [`Ema::load_record`](crate::Ema::load_record); none in the
+    /// checkpoint of a run without this crate, from which the scaler starts fresh.
+    pub fn record(&self) -> Option<&AmpRecord> {
+        self.state.as_ref()
     }
 
     /// The training data loader, brought to where the run has stopped: a loader that shuffles draws a new order for each epoch,

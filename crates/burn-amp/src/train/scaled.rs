@@ -9,15 +9,17 @@ use std::ops::Deref;
 
 use super::{
     ScalerMonitor,
-    checkpoint::{self, Found, State},
+    checkpoint::{self, Found},
 };
 use crate::{
     ema::Ema,
     gradients::sum_of_devices,
     mixed_precision::{MixedPrecision, ScopedParameter},
+    module_optim::ModuleOptim,
     module_path::{self, ModulePath},
-    optim::StepOptions,
-    scaler::{GradScaler, ModuleOptim},
+    optimizer::StepOptions,
+    record::AmpRecord,
+    scaler::GradScaler,
 };
 
 /// A model in half precision: what the `Learner` of [`MixedPrecision::learner`] trains, and what it returns.
@@ -91,20 +93,21 @@ impl<M> Scaled<M> {
     }
 
     /// What the next checkpoint is to hold.
-    pub(super) fn state(&self) -> State {
+    pub(super) fn state(&self) -> AmpRecord {
+        let mut record = self.scaler.to_record();
         let ema = self.ema().filter(|ema| ema.updates() > 0);
-        State {
-            scaler: self.scaler.to_record(),
-            averages: ema.map(Ema::to_record),
-        }
+        record.averages = ema.map(Ema::state_to_store);
+        record
     }
 
     /// Goes on from what a checkpoint has brought.
-    fn go_on_from(&mut self, state: State) {
+    fn go_on_from(&mut self, state: AmpRecord) {
         // The loss scale is in place: it was set when the checkpoint was read.
-        self.scaler.load_counters(state.scaler);
+        if let Some(scaler) = state.scaler {
+            self.scaler.restore_counters(scaler);
+        }
         match (&mut self.options.ema, state.averages) {
-            (Some(ema), Some(averages)) => ema.load_record(averages),
+            (Some(ema), Some(averages)) => ema.restore(averages),
             (Some(ema), None) => {
                 ema.reset();
                 log::warn!("the checkpoint holds no averages of the weights: they start fresh");
@@ -167,7 +170,8 @@ impl<M: TrainStep + Module> Scaled<M> {
         }
         let steps = self.scaler.counters().steps();
         let accepts = Accepts { mixed: self.mixed };
-        let decided = (self.options).decide(&mut self.scaler, &accepts, &self.inner, grads.into());
+        let decided =
+            (self.options).decide(&mut self.scaler, &accepts, &self.inner, grads.into(), None);
         match decided {
             Ok(Some(grads)) => {
                 let inner = self.inner;

@@ -1,0 +1,418 @@
+//! Typed gradients: [`ScaledGradients`] carry the loss scale, [`UnscaledGradients`] do not.
+
+use burn::{
+    module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId},
+    optim::{GradientsParams, MultiGradientsParams},
+    tensor::Tensor,
+};
+use burn_amp_kernels::{TensorStatus, UnsupportedDType};
+use std::collections::HashSet;
+
+use crate::{
+    dtype::{widened, working_dtype},
+    entries::Entry,
+    gradient_status::{GradientStatus, summarize},
+    live_scale::Blame,
+    rank::with_rank,
+    unscale::measure,
+};
+
+/// Gradients of a scaled loss: too large by the loss scale, possibly infinite.
+///
+/// Made by [`GradScaler::backward`](crate::GradScaler::backward) and [`GradScaler::scaled`](crate::GradScaler::scaled) alone:
+/// a plain [`GradientsParams`] is unscaled. [`GradScaler::unscale`](crate::GradScaler::unscale) turns them into
+/// [`UnscaledGradients`].
+#[derive(Debug)]
+pub struct ScaledGradients {
+    params: GradientsParams,
+    scale: f32,
+}
+
+impl ScaledGradients {
+    pub(crate) fn new(params: GradientsParams, scale: f32) -> Self {
+        Self { params, scale }
+    }
+
+    /// The loss scale that these gradients carry.
+    pub fn loss_scale(&self) -> f32 {
+        self.scale
+    }
+
+    /// Burn's own container of the still scaled gradients.
+    pub fn params(&self) -> &GradientsParams {
+        &self.params
+    }
+
+    /// Burn's own container, to change scaled gradients in place.
+    pub fn params_mut(&mut self) -> &mut GradientsParams {
+        &mut self.params
+    }
+
+    /// Burn's own container, the scale forgotten.
+    pub fn into_params(self) -> GradientsParams {
+        self.params
+    }
+}
+
+/// Gradients after unscaling, with what the same pass has found in them.
+///
+/// f32 for f16, bf16 and f32 parameters, f64 for f64 ones, unless
+/// [`parameter_dtype_gradients`](crate::GradScalerConfig::parameter_dtype_gradients) is set; of a disabled scaler, as they
+/// came. They may be read and changed (clipped, say) before
+/// [`GradScaler::step`](crate::GradScaler::step); whether the step is skipped was decided when they were
+/// unscaled, or when [`clip`](Self::clip) measured them again after a change. There is no way back to
+/// [`ScaledGradients`], so unscaling twice does not compile:
+///
+/// ```compile_fail,E0277
+/// # fn twice<M: burn::module::Module>(scaler: &burn_amp::GradScaler, once: burn_amp::UnscaledGradients, model: &M) {
+/// let twice = scaler.unscale(once, model);
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct UnscaledGradients {
+    params: GradientsParams,
+    entries: Vec<Entry>,
+    status: GradientStatus,
+    /// What was found in each gradient; none where they were not measured, or changed since.
+    measures: Option<Vec<TensorStatus>>,
+    /// Whether the loss scale has learned from these gradients already.
+    settled: bool,
+    /// Whether an overflow skips the step: not with a disabled scaler, whatever was measured.
+    tested: bool,
+    /// What an overflow is to be blamed on.
+    blame: Blame,
+}
+
+impl UnscaledGradients {
+    pub(crate) fn new(
+        params: GradientsParams,
+        entries: Vec<Entry>,
+        status: GradientStatus,
+        measures: Option<Vec<TensorStatus>>,
+    ) -> Self {
+        Self {
+            params,
+            entries,
+            status,
+            measures,
+            settled: false,
+            tested: true,
+            blame: Blame::Scale,
+        }
+    }
+
+    /// Gradients of a disabled scaler.
+    pub(crate) fn untested(mut self) -> Self {
+        self.tested = false;
+        self
+    }
+
+    /// Gradients from which the loss scale has learned already, micro-batch by micro-batch.
+    pub(crate) fn settled(mut self) -> Self {
+        self.settled = true;
+        self
+    }
+
+    pub(crate) fn blamed(mut self, blame: Blame) -> Self {
+        self.blame = blame;
+        self
+    }
+
+    pub(crate) fn blame(&self) -> Blame {
+        self.blame
+    }
+
+    pub(crate) fn is_settled(&self) -> bool {
+        self.settled
+    }
+
+    /// What is in each gradient, in the order of the entries. If that is not known, waits for the device, and makes the
+    /// status that of the gradients as they are.
+    pub(crate) fn measured(&mut self) -> Result<Vec<TensorStatus>, UnsupportedDType> {
+        if let Some(measures) = &self.measures {
+            return Ok(measures.clone());
+        }
+        let measures = measure(&self.params, &self.entries)?;
+        self.status = summarize(&self.entries, &measures);
+        self.measures = Some(measures.clone());
+        Ok(measures)
+    }
+
+    /// The status, for what clipping has done.
+    pub(crate) fn status_mut(&mut self) -> &mut GradientStatus {
+        &mut self.status
+    }
+
+    /// What the unscaling pass has found. Changes made to the gradients since are not in it, until [`clip`](Self::clip)
+    /// measures them; of a disabled scaler there is only their number before.
+    pub fn status(&self) -> &GradientStatus {
+        &self.status
+    }
+
+    /// Whether a gradient holds an infinity or a NaN, so that the step will be skipped. Never with a disabled scaler,
+    /// which skips nothing.
+    pub fn has_overflow(&self) -> bool {
+        self.tested && self.status.has_overflow()
+    }
+
+    /// Burn's own container of the unscaled gradients.
+    pub fn params(&self) -> &GradientsParams {
+        &self.params
+    }
+
+    /// Burn's own container, to replace gradients one by one: by others of the same shape, dtype and device.
+    /// [`GradScaler::step`](crate::GradScaler::step) leaves out those of a parameter that had none. What is put in is tested
+    /// by [`clip`](Self::clip) alone.
+    pub fn params_mut(&mut self) -> &mut GradientsParams {
+        self.measures = None;
+        &mut self.params
+    }
+
+    /// Burn's own container, to step an optimizer of Burn's by hand. The status is lost, and with it the decision to skip.
+    pub fn into_params(self) -> GradientsParams {
+        self.params
+    }
+
+    /// The gradients to step with: not those that came in by [`params_mut`](Self::params_mut) for other parameters, of which
+    /// nothing was tested.
+    pub(crate) fn into_tested(mut self) -> GradientsParams {
+        let mut tested = GradientsParams::new();
+        for entry in &self.entries {
+            with_rank!(entry.rank, D => {
+                if let Some(grad) = self.params.remove::<D>(entry.id) {
+                    tested.register(entry.id, grad);
+                }
+            }, _rank => ());
+        }
+        tested
+    }
+
+    /// The gradient of a parameter, if it has one. A handle to the same memory; does not wait.
+    ///
+    /// # Panics
+    ///
+    /// If `D` is not the rank of the parameter, as [`GradientsParams::get`] does.
+    pub fn get<const D: usize>(&self, id: ParamId) -> Option<Tensor<D>> {
+        self.params.get(id)
+    }
+
+    /// The paths and ids of the parameters that have a gradient, in the module's order.
+    pub fn parameters(&self) -> impl Iterator<Item = (&str, ParamId)> {
+        self.entries
+            .iter()
+            .map(|entry| (entry.path.as_str(), entry.id))
+    }
+
+    /// Multiplies every gradient by a number, on its device; does not wait. Dtypes stay; f16 and bf16 gradients are
+    /// multiplied in f32, so that the factor is not rounded. To clip by a norm, see [`clip`](Self::clip).
+    ///
+    /// A product that overflows is found by [`clip`](Self::clip) alone.
+    pub fn mul_scalar(self, factor: f64) -> Self {
+        self.map(&mut MulScalar(factor))
+    }
+
+    /// Replaces every gradient by what Burn's [`ModuleMapper`] makes of it, in the module's order.
+    ///
+    /// The mapper sees a gradient as a [`Param`] with its parameter's id and without autodiff. `enter_module` and `exit_module`
+    /// are called with the names on the parameter's path (their second argument is empty). Shape, dtype and device must stay.
+    /// Does not wait for the device, unless the mapper does.
+    ///
+    /// ```
+    /// use burn::{module::{ModuleMapper, Param}, tensor::Tensor};
+    ///
+    /// /// Limits every value to 0.1.
+    /// struct Limit;
+    ///
+    /// impl ModuleMapper for Limit {
+    ///     fn map_float<const D: usize>(&mut self, grad: Param<Tensor<D>>) -> Param<Tensor<D>> {
+    ///         grad.map(|grad| grad.clamp(-0.1, 0.1))
+    ///     }
+    /// }
+    /// # fn limit(grads: burn_amp::UnscaledGradients) -> burn_amp::UnscaledGradients {
+    /// let grads = grads.map(&mut Limit);
+    /// # grads
+    /// # }
+    /// ```
+    ///
+    /// What the mapper makes is tested by [`clip`](Self::clip) alone.
+    pub fn map<F: ModuleMapper>(mut self, mapper: &mut F) -> Self {
+        self.measures = None;
+        for entry in &self.entries {
+            with_rank!(entry.rank, D => {
+                if let Some(grad) = self.params.remove::<D>(entry.id) {
+                    let names = || entry.path.split('.');
+                    names().for_each(|name| mapper.enter_module(name, ""));
+                    let grad = mapper.map_float(Param::initialized(entry.id, grad)).into_value();
+                    names().for_each(|name| mapper.exit_module(name, ""));
+                    self.params.register(entry.id, grad);
+                }
+            }, rank => log::warn!("gradient of `{}` has rank {rank}: left as it is", entry.path));
+        }
+        self
+    }
+
+    /// Adds `weight` times other gradients to these: of another loss, of a penalty. Does not wait for the device.
+    ///
+    /// Taken in f32 for f16 and bf16 gradients (f64 for f64 ones); a sum has the dtype that the gradient of `self` had. A
+    /// gradient that only `other` has is taken over, times `weight`, in its dtype. Both must be of the same module.
+    ///
+    /// The sum overflows, and its step is skipped, if either of the two does. The rest of the status is that of `self`, until
+    /// [`clip`](Self::clip) measures the sum.
+    ///
+    /// # Panics
+    ///
+    /// If the two gradients of a parameter differ in shape or device.
+    pub fn add(mut self, mut other: Self, weight: f64) -> Self {
+        self.measures = None;
+        for entry in &other.entries {
+            with_rank!(entry.rank, D => {
+                if let Some(grad) = other.params.remove::<D>(entry.id) {
+                    let sum = match self.params.remove::<D>(entry.id) {
+                        Some(sum) => widened(sum, |sum| {
+                            burn_amp_kernels::blend(sum, grad, 1.0, weight)
+                        }),
+                        None => widened(grad, |grad| grad.mul_scalar(weight)),
+                    };
+                    self.params.register(entry.id, sum);
+                }
+            }, rank => log::warn!("gradient of `{}` has rank {rank}: left out", entry.path));
+        }
+        let known: HashSet<ParamId> = self.entries.iter().map(|entry| entry.id).collect();
+        let added = other.entries.into_iter();
+        self.entries
+            .extend(added.filter(|entry| !known.contains(&entry.id)));
+        if !self.has_overflow() {
+            self.blame = other.blame;
+        }
+        self.status.join(other.status);
+        self.tested |= other.tested;
+        self
+    }
+
+    /// Rounds gradients that are wider than their parameter to its dtype.
+    pub(crate) fn narrowed(mut self) -> Self {
+        for entry in &mut self.entries {
+            if entry.gradient == entry.parameter {
+                continue;
+            }
+            with_rank!(entry.rank, D => {
+                if let Some(grad) = self.params.remove::<D>(entry.id) {
+                    self.params.register(entry.id, grad.cast(entry.parameter));
+                    entry.gradient = entry.parameter;
+                }
+            }, _rank => ());
+        }
+        self
+    }
+
+    pub(crate) fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+}
+
+struct MulScalar(f64);
+
+impl ModuleMapper for MulScalar {
+    fn map_float<const D: usize>(&mut self, grad: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        grad.map(|grad| widened(grad, |grad| grad.mul_scalar(self.0)))
+    }
+}
+
+/// Handles to the same memory: what is changed in one is not changed in the other.
+impl Clone for UnscaledGradients {
+    fn clone(&self) -> Self {
+        let mut params = GradientsParams::new();
+        for entry in &self.entries {
+            with_rank!(entry.rank, D => {
+                if let Some(grad) = self.params.get::<D>(entry.id) {
+                    params.register(entry.id, grad);
+                }
+            }, _rank => ());
+        }
+        Self {
+            params,
+            entries: self.entries.clone(),
+            status: self.status.clone(),
+            measures: self.measures.clone(),
+            settled: self.settled,
+            tested: self.tested,
+            blame: self.blame,
+        }
+    }
+}
+
+/// What [`ScaledOptimizer::step`](crate::ScaledOptimizer::step) takes: Burn's own gradients, which are unscaled, those of a
+/// loss that was scaled by hand, or those that were tested before, to be looked at or clipped.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum StepGradients {
+    /// Burn's own gradients, unscaled. They are tested.
+    Plain(GradientsParams),
+    /// Gradients of a scaled loss.
+    Scaled(ScaledGradients),
+    /// Gradients after [`ScaledOptimizer::unscale`](crate::ScaledOptimizer::unscale).
+    Unscaled(UnscaledGradients),
+}
+
+impl From<GradientsParams> for StepGradients {
+    fn from(grads: GradientsParams) -> Self {
+        Self::Plain(grads)
+    }
+}
+
+impl StepGradients {
+    pub(crate) fn params(&self) -> &GradientsParams {
+        match self {
+            Self::Plain(grads) => grads,
+            Self::Scaled(grads) => grads.params(),
+            Self::Unscaled(grads) => grads.params(),
+        }
+    }
+}
+
+impl From<ScaledGradients> for StepGradients {
+    fn from(grads: ScaledGradients) -> Self {
+        Self::Scaled(grads)
+    }
+}
+
+impl From<UnscaledGradients> for StepGradients {
+    fn from(grads: UnscaledGradients) -> Self {
+        Self::Unscaled(grads)
+    }
+}
+
+/// Sums the gradients that several devices computed, as
+/// [`ModuleOptimizer::step_multi`](burn::optim::ModuleOptimizer::step_multi) does, but in f32 for f16 and bf16 gradients (f64
+/// stays f64), so that the sum neither overflows nor rounds in half precision.
+///
+/// An infinity or a NaN on one device stays one in the sum: all devices take the same decision. Moves gradients between
+/// devices; does not read them. Scaled gradients of one loss scale give scaled ones, for
+/// [`GradScaler::scaled`](crate::GradScaler::scaled).
+pub fn sum_of_devices<M: Module>(grads: MultiGradientsParams, module: &M) -> GradientsParams {
+    let mut sum = Sum {
+        sources: grads,
+        total: GradientsParams::new(),
+    };
+    module.visit(&mut sum);
+    sum.total
+}
+
+struct Sum {
+    sources: MultiGradientsParams,
+    total: GradientsParams,
+}
+
+impl ModuleVisitor for Sum {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        for (grads, _) in &mut self.sources.grads {
+            if let Some(grad) = grads.remove::<D>(param.id) {
+                let wide = working_dtype(grad.dtype());
+                grads.register(param.id, grad.cast(wide));
+            }
+        }
+        if let Some((grad, _)) = self.sources.remove::<D>(param.id) {
+            self.total.register(param.id, grad);
+        }
+    }
+}

@@ -1,0 +1,182 @@
+use burn::{
+    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
+    module::Module,
+    optim::{GradientsParams, ModuleOptimizer, OptimizerRecord},
+    tensor::DType,
+};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::{error::AmpError, record::Container};
+
+/// An optimizer of whole modules: what [`ScaledOptimizer`](crate::ScaledOptimizer) wraps and
+/// [`GradScaler::step`](crate::GradScaler::step) calls.
+///
+/// Implemented for Burn's [`ModuleOptimizer`] (hence for every `Optimizer`, with its parameter groups and clipping), for
+/// [`MasterWeights`](crate::MasterWeights), and for `&mut O`. A type of one's own needs the one method `step`, and two more to
+/// have its state stored:
+///
+/// ```
+/// use burn::{
+///     lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module,
+///     optim::{GradientsParams, ModuleOptimizer},
+/// };
+/// use burn_amp::ModuleOptim;
+///
+/// /// Counts the steps that were not skipped.
+/// struct Counted {
+///     inner: ModuleOptimizer,
+///     steps: usize,
+/// }
+///
+/// impl ModuleOptim for Counted {
+///     fn step<M: Module>(&mut self, lr: ModuleLearningRate, module: M, grads: GradientsParams) -> M {
+///         self.steps += 1;
+///         self.inner.step(lr, module, grads)
+///     }
+/// }
+/// ```
+///
+/// [`ScaledOptimizer`](crate::ScaledOptimizer) itself does not implement it: scaling twice does not compile.
+///
+/// ```compile_fail,E0277
+/// # fn nest(inner: burn_amp::ScaledOptimizer<burn::optim::ModuleOptimizer>, scaler: burn_amp::GradScaler) {
+/// let twice = burn_amp::ScaledOptimizer::new(inner, scaler);
+/// # }
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not an optimizer of whole modules",
+    note = "a `ScaledOptimizer` cannot be put into another: the gradients would be unscaled twice",
+    note = "wrap Burn's `ModuleOptimizer` (what `AdamConfig::init` returns), a `MasterWeights`, or a type of your own \
+            that implements `ModuleOptim`"
+)]
+pub trait ModuleOptim {
+    /// Updates the parameters of `module` that have a gradient. The gradients are unscaled and finite.
+    ///
+    /// Never called on a step that is skipped.
+    fn step<M: Module>(&mut self, lr: ModuleLearningRate, module: M, grads: GradientsParams) -> M;
+
+    /// Whether a parameter of one dtype can be stepped with a gradient of another.
+    ///
+    /// By default only if they are the same, as with all of Burn's optimizers. Where it is false, the step is
+    /// refused with [`AmpError::HalfPrecisionParameter`].
+    fn accepts(&self, parameter: DType, gradient: DType) -> bool {
+        parameter == gradient
+    }
+
+    /// The optimizer's state as Burn's record. Waits for the device.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::RecordIo`] if the state cannot be stored; by default always.
+    fn to_record(&self) -> Result<OptimizerRecord, AmpError> {
+        Err(AmpError::RecordIo {
+            origin: "memory".to_string(),
+            reason: "this optimizer does not store its state: implement `ModuleOptim::to_record`"
+                .to_string(),
+        })
+    }
+
+    /// Takes over a stored state.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::ForeignRecord`] if the state does not fit, by default always; the present state must stay as it was then.
+    fn load_record(&mut self, _record: OptimizerRecord) -> Result<(), AmpError> {
+        Err(foreign(
+            "this optimizer does not load a state: implement `ModuleOptim::load_record`",
+        ))
+    }
+
+    /// Whether [`load_record`](Self::load_record) would take a state of this optimizer again. Asked before a state is saved whose
+    /// tensors are not all f32, because Burn would round them. By default it would.
+    ///
+    /// # Errors
+    ///
+    /// What `load_record` would return.
+    fn check_record(&self, _record: OptimizerRecord) -> Result<(), AmpError> {
+        Ok(())
+    }
+}
+
+impl ModuleOptim for ModuleOptimizer {
+    fn step<M: Module>(&mut self, lr: ModuleLearningRate, module: M, grads: GradientsParams) -> M {
+        ModuleOptimizer::step(self, lr, module, grads)
+    }
+
+    fn to_record(&self) -> Result<OptimizerRecord, AmpError> {
+        Ok(ModuleOptimizer::to_record(self))
+    }
+
+    fn check_record(&self, record: OptimizerRecord) -> Result<(), AmpError> {
+        ModuleOptim::load_record(&mut self.clone(), record)
+    }
+
+    /// Burn builds the tensors on `Device::default()`, the first GPU backend that was *compiled in*, and moves
+    /// them at the next step. Where that device does not exist it panics, which is an error here: the environment
+    /// variable `BURN_DEVICE` names another device.
+    fn load_record(&mut self, record: OptimizerRecord) -> Result<(), AmpError> {
+        let packed = |record: OptimizerRecord| {
+            (record.into_bytes()).map_err(|error| foreign(error.to_string()))
+        };
+        let bytes = packed(record)?;
+        let stored = Container::from_bytes(bytes.clone(), ORIGIN)?;
+        let record = OptimizerRecord::from_bytes(bytes).map_err(|e| foreign(e.to_string()))?;
+        // Cloning is cheap, and keeps the state that is to survive a failure.
+        let optim = self.clone();
+        let loaded = catch_unwind(AssertUnwindSafe(|| optim.load_record(record)));
+        let loaded = loaded.map_err(|panic| {
+            let message = panic
+                .downcast_ref::<String>()
+                .map(String::as_str)
+                .or_else(|| panic.downcast_ref::<&str>().copied())
+                .unwrap_or("no message");
+            foreign(format!(
+                "Burn could not load it ({message}). If that names a device, set `BURN_DEVICE` to one that exists"
+            ))
+        })?;
+        // Burn drops state that the optimizer does not know and converts state to the device's default dtype, both
+        // silently; a resumed run would go on with less than was saved.
+        let kept = packed(ModuleOptimizer::to_record(&loaded))?;
+        let kept = Container::from_bytes(kept, ORIGIN)?;
+        if let Some(lost) = stored.first_missing_in(&kept)? {
+            return Err(foreign(format!(
+                "{lost}. It was saved by another optimizer or with other settings, or its dtype is not the default float dtype \
+                 of `Device::default()`, in which Burn loads: for a model in f64, call \
+                 `Device::default().configure(FloatDType::F64)` at the start of the program"
+            )));
+        }
+        *self = loaded;
+        Ok(())
+    }
+}
+
+const ORIGIN: &str = "the optimizer's record";
+
+fn foreign(reason: impl Into<String>) -> AmpError {
+    AmpError::ForeignRecord {
+        origin: ORIGIN.to_string(),
+        reason: reason.into(),
+    }
+}
+
+impl<O: ModuleOptim> ModuleOptim for &mut O {
+    fn step<M: Module>(&mut self, lr: ModuleLearningRate, module: M, grads: GradientsParams) -> M {
+        (**self).step(lr, module, grads)
+    }
+
+    fn accepts(&self, parameter: DType, gradient: DType) -> bool {
+        (**self).accepts(parameter, gradient)
+    }
+
+    fn to_record(&self) -> Result<OptimizerRecord, AmpError> {
+        (**self).to_record()
+    }
+
+    fn load_record(&mut self, record: OptimizerRecord) -> Result<(), AmpError> {
+        (**self).load_record(record)
+    }
+
+    fn check_record(&self, record: OptimizerRecord) -> Result<(), AmpError> {
+        (**self).check_record(record)
+    }
+}

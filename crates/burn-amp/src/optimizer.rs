@@ -1,0 +1,691 @@
+use burn::{
+    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
+    module::{Module, ParamGroup},
+    optim::{GradientsParams, ModuleOptimizer, MultiGradientsParams},
+    tensor::{Bytes, Tensor},
+};
+
+use std::path::Path;
+
+use crate::{
+    accumulation::{AccumulationConfig, AccumulationWindow},
+    clip::{ClipRules, GradientClip},
+    ema::{Ema, EmaConfig},
+    entries::{Entries, Traversal},
+    error::{AmpError, StepError},
+    gradients::{ScaledGradients, StepGradients, UnscaledGradients, sum_of_devices},
+    module_optim::ModuleOptim,
+    record::{AmpRecord, OptimizerState},
+    scaler::GradScaler,
+};
+
+/// An optimizer with loss scaling: [`step`](Self::step) unscales the gradients, tests them, steps the inner
+/// optimizer or skips the step, and moves the loss scale.
+///
+/// Wraps anything that implements [`ModuleOptim`]: Burn's `ModuleOptimizer`, hence every optimizer with
+/// its groups and its clipping (which sees unscaled gradients), a `&mut` to one, or a type of one's own. The
+/// counterpart of Keras's `LossScaleOptimizer`.
+///
+/// [`with_accumulation`](Self::with_accumulation), [`with_clipping`](Self::with_clipping) and [`with_ema`](Self::with_ema)
+/// add what stands around a step, which then does, in this order: accumulate, unscale, test, clip, step or skip, average the
+/// weights, update the scale.
+#[derive(Clone)]
+pub struct ScaledOptimizer<O = ModuleOptimizer> {
+    optim: O,
+    scaler: GradScaler,
+    pub(crate) options: StepOptions,
+    /// A loaded state that no step was taken with.
+    loaded: Option<OptimizerState>,
+}
+
+impl<O: ModuleOptim> ScaledOptimizer<O> {
+    /// Puts the loss scale of a [`MixedPrecision`](crate::MixedPrecision) before `optim`, or a [`GradScaler`] for half-precision
+    /// parameters.
+    pub fn new(optim: O, scaler: impl Into<GradScaler>) -> Self {
+        let scaler = scaler.into();
+        Self {
+            optim,
+            scaler,
+            options: StepOptions::default(),
+            loaded: None,
+        }
+    }
+
+    /// Makes `step` take micro-batches: every n-th call steps, with their mean or their sum.
+    ///
+    /// Takes a number of micro-batches or an [`AccumulationConfig`]. A window that was open is dropped.
+    ///
+    /// ```
+    /// use burn::optim::SgdConfig;
+    /// use burn_amp::{AccumulationConfig, GradScalerConfig, ScaledOptimizer};
+    ///
+    /// let optim = ScaledOptimizer::new(SgdConfig::new().init(), GradScalerConfig::new().init()?);
+    /// let optim = optim.with_accumulation(4)?;
+    /// let optim = optim.with_accumulation(AccumulationConfig::new(4).with_skip_micro_batch(true))?;
+    /// assert!(optim.window().unwrap().is_empty());
+    /// # Ok::<(), burn_amp::AmpError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`] for 0 micro-batches.
+    pub fn with_accumulation(
+        mut self,
+        config: impl Into<AccumulationConfig>,
+    ) -> Result<Self, AmpError> {
+        self.options.window = Some(config.into().init()?);
+        Ok(self)
+    }
+
+    /// Clips gradients after they were unscaled and tested; see [`UnscaledGradients::clip`].
+    ///
+    /// Clipping that is configured on the inner optimizer comes after it.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`] if the threshold is zero, negative or NaN.
+    pub fn with_clipping(mut self, clip: GradientClip) -> Result<Self, AmpError> {
+        clip.check("clip")?;
+        self.options.clip.all = Some(clip);
+        Ok(self)
+    }
+
+    /// Clips the parameters of a group in a way of their own; the last group that matches counts. A global norm is that of its
+    /// group alone, and [`with_clipping`](Self::with_clipping) is for the parameters that match no group.
+    ///
+    /// ```
+    /// use burn::{module::ParamGroup, optim::SgdConfig};
+    /// use burn_amp::{GradientClip, MixedPrecision, ScaledOptimizer};
+    ///
+    /// // The head's values are limited; all other gradients are one vector.
+    /// let optim = ScaledOptimizer::new(SgdConfig::new().init(), &MixedPrecision::f16())
+    ///     .with_clipping(GradientClip::GlobalNorm(1.0))?
+    ///     .with_group_clipping(ParamGroup::from_predicate("head"), GradientClip::Value(0.1))?;
+    /// # Ok::<(), burn_amp::AmpError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`] if the threshold is zero, negative or NaN.
+    pub fn with_group_clipping(
+        mut self,
+        group: ParamGroup,
+        clip: GradientClip,
+    ) -> Result<Self, AmpError> {
+        clip.check("clip_groups")?;
+        self.options.clip.groups.push((group, clip));
+        Ok(self)
+    }
+
+    /// Averages the weights after every step that was not skipped; see [`Ema`].
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`] if the momentum is not between 0 and 1, or the overwrite frequency 0.
+    pub fn with_ema(mut self, config: EmaConfig) -> Result<Self, AmpError> {
+        self.options.ema = Some(config.init()?);
+        Ok(self)
+    }
+
+    /// Scales the loss and collects the gradients of `module`; see [`GradScaler::backward`].
+    ///
+    /// # Panics
+    ///
+    /// If the loss was not computed with autodiff, as [`Tensor::backward`].
+    pub fn backward<const D: usize, M: Module>(
+        &self,
+        loss: Tensor<D>,
+        module: &M,
+    ) -> ScaledGradients {
+        self.scaler.backward(loss, module)
+    }
+
+    /// Unscales gradients ahead of [`step`](Self::step), to look at them or to clip them.
+    ///
+    /// Waits for the device once, and `step` no more; see [`GradScaler::unscale`].
+    ///
+    /// # Panics
+    ///
+    /// As [`GradScaler::unscale`], which has a twin that returns an error.
+    pub fn unscale<M: Module>(&self, grads: ScaledGradients, module: &M) -> UnscaledGradients {
+        self.scaler.unscale(grads, module)
+    }
+
+    /// One training step, called as [`ModuleOptimizer::step`](burn::optim::ModuleOptimizer::step) is.
+    ///
+    /// `grads` are Burn's own, unscaled as they come from [`autocast`](crate::MixedPrecision::autocast), those of a loss that was
+    /// scaled by hand ([`ScaledGradients`]), or [`UnscaledGradients`]. If they overflow, the step is skipped: parameters and
+    /// optimizer state stay as they are, bit for bit, and the loss scale backs off. Waits for the device once, to
+    /// read the verdict on scaled gradients.
+    ///
+    /// With [`with_accumulation`](Self::with_accumulation) it takes a micro-batch, and returns the module as it came until the
+    /// window is full; [`window`](Self::window) is empty after a step.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_step`](Self::try_step) returns an error, with its message.
+    pub fn step<M: Module>(
+        &mut self,
+        lr: impl Into<ModuleLearningRate>,
+        module: M,
+        grads: impl Into<StepGradients>,
+    ) -> M {
+        self.try_step(lr, module, grads)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`step`](Self::step), for runs that want to handle a failure.
+    ///
+    /// # Errors
+    ///
+    /// The error has the module, as it came. [`AmpError::LossScaleExhausted`] if the gradients overflow and the loss scale cannot be lowered any more, or after too
+    /// many skips in a row, [`AmpError::HalfPrecisionParameter`] if a parameter is in half precision and the inner optimizer
+    /// cannot combine it with an f32 gradient; see [`GradScaler::try_step`]. [`AmpError::UnsupportedDType`] if a gradient's
+    /// device cannot compute in the gradient's dtype. [`AmpError::GradientShape`] if a gradient has not its parameter's shape,
+    /// [`AmpError::InvalidValue`] for a learning rate that is infinite or NaN. [`AmpError::ForeignRecord`] if an open window belongs
+    /// to another model, or a state that was loaded to parameters of other shapes.
+    pub fn try_step<M: Module>(
+        &mut self,
+        lr: impl Into<ModuleLearningRate>,
+        module: M,
+        grads: impl Into<StepGradients>,
+    ) -> Result<M, StepError<M>> {
+        let lr = lr.into();
+        let steps = self.scaler.counters().steps();
+        let decided = self.decide(&lr, &module, grads.into());
+        self.finish(lr, module, decided, steps)
+    }
+
+    /// Steps with the micro-batches of a window that is not full, at the end of an epoch; see [`GradScaler::flush`].
+    ///
+    /// Returns the module as it came if the window is empty, or there is no accumulation. Waits for the device once, if there
+    /// is something to step with.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_flush`](Self::try_flush) returns an error, with its message.
+    pub fn flush<M: Module>(&mut self, lr: impl Into<ModuleLearningRate>, module: M) -> M {
+        self.try_flush(lr, module)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`flush`](Self::flush), for runs that want to handle a failure.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_step`](Self::try_step), and [`AmpError::ForeignRecord`] if the window belongs to another model; it stays as it
+    /// was then.
+    pub fn try_flush<M: Module>(
+        &mut self,
+        lr: impl Into<ModuleLearningRate>,
+        module: M,
+    ) -> Result<M, StepError<M>> {
+        let lr = lr.into();
+        let steps = self.scaler.counters().steps();
+        let decided = self.decide_flush(&lr, &module);
+        self.finish(lr, module, decided, steps)
+    }
+
+    /// The gradients to step with; none if the step is skipped, or the window is not full.
+    fn decide<M: Module>(
+        &mut self,
+        lr: &ModuleLearningRate,
+        module: &M,
+        grads: StepGradients,
+    ) -> Result<Option<GradientsParams>, AmpError> {
+        self.check_loaded(module)?;
+        (self.options).decide(&mut self.scaler, &self.optim, module, grads, Some(lr))
+    }
+
+    fn decide_flush<M: Module>(
+        &mut self,
+        lr: &ModuleLearningRate,
+        module: &M,
+    ) -> Result<Option<GradientsParams>, AmpError> {
+        self.check_loaded(module)?;
+        (self.options).decide_flush(&mut self.scaler, &self.optim, module, lr)
+    }
+
+    /// Steps with what was decided, and shows it.
+    fn finish<M: Module>(
+        &mut self,
+        lr: ModuleLearningRate,
+        module: M,
+        decided: Result<Option<GradientsParams>, AmpError>,
+        steps_before: u64,
+    ) -> Result<M, StepError<M>> {
+        let module = match decided {
+            Ok(Some(grads)) => {
+                let module = self.optim.step(lr, module, grads);
+                Ok(self.options.applied(&mut self.scaler, module))
+            }
+            Ok(None) => Ok(module),
+            Err(error) => Err(StepError { module, error }),
+        };
+        self.publish(steps_before);
+        module
+    }
+
+    /// Compares a state that was loaded with the first module it meets.
+    fn check_loaded<M: Module>(&mut self, module: &M) -> Result<(), AmpError> {
+        if let Some(loaded) = &self.loaded {
+            loaded.check(module)?;
+            self.loaded = None;
+        }
+        Ok(())
+    }
+
+    /// Shows the monitor what has changed: a step, or the scale inside a window.
+    fn publish(&self, steps_before: u64) {
+        #[cfg(feature = "train")]
+        if let Some(amp) = self.scaler.precision() {
+            let stepped = self.scaler.counters().steps() != steps_before;
+            amp.monitor().publish(&self.scaler, stepped);
+        }
+        #[cfg(not(feature = "train"))]
+        let _ = steps_before;
+    }
+
+    /// Throws away the micro-batches of a window that is not full. Does nothing without accumulation.
+    pub fn drop_window(&mut self) {
+        if let Some(window) = &mut self.options.window {
+            window.clear();
+        }
+    }
+
+    /// Throws gradients away without a step, in place of [`step`](Self::step), and counts that.
+    ///
+    /// Parameters, optimizer, averages and an open window stay as they are: a micro-batch that is discarded does not count.
+    /// What was unscaled moves the loss scale, as [`GradScaler::discard`] has it, except where the scale stays the same for a
+    /// whole window (without [`AccumulationConfig::skip_micro_batch`]).
+    pub fn discard(&mut self, grads: impl Into<StepGradients>) {
+        self.options.discard(&mut self.scaler, grads.into());
+        self.publish(self.scaler.counters().steps());
+    }
+
+    /// As [`step`](Self::step), with gradients that several devices computed at the present loss scale.
+    ///
+    /// They are summed in f32 before they are unscaled, on the devices on which Burn's
+    /// `ModuleOptimizer::step_multi` sums them; an overflow on one device skips the step.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_step_multi`](Self::try_step_multi) returns an error, with its message.
+    pub fn step_multi<M: Module>(
+        &mut self,
+        lr: impl Into<ModuleLearningRate>,
+        module: M,
+        grads: MultiGradientsParams,
+    ) -> M {
+        self.try_step_multi(lr, module, grads)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`step_multi`](Self::step_multi), for runs that want to handle a failure.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_step`](Self::try_step).
+    pub fn try_step_multi<M: Module>(
+        &mut self,
+        lr: impl Into<ModuleLearningRate>,
+        module: M,
+        grads: MultiGradientsParams,
+    ) -> Result<M, StepError<M>> {
+        for (of_device, _) in &grads.grads {
+            if let Err(error) = Entries::of(of_device, &module) {
+                return Err(StepError { module, error });
+            }
+        }
+        let grads = sum_of_devices(grads, &module);
+        self.try_step(lr, module, grads)
+    }
+
+    /// The scaler: loss scale, counters, last outcome.
+    pub fn scaler(&self) -> &GradScaler {
+        &self.scaler
+    }
+
+    /// The scaler, to change its settings.
+    pub fn scaler_mut(&mut self) -> &mut GradScaler {
+        &mut self.scaler
+    }
+
+    /// The window that accumulates micro-batches; none without [`with_accumulation`](Self::with_accumulation).
+    pub fn window(&self) -> Option<&AccumulationWindow> {
+        self.options.window.as_ref()
+    }
+
+    /// How the gradients of parameters that match no group are clipped; none without [`with_clipping`](Self::with_clipping).
+    pub fn clipping(&self) -> Option<&GradientClip> {
+        self.options.clip.all.as_ref()
+    }
+
+    /// The average of the weights; none without [`with_ema`](Self::with_ema).
+    pub fn ema(&self) -> Option<&Ema> {
+        self.options.ema.as_ref()
+    }
+
+    /// Ends the training: replaces the parameters by their averages, in the parameters' dtypes, as Keras's
+    /// `finalize_variable_values`; see [`Ema::finalize`]. Returns the module as it came without [`with_ema`](Self::with_ema).
+    /// Does not wait for the device.
+    pub fn finalize<M: Module>(&self, module: M) -> M {
+        match &self.options.ema {
+            Some(ema) => ema.finalize(module),
+            None => module,
+        }
+    }
+
+    /// The inner optimizer.
+    pub fn optimizer(&self) -> &O {
+        &self.optim
+    }
+
+    /// The inner optimizer, to change its settings.
+    pub fn optimizer_mut(&mut self) -> &mut O {
+        &mut self.optim
+    }
+
+    /// The inner optimizer, its state intact, to go on without scaling. An open window and averages are dropped.
+    pub fn into_inner(self) -> O {
+        self.optim
+    }
+}
+
+impl<O: ModuleOptim> ScaledOptimizer<O> {
+    /// The state of optimizer and scaler, of an open window and of averages, to be stored. Waits for the device.
+    ///
+    /// A state that cannot be stored is an error of the record's `save`, `into_bytes` and `into_optimizer`.
+    pub fn to_record(&self) -> AmpRecord {
+        let window = (self.options.window.as_ref()).filter(|window| !window.is_empty());
+        let ema = self.options.ema.as_ref().filter(|ema| ema.updates() > 0);
+        let mut record = self.scaler.to_record().with_optimizer(&self.optim);
+        record.window = window.map(AccumulationWindow::state_to_store);
+        record.averages = ema.map(Ema::state_to_store);
+        record
+    }
+
+    /// Takes over a stored state, in the place of all that is here: a window that is open here is dropped. With the record of a
+    /// plain optimizer the scaler starts fresh, and with one without averages those start anew; the log says either.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_load_record`](Self::try_load_record) returns an error, with its message.
+    pub fn load_record(&mut self, record: AmpRecord) {
+        self.try_load_record(record)
+            .unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// As [`load_record`](Self::load_record), for programs that want to handle a failure.
+    ///
+    /// Unlike Burn's, which silently starts afresh, it refuses the state of another optimizer. Burn builds the tensors on
+    /// `Device::default()`, the first GPU backend that was *compiled in*: the environment variable `BURN_DEVICE` names another.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::ForeignRecord`], also for an open window or averages where there is no accumulation or averaging; optimizer,
+    /// scaler, window and averages stay as they were.
+    pub fn try_load_record(&mut self, record: AmpRecord) -> Result<(), AmpError> {
+        let state = record.optimizer_state()?;
+        if let Some(reason) = self.misfit(&record) {
+            return Err(record.misfit(reason));
+        }
+        let AmpRecord {
+            scaler,
+            window,
+            averages,
+            ..
+        } = record.clone();
+        let origin = record.origin().to_string();
+        let loaded = self.optim.load_record(record.into_optimizer()?);
+        loaded.map_err(|error| match error {
+            AmpError::ForeignRecord { reason, .. } => AmpError::ForeignRecord {
+                origin: origin.clone(),
+                reason,
+            },
+            other => other,
+        })?;
+        self.loaded = Some(state);
+        if let Some(here) = &mut self.options.window {
+            match window {
+                Some(state) => here.restore(state),
+                None => here.clear(),
+            }
+        }
+        if let Some(here) = &mut self.options.ema {
+            let steps = (scaler.as_ref()).map_or(0, |scaler| scaler.counters.stepped());
+            match averages {
+                Some(state) => here.restore(state),
+                None => {
+                    if here.updates() > 0 || steps > 0 {
+                        log::warn!(
+                            "{origin} holds no averages of the weights: they start anew, after {steps} steps"
+                        );
+                    }
+                    here.reset();
+                }
+            }
+        }
+        match scaler {
+            Some(state) => self.scaler.restore(state),
+            None => {
+                self.scaler.reset();
+                log::warn!(
+                    "{origin} is the record of an optimizer without loss scaling: the scaler starts fresh, at loss scale {}",
+                    self.scaler.loss_scale()
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Why this cannot go on with a window or with averages, if it cannot.
+    fn misfit(&self, record: &AmpRecord) -> Option<String> {
+        if let Some(state) = record.window.as_ref().filter(|state| state.len > 0) {
+            let Some(window) = &self.options.window else {
+                return Some(format!(
+                    "it holds a window of {} accumulated micro-batches, but there is no accumulation here: use \
+                     `with_accumulation`, or drop them with `AmpRecord::without_window`",
+                    state.len
+                ));
+            };
+            if let Some(reason) = window.misfit(state) {
+                return Some(format!(
+                    "{reason}; drop it with `AmpRecord::without_window`"
+                ));
+            }
+        }
+        if record.averages.is_some() && self.options.ema.is_none() {
+            let reason = "it holds averages of the weights, but none are kept here: use `with_ema`, or drop them with \
+                          `AmpRecord::without_averages`";
+            return Some(reason.to_string());
+        }
+        None
+    }
+
+    /// Writes the state to a file: `to_record().save(path)`.
+    ///
+    /// # Errors
+    ///
+    /// As [`AmpRecord::save`].
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<(), AmpError> {
+        self.to_record().save(path)
+    }
+
+    /// Takes over the state in a file: [`AmpRecord::load`], then [`try_load_record`](Self::try_load_record).
+    ///
+    /// # Errors
+    ///
+    /// Those of both; the present state stays as it was.
+    pub fn load(&mut self, path: impl AsRef<Path>) -> Result<(), AmpError> {
+        self.try_load_record(AmpRecord::load(path)?)
+    }
+
+    /// The state as a burnpack in memory: `to_record().into_bytes()`.
+    ///
+    /// # Errors
+    ///
+    /// As [`AmpRecord::into_bytes`].
+    pub fn into_bytes(&self) -> Result<Bytes, AmpError> {
+        self.to_record().into_bytes()
+    }
+
+    /// Takes over the state in a burnpack in memory: [`AmpRecord::from_bytes`], then
+    /// [`try_load_record`](Self::try_load_record).
+    ///
+    /// # Errors
+    ///
+    /// Those of both; the present state stays as it was.
+    pub fn from_bytes(&mut self, bytes: Bytes) -> Result<(), AmpError> {
+        self.try_load_record(AmpRecord::from_bytes(bytes)?)
+    }
+}
+
+/// Without the inner optimizer: Burn's own does not print.
+impl<O> std::fmt::Debug for ScaledOptimizer<O> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ScaledOptimizer")
+            .field("scaler", &self.scaler)
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What stands around a step, and the order in which it is done: accumulate, unscale, test, clip, step or skip, average
+/// the weights, update the scale.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct StepOptions {
+    pub(crate) window: Option<AccumulationWindow>,
+    pub(crate) clip: ClipRules,
+    pub(crate) ema: Option<Ema>,
+}
+
+impl StepOptions {
+    /// The gradients of a window that is not full, to step with; none if the window is empty, or the step is skipped.
+    fn decide_flush<O: ModuleOptim, M: Module>(
+        &mut self,
+        scaler: &mut GradScaler,
+        optim: &O,
+        module: &M,
+        lr: &ModuleLearningRate,
+    ) -> Result<Option<GradientsParams>, AmpError> {
+        let traversal = Traversal {
+            sums: self.window.as_ref().map(|window| &window.sums),
+            lr: Some(lr),
+            ..Default::default()
+        };
+        let entries = traversal.of(module)?;
+        let grads = match &mut self.window {
+            Some(window) if !window.is_empty() => Some(scaler.empty(window, entries.into_sums())?),
+            _ => None,
+        };
+        let Some(grads) = grads else {
+            return Ok(None);
+        };
+        let before = scaler.before_step(module);
+        let decided = self.settle(scaler, optim, grads);
+        let stepped = matches!(decided, Ok(Some(_)));
+        scaler.after_step(module, before, stepped, stepped);
+        decided
+    }
+
+    /// What comes before the step itself. The gradients to step with; none if the step is skipped, and done with, or the
+    /// window is not full.
+    pub(crate) fn decide<O: ModuleOptim, M: Module>(
+        &mut self,
+        scaler: &mut GradScaler,
+        optim: &O,
+        module: &M,
+        grads: StepGradients,
+        lr: Option<&ModuleLearningRate>,
+    ) -> Result<Option<GradientsParams>, AmpError> {
+        let before = scaler.before_step(module);
+        let decided = self.tested(scaler, optim, module, grads, lr);
+        let stepped = matches!(decided, Ok(Some(_)));
+        let clean = match &self.window {
+            Some(window) => stepped || (decided.is_ok() && window.drops_micro_batches()),
+            None => stepped,
+        };
+        scaler.after_step(module, before, stepped, clean);
+        decided
+    }
+
+    fn tested<O: ModuleOptim, M: Module>(
+        &mut self,
+        scaler: &mut GradScaler,
+        optim: &O,
+        module: &M,
+        grads: StepGradients,
+        lr: Option<&ModuleLearningRate>,
+    ) -> Result<Option<GradientsParams>, AmpError> {
+        // All that is to be refused is refused before a window takes the gradients.
+        let traversal = Traversal {
+            grads: Some(grads.params()),
+            sums: self.window.as_ref().map(|window| &window.sums),
+            lr,
+        };
+        let entries = traversal.of(module)?;
+        scaler.check_scopes();
+        let grads = match (&mut self.window, grads) {
+            (Some(window), grads) => {
+                scaler.check_accepted(optim, &entries)?;
+                match scaler.add_micro_batch(window, grads, entries)? {
+                    Some(grads) => grads,
+                    None => return Ok(None),
+                }
+            }
+            (None, StepGradients::Plain(grads)) => scaler.test(grads, &entries)?,
+            (None, StepGradients::Scaled(grads)) => {
+                let (scale, dtype) = (
+                    grads.loss_scale(),
+                    scaler.config().parameter_dtype_gradients,
+                );
+                let entries = entries.into_gradients();
+                scaler.unscale_by(grads.into_params(), entries, scale, dtype)?
+            }
+            (None, StepGradients::Unscaled(grads)) => grads,
+        };
+        self.settle(scaler, optim, grads)
+    }
+
+    fn settle<O: ModuleOptim>(
+        &self,
+        scaler: &mut GradScaler,
+        optim: &O,
+        grads: UnscaledGradients,
+    ) -> Result<Option<GradientsParams>, AmpError> {
+        let grads = match self.clip.is_empty() {
+            true => grads,
+            false => grads.clip_by(&self.clip)?,
+        };
+        let grads = scaler.decide(optim, grads)?;
+        if grads.is_none() {
+            scaler.update();
+        }
+        Ok(grads)
+    }
+
+    /// What comes after a step that was not skipped.
+    pub(crate) fn applied<M: Module>(&mut self, scaler: &mut GradScaler, module: M) -> M {
+        let module = match &mut self.ema {
+            Some(ema) => ema.update(module),
+            None => module,
+        };
+        scaler.update();
+        module
+    }
+
+    /// Throws gradients away; the scale stays frozen inside a window that is skipped as a whole.
+    fn discard(&self, scaler: &mut GradScaler, grads: StepGradients) {
+        let frozen = |window: &AccumulationWindow| !window.drops_micro_batches();
+        match grads {
+            StepGradients::Unscaled(grads) if self.window.as_ref().is_some_and(frozen) => {
+                scaler.discard(grads.into_params());
+            }
+            grads => {
+                scaler.discard(grads);
+                scaler.update();
+            }
+        }
+    }
+}

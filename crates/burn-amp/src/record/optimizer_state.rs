@@ -1,0 +1,150 @@
+//! An optimizer's state in a container: what can be known of it before a module says whose it is.
+
+use burn::{
+    module::{Module, ModuleVisitor, Param},
+    tensor::{DType, Shape, Tensor},
+};
+use std::collections::BTreeMap;
+
+use super::Container;
+use crate::{error::AmpError, module_path::ModulePath};
+
+/// The tensors of a stored state: field and shape, by parameter.
+#[derive(Clone, Debug)]
+pub(crate) struct OptimizerState {
+    origin: String,
+    tensors: BTreeMap<u64, Vec<(String, Shape)>>,
+}
+
+impl OptimizerState {
+    /// What an optimizer's container holds.
+    ///
+    /// # Errors
+    ///
+    /// If it is not an optimizer's, or the tensors of one parameter cannot belong to each other.
+    pub(crate) fn of(container: &Container) -> Result<Self, AmpError> {
+        check_names(container).map_err(|reason| AmpError::ForeignRecord {
+            origin: container.origin().to_string(),
+            reason,
+        })?;
+        let mut tensors: BTreeMap<u64, Vec<(String, Shape)>> = BTreeMap::new();
+        for tensor in container.tensors() {
+            let field = tensor.name.split_once('.').map_or("", |(_, field)| field);
+            if field == "master" && tensor.dtype != DType::F32 {
+                let (name, dtype) = (&tensor.name, tensor.dtype.name());
+                return Err(
+                    container.damaged(format!("tensor `{name}` is {dtype}, but must be f32"))
+                );
+            }
+            let field = (field.to_string(), tensor.shape.clone());
+            let id = tensor.param_id.unwrap_or_default();
+            tensors.entry(id).or_default().push(field);
+        }
+        for (id, fields) in &tensors {
+            let master = fields.iter().find(|(field, _)| field == "master");
+            let is_moment =
+                |field: &str| field.rsplit('.').next().unwrap_or("").contains("moment_");
+            let moment = fields.iter().find(|(field, _)| is_moment(field));
+            for (field, shape) in fields {
+                let clash = master.filter(|(_, whole)| !fits(field, shape, whole));
+                let clash =
+                    clash.or(moment.filter(|(_, other)| is_moment(field) && shape != other));
+                if let Some((of, other)) = clash {
+                    return Err(container.damaged(format!(
+                        "tensor `{id}.{field}` has shape {shape}, but `{id}.{of}` has {other}"
+                    )));
+                }
+            }
+        }
+        Ok(Self {
+            origin: container.origin().to_string(),
+            tensors,
+        })
+    }
+
+    /// Refuses a module whose parameters have other shapes, before Burn broadcasts them; warns of state that would be lost.
+    pub(crate) fn check<M: Module>(&self, module: &M) -> Result<(), AmpError> {
+        let mut check = Check {
+            unknown: self.tensors.clone(),
+            path: ModulePath::default(),
+            misfit: None,
+        };
+        module.visit(&mut check);
+        if let Some(reason) = check.misfit {
+            let origin = self.origin.clone();
+            return Err(AmpError::ForeignRecord { origin, reason });
+        }
+        if !check.unknown.is_empty() {
+            log::warn!(
+                "the optimizer's state from {} is that of {} parameters, of which {} are not in this module: their state is not used. \
+                 Load the model's own record too, which gives its parameters their ids back",
+                self.origin,
+                self.tensors.len(),
+                check.unknown.len()
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Every tensor and scalar of an optimizer's record is named after its parameter, `{id}.{field}`: Burn panics on
+/// a tensor without an id, and takes a model's record for an empty optimizer's.
+fn check_names(container: &Container) -> Result<(), String> {
+    for tensor in container.tensors() {
+        let id = tensor.param_id.map(|id| format!("{id}."));
+        if !id.is_some_and(|id| tensor.name.starts_with(&id)) {
+            return Err(format!(
+                "tensor `{}` is not an optimizer's: not the record of an optimizer",
+                tensor.name
+            ));
+        }
+    }
+    for (name, value) in container.scalars() {
+        // Burn's optimizers count their steps, and would overflow.
+        if name.ends_with(".time") && u64::try_from(*value).is_ok_and(|time| time > u64::MAX / 2) {
+            return Err(format!("`{name}` is {value:?}: no run has counted so far"));
+        }
+        let id = name.split('.').next().unwrap_or_default();
+        if id.parse::<u64>().is_err() {
+            return Err(format!(
+                "value `{name}` is not an optimizer's: not the record of an optimizer"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Whether a tensor can be a parameter's state: an optimizer may keep one value for a whole row, but nothing larger.
+fn fits(field: &str, shape: &Shape, parameter: &Shape) -> bool {
+    let sizes = || shape.iter().zip(parameter.iter());
+    shape.num_dims() == parameter.num_dims()
+        && sizes().all(|(size, whole)| size == whole || (*size == 1 && field != "master"))
+}
+
+struct Check {
+    unknown: BTreeMap<u64, Vec<(String, Shape)>>,
+    path: ModulePath,
+    misfit: Option<String>,
+}
+
+impl ModuleVisitor for Check {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.enter(name);
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.exit();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let expected = param.shape();
+        for (field, shape) in self.unknown.remove(&param.id.val()).unwrap_or_default() {
+            if self.misfit.is_none() && !fits(&field, &shape, &expected) {
+                let path = self.path.join();
+                self.misfit = Some(format!(
+                    "its state `{field}` for `{path}` has shape {shape}, but the parameter has {expected}"
+                ));
+            }
+        }
+    }
+}

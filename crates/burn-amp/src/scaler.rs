@@ -1,0 +1,961 @@
+//! [`GradScaler`]: the loss scale at work on losses, gradients and optimizers.
+//!
+//! For one loss and one optimizer, [`ScaledOptimizer`](crate::ScaledOptimizer) does all of this in its `step`.
+//! The scaler alone serves several optimizers or losses:
+//!
+//! ```
+//! use burn::{
+//!     module::Module, nn::LinearConfig, optim::SgdConfig, tensor::{Device, Distribution, Tensor},
+//! };
+//! use burn_amp::GradScalerConfig;
+//!
+//! let device = Device::flex().autodiff();
+//! let mut model = LinearConfig::new(4, 2).init(&device);
+//! let mut optim = SgdConfig::new().init();
+//! let mut scaler = GradScalerConfig::new().init()?;
+//!
+//! for _ in 0..3 {
+//!     let input = Tensor::<2>::random([8, 4], Distribution::Default, &device);
+//!     let loss = model.forward(input).mean();
+//!
+//!     let grads = scaler.backward(loss, &model);
+//!     let grads = scaler.unscale(grads, &model);
+//!     model = scaler.try_step(&mut optim, 0.1, model, grads)?;
+//!     scaler.update();
+//! }
+//! assert_eq!(scaler.counters().steps(), 3);
+//! # Ok::<(), burn_amp::AmpError>(())
+//! ```
+
+use burn::{
+    lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module, optim::GradientsParams,
+    tensor::Tensor,
+};
+use serde::{Deserialize, Serialize};
+use std::sync::{Arc, Once};
+
+mod accumulate;
+mod record;
+
+pub(crate) use record::ScalerState;
+
+use crate::{
+    cast_float::CastFloat,
+    entries::{Entries, Entry, Traversal},
+    error::{AmpError, StepError, short},
+    gradient_status::GradientStatus,
+    gradients::{ScaledGradients, StepGradients, UnscaledGradients},
+    iteration::Iteration,
+    live_scale::Blame,
+    loss_scale::{GradScalerConfig, LossScale, StepOutcome},
+    loss_watch::UnderflowWatch,
+    mixed_precision::MixedPrecision,
+    module_optim::ModuleOptim,
+    running_statistics::RunningStatistics,
+    scope::multiply_losses,
+    step_counters::StepCounters,
+    step_log::StepLog,
+    unscale::{pass_through, test, unscale},
+};
+
+impl GradScalerConfig {
+    /// Checks the settings and builds the scaler.
+    ///
+    /// # Errors
+    ///
+    /// As [`schedule`](Self::schedule).
+    pub fn init(&self) -> Result<GradScaler, AmpError> {
+        self.schedule().map(GradScaler::new)
+    }
+}
+
+/// Scales losses, unscales and tests gradients, skips steps that overflow, and moves the loss scale.
+///
+/// The counterpart of PyTorch's `torch.amp.GradScaler` (same names, defaults and arithmetic), after
+/// "Mixed Precision Training" (Micikevicius et al., 2018). Built by
+/// [`GradScalerConfig::init`].
+///
+/// A value: cloning it copies its state, and nothing is shared between the copies. It waits for the device where it tests
+/// gradients, once: in [`unscale`](Self::unscale), or in [`accumulate`](Self::accumulate) and [`flush`](Self::flush).
+#[derive(Clone, Debug)]
+pub struct GradScaler {
+    pub(crate) schedule: LossScale,
+    pub(crate) counters: StepCounters,
+    pub(crate) iteration: Iteration,
+    last_outcome: Option<StepOutcome>,
+    last_status: Option<GradientStatus>,
+    underflow: UnderflowWatch,
+    border: Option<Border>,
+    log: StepLog,
+    statistics: RunningStatistics,
+    /// Whether a forward pass may have overflowed of which no step knows: its gradients were thrown away.
+    suspicious: bool,
+}
+
+/// The loss scale of a [`MixedPrecision`], which its scopes apply and this scaler moves.
+#[derive(Clone, Debug)]
+struct Border {
+    amp: MixedPrecision,
+    member: Arc<()>,
+    /// The scopes that were open at the last step.
+    opened: u64,
+    warned: bool,
+    /// The skips of all optimizers after which the running statistics were looked at.
+    skips: u64,
+}
+
+impl GradScaler {
+    pub(crate) fn new(schedule: LossScale) -> Self {
+        Self {
+            schedule,
+            counters: StepCounters::default(),
+            iteration: Iteration::default(),
+            last_outcome: None,
+            last_status: None,
+            underflow: UnderflowWatch::default(),
+            border: None,
+            log: StepLog::default(),
+            statistics: RunningStatistics::default(),
+            suspicious: false,
+        }
+    }
+
+    /// The scaler of an optimizer whose gradients the scopes of `amp` have scaled and unscaled.
+    pub(crate) fn at_border(amp: &MixedPrecision) -> Self {
+        Self {
+            border: Some(Border {
+                amp: amp.clone(),
+                member: amp.live().join(),
+                opened: amp.live().opened(),
+                warned: false,
+                skips: amp.live().skips(),
+            }),
+            ..Self::new(amp.live().schedule())
+        }
+    }
+
+    /// Is heard by itself before an iteration ends, and not as the scaler that it was cloned from.
+    #[cfg(feature = "train")]
+    pub(crate) fn join(&mut self) {
+        if let Some(border) = &mut self.border {
+            border.member = border.amp.live().join();
+        }
+    }
+
+    /// Is no longer waited for before an iteration ends.
+    #[cfg(feature = "train")]
+    pub(crate) fn leave(&mut self) {
+        if let Some(border) = &mut self.border {
+            border.member = Arc::default();
+        }
+    }
+
+    /// The `MixedPrecision` whose loss scale this moves; none of a scaler that scales losses itself.
+    pub fn precision(&self) -> Option<&MixedPrecision> {
+        self.border.as_ref().map(|border| &border.amp)
+    }
+
+    pub(crate) fn set_schedule(&mut self, schedule: LossScale) {
+        match &self.border {
+            Some(border) => border.amp.live().set_schedule(schedule),
+            None => self.schedule = schedule,
+        }
+    }
+
+    /// What this scaler itself multiplies losses by: nothing where scopes do it.
+    pub(crate) fn loss_factor(&self) -> f32 {
+        match self.border {
+            Some(_) => 1.0,
+            None => self.loss_scale(),
+        }
+    }
+
+    /// Multiplies a loss, or a structure of losses, by the loss scale.
+    ///
+    /// Takes what [`CastFloat`] is implemented for: tensors, `Vec`, arrays, tuples and `Option` of them, and structures of one's
+    /// own by [`cast_fields!`](crate::cast_fields).
+    ///
+    /// Tensors of any rank and float dtype. The product is taken in f32 and stays f32 for f16, bf16 and f32
+    /// losses, so that an f16 loss does not turn into infinity here; an f64 loss stays f64. Disabled: the
+    /// losses are returned as they are. Does not wait for the device.
+    ///
+    /// The way *back* through an f16 loss still passes an f16 gradient, which cannot hold 65536: reduce the loss
+    /// itself in f32 (cast the logits), or the first steps will overflow until the scale fits.
+    pub fn scale<T: CastFloat>(&self, loss: T) -> T {
+        if !self.is_enabled() {
+            return loss;
+        }
+        let (scaled, seen) = multiply_losses(loss, self.loss_factor());
+        self.underflow.see(seen);
+        scaled
+    }
+
+    /// Scales the loss, runs the backward pass and collects the gradients of `module`'s parameters.
+    ///
+    /// Does not wait for the device.
+    ///
+    /// # Panics
+    ///
+    /// If the loss was not computed with autodiff, as [`Tensor::backward`].
+    pub fn backward<const D: usize, M: Module>(
+        &self,
+        loss: Tensor<D>,
+        module: &M,
+    ) -> ScaledGradients {
+        let grads = self.scale(loss).backward();
+        self.scaled(GradientsParams::from_grads(grads, module))
+    }
+
+    /// Marks gradients of a loss that went through [`scale`](Self::scale) since the last [`update`](Self::update) as what
+    /// they are: too large by the present loss scale.
+    ///
+    /// ```
+    /// # use burn::{nn::LinearConfig, optim::GradientsParams, tensor::{Device, Tensor}};
+    /// # use burn_amp::GradScalerConfig;
+    /// # let device = Device::flex().autodiff();
+    /// # let model = LinearConfig::new(4, 2).init(&device);
+    /// # let loss = model.forward(Tensor::<2>::ones([1, 4], &device)).mean();
+    /// let scaler = GradScalerConfig::new().init()?;
+    /// let grads = scaler.scale(loss).backward();
+    /// let grads = scaler.scaled(GradientsParams::from_grads(grads, &model));
+    /// assert_eq!(grads.loss_scale(), 65536.0);
+    /// # Ok::<(), burn_amp::AmpError>(())
+    /// ```
+    pub fn scaled(&self, grads: GradientsParams) -> ScaledGradients {
+        ScaledGradients::new(grads, self.loss_factor())
+    }
+
+    /// Divides gradients by the loss scale and looks for values that are not finite.
+    ///
+    /// Takes what [`backward`](Self::backward) or [`scaled`](Self::scaled) gives. Gradients come out in f32 for f16, bf16
+    /// and f32 parameters and in f64 for f64 ones ([`parameter_dtype_gradients`](GradScalerConfig::parameter_dtype_gradients) can change that). The inverse of the
+    /// scale is taken in f64 and rounded to f32 once, as in PyTorch; with a scale that is a power of two the result
+    /// is that of an unscaled f32 step, bit for bit, except where it is subnormal.
+    ///
+    /// Gradients of parameters that are not in `module` are dropped, as Burn's optimizers ignore them.
+    /// Disabled: gradients pass as they are, and the status has only their number.
+    ///
+    /// Waits for the device: one small transfer for all gradients (one for each device, if there are several).
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_unscale`](Self::try_unscale) returns an error, with its message.
+    pub fn unscale<M: Module>(&self, grads: ScaledGradients, module: &M) -> UnscaledGradients {
+        self.try_unscale(grads, module)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`unscale`](Self::unscale), for runs that want to handle a failure.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::UnsupportedDType`] if a gradient's device cannot compute in the gradient's dtype, [`AmpError::GradientShape`] if
+    /// a gradient has not its parameter's shape.
+    pub fn try_unscale<M: Module>(
+        &self,
+        grads: ScaledGradients,
+        module: &M,
+    ) -> Result<UnscaledGradients, AmpError> {
+        let entries = Entries::of(grads.params(), module)?.into_gradients();
+        let scale = grads.loss_scale();
+        self.unscale_by(
+            grads.into_params(),
+            entries,
+            scale,
+            self.config().parameter_dtype_gradients,
+        )
+    }
+
+    /// Divides gradients by `scale`, into f32 (f64 for f64 parameters) or the parameter's dtype.
+    pub(crate) fn unscale_by(
+        &self,
+        grads: GradientsParams,
+        entries: Vec<Entry>,
+        scale: f32,
+        in_own_dtype: bool,
+    ) -> Result<UnscaledGradients, AmpError> {
+        if !self.is_enabled() {
+            return Ok(pass_through(grads, entries));
+        }
+        let inverse = (1.0 / f64::from(scale)) as f32;
+        Ok(self.blamed(unscale(grads, entries, inverse, in_own_dtype)?))
+    }
+
+    /// Tests gradients that are not scaled, as they are: those of Burn's own `backward`.
+    ///
+    /// Where they overflow after scopes of a [`MixedPrecision`], waits once more, to learn whether the loss scale is to blame.
+    /// Where its scopes cast the parameters, an adapter that casts its base by hand is refused.
+    pub(crate) fn test(
+        &self,
+        grads: GradientsParams,
+        entries: &Entries,
+    ) -> Result<UnscaledGradients, AmpError> {
+        let found = entries.gradients().cloned().collect();
+        if !self.is_enabled() {
+            return Ok(pass_through(grads, found));
+        }
+        match self.precision() {
+            Some(amp) if amp.is_scaled() => {
+                if let Some((parameter, name)) = entries.adapted.clone() {
+                    return Err(AmpError::UnfrozenBase { parameter, name });
+                }
+            }
+            None if entries.has_scopes => warn_of_another_scale(),
+            _ => {}
+        }
+        Ok(self.blamed(test(grads, found)?))
+    }
+
+    /// Warns, once, if no scope was open since the last step: its gradients say nothing of this scale.
+    pub(crate) fn check_scopes(&mut self) {
+        let Some(border) = &mut self.border else {
+            return;
+        };
+        let opened = border.amp.live().opened();
+        let unused = opened == border.opened && border.amp.is_scaled();
+        border.opened = opened;
+        if unused && !border.warned {
+            border.warned = true;
+            log::warn!(
+                "no `autocast` of this optimizer's `MixedPrecision` was entered since its last step, so its loss scale cannot \
+                 adjust itself: give the optimizer the `MixedPrecision` of the model, not another one (clones share one scale)"
+            );
+        }
+    }
+
+    /// Notes what an overflow is to be blamed on.
+    pub(crate) fn blamed(&self, grads: UnscaledGradients) -> UnscaledGradients {
+        match &self.border {
+            Some(border) if grads.has_overflow() => grads.blamed(border.amp.live().blame()),
+            _ => grads,
+        }
+    }
+
+    /// Steps the optimizer, or skips the step if the gradients overflow, and records which it was.
+    ///
+    /// On a skipped step the module comes back as it went in and the optimizer is not called. Without any
+    /// gradients (an empty module, frozen parameters, a loss that reached none of them) the optimizer is called
+    /// and the step counts as applied, but the loss scale learns nothing from it. Call [`update`](Self::update)
+    /// once after all steps of the iteration.
+    ///
+    /// Does not wait for the device; only where all gradients are zero and no warning of that was given yet, it reads the losses.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_step`](Self::try_step) returns an error, with its message.
+    pub fn step<O: ModuleOptim, M: Module>(
+        &mut self,
+        optim: &mut O,
+        lr: impl Into<ModuleLearningRate>,
+        module: M,
+        grads: UnscaledGradients,
+    ) -> M {
+        self.try_step(optim, lr, module, grads)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`step`](Self::step), for runs that want to handle a failure.
+    ///
+    /// # Errors
+    ///
+    /// The error has the module, as it came. [`AmpError::LossScaleExhausted`] if the gradients overflow where the scale cannot be lowered or after
+    /// `max_consecutive_skips` skips in a row; the step is counted as skipped. Of a window whose micro-batches were tested one
+    /// by one ([`skip_micro_batch`](crate::AccumulationConfig::skip_micro_batch)) only the latter: its sum overflows by itself.
+    /// [`AmpError::HalfPrecisionParameter`] if the optimizer cannot combine a parameter with its gradient, and
+    /// [`AmpError::UpdateMissing`] if these parameters were stepped already, [`AmpError::GradientShape`] if a gradient has not its
+    /// parameter's shape, [`AmpError::InvalidValue`] for a learning rate that is infinite or NaN; nothing is counted then. Neither
+    /// parameters, optimizer state nor loss scale change on any of them.
+    pub fn try_step<O: ModuleOptim, M: Module>(
+        &mut self,
+        optim: &mut O,
+        lr: impl Into<ModuleLearningRate>,
+        module: M,
+        grads: UnscaledGradients,
+    ) -> Result<M, StepError<M>> {
+        let lr = lr.into();
+        // Gradients may have been changed since they were tested.
+        let traversal = Traversal {
+            grads: Some(grads.params()),
+            lr: Some(&lr),
+            ..Default::default()
+        };
+        let checked = traversal.of(&module);
+        let before = self.before_step(&module);
+        let decided = checked.and_then(|_| self.decide(optim, grads));
+        let stepped = matches!(decided, Ok(Some(_)));
+        self.after_step(&module, before, stepped, stepped);
+        match decided {
+            Ok(Some(grads)) => Ok(optim.step(lr, module, grads)),
+            Ok(None) => Ok(module),
+            Err(error) => Err(StepError { module, error }),
+        }
+    }
+
+    /// Before a step, or a micro-batch, of a module: what [`after_step`](Self::after_step) wants to know.
+    pub(crate) fn before_step<M: Module>(&mut self, module: &M) -> u64 {
+        if self.is_enabled() {
+            self.statistics.meet(module);
+        }
+        self.counters.skipped() + self.counters.dropped()
+    }
+
+    /// Tells those who follow the steps, and looks after the running statistics of a module: an overflow in the forward pass
+    /// leaves NaN in them, and a skip does not take it back by itself. `stepped` says that the optimizer is called, `clean` that
+    /// the gradients were tested and are finite. Waits for the device only where something was skipped.
+    pub(crate) fn after_step<M: Module>(
+        &mut self,
+        module: &M,
+        before: u64,
+        stepped: bool,
+        clean: bool,
+    ) {
+        self.log_call(stepped);
+        if !self.is_enabled() {
+            return;
+        }
+        let skipped = self.counters.skipped() + self.counters.dropped() != before;
+        // Another optimizer's forward pass may have gone through this module.
+        let others = (self.border.as_ref()).is_some_and(|b| b.skips != b.amp.live().skips());
+        if skipped || (clean && (others || self.suspicious)) {
+            self.statistics.repair(module);
+            self.suspicious = false;
+            if let Some(border) = &mut self.border {
+                let live = border.amp.live();
+                border.skips = if skipped {
+                    live.add_skip()
+                } else {
+                    live.skips()
+                };
+            }
+        }
+        if clean && !skipped {
+            self.statistics.keep(module);
+        }
+    }
+
+    /// Tells those who follow the steps whether the optimizer was called.
+    pub(super) fn log_call(&self, stepped: bool) {
+        self.log.record(stepped);
+        if let Some(border) = &self.border {
+            border.amp.step_log().record(stepped);
+        }
+    }
+
+    pub(crate) fn step_log(&self) -> &StepLog {
+        &self.log
+    }
+
+    pub(super) fn forget_statistics(&mut self) {
+        self.statistics = RunningStatistics::default();
+    }
+
+    /// Gradients of a forward pass that has overflowed were thrown away.
+    pub(super) fn suspect_statistics(&mut self) {
+        self.suspicious = true;
+    }
+
+    /// Counts the step, and gives the gradients back if it is not to be skipped.
+    pub(crate) fn decide<O: ModuleOptim>(
+        &mut self,
+        optim: &O,
+        grads: UnscaledGradients,
+    ) -> Result<Option<GradientsParams>, AmpError> {
+        self.check_dtypes(optim, &grads)?;
+        self.iteration.check(&grads)?;
+        self.underflow_check(&grads);
+        self.record(&grads)?;
+        Ok((!grads.has_overflow()).then(|| grads.into_tested()))
+    }
+
+    /// Ends the iteration: backs the scale off if any of its steps was skipped, counts towards growth if not.
+    ///
+    /// Returns the joint outcome; none, and nothing changes, if no gradients were stepped on since the last
+    /// update (PyTorch raises an error there). Does not wait for the device.
+    pub fn update(&mut self) -> Option<StepOutcome> {
+        let outcome = self.end_iteration()?;
+        if outcome.is_stepped() {
+            self.counters.reset_consecutive_skips();
+        }
+        self.adjust(outcome, "step skipped");
+        Some(outcome)
+    }
+
+    /// Ends the iteration with a loss scale of the caller's choice, whatever the outcome was.
+    ///
+    /// PyTorch's `update(new_scale)`: the growth tracker stays.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`], the iteration not ended, unless `scale` is positive, finite as an f32 and within
+    /// `min_scale` and `max_scale`.
+    pub fn update_to(&mut self, scale: f64) -> Result<Option<StepOutcome>, AmpError> {
+        let before = self.schedule().scale();
+        self.set_loss_scale(scale)?;
+        let outcome = self.end_iteration();
+        if self.is_enabled() && outcome.is_some_and(StepOutcome::is_skipped) {
+            let after = self.schedule().scale();
+            log_skip(before, after, self.last_status.as_ref(), "step skipped");
+        }
+        Ok(outcome)
+    }
+
+    /// Starts afresh: the schedule at its initial scale, counters at zero. Settings stay.
+    pub fn reset(&mut self) {
+        let schedule = self.schedule().restarted();
+        *self = Self {
+            border: self.border.take(),
+            log: self.log.clone(),
+            ..Self::new(schedule)
+        };
+        self.set_schedule(schedule);
+    }
+
+    /// Whether losses are scaled and gradients tested.
+    pub fn is_enabled(&self) -> bool {
+        self.config().enabled
+    }
+
+    /// The settings, those changed by setters included.
+    pub fn config(&self) -> GradScalerConfig {
+        *self.schedule().config()
+    }
+
+    /// The state of the schedule.
+    pub fn schedule(&self) -> LossScale {
+        match &self.border {
+            Some(border) => border.amp.live().schedule(),
+            None => self.schedule,
+        }
+    }
+
+    /// Steps taken and skipped since this scaler was built.
+    pub fn counters(&self) -> &StepCounters {
+        &self.counters
+    }
+
+    /// The outcome of the last step; none before the first.
+    pub fn last_outcome(&self) -> Option<StepOutcome> {
+        self.last_outcome
+    }
+
+    /// What the gradients of the last step were like, before clipping; none before the first, and of a disabled scaler
+    /// that does not clip.
+    pub fn last_status(&self) -> Option<&GradientStatus> {
+        self.last_status.as_ref()
+    }
+
+    fn end_iteration(&mut self) -> Option<StepOutcome> {
+        self.underflow.forget();
+        self.iteration.finish()
+    }
+
+    fn check_dtypes<O: ModuleOptim>(
+        &self,
+        optim: &O,
+        grads: &UnscaledGradients,
+    ) -> Result<(), AmpError> {
+        let clash = |entry: &&Entry| !optim.accepts(entry.parameter, entry.gradient);
+        match grads.entries().iter().find(clash) {
+            Some(entry) => Err(AmpError::HalfPrecisionParameter {
+                parameter: entry.path.clone(),
+                parameter_dtype: entry.parameter,
+                gradient_dtype: entry.gradient,
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Counts the step; an error if it is an overflow too many.
+    pub(crate) fn record(&mut self, grads: &UnscaledGradients) -> Result<(), AmpError> {
+        self.remember(grads);
+        if !grads.has_overflow() {
+            self.last_outcome = Some(StepOutcome::Stepped);
+            self.counters.record(StepOutcome::Stepped);
+            self.counters.reset_bad_losses();
+            if grads.is_settled() {
+                self.counters.reset_skipped_windows();
+            }
+            self.iteration.record(grads);
+            return Ok(());
+        }
+        self.last_outcome = Some(StepOutcome::Skipped);
+        self.counters.record(StepOutcome::Skipped);
+        if let Blame::Loss { output_finite } = grads.blame() {
+            let error = self.skip_bad_loss(output_finite, "step skipped");
+            return error.map_or(Ok(()), Err);
+        }
+        let error = match grads.is_settled() {
+            true => self.skip_window(grads),
+            false => {
+                // Two optimizers that overflow in one iteration are one reason to back off, not two.
+                if !self.iteration.has_skip() {
+                    self.counters.add_consecutive_skip();
+                }
+                self.exhausted(grads)
+            }
+        };
+        if let Some(error) = error {
+            self.end_iteration();
+            return Err(error);
+        }
+        self.iteration.record(grads);
+        Ok(())
+    }
+
+    /// Counts a window whose micro-batches were clean and whose sum overflows: no loss scale is too high there, and none
+    /// helps. The error that ends the run if it is one too many.
+    fn skip_window(&mut self, grads: &UnscaledGradients) -> Option<AmpError> {
+        self.counters.add_skipped_window();
+        let parameter = grads.status().overflow_parameter().unwrap_or("?");
+        log::warn!(
+            "window skipped: the sum of its micro-batches overflows, first in `{parameter}`, though each of them is finite"
+        );
+        let skips = self.counters.skipped_windows();
+        self.is_too_many(skips).then(|| self.error(skips, grads))
+    }
+
+    /// Counts a skip that no loss scale is to blame for; `skip` is what it did. The error that ends the run if it is one too
+    /// many.
+    pub(crate) fn skip_bad_loss(&mut self, output_finite: bool, skip: &str) -> Option<AmpError> {
+        self.counters.add_bad_loss();
+        self.move_scale(None);
+        let skips = self.counters.bad_losses_in_a_row();
+        if self.is_too_many(skips) {
+            return Some(AmpError::LossNotFinite {
+                skips,
+                output_finite,
+            });
+        }
+        let what = match output_finite {
+            true => "the gradient of the loss is infinite or NaN",
+            false => "the model's output is infinite or NaN",
+        };
+        log::warn!("{skip}: {what}, {skips} in a row; the loss scale stays");
+        None
+    }
+
+    /// The error that ends the run if this overflow is one too many.
+    pub(crate) fn exhausted(&self, grads: &UnscaledGradients) -> Option<AmpError> {
+        let skips = self.counters.consecutive_skips();
+        (self.is_too_many(skips) || self.schedule().is_at_floor()).then(|| self.error(skips, grads))
+    }
+
+    fn is_too_many(&self, skips: u64) -> bool {
+        self.config()
+            .max_consecutive_skips
+            .is_some_and(|max| skips > u64::from(max))
+    }
+
+    fn error(&self, skips: u64, grads: &UnscaledGradients) -> AmpError {
+        let parameter = grads.status().overflow_parameter();
+        AmpError::LossScaleExhausted {
+            scale: self.schedule().scale(),
+            skips,
+            parameter: parameter.unwrap_or("?").to_string(),
+        }
+    }
+
+    /// Moves the schedule; `skip` is what an overflow did, for the log.
+    pub(crate) fn adjust(&mut self, outcome: StepOutcome, skip: &str) {
+        if self.is_enabled() {
+            let (before, after) = self.move_scale(Some(outcome));
+            if outcome.is_skipped() {
+                let skips = self.counters.consecutive_skips();
+                if skips > 2 {
+                    log::warn!(
+                        "{skips} overflows in a row at loss scale {}",
+                        short(before.into())
+                    );
+                }
+                log_skip(before, after, self.last_status.as_ref(), skip);
+            } else if before != after {
+                let (before, after) = (short(before.into()), short(after.into()));
+                log::info!("loss scale grows from {before} to {after}");
+            }
+        }
+    }
+
+    /// Moves the schedule by an outcome, none if it says nothing of the scale; the scale before and after.
+    fn move_scale(&mut self, outcome: Option<StepOutcome>) -> (f32, f32) {
+        if let Some(border) = &self.border {
+            return border.amp.live().report(&border.member, outcome);
+        }
+        let before = self.schedule.scale();
+        if let Some(outcome) = outcome {
+            self.schedule = self.schedule.adjust(outcome);
+        }
+        (before, self.schedule.scale())
+    }
+
+    /// Keeps the status for those who ask for it later.
+    pub(crate) fn remember(&mut self, grads: &UnscaledGradients) {
+        // A disabled scaler knows something only where clipping has measured.
+        let known = self.is_enabled() || grads.status().elements() > 0;
+        self.last_status = known.then(|| grads.status().clone());
+    }
+
+    pub(crate) fn underflow_check(&mut self, grads: &UnscaledGradients) {
+        // Micro-batches were checked one by one, beside their losses.
+        if self.is_enabled() && !grads.is_settled() {
+            let scale = self.schedule().scale();
+            let border = self.border.as_ref();
+            let arrived = || border.is_some_and(|border| border.amp.live().has_gradients());
+            self.underflow.check(grads.status(), scale, arrived);
+        }
+    }
+
+    pub(crate) fn forget_losses(&self) {
+        self.underflow.forget();
+    }
+
+    // The getters and setters of PyTorch's five fields.
+
+    /// The loss scale at present; 1 if disabled (as PyTorch's `get_scale`).
+    pub fn loss_scale(&self) -> f32 {
+        if self.is_enabled() {
+            self.schedule().scale()
+        } else {
+            1.0
+        }
+    }
+
+    /// The factor of a growth; 1 for a static scale.
+    pub fn growth_factor(&self) -> f64 {
+        self.setting(1.0, |config| config.growth_factor)
+    }
+
+    /// The factor of a backoff; 1 for a static scale.
+    pub fn backoff_factor(&self) -> f64 {
+        self.setting(1.0, |config| config.backoff_factor)
+    }
+
+    /// Clean steps in a row before a growth; 0, for never, with a static scale.
+    pub fn growth_interval(&self) -> u32 {
+        self.setting(0, |config| config.growth_interval)
+    }
+
+    /// Clean steps in a row so far (PyTorch's `_growth_tracker`).
+    pub fn growth_tracker(&self) -> u32 {
+        self.schedule().growth_tracker()
+    }
+
+    /// Sets the loss scale, and with it a new start of the count of skips in a row. The growth tracker stays.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`], the old value kept, unless `scale` is positive, finite as an f32 and
+    /// within `min_scale` and `max_scale`.
+    pub fn set_loss_scale(&mut self, scale: f64) -> Result<(), AmpError> {
+        self.change(|schedule| schedule.with_scale("loss_scale", scale))?;
+        self.counters.reset_consecutive_skips();
+        Ok(())
+    }
+
+    /// Sets the growth factor.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`], the old value kept, unless `factor` is finite and above 1 and the scale dynamic.
+    pub fn set_growth_factor(&mut self, factor: f64) -> Result<(), AmpError> {
+        self.change(|schedule| {
+            schedule.with_setting("growth_factor", factor, |config| {
+                config.growth_factor = factor
+            })
+        })
+    }
+
+    /// Sets the backoff factor.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`], the old value kept, unless `factor` lies between 0 and 1 and the scale is dynamic.
+    pub fn set_backoff_factor(&mut self, factor: f64) -> Result<(), AmpError> {
+        self.change(|schedule| {
+            schedule.with_setting("backoff_factor", factor, |config| {
+                config.backoff_factor = factor
+            })
+        })
+    }
+
+    /// Sets the growth interval, in steps. One at or below the growth tracker makes the next clean step grow
+    /// (PyTorch would never grow again).
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`], the old value kept, if `interval` is 0 or the scale static.
+    pub fn set_growth_interval(&mut self, interval: u32) -> Result<(), AmpError> {
+        self.change(|schedule| {
+            let change = |config: &mut GradScalerConfig| config.growth_interval = interval;
+            schedule.with_setting("growth_interval", interval.into(), change)
+        })
+    }
+
+    /// Sets the count of clean steps in a row.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`], the old value kept, unless `tracker` is below the growth interval.
+    pub fn set_growth_tracker(&mut self, tracker: u32) -> Result<(), AmpError> {
+        self.change(|schedule| schedule.with_growth_tracker(tracker))
+    }
+
+    /// A setting of the schedule, if it moves.
+    fn setting<T>(&self, fixed: T, get: impl FnOnce(&GradScalerConfig) -> T) -> T {
+        let config = self.config();
+        match config.dynamic {
+            true => get(&config),
+            false => fixed,
+        }
+    }
+
+    fn change(
+        &mut self,
+        change: impl FnOnce(LossScale) -> Result<LossScale, AmpError>,
+    ) -> Result<(), AmpError> {
+        self.set_schedule(change(self.schedule())?);
+        Ok(())
+    }
+
+    /// Counts unscaled gradients as a step of this scaler's without stepping on them: for gradients that are added to
+    /// another scaler's (one scaler for each loss, Apex's `num_losses`) and stepped on there.
+    ///
+    /// The next [`update`](Self::update) moves the scale by their verdict, which is returned. Waits as
+    /// [`step`](Self::step) does.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::LossScaleExhausted`] as [`try_step`](Self::try_step), and [`AmpError::UpdateMissing`] if the parameters
+    /// were stepped or observed already.
+    pub fn observe(&mut self, grads: &UnscaledGradients) -> Result<StepOutcome, AmpError> {
+        self.iteration.check(grads)?;
+        self.underflow_check(grads);
+        self.record(grads)?;
+        Ok(match grads.has_overflow() {
+            true => StepOutcome::Skipped,
+            false => StepOutcome::Stepped,
+        })
+    }
+
+    /// Throws gradients away without a step, and counts that.
+    ///
+    /// What was unscaled is known to the loss scale: the next [`update`](Self::update) moves it as for a step, so that an
+    /// overflow is not met again (PyTorch: `unscale_` without `step`). Gradients that are still scaled teach it nothing.
+    /// Parameters, optimizer and the count of steps stay as they are, and the parameters can be stepped in the same
+    /// iteration with other gradients. Does not wait for the device.
+    pub fn discard(&mut self, grads: impl Into<StepGradients>) {
+        self.counters.record_discarded();
+        self.log_call(false);
+        let grads = grads.into();
+        if !matches!(&grads, StepGradients::Unscaled(grads) if !grads.has_overflow()) {
+            self.suspect_statistics();
+        }
+        if let StepGradients::Unscaled(grads) = grads
+            && self.is_enabled()
+            && !grads.is_settled()
+        {
+            self.remember(&grads);
+            self.iteration.learn(&grads);
+        }
+        if self.iteration.outcome().is_none() {
+            self.forget_losses();
+        }
+    }
+
+    /// PyTorch's `state_dict` as JSON: its five values under its names, to exchange with PyTorch; `{}` of a disabled scaler.
+    ///
+    /// A record holds more: bounds, hysteresis, counters. The state of a static scale has growth and backoff factors of 1, which
+    /// PyTorch itself would not build.
+    ///
+    /// ```
+    /// use burn_amp::GradScalerConfig;
+    ///
+    /// let json = r#"{"scale": 1024.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 100, "_growth_tracker": 7}"#;
+    /// let mut scaler = GradScalerConfig::new().init()?;
+    /// scaler.load_state_dict(json)?;
+    /// assert_eq!(scaler.growth_tracker(), 7);
+    /// assert!(scaler.state_dict().contains(r#""_growth_tracker":7"#));
+    /// # Ok::<(), burn_amp::AmpError>(())
+    /// ```
+    pub fn state_dict(&self) -> String {
+        let state = match self.is_enabled() {
+            false => StateDict::default(),
+            true => StateDict {
+                scale: Some(self.loss_scale().into()),
+                growth_factor: Some(self.growth_factor()),
+                backoff_factor: Some(self.backoff_factor()),
+                growth_interval: Some(self.growth_interval()),
+                growth_tracker: Some(self.growth_tracker()),
+            },
+        };
+        serde_json::to_string(&state).expect("a state is plain data")
+    }
+
+    /// PyTorch's `load_state_dict`: takes over the five values from JSON, such as `json.dumps(scaler.state_dict())` in Python.
+    ///
+    /// Bounds and hysteresis stay, and unknown names are ignored. A disabled scaler ignores all of it, as PyTorch's.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::EmptyState`] with PyTorch's message, [`AmpError::InvalidState`] if it is not JSON, names a missing value or one
+    /// of another type, and [`AmpError::InvalidValue`] for one outside its range; the present state stays as it was.
+    pub fn load_state_dict(&mut self, json: &str) -> Result<(), AmpError> {
+        let invalid = |reason: String| AmpError::InvalidState { reason };
+        let state: StateDict =
+            serde_json::from_str(json).map_err(|error| invalid(error.to_string()))?;
+        if !self.is_enabled() {
+            return Ok(());
+        }
+        if state == StateDict::default() {
+            return Err(AmpError::EmptyState);
+        }
+        let missing = |name: &str| invalid(format!("`{name}` is missing"));
+        let number = |name, value: Option<f64>| value.ok_or_else(|| missing(name));
+        let count = |name, value: Option<u32>| value.ok_or_else(|| missing(name));
+        let numbers = [
+            number("scale", state.scale)?,
+            number("growth_factor", state.growth_factor)?,
+            number("backoff_factor", state.backoff_factor)?,
+        ];
+        let counts = [
+            count("growth_interval", state.growth_interval)?,
+            count("_growth_tracker", state.growth_tracker)?,
+        ];
+        self.change(|schedule| schedule.restored(numbers, counts))
+    }
+}
+
+/// What PyTorch's `GradScaler.state_dict()` holds, under its names.
+#[derive(Default, PartialEq, Serialize, Deserialize)]
+struct StateDict {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    scale: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    growth_factor: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    backoff_factor: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    growth_interval: Option<u32>,
+    #[serde(rename = "_growth_tracker", skip_serializing_if = "Option::is_none")]
+    growth_tracker: Option<u32>,
+}
+
+/// A skip is never invisible.
+fn log_skip(before: f32, after: f32, status: Option<&GradientStatus>, skip: &str) {
+    let (before, after) = (short(before.into()), short(after.into()));
+    let path = status.and_then(GradientStatus::overflow_parameter);
+    log::info!(
+        "{skip}: gradients overflow{} at loss scale {before}, next {after}",
+        path.map(|path| format!(", first in `{path}`,"))
+            .unwrap_or_default()
+    );
+}
+
+fn warn_of_another_scale() {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        log::warn!(
+            "this optimizer has a loss scale of its own, which the model's `MixedPrecision` does not use and which cannot help it: \
+             build it with `ScaledOptimizer::new(optim, &amp)`"
+        );
+    });
+}

@@ -584,7 +584,8 @@ impl StepOptions {
         };
         let before = scaler.before_step(module);
         let decided = self.settle(scaler, optim, grads);
-        scaler.after_step(module, before, matches!(decided, Ok(Some(_))));
+        let stepped = matches!(decided, Ok(Some(_)));
+        scaler.after_step(module, before, stepped, stepped);
         decided
     }
 
@@ -600,12 +601,12 @@ impl StepOptions {
     ) -> Result<Option<GradientsParams>, AmpError> {
         let before = scaler.before_step(module);
         let decided = self.tested(scaler, optim, module, grads, lr);
-        let clean = match &decided {
-            Ok(Some(_)) => true,
-            Ok(None) => (self.window.as_ref()).is_some_and(AccumulationWindow::drops_micro_batches),
-            Err(_) => false,
+        let stepped = matches!(decided, Ok(Some(_)));
+        let clean = match &self.window {
+            Some(window) => stepped || (decided.is_ok() && window.drops_micro_batches()),
+            None => stepped,
         };
-        scaler.after_step(module, before, clean);
+        scaler.after_step(module, before, stepped, clean);
         decided
     }
 

@@ -54,6 +54,7 @@ use crate::{
     running_statistics::RunningStatistics,
     scope::multiply_losses,
     step_counters::StepCounters,
+    step_log::StepLog,
     unscale::{pass_through, test, unscale},
 };
 
@@ -85,6 +86,7 @@ pub struct GradScaler {
     last_status: Option<GradientStatus>,
     underflow: UnderflowWatch,
     border: Option<Border>,
+    log: StepLog,
     statistics: RunningStatistics,
     /// Whether a forward pass may have overflowed of which no step knows: its gradients were thrown away.
     suspicious: bool,
@@ -112,6 +114,7 @@ impl GradScaler {
             last_status: None,
             underflow: UnderflowWatch::default(),
             border: None,
+            log: StepLog::default(),
             statistics: RunningStatistics::default(),
             suspicious: false,
         }
@@ -379,7 +382,8 @@ impl GradScaler {
         let checked = traversal.of(&module);
         let before = self.before_step(&module);
         let decided = checked.and_then(|_| self.decide(optim, grads));
-        self.after_step(&module, before, matches!(decided, Ok(Some(_))));
+        let stepped = matches!(decided, Ok(Some(_)));
+        self.after_step(&module, before, stepped, stepped);
         match decided {
             Ok(Some(grads)) => Ok(optim.step(lr, module, grads)),
             Ok(None) => Ok(module),
@@ -395,10 +399,17 @@ impl GradScaler {
         self.counters.skipped() + self.counters.dropped()
     }
 
-    /// Looks after the running statistics of a module: an overflow in the forward pass leaves NaN in them, and a skip does not
-    /// take it back by itself. `clean` says that the gradients were tested and are finite. Waits for the device only where
-    /// something was skipped.
-    pub(crate) fn after_step<M: Module>(&mut self, module: &M, before: u64, clean: bool) {
+    /// Tells those who follow the steps, and looks after the running statistics of a module: an overflow in the forward pass
+    /// leaves NaN in them, and a skip does not take it back by itself. `stepped` says that the optimizer is called, `clean` that
+    /// the gradients were tested and are finite. Waits for the device only where something was skipped.
+    pub(crate) fn after_step<M: Module>(
+        &mut self,
+        module: &M,
+        before: u64,
+        stepped: bool,
+        clean: bool,
+    ) {
+        self.log_call(stepped);
         if !self.is_enabled() {
             return;
         }
@@ -420,6 +431,18 @@ impl GradScaler {
         if clean && !skipped {
             self.statistics.keep(module);
         }
+    }
+
+    /// Tells those who follow the steps whether the optimizer was called.
+    pub(super) fn log_call(&self, stepped: bool) {
+        self.log.record(stepped);
+        if let Some(border) = &self.border {
+            border.amp.step_log().record(stepped);
+        }
+    }
+
+    pub(crate) fn step_log(&self) -> &StepLog {
+        &self.log
     }
 
     pub(super) fn forget_statistics(&mut self) {
@@ -481,6 +504,7 @@ impl GradScaler {
         let schedule = self.schedule().restarted();
         *self = Self {
             border: self.border.take(),
+            log: self.log.clone(),
             ..Self::new(schedule)
         };
         self.set_schedule(schedule);
@@ -820,6 +844,7 @@ impl GradScaler {
     /// iteration with other gradients. Does not wait for the device.
     pub fn discard(&mut self, grads: impl Into<StepGradients>) {
         self.counters.record_discarded();
+        self.log_call(false);
         let grads = grads.into();
         if !matches!(&grads, StepGradients::Unscaled(grads) if !grads.has_overflow()) {
             self.suspect_statistics();

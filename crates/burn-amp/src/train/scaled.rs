@@ -14,10 +14,12 @@ use super::{
 use crate::{
     ema::Ema,
     gradients::sum_of_devices,
+    master_weights::masters_of,
     mixed_precision::{MixedPrecision, ScopedParameter},
     module_optim::ModuleOptim,
     module_path::{self, ModulePath},
     optimizer::StepOptions,
+    param_tensors::ParamTensors,
     record::AmpRecord,
     scaler::GradScaler,
 };
@@ -162,7 +164,8 @@ impl<M: TrainStep + Module> Scaled<M> {
             panic!("{error}");
         }
         self.failed = false;
-        match checkpoint::take(optim) {
+        let (found, taken) = checkpoint::take(optim);
+        match found {
             Found::Own => {}
             Found::Loaded(state) => self.go_on_from(state),
             Found::Plain => self.start_fresh(),
@@ -175,9 +178,17 @@ impl<M: TrainStep + Module> Scaled<M> {
         match decided {
             Ok(Some(grads)) => {
                 let inner = self.inner;
+                // A record that was just taken may not have been read yet: while somebody else holds its memory, the step makes
+                // new one.
+                let held = taken.then(|| optim.clone());
                 let inner = self.amp.in_model(|| optimize(inner, optim, grads));
+                drop(held);
                 let inner = attached(inner, &self.amp);
-                self.inner = self.options.applied(&mut self.scaler, inner);
+                let masters = || match self.mixed {
+                    true => masters_of(optim),
+                    false => ParamTensors::default(),
+                };
+                self.inner = (self.options).applied(&mut self.scaler, inner, masters);
             }
             Ok(None) => {}
             Err(error) => {

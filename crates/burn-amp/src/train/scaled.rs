@@ -48,6 +48,24 @@ pub struct Scaled<M> {
     mixed: bool,
     /// Whether the last step has ended the run.
     pub(super) failed: bool,
+    held: Held<M>,
+}
+
+/// What a checkpoint was taken of, until the step after the next one. Burn writes checkpoints on another thread, and CubeCL reads
+/// their values there: memory that is held is not written by a step in place, and under fusion that step is made late.
+struct Held<M>(#[allow(dead_code)] Option<Box<(M, ModuleOptimizer)>>);
+
+/// The first holds it.
+impl<M> Clone for Held<M> {
+    fn clone(&self) -> Self {
+        Self(None)
+    }
+}
+
+impl<M> std::fmt::Debug for Held<M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Held")
+    }
 }
 
 impl<M> Scaled<M> {
@@ -69,6 +87,7 @@ impl<M> Scaled<M> {
             options,
             mixed,
             failed: false,
+            held: Held(None),
         }
     }
 
@@ -165,6 +184,7 @@ impl<M: TrainStep + Module> Scaled<M> {
         }
         self.failed = false;
         let (found, taken) = checkpoint::take(optim);
+        self.held = Held(taken.then(|| Box::new((self.inner.clone(), optim.clone()))));
         match found {
             Found::Own => {}
             Found::Loaded(state) => self.go_on_from(state),
@@ -178,11 +198,7 @@ impl<M: TrainStep + Module> Scaled<M> {
         match decided {
             Ok(Some(grads)) => {
                 let inner = self.inner;
-                // A record that was just taken may not have been read yet: while somebody else holds its memory, the step makes
-                // new one.
-                let held = taken.then(|| optim.clone());
                 let inner = self.amp.in_model(|| optimize(inner, optim, grads));
-                drop(held);
                 let inner = attached(inner, &self.amp);
                 let masters = || match self.mixed {
                     true => masters_of(optim),

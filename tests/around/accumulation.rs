@@ -9,18 +9,17 @@ use burn::{
 };
 use burn_amp::{
     AccumulationConfig, AccumulationWindow, AmpError, GradScalerConfig, GradientClip,
-    GradientDType, MasterWeights, MixedPrecision, OverflowRule, ScaledGradients, ScaledOptimizer,
-    StepOutcome, WindowReduction,
+    GradientDType, MasterWeights, MixedPrecision, ScaledGradients, ScaledOptimizer, StepOutcome,
 };
 use log::Level;
 
 use crate::support::{Pair, captured, on_flex, sgd, values};
 
-fn config(n: u32, rule: OverflowRule) -> AccumulationConfig {
-    AccumulationConfig::new(n).with_overflow(rule)
+fn config(n: u32, rule: bool) -> AccumulationConfig {
+    AccumulationConfig::new(n).with_skip_micro_batch(rule)
 }
 
-const RULES: [OverflowRule; 2] = [OverflowRule::SkipWindow, OverflowRule::SkipMicroBatch];
+const RULES: [bool; 2] = [false, true];
 
 /// Micro-batch `k`: quarters, so that sums and a mean of 4 are exact.
 fn micro(k: usize) -> ([f32; 6], [f32; 4]) {
@@ -55,8 +54,8 @@ fn expected(micro_batches: impl IntoIterator<Item = usize>, factor: f32) -> Vec<
 #[test]
 fn every_nth_call_steps_with_the_mean_or_the_sum() {
     for rule in RULES {
-        for (reduction, factor) in [(WindowReduction::Mean, 0.25), (WindowReduction::Sum, 1.0)] {
-            let config = config(4, rule).with_reduction(reduction);
+        for (sum, factor) in [(false, 0.25), (true, 1.0)] {
+            let config = config(4, rule).with_sum(sum);
             let mut optim = sgd().with_accumulation(config).unwrap();
             let mut model = Pair::zeros(DType::F32);
             for k in 0..4 {
@@ -83,7 +82,7 @@ fn a_sum_is_that_of_burns_accumulator_bit_for_bit() {
             std::array::from_fn(|i| value(i + 6)),
         )
     };
-    let sum = AccumulationConfig::new(3).with_reduction(WindowReduction::Sum);
+    let sum = AccumulationConfig::new(3).with_sum(true);
     let mut built_in = sgd().with_accumulation(sum).unwrap();
     let mut by_hand = sgd();
     let (mut left, mut right) = (Pair::zeros(DType::F32), Pair::zeros(DType::F32));
@@ -148,7 +147,7 @@ fn one_overflow_skips_the_window_and_the_scale_is_frozen_inside() {
 
 #[test]
 fn a_bad_micro_batch_is_dropped_and_the_scale_moves_at_once() {
-    let rule = config(3, OverflowRule::SkipMicroBatch).with_reduction(WindowReduction::Sum);
+    let rule = config(3, true).with_sum(true);
     let mut optim = sgd().with_accumulation(rule).unwrap();
     let mut model = Pair::zeros(DType::F32);
     // Finite ones count; the scale doubles after two in a row and halves at each bad one.
@@ -185,7 +184,7 @@ fn a_loss_that_is_not_finite_drops_its_micro_batch_and_the_scale_stays() {
     let amp = MixedPrecision::f16().with_scaler(settings).unwrap();
     let model = Pair::zeros(DType::F32).apply_reparameterization(amp.clone());
     let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp)
-        .with_accumulation(config(9, OverflowRule::SkipMicroBatch))
+        .with_accumulation(config(9, true))
         .unwrap();
     let mut micro_batch = |factor: f32| {
         let output = amp.autocast((), |()| model.bias.val());
@@ -219,7 +218,7 @@ fn too_many_dropped_in_a_row_end_the_run_and_keep_the_window() {
         .with_init_scale(1024.0)
         .with_max_consecutive_skips(Some(2));
     let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), scaler.init().unwrap())
-        .with_accumulation(config(3, OverflowRule::SkipMicroBatch))
+        .with_accumulation(config(3, true))
         .unwrap();
     let mut model = Pair::zeros(DType::F32);
     model = optim.step(1.0, model.clone(), gradients(&model, 0, 1024.0));
@@ -290,7 +289,7 @@ fn a_discarded_micro_batch_does_not_count() {
         let unscaled = optim.unscale(overflow(&model, scale), &model);
         optim.discard(unscaled);
         // Frozen inside a window that is skipped as a whole.
-        let frozen = rule == OverflowRule::SkipWindow;
+        let frozen = !rule;
         let after = if frozen { scale } else { scale / 2.0 };
         assert_eq!(optim.scaler().loss_scale(), after, "{rule:?}");
         assert_eq!(optim.window().unwrap().len(), 1);
@@ -303,11 +302,12 @@ fn a_discarded_micro_batch_does_not_count() {
 #[test]
 fn clipping_sees_the_mean_of_the_window() {
     for rule in RULES {
-        let clip = GradientClip::by_value(0.5).unwrap();
+        let clip = GradientClip::Value(0.5);
         let mut optim = sgd()
             .with_accumulation(config(4, rule))
             .unwrap()
-            .with_clipping(clip);
+            .with_clipping(clip)
+            .unwrap();
         let mut model = Pair::zeros(DType::F32);
         for k in 0..4 {
             let scale = optim.scaler().loss_scale();
@@ -368,8 +368,8 @@ fn an_overflow_of_burns_own_gradients_is_one() {
         assert_eq!(optim.scaler().loss_scale(), 512.0, "{rule:?}");
         let counters = *optim.scaler().counters();
         let expected = match rule {
-            OverflowRule::SkipWindow => (1, 0),
-            OverflowRule::SkipMicroBatch => (0, 1),
+            false => (1, 0),
+            true => (0, 1),
         };
         assert_eq!((counters.skipped(), counters.dropped()), expected);
     }
@@ -583,30 +583,26 @@ fn with_the_scaler_alone() {
         let mut model = Pair::zeros(DType::F32);
         for k in 0..2 {
             let grads = gradients(&model, k, 1024.0);
-            let full = scaler.accumulate(&mut window, grads, &model).unwrap();
+            let full = scaler.try_accumulate(&mut window, grads, &model).unwrap();
             assert_eq!(full.is_some(), k == 1);
             if let Some(grads) = full {
                 model = scaler.try_step(&mut optim, 1.0, model, grads).unwrap();
                 // Learned from at once, micro-batch by micro-batch; or here.
                 let outcome = scaler.update();
-                let late = rule == OverflowRule::SkipWindow;
+                let late = !rule;
                 assert_eq!(outcome, late.then_some(StepOutcome::Applied));
             }
         }
         assert_eq!(model.values(), expected(0..2, 0.5));
-        let tracker = if rule == OverflowRule::SkipWindow {
-            1
-        } else {
-            2
-        };
+        let tracker = if !rule { 1 } else { 2 };
         assert_eq!(scaler.growth_tracker(), tracker);
         assert_eq!(scaler.counters().steps(), 1);
 
         let grads = gradients(&model, 0, 1024.0);
-        scaler.accumulate(&mut window, grads, &model).unwrap();
-        let grads = scaler.flush(&mut window, &model).unwrap().unwrap();
+        scaler.try_accumulate(&mut window, grads, &model).unwrap();
+        let grads = scaler.try_flush(&mut window, &model).unwrap().unwrap();
         assert_eq!(grads.get::<1>(model.bias.id).unwrap().dims(), [4]);
-        assert!(scaler.flush(&mut window, &model).unwrap().is_none());
+        assert!(scaler.try_flush(&mut window, &model).unwrap().is_none());
     }
 }
 
@@ -652,14 +648,17 @@ fn a_window_of_another_model_is_refused_by_flush_and_stays() {
 
 #[test]
 fn gradients_of_no_parameter_are_dropped_and_logged_and_sums_refused() {
-    let rule = OverflowRule::SkipWindow;
+    let rule = false;
     let model = Pair::zeros(DType::F32);
     let scaler = sgd().scaler().clone();
     let mut window = config(3, rule).init().unwrap();
     let add = |window: &mut AccumulationWindow, module: &Linear| {
         let grads = model.gradients([1.0; 6], [1.0; 4], 1024.0);
         captured(Level::Debug, || {
-            scaler.clone().accumulate(window, grads, module).unwrap();
+            scaler
+                .clone()
+                .try_accumulate(window, grads, module)
+                .unwrap();
         })
     };
     let stranger = LinearConfig::new(2, 2).init(&Device::default().autodiff());
@@ -673,9 +672,12 @@ fn gradients_of_no_parameter_are_dropped_and_logged_and_sums_refused() {
     let grads = model.gradients([1.0; 6], [1.0; 4], 1024.0);
     scaler
         .clone()
-        .accumulate(&mut window, grads, &model)
+        .try_accumulate(&mut window, grads, &model)
         .unwrap();
-    let error = scaler.clone().flush(&mut window, &stranger).unwrap_err();
+    let error = scaler
+        .clone()
+        .try_flush(&mut window, &stranger)
+        .unwrap_err();
     assert!(matches!(error, AmpError::ForeignRecord { .. }), "{error}");
     assert!(error.to_string().contains("2 of its 2 sums"), "{error}");
     assert_eq!((window.len(), window.gradients()), (2, 2));

@@ -9,8 +9,8 @@ use burn::{
     tensor::DType,
 };
 use burn_amp::{
-    AccumulationConfig, EmaConfig, GradScalerConfig, GradientClipConfig, OverflowRule,
-    ScaledOptimizer, ScaledOptimizerConfig,
+    AccumulationConfig, EmaConfig, GradScalerConfig, GradientClip, ScaledOptimizer,
+    ScaledOptimizerConfig,
 };
 use burn_amp_tests::reference;
 use serde::Deserialize;
@@ -141,12 +141,12 @@ impl Run {
     fn optimizer(&self) -> (ScaledOptimizer<ModuleOptimizer>, f64) {
         let (inner, lr) = self.inner();
         let options = &self.options;
-        let clip = (options.clipnorm.map(GradientClipConfig::Norm))
-            .or(options.clipvalue.map(GradientClipConfig::Value))
-            .or(options.global_clipnorm.map(GradientClipConfig::GlobalNorm));
+        let clip = (options.clipnorm.map(GradientClip::Norm))
+            .or(options.clipvalue.map(GradientClip::Value))
+            .or(options.global_clipnorm.map(GradientClip::GlobalNorm));
         let accumulation = options
             .gradient_accumulation_steps
-            .map(|n| AccumulationConfig::new(n).with_overflow(OverflowRule::SkipMicroBatch));
+            .map(|n| AccumulationConfig::new(n).with_skip_micro_batch(true));
         let ema = options.use_ema.map(|_| {
             EmaConfig::new()
                 .with_momentum(options.ema_momentum.unwrap_or(0.99))

@@ -5,15 +5,14 @@ use burn::{
     tensor::{Bytes, DType},
 };
 use burn_amp::{
-    AccumulationConfig, AmpError, AmpRecord, EmaConfig, MasterWeights, ModuleOptim, OverflowRule,
-    ScaledOptimizer,
+    AccumulationConfig, AmpError, AmpRecord, EmaConfig, MasterWeights, ModuleOptim, ScaledOptimizer,
 };
 use log::Level;
 use tempfile::tempdir;
 
 use crate::support::{Pair, Run, captured, pack, sgd};
 
-const RULES: [OverflowRule; 2] = [OverflowRule::SkipWindow, OverflowRule::SkipMicroBatch];
+const RULES: [bool; 2] = [false, true];
 const END: usize = 60;
 
 /// Stops and resumes at each of these points: between windows and inside them.
@@ -68,7 +67,7 @@ fn adam_with_masters() {
 }
 
 /// Two applied steps with averages, then one of two micro-batches.
-fn trained(rule: OverflowRule) -> (ScaledOptimizer<ModuleOptimizer>, Pair) {
+fn trained(rule: bool) -> (ScaledOptimizer<ModuleOptimizer>, Pair) {
     let mut optim = configured(rule);
     let mut model = Pair::zeros(DType::F32);
     for k in 0..5 {
@@ -81,9 +80,9 @@ fn trained(rule: OverflowRule) -> (ScaledOptimizer<ModuleOptimizer>, Pair) {
     (optim, model)
 }
 
-fn configured(rule: OverflowRule) -> ScaledOptimizer<ModuleOptimizer> {
+fn configured(rule: bool) -> ScaledOptimizer<ModuleOptimizer> {
     sgd()
-        .with_accumulation(AccumulationConfig::new(2).with_overflow(rule))
+        .with_accumulation(AccumulationConfig::new(2).with_skip_micro_batch(rule))
         .unwrap()
         .with_ema(EmaConfig::new())
         .unwrap()
@@ -116,11 +115,11 @@ fn the_record_says_what_it_holds() {
 
 #[test]
 fn what_does_not_fit_is_refused_and_nothing_changes() {
-    let (donor, _) = trained(OverflowRule::SkipWindow);
+    let (donor, _) = trained(false);
     let bytes = donor.into_bytes().unwrap();
-    let window = |n: u32, rule| AccumulationConfig::new(n).with_overflow(rule);
-    let full = window(1, OverflowRule::SkipWindow);
-    let other = window(2, OverflowRule::SkipMicroBatch);
+    let window = |n: u32, rule| AccumulationConfig::new(n).with_skip_micro_batch(rule);
+    let full = window(1, false);
+    let other = window(2, true);
     let cases = [
         (sgd().with_ema(EmaConfig::new()), "no accumulation here"),
         (sgd().with_accumulation(2), "no averages"),
@@ -136,7 +135,7 @@ fn what_does_not_fit_is_refused_and_nothing_changes() {
                 .with_ema(EmaConfig::new())
                 .unwrap()
                 .with_accumulation(other),
-            "`SkipMicroBatch` here",
+            "`skip_micro_batch` false, but it is true here",
         ),
     ];
     for (optim, part) in cases {
@@ -158,10 +157,10 @@ fn what_does_not_fit_is_refused_and_nothing_changes() {
 
 #[test]
 fn a_damaged_record_leaves_window_and_averages_as_they_were() {
-    let (donor, _) = trained(OverflowRule::SkipWindow);
+    let (donor, _) = trained(false);
     let whole = donor.into_bytes().unwrap().to_vec();
     let donor = pack(donor.into_bytes().unwrap());
-    let mut victim = configured(OverflowRule::SkipWindow);
+    let mut victim = configured(false);
     let model = Pair::zeros(DType::F32);
     let grads = model.gradients([2.0; 6], [2.0; 4], 1024.0);
     let _ = victim.step(0.1, model, grads);
@@ -211,7 +210,7 @@ fn plain_burn_and_the_scaler_read_the_same_file() {
 
 #[test]
 fn an_older_record_starts_window_and_averages_afresh() {
-    let (mut optim, model) = trained(OverflowRule::SkipWindow);
+    let (mut optim, model) = trained(false);
     let older = sgd().into_bytes().unwrap();
     let logged = captured(Level::Warn, || optim.from_bytes(older).unwrap());
     assert!(
@@ -240,7 +239,7 @@ fn a_loaded_window_is_flushed_and_cloned_without_a_new_micro_batch() {
 /// Averages that go missing are not replaced without a word; where there were none yet, there is nothing to say.
 #[test]
 fn a_record_without_averages_starts_them_anew_and_says_so() {
-    let rule = OverflowRule::SkipWindow;
+    let rule = false;
     let with_ema = || sgd().with_ema(EmaConfig::new()).unwrap();
     let (trained, model) = trained(rule);
     let load = |mut optim: ScaledOptimizer<ModuleOptimizer>, record: AmpRecord| {

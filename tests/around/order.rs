@@ -16,7 +16,8 @@ fn each_part_sees_what_the_one_before_has_made() {
     let mut optim = sgd()
         .with_accumulation(2)
         .unwrap()
-        .with_clipping(GradientClip::by_global_norm(1.0).unwrap())
+        .with_clipping(GradientClip::GlobalNorm(1.0))
+        .unwrap()
         .with_ema(EmaConfig::new().with_momentum(0.5))
         .unwrap();
     let mut model = Pair::zeros(DType::F32);
@@ -63,6 +64,6 @@ fn each_part_sees_what_the_one_before_has_made() {
     }
     assert_eq!(model.values(), before);
     assert_eq!(optim.ema().unwrap().updates(), updates);
-    assert_eq!(optim.scaler().last_status().unwrap().clip(), None);
+    assert_eq!(optim.scaler().last_status().unwrap().clipped(), None);
     assert_eq!(optim.scaler().loss_scale(), 1024.0);
 }

@@ -5,8 +5,7 @@ use burn::{
     tensor::DType,
 };
 use burn_amp::{
-    AccumulationConfig, AmpError, GradScalerConfig, GradientDType, OverflowRule, ScaledOptimizer,
-    StepOutcome, WindowReduction,
+    AccumulationConfig, AmpError, GradScalerConfig, GradientDType, ScaledOptimizer, StepOutcome,
 };
 use log::Level;
 
@@ -19,8 +18,8 @@ fn optimizer(max_skips: Option<u32>) -> ScaledOptimizer<ModuleOptimizer> {
         .with_max_consecutive_skips(max_skips)
         .with_gradient_dtype(GradientDType::Parameter);
     let window = AccumulationConfig::new(3)
-        .with_overflow(OverflowRule::SkipMicroBatch)
-        .with_reduction(WindowReduction::Sum);
+        .with_skip_micro_batch(true)
+        .with_sum(true);
     ScaledOptimizer::new(SgdConfig::new().init(), scaler.init().unwrap())
         .with_accumulation(window)
         .unwrap()

@@ -8,14 +8,14 @@ use burn::{
 };
 use burn_amp::{
     AccumulationConfig, AccumulationWindow, AmpError, AmpRecord, Ema, EmaConfig, GradScaler,
-    GradScalerConfig, MixedPrecision, OverflowRule, StepOutcome,
+    GradScalerConfig, MixedPrecision, StepOutcome,
 };
 use std::path::Path;
 use tempfile::tempdir;
 
 use crate::support::{Files, Pack, Pair, filled, pack, sgd, values, wave};
 
-const RULES: [OverflowRule; 2] = [OverflowRule::SkipWindow, OverflowRule::SkipMicroBatch];
+const RULES: [bool; 2] = [false, true];
 const INFINITE: [usize; 4] = [4, 16, 20, 31];
 const END: usize = 40;
 
@@ -39,11 +39,11 @@ struct Snapshot {
 }
 
 impl Run {
-    fn new(rule: OverflowRule) -> Self {
+    fn new(rule: bool) -> Self {
         let model = LinearConfig::new(6, 2).init(&Device::default().autodiff());
         let scaler = GradScalerConfig::new().with_growth_interval(5);
         let amp = MixedPrecision::f16().with_scaler(scaler).unwrap();
-        let window = AccumulationConfig::new(3).with_overflow(rule);
+        let window = AccumulationConfig::new(3).with_skip_micro_batch(rule);
         let ema = EmaConfig::new()
             .with_momentum(0.9)
             .with_overwrite_frequency(Some(4));
@@ -71,7 +71,7 @@ impl Run {
             let grads = GradientsParams::from_grads(grads, &self.model);
             self.done += 1;
             let (scaler, window) = (&mut self.scaler, &mut self.window);
-            let full = scaler.accumulate(window, grads, &self.model).unwrap();
+            let full = scaler.try_accumulate(window, grads, &self.model).unwrap();
             let Some(grads) = full else {
                 continue;
             };
@@ -94,7 +94,7 @@ impl Run {
         self.ema.save(folder.join("ema")).unwrap();
     }
 
-    fn load(rule: OverflowRule, folder: &Path, done: usize) -> Self {
+    fn load(rule: bool, folder: &Path, done: usize) -> Self {
         let mut run = Self::new(rule);
         run.model = run.model.load_file(folder.join("model"));
         let optim = OptimizerRecord::load(folder.join("optim")).unwrap();
@@ -143,22 +143,22 @@ fn a_run_goes_on_bit_for_bit_between_windows_and_inside_them() {
 }
 
 /// A window of two micro-batches out of three, and averages of two updates.
-fn state(rule: OverflowRule) -> (AccumulationWindow, Ema, Pair) {
+fn state(rule: bool) -> (AccumulationWindow, Ema, Pair) {
     let mut scaler = sgd().scaler().clone();
     let mut window = window(3, rule);
     let mut ema = EmaConfig::new().init().unwrap();
     let mut model = Pair::new(vec![1.0; 6], vec![2.0; 4], DType::F32);
     for value in [3.0, 4.0] {
         let grads = model.gradients([value; 6], [-value; 4], scaler.loss_scale());
-        let full = scaler.accumulate(&mut window, grads, &model).unwrap();
+        let full = scaler.try_accumulate(&mut window, grads, &model).unwrap();
         assert!(full.is_none());
         model = ema.update(Pair::new(vec![value; 6], vec![2.0; 4], DType::F32));
     }
     (window, ema, model)
 }
 
-fn window(size: u32, rule: OverflowRule) -> AccumulationWindow {
-    let config = AccumulationConfig::new(size).with_overflow(rule);
+fn window(size: u32, rule: bool) -> AccumulationWindow {
+    let config = AccumulationConfig::new(size).with_skip_micro_batch(rule);
     config.init().unwrap()
 }
 
@@ -187,7 +187,7 @@ fn records_say_what_they_hold() {
 /// The settings are the program's; empty states are states.
 #[test]
 fn an_empty_record_empties() {
-    let rule = OverflowRule::SkipWindow;
+    let rule = false;
     let (mut donor, mut ema, model) = state(rule);
     donor.load_record(window(9, rule).to_record());
     assert!(donor.is_empty() && donor.gradients() == 0);
@@ -207,13 +207,13 @@ fn an_empty_record_empties() {
 
 #[test]
 fn a_record_is_not_moved_by_what_comes_later() {
-    let rule = OverflowRule::SkipMicroBatch;
+    let rule = true;
     let (mut donor, mut ema, model) = state(rule);
     let (old_window, old_ema) = (donor.into_bytes().unwrap(), ema.into_bytes().unwrap());
     let (window_record, ema_record) = (donor.to_record(), ema.to_record());
     let grads = model.gradients([9.0; 6], [9.0; 4], 1024.0);
     let mut scaler = sgd().scaler().clone();
-    scaler.accumulate(&mut donor, grads, &model).unwrap();
+    scaler.try_accumulate(&mut donor, grads, &model).unwrap();
     ema.update(Pair::zeros(DType::F32));
     assert_eq!(pack(window_record.into_bytes().unwrap()), pack(old_window));
     assert_eq!(pack(ema_record.into_bytes().unwrap()), pack(old_ema));
@@ -227,14 +227,14 @@ fn a_window_that_does_not_fit_is_refused_and_nothing_changes() {
         state(rule).0.save(&path).unwrap();
         let cases = [
             (2, rule, "holds 2 micro-batches, but a window has 2 here"),
-            (4, other, "but the rule is"),
+            (4, other, "with `skip_micro_batch`"),
         ];
         for (size, rule, part) in cases {
             let mut scaler = sgd().scaler().clone();
             let mut victim = window(size, rule);
             let model = Pair::zeros(DType::F32);
             let grads = model.gradients([5.0; 6], [5.0; 4], 1024.0);
-            scaler.accumulate(&mut victim, grads, &model).unwrap();
+            scaler.try_accumulate(&mut victim, grads, &model).unwrap();
             let before = pack(victim.into_bytes().unwrap());
             let error = victim.load(&path).unwrap_err();
             assert!(matches!(error, AmpError::ForeignRecord { .. }), "{error}");
@@ -260,7 +260,7 @@ fn each_file_is_read_as_what_it_holds() {
         model = optim.step(0.1, model, grads);
     }
     let both = || optim.into_bytes().unwrap();
-    let mut loaded = window(3, OverflowRule::SkipWindow);
+    let mut loaded = window(3, false);
     loaded.from_bytes(both()).unwrap();
     assert_eq!(
         values(loaded.sum(&model.bias).unwrap()),
@@ -270,7 +270,7 @@ fn each_file_is_read_as_what_it_holds() {
     ema.from_bytes(both()).unwrap();
     assert_eq!((ema.updates(), ema.parameters()), (1, 2));
 
-    let (donor, ema, _) = state(OverflowRule::SkipWindow);
+    let (donor, ema, _) = state(false);
     let of_window = || donor.into_bytes().unwrap();
     let of_ema = || ema.into_bytes().unwrap();
     let of_scaler = || optim.scaler().into_bytes().unwrap();
@@ -307,14 +307,13 @@ fn each_file_is_read_as_what_it_holds() {
 
 #[test]
 fn damage_is_noticed_and_the_old_state_stays() {
-    let (donor, ema, model) = state(OverflowRule::SkipWindow);
-    let mut victims = (
-        window(3, OverflowRule::SkipWindow),
-        EmaConfig::new().init().unwrap(),
-    );
+    let (donor, ema, model) = state(false);
+    let mut victims = (window(3, false), EmaConfig::new().init().unwrap());
     let grads = model.gradients([7.0; 6], [7.0; 4], 1024.0);
     let mut scaler = sgd().scaler().clone();
-    scaler.accumulate(&mut victims.0, grads, &model).unwrap();
+    scaler
+        .try_accumulate(&mut victims.0, grads, &model)
+        .unwrap();
     victims.1.update(Pair::zeros(DType::F32));
 
     let whole = donor.into_bytes().unwrap().to_vec();
@@ -364,7 +363,7 @@ fn damaged(whole: &[u8], mut load: impl FnMut(Bytes) -> Result<(), AmpError>) ->
 fn a_file_that_is_not_there_is_named() {
     let folder = tempdir().unwrap();
     let path = folder.path().join("none.bpk");
-    let mut loaded = window(3, OverflowRule::SkipWindow);
+    let mut loaded = window(3, false);
     let errors = [
         loaded.load(&path).unwrap_err(),
         EmaConfig::new().init().unwrap().load(&path).unwrap_err(),
@@ -376,7 +375,7 @@ fn a_file_that_is_not_there_is_named() {
             "{error}"
         );
     }
-    let (donor, ema, _) = state(OverflowRule::SkipWindow);
+    let (donor, ema, _) = state(false);
     let missing = folder.path().join("missing/window");
     assert!(matches!(
         donor.save(&missing),

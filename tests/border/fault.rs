@@ -6,8 +6,7 @@ use burn::{
     tensor::{Bool, Tensor},
 };
 use burn_amp::{
-    AccumulationConfig, AmpError, GradScalerConfig, MixedPrecision, OverflowRule, ScaledOptimizer,
-    StepOutcome,
+    AccumulationConfig, AmpError, GradScalerConfig, MixedPrecision, ScaledOptimizer, StepOutcome,
 };
 
 use crate::support::{Gain, device, f16, logs, parameters, two, vector};
@@ -253,7 +252,7 @@ fn two_micro_batches_one_of_them_bad() {
 fn micro_batches_in_a_window() {
     let window = |rule| {
         let mut run = run();
-        let config = AccumulationConfig::new(2).with_overflow(rule);
+        let config = AccumulationConfig::new(2).with_skip_micro_batch(rule);
         run.optim = ScaledOptimizer::new(SgdConfig::new().init(), &run.amp);
         run.optim = run.optim.with_accumulation(config).unwrap();
         for loss in [nan, flat] {
@@ -265,8 +264,8 @@ fn micro_batches_in_a_window() {
         assert_eq!(counters.bad_losses(), 1);
         (counters.skipped(), counters.dropped())
     };
-    assert_eq!(window(OverflowRule::SkipWindow), (1, 0));
-    assert_eq!(window(OverflowRule::SkipMicroBatch), (0, 1));
+    assert_eq!(window(false), (1, 0));
+    assert_eq!(window(true), (0, 1));
 }
 
 /// Scope, head in f32, scope: what overflows in the second arrives at the exit of the first.

@@ -8,7 +8,7 @@ use burn::{
 };
 use burn_amp::{
     AccumulationConfig, GradScalerConfig, GradientClip, MixedPrecision, ScaledOptimizer,
-    StepOutcome, WindowReduction, inspect,
+    StepOutcome, inspect,
 };
 use burn_amp_tests::reference;
 
@@ -62,11 +62,11 @@ fn replay(run: &Run, dtype: FloatDType, way: Way, tolerance: f64) {
     let mut optim = ScaledOptimizer::new(optimizer, &amp);
     if let Way::BuiltIn = way {
         let window = AccumulationConfig::new(run.accumulation as u32);
-        optim = optim
-            .with_accumulation(window.with_reduction(WindowReduction::Sum))
-            .unwrap();
+        optim = optim.with_accumulation(window.with_sum(true)).unwrap();
         if let Some(max_norm) = run.clip_norm {
-            optim = optim.with_clipping(GradientClip::by_global_norm(max_norm).unwrap());
+            optim = optim
+                .with_clipping(GradientClip::GlobalNorm(max_norm))
+                .unwrap();
         }
     }
     assert_eq!(run.log.len(), run.steps);

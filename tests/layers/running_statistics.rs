@@ -8,8 +8,8 @@ use burn::{
     tensor::{DType, Device, FloatDType, Tensor},
 };
 use burn_amp::{
-    AccumulationConfig, GradScalerConfig, MixedPrecision, OverflowRule, ScaledOptimizer,
-    StepOutcome, in_f32, to_half,
+    AccumulationConfig, GradScalerConfig, MixedPrecision, ScaledOptimizer, StepOutcome, in_f32,
+    to_half,
 };
 use burn_pack::Reader;
 
@@ -238,7 +238,7 @@ fn a_window_that_is_skipped_leaves_those_before_it() {
 #[test]
 fn a_micro_batch_that_is_dropped_leaves_those_before_it() {
     let mut run = Loop::new();
-    let window = AccumulationConfig::new(2).with_overflow(OverflowRule::SkipMicroBatch);
+    let window = AccumulationConfig::new(2).with_skip_micro_batch(true);
     run.optim = run.optim.with_accumulation(window).unwrap();
     for factors in [[1.0; 2], OVERFLOW, [1.0; 2]] {
         let grads = run.gradients(factors);

@@ -13,7 +13,7 @@ fn a_learner_clips_as_its_optimizer_was_told() {
     let optim = |amp: &MixedPrecision, clip: Option<GradientClip>| {
         let optim = ScaledOptimizer::new(SgdConfig::new().init(), amp);
         match clip {
-            Some(clip) => optim.with_clipping(clip),
+            Some(clip) => optim.with_clipping(clip).unwrap(),
             None => optim,
         }
     };
@@ -23,7 +23,7 @@ fn a_learner_clips_as_its_optimizer_was_told() {
         let learner = run.learner_of(&amp, optim(&amp, clip));
         run.training(folder.path()).launch(learner).model
     };
-    let clip = || Some(GradientClip::by_global_norm(0.1).unwrap());
+    let clip = || Some(GradientClip::GlobalNorm(0.1));
     let clipped = launch(clip());
     assert!(values(&clipped) != values(&launch(None)));
 

@@ -111,9 +111,9 @@ impl Way {
 
     fn learner(self, run: &Run, amp: &MixedPrecision) -> Learner<Scaled<Net>> {
         let optim = ScaledOptimizer::new(AdamConfig::new().init(), amp);
-        let clip = GradientClip::by_global_norm(0.1).unwrap();
+        let clip = GradientClip::GlobalNorm(0.1);
         match self {
-            Self::Clipped => run.learner_of(amp, optim.with_clipping(clip)),
+            Self::Clipped => run.learner_of(amp, optim.with_clipping(clip).unwrap()),
             _ => run.learner_of(amp, optim),
         }
     }

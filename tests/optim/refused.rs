@@ -12,7 +12,7 @@ use burn::{
 };
 use burn_amp::{
     AccumulationConfig, AmpError, GradScaler, GradScalerConfig, ScaledOptimizer, StepError,
-    histogram, sum_of_devices, try_inspect,
+    sum_of_devices, try_histogram, try_inspect,
 };
 
 #[derive(Module, Debug)]
@@ -134,13 +134,13 @@ fn by_every_look_at_gradients() {
     each_wrong_gradient(|wrong, shape| {
         let pair = Pair::new();
         assert_names(&try_inspect(&wrong(&pair), &pair).unwrap_err(), &shape);
-        assert_names(&histogram(&wrong(&pair), &pair).unwrap_err(), &shape);
+        assert_names(&try_histogram(&wrong(&pair), &pair).unwrap_err(), &shape);
         for enabled in [true, false] {
             let mut scaler = scaler().with_enabled(enabled);
             let grads = scaler.scaled(wrong(&pair));
             assert_names(&scaler.try_unscale(grads, &pair).unwrap_err(), &shape);
             let mut window = AccumulationConfig::new(2).init().unwrap();
-            let error = scaler.accumulate(&mut window, wrong(&pair), &pair);
+            let error = scaler.try_accumulate(&mut window, wrong(&pair), &pair);
             assert_names(&error.unwrap_err(), &shape);
             assert!(window.is_empty());
         }

@@ -10,7 +10,7 @@ use burn::{
 };
 use burn_amp::{
     AccumulationConfig, GradScaler, GradScalerConfig, GradientClip, MixedPrecision,
-    ScaledOptimizer, StepOutcome, WindowReduction,
+    ScaledOptimizer, StepOutcome,
 };
 use burn_amp_tests::reference;
 use serde::Deserialize;
@@ -182,11 +182,11 @@ fn replay(run: &Run, way: Way) {
     let mut optim = ScaledOptimizer::new(optimizer, scaler);
     if let Way::BuiltIn | Way::Border = way {
         let window = AccumulationConfig::new(run.accumulation as u32);
-        optim = optim
-            .with_accumulation(window.with_reduction(WindowReduction::Sum))
-            .unwrap();
+        optim = optim.with_accumulation(window.with_sum(true)).unwrap();
         if let Some(max_norm) = run.clip_norm {
-            optim = optim.with_clipping(GradientClip::by_global_norm(max_norm).unwrap());
+            optim = optim
+                .with_clipping(GradientClip::GlobalNorm(max_norm))
+                .unwrap();
         }
     }
 

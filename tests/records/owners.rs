@@ -59,14 +59,14 @@ fn by_the_scaler_itself() {
     let grads = small.gradients(0, 1.0, false);
     assert!(
         scaler
-            .accumulate(&mut window, grads, &small)
+            .try_accumulate(&mut window, grads, &small)
             .unwrap()
             .is_none()
     );
-    let error = scaler.flush(&mut window, &other(1, 1002)).unwrap_err();
+    let error = scaler.try_flush(&mut window, &other(1, 1002)).unwrap_err();
     assert!(error.to_string().contains("1 of its 2 sums"), "{error}");
     assert_eq!((window.len(), window.gradients()), (1, 2));
-    assert!(scaler.flush(&mut window, &small).unwrap().is_some());
+    assert!(scaler.try_flush(&mut window, &small).unwrap().is_some());
 }
 
 #[test]

@@ -290,7 +290,7 @@ pub fn scaler(data: &[u8]) {
                 let scale = scaler.loss_scale();
                 assert!(scale.is_sign_positive() && scale.is_finite(), "{scale}");
                 let grads = small.gradients(step, 1.0, step % 2 == 0);
-                let grads = scaler.accumulate(
+                let grads = scaler.try_accumulate(
                     &mut AccumulationConfig::new(1).init().unwrap(),
                     grads,
                     &small,
@@ -312,7 +312,9 @@ pub fn window(data: &[u8]) {
     let mut scaler = GradScalerConfig::new().init().unwrap();
     let mut honest = AccumulationConfig::new(3).init().unwrap();
     let grads = |step| small.gradients(step, 1.0, false);
-    scaler.accumulate(&mut honest, grads(0), &small).unwrap();
+    scaler
+        .try_accumulate(&mut honest, grads(0), &small)
+        .unwrap();
     let bytes = record(&honest.into_bytes().unwrap(), data);
     let Ok(record) = quietly(|| AmpRecord::from_bytes(bytes)).expect("no panic") else {
         return;
@@ -320,11 +322,12 @@ pub fn window(data: &[u8]) {
     let mut window = AccumulationConfig::new(3).init().unwrap();
     if window.try_load_record(record).is_ok() {
         let len = window.len();
-        let added = quietly(|| scaler.accumulate(&mut window, grads(1), &small)).expect("no panic");
+        let added =
+            quietly(|| scaler.try_accumulate(&mut window, grads(1), &small)).expect("no panic");
         if added.is_err() {
             assert_eq!(window.len(), len);
         }
-        let flushed = quietly(|| scaler.flush(&mut window, &small)).expect("no panic");
+        let flushed = quietly(|| scaler.try_flush(&mut window, &small)).expect("no panic");
         assert_eq!(window.is_empty(), flushed.is_ok());
     }
 }

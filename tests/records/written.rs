@@ -72,7 +72,9 @@ fn more_tensors_than_can_be_loaded_replace_no_file() {
     let mut many = Many::new(100_000, DType::F32);
     let mut window = config.init().unwrap();
     let accumulate = |window: &mut AccumulationWindow, many: &Many| {
-        scaler().accumulate(window, many.gradients(), many).unwrap();
+        scaler()
+            .try_accumulate(window, many.gradients(), many)
+            .unwrap();
     };
     accumulate(&mut window, &many);
     window.save(&path).unwrap();

@@ -8,12 +8,15 @@ use burn::{
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use crate::{
+    dtype::is_half,
+    entries::{Entries, Entry},
     error::AmpError,
-    gradients::{Entry, GradientStatus, is_half, try_inspect},
+    gradient_status::GradientStatus,
     mixed_precision::MixedPrecision,
     rank::with_rank,
     running_statistics::RunningStatistics,
     scope,
+    unscale::try_inspect,
 };
 
 /// How often the scale is halved to find one at which nothing overflows.
@@ -172,8 +175,8 @@ fn leak<M: Module>(
     scale: f64,
     model: &M,
 ) -> Option<AmpError> {
-    let (entries, _) = match crate::gradients::look(first, model) {
-        Ok(found) => found,
+    let entries = match Entries::of(first, model) {
+        Ok(found) => found.into_gradients(),
         Err(error) => return Some(error),
     };
     let mut worst: Option<(usize, usize, &Entry)> = None;

@@ -4,7 +4,7 @@ use burn::{
 };
 
 use crate::{
-    gradients::is_half,
+    dtype::is_half,
     leaf,
     module_path::{self, ModulePath},
 };

@@ -28,20 +28,24 @@
 //! - [`MixedPrecision`]: half-precision compute for any model, and the loss scale at its border.
 //! - [`loss_scale`]: the schedule, a pure value.
 //! - [`scaler`]: [`GradScaler`], PyTorch's, for half-precision parameters and ports.
-//! - [`gradients`]: typed gradients and their [`GradientStatus`], clipping, accumulation.
+//! - [`UnscaledGradients`] and their [`GradientStatus`]: [`GradientClip`], [`AccumulationConfig`].
 //! - [`ScaledOptimizer`], around any of Burn's optimizers, and [`ScaledOptimizerConfig`]; [`MasterWeights`] for half-precision
 //!   parameters; [`AmpRecord`], their state.
-//! - [`ema`]: [`Ema`], averages of the weights.
+//! - [`Ema`]: averages of the weights.
 //! - [`MixedPrecision::learner`](MixedPrecision) (feature `train`): Burn's `Learner` in half precision, its metrics and its end.
 
+mod accumulation;
 mod cast_float;
 mod check;
+mod clip;
 mod convert;
-pub mod ema;
+mod dtype;
+mod ema;
+mod entries;
 mod error;
-pub mod gradients;
+mod gradient_status;
+mod gradients;
 mod leaf;
-mod learning_rate;
 mod live_scale;
 pub mod loss_scale;
 mod master_weights;
@@ -58,18 +62,18 @@ pub mod scaler;
 mod scope;
 #[cfg(feature = "train")]
 mod train;
+mod unscale;
 
+pub use accumulation::{AccumulationConfig, AccumulationWindow};
 pub use burn_amp_kernels::{ExponentHistogram, UnsupportedDType};
 pub use cast_float::CastFloat;
+pub use clip::GradientClip;
 pub use convert::{to_full, to_half};
+pub use dtype::GradientDType;
 pub use ema::{Ema, EmaConfig};
 pub use error::{AmpError, StepError};
-pub use gradients::{
-    AccumulationConfig, AccumulationWindow, ClipGroup, ClipNorm, ClipStatus, GradientClip,
-    GradientClipConfig, GradientDType, GradientMapper, GradientStatus, OverflowRule,
-    ScaledGradients, StepGradients, UnscaledGradients, WindowReduction, histogram, inspect,
-    sum_of_devices, try_inspect,
-};
+pub use gradient_status::GradientStatus;
+pub use gradients::{ScaledGradients, StepGradients, UnscaledGradients, sum_of_devices};
 pub use loss_scale::{
     DynamicLossScale, DynamicSettings, HysteresisRefill, InvalidValue, LossScale, StaticLossScale,
     StepOutcome,
@@ -86,3 +90,4 @@ pub use scaler::{
 pub use scope::{Cast, Scope, autocast, in_f32};
 #[cfg(feature = "train")]
 pub use train::{Resume, Scaled, ScalerMetric, ScalerMonitor};
+pub use unscale::{histogram, inspect, try_histogram, try_inspect};

@@ -9,7 +9,7 @@ use burn::{
     tensor::{DType, Device, FloatDType, Tensor},
 };
 
-use crate::{error::AmpError, gradients::is_half, module_optim::ModuleOptim};
+use crate::{dtype::is_half, error::AmpError, module_optim::ModuleOptim};
 
 const MASTER: &str = "master";
 const INNER: &str = "inner";

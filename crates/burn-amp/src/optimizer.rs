@@ -1,6 +1,6 @@
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::Module,
+    module::{Module, ParamGroup},
     optim::{GradientsParams, ModuleOptimizer, MultiGradientsParams},
     tensor::{Bytes, Tensor},
 };
@@ -8,13 +8,12 @@ use burn::{
 use std::path::Path;
 
 use crate::{
+    accumulation::{AccumulationConfig, AccumulationWindow},
+    clip::{ClipRules, GradientClip},
     ema::{Ema, EmaConfig},
+    entries::{Entries, Traversal},
     error::{AmpError, StepError},
-    gradients::{
-        AccumulationConfig, AccumulationWindow, GradientClip, ScaledGradients, StepGradients,
-        UnscaledGradients, check_shapes, sum_of_devices,
-    },
-    learning_rate::check_learning_rate,
+    gradients::{ScaledGradients, StepGradients, UnscaledGradients, sum_of_devices},
     module_optim::ModuleOptim,
     record::{AmpRecord, OptimizerState},
     scaler::GradScaler,
@@ -58,11 +57,11 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ///
     /// ```
     /// use burn::optim::SgdConfig;
-    /// use burn_amp::{AccumulationConfig, GradScalerConfig, OverflowRule, ScaledOptimizer};
+    /// use burn_amp::{AccumulationConfig, GradScalerConfig, ScaledOptimizer};
     ///
     /// let optim = ScaledOptimizer::new(SgdConfig::new().init(), GradScalerConfig::new().init()?);
     /// let optim = optim.with_accumulation(4)?;
-    /// let optim = optim.with_accumulation(AccumulationConfig::new(4).with_overflow(OverflowRule::SkipMicroBatch))?;
+    /// let optim = optim.with_accumulation(AccumulationConfig::new(4).with_skip_micro_batch(true))?;
     /// assert!(optim.window().unwrap().is_empty());
     /// # Ok::<(), burn_amp::AmpError>(())
     /// ```
@@ -81,9 +80,41 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// Clips gradients after they were unscaled and tested; see [`UnscaledGradients::clip`].
     ///
     /// Clipping that is configured on the inner optimizer comes after it.
-    pub fn with_clipping(mut self, clip: GradientClip) -> Self {
-        self.options.clip = Some(clip);
-        self
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`] if the threshold is zero, negative or NaN.
+    pub fn with_clipping(mut self, clip: GradientClip) -> Result<Self, AmpError> {
+        clip.check("clip")?;
+        self.options.clip.all = Some(clip);
+        Ok(self)
+    }
+
+    /// Clips the parameters of a group in a way of their own; the last group that matches counts. A global norm is that of its
+    /// group alone, and [`with_clipping`](Self::with_clipping) is for the parameters that match no group.
+    ///
+    /// ```
+    /// use burn::{module::ParamGroup, optim::SgdConfig};
+    /// use burn_amp::{GradientClip, MixedPrecision, ScaledOptimizer};
+    ///
+    /// // The head's values are limited; all other gradients are one vector.
+    /// let optim = ScaledOptimizer::new(SgdConfig::new().init(), &MixedPrecision::f16())
+    ///     .with_clipping(GradientClip::GlobalNorm(1.0))?
+    ///     .with_group_clipping(ParamGroup::from_predicate("head"), GradientClip::Value(0.1))?;
+    /// # Ok::<(), burn_amp::AmpError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`] if the threshold is zero, negative or NaN.
+    pub fn with_group_clipping(
+        mut self,
+        group: ParamGroup,
+        clip: GradientClip,
+    ) -> Result<Self, AmpError> {
+        clip.check("clip_groups")?;
+        self.options.clip.groups.push((group, clip));
+        Ok(self)
     }
 
     /// Averages the weights after every step that was not skipped; see [`Ema`].
@@ -203,9 +234,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         grads: StepGradients,
     ) -> Result<Option<GradientsParams>, AmpError> {
         self.check_loaded(module)?;
-        // Refused before a window takes the gradients.
-        check_learning_rate(lr, module)?;
-        (self.options).decide(&mut self.scaler, &self.optim, module, grads)
+        (self.options).decide(&mut self.scaler, &self.optim, module, grads, Some(lr))
     }
 
     fn decide_flush<M: Module>(
@@ -214,8 +243,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         module: &M,
     ) -> Result<Option<GradientsParams>, AmpError> {
         self.check_loaded(module)?;
-        check_learning_rate(lr, module)?;
-        (self.options).decide_flush(&mut self.scaler, &self.optim, module)
+        (self.options).decide_flush(&mut self.scaler, &self.optim, module, lr)
     }
 
     /// Steps with what was decided, and shows it.
@@ -268,8 +296,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// Throws gradients away without a step, in place of [`step`](Self::step), and counts that.
     ///
     /// Parameters, optimizer, averages and an open window stay as they are: a micro-batch that is discarded does not count.
-    /// What was unscaled moves the loss scale, as [`GradScaler::discard`] has it, except where the scale is frozen for
-    /// a window ([`OverflowRule::SkipWindow`](crate::OverflowRule)).
+    /// What was unscaled moves the loss scale, as [`GradScaler::discard`] has it, except where the scale stays the same for a
+    /// whole window (without [`AccumulationConfig::skip_micro_batch`]).
     pub fn discard(&mut self, grads: impl Into<StepGradients>) {
         self.options.discard(&mut self.scaler, grads.into());
         self.publish(self.scaler.counters().steps());
@@ -305,7 +333,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         grads: MultiGradientsParams,
     ) -> Result<M, StepError<M>> {
         for (of_device, _) in &grads.grads {
-            if let Err(error) = check_shapes(of_device, &module) {
+            if let Err(error) = Entries::of(of_device, &module) {
                 return Err(StepError { module, error });
             }
         }
@@ -328,9 +356,9 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self.options.window.as_ref()
     }
 
-    /// How gradients are clipped; none without [`with_clipping`](Self::with_clipping).
+    /// How the gradients of parameters that match no group are clipped; none without [`with_clipping`](Self::with_clipping).
     pub fn clipping(&self) -> Option<&GradientClip> {
-        self.options.clip.as_ref()
+        self.options.clip.all.as_ref()
     }
 
     /// The average of the weights; none without [`with_ema`](Self::with_ema).
@@ -528,7 +556,7 @@ impl<O> std::fmt::Debug for ScaledOptimizer<O> {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StepOptions {
     pub(crate) window: Option<AccumulationWindow>,
-    pub(crate) clip: Option<GradientClip>,
+    pub(crate) clip: ClipRules,
     pub(crate) ema: Option<Ema>,
 }
 
@@ -539,10 +567,17 @@ impl StepOptions {
         scaler: &mut GradScaler,
         optim: &O,
         module: &M,
+        lr: &ModuleLearningRate,
     ) -> Result<Option<GradientsParams>, AmpError> {
+        let traversal = Traversal {
+            sums: self.window.as_ref().map(|window| &window.sums),
+            lr: Some(lr),
+            ..Default::default()
+        };
+        let entries = traversal.of(module)?;
         let grads = match &mut self.window {
-            Some(window) => scaler.flush(window, module)?,
-            None => None,
+            Some(window) if !window.is_empty() => Some(scaler.empty(window, entries.into_sums())?),
+            _ => None,
         };
         let Some(grads) = grads else {
             return Ok(None);
@@ -561,9 +596,10 @@ impl StepOptions {
         optim: &O,
         module: &M,
         grads: StepGradients,
+        lr: Option<&ModuleLearningRate>,
     ) -> Result<Option<GradientsParams>, AmpError> {
         let before = scaler.before_step(module);
-        let decided = self.tested(scaler, optim, module, grads);
+        let decided = self.tested(scaler, optim, module, grads, lr);
         let clean = match &decided {
             Ok(Some(_)) => true,
             Ok(None) => (self.window.as_ref()).is_some_and(AccumulationWindow::drops_micro_batches),
@@ -579,25 +615,31 @@ impl StepOptions {
         optim: &O,
         module: &M,
         grads: StepGradients,
+        lr: Option<&ModuleLearningRate>,
     ) -> Result<Option<GradientsParams>, AmpError> {
+        // All that is to be refused is refused before a window takes the gradients.
+        let traversal = Traversal {
+            grads: Some(grads.params()),
+            sums: self.window.as_ref().map(|window| &window.sums),
+            lr,
+        };
+        let entries = traversal.of(module)?;
         scaler.check_scopes();
-        let grads = match &mut self.window {
-            Some(window) => {
-                scaler.check_window(optim, &grads, module)?;
-                match scaler.accumulate(window, grads, module)? {
+        let grads = match (&mut self.window, grads) {
+            (Some(window), grads) => {
+                scaler.check_accepted(optim, &entries)?;
+                match scaler.add_micro_batch(window, grads, entries)? {
                     Some(grads) => grads,
                     None => return Ok(None),
                 }
             }
-            None => match grads {
-                StepGradients::Plain(grads) => scaler.test(grads, module)?,
-                StepGradients::Scaled(grads) => scaler.try_unscale(grads, module)?,
-                StepGradients::Unscaled(grads) => {
-                    // They may have been changed since they were tested.
-                    check_shapes(grads.params(), module)?;
-                    grads
-                }
-            },
+            (None, StepGradients::Plain(grads)) => scaler.test(grads, &entries)?,
+            (None, StepGradients::Scaled(grads)) => {
+                let (scale, dtype) = (grads.loss_scale(), scaler.gradient_dtype());
+                let entries = entries.into_gradients();
+                scaler.unscale_by(grads.into_params(), entries, scale, dtype)?
+            }
+            (None, StepGradients::Unscaled(grads)) => grads,
         };
         self.settle(scaler, optim, grads)
     }
@@ -608,9 +650,9 @@ impl StepOptions {
         optim: &O,
         grads: UnscaledGradients,
     ) -> Result<Option<GradientsParams>, AmpError> {
-        let grads = match &self.clip {
-            Some(clip) => grads.try_clip(clip)?,
-            None => grads,
+        let grads = match self.clip.is_empty() {
+            true => grads,
+            false => grads.clip_by(&self.clip)?,
         };
         let grads = scaler.decide(optim, grads)?;
         if grads.is_none() {

@@ -1,9 +1,10 @@
-use burn::config::Config;
+use burn::{config::Config, module::ParamGroup};
 
 use crate::{
+    accumulation::AccumulationConfig,
+    clip::GradientClip,
     ema::EmaConfig,
     error::AmpError,
-    gradients::{AccumulationConfig, ClipGroup, GradientClip, GradientClipConfig},
     loss_scale::InvalidValue,
     module_optim::ModuleOptim,
     optimizer::ScaledOptimizer,
@@ -50,9 +51,10 @@ pub struct ScaledOptimizerConfig {
     #[config(default = "GradScalerConfig::new()")]
     pub scaler: GradScalerConfig,
     /// How the gradients of all parameters are clipped.
-    pub clip: Option<GradientClipConfig>,
+    pub clip: Option<GradientClip>,
     /// How those of some parameters are clipped instead; the last that matches counts.
-    pub clip_groups: Option<Vec<ClipGroup>>,
+    #[config(default = "Vec::new()")]
+    pub clip_groups: Vec<(ParamGroup, GradientClip)>,
     /// Micro-batches to a step.
     pub accumulation: Option<AccumulationConfig>,
     /// Averages of the weights.
@@ -91,16 +93,11 @@ impl ScaledOptimizerConfig {
             return Err(InvalidValue::new("scaler", "other settings", allowed).into());
         }
         let mut optim = ScaledOptimizer::new(optim, scaler);
-        let mut clip = match &self.clip {
-            Some(clip) => clip.init()?,
-            None => GradientClip::groups(),
-        };
-        let groups = self.clip_groups.as_deref().unwrap_or_default();
-        for ClipGroup { group, clip: rule } in groups {
-            clip = clip.with_group(group.clone(), rule.clone())?;
+        if let Some(clip) = self.clip {
+            optim = optim.with_clipping(clip)?;
         }
-        if self.clip.is_some() || !groups.is_empty() {
-            optim = optim.with_clipping(clip);
+        for (group, clip) in &self.clip_groups {
+            optim = optim.with_group_clipping(group.clone(), *clip)?;
         }
         if let Some(accumulation) = &self.accumulation {
             optim = optim.with_accumulation(accumulation.clone())?;

@@ -21,9 +21,9 @@ use container::Kind;
 pub(crate) use optimizer_state::OptimizerState;
 
 use crate::{
+    accumulation::{AccumulationWindow, WindowState},
     ema::{Ema, EmaState},
     error::AmpError,
-    gradients::{AccumulationWindow, WindowState},
     loss_scale::LossScale,
     module_optim::ModuleOptim,
     scaler::{GradScaler, ScalerState, StepCounters},

@@ -30,7 +30,7 @@ use std::{
 };
 
 use crate::{
-    cast_float::CastFloat, error::AmpError, gradients::is_half, mixed_precision::MixedPrecision,
+    cast_float::CastFloat, dtype::is_half, error::AmpError, mixed_precision::MixedPrecision,
 };
 
 thread_local! {

@@ -8,7 +8,7 @@ use burn::{
 };
 use burn_amp::{
     AccumulationConfig, EmaConfig, GradScaler, GradScalerConfig, GradientClip, MixedPrecision,
-    ModuleOptim, OverflowRule, ScaledOptimizer, StepCounters, StepGradients, to_half,
+    ModuleOptim, ScaledOptimizer, StepCounters, StepGradients, to_half,
 };
 use std::{collections::BTreeMap, path::Path};
 
@@ -68,26 +68,27 @@ pub struct Snapshot {
 
 impl<O: ModuleOptim> Run<O> {
     /// f32 parameters, computed with in f16; the loss scale at the border.
-    pub fn mixed(optim: O, rule: OverflowRule) -> Self {
+    pub fn mixed(optim: O, rule: bool) -> Self {
         let amp = MixedPrecision::f16().with_scaler(settings()).unwrap();
         let net = Net::new().apply_reparameterization(amp.clone());
         Self::new(net, optim, &amp, rule)
     }
 
     /// f16 parameters, and a scaler that scales the loss.
-    pub fn half(optim: O, rule: OverflowRule) -> Self {
+    pub fn half(optim: O, rule: bool) -> Self {
         let net = to_half(Net::new(), FloatDType::F16, &[]);
         Self::new(net, optim, settings().init().unwrap(), rule)
     }
 
-    fn new(net: Net, optim: O, scaler: impl Into<GradScaler>, rule: OverflowRule) -> Self {
+    fn new(net: Net, optim: O, scaler: impl Into<GradScaler>, rule: bool) -> Self {
         let ema = EmaConfig::new()
             .with_momentum(0.9)
             .with_overwrite_frequency(Some(11));
         let optim = ScaledOptimizer::new(optim, scaler)
-            .with_accumulation(AccumulationConfig::new(3).with_overflow(rule))
+            .with_accumulation(AccumulationConfig::new(3).with_skip_micro_batch(rule))
             .unwrap()
-            .with_clipping(GradientClip::by_global_norm(0.3).unwrap())
+            .with_clipping(GradientClip::GlobalNorm(0.3))
+            .unwrap()
             .with_ema(ema)
             .unwrap();
         Self {

@@ -78,9 +78,9 @@ pub fn groups() -> ScaledOptimizer<ModuleOptimizer> {
 /// Adam with everything around a step: windows of four micro-batches, clipping, averages.
 pub fn around() -> ScaledOptimizer<ModuleOptimizer> {
     let optim = adam().with_accumulation(4).unwrap();
-    let clip = GradientClip::by_global_norm(0.5).unwrap();
+    let clip = GradientClip::GlobalNorm(0.5);
     let ema = EmaConfig::new().with_momentum(0.75);
-    optim.with_clipping(clip).with_ema(ema).unwrap()
+    optim.with_clipping(clip).unwrap().with_ema(ema).unwrap()
 }
 
 /// The micro-batch after those that went into the file: two windows are done, the third has two of its four.

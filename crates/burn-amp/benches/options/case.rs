@@ -1,11 +1,11 @@
 use burn::{
-    module::{Module, ModuleVisitor, Param, ParamId},
+    module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId},
     optim::{AdamConfig, GradientsAccumulator, ModuleOptimizer},
     tensor::{Device, Tensor},
 };
 use burn_amp::{
-    AccumulationConfig, EmaConfig, GradScalerConfig, GradientClip, GradientMapper, OverflowRule,
-    ScaledOptimizer, UnscaledGradients,
+    AccumulationConfig, EmaConfig, GradScalerConfig, GradientClip, ScaledOptimizer,
+    UnscaledGradients,
 };
 use std::{
     collections::HashMap,
@@ -107,17 +107,19 @@ impl Case {
 }
 
 pub fn all(width: usize) -> Vec<Case> {
-    let clip = |clip: GradientClip| move |optim: ScaledOptimizer<_>| optim.with_clipping(clip);
+    let clip = |clip: GradientClip| {
+        move |optim: ScaledOptimizer<_>| optim.with_clipping(clip).expect("valid")
+    };
     let window = |rule| {
         move |optim: ScaledOptimizer<_>| {
-            let config = AccumulationConfig::new(WINDOW).with_overflow(rule);
+            let config = AccumulationConfig::new(WINDOW).with_skip_micro_batch(rule);
             optim.with_accumulation(config).expect("valid")
         }
     };
     let ema = |optim: ScaledOptimizer<_>| optim.with_ema(EmaConfig::new()).expect("valid");
-    let global = |max_norm| GradientClip::by_global_norm(max_norm).expect("valid");
-    let norm = GradientClip::by_norm(MAX_NORM).expect("valid");
-    let value = GradientClip::by_value(1e-12).expect("valid");
+    let global = |max_norm| GradientClip::GlobalNorm(max_norm);
+    let norm = GradientClip::Norm(MAX_NORM);
+    let value = GradientClip::Value(1e-12);
     vec![
         case(width, ("plain", "0", "0"), |optim| optim),
         case(width, ("global norm, within", "0", "0"), clip(global(1e9))),
@@ -132,14 +134,14 @@ pub fn all(width: usize) -> Vec<Case> {
         case(width, ("value, clipped", "0", "8"), clip(value)),
         case(
             width,
-            ("accumulation, SkipWindow", "4", "12"),
-            window(OverflowRule::SkipWindow),
+            ("accumulation, window skipped", "4", "12"),
+            window(false),
         )
         .against("accumulation, by hand"),
         case(
             width,
-            ("accumulation, SkipMicroBatch", "4", "20"),
-            window(OverflowRule::SkipMicroBatch),
+            ("accumulation, micro-batch skipped", "4", "20"),
+            window(true),
         ),
         case(width, ("accumulation, by hand", "4", "12"), |optim| optim)
             .by_hand(ByHand::Accumulate(GradientsAccumulator::new(), 0)),
@@ -147,9 +149,7 @@ pub fn all(width: usize) -> Vec<Case> {
         case(width, ("EMA, by hand", "4", "28"), |optim| optim)
             .by_hand(ByHand::Average(Averages::default())),
         case(width, ("all", "8", "12 to 32"), |optim| {
-            ema(window(OverflowRule::SkipWindow)(clip(global(MAX_NORM))(
-                optim,
-            )))
+            ema(window(false)(clip(global(MAX_NORM))(optim)))
         }),
     ]
 }
@@ -158,9 +158,9 @@ pub fn all(width: usize) -> Vec<Case> {
 fn clip_by_hand(grads: UnscaledGradients) -> UnscaledGradients {
     struct Norms(f64);
 
-    impl GradientMapper for Norms {
-        fn map<const D: usize>(&mut self, _path: &str, _id: ParamId, grad: Tensor<D>) -> Tensor<D> {
-            let squares = grad.clone().square().sum().into_scalar::<f32>();
+    impl ModuleMapper for Norms {
+        fn map_float<const D: usize>(&mut self, grad: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            let squares = grad.val().square().sum().into_scalar::<f32>();
             self.0 += f64::from(squares);
             grad
         }

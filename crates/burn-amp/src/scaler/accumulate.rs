@@ -1,38 +1,49 @@
 //! Micro-batches: the scaler's side of an [`AccumulationWindow`].
 
-use burn::{
-    module::{Module, ModuleVisitor, Param},
-    optim::GradientsParams,
-    tensor::{DType, Tensor},
-};
+use burn::{module::Module, tensor::DType};
 
 use super::GradScaler;
 use crate::{
+    accumulation::AccumulationWindow,
+    dtype::GradientDType,
+    entries::{Entries, Entry, Traversal},
     error::AmpError,
-    gradients::{
-        AccumulationWindow, GradientDType, ScaledGradients, StepGradients, UnscaledGradients,
-        check_shape, pass_through, unscale,
-    },
+    gradients::{StepGradients, UnscaledGradients},
     live_scale::Blame,
     loss_scale::StepOutcome,
     module_optim::ModuleOptim,
-    module_path::ModulePath,
+    unscale::{pass_through, unscale},
 };
 
 impl GradScaler {
     /// Adds the gradients of a micro-batch to a window; when that makes it full, empties it and returns the gradients to
     /// step with, unscaled.
     ///
-    /// Takes Burn's own gradients, which are unscaled, [`ScaledGradients`](crate::ScaledGradients) or [`UnscaledGradients`]; gradients of parameters that are not in `module` are dropped. With
-    /// [`OverflowRule::SkipWindow`](crate::OverflowRule) the sum has the scaler's loss scale at the window's first
-    /// micro-batch, whatever scale the micro-batches carry; only the last of them waits for the device, once. With
-    /// [`OverflowRule::SkipMicroBatch`](crate::OverflowRule) each call with scaled gradients waits once, and the one that fills
-    /// the window once more, for the finished sum; the loss scale moves at once, so that an [`update`](Self::update) after the
-    /// step changes nothing. A micro-batch that overflows is dropped, counted in
+    /// Takes Burn's own gradients, which are unscaled, [`ScaledGradients`](crate::ScaledGradients) or [`UnscaledGradients`];
+    /// gradients of parameters that are not in `module` are dropped. By default the sum has the scaler's loss scale at the
+    /// window's first micro-batch, whatever scale the micro-batches carry; only the last of them waits for the device, once. With
+    /// [`skip_micro_batch`](crate::AccumulationConfig::skip_micro_batch) each call with scaled gradients waits once, and the one
+    /// that fills the window once more, for the finished sum; the loss scale moves at once, so that an [`update`](Self::update)
+    /// after the step changes nothing. A micro-batch that overflows is dropped, counted in
     /// [`StepCounters::dropped`](crate::StepCounters::dropped) and logged. Disabled: nothing is tested, and no call waits.
     ///
     /// A micro-batch without gradients counts: a mean divides by it too, as that of one large batch would. (Keras ignores such
     /// a call.)
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_accumulate`](Self::try_accumulate) returns an error, with its message.
+    pub fn accumulate<M: Module>(
+        &mut self,
+        window: &mut AccumulationWindow,
+        grads: impl Into<StepGradients>,
+        module: &M,
+    ) -> Option<UnscaledGradients> {
+        self.try_accumulate(window, grads, module)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`accumulate`](Self::accumulate), for runs that want to handle a failure.
     ///
     /// # Errors
     ///
@@ -41,24 +52,49 @@ impl GradScaler {
     /// no parameter of `module`, not of its shape, or not in the dtype in which its gradients are summed;
     /// [`AmpError::GradientShape`] if a gradient has not its parameter's shape;
     /// [`AmpError::UnsupportedDType`] if a gradient's device cannot compute in the gradient's dtype. Nothing was changed then.
-    pub fn accumulate<M: Module>(
+    pub fn try_accumulate<M: Module>(
         &mut self,
         window: &mut AccumulationWindow,
         grads: impl Into<StepGradients>,
         module: &M,
     ) -> Result<Option<UnscaledGradients>, AmpError> {
         let grads = grads.into();
-        window.check(Some(grads.params()), module)?;
+        let traversal = Traversal {
+            grads: Some(grads.params()),
+            sums: Some(&window.sums),
+            lr: None,
+        };
+        let entries = traversal.of(module)?;
+        self.add_micro_batch(window, grads, entries)
+    }
+
+    /// Adds the gradients that a traversal has found.
+    pub(crate) fn add_micro_batch(
+        &mut self,
+        window: &mut AccumulationWindow,
+        grads: StepGradients,
+        entries: Entries,
+    ) -> Result<Option<UnscaledGradients>, AmpError> {
+        let found: Vec<Entry> = entries.gradients().cloned().collect();
         if window.drops_micro_batches() {
             let grads = match grads {
-                StepGradients::Plain(grads) => self.test(grads, module)?,
-                StepGradients::Scaled(grads) => self.unscale_wide(grads, module)?,
+                StepGradients::Plain(grads) => self.test(grads, &entries)?,
+                // Rounding to a half-precision dtype comes after the sum.
+                StepGradients::Scaled(grads) => {
+                    let scale = grads.loss_scale();
+                    self.unscale_by(
+                        grads.into_params(),
+                        found.clone(),
+                        scale,
+                        GradientDType::Full,
+                    )?
+                }
                 StepGradients::Unscaled(grads) => grads,
             };
             if self.settle(&grads)?.is_skipped() {
                 return Ok(None);
             }
-            window.add(grads.into_tested(), module, 1.0);
+            window.add(grads.into_tested(), &found, 1.0);
         } else {
             let (params, scale) = match grads {
                 StepGradients::Plain(grads) => (grads, 1.0),
@@ -69,10 +105,10 @@ impl GradScaler {
                 StepGradients::Unscaled(grads) => (grads.into_tested(), 1.0),
             };
             let common = window.scale_or(self.loss_factor());
-            window.add(params, module, f64::from(common) / f64::from(scale));
+            window.add(params, &found, f64::from(common) / f64::from(scale));
         }
         match window.is_full() {
-            true => self.flush(window, module),
+            true => self.empty(window, entries.into_sums()).map(Some),
             false => Ok(None),
         }
     }
@@ -83,12 +119,26 @@ impl GradScaler {
     /// Gradients are f32, or f64 for f64 parameters, unless [`GradientDType::Parameter`] was asked for. Waits for the device
     /// once; a disabled scaler tests nothing and does not wait.
     ///
+    /// # Panics
+    ///
+    /// Where [`try_flush`](Self::try_flush) returns an error, with its message.
+    pub fn flush<M: Module>(
+        &mut self,
+        window: &mut AccumulationWindow,
+        module: &M,
+    ) -> Option<UnscaledGradients> {
+        self.try_flush(window, module)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`flush`](Self::flush), for runs that want to handle a failure.
+    ///
     /// # Errors
     ///
     /// [`AmpError::ForeignRecord`] if a sum is of no parameter of `module`, not of its shape, or not in the dtype in which its
     /// gradients are summed: the window belongs to another model, and stays as it was. [`AmpError::UnsupportedDType`] if the
     /// device cannot compute in a sum's dtype.
-    pub fn flush<M: Module>(
+    pub fn try_flush<M: Module>(
         &mut self,
         window: &mut AccumulationWindow,
         module: &M,
@@ -96,36 +146,35 @@ impl GradScaler {
         if window.is_empty() {
             return Ok(None);
         }
-        window.check(None, module)?;
+        let traversal = Traversal {
+            sums: Some(&window.sums),
+            ..Default::default()
+        };
+        let entries = traversal.of(module)?;
+        self.empty(window, entries.into_sums()).map(Some)
+    }
+
+    /// Empties a window into the gradients to step with.
+    pub(crate) fn empty(
+        &mut self,
+        window: &mut AccumulationWindow,
+        entries: Vec<Entry>,
+    ) -> Result<UnscaledGradients, AmpError> {
         let settled = window.drops_micro_batches();
-        let (sums, divisor) = window.take(module);
+        let (sums, divisor) = window.take(&entries);
         let grads = if self.is_enabled() {
-            unscale(sums, module, divisor, self.gradient_dtype())?
+            unscale(sums, entries, (1.0 / divisor) as f32, self.gradient_dtype())?
         } else {
-            let sums = pass_through(sums, module)?;
+            let sums = pass_through(sums, entries);
             match divisor {
                 1.0 => sums.narrowed(),
                 divisor => sums.mul_scalar(1.0 / divisor).narrowed(),
             }
         };
-        Ok(Some(match settled {
+        Ok(match settled {
             true => grads.settled(),
             false => self.blamed(grads),
-        }))
-    }
-
-    /// As `unscale`, but not yet rounded to a half-precision dtype: that comes after the sum.
-    fn unscale_wide<M: Module>(
-        &self,
-        grads: ScaledGradients,
-        module: &M,
-    ) -> Result<UnscaledGradients, AmpError> {
-        if !self.is_enabled() {
-            return pass_through(grads.into_params(), module);
-        }
-        let scale = f64::from(grads.loss_scale());
-        let unscaled = unscale(grads.into_params(), module, scale, GradientDType::Full)?;
-        Ok(self.blamed(unscaled))
+        })
     }
 
     /// Lets the loss scale learn from one micro-batch: the test of a step, and its update.
@@ -160,64 +209,25 @@ impl GradScaler {
         Ok(outcome)
     }
 
-    /// Refuses, before a micro-batch enters a window, what the step at its end would refuse.
-    pub(crate) fn check_window<O: ModuleOptim, M: Module>(
+    /// Refuses, before a micro-batch enters a window, gradients that the optimizer would not take at the window's end.
+    pub(crate) fn check_accepted<O: ModuleOptim>(
         &self,
         optim: &O,
-        grads: &StepGradients,
-        module: &M,
+        entries: &Entries,
     ) -> Result<(), AmpError> {
         if !self.is_enabled() {
             return Ok(());
         }
-        let grads = grads.params();
-        let mut check = Accepts {
-            optim,
-            grads,
-            dtype: self.gradient_dtype(),
-            path: ModulePath::default(),
-            refused: None,
-        };
-        module.visit(&mut check);
-        check.refused.map_or(Ok(()), Err)
-    }
-}
-
-struct Accepts<'a, O> {
-    optim: &'a O,
-    grads: &'a GradientsParams,
-    dtype: GradientDType,
-    path: ModulePath,
-    refused: Option<AmpError>,
-}
-
-impl<O: ModuleOptim> ModuleVisitor for Accepts<'_, O> {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.enter(name);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.exit();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        match check_shape(self.grads, param, &self.path) {
-            _ if self.refused.is_some() => return,
-            Ok(true) => {}
-            Ok(false) => return,
-            Err(error) => {
-                self.refused = Some(error);
-                return;
+        for entry in entries.gradients() {
+            let gradient = DType::from(self.gradient_dtype().for_parameter(entry.parameter));
+            if !optim.accepts(entry.parameter, gradient) {
+                return Err(AmpError::HalfPrecisionParameter {
+                    parameter: entry.path.clone(),
+                    parameter_dtype: entry.parameter,
+                    gradient_dtype: gradient,
+                });
             }
         }
-        let parameter = param.base().dtype();
-        let gradient = DType::from(self.dtype.for_parameter(parameter));
-        if !self.optim.accepts(parameter, gradient) {
-            self.refused = Some(AmpError::HalfPrecisionParameter {
-                parameter: self.path.join(),
-                parameter_dtype: parameter,
-                gradient_dtype: gradient,
-            });
-        }
+        Ok(())
     }
 }

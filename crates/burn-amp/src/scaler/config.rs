@@ -2,8 +2,8 @@ use burn::config::Config;
 
 use super::GradScaler;
 use crate::{
+    dtype::GradientDType,
     error::AmpError,
-    gradients::GradientDType,
     loss_scale::{DynamicSettings, HysteresisRefill, LossScale},
 };
 

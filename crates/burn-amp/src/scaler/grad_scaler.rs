@@ -2,21 +2,21 @@ use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module, optim::GradientsParams,
     tensor::Tensor,
 };
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use super::{LossFactor, ScaleLoss, StepCounters, iteration::Iteration, underflow::UnderflowWatch};
 use crate::{
+    dtype::GradientDType,
+    entries::{Entries, Entry, Traversal},
     error::{AmpError, StepError},
-    gradients::{
-        GradientDType, GradientStatus, ScaledGradients, UnscaledGradients, check_shapes,
-        pass_through, test, unscale,
-    },
-    learning_rate::check_learning_rate,
+    gradient_status::GradientStatus,
+    gradients::{ScaledGradients, UnscaledGradients},
     live_scale::Blame,
     loss_scale::{LossScale, StepOutcome},
     mixed_precision::MixedPrecision,
     module_optim::ModuleOptim,
     running_statistics::RunningStatistics,
+    unscale::{pass_through, test, unscale},
 };
 
 /// Scales losses, unscales and tests gradients, skips steps that overflow, and moves the loss scale.
@@ -234,27 +234,49 @@ impl GradScaler {
         grads: ScaledGradients,
         module: &M,
     ) -> Result<UnscaledGradients, AmpError> {
+        let entries = Entries::of(grads.params(), module)?.into_gradients();
+        let scale = grads.loss_scale();
+        self.unscale_by(grads.into_params(), entries, scale, self.gradient_dtype)
+    }
+
+    /// Divides gradients by `scale`, into `dtype`.
+    pub(crate) fn unscale_by(
+        &self,
+        grads: GradientsParams,
+        entries: Vec<Entry>,
+        scale: f32,
+        dtype: GradientDType,
+    ) -> Result<UnscaledGradients, AmpError> {
         if !self.enabled {
-            return pass_through(grads.into_params(), module);
+            return Ok(pass_through(grads, entries));
         }
-        let scale = f64::from(grads.loss_scale());
-        let unscaled = unscale(grads.into_params(), module, scale, self.gradient_dtype)?;
-        Ok(self.blamed(unscaled))
+        let inverse = (1.0 / f64::from(scale)) as f32;
+        Ok(self.blamed(unscale(grads, entries, inverse, dtype)?))
     }
 
     /// Tests gradients that are not scaled, as they are: those of Burn's own `backward`.
     ///
     /// Where they overflow after scopes of a [`MixedPrecision`], waits once more, to learn whether the loss scale is to blame.
-    pub(crate) fn test<M: Module>(
+    /// Where its scopes cast the parameters, an adapter that casts its base by hand is refused.
+    pub(crate) fn test(
         &self,
         grads: GradientsParams,
-        module: &M,
+        entries: &Entries,
     ) -> Result<UnscaledGradients, AmpError> {
+        let found = entries.gradients().cloned().collect();
         if !self.enabled {
-            return pass_through(grads, module);
+            return Ok(pass_through(grads, found));
         }
-        let grads = test(grads, module, self.precision())?;
-        Ok(self.blamed(grads))
+        match self.precision() {
+            Some(amp) if amp.is_scaled() => {
+                if let Some((parameter, name)) = entries.adapted.clone() {
+                    return Err(AmpError::UnfrozenBase { parameter, name });
+                }
+            }
+            None if entries.has_scopes => warn_of_another_scale(),
+            _ => {}
+        }
+        Ok(self.blamed(test(grads, found)?))
     }
 
     /// Warns, once, if no scope was open since the last step: its gradients say nothing of this scale.
@@ -311,7 +333,7 @@ impl GradScaler {
     ///
     /// The error has the module, as it came. [`AmpError::LossScaleExhausted`] if the gradients overflow where the scale cannot be lowered or after
     /// `max_consecutive_skips` skips in a row; the step is counted as skipped. Of a window whose micro-batches were tested one
-    /// by one ([`OverflowRule::SkipMicroBatch`](crate::OverflowRule)) only the latter: its sum overflows by itself.
+    /// by one ([`skip_micro_batch`](crate::AccumulationConfig::skip_micro_batch)) only the latter: its sum overflows by itself.
     /// [`AmpError::HalfPrecisionParameter`] if the optimizer cannot combine a parameter with its gradient, and
     /// [`AmpError::UpdateMissing`] if these parameters were stepped already, [`AmpError::GradientShape`] if a gradient has not its
     /// parameter's shape, [`AmpError::InvalidValue`] for a learning rate that is infinite or NaN; nothing is counted then. Neither
@@ -324,11 +346,15 @@ impl GradScaler {
         grads: UnscaledGradients,
     ) -> Result<M, StepError<M>> {
         let lr = lr.into();
-        let checked = check_learning_rate(&lr, &module)
-            .map_err(AmpError::from)
-            .and_then(|()| check_shapes(grads.params(), &module));
+        // Gradients may have been changed since they were tested.
+        let traversal = Traversal {
+            grads: Some(grads.params()),
+            lr: Some(&lr),
+            ..Default::default()
+        };
+        let checked = traversal.of(&module);
         let before = self.before_step(&module);
-        let decided = checked.and_then(|()| self.decide(optim, grads));
+        let decided = checked.and_then(|_| self.decide(optim, grads));
         self.after_step(&module, before, matches!(decided, Ok(Some(_))));
         match decided {
             Ok(Some(grads)) => Ok(optim.step(lr, module, grads)),
@@ -489,8 +515,7 @@ impl GradScaler {
         optim: &O,
         grads: &UnscaledGradients,
     ) -> Result<(), AmpError> {
-        let clash =
-            |entry: &&crate::gradients::Entry| !optim.accepts(entry.parameter, entry.gradient);
+        let clash = |entry: &&Entry| !optim.accepts(entry.parameter, entry.gradient);
         match grads.entries().iter().find(clash) {
             Some(entry) => Err(AmpError::HalfPrecisionParameter {
                 parameter: entry.path.clone(),
@@ -654,4 +679,14 @@ fn log_skip(before: f32, after: f32, status: Option<&GradientStatus>, skip: &str
         path.map(|path| format!(", first in `{path}`,"))
             .unwrap_or_default()
     );
+}
+
+fn warn_of_another_scale() {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        log::warn!(
+            "this optimizer has a loss scale of its own, which the model's `MixedPrecision` does not use and which cannot help it: \
+             build it with `ScaledOptimizer::new(optim, &amp)`"
+        );
+    });
 }

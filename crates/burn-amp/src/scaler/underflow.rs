@@ -1,7 +1,7 @@
 use burn::tensor::Tensor;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::gradients::GradientStatus;
+use crate::gradient_status::GradientStatus;
 
 const MAX_LOSSES: usize = 256;
 

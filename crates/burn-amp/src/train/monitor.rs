@@ -9,7 +9,7 @@ use std::{
 use super::ScalerMetric;
 use crate::{
     error::AmpError,
-    gradients::GradientStatus,
+    gradient_status::GradientStatus,
     loss_scale::StepOutcome,
     mixed_precision::MixedPrecision,
     scaler::{GradScaler, StepCounters},

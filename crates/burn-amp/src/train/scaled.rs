@@ -170,7 +170,8 @@ impl<M: TrainStep + Module> Scaled<M> {
         }
         let steps = self.scaler.counters().steps();
         let accepts = Accepts { mixed: self.mixed };
-        let decided = (self.options).decide(&mut self.scaler, &accepts, &self.inner, grads.into());
+        let decided =
+            (self.options).decide(&mut self.scaler, &accepts, &self.inner, grads.into(), None);
         match decided {
             Ok(Some(grads)) => {
                 let inner = self.inner;

@@ -1,4 +1,6 @@
-use super::ClipStatus;
+use burn_amp_kernels::TensorStatus;
+
+use crate::entries::Entry;
 
 /// What one pass over the gradients has found. Host values: reading them never waits for a device.
 ///
@@ -14,7 +16,10 @@ pub struct GradientStatus {
     pub(crate) norm: f64,
     pub(crate) max_abs: f64,
     pub(crate) overflow: Option<String>,
-    pub(crate) clip: Option<ClipStatus>,
+    /// Gradients that clipping has changed; none before clipping.
+    pub(crate) clipped: Option<usize>,
+    pub(crate) clip_norms: Vec<f64>,
+    pub(crate) clip_coefficient: Option<f64>,
 }
 
 impl GradientStatus {
@@ -53,18 +58,23 @@ impl GradientStatus {
         self.norm
     }
 
-    /// What clipping has done after the pass; none if the gradients were not clipped. [`norm`](Self::norm) and the rest are
-    /// from before.
-    pub fn clip(&self) -> Option<&ClipStatus> {
-        self.clip.as_ref()
+    /// The number of gradients (tensors) that clipping has changed; none if the gradients were not clipped.
+    ///
+    /// [`norm`](Self::norm) and the rest are from before clipping.
+    pub fn clipped(&self) -> Option<usize> {
+        self.clipped
     }
 
-    /// The smallest number by which a group's gradients were multiplied to meet its global norm: 1 where they were within;
-    /// none if no group is clipped by its global norm.
+    /// The L2 norms, before clipping, of the groups that are clipped by their global norm: that of all other parameters
+    /// first, then those of the groups in the order in which they were added. Empty if nothing is clipped so.
+    pub fn clip_norms(&self) -> &[f64] {
+        &self.clip_norms
+    }
+
+    /// What clipping by a global norm has multiplied gradients by: the smallest of the groups' coefficients, 1 where none was
+    /// clipped; none if nothing is clipped so.
     pub fn clip_coefficient(&self) -> Option<f64> {
-        self.clip
-            .as_ref()
-            .and_then(ClipStatus::smallest_coefficient)
+        self.clip_coefficient
     }
 
     /// The largest magnitude among the finite values; 0 if there are none.
@@ -92,8 +102,37 @@ impl GradientStatus {
     }
 
     /// Takes over the overflow of gradients that were added to these.
-    pub(super) fn join(&mut self, other: Self) {
+    pub(crate) fn join(&mut self, other: Self) {
         self.non_finite += other.non_finite;
         self.overflow = self.overflow.take().or(other.overflow);
     }
+}
+
+/// The status of all gradients, from that of each.
+pub(crate) fn summarize(entries: &[Entry], statuses: &[TensorStatus]) -> GradientStatus {
+    let mut status = GradientStatus {
+        gradients: entries.len(),
+        ..Default::default()
+    };
+    for (entry, tensor) in entries.iter().zip(statuses) {
+        status.elements += tensor.elements;
+        status.non_finite += tensor.non_finite;
+        status.zeros += tensor.zeros;
+        status.max_abs = status.max_abs.max(tensor.max_abs);
+        if tensor.non_finite > 0 && status.overflow.is_none() {
+            status.overflow = Some(entry.path.clone());
+        }
+    }
+    status.norm = norm(statuses.iter().map(|s| s.norm));
+    status
+}
+
+/// The norm of several gradients as one vector, relative to the largest of their norms.
+pub(crate) fn norm(norms: impl Iterator<Item = f64> + Clone) -> f64 {
+    let largest = norms.clone().fold(0.0, f64::max);
+    if largest == 0.0 {
+        return 0.0;
+    }
+    let squares: f64 = norms.map(|norm| (norm / largest).powi(2)).sum();
+    largest * squares.sqrt()
 }

@@ -1,26 +1,67 @@
+//! Typed gradients: [`ScaledGradients`] carry the loss scale, [`UnscaledGradients`] do not.
+
 use burn::{
-    module::ParamId,
-    optim::GradientsParams,
-    tensor::{DType, Tensor},
+    module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId},
+    optim::{GradientsParams, MultiGradientsParams},
+    tensor::Tensor,
 };
 use burn_amp_kernels::{TensorStatus, UnsupportedDType};
 use std::collections::HashSet;
 
-use super::{
-    ClipStatus, GradientStatus,
-    in_full::in_full,
-    unscale::{measure, summarize},
+use crate::{
+    dtype::{widened, working_dtype},
+    entries::Entry,
+    gradient_status::{GradientStatus, summarize},
+    live_scale::Blame,
+    rank::with_rank,
+    unscale::measure,
 };
-use crate::{live_scale::Blame, rank::with_rank};
+
+/// Gradients of a scaled loss: too large by the loss scale, possibly infinite.
+///
+/// Made by [`GradScaler::backward`](crate::GradScaler::backward) and [`GradScaler::scaled`](crate::GradScaler::scaled) alone:
+/// a plain [`GradientsParams`] is unscaled. [`GradScaler::unscale`](crate::GradScaler::unscale) turns them into
+/// [`UnscaledGradients`].
+#[derive(Debug)]
+pub struct ScaledGradients {
+    params: GradientsParams,
+    scale: f32,
+}
+
+impl ScaledGradients {
+    pub(crate) fn new(params: GradientsParams, scale: f32) -> Self {
+        Self { params, scale }
+    }
+
+    /// The loss scale that these gradients carry.
+    pub fn loss_scale(&self) -> f32 {
+        self.scale
+    }
+
+    /// Burn's own container of the still scaled gradients.
+    pub fn params(&self) -> &GradientsParams {
+        &self.params
+    }
+
+    /// Burn's own container, to change scaled gradients in place.
+    pub fn params_mut(&mut self) -> &mut GradientsParams {
+        &mut self.params
+    }
+
+    /// Burn's own container, the scale forgotten.
+    pub fn into_params(self) -> GradientsParams {
+        self.params
+    }
+}
 
 /// Gradients after unscaling, with what the same pass has found in them.
 ///
 /// f32 for f16, bf16 and f32 parameters, f64 for f64 ones, unless
-/// [`GradientDType::Parameter`](super::GradientDType::Parameter) was asked for; of a disabled scaler, as they
+/// [`GradientDType::Parameter`](crate::GradientDType::Parameter) was asked for; of a disabled scaler, as they
 /// came. They may be read and changed (clipped, say) before
 /// [`GradScaler::step`](crate::GradScaler::step); whether the step is skipped was decided when they were
 /// unscaled, or when [`clip`](Self::clip) measured them again after a change. There is no way back to
-/// [`ScaledGradients`](super::ScaledGradients), so unscaling twice does not compile:
+/// [`ScaledGradients`], so unscaling twice does not compile:
 ///
 /// ```compile_fail,E0277
 /// # fn twice<M: burn::module::Module>(scaler: &burn_amp::GradScaler, once: burn_amp::UnscaledGradients, model: &M) {
@@ -42,24 +83,6 @@ pub struct UnscaledGradients {
     blame: Blame,
 }
 
-/// What is known of one gradient beside its values.
-#[derive(Clone, Debug)]
-pub(crate) struct Entry {
-    pub(crate) id: ParamId,
-    pub(crate) path: String,
-    pub(crate) rank: usize,
-    pub(crate) parameter: DType,
-    pub(crate) gradient: DType,
-}
-
-/// A change to every gradient, whatever its rank. See [`UnscaledGradients::map`].
-pub trait GradientMapper {
-    /// Returns the gradient to use in place of `grad`; shape, dtype and device must stay.
-    ///
-    /// `path` is that of the parameter in its module, as optimizer groups see it: `"layer.weight"`.
-    fn map<const D: usize>(&mut self, path: &str, id: ParamId, grad: Tensor<D>) -> Tensor<D>;
-}
-
 impl UnscaledGradients {
     pub(crate) fn new(
         params: GradientsParams,
@@ -79,7 +102,7 @@ impl UnscaledGradients {
     }
 
     /// Gradients of a disabled scaler.
-    pub(super) fn untested(mut self) -> Self {
+    pub(crate) fn untested(mut self) -> Self {
         self.tested = false;
         self
     }
@@ -105,7 +128,7 @@ impl UnscaledGradients {
 
     /// What is in each gradient, in the order of the entries. If that is not known, waits for the device, and makes the
     /// status that of the gradients as they are.
-    pub(super) fn measured(&mut self) -> Result<Vec<TensorStatus>, UnsupportedDType> {
+    pub(crate) fn measured(&mut self) -> Result<Vec<TensorStatus>, UnsupportedDType> {
         if let Some(measures) = &self.measures {
             return Ok(measures.clone());
         }
@@ -115,8 +138,9 @@ impl UnscaledGradients {
         Ok(measures)
     }
 
-    pub(super) fn set_clip(&mut self, clip: ClipStatus) {
-        self.status.clip = Some(clip);
+    /// The status, for what clipping has done.
+    pub(crate) fn status_mut(&mut self) -> &mut GradientStatus {
+        &mut self.status
     }
 
     /// What the unscaling pass has found. Changes made to the gradients since are not in it, until [`clip`](Self::clip)
@@ -187,18 +211,42 @@ impl UnscaledGradients {
         self.map(&mut MulScalar(factor))
     }
 
-    /// Replaces every gradient by what `mapper` makes of it, in the module's order. Does not wait for the device, unless
-    /// `mapper` does.
+    /// Replaces every gradient by what Burn's [`ModuleMapper`] makes of it, in the module's order.
     ///
-    /// What `mapper` makes is tested by [`clip`](Self::clip) alone.
-    pub fn map<F: GradientMapper>(mut self, mapper: &mut F) -> Self {
+    /// The mapper sees a gradient as a [`Param`] with its parameter's id and without autodiff. `enter_module` and `exit_module`
+    /// are called with the names on the parameter's path (their second argument is empty). Shape, dtype and device must stay.
+    /// Does not wait for the device, unless the mapper does.
+    ///
+    /// ```
+    /// use burn::{module::{ModuleMapper, Param}, tensor::Tensor};
+    ///
+    /// /// Limits every value to 0.1.
+    /// struct Limit;
+    ///
+    /// impl ModuleMapper for Limit {
+    ///     fn map_float<const D: usize>(&mut self, grad: Param<Tensor<D>>) -> Param<Tensor<D>> {
+    ///         grad.map(|grad| grad.clamp(-0.1, 0.1))
+    ///     }
+    /// }
+    /// # fn limit(grads: burn_amp::UnscaledGradients) -> burn_amp::UnscaledGradients {
+    /// let grads = grads.map(&mut Limit);
+    /// # grads
+    /// # }
+    /// ```
+    ///
+    /// What the mapper makes is tested by [`clip`](Self::clip) alone.
+    pub fn map<F: ModuleMapper>(mut self, mapper: &mut F) -> Self {
         self.measures = None;
         for entry in &self.entries {
-            with_rank!(
-                entry.rank,
-                D => map_entry::<D, F>(&mut self.params, entry, mapper),
-                rank => log::warn!("gradient of `{}` has rank {rank}: left as it is", entry.path)
-            );
+            with_rank!(entry.rank, D => {
+                if let Some(grad) = self.params.remove::<D>(entry.id) {
+                    let names = || entry.path.split('.');
+                    names().for_each(|name| mapper.enter_module(name, ""));
+                    let grad = mapper.map_float(Param::initialized(entry.id, grad)).into_value();
+                    names().for_each(|name| mapper.exit_module(name, ""));
+                    self.params.register(entry.id, grad);
+                }
+            }, rank => log::warn!("gradient of `{}` has rank {rank}: left as it is", entry.path));
         }
         self
     }
@@ -220,10 +268,10 @@ impl UnscaledGradients {
             with_rank!(entry.rank, D => {
                 if let Some(grad) = other.params.remove::<D>(entry.id) {
                     let sum = match self.params.remove::<D>(entry.id) {
-                        Some(sum) => in_full(sum, |sum| {
+                        Some(sum) => widened(sum, |sum| {
                             burn_amp_kernels::blend(sum, grad, 1.0, weight)
                         }),
-                        None => in_full(grad, |grad| grad.mul_scalar(weight)),
+                        None => widened(grad, |grad| grad.mul_scalar(weight)),
                     };
                     self.params.register(entry.id, sum);
                 }
@@ -262,22 +310,11 @@ impl UnscaledGradients {
     }
 }
 
-fn map_entry<const D: usize, F: GradientMapper>(
-    params: &mut GradientsParams,
-    entry: &Entry,
-    mapper: &mut F,
-) {
-    if let Some(grad) = params.remove::<D>(entry.id) {
-        let grad = mapper.map(&entry.path, entry.id, grad);
-        params.register(entry.id, grad);
-    }
-}
-
 struct MulScalar(f64);
 
-impl GradientMapper for MulScalar {
-    fn map<const D: usize>(&mut self, _path: &str, _id: ParamId, grad: Tensor<D>) -> Tensor<D> {
-        in_full(grad, |grad| grad.mul_scalar(self.0))
+impl ModuleMapper for MulScalar {
+    fn map_float<const D: usize>(&mut self, grad: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        grad.map(|grad| widened(grad, |grad| grad.mul_scalar(self.0)))
     }
 }
 
@@ -300,6 +337,82 @@ impl Clone for UnscaledGradients {
             settled: self.settled,
             tested: self.tested,
             blame: self.blame,
+        }
+    }
+}
+
+/// What [`ScaledOptimizer::step`](crate::ScaledOptimizer::step) takes: Burn's own gradients, which are unscaled, those of a
+/// loss that was scaled by hand, or those that were tested before, to be looked at or clipped.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum StepGradients {
+    /// Burn's own gradients, unscaled. They are tested.
+    Plain(GradientsParams),
+    /// Gradients of a scaled loss.
+    Scaled(ScaledGradients),
+    /// Gradients after [`ScaledOptimizer::unscale`](crate::ScaledOptimizer::unscale).
+    Unscaled(UnscaledGradients),
+}
+
+impl From<GradientsParams> for StepGradients {
+    fn from(grads: GradientsParams) -> Self {
+        Self::Plain(grads)
+    }
+}
+
+impl StepGradients {
+    pub(crate) fn params(&self) -> &GradientsParams {
+        match self {
+            Self::Plain(grads) => grads,
+            Self::Scaled(grads) => grads.params(),
+            Self::Unscaled(grads) => grads.params(),
+        }
+    }
+}
+
+impl From<ScaledGradients> for StepGradients {
+    fn from(grads: ScaledGradients) -> Self {
+        Self::Scaled(grads)
+    }
+}
+
+impl From<UnscaledGradients> for StepGradients {
+    fn from(grads: UnscaledGradients) -> Self {
+        Self::Unscaled(grads)
+    }
+}
+
+/// Sums the gradients that several devices computed, as
+/// [`ModuleOptimizer::step_multi`](burn::optim::ModuleOptimizer::step_multi) does, but in f32 for f16 and bf16 gradients (f64
+/// stays f64), so that the sum neither overflows nor rounds in half precision.
+///
+/// An infinity or a NaN on one device stays one in the sum: all devices take the same decision. Moves gradients between
+/// devices; does not read them. Scaled gradients of one loss scale give scaled ones, for
+/// [`GradScaler::scaled`](crate::GradScaler::scaled).
+pub fn sum_of_devices<M: Module>(grads: MultiGradientsParams, module: &M) -> GradientsParams {
+    let mut sum = Sum {
+        sources: grads,
+        total: GradientsParams::new(),
+    };
+    module.visit(&mut sum);
+    sum.total
+}
+
+struct Sum {
+    sources: MultiGradientsParams,
+    total: GradientsParams,
+}
+
+impl ModuleVisitor for Sum {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        for (grads, _) in &mut self.sources.grads {
+            if let Some(grad) = grads.remove::<D>(param.id) {
+                let wide = working_dtype(grad.dtype());
+                grads.register(param.id, grad.cast(wide));
+            }
+        }
+        if let Some((grad, _)) = self.sources.remove::<D>(param.id) {
+            self.total.register(param.id, grad);
         }
     }
 }

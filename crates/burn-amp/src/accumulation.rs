@@ -1,0 +1,243 @@
+//! Accumulation: the gradients of several micro-batches, summed in f32, make one step.
+
+use burn::{config::Config, module::Param, optim::GradientsParams, tensor::Tensor};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    dtype::working_dtype, entries::Entry, error::AmpError, loss_scale::InvalidValue,
+    param_tensors::ParamTensors, rank::with_rank, unscale::log_unknown,
+};
+
+/// How gradients are accumulated.
+///
+/// ```
+/// use burn_amp::AccumulationConfig;
+///
+/// let window = AccumulationConfig::new(4).with_skip_micro_batch(true).init()?;
+/// assert!(!window.config().sum);
+///
+/// let error = AccumulationConfig::new(0).init().unwrap_err();
+/// assert_eq!(error.to_string(), "`micro_batches` is 0, but must be at least 1");
+/// # Ok::<(), burn_amp::AmpError>(())
+/// ```
+#[derive(Config, Debug, PartialEq)]
+pub struct AccumulationConfig {
+    /// Micro-batches in a window, which ends in one step. At least 1.
+    pub micro_batches: u32,
+    /// Whether a window steps with the sum of its gradients, as in PyTorch and with Burn's `GradientsAccumulator`: divide each
+    /// loss by the number of micro-batches then. By default it steps with their mean, as one large batch would, with the loss as
+    /// it is (Keras).
+    #[config(default = false)]
+    pub sum: bool,
+    /// Whether an overflow drops only the micro-batch in which it is, which then does not count: each is unscaled and tested as
+    /// it comes, the window ends at the n-th clean one, and the loss scale moves at once (Keras). Two passes (unscaling and the
+    /// sum) and one wait for each micro-batch; the one that fills the window has a third pass and a second wait, for the
+    /// finished sum.
+    ///
+    /// By default one overflow skips the whole window: gradients are summed while they are scaled, the loss scale stays the same
+    /// inside the window, and the sum is tested once at its end (PyTorch's recipe, and Burn's accumulator). One pass (the sum)
+    /// and no wait for each micro-batch.
+    #[config(default = false)]
+    pub skip_micro_batch: bool,
+}
+
+impl AccumulationConfig {
+    /// Checks the settings and makes an empty window.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`] if `micro_batches` is 0.
+    pub fn init(&self) -> Result<AccumulationWindow, AmpError> {
+        if self.micro_batches == 0 {
+            return Err(InvalidValue::new("micro_batches", 0, "at least 1").into());
+        }
+        Ok(AccumulationWindow {
+            config: self.clone(),
+            sums: ParamTensors::default(),
+            len: 0,
+            scale: None,
+        })
+    }
+}
+
+impl From<u32> for AccumulationConfig {
+    fn from(micro_batches: u32) -> Self {
+        Self::new(micro_batches)
+    }
+}
+
+/// The sums of a window that is being filled: one f32 tensor for each parameter (f64 for f64 parameters), added to in
+/// place.
+///
+/// [`ScaledOptimizer::with_accumulation`](crate::ScaledOptimizer::with_accumulation) fills one inside `step`. With a
+/// [`GradScaler`](crate::GradScaler) alone, `save` and `load` keep an open window in a file of its own:
+///
+/// ```
+/// use burn::{nn::LinearConfig, optim::SgdConfig, tensor::{Device, Distribution, Tensor}};
+/// use burn_amp::{AccumulationConfig, GradScalerConfig};
+///
+/// let device = Device::flex().autodiff();
+/// let mut model = LinearConfig::new(4, 2).init(&device);
+/// let mut optim = SgdConfig::new().init();
+/// let mut scaler = GradScalerConfig::new().init()?;
+/// let mut window = AccumulationConfig::new(4).init()?;
+///
+/// for _ in 0..8 {
+///     let input = Tensor::<2>::random([8, 4], Distribution::Default, &device);
+///     let grads = scaler.backward(model.forward(input).square().mean(), &model);
+///     if let Some(grads) = scaler.accumulate(&mut window, grads, &model) {
+///         model = scaler.step(&mut optim, 0.1, model, grads);
+///         scaler.update();
+///     }
+/// }
+/// assert_eq!(scaler.counters().steps(), 2);
+/// # Ok::<(), burn_amp::AmpError>(())
+/// ```
+///
+/// A value: a clone is independent.
+#[derive(Clone, Debug)]
+pub struct AccumulationWindow {
+    config: AccumulationConfig,
+    pub(crate) sums: ParamTensors,
+    len: u32,
+    /// The loss scale that the sums carry; none if they are unscaled, or the window is empty.
+    scale: Option<f32>,
+}
+
+impl AccumulationWindow {
+    /// The settings.
+    pub fn config(&self) -> &AccumulationConfig {
+        &self.config
+    }
+
+    /// The number of micro-batches in the window so far. Dropped ones do not count; those without any gradient do, as the part
+    /// of a large batch that has none would.
+    pub fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// Whether there is no micro-batch in the window.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The number of parameters that have a sum.
+    pub fn gradients(&self) -> usize {
+        self.sums.len()
+    }
+
+    /// The sum for a parameter, f32 or f64; none if no gradient of it was added. Unscaled with
+    /// [`skip_micro_batch`](AccumulationConfig::skip_micro_batch), otherwise scaled by the window's loss scale. A handle to the
+    /// same memory, on the parameter's device; does not wait.
+    pub fn sum<const D: usize>(&self, param: &Param<Tensor<D>>) -> Option<Tensor<D>> {
+        self.sums.get(param.id, &param.device().inner())
+    }
+
+    /// Throws away what was summed; the next micro-batch is the first of a new window.
+    pub fn clear(&mut self) {
+        self.sums = ParamTensors::default();
+        self.len = 0;
+        self.scale = None;
+    }
+
+    pub(crate) fn drops_micro_batches(&self) -> bool {
+        self.config.skip_micro_batch
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.len >= self.config.micro_batches
+    }
+
+    /// The loss scale of the sums: the scaler's when the first micro-batch came, for the whole window.
+    pub(crate) fn scale_or(&mut self, scale: f32) -> f32 {
+        *self.scale.get_or_insert(scale)
+    }
+
+    /// Adds `factor` times a micro-batch's gradients to the sums, in place, in f32 (f64 for f64 parameters). Does not wait for
+    /// the device.
+    pub(crate) fn add(&mut self, mut grads: GradientsParams, entries: &[Entry], factor: f64) {
+        for entry in entries {
+            with_rank!(entry.rank, D => {
+                let Some(grad) = grads.remove::<D>(entry.id) else { continue };
+                let grad = grad.inner();
+                let sum = match self.sums.take::<D>(entry.id, &grad.device()) {
+                    Some(sum) => burn_amp_kernels::blend(sum, grad, 1.0, factor),
+                    None => {
+                        // The first gradient's memory becomes the sum's.
+                        let sum = grad.cast(working_dtype(entry.parameter));
+                        if factor == 1.0 { sum } else { sum.mul_scalar(factor) }
+                    }
+                };
+                self.sums.insert(entry.id, sum);
+            }, rank => unreachable!("a gradient of rank {rank}"));
+        }
+        log_unknown(grads.len());
+        self.len += 1;
+    }
+
+    /// Empties the window: the sums, on their parameters' devices, and what they are to be divided by.
+    pub(crate) fn take(&mut self, entries: &[Entry]) -> (GradientsParams, f64) {
+        let scale = f64::from(self.scale.unwrap_or(1.0));
+        let divisor = match self.config.sum {
+            true => scale,
+            false => scale * f64::from(self.len.max(1)),
+        };
+        let mut sums = GradientsParams::new();
+        for entry in entries {
+            with_rank!(entry.rank, D => {
+                if let Some(sum) = self.sums.take::<D>(entry.id, &entry.device) {
+                    sums.register(entry.id, sum);
+                }
+            }, rank => unreachable!("a gradient of rank {rank}"));
+        }
+        self.clear();
+        (sums, divisor)
+    }
+
+    pub(crate) fn state_to_store(&self) -> WindowState {
+        WindowState {
+            len: self.len,
+            scale: self.scale,
+            sums: self.sums.clone(),
+        }
+    }
+
+    /// Goes on from a stored state that fits.
+    pub(crate) fn restore(&mut self, state: WindowState) {
+        self.len = state.len;
+        self.scale = state.scale;
+        self.sums = state.sums;
+    }
+
+    /// Why a stored window cannot be continued with these settings, if it cannot.
+    pub(crate) fn misfit(&self, state: &WindowState) -> Option<String> {
+        if state.len == 0 {
+            return None;
+        }
+        let (len, size) = (state.len, self.config.micro_batches);
+        if len >= size {
+            return Some(format!(
+                "its window holds {len} micro-batches, but a window has {size} here"
+            ));
+        }
+        let (stored, here) = match (state.scale, self.drops_micro_batches()) {
+            (Some(_), true) => (false, true),
+            (None, false) => (true, false),
+            _ => return None,
+        };
+        Some(format!(
+            "its window was summed with `skip_micro_batch` {stored}, but it is {here} here"
+        ))
+    }
+}
+
+/// The state of an [`AccumulationWindow`], as it is stored: this beside the sums.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct WindowState {
+    pub(crate) len: u32,
+    pub(crate) scale: Option<f32>,
+    #[serde(skip)]
+    pub(crate) sums: ParamTensors,
+}

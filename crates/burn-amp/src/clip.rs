@@ -1,0 +1,290 @@
+//! Clipping: between unscaling and the optimizer, with the norms that the unscaling pass has found.
+
+use burn::{
+    config::Config,
+    module::{ModuleMapper, Param, ParamGroup, ParamId},
+    tensor::Tensor,
+};
+use burn_amp_kernels::TensorStatus;
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+
+use crate::{
+    dtype::widened, entries::Entry, error::AmpError, gradient_status::norm,
+    gradients::UnscaledGradients, loss_scale::InvalidValue,
+};
+
+/// How gradients are clipped: Burn's `GradientClippingConfig`, with the global norm beside it.
+///
+/// Used by [`ScaledOptimizer::with_clipping`](crate::ScaledOptimizer::with_clipping), and by [`UnscaledGradients::clip`] where
+/// steps are written by hand. The threshold is in the unit of the unscaled gradients. It is above 0; infinity, `"inf"` in JSON,
+/// measures and never clips. Clipping by a norm is from "On the difficulty of training recurrent neural networks" (Pascanu et
+/// al., 2013).
+///
+/// ```
+/// use burn::{nn::LinearConfig, tensor::{Device, Distribution, Tensor}};
+/// use burn_amp::{GradScalerConfig, GradientClip};
+///
+/// let device = Device::flex().autodiff();
+/// let model = LinearConfig::new(4, 2).init(&device);
+/// let scaler = GradScalerConfig::new().init()?;
+///
+/// let input = Tensor::<2>::random([8, 4], Distribution::Default, &device);
+/// let grads = scaler.unscale(scaler.backward(model.forward(input).sum(), &model), &model);
+/// let grads = grads.clip(&GradientClip::GlobalNorm(0.01));
+///
+/// let status = grads.status();
+/// assert_eq!(status.clip_norms(), [status.norm()]); // before clipping
+/// assert!(status.clip_coefficient().unwrap() < 1.0);
+/// # Ok::<(), burn_amp::AmpError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum GradientClip {
+    /// Every value is limited to `-threshold..=threshold`. Keras's `clipvalue`, `torch.nn.utils.clip_grad_value_`.
+    Value(#[serde(with = "threshold")] f64),
+    /// Each parameter's gradient whose L2 norm exceeds the threshold is shortened to it. Keras's `clipnorm`.
+    Norm(#[serde(with = "threshold")] f64),
+    /// All gradients of the group, as one vector, are multiplied by `threshold / (norm + 1e-6)` where that is below 1.
+    /// `torch.nn.utils.clip_grad_norm_`, whose 1e-6 is kept; Keras's `global_clipnorm`, DeepSpeed's `gradient_clipping`.
+    GlobalNorm(#[serde(with = "threshold")] f64),
+}
+
+// By hand: the derive refuses an attribute at a threshold.
+impl Config for GradientClip {}
+
+impl std::fmt::Display for GradientClip {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&burn::config::config_to_json(self))
+    }
+}
+
+impl GradientClip {
+    /// Refuses a threshold that is zero, negative or NaN; `field` is the setting that holds it.
+    pub(crate) fn check(&self, field: &'static str) -> Result<(), InvalidValue> {
+        let (Self::Value(threshold) | Self::Norm(threshold) | Self::GlobalNorm(threshold)) = self;
+        // A NaN is not above zero either.
+        if *threshold > 0.0 {
+            return Ok(());
+        }
+        let value = format!("{self:?}");
+        Err(InvalidValue::new(field, value, "a threshold above 0"))
+    }
+}
+
+/// Thresholds in JSON, which has no infinity: what is not finite is written as a text.
+mod threshold {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub(super) fn serialize<S: Serializer>(
+        threshold: &f64,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        match threshold.is_finite() {
+            true => serializer.serialize_f64(*threshold),
+            false => serializer.collect_str(threshold),
+        }
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+        match Threshold::deserialize(deserializer)? {
+            Threshold::Number(threshold) => Ok(threshold),
+            Threshold::Text(text) => text.parse().map_err(|_| {
+                D::Error::custom(format!(
+                    "threshold is {text:?}, but must be a number or \"inf\""
+                ))
+            }),
+        }
+    }
+
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "a threshold must be a number or \"inf\"")]
+    enum Threshold {
+        Number(f64),
+        Text(String),
+    }
+}
+
+/// Which parameters are clipped how: by the last group that matches, or else by the rule for all.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ClipRules {
+    pub(crate) all: Option<GradientClip>,
+    pub(crate) groups: Vec<(ParamGroup, GradientClip)>,
+}
+
+impl ClipRules {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.all.is_none() && self.groups.is_empty()
+    }
+
+    /// The rules, that for all first.
+    fn rules(&self) -> Vec<GradientClip> {
+        let groups = self.groups.iter().map(|(_, clip)| *clip);
+        self.all.into_iter().chain(groups).collect()
+    }
+
+    /// The position of a parameter's rule among [`rules`](Self::rules).
+    fn rule(&self, id: ParamId, path: &str) -> Option<usize> {
+        let first = usize::from(self.all.is_some());
+        let group = self
+            .groups
+            .iter()
+            .rposition(|(group, _)| group.matches(&id, Some(path)));
+        group
+            .map(|group| first + group)
+            .or(self.all.is_some().then_some(0))
+    }
+}
+
+impl UnscaledGradients {
+    /// Clips the gradients; the norms before clipping stay in the [`status`](Self::status).
+    ///
+    /// The norms are those that the unscaling pass has found, so there is no second pass to find them. Gradients within their
+    /// threshold are not touched; others are multiplied or limited on their device, and keep shape and dtype. Does not wait for
+    /// the device, with one exception: gradients that were changed since (by [`map`](Self::map),
+    /// [`mul_scalar`](Self::mul_scalar), [`add`](Self::add), [`params_mut`](Self::params_mut), or by clipping before) and those
+    /// of a disabled scaler are measured first, in one pass and one wait, and the status is that of this pass.
+    ///
+    /// Gradients that overflow stay as they are: the step is skipped, and clipping an infinity would hide it. That holds
+    /// for an overflow that is found only now, too. A disabled scaler skips nothing: the step is taken unclipped.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_clip`](Self::try_clip) returns an error, with its message.
+    pub fn clip(self, clip: &GradientClip) -> Self {
+        self.try_clip(clip)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`clip`](Self::clip), for runs that want to handle a failure.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`] if the threshold is zero, negative or NaN; [`AmpError::UnsupportedDType`] if gradients have to be
+    /// measured and a gradient's device cannot compute in the gradient's dtype.
+    pub fn try_clip(self, clip: &GradientClip) -> Result<Self, AmpError> {
+        clip.check("clip")?;
+        self.clip_by(&ClipRules {
+            all: Some(*clip),
+            groups: Vec::new(),
+        })
+    }
+
+    /// As [`clip`](Self::clip), with a rule for each group of parameters. A parameter that matches several groups follows the
+    /// last one, as with Burn's `ModuleOptimizer::with_group`; one that matches none is not clipped. A global norm is that of its
+    /// group alone.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_clip_groups`](Self::try_clip_groups) returns an error, with its message.
+    pub fn clip_groups(self, groups: &[(ParamGroup, GradientClip)]) -> Self {
+        self.try_clip_groups(groups)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`clip_groups`](Self::clip_groups), for runs that want to handle a failure.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_clip`](Self::try_clip).
+    pub fn try_clip_groups(self, groups: &[(ParamGroup, GradientClip)]) -> Result<Self, AmpError> {
+        for (_, clip) in groups {
+            clip.check("clip_groups")?;
+        }
+        self.clip_by(&ClipRules {
+            all: None,
+            groups: groups.to_vec(),
+        })
+    }
+
+    pub(crate) fn clip_by(mut self, rules: &ClipRules) -> Result<Self, AmpError> {
+        if self.has_overflow() {
+            return Ok(self);
+        }
+        let statuses = self.measured()?;
+        // Also what a change, or a disabled scaler, has let through: clipped, it would look like a gradient.
+        if statuses.iter().any(|status| status.non_finite > 0) {
+            return Ok(self);
+        }
+        let mut plan = Plan::new(rules, self.entries(), &statuses);
+        let clipped = plan.limits.len();
+        if clipped > 0 {
+            self = self.map(&mut plan);
+        }
+        let status = self.status_mut();
+        status.clipped = Some(clipped);
+        status.clip_coefficient = plan.coefficients.into_iter().min_by(f64::total_cmp);
+        status.clip_norms = plan.norms;
+        Ok(self)
+    }
+}
+
+/// What is done to one gradient.
+enum Limit {
+    Multiply(f64),
+    Clamp(f64),
+}
+
+/// What is done to which gradient, and the groups that are clipped by their global norm.
+#[derive(Default)]
+struct Plan {
+    limits: HashMap<ParamId, Limit>,
+    norms: Vec<f64>,
+    coefficients: Vec<f64>,
+}
+
+impl ModuleMapper for Plan {
+    fn map_float<const D: usize>(&mut self, grad: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match self.limits.get(&grad.id) {
+            Some(Limit::Multiply(factor)) => {
+                grad.map(|grad| widened(grad, |grad| grad.mul_scalar(*factor)))
+            }
+            // Rounding the threshold is rounding the result: no need to widen.
+            Some(Limit::Clamp(threshold)) => grad.map(|grad| grad.clamp(-threshold, *threshold)),
+            None => grad,
+        }
+    }
+}
+
+impl Plan {
+    /// What `torch.nn.utils.clip_grad_norm_` adds to the norm.
+    const EPSILON: f64 = 1e-6;
+
+    fn new(clip: &ClipRules, entries: &[Entry], statuses: &[TensorStatus]) -> Self {
+        let mut plan = Self::default();
+        let rule_of: Vec<_> = entries.iter().map(|e| clip.rule(e.id, &e.path)).collect();
+        for (index, rule) in clip.rules().into_iter().enumerate() {
+            let group = (entries.iter().zip(statuses).zip(&rule_of))
+                .filter(|(_, rule)| **rule == Some(index))
+                .map(|(gradient, _)| gradient);
+            let global = match rule {
+                GradientClip::GlobalNorm(threshold) => {
+                    let norm = norm(group.clone().map(|(_, status)| status.norm));
+                    let coefficient = (threshold / (norm + Self::EPSILON)).min(1.0);
+                    plan.norms.push(norm);
+                    plan.coefficients.push(coefficient);
+                    coefficient
+                }
+                _ => 1.0,
+            };
+            for (entry, status) in group {
+                let limit = match rule {
+                    GradientClip::Value(threshold) => {
+                        (status.max_abs > threshold).then_some(Limit::Clamp(threshold))
+                    }
+                    GradientClip::Norm(threshold) => {
+                        let factor = || Limit::Multiply(threshold / status.norm);
+                        (status.norm > threshold).then(factor)
+                    }
+                    GradientClip::GlobalNorm(_) => {
+                        (global < 1.0).then_some(Limit::Multiply(global))
+                    }
+                };
+                if let Some(limit) = limit {
+                    plan.limits.insert(entry.id, limit);
+                }
+            }
+        }
+        plan
+    }
+}

@@ -1,0 +1,265 @@
+//! Averages of a model's weights, for evaluation and for the end of the training.
+
+use burn::{
+    config::Config,
+    module::{Module, Param, ParamId},
+    tensor::Tensor,
+};
+use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
+
+use crate::{
+    dtype::working_dtype,
+    error::AmpError,
+    leaf,
+    loss_scale::InvalidValue,
+    module_path::{self, ModulePath},
+    param_tensors::ParamTensors,
+};
+
+/// How weights are averaged: Keras's `ema_momentum` and `ema_overwrite_frequency`, and its defaults.
+#[derive(Config, Debug, PartialEq)]
+pub struct EmaConfig {
+    /// The weight of the average so far; that of the new value is 1 less this. From 0 to 1.
+    #[config(default = 0.99)]
+    pub momentum: f64,
+    /// After this many updates, and then again, the model's parameters are replaced by their averages. None: only by
+    /// [`Ema::finalize`].
+    pub overwrite_frequency: Option<u32>,
+    /// Whether a `Learner` validates with the averages in place of the parameters (feature `train`). Other programs use
+    /// [`Ema::module`] for it.
+    #[config(default = false)]
+    pub validation: bool,
+}
+
+impl Default for EmaConfig {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl EmaConfig {
+    /// Checks the settings. The average starts with the first update.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`] if the momentum is not between 0 and 1, or the frequency 0.
+    pub fn init(&self) -> Result<Ema, AmpError> {
+        if !(0.0..=1.0).contains(&self.momentum) {
+            return Err(InvalidValue::new("momentum", self.momentum, "between 0 and 1").into());
+        }
+        if self.overwrite_frequency == Some(0) {
+            return Err(InvalidValue::new("overwrite_frequency", 0, "at least 1").into());
+        }
+        Ok(Ema::new(self.clone()))
+    }
+}
+
+/// An exponential moving average of the trainable parameters: `average = momentum * average + (1 - momentum) * value`.
+///
+/// The first update takes the parameters as they are, as Keras does (and PyTorch's `AveragedModel`), so that there is no
+/// bias to correct. Averages are f32 for f16, bf16 and f32 parameters, f64 for f64 ones: at a momentum of 0.99 and more,
+/// f16 would lose most updates. Parameters that are frozen, and running statistics, are not averaged: the averaged copy has
+/// the model's.
+///
+/// Memory: 4 bytes for each trainable value. An update is one pass, in place.
+///
+/// [`ScaledOptimizer::with_ema`](crate::ScaledOptimizer::with_ema) keeps one and updates it at every step that was not
+/// skipped, in its own record. By itself, with `save` and `load` for a file of its own:
+///
+/// ```
+/// use burn::{nn::LinearConfig, optim::SgdConfig, tensor::{Device, Distribution, Tensor}};
+/// use burn_amp::{EmaConfig, GradScalerConfig, StepOutcome};
+///
+/// let device = Device::flex().autodiff();
+/// let mut model = LinearConfig::new(4, 2).init(&device);
+/// let mut optim = SgdConfig::new().init();
+/// let mut scaler = GradScalerConfig::new().init()?;
+/// let mut ema = EmaConfig::new().with_momentum(0.9).init()?;
+///
+/// for _ in 0..10 {
+///     let input = Tensor::<2>::random([8, 4], Distribution::Default, &device);
+///     let grads = scaler.unscale(scaler.backward(model.forward(input).mean(), &model), &model);
+///     model = scaler.step(&mut optim, 0.1, model, grads);
+///     // Of this very step: `update` gives the joint outcome of all optimizers, and none where each micro-batch moves the scale.
+///     if scaler.last_outcome() == Some(StepOutcome::Applied) {
+///         model = ema.update(model);
+///     }
+///     scaler.update();
+/// }
+/// let averaged = ema.module(&model); // to evaluate; training goes on with `model`
+/// assert_eq!(averaged.weight.id, model.weight.id);
+/// # Ok::<(), burn_amp::AmpError>(())
+/// ```
+///
+/// A value: a clone is independent, and shares memory until one of the two is updated.
+#[derive(Clone, Debug)]
+pub struct Ema {
+    config: EmaConfig,
+    pub(crate) averages: ParamTensors,
+    updates: u64,
+}
+
+impl Ema {
+    fn new(config: EmaConfig) -> Self {
+        Self {
+            config,
+            averages: ParamTensors::default(),
+            updates: 0,
+        }
+    }
+
+    /// The settings.
+    pub fn config(&self) -> &EmaConfig {
+        &self.config
+    }
+
+    /// The number of updates so far: steps that were not skipped.
+    pub fn updates(&self) -> u64 {
+        self.updates
+    }
+
+    /// The number of parameters that are averaged; 0 before the first update.
+    pub fn parameters(&self) -> usize {
+        self.averages.len()
+    }
+
+    /// The average of a parameter, f32 or f64; none before the first update, or if it is not averaged. A handle to the
+    /// same memory, on `module`'s device; does not wait.
+    pub fn get<const D: usize>(&self, param: &Param<Tensor<D>>) -> Option<Tensor<D>> {
+        self.averages.get(param.id, &param.device().inner())
+    }
+
+    /// Takes the parameters after a step into the average. Not to be called after a skipped step.
+    ///
+    /// Returns the module as it came, or, at every `overwrite_frequency`-th update, with its parameters replaced by their
+    /// averages. Every call counts, also after a step without gradients (Keras ignores such a step), or on a module without
+    /// trainable parameters. A parameter whose shape has changed starts anew, which the log says. Does not wait for the device.
+    pub fn update<M: Module>(&mut self, module: M) -> M {
+        let mut update = Update {
+            averages: &mut self.averages,
+            momentum: self.config.momentum,
+            seen: HashSet::new(),
+        };
+        module_path::visit(&module, &mut update);
+        self.updates += 1;
+        match self.config.overwrite_frequency {
+            Some(frequency) if self.updates.is_multiple_of(frequency.into()) => {
+                self.finalize(module)
+            }
+            _ => module,
+        }
+    }
+
+    /// A copy of the module with the averages in place of its parameters, for evaluation while training goes on.
+    ///
+    /// As [`finalize`](Self::finalize) otherwise.
+    pub fn module<M: Module>(&self, module: &M) -> M {
+        self.finalize(module.clone())
+    }
+
+    /// Replaces the parameters by their averages: the end of the training, as Keras's `finalize_variable_values`.
+    ///
+    /// Averages are rounded to the parameters' dtypes and are on their devices; ids and trainability stay. What has no average
+    /// stays as it is: frozen parameters, and all of them before the first update. So does, with a warning in the log, a
+    /// parameter of another shape than its average. Does not wait for the device.
+    pub fn finalize<M: Module>(&self, module: M) -> M {
+        overwrite(module, &self.averages)
+    }
+
+    pub(crate) fn state_to_store(&self) -> EmaState {
+        EmaState {
+            updates: self.updates,
+            averages: self.averages.clone(),
+        }
+    }
+
+    /// Goes on from a stored state.
+    pub(crate) fn restore(&mut self, state: EmaState) {
+        self.updates = state.updates;
+        self.averages = state.averages;
+    }
+
+    /// Starts afresh.
+    pub(crate) fn reset(&mut self) {
+        *self = Self::new(self.config.clone());
+    }
+}
+
+/// The state of an [`Ema`], as it is stored: this beside the averages.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct EmaState {
+    pub(crate) updates: u64,
+    #[serde(skip)]
+    pub(crate) averages: ParamTensors,
+}
+
+struct Update<'a> {
+    averages: &'a mut ParamTensors,
+    momentum: f64,
+    seen: HashSet<ParamId>,
+}
+
+impl module_path::Visit for Update<'_> {
+    fn parameter<const D: usize>(&mut self, path: &ModulePath, param: &Param<Tensor<D>>) {
+        // A parameter shared by two modules is met twice, and averaged once.
+        if !param.is_require_grad() || !self.seen.insert(param.id) {
+            return;
+        }
+        let value = param.base().inner();
+        let known = self.averages.shape(param.id).cloned();
+        let old = known.filter(|shape| *shape != value.shape());
+        if let Some(old) = &old {
+            let (path, new) = (path.join(), value.shape());
+            log::warn!("`{path}` has shape {new}, but its average has {old}: it starts anew");
+        }
+        let average = match self.averages.take::<D>(param.id, &value.device()) {
+            Some(average) if old.is_none() => {
+                burn_amp_kernels::blend(average, value, self.momentum, 1.0 - self.momentum)
+            }
+            // The first time it shares the parameter's memory, which the next step leaves to it.
+            _ => {
+                let working = working_dtype(value.dtype());
+                value.cast(working)
+            }
+        };
+        self.averages.insert(param.id, average);
+    }
+}
+
+/// Puts averages in the place of parameters, in the parameters' dtype and on their device. Ids and trainability stay. Does not
+/// wait for the device.
+fn overwrite<M: Module>(module: M, averages: &ParamTensors) -> M {
+    module_path::map(module, &mut Overwrite { averages })
+}
+
+struct Overwrite<'a> {
+    averages: &'a ParamTensors,
+}
+
+impl module_path::Map for Overwrite<'_> {
+    fn parameter<const D: usize>(
+        &mut self,
+        path: &ModulePath,
+        param: Param<Tensor<D>>,
+    ) -> Param<Tensor<D>> {
+        let Some(known) = self.averages.shape(param.id) else {
+            return param;
+        };
+        let shape = param.shape();
+        if *known != shape {
+            let path = path.join();
+            log::warn!("`{path}` has shape {shape}, but its average has {known}: it is kept");
+            return param;
+        }
+        let Some(average) = self.averages.get::<D>(param.id, &param.device().inner()) else {
+            return param;
+        };
+        let id = param.id;
+        param.map(|tensor| {
+            let average = average.cast(tensor.dtype());
+            leaf::replace(tensor, average, id)
+        })
+    }
+}

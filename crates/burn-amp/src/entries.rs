@@ -1,0 +1,238 @@
+//! The gradients of a module, found and checked in one traversal.
+
+use burn::{
+    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
+    module::{Module, Param, ParamId, Reparameterization},
+    optim::GradientsParams,
+    tensor::{DType, Device, Shape, Tensor},
+};
+use std::{
+    collections::HashSet,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
+
+use crate::{
+    dtype::working_dtype,
+    error::AmpError,
+    loss_scale::InvalidValue,
+    mixed_precision::ScopedParameter,
+    module_path::{self, ModulePath},
+    param_tensors::ParamTensors,
+    rank::with_rank,
+};
+
+/// What is known of one gradient beside its values.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    pub(crate) id: ParamId,
+    /// The parameter's path, as optimizer groups see it.
+    pub(crate) path: String,
+    pub(crate) rank: usize,
+    /// The dtype of the parameter.
+    pub(crate) parameter: DType,
+    /// The dtype of the gradient.
+    pub(crate) gradient: DType,
+    /// The device of the parameter.
+    pub(crate) device: Device,
+}
+
+/// What one traversal of a module looks for and checks. It does not wait for the device.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Traversal<'a> {
+    pub(crate) grads: Option<&'a GradientsParams>,
+    /// The sums of an accumulation window.
+    pub(crate) sums: Option<&'a ParamTensors>,
+    pub(crate) lr: Option<&'a ModuleLearningRate>,
+}
+
+impl Traversal<'_> {
+    /// Visits the parameters of `module`.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`] if a parameter's learning rate is infinite or NaN: all parameters would be lost at once.
+    /// [`AmpError::GradientShape`] if a gradient has not its parameter's shape. [`AmpError::ForeignRecord`] if a sum is of no
+    /// parameter here, or has another shape or dtype than the sum of its gradients would have.
+    pub(crate) fn of<M: Module>(self, module: &M) -> Result<Entries, AmpError> {
+        let mut visit = Visit {
+            input: self,
+            seen: HashSet::new(),
+            sums: 0,
+            found: Entries::default(),
+            rate: None,
+            shape: None,
+            misfit: None,
+        };
+        module_path::visit(module, &mut visit);
+        if let Some(error) = visit.rate.or(visit.shape) {
+            return Err(error);
+        }
+        let total = self.sums.map_or(0, ParamTensors::len);
+        let unknown = total - visit.sums;
+        let misfit = visit.misfit.or_else(|| {
+            (unknown > 0).then(|| format!("{unknown} of its {total} sums are of no parameter here"))
+        });
+        match misfit {
+            Some(reason) => Err(AmpError::ForeignRecord {
+                origin: "the accumulation window".to_string(),
+                reason: format!("{reason}: the window belongs to another model"),
+            }),
+            None => Ok(visit.found),
+        }
+    }
+}
+
+/// What one traversal of a module has found.
+#[derive(Default)]
+pub(crate) struct Entries {
+    /// The parameters that have a gradient or a sum, in the module's order; one that two modules share stands here once.
+    list: Vec<(Entry, bool)>,
+    /// A parameter with a gradient and a low-rank adapter, and the adapter's name.
+    pub(crate) adapted: Option<(String, String)>,
+    /// Whether a `MixedPrecision` is attached to a parameter.
+    pub(crate) has_scopes: bool,
+}
+
+impl Entries {
+    /// Those of gradients alone; see [`Traversal::of`].
+    pub(crate) fn of<M: Module>(grads: &GradientsParams, module: &M) -> Result<Self, AmpError> {
+        let traversal = Traversal {
+            grads: Some(grads),
+            ..Default::default()
+        };
+        traversal.of(module)
+    }
+
+    /// The parameters that have a gradient.
+    pub(crate) fn gradients(&self) -> impl Iterator<Item = &Entry> {
+        let gradients = self.list.iter().filter(|(_, has_gradient)| *has_gradient);
+        gradients.map(|(entry, _)| entry)
+    }
+
+    /// The parameters that have a gradient.
+    pub(crate) fn into_gradients(self) -> Vec<Entry> {
+        let gradients = self
+            .list
+            .into_iter()
+            .filter(|(_, has_gradient)| *has_gradient);
+        gradients.map(|(entry, _)| entry).collect()
+    }
+
+    /// The parameters that have a gradient or a sum, for the sums of both.
+    pub(crate) fn into_sums(self) -> Vec<Entry> {
+        let sum = |(mut entry, _): (Entry, bool)| {
+            entry.gradient = working_dtype(entry.parameter).into();
+            entry
+        };
+        self.list.into_iter().map(sum).collect()
+    }
+}
+
+struct Visit<'a> {
+    input: Traversal<'a>,
+    seen: HashSet<ParamId>,
+    /// How many of the sums belong to parameters here.
+    sums: usize,
+    found: Entries,
+    rate: Option<AmpError>,
+    shape: Option<AmpError>,
+    /// Why the sums are not this module's.
+    misfit: Option<String>,
+}
+
+impl module_path::Visit for Visit<'_> {
+    fn enter(&mut self, path: &ModulePath, name: &str, container_type: &str) {
+        self.found.has_scopes |= name == ScopedParameter::NAME;
+        // Burn shows the base first, and what is attached to it right behind.
+        if container_type == "Reparameterization" && name == "lora" && self.found.adapted.is_none()
+        {
+            let path = path.join();
+            let base = self.found.list.last();
+            let trained =
+                base.is_some_and(|(base, has_gradient)| *has_gradient && base.path == path);
+            self.found.adapted = trained.then(|| (path, name.to_string()));
+        }
+    }
+
+    fn parameter<const D: usize>(&mut self, path: &ModulePath, param: &Param<Tensor<D>>) {
+        if let Some(lr) = self.input.lr {
+            let path = path.join();
+            let lr = lr.lr_from_param(param.id, Some(&path));
+            if !lr.is_finite() && self.rate.is_none() {
+                let allowed = format!("finite (it is that of `{path}`)");
+                self.rate = Some(InvalidValue::new("lr", lr, allowed).into());
+            }
+        }
+        let grads = self.input.grads;
+        let gradient = match grads.map(|grads| gradient(grads, param, path)) {
+            Some(Ok(gradient)) => gradient,
+            Some(Err(error)) => {
+                self.shape.get_or_insert(error);
+                return;
+            }
+            None => None,
+        };
+        let sums = self.input.sums;
+        let sum = sums.and_then(|sums| sums.shape(param.id).zip(sums.dtype(param.id)));
+        if (gradient.is_none() && sum.is_none()) || !self.seen.insert(param.id) {
+            return;
+        }
+        let (path, parameter) = (path.join(), param.base().dtype());
+        if let Some((shape, dtype)) = sum {
+            self.sums += 1;
+            let (expected, wide) = (param.shape(), DType::from(working_dtype(parameter)));
+            let what = match *shape != expected {
+                true => Some(format!("has shape {shape}, but must have {expected}")),
+                false if dtype == wide => None,
+                false => Some(format!("is {dtype:?}, but must be {wide:?}")),
+            };
+            if let Some(what) = what {
+                let misfit = || format!("the sum for `{path}` {what}");
+                self.misfit.get_or_insert_with(misfit);
+            }
+        }
+        let entry = Entry {
+            id: param.id,
+            path,
+            rank: D,
+            parameter,
+            gradient: gradient.unwrap_or(parameter),
+            device: param.device().inner(),
+        };
+        self.found.list.push((entry, gradient.is_some()));
+    }
+}
+
+/// The dtype of a parameter's gradient, if it has one; an error if the gradient has not the parameter's shape: Burn panics on
+/// another rank, and broadcasts another shape.
+fn gradient<const D: usize>(
+    grads: &GradientsParams,
+    param: &Param<Tensor<D>>,
+    path: &ModulePath,
+) -> Result<Option<DType>, AmpError> {
+    let expected = param.shape();
+    let found = match look::<D>(grads, param.id) {
+        Ok(None) => return Ok(None),
+        Ok(Some((shape, dtype))) if shape == expected => return Ok(Some(dtype)),
+        Ok(Some((shape, _))) => Some(shape),
+        // Burn does not tell the rank: the others are tried.
+        Err(()) => (0..=12).find_map(|rank| {
+            with_rank!(rank, R => look::<R>(grads, param.id).ok().flatten(), _rank => None)
+                .map(|(shape, _)| shape)
+        }),
+    };
+    Err(AmpError::GradientShape {
+        parameter: path.join(),
+        expected: expected.to_vec(),
+        found: found.map(|shape| shape.to_vec()),
+    })
+}
+
+/// An error if the gradient has another rank: Burn panics then.
+fn look<const R: usize>(
+    grads: &GradientsParams,
+    id: ParamId,
+) -> Result<Option<(Shape, DType)>, ()> {
+    let look = || grads.get::<R>(id).map(|grad| (grad.shape(), grad.dtype()));
+    catch_unwind(AssertUnwindSafe(look)).map_err(drop)
+}

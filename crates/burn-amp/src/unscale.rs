@@ -1,0 +1,347 @@
+//! The one pass over the gradients: unscale, test, measure.
+
+use burn::{
+    module::Module,
+    optim::GradientsParams,
+    tensor::{DType, Device, Tensor},
+};
+use burn_amp_kernels::{ExponentHistogram, Status, TensorList, TensorStatus, UnsupportedDType};
+
+use crate::{
+    dtype::{GradientDType, working_dtype},
+    entries::{Entries, Entry},
+    error::AmpError,
+    gradient_status::{GradientStatus, summarize},
+    gradients::UnscaledGradients,
+    rank::with_rank,
+};
+
+/// Multiplies gradients by `inverse` and measures the result.
+///
+/// Products are in f32 (f64 for f64 parameters), and so are the results, unless `dtype` asks for the parameter's own. Waits for
+/// each device once, for one small transfer.
+pub(crate) fn unscale(
+    mut grads: GradientsParams,
+    mut entries: Vec<Entry>,
+    inverse: f32,
+    dtype: GradientDType,
+) -> Result<UnscaledGradients, AmpError> {
+    let mut pass = Pass::default();
+    for entry in &entries {
+        with_rank!(entry.rank, D => {
+            if let Some(mut grad) = grads.remove::<D>(entry.id) {
+                let working = working_dtype(entry.parameter);
+                // The kernels widen half precision themselves.
+                if working_dtype(grad.dtype()) != working {
+                    grad = grad.cast(working);
+                }
+                pass.push(grad);
+            }
+        }, rank => unreachable!("a gradient of rank {rank}"));
+    }
+    log_unknown(grads.len());
+
+    let (mut products, mut statuses) = pass.unscale(inverse)?;
+    let mut target = GradientsParams::new();
+    let (mut rounded, mut positions) = (Pass::default(), Vec::new());
+    for (position, entry) in entries.iter_mut().enumerate().rev() {
+        let wanted = dtype.for_parameter(entry.parameter);
+        with_rank!(entry.rank, D => {
+            if let Some(mut grad) = products.pop::<D>(position) {
+                if grad.dtype() != DType::from(wanted) {
+                    grad = grad.cast(wanted);
+                    rounded.push(grad.clone());
+                    positions.push(position);
+                }
+                entry.gradient = grad.dtype();
+                target.register(entry.id, grad);
+            }
+        }, rank => unreachable!("a gradient of rank {rank}"));
+    }
+    // What counts is what the optimizer gets: rounding can overflow, and can end in zeros.
+    for (position, status) in positions.into_iter().zip(rounded.inspect()?) {
+        statuses[position] = status;
+    }
+    let status = summarize(&entries, &statuses);
+    Ok(UnscaledGradients::new(
+        target,
+        entries,
+        status,
+        Some(statuses),
+    ))
+}
+
+/// Tests and measures gradients, which stay as they are. Waits for each device once.
+pub(crate) fn test(
+    grads: GradientsParams,
+    entries: Vec<Entry>,
+) -> Result<UnscaledGradients, AmpError> {
+    let statuses = measure(&grads, &entries)?;
+    let status = summarize(&entries, &statuses);
+    Ok(UnscaledGradients::new(
+        grads,
+        entries,
+        status,
+        Some(statuses),
+    ))
+}
+
+/// Takes gradients as they are: not scaled, not measured, no wait.
+pub(crate) fn pass_through(grads: GradientsParams, entries: Vec<Entry>) -> UnscaledGradients {
+    let status = GradientStatus {
+        gradients: entries.len(),
+        ..Default::default()
+    };
+    UnscaledGradients::new(grads, entries, status, None).untested()
+}
+
+/// Measures gradients, one status for each entry. Waits for each device once.
+pub(crate) fn measure(
+    grads: &GradientsParams,
+    entries: &[Entry],
+) -> Result<Vec<TensorStatus>, UnsupportedDType> {
+    let (pass, positions) = handles(grads, entries);
+    let mut statuses = vec![TensorStatus::default(); entries.len()];
+    for (position, status) in positions.into_iter().zip(pass.inspect()?) {
+        statuses[position] = status;
+    }
+    Ok(statuses)
+}
+
+/// Handles to gradients, and the positions of their entries.
+fn handles(grads: &GradientsParams, entries: &[Entry]) -> (Pass, Vec<usize>) {
+    let (mut pass, mut positions) = (Pass::default(), Vec::new());
+    for (position, entry) in entries.iter().enumerate() {
+        with_rank!(entry.rank, D => {
+            if let Some(grad) = grads.get::<D>(entry.id) {
+                pass.push(grad);
+                positions.push(position);
+            }
+        }, _rank => ());
+    }
+    (pass, positions)
+}
+
+/// As in Burn's `step`, which ignores them too.
+pub(crate) fn log_unknown(count: usize) {
+    if count > 0 {
+        log::debug!("{count} gradients belong to no parameter of the module and are dropped");
+    }
+}
+
+/// Measures gradients as they are, in f32 (f64 for f64 gradients), and leaves them untouched.
+///
+/// For runs without a scaler, and for a look at scaled gradients. Gradients of parameters that are not in
+/// `module` are not seen. Waits for each device once, for one small transfer.
+///
+/// # Panics
+///
+/// Where [`try_inspect`] returns an error, with its message.
+///
+/// ```
+/// use burn::{module::Module, nn::LinearConfig, optim::GradientsParams, tensor::{Device, Tensor}};
+///
+/// let device = Device::flex().autodiff();
+/// let model = LinearConfig::new(4, 2).with_bias(false).init(&device);
+/// let loss = model.forward(Tensor::<2>::zeros([8, 4], &device)).sum();
+/// let grads = GradientsParams::from_grads(loss.backward(), &model);
+///
+/// let status = burn_amp::inspect(&grads, &model);
+/// assert!(status.is_all_zero());
+/// ```
+pub fn inspect<M: Module>(grads: &GradientsParams, module: &M) -> GradientStatus {
+    try_inspect(grads, module).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// As [`inspect`], for runs that want to handle a failure.
+///
+/// # Errors
+///
+/// [`AmpError::UnsupportedDType`] if a gradient's device cannot compute in the gradient's dtype, [`AmpError::GradientShape`] if a
+/// gradient has not its parameter's shape.
+pub fn try_inspect<M: Module>(
+    grads: &GradientsParams,
+    module: &M,
+) -> Result<GradientStatus, AmpError> {
+    let entries = Entries::of(grads, module)?.into_gradients();
+    Ok(summarize(&entries, &measure(grads, &entries)?))
+}
+
+/// Counts the values of all gradients of `module`'s parameters by binary exponent, in one pass.
+///
+/// To see how far gradients reach below the range of f16, and which loss scale lifts them: what has exponent `e`
+/// has `e + log2(scale)` in a scaled gradient, and f16 holds -24 to 15. Gradients are taken as they are, in f16, bf16,
+/// f32 or f64, and are left untouched. Waits for each device once, for one small transfer.
+///
+/// ```
+/// use burn::{module::Module, nn::LinearConfig, optim::GradientsParams, tensor::{Device, Tensor}};
+///
+/// let device = Device::flex().autodiff();
+/// let model = LinearConfig::new(4, 2).with_bias(false).init(&device);
+/// let input = Tensor::<2>::ones([1, 4], &device) * 1e-8;
+/// let grads = GradientsParams::from_grads(model.forward(input).sum().backward(), &model);
+///
+/// let counts = burn_amp::histogram(&grads, &model);
+/// assert_eq!(counts.count(-27), Some(8)); // 2^-27 <= 1e-8 < 2^-26
+/// assert_eq!(counts.below_exponent(-24), 8); // all of them are zero in f16
+/// assert_eq!(counts.below_exponent(-24 - 16), 0); // and none at a scale of 65536
+/// ```
+///
+/// # Panics
+///
+/// Where [`try_histogram`] returns an error, with its message.
+pub fn histogram<M: Module>(grads: &GradientsParams, module: &M) -> ExponentHistogram {
+    try_histogram(grads, module).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// As [`histogram`], for runs that want to handle a failure.
+///
+/// # Errors
+///
+/// [`AmpError::UnsupportedDType`] if a gradient's device cannot compute in the gradient's dtype, [`AmpError::GradientShape`] if
+/// a gradient has not its parameter's shape.
+pub fn try_histogram<M: Module>(
+    grads: &GradientsParams,
+    module: &M,
+) -> Result<ExponentHistogram, AmpError> {
+    let entries = Entries::of(grads, module)?.into_gradients();
+    Ok(handles(grads, &entries).0.histogram()?)
+}
+
+/// Gradients on their way through the kernels: one list for each device.
+#[derive(Default)]
+struct Pass {
+    groups: Vec<Group>,
+    len: usize,
+}
+
+struct Group {
+    device: Device,
+    list: TensorList,
+    /// Where each tensor stands among all gradients.
+    positions: Vec<usize>,
+}
+
+impl Pass {
+    fn push<const D: usize>(&mut self, grad: Tensor<D>) {
+        let grad = grad.inner();
+        let device = grad.device();
+        let group = self.groups.iter().position(|g| g.device == device);
+        let group = group.unwrap_or_else(|| {
+            self.groups.push(Group {
+                device,
+                list: TensorList::new(),
+                positions: Vec::new(),
+            });
+            self.groups.len() - 1
+        });
+        self.groups[group].list.push(grad);
+        self.groups[group].positions.push(self.len);
+        self.len += 1;
+    }
+
+    /// Multiplies all gradients by `inverse`; results and statuses are in the order in which the gradients came.
+    ///
+    /// Waits for each device, for one transfer.
+    fn unscale(self, inverse: f32) -> Result<(Products, Vec<TensorStatus>), UnsupportedDType> {
+        let mut groups = Vec::new();
+        let mut pending = Vec::new();
+        for group in self.groups {
+            let factor = Tensor::from_data([inverse], (&group.device, DType::F32));
+            let (list, status) = burn_amp_kernels::unscale(group.list, factor)?;
+            pending.push((status, group.positions.clone()));
+            groups.push((list, group.positions));
+        }
+        // All devices have their work before the first of them is waited for.
+        Ok((Products { groups }, read(pending, self.len)))
+    }
+
+    /// Measures all gradients; statuses are in the order in which the gradients came.
+    ///
+    /// Waits for each device, for one transfer.
+    fn inspect(self) -> Result<Vec<TensorStatus>, UnsupportedDType> {
+        let mut pending = Vec::new();
+        for group in self.groups {
+            pending.push((burn_amp_kernels::inspect(group.list)?, group.positions));
+        }
+        Ok(read(pending, self.len))
+    }
+
+    /// Counts the values of all gradients by exponent. Waits for each device, for one transfer.
+    fn histogram(self) -> Result<ExponentHistogram, UnsupportedDType> {
+        let mut pending = Vec::new();
+        for group in self.groups {
+            pending.push(burn_amp_kernels::histogram(group.list)?);
+        }
+        let counts = pending.into_iter().map(|counts| counts.read());
+        Ok(counts.fold(ExponentHistogram::default(), |sum, counts| sum + counts))
+    }
+}
+
+fn read(pending: Vec<(Status, Vec<usize>)>, len: usize) -> Vec<TensorStatus> {
+    let mut statuses = vec![TensorStatus::default(); len];
+    for (status, positions) in pending {
+        #[cfg(test)]
+        tests::READS.set(tests::READS.get() + 1);
+        for (position, status) in positions.into_iter().zip(status.read()) {
+            statuses[position] = status;
+        }
+    }
+    statuses
+}
+
+/// The unscaled gradients.
+struct Products {
+    groups: Vec<(TensorList, Vec<usize>)>,
+}
+
+impl Products {
+    /// Takes a gradient out. From the last to the first, so that nothing else holds its memory.
+    fn pop<const D: usize>(&mut self, position: usize) -> Option<Tensor<D>> {
+        let group = self
+            .groups
+            .iter_mut()
+            .find(|(_, positions)| positions.last() == Some(&position))?;
+        group.1.pop();
+        group.0.pop()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::{
+        nn::{Linear, LinearConfig},
+        tensor::{Device, Tensor},
+    };
+    use std::cell::Cell;
+
+    use crate::{GradScalerConfig, GradientClip, UnscaledGradients};
+
+    thread_local! {
+        /// How often this thread has waited for a device.
+        pub(super) static READS: Cell<u32> = const { Cell::new(0) };
+    }
+
+    fn reads(action: impl FnOnce() -> UnscaledGradients) -> (u32, UnscaledGradients) {
+        READS.set(0);
+        let grads = action();
+        (READS.get(), grads)
+    }
+
+    #[test]
+    fn clipping_waits_only_for_gradients_that_were_changed() {
+        let device = Device::flex().autodiff();
+        let model: Linear = LinearConfig::new(4, 2).init(&device);
+        let scaler = GradScalerConfig::new().init().unwrap();
+        let loss = model.forward(Tensor::<2>::ones([3, 4], &device)).sum();
+        let clip = GradientClip::GlobalNorm(0.5);
+
+        let (count, grads) = reads(|| scaler.unscale(scaler.backward(loss, &model), &model));
+        assert_eq!(count, 1);
+        let (count, clipped) = reads(|| grads.clone().clip(&clip));
+        assert_eq!(count, 0);
+        assert!(clipped.status().clipped().is_some());
+        let (count, _) = reads(|| grads.mul_scalar(2.0).clip(&clip));
+        assert_eq!(count, 1);
+    }
+}

@@ -9,7 +9,7 @@ use burn::{
 };
 use burn_amp::{
     AccumulationConfig, AccumulationWindow, AmpError, GradScalerConfig, GradientClip,
-    GradientDType, MasterWeights, MixedPrecision, ScaledGradients, ScaledOptimizer, StepOutcome,
+    MasterWeights, MixedPrecision, ScaledGradients, ScaledOptimizer, StepOutcome,
 };
 use log::Level;
 
@@ -379,11 +379,11 @@ fn an_overflow_of_burns_own_gradients_is_one() {
 fn half_precision_gradients_are_summed_in_f32() {
     let start = Pair::zeros(DType::F16);
     for rule in RULES {
-        for gradient in [GradientDType::Full, GradientDType::Parameter] {
+        for gradient in [false, true] {
             let scaler = GradScalerConfig::new()
                 .with_init_scale(1.0)
                 .with_growth_interval(100_000)
-                .with_gradient_dtype(gradient)
+                .with_parameter_dtype_gradients(gradient)
                 .init()
                 .unwrap();
             let inner = MasterWeights::new(SgdConfig::new().build());
@@ -590,7 +590,7 @@ fn with_the_scaler_alone() {
                 // Learned from at once, micro-batch by micro-batch; or here.
                 let outcome = scaler.update();
                 let late = !rule;
-                assert_eq!(outcome, late.then_some(StepOutcome::Applied));
+                assert_eq!(outcome, late.then_some(StepOutcome::Stepped));
             }
         }
         assert_eq!(model.values(), expected(0..2, 0.5));
@@ -616,7 +616,7 @@ fn a_micro_batch_without_gradients_counts() {
         model = optim.step(1.0, model, grads);
         model = optim.step(1.0, model, GradientsParams::new());
         assert_eq!(model.values()[5..7], [-1.0, -2.0]);
-        assert_eq!(optim.scaler().counters().applied(), 1);
+        assert_eq!(optim.scaler().counters().stepped(), 1);
 
         // A window that has none at all is a step that moves nothing.
         let before = optim.scaler().loss_scale();
@@ -624,7 +624,7 @@ fn a_micro_batch_without_gradients_counts() {
             model = optim.step(1.0, model, GradientsParams::new());
         }
         assert_eq!(model.values()[5..7], [-1.0, -2.0]);
-        assert_eq!(optim.scaler().counters().applied(), 2);
+        assert_eq!(optim.scaler().counters().stepped(), 2);
         assert_eq!(optim.scaler().loss_scale(), before);
     }
 }

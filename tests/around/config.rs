@@ -81,10 +81,10 @@ fn with_mixed_precision() {
         .with_scaler(GradScalerConfig::new().with_init_scale(8.0))
         .with_accumulation(Some(AccumulationConfig::new(3)));
     let amp = MixedPrecision::f16();
-    let Err(AmpError::InvalidValue(error)) = config.init(sgd(), &amp) else {
+    let Err(AmpError::InvalidValue { field, .. }) = config.init(sgd(), &amp) else {
         panic!("other settings were accepted");
     };
-    assert_eq!(error.field(), "scaler");
+    assert_eq!(field, "scaler");
     let amp = amp.with_scaler(config.scaler.clone()).unwrap();
     let optim = config.init(sgd(), &amp).unwrap();
     assert_eq!(optim.scaler().loss_scale(), 8.0);
@@ -127,10 +127,10 @@ fn thresholds_in_json() {
 
     let nan = GradientClip::Value(f64::NAN).to_string();
     let config = ScaledOptimizerConfig::new().with_clip(Some(load(&nan).unwrap()));
-    let Err(AmpError::InvalidValue(error)) = init(&config, sgd()) else {
+    let Err(AmpError::InvalidValue { field, value, .. }) = init(&config, sgd()) else {
         panic!("{nan} was accepted");
     };
-    assert_eq!((error.field(), error.value()), ("clip", "Value(NaN)"));
+    assert_eq!((field, value.as_str()), ("clip", "Value(NaN)"));
 }
 
 #[test]
@@ -161,9 +161,9 @@ fn a_wrong_setting_is_named() {
             "growth_interval",
         ),
     ] {
-        let Err(AmpError::InvalidValue(error)) = init(&config, sgd()) else {
+        let Err(AmpError::InvalidValue { field: found, .. }) = init(&config, sgd()) else {
             panic!("{field} was accepted");
         };
-        assert_eq!(error.field(), field);
+        assert_eq!(found, field);
     }
 }

@@ -314,11 +314,12 @@ fn one_buffer_for_each_parameter_is_updated_in_place() {
 fn settings_are_checked() {
     for momentum in [-0.1, 1.1, f64::NAN, f64::INFINITY] {
         let error = EmaConfig::new().with_momentum(momentum).init().unwrap_err();
-        let AmpError::InvalidValue(error) = error else {
-            panic!("{error}");
+        let expected = AmpError::InvalidValue {
+            field: "momentum",
+            value: momentum.to_string(),
+            allowed: "between 0 and 1".into(),
         };
-        assert_eq!(error.field(), "momentum");
-        assert_eq!(error.allowed(), "between 0 and 1");
+        assert_eq!(error, expected);
     }
     for momentum in [0.0, 1.0] {
         EmaConfig::new().with_momentum(momentum).init().unwrap();

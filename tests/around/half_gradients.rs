@@ -1,7 +1,7 @@
 //! Factors that half precision cannot hold, on gradients in half precision.
 
 use burn::tensor::{DType, Device};
-use burn_amp::{GradScalerConfig, GradientClip, GradientDType, UnscaledGradients};
+use burn_amp::{GradScalerConfig, GradientClip, UnscaledGradients};
 
 use crate::support::{Pair, values};
 
@@ -26,15 +26,11 @@ fn unscaled() -> Vec<(Pair, DType, UnscaledGradients)> {
         if !Device::default().supports_dtype(parameter) {
             continue;
         }
-        for (enabled, dtype) in [
-            (true, GradientDType::Parameter),
-            (true, GradientDType::Full),
-            (false, GradientDType::Full),
-        ] {
+        for (enabled, narrow) in [(true, true), (true, false), (false, false)] {
             let scaler = GradScalerConfig::new()
                 .with_init_scale(1.0)
                 .with_enabled(enabled)
-                .with_gradient_dtype(dtype);
+                .with_parameter_dtype_gradients(narrow);
             let model = Pair::zeros(parameter);
             let grads = model.gradients(WEIGHT, BIAS, 1.0);
             let grads = scaler.init().unwrap().unscale(grads, &model);

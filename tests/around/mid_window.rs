@@ -25,7 +25,7 @@ fn resume<O: ModuleOptim>(build: impl Fn() -> Run<O>) {
     assert_ne!(end.averaged, end.parameters);
     let counters = end.counters;
     assert!(counters.skipped() + counters.dropped() >= 3, "{counters:?}");
-    assert!(counters.applied() >= 10, "{counters:?}");
+    assert!(counters.stepped() >= 10, "{counters:?}");
 
     let mut open = 0;
     for stop in [20, 21, 22, 37] {

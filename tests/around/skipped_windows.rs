@@ -4,9 +4,7 @@ use burn::{
     optim::{ModuleOptimizer, SgdConfig},
     tensor::DType,
 };
-use burn_amp::{
-    AccumulationConfig, AmpError, GradScalerConfig, GradientDType, ScaledOptimizer, StepOutcome,
-};
+use burn_amp::{AccumulationConfig, AmpError, GradScalerConfig, ScaledOptimizer, StepOutcome};
 use log::Level;
 
 use crate::support::{Pair, captured};
@@ -16,7 +14,7 @@ fn optimizer(max_skips: Option<u32>) -> ScaledOptimizer<ModuleOptimizer> {
     let scaler = GradScalerConfig::new()
         .with_init_scale(1.0)
         .with_max_consecutive_skips(max_skips)
-        .with_gradient_dtype(GradientDType::Parameter);
+        .with_parameter_dtype_gradients(true);
     let window = AccumulationConfig::new(3)
         .with_skip_micro_batch(true)
         .with_sum(true);
@@ -112,7 +110,7 @@ fn the_floor_of_the_scale_has_nothing_to_do_with_it() {
     let scaler = GradScalerConfig::new()
         .with_init_scale(1.0)
         .with_min_scale(Some(1.0))
-        .with_gradient_dtype(GradientDType::Parameter);
+        .with_parameter_dtype_gradients(true);
     let mut optim = optimizer(None);
     *optim.scaler_mut() = scaler.init().unwrap();
     let model = Pair::zeros(DType::F16);

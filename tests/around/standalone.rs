@@ -79,7 +79,7 @@ impl Run {
             self.model = scaler
                 .try_step(&mut self.optim, 0.05, model, grads)
                 .unwrap();
-            if scaler.last_outcome() == Some(StepOutcome::Applied) {
+            if scaler.last_outcome() == Some(StepOutcome::Stepped) {
                 self.model = self.ema.update(self.model.clone());
             }
             scaler.update();

@@ -160,7 +160,7 @@ fn a_low_rank_adapter_over_a_base_that_trains() {
     };
     // Over a frozen base it trains.
     let optim = step(adapted.clone()).unwrap();
-    assert_eq!(optim.scaler().counters().applied(), 1);
+    assert_eq!(optim.scaler().counters().stepped(), 1);
     // The gradient of a factor, of order 1: nobody multiplied it.
     let norm = optim.scaler().last_status().unwrap().norm();
     assert!(norm > 1e-3 && norm < 10.0, "{norm}");

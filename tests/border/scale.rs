@@ -42,7 +42,7 @@ fn the_scale_ends_at_2_126() {
         let loss = sum(&amp, &gain) * weight;
         let grads = GradientsParams::from_grads(loss.clone().backward(), &gain);
         assert_eq!(gradient(&grads, gain.factor.id), [weight as f32]);
-        assert!(step(&mut optim, &gain, sum(&amp, &gain) * weight).is_applied());
+        assert!(step(&mut optim, &gain, sum(&amp, &gain) * weight).is_stepped());
     }
 }
 
@@ -81,7 +81,7 @@ fn two_optimizers_are_one_iteration() {
         let both = optims.iter_mut().zip(&gains).zip(weights);
         let outcomes = both.map(|((optim, gain), weight)| {
             let loss = sum(&amp, gain) * weight;
-            step(optim, gain, loss).is_applied()
+            step(optim, gain, loss).is_stepped()
         });
         (outcomes.collect::<Vec<_>>(), f64::from(amp.loss_scale()))
     };
@@ -98,7 +98,7 @@ fn two_optimizers_are_one_iteration() {
     let [mut left, gone] = optims;
     drop(gone);
     for scale in [9, 10, 10, 11] {
-        assert!(step(&mut left, &gains[0], sum(&amp, &gains[0])).is_applied());
+        assert!(step(&mut left, &gains[0], sum(&amp, &gains[0])).is_stepped());
         assert_eq!(f64::from(amp.loss_scale()), two(scale));
     }
 }

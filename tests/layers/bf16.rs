@@ -32,7 +32,7 @@ fn train(amp: &MixedPrecision) -> Vec<(String, Vec<f32>, bool)> {
         let grads = GradientsParams::from_grads(output.square().mean().backward(), &net);
         net = optim.step(0.01, net, grads);
     }
-    assert_eq!(optim.scaler().counters().applied(), 10);
+    assert_eq!(optim.scaler().counters().stepped(), 10);
     parameters(&net)
 }
 

@@ -281,7 +281,7 @@ fn a_failed_model_can_be_trained_again() {
         let steps = 6 / accumulation.unwrap_or(1) as u64;
         let counters = result.model.scaler().counters();
         assert_eq!(counters.steps(), before.0.steps() + steps);
-        assert_eq!(counters.applied(), before.0.applied() + steps);
+        assert_eq!(counters.stepped(), before.0.stepped() + steps);
         assert!(parameters(&result.model) != before.1);
     }
 }
@@ -344,10 +344,10 @@ fn an_optimizer_that_does_not_fit_is_refused() {
     let refused = |optim| {
         let learner = amp.try_learner(Net::new(&device), optim, lr());
         let error = learner.err().expect("an error");
-        let AmpError::InvalidValue(invalid) = &error else {
+        let AmpError::InvalidValue { field, .. } = &error else {
             panic!("{error}")
         };
-        (invalid.field(), error.to_string())
+        (*field, error.to_string())
     };
     let adam = || AdamConfig::new().init();
     let optim = ScaledOptimizer::new(adam(), &amp);

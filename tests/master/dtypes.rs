@@ -6,8 +6,8 @@ use burn::{
     tensor::{DType, FloatDType, Tensor},
 };
 use burn_amp::{
-    GradScaler, GradScalerConfig, GradientDType, MasterWeights, ScaledGradients, ScaledOptimizer,
-    StepOutcome, to_half,
+    GradScaler, GradScalerConfig, MasterWeights, ScaledGradients, ScaledOptimizer, StepOutcome,
+    to_half,
 };
 
 use crate::{
@@ -67,20 +67,20 @@ impl One {
 /// What the loss scale has saved reaches the master: `ScaledOptimizer` hands it f32.
 #[test]
 fn the_scaled_optimizer_hands_over_f32() {
-    let step = |dtype: GradientDType| {
-        let scaler = GradScalerConfig::new().with_gradient_dtype(dtype);
+    let step = |narrow: bool| {
+        let scaler = GradScalerConfig::new().with_parameter_dtype_gradients(narrow);
         let masters = MasterWeights::new(SgdConfig::new().build());
         let mut optim = ScaledOptimizer::new(masters, scaler.init().unwrap());
         let one = One::new(DType::F16);
         let grads = one.scaled_gradients(optim.scaler());
         let one = optim.step(2f64.powi(10), one, grads);
-        assert_eq!(optim.scaler().last_outcome(), Some(StepOutcome::Applied));
+        assert_eq!(optim.scaler().last_outcome(), Some(StepOutcome::Stepped));
         assert_eq!(one.weight.val().dtype(), DType::F16);
         f32s(&master(optim.optimizer(), &one, "weight").unwrap())
     };
     let moved = 2f32.powi(-20);
-    assert_eq!(step(GradientDType::Full), [1.0 - moved, 1.0 + moved]);
-    assert_eq!(step(GradientDType::Parameter), [1.0, 1.0]);
+    assert_eq!(step(false), [1.0 - moved, 1.0 + moved]);
+    assert_eq!(step(true), [1.0, 1.0]);
 }
 
 /// f32 and f64 parameters need no master.

@@ -5,9 +5,7 @@ use burn::{
     optim::{AdamConfig, ModuleOptimizer, SgdConfig},
     tensor::{DType, Device, FloatDType, Tensor},
 };
-use burn_amp::{
-    GradScalerConfig, GradientDType, MasterWeights, ModuleOptim, ScaledOptimizer, to_half,
-};
+use burn_amp::{GradScalerConfig, MasterWeights, ModuleOptim, ScaledOptimizer, to_half};
 
 use crate::bits::parameters;
 
@@ -36,7 +34,7 @@ impl Slope {
 fn train<O: ModuleOptim>(optim: O, dtype: FloatDType, lr: f64, steps: usize) -> (f32, f32, bool) {
     let scaler = GradScalerConfig::new()
         .with_init_scale(1024.0)
-        .with_gradient_dtype(GradientDType::Parameter);
+        .with_parameter_dtype_gradients(true);
     let mut optim = ScaledOptimizer::new(optim, scaler.init().unwrap());
     let mut slope = Slope::new(dtype);
     let start = (slope.loss().into_scalar(), parameters(&slope));
@@ -44,7 +42,7 @@ fn train<O: ModuleOptim>(optim: O, dtype: FloatDType, lr: f64, steps: usize) -> 
         let grads = optim.backward(slope.loss(), &slope);
         slope = optim.step(lr, slope, grads);
     }
-    assert_eq!(optim.scaler().counters().applied(), steps as u64);
+    assert_eq!(optim.scaler().counters().stepped(), steps as u64);
     assert_eq!(slope.weight.val().dtype(), DType::from(dtype));
     let end = (slope.loss().into_scalar(), parameters(&slope));
     (start.0, end.0, start.1 != end.1)

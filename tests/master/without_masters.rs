@@ -6,7 +6,7 @@ use burn::{
     optim::{AdamConfig, SgdConfig},
     tensor::FloatDType,
 };
-use burn_amp::{AmpError, GradScalerConfig, GradientDType, ScaledOptimizer, to_half};
+use burn_amp::{AmpError, GradScalerConfig, ScaledOptimizer, to_half};
 
 use crate::{
     bits::{pack, parameters},
@@ -44,7 +44,7 @@ fn a_wide_gradient_is_refused_and_the_way_out_named() {
 /// Burn builds the state of Adam in the device's default dtype, f32: the next step would panic.
 #[test]
 fn the_half_precision_state_of_adam_cannot_be_resumed() {
-    let scaler = GradScalerConfig::new().with_gradient_dtype(GradientDType::Parameter);
+    let scaler = GradScalerConfig::new().with_parameter_dtype_gradients(true);
     let build = || ScaledOptimizer::new(AdamConfig::new().init(), scaler.init().unwrap());
     let (mut optim, linear) = (build(), half());
     let grads = optim
@@ -72,7 +72,7 @@ fn the_half_precision_state_of_adam_cannot_be_resumed() {
 /// Without state tensors there is nothing to convert.
 #[test]
 fn bare_sgd_can_be_resumed() {
-    let scaler = GradScalerConfig::new().with_gradient_dtype(GradientDType::Parameter);
+    let scaler = GradScalerConfig::new().with_parameter_dtype_gradients(true);
     let build = || ScaledOptimizer::new(SgdConfig::new().init(), scaler.init().unwrap());
     let (mut optim, linear) = (build(), half());
     let grads = optim

@@ -5,7 +5,7 @@ use burn::{
     optim::{AdamConfig, GradientsParams, MultiGradientsParams, SgdConfig},
     tensor::{DType, Device, Tensor, TensorData},
 };
-use burn_amp::{GradScalerConfig, GradientDType, ScaledOptimizer, StepOutcome, sum_of_devices};
+use burn_amp::{GradScalerConfig, ScaledOptimizer, StepOutcome, sum_of_devices};
 use half::f16;
 
 use crate::support::{Net, Poison, batch, parameters, scaler, state};
@@ -76,7 +76,7 @@ fn check_against_burn(scaled: bool) {
             let status = optim.scaler().last_status().unwrap();
             assert_eq!(status.overflow_parameter(), Some("stem.bias"));
         } else {
-            assert_eq!(outcome, Some(StepOutcome::Applied), "step {step}");
+            assert_eq!(outcome, Some(StepOutcome::Stepped), "step {step}");
             let grads = parts(&plain_net, 1.0, step, &device);
             plain_net = plain.step_multi(0.01, plain_net, multi(grads));
         }
@@ -175,7 +175,7 @@ fn half_precision_parts_are_summed_in_full_precision() {
         grads.register(id, Tensor::<1>::from_data(values, (&device, DType::F16)));
         grads
     };
-    let config = GradScalerConfig::new().with_gradient_dtype(GradientDType::Parameter);
+    let config = GradScalerConfig::new().with_parameter_dtype_gradients(true);
     let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), config.init().unwrap());
     let id = half.values.id;
     let sum = sum_of_devices(multi(vec![part(id), part(id)]), &half);

@@ -61,7 +61,7 @@ impl Player {
 
     /// Forward, backward and step; whether it was not skipped.
     fn train(&mut self, factor: f32) -> bool {
-        self.step(self.loss(factor)).is_applied()
+        self.step(self.loss(factor)).is_stepped()
     }
 
     fn tracker(&self) -> u32 {
@@ -95,8 +95,8 @@ fn losses_of_one_forward_pass_are_one_iteration() {
             if iteration < 4 { 1024.0 } else { 2048.0 }
         );
         let losses = (first.loss(1.0), second.loss(1.0));
-        assert!(first.step(losses.0).is_applied());
-        assert!(second.step(losses.1).is_applied());
+        assert!(first.step(losses.0).is_stepped());
+        assert!(second.step(losses.1).is_stepped());
     }
     assert_eq!(amp.loss_scale(), 4096.0);
 }
@@ -277,7 +277,7 @@ fn one_whose_scopes_end_is_warned_of_too() {
     assert_eq!(logged, [""; 0]);
     let logged = warnings(|| {
         let loss = player.model.weight.val().mean();
-        assert!(player.step(loss).is_applied());
+        assert!(player.step(loss).is_stepped());
     });
     assert_eq!(logged.len(), 1, "{logged:?}");
 }
@@ -290,8 +290,8 @@ fn who_shares_scopes_is_not_warned_of() {
         for _ in 0..3 {
             // All scopes before the first step.
             let losses = (first.loss(1.0), second.loss(1.0));
-            assert!(first.step(losses.0).is_applied());
-            assert!(second.step(losses.1).is_applied());
+            assert!(first.step(losses.0).is_stepped());
+            assert!(second.step(losses.1).is_stepped());
         }
     });
     assert_eq!(logged, [""; 0]);
@@ -304,7 +304,7 @@ fn who_shares_scopes_is_not_warned_of() {
         let mut player = Player::new(&amp);
         let logged = warnings(|| {
             let loss = player.model.weight.val().mean();
-            assert!(player.step(loss).is_applied());
+            assert!(player.step(loss).is_stepped());
         });
         assert_eq!(logged, [""; 0]);
     }

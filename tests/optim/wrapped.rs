@@ -27,7 +27,7 @@ fn three_steps<O: ModuleOptim>(optim: &mut ScaledOptimizer<O>, mut net: Net) -> 
         let grads = optim.scaler().scaled(grads);
         net = optim.step(0.01, net, grads);
     }
-    assert_eq!(optim.scaler().counters().applied(), 2);
+    assert_eq!(optim.scaler().counters().stepped(), 2);
     net
 }
 

@@ -1,6 +1,6 @@
 //! DeepSpeed's `DynamicLossScaler`, growth switched off: both hysteresis modes and the error at the floor.
 
-use burn_amp::{DynamicLossScale, DynamicSettings, HysteresisRefill, StepOutcome};
+use burn_amp::{GradScalerConfig, StepOutcome};
 use burn_amp_tests::reference;
 use serde::Deserialize;
 
@@ -39,17 +39,15 @@ fn parity_deepspeed() {
     for (name, file) in reference::<File>("deepspeed_traces") {
         for (index, trace) in file.traces.iter().enumerate() {
             let config = &trace.config;
-            let mut scale = DynamicLossScale::new(DynamicSettings {
+            let mut scale = GradScalerConfig {
                 init_scale: config.init_scale,
                 growth_interval: config.scale_window,
                 min_scale: Some(config.min_scale),
                 hysteresis: config.delayed_shift,
-                hysteresis_refill: match config.consecutive_hysteresis {
-                    true => HysteresisRefill::OnCleanStep,
-                    false => HysteresisRefill::OnGrowth,
-                },
+                consecutive_hysteresis: config.consecutive_hysteresis,
                 ..Default::default()
-            })
+            }
+            .schedule()
             .unwrap();
             assert_eq!(trace.overflow.len(), trace.expected.len());
             for (step, (overflow, expected)) in
@@ -66,7 +64,7 @@ fn parity_deepspeed() {
                         assert!(!ends, "{at}: no error expected");
                         scale = scale.adjust(match overflow {
                             true => StepOutcome::Skipped,
-                            false => StepOutcome::Applied,
+                            false => StepOutcome::Stepped,
                         });
                         assert_eq!(scale.scale().to_bits(), expected.to_bits(), "{at}");
                         assert_eq!(scale.hysteresis_tracker(), *hysteresis, "{at}");

@@ -1,6 +1,6 @@
 //! Megatron-LM's `DynamicGradScaler`: hysteresis that is refilled when the scale grows, and a floor.
 
-use burn_amp::{DynamicLossScale, DynamicSettings, HysteresisRefill, StepOutcome};
+use burn_amp::{GradScalerConfig, StepOutcome};
 use burn_amp_tests::reference;
 use serde::Deserialize;
 
@@ -38,7 +38,7 @@ fn parity_megatron() {
     for (name, file) in reference::<File>("megatron_traces") {
         for (index, trace) in file.traces.iter().enumerate() {
             let config = &trace.config;
-            let mut scale = DynamicLossScale::new(DynamicSettings {
+            let mut scale = GradScalerConfig {
                 init_scale: config.initial_scale,
                 growth_factor: config.growth_factor,
                 backoff_factor: config.backoff_factor,
@@ -46,8 +46,9 @@ fn parity_megatron() {
                 min_scale: Some(config.min_scale),
                 max_scale: None,
                 hysteresis: config.hysteresis,
-                hysteresis_refill: HysteresisRefill::OnGrowth,
-            })
+                ..Default::default()
+            }
+            .schedule()
             .unwrap();
             assert_eq!(trace.overflow.len(), trace.expected.len());
             for (step, (overflow, expected)) in
@@ -56,7 +57,7 @@ fn parity_megatron() {
                 let at = format!("{name}, trace {index}, step {step}");
                 scale = scale.adjust(match overflow {
                     true => StepOutcome::Skipped,
-                    false => StepOutcome::Applied,
+                    false => StepOutcome::Stepped,
                 });
                 assert_eq!(scale.scale().to_bits(), expected.scale.to_bits(), "{at}");
                 assert_eq!(scale.growth_tracker(), expected.growth_tracker, "{at}");

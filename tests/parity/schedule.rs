@@ -1,9 +1,9 @@
 //! What holds for every schedule, whatever its settings and outcomes.
 
-use burn_amp::{DynamicLossScale, DynamicSettings, HysteresisRefill, LossScale, StepOutcome};
+use burn_amp::{GradScalerConfig, LossScale, StepOutcome};
 use proptest::prelude::*;
 
-fn settings() -> impl Strategy<Value = DynamicSettings> {
+fn settings() -> impl Strategy<Value = GradScalerConfig> {
     (
         -40i32..40,
         1.0f64..2.0,
@@ -18,7 +18,7 @@ fn settings() -> impl Strategy<Value = DynamicSettings> {
         .prop_map(
             |(exponent, mantissa, growth, backoff, interval, below, above, hysteresis, clean)| {
                 let init_scale = mantissa * 2f64.powi(exponent);
-                DynamicSettings {
+                GradScalerConfig {
                     init_scale,
                     growth_factor: growth,
                     backoff_factor: backoff,
@@ -26,22 +26,20 @@ fn settings() -> impl Strategy<Value = DynamicSettings> {
                     min_scale: below.map(|e| init_scale / 2f64.powi(e as i32)),
                     max_scale: above.map(|e| init_scale * 2f64.powi(e as i32)),
                     hysteresis,
-                    hysteresis_refill: match clean {
-                        true => HysteresisRefill::OnCleanStep,
-                        false => HysteresisRefill::OnGrowth,
-                    },
+                    consecutive_hysteresis: clean,
+                    ..Default::default()
                 }
             },
         )
 }
 
 fn outcomes() -> impl Strategy<Value = Vec<StepOutcome>> {
-    let outcome = prop_oneof![Just(StepOutcome::Applied), Just(StepOutcome::Skipped)];
+    let outcome = prop_oneof![Just(StepOutcome::Stepped), Just(StepOutcome::Skipped)];
     prop::collection::vec(outcome, 0..400)
 }
 
 /// PyTorch's `_amp_update_scale_`, written down anew from its description.
-fn torch(settings: &DynamicSettings, outcomes: &[StepOutcome]) -> Vec<f32> {
+fn torch(settings: &GradScalerConfig, outcomes: &[StepOutcome]) -> Vec<f32> {
     let (mut scale, mut tracker) = (settings.init_scale as f32, 0);
     outcomes
         .iter()
@@ -65,7 +63,7 @@ fn torch(settings: &DynamicSettings, outcomes: &[StepOutcome]) -> Vec<f32> {
 proptest! {
     #[test]
     fn scale_stays_finite_and_in_its_bounds(settings in settings(), outcomes in outcomes()) {
-        let mut scale = LossScale::dynamic(settings).unwrap();
+        let mut scale = settings.schedule().unwrap();
         for outcome in outcomes {
             scale = scale.adjust(outcome);
             prop_assert!(scale.scale().is_finite() && scale.scale() >= 0.0);
@@ -80,8 +78,8 @@ proptest! {
 
     #[test]
     fn scale_without_bounds_is_that_of_torch(settings in settings(), outcomes in outcomes()) {
-        let settings = DynamicSettings { min_scale: None, max_scale: None, hysteresis: 1, ..settings };
-        let mut scale = LossScale::dynamic(settings).unwrap();
+        let settings = GradScalerConfig { min_scale: None, max_scale: None, hysteresis: 1, ..settings };
+        let mut scale = settings.schedule().unwrap();
         for (outcome, expected) in outcomes.iter().zip(torch(&settings, &outcomes)) {
             scale = scale.adjust(*outcome);
             // Zero exactly when PyTorch's is, too.
@@ -96,7 +94,7 @@ proptest! {
         let run = |scale: LossScale, outcomes: &[StepOutcome]| {
             outcomes.iter().fold(scale, |scale, outcome| scale.adjust(*outcome))
         };
-        let middle = run(LossScale::dynamic(settings).unwrap(), &before);
+        let middle = run(settings.schedule().unwrap(), &before);
         let json = serde_json::to_string(&middle).unwrap();
         let restored: LossScale = serde_json::from_str(&json).unwrap();
         prop_assert_eq!(restored, middle);
@@ -105,8 +103,8 @@ proptest! {
 
     #[test]
     fn hysteresis_tolerates_one_overflow_fewer_than_its_number(hysteresis in 1u32..10) {
-        let settings = DynamicSettings { hysteresis, ..Default::default() };
-        let mut scale = DynamicLossScale::new(settings).unwrap();
+        let settings = GradScalerConfig { hysteresis, ..Default::default() };
+        let mut scale = settings.schedule().unwrap();
         for _ in 1..hysteresis {
             scale = scale.adjust(StepOutcome::Skipped);
             prop_assert_eq!(scale.scale(), 65536.0);

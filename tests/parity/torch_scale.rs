@@ -5,7 +5,7 @@ use burn::{
     optim::{GradientsParams, SgdConfig},
     tensor::{Device, Tensor},
 };
-use burn_amp::{AmpError, DynamicSettings, GradScaler, LossScale, StepOutcome};
+use burn_amp::{AmpError, GradScalerConfig, LossScale, StepOutcome};
 use burn_amp_tests::reference;
 use serde::Deserialize;
 
@@ -30,15 +30,19 @@ struct Config {
 }
 
 impl Config {
-    fn schedule(&self) -> LossScale {
-        LossScale::dynamic(DynamicSettings {
+    fn settings(&self) -> GradScalerConfig {
+        GradScalerConfig {
             init_scale: self.init_scale,
             growth_factor: self.growth_factor,
             backoff_factor: self.backoff_factor,
             growth_interval: self.growth_interval,
+            max_consecutive_skips: None,
             ..Default::default()
-        })
-        .unwrap()
+        }
+    }
+
+    fn schedule(&self) -> LossScale {
+        self.settings().schedule().unwrap()
     }
 }
 
@@ -92,13 +96,19 @@ fn departs(trace: &Trace) -> bool {
 }
 
 fn set(schedule: LossScale, field: &str, value: f64) -> LossScale {
-    match field {
-        "growth_factor" => schedule.with_growth_factor(value),
-        "backoff_factor" => schedule.with_backoff_factor(value),
-        "growth_interval" => schedule.with_growth_interval(value as u32),
+    let mut state = serde_json::to_value(schedule).unwrap();
+    state["config"][field] = match field {
+        "growth_factor" | "backoff_factor" => value.into(),
+        "growth_interval" => (value as u32).into(),
         other => panic!("unknown field {other}"),
-    }
-    .unwrap()
+    };
+    serde_json::from_value(state).unwrap()
+}
+
+fn with_scale(schedule: LossScale, scale: f64) -> LossScale {
+    let mut state = serde_json::to_value(schedule).unwrap();
+    state["scale"] = scale.into();
+    serde_json::from_value(state).unwrap()
 }
 
 /// Saves the state and loads it into a new value.
@@ -116,9 +126,17 @@ fn assert_state(schedule: &LossScale, expected: &Expected, at: &str) {
     assert_eq!(schedule.growth_tracker(), expected.growth_tracker, "{at}");
     if let Some(state) = &expected.state_dict {
         assert_eq!(f64::from(scale), state.scale, "{at}");
-        assert_eq!(schedule.growth_factor(), state.growth_factor, "{at}");
-        assert_eq!(schedule.backoff_factor(), state.backoff_factor, "{at}");
-        assert_eq!(schedule.growth_interval(), state.growth_interval, "{at}");
+        assert_eq!(schedule.config().growth_factor, state.growth_factor, "{at}");
+        assert_eq!(
+            schedule.config().backoff_factor,
+            state.backoff_factor,
+            "{at}"
+        );
+        assert_eq!(
+            schedule.config().growth_interval,
+            state.growth_interval,
+            "{at}"
+        );
         assert_eq!(schedule.growth_tracker(), state.growth_tracker, "{at}");
     }
 }
@@ -145,8 +163,8 @@ fn parity_torch_scale_schedule() {
                         let blind = schedule.scale() == 0.0;
                         assert!(blind || stepped == (grads == "finite"), "{at}");
                         schedule = match new_scale {
-                            Some(scale) => schedule.with_scale(*scale).unwrap(),
-                            None if stepped => schedule.adjust(StepOutcome::Applied),
+                            Some(scale) => with_scale(schedule, *scale),
+                            None if stepped => schedule.adjust(StepOutcome::Stepped),
                             None => schedule.adjust(StepOutcome::Skipped),
                         };
                     }
@@ -175,8 +193,8 @@ fn parity_torch_scale_stuck_interval_grows() {
                 match event {
                     Event::Step { .. } => {
                         let (before, tracker) = (schedule.scale(), schedule.growth_tracker());
-                        let due = tracker + 1 >= schedule.growth_interval();
-                        schedule = schedule.adjust(StepOutcome::Applied);
+                        let due = tracker + 1 >= schedule.config().growth_interval;
+                        schedule = schedule.adjust(StepOutcome::Stepped);
                         assert_eq!(schedule.scale() > before, due, "{name}");
                         grew |= schedule.scale().to_bits() != expected.scale_bits();
                     }
@@ -245,8 +263,7 @@ fn parity_torch_scale_through_grad_scaler() {
             if departs(trace) {
                 continue;
             }
-            let mut scaler =
-                GradScaler::new(trace.config.schedule()).with_max_consecutive_skips(None);
+            let mut scaler = trace.config.settings().init().unwrap();
             let mut optim = SgdConfig::new().init();
             let mut module = Two::new(&device.clone().autodiff());
             let mut complete = true;
@@ -276,7 +293,7 @@ fn parity_torch_scale_through_grad_scaler() {
                             }
                             Err(error) => panic!("{at}: {error}"),
                         }
-                        let applied = scaler.last_outcome().map(StepOutcome::is_applied);
+                        let applied = scaler.last_outcome().map(StepOutcome::is_stepped);
                         assert_eq!(applied, expected.stepped, "{at}");
                         let moved = values(&module.first) != before;
                         assert_eq!(Some(moved), expected.stepped, "{at}");
@@ -292,8 +309,9 @@ fn parity_torch_scale_through_grad_scaler() {
                         other => panic!("unknown field {other}"),
                     },
                     Event::Resume => {
-                        scaler = GradScaler::new(resume(&scaler.schedule()))
-                            .with_max_consecutive_skips(None);
+                        let record = scaler.to_record();
+                        scaler = trace.config.settings().init().unwrap();
+                        scaler.load_record(record);
                     }
                 }
                 assert_state(&scaler.schedule(), expected, &at);

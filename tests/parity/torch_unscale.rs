@@ -5,7 +5,7 @@ use burn::{
     optim::GradientsParams,
     tensor::{DType, Device, FloatDType, Tensor, TensorData},
 };
-use burn_amp::{GradScaler, GradientDType, LossScale};
+use burn_amp::GradScalerConfig;
 use burn_amp_tests::reference;
 use half::{bf16, f16};
 use serde::Deserialize;
@@ -88,7 +88,7 @@ fn is_subnormal(bits: u32, dtype: FloatDType) -> bool {
 }
 
 /// Checks one case and tells whether it is a departure: a value that only unscaling made infinite.
-fn check(case: &Case, gradient_dtype: GradientDType, at: &str) -> bool {
+fn check(case: &Case, parameter_dtype: bool, at: &str) -> bool {
     let device = Device::default();
     let inverse = (1.0 / f64::from(case.scale as f32)) as f32;
     assert_eq!(inverse.to_bits(), bits(&case.inv_scale_hex), "{at}");
@@ -99,14 +99,17 @@ fn check(case: &Case, gradient_dtype: GradientDType, at: &str) -> bool {
     };
     let mut grads = GradientsParams::new();
     grads.register(module.weight.id, grad);
-    let schedule = LossScale::fixed(case.scale).unwrap();
-    let scaler = GradScaler::new(schedule).with_gradient_dtype(gradient_dtype);
+    let config = GradScalerConfig::new()
+        .with_init_scale(case.scale)
+        .with_dynamic(false)
+        .with_parameter_dtype_gradients(parameter_dtype);
+    let scaler = config.init().unwrap();
     let unscaled = scaler.unscale(scaler.scaled(grads), &module);
 
     let output = unscaled.get::<1>(module.weight.id).unwrap();
-    let expected_dtype = match gradient_dtype {
-        GradientDType::Full => DType::F32,
-        GradientDType::Parameter => dtype(case).into(),
+    let expected_dtype = match parameter_dtype {
+        false => DType::F32,
+        true => dtype(case).into(),
     };
     assert_eq!(output.dtype(), expected_dtype, "{at}");
     let values: Vec<f32> = output.cast(FloatDType::F32).try_to_vec_as().unwrap();
@@ -149,9 +152,7 @@ fn supported(file: &File) -> impl Iterator<Item = &Case> {
 fn parity_torch_unscale() {
     for (name, file) in reference::<File>("torch_unscale_cases") {
         let departures = (supported(&file).enumerate())
-            .filter(|(index, case)| {
-                check(case, GradientDType::Full, &format!("{name}, case {index}"))
-            })
+            .filter(|(index, case)| check(case, false, &format!("{name}, case {index}")))
             .count();
         assert!(
             departures > 0,
@@ -165,11 +166,7 @@ fn parity_torch_unscale() {
 fn parity_torch_unscale_in_the_parameters_dtype() {
     for (name, file) in reference::<File>("torch_unscale_cases") {
         for (index, case) in supported(&file).enumerate() {
-            check(
-                case,
-                GradientDType::Parameter,
-                &format!("{name}, case {index}"),
-            );
+            check(case, true, &format!("{name}, case {index}"));
         }
     }
 }

@@ -75,7 +75,7 @@ fn a_loss_scale_of_minus_zero() {
     let record = trained();
     let scale = |scale: f64| {
         with_json(&record, STATE, |state| {
-            state["schedule"]["Dynamic"]["scale"] = json!(scale);
+            state["schedule"]["scale"] = json!(scale);
         })
     };
     assert_damaged(&refused(adam(), scale(-0.0)), "`scale` is -0");
@@ -201,12 +201,7 @@ fn what_a_later_release_may_add() {
             assert!(error.to_string().contains(part), "{error}");
         }
     }
-    for pointer in [
-        "",
-        "/counters",
-        "/schedule/Dynamic",
-        "/schedule/Dynamic/settings",
-    ] {
+    for pointer in ["", "/counters", "/schedule", "/schedule/config"] {
         let record = with_json(&record, STATE, |state| {
             state.pointer_mut(pointer).unwrap()["cooldown"] = json!(3);
         });

@@ -1,9 +1,6 @@
-//! `GradScalerState`: PyTorch's `state_dict` as JSON.
+//! `state_dict`: PyTorch's `state_dict` as JSON.
 
-use burn_amp::{
-    AmpError, DynamicSettings, GradScaler, GradScalerConfig, GradScalerState, LossScale,
-    StepOutcome,
-};
+use burn_amp::{AmpError, GradScaler, GradScalerConfig, StepOutcome};
 use burn_amp_tests::reference;
 use serde_json::{Value, json};
 
@@ -15,7 +12,7 @@ fn fresh() -> GradScaler {
 
 fn load(json: &Value) -> Result<GradScaler, AmpError> {
     let mut scaler = fresh();
-    scaler.load_state(&GradScalerState::from_json(&json.to_string())?)?;
+    scaler.load_state_dict(&json.to_string())?;
     Ok(scaler)
 }
 
@@ -39,35 +36,34 @@ fn pytorchs_json_loads() {
 fn our_json_has_pytorchs_five_names() {
     let mut scaler = fresh();
     scaler.set_growth_tracker(3).unwrap();
-    let json: Value = serde_json::from_str(&scaler.state().to_json()).unwrap();
+    let json: Value = serde_json::from_str(&scaler.state_dict()).unwrap();
     assert_eq!(json, torch());
-    // Through serde as well, and back.
-    assert_eq!(serde_json::to_value(scaler.state()).unwrap(), torch());
-    let state: GradScalerState = serde_json::from_value(torch()).unwrap();
-    assert_eq!(state, scaler.state());
 }
 
 /// f32 scales that are no short decimals, and a schedule in the middle of its life.
 #[test]
 fn a_round_trip_is_exact() {
-    let mut schedule = LossScale::dynamic(DynamicSettings {
+    let mut schedule = GradScalerConfig {
         init_scale: 1e5 / 3.0,
         growth_factor: 1.7,
         backoff_factor: 0.3,
         growth_interval: 3,
         ..Default::default()
-    })
+    }
+    .schedule()
     .unwrap();
     for step in 0..60 {
-        let scaler = GradScaler::new(schedule);
-        let state = GradScalerState::from_json(&scaler.state().to_json()).unwrap();
-        assert_eq!(state, scaler.state());
+        let mut scaler = schedule.config().init().unwrap();
+        scaler.set_loss_scale(schedule.scale().into()).unwrap();
+        let tracker = schedule.growth_tracker();
+        scaler.set_growth_tracker(tracker).unwrap();
         let mut loaded = fresh();
-        loaded.load_state(&state).unwrap();
+        loaded.load_state_dict(&scaler.state_dict()).unwrap();
+        assert_eq!(loaded.state_dict(), scaler.state_dict());
         assert_eq!(loaded.loss_scale().to_bits(), scaler.loss_scale().to_bits());
         let outcome = match step % 7 {
             0 => StepOutcome::Skipped,
-            _ => StepOutcome::Applied,
+            _ => StepOutcome::Stepped,
         };
         assert_eq!(
             loaded.schedule().adjust(outcome).scale().to_bits(),
@@ -88,7 +84,7 @@ fn the_reference_states_load() {
                     continue;
                 };
                 let scaler = load(json).unwrap_or_else(|e| panic!("{name}: {json}: {e}"));
-                let state: Value = serde_json::from_str(&scaler.state().to_json()).unwrap();
+                let state: Value = serde_json::from_str(&scaler.state_dict()).unwrap();
                 assert_eq!(state, *json, "{name}");
                 seen += 1;
             }
@@ -99,23 +95,20 @@ fn the_reference_states_load() {
 
 #[test]
 fn a_disabled_scaler_has_an_empty_state() {
-    let mut disabled = fresh().with_enabled(false);
-    assert!(disabled.state().is_empty());
-    assert_eq!(disabled.state().to_json(), "{}");
+    let config = GradScalerConfig::new().with_enabled(false);
+    let mut disabled = config.init().unwrap();
+    assert_eq!(disabled.state_dict(), "{}");
     // And takes any, as PyTorch's.
     let before = disabled.bits();
-    disabled.load_state(&GradScalerState::default()).unwrap();
-    let state = GradScalerState::from_json(&torch().to_string()).unwrap();
-    disabled.load_state(&state).unwrap();
+    disabled.load_state_dict("{}").unwrap();
+    disabled.load_state_dict(&torch().to_string()).unwrap();
     assert_eq!(disabled.bits(), before);
 }
 
 #[test]
 fn an_empty_state_is_pytorchs_error() {
     let mut scaler = fresh();
-    let empty = GradScalerState::from_json("{}").unwrap();
-    assert!(empty.is_empty());
-    let error = scaler.load_state(&empty).unwrap_err();
+    let error = scaler.load_state_dict("{}").unwrap_err();
     assert_eq!(error, AmpError::EmptyState);
     // PyTorch: "The source state dict is empty, possibly because it was saved from a disabled instance of GradScaler."
     let message = error.to_string().to_lowercase();
@@ -169,9 +162,8 @@ fn check_named(json: &Value, name: &str) {
     let mut scaler = fresh();
     scaler.set_loss_scale(4.0).unwrap();
     let before = scaler.bits();
-    let state = GradScalerState::from_json(&json.to_string()).unwrap();
-    let error = scaler.load_state(&state).unwrap_err();
-    assert!(matches!(error, AmpError::InvalidValue(_)), "{error:?}");
+    let error = scaler.load_state_dict(&json.to_string()).unwrap_err();
+    assert!(matches!(error, AmpError::InvalidValue { .. }), "{error:?}");
     assert!(
         error.to_string().contains(&format!("`{name}`")),
         "{name}: {error}"
@@ -186,13 +178,11 @@ fn a_scale_outside_our_bounds_is_refused() {
     let mut scaler = config.init().unwrap();
     let mut json = torch();
     json["scale"] = json!(131072.0);
-    let state = GradScalerState::from_json(&json.to_string()).unwrap();
-    let error = scaler.load_state(&state).unwrap_err();
+    let error = scaler.load_state_dict(&json.to_string()).unwrap_err();
     assert!(error.to_string().contains("max_scale"), "{error}");
     assert_eq!(scaler.bits(), config.init().unwrap().bits());
     // Within them it loads, and they stay.
-    let state = GradScalerState::from_json(&torch().to_string()).unwrap();
-    scaler.load_state(&state).unwrap();
+    scaler.load_state_dict(&torch().to_string()).unwrap();
     assert!(scaler.set_loss_scale(131072.0).is_err());
 }
 
@@ -209,7 +199,7 @@ fn a_text_that_is_no_state() {
         "{\"growth_interval\": 2.5}",
         "{\"_growth_tracker\": -1}",
     ] {
-        let error = GradScalerState::from_json(text).unwrap_err();
+        let error = fresh().load_state_dict(text).unwrap_err();
         assert!(
             matches!(error, AmpError::InvalidState { .. }),
             "{text}: {error:?}"
@@ -223,16 +213,20 @@ fn unknown_names_are_ignored() {
     let mut json = torch();
     json["device"] = json!("cuda");
     assert_eq!(
-        load(&json).unwrap().state(),
-        load(&torch()).unwrap().state()
+        load(&json).unwrap().state_dict(),
+        load(&torch()).unwrap().state_dict()
     );
 }
 
 /// A static scale takes the scale and stays static.
 #[test]
 fn into_a_static_scale() {
-    let mut scaler = GradScaler::new(LossScale::fixed(8.0).unwrap());
-    let state = GradScalerState::from_json(&torch().to_string()).unwrap();
-    scaler.load_state(&state).unwrap();
-    assert_eq!(scaler.schedule(), LossScale::fixed(65536.0).unwrap());
+    let mut scaler = GradScalerConfig::new()
+        .with_init_scale(8.0)
+        .with_dynamic(false)
+        .init()
+        .unwrap();
+    scaler.load_state_dict(&torch().to_string()).unwrap();
+    assert!(!scaler.config().dynamic);
+    assert_eq!(scaler.loss_scale(), 65536.0);
 }

@@ -41,9 +41,9 @@ fn check_empty_step<M: Module>(module: M, grads: GradientsParams) -> M {
     check_nothing(grads.status());
     let mut optim = SgdConfig::new().init();
     let module = scaler.step(&mut optim, 0.1, module, grads);
-    assert_eq!(scaler.last_outcome(), Some(StepOutcome::Applied));
+    assert_eq!(scaler.last_outcome(), Some(StepOutcome::Stepped));
     assert_eq!(scaler.counters().steps(), 3);
-    assert_eq!(scaler.counters().applied(), 2);
+    assert_eq!(scaler.counters().stepped(), 2);
     assert_eq!(scaler.update(), None);
     assert_eq!(scaler.schedule(), schedule);
     module
@@ -66,7 +66,7 @@ fn no_gradients_twice() {
         let grads = unscaled(&scaler, GradientsParams::new(), &model);
         model = scaler.try_step(&mut optim, 0.1, model, grads).unwrap();
     }
-    assert_eq!(scaler.counters().applied(), 3);
+    assert_eq!(scaler.counters().stepped(), 3);
 }
 
 /// A run of overflows is not broken by a step without gradients.
@@ -118,7 +118,7 @@ fn frozen_parameters_stay() {
         let paths: Vec<&str> = grads.parameters().map(|(path, _)| path).collect();
         assert_eq!(paths, ["vector", "kernel"]);
         model = scaler.step(&mut optim, 0.1, model, grads);
-        assert_eq!(scaler.update(), Some(StepOutcome::Applied));
+        assert_eq!(scaler.update(), Some(StepOutcome::Stepped));
     }
     let values = model.values();
     assert_eq!(values[5..17], [1.0; 12]);
@@ -163,7 +163,7 @@ fn parameters_that_the_loss_does_not_reach_stay() {
     assert_eq!(grads.status().elements(), 36);
     assert!(grads.get::<1>(model.vector.id).is_none());
     let model = scaler.step(&mut optim, 0.25, model, grads);
-    assert_eq!(scaler.update(), Some(StepOutcome::Applied));
+    assert_eq!(scaler.update(), Some(StepOutcome::Stepped));
     let values = model.values();
     assert_eq!(values[..17], [1.0; 17]);
     assert_eq!(values[17..], [0.5; 36]);
@@ -186,7 +186,7 @@ fn gradients_may_come_and_go() {
         }
         let grads = unscaled(&scaler, grads, &model);
         model = scaler.step(&mut optim, 1.0, model, grads);
-        assert_eq!(scaler.update(), Some(StepOutcome::Applied));
+        assert_eq!(scaler.update(), Some(StepOutcome::Stepped));
     }
     let values = model.values();
     assert_eq!(values[..17], [0.5; 17]);

@@ -1,9 +1,7 @@
 //! `GradScalerConfig`: defaults, refusals, and its JSON.
 
 use burn::config::Config;
-use burn_amp::{
-    AmpError, GradScaler, GradScalerConfig, GradientDType, HysteresisRefill, LossScale,
-};
+use burn_amp::{AmpError, GradScalerConfig, LossScale};
 
 fn config() -> GradScalerConfig {
     GradScalerConfig::new()
@@ -11,12 +9,19 @@ fn config() -> GradScalerConfig {
 
 /// Checks that `init` names the field, the value and the range.
 fn refused(config: GradScalerConfig, field: &str, value: &str, range: &str) {
-    let Err(AmpError::InvalidValue(invalid)) = config.init() else {
+    let Err(error) = config.init() else {
         panic!("{config:?} was accepted")
     };
-    let message = invalid.to_string();
-    assert_eq!(invalid.field(), field, "{message}");
-    assert_eq!(invalid.value(), value, "{message}");
+    let message = error.to_string();
+    let AmpError::InvalidValue {
+        field: found,
+        value: given,
+        ..
+    } = &error
+    else {
+        panic!("{message}");
+    };
+    assert_eq!((*found, given.as_str()), (field, value), "{message}");
     let start = format!("`{field}` is {value}, but must be ");
     assert!(message.starts_with(&start), "{message}");
     assert!(message[start.len()..].contains(range), "{message}");
@@ -36,31 +41,27 @@ fn defaults_are_those_of_pytorch() {
     assert!(defaults.enabled && defaults.dynamic);
     assert_eq!((defaults.min_scale, defaults.max_scale), (None, None));
     assert_eq!(defaults.hysteresis, 1);
-    assert_eq!(defaults.hysteresis_refill, HysteresisRefill::OnGrowth);
+    assert!(!defaults.consecutive_hysteresis);
     assert_eq!(defaults.max_consecutive_skips, Some(50));
-    assert_eq!(defaults.gradient_dtype, GradientDType::Full);
+    assert!(!defaults.parameter_dtype_gradients);
     assert_eq!(defaults, GradScalerConfig::default());
 }
 
-/// A scaler around a bare schedule has the defaults of the config.
+/// A scaler and a bare schedule have the settings of the config.
 #[test]
 fn the_scaler_agrees_with_the_config() {
-    let configured = config().init().unwrap();
-    let bare = GradScaler::new(LossScale::dynamic(Default::default()).unwrap());
-    for scaler in [&configured, &bare] {
-        assert!(scaler.is_enabled());
-        assert_eq!(scaler.max_consecutive_skips(), Some(50));
-        assert_eq!(scaler.gradient_dtype(), GradientDType::Full);
-        assert_eq!(scaler.schedule(), configured.schedule());
-    }
+    let scaler = config().init().unwrap();
+    assert!(scaler.is_enabled());
+    assert_eq!(scaler.config(), config());
+    assert_eq!(scaler.schedule(), LossScale::default());
+    assert_eq!(scaler.schedule(), config().schedule().unwrap());
     let other = config()
         .with_enabled(false)
         .with_max_consecutive_skips(None)
-        .with_gradient_dtype(GradientDType::Parameter);
-    let other = other.init().unwrap();
-    assert!(!other.is_enabled());
-    assert_eq!(other.max_consecutive_skips(), None);
-    assert_eq!(other.gradient_dtype(), GradientDType::Parameter);
+        .with_parameter_dtype_gradients(true);
+    let scaler = other.init().unwrap();
+    assert!(!scaler.is_enabled());
+    assert_eq!(scaler.config(), other);
 }
 
 #[test]
@@ -152,9 +153,9 @@ fn json_round_trip() {
         .with_min_scale(Some(0.1))
         .with_max_scale(Some(1e30))
         .with_hysteresis(3)
-        .with_hysteresis_refill(HysteresisRefill::OnCleanStep)
+        .with_consecutive_hysteresis(true)
         .with_max_consecutive_skips(None)
-        .with_gradient_dtype(GradientDType::Parameter);
+        .with_parameter_dtype_gradients(true);
     let folder = std::env::temp_dir().join(format!("burn-amp-config-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     for (name, config) in [("defaults", config()), ("every", every)] {

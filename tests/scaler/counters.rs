@@ -49,11 +49,11 @@ fn steps_and_skips_are_counted() {
         let counters = scaler.counters();
         assert_eq!(counters.steps(), count as u64 + 1);
         assert_eq!(counters.skipped(), skipped);
-        assert_eq!(counters.applied(), counters.steps() - skipped);
+        assert_eq!(counters.stepped(), counters.steps() - skipped);
         assert_eq!(counters.consecutive_skips(), consecutive);
         let outcome = scaler.last_outcome().unwrap();
         assert_eq!(
-            (outcome.is_skipped(), outcome.is_applied()),
+            (outcome.is_skipped(), outcome.is_stepped()),
             (overflow, !overflow)
         );
         let status = scaler.last_status().unwrap();
@@ -128,6 +128,6 @@ fn a_reset_starts_afresh() {
     assert_eq!(scaler.schedule(), config.init().unwrap().schedule());
     assert_eq!(*scaler.counters(), StepCounters::default());
     assert_eq!((scaler.last_outcome(), scaler.last_status()), (None, None));
-    assert_eq!(scaler.max_consecutive_skips(), Some(3));
+    assert_eq!(scaler.config().max_consecutive_skips, Some(3));
     assert_eq!(scaler.growth_interval(), 2);
 }

@@ -53,7 +53,7 @@ fn overflows_reach_the_optimizer() {
     for step in 1..4 {
         let grads = scaler.unscale(model.overflowing(1.0), &model);
         model = scaler.try_step(&mut sgd, 0.5, model, grads).unwrap();
-        assert_eq!(scaler.update(), Some(StepOutcome::Applied));
+        assert_eq!(scaler.update(), Some(StepOutcome::Stepped));
         assert_eq!(scaler.counters().steps(), step);
     }
     assert_eq!(model.values()[9], f64::NEG_INFINITY);
@@ -81,11 +81,4 @@ fn the_scaled_optimizer_is_its_inner_one() {
     }
     assert_eq!(a.values(), b.values());
     assert_ne!(a.values()[0], 1.0);
-}
-
-#[test]
-fn enabled_can_be_asked_of_a_built_scaler() {
-    let scaler = disabled().with_enabled(true);
-    assert_eq!(scaler.loss_scale(), 65536.0);
-    assert!(scaler.is_enabled());
 }

@@ -1,9 +1,7 @@
 //! A broken run ends, with an error that says where it broke.
 
 use burn::optim::{AdamConfig, ModuleOptimizer, SgdConfig};
-use burn_amp::{
-    AmpError, GradScaler, GradScalerConfig, HysteresisRefill, ScaledOptimizer, StepOutcome,
-};
+use burn_amp::{AmpError, GradScaler, GradScalerConfig, ScaledOptimizer, StepOutcome};
 
 use crate::support::{Model, unscaled};
 
@@ -103,18 +101,18 @@ fn reaching_the_floor_is_not_the_end() {
 
 #[test]
 fn tolerated_overflows_come_first() {
-    let tolerant = |refill| {
+    let tolerant = |consecutive| {
         let config = config()
             .with_min_scale(Some(1024.0))
             .with_hysteresis(3)
-            .with_hysteresis_refill(refill);
+            .with_consecutive_hysteresis(consecutive);
         config.init().unwrap()
     };
-    let mut scaler = tolerant(HysteresisRefill::OnGrowth);
+    let mut scaler = tolerant(false);
     let (skips, error) = overflow_until_the_end(&mut scaler);
     assert_eq!((skips, error), (2, exhausted(1024.0, 3)));
 
-    let mut scaler = tolerant(HysteresisRefill::OnCleanStep);
+    let mut scaler = tolerant(true);
     for _ in 0..3 {
         try_step(&mut scaler, true).unwrap();
         try_step(&mut scaler, true).unwrap();

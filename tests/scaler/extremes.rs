@@ -151,7 +151,7 @@ fn tensors_without_values_among_others() {
 
     let mut optim = SgdConfig::new().init();
     let module = scaler.step(&mut optim, 0.5, module, grads);
-    assert_eq!(scaler.update(), Some(StepOutcome::Applied));
+    assert_eq!(scaler.update(), Some(StepOutcome::Stepped));
     assert_eq!(module.model.values(), [0.75; Model::VALUES]);
     assert_eq!(module.empty.val().dims(), [0, 3]);
 }
@@ -171,5 +171,5 @@ fn nothing_but_tensors_without_values() {
 
     let mut optim = SgdConfig::new().init();
     scaler.step(&mut optim, 0.5, module, grads);
-    assert_eq!(scaler.last_outcome(), Some(StepOutcome::Applied));
+    assert_eq!(scaler.last_outcome(), Some(StepOutcome::Stepped));
 }

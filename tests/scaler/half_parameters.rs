@@ -5,7 +5,7 @@ use burn::{
     optim::{GradientsParams, ModuleOptimizer, SgdConfig, momentum::MomentumConfig},
     tensor::{DType, Device, Tensor},
 };
-use burn_amp::{AmpError, GradScaler, GradScalerConfig, GradientDType, StepOutcome};
+use burn_amp::{AmpError, GradScaler, GradScalerConfig, StepOutcome};
 
 use crate::support::{Model, gradient, scaler, unscaled, values_of};
 
@@ -17,7 +17,7 @@ fn sgd() -> ModuleOptimizer {
 fn in_parameters_dtype(scale: f64) -> GradScaler {
     let config = GradScalerConfig::new()
         .with_init_scale(scale)
-        .with_gradient_dtype(GradientDType::Parameter);
+        .with_parameter_dtype_gradients(true);
     config.init().unwrap()
 }
 
@@ -79,7 +79,7 @@ fn a_plain_optimizer_refuses_half_precision_parameters() {
         assert_eq!(parameter, "vector");
         assert_eq!((*parameter_dtype, *gradient_dtype), (dtype, DType::F32));
         let message = error.to_string();
-        for part in ["`vector`", "MasterWeights", "GradientDType::Parameter"] {
+        for part in ["`vector`", "MasterWeights", "parameter_dtype_gradients"] {
             assert!(message.contains(part), "no {part} in: {message}");
         }
 
@@ -152,7 +152,7 @@ fn gradients_in_the_parameters_dtype_are_stepped_on() {
         let grads = scaler.unscale(model.clean(1024.0), &model);
         assert_eq!(grads.get::<2>(model.matrix.id).unwrap().dtype(), dtype);
         let model = scaler.try_step(&mut sgd(), 0.5, model, grads).unwrap();
-        assert_eq!(scaler.update(), Some(StepOutcome::Applied));
+        assert_eq!(scaler.update(), Some(StepOutcome::Stepped));
         assert_eq!(model.matrix.val().dtype(), dtype);
         assert_eq!(model.values(), [0.75; Model::VALUES]);
     }

@@ -32,7 +32,7 @@ fn the_scale_moves_in_update_only() {
 
     try_step(&mut scaler, &model, model.clean(32768.0)).unwrap();
     assert_eq!(scaler.loss_scale(), 32768.0);
-    assert_eq!(scaler.update(), Some(StepOutcome::Applied));
+    assert_eq!(scaler.update(), Some(StepOutcome::Stepped));
     assert_eq!(scaler.loss_scale(), 65536.0);
 }
 
@@ -44,14 +44,14 @@ fn update_without_a_step_does_nothing() {
     assert_eq!(scaler.update(), None);
 
     try_step(&mut scaler, &model, model.clean(65536.0)).unwrap();
-    assert_eq!(scaler.update(), Some(StepOutcome::Applied));
+    assert_eq!(scaler.update(), Some(StepOutcome::Stepped));
     let (schedule, counters) = (scaler.schedule(), *scaler.counters());
     for _ in 0..3 {
         assert_eq!(scaler.update(), None);
     }
     assert_eq!(scaler.schedule(), schedule);
     assert_eq!(*scaler.counters(), counters);
-    assert_eq!(scaler.last_outcome(), Some(StepOutcome::Applied));
+    assert_eq!(scaler.last_outcome(), Some(StepOutcome::Stepped));
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn update_to_sets_the_scale_whatever_the_outcome() {
     assert_eq!(scaler.growth_tracker(), 1);
 
     try_step(&mut scaler, &model, model.clean(512.0)).unwrap();
-    assert_eq!(scaler.update_to(768.0).unwrap(), Some(StepOutcome::Applied));
+    assert_eq!(scaler.update_to(768.0).unwrap(), Some(StepOutcome::Stepped));
     assert_eq!(scaler.loss_scale(), 768.0);
     assert_eq!(scaler.growth_tracker(), 1);
     assert_eq!(scaler.update_to(1024.0).unwrap(), None);
@@ -168,7 +168,7 @@ fn a_refused_update_to_does_not_end_the_iteration() {
     try_step(&mut scaler, &model, model.overflowing(65536.0)).unwrap();
     for bad in [0.0, -1.0, f64::NAN, f64::INFINITY, 131072.0] {
         let error = scaler.update_to(bad).unwrap_err();
-        assert!(matches!(error, AmpError::InvalidValue(_)), "{error}");
+        assert!(matches!(error, AmpError::InvalidValue { .. }), "{error}");
     }
     assert_eq!(scaler.loss_scale(), 65536.0);
     assert_eq!(scaler.update(), Some(StepOutcome::Skipped));

@@ -5,7 +5,7 @@ use burn::{
     optim::GradientsParams,
     tensor::{DType, Device, Tensor, TensorData},
 };
-use burn_amp::{GradScalerConfig, LossFactor, ScaleLoss};
+use burn_amp::GradScalerConfig;
 
 use crate::support::{Model, scaler, values_of};
 
@@ -94,14 +94,7 @@ struct Losses {
     others: Vec<Tensor<2>>,
 }
 
-impl ScaleLoss for Losses {
-    fn scale_loss(self, factor: &LossFactor) -> Self {
-        Self {
-            main: factor.apply(self.main),
-            others: self.others.scale_loss(factor),
-        }
-    }
-}
+burn_amp::cast_fields!(Losses { main, others });
 
 #[test]
 fn a_structure_of_the_users() {

@@ -44,7 +44,7 @@ fn each_skips_by_its_own_gradients() {
     assert!(!generator.step(&mut scaler, true));
     assert_eq!(scaler.last_outcome(), Some(StepOutcome::Skipped));
     assert!(critic.step(&mut scaler, false));
-    assert_eq!(scaler.last_outcome(), Some(StepOutcome::Applied));
+    assert_eq!(scaler.last_outcome(), Some(StepOutcome::Stepped));
     assert!(generator.optim.to_record().is_empty());
     // The scale moves in `update` only, and the skip outweighs the clean step that followed it.
     assert_eq!(scaler.loss_scale(), 65536.0);
@@ -79,7 +79,7 @@ fn clean_iterations_count_once_towards_growth() {
     for expected in [65536.0, 131072.0, 131072.0, 262144.0] {
         assert!(generator.step(&mut scaler, false));
         assert!(critic.step(&mut scaler, false));
-        assert_eq!(scaler.update(), Some(StepOutcome::Applied));
+        assert_eq!(scaler.update(), Some(StepOutcome::Stepped));
         assert_eq!(scaler.loss_scale(), expected);
     }
     assert_eq!(scaler.counters().steps(), 8);
@@ -94,7 +94,7 @@ fn not_every_optimizer_steps_in_every_iteration() {
         if iteration % 2 == 1 {
             assert!(generator.step(&mut scaler, false));
         }
-        assert_eq!(scaler.update(), Some(StepOutcome::Applied));
+        assert_eq!(scaler.update(), Some(StepOutcome::Stepped));
     }
     assert_eq!(scaler.loss_scale(), 4.0 * 65536.0);
     assert_eq!(scaler.counters().steps(), 6);

@@ -5,8 +5,8 @@ use burn::{config::Config, module::Param, optim::GradientsParams, tensor::Tensor
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    dtype::working_dtype, entries::Entry, error::AmpError, loss_scale::InvalidValue,
-    param_tensors::ParamTensors, rank::with_rank, unscale::log_unknown,
+    dtype::working_dtype, entries::Entry, error::AmpError, param_tensors::ParamTensors,
+    rank::with_rank, unscale::log_unknown,
 };
 
 /// How gradients are accumulated.
@@ -50,7 +50,7 @@ impl AccumulationConfig {
     /// [`AmpError::InvalidValue`] if `micro_batches` is 0.
     pub fn init(&self) -> Result<AccumulationWindow, AmpError> {
         if self.micro_batches == 0 {
-            return Err(InvalidValue::new("micro_batches", 0, "at least 1").into());
+            return Err(AmpError::invalid("micro_batches", 0, "at least 1"));
         }
         Ok(AccumulationWindow {
             config: self.clone(),

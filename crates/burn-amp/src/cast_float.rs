@@ -6,13 +6,14 @@ use burn::{
 use crate::scope::Cast;
 
 /// A value whose float tensors can be cast together: what goes into [`autocast`](crate::MixedPrecision::autocast) and
-/// [`in_f32`](crate::in_f32), and what comes out.
+/// [`in_f32`](crate::in_f32), and what comes out. Or losses that [`GradScaler::scale`](crate::GradScaler::scale) multiplies;
+/// numbers stay as they are there too.
 ///
 /// Implemented for tensors (integers and booleans stay as they are), for numbers, for `Option`, `Vec`, arrays and tuples,
 /// and for the states of Burn's recurrent layers. [`cast_fields!`](crate::cast_fields) implements it for a batch of one's
 /// own in one line. Burn's `MhaInput` and `TransformerEncoderInput` keep their tensors private: build them inside.
 #[diagnostic::on_unimplemented(
-    message = "`autocast`, `in_f32` and `cast` do not know how to cast the tensors of `{Self}`",
+    message = "`autocast`, `in_f32`, `cast` and `scale` do not know how to find the tensors of `{Self}`",
     label = "its float tensors cannot be found",
     note = "pass the tensors themselves, a tuple or a `Vec` of them, and build `{Self}` inside",
     note = "or name its float fields once: `burn_amp::cast_fields!({Self} {{ images, weights }});`"

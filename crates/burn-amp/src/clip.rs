@@ -11,7 +11,7 @@ use std::collections::HashMap;
 
 use crate::{
     dtype::widened, entries::Entry, error::AmpError, gradient_status::norm,
-    gradients::UnscaledGradients, loss_scale::InvalidValue,
+    gradients::UnscaledGradients,
 };
 
 /// How gradients are clipped: Burn's `GradientClippingConfig`, with the global norm beside it.
@@ -61,14 +61,17 @@ impl std::fmt::Display for GradientClip {
 
 impl GradientClip {
     /// Refuses a threshold that is zero, negative or NaN; `field` is the setting that holds it.
-    pub(crate) fn check(&self, field: &'static str) -> Result<(), InvalidValue> {
+    pub(crate) fn check(&self, field: &'static str) -> Result<(), AmpError> {
         let (Self::Value(threshold) | Self::Norm(threshold) | Self::GlobalNorm(threshold)) = self;
         // A NaN is not above zero either.
         if *threshold > 0.0 {
             return Ok(());
         }
-        let value = format!("{self:?}");
-        Err(InvalidValue::new(field, value, "a threshold above 0"))
+        Err(AmpError::InvalidValue {
+            field,
+            value: format!("{self:?}"),
+            allowed: "a threshold above 0".into(),
+        })
     }
 }
 

@@ -1,33 +1,12 @@
 //! Which dtype a gradient is worked on in.
 
 use burn::tensor::{DType, FloatDType, Tensor};
-use serde::{Deserialize, Serialize};
 
-/// The dtype in which the optimizer gets the gradients of half-precision parameters.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum GradientDType {
-    /// f32 for f16, bf16 and f32 parameters, f64 for f64 ones: the default. Nothing is rounded on
-    /// the way to the optimizer.
-    ///
-    /// Burn's own optimizers cannot combine an f32 gradient with an f16 or bf16 parameter; see
-    /// [`AmpError::HalfPrecisionParameter`](crate::AmpError::HalfPrecisionParameter).
-    #[default]
-    Full,
-    /// The parameter's own dtype, rounded to nearest after unscaling in f32.
-    ///
-    /// What the loss scale saved from underflow can be lost again: in f16, unscaled values below
-    /// 6e-8 become zero (below 6.1e-5 they lose bits), and values above 65504 become infinite, which
-    /// counts as an overflow. PyTorch does this with bf16 parameters, and refuses f16 ones.
-    Parameter,
-}
-
-impl GradientDType {
-    /// The dtype of the gradient that the optimizer gets for a parameter of dtype `parameter`.
-    pub(crate) fn for_parameter(self, parameter: DType) -> FloatDType {
-        match self {
-            Self::Parameter if is_half(parameter) => parameter.into(),
-            _ => working_dtype(parameter),
-        }
+/// The dtype of the gradient that the optimizer gets for a parameter of dtype `parameter`.
+pub(crate) fn optimizer_dtype(parameter: DType, in_own_dtype: bool) -> FloatDType {
+    match in_own_dtype && is_half(parameter) {
+        true => parameter.into(),
+        false => working_dtype(parameter),
     }
 }
 

@@ -12,7 +12,6 @@ use crate::{
     dtype::working_dtype,
     error::AmpError,
     leaf,
-    loss_scale::InvalidValue,
     module_path::{self, ModulePath},
     param_tensors::ParamTensors,
 };
@@ -46,10 +45,14 @@ impl EmaConfig {
     /// [`AmpError::InvalidValue`] if the momentum is not between 0 and 1, or the frequency 0.
     pub fn init(&self) -> Result<Ema, AmpError> {
         if !(0.0..=1.0).contains(&self.momentum) {
-            return Err(InvalidValue::new("momentum", self.momentum, "between 0 and 1").into());
+            return Err(AmpError::invalid(
+                "momentum",
+                self.momentum,
+                "between 0 and 1",
+            ));
         }
         if self.overwrite_frequency == Some(0) {
-            return Err(InvalidValue::new("overwrite_frequency", 0, "at least 1").into());
+            return Err(AmpError::invalid("overwrite_frequency", 0, "at least 1"));
         }
         Ok(Ema::new(self.clone()))
     }

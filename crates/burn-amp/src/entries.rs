@@ -14,7 +14,6 @@ use std::{
 use crate::{
     dtype::working_dtype,
     error::AmpError,
-    loss_scale::InvalidValue,
     mixed_precision::ScopedParameter,
     module_path::{self, ModulePath},
     param_tensors::ParamTensors,
@@ -160,7 +159,7 @@ impl module_path::Visit for Visit<'_> {
             let lr = lr.lr_from_param(param.id, Some(&path));
             if !lr.is_finite() && self.rate.is_none() {
                 let allowed = format!("finite (it is that of `{path}`)");
-                self.rate = Some(InvalidValue::new("lr", lr, allowed).into());
+                self.rate = Some(AmpError::invalid("lr", lr, allowed));
             }
         }
         let grads = self.input.grads;

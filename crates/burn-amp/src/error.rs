@@ -2,15 +2,20 @@ use burn::tensor::DType;
 use burn_amp_kernels::UnsupportedDType;
 use thiserror::Error;
 
-use crate::loss_scale::InvalidValue;
-
 /// What can go wrong in this crate. One type for all of it.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum AmpError {
     /// A setting outside its range; names the field, the value and the range.
-    #[error(transparent)]
-    InvalidValue(#[from] InvalidValue),
+    #[error("`{field}` is {value}, but must be {allowed}")]
+    InvalidValue {
+        /// The name of the refused field, as written in the code.
+        field: &'static str,
+        /// The refused value, printed.
+        value: String,
+        /// The allowed range, in words.
+        allowed: String,
+    },
 
     /// Gradients overflow and a lower loss scale is no longer to be had, was tried too often, or does not help.
     ///
@@ -19,7 +24,7 @@ pub enum AmpError {
         "loss scale exhausted: gradients still overflow at loss scale {} after {skips} skipped steps in a row; \
          the first parameter whose gradient overflows is `{parameter}`. Inputs, loss or parameters may hold an infinity \
          or a NaN already, or the learning rate may be too high",
-        f64::from(*scale)
+        short((*scale).into())
     )]
     LossScaleExhausted {
         /// The loss scale at which the gradients overflowed.
@@ -165,7 +170,7 @@ pub enum AmpError {
     #[error(
         "parameter `{parameter}` is {parameter_dtype:?} but its unscaled gradient is {gradient_dtype:?}, which the optimizer cannot \
          combine: keep the parameter in f32 and compute in half precision with `MixedPrecision`, keep f32 copies of it with \
-         `MasterWeights`, or round gradients to the parameter's dtype with `GradientDType::Parameter`"
+         `MasterWeights`, or round gradients to the parameter's dtype with `parameter_dtype_gradients`"
     )]
     HalfPrecisionParameter {
         /// The path of the parameter.
@@ -243,13 +248,13 @@ pub enum AmpError {
         supported: u64,
     },
 
-    /// A [`GradScalerState`](crate::GradScalerState) without any value, as a disabled scaler saves it. Nothing was loaded.
+    /// A [`state_dict`](crate::GradScaler::state_dict) without any value, as a disabled scaler gives it. Nothing was loaded.
     #[error(
         "the source state is empty, possibly because it was saved from a disabled instance of GradScaler"
     )]
     EmptyState,
 
-    /// A [`GradScalerState`](crate::GradScalerState) that lacks a value, or a text that is none. Nothing was loaded.
+    /// A [`state_dict`](crate::GradScaler::state_dict) that lacks a value, or a text that is none. Nothing was loaded.
     #[error("not the state of a GradScaler: {reason}")]
     InvalidState {
         /// What is wrong with it.
@@ -259,6 +264,29 @@ pub enum AmpError {
     /// A device cannot compute in a dtype; names both, and the dtypes to use there.
     #[error(transparent)]
     UnsupportedDType(#[from] UnsupportedDType),
+}
+
+impl AmpError {
+    pub(crate) fn invalid(
+        field: &'static str,
+        value: impl Into<f64>,
+        allowed: impl Into<String>,
+    ) -> Self {
+        Self::InvalidValue {
+            field,
+            value: short(value.into()),
+            allowed: allowed.into(),
+        }
+    }
+}
+
+/// A number without the three hundred digits that `Display` gives the extreme ones.
+pub(crate) fn short(value: f64) -> String {
+    let magnitude = value.abs();
+    match magnitude == 0.0 || !value.is_finite() || (1e-6..1e16).contains(&magnitude) {
+        true => value.to_string(),
+        false => format!("{value:e}"),
+    }
 }
 
 /// A step that failed, with the module that it was to change.

@@ -57,7 +57,7 @@ impl ScaledGradients {
 /// Gradients after unscaling, with what the same pass has found in them.
 ///
 /// f32 for f16, bf16 and f32 parameters, f64 for f64 ones, unless
-/// [`GradientDType::Parameter`](crate::GradientDType::Parameter) was asked for; of a disabled scaler, as they
+/// [`parameter_dtype_gradients`](crate::GradScalerConfig::parameter_dtype_gradients) is set; of a disabled scaler, as they
 /// came. They may be read and changed (clipped, say) before
 /// [`GradScaler::step`](crate::GradScaler::step); whether the step is skipped was decided when they were
 /// unscaled, or when [`clip`](Self::clip) measured them again after a change. There is no way back to

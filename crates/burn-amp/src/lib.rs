@@ -26,8 +26,7 @@
 //! ```
 //!
 //! - [`MixedPrecision`]: half-precision compute for any model, and the loss scale at its border.
-//! - [`loss_scale`]: the schedule, a pure value.
-//! - [`scaler`]: [`GradScaler`], PyTorch's, for half-precision parameters and ports.
+//! - [`GradScaler`]: PyTorch's, for half-precision parameters and ports. [`LossScale`]: its schedule, a pure value.
 //! - [`UnscaledGradients`] and their [`GradientStatus`]: [`GradientClip`], [`AccumulationConfig`].
 //! - [`ScaledOptimizer`], around any of Burn's optimizers, and [`ScaledOptimizerConfig`]; [`MasterWeights`] for half-precision
 //!   parameters; [`AmpRecord`], their state.
@@ -45,9 +44,11 @@ mod entries;
 mod error;
 mod gradient_status;
 mod gradients;
+mod iteration;
 mod leaf;
 mod live_scale;
-pub mod loss_scale;
+mod loss_scale;
+mod loss_watch;
 mod master_weights;
 mod mixed_precision;
 mod module_optim;
@@ -58,8 +59,9 @@ mod param_tensors;
 mod rank;
 mod record;
 mod running_statistics;
-pub mod scaler;
+mod scaler;
 mod scope;
+mod step_counters;
 #[cfg(feature = "train")]
 mod train;
 mod unscale;
@@ -69,25 +71,20 @@ pub use burn_amp_kernels::{ExponentHistogram, UnsupportedDType};
 pub use cast_float::CastFloat;
 pub use clip::GradientClip;
 pub use convert::{to_full, to_half};
-pub use dtype::GradientDType;
 pub use ema::{Ema, EmaConfig};
 pub use error::{AmpError, StepError};
 pub use gradient_status::GradientStatus;
 pub use gradients::{ScaledGradients, StepGradients, UnscaledGradients, sum_of_devices};
-pub use loss_scale::{
-    DynamicLossScale, DynamicSettings, HysteresisRefill, InvalidValue, LossScale, StaticLossScale,
-    StepOutcome,
-};
+pub use loss_scale::{GradScalerConfig, LossScale, StepOutcome};
 pub use master_weights::MasterWeights;
 pub use mixed_precision::MixedPrecision;
 pub use module_optim::ModuleOptim;
 pub use optimizer::ScaledOptimizer;
 pub use optimizer_config::ScaledOptimizerConfig;
 pub use record::AmpRecord;
-pub use scaler::{
-    GradScaler, GradScalerConfig, GradScalerState, LossFactor, ScaleLoss, StepCounters,
-};
+pub use scaler::GradScaler;
 pub use scope::{Cast, Scope, autocast, in_f32};
+pub use step_counters::StepCounters;
 #[cfg(feature = "train")]
 pub use train::{Resume, Scaled, ScalerMetric, ScalerMonitor};
 pub use unscale::{histogram, inspect, try_histogram, try_inspect};

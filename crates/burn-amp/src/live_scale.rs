@@ -141,7 +141,7 @@ impl LiveScale {
                 let schedule = state.schedule.adjust(StepOutcome::Skipped);
                 self.store(&mut state, schedule);
             }
-            Some(StepOutcome::Applied) => state.iteration.clean = true,
+            Some(StepOutcome::Stepped) => state.iteration.clean = true,
             _ => {}
         }
         state.members.retain(|member| member.strong_count() > 0);
@@ -156,7 +156,7 @@ impl LiveScale {
     fn end_iteration(&self, state: &mut State) {
         let iteration = std::mem::take(&mut state.iteration);
         if iteration.clean && !iteration.backed_off {
-            let schedule = state.schedule.adjust(StepOutcome::Applied);
+            let schedule = state.schedule.adjust(StepOutcome::Stepped);
             self.store(state, schedule);
         }
         self.crossings().clear();
@@ -165,7 +165,9 @@ impl LiveScale {
     /// Keeps the scale where a scope can use it.
     fn store(&self, state: &mut State, schedule: LossScale) {
         state.schedule = match schedule.scale() > MAX_SCALE {
-            true => schedule.with_scale(MAX_SCALE.into()).unwrap_or(schedule),
+            true => schedule
+                .with_scale("loss_scale", MAX_SCALE.into())
+                .unwrap_or(schedule),
             false => schedule,
         };
         let scale = state.schedule.scale().clamp(MIN_SCALE, MAX_SCALE);

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use crate::{
     error::AmpError,
     live_scale::LiveScale,
-    loss_scale::LossScale,
-    scaler::{GradScaler, GradScalerConfig},
+    loss_scale::{GradScalerConfig, LossScale},
+    scaler::GradScaler,
 };
 
 /// Half-precision compute for any model, over parameters that stay f32, with the loss scale that it needs.
@@ -81,7 +81,8 @@ impl MixedPrecision {
     pub fn new(dtype: FloatDType) -> Self {
         let enabled = dtype == FloatDType::F16;
         let config = GradScalerConfig::new().with_enabled(enabled);
-        Self::of(dtype, config, LossScale::default())
+        let schedule = config.schedule().expect("the defaults are valid");
+        Self::of(dtype, config, schedule)
     }
 
     fn of(dtype: FloatDType, config: GradScalerConfig, schedule: LossScale) -> Self {

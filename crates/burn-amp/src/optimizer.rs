@@ -453,7 +453,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             }
         }
         if let Some(here) = &mut self.options.ema {
-            let steps = (scaler.as_ref()).map_or(0, |scaler| scaler.counters.applied());
+            let steps = (scaler.as_ref()).map_or(0, |scaler| scaler.counters.stepped());
             match averages {
                 Some(state) => here.restore(state),
                 None => {
@@ -635,7 +635,10 @@ impl StepOptions {
             }
             (None, StepGradients::Plain(grads)) => scaler.test(grads, &entries)?,
             (None, StepGradients::Scaled(grads)) => {
-                let (scale, dtype) = (grads.loss_scale(), scaler.gradient_dtype());
+                let (scale, dtype) = (
+                    grads.loss_scale(),
+                    scaler.config().parameter_dtype_gradients,
+                );
                 let entries = entries.into_gradients();
                 scaler.unscale_by(grads.into_params(), entries, scale, dtype)?
             }

@@ -1,14 +1,9 @@
 use burn::{config::Config, module::ParamGroup};
 
 use crate::{
-    accumulation::AccumulationConfig,
-    clip::GradientClip,
-    ema::EmaConfig,
-    error::AmpError,
-    loss_scale::InvalidValue,
-    module_optim::ModuleOptim,
-    optimizer::ScaledOptimizer,
-    scaler::{GradScaler, GradScalerConfig},
+    accumulation::AccumulationConfig, clip::GradientClip, ema::EmaConfig, error::AmpError,
+    loss_scale::GradScalerConfig, module_optim::ModuleOptim, optimizer::ScaledOptimizer,
+    scaler::GradScaler,
 };
 
 /// What a [`ScaledOptimizer`] adds to an optimizer, in one Burn [`Config`] that is saved to and loaded from JSON: the loss scale,
@@ -90,7 +85,11 @@ impl ScaledOptimizerConfig {
             .is_some_and(|amp| self.scaler != *amp.config())
         {
             let allowed = "the settings of the `MixedPrecision`: give it these by `MixedPrecision::with_scaler`";
-            return Err(InvalidValue::new("scaler", "other settings", allowed).into());
+            return Err(AmpError::InvalidValue {
+                field: "scaler",
+                value: "other settings".into(),
+                allowed: allowed.into(),
+            });
         }
         let mut optim = ScaledOptimizer::new(optim, scaler);
         if let Some(clip) = self.clip {

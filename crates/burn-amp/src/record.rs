@@ -26,7 +26,8 @@ use crate::{
     error::AmpError,
     loss_scale::LossScale,
     module_optim::ModuleOptim,
-    scaler::{GradScaler, ScalerState, StepCounters},
+    scaler::{GradScaler, ScalerState},
+    step_counters::StepCounters,
 };
 
 const WINDOW: &str = "burn_amp.window";

@@ -115,7 +115,8 @@ impl Side {
     }
 }
 
-/// Casts the float tensors of a value, each by its dtype: see [`CastFloat`].
+/// What happens to the float tensors of a value: they are cast, each by its dtype, or multiplied by the loss scale. See
+/// [`CastFloat`].
 ///
 /// Met only where [`CastFloat`] is implemented for a structure of one's own.
 pub struct Cast<'a>(Way<'a>);
@@ -142,12 +143,22 @@ enum Way<'a> {
     Widen(Cell<Option<FloatDType>>),
     /// Burn's cast.
     Plain(FloatDType),
+    /// Multiplies losses, in f32 (in f64 if they are f64), and keeps what they were.
+    Scale {
+        scale: f32,
+        seen: RefCell<Vec<Tensor<1>>>,
+    },
 }
 
 impl Cast<'_> {
     /// Casts one tensor of any rank. f64 and quantized tensors stay as they are. Does not wait for the device.
+    ///
+    /// In [`GradScaler::scale`](crate::GradScaler::scale) it multiplies the tensor by the loss scale, f64 ones included.
     pub fn apply<const D: usize>(&self, tensor: Tensor<D>) -> Tensor<D> {
         let dtype = tensor.dtype();
+        if let Way::Scale { scale, seen } = &self.0 {
+            return multiply(tensor, *scale, seen);
+        }
         if !matches!(dtype, DType::F16 | DType::BF16 | DType::F32) {
             return tensor;
         }
@@ -188,8 +199,41 @@ impl Cast<'_> {
                 tensor.cast(FloatDType::F32)
             }
             Way::Plain(dtype) => tensor.cast(*dtype),
+            Way::Scale { .. } => tensor,
         }
     }
+}
+
+/// Multiplies all losses of a value by the loss scale. What they were before, flat and without their graphs, comes second.
+pub(crate) fn multiply_losses<T: CastFloat>(losses: T, scale: f32) -> (T, Vec<Tensor<1>>) {
+    let cast = Cast(Way::Scale {
+        scale,
+        seen: RefCell::default(),
+    });
+    let losses = losses.cast_float(&cast);
+    match cast.0 {
+        Way::Scale { seen, .. } => (losses, seen.into_inner()),
+        _ => (losses, Vec::new()),
+    }
+}
+
+fn multiply<const D: usize>(
+    loss: Tensor<D>,
+    scale: f32,
+    seen: &RefCell<Vec<Tensor<1>>>,
+) -> Tensor<D> {
+    let elements = loss.shape().num_elements();
+    // `reshape` reads a 0 as "keep this dimension".
+    if elements > 0 {
+        let flat = loss.clone().inner().reshape([elements]);
+        seen.borrow_mut().push(flat);
+    }
+    // 65536 is infinite in f16, and so would be most products with it.
+    let loss = match loss.dtype() {
+        DType::F64 => loss,
+        _ => loss.cast(FloatDType::F32),
+    };
+    loss.mul_scalar(scale)
 }
 
 impl std::fmt::Debug for Cast<'_> {

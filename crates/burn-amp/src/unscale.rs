@@ -8,7 +8,7 @@ use burn::{
 use burn_amp_kernels::{ExponentHistogram, Status, TensorList, TensorStatus, UnsupportedDType};
 
 use crate::{
-    dtype::{GradientDType, working_dtype},
+    dtype::{optimizer_dtype, working_dtype},
     entries::{Entries, Entry},
     error::AmpError,
     gradient_status::{GradientStatus, summarize},
@@ -18,13 +18,13 @@ use crate::{
 
 /// Multiplies gradients by `inverse` and measures the result.
 ///
-/// Products are in f32 (f64 for f64 parameters), and so are the results, unless `dtype` asks for the parameter's own. Waits for
+/// Products are in f32 (f64 for f64 parameters), and so are the results, unless `in_own_dtype` asks for the parameter's. Waits for
 /// each device once, for one small transfer.
 pub(crate) fn unscale(
     mut grads: GradientsParams,
     mut entries: Vec<Entry>,
     inverse: f32,
-    dtype: GradientDType,
+    in_own_dtype: bool,
 ) -> Result<UnscaledGradients, AmpError> {
     let mut pass = Pass::default();
     for entry in &entries {
@@ -45,7 +45,7 @@ pub(crate) fn unscale(
     let mut target = GradientsParams::new();
     let (mut rounded, mut positions) = (Pass::default(), Vec::new());
     for (position, entry) in entries.iter_mut().enumerate().rev() {
-        let wanted = dtype.for_parameter(entry.parameter);
+        let wanted = optimizer_dtype(entry.parameter, in_own_dtype);
         with_rank!(entry.rank, D => {
             if let Some(mut grad) = products.pop::<D>(position) {
                 if grad.dtype() != DType::from(wanted) {

@@ -89,7 +89,7 @@ fn each_scale_follows_its_own_loss() {
     let model = parameters(&setup.model);
     setup.step([1.0, f32::INFINITY]);
     assert_eq!(parameters(&setup.model), model);
-    assert_eq!(setup.scalers[0].last_outcome(), Some(StepOutcome::Applied));
+    assert_eq!(setup.scalers[0].last_outcome(), Some(StepOutcome::Stepped));
     assert_eq!(setup.scalers[1].last_outcome(), Some(StepOutcome::Skipped));
     assert_eq!(setup.scalers[1].loss_scale(), 0.5);
     assert_eq!(setup.scalers[0].growth_tracker(), 2);
@@ -124,9 +124,9 @@ fn observing_twice_needs_an_update_between() {
     let [first, _] = setup.losses();
     let scaler = &mut setup.scalers[0];
     let grads = scaler.unscale(scaler.backward(first, &setup.model), &setup.model);
-    assert_eq!(scaler.observe(&grads), Ok(StepOutcome::Applied));
+    assert_eq!(scaler.observe(&grads), Ok(StepOutcome::Stepped));
     assert!(scaler.observe(&grads).is_err());
     scaler.update();
-    assert_eq!(scaler.observe(&grads), Ok(StepOutcome::Applied));
+    assert_eq!(scaler.observe(&grads), Ok(StepOutcome::Stepped));
     assert_eq!(scaler.counters().steps(), 2);
 }

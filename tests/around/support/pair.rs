@@ -5,7 +5,7 @@ use burn::{
     optim::{GradientsParams, ModuleOptimizer, SgdConfig},
     tensor::{DType, Device, Tensor, TensorData},
 };
-use burn_amp::{GradScaler, GradScalerConfig, LossScale, ScaledGradients, ScaledOptimizer};
+use burn_amp::{GradScalerConfig, ScaledGradients, ScaledOptimizer};
 
 #[derive(Module, Debug)]
 pub struct Pair {
@@ -39,7 +39,12 @@ impl Pair {
         let mut grads = GradientsParams::new();
         grads.register(self.weight.id, Tensor::<2>::from_data(weight, device));
         grads.register(self.bias.id, Tensor::<1>::from_data(bias, device));
-        GradScaler::new(LossScale::fixed(scale.into()).unwrap()).scaled(grads)
+        GradScalerConfig::new()
+            .with_init_scale(scale.into())
+            .with_dynamic(false)
+            .init()
+            .unwrap()
+            .scaled(grads)
     }
 
     /// All values: the weight's, then the bias's.

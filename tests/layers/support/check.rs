@@ -152,7 +152,7 @@ impl<M: Module, const D: usize, const E: usize> Layer<'_, M, D, E> {
         for _ in 0..4 {
             let grads = GradientsParams::from_grads(loss(&model).backward(), &model);
             model = optim.step(1e-3, model, grads);
-            assert_eq!(optim.scaler().last_outcome(), Some(StepOutcome::Applied));
+            assert_eq!(optim.scaler().last_outcome(), Some(StepOutcome::Stepped));
         }
         let after: f32 = loss(&model).into_scalar();
         assert!(after < before, "loss went from {before} to {after}");

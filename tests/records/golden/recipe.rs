@@ -7,8 +7,7 @@ use burn::{
     tensor::DType,
 };
 use burn_amp::{
-    DynamicSettings, EmaConfig, GradScalerConfig, GradientClip, GradientDType, HysteresisRefill,
-    LossScale, MasterWeights, ModuleOptim, ScaledOptimizer,
+    EmaConfig, GradScalerConfig, GradientClip, MasterWeights, ModuleOptim, ScaledOptimizer,
 };
 use serde::Serialize;
 use std::{fs, path::Path};
@@ -30,13 +29,13 @@ pub fn config() -> GradScalerConfig {
         .with_min_scale(Some(0.5))
         .with_max_scale(Some(32768.0))
         .with_hysteresis(2)
-        .with_hysteresis_refill(HysteresisRefill::OnCleanStep)
+        .with_consecutive_hysteresis(true)
         .with_max_consecutive_skips(Some(9))
-        .with_gradient_dtype(GradientDType::Parameter)
+        .with_parameter_dtype_gradients(true)
 }
 
-pub fn settings() -> DynamicSettings {
-    DynamicSettings {
+pub fn settings() -> GradScalerConfig {
+    GradScalerConfig {
         init_scale: 1024.0,
         growth_factor: 4.0,
         backoff_factor: 0.25,
@@ -44,7 +43,9 @@ pub fn settings() -> DynamicSettings {
         min_scale: Some(0.5),
         max_scale: Some(32768.0),
         hysteresis: 2,
-        hysteresis_refill: HysteresisRefill::OnCleanStep,
+        consecutive_hysteresis: true,
+        max_consecutive_skips: Some(9),
+        ..Default::default()
     }
 }
 
@@ -55,7 +56,7 @@ where
     let config = config()
         .with_enabled(true)
         .with_dynamic(true)
-        .with_gradient_dtype(GradientDType::Full);
+        .with_parameter_dtype_gradients(false);
     ScaledOptimizer::new(optim, config.init().unwrap())
 }
 
@@ -102,13 +103,21 @@ pub fn write(folder: &Path) {
     let json = |name: &str, value: &dyn erased::Json| fs::write(folder.join(name), value.json());
     config().save(folder.join("config.json")).unwrap();
     json("settings.json", &settings()).unwrap();
-    json("loss_scale.static.json", &LossScale::fixed(96.0).unwrap()).unwrap();
+    json(
+        "loss_scale.static.json",
+        &GradScalerConfig::new()
+            .with_init_scale(96.0)
+            .with_dynamic(false)
+            .schedule()
+            .unwrap(),
+    )
+    .unwrap();
 
     let mut optim = adam();
     train(&mut optim, DType::F32, &folder.join("adam"));
     json("loss_scale.dynamic.json", &optim.scaler().schedule()).unwrap();
     json("counters.json", optim.scaler().counters()).unwrap();
-    fs::write(folder.join("state.json"), optim.scaler().state().to_json()).unwrap();
+    fs::write(folder.join("state.json"), optim.scaler().state_dict()).unwrap();
     optim.scaler().save(folder.join("scaler.bpk")).unwrap();
 
     train(&mut masters(), DType::F16, &folder.join("masters"));

@@ -5,10 +5,7 @@ use burn::{
     optim::{AdamConfig, GradientsParams, ModuleOptimizer, SgdConfig, momentum::MomentumConfig},
     tensor::{DType, Device, Tensor},
 };
-use burn_amp::{
-    GradScaler, GradScalerConfig, LossScale, MasterWeights, ModuleOptim, ScaledGradients,
-    ScaledOptimizer,
-};
+use burn_amp::{GradScalerConfig, MasterWeights, ModuleOptim, ScaledGradients, ScaledOptimizer};
 
 /// Two parameters with ids that are the same in every run.
 #[derive(Module, Debug)]
@@ -37,7 +34,12 @@ impl Small {
         let weight = Tensor::<2>::from_floats([[wave(0), -wave(1), wave(2)]], &device);
         grads.register(self.weight.id, weight);
         grads.register(self.bias.id, Tensor::<1>::from_floats([last], &device));
-        GradScaler::new(LossScale::fixed(scale.into()).unwrap()).scaled(grads)
+        GradScalerConfig::new()
+            .with_init_scale(scale.into())
+            .with_dynamic(false)
+            .init()
+            .unwrap()
+            .scaled(grads)
     }
 
     /// Steps until `to`; each step of a number in `overflows` overflows.

@@ -5,7 +5,7 @@ use burn::{module::Module, tensor::DType};
 use super::GradScaler;
 use crate::{
     accumulation::AccumulationWindow,
-    dtype::GradientDType,
+    dtype::optimizer_dtype,
     entries::{Entries, Entry, Traversal},
     error::AmpError,
     gradients::{StepGradients, UnscaledGradients},
@@ -82,12 +82,7 @@ impl GradScaler {
                 // Rounding to a half-precision dtype comes after the sum.
                 StepGradients::Scaled(grads) => {
                     let scale = grads.loss_scale();
-                    self.unscale_by(
-                        grads.into_params(),
-                        found.clone(),
-                        scale,
-                        GradientDType::Full,
-                    )?
+                    self.unscale_by(grads.into_params(), found.clone(), scale, false)?
                 }
                 StepGradients::Unscaled(grads) => grads,
             };
@@ -116,7 +111,8 @@ impl GradScaler {
     /// Empties a window before it is full, at the end of an epoch, and returns the gradients to step with, unscaled; none
     /// if it is empty. A mean is that of the micro-batches that are in it.
     ///
-    /// Gradients are f32, or f64 for f64 parameters, unless [`GradientDType::Parameter`] was asked for. Waits for the device
+    /// Gradients are f32, or f64 for f64 parameters, unless
+    /// [`parameter_dtype_gradients`](crate::GradScalerConfig::parameter_dtype_gradients) is set. Waits for the device
     /// once; a disabled scaler tests nothing and does not wait.
     ///
     /// # Panics
@@ -163,7 +159,12 @@ impl GradScaler {
         let settled = window.drops_micro_batches();
         let (sums, divisor) = window.take(&entries);
         let grads = if self.is_enabled() {
-            unscale(sums, entries, (1.0 / divisor) as f32, self.gradient_dtype())?
+            unscale(
+                sums,
+                entries,
+                (1.0 / divisor) as f32,
+                self.config().parameter_dtype_gradients,
+            )?
         } else {
             let sums = pass_through(sums, entries);
             match divisor {
@@ -200,7 +201,7 @@ impl GradScaler {
         } else {
             self.counters.reset_consecutive_skips();
             self.counters.reset_bad_losses();
-            StepOutcome::Applied
+            StepOutcome::Stepped
         };
         if !grads.entries().is_empty() {
             self.adjust(outcome, "micro-batch dropped");
@@ -218,8 +219,9 @@ impl GradScaler {
         if !self.is_enabled() {
             return Ok(());
         }
+        let in_own_dtype = self.config().parameter_dtype_gradients;
         for entry in entries.gradients() {
-            let gradient = DType::from(self.gradient_dtype().for_parameter(entry.parameter));
+            let gradient = DType::from(optimizer_dtype(entry.parameter, in_own_dtype));
             if !optim.accepts(entry.parameter, gradient) {
                 return Err(AmpError::HalfPrecisionParameter {
                     parameter: entry.path.clone(),

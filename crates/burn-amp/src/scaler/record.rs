@@ -2,8 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{GradScaler, StepCounters};
-use crate::loss_scale::{LossScale, StepOutcome};
+use super::GradScaler;
+use crate::{
+    loss_scale::{LossScale, StepOutcome},
+    step_counters::StepCounters,
+};
 
 /// The state of a scaler, as it is stored.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -26,7 +29,7 @@ impl GradScaler {
 
     /// Goes on from a stored state.
     pub(crate) fn restore(&mut self, state: ScalerState) {
-        self.set_schedule(state.schedule);
+        self.set_schedule(state.schedule.in_program(&self.config()));
         self.restore_counters(state);
     }
 

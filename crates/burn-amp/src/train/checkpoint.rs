@@ -155,7 +155,8 @@ impl DynOptimizer for Carrier {
             panic!("{error}; `Resume::check` makes this an error that names the file")
         });
         if let Some(schedule) = state.schedule() {
-            self.amp.live().set_schedule(*schedule);
+            let schedule = schedule.in_program(self.amp.config());
+            self.amp.live().set_schedule(schedule);
         }
         let entry = Entry {
             state: Some(state),

@@ -8,7 +8,6 @@ use burn::{
 use super::{Scaled, checkpoint};
 use crate::{
     error::AmpError,
-    loss_scale::InvalidValue,
     master_weights::MasterWeights,
     mixed_precision::MixedPrecision,
     module_optim::ModuleOptim,
@@ -142,14 +141,18 @@ impl MixedPrecision {
         if !scaler.precision().is_some_and(|amp| amp.is(self)) {
             let what = "a `ScaledOptimizer` with another scale";
             let allowed = "Burn's own, or `ScaledOptimizer::new(optim, &amp)` with the `MixedPrecision` of the learner";
-            return Err(InvalidValue::new("optim", what, allowed).into());
+            return Err(AmpError::InvalidValue {
+                field: "optim",
+                value: what.into(),
+                allowed: allowed.into(),
+            });
         }
         if let Some(window) = &options.window {
             let count = window.config().micro_batches;
             let allowed = format!(
                 "left out for a Learner, which accumulates by `SupervisedTraining::grads_accumulation({count})`"
             );
-            return Err(InvalidValue::new("with_accumulation", count, allowed).into());
+            return Err(AmpError::invalid("with_accumulation", count, allowed));
         }
         let model = model.apply_reparameterization(self.clone());
         let model = Scaled::new(model, self.clone(), scaler, options, mixed);

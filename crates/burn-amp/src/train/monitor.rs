@@ -8,11 +8,8 @@ use std::{
 
 use super::ScalerMetric;
 use crate::{
-    error::AmpError,
-    gradient_status::GradientStatus,
-    loss_scale::StepOutcome,
-    mixed_precision::MixedPrecision,
-    scaler::{GradScaler, StepCounters},
+    error::AmpError, gradient_status::GradientStatus, loss_scale::StepOutcome,
+    mixed_precision::MixedPrecision, scaler::GradScaler, step_counters::StepCounters,
 };
 
 /// Steps that are remembered: metrics run in a thread of their own, and may be behind.

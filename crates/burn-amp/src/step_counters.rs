@@ -40,7 +40,7 @@ impl StepCounters {
     }
 
     /// Steps on which the optimizer was called.
-    pub fn applied(&self) -> u64 {
+    pub fn stepped(&self) -> u64 {
         self.steps.saturating_sub(self.skipped)
     }
 
@@ -49,7 +49,7 @@ impl StepCounters {
         self.dropped
     }
 
-    /// Gradients that were thrown away with [`GradScaler::discard`](super::GradScaler::discard); no steps.
+    /// Gradients that were thrown away with [`GradScaler::discard`](crate::GradScaler::discard); no steps.
     pub fn discarded(&self) -> u64 {
         self.discarded
     }
@@ -61,7 +61,7 @@ impl StepCounters {
     }
 
     /// Iterations in a row, up to the present one, in which a step was skipped, or micro-batches in a row
-    /// that were dropped. An iteration ends with [`GradScaler::update`](super::GradScaler::update).
+    /// that were dropped. An iteration ends with [`GradScaler::update`](crate::GradScaler::update).
     pub fn consecutive_skips(&self) -> u64 {
         self.consecutive_skips
     }
@@ -97,50 +97,50 @@ impl StepCounters {
         })
     }
 
-    pub(super) fn record(&mut self, outcome: StepOutcome) {
+    pub(crate) fn record(&mut self, outcome: StepOutcome) {
         self.steps += 1;
         self.skipped += u64::from(outcome.is_skipped());
     }
 
-    pub(super) fn bad_losses_in_a_row(&self) -> u64 {
+    pub(crate) fn bad_losses_in_a_row(&self) -> u64 {
         self.bad_losses_in_a_row
     }
 
-    pub(super) fn add_bad_loss(&mut self) {
+    pub(crate) fn add_bad_loss(&mut self) {
         self.bad_losses += 1;
         self.bad_losses_in_a_row += 1;
     }
 
-    pub(super) fn reset_bad_losses(&mut self) {
+    pub(crate) fn reset_bad_losses(&mut self) {
         self.bad_losses_in_a_row = 0;
     }
 
-    pub(super) fn record_dropped(&mut self) {
+    pub(crate) fn record_dropped(&mut self) {
         self.dropped += 1;
     }
 
-    pub(super) fn record_discarded(&mut self) {
+    pub(crate) fn record_discarded(&mut self) {
         self.discarded += 1;
     }
 
     /// Windows in a row whose micro-batches were clean, but not their sum. Clean micro-batches between them end no row.
-    pub(super) fn skipped_windows(&self) -> u64 {
+    pub(crate) fn skipped_windows(&self) -> u64 {
         self.skipped_windows
     }
 
-    pub(super) fn add_skipped_window(&mut self) {
+    pub(crate) fn add_skipped_window(&mut self) {
         self.skipped_windows += 1;
     }
 
-    pub(super) fn reset_skipped_windows(&mut self) {
+    pub(crate) fn reset_skipped_windows(&mut self) {
         self.skipped_windows = 0;
     }
 
-    pub(super) fn add_consecutive_skip(&mut self) {
+    pub(crate) fn add_consecutive_skip(&mut self) {
         self.consecutive_skips += 1;
     }
 
-    pub(super) fn reset_consecutive_skips(&mut self) {
+    pub(crate) fn reset_consecutive_skips(&mut self) {
         self.consecutive_skips = 0;
     }
 }

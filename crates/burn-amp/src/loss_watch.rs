@@ -1,7 +1,7 @@
 use burn::tensor::Tensor;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::gradient_status::GradientStatus;
+use crate::{error::short, gradient_status::GradientStatus};
 
 const MAX_LOSSES: usize = 256;
 
@@ -9,13 +9,13 @@ const MAX_LOSSES: usize = 256;
 ///
 /// Keeps the losses of the iteration: their values cost a read, which is made only when it matters.
 #[derive(Debug, Default)]
-pub(super) struct UnderflowWatch {
+pub(crate) struct UnderflowWatch {
     losses: Mutex<Vec<Tensor<1>>>,
     warned: bool,
 }
 
 impl UnderflowWatch {
-    pub(super) fn see(&self, losses: Vec<Tensor<1>>) {
+    pub(crate) fn see(&self, losses: Vec<Tensor<1>>) {
         let mut kept = self.losses();
         kept.extend(losses);
         // Losses that are scaled and never stepped on must not pile up.
@@ -27,7 +27,7 @@ impl UnderflowWatch {
     /// (`arrived`). Where neither was seen (losses that workers have scaled, each with a copy of the scaler), nothing is known.
     ///
     /// Waits for the device only in that case.
-    pub(super) fn check(
+    pub(crate) fn check(
         &mut self,
         status: &GradientStatus,
         scale: f32,
@@ -37,7 +37,7 @@ impl UnderflowWatch {
             return;
         }
         self.warned = true;
-        let scale = f64::from(scale);
+        let scale = short(scale.into());
         log::warn!(
             "all {} gradient values are zero at loss scale {scale} although the loss is not: they underflow in half \
              precision (or the loss does not depend on the parameters). A larger `init_scale` or a shorter \
@@ -47,7 +47,7 @@ impl UnderflowWatch {
     }
 
     /// Forgets the losses of the iteration, which has ended.
-    pub(super) fn forget(&self) {
+    pub(crate) fn forget(&self) {
         self.losses().clear();
     }
 

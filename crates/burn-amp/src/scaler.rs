@@ -1,40 +1,86 @@
+//! [`GradScaler`]: the loss scale at work on losses, gradients and optimizers.
+//!
+//! For one loss and one optimizer, [`ScaledOptimizer`](crate::ScaledOptimizer) does all of this in its `step`.
+//! The scaler alone serves several optimizers or losses:
+//!
+//! ```
+//! use burn::{
+//!     module::Module, nn::LinearConfig, optim::SgdConfig, tensor::{Device, Distribution, Tensor},
+//! };
+//! use burn_amp::GradScalerConfig;
+//!
+//! let device = Device::flex().autodiff();
+//! let mut model = LinearConfig::new(4, 2).init(&device);
+//! let mut optim = SgdConfig::new().init();
+//! let mut scaler = GradScalerConfig::new().init()?;
+//!
+//! for _ in 0..3 {
+//!     let input = Tensor::<2>::random([8, 4], Distribution::Default, &device);
+//!     let loss = model.forward(input).mean();
+//!
+//!     let grads = scaler.backward(loss, &model);
+//!     let grads = scaler.unscale(grads, &model);
+//!     model = scaler.try_step(&mut optim, 0.1, model, grads)?;
+//!     scaler.update();
+//! }
+//! assert_eq!(scaler.counters().steps(), 3);
+//! # Ok::<(), burn_amp::AmpError>(())
+//! ```
+
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module, optim::GradientsParams,
     tensor::Tensor,
 };
+use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Once};
 
-use super::{LossFactor, ScaleLoss, StepCounters, iteration::Iteration, underflow::UnderflowWatch};
+mod accumulate;
+mod record;
+
+pub(crate) use record::ScalerState;
+
 use crate::{
-    dtype::GradientDType,
+    cast_float::CastFloat,
     entries::{Entries, Entry, Traversal},
-    error::{AmpError, StepError},
+    error::{AmpError, StepError, short},
     gradient_status::GradientStatus,
-    gradients::{ScaledGradients, UnscaledGradients},
+    gradients::{ScaledGradients, StepGradients, UnscaledGradients},
+    iteration::Iteration,
     live_scale::Blame,
-    loss_scale::{LossScale, StepOutcome},
+    loss_scale::{GradScalerConfig, LossScale, StepOutcome},
+    loss_watch::UnderflowWatch,
     mixed_precision::MixedPrecision,
     module_optim::ModuleOptim,
     running_statistics::RunningStatistics,
+    scope::multiply_losses,
+    step_counters::StepCounters,
     unscale::{pass_through, test, unscale},
 };
+
+impl GradScalerConfig {
+    /// Checks the settings and builds the scaler.
+    ///
+    /// # Errors
+    ///
+    /// As [`schedule`](Self::schedule).
+    pub fn init(&self) -> Result<GradScaler, AmpError> {
+        self.schedule().map(GradScaler::new)
+    }
+}
 
 /// Scales losses, unscales and tests gradients, skips steps that overflow, and moves the loss scale.
 ///
 /// The counterpart of PyTorch's `torch.amp.GradScaler` (same names, defaults and arithmetic), after
 /// "Mixed Precision Training" (Micikevicius et al., 2018). Built by
-/// [`GradScalerConfig::init`](super::GradScalerConfig::init), or around any [`LossScale`].
+/// [`GradScalerConfig::init`].
 ///
 /// A value: cloning it copies its state, and nothing is shared between the copies. It waits for the device where it tests
 /// gradients, once: in [`unscale`](Self::unscale), or in [`accumulate`](Self::accumulate) and [`flush`](Self::flush).
 #[derive(Clone, Debug)]
 pub struct GradScaler {
-    pub(super) schedule: LossScale,
-    pub(super) enabled: bool,
-    max_consecutive_skips: Option<u32>,
-    gradient_dtype: GradientDType,
-    pub(super) counters: StepCounters,
-    pub(super) iteration: Iteration,
+    pub(crate) schedule: LossScale,
+    pub(crate) counters: StepCounters,
+    pub(crate) iteration: Iteration,
     last_outcome: Option<StepOutcome>,
     last_status: Option<GradientStatus>,
     underflow: UnderflowWatch,
@@ -57,14 +103,9 @@ struct Border {
 }
 
 impl GradScaler {
-    /// A scaler that follows `schedule`, with the defaults of
-    /// [`GradScalerConfig`](super::GradScalerConfig) for the rest.
-    pub fn new(schedule: LossScale) -> Self {
+    pub(crate) fn new(schedule: LossScale) -> Self {
         Self {
             schedule,
-            enabled: true,
-            max_consecutive_skips: Some(50),
-            gradient_dtype: GradientDType::Full,
             counters: StepCounters::default(),
             iteration: Iteration::default(),
             last_outcome: None,
@@ -78,11 +119,6 @@ impl GradScaler {
 
     /// The scaler of an optimizer whose gradients the scopes of `amp` have scaled and unscaled.
     pub(crate) fn at_border(amp: &MixedPrecision) -> Self {
-        let config = amp.config();
-        let scaler = Self::new(amp.live().schedule())
-            .with_enabled(config.enabled)
-            .with_max_consecutive_skips(config.max_consecutive_skips)
-            .with_gradient_dtype(config.gradient_dtype);
         Self {
             border: Some(Border {
                 amp: amp.clone(),
@@ -91,7 +127,7 @@ impl GradScaler {
                 warned: false,
                 skips: amp.live().skips(),
             }),
-            ..scaler
+            ..Self::new(amp.live().schedule())
         }
     }
 
@@ -116,7 +152,7 @@ impl GradScaler {
         self.border.as_ref().map(|border| &border.amp)
     }
 
-    pub(super) fn set_schedule(&mut self, schedule: LossScale) {
+    pub(crate) fn set_schedule(&mut self, schedule: LossScale) {
         match &self.border {
             Some(border) => border.amp.live().set_schedule(schedule),
             None => self.schedule = schedule,
@@ -124,33 +160,17 @@ impl GradScaler {
     }
 
     /// What this scaler itself multiplies losses by: nothing where scopes do it.
-    pub(super) fn loss_factor(&self) -> f32 {
+    pub(crate) fn loss_factor(&self) -> f32 {
         match self.border {
             Some(_) => 1.0,
             None => self.loss_scale(),
         }
     }
 
-    /// Whether to scale at all. A disabled scaler passes losses and gradients on untouched and skips nothing.
-    pub fn with_enabled(mut self, enabled: bool) -> Self {
-        self.enabled = enabled;
-        self
-    }
-
-    /// How many steps in a row may be skipped, micro-batches dropped, or windows of clean micro-batches skipped because their
-    /// sum overflows: one more is [`AmpError::LossScaleExhausted`]. None: any number.
-    pub fn with_max_consecutive_skips(mut self, skips: Option<u32>) -> Self {
-        self.max_consecutive_skips = skips;
-        self
-    }
-
-    /// The dtype in which the optimizer gets the gradients of half-precision parameters.
-    pub fn with_gradient_dtype(mut self, dtype: GradientDType) -> Self {
-        self.gradient_dtype = dtype;
-        self
-    }
-
-    /// Multiplies a loss, or a structure of losses (`Vec`, array, tuple, `Option`), by the loss scale.
+    /// Multiplies a loss, or a structure of losses, by the loss scale.
+    ///
+    /// Takes what [`CastFloat`] is implemented for: tensors, `Vec`, arrays, tuples and `Option` of them, and structures of one's
+    /// own by [`cast_fields!`](crate::cast_fields).
     ///
     /// Tensors of any rank and float dtype. The product is taken in f32 and stays f32 for f16, bf16 and f32
     /// losses, so that an f16 loss does not turn into infinity here; an f64 loss stays f64. Disabled: the
@@ -158,13 +178,12 @@ impl GradScaler {
     ///
     /// The way *back* through an f16 loss still passes an f16 gradient, which cannot hold 65536: reduce the loss
     /// itself in f32 (cast the logits), or the first steps will overflow until the scale fits.
-    pub fn scale<L: ScaleLoss>(&self, loss: L) -> L {
-        if !self.enabled {
+    pub fn scale<T: CastFloat>(&self, loss: T) -> T {
+        if !self.is_enabled() {
             return loss;
         }
-        let factor = LossFactor::new(self.loss_factor());
-        let scaled = loss.scale_loss(&factor);
-        self.underflow.see(factor.into_seen());
+        let (scaled, seen) = multiply_losses(loss, self.loss_factor());
+        self.underflow.see(seen);
         scaled
     }
 
@@ -206,7 +225,7 @@ impl GradScaler {
     /// Divides gradients by the loss scale and looks for values that are not finite.
     ///
     /// Takes what [`backward`](Self::backward) or [`scaled`](Self::scaled) gives. Gradients come out in f32 for f16, bf16
-    /// and f32 parameters and in f64 for f64 ones ([`GradientDType`] can change that). The inverse of the
+    /// and f32 parameters and in f64 for f64 ones ([`parameter_dtype_gradients`](GradScalerConfig::parameter_dtype_gradients) can change that). The inverse of the
     /// scale is taken in f64 and rounded to f32 once, as in PyTorch; with a scale that is a power of two the result
     /// is that of an unscaled f32 step, bit for bit, except where it is subnormal.
     ///
@@ -236,22 +255,27 @@ impl GradScaler {
     ) -> Result<UnscaledGradients, AmpError> {
         let entries = Entries::of(grads.params(), module)?.into_gradients();
         let scale = grads.loss_scale();
-        self.unscale_by(grads.into_params(), entries, scale, self.gradient_dtype)
+        self.unscale_by(
+            grads.into_params(),
+            entries,
+            scale,
+            self.config().parameter_dtype_gradients,
+        )
     }
 
-    /// Divides gradients by `scale`, into `dtype`.
+    /// Divides gradients by `scale`, into f32 (f64 for f64 parameters) or the parameter's dtype.
     pub(crate) fn unscale_by(
         &self,
         grads: GradientsParams,
         entries: Vec<Entry>,
         scale: f32,
-        dtype: GradientDType,
+        in_own_dtype: bool,
     ) -> Result<UnscaledGradients, AmpError> {
-        if !self.enabled {
+        if !self.is_enabled() {
             return Ok(pass_through(grads, entries));
         }
         let inverse = (1.0 / f64::from(scale)) as f32;
-        Ok(self.blamed(unscale(grads, entries, inverse, dtype)?))
+        Ok(self.blamed(unscale(grads, entries, inverse, in_own_dtype)?))
     }
 
     /// Tests gradients that are not scaled, as they are: those of Burn's own `backward`.
@@ -264,7 +288,7 @@ impl GradScaler {
         entries: &Entries,
     ) -> Result<UnscaledGradients, AmpError> {
         let found = entries.gradients().cloned().collect();
-        if !self.enabled {
+        if !self.is_enabled() {
             return Ok(pass_through(grads, found));
         }
         match self.precision() {
@@ -297,7 +321,7 @@ impl GradScaler {
     }
 
     /// Notes what an overflow is to be blamed on.
-    pub(super) fn blamed(&self, grads: UnscaledGradients) -> UnscaledGradients {
+    pub(crate) fn blamed(&self, grads: UnscaledGradients) -> UnscaledGradients {
         match &self.border {
             Some(border) if grads.has_overflow() => grads.blamed(border.amp.live().blame()),
             _ => grads,
@@ -365,7 +389,7 @@ impl GradScaler {
 
     /// Before a step, or a micro-batch, of a module: what [`after_step`](Self::after_step) wants to know.
     pub(crate) fn before_step<M: Module>(&mut self, module: &M) -> u64 {
-        if self.enabled {
+        if self.is_enabled() {
             self.statistics.meet(module);
         }
         self.counters.skipped() + self.counters.dropped()
@@ -375,7 +399,7 @@ impl GradScaler {
     /// take it back by itself. `clean` says that the gradients were tested and are finite. Waits for the device only where
     /// something was skipped.
     pub(crate) fn after_step<M: Module>(&mut self, module: &M, before: u64, clean: bool) {
-        if !self.enabled {
+        if !self.is_enabled() {
             return;
         }
         let skipped = self.counters.skipped() + self.counters.dropped() != before;
@@ -426,7 +450,7 @@ impl GradScaler {
     /// update (PyTorch raises an error there). Does not wait for the device.
     pub fn update(&mut self) -> Option<StepOutcome> {
         let outcome = self.end_iteration()?;
-        if outcome.is_applied() {
+        if outcome.is_stepped() {
             self.counters.reset_consecutive_skips();
         }
         self.adjust(outcome, "step skipped");
@@ -445,7 +469,7 @@ impl GradScaler {
         let before = self.schedule().scale();
         self.set_loss_scale(scale)?;
         let outcome = self.end_iteration();
-        if self.enabled && outcome.is_some_and(StepOutcome::is_skipped) {
+        if self.is_enabled() && outcome.is_some_and(StepOutcome::is_skipped) {
             let after = self.schedule().scale();
             log_skip(before, after, self.last_status.as_ref(), "step skipped");
         }
@@ -455,20 +479,21 @@ impl GradScaler {
     /// Starts afresh: the schedule at its initial scale, counters at zero. Settings stay.
     pub fn reset(&mut self) {
         let schedule = self.schedule().restarted();
-        let fresh = Self::new(schedule)
-            .with_enabled(self.enabled)
-            .with_max_consecutive_skips(self.max_consecutive_skips)
-            .with_gradient_dtype(self.gradient_dtype);
         *self = Self {
             border: self.border.take(),
-            ..fresh
+            ..Self::new(schedule)
         };
         self.set_schedule(schedule);
     }
 
     /// Whether losses are scaled and gradients tested.
     pub fn is_enabled(&self) -> bool {
-        self.enabled
+        self.config().enabled
+    }
+
+    /// The settings, those changed by setters included.
+    pub fn config(&self) -> GradScalerConfig {
+        *self.schedule().config()
     }
 
     /// The state of the schedule.
@@ -495,16 +520,6 @@ impl GradScaler {
         self.last_status.as_ref()
     }
 
-    /// How many steps in a row may be skipped; none: any number.
-    pub fn max_consecutive_skips(&self) -> Option<u32> {
-        self.max_consecutive_skips
-    }
-
-    /// The dtype in which the optimizer gets the gradients of half-precision parameters.
-    pub fn gradient_dtype(&self) -> GradientDType {
-        self.gradient_dtype
-    }
-
     fn end_iteration(&mut self) -> Option<StepOutcome> {
         self.underflow.forget();
         self.iteration.finish()
@@ -527,11 +542,11 @@ impl GradScaler {
     }
 
     /// Counts the step; an error if it is an overflow too many.
-    pub(super) fn record(&mut self, grads: &UnscaledGradients) -> Result<(), AmpError> {
+    pub(crate) fn record(&mut self, grads: &UnscaledGradients) -> Result<(), AmpError> {
         self.remember(grads);
         if !grads.has_overflow() {
-            self.last_outcome = Some(StepOutcome::Applied);
-            self.counters.record(StepOutcome::Applied);
+            self.last_outcome = Some(StepOutcome::Stepped);
+            self.counters.record(StepOutcome::Stepped);
             self.counters.reset_bad_losses();
             if grads.is_settled() {
                 self.counters.reset_skipped_windows();
@@ -577,7 +592,7 @@ impl GradScaler {
 
     /// Counts a skip that no loss scale is to blame for; `skip` is what it did. The error that ends the run if it is one too
     /// many.
-    pub(super) fn skip_bad_loss(&mut self, output_finite: bool, skip: &str) -> Option<AmpError> {
+    pub(crate) fn skip_bad_loss(&mut self, output_finite: bool, skip: &str) -> Option<AmpError> {
         self.counters.add_bad_loss();
         self.move_scale(None);
         let skips = self.counters.bad_losses_in_a_row();
@@ -596,13 +611,14 @@ impl GradScaler {
     }
 
     /// The error that ends the run if this overflow is one too many.
-    pub(super) fn exhausted(&self, grads: &UnscaledGradients) -> Option<AmpError> {
+    pub(crate) fn exhausted(&self, grads: &UnscaledGradients) -> Option<AmpError> {
         let skips = self.counters.consecutive_skips();
         (self.is_too_many(skips) || self.schedule().is_at_floor()).then(|| self.error(skips, grads))
     }
 
     fn is_too_many(&self, skips: u64) -> bool {
-        self.max_consecutive_skips
+        self.config()
+            .max_consecutive_skips
             .is_some_and(|max| skips > u64::from(max))
     }
 
@@ -616,20 +632,20 @@ impl GradScaler {
     }
 
     /// Moves the schedule; `skip` is what an overflow did, for the log.
-    pub(super) fn adjust(&mut self, outcome: StepOutcome, skip: &str) {
-        if self.enabled {
+    pub(crate) fn adjust(&mut self, outcome: StepOutcome, skip: &str) {
+        if self.is_enabled() {
             let (before, after) = self.move_scale(Some(outcome));
             if outcome.is_skipped() {
                 let skips = self.counters.consecutive_skips();
                 if skips > 2 {
                     log::warn!(
                         "{skips} overflows in a row at loss scale {}",
-                        f64::from(before)
+                        short(before.into())
                     );
                 }
                 log_skip(before, after, self.last_status.as_ref(), skip);
             } else if before != after {
-                let (before, after) = (f64::from(before), f64::from(after));
+                let (before, after) = (short(before.into()), short(after.into()));
                 log::info!("loss scale grows from {before} to {after}");
             }
         }
@@ -648,15 +664,15 @@ impl GradScaler {
     }
 
     /// Keeps the status for those who ask for it later.
-    pub(super) fn remember(&mut self, grads: &UnscaledGradients) {
+    pub(crate) fn remember(&mut self, grads: &UnscaledGradients) {
         // A disabled scaler knows something only where clipping has measured.
-        let known = self.enabled || grads.status().elements() > 0;
+        let known = self.is_enabled() || grads.status().elements() > 0;
         self.last_status = known.then(|| grads.status().clone());
     }
 
-    pub(super) fn underflow_check(&mut self, grads: &UnscaledGradients) {
+    pub(crate) fn underflow_check(&mut self, grads: &UnscaledGradients) {
         // Micro-batches were checked one by one, beside their losses.
-        if self.enabled && !grads.is_settled() {
+        if self.is_enabled() && !grads.is_settled() {
             let scale = self.schedule().scale();
             let border = self.border.as_ref();
             let arrived = || border.is_some_and(|border| border.amp.live().has_gradients());
@@ -664,15 +680,243 @@ impl GradScaler {
         }
     }
 
-    pub(super) fn forget_losses(&self) {
+    pub(crate) fn forget_losses(&self) {
         self.underflow.forget();
     }
+
+    // The getters and setters of PyTorch's five fields.
+
+    /// The loss scale at present; 1 if disabled (as PyTorch's `get_scale`).
+    pub fn loss_scale(&self) -> f32 {
+        if self.is_enabled() {
+            self.schedule().scale()
+        } else {
+            1.0
+        }
+    }
+
+    /// The factor of a growth; 1 for a static scale.
+    pub fn growth_factor(&self) -> f64 {
+        self.setting(1.0, |config| config.growth_factor)
+    }
+
+    /// The factor of a backoff; 1 for a static scale.
+    pub fn backoff_factor(&self) -> f64 {
+        self.setting(1.0, |config| config.backoff_factor)
+    }
+
+    /// Clean steps in a row before a growth; 0, for never, with a static scale.
+    pub fn growth_interval(&self) -> u32 {
+        self.setting(0, |config| config.growth_interval)
+    }
+
+    /// Clean steps in a row so far (PyTorch's `_growth_tracker`).
+    pub fn growth_tracker(&self) -> u32 {
+        self.schedule().growth_tracker()
+    }
+
+    /// Sets the loss scale, and with it a new start of the count of skips in a row. The growth tracker stays.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`], the old value kept, unless `scale` is positive, finite as an f32 and
+    /// within `min_scale` and `max_scale`.
+    pub fn set_loss_scale(&mut self, scale: f64) -> Result<(), AmpError> {
+        self.change(|schedule| schedule.with_scale("loss_scale", scale))?;
+        self.counters.reset_consecutive_skips();
+        Ok(())
+    }
+
+    /// Sets the growth factor.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`], the old value kept, unless `factor` is finite and above 1 and the scale dynamic.
+    pub fn set_growth_factor(&mut self, factor: f64) -> Result<(), AmpError> {
+        self.change(|schedule| {
+            schedule.with_setting("growth_factor", factor, |config| {
+                config.growth_factor = factor
+            })
+        })
+    }
+
+    /// Sets the backoff factor.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`], the old value kept, unless `factor` lies between 0 and 1 and the scale is dynamic.
+    pub fn set_backoff_factor(&mut self, factor: f64) -> Result<(), AmpError> {
+        self.change(|schedule| {
+            schedule.with_setting("backoff_factor", factor, |config| {
+                config.backoff_factor = factor
+            })
+        })
+    }
+
+    /// Sets the growth interval, in steps. One at or below the growth tracker makes the next clean step grow
+    /// (PyTorch would never grow again).
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`], the old value kept, if `interval` is 0 or the scale static.
+    pub fn set_growth_interval(&mut self, interval: u32) -> Result<(), AmpError> {
+        self.change(|schedule| {
+            let change = |config: &mut GradScalerConfig| config.growth_interval = interval;
+            schedule.with_setting("growth_interval", interval.into(), change)
+        })
+    }
+
+    /// Sets the count of clean steps in a row.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`], the old value kept, unless `tracker` is below the growth interval.
+    pub fn set_growth_tracker(&mut self, tracker: u32) -> Result<(), AmpError> {
+        self.change(|schedule| schedule.with_growth_tracker(tracker))
+    }
+
+    /// A setting of the schedule, if it moves.
+    fn setting<T>(&self, fixed: T, get: impl FnOnce(&GradScalerConfig) -> T) -> T {
+        let config = self.config();
+        match config.dynamic {
+            true => get(&config),
+            false => fixed,
+        }
+    }
+
+    fn change(
+        &mut self,
+        change: impl FnOnce(LossScale) -> Result<LossScale, AmpError>,
+    ) -> Result<(), AmpError> {
+        self.set_schedule(change(self.schedule())?);
+        Ok(())
+    }
+
+    /// Counts unscaled gradients as a step of this scaler's without stepping on them: for gradients that are added to
+    /// another scaler's (one scaler for each loss, Apex's `num_losses`) and stepped on there.
+    ///
+    /// The next [`update`](Self::update) moves the scale by their verdict, which is returned. Waits as
+    /// [`step`](Self::step) does.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::LossScaleExhausted`] as [`try_step`](Self::try_step), and [`AmpError::UpdateMissing`] if the parameters
+    /// were stepped or observed already.
+    pub fn observe(&mut self, grads: &UnscaledGradients) -> Result<StepOutcome, AmpError> {
+        self.iteration.check(grads)?;
+        self.underflow_check(grads);
+        self.record(grads)?;
+        Ok(match grads.has_overflow() {
+            true => StepOutcome::Skipped,
+            false => StepOutcome::Stepped,
+        })
+    }
+
+    /// Throws gradients away without a step, and counts that.
+    ///
+    /// What was unscaled is known to the loss scale: the next [`update`](Self::update) moves it as for a step, so that an
+    /// overflow is not met again (PyTorch: `unscale_` without `step`). Gradients that are still scaled teach it nothing.
+    /// Parameters, optimizer and the count of steps stay as they are, and the parameters can be stepped in the same
+    /// iteration with other gradients. Does not wait for the device.
+    pub fn discard(&mut self, grads: impl Into<StepGradients>) {
+        self.counters.record_discarded();
+        let grads = grads.into();
+        if !matches!(&grads, StepGradients::Unscaled(grads) if !grads.has_overflow()) {
+            self.suspect_statistics();
+        }
+        if let StepGradients::Unscaled(grads) = grads
+            && self.is_enabled()
+            && !grads.is_settled()
+        {
+            self.remember(&grads);
+            self.iteration.learn(&grads);
+        }
+        if self.iteration.outcome().is_none() {
+            self.forget_losses();
+        }
+    }
+
+    /// PyTorch's `state_dict` as JSON: its five values under its names, to exchange with PyTorch; `{}` of a disabled scaler.
+    ///
+    /// A record holds more: bounds, hysteresis, counters. The state of a static scale has growth and backoff factors of 1, which
+    /// PyTorch itself would not build.
+    ///
+    /// ```
+    /// use burn_amp::GradScalerConfig;
+    ///
+    /// let json = r#"{"scale": 1024.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 100, "_growth_tracker": 7}"#;
+    /// let mut scaler = GradScalerConfig::new().init()?;
+    /// scaler.load_state_dict(json)?;
+    /// assert_eq!(scaler.growth_tracker(), 7);
+    /// assert!(scaler.state_dict().contains(r#""_growth_tracker":7"#));
+    /// # Ok::<(), burn_amp::AmpError>(())
+    /// ```
+    pub fn state_dict(&self) -> String {
+        let state = match self.is_enabled() {
+            false => StateDict::default(),
+            true => StateDict {
+                scale: Some(self.loss_scale().into()),
+                growth_factor: Some(self.growth_factor()),
+                backoff_factor: Some(self.backoff_factor()),
+                growth_interval: Some(self.growth_interval()),
+                growth_tracker: Some(self.growth_tracker()),
+            },
+        };
+        serde_json::to_string(&state).expect("a state is plain data")
+    }
+
+    /// PyTorch's `load_state_dict`: takes over the five values from JSON, such as `json.dumps(scaler.state_dict())` in Python.
+    ///
+    /// Bounds and hysteresis stay, and unknown names are ignored. A disabled scaler ignores all of it, as PyTorch's.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::EmptyState`] with PyTorch's message, [`AmpError::InvalidState`] if it is not JSON, names a missing value or one
+    /// of another type, and [`AmpError::InvalidValue`] for one outside its range; the present state stays as it was.
+    pub fn load_state_dict(&mut self, json: &str) -> Result<(), AmpError> {
+        let invalid = |reason: String| AmpError::InvalidState { reason };
+        let state: StateDict =
+            serde_json::from_str(json).map_err(|error| invalid(error.to_string()))?;
+        if !self.is_enabled() {
+            return Ok(());
+        }
+        if state == StateDict::default() {
+            return Err(AmpError::EmptyState);
+        }
+        let missing = |name: &str| invalid(format!("`{name}` is missing"));
+        let number = |name, value: Option<f64>| value.ok_or_else(|| missing(name));
+        let count = |name, value: Option<u32>| value.ok_or_else(|| missing(name));
+        let numbers = [
+            number("scale", state.scale)?,
+            number("growth_factor", state.growth_factor)?,
+            number("backoff_factor", state.backoff_factor)?,
+        ];
+        let counts = [
+            count("growth_interval", state.growth_interval)?,
+            count("_growth_tracker", state.growth_tracker)?,
+        ];
+        self.change(|schedule| schedule.restored(numbers, counts))
+    }
+}
+
+/// What PyTorch's `GradScaler.state_dict()` holds, under its names.
+#[derive(Default, PartialEq, Serialize, Deserialize)]
+struct StateDict {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    scale: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    growth_factor: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    backoff_factor: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    growth_interval: Option<u32>,
+    #[serde(rename = "_growth_tracker", skip_serializing_if = "Option::is_none")]
+    growth_tracker: Option<u32>,
 }
 
 /// A skip is never invisible.
 fn log_skip(before: f32, after: f32, status: Option<&GradientStatus>, skip: &str) {
-    // Printed as f32, a power of two has digits that are not its own.
-    let (before, after) = (f64::from(before), f64::from(after));
+    let (before, after) = (short(before.into()), short(after.into()));
     let path = status.and_then(GradientStatus::overflow_parameter);
     log::info!(
         "{skip}: gradients overflow{} at loss scale {before}, next {after}",

@@ -67,7 +67,7 @@ mod train;
 mod unscale;
 
 pub use accumulation::{AccumulationConfig, AccumulationWindow};
-pub use burn_amp_kernels::{ExponentHistogram, UnsupportedDType};
+pub use burn_amp_kernels::ExponentHistogram;
 pub use cast_float::CastFloat;
 pub use clip::GradientClip;
 pub use convert::{to_full, to_half};

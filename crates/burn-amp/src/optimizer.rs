@@ -577,7 +577,8 @@ impl StepOptions {
             lr: Some(lr),
             ..Default::default()
         };
-        let entries = traversal.of(module)?;
+        let mut entries = traversal.of(module)?;
+        let statistics = entries.take_statistics();
         let grads = match &mut self.window {
             Some(window) if !window.is_empty() => Some(scaler.empty(window, entries.into_sums())?),
             _ => None,
@@ -585,9 +586,10 @@ impl StepOptions {
         let Some(grads) = grads else {
             return Ok(None);
         };
-        let before = scaler.before_step(module);
+        let call = scaler.begin_call(statistics);
         let decided = self.settle(scaler, optim, grads);
-        scaler.after_step(module, before, matches!(decided, Ok(Some(_))));
+        let stepped = matches!(decided, Ok(Some(_)));
+        scaler.end_call(module, call, stepped, stepped);
         decided
     }
 
@@ -601,32 +603,31 @@ impl StepOptions {
         grads: StepGradients,
         lr: Option<&ModuleLearningRate>,
     ) -> Result<Option<GradientsParams>, AmpError> {
-        let before = scaler.before_step(module);
-        let decided = self.tested(scaler, optim, module, grads, lr);
-        let clean = match &decided {
-            Ok(Some(_)) => true,
-            Ok(None) => (self.window.as_ref()).is_some_and(AccumulationWindow::drops_micro_batches),
-            Err(_) => false,
-        };
-        scaler.after_step(module, before, clean);
-        decided
-    }
-
-    fn tested<O: ModuleOptim, M: Module>(
-        &mut self,
-        scaler: &mut GradScaler,
-        optim: &O,
-        module: &M,
-        grads: StepGradients,
-        lr: Option<&ModuleLearningRate>,
-    ) -> Result<Option<GradientsParams>, AmpError> {
         // All that is to be refused is refused before a window takes the gradients.
         let traversal = Traversal {
             grads: Some(grads.params()),
             sums: self.window.as_ref().map(|window| &window.sums),
             lr,
         };
-        let entries = traversal.of(module)?;
+        let mut entries = traversal.of(module)?;
+        let call = scaler.begin_call(entries.take_statistics());
+        let decided = self.tested(scaler, optim, grads, entries);
+        let stepped = matches!(decided, Ok(Some(_)));
+        let clean = match &self.window {
+            Some(window) => stepped || (decided.is_ok() && window.drops_micro_batches()),
+            None => stepped,
+        };
+        scaler.end_call(module, call, stepped, clean);
+        decided
+    }
+
+    fn tested<O: ModuleOptim>(
+        &mut self,
+        scaler: &mut GradScaler,
+        optim: &O,
+        grads: StepGradients,
+        entries: Entries,
+    ) -> Result<Option<GradientsParams>, AmpError> {
         scaler.check_scopes();
         let grads = match (&mut self.window, grads) {
             (Some(window), grads) => {

@@ -51,7 +51,7 @@ use crate::{
     loss_watch::UnderflowWatch,
     mixed_precision::MixedPrecision,
     module_optim::ModuleOptim,
-    running_statistics::RunningStatistics,
+    running_statistics::{RunningStatistics, Statistics},
     scope::multiply_losses,
     step_counters::StepCounters,
     step_log::StepLog,
@@ -90,6 +90,13 @@ pub struct GradScaler {
     statistics: RunningStatistics,
     /// Whether a forward pass may have overflowed of which no step knows: its gradients were thrown away.
     suspicious: bool,
+}
+
+/// What [`GradScaler::end_call`] wants to know of the time before.
+pub(crate) struct Call {
+    /// Steps skipped and micro-batches dropped.
+    lost: u64,
+    has_statistics: bool,
 }
 
 /// The loss scale of a [`MixedPrecision`], which its scopes apply and this scaler moves.
@@ -380,11 +387,13 @@ impl GradScaler {
             lr: Some(&lr),
             ..Default::default()
         };
-        let checked = traversal.of(&module);
-        let before = self.before_step(&module);
-        let decided = checked.and_then(|_| self.decide(optim, grads));
-        let stepped = matches!(decided, Ok(Some(_)));
-        self.after_step(&module, before, stepped, stepped);
+        let decided = traversal.of(&module).and_then(|mut entries| {
+            let call = self.begin_call(entries.take_statistics());
+            let decided = self.decide(optim, grads);
+            let stepped = matches!(decided, Ok(Some(_)));
+            self.end_call(&module, call, stepped, stepped);
+            decided
+        });
         match decided {
             Ok(Some(grads)) => Ok(optim.step(lr, module, grads)),
             Ok(None) => Ok(module),
@@ -392,21 +401,25 @@ impl GradScaler {
         }
     }
 
-    /// Before a step, or a micro-batch, of a module: what [`after_step`](Self::after_step) wants to know.
-    pub(crate) fn before_step<M: Module>(&mut self, module: &M) -> u64 {
-        if self.is_enabled() {
-            self.statistics.meet(module);
+    /// Before a step, or a micro-batch, of a module with these running statistics.
+    pub(crate) fn begin_call(&mut self, statistics: Statistics) -> Call {
+        let has_statistics = !statistics.is_empty();
+        if has_statistics && self.is_enabled() {
+            self.statistics.meet(statistics);
         }
-        self.counters.skipped() + self.counters.dropped()
+        Call {
+            lost: self.counters.skipped() + self.counters.dropped(),
+            has_statistics,
+        }
     }
 
     /// Tells those who follow the steps, and looks after the running statistics of a module: an overflow in the forward pass
     /// leaves NaN in them, and a skip does not take it back by itself. `stepped` says that the optimizer is called, `clean` that
     /// the gradients were tested and are finite. Waits for the device only where something was skipped.
-    pub(crate) fn after_step<M: Module>(
+    pub(crate) fn end_call<M: Module>(
         &mut self,
         module: &M,
-        before: u64,
+        call: Call,
         stepped: bool,
         clean: bool,
     ) {
@@ -414,22 +427,24 @@ impl GradScaler {
         if !self.is_enabled() {
             return;
         }
-        let skipped = self.counters.skipped() + self.counters.dropped() != before;
+        let lost = self.counters.skipped() + self.counters.dropped() != call.lost;
         // Another optimizer's forward pass may have gone through this module.
         let others = (self.border.as_ref()).is_some_and(|b| b.skips != b.amp.live().skips());
-        if skipped || (clean && (others || self.suspicious)) {
-            self.statistics.repair(module);
-            self.suspicious = false;
-            if let Some(border) = &mut self.border {
-                let live = border.amp.live();
-                border.skips = if skipped {
-                    live.add_skip()
-                } else {
-                    live.skips()
-                };
-            }
+        let suspicious = std::mem::take(&mut self.suspicious) || others;
+        if let Some(border) = &mut self.border {
+            let live = border.amp.live();
+            border.skips = if lost { live.add_skip() } else { live.skips() };
         }
-        if clean && !skipped {
+        if !call.has_statistics {
+            return;
+        }
+        if lost || (clean && suspicious) {
+            self.statistics.repair(module);
+        } else {
+            // Asked again where something is known.
+            self.suspicious = suspicious && !clean;
+        }
+        if clean && !lost {
             self.statistics.keep(module);
         }
     }

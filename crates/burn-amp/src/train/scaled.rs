@@ -2,7 +2,7 @@ use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
     module::{Module, ModuleVisitor, Param, Reparameterization},
     optim::{GradientsParams, ModuleOptimizer, MultiGradientsParams},
-    tensor::{DType, Device, Tensor},
+    tensor::{DType, Device, FloatDType, Tensor},
     train::{InferenceStep, TrainOutput, TrainStep},
 };
 use std::ops::Deref;
@@ -12,7 +12,9 @@ use super::{
     checkpoint::{self, Found},
 };
 use crate::{
+    dtype::is_half,
     ema::Ema,
+    entries::Entries,
     gradients::sum_of_devices,
     master_weights::masters_of,
     mixed_precision::{MixedPrecision, ScopedParameter},
@@ -20,6 +22,7 @@ use crate::{
     module_path::{self, ModulePath},
     optimizer::StepOptions,
     param_tensors::ParamTensors,
+    rank::with_rank,
     record::AmpRecord,
     scaler::GradScaler,
 };
@@ -231,7 +234,12 @@ impl<M: TrainStep + Module> TrainStep for Scaled<M> {
             // Before the step that Burn asks the interrupter after: with accumulation, `optimize` comes later.
             self.monitor().forget_failure();
         }
-        self.amp.in_model(|| TrainStep::step(&self.inner, batch))
+        let mut output = self.amp.in_model(|| TrainStep::step(&self.inner, batch));
+        if self.mixed {
+            // Burn's accumulation would sum them in half precision.
+            output.grads = in_full(output.grads, &self.inner);
+        }
+        output
     }
 
     /// Tests the gradients, and calls the model's own `optimize`, unless they overflow: then the step is skipped, and the loss
@@ -328,6 +336,22 @@ fn attached<M: Module>(model: M, amp: &MixedPrecision) -> M {
         // Those that have it keep theirs.
         false => model.apply_reparameterization(amp.clone()),
     }
+}
+
+/// Gradients in f32 in place of f16 and bf16. Does not wait for the device.
+fn in_full<M: Module>(mut grads: GradientsParams, module: &M) -> GradientsParams {
+    // What has another shape than its parameter is refused by the step.
+    let Ok(entries) = Entries::of(&grads, module) else {
+        return grads;
+    };
+    for entry in entries.gradients().filter(|entry| is_half(entry.gradient)) {
+        with_rank!(entry.rank, D => {
+            if let Some(grad) = grads.remove::<D>(entry.id) {
+                grads.register(entry.id, grad.cast(FloatDType::F32));
+            }
+        }, _rank => ());
+    }
+    grads
 }
 
 /// Sums of gradients, each in the container of its device.

@@ -68,7 +68,7 @@ impl EmaConfig {
 /// Memory: 4 bytes for each trainable value. An update is one pass, in place.
 ///
 /// [`ScaledOptimizer::with_ema`](crate::ScaledOptimizer::with_ema) keeps one and updates it at every step that was not
-/// skipped, in its own record. By itself, with `save` and `load` for a file of its own:
+/// skipped, in its own record. By itself, with a record of its own:
 ///
 /// ```
 /// use burn::{nn::LinearConfig, optim::SgdConfig, tensor::{Device, Distribution, Tensor}};
@@ -85,7 +85,7 @@ impl EmaConfig {
 ///     let grads = scaler.unscale(scaler.backward(model.forward(input).mean(), &model), &model);
 ///     model = scaler.step(&mut optim, 0.1, model, grads);
 ///     // Of this very step: `update` gives the joint outcome of all optimizers, and none where each micro-batch moves the scale.
-///     if scaler.last_outcome() == Some(StepOutcome::Applied) {
+///     if scaler.last_outcome() == Some(StepOutcome::Stepped) {
 ///         model = ema.update(model);
 ///     }
 ///     scaler.update();

@@ -69,14 +69,14 @@ mod train;
 mod unscale;
 
 pub use accumulation::{AccumulationConfig, AccumulationWindow};
-pub use burn_amp_kernels::{ExponentHistogram, UnsupportedDType};
+pub use burn_amp_kernels::ExponentHistogram;
 pub use cast_float::CastFloat;
 pub use clip::GradientClip;
 pub use convert::{to_full, to_half};
 pub use ema::{Ema, EmaConfig};
 pub use error::{AmpError, StepError};
 pub use gradient_status::GradientStatus;
-pub use gradients::{ScaledGradients, StepGradients, UnscaledGradients, sum_of_devices};
+pub use gradients::{ScaledGradients, UnscaledGradients, sum_of_devices};
 pub use loss_scale::{GradScalerConfig, LossScale, StepOutcome};
 pub use lr_scheduler::ScaledLrScheduler;
 pub use master_weights::MasterWeights;

@@ -408,6 +408,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// Takes over a stored state, in the place of all that is here: a window that is open here is dropped. With the record of a
     /// plain optimizer the scaler starts fresh, and with one without averages those start anew; the log says either.
     ///
+    /// The settings stay as they are here: see [`GradScaler::load_record`].
+    ///
     /// # Panics
     ///
     /// Where [`try_load_record`](Self::try_load_record) returns an error, with its message.
@@ -467,13 +469,14 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             }
         }
         match scaler {
-            Some(state) => self.scaler.restore(state),
+            Some(state) => self.scaler.restore(state, &origin),
             None => {
                 self.scaler.reset();
                 log::warn!(
                     "{origin} is the record of an optimizer without loss scaling: the scaler starts fresh, at loss scale {}",
                     self.scaler.loss_scale()
                 );
+                self.publish(0);
             }
         }
         Ok(())

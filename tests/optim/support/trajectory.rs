@@ -5,7 +5,7 @@ use burn::{
     optim::{GradientsParams, ModuleOptimizer},
     tensor::Device,
 };
-use burn_amp::{GradScaler, GradScalerConfig, ScaledOptimizer, StepGradients, StepOutcome};
+use burn_amp::{GradScaler, GradScalerConfig, ScaledOptimizer, StepOutcome};
 
 use super::{Net, Poison, State, batch, parameters, state};
 
@@ -87,12 +87,14 @@ fn compare(plan: &Plan, way: Way) -> (Vec<Vec<u8>>, State) {
         if let Some(poison) = poison {
             grads = poison.gradients(grads, &scaled_net);
         }
-        let grads = match way {
-            Way::Scaled => StepGradients::from(scaled.scaler().scaled(grads)),
-            Way::Plain => grads.into(),
-        };
         let before = (parameters(&scaled_net), state(scaled.optimizer()));
-        scaled_net = scaled.step(plan.lr.clone(), scaled_net, grads);
+        scaled_net = match way {
+            Way::Scaled => {
+                let grads = scaled.scaler().scaled(grads);
+                scaled.step(plan.lr.clone(), scaled_net, grads)
+            }
+            Way::Plain => scaled.step(plan.lr.clone(), scaled_net, grads),
+        };
 
         let outcome = scaled.scaler().last_outcome();
         if poison.is_some() {

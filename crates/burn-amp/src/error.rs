@@ -17,7 +17,7 @@ pub enum AmpError {
         allowed: String,
     },
 
-    /// Gradients overflow and a lower loss scale is no longer to be had, was tried too often, or does not help.
+    /// Gradients overflow, and lower loss scales were tried too often, or the scale cannot go lower.
     ///
     /// The step was counted as skipped; parameters, optimizer state and loss scale are as they were.
     #[error(
@@ -49,6 +49,16 @@ pub enum AmpError {
         /// Whether the output of the model, where it left half precision, was finite.
         output_finite: bool,
     },
+
+    /// Gradients were said to be those of a scaled loss, but no loss was scaled. Nothing was changed.
+    ///
+    /// PyTorch asserts the same: "Attempted unscale_ but _scale is None".
+    #[error(
+        "no loss was scaled since the last `update`, so these gradients are not too large by the loss scale: write \
+         `scaler.scaled(GradientsParams::from_grads(scaler.scale(loss).backward(), &model))`, or \
+         `scaler.backward(loss, &model)`. Gradients of a plain loss go to `ScaledOptimizer::step` as they are"
+    )]
+    LossNotScaled,
 
     /// A half-precision tensor that requires gradients came into a scope from outside: its gradient would be rounded to half
     /// precision without the loss scale.

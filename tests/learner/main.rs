@@ -14,6 +14,7 @@ mod master;
 mod module;
 mod records;
 mod resume;
+mod schedule;
 mod skipping;
 mod statistics;
 mod support;

@@ -6,7 +6,7 @@ use burn::{
     tensor::Device,
     train::{ExecutionStrategy, Learner, MultiDeviceOptim},
 };
-use burn_amp::{GradientClip, MixedPrecision, Resume, Scaled, ScaledOptimizer};
+use burn_amp::{GradScalerConfig, GradientClip, MixedPrecision, Resume, Scaled, ScaledOptimizer};
 use std::{path::Path, sync::Arc};
 
 use crate::support::{
@@ -92,6 +92,40 @@ fn a_resumed_run_is_the_uninterrupted_one_bit_for_bit() {
             }
         }
     }
+}
+
+/// The state is the checkpoint's, the settings are the program's.
+#[test]
+fn edited_settings_are_those_of_the_resumed_run() {
+    let folder = temp_dir();
+    let first = Run {
+        epochs: 1,
+        ..Run::default()
+    };
+    let model = first.launch(folder.path()).model;
+    let scale = model.scaler().loss_scale();
+    assert!(scale > 65536.0, "{scale}");
+
+    // Six clean steps make it grow, and each of four would have.
+    let config = GradScalerConfig::new().with_growth_interval(6);
+    let second = Run {
+        epochs: 2,
+        resume: Some(1),
+        config,
+        ..Run::default()
+    };
+    let resumed = second.launch(folder.path()).model;
+    let counters = resumed.scaler().counters();
+    assert_eq!((counters.steps(), counters.skipped()), (12, 0));
+    assert_eq!(resumed.scaler().config(), config);
+    assert_eq!(resumed.scaler().loss_scale(), 2.0 * scale);
+    // Two of the first epoch, and six.
+    assert_eq!(resumed.scaler().growth_tracker(), 2);
+
+    // One call takes the stored ones.
+    let stored = Resume::check(folder.path(), 1).unwrap();
+    let config = *stored.record().unwrap().schedule().unwrap().config();
+    assert_eq!(config, first.config);
 }
 
 /// What else a `Scaled` model can be trained with.

@@ -4,6 +4,7 @@ mod clipping;
 mod every_optimizer;
 mod given_back;
 mod hand_over;
+mod lr_scheduler;
 mod refused;
 mod several_devices;
 mod shared_scale;

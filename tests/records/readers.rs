@@ -368,7 +368,8 @@ pub fn state(data: &[u8]) {
         }
         let scale = scaler.loss_scale();
         assert!(scale > 0.0 && scale.is_finite(), "{scale}");
-        scaler.from_bytes(before.clone()).unwrap();
+        let before = AmpRecord::from_bytes(before.clone()).unwrap();
+        scaler.load_record(before.with_settings());
     }
 }
 

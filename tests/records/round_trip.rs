@@ -41,6 +41,7 @@ fn a_scaler_in_every_way() {
     let path = folder.path().join("scaler");
     let scaler = seasoned();
     let (record, bits) = (scaler.to_record(), scaler.bits());
+    let fresh = || scaler.config().init().unwrap();
     assert_eq!(record.schedule(), Some(&scaler.schedule()));
     assert_eq!(record.counters(), Some(scaler.counters()));
 
@@ -94,7 +95,7 @@ fn a_static_scale() {
         .with_dynamic(false)
         .init()
         .unwrap();
-    let mut loaded = fresh();
+    let mut loaded = fixed.config().init().unwrap();
     loaded.from_bytes(fixed.into_bytes().unwrap()).unwrap();
     assert_eq!(loaded.schedule(), fixed.schedule());
 }
@@ -178,7 +179,8 @@ fn a_borrowed_optimizer() {
     Small::new(DType::F32).train(&mut optim, 0..4, &[]);
     let bytes = optim.into_bytes().unwrap();
     let mut inner = adam().into_inner();
-    let mut borrowed = ScaledOptimizer::new(&mut inner, fresh());
+    let scaler = optim.scaler().config().init().unwrap();
+    let mut borrowed = ScaledOptimizer::new(&mut inner, scaler);
     borrowed.from_bytes(bytes.clone()).unwrap();
     assert_eq!(pack(borrowed.into_bytes().unwrap()), pack(bytes));
     assert_eq!(
@@ -206,7 +208,7 @@ fn a_scaler_reads_the_file_of_an_optimizer() {
     let mut optim = master_adam();
     Small::new(DType::F16).train(&mut optim, 0..9, &[2, 3]);
     optim.save(&path).unwrap();
-    let mut scaler = fresh();
+    let mut scaler = optim.scaler().config().init().unwrap();
     scaler.load(&path).unwrap();
     assert_eq!(scaler.bits(), optim.scaler().bits());
     let bytes = optim.into_bytes().unwrap();

@@ -9,6 +9,7 @@ mod extremes;
 mod fixed_scale;
 mod half_parameters;
 mod iteration;
+mod resumed;
 mod scale_loss;
 mod settings;
 mod several_optimizers;

@@ -68,7 +68,7 @@ impl EmaConfig {
 /// Memory: 4 bytes for each trainable value. An update is one pass, in place.
 ///
 /// [`ScaledOptimizer::with_ema`](crate::ScaledOptimizer::with_ema) keeps one and updates it at every step that was not
-/// skipped, in its own record. By itself, with `save` and `load` for a file of its own:
+/// skipped, in its own record. By itself, with a record of its own:
 ///
 /// ```
 /// use burn::{nn::LinearConfig, optim::SgdConfig, tensor::{Device, Distribution, Tensor}};

@@ -18,6 +18,7 @@ use crate::{
     module_path::{self, ModulePath},
     param_tensors::ParamTensors,
     rank::with_rank,
+    running_statistics::Statistics,
 };
 
 /// What is known of one gradient beside its values.
@@ -90,6 +91,8 @@ pub(crate) struct Entries {
     pub(crate) adapted: Option<(String, String)>,
     /// Whether a `MixedPrecision` is attached to a parameter.
     pub(crate) has_scopes: bool,
+    /// What no optimizer steps.
+    statistics: Statistics,
 }
 
 impl Entries {
@@ -100,6 +103,10 @@ impl Entries {
             ..Default::default()
         };
         traversal.of(module)
+    }
+
+    pub(crate) fn take_statistics(&mut self) -> Statistics {
+        std::mem::take(&mut self.statistics)
     }
 
     /// The parameters that have a gradient.
@@ -141,6 +148,7 @@ struct Visit<'a> {
 
 impl module_path::Visit for Visit<'_> {
     fn enter(&mut self, path: &ModulePath, name: &str, container_type: &str) {
+        self.found.statistics.enter(path, name, container_type);
         self.found.has_scopes |= name == ScopedParameter::NAME;
         // Burn shows the base first, and what is attached to it right behind.
         if container_type == "Reparameterization" && name == "lora" && self.found.adapted.is_none()
@@ -154,6 +162,7 @@ impl module_path::Visit for Visit<'_> {
     }
 
     fn parameter<const D: usize>(&mut self, path: &ModulePath, param: &Param<Tensor<D>>) {
+        self.found.statistics.parameter(path, param);
         if let Some(lr) = self.input.lr {
             let path = path.join();
             let lr = lr.lr_from_param(param.id, Some(&path));

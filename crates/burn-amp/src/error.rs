@@ -1,5 +1,5 @@
 use burn::tensor::DType;
-use burn_amp_kernels::UnsupportedDType;
+use burn_amp_kernels::UnsupportedDType as Unsupported;
 use thiserror::Error;
 
 /// What can go wrong in this crate. One type for all of it.
@@ -271,9 +271,26 @@ pub enum AmpError {
         reason: String,
     },
 
-    /// A device cannot compute in a dtype; names both, and the dtypes to use there.
-    #[error(transparent)]
-    UnsupportedDType(#[from] UnsupportedDType),
+    /// A device cannot compute in a dtype. WGSL has no bf16, and f16 only where the device has the feature `shader-f16`.
+    #[error("{}", Unsupported { dtype: *dtype, device: device.clone(), instead: instead.clone() })]
+    UnsupportedDType {
+        /// The dtype.
+        dtype: DType,
+        /// The device, as Burn names it.
+        device: String,
+        /// Dtypes to train in there, the narrowest first.
+        instead: Vec<DType>,
+    },
+}
+
+impl From<Unsupported> for AmpError {
+    fn from(error: Unsupported) -> Self {
+        Self::UnsupportedDType {
+            dtype: error.dtype,
+            device: error.device,
+            instead: error.instead,
+        }
+    }
 }
 
 impl AmpError {

@@ -441,7 +441,6 @@ impl LossScale {
 
     /// These settings with the scale and the counts of another state. A scale outside the bounds is moved to the nearest; a
     /// static scale that was given another `init_scale` keeps that.
-    #[expect(dead_code, reason = "for records, whose settings are the program's")]
     pub(crate) fn continuing(mut self, other: &Self) -> Self {
         let config = &self.config;
         let same =
@@ -455,7 +454,9 @@ impl LossScale {
                 self.scale = self.scale.min(max);
             }
             self.growth_tracker = other.growth_tracker;
-            self.hysteresis_tracker = other.hysteresis_tracker.min(config.hysteresis);
+            // As many of the tolerated overflows are used up.
+            let used = other.config.hysteresis - other.hysteresis_tracker;
+            self.hysteresis_tracker = config.hysteresis.saturating_sub(used).max(1);
         } else if same(&other.config) {
             self.scale = other.scale;
         }

@@ -10,6 +10,7 @@ use crate::{
     live_scale::LiveScale,
     loss_scale::{GradScalerConfig, LossScale},
     scaler::GradScaler,
+    step_log::StepLog,
 };
 
 /// Half-precision compute for any model, over parameters that stay f32, with the loss scale that it needs.
@@ -54,6 +55,7 @@ struct Shared {
     dtype: FloatDType,
     config: GradScalerConfig,
     live: LiveScale,
+    log: StepLog,
     #[cfg(feature = "train")]
     monitored: crate::train::Monitored,
 }
@@ -91,6 +93,7 @@ impl MixedPrecision {
                 dtype,
                 config,
                 live: LiveScale::new(schedule),
+                log: StepLog::default(),
                 #[cfg(feature = "train")]
                 monitored: Default::default(),
             }),
@@ -174,6 +177,10 @@ impl MixedPrecision {
 
     pub(crate) fn live(&self) -> &LiveScale {
         &self.shared.live
+    }
+
+    pub(crate) fn step_log(&self) -> &StepLog {
+        &self.shared.log
     }
 
     #[cfg(feature = "train")]

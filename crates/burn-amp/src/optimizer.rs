@@ -440,6 +440,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// Takes over a stored state, in the place of all that is here: a window that is open here is dropped. With the record of a
     /// plain optimizer the scaler starts fresh, and with one without averages those start anew; the log says either.
     ///
+    /// The settings stay as they are here: see [`GradScaler::load_record`].
+    ///
     /// # Panics
     ///
     /// Where [`try_load_record`](Self::try_load_record) returns an error, with its message.
@@ -499,13 +501,14 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             }
         }
         match scaler {
-            Some(state) => self.scaler.restore(state),
+            Some(state) => self.scaler.restore(state, &origin),
             None => {
                 self.scaler.reset();
                 log::warn!(
                     "{origin} is the record of an optimizer without loss scaling: the scaler starts fresh, at loss scale {}",
                     self.scaler.loss_scale()
                 );
+                self.publish(0);
             }
         }
         Ok(())
@@ -602,13 +605,14 @@ impl StepOptions {
         lr: &ModuleLearningRate,
     ) -> Result<Option<GradientsParams>, AmpError> {
         scaler.settle_dropped()?;
-        scaler.begin_call();
+        scaler.forget_last_call();
         let traversal = Traversal {
             sums: self.window.as_ref().map(|window| &window.sums),
             lr: Some(lr),
             ..Default::default()
         };
-        let entries = traversal.of(module)?;
+        let mut entries = traversal.of(module)?;
+        let statistics = entries.take_statistics();
         let grads = match &mut self.window {
             Some(window) if !window.is_empty() => Some(scaler.empty(window, entries.into_sums())?),
             _ => None,
@@ -617,9 +621,10 @@ impl StepOptions {
             scaler.set_outcome(StepOutcome::NoGradients);
             return Ok(None);
         };
-        let before = scaler.before_step(module);
+        let call = scaler.begin_call(statistics);
         let decided = self.settle(scaler, optim, grads);
-        scaler.after_step(module, before, matches!(decided, Ok(Some(_))));
+        let stepped = matches!(decided, Ok(Some(_)));
+        scaler.end_call(module, call, stepped, stepped);
         decided
     }
 
@@ -637,33 +642,32 @@ impl StepOptions {
             scaler.take_verdict(grads);
         }
         scaler.settle_dropped()?;
-        scaler.begin_call();
-        let before = scaler.before_step(module);
-        let decided = self.tested(scaler, optim, module, grads, lr);
-        let clean = match &decided {
-            Ok(Some(_)) => true,
-            Ok(None) => (self.window.as_ref()).is_some_and(AccumulationWindow::drops_micro_batches),
-            Err(_) => false,
-        };
-        scaler.after_step(module, before, clean);
-        decided
-    }
-
-    fn tested<O: ModuleOptim, M: Module>(
-        &mut self,
-        scaler: &mut GradScaler,
-        optim: &O,
-        module: &M,
-        grads: StepGradients,
-        lr: Option<&ModuleLearningRate>,
-    ) -> Result<Option<GradientsParams>, AmpError> {
+        scaler.forget_last_call();
         // All that is to be refused is refused before a window takes the gradients.
         let traversal = Traversal {
             grads: Some(grads.params()),
             sums: self.window.as_ref().map(|window| &window.sums),
             lr,
         };
-        let entries = traversal.of(module)?;
+        let mut entries = traversal.of(module)?;
+        let call = scaler.begin_call(entries.take_statistics());
+        let decided = self.tested(scaler, optim, grads, entries);
+        let stepped = matches!(decided, Ok(Some(_)));
+        let clean = match &self.window {
+            Some(window) => stepped || (decided.is_ok() && window.drops_micro_batches()),
+            None => stepped,
+        };
+        scaler.end_call(module, call, stepped, clean);
+        decided
+    }
+
+    fn tested<O: ModuleOptim>(
+        &mut self,
+        scaler: &mut GradScaler,
+        optim: &O,
+        grads: StepGradients,
+        entries: Entries,
+    ) -> Result<Option<GradientsParams>, AmpError> {
         scaler.check_scopes();
         let grads = match (&mut self.window, grads) {
             (Some(window), grads) => {

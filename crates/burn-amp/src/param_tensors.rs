@@ -36,10 +36,6 @@ impl ParamTensors {
         self.slots.len()
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.slots.is_empty()
-    }
-
     pub(crate) fn contains(&self, id: ParamId) -> bool {
         self.slots.contains_key(&id.val())
     }

@@ -126,6 +126,15 @@ impl AmpRecord {
         averages.map_or(0, |ema| ema.averages.len())
     }
 
+    /// The record with its own settings of the loss scale, which are loaded in place of the program's: all of
+    /// [`GradScalerConfig`](crate::GradScalerConfig) but `enabled`. PyTorch's `load_state_dict` does the like.
+    pub fn with_settings(mut self) -> Self {
+        if let Some(scaler) = &mut self.scaler {
+            scaler.with_settings = true;
+        }
+        self
+    }
+
     /// The record without an open window: the run goes on with an empty one, or without accumulation.
     pub fn without_window(mut self) -> Self {
         self.window = None;
@@ -365,8 +374,6 @@ impl GradScaler {
     /// The state, to be stored: the schedule with its settings and trackers, counters, and the outcome of an iteration that has
     /// not been ended by `update`. Does not wait for the device.
     ///
-    /// Not in it, because the program says them anew: whether the scaler is enabled, how many skips in a row it allows, and the
-    /// gradients' dtype.
     pub fn to_record(&self) -> AmpRecord {
         AmpRecord {
             scaler: Some(self.state_to_store()),
@@ -376,6 +383,11 @@ impl GradScaler {
 
     /// Takes over a stored state: its own, or that of the scaler in an optimizer's record. A disabled scaler takes it over too,
     /// for the day it is enabled. Does not wait for the device.
+    ///
+    /// Loss scale, trackers and counters are the record's; the settings stay as they are here, unless the record is loaded
+    /// [`with_settings`](AmpRecord::with_settings). The log names every setting that differs. Where one does, the skips in a row
+    /// are counted from zero, so that a run that has ended for them can go on. A scale outside of `min_scale` and `max_scale` is
+    /// moved to the nearest of them. A static scale is the program's.
     ///
     /// # Panics
     ///
@@ -391,11 +403,13 @@ impl GradScaler {
     ///
     /// [`AmpError::ForeignRecord`] if there is no state of a scaler in it; the present state stays as it was.
     pub fn try_load_record(&mut self, record: AmpRecord) -> Result<(), AmpError> {
-        let Some(state) = record.scaler else {
-            return Err(record.foreign("no state of a loss scaler"));
-        };
-        self.restore(state);
-        Ok(())
+        match &record.scaler {
+            Some(state) => {
+                self.restore(state.clone(), record.origin());
+                Ok(())
+            }
+            None => Err(record.foreign("no state of a loss scaler")),
+        }
     }
 }
 

@@ -19,39 +19,29 @@ use crate::{
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RunningStatistics {
     values: ParamTensors,
-    /// Whether a module was met.
-    known: bool,
 }
 
 impl RunningStatistics {
     /// Keeps those of a module that were not met before, as they were before its last forward pass.
-    pub(crate) fn meet<M: Module>(&mut self, module: &M) {
-        if !std::mem::replace(&mut self.known, true) {
-            self.add_unknown(module);
-        }
+    pub(crate) fn meet(&mut self, met: Statistics) {
+        let mut values = met.values;
+        values.retain(|id| !self.values.contains(id));
+        self.values.extend(values);
     }
 
     /// Keeps those of a module, the last forward pass included. Does not wait for the device.
     pub(crate) fn keep<M: Module>(&mut self, module: &M) {
-        self.known = true;
-        if Find::in_module(module).found.is_empty() {
-            return;
-        }
         take_in_updates(module);
-        self.values.extend(Find::in_module(module).values);
+        self.values.extend(Statistics::of(module).values);
     }
 
     /// Replaces values that are not finite by those that were kept, one by one; finite ones stay. Clones of a module share
     /// them. Waits for each device, if there are any.
     pub(crate) fn repair<M: Module>(&mut self, module: &M) {
-        self.add_unknown(module);
-        if self.values.is_empty() {
-            return;
-        }
         take_in_updates(module);
-        let mut find = Find::in_module(module);
+        let mut find = Statistics::of(module);
         find.retain_not_finite();
-        if find.found.is_empty() {
+        if find.is_empty() {
             return;
         }
         let mut repair = Repair {
@@ -59,14 +49,14 @@ impl RunningStatistics {
             broken: find.found.iter().map(|found| found.id).collect(),
         };
         drop(module.clone().map(&mut repair));
-        let paths = |find: &Find| {
+        let paths = |find: &Statistics| {
             let paths = find.found.iter().map(|found| format!("`{}`", found.path));
             paths.collect::<Vec<_>>().join(", ")
         };
         let before = paths(&find);
-        let mut find = Find::in_module(module);
+        let mut find = Statistics::of(module);
         find.retain_not_finite();
-        match find.found.is_empty() {
+        match find.is_empty() {
             true => log::info!(
                 "running statistics were not finite after a forward pass, and are those of the last good step: {before}"
             ),
@@ -82,12 +72,6 @@ impl RunningStatistics {
         take_in_updates(module);
         drop(module.clone().map(&mut Restore(&self.values)));
     }
-
-    fn add_unknown<M: Module>(&mut self, module: &M) {
-        let mut values = Find::in_module(module).values;
-        values.retain(|id| !self.values.contains(id));
-        self.values.extend(values);
-    }
 }
 
 /// Takes in what forward passes have added on all threads and nobody has read yet: Burn does it in `valid`.
@@ -97,7 +81,7 @@ fn take_in_updates<M: Module>(module: &M) {
 
 /// The running statistics of a module. Burn does not tell them from frozen parameters, which do no harm here.
 #[derive(Default)]
-struct Find {
+pub(crate) struct Statistics {
     found: Vec<Found>,
     values: ParamTensors,
 }
@@ -109,11 +93,15 @@ struct Found {
     device: Device,
 }
 
-impl Find {
-    fn in_module<M: Module>(module: &M) -> Self {
+impl Statistics {
+    fn of<M: Module>(module: &M) -> Self {
         let mut find = Self::default();
         module_path::visit(module, &mut find);
         find
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.found.is_empty()
     }
 
     /// Waits for each device once.
@@ -155,7 +143,7 @@ impl Find {
     }
 }
 
-impl module_path::Visit for Find {
+impl module_path::Visit for Statistics {
     fn parameter<const D: usize>(&mut self, path: &ModulePath, param: &Param<Tensor<D>>) {
         let value = param.base();
         let float = matches!(

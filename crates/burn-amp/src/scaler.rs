@@ -51,9 +51,10 @@ use crate::{
     loss_watch::LossWatch,
     mixed_precision::MixedPrecision,
     module_optim::ModuleOptim,
-    running_statistics::RunningStatistics,
+    running_statistics::{RunningStatistics, Statistics},
     scope::multiply_losses,
     step_counters::StepCounters,
+    step_log::StepLog,
     unscale::{pass_through, test, unscale},
 };
 
@@ -87,9 +88,17 @@ pub struct GradScaler {
     unsettled: Unsettled,
     warned_of_nothing: bool,
     border: Option<Border>,
+    log: StepLog,
     statistics: RunningStatistics,
     /// Whether a forward pass may have overflowed of which no step knows: its gradients were thrown away.
     suspicious: bool,
+}
+
+/// What [`GradScaler::end_call`] wants to know of the time before.
+pub(crate) struct Call {
+    /// Steps skipped and micro-batches dropped.
+    lost: u64,
+    has_statistics: bool,
 }
 
 /// The loss scale of a [`MixedPrecision`], which its scopes apply and this scaler moves.
@@ -116,6 +125,7 @@ impl GradScaler {
             unsettled: Unsettled::default(),
             warned_of_nothing: false,
             border: None,
+            log: StepLog::default(),
             statistics: RunningStatistics::default(),
             suspicious: false,
         }
@@ -406,7 +416,7 @@ impl GradScaler {
         grads: UnscaledGradients,
     ) -> Result<M, StepError<M>> {
         let lr = lr.into();
-        self.begin_call();
+        self.forget_last_call();
         self.unsettled.take(&grads);
         // Gradients may have been changed since they were tested.
         let traversal = Traversal {
@@ -414,10 +424,13 @@ impl GradScaler {
             lr: Some(&lr),
             ..Default::default()
         };
-        let checked = traversal.of(&module);
-        let before = self.before_step(&module);
-        let decided = checked.and_then(|_| self.decide(optim, grads));
-        self.after_step(&module, before, matches!(decided, Ok(Some(_))));
+        let decided = traversal.of(&module).and_then(|mut entries| {
+            let call = self.begin_call(entries.take_statistics());
+            let decided = self.decide(optim, grads);
+            let stepped = matches!(decided, Ok(Some(_)));
+            self.end_call(&module, call, stepped, stepped);
+            decided
+        });
         match decided {
             Ok(Some(grads)) => Ok(optim.step(lr, module, grads)),
             Ok(None) => Ok(module),
@@ -425,39 +438,64 @@ impl GradScaler {
         }
     }
 
-    /// Before a step, or a micro-batch, of a module: what [`after_step`](Self::after_step) wants to know.
-    pub(crate) fn before_step<M: Module>(&mut self, module: &M) -> u64 {
-        if self.is_enabled() {
-            self.statistics.meet(module);
+    /// Before a step, or a micro-batch, of a module with these running statistics.
+    pub(crate) fn begin_call(&mut self, statistics: Statistics) -> Call {
+        let has_statistics = !statistics.is_empty();
+        if has_statistics && self.is_enabled() {
+            self.statistics.meet(statistics);
         }
-        self.counters.skipped() + self.counters.dropped()
+        Call {
+            lost: self.counters.skipped() + self.counters.dropped(),
+            has_statistics,
+        }
     }
 
-    /// Looks after the running statistics of a module: an overflow in the forward pass leaves NaN in them, and a skip does not
-    /// take it back by itself. `clean` says that the gradients were tested and are finite. Waits for the device only where
-    /// something was skipped.
-    pub(crate) fn after_step<M: Module>(&mut self, module: &M, before: u64, clean: bool) {
+    /// Tells those who follow the steps, and looks after the running statistics of a module: an overflow in the forward pass
+    /// leaves NaN in them, and a skip does not take it back by itself. `stepped` says that the optimizer is called, `clean` that
+    /// the gradients were tested and are finite. Waits for the device only where something was skipped.
+    pub(crate) fn end_call<M: Module>(
+        &mut self,
+        module: &M,
+        call: Call,
+        stepped: bool,
+        clean: bool,
+    ) {
+        self.log_call(stepped);
         if !self.is_enabled() {
             return;
         }
-        let skipped = self.counters.skipped() + self.counters.dropped() != before;
+        let lost = self.counters.skipped() + self.counters.dropped() != call.lost;
         // Another optimizer's forward pass may have gone through this module.
         let others = (self.border.as_ref()).is_some_and(|b| b.skips != b.amp.live().skips());
-        if skipped || (clean && (others || self.suspicious)) {
-            self.statistics.repair(module);
-            self.suspicious = false;
-            if let Some(border) = &mut self.border {
-                let live = border.amp.live();
-                border.skips = if skipped {
-                    live.add_skip()
-                } else {
-                    live.skips()
-                };
-            }
+        let suspicious = std::mem::take(&mut self.suspicious) || others;
+        if let Some(border) = &mut self.border {
+            let live = border.amp.live();
+            border.skips = if lost { live.add_skip() } else { live.skips() };
         }
-        if clean && !skipped {
+        if !call.has_statistics {
+            return;
+        }
+        if lost || (clean && suspicious) {
+            self.statistics.repair(module);
+        } else {
+            // Asked again where something is known.
+            self.suspicious = suspicious && !clean;
+        }
+        if clean && !lost {
             self.statistics.keep(module);
         }
+    }
+
+    /// Tells those who follow the steps whether the optimizer was called.
+    pub(super) fn log_call(&self, stepped: bool) {
+        self.log.record(stepped);
+        if let Some(border) = &self.border {
+            border.amp.step_log().record(stepped);
+        }
+    }
+
+    pub(crate) fn step_log(&self) -> &StepLog {
+        &self.log
     }
 
     pub(super) fn forget_statistics(&mut self) {
@@ -470,7 +508,7 @@ impl GradScaler {
     }
 
     /// At the begin of each call that may step: what the last one has done is over.
-    pub(crate) fn begin_call(&mut self) {
+    pub(crate) fn forget_last_call(&mut self) {
         self.last_outcome = None;
         self.last_status = None;
     }
@@ -580,6 +618,7 @@ impl GradScaler {
         let schedule = self.schedule().restarted();
         *self = Self {
             border: self.border.take(),
+            log: self.log.clone(),
             ..Self::new(schedule)
         };
         self.set_schedule(schedule);
@@ -954,7 +993,7 @@ impl GradScaler {
     /// [`AmpError::LossScaleExhausted`] as [`try_step`](Self::try_step), and [`AmpError::UpdateMissing`] if the parameters
     /// were stepped or observed already.
     pub fn try_observe(&mut self, grads: &UnscaledGradients) -> Result<StepOutcome, AmpError> {
-        self.begin_call();
+        self.forget_last_call();
         self.unsettled.take(grads);
         self.iteration.check(grads, OBSERVED)?;
         self.look_at_losses(grads);
@@ -987,9 +1026,10 @@ impl GradScaler {
     /// [`AmpError::LossScaleExhausted`] or [`AmpError::LossNotFinite`] if the gradients are an overflow too many, as
     /// [`try_step`](Self::try_step); they are counted as discarded.
     pub fn try_discard(&mut self, grads: impl Into<StepGradients>) -> Result<(), AmpError> {
-        self.begin_call();
+        self.forget_last_call();
         self.counters.record_discarded();
         self.last_outcome = Some(StepOutcome::Dropped);
+        self.log_call(false);
         let grads = grads.into();
         if !matches!(&grads, StepGradients::Unscaled(grads) if !grads.has_overflow()) {
             self.suspect_statistics();

@@ -140,6 +140,13 @@ impl StepCounters {
         self.consecutive_skips += 1;
     }
 
+    /// Counts what comes in a row from zero.
+    pub(crate) fn reset_rows(&mut self) {
+        self.reset_consecutive_skips();
+        self.reset_skipped_windows();
+        self.reset_bad_losses();
+    }
+
     pub(crate) fn reset_consecutive_skips(&mut self) {
         self.consecutive_skips = 0;
     }

@@ -8,7 +8,7 @@ use burn::{
 };
 use burn_amp::{
     AccumulationConfig, EmaConfig, GradScaler, GradScalerConfig, GradientClip, MixedPrecision,
-    ModuleOptim, ScaledOptimizer, StepCounters, StepGradients, to_half,
+    ModuleOptim, ScaledOptimizer, StepCounters, to_half,
 };
 use std::{collections::BTreeMap, path::Path};
 
@@ -115,11 +115,16 @@ impl<O: ModuleOptim> Run<O> {
                 loss = loss.mul_scalar(f32::INFINITY);
             }
             let net = self.net.clone();
-            let grads = match amp {
-                Some(_) => GradientsParams::from_grads(loss.backward(), &net).into(),
-                None => StepGradients::from(self.optim.backward(loss, &net)),
+            self.net = match amp {
+                Some(_) => {
+                    let grads = GradientsParams::from_grads(loss.backward(), &net);
+                    self.optim.step(0.05, net, grads)
+                }
+                None => {
+                    let grads = self.optim.backward(loss, &net);
+                    self.optim.step(0.05, net, grads)
+                }
             };
-            self.net = self.optim.step(0.05, net, grads);
             self.done += 1;
         }
     }

@@ -5,7 +5,7 @@ use burn::{
     optim::{GradientsParams, ModuleOptimizer},
     tensor::Device,
 };
-use burn_amp::{GradScaler, GradScalerConfig, ScaledOptimizer, StepGradients, StepOutcome};
+use burn_amp::{GradScaler, GradScalerConfig, ScaledOptimizer, StepOutcome};
 use burn_amp_tests::scaled_by_hand;
 
 use super::{Net, Poison, State, batch, parameters, state};
@@ -88,12 +88,14 @@ fn compare(plan: &Plan, way: Way) -> (Vec<Vec<u8>>, State) {
         if let Some(poison) = poison {
             grads = poison.gradients(grads, &scaled_net);
         }
-        let grads = match way {
-            Way::Scaled => StepGradients::from(scaled_by_hand(scaled.scaler(), grads)),
-            Way::Plain => grads.into(),
-        };
         let before = (parameters(&scaled_net), state(scaled.optimizer()));
-        scaled_net = scaled.step(plan.lr.clone(), scaled_net, grads);
+        scaled_net = match way {
+            Way::Scaled => {
+                let grads = scaled_by_hand(scaled.scaler(), grads);
+                scaled.step(plan.lr.clone(), scaled_net, grads)
+            }
+            Way::Plain => scaled.step(plan.lr.clone(), scaled_net, grads),
+        };
 
         let outcome = scaled.scaler().last_outcome();
         if poison.is_some() {

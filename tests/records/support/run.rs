@@ -8,7 +8,7 @@ use burn::{
 };
 use burn_amp::{
     GradScaler, GradScalerConfig, MixedPrecision, ModuleOptim, ScaledOptimizer, StepCounters,
-    StepGradients, in_f32, to_half,
+    in_f32, to_half,
 };
 use std::{collections::BTreeMap, path::Path};
 
@@ -124,11 +124,16 @@ impl<O: ModuleOptim> Run<O> {
                 loss = loss.mul_scalar(f32::INFINITY);
             }
             let net = self.net.clone();
-            let grads = match amp {
-                Some(_) => GradientsParams::from_grads(loss.backward(), &net).into(),
-                None => StepGradients::from(self.optim.backward(loss, &net)),
+            self.net = match amp {
+                Some(_) => {
+                    let grads = GradientsParams::from_grads(loss.backward(), &net);
+                    self.optim.step(0.01, net, grads)
+                }
+                None => {
+                    let grads = self.optim.backward(loss, &net);
+                    self.optim.step(0.01, net, grads)
+                }
             };
-            self.net = self.optim.step(0.01, net, grads);
             self.step += 1;
         }
     }

@@ -59,7 +59,7 @@ impl GradScaler {
         module: &M,
     ) -> Result<Option<UnscaledGradients>, AmpError> {
         let grads = grads.into();
-        self.begin_call();
+        self.forget_last_call();
         let traversal = Traversal {
             grads: Some(grads.params()),
             sums: Some(&window.sums),
@@ -145,7 +145,7 @@ impl GradScaler {
         window: &mut AccumulationWindow,
         module: &M,
     ) -> Result<Option<UnscaledGradients>, AmpError> {
-        self.begin_call();
+        self.forget_last_call();
         if window.is_empty() {
             self.set_outcome(StepOutcome::NoGradients);
             return Ok(None);

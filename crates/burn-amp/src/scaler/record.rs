@@ -1,10 +1,12 @@
 //! What a record holds of a scaler.
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::GradScaler;
 use crate::{
-    loss_scale::{LossScale, StepOutcome},
+    error::short,
+    loss_scale::{GradScalerConfig, LossScale, StepOutcome},
     step_counters::StepCounters,
 };
 
@@ -16,6 +18,58 @@ pub(crate) struct ScalerState {
     pub(crate) counters: StepCounters,
     /// That of an iteration that has not been ended.
     pub(crate) pending: Option<StepOutcome>,
+    /// Whether the settings of the schedule are to be taken too, in place of the program's.
+    #[serde(skip)]
+    pub(crate) with_settings: bool,
+}
+
+impl ScalerState {
+    /// The schedule to go on with where `here` was: this state under the settings that are there, which the log compares.
+    pub(crate) fn resumed(&self, here: &LossScale, origin: &str) -> LossScale {
+        let (settings, stored) = (here.config(), self.schedule.config());
+        if self.with_settings {
+            let enabled = settings.enabled;
+            return self
+                .schedule
+                .in_program(&GradScalerConfig { enabled, ..*stored });
+        }
+        let resumed = here.continuing(&self.schedule);
+        let differences = differences(settings, stored);
+        if !differences.is_empty() {
+            let (before, after) = (self.schedule.scale(), resumed.scale());
+            let moved = match before == after {
+                true => String::new(),
+                false => format!(
+                    " The loss scale is {}, where the record has {}.",
+                    short(after.into()),
+                    short(before.into())
+                ),
+            };
+            log::warn!(
+                "{origin} was saved with other settings of the loss scale, and those of the program are used: {}.{moved} \
+                 `AmpRecord::with_settings` takes those of the record instead",
+                differences.join(", ")
+            );
+        }
+        resumed
+    }
+}
+
+/// Every setting in which the program differs from the record, in words.
+fn differences(here: &GradScalerConfig, stored: &GradScalerConfig) -> Vec<String> {
+    let fields = |config| match serde_json::to_value(config) {
+        Ok(Value::Object(fields)) => fields,
+        _ => Default::default(),
+    };
+    let stored = fields(stored);
+    fields(here)
+        .into_iter()
+        .filter(|(name, value)| stored.get(name) != Some(value))
+        .map(|(name, value)| {
+            let there = stored.get(&name).unwrap_or(&Value::Null);
+            format!("`{name}` is {value} here and {there} there")
+        })
+        .collect()
 }
 
 impl GradScaler {
@@ -24,26 +78,44 @@ impl GradScaler {
             schedule: self.schedule(),
             counters: self.counters,
             pending: self.iteration.outcome(),
+            with_settings: false,
         }
     }
 
-    /// Goes on from a stored state.
-    pub(crate) fn restore(&mut self, state: ScalerState) {
-        self.set_schedule(state.schedule.in_program(&self.config()));
+    /// Goes on from a stored state, under the settings that are here. Nothing is left of what this scaler has seen before.
+    pub(crate) fn restore(&mut self, state: ScalerState, origin: &str) {
+        self.set_schedule(state.resumed(&self.schedule(), origin));
         self.restore_counters(state);
+        #[cfg(feature = "train")]
+        if let Some(amp) = self.precision() {
+            amp.monitor().publish(self, false);
+        }
     }
 
     /// As [`restore`](Self::restore), where the schedule is in place already.
     pub(crate) fn restore_counters(&mut self, state: ScalerState) {
+        self.forget_steps();
         self.counters = state.counters;
+        if self.config() != *state.schedule.config() {
+            // A run that has ended for its skips is to go on with other settings.
+            self.counters.reset_rows();
+        }
         self.iteration.restore(state.pending);
+    }
+
+    fn forget_steps(&mut self) {
+        (self.last_outcome, self.last_status) = (None, None);
+        self.watch = crate::loss_watch::LossWatch::default();
+        self.unsettled = crate::iteration::Unsettled::default();
         // Those of a model that is loaded too, most likely.
         self.forget_statistics();
+        self.suspicious = false;
     }
 
     /// Counts from zero. The schedule stays.
     #[cfg(feature = "train")]
     pub(crate) fn reset_counters(&mut self) {
+        self.forget_steps();
         self.counters = StepCounters::default();
         self.iteration.restore(None);
     }

@@ -147,16 +147,13 @@ impl DynOptimizer for Carrier {
     ) -> Option<DynState> {
         let (bytes, ..) = src.take_tensor(prefix, TENSOR)?.into_parts();
         // Burn has no errors here.
-        let state = from_bytes(
-            inverted(&bytes),
-            "the loss scaler's state in the optimizer's record",
-        )
-        .unwrap_or_else(|error| {
+        let origin = "the loss scaler's state in the optimizer's record";
+        let state = from_bytes(inverted(&bytes), origin).unwrap_or_else(|error| {
             panic!("{error}; `Resume::check` makes this an error that names the file")
         });
-        if let Some(schedule) = state.schedule() {
-            let schedule = schedule.in_program(self.amp.config());
-            self.amp.live().set_schedule(schedule);
+        if let Some(scaler) = &state.scaler {
+            let live = self.amp.live();
+            live.set_schedule(scaler.resumed(&live.schedule(), "the checkpoint"));
         }
         let entry = Entry {
             state: Some(state),

@@ -1,0 +1,173 @@
+use burn::{
+    lr_scheduler::{
+        LrScheduler, LrSchedulerRecord,
+        module_lr_scheduler::{ModuleLearningRate, ModuleLrScheduler},
+    },
+    optim::LearningRate,
+};
+
+use crate::{
+    mixed_precision::MixedPrecision,
+    module_optim::ModuleOptim,
+    optimizer::ScaledOptimizer,
+    scaler::GradScaler,
+    step_log::{Calls, StepLog},
+};
+
+/// A learning-rate scheduler that does not advance on a step that was skipped.
+///
+/// Around any of Burn's, or one of your own. [`step`](Self::step) gives the learning rate of the next step: that of the last
+/// one again if no step was taken with it, be it skipped, discarded or one micro-batch of several. PyTorch's users call
+/// `scheduler.step()` only if the scale has not been lowered; Lightning and Accelerate do it for them.
+///
+/// It follows the steps of a [`MixedPrecision`], by hand or in a `Learner`: of all its optimizers. With
+/// several, or with a [`GradScaler`] for half-precision parameters, give it the optimizer instead. Without a
+/// loss scale (bf16, f32) no step is skipped, and it advances as the scheduler by itself.
+///
+/// ```
+/// use burn::{
+///     lr_scheduler::linear::LinearLrSchedulerConfig, module::Module, nn::LinearConfig,
+///     optim::{GradientsParams, SgdConfig}, tensor::{Device, Tensor},
+/// };
+/// use burn_amp::{MixedPrecision, ScaledLrScheduler, ScaledOptimizer};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let device = Device::flex().autodiff();
+/// let amp = MixedPrecision::f16();
+/// let mut model = LinearConfig::new(4, 2).init(&device).apply_reparameterization(amp.clone());
+/// let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp);
+/// let mut lr = ScaledLrScheduler::new(LinearLrSchedulerConfig::new(0.3, 0.1, 2).init()?, &amp);
+///
+/// let mut rates = Vec::new();
+/// for factor in [1.0, f32::INFINITY, 1.0] {
+///     let output = amp.autocast(Tensor::<2>::ones([8, 4], &device), |x| model.forward(x));
+///     let loss = (output * factor).mean();
+///     let grads = GradientsParams::from_grads(loss.backward(), &model);
+///     let rate = lr.step();
+///     rates.push(rate.base());
+///     model = optim.step(rate, model, grads);
+/// }
+/// assert_eq!(rates, [0.3, 0.2, 0.2]); // the second step was skipped
+/// # Ok(())
+/// # }
+/// ```
+///
+/// In a `Learner` it is an [`LrScheduler`], whose one learning rate is that of all parameters: for groups, wrap the scheduler of
+/// each by itself, and give them to Burn's `ModuleLrScheduler::with_group`.
+///
+/// Its records are those of the scheduler inside, which reads them too. Saved after a step that was skipped, they go on with
+/// that step's learning rate.
+#[derive(Clone)]
+pub struct ScaledLrScheduler {
+    scheduler: ModuleLrScheduler,
+    /// As it was before its last step.
+    before: ModuleLrScheduler,
+    log: StepLog,
+    /// The calls of the optimizer before the last step of this; none before the first.
+    seen: Option<Calls>,
+}
+
+impl ScaledLrScheduler {
+    /// Puts `scheduler` behind the steps of a [`MixedPrecision`], a
+    /// [`ScaledOptimizer`] or a [`GradScaler`], given as a reference.
+    ///
+    /// `scheduler` is what Burn's configurations build, with its groups, or anything that implements [`LrScheduler`].
+    pub fn new(scheduler: impl Into<ModuleLrScheduler>, steps: impl Into<StepLog>) -> Self {
+        let scheduler = scheduler.into();
+        Self {
+            before: scheduler.clone(),
+            scheduler,
+            log: steps.into(),
+            seen: None,
+        }
+    }
+
+    /// The learning rates of the next step: new ones, unless no step was taken with the last ones. Never waits for the device.
+    ///
+    /// As Burn's `ModuleLrScheduler::step`. Call it on the thread that steps the optimizer.
+    pub fn step(&mut self) -> ModuleLearningRate {
+        match self.is_held() {
+            true => self.scheduler = self.before.clone(),
+            false => self.before = self.scheduler.clone(),
+        }
+        self.seen = Some(self.log.calls());
+        self.scheduler.step()
+    }
+
+    /// The state, to be stored: as `ModuleLrScheduler::to_record`.
+    pub fn to_record(&self) -> LrSchedulerRecord {
+        self.next().to_record()
+    }
+
+    /// Takes over a stored state: its own, or that of the scheduler without this. As `ModuleLrScheduler::load_record`.
+    pub fn load_record(self, record: LrSchedulerRecord) -> Self {
+        let scheduler = self.scheduler.load_record(record);
+        Self {
+            before: scheduler.clone(),
+            scheduler,
+            seen: None,
+            ..self
+        }
+    }
+
+    /// The scheduler that makes the next step.
+    fn next(&self) -> &ModuleLrScheduler {
+        match self.is_held() {
+            true => &self.before,
+            false => &self.scheduler,
+        }
+    }
+
+    /// Whether the optimizer was called since the last step of this, and has not stepped. Where nobody tells, it was not called.
+    fn is_held(&self) -> bool {
+        let calls = self.log.calls();
+        self.seen
+            .is_some_and(|seen| calls.taken == seen.taken && calls.held != seen.held)
+    }
+}
+
+/// For Burn's `ModuleLrScheduler` and its `Learner`: the base learning rate alone.
+impl LrScheduler for ScaledLrScheduler {
+    fn step(&mut self) -> LearningRate {
+        Self::step(self).base()
+    }
+
+    fn to_record(&self) -> LrSchedulerRecord {
+        // That of the scheduler by itself, as which a `ModuleLrScheduler` stores it.
+        Self::to_record(self).record(BASE)
+    }
+
+    fn load_record(&mut self, record: LrSchedulerRecord) {
+        let record = LrSchedulerRecord::new().with_record(BASE, record);
+        *self = Self::load_record(self.clone(), record);
+    }
+}
+
+/// The name of the base scheduler in the record of a `ModuleLrScheduler`.
+const BASE: &str = "0";
+
+impl From<&MixedPrecision> for StepLog {
+    fn from(amp: &MixedPrecision) -> Self {
+        amp.step_log().clone()
+    }
+}
+
+impl From<&GradScaler> for StepLog {
+    fn from(scaler: &GradScaler) -> Self {
+        scaler.step_log().clone()
+    }
+}
+
+impl<O: ModuleOptim> From<&ScaledOptimizer<O>> for StepLog {
+    fn from(optim: &ScaledOptimizer<O>) -> Self {
+        optim.scaler().step_log().clone()
+    }
+}
+
+impl std::fmt::Debug for ScaledLrScheduler {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ScaledLrScheduler")
+            .field("held", &self.is_held())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,6 @@
+//! Programs that must not compile, and what the compiler says.
+
+#[test]
+fn mistakes_do_not_compile() {
+    trybuild::TestCases::new().compile_fail("compile/*_mistake.rs");
+}

@@ -1,0 +1,8 @@
+use burn::module::Module;
+use burn_amp::{GradScaler, UnscaledGradients};
+
+fn twice<M: Module>(scaler: &GradScaler, once: UnscaledGradients, model: &M) {
+    scaler.unscale(once, model);
+}
+
+fn main() {}

@@ -1,0 +1,283 @@
+//! A learning-rate scheduler that waits for steps that are taken.
+
+use burn::{
+    lr_scheduler::{
+        LrScheduler, LrSchedulerRecord,
+        cosine::CosineAnnealingLrSchedulerConfig,
+        linear::LinearLrSchedulerConfig,
+        module_lr_scheduler::{ModuleLrScheduler, ModuleLrSchedulerConfig},
+    },
+    module::{Module, ParamGroup},
+    nn::{Linear, LinearConfig},
+    optim::{GradientsParams, LearningRate, SgdConfig},
+    tensor::{Device, Tensor},
+};
+use burn_amp::{GradScaler, GradScalerConfig, MixedPrecision, ScaledLrScheduler, ScaledOptimizer};
+
+/// A scheduler of a user's: counts its steps.
+#[derive(Clone)]
+struct Counting(u64);
+
+impl LrScheduler for Counting {
+    fn step(&mut self) -> LearningRate {
+        self.0 += 1;
+        self.0 as f64
+    }
+
+    fn to_record(&self) -> LrSchedulerRecord {
+        LrSchedulerRecord::new().with_scalar("count", self.0)
+    }
+
+    fn load_record(&mut self, record: LrSchedulerRecord) {
+        self.0 = record.scalar("count").unwrap();
+    }
+}
+
+struct Loop {
+    amp: MixedPrecision,
+    model: Linear,
+    optim: ScaledOptimizer,
+    device: Device,
+}
+
+impl Loop {
+    fn new(amp: MixedPrecision) -> Self {
+        let device = Device::default().autodiff();
+        let model = LinearConfig::new(4, 2).init(&device);
+        Self {
+            model: model.apply_reparameterization(amp.clone()),
+            optim: ScaledOptimizer::new(SgdConfig::new().init(), &amp),
+            amp,
+            device,
+        }
+    }
+
+    fn gradients(&self, good: bool) -> GradientsParams {
+        let input = Tensor::<2>::ones([8, 4], &self.device);
+        let output = self.amp.autocast(input, |x| self.model.forward(x));
+        let loss = (output * if good { 1.0 } else { f32::INFINITY }).mean();
+        GradientsParams::from_grads(loss.backward(), &self.model)
+    }
+
+    fn step(&mut self, lr: &mut ScaledLrScheduler, good: bool) -> f64 {
+        let grads = self.gradients(good);
+        let rate = lr.step();
+        let base = rate.base();
+        self.model = self.optim.step(rate, self.model.clone(), grads);
+        base
+    }
+}
+
+/// Where the device has no f16, the scaler tests all the same.
+fn amp() -> MixedPrecision {
+    let half = MixedPrecision::f16();
+    match half.check_device(&Device::default()) {
+        Ok(()) => half,
+        Err(_) => MixedPrecision::f32()
+            .with_scaler(GradScalerConfig::new())
+            .unwrap(),
+    }
+}
+
+#[test]
+fn it_advances_with_steps_that_are_taken() {
+    for of_optim in [false, true] {
+        let mut run = Loop::new(amp());
+        let mut lr = match of_optim {
+            true => ScaledLrScheduler::new(Counting(0), &run.optim),
+            false => ScaledLrScheduler::new(Counting(0), &run.amp),
+        };
+        let steps = [true, false, false, true, true, false, true];
+        let rates = steps.map(|good| run.step(&mut lr, good));
+        assert_eq!(rates, [1.0, 2.0, 2.0, 2.0, 3.0, 4.0, 4.0]);
+    }
+}
+
+/// The first step of all, too, whatever others on the handle have done before.
+#[test]
+fn a_skip_before_the_first_step_is_not_its_own() {
+    let mut run = Loop::new(amp());
+    let mut other = ScaledLrScheduler::new(Counting(0), &run.amp);
+    run.step(&mut other, false);
+    let mut lr = ScaledLrScheduler::new(Counting(0), &run.amp);
+    let rates = [false, true, true].map(|good| run.step(&mut lr, good));
+    assert_eq!(rates, [1.0, 1.0, 2.0]);
+}
+
+/// Burn's schedulers with their groups.
+#[test]
+fn groups_wait_too() {
+    let schedule = || {
+        let base = LinearLrSchedulerConfig::new(0.5, 0.1, 4).into();
+        let bias = ParamGroup::from_predicate("bias");
+        let bias_schedule = CosineAnnealingLrSchedulerConfig::new(0.8, 4);
+        let config = ModuleLrSchedulerConfig::new(base).with_group(bias, bias_schedule);
+        config.init().unwrap()
+    };
+    let (mut run, mut plain) = (Loop::new(amp()), schedule());
+    let mut lr = ScaledLrScheduler::new(schedule(), &run.amp);
+    let id = run.model.bias.as_ref().unwrap().id;
+    for good in [true, false, true, true] {
+        let expected = plain.clone().step();
+        let found = lr.step();
+        for path in ["weight", "bias"] {
+            let rate = |of: &burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate| {
+                of.lr_from_param(id, Some(path))
+            };
+            assert_eq!(rate(&found), rate(&expected));
+        }
+        let grads = run.gradients(good);
+        run.model = run.optim.step(found, run.model.clone(), grads);
+        if good {
+            plain.step();
+        }
+    }
+}
+
+/// In Burn's own scheduler, each group by itself.
+#[test]
+fn it_goes_into_burns_scheduler() {
+    let mut run = Loop::new(amp());
+    let wrapped = |start| ScaledLrScheduler::new(Counting(start), &run.amp);
+    let bias = ParamGroup::from_predicate("bias");
+    let mut lr = ModuleLrScheduler::new(wrapped(0)).with_group(bias, wrapped(100));
+    let id = run.model.weight.id;
+    let mut rates = Vec::new();
+    for good in [true, false, true] {
+        let rate = lr.step();
+        rates.push((rate.base(), rate.lr_from_param(id, Some("bias"))));
+        let grads = run.gradients(good);
+        run.model = run.optim.step(rate, run.model.clone(), grads);
+    }
+    assert_eq!(rates, [(1.0, 101.0), (2.0, 102.0), (2.0, 102.0)]);
+}
+
+/// A window of micro-batches is one step, and so is what is left of it.
+#[test]
+fn it_advances_once_in_a_window() {
+    let mut run = Loop::new(amp());
+    run.optim = run.optim.with_accumulation(3).unwrap();
+    let mut lr = ScaledLrScheduler::new(Counting(0), &run.optim);
+    let steps = [true, true, true, true, false, true, true];
+    let rates = steps.map(|good| run.step(&mut lr, good));
+    assert_eq!(rates, [1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0]);
+    run.model = run.optim.flush(lr.step(), run.model.clone());
+    assert_eq!(lr.step().base(), 3.0);
+}
+
+#[test]
+fn gradients_that_are_discarded_are_no_step() {
+    let mut run = Loop::new(amp());
+    let mut lr = ScaledLrScheduler::new(Counting(0), &run.amp);
+    run.step(&mut lr, true);
+    assert_eq!(lr.step().base(), 2.0);
+    let grads = run.gradients(true);
+    run.optim.discard(grads);
+    assert_eq!(run.step(&mut lr, true), 2.0);
+    assert_eq!(run.step(&mut lr, true), 3.0);
+}
+
+/// Nothing is skipped without a scaler, nor is anything known where a plain optimizer steps.
+#[test]
+fn without_a_scaler_it_is_the_scheduler_itself() {
+    let amp = MixedPrecision::f32();
+    let mut run = Loop::new(amp.clone());
+    let mut lr = ScaledLrScheduler::new(Counting(0), &amp);
+    let rates = [true, false, true].map(|good| run.step(&mut lr, good));
+    assert_eq!(rates, [1.0, 2.0, 3.0]);
+
+    let mut lr = ScaledLrScheduler::new(Counting(0), &MixedPrecision::f16());
+    assert_eq!([(); 3].map(|()| lr.step().base()), [1.0, 2.0, 3.0]);
+}
+
+#[test]
+fn a_scaler_alone_is_followed() {
+    let device = Device::default().autodiff();
+    let mut model = LinearConfig::new(4, 2).init(&device);
+    let mut scaler: GradScaler = GradScalerConfig::new().init().unwrap();
+    let mut optim = SgdConfig::new().init();
+    let mut lr = ScaledLrScheduler::new(Counting(0), &scaler);
+    let mut rates = Vec::new();
+    for factor in [1.0, f32::INFINITY, 1.0, 1.0] {
+        let loss = model.forward(Tensor::<2>::ones([8, 4], &device)).mean() * factor;
+        let grads = scaler.backward(loss, &model);
+        let grads = scaler.unscale(grads, &model);
+        let rate = lr.step();
+        rates.push(rate.base());
+        model = scaler.step(&mut optim, rate, model, grads);
+        scaler.update();
+    }
+    assert_eq!(rates, [1.0, 2.0, 2.0, 3.0]);
+}
+
+/// Two optimizers, each with a schedule of its own: a skip of one leaves the other's alone.
+#[test]
+fn each_optimizer_has_its_own_schedule() {
+    let amp = amp();
+    let mut runs = [Loop::new(amp.clone()), Loop::new(amp)];
+    let mut lrs =
+        [0, 1].map(|index: usize| ScaledLrScheduler::new(Counting(0), &runs[index].optim));
+    let mut rates = [Vec::new(), Vec::new()];
+    for good in [[true, true], [false, true], [true, true]] {
+        for index in [0, 1] {
+            rates[index].push(runs[index].step(&mut lrs[index], good[index]));
+        }
+    }
+    assert_eq!(rates, [[1.0, 2.0, 2.0], [1.0, 2.0, 3.0]]);
+}
+
+/// Threads that step in their own time, as the workers of a training on several devices do.
+#[test]
+fn each_thread_follows_its_own_steps() {
+    let amp = amp();
+    let lr = ScaledLrScheduler::new(Counting(0), &amp);
+    let work = |pattern: [bool; 4]| {
+        let (mut lr, mut run) = (lr.clone(), Loop::new(amp.clone()));
+        move || pattern.map(|good| run.step(&mut lr, good))
+    };
+    let work = [
+        work([true, false, true, true]),
+        work([true, true, true, false]),
+    ];
+    let rates = std::thread::scope(|threads| {
+        let threads = work.map(|work| threads.spawn(work));
+        threads.map(|thread| thread.join().unwrap())
+    });
+    assert_eq!(rates, [[1.0, 2.0, 2.0, 3.0], [1.0, 2.0, 3.0, 4.0]]);
+}
+
+/// A record is that of the scheduler inside, as it goes on: after a skip, with the learning rate that was not used.
+#[test]
+fn records_resume() {
+    let linear = || LinearLrSchedulerConfig::new(0.9, 0.1, 8).init().unwrap();
+    for last in [true, false] {
+        let mut run = Loop::new(amp());
+        let mut lr = ScaledLrScheduler::new(linear(), &run.amp);
+        for good in [true, true, false, true, last] {
+            run.step(&mut lr, good);
+        }
+        let bytes = lr.to_record().into_bytes().unwrap();
+        let record = LrSchedulerRecord::from_bytes(bytes).unwrap();
+        let next = lr.step().base();
+        let mut resumed = ScaledLrScheduler::new(linear(), &Loop::new(amp()).amp);
+        resumed = resumed.load_record(record.clone());
+        assert_eq!(resumed.step().base(), next);
+        // The scheduler by itself reads it.
+        assert_eq!(linear().load_record(record).step().base(), next);
+        // And in Burn's, whose records are those of the scheduler by itself.
+        let mut run = Loop::new(amp());
+        let mut lr = ModuleLrScheduler::new(ScaledLrScheduler::new(linear(), &run.amp));
+        for good in [true, true, false, true, last] {
+            let grads = run.gradients(good);
+            run.model = run.optim.step(lr.step(), run.model.clone(), grads);
+        }
+        let record = lr.to_record();
+        assert_eq!(lr.step().base(), next);
+        for resumed in [
+            ModuleLrScheduler::new(ScaledLrScheduler::new(linear(), &run.amp)),
+            linear(),
+        ] {
+            assert_eq!(resumed.load_record(record.clone()).step().base(), next);
+        }
+    }
+}

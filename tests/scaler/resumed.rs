@@ -1,0 +1,269 @@
+//! A run goes on from a record, with other settings or into a scaler that was used: the state is the record's, the settings are
+//! the program's.
+
+use burn::{
+    optim::{ModuleOptimizer, SgdConfig},
+    tensor::{Device, Tensor},
+};
+use burn_amp::{
+    AmpError, AmpRecord, GradScaler, GradScalerConfig, MixedPrecision, ScaledOptimizer,
+};
+use burn_amp_tests::scaled_by_hand;
+use log::Level;
+
+use crate::support::{Model, captured};
+
+/// What was saved: nothing at its default, two clean steps after one overflow of three that are tolerated.
+fn stored() -> GradScalerConfig {
+    GradScalerConfig::new()
+        .with_init_scale(1024.0)
+        .with_growth_interval(7)
+        .with_min_scale(Some(2.0))
+        .with_max_scale(Some(4096.0))
+        .with_hysteresis(3)
+        .with_max_consecutive_skips(Some(9))
+}
+
+fn optimizer(config: GradScalerConfig) -> ScaledOptimizer<ModuleOptimizer> {
+    ScaledOptimizer::new(SgdConfig::new().init(), config.init().unwrap())
+}
+
+fn step(optim: &mut ScaledOptimizer<ModuleOptimizer>, overflow: bool) -> Result<(), AmpError> {
+    let (model, scale) = (Model::new(), optim.scaler().loss_scale());
+    let grads = match overflow {
+        true => model.overflowing(scale),
+        false => model.clean(scale),
+    };
+    optim.try_step(0.1, model, grads)?;
+    Ok(())
+}
+
+fn trained(config: GradScalerConfig, overflows: &[bool]) -> ScaledOptimizer<ModuleOptimizer> {
+    let mut optim = optimizer(config);
+    for overflow in overflows {
+        step(&mut optim, *overflow).unwrap();
+    }
+    optim
+}
+
+fn saved() -> AmpRecord {
+    trained(stored(), &[true, false, false]).to_record()
+}
+
+/// Loads into optimizers of both kinds and a scaler alone, and looks at each.
+fn each(config: GradScalerConfig, record: &AmpRecord, check: impl Fn(&GradScaler)) {
+    let mut optim = optimizer(config);
+    optim.load_record(record.clone());
+    check(optim.scaler());
+    let mut scaler = config.init().unwrap();
+    scaler.load_record(record.clone());
+    check(&scaler);
+    let amp = MixedPrecision::f16().with_scaler(config).unwrap();
+    let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp);
+    optim.load_record(record.clone());
+    check(optim.scaler());
+    assert_eq!(amp.loss_scale(), optim.scaler().loss_scale());
+}
+
+#[test]
+fn the_settings_are_the_programs() {
+    let edited = GradScalerConfig::new()
+        .with_growth_interval(500)
+        .with_backoff_factor(0.25)
+        .with_hysteresis(2)
+        .with_max_consecutive_skips(Some(20));
+    each(edited, &saved(), |scaler| {
+        assert_eq!(scaler.config(), edited);
+        let schedule = scaler.schedule();
+        assert_eq!((schedule.scale(), schedule.growth_tracker()), (1024.0, 2));
+        // One of the tolerated overflows is used up, as it was.
+        assert_eq!(schedule.hysteresis_tracker(), 1);
+        let counters = scaler.counters();
+        assert_eq!((counters.steps(), counters.skipped()), (3, 1));
+    });
+    // The state counts as the new settings have it.
+    let mut scaler = optimizer(edited);
+    scaler.load_record(saved());
+    step(&mut scaler, true).unwrap();
+    assert_eq!(scaler.scaler().loss_scale(), 256.0);
+}
+
+#[test]
+fn each_difference_is_named() {
+    let record = saved();
+    let warned = |config: GradScalerConfig| {
+        captured(Level::Warn, || {
+            config.init().unwrap().load_record(record.clone());
+        })
+    };
+    assert_eq!(warned(stored()), [""; 0]);
+    let edited = stored()
+        .with_growth_interval(500)
+        .with_max_scale(None)
+        .with_max_consecutive_skips(Some(10));
+    let [message] = &warned(edited)[..] else {
+        panic!("not one message");
+    };
+    for part in [
+        "`growth_interval` is 500 here and 7 there",
+        "`max_scale` is null here and 4096.0 there",
+        "`max_consecutive_skips` is 10 here and 9 there",
+        "`AmpRecord::with_settings`",
+    ] {
+        assert!(message.contains(part), "{message} lacks {part}");
+    }
+    for part in ["init_scale", "hysteresis", "min_scale", "factor"] {
+        assert!(!message.contains(part), "{message} has {part}");
+    }
+}
+
+#[test]
+fn one_call_takes_the_settings_of_the_record() {
+    let messages = captured(Level::Warn, || {
+        each(
+            GradScalerConfig::new(),
+            &saved().with_settings(),
+            |scaler| {
+                assert_eq!(scaler.config(), stored());
+                assert_eq!(scaler.schedule(), *saved().schedule().unwrap());
+            },
+        );
+    });
+    assert_eq!(messages, [""; 0]);
+    // Through a file too. Whether there is scaling at all is the program's.
+    let bytes = saved().into_bytes().unwrap();
+    let mut disabled = GradScalerConfig::new().with_enabled(false).init().unwrap();
+    disabled.load_record(AmpRecord::from_bytes(bytes).unwrap().with_settings());
+    assert_eq!(disabled.config(), stored().with_enabled(false));
+}
+
+/// The scale of the record is moved into the bounds of the program.
+#[test]
+fn the_bounds_are_the_programs() {
+    for (config, expected) in [
+        (
+            GradScalerConfig::new().with_max_scale(Some(65536.0)),
+            1024.0,
+        ),
+        (
+            GradScalerConfig::new()
+                .with_init_scale(256.0)
+                .with_max_scale(Some(512.0)),
+            512.0,
+        ),
+        (GradScalerConfig::new().with_min_scale(Some(2048.0)), 2048.0),
+    ] {
+        each(config, &saved(), |scaler| {
+            assert_eq!(scaler.loss_scale(), expected);
+            assert_eq!(scaler.config(), config);
+        });
+    }
+}
+
+/// A static scale is a setting, and a dynamic one a state.
+#[test]
+fn a_static_scale_is_the_programs() {
+    let fixed = |scale| {
+        GradScalerConfig::new()
+            .with_init_scale(scale)
+            .with_dynamic(false)
+    };
+    each(fixed(8.0), &saved(), |scaler| {
+        assert_eq!(scaler.loss_scale(), 8.0)
+    });
+    let record = trained(fixed(32.0), &[false]).to_record();
+    each(fixed(8.0), &record, |scaler| {
+        assert_eq!(scaler.loss_scale(), 8.0)
+    });
+    each(GradScalerConfig::new(), &record, |scaler| {
+        assert_eq!(scaler.loss_scale(), 32.0);
+        assert!(scaler.config().dynamic);
+    });
+    // One that the program itself has set, since it was built.
+    let mut moved = optimizer(fixed(32.0));
+    moved.scaler_mut().set_loss_scale(16.0).unwrap();
+    each(fixed(32.0), &moved.to_record(), |scaler| {
+        assert_eq!(scaler.loss_scale(), 16.0)
+    });
+}
+
+/// A run that has ended for too many skips goes on where a setting was edited, for whatever reason it ended.
+#[test]
+fn after_exhaustion_the_configuration_is_edited() {
+    let config = GradScalerConfig::new()
+        .with_init_scale(16.0)
+        .with_min_scale(Some(4.0))
+        .with_max_consecutive_skips(Some(3));
+    let mut optim = optimizer(config);
+    let error = (0..100).find_map(|_| step(&mut optim, true).err()).unwrap();
+    assert!(
+        matches!(error, AmpError::LossScaleExhausted { .. }),
+        "{error}"
+    );
+    assert_eq!(optim.scaler().loss_scale(), 4.0);
+    let bytes = optim.into_bytes().unwrap();
+
+    // Unedited, it ends at once.
+    let mut same = optimizer(config);
+    same.from_bytes(bytes.clone()).unwrap();
+    step(&mut same, true).unwrap_err();
+
+    let lower = config.with_min_scale(None);
+    let longer = lower.with_max_consecutive_skips(Some(20));
+    let raised = config.with_init_scale(128.0).with_min_scale(Some(64.0));
+    let raised = raised.with_max_consecutive_skips(None);
+    for (edited, next) in [(lower, 2.0), (longer, 2.0), (raised, 64.0)] {
+        let mut optim = optimizer(edited);
+        optim.from_bytes(bytes.clone()).unwrap();
+        assert_eq!(optim.scaler().counters().consecutive_skips(), 0);
+        if next < 4.0 {
+            step(&mut optim, true).unwrap();
+        }
+        assert_eq!(optim.scaler().loss_scale(), next);
+        step(&mut optim, false).unwrap();
+        assert_eq!(optim.scaler().counters().stepped(), 1);
+    }
+}
+
+/// What the scaler had seen before is not told of the run that was loaded.
+#[test]
+fn a_used_scaler_forgets() {
+    let used = || {
+        let mut optim = trained(stored(), &[false, true, true, true]);
+        // A loss whose gradients have not come.
+        let _ = optim
+            .scaler_mut()
+            .scale(Tensor::<1>::ones([1], &Device::flex()));
+        optim
+    };
+    let mut optim = used();
+    assert!(optim.scaler().last_outcome().is_some() && optim.scaler().last_status().is_some());
+    optim.load_record(saved());
+    let mut scaler = used().scaler().clone();
+    scaler.load_record(saved());
+    let mut plain = used();
+    plain.load_record(plain_record());
+    for scaler in [optim.scaler(), &scaler, plain.scaler()] {
+        assert_eq!(scaler.last_outcome(), None);
+        assert!(scaler.last_status().is_none());
+    }
+    let mut fresh = optimizer(stored());
+    fresh.load_record(saved());
+    assert_eq!(
+        format!("{:?}", optim.scaler()),
+        format!("{:?}", fresh.scaler())
+    );
+    // That loss is not compared with the gradients of another run.
+    let model = Model::new();
+    let zeros = scaled_by_hand(optim.scaler(), model.gradients(|_| 0.0));
+    let messages = captured(Level::Warn, || {
+        optim.step(0.1, model.clone(), zeros);
+    });
+    assert_eq!(messages, [""; 0]);
+}
+
+/// That of an optimizer without loss scaling.
+fn plain_record() -> AmpRecord {
+    let bytes = SgdConfig::new().init().into_bytes().unwrap();
+    AmpRecord::from_bytes(bytes).unwrap()
+}

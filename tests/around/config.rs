@@ -85,6 +85,8 @@ fn with_mixed_precision() {
         panic!("other settings were accepted");
     };
     assert_eq!(field, "scaler");
+    let other = GradScalerConfig::new().init().unwrap();
+    assert!(config.init(sgd(), other).is_err());
     let amp = amp.with_scaler(config.scaler.clone()).unwrap();
     let optim = config.init(sgd(), &amp).unwrap();
     assert_eq!(optim.scaler().loss_scale(), 8.0);

@@ -29,7 +29,7 @@ impl MixedPrecision {
     ///
     /// `loss` computes a loss as the training loop does, with [`autocast`](Self::autocast) inside. It runs three times or
     /// more. The gradients with the loss scale at the border are compared, bit for bit, with those of a loss that is scaled by
-    /// hand: a difference shows a tensor that enters or leaves a scope by the back door (cast by hand, captured, carried out).
+    /// hand: a difference shows a tensor that enters or leaves a scope without being scaled (cast by hand, captured, carried out).
     /// Running statistics are as before when this returns; the device's random numbers are seeded. Waits for the device.
     ///
     /// Returns what the gradients are like at the present loss scale, or at the highest one below at which they are finite.

@@ -85,7 +85,7 @@ impl EmaConfig {
 ///     let grads = scaler.unscale(scaler.backward(model.forward(input).mean(), &model), &model);
 ///     model = scaler.step(&mut optim, 0.1, model, grads);
 ///     // Of this very step: `update` gives the joint outcome of all optimizers, and none where each micro-batch moves the scale.
-///     if scaler.last_outcome() == Some(StepOutcome::Applied) {
+///     if scaler.last_outcome() == Some(StepOutcome::Stepped) {
 ///         model = ema.update(model);
 ///     }
 ///     scaler.update();

@@ -6,7 +6,7 @@ use thiserror::Error;
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum AmpError {
-    /// A setting outside its range; names the field, the value and the range.
+    /// A setting is outside its range.
     #[error("`{field}` is {value}, but must be {allowed}")]
     InvalidValue {
         /// The name of the refused field, as written in the code.
@@ -17,9 +17,9 @@ pub enum AmpError {
         allowed: String,
     },
 
-    /// Gradients overflow, and lower loss scales were tried too often, or the scale cannot go lower.
+    /// Gradients overflow, and the loss scale cannot go lower, or too many steps in a row were skipped.
     ///
-    /// The step was counted as skipped; parameters, optimizer state and loss scale are as they were.
+    /// The step was counted as skipped. Parameters, optimizer state and loss scale are as they were.
     #[error(
         "loss scale exhausted: gradients still overflow at loss scale {} after {skips} skipped steps in a row; \
          the first parameter whose gradient overflows is `{parameter}`. Inputs, loss or parameters may hold an infinity \
@@ -35,12 +35,12 @@ pub enum AmpError {
         parameter: String,
     },
 
-    /// The gradient of the loss was infinite or NaN too often in a row, and no loss scale is to blame.
+    /// The gradient of the loss was infinite or NaN in too many steps in a row. The loss scale is not the cause.
     ///
-    /// The step was counted as skipped; parameters, optimizer state and loss scale are as they were.
+    /// The step was counted as skipped. Parameters, optimizer state and loss scale are as they were.
     #[error(
-        "{}: {skips} steps in a row were skipped for it, and no loss scale is to blame. Look at the inputs, the learning rate and \
-         the loss",
+        "{}: {skips} steps in a row were skipped. The loss scale is not the cause. Look at the inputs, the learning rate and the \
+         loss",
         if *output_finite { "the loss, or its gradient, is infinite or NaN" } else { "the model's output is infinite or NaN" }
     )]
     LossNotFinite {
@@ -97,9 +97,9 @@ pub enum AmpError {
     /// Burn refused to combine two dtypes inside a scope.
     #[error(
         "two dtypes meet inside `autocast`, which computes in {dtype:?}{}: {message}. A layer that holds f32 tensors of its own \
-         (BatchNorm, Lstm, Gru, positional encodings) belongs into `in_f32(x, |x| layer.forward(x))`; a tensor that is captured or \
-         made inside into `amp.cast(tensor)`; work on other threads into `Scope::enter`; and the model needs \
-         `apply_reparameterization(amp.clone())` with this very `MixedPrecision`",
+         (BatchNorm, Lstm, Gru, positional encodings) goes into `in_f32(x, |x| layer.forward(x))`. A tensor that is captured or made \
+         inside goes into `amp.cast(tensor)`. Work on other threads goes into `Scope::enter`. The model needs \
+         `apply_reparameterization(amp.clone())` with this same `MixedPrecision`",
         parameter.as_ref().map(|path| format!(" (the parameter read last is `{path}`)")).unwrap_or_default()
     )]
     DTypeClash {
@@ -118,7 +118,7 @@ pub enum AmpError {
     )]
     NoScope,
 
-    /// A dry run gave a loss in half precision, which has no digits for it.
+    /// A dry run gave a loss in half precision, which is too coarse for it.
     #[error(
         "the loss is {dtype:?}: let the model's output leave `autocast`, and take the loss of it in f32"
     )]
@@ -137,7 +137,7 @@ pub enum AmpError {
         parameter: String,
     },
 
-    /// A dry run found no gradient that is not zero.
+    /// A dry run found only gradients of zero, or none.
     #[error(
         "{}: the loss does not depend on the parameters, or they are frozen",
         if *gradients == 0 { "no parameter has a gradient" } else { "all gradients are zero" }
@@ -191,7 +191,7 @@ pub enum AmpError {
         gradient_dtype: DType,
     },
 
-    /// A gradient has not the shape of its parameter. Nothing was changed.
+    /// A gradient does not have its parameter's shape. Nothing was changed.
     #[error(
         "the gradient of `{parameter}` has {}, but the parameter has shape {expected:?}",
         found.as_ref().map_or("another rank".to_string(), |shape| format!("shape {shape:?}"))
@@ -205,12 +205,11 @@ pub enum AmpError {
         found: Option<Vec<usize>>,
     },
 
-    /// A parameter was about to be stepped twice without an `update` between, which would test
-    /// two sets of gradients against one scale. Nothing was changed.
+    /// A parameter would be stepped twice without an `update` between. Nothing was changed.
     ///
     /// PyTorch: "step() has already been called since the last update()".
     #[error(
-        "`step` has already been called for parameter `{parameter}` since the last `update`: call `GradScaler::update` once after \
+        "`step` has already been called for parameter `{parameter}` since the last `update`. Call `GradScaler::update` once after \
          the steps of an iteration"
     )]
     UpdateMissing {
@@ -227,7 +226,7 @@ pub enum AmpError {
         reason: String,
     },
 
-    /// A record is truncated or changed, or not a record at all. Nothing was loaded.
+    /// A file is truncated or was changed, or it is not a record. Nothing was loaded.
     #[error("{origin} is damaged or not a record: {reason}")]
     DamagedRecord {
         /// The file, or "memory".
@@ -236,7 +235,7 @@ pub enum AmpError {
         reason: String,
     },
 
-    /// A record of another kind, or of another optimizer. Nothing was loaded.
+    /// A record of another kind, of another optimizer or of another model. Nothing was loaded.
     #[error("{origin} does not fit: {reason}")]
     ForeignRecord {
         /// The file, or "memory".
@@ -264,7 +263,7 @@ pub enum AmpError {
     )]
     EmptyState,
 
-    /// A [`state_dict`](crate::GradScaler::state_dict) that lacks a value, or a text that is none. Nothing was loaded.
+    /// A [`state_dict`](crate::GradScaler::state_dict) lacks a value, or the text is none. Nothing was loaded.
     #[error("not the state of a GradScaler: {reason}")]
     InvalidState {
         /// What is wrong with it.

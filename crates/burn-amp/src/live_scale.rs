@@ -116,7 +116,7 @@ impl LiveScale {
         self.skips.load(Ordering::Relaxed)
     }
 
-    /// An optimizer that is to be heard before an iteration ends.
+    /// Adds an optimizer: an iteration ends when each of them has stepped.
     pub(crate) fn join(&self) -> Arc<()> {
         let member = Arc::new(());
         self.state().members.push(Arc::downgrade(&member));

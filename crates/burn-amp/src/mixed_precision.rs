@@ -239,13 +239,6 @@ pub struct ScopedParameter {
     path: Arc<str>,
 }
 
-impl ScopedParameter {
-    /// The `MixedPrecision` whose scopes it heeds.
-    pub fn precision(&self) -> &MixedPrecision {
-        &self.amp
-    }
-}
-
 impl Reparameterization for ScopedParameter {
     const NAME: &'static str = "mixed_precision";
 

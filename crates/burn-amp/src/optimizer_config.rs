@@ -71,8 +71,8 @@ impl ScaledOptimizerConfig {
     ///
     /// # Errors
     ///
-    /// [`AmpError::InvalidValue`], which names the field, its value and the allowed range; also if the settings of the
-    /// `MixedPrecision` are others than these.
+    /// [`AmpError::InvalidValue`], which names the field, its value and the allowed range; also if `scaler` has other settings
+    /// than these.
     pub fn init<O: ModuleOptim>(
         &self,
         optim: O,
@@ -80,14 +80,11 @@ impl ScaledOptimizerConfig {
     ) -> Result<ScaledOptimizer<O>, AmpError> {
         let scaler = scaler.into();
         self.scaler.schedule()?;
-        if scaler
-            .precision()
-            .is_some_and(|amp| self.scaler != *amp.config())
-        {
-            let allowed = "the settings of the `MixedPrecision`: give it these by `MixedPrecision::with_scaler`";
+        if scaler.config() != self.scaler {
+            let allowed = "with these settings: make it by `MixedPrecision::with_scaler(config.scaler)`, or by `config.scaler.init()`";
             return Err(AmpError::InvalidValue {
                 field: "scaler",
-                value: "other settings".into(),
+                value: "one with other settings".into(),
                 allowed: allowed.into(),
             });
         }

@@ -1,13 +1,16 @@
 //! An optimizer's state in a container: what can be known of it before a module says whose it is.
 
 use burn::{
-    module::{Module, ModuleVisitor, Param},
+    module::{Module, Param},
     tensor::{DType, Shape, Tensor},
 };
 use std::collections::BTreeMap;
 
 use super::Container;
-use crate::{error::AmpError, module_path::ModulePath};
+use crate::{
+    error::AmpError,
+    module_path::{self, ModulePath},
+};
 
 /// The tensors of a stored state: field and shape, by parameter.
 #[derive(Clone, Debug)]
@@ -66,10 +69,9 @@ impl OptimizerState {
     pub(crate) fn check<M: Module>(&self, module: &M) -> Result<(), AmpError> {
         let mut check = Check {
             unknown: self.tensors.clone(),
-            path: ModulePath::default(),
             misfit: None,
         };
-        module.visit(&mut check);
+        module_path::visit(module, &mut check);
         if let Some(reason) = check.misfit {
             let origin = self.origin.clone();
             return Err(AmpError::ForeignRecord { origin, reason });
@@ -123,24 +125,15 @@ fn fits(field: &str, shape: &Shape, parameter: &Shape) -> bool {
 
 struct Check {
     unknown: BTreeMap<u64, Vec<(String, Shape)>>,
-    path: ModulePath,
     misfit: Option<String>,
 }
 
-impl ModuleVisitor for Check {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.enter(name);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.exit();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+impl module_path::Visit for Check {
+    fn parameter<const D: usize>(&mut self, path: &ModulePath, param: &Param<Tensor<D>>) {
         let expected = param.shape();
         for (field, shape) in self.unknown.remove(&param.id.val()).unwrap_or_default() {
             if self.misfit.is_none() && !fits(&field, &shape, &expected) {
-                let path = self.path.join();
+                let path = path.as_str();
                 self.misfit = Some(format!(
                     "its state `{field}` for `{path}` has shape {shape}, but the parameter has {expected}"
                 ));

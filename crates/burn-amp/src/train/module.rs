@@ -23,7 +23,7 @@ impl<M: Module> Module for Scaled<M> {
         self.inner.collect_devices(devices)
     }
 
-    /// As the model's. Each fork is heard by itself before an iteration ends: that of a worker of `ddp`.
+    /// As the model's. Each fork counts as an optimizer of its own: that of a worker of `ddp` steps by itself.
     fn fork(mut self, device: &Device) -> Self {
         self.inner = self.inner.fork(device);
         self.trained = self.trained.map(|trained| trained.fork(device));

@@ -56,7 +56,7 @@ impl<M> Scaled<M> {
         options: StepOptions,
         mixed: bool,
     ) -> Self {
-        // Heard with others only where Burn forks the model for a worker.
+        // Burn clones the model: only its forks, for workers, count as optimizers of their own.
         scaler.leave();
         amp.monitor().publish(&scaler, false);
         Self {

@@ -311,7 +311,7 @@ fn parity_torch_scale_through_grad_scaler() {
                     Event::Resume => {
                         let record = scaler.to_record();
                         scaler = trace.config.settings().init().unwrap();
-                        scaler.load_record(record);
+                        scaler.load_record(record.with_settings());
                     }
                 }
                 assert_state(&scaler.schedule(), expected, &at);

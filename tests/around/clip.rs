@@ -12,7 +12,6 @@ use burn_amp::{
     StepOutcome, UnscaledGradients,
 };
 use burn_amp_tests::scaled_by_hand;
-use burn_amp_tests::scaled_by_hand;
 use proptest::prelude::*;
 
 use crate::support::{Pair, on_flex, sgd, values};

@@ -155,8 +155,9 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ///
     /// `grads` are Burn's own, unscaled as they come from [`autocast`](crate::MixedPrecision::autocast), those of a loss that was
     /// scaled by hand ([`ScaledGradients`]), or [`UnscaledGradients`]. If they overflow, the step is skipped: parameters and
-    /// optimizer state stay as they are, bit for bit, and the loss scale backs off. Waits for the device once, to
-    /// read the verdict on scaled gradients.
+    /// optimizer state stay as they are, bit for bit, and the loss scale backs off. Running statistics (BatchNorm's) that the forward
+    /// pass has made infinite or NaN are those of the last good step again; finite ones stay. Waits for the device once, to read
+    /// what the gradients are like; on a skipped step once or twice more, if the module has running statistics.
     ///
     /// With [`with_accumulation`](Self::with_accumulation) it takes a micro-batch, and returns the module as it came until the
     /// window is full; [`window`](Self::window) is empty after a step.
@@ -584,6 +585,7 @@ impl StepOptions {
             _ => None,
         };
         let Some(grads) = grads else {
+            scaler.log_call(false);
             return Ok(None);
         };
         let call = scaler.begin_call(statistics);

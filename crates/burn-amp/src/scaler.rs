@@ -449,7 +449,7 @@ impl GradScaler {
     }
 
     /// Tells those who follow the steps whether the optimizer was called.
-    pub(super) fn log_call(&self, stepped: bool) {
+    pub(crate) fn log_call(&self, stepped: bool) {
         self.log.record(stepped);
         if let Some(border) = &self.border {
             border.amp.step_log().record(stepped);

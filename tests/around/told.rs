@@ -1,7 +1,7 @@
 //! What the scaler tells of clipping, dropped micro-batches and discarded gradients.
 
 use burn::{module::ParamGroup, tensor::DType};
-use burn_amp::{AccumulationConfig, GradientClip};
+use burn_amp::{AccumulationConfig, GradientClip, StepOutcome};
 
 use crate::support::{Pair, sgd};
 
@@ -16,7 +16,7 @@ fn a_discard_shows_at_once() {
     let (scaler, counters) = (optim.scaler(), optim.scaler().counters());
     assert_eq!((counters.discarded(), counters.steps()), (1, 0));
     assert_eq!(scaler.loss_scale(), 512.0);
-    assert_eq!(scaler.last_outcome(), None);
+    assert_eq!(scaler.last_outcome(), Some(StepOutcome::Dropped));
     optim.discard(model.gradients(BAD, [1.0; 4], 512.0));
     assert_eq!(optim.scaler().loss_scale(), 512.0);
     assert_eq!(optim.scaler().counters().discarded(), 2);

@@ -6,6 +6,7 @@ use burn::{
     tensor::Device,
 };
 use burn_amp::{ScaledGradients, ScaledOptimizer, StepOutcome};
+use burn_amp_tests::scaled_by_hand;
 
 use crate::support::{Net, Poison, batch, parameters, scaler, state};
 
@@ -36,7 +37,7 @@ fn poisoned(
 ) -> ScaledGradients {
     let grads = optim.backward(net.loss(batch(1, device)), net);
     let grads = poison.gradients(grads.into_params(), net);
-    optim.scaler().scaled(grads)
+    scaled_by_hand(optim.scaler(), grads)
 }
 
 /// The same without a scale, as Burn's own.

@@ -43,6 +43,7 @@ fn parity_deepspeed() {
                 init_scale: config.init_scale,
                 growth_interval: config.scale_window,
                 min_scale: Some(config.min_scale),
+                raise_error_at_min_scale: config.raise_error_at_min_scale,
                 hysteresis: config.delayed_shift,
                 consecutive_hysteresis: config.consecutive_hysteresis,
                 ..Default::default()

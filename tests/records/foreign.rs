@@ -1,8 +1,9 @@
 //! Files of another kind, and no files at all.
 
 use burn::{
+    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
     module::Module,
-    optim::{AdamConfig, AdamWConfig},
+    optim::{AdamConfig, AdamWConfig, GradientsParams, ModuleOptimizer},
     tensor::DType,
 };
 use burn_amp::{AmpError, AmpRecord, GradScalerConfig, ModuleOptim, ScaledOptimizer};
@@ -179,4 +180,48 @@ fn to_a_scaler() {
         }
         assert_eq!(scaler.bits(), before);
     }
+}
+
+/// A type of one's own steps, and says what it lacks when it is to be stored.
+struct Forgetful(ModuleOptimizer);
+
+impl ModuleOptim for Forgetful {
+    fn step<M: Module>(&mut self, lr: ModuleLearningRate, module: M, grads: GradientsParams) -> M {
+        self.0.step(lr, module, grads)
+    }
+}
+
+#[test]
+fn an_optimizer_without_records() {
+    let files = files();
+    let path = files.path().join("adam.bpk");
+    let before = fs::read(&path).unwrap();
+    let scaler = GradScalerConfig::new().init().unwrap();
+    let mut optim = ScaledOptimizer::new(Forgetful(AdamConfig::new().init()), scaler);
+    Small::new(DType::F32).train(&mut optim, 0..3, &[1]);
+
+    let error = optim.save(&path).unwrap_err();
+    assert!(matches!(error, AmpError::RecordIo { .. }), "{error}");
+    assert!(
+        error.to_string().contains("`ModuleOptim::to_record`"),
+        "{error}"
+    );
+    assert_eq!(fs::read(&path).unwrap(), before);
+    let record = optim.to_record();
+    assert_eq!(
+        record.clone().into_optimizer().err(),
+        record.clone().into_bytes().err()
+    );
+
+    let error = optim.load(&path).unwrap_err();
+    assert!(is_foreign(&error), "{error}");
+    for part in ["`ModuleOptim::load_record`", path.to_str().unwrap()] {
+        assert!(error.to_string().contains(part), "{error}");
+    }
+    // Its scaler has a record of its own.
+    let mut scaler = GradScalerConfig::new().init().unwrap();
+    scaler.load_record(record);
+    assert_eq!(scaler.counters(), optim.scaler().counters());
+    scaler.load_record(optim.scaler().to_record());
+    assert_eq!(scaler.counters().skipped(), 1);
 }

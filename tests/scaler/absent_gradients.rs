@@ -33,7 +33,7 @@ fn check_nothing(status: &GradientStatus) {
     assert_eq!(status.overflow_parameter(), None);
 }
 
-/// The step counts as applied, and the scale learns nothing: no gradients are no evidence that it is fine.
+/// The step is counted, and the scale learns nothing: no gradients are no evidence that it is fine.
 fn check_empty_step<M: Module>(module: M, grads: GradientsParams) -> M {
     let mut scaler = used();
     let schedule = scaler.schedule();
@@ -41,7 +41,7 @@ fn check_empty_step<M: Module>(module: M, grads: GradientsParams) -> M {
     check_nothing(grads.status());
     let mut optim = SgdConfig::new().init();
     let module = scaler.step(&mut optim, 0.1, module, grads);
-    assert_eq!(scaler.last_outcome(), Some(StepOutcome::Stepped));
+    assert_eq!(scaler.last_outcome(), Some(StepOutcome::NoGradients));
     assert_eq!(scaler.counters().steps(), 3);
     assert_eq!(scaler.counters().stepped(), 2);
     assert_eq!(scaler.update(), None);

@@ -76,21 +76,42 @@ fn only_skips_in_a_row_count() {
     assert!(try_step(&mut scaler, true).is_err());
 }
 
+/// `min_scale` only stops the backoff, as in Megatron-LM and jmp.
 #[test]
-fn an_overflow_at_the_floor_is_the_end() {
+fn an_overflow_at_the_floor_is_skipped_as_any_other() {
     let mut scaler = config().with_min_scale(Some(300.0)).init().unwrap();
+    let (skips, error) = overflow_until_the_end(&mut scaler);
+    assert_eq!((skips, error), (50, exhausted(300.0, 51)));
+    for _ in 0..3 {
+        let config = config().with_min_scale(Some(1024.0));
+        let mut scaler = config.init().unwrap();
+        try_step(&mut scaler, true).unwrap();
+        assert_eq!(scaler.loss_scale(), 1024.0);
+        try_step(&mut scaler, false).unwrap();
+    }
+}
+
+fn ends_at_floor() -> GradScalerConfig {
+    config().with_raise_error_at_min_scale(true)
+}
+
+#[test]
+fn an_overflow_at_the_floor_is_the_end_if_asked_for() {
+    let config = ends_at_floor().with_min_scale(Some(300.0));
+    let mut scaler = config.init().unwrap();
     // 1024, 512, then 300, which is above 256.
     let (skips, error) = overflow_until_the_end(&mut scaler);
     assert_eq!((skips, error), (2, exhausted(300.0, 3)));
 
-    let config = config().with_min_scale(Some(1024.0));
+    let config = ends_at_floor().with_min_scale(Some(1024.0));
     let (skips, error) = overflow_until_the_end(&mut config.init().unwrap());
     assert_eq!((skips, error), (0, exhausted(1024.0, 1)));
 }
 
 #[test]
 fn reaching_the_floor_is_not_the_end() {
-    let mut scaler = config().with_min_scale(Some(512.0)).init().unwrap();
+    let config = ends_at_floor().with_min_scale(Some(512.0));
+    let mut scaler = config.init().unwrap();
     try_step(&mut scaler, true).unwrap();
     assert_eq!(scaler.loss_scale(), 512.0);
     for _ in 0..3 {
@@ -102,7 +123,7 @@ fn reaching_the_floor_is_not_the_end() {
 #[test]
 fn tolerated_overflows_come_first() {
     let tolerant = |consecutive| {
-        let config = config()
+        let config = ends_at_floor()
             .with_min_scale(Some(1024.0))
             .with_hysteresis(3)
             .with_consecutive_hysteresis(consecutive);
@@ -122,10 +143,17 @@ fn tolerated_overflows_come_first() {
     assert_eq!((skips, error), (2, exhausted(1024.0, 3)));
 }
 
-/// With neither limit, the run ends while the scale still has an inverse in f32.
+/// Without a floor of its own, the scale stays where it still has an inverse in f32.
 #[test]
-fn without_limits_the_end_is_that_of_f32() {
-    let mut scaler = config().with_max_consecutive_skips(None).init().unwrap();
+fn without_limits_the_floor_is_that_of_f32() {
+    let endless = config().with_max_consecutive_skips(None);
+    let mut scaler = endless.init().unwrap();
+    for _ in 0..200 {
+        try_step(&mut scaler, true).unwrap();
+    }
+    assert_eq!(scaler.loss_scale(), 2f32.powi(-127));
+
+    let mut scaler = endless.with_raise_error_at_min_scale(true).init().unwrap();
     let (skips, error) = overflow_until_the_end(&mut scaler);
     let AmpError::LossScaleExhausted { scale, .. } = error else {
         panic!("{error}")

@@ -1,7 +1,16 @@
-//! What the tests of burn-amp share: the reference traces.
+//! What the tests of burn-amp share: the reference traces, and gradients made by hand.
 
+use burn::optim::GradientsParams;
+use burn_amp::{GradScaler, ScaledGradients};
 use serde::de::DeserializeOwned;
 use std::{fs, path::PathBuf};
+
+/// Gradients that were made by hand, as those of a loss that `scaler` has scaled.
+pub fn scaled_by_hand(scaler: &GradScaler, grads: GradientsParams) -> ScaledGradients {
+    // A scaler refuses gradients where nothing was scaled before.
+    scaler.scale(());
+    scaler.scaled(grads)
+}
 
 /// Reads every file in `tests/reference/` whose name starts with `prefix` and ends with `.json`.
 ///

@@ -50,6 +50,16 @@ pub enum AmpError {
         output_finite: bool,
     },
 
+    /// Gradients were said to be those of a scaled loss, but no loss was scaled. Nothing was changed.
+    ///
+    /// PyTorch asserts the same: "Attempted unscale_ but _scale is None".
+    #[error(
+        "no loss was scaled since the last `update`, so these gradients are not too large by the loss scale: write \
+         `scaler.scaled(GradientsParams::from_grads(scaler.scale(loss).backward(), &model))`, or \
+         `scaler.backward(loss, &model)`. Gradients of a plain loss go to `ScaledOptimizer::step` as they are"
+    )]
+    LossNotScaled,
+
     /// A half-precision tensor that requires gradients came into a scope from outside: its gradient would be rounded to half
     /// precision without the loss scale.
     #[error(

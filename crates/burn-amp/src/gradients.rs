@@ -6,12 +6,13 @@ use burn::{
     tensor::Tensor,
 };
 use burn_amp_kernels::{TensorStatus, UnsupportedDType};
-use std::collections::HashSet;
+use std::{collections::HashSet, sync::Arc};
 
 use crate::{
     dtype::{widened, working_dtype},
     entries::Entry,
     gradient_status::{GradientStatus, summarize},
+    iteration::Verdict,
     live_scale::Blame,
     rank::with_rank,
     unscale::measure,
@@ -81,6 +82,8 @@ pub struct UnscaledGradients {
     tested: bool,
     /// What an overflow is to be blamed on.
     blame: Blame,
+    /// While one of these lives, its scaler waits for what becomes of the gradients.
+    pub(crate) verdicts: Vec<Arc<Verdict>>,
 }
 
 impl UnscaledGradients {
@@ -98,6 +101,7 @@ impl UnscaledGradients {
             settled: false,
             tested: true,
             blame: Blame::Scale,
+            verdicts: Vec::new(),
         }
     }
 
@@ -120,6 +124,17 @@ impl UnscaledGradients {
 
     pub(crate) fn blame(&self) -> Blame {
         self.blame
+    }
+
+    /// What they tell of the loss scale.
+    pub(crate) fn verdict(&self) -> Verdict {
+        let overflow = || self.status.overflow_parameter().unwrap_or("?").to_string();
+        Verdict {
+            is_empty: self.entries.is_empty(),
+            overflow: self.has_overflow().then(overflow),
+            blame: self.blame,
+            is_settled: self.settled,
+        }
     }
 
     pub(crate) fn is_settled(&self) -> bool {
@@ -286,6 +301,7 @@ impl UnscaledGradients {
         }
         self.status.join(other.status);
         self.tested |= other.tested;
+        self.verdicts.extend(other.verdicts);
         self
     }
 
@@ -337,6 +353,7 @@ impl Clone for UnscaledGradients {
             settled: self.settled,
             tested: self.tested,
             blame: self.blame,
+            verdicts: self.verdicts.clone(),
         }
     }
 }

@@ -1,21 +1,54 @@
+//! What happened since the last `update`: the joint outcome, and what unscaled gradients have told.
+
 use burn::module::ParamId;
-use std::collections::HashSet;
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use crate::{
     error::AmpError, gradients::UnscaledGradients, live_scale::Blame, loss_scale::StepOutcome,
 };
 
-/// What happened since the last `update`: the joint outcome, and which parameters were stepped.
+/// The key of gradients that are observed: they belong to no optimizer.
+pub(crate) const OBSERVED: usize = 0;
+
+/// What unscaled gradients have told of the loss scale.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Verdict {
+    /// Whether there are no gradients at all: no evidence that the scale is fine, and no reason to let it grow.
+    pub(crate) is_empty: bool,
+    /// The first parameter whose gradient overflows.
+    pub(crate) overflow: Option<String>,
+    pub(crate) blame: Blame,
+    /// Whether the loss scale has learned from them already, micro-batch by micro-batch.
+    pub(crate) is_settled: bool,
+}
+
+/// The joint outcome of an iteration, and which parameters were stepped.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Iteration {
     outcome: Option<StepOutcome>,
-    stepped: HashSet<ParamId>,
+    /// The optimizers that have stepped each parameter: clones of a network have parameters of the same ids.
+    stepped: HashMap<ParamId, Vec<usize>>,
+    /// The first parameter of each overflow.
+    overflows: Vec<String>,
 }
 
 impl Iteration {
-    /// Refuses a second step for the same parameters before the `update`, as PyTorch does.
-    pub(crate) fn check(&self, grads: &UnscaledGradients) -> Result<(), AmpError> {
-        match grads.parameters().find(|(_, id)| self.stepped.contains(id)) {
+    /// Refuses a second step of an optimizer for the same parameters before the `update`, as PyTorch does.
+    pub(crate) fn check(
+        &self,
+        grads: &UnscaledGradients,
+        optimizer: usize,
+    ) -> Result<(), AmpError> {
+        let again = |id: &ParamId| {
+            let by = self.stepped.get(id).map_or(&[][..], Vec::as_slice);
+            by.contains(&optimizer)
+                || by.contains(&OBSERVED)
+                || (optimizer == OBSERVED && !by.is_empty())
+        };
+        match grads.parameters().find(|(_, id)| again(id)) {
             Some((path, _)) => Err(AmpError::UpdateMissing {
                 parameter: path.to_string(),
             }),
@@ -23,28 +56,25 @@ impl Iteration {
         }
     }
 
-    /// Counts a step for these parameters.
-    pub(crate) fn record(&mut self, grads: &UnscaledGradients) {
-        self.stepped.extend(grads.parameters().map(|(_, id)| id));
-        self.learn(grads);
+    /// Counts a step of an optimizer for these parameters.
+    pub(crate) fn record(&mut self, grads: &UnscaledGradients, optimizer: usize) {
+        for (_, id) in grads.parameters() {
+            self.stepped.entry(id).or_default().push(optimizer);
+        }
+        self.learn(&grads.verdict());
     }
 
     /// Takes a verdict into the joint outcome.
-    pub(crate) fn learn(&mut self, grads: &UnscaledGradients) {
-        // No gradients are no evidence that the scale is fine: they must not make it grow. Nor must it learn twice, or from
-        // a loss that is not finite.
-        let bad_loss = grads.has_overflow() && grads.blame() != Blame::Scale;
-        if grads.entries().is_empty() || grads.is_settled() || bad_loss {
+    pub(crate) fn learn(&mut self, verdict: &Verdict) {
+        let bad_loss = verdict.overflow.is_some() && verdict.blame != Blame::Scale;
+        if verdict.is_empty || verdict.is_settled || bad_loss {
             return;
         }
-        let outcome = match grads.has_overflow() {
-            true => StepOutcome::Skipped,
-            false => StepOutcome::Stepped,
-        };
-        self.outcome = Some(match self.outcome {
-            Some(StepOutcome::Skipped) => StepOutcome::Skipped,
-            _ => outcome,
-        });
+        if let Some(parameter) = &verdict.overflow {
+            self.outcome = Some(StepOutcome::Skipped);
+            self.overflows.push(parameter.clone());
+        }
+        self.outcome.get_or_insert(StepOutcome::Stepped);
     }
 
     pub(crate) fn has_skip(&self) -> bool {
@@ -57,13 +87,63 @@ impl Iteration {
 
     /// Goes on where a stored iteration stopped. Which parameters were stepped is not stored.
     pub(crate) fn restore(&mut self, outcome: Option<StepOutcome>) {
-        self.stepped.clear();
-        self.outcome = outcome;
+        *self = Self {
+            outcome,
+            ..Self::default()
+        };
     }
 
-    /// Ends the iteration and tells its outcome, if any step was recorded.
-    pub(crate) fn finish(&mut self) -> Option<StepOutcome> {
-        self.stepped.clear();
-        self.outcome.take()
+    /// Ends the iteration: its outcome, if any step was recorded, and the first parameter of each overflow.
+    pub(crate) fn finish(&mut self) -> (Option<StepOutcome>, Vec<String>) {
+        let ended = std::mem::take(self);
+        (ended.outcome, ended.overflows)
+    }
+}
+
+/// Gradients that were unscaled, and from which the loss scale has not learned yet.
+///
+/// Each has a handle on its verdict. Where the last handle is gone, the gradients were dropped: PyTorch's `update` uses what
+/// `unscale_` has found, whether a step followed or not.
+#[derive(Debug, Default)]
+pub(crate) struct Unsettled {
+    verdicts: Mutex<Vec<Arc<Verdict>>>,
+}
+
+impl Unsettled {
+    /// Gives gradients a handle on their verdict.
+    pub(crate) fn register(&self, mut grads: UnscaledGradients) -> UnscaledGradients {
+        let verdict = Arc::new(grads.verdict());
+        grads.verdicts.push(verdict.clone());
+        self.verdicts().push(verdict);
+        grads
+    }
+
+    /// The verdict of these gradients is counted by the caller.
+    pub(crate) fn take(&self, grads: &UnscaledGradients) {
+        let of_these = |verdict: &Arc<Verdict>| {
+            let mut handles = grads.verdicts.iter();
+            handles.any(|handle| Arc::ptr_eq(handle, verdict))
+        };
+        self.verdicts().retain(|verdict| !of_these(verdict));
+    }
+
+    /// Takes the verdicts of gradients that were dropped.
+    pub(crate) fn dropped(&self) -> Vec<Arc<Verdict>> {
+        let mut verdicts = self.verdicts();
+        verdicts
+            .extract_if(.., |verdict| Arc::strong_count(verdict) == 1)
+            .collect()
+    }
+
+    fn verdicts(&self) -> MutexGuard<'_, Vec<Arc<Verdict>>> {
+        // A panic elsewhere cannot leave a `Vec` half written.
+        self.verdicts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A copy of a scaler knows nothing of what the original has unscaled.
+impl Clone for Unsettled {
+    fn clone(&self) -> Self {
+        Self::default()
     }
 }

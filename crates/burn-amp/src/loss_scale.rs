@@ -69,9 +69,13 @@ pub struct GradScalerConfig {
     pub enabled: bool,
     /// Whether the scale moves; default true. If not, it stays at `init_scale`; overflowing steps are still skipped.
     pub dynamic: bool,
-    /// The scale never falls below this; default none.
+    /// The scale never falls below this; default none. A scale whose inverse would be infinite in f32 is not reached either way.
     #[serde(with = "optional_number")]
     pub min_scale: Option<f64>,
+    /// Whether an overflow ends the run where the scale cannot go lower: DeepSpeed's setting of this name, and a check that
+    /// Megatron-LM and jmp do not have. If not, the default, the scale stays there, steps are skipped, and
+    /// `max_consecutive_skips` ends a run that can only skip.
+    pub raise_error_at_min_scale: bool,
     /// The scale never grows above this; default none. It never grows to infinity either way.
     #[serde(with = "optional_number")]
     pub max_scale: Option<f64>,
@@ -104,6 +108,7 @@ impl Default for GradScalerConfig {
             enabled: true,
             dynamic: true,
             min_scale: None,
+            raise_error_at_min_scale: false,
             max_scale: None,
             hysteresis: 1,
             consecutive_hysteresis: false,
@@ -145,6 +150,7 @@ impl GradScalerConfig {
         with_enabled enabled: bool,
         with_dynamic dynamic: bool,
         with_min_scale min_scale: Option<f64>,
+        with_raise_error_at_min_scale raise_error_at_min_scale: bool,
         with_max_scale max_scale: Option<f64>,
         with_hysteresis hysteresis: u32,
         with_consecutive_hysteresis consecutive_hysteresis: bool,
@@ -241,7 +247,8 @@ fn checked_scale(field: &'static str, value: f64) -> Result<f32, AmpError> {
 /// The transition is PyTorch's `_amp_update_scale_` (products in f64, rounded to f32; a growth to infinity is not made), with
 /// Megatron-LM's floor and hysteresis on top. The idea of a loss scale as a value with an `adjust` of its own is that of
 /// DeepMind's `jmp`. Departures from PyTorch: the growth tracker is compared with `>=`, so that a growth interval lowered below
-/// it does not stop growth for ever; and `min_scale` and `max_scale` bound the scale where they are set.
+/// it does not stop growth for ever; a scale whose next backoff would have an infinite inverse in f32 stays where it is, where
+/// PyTorch goes on to zero; and `min_scale` and `max_scale` bound the scale where they are set.
 ///
 /// ```
 /// use burn_amp::{GradScalerConfig, StepOutcome};
@@ -352,7 +359,12 @@ impl LossScale {
 
     fn backed_off(&self) -> f32 {
         let lowered = (f64::from(self.scale) * self.config.backoff_factor) as f32;
-        self.config.min().map_or(lowered, |min| lowered.max(min))
+        let lowered = self.config.min().map_or(lowered, |min| lowered.max(min));
+        match (1.0 / f64::from(lowered)) as f32 == f32::INFINITY {
+            // At zero every gradient would be zero or NaN, for good.
+            true => self.scale,
+            false => lowered,
+        }
     }
 
     /// Whether one more overflow finds no lower scale to go to.
@@ -360,11 +372,8 @@ impl LossScale {
     /// True at `min_scale`, and without one where the next scale could no longer be inverted in f32. Overflows that hysteresis
     /// still tolerates come first. Always false for a static scale.
     pub fn is_at_floor(&self) -> bool {
-        if !self.config.dynamic || self.hysteresis_tracker > 1 {
-            return false;
-        }
-        let next = self.backed_off();
-        next == self.scale || (1.0 / f64::from(next)) as f32 == f32::INFINITY
+        let tolerated = self.hysteresis_tracker > 1;
+        self.config.dynamic && !tolerated && self.backed_off() == self.scale
     }
 
     /// The same settings at the first step. A static scale stays where it was set.
@@ -487,11 +496,8 @@ impl TryFrom<Stored> for LossScale {
     type Error = AmpError;
 
     fn try_from(stored: Stored) -> Result<Self, Self::Error> {
-        let mut schedule = stored.config.schedule()?;
-        // Zero is a state that the schedule itself reaches without `min_scale`.
-        if stored.scale.to_bits() != 0 || stored.config.min_scale.is_some() {
-            schedule = schedule.with_scale("scale", stored.scale.into())?;
-        }
+        let schedule = stored.config.schedule()?;
+        let schedule = schedule.with_scale("scale", stored.scale.into())?;
         let hysteresis = stored.config.hysteresis;
         if !(1..=hysteresis).contains(&stored.hysteresis_tracker) {
             let allowed = format!("between 1 and `hysteresis`, {hysteresis}");

@@ -1,74 +1,102 @@
+//! What the losses that were scaled say about the gradients.
+
 use burn::tensor::Tensor;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::{error::short, gradient_status::GradientStatus};
 
-const MAX_LOSSES: usize = 256;
+/// Losses that are kept until the step: those of losses that are scaled and never stepped on must not pile up.
+const MAX_LOSSES: usize = 8;
 
-/// Notices gradients that are all zero though the loss is not, and says so once.
+/// Knows whether a loss was scaled since the last `update`, and warns, once each, of gradients that are all zero though the
+/// loss is not, and of finite gradients under a loss that is not.
 ///
-/// Keeps the losses of the iteration: their values cost a read, which is made only when it matters.
-#[derive(Debug, Default)]
-pub(crate) struct UnderflowWatch {
-    losses: Mutex<Vec<Tensor<1>>>,
-    warned: bool,
+/// Copies of a scaler share what they have seen until the next `update`: workers scale their losses with copies.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LossWatch {
+    seen: Arc<Mutex<Seen>>,
+    steps: u64,
+    warned_of_zeros: bool,
+    warned_of_loss: bool,
 }
 
-impl UnderflowWatch {
+#[derive(Debug, Default)]
+struct Seen {
+    scaled: bool,
+    losses: Vec<Tensor<1>>,
+}
+
+impl LossWatch {
+    /// Losses are scaled: what they were before.
     pub(crate) fn see(&self, losses: Vec<Tensor<1>>) {
-        let mut kept = self.losses();
-        kept.extend(losses);
-        // Losses that are scaled and never stepped on must not pile up.
-        let surplus = kept.len().saturating_sub(MAX_LOSSES);
-        kept.drain(..surplus);
+        let mut seen = self.seen();
+        seen.scaled = true;
+        seen.losses.extend(losses);
+        let surplus = seen.losses.len().saturating_sub(MAX_LOSSES);
+        seen.losses.drain(..surplus);
     }
 
-    /// Warns, the first time, if gradients are all zero and a loss that was seen is not, or a gradient that came to a scope
-    /// (`arrived`). Where neither was seen (losses that workers have scaled, each with a copy of the scaler), nothing is known.
+    /// Whether a loss was scaled since the last `update`.
+    pub(crate) fn is_scaled(&self) -> bool {
+        self.seen().scaled
+    }
+
+    /// Looks at the gradients of a step. `arrived` says whether a gradient that is not zero came to a scope.
     ///
-    /// Waits for the device only in that case.
+    /// Waits for the device only where it is to find out whether to warn: if all gradients are zero, and at the first, second,
+    /// fourth, eighth step and so on.
     pub(crate) fn check(
         &mut self,
         status: &GradientStatus,
         scale: f32,
         arrived: impl FnOnce() -> bool,
     ) {
-        if self.warned || !status.is_all_zero() || (are_zero(&self.losses()) && !arrived()) {
-            return;
+        self.steps += 1;
+        if !self.warned_of_zeros
+            && status.is_all_zero()
+            && (self.any(|loss| loss != 0.0) || arrived())
+        {
+            self.warned_of_zeros = true;
+            log::warn!(
+                "all {} gradient values are zero at loss scale {} although the loss is not: they underflow in half \
+                 precision (or the loss does not depend on the parameters). A larger `init_scale` or a shorter \
+                 `growth_interval` helps against underflow",
+                status.elements(),
+                short(scale.into())
+            );
         }
-        self.warned = true;
-        let scale = short(scale.into());
-        log::warn!(
-            "all {} gradient values are zero at loss scale {scale} although the loss is not: they underflow in half \
-             precision (or the loss does not depend on the parameters). A larger `init_scale` or a shorter \
-             `growth_interval` helps against underflow",
-            status.elements()
-        );
+        if !self.warned_of_loss
+            && self.steps.is_power_of_two()
+            && status.elements() > 0
+            && !status.has_overflow()
+            && self.any(|loss| !loss.is_finite())
+        {
+            self.warned_of_loss = true;
+            log::warn!(
+                "the loss is infinite or NaN, but all gradients are finite: the step is taken, as in PyTorch. A part of the loss \
+                 that is not finite does not depend on the parameters, or its gradient is lost on the way"
+            );
+        }
     }
 
-    /// Forgets the losses of the iteration, which has ended.
+    /// Forgets the losses, of which a step has made use.
     pub(crate) fn forget(&self) {
-        self.losses().clear();
+        self.seen().losses.clear();
     }
 
-    fn losses(&self) -> MutexGuard<'_, Vec<Tensor<1>>> {
-        // A panic elsewhere cannot leave a `Vec` of tensors half written.
-        self.losses.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Starts a new iteration: no loss was scaled in it yet.
+    pub(crate) fn start(&mut self) {
+        self.seen = Arc::default();
     }
-}
 
-impl Clone for UnderflowWatch {
-    fn clone(&self) -> Self {
-        Self {
-            losses: Mutex::new(self.losses().clone()),
-            warned: self.warned,
-        }
+    fn any(&self, is: impl Fn(f64) -> bool) -> bool {
+        let losses = self.seen().losses.clone();
+        let is = |loss: &Tensor<1>| loss.to_data().iter::<f64>().any(&is);
+        losses.iter().any(is)
     }
-}
 
-/// Whether all values of the losses are zero.
-fn are_zero(losses: &[Tensor<1>]) -> bool {
-    losses
-        .iter()
-        .all(|loss| loss.to_data().iter::<f64>().all(|value| value == 0.0))
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        // A panic elsewhere cannot leave this half written.
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }

@@ -14,6 +14,7 @@ use crate::{
     entries::{Entries, Traversal},
     error::{AmpError, StepError},
     gradients::{ScaledGradients, StepGradients, UnscaledGradients, sum_of_devices},
+    loss_scale::StepOutcome,
     module_optim::ModuleOptim,
     record::{AmpRecord, OptimizerState},
     scaler::GradScaler,
@@ -142,13 +143,29 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 
     /// Unscales gradients ahead of [`step`](Self::step), to look at them or to clip them.
     ///
-    /// Waits for the device once, and `step` no more; see [`GradScaler::unscale`].
+    /// Waits for the device once, and `step` no more; see [`GradScaler::unscale`]. Gradients that are dropped after it count as
+    /// discarded ones at the next call of this optimizer.
     ///
     /// # Panics
     ///
-    /// As [`GradScaler::unscale`], which has a twin that returns an error.
-    pub fn unscale<M: Module>(&self, grads: ScaledGradients, module: &M) -> UnscaledGradients {
-        self.scaler.unscale(grads, module)
+    /// Where [`try_unscale`](Self::try_unscale) returns an error, with its message.
+    pub fn unscale<M: Module>(&mut self, grads: ScaledGradients, module: &M) -> UnscaledGradients {
+        self.try_unscale(grads, module)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`unscale`](Self::unscale), for runs that want to handle a failure.
+    ///
+    /// # Errors
+    ///
+    /// As [`GradScaler::try_unscale`], and as [`GradScaler::try_discard`] for gradients that were dropped before.
+    pub fn try_unscale<M: Module>(
+        &mut self,
+        grads: ScaledGradients,
+        module: &M,
+    ) -> Result<UnscaledGradients, AmpError> {
+        self.scaler.settle_dropped()?;
+        self.scaler.try_unscale(grads, module)
     }
 
     /// One training step, called as [`ModuleOptimizer::step`](burn::optim::ModuleOptimizer::step) is.
@@ -297,11 +314,26 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// Throws gradients away without a step, in place of [`step`](Self::step), and counts that.
     ///
     /// Parameters, optimizer, averages and an open window stay as they are: a micro-batch that is discarded does not count.
-    /// What was unscaled moves the loss scale, as [`GradScaler::discard`] has it, except where the scale stays the same for a
-    /// whole window (without [`AccumulationConfig::skip_micro_batch`]).
+    /// What was unscaled moves the loss scale at once, as [`GradScaler::discard`] has it. Finite micro-batches do not, where
+    /// the scale stays the same for a whole window (without [`AccumulationConfig::skip_micro_batch`]).
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_discard`](Self::try_discard) returns an error, with its message.
     pub fn discard(&mut self, grads: impl Into<StepGradients>) {
-        self.options.discard(&mut self.scaler, grads.into());
+        self.try_discard(grads)
+            .unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// As [`discard`](Self::discard), for runs that want to handle a failure.
+    ///
+    /// # Errors
+    ///
+    /// As [`GradScaler::try_discard`].
+    pub fn try_discard(&mut self, grads: impl Into<StepGradients>) -> Result<(), AmpError> {
+        let discarded = self.options.discard(&mut self.scaler, grads.into());
         self.publish(self.scaler.counters().steps());
+        discarded
     }
 
     /// As [`step`](Self::step), with gradients that several devices computed at the present loss scale.
@@ -573,6 +605,8 @@ impl StepOptions {
         module: &M,
         lr: &ModuleLearningRate,
     ) -> Result<Option<GradientsParams>, AmpError> {
+        scaler.settle_dropped()?;
+        scaler.forget_last_call();
         let traversal = Traversal {
             sums: self.window.as_ref().map(|window| &window.sums),
             lr: Some(lr),
@@ -585,13 +619,13 @@ impl StepOptions {
             _ => None,
         };
         let Some(grads) = grads else {
-            scaler.log_call(false);
+            scaler.set_outcome(StepOutcome::NoGradients);
+            scaler.log_call();
             return Ok(None);
         };
-        let call = scaler.begin_call(statistics);
+        let has_statistics = scaler.meet_statistics(statistics);
         let decided = self.settle(scaler, optim, grads);
-        let stepped = matches!(decided, Ok(Some(_)));
-        scaler.end_call(module, call, stepped, stepped);
+        scaler.end_call(module, has_statistics, false);
         decided
     }
 
@@ -605,6 +639,11 @@ impl StepOptions {
         grads: StepGradients,
         lr: Option<&ModuleLearningRate>,
     ) -> Result<Option<GradientsParams>, AmpError> {
+        if let StepGradients::Unscaled(grads) = &grads {
+            scaler.take_verdict(grads);
+        }
+        scaler.settle_dropped()?;
+        scaler.forget_last_call();
         // All that is to be refused is refused before a window takes the gradients.
         let traversal = Traversal {
             grads: Some(grads.params()),
@@ -612,14 +651,11 @@ impl StepOptions {
             lr,
         };
         let mut entries = traversal.of(module)?;
-        let call = scaler.begin_call(entries.take_statistics());
+        let has_statistics = scaler.meet_statistics(entries.take_statistics());
         let decided = self.tested(scaler, optim, grads, entries);
-        let stepped = matches!(decided, Ok(Some(_)));
-        let clean = match &self.window {
-            Some(window) => stepped || (decided.is_ok() && window.drops_micro_batches()),
-            None => stepped,
-        };
-        scaler.end_call(module, call, stepped, clean);
+        let tests_micro_batches =
+            (self.window.as_ref()).is_some_and(AccumulationWindow::drops_micro_batches);
+        scaler.end_call(module, has_statistics, tests_micro_batches);
         decided
     }
 
@@ -665,7 +701,7 @@ impl StepOptions {
         };
         let grads = scaler.decide(optim, grads)?;
         if grads.is_none() {
-            scaler.update();
+            scaler.try_update()?;
         }
         Ok(grads)
     }
@@ -680,16 +716,21 @@ impl StepOptions {
         module
     }
 
-    /// Throws gradients away; the scale stays frozen inside a window that is skipped as a whole.
-    fn discard(&self, scaler: &mut GradScaler, grads: StepGradients) {
+    /// Throws gradients away. Finite ones do not move the scale inside a window that is skipped as a whole.
+    fn discard(&self, scaler: &mut GradScaler, grads: StepGradients) -> Result<(), AmpError> {
+        scaler.settle_dropped()?;
         let frozen = |window: &AccumulationWindow| !window.drops_micro_batches();
         match grads {
-            StepGradients::Unscaled(grads) if self.window.as_ref().is_some_and(frozen) => {
-                scaler.discard(grads.into_params());
+            // An overflow is met again and again unless the scale moves.
+            StepGradients::Unscaled(grads)
+                if !grads.has_overflow() && self.window.as_ref().is_some_and(frozen) =>
+            {
+                scaler.take_verdict(&grads);
+                scaler.try_discard(grads.into_params())
             }
             grads => {
-                scaler.discard(grads);
-                scaler.update();
+                scaler.try_discard(grads)?;
+                scaler.try_update().map(drop)
             }
         }
     }

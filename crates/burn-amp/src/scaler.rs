@@ -45,10 +45,10 @@ use crate::{
     error::{AmpError, StepError, short},
     gradient_status::GradientStatus,
     gradients::{ScaledGradients, StepGradients, UnscaledGradients},
-    iteration::Iteration,
+    iteration::{Iteration, OBSERVED, Unsettled, Verdict},
     live_scale::Blame,
     loss_scale::{GradScalerConfig, LossScale, StepOutcome},
-    loss_watch::UnderflowWatch,
+    loss_watch::LossWatch,
     mixed_precision::MixedPrecision,
     module_optim::ModuleOptim,
     running_statistics::{RunningStatistics, Statistics},
@@ -84,19 +84,14 @@ pub struct GradScaler {
     pub(crate) iteration: Iteration,
     last_outcome: Option<StepOutcome>,
     last_status: Option<GradientStatus>,
-    underflow: UnderflowWatch,
+    watch: LossWatch,
+    unsettled: Unsettled,
+    warned_of_nothing: bool,
     border: Option<Border>,
     log: StepLog,
     statistics: RunningStatistics,
     /// Whether a forward pass may have overflowed of which no step knows: its gradients were thrown away.
     suspicious: bool,
-}
-
-/// What [`GradScaler::end_call`] wants to know of the time before.
-pub(crate) struct Call {
-    /// Steps skipped and micro-batches dropped.
-    lost: u64,
-    has_statistics: bool,
 }
 
 /// The loss scale of a [`MixedPrecision`], which its scopes apply and this scaler moves.
@@ -119,7 +114,9 @@ impl GradScaler {
             iteration: Iteration::default(),
             last_outcome: None,
             last_status: None,
-            underflow: UnderflowWatch::default(),
+            watch: LossWatch::default(),
+            unsettled: Unsettled::default(),
+            warned_of_nothing: false,
             border: None,
             log: StepLog::default(),
             statistics: RunningStatistics::default(),
@@ -193,7 +190,7 @@ impl GradScaler {
             return loss;
         }
         let (scaled, seen) = multiply_losses(loss, self.loss_factor());
-        self.underflow.see(seen);
+        self.watch.see(seen);
         scaled
     }
 
@@ -228,8 +225,27 @@ impl GradScaler {
     /// assert_eq!(grads.loss_scale(), 65536.0);
     /// # Ok::<(), burn_amp::AmpError>(())
     /// ```
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_scaled`](Self::try_scaled) returns an error, with its message.
     pub fn scaled(&self, grads: GradientsParams) -> ScaledGradients {
-        ScaledGradients::new(grads, self.loss_factor())
+        self.try_scaled(grads)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`scaled`](Self::scaled), for runs that want to handle a failure.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::LossNotScaled`] if neither this scaler nor a copy of it has scaled a loss since the last
+    /// [`update`](Self::update): the gradients of a plain loss are not too large, and would be divided all the same.
+    pub fn try_scaled(&self, grads: GradientsParams) -> Result<ScaledGradients, AmpError> {
+        let scales = self.is_enabled() && self.border.is_none();
+        match scales && !self.watch.is_scaled() {
+            true => Err(AmpError::LossNotScaled),
+            false => Ok(ScaledGradients::new(grads, self.loss_factor())),
+        }
     }
 
     /// Divides gradients by the loss scale and looks for values that are not finite.
@@ -264,13 +280,22 @@ impl GradScaler {
         module: &M,
     ) -> Result<UnscaledGradients, AmpError> {
         let entries = Entries::of(grads.params(), module)?.into_gradients();
-        let scale = grads.loss_scale();
-        self.unscale_by(
-            grads.into_params(),
-            entries,
-            scale,
-            self.config().parameter_dtype_gradients,
-        )
+        let (scale, own) = (grads.loss_scale(), self.config().parameter_dtype_gradients);
+        let grads = self.unscale_by(grads.into_params(), entries, scale, own)?;
+        Ok(self.registered(grads))
+    }
+
+    /// Remembers what gradients have told until they are stepped with, observed, discarded or dropped.
+    pub(crate) fn registered(&self, grads: UnscaledGradients) -> UnscaledGradients {
+        match self.is_enabled() {
+            true => self.unsettled.register(grads),
+            false => grads,
+        }
+    }
+
+    /// What these gradients have told is counted by the caller.
+    pub(crate) fn take_verdict(&self, grads: &UnscaledGradients) {
+        self.unsettled.take(grads);
     }
 
     /// Divides gradients by `scale`, into f32 (f64 for f64 parameters) or the parameter's dtype.
@@ -342,10 +367,12 @@ impl GradScaler {
     ///
     /// On a skipped step the module comes back as it went in and the optimizer is not called. Without any
     /// gradients (an empty module, frozen parameters, a loss that reached none of them) the optimizer is called
-    /// and the step counts as applied, but the loss scale learns nothing from it. Call [`update`](Self::update)
-    /// once after all steps of the iteration.
+    /// with none and the step is counted, but the loss scale learns nothing from it; the first such step warns. Call
+    /// [`update`](Self::update) once after all steps of the iteration. [`last_outcome`](Self::last_outcome) tells what this
+    /// call has done.
     ///
-    /// Does not wait for the device; only where all gradients are zero and no warning of that was given yet, it reads the losses.
+    /// Reads the losses, to warn, where all gradients are zero and at the first, second, fourth, eighth step and so on. Does
+    /// not wait for the device otherwise.
     ///
     /// # Panics
     ///
@@ -365,9 +392,11 @@ impl GradScaler {
     ///
     /// # Errors
     ///
-    /// The error has the module, as it came. [`AmpError::LossScaleExhausted`] if the gradients overflow where the scale cannot be lowered or after
-    /// `max_consecutive_skips` skips in a row; the step is counted as skipped. Of a window whose micro-batches were tested one
-    /// by one ([`skip_micro_batch`](crate::AccumulationConfig::skip_micro_batch)) only the latter: its sum overflows by itself.
+    /// The error has the module, as it came. [`AmpError::LossScaleExhausted`] if the gradients overflow after
+    /// `max_consecutive_skips` skips in a row, or where the scale cannot go lower if
+    /// [`raise_error_at_min_scale`](GradScalerConfig::raise_error_at_min_scale) is set; the step is counted as skipped. Of a
+    /// window whose micro-batches were tested one by one
+    /// ([`skip_micro_batch`](crate::AccumulationConfig::skip_micro_batch)) only the former: its sum overflows by itself.
     /// [`AmpError::HalfPrecisionParameter`] if the optimizer cannot combine a parameter with its gradient, and
     /// [`AmpError::UpdateMissing`] if these parameters were stepped already, [`AmpError::GradientShape`] if a gradient has not its
     /// parameter's shape, [`AmpError::InvalidValue`] for a learning rate that is infinite or NaN; nothing is counted then. Neither
@@ -380,6 +409,8 @@ impl GradScaler {
         grads: UnscaledGradients,
     ) -> Result<M, StepError<M>> {
         let lr = lr.into();
+        self.forget_last_call();
+        self.unsettled.take(&grads);
         // Gradients may have been changed since they were tested.
         let traversal = Traversal {
             grads: Some(grads.params()),
@@ -387,10 +418,9 @@ impl GradScaler {
             ..Default::default()
         };
         let decided = traversal.of(&module).and_then(|mut entries| {
-            let call = self.begin_call(entries.take_statistics());
+            let has_statistics = self.meet_statistics(entries.take_statistics());
             let decided = self.decide(optim, grads);
-            let stepped = matches!(decided, Ok(Some(_)));
-            self.end_call(&module, call, stepped, stepped);
+            self.end_call(&module, has_statistics, false);
             decided
         });
         match decided {
@@ -400,56 +430,52 @@ impl GradScaler {
         }
     }
 
-    /// Before a step, or a micro-batch, of a module with these running statistics.
-    pub(crate) fn begin_call(&mut self, statistics: Statistics) -> Call {
-        let has_statistics = !statistics.is_empty();
-        if has_statistics && self.is_enabled() {
+    /// Before a step, or a micro-batch, of a module with these running statistics; whether there are any.
+    pub(crate) fn meet_statistics(&mut self, statistics: Statistics) -> bool {
+        let has_statistics = !statistics.is_empty() && self.is_enabled();
+        if has_statistics {
             self.statistics.meet(statistics);
         }
-        Call {
-            lost: self.counters.skipped() + self.counters.dropped(),
-            has_statistics,
-        }
+        has_statistics
     }
 
     /// Tells those who follow the steps, and looks after the running statistics of a module: an overflow in the forward pass
-    /// leaves NaN in them, and a skip does not take it back by itself. `stepped` says that the optimizer is called, `clean` that
-    /// the gradients were tested and are finite. Waits for the device only where something was skipped.
+    /// leaves NaN in them, and a skip does not take it back by itself. Waits for the device only where something was skipped.
     pub(crate) fn end_call<M: Module>(
         &mut self,
         module: &M,
-        call: Call,
-        stepped: bool,
-        clean: bool,
+        has_statistics: bool,
+        tests_micro_batches: bool,
     ) {
-        self.log_call(stepped);
-        if !self.is_enabled() {
-            return;
-        }
-        let lost = self.counters.skipped() + self.counters.dropped() != call.lost;
+        self.log_call();
+        let (lost, clean) = match self.last_outcome {
+            Some(StepOutcome::Skipped | StepOutcome::Dropped) => (true, false),
+            Some(StepOutcome::Stepped) => (false, true),
+            Some(StepOutcome::Accumulated) => (false, tests_micro_batches),
+            _ => (false, false),
+        };
         // Another optimizer's forward pass may have gone through this module.
-        let others = (self.border.as_ref()).is_some_and(|b| b.skips != b.amp.live().skips());
-        let suspicious = std::mem::take(&mut self.suspicious) || others;
         if let Some(border) = &mut self.border {
-            let live = border.amp.live();
-            border.skips = if lost { live.add_skip() } else { live.skips() };
+            let skips = border.amp.live().skips();
+            self.suspicious |= border.skips != skips;
+            border.skips = if lost {
+                border.amp.live().add_skip()
+            } else {
+                skips
+            };
         }
-        if !call.has_statistics {
-            return;
-        }
-        if lost || (clean && suspicious) {
+        if has_statistics && (lost || (clean && self.suspicious)) {
             self.statistics.repair(module);
-        } else {
-            // Asked again where something is known.
-            self.suspicious = suspicious && !clean;
+            self.suspicious = false;
         }
-        if clean && !lost {
+        if has_statistics && clean {
             self.statistics.keep(module);
         }
     }
 
-    /// Tells those who follow the steps whether the optimizer was called.
-    pub(crate) fn log_call(&self, stepped: bool) {
+    /// Tells those who follow the steps whether the last call has stepped.
+    pub(crate) fn log_call(&self) {
+        let stepped = self.last_outcome == Some(StepOutcome::Stepped);
         self.log.record(stepped);
         if let Some(border) = &self.border {
             border.amp.step_log().record(stepped);
@@ -469,49 +495,110 @@ impl GradScaler {
         self.suspicious = true;
     }
 
+    /// At the begin of each call that may step: what the last one has done is over.
+    pub(crate) fn forget_last_call(&mut self) {
+        self.last_outcome = None;
+        self.last_status = None;
+    }
+
+    pub(crate) fn set_outcome(&mut self, outcome: StepOutcome) {
+        self.last_outcome = Some(outcome);
+    }
+
     /// Counts the step, and gives the gradients back if it is not to be skipped.
     pub(crate) fn decide<O: ModuleOptim>(
         &mut self,
         optim: &O,
         grads: UnscaledGradients,
     ) -> Result<Option<GradientsParams>, AmpError> {
+        self.unsettled.take(&grads);
         self.check_dtypes(optim, &grads)?;
-        self.iteration.check(&grads)?;
-        self.underflow_check(&grads);
-        self.record(&grads)?;
+        let optimizer = std::ptr::from_ref(optim).addr();
+        self.iteration.check(&grads, optimizer)?;
+        self.look_at_losses(&grads);
+        self.record(&grads, optimizer)?;
         Ok((!grads.has_overflow()).then(|| grads.into_tested()))
     }
 
-    /// Ends the iteration: backs the scale off if any of its steps was skipped, counts towards growth if not.
+    /// Ends the iteration: backs the scale off if any of its gradients overflowed, counts towards growth if not.
     ///
-    /// Returns the joint outcome; none, and nothing changes, if no gradients were stepped on since the last
-    /// update (PyTorch raises an error there). Does not wait for the device.
+    /// Gradients that were unscaled and dropped count too, as with PyTorch: as if they had been given to
+    /// [`discard`](Self::discard). Returns the joint outcome, [`Stepped`](StepOutcome::Stepped) or
+    /// [`Skipped`](StepOutcome::Skipped); none, and nothing changes, if no gradients were seen since the last update (PyTorch
+    /// raises an error there). Does not wait for the device.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_update`](Self::try_update) returns an error, with its message.
     pub fn update(&mut self) -> Option<StepOutcome> {
-        let outcome = self.end_iteration()?;
-        if outcome.is_stepped() {
-            self.counters.reset_consecutive_skips();
+        self.try_update().unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`update`](Self::update), for runs that want to handle a failure.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::LossScaleExhausted`] or [`AmpError::LossNotFinite`] if gradients that were dropped are an overflow too many; the
+    /// iteration is ended.
+    pub fn try_update(&mut self) -> Result<Option<StepOutcome>, AmpError> {
+        self.learn_from_dropped()?;
+        let (outcome, overflows) = self.end_iteration();
+        if let Some(outcome) = outcome {
+            if outcome.is_stepped() {
+                self.counters.reset_consecutive_skips();
+            }
+            self.adjust(outcome, "step skipped", &overflows);
         }
-        self.adjust(outcome, "step skipped");
-        Some(outcome)
+        Ok(outcome)
     }
 
     /// Ends the iteration with a loss scale of the caller's choice, whatever the outcome was.
     ///
     /// PyTorch's `update(new_scale)`: the growth tracker stays.
     ///
+    /// # Panics
+    ///
+    /// Where [`try_update_to`](Self::try_update_to) returns an error, with its message.
+    pub fn update_to(&mut self, scale: f64) -> Option<StepOutcome> {
+        self.try_update_to(scale)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`update_to`](Self::update_to), for runs that want to handle a failure.
+    ///
     /// # Errors
     ///
     /// [`AmpError::InvalidValue`], the iteration not ended, unless `scale` is positive, finite as an f32 and within
-    /// `min_scale` and `max_scale`.
-    pub fn update_to(&mut self, scale: f64) -> Result<Option<StepOutcome>, AmpError> {
+    /// `min_scale` and `max_scale`. Otherwise as [`try_update`](Self::try_update).
+    pub fn try_update_to(&mut self, scale: f64) -> Result<Option<StepOutcome>, AmpError> {
         let before = self.schedule().scale();
         self.set_loss_scale(scale)?;
-        let outcome = self.end_iteration();
+        self.learn_from_dropped()?;
+        let (outcome, overflows) = self.end_iteration();
         if self.is_enabled() && outcome.is_some_and(StepOutcome::is_skipped) {
             let after = self.schedule().scale();
-            log_skip(before, after, self.last_status.as_ref(), "step skipped");
+            log_skip(before, after, &overflows, "step skipped");
         }
         Ok(outcome)
+    }
+
+    /// Ends an iteration of which nothing is left but gradients that were dropped, if there are any.
+    pub(crate) fn settle_dropped(&mut self) -> Result<(), AmpError> {
+        self.learn_from_dropped()?;
+        match self.iteration.outcome() {
+            Some(_) => self.try_update().map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// Counts gradients that were unscaled and dropped as discarded ones.
+    fn learn_from_dropped(&mut self) -> Result<(), AmpError> {
+        for verdict in self.unsettled.dropped() {
+            self.counters.record_discarded();
+            self.suspicious |= verdict.overflow.is_some();
+            self.learn_without_step(&verdict, "gradients dropped")?;
+        }
+        Ok(())
     }
 
     /// Starts afresh: the schedule at its initial scale, counters at zero. Settings stay.
@@ -548,19 +635,20 @@ impl GradScaler {
         &self.counters
     }
 
-    /// The outcome of the last step; none before the first.
+    /// What the last call of `step`, `accumulate`, `flush`, `observe` or `discard` has done, of this scaler or of the optimizer
+    /// that it belongs to; none before the first, and where it returned an error for gradients that were not counted.
     pub fn last_outcome(&self) -> Option<StepOutcome> {
         self.last_outcome
     }
 
-    /// What the gradients of the last step were like, before clipping; none before the first, and of a disabled scaler
-    /// that does not clip.
+    /// What the gradients of the last such call were like, before clipping; none if they were not tested: of a micro-batch in a
+    /// window that is tested as a whole, and of a disabled scaler that does not clip.
     pub fn last_status(&self) -> Option<&GradientStatus> {
         self.last_status.as_ref()
     }
 
-    fn end_iteration(&mut self) -> Option<StepOutcome> {
-        self.underflow.forget();
+    fn end_iteration(&mut self) -> (Option<StepOutcome>, Vec<String>) {
+        self.watch.start();
         self.iteration.finish()
     }
 
@@ -581,52 +669,92 @@ impl GradScaler {
     }
 
     /// Counts the step; an error if it is an overflow too many.
-    pub(crate) fn record(&mut self, grads: &UnscaledGradients) -> Result<(), AmpError> {
+    fn record(&mut self, grads: &UnscaledGradients, optimizer: usize) -> Result<(), AmpError> {
         self.remember(grads);
-        if !grads.has_overflow() {
-            self.last_outcome = Some(StepOutcome::Stepped);
+        let verdict = grads.verdict();
+        if verdict.overflow.is_none() {
+            self.last_outcome = Some(match verdict.is_empty {
+                true => StepOutcome::NoGradients,
+                false => StepOutcome::Stepped,
+            });
+            if verdict.is_empty {
+                self.warn_of_nothing();
+            }
             self.counters.record(StepOutcome::Stepped);
             self.counters.reset_bad_losses();
-            if grads.is_settled() {
+            if verdict.is_settled {
                 self.counters.reset_skipped_windows();
             }
-            self.iteration.record(grads);
+            self.iteration.record(grads, optimizer);
             return Ok(());
         }
         self.last_outcome = Some(StepOutcome::Skipped);
         self.counters.record(StepOutcome::Skipped);
-        if let Blame::Loss { output_finite } = grads.blame() {
-            let error = self.skip_bad_loss(output_finite, "step skipped");
+        self.count_overflow(&verdict, "step skipped")?;
+        if verdict.blame == Blame::Scale {
+            self.iteration.record(grads, optimizer);
+        }
+        Ok(())
+    }
+
+    /// Learns from gradients that no optimizer steps with; `what` became of them. An error if they are an overflow too many.
+    fn learn_without_step(&mut self, verdict: &Verdict, what: &str) -> Result<(), AmpError> {
+        if verdict.overflow.is_some() {
+            self.count_overflow(verdict, what)?;
+        } else if !verdict.is_empty {
+            self.counters.reset_bad_losses();
+        }
+        self.iteration.learn(verdict);
+        Ok(())
+    }
+
+    /// Counts an overflow among those in a row. The error that ends the run if it is one too many.
+    fn count_overflow(&mut self, verdict: &Verdict, what: &str) -> Result<(), AmpError> {
+        if let Blame::Loss { output_finite } = verdict.blame {
+            let error = self.skip_bad_loss(output_finite, what);
             return error.map_or(Ok(()), Err);
         }
-        let error = match grads.is_settled() {
-            true => self.skip_window(grads),
+        let parameter = verdict.overflow.as_deref().unwrap_or("?");
+        let error = match verdict.is_settled {
+            true => self.skip_window(parameter),
             false => {
                 // Two optimizers that overflow in one iteration are one reason to back off, not two.
                 if !self.iteration.has_skip() {
                     self.counters.add_consecutive_skip();
                 }
-                self.exhausted(grads)
+                self.exhausted(parameter)
             }
         };
-        if let Some(error) = error {
-            self.end_iteration();
-            return Err(error);
+        match error {
+            Some(error) => {
+                self.end_iteration();
+                Err(error)
+            }
+            None => Ok(()),
         }
-        self.iteration.record(grads);
-        Ok(())
+    }
+
+    /// The first step without any gradient is most likely a mistake.
+    fn warn_of_nothing(&mut self) {
+        if !std::mem::replace(&mut self.warned_of_nothing, true) {
+            log::warn!(
+                "a step found no gradient for any parameter, and changes nothing. Likely causes: all parameters are frozen; adapters \
+                 were attached in the wrong order (low-rank adapters first, then `MixedPrecision`); the loss was computed from \
+                 another copy of the model, or without autodiff"
+            );
+        }
     }
 
     /// Counts a window whose micro-batches were clean and whose sum overflows: no loss scale is too high there, and none
     /// helps. The error that ends the run if it is one too many.
-    fn skip_window(&mut self, grads: &UnscaledGradients) -> Option<AmpError> {
+    fn skip_window(&mut self, parameter: &str) -> Option<AmpError> {
         self.counters.add_skipped_window();
-        let parameter = grads.status().overflow_parameter().unwrap_or("?");
         log::warn!(
             "window skipped: the sum of its micro-batches overflows, first in `{parameter}`, though each of them is finite"
         );
         let skips = self.counters.skipped_windows();
-        self.is_too_many(skips).then(|| self.error(skips, grads))
+        self.is_too_many(skips)
+            .then(|| self.error(skips, parameter))
     }
 
     /// Counts a skip that no loss scale is to blame for; `skip` is what it did. The error that ends the run if it is one too
@@ -649,10 +777,12 @@ impl GradScaler {
         None
     }
 
-    /// The error that ends the run if this overflow is one too many.
-    pub(crate) fn exhausted(&self, grads: &UnscaledGradients) -> Option<AmpError> {
+    /// The error that ends the run if this overflow, first in `parameter`, is one too many.
+    pub(crate) fn exhausted(&self, parameter: &str) -> Option<AmpError> {
         let skips = self.counters.consecutive_skips();
-        (self.is_too_many(skips) || self.schedule().is_at_floor()).then(|| self.error(skips, grads))
+        let schedule = self.schedule();
+        let at_floor = schedule.config().raise_error_at_min_scale && schedule.is_at_floor();
+        (at_floor || self.is_too_many(skips)).then(|| self.error(skips, parameter))
     }
 
     fn is_too_many(&self, skips: u64) -> bool {
@@ -661,17 +791,16 @@ impl GradScaler {
             .is_some_and(|max| skips > u64::from(max))
     }
 
-    fn error(&self, skips: u64, grads: &UnscaledGradients) -> AmpError {
-        let parameter = grads.status().overflow_parameter();
+    fn error(&self, skips: u64, parameter: &str) -> AmpError {
         AmpError::LossScaleExhausted {
             scale: self.schedule().scale(),
             skips,
-            parameter: parameter.unwrap_or("?").to_string(),
+            parameter: parameter.to_string(),
         }
     }
 
-    /// Moves the schedule; `skip` is what an overflow did, for the log.
-    pub(crate) fn adjust(&mut self, outcome: StepOutcome, skip: &str) {
+    /// Moves the schedule; for the log, `skip` is what an overflow did, and `overflows` the first parameter of each.
+    pub(crate) fn adjust(&mut self, outcome: StepOutcome, skip: &str, overflows: &[String]) {
         if self.is_enabled() {
             let (before, after) = self.move_scale(Some(outcome));
             if outcome.is_skipped() {
@@ -682,7 +811,7 @@ impl GradScaler {
                         short(before.into())
                     );
                 }
-                log_skip(before, after, self.last_status.as_ref(), skip);
+                log_skip(before, after, overflows, skip);
             } else if before != after {
                 let (before, after) = (short(before.into()), short(after.into()));
                 log::info!("loss scale grows from {before} to {after}");
@@ -709,18 +838,18 @@ impl GradScaler {
         self.last_status = known.then(|| grads.status().clone());
     }
 
-    pub(crate) fn underflow_check(&mut self, grads: &UnscaledGradients) {
+    pub(crate) fn look_at_losses(&mut self, grads: &UnscaledGradients) {
         // Micro-batches were checked one by one, beside their losses.
         if self.is_enabled() && !grads.is_settled() {
             let scale = self.schedule().scale();
             let border = self.border.as_ref();
             let arrived = || border.is_some_and(|border| border.amp.live().has_gradients());
-            self.underflow.check(grads.status(), scale, arrived);
+            self.watch.check(grads.status(), scale, arrived);
         }
     }
 
     pub(crate) fn forget_losses(&self) {
-        self.underflow.forget();
+        self.watch.forget();
     }
 
     // The getters and setters of PyTorch's five fields.
@@ -837,14 +966,26 @@ impl GradScaler {
     /// The next [`update`](Self::update) moves the scale by their verdict, which is returned. Waits as
     /// [`step`](Self::step) does.
     ///
+    /// # Panics
+    ///
+    /// Where [`try_observe`](Self::try_observe) returns an error, with its message.
+    pub fn observe(&mut self, grads: &UnscaledGradients) -> StepOutcome {
+        self.try_observe(grads)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`observe`](Self::observe), for runs that want to handle a failure.
+    ///
     /// # Errors
     ///
     /// [`AmpError::LossScaleExhausted`] as [`try_step`](Self::try_step), and [`AmpError::UpdateMissing`] if the parameters
     /// were stepped or observed already.
-    pub fn observe(&mut self, grads: &UnscaledGradients) -> Result<StepOutcome, AmpError> {
-        self.iteration.check(grads)?;
-        self.underflow_check(grads);
-        self.record(grads)?;
+    pub fn try_observe(&mut self, grads: &UnscaledGradients) -> Result<StepOutcome, AmpError> {
+        self.forget_last_call();
+        self.unsettled.take(grads);
+        self.iteration.check(grads, OBSERVED)?;
+        self.look_at_losses(grads);
+        self.record(grads, OBSERVED)?;
         Ok(match grads.has_overflow() {
             true => StepOutcome::Skipped,
             false => StepOutcome::Stepped,
@@ -853,27 +994,45 @@ impl GradScaler {
 
     /// Throws gradients away without a step, and counts that.
     ///
-    /// What was unscaled is known to the loss scale: the next [`update`](Self::update) moves it as for a step, so that an
-    /// overflow is not met again (PyTorch: `unscale_` without `step`). Gradients that are still scaled teach it nothing.
-    /// Parameters, optimizer and the count of steps stay as they are, and the parameters can be stepped in the same
+    /// What was unscaled is known to the loss scale: the next [`update`](Self::update) moves it as for a step (PyTorch:
+    /// `unscale_` without `step`), and an overflow counts among the skips in a row. Gradients that are still scaled teach it
+    /// nothing. Parameters, optimizer and the count of steps stay as they are, and the parameters can be stepped in the same
     /// iteration with other gradients. Does not wait for the device.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_discard`](Self::try_discard) returns an error, with its message.
     pub fn discard(&mut self, grads: impl Into<StepGradients>) {
+        self.try_discard(grads)
+            .unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// As [`discard`](Self::discard), for runs that want to handle a failure.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::LossScaleExhausted`] or [`AmpError::LossNotFinite`] if the gradients are an overflow too many, as
+    /// [`try_step`](Self::try_step); they are counted as discarded.
+    pub fn try_discard(&mut self, grads: impl Into<StepGradients>) -> Result<(), AmpError> {
+        self.forget_last_call();
         self.counters.record_discarded();
-        self.log_call(false);
+        self.last_outcome = Some(StepOutcome::Dropped);
+        self.log_call();
         let grads = grads.into();
         if !matches!(&grads, StepGradients::Unscaled(grads) if !grads.has_overflow()) {
             self.suspect_statistics();
         }
         if let StepGradients::Unscaled(grads) = grads
             && self.is_enabled()
-            && !grads.is_settled()
         {
+            self.unsettled.take(&grads);
             self.remember(&grads);
-            self.iteration.learn(&grads);
+            self.learn_without_step(&grads.verdict(), "gradients discarded")?;
         }
         if self.iteration.outcome().is_none() {
             self.forget_losses();
         }
+        Ok(())
     }
 
     /// PyTorch's `state_dict` as JSON: its five values under its names, to exchange with PyTorch; `{}` of a disabled scaler.
@@ -955,14 +1114,14 @@ struct StateDict {
 }
 
 /// A skip is never invisible.
-fn log_skip(before: f32, after: f32, status: Option<&GradientStatus>, skip: &str) {
+fn log_skip(before: f32, after: f32, overflows: &[String], skip: &str) {
     let (before, after) = (short(before.into()), short(after.into()));
-    let path = status.and_then(GradientStatus::overflow_parameter);
-    log::info!(
-        "{skip}: gradients overflow{} at loss scale {before}, next {after}",
-        path.map(|path| format!(", first in `{path}`,"))
-            .unwrap_or_default()
-    );
+    let paths: Vec<_> = overflows.iter().map(|path| format!("`{path}`")).collect();
+    let first = match paths.is_empty() {
+        true => String::new(),
+        false => format!(", first in {},", paths.join(" and in ")),
+    };
+    log::info!("{skip}: gradients overflow{first} at loss scale {before}, next {after}");
 }
 
 fn warn_of_another_scale() {

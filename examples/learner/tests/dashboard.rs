@@ -60,7 +60,9 @@ fn child_is_exhausted_at_once() {
     };
     let scale = 2_f64.powi(100);
     let config = GradScalerConfig::new().with_init_scale(scale);
-    let config = config.with_min_scale(Some(scale));
+    let config = config
+        .with_min_scale(Some(scale))
+        .with_raise_error_at_min_scale(true);
     let amp = MixedPrecision::f16().with_scaler(config).unwrap();
     let model = Classifier::new(&Device::flex().autodiff());
     let learner = amp.learner(model, AdamConfig::new().init(), ConstantLr::new(0.01));

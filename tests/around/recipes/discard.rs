@@ -50,7 +50,7 @@ fn what_was_unscaled_teaches_the_scale() {
     assert_eq!(optim.scaler().loss_scale(), 1024.0);
     let counters = *optim.scaler().counters();
     assert_eq!((counters.steps(), counters.discarded()), (0, 3));
-    assert_eq!(optim.scaler().last_outcome(), None);
+    assert_eq!(optim.scaler().last_outcome(), Some(StepOutcome::Dropped));
 }
 
 #[test]

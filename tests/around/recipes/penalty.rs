@@ -209,7 +209,7 @@ fn penalty_in_half(radius: f64) -> [f64; 3] {
         let output = amp.autocast(tensor(&input, 3), |x| x.matmul(model.weight.val()));
         (output - tensor(&target, 1)).square().mean()
     };
-    let optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp);
+    let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp);
     let here = optim.unscale(optim.backward(loss(&model), &model), &model);
     let norm = here.status().norm();
     let plain = here.clone().into_params();

@@ -69,7 +69,7 @@ fn unscaled_apart_to_weigh_or_clip_each() {
 fn a_sum_overflows_if_one_of_the_two_does() {
     for (bad_first, bad_second) in [(true, false), (false, true), (true, true)] {
         let (mut optim, model) = (sgd(), start());
-        let grads = |bad| {
+        let mut grads = |bad| {
             let value = if bad { f32::INFINITY } else { 1.0 };
             let grads = model.gradients([1.0; 6], [1.0, 1.0, value, 1.0], 1024.0);
             optim.unscale(grads, &model)
@@ -85,7 +85,7 @@ fn a_sum_overflows_if_one_of_the_two_does() {
 
 #[test]
 fn a_clone_of_gradients_is_independent() {
-    let (optim, model) = (sgd(), start());
+    let (mut optim, model) = (sgd(), start());
     let grads = optim.unscale(model.gradients([2.0; 6], [4.0; 4], 1024.0), &model);
     let copy = grads.clone().mul_scalar(3.0);
     let value = |grads: &burn_amp::UnscaledGradients, id| {

@@ -6,6 +6,7 @@ use burn::{
     tensor::{DType, Device, Tensor, TensorData},
 };
 use burn_amp::{GradScalerConfig, ScaledGradients, ScaledOptimizer};
+use burn_amp_tests::scaled_by_hand;
 
 #[derive(Module, Debug)]
 pub struct Pair {
@@ -39,12 +40,10 @@ impl Pair {
         let mut grads = GradientsParams::new();
         grads.register(self.weight.id, Tensor::<2>::from_data(weight, device));
         grads.register(self.bias.id, Tensor::<1>::from_data(bias, device));
-        GradScalerConfig::new()
+        let scaler = GradScalerConfig::new()
             .with_init_scale(scale.into())
-            .with_dynamic(false)
-            .init()
-            .unwrap()
-            .scaled(grads)
+            .with_dynamic(false);
+        scaled_by_hand(&scaler.init().unwrap(), grads)
     }
 
     /// All values: the weight's, then the bias's.

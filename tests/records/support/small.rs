@@ -6,6 +6,7 @@ use burn::{
     tensor::{DType, Device, Tensor},
 };
 use burn_amp::{GradScalerConfig, MasterWeights, ModuleOptim, ScaledGradients, ScaledOptimizer};
+use burn_amp_tests::scaled_by_hand;
 
 /// Two parameters with ids that are the same in every run.
 #[derive(Module, Debug)]
@@ -34,12 +35,10 @@ impl Small {
         let weight = Tensor::<2>::from_floats([[wave(0), -wave(1), wave(2)]], &device);
         grads.register(self.weight.id, weight);
         grads.register(self.bias.id, Tensor::<1>::from_floats([last], &device));
-        GradScalerConfig::new()
+        let scaler = GradScalerConfig::new()
             .with_init_scale(scale.into())
-            .with_dynamic(false)
-            .init()
-            .unwrap()
-            .scaled(grads)
+            .with_dynamic(false);
+        scaled_by_hand(&scaler.init().unwrap(), grads)
     }
 
     /// Steps until `to`; each step of a number in `overflows` overflows.

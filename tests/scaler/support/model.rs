@@ -6,6 +6,7 @@ use burn::{
     tensor::{DType, Device, Tensor, TensorData},
 };
 use burn_amp::{GradScaler, GradScalerConfig, ScaledGradients, UnscaledGradients};
+use burn_amp_tests::scaled_by_hand;
 
 #[derive(Module, Debug)]
 pub struct Model {
@@ -53,14 +54,14 @@ impl Model {
     /// Gradients of 0.5, of a loss that was multiplied by `scale`.
     pub fn clean(&self, scale: f32) -> ScaledGradients {
         let grads = self.gradients(|_| 0.5 * f64::from(scale));
-        scaler(scale.into()).scaled(grads)
+        scaled_by_hand(&scaler(scale.into()), grads)
     }
 
     /// As [`clean`](Self::clean), with an infinity in the matrix.
     pub fn overflowing(&self, scale: f32) -> ScaledGradients {
         let clean = 0.5 * f64::from(scale);
         let grads = self.gradients(|index| if index == 9 { f64::INFINITY } else { clean });
-        scaler(scale.into()).scaled(grads)
+        scaled_by_hand(&scaler(scale.into()), grads)
     }
 
     /// All values, in the module's order.
@@ -105,7 +106,7 @@ pub fn unscaled<M: Module>(
     grads: GradientsParams,
     module: &M,
 ) -> UnscaledGradients {
-    scaler.unscale(scaler.scaled(grads), module)
+    scaler.unscale(scaled_by_hand(&scaler, grads), module)
 }
 
 /// A scaler with defaults but for the scale.

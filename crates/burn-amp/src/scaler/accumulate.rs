@@ -59,13 +59,15 @@ impl GradScaler {
         module: &M,
     ) -> Result<Option<UnscaledGradients>, AmpError> {
         let grads = grads.into();
+        self.forget_last_call();
         let traversal = Traversal {
             grads: Some(grads.params()),
             sums: Some(&window.sums),
             lr: None,
         };
         let entries = traversal.of(module)?;
-        self.add_micro_batch(window, grads, entries)
+        let full = self.add_micro_batch(window, grads, entries)?;
+        Ok(full.map(|grads| self.registered(grads)))
     }
 
     /// Adds the gradients that a traversal has found.
@@ -75,6 +77,9 @@ impl GradScaler {
         grads: StepGradients,
         entries: Entries,
     ) -> Result<Option<UnscaledGradients>, AmpError> {
+        if let StepGradients::Unscaled(grads) = &grads {
+            self.take_verdict(grads);
+        }
         let found: Vec<Entry> = entries.gradients().cloned().collect();
         if window.drops_micro_batches() {
             let grads = match grads {
@@ -102,6 +107,7 @@ impl GradScaler {
             let common = window.scale_or(self.loss_factor());
             window.add(params, &found, f64::from(common) / f64::from(scale));
         }
+        self.set_outcome(StepOutcome::Accumulated);
         match window.is_full() {
             true => self.empty(window, entries.into_sums()).map(Some),
             false => Ok(None),
@@ -139,7 +145,9 @@ impl GradScaler {
         window: &mut AccumulationWindow,
         module: &M,
     ) -> Result<Option<UnscaledGradients>, AmpError> {
+        self.forget_last_call();
         if window.is_empty() {
+            self.set_outcome(StepOutcome::NoGradients);
             return Ok(None);
         }
         let traversal = Traversal {
@@ -147,7 +155,9 @@ impl GradScaler {
             ..Default::default()
         };
         let entries = traversal.of(module)?;
-        self.empty(window, entries.into_sums()).map(Some)
+        let grads = self.empty(window, entries.into_sums())?;
+        self.set_outcome(StepOutcome::Accumulated);
+        Ok(Some(self.registered(grads)))
     }
 
     /// Empties a window into the gradients to step with.
@@ -180,10 +190,12 @@ impl GradScaler {
 
     /// Lets the loss scale learn from one micro-batch: the test of a step, and its update.
     fn settle(&mut self, grads: &UnscaledGradients) -> Result<StepOutcome, AmpError> {
-        self.underflow_check(grads);
+        self.look_at_losses(grads);
         self.remember(grads);
+        let overflow: Vec<String> = grads.verdict().overflow.into_iter().collect();
         let outcome = if grads.has_overflow() {
             self.counters.record_dropped();
+            self.set_outcome(StepOutcome::Dropped);
             self.suspect_statistics();
             if let Blame::Loss { output_finite } = grads.blame() {
                 self.forget_losses();
@@ -193,7 +205,7 @@ impl GradScaler {
                 };
             }
             self.counters.add_consecutive_skip();
-            if let Some(error) = self.exhausted(grads) {
+            if let Some(error) = self.exhausted(overflow.first().map_or("?", String::as_str)) {
                 self.forget_losses();
                 return Err(error);
             }
@@ -204,7 +216,7 @@ impl GradScaler {
             StepOutcome::Stepped
         };
         if !grads.entries().is_empty() {
-            self.adjust(outcome, "micro-batch dropped");
+            self.adjust(outcome, "micro-batch dropped", &overflow);
         }
         self.forget_losses();
         Ok(outcome)

@@ -105,7 +105,8 @@ impl GradScaler {
 
     fn forget_steps(&mut self) {
         (self.last_outcome, self.last_status) = (None, None);
-        self.underflow.forget();
+        self.watch = crate::loss_watch::LossWatch::default();
+        self.unsettled = crate::iteration::Unsettled::default();
         // Those of a model that is loaded too, most likely.
         self.forget_statistics();
         self.suspicious = false;

@@ -77,6 +77,19 @@ impl Resume {
 
     /// The state of the scaler and the averages of the weights, for [`Ema::load_record`](crate::Ema::load_record); none in the
     /// checkpoint of a run without this crate, from which the scaler starts fresh.
+    ///
+    /// A resumed run has the settings of the program, and warns of those that differ. This takes the stored ones instead:
+    ///
+    /// ```no_run
+    /// use burn_amp::{MixedPrecision, Resume};
+    ///
+    /// let resume = Resume::check("runs/digits", 3)?;
+    /// let stored = resume.record().and_then(|record| record.schedule());
+    /// let config = stored.map_or_else(Default::default, |schedule| *schedule.config());
+    /// let amp = MixedPrecision::f16().with_scaler(config)?;
+    /// # let _ = amp;
+    /// # Ok::<(), burn_amp::AmpError>(())
+    /// ```
     pub fn record(&self) -> Option<&AmpRecord> {
         self.state.as_ref()
     }

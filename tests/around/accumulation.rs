@@ -682,3 +682,65 @@ fn gradients_of_no_parameter_are_dropped_and_logged_and_sums_refused() {
     assert!(error.to_string().contains("2 of its 2 sums"), "{error}");
     assert_eq!((window.len(), window.gradients()), (2, 2));
 }
+
+/// The inverse of 3 is not rounded to f32 on the way.
+#[test]
+fn an_f64_window_is_exact_in_f64() {
+    if !Device::default().supports_dtype(DType::F64) {
+        return;
+    }
+    for rule in RULES {
+        let model = Pair::zeros(DType::F64);
+        let mut scaler = sgd().scaler().clone();
+        let mut window = config(3, rule).init().unwrap();
+        let mut full = None;
+        for value in [1.0, 2.0, 4.0] {
+            let grads = model.gradients([value; 6], [value; 4], 1024.0);
+            full = scaler.accumulate(&mut window, grads, &model);
+        }
+        let mean = full.unwrap().get::<1>(model.bias.id).unwrap();
+        for value in mean.into_data().iter::<f64>() {
+            assert!((value / (7.0 / 3.0) - 1.0).abs() < 1e-15, "{value}");
+        }
+    }
+}
+
+/// It is no evidence that the scale is fine: neither for the scale, nor for the count of skips.
+#[test]
+fn a_micro_batch_without_gradients_ends_no_row_of_skips() {
+    let window = config(4, true);
+    let mut optim = sgd().with_accumulation(window).unwrap();
+    let model = Pair::zeros(DType::F32);
+    let bad = |optim: &mut ScaledOptimizer<_>| {
+        let scale = optim.scaler().loss_scale();
+        let grads = model.gradients([f32::INFINITY; 6], [1.0; 4], scale);
+        optim.step(1.0, model.clone(), grads);
+        optim.scaler().counters().consecutive_skips()
+    };
+    assert_eq!(bad(&mut optim), 1);
+    optim.step(1.0, model.clone(), GradientsParams::new());
+    assert_eq!(optim.scaler().counters().consecutive_skips(), 1);
+    assert_eq!(bad(&mut optim), 2);
+}
+
+/// Gradients that overflowed when they were tested, and were replaced by finite ones since, still make the window a skip, as
+/// they make a step without a window one.
+#[test]
+fn a_repaired_micro_batch_still_skips_the_window() {
+    let model = Pair::zeros(DType::F32);
+    let mut optim = sgd().with_accumulation(2).unwrap();
+    let grads = model.gradients([1.0; 6], [1.0; 4], 1024.0);
+    let same = optim.step(1.0, model.clone(), grads);
+    assert_eq!(same.values(), [0.0; 10]);
+
+    let grads = model.gradients([1.0; 6], [f32::NAN; 4], 1024.0);
+    let mut grads = optim.unscale(grads, &model);
+    let finite = Tensor::<1>::ones([4], &Device::default());
+    grads.params_mut().register(model.bias.id, finite);
+    let same = optim.step(1.0, model.clone(), grads);
+    assert_eq!(same.values(), [0.0; 10]);
+    assert_eq!(optim.scaler().counters().skipped(), 1);
+    assert_eq!(optim.scaler().loss_scale(), 512.0);
+    let status = optim.scaler().last_status().unwrap();
+    assert_eq!(status.overflow_parameter(), Some("bias"));
+}

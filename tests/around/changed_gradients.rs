@@ -2,11 +2,12 @@
 
 use burn::{
     module::{ModuleMapper, Param},
-    optim::SgdConfig,
-    tensor::{DType, Tensor},
+    optim::{GradientsParams, SgdConfig},
+    tensor::{DType, Device, Tensor},
 };
 use burn_amp::{
-    GradScaler, GradScalerConfig, GradientClip, ScaledOptimizer, StepOutcome, UnscaledGradients,
+    AccumulationConfig, GradScaler, GradScalerConfig, GradientClip, ScaledOptimizer, StepOutcome,
+    UnscaledGradients,
 };
 
 use crate::support::Pair;
@@ -148,4 +149,87 @@ fn a_gradient_of_a_parameter_that_had_none_is_not_stepped_on() {
     let model = scaler.step(&mut optim, 1.0, model, grads);
     assert_eq!(model.values()[0], -3.0);
     assert_eq!(model.values()[6..], [0.0; 4]);
+}
+
+/// Gradients that a program makes with autodiff and registers itself are those of any other loss.
+#[test]
+fn gradients_registered_by_hand_may_be_on_an_autodiff_device() {
+    let model = Pair::zeros(DType::F32);
+    let autodiff = Device::default().autodiff();
+    let grads = || {
+        let mut grads = GradientsParams::new();
+        let bias = Tensor::<1>::ones([4], &autodiff).require_grad() * 2.0;
+        grads.register(model.bias.id, bias);
+        grads
+    };
+    let clip = GradientClip::GlobalNorm(1.0);
+    for optim in [
+        ScaledOptimizer::new(SgdConfig::new().init(), scaler()),
+        ScaledOptimizer::new(SgdConfig::new().init(), scaler())
+            .with_clipping(clip)
+            .unwrap(),
+        ScaledOptimizer::new(SgdConfig::new().init(), scaler())
+            .with_accumulation(1)
+            .unwrap(),
+    ] {
+        let clipped = optim.clipping().is_some();
+        let mut optim = optim;
+        let model = optim.step(1.0, model.clone(), grads());
+        let step = if clipped { 0.5 } else { 2.0 };
+        for value in &model.values()[6..] {
+            assert!((value + step).abs() < 1e-5, "{value}");
+        }
+        assert!(model.bias.is_require_grad());
+    }
+}
+
+/// What is known of both is known of the sum.
+#[test]
+fn a_sum_has_what_is_known_of_both() {
+    let model = Pair::zeros(DType::F32);
+    let scaler = scaler();
+    let grads = |weight: [f32; 6], bias: [f32; 4]| {
+        scaler.unscale(model.gradients(weight, bias, 1024.0), &model)
+    };
+    let zeros = || grads([0.0; 6], [0.0; 4]);
+    let some = || grads([1.0, 0.0, 0.0, 0.0, 0.0, 0.0], [0.0; 4]);
+    assert!(zeros().status().is_all_zero());
+    // One of the two is not zero: the sum is not.
+    for sum in [zeros().add(some(), 1.0), some().add(zeros(), 1.0)] {
+        assert!(!sum.status().is_all_zero());
+        assert_eq!(sum.status().zeros(), 9);
+    }
+    assert!(zeros().add(zeros(), 1.0).status().is_all_zero());
+
+    // A gradient that only the other has is counted with its own numbers.
+    let only = |weight: bool| {
+        let mut grads = model.gradients(WEIGHT, BIAS, 1024.0);
+        match weight {
+            true => drop(grads.params_mut().remove::<1>(model.bias.id)),
+            false => drop(grads.params_mut().remove::<2>(model.weight.id)),
+        }
+        scaler.unscale(grads, &model)
+    };
+    let sum = only(true).add(only(false), 1.0);
+    let status = sum.status();
+    assert_eq!((status.gradients(), status.elements()), (2, 10));
+    assert_eq!((status.zeros(), status.max_abs()), (8, 4.0));
+    assert_eq!(status.norm(), 5.0);
+}
+
+/// A window's gradients have taught the scale already, those of another loss have not: nor has their sum.
+#[test]
+fn a_sum_with_gradients_that_the_scale_has_not_seen_teaches_it() {
+    let model = Pair::zeros(DType::F32);
+    let (mut scaler, mut optim) = (scaler(), SgdConfig::new().init());
+    let config = AccumulationConfig::new(1).with_skip_micro_batch(true);
+    let mut window = config.init().unwrap();
+    let clean = model.gradients(WEIGHT, BIAS, 1024.0);
+    let window = scaler.accumulate(&mut window, clean, &model).unwrap();
+    let bad = unscaled(&scaler, &model, f32::INFINITY);
+    assert!(bad.has_overflow());
+    let same = scaler.step(&mut optim, 1.0, model.clone(), window.add(bad, 1.0));
+    scaler.update();
+    assert_eq!(same.values(), [0.0; 10]);
+    assert_eq!(scaler.loss_scale(), 512.0);
 }

@@ -5,7 +5,7 @@ use burn::{
     grad_clipping::GradientClipping,
     module::ParamGroup,
     optim::{GradientsParams, SgdConfig},
-    tensor::{DType, Device, Tensor},
+    tensor::{DType, Device, Tensor, TensorData},
 };
 use burn_amp::{
     AmpError, GradScaler, GradScalerConfig, GradientClip, MasterWeights, ScaledOptimizer,
@@ -439,4 +439,47 @@ proptest! {
         assert_times(&found_weight, &weight, coefficient);
         assert_times(&found_bias, &bias, coefficient);
     }
+}
+
+/// Finite gradients whose norm is above what f64 holds are clipped all the same.
+#[test]
+fn a_norm_beyond_f64() {
+    if !on_flex() {
+        return;
+    }
+    let model = Pair::zeros(DType::F64);
+    let huge = |factor: f64| {
+        let data = TensorData::new(vec![factor * 1.5e308; 4], [4]);
+        let device = (&Device::default(), DType::F64);
+        let mut grads = GradientsParams::new();
+        grads.register(model.bias.id, Tensor::<1>::from_data(data, device));
+        let scaler = GradScalerConfig::new()
+            .with_init_scale(1.0)
+            .with_dynamic(false)
+            .init()
+            .unwrap();
+        scaler.unscale(scaled_by_hand(&scaler, grads), &model)
+    };
+    for (clip, expected) in [
+        (GradientClip::Norm(4.0), 2.0),
+        (GradientClip::GlobalNorm(4.0), 2.0),
+        (GradientClip::Value(3.0), 3.0),
+    ] {
+        let grads = huge(1.0).clip(&clip);
+        assert!(!grads.has_overflow());
+        assert_eq!(grads.status().norm(), f64::INFINITY);
+        assert_eq!(grads.status().clipped(), Some(1));
+        let bias = grads.get::<1>(model.bias.id).unwrap();
+        for value in bias.into_data().iter::<f64>() {
+            assert!((value - expected).abs() < 1e-9, "{clip:?}: {value}");
+        }
+    }
+    // Infinity still measures and never clips.
+    let grads = huge(-1.0).clip(&GradientClip::GlobalNorm(f64::INFINITY));
+    assert_eq!(grads.status().clipped(), Some(0));
+    let bias = grads.get::<1>(model.bias.id).unwrap();
+    assert_eq!(
+        bias.into_data().iter::<f64>().collect::<Vec<_>>(),
+        [-1.5e308; 4]
+    );
 }

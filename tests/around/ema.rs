@@ -388,3 +388,66 @@ fn every_step_that_was_not_skipped_is_an_update() {
     ema.update(model.no_grad());
     assert_eq!((ema.updates(), ema.parameters()), (1, 0));
 }
+
+/// Averages of another model, say because its parameters got new ids.
+#[test]
+fn averages_that_match_no_parameter_are_told_of() {
+    let stored = {
+        let mut ema = ema(0.5);
+        ema.update(filled(1.0, DType::F32));
+        ema.to_record()
+    };
+    let device = Device::default().autodiff();
+    let other = LinearConfig::new(2, 3).init(&device);
+    let mut loaded = ema(0.5);
+    loaded.load_record(stored.clone());
+    let messages = captured(Level::Warn, || drop(loaded.module(&other)));
+    let [message] = messages.as_slice() else {
+        panic!("{messages:?}")
+    };
+    assert!(message.contains("none of the 2 averages"), "{message}");
+
+    let messages = captured(Level::Warn, || {
+        let other = loaded.update(other.clone());
+        loaded.update(other);
+    });
+    let [message] = messages.as_slice() else {
+        panic!("{messages:?}")
+    };
+    assert!(message.contains("2 of the 2 averages"), "{message}");
+
+    // Nothing is said of averages that fit, or of none at all.
+    let messages = captured(Level::Warn, || {
+        let mut ema = ema(0.5);
+        drop(ema.module(&other));
+        ema.load_record(stored);
+        let pair = ema.update(filled(2.0, DType::F32));
+        drop(ema.finalize(pair));
+    });
+    assert!(messages.is_empty(), "{messages:?}");
+}
+
+/// Updates that f16 parameters lose are in the masters, and in their average.
+#[test]
+fn with_master_weights_the_masters_are_averaged() {
+    let run = |dtype: DType| {
+        let scaler = GradScalerConfig::new()
+            .with_init_scale(1.0)
+            .with_dynamic(false);
+        let optim = MasterWeights::new(SgdConfig::new().build());
+        let mut optim = ScaledOptimizer::new(optim, scaler.init().unwrap())
+            .with_ema(EmaConfig::new().with_momentum(0.5))
+            .unwrap();
+        let mut model = filled(1.0, dtype);
+        for _ in 0..3 {
+            let grads = model.gradients([1.0; 6], [1.0; 4], 1.0);
+            model = optim.step(1e-4, model, grads);
+        }
+        let ema = optim.ema().unwrap();
+        let weight = values(ema.get(&model.weight).unwrap());
+        (weight, values(ema.get(&model.bias).unwrap()))
+    };
+    let expected = run(DType::F32);
+    assert!(expected.0[0] < 1.0 - 2e-4);
+    assert_eq!(run(DType::F16), expected);
+}

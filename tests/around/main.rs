@@ -10,6 +10,7 @@ mod keras;
 mod mid_window;
 mod nesting;
 mod order;
+mod read_before;
 mod recipes;
 mod skipped_windows;
 mod standalone;

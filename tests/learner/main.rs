@@ -9,6 +9,7 @@ mod ending;
 mod evaluator;
 mod golden;
 mod killed;
+mod later;
 mod learning;
 mod master;
 mod module;

@@ -7,7 +7,7 @@ use burn::{
 };
 use burn_amp::{GradScalerConfig, MasterWeights, MixedPrecision, to_half};
 
-use crate::support::{Batch, Net, Run, lr, read_metric, temp_dir, values};
+use crate::support::{Batch, Net, Run, loader, lr, read_metric, samples, temp_dir, values};
 use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
 
 /// A net that computes in its parameters' precision, without `autocast`.
@@ -57,4 +57,28 @@ fn master_weights_train_bf16_parameters_in_a_learner() {
     let accuracy = read_metric(folder.path(), 4, "Accuracy");
     let last = accuracy.last().unwrap().trim_end_matches(",final");
     assert!(last.parse::<f64>().unwrap() > 95.0, "{accuracy:?}");
+}
+
+/// Burn sums the gradients of micro-batches as they are: in bf16, most digits of a sum are lost.
+#[test]
+fn gradients_of_bf16_parameters_are_summed_in_f32() {
+    let scaler = GradScalerConfig::new()
+        .with_init_scale(1.0)
+        .with_dynamic(false);
+    let amp = MixedPrecision::bf16().with_scaler(scaler).unwrap();
+    let device = Device::flex().autodiff();
+    let net = to_half(Net::new(&device), FloatDType::BF16, &[]);
+    let optim = MasterWeights::new(AdamConfig::new().build());
+    let model = amp.learner(Half { net }, optim, lr()).model();
+    let batches = loader(samples(8), None).to_device(&device);
+    let batch = || batches.iter().next().unwrap().unwrap();
+    let id = model.net.hidden.weight.id;
+    let own = TrainStep::step(&*model, batch()).grads;
+    let own = own.get::<2>(id).unwrap();
+    assert_eq!(own.dtype(), DType::BF16);
+    let grads = TrainStep::step(&model, batch()).grads;
+    assert_eq!(grads.len(), 4);
+    let wide = grads.get::<2>(id).unwrap();
+    assert_eq!(wide.dtype(), DType::F32);
+    assert_eq!(wide.into_data(), own.cast(DType::F32).into_data());
 }

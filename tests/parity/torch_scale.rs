@@ -312,7 +312,7 @@ fn parity_torch_scale_through_grad_scaler() {
                     Event::Resume => {
                         let record = scaler.to_record().with_settings();
                         scaler = trace.config.settings().init().unwrap();
-                        scaler.load_record(record);
+                        scaler.load_record(record.with_settings());
                     }
                 }
                 if leaves_f32(expected) {

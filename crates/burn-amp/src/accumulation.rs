@@ -176,6 +176,20 @@ impl AccumulationWindow {
         self.len += 1;
     }
 
+    /// Makes the sum of a parameter infinite, whose gradient overflowed and was replaced after its test: the window is skipped, as
+    /// a step would be. If it has none, that of the first parameter that has.
+    pub(crate) fn add_overflow(&mut self, path: &str, entries: &[Entry]) {
+        let first = entries.iter().find(|entry| entry.path == path);
+        for entry in first.into_iter().chain(entries) {
+            with_rank!(entry.rank, D => {
+                if let Some(sum) = self.sums.take::<D>(entry.id, &entry.device) {
+                    self.sums.insert(entry.id, sum.full_like(f32::INFINITY));
+                    return;
+                }
+            }, rank => unreachable!("a gradient of rank {rank}"));
+        }
+    }
+
     /// Empties the window: the sums, on their parameters' devices, and what they are to be divided by.
     pub(crate) fn take(&mut self, entries: &[Entry]) -> (GradientsParams, f64) {
         let scale = f64::from(self.scale.unwrap_or(1.0));

@@ -3,7 +3,7 @@
 use burn::{
     config::Config,
     module::{ModuleMapper, Param, ParamGroup, ParamId},
-    tensor::Tensor,
+    tensor::{DType, Tensor},
 };
 use burn_amp_kernels::TensorStatus;
 use serde::{Deserialize, Serialize};
@@ -209,7 +209,8 @@ impl UnscaledGradients {
         if statuses.iter().any(|status| status.non_finite > 0) {
             return Ok(self);
         }
-        let mut plan = Plan::new(rules, self.entries(), &statuses);
+        let norms = Norms::of(&self, &statuses)?;
+        let mut plan = Plan::new(rules, self.entries(), &statuses, &norms);
         let clipped = plan.limits.len();
         if clipped > 0 {
             self = self.map(&mut plan);
@@ -219,6 +220,32 @@ impl UnscaledGradients {
         status.clip_coefficient = plan.coefficients.into_iter().min_by(f64::total_cmp);
         status.clip_norms = plan.norms;
         Ok(self)
+    }
+}
+
+/// The norms of gradients, in a unit in which they and all of them together are in the range of f64.
+struct Norms {
+    unit: f64,
+    norms: Vec<f64>,
+}
+
+impl Norms {
+    /// Those that were found. Where they are beyond f64, f64 gradients are measured once more, in a smaller unit: waits for the
+    /// device.
+    fn of(grads: &UnscaledGradients, statuses: &[TensorStatus]) -> Result<Self, AmpError> {
+        let norms: Vec<f64> = statuses.iter().map(|status| status.norm).collect();
+        if norm(norms.iter().copied()).is_finite() {
+            return Ok(Self { unit: 1.0, norms });
+        }
+        let unit = 2f64.powi(-64);
+        let scaled = grads.clone().mul_scalar(unit).measured()?;
+        let norm = |(index, entry): (usize, &Entry)| match entry.gradient {
+            DType::F64 => scaled[index].norm,
+            // Far from that range; but so small, they might not be in that of their dtype.
+            _ => norms[index] * unit,
+        };
+        let norms = grads.entries().iter().enumerate().map(norm).collect();
+        Ok(Self { unit, norms })
     }
 }
 
@@ -253,31 +280,32 @@ impl Plan {
     /// What `torch.nn.utils.clip_grad_norm_` adds to the norm.
     const EPSILON: f64 = 1e-6;
 
-    fn new(clip: &ClipRules, entries: &[Entry], statuses: &[TensorStatus]) -> Self {
+    fn new(clip: &ClipRules, entries: &[Entry], statuses: &[TensorStatus], found: &Norms) -> Self {
+        let unit = found.unit;
         let mut plan = Self::default();
         let rule_of: Vec<_> = entries.iter().map(|e| clip.rule(e.id, &e.path)).collect();
         for (index, rule) in clip.rules().into_iter().enumerate() {
-            let group = (entries.iter().zip(statuses).zip(&rule_of))
+            let group = (entries.iter().zip(statuses).zip(&found.norms).zip(&rule_of))
                 .filter(|(_, rule)| **rule == Some(index))
                 .map(|(gradient, _)| gradient);
             let global = match rule {
                 GradientClip::GlobalNorm(threshold) => {
-                    let norm = norm(group.clone().map(|(_, status)| status.norm));
-                    let coefficient = (threshold / (norm + Self::EPSILON)).min(1.0);
-                    plan.norms.push(norm);
+                    let norm = norm(group.clone().map(|(_, norm)| *norm));
+                    let coefficient = (threshold * unit / (norm + Self::EPSILON * unit)).min(1.0);
+                    plan.norms.push(norm / unit);
                     plan.coefficients.push(coefficient);
                     coefficient
                 }
                 _ => 1.0,
             };
-            for (entry, status) in group {
+            for ((entry, status), norm) in group {
                 let limit = match rule {
                     GradientClip::Value(threshold) => {
                         (status.max_abs > threshold).then_some(Limit::Clamp(threshold))
                     }
                     GradientClip::Norm(threshold) => {
-                        let factor = || Limit::Multiply(threshold / status.norm);
-                        (status.norm > threshold).then(factor)
+                        let threshold = threshold * unit;
+                        (*norm > threshold).then(|| Limit::Multiply(threshold / norm))
                     }
                     GradientClip::GlobalNorm(_) => {
                         (global < 1.0).then_some(Limit::Multiply(global))

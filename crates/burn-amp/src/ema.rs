@@ -6,10 +6,10 @@ use burn::{
     tensor::Tensor,
 };
 use serde::{Deserialize, Serialize};
-use std::collections::HashSet;
+use std::{cell::LazyCell, collections::HashSet};
 
 use crate::{
-    dtype::working_dtype,
+    dtype::{is_half, working_dtype},
     error::AmpError,
     leaf,
     module_path::{self, ModulePath},
@@ -101,6 +101,8 @@ pub struct Ema {
     config: EmaConfig,
     pub(crate) averages: ParamTensors,
     updates: u64,
+    /// Whether the averages were loaded, and no module was met since.
+    loaded: bool,
 }
 
 impl Ema {
@@ -109,6 +111,7 @@ impl Ema {
             config,
             averages: ParamTensors::default(),
             updates: 0,
+            loaded: false,
         }
     }
 
@@ -137,14 +140,38 @@ impl Ema {
     ///
     /// Returns the module as it came, or, at every `overwrite_frequency`-th update, with its parameters replaced by their
     /// averages. Every call counts, also after a step without gradients (Keras ignores such a step), or on a module without
-    /// trainable parameters. A parameter whose shape has changed starts anew, which the log says. Does not wait for the device.
+    /// trainable parameters. A parameter whose shape has changed starts anew, and averages that were loaded for other parameters
+    /// are not used: the log says both. Does not wait for the device.
+    ///
+    /// A half-precision parameter is averaged as it is, rounded. Inside a [`ScaledOptimizer`](crate::ScaledOptimizer) with
+    /// [`MasterWeights`](crate::MasterWeights), the average is that of its f32 master.
     pub fn update<M: Module>(&mut self, module: M) -> M {
+        self.update_with(module, &ParamTensors::default)
+    }
+
+    /// As [`update`](Self::update), with the f32 values of half-precision parameters, asked for if there is one.
+    pub(crate) fn update_with<M: Module>(
+        &mut self,
+        module: M,
+        masters: &dyn Fn() -> ParamTensors,
+    ) -> M {
+        let loaded = self.averages.len();
         let mut update = Update {
             averages: &mut self.averages,
+            masters: LazyCell::new(Box::new(masters)),
             momentum: self.config.momentum,
             seen: HashSet::new(),
+            met: 0,
         };
         module_path::visit(&module, &mut update);
+        let unknown = loaded - update.met;
+        drop(update);
+        if std::mem::take(&mut self.loaded) && unknown > 0 {
+            log::warn!(
+                "{unknown} of the {loaded} averages that were loaded belong to no parameter of this module, and are not used: load \
+                 the model's own record too, which gives its parameters their ids back"
+            );
+        }
         self.updates += 1;
         match self.config.overwrite_frequency {
             Some(frequency) if self.updates.is_multiple_of(frequency.into()) => {
@@ -165,9 +192,22 @@ impl Ema {
     ///
     /// Averages are rounded to the parameters' dtypes and are on their devices; ids and trainability stay. What has no average
     /// stays as it is: frozen parameters, and all of them before the first update. So does, with a warning in the log, a
-    /// parameter of another shape than its average. Does not wait for the device.
+    /// parameter of another shape than its average; and if no average belongs to a parameter of the module, the log says that.
+    /// Does not wait for the device.
     pub fn finalize<M: Module>(&self, module: M) -> M {
-        overwrite(module, &self.averages)
+        let mut overwrite = Overwrite {
+            averages: &self.averages,
+            met: 0,
+        };
+        let module = module_path::map(module, &mut overwrite);
+        if overwrite.met == 0 && self.parameters() > 0 {
+            log::warn!(
+                "none of the {} averages belongs to a parameter of this module, which stays as it is: was it made anew, with new \
+                 ids? Load its own record too, which gives its parameters their ids back",
+                self.parameters()
+            );
+        }
+        module
     }
 
     pub(crate) fn state_to_store(&self) -> EmaState {
@@ -181,6 +221,7 @@ impl Ema {
     pub(crate) fn restore(&mut self, state: EmaState) {
         self.updates = state.updates;
         self.averages = state.averages;
+        self.loaded = true;
     }
 
     /// Starts afresh.
@@ -200,8 +241,11 @@ pub(crate) struct EmaState {
 
 struct Update<'a> {
     averages: &'a mut ParamTensors,
+    masters: LazyCell<ParamTensors, Box<dyn FnOnce() -> ParamTensors + 'a>>,
     momentum: f64,
     seen: HashSet<ParamId>,
+    /// How many parameters had an average before.
+    met: usize,
 }
 
 impl module_path::Visit for Update<'_> {
@@ -210,8 +254,15 @@ impl module_path::Visit for Update<'_> {
         if !param.is_require_grad() || !self.seen.insert(param.id) {
             return;
         }
-        let value = param.base().inner();
+        let mut value = param.base().inner();
+        if is_half(value.dtype())
+            && let Some(master) = self.masters.get::<D>(param.id, &value.device())
+            && master.shape() == value.shape()
+        {
+            value = master;
+        }
         let known = self.averages.shape(param.id).cloned();
+        self.met += usize::from(known.is_some());
         let old = known.filter(|shape| *shape != value.shape());
         if let Some(old) = &old {
             let (path, new) = (path.join(), value.shape());
@@ -233,12 +284,10 @@ impl module_path::Visit for Update<'_> {
 
 /// Puts averages in the place of parameters, in the parameters' dtype and on their device. Ids and trainability stay. Does not
 /// wait for the device.
-fn overwrite<M: Module>(module: M, averages: &ParamTensors) -> M {
-    module_path::map(module, &mut Overwrite { averages })
-}
-
 struct Overwrite<'a> {
     averages: &'a ParamTensors,
+    /// How many parameters have an average.
+    met: usize,
 }
 
 impl module_path::Map for Overwrite<'_> {
@@ -250,6 +299,7 @@ impl module_path::Map for Overwrite<'_> {
         let Some(known) = self.averages.shape(param.id) else {
             return param;
         };
+        self.met += 1;
         let shape = param.shape();
         if *known != shape {
             let path = path.join();

@@ -53,7 +53,8 @@ impl GradientStatus {
     /// The L2 norm over the finite values of all gradients, as if they were one vector.
     ///
     /// Squares are taken relative to the largest magnitude of their tensor, so that neither
-    /// overflows nor underflows where the norm itself does not.
+    /// overflows nor underflows where the norm itself does not. Infinite where the norm of f64 gradients is beyond f64, which
+    /// [`clip`](crate::UnscaledGradients::clip) handles.
     pub fn norm(&self) -> f64 {
         self.norm
     }
@@ -130,8 +131,8 @@ pub(crate) fn summarize(entries: &[Entry], statuses: &[TensorStatus]) -> Gradien
 /// The norm of several gradients as one vector, relative to the largest of their norms.
 pub(crate) fn norm(norms: impl Iterator<Item = f64> + Clone) -> f64 {
     let largest = norms.clone().fold(0.0, f64::max);
-    if largest == 0.0 {
-        return 0.0;
+    if largest == 0.0 || largest.is_infinite() {
+        return largest;
     }
     let squares: f64 = norms.map(|norm| (norm / largest).powi(2)).sum();
     largest * squares.sqrt()

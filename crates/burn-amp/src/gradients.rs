@@ -6,7 +6,7 @@ use burn::{
     tensor::Tensor,
 };
 use burn_amp_kernels::{TensorStatus, UnsupportedDType};
-use std::{collections::HashSet, sync::Arc};
+use std::{collections::HashMap, sync::Arc};
 
 use crate::{
     dtype::{widened, working_dtype},
@@ -189,13 +189,13 @@ impl UnscaledGradients {
     }
 
     /// The gradients to step with: not those that came in by [`params_mut`](Self::params_mut) for other parameters, of which
-    /// nothing was tested.
+    /// nothing was tested, and without autodiff, which gradients that a program has made itself may have.
     pub(crate) fn into_tested(mut self) -> GradientsParams {
         let mut tested = GradientsParams::new();
         for entry in &self.entries {
             with_rank!(entry.rank, D => {
                 if let Some(grad) = self.params.remove::<D>(entry.id) {
-                    tested.register(entry.id, grad);
+                    tested.register(entry.id, grad.inner());
                 }
             }, _rank => ());
         }
@@ -257,7 +257,7 @@ impl UnscaledGradients {
                 if let Some(grad) = self.params.remove::<D>(entry.id) {
                     let names = || entry.path.split('.');
                     names().for_each(|name| mapper.enter_module(name, ""));
-                    let grad = mapper.map_float(Param::initialized(entry.id, grad)).into_value();
+                    let grad = mapper.map_float(Param::initialized(entry.id, grad.inner())).into_value();
                     names().for_each(|name| mapper.exit_module(name, ""));
                     self.params.register(entry.id, grad);
                 }
@@ -271,14 +271,14 @@ impl UnscaledGradients {
     /// Taken in f32 for f16 and bf16 gradients (f64 for f64 ones); a sum has the dtype that the gradient of `self` had. A
     /// gradient that only `other` has is taken over, times `weight`, in its dtype. Both must be of the same module.
     ///
-    /// The sum overflows, and its step is skipped, if either of the two does. The rest of the status is that of `self`, until
-    /// [`clip`](Self::clip) measures the sum.
+    /// The sum overflows, and its step is skipped, if either of the two does. Until [`clip`](Self::clip) measures the sum, the
+    /// status counts the values that are zero in both, and has the norm and the largest magnitude of `self`'s gradients and of
+    /// those that only `other` has.
     ///
     /// # Panics
     ///
     /// If the two gradients of a parameter differ in shape or device.
     pub fn add(mut self, mut other: Self, weight: f64) -> Self {
-        self.measures = None;
         for entry in &other.entries {
             with_rank!(entry.rank, D => {
                 if let Some(grad) = other.params.remove::<D>(entry.id) {
@@ -292,14 +292,42 @@ impl UnscaledGradients {
                 }
             }, rank => log::warn!("gradient of `{}` has rank {rank}: left out", entry.path));
         }
-        let known: HashSet<ParamId> = self.entries.iter().map(|entry| entry.id).collect();
-        let added = other.entries.into_iter();
-        self.entries
-            .extend(added.filter(|entry| !known.contains(&entry.id)));
+        let measures = self.measures.take().zip(other.measures);
+        let (mut measures, added) = measures.unzip();
+        let mut added = added.map(Vec::into_iter);
+        let positions: HashMap<ParamId, usize> = (self.entries.iter().enumerate())
+            .map(|(position, entry)| (entry.id, position))
+            .collect();
         if !self.has_overflow() {
             self.blame = other.blame;
         }
-        self.status.join(other.status);
+        for entry in other.entries {
+            let added = added.as_mut().and_then(Iterator::next).unwrap_or_default();
+            let known = positions.get(&entry.id).copied();
+            if let Some(measures) = &mut measures {
+                match known {
+                    Some(position) => measures[position] = sum_of(measures[position], added),
+                    None => measures.push(added),
+                }
+            }
+            if known.is_none() {
+                self.entries.push(entry);
+            }
+        }
+        match measures {
+            Some(measures) => {
+                let clipped = self.status;
+                self.status = GradientStatus {
+                    clipped: clipped.clipped,
+                    clip_norms: clipped.clip_norms,
+                    clip_coefficient: clipped.clip_coefficient,
+                    ..summarize(&self.entries, &measures)
+                };
+            }
+            None => self.status.join(other.status),
+        }
+        // What the loss scale has not learned from the one, it has not learned from the sum.
+        self.settled &= other.settled;
         self.tested |= other.tested;
         self.verdicts.extend(other.verdicts);
         self
@@ -323,6 +351,16 @@ impl UnscaledGradients {
 
     pub(crate) fn entries(&self) -> &[Entry] {
         &self.entries
+    }
+}
+
+/// What is known of a sum before it is measured: what is zero in both is zero in it.
+fn sum_of(status: TensorStatus, added: TensorStatus) -> TensorStatus {
+    TensorStatus {
+        zeros: (status.zeros + added.zeros).saturating_sub(status.elements),
+        non_finite_before: status.non_finite_before.max(added.non_finite_before),
+        non_finite: status.non_finite.max(added.non_finite),
+        ..status
     }
 }
 

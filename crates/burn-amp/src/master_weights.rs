@@ -9,7 +9,11 @@ use burn::{
     tensor::{DType, Device, FloatDType, Tensor},
 };
 
-use crate::{dtype::is_half, error::AmpError, module_optim::ModuleOptim};
+use std::cell::RefCell;
+
+use crate::{
+    dtype::is_half, error::AmpError, module_optim::ModuleOptim, param_tensors::ParamTensors,
+};
 
 const MASTER: &str = "master";
 const INNER: &str = "inner";
@@ -123,6 +127,22 @@ impl ModuleOptim for MasterWeights {
     fn check_record(&self, record: OptimizerRecord) -> Result<(), AmpError> {
         self.optim.check_record(record)
     }
+
+    fn masters(&self) -> ParamTensors {
+        masters_of(&self.optim)
+    }
+}
+
+thread_local! {
+    /// Where records are to leave the masters: Burn shows an optimizer's state to nothing else.
+    static MASTERS: RefCell<Option<ParamTensors>> = const { RefCell::new(None) };
+}
+
+/// Handles to the masters in an optimizer; empty if it keeps none. Does not wait for the device.
+pub(crate) fn masters_of(optim: &ModuleOptimizer) -> ParamTensors {
+    MASTERS.set(Some(ParamTensors::default()));
+    drop(optim.to_record());
+    MASTERS.take().unwrap_or_default()
 }
 
 /// The optimizer of single parameters inside.
@@ -139,11 +159,26 @@ struct Kept<O: Optimizer, const D: usize> {
 
 impl<O: Optimizer, const D: usize> RecordState for Kept<O, D> {
     fn state_flatten(&self, prefix: &str, out: &mut StateSink) {
+        let wanted = MASTERS.with_borrow_mut(|masters| {
+            if let (Some(masters), Some(master)) = (&mut *masters, &self.master)
+                && let Ok(id) = prefix.parse::<u64>()
+            {
+                masters.insert(id.into(), master.clone());
+            }
+            masters.is_some()
+        });
+        if wanted {
+            return;
+        }
         if let Some(master) = &self.master {
             out.push_tensor(prefix, MASTER, master.to_data());
         }
         if let Some(inner) = &self.inner {
             inner.state_flatten(&join_path(prefix, INNER), out);
+        }
+        // CubeCL reads when the values are looked at: the next step, in place, would be in the record.
+        for (_, data) in &out.tensors {
+            data.as_bytes();
         }
     }
 

@@ -6,7 +6,7 @@ use burn::{
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::{error::AmpError, record::Container};
+use crate::{error::AmpError, param_tensors::ParamTensors, record::Container};
 
 /// An optimizer of whole modules: what [`ScaledOptimizer`](crate::ScaledOptimizer) wraps and
 /// [`GradScaler::step`](crate::GradScaler::step) calls.
@@ -63,7 +63,9 @@ pub trait ModuleOptim {
         parameter == gradient
     }
 
-    /// The optimizer's state as Burn's record. Waits for the device.
+    /// The optimizer's state as Burn's record. Waits for the device, except that Burn's own optimizers on CubeCL devices read when
+    /// the record is written or looked at: do that before the next step, which would show in it.
+    /// ([`ScaledOptimizer::to_record`](crate::ScaledOptimizer::to_record) has read all of it.)
     ///
     /// # Errors
     ///
@@ -95,6 +97,12 @@ pub trait ModuleOptim {
     /// What `load_record` would return.
     fn check_record(&self, _record: OptimizerRecord) -> Result<(), AmpError> {
         Ok(())
+    }
+
+    /// The f32 values of half-precision parameters, where the optimizer keeps them: averages are taken of those. By default none.
+    #[doc(hidden)]
+    fn masters(&self) -> ParamTensors {
+        ParamTensors::default()
     }
 }
 
@@ -178,5 +186,9 @@ impl<O: ModuleOptim> ModuleOptim for &mut O {
 
     fn check_record(&self, record: OptimizerRecord) -> Result<(), AmpError> {
         (**self).check_record(record)
+    }
+
+    fn masters(&self) -> ParamTensors {
+        (**self).masters()
     }
 }

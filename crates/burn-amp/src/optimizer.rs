@@ -16,6 +16,7 @@ use crate::{
     gradients::{ScaledGradients, StepGradients, UnscaledGradients, sum_of_devices},
     loss_scale::StepOutcome,
     module_optim::ModuleOptim,
+    param_tensors::ParamTensors,
     record::{AmpRecord, OptimizerState},
     scaler::GradScaler,
 };
@@ -275,7 +276,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let module = match decided {
             Ok(Some(grads)) => {
                 let module = self.optim.step(lr, module, grads);
-                Ok(self.options.applied(&mut self.scaler, module))
+                let masters = || self.optim.masters();
+                Ok((self.options).applied(&mut self.scaler, module, masters))
             }
             Ok(None) => Ok(module),
             Err(error) => Err(StepError { module, error }),
@@ -706,10 +708,15 @@ impl StepOptions {
         Ok(grads)
     }
 
-    /// What comes after a step that was not skipped.
-    pub(crate) fn applied<M: Module>(&mut self, scaler: &mut GradScaler, module: M) -> M {
+    /// What comes after a step that was not skipped. `masters` are those of the optimizer.
+    pub(crate) fn applied<M: Module>(
+        &mut self,
+        scaler: &mut GradScaler,
+        module: M,
+        masters: impl Fn() -> ParamTensors,
+    ) -> M {
         let module = match &mut self.ema {
-            Some(ema) => ema.update(module),
+            Some(ema) => ema.update_with(module, &masters),
             None => module,
         };
         scaler.update();

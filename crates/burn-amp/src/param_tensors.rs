@@ -13,7 +13,7 @@ use crate::rank::with_rank;
 /// As Burn's `GradientsParams`, but `Sync` and `Clone`, as optimizers are. A clone has handles to the same memory: whoever
 /// changes a tensor first, copies it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct ParamTensors {
+pub struct ParamTensors {
     slots: BTreeMap<u64, Slot>,
 }
 
@@ -108,7 +108,8 @@ impl ParamTensors {
         }
     }
 
-    /// The values, in the order of the ids. Waits for the device.
+    /// The values, in the order of the ids. Waits for the device, or will where they are looked at (CubeCL reads then): hold these
+    /// tensors until that is done, or a change in place shows.
     pub(crate) fn to_data(&self) -> Vec<(ParamId, TensorData)> {
         let data = |(id, slot): (&u64, &Slot)| {
             let data = match &slot.value {

@@ -309,7 +309,8 @@ impl GradScaler {
         if !self.is_enabled() {
             return Ok(pass_through(grads, entries));
         }
-        let inverse = (1.0 / f64::from(scale)) as f32;
+        // As PyTorch.
+        let inverse = f64::from((1.0 / f64::from(scale)) as f32);
         Ok(self.blamed(unscale(grads, entries, inverse, in_own_dtype)?))
     }
 

@@ -3,7 +3,7 @@
 use burn::{
     module::Module,
     optim::GradientsParams,
-    tensor::{DType, Device, Tensor},
+    tensor::{DType, Device, FloatDType, Tensor},
 };
 use burn_amp_kernels::{ExponentHistogram, Status, TensorList, TensorStatus, UnsupportedDType};
 
@@ -16,16 +16,22 @@ use crate::{
     rank::with_rank,
 };
 
-/// Multiplies gradients by `inverse` and measures the result.
+/// Multiplies gradients by `inverse`, rounded to f32 for those that are not f64, and measures the result.
 ///
 /// Products are in f32 (f64 for f64 parameters), and so are the results, unless `in_own_dtype` asks for the parameter's. Waits for
 /// each device once, for one small transfer.
 pub(crate) fn unscale(
     mut grads: GradientsParams,
     mut entries: Vec<Entry>,
-    inverse: f32,
+    inverse: f64,
     in_own_dtype: bool,
 ) -> Result<UnscaledGradients, AmpError> {
+    let rounded_inverse = inverse as f32;
+    // What f64 gradients are off by then: 3e-8 for a mean of three.
+    let rest = match rounded_inverse.is_normal() {
+        true => inverse / f64::from(rounded_inverse),
+        false => 1.0,
+    };
     let mut pass = Pass::default();
     for entry in &entries {
         with_rank!(entry.rank, D => {
@@ -35,13 +41,16 @@ pub(crate) fn unscale(
                 if working_dtype(grad.dtype()) != working {
                     grad = grad.cast(working);
                 }
+                if working == FloatDType::F64 && rest != 1.0 {
+                    grad = grad.mul_scalar(rest);
+                }
                 pass.push(grad);
             }
         }, rank => unreachable!("a gradient of rank {rank}"));
     }
     log_unknown(grads.len());
 
-    let (mut products, mut statuses) = pass.unscale(inverse)?;
+    let (mut products, mut statuses) = pass.unscale(rounded_inverse)?;
     let mut target = GradientsParams::new();
     let (mut rounded, mut positions) = (Pass::default(), Vec::new());
     for (position, entry) in entries.iter_mut().enumerate().rev() {

@@ -10,7 +10,7 @@ use super::{
     checksum::checksum,
     file::{saved_path, write_whole},
 };
-use crate::error::AmpError;
+use crate::{error::AmpError, param_tensors::ParamTensors};
 
 /// The version of the section that this release writes, and the newest that it reads.
 const VERSION: u64 = 1;
@@ -62,6 +62,8 @@ pub(crate) struct Container {
     metadata: BTreeMap<String, String>,
     section: Option<(Kind, String)>,
     origin: String,
+    /// Handles to the memory of tensors that are not read yet, so that nobody changes them in place until then.
+    held: Vec<ParamTensors>,
 }
 
 impl Container {
@@ -72,6 +74,7 @@ impl Container {
             metadata: BTreeMap::new(),
             section: None,
             origin: "memory".to_string(),
+            held: Vec::new(),
         }
     }
 
@@ -324,6 +327,11 @@ impl Container {
         .map_err(|reason| AmpError::RecordIo { origin, reason })
     }
 
+    /// Keeps handles to the memory of tensors until they are read.
+    pub(crate) fn hold(&mut self, tensors: ParamTensors) {
+        self.held.push(tensors);
+    }
+
     fn into_writer(self) -> Result<Writer, AmpError> {
         let Self {
             tensors,
@@ -331,6 +339,8 @@ impl Container {
             mut metadata,
             section,
             origin,
+            // Let go at the end, when the checksum has read them.
+            held: _held,
         } = self;
         let count = tensors.len();
         let large = tensors.iter().find(|t| t.byte_len() > MAX_TENSOR_SIZE);

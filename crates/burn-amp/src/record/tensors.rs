@@ -11,13 +11,14 @@ use super::Container;
 use crate::{error::AmpError, param_tensors::ParamTensors};
 
 impl Container {
-    /// Adds tensors, their names ending in `field`. Waits for the device.
+    /// Adds tensors, their names ending in `field`. On some devices they are read when the container is written.
     pub(crate) fn put_params(&mut self, tensors: &ParamTensors, field: &str) {
         let pack = |(id, data): (ParamId, TensorData)| {
             let name = format!("{}{field}", id.val());
             let (bytes, shape, dtype) = data.into_parts();
             Tensor::new(name, dtype, shape, Some(id.val()), bytes)
         };
+        self.hold(tensors.clone());
         self.extend(tensors.to_data().into_iter().map(pack).collect());
     }
 

@@ -96,16 +96,25 @@ impl GradScaler {
             }
             window.add(grads.into_tested(), &found, 1.0);
         } else {
+            let mut overflow = None;
             let (params, scale) = match grads {
                 StepGradients::Plain(grads) => (grads, 1.0),
                 StepGradients::Scaled(grads) => {
                     let scale = grads.loss_scale();
                     (grads.into_params(), scale)
                 }
-                StepGradients::Unscaled(grads) => (grads.into_tested(), 1.0),
+                StepGradients::Unscaled(grads) => {
+                    if grads.has_overflow() {
+                        overflow = grads.status().overflow_parameter().map(str::to_string);
+                    }
+                    (grads.into_tested(), 1.0)
+                }
             };
             let common = window.scale_or(self.loss_factor());
             window.add(params, &found, f64::from(common) / f64::from(scale));
+            if let Some(path) = overflow {
+                window.add_overflow(&path, &found);
+            }
         }
         self.set_outcome(StepOutcome::Accumulated);
         match window.is_full() {
@@ -172,7 +181,7 @@ impl GradScaler {
             unscale(
                 sums,
                 entries,
-                (1.0 / divisor) as f32,
+                1.0 / divisor,
                 self.config().parameter_dtype_gradients,
             )?
         } else {
@@ -211,8 +220,11 @@ impl GradScaler {
             }
             StepOutcome::Skipped
         } else {
-            self.counters.reset_consecutive_skips();
-            self.counters.reset_bad_losses();
+            // No gradients are no evidence that the scale is fine.
+            if !grads.entries().is_empty() {
+                self.counters.reset_consecutive_skips();
+                self.counters.reset_bad_losses();
+            }
             StepOutcome::Stepped
         };
         if !grads.entries().is_empty() {

@@ -10,7 +10,10 @@ use burn::{
     },
     tensor::{Bytes, DType, Device, Tensor, TensorData, kind::BridgeTensor},
 };
-use std::cell::RefCell;
+use std::{
+    cell::RefCell,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use crate::{
     error::AmpError,
@@ -48,7 +51,8 @@ pub(super) enum Found {
 thread_local! {
     /// What the next step of the parameter puts into the entry, and what it has found there. Burn's `step` takes and
     /// returns nothing of ours.
-    static MAIL: RefCell<(Option<AmpRecord>, Option<Found>)> = const { RefCell::new((None, None)) };
+    static MAIL: RefCell<(Option<AmpRecord>, Option<(Found, bool)>)> =
+        const { RefCell::new((None, None)) };
 }
 
 /// An optimizer that will carry a state.
@@ -57,7 +61,10 @@ pub(super) fn attach(
     amp: &MixedPrecision,
     state: AmpRecord,
 ) -> ModuleOptimizer {
-    let carrier = Carrier { amp: amp.clone() };
+    let carrier = Carrier {
+        amp: amp.clone(),
+        taken: AtomicBool::new(false),
+    };
     let mut optim = optim.with_group(ParamGroup::from_ids(vec![ID.into()]), carrier, None);
     put(&mut optim, state);
     optim
@@ -68,12 +75,12 @@ pub(super) fn put(optim: &mut ModuleOptimizer, state: AmpRecord) {
     exchange(optim, Some(state));
 }
 
-/// Takes the state out, so that its averages can be changed in place.
-pub(super) fn take(optim: &mut ModuleOptimizer) -> Found {
+/// Takes the state out, so that its averages can be changed in place. Also says whether a record was taken since the last time.
+pub(super) fn take(optim: &mut ModuleOptimizer) -> (Found, bool) {
     exchange(optim, None)
 }
 
-fn exchange(optim: &mut ModuleOptimizer, state: Option<AmpRecord>) -> Found {
+fn exchange(optim: &mut ModuleOptimizer, state: Option<AmpRecord>) -> (Found, bool) {
     MAIL.set((state, None));
     let device = Device::flex();
     let one = || Tensor::<1>::zeros([1], (&device, DType::F32));
@@ -86,12 +93,14 @@ fn exchange(optim: &mut ModuleOptimizer, state: Option<AmpRecord>) -> Found {
         Param::initialized(id, param),
         grads,
     );
-    MAIL.take().1.unwrap_or(Found::Nothing)
+    MAIL.take().1.unwrap_or((Found::Nothing, false))
 }
 
 /// Carries a state through records; a loaded one sets the loss scale at once, for the first step of the resumed run.
 struct Carrier {
     amp: MixedPrecision,
+    /// Whether a record was taken since the last step.
+    taken: AtomicBool,
 }
 
 impl DynOptimizer for Carrier {
@@ -112,7 +121,7 @@ impl DynOptimizer for Carrier {
             Some(_) => Found::Own,
         };
         let state = MAIL.with_borrow_mut(|mail| {
-            mail.1 = Some(found);
+            mail.1 = Some((found, self.taken.swap(false, Ordering::Relaxed)));
             mail.0.take()
         });
         let entry = Entry {
@@ -128,6 +137,7 @@ impl DynOptimizer for Carrier {
 
     fn state_flatten(&self, prefix: &str, state: &DynState, out: &mut StateSink) {
         if let Some(state) = &state.downcast_ref::<Entry>().state {
+            self.taken.store(true, Ordering::Relaxed);
             let bytes = inverted(&to_bytes(state.clone()));
             let shape = [bytes.len()];
             out.push_tensor(

@@ -2,7 +2,7 @@ use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
     module::{Module, ModuleVisitor, Param, Reparameterization},
     optim::{GradientsParams, ModuleOptimizer, MultiGradientsParams},
-    tensor::{DType, Device, Tensor},
+    tensor::{DType, Device, FloatDType, Tensor},
     train::{InferenceStep, TrainOutput, TrainStep},
 };
 use std::ops::Deref;
@@ -12,12 +12,17 @@ use super::{
     checkpoint::{self, Found},
 };
 use crate::{
+    dtype::is_half,
     ema::Ema,
+    entries::Entries,
     gradients::sum_of_devices,
+    master_weights::masters_of,
     mixed_precision::{MixedPrecision, ScopedParameter},
     module_optim::ModuleOptim,
     module_path::{self, ModulePath},
     optimizer::StepOptions,
+    param_tensors::ParamTensors,
+    rank::with_rank,
     record::AmpRecord,
     scaler::GradScaler,
 };
@@ -47,6 +52,24 @@ pub struct Scaled<M> {
     mixed: bool,
     /// Whether the last step has ended the run.
     pub(super) failed: bool,
+    held: Held<M>,
+}
+
+/// What a checkpoint was taken of, until the step after the next one. Burn writes checkpoints on another thread, and CubeCL reads
+/// their values there: memory that is held is not written by a step in place, and under fusion that step is made late.
+struct Held<M>(#[allow(dead_code)] Option<Box<(M, ModuleOptimizer)>>);
+
+/// The first holds it.
+impl<M> Clone for Held<M> {
+    fn clone(&self) -> Self {
+        Self(None)
+    }
+}
+
+impl<M> std::fmt::Debug for Held<M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Held")
+    }
 }
 
 impl<M> Scaled<M> {
@@ -68,6 +91,7 @@ impl<M> Scaled<M> {
             options,
             mixed,
             failed: false,
+            held: Held(None),
         }
     }
 
@@ -163,7 +187,9 @@ impl<M: TrainStep + Module> Scaled<M> {
             panic!("{error}");
         }
         self.failed = false;
-        match checkpoint::take(optim) {
+        let (found, taken) = checkpoint::take(optim);
+        self.held = Held(taken.then(|| Box::new((self.inner.clone(), optim.clone()))));
+        match found {
             Found::Own => {}
             Found::Loaded(state) => self.go_on_from(state),
             Found::Plain => self.start_fresh(),
@@ -178,7 +204,11 @@ impl<M: TrainStep + Module> Scaled<M> {
                 let inner = self.inner;
                 let inner = self.amp.in_model(|| optimize(inner, optim, grads));
                 let inner = attached(inner, &self.amp);
-                self.inner = self.options.applied(&mut self.scaler, inner);
+                let masters = || match self.mixed {
+                    true => masters_of(optim),
+                    false => ParamTensors::default(),
+                };
+                self.inner = (self.options).applied(&mut self.scaler, inner, masters);
             }
             Ok(None) => {}
             Err(error) => {
@@ -205,7 +235,12 @@ impl<M: TrainStep + Module> TrainStep for Scaled<M> {
             // Before the step that Burn asks the interrupter after: with accumulation, `optimize` comes later.
             self.monitor().forget_failure();
         }
-        self.amp.in_model(|| TrainStep::step(&self.inner, batch))
+        let mut output = self.amp.in_model(|| TrainStep::step(&self.inner, batch));
+        if self.mixed {
+            // Burn's accumulation would sum them in half precision.
+            output.grads = in_full(output.grads, &self.inner);
+        }
+        output
     }
 
     /// Tests the gradients, and calls the model's own `optimize`, unless they overflow: then the step is skipped, and the loss
@@ -302,6 +337,22 @@ fn attached<M: Module>(model: M, amp: &MixedPrecision) -> M {
         // Those that have it keep theirs.
         false => model.apply_reparameterization(amp.clone()),
     }
+}
+
+/// Gradients in f32 in place of f16 and bf16. Does not wait for the device.
+fn in_full<M: Module>(mut grads: GradientsParams, module: &M) -> GradientsParams {
+    // What has another shape than its parameter is refused by the step.
+    let Ok(entries) = Entries::of(&grads, module) else {
+        return grads;
+    };
+    for entry in entries.gradients().filter(|entry| is_half(entry.gradient)) {
+        with_rank!(entry.rank, D => {
+            if let Some(grad) = grads.remove::<D>(entry.id) {
+                grads.register(entry.id, grad.cast(FloatDType::F32));
+            }
+        }, _rank => ());
+    }
+    grads
 }
 
 /// Sums of gradients, each in the container of its device.

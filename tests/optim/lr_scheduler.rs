@@ -161,8 +161,12 @@ fn it_advances_once_in_a_window() {
     let steps = [true, true, true, true, false, true, true];
     let rates = steps.map(|good| run.step(&mut lr, good));
     assert_eq!(rates, [1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0]);
-    run.model = run.optim.flush(lr.step(), run.model.clone());
-    assert_eq!(lr.step().base(), 3.0);
+    // What is left of it, and then nothing.
+    for rate in [2.0, 3.0, 3.0] {
+        let next = lr.step();
+        assert_eq!(next.base(), rate);
+        run.model = run.optim.flush(next, run.model.clone());
+    }
 }
 
 #[test]

@@ -94,13 +94,6 @@ pub struct GradScaler {
     suspicious: bool,
 }
 
-/// What [`GradScaler::end_call`] wants to know of the time before.
-pub(crate) struct Call {
-    /// Steps skipped and micro-batches dropped.
-    lost: u64,
-    has_statistics: bool,
-}
-
 /// The loss scale of a [`MixedPrecision`], which its scopes apply and this scaler moves.
 #[derive(Clone, Debug)]
 struct Border {
@@ -426,10 +419,9 @@ impl GradScaler {
             ..Default::default()
         };
         let decided = traversal.of(&module).and_then(|mut entries| {
-            let call = self.begin_call(entries.take_statistics());
+            let has_statistics = self.meet_statistics(entries.take_statistics());
             let decided = self.decide(optim, grads);
-            let stepped = matches!(decided, Ok(Some(_)));
-            self.end_call(&module, call, stepped, stepped);
+            self.end_call(&module, has_statistics, false);
             decided
         });
         match decided {
@@ -439,56 +431,52 @@ impl GradScaler {
         }
     }
 
-    /// Before a step, or a micro-batch, of a module with these running statistics.
-    pub(crate) fn begin_call(&mut self, statistics: Statistics) -> Call {
-        let has_statistics = !statistics.is_empty();
-        if has_statistics && self.is_enabled() {
+    /// Before a step, or a micro-batch, of a module with these running statistics; whether there are any.
+    pub(crate) fn meet_statistics(&mut self, statistics: Statistics) -> bool {
+        let has_statistics = !statistics.is_empty() && self.is_enabled();
+        if has_statistics {
             self.statistics.meet(statistics);
         }
-        Call {
-            lost: self.counters.skipped() + self.counters.dropped(),
-            has_statistics,
-        }
+        has_statistics
     }
 
     /// Tells those who follow the steps, and looks after the running statistics of a module: an overflow in the forward pass
-    /// leaves NaN in them, and a skip does not take it back by itself. `stepped` says that the optimizer is called, `clean` that
-    /// the gradients were tested and are finite. Waits for the device only where something was skipped.
+    /// leaves NaN in them, and a skip does not take it back by itself. Waits for the device only where something was skipped.
     pub(crate) fn end_call<M: Module>(
         &mut self,
         module: &M,
-        call: Call,
-        stepped: bool,
-        clean: bool,
+        has_statistics: bool,
+        tests_micro_batches: bool,
     ) {
-        self.log_call(stepped);
-        if !self.is_enabled() {
-            return;
-        }
-        let lost = self.counters.skipped() + self.counters.dropped() != call.lost;
+        self.log_call();
+        let (lost, clean) = match self.last_outcome {
+            Some(StepOutcome::Skipped | StepOutcome::Dropped) => (true, false),
+            Some(StepOutcome::Stepped) => (false, true),
+            Some(StepOutcome::Accumulated) => (false, tests_micro_batches),
+            _ => (false, false),
+        };
         // Another optimizer's forward pass may have gone through this module.
-        let others = (self.border.as_ref()).is_some_and(|b| b.skips != b.amp.live().skips());
-        let suspicious = std::mem::take(&mut self.suspicious) || others;
         if let Some(border) = &mut self.border {
-            let live = border.amp.live();
-            border.skips = if lost { live.add_skip() } else { live.skips() };
+            let skips = border.amp.live().skips();
+            self.suspicious |= border.skips != skips;
+            border.skips = if lost {
+                border.amp.live().add_skip()
+            } else {
+                skips
+            };
         }
-        if !call.has_statistics {
-            return;
-        }
-        if lost || (clean && suspicious) {
+        if has_statistics && (lost || (clean && self.suspicious)) {
             self.statistics.repair(module);
-        } else {
-            // Asked again where something is known.
-            self.suspicious = suspicious && !clean;
+            self.suspicious = false;
         }
-        if clean && !lost {
+        if has_statistics && clean {
             self.statistics.keep(module);
         }
     }
 
-    /// Tells those who follow the steps whether the optimizer was called.
-    pub(super) fn log_call(&self, stepped: bool) {
+    /// Tells those who follow the steps whether the last call has stepped.
+    pub(crate) fn log_call(&self) {
+        let stepped = self.last_outcome == Some(StepOutcome::Stepped);
         self.log.record(stepped);
         if let Some(border) = &self.border {
             border.amp.step_log().record(stepped);
@@ -1030,7 +1018,7 @@ impl GradScaler {
         self.forget_last_call();
         self.counters.record_discarded();
         self.last_outcome = Some(StepOutcome::Dropped);
-        self.log_call(false);
+        self.log_call();
         let grads = grads.into();
         if !matches!(&grads, StepGradients::Unscaled(grads) if !grads.has_overflow()) {
             self.suspect_statistics();

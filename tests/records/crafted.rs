@@ -228,3 +228,19 @@ fn an_honest_record_is_not_refused_by_the_step() {
     };
     assert_eq!(bits(resumed.weight), bits(expected.weight));
 }
+
+/// Burn rebuilds a state with the rank that is stored beside it, and panics at the next step if the parameter has another.
+#[test]
+fn a_rank_that_its_tensors_do_not_have() {
+    for record in [trained(), trained_masters()] {
+        for rank in [0, 1, 3, 9] {
+            let bytes = forged(&record, |contents| {
+                contents
+                    .scalars
+                    .insert("1001.__rank".to_string(), Scalar::UInt(rank));
+            });
+            let error = AmpRecord::from_bytes(bytes).unwrap_err();
+            assert_damaged(&error, &format!("rank {rank}"));
+        }
+    }
+}

@@ -398,6 +398,14 @@ mod tests {
         run(300, super::optimizer);
     }
 
+    /// What an earlier run has found.
+    #[test]
+    fn of_an_optimizer_with_a_state_of_another_rank() {
+        super::optimizer(&[
+            145, 3, 122, 128, 152, 0, 26, 0, 112, 0, 153, 145, 9, 188, 32, 7, 30,
+        ]);
+    }
+
     #[test]
     fn of_a_scaler() {
         run(1000, super::scaler);

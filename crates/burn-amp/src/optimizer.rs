@@ -145,7 +145,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// Unscales gradients ahead of [`step`](Self::step), to look at them or to clip them.
     ///
     /// Waits for the device once, and `step` no more; see [`GradScaler::unscale`]. Gradients that are dropped after it count as
-    /// discarded ones at the next call of this optimizer.
+    /// discarded ones at the next call of this, of `step`, `flush` or `discard`.
     ///
     /// # Panics
     ///

@@ -106,6 +106,13 @@ struct Border {
     skips: u64,
 }
 
+/// A scaler that moves the loss scale of this handle.
+impl From<&MixedPrecision> for GradScaler {
+    fn from(amp: &MixedPrecision) -> Self {
+        Self::at_border(amp)
+    }
+}
+
 impl GradScaler {
     pub(crate) fn new(schedule: LossScale) -> Self {
         Self {

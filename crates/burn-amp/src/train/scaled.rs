@@ -191,7 +191,7 @@ impl<M: TrainStep + Module> Scaled<M> {
         self.held = Held(taken.then(|| Box::new((self.inner.clone(), optim.clone()))));
         match found {
             Found::Own => {}
-            Found::Loaded(state) => self.go_on_from(state),
+            Found::Loaded(state) => self.go_on_from(*state),
             Found::Plain => self.start_fresh(),
             Found::Nothing => *optim = checkpoint::attach(optim.clone(), &self.amp, self.state()),
         }

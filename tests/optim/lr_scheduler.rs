@@ -152,6 +152,17 @@ fn it_goes_into_burns_scheduler() {
     assert_eq!(rates, [(1.0, 101.0), (2.0, 102.0), (2.0, 102.0)]);
 }
 
+/// Where only one learning rate can be told, those of groups would be lost.
+#[test]
+#[should_panic(expected = "wrap each scheduler by itself")]
+fn groups_inside_burns_scheduler_are_refused() {
+    let base = LinearLrSchedulerConfig::new(0.5, 0.1, 4);
+    let bias = ParamGroup::from_predicate("bias");
+    let grouped = ModuleLrSchedulerConfig::new(base.clone().into()).with_group(bias, base);
+    let lr = ScaledLrScheduler::new(grouped.init().unwrap(), &amp());
+    ModuleLrScheduler::new(lr).step();
+}
+
 /// A window of micro-batches is one step, and so is what is left of it.
 #[test]
 fn it_advances_once_in_a_window() {

@@ -244,3 +244,18 @@ fn a_rank_that_its_tensors_do_not_have() {
         }
     }
 }
+
+/// Between two calls there is a step or a skip, or nothing.
+#[test]
+fn an_outcome_that_no_iteration_has() {
+    let record = trained();
+    let pending =
+        |outcome: &str| with_json(&record, STATE, |state| state["pending"] = json!(outcome));
+    for outcome in ["Accumulated", "Dropped", "NoGradients"] {
+        let error = refused(adam(), pending(outcome));
+        assert_damaged(&error, &format!("its iteration is {outcome}"));
+    }
+    for outcome in ["Stepped", "Skipped"] {
+        adam().from_bytes(pending(outcome)).unwrap();
+    }
+}

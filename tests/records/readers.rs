@@ -113,6 +113,7 @@ fn change_state(contents: &mut Pack, script: &mut Script) {
         json!(null),
         json!(true),
         json!("Skipped"),
+        json!("Accumulated"),
         json!([]),
         json!({}),
     ];

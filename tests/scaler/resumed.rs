@@ -106,7 +106,7 @@ fn each_difference_is_named() {
     };
     for part in [
         "`growth_interval` is 500 here and 7 there",
-        "`max_scale` is null here and 4096.0 there",
+        "`max_scale` is none here and 4096.0 there",
         "`max_consecutive_skips` is 10 here and 9 there",
         "`AmpRecord::with_settings`",
     ] {

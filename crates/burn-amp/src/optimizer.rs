@@ -462,17 +462,13 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ///
     /// [`AmpError::ForeignRecord`], also for an open window or averages where there is no accumulation or averaging; optimizer,
     /// scaler, window and averages stay as they were.
-    pub fn try_load_record(&mut self, record: AmpRecord) -> Result<(), AmpError> {
+    pub fn try_load_record(&mut self, mut record: AmpRecord) -> Result<(), AmpError> {
         let state = record.optimizer_state()?;
         if let Some(reason) = self.misfit(&record) {
             return Err(record.misfit(reason));
         }
-        let AmpRecord {
-            scaler,
-            window,
-            averages,
-            ..
-        } = record.clone();
+        let (scaler, window) = (record.scaler.take(), record.window.take());
+        let averages = record.averages.take();
         let origin = record.origin().to_string();
         let loaded = self.optim.load_record(record.into_optimizer()?);
         loaded.map_err(|error| match error {

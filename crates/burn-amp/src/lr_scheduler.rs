@@ -64,7 +64,7 @@ pub struct ScaledLrScheduler {
     before: ModuleLrScheduler,
     log: StepLog,
     /// The calls of the optimizer before the last step of this; none before the first.
-    seen: Option<Calls>,
+    seen: Option<(Option<Calls>, Calls)>,
 }
 
 impl ScaledLrScheduler {
@@ -119,9 +119,7 @@ impl ScaledLrScheduler {
 
     /// Whether the optimizer was called since the last step of this, and has not stepped. Where nobody tells, it was not called.
     fn is_held(&self) -> bool {
-        let calls = self.log.calls();
-        self.seen
-            .is_some_and(|seen| calls.taken == seen.taken && calls.held != seen.held)
+        self.seen.is_some_and(|seen| self.log.is_held_since(seen))
     }
 }
 

@@ -5,6 +5,7 @@ mod identity;
 mod inputs;
 mod islands;
 mod nesting;
+mod parameters;
 mod refusals;
 mod scale;
 mod support;

@@ -70,6 +70,18 @@ fn a_record_lacks_the_last_update_before_valid() {
     assert_eq!(late, mean_in(inference.into_record()));
 }
 
+/// After a step, a record has it.
+#[test]
+fn a_record_has_the_last_update_after_a_step() {
+    let mut run = Loop::new();
+    for _ in 0..2 {
+        run.step([1.0; 2]);
+        let early = mean_in(run.norms.first.clone().into_record());
+        run.norms.valid();
+        assert_eq!(early, mean_in(run.norms.first.clone().into_record()));
+    }
+}
+
 /// With `valid` called before the save, a resumed run has the same ones, to the last bit.
 #[test]
 fn a_resumed_run_has_the_same() {

@@ -7,7 +7,7 @@ use burn::{
     },
     train::LearningResult,
 };
-use burn_amp::{AmpError, MasterWeights, Resume, Scaled, ScaledOptimizer};
+use burn_amp::{AmpError, AmpRecord, MasterWeights, Resume, Scaled, ScaledOptimizer, StepOutcome};
 use burn_pack::{Reader, Tensor, Writer};
 use std::{
     fs,
@@ -219,4 +219,39 @@ fn missing_and_truncated_files_are_errors_that_name_the_file() {
             "{error}"
         );
     }
+}
+
+/// What the metrics show after a record was loaded by hand is the loaded run, not the one before.
+#[test]
+fn the_monitor_shows_what_was_loaded() {
+    let trained = |epochs| {
+        let run = run(epochs, None);
+        let amp = run.amp();
+        let mut optim = ScaledOptimizer::new(AdamConfig::new().init(), &amp);
+        run.by_hand(&amp, &mut optim);
+        (amp, optim)
+    };
+    let (_, stored) = trained(1);
+    let plain = AmpRecord::from_bytes(AdamConfig::new().init().into_bytes().unwrap()).unwrap();
+    let (amp, mut optim) = trained(2);
+    let monitor = amp.monitor();
+    let check = |optim: &ScaledOptimizer<ModuleOptimizer>, steps: u64| {
+        let scaler = optim.scaler();
+        assert_eq!(monitor.counters(), *scaler.counters());
+        assert_eq!(monitor.counters().steps(), steps);
+        assert_eq!(monitor.loss_scale(), scaler.loss_scale());
+        (monitor.last_outcome(), monitor.last_status().is_some())
+    };
+    assert_eq!(check(&optim, 12), (Some(StepOutcome::Stepped), true));
+    optim.load_record(stored.to_record());
+    assert_eq!(check(&optim, 6), (None, false));
+
+    let (amp, mut optim) = trained(2);
+    let monitor = amp.monitor();
+    optim.load_record(plain);
+    assert_eq!(
+        (monitor.counters().steps(), monitor.last_outcome()),
+        (0, None)
+    );
+    assert_eq!(monitor.loss_scale(), optim.scaler().loss_scale());
 }

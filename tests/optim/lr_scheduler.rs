@@ -152,6 +152,17 @@ fn it_goes_into_burns_scheduler() {
     assert_eq!(rates, [(1.0, 101.0), (2.0, 102.0), (2.0, 102.0)]);
 }
 
+/// Where only one learning rate can be told, those of groups would be lost.
+#[test]
+#[should_panic(expected = "wrap each scheduler by itself")]
+fn groups_inside_burns_scheduler_are_refused() {
+    let base = LinearLrSchedulerConfig::new(0.5, 0.1, 4);
+    let bias = ParamGroup::from_predicate("bias");
+    let grouped = ModuleLrSchedulerConfig::new(base.clone().into()).with_group(bias, base);
+    let lr = ScaledLrScheduler::new(grouped.init().unwrap(), &amp());
+    ModuleLrScheduler::new(lr).step();
+}
+
 /// A window of micro-batches is one step, and so is what is left of it.
 #[test]
 fn it_advances_once_in_a_window() {
@@ -161,8 +172,12 @@ fn it_advances_once_in_a_window() {
     let steps = [true, true, true, true, false, true, true];
     let rates = steps.map(|good| run.step(&mut lr, good));
     assert_eq!(rates, [1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0]);
-    run.model = run.optim.flush(lr.step(), run.model.clone());
-    assert_eq!(lr.step().base(), 3.0);
+    // What is left of it, and then nothing.
+    for rate in [2.0, 3.0, 3.0] {
+        let next = lr.step();
+        assert_eq!(next.base(), rate);
+        run.model = run.optim.flush(next, run.model.clone());
+    }
 }
 
 #[test]

@@ -174,7 +174,7 @@ fn replay(run: &Run, way: Way) {
     let config = GradScalerConfig::new()
         .with_init_scale(run.init_scale)
         .with_growth_interval(run.growth_interval);
-    let amp = MixedPrecision::f32().with_scaler(config.clone()).unwrap();
+    let amp = MixedPrecision::f32().with_scaler(config).unwrap();
     let scaler = match way {
         Way::Border => GradScaler::from(&amp),
         _ => config.init().unwrap(),

@@ -16,7 +16,7 @@ struct Weights {
 fn updates_below_the_resolution_add_up() {
     let config = GradScalerConfig::new().with_init_scale(256.0);
     for amp in [MixedPrecision::f16(), MixedPrecision::bf16()] {
-        let amp = amp.with_scaler(config.clone()).unwrap();
+        let amp = amp.with_scaler(config).unwrap();
         let device = Device::flex().autodiff();
         let weights = Weights {
             values: Param::from_tensor(Tensor::ones([3], &device)),

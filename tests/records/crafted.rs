@@ -228,3 +228,34 @@ fn an_honest_record_is_not_refused_by_the_step() {
     };
     assert_eq!(bits(resumed.weight), bits(expected.weight));
 }
+
+/// Burn rebuilds a state with the rank that is stored beside it, and panics at the next step if the parameter has another.
+#[test]
+fn a_rank_that_its_tensors_do_not_have() {
+    for record in [trained(), trained_masters()] {
+        for rank in [0, 1, 3, 9] {
+            let bytes = forged(&record, |contents| {
+                contents
+                    .scalars
+                    .insert("1001.__rank".to_string(), Scalar::UInt(rank));
+            });
+            let error = AmpRecord::from_bytes(bytes).unwrap_err();
+            assert_damaged(&error, &format!("rank {rank}"));
+        }
+    }
+}
+
+/// Between two calls there is a step or a skip, or nothing.
+#[test]
+fn an_outcome_that_no_iteration_has() {
+    let record = trained();
+    let pending =
+        |outcome: &str| with_json(&record, STATE, |state| state["pending"] = json!(outcome));
+    for outcome in ["Accumulated", "Dropped", "NoGradients"] {
+        let error = refused(adam(), pending(outcome));
+        assert_damaged(&error, &format!("its iteration is {outcome}"));
+    }
+    for outcome in ["Stepped", "Skipped"] {
+        adam().from_bytes(pending(outcome)).unwrap();
+    }
+}

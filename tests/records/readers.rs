@@ -113,6 +113,7 @@ fn change_state(contents: &mut Pack, script: &mut Script) {
         json!(null),
         json!(true),
         json!("Skipped"),
+        json!("Accumulated"),
         json!([]),
         json!({}),
     ];
@@ -396,6 +397,14 @@ mod tests {
     #[test]
     fn of_an_optimizer() {
         run(300, super::optimizer);
+    }
+
+    /// What an earlier run has found.
+    #[test]
+    fn of_an_optimizer_with_a_state_of_another_rank() {
+        super::optimizer(&[
+            145, 3, 122, 128, 152, 0, 26, 0, 112, 0, 153, 145, 9, 188, 32, 7, 30,
+        ]);
     }
 
     #[test]

@@ -16,3 +16,4 @@ mod several_optimizers;
 mod status;
 mod support;
 mod underflow;
+mod verdicts;

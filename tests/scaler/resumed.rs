@@ -106,7 +106,7 @@ fn each_difference_is_named() {
     };
     for part in [
         "`growth_interval` is 500 here and 7 there",
-        "`max_scale` is null here and 4096.0 there",
+        "`max_scale` is none here and 4096.0 there",
         "`max_consecutive_skips` is 10 here and 9 there",
         "`AmpRecord::with_settings`",
     ] {
@@ -190,9 +190,17 @@ fn a_static_scale_is_the_programs() {
 /// A run that has ended for too many skips goes on where a setting was edited, for whatever reason it ended.
 #[test]
 fn after_exhaustion_the_configuration_is_edited() {
+    for raise in [false, true] {
+        edited_after_the_end(raise);
+    }
+}
+
+/// Ended by the number of skips, or at the floor.
+fn edited_after_the_end(raise: bool) {
     let config = GradScalerConfig::new()
         .with_init_scale(16.0)
         .with_min_scale(Some(4.0))
+        .with_raise_error_at_min_scale(raise)
         .with_max_consecutive_skips(Some(3));
     let mut optim = optimizer(config);
     let error = (0..100).find_map(|_| step(&mut optim, true).err()).unwrap();
@@ -208,15 +216,20 @@ fn after_exhaustion_the_configuration_is_edited() {
     same.from_bytes(bytes.clone()).unwrap();
     step(&mut same, true).unwrap_err();
 
+    let unraised = config.with_raise_error_at_min_scale(false);
     let lower = config.with_min_scale(None);
     let longer = lower.with_max_consecutive_skips(Some(20));
     let raised = config.with_init_scale(128.0).with_min_scale(Some(64.0));
     let raised = raised.with_max_consecutive_skips(None);
-    for (edited, next) in [(lower, 2.0), (longer, 2.0), (raised, 64.0)] {
+    let mut edits = vec![(lower, 2.0), (longer, 2.0), (raised, 64.0)];
+    if raise {
+        edits.push((unraised, 4.0));
+    }
+    for (edited, next) in edits {
         let mut optim = optimizer(edited);
         optim.from_bytes(bytes.clone()).unwrap();
         assert_eq!(optim.scaler().counters().consecutive_skips(), 0);
-        if next < 4.0 {
+        if next < 4.0 || (raise && edited == unraised) {
             step(&mut optim, true).unwrap();
         }
         assert_eq!(optim.scaler().loss_scale(), next);

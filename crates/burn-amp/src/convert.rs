@@ -1,6 +1,6 @@
 use burn::{
     module::{Module, Param, ParamGroup},
-    tensor::{FloatDType, Tensor},
+    tensor::{DType, FloatDType, Tensor},
 };
 
 use crate::{
@@ -54,7 +54,7 @@ pub fn to_half<M: Module>(module: M, dtype: FloatDType, keep: &[ParamGroup]) -> 
     module
 }
 
-/// Turns the f16 and bf16 parameters of a model into f32, to save it or to go on in f32. Others stay.
+/// Turns the f16, bf16 and Flex32 parameters of a model into f32, to save it or to go on in f32. Others stay.
 ///
 /// The values are those of the half-precision parameters: a [`MasterWeights`](crate::MasterWeights) optimizer knows more
 /// digits of them, which its record keeps. Does not wait for the device.
@@ -96,7 +96,10 @@ impl module_path::Map for Convert<'_> {
                 }
                 !kept
             }
-            Select::Half => is_half(param.base().dtype()),
+            Select::Half => {
+                let dtype = param.base().dtype();
+                is_half(dtype) || dtype == DType::Flex32
+            }
         };
         if !selected {
             return param;

@@ -139,7 +139,8 @@ pub enum AmpError {
 
     /// A dry run found only gradients of zero, or none.
     #[error(
-        "{}: the loss does not depend on the parameters, or they are frozen",
+        "{}: the loss does not depend on the parameters, or they are frozen (attach low-rank adapters before `MixedPrecision`: Burn drops \
+         adapters that come after it, and freezes the rest)",
         if *gradients == 0 { "no parameter has a gradient" } else { "all gradients are zero" }
     )]
     NoGradients {

@@ -17,12 +17,12 @@ use crate::{
 /// A learning-rate scheduler that does not advance on a step that was skipped.
 ///
 /// Around any of Burn's, or one of your own. [`step`](Self::step) gives the learning rate of the next step: that of the last
-/// one again if no step was taken with it, be it skipped, discarded or one micro-batch of several. PyTorch's users call
-/// `scheduler.step()` only if the scale has not been lowered; Lightning and Accelerate do it for them.
+/// one again if no step was taken with it: it was skipped, the gradients were discarded, or they went into a window. In
+/// PyTorch, users call `scheduler.step()` only where the scale was not lowered; Accelerate's scheduler does it for them.
 ///
-/// It follows the steps of a [`MixedPrecision`], by hand or in a `Learner`: of all its optimizers. With
-/// several, or with a [`GradScaler`] for half-precision parameters, give it the optimizer instead. Without a
-/// loss scale (bf16, f32) no step is skipped, and it advances as the scheduler by itself.
+/// It follows the steps of all optimizers of a [`MixedPrecision`], by hand or in a `Learner`. Where there are several, or a
+/// [`GradScaler`] for half-precision parameters, give it the optimizer instead. Without a loss scale (bf16, f32) no step is
+/// skipped, and it advances as the scheduler by itself.
 ///
 /// ```
 /// use burn::{
@@ -52,8 +52,8 @@ use crate::{
 /// # }
 /// ```
 ///
-/// In a `Learner` it is an [`LrScheduler`], whose one learning rate is that of all parameters: for groups, wrap the scheduler of
-/// each by itself, and give them to Burn's `ModuleLrScheduler::with_group`.
+/// In a `Learner` it is an [`LrScheduler`], whose one learning rate is that of all parameters. For groups, wrap the scheduler of
+/// each by itself: `ModuleLrScheduler::new(ScaledLrScheduler::new(base, &amp)).with_group(group, ScaledLrScheduler::new(other, &amp))`.
 ///
 /// Its records are those of the scheduler inside, which reads them too. Saved after a step that was skipped, they go on with
 /// that step's learning rate.
@@ -64,12 +64,11 @@ pub struct ScaledLrScheduler {
     before: ModuleLrScheduler,
     log: StepLog,
     /// The calls of the optimizer before the last step of this; none before the first.
-    seen: Option<Calls>,
+    seen: Option<(Option<Calls>, Calls)>,
 }
 
 impl ScaledLrScheduler {
-    /// Puts `scheduler` behind the steps of a [`MixedPrecision`], a
-    /// [`ScaledOptimizer`] or a [`GradScaler`], given as a reference.
+    /// Makes `scheduler` follow the steps of a [`MixedPrecision`], a [`ScaledOptimizer`] or a [`GradScaler`], given as a reference.
     ///
     /// `scheduler` is what Burn's configurations build, with its groups, or anything that implements [`LrScheduler`].
     pub fn new(scheduler: impl Into<ModuleLrScheduler>, steps: impl Into<StepLog>) -> Self {
@@ -120,15 +119,25 @@ impl ScaledLrScheduler {
 
     /// Whether the optimizer was called since the last step of this, and has not stepped. Where nobody tells, it was not called.
     fn is_held(&self) -> bool {
-        let calls = self.log.calls();
-        self.seen
-            .is_some_and(|seen| calls.taken == seen.taken && calls.held != seen.held)
+        self.seen.is_some_and(|seen| self.log.is_held_since(seen))
     }
 }
 
 /// For Burn's `ModuleLrScheduler` and its `Learner`: the base learning rate alone.
+///
+/// # Panics
+///
+/// In the first step, if the scheduler inside has groups with schedules of their own, which would be lost. Groups with a
+/// constant learning rate cannot be seen.
 impl LrScheduler for ScaledLrScheduler {
     fn step(&mut self) -> LearningRate {
+        let has_groups = || !self.scheduler.to_record().record(FIRST_GROUP).is_empty();
+        assert!(
+            self.seen.is_some() || !has_groups(),
+            "a `ScaledLrScheduler` in a `Learner` has one learning rate, but the scheduler inside has groups: wrap each scheduler \
+             by itself, as in `ModuleLrScheduler::new(ScaledLrScheduler::new(base, &amp)).with_group(group, \
+             ScaledLrScheduler::new(other, &amp))`"
+        );
         Self::step(self).base()
     }
 
@@ -145,6 +154,7 @@ impl LrScheduler for ScaledLrScheduler {
 
 /// The name of the base scheduler in the record of a `ModuleLrScheduler`.
 const BASE: &str = "0";
+const FIRST_GROUP: &str = "1";
 
 impl From<&MixedPrecision> for StepLog {
     fn from(amp: &MixedPrecision) -> Self {

@@ -3,13 +3,15 @@ use burn::{
     tensor::{DType, Device, FloatDType, Tensor},
 };
 use burn_amp_kernels::UnsupportedDType;
-use std::sync::Arc;
+use std::{
+    any::Any,
+    sync::{Arc, OnceLock},
+};
 
 use crate::{
     error::AmpError,
     live_scale::LiveScale,
     loss_scale::{GradScalerConfig, LossScale},
-    scaler::GradScaler,
     step_log::StepLog,
 };
 
@@ -53,11 +55,11 @@ pub struct MixedPrecision {
 
 struct Shared {
     dtype: FloatDType,
-    config: GradScalerConfig,
+    /// Whether there is a loss scale.
+    enabled: bool,
     live: LiveScale,
     log: StepLog,
-    #[cfg(feature = "train")]
-    monitored: crate::train::Monitored,
+    extension: OnceLock<Box<dyn Any + Send + Sync>>,
 }
 
 impl MixedPrecision {
@@ -84,18 +86,17 @@ impl MixedPrecision {
         let enabled = dtype == FloatDType::F16;
         let config = GradScalerConfig::new().with_enabled(enabled);
         let schedule = config.schedule().expect("the defaults are valid");
-        Self::of(dtype, config, schedule)
+        Self::of(dtype, schedule)
     }
 
-    fn of(dtype: FloatDType, config: GradScalerConfig, schedule: LossScale) -> Self {
+    fn of(dtype: FloatDType, schedule: LossScale) -> Self {
         Self {
             shared: Arc::new(Shared {
                 dtype,
-                config,
+                enabled: schedule.config().enabled,
                 live: LiveScale::new(schedule),
                 log: StepLog::default(),
-                #[cfg(feature = "train")]
-                monitored: Default::default(),
+                extension: OnceLock::new(),
             }),
         }
     }
@@ -117,8 +118,7 @@ impl MixedPrecision {
     ///
     /// [`AmpError::InvalidValue`], as [`GradScalerConfig::init`].
     pub fn with_scaler(self, config: GradScalerConfig) -> Result<Self, AmpError> {
-        let schedule = config.schedule()?;
-        Ok(Self::of(self.shared.dtype, config, schedule))
+        Ok(Self::of(self.shared.dtype, config.schedule()?))
     }
 
     /// The dtype of tensors inside a scope.
@@ -128,7 +128,7 @@ impl MixedPrecision {
 
     /// The present loss scale: that of the next scope; 1 without scaling.
     pub fn loss_scale(&self) -> f32 {
-        match self.shared.config.enabled {
+        match self.shared.enabled {
             true => self.shared.live.scale(),
             false => 1.0,
         }
@@ -164,7 +164,7 @@ impl MixedPrecision {
 
     /// Whether gradients are multiplied inside a scope.
     pub(crate) fn is_scaled(&self) -> bool {
-        self.shared.config.enabled && self.shared.dtype != FloatDType::F32
+        self.shared.enabled && self.shared.dtype != FloatDType::F32
     }
 
     /// What gradients are multiplied by in the next scope.
@@ -183,13 +183,11 @@ impl MixedPrecision {
         &self.shared.log
     }
 
-    #[cfg(feature = "train")]
-    pub(crate) fn monitored(&self) -> &crate::train::Monitored {
-        &self.shared.monitored
-    }
-
-    pub(crate) fn config(&self) -> &GradScalerConfig {
-        &self.shared.config
+    /// What another part of this crate keeps for all clones of the handle: of one type alone.
+    #[cfg_attr(not(feature = "train"), expect(dead_code))]
+    pub(crate) fn extension<T: Any + Default + Send + Sync>(&self) -> Option<&T> {
+        let extension = self.shared.extension.get_or_init(|| Box::new(T::default()));
+        extension.downcast_ref()
     }
 }
 
@@ -199,13 +197,6 @@ impl std::fmt::Debug for MixedPrecision {
             .field("dtype", &self.shared.dtype)
             .field("loss_scale", &f64::from(self.loss_scale()))
             .finish()
-    }
-}
-
-/// A scaler that moves the loss scale of this handle.
-impl From<&MixedPrecision> for GradScaler {
-    fn from(amp: &MixedPrecision) -> Self {
-        Self::at_border(amp)
     }
 }
 

@@ -145,7 +145,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// Unscales gradients ahead of [`step`](Self::step), to look at them or to clip them.
     ///
     /// Waits for the device once, and `step` no more; see [`GradScaler::unscale`]. Gradients that are dropped after it count as
-    /// discarded ones at the next call of this optimizer.
+    /// discarded ones at the next call of this, of `step`, `flush` or `discard`.
     ///
     /// # Panics
     ///
@@ -173,8 +173,9 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ///
     /// `grads` are Burn's own, unscaled as they come from [`autocast`](crate::MixedPrecision::autocast), those of a loss that was
     /// scaled by hand ([`ScaledGradients`]), or [`UnscaledGradients`]. If they overflow, the step is skipped: parameters and
-    /// optimizer state stay as they are, bit for bit, and the loss scale backs off. Waits for the device once, to
-    /// read the verdict on scaled gradients.
+    /// optimizer state stay as they are, bit for bit, and the loss scale backs off. Running statistics (BatchNorm's) that the forward
+    /// pass has made infinite or NaN are those of the last good step again; finite ones stay. Waits for the device once, to read
+    /// what the gradients are like; on a skipped step once or twice more, if the module has running statistics.
     ///
     /// With [`with_accumulation`](Self::with_accumulation) it takes a micro-batch, and returns the module as it came until the
     /// window is full; [`window`](Self::window) is empty after a step.
@@ -461,17 +462,13 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ///
     /// [`AmpError::ForeignRecord`], also for an open window or averages where there is no accumulation or averaging; optimizer,
     /// scaler, window and averages stay as they were.
-    pub fn try_load_record(&mut self, record: AmpRecord) -> Result<(), AmpError> {
+    pub fn try_load_record(&mut self, mut record: AmpRecord) -> Result<(), AmpError> {
         let state = record.optimizer_state()?;
         if let Some(reason) = self.misfit(&record) {
             return Err(record.misfit(reason));
         }
-        let AmpRecord {
-            scaler,
-            window,
-            averages,
-            ..
-        } = record.clone();
+        let (scaler, window) = (record.scaler.take(), record.window.take());
+        let averages = record.averages.take();
         let origin = record.origin().to_string();
         let loaded = self.optim.load_record(record.into_optimizer()?);
         loaded.map_err(|error| match error {
@@ -621,12 +618,12 @@ impl StepOptions {
         };
         let Some(grads) = grads else {
             scaler.set_outcome(StepOutcome::NoGradients);
+            scaler.log_call();
             return Ok(None);
         };
-        let call = scaler.begin_call(statistics);
+        let has_statistics = scaler.meet_statistics(statistics);
         let decided = self.settle(scaler, optim, grads);
-        let stepped = matches!(decided, Ok(Some(_)));
-        scaler.end_call(module, call, stepped, stepped);
+        scaler.end_call(module, has_statistics, false);
         decided
     }
 
@@ -652,14 +649,11 @@ impl StepOptions {
             lr,
         };
         let mut entries = traversal.of(module)?;
-        let call = scaler.begin_call(entries.take_statistics());
+        let has_statistics = scaler.meet_statistics(entries.take_statistics());
         let decided = self.tested(scaler, optim, grads, entries);
-        let stepped = matches!(decided, Ok(Some(_)));
-        let clean = match &self.window {
-            Some(window) => stepped || (decided.is_ok() && window.drops_micro_batches()),
-            None => stepped,
-        };
-        scaler.end_call(module, call, stepped, clean);
+        let tests_micro_batches =
+            (self.window.as_ref()).is_some_and(AccumulationWindow::drops_micro_batches);
+        scaler.end_call(module, has_statistics, tests_micro_batches);
         decided
     }
 

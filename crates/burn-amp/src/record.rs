@@ -278,7 +278,7 @@ impl AmpRecord {
             Some(Kind::GradScaler | Kind::ScaledOptimizer) | None => container.section()?,
             Some(Kind::AccumulationWindow | Kind::Ema) => None,
         };
-        if let Some(reason) = scaler.as_ref().and_then(|s| s.counters.contradiction()) {
+        if let Some(reason) = scaler.as_ref().and_then(ScalerState::contradiction) {
             return Err(container.damaged(reason));
         }
         container.check_rest()?;

@@ -31,22 +31,22 @@ use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module, optim::GradientsParams,
     tensor::Tensor,
 };
-use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Once};
 
 mod accumulate;
+mod learning;
 mod record;
+mod settings;
 
 pub(crate) use record::ScalerState;
 
 use crate::{
     cast_float::CastFloat,
     entries::{Entries, Entry, Traversal},
-    error::{AmpError, StepError, short},
+    error::{AmpError, StepError},
     gradient_status::GradientStatus,
     gradients::{ScaledGradients, StepGradients, UnscaledGradients},
-    iteration::{Iteration, OBSERVED, Unsettled, Verdict},
-    live_scale::Blame,
+    iteration::{Iteration, OBSERVED, Unsettled},
     loss_scale::{GradScalerConfig, LossScale, StepOutcome},
     loss_watch::LossWatch,
     mixed_precision::MixedPrecision,
@@ -94,13 +94,6 @@ pub struct GradScaler {
     suspicious: bool,
 }
 
-/// What [`GradScaler::end_call`] wants to know of the time before.
-pub(crate) struct Call {
-    /// Steps skipped and micro-batches dropped.
-    lost: u64,
-    has_statistics: bool,
-}
-
 /// The loss scale of a [`MixedPrecision`], which its scopes apply and this scaler moves.
 #[derive(Clone, Debug)]
 struct Border {
@@ -111,6 +104,13 @@ struct Border {
     warned: bool,
     /// The skips of all optimizers after which the running statistics were looked at.
     skips: u64,
+}
+
+/// A scaler that moves the loss scale of this handle.
+impl From<&MixedPrecision> for GradScaler {
+    fn from(amp: &MixedPrecision) -> Self {
+        Self::at_border(amp)
+    }
 }
 
 impl GradScaler {
@@ -426,10 +426,9 @@ impl GradScaler {
             ..Default::default()
         };
         let decided = traversal.of(&module).and_then(|mut entries| {
-            let call = self.begin_call(entries.take_statistics());
+            let has_statistics = self.meet_statistics(entries.take_statistics());
             let decided = self.decide(optim, grads);
-            let stepped = matches!(decided, Ok(Some(_)));
-            self.end_call(&module, call, stepped, stepped);
+            self.end_call(&module, has_statistics, false);
             decided
         });
         match decided {
@@ -439,56 +438,52 @@ impl GradScaler {
         }
     }
 
-    /// Before a step, or a micro-batch, of a module with these running statistics.
-    pub(crate) fn begin_call(&mut self, statistics: Statistics) -> Call {
-        let has_statistics = !statistics.is_empty();
-        if has_statistics && self.is_enabled() {
+    /// Before a step, or a micro-batch, of a module with these running statistics; whether there are any.
+    pub(crate) fn meet_statistics(&mut self, statistics: Statistics) -> bool {
+        let has_statistics = !statistics.is_empty() && self.is_enabled();
+        if has_statistics {
             self.statistics.meet(statistics);
         }
-        Call {
-            lost: self.counters.skipped() + self.counters.dropped(),
-            has_statistics,
-        }
+        has_statistics
     }
 
     /// Tells those who follow the steps, and looks after the running statistics of a module: an overflow in the forward pass
-    /// leaves NaN in them, and a skip does not take it back by itself. `stepped` says that the optimizer is called, `clean` that
-    /// the gradients were tested and are finite. Waits for the device only where something was skipped.
+    /// leaves NaN in them, and a skip does not take it back by itself. Waits for the device only where something was skipped.
     pub(crate) fn end_call<M: Module>(
         &mut self,
         module: &M,
-        call: Call,
-        stepped: bool,
-        clean: bool,
+        has_statistics: bool,
+        tests_micro_batches: bool,
     ) {
-        self.log_call(stepped);
-        if !self.is_enabled() {
-            return;
-        }
-        let lost = self.counters.skipped() + self.counters.dropped() != call.lost;
+        self.log_call();
+        let (lost, clean) = match self.last_outcome {
+            Some(StepOutcome::Skipped | StepOutcome::Dropped) => (true, false),
+            Some(StepOutcome::Stepped) => (false, true),
+            Some(StepOutcome::Accumulated) => (false, tests_micro_batches),
+            _ => (false, false),
+        };
         // Another optimizer's forward pass may have gone through this module.
-        let others = (self.border.as_ref()).is_some_and(|b| b.skips != b.amp.live().skips());
-        let suspicious = std::mem::take(&mut self.suspicious) || others;
         if let Some(border) = &mut self.border {
-            let live = border.amp.live();
-            border.skips = if lost { live.add_skip() } else { live.skips() };
+            let skips = border.amp.live().skips();
+            self.suspicious |= border.skips != skips;
+            border.skips = if lost {
+                border.amp.live().add_skip()
+            } else {
+                skips
+            };
         }
-        if !call.has_statistics {
-            return;
-        }
-        if lost || (clean && suspicious) {
+        if has_statistics && (lost || (clean && self.suspicious)) {
             self.statistics.repair(module);
-        } else {
-            // Asked again where something is known.
-            self.suspicious = suspicious && !clean;
+            self.suspicious = false;
         }
-        if clean && !lost {
+        if has_statistics && clean {
             self.statistics.keep(module);
         }
     }
 
-    /// Tells those who follow the steps whether the optimizer was called.
-    pub(super) fn log_call(&self, stepped: bool) {
+    /// Tells those who follow the steps whether the last call has stepped.
+    pub(crate) fn log_call(&self) {
+        let stepped = self.last_outcome == Some(StepOutcome::Stepped);
         self.log.record(stepped);
         if let Some(border) = &self.border {
             border.amp.step_log().record(stepped);
@@ -590,7 +585,7 @@ impl GradScaler {
         let (outcome, overflows) = self.end_iteration();
         if self.is_enabled() && outcome.is_some_and(StepOutcome::is_skipped) {
             let after = self.schedule().scale();
-            log_skip(before, after, &overflows, "step skipped");
+            learning::log_skip(before, after, &overflows, "step skipped");
         }
         Ok(outcome)
     }
@@ -681,169 +676,6 @@ impl GradScaler {
         }
     }
 
-    /// Counts the step; an error if it is an overflow too many.
-    fn record(&mut self, grads: &UnscaledGradients, optimizer: usize) -> Result<(), AmpError> {
-        self.remember(grads);
-        let verdict = grads.verdict();
-        if verdict.overflow.is_none() {
-            self.last_outcome = Some(match verdict.is_empty {
-                true => StepOutcome::NoGradients,
-                false => StepOutcome::Stepped,
-            });
-            if verdict.is_empty {
-                self.warn_of_nothing();
-            }
-            self.counters.record(StepOutcome::Stepped);
-            self.counters.reset_bad_losses();
-            if verdict.is_settled {
-                self.counters.reset_skipped_windows();
-            }
-            self.iteration.record(grads, optimizer);
-            return Ok(());
-        }
-        self.last_outcome = Some(StepOutcome::Skipped);
-        self.counters.record(StepOutcome::Skipped);
-        self.count_overflow(&verdict, "step skipped")?;
-        if verdict.blame == Blame::Scale {
-            self.iteration.record(grads, optimizer);
-        }
-        Ok(())
-    }
-
-    /// Learns from gradients that no optimizer steps with; `what` became of them. An error if they are an overflow too many.
-    fn learn_without_step(&mut self, verdict: &Verdict, what: &str) -> Result<(), AmpError> {
-        if verdict.overflow.is_some() {
-            self.count_overflow(verdict, what)?;
-        } else if !verdict.is_empty {
-            self.counters.reset_bad_losses();
-        }
-        self.iteration.learn(verdict);
-        Ok(())
-    }
-
-    /// Counts an overflow among those in a row. The error that ends the run if it is one too many.
-    fn count_overflow(&mut self, verdict: &Verdict, what: &str) -> Result<(), AmpError> {
-        if let Blame::Loss { output_finite } = verdict.blame {
-            let error = self.skip_bad_loss(output_finite, what);
-            return error.map_or(Ok(()), Err);
-        }
-        let parameter = verdict.overflow.as_deref().unwrap_or("?");
-        let error = match verdict.is_settled {
-            true => self.skip_window(parameter),
-            false => {
-                // Two optimizers that overflow in one iteration are one reason to back off, not two.
-                if !self.iteration.has_skip() {
-                    self.counters.add_consecutive_skip();
-                }
-                self.exhausted(parameter)
-            }
-        };
-        match error {
-            Some(error) => {
-                self.end_iteration();
-                Err(error)
-            }
-            None => Ok(()),
-        }
-    }
-
-    /// The first step without any gradient is most likely a mistake.
-    fn warn_of_nothing(&mut self) {
-        if !std::mem::replace(&mut self.warned_of_nothing, true) {
-            log::warn!(
-                "a step found no gradient for any parameter, and changes nothing. Likely causes: all parameters are frozen; adapters \
-                 were attached in the wrong order (low-rank adapters first, then `MixedPrecision`); the loss was computed from \
-                 another copy of the model, or without autodiff"
-            );
-        }
-    }
-
-    /// Counts a window whose micro-batches were clean and whose sum overflows: no loss scale is too high there, and none
-    /// helps. The error that ends the run if it is one too many.
-    fn skip_window(&mut self, parameter: &str) -> Option<AmpError> {
-        self.counters.add_skipped_window();
-        log::warn!(
-            "window skipped: the sum of its micro-batches overflows, first in `{parameter}`, though each of them is finite"
-        );
-        let skips = self.counters.skipped_windows();
-        self.is_too_many(skips)
-            .then(|| self.error(skips, parameter))
-    }
-
-    /// Counts a skip that no loss scale is to blame for; `skip` is what it did. The error that ends the run if it is one too
-    /// many.
-    pub(crate) fn skip_bad_loss(&mut self, output_finite: bool, skip: &str) -> Option<AmpError> {
-        self.counters.add_bad_loss();
-        self.move_scale(None);
-        let skips = self.counters.bad_losses_in_a_row();
-        if self.is_too_many(skips) {
-            return Some(AmpError::LossNotFinite {
-                skips,
-                output_finite,
-            });
-        }
-        let what = match output_finite {
-            true => "the gradient of the loss is infinite or NaN",
-            false => "the model's output is infinite or NaN",
-        };
-        log::warn!("{skip}: {what}, {skips} in a row; the loss scale stays");
-        None
-    }
-
-    /// The error that ends the run if this overflow, first in `parameter`, is one too many.
-    pub(crate) fn exhausted(&self, parameter: &str) -> Option<AmpError> {
-        let skips = self.counters.consecutive_skips();
-        let schedule = self.schedule();
-        let at_floor = schedule.config().raise_error_at_min_scale && schedule.is_at_floor();
-        (at_floor || self.is_too_many(skips)).then(|| self.error(skips, parameter))
-    }
-
-    fn is_too_many(&self, skips: u64) -> bool {
-        self.config()
-            .max_consecutive_skips
-            .is_some_and(|max| skips > u64::from(max))
-    }
-
-    fn error(&self, skips: u64, parameter: &str) -> AmpError {
-        AmpError::LossScaleExhausted {
-            scale: self.schedule().scale(),
-            skips,
-            parameter: parameter.to_string(),
-        }
-    }
-
-    /// Moves the schedule; for the log, `skip` is what an overflow did, and `overflows` the first parameter of each.
-    pub(crate) fn adjust(&mut self, outcome: StepOutcome, skip: &str, overflows: &[String]) {
-        if self.is_enabled() {
-            let (before, after) = self.move_scale(Some(outcome));
-            if outcome.is_skipped() {
-                let skips = self.counters.consecutive_skips();
-                if skips > 2 {
-                    log::warn!(
-                        "{skips} overflows in a row at loss scale {}",
-                        short(before.into())
-                    );
-                }
-                log_skip(before, after, overflows, skip);
-            } else if before != after {
-                let (before, after) = (short(before.into()), short(after.into()));
-                log::info!("loss scale grows from {before} to {after}");
-            }
-        }
-    }
-
-    /// Moves the schedule by an outcome, none if it says nothing of the scale; the scale before and after.
-    fn move_scale(&mut self, outcome: Option<StepOutcome>) -> (f32, f32) {
-        if let Some(border) = &self.border {
-            return border.amp.live().report(&border.member, outcome);
-        }
-        let before = self.schedule.scale();
-        if let Some(outcome) = outcome {
-            self.schedule = self.schedule.adjust(outcome);
-        }
-        (before, self.schedule.scale())
-    }
-
     /// Keeps the status for those who ask for it later.
     pub(crate) fn remember(&mut self, grads: &UnscaledGradients) {
         // A disabled scaler knows something only where clipping has measured.
@@ -863,114 +695,6 @@ impl GradScaler {
 
     pub(crate) fn forget_losses(&self) {
         self.watch.forget();
-    }
-
-    // The getters and setters of PyTorch's five fields.
-
-    /// The loss scale at present; 1 if disabled (as PyTorch's `get_scale`).
-    pub fn loss_scale(&self) -> f32 {
-        if self.is_enabled() {
-            self.schedule().scale()
-        } else {
-            1.0
-        }
-    }
-
-    /// The factor of a growth; 1 for a static scale.
-    pub fn growth_factor(&self) -> f64 {
-        self.setting(1.0, |config| config.growth_factor)
-    }
-
-    /// The factor of a backoff; 1 for a static scale.
-    pub fn backoff_factor(&self) -> f64 {
-        self.setting(1.0, |config| config.backoff_factor)
-    }
-
-    /// Clean steps in a row before a growth; 0, for never, with a static scale.
-    pub fn growth_interval(&self) -> u32 {
-        self.setting(0, |config| config.growth_interval)
-    }
-
-    /// Clean steps in a row so far (PyTorch's `_growth_tracker`).
-    pub fn growth_tracker(&self) -> u32 {
-        self.schedule().growth_tracker()
-    }
-
-    /// Sets the loss scale, and with it a new start of the count of skips in a row. The growth tracker stays.
-    ///
-    /// # Errors
-    ///
-    /// [`AmpError::InvalidValue`], the old value kept, unless `scale` is positive, finite as an f32 and
-    /// within `min_scale` and `max_scale`.
-    pub fn set_loss_scale(&mut self, scale: f64) -> Result<(), AmpError> {
-        self.change(|schedule| schedule.with_scale("loss_scale", scale))?;
-        self.counters.reset_consecutive_skips();
-        Ok(())
-    }
-
-    /// Sets the growth factor.
-    ///
-    /// # Errors
-    ///
-    /// [`AmpError::InvalidValue`], the old value kept, unless `factor` is finite and above 1 and the scale dynamic.
-    pub fn set_growth_factor(&mut self, factor: f64) -> Result<(), AmpError> {
-        self.change(|schedule| {
-            schedule.with_setting("growth_factor", factor, |config| {
-                config.growth_factor = factor
-            })
-        })
-    }
-
-    /// Sets the backoff factor.
-    ///
-    /// # Errors
-    ///
-    /// [`AmpError::InvalidValue`], the old value kept, unless `factor` lies between 0 and 1 and the scale is dynamic.
-    pub fn set_backoff_factor(&mut self, factor: f64) -> Result<(), AmpError> {
-        self.change(|schedule| {
-            schedule.with_setting("backoff_factor", factor, |config| {
-                config.backoff_factor = factor
-            })
-        })
-    }
-
-    /// Sets the growth interval, in steps. One at or below the growth tracker makes the next clean step grow
-    /// (PyTorch would never grow again).
-    ///
-    /// # Errors
-    ///
-    /// [`AmpError::InvalidValue`], the old value kept, if `interval` is 0 or the scale static.
-    pub fn set_growth_interval(&mut self, interval: u32) -> Result<(), AmpError> {
-        self.change(|schedule| {
-            let change = |config: &mut GradScalerConfig| config.growth_interval = interval;
-            schedule.with_setting("growth_interval", interval.into(), change)
-        })
-    }
-
-    /// Sets the count of clean steps in a row.
-    ///
-    /// # Errors
-    ///
-    /// [`AmpError::InvalidValue`], the old value kept, unless `tracker` is below the growth interval.
-    pub fn set_growth_tracker(&mut self, tracker: u32) -> Result<(), AmpError> {
-        self.change(|schedule| schedule.with_growth_tracker(tracker))
-    }
-
-    /// A setting of the schedule, if it moves.
-    fn setting<T>(&self, fixed: T, get: impl FnOnce(&GradScalerConfig) -> T) -> T {
-        let config = self.config();
-        match config.dynamic {
-            true => get(&config),
-            false => fixed,
-        }
-    }
-
-    fn change(
-        &mut self,
-        change: impl FnOnce(LossScale) -> Result<LossScale, AmpError>,
-    ) -> Result<(), AmpError> {
-        self.set_schedule(change(self.schedule())?);
-        Ok(())
     }
 
     /// Counts unscaled gradients as a step of this scaler's without stepping on them: for gradients that are added to
@@ -1030,7 +754,7 @@ impl GradScaler {
         self.forget_last_call();
         self.counters.record_discarded();
         self.last_outcome = Some(StepOutcome::Dropped);
-        self.log_call(false);
+        self.log_call();
         let grads = grads.into();
         if !matches!(&grads, StepGradients::Unscaled(grads) if !grads.has_overflow()) {
             self.suspect_statistics();
@@ -1047,94 +771,6 @@ impl GradScaler {
         }
         Ok(())
     }
-
-    /// PyTorch's `state_dict` as JSON: its five values under its names, to exchange with PyTorch; `{}` of a disabled scaler.
-    ///
-    /// A record holds more: bounds, hysteresis, counters. The state of a static scale has growth and backoff factors of 1, which
-    /// PyTorch itself would not build.
-    ///
-    /// ```
-    /// use burn_amp::GradScalerConfig;
-    ///
-    /// let json = r#"{"scale": 1024.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 100, "_growth_tracker": 7}"#;
-    /// let mut scaler = GradScalerConfig::new().init()?;
-    /// scaler.load_state_dict(json)?;
-    /// assert_eq!(scaler.growth_tracker(), 7);
-    /// assert!(scaler.state_dict().contains(r#""_growth_tracker":7"#));
-    /// # Ok::<(), burn_amp::AmpError>(())
-    /// ```
-    pub fn state_dict(&self) -> String {
-        let state = match self.is_enabled() {
-            false => StateDict::default(),
-            true => StateDict {
-                scale: Some(self.loss_scale().into()),
-                growth_factor: Some(self.growth_factor()),
-                backoff_factor: Some(self.backoff_factor()),
-                growth_interval: Some(self.growth_interval()),
-                growth_tracker: Some(self.growth_tracker()),
-            },
-        };
-        serde_json::to_string(&state).expect("a state is plain data")
-    }
-
-    /// PyTorch's `load_state_dict`: takes over the five values from JSON, such as `json.dumps(scaler.state_dict())` in Python.
-    ///
-    /// Bounds and hysteresis stay, and unknown names are ignored. A disabled scaler ignores all of it, as PyTorch's.
-    ///
-    /// # Errors
-    ///
-    /// [`AmpError::EmptyState`] with PyTorch's message, [`AmpError::InvalidState`] if it is not JSON, names a missing value or one
-    /// of another type, and [`AmpError::InvalidValue`] for one outside its range; the present state stays as it was.
-    pub fn load_state_dict(&mut self, json: &str) -> Result<(), AmpError> {
-        let invalid = |reason: String| AmpError::InvalidState { reason };
-        let state: StateDict =
-            serde_json::from_str(json).map_err(|error| invalid(error.to_string()))?;
-        if !self.is_enabled() {
-            return Ok(());
-        }
-        if state == StateDict::default() {
-            return Err(AmpError::EmptyState);
-        }
-        let missing = |name: &str| invalid(format!("`{name}` is missing"));
-        let number = |name, value: Option<f64>| value.ok_or_else(|| missing(name));
-        let count = |name, value: Option<u32>| value.ok_or_else(|| missing(name));
-        let numbers = [
-            number("scale", state.scale)?,
-            number("growth_factor", state.growth_factor)?,
-            number("backoff_factor", state.backoff_factor)?,
-        ];
-        let counts = [
-            count("growth_interval", state.growth_interval)?,
-            count("_growth_tracker", state.growth_tracker)?,
-        ];
-        self.change(|schedule| schedule.restored(numbers, counts))
-    }
-}
-
-/// What PyTorch's `GradScaler.state_dict()` holds, under its names.
-#[derive(Default, PartialEq, Serialize, Deserialize)]
-struct StateDict {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    scale: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    growth_factor: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    backoff_factor: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    growth_interval: Option<u32>,
-    #[serde(rename = "_growth_tracker", skip_serializing_if = "Option::is_none")]
-    growth_tracker: Option<u32>,
-}
-
-/// A skip is never invisible.
-fn log_skip(before: f32, after: f32, overflows: &[String], skip: &str) {
-    let (before, after) = (short(before.into()), short(after.into()));
-    let paths: Vec<_> = overflows.iter().map(|path| format!("`{path}`")).collect();
-    let first = match paths.is_empty() {
-        true => String::new(),
-        false => format!(", first in {},", paths.join(" and in ")),
-    };
-    log::info!("{skip}: gradients overflow{first} at loss scale {before}, next {after}");
 }
 
 fn warn_of_another_scale() {

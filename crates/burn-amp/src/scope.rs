@@ -522,7 +522,8 @@ impl MixedPrecision {
             return base;
         };
         let dtype = base.dtype();
-        if is_half(dtype) && base.is_tracked() {
+        // Of Flex32 nobody knows how many digits a device keeps.
+        if (is_half(dtype) || dtype == DType::Flex32) && base.is_tracked() {
             open.refuse(AmpError::HalfPrecisionLeaf {
                 parameter: path.to_string(),
                 dtype,

@@ -39,16 +39,23 @@ impl StepLog {
         }
     }
 
-    /// The calls of this thread, or of all if it has made none.
-    pub(crate) fn calls(&self) -> Calls {
+    /// The calls of this thread, none if it has made none, and those of all threads.
+    pub(crate) fn calls(&self) -> (Option<Calls>, Calls) {
         let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         let own = calls.get(&thread::current().id()).copied();
-        own.unwrap_or_else(|| {
-            let sum = |sum: Calls, calls: &Calls| Calls {
-                taken: sum.taken + calls.taken,
-                held: sum.held + calls.held,
-            };
-            calls.values().fold(Calls::default(), sum)
-        })
+        let sum = |sum: Calls, calls: &Calls| Calls {
+            taken: sum.taken + calls.taken,
+            held: sum.held + calls.held,
+        };
+        (own, calls.values().fold(Calls::default(), sum))
+    }
+
+    /// Whether the optimizer was called since `before`, and has not stepped: on this thread, or on any if this one makes no calls.
+    pub(crate) fn is_held_since(&self, before: (Option<Calls>, Calls)) -> bool {
+        let (now, before) = match (self.calls(), before) {
+            ((Some(own), _), (before, _)) => (own, before.unwrap_or_default()),
+            ((None, all), (_, before)) => (all, before),
+        };
+        now.taken == before.taken && now.held != before.held
     }
 }

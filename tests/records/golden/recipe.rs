@@ -7,7 +7,8 @@ use burn::{
     tensor::DType,
 };
 use burn_amp::{
-    EmaConfig, GradScalerConfig, GradientClip, MasterWeights, ModuleOptim, ScaledOptimizer,
+    AccumulationConfig, EmaConfig, GradScalerConfig, GradientClip, MasterWeights, ModuleOptim,
+    ScaledOptimizer, ScaledOptimizerConfig,
 };
 use serde::Serialize;
 use std::{fs, path::Path};
@@ -27,6 +28,7 @@ pub fn config() -> GradScalerConfig {
         .with_enabled(false)
         .with_dynamic(false)
         .with_min_scale(Some(0.5))
+        .with_raise_error_at_min_scale(true)
         .with_max_scale(Some(32768.0))
         .with_hysteresis(2)
         .with_consecutive_hysteresis(true)
@@ -34,6 +36,7 @@ pub fn config() -> GradScalerConfig {
         .with_parameter_dtype_gradients(true)
 }
 
+/// The same of a scaler at work.
 pub fn settings() -> GradScalerConfig {
     GradScalerConfig {
         init_scale: 1024.0,
@@ -41,6 +44,7 @@ pub fn settings() -> GradScalerConfig {
         backoff_factor: 0.25,
         growth_interval: 2,
         min_scale: Some(0.5),
+        raise_error_at_min_scale: true,
         max_scale: Some(32768.0),
         hysteresis: 2,
         consecutive_hysteresis: true,
@@ -49,15 +53,39 @@ pub fn settings() -> GradScalerConfig {
     }
 }
 
+/// The same of all that stands around a step.
+pub fn scaled_config() -> ScaledOptimizerConfig {
+    ScaledOptimizerConfig::new()
+        .with_scaler(config())
+        .with_clip(Some(GradientClip::GlobalNorm(1.5)))
+        .with_clip_groups(vec![
+            (
+                ParamGroup::from_predicate("bias"),
+                GradientClip::Value(0.25),
+            ),
+            (
+                ParamGroup::from_predicate("norm"),
+                GradientClip::Norm(f64::INFINITY),
+            ),
+        ])
+        .with_accumulation(Some(
+            AccumulationConfig::new(4)
+                .with_sum(true)
+                .with_skip_micro_batch(true),
+        ))
+        .with_ema(Some(
+            EmaConfig::new()
+                .with_momentum(0.75)
+                .with_overwrite_frequency(Some(3))
+                .with_validation(true),
+        ))
+}
+
 fn scaled<O>(optim: O) -> ScaledOptimizer<O>
 where
     O: ModuleOptim,
 {
-    let config = config()
-        .with_enabled(true)
-        .with_dynamic(true)
-        .with_parameter_dtype_gradients(false);
-    ScaledOptimizer::new(optim, config.init().unwrap())
+    ScaledOptimizer::new(optim, settings().init().unwrap())
 }
 
 pub fn adam() -> ScaledOptimizer<ModuleOptimizer> {
@@ -102,7 +130,7 @@ pub fn write(folder: &Path) {
     fs::create_dir_all(folder).unwrap();
     let json = |name: &str, value: &dyn erased::Json| fs::write(folder.join(name), value.json());
     config().save(folder.join("config.json")).unwrap();
-    json("settings.json", &settings()).unwrap();
+    scaled_config().save(folder.join("scaled.json")).unwrap();
     json(
         "loss_scale.static.json",
         &GradScalerConfig::new()

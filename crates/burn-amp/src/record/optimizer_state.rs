@@ -17,6 +17,8 @@ use crate::{
 pub(crate) struct OptimizerState {
     origin: String,
     tensors: BTreeMap<u64, Vec<(String, Shape)>>,
+    /// The rank that Burn rebuilds each state with.
+    ranks: BTreeMap<u64, usize>,
 }
 
 impl OptimizerState {
@@ -30,6 +32,12 @@ impl OptimizerState {
             origin: container.origin().to_string(),
             reason,
         })?;
+        let ranks: BTreeMap<u64, usize> = (container.scalars().iter())
+            .filter_map(|(name, value)| {
+                let id = name.strip_suffix(".__rank")?.parse().ok()?;
+                Some((id, usize::try_from(*value).ok()?))
+            })
+            .collect();
         let mut tensors: BTreeMap<u64, Vec<(String, Shape)>> = BTreeMap::new();
         for tensor in container.tensors() {
             let field = tensor.name.split_once('.').map_or("", |(_, field)| field);
@@ -41,6 +49,13 @@ impl OptimizerState {
             }
             let field = (field.to_string(), tensor.shape.clone());
             let id = tensor.param_id.unwrap_or_default();
+            let rank = ranks.get(&id).copied();
+            if let Some(rank) = rank.filter(|rank| *rank != tensor.shape.num_dims()) {
+                let (name, shape) = (&tensor.name, &tensor.shape);
+                let reason =
+                    format!("tensor `{name}` has shape {shape}, but rank {rank} is stored");
+                return Err(container.damaged(reason));
+            }
             tensors.entry(id).or_default().push(field);
         }
         for (id, fields) in &tensors {
@@ -62,6 +77,7 @@ impl OptimizerState {
         Ok(Self {
             origin: container.origin().to_string(),
             tensors,
+            ranks,
         })
     }
 
@@ -69,6 +85,7 @@ impl OptimizerState {
     pub(crate) fn check<M: Module>(&self, module: &M) -> Result<(), AmpError> {
         let mut check = Check {
             unknown: self.tensors.clone(),
+            ranks: &self.ranks,
             misfit: None,
         };
         module_path::visit(module, &mut check);
@@ -123,14 +140,22 @@ fn fits(field: &str, shape: &Shape, parameter: &Shape) -> bool {
         && sizes().all(|(size, whole)| size == whole || (*size == 1 && field != "master"))
 }
 
-struct Check {
+struct Check<'a> {
     unknown: BTreeMap<u64, Vec<(String, Shape)>>,
+    ranks: &'a BTreeMap<u64, usize>,
     misfit: Option<String>,
 }
 
-impl module_path::Visit for Check {
+impl module_path::Visit for Check<'_> {
     fn parameter<const D: usize>(&mut self, path: &ModulePath, param: &Param<Tensor<D>>) {
         let expected = param.shape();
+        let rank = self.ranks.get(&param.id.val()).copied();
+        if let Some(rank) = rank.filter(|rank| *rank != D) {
+            let path = path.as_str();
+            let misfit =
+                format!("its state for `{path}` has rank {rank}, but the parameter has {D}");
+            self.misfit.get_or_insert(misfit);
+        }
         for (field, shape) in self.unknown.remove(&param.id.val()).unwrap_or_default() {
             if self.misfit.is_none() && !fits(&field, &shape, &expected) {
                 let path = path.as_str();

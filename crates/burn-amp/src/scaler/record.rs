@@ -24,6 +24,13 @@ pub(crate) struct ScalerState {
 }
 
 impl ScalerState {
+    /// What no run can have stored, if there is something.
+    pub(crate) fn contradiction(&self) -> Option<String> {
+        let pending = self.pending.filter(|o| !o.is_stepped() && !o.is_skipped());
+        let pending = pending.map(|outcome| format!("its iteration is {outcome:?}"));
+        self.counters.contradiction().or(pending)
+    }
+
     /// The schedule to go on with where `here` was: this state under the settings that are there, which the log compares.
     pub(crate) fn resumed(&self, here: &LossScale, origin: &str) -> LossScale {
         let (settings, stored) = (here.config(), self.schedule.config());
@@ -47,7 +54,7 @@ impl ScalerState {
             };
             log::warn!(
                 "{origin} was saved with other settings of the loss scale, and those of the program are used: {}.{moved} \
-                 `AmpRecord::with_settings` takes those of the record instead",
+                 `AmpRecord::with_settings` takes those of the record instead; in a `Learner`, see `Resume::record`",
                 differences.join(", ")
             );
         }
@@ -66,8 +73,12 @@ fn differences(here: &GradScalerConfig, stored: &GradScalerConfig) -> Vec<String
         .into_iter()
         .filter(|(name, value)| stored.get(name) != Some(value))
         .map(|(name, value)| {
-            let there = stored.get(&name).unwrap_or(&Value::Null);
-            format!("`{name}` is {value} here and {there} there")
+            let words = |value: &Value| match value {
+                Value::Null => "none".to_string(),
+                value => value.to_string(),
+            };
+            let there = stored.get(&name).map_or_else(String::new, words);
+            format!("`{name}` is {} here and {there} there", words(&value))
         })
         .collect()
 }

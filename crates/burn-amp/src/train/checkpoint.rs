@@ -41,18 +41,19 @@ pub(super) enum Found {
     /// The state of the last step.
     Own,
     /// What a checkpoint has brought.
-    Loaded(AmpRecord),
+    Loaded(Box<AmpRecord>),
     /// A checkpoint of a run without scaler was loaded.
     Plain,
     /// The optimizer has not met a scaler before.
     Nothing,
 }
 
+type Mail = (Option<AmpRecord>, Option<(Found, bool)>);
+
 thread_local! {
     /// What the next step of the parameter puts into the entry, and what it has found there. Burn's `step` takes and
     /// returns nothing of ours.
-    static MAIL: RefCell<(Option<AmpRecord>, Option<(Found, bool)>)> =
-        const { RefCell::new((None, None)) };
+    static MAIL: RefCell<Mail> = const { RefCell::new((None, None)) };
 }
 
 /// An optimizer that will carry a state.
@@ -117,7 +118,7 @@ impl DynOptimizer for Carrier {
             Some(Entry {
                 state: Some(state),
                 loaded: true,
-            }) => Found::Loaded(state),
+            }) => Found::Loaded(Box::new(state)),
             Some(_) => Found::Own,
         };
         let state = MAIL.with_borrow_mut(|mail| {

@@ -22,7 +22,9 @@ impl MixedPrecision {
     /// [`autocast`](crate::autocast), the free function: in its steps that is this precision. It is reparameterized
     /// here, unless it has been before. `optim` is Burn's `ModuleOptimizer`, or a [`ScaledOptimizer`] of this handle with
     /// [`with_clipping`](ScaledOptimizer::with_clipping) and [`with_ema`](ScaledOptimizer::with_ema), whose state goes
-    /// with it. Accumulation is Burn's `grads_accumulation`. Does not wait for the device.
+    /// with it. Accumulation is Burn's `grads_accumulation`. For parameters that are bf16 themselves it is a
+    /// [`MasterWeights`], with or without a `ScaledOptimizer` around it. `lr_scheduler` is any of Burn's; it advances on skipped steps too, unless it is a
+    /// [`ScaledLrScheduler`](crate::ScaledLrScheduler). Does not wait for the device.
     ///
     /// One run at a time for each handle: its loss scale, its monitor and what ends it are shared.
     ///
@@ -132,9 +134,9 @@ impl MixedPrecision {
         let LearnerOptimizer {
             optim,
             mixed,
-            around,
+            scaled,
         } = optim.into();
-        let (scaler, options) = match around {
+        let (scaler, options) = match scaled {
             Some((scaler, options)) => (*scaler, options),
             None => (GradScaler::from(self), StepOptions::default()),
         };
@@ -167,7 +169,7 @@ pub struct LearnerOptimizer {
     optim: ModuleOptimizer,
     /// Whether it combines half-precision parameters with f32 gradients.
     mixed: bool,
-    around: Option<(Box<GradScaler>, StepOptions)>,
+    scaled: Option<(Box<GradScaler>, StepOptions)>,
 }
 
 impl From<ModuleOptimizer> for LearnerOptimizer {
@@ -175,7 +177,7 @@ impl From<ModuleOptimizer> for LearnerOptimizer {
         Self {
             optim,
             mixed: false,
-            around: None,
+            scaled: None,
         }
     }
 }
@@ -185,7 +187,7 @@ impl From<MasterWeights> for LearnerOptimizer {
         Self {
             optim: optim.into(),
             mixed: true,
-            around: None,
+            scaled: None,
         }
     }
 }
@@ -194,7 +196,7 @@ impl<O: ModuleOptim + Into<ModuleOptimizer>> From<ScaledOptimizer<O>> for Learne
     fn from(optim: ScaledOptimizer<O>) -> Self {
         Self {
             mixed: optim.optimizer().accepts(DType::F16, DType::F32),
-            around: Some((Box::new(optim.scaler().clone()), optim.options.clone())),
+            scaled: Some((Box::new(optim.scaler().clone()), optim.options.clone())),
             optim: optim.into_inner().into(),
         }
     }
@@ -203,7 +205,7 @@ impl<O: ModuleOptim + Into<ModuleOptimizer>> From<ScaledOptimizer<O>> for Learne
 impl std::fmt::Debug for LearnerOptimizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("LearnerOptimizer")
-            .field("around", &self.around)
+            .field("scaled", &self.scaled)
             .finish_non_exhaustive()
     }
 }

@@ -95,8 +95,8 @@ impl ScalerMetric {
                 (reading.outcome).map(|outcome| if outcome.is_skipped() { 100.0 } else { 0.0 })
             }
             Kind::GradientNorm => {
-                let skipped = reading.outcome.is_none_or(StepOutcome::is_skipped);
-                reading.norm.filter(|_| !skipped)
+                let stepped = reading.outcome == Some(StepOutcome::Stepped);
+                reading.norm.filter(|_| stepped)
             }
             Kind::ZeroGradients => reading.zero_share.map(|share| 100.0 * share),
         }

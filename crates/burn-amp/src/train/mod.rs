@@ -10,7 +10,6 @@ mod resume;
 mod scaled;
 
 pub use metric::ScalerMetric;
-pub(crate) use monitor::Monitored;
 pub use monitor::ScalerMonitor;
 pub use resume::Resume;
 pub use scaled::Scaled;

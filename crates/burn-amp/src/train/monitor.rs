@@ -72,7 +72,7 @@ impl MixedPrecision {
     ) -> SupervisedTraining<M> {
         let monitor = self.monitor();
         monitor.state().interrupter = Some(training.interrupter());
-        match self.config().enabled {
+        match self.live().schedule().config().enabled {
             true => training
                 .metric_train_numeric(ScalerMetric::loss_scale(&monitor))
                 .metric_train_numeric(ScalerMetric::skipped_steps(&monitor))
@@ -84,11 +84,6 @@ impl MixedPrecision {
 }
 
 /// What the monitors of one `MixedPrecision` share.
-#[derive(Default)]
-pub(crate) struct Monitored {
-    state: Mutex<State>,
-}
-
 #[derive(Default)]
 struct State {
     counters: StepCounters,
@@ -233,8 +228,9 @@ impl ScalerMonitor {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
+        let state = self.amp.extension::<Mutex<State>>();
+        let state = state.expect("nothing else is kept there").lock();
         // Nothing in here is left half written by a panic.
-        let state = self.amp.monitored().state.lock();
         state.unwrap_or_else(PoisonError::into_inner)
     }
 }

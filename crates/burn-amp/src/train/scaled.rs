@@ -34,7 +34,8 @@ use crate::{
 ///
 /// - [`TrainStep::step`]: the model's own, as it is. [`autocast`](crate::autocast) in it is that of the `MixedPrecision`.
 /// - [`TrainStep::optimize`] and [`TrainStep::optimize_multi`]: test the gradients, which waits for the device once, and call
-///   the model's own if the step is not skipped.
+///   the model's own if the step is not skipped. After a skip, running statistics (BatchNorm's) that are not finite are those
+///   of the last good step again.
 /// - A checkpoint has the scaler's state, and the averages of [`with_ema`](crate::ScaledOptimizer::with_ema), in the file of the
 ///   *optimizer*. A `Learner` without this crate resumes it, and the other way round: then the scaler starts fresh, which
 ///   the log says.
@@ -190,7 +191,7 @@ impl<M: TrainStep + Module> Scaled<M> {
         self.held = Held(taken.then(|| Box::new((self.inner.clone(), optim.clone()))));
         match found {
             Found::Own => {}
-            Found::Loaded(state) => self.go_on_from(state),
+            Found::Loaded(state) => self.go_on_from(*state),
             Found::Plain => self.start_fresh(),
             Found::Nothing => *optim = checkpoint::attach(optim.clone(), &self.amp, self.state()),
         }

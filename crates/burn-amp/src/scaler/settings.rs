@@ -1,0 +1,194 @@
+//! PyTorch's five values of a `GradScaler`: getters, setters, `state_dict`.
+
+use serde::{Deserialize, Serialize};
+
+use super::GradScaler;
+use crate::{
+    error::AmpError,
+    loss_scale::{GradScalerConfig, LossScale},
+};
+
+impl GradScaler {
+    /// The loss scale at present; 1 if disabled (as PyTorch's `get_scale`).
+    pub fn loss_scale(&self) -> f32 {
+        if self.is_enabled() {
+            self.schedule().scale()
+        } else {
+            1.0
+        }
+    }
+
+    /// The factor of a growth; 1 for a static scale.
+    pub fn growth_factor(&self) -> f64 {
+        self.setting(1.0, |config| config.growth_factor)
+    }
+
+    /// The factor of a backoff; 1 for a static scale.
+    pub fn backoff_factor(&self) -> f64 {
+        self.setting(1.0, |config| config.backoff_factor)
+    }
+
+    /// Clean steps in a row before a growth; 0, for never, with a static scale.
+    pub fn growth_interval(&self) -> u32 {
+        self.setting(0, |config| config.growth_interval)
+    }
+
+    /// Clean steps in a row so far (PyTorch's `_growth_tracker`).
+    pub fn growth_tracker(&self) -> u32 {
+        self.schedule().growth_tracker()
+    }
+
+    /// Sets the loss scale, and with it a new start of the count of skips in a row. The growth tracker stays.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`], the old value kept, unless `scale` is positive, finite as an f32 and
+    /// within `min_scale` and `max_scale`.
+    pub fn set_loss_scale(&mut self, scale: f64) -> Result<(), AmpError> {
+        self.change(|schedule| schedule.with_scale("loss_scale", scale))?;
+        self.counters.reset_consecutive_skips();
+        Ok(())
+    }
+
+    /// Sets the growth factor.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`], the old value kept, unless `factor` is finite and above 1 and the scale dynamic.
+    pub fn set_growth_factor(&mut self, factor: f64) -> Result<(), AmpError> {
+        self.change(|schedule| {
+            schedule.with_setting("growth_factor", factor, |config| {
+                config.growth_factor = factor
+            })
+        })
+    }
+
+    /// Sets the backoff factor.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`], the old value kept, unless `factor` lies between 0 and 1 and the scale is dynamic.
+    pub fn set_backoff_factor(&mut self, factor: f64) -> Result<(), AmpError> {
+        self.change(|schedule| {
+            schedule.with_setting("backoff_factor", factor, |config| {
+                config.backoff_factor = factor
+            })
+        })
+    }
+
+    /// Sets the growth interval, in steps. One at or below the growth tracker makes the next clean step grow
+    /// (PyTorch would never grow again).
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`], the old value kept, if `interval` is 0 or the scale static.
+    pub fn set_growth_interval(&mut self, interval: u32) -> Result<(), AmpError> {
+        self.change(|schedule| {
+            let change = |config: &mut GradScalerConfig| config.growth_interval = interval;
+            schedule.with_setting("growth_interval", interval.into(), change)
+        })
+    }
+
+    /// Sets the count of clean steps in a row.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`], the old value kept, unless `tracker` is below the growth interval.
+    pub fn set_growth_tracker(&mut self, tracker: u32) -> Result<(), AmpError> {
+        self.change(|schedule| schedule.with_growth_tracker(tracker))
+    }
+
+    /// A setting of the schedule, if it moves.
+    fn setting<T>(&self, fixed: T, get: impl FnOnce(&GradScalerConfig) -> T) -> T {
+        let config = self.config();
+        match config.dynamic {
+            true => get(&config),
+            false => fixed,
+        }
+    }
+
+    fn change(
+        &mut self,
+        change: impl FnOnce(LossScale) -> Result<LossScale, AmpError>,
+    ) -> Result<(), AmpError> {
+        self.set_schedule(change(self.schedule())?);
+        Ok(())
+    }
+
+    /// PyTorch's `state_dict` as JSON: its five values under its names, to exchange with PyTorch; `{}` of a disabled scaler.
+    ///
+    /// A record holds more: bounds, hysteresis, counters. The state of a static scale has growth and backoff factors of 1, which
+    /// PyTorch itself would not build.
+    ///
+    /// ```
+    /// use burn_amp::GradScalerConfig;
+    ///
+    /// let json = r#"{"scale": 1024.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 100, "_growth_tracker": 7}"#;
+    /// let mut scaler = GradScalerConfig::new().init()?;
+    /// scaler.load_state_dict(json)?;
+    /// assert_eq!(scaler.growth_tracker(), 7);
+    /// assert!(scaler.state_dict().contains(r#""_growth_tracker":7"#));
+    /// # Ok::<(), burn_amp::AmpError>(())
+    /// ```
+    pub fn state_dict(&self) -> String {
+        let state = match self.is_enabled() {
+            false => StateDict::default(),
+            true => StateDict {
+                scale: Some(self.loss_scale().into()),
+                growth_factor: Some(self.growth_factor()),
+                backoff_factor: Some(self.backoff_factor()),
+                growth_interval: Some(self.growth_interval()),
+                growth_tracker: Some(self.growth_tracker()),
+            },
+        };
+        serde_json::to_string(&state).expect("a state is plain data")
+    }
+
+    /// PyTorch's `load_state_dict`: takes over the five values from JSON, such as `json.dumps(scaler.state_dict())` in Python.
+    ///
+    /// Bounds and hysteresis stay, and unknown names are ignored. A disabled scaler ignores all of it, as PyTorch's.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::EmptyState`] with PyTorch's message, [`AmpError::InvalidState`] if it is not JSON, names a missing value or one
+    /// of another type, and [`AmpError::InvalidValue`] for one outside its range; the present state stays as it was.
+    pub fn load_state_dict(&mut self, json: &str) -> Result<(), AmpError> {
+        let invalid = |reason: String| AmpError::InvalidState { reason };
+        let state: StateDict =
+            serde_json::from_str(json).map_err(|error| invalid(error.to_string()))?;
+        if !self.is_enabled() {
+            return Ok(());
+        }
+        if state == StateDict::default() {
+            return Err(AmpError::EmptyState);
+        }
+        let missing = |name: &str| invalid(format!("`{name}` is missing"));
+        let number = |name, value: Option<f64>| value.ok_or_else(|| missing(name));
+        let count = |name, value: Option<u32>| value.ok_or_else(|| missing(name));
+        let numbers = [
+            number("scale", state.scale)?,
+            number("growth_factor", state.growth_factor)?,
+            number("backoff_factor", state.backoff_factor)?,
+        ];
+        let counts = [
+            count("growth_interval", state.growth_interval)?,
+            count("_growth_tracker", state.growth_tracker)?,
+        ];
+        self.change(|schedule| schedule.restored(numbers, counts))
+    }
+}
+
+/// What PyTorch's `GradScaler.state_dict()` holds, under its names.
+#[derive(Default, PartialEq, Serialize, Deserialize)]
+struct StateDict {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    scale: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    growth_factor: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    backoff_factor: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    growth_interval: Option<u32>,
+    #[serde(rename = "_growth_tracker", skip_serializing_if = "Option::is_none")]
+    growth_tracker: Option<u32>,
+}

@@ -266,7 +266,7 @@ fn an_overflow_is_never_hidden() {
         GradientClip::GlobalNorm(0.5),
     ] {
         for bad in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
-            let mut optim = sgd().with_clipping(clip.clone()).unwrap();
+            let mut optim = sgd().with_clipping(clip).unwrap();
             let model = Pair::new(WEIGHT.to_vec(), BIAS.to_vec(), DType::F32);
             let mut weight = WEIGHT;
             weight[4] = bad;
@@ -286,7 +286,7 @@ fn an_overflow_is_never_hidden() {
 #[test]
 fn the_optimizer_clips_as_it_is_done_by_hand() {
     let clip = GradientClip::GlobalNorm(0.7);
-    let mut built_in = sgd().with_clipping(clip.clone()).unwrap();
+    let mut built_in = sgd().with_clipping(clip).unwrap();
     let mut by_hand = sgd();
     let (mut left, mut right) = (Pair::zeros(DType::F32), Pair::zeros(DType::F32));
     for step in 0..5 {

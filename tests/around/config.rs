@@ -87,7 +87,7 @@ fn with_mixed_precision() {
     assert_eq!(field, "scaler");
     let other = GradScalerConfig::new().init().unwrap();
     assert!(config.init(sgd(), other).is_err());
-    let amp = amp.with_scaler(config.scaler.clone()).unwrap();
+    let amp = amp.with_scaler(config.scaler).unwrap();
     let optim = config.init(sgd(), &amp).unwrap();
     assert_eq!(optim.scaler().loss_scale(), 8.0);
     assert_eq!(optim.window().unwrap().config().micro_batches, 3);

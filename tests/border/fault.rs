@@ -90,7 +90,7 @@ fn thirty_bad_batches_leave_the_scale() {
         (loss, true, "the loss, or its gradient, is infinite or NaN"),
         (output, false, "the model's output is infinite or NaN"),
     ] {
-        let mut run = Run::new(MixedPrecision::f16().with_scaler(config.clone()).unwrap());
+        let mut run = Run::new(MixedPrecision::f16().with_scaler(config).unwrap());
         for step in 1..30 {
             let loss = bad(&run);
             assert_eq!(run.step_on(loss), (true, KEPT, step));

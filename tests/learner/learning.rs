@@ -56,7 +56,7 @@ fn an_f32_run_is_that_of_burn_without_scaling() {
     let run = Run::default();
     let folder = temp_dir();
     let amp = MixedPrecision::f32();
-    let amp = amp.with_scaler(run.config.clone()).unwrap();
+    let amp = amp.with_scaler(run.config).unwrap();
     let learner = run.learner(&amp);
     let scaled = run.training(folder.path()).launch(learner).model;
     assert_eq!(scaled.scaler().counters().steps(), 24);

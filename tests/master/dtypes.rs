@@ -61,7 +61,7 @@ impl One {
         let small = 2f32.powi(-30 + 16);
         let grad = Tensor::<1>::from_floats([small, -small], &device());
         grads.register(self.weight.id, grad.cast(FloatDType::F16));
-        scaled_by_hand(&scaler, grads)
+        scaled_by_hand(scaler, grads)
     }
 }
 

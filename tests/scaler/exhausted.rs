@@ -173,7 +173,7 @@ fn without_limits_the_floor_is_that_of_f32() {
 #[test]
 fn a_static_scale_ends_by_the_limit() {
     let config = config().with_dynamic(false);
-    let limited = config.clone().with_max_consecutive_skips(Some(4));
+    let limited = config.with_max_consecutive_skips(Some(4));
     let (skips, error) = overflow_until_the_end(&mut limited.init().unwrap());
     assert_eq!((skips, error), (4, exhausted(1024.0, 5)));
 

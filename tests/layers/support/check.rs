@@ -35,7 +35,7 @@ pub fn check<M: Module, const D: usize, const E: usize>(
         (MixedPrecision::f16(), 1e-2),
         (MixedPrecision::bf16(), 6e-2),
     ] {
-        let amp = amp.with_scaler(config.clone()).unwrap();
+        let amp = amp.with_scaler(config).unwrap();
         let layer = Layer {
             runs,
             amp,

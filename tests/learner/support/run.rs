@@ -48,7 +48,7 @@ impl Run {
         let half = MixedPrecision::f16().check_device(&Device::default());
         let dtype = half.map_or(FloatDType::F32, |()| FloatDType::F16);
         let amp = MixedPrecision::new(dtype);
-        amp.with_scaler(self.config.clone()).unwrap()
+        amp.with_scaler(self.config).unwrap()
     }
 
     pub fn learner(&self, amp: &MixedPrecision) -> Learner<Scaled<Net>> {

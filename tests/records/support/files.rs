@@ -4,7 +4,8 @@ use burn::tensor::Bytes;
 use burn_amp::{AccumulationWindow, AmpError, AmpRecord, Ema, GradScaler};
 use std::path::Path;
 
-/// What has a record.
+/// What has a record. Named as the methods of `ScaledOptimizer`.
+#[allow(clippy::wrong_self_convention)]
 pub trait Files {
     fn record(&self) -> AmpRecord;
 

@@ -106,7 +106,7 @@ pub fn unscaled<M: Module>(
     grads: GradientsParams,
     module: &M,
 ) -> UnscaledGradients {
-    scaler.unscale(scaled_by_hand(&scaler, grads), module)
+    scaler.unscale(scaled_by_hand(scaler, grads), module)
 }
 
 /// A scaler with defaults but for the scale.

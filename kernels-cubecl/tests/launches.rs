@@ -118,6 +118,30 @@ fn in_place_where_it_may_be() {
     }
 }
 
+/// Nor is it in the way that the gradients were just made, and that others were read before. (CubeCL's runtime for CPUs holds
+/// memory until the work on it is done: there they are new memory.)
+#[test]
+fn in_place_right_after_the_backward_pass() {
+    let _alone = alone();
+    let device = Device::default().autodiff();
+    if std::env::var("BURN_DEVICE").is_ok_and(|name| name.starts_with("cpu")) {
+        return;
+    }
+    for _ in 0..5 {
+        let leaf = Tensor::<2>::ones([64, 96], &device).require_grad();
+        let mut value = leaf.clone();
+        for _ in 0..50 {
+            value = value.matmul(leaf.clone().transpose()).matmul(leaf.clone()) * 1e-4;
+        }
+        let grad = leaf.grad(&value.sum().backward()).unwrap();
+        let mut list = TensorList::new();
+        list.push(grad);
+        drop((leaf, Tensor::<2>::ones([64, 96], &device).into_data()));
+        let launches = Launches::of(|| drop(step(list, 0.5)));
+        assert_eq!(count(&launches, "unscale_in_place"), 1, "{launches:?}");
+    }
+}
+
 /// One launch, in place; or none of ours, where Fusion has put the sum into a kernel of its own.
 #[test]
 fn a_sum_is_one_kernel() {

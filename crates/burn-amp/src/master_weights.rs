@@ -6,7 +6,7 @@ use burn::{
         GradientsParams, LearningRate, ModuleOptimizer, Optimizer, OptimizerRecord, RecordState,
         StateSink, StateSource, join_path,
     },
-    tensor::{DType, Device, FloatDType, Tensor},
+    tensor::{DType, Device, FloatDType, Tensor, TensorData},
 };
 
 use std::cell::RefCell;
@@ -176,9 +176,10 @@ impl<O: Optimizer, const D: usize> RecordState for Kept<O, D> {
         if let Some(inner) = &self.inner {
             inner.state_flatten(&join_path(prefix, INNER), out);
         }
-        // CubeCL reads when the values are looked at: the next step, in place, would be in the record.
-        for (_, data) in &out.tensors {
-            data.as_bytes();
+        // CubeCL reads when the values are looked at, and on the CPU where they lie: the next step, in place, would be in the record.
+        for (_, data) in &mut out.tensors {
+            let bytes = data.as_bytes().to_vec();
+            *data = TensorData::from_bytes_vec(bytes, data.shape().clone(), data.dtype());
         }
     }
 

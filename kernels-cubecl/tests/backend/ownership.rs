@@ -63,6 +63,21 @@ pub fn other_views_are_kept(system: &System) {
     }
 }
 
+/// What Burn has read stays, though it looks at the values later.
+pub fn what_was_read_is_kept(system: &System) {
+    for dtype in dtypes() {
+        for length in [7, 1 << 12] {
+            let tensor: Tensor<1> = random(dtype, 140, [length]);
+            let before = bytes(&tensor);
+            let read = tensor.clone().into_data();
+            let (products, status) = system.unscale(list_of(tensor), 0.5);
+            status.read();
+            assert!(*read.as_bytes() == before, "{dtype:?} of {length}");
+            drop(products);
+        }
+    }
+}
+
 pub fn inspect_keeps(system: &System) {
     for dtype in dtypes() {
         let tensor: Tensor<1> = random(dtype, 120, [5000]);

@@ -5,7 +5,10 @@ use burn::{
 use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
 use cubecl::prelude::*;
 
-use super::{elementwise::spread, group::buffer};
+use super::{
+    elementwise::spread,
+    group::{buffer, may_overwrite},
+};
 use crate::kernel;
 
 /// The sum of f32 `target` and f16, bf16 or f32 `source`, weighted.
@@ -27,7 +30,7 @@ fn blend<S: Float + CubeElement>(
     let client = target.client.clone();
     let elements = target.meta.num_elements();
     let (count, dim, vector) = spread(&client, elements);
-    if target.can_mut() {
+    if may_overwrite(&target) {
         // SAFETY: both are contiguous and of one length, beyond which units do nothing; nobody else holds `target`.
         unsafe {
             kernel::blend_in_place::launch_unchecked::<S>(

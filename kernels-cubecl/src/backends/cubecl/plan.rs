@@ -4,7 +4,7 @@ use cubecl::{client::Client, prelude::*};
 use std::slice;
 
 use super::{
-    group::{dense, split, tensors_per_launch, vector_width},
+    group::{dense, may_overwrite, split, tensors_per_launch, vector_width},
     launch::{Launcher, output_bytes},
 };
 use crate::{kernel, status::WORDS};
@@ -59,7 +59,9 @@ impl Plan {
                 let tensor = dense(tensor);
                 let job = match writes {
                     Writes::No => Job::Inspect,
-                    Writes::Yes if tensor.dtype == DType::F32 && tensor.can_mut() => Job::InPlace,
+                    Writes::Yes if tensor.dtype == DType::F32 && may_overwrite(&tensor) => {
+                        Job::InPlace
+                    }
                     Writes::Yes => Job::Write,
                 };
                 let vector = vector_width(tensor.meta.num_elements());

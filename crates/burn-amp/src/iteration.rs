@@ -10,23 +10,14 @@ use std::{
 };
 
 use crate::{
-    error::AmpError, gradients::UnscaledGradients, live_scale::Blame, loss_scale::StepOutcome,
+    error::AmpError,
+    gradients::{UnscaledGradients, Verdict},
+    live_scale::Blame,
+    loss_scale::StepOutcome,
 };
 
 /// The key of gradients that are observed: they belong to no optimizer.
 pub(crate) const OBSERVED: usize = 0;
-
-/// What unscaled gradients have told of the loss scale.
-#[derive(Debug, PartialEq)]
-pub(crate) struct Verdict {
-    /// Whether there are no gradients at all: no evidence that the scale is fine, and no reason to let it grow.
-    pub(crate) is_empty: bool,
-    /// The first parameter whose gradient overflows.
-    pub(crate) overflow: Option<String>,
-    pub(crate) blame: Blame,
-    /// Whether the loss scale has learned from them already, micro-batch by micro-batch.
-    pub(crate) is_settled: bool,
-}
 
 /// The joint outcome of an iteration, and which parameters were stepped.
 #[derive(Clone, Debug, Default)]

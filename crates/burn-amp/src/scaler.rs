@@ -41,7 +41,7 @@ mod settings;
 pub(crate) use record::ScalerState;
 
 use crate::{
-    cast_float::CastFloat,
+    cast::{CastFloat, multiply_losses},
     entries::{Entries, Entry, Traversal},
     error::{AmpError, StepError},
     gradient_status::GradientStatus,
@@ -52,7 +52,6 @@ use crate::{
     mixed_precision::MixedPrecision,
     module_optim::ModuleOptim,
     running_statistics::{RunningStatistics, Statistics},
-    scope::multiply_losses,
     step_counters::StepCounters,
     step_log::StepLog,
     unscale::{pass_through, test, unscale},

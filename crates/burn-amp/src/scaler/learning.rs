@@ -3,8 +3,7 @@
 use super::GradScaler;
 use crate::{
     error::{AmpError, short},
-    gradients::UnscaledGradients,
-    iteration::Verdict,
+    gradients::{UnscaledGradients, Verdict},
     live_scale::Blame,
     loss_scale::StepOutcome,
 };

@@ -3,7 +3,10 @@
 use burn::module::ParamId;
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use crate::{
@@ -107,14 +110,29 @@ impl Iteration {
 #[derive(Debug, Default)]
 pub(crate) struct Unsettled {
     verdicts: Mutex<Vec<Arc<Verdict>>>,
+    warned: AtomicBool,
 }
+
+/// Verdicts that are kept: of gradients that are unscaled without an `update`, the oldest are forgotten.
+const MAX_VERDICTS: usize = 256;
 
 impl Unsettled {
     /// Gives gradients a handle on their verdict.
     pub(crate) fn register(&self, mut grads: UnscaledGradients) -> UnscaledGradients {
         let verdict = Arc::new(grads.verdict());
         grads.verdicts.push(verdict.clone());
-        self.verdicts().push(verdict);
+        let mut verdicts = self.verdicts();
+        if verdicts.len() == MAX_VERDICTS {
+            verdicts.remove(0);
+            if !self.warned.swap(true, Ordering::Relaxed) {
+                log::warn!(
+                    "gradients were unscaled {MAX_VERDICTS} times without an `update`, so that the loss scale cannot adjust itself: call \
+                     `GradScaler::update` once after each iteration, one whose gradients are dropped included"
+                );
+            }
+        }
+        verdicts.push(verdict);
+        drop(verdicts);
         grads
     }
 

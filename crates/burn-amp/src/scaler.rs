@@ -75,7 +75,8 @@ impl GradScalerConfig {
 /// "Mixed Precision Training" (Micikevicius et al., 2018). Built by
 /// [`GradScalerConfig::init`].
 ///
-/// A value: cloning it copies its state, and nothing is shared between the copies. It waits for the device where it tests
+/// A value: a clone is independent. Until the next [`update`](Self::update) it counts as a scaled loss of both what one of the
+/// two has scaled: workers may scale with clones. It waits for the device where it tests
 /// gradients, once: in [`unscale`](Self::unscale), or in [`accumulate`](Self::accumulate) and [`flush`](Self::flush).
 #[derive(Clone, Debug)]
 pub struct GradScaler {

@@ -23,11 +23,11 @@ impl GradScaler {
                 true => StepOutcome::NoGradients,
                 false => StepOutcome::Stepped,
             });
-            if verdict.is_empty {
-                self.warn_of_nothing();
-            }
             self.counters.record(StepOutcome::Stepped);
-            self.counters.reset_bad_losses();
+            match verdict.is_empty {
+                true => self.warn_of_nothing(),
+                false => self.counters.reset_bad_losses(),
+            }
             if verdict.is_settled {
                 self.counters.reset_skipped_windows();
             }

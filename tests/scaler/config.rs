@@ -165,3 +165,43 @@ fn json_round_trip() {
     }
     std::fs::remove_dir_all(&folder).unwrap();
 }
+
+/// JSON has no infinity: a setting that is none is kept as a text, and refused by its name.
+#[test]
+fn settings_that_are_not_finite_go_through_json() {
+    let file = std::env::temp_dir().join(format!("burn-amp-infinite-{}.json", std::process::id()));
+    for (config, field) in [
+        (
+            config().with_growth_factor(f64::INFINITY),
+            "`growth_factor` is inf",
+        ),
+        (
+            config().with_init_scale(f64::NEG_INFINITY),
+            "`init_scale` is -inf",
+        ),
+        (
+            config().with_max_scale(Some(f64::INFINITY)),
+            "`max_scale` is inf",
+        ),
+        (
+            config().with_min_scale(Some(f64::NAN)),
+            "`min_scale` is NaN",
+        ),
+    ] {
+        config.save(&file).unwrap();
+        let loaded = GradScalerConfig::load(&file).unwrap();
+        let error = loaded.init().unwrap_err().to_string();
+        assert!(error.starts_with(field), "{error}");
+        assert_eq!(error, config.init().unwrap_err().to_string());
+    }
+    std::fs::remove_file(file).unwrap();
+}
+
+/// A name that is not known is not a setting; one that is left out has its default.
+#[test]
+fn names_in_json_are_checked() {
+    let load = |json: &str| GradScalerConfig::load_binary(json.as_bytes());
+    let loaded = load(r#"{"growth_interval": 500}"#).unwrap();
+    assert_eq!(loaded, config().with_growth_interval(500));
+    assert!(load(r#"{"growth_intervall": 500}"#).is_err());
+}

@@ -150,6 +150,25 @@ fn a_loop_of_the_optimizer_that_drops_its_overflows_goes_on_and_ends() {
     check_exhausted(&error, 51);
 }
 
+/// A loop that leaves `update` out with its step never learns.
+#[test]
+fn a_loop_that_never_updates_is_warned_once() {
+    let mut scaler = scaler(1024.0);
+    let model = Model::new();
+    let messages = captured(Level::Warn, || {
+        for _ in 0..600 {
+            drop(scaler.unscale(model.overflowing(1024.0), &model));
+        }
+    });
+    let [message] = messages.as_slice() else {
+        panic!("{messages:?}")
+    };
+    assert!(message.contains("`GradScaler::update`"), "{message}");
+    assert_eq!(scaler.update(), Some(StepOutcome::Skipped));
+    assert_eq!(scaler.counters().discarded(), 256);
+    assert_eq!(scaler.loss_scale(), 512.0);
+}
+
 /// What was stepped with, observed, discarded, accumulated or refused is not learned from twice.
 #[test]
 fn a_verdict_counts_once() {

@@ -11,11 +11,10 @@ use std::{collections::HashMap, sync::Arc};
 use crate::{
     dtype::{widened, working_dtype},
     entries::Entry,
+    gradient_pass::measure,
     gradient_status::{GradientStatus, summarize},
-    iteration::Verdict,
     live_scale::Blame,
     rank::with_rank,
-    unscale::measure,
 };
 
 /// Gradients of a scaled loss: too large by the loss scale, possibly infinite.
@@ -84,6 +83,18 @@ pub struct UnscaledGradients {
     blame: Blame,
     /// While one of these lives, its scaler waits for what becomes of the gradients.
     pub(crate) verdicts: Vec<Arc<Verdict>>,
+}
+
+/// What unscaled gradients have told of the loss scale.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Verdict {
+    /// Whether there are no gradients at all: no evidence that the scale is fine, and no reason to let it grow.
+    pub(crate) is_empty: bool,
+    /// The first parameter whose gradient overflows.
+    pub(crate) overflow: Option<String>,
+    pub(crate) blame: Blame,
+    /// Whether the loss scale has learned from them already, micro-batch by micro-batch.
+    pub(crate) is_settled: bool,
 }
 
 impl UnscaledGradients {

@@ -3,27 +3,21 @@
 use burn::module::ParamId;
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use crate::{
-    error::AmpError, gradients::UnscaledGradients, live_scale::Blame, loss_scale::StepOutcome,
+    error::AmpError,
+    gradients::{UnscaledGradients, Verdict},
+    live_scale::Blame,
+    loss_scale::StepOutcome,
 };
 
 /// The key of gradients that are observed: they belong to no optimizer.
 pub(crate) const OBSERVED: usize = 0;
-
-/// What unscaled gradients have told of the loss scale.
-#[derive(Debug, PartialEq)]
-pub(crate) struct Verdict {
-    /// Whether there are no gradients at all: no evidence that the scale is fine, and no reason to let it grow.
-    pub(crate) is_empty: bool,
-    /// The first parameter whose gradient overflows.
-    pub(crate) overflow: Option<String>,
-    pub(crate) blame: Blame,
-    /// Whether the loss scale has learned from them already, micro-batch by micro-batch.
-    pub(crate) is_settled: bool,
-}
 
 /// The joint outcome of an iteration, and which parameters were stepped.
 #[derive(Clone, Debug, Default)]
@@ -107,14 +101,29 @@ impl Iteration {
 #[derive(Debug, Default)]
 pub(crate) struct Unsettled {
     verdicts: Mutex<Vec<Arc<Verdict>>>,
+    warned: AtomicBool,
 }
+
+/// Verdicts that are kept: of gradients that are unscaled without an `update`, the oldest are forgotten.
+const MAX_VERDICTS: usize = 256;
 
 impl Unsettled {
     /// Gives gradients a handle on their verdict.
     pub(crate) fn register(&self, mut grads: UnscaledGradients) -> UnscaledGradients {
         let verdict = Arc::new(grads.verdict());
         grads.verdicts.push(verdict.clone());
-        self.verdicts().push(verdict);
+        let mut verdicts = self.verdicts();
+        if verdicts.len() == MAX_VERDICTS {
+            verdicts.remove(0);
+            if !self.warned.swap(true, Ordering::Relaxed) {
+                log::warn!(
+                    "gradients were unscaled {MAX_VERDICTS} times without an `update`, so that the loss scale cannot adjust itself: call \
+                     `GradScaler::update` once after each iteration, one whose gradients are dropped included"
+                );
+            }
+        }
+        verdicts.push(verdict);
+        drop(verdicts);
         grads
     }
 

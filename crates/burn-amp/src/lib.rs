@@ -34,7 +34,7 @@
 //! - [`MixedPrecision::learner`](MixedPrecision) (feature `train`): Burn's `Learner` in half precision, its metrics and its end.
 
 mod accumulation;
-mod cast_float;
+mod cast;
 mod check;
 mod clip;
 mod convert;
@@ -42,6 +42,7 @@ mod dtype;
 mod ema;
 mod entries;
 mod error;
+mod gradient_pass;
 mod gradient_status;
 mod gradients;
 mod iteration;
@@ -70,7 +71,7 @@ mod unscale;
 
 pub use accumulation::{AccumulationConfig, AccumulationWindow};
 pub use burn_amp_kernels::ExponentHistogram;
-pub use cast_float::CastFloat;
+pub use cast::{Cast, CastFloat};
 pub use clip::GradientClip;
 pub use convert::{to_full, to_half};
 pub use ema::{Ema, EmaConfig};
@@ -86,7 +87,7 @@ pub use optimizer::ScaledOptimizer;
 pub use optimizer_config::ScaledOptimizerConfig;
 pub use record::AmpRecord;
 pub use scaler::GradScaler;
-pub use scope::{Cast, Scope, autocast, in_f32};
+pub use scope::{Scope, autocast, in_f32};
 pub use step_counters::StepCounters;
 #[cfg(feature = "train")]
 pub use train::{Resume, Scaled, ScalerMetric, ScalerMonitor};

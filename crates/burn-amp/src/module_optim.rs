@@ -6,7 +6,7 @@ use burn::{
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::{error::AmpError, param_tensors::ParamTensors, record::Container};
+use crate::{error::AmpError, param_tensors::ParamTensors, record::container::Container};
 
 /// An optimizer of whole modules: what [`ScaledOptimizer`](crate::ScaledOptimizer) wraps and
 /// [`GradScaler::step`](crate::GradScaler::step) calls.

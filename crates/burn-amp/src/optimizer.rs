@@ -29,20 +29,19 @@ use crate::{
 /// counterpart of Keras's `LossScaleOptimizer`.
 ///
 /// [`with_accumulation`](Self::with_accumulation), [`with_clipping`](Self::with_clipping) and [`with_ema`](Self::with_ema)
-/// add what stands around a step, which then does, in this order: accumulate, unscale, test, clip, step or skip, average the
-/// weights, update the scale.
+/// add to a step. The order is: accumulate, unscale, test, clip, step or skip, average the weights, update the scale.
 #[derive(Clone)]
 pub struct ScaledOptimizer<O = ModuleOptimizer> {
     optim: O,
     scaler: GradScaler,
     pub(crate) options: StepOptions,
-    /// A loaded state that no step was taken with.
+    /// A loaded state, until the first step has compared it with the module.
     loaded: Option<OptimizerState>,
 }
 
 impl<O: ModuleOptim> ScaledOptimizer<O> {
-    /// Puts the loss scale of a [`MixedPrecision`](crate::MixedPrecision) before `optim`, or a [`GradScaler`] for half-precision
-    /// parameters.
+    /// Wraps an optimizer. `scaler` is a [`&MixedPrecision`](crate::MixedPrecision), whose loss scale it adjusts, or a [`GradScaler`],
+    /// for half-precision parameters.
     pub fn new(optim: O, scaler: impl Into<GradScaler>) -> Self {
         let scaler = scaler.into();
         Self {

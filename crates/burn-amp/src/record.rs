@@ -5,7 +5,7 @@
 //! a section is still an optimizer's record.
 
 mod checksum;
-mod container;
+pub(crate) mod container;
 mod file;
 mod optimizer_state;
 mod tensors;

@@ -208,13 +208,15 @@ impl ModuleMapper for Restore<'_> {
 #[cfg(test)]
 mod tests {
     use burn::{
+        module::Module,
         nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig},
         optim::{GradientsParams, SgdConfig},
         tensor::{Device, Tensor},
     };
     use std::cell::Cell;
 
-    use crate::{GradScalerConfig, ScaledOptimizer};
+    use super::Statistics;
+    use crate::{GradScalerConfig, MixedPrecision, ScaledOptimizer};
 
     thread_local! {
         /// How often this thread has waited for a device.
@@ -250,5 +252,21 @@ mod tests {
         optim.step(0.1, model, grads);
         assert_eq!(optim.scaler().counters().skipped(), 1);
         assert_eq!(READS.get(), 0);
+    }
+
+    #[test]
+    fn frozen_parameters_of_a_mixed_precision_are_none() {
+        let device = Device::flex().autodiff();
+        let model: Linear = LinearConfig::new(4, 2).init(&device).freeze();
+        assert_eq!(Statistics::of(&model).found.len(), 2);
+        let model = model.apply_reparameterization(MixedPrecision::f16());
+        assert!(Statistics::of(&model).is_empty());
+        let norm: BatchNorm = BatchNormConfig::new(2).init(&device);
+        let norm = norm
+            .freeze()
+            .apply_reparameterization(MixedPrecision::f16());
+        let found = Statistics::of(&norm).found;
+        let paths: Vec<_> = found.iter().map(|found| found.path.as_str()).collect();
+        assert_eq!(paths, ["running_mean", "running_var"]);
     }
 }

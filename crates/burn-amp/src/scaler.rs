@@ -41,7 +41,7 @@ mod settings;
 pub(crate) use record::ScalerState;
 
 use crate::{
-    cast_float::CastFloat,
+    cast::{CastFloat, multiply_losses},
     entries::{Entries, Entry, Traversal},
     error::{AmpError, StepError},
     gradient_status::GradientStatus,
@@ -52,7 +52,6 @@ use crate::{
     mixed_precision::MixedPrecision,
     module_optim::ModuleOptim,
     running_statistics::{RunningStatistics, Statistics},
-    scope::multiply_losses,
     step_counters::StepCounters,
     step_log::StepLog,
     unscale::{pass_through, test, unscale},
@@ -75,7 +74,8 @@ impl GradScalerConfig {
 /// "Mixed Precision Training" (Micikevicius et al., 2018). Built by
 /// [`GradScalerConfig::init`].
 ///
-/// A value: cloning it copies its state, and nothing is shared between the copies. It waits for the device where it tests
+/// A value: a clone is independent. Until the next [`update`](Self::update) it counts as a scaled loss of both what one of the
+/// two has scaled: workers may scale with clones. It waits for the device where it tests
 /// gradients, once: in [`unscale`](Self::unscale), or in [`accumulate`](Self::accumulate) and [`flush`](Self::flush).
 #[derive(Clone, Debug)]
 pub struct GradScaler {

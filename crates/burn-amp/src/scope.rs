@@ -18,19 +18,19 @@
 //! ```
 
 use burn::tensor::{DType, FloatDType, Tensor};
-use burn_amp_kernels::{Watch, scaled_cast, watched_cast};
+use burn_amp_kernels::{Watch, scaled_cast};
 use std::{
     any::Any,
     cell::{Cell, RefCell},
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use crate::{
-    cast_float::CastFloat, dtype::is_half, error::AmpError, mixed_precision::MixedPrecision,
+    cast::{Cast, CastFloat, Open, Side, Way},
+    dtype::is_half,
+    error::AmpError,
+    mixed_precision::MixedPrecision,
 };
 
 thread_local! {
@@ -79,183 +79,6 @@ enum Frame {
     /// A model that a `Learner` trains: whose scopes a bare `autocast` opens.
     #[cfg_attr(not(feature = "train"), expect(dead_code))]
     Model(MixedPrecision),
-}
-
-/// A scope that is open.
-struct Open {
-    amp: MixedPrecision,
-    side: Side,
-    number: u64,
-    /// What was refused in it, told when it closes.
-    refused: Mutex<Option<AmpError>>,
-    /// The parameter that was read last, to say where a dtype clashed.
-    last_read: Mutex<Option<Arc<str>>>,
-}
-
-/// One side of a border: the dtype of its tensors, and what their gradients are multiplied by.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Side {
-    dtype: FloatDType,
-    scale: f64,
-}
-
-impl Side {
-    const OUTSIDE: Self = Self {
-        dtype: FloatDType::F32,
-        scale: 1.0,
-    };
-
-    fn holds(&self, dtype: DType) -> bool {
-        dtype == DType::from(self.dtype)
-    }
-
-    /// Takes a tensor of this side to another.
-    fn cross<const D: usize>(&self, to: Side, tensor: Tensor<D>) -> Tensor<D> {
-        scaled_cast(tensor, to.dtype, self.scale / to.scale)
-    }
-}
-
-/// What happens to the float tensors of a value: they are cast, each by its dtype, or multiplied by the loss scale. See
-/// [`CastFloat`].
-///
-/// Met only where [`CastFloat`] is implemented for a structure of one's own.
-pub struct Cast<'a>(Way<'a>);
-
-enum Way<'a> {
-    /// Into a scope, from outside or from another one.
-    Enter {
-        outer: Option<Side>,
-        open: &'a Open,
-        /// Whether a tensor was of the outer scope.
-        nested: Cell<bool>,
-    },
-    /// Out of a scope.
-    Exit {
-        open: &'a Open,
-        to: Side,
-        watch: Option<Watch>,
-    },
-    /// To the side of a scope that is open.
-    Into(&'a Open),
-    /// Out of an open scope, for a part in f32.
-    OutOf(Side),
-    /// To f32 where there is no scope. Keeps the dtype of the first half-precision tensor.
-    Widen(Cell<Option<FloatDType>>),
-    /// Burn's cast.
-    Plain(FloatDType),
-    /// Multiplies losses, in f32 (in f64 if they are f64), and keeps what they were.
-    Scale {
-        scale: f32,
-        seen: RefCell<Vec<Tensor<1>>>,
-    },
-}
-
-impl Cast<'_> {
-    /// Casts one tensor of any rank. f64 and quantized tensors stay as they are. Does not wait for the device.
-    ///
-    /// In [`GradScaler::scale`](crate::GradScaler::scale) it multiplies the tensor by the loss scale, f64 ones included.
-    pub fn apply<const D: usize>(&self, tensor: Tensor<D>) -> Tensor<D> {
-        let dtype = tensor.dtype();
-        if let Way::Scale { scale, seen } = &self.0 {
-            return multiply(tensor, *scale, seen);
-        }
-        if !matches!(dtype, DType::F16 | DType::BF16 | DType::F32) {
-            return tensor;
-        }
-        match &self.0 {
-            Way::Enter {
-                outer,
-                open,
-                nested,
-            } => match outer.filter(|outer| outer.holds(dtype)) {
-                Some(outer) => {
-                    nested.set(true);
-                    outer.cross(open.side, tensor)
-                }
-                None => open.take_in(tensor),
-            },
-            Way::Exit { open, to, watch } if open.side.holds(dtype) => match watch {
-                Some(watch) => {
-                    warn_of_a_loss(&tensor);
-                    let factor = open.side.scale / to.scale;
-                    watched_cast(tensor, to.dtype, factor, watch)
-                }
-                None => open.side.cross(*to, tensor),
-            },
-            Way::Exit { open, .. } => {
-                if tensor.is_tracked() {
-                    open.refuse(AmpError::CapturedOutput { dtype });
-                }
-                tensor.cast(FloatDType::F32)
-            }
-            Way::Into(open) if open.side.holds(dtype) => tensor,
-            Way::Into(open) => open.take_in(tensor),
-            Way::OutOf(side) if side.holds(dtype) => side.cross(Side::OUTSIDE, tensor),
-            Way::OutOf(_) => tensor.cast(FloatDType::F32),
-            Way::Widen(seen) => {
-                if is_half(dtype) && seen.get().is_none() {
-                    seen.set(Some(dtype.into()));
-                }
-                tensor.cast(FloatDType::F32)
-            }
-            Way::Plain(dtype) => tensor.cast(*dtype),
-            Way::Scale { .. } => tensor,
-        }
-    }
-}
-
-/// Multiplies all losses of a value by the loss scale. What they were before, flat and without their graphs, comes second.
-pub(crate) fn multiply_losses<T: CastFloat>(losses: T, scale: f32) -> (T, Vec<Tensor<1>>) {
-    let cast = Cast(Way::Scale {
-        scale,
-        seen: RefCell::default(),
-    });
-    let losses = losses.cast_float(&cast);
-    match cast.0 {
-        Way::Scale { seen, .. } => (losses, seen.into_inner()),
-        _ => (losses, Vec::new()),
-    }
-}
-
-fn multiply<const D: usize>(
-    loss: Tensor<D>,
-    scale: f32,
-    seen: &RefCell<Vec<Tensor<1>>>,
-) -> Tensor<D> {
-    let elements = loss.shape().num_elements();
-    // `reshape` reads a 0 as "keep this dimension".
-    if elements > 0 {
-        let flat = loss.clone().inner().reshape([elements]);
-        seen.borrow_mut().push(flat);
-    }
-    // 65536 is infinite in f16, and so would be most products with it.
-    let loss = match loss.dtype() {
-        DType::F64 => loss,
-        _ => loss.cast(FloatDType::F32),
-    };
-    loss.mul_scalar(scale)
-}
-
-impl std::fmt::Debug for Cast<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Cast")
-    }
-}
-
-/// A scalar cannot carry the loss scale: its gradient starts at 1 and is multiplied beyond f16 at once.
-fn warn_of_a_loss<const D: usize>(tensor: &Tensor<D>) {
-    static SAID: AtomicBool = AtomicBool::new(false);
-    if is_half(tensor.dtype())
-        && tensor.is_tracked()
-        && tensor.shape().num_elements() == 1
-        && !SAID.swap(true, Ordering::Relaxed)
-    {
-        log::warn!(
-            "`autocast` returns a single {:?} value that requires gradients: if it is a loss, take it outside, in f32. Reduced \
-             in half precision it loses digits, and its gradient times the loss scale overflows",
-            tensor.dtype()
-        );
-    }
 }
 
 /// A scope of half precision, to be entered on another thread.
@@ -337,26 +160,6 @@ impl Drop for Leave {
 }
 
 impl Open {
-    /// Takes a tensor in that is not of the scope.
-    fn take_in<const D: usize>(&self, tensor: Tensor<D>) -> Tensor<D> {
-        let dtype = tensor.dtype();
-        if is_half(dtype) && tensor.is_tracked() {
-            // On its way back its gradient would be rounded to half precision without the scale.
-            self.refuse(AmpError::HalfPrecisionInput { dtype });
-        }
-        Side::OUTSIDE.cross(self.side, tensor)
-    }
-
-    fn refuse(&self, error: AmpError) {
-        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
-        refused.get_or_insert(error);
-    }
-
-    fn take_refused(&self) -> Option<AmpError> {
-        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
-        refused.take()
-    }
-
     /// What a panic inside was about, if it is a clash of dtypes or follows from what was refused; others go on.
     fn explain<R>(&self, panic: Box<dyn Any + Send>) -> Result<R, AmpError> {
         if let Some(refused) = self.take_refused() {

@@ -3,14 +3,15 @@
 use burn::{
     module::Module,
     optim::GradientsParams,
-    tensor::{DType, Device, FloatDType, Tensor},
+    tensor::{DType, FloatDType},
 };
-use burn_amp_kernels::{ExponentHistogram, Status, TensorList, TensorStatus, UnsupportedDType};
+use burn_amp_kernels::ExponentHistogram;
 
 use crate::{
     dtype::{optimizer_dtype, working_dtype},
     entries::{Entries, Entry},
     error::AmpError,
+    gradient_pass::{Pass, handles, measure},
     gradient_status::{GradientStatus, summarize},
     gradients::UnscaledGradients,
     rank::with_rank,
@@ -104,33 +105,6 @@ pub(crate) fn pass_through(grads: GradientsParams, entries: Vec<Entry>) -> Unsca
     UnscaledGradients::new(grads, entries, status, None).untested()
 }
 
-/// Measures gradients, one status for each entry. Waits for each device once.
-pub(crate) fn measure(
-    grads: &GradientsParams,
-    entries: &[Entry],
-) -> Result<Vec<TensorStatus>, UnsupportedDType> {
-    let (pass, positions) = handles(grads, entries);
-    let mut statuses = vec![TensorStatus::default(); entries.len()];
-    for (position, status) in positions.into_iter().zip(pass.inspect()?) {
-        statuses[position] = status;
-    }
-    Ok(statuses)
-}
-
-/// Handles to gradients, and the positions of their entries.
-fn handles(grads: &GradientsParams, entries: &[Entry]) -> (Pass, Vec<usize>) {
-    let (mut pass, mut positions) = (Pass::default(), Vec::new());
-    for (position, entry) in entries.iter().enumerate() {
-        with_rank!(entry.rank, D => {
-            if let Some(grad) = grads.get::<D>(entry.id) {
-                pass.push(grad);
-                positions.push(position);
-            }
-        }, _rank => ());
-    }
-    (pass, positions)
-}
-
 /// As in Burn's `step`, which ignores them too.
 pub(crate) fn log_unknown(count: usize) {
     if count > 0 {
@@ -217,119 +191,14 @@ pub fn try_histogram<M: Module>(
     Ok(handles(grads, &entries).0.histogram()?)
 }
 
-/// Gradients on their way through the kernels: one list for each device.
-#[derive(Default)]
-struct Pass {
-    groups: Vec<Group>,
-    len: usize,
-}
-
-struct Group {
-    device: Device,
-    list: TensorList,
-    /// Where each tensor stands among all gradients.
-    positions: Vec<usize>,
-}
-
-impl Pass {
-    fn push<const D: usize>(&mut self, grad: Tensor<D>) {
-        let grad = grad.inner();
-        let device = grad.device();
-        let group = self.groups.iter().position(|g| g.device == device);
-        let group = group.unwrap_or_else(|| {
-            self.groups.push(Group {
-                device,
-                list: TensorList::new(),
-                positions: Vec::new(),
-            });
-            self.groups.len() - 1
-        });
-        self.groups[group].list.push(grad);
-        self.groups[group].positions.push(self.len);
-        self.len += 1;
-    }
-
-    /// Multiplies all gradients by `inverse`; results and statuses are in the order in which the gradients came.
-    ///
-    /// Waits for each device, for one transfer.
-    fn unscale(self, inverse: f32) -> Result<(Products, Vec<TensorStatus>), UnsupportedDType> {
-        let mut groups = Vec::new();
-        let mut pending = Vec::new();
-        for group in self.groups {
-            let factor = Tensor::from_data([inverse], (&group.device, DType::F32));
-            let (list, status) = burn_amp_kernels::unscale(group.list, factor)?;
-            pending.push((status, group.positions.clone()));
-            groups.push((list, group.positions));
-        }
-        // All devices have their work before the first of them is waited for.
-        Ok((Products { groups }, read(pending, self.len)))
-    }
-
-    /// Measures all gradients; statuses are in the order in which the gradients came.
-    ///
-    /// Waits for each device, for one transfer.
-    fn inspect(self) -> Result<Vec<TensorStatus>, UnsupportedDType> {
-        let mut pending = Vec::new();
-        for group in self.groups {
-            pending.push((burn_amp_kernels::inspect(group.list)?, group.positions));
-        }
-        Ok(read(pending, self.len))
-    }
-
-    /// Counts the values of all gradients by exponent. Waits for each device, for one transfer.
-    fn histogram(self) -> Result<ExponentHistogram, UnsupportedDType> {
-        let mut pending = Vec::new();
-        for group in self.groups {
-            pending.push(burn_amp_kernels::histogram(group.list)?);
-        }
-        let counts = pending.into_iter().map(|counts| counts.read());
-        Ok(counts.fold(ExponentHistogram::default(), |sum, counts| sum + counts))
-    }
-}
-
-fn read(pending: Vec<(Status, Vec<usize>)>, len: usize) -> Vec<TensorStatus> {
-    let mut statuses = vec![TensorStatus::default(); len];
-    for (status, positions) in pending {
-        #[cfg(test)]
-        tests::READS.set(tests::READS.get() + 1);
-        for (position, status) in positions.into_iter().zip(status.read()) {
-            statuses[position] = status;
-        }
-    }
-    statuses
-}
-
-/// The unscaled gradients.
-struct Products {
-    groups: Vec<(TensorList, Vec<usize>)>,
-}
-
-impl Products {
-    /// Takes a gradient out. From the last to the first, so that nothing else holds its memory.
-    fn pop<const D: usize>(&mut self, position: usize) -> Option<Tensor<D>> {
-        let group = self
-            .groups
-            .iter_mut()
-            .find(|(_, positions)| positions.last() == Some(&position))?;
-        group.1.pop();
-        group.0.pop()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use burn::{
         nn::{Linear, LinearConfig},
         tensor::{Device, Tensor},
     };
-    use std::cell::Cell;
 
-    use crate::{GradScalerConfig, GradientClip, UnscaledGradients};
-
-    thread_local! {
-        /// How often this thread has waited for a device.
-        pub(super) static READS: Cell<u32> = const { Cell::new(0) };
-    }
+    use crate::{GradScalerConfig, GradientClip, UnscaledGradients, gradient_pass::READS};
 
     fn reads(action: impl FnOnce() -> UnscaledGradients) -> (u32, UnscaledGradients) {
         READS.set(0);

@@ -3,8 +3,7 @@
 use super::GradScaler;
 use crate::{
     error::{AmpError, short},
-    gradients::UnscaledGradients,
-    iteration::Verdict,
+    gradients::{UnscaledGradients, Verdict},
     live_scale::Blame,
     loss_scale::StepOutcome,
 };
@@ -23,11 +22,11 @@ impl GradScaler {
                 true => StepOutcome::NoGradients,
                 false => StepOutcome::Stepped,
             });
-            if verdict.is_empty {
-                self.warn_of_nothing();
-            }
             self.counters.record(StepOutcome::Stepped);
-            self.counters.reset_bad_losses();
+            match verdict.is_empty {
+                true => self.warn_of_nothing(),
+                false => self.counters.reset_bad_losses(),
+            }
             if verdict.is_settled {
                 self.counters.reset_skipped_windows();
             }

@@ -61,13 +61,7 @@ impl ScaledGradients {
 /// came. They may be read and changed (clipped, say) before
 /// [`GradScaler::step`](crate::GradScaler::step); whether the step is skipped was decided when they were
 /// unscaled, or when [`clip`](Self::clip) measured them again after a change. There is no way back to
-/// [`ScaledGradients`], so unscaling twice does not compile:
-///
-/// ```compile_fail,E0277
-/// # fn twice<M: burn::module::Module>(scaler: &burn_amp::GradScaler, once: burn_amp::UnscaledGradients, model: &M) {
-/// let twice = scaler.unscale(once, model);
-/// # }
-/// ```
+/// [`ScaledGradients`], so unscaling twice does not compile.
 #[derive(Debug)]
 pub struct UnscaledGradients {
     params: GradientsParams,

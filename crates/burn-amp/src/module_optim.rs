@@ -37,12 +37,6 @@ use crate::{error::AmpError, param_tensors::ParamTensors, record::container::Con
 /// ```
 ///
 /// [`ScaledOptimizer`](crate::ScaledOptimizer) itself does not implement it: scaling twice does not compile.
-///
-/// ```compile_fail,E0277
-/// # fn nest(inner: burn_amp::ScaledOptimizer<burn::optim::ModuleOptimizer>, scaler: burn_amp::GradScaler) {
-/// let twice = burn_amp::ScaledOptimizer::new(inner, scaler);
-/// # }
-/// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an optimizer of whole modules",
     note = "a `ScaledOptimizer` cannot be put into another: the gradients would be unscaled twice",

@@ -95,7 +95,7 @@ fn departs(trace: &Trace) -> bool {
     trace.events.iter().any(stuck)
 }
 
-/// The other departure: PyTorch backs off to scales that have no inverse in f32, and to zero; ours stays above them.
+/// PyTorch backs off to scales that have no inverse in f32, and to zero. So does the schedule; a scaler stays above them.
 fn leaves_f32(expected: &Expected) -> bool {
     let scale = f64::from(f32::from_bits(expected.scale_bits()));
     (1.0 / scale) as f32 == f32::INFINITY
@@ -150,7 +150,7 @@ fn assert_state(schedule: &LossScale, expected: &Expected, at: &str) {
 #[test]
 fn parity_torch_scale_schedule() {
     for (name, file) in reference::<File>("torch_scale_traces") {
-        let (mut stuck, mut low) = (0, 0);
+        let mut stuck = 0;
         for (index, trace) in file.traces.iter().enumerate() {
             if departs(trace) {
                 stuck += 1;
@@ -175,16 +175,6 @@ fn parity_torch_scale_schedule() {
                     Event::Set { field, value, .. } => schedule = set(schedule, field, *value),
                     Event::Resume => schedule = resume(&schedule),
                 }
-                if leaves_f32(expected) {
-                    let floor = schedule.is_at_floor();
-                    assert!(
-                        floor || schedule.scale().to_bits() == expected.scale_bits(),
-                        "{at}"
-                    );
-                    assert!(schedule.scale() > 0.0, "{at}");
-                    low += 1;
-                    break;
-                }
                 assert_state(&schedule, expected, &at);
             }
         }
@@ -192,7 +182,6 @@ fn parity_torch_scale_schedule() {
             stuck <= 1,
             "{name}: {stuck} traces depart, but only one is known to"
         );
-        assert!(low <= 3, "{name}: {low} traces leave f32's range");
     }
 }
 

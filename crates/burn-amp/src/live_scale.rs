@@ -138,7 +138,7 @@ impl LiveScale {
         match outcome {
             Some(StepOutcome::Skipped) if !state.iteration.backed_off => {
                 state.iteration.backed_off = true;
-                let schedule = state.schedule.adjust(StepOutcome::Skipped);
+                let schedule = state.schedule.learn(StepOutcome::Skipped);
                 self.store(&mut state, schedule);
             }
             Some(StepOutcome::Stepped) => state.iteration.clean = true,
@@ -156,7 +156,7 @@ impl LiveScale {
     fn end_iteration(&self, state: &mut State) {
         let iteration = std::mem::take(&mut state.iteration);
         if iteration.clean && !iteration.backed_off {
-            let schedule = state.schedule.adjust(StepOutcome::Stepped);
+            let schedule = state.schedule.learn(StepOutcome::Stepped);
             self.store(state, schedule);
         }
         self.crossings().clear();

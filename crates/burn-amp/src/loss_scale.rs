@@ -247,8 +247,8 @@ fn checked_scale(field: &'static str, value: f64) -> Result<f32, AmpError> {
 /// The transition is PyTorch's `_amp_update_scale_` (products in f64, rounded to f32; a growth to infinity is not made), with
 /// Megatron-LM's floor and hysteresis on top. The idea of a loss scale as a value with an `adjust` of its own is that of
 /// DeepMind's `jmp`. Departures from PyTorch: the growth tracker is compared with `>=`, so that a growth interval lowered below
-/// it does not stop growth for ever; a scale whose next backoff would have an infinite inverse in f32 stays where it is, where
-/// PyTorch goes on to zero; and `min_scale` and `max_scale` bound the scale where they are set.
+/// it does not stop growth for ever; and `min_scale` and `max_scale` bound the scale where they are set. As PyTorch's, the scale can
+/// reach zero; that of a [`GradScaler`](crate::GradScaler) or a [`MixedPrecision`](crate::MixedPrecision) stops before, where f32 has no inverse.
 ///
 /// ```
 /// use burn_amp::{GradScalerConfig, StepOutcome};
@@ -357,14 +357,22 @@ impl LossScale {
         }
     }
 
+    /// As [`adjust`](Self::adjust), for a scale that is applied: where it would have no inverse in f32, it stays. At zero every
+    /// gradient would be zero or NaN, for good.
+    pub(crate) fn learn(self, outcome: StepOutcome) -> Self {
+        let next = self.adjust(outcome);
+        match has_inverse(next.scale) {
+            true => next,
+            false => Self {
+                scale: self.scale,
+                ..next
+            },
+        }
+    }
+
     fn backed_off(&self) -> f32 {
         let lowered = (f64::from(self.scale) * self.config.backoff_factor) as f32;
-        let lowered = self.config.min().map_or(lowered, |min| lowered.max(min));
-        match (1.0 / f64::from(lowered)) as f32 == f32::INFINITY {
-            // At zero every gradient would be zero or NaN, for good.
-            true => self.scale,
-            false => lowered,
-        }
+        self.config.min().map_or(lowered, |min| lowered.max(min))
     }
 
     /// Whether one more overflow finds no lower scale to go to.
@@ -373,7 +381,8 @@ impl LossScale {
     /// still tolerates come first. Always false for a static scale.
     pub fn is_at_floor(&self) -> bool {
         let tolerated = self.hysteresis_tracker > 1;
-        self.config.dynamic && !tolerated && self.backed_off() == self.scale
+        let next = self.backed_off();
+        self.config.dynamic && !tolerated && (next == self.scale || !has_inverse(next))
     }
 
     /// The same settings at the first step. A static scale stays where it was set.
@@ -482,6 +491,11 @@ impl LossScale {
     }
 }
 
+/// Whether gradients can be divided by this scale in f32.
+fn has_inverse(scale: f32) -> bool {
+    (1.0 / f64::from(scale)) as f32 != f32::INFINITY
+}
+
 /// A stored state before its checks: what serde reads must be as valid as what is built.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -497,7 +511,10 @@ impl TryFrom<Stored> for LossScale {
 
     fn try_from(stored: Stored) -> Result<Self, Self::Error> {
         let schedule = stored.config.schedule()?;
-        let schedule = schedule.with_scale("scale", stored.scale.into())?;
+        // Zero is a state that a schedule reaches without `min_scale`.
+        if stored.scale.to_bits() != 0 || stored.config.min_scale.is_some() {
+            schedule.with_scale("scale", stored.scale.into())?;
+        }
         let hysteresis = stored.config.hysteresis;
         if !(1..=hysteresis).contains(&stored.hysteresis_tracker) {
             let allowed = format!("between 1 and `hysteresis`, {hysteresis}");

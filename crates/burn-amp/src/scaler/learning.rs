@@ -175,7 +175,7 @@ impl GradScaler {
         }
         let before = self.schedule.scale();
         if let Some(outcome) = outcome {
-            self.schedule = self.schedule.adjust(outcome);
+            self.schedule = self.schedule.learn(outcome);
         }
         (before, self.schedule.scale())
     }

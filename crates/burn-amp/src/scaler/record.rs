@@ -28,7 +28,8 @@ impl ScalerState {
     pub(crate) fn contradiction(&self) -> Option<String> {
         let pending = self.pending.filter(|o| !o.is_stepped() && !o.is_skipped());
         let pending = pending.map(|outcome| format!("its iteration is {outcome:?}"));
-        self.counters.contradiction().or(pending)
+        let zero = (self.schedule.scale() == 0.0).then(|| "its loss scale is 0".to_string());
+        self.counters.contradiction().or(pending).or(zero)
     }
 
     /// The schedule to go on with where `here` was: this state under the settings that are there, which the log compares.

@@ -146,7 +146,6 @@ fn f64_passes() {
 
 /// An adapter casts its base by hand, so that the base's gradient carries the scale: trained by mistake, it is refused.
 #[test]
-#[allow(clippy::result_large_err)] // The error has the model.
 fn a_low_rank_adapter_over_a_base_that_trains() {
     let device = device();
     let linear: Linear = fill(LinearConfig::new(3, 3).with_bias(false).init(&device), 1);

@@ -1,9 +1,6 @@
 //! Gradients of another rank or shape than their parameter's, learning rates and settings that no step can be taken with: an
 //! error that names them, and nothing changed.
 
-// The errors have the model.
-#![allow(clippy::result_large_err)]
-
 use burn::{
     lr_scheduler::{
         LrSchedulerConfig,

@@ -244,7 +244,6 @@ pub fn optimizer(data: &[u8]) {
     }
 }
 
-#[allow(clippy::result_large_err)] // The error has the model.
 fn read_into<O: ModuleOptim + Clone>(optim: ScaledOptimizer<O>, dtype: DType, data: &[u8]) {
     let config = AccumulationConfig::new(3);
     let optim = optim.with_accumulation(config).unwrap();

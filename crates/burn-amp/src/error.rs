@@ -323,10 +323,17 @@ pub(crate) fn short(value: f64) -> String {
 #[derive(Clone, Error)]
 #[error("{error}")]
 pub struct StepError<M> {
-    /// The module, as it was given.
-    pub module: M,
+    /// The module, as it was given: `*failed.module`. Boxed, so that a `Result` of a step stays small.
+    pub module: Box<M>,
     /// What went wrong.
     pub error: AmpError,
+}
+
+impl<M> StepError<M> {
+    pub(crate) fn new(module: M, error: AmpError) -> Self {
+        let module = Box::new(module);
+        Self { module, error }
+    }
 }
 
 /// Without the module, which may not print.

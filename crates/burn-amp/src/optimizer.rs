@@ -279,7 +279,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
                 Ok((self.options).applied(&mut self.scaler, module, masters))
             }
             Ok(None) => Ok(module),
-            Err(error) => Err(StepError { module, error }),
+            Err(error) => Err(StepError::new(module, error)),
         };
         self.publish(steps_before);
         module
@@ -368,7 +368,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ) -> Result<M, StepError<M>> {
         for (of_device, _) in &grads.grads {
             if let Err(error) = Entries::of(of_device, &module) {
-                return Err(StepError { module, error });
+                return Err(StepError::new(module, error));
             }
         }
         let grads = sum_of_devices(grads, &module);

@@ -434,7 +434,7 @@ impl GradScaler {
         match decided {
             Ok(Some(grads)) => Ok(optim.step(lr, module, grads)),
             Ok(None) => Ok(module),
-            Err(error) => Err(StepError { module, error }),
+            Err(error) => Err(StepError::new(module, error)),
         }
     }
 

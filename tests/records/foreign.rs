@@ -203,7 +203,7 @@ fn an_optimizer_without_records() {
     let error = optim.save(&path).unwrap_err();
     assert!(matches!(error, AmpError::RecordIo { .. }), "{error}");
     assert!(
-        error.to_string().contains("`ModuleOptim::to_record`"),
+        error.to_string().contains("`ModuleOptim::try_to_record`"),
         "{error}"
     );
     assert_eq!(fs::read(&path).unwrap(), before);
@@ -215,7 +215,7 @@ fn an_optimizer_without_records() {
 
     let error = optim.load(&path).unwrap_err();
     assert!(is_foreign(&error), "{error}");
-    for part in ["`ModuleOptim::load_record`", path.to_str().unwrap()] {
+    for part in ["`ModuleOptim::try_load_record`", path.to_str().unwrap()] {
         assert!(error.to_string().contains(part), "{error}");
     }
     // Its scaler has a record of its own.

@@ -118,7 +118,7 @@ fn a_record_in_the_middle_of_an_iteration() {
     assert_eq!(resumed.bits(), scaler.bits());
 }
 
-/// Down to where the scale has its last inverse in f32.
+/// Down to zero, as PyTorch's; that of a scaler stops where the scale has its last inverse in f32.
 #[test]
 fn every_state_that_can_be_reached_can_be_loaded() {
     let mut schedule = fresh().schedule();
@@ -127,7 +127,20 @@ fn every_state_that_can_be_reached_can_be_loaded() {
         assert_eq!(serde_json::from_str::<LossScale>(&json).unwrap(), schedule);
         schedule = schedule.adjust(StepOutcome::Skipped);
     }
-    assert_eq!(schedule.scale(), 2f32.powi(-127));
+    assert_eq!(schedule.scale(), 0.0);
+
+    let config = GradScalerConfig::new().with_max_consecutive_skips(None);
+    let mut scaler = config.init().unwrap();
+    let small = Small::new(DType::F32);
+    for _ in 0..200 {
+        let grads = scaler.unscale(small.gradients(0, scaler.loss_scale(), true), &small);
+        scaler.discard(grads);
+        scaler.update();
+    }
+    assert_eq!(scaler.loss_scale(), 2f32.powi(-127));
+    let mut loaded = config.init().unwrap();
+    loaded.from_bytes(scaler.into_bytes().unwrap()).unwrap();
+    assert_eq!(loaded.schedule(), scaler.schedule());
 }
 
 #[test]

@@ -363,10 +363,10 @@ fn masters_load_in_linear_time() {
         let many = Many::new(count, dtype);
         let mut optim = new();
         optim.step(0.1, many.clone(), many.gradients());
-        let record = optim.optimizer().to_record().unwrap();
+        let record = optim.optimizer().try_to_record().unwrap();
         let mut loaded = new();
         let start = Instant::now();
-        loaded.optimizer_mut().load_record(record).unwrap();
+        loaded.optimizer_mut().try_load_record(record).unwrap();
         start.elapsed().as_secs_f64()
     }
     let new = || {

@@ -87,6 +87,43 @@ fn discarded_micro_batches_end_a_run_too() {
     }
 }
 
+/// Plain gradients that are discarded are looked at by nobody; those that a scope's optimizer has tested count.
+#[test]
+fn discarding_untested_gradients_on_and_on_warns_once() {
+    let model = Model::new();
+    let amp = MixedPrecision::f32().with_scaler(config()).unwrap();
+    let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp);
+    let messages = captured(Level::Warn, || {
+        for _ in 0..30 {
+            optim.discard(model.overflowing(1.0).into_params());
+        }
+        optim.step(0.1, model.clone(), model.clean(1.0).into_params());
+        assert_eq!(optim.scaler().last_outcome(), Some(StepOutcome::Stepped));
+        for _ in 0..49 {
+            optim.discard(model.overflowing(1.0).into_params());
+        }
+    });
+    assert!(messages.is_empty(), "{messages:?}");
+    let messages = captured(Level::Warn, || {
+        for _ in 0..100 {
+            optim.discard(model.overflowing(1.0).into_params());
+        }
+    });
+    let [message] = messages.as_slice() else {
+        panic!("{messages:?}")
+    };
+    assert!(message.contains("discarded untested"), "{message}");
+    assert_eq!(amp.loss_scale(), 1024.0);
+
+    let (discarded, error) = discard_until_the_end(|| {
+        let grads = optim.try_unscale(model.overflowing(1.0), &model)?;
+        optim.try_discard(grads)
+    });
+    assert_eq!(discarded, 50);
+    check_exhausted(&error, 51);
+    assert!(amp.loss_scale() < 1e-9);
+}
+
 #[test]
 #[should_panic(expected = "still overflow at loss scale 1024 after 1 skipped steps in a row")]
 fn discard_panics_with_the_message() {

@@ -116,12 +116,12 @@ impl ModuleOptim for MasterWeights {
         true
     }
 
-    fn to_record(&self) -> Result<OptimizerRecord, AmpError> {
-        ModuleOptim::to_record(&self.optim)
+    fn try_to_record(&self) -> Result<OptimizerRecord, AmpError> {
+        ModuleOptim::try_to_record(&self.optim)
     }
 
-    fn load_record(&mut self, record: OptimizerRecord) -> Result<(), AmpError> {
-        ModuleOptim::load_record(&mut self.optim, record)
+    fn try_load_record(&mut self, record: OptimizerRecord) -> Result<(), AmpError> {
+        ModuleOptim::try_load_record(&mut self.optim, record)
     }
 
     fn check_record(&self, record: OptimizerRecord) -> Result<(), AmpError> {

@@ -64,11 +64,12 @@ pub trait ModuleOptim {
     /// # Errors
     ///
     /// [`AmpError::RecordIo`] if the state cannot be stored; by default always.
-    fn to_record(&self) -> Result<OptimizerRecord, AmpError> {
+    fn try_to_record(&self) -> Result<OptimizerRecord, AmpError> {
         Err(AmpError::RecordIo {
             origin: "memory".to_string(),
-            reason: "this optimizer does not store its state: implement `ModuleOptim::to_record`"
-                .to_string(),
+            reason:
+                "this optimizer does not store its state: implement `ModuleOptim::try_to_record`"
+                    .to_string(),
         })
     }
 
@@ -77,18 +78,18 @@ pub trait ModuleOptim {
     /// # Errors
     ///
     /// [`AmpError::ForeignRecord`] if the state does not fit, by default always; the present state must stay as it was then.
-    fn load_record(&mut self, _record: OptimizerRecord) -> Result<(), AmpError> {
+    fn try_load_record(&mut self, _record: OptimizerRecord) -> Result<(), AmpError> {
         Err(foreign(
-            "this optimizer does not load a state: implement `ModuleOptim::load_record`",
+            "this optimizer does not load a state: implement `ModuleOptim::try_load_record`",
         ))
     }
 
-    /// Whether [`load_record`](Self::load_record) would take a state of this optimizer again. Asked before a state is saved whose
+    /// Whether [`try_load_record`](Self::try_load_record) would take a state of this optimizer again. Asked before a state is saved whose
     /// tensors are not all f32, because Burn would round them. By default it would.
     ///
     /// # Errors
     ///
-    /// What `load_record` would return.
+    /// What `try_load_record` would return.
     fn check_record(&self, _record: OptimizerRecord) -> Result<(), AmpError> {
         Ok(())
     }
@@ -105,18 +106,18 @@ impl ModuleOptim for ModuleOptimizer {
         ModuleOptimizer::step(self, lr, module, grads)
     }
 
-    fn to_record(&self) -> Result<OptimizerRecord, AmpError> {
+    fn try_to_record(&self) -> Result<OptimizerRecord, AmpError> {
         Ok(ModuleOptimizer::to_record(self))
     }
 
     fn check_record(&self, record: OptimizerRecord) -> Result<(), AmpError> {
-        ModuleOptim::load_record(&mut self.clone(), record)
+        ModuleOptim::try_load_record(&mut self.clone(), record)
     }
 
     /// Burn builds the tensors on `Device::default()`, the first GPU backend that was *compiled in*, and moves
     /// them at the next step. Where that device does not exist it panics, which is an error here: the environment
     /// variable `BURN_DEVICE` names another device.
-    fn load_record(&mut self, record: OptimizerRecord) -> Result<(), AmpError> {
+    fn try_load_record(&mut self, record: OptimizerRecord) -> Result<(), AmpError> {
         let packed = |record: OptimizerRecord| {
             (record.into_bytes()).map_err(|error| foreign(error.to_string()))
         };
@@ -170,12 +171,12 @@ impl<O: ModuleOptim> ModuleOptim for &mut O {
         (**self).accepts(parameter, gradient)
     }
 
-    fn to_record(&self) -> Result<OptimizerRecord, AmpError> {
-        (**self).to_record()
+    fn try_to_record(&self) -> Result<OptimizerRecord, AmpError> {
+        (**self).try_to_record()
     }
 
-    fn load_record(&mut self, record: OptimizerRecord) -> Result<(), AmpError> {
-        (**self).load_record(record)
+    fn try_load_record(&mut self, record: OptimizerRecord) -> Result<(), AmpError> {
+        (**self).try_load_record(record)
     }
 
     fn check_record(&self, record: OptimizerRecord) -> Result<(), AmpError> {

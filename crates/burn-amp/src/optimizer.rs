@@ -479,7 +479,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let (scaler, window) = (record.scaler.take(), record.window.take());
         let averages = record.averages.take();
         let origin = record.origin().to_string();
-        let loaded = self.optim.load_record(record.into_optimizer()?);
+        let loaded = self.optim.try_load_record(record.into_optimizer()?);
         loaded.map_err(|error| match error {
             AmpError::ForeignRecord { reason, .. } => AmpError::ForeignRecord {
                 origin: origin.clone(),

@@ -80,7 +80,7 @@ impl AmpRecord {
 
     /// Adds the state of an optimizer. What is wrong with it is the error of the first call that wants it.
     pub(crate) fn with_optimizer<O: ModuleOptim>(mut self, optim: &O) -> Self {
-        match optim.to_record().and_then(pack) {
+        match optim.try_to_record().and_then(pack) {
             Ok(container) => self.optimizer = Some(container),
             Err(error) => self.refused = Some(error),
         }

@@ -88,6 +88,8 @@ pub struct GradScaler {
     watch: LossWatch,
     unsettled: Unsettled,
     warned_of_nothing: bool,
+    /// Gradients in a row that were discarded and that nobody has tested.
+    untested: u32,
     border: Option<Border>,
     log: OwnLog,
     statistics: RunningStatistics,
@@ -127,6 +129,7 @@ impl GradScaler {
             watch: LossWatch::default(),
             unsettled: Unsettled::default(),
             warned_of_nothing: false,
+            untested: 0,
             border: None,
             log: OwnLog::default(),
             statistics: RunningStatistics::default(),
@@ -774,8 +777,9 @@ impl GradScaler {
     /// Throws gradients away without a step, and counts that.
     ///
     /// What was unscaled is known to the loss scale: the next [`update`](Self::update) moves it as for a step (PyTorch:
-    /// `unscale_` without `step`), and an overflow counts among the skips in a row. Gradients that are still scaled teach it
-    /// nothing. Parameters, optimizer and the count of steps stay as they are, and the parameters can be stepped in the same
+    /// `unscale_` without `step`), and an overflow counts among the skips in a row. Gradients that nobody has tested, plain or
+    /// still scaled ones, teach it nothing: many of them in a row warn, since an overflow would come again and again. Test them with
+    /// [`unscale`](Self::unscale) before. Parameters, optimizer and the count of steps stay as they are, and the parameters can be stepped in the same
     /// iteration with other gradients. Does not wait for the device.
     ///
     /// # Panics
@@ -800,6 +804,9 @@ impl GradScaler {
         let grads = grads.into();
         if !matches!(&grads, StepGradients::Unscaled(grads) if !grads.has_overflow()) {
             self.suspect_statistics();
+        }
+        if !matches!(&grads, StepGradients::Unscaled(_)) && self.is_enabled() {
+            self.warn_of_untested();
         }
         if let StepGradients::Unscaled(grads) = grads
             && self.is_enabled()

@@ -16,6 +16,7 @@ impl GradScaler {
         optimizer: usize,
     ) -> Result<(), AmpError> {
         self.remember(grads);
+        self.untested = 0;
         let verdict = grads.verdict();
         if verdict.overflow.is_none() {
             self.last_outcome = Some(match verdict.is_empty {
@@ -48,6 +49,7 @@ impl GradScaler {
         verdict: &Verdict,
         what: &str,
     ) -> Result<(), AmpError> {
+        self.untested = 0;
         if verdict.overflow.is_some() {
             self.count_overflow(verdict, what)?;
         } else if !verdict.is_empty {
@@ -90,6 +92,18 @@ impl GradScaler {
                 "a step found no gradient for any parameter, and changes nothing. Likely causes: all parameters are frozen; adapters \
                  were attached in the wrong order (low-rank adapters first, then `MixedPrecision`); the loss was computed from \
                  another copy of the model, or without autodiff"
+            );
+        }
+    }
+
+    /// Counts gradients that are discarded and that nobody has tested: if they overflow, the next ones will too.
+    pub(super) fn warn_of_untested(&mut self) {
+        const MANY: u32 = 50;
+        self.untested = self.untested.saturating_add(1);
+        if self.untested == MANY {
+            log::warn!(
+                "{MANY} gradients in a row were discarded untested: if they overflow, the loss scale does not learn of it. Discard what \
+                 `optim.unscale(optim.backward(loss, &model), &model)` has tested, or give them to `step`"
             );
         }
     }

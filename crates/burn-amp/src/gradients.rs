@@ -48,7 +48,7 @@ impl ScaledGradients {
         &mut self.params
     }
 
-    /// Burn's own container, the scale forgotten.
+    /// Burn's own container of the scaled gradients. The scale is dropped.
     pub fn into_params(self) -> GradientsParams {
         self.params
     }
@@ -266,7 +266,7 @@ impl UnscaledGradients {
                     names().for_each(|name| mapper.exit_module(name, ""));
                     self.params.register(entry.id, grad);
                 }
-            }, rank => log::warn!("gradient of `{}` has rank {rank}: left as it is", entry.path));
+            }, rank => log::warn!("the gradient of `{}` has rank {rank}, which is not supported: it is not changed", entry.path));
         }
         self
     }
@@ -295,7 +295,7 @@ impl UnscaledGradients {
                     };
                     self.params.register(entry.id, sum);
                 }
-            }, rank => log::warn!("gradient of `{}` has rank {rank}: left out", entry.path));
+            }, rank => log::warn!("the gradient of `{}` has rank {rank}, which is not supported: it is not added", entry.path));
         }
         let measures = self.measures.take().zip(other.measures);
         let (mut measures, added) = measures.unzip();

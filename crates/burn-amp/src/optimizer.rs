@@ -25,7 +25,7 @@ use crate::{
 /// optimizer or skips the step, and moves the loss scale.
 ///
 /// Wraps anything that implements [`ModuleOptim`]: Burn's `ModuleOptimizer`, hence every optimizer with
-/// its groups and its clipping (which sees unscaled gradients), a `&mut` to one, or a type of one's own. The
+/// its groups and its clipping (which sees unscaled gradients), a `&mut` to one, or a type of your own. The
 /// counterpart of Keras's `LossScaleOptimizer`.
 ///
 /// [`with_accumulation`](Self::with_accumulation), [`with_clipping`](Self::with_clipping) and [`with_ema`](Self::with_ema)
@@ -91,7 +91,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         Ok(self)
     }
 
-    /// Clips the parameters of a group in a way of their own; the last group that matches counts. A global norm is that of its
+    /// Clips the gradients of a group by another rule; the last group that matches counts. A global norm is that of its
     /// group alone, and [`with_clipping`](Self::with_clipping) is for the parameters that match no group.
     ///
     /// ```
@@ -173,8 +173,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// `grads` are Burn's own, unscaled as they come from [`autocast`](crate::MixedPrecision::autocast), those of a loss that was
     /// scaled by hand ([`ScaledGradients`]), or [`UnscaledGradients`]. If they overflow, the step is skipped: parameters and
     /// optimizer state stay as they are, bit for bit, and the loss scale backs off. Running statistics (BatchNorm's) that the forward
-    /// pass has made infinite or NaN are those of the last good step again; finite ones stay. Waits for the device once, to read
-    /// what the gradients are like; on a skipped step once or twice more, if the module has running statistics.
+    /// pass has made infinite or NaN are set back to those of the last good step; finite ones stay. Waits for the device once, to
+    /// read whether the gradients are finite; on a skipped step once or twice more, if the module has running statistics.
     ///
     /// With [`with_accumulation`](Self::with_accumulation) it takes a micro-batch, and returns the module as it came until the
     /// window is full; [`window`](Self::window) is empty after a step.
@@ -196,8 +196,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ///
     /// # Errors
     ///
-    /// The error has the module, as it came. [`AmpError::LossScaleExhausted`] if the gradients overflow and the loss scale cannot be lowered any more, or after too
-    /// many skips in a row, [`AmpError::HalfPrecisionParameter`] if a parameter is in half precision and the inner optimizer
+    /// The error has the unchanged module. [`AmpError::LossScaleExhausted`] if the gradients overflow after `max_consecutive_skips`
+    /// skips in a row, or where the scale cannot go lower if `raise_error_at_min_scale` is set, [`AmpError::HalfPrecisionParameter`] if a parameter is in half precision and the inner optimizer
     /// cannot combine it with an f32 gradient; see [`GradScaler::try_step`]. [`AmpError::UnsupportedDType`] if a gradient's
     /// device cannot compute in the gradient's dtype. [`AmpError::GradientShape`] if a gradient has not its parameter's shape,
     /// [`AmpError::InvalidValue`] for a learning rate that is infinite or NaN. [`AmpError::ForeignRecord`] if an open window belongs
@@ -491,7 +491,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
                 None => {
                     if here.updates() > 0 || steps > 0 {
                         log::warn!(
-                            "{origin} holds no averages of the weights: they start anew, after {steps} steps"
+                            "{origin} holds no averages of the weights: they start again, after {steps} steps"
                         );
                     }
                     here.reset();

@@ -1,7 +1,7 @@
-//! [`GradScaler`]: the loss scale at work on losses, gradients and optimizers.
+//! [`GradScaler`]: scales losses, unscales gradients, steps optimizers.
 //!
 //! For one loss and one optimizer, [`ScaledOptimizer`](crate::ScaledOptimizer) does all of this in its `step`.
-//! The scaler alone serves several optimizers or losses:
+//! A program that calls each part itself uses the scaler alone:
 //!
 //! ```
 //! use burn::{
@@ -74,8 +74,8 @@ impl GradScalerConfig {
 /// "Mixed Precision Training" (Micikevicius et al., 2018). Built by
 /// [`GradScalerConfig::init`].
 ///
-/// A value: a clone is independent. Until the next [`update`](Self::update) it counts as a scaled loss of both what one of the
-/// two has scaled: workers may scale with clones. It waits for the device where it tests
+/// A value: a clone is independent, with one exception. A loss that a clone has scaled since the last [`update`](Self::update)
+/// counts as scaled for the original too, so that workers may scale with clones. It waits for the device where it tests
 /// gradients, once: in [`unscale`](Self::unscale), or in [`accumulate`](Self::accumulate) and [`flush`](Self::flush).
 #[derive(Clone, Debug)]
 pub struct GradScaler {
@@ -183,7 +183,7 @@ impl GradScaler {
 
     /// Multiplies a loss, or a structure of losses, by the loss scale.
     ///
-    /// Takes what [`CastFloat`] is implemented for: tensors, `Vec`, arrays, tuples and `Option` of them, and structures of one's
+    /// Takes what [`CastFloat`] is implemented for: tensors, `Vec`, arrays, tuples and `Option` of them, and structures of your
     /// own by [`cast_fields!`](crate::cast_fields).
     ///
     /// Tensors of any rank and float dtype. The product is taken in f32 and stays f32 for f16, bf16 and f32
@@ -217,8 +217,8 @@ impl GradScaler {
         self.scaled(GradientsParams::from_grads(grads, module))
     }
 
-    /// Marks gradients of a loss that went through [`scale`](Self::scale) since the last [`update`](Self::update) as what
-    /// they are: too large by the present loss scale.
+    /// Marks gradients of a loss that went through [`scale`](Self::scale) since the last [`update`](Self::update) as scaled
+    /// by the present loss scale.
     ///
     /// ```
     /// # use burn::{nn::LinearConfig, optim::GradientsParams, tensor::{Device, Tensor}};
@@ -246,7 +246,7 @@ impl GradScaler {
     /// # Errors
     ///
     /// [`AmpError::LossNotScaled`] if neither this scaler nor a copy of it has scaled a loss since the last
-    /// [`update`](Self::update): the gradients of a plain loss are not too large, and would be divided all the same.
+    /// [`update`](Self::update): the gradients of a plain loss are not scaled, and must not be divided.
     pub fn try_scaled(&self, grads: GradientsParams) -> Result<ScaledGradients, AmpError> {
         let scales = self.is_enabled() && self.border.is_none();
         match scales && !self.watch.is_scaled() {
@@ -373,10 +373,10 @@ impl GradScaler {
 
     /// Steps the optimizer, or skips the step if the gradients overflow, and records which it was.
     ///
-    /// On a skipped step the module comes back as it went in and the optimizer is not called. Without any
+    /// On a skipped step the module is returned unchanged and the optimizer is not called. Without any
     /// gradients (an empty module, frozen parameters, a loss that reached none of them) the optimizer is called
     /// with none and the step is counted, but the loss scale learns nothing from it; the first such step warns. Call
-    /// [`update`](Self::update) once after all steps of the iteration. [`last_outcome`](Self::last_outcome) tells what this
+    /// [`update`](Self::update) once after all steps of the iteration. [`last_outcome`](Self::last_outcome) returns what this
     /// call has done.
     ///
     /// Reads the losses, to warn, where all gradients are zero and at the first, second, fourth, eighth step and so on. Does
@@ -400,7 +400,7 @@ impl GradScaler {
     ///
     /// # Errors
     ///
-    /// The error has the module, as it came. [`AmpError::LossScaleExhausted`] if the gradients overflow after
+    /// The error has the unchanged module. [`AmpError::LossScaleExhausted`] if the gradients overflow after
     /// `max_consecutive_skips` skips in a row, or where the scale cannot go lower if
     /// [`raise_error_at_min_scale`](GradScalerConfig::raise_error_at_min_scale) is set; the step is counted as skipped. Of a
     /// window whose micro-batches were tested one by one
@@ -609,7 +609,7 @@ impl GradScaler {
         Ok(())
     }
 
-    /// Starts afresh: the schedule at its initial scale, counters at zero. Settings stay.
+    /// Starts again: the schedule at its initial scale, counters at zero. Settings stay.
     pub fn reset(&mut self) {
         let schedule = self.schedule().restarted();
         *self = Self {
@@ -649,7 +649,7 @@ impl GradScaler {
         self.last_outcome
     }
 
-    /// What the gradients of the last such call were like, before clipping; none if they were not tested: of a micro-batch in a
+    /// The measures of the gradients of the last such call, before clipping; none if they were not tested: of a micro-batch in a
     /// window that is tested as a whole, and of a disabled scaler that does not clip.
     pub fn last_status(&self) -> Option<&GradientStatus> {
         self.last_status.as_ref()
@@ -700,7 +700,7 @@ impl GradScaler {
     /// Counts unscaled gradients as a step of this scaler's without stepping on them: for gradients that are added to
     /// another scaler's (one scaler for each loss, Apex's `num_losses`) and stepped on there.
     ///
-    /// The next [`update`](Self::update) moves the scale by their verdict, which is returned. Waits as
+    /// Returns whether they overflow; the next [`update`](Self::update) moves the scale accordingly. Waits as
     /// [`step`](Self::step) does.
     ///
     /// # Panics
@@ -731,9 +731,9 @@ impl GradScaler {
 
     /// Throws gradients away without a step, and counts that.
     ///
-    /// What was unscaled is known to the loss scale: the next [`update`](Self::update) moves it as for a step (PyTorch:
-    /// `unscale_` without `step`), and an overflow counts among the skips in a row. Gradients that are still scaled teach it
-    /// nothing. Parameters, optimizer and the count of steps stay as they are, and the parameters can be stepped in the same
+    /// If the gradients were unscaled, the next [`update`](Self::update) moves the loss scale as for a step (PyTorch:
+    /// `unscale_` without `step`), and an overflow counts among the skips in a row. Gradients that are still scaled do not
+    /// move it. Parameters, optimizer and the count of steps stay as they are, and the parameters can be stepped in the same
     /// iteration with other gradients. Does not wait for the device.
     ///
     /// # Panics
@@ -777,7 +777,7 @@ fn warn_of_another_scale() {
     static SAID: Once = Once::new();
     SAID.call_once(|| {
         log::warn!(
-            "this optimizer has a loss scale of its own, which the model's `MixedPrecision` does not use and which cannot help it: \
+            "this optimizer adjusts a loss scale of its own, which the model's `MixedPrecision` does not use: \
              build it with `ScaledOptimizer::new(optim, &amp)`"
         );
     });

@@ -43,7 +43,7 @@ impl ScalerMetric {
         Self::new(monitor, Kind::LossScale, "Loss Scale")
     }
 
-    /// The share of the epoch's steps so far that were skipped, in percent. A step by itself is 0 or 100.
+    /// The share of the epoch's steps so far that were skipped, in percent. A single step is 0 or 100.
     pub fn skipped_steps(monitor: &ScalerMonitor) -> Self {
         Self::new(monitor, Kind::SkippedSteps, "Skipped Steps")
     }

@@ -95,12 +95,12 @@ impl<M> Scaled<M> {
         }
     }
 
-    /// The model by itself, to go on without this crate.
+    /// The plain model, to use without this crate.
     pub fn into_inner(self) -> M {
         self.inner
     }
 
-    /// The scaler: counters, and what the last step's gradients were like.
+    /// The scaler: its counters, and the measures of the last step's gradients.
     pub fn scaler(&self) -> &GradScaler {
         &self.scaler
     }
@@ -135,10 +135,10 @@ impl<M> Scaled<M> {
             (Some(ema), Some(averages)) => ema.restore(averages),
             (Some(ema), None) => {
                 ema.reset();
-                log::warn!("the checkpoint holds no averages of the weights: they start fresh");
+                log::warn!("the checkpoint holds no averages of the weights: they start again");
             }
             (None, Some(_)) => log::warn!(
-                "the checkpoint holds averages of the weights, but none are kept here: they are dropped"
+                "the checkpoint holds averages of the weights, but this run keeps none: they are dropped. `ScaledOptimizer::with_ema` keeps them"
             ),
             (None, None) => {}
         }

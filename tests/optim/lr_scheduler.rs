@@ -225,6 +225,35 @@ fn a_scaler_alone_is_followed() {
     assert_eq!(rates, [1.0, 2.0, 2.0, 3.0]);
 }
 
+/// A clone is another scaler: what it skips is nothing to the schedule of the first.
+#[test]
+fn a_clone_of_a_scaler_is_not_followed() {
+    let scaler = GradScalerConfig::new().init().unwrap();
+    let mut lr = ScaledLrScheduler::new(Counting(0), &scaler);
+    let mut clone = scaler.clone();
+    let mut of_clone = ScaledLrScheduler::new(Counting(0), &clone);
+    let rates = [(); 2].map(|()| {
+        let rates = (lr.step().base(), of_clone.step().base());
+        clone.discard(GradientsParams::new());
+        rates
+    });
+    assert_eq!(rates, [(1.0, 1.0), (2.0, 1.0)]);
+}
+
+/// A step that is refused is none.
+#[test]
+fn it_waits_for_a_step_that_failed() {
+    let mut run = Loop::new(amp());
+    let mut lr = ScaledLrScheduler::new(Counting(0), &run.amp);
+    assert_eq!(run.step(&mut lr, true), 1.0);
+    assert_eq!(lr.step().base(), 2.0);
+    let grads = run.gradients(true);
+    let failed = run.optim.try_step(f64::NAN, run.model.clone(), grads);
+    assert!(failed.is_err());
+    assert_eq!(run.step(&mut lr, true), 2.0);
+    assert_eq!(run.step(&mut lr, true), 3.0);
+}
+
 /// Two optimizers, each with a schedule of its own: a skip of one leaves the other's alone.
 #[test]
 fn each_optimizer_has_its_own_schedule() {

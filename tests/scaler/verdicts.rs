@@ -150,6 +150,47 @@ fn a_loop_of_the_optimizer_that_drops_its_overflows_goes_on_and_ends() {
     check_exhausted(&error, 51);
 }
 
+/// The next loss has the lower scale already.
+#[test]
+fn a_loss_after_a_dropped_overflow_is_scaled_by_less() {
+    let mut optim = optimizer(config());
+    let mut model = Model::new();
+    let mut scales = Vec::new();
+    for _ in 0..8 {
+        // Infinite in f32 at each scale above 16.
+        let loss = (model.vector.val() * 2e37).sum();
+        let grads = optim.backward(loss, &model);
+        scales.push(grads.loss_scale());
+        let grads = optim.unscale(grads, &model);
+        if grads.has_overflow() {
+            continue;
+        }
+        model = optim.step(0.0, model, grads);
+    }
+    assert_eq!(
+        scales,
+        [1024.0, 512.0, 256.0, 128.0, 64.0, 32.0, 16.0, 16.0]
+    );
+    assert_eq!(optim.scaler().loss_scale(), 16.0);
+    assert_eq!(optim.scaler().counters().discarded(), 6);
+    assert_eq!(optim.scaler().counters().stepped(), 2);
+
+    // Clean gradients that are dropped count towards growth, and a disabled scaler scales nothing.
+    let mut optim = optimizer(config().with_growth_interval(1));
+    let loss = || model.vector.val().sum();
+    for scale in [1024.0, 2048.0, 4096.0] {
+        let grads = optim.backward(loss(), &model);
+        assert_eq!(grads.loss_scale(), scale);
+        drop(optim.unscale(grads, &model));
+    }
+    let mut optim = optimizer(config().with_enabled(false));
+    for _ in 0..2 {
+        let grads = optim.backward(loss(), &model);
+        assert_eq!(grads.loss_scale(), 1.0);
+        drop(optim.unscale(grads, &model));
+    }
+}
+
 /// A loop that leaves `update` out with its step never learns.
 #[test]
 fn a_loop_that_never_updates_is_warned_once() {
@@ -310,6 +351,30 @@ fn each_call_tells_what_it_has_done() {
     let result = optim.try_step(f64::NAN, model.clone(), model.clean(512.0));
     assert!(result.is_err());
     assert_eq!(optim.scaler().last_outcome(), None);
+
+    // Nor does one that ends the run for gradients that were dropped before.
+    let ending: [&dyn Fn(&mut ScaledOptimizer) -> bool; 3] = [
+        &|optim| {
+            optim
+                .try_step(0.1, model.clone(), model.clean(scale))
+                .is_err()
+        },
+        &|optim| optim.try_flush(0.1, model.clone()).is_err(),
+        &|optim| optim.try_discard(model.clean(scale)).is_err(),
+    ];
+    for ends in ending {
+        let mut optim = optimizer(config().with_max_consecutive_skips(Some(0)));
+        optim.step(0.1, model.clone(), model.clean(scale));
+        drop(optim.unscale(model.overflowing(scale), &model));
+        assert!(ends(&mut optim));
+        assert_eq!(optim.scaler().last_outcome(), None);
+    }
+
+    // What is returned is what is told.
+    let mut alone = scaler(64.0);
+    let nothing = unscaled(&alone, GradientsParams::new(), &model);
+    assert_eq!(alone.observe(&nothing), StepOutcome::NoGradients);
+    assert_eq!(alone.last_outcome(), Some(StepOutcome::NoGradients));
 
     let mut optim = optimizer(config());
     model = optim.step(0.1, model.clone(), model.overflowing(scale));

@@ -144,6 +144,15 @@ impl Unsettled {
             .collect()
     }
 
+    /// Looks at the verdicts of gradients that were dropped.
+    pub(crate) fn look(&self, mut look: impl FnMut(&Verdict)) {
+        let verdicts = self.verdicts();
+        let dropped = verdicts
+            .iter()
+            .filter(|verdict| Arc::strong_count(verdict) == 1);
+        dropped.for_each(|verdict| look(verdict));
+    }
+
     fn verdicts(&self) -> MutexGuard<'_, Vec<Arc<Verdict>>> {
         // A panic elsewhere cannot leave a `Vec` half written.
         self.verdicts.lock().unwrap_or_else(PoisonError::into_inner)

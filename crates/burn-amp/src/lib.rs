@@ -73,6 +73,7 @@ mod scaler;
 mod scope;
 mod step_counters;
 mod step_log;
+mod step_options;
 #[cfg(feature = "train")]
 mod train;
 mod unscale;

@@ -53,7 +53,7 @@ use crate::{
     module_optim::ModuleOptim,
     running_statistics::{RunningStatistics, Statistics},
     step_counters::StepCounters,
-    step_log::StepLog,
+    step_log::{OwnLog, StepLog},
     unscale::{pass_through, test, unscale},
 };
 
@@ -74,8 +74,9 @@ impl GradScalerConfig {
 /// "Mixed Precision Training" (Micikevicius et al., 2018). Built by
 /// [`GradScalerConfig::init`].
 ///
-/// A value: a clone is independent, with one exception. A loss that a clone has scaled since the last [`update`](Self::update)
-/// counts as scaled for the original too, so that workers may scale with clones. It waits for the device where it tests
+/// A value: a clone is independent, with two exceptions. Clones of the scaler of a [`MixedPrecision`] share its loss scale. And a
+/// loss that a clone has scaled since the last [`update`](Self::update) counts as scaled for the original too, so that workers may
+/// scale with clones. A [`ScaledLrScheduler`](crate::ScaledLrScheduler) does not follow a clone. It waits for the device where it tests
 /// gradients, once: in [`unscale`](Self::unscale), or in [`accumulate`](Self::accumulate) and [`flush`](Self::flush).
 #[derive(Clone, Debug)]
 pub struct GradScaler {
@@ -88,7 +89,7 @@ pub struct GradScaler {
     unsettled: Unsettled,
     warned_of_nothing: bool,
     border: Option<Border>,
-    log: StepLog,
+    log: OwnLog,
     statistics: RunningStatistics,
     /// Whether a forward pass may have overflowed of which no step knows: its gradients were thrown away.
     suspicious: bool,
@@ -99,6 +100,8 @@ pub struct GradScaler {
 struct Border {
     amp: MixedPrecision,
     member: Arc<()>,
+    /// Of this optimizer, wherever clones of it step.
+    log: StepLog,
     /// The scopes that were open at the last step.
     opened: u64,
     warned: bool,
@@ -125,7 +128,7 @@ impl GradScaler {
             unsettled: Unsettled::default(),
             warned_of_nothing: false,
             border: None,
-            log: StepLog::default(),
+            log: OwnLog::default(),
             statistics: RunningStatistics::default(),
             suspicious: false,
         }
@@ -137,6 +140,7 @@ impl GradScaler {
             border: Some(Border {
                 amp: amp.clone(),
                 member: amp.live().join(),
+                log: StepLog::default(),
                 opened: amp.live().opened(),
                 warned: false,
                 skips: amp.live().skips(),
@@ -213,8 +217,35 @@ impl GradScaler {
         loss: Tensor<D>,
         module: &M,
     ) -> ScaledGradients {
-        let grads = self.scale(loss).backward();
-        self.scaled(GradientsParams::from_grads(grads, module))
+        self.backward_at(self.loss_factor(), loss, module)
+    }
+
+    /// As [`backward`](Self::backward), with another loss scale than the present one.
+    pub(crate) fn backward_at<const D: usize, M: Module>(
+        &self,
+        scale: f32,
+        loss: Tensor<D>,
+        module: &M,
+    ) -> ScaledGradients {
+        let (loss, scale) = match self.is_enabled() {
+            true => {
+                let (loss, seen) = multiply_losses(loss, scale);
+                self.watch.see(seen);
+                (loss, scale)
+            }
+            false => (loss, 1.0),
+        };
+        ScaledGradients::new(GradientsParams::from_grads(loss.backward(), module), scale)
+    }
+
+    /// The loss scale after [`settle_dropped`](Self::settle_dropped).
+    pub(crate) fn settled_loss_factor(&self) -> f32 {
+        let mut iteration = self.iteration.clone();
+        self.unsettled.look(|verdict| iteration.learn(verdict));
+        match (&self.border, iteration.outcome()) {
+            (None, Some(outcome)) if self.is_enabled() => self.schedule.learn(outcome).scale(),
+            _ => self.loss_factor(),
+        }
     }
 
     /// Marks gradients of a loss that went through [`scale`](Self::scale) since the last [`update`](Self::update) as scaled
@@ -434,7 +465,11 @@ impl GradScaler {
         match decided {
             Ok(Some(grads)) => Ok(optim.step(lr, module, grads)),
             Ok(None) => Ok(module),
-            Err(error) => Err(StepError::new(module, error)),
+            Err(error) => {
+                // No step was taken, whatever was wrong.
+                self.log_call();
+                Err(StepError::new(module, error))
+            }
         }
     }
 
@@ -484,14 +519,17 @@ impl GradScaler {
     /// Tells those who follow the steps whether the last call has stepped.
     pub(crate) fn log_call(&self) {
         let stepped = self.last_outcome == Some(StepOutcome::Stepped);
-        self.log.record(stepped);
+        self.step_log().record(stepped);
         if let Some(border) = &self.border {
             border.amp.step_log().record(stepped);
         }
     }
 
     pub(crate) fn step_log(&self) -> &StepLog {
-        &self.log
+        match &self.border {
+            Some(border) => &border.log,
+            None => &self.log.0,
+        }
     }
 
     pub(super) fn forget_statistics(&mut self) {
@@ -614,7 +652,7 @@ impl GradScaler {
         let schedule = self.schedule().restarted();
         *self = Self {
             border: self.border.take(),
-            log: self.log.clone(),
+            log: std::mem::take(&mut self.log),
             ..Self::new(schedule)
         };
         self.set_schedule(schedule);
@@ -723,10 +761,7 @@ impl GradScaler {
         self.iteration.check(grads, OBSERVED)?;
         self.look_at_losses(grads);
         self.record(grads, OBSERVED)?;
-        Ok(match grads.has_overflow() {
-            true => StepOutcome::Skipped,
-            false => StepOutcome::Stepped,
-        })
+        Ok(self.last_outcome.unwrap_or(StepOutcome::NoGradients))
     }
 
     /// Throws gradients away without a step, and counts that.

@@ -29,6 +29,16 @@ impl std::fmt::Debug for StepLog {
     }
 }
 
+/// The log of one scaler alone: a clone is followed by nobody yet.
+#[derive(Debug, Default)]
+pub(crate) struct OwnLog(pub(crate) StepLog);
+
+impl Clone for OwnLog {
+    fn clone(&self) -> Self {
+        Self::default()
+    }
+}
+
 impl StepLog {
     pub(crate) fn record(&self, taken: bool) {
         let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);

@@ -7,12 +7,9 @@ use burn::{
 
 use super::{Scaled, checkpoint};
 use crate::{
-    error::AmpError,
-    master_weights::MasterWeights,
-    mixed_precision::MixedPrecision,
-    module_optim::ModuleOptim,
-    optimizer::{ScaledOptimizer, StepOptions},
-    scaler::GradScaler,
+    error::AmpError, master_weights::MasterWeights, mixed_precision::MixedPrecision,
+    module_optim::ModuleOptim, optimizer::ScaledOptimizer, scaler::GradScaler,
+    step_options::StepOptions,
 };
 
 impl MixedPrecision {

@@ -20,11 +20,11 @@ use crate::{
     mixed_precision::{MixedPrecision, ScopedParameter},
     module_optim::ModuleOptim,
     module_path::{self, ModulePath},
-    optimizer::StepOptions,
     param_tensors::ParamTensors,
     rank::with_rank,
     record::AmpRecord,
     scaler::GradScaler,
+    step_options::StepOptions,
 };
 
 /// A model in half precision: what the `Learner` of [`MixedPrecision::learner`] trains, and what it returns.

@@ -314,6 +314,45 @@ fn gradients_of_a_loss_that_was_not_scaled_are_refused() {
     assert_eq!(at_border.scaled(plain()).loss_scale(), 1.0);
 }
 
+/// `scaler.scale(loss).backward()`, and then a step without `scaler.scaled`: Adam would hide it.
+#[test]
+fn plain_gradients_after_a_scaled_loss_warn_once() {
+    let model = Model::new();
+    let loss = || model.vector.val().sum();
+    let plain = |loss: Tensor<1>| GradientsParams::from_grads(loss.backward(), &model);
+    for window in [1, 4] {
+        let mut optim = optimizer(config()).with_accumulation(window).unwrap();
+        let messages = captured(Level::Warn, || {
+            for _ in 0..2 {
+                let scaled = optim.scaler().scale(loss());
+                optim.step(0.1, model.clone(), plain(scaled));
+            }
+        });
+        let [message] = messages.as_slice() else {
+            panic!("{messages:?}")
+        };
+        assert!(message.contains("`scaler.scaled(grads)`"), "{message}");
+    }
+    let mut optim = optimizer(config());
+    let messages = captured(Level::Warn, || {
+        let scaled = optim.scaler().scale(loss());
+        optim.step(0.1, model.clone(), plain(scaled));
+    });
+    assert_eq!(messages.len(), 1, "{messages:?}");
+
+    // Those that were unscaled are plain, and so are all where no loss is scaled.
+    for enabled in [true, false] {
+        let mut optim = optimizer(config().with_enabled(enabled));
+        let messages = captured(Level::Warn, || {
+            optim.step(0.1, model.clone(), plain(loss()));
+            let grads = optim.backward(loss(), &model);
+            let grads = optim.unscale(grads, &model).into_params();
+            optim.step(0.1, model.clone(), grads);
+        });
+        assert!(messages.is_empty(), "{messages:?}");
+    }
+}
+
 #[test]
 #[should_panic(expected = "no loss was scaled since the last `update`")]
 fn scaled_panics_with_the_message() {

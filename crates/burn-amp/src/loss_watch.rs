@@ -9,7 +9,7 @@ use crate::{error::short, gradient_status::GradientStatus};
 const MAX_LOSSES: usize = 8;
 
 /// Knows whether a loss was scaled since the last `update`, and warns, once each, of gradients that are all zero though the
-/// loss is not, and of finite gradients under a loss that is not.
+/// loss is not, of finite gradients under a loss that is not, and of plain gradients after a loss that was scaled.
 ///
 /// Copies of a scaler share what they have seen until the next `update`: workers scale their losses with copies.
 #[derive(Clone, Debug, Default)]
@@ -18,6 +18,7 @@ pub(crate) struct LossWatch {
     steps: u64,
     warned_of_zeros: bool,
     warned_of_loss: bool,
+    warned_of_plain: bool,
 }
 
 #[derive(Debug, Default)]
@@ -75,6 +76,17 @@ impl LossWatch {
             log::warn!(
                 "the loss is infinite or NaN, but all gradients are finite: the step is taken, as in PyTorch. A part of the loss \
                  that is not finite does not depend on the parameters, or its gradient is lost on the way"
+            );
+        }
+    }
+
+    /// Plain gradients come in, after a loss was scaled.
+    pub(crate) fn check_plain(&mut self) {
+        if self.is_scaled() && !std::mem::replace(&mut self.warned_of_plain, true) {
+            log::warn!(
+                "a loss was scaled since the last `update`, but these gradients are plain ones, which are taken as unscaled. If they \
+                 are that loss's, they are too large by the loss scale: write `optim.backward(loss, &model)`, or \
+                 `scaler.scaled(grads)` after `scaler.scale(loss).backward()`"
             );
         }
     }

@@ -731,6 +731,13 @@ impl GradScaler {
         }
     }
 
+    /// Warns, once, of plain gradients that may be those of a scaled loss.
+    pub(crate) fn check_plain(&mut self) {
+        if self.is_enabled() && self.border.is_none() {
+            self.watch.check_plain();
+        }
+    }
+
     pub(crate) fn forget_losses(&self) {
         self.watch.forget();
     }

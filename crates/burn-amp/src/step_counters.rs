@@ -49,13 +49,15 @@ impl StepCounters {
         self.dropped
     }
 
-    /// Gradients that were thrown away with [`GradScaler::discard`](crate::GradScaler::discard); no steps.
+    /// Gradients that were thrown away with [`GradScaler::discard`](crate::GradScaler::discard), or dropped after they were
+    /// unscaled; no steps.
     pub fn discarded(&self) -> u64 {
         self.discarded
     }
 
-    /// Skipped steps, and dropped micro-batches, of which the loss scale is not the cause: the gradient of the loss was infinite or
-    /// NaN. They are among [`skipped`](Self::skipped) and [`dropped`](Self::dropped).
+    /// Skipped steps, dropped micro-batches and discarded gradients of which the loss scale is not the cause: the gradient of the
+    /// loss was infinite or NaN. They are among [`skipped`](Self::skipped), [`dropped`](Self::dropped) and
+    /// [`discarded`](Self::discarded).
     pub fn bad_losses(&self) -> u64 {
         self.bad_losses
     }

@@ -103,7 +103,10 @@ impl StepOptions {
                     None => return Ok(None),
                 }
             }
-            (None, StepGradients::Plain(grads)) => scaler.test(grads, &entries)?,
+            (None, StepGradients::Plain(grads)) => {
+                scaler.check_plain();
+                scaler.test(grads, &entries)?
+            }
             (None, StepGradients::Scaled(grads)) => {
                 let (scale, dtype) = (
                     grads.loss_scale(),

@@ -77,8 +77,10 @@ impl GradScaler {
         grads: StepGradients,
         entries: Entries,
     ) -> Result<Option<UnscaledGradients>, AmpError> {
-        if let StepGradients::Unscaled(grads) = &grads {
-            self.take_verdict(grads);
+        match &grads {
+            StepGradients::Unscaled(grads) => self.take_verdict(grads),
+            StepGradients::Plain(_) => self.check_plain(),
+            StepGradients::Scaled(_) => {}
         }
         let found: Vec<Entry> = entries.gradients().cloned().collect();
         if window.drops_micro_batches() {

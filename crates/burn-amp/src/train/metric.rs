@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::{ScalerMonitor, monitor::Reading};
 use crate::loss_scale::StepOutcome;
 
-/// A number that shows a loss scale at work, for `SupervisedTraining::metric_train_numeric`.
+/// A metric of the loss scale or of the gradients, for `SupervisedTraining::metric_train_numeric`.
 ///
 /// [`MixedPrecision::training`](crate::MixedPrecision::training) registers all four. They belong to the training: in
 /// validation they are "N/A". They read host values and never wait for the device.

@@ -30,15 +30,15 @@ use crate::{
 /// A model in half precision: what the `Learner` of [`MixedPrecision::learner`] trains, and what it returns.
 ///
 /// Used as the model itself: it dereferences to it, its records are the model's, and `valid()` and Burn's `Evaluator` see the
-/// model's own [`InferenceStep`], in the precision of the training. [`into_inner`](Self::into_inner) gives it back by value.
+/// model's own [`InferenceStep`], in the precision of the training. [`into_inner`](Self::into_inner) returns it by value.
 ///
 /// - [`TrainStep::step`]: the model's own, as it is. [`autocast`](crate::autocast) in it is that of the `MixedPrecision`.
 /// - [`TrainStep::optimize`] and [`TrainStep::optimize_multi`]: test the gradients, which waits for the device once, and call
-///   the model's own if the step is not skipped. After a skip, running statistics (BatchNorm's) that are not finite are those
-///   of the last good step again.
+///   the model's own if the step is not skipped. After a skip, running statistics (BatchNorm's) that are not finite are set
+///   back to those of the last good step.
 /// - A checkpoint has the scaler's state, and the averages of [`with_ema`](crate::ScaledOptimizer::with_ema), in the file of the
-///   *optimizer*. A `Learner` without this crate resumes it, and the other way round: then the scaler starts fresh, which
-///   the log says.
+///   *optimizer*. A `Learner` without this crate resumes it, and the other way round: then the scaler starts fresh, with a
+///   warning in the log.
 #[derive(Clone, Debug)]
 pub struct Scaled<M> {
     pub(super) inner: M,

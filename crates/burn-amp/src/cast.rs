@@ -20,7 +20,7 @@ use crate::{dtype::is_half, error::AmpError, mixed_precision::MixedPrecision};
 /// numbers stay as they are there too.
 ///
 /// Implemented for tensors (integers and booleans stay as they are), for numbers, for `Option`, `Vec`, arrays and tuples,
-/// and for the states of Burn's recurrent layers. [`cast_fields!`](crate::cast_fields) implements it for a batch of one's
+/// and for the states of Burn's recurrent layers. [`cast_fields!`](crate::cast_fields) implements it for a batch of your
 /// own in one line. Burn's `MhaInput` and `TransformerEncoderInput` keep their tensors private: build them inside.
 #[diagnostic::on_unimplemented(
     message = "`autocast`, `in_f32`, `cast` and `scale` do not know how to find the tensors of `{Self}`",
@@ -203,7 +203,7 @@ impl Open {
 /// What happens to the float tensors of a value: they are cast, each by its dtype, or multiplied by the loss scale. See
 /// [`CastFloat`].
 ///
-/// Met only where [`CastFloat`] is implemented for a structure of one's own.
+/// Needed only to implement [`CastFloat`] for a structure of your own.
 pub struct Cast<'a>(pub(crate) Way<'a>);
 
 pub(crate) enum Way<'a> {

@@ -25,14 +25,14 @@ const MAX_HALVINGS: u32 = 40;
 const SMALL: f32 = 1e-30;
 
 impl MixedPrecision {
-    /// Runs a loss and its backward pass, to find what is wrong with a new program before it trains.
+    /// Checks a new program before it trains: runs the loss and its backward pass, and looks for mistakes.
     ///
     /// `loss` computes a loss as the training loop does, with [`autocast`](Self::autocast) inside. It runs three times or
     /// more. The gradients with the loss scale at the border are compared, bit for bit, with those of a loss that is scaled by
     /// hand: a difference shows a tensor that enters or leaves a scope without being scaled (cast by hand, captured, carried out).
-    /// Running statistics are as before when this returns; the device's random numbers are seeded. Waits for the device.
+    /// Running statistics are put back before this returns. Seeds the device's random numbers. Waits for the device.
     ///
-    /// Returns what the gradients are like at the present loss scale, or at the highest one below at which they are finite.
+    /// Returns the status of the gradients at the present loss scale, or at the highest one below at which they are finite.
     ///
     /// ```
     /// use burn::{module::Module, nn::LinearConfig, tensor::{Device, Distribution, FloatDType, Tensor}};
@@ -138,7 +138,7 @@ impl MixedPrecision {
         // A device that adds in another order each time proves nothing.
         if self::leak(&grads, &run(scale, 1.0)?, 1.0, model).is_some() {
             log::warn!(
-                "the same loss gives other gradients each time: what enters or leaves a scope cannot be checked bit for bit"
+                "the same loss gives different gradients each time, so tensors that enter or leave `autocast` without the loss scale cannot be found"
             );
             return Ok(status);
         }

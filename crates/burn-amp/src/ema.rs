@@ -68,7 +68,7 @@ impl EmaConfig {
 /// Memory: 4 bytes for each trainable value. An update is one pass, in place.
 ///
 /// [`ScaledOptimizer::with_ema`](crate::ScaledOptimizer::with_ema) keeps one and updates it at every step that was not
-/// skipped, in its own record. By itself, with a record of its own:
+/// skipped; its record holds them. With a [`GradScaler`](crate::GradScaler), update one yourself:
 ///
 /// ```
 /// use burn::{nn::LinearConfig, optim::SgdConfig, tensor::{Device, Distribution, Tensor}};
@@ -136,11 +136,11 @@ impl Ema {
         self.averages.get(param.id, &param.device().inner())
     }
 
-    /// Takes the parameters after a step into the average. Not to be called after a skipped step.
+    /// Updates the averages with the parameters after a step. Do not call it after a skipped step.
     ///
-    /// Returns the module as it came, or, at every `overwrite_frequency`-th update, with its parameters replaced by their
+    /// Returns the module unchanged, or, at every `overwrite_frequency`-th update, with its parameters replaced by their
     /// averages. Every call counts, also after a step without gradients (Keras ignores such a step), or on a module without
-    /// trainable parameters. A parameter whose shape has changed starts anew, and averages that were loaded for other parameters
+    /// trainable parameters. The average of a parameter whose shape has changed starts again, and averages that were loaded for other parameters
     /// are not used: the log says both. Does not wait for the device.
     ///
     /// A half-precision parameter is averaged as it is, rounded. Inside a [`ScaledOptimizer`](crate::ScaledOptimizer) with
@@ -202,8 +202,8 @@ impl Ema {
         let module = module_path::map(module, &mut overwrite);
         if overwrite.met == 0 && self.parameters() > 0 {
             log::warn!(
-                "none of the {} averages belongs to a parameter of this module, which stays as it is: was it made anew, with new \
-                 ids? Load its own record too, which gives its parameters their ids back",
+                "none of the {} averages belongs to a parameter of this module, which is not changed. A module that was built again has new \
+                 ids: load its own record too, which gives its parameters their ids back",
                 self.parameters()
             );
         }
@@ -266,7 +266,9 @@ impl module_path::Visit for Update<'_> {
         let old = known.filter(|shape| *shape != value.shape());
         if let Some(old) = &old {
             let (path, new) = (path.join(), value.shape());
-            log::warn!("`{path}` has shape {new}, but its average has {old}: it starts anew");
+            log::warn!(
+                "`{path}` has shape {new}, but its average has {old}: the average starts again"
+            );
         }
         let average = match self.averages.take::<D>(param.id, &value.device()) {
             Some(average) if old.is_none() => {
@@ -303,7 +305,9 @@ impl module_path::Map for Overwrite<'_> {
         let shape = param.shape();
         if *known != shape {
             let path = path.join();
-            log::warn!("`{path}` has shape {shape}, but its average has {known}: it is kept");
+            log::warn!(
+                "`{path}` has shape {shape}, but its average has {known}: the parameter is kept"
+            );
             return param;
         }
         let Some(average) = self.averages.get::<D>(param.id, &param.device().inner()) else {

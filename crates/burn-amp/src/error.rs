@@ -17,7 +17,8 @@ pub enum AmpError {
         allowed: String,
     },
 
-    /// Gradients overflow, and the loss scale cannot go lower, or too many steps in a row were skipped.
+    /// Gradients overflow, and too many steps in a row were skipped; or the loss scale cannot go lower and
+    /// [`raise_error_at_min_scale`](crate::GradScalerConfig::raise_error_at_min_scale) is set.
     ///
     /// The step was counted as skipped. Parameters, optimizer state and loss scale are as they were.
     #[error(
@@ -50,11 +51,11 @@ pub enum AmpError {
         output_finite: bool,
     },
 
-    /// Gradients were said to be those of a scaled loss, but no loss was scaled. Nothing was changed.
+    /// Gradients were given to `scaled`, but no loss was scaled. Nothing was changed.
     ///
     /// PyTorch asserts the same: "Attempted unscale_ but _scale is None".
     #[error(
-        "no loss was scaled since the last `update`, so these gradients are not too large by the loss scale: write \
+        "no loss was scaled since the last `update`, so these gradients are not scaled: write \
          `scaler.scaled(GradientsParams::from_grads(scaler.scale(loss).backward(), &model))`, or \
          `scaler.backward(loss, &model)`. Gradients of a plain loss go to `ScaledOptimizer::step` as they are"
     )]
@@ -165,8 +166,8 @@ pub enum AmpError {
 
     /// The base of a low-rank adapter has gradients, and the adapter casts it by hand.
     #[error(
-        "parameter `{parameter}` requires gradients and has the reparameterization `{name}`, which casts it by hand: its gradient \
-         is not unscaled. Freeze the base, or take the adapter off"
+        "parameter `{parameter}` requires gradients and has the reparameterization `{name}`, so its gradient would \
+         keep the loss scale. Freeze the base, or remove the adapter"
     )]
     UnfrozenBase {
         /// The path of the parameter.
@@ -318,7 +319,7 @@ pub(crate) fn short(value: f64) -> String {
 
 /// A step that failed, with the module that it was to change.
 ///
-/// Returned by `try_step` and its kin, so that no clone is needed to save the model after a failure. `?` turns it into an
+/// Returned by `try_step`, `try_flush` and `try_step_multi`, so that no clone is needed to keep the model after a failure. `?` turns it into an
 /// [`AmpError`], and drops the module.
 #[derive(Clone, Error)]
 #[error("{error}")]

@@ -17,7 +17,7 @@ use crate::{
     rank::with_rank,
 };
 
-/// Gradients of a scaled loss: too large by the loss scale, possibly infinite.
+/// Gradients of a scaled loss: multiplied by the loss scale, possibly infinite.
 ///
 /// Made by [`GradScaler::backward`](crate::GradScaler::backward) and [`GradScaler::scaled`](crate::GradScaler::scaled) alone:
 /// a plain [`GradientsParams`] is unscaled. [`GradScaler::unscale`](crate::GradScaler::unscale) turns them into
@@ -48,7 +48,7 @@ impl ScaledGradients {
         &mut self.params
     }
 
-    /// Burn's own container, the scale forgotten.
+    /// Burn's own container of the scaled gradients. The scale is dropped.
     pub fn into_params(self) -> GradientsParams {
         self.params
     }
@@ -57,8 +57,8 @@ impl ScaledGradients {
 /// Gradients after unscaling, with what the same pass has found in them.
 ///
 /// f32 for f16, bf16 and f32 parameters, f64 for f64 ones, unless
-/// [`parameter_dtype_gradients`](crate::GradScalerConfig::parameter_dtype_gradients) is set; of a disabled scaler, as they
-/// came. They may be read and changed (clipped, say) before
+/// [`parameter_dtype_gradients`](crate::GradScalerConfig::parameter_dtype_gradients) is set. A disabled scaler does not change
+/// them. They may be read and changed (clipped, say) before
 /// [`GradScaler::step`](crate::GradScaler::step); whether the step is skipped was decided when they were
 /// unscaled, or when [`clip`](Self::clip) measured them again after a change. There is no way back to
 /// [`ScaledGradients`], so unscaling twice does not compile.
@@ -182,7 +182,7 @@ impl UnscaledGradients {
 
     /// Burn's own container, to replace gradients one by one: by others of the same shape, dtype and device.
     /// [`GradScaler::step`](crate::GradScaler::step) leaves out those of a parameter that had none. What is put in is tested
-    /// by [`clip`](Self::clip) alone.
+    /// only by [`clip`](Self::clip).
     pub fn params_mut(&mut self) -> &mut GradientsParams {
         self.measures = None;
         &mut self.params
@@ -226,7 +226,7 @@ impl UnscaledGradients {
     /// Multiplies every gradient by a number, on its device; does not wait. Dtypes stay; f16 and bf16 gradients are
     /// multiplied in f32, so that the factor is not rounded. To clip by a norm, see [`clip`](Self::clip).
     ///
-    /// A product that overflows is found by [`clip`](Self::clip) alone.
+    /// A product that overflows is found only by [`clip`](Self::clip).
     pub fn mul_scalar(self, factor: f64) -> Self {
         self.map(&mut MulScalar(factor))
     }
@@ -254,7 +254,7 @@ impl UnscaledGradients {
     /// # }
     /// ```
     ///
-    /// What the mapper makes is tested by [`clip`](Self::clip) alone.
+    /// What the mapper returns is tested only by [`clip`](Self::clip).
     pub fn map<F: ModuleMapper>(mut self, mapper: &mut F) -> Self {
         self.measures = None;
         for entry in &self.entries {
@@ -266,7 +266,7 @@ impl UnscaledGradients {
                     names().for_each(|name| mapper.exit_module(name, ""));
                     self.params.register(entry.id, grad);
                 }
-            }, rank => log::warn!("gradient of `{}` has rank {rank}: left as it is", entry.path));
+            }, rank => log::warn!("the gradient of `{}` has rank {rank}, which is not supported: it is not changed", entry.path));
         }
         self
     }
@@ -295,7 +295,7 @@ impl UnscaledGradients {
                     };
                     self.params.register(entry.id, sum);
                 }
-            }, rank => log::warn!("gradient of `{}` has rank {rank}: left out", entry.path));
+            }, rank => log::warn!("the gradient of `{}` has rank {rank}, which is not supported: it is not added", entry.path));
         }
         let measures = self.measures.take().zip(other.measures);
         let (mut measures, added) = measures.unzip();
@@ -446,7 +446,7 @@ impl From<UnscaledGradients> for StepGradients {
 /// [`ModuleOptimizer::step_multi`](burn::optim::ModuleOptimizer::step_multi) does, but in f32 for f16 and bf16 gradients (f64
 /// stays f64), so that the sum neither overflows nor rounds in half precision.
 ///
-/// An infinity or a NaN on one device stays one in the sum: all devices take the same decision. Moves gradients between
+/// An infinity or a NaN on one device stays one in the sum: all devices step or skip together. Moves gradients between
 /// devices; does not read them. Scaled gradients of one loss scale give scaled ones, for
 /// [`GradScaler::scaled`](crate::GradScaler::scaled).
 pub fn sum_of_devices<M: Module>(grads: MultiGradientsParams, module: &M) -> GradientsParams {

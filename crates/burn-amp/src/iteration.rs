@@ -118,7 +118,7 @@ impl Unsettled {
             if !self.warned.swap(true, Ordering::Relaxed) {
                 log::warn!(
                     "gradients were unscaled {MAX_VERDICTS} times without an `update`, so that the loss scale cannot adjust itself: call \
-                     `GradScaler::update` once after each iteration, one whose gradients are dropped included"
+                     `GradScaler::update` once after each iteration, also if its gradients are dropped"
                 );
             }
         }

@@ -1,8 +1,8 @@
-//! Mixed-precision training for [Burn](https://burn.dev): dynamic loss scaling for any optimizer.
+//! Mixed-precision training for [Burn](https://burn.dev): layers compute in f16 or bf16, everything else stays in f32.
 //!
-//! In f16, gradients below 6e-8 become zero and those above 65504 infinite. A loss scale moves them into range:
-//! multiply the loss before `backward`, divide the gradients in f32 before the optimizer, skip the step and lower
-//! the scale when something overflowed, raise it again after many clean steps.
+//! In f16, gradients below 6e-8 become zero and those above 65504 become infinite. A loss scale moves them into range. Where
+//! half precision begins and ends, gradients are multiplied by it and divided by it again, so those of `backward` are f32 and
+//! unscaled. When gradients overflow, the step is skipped and the scale is lowered. After many clean steps the scale grows.
 //!
 //! ```
 //! use burn::{
@@ -25,13 +25,21 @@
 //! }
 //! ```
 //!
-//! - [`MixedPrecision`]: half-precision compute for any model, and the loss scale at its border.
-//! - [`GradScaler`]: PyTorch's, for half-precision parameters and ports. [`LossScale`]: its schedule, a pure value.
-//! - [`UnscaledGradients`] and their [`GradientStatus`]: [`GradientClip`], [`AccumulationConfig`].
-//! - [`ScaledOptimizer`], around any of Burn's optimizers, and [`ScaledOptimizerConfig`]; [`MasterWeights`] for half-precision
-//!   parameters; [`AmpRecord`], their state.
-//! - [`Ema`]: averages of the weights.
-//! - [`MixedPrecision::learner`](MixedPrecision) (feature `train`): Burn's `Learner` in half precision, its metrics and its end.
+//! Begin with these two:
+//!
+//! - [`MixedPrecision`]: half-precision compute for any model, with its loss scale.
+//! - [`ScaledOptimizer`]: any of Burn's optimizers, with a test of the gradients before each step.
+//!
+//! Then, where you need them:
+//!
+//! - [`GradScalerConfig`]: the settings of the loss scale. [`ScaledOptimizerConfig`]: all settings in one JSON file.
+//! - [`in_f32`]: layers that must stay in f32. [`autocast`]: for models that a `Learner` runs.
+//! - [`GradientClip`], [`AccumulationConfig`], [`EmaConfig`]: clipping, accumulation and averages of the weights.
+//! - [`UnscaledGradients`], [`GradientStatus`]: to look at gradients, or to change them, before a step.
+//! - [`ScaledLrScheduler`]: a learning-rate schedule that does not advance on a skipped step.
+//! - [`AmpRecord`]: the state of all of these, in a file.
+//! - [`GradScaler`] and [`MasterWeights`]: PyTorch's calls, for half-precision parameters and ported programs.
+//! - `MixedPrecision::learner` and `MixedPrecision::training` (feature `train`): Burn's `Learner` in half precision.
 
 mod accumulation;
 mod cast;

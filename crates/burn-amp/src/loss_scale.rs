@@ -69,20 +69,20 @@ pub struct GradScalerConfig {
     pub enabled: bool,
     /// Whether the scale moves; default true. If not, it stays at `init_scale`; overflowing steps are still skipped.
     pub dynamic: bool,
-    /// The scale never falls below this; default none. A scale whose inverse would be infinite in f32 is not reached either way.
+    /// The scale never falls below this; default none. A scaler also stops where the scale would have no inverse in f32.
     #[serde(with = "optional_number")]
     pub min_scale: Option<f64>,
     /// Whether an overflow ends the run where the scale cannot go lower: DeepSpeed's setting of this name, and a check that
     /// Megatron-LM and jmp do not have. If not, the default, the scale stays there, steps are skipped, and
     /// `max_consecutive_skips` ends a run that can only skip.
     pub raise_error_at_min_scale: bool,
-    /// The scale never grows above this; default none. It never grows to infinity either way.
+    /// The scale never grows above this; default none. It never grows to infinity.
     #[serde(with = "optional_number")]
     pub max_scale: Option<f64>,
     /// The scale backs off at the overflow of this number: 1, the default, at the first; N tolerates N - 1 overflows before
     /// (their steps are skipped all the same). At least 1.
     pub hysteresis: u32,
-    /// Whether a clean step grants the tolerated overflows anew, as DeepSpeed's setting of this name and Apex's
+    /// Whether a clean step grants the tolerated overflows again, as DeepSpeed's setting of this name and Apex's
     /// `update_scale_hysteresis`. If not, the default, only a growth of the scale does, as in Megatron-LM.
     pub consecutive_hysteresis: bool,
     /// How many steps in a row may be skipped, micro-batches dropped, or windows of clean micro-batches skipped because their

@@ -16,13 +16,13 @@ use crate::{
 
 /// A learning-rate scheduler that does not advance on a step that was skipped.
 ///
-/// Around any of Burn's, or one of your own. [`step`](Self::step) gives the learning rate of the next step: that of the last
-/// one again if no step was taken with it: it was skipped, the gradients were discarded, or they went into a window. In
+/// Wraps any of Burn's, or one of your own. [`step`](Self::step) returns the learning rate of the next step. It is that of the
+/// last one again if no step was taken with it: the step was skipped, the gradients were discarded, or they went into a window. In
 /// PyTorch, users call `scheduler.step()` only where the scale was not lowered; Accelerate's scheduler does it for them.
 ///
 /// It follows the steps of all optimizers of a [`MixedPrecision`], by hand or in a `Learner`. Where there are several, or a
 /// [`GradScaler`] for half-precision parameters, give it the optimizer instead. Without a loss scale (bf16, f32) no step is
-/// skipped, and it advances as the scheduler by itself.
+/// skipped, and it advances as the bare scheduler does.
 ///
 /// ```
 /// use burn::{
@@ -52,8 +52,8 @@ use crate::{
 /// # }
 /// ```
 ///
-/// In a `Learner` it is an [`LrScheduler`], whose one learning rate is that of all parameters. For groups, wrap the scheduler of
-/// each by itself: `ModuleLrScheduler::new(ScaledLrScheduler::new(base, &amp)).with_group(group, ScaledLrScheduler::new(other, &amp))`.
+/// In a `Learner` it is an [`LrScheduler`], whose one learning rate is that of all parameters. For groups, wrap each
+/// scheduler separately: `ModuleLrScheduler::new(ScaledLrScheduler::new(base, &amp)).with_group(group, ScaledLrScheduler::new(other, &amp))`.
 ///
 /// Its records are those of the scheduler inside, which reads them too. Saved after a step that was skipped, they go on with
 /// that step's learning rate.

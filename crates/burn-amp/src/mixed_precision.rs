@@ -18,15 +18,15 @@ use crate::{
 /// Half-precision compute for any model, over parameters that stay f32, with the loss scale that it needs.
 ///
 /// A Burn [`Reparameterizer`]: `model.apply_reparameterization(amp.clone())` makes every float parameter appear in half
-/// precision inside [`autocast`](Self::autocast). Elsewhere (validation, records, optimizers, a head in f32) parameters are
-/// what they are: f32 ("master weights" in Micikevicius et al., "Mixed Precision Training", 2018).
+/// precision inside [`autocast`](Self::autocast). Elsewhere (validation, records, optimizers, a head in f32) parameters
+/// are f32 ("master weights" in Micikevicius et al., "Mixed Precision Training", 2018).
 ///
 /// The loss scale lives at the border of half precision: gradients are multiplied by it where they are f16, and nowhere
 /// else. What leaves a scope is f32 and unscaled. [`ScaledOptimizer`](crate::ScaledOptimizer) tests the gradients and moves the
 /// scale.
 ///
 /// A handle: clones share one loss scale. Make one for a program, and give clones of it to its models and optimizers.
-/// `Module::materialize` takes it off again. Burn allows one reparameterization a parameter: attach low-rank adapters before it,
+/// `Module::materialize` removes it again. Burn allows one reparameterization for each parameter: attach low-rank adapters before it,
 /// over a frozen base; their factors are cast then, and the base by the adapter.
 ///
 /// ```

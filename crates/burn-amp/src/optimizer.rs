@@ -24,7 +24,7 @@ use crate::{
 /// optimizer or skips the step, and moves the loss scale.
 ///
 /// Wraps anything that implements [`ModuleOptim`]: Burn's `ModuleOptimizer`, hence every optimizer with
-/// its groups and its clipping (which sees unscaled gradients), a `&mut` to one, or a type of one's own. The
+/// its groups and its clipping (which sees unscaled gradients), a `&mut` to one, or a type of your own. The
 /// counterpart of Keras's `LossScaleOptimizer`.
 ///
 /// [`with_accumulation`](Self::with_accumulation), [`with_clipping`](Self::with_clipping) and [`with_ema`](Self::with_ema)
@@ -90,7 +90,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         Ok(self)
     }
 
-    /// Clips the parameters of a group in a way of their own; the last group that matches counts. A global norm is that of its
+    /// Clips the gradients of a group by another rule; the last group that matches counts. A global norm is that of its
     /// group alone, and [`with_clipping`](Self::with_clipping) is for the parameters that match no group.
     ///
     /// ```
@@ -129,7 +129,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 
     /// Scales the loss and collects the gradients of `module`; see [`GradScaler::backward`].
     ///
-    /// What gradients have told that were unscaled and dropped counts for its loss scale already.
+    /// Gradients that were unscaled and dropped before this call count for the loss scale that is used.
     ///
     /// # Panics
     ///
@@ -145,7 +145,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 
     /// Unscales gradients ahead of [`step`](Self::step), to look at them or to clip them.
     ///
-    /// Waits for the device once, and `step` no more; see [`GradScaler::unscale`]. Gradients that are dropped after it count as
+    /// Waits for the device once; `step` then does not wait again. See [`GradScaler::unscale`]. Gradients that are dropped after it count as
     /// discarded ones at the next call of this, of `step`, `flush` or `discard`.
     ///
     /// # Panics
@@ -175,10 +175,10 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// `grads` are Burn's own, unscaled as they come from [`autocast`](crate::MixedPrecision::autocast), those of a loss that was
     /// scaled by hand ([`ScaledGradients`]), or [`UnscaledGradients`]. If they overflow, the step is skipped: parameters and
     /// optimizer state stay as they are, bit for bit, and the loss scale backs off. Running statistics (BatchNorm's) that the forward
-    /// pass has made infinite or NaN are those of the last good step again; finite ones stay. Waits for the device once, to read
-    /// what the gradients are like; on a skipped step once or twice more, if the module has running statistics.
+    /// pass has made infinite or NaN are set back to those of the last good step; finite ones stay. Waits for the device once, to
+    /// read whether the gradients are finite; on a skipped step once or twice more, if the module has running statistics.
     ///
-    /// With [`with_accumulation`](Self::with_accumulation) it takes a micro-batch, and returns the module as it came until the
+    /// With [`with_accumulation`](Self::with_accumulation) it takes a micro-batch, and returns the module unchanged until the
     /// window is full; [`window`](Self::window) is empty after a step.
     ///
     /// # Panics
@@ -198,10 +198,10 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ///
     /// # Errors
     ///
-    /// The error has the module, as it came. [`AmpError::LossScaleExhausted`] if the gradients overflow and the loss scale cannot be lowered any more, or after too
-    /// many skips in a row, [`AmpError::HalfPrecisionParameter`] if a parameter is in half precision and the inner optimizer
+    /// The error has the unchanged module. [`AmpError::LossScaleExhausted`] if the gradients overflow after `max_consecutive_skips`
+    /// skips in a row, or where the scale cannot go lower if `raise_error_at_min_scale` is set, [`AmpError::HalfPrecisionParameter`] if a parameter is in half precision and the inner optimizer
     /// cannot combine it with an f32 gradient; see [`GradScaler::try_step`]. [`AmpError::UnsupportedDType`] if a gradient's
-    /// device cannot compute in the gradient's dtype. [`AmpError::GradientShape`] if a gradient has not its parameter's shape,
+    /// device cannot compute in the gradient's dtype. [`AmpError::GradientShape`] if a gradient does not have its parameter's shape,
     /// [`AmpError::InvalidValue`] for a learning rate that is infinite or NaN. [`AmpError::ForeignRecord`] if an open window belongs
     /// to another model, or a state that was loaded to parameters of other shapes.
     pub fn try_step<M: Module>(
@@ -218,7 +218,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 
     /// Steps with the micro-batches of a window that is not full, at the end of an epoch; see [`GradScaler::flush`].
     ///
-    /// Returns the module as it came if the window is empty, or there is no accumulation. Waits for the device once, if there
+    /// Returns the module unchanged if the window is empty, or there is no accumulation. Waits for the device once, if there
     /// is something to step with.
     ///
     /// # Panics
@@ -323,8 +323,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// Throws gradients away without a step, in place of [`step`](Self::step), and counts that.
     ///
     /// Parameters, optimizer, averages and an open window stay as they are: a micro-batch that is discarded does not count.
-    /// What was unscaled moves the loss scale at once, as [`GradScaler::discard`] has it. Finite micro-batches do not, where
-    /// the scale stays the same for a whole window (without [`AccumulationConfig::skip_micro_batch`]).
+    /// If the gradients were unscaled, they move the loss scale at once; see [`GradScaler::discard`]. Finite micro-batches do not
+    /// if the scale stays the same for a whole window (without [`AccumulationConfig::skip_micro_batch`]).
     ///
     /// # Panics
     ///
@@ -411,7 +411,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     }
 
     /// Ends the training: replaces the parameters by their averages, in the parameters' dtypes, as Keras's
-    /// `finalize_variable_values`; see [`Ema::finalize`]. Returns the module as it came without [`with_ema`](Self::with_ema).
+    /// `finalize_variable_values`; see [`Ema::finalize`]. Returns the module unchanged without [`with_ema`](Self::with_ema).
     /// Does not wait for the device.
     pub fn finalize<M: Module>(&self, module: M) -> M {
         match &self.options.ema {
@@ -430,7 +430,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         &mut self.optim
     }
 
-    /// The inner optimizer, its state intact, to go on without scaling. An open window and averages are dropped.
+    /// The inner optimizer with its state, to use without scaling. An open window and averages are dropped.
     pub fn into_inner(self) -> O {
         self.optim
     }
@@ -449,8 +449,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         record
     }
 
-    /// Takes over a stored state, in the place of all that is here: a window that is open here is dropped. With the record of a
-    /// plain optimizer the scaler starts fresh, and with one without averages those start anew; the log says either.
+    /// Takes over a stored state, which replaces all of the present one. An open window is dropped. With the record of a plain
+    /// optimizer the scaler starts fresh. With a record that has no averages, they start again. The log warns of both.
     ///
     /// The settings stay as they are here: see [`GradScaler::load_record`].
     ///
@@ -464,7 +464,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 
     /// As [`load_record`](Self::load_record), for programs that want to handle a failure.
     ///
-    /// Unlike Burn's, which silently starts afresh, it refuses the state of another optimizer. Burn builds the tensors on
+    /// Unlike Burn's `load_record`, which silently starts again, it refuses the state of another optimizer. Burn builds the tensors on
     /// `Device::default()`, the first GPU backend that was *compiled in*: the environment variable `BURN_DEVICE` names another.
     ///
     /// # Errors
@@ -501,7 +501,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
                 None => {
                     if here.updates() > 0 || steps > 0 {
                         log::warn!(
-                            "{origin} holds no averages of the weights: they start anew, after {steps} steps"
+                            "{origin} holds no averages of the weights: they start again, after {steps} steps"
                         );
                     }
                     here.reset();

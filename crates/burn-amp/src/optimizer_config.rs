@@ -7,10 +7,10 @@ use crate::{
 };
 
 /// What a [`ScaledOptimizer`] adds to an optimizer, in one Burn [`Config`] that is saved to and loaded from JSON: the loss scale,
-/// and what is done around a step.
+/// clipping, accumulation and averages.
 ///
-/// What Keras's `LossScaleOptimizer` takes, under Burn's names. The optimizer's own configuration, with its weight decay, stands
-/// beside it in that of the program.
+/// What Keras's `LossScaleOptimizer` takes, under Burn's names. Put it into your program's
+/// configuration, beside that of the optimizer, which has the weight decay.
 ///
 /// ```
 /// use burn::{config::Config, optim::AdamWConfig};
@@ -64,7 +64,7 @@ impl Default for ScaledOptimizerConfig {
 
 impl ScaledOptimizerConfig {
     /// Checks the settings and puts them around an optimizer: Burn's own (`AdamConfig::init`, with its groups),
-    /// [`MasterWeights`](crate::MasterWeights), or one of the caller's.
+    /// [`MasterWeights`](crate::MasterWeights), or your own.
     ///
     /// `scaler` is what [`ScaledOptimizer::new`] takes: a [`MixedPrecision`](crate::MixedPrecision) with the settings of
     /// [`scaler`](Self::scaler), or, for parameters in half precision, `config.scaler.init()?`.

@@ -127,7 +127,7 @@ impl AmpRecord {
     }
 
     /// The record with its own settings of the loss scale, which are loaded in place of the program's: all of
-    /// [`GradScalerConfig`](crate::GradScalerConfig) but `enabled`. PyTorch's `load_state_dict` does the like.
+    /// [`GradScalerConfig`](crate::GradScalerConfig) but `enabled`. PyTorch's `load_state_dict` does so too.
     pub fn with_settings(mut self) -> Self {
         if let Some(scaler) = &mut self.scaler {
             scaler.with_settings = true;
@@ -135,13 +135,13 @@ impl AmpRecord {
         self
     }
 
-    /// The record without an open window: the run goes on with an empty one, or without accumulation.
+    /// The record without an open window: the run resumes with an empty one, or without accumulation.
     pub fn without_window(mut self) -> Self {
         self.window = None;
         self
     }
 
-    /// The record without averages: the run starts them anew, or goes on without.
+    /// The record without averages: the run starts them again, or has none.
     pub fn without_averages(mut self) -> Self {
         self.averages = None;
         self
@@ -189,7 +189,7 @@ impl AmpRecord {
         Self::from_container(Container::load(path.as_ref())?)
     }
 
-    /// Burn's own record of the optimizer, without what is ours.
+    /// Burn's own record of the optimizer, without the state of this crate.
     ///
     /// # Errors
     ///
@@ -386,7 +386,7 @@ impl GradScaler {
     ///
     /// Loss scale, trackers and counters are the record's; the settings stay as they are here, unless the record is loaded
     /// [`with_settings`](AmpRecord::with_settings). The log names every setting that differs. Where one does, the skips in a row
-    /// are counted from zero, so that a run that has ended for them can go on. A scale outside of `min_scale` and `max_scale` is
+    /// are counted from zero, so that a run that ended because of them can be resumed. A scale outside of `min_scale` and `max_scale` is
     /// moved to the nearest of them. A static scale is the program's.
     ///
     /// # Panics
@@ -414,8 +414,8 @@ impl GradScaler {
 }
 
 impl AccumulationWindow {
-    /// The state, to be stored: the sums, of how many micro-batches, and the loss scale that they carry; not the settings, which the
-    /// program says anew. Does not wait for the device; to write the record does.
+    /// The state, to be stored: the sums, of how many micro-batches, and the loss scale that they carry. Settings are not
+    /// stored: the program sets them. Does not wait for the device; writing the record does.
     ///
     /// The record has handles to the sums, which the next micro-batch copies if the record is still there.
     pub fn to_record(&self) -> AmpRecord {
@@ -459,8 +459,8 @@ impl AccumulationWindow {
 }
 
 impl Ema {
-    /// The state, to be stored: the averages, and how many updates they have seen; not the settings, which the program says anew.
-    /// Does not wait for the device; to write the record does.
+    /// The state, to be stored: the averages, and how many updates they have seen. Settings are not stored: the program sets them.
+    /// Does not wait for the device; writing the record does.
     ///
     /// The record has handles to the averages, which the next update copies if the record is still there.
     pub fn to_record(&self) -> AmpRecord {

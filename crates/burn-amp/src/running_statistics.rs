@@ -58,10 +58,10 @@ impl RunningStatistics {
         find.retain_not_finite();
         match find.is_empty() {
             true => log::info!(
-                "running statistics were not finite after a forward pass, and are those of the last good step: {before}"
+                "running statistics were not finite after a forward pass, and were set back to those of the last good step: {before}"
             ),
             false => log::warn!(
-                "running statistics are not finite, and no finite ones are known: {}. Load them, or make the layers anew",
+                "running statistics are not finite, and no finite ones are known: {}. Load them from a record, or initialize the layers again",
                 paths(&find)
             ),
         }

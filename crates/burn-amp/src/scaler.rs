@@ -1,7 +1,7 @@
-//! [`GradScaler`]: the loss scale at work on losses, gradients and optimizers.
+//! [`GradScaler`]: scales losses, unscales gradients, steps optimizers.
 //!
 //! For one loss and one optimizer, [`ScaledOptimizer`](crate::ScaledOptimizer) does all of this in its `step`.
-//! The scaler alone serves several optimizers or losses:
+//! A program that calls each part itself uses the scaler alone:
 //!
 //! ```
 //! use burn::{
@@ -74,9 +74,9 @@ impl GradScalerConfig {
 /// "Mixed Precision Training" (Micikevicius et al., 2018). Built by
 /// [`GradScalerConfig::init`].
 ///
-/// A value: a clone is independent, except that those of a [`MixedPrecision`]'s scaler share its loss scale. Until the next
-/// [`update`](Self::update) it counts as a scaled loss of both what one of the two has scaled: workers may scale with clones. A
-/// [`ScaledLrScheduler`](crate::ScaledLrScheduler) does not follow a clone. It waits for the device where it tests
+/// A value: a clone is independent, with two exceptions. Clones of the scaler of a [`MixedPrecision`] share its loss scale. And a
+/// loss that a clone has scaled since the last [`update`](Self::update) counts as scaled for the original too, so that workers may
+/// scale with clones. A [`ScaledLrScheduler`](crate::ScaledLrScheduler) does not follow a clone. It waits for the device where it tests
 /// gradients, once: in [`unscale`](Self::unscale), or in [`accumulate`](Self::accumulate) and [`flush`](Self::flush).
 #[derive(Clone, Debug)]
 pub struct GradScaler {
@@ -190,7 +190,7 @@ impl GradScaler {
 
     /// Multiplies a loss, or a structure of losses, by the loss scale.
     ///
-    /// Takes what [`CastFloat`] is implemented for: tensors, `Vec`, arrays, tuples and `Option` of them, and structures of one's
+    /// Takes what [`CastFloat`] is implemented for: tensors, `Vec`, arrays, tuples and `Option` of them, and structures of your
     /// own by [`cast_fields!`](crate::cast_fields).
     ///
     /// Tensors of any rank and float dtype. The product is taken in f32 and stays f32 for f16, bf16 and f32
@@ -251,8 +251,8 @@ impl GradScaler {
         }
     }
 
-    /// Marks gradients of a loss that went through [`scale`](Self::scale) since the last [`update`](Self::update) as what
-    /// they are: too large by the present loss scale.
+    /// Marks gradients of a loss that went through [`scale`](Self::scale) since the last [`update`](Self::update) as scaled
+    /// by the present loss scale.
     ///
     /// ```
     /// # use burn::{nn::LinearConfig, optim::GradientsParams, tensor::{Device, Tensor}};
@@ -280,7 +280,7 @@ impl GradScaler {
     /// # Errors
     ///
     /// [`AmpError::LossNotScaled`] if neither this scaler nor a copy of it has scaled a loss since the last
-    /// [`update`](Self::update): the gradients of a plain loss are not too large, and would be divided all the same.
+    /// [`update`](Self::update): the gradients of a plain loss are not scaled, and must not be divided.
     pub fn try_scaled(&self, grads: GradientsParams) -> Result<ScaledGradients, AmpError> {
         let scales = self.is_enabled() && self.border.is_none();
         match scales && !self.watch.is_scaled() {
@@ -314,7 +314,7 @@ impl GradScaler {
     /// # Errors
     ///
     /// [`AmpError::UnsupportedDType`] if a gradient's device cannot compute in the gradient's dtype, [`AmpError::GradientShape`] if
-    /// a gradient has not its parameter's shape.
+    /// a gradient does not have its parameter's shape.
     pub fn try_unscale<M: Module>(
         &self,
         grads: ScaledGradients,
@@ -407,10 +407,10 @@ impl GradScaler {
 
     /// Steps the optimizer, or skips the step if the gradients overflow, and records which it was.
     ///
-    /// On a skipped step the module comes back as it went in and the optimizer is not called. Without any
+    /// On a skipped step the module is returned unchanged and the optimizer is not called. Without any
     /// gradients (an empty module, frozen parameters, a loss that reached none of them) the optimizer is called
     /// with none and the step is counted, but the loss scale learns nothing from it; the first such step warns. Call
-    /// [`update`](Self::update) once after all steps of the iteration. [`last_outcome`](Self::last_outcome) tells what this
+    /// [`update`](Self::update) once after all steps of the iteration. [`last_outcome`](Self::last_outcome) returns what this
     /// call has done.
     ///
     /// Reads the losses, to warn, where all gradients are zero and at the first, second, fourth, eighth step and so on. Does
@@ -434,14 +434,14 @@ impl GradScaler {
     ///
     /// # Errors
     ///
-    /// The error has the module, as it came. [`AmpError::LossScaleExhausted`] if the gradients overflow after
+    /// The error has the unchanged module. [`AmpError::LossScaleExhausted`] if the gradients overflow after
     /// `max_consecutive_skips` skips in a row, or where the scale cannot go lower if
     /// [`raise_error_at_min_scale`](GradScalerConfig::raise_error_at_min_scale) is set; the step is counted as skipped. Of a
     /// window whose micro-batches were tested one by one
     /// ([`skip_micro_batch`](crate::AccumulationConfig::skip_micro_batch)) only the former: its sum overflows by itself.
     /// [`AmpError::HalfPrecisionParameter`] if the optimizer cannot combine a parameter with its gradient, and
-    /// [`AmpError::UpdateMissing`] if these parameters were stepped already, [`AmpError::GradientShape`] if a gradient has not its
-    /// parameter's shape, [`AmpError::InvalidValue`] for a learning rate that is infinite or NaN; nothing is counted then. Neither
+    /// [`AmpError::UpdateMissing`] if these parameters were stepped already, [`AmpError::GradientShape`] if a gradient does not have
+    /// its parameter's shape, [`AmpError::InvalidValue`] for a learning rate that is infinite or NaN; nothing is counted then. Neither
     /// parameters, optimizer state nor loss scale change on any of them.
     pub fn try_step<O: ModuleOptim, M: Module>(
         &mut self,
@@ -650,7 +650,7 @@ impl GradScaler {
         Ok(())
     }
 
-    /// Starts afresh: the schedule at its initial scale, counters at zero. Settings stay.
+    /// Starts again: the schedule at its initial scale, counters at zero. Settings stay.
     pub fn reset(&mut self) {
         let schedule = self.schedule().restarted();
         *self = Self {
@@ -690,7 +690,7 @@ impl GradScaler {
         self.last_outcome
     }
 
-    /// What the gradients of the last such call were like, before clipping; none if they were not tested: of a micro-batch in a
+    /// The measures of the gradients of the last such call, before clipping; none if they were not tested: of a micro-batch in a
     /// window that is tested as a whole, and of a disabled scaler that does not clip.
     pub fn last_status(&self) -> Option<&GradientStatus> {
         self.last_status.as_ref()
@@ -748,7 +748,7 @@ impl GradScaler {
     /// Counts unscaled gradients as a step of this scaler's without stepping on them: for gradients that are added to
     /// another scaler's (one scaler for each loss, Apex's `num_losses`) and stepped on there.
     ///
-    /// The next [`update`](Self::update) moves the scale by their verdict, which is returned. Waits as
+    /// Returns whether they overflow; the next [`update`](Self::update) moves the scale accordingly. Waits as
     /// [`step`](Self::step) does.
     ///
     /// # Panics
@@ -776,11 +776,11 @@ impl GradScaler {
 
     /// Throws gradients away without a step, and counts that.
     ///
-    /// What was unscaled is known to the loss scale: the next [`update`](Self::update) moves it as for a step (PyTorch:
+    /// If the gradients were unscaled, the next [`update`](Self::update) moves the loss scale as for a step (PyTorch:
     /// `unscale_` without `step`), and an overflow counts among the skips in a row. Gradients that nobody has tested, plain or
-    /// still scaled ones, teach it nothing: many of them in a row warn, since an overflow would come again and again. Test them with
-    /// [`unscale`](Self::unscale) before. Parameters, optimizer and the count of steps stay as they are, and the parameters can be stepped in the same
-    /// iteration with other gradients. Does not wait for the device.
+    /// still scaled ones, do not move it: many of them in a row warn, since an overflow would come again and again. Test them with
+    /// [`unscale`](Self::unscale) before. Parameters, optimizer and the count of steps stay as they are, and the parameters can be
+    /// stepped in the same iteration with other gradients. Does not wait for the device.
     ///
     /// # Panics
     ///
@@ -826,7 +826,7 @@ fn warn_of_another_scale() {
     static SAID: Once = Once::new();
     SAID.call_once(|| {
         log::warn!(
-            "this optimizer has a loss scale of its own, which the model's `MixedPrecision` does not use and which cannot help it: \
+            "this optimizer adjusts a loss scale of its own, which the model's `MixedPrecision` does not use: \
              build it with `ScaledOptimizer::new(optim, &amp)`"
         );
     });

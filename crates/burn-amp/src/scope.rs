@@ -353,10 +353,10 @@ pub(crate) fn is_dtype_clash(message: &str) -> bool {
     message.contains("dtype") || message.contains("f16") || message.contains("data type")
 }
 
-/// Runs a part of a model in half precision, if a `Learner` trains the model with a [`MixedPrecision`], or a scope is open:
-/// [`MixedPrecision::autocast`] of the one that is there.
+/// Runs a part of a model in half precision, if a `Learner` trains the model with a [`MixedPrecision`], or a scope is open: it is
+/// [`MixedPrecision::autocast`] of that one.
 ///
-/// Elsewhere it runs the part as it is: a model that calls it is a plain f32 model without a `MixedPrecision`. Does not wait
+/// Elsewhere it runs the part in f32, so that the model stays a plain f32 model without a `MixedPrecision`. Does not wait
 /// for the device.
 ///
 /// ```

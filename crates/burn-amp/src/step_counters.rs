@@ -2,7 +2,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::loss_scale::StepOutcome;
 
-/// How many steps were taken and how many of them an overflow turned into nothing.
+/// How many steps were taken, skipped, dropped and discarded.
 ///
 /// Host values: reading them never waits for a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,8 +55,9 @@ impl StepCounters {
         self.discarded
     }
 
-    /// Skipped steps, dropped micro-batches and discarded gradients for which no loss scale is to blame: the gradient of the loss was infinite or
-    /// NaN. They are among [`skipped`](Self::skipped), [`dropped`](Self::dropped) and [`discarded`](Self::discarded).
+    /// Skipped steps, dropped micro-batches and discarded gradients of which the loss scale is not the cause: the gradient of the
+    /// loss was infinite or NaN. They are among [`skipped`](Self::skipped), [`dropped`](Self::dropped) and
+    /// [`discarded`](Self::discarded).
     pub fn bad_losses(&self) -> u64 {
         self.bad_losses
     }

@@ -141,7 +141,7 @@ pub fn inspect<M: Module>(grads: &GradientsParams, module: &M) -> GradientStatus
 /// # Errors
 ///
 /// [`AmpError::UnsupportedDType`] if a gradient's device cannot compute in the gradient's dtype, [`AmpError::GradientShape`] if a
-/// gradient has not its parameter's shape.
+/// gradient does not have its parameter's shape.
 pub fn try_inspect<M: Module>(
     grads: &GradientsParams,
     module: &M,
@@ -182,7 +182,7 @@ pub fn histogram<M: Module>(grads: &GradientsParams, module: &M) -> ExponentHist
 /// # Errors
 ///
 /// [`AmpError::UnsupportedDType`] if a gradient's device cannot compute in the gradient's dtype, [`AmpError::GradientShape`] if
-/// a gradient has not its parameter's shape.
+/// a gradient does not have its parameter's shape.
 pub fn try_histogram<M: Module>(
     grads: &GradientsParams,
     module: &M,

@@ -47,10 +47,10 @@ impl GradScaler {
     ///
     /// # Errors
     ///
-    /// [`AmpError::LossScaleExhausted`] if a micro-batch is dropped where the scale cannot be lowered or after
-    /// `max_consecutive_skips` dropped in a row; the window stays as it was. [`AmpError::ForeignRecord`] if a sum of the window is of
+    /// [`AmpError::LossScaleExhausted`] if a micro-batch is dropped after `max_consecutive_skips` dropped in a row, or where the
+    /// scale cannot go lower if `raise_error_at_min_scale` is set; the window stays as it was. [`AmpError::ForeignRecord`] if a sum of the window is of
     /// no parameter of `module`, not of its shape, or not in the dtype in which its gradients are summed;
-    /// [`AmpError::GradientShape`] if a gradient has not its parameter's shape;
+    /// [`AmpError::GradientShape`] if a gradient does not have its parameter's shape;
     /// [`AmpError::UnsupportedDType`] if a gradient's device cannot compute in the gradient's dtype. Nothing was changed then.
     pub fn try_accumulate<M: Module>(
         &mut self,

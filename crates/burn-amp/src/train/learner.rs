@@ -19,9 +19,9 @@ impl MixedPrecision {
     /// [`autocast`](crate::autocast), the free function: in its steps that is this precision. It is reparameterized
     /// here, unless it has been before. `optim` is Burn's `ModuleOptimizer`, or a [`ScaledOptimizer`] of this handle with
     /// [`with_clipping`](ScaledOptimizer::with_clipping) and [`with_ema`](ScaledOptimizer::with_ema), whose state goes
-    /// with it. Accumulation is Burn's `grads_accumulation`. For parameters that are bf16 themselves it is a
-    /// [`MasterWeights`], with or without a `ScaledOptimizer` around it. `lr_scheduler` is any of Burn's; it advances on skipped steps too, unless it is a
-    /// [`ScaledLrScheduler`](crate::ScaledLrScheduler). Does not wait for the device.
+    /// with it. Accumulation is Burn's `grads_accumulation`. For parameters that are bf16 themselves, `optim` is a
+    /// [`MasterWeights`], with or without a `ScaledOptimizer` around it. `lr_scheduler` is any of Burn's. It advances on skipped
+    /// steps too, unless it is a [`ScaledLrScheduler`](crate::ScaledLrScheduler). Does not wait for the device.
     ///
     /// One run at a time for each handle: its loss scale, its monitor and what ends it are shared.
     ///

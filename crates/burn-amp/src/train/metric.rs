@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::{ScalerMonitor, monitor::Reading};
 use crate::loss_scale::StepOutcome;
 
-/// A number that shows a loss scale at work, for `SupervisedTraining::metric_train_numeric`.
+/// A metric of the loss scale or of the gradients, for `SupervisedTraining::metric_train_numeric`.
 ///
 /// [`MixedPrecision::training`](crate::MixedPrecision::training) registers all four. They belong to the training: in
 /// validation they are "N/A". They read host values and never wait for the device.
@@ -43,7 +43,7 @@ impl ScalerMetric {
         Self::new(monitor, Kind::LossScale, "Loss Scale")
     }
 
-    /// The share of the epoch's steps so far that were skipped, in percent. A step by itself is 0 or 100.
+    /// The share of the epoch's steps so far that were skipped, in percent. A single step is 0 or 100.
     pub fn skipped_steps(monitor: &ScalerMonitor) -> Self {
         Self::new(monitor, Kind::SkippedSteps, "Skipped Steps")
     }

@@ -15,7 +15,7 @@ use crate::{
 /// Steps that are remembered: metrics run in a thread of their own, and may be behind.
 const STEPS: usize = 128;
 
-/// A view of a loss scale at work, for metrics, a progress bar, or other threads; and what ends a `Learner` run that fails.
+/// Shows the loss scale and the last steps to metrics, a progress bar, or other threads, and ends a `Learner` run that fails.
 ///
 /// Made by [`MixedPrecision::monitor`]. Clones see the same training: what an optimizer of this `MixedPrecision` did last, by
 /// hand or in a `Learner`. With several optimizers, counters and gradients are those of the one that stepped last. Reading
@@ -59,7 +59,7 @@ impl MixedPrecision {
         ScalerMonitor { amp: self.clone() }
     }
 
-    /// Shows the metrics of this crate in a training of Burn's, and ends a run that cannot go on as Burn's runs end.
+    /// Adds the metrics of this crate to a training of Burn's, and ends a run that cannot go on, in Burn's way.
     ///
     /// The metrics: loss scale, skipped steps, gradient norm, share of zero gradients ([`ScalerMetric`]). There are none
     /// without a scaler, as in f32 and bf16, where nothing is measured. The end: through the run's interrupter. Set one of
@@ -117,12 +117,12 @@ impl ScalerMonitor {
         self.state().counters
     }
 
-    /// What became of the last step; none before the first. See [`GradScaler::last_outcome`].
+    /// The outcome of the last step; none before the first. See [`GradScaler::last_outcome`].
     pub fn last_outcome(&self) -> Option<StepOutcome> {
         self.state().outcome
     }
 
-    /// What the gradients of the last step were like, before clipping; none before the first, and of a disabled scaler that
+    /// The measures of the last step's gradients, before clipping; none before the first step, and of a disabled scaler that
     /// does not clip. See [`GradScaler::last_status`].
     pub fn last_status(&self) -> Option<GradientStatus> {
         self.state().status.clone()
@@ -161,7 +161,7 @@ impl ScalerMonitor {
     ///
     /// # Errors
     ///
-    /// The error itself, if nobody has asked for the interrupter: then nobody listens.
+    /// The error itself, if `interrupter` was never called, so that nothing can be ended by it.
     pub fn fail(&self, error: AmpError) -> Result<(), AmpError> {
         log::error!("{error}");
         let interrupter = {

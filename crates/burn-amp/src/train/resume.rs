@@ -15,7 +15,7 @@ use crate::{
     record::{AmpRecord, Container},
 };
 
-/// A checkpoint to go on from, that was found whole.
+/// A checkpoint that was read and found complete, to resume from.
 ///
 /// Burn panics on a checkpoint that it cannot read, and does not name a damaged file; [`check`](Self::check) before returns an
 /// error that does. `directory` is that of the `SupervisedTraining`, whose default checkpointers write into `checkpoint`
@@ -39,7 +39,7 @@ use crate::{
 ///
 /// A run that is resumed has the parameters, the optimizer's state, the loss scale, the counters, the averages and the learning
 /// rate of one that was never stopped: on Flex bit for bit, if the program is the same and the data comes in the same order.
-/// What it cannot bring back:
+/// These cannot be restored:
 ///
 /// - the order of a loader with several workers (`num_workers`), which mixes the batches as they come;
 /// - the draws of a `SamplerDataset`, and of any dataset that draws at random by itself;

@@ -30,15 +30,15 @@ use crate::{
 /// A model in half precision: what the `Learner` of [`MixedPrecision::learner`] trains, and what it returns.
 ///
 /// Used as the model itself: it dereferences to it, its records are the model's, and `valid()` and Burn's `Evaluator` see the
-/// model's own [`InferenceStep`], in the precision of the training. [`into_inner`](Self::into_inner) gives it back by value.
+/// model's own [`InferenceStep`], in the precision of the training. [`into_inner`](Self::into_inner) returns it by value.
 ///
 /// - [`TrainStep::step`]: the model's own, as it is. [`autocast`](crate::autocast) in it is that of the `MixedPrecision`.
 /// - [`TrainStep::optimize`] and [`TrainStep::optimize_multi`]: test the gradients, which waits for the device once, and call
-///   the model's own if the step is not skipped. After a skip, running statistics (BatchNorm's) that are not finite are those
-///   of the last good step again.
+///   the model's own if the step is not skipped. After a skip, running statistics (BatchNorm's) that are not finite are set
+///   back to those of the last good step.
 /// - A checkpoint has the scaler's state, and the averages of [`with_ema`](crate::ScaledOptimizer::with_ema), in the file of the
-///   *optimizer*. A `Learner` without this crate resumes it, and the other way round: then the scaler starts fresh, which
-///   the log says.
+///   *optimizer*. A `Learner` without this crate resumes it, and the other way round: then the scaler starts fresh, with a
+///   warning in the log.
 #[derive(Clone, Debug)]
 pub struct Scaled<M> {
     pub(super) inner: M,
@@ -95,12 +95,12 @@ impl<M> Scaled<M> {
         }
     }
 
-    /// The model by itself, to go on without this crate.
+    /// The plain model, to use without this crate.
     pub fn into_inner(self) -> M {
         self.inner
     }
 
-    /// The scaler: counters, and what the last step's gradients were like.
+    /// The scaler: its counters, and the measures of the last step's gradients.
     pub fn scaler(&self) -> &GradScaler {
         &self.scaler
     }
@@ -135,10 +135,10 @@ impl<M> Scaled<M> {
             (Some(ema), Some(averages)) => ema.restore(averages),
             (Some(ema), None) => {
                 ema.reset();
-                log::warn!("the checkpoint holds no averages of the weights: they start fresh");
+                log::warn!("the checkpoint holds no averages of the weights: they start again");
             }
             (None, Some(_)) => log::warn!(
-                "the checkpoint holds averages of the weights, but none are kept here: they are dropped"
+                "the checkpoint holds averages of the weights, but this run keeps none: they are dropped. `ScaledOptimizer::with_ema` keeps them"
             ),
             (None, None) => {}
         }

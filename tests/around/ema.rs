@@ -354,7 +354,7 @@ fn averages_of_another_shape_are_not_used_and_the_log_says_so() {
     });
     assert_eq!(logged.len(), 1, "{logged:?}");
     assert!(
-        logged[0].contains("`weight`") && logged[0].contains("anew"),
+        logged[0].contains("`weight`") && logged[0].contains("the average starts again"),
         "{logged:?}"
     );
     let copy = ema.module(&other).values();

@@ -1,11 +1,10 @@
 use burn::{
-    module::{Module, Param, ParamGroup},
+    module::{Module, Param, ParamGroup, ParamId},
     tensor::{DType, FloatDType, Tensor},
 };
 
 use crate::{
     dtype::is_half,
-    leaf,
     module_path::{self, ModulePath},
 };
 
@@ -107,7 +106,29 @@ impl module_path::Map for Convert<'_> {
         let id = param.id;
         param.map(|tensor| {
             let cast = tensor.clone().inner().cast(self.dtype);
-            leaf::replace(tensor, cast, id)
+            replace_value(tensor, cast, id)
         })
     }
+}
+
+/// Puts a new value in the place of a parameter's: a with all that the old one carried for autodiff.
+pub(crate) fn replace_value<const D: usize>(
+    old: Tensor<D>,
+    new: Tensor<D>,
+    id: ParamId,
+) -> Tensor<D> {
+    let require_grad = old.is_require_grad();
+    let checkpointing = old.gradient_checkpointing_strategy();
+    let distributed = old.is_autodiff() && old.is_distributed();
+    let mut leaf = new;
+    if let Some(strategy) = checkpointing {
+        leaf = Tensor::from_inner(leaf).with_gradient_checkpointing_strategy(strategy);
+    }
+    if require_grad {
+        leaf = leaf.require_grad();
+    }
+    if distributed {
+        leaf = leaf.set_distributed(id);
+    }
+    leaf
 }

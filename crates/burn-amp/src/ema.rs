@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 use std::{cell::LazyCell, collections::HashSet};
 
 use crate::{
+    convert::replace_value,
     dtype::{is_half, working_dtype},
     error::AmpError,
-    leaf,
     module_path::{self, ModulePath},
     param_tensors::ParamTensors,
 };
@@ -316,7 +316,7 @@ impl module_path::Map for Overwrite<'_> {
         let id = param.id;
         param.map(|tensor| {
             let average = average.cast(tensor.dtype());
-            leaf::replace(tensor, average, id)
+            replace_value(tensor, average, id)
         })
     }
 }

@@ -54,7 +54,6 @@ mod gradient_pass;
 mod gradient_status;
 mod gradients;
 mod iteration;
-mod leaf;
 mod live_scale;
 mod loss_scale;
 mod loss_watch;

@@ -76,6 +76,23 @@ pub(super) fn vector_width(elements: usize) -> usize {
         .unwrap_or(1)
 }
 
+/// Whether nobody else holds the memory, nor will read it: what Burn's `to_data` returns is read when it is looked at.
+///
+/// Launches that are still queued hold memory in the same way. They have let go when the queue is done, which is waited for then;
+/// not for the device. CubeCL's runtime for CPUs lets go when the work is done: there a gradient that was just made is taken for one
+/// that was read.
+pub(super) fn may_overwrite(tensor: &CubeTensor) -> bool {
+    let is_bound = || tensor.handle.memory.is_bound();
+    if !tensor.can_mut() {
+        return false;
+    }
+    if is_bound() {
+        // What it finds is told again where the results are read.
+        let _ = tensor.client.check([]);
+    }
+    !is_bound()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -103,21 +120,4 @@ mod tests {
         let widths: Vec<usize> = (1..=8).map(vector_width).collect();
         assert_eq!(widths, [1, 2, 1, 4, 1, 2, 1, 4]);
     }
-}
-
-/// Whether nobody else holds the memory, nor will read it: what Burn's `to_data` returns is read when it is looked at.
-///
-/// Launches that are still queued hold memory in the same way. They have let go when the queue is done, which is waited for then;
-/// not for the device. CubeCL's runtime for CPUs lets go when the work is done: there a gradient that was just made is taken for one
-/// that was read.
-pub(super) fn may_overwrite(tensor: &CubeTensor) -> bool {
-    let is_bound = || tensor.handle.memory.is_bound();
-    if !tensor.can_mut() {
-        return false;
-    }
-    if is_bound() {
-        // What it finds is told again where the results are read.
-        let _ = tensor.client.check([]);
-    }
-    !is_bound()
 }

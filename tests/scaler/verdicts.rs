@@ -32,6 +32,12 @@ fn discard_until_the_end(mut discard: impl FnMut() -> Result<(), AmpError>) -> (
     panic!("1000 discarded overflows and no end")
 }
 
+fn discard_overflow(optim: &mut ScaledOptimizer, model: &Model) -> Result<(), AmpError> {
+    let scale = optim.scaler().loss_scale();
+    let grads = optim.try_unscale(model.overflowing(scale), model)?;
+    optim.try_discard(grads)
+}
+
 fn check_exhausted(error: &AmpError, expected: u64) {
     let AmpError::LossScaleExhausted {
         scale,
@@ -49,11 +55,7 @@ fn check_exhausted(error: &AmpError, expected: u64) {
 fn a_run_that_only_discards_ends() {
     let mut optim = optimizer(config());
     let model = Model::new();
-    let (discarded, error) = discard_until_the_end(|| {
-        let scale = optim.scaler().loss_scale();
-        let grads = optim.try_unscale(model.overflowing(scale), &model)?;
-        optim.try_discard(grads)
-    });
+    let (discarded, error) = discard_until_the_end(|| discard_overflow(&mut optim, &model));
     assert_eq!(discarded, 50);
     check_exhausted(&error, 51);
     assert_eq!(optim.scaler().loss_scale(), 1024.0 * 0.5f32.powi(50));
@@ -77,11 +79,7 @@ fn discarded_micro_batches_end_a_run_too() {
     for skip_micro_batch in [false, true] {
         let window = AccumulationConfig::new(4).with_skip_micro_batch(skip_micro_batch);
         let mut optim = optimizer(config()).with_accumulation(window).unwrap();
-        let (discarded, error) = discard_until_the_end(|| {
-            let scale = optim.scaler().loss_scale();
-            let grads = optim.try_unscale(model.overflowing(scale), &model)?;
-            optim.try_discard(grads)
-        });
+        let (discarded, error) = discard_until_the_end(|| discard_overflow(&mut optim, &model));
         assert_eq!(discarded, 50);
         check_exhausted(&error, 51);
     }

@@ -283,11 +283,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
                 Ok((self.options).applied(&mut self.scaler, module, masters))
             }
             Ok(None) => Ok(module),
-            Err(error) => {
-                // No step was taken, whatever was wrong.
-                self.scaler.log_call();
-                Err(StepError::new(module, error))
-            }
+            Err(error) => Err(self.scaler.failed(module, error)),
         };
         self.publish(steps_before);
         module
@@ -377,8 +373,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         for (of_device, _) in &grads.grads {
             if let Err(error) = Entries::of(of_device, &module) {
                 self.scaler.forget_last_call();
-                self.scaler.log_call();
-                return Err(StepError::new(module, error));
+                return Err(self.scaler.failed(module, error));
             }
         }
         let grads = sum_of_devices(grads, &module);

@@ -7,9 +7,9 @@ use burn::{
     module::{Module, ModuleMapper, Param, ParamId},
     tensor::{DType, Device, Tensor},
 };
-use burn_amp_kernels::{TensorList, UnsupportedDType};
 
 use crate::{
+    gradient_pass::Pass,
     module_path::{self, ModulePath},
     param_tensors::ParamTensors,
     rank::with_rank,
@@ -106,37 +106,25 @@ impl Statistics {
 
     /// Waits for each device once.
     fn retain_not_finite(&mut self) {
-        let mut lists: Vec<(Device, TensorList, Vec<usize>)> = Vec::new();
+        let (mut pass, mut indices) = (Pass::default(), Vec::new());
         for (index, found) in self.found.iter().enumerate() {
-            let place = lists
-                .iter()
-                .position(|(device, ..)| *device == found.device);
-            let place = place.unwrap_or_else(|| {
-                lists.push((found.device.clone(), TensorList::new(), Vec::new()));
-                lists.len() - 1
-            });
-            let (_, list, indices) = &mut lists[place];
             with_rank!(found.rank, D => {
                 if let Some(value) = self.values.get::<D>(found.id, &found.device) {
-                    list.push(value.without_autodiff());
+                    pass.push(value);
                     indices.push(index);
                 }
             }, _rank => ());
         }
         let mut finite = vec![true; self.found.len()];
-        for (_, list, indices) in lists {
-            #[cfg(test)]
-            tests::READS.set(tests::READS.get() + 1);
-            let statuses = match burn_amp_kernels::inspect(list) {
-                Ok(status) => status.read(),
-                Err(error @ UnsupportedDType { .. }) => {
-                    log::warn!("running statistics cannot be tested: {error}");
-                    continue;
+        #[cfg(test)]
+        tests::READS.set(tests::READS.get() + u32::from(!indices.is_empty()));
+        match pass.inspect() {
+            Ok(statuses) => {
+                for (index, status) in indices.into_iter().zip(statuses) {
+                    finite[index] = status.non_finite == 0;
                 }
-            };
-            for (index, status) in indices.into_iter().zip(statuses) {
-                finite[index] = status.non_finite == 0;
             }
+            Err(error) => log::warn!("running statistics cannot be tested: {error}"),
         }
         let mut finite = finite.into_iter();
         self.found.retain(|_| finite.next() == Some(false));

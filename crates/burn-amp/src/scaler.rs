@@ -28,8 +28,10 @@
 //! ```
 
 use burn::{
-    lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module, optim::GradientsParams,
-    tensor::Tensor,
+    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
+    module::Module,
+    optim::GradientsParams,
+    tensor::{DType, Tensor},
 };
 use std::sync::{Arc, Once};
 
@@ -200,10 +202,14 @@ impl GradScaler {
     /// The way *back* through an f16 loss still passes an f16 gradient, which cannot hold 65536: reduce the loss
     /// itself in f32 (cast the logits), or the first steps will overflow until the scale fits.
     pub fn scale<T: CastFloat>(&self, loss: T) -> T {
+        self.multiply(loss, self.loss_factor())
+    }
+
+    fn multiply<T: CastFloat>(&self, loss: T, scale: f32) -> T {
         if !self.is_enabled() {
             return loss;
         }
-        let (scaled, seen) = multiply_losses(loss, self.loss_factor());
+        let (scaled, seen) = multiply_losses(loss, scale);
         self.watch.see(seen);
         scaled
     }
@@ -230,24 +236,20 @@ impl GradScaler {
         loss: Tensor<D>,
         module: &M,
     ) -> ScaledGradients {
-        let (loss, scale) = match self.is_enabled() {
-            true => {
-                let (loss, seen) = multiply_losses(loss, scale);
-                self.watch.see(seen);
-                (loss, scale)
-            }
-            false => (loss, 1.0),
-        };
-        ScaledGradients::new(GradientsParams::from_grads(loss.backward(), module), scale)
+        let grads = self.multiply(loss, scale).backward();
+        ScaledGradients::new(GradientsParams::from_grads(grads, module), scale)
     }
 
     /// The loss scale after [`settle_dropped`](Self::settle_dropped).
     pub(crate) fn settled_loss_factor(&self) -> f32 {
+        if self.border.is_some() || !self.is_enabled() {
+            return self.loss_factor();
+        }
         let mut iteration = self.iteration.clone();
         self.unsettled.look(|verdict| iteration.learn(verdict));
-        match (&self.border, iteration.outcome()) {
-            (None, Some(outcome)) if self.is_enabled() => self.schedule.learn(outcome).scale(),
-            _ => self.loss_factor(),
+        match iteration.outcome() {
+            Some(outcome) => self.schedule.learn(outcome).scale(),
+            None => self.loss_factor(),
         }
     }
 
@@ -321,8 +323,8 @@ impl GradScaler {
         module: &M,
     ) -> Result<UnscaledGradients, AmpError> {
         let entries = Entries::of(grads.params(), module)?.into_gradients();
-        let (scale, own) = (grads.loss_scale(), self.config().parameter_dtype_gradients);
-        let grads = self.unscale_by(grads.into_params(), entries, scale, own)?;
+        let in_own_dtype = self.config().parameter_dtype_gradients;
+        let grads = self.unscale_entries(grads, entries, in_own_dtype)?;
         Ok(self.registered(grads))
     }
 
@@ -339,19 +341,19 @@ impl GradScaler {
         self.unsettled.take(grads);
     }
 
-    /// Divides gradients by `scale`, into f32 (f64 for f64 parameters) or the parameter's dtype.
-    pub(crate) fn unscale_by(
+    /// Divides gradients by their loss scale, into f32 (f64 for f64 parameters) or the parameter's dtype.
+    pub(crate) fn unscale_entries(
         &self,
-        grads: GradientsParams,
+        grads: ScaledGradients,
         entries: Vec<Entry>,
-        scale: f32,
         in_own_dtype: bool,
     ) -> Result<UnscaledGradients, AmpError> {
         if !self.is_enabled() {
-            return Ok(pass_through(grads, entries));
+            return Ok(pass_through(grads.into_params(), entries));
         }
         // As PyTorch.
-        let inverse = f64::from((1.0 / f64::from(scale)) as f32);
+        let inverse = f64::from((1.0 / f64::from(grads.loss_scale())) as f32);
+        let grads = grads.into_params();
         Ok(self.blamed(unscale(grads, entries, inverse, in_own_dtype)?))
     }
 
@@ -468,11 +470,7 @@ impl GradScaler {
         match decided {
             Ok(Some(grads)) => Ok(optim.step(lr, module, grads)),
             Ok(None) => Ok(module),
-            Err(error) => {
-                // No step was taken, whatever was wrong.
-                self.log_call();
-                Err(StepError::new(module, error))
-            }
+            Err(error) => Err(self.failed(module, error)),
         }
     }
 
@@ -519,6 +517,12 @@ impl GradScaler {
         }
     }
 
+    /// The error that gives the module back. Whatever was wrong, no step was taken.
+    pub(crate) fn failed<M>(&self, module: M, error: AmpError) -> StepError<M> {
+        self.log_call();
+        StepError::new(module, error)
+    }
+
     /// Tells those who follow the steps whether the last call has stepped.
     pub(crate) fn log_call(&self) {
         let stepped = self.last_outcome == Some(StepOutcome::Stepped);
@@ -561,7 +565,8 @@ impl GradScaler {
         grads: UnscaledGradients,
     ) -> Result<Option<GradientsParams>, AmpError> {
         self.unsettled.take(&grads);
-        self.check_dtypes(optim, &grads)?;
+        let entries = grads.entries().iter();
+        check_accepted(optim, entries.map(|entry| (entry, entry.gradient)))?;
         let optimizer = std::ptr::from_ref(optim).addr();
         self.iteration.check(&grads, optimizer)?;
         self.look_at_losses(&grads);
@@ -701,22 +706,6 @@ impl GradScaler {
         self.iteration.finish()
     }
 
-    fn check_dtypes<O: ModuleOptim>(
-        &self,
-        optim: &O,
-        grads: &UnscaledGradients,
-    ) -> Result<(), AmpError> {
-        let clash = |entry: &&Entry| !optim.accepts(entry.parameter, entry.gradient);
-        match grads.entries().iter().find(clash) {
-            Some(entry) => Err(AmpError::HalfPrecisionParameter {
-                parameter: entry.path.clone(),
-                parameter_dtype: entry.parameter,
-                gradient_dtype: entry.gradient,
-            }),
-            None => Ok(()),
-        }
-    }
-
     /// Keeps the status for those who ask for it later.
     pub(crate) fn remember(&mut self, grads: &UnscaledGradients) {
         // A disabled scaler knows something only where clipping has measured.
@@ -819,6 +808,21 @@ impl GradScaler {
             self.forget_losses();
         }
         Ok(())
+    }
+}
+
+/// Refuses gradients, each of a dtype, that an optimizer cannot combine with their parameters.
+fn check_accepted<'a, O: ModuleOptim>(
+    optim: &O,
+    mut gradients: impl Iterator<Item = (&'a Entry, DType)>,
+) -> Result<(), AmpError> {
+    match gradients.find(|(entry, gradient)| !optim.accepts(entry.parameter, *gradient)) {
+        Some((entry, gradient_dtype)) => Err(AmpError::HalfPrecisionParameter {
+            parameter: entry.path.clone(),
+            parameter_dtype: entry.parameter,
+            gradient_dtype,
+        }),
+        None => Ok(()),
     }
 }
 

@@ -108,12 +108,8 @@ impl StepOptions {
                 scaler.test(grads, &entries)?
             }
             (None, StepGradients::Scaled(grads)) => {
-                let (scale, dtype) = (
-                    grads.loss_scale(),
-                    scaler.config().parameter_dtype_gradients,
-                );
-                let entries = entries.into_gradients();
-                scaler.unscale_by(grads.into_params(), entries, scale, dtype)?
+                let in_own_dtype = scaler.config().parameter_dtype_gradients;
+                scaler.unscale_entries(grads, entries.into_gradients(), in_own_dtype)?
             }
             (None, StepGradients::Unscaled(grads)) => grads,
         };

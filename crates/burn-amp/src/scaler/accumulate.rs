@@ -1,8 +1,8 @@
 //! Micro-batches: the scaler's side of an [`AccumulationWindow`].
 
-use burn::{module::Module, tensor::DType};
+use burn::module::Module;
 
-use super::GradScaler;
+use super::{GradScaler, check_accepted};
 use crate::{
     accumulation::AccumulationWindow,
     dtype::optimizer_dtype,
@@ -88,8 +88,7 @@ impl GradScaler {
                 StepGradients::Plain(grads) => self.test(grads, &entries)?,
                 // Rounding to a half-precision dtype comes after the sum.
                 StepGradients::Scaled(grads) => {
-                    let scale = grads.loss_scale();
-                    self.unscale_by(grads.into_params(), found.clone(), scale, false)?
+                    self.unscale_entries(grads, found.clone(), false)?
                 }
                 StepGradients::Unscaled(grads) => grads,
             };
@@ -246,16 +245,10 @@ impl GradScaler {
             return Ok(());
         }
         let in_own_dtype = self.config().parameter_dtype_gradients;
-        for entry in entries.gradients() {
-            let gradient = DType::from(optimizer_dtype(entry.parameter, in_own_dtype));
-            if !optim.accepts(entry.parameter, gradient) {
-                return Err(AmpError::HalfPrecisionParameter {
-                    parameter: entry.path.clone(),
-                    parameter_dtype: entry.parameter,
-                    gradient_dtype: gradient,
-                });
-            }
-        }
-        Ok(())
+        let gradient = |entry: &Entry| optimizer_dtype(entry.parameter, in_own_dtype).into();
+        check_accepted(
+            optim,
+            entries.gradients().map(|entry| (entry, gradient(entry))),
+        )
     }
 }

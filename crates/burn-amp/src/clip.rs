@@ -42,12 +42,12 @@ use crate::{
 #[non_exhaustive]
 pub enum GradientClip {
     /// Every value is limited to `-threshold..=threshold`. Keras's `clipvalue`, `torch.nn.utils.clip_grad_value_`.
-    Value(#[serde(with = "threshold")] f64),
+    Value(#[serde(with = "crate::number")] f64),
     /// Each parameter's gradient whose L2 norm exceeds the threshold is shortened to it. Keras's `clipnorm`.
-    Norm(#[serde(with = "threshold")] f64),
+    Norm(#[serde(with = "crate::number")] f64),
     /// All gradients of the group, as one vector, are multiplied by `threshold / (norm + 1e-6)` where that is below 1.
     /// `torch.nn.utils.clip_grad_norm_`, whose 1e-6 is kept; Keras's `global_clipnorm`, DeepSpeed's `gradient_clipping`.
-    GlobalNorm(#[serde(with = "threshold")] f64),
+    GlobalNorm(#[serde(with = "crate::number")] f64),
 }
 
 // By hand: the derive refuses an attribute at a threshold.
@@ -72,39 +72,6 @@ impl GradientClip {
             value: format!("{self:?}"),
             allowed: "a threshold above 0".into(),
         })
-    }
-}
-
-/// Thresholds in JSON, which has no infinity: what is not finite is written as a text.
-mod threshold {
-    use serde::{Deserialize, Deserializer, Serializer, de::Error};
-
-    pub(super) fn serialize<S: Serializer>(
-        threshold: &f64,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        match threshold.is_finite() {
-            true => serializer.serialize_f64(*threshold),
-            false => serializer.collect_str(threshold),
-        }
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
-        match Threshold::deserialize(deserializer)? {
-            Threshold::Number(threshold) => Ok(threshold),
-            Threshold::Text(text) => text.parse().map_err(|_| {
-                D::Error::custom(format!(
-                    "threshold is {text:?}, but must be a number or \"inf\""
-                ))
-            }),
-        }
-    }
-
-    #[derive(Deserialize)]
-    #[serde(untagged, expecting = "a threshold must be a number or \"inf\"")]
-    enum Threshold {
-        Number(f64),
-        Text(String),
     }
 }
 

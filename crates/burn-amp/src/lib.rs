@@ -62,6 +62,7 @@ mod master_weights;
 mod mixed_precision;
 mod module_optim;
 mod module_path;
+mod number;
 mod optimizer;
 mod optimizer_config;
 mod param_tensors;

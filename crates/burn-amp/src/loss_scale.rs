@@ -54,13 +54,13 @@ impl StepOutcome {
 #[serde(default, deny_unknown_fields)]
 pub struct GradScalerConfig {
     /// The loss scale of the first step. Positive; default 65536.
-    #[serde(with = "number")]
+    #[serde(with = "crate::number")]
     pub init_scale: f64,
     /// The scale is multiplied by this after `growth_interval` clean steps in a row. Above 1; default 2.
-    #[serde(with = "number")]
+    #[serde(with = "crate::number")]
     pub growth_factor: f64,
     /// The scale is multiplied by this after an overflow. Between 0 and 1; default 0.5.
-    #[serde(with = "number")]
+    #[serde(with = "crate::number")]
     pub backoff_factor: f64,
     /// How many clean steps in a row make the scale grow. At least 1; default 2000.
     pub growth_interval: u32,
@@ -70,14 +70,14 @@ pub struct GradScalerConfig {
     /// Whether the scale moves; default true. If not, it stays at `init_scale`; overflowing steps are still skipped.
     pub dynamic: bool,
     /// The scale never falls below this; default none. A scaler also stops where the scale would have no inverse in f32.
-    #[serde(with = "optional_number")]
+    #[serde(with = "crate::number::optional")]
     pub min_scale: Option<f64>,
     /// Whether an overflow ends the run where the scale cannot go lower: DeepSpeed's setting of this name, and a check that
     /// Megatron-LM and jmp do not have. If not, the default, the scale stays there, steps are skipped, and
     /// `max_consecutive_skips` ends a run that can only skip.
     pub raise_error_at_min_scale: bool,
     /// The scale never grows above this; default none. It never grows to infinity.
-    #[serde(with = "optional_number")]
+    #[serde(with = "crate::number::optional")]
     pub max_scale: Option<f64>,
     /// The scale backs off at the overflow of this number: 1, the default, at the first; N tolerates N - 1 overflows before
     /// (their steps are skipped all the same). At least 1.
@@ -527,59 +527,5 @@ impl TryFrom<Stored> for LossScale {
             hysteresis_tracker: stored.hysteresis_tracker,
             ..schedule
         })
-    }
-}
-
-/// A number that JSON may not have: an infinity and a NaN are stored as text, and refused by their field's name later.
-mod number {
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    pub(super) enum Number {
-        Finite(f64),
-        Text(String),
-    }
-
-    impl Number {
-        pub(super) fn value<E: serde::de::Error>(self) -> Result<f64, E> {
-            match self {
-                Self::Finite(value) => Ok(value),
-                Self::Text(text) => text.parse().map_err(E::custom),
-            }
-        }
-    }
-
-    pub(super) fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
-        match value.is_finite() {
-            true => serializer.serialize_f64(*value),
-            false => serializer.serialize_str(&value.to_string()),
-        }
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
-        Number::deserialize(deserializer)?.value()
-    }
-}
-
-mod optional_number {
-    use super::number::{self, Number};
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    pub(super) fn serialize<S: Serializer>(
-        value: &Option<f64>,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        match value {
-            Some(value) => number::serialize(value, serializer),
-            None => serializer.serialize_none(),
-        }
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Option<f64>, D::Error> {
-        let number = Option::<Number>::deserialize(deserializer)?;
-        number.map(Number::value).transpose()
     }
 }

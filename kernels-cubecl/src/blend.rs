@@ -1,6 +1,8 @@
 use burn::{
-    backend::{Dispatch, DispatchTensor, DispatchTensorKind},
-    tensor::{DType, FloatDType, Tensor},
+    backend::{
+        Backend, Dispatch, DispatchTensor, DispatchTensorKind, TensorMetadata, tensor::FloatTensor,
+    },
+    tensor::{DType, Tensor},
 };
 
 use crate::ops::AmpOps;
@@ -46,7 +48,8 @@ pub fn blend<const D: usize>(
         let sum = Dispatch::amp_blend(target, source.into_dispatch(), keep, add);
         return Tensor::from_dispatch(sum);
     }
-    composed(Tensor::from_dispatch(target), source, keep, add)
+    let sum = composed::<Dispatch>(target, source.into_dispatch(), keep, add);
+    Tensor::from_dispatch(sum)
 }
 
 #[cfg_attr(
@@ -65,16 +68,20 @@ fn has_kernel(target: &DispatchTensor, dtypes: (DType, DType)) -> bool {
     }
 }
 
-fn composed<const D: usize>(
-    target: Tensor<D>,
-    source: Tensor<D>,
+pub(crate) fn composed<B: Backend>(
+    target: FloatTensor<B>,
+    source: FloatTensor<B>,
     keep: f64,
     add: f64,
-) -> Tensor<D> {
-    let weighted = |tensor: Tensor<D>, weight: f64| match weight {
+) -> FloatTensor<B> {
+    let weighted = |tensor, weight: f64| match weight {
         1.0 => tensor,
-        weight => tensor.mul_scalar(weight),
+        weight => B::float_mul_scalar(tensor, weight.into()),
     };
-    let dtype: FloatDType = target.dtype().into();
-    weighted(target, keep).add(weighted(source.cast(dtype), add))
+    let dtype = target.dtype();
+    let source = match source.dtype() == dtype {
+        true => source,
+        false => B::float_cast(source, dtype.into()),
+    };
+    B::float_add(weighted(target, keep), weighted(source, add))
 }

@@ -29,6 +29,8 @@
 mod backends;
 mod blend;
 mod cast;
+#[cfg(feature = "cubecl")]
+mod custom;
 mod error;
 mod histogram;
 #[cfg(feature = "cubecl")]
@@ -45,5 +47,5 @@ pub use error::UnsupportedDType;
 pub use histogram::{ExponentHistogram, Histogram};
 pub use list::TensorList;
 pub use ops::{AmpOps, CastOps, TensorVec, UnscaledVec};
-pub use run::{histogram, inspect, unscale};
+pub use run::{histogram, inspect, unscale, unscale_in_dtype};
 pub use status::{Status, TensorStatus};

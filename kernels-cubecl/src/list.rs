@@ -4,9 +4,10 @@ use burn::{
 };
 
 /// Float tensors of any ranks, all on one device.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct TensorList {
     pub(crate) tensors: Vec<Entry>,
+    pub(crate) edge: f32,
 }
 
 #[derive(Clone, Debug)]
@@ -19,7 +20,19 @@ pub(crate) struct Entry {
 impl TensorList {
     /// An empty list.
     pub fn new() -> Self {
-        Self::default()
+        Self {
+            tensors: Vec::new(),
+            edge: f32::INFINITY,
+        }
+    }
+
+    /// Counts values from this magnitude on in [`TensorStatus::above`](crate::TensorStatus::above), after scaling. Infinity,
+    /// the default, counts what is not finite; so does NaN.
+    pub fn count_from(&mut self, edge: f32) {
+        self.edge = match edge.is_nan() {
+            true => f32::INFINITY,
+            false => edge.max(0.0),
+        };
     }
 
     /// Adds a tensor of dtype f16, bf16, f32 or f64; an association with autodiff is dropped.
@@ -58,6 +71,12 @@ impl TensorList {
     /// Whether there is no tensor.
     pub fn is_empty(&self) -> bool {
         self.tensors.is_empty()
+    }
+}
+
+impl Default for TensorList {
+    fn default() -> Self {
+        Self::new()
     }
 }
 

@@ -22,17 +22,25 @@ use crate::cast::Watch;
     Cube: cfg(feature = "cubecl"),
 )]
 pub trait AmpOps: Backend {
-    /// Multiplies every tensor by `inverse`, of shape `[1]` and dtype f32, and measures the products.
+    /// Multiplies every tensor by `inverse`, of shape `[1]` and dtype f32, and measures the products. Those whose
+    /// magnitude is `edge` or above are counted.
     ///
-    /// Products have the shapes of the tensors, and dtype f32, or f64 for f64. f32 and f64 tensors that nobody else
-    /// holds are overwritten; other products are new.
+    /// Products have the shapes of the tensors, and dtype f32 (f64 for f64); or their own dtype if `keep_dtype`, and are
+    /// then measured after they were rounded to it. Tensors of the product's dtype that nobody else holds are
+    /// overwritten; other products are new.
     fn amp_unscale(
         #[extension_type] tensors: TensorVec<Self>,
         inverse: FloatTensor<Self>,
+        keep_dtype: bool,
+        edge: f32,
     ) -> UnscaledVec<Self>;
 
     /// Measures every tensor and writes none. Returns status words as [`UnscaledVec::status`].
-    fn amp_inspect(#[extension_type] tensors: TensorVec<Self>) -> IntTensor<Self>;
+    fn amp_inspect(#[extension_type] tensors: TensorVec<Self>, edge: f32) -> IntTensor<Self>;
+
+    /// What the status words of a list say of all its tensors together, in f32, `[2]`: 1 if a value is infinite or NaN
+    /// after scaling and else 0, and the L2 norm of the finite values.
+    fn amp_verdict(words: IntTensor<Self>) -> FloatTensor<Self>;
 
     /// Counts the values of all tensors by binary exponent and writes none of them.
     ///

@@ -30,7 +30,35 @@ pub fn unscale(
     list: TensorList,
     inverse: Tensor<1>,
 ) -> Result<(TensorList, Status), UnsupportedDType> {
+    multiply(list, inverse, false)
+}
+
+/// As [`unscale`], but products keep the dtypes of their factors, and are measured after they were rounded to them: what
+/// overflows by rounding is seen. f16 and bf16 are multiplied in f32.
+///
+/// All tensors that nobody else holds are overwritten in place.
+///
+/// # Errors
+///
+/// As [`unscale`].
+///
+/// # Panics
+///
+/// As [`unscale`].
+pub fn unscale_in_dtype(
+    list: TensorList,
+    inverse: Tensor<1>,
+) -> Result<(TensorList, Status), UnsupportedDType> {
+    multiply(list, inverse, true)
+}
+
+fn multiply(
+    list: TensorList,
+    inverse: Tensor<1>,
+    keep_dtype: bool,
+) -> Result<(TensorList, Status), UnsupportedDType> {
     check(&list)?;
+    let edge = list.edge;
     let count = inverse.dims()[0];
     assert_eq!(count, 1, "`inverse` is one value, not {count}");
     let inverse = inverse.inner().cast(FloatDType::F32);
@@ -44,12 +72,12 @@ pub fn unscale(
     if !split.fused.is_empty() {
         let elements = elements(&split.fused);
         let factor = inverse.clone().into_dispatch();
-        let unscaled = Dispatch::amp_unscale(tensors(split.fused), factor);
+        let unscaled = Dispatch::amp_unscale(tensors(split.fused), factor, keep_dtype, edge);
         products = unscaled.tensors.tensors;
         words = Some(Fused::new(unscaled.status, elements));
     }
-    let (on_host, host) = host::unscale(split.host, &inverse);
-    let (composed, rest) = fallback::unscale_all(split.composed, inverse);
+    let (on_host, host) = host::unscale(split.host, &inverse, edge);
+    let (composed, rest) = fallback::unscale_all(split.composed, inverse, keep_dtype, edge);
     let products = merge(&split.order, products, composed, on_host);
     let status = Status {
         fused: words,
@@ -73,15 +101,16 @@ pub fn unscale(
 /// If not all tensors are on one device.
 pub fn inspect(list: TensorList) -> Result<Status, UnsupportedDType> {
     check(&list)?;
+    let edge = list.edge;
     let split = Split::new(list);
     let words = (!split.fused.is_empty()).then(|| {
         let elements = elements(&split.fused);
-        Fused::new(Dispatch::amp_inspect(tensors(split.fused)), elements)
+        Fused::new(Dispatch::amp_inspect(tensors(split.fused), edge), elements)
     });
     Ok(Status {
         fused: words,
-        composed: fallback::inspect_all(split.composed),
-        host: host::inspect(&split.host),
+        composed: fallback::inspect_all(split.composed, edge),
+        host: host::inspect(&split.host, edge),
         order: split.order,
     })
 }
@@ -238,5 +267,6 @@ fn merge(
     };
     TensorList {
         tensors: order.iter().filter_map(next).collect(),
+        ..TensorList::new()
     }
 }

@@ -16,6 +16,9 @@ pub(crate) const NARROW: u32 = u32::MAX;
 pub struct TensorStatus {
     /// The number of values.
     pub elements: u64,
+    /// Values of at least the magnitude that [`TensorList::count_from`](crate::TensorList::count_from) names, after scaling,
+    /// infinities and NaN among them.
+    pub above: u64,
     /// Values that were infinite or NaN before scaling.
     pub non_finite_before: u64,
     /// Values that are infinite or NaN after scaling.
@@ -37,7 +40,7 @@ pub struct TensorStatus {
 ///
 /// | words | |
 /// |--:|---|
-/// | 0, 1 | number of values; CubeCL leaves 0 here, as the host knows it |
+/// | 0, 1 | values at or above the edge after scaling, infinities and NaN among them |
 /// | 2, 3 | infinities and NaN before scaling |
 /// | 4, 5 | infinities and NaN after scaling |
 /// | 6, 7 | zeros after scaling |
@@ -52,7 +55,7 @@ pub struct TensorStatus {
 /// Squares are summed in three ranges of magnitude, each at a scale at which they neither overflow nor vanish (J. L.
 /// Blue, "A Portable Fortran Program to Find the Euclidean Norm of a Vector", 1978). In f64, values below 1e-100
 /// are small and are multiplied by 2^600 before they are squared, and those above 1e100 are big and are multiplied by
-/// 2^-600. In f32, the bounds are 2^-63 and 2^47, the factors 2^75 and 2^-76.
+/// 2^-600. In f32, the bounds are 2^-63 and 2^47, the factors 2^75 and 2^-81.
 #[derive(Clone, Debug)]
 pub struct Status {
     pub(crate) fused: Option<Fused>,
@@ -126,7 +129,7 @@ pub(crate) fn read_words(words: Tensor<1, Int>) -> Vec<u32> {
 /// The numbers of one tensor before they are packed into words.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Row {
-    pub(crate) elements: u64,
+    pub(crate) above: u64,
     pub(crate) before: u64,
     pub(crate) after: u64,
     pub(crate) zeros: u64,
@@ -173,7 +176,7 @@ impl Squares {
 impl Row {
     pub(crate) fn words(&self) -> [u32; WORDS] {
         let halves = [
-            self.elements,
+            self.above,
             self.before,
             self.after,
             self.zeros,
@@ -188,6 +191,17 @@ impl Row {
         }
         words
     }
+}
+
+/// Whether a value is not finite, as 1 or 0, and the norm over all tensors.
+pub(crate) fn verdict(words: &[u32]) -> [f32; 2] {
+    let rows = words.chunks_exact(WORDS).map(|row| decode(row, 0));
+    let (mut found_inf, mut norm) = (0.0, 0.0f64);
+    for row in rows {
+        found_inf = if row.non_finite > 0 { 1.0 } else { found_inf };
+        norm = norm.hypot(row.norm);
+    }
+    [found_inf, norm as f32]
 }
 
 pub(crate) fn decode(words: &[u32], elements: u64) -> TensorStatus {
@@ -207,12 +221,14 @@ pub(crate) fn decode(words: &[u32], elements: u64) -> TensorStatus {
         }
         .norm(),
     };
+    // What was not finite is not made so by any factor: a compiler that trusts in finite arithmetic can only
+    // lose what the multiplication itself has made infinite.
+    let non_finite = value(2).max(value(1));
     TensorStatus {
         elements,
+        above: value(0).max(non_finite),
         non_finite_before: value(1),
-        // What was not finite is not made so by any factor: a compiler that trusts in finite arithmetic can only
-        // lose what the multiplication itself has made infinite.
-        non_finite: value(2).max(value(1)),
+        non_finite,
         zeros: value(3),
         max_abs: float(4),
         norm,

@@ -59,7 +59,7 @@ impl<B: Backend + AmpOps + CastOps> Backward<B, 1> for ScaledCast {
             let (factor, from, watched) = ops.state;
             if let Some((watch, output)) = watched {
                 let tensors = vec![grad.clone(), output];
-                let words = B::amp_inspect(TensorVec { tensors });
+                let words = B::amp_inspect(TensorVec { tensors }, f32::INFINITY);
                 let read = move || {
                     let data = burn_std::reader::try_read_sync(B::int_into_data(words))?.ok()?;
                     Some(data.iter::<i32>().map(|word| word as u32).collect())

@@ -18,8 +18,8 @@ use crate::{
 /// Counts travel as two floats, `high * COUNT_BASE + low`: each stays exact in f32, up to 2^40 values.
 const COUNT_BASE: u64 = 1 << 20;
 
-/// Floats for each tensor: three counts of two, largest magnitude, sum of squares relative to it.
-const FIELDS: usize = 8;
+/// Floats for each tensor: four counts of two, largest magnitude, sum of squares relative to it.
+const FIELDS: usize = 10;
 
 /// Multiplies every tensor by `inverse` and measures the products, in several passes.
 ///
@@ -30,7 +30,8 @@ const FIELDS: usize = 8;
 ///
 /// In Burn, if the device has not the dtype of a tensor.
 pub fn unscale(list: TensorList, inverse: Tensor<1>) -> (TensorList, Status) {
-    let (products, composed) = unscale_all(list, inverse);
+    let edge = list.edge;
+    let (products, composed) = unscale_all(list, inverse, false, edge);
     (products, composed.into_status())
 }
 
@@ -40,7 +41,8 @@ pub fn unscale(list: TensorList, inverse: Tensor<1>) -> (TensorList, Status) {
 ///
 /// In Burn, if the device has not the dtype of a tensor.
 pub fn inspect(list: TensorList) -> Status {
-    inspect_all(list).into_status()
+    let edge = list.edge;
+    inspect_all(list, edge).into_status()
 }
 
 /// Counts the values of all tensors by binary exponent. Reads every tensor once for each exponent. Does not wait for
@@ -57,7 +59,12 @@ pub fn histogram(list: TensorList) -> Histogram {
     }
 }
 
-pub(crate) fn unscale_all(list: TensorList, inverse: Tensor<1>) -> (TensorList, Composed) {
+pub(crate) fn unscale_all(
+    list: TensorList,
+    inverse: Tensor<1>,
+    keep_dtype: bool,
+    edge: f32,
+) -> (TensorList, Composed) {
     let inverse = inverse.inner();
     let mut measures = Measures::default();
     let mut products = TensorList::new();
@@ -67,27 +74,34 @@ pub(crate) fn unscale_all(list: TensorList, inverse: Tensor<1>) -> (TensorList, 
         let tensor = match elements {
             0 => {
                 measures.elements.push(0);
-                wide
+                match keep_dtype {
+                    true => Dispatch::float_cast(wide, entry.dtype.into()),
+                    false => wide,
+                }
             }
             _ => {
                 // Of the tensor's rank, so that the product need not be reshaped: NdArray's `reshape` ends at rank 6.
                 let factor = inverse.clone().cast(dtype).into_dispatch();
                 let factor = Dispatch::float_expand(factor, Shape::from(vec![1; wide.rank()]));
-                let product = Dispatch::float_mul(wide.clone(), factor);
-                measures.add(flatten(wide, elements), flatten(product.clone(), elements));
+                let mut product = Dispatch::float_mul(wide.clone(), factor);
+                if keep_dtype {
+                    product = Dispatch::float_cast(product, entry.dtype.into());
+                }
+                let after = flatten(product.clone(), elements).cast(dtype);
+                measures.add(flatten(wide, elements), after, edge);
                 product
             }
         };
         products.tensors.push(Entry {
-            tensor,
-            dtype: dtype.into(),
+            dtype: tensor.dtype(),
             elements,
+            tensor,
         });
     }
     (products, measures.finish())
 }
 
-pub(crate) fn inspect_all(list: TensorList) -> Composed {
+pub(crate) fn inspect_all(list: TensorList, edge: f32) -> Composed {
     let mut measures = Measures::default();
     for entry in list.tensors {
         if entry.elements == 0 {
@@ -95,7 +109,7 @@ pub(crate) fn inspect_all(list: TensorList) -> Composed {
             continue;
         }
         let flat = flatten(entry.tensor, entry.elements).cast(working(entry.dtype));
-        measures.add(flat.clone(), flat);
+        measures.add(flat.clone(), flat, edge);
     }
     measures.finish()
 }
@@ -151,7 +165,7 @@ struct Measures {
 }
 
 impl Measures {
-    fn add(&mut self, before: Tensor<1>, after: Tensor<1>) {
+    fn add(&mut self, before: Tensor<1>, after: Tensor<1>, edge: f32) {
         let [elements] = after.dims();
         self.elements.push(elements as u64);
         let dtype: FloatDType = after.dtype().into();
@@ -159,13 +173,21 @@ impl Measures {
         let before = before.is_finite().bool_not().int().sum();
         let non_finite = finite.clone().bool_not().int().sum();
         let zeros = after.clone().equal_scalar(0.0).int().sum();
+        let above = match edge.is_finite() {
+            true => {
+                let finite = finite.clone();
+                let reaches = after.clone().abs().greater_equal_scalar(edge);
+                reaches.bool_and(finite).int().sum() + non_finite.clone()
+            }
+            false => non_finite.clone(),
+        };
         let magnitudes = after.mask_fill(finite.bool_not(), 0.0).abs();
         let max_abs = magnitudes.clone().max();
         let divisor = max_abs
             .clone()
             .mask_fill(max_abs.clone().equal_scalar(0.0), 1.0);
         let squares = sum((magnitudes / divisor).square());
-        for count in [before, non_finite, zeros] {
+        for count in [above, before, non_finite, zeros] {
             self.fields.extend(split(count, dtype));
         }
         self.fields.extend([max_abs, squares]);
@@ -256,11 +278,12 @@ fn decode(fields: Option<Tensor<1>>, elements: Vec<u64>) -> Vec<TensorStatus> {
                 let row = rows.next().expect("a row for each tensor");
                 TensorStatus {
                     elements,
-                    non_finite_before: count(row[0], row[1]),
-                    non_finite: count(row[2], row[3]),
-                    zeros: count(row[4], row[5]),
-                    max_abs: row[6],
-                    norm: row[6] * row[7].sqrt(),
+                    above: count(row[0], row[1]),
+                    non_finite_before: count(row[2], row[3]),
+                    non_finite: count(row[4], row[5]),
+                    zeros: count(row[6], row[7]),
+                    max_abs: row[8],
+                    norm: row[8] * row[9].sqrt(),
                 }
             }
         })

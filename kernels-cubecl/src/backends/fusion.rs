@@ -1,68 +1,57 @@
 //! Fusion: the pass as one lazy custom operation with any number of tensors. Nothing waits.
 
-use burn::backend::ir::TensorIr;
-use burn::{
-    backend::{
-        TensorMetadata,
-        ops::FloatTensorOps,
-        tensor::{FloatTensor, IntTensor},
-    },
-    tensor::{DType, FloatDType, Shape},
+use burn::backend::{
+    ir::{CustomOpIr, TensorIr},
+    tensor::{FloatTensor, IntTensor},
 };
 use burn_fusion::{
-    ExecutionError, Fusion, FusionBackend, FusionRuntime,
-    custom::{CustomOpIr, HandleContainer, Operation, OperationIr, StreamId},
+    Client, ExecutionError, Fusion, FusionBackend, FusionRuntime, FusionTensor,
+    custom::{HandleContainer, Operation, OperationIr, StreamId},
 };
 use std::marker::PhantomData;
 
 use crate::{
-    histogram::BINS,
+    custom,
     ops::{AmpOps, CastOps, TensorVec, UnscaledVec},
-    status::WORDS,
 };
 
 /// Burn's own operations: Fusion puts them into one kernel with what comes before and after.
 impl<B: FusionBackend + CastOps> CastOps for Fusion<B> {}
 
 impl<B: FusionBackend + AmpOps> AmpOps for Fusion<B> {
-    fn amp_unscale(tensors: TensorVec<Self>, inverse: FloatTensor<Self>) -> UnscaledVec<Self> {
+    fn amp_unscale(
+        tensors: TensorVec<Self>,
+        inverse: FloatTensor<Self>,
+        keep_dtype: bool,
+        edge: f32,
+    ) -> UnscaledVec<Self> {
         let client = inverse.client.clone();
-        let status = status_shape(&tensors);
-        let mut outputs: Vec<TensorIr> = (tensors.tensors.iter())
-            .map(|tensor| {
-                TensorIr::uninit(client.create_empty_handle(), tensor.shape(), DType::F32)
-            })
-            .collect();
-        outputs.push(TensorIr::uninit(
-            client.create_empty_handle(),
-            status,
-            DType::I32,
-        ));
-        let mut inputs: Vec<TensorIr> = tensors.tensors.into_iter().map(|t| t.into_ir()).collect();
-        inputs.push(inverse.into_ir());
-
-        let desc = CustomOpIr::new("amp::unscale", &inputs, &outputs);
-        let operation = Unscale::<B> {
-            desc: desc.clone(),
-            backend: PhantomData,
-        };
-        let mut outputs =
-            client.register(StreamId::current(), OperationIr::Custom(desc), operation);
-        let status = outputs.pop().expect("the status is the last output");
+        let new_id = || client.create_empty_handle();
+        let desc = custom::unscale(irs(tensors), inverse.into_ir(), keep_dtype, edge, new_id);
+        let mut tensors = register::<B>(&client, desc);
+        let status = tensors.pop().expect("the status is the last output");
         UnscaledVec {
-            tensors: TensorVec { tensors: outputs },
+            tensors: TensorVec { tensors },
             status,
         }
     }
 
-    fn amp_inspect(tensors: TensorVec<Self>) -> IntTensor<Self> {
-        let words = status_shape(&tensors);
-        look("amp::inspect", tensors, words, B::amp_inspect)
+    fn amp_inspect(tensors: TensorVec<Self>, edge: f32) -> IntTensor<Self> {
+        let client = tensors.tensors[0].client.clone();
+        let desc = custom::inspect(irs(tensors), edge, || client.create_empty_handle());
+        only(register::<B>(&client, desc))
     }
 
     fn amp_histogram(tensors: TensorVec<Self>) -> IntTensor<Self> {
-        let words = Shape::from([2 * BINS]);
-        look("amp::histogram", tensors, words, B::amp_histogram)
+        let client = tensors.tensors[0].client.clone();
+        let desc = custom::histogram(irs(tensors), || client.create_empty_handle());
+        only(register::<B>(&client, desc))
+    }
+
+    fn amp_verdict(words: IntTensor<Self>) -> FloatTensor<Self> {
+        let client = words.client.clone();
+        let desc = custom::verdict(words.into_ir(), || client.create_empty_handle());
+        only(register::<B>(&client, desc))
     }
 
     /// Elementwise operations are best left to Fusion: it puts them into one kernel with what comes before and after.
@@ -72,97 +61,43 @@ impl<B: FusionBackend + AmpOps> AmpOps for Fusion<B> {
         keep: f64,
         add: f64,
     ) -> FloatTensor<Self> {
-        let weighted = |tensor, weight: f64| match weight {
-            1.0 => tensor,
-            weight => Self::float_mul_scalar(tensor, weight.into()),
-        };
-        let source = match source.dtype() {
-            DType::F32 => source,
-            _ => Self::float_cast(source, FloatDType::F32),
-        };
-        Self::float_add(weighted(target, keep), weighted(source, add))
+        crate::blend::composed::<Self>(target, source, keep, add)
     }
 }
 
-/// Registers an operation that reads tensors and returns words.
-fn look<B: FusionBackend + AmpOps>(
-    name: &'static str,
-    tensors: TensorVec<Fusion<B>>,
-    words: Shape,
-    look: fn(TensorVec<B>) -> IntTensor<B>,
-) -> IntTensor<Fusion<B>> {
-    let client = tensors.tensors[0].client.clone();
-    let output = TensorIr::uninit(client.create_empty_handle(), words, DType::I32);
-    let inputs: Vec<TensorIr> = tensors.tensors.into_iter().map(|t| t.into_ir()).collect();
+type Registered<B> = FusionTensor<<B as FusionBackend>::FusionRuntime>;
 
-    let desc = CustomOpIr::new(name, &inputs, &[output]);
-    let operation = Look::<B> {
-        desc: desc.clone(),
-        look,
-    };
-    let mut outputs = client.register(StreamId::current(), OperationIr::Custom(desc), operation);
-    outputs.pop().expect("the words are the only output")
+fn irs<B: FusionBackend>(tensors: TensorVec<Fusion<B>>) -> Vec<TensorIr> {
+    tensors.tensors.into_iter().map(|t| t.into_ir()).collect()
 }
 
-fn status_shape<B: FusionBackend>(tensors: &TensorVec<Fusion<B>>) -> Shape {
-    Shape::from([tensors.tensors.len() * WORDS])
+fn register<B: FusionBackend + AmpOps>(
+    client: &Client<B::FusionRuntime>,
+    desc: CustomOpIr,
+) -> Vec<Registered<B>> {
+    let operation = Custom::<B> {
+        desc: desc.clone(),
+        backend: PhantomData,
+    };
+    client.register(StreamId::current(), OperationIr::Custom(desc), operation)
+}
+
+fn only<T>(mut outputs: Vec<T>) -> T {
+    outputs.pop().expect("an output")
 }
 
 #[derive(Debug)]
-struct Unscale<B> {
+struct Custom<B> {
     desc: CustomOpIr,
     backend: PhantomData<B>,
 }
 
-impl<B: FusionBackend + AmpOps> Operation<B::FusionRuntime> for Unscale<B> {
+impl<B: FusionBackend + AmpOps> Operation<B::FusionRuntime> for Custom<B> {
     fn execute(
         &self,
         handles: &mut HandleContainer<<B::FusionRuntime as FusionRuntime>::FusionHandle>,
     ) -> Result<(), ExecutionError> {
-        let (inverse, inputs) = self
-            .desc
-            .inputs
-            .split_last()
-            .expect("the inverse is the last input");
-        let (status, outputs) = self
-            .desc
-            .outputs
-            .split_last()
-            .expect("the status is the last output");
-        let tensors = (inputs.iter())
-            .map(|ir| handles.get_float_tensor::<B>(ir))
-            .collect();
-        let inverse = handles.get_float_tensor::<B>(inverse);
-        let unscaled = B::amp_unscale(TensorVec { tensors }, inverse);
-        for (ir, tensor) in outputs.iter().zip(unscaled.tensors.tensors) {
-            handles.register_float_tensor::<B>(&ir.id, tensor);
-        }
-        handles.register_int_tensor::<B>(&status.id, unscaled.status);
-        Ok(())
-    }
-}
-
-struct Look<B: FusionBackend> {
-    desc: CustomOpIr,
-    look: fn(TensorVec<B>) -> IntTensor<B>,
-}
-
-impl<B: FusionBackend> std::fmt::Debug for Look<B> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Look").field("desc", &self.desc).finish()
-    }
-}
-
-impl<B: FusionBackend + AmpOps> Operation<B::FusionRuntime> for Look<B> {
-    fn execute(
-        &self,
-        handles: &mut HandleContainer<<B::FusionRuntime as FusionRuntime>::FusionHandle>,
-    ) -> Result<(), ExecutionError> {
-        let tensors = (self.desc.inputs.iter())
-            .map(|ir| handles.get_float_tensor::<B>(ir))
-            .collect();
-        let words = (self.look)(TensorVec { tensors });
-        handles.register_int_tensor::<B>(&self.desc.outputs[0].id, words);
+        custom::execute::<B>(handles, &self.desc);
         Ok(())
     }
 }

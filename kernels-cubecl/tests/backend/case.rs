@@ -147,6 +147,7 @@ fn assert_status(system: &System, status: &TensorStatus, expected: &Expected, wh
         show()
     );
     assert_eq!(status.non_finite, expected.non_finite, "{}", show());
+    assert_eq!(status.above, expected.non_finite, "{}", show());
     assert!(expected.zeros.contains(&status.zeros), "{}", show());
     assert!(expected.max_abs.contains(&status.max_abs), "{}", show());
     let least = expected.norm.start() * (1.0 - system.tolerance);

@@ -21,6 +21,7 @@ fn assert_row(system: &System, row: TensorStatus, counts: [u64; 3], max_abs: f64
     let [before, after, zeros] = counts;
     let expected = TensorStatus {
         elements: LENGTH as u64,
+        above: after,
         non_finite_before: before,
         non_finite: after,
         zeros,

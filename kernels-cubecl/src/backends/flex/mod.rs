@@ -7,6 +7,7 @@ mod histogram;
 use burn::{
     backend::{
         Flex,
+        ops::FloatTensorOps,
         tensor::{FloatTensor, IntTensor},
     },
     tensor::{DType, Element, FloatDType, TensorData, bf16, f16},
@@ -20,7 +21,7 @@ use std::ops::RangeInclusive;
 
 use crate::{
     ops::{AmpOps, CastOps, TensorVec, UnscaledVec},
-    status::{Row, Squares, WORDS},
+    status::{Row, Squares, WORDS, verdict},
 };
 
 /// Values that one thread takes at a time: enough to be worth the hand-over, few enough to share evenly.
@@ -41,9 +42,25 @@ impl CastOps for Flex {
 }
 
 impl AmpOps for Flex {
-    fn amp_unscale(tensors: TensorVec<Self>, inverse: FloatTensor<Self>) -> UnscaledVec<Self> {
+    fn amp_unscale(
+        tensors: TensorVec<Self>,
+        inverse: FloatTensor<Self>,
+        keep_dtype: bool,
+        edge: f32,
+    ) -> UnscaledVec<Self> {
         let inverse = inverse.into_data().iter::<f32>().next().unwrap_or(1.0);
-        let unscaled = each(tensors.tensors, |tensor| unscale(tensor, inverse));
+        let unscaled = each(tensors.tensors, |tensor| {
+            let dtype = tensor.dtype();
+            let (mut product, mut row) = unscale(tensor, inverse);
+            if keep_dtype && product.dtype() != dtype {
+                product = Flex::float_cast(product, dtype.into());
+                let before = row.before;
+                row = inspect(product.clone());
+                row.before = before;
+            }
+            row.above = above(&product, edge);
+            (product, row)
+        });
         let (tensors, rows) = unscaled.into_iter().unzip();
         UnscaledVec {
             tensors: TensorVec { tensors },
@@ -51,8 +68,17 @@ impl AmpOps for Flex {
         }
     }
 
-    fn amp_inspect(tensors: TensorVec<Self>) -> IntTensor<Self> {
-        status(each(tensors.tensors, inspect))
+    fn amp_inspect(tensors: TensorVec<Self>, edge: f32) -> IntTensor<Self> {
+        let look = |tensor: FlexTensor| Row {
+            above: above(&tensor, edge),
+            ..inspect(tensor)
+        };
+        status(each(tensors.tensors, look))
+    }
+
+    fn amp_verdict(words: IntTensor<Self>) -> FloatTensor<Self> {
+        let words: Vec<u32> = words.into_data().iter::<i32>().map(|w| w as u32).collect();
+        FlexTensor::from_data(TensorData::from(verdict(&words)))
     }
 
     fn amp_histogram(tensors: TensorVec<Self>) -> IntTensor<Self> {
@@ -68,6 +94,15 @@ impl AmpOps for Flex {
     ) -> FloatTensor<Self> {
         blend::run(target, source, keep, add)
     }
+}
+
+/// Values from `edge` on, and NaN; what is not finite alone is known already.
+fn above(tensor: &FlexTensor, edge: f32) -> u64 {
+    if edge == f32::INFINITY {
+        return 0;
+    }
+    let values: Vec<f64> = tensor.clone().into_data().iter().collect();
+    crate::backends::host::above(&values, edge)
 }
 
 /// Works on each tensor of the list, and in the order of the list on the results.
@@ -287,7 +322,7 @@ fn total(rows: Vec<Row>) -> Row {
 
 fn join(a: Row, b: Row) -> Row {
     Row {
-        elements: a.elements + b.elements,
+        above: a.above + b.above,
         before: a.before + b.before,
         after: a.after + b.after,
         zeros: a.zeros + b.zeros,
@@ -383,7 +418,6 @@ fn measure(block: &[f32], max: i32, row: &mut Row) {
     for value in block {
         zeros += i32::from(*value == 0.0);
     }
-    row.elements += block.len() as u64;
     row.zeros += zeros as u64;
     if max < INFINITY {
         add_finite(block, max, row);
@@ -454,7 +488,6 @@ impl Real for f64 {
     }
 
     fn observe(block: &[f64], row: &mut Row) {
-        row.elements += block.len() as u64;
         for value in block {
             if !value.is_finite() {
                 row.after += 1;

@@ -2,6 +2,9 @@
 
 mod deepspeed;
 mod megatron;
+mod openseq2seq;
+mod own_schedules;
+mod popart;
 mod schedule;
 mod torch_scale;
 mod torch_training;

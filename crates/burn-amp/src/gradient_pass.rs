@@ -14,12 +14,13 @@ thread_local! {
     pub(crate) static READS: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
 }
 
-/// Measures gradients, one status for each entry. Waits for each device once.
+/// Measures gradients, one status for each entry; counts values from `edge` on. Waits for each device once.
 pub(crate) fn measure(
     grads: &GradientsParams,
     entries: &[Entry],
+    edge: Option<f32>,
 ) -> Result<Vec<TensorStatus>, UnsupportedDType> {
-    let (pass, positions) = handles(grads, entries);
+    let (pass, positions) = handles(grads, entries, edge);
     let mut statuses = vec![TensorStatus::default(); entries.len()];
     for (position, status) in positions.into_iter().zip(pass.inspect()?) {
         statuses[position] = status;
@@ -28,8 +29,12 @@ pub(crate) fn measure(
 }
 
 /// Handles to gradients, and the positions of their entries.
-pub(crate) fn handles(grads: &GradientsParams, entries: &[Entry]) -> (Pass, Vec<usize>) {
-    let (mut pass, mut positions) = (Pass::default(), Vec::new());
+pub(crate) fn handles(
+    grads: &GradientsParams,
+    entries: &[Entry],
+    edge: Option<f32>,
+) -> (Pass, Vec<usize>) {
+    let (mut pass, mut positions) = (Pass::counting_from(edge), Vec::new());
     for (position, entry) in entries.iter().enumerate() {
         with_rank!(entry.rank, D => {
             if let Some(grad) = grads.get::<D>(entry.id) {
@@ -46,6 +51,8 @@ pub(crate) fn handles(grads: &GradientsParams, entries: &[Entry]) -> (Pass, Vec<
 pub(crate) struct Pass {
     groups: Vec<Group>,
     len: usize,
+    /// From which magnitude on values are counted as near the top.
+    edge: Option<f32>,
 }
 
 struct Group {
@@ -56,14 +63,25 @@ struct Group {
 }
 
 impl Pass {
+    pub(crate) fn counting_from(edge: Option<f32>) -> Self {
+        Self {
+            edge,
+            ..Self::default()
+        }
+    }
+
     pub(crate) fn push<const D: usize>(&mut self, grad: Tensor<D>) {
         let grad = grad.inner();
         let device = grad.device();
         let group = self.groups.iter().position(|g| g.device == device);
         let group = group.unwrap_or_else(|| {
+            let mut list = TensorList::new();
+            if let Some(edge) = self.edge {
+                list.count_from(edge);
+            }
             self.groups.push(Group {
                 device,
-                list: TensorList::new(),
+                list,
                 positions: Vec::new(),
             });
             self.groups.len() - 1

@@ -1,6 +1,9 @@
 use burn_amp_kernels::TensorStatus;
 
-use crate::entries::Entry;
+use crate::{
+    entries::Entry,
+    loss_scale::{Measures, Observation, StepOutcome},
+};
 
 /// What one pass over the gradients has found. Host values: reading them never waits for a device.
 ///
@@ -13,6 +16,7 @@ pub struct GradientStatus {
     pub(crate) elements: u64,
     pub(crate) non_finite: u64,
     pub(crate) zeros: u64,
+    pub(crate) above: u64,
     pub(crate) norm: f64,
     pub(crate) max_abs: f64,
     pub(crate) overflow: Option<String>,
@@ -88,6 +92,13 @@ impl GradientStatus {
         self.zeros
     }
 
+    /// The number of values near the top of f16 when they were scaled: from the `edge` of
+    /// [`Schedule::NearTop`](crate::Schedule::NearTop) on, infinities and NaN among them. With other schedules, those that are not
+    /// finite.
+    pub fn above(&self) -> u64 {
+        self.above
+    }
+
     /// The share of values that are exactly zero, from 0 to 1; 0 if there are no values.
     pub fn zero_share(&self) -> f64 {
         if self.elements == 0 {
@@ -102,10 +113,41 @@ impl GradientStatus {
         self.elements > 0 && self.zeros == self.elements
     }
 
+    /// The status of gradients whose largest magnitude is `max_abs`: to try a schedule without gradients, by
+    /// [`LossScale::adjust`](crate::LossScale::adjust).
+    pub fn with_max_abs(mut self, max_abs: f64) -> Self {
+        self.max_abs = max_abs;
+        self
+    }
+
+    /// The status of so many values, of which `above` are near the top of f16; to the same end.
+    pub fn with_values(mut self, elements: u64, above: u64) -> Self {
+        (self.elements, self.above) = (elements, above);
+        self
+    }
+
+    /// What schedules use of it.
+    pub(crate) fn measures(&self) -> Measures {
+        Measures {
+            max_abs: self.max_abs,
+            elements: self.elements,
+            above: self.above,
+        }
+    }
+
     /// Takes over the overflow of gradients that were added to these.
     pub(crate) fn join(&mut self, other: Self) {
         self.non_finite += other.non_finite;
         self.overflow = self.overflow.take().or(other.overflow);
+    }
+}
+
+impl From<(StepOutcome, &GradientStatus)> for Observation {
+    fn from((outcome, status): (StepOutcome, &GradientStatus)) -> Self {
+        Self {
+            outcome,
+            measures: Some(status.measures()),
+        }
     }
 }
 
@@ -119,6 +161,7 @@ pub(crate) fn summarize(entries: &[Entry], statuses: &[TensorStatus]) -> Gradien
         status.elements += tensor.elements;
         status.non_finite += tensor.non_finite;
         status.zeros += tensor.zeros;
+        status.above += tensor.above;
         status.max_abs = status.max_abs.max(tensor.max_abs);
         if tensor.non_finite > 0 && status.overflow.is_none() {
             status.overflow = Some(entry.path.clone());

@@ -14,6 +14,7 @@ use crate::{
     gradient_pass::measure,
     gradient_status::{GradientStatus, summarize},
     live_scale::Blame,
+    loss_scale::{Measures, Observation, StepOutcome},
     rank::with_rank,
 };
 
@@ -75,6 +76,8 @@ pub struct UnscaledGradients {
     tested: bool,
     /// What an overflow is to be blamed on.
     blame: Blame,
+    /// What the loss scale learns from: the gradients as they were when they were tested.
+    seen: Measures,
     /// While one of these lives, its scaler waits for what becomes of the gradients.
     pub(crate) verdicts: Vec<Arc<Verdict>>,
 }
@@ -89,6 +92,20 @@ pub(crate) struct Verdict {
     pub(crate) blame: Blame,
     /// Whether the loss scale has learned from them already, micro-batch by micro-batch.
     pub(crate) is_settled: bool,
+    pub(crate) measures: Measures,
+}
+
+impl Verdict {
+    /// What the loss scale learns from them alone.
+    pub(crate) fn observation(&self) -> Observation {
+        Observation {
+            outcome: match self.overflow {
+                Some(_) => StepOutcome::Skipped,
+                None => StepOutcome::Stepped,
+            },
+            measures: Some(self.measures),
+        }
+    }
 }
 
 impl UnscaledGradients {
@@ -101,6 +118,7 @@ impl UnscaledGradients {
         Self {
             params,
             entries,
+            seen: status.measures(),
             status,
             measures,
             settled: false,
@@ -139,6 +157,7 @@ impl UnscaledGradients {
             overflow: self.has_overflow().then(overflow),
             blame: self.blame,
             is_settled: self.settled,
+            measures: self.seen,
         }
     }
 
@@ -152,8 +171,11 @@ impl UnscaledGradients {
         if let Some(measures) = &self.measures {
             return Ok(measures.clone());
         }
-        let measures = measure(&self.params, &self.entries)?;
-        self.status = summarize(&self.entries, &measures);
+        let measures = measure(&self.params, &self.entries, None)?;
+        self.status = GradientStatus {
+            above: self.seen.above,
+            ..summarize(&self.entries, &measures)
+        };
         self.measures = Some(measures.clone());
         Ok(measures)
     }
@@ -333,6 +355,7 @@ impl UnscaledGradients {
         }
         // What the loss scale has not learned from the one, it has not learned from the sum.
         self.settled &= other.settled;
+        self.seen = self.seen.and(other.seen);
         self.tested |= other.tested;
         self.verdicts.extend(other.verdicts);
         self
@@ -365,6 +388,7 @@ fn sum_of(status: TensorStatus, added: TensorStatus) -> TensorStatus {
         zeros: (status.zeros + added.zeros).saturating_sub(status.elements),
         non_finite_before: status.non_finite_before.max(added.non_finite_before),
         non_finite: status.non_finite.max(added.non_finite),
+        above: status.above.max(added.above),
         ..status
     }
 }
@@ -396,6 +420,7 @@ impl Clone for UnscaledGradients {
             settled: self.settled,
             tested: self.tested,
             blame: self.blame,
+            seen: self.seen,
             verdicts: self.verdicts.clone(),
         }
     }

@@ -13,7 +13,7 @@ use crate::{
     error::AmpError,
     gradients::{UnscaledGradients, Verdict},
     live_scale::Blame,
-    loss_scale::StepOutcome,
+    loss_scale::{Measures, Observation, StepOutcome},
 };
 
 /// The key of gradients that are observed: they belong to no optimizer.
@@ -23,6 +23,8 @@ pub(crate) const OBSERVED: usize = 0;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Iteration {
     outcome: Option<StepOutcome>,
+    /// What the gradients of all its steps have shown.
+    measures: Option<Measures>,
     /// The optimizers that have stepped each parameter: clones of a network have parameters of the same ids.
     stepped: HashMap<ParamId, Vec<usize>>,
     /// The first parameter of each overflow.
@@ -69,6 +71,8 @@ impl Iteration {
             self.overflows.push(parameter.clone());
         }
         self.outcome.get_or_insert(StepOutcome::Stepped);
+        let measures = verdict.measures;
+        self.measures = Some(self.measures.map_or(measures, |sum| sum.and(measures)));
     }
 
     pub(crate) fn has_skip(&self) -> bool {
@@ -79,18 +83,26 @@ impl Iteration {
         self.outcome
     }
 
+    /// What the loss scale is to learn from the steps so far, if any was recorded.
+    pub(crate) fn observation(&self) -> Option<Observation> {
+        let measures = self.measures;
+        self.outcome
+            .map(|outcome| Observation { outcome, measures })
+    }
+
     /// Goes on where a stored iteration stopped. Which parameters were stepped is not stored.
-    pub(crate) fn restore(&mut self, outcome: Option<StepOutcome>) {
+    pub(crate) fn restore(&mut self, observation: Option<Observation>) {
         *self = Self {
-            outcome,
+            outcome: observation.map(|seen| seen.outcome),
+            measures: observation.and_then(|seen| seen.measures),
             ..Self::default()
         };
     }
 
-    /// Ends the iteration: its outcome, if any step was recorded, and the first parameter of each overflow.
-    pub(crate) fn finish(&mut self) -> (Option<StepOutcome>, Vec<String>) {
-        let ended = std::mem::take(self);
-        (ended.outcome, ended.overflows)
+    /// Ends the iteration: what is to be learned from it, and the first parameter of each overflow.
+    pub(crate) fn finish(&mut self) -> (Option<Observation>, Vec<String>) {
+        let observation = self.observation();
+        (observation, std::mem::take(self).overflows)
     }
 }
 

@@ -87,7 +87,7 @@ pub use ema::{Ema, EmaConfig};
 pub use error::{AmpError, StepError};
 pub use gradient_status::GradientStatus;
 pub use gradients::{ScaledGradients, UnscaledGradients, sum_of_devices};
-pub use loss_scale::{GradScalerConfig, LossScale, StepOutcome};
+pub use loss_scale::{GradScalerConfig, LossScale, Schedule, StepOutcome};
 pub use lr_scheduler::ScaledLrScheduler;
 pub use master_weights::MasterWeights;
 pub use mixed_precision::MixedPrecision;

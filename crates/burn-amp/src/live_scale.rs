@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use crate::loss_scale::{LossScale, StepOutcome};
+use crate::loss_scale::{LossScale, Measures, Observation, StepOutcome};
 
 /// Its inverse must be normal in f32, or gradients lose digits.
 const MAX_SCALE: f32 = f32::from_bits(253 << 23); // 2^126
@@ -44,6 +44,8 @@ struct State {
 struct Iteration {
     reported: Vec<usize>,
     clean: bool,
+    /// What the gradients of all clean steps have shown.
+    measures: Option<Measures>,
     backed_off: bool,
     /// What the last skip was blamed on.
     blame: Option<Blame>,
@@ -123,11 +125,11 @@ impl LiveScale {
         member
     }
 
-    /// Takes the outcome of one optimizer's step, none if it says nothing of the scale. Returns the scale before and after.
+    /// Takes what one optimizer's step has shown, none if it says nothing of the scale. Returns the scale before and after.
     ///
-    /// An overflow lowers the scale at once, the first of an iteration alone. A clean iteration counts towards growth when
-    /// all optimizers have stepped, or when one steps again.
-    pub(crate) fn report(&self, member: &Arc<()>, outcome: Option<StepOutcome>) -> (f32, f32) {
+    /// An overflow lowers the scale at once, the first of an iteration alone. A clean iteration counts when all optimizers
+    /// have stepped, or when one steps again: as one, with the measures of all their gradients.
+    pub(crate) fn report(&self, member: &Arc<()>, seen: Option<Observation>) -> (f32, f32) {
         let mut state = self.state();
         let before = state.schedule.scale();
         let id = Arc::as_ptr(member) as usize;
@@ -135,14 +137,8 @@ impl LiveScale {
             self.end_iteration(&mut state);
         }
         state.iteration.reported.push(id);
-        match outcome {
-            Some(StepOutcome::Skipped) if !state.iteration.backed_off => {
-                state.iteration.backed_off = true;
-                let schedule = state.schedule.learn(StepOutcome::Skipped);
-                self.store(&mut state, schedule);
-            }
-            Some(StepOutcome::Stepped) => state.iteration.clean = true,
-            _ => {}
+        if let Some(seen) = seen {
+            self.take(&mut state, seen);
         }
         state.members.retain(|member| member.strong_count() > 0);
         let reported = &state.iteration.reported;
@@ -153,10 +149,32 @@ impl LiveScale {
         (before, state.schedule.scale())
     }
 
+    fn take(&self, state: &mut State, seen: Observation) {
+        match seen.outcome {
+            StepOutcome::Skipped if !state.iteration.backed_off => {
+                state.iteration.backed_off = true;
+                let schedule = state.schedule.learn(seen);
+                self.store(state, schedule);
+            }
+            StepOutcome::Stepped => {
+                let iteration = &mut state.iteration;
+                iteration.clean = true;
+                iteration.measures = match (iteration.measures, seen.measures) {
+                    (Some(sum), Some(measures)) => Some(sum.and(measures)),
+                    (sum, measures) => sum.or(measures),
+                };
+            }
+            _ => {}
+        }
+    }
+
     fn end_iteration(&self, state: &mut State) {
         let iteration = std::mem::take(&mut state.iteration);
         if iteration.clean && !iteration.backed_off {
-            let schedule = state.schedule.learn(StepOutcome::Stepped);
+            let schedule = state.schedule.learn(Observation {
+                outcome: StepOutcome::Stepped,
+                measures: iteration.measures,
+            });
             self.store(state, schedule);
         }
         self.crossings().clear();

@@ -49,7 +49,7 @@ use crate::{
     gradient_status::GradientStatus,
     gradients::{ScaledGradients, StepGradients, UnscaledGradients},
     iteration::{Iteration, OBSERVED, Unsettled},
-    loss_scale::{GradScalerConfig, LossScale, StepOutcome},
+    loss_scale::{GradScalerConfig, LossScale, Observation, StepOutcome},
     loss_watch::LossWatch,
     mixed_precision::MixedPrecision,
     module_optim::ModuleOptim,
@@ -247,8 +247,8 @@ impl GradScaler {
         }
         let mut iteration = self.iteration.clone();
         self.unsettled.look(|verdict| iteration.learn(verdict));
-        match iteration.outcome() {
-            Some(outcome) => self.schedule.learn(outcome).scale(),
+        match iteration.observation() {
+            Some(seen) => self.schedule.learn(seen).scale(),
             None => self.loss_factor(),
         }
     }
@@ -354,7 +354,13 @@ impl GradScaler {
         // As PyTorch.
         let inverse = f64::from((1.0 / f64::from(grads.loss_scale())) as f32);
         let grads = grads.into_params();
-        Ok(self.blamed(unscale(grads, entries, inverse, in_own_dtype)?))
+        Ok(self.blamed(unscale(
+            grads,
+            entries,
+            inverse,
+            in_own_dtype,
+            self.schedule().edge(),
+        )?))
     }
 
     /// Tests gradients that are not scaled, as they are: those of Burn's own `backward`.
@@ -379,7 +385,7 @@ impl GradScaler {
             None if entries.has_scopes => warn_of_another_scale(),
             _ => {}
         }
-        Ok(self.blamed(test(grads, found)?))
+        Ok(self.blamed(test(grads, found, self.schedule().edge())?))
     }
 
     /// Warns, once, if no scope was open since the last step: its gradients say nothing of this scale.
@@ -596,14 +602,14 @@ impl GradScaler {
     /// iteration is ended.
     pub fn try_update(&mut self) -> Result<Option<StepOutcome>, AmpError> {
         self.learn_from_dropped()?;
-        let (outcome, overflows) = self.end_iteration();
-        if let Some(outcome) = outcome {
-            if outcome.is_stepped() {
+        let (seen, overflows) = self.end_iteration();
+        if let Some(seen) = seen {
+            if seen.outcome.is_stepped() {
                 self.counters.reset_consecutive_skips();
             }
-            self.adjust(outcome, "step skipped", &overflows);
+            self.adjust(seen, "step skipped", &overflows);
         }
-        Ok(outcome)
+        Ok(seen.map(|seen| seen.outcome))
     }
 
     /// Ends the iteration with a loss scale of the caller's choice, whatever the outcome was.
@@ -628,7 +634,8 @@ impl GradScaler {
         let before = self.schedule().scale();
         self.set_loss_scale(scale)?;
         self.learn_from_dropped()?;
-        let (outcome, overflows) = self.end_iteration();
+        let (seen, overflows) = self.end_iteration();
+        let outcome = seen.map(|seen| seen.outcome);
         if self.is_enabled() && outcome.is_some_and(StepOutcome::is_skipped) {
             let after = self.schedule().scale();
             learning::log_skip(before, after, &overflows, "step skipped");
@@ -701,7 +708,7 @@ impl GradScaler {
         self.last_status.as_ref()
     }
 
-    fn end_iteration(&mut self) -> (Option<StepOutcome>, Vec<String>) {
+    fn end_iteration(&mut self) -> (Option<Observation>, Vec<String>) {
         self.watch.start();
         self.iteration.finish()
     }

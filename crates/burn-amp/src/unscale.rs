@@ -19,13 +19,14 @@ use crate::{
 
 /// Multiplies gradients by `inverse`, rounded to f32 for those that are not f64, and measures the result.
 ///
-/// Products are in f32 (f64 for f64 parameters), and so are the results, unless `in_own_dtype` asks for the parameter's. Waits for
+/// Counts values from `edge` on, where there is one. Products are in f32 (f64 for f64 parameters), and so are the results, unless `in_own_dtype` asks for the parameter's. Waits for
 /// each device once, for one small transfer.
 pub(crate) fn unscale(
     mut grads: GradientsParams,
     mut entries: Vec<Entry>,
     inverse: f64,
     in_own_dtype: bool,
+    edge: Option<f32>,
 ) -> Result<UnscaledGradients, AmpError> {
     let rounded_inverse = inverse as f32;
     // What f64 gradients are off by then: 3e-8 for a mean of three.
@@ -33,7 +34,7 @@ pub(crate) fn unscale(
         true => inverse / f64::from(rounded_inverse),
         false => 1.0,
     };
-    let mut pass = Pass::default();
+    let mut pass = Pass::counting_from(edge);
     for entry in &entries {
         with_rank!(entry.rank, D => {
             if let Some(mut grad) = grads.remove::<D>(entry.id) {
@@ -53,7 +54,7 @@ pub(crate) fn unscale(
 
     let (mut products, mut statuses) = pass.unscale(rounded_inverse)?;
     let mut target = GradientsParams::new();
-    let (mut rounded, mut positions) = (Pass::default(), Vec::new());
+    let (mut rounded, mut positions) = (Pass::counting_from(edge), Vec::new());
     for (position, entry) in entries.iter_mut().enumerate().rev() {
         let wanted = optimizer_dtype(entry.parameter, in_own_dtype);
         with_rank!(entry.rank, D => {
@@ -81,12 +82,13 @@ pub(crate) fn unscale(
     ))
 }
 
-/// Tests and measures gradients, which stay as they are. Waits for each device once.
+/// Tests and measures gradients, which stay as they are; counts values from `edge` on. Waits for each device once.
 pub(crate) fn test(
     grads: GradientsParams,
     entries: Vec<Entry>,
+    edge: Option<f32>,
 ) -> Result<UnscaledGradients, AmpError> {
-    let statuses = measure(&grads, &entries)?;
+    let statuses = measure(&grads, &entries, edge)?;
     let status = summarize(&entries, &statuses);
     Ok(UnscaledGradients::new(
         grads,
@@ -147,7 +149,7 @@ pub fn try_inspect<M: Module>(
     module: &M,
 ) -> Result<GradientStatus, AmpError> {
     let entries = Entries::of(grads, module)?.into_gradients();
-    Ok(summarize(&entries, &measure(grads, &entries)?))
+    Ok(summarize(&entries, &measure(grads, &entries, None)?))
 }
 
 /// Counts the values of all gradients of `module`'s parameters by binary exponent, in one pass.
@@ -188,7 +190,7 @@ pub fn try_histogram<M: Module>(
     module: &M,
 ) -> Result<ExponentHistogram, AmpError> {
     let entries = Entries::of(grads, module)?.into_gradients();
-    Ok(handles(grads, &entries).0.histogram()?)
+    Ok(handles(grads, &entries, None).0.histogram()?)
 }
 
 #[cfg(test)]

@@ -184,6 +184,7 @@ impl GradScaler {
                 entries,
                 1.0 / divisor,
                 self.config().parameter_dtype_gradients,
+                self.schedule().edge(),
             )?
         } else {
             let sums = pass_through(sums, entries);
@@ -229,7 +230,8 @@ impl GradScaler {
             StepOutcome::Stepped
         };
         if !grads.entries().is_empty() {
-            self.adjust(outcome, "micro-batch dropped", &overflow);
+            let seen = grads.verdict().observation();
+            self.adjust(seen, "micro-batch dropped", &overflow);
         }
         self.forget_losses();
         Ok(outcome)

@@ -1,11 +1,13 @@
 //! What the loss scale learns from gradients: the counts, the limits that end a run, and its moves.
 
+use log::Level;
+
 use super::GradScaler;
 use crate::{
     error::{AmpError, short},
     gradients::{UnscaledGradients, Verdict},
     live_scale::Blame,
-    loss_scale::StepOutcome,
+    loss_scale::{Observation, Schedule, StepOutcome},
 };
 
 impl GradScaler {
@@ -163,10 +165,10 @@ impl GradScaler {
     }
 
     /// Moves the schedule; for the log, `skip` is what an overflow did, and `overflows` the first parameter of each.
-    pub(crate) fn adjust(&mut self, outcome: StepOutcome, skip: &str, overflows: &[String]) {
+    pub(crate) fn adjust(&mut self, seen: Observation, skip: &str, overflows: &[String]) {
         if self.is_enabled() {
-            let (before, after) = self.move_scale(Some(outcome));
-            if outcome.is_skipped() {
+            let (before, after) = self.move_scale(Some(seen));
+            if seen.outcome.is_skipped() {
                 let skips = self.counters.consecutive_skips();
                 if skips > 2 {
                     log::warn!(
@@ -176,20 +178,26 @@ impl GradScaler {
                 }
                 log_skip(before, after, overflows, skip);
             } else if before != after {
+                // Those that look at the gradients may move it with every step.
+                let level = match self.config().schedule {
+                    Schedule::GrowthInterval | Schedule::AdaptiveInterval { .. } => Level::Info,
+                    _ => Level::Debug,
+                };
+                let what = if after > before { "grows" } else { "falls" };
                 let (before, after) = (short(before.into()), short(after.into()));
-                log::info!("loss scale grows from {before} to {after}");
+                log::log!(level, "loss scale {what} from {before} to {after}");
             }
         }
     }
 
-    /// Moves the schedule by an outcome, none if it says nothing of the scale; the scale before and after.
-    pub(super) fn move_scale(&mut self, outcome: Option<StepOutcome>) -> (f32, f32) {
+    /// Moves the schedule by what was seen, none if it says nothing of the scale; the scale before and after.
+    pub(super) fn move_scale(&mut self, seen: Option<Observation>) -> (f32, f32) {
         if let Some(border) = &self.border {
-            return border.amp.live().report(&border.member, outcome);
+            return border.amp.live().report(&border.member, seen);
         }
         let before = self.schedule.scale();
-        if let Some(outcome) = outcome {
-            self.schedule = self.schedule.learn(outcome);
+        if let Some(seen) = seen {
+            self.schedule = self.schedule.learn(seen);
         }
         (before, self.schedule.scale())
     }

@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::GradScaler;
 use crate::{
     error::short,
-    loss_scale::{GradScalerConfig, LossScale, StepOutcome},
+    loss_scale::{GradScalerConfig, LossScale, Measures, Observation, StepOutcome},
     step_counters::StepCounters,
 };
 
@@ -18,6 +18,9 @@ pub(crate) struct ScalerState {
     pub(crate) counters: StepCounters,
     /// That of an iteration that has not been ended.
     pub(crate) pending: Option<StepOutcome>,
+    /// What its gradients have shown; absent from records of earlier releases.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    seen: Option<Measures>,
     /// Whether the settings of the schedule are to be taken too, in place of the program's.
     #[serde(skip)]
     pub(crate) with_settings: bool,
@@ -90,6 +93,7 @@ impl GradScaler {
             schedule: self.schedule(),
             counters: self.counters,
             pending: self.iteration.outcome(),
+            seen: self.iteration.observation().and_then(|seen| seen.measures),
             with_settings: false,
         }
     }
@@ -112,7 +116,11 @@ impl GradScaler {
             // A run that has ended for its skips is to go on with other settings.
             self.counters.reset_rows();
         }
-        self.iteration.restore(state.pending);
+        let pending = state.pending.map(|outcome| Observation {
+            outcome,
+            measures: state.seen,
+        });
+        self.iteration.restore(pending);
     }
 
     fn forget_steps(&mut self) {

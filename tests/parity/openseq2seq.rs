@@ -1,0 +1,246 @@
+//! OpenSeq2Seq's automatic loss scalers: its own, and ours with the faults mended.
+
+use burn_amp::{GradScalerConfig, GradientStatus, LossScale, Schedule, StepOutcome};
+use burn_amp_tests::reference;
+use serde::Deserialize;
+use serde_json::Value;
+
+#[derive(Deserialize)]
+struct File<T> {
+    traces: Vec<T>,
+}
+
+#[derive(Deserialize)]
+struct LogMax {
+    id: String,
+    params: LogMaxParams,
+    init_scale: f64,
+    rel_dev_own_f32_port: f64,
+    amax: Vec<Value>,
+    nonfinite: Vec<u8>,
+    scale: Vec<Value>,
+}
+
+#[derive(Deserialize)]
+struct LogMaxParams {
+    scale_min: f64,
+    scale_max: f64,
+    log_max: f64,
+    beta1: f64,
+    beta2: f64,
+    overflow_std_dev: f64,
+}
+
+impl LogMax {
+    fn config(&self, schedule: Schedule) -> GradScalerConfig {
+        GradScalerConfig {
+            init_scale: self.init_scale.max(self.params.scale_min),
+            min_scale: Some(self.params.scale_min),
+            max_scale: Some(self.params.scale_max),
+            schedule,
+            ..Default::default()
+        }
+    }
+
+    fn original(&self) -> LossScale {
+        let params = &self.params;
+        let schedule = Schedule::OpenSeq2SeqLogMax {
+            beta1: params.beta1,
+            beta2: params.beta2,
+            overflow_std_dev: params.overflow_std_dev,
+            log_max: params.log_max,
+        };
+        self.config(schedule).schedule().unwrap()
+    }
+
+    /// The scale after each step.
+    fn run(&self, mut scale: LossScale) -> Vec<f32> {
+        let steps = self.amax.iter().zip(&self.nonfinite);
+        let mut scales = Vec::new();
+        for (amax, nonfinite) in steps {
+            let amax = number(amax);
+            let outcome = match *nonfinite == 1 || amax.is_infinite() {
+                true => StepOutcome::Skipped,
+                false => StepOutcome::Stepped,
+            };
+            let status = GradientStatus::default().with_max_abs(amax);
+            scale = scale.adjust((outcome, &status));
+            scales.push(scale.scale());
+        }
+        scales
+    }
+}
+
+/// JSON has no infinity and no NaN.
+fn number(value: &Value) -> f64 {
+    match value {
+        Value::String(text) => text.parse().unwrap(),
+        value => value.as_f64().unwrap(),
+    }
+}
+
+#[test]
+fn parity_openseq2seq_logmax() {
+    let mut lost = 0;
+    for (name, file) in reference::<File<LogMax>>("openseq2seq_logmax") {
+        for trace in &file.traces {
+            let tolerance = (1.2 * trace.rel_dev_own_f32_port).max(2e-6);
+            let scales = trace.run(trace.original());
+            assert_eq!(scales.len(), trace.scale.len());
+            for (step, (scale, expected)) in scales.iter().zip(&trace.scale).enumerate() {
+                let (scale, expected) = (f64::from(*scale), number(expected));
+                let at = format!("{name}, {}, step {step}: {scale}, {expected}", trace.id);
+                assert_eq!(scale.is_nan(), expected.is_nan(), "{at}");
+                lost += usize::from(scale.is_nan());
+                assert!(
+                    scale.is_nan() || (scale - expected).abs() <= tolerance * expected,
+                    "{at}"
+                );
+            }
+        }
+    }
+    assert!(lost > 0, "no trace shows the NaN");
+}
+
+fn trace(id: &str) -> LogMax {
+    let files = reference::<File<LogMax>>("openseq2seq_logmax");
+    let mut traces = files.into_iter().flat_map(|(_, file)| file.traces);
+    traces.find(|trace| trace.id == id).unwrap()
+}
+
+/// One overflow pins the original to its lowest scale for the rest of the run. Ours goes down by one power of two, and up again
+/// after a growth interval.
+#[test]
+fn log_max_recovers_from_an_overflow_where_the_original_stays_down() {
+    let trace = trace("lm-12");
+    let at = trace.nonfinite.iter().position(|flag| *flag == 1).unwrap();
+    let original = trace.run(trace.original());
+    assert!(original[at - 1] > 100.0);
+    assert!(original[at..].iter().all(|scale| *scale == 1.0));
+
+    let ours = |interval, trace: &LogMax| {
+        let config = trace.config(Schedule::log_max());
+        trace.run(config.with_growth_interval(interval).schedule().unwrap())
+    };
+    let scales = ours(20, &trace);
+    assert_eq!(scales[at], scales[at - 1] / 2.0);
+    let mut clean = trace;
+    clean.nonfinite[at] = 0;
+    clean.amax[at] = clean.amax[at - 1].clone();
+    let undisturbed = ours(20, &clean);
+    assert_eq!(scales[at + 60..], undisturbed[at + 60..]);
+    assert!(undisturbed[at + 60..].iter().all(|scale| *scale > 100.0));
+}
+
+/// A gradient that is all zero, of a batch whose targets are masked, makes the original NaN for good. Ours ignores it.
+#[test]
+fn log_max_ignores_a_zero_gradient_where_the_original_is_lost() {
+    let trace = trace("lm-13");
+    let at = trace
+        .amax
+        .iter()
+        .position(|amax| number(amax) == 0.0)
+        .unwrap();
+    let original = trace.run(trace.original());
+    assert!(original[at..].iter().all(|scale| scale.is_nan()));
+
+    let start = trace.config(Schedule::log_max()).schedule().unwrap();
+    let ours = trace.run(start);
+    let mut without = trace;
+    without.amax.remove(at);
+    without.nonfinite.remove(at);
+    assert_eq!(ours[at], ours[at - 1]);
+    assert_eq!(ours[at + 1..], without.run(start)[at..]);
+    assert!(ours[at..].iter().all(|scale| *scale > 100.0));
+}
+
+/// Ours is the power of two at or below the original's scale, give or take one, where the original has no fault.
+#[test]
+fn log_max_follows_the_original_in_powers_of_two() {
+    for (name, file) in reference::<File<LogMax>>("openseq2seq_logmax") {
+        for trace in &file.traces {
+            let is_clean =
+                |step: usize| trace.nonfinite[step] == 0 && number(&trace.amax[step]) > 0.0;
+            let clean = (0..trace.amax.len()).all(is_clean);
+            if !clean || trace.amax.iter().any(|amax| number(amax).is_infinite()) {
+                continue;
+            }
+            let params = &trace.params;
+            let schedule = Schedule::LogMax {
+                beta1: params.beta1,
+                beta2: params.beta2,
+                overflow_std_dev: params.overflow_std_dev,
+            };
+            let ours = trace.run(trace.config(schedule).schedule().unwrap());
+            // It rises by a factor of two a step.
+            for (step, (ours, expected)) in ours.iter().zip(&trace.scale).enumerate().skip(20) {
+                let ratio = f64::from(*ours) / number(expected);
+                let at = format!("{name}, {}, step {step}: {ours}, {expected}", trace.id);
+                assert!((0.49..=1.01).contains(&ratio), "{at}");
+                let bounds = [params.scale_min, params.scale_max];
+                let is_power = ours.to_bits() << 9 == 0;
+                assert!(is_power || bounds.contains(&f64::from(*ours)), "{at}");
+            }
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Backoff {
+    id: String,
+    params: BackoffParams,
+    init_scale: f64,
+    amax_is_inf: Vec<u8>,
+    nonfinite: Vec<u8>,
+    scale_increment_first: Vec<f32>,
+    scale_read_first: Vec<f32>,
+}
+
+#[derive(Deserialize)]
+struct BackoffParams {
+    scale_min: f64,
+    scale_max: f64,
+    step_factor: f64,
+    step_window: u32,
+}
+
+/// It is the default schedule between two bounds. Where the original increments its counter first, the first growth comes one
+/// step earlier.
+#[test]
+fn parity_openseq2seq_backoff() {
+    for (name, file) in reference::<File<Backoff>>("openseq2seq_backoff") {
+        for trace in &file.traces {
+            let params = &trace.params;
+            // Of f32, as there.
+            let factor = f64::from(params.step_factor as f32);
+            let config = GradScalerConfig {
+                init_scale: trace.init_scale,
+                growth_factor: factor,
+                backoff_factor: 1.0 / factor,
+                growth_interval: params.step_window,
+                min_scale: Some(params.scale_min),
+                max_scale: Some(params.scale_max),
+                ..Default::default()
+            };
+            let orders = [
+                (0, &trace.scale_read_first),
+                (1, &trace.scale_increment_first),
+            ];
+            for (tracker, expected) in orders {
+                let mut state = serde_json::to_value(config.schedule().unwrap()).unwrap();
+                state["growth_tracker"] = tracker.into();
+                let mut scale: LossScale = serde_json::from_value(state).unwrap();
+                assert_eq!(expected.len(), trace.nonfinite.len());
+                for (step, expected) in expected.iter().enumerate() {
+                    let overflow = trace.nonfinite[step] + trace.amax_is_inf[step] > 0;
+                    scale = scale.adjust(match overflow {
+                        true => StepOutcome::Skipped,
+                        false => StepOutcome::Stepped,
+                    });
+                    let at = format!("{name}, {}, order {tracker}, step {step}", trace.id);
+                    assert_eq!(scale.scale().to_bits(), expected.to_bits(), "{at}");
+                }
+            }
+        }
+    }
+}

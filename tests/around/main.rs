@@ -5,6 +5,7 @@ mod changed_gradients;
 mod clip;
 mod config;
 mod ema;
+mod guard;
 mod half_gradients;
 mod keras;
 mod mid_window;

@@ -8,6 +8,7 @@ mod devices;
 mod ending;
 mod evaluator;
 mod golden;
+mod guard;
 mod killed;
 mod later;
 mod learning;

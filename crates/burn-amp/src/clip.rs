@@ -134,10 +134,11 @@ impl UnscaledGradients {
     /// measured and a gradient's device cannot compute in the gradient's dtype.
     pub fn try_clip(self, clip: &GradientClip) -> Result<Self, AmpError> {
         clip.check("clip")?;
-        self.clip_by(&ClipRules {
+        let rules = ClipRules {
             all: Some(*clip),
             groups: Vec::new(),
-        })
+        };
+        self.clip_by(&rules, 1.0)
     }
 
     /// As [`clip`](Self::clip), with a rule for each group of parameters. A parameter that matches several groups follows the
@@ -161,13 +162,15 @@ impl UnscaledGradients {
         for (_, clip) in groups {
             clip.check("clip_groups")?;
         }
-        self.clip_by(&ClipRules {
+        let rules = ClipRules {
             all: None,
             groups: groups.to_vec(),
-        })
+        };
+        self.clip_by(&rules, 1.0)
     }
 
-    pub(crate) fn clip_by(mut self, rules: &ClipRules) -> Result<Self, AmpError> {
+    /// Clips by these rules what a guard has multiplied by `factor`, at most 1, in one multiplication.
+    pub(crate) fn clip_by(mut self, rules: &ClipRules, factor: f64) -> Result<Self, AmpError> {
         if self.has_overflow() {
             return Ok(self);
         }
@@ -177,7 +180,7 @@ impl UnscaledGradients {
             return Ok(self);
         }
         let norms = Norms::of(&self, &statuses)?;
-        let mut plan = Plan::new(rules, self.entries(), &statuses, &norms);
+        let mut plan = Plan::new(rules, factor, self.entries(), &statuses, &norms);
         let clipped = plan.limits.len();
         if clipped > 0 {
             self = self.map(&mut plan);
@@ -216,10 +219,10 @@ impl Norms {
     }
 }
 
-/// What is done to one gradient.
-enum Limit {
-    Multiply(f64),
-    Clamp(f64),
+/// What is done to one gradient: it is multiplied by a factor of at most 1, then clamped.
+struct Limit {
+    factor: f64,
+    clamp: Option<f64>,
 }
 
 /// What is done to which gradient, and the groups that are clipped by their global norm.
@@ -232,12 +235,16 @@ struct Plan {
 
 impl ModuleMapper for Plan {
     fn map_float<const D: usize>(&mut self, grad: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        match self.limits.get(&grad.id) {
-            Some(Limit::Multiply(factor)) => {
-                grad.map(|grad| widened(grad, |grad| grad.mul_scalar(*factor)))
-            }
+        let Some(Limit { factor, clamp }) = self.limits.get(&grad.id) else {
+            return grad;
+        };
+        let grad = match *factor < 1.0 {
+            true => grad.map(|grad| widened(grad, |grad| grad.mul_scalar(*factor))),
+            false => grad,
+        };
+        match *clamp {
             // Rounding the threshold is rounding the result: no need to widen.
-            Some(Limit::Clamp(threshold)) => grad.map(|grad| grad.clamp(-threshold, *threshold)),
+            Some(threshold) => grad.map(|grad| grad.clamp(-threshold, threshold)),
             None => grad,
         }
     }
@@ -247,9 +254,23 @@ impl Plan {
     /// What `torch.nn.utils.clip_grad_norm_` adds to the norm.
     const EPSILON: f64 = 1e-6;
 
-    fn new(clip: &ClipRules, entries: &[Entry], statuses: &[TensorStatus], found: &Norms) -> Self {
+    /// With the coefficient of a guard, `guarded`. Of it and that of a norm the smaller holds, as in ZClip; values are clipped after it.
+    fn new(
+        clip: &ClipRules,
+        guarded: f64,
+        entries: &[Entry],
+        statuses: &[TensorStatus],
+        found: &Norms,
+    ) -> Self {
         let unit = found.unit;
         let mut plan = Self::default();
+        if guarded < 1.0 {
+            plan.coefficients.push(guarded);
+            for entry in entries {
+                let (factor, clamp) = (guarded, None);
+                plan.limits.insert(entry.id, Limit { factor, clamp });
+            }
+        }
         let rule_of: Vec<_> = entries.iter().map(|e| clip.rule(e.id, &e.path)).collect();
         for (index, rule) in clip.rules().into_iter().enumerate() {
             let group = (entries.iter().zip(statuses).zip(&found.norms).zip(&rule_of))
@@ -266,20 +287,18 @@ impl Plan {
                 _ => 1.0,
             };
             for ((entry, status), norm) in group {
-                let limit = match rule {
+                let (mut factor, mut clamp) = (guarded.min(global), None);
+                match rule {
                     GradientClip::Value(threshold) => {
-                        (status.max_abs > threshold).then_some(Limit::Clamp(threshold))
+                        clamp = (factor * status.max_abs > threshold).then_some(threshold);
                     }
-                    GradientClip::Norm(threshold) => {
-                        let threshold = threshold * unit;
-                        (*norm > threshold).then(|| Limit::Multiply(threshold / norm))
+                    GradientClip::Norm(threshold) if *norm > threshold * unit => {
+                        factor = factor.min(threshold * unit / norm);
                     }
-                    GradientClip::GlobalNorm(_) => {
-                        (global < 1.0).then_some(Limit::Multiply(global))
-                    }
-                };
-                if let Some(limit) = limit {
-                    plan.limits.insert(entry.id, limit);
+                    _ => {}
+                }
+                if factor < 1.0 || clamp.is_some() {
+                    plan.limits.insert(entry.id, Limit { factor, clamp });
                 }
             }
         }

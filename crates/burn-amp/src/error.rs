@@ -51,6 +51,21 @@ pub enum AmpError {
         output_finite: bool,
     },
 
+    /// A [`Guard`](crate::Guard) held back too many steps in a row: more than
+    /// [`max_consecutive_skips`](crate::GradScalerConfig::max_consecutive_skips).
+    ///
+    /// The step was counted as guarded. Parameters, optimizer state and loss scale are as they were.
+    #[error(
+        "the guard held back {steps} steps in a row, the last because {reason}. Look at the inputs, the learning rate and the loss, \
+         or give it a higher threshold"
+    )]
+    AlwaysGuarded {
+        /// Steps held back in a row, this one included.
+        steps: u64,
+        /// Why the last one was.
+        reason: String,
+    },
+
     /// Gradients were given to `scaled`, but no loss was scaled. Nothing was changed.
     ///
     /// PyTorch asserts the same: "Attempted unscale_ but _scale is None".

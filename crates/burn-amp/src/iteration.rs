@@ -54,10 +54,15 @@ impl Iteration {
 
     /// Counts a step of an optimizer for these parameters.
     pub(crate) fn record(&mut self, grads: &UnscaledGradients, optimizer: usize) {
+        self.mark(grads, optimizer);
+        self.learn(&grads.verdict());
+    }
+
+    /// Counts a step from which the loss scale learns nothing.
+    pub(crate) fn mark(&mut self, grads: &UnscaledGradients, optimizer: usize) {
         for (_, id) in grads.parameters() {
             self.stepped.entry(id).or_default().push(optimizer);
         }
-        self.learn(&grads.verdict());
     }
 
     /// Takes a verdict into the joint outcome.

@@ -34,6 +34,7 @@
 //!
 //! - [`GradScalerConfig`]: the settings of the loss scale. [`ScaledOptimizerConfig`]: all settings in one JSON file.
 //! - [`in_f32`]: layers that must stay in f32. [`autocast`]: for models that a `Learner` runs.
+//! - [`Guard`]: steps far outside of what was usual are clipped or held back.
 //! - [`GradientClip`], [`AccumulationConfig`], [`EmaConfig`]: clipping, accumulation and averages of the weights.
 //! - [`UnscaledGradients`], [`GradientStatus`]: to look at gradients, or to change them, before a step.
 //! - [`ScaledLrScheduler`]: a learning-rate schedule that does not advance on a skipped step.
@@ -53,6 +54,7 @@ mod error;
 mod gradient_pass;
 mod gradient_status;
 mod gradients;
+mod guard;
 mod iteration;
 mod live_scale;
 mod loss_scale;
@@ -87,6 +89,7 @@ pub use ema::{Ema, EmaConfig};
 pub use error::{AmpError, StepError};
 pub use gradient_status::GradientStatus;
 pub use gradients::{ScaledGradients, UnscaledGradients, sum_of_devices};
+pub use guard::Guard;
 pub use loss_scale::{GradScalerConfig, LossScale, Schedule, StepOutcome};
 pub use lr_scheduler::ScaledLrScheduler;
 pub use master_weights::MasterWeights;

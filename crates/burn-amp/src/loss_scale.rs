@@ -187,7 +187,9 @@ impl LossScale {
             _ if !self.config.dynamic => return self,
             StepOutcome::Stepped => false,
             StepOutcome::Skipped | StepOutcome::Dropped => true,
-            StepOutcome::Accumulated | StepOutcome::NoGradients => return self,
+            StepOutcome::Accumulated | StepOutcome::NoGradients | StepOutcome::Guarded => {
+                return self;
+            }
         };
         match overflow {
             true => self.overflow(),

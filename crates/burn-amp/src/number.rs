@@ -1,6 +1,6 @@
 //! Numbers in JSON, which has no infinity and no NaN: those are stored as text.
 
-use serde::{Deserialize, Deserializer, Serializer, de::Error};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
 pub(crate) fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
     match value.is_finite() {
@@ -49,5 +49,33 @@ pub(crate) mod optional {
     ) -> Result<Option<f64>, D::Error> {
         let number = Option::<Number>::deserialize(deserializer)?;
         number.map(Number::value).transpose()
+    }
+}
+
+/// The same, for a list.
+pub(crate) mod list {
+    use super::{Deserialize, Deserializer, Number, Serialize, Serializer};
+    use std::collections::VecDeque;
+
+    struct Value<'a>(&'a f64);
+
+    impl Serialize for Value<'_> {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            super::serialize(self.0, serializer)
+        }
+    }
+
+    pub(crate) fn serialize<S: Serializer>(
+        values: &VecDeque<f64>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(values.iter().map(Value))
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<VecDeque<f64>, D::Error> {
+        let numbers = Vec::<Number>::deserialize(deserializer)?;
+        numbers.into_iter().map(Number::value).collect()
     }
 }

@@ -14,6 +14,7 @@ use crate::{
     entries::Entries,
     error::{AmpError, StepError},
     gradients::{ScaledGradients, StepGradients, UnscaledGradients, sum_of_devices},
+    guard::{Guard, StepGuard},
     module_optim::ModuleOptim,
     record::{AmpRecord, OptimizerState},
     scaler::GradScaler,
@@ -27,8 +28,9 @@ use crate::{
 /// its groups and its clipping (which sees unscaled gradients), a `&mut` to one, or a type of your own. The
 /// counterpart of Keras's `LossScaleOptimizer`.
 ///
-/// [`with_accumulation`](Self::with_accumulation), [`with_clipping`](Self::with_clipping) and [`with_ema`](Self::with_ema)
-/// add to a step. The order is: accumulate, unscale, test, clip, step or skip, average the weights, update the scale.
+/// [`with_accumulation`](Self::with_accumulation), [`with_clipping`](Self::with_clipping), [`with_guard`](Self::with_guard) and
+/// [`with_ema`](Self::with_ema) add to a step. The order is: accumulate, unscale, test, guard, clip, step or skip, average the weights,
+/// update the scale.
 #[derive(Clone)]
 pub struct ScaledOptimizer<O = ModuleOptimizer> {
     optim: O,
@@ -117,6 +119,49 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         Ok(self)
     }
 
+    /// Guards clean steps: one whose norm or loss is far outside of what was usual is clipped or held back; see [`Guard`].
+    ///
+    /// With accumulation it judges the sum, or the mean, of a window, and drops the whole window. A step held back ends the iteration as a
+    /// skipped one: the learning rate of a [`ScaledLrScheduler`](crate::ScaledLrScheduler) stays too. Other optimizers on the same
+    /// [`MixedPrecision`](crate::MixedPrecision) step as ever, and the scale learns from them alone. With clipping, which sees the gradients after the guard, the
+    /// norms in the status are those before both.
+    ///
+    /// More than [`max_consecutive_skips`](crate::GradScalerConfig::max_consecutive_skips) steps held back in a row end the run.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`], which names the field, its value and the allowed range.
+    pub fn with_guard(mut self, guard: Guard) -> Result<Self, AmpError> {
+        self.options.guard = Some(StepGuard::new(guard)?);
+        Ok(self)
+    }
+
+    /// Tells the guard the loss of the next call of [`step`](Self::step), as the program has read it. Without a guard it does nothing.
+    ///
+    /// The loss is computed outside of half precision, and this crate does not see it; reading the tensor here would be one wait more.
+    /// Of an accumulation window the guard judges the mean of the losses that it was told. A step without a loss is judged by its
+    /// norm alone, as all steps in a `Learner` are.
+    ///
+    /// ```
+    /// # use burn::{module::Module, nn::LinearConfig, optim::{GradientsParams, SgdConfig}, tensor::{Device, Tensor}};
+    /// # use burn_amp::{Guard, MixedPrecision, ScaledOptimizer};
+    /// # let device = Device::flex().autodiff();
+    /// # let amp = MixedPrecision::f16();
+    /// # let mut model = LinearConfig::new(4, 2).init(&device).apply_reparameterization(amp.clone());
+    /// let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp).with_guard(Guard::skip_step())?;
+    /// let loss = amp.autocast(Tensor::<2>::ones([8, 4], &device), |x| model.forward(x)).square().mean();
+    /// optim.set_loss(loss.clone().into_scalar::<f32>().into()); // read, as for a log
+    /// let grads = GradientsParams::from_grads(loss.backward(), &model);
+    /// model = optim.step(0.1, model, grads);
+    /// # let _ = model;
+    /// # Ok::<(), burn_amp::AmpError>(())
+    /// ```
+    pub fn set_loss(&mut self, loss: f64) {
+        if let Some(guard) = &mut self.options.guard {
+            guard.set_loss(loss);
+        }
+    }
+
     /// Averages the weights after every step that was not skipped; see [`Ema`].
     ///
     /// # Errors
@@ -203,7 +248,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// cannot combine it with an f32 gradient; see [`GradScaler::try_step`]. [`AmpError::UnsupportedDType`] if a gradient's
     /// device cannot compute in the gradient's dtype. [`AmpError::GradientShape`] if a gradient does not have its parameter's shape,
     /// [`AmpError::InvalidValue`] for a learning rate that is infinite or NaN. [`AmpError::ForeignRecord`] if an open window belongs
-    /// to another model, or a state that was loaded to parameters of other shapes.
+    /// to another model, or a state that was loaded to parameters of other shapes. [`AmpError::AlwaysGuarded`] if the guard holds
+    /// back one step too many.
     pub fn try_step<M: Module>(
         &mut self,
         lr: impl Into<ModuleLearningRate>,
@@ -314,6 +360,9 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         if let Some(window) = &mut self.options.window {
             window.clear();
         }
+        if let Some(guard) = &mut self.options.guard {
+            guard.drop_window();
+        }
     }
 
     /// Throws gradients away without a step, in place of [`step`](Self::step), and counts that.
@@ -400,6 +449,11 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self.options.clip.all.as_ref()
     }
 
+    /// The guard; none without [`with_guard`](Self::with_guard).
+    pub fn guard(&self) -> Option<&Guard> {
+        self.options.guard.as_ref().map(StepGuard::guard)
+    }
+
     /// The average of the weights; none without [`with_ema`](Self::with_ema).
     pub fn ema(&self) -> Option<&Ema> {
         self.options.ema.as_ref()
@@ -432,7 +486,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 }
 
 impl<O: ModuleOptim> ScaledOptimizer<O> {
-    /// The state of optimizer and scaler, of an open window and of averages, to be stored. Waits for the device.
+    /// The state of optimizer and scaler, of an open window, of a guard and of averages, to be stored. Waits for the device.
     ///
     /// A state that cannot be stored is an error of the record's `save`, `into_bytes` and `into_optimizer`.
     pub fn to_record(&self) -> AmpRecord {
@@ -441,11 +495,13 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let mut record = self.scaler.to_record().with_optimizer(&self.optim);
         record.window = window.map(AccumulationWindow::state_to_store);
         record.averages = ema.map(Ema::state_to_store);
+        record.guard = self.options.guard.clone();
         record
     }
 
     /// Takes over a stored state, which replaces all of the present one. An open window is dropped. With the record of a plain
-    /// optimizer the scaler starts fresh. With a record that has no averages, they start again. The log warns of both.
+    /// optimizer the scaler starts fresh. With a record that has no averages they start again, and so does a guard with the record
+    /// of none, or of another one. The log warns of it.
     ///
     /// The settings stay as they are here: see [`GradScaler::load_record`].
     ///
@@ -472,7 +528,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             return Err(record.misfit(reason));
         }
         let (scaler, window) = (record.scaler.take(), record.window.take());
-        let averages = record.averages.take();
+        let (averages, guard) = (record.averages.take(), record.guard.take());
         let origin = record.origin().to_string();
         let loaded = self.optim.try_load_record(record.into_optimizer()?);
         loaded.map_err(|error| match error {
@@ -503,6 +559,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
                 }
             }
         }
+        self.options.restore_guard(guard, &origin);
         match scaler {
             Some(state) => self.scaler.restore(state, &origin),
             None => {

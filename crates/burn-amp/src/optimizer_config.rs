@@ -2,12 +2,12 @@ use burn::{config::Config, module::ParamGroup};
 
 use crate::{
     accumulation::AccumulationConfig, clip::GradientClip, ema::EmaConfig, error::AmpError,
-    loss_scale::GradScalerConfig, module_optim::ModuleOptim, optimizer::ScaledOptimizer,
-    scaler::GradScaler,
+    guard::Guard, loss_scale::GradScalerConfig, module_optim::ModuleOptim,
+    optimizer::ScaledOptimizer, scaler::GradScaler,
 };
 
 /// What a [`ScaledOptimizer`] adds to an optimizer, in one Burn [`Config`] that is saved to and loaded from JSON: the loss scale,
-/// clipping, accumulation and averages.
+/// clipping, a guard, accumulation and averages.
 ///
 /// What Keras's `LossScaleOptimizer` takes, under Burn's names. Put it into your program's
 /// configuration, beside that of the optimizer, which has the weight decay.
@@ -50,6 +50,8 @@ pub struct ScaledOptimizerConfig {
     /// How those of some parameters are clipped instead; the last that matches counts.
     #[config(default = "Vec::new()")]
     pub clip_groups: Vec<(ParamGroup, GradientClip)>,
+    /// What is done about steps far outside of what was usual.
+    pub guard: Option<Guard>,
     /// Micro-batches to a step.
     pub accumulation: Option<AccumulationConfig>,
     /// Averages of the weights.
@@ -94,6 +96,9 @@ impl ScaledOptimizerConfig {
         }
         for (group, clip) in &self.clip_groups {
             optim = optim.with_group_clipping(group.clone(), *clip)?;
+        }
+        if let Some(guard) = self.guard {
+            optim = optim.with_guard(guard)?;
         }
         if let Some(accumulation) = &self.accumulation {
             optim = optim.with_accumulation(accumulation.clone())?;

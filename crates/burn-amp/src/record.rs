@@ -24,6 +24,7 @@ use crate::{
     accumulation::{AccumulationWindow, WindowState},
     ema::{Ema, EmaState},
     error::AmpError,
+    guard::StepGuard,
     loss_scale::LossScale,
     module_optim::ModuleOptim,
     scaler::{GradScaler, ScalerState},
@@ -34,6 +35,7 @@ const WINDOW: &str = "burn_amp.window";
 const SUM: &str = ".burn_amp.sum";
 const EMA: &str = "burn_amp.ema";
 const AVERAGE: &str = ".burn_amp.average";
+const GUARD: &str = "burn_amp.guard";
 
 /// The state of a training run, to be stored: that of a [`ScaledOptimizer`](crate::ScaledOptimizer), with its scaler, an open
 /// accumulation window and averages of the weights, or that of a [`GradScaler`], an [`AccumulationWindow`] or an [`Ema`] alone.
@@ -62,6 +64,7 @@ pub struct AmpRecord {
     pub(crate) scaler: Option<ScalerState>,
     pub(crate) window: Option<WindowState>,
     pub(crate) averages: Option<EmaState>,
+    pub(crate) guard: Option<StepGuard>,
     /// Why the optimizer's state cannot be stored.
     refused: Option<AmpError>,
 }
@@ -74,6 +77,7 @@ impl AmpRecord {
             scaler: None,
             window: None,
             averages: None,
+            guard: None,
             refused: None,
         }
     }
@@ -138,6 +142,9 @@ impl AmpRecord {
     /// The record without an open window: the run resumes with an empty one, or without accumulation.
     pub fn without_window(mut self) -> Self {
         self.window = None;
+        if let Some(guard) = &mut self.guard {
+            guard.drop_window();
+        }
         self
     }
 
@@ -267,6 +274,9 @@ impl AmpRecord {
             container.set_state(EMA, ema);
             container.put_params(&ema.averages, AVERAGE);
         }
+        if let Some(guard) = &self.guard {
+            container.set_state(GUARD, guard);
+        }
         Ok(container)
     }
 
@@ -279,6 +289,10 @@ impl AmpRecord {
             Some(Kind::AccumulationWindow | Kind::Ema) => None,
         };
         if let Some(reason) = scaler.as_ref().and_then(ScalerState::contradiction) {
+            return Err(container.damaged(reason));
+        }
+        let guard: Option<StepGuard> = container.take_state(GUARD)?;
+        if let Some(reason) = guard.as_ref().and_then(StepGuard::contradiction) {
             return Err(container.damaged(reason));
         }
         container.check_rest()?;
@@ -302,6 +316,7 @@ impl AmpRecord {
             scaler,
             window,
             averages,
+            guard,
             refused: None,
         })
     }
@@ -501,6 +516,7 @@ mod tests {
     use super::*;
     use crate::param_tensors::ParamTensors;
     use burn::tensor::TensorData;
+    use serde_json::json;
 
     fn tensors(dtype: Option<DType>) -> ParamTensors {
         let mut tensors = ParamTensors::default();
@@ -568,6 +584,40 @@ mod tests {
             let error = window(1, Some(scale), None).unwrap_err();
             assert!(error.contains("loss scale of its window is"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_guard_knows_no_more_than_its_window_holds() {
+        let guard = |values: Vec<f64>, average: serde_json::Value, rule: serde_json::Value| {
+            let norms = json!({"values": values, "sum": 0.0, "sum_sq": 0.0});
+            let losses = json!({"values": [], "sum": 0.0, "sum_sq": 0.0});
+            let state =
+                json!({"guard": rule, "losses": losses, "norms": norms, "average": average});
+            let stored = json!({"state": state, "sum": 0.0, "count": 0});
+            let record = read(AmpRecord {
+                guard: Some(serde_json::from_value(stored).unwrap()),
+                ..GradScaler::new(Default::default()).to_record()
+            });
+            record.map(|record| record.guard.is_some())
+        };
+        let skip = |length: u32| json!({"SkipStep": {"rolling_interval_length": length}});
+        let none = serde_json::Value::Null;
+        assert_eq!(guard(vec![1.0; 5], none.clone(), skip(4)), Ok(true));
+        let error = guard(vec![1.0; 6], none.clone(), skip(4)).unwrap_err();
+        assert!(error.contains("6 values, and at most 5"), "{error}");
+        let error = guard(vec![], none.clone(), skip(1)).unwrap_err();
+        assert!(error.contains("`rolling_interval_length` is 1"), "{error}");
+
+        let zclip = || json!({"ZClip": {}});
+        let average = |var: f64| json!({"mean": 1.0, "var": var});
+        assert_eq!(guard(vec![], average(0.5), zclip()), Ok(true));
+        assert!(guard(vec![1.0], average(0.5), zclip()).is_err());
+        let error = guard(vec![], average(-1.0), zclip()).unwrap_err();
+        assert!(error.contains("not finite"), "{error}");
+        let nan = json!({"mean": "NaN", "var": 1.0});
+        assert!(guard(vec![], nan.clone(), zclip()).is_err());
+        let original = json!({"ZClip": {"original": true}});
+        assert_eq!(guard(vec![], nan, original), Ok(true));
     }
 
     #[test]

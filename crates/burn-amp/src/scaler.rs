@@ -580,6 +580,26 @@ impl GradScaler {
         Ok((!grads.has_overflow()).then(|| grads.into_tested()))
     }
 
+    /// Counts a step that a guard holds back; an error if it is one too many. The loss scale learns nothing.
+    pub(crate) fn hold<O: ModuleOptim>(
+        &mut self,
+        optim: &O,
+        grads: UnscaledGradients,
+        reason: String,
+        is_finite: bool,
+    ) -> Result<(), AmpError> {
+        self.unsettled.take(&grads);
+        let entries = grads.entries().iter();
+        check_accepted(optim, entries.map(|entry| (entry, entry.gradient)))?;
+        let optimizer = std::ptr::from_ref(optim).addr();
+        self.iteration.check(&grads, optimizer)?;
+        self.look_at_losses(&grads);
+        self.record_guarded(&grads, optimizer, reason)?;
+        // A loss that is not finite may come of a forward pass that has spoilt them.
+        self.suspicious |= !is_finite;
+        Ok(())
+    }
+
     /// Ends the iteration: backs the scale off if any of its gradients overflowed, counts towards growth if not.
     ///
     /// Gradients that were unscaled and dropped count too, as with PyTorch: as if they had been given to

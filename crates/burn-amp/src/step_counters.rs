@@ -2,7 +2,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::loss_scale::StepOutcome;
 
-/// How many steps were taken, skipped, dropped and discarded.
+/// How many steps were taken, skipped, held back, dropped and discarded.
 ///
 /// Host values: reading them never waits for a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,6 +22,10 @@ pub struct StepCounters {
     bad_losses: u64,
     #[serde(skip_serializing_if = "is_zero")]
     bad_losses_in_a_row: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    guarded: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    guarded_in_a_row: u64,
 }
 
 fn is_zero(count: &u64) -> bool {
@@ -41,7 +45,12 @@ impl StepCounters {
 
     /// Steps on which the optimizer was called.
     pub fn stepped(&self) -> u64 {
-        self.steps.saturating_sub(self.skipped)
+        self.steps.saturating_sub(self.skipped + self.guarded)
+    }
+
+    /// Steps whose gradients were finite and which a [`Guard`](crate::Guard) held back. They are not among [`skipped`](Self::skipped).
+    pub fn guarded(&self) -> u64 {
+        self.guarded
     }
 
     /// Micro-batches that were left out of an accumulation window because they overflowed; no steps.
@@ -68,7 +77,7 @@ impl StepCounters {
         self.consecutive_skips
     }
 
-    /// The share of steps that were skipped, from 0 to 1; 0 before the first step.
+    /// The share of steps that were skipped because of an overflow, from 0 to 1; 0 before the first step.
     pub fn skip_rate(&self) -> f64 {
         if self.steps == 0 {
             0.0
@@ -88,13 +97,16 @@ impl StepCounters {
             self.skipped_windows,
             self.bad_losses,
             self.bad_losses_in_a_row,
+            self.guarded,
+            self.guarded_in_a_row,
         ];
         // A count that is about to overflow is none of a run.
         if let Some(count) = counts.iter().find(|count| **count > u64::MAX / 2) {
             return Some(format!("it counts to {count}"));
         }
-        (self.skipped > self.steps).then(|| {
-            let (skipped, steps) = (self.skipped, self.steps);
+        let skipped = self.skipped + self.guarded;
+        (skipped > self.steps).then(|| {
+            let steps = self.steps;
             format!("it counts {skipped} skipped steps of {steps}")
         })
     }
@@ -102,6 +114,17 @@ impl StepCounters {
     pub(crate) fn record(&mut self, outcome: StepOutcome) {
         self.steps += 1;
         self.skipped += u64::from(outcome.is_skipped());
+        match outcome {
+            StepOutcome::Guarded => {
+                self.guarded += 1;
+                self.guarded_in_a_row += 1;
+            }
+            _ => self.guarded_in_a_row = 0,
+        }
+    }
+
+    pub(crate) fn guarded_in_a_row(&self) -> u64 {
+        self.guarded_in_a_row
     }
 
     pub(crate) fn bad_losses_in_a_row(&self) -> u64 {
@@ -147,6 +170,7 @@ impl StepCounters {
         self.reset_consecutive_skips();
         self.reset_skipped_windows();
         self.reset_bad_losses();
+        self.guarded_in_a_row = 0;
     }
 
     pub(crate) fn reset_consecutive_skips(&mut self) {

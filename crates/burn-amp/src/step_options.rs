@@ -1,4 +1,4 @@
-//! The order of a step: accumulate, unscale, test, clip, step or skip, average the weights, update the scale.
+//! The order of a step: accumulate, unscale, test, guard, clip, step or skip, average the weights, update the scale.
 
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module, optim::GradientsParams,
@@ -11,6 +11,7 @@ use crate::{
     entries::{Entries, Traversal},
     error::AmpError,
     gradients::{StepGradients, UnscaledGradients},
+    guard::{Decision, StepGuard},
     loss_scale::StepOutcome,
     module_optim::ModuleOptim,
     param_tensors::ParamTensors,
@@ -22,6 +23,7 @@ use crate::{
 pub(crate) struct StepOptions {
     pub(crate) window: Option<AccumulationWindow>,
     pub(crate) clip: ClipRules,
+    pub(crate) guard: Option<StepGuard>,
     pub(crate) ema: Option<Ema>,
 }
 
@@ -53,6 +55,7 @@ impl StepOptions {
         };
         let has_statistics = scaler.meet_statistics(statistics);
         let decided = self.settle(scaler, optim, grads);
+        self.end_call(scaler);
         scaler.end_call(module, has_statistics, false);
         decided
     }
@@ -81,6 +84,7 @@ impl StepOptions {
         let mut entries = traversal.of(module)?;
         let has_statistics = scaler.meet_statistics(entries.take_statistics());
         let decided = self.tested(scaler, optim, grads, entries);
+        self.end_call(scaler);
         let tests_micro_batches =
             (self.window.as_ref()).is_some_and(AccumulationWindow::drops_micro_batches);
         scaler.end_call(module, has_statistics, tests_micro_batches);
@@ -117,20 +121,77 @@ impl StepOptions {
     }
 
     fn settle<O: ModuleOptim>(
-        &self,
+        &mut self,
         scaler: &mut GradScaler,
         optim: &O,
-        grads: UnscaledGradients,
+        mut grads: UnscaledGradients,
     ) -> Result<Option<GradientsParams>, AmpError> {
-        let grads = match self.clip.is_empty() {
-            true => grads,
-            false => grads.clip_by(&self.clip)?,
+        let (guard, decision) = self.judge(&mut grads)?;
+        let decided = match decision {
+            Decision::Hold { reason, is_finite } => {
+                scaler.hold(optim, grads, reason, is_finite)?;
+                None
+            }
+            Decision::Step if self.clip.is_empty() => scaler.decide(optim, grads)?,
+            decision => {
+                if let Decision::Clip { reason, .. } = &decision {
+                    log::info!("gradients clipped by the guard: {reason}");
+                }
+                let grads = grads.clip_by(&self.clip, decision.factor())?;
+                scaler.decide(optim, grads)?
+            }
         };
-        let grads = scaler.decide(optim, grads)?;
-        if grads.is_none() {
+        // Whatever was refused has left no trace in it.
+        self.guard = guard;
+        if decided.is_none() {
             scaler.try_update()?;
         }
-        Ok(grads)
+        Ok(decided)
+    }
+
+    /// What the guard says of gradients that are finite. Waits for the device only where nothing has measured them: after a change,
+    /// or with a disabled scaler.
+    fn judge(
+        &self,
+        grads: &mut UnscaledGradients,
+    ) -> Result<(Option<StepGuard>, Decision), AmpError> {
+        let Some(guard) = &self.guard else {
+            return Ok((None, Decision::Step));
+        };
+        let nothing = || Ok((Some(guard.clone()), Decision::Step));
+        if grads.has_overflow() || grads.entries().is_empty() {
+            return nothing();
+        }
+        grads.measured()?;
+        if grads.has_overflow() {
+            return nothing();
+        }
+        let status = grads.status();
+        // What a disabled scaler lets through: the norm is that of the finite values.
+        let norm = match status.has_overflow() {
+            true => f64::INFINITY,
+            false => status.norm(),
+        };
+        let (next, decision) = guard.judge(norm);
+        Ok((Some(next), decision))
+    }
+
+    /// Tells the guard what has become of the loss that it was told.
+    fn end_call(&mut self, scaler: &GradScaler) {
+        if let Some(guard) = &mut self.guard {
+            guard.end_call(scaler.last_outcome());
+        }
+    }
+
+    /// Goes on with the guard of a record.
+    pub(crate) fn restore_guard(&mut self, stored: Option<StepGuard>, origin: &str) {
+        match (&mut self.guard, stored) {
+            (Some(guard), stored) => guard.restore(stored, origin),
+            (None, Some(_)) => log::warn!(
+                "{origin} holds the state of a guard, but there is none here: `ScaledOptimizer::with_guard` goes on with it"
+            ),
+            (None, None) => {}
+        }
     }
 
     /// What comes after a step that was not skipped. `masters` are those of the optimizer.
@@ -150,11 +211,14 @@ impl StepOptions {
 
     /// Throws gradients away. Finite ones do not move the scale inside a window that is skipped as a whole.
     pub(crate) fn discard(
-        &self,
+        &mut self,
         scaler: &mut GradScaler,
         grads: StepGradients,
     ) -> Result<(), AmpError> {
         scaler.forget_last_call();
+        if let Some(guard) = &mut self.guard {
+            guard.end_call(Some(StepOutcome::Dropped));
+        }
         scaler.settle_dropped()?;
         let frozen = |window: &AccumulationWindow| !window.drops_micro_batches();
         match grads {

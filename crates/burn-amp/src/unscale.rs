@@ -197,10 +197,14 @@ pub fn try_histogram<M: Module>(
 mod tests {
     use burn::{
         nn::{Linear, LinearConfig},
+        optim::SgdConfig,
         tensor::{Device, Tensor},
     };
 
-    use crate::{GradScalerConfig, GradientClip, UnscaledGradients, gradient_pass::READS};
+    use crate::{
+        GradScalerConfig, GradientClip, Guard, ScaledOptimizer, UnscaledGradients,
+        gradient_pass::READS,
+    };
 
     fn reads(action: impl FnOnce() -> UnscaledGradients) -> (u32, UnscaledGradients) {
         READS.set(0);
@@ -223,5 +227,32 @@ mod tests {
         assert!(clipped.status().clipped().is_some());
         let (count, _) = reads(|| grads.mul_scalar(2.0).clip(&clip));
         assert_eq!(count, 1);
+    }
+
+    #[test]
+    fn a_guard_waits_no_more_than_a_step_does() {
+        let device = Device::flex().autodiff();
+        for (enabled, expected) in [(true, 1), (false, 1)] {
+            let mut model: Linear = LinearConfig::new(4, 2).init(&device);
+            let scaler = GradScalerConfig::new()
+                .with_enabled(enabled)
+                .init()
+                .unwrap();
+            let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), scaler)
+                .with_guard(Guard::SkipStep {
+                    rolling_interval_length: 4,
+                    sigma_factor: 2.0,
+                    original: false,
+                })
+                .unwrap();
+            for factor in [1.0, 1.1, 0.9, 1.0, 100.0, 1.0] {
+                let output = model.forward(Tensor::<2>::ones([3, 4], &device));
+                let grads = optim.backward((output * factor).sum(), &model);
+                READS.set(0);
+                model = optim.step(0.01, model, grads);
+                assert_eq!(READS.get(), expected, "{factor}");
+            }
+            assert_eq!(optim.scaler().counters().guarded(), 1);
+        }
     }
 }

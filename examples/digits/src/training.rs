@@ -165,7 +165,7 @@ impl Trainer {
 }
 
 /// Mean over samples and classes of the squared difference between probability and truth (Brier, 1950).
-fn brier_score(logits: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
+pub fn brier_score(logits: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
     let truth = labels.one_hot::<2>(CLASSES).float();
     (softmax(logits, 1) - truth).square().mean()
 }

@@ -18,6 +18,8 @@ pub enum StepOutcome {
     Dropped,
     /// There was nothing to step with: no parameter had a gradient, or the window was empty.
     NoGradients,
+    /// All gradients were finite, and a [`Guard`](crate::Guard) held the step back. Parameters and optimizer state are untouched.
+    Guarded,
 }
 
 impl StepOutcome {

@@ -45,6 +45,31 @@ impl GradScaler {
         Ok(())
     }
 
+    /// Counts a step that a guard holds back; an error if it is one too many.
+    pub(super) fn record_guarded(
+        &mut self,
+        grads: &UnscaledGradients,
+        optimizer: usize,
+        reason: String,
+    ) -> Result<(), AmpError> {
+        self.remember(grads);
+        self.untested = 0;
+        self.last_outcome = Some(StepOutcome::Guarded);
+        self.counters.record(StepOutcome::Guarded);
+        self.iteration.mark(grads, optimizer);
+        if self.is_enabled() {
+            // The others that share the scale are not kept waiting.
+            self.move_scale(None);
+        }
+        let steps = self.counters.guarded_in_a_row();
+        if self.is_too_many(steps) {
+            self.end_iteration();
+            return Err(AmpError::AlwaysGuarded { steps, reason });
+        }
+        log::info!("step held back by the guard: {reason}");
+        Ok(())
+    }
+
     /// Learns from gradients that no optimizer steps with; `what` became of them. An error if they are an overflow too many.
     pub(super) fn learn_without_step(
         &mut self,

@@ -18,8 +18,8 @@ impl MixedPrecision {
     /// `model` is a plain f32 model with Burn's `TrainStep` and `InferenceStep`, whose forward pass calls
     /// [`autocast`](crate::autocast), the free function: in its steps that is this precision. It is reparameterized
     /// here, unless it has been before. `optim` is Burn's `ModuleOptimizer`, or a [`ScaledOptimizer`] of this handle with
-    /// [`with_clipping`](ScaledOptimizer::with_clipping) and [`with_ema`](ScaledOptimizer::with_ema), whose state goes
-    /// with it. Accumulation is Burn's `grads_accumulation`. For parameters that are bf16 themselves, `optim` is a
+    /// [`with_clipping`](ScaledOptimizer::with_clipping), [`with_guard`](ScaledOptimizer::with_guard) (which sees the norm alone) and
+    /// [`with_ema`](ScaledOptimizer::with_ema), whose state goes with it. Accumulation is Burn's `grads_accumulation`. For parameters that are bf16 themselves, `optim` is a
     /// [`MasterWeights`], with or without a `ScaledOptimizer` around it. `lr_scheduler` is any of Burn's. It advances on skipped
     /// steps too, unless it is a [`ScaledLrScheduler`](crate::ScaledLrScheduler). Does not wait for the device.
     ///

@@ -43,7 +43,8 @@ impl ScalerMetric {
         Self::new(monitor, Kind::LossScale, "Loss Scale")
     }
 
-    /// The share of the epoch's steps so far that were skipped, in percent. A single step is 0 or 100.
+    /// The share of the epoch's steps so far that were skipped, or held back by a [`Guard`](crate::Guard), in percent. A single
+    /// step is 0 or 100.
     pub fn skipped_steps(monitor: &ScalerMonitor) -> Self {
         Self::new(monitor, Kind::SkippedSteps, "Skipped Steps")
     }
@@ -92,7 +93,8 @@ impl ScalerMetric {
         match self.kind {
             Kind::LossScale => Some(reading.loss_scale),
             Kind::SkippedSteps => {
-                (reading.outcome).map(|outcome| if outcome.is_skipped() { 100.0 } else { 0.0 })
+                let skips = [StepOutcome::Skipped, StepOutcome::Guarded];
+                (reading.outcome).map(|outcome| if skips.contains(&outcome) { 100.0 } else { 0.0 })
             }
             Kind::GradientNorm => {
                 let stepped = reading.outcome == Some(StepOutcome::Stepped);
@@ -132,7 +134,7 @@ impl Metric for ScalerMetric {
         let text = match self.kind {
             Kind::LossScale => "What gradients are multiplied by in half precision",
             Kind::SkippedSteps => {
-                "The share of steps that were skipped because gradients overflowed"
+                "The share of steps that were skipped: gradients overflowed, or a guard held them back"
             }
             Kind::GradientNorm => {
                 "The L2 norm of the unscaled gradients of all parameters, before clipping"

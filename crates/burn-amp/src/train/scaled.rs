@@ -36,7 +36,7 @@ use crate::{
 /// - [`TrainStep::optimize`] and [`TrainStep::optimize_multi`]: test the gradients, which waits for the device once, and call
 ///   the model's own if the step is not skipped. After a skip, running statistics (BatchNorm's) that are not finite are set
 ///   back to those of the last good step.
-/// - A checkpoint has the scaler's state, and the averages of [`with_ema`](crate::ScaledOptimizer::with_ema), in the file of the
+/// - A checkpoint has the scaler's state, that of a guard, and the averages of [`with_ema`](crate::ScaledOptimizer::with_ema), in the file of the
 ///   *optimizer*. A `Learner` without this crate resumes it, and the other way round: then the scaler starts fresh, with a
 ///   warning in the log.
 #[derive(Clone, Debug)]
@@ -46,7 +46,7 @@ pub struct Scaled<M> {
     pub(super) trained: Option<M>,
     amp: MixedPrecision,
     pub(super) scaler: GradScaler,
-    /// Clipping and averages; no window, since Burn accumulates.
+    /// Clipping, a guard and averages; no window, since Burn accumulates.
     pub(super) options: StepOptions,
     /// Whether the optimizer combines half-precision parameters with f32 gradients.
     mixed: bool,
@@ -122,6 +122,7 @@ impl<M> Scaled<M> {
         let mut record = self.scaler.to_record();
         let ema = self.ema().filter(|ema| ema.updates() > 0);
         record.averages = ema.map(Ema::state_to_store);
+        record.guard = self.options.guard.clone();
         record
     }
 
@@ -142,6 +143,7 @@ impl<M> Scaled<M> {
             ),
             (None, None) => {}
         }
+        self.options.restore_guard(state.guard, "the checkpoint");
         self.monitor().publish(&self.scaler, false);
     }
 
@@ -149,6 +151,9 @@ impl<M> Scaled<M> {
         self.scaler.reset_counters();
         if let Some(ema) = &mut self.options.ema {
             ema.reset();
+        }
+        if let Some(guard) = &mut self.options.guard {
+            guard.reset();
         }
         log::warn!(
             "the checkpoint is that of a run without a loss scaler: the scaler starts fresh, at loss scale {}",
@@ -246,7 +251,8 @@ impl<M: TrainStep + Module> TrainStep for Scaled<M> {
     /// Tests the gradients, and calls the model's own `optimize`, unless they overflow: then the step is skipped, and the loss
     /// scale backs off. Waits for the device once.
     ///
-    /// A step that fails ([`LossScaleExhausted`](crate::AmpError::LossScaleExhausted), [`LossNotFinite`](crate::AmpError::LossNotFinite), and what
+    /// A step that fails ([`LossScaleExhausted`](crate::AmpError::LossScaleExhausted), [`LossNotFinite`](crate::AmpError::LossNotFinite),
+    /// [`AlwaysGuarded`](crate::AmpError::AlwaysGuarded), and what
     /// [`ScaledOptimizer::try_step`](crate::ScaledOptimizer::try_step) refuses) returns the model as it was and ends the run,
     /// through [`ScalerMonitor::interrupter`].
     ///

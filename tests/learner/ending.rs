@@ -16,8 +16,7 @@ use burn::{
     },
 };
 use burn_amp::{
-    AmpError, GradScalerConfig, MixedPrecision, Resume, Scaled, ScaledOptimizer, ScalerMetric,
-    to_half,
+    AmpError, GradScalerConfig, MixedPrecision, Resume, Scaled, ScaledOptimizer, to_half,
 };
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -37,7 +36,7 @@ fn early_stopping_sees_the_metrics_of_a_scaled_run() {
     let learner = run.learner(&amp);
     // The loss scale grows, so the first epoch is the best one for good.
     let strategy = MetricEarlyStoppingStrategy::new(
-        &ScalerMetric::loss_scale(&amp.monitor()),
+        &amp.monitor().loss_scale_metric(),
         Aggregate::Mean,
         Direction::Lowest,
         Split::Train,
@@ -377,7 +376,7 @@ fn a_step_that_is_refused_is_not_shown() {
     let amp = run.amp();
     let (mut learner, monitor) = (run.learner(&amp), amp.monitor());
     monitor.interrupter();
-    let mut metric = ScalerMetric::skipped_steps(&monitor);
+    let mut metric = monitor.skipped_steps_metric();
     let metadata = MetricMetadata {
         progress: Progress {
             items_processed: 1,
@@ -413,10 +412,10 @@ fn a_step_that_is_refused_is_not_shown() {
 fn metrics_of_a_disabled_scaler_are_numbers() {
     let monitor = MixedPrecision::bf16().monitor();
     let last = [
-        ScalerMetric::loss_scale(&monitor).final_value(),
-        ScalerMetric::gradient_norm(&monitor).final_value(),
-        ScalerMetric::zero_gradients(&monitor).final_value(),
-        ScalerMetric::skipped_steps(&monitor).final_value(),
+        monitor.loss_scale_metric().final_value(),
+        monitor.gradient_norm_metric().final_value(),
+        monitor.zero_gradients_metric().final_value(),
+        monitor.skipped_steps_metric().final_value(),
     ];
     assert!(last.iter().all(|entry| entry.current() == 0.0), "{last:?}");
 }

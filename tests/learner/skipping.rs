@@ -1,7 +1,5 @@
 //! A data set with one poisoned batch.
 
-use burn_amp::ScalerMetric;
-
 use crate::support::{Run, all_finite, poison, read_metric, spoil, temp_dir};
 
 /// The run ends with finite parameters; the skip is counted once, and the scale backed off once.
@@ -80,10 +78,10 @@ fn metrics_are_not_available_in_validation() {
     let result = run
         .training(folder.path())
         .metrics((
-            ScalerMetric::loss_scale(&monitor),
-            ScalerMetric::skipped_steps(&monitor),
-            ScalerMetric::gradient_norm(&monitor),
-            ScalerMetric::zero_gradients(&monitor),
+            monitor.loss_scale_metric(),
+            monitor.skipped_steps_metric(),
+            monitor.gradient_norm_metric(),
+            monitor.zero_gradients_metric(),
         ))
         .launch(learner);
     assert!(result.error.is_none());

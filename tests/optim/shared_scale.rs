@@ -6,7 +6,7 @@ use burn::{
     optim::{GradientsParams, SgdConfig},
     tensor::{Device, Tensor},
 };
-use burn_amp::{GradScalerConfig, MixedPrecision, ScaledOptimizer, StepOutcome};
+use burn_amp::{GradScalerConfig, MixedPrecision, ScaledOptimizer, Schedule, StepOutcome};
 use log::Level;
 
 use crate::support::captured;
@@ -81,6 +81,24 @@ fn an_iteration_is_one_step_of_the_schedule() {
             }
             assert!(players.iter().all(|player| player.tracker() == iteration));
         }
+    }
+}
+
+/// The scale fits the larger gradients of the two, whichever comes first.
+#[test]
+fn a_schedule_sees_the_gradients_of_all_optimizers() {
+    for factors in [[1.0, 64.0], [64.0, 1.0], [64.0, 64.0]] {
+        let config = GradScalerConfig::new().with_init_scale(64.0);
+        let config = config.with_schedule(Schedule::log_max());
+        let amp = MixedPrecision::f16().with_scaler(config).unwrap();
+        let mut players = factors.map(|_| Player::new(&amp));
+        for _ in 0..20 {
+            for (player, factor) in players.iter_mut().zip(factors) {
+                assert!(player.train(factor));
+            }
+        }
+        // A gradient of 32, which is 65536 at 2048.
+        assert_eq!(amp.loss_scale(), 1024.0, "{factors:?}");
     }
 }
 

@@ -1,7 +1,7 @@
 //! A run of 60 steps equals 30 steps, a save, new objects, a load and 30 more: bit for bit.
 
 use burn::optim::{AdamConfig, AdamWConfig, ModuleOptimizer, SgdConfig, momentum::MomentumConfig};
-use burn_amp::{MasterWeights, ModuleOptim};
+use burn_amp::{MasterWeights, ModuleOptim, Schedule};
 use tempfile::tempdir;
 
 use crate::support::{Run, STEPS, child, folder};
@@ -53,6 +53,29 @@ fn sgd() -> SgdConfig {
 #[test]
 fn adam_in_mixed_precision() {
     resume(adam);
+}
+
+/// In the middle of a warm-up, and after what each schedule has learned.
+#[test]
+fn every_schedule_in_mixed_precision() {
+    for schedule in [
+        Schedule::adaptive_interval(),
+        Schedule::log_max(),
+        Schedule::near_top(),
+    ] {
+        let build = || Run::scheduled(sgd().init(), schedule);
+        let folder = tempdir().unwrap();
+        let mut straight = build();
+        straight.train_until(STEPS / 2);
+        straight.save(folder.path());
+        let half = straight.snapshot();
+        straight.train_until(STEPS);
+        let mut resumed = build();
+        resumed.load(folder.path(), STEPS / 2);
+        assert_eq!(resumed.snapshot(), half, "{schedule:?}");
+        resumed.train_until(STEPS);
+        assert_eq!(resumed.snapshot(), straight.snapshot(), "{schedule:?}");
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! `GradScalerConfig`: defaults, refusals, and its JSON.
 
 use burn::config::Config;
-use burn_amp::{AmpError, GradScalerConfig, LossScale};
+use burn_amp::{AmpError, GradScalerConfig, LossScale, Schedule};
 
 fn config() -> GradScalerConfig {
     GradScalerConfig::new()
@@ -44,6 +44,8 @@ fn defaults_are_those_of_pytorch() {
     assert!(!defaults.consecutive_hysteresis);
     assert_eq!(defaults.max_consecutive_skips, Some(50));
     assert!(!defaults.parameter_dtype_gradients);
+    assert_eq!(defaults.schedule, Schedule::GrowthInterval);
+    assert_eq!(defaults.warmup_steps, 0);
     assert_eq!(defaults, GradScalerConfig::default());
 }
 
@@ -118,6 +120,83 @@ fn factors_and_counts_out_of_range() {
     refused(config().with_hysteresis(0), "hysteresis", "0", "at least 1");
 }
 
+fn log_max(beta1: f64, beta2: f64, overflow_std_dev: f64) -> Schedule {
+    Schedule::LogMax {
+        beta1,
+        beta2,
+        overflow_std_dev,
+    }
+}
+
+#[test]
+fn parameters_of_schedules_out_of_range() {
+    let intervals = |min_interval, max_interval| Schedule::AdaptiveInterval {
+        min_interval,
+        max_interval,
+    };
+    let original = |beta1, log_max| Schedule::OpenSeq2SeqLogMax {
+        beta1,
+        beta2: 0.9,
+        overflow_std_dev: 3.09,
+        log_max,
+    };
+    let near_top = |edge, share, period| Schedule::NearTop {
+        edge,
+        share,
+        period,
+    };
+    let cases = [
+        (intervals(0, 5), "min_interval", "0", "at least 1"),
+        (
+            intervals(9, 8),
+            "max_interval",
+            "8",
+            "at least `min_interval`, 9",
+        ),
+        (
+            log_max(1.0, 0.9, 3.0),
+            "beta1",
+            "1",
+            "at least 0 and below 1",
+        ),
+        (log_max(0.9, -0.1, 3.0), "beta2", "-0.1", "below 1"),
+        (
+            log_max(0.9, 0.9, -1.0),
+            "overflow_std_dev",
+            "-1",
+            "at least 0",
+        ),
+        (original(f64::NAN, 16.0), "beta1", "NaN", "at least 0"),
+        (original(0.9, f64::INFINITY), "log_max", "inf", "finite"),
+        (near_top(1.5, 0.1, 1), "edge", "1.5", "between 0 and 1"),
+        (near_top(0.5, -0.1, 1), "share", "-0.1", "between 0 and 1"),
+        (near_top(0.5, 0.1, 0), "period", "0", "at least 1"),
+    ];
+    for (schedule, field, value, range) in cases {
+        refused(config().with_schedule(schedule), field, value, range);
+    }
+    let steps = config().with_warmup_steps(10);
+    for levels in [0, 127] {
+        let config = steps.with_warmup_levels(levels);
+        refused(
+            config,
+            "warmup_levels",
+            &levels.to_string(),
+            "between 1 and 126",
+        );
+    }
+    refused(
+        steps.with_warmup_scale(0.0),
+        "warmup_scale",
+        "0",
+        "positive",
+    );
+    let floor = steps.with_min_scale(Some(2048.0));
+    refused(floor, "warmup_scale", "1024", "`min_scale`, 2048");
+    // Without a warm-up its default stands in nobody's way.
+    assert!(floor.with_warmup_steps(0).init().is_ok());
+}
+
 #[test]
 fn bounds_that_contradict_each_other() {
     let crossed = config()
@@ -155,6 +234,10 @@ fn json_round_trip() {
         .with_hysteresis(3)
         .with_consecutive_hysteresis(true)
         .with_max_consecutive_skips(None)
+        .with_schedule(Schedule::near_top())
+        .with_warmup_steps(70)
+        .with_warmup_scale(0.3)
+        .with_warmup_levels(9)
         .with_parameter_dtype_gradients(true);
     let folder = std::env::temp_dir().join(format!("burn-amp-config-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
@@ -186,6 +269,14 @@ fn settings_that_are_not_finite_go_through_json() {
         (
             config().with_min_scale(Some(f64::NAN)),
             "`min_scale` is NaN",
+        ),
+        (
+            config().with_warmup_scale(f64::INFINITY),
+            "`warmup_scale` is inf",
+        ),
+        (
+            config().with_schedule(log_max(0.99, f64::NAN, 3.0)),
+            "`beta2` is NaN",
         ),
     ] {
         config.save(&file).unwrap();

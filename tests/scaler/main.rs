@@ -11,6 +11,7 @@ mod half_parameters;
 mod iteration;
 mod resumed;
 mod scale_loss;
+mod schedules;
 mod settings;
 mod several_optimizers;
 mod status;

@@ -67,7 +67,7 @@ impl ScaledGradients {
 pub struct UnscaledGradients {
     params: GradientsParams,
     entries: Vec<Entry>,
-    status: GradientStatus,
+    status: Box<GradientStatus>,
     /// What was found in each gradient; none where they were not measured, or changed since.
     measures: Option<Vec<TensorStatus>>,
     /// Whether the loss scale has learned from these gradients already.
@@ -76,8 +76,8 @@ pub struct UnscaledGradients {
     tested: bool,
     /// What an overflow is to be blamed on.
     blame: Blame,
-    /// What the loss scale learns from: the gradients as they were when they were tested.
-    seen: Measures,
+    /// What the loss scale learns from, the gradients as they were when they were tested, where the status says another thing.
+    seen: Option<Box<Measures>>,
     /// While one of these lives, its scaler waits for what becomes of the gradients.
     pub(crate) verdicts: Vec<Arc<Verdict>>,
 }
@@ -118,8 +118,8 @@ impl UnscaledGradients {
         Self {
             params,
             entries,
-            seen: status.measures(),
-            status,
+            seen: None,
+            status: Box::new(status),
             measures,
             settled: false,
             tested: true,
@@ -157,8 +157,13 @@ impl UnscaledGradients {
             overflow: self.has_overflow().then(overflow),
             blame: self.blame,
             is_settled: self.settled,
-            measures: self.seen,
+            measures: self.seen(),
         }
+    }
+
+    fn seen(&self) -> Measures {
+        let seen = self.seen.as_deref().copied();
+        seen.unwrap_or_else(|| self.status.measures())
     }
 
     pub(crate) fn is_settled(&self) -> bool {
@@ -172,8 +177,10 @@ impl UnscaledGradients {
             return Ok(measures.clone());
         }
         let measures = measure(&self.params, &self.entries, None)?;
-        self.status = GradientStatus {
-            above: self.seen.above,
+        let seen = self.seen();
+        self.seen = Some(Box::new(seen));
+        *self.status = GradientStatus {
+            above: seen.above,
             ..summarize(&self.entries, &measures)
         };
         self.measures = Some(measures.clone());
@@ -319,6 +326,7 @@ impl UnscaledGradients {
                 }
             }, rank => log::warn!("the gradient of `{}` has rank {rank}, which is not supported: it is not added", entry.path));
         }
+        let seen = self.seen().and(other.seen());
         let measures = self.measures.take().zip(other.measures);
         let (mut measures, added) = measures.unzip();
         let mut added = added.map(Vec::into_iter);
@@ -343,19 +351,19 @@ impl UnscaledGradients {
         }
         match measures {
             Some(measures) => {
-                let clipped = self.status;
-                self.status = GradientStatus {
+                let clipped = *self.status;
+                self.status = Box::new(GradientStatus {
                     clipped: clipped.clipped,
                     clip_norms: clipped.clip_norms,
                     clip_coefficient: clipped.clip_coefficient,
                     ..summarize(&self.entries, &measures)
-                };
+                });
             }
-            None => self.status.join(other.status),
+            None => self.status.join(*other.status),
         }
         // What the loss scale has not learned from the one, it has not learned from the sum.
         self.settled &= other.settled;
-        self.seen = self.seen.and(other.seen);
+        self.seen = Some(Box::new(seen));
         self.tested |= other.tested;
         self.verdicts.extend(other.verdicts);
         self
@@ -420,7 +428,7 @@ impl Clone for UnscaledGradients {
             settled: self.settled,
             tested: self.tested,
             blame: self.blame,
-            seen: self.seen,
+            seen: self.seen.clone(),
             verdicts: self.verdicts.clone(),
         }
     }

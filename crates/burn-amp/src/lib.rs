@@ -32,7 +32,7 @@
 //!
 //! Then, where you need them:
 //!
-//! - [`GradScalerConfig`]: the settings of the loss scale. [`ScaledOptimizerConfig`]: all settings in one JSON file.
+//! - [`GradScalerConfig`]: the settings of the loss scale, [`Schedule`]: the rule that moves it. [`ScaledOptimizerConfig`]: all settings in one JSON file.
 //! - [`in_f32`]: layers that must stay in f32. [`autocast`]: for models that a `Learner` runs.
 //! - [`Guard`]: steps far outside of what was usual are clipped or held back.
 //! - [`GradientClip`], [`AccumulationConfig`], [`EmaConfig`]: clipping, accumulation and averages of the weights.
@@ -81,7 +81,6 @@ mod train;
 mod unscale;
 
 pub use accumulation::{AccumulationConfig, AccumulationWindow};
-pub use burn_amp_kernels::ExponentHistogram;
 pub use cast::{Cast, CastFloat};
 pub use clip::GradientClip;
 pub use convert::{to_full, to_half};
@@ -102,5 +101,5 @@ pub use scaler::GradScaler;
 pub use scope::{Scope, autocast, in_f32};
 pub use step_counters::StepCounters;
 #[cfg(feature = "train")]
-pub use train::{Resume, Scaled, ScalerMetric, ScalerMonitor};
+pub use train::{Resume, Scaled, ScalerMonitor};
 pub use unscale::{histogram, inspect, try_histogram, try_inspect};

@@ -7,8 +7,8 @@ use burn::{
     tensor::{Device, FloatDType, Tensor, TensorData, activation::tanh},
 };
 use burn_amp::{
-    GradScaler, GradScalerConfig, MixedPrecision, ModuleOptim, ScaledOptimizer, StepCounters,
-    in_f32, to_half,
+    GradScaler, GradScalerConfig, MixedPrecision, ModuleOptim, ScaledOptimizer, Schedule,
+    StepCounters, in_f32, to_half,
 };
 use std::{collections::BTreeMap, path::Path};
 
@@ -87,6 +87,14 @@ impl<O: ModuleOptim> Run<O> {
     /// f32 parameters, computed with in f16, `norm` excepted; the loss scale at the border.
     pub fn mixed(optim: O) -> Self {
         let amp = MixedPrecision::f16().with_scaler(settings()).unwrap();
+        let net = Net::new(&Device::default().autodiff());
+        Self::new(net.apply_reparameterization(amp.clone()), optim, &amp)
+    }
+
+    /// As [`mixed`](Self::mixed), under another schedule.
+    pub fn scheduled(optim: O, schedule: Schedule) -> Self {
+        let config = settings().with_schedule(schedule).with_warmup_steps(40);
+        let amp = MixedPrecision::f16().with_scaler(config).unwrap();
         let net = Net::new(&Device::default().autodiff());
         Self::new(net.apply_reparameterization(amp.clone()), optim, &amp)
     }

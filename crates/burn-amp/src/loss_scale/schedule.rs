@@ -59,13 +59,13 @@ pub enum Schedule {
     /// gradient that is all zero.
     LogMax {
         /// The decay of the mean. At least 0 and below 1; default 0.99.
-        #[serde(default = "defaults::beta1")]
+        #[serde(default = "defaults::beta1", with = "crate::number")]
         beta1: f64,
         /// The decay of the variance. At least 0 and below 1; default 0.999.
-        #[serde(default = "defaults::beta2")]
+        #[serde(default = "defaults::beta2", with = "crate::number")]
         beta2: f64,
         /// Standard deviations above the mean. At least 0; default 3.09, which one normal value in 1000 exceeds.
-        #[serde(default = "defaults::overflow_std_dev")]
+        #[serde(default = "defaults::overflow_std_dev", with = "crate::number")]
         overflow_std_dev: f64,
     },
     /// OpenSeq2Seq's `LogMaxScaler` as it is, to reproduce its runs: to be used with `min_scale` 1, `max_scale` 16384 and
@@ -73,16 +73,16 @@ pub enum Schedule {
     /// makes it NaN for good (a scaler keeps the last one then). For training take [`LogMax`](Self::LogMax).
     OpenSeq2SeqLogMax {
         /// The decay of the mean. At least 0 and below 1; default 0.99.
-        #[serde(default = "defaults::beta1")]
+        #[serde(default = "defaults::beta1", with = "crate::number")]
         beta1: f64,
         /// The decay of the variance. At least 0 and below 1; default 0.999.
-        #[serde(default = "defaults::beta2")]
+        #[serde(default = "defaults::beta2", with = "crate::number")]
         beta2: f64,
         /// Standard deviations above the mean. At least 0; default 3.09.
-        #[serde(default = "defaults::overflow_std_dev")]
+        #[serde(default = "defaults::overflow_std_dev", with = "crate::number")]
         overflow_std_dev: f64,
         /// An overflow enters the statistics as if the logarithm of the largest magnitude were 2 to this power. Finite; default 16.
-        #[serde(default = "defaults::log_max")]
+        #[serde(default = "defaults::log_max", with = "crate::number")]
         log_max: f64,
     },
     /// The scale is multiplied by `backoff_factor` if more than a share of the values is near the top of f16, and by `growth_factor`
@@ -90,10 +90,10 @@ pub enum Schedule {
     NearTop {
         /// From which magnitude on a scaled value counts as near the top, as a share of f16's largest, 65504. From 0 to 1;
         /// default 0.125.
-        #[serde(default = "defaults::edge")]
+        #[serde(default = "defaults::edge", with = "crate::number")]
         edge: f64,
         /// The share of values near the top that is too large. From 0 to 1; default 1e-7.
-        #[serde(default = "defaults::share")]
+        #[serde(default = "defaults::share", with = "crate::number")]
         share: f64,
         /// In how many iterations there is one that moves the scale. At least 1; default 1.
         #[serde(default = "defaults::period")]

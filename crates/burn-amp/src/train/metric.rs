@@ -11,12 +11,9 @@ use std::sync::Arc;
 use super::{ScalerMonitor, monitor::Reading};
 use crate::loss_scale::StepOutcome;
 
-/// A metric of the loss scale or of the gradients, for `SupervisedTraining::metric_train_numeric`.
-///
-/// [`MixedPrecision::training`](crate::MixedPrecision::training) registers all four. They belong to the training: in
-/// validation they are "N/A". They read host values and never wait for the device.
+/// A metric of the loss scale or of the gradients.
 #[derive(Clone)]
-pub struct ScalerMetric {
+struct ScalerMetric {
     kind: Kind,
     name: MetricName,
     monitor: ScalerMonitor,
@@ -37,34 +34,40 @@ enum Kind {
     ZeroGradients,
 }
 
-impl ScalerMetric {
+/// Metrics for `SupervisedTraining::metric_train_numeric`.
+///
+/// [`MixedPrecision::training`](crate::MixedPrecision::training) registers all four. They belong to the training: in
+/// validation they are "N/A". They read host values and never wait for the device.
+impl ScalerMonitor {
     /// The loss scale after each step. An epoch's value is that at its end, not a mean.
-    pub fn loss_scale(monitor: &ScalerMonitor) -> Self {
-        Self::new(monitor, Kind::LossScale, "Loss Scale")
+    pub fn loss_scale_metric(&self) -> impl Metric<Input = ()> + Numeric + use<> {
+        ScalerMetric::new(self, Kind::LossScale, "Loss Scale")
     }
 
     /// The share of the epoch's steps so far that were skipped, or held back by a [`Guard`](crate::Guard), in percent. A single
     /// step is 0 or 100.
-    pub fn skipped_steps(monitor: &ScalerMonitor) -> Self {
-        Self::new(monitor, Kind::SkippedSteps, "Skipped Steps")
+    pub fn skipped_steps_metric(&self) -> impl Metric<Input = ()> + Numeric + use<> {
+        ScalerMetric::new(self, Kind::SkippedSteps, "Skipped Steps")
     }
 
     /// The L2 norm of all unscaled gradients before clipping.
     ///
     /// An epoch's value is the mean over its steps, skipped ones left out. "N/A" with a disabled scaler that does not clip: it
     /// measures nothing.
-    pub fn gradient_norm(monitor: &ScalerMonitor) -> Self {
-        Self::new(monitor, Kind::GradientNorm, "Gradient Norm")
+    pub fn gradient_norm_metric(&self) -> impl Metric<Input = ()> + Numeric + use<> {
+        ScalerMetric::new(self, Kind::GradientNorm, "Gradient Norm")
     }
 
     /// The share of gradient values that are exactly zero, in percent.
     ///
     /// Underflow shows here: compare with the same run in f32, since ReLU and sparse inputs have zeros of their own. An epoch's
     /// value is the mean over its steps. "N/A" with a disabled scaler.
-    pub fn zero_gradients(monitor: &ScalerMonitor) -> Self {
-        Self::new(monitor, Kind::ZeroGradients, "Zero Gradients")
+    pub fn zero_gradients_metric(&self) -> impl Metric<Input = ()> + Numeric + use<> {
+        ScalerMetric::new(self, Kind::ZeroGradients, "Zero Gradients")
     }
+}
 
+impl ScalerMetric {
     fn new(monitor: &ScalerMonitor, kind: Kind, name: &str) -> Self {
         Self {
             kind,

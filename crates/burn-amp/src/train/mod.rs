@@ -9,7 +9,6 @@ mod monitor;
 mod resume;
 mod scaled;
 
-pub use metric::ScalerMetric;
 pub use monitor::ScalerMonitor;
 pub use resume::Resume;
 pub use scaled::Scaled;

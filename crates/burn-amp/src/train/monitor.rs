@@ -6,7 +6,6 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use super::ScalerMetric;
 use crate::{
     error::AmpError, gradient_status::GradientStatus, loss_scale::StepOutcome,
     mixed_precision::MixedPrecision, scaler::GradScaler, step_counters::StepCounters,
@@ -61,7 +60,7 @@ impl MixedPrecision {
 
     /// Adds the metrics of this crate to a training of Burn's, and ends a run that cannot go on, in Burn's way.
     ///
-    /// The metrics: loss scale, skipped steps, gradient norm, share of zero gradients ([`ScalerMetric`]). There are none
+    /// The metrics: loss scale, skipped steps, gradient norm, share of zero gradients ([`ScalerMonitor::loss_scale_metric`] and the like). There are none
     /// without a scaler, as in f32 and bf16, where nothing is measured. The end: through the run's interrupter. Set one of
     /// your own (`with_interrupter`) before this call.
     ///
@@ -74,10 +73,10 @@ impl MixedPrecision {
         monitor.state().interrupter = Some(training.interrupter());
         match self.live().schedule().config().enabled {
             true => training
-                .metric_train_numeric(ScalerMetric::loss_scale(&monitor))
-                .metric_train_numeric(ScalerMetric::skipped_steps(&monitor))
-                .metric_train_numeric(ScalerMetric::gradient_norm(&monitor))
-                .metric_train_numeric(ScalerMetric::zero_gradients(&monitor)),
+                .metric_train_numeric(monitor.loss_scale_metric())
+                .metric_train_numeric(monitor.skipped_steps_metric())
+                .metric_train_numeric(monitor.gradient_norm_metric())
+                .metric_train_numeric(monitor.zero_gradients_metric()),
             false => training,
         }
     }

@@ -1,0 +1,322 @@
+//! Every schedule at work: what a scaler lets it see, with several optimizers and with accumulation too, and what a record holds.
+
+use burn::optim::{ModuleOptimizer, SgdConfig};
+use burn_amp::{
+    AccumulationConfig, GradScaler, GradScalerConfig, GradientStatus, LossScale, ScaledGradients,
+    ScaledOptimizer, Schedule, StepOutcome,
+};
+use burn_amp_tests::scaled_by_hand;
+use log::Level;
+
+use crate::support::{Model, captured};
+
+fn config(schedule: Schedule) -> GradScalerConfig {
+    GradScalerConfig::new().with_schedule(schedule)
+}
+
+fn ours() -> [Schedule; 4] {
+    [
+        Schedule::GrowthInterval,
+        Schedule::adaptive_interval(),
+        Schedule::log_max(),
+        Schedule::near_top(),
+    ]
+}
+
+/// Gradients of `value`, of a loss that was multiplied by the scale of `scaler`.
+fn gradients(scaler: &GradScaler, model: &Model, value: f64) -> ScaledGradients {
+    let scaled = value * f64::from(scaler.loss_scale());
+    scaled_by_hand(scaler, model.gradients(|_| scaled))
+}
+
+struct Run {
+    model: Model,
+    optim: ScaledOptimizer<ModuleOptimizer>,
+}
+
+impl Run {
+    fn new(config: GradScalerConfig) -> Self {
+        let model = Model::new();
+        let optim = ScaledOptimizer::new(SgdConfig::new().init(), config.init().unwrap());
+        Self { model, optim }
+    }
+
+    fn step(&mut self, value: f64) -> f32 {
+        let grads = gradients(self.optim.scaler(), &self.model, value);
+        self.model = self.optim.step(1e-6, self.model.clone(), grads);
+        self.optim.scaler().loss_scale()
+    }
+}
+
+#[test]
+fn an_overflow_backs_off_under_every_schedule() {
+    for schedule in ours() {
+        let mut run = Run::new(config(schedule));
+        let before = (0..30).map(|_| run.step(0.25)).last().unwrap();
+        assert_eq!(run.step(f64::INFINITY), before / 2.0, "{schedule:?}");
+        assert_eq!(run.step(f64::NAN), before / 4.0, "{schedule:?}");
+        // And not because of what was measured: the next clean step does not go back at once.
+        assert!(run.step(0.25) <= before / 4.0, "{schedule:?}");
+    }
+}
+
+#[test]
+fn log_max_finds_the_highest_scale_at_which_the_largest_magnitude_is_finite() {
+    for exponent in [-20, -3, 4] {
+        let mut run = Run::new(config(Schedule::log_max()));
+        let value = 1.5 * 2f64.powi(exponent);
+        let scale = (0..50).map(|_| run.step(value)).last().unwrap();
+        let largest = value * f64::from(scale);
+        assert!(largest < 65504.0 && 2.0 * largest > 65504.0, "{largest}");
+        assert_eq!(run.optim.scaler().counters().skipped(), 0);
+    }
+}
+
+/// Between the edge, an eighth of the top, and twice the edge.
+#[test]
+fn near_top_stays_where_values_meet_the_edge() {
+    let mut run = Run::new(config(Schedule::near_top()));
+    let value = 1.5 * 2f64.powi(-10);
+    let scales: Vec<f32> = (0..40).map(|_| run.step(value)).collect();
+    for pair in scales[20..].windows(2) {
+        let largest = value * f64::from(pair[0]);
+        assert!((4094.0..=16376.0).contains(&largest), "{largest}");
+        assert!(pair[1] == pair[0] * 2.0 || pair[1] == pair[0] / 2.0);
+    }
+}
+
+/// A gradient of an activation that overflows at a lower scale than those of the parameters: no schedule sees it before.
+#[test]
+fn what_the_measures_do_not_show_costs_no_more_skips_than_with_pytorchs_rule() {
+    let status = GradientStatus::default()
+        .with_max_abs(1e-3)
+        .with_values(1000, 0);
+    let skips = |schedule| {
+        let config = config(schedule).with_growth_interval(100);
+        let mut scale = config.schedule().unwrap();
+        let mut skips = 0;
+        for _ in 0..3000 {
+            let outcome = match scale.scale() > 512.0 {
+                true => StepOutcome::Skipped,
+                false => StepOutcome::Stepped,
+            };
+            skips += u32::from(outcome.is_skipped());
+            scale = scale.adjust((outcome, &status));
+        }
+        skips
+    };
+    let torch = skips(Schedule::GrowthInterval);
+    assert!(torch > 30, "{torch}");
+    for schedule in ours() {
+        assert!(
+            skips(schedule) <= torch,
+            "{schedule:?}: {}",
+            skips(schedule)
+        );
+    }
+    // It learns to try less often.
+    assert!(skips(Schedule::adaptive_interval()) < torch / 2);
+}
+
+/// The largest magnitude of an iteration is that of all its optimizers.
+#[test]
+fn an_iteration_shows_the_gradients_of_all_optimizers() {
+    for values in [[8.0, 0.25], [0.25, 8.0]] {
+        let mut scaler = config(Schedule::log_max()).init().unwrap();
+        for _ in 0..20 {
+            for value in values {
+                let (model, mut optim) = (Model::new(), SgdConfig::new().init());
+                let grads = scaler.unscale(gradients(&scaler, &model, value), &model);
+                scaler.step(&mut optim, 0.1, model, grads);
+            }
+            scaler.update();
+        }
+        assert_eq!(scaler.loss_scale(), 4096.0, "{values:?}");
+    }
+}
+
+/// The counts of an iteration are those of all its optimizers.
+#[test]
+fn an_iteration_counts_the_values_of_all_optimizers() {
+    let share = |share| Schedule::NearTop {
+        edge: 0.125,
+        share,
+        period: 1,
+    };
+    // One of two optimizers is near the top.
+    for (share, down) in [(share(0.45), true), (share(0.55), false)] {
+        let mut scaler = config(share).init().unwrap();
+        for value in [0.25, 1e-9] {
+            let (model, mut optim) = (Model::new(), SgdConfig::new().init());
+            let grads = scaler.unscale(gradients(&scaler, &model, value), &model);
+            scaler.step(&mut optim, 0.1, model, grads);
+        }
+        scaler.update();
+        assert_eq!(scaler.loss_scale() < 65536.0, down);
+    }
+}
+
+#[test]
+fn a_window_shows_its_mean_and_a_tested_micro_batch_itself() {
+    for tested in [false, true] {
+        let accumulation = AccumulationConfig::new(4).with_skip_micro_batch(tested);
+        let mut run = Run::new(config(Schedule::log_max()).with_init_scale(1024.0));
+        run.optim = run.optim.with_accumulation(accumulation).unwrap();
+        let scales: Vec<f32> = (0..8).map(|_| run.step(0.25)).collect();
+        let moves = scales.windows(2).filter(|pair| pair[0] != pair[1]).count();
+        assert_eq!(moves, if tested { 6 } else { 2 }, "{scales:?}");
+        assert_eq!(scales[7], if tested { 131072.0 } else { 4096.0 });
+    }
+}
+
+/// What is changed after the test says nothing of the loss scale.
+#[test]
+fn changed_gradients_do_not_move_the_scale() {
+    let mut scaler = config(Schedule::log_max()).init().unwrap();
+    let (model, mut optim) = (Model::new(), SgdConfig::new().init());
+    let grads = scaler.unscale(gradients(&scaler, &model, 0.25), &model);
+    let clip = burn_amp::GradientClip::GlobalNorm(1e9);
+    let grads = grads.mul_scalar(1e6).clip(&clip);
+    assert_eq!(grads.status().max_abs(), 250000.0);
+    scaler.step(&mut optim, 0.1, model, grads);
+    scaler.update();
+    assert_eq!(scaler.loss_scale(), 131072.0);
+}
+
+#[test]
+fn a_scale_that_is_set_by_hand_is_where_a_schedule_goes_on() {
+    for schedule in ours() {
+        let mut run = Run::new(config(schedule));
+        run.step(f64::INFINITY);
+        run.optim
+            .scaler_mut()
+            .set_loss_scale(2f64.powi(17))
+            .unwrap();
+        assert_eq!(run.optim.scaler().loss_scale(), 131072.0);
+        assert!(run.step(1e-6) >= 131072.0, "{schedule:?}");
+    }
+}
+
+#[test]
+fn a_warm_up_holds_every_schedule_down() {
+    for schedule in ours() {
+        let config = config(schedule).with_warmup_steps(12).with_warmup_levels(3);
+        let mut run = Run::new(config.with_init_scale(65536.0));
+        assert_eq!(run.optim.scaler().loss_scale(), 1024.0);
+        let scales: Vec<f32> = (0..12).map(|_| run.step(1e-9)).collect();
+        let caps = [1024.0, 2048.0, 4096.0].map(|cap| [cap; 4]).concat();
+        assert_eq!(scales[..11], caps[1..], "{schedule:?}");
+        assert!(scales[11] > 4096.0, "{schedule:?}");
+        // An overflow in it is one of what was used.
+        let mut run = Run::new(config);
+        run.step(1e-9);
+        assert_eq!(run.step(f64::INFINITY), 512.0, "{schedule:?}");
+    }
+}
+
+fn stored(schedule: &LossScale) -> serde_json::Value {
+    serde_json::to_value(schedule).unwrap()
+}
+
+/// An iteration whose step was taken and which was not ended goes on with what its gradients have shown.
+#[test]
+fn a_record_between_step_and_update_has_what_was_seen() {
+    for schedule in ours() {
+        let mut scaler = config(schedule).init().unwrap();
+        let (model, mut optim) = (Model::new(), SgdConfig::new().init());
+        let grads = scaler.unscale(gradients(&scaler, &model, 0.01), &model);
+        scaler.step(&mut optim, 0.1, model, grads);
+        let mut resumed = config(schedule).init().unwrap();
+        let bytes = scaler.to_record().into_bytes().unwrap();
+        resumed.load_record(burn_amp::AmpRecord::from_bytes(bytes).unwrap());
+        scaler.update();
+        resumed.update();
+        assert_eq!(resumed.schedule(), scaler.schedule(), "{schedule:?}");
+    }
+}
+
+/// The scale and the counts are taken over; what another schedule has learned is not.
+#[test]
+fn the_record_of_another_schedule_gives_its_scale_with_one_warning() {
+    let mut run = Run::new(config(Schedule::log_max()).with_init_scale(64.0));
+    for _ in 0..3 {
+        run.step(0.25);
+    }
+    let record = run.optim.scaler().to_record();
+    for schedule in [Schedule::GrowthInterval, Schedule::near_top()] {
+        let mut scaler = config(schedule).init().unwrap();
+        let warnings = captured(Level::Warn, || scaler.load_record(record.clone()));
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        assert!(warnings[0].contains("`schedule` is"), "{warnings:?}");
+        assert!(warnings[0].contains("LogMax"), "{warnings:?}");
+        assert_eq!(scaler.loss_scale(), 512.0);
+        assert_eq!(scaler.growth_tracker(), 3);
+        let fresh = config(schedule).schedule().unwrap();
+        assert_eq!(stored(&scaler.schedule())["state"], stored(&fresh)["state"]);
+    }
+    // The same schedule with another parameter goes on with what it has learned.
+    let other = Schedule::LogMax {
+        beta1: 0.9,
+        beta2: 0.999,
+        overflow_std_dev: 3.09,
+    };
+    let mut scaler = config(other).init().unwrap();
+    scaler.load_record(record);
+    let before = run.optim.scaler().schedule();
+    assert_eq!(
+        stored(&scaler.schedule())["state"],
+        stored(&before)["state"]
+    );
+}
+
+/// What no run can have left is refused, and names what is wrong.
+#[test]
+fn a_forged_state_is_refused() {
+    let start = |schedule| stored(&config(schedule).with_warmup_steps(5).schedule().unwrap());
+    let near_top = start(Schedule::near_top());
+    let log_max = start(Schedule::log_max());
+    let adaptive = start(Schedule::adaptive_interval());
+    let forged = |state: &serde_json::Value, path: &str, value: serde_json::Value| {
+        let mut state = state.clone();
+        match state.pointer_mut(path) {
+            Some(place) => *place = value,
+            None => state[&path[1..]] = value,
+        }
+        serde_json::from_value::<LossScale>(state)
+            .unwrap_err()
+            .to_string()
+    };
+    for (message, part) in [
+        (
+            forged(&near_top, "/state", "GrowthInterval".into()),
+            "`state`",
+        ),
+        (
+            forged(&near_top, "/state", log_max["state"].clone()),
+            "`state`",
+        ),
+        (
+            forged(&near_top, "/ceiling", (-1.0).into()),
+            "`ceiling` is -1",
+        ),
+        (
+            forged(&near_top, "/warmup_step", 6.into()),
+            "at most `warmup_steps`, 5",
+        ),
+        (
+            forged(&adaptive, "/state/AdaptiveInterval/interval", 0.into()),
+            "`state`",
+        ),
+        (
+            forged(&log_max, "/state/LogMax/mean_start", 2.0.into()),
+            "`state`",
+        ),
+        (forged(&log_max, "/state/LogMax/more", 1.into()), "`state`"),
+        (
+            forged(&log_max, "/scale", serde_json::Value::Null),
+            "`scale` is NaN",
+        ),
+    ] {
+        assert!(message.contains(part), "{message}");
+    }
+}

@@ -11,7 +11,7 @@ Builds FOLDER (default: carry, in Cargo's target folder), of at most $LIMIT MiB.
 there run FOLDER/run.sh (\`run.sh --help\`).
 
 Needs Rust, the crates that this project depends on, and LLVM, which CubeCL's build downloads. Nothing of CUDA.
-CARGO_TARGET_DIR, and CARRY_JOBS for the processes of the build, are respected.
+CARGO_TARGET_DIR names another target folder. CARRY_PROFILE=dev builds in half the time, and what it builds is large and slow.
 TEXT
 }
 
@@ -33,12 +33,14 @@ mkdir -p "$target"
 target=$(cd "$target" && pwd)
 folder=${1:-$target/carry}
 package=$target/carry-package
+profile=${CARRY_PROFILE:-release}
 version=$(sed -n '/^name = "cubecl-cuda"/{n;s/version = "\(.*\)"/\1/p}' "$root/Cargo.lock")
 
 # All tests and benches become one program, because each one would contain LLVM and Burn. Its package is written anew each time:
 # copies of their sources, in which `crate` is the module that each has become.
 rm -rf "$package"
 mkdir -p "$package/cubecl-cuda"
+(cd "$root" && find tests kernels-cubecl/benches examples/gpt/benches -name '*.rs' -exec cp --parents {} "$package" \;)
 
 module() { # name, file
   local name=$1 source=$2 files
@@ -130,8 +132,11 @@ path = "carry.rs"
 [patch.crates-io]
 cubecl-cuda = { path = "cubecl-cuda" }
 
-[profile.release]
-strip = true
+[profile.dev]
+debug = false
+
+[profile.dev.package.burn-flex]
+opt-level = 2
 
 [dependencies]
 burn = { workspace = true, features = ["autodiff", "cuda", "extension", "flex", "fusion", "optim", "std"] }
@@ -163,5 +168,18 @@ cp "$root/Cargo.lock" "$package/Cargo.lock"
 
 # The oldest CUDA whose functions CubeCL calls: newer drivers know them, older ones need no newer one.
 export CUDARC_CUDA_VERSION=12080 CARGO_INCREMENTAL=0
-cargo test --manifest-path "$package/Cargo.toml" --target-dir "$target/carry-build" --release --no-run \
-  ${CARRY_JOBS:+--jobs "$CARRY_JOBS"} --test carry
+program=$(cargo test --manifest-path "$package/Cargo.toml" --target-dir "$target/carry-build" --profile "$profile" --no-run --test carry \
+  --message-format json-render-diagnostics | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
+
+rm -rf "$folder"
+mkdir -p "$folder/reference"
+strip -o "$folder/carry" "$program"
+gzip -9 "$folder/carry"
+cp "$root"/tests/reference/*.json "$folder/reference"
+cp "$root"/kernels-cubecl/benches/carry/run.sh "$root"/kernels-cubecl/benches/torch_peer.py "$root"/examples/gpt/benches/torch_training_peer.py "$folder"
+size=$(du -sm "$folder" | cut -f 1)
+echo "$folder: $size MiB. Copy it to a machine with an NVIDIA driver, and run run.sh there."
+if [ "$size" -gt "$LIMIT" ]; then
+  echo "carry.sh: that is more than $LIMIT MiB" >&2
+  exit 1
+fi

@@ -11,8 +11,8 @@ Tests and measures burn-amp on this machine's NVIDIA GPU in at most N (8) minute
 --device flex runs the same on the CPU: that shows whether the folder is whole.
 
 Needs the NVIDIA driver. CubeCL makes GPU code in two ways, and each is tried: LLVM needs nothing else; C++ needs NVRTC and CUDA's headers,
-from CUDA_PATH, /usr/local/cuda or Python's packages nvidia-cuda-nvrtc and nvidia-cuda-runtime, which come with torch. The first
-way that works runs everything, and the second repeats the kernels' tests. Where Python has torch, it runs the same benches.
+from CUDA_PATH, /usr/local/cuda or Python's packages nvidia-cuda-nvrtc and nvidia-cuda-runtime, which come with torch. The kernels' tests
+run in each way that works, and all else in the one in which fewer of them failed. Where Python has torch, it runs the same benches.
 
 Exits with 0 if all is well, 1 if something failed, 2 for wrong options, and 3 if there is no device.
 TEXT
@@ -110,6 +110,8 @@ within() { # seconds, way, log, command..
 }
 
 steps="" failures=0
+# What went wrong in a way so far: failed tests, and 1000 for a program that ended otherwise.
+declare -A wrong=([llvm]=0 [cpp]=0 [-]=0)
 # A step's line, and its part of the JSON.
 step() { # name, seconds, way, command..
   local name=$1 limit=$2 way=$3 log=$work/$1.$3.log start=$SECONDS code=0
@@ -128,7 +130,10 @@ step() { # name, seconds, way, command..
   if [ "$code" = 0 ] && grep -q '^running 0 tests' "$log"; then
     code=1 said="no such test"
   fi
-  [ "$code" = 0 ] || failures=$((failures + 1))
+  if [ "$code" != 0 ]; then
+    failures=$((failures + 1))
+    wrong[$way]=$((${wrong[$way]} + (failed > 0 ? failed : 1000)))
+  fi
   printf '%-22s %-5s %-14s %4s s  %s\n' "$name" "$way" "$said" "$seconds" "${counts:+$passed passed, $failed failed}"
   [ -z "$failing" ] || printf '%s\n' "$failing" | sed 's/^/    /'
   steps+=$(printf '%s{"name": "%s", "way": "%s", "code": %d, "seconds": %d, "passed": %d, "failed": %d, "failing": %s, "log": %s}' \
@@ -178,14 +183,19 @@ if [ ${#working[@]} = 0 ]; then
   exit 3
 fi
 
-way=${working[0]}
 echo "device: $device${gpu:+ ($gpu)}; by way of ${working[*]}"
-[ "$device" != cuda ] || tests launches 60 "$way" launches::
-tests kernels 90 "$way" backend::kernels::
-tests casts 60 "$way" cast:: blend::
-tests parity 60 "$way" parity::
-tests skips 90 "$way" optim:: scaler::
-tests resume 60 "$way" records::resume::
+for way in "${working[@]}"; do
+  [ "$device" != cuda ] || tests launches 40 "$way" launches::
+  tests kernels 60 "$way" backend::kernels::
+  tests casts 40 "$way" cast:: blend::
+done
+way=${working[0]}
+if [ "${wrong[cpp]}" -lt "${wrong[llvm]}" ] && [ ${#working[@]} = 2 ]; then
+  way=cpp
+fi
+tests parity 45 "$way" parity::
+tests skips 45 "$way" optim:: scaler::
+tests resume 45 "$way" records::resume::
 
 # GPT-2 with as many windows as this GPU holds: without a fused attention, each takes 3 GB in f32.
 memory=$(sed -n 's/.*, \([0-9]*\) MiB$/\1/p' <<<"$gpu")
@@ -207,12 +217,6 @@ bench gradients 120 "$way" --backend "$device" --quick "${torch[@]}"
 torch=()
 [ ! -s "$work/torch_training.json" ] || torch=(--torch "$work/torch_training.json")
 bench training 150 "$way" "${size[@]}" "${torch[@]}"
-if [ ${#working[@]} = 2 ]; then
-  tests launches 60 "${working[1]}" launches::
-  tests kernels 90 "${working[1]}" backend::kernels::
-  tests casts 60 "${working[1]}" cast:: blend::
-fi
-
 {
   printf '{"device": "%s", "gpu": %s, "ways": {%s}, "seconds": %d,\n "steps": [\n  %s],\n' \
     "$device" "$(printf '%s' "$gpu" | quoted)" "$said" "$SECONDS" "$steps"

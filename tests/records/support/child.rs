@@ -13,7 +13,12 @@ pub fn child(test: &str, folder: &Path) -> Command {
     let module = module_path!().trim_end_matches("support::child");
     let (_, module) = module.split_once("::").unwrap();
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args([&format!("{module}{test}"), "--exact", "--ignored", "--nocapture"]);
+    command.args([
+        &format!("{module}{test}"),
+        "--exact",
+        "--ignored",
+        "--nocapture",
+    ]);
     command.env(FOLDER, folder);
     command
 }

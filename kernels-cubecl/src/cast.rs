@@ -45,8 +45,8 @@ pub fn scaled_cast<const D: usize>(tensor: Tensor<D>, dtype: FloatDType, factor:
 
 /// As [`scaled_cast`], and tells `watch` at the backward pass what arrived there.
 ///
-/// Measuring reads the gradient and the tensor once, in one pass; until then the tensor is kept. Nothing is told of what
-/// is composed of Burn's operations. Does not wait for the device: what was found stays there until [`Crossing::read`].
+/// Measuring reads the gradient once, and the tensor too unless the watch is [`Watch::of_gradient`], in one pass; until then the tensor is
+/// kept. Nothing is told of what is composed of Burn's operations. Does not wait for the device: what was found stays there until [`Crossing::read`].
 ///
 /// # Panics
 ///
@@ -116,16 +116,29 @@ fn composed<const D: usize>(tensor: Tensor<D>, dtype: FloatDType, factor: f64) -
 
 /// Hears at each backward pass through a [`watched_cast`] what arrived there.
 #[derive(Clone)]
-pub struct Watch(Arc<dyn Fn(Crossing) + Send + Sync>);
+pub struct Watch {
+    tell: Arc<dyn Fn(Crossing) + Send + Sync>,
+    /// Whether the tensor of the forward pass is looked at too.
+    pub(crate) both: bool,
+}
 
 impl Watch {
     /// Calls `tell` at each backward pass, on the thread that runs it. It must not wait for the device.
     pub fn new(tell: impl Fn(Crossing) + Send + Sync + 'static) -> Self {
-        Self(Arc::new(tell))
+        let (tell, both) = (Arc::new(tell), true);
+        Self { tell, both }
+    }
+
+    /// As [`new`](Self::new), and does not look at the tensor of the forward pass.
+    pub fn of_gradient(tell: impl Fn(Crossing) + Send + Sync + 'static) -> Self {
+        Self {
+            both: false,
+            ..Self::new(tell)
+        }
     }
 
     pub(crate) fn tell(&self, crossing: Crossing) {
-        (self.0)(crossing);
+        (self.tell)(crossing);
     }
 }
 
@@ -141,13 +154,14 @@ type ReadWords = Box<dyn FnOnce() -> Option<Vec<u32>> + Send>;
 pub struct Crossing {
     factor: f64,
     dtype: FloatDType,
+    elements: u64,
     words: ReadWords,
 }
 
 /// What was found in a [`Crossing`]. Host values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CrossingStatus {
-    /// Whether all values of the cast's input, on the forward pass, were finite.
+    /// Whether all values of the cast's input, on the forward pass, were finite; true where they were not looked at.
     pub output_finite: bool,
     /// Whether all values of the gradient were finite when it arrived.
     pub gradient_finite: bool,
@@ -155,29 +169,36 @@ pub struct CrossingStatus {
     pub overflow: bool,
     /// The largest finite magnitude of the gradient after the multiplication, before it was rounded to the input's dtype.
     pub max_abs: f64,
+    /// The L2 norm of the finite values of the gradient, in the same way.
+    pub norm: f64,
+    /// The number of its values.
+    pub elements: u64,
 }
 
 impl Crossing {
-    pub(crate) fn new(factor: f64, dtype: FloatDType, words: ReadWords) -> Self {
+    pub(crate) fn new(factor: f64, dtype: FloatDType, elements: usize, words: ReadWords) -> Self {
         Self {
             factor,
             dtype,
+            elements: elements as u64,
             words,
         }
     }
 
-    /// Reads what was found: waits for the device, for one transfer of 128 bytes. None if the device cannot be read here.
+    /// Reads what was found: waits for the device, for one transfer of 64 or 128 bytes. None if the device cannot be read here.
     pub fn read(self) -> Option<CrossingStatus> {
         let words = (self.words)()?;
         let mut rows = words.chunks_exact(WORDS).map(|row| decode(row, 0));
-        let (gradient, output) = (rows.next()?, rows.next()?);
+        let (gradient, output) = (rows.next()?, rows.next());
         // Rounded as the backward pass has rounded it: half a unit decides.
         let product = gradient.max_abs as f32 * (self.factor as f32).abs();
         Some(CrossingStatus {
-            output_finite: output.non_finite == 0,
+            output_finite: output.is_none_or(|output| output.non_finite == 0),
             gradient_finite: gradient.non_finite == 0,
             overflow: f64::from(product) >= overflow_from(self.dtype),
             max_abs: gradient.max_abs * self.factor.abs(),
+            norm: gradient.norm * self.factor.abs(),
+            elements: self.elements,
         })
     }
 }

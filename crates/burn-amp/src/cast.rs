@@ -13,7 +13,10 @@ use std::{
     },
 };
 
-use crate::{dtype::is_half, error::AmpError, mixed_precision::MixedPrecision};
+use crate::{
+    dtype::is_half, error::AmpError, live_scale::Region, mixed_precision::MixedPrecision,
+    probe::Probe, rescale::Rescale,
+};
 
 /// A value whose float tensors can be cast together: what goes into [`autocast`](crate::MixedPrecision::autocast) and
 /// [`in_f32`](crate::in_f32), and what comes out. Or losses that [`GradScaler::scale`](crate::GradScaler::scale) multiplies;
@@ -144,15 +147,53 @@ tuple!(A, B, C, D, E, F);
 tuple!(A, B, C, D, E, F, G);
 tuple!(A, B, C, D, E, F, G, H);
 
-/// A scope that is open.
+/// A scope that is open, or a part of one with a scale of its own.
 pub(crate) struct Open {
     pub(crate) amp: MixedPrecision,
     pub(crate) side: Side,
     pub(crate) number: u64,
-    /// What was refused in it, told when it closes.
+    /// The factor of which this is a part.
+    pub(crate) rescale: Option<Rescale>,
+    /// The innermost part around whose factor moves.
+    pub(crate) region: Option<Arc<Region>>,
+    /// What gradients are multiplied by beside the loss scale.
+    pub(crate) shift: f64,
+    pub(crate) dry: Option<DryRun>,
+    pub(crate) told: Arc<Told>,
+}
+
+/// What is known of a scope when it closes, that of its parts included.
+#[derive(Default)]
+pub(crate) struct Told {
+    /// What was refused in it.
     pub(crate) refused: Mutex<Option<AmpError>>,
     /// The parameter that was read last, to say where a dtype clashed.
     pub(crate) last_read: Mutex<Option<Arc<str>>>,
+}
+
+/// How the scopes of a dry run differ.
+#[derive(Clone)]
+pub(crate) struct DryRun {
+    /// In place of the loss scale.
+    pub(crate) scale: f64,
+    /// In place of the factors of parts: each times this.
+    pub(crate) parts: f64,
+    /// Measures what passes the casts.
+    pub(crate) probe: Option<Probe>,
+    /// Whether a part was opened.
+    pub(crate) has_parts: Arc<AtomicBool>,
+}
+
+impl DryRun {
+    /// With this in place of the loss scale.
+    pub(crate) fn at(scale: f64) -> Self {
+        Self {
+            scale,
+            parts: 1.0,
+            probe: None,
+            has_parts: Arc::default(),
+        }
+    }
 }
 
 /// One side of a border: the dtype of its tensors, and what their gradients are multiplied by.
@@ -171,14 +212,26 @@ impl Side {
     pub(crate) fn holds(&self, dtype: DType) -> bool {
         dtype == DType::from(self.dtype)
     }
-
-    /// Takes a tensor of this side to another.
-    pub(crate) fn cross<const D: usize>(&self, to: Side, tensor: Tensor<D>) -> Tensor<D> {
-        scaled_cast(tensor, to.dtype, self.scale / to.scale)
-    }
 }
 
 impl Open {
+    /// Takes a tensor of one side to another, one of which is that of this scope.
+    pub(crate) fn cross<const D: usize>(
+        &self,
+        from: Side,
+        to: Side,
+        tensor: Tensor<D>,
+    ) -> Tensor<D> {
+        let factor = from.scale / to.scale;
+        match self.dry.as_ref().and_then(|dry| dry.probe.as_ref()) {
+            Some(probe) => {
+                let watch = probe.watch(tensor.dtype(), to.dtype.into(), factor);
+                watched_cast(tensor, to.dtype, factor, &watch)
+            }
+            None => scaled_cast(tensor, to.dtype, factor),
+        }
+    }
+
     /// Takes a tensor in that is not of the scope.
     pub(crate) fn take_in<const D: usize>(&self, tensor: Tensor<D>) -> Tensor<D> {
         let dtype = tensor.dtype();
@@ -186,16 +239,24 @@ impl Open {
             // On its way back its gradient would be rounded to half precision without the scale.
             self.refuse(AmpError::HalfPrecisionInput { dtype });
         }
-        Side::OUTSIDE.cross(self.side, tensor)
+        self.cross(Side::OUTSIDE, self.side, tensor)
     }
 
     pub(crate) fn refuse(&self, error: AmpError) {
-        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut refused = self
+            .told
+            .refused
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         refused.get_or_insert(error);
     }
 
     pub(crate) fn take_refused(&self) -> Option<AmpError> {
-        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut refused = self
+            .told
+            .refused
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         refused.take()
     }
 }
@@ -213,6 +274,7 @@ pub(crate) enum Way<'a> {
         open: &'a Open,
         /// Whether a tensor was of the outer scope.
         nested: Cell<bool>,
+        watch: Option<Watch>,
     },
     /// Out of a scope.
     Exit {
@@ -223,7 +285,7 @@ pub(crate) enum Way<'a> {
     /// To the side of a scope that is open.
     Into(&'a Open),
     /// Out of an open scope, for a part in f32.
-    OutOf(Side),
+    OutOf(&'a Open),
     /// To f32 where there is no scope. Keeps the dtype of the first half-precision tensor.
     Widen(Cell<Option<FloatDType>>),
     /// Burn's cast.
@@ -252,20 +314,29 @@ impl Cast<'_> {
                 outer,
                 open,
                 nested,
+                watch,
             } => match outer.filter(|outer| outer.holds(dtype)) {
                 Some(outer) => {
                     nested.set(true);
-                    outer.cross(open.side, tensor)
+                    match watch {
+                        Some(watch) => {
+                            let factor = outer.scale / open.side.scale;
+                            watched_cast(tensor, open.side.dtype, factor, watch)
+                        }
+                        None => open.cross(outer, open.side, tensor),
+                    }
                 }
                 None => open.take_in(tensor),
             },
             Way::Exit { open, to, watch } if open.side.holds(dtype) => match watch {
                 Some(watch) => {
-                    warn_of_a_loss(&tensor);
+                    if *to == Side::OUTSIDE {
+                        warn_of_a_loss(&tensor);
+                    }
                     let factor = open.side.scale / to.scale;
                     watched_cast(tensor, to.dtype, factor, watch)
                 }
-                None => open.side.cross(*to, tensor),
+                None => open.cross(open.side, *to, tensor),
             },
             Way::Exit { open, .. } => {
                 if tensor.is_tracked() {
@@ -275,7 +346,9 @@ impl Cast<'_> {
             }
             Way::Into(open) if open.side.holds(dtype) => tensor,
             Way::Into(open) => open.take_in(tensor),
-            Way::OutOf(side) if side.holds(dtype) => side.cross(Side::OUTSIDE, tensor),
+            Way::OutOf(open) if open.side.holds(dtype) => {
+                open.cross(open.side, Side::OUTSIDE, tensor)
+            }
             Way::OutOf(_) => tensor.cast(FloatDType::F32),
             Way::Widen(seen) => {
                 if is_half(dtype) && seen.get().is_none() {

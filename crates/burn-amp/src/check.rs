@@ -5,9 +5,16 @@ use burn::{
     optim::GradientsParams,
     tensor::{DType, Tensor},
 };
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use crate::{
+    cast::DryRun,
     dtype::is_half,
     entries::{Entries, Entry},
     error::AmpError,
@@ -23,6 +30,8 @@ use crate::{
 const MAX_HALVINGS: u32 = 40;
 /// Below this, f32 itself rounds: a scale moves gradients out of there.
 const SMALL: f32 = 1e-30;
+/// How far gradients may move with the factors of parts. With each they are rounded at other places, where they are small.
+const MOVED: f64 = 1.0 / 16.0;
 
 impl MixedPrecision {
     /// Checks a new program before it trains: runs the loss and its backward pass, and looks for mistakes.
@@ -30,6 +39,7 @@ impl MixedPrecision {
     /// `loss` computes a loss as the training loop does, with [`autocast`](Self::autocast) inside. It runs three times or
     /// more. The gradients with the loss scale at the border are compared, bit for bit, with those of a loss that is scaled by
     /// hand: a difference shows a tensor that enters or leaves a scope without being scaled (cast by hand, captured, carried out).
+    /// With parts that are [`rescaled`](crate::rescaled) it runs once more, with half their factors, and compares how large gradients are.
     /// Running statistics are put back before this returns. Seeds the device's random numbers. Waits for the device.
     ///
     /// Returns the status of the gradients at the present loss scale, or at the highest one below at which they are finite.
@@ -95,25 +105,21 @@ impl MixedPrecision {
         if !self.is_scaled() {
             scale = 65536.0;
         }
-        let mut run = |at_border: f64, by_hand: f64| -> Result<GradientsParams, AmpError> {
+        let has_parts = Arc::new(AtomicBool::new(false));
+        let mut run = |at_border: f64, by_hand: f64, parts: f64| {
             for device in model.devices() {
                 device.seed(0x5ca1e);
             }
-            let value = checked(at_border, || loss(model))?;
-            if is_half(value.dtype()) {
-                return Err(AmpError::HalfPrecisionLoss {
-                    dtype: value.dtype(),
-                });
-            }
-            if !value.is_tracked() {
-                return Err(AmpError::NoGradients { gradients: 0 });
-            }
-            let grads = value.mul_scalar(by_hand).backward();
-            Ok(GradientsParams::from_grads(grads, model))
+            let dry = DryRun {
+                parts,
+                has_parts: has_parts.clone(),
+                ..DryRun::at(at_border)
+            };
+            self.dry_run(dry, by_hand, model, loss)
         };
         let mut halvings = 0;
         let (grads, status) = loop {
-            let grads = run(scale, 1.0)?;
+            let grads = run(scale, 1.0, 1.0)?;
             let status = try_inspect(&grads, model)?;
             let Some(parameter) = status.overflow_parameter() else {
                 break (grads, status);
@@ -131,12 +137,18 @@ impl MixedPrecision {
                 gradients: status.gradients(),
             });
         }
-        let by_hand = run(1.0, scale)?;
-        let Some(leak) = leak(&grads, &by_hand, scale, model) else {
+        let by_hand = run(1.0, scale, 1.0)?;
+        let found = match leak(&grads, &by_hand, scale, model) {
+            None if has_parts.load(Ordering::Relaxed) => {
+                leak_of_parts(&grads, &run(scale, 1.0, 0.5)?, model)
+            }
+            found => found,
+        };
+        let Some(leak) = found else {
             return Ok(status);
         };
         // A device that adds in another order each time proves nothing.
-        if self::leak(&grads, &run(scale, 1.0)?, 1.0, model).is_some() {
+        if self::leak(&grads, &run(scale, 1.0, 1.0)?, 1.0, model).is_some() {
             log::warn!(
                 "the same loss gives different gradients each time, so tensors that enter or leave `autocast` without the loss scale cannot be found"
             );
@@ -144,11 +156,32 @@ impl MixedPrecision {
         }
         Err(leak)
     }
+
+    /// The gradients of a loss that is multiplied `by_hand`, from scopes that differ from those of a step.
+    pub(crate) fn dry_run<M: Module, const D: usize>(
+        &self,
+        dry: DryRun,
+        by_hand: f64,
+        model: &M,
+        loss: &mut impl FnMut(&M) -> Tensor<D>,
+    ) -> Result<GradientsParams, AmpError> {
+        let value = checked(self, dry, || loss(model))?;
+        if is_half(value.dtype()) {
+            return Err(AmpError::HalfPrecisionLoss {
+                dtype: value.dtype(),
+            });
+        }
+        if !value.is_tracked() {
+            return Err(AmpError::NoGradients { gradients: 0 });
+        }
+        let grads = value.mul_scalar(by_hand).backward();
+        Ok(GradientsParams::from_grads(grads, model))
+    }
 }
 
 /// Runs a forward pass with another scale at the border, and takes the error out of a panic of `autocast`.
-fn checked<R>(scale: f64, work: impl FnOnce() -> R) -> Result<R, AmpError> {
-    let checking = scope::Checking::at(scale);
+fn checked<R>(amp: &MixedPrecision, dry: DryRun, work: impl FnOnce() -> R) -> Result<R, AmpError> {
+    let checking = scope::Checking::new(amp, dry);
     let result = catch_unwind(AssertUnwindSafe(work));
     match (checking.error(), result) {
         (Some(error), _) => Err(error),
@@ -215,4 +248,38 @@ fn count_differing(
         differ += usize::from(!same);
     }
     (differ, values)
+}
+
+/// As [`leak`], of gradients with other factors of parts, which round at other places: how much of the first is in the second.
+fn leak_of_parts<M: Module>(
+    first: &GradientsParams,
+    second: &GradientsParams,
+    model: &M,
+) -> Option<AmpError> {
+    let entries = match Entries::of(first, model) {
+        Ok(found) => found.into_gradients(),
+        Err(error) => return Some(error),
+    };
+    let moved = |entry: &Entry| {
+        with_rank!(entry.rank, D => {
+            let (first, second) = (first.get::<D>(entry.id)?, second.get::<D>(entry.id)?);
+            let (first, second) = (first.into_data(), second.into_data());
+            let pairs = || first.iter::<f64>().zip(second.iter::<f64>());
+            let (square, product) = pairs().fold((0.0, 0.0), |(square, product), (first, second)| {
+                (square + first * first, product + first * second)
+            });
+            let (differ, values) = count_differing(first.iter::<f32>(), second.iter::<f32>(), 1.0);
+            let moved = (product / square - 1.0).abs();
+            (moved > MOVED).then_some((moved, differ, values))
+        }, _rank => None)
+    };
+    let moved = entries
+        .iter()
+        .filter_map(|entry| Some((moved(entry)?, entry)));
+    let worst = moved.max_by(|(a, _), (b, _)| a.0.total_cmp(&b.0));
+    worst.map(|((_, differ, values), entry)| AmpError::BorderLeak {
+        parameter: entry.path.clone(),
+        differ,
+        values,
+    })
 }

@@ -164,10 +164,10 @@ pub enum AmpError {
         gradients: usize,
     },
 
-    /// A dry run found gradients that change with the loss scale.
+    /// A dry run found gradients that change with the loss scale, or with the factor of a part that is [`rescaled`](crate::rescaled).
     #[error(
-        "{differ} of {values} gradient values of `{parameter}` change with the loss scale: a tensor enters or leaves `autocast` \
-         without a scaled cast. Return it from the closure rather than carry it out, take captured tensors in with \
+        "{differ} of {values} gradient values of `{parameter}` change with the loss scale: a tensor enters or leaves `autocast`, or a \
+         `rescaled` part, without a scaled cast. Return it from the closure rather than carry it out, take captured tensors in with \
          `amp.cast(tensor)`, use `in_f32` in place of `cast` by hand"
     )]
     BorderLeak {

@@ -149,6 +149,14 @@ impl UnscaledGradients {
         self.blame
     }
 
+    /// The parameters whose gradients overflow.
+    pub(crate) fn overflows(&self) -> impl Iterator<Item = &str> {
+        let measures = self.measures.iter().flatten();
+        let overflows =
+            (self.entries.iter().zip(measures)).filter(|(_, status)| status.non_finite > 0);
+        overflows.map(|(entry, _)| entry.path.as_str())
+    }
+
     /// What they tell of the loss scale.
     pub(crate) fn verdict(&self) -> Verdict {
         let overflow = || self.status.overflow_parameter().unwrap_or("?").to_string();

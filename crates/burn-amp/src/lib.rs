@@ -43,6 +43,8 @@
 //! - `MixedPrecision::learner` and `MixedPrecision::training` (feature `train`): Burn's `Learner` in half precision.
 
 mod accumulation;
+mod adaloss;
+mod calibrate;
 mod cast;
 mod check;
 mod clip;
@@ -68,8 +70,10 @@ mod number;
 mod optimizer;
 mod optimizer_config;
 mod param_tensors;
+mod probe;
 mod rank;
 mod record;
+mod rescale;
 mod running_statistics;
 mod scaler;
 mod scope;
@@ -97,8 +101,9 @@ pub use module_optim::ModuleOptim;
 pub use optimizer::ScaledOptimizer;
 pub use optimizer_config::ScaledOptimizerConfig;
 pub use record::AmpRecord;
+pub use rescale::Rescale;
 pub use scaler::GradScaler;
-pub use scope::{Scope, autocast, in_f32};
+pub use scope::{Scope, autocast, in_f32, rescaled};
 pub use step_counters::StepCounters;
 #[cfg(feature = "train")]
 pub use train::{Resume, Scaled, ScalerMonitor};

@@ -1,15 +1,19 @@
 //! The loss scale that all scopes of one `MixedPrecision` and its optimizers share, and what crossed its border.
 
-use burn_amp_kernels::Crossing;
+use burn_amp_kernels::{Crossing, CrossingStatus};
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, HashMap, HashSet, VecDeque},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
 };
 
-use crate::loss_scale::{LossScale, Measures, Observation, StepOutcome};
+use crate::{
+    adaloss::Statistics,
+    loss_scale::{LossScale, Measures, Observation, StepOutcome},
+    rescale::{Driven, Part, PartState},
+};
 
 /// Its inverse must be normal in f32, or gradients lose digits.
 const MAX_SCALE: f32 = f32::from_bits(253 << 23); // 2^126
@@ -28,12 +32,16 @@ pub(crate) struct LiveScale {
     /// How many steps were skipped, whatever for.
     skips: AtomicU64,
     state: Mutex<State>,
-    crossings: Mutex<VecDeque<(u64, Crossing)>>,
+    crossings: Mutex<VecDeque<(Place, Crossing)>>,
+    /// In which part of the network a parameter was read last, if its factor moves.
+    readers: Mutex<HashMap<Arc<str>, Arc<str>>>,
 }
 
 #[derive(Debug)]
 struct State {
     schedule: LossScale,
+    /// The parts whose factors move, by name.
+    parts: BTreeMap<Arc<str>, Part>,
     /// The optimizers that share the scale.
     members: Vec<Weak<()>>,
     iteration: Iteration,
@@ -49,6 +57,39 @@ struct Iteration {
     backed_off: bool,
     /// What the last skip was blamed on.
     blame: Option<Blame>,
+    /// The parts whose factors are to blame, and not the scale that all share.
+    parts: Vec<Arc<str>>,
+}
+
+/// A part of a network whose factor moves, as a scope has entered it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Region {
+    pub(crate) part: Arc<str>,
+    /// What gradients are multiplied by in it, and by the parts around it.
+    pub(crate) factor: f64,
+    pub(crate) around: f64,
+}
+
+/// Where a gradient was measured on its way back.
+#[derive(Clone, Debug)]
+pub(crate) enum Place {
+    /// Where it came to a scope, of this number and in this part.
+    Scope(u64, Option<Arc<Region>>),
+    /// Where it came to a part, out of another.
+    Arrival(Arc<Region>, Option<Arc<Region>>),
+    /// Where it left a part, for another.
+    Departure(Arc<Region>, Option<Arc<Region>>),
+}
+
+impl Place {
+    /// The part that it enters.
+    fn entered(&self) -> Option<&Arc<Region>> {
+        match self {
+            Self::Scope(_, region) => region.as_ref(),
+            Self::Arrival(region, _) => Some(region),
+            Self::Departure(..) => None,
+        }
+    }
 }
 
 /// What a skip is to be blamed on.
@@ -71,10 +112,12 @@ impl LiveScale {
             skips: AtomicU64::new(0),
             state: Mutex::new(State {
                 schedule,
+                parts: BTreeMap::new(),
                 members: Vec::new(),
                 iteration: Iteration::default(),
             }),
             crossings: Mutex::default(),
+            readers: Mutex::default(),
         };
         live.set_schedule(schedule);
         live
@@ -153,8 +196,10 @@ impl LiveScale {
         match seen.outcome {
             StepOutcome::Skipped if !state.iteration.backed_off => {
                 state.iteration.backed_off = true;
-                let schedule = state.schedule.learn(seen);
-                self.store(state, schedule);
+                if !back_off(state) {
+                    let schedule = state.schedule.learn(seen);
+                    self.store(state, schedule);
+                }
             }
             StepOutcome::Stepped => {
                 let iteration = &mut state.iteration;
@@ -176,8 +221,12 @@ impl LiveScale {
                 measures: iteration.measures,
             });
             self.store(state, schedule);
+            for (name, part) in &mut state.parts {
+                part.learn(name);
+            }
         }
-        self.crossings().clear();
+        state.parts.values_mut().for_each(Part::forget);
+        self.forget_crossings();
     }
 
     /// Keeps the scale where a scope can use it.
@@ -192,33 +241,135 @@ impl LiveScale {
         self.scale.store(scale.to_bits(), Ordering::Release);
     }
 
-    /// Remembers a gradient that has left scope number `scope` on its way back.
-    pub(crate) fn crossed(&self, scope: u64, crossing: Crossing) {
+    /// Remembers a gradient on its way back.
+    pub(crate) fn crossed(&self, place: Place, crossing: Crossing) {
         let mut crossings = self.crossings();
         if crossings.len() == MAX_CROSSINGS {
             crossings.pop_front();
         }
-        crossings.push_back((scope, crossing));
+        crossings.push_back((place, crossing));
     }
 
-    /// Says what a skip is to be blamed on: the forward pass, or the first event in the order of the backward pass. Waits for
-    /// the device.
-    pub(crate) fn blame(&self) -> Blame {
+    /// Forgets the gradients of a backward pass whose step nobody takes.
+    pub(crate) fn forget_crossings(&self) {
+        self.crossings().clear();
+    }
+
+    /// Says what a skip is to be blamed on: the forward pass, or the first event in the order of the backward pass, or else the
+    /// parts of the `overflows`, the parameters whose gradients overflow. Waits for the device.
+    pub(crate) fn blame<'a>(&self, overflows: impl Iterator<Item = &'a str>) -> Blame {
         let crossings = std::mem::take(&mut *self.crossings());
         if crossings.is_empty() {
             // Another optimizer's skip has read them: both backward passes were over before it.
-            return self.state().iteration.blame.unwrap_or(Blame::Scale);
+            if let Some(blame) = self.state().iteration.blame {
+                return blame;
+            }
         }
-        let blame = first_event(crossings);
-        self.state().iteration.blame = Some(blame);
+        let (blame, parts) = match first_event(crossings) {
+            Some((blame, part)) => (blame, part.into_iter().collect()),
+            None => (Blame::Scale, self.parts_of(overflows)),
+        };
+        let mut state = self.state();
+        state.iteration.blame = Some(blame);
+        state.iteration.parts = parts;
         blame
+    }
+
+    /// The parts in which these parameters were read; none if one was read elsewhere.
+    fn parts_of<'a>(&self, mut parameters: impl Iterator<Item = &'a str>) -> Vec<Arc<str>> {
+        let readers = (self.readers.lock()).unwrap_or_else(PoisonError::into_inner);
+        let parts: Option<HashSet<_>> = match readers.is_empty() {
+            true => None,
+            false => parameters.try_fold(HashSet::new(), |mut parts, path| {
+                parts.insert(readers.get(path)?.clone());
+                Some(parts)
+            }),
+        };
+        parts.into_iter().flatten().collect()
+    }
+
+    /// A parameter is read, in a part or in none.
+    pub(crate) fn read_in(&self, part: Option<&Arc<Region>>, path: &Arc<str>) {
+        let mut readers = (self.readers.lock()).unwrap_or_else(PoisonError::into_inner);
+        match part {
+            Some(region) => {
+                readers.insert(path.clone(), region.part.clone());
+            }
+            // Shared by a part and what is around it.
+            None if !readers.is_empty() => {
+                readers.remove(path);
+            }
+            None => {}
+        }
+    }
+
+    /// What a part multiplies gradients by now. A `dry` run leaves no trace.
+    pub(crate) fn enter_part(&self, driven: &Driven, dry: bool) -> f32 {
+        let parts = &mut self.state().parts;
+        if dry {
+            let known = parts.get(&driven.name).map(Part::factor);
+            return known.unwrap_or_else(|| driven.first_factor());
+        }
+        let part = parts.entry(driven.name.clone());
+        let part = part.or_insert_with(|| Part::new(driven));
+        part.open(driven);
+        part.factor()
+    }
+
+    /// The parts whose factors move, and what they multiply gradients by.
+    pub(crate) fn parts(&self) -> BTreeMap<String, PartState> {
+        let parts = &self.state().parts;
+        let state = |(name, part): (&Arc<str>, &Part)| (name.to_string(), part.state());
+        parts.iter().map(state).collect()
+    }
+
+    /// Goes on from the parts of a record, or from none.
+    pub(crate) fn restore_parts(&self, parts: &BTreeMap<String, PartState>, with_settings: bool) {
+        let part = |(name, state): (&String, &PartState)| {
+            (name.as_str().into(), Part::stored(*state, with_settings))
+        };
+        self.state().parts = parts.iter().map(part).collect();
+    }
+
+    /// Starts all parts again.
+    pub(crate) fn restart_parts(&self) {
+        self.state().parts.values_mut().for_each(Part::restart);
+    }
+
+    /// Reads what came to the parts that move by statistics, after a backward pass without overflow. Waits for the device where there
+    /// are such parts, and for nothing elsewhere.
+    pub(crate) fn read_statistics(&self) {
+        let mut state = self.state();
+        if !state.parts.values().any(Part::wants_statistics) {
+            return;
+        }
+        let mut crossings = self.crossings();
+        let is_wanted = |place: &Place| {
+            let region = place.entered();
+            let part = region.and_then(|region| state.parts.get(&region.part));
+            part.is_some_and(Part::wants_statistics)
+        };
+        let all = std::mem::take(&mut *crossings).into_iter();
+        let (wanted, rest) = all.partition::<VecDeque<_>, _>(|(place, _)| is_wanted(place));
+        *crossings = rest;
+        drop(crossings);
+        for (place, crossing) in wanted {
+            let (Some(region), Some(status)) = (place.entered(), crossing.read()) else {
+                continue;
+            };
+            if let Some(part) = state.parts.get_mut(&region.part) {
+                part.see(statistics(region, &status));
+            }
+        }
     }
 
     /// Whether a gradient that is not zero has come to a scope on its way back. Waits for the device.
     pub(crate) fn has_gradients(&self) -> bool {
         let crossings = std::mem::take(&mut *self.crossings());
-        let statuses = crossings.into_iter();
-        let mut statuses = statuses.filter_map(|(_, crossing)| crossing.read());
+        let scopes = crossings
+            .into_iter()
+            .filter(|(place, _)| matches!(place, Place::Scope(..)));
+        let mut statuses = scopes.filter_map(|(_, crossing)| crossing.read());
         statuses.any(|status| status.max_abs > 0.0)
     }
 
@@ -227,35 +378,90 @@ impl LiveScale {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn crossings(&self) -> MutexGuard<'_, VecDeque<(u64, Crossing)>> {
+    fn crossings(&self) -> MutexGuard<'_, VecDeque<(Place, Crossing)>> {
         (self.crossings.lock()).unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn first_event(crossings: VecDeque<(u64, Crossing)>) -> Blame {
-    let read = |(scope, crossing): (u64, Crossing)| Some((scope, crossing.read()?));
-    let crossings: Vec<_> = crossings.into_iter().filter_map(read).collect();
-    // No scale is in a forward pass. An output that is infinite by design, a mask, has a finite gradient.
-    if (crossings.iter()).any(|(_, status)| !status.output_finite && !status.gradient_finite) {
-        return Blame::Loss {
-            output_finite: false,
+/// Backs off the parts that are to blame. Whether the scale that all share may stay: each of them had a lower factor to go to.
+fn back_off(state: &mut State) -> bool {
+    let blamed = std::mem::take(&mut state.iteration.parts);
+    let mut all = !blamed.is_empty();
+    for name in blamed {
+        all &= match state.parts.get_mut(&name) {
+            Some(part) => part.back_off(&name),
+            None => false,
         };
+    }
+    all
+}
+
+/// What came to a part, as it was before the part multiplied it.
+fn statistics(region: &Region, status: &CrossingStatus) -> Statistics {
+    let factor = region.factor;
+    Statistics {
+        elements: status.elements,
+        squares: (status.norm / factor).powi(2),
+        max_abs: status.max_abs / factor,
+        around: region.around,
+    }
+}
+
+type Event = (Blame, Option<Arc<str>>);
+
+/// The first event that explains an overflow, and the part in which it was; none if all that was measured was finite.
+fn first_event(crossings: VecDeque<(Place, Crossing)>) -> Option<Event> {
+    let read = |(place, crossing): (Place, Crossing)| Some((place, crossing.read()?));
+    let crossings: Vec<_> = crossings.into_iter().filter_map(read).collect();
+    let scale = |region: Option<&Arc<Region>>| {
+        let part = region.map(|region| region.part.clone());
+        Some((Blame::Scale, part))
+    };
+    let loss = |output_finite| Some((Blame::Loss { output_finite }, None));
+    // No scale is in a forward pass. An output that is infinite by design, a mask, has a finite gradient.
+    let of_scope = |place: &Place| matches!(place, Place::Scope(..));
+    if (crossings.iter())
+        .any(|(place, status)| of_scope(place) && !status.output_finite && !status.gradient_finite)
+    {
+        return loss(false);
     }
     // A backward pass meets scopes from the last to the first: a later one is the begin of another pass.
     let (mut first, mut last) = (0, 0);
-    for (scope, status) in crossings {
-        if scope > last {
-            first = scope;
-        }
-        last = scope;
-        if !status.gradient_finite && scope == first {
-            return Blame::Loss {
-                output_finite: true,
-            };
-        }
-        if !status.gradient_finite || status.overflow {
-            return Blame::Scale;
+    for (place, status) in &crossings {
+        match place {
+            Place::Scope(scope, region) => {
+                if *scope > last {
+                    first = *scope;
+                }
+                last = *scope;
+                if !status.gradient_finite && *scope == first {
+                    return loss(true);
+                }
+                // What is not finite here has become so in a scope that was before.
+                if !status.gradient_finite {
+                    return scale(None);
+                }
+                if status.overflow {
+                    return scale(region.as_ref());
+                }
+            }
+            Place::Arrival(inside, outside) => {
+                if !status.gradient_finite {
+                    return scale(outside.as_ref());
+                }
+                if status.overflow {
+                    return scale(Some(inside));
+                }
+            }
+            Place::Departure(inside, outside) => {
+                if !status.gradient_finite {
+                    return scale(Some(inside));
+                }
+                if status.overflow {
+                    return scale(outside.as_ref());
+                }
+            }
         }
     }
-    Blame::Scale
+    None
 }

@@ -331,7 +331,7 @@ impl LossScale {
     }
 
     /// Within the bounds. NaN stays.
-    fn clamped(&self, mut scale: f32) -> f32 {
+    pub(crate) fn clamped(&self, mut scale: f32) -> f32 {
         if let Some(min) = self.config.min().filter(|min| scale < *min) {
             scale = min;
         }

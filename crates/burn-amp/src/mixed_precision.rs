@@ -134,6 +134,13 @@ impl MixedPrecision {
         }
     }
 
+    /// The parts of the network whose factors move ([`rescaled`](crate::rescaled) by a name), and what each multiplies gradients by
+    /// now, beside the loss scale. By name; empty before the first of them is opened.
+    pub fn parts(&self) -> Vec<(String, f32)> {
+        let parts = self.shared.live.parts().into_iter();
+        parts.map(|(name, part)| (name, part.factor())).collect()
+    }
+
     /// Checks that a device can compute in this dtype: WGSL has no bf16, and f16 on devices with `shader-f16`.
     ///
     /// Call it before the model is reparameterized, which panics where this returns an error.
@@ -196,6 +203,7 @@ impl std::fmt::Debug for MixedPrecision {
         f.debug_struct("MixedPrecision")
             .field("dtype", &self.shared.dtype)
             .field("loss_scale", &f64::from(self.loss_scale()))
+            .field("parts", &self.parts())
             .finish()
     }
 }

@@ -240,6 +240,15 @@ impl GradScaler {
         ScaledGradients::new(GradientsParams::from_grads(grads, module), scale)
     }
 
+    /// The gradients of a loss times `scale`, of which nothing is remembered.
+    pub(crate) fn scaled_gradients<const D: usize, M: Module>(
+        scale: f32,
+        loss: Tensor<D>,
+        module: &M,
+    ) -> GradientsParams {
+        GradientsParams::from_grads(multiply_losses(loss, scale).0.backward(), module)
+    }
+
     /// The loss scale after [`settle_dropped`](Self::settle_dropped).
     pub(crate) fn settled_loss_factor(&self) -> f32 {
         if self.border.is_some() || !self.is_enabled() {
@@ -408,8 +417,15 @@ impl GradScaler {
     /// Notes what an overflow is to be blamed on.
     pub(crate) fn blamed(&self, grads: UnscaledGradients) -> UnscaledGradients {
         match &self.border {
-            Some(border) if grads.has_overflow() => grads.blamed(border.amp.live().blame()),
-            _ => grads,
+            Some(border) if grads.has_overflow() => {
+                let blame = border.amp.live().blame(grads.overflows());
+                grads.blamed(blame)
+            }
+            Some(border) => {
+                border.amp.live().read_statistics();
+                grads
+            }
+            None => grads,
         }
     }
 
@@ -691,6 +707,9 @@ impl GradScaler {
             ..Self::new(schedule)
         };
         self.set_schedule(schedule);
+        if let Some(amp) = self.precision() {
+            amp.live().restart_parts();
+        }
     }
 
     /// Whether losses are scaled and gradients tested.

@@ -1,4 +1,4 @@
-//! Where half precision begins and ends on a thread: scopes, islands in f32, and the casts between them.
+//! Where half precision begins and ends on a thread: scopes, islands in f32, parts with a scale of their own, and the casts between them.
 //!
 //! ```
 //! use burn::{module::Module, nn::{LayerNormConfig, LinearConfig}, tensor::{DType, Device, Tensor}};
@@ -18,19 +18,21 @@
 //! ```
 
 use burn::tensor::{DType, FloatDType, Tensor};
-use burn_amp_kernels::{Watch, scaled_cast};
+use burn_amp_kernels::Watch;
 use std::{
     any::Any,
     cell::{Cell, RefCell},
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, PoisonError, atomic::Ordering},
 };
 
 use crate::{
-    cast::{Cast, CastFloat, Open, Side, Way},
+    cast::{Cast, CastFloat, DryRun, Open, Side, Told, Way},
     dtype::is_half,
     error::AmpError,
+    live_scale::{Place, Region},
     mixed_precision::MixedPrecision,
+    rescale::{Rescale, Rule},
 };
 
 thread_local! {
@@ -39,22 +41,24 @@ thread_local! {
 }
 
 thread_local! {
-    /// The scale of a dry run, in place of that of the scopes' own.
-    static DRY_RUN: Cell<Option<f64>> = const { Cell::new(None) };
+    /// How the scopes of a dry run differ from those of a step.
+    static DRY_RUN: RefCell<Option<DryRun>> = const { RefCell::new(None) };
     /// The error with which a scope of this thread panicked last.
     static REFUSED: RefCell<Option<AmpError>> = const { RefCell::new(None) };
 }
 
-/// A dry run on this thread, with another scale at the border.
+/// A dry run on this thread, whose scopes differ from those of a step. A bare [`autocast`] opens scopes of `amp`.
 pub(crate) struct Checking {
-    outer: Option<f64>,
+    outer: Option<DryRun>,
+    _model: Leave,
 }
 
 impl Checking {
-    pub(crate) fn at(scale: f64) -> Self {
+    pub(crate) fn new(amp: &MixedPrecision, dry: DryRun) -> Self {
         REFUSED.set(None);
         Self {
-            outer: DRY_RUN.replace(Some(scale)),
+            outer: DRY_RUN.replace(Some(dry)),
+            _model: Leave::after(Frame::Model(amp.clone())),
         }
     }
 
@@ -66,7 +70,7 @@ impl Checking {
 
 impl Drop for Checking {
     fn drop(&mut self) {
-        DRY_RUN.set(self.outer);
+        DRY_RUN.set(self.outer.take());
     }
 }
 
@@ -76,8 +80,9 @@ enum Frame {
     Half(Arc<Open>),
     /// A part in f32 of a scope: parameters are plain there.
     Full,
+    /// A part with a scale of its own, in f32: it is that of the scopes inside.
+    Rescaled(Rescale),
     /// A model that a `Learner` trains: whose scopes a bare `autocast` opens.
-    #[cfg_attr(not(feature = "train"), expect(dead_code))]
     Model(MixedPrecision),
 }
 
@@ -107,7 +112,7 @@ pub struct Scope {
 }
 
 impl Scope {
-    /// What the calling thread is in: a scope, a part of one [`in_f32`], or neither.
+    /// What the calling thread is in: a scope, a part of one [`in_f32`] or [`rescaled`], or nothing of these.
     pub fn current() -> Self {
         Self {
             frames: FRAMES.with_borrow(Clone::clone),
@@ -159,7 +164,69 @@ impl Drop for Leave {
     }
 }
 
+/// The factor between two sides, and its inverse, must be normal in f32, or gradients lose digits.
+const LARGEST: f64 = f64::from_bits((1023 + 126) << 52); // 2^126
+
 impl Open {
+    /// A part of this with a factor of its own.
+    fn part(&self, rescale: Rescale, told: Arc<Told>) -> Self {
+        let mut region = self.region.clone();
+        let mut factor = match &rescale.0 {
+            Rule::Fixed(k) => f64::from(*k).exp2(),
+            Rule::Driven(driven) if self.amp.is_scaled() => {
+                let factor = self.amp.live().enter_part(driven, self.dry.is_some());
+                region = Some(Arc::new(Region {
+                    part: driven.name.clone(),
+                    factor: factor.into(),
+                    around: self.shift,
+                }));
+                factor.into()
+            }
+            Rule::Driven(_) => 1.0,
+        };
+        if let Some(dry) = &self.dry {
+            dry.has_parts.store(true, Ordering::Relaxed);
+            factor *= dry.parts;
+        }
+        let limited = |value: f64| value.clamp(1.0 / LARGEST, LARGEST);
+        let dtype = self.side.dtype;
+        let scale = match dtype {
+            FloatDType::F32 => self.side.scale,
+            _ => limited(self.side.scale * limited(factor)),
+        };
+        Self {
+            amp: self.amp.clone(),
+            side: Side { dtype, scale },
+            number: self.number,
+            rescale: Some(rescale),
+            region,
+            shift: self.shift * factor,
+            dry: self.dry.clone(),
+            told,
+        }
+    }
+
+    /// Whether gradients are to be measured where they enter and leave this part.
+    fn is_measured(&self) -> bool {
+        matches!(&self.rescale, Some(Rescale(Rule::Driven(_))))
+            && self.amp.is_scaled()
+            && self.dry.is_none()
+    }
+
+    /// Looks at the output too: an overflow in the forward pass is no fault of a scale.
+    fn watch_scope(&self) -> Watch {
+        let (amp, place) = (
+            self.amp.clone(),
+            Place::Scope(self.number, self.region.clone()),
+        );
+        Watch::new(move |crossing| amp.live().crossed(place.clone(), crossing))
+    }
+
+    fn watch(&self, place: Place) -> Watch {
+        let amp = self.amp.clone();
+        Watch::of_gradient(move |crossing| amp.live().crossed(place.clone(), crossing))
+    }
+
     /// What a panic inside was about, if it is a clash of dtypes or follows from what was refused; others go on.
     fn explain<R>(&self, panic: Box<dyn Any + Send>) -> Result<R, AmpError> {
         if let Some(refused) = self.take_refused() {
@@ -173,8 +240,7 @@ impl Open {
         if !is_dtype_clash(message) {
             resume_unwind(panic);
         }
-        let last = self
-            .last_read
+        let last = (self.told.last_read)
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         Err(AmpError::DTypeClash {
@@ -246,23 +312,12 @@ impl MixedPrecision {
         forward: impl FnOnce(I) -> R,
     ) -> Result<R, AmpError> {
         let outer = innermost();
-        let open = Arc::new(Open {
-            amp: self.clone(),
-            side: Side {
-                dtype: self.dtype(),
-                scale: match DRY_RUN.get() {
-                    Some(scale) if self.dtype() != FloatDType::F32 => scale,
-                    _ => self.factor(),
-                },
-            },
-            number: self.live().open(),
-            refused: Mutex::default(),
-            last_read: Mutex::default(),
-        });
+        let open = Arc::new(self.opened());
         let entry = Cast(Way::Enter {
             outer: outer.as_ref().map(|outer| outer.side),
             open: &open,
             nested: Cell::new(false),
+            watch: None,
         });
         let input = input.cast_float(&entry);
         // A thread pool may put other work on a thread that waits inside a scope. Its tensors are not of that scope.
@@ -282,7 +337,7 @@ impl MixedPrecision {
         let output = output.cast_float(&Cast(Way::Exit {
             open: &open,
             to: nested.map_or(Side::OUTSIDE, |outer| outer.side),
-            watch: (self.is_scaled() && !inside).then(|| self.watch(open.number)),
+            watch: (self.is_scaled() && !inside && open.dry.is_none()).then(|| open.watch_scope()),
         }));
         match open.take_refused() {
             None => Ok(output),
@@ -307,9 +362,39 @@ impl MixedPrecision {
         }
     }
 
-    fn watch(&self, number: u64) -> Watch {
-        let amp = self.clone();
-        Watch::new(move |crossing| amp.live().crossed(number, crossing))
+    /// A scope of this thread, in the parts that it is in.
+    fn opened(&self) -> Open {
+        let dry = DRY_RUN.with_borrow(Clone::clone);
+        let mut open = Open {
+            amp: self.clone(),
+            side: Side {
+                dtype: self.dtype(),
+                scale: match &dry {
+                    Some(dry) if self.dtype() != FloatDType::F32 => dry.scale,
+                    _ => self.factor(),
+                },
+            },
+            number: self.live().open(),
+            rescale: None,
+            region: None,
+            shift: 1.0,
+            dry,
+            told: Arc::default(),
+        };
+        let rescales: Vec<_> = FRAMES.with_borrow(|frames| {
+            let rescale = |frame: &Frame| match frame {
+                Frame::Half(open) => open.rescale.clone(),
+                Frame::Rescaled(rescale) => Some(rescale.clone()),
+                _ => None,
+            };
+            frames.iter().filter_map(rescale).collect()
+        });
+        for rescale in rescales {
+            open = open.part(rescale, Arc::default());
+        }
+        // The frames of those parts are still there for scopes inside.
+        open.rescale = None;
+        open
     }
 
     /// Runs a model with this as what a bare [`autocast`] opens scopes of.
@@ -332,11 +417,13 @@ impl MixedPrecision {
                 dtype,
             });
         }
-        *open
-            .last_read
+        *(open.told.last_read)
             .lock()
             .unwrap_or_else(PoisonError::into_inner) = Some(path.clone());
-        scaled_cast(base, open.side.dtype, 1.0 / open.side.scale)
+        if open.dry.is_none() {
+            self.live().read_in(open.region.as_ref(), path);
+        }
+        open.cross(Side::OUTSIDE, open.side, base)
     }
 }
 
@@ -378,7 +465,7 @@ pub fn autocast<I: CastFloat, R: CastFloat>(input: I, forward: impl FnOnce(I) ->
         frames.iter().rev().find_map(|frame| match frame {
             Frame::Half(open) => Some(open.amp.clone()),
             Frame::Model(amp) => Some(amp.clone()),
-            Frame::Full => None,
+            Frame::Full | Frame::Rescaled(_) => None,
         })
     });
     match amp {
@@ -422,10 +509,75 @@ pub fn in_f32<I: CastFloat, R: CastFloat>(input: I, part: impl FnOnce(I) -> R) -
             _ => output,
         };
     };
-    let input = input.cast_float(&Cast(Way::OutOf(open.side)));
+    let input = input.cast_float(&Cast(Way::OutOf(&open)));
     let output = {
         let _guard = Leave::after(Frame::Full);
         part(input)
     };
     output.cast_float(&Cast(Way::Into(&open)))
+}
+
+/// Runs a part of a half-precision model with a scale of its own: multiplies gradients by 2^k in the part, beside the loss scale, and takes that
+/// back on the way out.
+///
+/// For networks whose gradients span more than half precision holds, so that no loss scale serves all layers. `by` is a number k, or
+/// a [`Rescale`] with a name, whose factor moves by itself. Takes and returns what [`in_f32`] does. The forward pass is unchanged.
+/// Gradients of parameters and of captured f32 tensors come out unscaled, those of the input as they would without the part. Half-precision tensors that come from
+/// outside the part go through `input`: one that the closure captures keeps the factor in its gradient, which [`MixedPrecision::check`] finds.
+///
+/// Parts may be nested in parts, in `in_f32` and in scopes; their factors are multiplied. In f32, inside `in_f32` and outside of scopes, nothing is
+/// multiplied, but scopes that open inside have the factor. The product with the loss scale stays between 2^-126 and 2^126.
+///
+/// Between two parts, gradients are in half precision with the factors of what is around both. So where a gradient shrinks from layer to layer, put
+/// the early layers into a part of a part, not beside it; or let f32 lie between them, by a scope in each part.
+///
+/// Does not wait for the device. A part with a name costs one pass over the gradient, and none over the memory of others, at each of its two ends. An overflow in it
+/// skips the step, and lowers its factor in place of the loss scale.
+///
+/// ```
+/// use burn::{module::Module, nn::LinearConfig, tensor::{Device, Tensor}};
+/// use burn_amp::{MixedPrecision, rescaled};
+///
+/// let device = Device::flex().autodiff();
+/// let amp = MixedPrecision::f16();
+/// let trunk = LinearConfig::new(4, 4).init(&device).apply_reparameterization(amp.clone());
+/// let head = LinearConfig::new(4, 1).init(&device).apply_reparameterization(amp.clone());
+///
+/// let output = amp.autocast(Tensor::<2>::ones([1, 4], &device), |x| {
+///     let hidden = rescaled(10, x, |x| trunk.forward(x)); // gradients times 2^10 in the trunk
+///     head.forward(hidden)
+/// });
+/// # let _ = output;
+/// ```
+pub fn rescaled<I: CastFloat, R: CastFloat>(
+    by: impl Into<Rescale>,
+    input: I,
+    part: impl FnOnce(I) -> R,
+) -> R {
+    let rescale = by.into();
+    let Some(outer) = innermost() else {
+        let _guard = Leave::after(Frame::Rescaled(rescale));
+        return part(input);
+    };
+    let open = Arc::new(outer.part(rescale, outer.told.clone()));
+    let region = open.region.clone().filter(|_| open.is_measured());
+    let watch = |place: fn(Arc<Region>, Option<Arc<Region>>) -> Place| {
+        let region = region.clone()?;
+        Some(open.watch(place(region, outer.region.clone())))
+    };
+    let input = input.cast_float(&Cast(Way::Enter {
+        outer: Some(outer.side),
+        open: &open,
+        nested: Cell::new(false),
+        watch: watch(Place::Departure),
+    }));
+    let output = {
+        let _guard = Leave::after(Frame::Half(open.clone()));
+        part(input)
+    };
+    output.cast_float(&Cast(Way::Exit {
+        open: &open,
+        to: outer.side,
+        watch: watch(Place::Arrival),
+    }))
 }

@@ -25,7 +25,10 @@ impl<B: Backend + AmpOps + CastOps, C: CheckpointStrategy> CastOps for Autodiff<
         let node = tensor.node();
         let input = tensor.into_primitive();
         // Looked at beside the gradient, in one pass, once the backward pass is here.
-        let watched = watch.map(|watch| (watch, input.clone()));
+        let watched = watch.map(|watch| {
+            let input = watch.both.then(|| input.clone());
+            (watch, input)
+        });
         let output = B::amp_cast(input, dtype, factor, None);
         match ScaledCast.prepare::<C>([node]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => prep.finish((factor, from, watched), output),
@@ -47,7 +50,7 @@ impl<B: Backend + AmpOps + CastOps, C: CheckpointStrategy> CastOps for Autodiff<
 struct ScaledCast;
 
 impl<B: Backend + AmpOps + CastOps> Backward<B, 1> for ScaledCast {
-    type State = (f64, FloatDType, Option<(Watch, FloatTensor<B>)>);
+    type State = (f64, FloatDType, Option<(Watch, Option<FloatTensor<B>>)>);
 
     fn backward(
         self,
@@ -58,13 +61,14 @@ impl<B: Backend + AmpOps + CastOps> Backward<B, 1> for ScaledCast {
         unary::<B, _>(ops.parents, ops.node, grads, |grad| {
             let (factor, from, watched) = ops.state;
             if let Some((watch, output)) = watched {
-                let tensors = vec![grad.clone(), output];
+                let elements = grad.shape().num_elements();
+                let tensors = [grad.clone()].into_iter().chain(output).collect();
                 let words = B::amp_inspect(TensorVec { tensors }, f32::INFINITY);
                 let read = move || {
                     let data = burn_std::reader::try_read_sync(B::int_into_data(words))?.ok()?;
                     Some(data.iter::<i32>().map(|word| word as u32).collect())
                 };
-                watch.tell(Crossing::new(factor, from, Box::new(read)));
+                watch.tell(Crossing::new(factor, from, elements, Box::new(read)));
             }
             B::amp_mul_cast(grad, from, factor)
         });

@@ -35,8 +35,22 @@ fn cross(
     }
     let mut told = std::mem::take(&mut *told.lock().unwrap());
     assert_eq!(told.len(), usize::from(has_kernels()));
-    told.pop()
-        .map(|crossing| crossing.read().expect("a device that can be read"))
+    let found = told.pop()?.read().expect("a device that can be read");
+    let finite = gradients.iter().map(|value| f64::from(*value));
+    let squares = finite
+        .filter(|value| value.is_finite())
+        .map(|value| value * value);
+    let norm = squares.sum::<f64>().sqrt() * factor.abs();
+    assert!(
+        (found.norm - norm).abs() <= 1e-5 * norm,
+        "{found:?}, and not {norm}"
+    );
+    assert_eq!(found.elements, count as u64);
+    Some(CrossingStatus {
+        norm: 0.0,
+        elements: 0,
+        ..found
+    })
 }
 
 #[test]
@@ -50,6 +64,8 @@ fn what_was_found() {
             gradient_finite: true,
             overflow: false,
             max_abs: 6.0,
+            norm: 0.0,
+            elements: 0,
         };
         let Some(found) = status(&inputs, &[1.0, -3.0, 0.0, 2.0], 2.0) else {
             assert!(!has_kernels());
@@ -83,6 +99,26 @@ fn what_was_found() {
                     ..fine
                 })
             );
+        }
+    }
+}
+
+/// What is not asked for is not kept until the backward pass.
+#[test]
+fn the_gradient_alone() {
+    for (from, to) in pairs() {
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let there = told.clone();
+        let watch = Watch::of_gradient(move |crossing| there.lock().unwrap().push(crossing));
+        let input = tensor::<1>(&[1.0, f32::INFINITY, 2.0], [3], from).require_grad();
+        let output = watched_cast(input, to, 2.0, &watch);
+        (output * tensor(&[3.0, 0.0, 4.0], [3], to))
+            .sum()
+            .backward();
+        for crossing in std::mem::take(&mut *told.lock().unwrap()) {
+            let found: CrossingStatus = crossing.read().expect("a device that can be read");
+            assert!(found.output_finite && found.gradient_finite && !found.overflow);
+            assert_eq!((found.max_abs, found.norm, found.elements), (8.0, 10.0, 3));
         }
     }
 }

@@ -2,11 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::collections::BTreeMap;
 
 use super::GradScaler;
 use crate::{
     error::short,
     loss_scale::{GradScalerConfig, LossScale, Measures, Observation, StepOutcome},
+    mixed_precision::MixedPrecision,
+    rescale::PartState,
     step_counters::StepCounters,
 };
 
@@ -21,6 +24,9 @@ pub(crate) struct ScalerState {
     /// What its gradients have shown; absent from records of earlier releases.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     seen: Option<Measures>,
+    /// The parts of the network whose factors move.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) parts: BTreeMap<String, PartState>,
     /// Whether the settings of the schedule are to be taken too, in place of the program's.
     #[serde(skip)]
     pub(crate) with_settings: bool,
@@ -32,7 +38,17 @@ impl ScalerState {
         let pending = self.pending.filter(|o| !o.is_stepped() && !o.is_skipped());
         let pending = pending.map(|outcome| format!("its iteration is {outcome:?}"));
         let zero = (self.schedule.scale() == 0.0).then(|| "its loss scale is 0".to_string());
-        self.counters.contradiction().or(pending).or(zero)
+        let part = self.parts.values().find_map(PartState::contradiction);
+        (self.counters.contradiction().or(pending))
+            .or(zero)
+            .or(part)
+    }
+
+    /// Lets a program go on with the loss scale of this state, and the factors of its parts.
+    pub(crate) fn resume(&self, amp: &MixedPrecision, origin: &str) {
+        let live = amp.live();
+        live.set_schedule(self.resumed(&live.schedule(), origin));
+        live.restore_parts(&self.parts, self.with_settings);
     }
 
     /// The schedule to go on with where `here` was: this state under the settings that are there, which the log compares.
@@ -94,13 +110,19 @@ impl GradScaler {
             counters: self.counters,
             pending: self.iteration.outcome(),
             seen: self.iteration.observation().and_then(|seen| seen.measures),
+            parts: self
+                .precision()
+                .map_or_else(BTreeMap::new, |amp| amp.live().parts()),
             with_settings: false,
         }
     }
 
     /// Goes on from a stored state, under the settings that are here. Nothing is left of what this scaler has seen before.
     pub(crate) fn restore(&mut self, state: ScalerState, origin: &str) {
-        self.set_schedule(state.resumed(&self.schedule(), origin));
+        match self.precision() {
+            Some(amp) => state.resume(amp, origin),
+            None => self.schedule = state.resumed(&self.schedule, origin),
+        }
         self.restore_counters(state);
         #[cfg(feature = "train")]
         if let Some(amp) = self.precision() {

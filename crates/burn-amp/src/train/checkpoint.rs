@@ -163,8 +163,7 @@ impl DynOptimizer for Carrier {
             panic!("{error}; `Resume::check` makes this an error that names the file")
         });
         if let Some(scaler) = &state.scaler {
-            let live = self.amp.live();
-            live.set_schedule(scaler.resumed(&live.schedule(), "the checkpoint"));
+            scaler.resume(&self.amp, "the checkpoint");
         }
         let entry = Entry {
             state: Some(state),

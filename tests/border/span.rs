@@ -1,0 +1,156 @@
+//! A network that no loss scale can train in f16, because its gradients span more than f16 holds, and that parts with factors of their own train.
+//!
+//! Layers learn one by one, each from a loss of its own (greedy layer-wise training), and the losses have weights of 1, 2^-24 and 2^-48. Adam does not
+//! mind, so in f32 all of them learn.
+
+use burn::{
+    module::Module,
+    nn::{Linear, LinearConfig},
+    optim::{AdamConfig, GradientsParams},
+    tensor::{Tensor, activation::tanh},
+};
+use burn_amp::{GradScalerConfig, MixedPrecision, Rescale, ScaledOptimizer, rescaled};
+
+use crate::support::{device, fill, random, two};
+
+const STEPS: usize = 60;
+const WEIGHTS: [i32; 3] = [-48, -24, 0];
+
+#[derive(Module, Debug)]
+struct Net {
+    layers: Vec<Linear>,
+}
+
+impl Net {
+    fn new() -> Self {
+        let layer = |_| LinearConfig::new(6, 6).init(&device());
+        fill(
+            Self {
+                layers: (0..3).map(layer).collect(),
+            },
+            0,
+        )
+    }
+
+    /// The loss of each layer, not weighted, and the sum of all.
+    fn losses(
+        &self,
+        amp: &MixedPrecision,
+        by: impl Fn(usize) -> Rescale,
+    ) -> (Vec<Tensor<1>>, Tensor<1>) {
+        let (mut x, target) = (
+            random::<2>(1, [16, 6], &device()),
+            random::<2>(50, [16, 6], &device()),
+        );
+        let (mut losses, mut sum) = (Vec::new(), Tensor::zeros([1], &device()));
+        for (index, layer) in self.layers.iter().enumerate() {
+            // f32 lies between the layers: the gradient of each comes from its own loss.
+            let output = rescaled(by(index), x, |x| {
+                amp.autocast(x, |x| tanh(layer.forward(x)))
+            });
+            x = output.clone().detach();
+            let loss = (output - target.clone()).square().mean();
+            sum = sum + loss.clone() * two(WEIGHTS[index]);
+            losses.push(loss);
+        }
+        (losses, sum)
+    }
+}
+
+/// What of each layer's first loss is left after the run, and the share of skipped steps.
+fn train(amp: &MixedPrecision, by: impl Fn(usize) -> Rescale) -> (Vec<f32>, f64) {
+    let mut net = Net::new().apply_reparameterization(amp.clone());
+    // Its epsilon, 1e-5 as a rule, would hide what small gradients do.
+    let adam = AdamConfig::new().with_epsilon(1e-25);
+    let mut optim = ScaledOptimizer::new(adam.init(), amp);
+    let read = |losses: Vec<Tensor<1>>| losses.into_iter().map(|loss| loss.into_scalar::<f32>());
+    let first: Vec<f32> = read(net.losses(amp, &by).0).collect();
+    for _ in 0..STEPS {
+        let loss = net.losses(amp, &by).1;
+        let grads = GradientsParams::from_grads(loss.backward(), &net);
+        net = optim.step(0.02, net, grads);
+    }
+    let last = read(net.losses(amp, &by).0);
+    let left = last.zip(first).map(|(last, first)| last / first).collect();
+    (left, optim.scaler().counters().skip_rate())
+}
+
+fn all_learn(left: &[f32]) -> bool {
+    left.iter().all(|left| *left < 0.8)
+}
+
+fn plain(_: usize) -> Rescale {
+    0.into()
+}
+
+fn amp(config: GradScalerConfig) -> MixedPrecision {
+    MixedPrecision::f16()
+        .with_scaler(config.with_max_consecutive_skips(None))
+        .unwrap()
+}
+
+#[test]
+fn in_f32_all_layers_learn() {
+    let (left, _) = train(&MixedPrecision::f32(), plain);
+    assert!(all_learn(&left), "{left:?}");
+}
+
+#[test]
+fn no_loss_scale_trains_all_layers() {
+    for exponent in (-8..=72).step_by(4) {
+        let config = GradScalerConfig::new().with_init_scale(two(exponent));
+        let (left, _) = train(&amp(config.with_dynamic(false)), plain);
+        assert!(!all_learn(&left), "2^{exponent}: {left:?}");
+    }
+    // Nor one that moves.
+    for interval in [1, 5, 2000] {
+        let (left, _) = train(
+            &amp(GradScalerConfig::new().with_growth_interval(interval)),
+            plain,
+        );
+        assert!(!all_learn(&left), "{interval}: {left:?}");
+    }
+}
+
+#[test]
+fn fixed_factors_train_all_layers() {
+    let (left, skipped) = train(
+        &amp(GradScalerConfig::new().with_init_scale(64.0)),
+        |index| (-WEIGHTS[index]).into(),
+    );
+    assert!(all_learn(&left), "{left:?}");
+    assert_eq!(skipped, 0.0);
+}
+
+/// From 1, by PyTorch's rule with a growth after each clean step.
+#[test]
+fn dynamic_factors_train_all_layers() {
+    let config = GradScalerConfig::new()
+        .with_init_scale(1.0)
+        .with_growth_factor(16.0)
+        .with_backoff_factor(1.0 / 16.0)
+        .with_growth_interval(4);
+    let by = |index: usize| {
+        let part = Rescale::dynamic(format!("layer {index}"));
+        part.with_scaler(config).unwrap()
+    };
+    let (left, skipped) = train(&amp(GradScalerConfig::new().with_init_scale(64.0)), by);
+    assert!(all_learn(&left), "{left:?}");
+    assert!(skipped > 0.0 && skipped < 0.4, "{skipped}");
+}
+
+#[test]
+fn adaloss_trains_all_layers() {
+    let limit = two(60);
+    let config = GradScalerConfig::new()
+        .with_init_scale(limit)
+        .with_max_scale(Some(limit));
+    let by = |index: usize| {
+        let part = Rescale::adaloss(format!("layer {index}"));
+        let part = part.with_scaler(config).unwrap();
+        part.with_statistics(1e-3, limit).unwrap()
+    };
+    let (left, skipped) = train(&amp(GradScalerConfig::new().with_init_scale(64.0)), by);
+    assert!(all_learn(&left), "{left:?}");
+    assert_eq!(skipped, 0.0);
+}

@@ -1,11 +1,12 @@
 use burn::{
-    backend::{
-        Backend, Dispatch, DispatchTensor, DispatchTensorKind, TensorMetadata, tensor::FloatTensor,
-    },
+    backend::Dispatch,
     tensor::{DType, Tensor},
 };
 
-use crate::ops::AmpOps;
+use crate::{
+    backends::has_kernels,
+    ops::{AmpOps, weighted_sum},
+};
 
 /// `keep * target + add * source`, element by element, in one pass: a running sum (`keep` 1), a moving average.
 ///
@@ -40,48 +41,14 @@ pub fn blend<const D: usize>(
         source.shape(),
         "only tensors of one shape can be blended"
     );
-    let (target, source) = (target.inner(), source.inner());
-    let dtypes = (target.dtype(), source.dtype());
-    let empty = target.shape().num_elements() == 0;
-    let target = target.into_dispatch();
-    if !empty && has_kernel(&target, dtypes) {
-        let sum = Dispatch::amp_blend(target, source.into_dispatch(), keep, add);
-        return Tensor::from_dispatch(sum);
-    }
-    let sum = composed::<Dispatch>(target, source.into_dispatch(), keep, add);
+    let is_wide = matches!(target.dtype(), DType::F32 | DType::F64);
+    let (target, source) = (
+        target.inner().into_dispatch(),
+        source.inner().into_dispatch(),
+    );
+    let sum = match is_wide && has_kernels(&target) && has_kernels(&source) {
+        true => Dispatch::amp_blend(target, source, keep, add),
+        false => weighted_sum::<Dispatch>(target, source, keep, add),
+    };
     Tensor::from_dispatch(sum)
-}
-
-#[cfg_attr(
-    not(any(feature = "flex", feature = "cubecl")),
-    allow(unused_variables)
-)]
-fn has_kernel(target: &DispatchTensor, dtypes: (DType, DType)) -> bool {
-    #[allow(unreachable_patterns)]
-    // which backends there are beside these depends on Burn's features
-    match &target.kind {
-        #[cfg(feature = "flex")]
-        DispatchTensorKind::Flex(_) => matches!(dtypes.0, DType::F32 | DType::F64),
-        #[cfg(feature = "cubecl")]
-        DispatchTensorKind::Cube(_) => dtypes.0 == DType::F32 && dtypes.1 != DType::F64,
-        _ => false,
-    }
-}
-
-pub(crate) fn composed<B: Backend>(
-    target: FloatTensor<B>,
-    source: FloatTensor<B>,
-    keep: f64,
-    add: f64,
-) -> FloatTensor<B> {
-    let weighted = |tensor, weight: f64| match weight {
-        1.0 => tensor,
-        weight => B::float_mul_scalar(tensor, weight.into()),
-    };
-    let dtype = target.dtype();
-    let source = match source.dtype() == dtype {
-        true => source,
-        false => B::float_cast(source, dtype.into()),
-    };
-    B::float_add(weighted(target, keep), weighted(source, add))
 }

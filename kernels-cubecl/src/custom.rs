@@ -2,11 +2,13 @@
 //! that note operations and run them later or elsewhere.
 
 use burn::backend::ir::{BackendIr, CustomOpIr, HandleContainer, ScalarIr, TensorId, TensorIr};
+#[cfg(feature = "router")]
+use burn::tensor::FloatDType;
 use burn::tensor::{DType, Shape};
 
 use crate::{
     histogram::BINS,
-    ops::{AmpOps, TensorVec},
+    ops::{AmpOps, CastOps, TensorVec},
     status::WORDS,
 };
 
@@ -14,6 +16,12 @@ const UNSCALE: &str = "amp::unscale";
 const INSPECT: &str = "amp::inspect";
 const HISTOGRAM: &str = "amp::histogram";
 const VERDICT: &str = "amp::verdict";
+const BLEND: &str = "amp::blend";
+const MUL_CAST: &str = "amp::mul_cast";
+
+/// The names of all of them, for a registry.
+#[cfg(feature = "router")]
+pub(crate) const IDS: [&str; 6] = [UNSCALE, INSPECT, HISTOGRAM, VERDICT, BLEND, MUL_CAST];
 
 /// The status is the last output, the inverse the last input.
 pub(crate) fn unscale(
@@ -62,16 +70,43 @@ pub(crate) fn verdict(words: TensorIr, mut new_id: impl FnMut() -> TensorId) -> 
     CustomOpIr::new(VERDICT, &[words], &[verdict])
 }
 
+/// Fusion makes its own kernels of elementwise operations.
+#[cfg(feature = "router")]
+pub(crate) fn blend(
+    target: TensorIr,
+    source: TensorIr,
+    keep: f64,
+    add: f64,
+    mut new_id: impl FnMut() -> TensorId,
+) -> CustomOpIr {
+    let sum = TensorIr::uninit(new_id(), target.shape.clone(), target.dtype);
+    let scalars = vec![ScalarIr::Float(keep), ScalarIr::Float(add)];
+    CustomOpIr::with_scalars(BLEND, &[target, source], &[sum], scalars)
+}
+
+#[cfg(feature = "router")]
+pub(crate) fn mul_cast(
+    tensor: TensorIr,
+    dtype: FloatDType,
+    factor: f64,
+    mut new_id: impl FnMut() -> TensorId,
+) -> CustomOpIr {
+    let product = TensorIr::uninit(new_id(), tensor.shape.clone(), dtype.into());
+    let scalars = vec![ScalarIr::Float(factor)];
+    CustomOpIr::with_scalars(MUL_CAST, &[tensor], &[product], scalars)
+}
+
 fn status_shape(tensors: &[TensorIr]) -> Shape {
     [tensors.len() * WORDS].into()
 }
 
 /// Runs what one of the functions above has written down.
-pub(crate) fn execute<B: BackendIr + AmpOps>(
+pub(crate) fn execute<B: BackendIr + AmpOps + CastOps>(
     handles: &mut HandleContainer<B::Handle>,
     desc: &CustomOpIr,
 ) {
-    let last = desc.outputs.last().expect("an output").id;
+    let output = desc.outputs.last().expect("an output");
+    let last = output.id;
     match (desc.id.as_str(), desc.scalars.as_slice()) {
         (UNSCALE, [ScalarIr::Bool(keep_dtype), ScalarIr::Float(edge)]) => {
             let (inverse, inputs) = desc.inputs.split_last().expect("the inverse");
@@ -94,6 +129,17 @@ pub(crate) fn execute<B: BackendIr + AmpOps>(
         (VERDICT, []) => {
             let words = handles.get_int_tensor::<B>(&desc.inputs[0]);
             handles.register_float_tensor::<B>(&last, B::amp_verdict(words));
+        }
+        (BLEND, [ScalarIr::Float(keep), ScalarIr::Float(add)]) => {
+            let target = handles.get_float_tensor::<B>(&desc.inputs[0]);
+            let source = handles.get_float_tensor::<B>(&desc.inputs[1]);
+            let sum = B::amp_blend(target, source, *keep, *add);
+            handles.register_float_tensor::<B>(&last, sum);
+        }
+        (MUL_CAST, [ScalarIr::Float(factor)]) => {
+            let tensor = handles.get_float_tensor::<B>(&desc.inputs[0]);
+            let product = B::amp_mul_cast(tensor, output.dtype.into(), *factor);
+            handles.register_float_tensor::<B>(&last, product);
         }
         (id, scalars) => panic!("`{id}` with {scalars:?} is not an operation of burn-amp"),
     }

@@ -1,4 +1,7 @@
-use burn::tensor::{Int, Tensor};
+use burn::{
+    backend::DispatchTensor,
+    tensor::{Int, Tensor},
+};
 use std::ops::{Add, RangeInclusive};
 
 use crate::status::read_words;
@@ -70,10 +73,6 @@ impl ExponentHistogram {
         self.below() + smaller.map(|(_, count)| count).sum::<u64>()
     }
 
-    pub(crate) fn add_value(&mut self, value: f64) {
-        self.bins[bin_f64(value)] += 1;
-    }
-
     /// From [`BINS`] counts of two words each.
     fn from_words(words: &[u32]) -> Self {
         assert_eq!(words.len(), 2 * BINS, "a count for each bin");
@@ -103,42 +102,48 @@ impl Add for ExponentHistogram {
 }
 
 /// Counts by exponent, still on the device.
-#[derive(Clone, Debug)]
-pub struct Histogram {
+#[derive(Clone, Debug, Default)]
+pub struct Histogram(Counted);
+
+#[derive(Clone, Debug, Default)]
+enum Counted {
+    /// The list was empty.
+    #[default]
+    Nothing,
     /// [`BINS`] counts of two words, from a kernel.
-    pub(crate) words: Option<Tensor<1, Int>>,
-    /// [`BINS`] counts for each tensor, from composed operations.
-    pub(crate) composed: Option<Tensor<1, Int>>,
-    /// Counts by the host.
-    pub(crate) counted: ExponentHistogram,
+    Words(Tensor<1, Int>),
+    /// [`BINS`] counts for each part of each tensor, from composed operations.
+    Rows(Tensor<1, Int>),
 }
 
 impl Histogram {
+    pub(crate) fn of_words(words: DispatchTensor) -> Self {
+        Self(Counted::Words(Tensor::from_dispatch(words)))
+    }
+
+    pub(crate) fn of_rows(rows: Tensor<1, Int>) -> Self {
+        Self(Counted::Rows(rows))
+    }
+
     /// Reads the counts of all tensors together.
     ///
-    /// Waits for the device, for one small transfer: 488 bytes from kernels. Where Burn's operations have counted
-    /// in other tensors, their counts are one transfer more.
+    /// Waits for the device, for one small transfer: 488 bytes from kernels.
     ///
     /// # Panics
     ///
     /// In Burn, if the device fails: it is lost, or work that was queued before cannot be done.
     pub fn read(self) -> ExponentHistogram {
-        let mut total = self.words.map_or_else(ExponentHistogram::default, |words| {
-            ExponentHistogram::from_words(&read_words(words))
-        });
-        let rows: Vec<i64> = self
-            .composed
-            .map_or_else(Vec::new, |rows| rows.into_data().iter::<i64>().collect());
-        assert!(
-            rows.len().is_multiple_of(BINS),
-            "a count for each bin of each tensor"
-        );
-        for row in rows.chunks_exact(BINS) {
-            for (bin, count) in total.bins.iter_mut().zip(row) {
-                *bin += *count as u64;
+        let mut total = ExponentHistogram::default();
+        match self.0 {
+            Counted::Nothing => (),
+            Counted::Words(words) => total = ExponentHistogram::from_words(&read_words(words)),
+            Counted::Rows(rows) => {
+                for (index, count) in rows.into_data().iter::<i64>().enumerate() {
+                    total.bins[index % BINS] += count as u64;
+                }
             }
         }
-        total + self.counted
+        total
     }
 }
 

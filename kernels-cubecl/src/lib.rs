@@ -29,7 +29,7 @@
 mod backends;
 mod blend;
 mod cast;
-#[cfg(feature = "cubecl")]
+#[cfg(any(feature = "cubecl", feature = "router"))]
 mod custom;
 mod error;
 mod histogram;
@@ -39,13 +39,17 @@ mod list;
 mod ops;
 mod run;
 mod status;
+mod watch;
 
 pub use backends::fallback;
+#[cfg(feature = "router")]
+pub use backends::register_amp_ops;
 pub use blend::blend;
-pub use cast::{Crossing, CrossingStatus, Watch, scaled_cast, watched_cast};
+pub use cast::{scaled_cast, watched_cast};
 pub use error::UnsupportedDType;
 pub use histogram::{ExponentHistogram, Histogram};
 pub use list::TensorList;
 pub use ops::{AmpOps, CastOps, TensorVec, UnscaledVec};
 pub use run::{histogram, inspect, unscale, unscale_in_dtype};
 pub use status::{Status, TensorStatus};
+pub use watch::{Crossing, CrossingStatus, Watch};

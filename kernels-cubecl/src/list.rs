@@ -1,33 +1,32 @@
 use burn::{
-    backend::{DispatchTensor, TensorMetadata},
-    tensor::{DType, Tensor},
+    backend::{Dispatch, DispatchTensor, TensorMetadata, ops::FloatTensorOps},
+    tensor::{Device, Tensor},
 };
+
+use crate::ops::TensorVec;
 
 /// Float tensors of any ranks, all on one device.
 #[derive(Clone, Debug)]
 pub struct TensorList {
-    pub(crate) tensors: Vec<Entry>,
+    pub(crate) tensors: Vec<DispatchTensor>,
     pub(crate) edge: f32,
-}
-
-#[derive(Clone, Debug)]
-pub(crate) struct Entry {
-    pub(crate) tensor: DispatchTensor,
-    pub(crate) dtype: DType,
-    pub(crate) elements: usize,
 }
 
 impl TensorList {
     /// An empty list.
     pub fn new() -> Self {
+        Self::of(Vec::new())
+    }
+
+    pub(crate) fn of(tensors: Vec<DispatchTensor>) -> Self {
         Self {
-            tensors: Vec::new(),
+            tensors,
             edge: f32::INFINITY,
         }
     }
 
     /// Counts values from this magnitude on in [`TensorStatus::above`](crate::TensorStatus::above), after scaling. Infinity,
-    /// the default, counts what is not finite; so does NaN.
+    /// the default, counts what is not finite; so does NaN. Zero and what is below count all values.
     pub fn count_from(&mut self, edge: f32) {
         self.edge = match edge.is_nan() {
             true => f32::INFINITY,
@@ -37,12 +36,7 @@ impl TensorList {
 
     /// Adds a tensor of dtype f16, bf16, f32 or f64; an association with autodiff is dropped.
     pub fn push<const D: usize>(&mut self, tensor: Tensor<D>) {
-        let tensor = tensor.inner();
-        self.tensors.push(Entry {
-            dtype: tensor.dtype(),
-            elements: tensor.shape().num_elements(),
-            tensor: tensor.into_dispatch(),
-        });
+        self.tensors.push(tensor.inner().into_dispatch());
     }
 
     /// The tensor at a position. A handle to the same memory.
@@ -51,7 +45,7 @@ impl TensorList {
     ///
     /// If there is none, or its rank is not `D`.
     pub fn get<const D: usize>(&self, index: usize) -> Tensor<D> {
-        typed(self.tensors[index].tensor.clone())
+        typed(self.tensors[index].clone())
     }
 
     /// Takes out the last tensor, so that nothing else holds its memory.
@@ -60,7 +54,7 @@ impl TensorList {
     ///
     /// If its rank is not `D`.
     pub fn pop<const D: usize>(&mut self) -> Option<Tensor<D>> {
-        self.tensors.pop().map(|entry| typed(entry.tensor))
+        self.tensors.pop().map(typed)
     }
 
     /// The number of tensors.
@@ -71,6 +65,29 @@ impl TensorList {
     /// Whether there is no tensor.
     pub fn is_empty(&self) -> bool {
         self.tensors.is_empty()
+    }
+
+    /// The tensors' numbers of values.
+    pub(crate) fn elements(&self) -> Vec<u64> {
+        let elements = |tensor: &DispatchTensor| tensor.shape().num_elements() as u64;
+        self.tensors.iter().map(elements).collect()
+    }
+
+    pub(crate) fn into_vec(self) -> TensorVec<Dispatch> {
+        TensorVec {
+            tensors: self.tensors,
+        }
+    }
+
+    pub(crate) fn to_device(mut self, device: &Device) -> Self {
+        let device = device.as_dispatch();
+        let moved = |tensor: DispatchTensor| match tensor.shape().num_elements() {
+            // Burn 0.22.1 cannot read every tensor that is empty.
+            0 => Dispatch::float_empty(tensor.shape(), device, tensor.dtype().into()),
+            _ => Dispatch::float_to_device(tensor, device),
+        };
+        self.tensors = self.tensors.into_iter().map(moved).collect();
+        self
     }
 }
 

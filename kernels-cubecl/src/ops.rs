@@ -5,14 +5,15 @@ use burn::backend::{
 };
 use burn::tensor::{DType, FloatDType};
 
-use crate::cast::Watch;
+use crate::watch::Watch;
 
 /// The operations of this crate, as a backend sees them. Use the functions at the root of the crate: they send here
 /// what a backend has kernels for, and ask first whether its device has the dtypes.
 ///
-/// Tensors are on one device and have values; a list has at least one. Flex takes f16, bf16, f32 and f64; CubeCL's
-/// runtimes f16, bf16 and f32. Nothing waits for a device: Flex has done the work when it returns, CubeCL has
-/// launched it, and under fusion it is launched when a result is read or Burn flushes its queue.
+/// Tensors are on one device; a list has at least one. Flex takes f16, bf16, f32 and f64; CubeCL's
+/// runtimes f16, bf16 and f32. Tensors may be empty: they have a row of zeros. Nothing waits for a device: Flex has done the
+/// work when it returns, CubeCL has launched it, and under fusion it is launched when a result is read or Burn flushes its
+/// queue. Remote and capture devices note the operations for a backend that is told of them by `register_amp_ops`.
 ///
 /// # Panics
 ///
@@ -20,6 +21,8 @@ use crate::cast::Watch;
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     Cube: cfg(feature = "cubecl"),
+    Remote: cfg(feature = "remote"),
+    Capture: cfg(feature = "capture"),
 )]
 pub trait AmpOps: Backend {
     /// Multiplies every tensor by `inverse`, of shape `[1]` and dtype f32, and measures the products. Those whose
@@ -56,7 +59,28 @@ pub trait AmpOps: Backend {
         source: FloatTensor<Self>,
         keep: f64,
         add: f64,
-    ) -> FloatTensor<Self>;
+    ) -> FloatTensor<Self> {
+        weighted_sum::<Self>(target, source, keep, add)
+    }
+}
+
+/// `keep * target + add * source` of Burn's operations, in the target's dtype.
+pub(crate) fn weighted_sum<B: Backend>(
+    target: FloatTensor<B>,
+    source: FloatTensor<B>,
+    keep: f64,
+    add: f64,
+) -> FloatTensor<B> {
+    let weighted = |tensor, weight: f64| match weight {
+        1.0 => tensor,
+        weight => B::float_mul_scalar(tensor, weight.into()),
+    };
+    let dtype = target.dtype();
+    let source = match source.dtype() == dtype {
+        true => source,
+        false => B::float_cast(source, dtype.into()),
+    };
+    B::float_add(weighted(target, keep), weighted(source, add))
 }
 
 /// A cast whose backward pass multiplies the gradient. Use [`scaled_cast`](crate::scaled_cast), which also serves
@@ -70,6 +94,8 @@ pub trait AmpOps: Backend {
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     Cube: cfg(feature = "cubecl"),
+    Remote: cfg(feature = "remote"),
+    Capture: cfg(feature = "capture"),
     Autodiff,
 )]
 pub trait CastOps: Backend {

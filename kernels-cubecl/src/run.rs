@@ -1,27 +1,28 @@
 use burn::{
-    backend::{Backend, DTypeUsage, Dispatch, DispatchTensor, DispatchTensorKind, TensorMetadata},
-    tensor::{DType, Device, FloatDType, Tensor},
+    backend::{Backend, DTypeUsage, Dispatch, TensorMetadata},
+    tensor::{Device, FloatDType, Tensor},
 };
 
 use crate::{
-    backends::{fallback, host},
+    backends::{fallback, has_kernels, is_cube},
     error::UnsupportedDType,
-    histogram::{ExponentHistogram, Histogram},
-    list::{Entry, TensorList},
-    ops::{AmpOps, TensorVec},
-    status::{Fused, Status},
+    histogram::Histogram,
+    list::TensorList,
+    ops::AmpOps,
+    status::Status,
 };
 
 /// Multiplies every tensor by `inverse` and measures the products, in one pass.
 ///
 /// Products are in f32 for f16, bf16 and f32 tensors, and in f64 for f64 ones; f32 and f64 tensors that nobody
 /// else holds are overwritten in place. `inverse` has shape `[1]`, is rounded to f32, and lives on the tensors' device.
-/// Does not wait for the device, except for f64 tensors of CubeCL devices: their kernels have no f64, and the host
-/// does the work.
+/// Does not wait for the device, except where there are f64 tensors on a CubeCL device: its kernels have no f64, and the
+/// list is moved to Flex, done there and moved back.
 ///
 /// # Errors
 ///
-/// [`UnsupportedDType`] if the device cannot read a tensor's dtype.
+/// [`UnsupportedDType`] if the device cannot read a tensor's dtype; for f64 on CubeCL devices, also if feature `flex` is
+/// off.
 ///
 /// # Panics
 ///
@@ -57,35 +58,29 @@ fn multiply(
     inverse: Tensor<1>,
     keep_dtype: bool,
 ) -> Result<(TensorList, Status), UnsupportedDType> {
-    check(&list)?;
-    let edge = list.edge;
     let count = inverse.dims()[0];
     assert_eq!(count, 1, "`inverse` is one value, not {count}");
     let inverse = inverse.inner().cast(FloatDType::F32);
-    if let Some(first) = list.tensors.first() {
-        let device = inverse.device();
-        assert_one_device(&Device::new(first.tensor.device()), &device);
-    }
-    let split = Split::new(list);
-    let mut products = Vec::new();
-    let mut words = None;
-    if !split.fused.is_empty() {
-        let elements = elements(&split.fused);
-        let factor = inverse.clone().into_dispatch();
-        let unscaled = Dispatch::amp_unscale(tensors(split.fused), factor, keep_dtype, edge);
-        products = unscaled.tensors.tensors;
-        words = Some(Fused::new(unscaled.status, elements));
-    }
-    let (on_host, host) = host::unscale(split.host, &inverse, edge);
-    let (composed, rest) = fallback::unscale_all(split.composed, inverse, keep_dtype, edge);
-    let products = merge(&split.order, products, composed, on_host);
-    let status = Status {
-        fused: words,
-        composed: rest,
-        host,
-        order: split.order,
+    let (device, run) = match check(&list)? {
+        Some(checked) => checked,
+        None => return Ok((list, Status::default())),
     };
-    Ok((products, status))
+    assert_one_device(&device, &inverse.device());
+    match run {
+        Run::Kernels => {
+            let (edge, elements) = (list.edge, list.elements());
+            let (tensors, inverse) = (list.into_vec(), inverse.into_dispatch());
+            let unscaled = Dispatch::amp_unscale(tensors, inverse, keep_dtype, edge);
+            let products = TensorList::of(unscaled.tensors.tensors);
+            Ok((products, Status::of_words(unscaled.status, elements)))
+        }
+        Run::Composed => Ok(fallback::multiply(list, inverse, keep_dtype)),
+        Run::OnFlex(flex) => {
+            let (list, inverse) = (list.to_device(&flex), inverse.to_device(&flex));
+            let (products, status) = multiply(list, inverse, keep_dtype)?;
+            Ok((products.to_device(&device), status.to_device(device)))
+        }
+    }
 }
 
 /// Measures every tensor as it is, in one pass that writes none of them.
@@ -94,25 +89,22 @@ fn multiply(
 ///
 /// # Errors
 ///
-/// [`UnsupportedDType`] if the device cannot read a tensor's dtype.
+/// [`UnsupportedDType`], as [`unscale`].
 ///
 /// # Panics
 ///
 /// If not all tensors are on one device.
 pub fn inspect(list: TensorList) -> Result<Status, UnsupportedDType> {
-    check(&list)?;
-    let edge = list.edge;
-    let split = Split::new(list);
-    let words = (!split.fused.is_empty()).then(|| {
-        let elements = elements(&split.fused);
-        Fused::new(Dispatch::amp_inspect(tensors(split.fused), edge), elements)
-    });
-    Ok(Status {
-        fused: words,
-        composed: fallback::inspect_all(split.composed, edge),
-        host: host::inspect(&split.host, edge),
-        order: split.order,
-    })
+    match check(&list)? {
+        None => Ok(Status::default()),
+        Some((_, Run::Kernels)) => {
+            let (edge, elements) = (list.edge, list.elements());
+            let words = Dispatch::amp_inspect(list.into_vec(), edge);
+            Ok(Status::of_words(words, elements))
+        }
+        Some((_, Run::Composed)) => Ok(fallback::inspect(list)),
+        Some((device, Run::OnFlex(flex))) => Ok(inspect(list.to_device(&flex))?.to_device(device)),
+    }
 }
 
 /// Counts the values of all tensors by binary exponent, in one pass that writes none of them.
@@ -122,25 +114,70 @@ pub fn inspect(list: TensorList) -> Result<Status, UnsupportedDType> {
 ///
 /// # Errors
 ///
-/// [`UnsupportedDType`] if the device cannot read a tensor's dtype.
+/// [`UnsupportedDType`], as [`unscale`].
 ///
 /// # Panics
 ///
 /// If not all tensors are on one device.
 pub fn histogram(list: TensorList) -> Result<Histogram, UnsupportedDType> {
-    check(&list)?;
-    let split = Split::new(list);
-    let words = (!split.fused.is_empty())
-        .then(|| Tensor::from_dispatch(Dispatch::amp_histogram(tensors(split.fused))));
-    let mut counted = ExponentHistogram::default();
-    for value in split.host.tensors.iter().flat_map(host::read) {
-        counted.add_value(value);
+    match check(&list)? {
+        None => Ok(Histogram::default()),
+        Some((_, Run::Kernels)) => Ok(Histogram::of_words(Dispatch::amp_histogram(
+            list.into_vec(),
+        ))),
+        Some((_, Run::Composed)) => Ok(fallback::histogram(list)),
+        Some((_, Run::OnFlex(flex))) => histogram(list.to_device(&flex)),
     }
-    Ok(Histogram {
-        words,
-        composed: fallback::histogram_all(split.composed),
-        counted,
-    })
+}
+
+/// How a whole list is worked on.
+enum Run {
+    Kernels,
+    Composed,
+    /// By kernels, after it was moved to this device.
+    #[cfg_attr(not(feature = "flex"), allow(dead_code))]
+    OnFlex(Device),
+}
+
+/// The device of a list and how it is worked on; none for an empty list.
+///
+/// A kernel over a dtype that the device lacks would end in a panic of its compiler, and one over memory of another
+/// device in worse.
+fn check(list: &TensorList) -> Result<Option<(Device, Run)>, UnsupportedDType> {
+    let Some(first) = list.tensors.first() else {
+        return Ok(None);
+    };
+    let home = first.device();
+    let device = Device::new(home.clone());
+    for tensor in &list.tensors {
+        let (other, dtype) = (tensor.device(), tensor.dtype());
+        if other != home {
+            assert_one_device(&device, &Device::new(other));
+        }
+        let is_stored = || Dispatch::dtype_usage(&home, dtype).contains(DTypeUsage::Storage);
+        if !dtype.is_float() || !is_stored() {
+            return Err(UnsupportedDType::new(&device, dtype));
+        }
+    }
+    let run = if list.tensors.iter().all(has_kernels) {
+        Run::Kernels
+    } else if is_cube(first) {
+        // Burn 0.22.1 gets f64 wrong in reductions and fused operations there.
+        on_flex(&device)?
+    } else {
+        Run::Composed
+    };
+    Ok(Some((device, run)))
+}
+
+#[cfg(feature = "flex")]
+fn on_flex(_: &Device) -> Result<Run, UnsupportedDType> {
+    Ok(Run::OnFlex(Device::flex()))
+}
+
+#[cfg(not(feature = "flex"))]
+fn on_flex(device: &Device) -> Result<Run, UnsupportedDType> {
+    Err(UnsupportedDType::new(device, burn::tensor::DType::F64))
 }
 
 fn assert_one_device(first: &Device, other: &Device) {
@@ -148,125 +185,4 @@ fn assert_one_device(first: &Device, other: &Device) {
         first == other,
         "the tensors of a list are on one device, not on {first:?} and {other:?}"
     );
-}
-
-/// A kernel over a dtype that the device lacks would end in a panic of its compiler, and one over memory of another
-/// device in worse.
-fn check(list: &TensorList) -> Result<(), UnsupportedDType> {
-    let mut devices = list.tensors.iter().map(|entry| entry.tensor.device());
-    if let Some(first) = devices.next()
-        && let Some(other) = devices.find(|device| *device != first)
-    {
-        assert_one_device(&Device::new(first), &Device::new(other));
-    }
-    if let Some(entry) = list.tensors.iter().find(|entry| !entry.dtype.is_float()) {
-        let device = Device::new(entry.tensor.device());
-        return Err(UnsupportedDType::new(&device, entry.dtype));
-    }
-    for dtype in [DType::F16, DType::BF16, DType::F64] {
-        let of_dtype = |entry: &&Entry| entry.dtype == dtype && entry.elements > 0;
-        let Some(entry) = list.tensors.iter().find(of_dtype) else {
-            continue;
-        };
-        let device = entry.tensor.device();
-        if !Dispatch::dtype_usage(&device, dtype).contains(DTypeUsage::Storage) {
-            return Err(UnsupportedDType::new(&Device::new(device), dtype));
-        }
-    }
-    Ok(())
-}
-
-/// How a tensor is measured.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Way {
-    /// By a kernel.
-    Fused,
-    /// By Burn's operations.
-    Composed,
-    /// On the host.
-    #[cfg_attr(not(feature = "cubecl"), allow(dead_code))]
-    Host,
-}
-
-/// The tensors by the way in which they are measured, and in which order they came.
-struct Split {
-    fused: TensorList,
-    composed: TensorList,
-    host: TensorList,
-    order: Vec<Way>,
-}
-
-impl Split {
-    fn new(list: TensorList) -> Self {
-        let mut split = Self {
-            fused: TensorList::new(),
-            composed: TensorList::new(),
-            host: TensorList::new(),
-            order: list.tensors.iter().map(way).collect(),
-        };
-        for (entry, way) in list.tensors.into_iter().zip(&split.order) {
-            let part = match way {
-                Way::Fused => &mut split.fused,
-                Way::Composed => &mut split.composed,
-                Way::Host => &mut split.host,
-            };
-            part.tensors.push(entry);
-        }
-        split
-    }
-}
-
-/// Backends beside those of the extension would panic in it, and tensors without values need no kernel.
-fn way(entry: &Entry) -> Way {
-    if entry.elements == 0 {
-        return Way::Composed;
-    }
-    #[allow(unreachable_patterns)]
-    // which backends there are beside these depends on Burn's features
-    match &entry.tensor.kind {
-        #[cfg(feature = "flex")]
-        DispatchTensorKind::Flex(_) => Way::Fused,
-        // Most of its runtimes have no f64, and Burn 0.22.1 gets it wrong in reductions and fused operations.
-        #[cfg(feature = "cubecl")]
-        DispatchTensorKind::Cube(_) if entry.dtype == DType::F64 => Way::Host,
-        #[cfg(feature = "cubecl")]
-        DispatchTensorKind::Cube(_) => Way::Fused,
-        _ => Way::Composed,
-    }
-}
-
-fn tensors(list: TensorList) -> TensorVec<Dispatch> {
-    TensorVec {
-        tensors: list.tensors.into_iter().map(|e| e.tensor).collect(),
-    }
-}
-
-fn elements(list: &TensorList) -> Vec<u64> {
-    let elements = list.tensors.iter().map(|entry| entry.elements as u64);
-    elements.collect()
-}
-
-/// The whole list again, in its order.
-fn merge(
-    order: &[Way],
-    fused: Vec<DispatchTensor>,
-    composed: TensorList,
-    host: TensorList,
-) -> TensorList {
-    let mut fused = fused.into_iter().map(|tensor| Entry {
-        dtype: tensor.dtype(),
-        elements: tensor.shape().num_elements(),
-        tensor,
-    });
-    let mut composed = composed.tensors.into_iter();
-    let mut host = host.tensors.into_iter();
-    let next = |way: &Way| match way {
-        Way::Fused => fused.next(),
-        Way::Composed => composed.next(),
-        Way::Host => host.next(),
-    };
-    TensorList {
-        tensors: order.iter().filter_map(next).collect(),
-        ..TensorList::new()
-    }
 }

@@ -7,7 +7,7 @@ use burn::{
 };
 use burn_amp_kernels::TensorStatus;
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use crate::{
     dtype::widened, entries::Entry, error::AmpError, gradient_status::norm,
@@ -182,7 +182,10 @@ impl UnscaledGradients {
         let norms = Norms::of(&self, &statuses)?;
         let mut plan = Plan::new(rules, factor, self.entries(), &statuses, &norms);
         let clipped = plan.limits.len();
-        if clipped > 0 {
+        for (factor, positions) in plan.take_shared(self.entries()) {
+            self.scale(&positions, factor)?;
+        }
+        if !plan.limits.is_empty() {
             self = self.map(&mut plan);
         }
         let status = self.status_mut();
@@ -303,5 +306,32 @@ impl Plan {
             }
         }
         plan
+    }
+
+    /// Takes out the factors that several gradients share, with the positions of these: one pass does each.
+    fn take_shared(&mut self, entries: &[Entry]) -> Vec<(f64, Vec<usize>)> {
+        let mut shared: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
+        for (position, entry) in entries.iter().enumerate() {
+            if let Some(limit) = self
+                .limits
+                .get(&entry.id)
+                .filter(|limit| limit.factor < 1.0)
+            {
+                let positions = shared.entry(limit.factor.to_bits()).or_default();
+                positions.push(position);
+            }
+        }
+        shared.retain(|_, positions| positions.len() > 1);
+        for position in shared.values().flatten() {
+            if let Some(limit) = self.limits.get_mut(&entries[*position].id) {
+                limit.factor = 1.0;
+            }
+        }
+        self.limits
+            .retain(|_, limit| limit.factor < 1.0 || limit.clamp.is_some());
+        let factors = shared.into_iter();
+        factors
+            .map(|(bits, positions)| (f64::from_bits(bits), positions))
+            .collect()
     }
 }

@@ -38,7 +38,7 @@ pub(crate) fn handles(
     for (position, entry) in entries.iter().enumerate() {
         with_rank!(entry.rank, D => {
             if let Some(grad) = grads.get::<D>(entry.id) {
-                pass.push(grad);
+                pass.push(grad, true);
                 positions.push(position);
             }
         }, _rank => ());
@@ -46,7 +46,7 @@ pub(crate) fn handles(
     (pass, positions)
 }
 
-/// Gradients on their way through the kernels: one list for each device.
+/// Gradients on their way through the kernels: one list for each device, and one more for those that keep their dtype.
 #[derive(Default)]
 pub(crate) struct Pass {
     groups: Vec<Group>,
@@ -57,6 +57,7 @@ pub(crate) struct Pass {
 
 struct Group {
     device: Device,
+    keep_dtype: bool,
     list: TensorList,
     /// Where each tensor stands among all gradients.
     positions: Vec<usize>,
@@ -70,10 +71,12 @@ impl Pass {
         }
     }
 
-    pub(crate) fn push<const D: usize>(&mut self, grad: Tensor<D>) {
+    /// Unscaled, a gradient is in f32 (f64 for f64), or in its own dtype, and then measured as rounded.
+    pub(crate) fn push<const D: usize>(&mut self, grad: Tensor<D>, keep_dtype: bool) {
         let grad = grad.inner();
         let device = grad.device();
-        let group = self.groups.iter().position(|g| g.device == device);
+        let is_ours = |g: &Group| g.device == device && g.keep_dtype == keep_dtype;
+        let group = self.groups.iter().position(is_ours);
         let group = group.unwrap_or_else(|| {
             let mut list = TensorList::new();
             if let Some(edge) = self.edge {
@@ -81,6 +84,7 @@ impl Pass {
             }
             self.groups.push(Group {
                 device,
+                keep_dtype,
                 list,
                 positions: Vec::new(),
             });
@@ -91,57 +95,117 @@ impl Pass {
         self.len += 1;
     }
 
-    /// Multiplies all gradients by `inverse`; results and statuses are in the order in which the gradients came.
-    ///
-    /// Waits for each device, for one transfer.
-    pub(crate) fn unscale(
-        self,
-        inverse: f32,
-    ) -> Result<(Products, Vec<TensorStatus>), UnsupportedDType> {
-        let mut groups = Vec::new();
-        let mut pending = Vec::new();
+    /// Multiplies all gradients by `inverse`; results and statuses are in the order in which the gradients came. Does not wait.
+    pub(crate) fn unscale(self, inverse: f32) -> Result<(Products, Pending), UnsupportedDType> {
+        let mut products = Products { groups: Vec::new() };
+        let mut pending = Pending::of(self.len);
         for group in self.groups {
             let factor = Tensor::from_data([inverse], (&group.device, DType::F32));
-            let (list, status) = burn_amp_kernels::unscale(group.list, factor)?;
-            pending.push((status, group.positions.clone()));
-            groups.push((list, group.positions));
+            let (list, status) = match group.keep_dtype {
+                true => burn_amp_kernels::unscale_in_dtype(group.list, factor)?,
+                false => burn_amp_kernels::unscale(group.list, factor)?,
+            };
+            products.groups.push((list, group.positions.clone()));
+            pending.groups.push((group.device, status, group.positions));
         }
-        // All devices have their work before the first of them is waited for.
-        Ok((Products { groups }, read(pending, self.len)))
+        Ok((products, pending))
     }
 
-    /// Measures all gradients; statuses are in the order in which the gradients came.
-    ///
-    /// Waits for each device, for one transfer.
+    /// Measures all gradients; statuses are in the order in which the gradients came. Waits for each device, for one transfer.
     pub(crate) fn inspect(self) -> Result<Vec<TensorStatus>, UnsupportedDType> {
-        let mut pending = Vec::new();
+        let mut pending = Pending::of(self.len);
         for group in self.groups {
-            pending.push((burn_amp_kernels::inspect(group.list)?, group.positions));
+            let status = burn_amp_kernels::inspect(group.list)?;
+            pending.groups.push((group.device, status, group.positions));
         }
-        Ok(read(pending, self.len))
+        Ok(pending.read())
     }
 
     /// Counts the values of all gradients by exponent. Waits for each device, for one transfer.
     pub(crate) fn histogram(self) -> Result<ExponentHistogram, UnsupportedDType> {
         let mut pending = Vec::new();
         for group in self.groups {
-            pending.push(burn_amp_kernels::histogram(group.list)?);
+            pending.push((group.device, burn_amp_kernels::histogram(group.list)?));
         }
-        let counts = pending.into_iter().map(|counts| counts.read());
+        start(pending.iter().map(|(device, _)| device));
+        let counts = pending.into_iter().map(|(_, counts)| counts.read());
         Ok(counts.fold(ExponentHistogram::default(), |sum, counts| sum + counts))
     }
 }
 
-fn read(pending: Vec<(Status, Vec<usize>)>, len: usize) -> Vec<TensorStatus> {
-    let mut statuses = vec![TensorStatus::default(); len];
-    for (status, positions) in pending {
-        #[cfg(test)]
-        READS.set(READS.get() + 1);
-        for (position, status) in positions.into_iter().zip(status.read()) {
-            statuses[position] = status;
+/// Has all devices start before the first of them is waited for: with fusion, work is queued until it is read or flushed.
+fn start<'a>(devices: impl ExactSizeIterator<Item = &'a Device>) {
+    if devices.len() < 2 {
+        return;
+    }
+    for device in devices {
+        if let Err(error) = device.flush() {
+            // Reading tells the same.
+            log::debug!("{device:?} could not start: {error}");
         }
     }
-    statuses
+}
+
+/// Statuses that were not read yet.
+pub(crate) struct Pending {
+    groups: Vec<(Device, Status, Vec<usize>)>,
+    len: usize,
+}
+
+impl Pending {
+    fn of(len: usize) -> Self {
+        let groups = Vec::new();
+        Self { groups, len }
+    }
+
+    /// Waits for each device, for one transfer.
+    pub(crate) fn read(self) -> Vec<TensorStatus> {
+        start(self.groups.iter().map(|(device, ..)| device));
+        let mut statuses = vec![TensorStatus::default(); self.len];
+        for (_, status, positions) in self.groups {
+            #[cfg(test)]
+            READS.set(READS.get() + 1);
+            for (position, status) in positions.into_iter().zip(status.read()) {
+                statuses[position] = status;
+            }
+        }
+        statuses
+    }
+}
+
+/// Multiplies gradients by a number in one pass a device, and keeps their dtypes. Does not wait.
+///
+/// The pass reads and writes what a multiplication of each does, in a few launches. It is taken where a norm that was measured
+/// asks for it: measuring first and unscaling by both factors would read all gradients twice where the norm asks for nothing.
+pub(crate) fn scale<'a>(
+    grads: &mut GradientsParams,
+    entries: impl Iterator<Item = &'a Entry> + Clone,
+    factor: f64,
+) -> Result<(), UnsupportedDType> {
+    let (mut pass, mut taken) = (Pass::default(), Vec::new());
+    for entry in entries {
+        with_rank!(entry.rank, D => {
+            if let Some(grad) = grads.remove::<D>(entry.id) {
+                match grad.dtype() {
+                    // The pass rounds the factor to f32.
+                    DType::F64 => grads.register(entry.id, grad.inner().mul_scalar(factor)),
+                    _ => {
+                        pass.push(grad, true);
+                        taken.push(entry);
+                    }
+                }
+            }
+        }, rank => unreachable!("a gradient of rank {rank}"));
+    }
+    let (mut products, _) = pass.unscale(factor as f32)?;
+    for (position, entry) in taken.into_iter().enumerate().rev() {
+        with_rank!(entry.rank, D => {
+            if let Some(grad) = products.pop::<D>(position) {
+                grads.register(entry.id, grad);
+            }
+        }, rank => unreachable!("a gradient of rank {rank}"));
+    }
+    Ok(())
 }
 
 /// The unscaled gradients.

@@ -11,7 +11,7 @@ use std::{collections::HashMap, sync::Arc};
 use crate::{
     dtype::{widened, working_dtype},
     entries::Entry,
-    gradient_pass::measure,
+    gradient_pass::{measure, scale},
     gradient_status::{GradientStatus, summarize},
     live_scale::Blame,
     loss_scale::{Measures, Observation, StepOutcome},
@@ -193,6 +193,17 @@ impl UnscaledGradients {
         };
         self.measures = Some(measures.clone());
         Ok(measures)
+    }
+
+    /// Multiplies some of the gradients by a number, in one pass.
+    pub(crate) fn scale(
+        &mut self,
+        positions: &[usize],
+        factor: f64,
+    ) -> Result<(), UnsupportedDType> {
+        self.measures = None;
+        let entries = positions.iter().map(|position| &self.entries[*position]);
+        scale(&mut self.params, entries, factor)
     }
 
     /// The status, for what clipping has done.

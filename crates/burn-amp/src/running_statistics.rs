@@ -110,7 +110,7 @@ impl Statistics {
         for (index, found) in self.found.iter().enumerate() {
             with_rank!(found.rank, D => {
                 if let Some(value) = self.values.get::<D>(found.id, &found.device) {
-                    pass.push(value);
+                    pass.push(value, true);
                     indices.push(index);
                 }
             }, _rank => ());

@@ -19,8 +19,9 @@ use crate::{
 
 /// Multiplies gradients by `inverse`, rounded to f32 for those that are not f64, and measures the result.
 ///
-/// Counts values from `edge` on, where there is one. Products are in f32 (f64 for f64 parameters), and so are the results, unless `in_own_dtype` asks for the parameter's. Waits for
-/// each device once, for one small transfer.
+/// Counts values from `edge` on, where there is one. Results are in f32 (f64 for f64 parameters), unless `in_own_dtype` asks for the
+/// parameter's: then a gradient in that dtype is multiplied in place and measured as rounded. Waits for each device once, for one
+/// small transfer.
 pub(crate) fn unscale(
     mut grads: GradientsParams,
     mut entries: Vec<Entry>,
@@ -46,13 +47,16 @@ pub(crate) fn unscale(
                 if working == FloatDType::F64 && rest != 1.0 {
                     grad = grad.mul_scalar(rest);
                 }
-                pass.push(grad);
+                let wanted = optimizer_dtype(entry.parameter, in_own_dtype);
+                let keep_dtype = in_own_dtype && grad.dtype() == wanted.into();
+                pass.push(grad, keep_dtype);
             }
         }, rank => unreachable!("a gradient of rank {rank}"));
     }
     log_unknown(grads.len());
 
-    let (mut products, mut statuses) = pass.unscale(rounded_inverse)?;
+    let (mut products, statuses) = pass.unscale(rounded_inverse)?;
+    let mut statuses = statuses.read();
     let mut target = GradientsParams::new();
     let (mut rounded, mut positions) = (Pass::counting_from(edge), Vec::new());
     for (position, entry) in entries.iter_mut().enumerate().rev() {
@@ -61,7 +65,7 @@ pub(crate) fn unscale(
             if let Some(mut grad) = products.pop::<D>(position) {
                 if grad.dtype() != DType::from(wanted) {
                     grad = grad.cast(wanted);
-                    rounded.push(grad.clone());
+                    rounded.push(grad.clone(), true);
                     positions.push(position);
                 }
                 entry.gradient = grad.dtype();

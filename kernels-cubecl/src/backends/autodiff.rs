@@ -10,8 +10,8 @@ use burn_autodiff::{
 };
 
 use crate::{
-    cast::{Crossing, Watch},
     ops::{AmpOps, CastOps, TensorVec},
+    watch::{Crossing, Watch},
 };
 
 impl<B: Backend + AmpOps + CastOps, C: CheckpointStrategy> CastOps for Autodiff<B, C> {

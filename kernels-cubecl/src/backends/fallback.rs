@@ -5,21 +5,15 @@
 
 use burn::{
     backend::{Dispatch, DispatchTensor, TensorMetadata, ops::FloatTensorOps},
-    tensor::{DType, FloatDType, Int, Shape, Tensor},
+    tensor::{Bool, DType, FloatDType, Int, Shape, Tensor},
 };
+use std::ops::Range;
 
 use crate::{
-    histogram::{ExponentHistogram, Histogram},
-    list::{Entry, TensorList},
-    run::Way,
-    status::{Status, TensorStatus},
+    histogram::{BINS, ExponentHistogram, Histogram},
+    list::TensorList,
+    status::{COUNT_BASE, FIELDS, PART, Status, parts_of},
 };
-
-/// Counts travel as two floats, `high * COUNT_BASE + low`: each stays exact in f32, up to 2^40 values.
-const COUNT_BASE: u64 = 1 << 20;
-
-/// Floats for each tensor: four counts of two, largest magnitude, sum of squares relative to it.
-const FIELDS: usize = 10;
 
 /// Multiplies every tensor by `inverse` and measures the products, in several passes.
 ///
@@ -30,9 +24,44 @@ const FIELDS: usize = 10;
 ///
 /// In Burn, if the device has not the dtype of a tensor.
 pub fn unscale(list: TensorList, inverse: Tensor<1>) -> (TensorList, Status) {
-    let edge = list.edge;
-    let (products, composed) = unscale_all(list, inverse, false, edge);
-    (products, composed.into_status())
+    multiply(list, inverse, false)
+}
+
+/// As [`unscale`], but products keep the dtypes of their factors, and are measured after they were rounded to them.
+///
+/// # Panics
+///
+/// In Burn, if the device has not the dtype of a tensor.
+pub fn unscale_in_dtype(list: TensorList, inverse: Tensor<1>) -> (TensorList, Status) {
+    multiply(list, inverse, true)
+}
+
+pub(crate) fn multiply(
+    list: TensorList,
+    inverse: Tensor<1>,
+    keep_dtype: bool,
+) -> (TensorList, Status) {
+    let inverse = inverse.inner();
+    let (edge, elements) = (list.edge, list.elements());
+    let (mut rows, mut products) = (Vec::new(), Vec::new());
+    for tensor in list.tensors {
+        let (dtype, working) = (tensor.dtype(), working(tensor.dtype()));
+        let wide = Dispatch::float_cast(tensor, working);
+        // Of the tensor's rank, so that the product need not be reshaped: NdArray's `reshape` ends at rank 6.
+        let factor = inverse.clone().cast(working).into_dispatch();
+        let factor = Dispatch::float_expand(factor, Shape::from(vec![1; wide.rank()]));
+        let mut product = match wide.shape().num_elements() {
+            // Burn 0.22.1 cannot multiply every view without values.
+            0 => wide.clone(),
+            _ => Dispatch::float_mul(wide.clone(), factor),
+        };
+        if keep_dtype && dtype != working.into() {
+            product = Dispatch::float_cast(product, dtype.into());
+        }
+        measure(wide, product.clone(), edge, &mut rows);
+        products.push(product);
+    }
+    (TensorList::of(products), status(rows, elements))
 }
 
 /// Measures every tensor as it is, in several passes that write none of them. Does not wait for the device.
@@ -41,8 +70,12 @@ pub fn unscale(list: TensorList, inverse: Tensor<1>) -> (TensorList, Status) {
 ///
 /// In Burn, if the device has not the dtype of a tensor.
 pub fn inspect(list: TensorList) -> Status {
-    let edge = list.edge;
-    inspect_all(list, edge).into_status()
+    let (edge, elements) = (list.edge, list.elements());
+    let mut rows = Vec::new();
+    for tensor in list.tensors {
+        measure(tensor.clone(), tensor, edge, &mut rows);
+    }
+    status(rows, elements)
 }
 
 /// Counts the values of all tensors by binary exponent. Reads every tensor once for each exponent. Does not wait for
@@ -52,84 +85,13 @@ pub fn inspect(list: TensorList) -> Status {
 ///
 /// In Burn, if the device has not the dtype of a tensor.
 pub fn histogram(list: TensorList) -> Histogram {
-    Histogram {
-        words: None,
-        composed: histogram_all(list),
-        counted: ExponentHistogram::default(),
-    }
-}
-
-pub(crate) fn unscale_all(
-    list: TensorList,
-    inverse: Tensor<1>,
-    keep_dtype: bool,
-    edge: f32,
-) -> (TensorList, Composed) {
-    let inverse = inverse.inner();
-    let mut measures = Measures::default();
-    let mut products = TensorList::new();
-    for entry in list.tensors {
-        let (dtype, elements) = (working(entry.dtype), entry.elements);
-        let wide = Dispatch::float_cast(entry.tensor, dtype);
-        let tensor = match elements {
-            0 => {
-                measures.elements.push(0);
-                match keep_dtype {
-                    true => Dispatch::float_cast(wide, entry.dtype.into()),
-                    false => wide,
-                }
-            }
-            _ => {
-                // Of the tensor's rank, so that the product need not be reshaped: NdArray's `reshape` ends at rank 6.
-                let factor = inverse.clone().cast(dtype).into_dispatch();
-                let factor = Dispatch::float_expand(factor, Shape::from(vec![1; wide.rank()]));
-                let mut product = Dispatch::float_mul(wide.clone(), factor);
-                if keep_dtype {
-                    product = Dispatch::float_cast(product, entry.dtype.into());
-                }
-                let after = flatten(product.clone(), elements).cast(dtype);
-                measures.add(flatten(wide, elements), after, edge);
-                product
-            }
-        };
-        products.tensors.push(Entry {
-            dtype: tensor.dtype(),
-            elements,
-            tensor,
-        });
-    }
-    (products, measures.finish())
-}
-
-pub(crate) fn inspect_all(list: TensorList, edge: f32) -> Composed {
-    let mut measures = Measures::default();
-    for entry in list.tensors {
-        if entry.elements == 0 {
-            measures.elements.push(0);
-            continue;
-        }
-        let flat = flatten(entry.tensor, entry.elements).cast(working(entry.dtype));
-        measures.add(flat.clone(), flat, edge);
-    }
-    measures.finish()
-}
-
-/// [`BINS`](crate::histogram::BINS) counts for each tensor that has values.
-pub(crate) fn histogram_all(list: TensorList) -> Option<Tensor<1, Int>> {
     let mut counts: Vec<Tensor<1, Int>> = Vec::new();
-    for entry in list.tensors {
-        if entry.elements == 0 {
-            continue;
-        }
-        let flat = flatten(entry.tensor, entry.elements).cast(working(entry.dtype));
-        let finite = flat.clone().is_finite();
-        let zeros = flat.clone().equal_scalar(0.0).int().sum();
-        let non_finite = finite.clone().bool_not().int().sum();
-        let magnitudes = flat.mask_fill(finite.bool_not(), 0.0).abs();
-        let from = |exponent: i32| {
-            let edge = 2f64.powi(exponent);
-            magnitudes.clone().greater_equal_scalar(edge).int().sum()
-        };
+    for values in list.tensors.into_iter().flat_map(parts) {
+        let [elements] = values.dims();
+        let (magnitudes, bad) = finite(&values);
+        let zeros = count(values.equal_elem(0.0));
+        let from =
+            |exponent: i32| count(magnitudes.clone().greater_equal_elem(2f64.powi(exponent)));
         // Those of at least 2^e, and of at least 2^(e + 1), differ by those of exponent e.
         let mut above = from(ExponentHistogram::MAX_EXPONENT + 1);
         let mut bins = vec![above.clone()];
@@ -138,17 +100,90 @@ pub(crate) fn histogram_all(list: TensorList) -> Option<Tensor<1, Int>> {
             bins.push(at_least.clone() - above);
             above = at_least;
         }
-        let nonzero = zeros.clone().neg() - non_finite.clone() + entry.elements as i32;
-        bins.push(nonzero - above);
-        bins.extend([non_finite, zeros]);
+        // A part has no more values than an i32 can count.
+        let below = zeros.clone().neg() - bad.clone() + elements as i32 - above;
+        bins.extend([below, bad, zeros]);
         bins.reverse();
+        debug_assert_eq!(bins.len(), BINS);
         counts.extend(bins);
     }
-    (!counts.is_empty()).then(|| Tensor::cat(counts, 0))
+    match counts.is_empty() {
+        true => Histogram::default(),
+        false => Histogram::of_rows(Tensor::cat(counts, 0)),
+    }
 }
 
-pub(super) fn flatten(tensor: DispatchTensor, elements: usize) -> Tensor<1> {
-    Tensor::from_dispatch(Dispatch::float_reshape(tensor, [elements].into()))
+/// Adds a row of [`FIELDS`] for each part of a tensor.
+fn measure(before: DispatchTensor, after: DispatchTensor, edge: f32, rows: &mut Vec<Tensor<1>>) {
+    for (before, after) in parts(before).into_iter().zip(parts(after)) {
+        if after.dims() == [0] {
+            rows.push(Tensor::zeros([FIELDS], (&after.device(), after.dtype())));
+            continue;
+        }
+        let (_, bad_before) = finite(&before);
+        let (magnitudes, bad) = finite(&after);
+        let above = match edge.is_finite() {
+            true => {
+                // Zero stands for what is not finite, and is at or above an edge of zero.
+                let reaches = magnitudes.clone().greater_equal_elem(edge);
+                count(reaches.bool_and(after.clone().is_finite())) + bad.clone()
+            }
+            false => bad.clone(),
+        };
+        let zeros = count(after.clone().equal_elem(0.0));
+        let max_abs = magnitudes.clone().max();
+        let divisor = max_abs.clone();
+        let divisor = divisor.clone().mask_fill(divisor.equal_elem(0.0), 1.0);
+        let squares = sum((magnitudes / divisor).square());
+        let dtype: FloatDType = after.dtype().into();
+        for count in [above, bad_before, bad, zeros] {
+            let base = COUNT_BASE as i32;
+            rows.push(count.clone().div_scalar(base).cast(dtype));
+            rows.push(count.remainder_scalar(base).cast(dtype));
+        }
+        rows.extend([max_abs, squares]);
+    }
+}
+
+fn status(mut rows: Vec<Tensor<1>>, elements: Vec<u64>) -> Status {
+    if rows.is_empty() {
+        return Status::default();
+    }
+    // One f64 tensor among f32 ones must not lose its range on the way.
+    if rows.iter().any(|row| row.dtype() == DType::F64) {
+        let wide = rows.into_iter().map(|row| row.cast(FloatDType::F64));
+        rows = wide.collect();
+    }
+    Status::of_fields(Tensor::cat(rows, 0), elements)
+}
+
+/// The values of a tensor in the dtype that it is measured in, in parts whose counts an i32 can hold.
+fn parts(tensor: DispatchTensor) -> Vec<Tensor<1>> {
+    let elements = tensor.shape().num_elements();
+    let flat = Tensor::<1>::from_dispatch(Dispatch::float_reshape(tensor, [elements].into()));
+    let flat = flat.clone().cast(working(flat.dtype()));
+    match parts_of(elements as u64) {
+        1 => vec![flat],
+        count => (0..count)
+            .map(|part| flat.clone().slice(range(part, elements)))
+            .collect(),
+    }
+}
+
+fn range(part: usize, elements: usize) -> Range<usize> {
+    let part_length = PART as usize;
+    part * part_length..elements.min((part + 1) * part_length)
+}
+
+/// The magnitudes, with zero for what is not finite, and how many values are not.
+fn finite(values: &Tensor<1>) -> (Tensor<1>, Tensor<1, Int>) {
+    let bad = values.clone().is_finite().bool_not();
+    let magnitudes = values.clone().mask_fill(bad.clone(), 0.0).abs();
+    (magnitudes, count(bad))
+}
+
+fn count(which: Tensor<1, Bool>) -> Tensor<1, Int> {
+    which.int().sum()
 }
 
 fn working(dtype: DType) -> FloatDType {
@@ -156,87 +191,6 @@ fn working(dtype: DType) -> FloatDType {
         DType::F64 => FloatDType::F64,
         _ => FloatDType::F32,
     }
-}
-
-#[derive(Default)]
-struct Measures {
-    fields: Vec<Tensor<1>>,
-    elements: Vec<u64>,
-}
-
-impl Measures {
-    fn add(&mut self, before: Tensor<1>, after: Tensor<1>, edge: f32) {
-        let [elements] = after.dims();
-        self.elements.push(elements as u64);
-        let dtype: FloatDType = after.dtype().into();
-        let finite = after.clone().is_finite();
-        let before = before.is_finite().bool_not().int().sum();
-        let non_finite = finite.clone().bool_not().int().sum();
-        let zeros = after.clone().equal_scalar(0.0).int().sum();
-        let above = match edge.is_finite() {
-            true => {
-                let finite = finite.clone();
-                let reaches = after.clone().abs().greater_equal_scalar(edge);
-                reaches.bool_and(finite).int().sum() + non_finite.clone()
-            }
-            false => non_finite.clone(),
-        };
-        let magnitudes = after.mask_fill(finite.bool_not(), 0.0).abs();
-        let max_abs = magnitudes.clone().max();
-        let divisor = max_abs
-            .clone()
-            .mask_fill(max_abs.clone().equal_scalar(0.0), 1.0);
-        let squares = sum((magnitudes / divisor).square());
-        for count in [above, before, non_finite, zeros] {
-            self.fields.extend(split(count, dtype));
-        }
-        self.fields.extend([max_abs, squares]);
-    }
-
-    fn finish(self) -> Composed {
-        let mut fields = self.fields;
-        // One f64 tensor among f32 ones must not lose its range on the way.
-        if fields.iter().any(|field| field.dtype() == DType::F64) {
-            fields = fields
-                .into_iter()
-                .map(|field| field.cast(FloatDType::F64))
-                .collect();
-        }
-        let fields = (!fields.is_empty()).then(|| Tensor::cat(fields, 0));
-        Composed {
-            fields,
-            elements: self.elements,
-        }
-    }
-}
-
-/// [`FIELDS`] floats for each tensor that has values, and the tensors' numbers of values.
-#[derive(Clone, Debug)]
-pub(crate) struct Composed {
-    fields: Option<Tensor<1>>,
-    elements: Vec<u64>,
-}
-
-impl Composed {
-    fn into_status(self) -> Status {
-        Status {
-            fused: None,
-            host: Vec::new(),
-            order: vec![Way::Composed; self.elements.len()],
-            composed: self,
-        }
-    }
-
-    pub(crate) fn read(self) -> Vec<TensorStatus> {
-        decode(self.fields, self.elements)
-    }
-}
-
-fn split(count: Tensor<1, Int>, dtype: FloatDType) -> [Tensor<1>; 2] {
-    let base = COUNT_BASE as i32;
-    let high = count.clone().div_scalar(base).cast(dtype);
-    let low = count.remainder_scalar(base).cast(dtype);
-    [high, low]
 }
 
 /// Sums in blocks, so that rounding errors grow with the logarithm of the length and not with the length.
@@ -262,30 +216,20 @@ fn sum(mut values: Tensor<1>) -> Tensor<1> {
     }
 }
 
-fn decode(fields: Option<Tensor<1>>, elements: Vec<u64>) -> Vec<TensorStatus> {
-    let values: Vec<f64> = fields.map_or_else(Vec::new, |fields| {
-        fields.into_data().iter::<f64>().collect()
-    });
-    let measured = elements.iter().filter(|elements| **elements > 0).count();
-    assert_eq!(values.len(), measured * FIELDS, "a row for each tensor");
-    let mut rows = values.chunks_exact(FIELDS);
-    let count = |high: f64, low: f64| high as u64 * COUNT_BASE + low as u64;
-    elements
-        .into_iter()
-        .map(|elements| match elements {
-            0 => TensorStatus::default(),
-            _ => {
-                let row = rows.next().expect("a row for each tensor");
-                TensorStatus {
-                    elements,
-                    above: count(row[0], row[1]),
-                    non_finite_before: count(row[2], row[3]),
-                    non_finite: count(row[4], row[5]),
-                    zeros: count(row[6], row[7]),
-                    max_abs: row[8],
-                    norm: row[8] * row[9].sqrt(),
-                }
-            }
-        })
-        .collect()
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_cover_a_tensor_and_no_count_wraps() {
+        for elements in [0, 1, (1 << 30) - 1, 1 << 30, (1 << 30) + 1, (1 << 32) + 1] {
+            let ranges: Vec<_> = (0..parts_of(elements as u64))
+                .map(|part| range(part, elements))
+                .collect();
+            assert_eq!(ranges[0].start, 0);
+            assert_eq!(ranges.last().map(|last| last.end), Some(elements));
+            assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start));
+            assert!(ranges.iter().all(|range| range.len() <= i32::MAX as usize));
+        }
+    }
 }

@@ -18,7 +18,7 @@ use crate::{
 /// Burn's own operations: Fusion puts them into one kernel with what comes before and after.
 impl<B: FusionBackend + CastOps> CastOps for Fusion<B> {}
 
-impl<B: FusionBackend + AmpOps> AmpOps for Fusion<B> {
+impl<B: FusionBackend + AmpOps + CastOps> AmpOps for Fusion<B> {
     fn amp_unscale(
         tensors: TensorVec<Self>,
         inverse: FloatTensor<Self>,
@@ -53,16 +53,6 @@ impl<B: FusionBackend + AmpOps> AmpOps for Fusion<B> {
         let desc = custom::verdict(words.into_ir(), || client.create_empty_handle());
         only(register::<B>(&client, desc))
     }
-
-    /// Elementwise operations are best left to Fusion: it puts them into one kernel with what comes before and after.
-    fn amp_blend(
-        target: FloatTensor<Self>,
-        source: FloatTensor<Self>,
-        keep: f64,
-        add: f64,
-    ) -> FloatTensor<Self> {
-        crate::blend::composed::<Self>(target, source, keep, add)
-    }
 }
 
 type Registered<B> = FusionTensor<<B as FusionBackend>::FusionRuntime>;
@@ -71,7 +61,7 @@ fn irs<B: FusionBackend>(tensors: TensorVec<Fusion<B>>) -> Vec<TensorIr> {
     tensors.tensors.into_iter().map(|t| t.into_ir()).collect()
 }
 
-fn register<B: FusionBackend + AmpOps>(
+fn register<B: FusionBackend + AmpOps + CastOps>(
     client: &Client<B::FusionRuntime>,
     desc: CustomOpIr,
 ) -> Vec<Registered<B>> {
@@ -92,7 +82,7 @@ struct Custom<B> {
     backend: PhantomData<B>,
 }
 
-impl<B: FusionBackend + AmpOps> Operation<B::FusionRuntime> for Custom<B> {
+impl<B: FusionBackend + AmpOps + CastOps> Operation<B::FusionRuntime> for Custom<B> {
     fn execute(
         &self,
         handles: &mut HandleContainer<<B::FusionRuntime as FusionRuntime>::FusionHandle>,

@@ -4,6 +4,52 @@ mod cubecl;
 pub mod fallback;
 #[cfg(feature = "flex")]
 mod flex;
-#[cfg(feature = "cubecl")]
+#[cfg(any(feature = "cubecl", feature = "router"))]
 mod fusion;
-pub(crate) mod host;
+#[cfg(feature = "router")]
+mod router;
+
+use burn::{
+    backend::{DispatchTensor, DispatchTensorKind, TensorMetadata},
+    tensor::DType,
+};
+
+#[cfg(feature = "router")]
+pub use router::register_amp_ops;
+
+/// Whether there are kernels for a tensor. Backends beside those of the extension would panic in it.
+pub(crate) fn has_kernels(tensor: &DispatchTensor) -> bool {
+    #[allow(unused_variables)]
+    let narrow = tensor.dtype() != DType::F64;
+    #[allow(unreachable_patterns)]
+    // which backends there are beside these depends on Burn's features
+    match plain(&tensor.kind) {
+        #[cfg(feature = "flex")]
+        DispatchTensorKind::Flex(_) => true,
+        // Most of their runtimes have no f64.
+        #[cfg(feature = "cubecl")]
+        DispatchTensorKind::Cube(_) => narrow,
+        #[cfg(feature = "remote")]
+        DispatchTensorKind::Remote(_) => narrow,
+        #[cfg(feature = "capture")]
+        DispatchTensorKind::Capture(_) => narrow,
+        _ => false,
+    }
+}
+
+/// Whether a tensor is on one of CubeCL's devices.
+pub(crate) fn is_cube(tensor: &DispatchTensor) -> bool {
+    #[allow(unreachable_patterns)]
+    match plain(&tensor.kind) {
+        #[cfg(feature = "cubecl")]
+        DispatchTensorKind::Cube(_) => true,
+        _ => false,
+    }
+}
+
+fn plain(kind: &DispatchTensorKind) -> &DispatchTensorKind {
+    match kind {
+        DispatchTensorKind::Autodiff(inner) => inner,
+        kind => kind,
+    }
+}

@@ -1,7 +1,7 @@
 //! A list of tensors that is inspected and unscaled in every way and compared with the reference.
 
 use burn::tensor::{Tensor, TensorData};
-use burn_amp_kernels::{TensorList, TensorStatus};
+use burn_amp_kernels::{Status, TensorList, TensorStatus};
 
 use crate::{
     host::{self, Expected},
@@ -9,15 +9,26 @@ use crate::{
 };
 
 /// A list, and the ranks with which its tensors can be read.
-#[derive(Default)]
 pub struct Case {
     list: TensorList,
     ranks: Vec<usize>,
+    edge: f32,
 }
 
 impl Case {
     pub fn new() -> Self {
-        Self::default()
+        Self {
+            list: TensorList::new(),
+            ranks: Vec::new(),
+            edge: f32::INFINITY,
+        }
+    }
+
+    /// Counts from a magnitude on.
+    pub fn count_from(mut self, edge: f32) -> Self {
+        self.list.count_from(edge);
+        self.edge = edge;
+        self
     }
 
     pub fn add<const D: usize>(&mut self, tensor: Tensor<D>) {
@@ -42,11 +53,17 @@ impl Case {
     pub fn check(mut self, system: &System, inverse: f32) {
         let before = self.data(&self.list);
 
-        let found = system.inspect(self.list.clone()).read();
+        let found = system.inspect(self.list.clone());
+        let found = self.read_with_verdict(found);
         assert_eq!(found.len(), before.len());
         for (index, (status, before)) in found.iter().zip(&before).enumerate() {
             let values = host::widen(before);
-            let expected = host::measure(before.dtype(), &values, &values);
+            let expected = host::measure(
+                (before.dtype(), before.dtype()),
+                &values,
+                &values,
+                self.edge,
+            );
             assert_status(
                 system,
                 status,
@@ -56,20 +73,15 @@ impl Case {
         }
         assert_unchanged(&self.data(&self.list), &before);
 
-        let (shared, status) = system.unscale(self.list.clone(), inverse);
-        let status = status.read();
-        assert_eq!(status.len(), before.len());
-        let products = self.data(&shared);
-        for index in 0..before.len() {
-            let what = format!("unscale by {inverse:e}, tensor {index}");
-            let expected = assert_products(&before[index], &products[index], inverse, &what);
-            assert_status(system, &status[index], &expected, &what);
-        }
+        let kept = system.unscale_in_dtype(self.list.clone(), inverse);
+        self.check_products(system, &before, kept, inverse, "in its dtype");
+        let shared = system.unscale(self.list.clone(), inverse);
+        let (products, status) = self.check_products(system, &before, shared, inverse, "wide");
         assert_unchanged(&self.data(&self.list), &before);
 
         let list = std::mem::take(&mut self.list);
         let (owned, again) = system.unscale(list, inverse);
-        let again = again.read();
+        let again = self.read_with_verdict(again);
         assert_eq!(again.len(), status.len());
         for (again, status) in again.iter().zip(&status) {
             assert_same_bits(again, status);
@@ -84,6 +96,66 @@ impl Case {
                 "products differ when owned"
             );
         }
+    }
+}
+
+impl Case {
+    fn check_products(
+        &self,
+        system: &System,
+        before: &[TensorData],
+        (products, status): (TensorList, Status),
+        inverse: f32,
+        how: &str,
+    ) -> (Vec<TensorData>, Vec<TensorStatus>) {
+        let status = self.read_with_verdict(status);
+        assert_eq!(status.len(), before.len());
+        let products = self.data(&products);
+        for index in 0..before.len() {
+            let what = format!("unscale by {inverse:e}, {how}, tensor {index}");
+            let product = &products[index];
+            if how == "wide" {
+                let wide = host::product_dtype(before[index].dtype());
+                assert_eq!(product.dtype(), wide, "{what}");
+            } else {
+                assert_eq!(product.dtype(), before[index].dtype(), "{what}");
+            }
+            let expected = assert_products(&before[index], product, inverse, self.edge, &what);
+            assert_status(system, &status[index], &expected, &what);
+        }
+        (products, status)
+    }
+
+    /// Reads a status after its verdict on the device, which says the same.
+    fn read_with_verdict(&self, status: Status) -> Vec<TensorStatus> {
+        let (found_inf, norm) = (status.found_inf(), status.norm());
+        let rows = status.read();
+        let (Some(found_inf), Some(norm)) = (found_inf, norm) else {
+            assert!(rows.is_empty());
+            return rows;
+        };
+        assert_eq!((found_inf.dims(), norm.dims()), ([1], [1]));
+        let bad = rows.iter().any(|row| row.non_finite > 0);
+        assert_eq!(found_inf.into_scalar::<f32>(), f32::from(bad));
+        let found = f64::from(norm.into_scalar::<f32>());
+        let norms: Vec<f64> = rows.iter().map(|row| row.norm).collect();
+        let expected = match norms.contains(&f64::INFINITY) {
+            true => f64::INFINITY,
+            false => host::norm(&norms),
+        };
+        match expected {
+            // Where f32 ends either may be right.
+            huge if huge >= 0.999 * f64::from(f32::MAX) => assert!(found >= 3.3e38),
+            tiny if tiny < 2.0 * f64::from(f32::MIN_POSITIVE) => assert!(found <= 2.4e-38),
+            _ => {
+                let error = (found - expected).abs() / expected;
+                assert!(
+                    error < 1e-5,
+                    "norm {found:e} on the device, {expected:e} when read"
+                );
+            }
+        }
+        rows
     }
 }
 
@@ -116,25 +188,31 @@ fn assert_unchanged(now: &[TensorData], before: &[TensorData]) {
     }
 }
 
-fn assert_products(before: &TensorData, after: &TensorData, inverse: f32, what: &str) -> Expected {
-    let dtype = before.dtype();
+fn assert_products(
+    before: &TensorData,
+    after: &TensorData,
+    inverse: f32,
+    edge: f32,
+    what: &str,
+) -> Expected {
+    let (dtype, target) = (before.dtype(), after.dtype());
     assert_eq!(after.shape(), before.shape(), "{what}");
-    assert_eq!(after.dtype(), host::product_dtype(dtype), "{what}");
     let (values, products) = (host::widen(before), host::widen(after));
     let expected: Vec<f64> = (values.iter())
         .map(|value| host::product(dtype, *value, inverse))
+        .map(|product| host::rounded(target, product))
         .collect();
     for (position, (value, want)) in values.iter().zip(&expected).enumerate() {
         let got = products[position];
         let same = got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan();
-        let flushed = host::may_flush(dtype, *value, *want)
+        let flushed = host::may_flush(dtype, target, *value, *want)
             && (got == 0.0 || !got.is_finite() && !want.is_finite());
         assert!(
             same || flushed,
             "{what}, {dtype:?} value {position}: {value:e} became {got:e} and not {want:e}"
         );
     }
-    host::measure(dtype, &values, &expected)
+    host::measure((dtype, target), &values, &expected, edge)
 }
 
 fn assert_status(system: &System, status: &TensorStatus, expected: &Expected, what: &str) {
@@ -147,7 +225,7 @@ fn assert_status(system: &System, status: &TensorStatus, expected: &Expected, wh
         show()
     );
     assert_eq!(status.non_finite, expected.non_finite, "{}", show());
-    assert_eq!(status.above, expected.non_finite, "{}", show());
+    assert_eq!(status.above, expected.above, "{}", show());
     assert!(expected.zeros.contains(&status.zeros), "{}", show());
     assert!(expected.max_abs.contains(&status.max_abs), "{}", show());
     let least = expected.norm.start() * (1.0 - system.tolerance);

@@ -29,6 +29,15 @@ pub fn product(dtype: DType, value: f64, inverse: f32) -> f64 {
     }
 }
 
+/// What a product is rounded to where it keeps its dtype.
+pub fn rounded(dtype: DType, product: f64) -> f64 {
+    match dtype {
+        DType::F16 => f16::from_f32(product as f32).to_f64(),
+        DType::BF16 => bf16::from_f32(product as f32).to_f64(),
+        _ => product,
+    }
+}
+
 /// The dtype that products of this dtype are in.
 pub fn product_dtype(dtype: DType) -> DType {
     match dtype {
@@ -38,14 +47,15 @@ pub fn product_dtype(dtype: DType) -> DType {
 }
 
 /// Whether a device that takes subnormal values for zero may see or write zero here.
-pub fn may_flush(dtype: DType, before: f64, after: f64) -> bool {
+pub fn may_flush(dtype: DType, target: DType, before: f64, after: f64) -> bool {
     let smallest = |dtype| match dtype {
         DType::F16 => f16::MIN_POSITIVE.to_f64_const(),
         DType::F64 => f64::MIN_POSITIVE,
         _ => f64::from(f32::MIN_POSITIVE),
     };
     let subnormal = |value: f64, dtype| value != 0.0 && value.abs() < smallest(dtype);
-    !keeps_subnormals(dtype) && (subnormal(before, dtype) || subnormal(after, product_dtype(dtype)))
+    let keeps = keeps_subnormals(dtype) && keeps_subnormals(target);
+    !keeps && (subnormal(before, dtype) || subnormal(after, target))
 }
 
 /// What a status must say; ranges are as wide as the treatment of subnormal values is free.
@@ -54,25 +64,33 @@ pub struct Expected {
     pub elements: u64,
     pub non_finite_before: u64,
     pub non_finite: u64,
+    pub above: u64,
     pub zeros: RangeInclusive<u64>,
     pub max_abs: RangeInclusive<f64>,
     pub norm: RangeInclusive<f64>,
 }
 
-/// Measures values (`before`) whose products are `after`.
-pub fn measure(dtype: DType, before: &[f64], after: &[f64]) -> Expected {
+/// Measures values (`before`) of one dtype whose products are `after`, of `target`.
+pub fn measure(
+    (dtype, target): (DType, DType),
+    before: &[f64],
+    after: &[f64],
+    edge: f32,
+) -> Expected {
     let bad = |values: &[f64]| values.iter().filter(|value| !value.is_finite()).count() as u64;
     let (mut kept, mut flushed, mut zeros) = (Vec::new(), Vec::new(), 0);
     for (before, after) in before.iter().zip(after) {
         if *after == 0.0 {
             zeros += 1;
         } else if after.is_finite() {
-            match may_flush(dtype, *before, *after) {
+            match may_flush(dtype, target, *before, *after) {
                 true => flushed.push(after.abs()),
                 false => kept.push(after.abs()),
             }
         }
     }
+    let reaches = |value: &&f64| value.is_nan() || value.abs() >= f64::from(edge);
+    let above = after.iter().filter(reaches).count();
     let max = |values: &[f64]| values.iter().fold(0f64, |max, value| max.max(*value));
     let (least, least_norm) = (max(&kept), norm(&kept));
     let free = flushed.len() as u64;
@@ -81,6 +99,7 @@ pub fn measure(dtype: DType, before: &[f64], after: &[f64]) -> Expected {
         elements: before.len() as u64,
         non_finite_before: bad(before),
         non_finite: bad(after),
+        above: above as u64,
         zeros: zeros..=zeros + free,
         max_abs: least..=max(&kept),
         norm: least_norm..=norm(&kept),

@@ -11,6 +11,7 @@ mod suite;
 mod case;
 mod create;
 mod device;
+mod edges;
 // Where there are kernels nobody gets it, and on a device it takes minutes.
 #[cfg(not(feature = "cubecl"))]
 mod fallback;

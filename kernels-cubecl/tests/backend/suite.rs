@@ -4,6 +4,7 @@
 macro_rules! suite {
     ($system:expr) => {
         suite! { $system;
+            edges: every_dtype, at_the_edge, after_rounding;
             histogram: no_values, edges, every_dtype, every_half, many_tensors, other_layouts, large, nothing_is_written;
             layouts: literal, views, views_of_halves, steps_and_empties, one_memory_twice;
             lists: empty_list, empty_tensors, mixed_dtypes, three_hundred, one_row_per_tensor;

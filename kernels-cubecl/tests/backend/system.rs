@@ -10,6 +10,7 @@ use crate::device;
 /// Functions with the contract of `unscale`, `inspect` and `histogram`.
 pub struct System {
     unscale: fn(TensorList, Tensor<1>) -> (TensorList, Status),
+    unscale_in_dtype: fn(TensorList, Tensor<1>) -> (TensorList, Status),
     inspect: fn(TensorList) -> Status,
     histogram: fn(TensorList) -> Histogram,
     /// Relative, of norms.
@@ -23,6 +24,9 @@ impl System {
             unscale: |list, inverse| {
                 burn_amp_kernels::unscale(list, inverse).expect("supported dtypes")
             },
+            unscale_in_dtype: |list, inverse| {
+                burn_amp_kernels::unscale_in_dtype(list, inverse).expect("supported dtypes")
+            },
             inspect: |list| burn_amp_kernels::inspect(list).expect("supported dtypes"),
             histogram: |list| burn_amp_kernels::histogram(list).expect("supported dtypes"),
             tolerance: device::tolerance(),
@@ -34,6 +38,7 @@ impl System {
     pub fn composed() -> Self {
         Self {
             unscale: fallback::unscale,
+            unscale_in_dtype: fallback::unscale_in_dtype,
             inspect: fallback::inspect,
             histogram: fallback::histogram,
             tolerance: 1e-5,
@@ -42,6 +47,10 @@ impl System {
 
     pub fn unscale(&self, list: TensorList, inverse: f32) -> (TensorList, Status) {
         (self.unscale)(list, Tensor::from_floats([inverse], &device::device()))
+    }
+
+    pub fn unscale_in_dtype(&self, list: TensorList, inverse: f32) -> (TensorList, Status) {
+        (self.unscale_in_dtype)(list, Tensor::from_floats([inverse], &device::device()))
     }
 
     pub fn inspect(&self, list: TensorList) -> Status {

@@ -25,6 +25,7 @@ pub(super) fn run(tensors: Vec<CubeTensor>) -> CubeTensor {
     let device = tensors[0].device.clone();
     let units = units(&client, kernel::HISTOGRAM_UNITS);
     let mut items: Vec<Item> = (tensors.into_iter())
+        .filter(|tensor| tensor.meta.num_elements() > 0)
         .map(|tensor| {
             let tensor = dense(tensor);
             let vector = vector_width(tensor.meta.num_elements());
@@ -41,6 +42,10 @@ pub(super) fn run(tensors: Vec<CubeTensor>) -> CubeTensor {
     items.sort_by_key(key);
 
     let bins = kernel::BINS as usize;
+    if items.is_empty() {
+        let sums = client.create_from_slice(&vec![0; 2 * bins * size_of::<u32>()]);
+        return CubeTensor::new_contiguous(client, device, [2 * bins].into(), sums, DType::I32);
+    }
     let count: usize = items.iter().map(|item| item.cubes).sum();
     let rows = client.empty(count * bins * size_of::<u32>());
     let launcher = Launcher {

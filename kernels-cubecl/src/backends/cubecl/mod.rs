@@ -46,6 +46,7 @@ impl AmpOps for CubeBackend {
         if keep_dtype {
             let narrow = |(tensor, dtype): (CubeTensor, DType)| match tensor.dtype == dtype {
                 true => tensor,
+                false if tensor.meta.num_elements() == 0 => CubeTensor { dtype, ..tensor },
                 false => Self::float_cast(tensor, dtype.into()),
             };
             tensors = tensors.into_iter().zip(dtypes).map(narrow).collect();
@@ -93,6 +94,9 @@ impl AmpOps for CubeBackend {
         keep: f64,
         add: f64,
     ) -> FloatTensor<Self> {
+        if target.meta.num_elements() == 0 {
+            return target;
+        }
         blend::run(target, source, keep as f32, add as f32)
     }
 }

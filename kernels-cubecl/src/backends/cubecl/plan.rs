@@ -1,5 +1,5 @@
 use burn::tensor::DType;
-use burn_cubecl::tensor::CubeTensor;
+use burn_cubecl::{CubeDevice, tensor::CubeTensor};
 use cubecl::{client::Client, prelude::*};
 use std::slice;
 
@@ -44,17 +44,23 @@ pub(super) struct Item {
 /// Which launches a list needs.
 pub(super) struct Plan {
     client: Client,
+    device: CubeDevice,
     units: u32,
     items: Vec<Item>,
+    /// The products of tensors without values, at their positions: no launch is for them.
+    results: Vec<Option<CubeTensor>>,
 }
 
 impl Plan {
     pub(super) fn new(tensors: Vec<CubeTensor>, writes: Writes) -> Self {
         let client = tensors[0].client.clone();
+        let device = tensors[0].device.clone();
         let units = units(&client, UNITS);
+        let results = tensors.iter().map(empty_product).collect();
         let mut items: Vec<Item> = tensors
             .into_iter()
             .enumerate()
+            .filter(|(_, tensor)| tensor.meta.num_elements() > 0)
             .map(|(position, tensor)| {
                 let tensor = dense(tensor);
                 let job = match writes {
@@ -80,21 +86,27 @@ impl Plan {
         items.sort_by_key(|item| (item.job as usize, item.tensor.dtype.name(), item.vector));
         Self {
             client,
+            device,
             units,
             items,
+            results,
         }
     }
 
     /// Launches them. Returns the products in the order of the list, if there are any, and the status words.
     pub(super) fn run(self, inverse: Option<CubeTensor>) -> (Vec<CubeTensor>, CubeTensor) {
-        let count = self.items.len();
+        let count = self.results.len();
         let cubes: usize = self.items.iter().map(|item| item.cubes).sum();
         let heads = count * kernel::HEAD;
         let words = heads + cubes * kernel::ROW;
-        let partials = self.client.empty(words * size_of::<u32>());
-        let device = self.items[0].tensor.device.clone();
+        let bytes = words * size_of::<u32>();
+        let partials = match self.items.len() == count {
+            true => self.client.empty(bytes),
+            // A tensor without values has no rows, which nobody writes.
+            false => self.client.create_from_slice(&vec![0; bytes]),
+        };
 
-        let mut results: Vec<Option<CubeTensor>> = (0..count).map(|_| None).collect();
+        let mut results = self.results;
         let mut launcher = Launcher::new(
             self.client.clone(),
             self.units,
@@ -137,13 +149,20 @@ impl Plan {
         }
         let status = CubeTensor::new_contiguous(
             self.client,
-            device,
+            self.device,
             [count * WORDS].into(),
             status,
             DType::I32,
         );
         (results.into_iter().flatten().collect(), status)
     }
+}
+
+fn empty_product(tensor: &CubeTensor) -> Option<CubeTensor> {
+    (tensor.meta.num_elements() == 0).then(|| CubeTensor {
+        dtype: DType::F32,
+        ..tensor.clone()
+    })
 }
 
 /// As many units as wanted, or as a cube of the device can have: a power of two, as a reduction halves them.

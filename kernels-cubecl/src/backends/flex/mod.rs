@@ -102,7 +102,8 @@ fn above(tensor: &FlexTensor, edge: f32) -> u64 {
         return 0;
     }
     let values: Vec<f64> = tensor.clone().into_data().iter().collect();
-    crate::backends::host::above(&values, edge)
+    let reaches = |value: &&f64| value.is_nan() || value.abs() >= f64::from(edge);
+    values.iter().filter(reaches).count() as u64
 }
 
 /// Works on each tensor of the list, and in the order of the list on the results.

@@ -1,0 +1,124 @@
+//! What a capture device notes is run by the kernels of a backend that was told of this crate's operations.
+#![cfg(all(feature = "capture", feature = "flex"))]
+
+use burn::{
+    backend::{
+        Capture, Flex,
+        ir::{OperationIr, TensorId, TensorIr, TensorStatus},
+    },
+    tensor::{Device, FloatDType, Tensor, TensorData},
+};
+use burn_amp_kernels::{
+    TensorList, blend, histogram, inspect, register_amp_ops, scaled_cast, unscale, unscale_in_dtype,
+};
+use burn_router::{CustomOpRegistry, TensorInterpreter};
+use burn_std::reader::try_read_sync;
+use std::cell::RefCell;
+
+fn id<const D: usize>(tensor: &Tensor<D>) -> TensorId {
+    let primitive = tensor.clone().try_into_primitive::<Capture>();
+    primitive.expect("a captured tensor").id()
+}
+
+/// Captures `work`, runs it on Flex, and reads what it returns. Beside it the names of the custom operations.
+fn replay(work: impl FnOnce(&Device) -> Vec<TensorId>) -> (Vec<TensorData>, Vec<String>) {
+    let device = Device::capture();
+    let outputs = RefCell::new(Vec::new());
+    let captured = device
+        .capture_scope(|scope| {
+            let ids = work(&device);
+            outputs.replace(ids.clone());
+            scope.complete([], ids)
+        })
+        .expect("a captured graph");
+
+    let mut registry = CustomOpRegistry::<Flex>::new();
+    register_amp_ops(&mut registry);
+    let mut interpreter = TensorInterpreter::with_custom_ops(Default::default(), registry);
+    for (id, data) in captured.values {
+        interpreter.register_tensor_data_id(id, data);
+    }
+    let (mut names, mut found): (Vec<String>, Vec<TensorIr>) = Default::default();
+    for operation in captured.graph.operations {
+        if let OperationIr::Custom(desc) = &operation {
+            names.push(desc.id.clone());
+        }
+        found.extend(operation.outputs().cloned());
+        match operation {
+            OperationIr::Init(_) | OperationIr::Drop(_) => (),
+            operation => interpreter.register_op(operation),
+        }
+    }
+    let read = |id: &TensorId| {
+        let mut ir = found
+            .iter()
+            .find(|ir| ir.id == *id)
+            .expect("an output")
+            .clone();
+        ir.status = TensorStatus::ReadOnly;
+        let data = try_read_sync(interpreter.read_tensor_async(ir));
+        data.expect("read at once").expect("a value")
+    };
+    (outputs.take().iter().map(read).collect(), names)
+}
+
+fn list(device: &Device) -> TensorList {
+    let mut list = TensorList::new();
+    list.push(Tensor::<1>::from_floats([6.0, 0.0, -8.0], device));
+    list.push(Tensor::<2>::from_floats([[24.0, f32::INFINITY]], device));
+    list
+}
+
+#[test]
+fn a_captured_pass_runs_kernels() {
+    let (values, names) = replay(|device| {
+        let inverse = Tensor::<1>::from_floats([0.5], device);
+        let (products, status) = unscale(list(device), inverse).unwrap();
+        let (found_inf, norm) = (status.found_inf().unwrap(), status.norm().unwrap());
+        vec![id(&products.get::<1>(0)), id(&found_inf), id(&norm)]
+    });
+    assert_eq!(values[0], TensorData::from([3.0f32, 0.0, -4.0]));
+    assert_eq!(values[1], TensorData::from([1.0f32]));
+    assert_eq!(values[2], TensorData::from([13.0f32]));
+    assert_eq!(names[0], "amp::unscale");
+    assert!(names.iter().all(|name| name.starts_with("amp::")));
+}
+
+#[test]
+fn every_operation_can_be_captured() {
+    let (values, names) = replay(|device| {
+        let status = inspect(list(device)).unwrap();
+        let norm = status.norm().unwrap();
+        drop(histogram(list(device)).unwrap());
+        let half = Tensor::<1>::from_floats([6.0], device).cast(FloatDType::F16);
+        let mut halves = TensorList::new();
+        halves.push(half.clone());
+        let inverse = Tensor::<1>::from_floats([0.5], device);
+        let (kept, _) = unscale_in_dtype(halves, inverse).unwrap();
+        let kept = kept.get::<1>(0).cast(FloatDType::F32);
+        let sum = blend(Tensor::from_floats([1.0], device), half, 0.5, 2.0);
+        vec![id(&norm), id(&kept), id(&sum)]
+    });
+    assert_eq!(values[0], TensorData::from([26.0f32]));
+    assert_eq!(values[1], TensorData::from([3.0f32]));
+    assert_eq!(values[2], TensorData::from([12.5f32]));
+    for name in ["inspect", "verdict", "histogram", "unscale", "blend"] {
+        assert!(names.contains(&format!("amp::{name}")), "{name}: {names:?}");
+    }
+}
+
+/// The backward pass of a scaled cast is one operation there.
+#[test]
+fn a_captured_cast_multiplies_its_gradient() {
+    let (values, names) = replay(|device| {
+        let device = device.clone().autodiff();
+        let narrow = Tensor::<1>::from_floats([3.0], &device);
+        let narrow = narrow.cast(FloatDType::F16).detach().require_grad();
+        let wide = scaled_cast(narrow.clone(), FloatDType::F32, 1024.0);
+        let grads = (wide * 0.5).sum().backward();
+        let grad = narrow.grad(&grads).unwrap().cast(FloatDType::F32);
+        vec![id(&grad)]
+    });
+    assert_eq!(values[0], TensorData::from([512.0f32]));
+    assert!(names.contains(&"amp::mul_cast".to_string()), "{names:?}");
+}

@@ -4,7 +4,7 @@ use burn::{
 };
 use std::ops::{Add, RangeInclusive};
 
-use crate::status::read_words;
+use crate::words::read_words;
 
 /// Zeros, what is not finite, exponents below the range, the range, exponents above it.
 pub(crate) const BINS: usize = 4 + ExponentHistogram::LENGTH;

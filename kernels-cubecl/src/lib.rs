@@ -40,6 +40,7 @@ mod ops;
 mod run;
 mod status;
 mod watch;
+mod words;
 
 pub use backends::fallback;
 #[cfg(feature = "router")]
@@ -51,5 +52,6 @@ pub use histogram::{ExponentHistogram, Histogram};
 pub use list::TensorList;
 pub use ops::{AmpOps, CastOps, TensorVec, UnscaledVec};
 pub use run::{histogram, inspect, unscale, unscale_in_dtype};
-pub use status::{Status, TensorStatus};
+pub use status::Status;
 pub use watch::{Crossing, CrossingStatus, Watch};
+pub use words::TensorStatus;

@@ -1,7 +1,7 @@
 use burn::tensor::FloatDType;
 use std::sync::Arc;
 
-use crate::status::{WORDS, decode};
+use crate::words::{WORDS, decode};
 
 /// Hears at each backward pass through a [`watched_cast`](crate::watched_cast) what arrived there.
 #[derive(Clone)]

@@ -1,49 +1,12 @@
 //! One pass over gradients, on all devices that hold some.
 
-use burn::{
-    optim::GradientsParams,
-    tensor::{DType, Device, Tensor},
-};
+use burn::tensor::{DType, Device, Tensor};
 use burn_amp_kernels::{ExponentHistogram, Status, TensorList, TensorStatus, UnsupportedDType};
-
-use crate::{entries::Entry, rank::with_rank};
 
 #[cfg(test)]
 thread_local! {
     /// How often this thread has waited for a device.
     pub(crate) static READS: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
-}
-
-/// Measures gradients, one status for each entry; counts values from `edge` on. Waits for each device once.
-pub(crate) fn measure(
-    grads: &GradientsParams,
-    entries: &[Entry],
-    edge: Option<f32>,
-) -> Result<Vec<TensorStatus>, UnsupportedDType> {
-    let (pass, positions) = handles(grads, entries, edge);
-    let mut statuses = vec![TensorStatus::default(); entries.len()];
-    for (position, status) in positions.into_iter().zip(pass.inspect()?) {
-        statuses[position] = status;
-    }
-    Ok(statuses)
-}
-
-/// Handles to gradients, and the positions of their entries.
-pub(crate) fn handles(
-    grads: &GradientsParams,
-    entries: &[Entry],
-    edge: Option<f32>,
-) -> (Pass, Vec<usize>) {
-    let (mut pass, mut positions) = (Pass::counting_from(edge), Vec::new());
-    for (position, entry) in entries.iter().enumerate() {
-        with_rank!(entry.rank, D => {
-            if let Some(grad) = grads.get::<D>(entry.id) {
-                pass.push(grad, true);
-                positions.push(position);
-            }
-        }, _rank => ());
-    }
-    (pass, positions)
 }
 
 /// Gradients on their way through the kernels: one list for each device, and one more for those that keep their dtype.
@@ -171,41 +134,6 @@ impl Pending {
         }
         statuses
     }
-}
-
-/// Multiplies gradients by a number in one pass a device, and keeps their dtypes. Does not wait.
-///
-/// The pass reads and writes what a multiplication of each does, in a few launches. It is taken where a norm that was measured
-/// asks for it: measuring first and unscaling by both factors would read all gradients twice where the norm asks for nothing.
-pub(crate) fn scale<'a>(
-    grads: &mut GradientsParams,
-    entries: impl Iterator<Item = &'a Entry> + Clone,
-    factor: f64,
-) -> Result<(), UnsupportedDType> {
-    let (mut pass, mut taken) = (Pass::default(), Vec::new());
-    for entry in entries {
-        with_rank!(entry.rank, D => {
-            if let Some(grad) = grads.remove::<D>(entry.id) {
-                match grad.dtype() {
-                    // The pass rounds the factor to f32.
-                    DType::F64 => grads.register(entry.id, grad.inner().mul_scalar(factor)),
-                    _ => {
-                        pass.push(grad, true);
-                        taken.push(entry);
-                    }
-                }
-            }
-        }, rank => unreachable!("a gradient of rank {rank}"));
-    }
-    let (mut products, _) = pass.unscale(factor as f32)?;
-    for (position, entry) in taken.into_iter().enumerate().rev() {
-        with_rank!(entry.rank, D => {
-            if let Some(grad) = products.pop::<D>(position) {
-                grads.register(entry.id, grad);
-            }
-        }, rank => unreachable!("a gradient of rank {rank}"));
-    }
-    Ok(())
 }
 
 /// The unscaled gradients.

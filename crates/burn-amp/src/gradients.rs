@@ -10,8 +10,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use crate::{
     dtype::{widened, working_dtype},
-    entries::Entry,
-    gradient_pass::{measure, scale},
+    entries::{Entry, measure, scale},
     gradient_status::{GradientStatus, summarize},
     live_scale::Blame,
     loss_scale::{Measures, Observation, StepOutcome},

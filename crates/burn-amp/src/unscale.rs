@@ -9,9 +9,9 @@ use burn_amp_kernels::ExponentHistogram;
 
 use crate::{
     dtype::{optimizer_dtype, working_dtype},
-    entries::{Entries, Entry},
+    entries::{Entries, Entry, handles, measure},
     error::AmpError,
-    gradient_pass::{Pass, handles, measure},
+    gradient_pass::Pass,
     gradient_status::{GradientStatus, summarize},
     gradients::UnscaledGradients,
     rank::with_rank,

@@ -60,6 +60,7 @@ def main():
         "gpt2-124m": gpt2(),
         "resnet-50": resnet50(),
         "mlp-1000": [(64, 64)] * 1000,
+        "embedding": [(50257, 768)],
         "large": [(options.large,)],
     }
     dtypes = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -70,15 +71,16 @@ def main():
             for shape in shapes:
                 parameter = torch.nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
                 parameter.grad = torch.empty(shape, dtype=dtype, device=device).uniform_(-0.5, 0.5)
+                if name == "embedding":
+                    rows = torch.arange(shape[0], device=device) % 50 != 0
+                    parameter.grad[rows] = 0
                 parameters.append(parameter)
             grads = [parameter.grad for parameter in parameters]
             found = torch.zeros(1, device=device)
-            factors = [torch.full((1,), f, device=device) for f in (2.0, 0.5)]
-            turn = [0]
+            factor = torch.full((1,), -1.0, device=device)
 
             def unscale():
-                turn[0] ^= 1
-                torch._amp_foreach_non_finite_check_and_unscale_(grads, found, factors[turn[0]])
+                torch._amp_foreach_non_finite_check_and_unscale_(grads, found, factor)
                 return found.item()
 
             def unscale_clip():

@@ -45,6 +45,8 @@ mod words;
 pub use backends::fallback;
 #[cfg(feature = "router")]
 pub use backends::register_amp_ops;
+#[cfg(feature = "flex")]
+pub use backends::release_memory;
 pub use blend::blend;
 pub use cast::{scaled_cast, watched_cast};
 pub use error::UnsupportedDType;

@@ -6,7 +6,7 @@ use burn::{
     backend::Dispatch,
     tensor::{DType, Device, FloatDType, Tensor, TensorData, bf16, f16},
 };
-use burn_amp_kernels::{CastOps, TensorList, histogram, inspect, unscale};
+use burn_amp_kernels::{CastOps, TensorList, histogram, inspect, unscale, unscale_in_dtype};
 use rayon::prelude::*;
 
 use crate::sets::Set;
@@ -33,10 +33,9 @@ pub struct Gradients<'a> {
     set: &'a Set,
     device: Device,
     dtype: DType,
-    /// Held by this list alone. Factors alternate between 1/2 and 2, so that values stay what they are.
+    /// Held by this list alone.
     owned: TensorList,
     shared: TensorList,
-    doubles: bool,
     /// As many values in one tensor, for the copy on other devices than Flex.
     whole: Option<Tensor<1>>,
     /// The same bytes in plain memory, for the copies on Flex.
@@ -44,13 +43,21 @@ pub struct Gradients<'a> {
     targets: Vec<Vec<u8>>,
 }
 
+/// Not above 1, as the inverse of a loss scale is not; values keep their magnitudes however often they are multiplied.
+const FACTOR: f32 = -1.0;
+
 /// Values of a plausible gradient: of both signs, some zero, none infinite.
 fn value(index: usize) -> f32 {
     let hash = (index as u32).wrapping_mul(2_654_435_761) >> 16;
     (hash as f32 - 32768.0) / 65536.0
 }
 
-fn data(shape: &[usize], dtype: DType) -> TensorData {
+fn data(set: &Set, shape: &[usize], dtype: DType) -> TensorData {
+    let row = shape.last().copied().unwrap_or(1);
+    let value = |index: usize| match (index / row).is_multiple_of(set.rows_for_one) {
+        true => value(index),
+        false => 0.0,
+    };
     let elements = 0..shape.iter().product();
     match dtype {
         DType::F16 => {
@@ -89,12 +96,12 @@ impl<'a> Gradients<'a> {
         let list = || {
             let mut list = TensorList::new();
             for shape in &set.shapes {
-                let data = data(shape, dtype);
+                let data = data(set, shape, dtype);
                 by_rank!(shape, D => list.push(Tensor::<D>::from_data(data, (device, dtype))));
             }
             list
         };
-        let bytes = |shape: &Vec<usize>| data(shape, dtype).as_bytes().to_vec();
+        let bytes = |shape: &Vec<usize>| data(set, shape, dtype).as_bytes().to_vec();
         let plain: Vec<Vec<u8>> = match plain {
             true => set.shapes.iter().map(bytes).collect(),
             false => Vec::new(),
@@ -103,41 +110,34 @@ impl<'a> Gradients<'a> {
         let whole = plain.is_empty().then(|| match set.shapes.as_slice() {
             // It is one tensor already: a second one of its size may not fit.
             [shape] if shape.len() == 1 => shared.get::<1>(0),
-            _ => Tensor::from_data(data(&[set.elements()], dtype), (device, dtype)),
+            _ => Tensor::from_data(data(set, &[set.elements()], dtype), (device, dtype)),
         });
         Self {
             set,
             device: device.clone(),
             dtype,
-            owned: if dtype == DType::F32 {
-                list()
-            } else {
-                TensorList::new()
-            },
+            owned: list(),
             shared,
-            doubles: false,
             whole,
             targets: plain.clone(),
             plain,
         }
     }
 
-    fn factor(&mut self) -> Tensor<1> {
-        self.doubles = !self.doubles;
-        let factor = if self.doubles { 2.0 } else { 0.5 };
-        Tensor::from_floats([factor], &self.device)
+    fn factor(&self) -> Tensor<1> {
+        Tensor::from_floats([FACTOR], &self.device)
     }
 
     fn sync(&self) {
         self.device.sync().expect("the device is well");
     }
 
-    /// Nobody else holds the tensors: f32 is overwritten.
+    /// Nobody else holds the tensors: they are overwritten.
     pub fn in_place(&mut self) -> Run {
         let (list, factor) = (std::mem::take(&mut self.owned), self.factor());
         self.sync();
         let start = Instant::now();
-        let (list, status) = unscale(list, factor).expect("a supported dtype");
+        let (list, status) = unscale_in_dtype(list, factor).expect("a supported dtype");
         let mut reads = Reads::default();
         reads.read(|| status.read());
         let time = start.elapsed();
@@ -198,8 +198,6 @@ impl<'a> Gradients<'a> {
             true => std::mem::take(&mut self.owned),
             false => self.shared.clone(),
         };
-        self.doubles = !self.doubles;
-        let factor = if self.doubles { 2.0 } else { 0.5 };
         self.sync();
         let start = Instant::now();
         let (mut products, mut facts) = (Vec::new(), Vec::new());
@@ -207,7 +205,7 @@ impl<'a> Gradients<'a> {
             by_rank!(shape, D => {
                 let tensor = list.pop::<D>().expect("a tensor for each shape");
                 let tensor = tensor.cast(FloatDType::F32);
-                let product = if scale { tensor.mul_scalar(factor) } else { tensor };
+                let product = if scale { tensor.mul_scalar(FACTOR) } else { tensor };
                 facts.push(product.clone().is_finite().all().float());
                 facts.push(product.clone().square().sum());
                 let mut one = TensorList::new();

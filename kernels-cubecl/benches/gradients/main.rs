@@ -171,6 +171,10 @@ struct Times {
 fn jobs(device: &Device, dtype: DType, flex: bool) -> Vec<Job> {
     let mut jobs = vec![
         Job {
+            name: "unscale_in_place",
+            work: |g| g.in_place(),
+        },
+        Job {
             name: "unscale",
             work: |g| g.out_of_place(),
         },
@@ -195,15 +199,6 @@ fn jobs(device: &Device, dtype: DType, flex: bool) -> Vec<Job> {
             work: |g| g.composed(false),
         },
     ];
-    if dtype == DType::F32 {
-        jobs.insert(
-            0,
-            Job {
-                name: "unscale_in_place",
-                work: |g| g.in_place(),
-            },
-        );
-    }
     // From f32 to f16, or from either half to f32.
     if dtype != DType::F32 || device.supports_dtype(DType::F16) {
         jobs.push(Job {

@@ -52,7 +52,8 @@ impl Row {
             let own = median(&times.seconds);
             // What has to be moved: composed operations move it more than once.
             let (bytes, composed) = match times.job {
-                "unscale_in_place" | "unscale" => (size + 4, seconds("composed")),
+                "unscale_in_place" => (2 * size, seconds("composed")),
+                "unscale" => (size + 4, seconds("composed")),
                 "inspect" => (size, seconds("composed_inspect")),
                 "histogram" => (size, None),
                 // One side is f32, the other half.

@@ -1,8 +1,10 @@
-//! The gradient sets: shapes of real models, and two extremes.
+//! The gradient sets: shapes of real models, and three extremes.
 
 pub struct Set {
     pub name: &'static str,
     pub shapes: Vec<Vec<usize>>,
+    /// Of so many rows, one has values and the others are zero.
+    pub rows_for_one: usize,
 }
 
 impl Set {
@@ -16,23 +18,18 @@ impl Set {
 
 /// `large` is the number of elements of the single large tensor.
 pub fn all(large: usize) -> Vec<Set> {
+    let set = |name, shapes, rows_for_one| Set {
+        name,
+        shapes,
+        rows_for_one,
+    };
     vec![
-        Set {
-            name: "gpt2-124m",
-            shapes: gpt2(),
-        },
-        Set {
-            name: "resnet-50",
-            shapes: resnet50(),
-        },
-        Set {
-            name: "mlp-1000",
-            shapes: vec![vec![64, 64]; 1000],
-        },
-        Set {
-            name: "large",
-            shapes: vec![vec![large]],
-        },
+        set("gpt2-124m", gpt2(), 1),
+        set("resnet-50", resnet50(), 1),
+        set("mlp-1000", vec![vec![64, 64]; 1000], 1),
+        // The tokens of a batch are few of those that there are.
+        set("embedding", vec![vec![50257, 768]], 50),
+        set("large", vec![vec![large]], 1),
     ]
 }
 

@@ -14,6 +14,8 @@ use burn::{
     tensor::DType,
 };
 
+#[cfg(feature = "flex")]
+pub use flex::release_memory;
 #[cfg(feature = "router")]
 pub use router::register_amp_ops;
 

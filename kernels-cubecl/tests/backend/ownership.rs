@@ -37,6 +37,25 @@ pub fn other_handles_are_kept(system: &System) {
     }
 }
 
+/// Products that are still held keep their values while later ones are made, and memory of those that are not is free to
+/// be used again.
+pub fn held_products_are_kept(system: &System) {
+    for dtype in dtypes() {
+        let step = |seed| {
+            let tensor: Tensor<1> = random(dtype, seed, [(1 << 16) + 5]);
+            let (products, status) = system.unscale(list_of(tensor.clone()), 0.5);
+            drop((status.read(), tensor));
+            products.get::<1>(0)
+        };
+        let expected: Vec<_> = (0..3).map(|seed| bytes(&step(150 + seed))).collect();
+        let held: Vec<_> = (0..3).map(|seed| step(150 + seed)).collect();
+        drop(step(160));
+        for (held, expected) in held.iter().zip(expected) {
+            assert!(bytes(held) == expected, "{dtype:?} was overwritten");
+        }
+    }
+}
+
 /// The other handle is a view: of all of the memory, of a part, or repeated.
 pub fn other_views_are_kept(system: &System) {
     for dtype in dtypes() {

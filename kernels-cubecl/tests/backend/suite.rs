@@ -8,7 +8,7 @@ macro_rules! suite {
             histogram: no_values, edges, every_dtype, every_half, many_tensors, other_layouts, large, nothing_is_written;
             layouts: literal, views, views_of_halves, steps_and_empties, one_memory_twice;
             lists: empty_list, empty_tensors, mixed_dtypes, three_hundred, one_row_per_tensor;
-            ownership: other_handles_are_kept, other_views_are_kept, what_was_read_is_kept, inspect_keeps, products_are_new_values;
+            ownership: other_handles_are_kept, other_views_are_kept, held_products_are_kept, what_was_read_is_kept, inspect_keeps, products_are_new_values;
             ranges: squares_overflow, squares_underflow, far_apart, doubles_out_of_range, overflow_by_scaling,
                 underflow_by_scaling;
             repeated: same_bits, same_bits_in_order;

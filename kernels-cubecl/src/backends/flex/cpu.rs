@@ -1,0 +1,182 @@
+//! Loops over groups of values, compiled for the instructions that the CPU has.
+
+use half::f16;
+
+/// Values of a group. A short loop over an array of this length becomes SIMD; one over a slice that does several things
+/// does not.
+pub(super) const LANES: usize = 16;
+
+/// What not every CPU has, and the compiler does not find by itself.
+pub(super) trait Cpu: Copy {
+    fn widen_f16(self, halves: [u16; LANES]) -> [f32; LANES];
+
+    fn narrow_f16(self, values: [f32; LANES]) -> [u16; LANES];
+
+    fn widen_bf16(self, halves: [u16; LANES]) -> [f32; LANES];
+
+    /// Adds the squares, each sum rounded once or twice.
+    fn add_squares(self, sums: &mut [f32; LANES], values: [f32; LANES]);
+}
+
+/// What is compiled for each kind of CPU: `run` and all that it calls is `#[inline(always)]`.
+pub(super) trait Work {
+    type Output;
+
+    fn run<C: Cpu>(self, cpu: C) -> Self::Output;
+}
+
+/// Does the work with what this CPU has.
+pub(super) fn run<W: Work>(work: W) -> W::Output {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(cpu) = x86::Avx2::detect() {
+        return cpu.run(work);
+    }
+    work.run(Portable)
+}
+
+/// Any CPU.
+#[derive(Clone, Copy)]
+pub(super) struct Portable;
+
+impl Cpu for Portable {
+    #[inline(always)]
+    fn widen_f16(self, halves: [u16; LANES]) -> [f32; LANES] {
+        // The exponent's bias is 15 in f16 and 127 in f32.
+        const BIAS: u32 = (127 - 15) << 23;
+        const ONE: u32 = 1 << 23;
+        std::array::from_fn(|i| {
+            let magnitude = u32::from(halves[i] & 0x7FFF) << 13;
+            let bits = if magnitude < ONE {
+                // Subnormal: as if there were a leading one, which is then subtracted.
+                let one = f32::from_bits(ONE + BIAS);
+                (f32::from_bits(magnitude + ONE + BIAS) - one).to_bits()
+            } else if magnitude < 31 * ONE {
+                magnitude + BIAS
+            } else {
+                magnitude + 2 * BIAS
+            };
+            f32::from_bits(bits | u32::from(halves[i] & 0x8000) << 16)
+        })
+    }
+
+    #[inline(always)]
+    fn narrow_f16(self, values: [f32; LANES]) -> [u16; LANES] {
+        values.map(|value| f16::from_f32(value).to_bits())
+    }
+
+    #[inline(always)]
+    fn widen_bf16(self, halves: [u16; LANES]) -> [f32; LANES] {
+        halves.map(|half| f32::from_bits(u32::from(half) << 16))
+    }
+
+    #[inline(always)]
+    fn add_squares(self, sums: &mut [f32; LANES], values: [f32; LANES]) {
+        for (sum, value) in sums.iter_mut().zip(values) {
+            *sum += value * value;
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    use super::{Cpu, LANES, Work};
+
+    /// Proof that the CPU has AVX2, FMA and F16C.
+    #[derive(Clone, Copy)]
+    pub(super) struct Avx2(());
+
+    impl Avx2 {
+        pub(super) fn detect() -> Option<Self> {
+            let all = is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+                && is_x86_feature_detected!("f16c");
+            all.then_some(Self(()))
+        }
+
+        pub(super) fn run<W: Work>(self, work: W) -> W::Output {
+            #[target_feature(enable = "avx2,fma,f16c")]
+            fn compiled<W: Work>(work: W, cpu: Avx2) -> W::Output {
+                work.run(cpu)
+            }
+            // SAFETY: the CPU has these instructions, or there were no `self`.
+            unsafe { compiled(work, self) }
+        }
+    }
+
+    impl Cpu for Avx2 {
+        #[inline(always)]
+        fn widen_f16(self, halves: [u16; LANES]) -> [f32; LANES] {
+            let halves: [__m128i; LANES / 8] = bytemuck::cast(halves);
+            // SAFETY: the CPU has F16C, or there were no `self`.
+            bytemuck::cast(halves.map(|half| unsafe { _mm256_cvtph_ps(half) }))
+        }
+
+        #[inline(always)]
+        fn narrow_f16(self, values: [f32; LANES]) -> [u16; LANES] {
+            const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
+            let values: [__m256; LANES / 8] = bytemuck::cast(values);
+            // SAFETY: the CPU has F16C, or there were no `self`.
+            bytemuck::cast(values.map(|value| unsafe { _mm256_cvtps_ph::<NEAREST>(value) }))
+        }
+
+        #[inline(always)]
+        fn widen_bf16(self, halves: [u16; LANES]) -> [f32; LANES] {
+            let halves: [__m128i; LANES / 8] = bytemuck::cast(halves);
+            // SAFETY: the CPU has AVX2, or there were no `self`.
+            let wide = |half| unsafe { _mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(half)) };
+            bytemuck::cast(halves.map(wide))
+        }
+
+        #[inline(always)]
+        fn add_squares(self, sums: &mut [f32; LANES], values: [f32; LANES]) {
+            let values: [__m256; LANES / 8] = bytemuck::cast(values);
+            let mut all: [__m256; LANES / 8] = bytemuck::cast(*sums);
+            for (sum, value) in all.iter_mut().zip(values) {
+                // SAFETY: the CPU has FMA, or there were no `self`.
+                *sum = unsafe { _mm256_fmadd_ps(value, value, *sum) };
+            }
+            *sums = bytemuck::cast(all);
+        }
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use half::f16;
+
+        use super::*;
+        use crate::backends::flex::cpu::Portable;
+
+        /// Every half, and the f32 values around every half and between two.
+        #[test]
+        fn conversions_are_those_of_any_cpu() {
+            let cpu = Avx2::detect();
+            for first in (0..=u16::MAX).step_by(LANES) {
+                let halves: [u16; LANES] = std::array::from_fn(|i| first + i as u16);
+                let wide = Portable.widen_f16(halves);
+                for (value, half) in wide.iter().zip(halves) {
+                    let expected = f16::from_bits(half).to_f32();
+                    assert!(
+                        value.to_bits() == expected.to_bits()
+                            || expected.is_nan() && value.is_nan()
+                    );
+                }
+                let Some(cpu) = cpu else { continue };
+                let bits =
+                    |values: [f32; LANES]| values.map(|v| if v.is_nan() { 1 } else { v.to_bits() });
+                assert_eq!(bits(cpu.widen_f16(halves)), bits(wide));
+                for step in [0, 1, 0x0FFF, 0x1000, 0x1001] {
+                    let near = wide.map(|v| f32::from_bits(v.to_bits() + step));
+                    let finite =
+                        |halves: [u16; LANES]| halves.map(|half| half.min(0x7C01 | half & 0x8000));
+                    assert_eq!(
+                        finite(cpu.narrow_f16(near)),
+                        finite(Portable.narrow_f16(near)),
+                        "{near:?}"
+                    );
+                }
+            }
+        }
+    }
+}

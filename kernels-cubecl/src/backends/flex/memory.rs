@@ -1,0 +1,154 @@
+//! Memory of products, kept from step to step: pages fresh from the system cost several times the pass over them.
+//!
+//! What a product leaves when it is dropped is kept, up to as much as the last list with new products took. The next such
+//! list takes what fits, and what it leaves is freed then. All of it is freed by [`release_memory`].
+
+use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty, Bytes};
+use std::{
+    collections::BTreeMap,
+    mem::MaybeUninit,
+    slice,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+/// Fewer words are left to the allocator, which has pages for them.
+const SMALLEST: usize = 1 << 9;
+
+/// 64 bits each: aligned for all dtypes.
+type Words = Vec<u64>;
+
+struct Kept {
+    /// By their lengths.
+    free: BTreeMap<usize, Vec<Words>>,
+    /// In `free`, at most `limit`.
+    words: usize,
+    limit: usize,
+    /// Since the last list was done.
+    taken: usize,
+}
+
+static KEPT: Mutex<Kept> = Mutex::new(Kept {
+    free: BTreeMap::new(),
+    words: 0,
+    limit: 0,
+    taken: 0,
+});
+
+fn kept() -> MutexGuard<'static, Kept> {
+    // No panic leaves it half done.
+    KEPT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Frees the memory that Flex keeps for the next step's products.
+///
+/// [`unscale`](crate::unscale) on Flex writes products of f16 and bf16 gradients, and of any that somebody else holds, to
+/// new memory. When they are dropped, their memory is kept for the next step's: as much as one list of products has, and
+/// no longer than until a list of other sizes is unscaled. This frees it before, when training is over.
+pub fn release_memory() {
+    let mut kept = kept();
+    kept.words = 0;
+    kept.limit = 0;
+    let free = std::mem::take(&mut kept.free);
+    drop(kept);
+    drop(free);
+}
+
+/// That many bytes, of any values.
+pub(super) fn take(bytes: usize) -> Bytes {
+    let length = bytes.div_ceil(size_of::<u64>());
+    let words = take_words(length).unwrap_or_else(|| vec![0; length]);
+    // SAFETY: there are at least so many bytes, and all are initialized.
+    unsafe { Bytes::from_controller(Box::new(Product(words)), bytes) }
+}
+
+fn take_words(length: usize) -> Option<Words> {
+    if length < SMALLEST {
+        return None;
+    }
+    let mut kept = kept();
+    kept.taken += length;
+    let words = kept.free.get_mut(&length)?.pop()?;
+    kept.words -= length;
+    Some(words)
+}
+
+/// A list is done: frees what it has not taken, and keeps as much as it has.
+pub(super) fn settle() {
+    let mut kept = kept();
+    if kept.taken == 0 {
+        return;
+    }
+    kept.limit = std::mem::take(&mut kept.taken);
+    kept.words = 0;
+    let free = std::mem::take(&mut kept.free);
+    drop(kept);
+    drop(free);
+}
+
+/// The memory of a product.
+struct Product(Words);
+
+impl Drop for Product {
+    fn drop(&mut self) {
+        let words = std::mem::take(&mut self.0);
+        let mut kept = kept();
+        if words.len() >= SMALLEST && kept.words + words.len() <= kept.limit {
+            kept.words += words.len();
+            kept.free.entry(words.len()).or_default().push(words);
+        }
+    }
+}
+
+impl AllocationController for Product {
+    fn alloc_align(&self) -> usize {
+        align_of::<u64>()
+    }
+
+    fn property(&self) -> AllocationProperty {
+        AllocationProperty::Other
+    }
+
+    unsafe fn memory_mut(
+        &mut self,
+        _: AccessPolicy,
+    ) -> Result<&mut [MaybeUninit<u8>], AccessError> {
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.0);
+        // SAFETY: the same bytes; callers write only what is initialized.
+        Ok(unsafe { slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), bytes.len()) })
+    }
+
+    fn memory(&self, _: AccessPolicy) -> Result<&[MaybeUninit<u8>], AccessError> {
+        let bytes: &[u8] = bytemuck::cast_slice(&self.0);
+        // SAFETY: the same bytes, of which any may be called uninitialized.
+        Ok(unsafe { slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len()) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_of_dropped_products_is_used_again_and_no_more_is_kept_than_a_list_took() {
+        const BYTES: usize = 8 * SMALLEST + 4;
+        let [first, second] = [take(BYTES), take(BYTES)];
+        let [place, other] = [first.as_ptr(), second.as_ptr()];
+        settle();
+        assert_eq!(first.len(), BYTES);
+
+        drop(first);
+        let third = take(BYTES);
+        assert!(third.as_ptr() == place, "not used again");
+        settle();
+        drop((second, third));
+        assert_eq!(kept().words, SMALLEST + 1, "the last list took one");
+
+        let larger = take(2 * BYTES);
+        assert!(larger.as_ptr() != place && larger.as_ptr() != other);
+        settle();
+        assert_eq!(kept().words, 0, "what the next list does not take is freed");
+        drop(larger);
+        release_memory();
+        assert_eq!(kept().words, 0);
+    }
+}

@@ -1,0 +1,140 @@
+//! The float dtypes, as the loops see them.
+
+use burn::tensor::{Element, bf16, f16};
+use bytemuck::Pod;
+use std::ops::{Add, AddAssign, Mul, RangeInclusive};
+
+use super::cpu::{Cpu, LANES};
+
+/// f16, bf16, f32 or f64.
+pub(super) trait Value: Element + Pod + Send + Sync {
+    /// What is computed in: f32, or f64 for f64.
+    type Real: Real;
+    /// A value without its sign, as an integer: in the order of magnitudes, then infinity, then NaN.
+    type Magnitude: Copy + Ord + Default + From<bool> + Into<u64> + AddAssign;
+
+    const INFINITY: Self::Magnitude;
+    /// If the largest magnitude of a block is in this range, squares in `Real` do not overflow, 32 of them in one sum
+    /// included, nor lose what would count beside the largest.
+    const SAFE: RangeInclusive<Self::Magnitude>;
+
+    fn magnitude(self) -> Self::Magnitude;
+
+    fn of_magnitude(magnitude: Self::Magnitude) -> f64;
+
+    fn widen<C: Cpu>(cpu: C, group: [Self; LANES]) -> [Self::Real; LANES];
+
+    fn narrow<C: Cpu>(cpu: C, group: [Self::Real; LANES]) -> [Self; LANES];
+}
+
+/// f32 or f64.
+pub(super) trait Real: Value<Real = Self> + Add<Output = Self> + Mul<Output = Self> {
+    fn rounded(value: f64) -> Self;
+
+    fn exact(self) -> f64;
+
+    fn add_squares<C: Cpu>(cpu: C, sums: &mut [Self; LANES], values: [Self; LANES]);
+}
+
+macro_rules! value {
+    ($type:ty, $real:ty, $bits:ty, $safe:expr, $widen:expr, $narrow:expr) => {
+        impl Value for $type {
+            type Real = $real;
+            type Magnitude = $bits;
+            const INFINITY: $bits = <$type>::INFINITY.to_bits();
+            const SAFE: RangeInclusive<$bits> = $safe;
+
+            #[inline(always)]
+            fn magnitude(self) -> $bits {
+                self.to_bits() & (<$bits>::MAX >> 1)
+            }
+
+            fn of_magnitude(magnitude: $bits) -> f64 {
+                <$type>::from_bits(magnitude).into()
+            }
+
+            #[inline(always)]
+            fn widen<C: Cpu>(cpu: C, group: [$type; LANES]) -> [$real; LANES] {
+                $widen(cpu, group)
+            }
+
+            #[inline(always)]
+            fn narrow<C: Cpu>(cpu: C, group: [$real; LANES]) -> [$type; LANES] {
+                $narrow(cpu, group)
+            }
+        }
+    };
+}
+
+/// 2^-60, of which the square is 2^29 times the last that f32 has, and 2^60.
+const SAFE_F32: RangeInclusive<u32> = (127 - 60) << 23..=(127 + 60) << 23;
+const SAFE_BF16: RangeInclusive<u16> =
+    (*SAFE_F32.start() >> 16) as u16..=(*SAFE_F32.end() >> 16) as u16;
+const SAFE_F64: RangeInclusive<u64> = 1e-100f64.to_bits()..=1e100f64.to_bits();
+
+value!(f32, f32, u32, SAFE_F32, same, same);
+value!(f64, f64, u64, SAFE_F64, same, same);
+value!(f16, f32, u16, 1..=0x7BFF, widen_f16, narrow_f16);
+value!(bf16, f32, u16, SAFE_BF16, widen_bf16, narrow_bf16);
+
+#[inline(always)]
+fn same<C: Cpu, T>(_: C, group: [T; LANES]) -> [T; LANES] {
+    group
+}
+
+#[inline(always)]
+fn widen_f16<C: Cpu>(cpu: C, group: [f16; LANES]) -> [f32; LANES] {
+    cpu.widen_f16(bytemuck::cast(group))
+}
+
+#[inline(always)]
+fn narrow_f16<C: Cpu>(cpu: C, group: [f32; LANES]) -> [f16; LANES] {
+    bytemuck::cast(cpu.narrow_f16(group))
+}
+
+#[inline(always)]
+fn widen_bf16<C: Cpu>(cpu: C, group: [bf16; LANES]) -> [f32; LANES] {
+    cpu.widen_bf16(bytemuck::cast(group))
+}
+
+/// To the nearest, and of two as near to the even one. Rounding must not make a number of a NaN.
+#[inline(always)]
+fn narrow_bf16<C: Cpu>(_: C, group: [f32; LANES]) -> [bf16; LANES] {
+    std::array::from_fn(|i| {
+        let bits = group[i].to_bits();
+        let nearest = bits.wrapping_add(0x7FFF + (bits >> 16 & 1)) >> 16;
+        let nan = bits >> 16 | 0x40;
+        bf16::from_bits(if group[i].is_nan() { nan } else { nearest } as u16)
+    })
+}
+
+macro_rules! real {
+    ($type:ty, $add_squares:expr) => {
+        impl Real for $type {
+            #[inline(always)]
+            fn rounded(value: f64) -> $type {
+                value as $type
+            }
+
+            #[inline(always)]
+            fn exact(self) -> f64 {
+                self.into()
+            }
+
+            #[inline(always)]
+            fn add_squares<C: Cpu>(cpu: C, sums: &mut [$type; LANES], values: [$type; LANES]) {
+                $add_squares(cpu, sums, values)
+            }
+        }
+    };
+}
+
+real!(f32, C::add_squares);
+real!(f64, add_squares_f64);
+
+#[inline(always)]
+fn add_squares_f64<C>(_: C, sums: &mut [f64; LANES], values: [f64; LANES]) {
+    for (sum, value) in sums.iter_mut().zip(values) {
+        *sum += value * value;
+    }
+}

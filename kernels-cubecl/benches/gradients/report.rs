@@ -15,6 +15,8 @@ pub struct Row {
     dtype: &'static str,
     op: &'static str,
     seconds: f64,
+    /// Of the fastest run: on a busy machine it says more than the median does.
+    least_seconds: f64,
     bytes: u64,
     gb_per_s: f64,
     /// To an out-of-place copy of the same gradients, for casts of as many bytes as they move, in this run.
@@ -78,6 +80,7 @@ impl Row {
                 dtype,
                 op: times.job,
                 seconds: own,
+                least_seconds: times.seconds.iter().copied().fold(f64::INFINITY, f64::min),
                 bytes,
                 gb_per_s: bytes as f64 / own / 1e9,
                 copy_ratio: seconds("copy")

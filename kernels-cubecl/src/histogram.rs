@@ -147,13 +147,6 @@ impl Histogram {
     }
 }
 
-/// Where an f64 is counted.
-#[inline(always)]
-pub(crate) fn bin_f64(value: f64) -> usize {
-    let exponent = ((value.to_bits() >> 52) & 0x7FF) as i32 - 1023;
-    bin(value == 0.0, value.is_finite(), exponent)
-}
-
 /// Where a value of an exponent is counted.
 #[inline(always)]
 pub(crate) fn bin(zero: bool, finite: bool, exponent: i32) -> usize {

@@ -19,6 +19,8 @@ use crate::{
 /// Does not wait for the device, except where there are f64 tensors on a CubeCL device: its kernels have no f64, and the
 /// list is moved to Flex, done there and moved back.
 ///
+/// On Flex, new memory for products is kept from step to step: `release_memory` says how much, and frees it.
+///
 /// # Errors
 ///
 /// [`UnsupportedDType`] if the device cannot read a tensor's dtype; for f64 on CubeCL devices, also if feature `flex` is

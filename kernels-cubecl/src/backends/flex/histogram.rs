@@ -6,7 +6,7 @@ use super::{
     pass::{CHUNK, padded, read},
     value::{Real, Value},
 };
-use crate::histogram::{BINS, bin_f64};
+use crate::histogram::{BINS, bin};
 
 /// Counts by exponent.
 pub(super) type Counts = [u64; BINS];
@@ -37,18 +37,32 @@ impl<T: Value> Work for Count<'_, T> {
     fn run<C: Cpu>(self, cpu: C) -> Counts {
         // A chunk has fewer values than a `u32` can count.
         let mut tables = [[0u32; BINS]; TABLES];
-        let mut count = |group: [T; LANES], length: usize| {
-            let wide = T::widen(cpu, group);
-            for (i, value) in wide.into_iter().take(length).enumerate() {
-                tables[i % TABLES][bin_f64(value.exact())] += 1;
+        let mut count = |values: &[T::Real]| {
+            for line in values.chunks(TABLES) {
+                for (table, value) in tables.iter_mut().zip(line) {
+                    table[place(*value)] += 1;
+                }
             }
         };
         let (groups, rest) = self.0.as_chunks::<LANES>();
         for group in groups {
-            count(*group, LANES);
+            count(&T::widen(cpu, *group));
         }
-        count(padded(rest), rest.len());
+        count(&T::widen(cpu, padded(rest))[..rest.len()]);
         let wide = tables.map(|table| table.map(u64::from));
         wide.into_iter().fold([0; BINS], add)
     }
+}
+
+/// The bin of an f32 or f64.
+#[inline(always)]
+fn place<R: Real>(value: R) -> usize {
+    let (fraction, bias) = match size_of::<R>() {
+        4 => (23, 127),
+        _ => (52, 1023),
+    };
+    let magnitude = value.magnitude();
+    let exponent = (magnitude.into() >> fraction) as i32 - bias;
+    let zero = magnitude == R::Magnitude::default();
+    bin(zero, magnitude < R::INFINITY, exponent)
 }

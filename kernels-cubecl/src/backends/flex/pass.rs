@@ -73,12 +73,9 @@ impl<S: Value, T: Real> Job<S, T> for Blend<T> {
     }
 }
 
-/// Values that are read and values that are written, as many of each. Only one of them where nothing is written, or where
+/// Values that are read, and values that are written, as many of each. Only one of them where nothing is written, or where
 /// values are overwritten: `S` and `T` are the same then.
-struct Place<'a, S, T> {
-    source: Option<&'a [S]>,
-    target: Option<&'a mut [T]>,
-}
+struct Place<'a, S, T>(Option<&'a [S]>, Option<&'a mut [T]>);
 
 impl<S: Value, T: Value> Place<'_, S, T> {
     fn len(&self) -> usize {
@@ -86,20 +83,20 @@ impl<S: Value, T: Value> Place<'_, S, T> {
     }
 
     fn split_at(self, at: usize) -> [Self; 2] {
-        let (source, sources) = self.source.map(|source| source.split_at(at)).unzip();
-        let (target, targets) = self.target.map(|target| target.split_at_mut(at)).unzip();
-        [(source, target), (sources, targets)].map(|(source, target)| Self { source, target })
+        let (source, sources) = self.0.map(|source| source.split_at(at)).unzip();
+        let (target, targets) = self.1.map(|target| target.split_at_mut(at)).unzip();
+        [Self(source, target), Self(sources, targets)]
     }
 
     fn source(&self) -> &[S] {
-        match (self.source, &self.target) {
+        match (self.0, &self.1) {
             (None, Some(target)) => bytemuck::cast_slice(target),
             (source, _) => source.unwrap_or_default(),
         }
     }
 
     fn target(&self) -> &[T] {
-        match &self.target {
+        match &self.1 {
             Some(target) => target,
             None => bytemuck::cast_slice(self.source()),
         }
@@ -108,47 +105,41 @@ impl<S: Value, T: Value> Place<'_, S, T> {
     /// Does the job to all groups that are whole.
     #[inline(always)]
     fn groups<C: Cpu, J: Job<S, T>>(&mut self, cpu: C, job: &J, sums: &mut Sums<T>) {
-        let sources = self.source.map(|source| source.as_chunks().0);
-        let targets = self.target.as_mut().map(|target| target.as_chunks_mut().0);
-        let mut make = Make { cpu, job, sums };
+        let sources = self.0.map(|source| source.as_chunks().0);
+        let targets = self.1.as_mut().map(|target| target.as_chunks_mut().0);
         match (sources, targets) {
             (Some(sources), Some(targets)) => {
                 for (source, target) in sources.iter().zip(targets) {
-                    *target = make.group(*source, *target);
+                    *target = make(cpu, job, *source, *target, sums);
                 }
             }
             (None, Some(targets)) => {
                 for target in targets {
-                    *target = make.group(bytemuck::cast(*target), *target);
+                    *target = make(cpu, job, bytemuck::cast(*target), *target, sums);
                 }
             }
             (sources, None) => {
                 for source in sources.into_iter().flatten() {
-                    make.group(*source, bytemuck::cast(*source));
+                    make(cpu, job, *source, bytemuck::cast(*source), sums);
                 }
             }
         }
     }
 }
 
-struct Make<'a, C, J, T: Value> {
+#[inline(always)]
+fn make<C: Cpu, S, T: Value, J: Job<S, T>>(
     cpu: C,
-    job: &'a J,
-    sums: &'a mut Sums<T>,
-}
-
-impl<C: Cpu, J, T: Value> Make<'_, C, J, T> {
-    #[inline(always)]
-    fn group<S>(&mut self, source: [S; LANES], target: [T; LANES]) -> [T; LANES]
-    where
-        J: Job<S, T>,
-    {
-        let made = self.job.make(self.cpu, source, target);
-        if J::MEASURED {
-            self.sums.add(self.cpu, made);
-        }
-        made
+    job: &J,
+    source: [S; LANES],
+    target: [T; LANES],
+    sums: &mut Sums<T>,
+) -> [T; LANES] {
+    let made = job.make(cpu, source, target);
+    if J::MEASURED {
+        sums.add(cpu, made);
     }
+    made
 }
 
 /// As much as one thread takes at a time.
@@ -183,7 +174,7 @@ impl<S: Value, T: Value, J: Job<S, T>> Work for Chunk<'_, S, T, J> {
             .job
             .make(cpu, padded(rest.source()), padded(rest.target()));
         let made = &made[..rest.len()];
-        if let Some(target) = rest.target {
+        if let Some(target) = rest.1 {
             target.copy_from_slice(made);
         }
         if J::MEASURED {
@@ -230,8 +221,7 @@ fn work<S: Value, T: Value, J: Job<S, T>>(mut place: Place<S, T>, job: &J, edge:
 /// What is found in a tensor.
 pub(super) fn look<T: Value>(tensor: &FlexTensor, edge: f32) -> Row {
     read(tensor, |values: &[T]| {
-        let (source, target) = (Some(values), None);
-        work::<T, T, _>(Place { source, target }, &Look, edge)
+        work::<T, T, _>(Place(Some(values), None), &Look, edge)
     })
 }
 
@@ -249,14 +239,7 @@ pub(super) fn product<S: Value, T: Value, J: Job<S, T>>(
     if S::dtype() == T::dtype()
         && let target @ Some(_) = tensor.try_storage_mut::<T>()
     {
-        let row = work::<S, T, J>(
-            Place {
-                source: None,
-                target,
-            },
-            job,
-            edge,
-        );
+        let row = work::<S, T, J>(Place(None, target), job, edge);
         return (tensor, row);
     }
     let source: &[S] = tensor.storage();
@@ -264,8 +247,8 @@ pub(super) fn product<S: Value, T: Value, J: Job<S, T>>(
         true => memory::take(source.len() * size_of::<T>()),
         false => Bytes::from_elems(bytemuck::zeroed_vec::<T>(source.len())),
     };
-    let (source, target) = (Some(source), Some(bytemuck::cast_slice_mut(&mut bytes)));
-    let row = work::<S, T, J>(Place { source, target }, job, edge);
+    let target = Some(bytemuck::cast_slice_mut(&mut bytes));
+    let row = work::<S, T, J>(Place(Some(source), target), job, edge);
     let product = FlexTensor::new(bytes, tensor.layout().clone(), T::dtype());
     (product, row)
 }
@@ -278,11 +261,7 @@ pub(super) fn blend<S: Value, T: Real>(
 ) -> FlexTensor {
     target = target.to_contiguous();
     let source = source.to_contiguous();
-    let (source, values) = (Some(source.storage()), Some(target.storage_mut()));
-    let place = Place {
-        source,
-        target: values,
-    };
+    let place = Place(Some(source.storage()), Some(target.storage_mut()));
     work::<S, T, _>(place, job, f32::INFINITY);
     target
 }
@@ -298,14 +277,14 @@ pub(super) fn read<T: Value, R>(tensor: &FlexTensor, work: impl FnOnce(&[T]) -> 
 /// Whether the tensor is all of its buffer, in whatever order its dimensions are.
 fn is_whole<T>(tensor: &FlexTensor) -> bool {
     let layout = tensor.layout();
-    let strides = || {
-        layout
-            .strides()
-            .iter()
-            .map(|stride| usize::try_from(*stride).ok())
-    };
-    let is_dense = |strides: Vec<usize>| burn_std::is_dense(layout.shape(), &strides);
-    layout.start_offset() == 0
-        && tensor.bytes().len() == layout.num_elements() * size_of::<T>()
-        && (layout.is_contiguous() || strides().collect::<Option<_>>().is_some_and(is_dense))
+    let whole = tensor.bytes().len() == layout.num_elements() * size_of::<T>();
+    if !whole || layout.start_offset() != 0 || layout.is_contiguous() {
+        return whole && layout.start_offset() == 0;
+    }
+    let strides = layout
+        .strides()
+        .iter()
+        .map(|stride| usize::try_from(*stride).ok());
+    let strides: Option<Vec<usize>> = strides.collect();
+    strides.is_some_and(|strides| burn_std::is_dense(layout.shape(), &strides))
 }

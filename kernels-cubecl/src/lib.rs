@@ -32,6 +32,7 @@ mod cast;
 #[cfg(any(feature = "cubecl", feature = "router"))]
 mod custom;
 mod error;
+mod fields;
 mod histogram;
 #[cfg(feature = "cubecl")]
 mod kernel;

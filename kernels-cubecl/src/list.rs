@@ -79,14 +79,14 @@ impl TensorList {
         }
     }
 
-    pub(crate) fn to_device(mut self, device: &Device) -> Self {
+    pub(crate) fn moved(mut self, device: &Device) -> Self {
         let device = device.as_dispatch();
-        let moved = |tensor: DispatchTensor| match tensor.shape().num_elements() {
+        let bring = |tensor: DispatchTensor| match tensor.shape().num_elements() {
             // Burn 0.22.1 cannot read every tensor that is empty.
             0 => Dispatch::float_empty(tensor.shape(), device, tensor.dtype().into()),
             _ => Dispatch::float_to_device(tensor, device),
         };
-        self.tensors = self.tensors.into_iter().map(moved).collect();
+        self.tensors = self.tensors.into_iter().map(bring).collect();
         self
     }
 }

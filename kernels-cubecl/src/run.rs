@@ -78,9 +78,9 @@ fn multiply(
         }
         Run::Composed => Ok(fallback::multiply(list, inverse, keep_dtype)),
         Run::OnFlex(flex) => {
-            let (list, inverse) = (list.to_device(&flex), inverse.to_device(&flex));
+            let (list, inverse) = (list.moved(&flex), inverse.to_device(&flex));
             let (products, status) = multiply(list, inverse, keep_dtype)?;
-            Ok((products.to_device(&device), status.to_device(device)))
+            Ok((products.moved(&device), status.of_device(device)))
         }
     }
 }
@@ -105,7 +105,7 @@ pub fn inspect(list: TensorList) -> Result<Status, UnsupportedDType> {
             Ok(Status::of_words(words, elements))
         }
         Some((_, Run::Composed)) => Ok(fallback::inspect(list)),
-        Some((device, Run::OnFlex(flex))) => Ok(inspect(list.to_device(&flex))?.to_device(device)),
+        Some((device, Run::OnFlex(flex))) => Ok(inspect(list.moved(&flex))?.of_device(device)),
     }
 }
 
@@ -128,7 +128,7 @@ pub fn histogram(list: TensorList) -> Result<Histogram, UnsupportedDType> {
             list.into_vec(),
         ))),
         Some((_, Run::Composed)) => Ok(fallback::histogram(list)),
-        Some((_, Run::OnFlex(flex))) => histogram(list.to_device(&flex)),
+        Some((_, Run::OnFlex(flex))) => histogram(list.moved(&flex)),
     }
 }
 

@@ -1,24 +1,15 @@
 use burn::{
     backend::{Dispatch, DispatchTensor},
-    tensor::{Device, FloatDType, Int, Tensor},
+    tensor::{Device, Int, Tensor},
 };
 
 #[allow(unused_imports)]
 pub(crate) use crate::words::{NARROW, NARROW_BIG, NARROW_SMALL, Row, Squares, WORDS, verdict};
 use crate::{
+    fields::{self, FIELDS, parts_of},
     ops::AmpOps,
     words::{TensorStatus, decode, read_words},
 };
-
-/// The floats of one tensor's row where Burn's operations have found it: four counts of two floats, in units of
-/// [`COUNT_BASE`] and of one, in the order of the words; largest magnitude; sum of squares relative to it.
-pub(crate) const FIELDS: usize = 10;
-
-/// Counts travel as two floats, so that each is exact in f32.
-pub(crate) const COUNT_BASE: u64 = 1 << 20;
-
-/// Tensors of more values have several rows where Burn's operations have found them: counts fit its i32.
-pub(crate) const PART: u64 = 1 << 30;
 
 /// What a pass has found, still on the device.
 ///
@@ -61,7 +52,7 @@ enum Found {
     Nothing,
     /// [`WORDS`] words for each tensor, from a kernel.
     Words(Tensor<1, Int>),
-    /// [`FIELDS`] floats for each [`PART`] of each tensor, from Burn's operations.
+    /// [`FIELDS`] floats for each part of each tensor, from Burn's operations.
     Fields(Tensor<1>),
 }
 
@@ -82,7 +73,7 @@ impl Status {
         }
     }
 
-    pub(crate) fn to_device(self, home: Device) -> Self {
+    pub(crate) fn of_device(self, home: Device) -> Self {
         let home = Some(home);
         Self { home, ..self }
     }
@@ -99,13 +90,14 @@ impl Status {
             Found::Nothing => Vec::new(),
             Found::Words(words) => read_words(words).chunks_exact(WORDS).map(decode).collect(),
             Found::Fields(fields) => {
-                let fields: Vec<f64> = fields.into_data().iter().collect();
-                let mut parts = fields.chunks_exact(FIELDS).map(decode_fields);
+                let floats: Vec<f64> = fields.into_data().iter().collect();
+                let mut rest = floats.as_slice();
                 let mut row = |elements: &u64| {
-                    let parts = parts.by_ref().take(parts_of(*elements));
-                    parts.fold(TensorStatus::default(), TensorStatus::join)
+                    let (rows, others) = rest.split_at_checked(FIELDS * parts_of(*elements))?;
+                    rest = others;
+                    Some(fields::decode(rows))
                 };
-                self.elements.iter().map(&mut row).collect()
+                self.elements.iter().filter_map(&mut row).collect()
             }
         };
         // A row less would give its tensor another's numbers, or none, and an overflow would pass unseen.
@@ -136,58 +128,11 @@ impl Status {
             Found::Words(words) => {
                 Tensor::from_dispatch(Dispatch::amp_verdict(words.clone().into_dispatch()))
             }
-            Found::Fields(fields) => verdict_of_fields(fields.clone()),
+            Found::Fields(fields) => fields::verdict(fields.clone()),
         };
         Some(match &self.home {
             Some(home) => verdict.to_device(home),
             None => verdict,
         })
-    }
-}
-
-/// How many rows a tensor has where Burn's operations have found them.
-pub(crate) fn parts_of(elements: u64) -> usize {
-    elements.div_ceil(PART).max(1) as usize
-}
-
-fn decode_fields(fields: &[f64]) -> TensorStatus {
-    let count = |at: usize| fields[2 * at] as u64 * COUNT_BASE + fields[2 * at + 1] as u64;
-    TensorStatus {
-        elements: 0,
-        above: count(0),
-        non_finite_before: count(1),
-        non_finite: count(2),
-        zeros: count(3),
-        max_abs: fields[8],
-        norm: fields[8] * fields[9].sqrt(),
-    }
-}
-
-fn verdict_of_fields(fields: Tensor<1>) -> Tensor<1> {
-    let rows = fields.dims()[0] / FIELDS;
-    let fields = fields.reshape([rows, FIELDS]);
-    let field = |at: usize| fields.clone().slice([0..rows, at..at + 1]).reshape([rows]);
-    let found_inf = (field(4) + field(5)).max().greater_elem(0.0);
-    // Relative to the largest magnitude, so that squares are in range; where all are zero, to one.
-    let largest = field(8).max();
-    let unit = largest.clone().mask_fill(largest.equal_elem(0.0), 1.0);
-    let squares = (field(8) / unit.clone()).square() * field(9);
-    let norm = squares.sum().sqrt() * unit;
-    let found_inf = found_inf.int().cast(FloatDType::F32);
-    Tensor::cat(vec![found_inf, norm.cast(FloatDType::F32)], 0)
-}
-
-impl TensorStatus {
-    /// Of two parts of a tensor.
-    fn join(self, other: Self) -> Self {
-        Self {
-            elements: 0,
-            above: self.above + other.above,
-            non_finite_before: self.non_finite_before + other.non_finite_before,
-            non_finite: self.non_finite + other.non_finite,
-            zeros: self.zeros + other.zeros,
-            max_abs: self.max_abs.max(other.max_abs),
-            norm: self.norm.hypot(other.norm),
-        }
     }
 }

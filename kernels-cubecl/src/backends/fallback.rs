@@ -10,9 +10,10 @@ use burn::{
 use std::ops::Range;
 
 use crate::{
+    fields::{COUNT_BASE, FIELDS, PART, parts_of},
     histogram::{BINS, ExponentHistogram, Histogram},
     list::TensorList,
-    status::{COUNT_BASE, FIELDS, PART, Status, parts_of},
+    status::Status,
 };
 
 /// Multiplies every tensor by `inverse` and measures the products, in several passes.

@@ -6,7 +6,7 @@ use super::{
     cpu::{Cpu, LANES},
     value::{Real, Value},
 };
-use crate::status::{Row, Squares};
+use crate::words::{Row, Squares};
 
 /// Values that are judged together: each lane sums 32 squares, and their errors do not add up over blocks.
 pub(super) const BLOCK: usize = 32 * LANES;

@@ -20,7 +20,7 @@ use rayon::prelude::*;
 use crate::{
     histogram::BINS,
     ops::{AmpOps, CastOps, TensorVec, UnscaledVec},
-    status::{Row, verdict},
+    words::{Row, verdict},
 };
 pub use memory::release_memory;
 use pass::{Blend, Scale, blend, look, product};

@@ -10,7 +10,7 @@ use super::{
     memory,
     value::{Real, Value},
 };
-use crate::status::Row;
+use crate::words::Row;
 
 /// Values that one thread takes at a time: enough to be worth the hand-over, few enough to share evenly.
 pub(super) const CHUNK: usize = 1 << 16;

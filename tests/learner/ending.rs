@@ -36,7 +36,7 @@ fn early_stopping_sees_the_metrics_of_a_scaled_run() {
     let learner = run.learner(&amp);
     // The loss scale grows, so the first epoch is the best one for good.
     let strategy = MetricEarlyStoppingStrategy::new(
-        &amp.monitor().loss_scale_metric(),
+        &amp.loss_scale_metric(),
         Aggregate::Mean,
         Direction::Lowest,
         Split::Train,
@@ -59,7 +59,7 @@ fn an_interrupted_run_returns_what_it_has() {
     };
     let amp = run.amp();
     let learner = run.learner(&amp);
-    let monitor = amp.monitor();
+    let monitor = amp.clone();
     let interrupter = Interrupter::new();
     let stop = {
         let (interrupter, monitor) = (interrupter.clone(), monitor.clone());
@@ -136,9 +136,9 @@ fn exhausted(
     training = match listener {
         Listener::Training => amp.training(training),
         Listener::TrainingAndOwn => amp.training(training.with_interrupter(Interrupter::new())),
-        Listener::Interrupter => training.with_interrupter(amp.monitor().interrupter()),
+        Listener::Interrupter => training.with_interrupter(amp.interrupter()),
         Listener::Stranger => {
-            amp.monitor().interrupter();
+            amp.interrupter();
             training
         }
         Listener::Nobody => training,
@@ -177,12 +177,16 @@ fn an_exhausted_loss_scale_ends_the_run_as_burn_ends_runs() {
             assert!(error.contains("hidden.weight"), "{listener:?}: {error}");
             assert!(result.interrupted.is_none());
 
-            let monitor = amp.monitor();
-            let Some(AmpError::LossScaleExhausted { skips, .. }) = monitor.error() else {
-                panic!("{:?}", monitor.error());
+            let monitor = amp.clone();
+            let Some(AmpError::LossScaleExhausted { skips, .. }) = monitor.run_result().err()
+            else {
+                panic!("{:?}", monitor.run_result().err());
             };
             assert_eq!(skips, 4);
-            assert_eq!(monitor.check().unwrap_err(), monitor.error().unwrap());
+            assert_eq!(
+                monitor.run_result().unwrap_err(),
+                monitor.run_result().err().unwrap()
+            );
             assert!(all_finite(&result.model));
             assert_eq!(steps_in(folder.path(), 1), 6);
             assert_eq!(result.model.scaler().counters().steps(), 6 + 4);
@@ -212,7 +216,7 @@ fn a_run_of_infinite_losses_is_not_blamed_on_the_scale() {
         error.contains("the loss, or its gradient, is infinite or NaN"),
         "{error}"
     );
-    let error = amp.monitor().check().unwrap_err();
+    let error = amp.run_result().unwrap_err();
     assert!(
         matches!(error, AmpError::LossNotFinite { skips: 4, .. }),
         "{error}"
@@ -251,14 +255,14 @@ fn a_failed_model_can_be_trained_again() {
     ] {
         let folder = temp_dir();
         let (result, amp) = exhausted(listener, None, accumulation, folder.path());
-        let monitor = amp.monitor();
-        assert!(monitor.check().is_err());
+        let monitor = amp.clone();
+        assert!(monitor.run_result().is_err());
         let mut model = result.model.train();
         if reload {
             let file = folder.path().join("checkpoint/model-1.bpk");
             model = model.try_load_file(file).unwrap();
         }
-        assert!(monitor.check().is_err(), "told until it trains again");
+        assert!(monitor.run_result().is_err(), "told until it trains again");
         let before = (*model.scaler().counters(), parameters(&model));
 
         let again = temp_dir();
@@ -276,7 +280,7 @@ fn a_failed_model_can_be_trained_again() {
         }
         .launch(learner);
         assert!(result.error.is_none(), "reload: {reload}");
-        monitor.check().unwrap();
+        monitor.run_result().unwrap();
         let steps = 6 / accumulation.unwrap_or(1) as u64;
         let counters = result.model.scaler().counters();
         assert_eq!(counters.steps(), before.0.steps() + steps);
@@ -310,7 +314,7 @@ fn a_failure_does_not_end_the_next_run() {
         let learner = waiting.unwrap_or_else(|| good.learner(&amp));
         let result = amp.training(good.training(folder.path())).launch(learner);
         assert!(result.error.is_none());
-        amp.monitor().check().unwrap();
+        amp.run_result().unwrap();
         assert_eq!(result.model.scaler().counters().steps(), 2);
     }
 }
@@ -325,14 +329,14 @@ fn a_failure_of_ones_own_ends_the_run() {
         output_finite: true,
     };
     assert_eq!(
-        amp.monitor().fail(error.clone()),
+        amp.fail_run(error.clone()),
         Err(error.clone()),
         "nobody listens"
     );
-    let interrupter = amp.monitor().interrupter();
-    assert_eq!(amp.monitor().fail(error.clone()), Ok(()));
+    let interrupter = amp.interrupter();
+    assert_eq!(amp.fail_run(error.clone()), Ok(()));
     assert!(interrupter.should_stop());
-    assert_eq!(amp.monitor().check(), Err(error));
+    assert_eq!(amp.run_result(), Err(error));
 }
 
 /// A Learner cannot accumulate as the optimizer was told, nor with another scale: an error at once, not another training.
@@ -374,7 +378,7 @@ fn a_step_that_is_refused_is_not_shown() {
     let run = Run::default();
     let device = Device::flex().autodiff();
     let amp = run.amp();
-    let (mut learner, monitor) = (run.learner(&amp), amp.monitor());
+    let (mut learner, monitor) = (run.learner(&amp), amp.clone());
     monitor.interrupter();
     let mut metric = monitor.skipped_steps_metric();
     let metadata = MetricMetadata {
@@ -399,7 +403,7 @@ fn a_step_that_is_refused_is_not_shown() {
     let half = to_half(learner.model(), FloatDType::F16, &[]);
     let mut optim = AdamConfig::new().init();
     let half = half.optimize(&mut optim, 0.1.into(), grads);
-    let error = monitor.error().unwrap();
+    let error = monitor.run_result().err().unwrap();
     assert!(matches!(error, AmpError::HalfPrecisionParameter { .. }));
     assert!(error.to_string().contains("MasterWeights"), "{error}");
     assert_eq!(half.scaler().counters().steps(), 1);
@@ -410,7 +414,7 @@ fn a_step_that_is_refused_is_not_shown() {
 /// What is not measured is not NaN on the dashboard.
 #[test]
 fn metrics_of_a_disabled_scaler_are_numbers() {
-    let monitor = MixedPrecision::bf16().monitor();
+    let monitor = MixedPrecision::bf16();
     let last = [
         monitor.loss_scale_metric().final_value(),
         monitor.gradient_norm_metric().final_value(),

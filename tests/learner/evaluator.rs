@@ -54,7 +54,7 @@ fn the_evaluator_sees_inference_in_the_precision_of_the_training() {
     let amp = run.amp();
     let learner = run.learner(&amp);
     let scaled = run.training(folder.path()).launch(learner).model;
-    let (before, last) = (scaler_state(scaled.scaler()), amp.monitor().counters());
+    let (before, last) = (scaler_state(scaled.scaler()), amp.counters());
 
     let batches = loader(samples(8), None).to_device(&Device::default());
     let batch = batches.iter().next().unwrap().unwrap();
@@ -78,5 +78,5 @@ fn the_evaluator_sees_inference_in_the_precision_of_the_training() {
     assert_eq!(figures, again);
     assert!(figures.iter().all(|text| !text.is_empty()));
     assert_eq!(scaler_state(scaled.scaler()), before);
-    assert_eq!(amp.monitor().counters(), last);
+    assert_eq!(amp.counters(), last);
 }

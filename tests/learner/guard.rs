@@ -53,7 +53,7 @@ fn a_learner_guards_as_its_optimizer_was_told() {
         (counters.guarded(), counters.stepped(), counters.skipped()),
         (4, 20, 0)
     );
-    assert_eq!(amp.monitor().counters(), counters);
+    assert_eq!(amp.counters(), counters);
     let held = skips.iter().filter(|entry| *entry == "100,1").count();
     assert_eq!(held as u64, counters.guarded());
     assert!(values(&guarded) != values(&launch(None).0));

@@ -1,7 +1,7 @@
 //! A run that is killed in the middle of an epoch, and resumed by another process.
 
 use burn::data::dataset::{Dataset, DatasetError, InMemDataset};
-use burn_amp::{Resume, ScalerMonitor};
+use burn_amp::{MixedPrecision, Resume};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -16,7 +16,7 @@ use crate::{
 /// In the third epoch of four, after three of its six steps, the samples stop coming and the marker is written.
 struct Stalling {
     samples: InMemDataset<Sample>,
-    monitor: ScalerMonitor,
+    monitor: MixedPrecision,
     folder: PathBuf,
 }
 
@@ -49,7 +49,7 @@ fn child_trains_until_it_is_killed() {
     let run = shuffled_run();
     let amp = run.amp();
     let learner = run.learner(&amp);
-    let monitor = amp.monitor();
+    let monitor = amp.clone();
     let samples = Stalling {
         samples: InMemDataset::new(run.samples.clone()),
         monitor,

@@ -234,7 +234,7 @@ fn the_monitor_shows_what_was_loaded() {
     let (_, stored) = trained(1);
     let plain = AmpRecord::from_bytes(AdamConfig::new().init().into_bytes().unwrap()).unwrap();
     let (amp, mut optim) = trained(2);
-    let monitor = amp.monitor();
+    let monitor = amp.clone();
     let check = |optim: &ScaledOptimizer<ModuleOptimizer>, steps: u64| {
         let scaler = optim.scaler();
         assert_eq!(monitor.counters(), *scaler.counters());
@@ -247,7 +247,7 @@ fn the_monitor_shows_what_was_loaded() {
     assert_eq!(check(&optim, 6), (None, false));
 
     let (amp, mut optim) = trained(2);
-    let monitor = amp.monitor();
+    let monitor = amp.clone();
     optim.load_record(plain);
     assert_eq!(
         (monitor.counters().steps(), monitor.last_outcome()),

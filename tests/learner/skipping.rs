@@ -73,7 +73,7 @@ fn metrics_are_not_available_in_validation() {
         ..Run::default()
     };
     let amp = run.amp();
-    let monitor = amp.monitor();
+    let monitor = amp.clone();
     let learner = run.learner(&amp);
     let result = run
         .training(folder.path())

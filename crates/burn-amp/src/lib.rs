@@ -106,5 +106,5 @@ pub use scaler::GradScaler;
 pub use scope::{Scope, autocast, in_f32, rescaled};
 pub use step_counters::StepCounters;
 #[cfg(feature = "train")]
-pub use train::{Resume, Scaled, ScalerMonitor};
+pub use train::{Resume, Scaled};
 pub use unscale::{histogram, inspect, try_histogram, try_inspect};

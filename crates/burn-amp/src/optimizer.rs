@@ -344,12 +344,12 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         Ok(())
     }
 
-    /// Shows the monitor what has changed: a step, or the scale inside a window.
+    /// Shows to those who ask the `MixedPrecision` what has changed: a step, or the scale inside a window.
     fn publish(&self, steps_before: u64) {
         #[cfg(feature = "train")]
         if let Some(amp) = self.scaler.precision() {
             let stepped = self.scaler.counters().steps() != steps_before;
-            amp.monitor().publish(&self.scaler, stepped);
+            amp.publish(&self.scaler, stepped);
         }
         #[cfg(not(feature = "train"))]
         let _ = steps_before;

@@ -103,7 +103,7 @@ pub fn train(
     } = amp.training(training).launch(learner);
     // Gives the terminal back, so that what is printed next can be read.
     drop(renderer);
-    amp.monitor().check()?;
+    amp.run_result()?;
     match error {
         Some(error) => Err(error.to_string().into()),
         None => Ok((model, interrupted)),

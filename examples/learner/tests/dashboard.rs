@@ -70,7 +70,7 @@ fn child_is_exhausted_at_once() {
     let training = SupervisedTraining::new(folder, train, valid).num_epochs(1);
     let result = amp.training(training).launch(learner);
     drop(result.renderer);
-    println!("THE ERROR IS: {}", amp.monitor().check().unwrap_err());
+    println!("THE ERROR IS: {}", amp.run_result().unwrap_err());
 }
 
 #[test]

@@ -126,7 +126,7 @@ impl GradScaler {
         self.restore_counters(state);
         #[cfg(feature = "train")]
         if let Some(amp) = self.precision() {
-            amp.monitor().publish(self, false);
+            amp.publish(self, false);
         }
     }
 

@@ -23,7 +23,7 @@ impl MixedPrecision {
     /// [`MasterWeights`], with or without a `ScaledOptimizer` around it. `lr_scheduler` is any of Burn's. It advances on skipped
     /// steps too, unless it is a [`ScaledLrScheduler`](crate::ScaledLrScheduler). Does not wait for the device.
     ///
-    /// One run at a time for each handle: its loss scale, its monitor and what ends it are shared.
+    /// One run at a time for each handle: its loss scale, its counters and what ends it are shared.
     ///
     /// ```
     /// use burn::{
@@ -88,8 +88,8 @@ impl MixedPrecision {
     /// # let training = training.renderer(Box::new(burn::train::renderer::CliMetricsRenderer::new()));
     /// let result = amp.training(training).launch(learner);
     ///
-    /// amp.monitor().check()?; // a loss scale that is exhausted, or a loss that is NaN, has ended the run
-    /// assert_eq!(amp.monitor().counters().steps(), 8);
+    /// amp.run_result()?; // a loss scale that is exhausted, or a loss that is NaN, has ended the run
+    /// assert_eq!(amp.counters().steps(), 8);
     /// let sums = result.model.linear.forward(Tensor::<2>::ones([1, 4], &Device::flex()));
     /// result.model.into_record().save(directory.join("model"))?;
     /// # let _ = sums;

@@ -8,15 +8,15 @@ use burn::{
 };
 use std::sync::Arc;
 
-use super::{ScalerMonitor, monitor::Reading};
-use crate::loss_scale::StepOutcome;
+use super::run::Reading;
+use crate::{loss_scale::StepOutcome, mixed_precision::MixedPrecision};
 
 /// A metric of the loss scale or of the gradients.
 #[derive(Clone)]
 struct ScalerMetric {
     kind: Kind,
     name: MetricName,
-    monitor: ScalerMonitor,
+    amp: MixedPrecision,
     /// Burn updates metrics in a thread of their own, later than the step: they take the steps one by one.
     seen: u64,
     /// The last loss scale.
@@ -36,9 +36,9 @@ enum Kind {
 
 /// Metrics for `SupervisedTraining::metric_train_numeric`.
 ///
-/// [`MixedPrecision::training`](crate::MixedPrecision::training) registers all four. They belong to the training: in
+/// [`training`](Self::training) registers all four. They belong to the training: in
 /// validation they are "N/A". They read host values and never wait for the device.
-impl ScalerMonitor {
+impl MixedPrecision {
     /// The loss scale after each step. An epoch's value is that at its end, not a mean.
     pub fn loss_scale_metric(&self) -> impl Metric<Input = ()> + Numeric + use<> {
         ScalerMetric::new(self, Kind::LossScale, "Loss Scale")
@@ -68,13 +68,13 @@ impl ScalerMonitor {
 }
 
 impl ScalerMetric {
-    fn new(monitor: &ScalerMonitor, kind: Kind, name: &str) -> Self {
+    fn new(amp: &MixedPrecision, kind: Kind, name: &str) -> Self {
         Self {
             kind,
             name: Arc::new(name.to_string()),
-            monitor: monitor.clone(),
-            seen: monitor.count(),
-            scale: monitor.loss_scale().into(),
+            amp: amp.clone(),
+            seen: amp.steps_shown(),
+            scale: amp.loss_scale().into(),
             mean: NumericMetricState::new(),
             known: (false, false),
         }
@@ -86,7 +86,7 @@ impl ScalerMetric {
 
     /// What the next step was like; none if no step was made since the last call, as inside an accumulation window.
     fn next(&mut self) -> Option<Reading> {
-        let (number, reading) = self.monitor.after(self.seen)?;
+        let (number, reading) = self.amp.step_after(self.seen)?;
         self.seen = number;
         Some(reading)
     }

@@ -5,10 +5,9 @@ mod checkpoint;
 mod learner;
 mod metric;
 mod module;
-mod monitor;
 mod resume;
+mod run;
 mod scaled;
 
-pub use monitor::ScalerMonitor;
 pub use resume::Resume;
 pub use scaled::Scaled;

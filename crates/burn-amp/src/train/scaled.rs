@@ -7,10 +7,7 @@ use burn::{
 };
 use std::ops::Deref;
 
-use super::{
-    ScalerMonitor,
-    checkpoint::{self, Found},
-};
+use super::checkpoint::{self, Found};
 use crate::{
     dtype::is_half,
     ema::Ema,
@@ -82,7 +79,7 @@ impl<M> Scaled<M> {
     ) -> Self {
         // Burn clones the model: only its forks, for workers, count as optimizers of their own.
         scaler.leave();
-        amp.monitor().publish(&scaler, false);
+        amp.publish(&scaler, false);
         Self {
             inner,
             trained: None,
@@ -112,11 +109,6 @@ impl<M> Scaled<M> {
         self.options.ema.as_ref()
     }
 
-    /// A view of the scaler for metrics and other threads: that of [`MixedPrecision::monitor`].
-    pub fn monitor(&self) -> ScalerMonitor {
-        self.amp.monitor()
-    }
-
     /// What the next checkpoint is to hold.
     pub(super) fn state(&self) -> AmpRecord {
         let mut record = self.scaler.to_record();
@@ -144,7 +136,7 @@ impl<M> Scaled<M> {
             (None, None) => {}
         }
         self.options.restore_guard(state.guard, "the checkpoint");
-        self.monitor().publish(&self.scaler, false);
+        self.amp.publish(&self.scaler, false);
     }
 
     fn start_fresh(&mut self) {
@@ -159,7 +151,7 @@ impl<M> Scaled<M> {
             "the checkpoint is that of a run without a loss scaler: the scaler starts fresh, at loss scale {}",
             f64::from(self.scaler.loss_scale())
         );
-        self.monitor().publish(&self.scaler, false);
+        self.amp.publish(&self.scaler, false);
     }
 }
 
@@ -184,9 +176,9 @@ impl<M: TrainStep + Module> Scaled<M> {
         grads: GradientsParams,
         optimize: impl FnOnce(M, &mut ModuleOptimizer, GradientsParams) -> M,
     ) -> Self {
-        let monitor = self.monitor();
+        let amp = self.amp.clone();
         if self.failed
-            && let Some(error) = monitor.error()
+            && let Some(error) = amp.run_result().err()
         {
             // The interrupter is not the run's: nobody has ended it.
             panic!("{error}");
@@ -218,13 +210,13 @@ impl<M: TrainStep + Module> Scaled<M> {
             Ok(None) => {}
             Err(error) => {
                 self.failed = true;
-                if let Err(error) = monitor.fail(error) {
+                if let Err(error) = amp.fail_run(error) {
                     panic!("{error}");
                 }
             }
         }
         let stepped = self.scaler.counters().steps() != steps;
-        monitor.publish(&self.scaler, stepped);
+        amp.publish(&self.scaler, stepped);
         checkpoint::put(optim, self.state());
         self
     }
@@ -238,7 +230,7 @@ impl<M: TrainStep + Module> TrainStep for Scaled<M> {
     fn step(&self, batch: M::Input) -> TrainOutput<M::Output> {
         if !self.failed {
             // Before the step that Burn asks the interrupter after: with accumulation, `optimize` comes later.
-            self.monitor().forget_failure();
+            self.amp.forget_failure();
         }
         let mut output = self.amp.in_model(|| TrainStep::step(&self.inner, batch));
         if self.mixed {
@@ -254,7 +246,7 @@ impl<M: TrainStep + Module> TrainStep for Scaled<M> {
     /// A step that fails ([`LossScaleExhausted`](crate::AmpError::LossScaleExhausted), [`LossNotFinite`](crate::AmpError::LossNotFinite),
     /// [`AlwaysGuarded`](crate::AmpError::AlwaysGuarded), and what
     /// [`ScaledOptimizer::try_step`](crate::ScaledOptimizer::try_step) refuses) returns the model as it was and ends the run,
-    /// through [`ScalerMonitor::interrupter`].
+    /// through [`MixedPrecision::interrupter`].
     ///
     /// # Panics
     ///

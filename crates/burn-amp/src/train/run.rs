@@ -14,11 +14,11 @@ use crate::{
 /// Steps that are remembered: metrics run in a thread of their own, and may be behind.
 const STEPS: usize = 128;
 
-/// Shows the loss scale and the last steps to metrics, a progress bar, or other threads, and ends a `Learner` run that fails.
+/// What metrics, a progress bar or other threads may ask of a training (feature `train`): what an optimizer of this
+/// `MixedPrecision` did last, by hand or in a `Learner`.
 ///
-/// Made by [`MixedPrecision::monitor`]. Clones see the same training: what an optimizer of this `MixedPrecision` did last, by
-/// hand or in a `Learner`. With several optimizers, counters and gradients are those of the one that stepped last. Reading
-/// never waits for a device: all values are host values that the step has read anyway.
+/// With several optimizers, counters and gradients are those of the one that stepped last. Reading never waits for a device: all
+/// values are host values that the step has read anyway.
 ///
 /// ```
 /// use burn::{
@@ -37,30 +37,19 @@ const STEPS: usize = 128;
 /// let grads = GradientsParams::from_grads(loss.backward(), &model);
 /// model = optim.step(0.1, model, grads);
 ///
-/// let monitor = amp.monitor();
 /// std::thread::spawn(move || {
-///     assert_eq!(monitor.loss_scale(), 65536.0);
-///     assert_eq!((monitor.counters().steps(), monitor.counters().skipped()), (1, 0));
-///     assert!(monitor.last_status().unwrap().norm() > 0.0);
+///     assert_eq!(amp.loss_scale(), 65536.0);
+///     assert_eq!((amp.counters().steps(), amp.counters().skipped()), (1, 0));
+///     assert!(amp.last_status().unwrap().norm() > 0.0);
 /// })
 /// .join()
 /// .unwrap();
 /// # let _ = model;
 /// ```
-#[derive(Clone)]
-pub struct ScalerMonitor {
-    amp: MixedPrecision,
-}
-
 impl MixedPrecision {
-    /// A view of the loss scale and of the last steps, for metrics and other threads (feature `train`).
-    pub fn monitor(&self) -> ScalerMonitor {
-        ScalerMonitor { amp: self.clone() }
-    }
-
     /// Adds the metrics of this crate to a training of Burn's, and ends a run that cannot go on, in Burn's way.
     ///
-    /// The metrics: loss scale, skipped steps, gradient norm, share of zero gradients ([`ScalerMonitor::loss_scale_metric`] and the like). There are none
+    /// The metrics: loss scale, skipped steps, gradient norm, share of zero gradients ([`loss_scale_metric`](Self::loss_scale_metric) and the like). There are none
     /// without a scaler, as in f32 and bf16, where nothing is measured. The end: through the run's interrupter. Set one of
     /// your own (`with_interrupter`) before this call.
     ///
@@ -69,20 +58,19 @@ impl MixedPrecision {
         &self,
         training: SupervisedTraining<M>,
     ) -> SupervisedTraining<M> {
-        let monitor = self.monitor();
-        monitor.state().interrupter = Some(training.interrupter());
+        self.state().interrupter = Some(training.interrupter());
         match self.live().schedule().config().enabled {
             true => training
-                .metric_train_numeric(monitor.loss_scale_metric())
-                .metric_train_numeric(monitor.skipped_steps_metric())
-                .metric_train_numeric(monitor.gradient_norm_metric())
-                .metric_train_numeric(monitor.zero_gradients_metric()),
+                .metric_train_numeric(self.loss_scale_metric())
+                .metric_train_numeric(self.skipped_steps_metric())
+                .metric_train_numeric(self.gradient_norm_metric())
+                .metric_train_numeric(self.zero_gradients_metric()),
             false => training,
         }
     }
 }
 
-/// What the monitors of one `MixedPrecision` share.
+/// What clones of one `MixedPrecision` know of its training.
 #[derive(Default)]
 struct State {
     counters: StepCounters,
@@ -105,12 +93,7 @@ pub(super) struct Reading {
     pub(super) zero_share: Option<f64>,
 }
 
-impl ScalerMonitor {
-    /// The loss scale of the next step; 1 without scaling.
-    pub fn loss_scale(&self) -> f32 {
-        self.amp.loss_scale()
-    }
-
+impl MixedPrecision {
     /// Steps taken and skipped so far.
     pub fn counters(&self) -> StepCounters {
         self.state().counters
@@ -127,30 +110,24 @@ impl ScalerMonitor {
         self.state().status.clone()
     }
 
-    /// The error that has ended the run: the loss scale is exhausted, the loss is NaN, or a parameter cannot be stepped.
-    ///
-    /// None again as soon as a model takes a step that has not failed: a new one, or one on which
-    /// [`Module::train`](burn::module::Module::train) was called. Never waits for the device.
-    pub fn error(&self) -> Option<AmpError> {
-        self.state().error.clone()
-    }
-
-    /// Whether the run could go on to its end, to be asked after `launch`.
+    /// Whether the run could go on to its end, to be asked after `launch`. Never waits for the device.
     ///
     /// More reliable than `LearningResult::error`, which Burn 0.22.1 clears at the end of a run with the dashboard.
     ///
     /// # Errors
     ///
-    /// The error that has ended the run.
-    pub fn check(&self) -> Result<(), AmpError> {
-        self.error().map_or(Ok(()), Err)
+    /// The error that has ended the run: the loss scale is exhausted, the loss is NaN, or a parameter cannot be stepped. Forgotten as
+    /// soon as a model takes a step that has not failed: a new one, or one on which
+    /// [`Module::train`](burn::module::Module::train) was called.
+    pub fn run_result(&self) -> Result<(), AmpError> {
+        self.state().error.clone().map_or(Ok(()), Err)
     }
 
     /// The handle through which a run that fails is ended: that of the training given to [`MixedPrecision::training`], or
     /// else one to be given to a run (`with_interrupter`).
     ///
     /// Burn's `LearningResult::error` then says why, as the failure of a worker (the nearest of Burn's errors);
-    /// [`check`](Self::check) has the error itself.
+    /// [`run_result`](Self::run_result) has the error itself.
     pub fn interrupter(&self) -> Interrupter {
         self.state().interrupter.get_or_insert_default().clone()
     }
@@ -161,7 +138,7 @@ impl ScalerMonitor {
     /// # Errors
     ///
     /// The error itself, if `interrupter` was never called, so that nothing can be ended by it.
-    pub fn fail(&self, error: AmpError) -> Result<(), AmpError> {
+    pub fn fail_run(&self, error: AmpError) -> Result<(), AmpError> {
         log::error!("{error}");
         let interrupter = {
             let mut state = self.state();
@@ -213,12 +190,12 @@ impl ScalerMonitor {
     }
 
     /// How many steps were shown so far.
-    pub(super) fn count(&self) -> u64 {
+    pub(super) fn steps_shown(&self) -> u64 {
         self.state().count
     }
 
     /// The step after the first `seen`, or the oldest that is remembered, and its number.
-    pub(super) fn after(&self, seen: u64) -> Option<(u64, Reading)> {
+    pub(super) fn step_after(&self, seen: u64) -> Option<(u64, Reading)> {
         let state = self.state();
         let forgotten = state.count - state.steps.len() as u64;
         let seen = seen.max(forgotten);
@@ -227,19 +204,10 @@ impl ScalerMonitor {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        let state = self.amp.extension::<Mutex<State>>();
+        let state = self.extension::<Mutex<State>>();
         let state = state.expect("nothing else is kept there").lock();
         // Nothing in here is left half written by a panic.
         state.unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl std::fmt::Debug for ScalerMonitor {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ScalerMonitor")
-            .field("loss_scale", &f64::from(self.loss_scale()))
-            .field("counters", &self.counters())
-            .finish_non_exhaustive()
     }
 }
 
@@ -252,27 +220,26 @@ mod tests {
     fn steps_come_in_order_and_none_is_left_out_while_remembered() {
         let amp = MixedPrecision::f16();
         let mut scaler = GradScaler::from(&amp);
-        let monitor = amp.monitor();
         let mut step = |scale: u32| {
             scaler.set_loss_scale(scale.into()).unwrap();
-            monitor.publish(&scaler, true);
+            amp.publish(&scaler, true);
             // What is not a step is shown, but not counted.
-            monitor.publish(&scaler, false);
+            amp.publish(&scaler, false);
         };
         (1..=10).for_each(&mut step);
         let mut seen = 0;
         for expected in 1..=10 {
-            let (number, reading) = monitor.after(seen).unwrap();
+            let (number, reading) = amp.step_after(seen).unwrap();
             assert_eq!(number, expected);
             assert_eq!(reading.loss_scale, expected as f64);
             seen = number;
         }
-        assert!(monitor.after(seen).is_none());
+        assert!(amp.step_after(seen).is_none());
 
         let last = 11 + STEPS as u32;
         (11..=last).for_each(&mut step);
-        let (number, reading) = monitor.after(seen).unwrap();
+        let (number, reading) = amp.step_after(seen).unwrap();
         assert_eq!((number, reading.loss_scale), (12, 12.0));
-        assert_eq!(monitor.loss_scale(), last as f32);
+        assert_eq!(amp.loss_scale(), last as f32);
     }
 }

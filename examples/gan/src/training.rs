@@ -97,14 +97,28 @@ impl Trainer {
     ///
     /// None that a user could cause; those of the settings below.
     pub fn new(run: Run, seed: u64, device: &Device) -> Result<Self> {
-        let device = device.clone().autodiff();
-        device.seed(seed);
         let amp = match run.dtype {
             // A short interval: the scale shall find its place within a few hundred steps.
             FloatDType::F16 => MixedPrecision::f16()
                 .with_scaler(GradScalerConfig::new().with_growth_interval(40))?,
             dtype => MixedPrecision::new(dtype),
         };
+        Self::with_precision(amp, run.updates, seed, device)
+    }
+
+    /// A new start in any precision, with any loss scale.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub fn with_precision(
+        amp: MixedPrecision,
+        updates: Updates,
+        seed: u64,
+        device: &Device,
+    ) -> Result<Self> {
+        let device = device.clone().autodiff();
+        device.seed(seed);
         let mut generator = Player::new(Network::generator(&device), &amp);
         // Averages: what it draws with in the end.
         let ema = EmaConfig::new().with_momentum(0.98);
@@ -112,7 +126,7 @@ impl Trainer {
         Ok(Self {
             generator,
             critic: Player::new(Network::critic(&device), &amp),
-            updates: run.updates,
+            updates,
             amp,
             device,
             steps: 0,
@@ -144,6 +158,30 @@ impl Trainer {
         self.losses = Some(losses);
         self.steps += 1;
         Ok(())
+    }
+
+    /// Sets the first loss scale: the lower of those that a probe of each network finds.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`MixedPrecision::calibrate`].
+    pub fn calibrate(&self, digits: &Digits) -> Result<()> {
+        let real = self.real(digits);
+        let critic = &self.critic.network;
+        let scale =
+            (self.amp).calibrate(critic, |_| self.critic_loss(real.clone(), self.fake(BATCH)))?;
+        let generator = &self.generator.network;
+        let other = (self.amp).calibrate(generator, |_| self.generator_loss(self.fake(BATCH)))?;
+        if scale < other {
+            // That of the critic, which was measured first.
+            (self.amp).calibrate(critic, |_| self.critic_loss(real.clone(), self.fake(BATCH)))?;
+        }
+        Ok(())
+    }
+
+    /// The optimizers of critic and generator, which know what became of the last step.
+    pub fn optimizers(&self) -> [&ScaledOptimizer; 2] {
+        [&self.critic.optim, &self.generator.optim]
     }
 
     /// Large scores for real images, small ones for fakes, which the generator does not learn from here.

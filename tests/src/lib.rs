@@ -61,6 +61,7 @@ mod documents {
         precision: "../../docs/src/precision.md",
         pytorch: "../../docs/src/pytorch.md",
         records: "../../docs/src/records.md",
+        rescaled: "../../docs/src/rescaled.md",
         settings: "../../docs/src/settings.md",
     }
 }

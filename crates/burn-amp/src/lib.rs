@@ -33,6 +33,7 @@
 //! Then, where you need them:
 //!
 //! - [`GradScalerConfig`]: the settings of the loss scale, [`Schedule`]: the rule that moves it. [`ScaledOptimizerConfig`]: all settings in one JSON file.
+//! - [`MixedPrecision::calibrate`]: the first loss scale, measured. [`rescaled`]: parts with a scale of their own.
 //! - [`in_f32`]: layers that must stay in f32. [`autocast`]: for models that a `Learner` runs.
 //! - [`Guard`]: steps far outside of what was usual are clipped or held back.
 //! - [`GradientClip`], [`AccumulationConfig`], [`EmaConfig`]: clipping, accumulation and averages of the weights.

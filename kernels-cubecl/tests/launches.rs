@@ -95,7 +95,15 @@ fn count(launches: &[&str], kernel: &str) -> usize {
     launches.iter().filter(|name| name.contains(kernel)).count()
 }
 
-/// f32 gradients that nobody else holds are overwritten, whatever the order of their dimensions; others are not.
+/// Whether a pass has launched kernels that do this job.
+fn does(job: &str, work: impl FnOnce()) -> bool {
+    let launches = Launches::of(work);
+    launches
+        .iter()
+        .any(|name| name.contains("Measure<") && name.contains(job))
+}
+
+/// Gradients that nobody else holds are overwritten, whatever the order of their dimensions; others are not.
 #[test]
 fn in_place_where_it_may_be() {
     let _alone = alone();
@@ -106,16 +114,18 @@ fn in_place_where_it_may_be() {
     transposed.push(plane.transpose());
     settle();
 
-    let launches = Launches::of(|| drop(step(held.clone(), 0.5)));
-    assert!(count(&launches, "unscale_many") > 0, "{launches:?}");
-    assert_eq!(count(&launches, "unscale_in_place"), 0, "{launches:?}");
+    assert!(does("::Write", || drop(step(held.clone(), 0.5))));
+    assert!(!does("InPlace", || drop(step(held.clone(), 0.5))));
     drop(held);
 
-    for list in [list, transposed] {
-        let launches = Launches::of(|| drop(step(list, 0.5)));
-        assert!(count(&launches, "unscale_in_place") > 0, "{launches:?}");
-        assert_eq!(count(&launches, "unscale_many"), 0, "{launches:?}");
+    let mut list = list;
+    for _ in 0..2 {
+        let mut next = None;
+        let work = || next = Some(step(list, 0.5));
+        assert!(!does("::Write", work));
+        list = next.unwrap();
     }
+    assert!(does("InPlace", || drop(step(transposed, 0.5))));
 }
 
 /// Nor is it in the way that the gradients were just made, and that others were read before. (CubeCL's runtime for CPUs holds
@@ -137,8 +147,7 @@ fn in_place_right_after_the_backward_pass() {
         let mut list = TensorList::new();
         list.push(grad);
         drop((leaf, Tensor::<2>::ones([64, 96], &device).into_data()));
-        let launches = Launches::of(|| drop(step(list, 0.5)));
-        assert_eq!(count(&launches, "unscale_in_place"), 1, "{launches:?}");
+        assert!(does("InPlace", || drop(step(list, 0.5))));
     }
 }
 
@@ -155,7 +164,7 @@ fn a_sum_is_one_kernel() {
     assert_eq!(sum.unwrap(), TensorData::new(vec![7f32; 4096], [4096]));
     match cfg!(feature = "fusion") {
         true => assert_eq!(launches, Vec::<&str>::new()),
-        false => assert_eq!((launches.len(), count(&launches, "blend_in_place")), (1, 1)),
+        false => assert_eq!((launches.len(), count(&launches, "blend")), (1, 1)),
     }
 }
 
@@ -261,7 +270,30 @@ fn kernels_are_those_of_groups() {
     let (few, few_launches) = kernels(2 * 28);
     let (many, many_launches) = kernels(5 * 28);
     assert!(many_launches > few_launches);
-    assert_eq!(many.len(), few.len(), "{few:?} and {many:?}");
+    // That of full groups, of what is left, and the last reduction.
+    assert!(many.len().max(few.len()) <= 3, "{few:?} and {many:?}");
+}
+
+/// Lists may have another length every step: frozen and unused parameters have no gradients.
+#[test]
+fn lengths_of_lists_share_kernels() {
+    let _alone = alone();
+    let list = |count| {
+        let mut list = TensorList::new();
+        for _ in 0..count {
+            list.push(Tensor::<1>::ones([64], &Device::default()) * 2.0);
+        }
+        list
+    };
+    let lists: Vec<_> = (1..=28).map(list).collect();
+    settle();
+    let launched = LaunchedKernels::new();
+    for list in lists {
+        assert_eq!(inspect(list).unwrap().read()[0].max_abs, 2.0);
+    }
+    let kernels = launched.finish().len();
+    // The last reduction is one of them.
+    assert!((2..=4).contains(&kernels), "{kernels} kernels");
 }
 
 /// With fusion nothing runs until somebody asks, and then everything does.

@@ -2,6 +2,7 @@
 
 use cubecl::prelude::*;
 
+use super::share::{ENTRY, Share, load};
 use crate::histogram::ExponentHistogram;
 
 /// Zeros, what is not finite, exponents below the range, the range, exponents above it; as `crate::histogram`.
@@ -27,40 +28,52 @@ fn bin(value: f32) -> u32 {
     select(bits < FIRST, below, select(bits >= LAST, above, inside))
 }
 
-/// Each cube writes a row of `BINS` counts, in the order of the launch, from row `row` on.
+/// Each cube writes a row of `BINS` counts, from row `row` on. Which tensors and chunks are its own, `share.rs` says.
 #[cube(launch_unchecked)]
 pub(crate) fn histogram_many<I: Float, N: Size>(
-    inputs: &Sequence<Box<[Vector<I, N>]>>,
-    starts: &Sequence<u32>,
+    tensors: &Sequence<Box<[Vector<I, N>]>>,
+    table: &[u32],
+    from: u32,
+    shift: u32,
     rows: &mut [u32],
     row: u32,
     #[comptime] units: u32,
 ) {
     let unit = UNIT_POS;
-    let cube = CUBE_POS as u32;
+    let count = comptime!(tensors.len());
     // A unit's column: neighbours are at work in different banks, whatever their bins are.
     let mut counts = Shared::<[u32]>::new_slice(comptime!((BINS * units) as usize));
     for bin in 0..BINS {
         counts[(bin * units + unit) as usize] = 0u32;
     }
-    #[unroll]
-    for i in 0..inputs.len() {
-        let first = starts[i];
-        let end = starts[i + 1];
-        if cube >= first && cube < end {
-            let input = &inputs[i];
-            let length = input.len() as u32;
-            let mut position = (cube - first) * units + unit;
-            while position < length {
-                let value = Vector::<f32, N>::cast_from(input[position as usize]);
-                #[unroll]
-                for lane in 0..N::value() {
-                    let at = bin(value.extract(lane)) * units + unit;
-                    counts[at as usize] += 1u32;
-                }
-                position += (end - first) * units;
+    let chunks = table[(from + comptime!((count * ENTRY) as u32)) as usize];
+    let mut chunk = CUBE_POS as u32;
+    while chunk < chunks {
+        let share = Share::find(table, from, chunk, count);
+        let mut position = ((chunk - share.start) << shift) + unit;
+        let end = min(position - unit + (1u32 << shift), share.length);
+        while position < end {
+            let mut places = Array::<u32>::new(1usize);
+            let mut values = Array::<Vector<I, N>>::new(1usize);
+            places[0] = position;
+            load(
+                tensors,
+                share.tensor,
+                &places,
+                &mut values,
+                1u32,
+                0usize,
+                count,
+            );
+            let value = Vector::<f32, N>::cast_from(values[0]);
+            #[unroll]
+            for lane in 0..N::value() {
+                let at = bin(value.extract(lane)) * units + unit;
+                counts[at as usize] += 1u32;
             }
+            position += units;
         }
+        chunk += CUBE_COUNT as u32;
     }
     sync_cube();
     let mut bin = unit;
@@ -69,7 +82,7 @@ pub(crate) fn histogram_many<I: Float, N: Size>(
         for other in 0..units {
             sum += counts[(bin * units + other) as usize];
         }
-        rows[((row + cube) * BINS + bin) as usize] = sum;
+        rows[((row + CUBE_POS as u32) * BINS + bin) as usize] = sum;
         bin += units;
     }
 }

@@ -1,23 +1,25 @@
-//! What one unit sees, and how a cube adds it up.
+//! What one unit sees, and how the units of a cube add it up.
 
 use cubecl::prelude::*;
 
-use crate::status::{NARROW_BIG, NARROW_SMALL};
+use crate::words::{NARROW_BIG, NARROW_SMALL};
 
-/// Words of a tensor's head: where its rows begin, and how many they are.
-pub(crate) const HEAD: usize = 2;
-/// Words of a cube's row: three counts, largest magnitude, three sums.
-pub(crate) const ROW: usize = 7;
+/// Words of a row: four counts, largest magnitude, three sums.
+pub(crate) const ROW: usize = 8;
 
+const INFINITY: u32 = 0x7F80_0000;
 /// Bits of 2^47: magnitudes above are squared at a fraction of their size.
-const BIG: u32 = (127 + 47) << 23;
+pub(crate) const BIG: u32 = (127 + 47) << 23;
 const BIG_SCALE: f32 = f32::from_bits(((127 + NARROW_BIG) as u32) << 23);
 /// Bits of 2^-63: magnitudes below are squared at a multiple of their size.
 const SMALL: u32 = (127 - 63) << 23;
 const SMALL_SCALE: f32 = f32::from_bits(((127 + NARROW_SMALL) as u32) << 23);
+/// Bits of 2^-47: what vanishes when it is squared does not count beside a magnitude from here on.
+const FAIR: u32 = (127 - 47) << 23;
 
 #[derive(CubeType)]
 pub(crate) struct Seen {
+    pub above: u32,
     pub before: u32,
     pub after: u32,
     pub zeros: u32,
@@ -31,6 +33,7 @@ pub(crate) struct Seen {
 impl Seen {
     pub fn new() -> Seen {
         Seen {
+            above: 0u32.runtime(),
             before: 0u32.runtime(),
             after: 0u32.runtime(),
             zeros: 0u32.runtime(),
@@ -40,19 +43,40 @@ impl Seen {
             big: 0.0f32.runtime(),
         }
     }
+
+    pub fn add(&mut self, other: &Seen) {
+        self.above += other.above;
+        self.before += other.before;
+        self.after += other.after;
+        self.zeros += other.zeros;
+        self.max = max(self.max, other.max);
+        self.small += other.small;
+        self.medium += other.medium;
+        self.big += other.big;
+    }
+}
+
+/// The bits of a magnitude. By bits: WGSL compilers may assume that infinities and NaN do not occur in arithmetic.
+#[cube]
+pub(crate) fn magnitude(value: f32) -> u32 {
+    u32::reinterpret(value) & 0x7FFF_FFFFu32
+}
+
+/// Whether values whose largest magnitude is this must be looked at one by one: their squares may leave the range of
+/// f32, or one of them is at `limit`.
+#[cube]
+pub(crate) fn is_special(max: u32, limit: u32) -> bool {
+    max >= limit || (max != 0u32 && max < FAIR)
 }
 
 /// Looks at one value before and after scaling.
-///
-/// By its bits: WGSL compilers may assume that infinities and NaN do not occur in arithmetic.
 #[cube]
-pub(crate) fn observe(seen: &mut Seen, scaled: f32, value: f32) {
-    let before = u32::reinterpret(scaled) & 0x7FFF_FFFFu32;
-    let bits = u32::reinterpret(value) & 0x7FFF_FFFFu32;
-    let bad = bits >= 0x7F80_0000u32;
-    seen.before += select(before >= 0x7F80_0000u32, 1u32, 0u32);
+pub(crate) fn observe(seen: &mut Seen, scaled: f32, value: f32, edge: u32) {
+    let bits = magnitude(value);
+    let bad = bits >= INFINITY;
+    seen.above += select(bits >= edge, 1u32, 0u32);
+    seen.before += select(magnitude(scaled) >= INFINITY, 1u32, 0u32);
     seen.after += select(bad, 1u32, 0u32);
-    seen.zeros += select(bits == 0u32, 1u32, 0u32);
 
     let bits = select(bad, 0u32, bits);
     seen.max = max(seen.max, bits);
@@ -66,55 +90,72 @@ pub(crate) fn observe(seen: &mut Seen, scaled: f32, value: f32) {
     seen.medium += select(big || small, 0.0f32, square);
 }
 
-/// Adds one unit's sums to another's.
+/// Adds up what the units of a cube have seen, by planes of so many units where the device has them. The sum is that
+/// of the plane's units then, and else of the cube's; it is whole in the first unit. `units` is a power of two.
 #[cube]
-pub(crate) fn add(seen: &mut Seen, other: &Seen) {
-    seen.before += other.before;
-    seen.after += other.after;
-    seen.zeros += other.zeros;
-    seen.max = max(seen.max, other.max);
-    seen.small += other.small;
-    seen.medium += other.medium;
-    seen.big += other.big;
+pub(crate) fn reduce(seen: &mut Seen, #[comptime] units: u32, #[comptime] plane: u32) {
+    if comptime!(plane > 1) {
+        let steps = comptime!(plane.ilog2());
+        #[unroll]
+        for step in 0..steps {
+            let mask = comptime!(1u32 << step);
+            seen.max = max(seen.max, plane_shuffle_xor(seen.max, mask));
+            seen.zeros += plane_shuffle_xor(seen.zeros, mask);
+            seen.medium += plane_shuffle_xor(seen.medium, mask);
+        }
+        // Most have seen nothing special.
+        let counts = seen.above | seen.before | seen.after;
+        if plane_any(counts != 0u32 || seen.small + seen.big > 0.0f32) {
+            #[unroll]
+            for step in 0..steps {
+                let mask = comptime!(1u32 << step);
+                seen.above += plane_shuffle_xor(seen.above, mask);
+                seen.before += plane_shuffle_xor(seen.before, mask);
+                seen.after += plane_shuffle_xor(seen.after, mask);
+                seen.small += plane_shuffle_xor(seen.small, mask);
+                seen.big += plane_shuffle_xor(seen.big, mask);
+            }
+        }
+    } else {
+        let mut counts = Shared::<[u32]>::new_slice(comptime!(5 * units as usize));
+        let mut sums = Shared::<[f32]>::new_slice(comptime!(3 * units as usize));
+        let unit = UNIT_POS as usize;
+        let mut distance = comptime!(units / 2).runtime();
+        put(&mut counts, &mut sums, unit, &*seen);
+        sync_cube();
+        while distance > 0u32 {
+            if UNIT_POS < distance {
+                seen.add(&get(&counts, &sums, unit + distance as usize));
+                put(&mut counts, &mut sums, unit, &*seen);
+            }
+            sync_cube();
+            distance /= 2u32;
+        }
+    }
 }
 
-/// Adds up what the units of a cube have seen; the sum is unit 0's. `units` is a power of two.
 #[cube]
-pub(crate) fn reduce(seen: &mut Seen, #[comptime] units: u32) {
-    let mut counts = Shared::<[u32]>::new_slice(comptime!(4 * units as usize));
-    let mut sums = Shared::<[f32]>::new_slice(comptime!(3 * units as usize));
-    let unit = UNIT_POS as usize;
-    counts[4 * unit] = seen.before;
-    counts[4 * unit + 1] = seen.after;
-    counts[4 * unit + 2] = seen.zeros;
-    counts[4 * unit + 3] = seen.max;
+fn put(counts: &mut [u32], sums: &mut [f32], unit: usize, seen: &Seen) {
+    counts[5 * unit] = seen.above;
+    counts[5 * unit + 1] = seen.before;
+    counts[5 * unit + 2] = seen.after;
+    counts[5 * unit + 3] = seen.zeros;
+    counts[5 * unit + 4] = seen.max;
     sums[3 * unit] = seen.small;
     sums[3 * unit + 1] = seen.medium;
     sums[3 * unit + 2] = seen.big;
-    sync_cube();
+}
 
-    let steps = comptime!(units.ilog2());
-    #[unroll]
-    for step in 0..steps {
-        let distance = comptime!((units >> (step + 1)) as usize);
-        if unit < distance {
-            let other = unit + distance;
-            counts[4 * unit] += counts[4 * other];
-            counts[4 * unit + 1] += counts[4 * other + 1];
-            counts[4 * unit + 2] += counts[4 * other + 2];
-            counts[4 * unit + 3] = max(counts[4 * unit + 3], counts[4 * other + 3]);
-            sums[3 * unit] += sums[3 * other];
-            sums[3 * unit + 1] += sums[3 * other + 1];
-            sums[3 * unit + 2] += sums[3 * other + 2];
-        }
-        sync_cube();
+#[cube]
+fn get(counts: &[u32], sums: &[f32], unit: usize) -> Seen {
+    Seen {
+        above: counts[5 * unit],
+        before: counts[5 * unit + 1],
+        after: counts[5 * unit + 2],
+        zeros: counts[5 * unit + 3],
+        max: counts[5 * unit + 4],
+        small: sums[3 * unit],
+        medium: sums[3 * unit + 1],
+        big: sums[3 * unit + 2],
     }
-
-    seen.before = counts[0];
-    seen.after = counts[1];
-    seen.zeros = counts[2];
-    seen.max = counts[3];
-    seen.small = sums[0];
-    seen.medium = sums[1];
-    seen.big = sums[2];
 }

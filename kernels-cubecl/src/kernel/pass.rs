@@ -1,256 +1,274 @@
-//! One pass over a group of tensors of one dtype, each cube at one of them.
+//! One pass over a group of tensors of one dtype: it measures them, and may multiply them.
 //!
-//! Only what depends on the buffer, a load or a store, stands in the code once for each tensor: what is done with the
-//! values stands there once, so that a kernel over 28 tensors compiles about as fast as one over a few.
+//! A unit loads a few vectors, and takes their largest magnitude, their zeros and the sum of their squares. That is right
+//! unless the largest magnitude is too far from 1: then it looks at the same values once more, one by one
+//! ([`observe`]). Most gradients never need that.
 
 use cubecl::prelude::*;
 
-use super::observe::{HEAD, ROW, Seen, add, observe, reduce};
+use super::{
+    observe::{ROW, Seen, is_special, magnitude, observe, reduce},
+    share::{ENTRY, Share, load, store},
+};
 
-/// Vectors that a unit loads before it looks at the first of them.
-pub(crate) const LOADS: u32 = 4;
-/// Loads that a unit adds up before it adds the sum to its total: keeps long sums accurate.
-const BLOCK: u32 = 8;
-
-/// What a unit works at.
-#[derive(CubeType)]
-struct Share {
-    /// Which of the group's tensors.
-    tensor: u32,
-    /// The tensor's number of vectors.
-    length: u32,
-    /// The tensor's place in the list.
-    place: u32,
-    /// The first of the tensor's cubes, and how many it has.
-    first: u32,
-    cubes: u32,
+/// What a pass does with the values, beside measuring them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Job {
+    Inspect,
+    /// Writes products beside the tensors: one for each, or all in one buffer.
+    Write,
+    InPlace,
 }
 
-#[cube]
-impl Share {
-    /// Cubes from one start to the next are at work on one tensor.
-    fn find(lengths: &Sequence<u32>, starts: &Sequence<u32>, places: &Sequence<u32>) -> Share {
-        let mut share = Share {
-            tensor: 0u32.runtime(),
-            length: 0u32.runtime(),
-            place: 0u32.runtime(),
-            first: 0u32.runtime(),
-            cubes: 0u32.runtime(),
-        };
-        #[unroll]
-        for i in 0..lengths.len() {
-            if CUBE_POS as u32 >= starts[i] {
-                share.tensor = i as u32;
-                share.length = lengths[i];
-                share.place = places[i];
-                share.first = starts[i];
-                share.cubes = starts[i + 1] - starts[i];
-            }
+/// The job as a type, which a kernel's name shows.
+pub(crate) trait Work: 'static + Send + Sync {
+    const JOB: Job;
+}
+
+pub(crate) struct Inspect;
+pub(crate) struct Write;
+pub(crate) struct InPlace;
+
+impl Work for Inspect {
+    const JOB: Job = Job::Inspect;
+}
+
+impl Work for Write {
+    const JOB: Job = Job::Write;
+}
+
+impl Work for InPlace {
+    const JOB: Job = Job::InPlace;
+}
+
+/// What else is fixed when a pass is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Form {
+    /// Units of a cube, a power of two.
+    pub units: u32,
+    /// Units of a plane, or 1 where the device has none of one size.
+    pub plane: u32,
+    /// Whether rows of the tensors are padded.
+    pub padded: bool,
+}
+
+impl Form {
+    /// Rows of partial results that a cube writes.
+    pub(crate) const fn rows(&self) -> u32 {
+        if self.plane > 1 {
+            self.units / self.plane
+        } else {
+            1
         }
-        share
-    }
-
-    /// The unit's first vector, of those that it loads at a time.
-    fn start(&self, #[comptime] units: u32) -> u32 {
-        (CUBE_POS as u32 - self.first) * comptime!(units * LOADS) + UNIT_POS
-    }
-
-    /// From one time to the next.
-    fn step(&self, #[comptime] units: u32) -> u32 {
-        self.cubes * comptime!(units * LOADS)
     }
 }
 
-/// Reads `I`, writes `O` to one buffer that all outputs share, each from its offset on, in vectors.
+/// Vectors that a unit loads before it looks at the first of them: 16 values, or 4 where vectors are single values.
+const fn loads(width: usize) -> u32 {
+    if width > 4 { 2 } else { 4 }
+}
+
+/// Reads `I`; products are `O`. A unit's chunk is `1 << shift` vectors of a tensor; which it is, `share.rs` says.
 ///
-/// Here and below: `rows` is the word of `partials` at which the rows of this launch begin, a row for each cube.
+/// `factor` is what values are multiplied by, unless the job is to inspect. Values at `edge` or above, in bits, are
+/// counted; `limit` is the lower one of it and the largest magnitude whose square is safe.
 #[cube(launch_unchecked)]
-pub(crate) fn unscale_many<I: Float, O: Float, N: Size>(
-    inputs: &Sequence<Box<[Vector<I, N>]>>,
-    output: &mut [Vector<O, N>],
-    offsets: &Sequence<u32>,
-    lengths: &Sequence<u32>,
-    starts: &Sequence<u32>,
-    inverse: &[f32],
+pub(crate) fn measure<W: Work, I: Float, O: Float, N: Size>(
+    tensors: &mut Sequence<Box<[Vector<I, N>]>>,
+    products: &mut Sequence<Box<[Vector<O, N>]>>,
+    factor: &Sequence<Box<[f32]>>,
     partials: &mut [u32],
-    places: &Sequence<u32>,
-    rows: u32,
-    #[comptime] units: u32,
+    table: &[u32],
+    from: u32,
+    shift: u32,
+    edge: u32,
+    limit: u32,
+    #[comptime] form: Form,
 ) {
-    let factor = Vector::<f32, N>::new(inverse[0]);
-    let share = Share::find(lengths, starts, places);
-    let mut offset = 0u32.runtime();
-    #[unroll]
-    for i in 0..offsets.len() {
-        if share.tensor == i as u32 {
-            offset = offsets[i];
-        }
+    let width = N::value();
+    let units = comptime!(form.units);
+    let loads = comptime!(loads(width));
+    let count = comptime!(tensors.len());
+    let outputs = comptime!(products.len());
+    let mut multiplier = 1.0f32;
+    // Zeros that take the place of what is not there are above an edge of zero.
+    let above = select(edge == 0u32, 1u32, 0u32);
+    if comptime!(W::JOB != Job::Inspect) {
+        multiplier = factor[0][0];
     }
-    let mut seen = Seen::new();
-    let mut loaded = Array::<Vector<f32, N>>::new(comptime!(LOADS as usize));
-    let mut position = share.start(units);
-    while position < share.length {
-        let mut block = Seen::new();
-        let mut count = 0u32;
-        while count < BLOCK && position < share.length {
-            #[unroll]
-            for i in 0..inputs.len() {
-                if share.tensor == i as u32 {
+    let chunks = table[(from + comptime!((count * ENTRY) as u32)) as usize];
+    let mut chunk = CUBE_POS as u32;
+    while chunk < chunks {
+        let share = Share::find(table, from, chunk, count);
+        let mut offset = 0u32;
+        if comptime!(outputs == 1 && count > 1) {
+            offset = share.offset(table);
+        }
+        let row = share.row(table) + (chunk - share.start) * comptime!(form.rows());
+        let mut seen = Seen::new();
+        let mut begin = (chunk - share.start) << shift;
+        // All chunks of this tensor that are the cube's own.
+        while begin < share.length {
+            let end = min(begin + (1u32 << shift), share.length);
+            let mut medium = 0.0f32;
+            let mut position = begin + UNIT_POS;
+            while position < end {
+                let mut places = Array::<u32>::new(comptime!(loads as usize));
+                #[unroll]
+                for i in 0..loads {
+                    places[i as usize] = min(position + i * units, end - 1u32);
+                }
+                let mut raw = Array::<Vector<I, N>>::new(comptime!(loads as usize));
+                load(
+                    &*tensors,
+                    share.tensor,
+                    &places,
+                    &mut raw,
+                    loads,
+                    0usize,
+                    count,
+                );
+                // What is not the unit's own becomes zeros that are not counted.
+                if comptime!(form.padded) {
+                    let (pitch, columns) = (share.pitch(table), share.columns(table));
                     #[unroll]
-                    for load in 0..LOADS {
-                        let at = position + load * units;
-                        if at < share.length {
-                            loaded[load as usize] = Vector::cast_from(inputs[i][at as usize]);
+                    for i in 0..loads {
+                        let column = (places[i as usize] % pitch) * comptime!(width as u32);
+                        if column + comptime!(width as u32) > columns && position + i * units < end
+                        {
+                            let mut vector = raw[i as usize];
+                            #[unroll]
+                            for lane in 0..width {
+                                if column + comptime!(lane as u32) >= columns {
+                                    vector.insert(lane, I::from_int(0));
+                                    seen.zeros -= 1u32;
+                                    seen.above -= above;
+                                }
+                            }
+                            raw[i as usize] = vector;
                         }
                     }
                 }
-            }
-            #[unroll]
-            for load in 0..LOADS {
-                let at = position + load * units;
-                if at < share.length {
-                    let scaled = loaded[load as usize];
-                    let value = scaled * factor;
-                    output[(offset + at) as usize] = Vector::cast_from(value);
-                    observe_all(&mut block, scaled, value);
-                }
-            }
-            position += share.step(units);
-            count += 1u32;
-        }
-        add(&mut seen, &block);
-    }
-    publish(&mut seen, partials, &share, rows, units);
-}
-
-/// Overwrites f32 tensors.
-#[cube(launch_unchecked)]
-pub(crate) fn unscale_in_place<N: Size>(
-    tensors: &mut Sequence<Box<[Vector<f32, N>]>>,
-    lengths: &Sequence<u32>,
-    starts: &Sequence<u32>,
-    inverse: &[f32],
-    partials: &mut [u32],
-    places: &Sequence<u32>,
-    rows: u32,
-    #[comptime] units: u32,
-) {
-    let factor = Vector::<f32, N>::new(inverse[0]);
-    let share = Share::find(lengths, starts, places);
-    let mut seen = Seen::new();
-    let mut loaded = Array::<Vector<f32, N>>::new(comptime!(LOADS as usize));
-    let mut position = share.start(units);
-    while position < share.length {
-        let mut block = Seen::new();
-        let mut count = 0u32;
-        while count < BLOCK && position < share.length {
-            #[unroll]
-            for i in 0..tensors.len() {
-                if share.tensor == i as u32 {
-                    let tensor = &mut tensors[i];
+                if position + comptime!(units * (loads - 1)) >= end {
                     #[unroll]
-                    for load in 0..LOADS {
-                        let at = position + load * units;
-                        if at < share.length {
-                            let scaled = tensor[at as usize];
-                            tensor[at as usize] = scaled * factor;
-                            loaded[load as usize] = scaled;
+                    for i in 0..loads {
+                        if position + i * units >= end {
+                            raw[i as usize] = Vector::new(I::from_int(0));
+                            seen.zeros -= comptime!(width as u32);
+                            seen.above -= above * comptime!(width as u32);
                         }
                     }
                 }
-            }
-            #[unroll]
-            for load in 0..LOADS {
-                if position + load * units < share.length {
-                    let scaled = loaded[load as usize];
-                    observe_all(&mut block, scaled, scaled * factor);
+                let mut out = Array::<Vector<O, N>>::new(comptime!(loads as usize));
+                let mut max_bits = 0u32;
+                let mut squares = 0.0f32;
+                #[unroll]
+                for i in 0..loads {
+                    out[i as usize] = product::<W, I, O, N>(raw[i as usize], multiplier);
                 }
-            }
-            position += share.step(units);
-            count += 1u32;
-        }
-        add(&mut seen, &block);
-    }
-    publish(&mut seen, partials, &share, rows, units);
-}
-
-/// Reads and writes nothing but what it has seen.
-#[cube(launch_unchecked)]
-pub(crate) fn inspect_many<I: Float, N: Size>(
-    inputs: &Sequence<Box<[Vector<I, N>]>>,
-    lengths: &Sequence<u32>,
-    starts: &Sequence<u32>,
-    partials: &mut [u32],
-    places: &Sequence<u32>,
-    rows: u32,
-    #[comptime] units: u32,
-) {
-    let share = Share::find(lengths, starts, places);
-    let mut seen = Seen::new();
-    let mut loaded = Array::<Vector<f32, N>>::new(comptime!(LOADS as usize));
-    let mut position = share.start(units);
-    while position < share.length {
-        let mut block = Seen::new();
-        let mut count = 0u32;
-        while count < BLOCK && position < share.length {
-            #[unroll]
-            for i in 0..inputs.len() {
-                if share.tensor == i as u32 {
+                #[unroll]
+                for i in 0..loads {
+                    let values = Vector::<f32, N>::cast_from(out[i as usize]);
                     #[unroll]
-                    for load in 0..LOADS {
-                        let at = position + load * units;
-                        if at < share.length {
-                            loaded[load as usize] = Vector::cast_from(inputs[i][at as usize]);
-                        }
+                    for lane in 0..width {
+                        let value = values.extract(lane);
+                        let bits = magnitude(value);
+                        max_bits = max(max_bits, bits);
+                        seen.zeros += select(bits == 0u32, 1u32, 0u32);
+                        squares += value * value;
                     }
                 }
-            }
-            #[unroll]
-            for load in 0..LOADS {
-                if position + load * units < share.length {
-                    let value = loaded[load as usize];
-                    observe_all(&mut block, value, value);
+                if comptime!(W::JOB == Job::InPlace) {
+                    let mut same = Array::<Vector<I, N>>::new(comptime!(loads as usize));
+                    #[unroll]
+                    for i in 0..loads {
+                        same[i as usize] = Vector::cast_from(out[i as usize]);
+                    }
+                    store(
+                        tensors,
+                        share.tensor,
+                        position,
+                        end,
+                        &same,
+                        units,
+                        loads,
+                        0usize,
+                        count,
+                    );
                 }
+                if is_special(max_bits, limit) {
+                    let mut again = 1.0f32;
+                    if comptime!(W::JOB != Job::Inspect) {
+                        // The same one, which compilers cannot know: they make the products anew here and need no
+                        // registers to hold them.
+                        again = factor[0][(limit >> 31u32) as usize];
+                    }
+                    #[unroll]
+                    for i in 0..loads {
+                        let before = Vector::<f32, N>::cast_from(raw[i as usize]);
+                        let after = product::<W, I, O, N>(raw[i as usize], again);
+                        let after = Vector::<f32, N>::cast_from(after);
+                        #[unroll]
+                        for lane in 0..width {
+                            observe(&mut seen, before.extract(lane), after.extract(lane), edge);
+                        }
+                    }
+                } else {
+                    seen.max = max(seen.max, max_bits);
+                    medium += squares;
+                }
+                if comptime!(W::JOB == Job::Write) {
+                    store(
+                        products,
+                        share.tensor,
+                        offset + position,
+                        offset + end,
+                        &out,
+                        units,
+                        loads,
+                        0usize,
+                        outputs,
+                    );
+                }
+                position += comptime!(units * loads);
             }
-            position += share.step(units);
-            count += 1u32;
+            // Sums of sums: long ones stay accurate.
+            seen.medium += medium;
+            begin += (CUBE_COUNT as u32) << shift;
         }
-        add(&mut seen, &block);
+        chunk = share.start + (begin >> shift);
+        publish(&mut seen, partials, row, form);
     }
-    publish(&mut seen, partials, &share, rows, units);
 }
 
 #[cube]
-fn observe_all<N: Size>(seen: &mut Seen, scaled: Vector<f32, N>, value: Vector<f32, N>) {
-    #[unroll]
-    for lane in 0..N::value() {
-        observe(seen, scaled.extract(lane), value.extract(lane));
+fn product<W: Work, I: Float, O: Float, N: Size>(
+    raw: Vector<I, N>,
+    multiplier: f32,
+) -> Vector<O, N> {
+    let wide = Vector::<f32, N>::cast_from(raw);
+    if comptime!(W::JOB == Job::Inspect) {
+        Vector::cast_from(wide)
+    } else {
+        Vector::cast_from(wide * Vector::new(multiplier))
     }
 }
 
-/// Writes a cube's row, and its tensor's head if it is the first of the tensor's cubes.
+/// Writes a row for each plane, or for the cube.
 #[cube]
-fn publish(
-    seen: &mut Seen,
-    partials: &mut [u32],
-    share: &Share,
-    rows: u32,
-    #[comptime] units: u32,
-) {
-    reduce(seen, units);
-    if UNIT_POS == 0u32 {
-        if CUBE_POS as u32 == share.first {
-            let head = share.place as usize * HEAD;
-            partials[head] = rows + share.first * ROW as u32;
-            partials[head + 1] = share.cubes;
-        }
-        let at = rows as usize + CUBE_POS * ROW;
-        partials[at] = seen.before;
-        partials[at + 1] = seen.after;
-        partials[at + 2] = seen.zeros;
-        partials[at + 3] = seen.max;
-        partials[at + 4] = u32::reinterpret(seen.small);
-        partials[at + 5] = u32::reinterpret(seen.medium);
-        partials[at + 6] = u32::reinterpret(seen.big);
+fn publish(seen: &mut Seen, partials: &mut [u32], row: u32, #[comptime] form: Form) {
+    reduce(seen, comptime!(form.units), comptime!(form.plane));
+    let planes = comptime!(form.rows());
+    let width = comptime!(form.units / planes);
+    if UNIT_POS % width == 0u32 {
+        let at = ((row + UNIT_POS / width) * comptime!(ROW as u32)) as usize;
+        partials[at] = seen.above;
+        partials[at + 1] = seen.before;
+        partials[at + 2] = seen.after;
+        partials[at + 3] = seen.zeros;
+        partials[at + 4] = seen.max;
+        partials[at + 5] = u32::reinterpret(seen.small);
+        partials[at + 6] = u32::reinterpret(seen.medium);
+        partials[at + 7] = u32::reinterpret(seen.big);
     }
 }

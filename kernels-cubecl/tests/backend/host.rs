@@ -53,7 +53,8 @@ pub fn may_flush(dtype: DType, target: DType, before: f64, after: f64) -> bool {
         DType::F64 => f64::MIN_POSITIVE,
         _ => f64::from(f32::MIN_POSITIVE),
     };
-    let subnormal = |value: f64, dtype| value != 0.0 && value.abs() < smallest(dtype);
+    // The smallest normal value too: what was rounded up to it may have been subnormal.
+    let subnormal = |value: f64, dtype| value != 0.0 && value.abs() <= smallest(dtype);
     let keeps = keeps_subnormals(dtype) && keeps_subnormals(target);
     !keeps && (subnormal(before, dtype) || subnormal(after, target))
 }

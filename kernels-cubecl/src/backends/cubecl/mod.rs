@@ -1,27 +1,19 @@
-//! CubeCL: groups of tensors of one dtype and vector width, a launch for each group, and one for the last reduction.
+//! CubeCL: groups of tensors of one kind, a launch for each group, and one for the last reduction.
 
-mod blend;
-mod cast;
 mod elementwise;
-mod group;
-mod histogram;
 mod launch;
+mod memory;
 mod plan;
 
 use burn::{
-    backend::{
-        ops::{FloatTensorOps, IntTensorOps},
-        tensor::{FloatTensor, IntTensor},
-    },
-    tensor::{DType, FloatDType, Slice},
+    backend::tensor::{FloatTensor, IntTensor},
+    tensor::FloatDType,
 };
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 
-use crate::{
-    ops::{AmpOps, CastOps, TensorVec, UnscaledVec},
-    status::{WORDS, verdict},
-};
-use plan::{Plan, Writes};
+use crate::ops::{AmpOps, CastOps, TensorVec, UnscaledVec};
+use launch::Scale;
+use plan::Limits;
 
 impl CastOps for CubeBackend {
     fn amp_mul_cast(
@@ -29,8 +21,12 @@ impl CastOps for CubeBackend {
         dtype: FloatDType,
         factor: f64,
     ) -> FloatTensor<Self> {
-        cast::run(tensor, dtype, factor as f32)
+        elementwise::cast(tensor, dtype, factor as f32)
     }
+}
+
+fn limits(tensors: &[CubeTensor]) -> Limits {
+    Limits::of(&tensors[0].client)
 }
 
 impl AmpOps for CubeBackend {
@@ -40,52 +36,30 @@ impl AmpOps for CubeBackend {
         keep_dtype: bool,
         edge: f32,
     ) -> UnscaledVec<Self> {
-        let dtypes: Vec<_> = tensors.tensors.iter().map(|tensor| tensor.dtype).collect();
-        let plan = Plan::new(tensors.tensors, Writes::Yes);
-        let (mut tensors, mut status) = plan.run(Some(inverse));
-        if keep_dtype {
-            let narrow = |(tensor, dtype): (CubeTensor, DType)| match tensor.dtype == dtype {
-                true => tensor,
-                false if tensor.meta.num_elements() == 0 => CubeTensor { dtype, ..tensor },
-                false => Self::float_cast(tensor, dtype.into()),
-            };
-            tensors = tensors.into_iter().zip(dtypes).map(narrow).collect();
-            let rounded = Self::amp_inspect(
-                TensorVec {
-                    tensors: tensors.clone(),
-                },
-                edge,
-            );
-            // What was not finite before is only known of the first pass.
-            let shape = [tensors.len(), WORDS];
-            let rows = [Slice::from(0..tensors.len()), Slice::from(2..4usize)];
-            let before = Self::int_slice(Self::int_reshape(status, shape.into()), &rows);
-            let words = Self::int_reshape(rounded, shape.into());
-            let words = Self::int_slice_assign(words, &rows, before);
-            status = Self::int_reshape(words, [tensors.len() * WORDS].into());
-        }
+        let limits = limits(&tensors.tensors);
+        let scale = Scale {
+            inverse,
+            keep_dtype,
+        };
+        let (tensors, status) = launch::pass(tensors.tensors, Some(scale), edge, &limits);
         UnscaledVec {
             tensors: TensorVec { tensors },
             status,
         }
     }
 
-    fn amp_inspect(tensors: TensorVec<Self>, _edge: f32) -> IntTensor<Self> {
-        Plan::new(tensors.tensors, Writes::No).run(None).1
+    fn amp_inspect(tensors: TensorVec<Self>, edge: f32) -> IntTensor<Self> {
+        let limits = limits(&tensors.tensors);
+        launch::pass(tensors.tensors, None, edge, &limits).1
     }
 
     fn amp_verdict(words: IntTensor<Self>) -> FloatTensor<Self> {
-        let device = words.device.clone();
-        let words = burn_std::reader::try_read_sync(Self::int_into_data(words))
-            .and_then(Result::ok)
-            .map_or_else(Vec::new, |data| {
-                data.iter::<i32>().map(|w| w as u32).collect()
-            });
-        Self::float_from_data(verdict(&words).into(), &device)
+        launch::verdict(words)
     }
 
     fn amp_histogram(tensors: TensorVec<Self>) -> IntTensor<Self> {
-        histogram::run(tensors.tensors)
+        let limits = limits(&tensors.tensors);
+        launch::histogram(tensors.tensors, &limits)
     }
 
     fn amp_blend(
@@ -97,6 +71,6 @@ impl AmpOps for CubeBackend {
         if target.meta.num_elements() == 0 {
             return target;
         }
-        blend::run(target, source, keep as f32, add as f32)
+        elementwise::blend(target, source, keep as f32, add as f32)
     }
 }

@@ -1,0 +1,129 @@
+//! Which tensor a cube works at.
+//!
+//! The tensors of a launch are cut into chunks of one size, which are numbered through. A cube takes every so-many-th.
+//! Only what depends on the buffer, a load or a store, stands in the code once for each tensor, at the end of a binary
+//! tree of branches: what is done with the values stands there once, so that a kernel over 28 tensors compiles about as
+//! fast as one over a few.
+
+use cubecl::prelude::*;
+
+/// Words of a tensor's entry in the table of a launch: its first chunk, its vectors, where its product begins in the
+/// buffer, in vectors, its first row of partial results, vectors from one padded row to the next, and values of a row.
+/// Behind the last entry stands the number of all chunks.
+pub(crate) const ENTRY: usize = 6;
+
+/// What a cube works at.
+#[derive(CubeType)]
+pub(crate) struct Share {
+    /// Which of the launch's tensors.
+    pub tensor: u32,
+    /// The first of its chunks.
+    pub start: u32,
+    /// Its vectors.
+    pub length: u32,
+    /// Where the rest of its entry is.
+    entry: usize,
+}
+
+#[cube]
+impl Share {
+    /// By bisection of the table, which begins at word `from`.
+    pub fn find(table: &[u32], from: u32, chunk: u32, #[comptime] tensors: usize) -> Share {
+        let mut low = 0u32;
+        let mut high = comptime!(tensors as u32).runtime();
+        while high - low > 1u32 {
+            let middle = (low + high) / 2u32;
+            if chunk < table[(from + middle * comptime!(ENTRY as u32)) as usize] {
+                high = middle;
+            } else {
+                low = middle;
+            }
+        }
+        let entry = (from + low * comptime!(ENTRY as u32)) as usize;
+        Share {
+            tensor: low,
+            start: table[entry],
+            length: table[entry + 1],
+            entry,
+        }
+    }
+
+    /// Where the product begins, in vectors.
+    pub fn offset(&self, table: &[u32]) -> u32 {
+        table[self.entry + 2]
+    }
+
+    pub fn row(&self, table: &[u32]) -> u32 {
+        table[self.entry + 3]
+    }
+
+    pub fn pitch(&self, table: &[u32]) -> u32 {
+        table[self.entry + 4]
+    }
+
+    pub fn columns(&self, table: &[u32]) -> u32 {
+        table[self.entry + 5]
+    }
+}
+
+/// Loads vectors from these places of one of the tensors.
+#[cube]
+pub(crate) fn load<T: CubePrimitive>(
+    tensors: &Sequence<Box<[T]>>,
+    tensor: u32,
+    places: &Array<u32>,
+    values: &mut Array<T>,
+    #[comptime] loads: u32,
+    #[comptime] low: usize,
+    #[comptime] high: usize,
+) {
+    if comptime!(high - low == 1) {
+        #[unroll]
+        for load in 0..loads {
+            values[load as usize] = tensors[low][places[load as usize] as usize];
+        }
+    } else {
+        let middle = comptime!((low + high) / 2);
+        if tensor < comptime!(middle as u32) {
+            load::<T>(tensors, tensor, places, values, loads, low, middle);
+        } else {
+            load::<T>(tensors, tensor, places, values, loads, middle, high);
+        }
+    }
+}
+
+/// Stores vectors at `position` and every `step` vectors from there, as long as that is before `end`.
+#[cube]
+pub(crate) fn store<T: CubePrimitive>(
+    tensors: &mut Sequence<Box<[T]>>,
+    tensor: u32,
+    position: u32,
+    end: u32,
+    values: &Array<T>,
+    #[comptime] step: u32,
+    #[comptime] loads: u32,
+    #[comptime] low: usize,
+    #[comptime] high: usize,
+) {
+    if comptime!(high - low == 1) {
+        let buffer = &mut tensors[low];
+        #[unroll]
+        for load in 0..loads {
+            let at = position + load * step;
+            if at < end {
+                buffer[at as usize] = values[load as usize];
+            }
+        }
+    } else {
+        let middle = comptime!((low + high) / 2);
+        if tensor < comptime!(middle as u32) {
+            store::<T>(
+                tensors, tensor, position, end, values, step, loads, low, middle,
+            );
+        } else {
+            store::<T>(
+                tensors, tensor, position, end, values, step, loads, middle, high,
+            );
+        }
+    }
+}

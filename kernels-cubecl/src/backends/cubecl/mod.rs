@@ -4,6 +4,8 @@ mod elementwise;
 mod launch;
 mod memory;
 mod plan;
+#[cfg(test)]
+mod tests;
 
 use burn::{
     backend::tensor::{FloatTensor, IntTensor},

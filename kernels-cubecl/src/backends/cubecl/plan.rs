@@ -39,6 +39,8 @@ pub(super) struct Limits {
     pub(super) plane: u32,
     pub(super) multiprocessors: usize,
     pub(super) cubes: usize,
+    /// Values of a launch.
+    pub(super) most: usize,
     /// Bytes of a buffer.
     pub(super) page: usize,
     /// Bytes that buffers' parts begin at multiples of.
@@ -65,6 +67,7 @@ impl Limits {
             },
             multiprocessors,
             cubes: CUBES * multiprocessors,
+            most: MOST,
             page: usize::try_from(properties.memory.max_page_size).unwrap_or(usize::MAX),
             alignment: properties.memory.alignment.max(u64::from(LOAD_BYTES)) as usize,
         }
@@ -256,18 +259,18 @@ fn groups<K: Ord + Copy>(extents: &[Extent<K>], limits: &Limits) -> Vec<Vec<Part
         let fits = groups.last().is_some_and(|group| {
             group.len() < limits.tensors
                 && extents[group[0].tensor].kind == extent.kind
-                && values + extent.span <= MOST
+                && values + extent.span <= limits.most
                 && bytes + extent.bytes() <= limits.page
         });
         if !fits {
             (values, bytes) = (0, 0);
             groups.push(Vec::new());
         }
-        for first in (0..extent.span).step_by(MOST) {
+        for first in (0..extent.span).step_by(limits.most) {
             let part = Part {
                 tensor,
                 first,
-                values: (extent.span - first).min(MOST),
+                values: (extent.span - first).min(limits.most),
                 offset: bytes,
             };
             if first > 0 {
@@ -299,6 +302,7 @@ mod tests {
             plane: 32,
             multiprocessors: 132,
             cubes: CUBES * 132,
+            most: MOST,
             page: 1 << 37,
             alignment: 256,
         }

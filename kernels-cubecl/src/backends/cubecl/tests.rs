@@ -1,0 +1,159 @@
+//! The pass under limits that no device here has, and over padded rows, on the default device.
+
+use burn::{
+    backend::{
+        DispatchDevice,
+        ops::{FloatTensorOps, IntTensorOps},
+    },
+    tensor::{Device, TensorData, f16},
+};
+use burn_cubecl::{CubeBackend, CubeDevice, tensor::CubeTensor};
+use burn_std::{Metadata, Shape, Strides, reader::try_read_sync};
+
+use super::{
+    launch::{Scale, pass},
+    memory::Laid,
+    plan::Limits,
+};
+use crate::words::{TensorStatus, WORDS, decode};
+
+fn device() -> Option<CubeDevice> {
+    #[allow(unreachable_patterns)] // which backends there are beside it depends on Burn's features
+    match Device::default().as_dispatch() {
+        DispatchDevice::Cube(device) => Some(device.clone()),
+        _ => None,
+    }
+}
+
+fn values(seed: usize, length: usize) -> Vec<f32> {
+    let value = |index: usize| (((index * 7919 + seed) % 2003) as f32 - 1000.0) / 64.0;
+    (0..length).map(value).collect()
+}
+
+fn upload(values: Vec<f32>, half: bool, device: &CubeDevice) -> CubeTensor {
+    let length = values.len();
+    let data = match half {
+        true => {
+            let halves: Vec<f16> = values.into_iter().map(f16::from_f32).collect();
+            TensorData::new(halves, [length])
+        }
+        false => TensorData::new(values, [length]),
+    };
+    CubeBackend::float_from_data(data, device)
+}
+
+fn run(
+    tensors: Vec<CubeTensor>,
+    keep_dtype: bool,
+    limits: &Limits,
+) -> (Vec<Vec<f32>>, Vec<TensorStatus>) {
+    let device = tensors[0].device.clone();
+    let scale = Scale {
+        inverse: upload(vec![0.5], false, &device),
+        keep_dtype,
+    };
+    let (products, status) = pass(tensors, Some(scale), 4.0, limits);
+    let read = |tensor| {
+        let data = try_read_sync(CubeBackend::float_into_data(tensor));
+        data.unwrap().unwrap().iter::<f32>().collect()
+    };
+    let words = try_read_sync(CubeBackend::int_into_data(status));
+    let words = words.unwrap().unwrap();
+    let words: Vec<u32> = words.iter::<i32>().map(|word| word as u32).collect();
+    let rows = words.chunks_exact(WORDS).map(decode);
+    (products.into_iter().map(read).collect(), rows.collect())
+}
+
+#[test]
+fn limits_change_nothing_but_the_launches() {
+    let Some(device) = device() else { return };
+    let lengths = [5000, 17, 0, 40_000, 8192, 4097, 64, 12_345];
+    for half in [false, true] {
+        let list = || {
+            let tensor =
+                |(seed, length): (usize, &usize)| upload(values(seed, *length), half, &device);
+            lengths.iter().enumerate().map(tensor).collect::<Vec<_>>()
+        };
+        let limits = Limits::of(&list()[0].client);
+        for keep_dtype in [false, true] {
+            let (products, rows) = run(list(), keep_dtype, &limits);
+            for (seed, (product, length)) in products.iter().zip(lengths).enumerate() {
+                let expected: Vec<f32> = values(seed, length).iter().map(|v| v * 0.5).collect();
+                assert_eq!(*product, expected, "half {half}, {length} values");
+                let above = expected.iter().filter(|value| value.abs() >= 4.0).count();
+                assert_eq!(rows[seed].above, above as u64);
+            }
+            for (own, most, tensors) in
+                [(true, 1 << 12, 3), (false, 1 << 12, 3), (false, 1 << 31, 5)]
+            {
+                let narrow = Limits {
+                    own,
+                    most,
+                    tensors,
+                    ..limits
+                };
+                let held = list();
+                let (again, others) = run(held.clone(), keep_dtype, &narrow);
+                assert_eq!(again, products);
+                for (row, other) in rows.iter().zip(others) {
+                    let norm = row.norm;
+                    assert!((other.norm - norm).abs() <= 1e-6 * norm);
+                    assert_eq!(TensorStatus { norm, ..other }, *row);
+                }
+            }
+        }
+    }
+}
+
+/// What stands in the padding is neither measured nor missed.
+#[test]
+fn padded_rows_are_taken_as_they_lie() {
+    let Some(device) = device() else { return };
+    for half in [false, true] {
+        for (shape, pitch) in [
+            ([3, 7, 50], 64),
+            ([1, 300, 257], 272),
+            ([5, 4, 3], 4),
+            ([2, 2, 9], 32),
+        ] {
+            let [planes, rows, columns] = shape;
+            let dense = values(pitch, planes * rows * columns);
+            let tensor = || {
+                let mut padded = Vec::new();
+                for row in dense.chunks_exact(columns) {
+                    padded.extend_from_slice(row);
+                    padded.resize(padded.len().next_multiple_of(pitch), f32::NAN);
+                }
+                let buffer = upload(padded, half, &device);
+                let strides = Strides::from([rows * pitch, pitch, 1].as_slice());
+                let meta = Metadata::new(Shape::from(shape), strides);
+                CubeTensor::new(
+                    buffer.client,
+                    buffer.handle,
+                    meta,
+                    device.clone(),
+                    buffer.dtype,
+                )
+            };
+            assert_eq!(Laid::padded(tensor()).padding, Some((pitch, columns)));
+            let limits = Limits::of(&tensor().client);
+            let expected: Vec<f32> = dense.iter().map(|value| value * 0.5).collect();
+            let (plain, want) = run(vec![upload(dense.clone(), half, &device)], true, &limits);
+            assert_eq!(plain, [&expected[..]]);
+            for (held, keep_dtype) in [(false, true), (true, true), (true, false)] {
+                let tensor = tensor();
+                let other = held.then(|| tensor.clone());
+                let (products, found) = run(vec![tensor], keep_dtype, &limits);
+                assert_eq!(
+                    products,
+                    [&expected[..]],
+                    "{shape:?} {pitch} {held} {keep_dtype}"
+                );
+                assert!((found[0].norm - want[0].norm).abs() <= 1e-6 * want[0].norm);
+                let norm = want[0].norm;
+                assert_eq!(TensorStatus { norm, ..found[0] }, want[0]);
+                drop(other);
+            }
+        }
+    }
+}

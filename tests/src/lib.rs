@@ -3,7 +3,7 @@
 use burn::optim::GradientsParams;
 use burn_amp::{GradScaler, ScaledGradients};
 use serde::de::DeserializeOwned;
-use std::{fs, path::PathBuf};
+use std::{env, fs, path::PathBuf};
 
 /// Gradients that were made by hand, as those of a loss that `scaler` has scaled.
 pub fn scaled_by_hand(scaler: &GradScaler, grads: GradientsParams) -> ScaledGradients {
@@ -12,13 +12,17 @@ pub fn scaled_by_hand(scaler: &GradScaler, grads: GradientsParams) -> ScaledGrad
     scaler.scaled(grads)
 }
 
-/// Reads every file in `tests/reference/` whose name starts with `prefix` and ends with `.json`.
+/// Reads every file in `tests/reference/` whose name starts with `prefix` and ends with `.json`. The variable `BURN_AMP_REFERENCE` names
+/// another folder: test programs also run where this one is not.
 ///
 /// # Panics
 ///
 /// If there is none, or one cannot be read as `T`: a parity test without a trace would prove nothing.
 pub fn reference<T: DeserializeOwned>(prefix: &str) -> Vec<(String, T)> {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("reference");
+    let folder = env::var_os("BURN_AMP_REFERENCE").map_or_else(
+        || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("reference"),
+        PathBuf::from,
+    );
     let mut names: Vec<String> = fs::read_dir(&folder)
         .unwrap_or_else(|e| panic!("{}: {e}", folder.display()))
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())

@@ -71,7 +71,9 @@ fn run(args: &Args) -> Result<()> {
         size: Size {
             context: CONTEXT as usize,
             width: args.width as usize,
+            heads: 2,
             layers: args.layers as usize,
+            tied: false,
         },
         learning_rate: args.learning_rate,
         seed: args.seed,

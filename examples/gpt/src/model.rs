@@ -3,7 +3,7 @@
 use burn::{
     module::Module,
     nn::{
-        Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig,
+        Embedding, EmbeddingConfig, Initializer, LayerNorm, LayerNormConfig, Linear, LinearConfig,
         attention::generate_autoregressive_mask,
         transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput},
     },
@@ -17,7 +17,7 @@ pub struct Gpt {
     position: Embedding,
     blocks: TransformerEncoder,
     norm: LayerNorm,
-    head: Linear,
+    head: Option<Linear>,
 }
 
 /// How large a [`Gpt`] is.
@@ -27,8 +27,12 @@ pub struct Size {
     pub context: usize,
     /// Values of a token.
     pub width: usize,
+    /// Parts of the width that attend by themselves; they divide it.
+    pub heads: usize,
     /// Blocks of attention and feed-forward network.
     pub layers: usize,
+    /// Whether the last layer's weights are those of the tokens' embedding, as in GPT-2.
+    pub tied: bool,
 }
 
 impl Gpt {
@@ -37,19 +41,28 @@ impl Gpt {
         let Size {
             context,
             width,
+            heads,
             layers,
+            tied,
         } = size;
+        let mut token = EmbeddingConfig::new(vocabulary, width);
+        if tied {
+            // GPT-2's: with Burn's, logits would be too large.
+            token = token.with_initializer(Initializer::Normal {
+                mean: 0.0,
+                std: 0.02,
+            });
+        }
+        let head = LinearConfig::new(width, vocabulary).with_bias(false);
         Self {
-            token: EmbeddingConfig::new(vocabulary, width).init(device),
+            token: token.init(device),
             position: EmbeddingConfig::new(context, width).init(device),
-            blocks: TransformerEncoderConfig::new(width, 4 * width, 2, layers)
+            blocks: TransformerEncoderConfig::new(width, 4 * width, heads, layers)
                 .with_norm_first(true)
                 .with_dropout(0.0)
                 .init(device),
             norm: LayerNormConfig::new(width).init(device),
-            head: LinearConfig::new(width, vocabulary)
-                .with_bias(false)
-                .init(device),
+            head: (!tied).then(|| head.init(device)),
         }
     }
 
@@ -62,6 +75,10 @@ impl Gpt {
         let mask = generate_autoregressive_mask(windows, length, &device);
         let x = TransformerEncoderInput::new(x).mask_attn(mask);
         let x = self.norm.forward(self.blocks.forward(x));
-        self.head.forward(x.flatten::<2>(0, 1))
+        let x = x.flatten::<2>(0, 1);
+        match &self.head {
+            Some(head) => head.forward(x),
+            None => x.matmul(self.token.weight.val().transpose()),
+        }
     }
 }

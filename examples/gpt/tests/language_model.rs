@@ -27,7 +27,9 @@ fn settings(steps: usize, batch_tokens: usize) -> Settings {
         size: Size {
             context: 16,
             width: 8,
+            heads: 2,
             layers: 1,
+            tied: false,
         },
         learning_rate: 0.03,
         seed: 1,

@@ -9,8 +9,16 @@ const FOLDER: &str = "BURN_AMP_TEST_FOLDER";
 
 /// The command that runs the ignored test of this name, with `folder` for its files.
 pub fn child(test: &str, folder: &Path) -> Command {
+    // These tests may be a module of a larger program.
+    let module = module_path!().trim_end_matches("support::child");
+    let (_, module) = module.split_once("::").unwrap();
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args([test, "--exact", "--ignored", "--nocapture"]);
+    command.args([
+        &format!("{module}{test}"),
+        "--exact",
+        "--ignored",
+        "--nocapture",
+    ]);
     command.env(FOLDER, folder);
     command
 }

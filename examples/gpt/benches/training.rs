@@ -1,0 +1,466 @@
+//! How fast a GPT trains on synthetic tokens in f32, f16, f16 with loss scaling and bf16.
+//!
+//! ```sh
+//! cargo bench -p gpt --bench training                                              # Flex, a tiny network: seconds
+//! BURN_DEVICE=wgpu cargo bench -p gpt --bench training --features wgpu,fusion
+//! BURN_DEVICE=cuda cargo bench -p gpt --bench training --features cuda,fusion -- --size gpt2
+//! ```
+//!
+//! All train with Adam on the same tokens. Only `f16-scaled` has a loss scale: its optimizer tests all gradients, and reads the result. The
+//! others have Burn's optimizer and nothing of ours but `autocast`, so that what the scaler costs is the difference between `f16` and
+//! `f16-scaled`. `torch_training_peer.py` does the same in torch.
+
+#[path = "../../../kernels-cubecl/benches/gradients/launches.rs"]
+mod launches;
+
+use burn::{
+    module::Module,
+    nn::loss::CrossEntropyLossConfig,
+    optim::{AdamConfig, GradientsParams, ModuleOptimizer},
+    tensor::{DType, Device, Int, Tensor, TensorData},
+};
+use burn_amp::{MixedPrecision, ScaledOptimizer};
+use clap::{Parser, ValueEnum};
+use gpt::{
+    Result,
+    model::{Gpt, Size},
+    training::Run,
+};
+use serde::{Deserialize, Serialize};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Instant,
+};
+
+#[derive(Parser)]
+struct Options {
+    /// The network; each of its numbers can be given by itself
+    #[arg(long, value_enum, default_value_t = Network::Tiny)]
+    size: Network,
+    /// Words
+    #[arg(long)]
+    vocabulary: Option<usize>,
+    /// Tokens that the network sees at once
+    #[arg(long)]
+    context: Option<usize>,
+    /// Values of a token
+    #[arg(long)]
+    width: Option<usize>,
+    /// Heads of attention
+    #[arg(long)]
+    heads: Option<usize>,
+    /// Blocks
+    #[arg(long)]
+    layers: Option<usize>,
+    /// Windows of `context` tokens in a step
+    #[arg(long)]
+    batch: Option<usize>,
+    /// What to measure, with commas between
+    #[arg(long, value_delimiter = ',', default_value = "f32,f16,f16-scaled,bf16")]
+    precision: Vec<Run>,
+    /// Steps of a round that are timed
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    steps: u32,
+    /// Rounds, in which the precisions take turns
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// Writes the table to a file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// The output of torch_training_peer.py, for a column of ratios
+    #[arg(long, value_name = "FILE")]
+    torch: Option<PathBuf>,
+    /// Cargo says so; it means nothing here
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Network {
+    /// Of 130 thousand parameters
+    Tiny,
+    /// Of 14 million
+    Small,
+    /// GPT-2's smallest, of 124 million
+    Gpt2,
+}
+
+/// What is trained, in both JSON files.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+struct Case {
+    vocabulary: usize,
+    context: usize,
+    width: usize,
+    heads: usize,
+    layers: usize,
+    batch: usize,
+}
+
+impl Case {
+    fn new(options: &Options) -> Result<Self> {
+        let [vocabulary, context, width, heads, layers, batch] = match options.size {
+            Network::Tiny => [512, 32, 64, 4, 2, 4],
+            Network::Small => [8192, 256, 256, 8, 15, 8],
+            Network::Gpt2 => [50_257, 1024, 768, 12, 12, 8],
+        };
+        let case = Self {
+            vocabulary: options.vocabulary.unwrap_or(vocabulary),
+            context: options.context.unwrap_or(context),
+            width: options.width.unwrap_or(width),
+            heads: options.heads.unwrap_or(heads),
+            layers: options.layers.unwrap_or(layers),
+            batch: options.batch.unwrap_or(batch),
+        };
+        let numbers = [
+            ("vocabulary", case.vocabulary),
+            ("context", case.context),
+            ("width", case.width),
+            ("heads", case.heads),
+            ("layers", case.layers),
+            ("batch", case.batch),
+        ];
+        if let Some((name, _)) = numbers.iter().find(|(_, number)| *number == 0) {
+            return Err(format!("--{name} is 0: at least 1 is needed").into());
+        }
+        if !case.width.is_multiple_of(case.heads) {
+            let (width, heads) = (case.width, case.heads);
+            return Err(format!("--width {width} is no multiple of --heads {heads}").into());
+        }
+        Ok(case)
+    }
+
+    fn network(&self, device: &Device) -> Gpt {
+        device.seed(0);
+        let size = Size {
+            context: self.context,
+            width: self.width,
+            heads: self.heads,
+            layers: self.layers,
+            tied: true,
+        };
+        Gpt::new(self.vocabulary, size, device)
+    }
+
+    /// Tokens without a meaning, and as many to be told from them.
+    fn tokens(&self, device: &Device) -> (Tensor<2, Int>, Tensor<1, Int>) {
+        let token = |index: usize| ((index as u32).wrapping_mul(2_654_435_761) >> 16) as usize;
+        let count = self.batch * self.context;
+        let token = |index: usize| (token(index) % self.vocabulary) as i64;
+        let input: Vec<i64> = (0..count).map(token).collect();
+        let next: Vec<i64> = (1..=count).map(token).collect();
+        let input = TensorData::new(input, [self.batch, self.context]);
+        let next = TensorData::new(next, [count]);
+        (
+            Tensor::from_data(input, device),
+            Tensor::from_data(next, device),
+        )
+    }
+}
+
+enum Optimizer {
+    Plain(ModuleOptimizer),
+    Scaled(ScaledOptimizer<ModuleOptimizer>),
+}
+
+/// A run in progress.
+struct Trainer {
+    amp: Option<MixedPrecision>,
+    model: Option<Gpt>,
+    optimizer: Optimizer,
+    input: Tensor<2, Int>,
+    next: Tensor<1, Int>,
+    /// Of the last step, before it.
+    loss: Option<Tensor<1>>,
+}
+
+impl Trainer {
+    fn new(run: Run, case: &Case, device: &Device) -> Result<Self> {
+        let device = device.clone().autodiff();
+        let mut model = case.network(&device);
+        let adam = AdamConfig::new().init();
+        let amp = match run {
+            Run::F32 => None,
+            _ => Some(run.precision()?),
+        };
+        if let Some(amp) = &amp {
+            amp.check_device(&device)?;
+            model = model.apply_reparameterization(amp.clone());
+        }
+        let optimizer = match &amp {
+            Some(amp) if run == Run::F16Scaled => {
+                Optimizer::Scaled(ScaledOptimizer::new(adam, amp))
+            }
+            _ => Optimizer::Plain(adam),
+        };
+        let (input, next) = case.tokens(&device);
+        Ok(Self {
+            amp,
+            model: Some(model),
+            optimizer,
+            input,
+            next,
+            loss: None,
+        })
+    }
+
+    fn step(&mut self) -> Result<()> {
+        let model = self.model.take().ok_or("an earlier step has failed")?;
+        let input = self.input.clone();
+        let logits = match &self.amp {
+            Some(amp) => amp.autocast(input, |input| model.forward(input)),
+            None => model.forward(input),
+        };
+        let loss = CrossEntropyLossConfig::new().init(&self.next.device());
+        let loss = loss.forward(logits, self.next.clone());
+        self.loss = Some(loss.clone().inner());
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        let lr = 3e-4;
+        self.model = Some(match &mut self.optimizer {
+            Optimizer::Plain(optimizer) => optimizer.step(lr, model, grads),
+            Optimizer::Scaled(optimizer) => optimizer.try_step(lr, model, grads)?,
+        });
+        Ok(())
+    }
+
+    fn parameters(&self) -> usize {
+        self.model.as_ref().map_or(0, Module::num_params)
+    }
+}
+
+/// What one precision took, round by round.
+struct Measured {
+    run: Run,
+    /// Of a step.
+    seconds: Vec<f64>,
+    /// In a step, on a device that counts them.
+    launches: Option<u32>,
+    bytes: u64,
+    loss: f32,
+}
+
+impl Measured {
+    /// One round, with a network of its own.
+    fn round(&mut self, case: &Case, options: &Options, device: &Device) -> Result<usize> {
+        let sync = || {
+            device
+                .sync()
+                .map_err(|error| format!("{device:?}: {error}"))
+        };
+        memory::forget(device);
+        let mut trainer = Trainer::new(self.run, case, device)?;
+        // They compile and allocate; from the second on, the optimizer has a state.
+        for _ in 0..2 {
+            trainer.step()?;
+        }
+        sync()?;
+        let (counted, launches) = launches::count(memory::of_device(device).is_some(), || {
+            trainer.step()?;
+            Ok::<_, Box<dyn std::error::Error>>(sync()?)
+        });
+        counted?;
+        let start = Instant::now();
+        for _ in 0..options.steps {
+            trainer.step()?;
+        }
+        sync()?;
+        let seconds = start.elapsed().as_secs_f64() / f64::from(options.steps);
+        self.seconds.push(seconds);
+        self.launches = launches;
+        self.bytes = self.bytes.max(memory::most(device));
+        self.loss = trainer.loss.take().map_or(f32::NAN, Tensor::into_scalar);
+        Ok(trainer.parameters())
+    }
+}
+
+/// The most memory that was held since [`forget`]: what CubeCL reserved on its device, or this process has had in its own.
+mod memory {
+    use burn::tensor::Device;
+    use std::fs;
+
+    pub fn of_device(device: &Device) -> Option<u64> {
+        device.memory_pool_usage().map(|usage| usage.bytes_reserved)
+    }
+
+    pub fn forget(device: &Device) {
+        device.memory_cleanup();
+        // Linux sets the peak back to what is held now. Elsewhere it stays.
+        let _ = fs::write("/proc/self/clear_refs", "5");
+    }
+
+    pub fn most(device: &Device) -> u64 {
+        of_device(device).unwrap_or_else(|| {
+            let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+            let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+            let kilobytes = peak.and_then(|peak| peak.trim().strip_suffix(" kB"));
+            kilobytes.map_or(0, |text| text.parse::<u64>().unwrap_or(0) << 10)
+        })
+    }
+}
+
+/// A row of both JSON files.
+#[derive(Serialize, Deserialize)]
+struct Row {
+    precision: String,
+    /// Of a step: the median over the rounds.
+    seconds: f64,
+    tokens_per_second: f64,
+    /// Of the step with a loss scale: what it takes longer than that without, as a share of its time.
+    scaler_share: Option<f64>,
+    launches: Option<u32>,
+    peak_bytes: u64,
+    loss: f32,
+}
+
+#[derive(Serialize, Deserialize)]
+struct File {
+    program: String,
+    device: String,
+    case: Case,
+    parameters: usize,
+    rows: Vec<Row>,
+}
+
+impl File {
+    fn load(path: &Path) -> Result<Self> {
+        let error = |error: String| format!("{}: {error}", path.display());
+        let text = fs::read_to_string(path).map_err(|e| error(e.to_string()))?;
+        Ok(serde_json::from_str(&text).map_err(|e| error(e.to_string()))?)
+    }
+
+    fn save(&self, path: &Path) -> Result<()> {
+        let text = serde_json::to_string_pretty(self)?;
+        fs::write(path, text).map_err(|e| format!("{}: {e}", path.display()).into())
+    }
+
+    fn print(&self, torch: Option<&Self>) {
+        let peer = |row: &Row| {
+            let rows = &torch?.rows;
+            let other = rows.iter().find(|other| other.precision == row.precision)?;
+            Some(row.seconds / other.seconds)
+        };
+        let full = self.rows.iter().find(|row| row.precision == name(Run::F32));
+        let ratio = |ratio: Option<f64>| ratio.map_or("-".into(), |ratio| format!("{ratio:.2}"));
+        println!(
+            "{:10} {:>12} {:>10} {:>7} {:>7} {:>8} {:>9} {:>9} {:>9}",
+            "precision",
+            "tokens/s",
+            "ms/step",
+            "/ f32",
+            "/ torch",
+            "scaler",
+            "launches",
+            "peak MiB",
+            "loss"
+        );
+        for row in &self.rows {
+            let share = row
+                .scaler_share
+                .map(|share| format!("{:.1} %", 100.0 * share));
+            println!(
+                "{:10} {:>12.0} {:>10.2} {:>7} {:>7} {:>8} {:>9} {:>9} {:>9.4}",
+                row.precision,
+                row.tokens_per_second,
+                1e3 * row.seconds,
+                ratio(full.map(|full| row.seconds / full.seconds)),
+                ratio(peer(row)),
+                share.unwrap_or_default(),
+                row.launches.map_or("-".into(), |count| count.to_string()),
+                row.peak_bytes >> 20,
+                row.loss,
+            );
+        }
+    }
+}
+
+fn name(run: Run) -> String {
+    let value = run.to_possible_value();
+    value.map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    match sorted.len() % 2 {
+        0 => (sorted[middle - 1] + sorted[middle]) / 2.0,
+        _ => sorted[middle],
+    }
+}
+
+fn main() {
+    if let Err(error) = run(&Options::parse()) {
+        eprintln!("error: {error}");
+        std::process::exit(1);
+    }
+}
+
+fn run(options: &Options) -> Result<()> {
+    let case = Case::new(options)?;
+    let torch = options.torch.as_deref().map(File::load).transpose()?;
+    if let Some(torch) = &torch
+        && torch.case != case
+    {
+        return Err(format!("torch trained {:?}, and this is {case:?}", torch.case).into());
+    }
+    let device = Device::default();
+    let mut all = Vec::new();
+    for run in &options.precision {
+        let half = match run {
+            Run::F32 => DType::F32,
+            Run::Bf16 => DType::BF16,
+            Run::F16 | Run::F16Scaled => DType::F16,
+        };
+        if device.supports_dtype(half) {
+            all.push(Measured {
+                run: *run,
+                seconds: Vec::new(),
+                launches: None,
+                bytes: 0,
+                loss: f32::NAN,
+            });
+        } else {
+            eprintln!("{}: this device has no {half:?}", name(*run));
+        }
+    }
+    let mut parameters = 0;
+    for _ in 0..options.rounds {
+        for measured in &mut all {
+            parameters = measured.round(&case, options, &device)?;
+        }
+    }
+    let seconds = |run: Run| {
+        let measured = all.iter().find(|measured| measured.run == run)?;
+        Some(median(&measured.seconds))
+    };
+    let tokens = (case.batch * case.context) as f64;
+    let row = |measured: &Measured| {
+        let own = median(&measured.seconds);
+        let without = seconds(Run::F16).filter(|_| measured.run == Run::F16Scaled);
+        Row {
+            precision: name(measured.run),
+            seconds: own,
+            tokens_per_second: tokens / own,
+            scaler_share: without.map(|without| 1.0 - without / own),
+            launches: measured.launches,
+            peak_bytes: measured.bytes,
+            loss: measured.loss,
+        }
+    };
+    let file = File {
+        program: "burn-amp".into(),
+        device: format!("{device:?}"),
+        case,
+        parameters,
+        rows: all.iter().map(row).collect(),
+    };
+    println!(
+        "{}, {case:?}, {parameters} parameters, Adam; medians of {} rounds of {} steps\n",
+        file.device, options.rounds, options.steps
+    );
+    file.print(torch.as_ref());
+    match &options.json {
+        Some(path) => file.save(path),
+        None => Ok(()),
+    }
+}

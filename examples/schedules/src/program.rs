@@ -95,7 +95,9 @@ impl GptProgram {
         let size = Size {
             context: 16,
             width: 16,
+            heads: 2,
             layers: 2,
+            tied: false,
         };
         let mut starts = Starts::new(settings.seed);
         let mut draw = || starts.draw(WINDOWS, text.train.len(), size.context);

@@ -8,8 +8,8 @@ use crate::words::{NARROW, NARROW_BIG, NARROW_SMALL, WORDS};
 /// Units of a cube.
 pub(crate) const UNITS: u32 = 64;
 
-/// One cube for each tensor, from the tensor at place `from` on. The first two words of a tensor, from word `table_from` of
-/// the table on, are its first row and how many it has.
+/// One cube for each tensor, from the tensor at place `from` on. The two words of a tensor in the table are its
+/// first row and how many it has.
 ///
 /// Counts of rows are 32 bits wide, and their sums 48.
 #[cube(launch_unchecked)]
@@ -17,12 +17,11 @@ pub(crate) fn finish_status(
     partials: &[u32],
     status: &mut [u32],
     table: &[u32],
-    table_from: u32,
     from: u32,
     #[comptime] units: u32,
 ) {
     let tensor = CUBE_POS + from as usize;
-    let entry = table_from as usize + 2 * tensor;
+    let entry = 2 * tensor;
     let end = table[entry] + table[entry + 1];
     let mut seen = Seen::new();
     let mut high = Seen::new();

@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::share::{ENTRY, Share, load};
+use super::share::{Share, load};
 use crate::histogram::ExponentHistogram;
 
 /// Zeros, what is not finite, exponents below the range, the range, exponents above it; as `crate::histogram`.
@@ -33,7 +33,6 @@ fn bin(value: f32) -> u32 {
 pub(crate) fn histogram_many<I: Float, N: Size>(
     tensors: &Sequence<Box<[Vector<I, N>]>>,
     table: &[u32],
-    from: u32,
     shift: u32,
     rows: &mut [u32],
     row: u32,
@@ -46,12 +45,15 @@ pub(crate) fn histogram_many<I: Float, N: Size>(
     for bin in 0..BINS {
         counts[(bin * units + unit) as usize] = 0u32;
     }
-    let chunks = table[(from + comptime!((count * ENTRY) as u32)) as usize];
     let mut chunk = CUBE_POS as u32;
-    while chunk < chunks {
-        let share = Share::find(table, from, chunk, count);
-        let mut position = ((chunk - share.start) << shift) + unit;
-        let end = min(position - unit + (1u32 << shift), share.length);
+    loop {
+        let share = Share::find(table, chunk, count);
+        let begin = (chunk - share.start) << shift;
+        if begin >= share.length {
+            break;
+        }
+        let mut position = begin + unit;
+        let end = min(begin + (1u32 << shift), share.length);
         while position < end {
             let mut places = Array::<u32>::new(1usize);
             let mut values = Array::<Vector<I, N>>::new(1usize);

@@ -48,6 +48,8 @@ pub(crate) struct Form {
     pub units: u32,
     /// Units of a plane, or 1 where the device has none of one size.
     pub plane: u32,
+    /// Vectors that a unit loads before it looks at the first of them.
+    pub loads: u32,
     /// Whether rows of the tensors are padded.
     pub padded: bool,
 }
@@ -63,15 +65,10 @@ impl Form {
     }
 }
 
-/// Vectors that a unit loads before it looks at the first of them: 16 values, or 4 where vectors are single values.
-const fn loads(width: usize) -> u32 {
-    if width > 4 { 2 } else { 4 }
-}
-
 /// Reads `I`; products are `O`. A unit's chunk is `1 << shift` vectors of a tensor; which it is, `share.rs` says.
 ///
-/// `factor` is what values are multiplied by, unless the job is to inspect. Values at `edge` or above, in bits, are
-/// counted; `limit` is the lower one of it and the largest magnitude whose square is safe.
+/// `factor` is what values are multiplied by, unless the job is to inspect. Blocks with a value at `limit` or above, in
+/// bits, are looked at twice.
 #[cube(launch_unchecked)]
 pub(crate) fn measure<W: Work, I: Float, O: Float, N: Size>(
     tensors: &mut Sequence<Box<[Vector<I, N>]>>,
@@ -79,34 +76,34 @@ pub(crate) fn measure<W: Work, I: Float, O: Float, N: Size>(
     factor: &Sequence<Box<[f32]>>,
     partials: &mut [u32],
     table: &[u32],
-    from: u32,
     shift: u32,
-    edge: u32,
     limit: u32,
     #[comptime] form: Form,
 ) {
     let width = N::value();
     let units = comptime!(form.units);
-    let loads = comptime!(loads(width));
+    let loads = comptime!(form.loads);
     let count = comptime!(tensors.len());
     let outputs = comptime!(products.len());
+    let edge = comptime!(count * ENTRY);
     let mut multiplier = 1.0f32;
-    // Zeros that take the place of what is not there are above an edge of zero.
-    let above = select(edge == 0u32, 1u32, 0u32);
     if comptime!(W::JOB != Job::Inspect) {
         multiplier = factor[0][0];
     }
-    let chunks = table[(from + comptime!((count * ENTRY) as u32)) as usize];
     let mut chunk = CUBE_POS as u32;
-    while chunk < chunks {
-        let share = Share::find(table, from, chunk, count);
+    loop {
+        let share = Share::find(table, chunk, count);
+        let mut begin = (chunk - share.start) << shift;
+        // Behind the last chunk, this is behind the end of the last tensor.
+        if begin >= share.length {
+            break;
+        }
         let mut offset = 0u32;
         if comptime!(outputs == 1 && count > 1) {
             offset = share.offset(table);
         }
         let row = share.row(table) + (chunk - share.start) * comptime!(form.rows());
         let mut seen = Seen::new();
-        let mut begin = (chunk - share.start) << shift;
         // All chunks of this tensor that are the cube's own.
         while begin < share.length {
             let end = min(begin + (1u32 << shift), share.length);
@@ -142,20 +139,22 @@ pub(crate) fn measure<W: Work, I: Float, O: Float, N: Size>(
                                 if column + comptime!(lane as u32) >= columns {
                                     vector.insert(lane, I::from_int(0));
                                     seen.zeros -= 1u32;
-                                    seen.above -= above;
+                                    seen.above -= select(table[edge] == 0u32, 1u32, 0u32);
                                 }
                             }
                             raw[i as usize] = vector;
                         }
                     }
                 }
+                // Zeros are above an edge of zero.
                 if position + comptime!(units * (loads - 1)) >= end {
                     #[unroll]
                     for i in 0..loads {
                         if position + i * units >= end {
                             raw[i as usize] = Vector::new(I::from_int(0));
                             seen.zeros -= comptime!(width as u32);
-                            seen.above -= above * comptime!(width as u32);
+                            seen.above -=
+                                select(table[edge] == 0u32, comptime!(width as u32), 0u32);
                         }
                     }
                 }
@@ -197,6 +196,7 @@ pub(crate) fn measure<W: Work, I: Float, O: Float, N: Size>(
                     );
                 }
                 if is_special(max_bits, limit) {
+                    let bits = table[edge];
                     let mut again = 1.0f32;
                     if comptime!(W::JOB != Job::Inspect) {
                         // The same one, which compilers cannot know: they make the products anew here and need no
@@ -210,7 +210,7 @@ pub(crate) fn measure<W: Work, I: Float, O: Float, N: Size>(
                         let after = Vector::<f32, N>::cast_from(after);
                         #[unroll]
                         for lane in 0..width {
-                            observe(&mut seen, before.extract(lane), after.extract(lane), edge);
+                            observe(&mut seen, before.extract(lane), after.extract(lane), bits);
                         }
                     }
                 } else {

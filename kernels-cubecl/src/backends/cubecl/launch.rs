@@ -83,9 +83,10 @@ pub(super) fn pass(
     let form = Form {
         units: limits.units,
         plane: limits.plane,
+        loads: 4,
         padded: false,
     };
-    let plan = Plan::new(&extents, limits, rows(&form));
+    let plan = Plan::new(&extents, limits, rows(&form), edge.to_bits());
     let count = items.len();
     let mut pass = Pass {
         partials: buffer(&client, plan.rows.max(1) * ROW),
@@ -114,8 +115,7 @@ pub(super) fn pass(
                 CubeDim::new_1d(units),
                 arg(&pass.partials),
                 arg(&status),
-                arg(&pass.table),
-                plan.last as u32,
+                view(&pass.table, plan.last),
                 from as u32,
                 units,
             );
@@ -141,6 +141,15 @@ pub(super) fn pass(
     (products.collect(), status)
 }
 
+/// Vectors that a unit loads at once: as many as leave an NVIDIA multiprocessor the registers for half of its units.
+fn loads(job: Job, dtype: DType, vector: usize) -> u32 {
+    match (job, dtype) {
+        (Job::InPlace, DType::F16) if vector > 4 => 3,
+        (Job::InPlace | Job::Write, _) if vector > 4 => 2,
+        _ => 4,
+    }
+}
+
 /// A buffer, and how many words it has.
 type Words = (Handle, usize);
 
@@ -160,6 +169,15 @@ fn table(client: &Client, plan: &Plan) -> Words {
 fn arg((handle, words): &Words) -> BufferArg {
     // SAFETY: the length is that of the buffer.
     unsafe { BufferArg::from_raw_parts(handle.clone(), *words) }
+}
+
+/// A buffer from one of its words on.
+fn view((handle, words): &Words, from: usize) -> BufferArg {
+    let handle = handle
+        .clone()
+        .offset_start((from * size_of::<u32>()) as u64);
+    // SAFETY: the length is that of the rest.
+    unsafe { BufferArg::from_raw_parts(handle, words - from) }
 }
 
 /// As many bindings as a kernel is compiled for; those that no tensor needs are small buffers of their own.
@@ -189,6 +207,7 @@ impl Pass {
         let item = &self.items[launch.parts[0].tensor];
         let job = item.job;
         let form = Form {
+            loads: loads(job, item.laid.tensor.dtype, item.laid.vector),
             padded: item.laid.padding.is_some(),
             ..self.form
         };
@@ -279,10 +298,8 @@ impl Pass {
                 products,
                 factor.collect(),
                 arg(&self.partials),
-                arg(&self.table),
-                launch.from as u32,
+                view(&self.table, launch.from),
                 launch.shift,
-                self.edge,
                 self.edge.min(BIG),
                 form,
             );
@@ -324,7 +341,7 @@ pub(super) fn histogram(tensors: Vec<CubeTensor>, limits: &Limits) -> CubeTensor
         buffer: 0,
         size: 0,
     });
-    let plan = Plan::new(&extents.collect::<Vec<_>>(), limits, 1);
+    let plan = Plan::new(&extents.collect::<Vec<_>>(), limits, 1, 0);
     let units = units(&client, kernel::HISTOGRAM_UNITS);
     let bins = kernel::BINS as usize;
     let count: usize = plan.launches.iter().map(|launch| launch.cubes).sum();
@@ -381,8 +398,7 @@ impl Counts<'_> {
                 CubeDim::new_1d(self.units),
                 self.items[launch.parts[0].tensor].vector,
                 slots(self.client, launch, args),
-                arg(&self.table),
-                launch.from as u32,
+                view(&self.table, launch.from),
                 launch.shift,
                 arg(&self.rows),
                 row,

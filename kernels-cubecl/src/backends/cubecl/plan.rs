@@ -142,8 +142,13 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// `rows` are those that a cube writes.
-    pub(super) fn new<K: Ord + Copy>(extents: &[Extent<K>], limits: &Limits, rows: usize) -> Self {
+    /// `rows` are those that a cube writes; values from `edge` on, in bits, are counted.
+    pub(super) fn new<K: Ord + Copy>(
+        extents: &[Extent<K>],
+        limits: &Limits,
+        rows: usize,
+        edge: u32,
+    ) -> Self {
         let mut launches: Vec<Launch> = groups(extents, limits)
             .into_iter()
             .map(|parts| Launch::new(parts, extents, limits))
@@ -170,7 +175,7 @@ impl Plan {
 
         let mut table = Vec::new();
         for launch in &mut launches {
-            launch.from = table.len();
+            launch.from = align(&mut table, limits);
             let mut chunk = 0;
             for part in &launch.parts {
                 let extent = &extents[part.tensor];
@@ -190,9 +195,9 @@ impl Plan {
             for _ in launch.parts.len()..launch.slots {
                 table.extend::<[usize; ENTRY]>([chunk, 0, 0, 0, 1, 0]);
             }
-            table.push(chunk);
+            table.push(edge as usize);
         }
-        let last = table.len();
+        let last = align(&mut table, limits);
         table.extend(
             firsts
                 .into_iter()
@@ -207,6 +212,17 @@ impl Plan {
             rows: total,
         }
     }
+}
+
+/// Fills up the table, so that a binding can begin behind it.
+fn align(table: &mut Vec<usize>, limits: &Limits) -> usize {
+    table.resize(
+        table
+            .len()
+            .next_multiple_of(limits.alignment / size_of::<u32>()),
+        0,
+    );
+    table.len()
 }
 
 impl Launch {
@@ -321,14 +337,14 @@ mod tests {
 
     /// Every value is in one part, no numbers leave their words, no rows or products overlap.
     fn check(extents: &[Extent<usize>], limits: &Limits) -> Plan {
-        let plan = Plan::new(extents, limits, 8);
+        let plan = Plan::new(extents, limits, 8, 0);
         let mut values = vec![0; extents.len()];
         let mut rows = Vec::new();
         for launch in &plan.launches {
             let total: usize = launch.parts.iter().map(|part| part.values).sum();
             assert!(total <= MOST && launch.parts.len() <= launch.slots);
             assert!((1..=limits.cubes).contains(&launch.cubes));
-            let mut end = 0;
+            let (mut end, mut start) = (0, 0);
             for (index, part) in launch.parts.iter().enumerate() {
                 let extent = &extents[part.tensor];
                 assert_eq!(part.first, values[part.tensor]);
@@ -341,8 +357,9 @@ mod tests {
                         && part.offset + part.values * 4 <= launch.bytes.max(extent.bytes())
                 );
                 end = part.offset + part.values * 4;
-                let chunks = (entry[ENTRY] - entry[0]) as usize;
-                assert_eq!(chunks, (entry[1] as usize).div_ceil(1 << launch.shift));
+                let chunks = (entry[1] as usize).div_ceil(1 << launch.shift);
+                assert_eq!(entry[0] as usize, start);
+                start += chunks;
                 rows.push((entry[3] as usize, 8 * chunks.min(launch.cubes)));
             }
         }

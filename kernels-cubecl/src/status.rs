@@ -56,6 +56,25 @@ enum Found {
     Fields(Tensor<1>),
 }
 
+impl Found {
+    fn read(self, elements: &[u64]) -> Vec<TensorStatus> {
+        match self {
+            Self::Nothing => Vec::new(),
+            Self::Words(words) => read_words(words).chunks_exact(WORDS).map(decode).collect(),
+            Self::Fields(fields) => {
+                let floats: Vec<f64> = fields.into_data().iter().collect();
+                let mut rest = floats.as_slice();
+                let mut row = |elements: &u64| {
+                    let (rows, others) = rest.split_at_checked(FIELDS * parts_of(*elements))?;
+                    rest = others;
+                    Some(fields::decode(rows))
+                };
+                elements.iter().filter_map(&mut row).collect()
+            }
+        }
+    }
+}
+
 impl Status {
     pub(crate) fn of_words(words: DispatchTensor, elements: Vec<u64>) -> Self {
         Self {
@@ -86,24 +105,33 @@ impl Status {
     ///
     /// In Burn, if the device fails: it is lost, or work that was queued before cannot be done.
     pub fn read(self) -> Vec<TensorStatus> {
+        self.read_beside(Vec::new()).0
+    }
+
+    /// As [`read`](Self::read), and other words of kernels: in the same transfer where they are on one device.
+    pub(crate) fn read_beside(self, others: Vec<Tensor<1, Int>>) -> (Vec<TensorStatus>, Vec<u32>) {
+        let mut rest = Vec::new();
         let rows: Vec<TensorStatus> = match self.found {
-            Found::Nothing => Vec::new(),
-            Found::Words(words) => read_words(words).chunks_exact(WORDS).map(decode).collect(),
-            Found::Fields(fields) => {
-                let floats: Vec<f64> = fields.into_data().iter().collect();
-                let mut rest = floats.as_slice();
-                let mut row = |elements: &u64| {
-                    let (rows, others) = rest.split_at_checked(FIELDS * parts_of(*elements))?;
-                    rest = others;
-                    Some(fields::decode(rows))
+            Found::Words(own) if others.iter().all(|other| other.device() == own.device()) => {
+                let count = own.dims()[0];
+                let words = match others.is_empty() {
+                    true => own,
+                    false => Tensor::cat([vec![own], others].concat(), 0),
                 };
-                self.elements.iter().filter_map(&mut row).collect()
+                let mut words = read_words(words);
+                rest = words.split_off(count);
+                words.chunks_exact(WORDS).map(decode).collect()
+            }
+            found => {
+                rest.extend(others.into_iter().flat_map(read_words));
+                found.read(&self.elements)
             }
         };
         // A row less would give its tensor another's numbers, or none, and an overflow would pass unseen.
         assert_eq!(rows.len(), self.elements.len(), "a row for each tensor");
         let counted = |(row, elements)| TensorStatus { elements, ..row };
-        rows.into_iter().zip(self.elements).map(counted).collect()
+        let rows = rows.into_iter().zip(self.elements).map(counted);
+        (rows.collect(), rest)
     }
 
     /// Whether a value of any tensor is infinite or NaN after scaling: 1 or 0, in f32, of shape `[1]`, on the device of the

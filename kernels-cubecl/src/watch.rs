@@ -1,7 +1,10 @@
-use burn::tensor::FloatDType;
+use burn::tensor::{FloatDType, Int, Tensor};
 use std::sync::Arc;
 
-use crate::words::{WORDS, decode};
+use crate::{
+    status::Status,
+    words::{TensorStatus, WORDS, decode},
+};
 
 /// Hears at each backward pass through a [`watched_cast`](crate::watched_cast) what arrived there.
 #[derive(Clone)]
@@ -37,14 +40,13 @@ impl std::fmt::Debug for Watch {
     }
 }
 
-type ReadWords = Box<dyn FnOnce() -> Option<Vec<u32>> + Send>;
-
 /// A gradient that crossed a [`watched_cast`](crate::watched_cast) on its way back, measured and still on the device.
 pub struct Crossing {
     factor: f64,
     dtype: FloatDType,
     elements: u64,
-    words: ReadWords,
+    /// The rows of the gradient and of the forward pass's tensor, if that was looked at.
+    words: Tensor<1, Int>,
 }
 
 /// What was found in a [`Crossing`]. Host values.
@@ -65,7 +67,12 @@ pub struct CrossingStatus {
 }
 
 impl Crossing {
-    pub(crate) fn new(factor: f64, dtype: FloatDType, elements: usize, words: ReadWords) -> Self {
+    pub(crate) fn new(
+        factor: f64,
+        dtype: FloatDType,
+        elements: usize,
+        words: Tensor<1, Int>,
+    ) -> Self {
         Self {
             factor,
             dtype,
@@ -76,7 +83,33 @@ impl Crossing {
 
     /// Reads what was found: waits for the device, for one transfer of 64 or 128 bytes. None if the device cannot be read here.
     pub fn read(self) -> Option<CrossingStatus> {
-        let words = (self.words)()?;
+        let data = self.words.clone().into_data_async();
+        let data = burn_std::reader::try_read_sync(data)?.ok()?;
+        let words: Vec<u32> = data.iter::<i32>().map(|word| word as u32).collect();
+        self.status(&words)
+    }
+
+    /// Reads a status, and what was found in crossings: on one device, in one transfer for all.
+    ///
+    /// # Panics
+    ///
+    /// As [`Status::read`].
+    pub fn read_with(
+        status: Status,
+        crossings: Vec<Self>,
+    ) -> (Vec<TensorStatus>, Vec<Option<CrossingStatus>>) {
+        let words = crossings.iter().map(|crossing| crossing.words.clone());
+        let (rows, words) = status.read_beside(words.collect());
+        let mut words = words.as_slice();
+        let next = |crossing: Self| {
+            let (own, rest) = words.split_at_checked(crossing.words.dims()[0])?;
+            words = rest;
+            crossing.status(own)
+        };
+        (rows, crossings.into_iter().map(next).collect())
+    }
+
+    fn status(&self, words: &[u32]) -> Option<CrossingStatus> {
         let mut rows = words.chunks_exact(WORDS).map(decode);
         let (gradient, output) = (rows.next()?, rows.next());
         // Rounded as the backward pass has rounded it: half a unit decides.

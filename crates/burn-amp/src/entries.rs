@@ -6,7 +6,7 @@ use burn::{
     optim::GradientsParams,
     tensor::{DType, Device, Shape, Tensor},
 };
-use burn_amp_kernels::{TensorStatus, UnsupportedDType};
+use burn_amp_kernels::{Crossing, CrossingStatus, TensorStatus, UnsupportedDType};
 use std::{
     collections::HashSet,
     panic::{AssertUnwindSafe, catch_unwind},
@@ -253,12 +253,23 @@ pub(crate) fn measure(
     entries: &[Entry],
     edge: Option<f32>,
 ) -> Result<Vec<TensorStatus>, UnsupportedDType> {
+    measure_with(grads, entries, edge, Vec::new()).map(|(statuses, _)| statuses)
+}
+
+/// As [`measure`], and reads what has crossed the border with it: on one device, in the same transfer.
+pub(crate) fn measure_with(
+    grads: &GradientsParams,
+    entries: &[Entry],
+    edge: Option<f32>,
+    crossings: Vec<Crossing>,
+) -> Result<(Vec<TensorStatus>, Vec<Option<CrossingStatus>>), UnsupportedDType> {
     let (pass, positions) = handles(grads, entries, edge);
     let mut statuses = vec![TensorStatus::default(); entries.len()];
-    for (position, status) in positions.into_iter().zip(pass.inspect()?) {
+    let (found, crossed) = pass.inspect_with(crossings)?;
+    for (position, status) in positions.into_iter().zip(found) {
         statuses[position] = status;
     }
-    Ok(statuses)
+    Ok((statuses, crossed))
 }
 
 /// Handles to gradients, and the positions of their entries.

@@ -1,7 +1,9 @@
 //! One pass over gradients, on all devices that hold some.
 
 use burn::tensor::{DType, Device, Tensor};
-use burn_amp_kernels::{ExponentHistogram, Status, TensorList, TensorStatus, UnsupportedDType};
+use burn_amp_kernels::{
+    Crossing, CrossingStatus, ExponentHistogram, Status, TensorList, TensorStatus, UnsupportedDType,
+};
 
 #[cfg(test)]
 thread_local! {
@@ -76,12 +78,24 @@ impl Pass {
 
     /// Measures all gradients; statuses are in the order in which the gradients came. Waits for each device, for one transfer.
     pub(crate) fn inspect(self) -> Result<Vec<TensorStatus>, UnsupportedDType> {
+        Ok(self.started()?.read())
+    }
+
+    /// As [`inspect`](Self::inspect), and reads what has crossed the border in the same transfer.
+    pub(crate) fn inspect_with(
+        self,
+        crossings: Vec<Crossing>,
+    ) -> Result<(Vec<TensorStatus>, Vec<Option<CrossingStatus>>), UnsupportedDType> {
+        Ok(self.started()?.read_with(crossings))
+    }
+
+    fn started(self) -> Result<Pending, UnsupportedDType> {
         let mut pending = Pending::of(self.len);
         for group in self.groups {
             let status = burn_amp_kernels::inspect(group.list)?;
             pending.groups.push((group.device, status, group.positions));
         }
-        Ok(pending.read())
+        Ok(pending)
     }
 
     /// Counts the values of all gradients by exponent. Waits for each device, for one transfer.
@@ -123,16 +137,29 @@ impl Pending {
 
     /// Waits for each device, for one transfer.
     pub(crate) fn read(self) -> Vec<TensorStatus> {
+        self.read_with(Vec::new()).0
+    }
+
+    /// As [`read`](Self::read), with what has crossed the border beside the gradients of the first device.
+    fn read_with(
+        self,
+        mut crossings: Vec<Crossing>,
+    ) -> (Vec<TensorStatus>, Vec<Option<CrossingStatus>>) {
         start(self.groups.iter().map(|(device, ..)| device));
         let mut statuses = vec![TensorStatus::default(); self.len];
+        let mut crossed = Vec::new();
         for (_, status, positions) in self.groups {
             #[cfg(test)]
             READS.set(READS.get() + 1);
-            for (position, status) in positions.into_iter().zip(status.read()) {
+            let (rows, found) = Crossing::read_with(status, std::mem::take(&mut crossings));
+            crossed.extend(found);
+            for (position, status) in positions.into_iter().zip(rows) {
                 statuses[position] = status;
             }
         }
-        statuses
+        // Nothing was measured.
+        crossed.extend(crossings.into_iter().map(Crossing::read));
+        (statuses, crossed)
     }
 }
 

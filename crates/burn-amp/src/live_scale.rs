@@ -32,7 +32,9 @@ pub(crate) struct LiveScale {
     /// How many steps were skipped, whatever for.
     skips: AtomicU64,
     state: Mutex<State>,
-    crossings: Mutex<VecDeque<(Place, Crossing)>>,
+    crossings: Mutex<VecDeque<Noted>>,
+    /// How many gradients were measured.
+    noted: AtomicU64,
     /// In which part of the network a parameter was read last, if its factor moves.
     readers: Mutex<HashMap<Arc<str>, Arc<str>>>,
 }
@@ -81,6 +83,42 @@ pub(crate) enum Place {
     Departure(Arc<Region>, Option<Arc<Region>>),
 }
 
+/// A gradient that was measured.
+#[derive(Debug)]
+struct Noted {
+    /// In the order of the backward passes.
+    number: u64,
+    place: Place,
+    found: Found,
+}
+
+/// What was found in it.
+#[derive(Debug)]
+enum Found {
+    /// Is on the device still.
+    Waiting(Crossing),
+    Read(CrossingStatus),
+}
+
+impl Found {
+    fn read(self) -> Option<CrossingStatus> {
+        match self {
+            Self::Waiting(crossing) => {
+                #[cfg(test)]
+                READS.set(READS.get() + 1);
+                crossing.read()
+            }
+            Self::Read(status) => Some(status),
+        }
+    }
+}
+
+#[cfg(test)]
+thread_local! {
+    /// How often this thread has waited for a device.
+    pub(crate) static READS: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+}
+
 impl Place {
     /// The part that it enters.
     fn entered(&self) -> Option<&Arc<Region>> {
@@ -117,6 +155,7 @@ impl LiveScale {
                 iteration: Iteration::default(),
             }),
             crossings: Mutex::default(),
+            noted: AtomicU64::new(0),
             readers: Mutex::default(),
         };
         live.set_schedule(schedule);
@@ -247,7 +286,11 @@ impl LiveScale {
         if crossings.len() == MAX_CROSSINGS {
             crossings.pop_front();
         }
-        crossings.push_back((place, crossing));
+        crossings.push_back(Noted {
+            number: self.noted.fetch_add(1, Ordering::Relaxed),
+            place,
+            found: Found::Waiting(crossing),
+        });
     }
 
     /// Forgets the gradients of a backward pass whose step nobody takes.
@@ -336,31 +379,75 @@ impl LiveScale {
         self.state().parts.values_mut().for_each(Part::restart);
     }
 
-    /// Reads what came to the parts that move by statistics, after a backward pass without overflow. Waits for the device where there
-    /// are such parts, and for nothing elsewhere.
-    pub(crate) fn read_statistics(&self) {
-        let mut state = self.state();
-        if !state.parts.values().any(Part::wants_statistics) {
-            return;
+    /// Takes out what came to the parts that move by statistics and was not read, to be read with the gradients of a step.
+    pub(crate) fn take_statistics(&self) -> (Vec<(u64, Place)>, Vec<Crossing>) {
+        let taken = self.take_wanted().into_iter();
+        let (mut places, mut crossings) = (Vec::new(), Vec::new());
+        for Noted {
+            number,
+            place,
+            found,
+        } in taken
+        {
+            match found {
+                Found::Waiting(crossing) => {
+                    places.push((number, place));
+                    crossings.push(crossing);
+                }
+                found @ Found::Read(_) => self.crossings().push_back(Noted {
+                    number,
+                    place,
+                    found,
+                }),
+            }
         }
-        let mut crossings = self.crossings();
-        let is_wanted = |place: &Place| {
-            let region = place.entered();
-            let part = region.and_then(|region| state.parts.get(&region.part));
-            part.is_some_and(Part::wants_statistics)
-        };
-        let all = std::mem::take(&mut *crossings).into_iter();
-        let (wanted, rest) = all.partition::<VecDeque<_>, _>(|(place, _)| is_wanted(place));
-        *crossings = rest;
-        drop(crossings);
-        for (place, crossing) in wanted {
-            let (Some(region), Some(status)) = (place.entered(), crossing.read()) else {
+        (places, crossings)
+    }
+
+    /// Puts back what was taken out, as it was read.
+    pub(crate) fn put_back(
+        &self,
+        read: impl Iterator<Item = ((u64, Place), Option<CrossingStatus>)>,
+    ) {
+        self.crossings()
+            .extend(read.filter_map(|((number, place), status)| {
+                let found = Found::Read(status?);
+                Some(Noted {
+                    number,
+                    place,
+                    found,
+                })
+            }));
+    }
+
+    /// Lets parts that move by statistics see what came to them, after a backward pass without overflow. Waits for the device if that was
+    /// not read with the gradients.
+    pub(crate) fn read_statistics(&self) {
+        for Noted { place, found, .. } in self.take_wanted() {
+            let (Some(region), Some(status)) = (place.entered(), found.read()) else {
                 continue;
             };
-            if let Some(part) = state.parts.get_mut(&region.part) {
+            if let Some(part) = self.state().parts.get_mut(&region.part) {
                 part.see(statistics(region, &status));
             }
         }
+    }
+
+    fn take_wanted(&self) -> VecDeque<Noted> {
+        let state = self.state();
+        if !state.parts.values().any(Part::wants_statistics) {
+            return VecDeque::new();
+        }
+        let is_wanted = |noted: &Noted| {
+            let region = noted.place.entered();
+            let part = region.and_then(|region| state.parts.get(&region.part));
+            part.is_some_and(Part::wants_statistics)
+        };
+        let mut crossings = self.crossings();
+        let all = std::mem::take(&mut *crossings).into_iter();
+        let (wanted, rest) = all.partition(is_wanted);
+        *crossings = rest;
+        wanted
     }
 
     /// Whether a gradient that is not zero has come to a scope on its way back. Waits for the device.
@@ -368,8 +455,8 @@ impl LiveScale {
         let crossings = std::mem::take(&mut *self.crossings());
         let scopes = crossings
             .into_iter()
-            .filter(|(place, _)| matches!(place, Place::Scope(..)));
-        let mut statuses = scopes.filter_map(|(_, crossing)| crossing.read());
+            .filter(|noted| matches!(noted.place, Place::Scope(..)));
+        let mut statuses = scopes.filter_map(|noted| noted.found.read());
         statuses.any(|status| status.max_abs > 0.0)
     }
 
@@ -378,7 +465,7 @@ impl LiveScale {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn crossings(&self) -> MutexGuard<'_, VecDeque<(Place, Crossing)>> {
+    fn crossings(&self) -> MutexGuard<'_, VecDeque<Noted>> {
         (self.crossings.lock()).unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -410,8 +497,10 @@ fn statistics(region: &Region, status: &CrossingStatus) -> Statistics {
 type Event = (Blame, Option<Arc<str>>);
 
 /// The first event that explains an overflow, and the part in which it was; none if all that was measured was finite.
-fn first_event(crossings: VecDeque<(Place, Crossing)>) -> Option<Event> {
-    let read = |(place, crossing): (Place, Crossing)| Some((place, crossing.read()?));
+fn first_event(crossings: VecDeque<Noted>) -> Option<Event> {
+    let mut crossings = Vec::from(crossings);
+    crossings.sort_by_key(|noted| noted.number);
+    let read = |noted: Noted| Some((noted.place, noted.found.read()?));
     let crossings: Vec<_> = crossings.into_iter().filter_map(read).collect();
     let scale = |region: Option<&Arc<Region>>| {
         let part = region.map(|region| region.part.clone());
@@ -464,4 +553,43 @@ fn first_event(crossings: VecDeque<(Place, Crossing)>) -> Option<Event> {
         }
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::{
+        module::Module,
+        nn::LinearConfig,
+        optim::{GradientsParams, SgdConfig},
+        tensor::{Device, Tensor},
+    };
+
+    use super::READS;
+    use crate::{MixedPrecision, Rescale, ScaledOptimizer, gradient_pass, rescaled};
+
+    #[test]
+    fn statistics_of_parts_are_read_with_the_gradients() {
+        let device = Device::flex().autodiff();
+        let amp = MixedPrecision::f16();
+        let linear = || {
+            let linear = LinearConfig::new(4, 4).init(&device);
+            linear.apply_reparameterization(amp.clone())
+        };
+        let mut model = (linear(), linear());
+        let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp);
+        let part = |index: usize| Rescale::adaloss(format!("part {index}"));
+        let before = gradient_pass::READS.get();
+        for step in 1..4 {
+            let output = amp.autocast(Tensor::<2>::ones([2, 4], &device), |x| {
+                let hidden = rescaled(part(0), x, |x| model.0.forward(x));
+                rescaled(part(1), hidden, |x| model.1.forward(x))
+            });
+            let loss = output.sum() * 1e-12;
+            let grads = GradientsParams::from_grads(loss.backward(), &model);
+            model = optim.step(0.1, model, grads);
+            assert_eq!(gradient_pass::READS.get() - before, step);
+        }
+        assert_eq!(READS.get(), 0);
+        assert!(amp.parts().iter().all(|(_, factor)| *factor > 1.0));
+    }
 }

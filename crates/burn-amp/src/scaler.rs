@@ -49,6 +49,7 @@ use crate::{
     gradient_status::GradientStatus,
     gradients::{ScaledGradients, StepGradients, UnscaledGradients},
     iteration::{Iteration, OBSERVED, Unsettled},
+    live_scale::LiveScale,
     loss_scale::{GradScalerConfig, LossScale, Observation, StepOutcome},
     loss_watch::LossWatch,
     mixed_precision::MixedPrecision,
@@ -394,7 +395,13 @@ impl GradScaler {
             None if entries.has_scopes => warn_of_another_scale(),
             _ => {}
         }
-        Ok(self.blamed(test(grads, found, self.schedule().edge())?))
+        let live = self.precision().map(MixedPrecision::live);
+        let (places, crossings) = live.map(LiveScale::take_statistics).unwrap_or_default();
+        let (grads, crossed) = test(grads, found, self.schedule().edge(), crossings)?;
+        if let Some(live) = live {
+            live.put_back(places.into_iter().zip(crossed));
+        }
+        Ok(self.blamed(grads))
     }
 
     /// Warns, once, if no scope was open since the last step: its gradients say nothing of this scale.

@@ -5,11 +5,11 @@ use burn::{
     optim::GradientsParams,
     tensor::{DType, FloatDType},
 };
-use burn_amp_kernels::ExponentHistogram;
+use burn_amp_kernels::{Crossing, CrossingStatus, ExponentHistogram};
 
 use crate::{
     dtype::{optimizer_dtype, working_dtype},
-    entries::{Entries, Entry, handles, measure},
+    entries::{Entries, Entry, handles, measure, measure_with},
     error::AmpError,
     gradient_pass::Pass,
     gradient_status::{GradientStatus, summarize},
@@ -86,20 +86,18 @@ pub(crate) fn unscale(
     ))
 }
 
-/// Tests and measures gradients, which stay as they are; counts values from `edge` on. Waits for each device once.
+/// Tests and measures gradients, which stay as they are; counts values from `edge` on. Reads what has crossed the border with them. Waits for
+/// each device once.
 pub(crate) fn test(
     grads: GradientsParams,
     entries: Vec<Entry>,
     edge: Option<f32>,
-) -> Result<UnscaledGradients, AmpError> {
-    let statuses = measure(&grads, &entries, edge)?;
+    crossings: Vec<Crossing>,
+) -> Result<(UnscaledGradients, Vec<Option<CrossingStatus>>), AmpError> {
+    let (statuses, crossed) = measure_with(&grads, &entries, edge, crossings)?;
     let status = summarize(&entries, &statuses);
-    Ok(UnscaledGradients::new(
-        grads,
-        entries,
-        status,
-        Some(statuses),
-    ))
+    let grads = UnscaledGradients::new(grads, entries, status, Some(statuses));
+    Ok((grads, crossed))
 }
 
 /// Takes gradients as they are: not scaled, not measured, no wait.

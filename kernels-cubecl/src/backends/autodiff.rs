@@ -1,13 +1,24 @@
 //! The backward pass of the scaled cast.
 
-use burn::backend::{Backend, TensorMetadata, ops::FloatTensorOps, tensor::FloatTensor};
-use burn::tensor::FloatDType;
+#[cfg(feature = "cubecl")]
+use burn::backend::Cube;
+#[cfg(feature = "flex")]
+use burn::backend::Flex;
+use burn::backend::{
+    Backend, BackendTensor, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind,
+    TensorMetadata,
+    ops::FloatTensorOps,
+    tensor::{FloatTensor, IntTensor},
+};
+use burn::tensor::{FloatDType, Int, Tensor};
 use burn_autodiff::{
     Autodiff,
     checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
     grads::Gradients,
     ops::{Backward, Ops, OpsKind, unary},
 };
+
+use std::any::Any;
 
 use crate::{
     ops::{AmpOps, CastOps, TensorVec},
@@ -64,13 +75,35 @@ impl<B: Backend + AmpOps + CastOps> Backward<B, 1> for ScaledCast {
                 let elements = grad.shape().num_elements();
                 let tensors = [grad.clone()].into_iter().chain(output).collect();
                 let words = B::amp_inspect(TensorVec { tensors }, f32::INFINITY);
-                let read = move || {
-                    let data = burn_std::reader::try_read_sync(B::int_into_data(words))?.ok()?;
-                    Some(data.iter::<i32>().map(|word| word as u32).collect())
-                };
-                watch.tell(Crossing::new(factor, from, elements, Box::new(read)));
+                if let Some(words) = dispatched::<B>(words) {
+                    watch.tell(Crossing::new(factor, from, elements, words));
+                }
             }
             B::amp_mul_cast(grad, from, factor)
         });
     }
+}
+
+/// A backend's integers as Burn's own tensor. All backends of the extension are here.
+fn dispatched<B: Backend>(words: IntTensor<B>) -> Option<Tensor<1, Int>> {
+    let words: Box<dyn Any> = Box::new(words);
+    #[cfg(feature = "flex")]
+    let words = match words.downcast::<IntTensor<Flex>>() {
+        Ok(words) => return Some(plain(DispatchTensorKind::Flex(BackendTensor::Int(*words)))),
+        Err(words) => words,
+    };
+    #[cfg(feature = "cubecl")]
+    let words = match words.downcast::<IntTensor<Cube>>() {
+        Ok(words) => return Some(plain(DispatchTensorKind::Cube(BackendTensor::Int(*words)))),
+        Err(words) => words,
+    };
+    drop(words);
+    None
+}
+
+fn plain(kind: DispatchTensorKind) -> Tensor<1, Int> {
+    Tensor::from_dispatch(DispatchTensor {
+        kind,
+        autodiff: DispatchAutodiffContext::Disabled,
+    })
 }

@@ -34,8 +34,12 @@ mod custom;
 mod error;
 mod fields;
 mod histogram;
-#[cfg(feature = "cubecl")]
+#[cfg(all(feature = "cubecl", not(feature = "dialects")))]
 mod kernel;
+/// Internal: for the tests of what CubeCL's compilers make of the kernels.
+#[cfg(feature = "dialects")]
+#[doc(hidden)]
+pub mod kernel;
 mod list;
 mod ops;
 mod run;

@@ -6,7 +6,7 @@ use cubecl::prelude::*;
 ///
 /// WGSL does not say what becomes of values beyond f16; `tests/cast` does: they are infinite.
 #[cube(launch_unchecked)]
-pub(crate) fn mul_cast<I: Float, O: Float, N: Size>(
+pub fn mul_cast<I: Float, O: Float, N: Size>(
     input: &[Vector<I, N>],
     output: &mut [Vector<O, N>],
     factor: f32,
@@ -22,7 +22,7 @@ pub(crate) fn mul_cast<I: Float, O: Float, N: Size>(
 
 /// `keep * target + add * source`, in `output`, or in place of `target` if there is none.
 #[cube(launch_unchecked)]
-pub(crate) fn blend<S: Float, N: Size>(
+pub fn blend<S: Float, N: Size>(
     target: &mut [Vector<f32, N>],
     source: &[Vector<S, N>],
     output: &mut Sequence<Box<[Vector<f32, N>]>>,

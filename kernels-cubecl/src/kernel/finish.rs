@@ -6,14 +6,14 @@ use super::observe::{ROW, Seen, reduce};
 use crate::words::{NARROW, NARROW_BIG, NARROW_SMALL, WORDS};
 
 /// Units of a cube.
-pub(crate) const UNITS: u32 = 64;
+pub const UNITS: u32 = 64;
 
 /// One cube for each tensor, from the tensor at place `from` on. The two words of a tensor in the table are its
 /// first row and how many it has.
 ///
 /// Counts of rows are 32 bits wide, and their sums 48.
 #[cube(launch_unchecked)]
-pub(crate) fn finish_status(
+pub fn finish_status(
     partials: &[u32],
     status: &mut [u32],
     table: &[u32],
@@ -87,7 +87,7 @@ fn join(words: &mut [u32], at: usize, low: u32, high: u32) {
 
 /// One cube: 1 if a value of any tensor is not finite after scaling, else 0, and the L2 norm of those that are.
 #[cube(launch_unchecked)]
-pub(crate) fn verdict(status: &[u32], output: &mut [f32], tensors: u32, #[comptime] units: u32) {
+pub fn verdict(status: &[u32], output: &mut [f32], tensors: u32, #[comptime] units: u32) {
     let mut seen = Seen::new();
     let mut tensor = UNIT_POS;
     while tensor < tensors {

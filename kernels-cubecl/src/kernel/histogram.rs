@@ -6,10 +6,10 @@ use super::share::{Share, load};
 use crate::histogram::ExponentHistogram;
 
 /// Zeros, what is not finite, exponents below the range, the range, exponents above it; as `crate::histogram`.
-pub(crate) const BINS: u32 = crate::histogram::BINS as u32;
+pub const BINS: u32 = crate::histogram::BINS as u32;
 /// Units of a cube: their tables fit the 16 KiB of shared memory that WebGPU grants, and there are enough of them to
 /// add up a bin each.
-pub(crate) const UNITS: u32 = 64;
+pub const UNITS: u32 = 64;
 
 /// Bits of the powers of two at which the range of exponents begins and ends.
 const FIRST: u32 = bits(ExponentHistogram::MIN_EXPONENT);
@@ -30,7 +30,7 @@ fn bin(value: f32) -> u32 {
 
 /// Each cube writes a row of `BINS` counts, from row `row` on. Which tensors and chunks are its own, `share.rs` says.
 #[cube(launch_unchecked)]
-pub(crate) fn histogram_many<I: Float, N: Size>(
+pub fn histogram_many<I: Float, N: Size>(
     tensors: &Sequence<Box<[Vector<I, N>]>>,
     table: &[u32],
     shift: u32,
@@ -91,7 +91,7 @@ pub(crate) fn histogram_many<I: Float, N: Size>(
 
 /// Adds up the rows: one cube for each bin. Sums are 64 bits wide, in two words.
 #[cube(launch_unchecked)]
-pub(crate) fn finish_histogram(rows: &[u32], sums: &mut [u32], count: u32, #[comptime] units: u32) {
+pub fn finish_histogram(rows: &[u32], sums: &mut [u32], count: u32, #[comptime] units: u32) {
     let unit = UNIT_POS as usize;
     let bin = CUBE_POS as u32;
     let mut low = 0u32;

@@ -5,11 +5,11 @@ use cubecl::prelude::*;
 use crate::words::{NARROW_BIG, NARROW_SMALL};
 
 /// Words of a row: four counts, largest magnitude, three sums.
-pub(crate) const ROW: usize = 8;
+pub const ROW: usize = 8;
 
 const INFINITY: u32 = 0x7F80_0000;
 /// Bits of 2^47: magnitudes above are squared at a fraction of their size.
-pub(crate) const BIG: u32 = (127 + 47) << 23;
+pub const BIG: u32 = (127 + 47) << 23;
 const BIG_SCALE: f32 = f32::from_bits(((127 + NARROW_BIG) as u32) << 23);
 /// Bits of 2^-63: magnitudes below are squared at a multiple of their size.
 const SMALL: u32 = (127 - 63) << 23;
@@ -18,7 +18,7 @@ const SMALL_SCALE: f32 = f32::from_bits(((127 + NARROW_SMALL) as u32) << 23);
 const FAIR: u32 = (127 - 47) << 23;
 
 #[derive(CubeType)]
-pub(crate) struct Seen {
+pub struct Seen {
     pub above: u32,
     pub before: u32,
     pub after: u32,
@@ -58,20 +58,20 @@ impl Seen {
 
 /// The bits of a magnitude. By bits: WGSL compilers may assume that infinities and NaN do not occur in arithmetic.
 #[cube]
-pub(crate) fn magnitude(value: f32) -> u32 {
+pub fn magnitude(value: f32) -> u32 {
     u32::reinterpret(value) & 0x7FFF_FFFFu32
 }
 
 /// Whether values whose largest magnitude is this must be looked at one by one: their squares may leave the range of
 /// f32, or one of them is at `limit`.
 #[cube]
-pub(crate) fn is_special(max: u32, limit: u32) -> bool {
+pub fn is_special(max: u32, limit: u32) -> bool {
     max >= limit || (max != 0u32 && max < FAIR)
 }
 
 /// Looks at one value before and after scaling.
 #[cube]
-pub(crate) fn observe(seen: &mut Seen, scaled: f32, value: f32, edge: u32) {
+pub fn observe(seen: &mut Seen, scaled: f32, value: f32, edge: u32) {
     let bits = magnitude(value);
     let bad = bits >= INFINITY;
     seen.above += select(bits >= edge, 1u32, 0u32);
@@ -93,7 +93,7 @@ pub(crate) fn observe(seen: &mut Seen, scaled: f32, value: f32, edge: u32) {
 /// Adds up what the units of a cube have seen, by planes of so many units where the device has them. The sum is that
 /// of the plane's units then, and else of the cube's; it is whole in the first unit. `units` is a power of two.
 #[cube]
-pub(crate) fn reduce(seen: &mut Seen, #[comptime] units: u32, #[comptime] plane: u32) {
+pub fn reduce(seen: &mut Seen, #[comptime] units: u32, #[comptime] plane: u32) {
     if comptime!(plane > 1) {
         let steps = comptime!(plane.ilog2());
         #[unroll]

@@ -4,6 +4,7 @@
 //! unless the largest magnitude is too far from 1: then it looks at the same values once more, one by one
 //! ([`observe`]). Most gradients never need that.
 
+use burn::tensor::DType;
 use cubecl::prelude::*;
 
 use super::{
@@ -13,7 +14,7 @@ use super::{
 
 /// What a pass does with the values, beside measuring them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Job {
+pub enum Job {
     Inspect,
     /// Writes products beside the tensors: one for each, or all in one buffer.
     Write,
@@ -21,13 +22,13 @@ pub(crate) enum Job {
 }
 
 /// The job as a type, which a kernel's name shows.
-pub(crate) trait Work: 'static + Send + Sync {
+pub trait Work: 'static + Send + Sync {
     const JOB: Job;
 }
 
-pub(crate) struct Inspect;
-pub(crate) struct Write;
-pub(crate) struct InPlace;
+pub struct Inspect;
+pub struct Write;
+pub struct InPlace;
 
 impl Work for Inspect {
     const JOB: Job = Job::Inspect;
@@ -43,7 +44,7 @@ impl Work for InPlace {
 
 /// What else is fixed when a pass is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Form {
+pub struct Form {
     /// Units of a cube, a power of two.
     pub units: u32,
     /// Units of a plane, or 1 where the device has none of one size.
@@ -56,7 +57,7 @@ pub(crate) struct Form {
 
 impl Form {
     /// Rows of partial results that a cube writes.
-    pub(crate) const fn rows(&self) -> u32 {
+    pub const fn rows(&self) -> u32 {
         if self.plane > 1 {
             self.units / self.plane
         } else {
@@ -65,12 +66,21 @@ impl Form {
     }
 }
 
+/// Vectors that a unit loads at once: as many as leave an NVIDIA multiprocessor the registers for half of its units.
+pub fn loads(job: Job, dtype: DType, vector: usize) -> u32 {
+    match (job, dtype) {
+        (Job::InPlace, DType::F16) if vector > 4 => 3,
+        (Job::InPlace | Job::Write, _) if vector > 4 => 2,
+        _ => 4,
+    }
+}
+
 /// Reads `I`; products are `O`. A unit's chunk is `1 << shift` vectors of a tensor; which it is, `share.rs` says.
 ///
 /// `factor` is what values are multiplied by, unless the job is to inspect. Blocks with a value at `limit` or above, in
 /// bits, are looked at twice.
 #[cube(launch_unchecked)]
-pub(crate) fn measure<W: Work, I: Float, O: Float, N: Size>(
+pub fn measure<W: Work, I: Float, O: Float, N: Size>(
     tensors: &mut Sequence<Box<[Vector<I, N>]>>,
     products: &mut Sequence<Box<[Vector<O, N>]>>,
     factor: &Sequence<Box<[f32]>>,
@@ -256,6 +266,7 @@ fn product<W: Work, I: Float, O: Float, N: Size>(
 
 /// Writes a row for each plane, or for the cube.
 #[cube]
+#[allow(clippy::manual_is_multiple_of)]
 fn publish(seen: &mut Seen, partials: &mut [u32], row: u32, #[comptime] form: Form) {
     reduce(seen, comptime!(form.units), comptime!(form.plane));
     let planes = comptime!(form.rows());

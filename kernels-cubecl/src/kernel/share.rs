@@ -10,11 +10,11 @@ use cubecl::prelude::*;
 /// Words of a tensor's entry in the table of a launch: its first chunk, its vectors, where its product begins in the
 /// buffer, in vectors, its first row of partial results, vectors from one padded row to the next, and values of a row.
 /// Behind the last entry stand the bits of the edge from which values are counted.
-pub(crate) const ENTRY: usize = 6;
+pub const ENTRY: usize = 6;
 
 /// What a cube works at.
 #[derive(CubeType)]
-pub(crate) struct Share {
+pub struct Share {
     /// Which of the launch's tensors.
     pub tensor: u32,
     /// The first of its chunks.
@@ -68,7 +68,7 @@ impl Share {
 
 /// Loads vectors from these places of one of the tensors.
 #[cube]
-pub(crate) fn load<T: CubePrimitive>(
+pub fn load<T: CubePrimitive>(
     tensors: &Sequence<Box<[T]>>,
     tensor: u32,
     places: &Array<u32>,
@@ -94,7 +94,7 @@ pub(crate) fn load<T: CubePrimitive>(
 
 /// Stores vectors at `position` and every `step` vectors from there, as long as that is before `end`.
 #[cube]
-pub(crate) fn store<T: CubePrimitive>(
+pub fn store<T: CubePrimitive>(
     tensors: &mut Sequence<Box<[T]>>,
     tensor: u32,
     position: u32,

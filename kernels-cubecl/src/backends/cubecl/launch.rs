@@ -141,15 +141,6 @@ pub(super) fn pass(
     (products.collect(), status)
 }
 
-/// Vectors that a unit loads at once: as many as leave an NVIDIA multiprocessor the registers for half of its units.
-fn loads(job: Job, dtype: DType, vector: usize) -> u32 {
-    match (job, dtype) {
-        (Job::InPlace, DType::F16) if vector > 4 => 3,
-        (Job::InPlace | Job::Write, _) if vector > 4 => 2,
-        _ => 4,
-    }
-}
-
 /// A buffer, and how many words it has.
 type Words = (Handle, usize);
 
@@ -207,7 +198,7 @@ impl Pass {
         let item = &self.items[launch.parts[0].tensor];
         let job = item.job;
         let form = Form {
-            loads: loads(job, item.laid.tensor.dtype, item.laid.vector),
+            loads: kernel::loads(job, item.laid.tensor.dtype, item.laid.vector),
             padded: item.laid.padding.is_some(),
             ..self.form
         };

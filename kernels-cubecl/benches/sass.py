@@ -1,0 +1,527 @@
+#!/usr/bin/env python3
+"""What a value costs on a GPU, read from the kernels' machine code. Needs no GPU, and measures nothing.
+
+    DIALECTS=/tmp/dialects cargo test -p burn-amp-dialects --features dialects     # writes the kernels' sources
+    pip install nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-cccl triton
+    python3 kernels-cubecl/benches/sass.py /tmp/dialects
+
+From PyPI: NVRTC, CUDA's headers (runtime, cccl), and nvdisasm, which comes with triton. `--packages` names the folder if they were
+installed with `pip install --target`. HIP's sources (`--arch gfx942`) take clang 19, Debian's clang-19, rocm-device-libs and
+libamdhip64-dev.
+
+How a row comes about:
+
+- Registers, stack and spills are what the compiler reports. Occupancy is that of cubes of 256 threads.
+- Basic blocks and their branches give the control flow. An edge back to a block that dominates it makes a loop. The main loop is
+  the innermost one that loads from a tensor, as wide as any load: of all loops it makes the most turns.
+- In a main loop, the way of one whole turn is counted, for each tensor. Where a branch depends on loaded values, it is the cheaper way: what
+  is done for rare values is not counted, but the test for it is. Elsewhere it is the way that moves the most bytes and computes the
+  most: not that of the end of a tensor.
+- The fixed cost of a cube is all else on such a way from entry to exit, each instruction once: a cube pays it for each tensor that it has
+  a chunk of. Its share is that of the instructions which a warp executes on the gradients of GPT-2 (124M, 148 tensors).
+- A chip allows the least of what its pipes allow: all instructions at 4 warps a clock, ALU and FMA at their lanes. Memory allows
+  0.9 of its bandwidth, which is what a copy reaches, over the bytes a value that the path loads and stores.
+"""
+
+import argparse
+import collections
+import ctypes
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+THREADS = 256
+SIZES = {"f32": 4, "f16": 2, "bf16": 2, "u32": 4}
+COPY = 0.9
+
+# SMs (or CUs), GHz at boost, lanes of an SM for ALU and FMA, threads that an SM issues for a clock, TB/s.
+# CUDA C++ Programming Guide, "Arithmetic Instructions"; NVIDIA's whitepapers on A100 (table 4) and H100 (table 3), data sheets of H200
+# and B200; AMD's data sheets of MI250X (one of its two dies) and MI300X and its CDNA 3 whitepaper.
+CHIPS = {
+    "sm_80": {"A100": (108, 1.41, 64, 64, 128, 2.04)},
+    "sm_90": {"H100": (132, 1.98, 64, 128, 128, 3.35), "H200": (132, 1.98, 64, 128, 128, 4.8)},
+    "sm_100": {"B200": (148, 1.965, 64, 128, 128, 8.0)},
+    "gfx90a": {"MI250X": (110, 1.7, 64, 64, 256, 1.6)},
+    "gfx942": {"MI300X": (304, 2.1, 64, 64, 256, 5.3)},
+}
+SHARED = {"sm_80": 164, "sm_90": 228, "sm_100": 228}
+
+GPT2 = [50257 * 768, 1024 * 768, 768, 768] + 12 * [
+    768, 768, 768 * 2304, 2304, 768 * 768, 768, 768, 768, 768 * 3072, 3072, 3072 * 768, 768,
+]  # fmt: skip
+
+
+def values_of_cubes(multiprocessors):
+    """How many values the cubes of a pass over GPT-2's gradients are given of each tensor, as `backends/cubecl/plan.rs` has it."""
+    for first in range(0, len(GPT2), 28):
+        launch = GPT2[first : first + 28]
+        share = -(-sum(launch) // (2 * multiprocessors))
+        chunk = min(max(1 << (share - 1).bit_length(), 1 << 12), 1 << 16)
+        chunks = [-(-values // chunk) for values in launch]
+        cubes = min(sum(chunks), 8 * multiprocessors)
+        for values, count in zip(launch, chunks):
+            yield from min(count, cubes) * [values / min(count, cubes)]
+
+
+# Instructions ---------------------------------------------------------------------------------------------------------
+
+Instruction = collections.namedtuple(
+    "Instruction", "pipe floats loads stores targets ends writes reads guards buffers address memory", defaults=(frozenset(), "")
+)
+"""Its pipe, whether it computes with floats, bytes that it loads and stores of global memory, labels that it may jump to, whether the next one never follows; what it
+writes, reads and is guarded by; buffers whose address it takes, by register; registers of the address it goes to; the memory it reads."""
+
+ALU = re.compile(
+    r"(IADD|VIADD|LOP|PLOP|ISETP|FSETP|HSETP|SEL|FSEL|FMNMX|IMNMX|VIMNMX|HMNMX|VHMNMX|SHF|SHL|SHR|PRMT|LEA|IABS|MOV|FCHK|P2R|R2P"
+    r"|BMSK|SGXT|I2FP|F2FP|CS2R|VOTE|VABSDIFF)"
+)
+FLOAT = re.compile(r"(FFMA|FMUL|FADD|HFMA|HMUL|HADD)|v_\w*(fma|mul|add|mac)\w*_f(16|32)")
+FMA = re.compile(r"(FFMA|FMUL|FADD|IMAD|HFMA|HMUL|HADD|IDP|FSWZADD)")
+LSU = re.compile(r"(LDG|STG|LDS|STS|LDL|STL|LD\b|ST\b|ATOM|RED\b|SHFL)")
+# Where kernel parameters begin in constant memory.
+PARAMETERS = {"sm_80": 0x160, "sm_90": 0x210, "sm_100": 0x380}
+
+
+def registers(first, count):
+    kind, number = re.match(r"(\D+)(\d+)", first).groups()
+    return [f"{kind}{int(number) + i}" for i in range(count)]
+
+
+def nvidia_instruction(text, arch, pointers):
+    guard, words = re.match(r"(@!?U?P\w+\s+)?(.*)", text).groups()
+    name, _, rest = words.partition(" ")
+    pipe = next((p for p, r in (("alu", ALU), ("fma", FMA), ("lsu", LSU)) if r.match(name)), "other")
+    bits = next((int(b) for b in re.findall(r"\.(\d+)\b", name) if int(b) in (64, 128, 256)), None)
+    bits = bits or next((b for s, b in ((".U16", 16), (".S16", 16), (".U8", 8), (".S8", 8)) if s in name), 32)
+    jumps = name.startswith(("BRA", "BRX", "JMP", "CALL"))
+    memory = name[:3] if name.startswith(("LDG", "LDS", "SHF")) and not name.startswith("SHF.") else ""
+    find = lambda part: re.findall(r"\b(U?[RP]\d+)\b", part)
+    operands = [o.strip() for o in rest.split(",")]
+    writes = []
+    if not jumps and not name.startswith(("ST", "RED", "BAR", "BSSY", "BSYNC", "EXIT", "WARPSYNC", "NOP")) and find(operands[0]):
+        wide = bits // 32 if name.startswith(("LD", "ULD", "CS2R")) or bits == 64 else 2 if ".WIDE" in name else 1
+        first = find(operands[0])[0]
+        writes = registers(first, max(wide, 1)) if "P" not in first else [first]
+    rest_of = operands[1:] if writes else operands
+    if writes and len(operands) > 2 and re.fullmatch(r"U?P\d", operands[1]) and name.startswith(("IADD", "LEA", "ISETP", "FSETP", "PLOP")):
+        writes, rest_of = writes + [operands[1]], operands[2:]
+    elif writes and "P" in writes[0] and len(operands) > 2 and re.fullmatch(r"U?R\d+", operands[1]) and name.startswith(("LOP", "SHFL", "VOTE")):
+        writes, rest_of = writes + [operands[1]], operands[2:]
+    reads = find(re.sub(r"desc\[\w+\]", "", ",".join(rest_of)))
+    offsets = [int(o, 16) - PARAMETERS[arch] for o in re.findall(r"c\[0x0\]\[(0x[0-9a-f]+)\]", rest)]
+    offsets = [o // 8 for o in offsets if 0 <= o < 8 * pointers]
+    per = [{o + i // 2 for o in offsets} for i in range(len(writes))] if name.startswith(("LDC", "ULDC")) else [set(offsets)] * len(writes)
+    address = find(re.sub(r"desc\[\w+\]", "", "".join(re.findall(r"\[[^c]*\]", rest)))) if name.startswith(("LDG", "STG")) else []
+    return Instruction(
+        pipe,
+        bool(FLOAT.match(name) and reads),
+        bits // 8 if name.startswith("LDG") else 0,
+        bits // 8 if name.startswith("STG") else 0,
+        re.findall(r"(\.L_x_\d+)", rest) if jumps else [],
+        name.startswith(("BRA", "BRX", "JMP", "EXIT", "RET")) and not guard and not re.search(r"\bU?P\d", rest),
+        writes,
+        reads,
+        find(guard or "") + (reads if jumps else []),
+        dict(zip(writes, per)),
+        frozenset(address),
+        memory,
+    )
+
+
+def amd_instruction(text, arch, pointers):
+    name, _, rest = text.partition(" ")
+    pipe = {"v": "alu", "s": "other", "g": "lsu", "f": "lsu", "d": "lsu", "b": "lsu"}.get(name[0], "other")
+    width = re.search(r"dword(x\d+)?|b(32|64|96|128)|ushort|short|ubyte|byte", name)
+    count = int(width[1][1:]) if width and width[1] else 1
+    moves = name.startswith(("global", "flat", "buffer"))
+    size = 0 if not moves or not width else 4 * count if width[0][0] == "d" else {"u": 2, "s": 2, "b": 1}[width[0][0]]
+
+    def find(part):
+        found = []
+        for kind, low, high, one in re.findall(r"\b([vs])(?:\[(\d+):(\d+)\]|(\d+))", part):
+            found += [f"{kind}{n}" for n in (range(int(low), int(high) + 1) if low else [int(one)])]
+        return found + re.findall(r"\b(vcc|scc)\b", part)
+
+    operands = [o.strip() for o in rest.split(",")]
+    if "branch" in name:
+        guards = {"vccz": ["vcc"], "vccn": ["vcc"], "scc0": ["scc"], "scc1": ["scc"], "exec": ["exec"]}
+        reads = guards.get(name.rsplit("_", 1)[-1][:4], [])
+        return Instruction(pipe, False, 0, 0, re.findall(r"(\.LBB\w+)", rest), name == "s_branch", [], [], reads, {})
+    store = "_store" in name or name.startswith("ds_write")
+    writes = [] if store else find(operands[0]) or (["exec"] if operands[0] == "exec" else [])
+    if name.startswith("s_cmp"):
+        writes = ["scc"]
+    elif "saveexec" in name:
+        writes = ["exec"]
+    elif name.startswith("v_addc") or name.startswith("v_add_co"):
+        writes += find(operands[1]) if len(operands) > 1 else []
+    reads = find(",".join(operands if store or name.startswith("s_cmp") else operands[1:]))
+    if writes == ["exec"] and "saveexec" not in name:
+        reads = []  # back to all that entered
+    buffers = {}
+    if name.startswith("s_load"):
+        offset = int(operands[2], 0) if re.fullmatch(r"0x[0-9a-f]+|\d+", operands[2]) else 0
+        kernel = operands[1] in ("s[0:1]", "s[2:3]", "s[4:5]", "s[6:7]", "s[8:9]")
+        buffers = {w: {(offset + 4 * i) // 8} for i, w in enumerate(writes) if kernel and (offset + 4 * i) // 8 < pointers}
+    loads = size if "_load_" in name else 0
+    memory = "LDG" if loads else "LDS" if name.startswith("ds_read") else ""
+    address = frozenset(reads) if moves else frozenset()
+    return Instruction(pipe, bool(FLOAT.match(name)), loads, size if store else 0, [], name in ("s_endpgm", "s_setpc_b64"), writes, reads, [], buffers, address, memory)
+
+
+# Control flow ---------------------------------------------------------------------------------------------------------
+
+Cost = collections.namedtuple("Cost", "total alu fma lsu other floats loads stores")
+ZERO = Cost(0, 0, 0, 0, 0, 0, 0, 0)
+
+
+def add(a, b):
+    return Cost(*(x + y for x, y in zip(a, b)))
+
+
+class Code:
+    """Basic blocks of one kernel, and what the ways through them cost."""
+
+    def __init__(self, lines, read):
+        """`lines` are labels, which end in a colon, and instructions, which `read` reads."""
+        self.blocks, self.next, labels, falls = [[]], [set()], {}, True
+        for line in lines:
+            label = line.endswith(":")
+            last = self.blocks[-1][-1] if self.blocks[-1] else None
+            if last and (label or last.targets or last.ends):
+                if not last.ends:
+                    self.next[-1].add(len(self.blocks))
+                self.blocks.append([])
+                self.next.append(set())
+            if label:
+                labels[line[:-1]] = len(self.blocks) - 1
+            else:
+                self.blocks[-1].append(read(line))
+        for block, instructions in enumerate(self.blocks):
+            for one in instructions:
+                self.next[block].update(labels[t] for t in one.targets if t in labels)
+        self.order = self.reachable()
+        self.place = {block: i for i, block in enumerate(self.order)}
+        self.before = collections.defaultdict(list)
+        for block in self.order:
+            for other in self.next[block]:
+                self.before[other].append(block)
+        self.find_loops()
+        self.widest = max((i.loads for b in self.order for i in self.blocks[b]), default=0)
+        self.follow_values()
+
+    def reachable(self):
+        """Blocks, each after those that lead to it but by an edge back."""
+        seen, result, stack = {0}, [], [(0, iter(sorted(self.next[0], reverse=True)))]
+        while stack:
+            block, rest = stack[-1]
+            other = next(rest, None)
+            if other is None:
+                result.append(block)
+                stack.pop()
+            elif other not in seen:
+                seen.add(other)
+                stack.append((other, iter(sorted(self.next[other], reverse=True))))
+        return result[::-1]
+
+    def find_loops(self):
+        """Blocks of each natural loop, by its header, and all edges back."""
+        above, changed = {0: {0}}, True
+        while changed:
+            changed = False
+            for block in self.order[1:]:
+                new = set.intersection(*(above[b] for b in self.before[block] if b in above)) | {block}
+                changed |= above.get(block) != new
+                above[block] = new
+        self.loops, self.back = collections.defaultdict(set), set()
+        for block in self.order:
+            for header in self.next[block] & above[block]:
+                self.back.add((block, header))
+                body, stack = {header, block}, [block]
+                while stack:
+                    at = stack.pop()
+                    new = [b for b in self.before[at] if at != header and b not in body]
+                    body.update(new)
+                    stack += new
+                self.loops[header] |= body
+
+    def follow_values(self):
+        """Which branches depend on loaded values, and which buffers a block goes to.
+
+        What a register holds is a set: numbers of buffers, and "value" for what comes from the tensors.
+        """
+        state, self.rare, self.uses, shared = {0: {}}, set(), {}, set()
+        queue = collections.deque(self.order)
+        while queue:
+            block = queue.popleft()
+            held = {r: set(v) for r, v in state.get(block, {}).items()}
+            uses = []
+            for one in self.blocks[block]:
+                seen = set().union(*(held.get(r, ()) for r in one.reads))
+                if one.loads or one.stores:
+                    buffers = set().union(*(held.get(r, ()) for r in one.address)) - {"value"}
+                    uses.append((frozenset(buffers), one.loads, one.stores))
+                if one.memory == "LDG":
+                    seen = {"value"} if one.loads == self.widest else set()
+                elif one.memory == "LDS":
+                    seen = set(shared)
+                elif not one.writes and one.pipe == "lsu" and not one.stores and "value" in seen and not shared:
+                    shared.add("value")
+                    queue.extend(self.order)
+                for register in one.writes:
+                    new = seen | one.buffers.get(register, set())
+                    kept = {"value"} & held.get(register, set()) if one.guards else set()
+                    held[register] = new | kept
+                if one.targets and "value" in set().union(*(held.get(r, ()) for r in one.guards)):
+                    self.rare.add(block)
+            self.uses[block] = uses
+            for other in self.next[block]:
+                known, grown = state.setdefault(other, {}), False
+                for register, values in held.items():
+                    if not values <= known.get(register, set()):
+                        known[register] = known.get(register, set()) | values
+                        grown = True
+                if (grown or other not in self.uses) and other not in queue:
+                    queue.append(other)
+
+    def cost(self, block, tensor=None, tensors=frozenset()):
+        """Of all instructions, and of the bytes that are moved where a turn is at this one of the tensors.
+
+        A block may hold the accesses to two tensors or products, of which one is switched off.
+        """
+        cost = ZERO
+        for one in self.blocks[block]:
+            cost = add(cost, Cost(1, *(one.pipe == p for p in ("alu", "fma", "lsu", "other")), one.floats, 0, 0))
+        products = {b for b, _, stores in self.uses[block] if stores and not b & tensors}
+        for buffers, loads, stores in self.uses[block]:
+            if tensor in buffers or not buffers & tensors:
+                cost = add(cost, ZERO._replace(loads=loads, stores=stores / max(len(products), 1)))
+        return cost
+
+    def loaded(self, blocks):
+        """Tensors: buffers of which the widest loads are. Others are of sizes and scalars."""
+        return frozenset(n for x in blocks for b, loads, _ in self.uses[x] if loads == self.widest for n in b)
+
+    def way(self, blocks, ends, costs):
+        """The way from the first block to one of the last, without edges back.
+
+        Where a branch depends on values, it is the cheaper one. Else it is the one that does more: moves more bytes, or computes more.
+        """
+        best = {}
+        for block in reversed(blocks):
+            options = [best[o] for o in self.next[block] if o in best and (block, o) not in self.back]
+            options += [ZERO] if block in ends else []
+            if options and block in costs:
+                rare = lambda c: c.total
+                full = lambda c: (-c.loads - c.stores, -c.floats, c.total)
+                best[block] = add(costs[block], min(options, key=rare if block in self.rare else full))
+        return best.get(blocks[0])
+
+    def turns(self):
+        """What a turn of the main loop costs, by tensor, and the main loops."""
+        loading = {h: b for h, b in self.loops.items() if self.loaded(b)}
+        inner = {h: b for h, b in loading.items() if not any(h != o and o in b for o in loading)}
+        tensors = frozenset().union(*map(self.loaded, inner.values()))
+        found = {}
+        for header, body in inner.items():
+            blocks = sorted(body, key=self.place.get)
+            for tensor in self.loaded(body):
+                of = lambda b: frozenset().union(*(buffers for buffers, _, _ in self.uses[b])) & tensors
+                costs = {b: self.cost(b, tensor, tensors) for b in blocks if tensor in of(b) or not of(b)}
+                turn = self.way(blocks, {b for b in blocks if (b, header) in self.back}, costs)
+                if turn and turn.loads:
+                    old = found.get(tensor)
+                    if not old or turn.total / turn.loads < old[1].total / old[1].loads:
+                        found[tensor] = (header, turn)
+        return [turn for _, turn in found.values()], set().union(*(inner[h] for h, _ in found.values()))
+
+    def row(self, size, arch):
+        turns, inside = self.turns()
+        if not turns:
+            return {}
+        per = lambda get: sum(get(t) * size / t.loads for t in turns) / len(turns)
+        costs = {b: ZERO if b in inside else self.cost(b) for b in self.order}
+        fixed = self.way(self.order, {b for b in self.order if not self.next[b]}, costs).total
+        multiprocessors = next(iter(CHIPS[arch].values()))[0]
+        work = [values * per(lambda t: t.total) / THREADS for values in values_of_cubes(multiprocessors)]
+        return {
+            "bytes_per_load": self.widest,
+            "values_per_turn": round(sum(t.loads for t in turns) / len(turns) / size, 2),
+            "instructions_per_value": round(per(lambda t: t.total), 2),
+            **{f"{p}_per_value": round(per(lambda t: getattr(t, p)), 2) for p in ("alu", "fma", "lsu", "other")},
+            "bytes_per_value": round(per(lambda t: t.loads + t.stores), 2),
+            "fixed_instructions": fixed,
+            "fixed_share_gpt2": round(fixed * len(work) / (fixed * len(work) + sum(work)), 3),
+        }
+
+
+# Compilers ------------------------------------------------------------------------------------------------------------
+
+
+def count_pointers(path):
+    """The kernel's first parameters: buffers."""
+    parameters = re.search(r"__global__[^(]*\([^(]*\)\s+\w+\(([^)]*)\)", path.read_text())[1]
+    return sum("*" in parameter for parameter in parameters.split(","))
+
+
+def dynamic_shared(path):
+    """Bytes, as the first line says."""
+    return int(re.match(r"// (\d+) bytes", path.read_text())[1])
+
+
+class Nvidia:
+    def __init__(self, packages):
+        folders = [packages] if packages else [p for p in sys.path if p]
+        find = lambda pattern: next((p for f in folders for p in sorted(pathlib.Path(f).glob(pattern))), None)
+        library = find("nvidia/**/libnvrtc.so.*")
+        self.nvdisasm = find("triton/backends/nvidia/bin/nvdisasm") or find("nvidia/**/bin/nvdisasm")
+        header = find("nvidia/**/include/cuda_fp16.h")
+        if not (library and self.nvdisasm and header):
+            sys.exit("not found: pip install nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-cccl triton (see --packages)")
+        self.includes = [header.parent, header.parent / "cccl"]
+        self.nvrtc = ctypes.CDLL(str(library))
+
+    def get(self, what, program):
+        size = ctypes.c_size_t()
+        getattr(self.nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
+        buffer = ctypes.create_string_buffer(size.value)
+        getattr(self.nvrtc, f"nvrtcGet{what}")(program, buffer)
+        return buffer.raw
+
+    def row(self, path, arch, size):
+        # As CubeCL's runtime asks for it.
+        target = arch if arch == "sm_80" else f"{arch}a"
+        options = [f"--gpu-architecture={target}", "-lineinfo", "--ptxas-options=-v"]
+        options += [f"--include-path={folder}" for folder in self.includes]
+        program = ctypes.c_void_p()
+        self.nvrtc.nvrtcCreateProgram(ctypes.byref(program), path.read_bytes(), b"kernel.cu", 0, None, None)
+        encoded = [option.encode() for option in options]
+        failed = self.nvrtc.nvrtcCompileProgram(program, len(encoded), (ctypes.c_char_p * len(encoded))(*encoded))
+        log = self.get("ProgramLog", program).decode()
+        if failed:
+            sys.exit(f"{path.name}, {arch}: {log}")
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(self.get("CUBIN", program))
+            file.flush()
+            text = subprocess.run([self.nvdisasm, "-c", file.name], check=True, capture_output=True, text=True).stdout
+        self.nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+        lines = re.findall(r"^(\.L_x_\d+:)|^\s+/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", text, re.M)
+        number = lambda pattern: sum(int(n) for n in re.findall(pattern, log))
+        used, shared = number(r"Used (\d+) registers"), dynamic_shared(path)
+        pointers = count_pointers(path)
+        return {
+            "registers": used,
+            "stack_bytes": number(r"(\d+) bytes stack frame"),
+            "spill_bytes": number(r"(\d+) bytes spill"),
+            "occupancy": nvidia_occupancy(arch, used, shared),
+            **Code([label or one for label, one in lines], lambda one: nvidia_instruction(one, arch, pointers)).row(size, arch),
+        }
+
+
+def nvidia_occupancy(arch, registers, shared):
+    """Of the 64 warps of an SM: registers go to warps by 256, 1 KiB of a cube's shared memory is CUDA's."""
+    warps = THREADS // 32
+    by_registers = 65536 // (-(-registers // 8) * 8 * 32 * warps)
+    return min(by_registers, SHARED[arch] * 1024 // (shared + 1024), 64 // warps) * warps / 64
+
+
+class Amd:
+    def __init__(self, _):
+        # Debian's device libraries end at gfx940, whose instructions are gfx942's.
+        self.folder = tempfile.TemporaryDirectory()
+        here = pathlib.Path(self.folder.name)
+        for file in pathlib.Path("/usr/lib/x86_64-linux-gnu/amdgcn/bitcode").glob("*.bc"):
+            for name in {file.name, file.name.replace("version_940", "version_942")}:
+                (here / name).symlink_to(file)
+
+    def row(self, path, arch, size):
+        command = "clang++-19 -x hip --offload-device-only --rocm-path=/usr -O3 -std=c++17 -S -o - -include hip/hip_runtime.h"
+        options = [f"--rocm-device-lib-path={self.folder.name}", f"--offload-arch={arch}", str(path)]
+        run = subprocess.run([*command.split(), *options], capture_output=True, text=True)
+        if run.returncode:
+            # Debian's HIP has no header for bf16.
+            print(f"{path.name}, {arch}: {run.stderr.splitlines()[0]}", file=sys.stderr)
+            return None
+        # The code of the one kernel lies between its label and its `.Lfunc_end`.
+        text = run.stdout
+        name = re.search(r"\.amdhsa_kernel (\S+)", text)[1]
+        body = text[text.index(f"\n{name}:") : text.index(".section", text.index(f"\n{name}:"))]
+        lines = [re.sub(r"\s*;.*", "", line).strip() for line in body.splitlines()]
+        lines = [line for line in lines if line and (line.endswith(":") or not line.startswith("."))]
+        number = lambda key: int(re.search(rf"\.{key}:\s+(\d+)", text)[1])
+        occupancy = re.search(r"; Occupancy: (\d+)", text)
+        return {
+            "registers": number("vgpr_count"),
+            "scalar_registers": number("sgpr_count"),
+            "stack_bytes": number("private_segment_fixed_size"),
+            "spill_bytes": 4 * (number("vgpr_spill_count") + number("sgpr_spill_count")),
+            "occupancy": int(occupancy[1]) / 8 if occupancy else None,
+            **Code(lines, lambda one: amd_instruction(one, arch, count_pointers(path))).row(size, arch),
+        }
+
+
+# Tables ---------------------------------------------------------------------------------------------------------------
+
+
+def chips(arch, row):
+    """10^12 values a second that a chip's pipes and its memory allow."""
+    result = {}
+    for name, (units, clock, alu, fma, issue, memory) in CHIPS[arch].items():
+        lanes = [(issue, "instructions_per_value"), (alu, "alu_per_value"), (fma, "fma_per_value")]
+        limits = [units * clock * 1e-3 * lane / row[key] for lane, key in lanes if row[key]]
+        bytes_per_value = max(row["bytes_per_value"], 1e-9)
+        result[name] = {"pipes": round(min(limits), 2), "memory": round(COPY * memory / bytes_per_value, 2)}
+    return result
+
+
+def show(arch, rows):
+    names = list(CHIPS[arch])
+    head = ["kernel", "registers", "stack", "spills", "occupancy", "bytes a load", "instructions", "ALU", "FMA", "LSU", "other", "fixed"]
+    print(f"\n{arch}: instructions a value in the main loop; 10^12 values a second by pipes and by memory\n")
+    print("| " + " | ".join(head + names) + " |")
+    print("|---" + "|--:" * (len(head) + len(names) - 1) + "|")
+    for row in rows:
+        cells = [row["kernel"], row["registers"], row["stack_bytes"], row["spill_bytes"], f"{row['occupancy']:.0%}"]
+        if "bytes_per_load" in row:
+            cells += [row["bytes_per_load"]]
+            cells += [f"{row[k]:.1f}" for k in ("instructions_per_value", "alu_per_value", "fma_per_value", "lsu_per_value", "other_per_value")]
+            cells += [f"{row['fixed_share_gpt2']:.0%}"] + [f"{c['pipes']:.2f} of {c['memory']:.2f}" for c in row["chips"].values()]
+        else:
+            cells += ["-"] * (len(head) + len(names) - len(cells))
+        print("| " + " | ".join(map(str, cells)) + " |")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sources", type=pathlib.Path, help="the folder of the kernels' sources")
+    parser.add_argument("--arch", action="append", choices=CHIPS, help="may be repeated; sm_80, sm_90 and sm_100 if not given")
+    parser.add_argument("--kernel", default="", help="only kernels whose name matches this regular expression")
+    parser.add_argument("--json", type=pathlib.Path, help="write all rows to this file")
+    parser.add_argument("--packages", type=pathlib.Path, help="the folder that PyPI's packages were installed to")
+    options = parser.parse_args()
+    result, compilers = [], {}
+    for arch in options.arch or ["sm_80", "sm_90", "sm_100"]:
+        make, extension = (Amd, "hip") if arch.startswith("gfx") else (Nvidia, "cu")
+        compiler = compilers.setdefault(make, None) or compilers.update({make: make(options.packages)}) or compilers[make]
+        rows = []
+        for path in sorted(options.sources.glob(f"*.{extension}")):
+            if re.search(options.kernel, path.stem):
+                dtype = path.stem.split("-")[1]
+                found = compiler.row(path, arch, SIZES[dtype])
+                if not found:
+                    continue
+                row = {"arch": arch, "kernel": path.stem, **found}
+                if "bytes_per_load" in row:
+                    row["chips"] = chips(arch, row)
+                rows.append(row)
+        show(arch, rows)
+        result += rows
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+//! What CubeCL's compilers make of the kernels in every shape that a launch gives them, without a device.
+//!
+//! ```sh
+//! DIALECTS=/tmp/dialects cargo test -p burn-amp-dialects --features dialects
+//! ```
+//!
+//! Every source must write itself, and show what the kernels rest on (see [`facts`]): each tensor is read once, in
+//! vectors as wide as the launch asks for; every value that is measured is tested by its bits; nothing is atomic, and nothing asks the
+//! compiler whether a float is NaN, which it may assume is not so. How far the sources are compiled after that:
+//!
+//! - WGSL: naga parses and validates them, with `f16` as the only extension.
+//! - SPIR-V: `spirv-val`, if it is installed, validates the modules. Left unvalidated are bf16 where it is older than
+//!   `SPV_KHR_bfloat16`, and devices without `VK_KHR_workgroup_memory_explicit_layout`, for which CubeCL 0.11.3
+//!   declares shared memory as a pointer to a pointer, in every kernel that has some. naga does not read any of them:
+//!   buffers are physical pointers.
+//! - CUDA and HIP: `kernels-cubecl/benches/sass.py` compiles their text, which `DIALECTS` names a folder for.
+//! - MSL: its text alone. The compiler is Apple's.
+//!
+//! CubeCL's `cuda` and `rocm` compile through LLVM instead of C++ by default. That needs the LLVM that CubeCL
+//! downloads, and is not tried here.
+
+mod cpp;
+mod facts;
+mod shapes;
+mod spirv;
+mod wgsl;
+
+use std::{env, fs, path::Path};
+
+use burn::tensor::DType;
+use cubecl_cpp::target::{Cuda, Hip, Metal};
+use facts::Facts;
+use shapes::{Shape, Target};
+
+/// Shared memory that every runtime grants: 16 KiB, as WebGPU.
+const SHARED_MEMORY: usize = 16 * 1024;
+
+/// As CUDA's runtime has it, with bindings for all products.
+const CUDA: Target = Target {
+    dtypes: &[DType::F32, DType::F16, DType::BF16],
+    values: 8,
+    plane: 32,
+    own: true,
+};
+const HIP: Target = Target { plane: 64, ..CUDA };
+/// Vectors of 4, planes of no certain size, 32 bindings.
+const OTHER: Target = Target {
+    values: 4,
+    plane: 1,
+    own: false,
+    ..CUDA
+};
+
+/// Compares what the sources of all shapes show with what the kernels are meant to do.
+fn check(target: Target, facts: impl Fn(&Shape) -> Facts) {
+    let wrong: Vec<String> = (Shape::all(target).iter())
+        .filter_map(|shape| {
+            let (mut found, expected) = (facts(shape), shape.expected());
+            // A compiler may keep a magnitude, or take it anew.
+            found.magnitudes = found.magnitudes.min(expected.magnitudes);
+            (found != expected).then(|| format!("{shape}: {found:?}, not {expected:?}"))
+        })
+        .collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Writes a source to the folder that `DIALECTS` names, if it does.
+fn keep(shape: &Shape, source: &str, extension: &str) {
+    if let Some(folder) = env::var_os("DIALECTS") {
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(
+            Path::new(&folder).join(format!("{shape}.{extension}")),
+            source,
+        )
+        .unwrap();
+    }
+}
+
+#[test]
+fn cuda() {
+    check(CUDA, |shape| cpp::facts::<Cuda>(shape, "cu"));
+}
+
+#[test]
+fn hip() {
+    check(HIP, |shape| cpp::facts::<Hip>(shape, "hip"));
+}
+
+#[test]
+fn msl() {
+    check(OTHER, |shape| cpp::facts::<Metal>(shape, "metal"));
+}
+
+#[test]
+fn wgsl() {
+    // It has no bf16.
+    let target = Target {
+        dtypes: &[DType::F32, DType::F16],
+        ..OTHER
+    };
+    check(target, wgsl::facts);
+}
+
+#[test]
+fn spirv() {
+    check(OTHER, spirv::facts);
+}

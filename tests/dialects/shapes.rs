@@ -1,0 +1,377 @@
+//! The kernels, in the shapes in which they are launched.
+
+use std::{collections::BTreeMap, fmt, sync::Arc};
+
+use burn::tensor::{DType, bf16, f16};
+use burn_amp_kernels::kernel::{
+    self, FINISH_UNITS, Form, HISTOGRAM_UNITS, InPlace, Inspect, Job, Work, Write,
+    finish_histogram, finish_status, histogram_many, measure, mul_cast, verdict,
+};
+use cubecl::{
+    CubeKernel,
+    ir::{DeviceIdentity, HardwareProperties, MemoryDeviceProperties, features::Features},
+    prelude::*,
+    profile::TimingMethod,
+};
+
+use crate::facts::{Facts, type_name};
+
+/// Units of a cube, as the launches choose them on a device that allows as many.
+const UNITS: u32 = 256;
+
+/// What launches depend on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target {
+    pub(crate) dtypes: &'static [DType],
+    /// The most values of a vector. It has 16 bytes at most.
+    pub(crate) values: usize,
+    /// Units of a plane, or 1.
+    pub(crate) plane: u32,
+    /// Whether each product has a buffer of its own, or all of a launch share one.
+    pub(crate) own: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kernel {
+    Pass { job: Job, padded: bool },
+    Histogram,
+    MulCast,
+    Blend { in_place: bool },
+    FinishStatus,
+    FinishHistogram,
+    Verdict,
+}
+
+/// A kernel in one shape: from `tensors` inputs to an output dtype, in vectors of `width` values.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    pub(crate) kernel: Kernel,
+    pub(crate) input: DType,
+    pub(crate) output: DType,
+    pub(crate) tensors: usize,
+    pub(crate) width: usize,
+    target: Target,
+}
+
+/// `inspect-f16-f32-28x8`
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kernel = match self.kernel {
+            Kernel::Pass { job, padded } => {
+                format!("{job:?}{}", if padded { "_padded" } else { "" })
+            }
+            Kernel::Blend { in_place: true } => "blend_in_place".to_string(),
+            Kernel::Blend { .. } => "blend".to_string(),
+            other => format!("{other:?}"),
+        };
+        let (input, output) = (self.input.name(), self.output.name());
+        let kernel = kernel.to_lowercase();
+        write!(
+            f,
+            "{kernel}-{input}-{output}-{}x{}",
+            self.tensors, self.width
+        )
+    }
+}
+
+impl Shape {
+    /// Every kernel in the shapes that it is launched in.
+    pub(crate) fn all(target: Target) -> Vec<Self> {
+        let mut shapes = Vec::new();
+        for input in target.dtypes {
+            let widest = (16 / input.size()).min(target.values);
+            let mut add = |kernel, output: DType, tensors, width| {
+                shapes.push(Self {
+                    kernel,
+                    input: *input,
+                    output,
+                    tensors,
+                    width,
+                    target,
+                });
+            };
+            for (tensors, width) in [(1, 1), (1, widest), (28, widest)] {
+                let mut pass =
+                    |job, output| add(Kernel::Pass { job, padded: false }, output, tensors, width);
+                pass(Job::Inspect, DType::F32);
+                pass(Job::Write, DType::F32);
+                pass(Job::InPlace, *input);
+                if *input != DType::F32 {
+                    pass(Job::Write, *input);
+                }
+                add(Kernel::Histogram, DType::F32, tensors, width);
+            }
+            add(
+                Kernel::Pass {
+                    job: Job::InPlace,
+                    padded: true,
+                },
+                *input,
+                1,
+                widest,
+            );
+            for width in [1, widest] {
+                for output in target.dtypes {
+                    // Burn multiplies f32.
+                    if *input != DType::F32 || *output != DType::F32 {
+                        add(Kernel::MulCast, *output, 1, width);
+                    }
+                }
+                for in_place in [true, false] {
+                    add(Kernel::Blend { in_place }, DType::F32, 1, width.min(4));
+                }
+            }
+        }
+        for kernel in [
+            Kernel::FinishStatus,
+            Kernel::FinishHistogram,
+            Kernel::Verdict,
+        ] {
+            shapes.push(Self {
+                kernel,
+                input: DType::U32,
+                output: DType::U32,
+                tensors: 1,
+                width: 1,
+                target,
+            });
+        }
+        shapes
+    }
+
+    /// Whether the kernel reads or writes this dtype.
+    pub(crate) fn has(&self, dtype: DType) -> bool {
+        self.input == dtype || self.output == dtype
+    }
+
+    /// What its sources are meant to show.
+    pub(crate) fn expected(&self) -> Facts {
+        let (tensors, width) = (self.tensors, self.width);
+        let input = type_name(self.input.name(), width);
+        let output = type_name(self.output.name(), width);
+        let factor = || ("f32".to_string(), 2);
+        // What is done with the values stands in the code once, whichever tensor they are of.
+        let vectors = match self.kernel {
+            Kernel::Pass { job, .. } => kernel::loads(job, self.input, width) as usize,
+            _ => 1,
+        };
+        let (loads, stores, magnitudes) = match self.kernel {
+            Kernel::Pass { job, .. } => {
+                let loads = (input, tensors * vectors);
+                // After scaling, and before it.
+                let ways = if job == Job::Inspect { 1 } else { 2 };
+                let magnitudes = ways * vectors * width;
+                let products = match job {
+                    Job::InPlace => tensors,
+                    _ if self.target.own => tensors,
+                    _ => 1,
+                };
+                match job {
+                    Job::Inspect => (vec![loads], vec![], magnitudes),
+                    _ => (
+                        vec![loads, factor()],
+                        vec![(output, products * vectors)],
+                        magnitudes,
+                    ),
+                }
+            }
+            Kernel::Histogram => (vec![(input, tensors)], vec![], width),
+            Kernel::MulCast => (vec![(input, 1)], vec![(output, 1)], 0),
+            Kernel::Blend { .. } => (vec![(output.clone(), 1), (input, 1)], vec![(output, 1)], 0),
+            Kernel::Verdict => (vec![], vec![("f32".to_string(), 2)], 0),
+            _ => (vec![], vec![], 0),
+        };
+        Facts {
+            loads: total(loads),
+            stores: total(stores),
+            magnitudes,
+            unwanted: Vec::new(),
+        }
+    }
+
+    pub(crate) fn kernel(&self) -> Box<dyn CubeKernel> {
+        match self.input {
+            DType::F16 => self.to::<f16>(),
+            DType::BF16 => self.to::<bf16>(),
+            _ => self.to::<f32>(),
+        }
+    }
+
+    fn to<I: Float + CubeElement>(&self) -> Box<dyn CubeKernel> {
+        match self.output {
+            DType::F16 => self.kernel_of::<I, f16>(),
+            DType::BF16 => self.kernel_of::<I, bf16>(),
+            _ => self.kernel_of::<I, f32>(),
+        }
+    }
+
+    fn kernel_of<I: Float + CubeElement, O: Float + CubeElement>(&self) -> Box<dyn CubeKernel> {
+        let (tensors, width) = (self.tensors, self.width);
+        match self.kernel {
+            Kernel::Pass {
+                job: Job::Inspect,
+                padded,
+            } => self.pass::<Inspect, I, O>(0, padded),
+            Kernel::Pass {
+                job: Job::InPlace,
+                padded,
+            } => self.pass::<InPlace, I, O>(0, padded),
+            Kernel::Pass {
+                job: Job::Write,
+                padded,
+            } => self.pass::<Write, I, O>(if self.target.own { tensors } else { 1 }, padded),
+            Kernel::Histogram => Box::new(histogram_many::HistogramMany::<I>::new(
+                settings(HISTOGRAM_UNITS),
+                device(),
+                properties(),
+                buffers(tensors),
+                buffer(),
+                (),
+                buffer(),
+                (),
+                width,
+                HISTOGRAM_UNITS,
+            )),
+            Kernel::MulCast => Box::new(mul_cast::MulCast::<I, O>::new(
+                settings(UNITS),
+                device(),
+                properties(),
+                buffer(),
+                buffer(),
+                (),
+                width,
+            )),
+            Kernel::Blend { in_place } => Box::new(kernel::blend::Blend::<I>::new(
+                settings(UNITS),
+                device(),
+                properties(),
+                buffer(),
+                buffer(),
+                buffers(usize::from(!in_place)),
+                (),
+                (),
+                width,
+            )),
+            Kernel::FinishStatus => Box::new(finish_status::FinishStatus::new(
+                settings(FINISH_UNITS),
+                device(),
+                properties(),
+                buffer(),
+                buffer(),
+                buffer(),
+                (),
+                FINISH_UNITS,
+            )),
+            Kernel::FinishHistogram => Box::new(finish_histogram::FinishHistogram::new(
+                settings(HISTOGRAM_UNITS),
+                device(),
+                properties(),
+                buffer(),
+                buffer(),
+                (),
+                HISTOGRAM_UNITS,
+            )),
+            Kernel::Verdict => Box::new(verdict::Verdict::new(
+                settings(FINISH_UNITS),
+                device(),
+                properties(),
+                buffer(),
+                buffer(),
+                (),
+                FINISH_UNITS,
+            )),
+        }
+    }
+
+    fn pass<W: Work, I: Float + CubeElement, O: Float + CubeElement>(
+        &self,
+        products: usize,
+        padded: bool,
+    ) -> Box<dyn CubeKernel> {
+        Box::new(measure::Measure::<W, I, O>::new(
+            settings(UNITS),
+            device(),
+            properties(),
+            buffers(self.tensors),
+            buffers(products),
+            buffers(usize::from(W::JOB != Job::Inspect)),
+            buffer(),
+            buffer(),
+            (),
+            (),
+            self.width,
+            Form {
+                units: UNITS,
+                loads: kernel::loads(W::JOB, self.input, self.width),
+                plane: self.target.plane,
+                padded,
+            },
+        ))
+    }
+}
+
+/// As `launch_unchecked` has it: no bound checks.
+fn settings(units: u32) -> KernelSettings {
+    KernelSettings::new(
+        *CubeDim::new_1d(units),
+        ExecutionMode::Unchecked,
+        AddressType::U32,
+    )
+}
+
+fn properties() -> Arc<TargetProperties> {
+    Arc::new(TargetProperties::default())
+}
+
+fn buffer() -> BufferCompilationArg {
+    BufferCompilationArg { inplace: None }
+}
+
+fn buffers<T>(count: usize) -> SequenceCompilationArg<T>
+where
+    T: LaunchArg<CompilationArg = BufferCompilationArg>,
+{
+    (0..count).map(|_| buffer()).collect()
+}
+
+fn device() -> Arc<DeviceProperties> {
+    let hardware = HardwareProperties {
+        load_width: 128,
+        vector_register_count: None,
+        plane_size_min: 32,
+        plane_size_max: 32,
+        max_bindings: 32,
+        max_shared_memory_size: 16 * 1024,
+        max_cube_count: (65_535, 65_535, 65_535),
+        max_units_per_cube: 256,
+        max_cube_dim: (256, 256, 64),
+        num_streaming_multiprocessors: None,
+        num_cpu_cores: None,
+        last_level_cache_size: None,
+        num_tensor_cores: None,
+        min_tensor_cores_dim: None,
+        max_vector_size: 4,
+        cube_mma_reserved_shared_memory: 0,
+    };
+    let identity = DeviceIdentity {
+        name: "none".to_string(),
+        fingerprint: "none".to_string(),
+        physical: None,
+    };
+    Arc::new(DeviceProperties::new(
+        Features::default(),
+        MemoryDeviceProperties::new(u64::MAX, 256),
+        hardware,
+        TimingMethod::Device,
+        identity,
+    ))
+}
+
+/// Sums of the counts of each type.
+fn total(counts: Vec<(String, usize)>) -> BTreeMap<String, usize> {
+    let mut sums = BTreeMap::new();
+    for (name, count) in counts {
+        *sums.entry(name).or_default() += count;
+    }
+    sums
+}

@@ -6,8 +6,8 @@
     python3 kernels-cubecl/benches/sass.py /tmp/dialects
 
 From PyPI: NVRTC, CUDA's headers (runtime, cccl), and nvdisasm, which comes with triton. `--packages` names the folder if they were
-installed with `pip install --target`. HIP's sources (`--arch gfx942`) take clang 19, Debian's clang-19, rocm-device-libs and
-libamdhip64-dev.
+installed with `pip install --target`. HIP's sources (`--arch gfx942`) take Debian's clang-19,
+rocm-device-libs and libamdhip64-dev, and give registers, spills and occupancy.
 
 How a row comes about:
 
@@ -37,15 +37,16 @@ THREADS = 256
 SIZES = {"f32": 4, "f16": 2, "bf16": 2, "u32": 4}
 COPY = 0.9
 
-# SMs (or CUs), GHz at boost, lanes of an SM for ALU and FMA, threads that an SM issues for a clock, TB/s.
+# SMs, GHz at boost, lanes of an SM for ALU and FMA, threads that an SM issues for a clock, TB/s.
 # CUDA C++ Programming Guide, "Arithmetic Instructions"; NVIDIA's whitepapers on A100 (table 4) and H100 (table 3), data sheets of H200
-# and B200; AMD's data sheets of MI250X (one of its two dies) and MI300X and its CDNA 3 whitepaper.
+# and B200.
 CHIPS = {
     "sm_80": {"A100": (108, 1.41, 64, 64, 128, 2.04)},
     "sm_90": {"H100": (132, 1.98, 64, 128, 128, 3.35), "H200": (132, 1.98, 64, 128, 128, 4.8)},
     "sm_100": {"B200": (148, 1.965, 64, 128, 128, 8.0)},
-    "gfx90a": {"MI250X": (110, 1.7, 64, 64, 256, 1.6)},
-    "gfx942": {"MI300X": (304, 2.1, 64, 64, 256, 5.3)},
+    # Registers alone.
+    "gfx90a": {},
+    "gfx942": {},
 }
 SHARED = {"sm_80": 164, "sm_90": 228, "sm_100": 228}
 
@@ -78,7 +79,7 @@ ALU = re.compile(
     r"(IADD|VIADD|LOP|PLOP|ISETP|FSETP|HSETP|SEL|FSEL|FMNMX|IMNMX|VIMNMX|HMNMX|VHMNMX|SHF|SHL|SHR|PRMT|LEA|IABS|MOV|FCHK|P2R|R2P"
     r"|BMSK|SGXT|I2FP|F2FP|CS2R|VOTE|VABSDIFF)"
 )
-FLOAT = re.compile(r"(FFMA|FMUL|FADD|HFMA|HMUL|HADD)|v_\w*(fma|mul|add|mac)\w*_f(16|32)")
+FLOAT = re.compile(r"(FFMA|FMUL|FADD|HFMA|HMUL|HADD)")
 FMA = re.compile(r"(FFMA|FMUL|FADD|IMAD|HFMA|HMUL|HADD|IDP|FSWZADD)")
 LSU = re.compile(r"(LDG|STG|LDS|STS|LDL|STL|LD\b|ST\b|ATOM|RED\b|SHFL)")
 # Where kernel parameters begin in constant memory.
@@ -129,47 +130,6 @@ def nvidia_instruction(text, arch, pointers):
         frozenset(address),
         memory,
     )
-
-
-def amd_instruction(text, arch, pointers):
-    name, _, rest = text.partition(" ")
-    pipe = {"v": "alu", "s": "other", "g": "lsu", "f": "lsu", "d": "lsu", "b": "lsu"}.get(name[0], "other")
-    width = re.search(r"dword(x\d+)?|b(32|64|96|128)|ushort|short|ubyte|byte", name)
-    count = int(width[1][1:]) if width and width[1] else 1
-    moves = name.startswith(("global", "flat", "buffer"))
-    size = 0 if not moves or not width else 4 * count if width[0][0] == "d" else {"u": 2, "s": 2, "b": 1}[width[0][0]]
-
-    def find(part):
-        found = []
-        for kind, low, high, one in re.findall(r"\b([vs])(?:\[(\d+):(\d+)\]|(\d+))", part):
-            found += [f"{kind}{n}" for n in (range(int(low), int(high) + 1) if low else [int(one)])]
-        return found + re.findall(r"\b(vcc|scc)\b", part)
-
-    operands = [o.strip() for o in rest.split(",")]
-    if "branch" in name:
-        guards = {"vccz": ["vcc"], "vccn": ["vcc"], "scc0": ["scc"], "scc1": ["scc"], "exec": ["exec"]}
-        reads = guards.get(name.rsplit("_", 1)[-1][:4], [])
-        return Instruction(pipe, False, 0, 0, re.findall(r"(\.LBB\w+)", rest), name == "s_branch", [], [], reads, {})
-    store = "_store" in name or name.startswith("ds_write")
-    writes = [] if store else find(operands[0]) or (["exec"] if operands[0] == "exec" else [])
-    if name.startswith("s_cmp"):
-        writes = ["scc"]
-    elif "saveexec" in name:
-        writes = ["exec"]
-    elif name.startswith("v_addc") or name.startswith("v_add_co"):
-        writes += find(operands[1]) if len(operands) > 1 else []
-    reads = find(",".join(operands if store or name.startswith("s_cmp") else operands[1:]))
-    if writes == ["exec"] and "saveexec" not in name:
-        reads = []  # back to all that entered
-    buffers = {}
-    if name.startswith("s_load"):
-        offset = int(operands[2], 0) if re.fullmatch(r"0x[0-9a-f]+|\d+", operands[2]) else 0
-        kernel = operands[1] in ("s[0:1]", "s[2:3]", "s[4:5]", "s[6:7]", "s[8:9]")
-        buffers = {w: {(offset + 4 * i) // 8} for i, w in enumerate(writes) if kernel and (offset + 4 * i) // 8 < pointers}
-    loads = size if "_load_" in name else 0
-    memory = "LDG" if loads else "LDS" if name.startswith("ds_read") else ""
-    address = frozenset(reads) if moves else frozenset()
-    return Instruction(pipe, bool(FLOAT.match(name)), loads, size if store else 0, [], name in ("s_endpgm", "s_setpc_b64"), writes, reads, [], buffers, address, memory)
 
 
 # Control flow ---------------------------------------------------------------------------------------------------------
@@ -438,19 +398,16 @@ class Amd:
                 (here / name).symlink_to(file)
 
     def row(self, path, arch, size):
-        command = "clang++-19 -x hip --offload-device-only --rocm-path=/usr -O3 -std=c++17 -S -o - -include hip/hip_runtime.h"
-        options = [f"--rocm-device-lib-path={self.folder.name}", f"--offload-arch={arch}", str(path)]
-        run = subprocess.run([*command.split(), *options], capture_output=True, text=True)
+        command = "clang++-19 -x hip --offload-device-only --rocm-path=/usr -O3 -std=c++17 -S -o - -include hip/hip_runtime.h -include hip/hip_fp16.h"
+        options = [f"--rocm-device-lib-path={self.folder.name}", f"--offload-arch={arch}", "-"]
+        # HIP RTC has no such types, clang has.
+        source = re.sub(r"^typedef .* u?int\d+_t;$", "", path.read_text(), flags=re.M)
+        run = subprocess.run([*command.split(), *options], input=source, capture_output=True, text=True)
         if run.returncode:
             # Debian's HIP has no header for bf16.
             print(f"{path.name}, {arch}: {run.stderr.splitlines()[0]}", file=sys.stderr)
             return None
-        # The code of the one kernel lies between its label and its `.Lfunc_end`.
         text = run.stdout
-        name = re.search(r"\.amdhsa_kernel (\S+)", text)[1]
-        body = text[text.index(f"\n{name}:") : text.index(".section", text.index(f"\n{name}:"))]
-        lines = [re.sub(r"\s*;.*", "", line).strip() for line in body.splitlines()]
-        lines = [line for line in lines if line and (line.endswith(":") or not line.startswith("."))]
         number = lambda key: int(re.search(rf"\.{key}:\s+(\d+)", text)[1])
         occupancy = re.search(r"; Occupancy: (\d+)", text)
         return {
@@ -459,7 +416,6 @@ class Amd:
             "stack_bytes": number("private_segment_fixed_size"),
             "spill_bytes": 4 * (number("vgpr_spill_count") + number("sgpr_spill_count")),
             "occupancy": int(occupancy[1]) / 8 if occupancy else None,
-            **Code(lines, lambda one: amd_instruction(one, arch, count_pointers(path))).row(size, arch),
         }
 
 

@@ -96,7 +96,7 @@ struct Noted {
 #[derive(Debug)]
 enum Found {
     /// Is on the device still.
-    Waiting(Crossing),
+    Waiting(Box<Crossing>),
     Read(CrossingStatus),
 }
 
@@ -289,7 +289,7 @@ impl LiveScale {
         crossings.push_back(Noted {
             number: self.noted.fetch_add(1, Ordering::Relaxed),
             place,
-            found: Found::Waiting(crossing),
+            found: Found::Waiting(Box::new(crossing)),
         });
     }
 
@@ -392,7 +392,7 @@ impl LiveScale {
             match found {
                 Found::Waiting(crossing) => {
                     places.push((number, place));
-                    crossings.push(crossing);
+                    crossings.push(*crossing);
                 }
                 found @ Found::Read(_) => self.crossings().push_back(Noted {
                     number,

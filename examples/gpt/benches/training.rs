@@ -160,7 +160,7 @@ impl Case {
 
 enum Optimizer {
     Plain(ModuleOptimizer),
-    Scaled(ScaledOptimizer<ModuleOptimizer>),
+    Scaled(Box<ScaledOptimizer<ModuleOptimizer>>),
 }
 
 /// A run in progress.
@@ -189,7 +189,7 @@ impl Trainer {
         }
         let optimizer = match &amp {
             Some(amp) if run == Run::F16Scaled => {
-                Optimizer::Scaled(ScaledOptimizer::new(adam, amp))
+                Optimizer::Scaled(Box::new(ScaledOptimizer::new(adam, amp)))
             }
             _ => Optimizer::Plain(adam),
         };

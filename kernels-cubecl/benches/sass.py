@@ -471,6 +471,9 @@ def main():
                     continue
                 row = {"arch": arch, "kernel": path.stem, **found}
                 if "bytes_per_load" in row:
+                    # Whether it stores, the way says; how much, the dtypes.
+                    output = SIZES[path.stem.split("-")[2]] if row["bytes_per_value"] > SIZES[dtype] else 0
+                    row["bytes_per_value"] = SIZES[dtype] + output
                     row["chips"] = chips(arch, row)
                 rows.append(row)
         show(arch, rows)

@@ -22,6 +22,7 @@ pub fn mul_cast<I: Float, O: Float, N: Size>(
 
 /// `keep * target + add * source`, in `output`, or in place of `target` if there is none.
 #[cube(launch_unchecked)]
+#[allow(clippy::len_zero)]
 pub fn blend<S: Float, N: Size>(
     target: &mut [Vector<f32, N>],
     source: &[Vector<S, N>],

@@ -97,13 +97,13 @@ fn in_f32_all_layers_learn() {
 
 #[test]
 fn no_loss_scale_trains_all_layers() {
-    for exponent in (-8..=72).step_by(4) {
+    for exponent in (-8..=72).step_by(8) {
         let config = GradScalerConfig::new().with_init_scale(two(exponent));
         let (left, _) = train(&amp(config.with_dynamic(false)), plain);
         assert!(!all_learn(&left), "2^{exponent}: {left:?}");
     }
     // Nor one that moves.
-    for interval in [1, 5, 2000] {
+    for interval in [1, 2000] {
         let (left, _) = train(
             &amp(GradScalerConfig::new().with_growth_interval(interval)),
             plain,

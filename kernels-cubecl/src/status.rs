@@ -3,12 +3,10 @@ use burn::{
     tensor::{Device, Int, Tensor},
 };
 
-#[allow(unused_imports)]
-pub(crate) use crate::words::{NARROW, NARROW_BIG, NARROW_SMALL, Row, Squares, WORDS, verdict};
 use crate::{
     fields::{self, FIELDS, parts_of},
     ops::AmpOps,
-    words::{TensorStatus, decode, read_words},
+    words::{TensorStatus, WORDS, decode, read_words},
 };
 
 /// What a pass has found, still on the device.

@@ -323,6 +323,19 @@ impl AmpError {
     }
 }
 
+/// Whether a setting is inside its range, which the caller has looked at.
+pub(crate) fn in_range(
+    field: &'static str,
+    value: f64,
+    inside: bool,
+    allowed: &str,
+) -> Result<(), AmpError> {
+    match inside {
+        true => Ok(()),
+        false => Err(AmpError::invalid(field, value, allowed)),
+    }
+}
+
 /// A number without the three hundred digits that `Display` gives the extreme ones.
 pub(crate) fn short(value: f64) -> String {
     let magnitude = value.abs();

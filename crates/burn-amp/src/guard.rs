@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use state::{Decision, GuardState, StepGuard};
 
-use crate::error::AmpError;
+use crate::error::{AmpError, in_range};
 
 /// Guards training against spikes: steps whose gradients are finite, but whose norm or loss is far outside of what was usual.
 ///
@@ -215,18 +215,14 @@ impl Guard {
     }
 
     fn check(&self) -> Result<(), AmpError> {
-        let range = |field, value: f64, inside: bool, allowed: &str| match inside {
-            true => Ok(()),
-            false => Err(AmpError::invalid(field, value, allowed)),
-        };
         let above_zero = |field, value: f64| {
             let inside = value > 0.0 && value.is_finite();
-            range(field, value, inside, "finite and above 0")
+            in_range(field, value, inside, "finite and above 0")
         };
         let count = |field, value: u32, least: u32| {
             let allowed = format!("from {least} to {MAX_WINDOW}");
             let inside = (least..=MAX_WINDOW).contains(&value);
-            range(field, value.into(), inside, &allowed)
+            in_range(field, value.into(), inside, &allowed)
         };
         match *self {
             Self::ZClip {
@@ -239,12 +235,12 @@ impl Guard {
                 ..
             } => {
                 let inside = (0.0..1.0).contains(&alpha);
-                range("alpha", alpha, inside, "at least 0 and below 1")?;
+                in_range("alpha", alpha, inside, "at least 0 and below 1")?;
                 above_zero("z_thresh", z_thresh)?;
                 let inside = eps >= 0.0 && eps.is_finite();
-                range("eps", eps, inside, "finite and at least 0")?;
+                in_range("eps", eps, inside, "finite and at least 0")?;
                 count("warmup_steps", warmup_steps, 1)?;
-                range("falloff", falloff, falloff >= 0.0, "at least 0")?;
+                in_range("falloff", falloff, falloff >= 0.0, "at least 0")?;
                 above_zero("clip_factor", clip_factor)
             }
             Self::SkipStep {
@@ -278,11 +274,11 @@ impl Guard {
                     ("skip_update_gradz", skip_update_gradz),
                 ];
                 for (field, z) in thresholds {
-                    range(field, z, (0.0..highest).contains(&z), &allowed)?;
+                    in_range(field, z, (0.0..highest).contains(&z), &allowed)?;
                 }
                 let inside = original || skip_update_lossz > 0.0 || skip_update_gradz > 0.0;
                 let allowed = "above 0, or `skip_update_lossz` must be";
-                range("skip_update_gradz", skip_update_gradz, inside, allowed)
+                in_range("skip_update_gradz", skip_update_gradz, inside, allowed)
             }
         }
     }

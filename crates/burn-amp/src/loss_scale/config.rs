@@ -4,7 +4,7 @@ use burn::config::{Config, config_to_json};
 use serde::{Deserialize, Serialize};
 
 use super::schedule::Schedule;
-use crate::error::{AmpError, short};
+use crate::error::{AmpError, in_range, short};
 
 /// The settings of a loss scale and of its [`GradScaler`](crate::GradScaler): PyTorch's names and defaults, then more.
 ///
@@ -150,22 +150,18 @@ impl GradScalerConfig {
 
     pub(super) fn check(&self) -> Result<(), AmpError> {
         checked_scale("init_scale", self.init_scale)?;
-        let range = |field, value: f64, inside: bool, allowed: &str| match inside {
-            true => Ok(()),
-            false => Err(AmpError::invalid(field, value, allowed)),
-        };
         let growth = self.growth_factor;
         let inside = growth.is_finite() && growth > 1.0;
-        range("growth_factor", growth, inside, "finite and above 1")?;
+        in_range("growth_factor", growth, inside, "finite and above 1")?;
         let backoff = self.backoff_factor;
         let inside = backoff > 0.0 && backoff < 1.0;
-        range("backoff_factor", backoff, inside, "above 0 and below 1")?;
+        in_range("backoff_factor", backoff, inside, "above 0 and below 1")?;
         let counts = [
             ("growth_interval", self.growth_interval),
             ("hysteresis", self.hysteresis),
         ];
         for (field, count) in counts {
-            range(field, count.into(), count > 0, "at least 1")?;
+            in_range(field, count.into(), count > 0, "at least 1")?;
         }
         if let Some(min) = self.min_scale {
             checked_scale("min_scale", min)?;
@@ -174,7 +170,7 @@ impl GradScalerConfig {
             let rounded = checked_scale("max_scale", max)?;
             let allowed = format!("at least `min_scale`, {}", bound(self.min()));
             let inside = self.min().is_none_or(|min| rounded >= min);
-            range("max_scale", max, inside, &allowed)?;
+            in_range("max_scale", max, inside, &allowed)?;
         }
         self.checked_in_range("init_scale", self.init_scale)?;
         self.schedule.check()?;
@@ -185,10 +181,10 @@ impl GradScalerConfig {
             "a normal f32 and at least `min_scale`, {}",
             bound(self.min())
         );
-        range("warmup_scale", self.warmup_scale, inside, &allowed)?;
+        in_range("warmup_scale", self.warmup_scale, inside, &allowed)?;
         let levels = self.warmup_levels;
         let inside = (1..=126).contains(&levels);
-        range("warmup_levels", levels.into(), inside, "between 1 and 126")
+        in_range("warmup_levels", levels.into(), inside, "between 1 and 126")
     }
 
     /// A scale as an f32, if it is within the bounds. A static scale has none but those that it was made with.

@@ -6,7 +6,7 @@ use super::{
     adaptive_interval::AdaptiveInterval, log_max::LogMax, near_top::NearTop,
     openseq2seq::OpenSeq2Seq,
 };
-use crate::error::AmpError;
+use crate::error::{AmpError, in_range};
 
 /// Which rule moves a dynamic loss scale; [`GradScalerConfig::schedule`](crate::GradScalerConfig::schedule) selects it.
 ///
@@ -149,16 +149,12 @@ impl Schedule {
     }
 
     pub(super) fn check(&self) -> Result<(), AmpError> {
-        let range = |field, value: f64, inside: bool, allowed: &str| match inside {
-            true => Ok(()),
-            false => Err(AmpError::invalid(field, value, allowed)),
-        };
         let decay = |field, beta: f64| {
             let inside = (0.0..1.0).contains(&beta);
-            range(field, beta, inside, "at least 0 and below 1")
+            in_range(field, beta, inside, "at least 0 and below 1")
         };
         let share = |field, share: f64| {
-            range(
+            in_range(
                 field,
                 share,
                 (0.0..=1.0).contains(&share),
@@ -167,9 +163,9 @@ impl Schedule {
         };
         let deviations = |value: f64| {
             let inside = value.is_finite() && value >= 0.0;
-            range("overflow_std_dev", value, inside, "finite and at least 0")
+            in_range("overflow_std_dev", value, inside, "finite and at least 0")
         };
-        let count = |field, count: u32| range(field, count.into(), count > 0, "at least 1");
+        let count = |field, count: u32| in_range(field, count.into(), count > 0, "at least 1");
         match *self {
             Self::GrowthInterval => Ok(()),
             Self::AdaptiveInterval {
@@ -179,7 +175,7 @@ impl Schedule {
                 count("min_interval", min_interval)?;
                 let allowed = format!("at least `min_interval`, {min_interval}");
                 let inside = max_interval >= min_interval;
-                range("max_interval", max_interval.into(), inside, &allowed)
+                in_range("max_interval", max_interval.into(), inside, &allowed)
             }
             Self::LogMax {
                 beta1,
@@ -199,7 +195,7 @@ impl Schedule {
                 decay("beta1", beta1)?;
                 decay("beta2", beta2)?;
                 deviations(overflow_std_dev)?;
-                range("log_max", log_max, log_max.is_finite(), "finite")
+                in_range("log_max", log_max, log_max.is_finite(), "finite")
             }
             Self::NearTop {
                 edge,

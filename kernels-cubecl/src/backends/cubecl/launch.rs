@@ -7,7 +7,7 @@ use cubecl::{client::Client, prelude::*, server::Handle};
 use super::{
     elementwise::product_of,
     memory::{Laid, may_overwrite},
-    plan::{Extent, Launch, Limits, Plan, rows, units},
+    plan::{Extent, Launch, Limits, Plan, units},
 };
 use crate::{
     kernel::{self, BIG, Form, InPlace, Inspect, Job, ROW, Work, Write},
@@ -86,7 +86,7 @@ pub(super) fn pass(
         loads: 4,
         padded: false,
     };
-    let plan = Plan::new(&extents, limits, rows(&form), edge.to_bits());
+    let plan = Plan::new(&extents, limits, form.rows() as usize, edge.to_bits());
     let count = items.len();
     let mut pass = Pass {
         partials: buffer(&client, plan.rows.max(1) * ROW),

@@ -5,7 +5,7 @@
 
 use cubecl::{client::Client, ir::features::Plane};
 
-use crate::kernel::{ENTRY, Form};
+use crate::kernel::ENTRY;
 
 /// Tensors that one launch takes at most, where the device allows as many: each has its own code in the kernel.
 const MAX_TENSORS: usize = 28;
@@ -299,11 +299,6 @@ fn groups<K: Ord + Copy>(extents: &[Extent<K>], limits: &Limits) -> Vec<Vec<Part
         bytes += extent.bytes().next_multiple_of(limits.alignment);
     }
     groups
-}
-
-/// The rows of partial results that a cube of this form writes.
-pub(super) fn rows(form: &Form) -> usize {
-    form.rows() as usize
 }
 
 #[cfg(test)]

@@ -33,17 +33,18 @@ import subprocess
 import sys
 import tempfile
 
-THREADS = 256
+PLAN = pathlib.Path(__file__).parent.parent / "src/backends/cubecl/plan.rs"
 SIZES = {"f32": 4, "f16": 2, "bf16": 2, "u32": 4}
 COPY = 0.9
 
-# SMs, GHz at boost, lanes of an SM for ALU and FMA, threads that an SM issues for a clock, TB/s.
-# CUDA C++ Programming Guide, "Arithmetic Instructions"; NVIDIA's whitepapers on A100 (table 4) and H100 (table 3), data sheets of H200
-# and B200.
+# SMs, GHz at boost, lanes of an SM for ALU and FMA, threads that an SM issues for a clock, TB/s. NVIDIA's data sheets of A100 SXM 80 GB,
+# H100 SXM5, H200 SXM and HGX B200 give bandwidths, and f32 rates of 19.5, 67, 67 and 75 TFLOP/s: the clock is that at which all lanes reach
+# them. SMs: whitepapers on A100 (table 4) and H100 (table 3), which is H200's chip; of B200 chipsandcheese.com, "Nvidia's B200".
+# Lanes: CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions".
 CHIPS = {
     "sm_80": {"A100": (108, 1.41, 64, 64, 128, 2.04)},
     "sm_90": {"H100": (132, 1.98, 64, 128, 128, 3.35), "H200": (132, 1.98, 64, 128, 128, 4.8)},
-    "sm_100": {"B200": (148, 1.965, 64, 128, 128, 8.0)},
+    "sm_100": {"B200": (148, 1.98, 64, 128, 128, 8.0)},
     # Registers alone.
     "gfx90a": {},
     "gfx942": {},
@@ -55,14 +56,27 @@ GPT2 = [50257 * 768, 1024 * 768, 768, 768] + 12 * [
 ]  # fmt: skip
 
 
+def plan(name):
+    """Numbers that the launches are planned with."""
+    found = re.search(rf"^const {name}: .* = ([\d_.=]+);", PLAN.read_text(), re.M)
+    if not found:
+        sys.exit(f"sass.py: {PLAN} has no {name}")
+    return [int(number) for number in re.findall(r"\d+", found[1])]
+
+
+(THREADS,) = plan("UNITS")
+
+
 def values_of_cubes(multiprocessors):
-    """How many values the cubes of a pass over GPT-2's gradients are given of each tensor, as `backends/cubecl/plan.rs` has it."""
-    for first in range(0, len(GPT2), 28):
-        launch = GPT2[first : first + 28]
-        share = -(-sum(launch) // (2 * multiprocessors))
-        chunk = min(max(1 << (share - 1).bit_length(), 1 << 12), 1 << 16)
+    """How many values the cubes of a pass over GPT-2's gradients are given of each tensor."""
+    (tensors,), (cubes_of_each,), (chunks_of_each,), chunk_powers = map(plan, ("MAX_TENSORS", "CUBES", "CHUNKS", "CHUNK"))
+    for first in range(0, len(GPT2), tensors):
+        launch = GPT2[first : first + tensors]
+        share = -(-sum(launch) // (chunks_of_each * multiprocessors))
+        least, most = chunk_powers
+        chunk = 1 << min(max((share - 1).bit_length(), least), most)
         chunks = [-(-values // chunk) for values in launch]
-        cubes = min(sum(chunks), 8 * multiprocessors)
+        cubes = min(sum(chunks), cubes_of_each * multiprocessors)
         for values, count in zip(launch, chunks):
             yield from min(count, cubes) * [values / min(count, cubes)]
 

@@ -83,10 +83,26 @@ impl Crossing {
 
     /// Reads what was found: waits for the device, for one transfer of 64 or 128 bytes. None if the device cannot be read here.
     pub fn read(self) -> Option<CrossingStatus> {
+        let words = self.read_words()?;
+        self.status(&words)
+    }
+
+    /// Reads the measures of the gradient as it arrived, and of the forward pass's tensor, if that was looked at. Waits as
+    /// [`read`](Self::read), and fails as it does.
+    pub fn read_measures(self) -> Option<(TensorStatus, Option<TensorStatus>)> {
+        let words = self.read_words()?;
+        let elements = self.elements;
+        let mut rows = (words.chunks_exact(WORDS)).map(|words| TensorStatus {
+            elements,
+            ..decode(words)
+        });
+        Some((rows.next()?, rows.next()))
+    }
+
+    fn read_words(&self) -> Option<Vec<u32>> {
         let data = self.words.clone().into_data_async();
         let data = burn_std::reader::try_read_sync(data)?.ok()?;
-        let words: Vec<u32> = data.iter::<i32>().map(|word| word as u32).collect();
-        self.status(&words)
+        Some(data.iter::<i32>().map(|word| word as u32).collect())
     }
 
     /// Reads a status, and what was found in crossings: on one device, in one transfer for all.

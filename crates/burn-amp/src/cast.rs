@@ -14,8 +14,13 @@ use std::{
 };
 
 use crate::{
-    dtype::is_half, error::AmpError, live_scale::Region, mixed_precision::MixedPrecision,
-    probe::Probe, rescale::Rescale,
+    dtype::is_half,
+    error::AmpError,
+    live_scale::Region,
+    mixed_precision::MixedPrecision,
+    observe::{Notes, Observer},
+    probe::Probe,
+    rescale::Rescale,
 };
 
 /// A value whose float tensors can be cast together: what goes into [`autocast`](crate::MixedPrecision::autocast) and
@@ -182,6 +187,10 @@ pub(crate) struct DryRun {
     pub(crate) probe: Option<Probe>,
     /// Whether a part was opened.
     pub(crate) has_parts: Arc<AtomicBool>,
+    /// In place of that of the `MixedPrecision`.
+    pub(crate) dtype: Option<FloatDType>,
+    pub(crate) notes: Option<Notes>,
+    pub(crate) observer: Option<Arc<dyn Observer>>,
 }
 
 impl DryRun {
@@ -192,6 +201,9 @@ impl DryRun {
             parts: 1.0,
             probe: None,
             has_parts: Arc::default(),
+            dtype: None,
+            notes: None,
+            observer: None,
         }
     }
 }
@@ -336,7 +348,13 @@ impl Cast<'_> {
                     let factor = open.side.scale / to.scale;
                     watched_cast(tensor, to.dtype, factor, watch)
                 }
-                None => open.cross(open.side, *to, tensor),
+                None => {
+                    let notes = open.dry.as_ref().and_then(|dry| dry.notes.as_ref());
+                    if let Some(notes) = notes.filter(|_| *to == Side::OUTSIDE) {
+                        notes.leaves(&tensor);
+                    }
+                    open.cross(open.side, *to, tensor)
+                }
             },
             Way::Exit { open, .. } => {
                 if tensor.is_tracked() {

@@ -165,7 +165,7 @@ impl MixedPrecision {
         model: &M,
         loss: &mut impl FnMut(&M) -> Tensor<D>,
     ) -> Result<GradientsParams, AmpError> {
-        let value = checked(self, dry, || loss(model))?;
+        let value = self.dry_loss(dry, model, loss)?;
         if is_half(value.dtype()) {
             return Err(AmpError::HalfPrecisionLoss {
                 dtype: value.dtype(),
@@ -176,6 +176,18 @@ impl MixedPrecision {
         }
         let grads = value.mul_scalar(by_hand).backward();
         Ok(GradientsParams::from_grads(grads, model))
+    }
+}
+
+impl MixedPrecision {
+    /// The loss, from scopes that differ from those of a step.
+    pub(crate) fn dry_loss<M: Module, const D: usize>(
+        &self,
+        dry: DryRun,
+        model: &M,
+        loss: &mut impl FnMut(&M) -> Tensor<D>,
+    ) -> Result<Tensor<D>, AmpError> {
+        checked(self, dry, || loss(model))
     }
 }
 

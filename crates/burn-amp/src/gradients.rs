@@ -150,10 +150,15 @@ impl UnscaledGradients {
 
     /// The parameters whose gradients overflow.
     pub(crate) fn overflows(&self) -> impl Iterator<Item = &str> {
+        self.overflow_counts().map(|(path, _)| path)
+    }
+
+    /// The same, and how many of their values are not finite.
+    pub(crate) fn overflow_counts(&self) -> impl Iterator<Item = (&str, u64)> {
         let measures = self.measures.iter().flatten();
         let overflows =
             (self.entries.iter().zip(measures)).filter(|(_, status)| status.non_finite > 0);
-        overflows.map(|(entry, _)| entry.path.as_str())
+        overflows.map(|(entry, status)| (entry.path.as_str(), status.non_finite))
     }
 
     /// What they tell of the loss scale.

@@ -68,6 +68,9 @@ mod mixed_precision;
 mod module_optim;
 mod module_path;
 mod number;
+/// Internal: for `burn-amp-report`.
+#[doc(hidden)]
+pub mod observe;
 mod optimizer;
 mod optimizer_config;
 mod param_tensors;

@@ -12,6 +12,7 @@ use crate::{
     error::AmpError,
     live_scale::LiveScale,
     loss_scale::{GradScalerConfig, LossScale},
+    observe::Slot,
     step_log::StepLog,
 };
 
@@ -60,6 +61,7 @@ struct Shared {
     live: LiveScale,
     log: StepLog,
     extension: OnceLock<Box<dyn Any + Send + Sync>>,
+    observer: Slot,
 }
 
 impl MixedPrecision {
@@ -97,6 +99,7 @@ impl MixedPrecision {
                 live: LiveScale::new(schedule),
                 log: StepLog::default(),
                 extension: OnceLock::new(),
+                observer: Slot::default(),
             }),
         }
     }
@@ -184,6 +187,10 @@ impl MixedPrecision {
 
     pub(crate) fn live(&self) -> &LiveScale {
         &self.shared.live
+    }
+
+    pub(crate) fn slot(&self) -> &Slot {
+        &self.shared.observer
     }
 
     pub(crate) fn step_log(&self) -> &StepLog {

@@ -322,6 +322,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         decided: Result<Option<GradientsParams>, AmpError>,
         steps_before: u64,
     ) -> Result<M, StepError<M>> {
+        let error = decided.as_ref().err().cloned();
         let module = match decided {
             Ok(Some(grads)) => {
                 let module = self.optim.step(lr, module, grads);
@@ -332,6 +333,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             Err(error) => Err(self.scaler.failed(module, error)),
         };
         self.publish(steps_before);
+        self.scaler.tell(error.as_ref());
         module
     }
 

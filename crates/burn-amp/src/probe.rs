@@ -25,6 +25,8 @@ pub(crate) struct Probed {
     pub(crate) heard: bool,
     /// The largest finite magnitude in half precision.
     pub(crate) max_abs: f64,
+    /// The same, of all casts of the dry run, those of f32 included.
+    pub(crate) largest: f64,
     /// Whether something was not finite there.
     pub(crate) overflow: bool,
 }
@@ -59,6 +61,12 @@ impl Probe {
                 continue;
             };
             probed.heard = true;
+            if !status.overflow {
+                probed.largest = probed
+                    .largest
+                    .max(status.max_abs)
+                    .max(status.max_abs / factor);
+            }
             probed.overflow |= before && !status.gradient_finite;
             probed.overflow |= after && (status.overflow || !status.gradient_finite);
             if before {

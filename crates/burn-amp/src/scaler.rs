@@ -423,7 +423,7 @@ impl GradScaler {
 
     /// Notes what an overflow is to be blamed on.
     pub(crate) fn blamed(&self, grads: UnscaledGradients) -> UnscaledGradients {
-        match &self.border {
+        let grads = match &self.border {
             Some(border) if grads.has_overflow() => {
                 let blame = border.amp.live().blame(grads.overflows());
                 grads.blamed(blame)
@@ -433,7 +433,9 @@ impl GradScaler {
                 grads
             }
             None => grads,
-        }
+        };
+        self.show(&grads);
+        grads
     }
 
     /// Steps the optimizer, or skips the step if the gradients overflow, and records which it was.

@@ -365,12 +365,14 @@ impl MixedPrecision {
     /// A scope of this thread, in the parts that it is in.
     fn opened(&self) -> Open {
         let dry = DRY_RUN.with_borrow(Clone::clone);
+        let dtype = dry.as_ref().and_then(|dry| dry.dtype);
+        let dtype = dtype.unwrap_or(self.dtype());
         let mut open = Open {
             amp: self.clone(),
             side: Side {
-                dtype: self.dtype(),
+                dtype,
                 scale: match &dry {
-                    Some(dry) if self.dtype() != FloatDType::F32 => dry.scale,
+                    Some(dry) if dry.dtype.is_some() || dtype != FloatDType::F32 => dry.scale,
                     _ => self.factor(),
                 },
             },
@@ -420,11 +422,37 @@ impl MixedPrecision {
         *(open.told.last_read)
             .lock()
             .unwrap_or_else(PoisonError::into_inner) = Some(path.clone());
-        if open.dry.is_none() {
-            self.live().read_in(open.region.as_ref(), path);
+        match &open.dry {
+            None => self.live().read_in(open.region.as_ref(), path),
+            Some(dry) => {
+                if let Some(notes) = &dry.notes {
+                    notes.read(path);
+                }
+            }
         }
         open.cross(Side::OUTSIDE, open.side, base)
     }
+}
+
+/// What the thread's scopes differ by, in a dry run.
+pub(crate) fn dry_run() -> Option<DryRun> {
+    DRY_RUN.with_borrow(Clone::clone)
+}
+
+/// What gradients are multiplied by where the thread is.
+pub(crate) fn scale_here() -> f64 {
+    innermost().map_or(1.0, |open| open.side.scale)
+}
+
+/// That of the scope around, or of the model that a `Learner` trains.
+pub(crate) fn current() -> Option<MixedPrecision> {
+    FRAMES.with_borrow(|frames| {
+        frames.iter().rev().find_map(|frame| match frame {
+            Frame::Half(open) => Some(open.amp.clone()),
+            Frame::Model(amp) => Some(amp.clone()),
+            Frame::Full | Frame::Rescaled(_) => None,
+        })
+    })
 }
 
 /// The text of a panic.
@@ -461,14 +489,7 @@ pub(crate) fn is_dtype_clash(message: &str) -> bool {
 /// As [`MixedPrecision::autocast`].
 #[track_caller]
 pub fn autocast<I: CastFloat, R: CastFloat>(input: I, forward: impl FnOnce(I) -> R) -> R {
-    let amp = FRAMES.with_borrow(|frames| {
-        frames.iter().rev().find_map(|frame| match frame {
-            Frame::Half(open) => Some(open.amp.clone()),
-            Frame::Model(amp) => Some(amp.clone()),
-            Frame::Full | Frame::Rescaled(_) => None,
-        })
-    });
-    match amp {
+    match current() {
         Some(amp) => amp.autocast(input, forward),
         None => forward(input),
     }

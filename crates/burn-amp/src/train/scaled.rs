@@ -196,6 +196,7 @@ impl<M: TrainStep + Module> Scaled<M> {
         let accepts = Accepts { mixed: self.mixed };
         let decided =
             (self.options).decide(&mut self.scaler, &accepts, &self.inner, grads.into(), None);
+        let error = decided.as_ref().err().cloned();
         match decided {
             Ok(Some(grads)) => {
                 let inner = self.inner;
@@ -217,6 +218,7 @@ impl<M: TrainStep + Module> Scaled<M> {
         }
         let stepped = self.scaler.counters().steps() != steps;
         amp.publish(&self.scaler, stepped);
+        self.scaler.tell(error.as_ref());
         checkpoint::put(optim, self.state());
         self
     }

@@ -102,6 +102,11 @@ pub fn scale_here() -> f64 {
     scope::scale_here()
 }
 
+/// Whether the loss scale moves by itself.
+pub fn is_dynamic(amp: &MixedPrecision) -> bool {
+    amp.is_scaled() && amp.live().schedule().config().dynamic
+}
+
 /// The parameters whose gradients are not finite, and how many of their values are not.
 pub fn overflows(grads: &UnscaledGradients) -> Vec<(String, u64)> {
     let counts = grads.overflow_counts();

@@ -1,0 +1,169 @@
+use serde::Serialize;
+use std::fmt;
+
+/// What an [`audit`](crate::audit()) has found. `Display` says what to do.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Verdict {
+    /// Gradients in f16 are those in f32, but for rounding.
+    Fine,
+    /// Gradients become zero in f16.
+    Underflow {
+        /// A loss scale, tried, at which they do not; none if no scale serves all layers.
+        raise_to: Option<f64>,
+        /// The parameters with the largest shares that are lost.
+        parameters: Vec<String>,
+        /// Layers that are enough to run in f32 where no scale helps; empty if none of those that are [`probed`](crate::probed()) are.
+        in_f32: Vec<String>,
+    },
+    /// Gradients become infinite on the way back, with a finite forward pass.
+    BackwardOverflow {
+        /// A loss scale, tried, at which they do not; none if no scale helps.
+        lower_to: Option<f64>,
+        /// The parameters with the most values that are not finite.
+        parameters: Vec<String>,
+        /// As of `Underflow`.
+        in_f32: Vec<String>,
+    },
+    /// Values of the forward pass leave the range of f16, or are lost in it. No loss scale helps.
+    ForwardOverflow {
+        /// The first probe at which it shows; none where nothing is probed before it.
+        at: Option<String>,
+        /// As of `Underflow`.
+        in_f32: Vec<String>,
+    },
+    /// Gradients are finite and wrong at every scale, and neither range nor rounding explains it: most likely the backend's fault.
+    Backend {
+        /// The parameters that are off the most.
+        parameters: Vec<String>,
+        /// As of `Underflow`: layers to run in f32 until it is mended.
+        in_f32: Vec<String>,
+    },
+    /// Loss or gradients are infinite or NaN in f32 too: half precision is not the cause.
+    NotFinite {
+        /// The parameter that is not finite itself, if one is.
+        parameter: Option<String>,
+        /// The first probe at which it shows.
+        at: Option<String>,
+    },
+    /// The gradients of these parameters are exactly zero in f32 too: half precision is not the cause. The others are fine.
+    Dead {
+        /// Their paths.
+        parameters: Vec<String>,
+    },
+    /// The loss is taken in half precision.
+    LossInHalf,
+    /// Gradients grow with the loss scale: a tensor crosses the border of half precision without it.
+    Leak {
+        /// The parameters that show it.
+        parameters: Vec<String>,
+    },
+}
+
+impl Verdict {
+    /// Whether nothing has to be done for half precision.
+    pub fn is_fine(&self) -> bool {
+        matches!(self, Self::Fine)
+    }
+}
+
+/// A power of two, which loss scales are.
+pub(crate) fn power(scale: f64) -> String {
+    let exponent = scale.log2();
+    match exponent.fract() == 0.0 {
+        true => format!("2^{exponent}"),
+        false => format!("{scale}"),
+    }
+}
+
+fn names(names: &[String]) -> String {
+    let quoted: Vec<_> = names.iter().take(4).map(|name| format!("`{name}`")).collect();
+    match names.len() - quoted.len() {
+        0 => quoted.join(", "),
+        more => format!("{} and {more} more", quoted.join(", ")),
+    }
+}
+
+/// What to do where no scale helps.
+fn island(f: &mut fmt::Formatter<'_>, in_f32: &[String]) -> fmt::Result {
+    match in_f32.is_empty() {
+        true => f.write_str(
+            "No layer that is probed mends it in f32: name the layers by `probed`, and audit again.",
+        ),
+        false => write!(f, "Run {} `in_f32`: with that it is right.", names(in_f32)),
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fine => f.write_str("fine: the gradients are those of f32, but for rounding."),
+            Self::Underflow {
+                raise_to,
+                parameters,
+                in_f32,
+            } => {
+                write!(f, "underflow: gradients of {} become zero. ", names(parameters))?;
+                match raise_to {
+                    Some(scale) => write!(f, "Raise the loss scale to {}.", power(*scale)),
+                    None => {
+                        f.write_str("No loss scale serves all layers: use `rescaled`. ")?;
+                        island(f, in_f32)
+                    }
+                }
+            }
+            Self::BackwardOverflow {
+                lower_to,
+                parameters,
+                in_f32,
+            } => {
+                write!(f, "overflow in backward: gradients of {} are not finite. ", names(parameters))?;
+                match lower_to {
+                    Some(scale) => write!(f, "Lower the loss scale to {}.", power(*scale)),
+                    None => island(f, in_f32),
+                }
+            }
+            Self::ForwardOverflow { at, in_f32 } => {
+                f.write_str("overflow in forward")?;
+                if let Some(at) = at {
+                    write!(f, ", first at `{at}`")?;
+                }
+                f.write_str(": no loss scale helps. ")?;
+                island(f, in_f32)
+            }
+            Self::Backend { parameters, in_f32 } => {
+                write!(
+                    f,
+                    "wrong at every scale: gradients of {} are finite and not those of f32, and neither range nor rounding explains it. \
+                     Most likely the backend is at fault: reproduce it with `reproduce.json`. ",
+                    names(parameters)
+                )?;
+                island(f, in_f32)
+            }
+            Self::NotFinite { parameter, at } => {
+                f.write_str("not finite in f32 either: half precision is not the cause. ")?;
+                match (parameter, at) {
+                    (Some(parameter), _) => {
+                        write!(f, "Parameter `{parameter}` is infinite or NaN itself.")
+                    }
+                    (None, Some(at)) => write!(f, "It shows first at `{at}`. Look at the batch and the loss."),
+                    (None, None) => f.write_str("Look at the batch and the loss."),
+                }
+            }
+            Self::Dead { parameters } => write!(
+                f,
+                "dead: gradients of {} are exactly zero in f32 too, so half precision is not the cause. The others are fine.",
+                names(parameters)
+            ),
+            Self::LossInHalf => f.write_str(
+                "the loss is taken in half precision: let the model's output leave `autocast`, and take the loss of it in f32.",
+            ),
+            Self::Leak { parameters } => write!(
+                f,
+                "gradients of {} grow with the loss scale: a tensor crosses the border of `autocast` without it. `amp.check` says where.",
+                names(parameters)
+            ),
+        }
+    }
+}

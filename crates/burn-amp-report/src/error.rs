@@ -1,0 +1,29 @@
+use burn_amp::AmpError;
+use thiserror::Error;
+
+/// What can go wrong in this crate.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
+pub enum ReportError {
+    /// The loss could not be computed, or the device lacks f16.
+    #[error(transparent)]
+    Amp(#[from] AmpError),
+
+    /// A file could not be read or written, or a folder holds no run.
+    #[error("{path}: {reason}")]
+    File {
+        /// The file or folder.
+        path: String,
+        /// What the system said, or what does not fit.
+        reason: String,
+    },
+}
+
+impl ReportError {
+    pub(crate) fn file(path: &std::path::Path, reason: impl ToString) -> Self {
+        Self::File {
+            path: path.display().to_string(),
+            reason: reason.to_string(),
+        }
+    }
+}

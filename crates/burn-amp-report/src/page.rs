@@ -1,0 +1,52 @@
+//! Pages that need nothing but themselves.
+
+use minijinja::{AutoEscape, Environment, Value};
+use serde::Serialize;
+
+/// Fills a template.
+pub(crate) fn render(name: &'static str, context: impl Serialize) -> String {
+    let mut pages = Environment::new();
+    pages.set_auto_escape_callback(|_| AutoEscape::Html);
+    pages.add_filter("number", number);
+    pages.add_filter("percent", percent);
+    pages.add_filter("tiny", |value: Value| match f64::try_from(value) {
+        Ok(value) => tiny(value),
+        Err(_) => "-".to_string(),
+    });
+    for (name, text) in [
+        ("base.html", include_str!("templates/base.html")),
+        ("audit.html", include_str!("templates/audit.html")),
+        ("flight.html", include_str!("templates/flight.html")),
+        ("run.html", include_str!("templates/run.html")),
+    ] {
+        pages.add_template(name, text).expect("templates are tested");
+    }
+    let page = pages.get_template(name).expect("it is one of those above");
+    page.render(context).expect("templates are tested")
+}
+
+fn number(value: Value, digits: usize) -> String {
+    match f64::try_from(value) {
+        Ok(value) if value.abs() >= 1e5 => format!("{value:.1e}"),
+        Ok(value) => format!("{value:.digits$}"),
+        Err(_) => "-".to_string(),
+    }
+}
+
+/// A share from 0 to 1.
+fn percent(share: f64) -> String {
+    match share {
+        0.0 => "0 %".to_string(),
+        share if share < 1e-4 => "< 0.01 %".to_string(),
+        share => format!("{:.2} %", 100.0 * share),
+    }
+}
+
+/// A number of any size in few characters.
+pub(crate) fn tiny(value: f64) -> String {
+    match value.abs() {
+        0.0 => "0".to_string(),
+        size if (1e-3..1e5).contains(&size) => format!("{value:.4}"),
+        _ => format!("{value:.2e}"),
+    }
+}

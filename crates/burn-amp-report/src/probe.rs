@@ -1,0 +1,56 @@
+//! Named tensors and layers of a model.
+//!
+//! ```
+//! use burn::{nn::Linear, tensor::{Tensor, activation::relu}};
+//! use burn_amp_report::{probe, probed};
+//!
+//! fn forward(hidden: &Linear, output: &Linear, x: Tensor<2>) -> Tensor<2> {
+//!     let x = probe("input", x);
+//!     let x = probed("hidden", x, |x| relu(hidden.forward(x)));
+//!     probed("output", x, |x| output.forward(x))
+//! }
+//! ```
+
+use burn::tensor::Tensor;
+use burn_amp::{CastFloat, in_f32, observe};
+use std::any::Any;
+
+use crate::{audit::Trace, flight::Ring};
+
+/// Returns `x` as it is, and has an [`audit`](crate::audit()) or a [`FlightRecorder`](crate::FlightRecorder) look at it, and at its gradient on the way back.
+///
+/// It works inside `autocast` and `in_f32`, and in a model that a `Learner` trains; in an audit everywhere. Elsewhere, and
+/// where nobody looks, it does nothing. Any shape and float dtype. A name that comes again in a step is numbered. Does not wait for the device.
+pub fn probe<const D: usize>(name: &str, x: Tensor<D>) -> Tensor<D> {
+    let Some(observer) = observe::here() else {
+        return x;
+    };
+    let observer: &dyn Any = &*observer;
+    if let Some(trace) = observer.downcast_ref::<Trace>() {
+        return trace.probe(name, x, false);
+    }
+    match observer.downcast_ref::<Ring>() {
+        Some(ring) => ring.probe(name, x),
+        None => x,
+    }
+}
+
+/// Runs a layer and [`probe`]s its output. An [`audit`](crate::audit()) can run the layer in f32, to find out which layers need it.
+///
+/// Takes what [`in_f32`](burn_amp::in_f32) does: a layer with several inputs takes a tuple of them. Half-precision tensors that the
+/// closure captures meet f32 ones in such a trial, so pass them as inputs.
+pub fn probed<I: CastFloat, const D: usize>(
+    name: &str,
+    input: I,
+    layer: impl FnOnce(I) -> Tensor<D>,
+) -> Tensor<D> {
+    let Some(observer) = observe::here() else {
+        return layer(input);
+    };
+    let any: &dyn Any = &*observer;
+    match any.downcast_ref::<Trace>() {
+        Some(trace) if trace.is_in_f32(name) => trace.probe(name, in_f32(input, layer), true),
+        Some(trace) => trace.probe(name, layer(input), true),
+        None => probe(name, layer(input)),
+    }
+}

@@ -1,0 +1,144 @@
+//! The report of a whole run, or of several beside each other.
+
+mod logs;
+
+use minijinja::{Value, context};
+use std::path::Path;
+
+use crate::{
+    audit::power,
+    chart::{self, Line, Scale},
+    error::ReportError,
+    file, page,
+};
+pub(crate) use logs::last_step;
+use logs::{Logs, Series};
+
+/// Reads what runs have left in their folders, and writes one page that shows them beside each other.
+///
+/// A folder holds what Burn's `Learner` logs (`train/epoch-1/Loss.log` and so on, the metrics of [`MixedPrecision::training`] among them), or
+/// the `steps.jsonl` of a [`FlightRecorder`](crate::FlightRecorder), or both. The page has losses, the loss scale with its skips, norms, shares of zeros, step
+/// times, every other metric that is there, and the exponents of gradients over time, if the recorder has counted them. It needs no network.
+///
+/// [`MixedPrecision::training`]: burn_amp::MixedPrecision
+///
+/// # Errors
+///
+/// [`ReportError::File`]: a folder holds no run or cannot be read, or the page cannot be written.
+pub fn report(folders: &[impl AsRef<Path>], page: impl AsRef<Path>) -> Result<(), ReportError> {
+    let folders = folders.iter().map(AsRef::as_ref);
+    let runs = folders.map(Logs::read).collect::<Result<Vec<_>, _>>()?;
+    file::write(page.as_ref(), &render(&runs))
+}
+
+/// Points of a line: more would make the page large and show no more.
+const POINTS: usize = 1000;
+
+fn render(runs: &[Logs]) -> String {
+    let mut names: Vec<&str> = Vec::new();
+    for run in runs {
+        for name in run.series.keys() {
+            if !names.contains(&name.as_str()) {
+                names.push(name);
+            }
+        }
+    }
+    // What is looked at first.
+    let rank = |name: &str| match name {
+        name if name.contains("Loss Scale") => 1,
+        name if name.contains("Loss") => 0,
+        name if name.contains("Accuracy") => 2,
+        name if name.contains("Gradient Norm") => 3,
+        name if name.contains("Zero Gradients") => 4,
+        name if name.contains("Step Time") => 5,
+        _ => 6,
+    };
+    names.sort_by_key(|name| (rank(name), name.to_string()));
+    let charts: Vec<String> = names.iter().filter_map(|name| draw(name, runs)).collect();
+    let heats: Vec<_> = (runs.iter())
+        .filter(|run| !run.exponents.is_empty())
+        .map(|run| {
+            let scale = |step: f64| run.scale_at(step).log2();
+            let title = format!("{}: share of gradient values by exponent, unscaled", run.name);
+            chart::heat(&title, &run.exponents, scale)
+        })
+        .collect();
+    let rows: Vec<Value> = runs.iter().map(row).collect();
+    let context = context! {
+        title => match runs {
+            [run] => format!("Run {}", run.name),
+            _ => "Runs beside each other".to_string(),
+        },
+        rows,
+        charts,
+        heats,
+    };
+    page::render("run.html", context)
+}
+
+fn draw(name: &str, runs: &[Logs]) -> Option<String> {
+    let with: Vec<_> = (runs.iter())
+        .filter_map(|run| Some((run, run.series.get(name)?)))
+        .collect();
+    let lines: Vec<Line> = (with.iter())
+        .map(|(run, series)| Line {
+            name: run.name.clone(),
+            points: thinned(series),
+        })
+        .collect();
+    let values = || lines.iter().flat_map(|line| line.points.iter().map(|(_, value)| *value));
+    values().find(|value| value.is_finite())?;
+    let is_spread = || {
+        let positive = values().filter(|value| *value > 0.0 && value.is_finite());
+        let (low, high) = positive.fold((f64::MAX, 0.0), |(low, high): (f64, f64), v| (low.min(v), high.max(v)));
+        values().all(|value| value > 0.0 || !value.is_finite()) && high > 20.0 * low
+    };
+    let scale = match name.contains("Loss Scale") {
+        true => Scale::Binary,
+        false if is_spread() => Scale::Log,
+        false => Scale::Linear,
+    };
+    let skips: Vec<f64> = match (scale, with.as_slice()) {
+        (Scale::Binary, with) => with.iter().flat_map(|(run, _)| run.skips.clone()).collect(),
+        _ => Vec::new(),
+    };
+    Some(chart::lines(name, "step", scale, &lines, &skips))
+}
+
+/// As many points as can be seen: the first of every so many, so that what is shown was measured.
+fn thinned(series: &Series) -> Vec<(f64, f64)> {
+    let every = series.len().div_ceil(POINTS).max(1);
+    series.iter().copied().step_by(every).collect()
+}
+
+/// The figures of one run.
+fn row(run: &Logs) -> Value {
+    let last = |part: &str| {
+        let series = (run.series.iter()).find(|(name, series)| name.contains(part) && !series.is_empty());
+        series.and_then(|(_, series)| series.last()).map(|(_, value)| *value)
+    };
+    let loss = |split: &str| {
+        let names = [format!("{split} Loss"), format!("{split} loss")];
+        names.iter().find_map(|name| run.series.get(name)?.last().map(|(_, value)| *value))
+    };
+    let seconds = run.series.get("Step Time, ms").map(|series| {
+        let mut times: Vec<f64> = series.iter().map(|(_, time)| *time).collect();
+        times.sort_by(f64::total_cmp);
+        times.get(times.len() / 2).copied()
+    });
+    context! {
+        name => run.name,
+        steps => run.steps,
+        skips => run.knows_skips.then_some(run.skips.len()),
+        skipped => match (run.knows_skips, run.skips.len()) {
+            (false, _) => "not logged".to_string(),
+            (true, 0) => "none: a run without skips".to_string(),
+            (true, skips) => skips.to_string(),
+        },
+        train => loss("Train").map(page::tiny),
+        valid => loss("Valid").map(page::tiny),
+        scale => last("Loss Scale").map(power),
+        zeros => last("Zero Gradients"),
+        time => seconds.flatten().map(page::tiny),
+    }
+}

@@ -1,0 +1,221 @@
+//! What a run has left in its folder.
+
+use serde::Deserialize;
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use crate::error::ReportError;
+
+/// Values at steps.
+pub(crate) type Series = Vec<(f64, f64)>;
+
+/// One run.
+#[derive(Debug, Default)]
+pub(crate) struct Logs {
+    /// The name of its folder.
+    pub(crate) name: String,
+    pub(crate) steps: u64,
+    /// By name: "Train Loss", "Valid Loss", "Loss Scale".
+    pub(crate) series: BTreeMap<String, Series>,
+    /// The steps that were skipped.
+    pub(crate) skips: Vec<f64>,
+    pub(crate) knows_skips: bool,
+    /// Counts by exponent.
+    pub(crate) exponents: Vec<(f64, Vec<(i32, u64)>)>,
+}
+
+/// A line of `steps.jsonl`, as the flight recorder writes it.
+#[derive(Debug, Deserialize)]
+struct Line {
+    step: u64,
+    outcome: String,
+    loss_scale: Option<f64>,
+    norm: Option<f64>,
+    zero_share: Option<f64>,
+    seconds: Option<f64>,
+    #[serde(default)]
+    notes: BTreeMap<String, Option<f64>>,
+    #[serde(default)]
+    exponents: Vec<(i32, u64)>,
+}
+
+/// The number of the last step in a `steps.jsonl`; 0 if there is none. A line that was cut off is none.
+pub(crate) fn last_step(path: &Path) -> Result<u64, ReportError> {
+    Ok(lines(path)?.last().map_or(0, |line| line.step))
+}
+
+fn lines(path: &Path) -> Result<Vec<Line>, ReportError> {
+    let text = match fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(ReportError::file(path, error)),
+    };
+    let lines = text.lines().filter_map(|line| serde_json::from_str(line).ok());
+    Ok(lines.collect())
+}
+
+impl Logs {
+    pub(crate) fn read(folder: &Path) -> Result<Self, ReportError> {
+        let name = folder.canonicalize().unwrap_or_else(|_| folder.to_path_buf());
+        let name = name.file_name().unwrap_or(name.as_os_str());
+        let mut logs = Self {
+            name: name.to_string_lossy().into_owned(),
+            ..Self::default()
+        };
+        if !folder.is_dir() {
+            return Err(ReportError::file(folder, "there is no such folder"));
+        }
+        logs.read_learner(folder)?;
+        let steps = lines(&folder.join("steps.jsonl"))?;
+        if !steps.is_empty() {
+            logs.take(steps);
+        }
+        if logs.series.is_empty() {
+            let reason = "holds no run: neither the logs of a Learner (train/epoch-1/) nor steps.jsonl";
+            return Err(ReportError::file(folder, reason));
+        }
+        logs.steps = logs.steps.max(logs.last_train_step());
+        Ok(logs)
+    }
+
+    fn last_train_step(&self) -> u64 {
+        let train = self.series.iter().filter(|(name, _)| !name.starts_with("Valid"));
+        let lasts = train.filter_map(|(_, series)| series.last());
+        lasts.map(|(step, _)| *step as u64).max().unwrap_or(0)
+    }
+
+    /// The metrics of a `Learner`: a file for each, of each epoch and split. Those of a validation are shown where their epoch ends.
+    fn read_learner(&mut self, folder: &Path) -> Result<(), ReportError> {
+        let mut ends = BTreeMap::new();
+        let mut step = 0;
+        for (epoch, files) in epochs(&folder.join("train"))? {
+            let mut longest = 0;
+            for (name, path) in files {
+                let values: Vec<_> = values(&path)?.collect();
+                longest = longest.max(values.len());
+                let ours = ["Loss_Scale", "Skipped_Steps", "Gradient_Norm", "Zero_Gradients"];
+                let shown = match ours.contains(&name.as_str()) {
+                    true => name.replace('_', " "),
+                    false => format!("Train {}", name.replace('_', " ")),
+                };
+                if name == "Skipped_Steps" {
+                    self.knows_skips = true;
+                    let skips = values.iter().enumerate().filter(|(_, (value, _))| *value > 0.0);
+                    self.skips.extend(skips.map(|(index, _)| (step + index + 1) as f64));
+                    continue;
+                }
+                let points = values.iter().enumerate();
+                let points = points.map(|(index, (value, _))| ((step + index + 1) as f64, *value));
+                self.series.entry(shown).or_default().extend(points);
+            }
+            step += longest;
+            ends.insert(epoch, step);
+        }
+        for (epoch, files) in epochs(&folder.join("valid"))? {
+            let at = ends.get(&epoch).copied().unwrap_or(epoch);
+            for (name, path) in files {
+                let (sum, count) = values(&path)?.fold((0.0, 0.0), |(sum, count), (value, weight)| {
+                    (sum + value * weight, count + weight)
+                });
+                if count > 0.0 {
+                    let shown = format!("Valid {}", name.replace('_', " "));
+                    self.series.entry(shown).or_default().push((at as f64, sum / count));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The steps of a flight recorder, which know more of each than a metric.
+    fn take(&mut self, steps: Vec<Line>) {
+        self.knows_skips = true;
+        self.skips.clear();
+        for name in ["Loss Scale", "Gradient Norm", "Zero Gradients", "Step Time, ms"] {
+            self.series.remove(name);
+        }
+        for line in steps {
+            let step = line.step as f64;
+            self.steps = self.steps.max(line.step);
+            if line.outcome == "skipped" {
+                self.skips.push(step);
+            }
+            let of_step = [
+                ("Loss Scale", line.loss_scale),
+                ("Gradient Norm", line.norm.filter(|_| line.outcome == "stepped")),
+                ("Zero Gradients", line.zero_share.map(|share| 100.0 * share)),
+                ("Step Time, ms", line.seconds.map(|seconds| 1e3 * seconds)),
+            ];
+            for (name, value) in of_step {
+                if let Some(value) = value {
+                    self.series.entry(name.to_string()).or_default().push((step, value));
+                }
+            }
+            for (name, value) in line.notes {
+                let value = value.unwrap_or(f64::NAN);
+                let name = match name.as_str() {
+                    "loss" => "Train Loss".to_string(),
+                    _ => name,
+                };
+                self.series.entry(name).or_default().push((step, value));
+            }
+            if !line.exponents.is_empty() {
+                self.exponents.push((step, line.exponents));
+            }
+        }
+    }
+
+    /// The loss scale of a step; 1 if it is not known.
+    pub(crate) fn scale_at(&self, step: f64) -> f64 {
+        let scales = self.series.get("Loss Scale").map_or(&[][..], Vec::as_slice);
+        let after = scales.partition_point(|(at, _)| *at <= step);
+        let found = after.checked_sub(1).and_then(|index| scales.get(index));
+        found.or(scales.first()).map_or(1.0, |(_, scale)| *scale)
+    }
+}
+
+/// The folders of epochs, by number, and the files of each with the names of their metrics.
+fn epochs(folder: &Path) -> Result<BTreeMap<usize, Vec<(String, PathBuf)>>, ReportError> {
+    let mut epochs = BTreeMap::new();
+    for path in entries(folder)? {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let Some(epoch) = name.strip_prefix("epoch-").and_then(|number| number.parse().ok()) else {
+            continue;
+        };
+        let mut files = Vec::new();
+        for path in entries(&path)? {
+            if path.extension().is_some_and(|extension| extension == "log") {
+                let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+                files.push((name, path));
+            }
+        }
+        files.sort();
+        epochs.insert(epoch, files);
+    }
+    Ok(epochs)
+}
+
+fn entries(folder: &Path) -> Result<Vec<PathBuf>, ReportError> {
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(ReportError::file(folder, error)),
+    };
+    let paths = entries.map(|entry| Ok(entry?.path()));
+    paths.collect::<io::Result<_>>().map_err(|error| ReportError::file(folder, error))
+}
+
+/// Values and their weights. The last line of an epoch, its summary, is none of a step.
+fn values(path: &Path) -> Result<impl Iterator<Item = (f64, f64)> + use<>, ReportError> {
+    let text = fs::read_to_string(path).map_err(|error| ReportError::file(path, error))?;
+    let values: Vec<_> = (text.lines())
+        .filter_map(|line| match line.split_once(',') {
+            Some((_, "final")) => None,
+            Some((value, weight)) => Some((value.parse().ok()?, weight.parse().ok()?)),
+            None => Some((line.parse().ok()?, 1.0)),
+        })
+        .collect();
+    Ok(values.into_iter())
+}

@@ -1,0 +1,193 @@
+//! Models that train well in f16.
+
+use burn::{
+    data::dataloader::DataLoader,
+    module::Module,
+    nn::{
+        LstmConfig,
+        loss::CrossEntropyLossConfig,
+    },
+    tensor::{Device, Distribution, Int, Tensor},
+    train::InferenceStep,
+};
+use burn_amp::{MixedPrecision, autocast, in_f32};
+use burn_amp_report::{Audit, audit};
+use digits::data::Digits;
+
+use crate::network::{self, Network, batch, device, same};
+
+fn audited<M: Module>(
+    model: M,
+    calibrates: bool,
+    loss: impl Fn(&M) -> Tensor<1>,
+) -> Audit {
+    let amp = MixedPrecision::f16();
+    let model = model.apply_reparameterization(amp.clone());
+    if calibrates {
+        amp.calibrate(&model, &loss).unwrap();
+    }
+    audit(&model, &amp, &loss).unwrap()
+}
+
+fn first<T>(loader: &dyn DataLoader<T>) -> T {
+    loader.iter().next().unwrap().unwrap()
+}
+
+fn perceptron() -> Audit {
+    audited(Network::new(&device()), false, |m| {
+        network::loss(autocast(batch(), |x| m.forward(x, same)))
+    })
+}
+
+fn recurrent() -> Audit {
+    let device = device();
+    let model = LstmConfig::new(16, 16, true).init(&device);
+    audited(model, false, |m| {
+        let output = autocast(batch().unsqueeze::<3>(), |x| {
+            in_f32(x, |x| m.forward(x, None).0)
+        });
+        (output - 0.5).square().mean()
+    })
+}
+
+fn digits() -> Digits {
+    Digits::load(&device()).unwrap()
+}
+
+fn sigmoids() -> Audit {
+    let digits = digits();
+    device().seed(3);
+    let model = ::digits::model::Network::new(&device());
+    audited(model, true, |m| {
+        let logits = autocast(digits.train.images.clone(), |x| m.forward(x));
+        ::digits::training::brier_score(logits, digits.train.labels.clone())
+    })
+}
+
+fn classifier() -> Audit {
+    let digits = digits();
+    device().seed(3);
+    let batch = learner::data::DigitsBatch {
+        images: digits.train.images.clone(),
+        labels: digits.train.labels.clone(),
+    };
+    let model = learner::model::Classifier::new(&device());
+    audited(model, true, |m| {
+        InferenceStep::step(m, batch.clone()).loss
+    })
+}
+
+fn critic() -> Audit {
+    let digits = digits();
+    device().seed(3);
+    let model = gan::network::Network::critic(&device());
+    let noise = Tensor::<2>::random([64, 64], Distribution::Default, &device());
+    audited(model, false, |m| {
+        let real = digits.train.images.clone().narrow(0, 0, 64);
+        let [real, fake] = autocast([real, noise.clone()], |x| x.map(|x| m.forward(x)));
+        fake.mean() - real.mean()
+    })
+}
+
+fn gpt(tied: bool) -> Audit {
+    let device = device();
+    device.seed(3);
+    let size = ::gpt::model::Size { context: 32, width: 32, heads: 4, layers: 2, tied };
+    let model = ::gpt::model::Gpt::new(100, size, &device);
+    let tokens = |seed: u64| {
+        device.seed(seed);
+        let values = Tensor::<2>::random([8, 32], Distribution::Uniform(0.0, 100.0), &Device::flex());
+        values.int()
+    };
+    let (tokens, next) = (tokens(1), tokens(2).reshape([256]));
+    audited(model, false, |m| {
+        let logits = autocast(tokens.clone(), |tokens| m.forward(tokens));
+        cross_entropy(logits, next.clone())
+    })
+}
+
+fn cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
+    CrossEntropyLossConfig::new().init(&logits.device()).forward(logits, targets)
+}
+
+fn regression() -> Audit {
+    use programs::regression::{TrainingConfig, data, model::ModelConfig};
+    let device = device();
+    device.seed(3);
+    let batch = first(&*data::loaders(&TrainingConfig::new(), &device).0);
+    audited(ModelConfig::new().init(&device), false, |m| {
+        let output = autocast(batch.inputs.clone(), |x| m.forward(x));
+        (output - batch.targets.clone()).square().mean()
+    })
+}
+
+fn sums() -> Audit {
+    use programs::gpt::{TrainingConfig, data, model::ModelConfig};
+    let device = device();
+    device.seed(3);
+    let batch = first(&*data::loaders(&TrainingConfig::new(), &device).0);
+    audited(ModelConfig::new().init(&device), false, |m| {
+        let logits = autocast(batch.inputs.clone(), |x| m.forward(x));
+        cross_entropy(logits, batch.targets.clone().flatten(0, 1))
+    })
+}
+
+fn sentences() -> Audit {
+    use programs::transformer::{TrainingConfig, data, half::model::ModelConfig};
+    let device = device();
+    device.seed(3);
+    let batch = first(&*data::loaders(&TrainingConfig::new()).0);
+    audited(ModelConfig::new().init(&device), false, |m| {
+        let logits = autocast(batch.tokens.clone(), |x| m.forward(x, batch.mask.clone()));
+        cross_entropy(logits, batch.targets.clone())
+    })
+}
+
+fn images() -> Audit {
+    use programs::cnn::{TrainingConfig, data, half::model::ModelConfig};
+    let device = device();
+    device.seed(3);
+    let [train, ..] = data::loaders(&TrainingConfig::new()).unwrap();
+    let batch = first(&*train);
+    audited(ModelConfig::new().init(&device), false, |m| {
+        let logits = autocast(batch.images.clone(), |x| m.forward(x));
+        cross_entropy(logits, batch.targets.clone())
+    })
+}
+
+fn drawing() -> Audit {
+    use programs::wgan::model::{Generator, noise};
+    let device = device();
+    device.seed(3);
+    let noise = noise(32, &device);
+    audited(Generator::new(&device), false, |m| {
+        autocast(noise.clone(), |x| m.forward(x)).square().mean()
+    })
+}
+
+#[test]
+fn healthy_models_raise_no_alarm() {
+    let models: [(&str, fn() -> Audit); 12] = [
+        ("a perceptron", perceptron),
+        ("an LSTM in f32", recurrent),
+        ("digits", sigmoids),
+        ("learner", classifier),
+        ("gan", critic),
+        ("gpt", || gpt(false)),
+        ("gpt, tied", || gpt(true)),
+        ("programs: regression", regression),
+        ("programs: gpt", sums),
+        ("programs: transformer", sentences),
+        ("programs: cnn", images),
+        ("programs: wgan", drawing),
+    ];
+    let mut alarms = Vec::new();
+    for (name, model) in models {
+        let audit = model();
+        println!("{name}: {}", audit.verdict());
+        if !audit.verdict().is_fine() {
+            alarms.push(format!("{name}: {audit}"));
+        }
+    }
+    assert!(alarms.is_empty(), "{}", alarms.join("\n\n"));
+}

@@ -1,0 +1,78 @@
+//! What the planted faults are planted in.
+
+use burn::{
+    module::Module,
+    nn::{Linear, LinearConfig},
+    tensor::{Device, Distribution, Tensor, activation::relu},
+};
+use burn_amp::MixedPrecision;
+use burn_amp_report::{Audit, audit, probed};
+
+pub const WIDTH: usize = 16;
+
+/// Three layers of one width, with something between the first and the second.
+#[derive(Module, Debug)]
+pub struct Network {
+    pub first: Linear,
+    pub second: Linear,
+    pub third: Linear,
+}
+
+impl Network {
+    pub fn new(device: &Device) -> Self {
+        device.seed(7);
+        let linear = || {
+            let linear = LinearConfig::new(WIDTH, WIDTH).init(device);
+            linear.weight.val();
+            linear.bias.as_ref().map(|bias| bias.val());
+            linear
+        };
+        Self {
+            first: linear(),
+            second: linear(),
+            third: linear(),
+        }
+    }
+
+    /// `[samples, 16]` to `[samples, 16]`.
+    pub fn forward(&self, x: Tensor<2>, between: impl FnOnce(Tensor<2>) -> Tensor<2>) -> Tensor<2> {
+        let x = probed("first", x, |x| relu(self.first.forward(x)));
+        let x = probed("between", x, between);
+        let x = probed("second", x, |x| relu(self.second.forward(x)));
+        probed("third", x, |x| self.third.forward(x))
+    }
+}
+
+pub fn device() -> Device {
+    Device::flex().autodiff()
+}
+
+/// `[32, 16]`, of mean 0 and deviation 1.
+pub fn batch() -> Tensor<2> {
+    let device = device();
+    device.seed(1);
+    Tensor::random([32, WIDTH], Distribution::Normal(0.0, 1.0), &device)
+}
+
+/// Audits the network with something between its layers, on a loss of its output.
+pub fn audit_with(
+    amp: &MixedPrecision,
+    between: impl Fn(Tensor<2>) -> Tensor<2>,
+    loss: impl Fn(Tensor<2>) -> Tensor<1>,
+) -> Audit {
+    let model = Network::new(&device()).apply_reparameterization(amp.clone());
+    let batch = batch();
+    audit(&model, amp, |m| {
+        loss(amp.autocast(batch.clone(), |x| m.forward(x, &between)))
+    })
+    .unwrap()
+}
+
+/// Of the healthy ones.
+pub fn loss(output: Tensor<2>) -> Tensor<1> {
+    (output - 0.5).square().mean()
+}
+
+pub fn same(x: Tensor<2>) -> Tensor<2> {
+    x
+}

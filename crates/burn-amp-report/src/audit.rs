@@ -253,17 +253,15 @@ trait CheckDevice {
 
 impl CheckDevice for MixedPrecision {
     fn check_device_of<M: Module>(&self, model: &M) -> Result<(), AmpError> {
-        model.devices().iter().try_for_each(|device| self.check_device(device))
+        model
+            .devices()
+            .iter()
+            .try_for_each(|device| self.check_device(device))
     }
 }
 
 impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
-    fn run(
-        &mut self,
-        dtype: FloatDType,
-        loss_scale: f64,
-        trace: Trace,
-    ) -> Result<Trial, AmpError> {
+    fn run(&mut self, dtype: FloatDType, loss_scale: f64, trace: Trace) -> Result<Trial, AmpError> {
         self.run_seeded(SEED, dtype, loss_scale, trace)
     }
 
@@ -374,10 +372,16 @@ impl Reference {
 
     /// The scale that brings the largest gradient [`HEADROOM`] below overflow.
     fn ideal_scale(&self) -> Option<f64> {
-        let at_probes = self.trial.visits.iter().filter_map(|visit| visit.gradient.as_ref());
+        let at_probes = self
+            .trial
+            .visits
+            .iter()
+            .filter_map(|visit| visit.gradient.as_ref());
         let at_probes = measure(at_probes).unwrap_or_default();
         let largest = (self.statuses.iter().chain(&at_probes))
-            .fold(self.trial.max_abs, |largest, status| largest.max(status.max_abs));
+            .fold(self.trial.max_abs, |largest, status| {
+                largest.max(status.max_abs)
+            });
         let exponent = 15 - HEADROOM - (largest.log2().floor() as i32);
         (largest > 0.0).then(|| 2f64.powi(exponent.clamp(-24, 126)))
     }
@@ -410,9 +414,17 @@ impl Reference {
             .collect();
         let badness = |index: &usize| {
             let figures = &compared.figures[*index];
-            (figures.non_finite as f64, figures.lost, figures.error.unwrap_or(f64::INFINITY))
+            (
+                figures.non_finite as f64,
+                figures.lost,
+                figures.error.unwrap_or(f64::INFINITY),
+            )
         };
-        off.sort_by(|a, b| badness(b).partial_cmp(&badness(a)).unwrap_or(std::cmp::Ordering::Equal));
+        off.sort_by(|a, b| {
+            badness(b)
+                .partial_cmp(&badness(a))
+                .unwrap_or(std::cmp::Ordering::Equal)
+        });
         off
     }
 
@@ -429,7 +441,9 @@ impl Reference {
 
     fn paths(&self, indices: &[usize]) -> Vec<String> {
         let gradients = &self.trial.gradients;
-        (indices.iter().take(16)).map(|index| gradients[*index].path.clone()).collect()
+        (indices.iter().take(16))
+            .map(|index| gradients[*index].path.clone())
+            .collect()
     }
 }
 
@@ -445,7 +459,7 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
             advice: String::new(),
             note: None,
             device: match self.model.devices().first() {
-                Some(device) => format!("{device:?}"),
+                Some(device) => format!("{:?}", device.clone().inner()),
                 None => "none".to_string(),
             },
             loss_scale: present,
@@ -531,7 +545,10 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
 
     fn not_finite(&self, reference: &Reference) -> Result<Verdict, AmpError> {
         let visits = &reference.trial.visits;
-        let values: Vec<_> = visits.iter().filter(|visit| visit.value.is_some()).collect();
+        let values: Vec<_> = visits
+            .iter()
+            .filter(|visit| visit.value.is_some())
+            .collect();
         let statuses = measure(values.iter().filter_map(|visit| visit.value.as_ref()))?;
         let first = statuses.iter().position(|status| status.non_finite > 0);
         Ok(Verdict::NotFinite {
@@ -597,7 +614,10 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
             }
             if healing.is_none() {
                 let right = |run: &&Compared| reference.is_right(run, None);
-                healing = [high, low].into_iter().find(right).map(|run| run.trial.loss_scale);
+                healing = [high, low]
+                    .into_iter()
+                    .find(right)
+                    .map(|run| run.trial.loss_scale);
             }
         }
         if let Some(scale) = healing {
@@ -614,7 +634,9 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
                 },
             });
         }
-        let best = last.as_ref().map_or(present, |tried| tried.trial.loss_scale);
+        let best = last
+            .as_ref()
+            .map_or(present, |tried| tried.trial.loss_scale);
         let in_f32 = self.layers_for_f32(reference, &now.trial.visits, &[present, best], audit)?;
         explain(reference, runs, last.as_ref(), parameters, in_f32)
     }
@@ -686,13 +708,15 @@ fn explain(
         // bf16 has the range of f32: where it is right, f16 lacked range.
         let large = (reference.trial.visits.iter()).filter_map(|visit| visit.value.as_ref());
         let large = measure(large)?.iter().any(|status| status.max_abs > 255.0);
-        return Ok(match bf16_is_right.unwrap_or(large) || first(&is_infinite).is_some() {
-            true => Verdict::ForwardOverflow {
-                at: first_off.and_then(at),
-                in_f32,
+        return Ok(
+            match bf16_is_right.unwrap_or(large) || first(&is_infinite).is_some() {
+                true => Verdict::ForwardOverflow {
+                    at: first_off.and_then(at),
+                    in_f32,
+                },
+                false => Verdict::Backend { parameters, in_f32 },
             },
-            false => Verdict::Backend { parameters, in_f32 },
-        });
+        );
     }
     let tried = best.unwrap_or(now);
     let off = reference.off(tried, None);
@@ -704,9 +728,8 @@ fn explain(
         });
     }
     // What is lost is below the range at the highest scale that the others allow.
-    let is_tiny = |index: &usize| {
-        rms(&reference.statuses[*index]) * tried.trial.loss_scale < 2f64.powi(-16)
-    };
+    let is_tiny =
+        |index: &usize| rms(&reference.statuses[*index]) * tried.trial.loss_scale < 2f64.powi(-16);
     match !off.is_empty() && off.iter().all(is_tiny) {
         true => Ok(Verdict::Underflow {
             raise_to: None,
@@ -793,7 +816,9 @@ fn layers(reference: &Reference, runs: &[Compared]) -> Result<Vec<Layer>, AmpErr
             let mut found: HashMap<usize, Figures> = found.into_iter().collect();
             for (index, passed) in shown.iter_mut().enumerate() {
                 if let Some(passed) = passed {
-                    passed.figures.push(found.remove(&index).unwrap_or_default());
+                    passed
+                        .figures
+                        .push(found.remove(&index).unwrap_or_default());
                 }
             }
         }
@@ -805,7 +830,9 @@ fn layers(reference: &Reference, runs: &[Compared]) -> Result<Vec<Layer>, AmpErr
     let layer = |(index, (value, gradient)): (usize, (Option<Passed>, Option<Passed>))| {
         Some(Layer {
             name: visits[index].name.clone(),
-            dtype: now.get(index).map_or("?".to_string(), |visit| dtype_name(visit.dtype)),
+            dtype: now
+                .get(index)
+                .map_or("?".to_string(), |visit| dtype_name(visit.dtype)),
             value: value?,
             gradient,
         })
@@ -818,10 +845,17 @@ fn dtype_name(dtype: DType) -> String {
 }
 
 /// Values of the gradients that are off: of the worst parameters, and around the probe where it begins on the way back.
-fn reproduction(reference: &Reference, run: &Compared, device: &str) -> Result<Reproduction, AmpError> {
+fn reproduction(
+    reference: &Reference,
+    run: &Compared,
+    device: &str,
+) -> Result<Reproduction, AmpError> {
     let mut tensors = Vec::new();
     for index in reference.off(run, None).into_iter().take(3) {
-        let (found, expected) = (&run.trial.gradients[index], &reference.trial.gradients[index]);
+        let (found, expected) = (
+            &run.trial.gradients[index],
+            &reference.trial.gradients[index],
+        );
         tensors.push(Dump::new(
             format!("gradient of parameter {}", found.path),
             DType::F32,
@@ -831,11 +865,16 @@ fn reproduction(reference: &Reference, run: &Compared, device: &str) -> Result<R
         ));
     }
     let found = passed(reference, run, gradient, true)?;
-    let is_off = |figures: &Figures| figures.error.is_some_and(|error| error > OFF) || figures.lost > LOST;
+    let is_off =
+        |figures: &Figures| figures.error.is_some_and(|error| error > OFF) || figures.lost > LOST;
     let first = found.iter().rev().find(|(_, figures)| is_off(figures));
     if let Some((first, _)) = first {
         for index in [*first, first + 1] {
-            let visits = reference.trial.visits.get(index).zip(run.trial.visits.get(index));
+            let visits = reference
+                .trial
+                .visits
+                .get(index)
+                .zip(run.trial.visits.get(index));
             let Some((expected, visit)) = visits else {
                 continue;
             };
@@ -846,7 +885,13 @@ fn reproduction(reference: &Reference, run: &Compared, device: &str) -> Result<R
                 if let (Some(expected), Some(values)) = (of(expected), of(visit)) {
                     let name = format!("{what} at probe {}", visit.name);
                     let shape = visit.shape.clone();
-                    tensors.push(Dump::new(name, visit.dtype, shape, (values, scale), expected));
+                    tensors.push(Dump::new(
+                        name,
+                        visit.dtype,
+                        shape,
+                        (values, scale),
+                        expected,
+                    ));
                 }
             }
         }
@@ -900,24 +945,30 @@ impl Audit {
         present: f64,
     ) -> Result<(), AmpError> {
         let next = |index: usize| (index < 2).then(|| &runs[index + 1]);
-        self.runs.extend(runs.iter().enumerate().map(|(index, run)| Run {
-            name: run.trial.name(),
-            loss_scale: run.trial.loss_scale,
-            loss: run.trial.loss,
-            is_right: reference.is_right(run, next(index)),
-        }));
+        self.runs
+            .extend(runs.iter().enumerate().map(|(index, run)| Run {
+                name: run.trial.name(),
+                loss_scale: run.trial.loss_scale,
+                loss: run.trial.loss,
+                is_right: reference.is_right(run, next(index)),
+            }));
         let read = &runs[1].trial.read;
-        self.parameters = (reference.trial.gradients.iter().zip(&reference.statuses).enumerate())
-            .map(|(index, (gradient, status))| Parameter {
-                path: gradient.path.clone(),
-                elements: status.elements,
-                norm: status.norm,
-                max_abs: status.max_abs,
-                zeros: status.zeros,
-                is_half: read.contains(&gradient.path),
-                figures: runs.iter().map(|run| run.figures[index]).collect(),
-            })
-            .collect();
+        self.parameters = (reference
+            .trial
+            .gradients
+            .iter()
+            .zip(&reference.statuses)
+            .enumerate())
+        .map(|(index, (gradient, status))| Parameter {
+            path: gradient.path.clone(),
+            elements: status.elements,
+            norm: status.norm,
+            max_abs: status.max_abs,
+            zeros: status.zeros,
+            is_half: read.contains(&gradient.path),
+            figures: runs.iter().map(|run| run.figures[index]).collect(),
+        })
+        .collect();
         self.layers = layers;
         let counts = count(reference, |_| present)?;
         self.exponents = counts.iter().collect();
@@ -952,7 +1003,11 @@ fn count(
 /// What narrower formats lose: bf16 was tried; the others are counted, each parameter with a scale of its own that brings its largest
 /// gradient to the top.
 fn formats(reference: &Reference, runs: &[Compared]) -> Result<Vec<Format>, AmpError> {
-    let values: u64 = reference.statuses.iter().map(|status| status.elements - status.zeros).sum();
+    let values: u64 = reference
+        .statuses
+        .iter()
+        .map(|status| status.elements - status.zeros)
+        .sum();
     let share = |lost: f64| lost / values.max(1) as f64;
     let lost = |run: &Compared| {
         let of = |(figures, status): (&Figures, &TensorStatus)| {

@@ -1,5 +1,6 @@
 //! Charts as SVG, to stand in a page.
 
+use crate::page;
 use plotters::{
     chart::{ChartBuilder, ChartContext},
     coord::{Shift, ranged1d::AsRangedCoord, ranged1d::ValueFormatter, types::RangedCoordf64},
@@ -17,7 +18,9 @@ pub(crate) const COLORS: [RGBColor; 8] = [
     RGBColor(80, 80, 80),
 ];
 
-const WIDTH: u32 = 1000;
+const WIDTH: u32 = 1040;
+/// Right of the chart.
+const LEGEND: u32 = 160;
 
 /// What a failing chart says: there are no files and no fonts to fail with.
 const DRAWS: &str = "SVG is drawn into memory";
@@ -37,14 +40,14 @@ pub(crate) enum Scale {
     Binary,
 }
 
-/// Lines over one axis. `marks` are places on that axis, with a line each.
+/// Lines over one axis; none if there is no value to be drawn. `marks` are places on that axis, with a line each.
 pub(crate) fn lines(
     title: &str,
     across: &str,
     scale: Scale,
     lines: &[Line],
     marks: &[f64],
-) -> String {
+) -> Option<String> {
     let usable = |value: &f64| value.is_finite() && (scale == Scale::Linear || *value > 0.0);
     let shown = |value: f64| match scale {
         Scale::Linear => value,
@@ -53,33 +56,48 @@ pub(crate) fn lines(
     };
     let values = || {
         let points = lines.iter().flat_map(|line| &line.points);
-        points.filter(|(_, value)| usable(value)).map(|(at, value)| (*at, shown(*value)))
+        points
+            .filter(|(_, value)| usable(value))
+            .map(|(at, value)| (*at, shown(*value)))
     };
+    values().next()?;
     let (left, right) = range(values().map(|(at, _)| at).chain(marks.iter().copied()));
     let (low, high) = range(values().map(|(_, value)| value));
-    let room = ((high - low) * 0.06).max(1e-12);
+    let room = match scale {
+        Scale::Binary => 1.0,
+        _ => ((high - low) * 0.06).max(1e-12),
+    };
     let mut svg = String::new();
     {
         let root = SVGBackend::with_string(&mut svg, (WIDTH, 260)).into_drawing_area();
-        let mut chart = frame(&root, title, left..right, (low - room)..(high + room), across, &|value| match scale {
-            Scale::Linear => format!("{}", (value * 1e6).round() / 1e6),
-            Scale::Log => match value.fract().abs() < 1e-6 {
-                true => format!("1e{}", value.round()),
-                false => format!("{:.1e}", 10f64.powf(*value)),
+        let mut chart = frame(
+            &root,
+            title,
+            left..right,
+            (low - room)..(high + room),
+            across,
+            &|value| match scale {
+                Scale::Linear => page::tiny((value * 1e9).round() / 1e9),
+                Scale::Log => page::tiny(10f64.powf(*value)),
+                Scale::Binary => whole(*value).map_or(String::new(), |value| format!("2^{value}")),
             },
-            Scale::Binary => format!("2^{}", (value * 10.0).round() / 10.0),
-        });
+        );
         for mark in marks {
             let line = [(*mark, low - room), (*mark, high + room)];
             let line = LineSeries::new(line, RGBColor(214, 39, 40).mix(0.35).stroke_width(1));
             chart.draw_series(line).expect(DRAWS);
         }
+        let mut shown_lines = 0;
         for (line, color) in lines.iter().zip(COLORS.iter().cycle()) {
             let color = *color;
             let points = || {
                 let points = line.points.iter().filter(|(_, value)| usable(value));
                 points.map(|(at, value)| (*at, shown(*value)))
             };
+            if points().next().is_none() {
+                continue;
+            }
+            shown_lines += 1;
             let drawn = match points().count() {
                 // A line of one point is none.
                 1 => chart
@@ -89,14 +107,17 @@ pub(crate) fn lines(
                     .draw_series(LineSeries::new(points(), color.stroke_width(2)))
                     .expect(DRAWS),
             };
-            drawn
-                .label(line.name.as_str())
-                .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2)));
+            drawn.label(line.name.as_str()).legend(move |(x, y)| {
+                PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2))
+            });
         }
-        if lines.len() > 1 {
+        if shown_lines > 1 {
             chart
                 .configure_series_labels()
-                .position(SeriesLabelPosition::UpperRight)
+                .position(SeriesLabelPosition::Coordinate(
+                    (WIDTH - LEGEND - 70) as i32,
+                    0,
+                ))
                 .background_style(WHITE.mix(0.85))
                 .border_style(BLACK.mix(0.15))
                 .draw()
@@ -104,28 +125,43 @@ pub(crate) fn lines(
         }
         root.present().expect(DRAWS);
     }
-    svg
+    Some(svg)
 }
 
 /// Counts by exponent, with the range of f16.
 pub(crate) fn exponents(counts: &[(i32, u64)]) -> String {
     let first = counts.first().map_or(-40, |(exponent, _)| *exponent);
     let last = counts.last().map_or(16, |(exponent, _)| *exponent);
-    let most = counts.iter().map(|(_, count)| *count).max().unwrap_or(0).max(1) as f64;
+    let most = counts
+        .iter()
+        .map(|(_, count)| *count)
+        .max()
+        .unwrap_or(0)
+        .max(1) as f64;
     let mut svg = String::new();
     {
         let root = SVGBackend::with_string(&mut svg, (WIDTH, 240)).into_drawing_area();
         let range = f64::from(first) - 0.5..f64::from(last) + 1.5;
-        let mut chart = frame(&root, "values by exponent", range, 0.0..most * 1.08, "exponent", &|count| {
-            format!("{count}")
-        });
+        let mut chart = frame(
+            &root,
+            "values by exponent",
+            range,
+            0.0..most * 1.08,
+            "exponent",
+            &|count| format!("{count}"),
+        );
         let bar = |(exponent, count): &(i32, u64)| {
             let left = f64::from(*exponent);
             let inside = (-24..=15).contains(exponent);
             let color = if inside { COLORS[0] } else { COLORS[1] };
-            Rectangle::new([(left + 0.08, 0.0), (left + 0.92, *count as f64)], color.filled())
+            Rectangle::new(
+                [(left + 0.08, 0.0), (left + 0.92, *count as f64)],
+                color.filled(),
+            )
         };
-        chart.draw_series(counts.iter().filter(|(_, count)| *count > 0).map(bar)).expect(DRAWS);
+        chart
+            .draw_series(counts.iter().filter(|(_, count)| *count > 0).map(bar))
+            .expect(DRAWS);
         for at in [-24.0, 16.0] {
             let line = LineSeries::new([(at, 0.0), (at, most * 1.08)], BLACK.stroke_width(1));
             chart.draw_series(line).expect(DRAWS);
@@ -139,7 +175,11 @@ pub(crate) fn exponents(counts: &[(i32, u64)]) -> String {
 }
 
 /// Counts by exponent over time: each row of the picture is an exponent, the darker the more of its step's values.
-pub(crate) fn heat(title: &str, steps: &[(f64, Vec<(i32, u64)>)], offset: impl Fn(f64) -> f64) -> String {
+pub(crate) fn heat(
+    title: &str,
+    steps: &[(f64, Vec<(i32, u64)>)],
+    offset: impl Fn(f64) -> f64,
+) -> String {
     let mut svg = String::new();
     let (left, right) = range(steps.iter().map(|(step, _)| *step));
     let every = match steps.len() {
@@ -148,32 +188,47 @@ pub(crate) fn heat(title: &str, steps: &[(f64, Vec<(i32, u64)>)], offset: impl F
     };
     {
         let root = SVGBackend::with_string(&mut svg, (WIDTH, 300)).into_drawing_area();
-        let exponents = || steps.iter().flat_map(|(_, counts)| counts.iter().map(|(exponent, _)| f64::from(*exponent)));
-        let (low, high) = range(exponents());
-        let mut chart = frame(&root, title, left..right + every, low..high + 1.0, "step", &|exponent| {
-            format!("2^{exponent}")
-        });
+        let exponents = || {
+            steps
+                .iter()
+                .flat_map(|(_, counts)| counts.iter().map(|(exponent, _)| f64::from(*exponent)))
+        };
+        let edges = steps
+            .iter()
+            .flat_map(|(step, _)| [-24.0, 15.0].map(|edge| edge - offset(*step)));
+        let (low, high) = range(exponents().chain(edges));
+        let mut chart = frame(
+            &root,
+            title,
+            left..right + every,
+            low..high + 1.0,
+            "step",
+            &|exponent| whole(*exponent).map_or(String::new(), |exponent| format!("2^{exponent}")),
+        );
         for (step, counts) in steps {
             let total: u64 = counts.iter().map(|(_, count)| *count).sum();
-            let cells = counts.iter().filter(|(_, count)| *count > 0).map(|(exponent, count)| {
-                let share = (*count as f64 / total.max(1) as f64).sqrt();
-                let bottom = f64::from(*exponent);
-                let color = HSLColor(0.6, 0.75, 0.95 - 0.7 * share.min(1.0));
-                Rectangle::new([(*step, bottom), (step + every, bottom + 1.0)], color.filled())
-            });
+            let cells = counts
+                .iter()
+                .filter(|(_, count)| *count > 0)
+                .map(|(exponent, count)| {
+                    let share = (*count as f64 / total.max(1) as f64).sqrt();
+                    let bottom = f64::from(*exponent);
+                    let color = HSLColor(0.6, 0.75, 0.95 - 0.7 * share.min(1.0));
+                    Rectangle::new(
+                        [(*step, bottom), (step + every, bottom + 1.0)],
+                        color.filled(),
+                    )
+                });
             chart.draw_series(cells).expect(DRAWS);
         }
         // What f16 holds of unscaled gradients moves with the loss scale.
-        for (edge, name) in [(-24.0, "smallest in f16"), (16.0, "largest in f16")] {
+        for edge in [-24.0, 16.0] {
             let points = steps.iter().flat_map(|(step, _)| {
                 let at = edge - offset(*step);
                 [(*step, at), (step + every, at)]
             });
-            let points = points.filter(|(_, at)| (low..=high + 1.0).contains(at));
-            chart
-                .draw_series(LineSeries::new(points, COLORS[1].stroke_width(2)))
-                .expect(DRAWS)
-                .label(name);
+            let line = LineSeries::new(points, COLORS[1].stroke_width(2));
+            chart.draw_series(line).expect(DRAWS);
         }
         root.present().expect(DRAWS);
     }
@@ -198,7 +253,7 @@ where
     root.fill(&WHITE).expect(DRAWS);
     let mut chart = ChartBuilder::on(root)
         .margin(8)
-        .margin_right(20)
+        .margin_right(LEGEND)
         .caption(title, ("sans-serif", 15))
         .x_label_area_size(36)
         .y_label_area_size(70)
@@ -213,17 +268,25 @@ where
         .x_desc(label)
         .y_labels(6)
         .x_labels(12)
+        .x_label_formatter(&|at| whole(*at).map_or(String::new(), |at| at.to_string()))
         .y_label_formatter(format)
         .draw()
         .expect(DRAWS);
     chart
 }
 
+/// A number that is whole.
+fn whole(value: f64) -> Option<i64> {
+    ((value - value.round()).abs() < 1e-6).then(|| value.round() as i64)
+}
+
 /// From the smallest to the largest, and never empty.
 fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
     let (low, high) = values
         .filter(|value| value.is_finite())
-        .fold((f64::MAX, f64::MIN), |(low, high), value| (low.min(value), high.max(value)));
+        .fold((f64::MAX, f64::MIN), |(low, high), value| {
+            (low.min(value), high.max(value))
+        });
     match low.partial_cmp(&high) {
         Some(std::cmp::Ordering::Less) => (low, high),
         Some(std::cmp::Ordering::Equal) => (low - 0.5, high + 0.5),

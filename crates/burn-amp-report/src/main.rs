@@ -16,7 +16,9 @@ struct Options {
 
 fn main() -> ExitCode {
     let options = Options::parse();
-    let page = options.page.unwrap_or_else(|| options.folders[0].join("report.html"));
+    let page = options
+        .page
+        .unwrap_or_else(|| options.folders[0].join("report.html"));
     match burn_amp_report::report(&options.folders, &page) {
         Ok(()) => {
             println!("{}", page.display());

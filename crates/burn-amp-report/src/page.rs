@@ -9,6 +9,7 @@ pub(crate) fn render(name: &'static str, context: impl Serialize) -> String {
     pages.set_auto_escape_callback(|_| AutoEscape::Html);
     pages.add_filter("number", number);
     pages.add_filter("percent", percent);
+    pages.add_filter("words", words);
     pages.add_filter("tiny", |value: Value| match f64::try_from(value) {
         Ok(value) => tiny(value),
         Err(_) => "-".to_string(),
@@ -19,7 +20,9 @@ pub(crate) fn render(name: &'static str, context: impl Serialize) -> String {
         ("flight.html", include_str!("templates/flight.html")),
         ("run.html", include_str!("templates/run.html")),
     ] {
-        pages.add_template(name, text).expect("templates are tested");
+        pages
+            .add_template(name, text)
+            .expect("templates are tested");
     }
     let page = pages.get_template(name).expect("it is one of those above");
     page.render(context).expect("templates are tested")
@@ -31,6 +34,20 @@ fn number(value: Value, digits: usize) -> String {
         Ok(value) => format!("{value:.digits$}"),
         Err(_) => "-".to_string(),
     }
+}
+
+/// A text in which what stands between backticks is code.
+fn words(text: String) -> Value {
+    let escaped = text
+        .replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;");
+    let parts = escaped.split('`').enumerate();
+    let html = parts.map(|(index, part)| match index % 2 {
+        1 => format!("<code>{part}</code>"),
+        _ => part.to_string(),
+    });
+    Value::from_safe_string(html.collect())
 }
 
 /// A share from 0 to 1.

@@ -59,7 +59,10 @@ fn render(runs: &[Logs]) -> String {
         .filter(|run| !run.exponents.is_empty())
         .map(|run| {
             let scale = |step: f64| run.scale_at(step).log2();
-            let title = format!("{}: share of gradient values by exponent, unscaled", run.name);
+            let title = format!(
+                "{}: share of gradient values by exponent, unscaled",
+                run.name
+            );
             chart::heat(&title, &run.exponents, scale)
         })
         .collect();
@@ -69,11 +72,26 @@ fn render(runs: &[Logs]) -> String {
             [run] => format!("Run {}", run.name),
             _ => "Runs beside each other".to_string(),
         },
+        has_skips => runs.iter().any(|run| !run.skips.is_empty()),
+        without_skips => without_skips(runs),
         rows,
         charts,
         heats,
     };
     page::render("run.html", context)
+}
+
+/// Which runs have logged that no step was skipped.
+fn without_skips(runs: &[Logs]) -> Option<String> {
+    let clean = runs
+        .iter()
+        .filter(|run| run.knows_skips && run.skips.is_empty());
+    let names: Vec<_> = clean.map(|run| run.name.as_str()).collect();
+    match (names.len(), runs.len()) {
+        (0, _) => None,
+        (1, 1) => Some("This is a run without skips: every step was taken.".to_string()),
+        _ => Some(format!("Runs without skips: {}.", names.join(", "))),
+    }
 }
 
 fn draw(name: &str, runs: &[Logs]) -> Option<String> {
@@ -86,11 +104,16 @@ fn draw(name: &str, runs: &[Logs]) -> Option<String> {
             points: thinned(series),
         })
         .collect();
-    let values = || lines.iter().flat_map(|line| line.points.iter().map(|(_, value)| *value));
-    values().find(|value| value.is_finite())?;
+    let values = || {
+        lines
+            .iter()
+            .flat_map(|line| line.points.iter().map(|(_, value)| *value))
+    };
     let is_spread = || {
         let positive = values().filter(|value| *value > 0.0 && value.is_finite());
-        let (low, high) = positive.fold((f64::MAX, 0.0), |(low, high): (f64, f64), v| (low.min(v), high.max(v)));
+        let (low, high) = positive.fold((f64::MAX, 0.0), |(low, high): (f64, f64), v| {
+            (low.min(v), high.max(v))
+        });
         values().all(|value| value > 0.0 || !value.is_finite()) && high > 20.0 * low
     };
     let scale = match name.contains("Loss Scale") {
@@ -102,7 +125,7 @@ fn draw(name: &str, runs: &[Logs]) -> Option<String> {
         (Scale::Binary, with) => with.iter().flat_map(|(run, _)| run.skips.clone()).collect(),
         _ => Vec::new(),
     };
-    Some(chart::lines(name, "step", scale, &lines, &skips))
+    chart::lines(name, "step", scale, &lines, &skips)
 }
 
 /// As many points as can be seen: the first of every so many, so that what is shown was measured.
@@ -114,12 +137,17 @@ fn thinned(series: &Series) -> Vec<(f64, f64)> {
 /// The figures of one run.
 fn row(run: &Logs) -> Value {
     let last = |part: &str| {
-        let series = (run.series.iter()).find(|(name, series)| name.contains(part) && !series.is_empty());
-        series.and_then(|(_, series)| series.last()).map(|(_, value)| *value)
+        let series =
+            (run.series.iter()).find(|(name, series)| name.contains(part) && !series.is_empty());
+        series
+            .and_then(|(_, series)| series.last())
+            .map(|(_, value)| *value)
     };
     let loss = |split: &str| {
         let names = [format!("{split} Loss"), format!("{split} loss")];
-        names.iter().find_map(|name| run.series.get(name)?.last().map(|(_, value)| *value))
+        names
+            .iter()
+            .find_map(|name| run.series.get(name)?.last().map(|(_, value)| *value))
     };
     let seconds = run.series.get("Step Time, ms").map(|series| {
         let mut times: Vec<f64> = series.iter().map(|(_, time)| *time).collect();
@@ -132,13 +160,13 @@ fn row(run: &Logs) -> Value {
         skips => run.knows_skips.then_some(run.skips.len()),
         skipped => match (run.knows_skips, run.skips.len()) {
             (false, _) => "not logged".to_string(),
-            (true, 0) => "none: a run without skips".to_string(),
+            (true, 0) => "none".to_string(),
             (true, skips) => skips.to_string(),
         },
         train => loss("Train").map(page::tiny),
         valid => loss("Valid").map(page::tiny),
         scale => last("Loss Scale").map(power),
         zeros => last("Zero Gradients"),
-        time => seconds.flatten().map(page::tiny),
+        time => seconds.flatten().map(|time| format!("{time:.1}")),
     }
 }

@@ -146,12 +146,19 @@ pub(crate) fn compare(
         .collect();
     let differences: Vec<_> = (wide.iter().zip(references))
         .map(|(wide, (reference, _))| {
-            wide.clone() - (*reference).clone().to_device(&wide.device()).cast(wide.dtype())
+            wide.clone()
+                - (*reference)
+                    .clone()
+                    .to_device(&wide.device())
+                    .cast(wide.dtype())
         })
         .collect();
     let statuses = measure(sides.iter().map(|side| side.values))?;
     let differences = measure(differences.iter())?;
-    let found = sides.iter().zip(references).zip(statuses.into_iter().zip(differences));
+    let found = sides
+        .iter()
+        .zip(references)
+        .zip(statuses.into_iter().zip(differences));
     Ok(found
         .map(|((side, (_, reference)), (status, difference))| {
             figures(side, reference, &status, &difference)

@@ -53,16 +53,28 @@ impl fmt::Display for Audit {
             names.map(|name| name.len()).max().unwrap_or(0).max(24)
         };
         let columns = width(&mut self.parameters.iter().map(|parameter| &parameter.path));
-        writeln!(f, "\n{:<columns$} {:>10} {HEAD}", format!("gradients, {}", now.name), "norm f32")?;
+        writeln!(
+            f,
+            "\n{:<columns$} {:>10} {HEAD}",
+            format!("gradients, {}", now.name),
+            "norm f32"
+        )?;
         for parameter in &self.parameters {
             let cells = cells(&parameter.figures[1]);
-            writeln!(f, "{:<columns$} {:>10.2e} {cells}", parameter.path, parameter.norm)?;
+            writeln!(
+                f,
+                "{:<columns$} {:>10.2e} {cells}",
+                parameter.path, parameter.norm
+            )?;
         }
         if !self.layers.is_empty() {
             let columns = width(&mut self.layers.iter().map(|layer| &layer.name)) + 10;
             writeln!(f, "\n{:<columns$} {:>10} {HEAD}", "probes", "norm f32")?;
             for layer in &self.layers {
-                let rows = [("", Some(&layer.value)), (" gradient", layer.gradient.as_ref())];
+                let rows = [
+                    ("", Some(&layer.value)),
+                    (" gradient", layer.gradient.as_ref()),
+                ];
                 for (what, passed) in rows {
                     let Some(passed) = passed else { continue };
                     let cells = cells(&passed.figures[1]);
@@ -73,7 +85,11 @@ impl fmt::Display for Audit {
         }
         writeln!(f, "\ngradient values that become zero:")?;
         for format in &self.formats {
-            let how = if format.is_measured { "" } else { ", a scale for each parameter (counted)" };
+            let how = if format.is_measured {
+                ""
+            } else {
+                ", a scale for each parameter (counted)"
+            };
             writeln!(f, "{:<8} {:>6.2} %{how}", format.name, 100.0 * format.lost)?;
         }
         Ok(())

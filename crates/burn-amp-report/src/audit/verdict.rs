@@ -78,7 +78,11 @@ pub(crate) fn power(scale: f64) -> String {
 }
 
 fn names(names: &[String]) -> String {
-    let quoted: Vec<_> = names.iter().take(4).map(|name| format!("`{name}`")).collect();
+    let quoted: Vec<_> = names
+        .iter()
+        .take(4)
+        .map(|name| format!("`{name}`"))
+        .collect();
     match names.len() - quoted.len() {
         0 => quoted.join(", "),
         more => format!("{} and {more} more", quoted.join(", ")),

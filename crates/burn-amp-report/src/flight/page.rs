@@ -58,10 +58,8 @@ impl Flight {
             .filter(|known| known.host.outcome != "stepped")
             .map(|known| known.host.step as f64)
             .collect();
-        let draw = |title: &str, scale, lines: &[Line]| {
-            let has_points = lines.iter().any(|line| !line.points.is_empty());
-            has_points.then(|| chart::lines(title, "step", scale, lines, &skips))
-        };
+        let draw =
+            |title: &str, scale, lines: &[Line]| chart::lines(title, "step", scale, lines, &skips);
         let of_host = |name: &str, value: &dyn Fn(&Known) -> Option<f64>| Line {
             name: name.to_string(),
             points: (self.steps.iter())
@@ -69,22 +67,42 @@ impl Flight {
                 .collect(),
         };
         let charts: Vec<String> = [
-            draw("loss scale", Scale::Binary, &[of_host("loss scale", &|known| Some(known.host.loss_scale))]),
-            draw("largest magnitudes on the way forward", Scale::Log, &self.magnitudes(|seen| seen.value.max_abs)),
-            draw("largest magnitudes of gradients, unscaled", Scale::Log, &self.magnitudes(|seen| seen.gradient.max_abs)),
-            draw("norm of all gradients", Scale::Log, &[of_host("norm", &|known| known.host.norm)]),
+            draw(
+                "loss scale",
+                Scale::Binary,
+                &[of_host("loss scale", &|known| Some(known.host.loss_scale))],
+            ),
+            draw(
+                "largest magnitudes on the way forward",
+                Scale::Log,
+                &self.magnitudes(|seen| seen.value.max_abs),
+            ),
+            draw(
+                "largest magnitudes of gradients, unscaled",
+                Scale::Log,
+                &self.magnitudes(|seen| seen.gradient.max_abs),
+            ),
+            draw(
+                "norm of all gradients",
+                Scale::Log,
+                &[of_host("norm", &|known| known.host.norm)],
+            ),
         ]
         .into_iter()
         .flatten()
         .collect();
-        let skipped = self.steps.iter().filter(|known| known.host.outcome == "skipped").count();
+        let skipped = self
+            .steps
+            .iter()
+            .filter(|known| known.host.outcome == "skipped")
+            .count();
         let rows: Vec<_> = (self.steps.iter().rev())
             .map(|known| {
                 context! {
                     step => known.host.step,
                     outcome => known.host.outcome,
                     scale => power(known.host.loss_scale),
-                    norm => known.host.norm.map(page::tiny),
+                    norm => known.host.norm.filter(|_| known.host.outcome != "skipped").map(page::tiny),
                     zeros => known.host.zero_share,
                     overflow => known.host.overflows.first().map(|first| &first.parameter),
                 }
@@ -109,12 +127,18 @@ impl Flight {
         let Some(last) = self.steps.last() else {
             return Vec::new();
         };
-        let culprit = self.first.as_ref().and_then(|first| {
-            last.probes.iter().position(|seen| seen.name == first.probe)
-        });
+        let culprit = self
+            .first
+            .as_ref()
+            .and_then(|first| last.probes.iter().position(|seen| seen.name == first.probe));
         let begin = culprit.unwrap_or(0).saturating_sub(LINES / 2);
         let begin = begin.min(last.probes.len().saturating_sub(LINES));
-        let names = last.probes.iter().skip(begin).take(LINES).map(|seen| &seen.name);
+        let names = last
+            .probes
+            .iter()
+            .skip(begin)
+            .take(LINES)
+            .map(|seen| &seen.name);
         let line = |name: &String| Line {
             name: name.clone(),
             points: (self.steps.iter())
@@ -132,20 +156,37 @@ impl Flight {
 fn first(steps: &[Known]) -> Option<First> {
     let (last, before) = steps.split_last()?;
     let is_usual = |seen: &Seen| {
-        let clean = before.iter().filter(|known| known.host.outcome == "stepped");
+        let clean = before
+            .iter()
+            .filter(|known| known.host.outcome == "stepped");
         let mut same = clean.flat_map(|known| &known.probes);
         same.any(|other| other.name == seen.name && other.value.non_finite > 0)
     };
-    let forward = last.probes.iter().find(|seen| seen.value.non_finite > 0 && !is_usual(seen));
-    let backward = || last.probes.iter().rev().find(|seen| seen.gradient.non_finite > 0);
+    let forward = last
+        .probes
+        .iter()
+        .find(|seen| seen.value.non_finite > 0 && !is_usual(seen));
+    let backward = || {
+        last.probes
+            .iter()
+            .rev()
+            .find(|seen| seen.gradient.non_finite > 0)
+    };
     let (seen, way) = match forward {
         Some(seen) => (seen, "forward"),
         None => (backward()?, "backward"),
     };
     let is_forward = way == "forward";
-    let side = |seen: &Seen| if is_forward { seen.value } else { seen.gradient };
+    let side = |seen: &Seen| {
+        if is_forward {
+            seen.value
+        } else {
+            seen.gradient
+        }
+    };
     let earlier = before.iter().rev().flat_map(|known| &known.probes);
-    let mut earlier = earlier.filter(|other| other.name == seen.name && side(other).non_finite == 0);
+    let mut earlier =
+        earlier.filter(|other| other.name == seen.name && side(other).non_finite == 0);
     Some(First {
         probe: seen.name.clone(),
         way,
@@ -160,7 +201,10 @@ fn advice(steps: &[Known], first: Option<&First>) -> String {
     };
     let scale = power(last.host.loss_scale);
     let before = |first: &First| match first.max_abs_before {
-        Some(max_abs) => format!(" (largest magnitude in the last step in which it was finite: {})", page::tiny(max_abs)),
+        Some(max_abs) => format!(
+            " (largest magnitude in the last step in which it was finite: {})",
+            page::tiny(max_abs)
+        ),
         None => String::new(),
     };
     match first {

@@ -283,7 +283,9 @@ impl State {
     fn flush(&mut self, folder: &Path) -> Result<(), ReportError> {
         self.unflushed = 0;
         let path = || folder.join("steps.jsonl");
-        self.log.flush().map_err(|error| ReportError::file(&path(), error))
+        self.log
+            .flush()
+            .map_err(|error| ReportError::file(&path(), error))
     }
 }
 
@@ -323,7 +325,9 @@ impl Observer for Ring {
         let overflows = observe::overflows(grads).into_iter();
         let overflows = overflows.map(|(parameter, values)| Overflow { parameter, values });
         state.overflows = overflows.collect();
-        state.overflows.sort_by_key(|overflow| std::cmp::Reverse(overflow.values));
+        state
+            .overflows
+            .sort_by_key(|overflow| std::cmp::Reverse(overflow.values));
         state.blamed_loss = observe::blames_the_loss(grads);
         let every = u64::from(self.count_every.load(Ordering::Relaxed));
         if every > 0 && state.count.is_multiple_of(every) {
@@ -422,6 +426,8 @@ impl State {
 
 impl std::fmt::Debug for Ring {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Ring").field("folder", &self.folder).finish_non_exhaustive()
+        f.debug_struct("Ring")
+            .field("folder", &self.folder)
+            .finish_non_exhaustive()
     }
 }

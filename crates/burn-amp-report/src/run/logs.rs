@@ -53,13 +53,17 @@ fn lines(path: &Path) -> Result<Vec<Line>, ReportError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(ReportError::file(path, error)),
     };
-    let lines = text.lines().filter_map(|line| serde_json::from_str(line).ok());
+    let lines = text
+        .lines()
+        .filter_map(|line| serde_json::from_str(line).ok());
     Ok(lines.collect())
 }
 
 impl Logs {
     pub(crate) fn read(folder: &Path) -> Result<Self, ReportError> {
-        let name = folder.canonicalize().unwrap_or_else(|_| folder.to_path_buf());
+        let name = folder
+            .canonicalize()
+            .unwrap_or_else(|_| folder.to_path_buf());
         let name = name.file_name().unwrap_or(name.as_os_str());
         let mut logs = Self {
             name: name.to_string_lossy().into_owned(),
@@ -74,7 +78,8 @@ impl Logs {
             logs.take(steps);
         }
         if logs.series.is_empty() {
-            let reason = "holds no run: neither the logs of a Learner (train/epoch-1/) nor steps.jsonl";
+            let reason =
+                "holds no run: neither the logs of a Learner (train/epoch-1/) nor steps.jsonl";
             return Err(ReportError::file(folder, reason));
         }
         logs.steps = logs.steps.max(logs.last_train_step());
@@ -82,7 +87,10 @@ impl Logs {
     }
 
     fn last_train_step(&self) -> u64 {
-        let train = self.series.iter().filter(|(name, _)| !name.starts_with("Valid"));
+        let train = self
+            .series
+            .iter()
+            .filter(|(name, _)| !name.starts_with("Valid"));
         let lasts = train.filter_map(|(_, series)| series.last());
         lasts.map(|(step, _)| *step as u64).max().unwrap_or(0)
     }
@@ -96,15 +104,24 @@ impl Logs {
             for (name, path) in files {
                 let values: Vec<_> = values(&path)?.collect();
                 longest = longest.max(values.len());
-                let ours = ["Loss_Scale", "Skipped_Steps", "Gradient_Norm", "Zero_Gradients"];
+                let ours = [
+                    "Loss_Scale",
+                    "Skipped_Steps",
+                    "Gradient_Norm",
+                    "Zero_Gradients",
+                ];
                 let shown = match ours.contains(&name.as_str()) {
                     true => name.replace('_', " "),
                     false => format!("Train {}", name.replace('_', " ")),
                 };
                 if name == "Skipped_Steps" {
                     self.knows_skips = true;
-                    let skips = values.iter().enumerate().filter(|(_, (value, _))| *value > 0.0);
-                    self.skips.extend(skips.map(|(index, _)| (step + index + 1) as f64));
+                    let skips = values
+                        .iter()
+                        .enumerate()
+                        .filter(|(_, (value, _))| *value > 0.0);
+                    self.skips
+                        .extend(skips.map(|(index, _)| (step + index + 1) as f64));
                     continue;
                 }
                 let points = values.iter().enumerate();
@@ -117,12 +134,16 @@ impl Logs {
         for (epoch, files) in epochs(&folder.join("valid"))? {
             let at = ends.get(&epoch).copied().unwrap_or(epoch);
             for (name, path) in files {
-                let (sum, count) = values(&path)?.fold((0.0, 0.0), |(sum, count), (value, weight)| {
-                    (sum + value * weight, count + weight)
-                });
+                let (sum, count) = values(&path)?
+                    .fold((0.0, 0.0), |(sum, count), (value, weight)| {
+                        (sum + value * weight, count + weight)
+                    });
                 if count > 0.0 {
                     let shown = format!("Valid {}", name.replace('_', " "));
-                    self.series.entry(shown).or_default().push((at as f64, sum / count));
+                    self.series
+                        .entry(shown)
+                        .or_default()
+                        .push((at as f64, sum / count));
                 }
             }
         }
@@ -133,7 +154,12 @@ impl Logs {
     fn take(&mut self, steps: Vec<Line>) {
         self.knows_skips = true;
         self.skips.clear();
-        for name in ["Loss Scale", "Gradient Norm", "Zero Gradients", "Step Time, ms"] {
+        for name in [
+            "Loss Scale",
+            "Gradient Norm",
+            "Zero Gradients",
+            "Step Time, ms",
+        ] {
             self.series.remove(name);
         }
         for line in steps {
@@ -144,13 +170,19 @@ impl Logs {
             }
             let of_step = [
                 ("Loss Scale", line.loss_scale),
-                ("Gradient Norm", line.norm.filter(|_| line.outcome == "stepped")),
+                (
+                    "Gradient Norm",
+                    line.norm.filter(|_| line.outcome == "stepped"),
+                ),
                 ("Zero Gradients", line.zero_share.map(|share| 100.0 * share)),
                 ("Step Time, ms", line.seconds.map(|seconds| 1e3 * seconds)),
             ];
             for (name, value) in of_step {
                 if let Some(value) = value {
-                    self.series.entry(name.to_string()).or_default().push((step, value));
+                    self.series
+                        .entry(name.to_string())
+                        .or_default()
+                        .push((step, value));
                 }
             }
             for (name, value) in line.notes {
@@ -181,13 +213,20 @@ fn epochs(folder: &Path) -> Result<BTreeMap<usize, Vec<(String, PathBuf)>>, Repo
     let mut epochs = BTreeMap::new();
     for path in entries(folder)? {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let Some(epoch) = name.strip_prefix("epoch-").and_then(|number| number.parse().ok()) else {
+        let Some(epoch) = name
+            .strip_prefix("epoch-")
+            .and_then(|number| number.parse().ok())
+        else {
             continue;
         };
         let mut files = Vec::new();
         for path in entries(&path)? {
             if path.extension().is_some_and(|extension| extension == "log") {
-                let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+                let name = path
+                    .file_stem()
+                    .unwrap_or_default()
+                    .to_string_lossy()
+                    .into_owned();
                 files.push((name, path));
             }
         }
@@ -204,7 +243,9 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>, ReportError> {
         Err(error) => return Err(ReportError::file(folder, error)),
     };
     let paths = entries.map(|entry| Ok(entry?.path()));
-    paths.collect::<io::Result<_>>().map_err(|error| ReportError::file(folder, error))
+    paths
+        .collect::<io::Result<_>>()
+        .map_err(|error| ReportError::file(folder, error))
 }
 
 /// Values and their weights. The last line of an epoch, its summary, is none of a step.

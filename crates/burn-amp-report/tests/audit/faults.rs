@@ -17,7 +17,9 @@ fn f16() -> MixedPrecision {
 }
 
 fn at(scale: f32) -> MixedPrecision {
-    f16().with_scaler(GradScalerConfig::new().with_init_scale(scale.into())).unwrap()
+    f16()
+        .with_scaler(GradScalerConfig::new().with_init_scale(scale.into()))
+        .unwrap()
 }
 
 fn is_half(x: &Tensor<2>) -> bool {
@@ -45,9 +47,13 @@ enum Kind {
 fn kind(audit: &Audit) -> Kind {
     match audit.verdict() {
         Verdict::Fine => Kind::Fine,
-        Verdict::Underflow { raise_to: Some(_), .. } => Kind::Raise,
+        Verdict::Underflow {
+            raise_to: Some(_), ..
+        } => Kind::Raise,
         Verdict::Underflow { .. } => Kind::Wide,
-        Verdict::BackwardOverflow { lower_to: Some(_), .. } => Kind::Lower,
+        Verdict::BackwardOverflow {
+            lower_to: Some(_), ..
+        } => Kind::Lower,
         Verdict::BackwardOverflow { .. } => Kind::Backward,
         Verdict::ForwardOverflow { .. } => Kind::Forward,
         Verdict::Backend { .. } => Kind::Backend,
@@ -358,7 +364,13 @@ const PLANTED: &[Planted] = &[
         what: "a root of what is zero in f16 alone",
         kind: Kind::Backward,
         in_f32: BETWEEN,
-        audit: || audit_with(&f16(), |x| x.clone() + (x.square() * 1e-10 + 1e-12).sqrt(), loss),
+        audit: || {
+            audit_with(
+                &f16(),
+                |x| x.clone() + (x.square() * 1e-10 + 1e-12).sqrt(),
+                loss,
+            )
+        },
     },
     Planted {
         what: "a span of gradients that no scale holds",
@@ -380,7 +392,9 @@ fn span() -> Audit {
             });
             (probed("near", x, |x| m.second.forward(x)), far)
         });
-        (near * 1e2).square().sum() + (far * 1e-1).sum() + loss(amp.autocast(batch(), |x| m.third.forward(x))) * 1e3
+        (near * 1e2).square().sum()
+            + (far * 1e-1).sum()
+            + loss(amp.autocast(batch(), |x| m.third.forward(x))) * 1e3
     })
     .unwrap()
 }
@@ -402,9 +416,18 @@ fn planted_faults_are_told_apart() {
         let found = (kind(&audit), in_f32(&audit));
         println!("{}: {}", planted.what, audit.verdict());
         if found.0 != planted.kind || found.1 != planted.in_f32 {
-            missed.push(format!("{}: expected {:?} {:?}\n{audit}", planted.what, planted.kind, planted.in_f32));
+            missed.push(format!(
+                "{}: expected {:?} {:?}\n{audit}",
+                planted.what, planted.kind, planted.in_f32
+            ));
         }
     }
     assert!(PLANTED.len() >= 20);
-    assert!(missed.is_empty(), "{} of {}\n{}", missed.len(), PLANTED.len(), missed.join("\n"));
+    assert!(
+        missed.is_empty(),
+        "{} of {}\n{}",
+        missed.len(),
+        PLANTED.len(),
+        missed.join("\n")
+    );
 }

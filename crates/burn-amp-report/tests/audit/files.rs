@@ -28,16 +28,25 @@ fn a_page_and_all_figures_are_written() {
     let folder = tempfile::tempdir().unwrap();
     let one = GradScalerConfig::new().with_init_scale(1.0);
     let amp = MixedPrecision::f16().with_scaler(one).unwrap();
-    let audit = audit_with(&amp, |x| burn::tensor::activation::sigmoid(x * 1e-2) * 1e-3, loss);
+    let audit = audit_with(
+        &amp,
+        |x| burn::tensor::activation::sigmoid(x * 1e-2) * 1e-3,
+        loss,
+    );
     audit.save(folder.path()).unwrap();
 
     let page = fs::read_to_string(folder.path().join("audit.html")).unwrap();
-    assert!(page.contains("<svg") && page.contains("first.weight") && page.contains("Raise the loss scale"));
+    assert!(
+        page.contains("<svg")
+            && page.contains("first.weight")
+            && page.contains("Raise the loss scale")
+    );
     for outside in ["src=", "href=", "@import", "<script"] {
         assert!(!page.contains(outside), "{outside}");
     }
     let json: serde_json::Value =
-        serde_json::from_str(&fs::read_to_string(folder.path().join("audit.json")).unwrap()).unwrap();
+        serde_json::from_str(&fs::read_to_string(folder.path().join("audit.json")).unwrap())
+            .unwrap();
     assert_eq!(json["verdict"]["kind"], "underflow");
     assert_eq!(json["runs"].as_array().unwrap().len(), 5);
     let first = &json["parameters"][0];
@@ -55,15 +64,37 @@ fn a_fault_of_the_backend_comes_with_values() {
         DType::F32 => x,
         _ => x.clone().detach() + (x.clone() - x.detach()) * 0.0,
     };
-    audit_with(&MixedPrecision::f16(), wrong, loss).save(folder.path()).unwrap();
+    audit_with(&MixedPrecision::f16(), wrong, loss)
+        .save(folder.path())
+        .unwrap();
     let text = fs::read_to_string(folder.path().join("reproduce.json")).unwrap();
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
-    let names: Vec<_> = json["tensors"].as_array().unwrap().iter().map(|t| t["name"].as_str().unwrap()).collect();
+    let names: Vec<_> = json["tensors"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|t| t["name"].as_str().unwrap())
+        .collect();
     // It begins between the gradient that comes to `between` and what leaves it.
-    assert!(names.contains(&"gradient at probe first") && names.contains(&"gradient at probe between"), "{names:?}");
+    assert!(
+        names.contains(&"gradient at probe first") && names.contains(&"gradient at probe between"),
+        "{names:?}"
+    );
     let lost = &json["tensors"][0];
-    assert!(lost["values"].as_array().unwrap().iter().all(|value| value == 0.0));
-    assert!(lost["in_f32"].as_array().unwrap().iter().any(|value| value != 0.0));
+    assert!(
+        lost["values"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|value| value == 0.0)
+    );
+    assert!(
+        lost["in_f32"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .any(|value| value != 0.0)
+    );
 }
 
 #[test]
@@ -71,5 +102,8 @@ fn a_folder_that_cannot_be_made_is_named() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let audit = audit_with(&MixedPrecision::f16(), same, loss);
     let error = audit.save(file.path().join("folder")).unwrap_err();
-    assert!(matches!(&error, ReportError::File { path, .. } if path.ends_with("folder")), "{error}");
+    assert!(
+        matches!(&error, ReportError::File { path, .. } if path.ends_with("folder")),
+        "{error}"
+    );
 }

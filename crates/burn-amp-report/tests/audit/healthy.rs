@@ -3,10 +3,7 @@
 use burn::{
     data::dataloader::DataLoader,
     module::Module,
-    nn::{
-        LstmConfig,
-        loss::CrossEntropyLossConfig,
-    },
+    nn::{LstmConfig, loss::CrossEntropyLossConfig},
     tensor::{Device, Distribution, Int, Tensor},
     train::InferenceStep,
 };
@@ -16,11 +13,7 @@ use digits::data::Digits;
 
 use crate::network::{self, Network, batch, device, same};
 
-fn audited<M: Module>(
-    model: M,
-    calibrates: bool,
-    loss: impl Fn(&M) -> Tensor<1>,
-) -> Audit {
+fn audited<M: Module>(model: M, calibrates: bool, loss: impl Fn(&M) -> Tensor<1>) -> Audit {
     let amp = MixedPrecision::f16();
     let model = model.apply_reparameterization(amp.clone());
     if calibrates {
@@ -72,9 +65,7 @@ fn classifier() -> Audit {
         labels: digits.train.labels.clone(),
     };
     let model = learner::model::Classifier::new(&device());
-    audited(model, true, |m| {
-        InferenceStep::step(m, batch.clone()).loss
-    })
+    audited(model, true, |m| InferenceStep::step(m, batch.clone()).loss)
 }
 
 fn critic() -> Audit {
@@ -92,11 +83,18 @@ fn critic() -> Audit {
 fn gpt(tied: bool) -> Audit {
     let device = device();
     device.seed(3);
-    let size = ::gpt::model::Size { context: 32, width: 32, heads: 4, layers: 2, tied };
+    let size = ::gpt::model::Size {
+        context: 32,
+        width: 32,
+        heads: 4,
+        layers: 2,
+        tied,
+    };
     let model = ::gpt::model::Gpt::new(100, size, &device);
     let tokens = |seed: u64| {
         device.seed(seed);
-        let values = Tensor::<2>::random([8, 32], Distribution::Uniform(0.0, 100.0), &Device::flex());
+        let values =
+            Tensor::<2>::random([8, 32], Distribution::Uniform(0.0, 100.0), &Device::flex());
         values.int()
     };
     let (tokens, next) = (tokens(1), tokens(2).reshape([256]));
@@ -107,7 +105,9 @@ fn gpt(tied: bool) -> Audit {
 }
 
 fn cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
-    CrossEntropyLossConfig::new().init(&logits.device()).forward(logits, targets)
+    CrossEntropyLossConfig::new()
+        .init(&logits.device())
+        .forward(logits, targets)
 }
 
 fn regression() -> Audit {

@@ -77,7 +77,12 @@ pub(crate) fn lines(
             (low - room)..(high + room),
             across,
             &|value| match scale {
-                Scale::Linear => page::tiny((value * 1e9).round() / 1e9),
+                Scale::Linear => match value.abs() {
+                    size if size == 0.0 || (1e-3..1e6).contains(&size) => {
+                        format!("{}", (value * 1e6).round() / 1e6)
+                    }
+                    _ => format!("{value:.1e}"),
+                },
                 Scale::Log => page::tiny(10f64.powf(*value)),
                 Scale::Binary => whole(*value).map_or(String::new(), |value| format!("2^{value}")),
             },
@@ -87,7 +92,7 @@ pub(crate) fn lines(
             let line = LineSeries::new(line, RGBColor(214, 39, 40).mix(0.35).stroke_width(1));
             chart.draw_series(line).expect(DRAWS);
         }
-        let mut shown_lines = 0;
+        let mut legend = Vec::new();
         for (line, color) in lines.iter().zip(COLORS.iter().cycle()) {
             let color = *color;
             let points = || {
@@ -97,31 +102,22 @@ pub(crate) fn lines(
             if points().next().is_none() {
                 continue;
             }
-            shown_lines += 1;
-            let drawn = match points().count() {
+            match points().count() {
                 // A line of one point is none.
-                1 => chart
-                    .draw_series(points().map(|point| Circle::new(point, 3, color.filled())))
-                    .expect(DRAWS),
-                _ => chart
-                    .draw_series(LineSeries::new(points(), color.stroke_width(2)))
-                    .expect(DRAWS),
-            };
-            drawn.label(line.name.as_str()).legend(move |(x, y)| {
-                PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2))
-            });
+                1 => chart.draw_series(points().map(|point| Circle::new(point, 3, color.filled()))),
+                _ => chart.draw_series(LineSeries::new(points(), color.stroke_width(2))),
+            }
+            .expect(DRAWS);
+            legend.push((line.name.as_str(), color));
         }
-        if shown_lines > 1 {
-            chart
-                .configure_series_labels()
-                .position(SeriesLabelPosition::Coordinate(
-                    (WIDTH - LEGEND - 70) as i32,
-                    0,
-                ))
-                .background_style(WHITE.mix(0.85))
-                .border_style(BLACK.mix(0.15))
-                .draw()
-                .expect(DRAWS);
+        if legend.len() > 1 {
+            for (row, (name, color)) in legend.into_iter().enumerate() {
+                let (x, y) = ((WIDTH - LEGEND + 12) as i32, 40 + 18 * row as i32);
+                let line = PathElement::new([(x, y), (x + 18, y)], color.stroke_width(3));
+                root.draw(&line).expect(DRAWS);
+                let text = Text::new(name, (x + 24, y - 6), ("sans-serif", 12));
+                root.draw(&text).expect(DRAWS);
+            }
         }
         root.present().expect(DRAWS);
     }

@@ -46,6 +46,9 @@ struct Args {
     /// Go on from a checkpoint
     #[arg(long, value_name = "FILE")]
     resume: Option<PathBuf>,
+    /// Log every step of each run to a folder in this one, for `burn-amp-report`
+    #[arg(long, value_name = "FOLDER")]
+    logs: Option<PathBuf>,
     /// Where to train: all but flex need the feature of their name
     #[arg(long, value_enum, default_value_t = Backend::Flex)]
     backend: Backend,
@@ -73,6 +76,9 @@ fn run(args: &Args) -> Result<()> {
             Some(trainer) => trainer,
             None => Trainer::new(run, progress.seed, progress.epochs, &device)?,
         };
+        if let Some(folder) = &args.logs {
+            current = current.with_logs(&folder.join(run.name()))?;
+        }
         train(&mut current, &digits, &progress, args)?;
         let accuracy = current.test_accuracy(&digits);
         let summary = Summary::new(run, &current.history, accuracy);

@@ -6,8 +6,9 @@ use burn::{
     tensor::{Device, Int, Tensor, activation::softmax},
 };
 use burn_amp::{AmpError, GradScalerConfig, MixedPrecision, ScaledOptimizer, inspect};
+use burn_amp_report::{FlightRecorder, ReportError};
 use serde::{Deserialize, Serialize};
-use std::{f64::consts::PI, time::Instant};
+use std::{f64::consts::PI, path::Path, time::Instant};
 
 use crate::{
     data::{CLASSES, Digits},
@@ -17,6 +18,8 @@ use crate::{
 const LEARNING_RATE: f64 = 0.01;
 /// Clean steps before the scale grows. Short, since a run has 300 steps and not 300 000.
 const GROWTH_INTERVAL: u32 = 12;
+/// Steps between two columns of the report's heat map.
+const EXPONENTS_EVERY: u32 = 5;
 
 /// How a run computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,6 +76,7 @@ pub struct Trainer {
     run: Run,
     epochs: usize,
     amp: MixedPrecision,
+    recorder: Option<FlightRecorder>,
     /// The network, its parameters in f32.
     pub model: Network,
     /// Adam, with loss scaling in the run that uses it.
@@ -98,8 +102,20 @@ impl Trainer {
             model: model.apply_reparameterization(amp.clone()),
             optim: ScaledOptimizer::new(adam, &amp),
             amp,
+            recorder: None,
             history: History::default(),
         })
+    }
+
+    /// Logs every step to a folder, for the report of the run.
+    ///
+    /// # Errors
+    ///
+    /// If the folder cannot be made.
+    pub fn with_logs(mut self, folder: &Path) -> Result<Self, ReportError> {
+        let recorder = FlightRecorder::new(folder, &self.amp)?;
+        self.recorder = Some(recorder.with_exponents_every(EXPONENTS_EVERY));
+        Ok(self)
     }
 
     /// How this run computes.
@@ -137,6 +153,13 @@ impl Trainer {
 
         // Without loss scaling nothing looks at the gradients: look here, off the clock.
         let unscaled = (self.run != Run::F16Scaled).then(|| inspect(&grads, &self.model));
+        if let Some(recorder) = &self.recorder {
+            recorder.note("loss", value.into());
+            if let Some(status) = &unscaled {
+                recorder.note("Gradient Norm", status.norm());
+                recorder.note("Zero Gradients", 100.0 * status.zero_share());
+            }
+        }
         let start = Instant::now();
         self.model = self.optim.try_step(lr, self.model.clone(), grads)?;
         seconds += start.elapsed().as_secs_f64();

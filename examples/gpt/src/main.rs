@@ -12,6 +12,7 @@ use gpt::{
 };
 use std::{
     io::{self, Write},
+    path::PathBuf,
     process::ExitCode,
 };
 
@@ -43,6 +44,9 @@ struct Args {
     /// Where the runs begin: the same seed gives the same numbers
     #[arg(long, default_value_t = 0)]
     seed: u64,
+    /// Log every step of each run to a folder in this one, for `burn-amp-report`
+    #[arg(long, value_name = "FOLDER")]
+    logs: Option<PathBuf>,
     /// Only measure what f16 loses of the gradients, before training
     #[arg(long)]
     only_gradients: bool,
@@ -95,6 +99,9 @@ fn run(args: &Args) -> Result<()> {
     let mut after = None;
     for run in &args.precision {
         let mut trainer = Trainer::new(*run, settings, &text, &device)?;
+        if let Some(folder) = &args.logs {
+            trainer = trainer.with_logs(&folder.join(run.name()))?;
+        }
         for step in 1..=settings.steps {
             trainer.step(&text)?;
             let loss = trainer.losses.last().copied().unwrap_or(f32::NAN);

@@ -7,8 +7,9 @@ use burn::{
     tensor::{Device, Int, Tensor},
 };
 use burn_amp::{AmpError, GradScalerConfig, MixedPrecision, ScaledOptimizer};
+use burn_amp_report::{FlightRecorder, ReportError};
 use clap::ValueEnum;
-use std::time::Instant;
+use std::{path::Path, time::Instant};
 
 use crate::{
     model::{Gpt, Size},
@@ -95,6 +96,7 @@ pub struct Trainer {
     settings: Settings,
     amp: MixedPrecision,
     starts: Starts,
+    recorder: Option<FlightRecorder>,
     /// The network, its parameters in f32.
     pub model: Gpt,
     /// Adam behind the loss scale.
@@ -124,12 +126,23 @@ impl Trainer {
             run,
             settings,
             starts: Starts::new(settings.seed),
+            recorder: None,
             model: network.apply_reparameterization(amp.clone()),
             optim: ScaledOptimizer::new(adam, &amp),
             amp,
             losses: Vec::new(),
             seconds: 0.0,
         })
+    }
+
+    /// Logs every step to a folder, for the report of the run.
+    ///
+    /// # Errors
+    ///
+    /// If the folder cannot be made.
+    pub fn with_logs(mut self, folder: &Path) -> Result<Self, ReportError> {
+        self.recorder = Some(FlightRecorder::new(folder, &self.amp)?.with_exponents_every(1));
+        Ok(self)
     }
 
     /// How this run computes.
@@ -154,6 +167,9 @@ impl Trainer {
 
         let start = Instant::now();
         let (loss, grads) = gradients(&self.model, &self.amp, text, &batch, &self.settings);
+        if let Some(recorder) = &self.recorder {
+            recorder.note("loss", loss.into());
+        }
         self.model = self.optim.try_step(lr, self.model.clone(), grads)?;
         self.seconds += start.elapsed().as_secs_f64();
         self.losses.push(loss);

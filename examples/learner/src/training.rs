@@ -12,6 +12,7 @@ use burn::{
     },
 };
 use burn_amp::{GradScalerConfig, MixedPrecision, Resume, Scaled};
+use burn_amp_report::FlightRecorder;
 use std::path::PathBuf;
 
 use crate::{
@@ -78,6 +79,8 @@ pub fn train(
         None => train,
     };
 
+    // What happened, should it fail; and step times for the report of the run.
+    FlightRecorder::new(&settings.folder, &amp)?;
     let model = Classifier::new(&device.clone().autodiff());
     let optim = AdamConfig::new().with_epsilon(1e-8).init();
     let learner = amp.try_learner(model, optim, lr.init()?)?;

@@ -54,6 +54,40 @@ fn cross(
 }
 
 #[test]
+fn a_watch_alone_changes_nothing_and_measures_both() {
+    let (watch, told) = watch();
+    let dtype = FloatDType::F16;
+    let input = tensor::<1>(&[1.0, 0.0, f32::INFINITY, -8.0], [4], dtype).require_grad();
+    let output = watched_cast(input.clone(), dtype, 1.0, &watch);
+    assert_eq!(output.dtype(), dtype.into());
+    let gradients = [0.0, 0.0, f32::NAN, 3.0];
+    let grads = (output * tensor(&gradients, [4], dtype)).sum().backward();
+    let found = values(input.grad(&grads).unwrap());
+    assert_eq!((found[0], found[1], found[3]), (0.0, 0.0, 3.0));
+    assert!(found[2].is_nan());
+
+    let told = std::mem::take(&mut *told.lock().unwrap());
+    assert_eq!(told.len(), usize::from(has_kernels()));
+    for crossing in told {
+        let (gradient, value) = crossing.read_measures().expect("a device that can be read");
+        assert_eq!(
+            (
+                gradient.elements,
+                gradient.zeros,
+                gradient.non_finite,
+                gradient.max_abs
+            ),
+            (4, 2, 1, 3.0)
+        );
+        let value = value.expect("the tensor was looked at");
+        assert_eq!(
+            (value.elements, value.zeros, value.non_finite, value.max_abs),
+            (4, 1, 1, 8.0)
+        );
+    }
+}
+
+#[test]
 fn what_was_found() {
     for pair in pairs() {
         let inputs = [1.0, -2.0, 0.5, 0.0];

@@ -308,6 +308,8 @@ impl Step {
 
 impl Passed {
     fn read(self) -> Option<Seen> {
+        #[cfg(test)]
+        tests::READS.set(tests::READS.get() + 1);
         let (gradient, value) = self.crossing.read_measures()?;
         Some(Seen {
             name: self.name.to_string(),
@@ -429,5 +431,49 @@ impl std::fmt::Debug for Ring {
         f.debug_struct("Ring")
             .field("folder", &self.folder)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::{
+        module::Module,
+        nn::LinearConfig,
+        optim::{GradientsParams, SgdConfig},
+        tensor::{Device, Tensor},
+    };
+    use burn_amp::{MixedPrecision, ScaledOptimizer};
+
+    use super::STEPS;
+    use crate::{FlightRecorder, probe};
+
+    thread_local! {
+        /// How often this thread has waited for a device.
+        pub(super) static READS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+    }
+
+    #[test]
+    fn a_clean_step_reads_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let device = Device::flex().autodiff();
+        let amp = MixedPrecision::f16();
+        let recorder = FlightRecorder::new(folder.path(), &amp).unwrap();
+        let linear = LinearConfig::new(4, 4).init(&device);
+        let mut model = linear.apply_reparameterization(amp.clone());
+        let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp);
+        for _ in 0..2 * STEPS {
+            let output = amp.autocast(Tensor::<2>::ones([2, 4], &device), |x| {
+                let x = probe("output", model.forward(x));
+                // Of a tensor that needs no gradient nothing is to be seen.
+                probe("constant", x.clone().detach()) + x
+            });
+            let grads = GradientsParams::from_grads(output.mean().backward(), &model);
+            model = optim.step(0.1, model, grads);
+        }
+        assert_eq!(READS.get(), 0);
+        recorder.write().unwrap();
+        assert_eq!(READS.get(), STEPS);
+        recorder.write().unwrap();
+        assert_eq!(READS.get(), STEPS, "what was read is kept");
     }
 }

@@ -1,0 +1,80 @@
+//! A loop with three layers, in which things go wrong at a step.
+
+use burn::{
+    module::{Module, Param, ParamId},
+    nn::{Linear, LinearConfig},
+    optim::{GradientsParams, SgdConfig},
+    tensor::{Device, Distribution, Tensor},
+};
+use burn_amp::{AmpError, MixedPrecision, ScaledOptimizer};
+use burn_amp_report::{probe, probed};
+
+#[derive(Module, Debug)]
+pub struct Network {
+    first: Linear,
+    second: Linear,
+}
+
+impl Network {
+    fn forward(&self, x: Tensor<2>, gain: f64) -> Tensor<2> {
+        let x = probed("first", x, |x| self.first.forward(x));
+        let x = probed("gain", x, |x| x * gain);
+        let x = probe("squares", x.square());
+        probed("second", x, |x| self.second.forward(x))
+    }
+}
+
+pub struct Training {
+    pub amp: MixedPrecision,
+    pub model: Network,
+    pub optim: ScaledOptimizer,
+    pub input: Tensor<2>,
+}
+
+impl Training {
+    pub fn new(amp: MixedPrecision) -> Self {
+        let device = Device::flex().autodiff();
+        device.seed(5);
+        let linear = || {
+            let linear: Linear = LinearConfig::new(8, 8).init(&device);
+            linear.weight.val();
+            linear
+                .bias
+                .as_ref()
+                .map(|bias: &Param<Tensor<1>>| bias.val());
+            linear
+        };
+        let model = Network {
+            first: linear(),
+            second: linear(),
+        };
+        let input = Tensor::random([4, 8], Distribution::Normal(0.0, 1.0), &device);
+        Self {
+            model: model.apply_reparameterization(amp.clone()),
+            optim: ScaledOptimizer::new(SgdConfig::new().init(), &amp),
+            amp,
+            input,
+        }
+    }
+
+    /// A step in which activations are multiplied by `gain`, and the loss by `factor`.
+    pub fn step(&mut self, gain: f64, factor: f64) -> Result<(), AmpError> {
+        let output = (self.amp).autocast(self.input.clone(), |x| self.model.forward(x, gain));
+        let loss = output.square().mean() * factor;
+        let grads = GradientsParams::from_grads(loss.backward(), &self.model);
+        match self.optim.try_step(0.01, self.model.clone(), grads) {
+            Ok(model) => {
+                self.model = model;
+                Ok(())
+            }
+            Err(failed) => Err(failed.error),
+        }
+    }
+
+    /// The bits of the first weight.
+    pub fn bits(&self) -> Vec<u32> {
+        let _: ParamId = self.model.first.weight.id;
+        let data = self.model.first.weight.base().inner().into_data();
+        data.iter::<f32>().map(f32::to_bits).collect()
+    }
+}

@@ -1,0 +1,96 @@
+//! The report of runs, by the command.
+
+use burn_amp_report::{ReportError, report};
+use std::{fs, path::Path, process::Command};
+
+/// As Burn's `Learner` writes it, with the summary of the epoch at the end.
+fn learner(folder: &Path, losses: &[&[f64]], skips: &[&[f64]]) {
+    for (epoch, (losses, skips)) in losses.iter().zip(skips).enumerate() {
+        let train = folder.join(format!("train/epoch-{}", epoch + 1));
+        let valid = folder.join(format!("valid/epoch-{}", epoch + 1));
+        fs::create_dir_all(&train).unwrap();
+        fs::create_dir_all(&valid).unwrap();
+        let lines = |values: &[f64]| {
+            let lines: String = values.iter().map(|value| format!("{value},1\n")).collect();
+            format!("{lines}0.123,final\n")
+        };
+        fs::write(train.join("Loss.log"), lines(losses)).unwrap();
+        fs::write(train.join("Skipped_Steps.log"), lines(skips)).unwrap();
+        fs::write(train.join("Loss_Scale.log"), "65536\n65536\n").unwrap();
+        fs::write(train.join("Learning_Rate.log"), "0.1,1\n0.2,1\n").unwrap();
+        fs::write(valid.join("Loss.log"), "1.5,3\n2.5,1\n1.75,final\n").unwrap();
+    }
+}
+
+fn command() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_burn-amp-report"))
+}
+
+#[test]
+fn a_page_shows_what_a_learner_has_logged() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("f16");
+    learner(
+        &run,
+        &[&[2.0, 1.0], &[0.5, 0.25]],
+        &[&[0.0, 100.0], &[0.0, 0.0]],
+    );
+    let output = command().arg(&run).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let page = fs::read_to_string(run.join("report.html")).unwrap();
+    assert!(
+        page.contains(
+            "<td>f16</td><td>4</td><td>0.2500</td><td>1.7500</td><td>1</td><td>2^16</td>"
+        ),
+        "{page}"
+    );
+    assert!(page.contains("Train Learning Rate") && page.contains("Red lines"));
+    assert!(!page.contains("without skips"));
+}
+
+#[test]
+fn runs_stand_beside_each_other_and_those_without_skips_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let (learned, recorded) = (folder.path().join("f32"), folder.path().join("f16"));
+    learner(&learned, &[&[2.0, 1.0]], &[&[0.0, 0.0]]);
+    fs::create_dir_all(&recorded).unwrap();
+    let line = |step: u32, outcome: &str| {
+        format!(
+            r#"{{"step":{step},"outcome":"{outcome}","loss_scale":65536.0,"norm":1.0,"max_abs":1.0,"zero_share":0.5,"seconds":0.25,"notes":{{"loss":3.0}},"exponents":[[-3,5],[-2,7]]}}"#
+        )
+    };
+    let lines = [
+        line(1, "stepped"),
+        line(2, "skipped"),
+        "{\"step\":3,\"outc".to_string(),
+    ];
+    fs::write(recorded.join("steps.jsonl"), lines.join("\n")).unwrap();
+    let page = folder.path().join("both.html");
+    let output = command()
+        .args([&learned, &recorded])
+        .arg("--page")
+        .arg(&page)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let page = fs::read_to_string(page).unwrap();
+    assert!(page.contains("Runs without skips: f32."));
+    assert!(page.contains("<td>f16</td><td>2</td><td>3.0000</td><td>-</td><td>1</td><td>2^16</td><td>50.00 %</td><td>250.0</td>"), "{page}");
+    assert!(page.contains("f16: share of gradient values by exponent"));
+}
+
+#[test]
+fn a_folder_without_a_run_is_an_error_and_leaves_the_page() {
+    let folder = tempfile::tempdir().unwrap();
+    let page = folder.path().join("report.html");
+    fs::write(&page, "before").unwrap();
+    let output = command().arg(folder.path()).output().unwrap();
+    assert!(!output.status.success());
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(message.contains("holds no run"), "{message}");
+    assert_eq!(fs::read_to_string(&page).unwrap(), "before");
+
+    let missing = folder.path().join("nothing");
+    let error = report(&[&missing], &page).unwrap_err();
+    assert!(matches!(error, ReportError::File { path, .. } if path.ends_with("nothing")));
+}

@@ -234,6 +234,28 @@ pub enum AmpError {
         parameter: String,
     },
 
+    /// The thread of a [`PipelinedOptimizer`](crate::PipelinedOptimizer) has ended, or could not be started. Steps that it had
+    /// not done were refused; the module is that of the last one that was received.
+    #[error(
+        "the optimizer's thread has ended: {reason}. Go on from the last record, with a new `PipelinedOptimizer`"
+    )]
+    OptimizerThread {
+        /// The message of its panic, or of the system.
+        reason: String,
+    },
+
+    /// A [`PipelinedOptimizer`](crate::PipelinedOptimizer) was given another module than its last step has returned. Nothing was
+    /// changed.
+    #[error(
+        "parameter `{parameter}` {reason}, but the optimizer goes on from its own f32 copy of the module that its last step has returned:          call `reload(&module)` to go on from this one"
+    )]
+    OtherModule {
+        /// The path of the parameter, or a name for all of them.
+        parameter: String,
+        /// What is different.
+        reason: String,
+    },
+
     /// A file could not be read or written.
     #[error("{origin}: {reason}")]
     RecordIo {

@@ -92,6 +92,16 @@ struct Noted {
     found: Found,
 }
 
+/// What the scopes of an iteration leave for its step.
+#[derive(Debug)]
+pub(crate) struct Passage {
+    opened: u64,
+    crossings: VecDeque<Noted>,
+    readers: HashMap<Arc<str>, Arc<str>>,
+    /// The parts that were opened.
+    parts: Vec<Driven>,
+}
+
 /// What was found in it.
 #[derive(Debug)]
 enum Found {
@@ -418,6 +428,53 @@ impl LiveScale {
                     found,
                 })
             }));
+    }
+
+    /// A scale of its own, in the same state, that no scope uses.
+    pub(crate) fn apart(&self) -> Self {
+        let state = self.state();
+        let apart = Self::new(state.schedule);
+        apart.state().parts = state.parts.clone();
+        apart
+    }
+
+    /// Whether several optimizers move it.
+    pub(crate) fn is_shared(&self) -> bool {
+        let members = &self.state().members;
+        members.iter().filter(|m| m.strong_count() > 0).count() > 1
+    }
+
+    /// Takes out what the scopes of an iteration have noted, for a step that is decided elsewhere.
+    pub(crate) fn hand_over(&self) -> Passage {
+        let readers = (self.readers.lock()).unwrap_or_else(PoisonError::into_inner);
+        let parts = &mut self.state().parts;
+        Passage {
+            opened: self.opened(),
+            crossings: std::mem::take(&mut *self.crossings()),
+            readers: readers.clone(),
+            parts: parts.values_mut().filter_map(Part::take_opened).collect(),
+        }
+    }
+
+    /// Decides on what the scopes of another have noted.
+    pub(crate) fn take_over(&self, passage: Passage) {
+        self.opened.store(passage.opened, Ordering::Relaxed);
+        self.crossings().extend(passage.crossings);
+        *(self.readers.lock()).unwrap_or_else(PoisonError::into_inner) = passage.readers;
+        for driven in passage.parts {
+            self.enter_part(&driven, false);
+        }
+    }
+
+    /// Uses the scale, and the factors of the parts, that another has reached.
+    pub(crate) fn follow(&self, schedule: LossScale, parts: &BTreeMap<String, PartState>) {
+        let mut state = self.state();
+        self.store(&mut state, schedule);
+        for (name, reached) in parts {
+            let part = state.parts.entry(name.as_str().into());
+            part.or_insert_with(|| Part::stored(*reached, true))
+                .follow(*reached);
+        }
     }
 
     /// Lets parts that move by statistics see what came to them, after a backward pass without overflow. Waits for the device if that was

@@ -21,6 +21,9 @@ pub(crate) struct LossWatch {
     warned_of_plain: bool,
 }
 
+/// Losses that were scaled, and not looked at.
+pub(crate) struct Losses(Arc<Mutex<Seen>>);
+
 #[derive(Debug, Default)]
 struct Seen {
     scaled: bool,
@@ -99,6 +102,15 @@ impl LossWatch {
     /// Starts a new iteration: no loss was scaled in it yet.
     pub(crate) fn start(&mut self) {
         self.seen = Arc::default();
+    }
+
+    /// The losses so far, for a step that is decided elsewhere. None are left here.
+    pub(crate) fn hand_over(&mut self) -> Losses {
+        Losses(std::mem::take(&mut self.seen))
+    }
+
+    pub(crate) fn take_over(&mut self, losses: Losses) {
+        self.seen = losses.0;
     }
 
     fn any(&self, is: impl Fn(f64) -> bool) -> bool {

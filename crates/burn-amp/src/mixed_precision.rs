@@ -92,16 +92,25 @@ impl MixedPrecision {
     }
 
     fn of(dtype: FloatDType, schedule: LossScale) -> Self {
+        Self::with_live(dtype, LiveScale::new(schedule))
+    }
+
+    fn with_live(dtype: FloatDType, live: LiveScale) -> Self {
         Self {
             shared: Arc::new(Shared {
                 dtype,
-                enabled: schedule.config().enabled,
-                live: LiveScale::new(schedule),
+                enabled: live.schedule().config().enabled,
+                live,
                 log: StepLog::default(),
                 extension: OnceLock::new(),
                 observer: Slot::default(),
             }),
         }
+    }
+
+    /// A handle with a loss scale of its own, in the same state.
+    pub(crate) fn apart(&self) -> Self {
+        Self::with_live(self.shared.dtype, self.live().apart())
     }
 
     /// The same precision with other settings of the loss scale, as a new handle: call it before clones are made.

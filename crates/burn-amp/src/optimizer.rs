@@ -15,6 +15,7 @@ use crate::{
     error::{AmpError, StepError},
     gradients::{ScaledGradients, StepGradients, UnscaledGradients, sum_of_devices},
     guard::{Guard, StepGuard},
+    loss_scale::GradScalerConfig,
     module_optim::ModuleOptim,
     record::{AmpRecord, OptimizerState},
     scaler::GradScaler,
@@ -38,6 +39,15 @@ pub struct ScaledOptimizer<O = ModuleOptimizer> {
     pub(crate) options: StepOptions,
     /// A loaded state, until the first step has compared it with the module.
     loaded: Option<OptimizerState>,
+}
+
+/// An optimizer without loss scaling: its gradients are not tested.
+impl<O: ModuleOptim> From<O> for ScaledOptimizer<O> {
+    fn from(optim: O) -> Self {
+        let config = GradScalerConfig::new().with_enabled(false);
+        let schedule = config.schedule().expect("the defaults are valid");
+        Self::new(optim, GradScaler::new(schedule))
+    }
 }
 
 impl<O: ModuleOptim> ScaledOptimizer<O> {
@@ -578,6 +588,11 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 
     /// Why this cannot go on with a window or with averages, if it cannot.
     fn misfit(&self, record: &AmpRecord) -> Option<String> {
+        if record.masters() > 0 {
+            let reason = "it holds master weights that the model does not have: load it into a `PipelinedOptimizer`, or drop them with \
+                          `AmpRecord::without_masters`";
+            return Some(reason.to_string());
+        }
         if let Some(state) = record.window.as_ref().filter(|state| state.len > 0) {
             let Some(window) = &self.options.window else {
                 return Some(format!(

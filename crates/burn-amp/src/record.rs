@@ -27,6 +27,7 @@ use crate::{
     guard::StepGuard,
     loss_scale::LossScale,
     module_optim::ModuleOptim,
+    param_tensors::ParamTensors,
     scaler::{GradScaler, ScalerState},
     step_counters::StepCounters,
 };
@@ -35,6 +36,7 @@ const WINDOW: &str = "burn_amp.window";
 const SUM: &str = ".burn_amp.sum";
 const EMA: &str = "burn_amp.ema";
 const AVERAGE: &str = ".burn_amp.average";
+const MASTER: &str = ".burn_amp.master";
 const GUARD: &str = "burn_amp.guard";
 
 /// The state of a training run, to be stored: that of a [`ScaledOptimizer`](crate::ScaledOptimizer), with its scaler, an open
@@ -64,6 +66,8 @@ pub struct AmpRecord {
     pub(crate) scaler: Option<ScalerState>,
     pub(crate) window: Option<WindowState>,
     pub(crate) averages: Option<EmaState>,
+    /// The f32 values of parameters that the model's own record does not have.
+    pub(crate) masters: Option<ParamTensors>,
     pub(crate) guard: Option<StepGuard>,
     /// Why the optimizer's state cannot be stored.
     refused: Option<AmpError>,
@@ -77,8 +81,17 @@ impl AmpRecord {
             scaler: None,
             window: None,
             averages: None,
+            masters: None,
             guard: None,
             refused: None,
+        }
+    }
+
+    /// That of a state that cannot be had.
+    pub(crate) fn refused(error: AmpError) -> Self {
+        Self {
+            refused: Some(error),
+            ..Self::empty()
         }
     }
 
@@ -130,6 +143,12 @@ impl AmpRecord {
         averages.map_or(0, |ema| ema.averages.len())
     }
 
+    /// The number of master weights, which a [`PipelinedOptimizer`](crate::PipelinedOptimizer) stores where the model's own record does not
+    /// have them; 0 otherwise.
+    pub fn masters(&self) -> usize {
+        self.masters.as_ref().map_or(0, ParamTensors::len)
+    }
+
     /// The record with its own settings of the loss scale, which are loaded in place of the program's: all of
     /// [`GradScalerConfig`](crate::GradScalerConfig) but `enabled`. PyTorch's `load_state_dict` does so too.
     pub fn with_settings(mut self) -> Self {
@@ -151,6 +170,12 @@ impl AmpRecord {
     /// The record without averages: the run starts them again, or has none.
     pub fn without_averages(mut self) -> Self {
         self.averages = None;
+        self
+    }
+
+    /// The record without master weights: the run goes on from the parameters of the model.
+    pub fn without_masters(mut self) -> Self {
+        self.masters = None;
         self
     }
 
@@ -274,6 +299,9 @@ impl AmpRecord {
             container.set_state(EMA, ema);
             container.put_params(&ema.averages, AVERAGE);
         }
+        if let Some(masters) = &self.masters {
+            container.put_params(masters, MASTER);
+        }
         if let Some(guard) = &self.guard {
             container.set_state(GUARD, guard);
         }
@@ -283,6 +311,7 @@ impl AmpRecord {
     pub(crate) fn from_container(mut container: Container) -> Result<Self, AmpError> {
         let averages = take_averages(&mut container)?;
         let window = take_window(&mut container)?;
+        let masters = container.take_params(MASTER)?;
         let kind = container.kind();
         let scaler: Option<ScalerState> = match kind {
             Some(Kind::GradScaler | Kind::ScaledOptimizer) | None => container.section()?,
@@ -316,6 +345,7 @@ impl AmpRecord {
             scaler,
             window,
             averages,
+            masters: (masters.len() > 0).then_some(masters),
             guard,
             refused: None,
         })
@@ -381,6 +411,7 @@ impl std::fmt::Debug for AmpRecord {
             .field("scaler", &self.scaler)
             .field("window", &self.window())
             .field("averages", &self.averages())
+            .field("masters", &self.masters())
             .finish()
     }
 }

@@ -351,6 +351,17 @@ impl Part {
         }
     }
 
+    /// The settings with which it was opened since the last step, if it was; not again until it is opened again.
+    pub(crate) fn take_opened(&mut self) -> Option<Driven> {
+        let opened = std::mem::take(&mut self.opened);
+        self.settings.clone().filter(|_| opened)
+    }
+
+    /// Goes on where another of its kind is.
+    pub(crate) fn follow(&mut self, reached: PartState) {
+        self.stored = reached;
+    }
+
     /// Ends a step from which nothing is learned.
     pub(crate) fn forget(&mut self) {
         self.opened = false;

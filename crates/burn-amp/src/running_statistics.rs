@@ -29,6 +29,11 @@ impl RunningStatistics {
         self.values.extend(values);
     }
 
+    /// Keeps what a traversal has met, in place of what was known.
+    pub(crate) fn learn(&mut self, met: Statistics) {
+        self.values.extend(met.values);
+    }
+
     /// Keeps those of a module, the last forward pass included. Does not wait for the device.
     pub(crate) fn keep<M: Module>(&mut self, module: &M) {
         take_in_updates(module);

@@ -36,10 +36,12 @@ use burn::{
 use std::sync::{Arc, Once};
 
 mod accumulate;
+mod apart;
 mod learning;
 mod record;
 mod settings;
 
+pub(crate) use apart::{Noted, Reached};
 pub(crate) use record::ScalerState;
 
 use crate::{
@@ -114,6 +116,19 @@ struct Border {
     skips: u64,
 }
 
+impl Border {
+    fn new(amp: &MixedPrecision) -> Self {
+        Self {
+            amp: amp.clone(),
+            member: amp.live().join(),
+            log: StepLog::default(),
+            opened: amp.live().opened(),
+            warned: false,
+            skips: amp.live().skips(),
+        }
+    }
+}
+
 /// A scaler that moves the loss scale of this handle.
 impl From<&MixedPrecision> for GradScaler {
     fn from(amp: &MixedPrecision) -> Self {
@@ -143,14 +158,7 @@ impl GradScaler {
     /// The scaler of an optimizer whose gradients the scopes of `amp` have scaled and unscaled.
     pub(crate) fn at_border(amp: &MixedPrecision) -> Self {
         Self {
-            border: Some(Border {
-                amp: amp.clone(),
-                member: amp.live().join(),
-                log: StepLog::default(),
-                opened: amp.live().opened(),
-                warned: false,
-                skips: amp.live().skips(),
-            }),
+            border: Some(Border::new(amp)),
             ..Self::new(amp.live().schedule())
         }
     }

@@ -1,0 +1,681 @@
+//! [`PipelinedOptimizer`]: the optimizer on a thread of its own, while the next iteration is computed.
+//!
+//! ```
+//! use burn::{
+//!     module::Module, nn::LinearConfig, optim::{AdamConfig, GradientsParams},
+//!     tensor::{Device, Distribution, Tensor},
+//! };
+//! use burn_amp::{MixedPrecision, PipelinedOptimizer, ScaledOptimizer};
+//!
+//! let device = Device::flex().autodiff(); // a GPU, as a rule
+//! let amp = MixedPrecision::f16();
+//! let mut model = LinearConfig::new(4, 2).init(&device).apply_reparameterization(amp.clone());
+//! let optim = ScaledOptimizer::new(AdamConfig::new().init(), &amp);
+//! let mut optim = PipelinedOptimizer::new(optim, Device::flex())?; // f32 weights and Adam's state are there
+//!
+//! for _ in 0..10 {
+//!     let input = Tensor::<2>::random([8, 4], Distribution::Default, &device);
+//!     let output = amp.autocast(input, |x| model.forward(x));
+//!     let grads = GradientsParams::from_grads(output.square().mean().backward(), &model);
+//!     model = optim.step(1e-3, model, grads); // the parameters of the update before
+//! }
+//! model = optim.synchronize(model); // those of the last one
+//! # let _ = model;
+//! # Ok::<(), burn_amp::AmpError>(())
+//! ```
+
+mod masters;
+mod update;
+mod worker;
+
+/// Threads and queues, named once: a model checker has others.
+mod sync {
+    pub(super) use std::{sync::mpsc, thread};
+}
+
+use burn::{
+    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
+    module::Module,
+    optim::ModuleOptimizer,
+    tensor::{Bytes, Device, Tensor},
+};
+use std::{collections::VecDeque, path::Path};
+
+use crate::{
+    entries::Traversal,
+    error::{AmpError, StepError},
+    gradients::{ScaledGradients, StepGradients},
+    loss_scale::StepOutcome,
+    module_optim::ModuleOptim,
+    optimizer::ScaledOptimizer,
+    param_tensors::ParamTensors,
+    record::AmpRecord,
+    running_statistics::{RunningStatistics, Statistics},
+    scaler::GradScaler,
+};
+use masters::Places;
+use update::{Call, Update, Updated};
+use worker::{Ended, Pending, Worker};
+
+/// An optimizer that steps on a thread of its own, on another device, while the training device computes the next iteration.
+///
+/// It keeps f32 master weights and the optimizer's state on a host device (Flex, say), where there is more memory than on the training
+/// device. The training device has the parameters alone, in f32, or in f16 or bf16 (by [`to_half`](crate::to_half)). Wraps a
+/// [`ScaledOptimizer`] with all its options, or any [`ModuleOptim`]; then there is no loss scale.
+///
+/// **The parameters are one step stale.** [`step`](Self::step) hands the gradients over and returns the parameters of the update *before*. At
+/// most one update is on its way: the next `step` waits for it. [`synchronize`](Self::synchronize) waits for all, and returns the newest
+/// parameters: before an evaluation, before the model is saved, and at the end.
+///
+/// **The loss scale is stale in the same way.** With N(0) the first scale and N(t) that after update t, iterations 1 and 2 are computed
+/// with N(0), and iteration t + 2 with N(t). Each is unscaled by the scale with which it was computed. Two overflows in a row back off
+/// twice. With a `synchronize` after every step, or [`with_synchronous`](Self::with_synchronous), all is as without the pipeline, bit for bit.
+///
+/// The learning rate, and the guard's loss, belong to the gradients that they come with, whenever those are stepped on. A
+/// [`ScaledLrScheduler`](crate::ScaledLrScheduler) learns of a skip one call late, and holds then.
+///
+/// The masters are the optimizer's own. A parameter that the program changes between two steps is not taken over, except by
+/// [`reload`](Self::reload); the second, fourth, eighth step and so on compare, and refuse it.
+///
+/// Dropping it finishes what is on its way. A panic on the thread is the error of the next call
+/// ([`AmpError::OptimizerThread`]), and so is every refused step.
+///
+/// Source: RoundPipe (its optimizer stream and `GradScaler`), of which this keeps the law of the scale and the order of events.
+pub struct PipelinedOptimizer<O = ModuleOptimizer> {
+    worker: Worker<Update<O>>,
+    synchronous: bool,
+    /// The side that scales: what is known of the last update that was received.
+    scaler: GradScaler,
+    in_flight: InFlight,
+    /// Of the module that was handed over; none before the first step.
+    places: Option<Places>,
+    /// Masters of a record, for the next module.
+    stored: ParamTensors,
+    /// What the last update that was received has made of the parameters.
+    image: ParamTensors,
+    window: Window,
+    loss: Option<f64>,
+    calls: u64,
+    statistics: RunningStatistics,
+    /// The running statistics before the present window; none where there are none.
+    met: Option<Statistics>,
+}
+
+/// The jobs whose results were not received, in their order.
+#[derive(Default)]
+struct InFlight(VecDeque<(What, Pending<Updated>)>);
+
+/// What a job is to the one who sends it.
+#[derive(Clone, Copy, PartialEq)]
+enum What {
+    Update,
+    MicroBatch,
+    /// No call of `step`.
+    Other,
+}
+
+impl InFlight {
+    fn has_update(&self) -> bool {
+        self.0.iter().any(|(what, _)| *what == What::Update)
+    }
+}
+
+/// A drop is no place for errors.
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        if self.has_update() && !std::thread::panicking() {
+            log::warn!(
+                "a `PipelinedOptimizer` was dropped with an update whose parameters nobody has received: call \
+                 `model = optim.synchronize(model)` at the end of the training"
+            );
+        }
+    }
+}
+
+/// The micro-batches that were sent since the last update.
+#[derive(Clone, Copy)]
+struct Window {
+    size: u32,
+    sent: u32,
+}
+
+/// How far to wait.
+#[derive(Clone, Copy, PartialEq)]
+enum Until {
+    /// The update before the present window.
+    LastUpdate,
+    AllIsDone,
+}
+
+impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
+    /// Starts the thread. `host` is the device of the masters and of the optimizer's state, `Device::flex()` as a rule.
+    ///
+    /// The loss scale of a [`MixedPrecision`] has one pipelined optimizer, and no other optimizer beside it.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`] for accumulation with [`skip_micro_batch`](crate::AccumulationConfig::skip_micro_batch): whether a window is
+    /// full would be known too late. [`AmpError::OptimizerThread`] if the system has no thread.
+    pub fn new(optim: impl Into<ScaledOptimizer<O>>, host: Device) -> Result<Self, AmpError> {
+        let mut optim = optim.into();
+        let window = match optim.window() {
+            Some(window) if window.config().skip_micro_batch => {
+                return Err(AmpError::InvalidValue {
+                    field: "skip_micro_batch",
+                    value: "true".to_string(),
+                    allowed: "false for a pipelined optimizer".to_string(),
+                });
+            }
+            Some(window) => Window {
+                size: window.config().micro_batches,
+                sent: window.len(),
+            },
+            None => Window { size: 1, sent: 0 },
+        };
+        let scaler = optim.scaler().clone();
+        *optim.scaler_mut() = scaler.apart();
+        let update = Update::new(optim, host.inner());
+        let worker = Worker::start("optimizer", update).map_err(|error| {
+            let reason = error.to_string();
+            AmpError::OptimizerThread { reason }
+        })?;
+        Ok(Self {
+            worker,
+            synchronous: false,
+            scaler,
+            in_flight: InFlight::default(),
+            places: None,
+            stored: ParamTensors::default(),
+            image: ParamTensors::default(),
+            window,
+            loss: None,
+            calls: 0,
+            statistics: RunningStatistics::default(),
+            met: None,
+        })
+    }
+
+    /// Makes every [`step`](Self::step) wait for its own update: nothing is stale, and nothing is computed meanwhile. To turn the pipeline
+    /// off in one place.
+    pub fn with_synchronous(mut self, synchronous: bool) -> Self {
+        self.synchronous = synchronous;
+        self
+    }
+
+    /// Scales the loss and collects the gradients of `module`, for a [`ScaledOptimizer`] with a [`GradScaler`] of its own; see
+    /// [`GradScaler::backward`]. Does not wait for the device.
+    ///
+    /// # Panics
+    ///
+    /// If the loss was not computed with autodiff, as [`Tensor::backward`].
+    pub fn backward<const D: usize, M: Module>(
+        &self,
+        loss: Tensor<D>,
+        module: &M,
+    ) -> ScaledGradients {
+        self.scaler.backward(loss, module)
+    }
+
+    /// Hands the gradients over, and returns `module` with the parameters of the update before; see [`ScaledOptimizer::step`].
+    ///
+    /// Waits for the update before, if it is not done, and not for the device: the optimizer's thread does. With accumulation it takes a
+    /// micro-batch, and returns the module unchanged until a window is full: all micro-batches of a window see the same parameters.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_step`](Self::try_step) returns an error, with its message.
+    pub fn step<M: Module + 'static>(
+        &mut self,
+        lr: impl Into<ModuleLearningRate>,
+        module: M,
+        grads: impl Into<StepGradients>,
+    ) -> M {
+        self.try_step(lr, module, grads)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`step`](Self::step), for runs that want to handle a failure.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ScaledOptimizer::try_step`], for the update *before*: the gradients that were given with this call are refused then, and the
+    /// module has the parameters of the last update that was made. [`AmpError::GradientShape`] and [`AmpError::InvalidValue`] are of this
+    /// call. [`AmpError::OptimizerThread`] if the thread has panicked. [`AmpError::OtherModule`] for another module than the last call has
+    /// returned. [`AmpError::InvalidValue`] if another optimizer shares the loss scale.
+    pub fn try_step<M: Module + 'static>(
+        &mut self,
+        lr: impl Into<ModuleLearningRate>,
+        module: M,
+        grads: impl Into<StepGradients>,
+    ) -> Result<M, StepError<M>> {
+        let (lr, grads) = (lr.into(), grads.into());
+        if let StepGradients::Unscaled(grads) = &grads {
+            self.scaler.take_verdict(grads);
+        }
+        let traversal = Traversal {
+            grads: Some(grads.params()),
+            lr: Some(&lr),
+            ..Default::default()
+        };
+        let statistics = match traversal.of(&module) {
+            Ok(mut entries) => entries.take_statistics(),
+            Err(error) => return Err(self.refused(module, error)),
+        };
+        if let Err(error) = self.meet(&module, statistics) {
+            return Err(self.refused(module, error));
+        }
+        let is_update = self.window.sent + 1 >= self.window.size;
+        let what = match is_update {
+            true => What::Update,
+            false => What::MicroBatch,
+        };
+        let module = self.call(lr, module, Call::Step(grads), what)?;
+        self.window.sent = match is_update {
+            true => 0,
+            false => self.window.sent + 1,
+        };
+        self.calls += 1;
+        match self.synchronous {
+            true => self.try_synchronize(module),
+            false => Ok(module),
+        }
+    }
+
+    /// Steps with the micro-batches of a window that is not full, as [`step`](Self::step) does; see [`ScaledOptimizer::flush`].
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_flush`](Self::try_flush) returns an error, with its message.
+    pub fn flush<M: Module + 'static>(
+        &mut self,
+        lr: impl Into<ModuleLearningRate>,
+        module: M,
+    ) -> M {
+        self.try_flush(lr, module)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`flush`](Self::flush), for runs that want to handle a failure.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_step`](Self::try_step).
+    pub fn try_flush<M: Module + 'static>(
+        &mut self,
+        lr: impl Into<ModuleLearningRate>,
+        module: M,
+    ) -> Result<M, StepError<M>> {
+        if self.window.sent == 0 {
+            return Ok(module);
+        }
+        let module = self.call(lr.into(), module, Call::Flush, What::Update)?;
+        self.window.sent = 0;
+        match self.synchronous {
+            true => self.try_synchronize(module),
+            false => Ok(module),
+        }
+    }
+
+    /// Waits for all that was handed over, and returns `module` with the newest parameters. The next iteration is computed with the newest
+    /// loss scale, too.
+    ///
+    /// Call it before an evaluation, before the model is saved, and at the end of the training.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_synchronize`](Self::try_synchronize) returns an error, with its message.
+    pub fn synchronize<M: Module + 'static>(&mut self, module: M) -> M {
+        self.try_synchronize(module)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`synchronize`](Self::synchronize), for runs that want to handle a failure.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ScaledOptimizer::try_step`], for the last update; the module has the newest parameters nevertheless. Otherwise as
+    /// [`try_step`](Self::try_step).
+    pub fn try_synchronize<M: Module + 'static>(&mut self, module: M) -> Result<M, StepError<M>> {
+        if self.stored.len() > 0
+            && let Err(error) = self.begin(&module)
+        {
+            return Err(StepError::new(module, error));
+        }
+        self.receive(module, Until::AllIsDone)
+    }
+
+    /// Goes on from the parameters of `module` as they are: for a program that has changed them, or loaded others.
+    ///
+    /// Waits for all that was handed over. The optimizer's state stays.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_synchronize`](Self::try_synchronize); the masters are replaced nevertheless, unless the thread has ended.
+    pub fn reload<M: Module + 'static>(&mut self, module: &M) -> Result<(), AmpError> {
+        let received = self.receive(module.clone(), Until::AllIsDone);
+        (self.places, self.stored) = (None, ParamTensors::default());
+        let begun = self.begin(module);
+        received.map(drop).map_err(AmpError::from).and(begun)
+    }
+
+    /// A copy of the scaler: loss scale, counters, last outcome. `up_to_date` waits until all that was handed over is done; otherwise it
+    /// is as the last update has left it that the training has received, and with which the next iteration is scaled.
+    ///
+    /// Changing the copy changes nothing here: see [`set_loss_scale`](Self::set_loss_scale) and [`queue`](Self::queue).
+    pub fn scaler(&self, up_to_date: bool) -> GradScaler {
+        if up_to_date {
+            let copy = self
+                .worker
+                .send(|update| update.optim.scaler().detached())
+                .and_then(Pending::wait);
+            // A thread that has ended says so at the next step.
+            if let Ok(copy) = copy {
+                return copy;
+            }
+        }
+        self.scaler.detached()
+    }
+
+    /// Sets the loss scale that follows the next update, in place of what its gradients would make of it: PyTorch's
+    /// `update(new_scale)`. Set before step t, iteration t + 2 is the first that is computed with it. The growth tracker stays.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`], as [`GradScaler::set_loss_scale`], and [`AmpError::OptimizerThread`].
+    pub fn set_loss_scale(&mut self, scale: f64) -> Result<(), AmpError> {
+        self.scaler.schedule().with_scale("loss_scale", scale)?;
+        self.send(What::Other, move |update| {
+            update.set_next_scale(scale);
+            update.updated(Ok(()), None)
+        })
+    }
+
+    /// Changes settings of the scaler on the optimizer's thread, after all that was handed over, and before what comes next.
+    ///
+    /// ```
+    /// use burn::{optim::SgdConfig, tensor::Device};
+    /// use burn_amp::{GradScalerConfig, PipelinedOptimizer, ScaledOptimizer};
+    ///
+    /// let optim = ScaledOptimizer::new(SgdConfig::new().init(), GradScalerConfig::new().init()?);
+    /// let mut optim = PipelinedOptimizer::new(optim, Device::flex())?;
+    /// optim.queue(|scaler| scaler.set_growth_interval(500))?;
+    /// assert_eq!(optim.scaler(true).growth_interval(), 500);
+    /// # Ok::<(), burn_amp::AmpError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::OptimizerThread`]. What `change` returns is an error of a later `step` or `synchronize`.
+    pub fn queue(
+        &mut self,
+        change: impl FnOnce(&mut GradScaler) -> Result<(), AmpError> + Send + 'static,
+    ) -> Result<(), AmpError> {
+        self.send(What::Other, |update| {
+            let changed = change(update.optim.scaler_mut());
+            update.updated(changed, None)
+        })
+    }
+
+    /// Tells the guard the loss of the next call of [`step`](Self::step); see [`ScaledOptimizer::set_loss`].
+    pub fn set_loss(&mut self, loss: f64) {
+        self.loss = Some(loss);
+    }
+
+    /// The state of all that was handed over, to be stored: it waits for that. See [`ScaledOptimizer::to_record`].
+    ///
+    /// Where the module that the program holds is behind, or its parameters are in half precision, the f32 masters are in it too: a run
+    /// that resumes goes on from them. After [`synchronize`](Self::synchronize), an f32 module is the masters, and the record has none.
+    pub fn to_record(&self) -> AmpRecord {
+        let is_half = self.places.as_ref().is_some_and(Places::has_half);
+        let with_masters = is_half || self.in_flight.has_update();
+        let record = self
+            .worker
+            .send(move |update| update.to_record(with_masters));
+        match record.and_then(Pending::wait) {
+            Ok(mut record) => {
+                if self.stored.len() > 0 {
+                    record.masters = Some(self.stored.clone());
+                }
+                record
+            }
+            Err(ended) => AmpRecord::refused(ended.into()),
+        }
+    }
+
+    /// Takes over a stored state, as [`ScaledOptimizer::load_record`] does. What is on its way is finished, and given up.
+    ///
+    /// Call [`synchronize`](Self::synchronize) with the module afterwards: it gets the masters of the record, if there are any.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_load_record`](Self::try_load_record) returns an error, with its message.
+    pub fn load_record(&mut self, record: AmpRecord) {
+        self.try_load_record(record)
+            .unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// As [`load_record`](Self::load_record), for programs that want to handle a failure.
+    ///
+    /// # Errors
+    ///
+    /// As [`ScaledOptimizer::try_load_record`]; the present state stays as it was. [`AmpError::OptimizerThread`].
+    pub fn try_load_record(&mut self, mut record: AmpRecord) -> Result<(), AmpError> {
+        let (masters, sent) = (record.masters.take(), record.window());
+        let loaded = self
+            .worker
+            .send(|update| update.try_load_record(record))
+            .and_then(Pending::wait)?;
+        self.scaler.follow(loaded?, false);
+        self.in_flight.0.clear();
+        self.places = None;
+        self.stored = masters.unwrap_or_default();
+        self.image = ParamTensors::default();
+        self.window.sent = sent;
+        self.statistics = RunningStatistics::default();
+        self.met = None;
+        Ok(())
+    }
+
+    /// Writes the state to a file: `to_record().save(path)`.
+    ///
+    /// # Errors
+    ///
+    /// As [`AmpRecord::save`].
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<(), AmpError> {
+        self.to_record().save(path)
+    }
+
+    /// Takes over the state in a file: [`AmpRecord::load`], then [`try_load_record`](Self::try_load_record).
+    ///
+    /// # Errors
+    ///
+    /// Those of both; the present state stays as it was.
+    pub fn load(&mut self, path: impl AsRef<Path>) -> Result<(), AmpError> {
+        self.try_load_record(AmpRecord::load(path)?)
+    }
+
+    /// The state as a burnpack in memory: `to_record().into_bytes()`.
+    ///
+    /// # Errors
+    ///
+    /// As [`AmpRecord::into_bytes`].
+    pub fn into_bytes(&self) -> Result<Bytes, AmpError> {
+        self.to_record().into_bytes()
+    }
+
+    /// Takes over the state in a burnpack in memory: [`AmpRecord::from_bytes`], then [`try_load_record`](Self::try_load_record).
+    ///
+    /// # Errors
+    ///
+    /// Those of both; the present state stays as it was.
+    pub fn from_bytes(&mut self, bytes: Bytes) -> Result<(), AmpError> {
+        self.try_load_record(AmpRecord::from_bytes(bytes)?)
+    }
+
+    /// Ends the pipeline: the newest parameters, and the optimizer with its state, to go on without.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_synchronize`](Self::try_synchronize).
+    pub fn into_inner<M: Module + 'static>(
+        mut self,
+        module: M,
+    ) -> Result<(M, ScaledOptimizer<O>), StepError<M>> {
+        let module = self.try_synchronize(module)?;
+        match self.worker.finish() {
+            Ok(update) => {
+                let mut optim = update.optim;
+                *optim.scaler_mut() = self.scaler;
+                Ok((module, optim))
+            }
+            Err(ended) => Err(StepError::new(module, ended.into())),
+        }
+    }
+
+    /// What is to be refused before anything is sent, and the masters of a module that was not met before.
+    fn meet<M: Module + 'static>(
+        &mut self,
+        module: &M,
+        statistics: Statistics,
+    ) -> Result<(), AmpError> {
+        if self.scaler.is_shared() {
+            return Err(AmpError::InvalidValue {
+                field: "optim",
+                value: "one of several optimizers of a `MixedPrecision`".to_string(),
+                allowed: "the only one: give each network that is pipelined its own".to_string(),
+            });
+        }
+        match &self.places {
+            None => self.begin(module)?,
+            Some(known) => {
+                known.check(&Places::of(module))?;
+                if self.calls.is_power_of_two()
+                    && let Some(parameter) = masters::first_changed(module, &self.image)
+                {
+                    return Err(AmpError::OtherModule {
+                        parameter,
+                        reason: "was changed since the last step".to_string(),
+                    });
+                }
+            }
+        }
+        if self.window.sent == 0 && self.scaler.is_enabled() && !statistics.is_empty() {
+            // The first are known to be good.
+            if let Some(before) = self.met.replace(statistics) {
+                self.statistics.meet(before);
+            }
+        }
+        Ok(())
+    }
+
+    /// Hands a module over, of which masters are to be kept.
+    fn begin<M: Module + 'static>(&mut self, module: &M) -> Result<(), AmpError> {
+        let places = Places::of(module);
+        if self.stored.len() > 0 {
+            places.check_masters(&self.stored)?;
+        }
+        let (own, stored) = (module.clone(), std::mem::take(&mut self.stored));
+        self.places = Some(places.clone());
+        self.image = ParamTensors::default();
+        self.send(What::Other, move |update| update.begin(own, places, &stored))
+    }
+
+    /// Sends what is to be stepped with, and returns the module as it is to be computed with.
+    fn call<M: Module + 'static>(
+        &mut self,
+        lr: ModuleLearningRate,
+        mut module: M,
+        call: Call,
+        what: What,
+    ) -> Result<M, StepError<M>> {
+        if what == What::Update {
+            module = self.receive(module, Until::LastUpdate)?;
+        }
+        let noted = self.scaler.hand_over();
+        let loss = self.loss.take();
+        let sent = self.send(what, move |update| update.step::<M>(lr, call, loss, noted));
+        match sent {
+            Ok(()) => Ok(module),
+            Err(error) => Err(StepError::new(module, error)),
+        }
+    }
+
+    fn send(
+        &mut self,
+        what: What,
+        job: impl FnOnce(&mut Update<O>) -> Updated + Send + 'static,
+    ) -> Result<(), AmpError> {
+        let pending = self.worker.send(job)?;
+        self.in_flight.0.push_back((what, pending));
+        Ok(())
+    }
+
+    /// Waits for jobs in their order, and takes over what they have reached. Of several errors, the first is returned.
+    fn receive<M: Module>(&mut self, mut module: M, until: Until) -> Result<M, StepError<M>> {
+        let jobs = &mut self.in_flight.0;
+        let count = match until {
+            Until::LastUpdate => jobs.iter().rposition(|(what, _)| *what == What::Update),
+            Until::AllIsDone => jobs.len().checked_sub(1),
+        };
+        let (mut failed, mut image) = (None, None);
+        for (what, pending) in jobs.drain(..count.map_or(0, |last| last + 1)) {
+            match pending.wait() {
+                Ok(updated) => {
+                    failed = failed.or(updated.error);
+                    image = updated.image.or(image);
+                    self.scaler.follow(updated.reached, what != What::Other);
+                    if what == What::Update {
+                        let outcome = self.scaler.last_outcome();
+                        let met = self.met.take();
+                        tend(&mut self.statistics, &module, outcome, met, until);
+                    }
+                }
+                Err(ended) => failed = failed.or(Some(ended.into())),
+            }
+        }
+        if let Some(image) = image {
+            module = masters::put(module, &image);
+            self.image = image;
+        }
+        match failed {
+            Some(error) => Err(self.refused(module, error)),
+            None => Ok(module),
+        }
+    }
+
+    /// What the forward pass of refused gradients has noted is of no step.
+    fn refused<M>(&mut self, module: M, error: AmpError) -> StepError<M> {
+        drop(self.scaler.hand_over());
+        self.loss = None;
+        StepError::new(module, error)
+    }
+}
+
+/// Looks after the running statistics of a module, after an update: a forward pass that overflows leaves NaN in them, and a skip does not
+/// take it back. `met` are those before the present window, which the update knows nothing of unless all is done.
+fn tend<M: Module>(
+    statistics: &mut RunningStatistics,
+    module: &M,
+    outcome: Option<StepOutcome>,
+    met: Option<Statistics>,
+    until: Until,
+) {
+    let Some(met) = met else {
+        return;
+    };
+    match (outcome, until) {
+        (Some(StepOutcome::Skipped), _) => {
+            statistics.meet(met);
+            statistics.repair(module);
+        }
+        (Some(StepOutcome::Stepped), Until::LastUpdate) => statistics.learn(met),
+        (Some(StepOutcome::Stepped), Until::AllIsDone) => statistics.keep(module),
+        _ => {}
+    }
+}
+
+impl From<Ended> for AmpError {
+    fn from(Ended(reason): Ended) -> Self {
+        Self::OptimizerThread { reason }
+    }
+}

@@ -1,0 +1,141 @@
+//! A thread that owns a value and does jobs on it, in the order in which they come.
+
+use std::{
+    any::Any,
+    ops::ControlFlow,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, OnceLock},
+};
+
+// The tests put those of a model checker in their place.
+use super::sync::{
+    mpsc::{Receiver, SyncSender, sync_channel},
+    thread::{Builder, JoinHandle},
+};
+
+/// Jobs that may wait while another is done: a caller with one more waits.
+const WAITING: usize = 1;
+
+type Job<T> = Box<dyn FnOnce(&mut T) -> ControlFlow<()> + Send>;
+
+/// A value on a thread of its own. Ends with it: jobs that were taken are done first.
+pub(crate) struct Worker<T> {
+    jobs: Option<SyncSender<Job<T>>>,
+    thread: Option<JoinHandle<Option<T>>>,
+    ended: Arc<OnceLock<String>>,
+}
+
+/// Why a job was not done: one before it has panicked, with this message.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Ended(pub(crate) String);
+
+/// The result of a job, which may not be done yet.
+pub(crate) struct Pending<R> {
+    result: Receiver<R>,
+    ended: Arc<OnceLock<String>>,
+}
+
+impl<T: Send + 'static> Worker<T> {
+    /// Moves the value to a new thread of this name.
+    ///
+    /// # Errors
+    ///
+    /// If the system has no thread to give.
+    pub(crate) fn start(name: &str, mut value: T) -> std::io::Result<Self> {
+        let (jobs, queue) = sync_channel::<Job<T>>(WAITING);
+        let work = move || {
+            while let Ok(job) = queue.recv() {
+                if job(&mut value).is_break() {
+                    // What waits is refused with the queue.
+                    return None;
+                }
+            }
+            Some(value)
+        };
+        let thread = Builder::new().name(name.to_string()).spawn(work)?;
+        Ok(Self {
+            jobs: Some(jobs),
+            thread: Some(thread),
+            ended: Arc::default(),
+        })
+    }
+
+    /// Gives the thread a job. Waits while the queue is full.
+    ///
+    /// # Errors
+    ///
+    /// If the thread has ended; the job is not done.
+    pub(crate) fn send<R: Send + 'static>(
+        &self,
+        job: impl FnOnce(&mut T) -> R + Send + 'static,
+    ) -> Result<Pending<R>, Ended> {
+        let (reply, result) = sync_channel(1);
+        let pending = Pending {
+            result,
+            ended: self.ended.clone(),
+        };
+        let ended = self.ended.clone();
+        let job: Job<T> = Box::new(move |value| {
+            match catch_unwind(AssertUnwindSafe(|| job(value))) {
+                Ok(result) => {
+                    // Nobody may want it.
+                    let _ = reply.send(result);
+                    ControlFlow::Continue(())
+                }
+                Err(panic) => {
+                    // Before `reply` is dropped, so that whoever waits for it finds the reason.
+                    let _ = ended.set(message(&*panic));
+                    ControlFlow::Break(())
+                }
+            }
+        });
+        match &self.jobs {
+            Some(jobs) if jobs.send(job).is_ok() => Ok(pending),
+            _ => Err(reason(&self.ended)),
+        }
+    }
+
+    /// Ends the thread, when all jobs are done, and gives the value back.
+    ///
+    /// # Errors
+    ///
+    /// If a job has panicked.
+    pub(crate) fn finish(mut self) -> Result<T, Ended> {
+        self.join().ok_or_else(|| reason(&self.ended))
+    }
+}
+
+impl<T> Worker<T> {
+    fn join(&mut self) -> Option<T> {
+        self.jobs = None;
+        // Panics of jobs were caught.
+        self.thread.take()?.join().ok().flatten()
+    }
+}
+
+impl<T> Drop for Worker<T> {
+    fn drop(&mut self) {
+        self.join();
+    }
+}
+
+impl<R> Pending<R> {
+    /// Waits until the job is done.
+    ///
+    /// # Errors
+    ///
+    /// If it has panicked, or was refused because one before it has.
+    pub(crate) fn wait(self) -> Result<R, Ended> {
+        self.result.recv().map_err(|_| reason(&self.ended))
+    }
+}
+
+fn reason(ended: &OnceLock<String>) -> Ended {
+    Ended(ended.get().cloned().unwrap_or_default())
+}
+
+fn message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("a panic without a message").to_string()
+}

@@ -6,6 +6,7 @@ mod megatron;
 mod openseq2seq;
 mod own_schedules;
 mod popart;
+mod roundpipe;
 mod schedule;
 mod torch_scale;
 mod torch_training;

@@ -484,6 +484,14 @@ impl StepGradients {
             Self::Unscaled(grads) => grads.params(),
         }
     }
+
+    pub(crate) fn into_params(self) -> GradientsParams {
+        match self {
+            Self::Plain(grads) => grads,
+            Self::Scaled(grads) => grads.into_params(),
+            Self::Unscaled(grads) => grads.into_params(),
+        }
+    }
 }
 
 impl From<ScaledGradients> for StepGradients {

@@ -679,3 +679,14 @@ impl From<Ended> for AmpError {
         Self::OptimizerThread { reason }
     }
 }
+
+/// Without what is on the other thread.
+impl<O> std::fmt::Debug for PipelinedOptimizer<O> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PipelinedOptimizer")
+            .field("scaler", &self.scaler)
+            .field("in_flight", &self.in_flight.0.len())
+            .field("synchronous", &self.synchronous)
+            .finish_non_exhaustive()
+    }
+}

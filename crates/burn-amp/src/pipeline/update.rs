@@ -2,18 +2,20 @@
 
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::Module,
+    module::{Module, Param},
     optim::GradientsParams,
-    tensor::Device,
+    tensor::{Device, Tensor},
 };
 use std::any::Any;
 
 use super::masters::{self, Places};
 use crate::{
+    dtype::working_dtype,
     error::{AmpError, StepError},
     gradients::{ScaledGradients, StepGradients},
     loss_scale::{LossScale, StepOutcome},
     module_optim::ModuleOptim,
+    module_path::{self, ModulePath},
     optimizer::ScaledOptimizer,
     param_tensors::ParamTensors,
     record::AmpRecord,
@@ -200,16 +202,37 @@ fn another_type() -> AmpError {
     }
 }
 
-/// The gradients on the optimizer's device, in the dtype in which they came. Waits for the training device.
+/// The gradients on the optimizer's device. Waits for the training device.
 fn moved<M: Module>(grads: StepGradients, module: &M, host: &Device) -> StepGradients {
-    let moved = |grads: GradientsParams| grads.to_device(host, module);
     match grads {
-        StepGradients::Plain(grads) => moved(grads).into(),
-        StepGradients::Scaled(grads) => {
+        StepGradients::Scaled(grads) if grads.loss_scale() != 1.0 => {
             let scale = grads.loss_scale();
-            ScaledGradients::new(moved(grads.into_params()), scale).into()
+            // As narrow as they are: unscaling widens them.
+            let grads = grads.into_params().to_device(host, module);
+            ScaledGradients::new(grads, scale).into()
         }
         // Those that were tested elsewhere are tested here too: what was found is of the other side's scale.
-        StepGradients::Unscaled(grads) => moved(grads.into_params()).into(),
+        grads => {
+            let grads = grads.into_params().to_device(host, module);
+            widened(grads, module).into()
+        }
     }
+}
+
+/// Gradients in the dtype of the masters.
+fn widened<M: Module>(grads: GradientsParams, module: &M) -> GradientsParams {
+    struct Widen(GradientsParams);
+
+    impl module_path::Visit for Widen {
+        fn parameter<const D: usize>(&mut self, _path: &ModulePath, param: &Param<Tensor<D>>) {
+            if let Some(grad) = self.0.remove::<D>(param.id) {
+                let working = working_dtype(param.base().dtype());
+                self.0.register(param.id, grad.cast(working));
+            }
+        }
+    }
+
+    let mut widen = Widen(grads);
+    module_path::visit(module, &mut widen);
+    widen.0
 }

@@ -1,0 +1,167 @@
+//! What the tests of the pipeline share: a model, overflows at chosen steps, and the pipeline on one thread.
+
+use burn::{
+    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
+    module::{Module, ModuleMapper, ModuleVisitor, Param},
+    nn::{Linear, LinearConfig},
+    optim::GradientsParams,
+    tensor::{Device, FloatDType, Tensor, TensorData, activation::tanh},
+};
+use burn_amp::{
+    GradScaler, MixedPrecision, ModuleOptim, PipelinedOptimizer, ScaledOptimizer, to_full, to_half,
+};
+
+#[derive(Module, Debug)]
+pub struct Net {
+    pub hidden: Linear,
+    pub head: Linear,
+}
+
+impl Net {
+    /// The same values in every run.
+    pub fn new(amp: &MixedPrecision) -> Self {
+        let device = Device::flex().autodiff();
+        let net = Self {
+            hidden: LinearConfig::new(3, 4).init(&device),
+            head: LinearConfig::new(4, 2).init(&device),
+        };
+        net.map(&mut Fill(0)).apply_reparameterization(amp.clone())
+    }
+
+    pub fn forward(&self, input: Tensor<2>) -> Tensor<2> {
+        self.head.forward(tanh(self.hidden.forward(input)))
+    }
+}
+
+struct Fill(usize);
+
+impl ModuleMapper for Fill {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let (shape, device) = (param.shape(), param.device());
+        let count = shape.num_elements();
+        let data = TensorData::new(values(self.0, count), shape);
+        self.0 += count;
+        Param::initialized(param.id, Tensor::from_data(data, &device).require_grad())
+    }
+}
+
+fn values(seed: usize, count: usize) -> Vec<f32> {
+    let value = |i: usize| (((seed + i) * 7919) % 1000) as f32 / 500.0 - 1.0;
+    (0..count).map(value).collect()
+}
+
+/// The gradients of one iteration. One with `overflow` is that of a loss too large for the present scale, and for many others.
+pub fn gradients(
+    amp: &MixedPrecision,
+    net: &Net,
+    step: usize,
+    overflow: bool,
+) -> GradientsParams {
+    let device = Device::flex().autodiff();
+    let input = TensorData::new(values(100 * step, 6), [2, 3]);
+    let input = Tensor::<2>::from_data(input, &device);
+    let output = amp.autocast(input, |x| net.forward(x));
+    let factor = if overflow { 1e6 } else { 1.0 };
+    let loss = (output.square().mean()) * factor;
+    GradientsParams::from_grads(loss.backward(), net)
+}
+
+/// All parameters, bit for bit, in the module's order.
+pub fn parameters<M: Module>(module: &M) -> Vec<u8> {
+    struct Read(Vec<u8>);
+
+    impl ModuleVisitor for Read {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            self.0.extend(param.base().to_data().as_bytes());
+        }
+    }
+
+    let mut read = Read(Vec::new());
+    module.visit(&mut read);
+    read.0
+}
+
+/// What one thread would do: the optimizer's side at once, and the training's side a call behind.
+pub struct Simulation<O> {
+    amp: MixedPrecision,
+    optim: ScaledOptimizer<O>,
+    masters: Net,
+    dtype: FloatDType,
+    /// What the last update has made of the masters, and of the loss scale.
+    reached: Option<(Net, f64)>,
+}
+
+impl<O: ModuleOptim> Simulation<O> {
+    /// `optim` has a loss scale of its own, with the settings of that of `amp`.
+    pub fn new(amp: &MixedPrecision, optim: ScaledOptimizer<O>, net: &Net) -> Self {
+        Self {
+            amp: amp.clone(),
+            optim,
+            masters: to_full(net.clone()),
+            dtype: net.head.weight.base().dtype().into(),
+            reached: None,
+        }
+    }
+
+    pub fn optim(&self) -> &ScaledOptimizer<O> {
+        &self.optim
+    }
+
+    pub fn optim_mut(&mut self) -> &mut ScaledOptimizer<O> {
+        &mut self.optim
+    }
+
+    /// A step of the pipeline: the module to be computed with next.
+    pub fn step(
+        &mut self,
+        lr: impl Into<ModuleLearningRate>,
+        net: Net,
+        grads: GradientsParams,
+    ) -> Net {
+        let next = self.synchronize(net);
+        self.micro_batch(lr, grads);
+        let scale = f64::from(self.optim.scaler().loss_scale());
+        self.reached = Some((self.masters.clone(), scale));
+        next
+    }
+
+    /// What the optimizer takes without an update.
+    pub fn micro_batch(&mut self, lr: impl Into<ModuleLearningRate>, grads: GradientsParams) {
+        self.masters = self.optim.step(lr, self.masters.clone(), grads);
+    }
+
+    pub fn synchronize(&mut self, net: Net) -> Net {
+        match self.reached.take() {
+            None => net,
+            Some((masters, scale)) => {
+                let mut scaler = GradScaler::from(&self.amp);
+                scaler.set_loss_scale(scale).unwrap();
+                match self.dtype {
+                    FloatDType::F32 => masters,
+                    half => to_half(masters, half, &[]),
+                }
+            }
+        }
+    }
+}
+
+/// A pipeline, and one thread that is to do the same, each with a `MixedPrecision` of its own.
+pub fn both<O>(
+    precision: impl Fn() -> MixedPrecision,
+    optim: impl Fn(&MixedPrecision) -> ScaledOptimizer<O>,
+) -> (
+    (MixedPrecision, PipelinedOptimizer<O>, Net),
+    (MixedPrecision, Simulation<O>, Net),
+)
+where
+    O: ModuleOptim + Send + 'static,
+{
+    let amp = precision();
+    let pipelined = PipelinedOptimizer::new(optim(&amp), Device::flex()).unwrap();
+    let here = (amp.clone(), pipelined, Net::new(&amp));
+    let amp = precision();
+    let net = Net::new(&amp);
+    // A scale that no scope uses.
+    let simulation = Simulation::new(&amp, optim(&precision()), &net);
+    (here, (amp, simulation, net))
+}

@@ -24,6 +24,8 @@
 //! # Ok::<(), burn_amp::AmpError>(())
 //! ```
 
+#[cfg(test)]
+mod law;
 mod masters;
 mod update;
 mod worker;

@@ -216,7 +216,7 @@ impl GradScaler {
     }
 
     /// Moves the schedule by what was seen, none if it says nothing of the scale; the scale before and after.
-    pub(super) fn move_scale(&mut self, seen: Option<Observation>) -> (f32, f32) {
+    pub(crate) fn move_scale(&mut self, seen: Option<Observation>) -> (f32, f32) {
         if let Some(border) = &self.border {
             return border.amp.live().report(&border.member, seen);
         }

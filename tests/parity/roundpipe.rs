@@ -136,9 +136,21 @@ fn compare(trace: &Trace) {
         assert_eq!(after, bits(trace.main_scale_after_update[t]), "{id}, {t}");
 
         let learned = optim.scaler(true);
-        assert_eq!(learned.loss_scale().to_bits(), bits(trace.next_scale[t]), "{id}, {t}");
-        assert_eq!(learned.growth_tracker(), trace.growth_tracker[t], "{id}, {t}");
-        assert_eq!(learned.growth_interval(), trace.growth_interval_after[t], "{id}, {t}");
+        assert_eq!(
+            learned.loss_scale().to_bits(),
+            bits(trace.next_scale[t]),
+            "{id}, {t}"
+        );
+        assert_eq!(
+            learned.growth_tracker(),
+            trace.growth_tracker[t],
+            "{id}, {t}"
+        );
+        assert_eq!(
+            learned.growth_interval(),
+            trace.growth_interval_after[t],
+            "{id}, {t}"
+        );
         let stepped = learned.last_outcome() == Some(StepOutcome::Stepped);
         assert_eq!(u8::from(stepped), trace.optimizer_stepped[t], "{id}, {t}");
         if stepped {

@@ -133,7 +133,10 @@ fn at_most_one_update_is_in_flight() {
         (optim, net)
     });
     // It cannot be done: the first update is at the gate.
-    assert!(done.recv_timeout(std::time::Duration::from_millis(200)).is_err());
+    assert!(
+        done.recv_timeout(std::time::Duration::from_millis(200))
+            .is_err()
+    );
     open.send(()).unwrap();
     done.recv().unwrap();
     assert_eq!(steps.load(Ordering::SeqCst), 1);
@@ -148,7 +151,9 @@ fn at_most_one_update_is_in_flight() {
 fn a_full_queue_makes_the_training_wait() {
     let amp = amp();
     let (gated, _) = Gated::new(usize::MAX);
-    let optim = ScaledOptimizer::new(gated, &amp).with_accumulation(100).unwrap();
+    let optim = ScaledOptimizer::new(gated, &amp)
+        .with_accumulation(100)
+        .unwrap();
     let mut optim = PipelinedOptimizer::new(optim, Device::flex()).unwrap();
     let (open, gate) = channel::<()>();
     // The thread is busy with this.
@@ -248,7 +253,10 @@ fn bad_gradients_and_rates_are_refused_at_once() {
     let net = *error.module;
     let grads = gradients(&amp, &net, 0, false);
     let error = optim.try_step(f64::NAN, net, grads).unwrap_err();
-    assert!(matches!(error.error, AmpError::InvalidValue { field: "lr", .. }), "{error}");
+    assert!(
+        matches!(error.error, AmpError::InvalidValue { field: "lr", .. }),
+        "{error}"
+    );
     optim.synchronize(*error.module);
     assert_eq!(optim.scaler(true).counters().steps(), 0);
 }
@@ -277,7 +285,10 @@ fn another_module_is_refused_until_it_is_reloaded() {
     let other = Net::new(&amp);
     let grads = gradients(&amp, &other, 0, false);
     let error = optim.try_step(1e-2, other, grads).unwrap_err();
-    assert!(error.to_string().contains("`hidden.weight` was not there"), "{error}");
+    assert!(
+        error.to_string().contains("`hidden.weight` was not there"),
+        "{error}"
+    );
 
     // The same network, edited. The fourth step looks.
     net = optim.synchronize(net).map(&mut Add(0.5));
@@ -287,7 +298,10 @@ fn another_module_is_refused_until_it_is_reloaded() {
         match optim.try_step(1e-2, net.clone(), grads) {
             Ok(stepped) => net = stepped.map(&mut Add(0.5)),
             Err(error) => {
-                assert!(matches!(&error.error, AmpError::OtherModule { .. }), "{error}");
+                assert!(
+                    matches!(&error.error, AmpError::OtherModule { .. }),
+                    "{error}"
+                );
                 refused.get_or_insert(step);
             }
         }

@@ -38,7 +38,10 @@ fn compare(optim: impl Fn(&MixedPrecision) -> ScaledOptimizer<ModuleOptimizer>) 
     expected = simulation.synchronize(expected);
     assert!(parameters(&net) == parameters(&expected));
     let (net, optim) = optim.into_inner(net).unwrap();
-    assert_eq!(optim.scaler().counters(), simulation.optim().scaler().counters());
+    assert_eq!(
+        optim.scaler().counters(),
+        simulation.optim().scaler().counters()
+    );
     assert!(optim.scaler().counters().skipped() > 3);
     let averaged = optim.finalize(net);
     let expected = simulation.optim().finalize(expected);
@@ -130,7 +133,16 @@ fn a_window_of_unknown_length_is_refused() {
     let optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp());
     let optim = optim.with_accumulation(config).unwrap();
     let error = PipelinedOptimizer::new(optim, Device::flex()).unwrap_err();
-    assert!(matches!(error, AmpError::InvalidValue { field: "skip_micro_batch", .. }), "{error}");
+    assert!(
+        matches!(
+            error,
+            AmpError::InvalidValue {
+                field: "skip_micro_batch",
+                ..
+            }
+        ),
+        "{error}"
+    );
 }
 
 /// Masters are f32 whatever the training device computes in, and however small the updates are.
@@ -273,11 +285,12 @@ fn what_is_set_takes_its_place_in_the_queue() {
         let error = optim.set_loss_scale(scale).unwrap_err();
         assert!(matches!(error, AmpError::InvalidValue { .. }), "{error}");
     }
-    optim
-        .queue(|scaler| scaler.set_growth_factor(0.5))
-        .unwrap();
+    optim.queue(|scaler| scaler.set_growth_factor(0.5)).unwrap();
     let error = optim.try_synchronize(net).unwrap_err();
-    assert!(error.to_string().contains("`growth_factor` is 0.5"), "{error}");
+    assert!(
+        error.to_string().contains("`growth_factor` is 0.5"),
+        "{error}"
+    );
     let net = optim.synchronize(*error.module);
     optim.queue(|scaler| scaler.set_growth_factor(4.0)).unwrap();
     assert_eq!(optim.scaler(false).growth_factor(), 2.0);
@@ -305,4 +318,3 @@ fn one_loss_scale_has_one_pipeline() {
     optim.synchronize(net);
     assert_eq!(optim.scaler(false).counters().steps(), 2);
 }
-

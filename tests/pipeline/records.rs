@@ -48,7 +48,10 @@ fn a_run_resumes_bit_for_bit_after_synchronize() {
     let net = run(&there, &mut optim, start.clone(), 0..20);
     let net = optim.synchronize(net);
     optim.save(folder.path().join("optim")).unwrap();
-    net.clone().into_record().save(folder.path().join("model")).unwrap();
+    net.clone()
+        .into_record()
+        .save(folder.path().join("model"))
+        .unwrap();
     let net = run(&there, &mut optim, net, 20..40);
     let net = optim.synchronize(net);
 
@@ -65,7 +68,10 @@ fn a_run_resumes_bit_for_bit_after_synchronize() {
     let other = resumed.synchronize(other);
     assert!(parameters(&other) == parameters(&net));
     assert_eq!(here.loss_scale(), there.loss_scale());
-    assert_eq!(resumed.scaler(true).counters(), optim.scaler(true).counters());
+    assert_eq!(
+        resumed.scaler(true).counters(),
+        optim.scaler(true).counters()
+    );
     // Both have the same state.
     let bytes = |optim: &PipelinedOptimizer| optim.into_bytes().unwrap().to_vec();
     assert!(bytes(&resumed) == bytes(&optim));
@@ -111,7 +117,10 @@ fn a_record_taken_without_synchronize_holds_what_the_model_lacks() {
     let plain = amp();
     let mut optim = ScaledOptimizer::new(AdamConfig::new().init(), &plain);
     let error = optim.from_bytes(stored.clone()).unwrap_err();
-    assert!(matches!(&error, AmpError::ForeignRecord { reason, .. } if reason.contains("master")), "{error}");
+    assert!(
+        matches!(&error, AmpError::ForeignRecord { reason, .. } if reason.contains("master")),
+        "{error}"
+    );
     let record = AmpRecord::from_bytes(stored.clone()).unwrap();
     optim.load_record(record.without_masters());
     assert_eq!(optim.scaler().counters().steps(), 20);
@@ -121,7 +130,10 @@ fn a_record_taken_without_synchronize_holds_what_the_model_lacks() {
     resumed.from_bytes(stored).unwrap();
     let other = Net::new(&here);
     let error = resumed.try_synchronize(other).unwrap_err();
-    assert!(error.to_string().contains("load the model's own record"), "{error}");
+    assert!(
+        error.to_string().contains("load the model's own record"),
+        "{error}"
+    );
     // They are there still.
     assert_eq!(resumed.to_record().masters(), 4);
 }
@@ -139,7 +151,11 @@ fn masters_of_a_half_precision_model_are_stored() {
                  mut model: burn::nn::Linear,
                  steps: std::ops::Range<usize>| {
         for input in &inputs[steps] {
-            let loss = model.forward(input.clone()).cast(FloatDType::F32).square().mean();
+            let loss = model
+                .forward(input.clone())
+                .cast(FloatDType::F32)
+                .square()
+                .mean();
             let grads = optim.backward(loss, &model);
             model = optim.step(1e-4, model, grads);
         }
@@ -204,7 +220,11 @@ fn a_damaged_record_leaves_all_as_it_was() {
         .unwrap_err();
     assert!(matches!(error, AmpError::DamagedRecord { .. }), "{error}");
     let scaler = there.loss_scale();
-    assert!(optim.try_load_record(GradScalerConfig::new().init().unwrap().to_record()).is_err());
+    assert!(
+        optim
+            .try_load_record(GradScalerConfig::new().init().unwrap().to_record())
+            .is_err()
+    );
     assert_eq!(there.loss_scale(), scaler);
     let net = run(&there, &mut optim, net, 5..8);
     optim.synchronize(net);

@@ -27,7 +27,12 @@ impl Net {
 }
 
 fn means(net: &Net) -> Vec<f32> {
-    net.norm.running_mean.value().to_data().iter::<f32>().collect()
+    net.norm
+        .running_mean
+        .value()
+        .to_data()
+        .iter::<f32>()
+        .collect()
 }
 
 #[test]

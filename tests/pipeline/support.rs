@@ -51,12 +51,7 @@ fn values(seed: usize, count: usize) -> Vec<f32> {
 }
 
 /// The gradients of one iteration. One with `overflow` is that of a loss too large for the present scale, and for many others.
-pub fn gradients(
-    amp: &MixedPrecision,
-    net: &Net,
-    step: usize,
-    overflow: bool,
-) -> GradientsParams {
+pub fn gradients(amp: &MixedPrecision, net: &Net, step: usize, overflow: bool) -> GradientsParams {
     let device = Device::flex().autodiff();
     let input = TensorData::new(values(100 * step, 6), [2, 3]);
     let input = Tensor::<2>::from_data(input, &device);

@@ -63,6 +63,14 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         }
     }
 
+    #[cfg(feature = "train")]
+    pub(crate) fn from_parts(optim: O, scaler: GradScaler, options: StepOptions) -> Self {
+        Self {
+            options,
+            ..Self::new(optim, scaler)
+        }
+    }
+
     /// Makes `step` take micro-batches: every n-th call steps, with their mean or their sum.
     ///
     /// Takes a number of micro-batches or an [`AccumulationConfig`]. A window that was open is dropped.

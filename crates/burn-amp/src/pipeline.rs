@@ -56,6 +56,8 @@ use crate::{
     scaler::GradScaler,
 };
 use masters::Places;
+#[cfg(feature = "train")]
+pub(crate) use masters::put;
 use update::{Call, Update, Updated};
 use worker::{Ended, Pending, Worker};
 
@@ -534,6 +536,34 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         }
     }
 
+    /// The optimizer, and where it was to step: before its first step, or with all that it was given.
+    #[cfg(feature = "train")]
+    pub(crate) fn into_parts(self) -> Result<(ScaledOptimizer<O>, Device, bool), AmpError> {
+        let mut update = self.worker.finish()?;
+        *update.optim.scaler_mut() = self.scaler;
+        Ok((update.optim, update.host, self.synchronous))
+    }
+
+    /// Goes on from these masters with the next module.
+    #[cfg(feature = "train")]
+    pub(crate) fn store_masters(&mut self, stored: ParamTensors) {
+        if stored.len() > 0 {
+            self.stored = stored;
+        }
+    }
+
+    /// The side that scales, with the loss scale that it shares.
+    #[cfg(feature = "train")]
+    pub(crate) fn side_that_scales(&self) -> GradScaler {
+        self.scaler.clone()
+    }
+
+    /// The parameters that were received last: handles.
+    #[cfg(feature = "train")]
+    pub(crate) fn image(&self) -> ParamTensors {
+        self.image.clone()
+    }
+
     /// What is to be refused before anything is sent, and the masters of a module that was not met before.
     fn meet<M: Module + 'static>(
         &mut self,
@@ -579,7 +609,9 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         let (own, stored) = (module.clone(), std::mem::take(&mut self.stored));
         self.places = Some(places.clone());
         self.image = ParamTensors::default();
-        self.send(What::Other, move |update| update.begin(own, places, &stored))
+        self.send(What::Other, move |update| {
+            update.begin(own, places, &stored)
+        })
     }
 
     /// Sends what is to be stepped with, and returns the module as it is to be computed with.

@@ -95,6 +95,12 @@ impl AmpRecord {
         }
     }
 
+    /// Takes out the state of the optimizer, if there is one and it can be stored.
+    #[cfg(feature = "train")]
+    pub(crate) fn take_optimizer(&mut self) -> Option<Container> {
+        self.optimizer.take()
+    }
+
     /// Adds the state of an optimizer. What is wrong with it is the error of the first call that wants it.
     pub(crate) fn with_optimizer<O: ModuleOptim>(mut self, optim: &O) -> Self {
         match optim.try_to_record().and_then(pack) {

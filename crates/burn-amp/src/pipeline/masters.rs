@@ -131,7 +131,9 @@ pub(super) fn masters_of<M: Module>(
             let stored = self.stored.get::<D>(param.id, self.host);
             param.map(|tensor| {
                 let working = working_dtype(tensor.dtype());
-                stored.unwrap_or_else(|| tensor.to_device(self.host)).cast(working)
+                stored
+                    .unwrap_or_else(|| tensor.to_device(self.host))
+                    .cast(working)
             })
         }
     }
@@ -190,7 +192,7 @@ fn collect<M: Module>(masters: &M, places: &Places, in_place: bool) -> ParamTens
 }
 
 /// The module with these values, which are where its parameters are. Ids, trainability and what is attached stay.
-pub(super) fn put<M: Module>(module: M, image: &ParamTensors) -> M {
+pub(crate) fn put<M: Module>(module: M, image: &ParamTensors) -> M {
     struct Put<'a>(&'a ParamTensors);
 
     impl module_path::Map for Put<'_> {

@@ -25,7 +25,7 @@ use crate::{
 /// The optimizer, and the masters that it steps.
 pub(super) struct Update<O> {
     pub(super) optim: ScaledOptimizer<O>,
-    host: Device,
+    pub(super) host: Device,
     masters: Option<Masters>,
     /// The loss scale that is to follow the next update, whatever its outcome.
     next_scale: Option<f64>,
@@ -109,8 +109,8 @@ impl<O: ModuleOptim> Update<O> {
             Err(StepError { module, error }) => (*module, Err(error)),
         };
         let outcome = self.optim.scaler().last_outcome();
-        let image = (outcome == Some(StepOutcome::Stepped))
-            .then(|| masters::image_of(&masters, &places));
+        let image =
+            (outcome == Some(StepOutcome::Stepped)).then(|| masters::image_of(&masters, &places));
         self.masters = Some(Masters::new(masters, places));
         let result = result.and(self.end_update(before, outcome));
         self.updated(result, image)

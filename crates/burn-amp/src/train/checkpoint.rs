@@ -15,6 +15,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
+use super::pipelined::Pipeline;
 use crate::{
     error::AmpError,
     mixed_precision::MixedPrecision,
@@ -31,9 +32,17 @@ const TENSOR: &str = "scaler";
 #[derive(Clone)]
 struct Entry {
     /// None while a step is made.
-    state: Option<AmpRecord>,
+    state: Option<Stored>,
     /// Whether a checkpoint has brought it.
     loaded: bool,
+}
+
+/// What the next checkpoint is to hold.
+#[derive(Clone)]
+pub(super) enum Stored {
+    Record(AmpRecord),
+    /// What is there when it is taken.
+    Pipeline(Pipeline),
 }
 
 /// What was found in an optimizer.
@@ -48,7 +57,7 @@ pub(super) enum Found {
     Nothing,
 }
 
-type Mail = (Option<AmpRecord>, Option<(Found, bool)>);
+type Mail = (Option<Stored>, Option<(Found, bool)>);
 
 thread_local! {
     /// What the next step of the parameter puts into the entry, and what it has found there. Burn's `step` takes and
@@ -67,12 +76,12 @@ pub(super) fn attach(
         taken: AtomicBool::new(false),
     };
     let mut optim = optim.with_group(ParamGroup::from_ids(vec![ID.into()]), carrier, None);
-    put(&mut optim, state);
+    put(&mut optim, Stored::Record(state));
     optim
 }
 
 /// Makes this state the one of the next checkpoint.
-pub(super) fn put(optim: &mut ModuleOptimizer, state: AmpRecord) {
+pub(super) fn put(optim: &mut ModuleOptimizer, state: Stored) {
     exchange(optim, Some(state));
 }
 
@@ -81,7 +90,7 @@ pub(super) fn take(optim: &mut ModuleOptimizer) -> (Found, bool) {
     exchange(optim, None)
 }
 
-fn exchange(optim: &mut ModuleOptimizer, state: Option<AmpRecord>) -> (Found, bool) {
+fn exchange(optim: &mut ModuleOptimizer, state: Option<Stored>) -> (Found, bool) {
     MAIL.set((state, None));
     let device = Device::flex();
     let one = || Tensor::<1>::zeros([1], (&device, DType::F32));
@@ -116,7 +125,7 @@ impl DynOptimizer for Carrier {
         let found = match state.map(DynState::downcast::<Entry>) {
             None => Found::Plain,
             Some(Entry {
-                state: Some(state),
+                state: Some(Stored::Record(state)),
                 loaded: true,
             }) => Found::Loaded(Box::new(state)),
             Some(_) => Found::Own,
@@ -137,9 +146,14 @@ impl DynOptimizer for Carrier {
     }
 
     fn state_flatten(&self, prefix: &str, state: &DynState, out: &mut StateSink) {
-        if let Some(state) = &state.downcast_ref::<Entry>().state {
+        let record = match &state.downcast_ref::<Entry>().state {
+            Some(Stored::Record(record)) => Some(record.clone()),
+            Some(Stored::Pipeline(pipeline)) => pipeline.record(),
+            None => None,
+        };
+        if let Some(record) = record {
             self.taken.store(true, Ordering::Relaxed);
-            let bytes = inverted(&to_bytes(state.clone()));
+            let bytes = inverted(&to_bytes(record));
             let shape = [bytes.len()];
             out.push_tensor(
                 prefix,
@@ -166,7 +180,7 @@ impl DynOptimizer for Carrier {
             scaler.resume(&self.amp, "the checkpoint");
         }
         let entry = Entry {
-            state: Some(state),
+            state: Some(Stored::Record(state)),
             loaded: true,
         };
         Some(DynState::create(entry, rank))

@@ -5,10 +5,10 @@ use burn::{
     train::{Learner, LearnerModel},
 };
 
-use super::{Scaled, checkpoint};
+use super::{Scaled, checkpoint, pipelined::Pipeline};
 use crate::{
     error::AmpError, master_weights::MasterWeights, mixed_precision::MixedPrecision,
-    module_optim::ModuleOptim, optimizer::ScaledOptimizer, scaler::GradScaler,
+    module_optim::ModuleOptim, optimizer::ScaledOptimizer, pipeline::PipelinedOptimizer, scaler::GradScaler,
     step_options::StepOptions,
 };
 
@@ -22,6 +22,10 @@ impl MixedPrecision {
     /// [`with_ema`](ScaledOptimizer::with_ema), whose state goes with it. Accumulation is Burn's `grads_accumulation`. For parameters that are bf16 themselves, `optim` is a
     /// [`MasterWeights`], with or without a `ScaledOptimizer` around it. `lr_scheduler` is any of Burn's. It advances on skipped
     /// steps too, unless it is a [`ScaledLrScheduler`](crate::ScaledLrScheduler). Does not wait for the device.
+    ///
+    /// With a [`PipelinedOptimizer`] the optimizer steps on a thread of its own, one update behind. Validation and checkpoints wait for it,
+    /// and see the newest parameters. It steps by itself: a model's own `TrainStep::optimize` is not called. It takes no averages, and no
+    /// training in which each device steps by itself (`ddp`).
     ///
     /// One run at a time for each handle: its loss scale, its counters and what ends it are shared.
     ///
@@ -116,6 +120,7 @@ impl MixedPrecision {
     /// # Errors
     ///
     /// [`AmpError::UnsupportedDType`] if a device of the model cannot compute in this precision.
+    /// [`AmpError::OptimizerThread`] for a [`PipelinedOptimizer`] whose thread has panicked.
     /// [`AmpError::InvalidValue`] for a [`ScaledOptimizer`] that was not made with this handle, and for one with
     /// [`with_accumulation`](ScaledOptimizer::with_accumulation): Burn's learning-rate scheduler would advance with each
     /// micro-batch.
@@ -132,7 +137,9 @@ impl MixedPrecision {
             optim,
             mixed,
             scaled,
+            pipeline,
         } = optim.into();
+        let optim = optim?;
         let (scaler, options) = match scaled {
             Some((scaler, options)) => (*scaler, options),
             None => (GradScaler::from(self), StepOptions::default()),
@@ -153,28 +160,39 @@ impl MixedPrecision {
             );
             return Err(AmpError::invalid("with_accumulation", count, allowed));
         }
+        if pipeline.is_some() && options.ema.is_some() {
+            let allowed = "left out for a pipelined optimizer in a Learner";
+            return Err(AmpError::InvalidValue {
+                field: "with_ema",
+                value: "set".into(),
+                allowed: allowed.into(),
+            });
+        }
         let model = model.apply_reparameterization(self.clone());
-        let model = Scaled::new(model, self.clone(), scaler, options, mixed);
+        let mut model = Scaled::new(model, self.clone(), scaler, options, mixed);
+        model.pipeline = pipeline;
         let optim = checkpoint::attach(optim, self, model.state());
         Ok(Learner::new(model, optim, lr_scheduler))
     }
 }
 
 /// What [`MixedPrecision::learner`] takes: Burn's `ModuleOptimizer`, a [`MasterWeights`] (for parameters that are bf16
-/// themselves), or a [`ScaledOptimizer`] around either.
+/// themselves), a [`ScaledOptimizer`] around either, or a [`PipelinedOptimizer`].
 pub struct LearnerOptimizer {
-    optim: ModuleOptimizer,
+    optim: Result<ModuleOptimizer, AmpError>,
     /// Whether it combines half-precision parameters with f32 gradients.
     mixed: bool,
     scaled: Option<(Box<GradScaler>, StepOptions)>,
+    pipeline: Option<Pipeline>,
 }
 
 impl From<ModuleOptimizer> for LearnerOptimizer {
     fn from(optim: ModuleOptimizer) -> Self {
         Self {
-            optim,
+            optim: Ok(optim),
             mixed: false,
             scaled: None,
+            pipeline: None,
         }
     }
 }
@@ -182,9 +200,10 @@ impl From<ModuleOptimizer> for LearnerOptimizer {
 impl From<MasterWeights> for LearnerOptimizer {
     fn from(optim: MasterWeights) -> Self {
         Self {
-            optim: optim.into(),
+            optim: Ok(optim.into()),
             mixed: true,
             scaled: None,
+            pipeline: None,
         }
     }
 }
@@ -194,7 +213,28 @@ impl<O: ModuleOptim + Into<ModuleOptimizer>> From<ScaledOptimizer<O>> for Learne
         Self {
             mixed: optim.optimizer().accepts(DType::F16, DType::F32),
             scaled: Some((Box::new(optim.scaler().clone()), optim.options.clone())),
-            optim: optim.into_inner().into(),
+            optim: Ok(optim.into_inner().into()),
+            pipeline: None,
+        }
+    }
+}
+
+impl<O> From<PipelinedOptimizer<O>> for LearnerOptimizer
+where
+    O: ModuleOptim + Into<ModuleOptimizer> + Send + 'static,
+{
+    fn from(optim: PipelinedOptimizer<O>) -> Self {
+        match optim.into_parts() {
+            Ok((optim, host, synchronous)) => Self {
+                pipeline: Some(Pipeline::new(host, synchronous)),
+                ..Self::from(optim)
+            },
+            Err(error) => Self {
+                optim: Err(error),
+                mixed: false,
+                scaled: None,
+                pipeline: None,
+            },
         }
     }
 }

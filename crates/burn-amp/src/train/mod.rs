@@ -5,6 +5,7 @@ mod checkpoint;
 mod learner;
 mod metric;
 mod module;
+mod pipelined;
 mod resume;
 mod run;
 mod scaled;

@@ -8,7 +8,7 @@ use burn::{
 
 use super::Scaled;
 
-impl<M: Module> Module for Scaled<M> {
+impl<M: Module + 'static> Module for Scaled<M> {
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
         self.inner.visit(visitor);
     }
@@ -47,7 +47,8 @@ impl<M: Module> Module for Scaled<M> {
     /// As the model's, with the averages of the weights if
     /// [`EmaConfig::validation`](crate::EmaConfig::validation) asks for them.
     fn valid(&self) -> Self {
-        let mut valid = self.clone();
+        let mut valid = self.clone().newest();
+        valid.pipeline = None;
         let ema = self.ema().filter(|ema| ema.config().validation);
         if let (Some(ema), None) = (ema, &self.trained) {
             valid.trained = Some(self.inner.clone());
@@ -65,16 +66,19 @@ impl<M: Module> Module for Scaled<M> {
 
     /// The model's own record: the bare model reads it.
     fn into_record(self) -> ModuleRecord {
-        self.inner.into_record()
+        self.newest().inner.into_record()
     }
 
     fn into_record_group(self, group: ParamGroup) -> ModuleRecord {
-        self.inner.into_record_group(group)
+        self.newest().inner.into_record_group(group)
     }
 
     /// Takes over the model's own record. The scaler stays; one whose run has failed takes steps again.
     fn try_load_record(mut self, record: ModuleRecord) -> Result<Self, RecordError> {
         self.inner = self.inner.try_load_record(record)?;
+        if let Some(pipeline) = &self.pipeline {
+            pipeline.reload();
+        }
         self.trained = None;
         self.failed = false;
         Ok(self)

@@ -7,16 +7,21 @@ use burn::{
 };
 use std::ops::Deref;
 
-use super::checkpoint::{self, Found};
+use super::{
+    checkpoint::{self, Found, Stored},
+    pipelined::Pipeline,
+};
 use crate::{
     dtype::is_half,
     ema::Ema,
     entries::Entries,
+    error::StepError,
     gradients::sum_of_devices,
     master_weights::masters_of,
     mixed_precision::{MixedPrecision, ScopedParameter},
     module_optim::ModuleOptim,
     module_path::{self, ModulePath},
+    optimizer::ScaledOptimizer,
     param_tensors::ParamTensors,
     rank::with_rank,
     record::AmpRecord,
@@ -50,6 +55,8 @@ pub struct Scaled<M> {
     /// Whether the last step has ended the run.
     pub(super) failed: bool,
     held: Held<M>,
+    /// Where the optimizer steps on a thread of its own.
+    pub(super) pipeline: Option<Pipeline>,
 }
 
 /// What a checkpoint was taken of, until the step after the next one. Burn writes checkpoints on another thread, and CubeCL reads
@@ -89,6 +96,7 @@ impl<M> Scaled<M> {
             mixed,
             failed: false,
             held: Held(None),
+            pipeline: None,
         }
     }
 
@@ -168,13 +176,83 @@ impl<M: Module> Scaled<M> {
     }
 }
 
-impl<M: TrainStep + Module> Scaled<M> {
+impl<M: Module + 'static> Scaled<M> {
+    /// With the newest parameters, of an optimizer on a thread of its own. A failure ends the run.
+    pub(super) fn newest(mut self) -> Self {
+        let Some(pipeline) = &self.pipeline else {
+            return self;
+        };
+        match pipeline.newest(self.inner) {
+            Ok(inner) => self.inner = inner,
+            Err(StepError { module, error }) => {
+                self.inner = *module;
+                self.failed = true;
+                if let Err(error) = self.amp.fail_run(error) {
+                    panic!("{error}");
+                }
+            }
+        }
+        self
+    }
+}
+
+impl<M: TrainStep + Module + 'static> Scaled<M> {
+    /// Hands the gradients to the optimizer's thread. A failure ends the run.
+    fn hand_over(
+        mut self,
+        pipeline: &Pipeline,
+        optim: &mut ModuleOptimizer,
+        lr: ModuleLearningRate,
+        grads: GradientsParams,
+    ) -> Self {
+        let (found, _) = checkpoint::take(optim);
+        let mut masters = None;
+        let goes_on = matches!(found, Found::Own) && pipeline.is_started();
+        match found {
+            Found::Own => {}
+            Found::Loaded(mut state) => {
+                masters = state.masters.take();
+                self.go_on_from(*state);
+            }
+            Found::Plain => self.start_fresh(),
+            Found::Nothing => *optim = checkpoint::attach(optim.clone(), &self.amp, self.state()),
+        }
+        let started = match goes_on {
+            true => Ok(()),
+            false => {
+                let (scaler, options) = (self.scaler.clone(), self.options.clone());
+                let own = ScaledOptimizer::from_parts(optim.clone(), scaler, options);
+                pipeline.start(optim, &self.inner, own, masters)
+            }
+        };
+        let stepped = match started {
+            Ok(()) => pipeline.step(lr, self.inner, grads),
+            Err(error) => Err(StepError::new(self.inner, error)),
+        };
+        match stepped {
+            Ok(inner) => self.inner = inner,
+            Err(StepError { module, error }) => {
+                self.inner = *module;
+                self.failed = true;
+                if let Err(error) = self.amp.fail_run(error) {
+                    panic!("{error}");
+                }
+            }
+        }
+        if let Some(scaler) = pipeline.scaler() {
+            self.scaler = scaler;
+        }
+        checkpoint::put(optim, Stored::Pipeline(pipeline.clone()));
+        self
+    }
+
     /// Steps with the model's own `optimize`, or skips. A failure ends the run.
     fn advance(
         mut self,
         optim: &mut ModuleOptimizer,
+        lr: ModuleLearningRate,
         grads: GradientsParams,
-        optimize: impl FnOnce(M, &mut ModuleOptimizer, GradientsParams) -> M,
+        optimize: impl FnOnce(M, &mut ModuleOptimizer, ModuleLearningRate, GradientsParams) -> M,
     ) -> Self {
         let amp = self.amp.clone();
         if self.failed
@@ -184,6 +262,9 @@ impl<M: TrainStep + Module> Scaled<M> {
             panic!("{error}");
         }
         self.failed = false;
+        if let Some(pipeline) = self.pipeline.clone() {
+            return self.hand_over(&pipeline, optim, lr, grads);
+        }
         let (found, taken) = checkpoint::take(optim);
         self.held = Held(taken.then(|| Box::new((self.inner.clone(), optim.clone()))));
         match found {
@@ -200,7 +281,7 @@ impl<M: TrainStep + Module> Scaled<M> {
         match decided {
             Ok(Some(grads)) => {
                 let inner = self.inner;
-                let inner = self.amp.in_model(|| optimize(inner, optim, grads));
+                let inner = self.amp.in_model(|| optimize(inner, optim, lr, grads));
                 let inner = attached(inner, &self.amp);
                 let masters = || match self.mixed {
                     true => masters_of(optim),
@@ -219,12 +300,12 @@ impl<M: TrainStep + Module> Scaled<M> {
         let stepped = self.scaler.counters().steps() != steps;
         amp.publish(&self.scaler, stepped);
         self.scaler.tell(error.as_ref());
-        checkpoint::put(optim, self.state());
+        checkpoint::put(optim, Stored::Record(self.state()));
         self
     }
 }
 
-impl<M: TrainStep + Module> TrainStep for Scaled<M> {
+impl<M: TrainStep + Module + 'static> TrainStep for Scaled<M> {
     type Input = M::Input;
     type Output = M::Output;
 
@@ -234,7 +315,13 @@ impl<M: TrainStep + Module> TrainStep for Scaled<M> {
             // Before the step that Burn asks the interrupter after: with accumulation, `optimize` comes later.
             self.amp.forget_failure();
         }
-        let mut output = self.amp.in_model(|| TrainStep::step(&self.inner, batch));
+        // A checkpoint has received parameters that the learner's own model does not have.
+        let newest = self
+            .pipeline
+            .as_ref()
+            .and_then(|pipeline| pipeline.current(&self.inner));
+        let inner = newest.as_ref().unwrap_or(&self.inner);
+        let mut output = self.amp.in_model(|| TrainStep::step(inner, batch));
         if self.mixed {
             // Burn's accumulation would sum them in half precision.
             output.grads = in_full(output.grads, &self.inner);
@@ -259,9 +346,7 @@ impl<M: TrainStep + Module> TrainStep for Scaled<M> {
         lr_module: ModuleLearningRate,
         grads: GradientsParams,
     ) -> Self {
-        self.advance(optim, grads, |inner, optim, grads| {
-            inner.optimize(optim, lr_module, grads)
-        })
+        self.advance(optim, lr_module, grads, M::optimize)
     }
 
     /// As [`optimize`](Self::optimize), with gradients of several devices: summed in f32, then tested, so that an
@@ -273,9 +358,9 @@ impl<M: TrainStep + Module> TrainStep for Scaled<M> {
         grads: MultiGradientsParams,
     ) -> Self {
         let grads = sum_of_devices(grads, &self.inner);
-        self.advance(optim, grads, |inner, optim, grads| {
+        self.advance(optim, lr_module, grads, |inner, optim, lr, grads| {
             let grads = by_device(grads, &inner);
-            inner.optimize_multi(optim, lr_module, grads)
+            inner.optimize_multi(optim, lr, grads)
         })
     }
 }

@@ -14,6 +14,7 @@ mod later;
 mod learning;
 mod master;
 mod module;
+mod pipelined;
 mod records;
 mod resume;
 mod schedule;

@@ -12,8 +12,8 @@ use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
 
 /// A net that computes in its parameters' precision, without `autocast`.
 #[derive(Module, Debug)]
-struct Half {
-    net: Net,
+pub struct Half {
+    pub net: Net,
 }
 
 impl InferenceStep for Half {

@@ -8,8 +8,8 @@ use burn::{
 use super::{Scaled, checkpoint, pipelined::Pipeline};
 use crate::{
     error::AmpError, master_weights::MasterWeights, mixed_precision::MixedPrecision,
-    module_optim::ModuleOptim, optimizer::ScaledOptimizer, pipeline::PipelinedOptimizer, scaler::GradScaler,
-    step_options::StepOptions,
+    module_optim::ModuleOptim, optimizer::ScaledOptimizer, pipeline::PipelinedOptimizer,
+    scaler::GradScaler, step_options::StepOptions,
 };
 
 impl MixedPrecision {
@@ -140,7 +140,12 @@ impl MixedPrecision {
             pipeline,
         } = optim.into();
         let optim = optim?;
+        // A pipeline makes a `ScaledOptimizer` of any optimizer.
+        let has_none = |scaler: &GradScaler| scaler.precision().is_none() && !scaler.is_enabled();
         let (scaler, options) = match scaled {
+            Some((scaler, options)) if pipeline.is_some() && has_none(&scaler) => {
+                (GradScaler::from(self), options)
+            }
             Some((scaler, options)) => (*scaler, options),
             None => (GradScaler::from(self), StepOptions::default()),
         };
@@ -226,6 +231,8 @@ where
     fn from(optim: PipelinedOptimizer<O>) -> Self {
         match optim.into_parts() {
             Ok((optim, host, synchronous)) => Self {
+                // Its masters take f32 gradients, whatever the optimizer takes.
+                mixed: true,
                 pipeline: Some(Pipeline::new(host, synchronous)),
                 ..Self::from(optim)
             },

@@ -182,7 +182,11 @@ impl<M: Module + 'static> Scaled<M> {
         let Some(pipeline) = &self.pipeline else {
             return self;
         };
-        match pipeline.newest(self.inner) {
+        let newest = pipeline.newest(self.inner);
+        if let Some(scaler) = pipeline.scaler() {
+            self.scaler = scaler;
+        }
+        match newest {
             Ok(inner) => self.inner = inner,
             Err(StepError { module, error }) => {
                 self.inner = *module;

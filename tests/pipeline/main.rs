@@ -7,4 +7,3 @@ mod records;
 mod simulation;
 mod statistics;
 mod support;
-mod training;

@@ -140,14 +140,14 @@ impl<O: ModuleOptim> Simulation<O> {
     }
 }
 
+/// A precision, an optimizer, a network.
+type Side<O> = (MixedPrecision, O, Net);
+
 /// A pipeline, and one thread that is to do the same, each with a `MixedPrecision` of its own.
 pub fn both<O>(
     precision: impl Fn() -> MixedPrecision,
     optim: impl Fn(&MixedPrecision) -> ScaledOptimizer<O>,
-) -> (
-    (MixedPrecision, PipelinedOptimizer<O>, Net),
-    (MixedPrecision, Simulation<O>, Net),
-)
+) -> (Side<PipelinedOptimizer<O>>, Side<Simulation<O>>)
 where
     O: ModuleOptim + Send + 'static,
 {

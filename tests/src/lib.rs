@@ -66,6 +66,7 @@ mod documents {
         pytorch: "../../docs/src/pytorch.md",
         records: "../../docs/src/records.md",
         rescaled: "../../docs/src/rescaled.md",
+        pipeline: "../../docs/src/pipeline.md",
         settings: "../../docs/src/settings.md",
     }
 }

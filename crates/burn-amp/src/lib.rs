@@ -38,6 +38,7 @@
 //! - [`Guard`]: steps far outside of what was usual are clipped or held back.
 //! - [`GradientClip`], [`AccumulationConfig`], [`EmaConfig`]: clipping, accumulation and averages of the weights.
 //! - [`UnscaledGradients`], [`GradientStatus`]: to look at gradients, or to change them, before a step.
+//! - [`PipelinedOptimizer`]: the optimizer on a thread of its own, on another device.
 //! - [`ScaledLrScheduler`]: a learning-rate schedule that does not advance on a skipped step.
 //! - [`AmpRecord`]: the state of all of these, in a file.
 //! - [`GradScaler`] and [`MasterWeights`]: PyTorch's calls, for half-precision parameters and ported programs.
@@ -90,7 +91,10 @@ mod train;
 mod unscale;
 
 pub use accumulation::{AccumulationConfig, AccumulationWindow};
-pub use cast::{Cast, CastFloat};
+// What `cast_fields!` names.
+#[doc(hidden)]
+pub use cast::Cast;
+pub use cast::CastFloat;
 pub use clip::GradientClip;
 pub use convert::{to_full, to_half};
 pub use ema::{Ema, EmaConfig};

@@ -1,7 +1,12 @@
 //! What the README says, at a size that a debug build can train.
 
-use burn::{nn::loss::CrossEntropyLossConfig, optim::GradientsParams, tensor::Device};
-use burn_amp::{MixedPrecision, inspect};
+use burn::{
+    module::Module,
+    nn::loss::CrossEntropyLossConfig,
+    optim::{AdamConfig, GradientsParams},
+    tensor::Device,
+};
+use burn_amp::{MixedPrecision, PipelinedOptimizer, ScaledOptimizer, inspect};
 use gpt::{
     lost::{Lost, lost, lost_words},
     model::{Gpt, Size},
@@ -169,6 +174,48 @@ fn all_precisions_train_alike_with_a_small_batch() {
         let half = trained(run, settings, &text).held_out_loss(&text);
         assert!((half - full).abs() < 0.01, "{run:?}: {half}, f32 {full}");
     }
+}
+
+/// With the optimizer on a thread of its own, one update behind.
+#[test]
+fn a_pipelined_run_ends_where_a_synchronous_one_does() {
+    let _turn = alone();
+    let text = Text::new(&SONNETS[..8000]);
+    let settings = Settings {
+        learning_rate: 0.01,
+        ..settings(150, 256)
+    };
+    let train = |synchronous: bool| {
+        let amp = MixedPrecision::f16();
+        let network = settings.network(&text, &Device::flex().autodiff());
+        let mut model = network.apply_reparameterization(amp.clone());
+        let optim = ScaledOptimizer::new(AdamConfig::new().init(), &amp);
+        let optim = PipelinedOptimizer::new(optim, Device::flex()).unwrap();
+        let mut optim = optim.with_synchronous(synchronous);
+        let mut starts = Starts::new(settings.seed);
+        let mut losses = Vec::new();
+        for step in 0..settings.steps {
+            let lr = settings.learning_rate * (1.0 - step as f64 / settings.steps as f64);
+            let batch = settings.batch(&mut starts, &text);
+            let (loss, grads) = gradients(&model, &amp, &text, &batch, &settings);
+            model = optim.step(lr, model, grads);
+            losses.push(loss);
+        }
+        optim.synchronize(model);
+        let last = &losses[settings.steps - 20..];
+        (losses[0], last.iter().sum::<f32>() / last.len() as f32)
+    };
+    let (begin, expected) = train(true);
+    let (_, loss) = train(false);
+    println!("from {begin}: synchronous {expected}, pipelined {loss}");
+    assert!(
+        expected < begin - 1.0,
+        "nothing was learned: {begin}, then {expected}"
+    );
+    assert!(
+        (loss - expected).abs() < 0.01 * expected,
+        "{loss}, {expected}"
+    );
 }
 
 #[test]

@@ -40,7 +40,7 @@ struct Entry {
 /// What the next checkpoint is to hold.
 #[derive(Clone)]
 pub(super) enum Stored {
-    Record(AmpRecord),
+    Record(Box<AmpRecord>),
     /// What is there when it is taken.
     Pipeline(Pipeline),
 }
@@ -76,7 +76,7 @@ pub(super) fn attach(
         taken: AtomicBool::new(false),
     };
     let mut optim = optim.with_group(ParamGroup::from_ids(vec![ID.into()]), carrier, None);
-    put(&mut optim, Stored::Record(state));
+    put(&mut optim, Stored::Record(Box::new(state)));
     optim
 }
 
@@ -127,7 +127,7 @@ impl DynOptimizer for Carrier {
             Some(Entry {
                 state: Some(Stored::Record(state)),
                 loaded: true,
-            }) => Found::Loaded(Box::new(state)),
+            }) => Found::Loaded(state),
             Some(_) => Found::Own,
         };
         let state = MAIL.with_borrow_mut(|mail| {
@@ -147,7 +147,7 @@ impl DynOptimizer for Carrier {
 
     fn state_flatten(&self, prefix: &str, state: &DynState, out: &mut StateSink) {
         let record = match &state.downcast_ref::<Entry>().state {
-            Some(Stored::Record(record)) => Some(record.clone()),
+            Some(Stored::Record(record)) => Some((**record).clone()),
             Some(Stored::Pipeline(pipeline)) => pipeline.record(),
             None => None,
         };
@@ -180,7 +180,7 @@ impl DynOptimizer for Carrier {
             scaler.resume(&self.amp, "the checkpoint");
         }
         let entry = Entry {
-            state: Some(Stored::Record(state)),
+            state: Some(Stored::Record(Box::new(state))),
             loaded: true,
         };
         Some(DynState::create(entry, rank))

@@ -304,7 +304,7 @@ impl<M: TrainStep + Module + 'static> Scaled<M> {
         let stepped = self.scaler.counters().steps() != steps;
         amp.publish(&self.scaler, stepped);
         self.scaler.tell(error.as_ref());
-        checkpoint::put(optim, Stored::Record(self.state()));
+        checkpoint::put(optim, Stored::Record(Box::new(self.state())));
         self
     }
 }

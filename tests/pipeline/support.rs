@@ -17,10 +17,15 @@ pub struct Net {
     pub head: Linear,
 }
 
+/// Where the networks are: the device that `BURN_DEVICE` names.
+pub fn training_device() -> Device {
+    Device::default().autodiff()
+}
+
 impl Net {
     /// The same values in every run.
     pub fn new(amp: &MixedPrecision) -> Self {
-        let device = Device::flex().autodiff();
+        let device = training_device();
         let net = Self {
             hidden: LinearConfig::new(3, 4).init(&device),
             head: LinearConfig::new(4, 2).init(&device),
@@ -52,7 +57,7 @@ fn values(seed: usize, count: usize) -> Vec<f32> {
 
 /// The gradients of one iteration. One with `overflow` is that of a loss too large for the present scale, and for many others.
 pub fn gradients(amp: &MixedPrecision, net: &Net, step: usize, overflow: bool) -> GradientsParams {
-    let device = Device::flex().autodiff();
+    let device = training_device();
     let input = TensorData::new(values(100 * step, 6), [2, 3]);
     let input = Tensor::<2>::from_data(input, &device);
     let output = amp.autocast(input, |x| net.forward(x));
@@ -92,7 +97,7 @@ impl<O: ModuleOptim> Simulation<O> {
         Self {
             amp: amp.clone(),
             optim,
-            masters: to_full(net.clone()),
+            masters: to_full(net.clone()).fork(&Device::flex().autodiff()),
             dtype: net.head.weight.base().dtype().into(),
             reached: None,
         }
@@ -102,8 +107,10 @@ impl<O: ModuleOptim> Simulation<O> {
         &self.optim
     }
 
-    pub fn optim_mut(&mut self) -> &mut ScaledOptimizer<O> {
-        &mut self.optim
+    /// The masters, after a step with the window as it is.
+    pub fn flush(&mut self, lr: impl Into<ModuleLearningRate>) -> &Net {
+        self.masters = self.optim.flush(lr, self.masters.clone());
+        &self.masters
     }
 
     /// A step of the pipeline: the module to be computed with next.
@@ -122,6 +129,7 @@ impl<O: ModuleOptim> Simulation<O> {
 
     /// What the optimizer takes without an update.
     pub fn micro_batch(&mut self, lr: impl Into<ModuleLearningRate>, grads: GradientsParams) {
+        let grads = grads.to_device(&Device::flex(), &self.masters);
         self.masters = self.optim.step(lr, self.masters.clone(), grads);
     }
 
@@ -131,6 +139,7 @@ impl<O: ModuleOptim> Simulation<O> {
             Some((masters, scale)) => {
                 let mut scaler = GradScaler::from(&self.amp);
                 scaler.set_loss_scale(scale).unwrap();
+                let masters = masters.fork(&training_device());
                 match self.dtype {
                     FloatDType::F32 => masters,
                     half => to_half(masters, half, &[]),

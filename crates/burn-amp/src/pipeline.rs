@@ -79,7 +79,7 @@ use worker::{Ended, Pending, Worker};
 /// [`ScaledLrScheduler`](crate::ScaledLrScheduler) learns of a skip one call late, and holds then.
 ///
 /// The masters are the optimizer's own. A parameter that the program changes between two steps is not taken over, except by
-/// [`reload`](Self::reload); the second, fourth, eighth step and so on compare, and refuse it.
+/// [`reload`](Self::reload); the third, fifth, ninth step and so on compare, and refuse it.
 ///
 /// Dropping it finishes what is on its way. A panic on the thread is the error of the next call
 /// ([`AmpError::OptimizerThread`]), and so is every refused step.
@@ -154,7 +154,7 @@ enum Until {
 impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     /// Starts the thread. `host` is the device of the masters and of the optimizer's state, `Device::flex()` as a rule.
     ///
-    /// The loss scale of a [`MixedPrecision`] has one pipelined optimizer, and no other optimizer beside it.
+    /// The loss scale of a [`MixedPrecision`](crate::MixedPrecision) has one pipelined optimizer, and no other optimizer beside it.
     ///
     /// # Errors
     ///

@@ -5,9 +5,11 @@ use burn::{
     module::Module,
     nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig},
     optim::{GradientsParams, SgdConfig},
-    tensor::{Device, Distribution, Tensor},
+    tensor::{Device, Tensor, TensorData},
 };
 use burn_amp::{MixedPrecision, PipelinedOptimizer, ScaledOptimizer, in_f32};
+
+use crate::support::values;
 
 #[derive(Module, Debug)]
 struct Net {
@@ -49,7 +51,8 @@ fn statistics_of_a_skipped_iteration_are_set_back() {
     let mut optim = PipelinedOptimizer::new(optim, Device::flex()).unwrap();
     let mut was_lost = false;
     for step in 0..30 {
-        let mut input = Tensor::<2>::random([6, 4], Distribution::Default, &device);
+        let input = TensorData::new(values(50 * step, 24), [6, 4]);
+        let mut input = Tensor::<2>::from_data(input, &device);
         if step % 10 == 4 {
             // Infinite in f16.
             input = input * 1e6;
@@ -68,5 +71,6 @@ fn statistics_of_a_skipped_iteration_are_set_back() {
     assert!(means.iter().all(|mean| mean.is_finite()), "{means:?}");
     // They have moved, too: it is the training's own that are kept.
     assert!(means.iter().any(|mean| *mean != 0.0));
-    assert_eq!(optim.scaler(true).counters().skipped(), 3);
+    // Three of them, beside those of a first scale that is too high.
+    assert!(optim.scaler(true).counters().skipped() >= 3);
 }

@@ -50,7 +50,8 @@ impl ModuleMapper for Fill {
     }
 }
 
-fn values(seed: usize, count: usize) -> Vec<f32> {
+/// Numbers from -1 to 1.
+pub fn values(seed: usize, count: usize) -> Vec<f32> {
     let value = |i: usize| (((seed + i) * 7919) % 1000) as f32 / 500.0 - 1.0;
     (0..count).map(value).collect()
 }

@@ -247,7 +247,8 @@ pub enum AmpError {
     /// A [`PipelinedOptimizer`](crate::PipelinedOptimizer) was given another module than its last step has returned. Nothing was
     /// changed.
     #[error(
-        "parameter `{parameter}` {reason}, but the optimizer goes on from its own f32 copy of the module that its last step has returned:          call `reload(&module)` to go on from this one"
+        "parameter `{parameter}` {reason}, but the optimizer goes on from its own f32 copy of the module that its last step has returned: \
+         call `reload(&module)` to go on from this one"
     )]
     OtherModule {
         /// The path of the parameter, or a name for all of them.

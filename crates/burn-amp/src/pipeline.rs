@@ -671,7 +671,8 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
             module = masters::put(module, &image);
             self.image = image;
         }
-        match failed {
+        let ended = self.worker.check().err().map(AmpError::from);
+        match failed.or(ended) {
             Some(error) => Err(self.refused(module, error)),
             None => Ok(module),
         }

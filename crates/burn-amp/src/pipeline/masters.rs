@@ -20,6 +20,8 @@ pub(super) struct Places(HashMap<ParamId, Place>);
 
 #[derive(Clone, Debug, PartialEq)]
 struct Place {
+    /// In the module's order.
+    index: usize,
     path: String,
     shape: Vec<usize>,
     dtype: DType,
@@ -40,26 +42,26 @@ impl Places {
 
     /// Refuses a module with other parameters.
     pub(super) fn check(&self, other: &Self) -> Result<(), AmpError> {
-        let refused = |place: &Place, reason: &str| AmpError::OtherModule {
-            parameter: place.path.clone(),
-            reason: reason.to_string(),
-        };
-        for (id, place) in &other.0 {
-            match self.0.get(id) {
-                None => return Err(refused(place, "was not there, or not trained")),
+        let changed = other.0.iter().filter_map(|(id, place)| {
+            let reason = match self.0.get(id) {
+                None => "was not there, or not trained",
                 Some(known) if known.shape != place.shape || known.dtype != place.dtype => {
-                    return Err(refused(place, "has another shape or dtype"));
+                    "has another shape or dtype"
                 }
-                Some(known) if known.device != place.device => {
-                    return Err(refused(place, "is on another device"));
-                }
-                Some(_) => {}
-            }
+                Some(known) if known.device != place.device => "is on another device",
+                Some(_) => return None,
+            };
+            Some((place, reason))
+        });
+        let gone = self.0.iter().filter(|(id, _)| !other.0.contains_key(id));
+        let gone = gone.map(|(_, place)| (place, "is no longer there, or no longer trained"));
+        match changed.chain(gone).min_by_key(|(place, _)| place.index) {
+            None => Ok(()),
+            Some((place, reason)) => Err(AmpError::OtherModule {
+                parameter: place.path.clone(),
+                reason: reason.to_string(),
+            }),
         }
-        let gone = self.0.iter().find(|(id, _)| !other.0.contains_key(id));
-        gone.map_or(Ok(()), |(_, place)| {
-            Err(refused(place, "is no longer there, or no longer trained"))
-        })
     }
 
     /// Refuses masters of a record that are not those of this module.
@@ -93,8 +95,9 @@ impl Places {
 impl module_path::Visit for Places {
     fn parameter<const D: usize>(&mut self, path: &ModulePath, param: &Param<Tensor<D>>) {
         let value = param.base();
-        if value.is_require_grad() {
+        if value.is_require_grad() && !self.0.contains_key(&param.id) {
             let place = Place {
+                index: self.0.len(),
                 path: path.join(),
                 shape: value.shape().to_vec(),
                 dtype: value.dtype(),

@@ -95,6 +95,14 @@ impl<T: Send + 'static> Worker<T> {
         }
     }
 
+    /// An error if a job has panicked, of all that are known to be over.
+    pub(crate) fn check(&self) -> Result<(), Ended> {
+        match self.ended.get() {
+            Some(_) => Err(reason(&self.ended)),
+            None => Ok(()),
+        }
+    }
+
     /// Ends the thread, when all jobs are done, and gives the value back.
     ///
     /// # Errors

@@ -87,16 +87,18 @@ module backend kernels-cubecl/tests/backend/main.rs
 module cast kernels-cubecl/tests/cast/main.rs
 module launches kernels-cubecl/tests/launches.rs
 module blend kernels-cubecl/tests/blend.rs
+module capture kernels-cubecl/tests/capture.rs
 module parity tests/parity/main.rs
 module optim tests/optim/main.rs
 module scaler tests/scaler/main.rs
 module records tests/records/main.rs
+module step_launches tests/launches/main.rs
 bench gradients kernels-cubecl/benches/gradients/main.rs
 [ ! -e "$root/examples/gpt/benches/training.rs" ] || bench training examples/gpt/benches/training.rs
 
 # CubeCL chooses between its two ways to PTX, LLVM and C++, when it is compiled. Here a variable chooses: both ways in one program.
 crate=$(ls -d "${CARGO_HOME:-$HOME/.cargo}"/registry/src/*/cubecl-cuda-"$version" | head -n 1)
-cp -r "$crate/." "$package/cubecl-cuda"
+cp -rp "$crate/." "$package/cubecl-cuda"
 chmod -R u+w "$package/cubecl-cuda"
 choice=$package/cubecl-cuda/src/compiler.rs
 sed -i 's/cfg!(feature = "cpp")/std::env::var_os("CARRY_CPP").is_some()/' "$choice"
@@ -104,6 +106,8 @@ if ! grep -q CARRY_CPP "$choice"; then
   echo "carry.sh: cubecl-cuda $version chooses its compiler elsewhere than $choice" >&2
   exit 1
 fi
+# It is the same each time: with another date, Cargo would build all that depends on it anew.
+touch -r "$crate/src/compiler.rs" "$choice"
 
 cat >"$package/Cargo.toml" <<TOML
 [package]
@@ -115,12 +119,14 @@ autotests = false
 [workspace]
 
 [features]
-default = ["cubecl", "cuda", "flex", "fusion", "std"]
+default = ["capture", "cubecl", "cuda", "flex", "fusion", "std", "wgpu"]
+capture = []
 cubecl = []
 cuda = []
 flex = []
 fusion = []
 std = []
+wgpu = []
 
 [lib]
 path = "empty.rs"
@@ -128,6 +134,10 @@ path = "empty.rs"
 [[test]]
 name = "carry"
 path = "carry.rs"
+
+# The sources also know features that are not of use here.
+[lints.rust]
+unexpected_cfgs = "allow"
 
 [patch.crates-io]
 cubecl-cuda = { path = "cubecl-cuda" }
@@ -139,15 +149,16 @@ debug = false
 opt-level = 2
 
 [dependencies]
-burn = { workspace = true, features = ["autodiff", "cuda", "extension", "flex", "fusion", "optim", "std"] }
-burn-amp = { workspace = true, features = ["cuda", "flex", "fusion", "std"] }
-burn-amp-kernels = { workspace = true, features = ["cuda", "flex", "fusion", "std"] }
-burn-amp-tests = { path = "$root/tests", features = ["cuda", "fusion"] }
+burn = { workspace = true, features = ["autodiff", "cuda", "extension", "flex", "fusion", "optim", "std", "wgpu"] }
+burn-amp = { workspace = true, features = ["cuda", "flex", "fusion", "std", "wgpu"] }
+burn-amp-kernels = { workspace = true, features = ["capture", "cuda", "flex", "fusion", "std", "wgpu"] }
+burn-amp-tests = { path = "$root/tests", features = ["cuda", "fusion", "wgpu"] }
 burn-autodiff = { workspace = true, features = ["std"] }
 burn-cubecl = { workspace = true }
 burn-flex = { workspace = true, features = ["rayon", "simd", "std"] }
 burn-fusion = { workspace = true }
 burn-pack = { workspace = true, features = ["std"] }
+burn-router = { workspace = true }
 burn-std = { workspace = true }
 clap = { workspace = true }
 crc32fast = { workspace = true }

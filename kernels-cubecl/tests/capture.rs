@@ -1,26 +1,30 @@
-//! What a capture device notes is run by the kernels of a backend that was told of this crate's operations.
+//! What a capture device notes is run by the kernels of a backend that was told of this crate's operations: of CubeCL's
+//! on Burn's default device, if that is one of CubeCL's, and else of Flex.
 #![cfg(all(feature = "capture", feature = "flex"))]
 
+#[cfg(feature = "cubecl")]
+use burn::backend::Cube;
 use burn::{
     backend::{
-        Capture, Dispatch, Flex,
-        ir::{OperationIr, TensorId, TensorIr, TensorStatus},
+        Capture, Dispatch, DispatchDevice, Flex,
+        ir::{BackendIr, OperationIr, TensorId, TensorIr, TensorStatus},
     },
     tensor::{DType, Device, FloatDType, Tensor, TensorData},
 };
 use burn_amp_kernels::{
-    CastOps, TensorList, blend, histogram, inspect, register_amp_ops, unscale, unscale_in_dtype,
+    AmpOps, CastOps, TensorList, blend, histogram, inspect, register_amp_ops, unscale,
+    unscale_in_dtype,
 };
 use burn_router::{CustomOpRegistry, TensorInterpreter};
 use burn_std::reader::try_read_sync;
-use std::cell::RefCell;
+use std::{cell::RefCell, collections::BTreeMap};
 
 fn id<const D: usize>(tensor: &Tensor<D>) -> TensorId {
     let primitive = tensor.clone().try_into_primitive::<Capture>();
     primitive.expect("a captured tensor").id()
 }
 
-/// Captures `work`, runs it on Flex, and reads what it returns. Beside it the names of the custom operations.
+/// Captures `work`, runs it, and reads what it returns. Beside it the names of the custom operations.
 fn replay(work: impl FnOnce(&Device) -> Vec<TensorId>) -> (Vec<TensorData>, Vec<String>) {
     let device = Device::capture();
     let outputs = RefCell::new(Vec::new());
@@ -31,18 +35,35 @@ fn replay(work: impl FnOnce(&Device) -> Vec<TensorId>) -> (Vec<TensorData>, Vec<
             scope.complete([], ids)
         })
         .expect("a captured graph");
+    let (values, operations, outputs) =
+        (captured.values, captured.graph.operations, outputs.take());
+    let name = |operation: &OperationIr| match operation {
+        OperationIr::Custom(desc) => Some(desc.id.clone()),
+        _ => None,
+    };
+    let names = operations.iter().filter_map(name).collect();
+    let read = match Device::default().as_dispatch() {
+        #[cfg(feature = "cubecl")]
+        DispatchDevice::Cube(device) => run::<Cube>(device.clone(), values, operations, &outputs),
+        _ => run::<Flex>(Default::default(), values, operations, &outputs),
+    };
+    (read, names)
+}
 
-    let mut registry = CustomOpRegistry::<Flex>::new();
+fn run<B: BackendIr + AmpOps + CastOps>(
+    device: B::Device,
+    values: BTreeMap<TensorId, TensorData>,
+    operations: Vec<OperationIr>,
+    outputs: &[TensorId],
+) -> Vec<TensorData> {
+    let mut registry = CustomOpRegistry::<B>::new();
     register_amp_ops(&mut registry);
-    let mut interpreter = TensorInterpreter::with_custom_ops(Default::default(), registry);
-    for (id, data) in captured.values {
+    let mut interpreter = TensorInterpreter::with_custom_ops(device, registry);
+    for (id, data) in values {
         interpreter.register_tensor_data_id(id, data);
     }
-    let (mut names, mut found): (Vec<String>, Vec<TensorIr>) = Default::default();
-    for operation in captured.graph.operations {
-        if let OperationIr::Custom(desc) = &operation {
-            names.push(desc.id.clone());
-        }
+    let mut found: Vec<TensorIr> = Vec::new();
+    for operation in operations {
         found.extend(operation.outputs().cloned());
         match operation {
             OperationIr::Init(_) | OperationIr::Drop(_) => (),
@@ -59,7 +80,7 @@ fn replay(work: impl FnOnce(&Device) -> Vec<TensorId>) -> (Vec<TensorData>, Vec<
         let data = try_read_sync(interpreter.read_tensor_async(ir));
         data.expect("read at once").expect("a value")
     };
-    (outputs.take().iter().map(read).collect(), names)
+    outputs.iter().map(read).collect()
 }
 
 fn list(device: &Device) -> TensorList {

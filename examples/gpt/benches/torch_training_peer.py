@@ -146,6 +146,7 @@ def main():
         if device == "cuda":
             torch.cuda.synchronize()
 
+    before = most(device)
     precisions = options.precision.split(",")
     seconds = {precision: [] for precision in precisions}
     counted, peaks, losses = {}, dict.fromkeys(precisions, 0), {}
@@ -175,14 +176,15 @@ def main():
     rows = []
     for precision in precisions:
         own = median[precision]
-        without = median.get("f16") if precision == "f16-scaled" else None
+        pairs = zip(seconds.get("f16", []), seconds[precision])
+        shares = [1 - without / with_ for without, with_ in pairs] if precision == "f16-scaled" else []
         row = {
             "precision": precision,
             "seconds": own,
             "tokens_per_second": case["batch"] * case["context"] / own,
-            "scaler_share": None if without is None else 1 - without / own,
+            "scaler_share": statistics.median(shares) if shares else None,
             "launches": counted.get(precision),
-            "peak_bytes": peaks[precision],
+            "peak_bytes": max(peaks[precision] - before, 0),
             "loss": losses[precision],
         }
         rows.append(row)

@@ -273,7 +273,7 @@ impl Measured {
     }
 }
 
-/// The most memory that was held since [`forget`]: what CubeCL reserved on its device, or this process has had in its own.
+/// The most memory that was held since [`forget`]: what CubeCL reserved on its device, or this process has had in all.
 mod memory {
     use burn::tensor::Device;
     use std::fs;
@@ -305,9 +305,10 @@ struct Row {
     /// Of a step: the median over the rounds.
     seconds: f64,
     tokens_per_second: f64,
-    /// Of the step with a loss scale: what it takes longer than that without, as a share of its time.
+    /// Of the step with a loss scale: what it takes longer than that without, as a share of its time. The median over the rounds.
     scaler_share: Option<f64>,
     launches: Option<u32>,
+    /// Beside what was held before the first network was.
     peak_bytes: u64,
     loss: f32,
 }
@@ -404,6 +405,7 @@ fn run(options: &Options) -> Result<()> {
         return Err(format!("torch trained {:?}, and this is {case:?}", torch.case).into());
     }
     let device = Device::default();
+    let before = memory::most(&device);
     let mut all = Vec::new();
     for run in &options.precision {
         let half = match run {
@@ -429,21 +431,25 @@ fn run(options: &Options) -> Result<()> {
             parameters = measured.round(&case, options, &device)?;
         }
     }
-    let seconds = |run: Run| {
-        let measured = all.iter().find(|measured| measured.run == run)?;
-        Some(median(&measured.seconds))
-    };
+    let without = all.iter().find(|measured| measured.run == Run::F16);
     let tokens = (case.batch * case.context) as f64;
     let row = |measured: &Measured| {
         let own = median(&measured.seconds);
-        let without = seconds(Run::F16).filter(|_| measured.run == Run::F16Scaled);
+        // Of steps that ran side by side: the machine may have been slower in another round.
+        let without = without.filter(|_| measured.run == Run::F16Scaled);
+        let shares = without.map(|without| {
+            let pairs = without.seconds.iter().zip(&measured.seconds);
+            pairs
+                .map(|(without, with)| 1.0 - without / with)
+                .collect::<Vec<_>>()
+        });
         Row {
             precision: name(measured.run),
             seconds: own,
             tokens_per_second: tokens / own,
-            scaler_share: without.map(|without| 1.0 - without / own),
+            scaler_share: shares.as_deref().map(median),
             launches: measured.launches,
-            peak_bytes: measured.bytes,
+            peak_bytes: measured.bytes.saturating_sub(before),
             loss: measured.loss,
         }
     };

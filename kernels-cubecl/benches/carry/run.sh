@@ -8,7 +8,7 @@ usage() {
 usage: run.sh [--device NAME] [--out FILE] [--minutes N]
 
 Tests and measures burn-amp on this machine's NVIDIA GPU in at most N (8) minutes. It prints a summary, and writes FILE (results.json).
---device flex runs the same on the CPU: that shows whether the folder is whole.
+--device flex runs the same on the CPU: that shows whether the folder is whole. --device wgpu runs it through Vulkan.
 
 Needs the NVIDIA driver. CubeCL makes GPU code in two ways, and each is tried: LLVM needs nothing else; C++ needs NVRTC and CUDA's headers,
 from CUDA_PATH, /usr/local/cuda or Python's packages nvidia-cuda-nvrtc and nvidia-cuda-runtime, which come with torch. The kernels' tests
@@ -154,12 +154,18 @@ file() {
   if [ -s "$1" ]; then cat "$1"; else printf null; fi
 }
 
-gpu=$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null | head -n 1)
-ways=(llvm cpp) working=() said=""
-if [ "$device" = cuda ]; then
-  prepare_cpp
+gpu=""
+if [ "$device" = flex ]; then
+  # torch's device is the CPU then.
+  export CUDA_VISIBLE_DEVICES=
 else
-  ways=(llvm)
+  gpu=$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null | head -n 1)
+fi
+# Other devices have one way, which has no name.
+ways=(-) working=() said=""
+if [ "$device" = cuda ]; then
+  ways=(llvm cpp)
+  prepare_cpp
 fi
 for way in "${ways[@]}"; do
   if within 90 "$way" "$work/probe.$way.log" "$program" probe --exact --ignored --nocapture; then
@@ -170,7 +176,7 @@ for way in "${ways[@]}"; do
     why=$(grep -aA 2 'panicked at' "$work/probe.$way.log" | sed -n '2,3p' | tr '\n' ' ' | cut -c 1-300)
     why=${why:-$(tail -n 3 "$work/probe.$way.log" | tr '\n' ' ' | cut -c 1-300)}
     said+="${said:+, }\"$way\": $(printf '%s' "$why" | quoted)"
-    echo "$device does not work by way of $way: $why"
+    echo "$device does not work ($way): $why"
   fi
 done
 if [ ${#working[@]} = 0 ]; then
@@ -183,11 +189,12 @@ if [ ${#working[@]} = 0 ]; then
   exit 3
 fi
 
-echo "device: $device${gpu:+ ($gpu)}; by way of ${working[*]}"
+echo "device: $device${gpu:+ ($gpu)}, ways that work: ${working[*]}"
 for way in "${working[@]}"; do
-  [ "$device" != cuda ] || tests launches 40 "$way" launches::
+  # Their observers hear of every launch of the process.
+  [ "$device" = flex ] || tests launches 60 "$way" launches:: --test-threads 1
   tests kernels 60 "$way" backend::kernels::
-  tests casts 40 "$way" cast:: blend::
+  tests casts 40 "$way" cast:: blend:: capture::
 done
 way=${working[0]}
 if [ "${wrong[cpp]}" -lt "${wrong[llvm]}" ] && [ ${#working[@]} = 2 ]; then
@@ -206,7 +213,9 @@ case ${memory:-0} in
 esac
 size+=(--steps 5 --rounds 2)
 torch=()
-if python3 -c 'import torch' 2>/dev/null; then
+if [ "$device" = wgpu ]; then
+  echo "without torch: it has no such device"
+elif python3 -c 'import torch' 2>/dev/null; then
   step torch_gradients 60 - bash -c "python3 torch_peer.py --seconds 1 --large $((1 << 24)) >'$work/torch_gradients.json'"
   step torch_training 60 - bash -c "python3 torch_training_peer.py ${size[*]} >'$work/torch_training.json'"
 else

@@ -72,8 +72,8 @@ def main():
                 parameter = torch.nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
                 parameter.grad = torch.empty(shape, dtype=dtype, device=device).uniform_(-0.5, 0.5)
                 if name == "embedding":
-                    rows = torch.arange(shape[0], device=device) % 50 != 0
-                    parameter.grad[rows] = 0
+                    zeros = torch.arange(shape[0], device=device) % 50 != 0
+                    parameter.grad[zeros] = 0
                 parameters.append(parameter)
             grads = [parameter.grad for parameter in parameters]
             found = torch.zeros(1, device=device)

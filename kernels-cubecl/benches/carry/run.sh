@@ -201,7 +201,9 @@ if [ "${wrong[cpp]}" -lt "${wrong[llvm]}" ] && [ ${#working[@]} = 2 ]; then
   way=cpp
 fi
 tests parity 45 "$way" parity::
-tests skips 45 "$way" optim:: scaler::
+tests skips 45 "$way" optim::
+# By themselves: a process has one logger.
+tests scaler 45 "$way" scaler::
 tests resume 45 "$way" records::resume::
 
 # GPT-2 with as many windows as this GPU holds: without a fused attention, each takes 3 GB in f32.

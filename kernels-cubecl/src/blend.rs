@@ -5,7 +5,7 @@ use burn::{
 
 use crate::{
     backends::has_kernels,
-    ops::{AmpOps, weighted_sum},
+    ops::{AmpOps, Job, TensorVec, weighted_sum},
 };
 
 /// `keep * target + add * source`, element by element, in one pass: a running sum (`keep` 1), a moving average.
@@ -47,7 +47,12 @@ pub fn blend<const D: usize>(
         source.inner().into_dispatch(),
     );
     let sum = match is_wide && has_kernels(&target) && has_kernels(&source) {
-        true => Dispatch::amp_blend(target, source, keep, add),
+        true => {
+            let tensors = TensorVec(vec![target, source]);
+            Dispatch::amp_run(tensors, Job::Blend { keep, add })
+                .0
+                .remove(0)
+        }
         false => weighted_sum::<Dispatch>(target, source, keep, add),
     };
     Tensor::from_dispatch(sum)

@@ -1,10 +1,7 @@
-use burn::{
-    backend::DispatchTensor,
-    tensor::{Int, Tensor},
-};
+use burn::{backend::DispatchTensor, tensor::Tensor};
 use std::ops::{Add, RangeInclusive};
 
-use crate::words::read_words;
+use crate::status::decode_count;
 
 /// Zeros, what is not finite, exponents below the range, the range, exponents above it.
 pub(crate) const BINS: usize = 4 + ExponentHistogram::LENGTH;
@@ -72,16 +69,6 @@ impl ExponentHistogram {
         let smaller = self.iter().take_while(|(e, _)| *e < exponent);
         self.below() + smaller.map(|(_, count)| count).sum::<u64>()
     }
-
-    /// From [`BINS`] counts of two words each.
-    fn from_words(words: &[u32]) -> Self {
-        assert_eq!(words.len(), 2 * BINS, "a count for each bin");
-        let mut bins = [0; BINS];
-        for (bin, pair) in bins.iter_mut().zip(words.chunks_exact(2)) {
-            *bin = u64::from(pair[0]) | u64::from(pair[1]) << 32;
-        }
-        Self { bins }
-    }
 }
 
 impl Default for ExponentHistogram {
@@ -102,27 +89,20 @@ impl Add for ExponentHistogram {
 }
 
 /// Counts by exponent, still on the device.
+///
+/// A backend writes 61 counts as [`Status`](crate::Status) has them: zeros, what is not finite, exponents below the range of
+/// [`ExponentHistogram`], each exponent of the range, and those above it.
 #[derive(Clone, Debug, Default)]
-pub struct Histogram(Counted);
-
-#[derive(Clone, Debug, Default)]
-enum Counted {
-    /// The list was empty.
-    #[default]
-    Nothing,
-    /// [`BINS`] counts of two words, from a kernel.
-    Words(Tensor<1, Int>),
-    /// [`BINS`] counts for each part of each tensor, from composed operations.
-    Rows(Tensor<1, Int>),
+pub struct Histogram {
+    /// None if the list was empty.
+    counts: Option<Tensor<1>>,
 }
 
 impl Histogram {
-    pub(crate) fn of_words(words: DispatchTensor) -> Self {
-        Self(Counted::Words(Tensor::from_dispatch(words)))
-    }
-
-    pub(crate) fn of_rows(rows: Tensor<1, Int>) -> Self {
-        Self(Counted::Rows(rows))
+    pub(crate) fn new(counts: DispatchTensor) -> Self {
+        Self {
+            counts: Some(Tensor::from_dispatch(counts)),
+        }
     }
 
     /// Reads the counts of all tensors together.
@@ -133,15 +113,11 @@ impl Histogram {
     ///
     /// In Burn, if the device fails: it is lost, or work that was queued before cannot be done.
     pub fn read(self) -> ExponentHistogram {
+        let data = self.counts.map(Tensor::into_data);
+        let fields: Vec<f64> = data.iter().flat_map(|data| data.iter()).collect();
         let mut total = ExponentHistogram::default();
-        match self.0 {
-            Counted::Nothing => (),
-            Counted::Words(words) => total = ExponentHistogram::from_words(&read_words(words)),
-            Counted::Rows(rows) => {
-                for (index, count) in rows.into_data().iter::<i64>().enumerate() {
-                    total.bins[index % BINS] += count as u64;
-                }
-            }
+        for (bin, fields) in fields.chunks_exact(2).enumerate() {
+            total.bins[bin % BINS] += decode_count(fields);
         }
         total
     }

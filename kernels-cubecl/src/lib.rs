@@ -32,7 +32,6 @@ mod cast;
 #[cfg(any(feature = "cubecl", feature = "router"))]
 mod custom;
 mod error;
-mod fields;
 mod histogram;
 #[cfg(all(feature = "cubecl", not(feature = "dialects")))]
 mod kernel;
@@ -45,9 +44,7 @@ mod ops;
 mod run;
 mod status;
 mod watch;
-mod words;
 
-pub use backends::fallback;
 #[cfg(feature = "router")]
 pub use backends::register_amp_ops;
 #[cfg(feature = "flex")]
@@ -57,8 +54,7 @@ pub use cast::{scaled_cast, watched_cast};
 pub use error::UnsupportedDType;
 pub use histogram::{ExponentHistogram, Histogram};
 pub use list::TensorList;
-pub use ops::{AmpOps, CastOps, TensorVec, UnscaledVec};
+pub use ops::{AmpOps, CastOps, Job, TensorVec};
 pub use run::{histogram, inspect, unscale, unscale_in_dtype};
-pub use status::Status;
+pub use status::{Status, TensorStatus};
 pub use watch::{Crossing, CrossingStatus, Watch};
-pub use words::TensorStatus;

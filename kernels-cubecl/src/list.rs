@@ -1,15 +1,14 @@
 use burn::{
-    backend::{Dispatch, DispatchTensor, TensorMetadata, ops::FloatTensorOps},
-    tensor::{Device, Tensor},
+    backend::{DispatchTensor, TensorMetadata},
+    tensor::Tensor,
 };
-
-use crate::ops::TensorVec;
 
 /// Float tensors of any ranks, all on one device.
 #[derive(Clone, Debug)]
 pub struct TensorList {
     pub(crate) tensors: Vec<DispatchTensor>,
     pub(crate) edge: f32,
+    pub(crate) has_kernels: bool,
 }
 
 impl TensorList {
@@ -22,6 +21,7 @@ impl TensorList {
         Self {
             tensors,
             edge: f32::INFINITY,
+            has_kernels: true,
         }
     }
 
@@ -32,6 +32,11 @@ impl TensorList {
             true => f32::INFINITY,
             false => edge.max(0.0),
         };
+    }
+
+    /// Has Burn's own operations do the work, as on backends without kernels: to compare with.
+    pub fn without_kernels(&mut self) {
+        self.has_kernels = false;
     }
 
     /// Adds a tensor of dtype f16, bf16, f32 or f64; an association with autodiff is dropped.
@@ -71,23 +76,6 @@ impl TensorList {
     pub(crate) fn elements(&self) -> Vec<u64> {
         let elements = |tensor: &DispatchTensor| tensor.shape().num_elements() as u64;
         self.tensors.iter().map(elements).collect()
-    }
-
-    pub(crate) fn into_vec(self) -> TensorVec<Dispatch> {
-        TensorVec {
-            tensors: self.tensors,
-        }
-    }
-
-    pub(crate) fn moved(mut self, device: &Device) -> Self {
-        let device = device.as_dispatch();
-        let bring = |tensor: DispatchTensor| match tensor.shape().num_elements() {
-            // Burn 0.22.1 cannot read every tensor that is empty.
-            0 => Dispatch::float_empty(tensor.shape(), device, tensor.dtype().into()),
-            _ => Dispatch::float_to_device(tensor, device),
-        };
-        self.tensors = self.tensors.into_iter().map(bring).collect();
-        self
     }
 }
 

@@ -1,14 +1,14 @@
 use burn::{
-    backend::{Backend, DTypeUsage, Dispatch, TensorMetadata},
+    backend::{Backend, DTypeUsage, Dispatch, DispatchTensor, TensorMetadata, ops::FloatTensorOps},
     tensor::{Device, FloatDType, Tensor},
 };
 
 use crate::{
-    backends::{fallback, has_kernels, is_cube},
+    backends::{compose, has_kernels, is_cube},
     error::UnsupportedDType,
     histogram::Histogram,
     list::TensorList,
-    ops::AmpOps,
+    ops::{AmpOps, Job, TensorVec},
     status::Status,
 };
 
@@ -62,27 +62,21 @@ fn multiply(
 ) -> Result<(TensorList, Status), UnsupportedDType> {
     let count = inverse.dims()[0];
     assert_eq!(count, 1, "`inverse` is one value, not {count}");
-    let inverse = inverse.inner().cast(FloatDType::F32);
-    let (device, run) = match check(&list)? {
-        Some(checked) => checked,
-        None => return Ok((list, Status::default())),
+    let Some(way) = way(&list)? else {
+        return Ok((list, Status::default()));
     };
-    assert_one_device(&device, &inverse.device());
-    match run {
-        Run::Kernels => {
-            let (edge, elements) = (list.edge, list.elements());
-            let (tensors, inverse) = (list.into_vec(), inverse.into_dispatch());
-            let unscaled = Dispatch::amp_unscale(tensors, inverse, keep_dtype, edge);
-            let products = TensorList::of(unscaled.tensors.tensors);
-            Ok((products, Status::of_words(unscaled.status, elements)))
-        }
-        Run::Composed => Ok(fallback::multiply(list, inverse, keep_dtype)),
-        Run::OnFlex(flex) => {
-            let (list, inverse) = (list.moved(&flex), inverse.to_device(&flex));
-            let (products, status) = multiply(list, inverse, keep_dtype)?;
-            Ok((products.moved(&device), status.of_device(device)))
-        }
+    let inverse = inverse.inner().cast(FloatDType::F32);
+    assert_one_device(&way.home, &inverse.device());
+    let (elements, edge) = (list.elements(), list.edge);
+    let mut tensors = list.tensors;
+    tensors.push(inverse.into_dispatch());
+    let (mut products, home) = way.run(tensors, Job::Unscale { keep_dtype, edge });
+    let rows = products.pop().expect("the rows are last");
+    if let Some(home) = &home {
+        products = moved(products, home);
     }
+    let status = Status::new(rows, elements, home);
+    Ok((TensorList::of(products), status))
 }
 
 /// Measures every tensor as it is, in one pass that writes none of them.
@@ -97,16 +91,12 @@ fn multiply(
 ///
 /// If not all tensors are on one device.
 pub fn inspect(list: TensorList) -> Result<Status, UnsupportedDType> {
-    match check(&list)? {
-        None => Ok(Status::default()),
-        Some((_, Run::Kernels)) => {
-            let (edge, elements) = (list.edge, list.elements());
-            let words = Dispatch::amp_inspect(list.into_vec(), edge);
-            Ok(Status::of_words(words, elements))
-        }
-        Some((_, Run::Composed)) => Ok(fallback::inspect(list)),
-        Some((device, Run::OnFlex(flex))) => Ok(inspect(list.moved(&flex))?.of_device(device)),
-    }
+    let Some(way) = way(&list)? else {
+        return Ok(Status::default());
+    };
+    let (elements, edge) = (list.elements(), list.edge);
+    let (mut rows, home) = way.run(list.tensors, Job::Inspect { edge });
+    Ok(Status::new(rows.remove(0), elements, home))
 }
 
 /// Counts the values of all tensors by binary exponent, in one pass that writes none of them.
@@ -122,64 +112,90 @@ pub fn inspect(list: TensorList) -> Result<Status, UnsupportedDType> {
 ///
 /// If not all tensors are on one device.
 pub fn histogram(list: TensorList) -> Result<Histogram, UnsupportedDType> {
-    match check(&list)? {
-        None => Ok(Histogram::default()),
-        Some((_, Run::Kernels)) => Ok(Histogram::of_words(Dispatch::amp_histogram(
-            list.into_vec(),
-        ))),
-        Some((_, Run::Composed)) => Ok(fallback::histogram(list)),
-        Some((_, Run::OnFlex(flex))) => histogram(list.moved(&flex)),
+    let Some(way) = way(&list)? else {
+        return Ok(Histogram::default());
+    };
+    let (mut counts, _) = way.run(list.tensors, Job::Histogram);
+    Ok(Histogram::new(counts.remove(0)))
+}
+
+/// How a list is worked on.
+struct Way {
+    home: Device,
+    /// Where its tensors are moved first.
+    elsewhere: Option<Device>,
+    has_kernels: bool,
+}
+
+impl Way {
+    /// Does a job, and says which device the tensors are of if it was done on another.
+    fn run(
+        self,
+        mut tensors: Vec<DispatchTensor>,
+        job: Job,
+    ) -> (Vec<DispatchTensor>, Option<Device>) {
+        if let Some(elsewhere) = &self.elsewhere {
+            tensors = moved(tensors, elsewhere);
+        }
+        let results = match self.has_kernels {
+            true => Dispatch::amp_run(TensorVec(tensors), job).0,
+            false => compose(tensors, job),
+        };
+        (results, self.elsewhere.map(|_| self.home))
     }
 }
 
-/// How a whole list is worked on.
-enum Run {
-    Kernels,
-    Composed,
-    /// By kernels, after it was moved to this device.
-    #[cfg_attr(not(feature = "flex"), allow(dead_code))]
-    OnFlex(Device),
-}
-
-/// The device of a list and how it is worked on; none for an empty list.
+/// How a list is worked on; none if it is empty.
 ///
 /// A kernel over a dtype that the device lacks would end in a panic of its compiler, and one over memory of another
 /// device in worse.
-fn check(list: &TensorList) -> Result<Option<(Device, Run)>, UnsupportedDType> {
+fn way(list: &TensorList) -> Result<Option<Way>, UnsupportedDType> {
     let Some(first) = list.tensors.first() else {
         return Ok(None);
     };
-    let home = first.device();
-    let device = Device::new(home.clone());
+    let device = first.device();
+    let home = Device::new(device.clone());
     for tensor in &list.tensors {
         let (other, dtype) = (tensor.device(), tensor.dtype());
-        if other != home {
-            assert_one_device(&device, &Device::new(other));
+        if other != device {
+            assert_one_device(&home, &Device::new(other));
         }
-        let is_stored = || Dispatch::dtype_usage(&home, dtype).contains(DTypeUsage::Storage);
+        let is_stored = || Dispatch::dtype_usage(&device, dtype).contains(DTypeUsage::Storage);
         if !dtype.is_float() || !is_stored() {
-            return Err(UnsupportedDType::new(&device, dtype));
+            return Err(UnsupportedDType::new(&home, dtype));
         }
     }
-    let run = if list.tensors.iter().all(has_kernels) {
-        Run::Kernels
-    } else if is_cube(first) {
-        // Burn 0.22.1 gets f64 wrong in reductions and fused operations there.
-        on_flex(&device)?
-    } else {
-        Run::Composed
+    let has_kernels = list.has_kernels && list.tensors.iter().all(has_kernels);
+    // Burn 0.22.1 gets f64 wrong in reductions and fused operations there.
+    let elsewhere = match !has_kernels && list.has_kernels && is_cube(first) {
+        true => Some(flex(&home)?),
+        false => None,
     };
-    Ok(Some((device, run)))
+    Ok(Some(Way {
+        has_kernels: has_kernels || elsewhere.is_some(),
+        home,
+        elsewhere,
+    }))
 }
 
 #[cfg(feature = "flex")]
-fn on_flex(_: &Device) -> Result<Run, UnsupportedDType> {
-    Ok(Run::OnFlex(Device::flex()))
+fn flex(_: &Device) -> Result<Device, UnsupportedDType> {
+    Ok(Device::flex())
 }
 
 #[cfg(not(feature = "flex"))]
-fn on_flex(device: &Device) -> Result<Run, UnsupportedDType> {
-    Err(UnsupportedDType::new(device, burn::tensor::DType::F64))
+fn flex(home: &Device) -> Result<Device, UnsupportedDType> {
+    Err(UnsupportedDType::new(home, burn::tensor::DType::F64))
+}
+
+fn moved(tensors: Vec<DispatchTensor>, device: &Device) -> Vec<DispatchTensor> {
+    let device = device.as_dispatch();
+    let bring = |tensor: DispatchTensor| match tensor.shape().num_elements() {
+        // Burn 0.22.1 cannot read every tensor that is empty.
+        0 => Dispatch::float_empty(tensor.shape(), device, tensor.dtype().into()),
+        _ => Dispatch::float_to_device(tensor, device),
+    };
+    tensors.into_iter().map(bring).collect()
 }
 
 fn assert_one_device(first: &Device, other: &Device) {

@@ -1,103 +1,74 @@
 use burn::{
-    backend::{Dispatch, DispatchTensor},
-    tensor::{Device, Int, Tensor},
+    backend::DispatchTensor,
+    tensor::{Device, FloatDType, Tensor},
 };
 
-use crate::{
-    fields::{self, FIELDS, parts_of},
-    ops::AmpOps,
-    words::{TensorStatus, WORDS, decode, read_words},
-};
+/// Floats of one tensor's row.
+pub(crate) const FIELDS: usize = 11;
+
+/// Counts are two floats, so that each is exact in f32 up to 2^44: in units of this, and the rest.
+pub(crate) const COUNT_BASE: u32 = 1 << 20;
 
 /// What a pass has found, still on the device.
 ///
-/// # Words
+/// # Rows
 ///
-/// A kernel writes 16 words of 32 bits for each tensor, in the order of the list. Each number has two of them, the
-/// lower first. Counts are integers, exact beyond 2^24:
+/// A backend writes 11 floats for each tensor, in the order of the list: in f32, or in f64 on Flex and where a tensor is f64
+/// and the backend has no kernels.
 ///
-/// | words | |
+/// | fields | |
 /// |--:|---|
 /// | 0, 1 | values at or above the edge after scaling, infinities and NaN among them |
 /// | 2, 3 | infinities and NaN before scaling |
 /// | 4, 5 | infinities and NaN after scaling |
 /// | 6, 7 | zeros after scaling |
-/// | 8, 9 | largest finite magnitude after scaling |
-/// | 10, 11 | sum of squares of the small values |
-/// | 12, 13 | sum of squares of those between |
-/// | 14, 15 | sum of squares of the big values |
+/// | 8 | largest finite magnitude after scaling |
+/// | 9 | a unit near it, above zero, so that the norm in this unit is in the range of f32 |
+/// | 10 | L2 norm of the finite values after scaling, in this unit |
 ///
-/// The four floats are f64 bits (Flex), or f32 bits in the lower word (CubeCL), and then word 9 is `0xFFFF_FFFF`.
-/// Values after scaling that are not finite are in none of the four.
-///
-/// Squares are summed in three ranges of magnitude, each at a scale at which they neither overflow nor vanish (J. L.
-/// Blue, "A Portable Fortran Program to Find the Euclidean Norm of a Vector", 1978). In f64, values below 1e-100
-/// are small and are multiplied by 2^600 before they are squared, and those above 1e100 are big and are multiplied by
-/// 2^-600. In f32, the bounds are 2^-63 and 2^47, the factors 2^75 and 2^-81.
+/// Counts have two fields: multiples of 2^20, and what is left.
 #[derive(Clone, Debug, Default)]
 pub struct Status {
-    found: Found,
+    /// None if the list was empty.
+    rows: Option<Tensor<1>>,
     /// Of each tensor.
     elements: Vec<u64>,
     /// The device of the list, where the work was done on another.
     home: Option<Device>,
 }
 
-#[derive(Clone, Debug, Default)]
-enum Found {
-    /// The list was empty.
-    #[default]
-    Nothing,
-    /// [`WORDS`] words for each tensor, from a kernel.
-    Words(Tensor<1, Int>),
-    /// [`FIELDS`] floats for each part of each tensor, from Burn's operations.
-    Fields(Tensor<1>),
-}
-
-impl Found {
-    fn read(self, elements: &[u64]) -> Vec<TensorStatus> {
-        match self {
-            Self::Nothing => Vec::new(),
-            Self::Words(words) => read_words(words).chunks_exact(WORDS).map(decode).collect(),
-            Self::Fields(fields) => {
-                let floats: Vec<f64> = fields.into_data().iter().collect();
-                let mut rest = floats.as_slice();
-                let mut row = |elements: &u64| {
-                    let (rows, others) = rest.split_at_checked(FIELDS * parts_of(*elements))?;
-                    rest = others;
-                    Some(fields::decode(rows))
-                };
-                elements.iter().filter_map(&mut row).collect()
-            }
-        }
-    }
+/// What was found in one tensor. Host values.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct TensorStatus {
+    /// The number of values.
+    pub elements: u64,
+    /// Values of at least the magnitude that [`TensorList::count_from`](crate::TensorList::count_from) names, after scaling,
+    /// infinities and NaN among them.
+    pub above: u64,
+    /// Values that were infinite or NaN before scaling.
+    pub non_finite_before: u64,
+    /// Values that are infinite or NaN after scaling.
+    pub non_finite: u64,
+    /// Values that are zero after scaling.
+    pub zeros: u64,
+    /// The largest magnitude of the finite values after scaling; 0 if there are none.
+    pub max_abs: f64,
+    /// The L2 norm of the finite values after scaling.
+    pub norm: f64,
 }
 
 impl Status {
-    pub(crate) fn of_words(words: DispatchTensor, elements: Vec<u64>) -> Self {
+    pub(crate) fn new(rows: DispatchTensor, elements: Vec<u64>, home: Option<Device>) -> Self {
         Self {
-            found: Found::Words(Tensor::from_dispatch(words)),
+            rows: Some(Tensor::from_dispatch(rows)),
             elements,
-            home: None,
+            home,
         }
-    }
-
-    pub(crate) fn of_fields(fields: Tensor<1>, elements: Vec<u64>) -> Self {
-        Self {
-            found: Found::Fields(fields),
-            elements,
-            home: None,
-        }
-    }
-
-    pub(crate) fn of_device(self, home: Device) -> Self {
-        let home = Some(home);
-        Self { home, ..self }
     }
 
     /// Reads the status, a row for each tensor, in the order of the list.
     ///
-    /// Waits for the device, for one small transfer: 64 bytes a tensor from kernels.
+    /// Waits for the device, for one small transfer: 44 bytes a tensor from kernels.
     ///
     /// # Panics
     ///
@@ -106,30 +77,20 @@ impl Status {
         self.read_beside(Vec::new()).0
     }
 
-    /// As [`read`](Self::read), and other words of kernels: in the same transfer where they are on one device.
-    pub(crate) fn read_beside(self, others: Vec<Tensor<1, Int>>) -> (Vec<TensorStatus>, Vec<u32>) {
-        let mut rest = Vec::new();
-        let rows: Vec<TensorStatus> = match self.found {
-            Found::Words(own) if others.iter().all(|other| other.device() == own.device()) => {
-                let count = own.dims()[0];
-                let words = match others.is_empty() {
-                    true => own,
-                    false => Tensor::cat([vec![own], others].concat(), 0),
-                };
-                let mut words = read_words(words);
-                rest = words.split_off(count);
-                words.chunks_exact(WORDS).map(decode).collect()
-            }
-            found => {
-                rest.extend(others.into_iter().flat_map(read_words));
-                found.read(&self.elements)
-            }
-        };
+    /// As [`read`](Self::read), and other rows of kernels: in the same transfer where they are on one device.
+    pub(crate) fn read_beside(
+        self,
+        mut others: Vec<Tensor<1>>,
+    ) -> (Vec<TensorStatus>, Vec<Vec<TensorStatus>>) {
+        let has_rows = self.rows.is_some();
+        others.extend(self.rows);
+        let mut others = read_rows(others);
+        let rows = others.pop_if(|_| has_rows).unwrap_or_default();
         // A row less would give its tensor another's numbers, or none, and an overflow would pass unseen.
         assert_eq!(rows.len(), self.elements.len(), "a row for each tensor");
         let counted = |(row, elements)| TensorStatus { elements, ..row };
         let rows = rows.into_iter().zip(self.elements).map(counted);
-        (rows.collect(), rest)
+        (rows.collect(), others)
     }
 
     /// Whether a value of any tensor is infinite or NaN after scaling: 1 or 0, in f32, of shape `[1]`, on the device of the
@@ -137,7 +98,8 @@ impl Status {
     ///
     /// Does not wait for the device: for steps that are built without a wait. [`read`](Self::read) is not needed for it.
     pub fn found_inf(&self) -> Option<Tensor<1>> {
-        Some(self.verdict()?.slice(0..1))
+        let bad = (self.field(4)? + self.field(5)?).max();
+        Some(self.at_home(bad.greater_elem(0.0).int().cast(FloatDType::F32)))
     }
 
     /// The L2 norm of the finite values of all tensors after scaling, as one vector: in f32, of shape `[1]`, on the device of
@@ -145,20 +107,65 @@ impl Status {
     ///
     /// Does not wait for the device.
     pub fn norm(&self) -> Option<Tensor<1>> {
-        Some(self.verdict()?.slice(1..2))
+        // Relative to the largest unit, so that squares are in range.
+        let units = self.field(9)?;
+        let unit = units.clone().max();
+        let norms = self.field(10)? * (units / unit.clone());
+        Some(self.at_home((norms.square().sum().sqrt() * unit).cast(FloatDType::F32)))
     }
 
-    fn verdict(&self) -> Option<Tensor<1>> {
-        let verdict = match &self.found {
-            Found::Nothing => return None,
-            Found::Words(words) => {
-                Tensor::from_dispatch(Dispatch::amp_verdict(words.clone().into_dispatch()))
-            }
-            Found::Fields(fields) => fields::verdict(fields.clone()),
-        };
-        Some(match &self.home {
-            Some(home) => verdict.to_device(home),
-            None => verdict,
-        })
+    /// One field of all rows.
+    fn field(&self, at: usize) -> Option<Tensor<1>> {
+        let rows = self.rows.clone()?;
+        let count = self.elements.len();
+        let column = rows.reshape([count, FIELDS]).slice([0..count, at..at + 1]);
+        Some(column.reshape([count]))
     }
+
+    fn at_home(&self, value: Tensor<1>) -> Tensor<1> {
+        match &self.home {
+            Some(home) => value.to_device(home),
+            None => value,
+        }
+    }
+}
+
+/// Reads rows, in one transfer where all are of one dtype on one device.
+fn read_rows(tensors: Vec<Tensor<1>>) -> Vec<Vec<TensorStatus>> {
+    let kind = |tensor: &Tensor<1>| (tensor.device(), tensor.dtype());
+    if tensors.len() < 2 || tensors.iter().any(|other| kind(other) != kind(&tensors[0])) {
+        return (tensors.into_iter())
+            .map(|tensor| decode(tensor.into_data().iter()))
+            .collect();
+    }
+    let lengths: Vec<usize> = tensors.iter().map(|tensor| tensor.dims()[0]).collect();
+    let all = Tensor::cat(tensors, 0).into_data();
+    let mut rows = decode(all.iter()).into_iter();
+    let mut next = |length: usize| rows.by_ref().take(length / FIELDS).collect();
+    lengths.into_iter().map(&mut next).collect()
+}
+
+/// What rows say, but for the numbers of elements.
+pub(crate) fn decode(fields: impl Iterator<Item = f64>) -> Vec<TensorStatus> {
+    let fields: Vec<f64> = fields.collect();
+    let row = |fields: &[f64]| {
+        let count = |at: usize| decode_count(&fields[at..]);
+        // What was not finite is not made so by any factor: a compiler that trusts in finite arithmetic can only
+        // lose what the multiplication itself has made infinite.
+        let non_finite = count(4).max(count(2));
+        TensorStatus {
+            elements: 0,
+            above: count(0).max(non_finite),
+            non_finite_before: count(2),
+            non_finite,
+            zeros: count(6),
+            max_abs: fields[8],
+            norm: fields[9] * fields[10],
+        }
+    };
+    fields.chunks_exact(FIELDS).map(row).collect()
+}
+
+pub(crate) fn decode_count(fields: &[f64]) -> u64 {
+    fields[0] as u64 * u64::from(COUNT_BASE) + fields[1] as u64
 }

@@ -1,10 +1,7 @@
-use burn::tensor::{FloatDType, Int, Tensor};
+use burn::tensor::{FloatDType, Tensor};
 use std::sync::Arc;
 
-use crate::{
-    status::Status,
-    words::{TensorStatus, WORDS, decode},
-};
+use crate::status::{Status, TensorStatus, decode};
 
 /// Hears at each backward pass through a [`watched_cast`](crate::watched_cast) what arrived there.
 #[derive(Clone)]
@@ -46,7 +43,7 @@ pub struct Crossing {
     dtype: FloatDType,
     elements: u64,
     /// The rows of the gradient and of the forward pass's tensor, if that was looked at.
-    words: Tensor<1, Int>,
+    rows: Tensor<1>,
 }
 
 /// What was found in a [`Crossing`]. Host values.
@@ -67,42 +64,34 @@ pub struct CrossingStatus {
 }
 
 impl Crossing {
-    pub(crate) fn new(
-        factor: f64,
-        dtype: FloatDType,
-        elements: usize,
-        words: Tensor<1, Int>,
-    ) -> Self {
+    pub(crate) fn new(factor: f64, dtype: FloatDType, elements: usize, rows: Tensor<1>) -> Self {
         Self {
             factor,
             dtype,
             elements: elements as u64,
-            words,
+            rows,
         }
     }
 
-    /// Reads what was found: waits for the device, for one transfer of 64 or 128 bytes. None if the device cannot be read here.
+    /// Reads what was found: waits for the device, for one transfer of 44 or 88 bytes. None if the device cannot be read here.
     pub fn read(self) -> Option<CrossingStatus> {
-        let words = self.read_words()?;
-        self.status(&words)
+        let rows = self.read_rows()?;
+        self.status(&rows)
     }
 
     /// Reads the measures of the gradient as it arrived, and of the forward pass's tensor, if that was looked at. Waits as
     /// [`read`](Self::read), and fails as it does.
     pub fn read_measures(self) -> Option<(TensorStatus, Option<TensorStatus>)> {
-        let words = self.read_words()?;
         let elements = self.elements;
-        let mut rows = (words.chunks_exact(WORDS)).map(|words| TensorStatus {
-            elements,
-            ..decode(words)
-        });
+        let rows = self.read_rows()?.into_iter();
+        let mut rows = rows.map(|row| TensorStatus { elements, ..row });
         Some((rows.next()?, rows.next()))
     }
 
-    fn read_words(&self) -> Option<Vec<u32>> {
-        let data = self.words.clone().into_data_async();
+    fn read_rows(&self) -> Option<Vec<TensorStatus>> {
+        let data = self.rows.clone().into_data_async();
         let data = burn_std::reader::try_read_sync(data)?.ok()?;
-        Some(data.iter::<i32>().map(|word| word as u32).collect())
+        Some(decode(data.iter()))
     }
 
     /// Reads a status, and what was found in crossings: on one device, in one transfer for all.
@@ -114,20 +103,19 @@ impl Crossing {
         status: Status,
         crossings: Vec<Self>,
     ) -> (Vec<TensorStatus>, Vec<Option<CrossingStatus>>) {
-        let words = crossings.iter().map(|crossing| crossing.words.clone());
-        let (rows, words) = status.read_beside(words.collect());
-        let mut words = words.as_slice();
-        let next = |crossing: Self| {
-            let (own, rest) = words.split_at_checked(crossing.words.dims()[0])?;
-            words = rest;
-            crossing.status(own)
-        };
-        (rows, crossings.into_iter().map(next).collect())
+        let rows = crossings.iter().map(|crossing| crossing.rows.clone());
+        let (own, others) = status.read_beside(rows.collect());
+        let found = crossings.iter().zip(&others);
+        (
+            own,
+            found
+                .map(|(crossing, rows)| crossing.status(rows))
+                .collect(),
+        )
     }
 
-    fn status(&self, words: &[u32]) -> Option<CrossingStatus> {
-        let mut rows = words.chunks_exact(WORDS).map(decode);
-        let (gradient, output) = (rows.next()?, rows.next());
+    fn status(&self, rows: &[TensorStatus]) -> Option<CrossingStatus> {
+        let (gradient, output) = (rows.first()?, rows.get(1));
         // Rounded as the backward pass has rounded it: half a unit decides.
         let product = gradient.max_abs as f32 * (self.factor as f32).abs();
         Some(CrossingStatus {

@@ -164,7 +164,7 @@ fn a_sum_is_one_kernel() {
     assert_eq!(sum.unwrap(), TensorData::new(vec![7f32; 4096], [4096]));
     match cfg!(feature = "fusion") {
         true => assert_eq!(launches, Vec::<&str>::new()),
-        false => assert_eq!((launches.len(), count(&launches, "blend")), (1, 1)),
+        false => assert_eq!((launches.len(), count(&launches, "weigh")), (1, 1)),
     }
 }
 
@@ -188,7 +188,7 @@ fn a_scaled_gradient_is_one_kernel() {
     assert!(grad.unwrap().iter::<f32>().all(|value| value == 8.0));
     match cfg!(feature = "fusion") {
         true => assert_eq!(launches, Vec::<&str>::new()),
-        false => assert_eq!((launches.len(), count(&launches, "mul_cast")), (1, 1)),
+        false => assert_eq!((launches.len(), count(&launches, "weigh")), (1, 1)),
     }
 }
 
@@ -223,7 +223,7 @@ fn a_scaled_gradient_is_one_launch_without_fusion() {
             "{from:?} to {to:?}: {with:?}, {without:?}"
         );
         let ours = usize::from((from, to) != (FloatDType::F32, FloatDType::F32));
-        assert_eq!(count(&with, "mul_cast"), ours, "{with:?}");
+        assert_eq!(count(&with, "weigh"), ours, "{with:?}");
     }
 }
 

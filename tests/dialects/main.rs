@@ -35,19 +35,19 @@ use shapes::{Shape, Target};
 /// Shared memory that every runtime grants: 16 KiB, as WebGPU.
 const SHARED_MEMORY: usize = 16 * 1024;
 
-/// As CUDA's runtime has it, with bindings for all products.
+/// As CUDA's runtime has it.
 const CUDA: Target = Target {
     dtypes: &[DType::F32, DType::F16, DType::BF16],
     values: 8,
     plane: 32,
-    own: true,
+    products: 28,
 };
 const HIP: Target = Target { plane: 64, ..CUDA };
 /// Vectors of 4, planes of no certain size, 32 bindings.
 const OTHER: Target = Target {
     values: 4,
     plane: 1,
-    own: false,
+    products: 13,
     ..CUDA
 };
 

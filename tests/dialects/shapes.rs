@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 use burn::tensor::{DType, bf16, f16};
 use burn_amp_kernels::kernel::{
     self, FINISH_UNITS, Form, HISTOGRAM_UNITS, InPlace, Inspect, Job, Work, Write,
-    finish_histogram, finish_status, histogram_many, measure, mul_cast, verdict,
+    finish_histogram, finish_status, histogram_many, measure, weigh,
 };
 use cubecl::{
     CubeKernel,
@@ -15,6 +15,9 @@ use cubecl::{
 };
 
 use crate::facts::{Facts, type_name};
+
+/// Floats that the last reduction writes of a tensor.
+const FIELDS: usize = 11;
 
 /// Units of a cube, as the launches choose them on a device that allows as many.
 const UNITS: u32 = 256;
@@ -27,8 +30,15 @@ pub(crate) struct Target {
     pub(crate) values: usize,
     /// Units of a plane, or 1.
     pub(crate) plane: u32,
-    /// Whether each product has a buffer of its own, or all of a launch share one.
-    pub(crate) own: bool,
+    /// Tensors of a launch that have a product beside them.
+    pub(crate) products: usize,
+}
+
+/// A kernel for cubes of so many units, with what it is launched with.
+macro_rules! kernel {
+    ($kernel:ty, $units:expr; $($arg:expr),*) => {
+        Box::new(<$kernel>::new(settings($units), device(), Arc::default(), $($arg),*))
+    };
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +49,6 @@ pub(crate) enum Kernel {
     Blend { in_place: bool },
     FinishStatus,
     FinishHistogram,
-    Verdict,
 }
 
 /// A kernel in one shape: from `tensors` inputs to an output dtype, in vectors of `width` values.
@@ -91,8 +100,13 @@ impl Shape {
                 });
             };
             for (tensors, width) in [(1, 1), (1, widest), (28, widest)] {
-                let mut pass =
-                    |job, output| add(Kernel::Pass { job, padded: false }, output, tensors, width);
+                let mut pass = |job, output| {
+                    let tensors = match job {
+                        Job::Write => tensors.min(target.products),
+                        _ => tensors,
+                    };
+                    add(Kernel::Pass { job, padded: false }, output, tensors, width);
+                };
                 pass(Job::Inspect, DType::F32);
                 pass(Job::Write, DType::F32);
                 pass(Job::InPlace, *input);
@@ -101,15 +115,8 @@ impl Shape {
                 }
                 add(Kernel::Histogram, DType::F32, tensors, width);
             }
-            add(
-                Kernel::Pass {
-                    job: Job::InPlace,
-                    padded: true,
-                },
-                *input,
-                1,
-                widest,
-            );
+            let (job, padded) = (Job::InPlace, true);
+            add(Kernel::Pass { job, padded }, *input, 1, widest);
             for width in [1, widest] {
                 for output in target.dtypes {
                     // Burn multiplies f32.
@@ -122,11 +129,7 @@ impl Shape {
                 }
             }
         }
-        for kernel in [
-            Kernel::FinishStatus,
-            Kernel::FinishHistogram,
-            Kernel::Verdict,
-        ] {
+        for kernel in [Kernel::FinishStatus, Kernel::FinishHistogram] {
             shapes.push(Self {
                 kernel,
                 input: DType::U32,
@@ -161,16 +164,11 @@ impl Shape {
                 // After scaling, and before it.
                 let ways = if job == Job::Inspect { 1 } else { 2 };
                 let magnitudes = ways * vectors * width;
-                let products = match job {
-                    Job::InPlace => tensors,
-                    _ if self.target.own => tensors,
-                    _ => 1,
-                };
                 match job {
                     Job::Inspect => (vec![loads], vec![], magnitudes),
                     _ => (
                         vec![loads, factor()],
-                        vec![(output, products * vectors)],
+                        vec![(output, tensors * vectors)],
                         magnitudes,
                     ),
                 }
@@ -178,8 +176,8 @@ impl Shape {
             Kernel::Histogram => (vec![(input, tensors)], vec![], width),
             Kernel::MulCast => (vec![(input, 1)], vec![(output, 1)], 0),
             Kernel::Blend { .. } => (vec![(output.clone(), 1), (input, 1)], vec![(output, 1)], 0),
-            Kernel::Verdict => (vec![], vec![("f32".to_string(), 2)], 0),
-            _ => (vec![], vec![], 0),
+            Kernel::FinishStatus => (vec![], vec![("f32".to_string(), FIELDS)], 0),
+            Kernel::FinishHistogram => (vec![], vec![("f32".to_string(), 2)], 0),
         };
         Facts {
             loads: total(loads),
@@ -208,78 +206,25 @@ impl Shape {
     fn kernel_of<I: Float + CubeElement, O: Float + CubeElement>(&self) -> Box<dyn CubeKernel> {
         let (tensors, width) = (self.tensors, self.width);
         match self.kernel {
-            Kernel::Pass {
-                job: Job::Inspect,
-                padded,
-            } => self.pass::<Inspect, I, O>(0, padded),
-            Kernel::Pass {
-                job: Job::InPlace,
-                padded,
-            } => self.pass::<InPlace, I, O>(0, padded),
-            Kernel::Pass {
-                job: Job::Write,
-                padded,
-            } => self.pass::<Write, I, O>(if self.target.own { tensors } else { 1 }, padded),
-            Kernel::Histogram => Box::new(histogram_many::HistogramMany::<I>::new(
-                settings(HISTOGRAM_UNITS),
-                device(),
-                properties(),
-                buffers(tensors),
-                buffer(),
-                (),
-                buffer(),
-                (),
-                width,
-                HISTOGRAM_UNITS,
-            )),
-            Kernel::MulCast => Box::new(mul_cast::MulCast::<I, O>::new(
-                settings(UNITS),
-                device(),
-                properties(),
-                buffer(),
-                buffer(),
-                (),
-                width,
-            )),
-            Kernel::Blend { in_place } => Box::new(kernel::blend::Blend::<I>::new(
-                settings(UNITS),
-                device(),
-                properties(),
-                buffer(),
-                buffer(),
-                buffers(usize::from(!in_place)),
-                (),
-                (),
-                width,
-            )),
-            Kernel::FinishStatus => Box::new(finish_status::FinishStatus::new(
-                settings(FINISH_UNITS),
-                device(),
-                properties(),
-                buffer(),
-                buffer(),
-                buffer(),
-                (),
-                FINISH_UNITS,
-            )),
-            Kernel::FinishHistogram => Box::new(finish_histogram::FinishHistogram::new(
-                settings(HISTOGRAM_UNITS),
-                device(),
-                properties(),
-                buffer(),
-                buffer(),
-                (),
-                HISTOGRAM_UNITS,
-            )),
-            Kernel::Verdict => Box::new(verdict::Verdict::new(
-                settings(FINISH_UNITS),
-                device(),
-                properties(),
-                buffer(),
-                buffer(),
-                (),
-                FINISH_UNITS,
-            )),
+            Kernel::Pass { job, padded } => match job {
+                Job::Inspect => self.pass::<Inspect, I, O>(0, padded),
+                Job::InPlace => self.pass::<InPlace, I, O>(0, padded),
+                Job::Write => self.pass::<Write, I, O>(tensors, padded),
+            },
+            Kernel::MulCast => weigh::<I, O>(width, 0, 1),
+            Kernel::Blend { in_place } => weigh::<I, O>(width, 1, usize::from(!in_place)),
+            Kernel::Histogram => kernel!(
+                histogram_many::HistogramMany::<I>, HISTOGRAM_UNITS;
+                buffers(tensors), buffer(), (), (), buffer(), (), width, HISTOGRAM_UNITS
+            ),
+            Kernel::FinishStatus => kernel!(
+                finish_status::FinishStatus, FINISH_UNITS;
+                buffer(), buffer(), buffer(), (), (), FINISH_UNITS
+            ),
+            Kernel::FinishHistogram => kernel!(
+                finish_histogram::FinishHistogram, HISTOGRAM_UNITS;
+                buffer(), buffer(), (), HISTOGRAM_UNITS
+            ),
         }
     }
 
@@ -288,26 +233,29 @@ impl Shape {
         products: usize,
         padded: bool,
     ) -> Box<dyn CubeKernel> {
-        Box::new(measure::Measure::<W, I, O>::new(
-            settings(UNITS),
-            device(),
-            properties(),
-            buffers(self.tensors),
-            buffers(products),
-            buffers(usize::from(W::JOB != Job::Inspect)),
-            buffer(),
-            buffer(),
-            (),
-            (),
-            self.width,
-            Form {
-                units: UNITS,
-                loads: kernel::loads(W::JOB, self.input, self.width),
-                plane: self.target.plane,
-                padded,
-            },
-        ))
+        let form = Form {
+            units: UNITS,
+            loads: kernel::loads(W::JOB, self.input, self.width),
+            plane: self.target.plane,
+            padded,
+        };
+        let factors = usize::from(W::JOB != Job::Inspect);
+        kernel!(
+            measure::Measure::<W, I, O>, UNITS;
+            buffers(self.tensors), buffers(products), buffers(factors), buffer(), buffer(), (), (), (), self.width, form
+        )
     }
+}
+
+fn weigh<I: Float + CubeElement, O: Float + CubeElement>(
+    width: usize,
+    targets: usize,
+    outputs: usize,
+) -> Box<dyn CubeKernel> {
+    kernel!(
+        weigh::Weigh::<I, O>, UNITS;
+        buffer(), buffers(targets), buffers(outputs), (), (), width
+    )
 }
 
 /// As `launch_unchecked` has it: no bound checks.
@@ -317,10 +265,6 @@ fn settings(units: u32) -> KernelSettings {
         ExecutionMode::Unchecked,
         AddressType::U32,
     )
-}
-
-fn properties() -> Arc<TargetProperties> {
-    Arc::new(TargetProperties::default())
 }
 
 fn buffer() -> BufferCompilationArg {

@@ -6,7 +6,9 @@ use burn::{
     backend::Dispatch,
     tensor::{DType, Device, FloatDType, Tensor, TensorData, bf16, f16},
 };
-use burn_amp_kernels::{CastOps, TensorList, histogram, inspect, unscale, unscale_in_dtype};
+use burn_amp_kernels::{
+    AmpOps, Job, TensorList, TensorVec, histogram, inspect, unscale, unscale_in_dtype,
+};
 use rayon::prelude::*;
 
 use crate::sets::Set;
@@ -248,8 +250,9 @@ impl<'a> Gradients<'a> {
                 products.push(match composed {
                     true => tensor.cast(FloatDType::F32).mul_scalar(factor).cast(to),
                     false => {
-                        let product = Dispatch::amp_mul_cast(tensor.into_dispatch(), to, factor);
-                        Tensor::<D>::from_dispatch(product)
+                        let job = Job::MulCast { dtype: to, factor };
+                        let mut made = Dispatch::amp_run(TensorVec(vec![tensor.into_dispatch()]), job);
+                        Tensor::<D>::from_dispatch(made.0.remove(0))
                     }
                 });
             })

@@ -6,11 +6,9 @@ use burn::backend::Cube;
 use burn::backend::Flex;
 use burn::backend::{
     Backend, BackendTensor, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind,
-    TensorMetadata,
-    ops::FloatTensorOps,
-    tensor::{FloatTensor, IntTensor},
+    TensorMetadata, tensor::FloatTensor,
 };
-use burn::tensor::{FloatDType, Int, Tensor};
+use burn::tensor::{FloatDType, Tensor};
 use burn_autodiff::{
     Autodiff,
     checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
@@ -21,7 +19,7 @@ use burn_autodiff::{
 use std::any::Any;
 
 use crate::{
-    ops::{AmpOps, CastOps, TensorVec},
+    ops::{AmpOps, CastOps, Job, TensorVec},
     watch::{Crossing, Watch},
 };
 
@@ -46,15 +44,6 @@ impl<B: Backend + AmpOps + CastOps, C: CheckpointStrategy> CastOps for Autodiff<
             OpsKind::UnTracked(prep) => prep.finish(output),
         }
     }
-
-    fn amp_mul_cast(
-        tensor: FloatTensor<Self>,
-        dtype: FloatDType,
-        factor: f64,
-    ) -> FloatTensor<Self> {
-        let wide = Self::float_cast(tensor, FloatDType::F32);
-        Self::float_cast(Self::float_mul_scalar(wide, factor.into()), dtype)
-    }
 }
 
 #[derive(Debug)]
@@ -74,38 +63,43 @@ impl<B: Backend + AmpOps + CastOps> Backward<B, 1> for ScaledCast {
             if let Some((watch, output)) = watched {
                 let elements = grad.shape().num_elements();
                 let tensors = [grad.clone()].into_iter().chain(output).collect();
-                let words = B::amp_inspect(TensorVec { tensors }, f32::INFINITY);
-                if let Some(words) = dispatched::<B>(words) {
-                    watch.tell(Crossing::new(factor, from, elements, words));
+                let edge = f32::INFINITY;
+                let rows = B::amp_run(TensorVec(tensors), Job::Inspect { edge }).0;
+                if let Some(rows) = rows.into_iter().find_map(dispatched::<B>) {
+                    watch.tell(Crossing::new(factor, from, elements, rows));
                 }
             }
             // A watch alone.
             if factor == 1.0 && grad.dtype() == from.into() {
                 return grad;
             }
-            B::amp_mul_cast(grad, from, factor)
+            let job = Job::MulCast {
+                dtype: from,
+                factor,
+            };
+            B::amp_run(TensorVec(vec![grad]), job).0.remove(0)
         });
     }
 }
 
-/// A backend's integers as Burn's own tensor. All backends of the extension are here.
-fn dispatched<B: Backend>(words: IntTensor<B>) -> Option<Tensor<1, Int>> {
-    let words: Box<dyn Any> = Box::new(words);
+/// A backend's floats as Burn's own tensor. All backends of the extension are here.
+fn dispatched<B: Backend>(rows: FloatTensor<B>) -> Option<Tensor<1>> {
+    let rows: Box<dyn Any> = Box::new(rows);
     #[cfg(feature = "flex")]
-    let words = match words.downcast::<IntTensor<Flex>>() {
-        Ok(words) => return Some(plain(DispatchTensorKind::Flex(BackendTensor::Int(*words)))),
-        Err(words) => words,
+    let rows = match rows.downcast::<FloatTensor<Flex>>() {
+        Ok(rows) => return Some(plain(DispatchTensorKind::Flex(BackendTensor::Float(*rows)))),
+        Err(rows) => rows,
     };
     #[cfg(feature = "cubecl")]
-    let words = match words.downcast::<IntTensor<Cube>>() {
-        Ok(words) => return Some(plain(DispatchTensorKind::Cube(BackendTensor::Int(*words)))),
-        Err(words) => words,
+    let rows = match rows.downcast::<FloatTensor<Cube>>() {
+        Ok(rows) => return Some(plain(DispatchTensorKind::Cube(BackendTensor::Float(*rows)))),
+        Err(rows) => rows,
     };
-    drop(words);
+    drop(rows);
     None
 }
 
-fn plain(kind: DispatchTensorKind) -> Tensor<1, Int> {
+fn plain(kind: DispatchTensorKind) -> Tensor<1> {
     Tensor::from_dispatch(DispatchTensor {
         kind,
         autodiff: DispatchAutodiffContext::Disabled,

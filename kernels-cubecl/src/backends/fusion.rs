@@ -1,50 +1,50 @@
 //! Fusion: the pass as one lazy custom operation with any number of tensors. Nothing waits.
 
-use burn::backend::{
-    ir::CustomOpIr,
-    tensor::{FloatTensor, IntTensor},
-};
+use burn::backend::ir::CustomOpIr;
 use burn_fusion::{
-    Client, ExecutionError, Fusion, FusionBackend, FusionRuntime, FusionTensor,
+    ExecutionError, Fusion, FusionBackend, FusionRuntime,
     custom::{HandleContainer, Operation, OperationIr, StreamId},
 };
 use std::marker::PhantomData;
 
 use crate::{
-    custom::{Note, execute, noted},
-    ops::{AmpOps, CastOps, TensorVec, UnscaledVec},
+    custom::{execute, note},
+    ops::{AmpOps, CastOps, Job, TensorVec, mul_cast, weighted_sum},
 };
 
-/// Burn's own operations: Fusion puts them into one kernel with what comes before and after. So it does with a blend.
 impl<B: FusionBackend + CastOps> CastOps for Fusion<B> {}
 
-impl<B: FusionBackend + AmpOps + CastOps> AmpOps for Fusion<B> {
-    noted!(register::<B>);
-}
-
-fn register<B: FusionBackend + AmpOps + CastOps>(
-    client: &Client<B::FusionRuntime>,
-    desc: CustomOpIr,
-) -> Vec<FusionTensor<B::FusionRuntime>> {
-    let operation = Custom::<B> {
-        desc: desc.clone(),
-        backend: PhantomData,
-    };
-    client.register(StreamId::current(), OperationIr::Custom(desc), operation)
+impl<B: FusionBackend + AmpOps> AmpOps for Fusion<B> {
+    fn amp_run(mut tensors: TensorVec<Self>, job: Job) -> TensorVec<Self> {
+        let client = tensors.0[0].client.clone();
+        // Burn's own operations: Fusion puts them into one kernel with what comes before and after.
+        match job {
+            Job::Blend { keep, add } => {
+                let (source, target) = (tensors.0.pop(), tensors.0.pop());
+                let [target, source] = [target, source].map(|tensor| tensor.expect("two tensors"));
+                return TensorVec(vec![weighted_sum::<Self>(target, source, keep, add)]);
+            }
+            Job::MulCast { dtype, factor } => {
+                return TensorVec(vec![mul_cast::<Self>(tensors.0.remove(0), dtype, factor)]);
+            }
+            _ => (),
+        }
+        let inputs: Vec<_> = tensors.0.into_iter().map(|t| t.into_ir()).collect();
+        let desc = note(job, &inputs, || client.create_empty_handle());
+        let operation = Custom::<B>(desc.clone(), PhantomData);
+        TensorVec(client.register(StreamId::current(), OperationIr::Custom(desc), operation))
+    }
 }
 
 #[derive(Debug)]
-struct Custom<B> {
-    desc: CustomOpIr,
-    backend: PhantomData<B>,
-}
+struct Custom<B>(CustomOpIr, PhantomData<B>);
 
-impl<B: FusionBackend + AmpOps + CastOps> Operation<B::FusionRuntime> for Custom<B> {
+impl<B: FusionBackend + AmpOps> Operation<B::FusionRuntime> for Custom<B> {
     fn execute(
         &self,
         handles: &mut HandleContainer<<B::FusionRuntime as FusionRuntime>::FusionHandle>,
     ) -> Result<(), ExecutionError> {
-        execute::<B>(handles, &self.desc);
+        execute::<B>(handles, &self.0);
         Ok(())
     }
 }

@@ -1,7 +1,7 @@
 mod autodiff;
+mod compose;
 #[cfg(feature = "cubecl")]
 mod cubecl;
-pub mod fallback;
 #[cfg(feature = "flex")]
 mod flex;
 #[cfg(any(feature = "cubecl", feature = "router"))]
@@ -14,6 +14,7 @@ use burn::{
     tensor::DType,
 };
 
+pub(crate) use compose::compose;
 #[cfg(feature = "flex")]
 pub use flex::release_memory;
 #[cfg(feature = "router")]

@@ -2,43 +2,33 @@
 
 use cubecl::prelude::*;
 
-/// Widens `I` to f32, multiplies by `factor`, rounds to `O`.
+/// `keep * target + add * source`, computed in f32; `add * source` if there is no target. In `output`, or in place of the
+/// target if there is none.
 ///
 /// WGSL does not say what becomes of values beyond f16; `tests/cast` does: they are infinite.
 #[cube(launch_unchecked)]
-pub fn mul_cast<I: Float, O: Float, N: Size>(
-    input: &[Vector<I, N>],
-    output: &mut [Vector<O, N>],
-    factor: f32,
-) {
-    let factor = Vector::<f32, N>::new(factor);
-    let mut position = ABSOLUTE_POS;
-    while position < input.len() {
-        let wide = Vector::<f32, N>::cast_from(input[position]);
-        output[position] = Vector::cast_from(wide * factor);
-        position += CUBE_COUNT * CUBE_DIM as usize;
-    }
-}
-
-/// `keep * target + add * source`, in `output`, or in place of `target` if there is none.
-#[cube(launch_unchecked)]
 #[allow(clippy::len_zero)]
-pub fn blend<S: Float, N: Size>(
-    target: &mut [Vector<f32, N>],
+pub fn weigh<S: Float, O: Float, N: Size>(
     source: &[Vector<S, N>],
-    output: &mut Sequence<Box<[Vector<f32, N>]>>,
+    target: &mut Sequence<Box<[Vector<O, N>]>>,
+    output: &mut Sequence<Box<[Vector<O, N>]>>,
     keep: f32,
     add: f32,
 ) {
-    let (keep, add) = (Vector::new(keep), Vector::new(add));
+    let (keep, add) = (Vector::<f32, N>::new(keep), Vector::<f32, N>::new(add));
     let mut position = ABSOLUTE_POS;
     while position < source.len() {
-        let sum = target[position] * keep + Vector::cast_from(source[position]) * add;
+        let mut sum = Vector::<f32, N>::cast_from(source[position]) * add;
+        if comptime!(target.len() > 0) {
+            let target = &target[0];
+            sum = Vector::<f32, N>::cast_from(target[position]) * keep + sum;
+        }
         if comptime!(output.len() == 0) {
-            target[position] = sum;
+            let target = &mut target[0];
+            target[position] = Vector::cast_from(sum);
         } else {
             let output = &mut output[0];
-            output[position] = sum;
+            output[position] = Vector::cast_from(sum);
         }
         position += CUBE_COUNT * CUBE_DIM as usize;
     }

@@ -2,7 +2,10 @@
 
 use cubecl::prelude::*;
 
-use super::share::{Share, load};
+use super::{
+    finish::{add_count, put_count},
+    share::{Share, load},
+};
 use crate::histogram::ExponentHistogram;
 
 /// Zeros, what is not finite, exponents below the range, the range, exponents above it; as `crate::histogram`.
@@ -33,6 +36,7 @@ fn bin(value: f32) -> u32 {
 pub fn histogram_many<I: Float, N: Size>(
     tensors: &Sequence<Box<[Vector<I, N>]>>,
     table: &[u32],
+    from: u32,
     shift: u32,
     rows: &mut [u32],
     row: u32,
@@ -47,7 +51,7 @@ pub fn histogram_many<I: Float, N: Size>(
     }
     let mut chunk = CUBE_POS as u32;
     loop {
-        let share = Share::find(table, chunk, count);
+        let share = Share::find(table, from, chunk, count);
         let begin = (chunk - share.start) << shift;
         if begin >= share.length {
             break;
@@ -89,32 +93,27 @@ pub fn histogram_many<I: Float, N: Size>(
     }
 }
 
-/// Adds up the rows: one cube for each bin. Sums are 64 bits wide, in two words.
+/// Adds up the rows: one cube for each bin.
 #[cube(launch_unchecked)]
-pub fn finish_histogram(rows: &[u32], sums: &mut [u32], count: u32, #[comptime] units: u32) {
-    let unit = UNIT_POS as usize;
+pub fn finish_histogram(rows: &[u32], counts: &mut [f32], count: u32, #[comptime] units: u32) {
     let bin = CUBE_POS as u32;
     let mut low = 0u32;
     let mut high = 0u32;
     let mut row = UNIT_POS;
     while row < count {
-        let more = rows[(row * BINS + bin) as usize];
-        low += more;
-        high += select(low < more, 1u32, 0u32);
+        add_count(&mut low, &mut high, rows[(row * BINS + bin) as usize]);
         row += units;
     }
     let mut lows = Shared::<[u32]>::new_slice(comptime!(units as usize));
     let mut highs = Shared::<[u32]>::new_slice(comptime!(units as usize));
-    lows[unit] = low;
-    highs[unit] = high;
+    lows[UNIT_POS as usize] = low;
+    highs[UNIT_POS as usize] = high;
     sync_cube();
     if UNIT_POS == 0u32 {
         for other in 1..units {
-            let more = lows[other as usize];
-            low += more;
-            high += highs[other as usize] + select(low < more, 1u32, 0u32);
+            low += lows[other as usize];
+            high += highs[other as usize];
         }
-        sums[(2u32 * bin) as usize] = low;
-        sums[(2u32 * bin + 1u32) as usize] = high;
+        put_count(counts, (2u32 * bin) as usize, low, high);
     }
 }

@@ -7,9 +7,9 @@ mod observe;
 mod pass;
 mod share;
 
-pub use elementwise::{blend, mul_cast};
-pub use finish::{UNITS as FINISH_UNITS, finish_status, verdict};
+pub use elementwise::weigh;
+pub use finish::{UNITS as FINISH_UNITS, finish_status};
 pub use histogram::{BINS, UNITS as HISTOGRAM_UNITS, finish_histogram, histogram_many};
 pub use observe::{BIG, ROW};
-pub use pass::{Form, InPlace, Inspect, Job, Work, Write, loads, measure};
+pub use pass::{Form, InPlace, Inspect, Job, Work, Write, loads, measure, rows};
 pub use share::ENTRY;

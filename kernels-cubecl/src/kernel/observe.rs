@@ -2,18 +2,19 @@
 
 use cubecl::prelude::*;
 
-use crate::words::{NARROW_BIG, NARROW_SMALL};
-
 /// Words of a row: four counts, largest magnitude, three sums.
 pub const ROW: usize = 8;
 
 const INFINITY: u32 = 0x7F80_0000;
-/// Bits of 2^47: magnitudes above are squared at a fraction of their size.
+/// Bits of 2^47: magnitudes above are squared at a fraction of their size, so that no square exceeds 2^94, and no sum of up to
+/// 2^32 of them f32 (J. L. Blue, "A Portable Fortran Program to Find the Euclidean Norm of a Vector", 1978).
 pub const BIG: u32 = (127 + 47) << 23;
-const BIG_SCALE: f32 = f32::from_bits(((127 + NARROW_BIG) as u32) << 23);
-/// Bits of 2^-63: magnitudes below are squared at a multiple of their size.
+pub const BIG_EXPONENT: i32 = -81;
+const BIG_SCALE: f32 = f32::from_bits(((127 + BIG_EXPONENT) as u32) << 23);
+/// Bits of 2^-63: magnitudes below are squared at a multiple of their size. The smallest square is 2^-148.
 const SMALL: u32 = (127 - 63) << 23;
-const SMALL_SCALE: f32 = f32::from_bits(((127 + NARROW_SMALL) as u32) << 23);
+pub const SMALL_EXPONENT: i32 = 75;
+const SMALL_SCALE: f32 = f32::from_bits(((127 + SMALL_EXPONENT) as u32) << 23);
 /// Bits of 2^-47: what vanishes when it is squared does not count beside a magnitude from here on.
 const FAIR: u32 = (127 - 47) << 23;
 

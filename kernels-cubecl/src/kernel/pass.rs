@@ -16,7 +16,7 @@ use super::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Job {
     Inspect,
-    /// Writes products beside the tensors: one for each, or all in one buffer.
+    /// Writes a product beside each tensor.
     Write,
     InPlace,
 }
@@ -55,15 +55,9 @@ pub struct Form {
     pub padded: bool,
 }
 
-impl Form {
-    /// Rows of partial results that a cube writes.
-    pub const fn rows(&self) -> u32 {
-        if self.plane > 1 {
-            self.units / self.plane
-        } else {
-            1
-        }
-    }
+/// Rows of partial results that a cube of so many units writes, by planes of so many.
+pub const fn rows(units: u32, plane: u32) -> u32 {
+    if plane > 1 { units / plane } else { 1 }
 }
 
 /// Vectors that a unit loads at once: as many as leave an NVIDIA multiprocessor the registers for half of its units.
@@ -86,6 +80,7 @@ pub fn measure<W: Work, I: Float, O: Float, N: Size>(
     factor: &Sequence<Box<[f32]>>,
     partials: &mut [u32],
     table: &[u32],
+    from: u32,
     shift: u32,
     limit: u32,
     #[comptime] form: Form,
@@ -94,25 +89,21 @@ pub fn measure<W: Work, I: Float, O: Float, N: Size>(
     let units = comptime!(form.units);
     let loads = comptime!(form.loads);
     let count = comptime!(tensors.len());
-    let outputs = comptime!(products.len());
-    let edge = comptime!(count * ENTRY);
+    let edge = from as usize + comptime!(count * ENTRY);
     let mut multiplier = 1.0f32;
     if comptime!(W::JOB != Job::Inspect) {
         multiplier = factor[0][0];
     }
     let mut chunk = CUBE_POS as u32;
     loop {
-        let share = Share::find(table, chunk, count);
+        let share = Share::find(table, from, chunk, count);
         let mut begin = (chunk - share.start) << shift;
         // Behind the last chunk, this is behind the end of the last tensor.
         if begin >= share.length {
             break;
         }
-        let mut offset = 0u32;
-        if comptime!(outputs == 1 && count > 1) {
-            offset = share.offset(table);
-        }
-        let row = share.row(table) + (chunk - share.start) * comptime!(form.rows());
+        let row =
+            share.row(table) + (chunk - share.start) * comptime!(rows(form.units, form.plane));
         let mut seen = Seen::new();
         // All chunks of this tensor that are the cube's own.
         while begin < share.length {
@@ -231,13 +222,13 @@ pub fn measure<W: Work, I: Float, O: Float, N: Size>(
                     store(
                         products,
                         share.tensor,
-                        offset + position,
-                        offset + end,
+                        position,
+                        end,
                         &out,
                         units,
                         loads,
                         0usize,
-                        outputs,
+                        count,
                     );
                 }
                 position += comptime!(units * loads);
@@ -269,7 +260,7 @@ fn product<W: Work, I: Float, O: Float, N: Size>(
 #[allow(clippy::manual_is_multiple_of)]
 fn publish(seen: &mut Seen, partials: &mut [u32], row: u32, #[comptime] form: Form) {
     reduce(seen, comptime!(form.units), comptime!(form.plane));
-    let planes = comptime!(form.rows());
+    let planes = comptime!(rows(form.units, form.plane));
     let width = comptime!(form.units / planes);
     if UNIT_POS % width == 0u32 {
         let at = ((row + UNIT_POS / width) * comptime!(ROW as u32)) as usize;

@@ -7,10 +7,10 @@
 
 use cubecl::prelude::*;
 
-/// Words of a tensor's entry in the table of a launch: its first chunk, its vectors, where its product begins in the
-/// buffer, in vectors, its first row of partial results, vectors from one padded row to the next, and values of a row.
+/// Words of a tensor's entry in the table of a launch: its first chunk, its vectors, its first row of partial results,
+/// vectors from one padded row to the next, and values of a row.
 /// Behind the last entry stand the bits of the edge from which values are counted.
-pub const ENTRY: usize = 6;
+pub const ENTRY: usize = 5;
 
 /// What a cube works at.
 #[derive(CubeType)]
@@ -27,19 +27,19 @@ pub struct Share {
 
 #[cube]
 impl Share {
-    /// By bisection of the table. Of chunks behind the last, the last tensor with its length.
-    pub fn find(table: &[u32], chunk: u32, #[comptime] tensors: usize) -> Share {
+    /// By bisection of the table, which begins at word `from`. Of chunks behind the last, the last tensor with its length.
+    pub fn find(table: &[u32], from: u32, chunk: u32, #[comptime] tensors: usize) -> Share {
         let mut low = 0u32;
         let mut high = comptime!(tensors as u32).runtime();
         while high - low > 1u32 {
             let middle = (low + high) / 2u32;
-            if chunk < table[(middle * comptime!(ENTRY as u32)) as usize] {
+            if chunk < table[(from + middle * comptime!(ENTRY as u32)) as usize] {
                 high = middle;
             } else {
                 low = middle;
             }
         }
-        let entry = (low * comptime!(ENTRY as u32)) as usize;
+        let entry = (from + low * comptime!(ENTRY as u32)) as usize;
         Share {
             tensor: low,
             start: table[entry],
@@ -48,21 +48,16 @@ impl Share {
         }
     }
 
-    /// Where the product begins, in vectors.
-    pub fn offset(&self, table: &[u32]) -> u32 {
+    pub fn row(&self, table: &[u32]) -> u32 {
         table[self.entry + 2]
     }
 
-    pub fn row(&self, table: &[u32]) -> u32 {
+    pub fn pitch(&self, table: &[u32]) -> u32 {
         table[self.entry + 3]
     }
 
-    pub fn pitch(&self, table: &[u32]) -> u32 {
-        table[self.entry + 4]
-    }
-
     pub fn columns(&self, table: &[u32]) -> u32 {
-        table[self.entry + 5]
+        table[self.entry + 4]
     }
 }
 

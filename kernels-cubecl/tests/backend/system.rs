@@ -1,34 +1,22 @@
-//! What is tested: functions with one contract, and how accurate their norms are.
+//! What is tested: the functions of the crate, and how accurate their norms are.
 
 use burn::tensor::Tensor;
-#[cfg(not(feature = "cubecl"))]
-use burn_amp_kernels::fallback;
-use burn_amp_kernels::{ExponentHistogram, Histogram, Status, TensorList};
+use burn_amp_kernels::{ExponentHistogram, Status, TensorList};
 
 use crate::device;
 
-/// Functions with the contract of `unscale`, `inspect` and `histogram`.
 pub struct System {
-    unscale: fn(TensorList, Tensor<1>) -> (TensorList, Status),
-    unscale_in_dtype: fn(TensorList, Tensor<1>) -> (TensorList, Status),
-    inspect: fn(TensorList) -> Status,
-    histogram: fn(TensorList) -> Histogram,
+    /// Whether the kernels of the device do it, or Burn's operations.
+    has_kernels: bool,
     /// Relative, of norms.
     pub tolerance: f64,
 }
 
 impl System {
-    /// The functions of the crate.
+    /// What users get.
     pub fn kernels() -> Self {
         Self {
-            unscale: |list, inverse| {
-                burn_amp_kernels::unscale(list, inverse).expect("supported dtypes")
-            },
-            unscale_in_dtype: |list, inverse| {
-                burn_amp_kernels::unscale_in_dtype(list, inverse).expect("supported dtypes")
-            },
-            inspect: |list| burn_amp_kernels::inspect(list).expect("supported dtypes"),
-            histogram: |list| burn_amp_kernels::histogram(list).expect("supported dtypes"),
+            has_kernels: true,
             tolerance: device::tolerance(),
         }
     }
@@ -37,28 +25,35 @@ impl System {
     #[cfg(not(feature = "cubecl"))]
     pub fn composed() -> Self {
         Self {
-            unscale: fallback::unscale,
-            unscale_in_dtype: fallback::unscale_in_dtype,
-            inspect: fallback::inspect,
-            histogram: fallback::histogram,
+            has_kernels: false,
             tolerance: 1e-5,
         }
     }
 
+    fn list(&self, mut list: TensorList) -> TensorList {
+        if !self.has_kernels {
+            list.without_kernels();
+        }
+        list
+    }
+
     pub fn unscale(&self, list: TensorList, inverse: f32) -> (TensorList, Status) {
-        (self.unscale)(list, Tensor::from_floats([inverse], &device::device()))
+        let inverse = Tensor::from_floats([inverse], &device::device());
+        burn_amp_kernels::unscale(self.list(list), inverse).expect("supported dtypes")
     }
 
     pub fn unscale_in_dtype(&self, list: TensorList, inverse: f32) -> (TensorList, Status) {
-        (self.unscale_in_dtype)(list, Tensor::from_floats([inverse], &device::device()))
+        let inverse = Tensor::from_floats([inverse], &device::device());
+        burn_amp_kernels::unscale_in_dtype(self.list(list), inverse).expect("supported dtypes")
     }
 
     pub fn inspect(&self, list: TensorList) -> Status {
-        (self.inspect)(list)
+        burn_amp_kernels::inspect(self.list(list)).expect("supported dtypes")
     }
 
     pub fn histogram(&self, list: TensorList) -> ExponentHistogram {
-        (self.histogram)(list).read()
+        let histogram = burn_amp_kernels::histogram(self.list(list));
+        histogram.expect("supported dtypes").read()
     }
 
     /// Asserts that a norm is as accurate as this system claims.

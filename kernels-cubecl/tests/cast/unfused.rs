@@ -4,7 +4,7 @@ use burn::{
     backend::{DispatchDevice, TensorMetadata, ops::FloatTensorOps, tensor::Device as DeviceOf},
     tensor::{DType, Device, FloatDType, Slice},
 };
-use burn_amp_kernels::CastOps;
+use burn_amp_kernels::{AmpOps, Job, TensorVec};
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 
 use crate::host::{FACTORS, assert_products, data, every_value, pairs, widen};
@@ -28,7 +28,12 @@ fn values(tensor: CubeTensor) -> Vec<f32> {
 fn check(gradient: CubeTensor, pair: (FloatDType, FloatDType), factor: f64) {
     let shape = gradient.shape();
     let expected = values(gradient.clone());
-    let found = CubeBackend::amp_mul_cast(gradient.clone(), pair.0, factor);
+    let job = Job::MulCast {
+        dtype: pair.0,
+        factor,
+    };
+    let found = CubeBackend::amp_run(TensorVec(vec![gradient.clone()]), job);
+    let found = found.0.into_iter().next().unwrap();
     assert_eq!((found.dtype(), found.shape()), (DType::from(pair.0), shape));
     assert_products(&expected, &values(found), pair, factor);
     // Nobody has written it.

@@ -5,13 +5,12 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::{client::Client, prelude::*, server::Handle};
 
 use super::{
-    elementwise::product_of,
     memory::{Laid, may_overwrite},
-    plan::{Extent, Launch, Limits, Plan, units},
+    plan::{Extent, Launch, Limits, Part, Plan, units},
 };
 use crate::{
     kernel::{self, BIG, Form, InPlace, Inspect, Job, ROW, Work, Write},
-    words::WORDS,
+    status::FIELDS,
 };
 
 /// Cubes that a launch has in one dimension: what WebGPU grants.
@@ -23,91 +22,93 @@ pub(super) struct Scale {
     pub(super) keep_dtype: bool,
 }
 
-/// A kind of launch: its job, the names of the dtypes it reads and writes, the width of vectors, whether rows are padded.
-type Kind = (Job, &'static str, &'static str, usize, bool);
-
+/// A tensor, and what is done with it.
 struct Item {
     laid: Laid,
     job: Job,
-    output: DType,
+    /// Where it is not written in place.
+    product: Option<Laid>,
 }
 
 impl Item {
     fn new(tensor: CubeTensor, scale: Option<&Scale>) -> Self {
         let laid = Laid::padded(tensor);
         let dtype = laid.tensor.dtype;
-        let (job, output) = match scale {
-            None => (Job::Inspect, DType::F32),
+        let (job, product) = match scale {
+            None => (Job::Inspect, None),
             Some(scale) => {
                 let output = if scale.keep_dtype { dtype } else { DType::F32 };
                 match dtype == output && may_overwrite(&laid.tensor) {
-                    true => (Job::InPlace, output),
-                    false => (Job::Write, output),
+                    true => (Job::InPlace, None),
+                    false => (Job::Write, Some(laid.product(output))),
                 }
             }
         };
-        Self { laid, job, output }
+        Self { laid, job, product }
     }
 
-    fn extent(&self, own: bool) -> Extent<Kind> {
-        let (laid, job) = (&self.laid, self.job);
-        let (dtype, padded) = (laid.tensor.dtype.name(), laid.padding.is_some());
+    fn output(&self) -> DType {
+        match (&self.product, self.job) {
+            (Some(product), _) => product.tensor.dtype,
+            (None, Job::InPlace) => self.laid.tensor.dtype,
+            (None, _) => DType::F32,
+        }
+    }
+
+    /// Tensors share a launch that have one job, dtypes and width of vectors, and are all padded or none.
+    fn extent(&self) -> Extent<impl Ord + Copy + use<>> {
+        let (laid, output) = (&self.laid, self.output().name());
+        let padded = laid.padding.is_some();
+        let dtype = laid.tensor.dtype.name();
         Extent {
-            kind: (job, dtype, self.output.name(), laid.vector, padded),
+            kind: (self.job, dtype, output, laid.vector, padded),
+            buffers: if self.product.is_some() { 2 } else { 1 },
             span: laid.span,
             vector: laid.vector,
             padding: laid.padding,
-            buffer: laid.buffer_len(),
-            size: match job == Job::Write && !own {
-                true => self.output.size(),
-                false => 0,
-            },
         }
     }
 }
 
-/// Measures tensors, after scaling if there is one. Returns the products, if there are any, and the status words.
+/// Measures tensors, after scaling if there is one. Returns the products, if there are any, and the status.
 pub(super) fn pass(
     tensors: Vec<CubeTensor>,
     scale: Option<Scale>,
     edge: f32,
     limits: &Limits,
-) -> (Vec<CubeTensor>, CubeTensor) {
+) -> Vec<CubeTensor> {
     let client = tensors[0].client.clone();
     let device = tensors[0].device.clone();
-    let items = tensors
-        .into_iter()
-        .map(|tensor| Item::new(tensor, scale.as_ref()));
-    let items: Vec<Item> = items.collect();
-    let extents: Vec<_> = items.iter().map(|item| item.extent(limits.own)).collect();
-    let form = Form {
-        units: limits.units,
-        plane: limits.plane,
-        loads: 4,
-        padded: false,
-    };
-    let plan = Plan::new(&extents, limits, form.rows() as usize, edge.to_bits());
+    let items: Vec<Item> = (tensors.into_iter())
+        .map(|tensor| Item::new(tensor, scale.as_ref()))
+        .collect();
+    let extents: Vec<_> = items.iter().map(Item::extent).collect();
+    let planes = kernel::rows(limits.units, limits.plane);
+    let plan = Plan::new(&extents, limits, planes as usize, edge.to_bits());
     let count = items.len();
-    let mut pass = Pass {
+    let pass = Pass {
         partials: buffer(&client, plan.rows.max(1) * ROW),
         table: table(&client, &plan),
-        products: (0..count).map(|_| None).collect(),
         client,
         items,
         scale,
         edge: edge.to_bits(),
-        form,
+        limits,
     };
     for launch in &plan.launches {
-        pass.launch(launch, limits.own);
+        match pass.items[launch.parts[0].tensor].job {
+            Job::Inspect => pass.launch::<Inspect>(launch),
+            Job::Write => pass.launch::<Write>(launch),
+            Job::InPlace => pass.launch::<InPlace>(launch),
+        }
     }
 
     let (client, units) = (&pass.client, units(&pass.client, kernel::FINISH_UNITS));
-    let status = buffer(client, count * WORDS);
-    for from in (0..count).step_by(MAX_COUNT) {
-        let cubes = (count - from).min(MAX_COUNT);
-        // SAFETY: the table says which rows of `partials` a tensor has, and all were written; `status` has `WORDS`
-        // words for each tensor; every tensor has a cube.
+    let status = buffer(client, count * FIELDS);
+    for first in (0..count).step_by(MAX_COUNT) {
+        let cubes = (count - first).min(MAX_COUNT);
+        // SAFETY: the table says which rows of `partials` a tensor has, and all were written; `status` has `FIELDS`
+        // floats for each tensor; every tensor has a cube.
         unsafe {
             kernel::finish_status::launch_unchecked(
                 client,
@@ -115,30 +116,18 @@ pub(super) fn pass(
                 CubeDim::new_1d(units),
                 arg(&pass.partials),
                 arg(&status),
-                view(&pass.table, plan.last),
-                from as u32,
+                arg(&pass.table),
+                plan.last,
+                first as u32,
                 units,
             );
         }
     }
-    let status = CubeTensor::new_contiguous(
-        client.clone(),
-        device,
-        [count * WORDS].into(),
-        status.0,
-        DType::I32,
-    );
-    let is_unscaled = pass.scale.is_some();
-    let products = (pass.items.into_iter().zip(pass.products))
-        .map(|(item, product)| {
-            // What is in no launch has no values.
-            product.unwrap_or(CubeTensor {
-                dtype: item.output,
-                ..item.laid.tensor
-            })
-        })
-        .filter(|_| is_unscaled);
-    (products.collect(), status)
+    let status = floats(client, device, status);
+    let products = (pass.items.into_iter())
+        .filter(|item| item.job != Job::Inspect)
+        .map(|item| item.product.unwrap_or(item.laid).tensor);
+    products.chain([status]).collect()
 }
 
 /// A buffer, and how many words it has.
@@ -149,11 +138,8 @@ fn buffer(client: &Client, words: usize) -> Words {
 }
 
 fn table(client: &Client, plan: &Plan) -> Words {
-    let bytes: Vec<u8> = plan
-        .table
-        .iter()
-        .flat_map(|word| word.to_ne_bytes())
-        .collect();
+    let words = plan.table.iter();
+    let bytes: Vec<u8> = words.flat_map(|word| word.to_ne_bytes()).collect();
     (client.create_from_slice(&bytes), plan.table.len())
 }
 
@@ -162,161 +148,86 @@ fn arg((handle, words): &Words) -> BufferArg {
     unsafe { BufferArg::from_raw_parts(handle.clone(), *words) }
 }
 
-/// A buffer from one of its words on.
-fn view((handle, words): &Words, from: usize) -> BufferArg {
-    let handle = handle
-        .clone()
-        .offset_start((from * size_of::<u32>()) as u64);
-    // SAFETY: the length is that of the rest.
-    unsafe { BufferArg::from_raw_parts(handle, words - from) }
+fn floats(client: &Client, device: burn_cubecl::CubeDevice, (handle, words): Words) -> CubeTensor {
+    CubeTensor::new_contiguous(client.clone(), device, [words].into(), handle, DType::F32)
 }
 
 /// As many bindings as a kernel is compiled for; those that no tensor needs are small buffers of their own.
-fn slots<T: LaunchArg<RuntimeArg = BufferArg>>(
+fn slots<'a, T: LaunchArg<RuntimeArg = BufferArg>>(
     client: &Client,
     launch: &Launch,
-    args: impl Iterator<Item = BufferArg>,
+    laid: impl Fn(&Part) -> &'a Laid,
 ) -> SequenceArg<T> {
-    let spare = || arg(&buffer(client, 64));
-    let spares = (launch.parts.len()..launch.slots).map(|_| spare());
+    let parts = launch.parts.iter();
+    let args = parts.map(|part| laid(part).part(part.first, part.values));
+    let spares = (launch.parts.len()..launch.slots).map(|_| arg(&buffer(client, 64)));
     args.chain(spares).collect()
 }
 
-struct Pass {
+struct Pass<'a> {
     client: Client,
     items: Vec<Item>,
     scale: Option<Scale>,
     edge: u32,
-    form: Form,
+    limits: &'a Limits,
     partials: Words,
     table: Words,
-    products: Vec<Option<CubeTensor>>,
 }
 
-impl Pass {
-    fn launch(&mut self, launch: &Launch, own: bool) {
+impl Pass<'_> {
+    fn launch<W: Work>(&self, launch: &Launch) {
         let item = &self.items[launch.parts[0].tensor];
-        let job = item.job;
-        let form = Form {
-            loads: kernel::loads(job, item.laid.tensor.dtype, item.laid.vector),
-            padded: item.laid.padding.is_some(),
-            ..self.form
-        };
-        let shared = match job == Job::Write {
-            true => self.reserve(launch, own),
-            false => None,
-        };
-        match job {
-            Job::Inspect => self.typed::<Inspect>(launch, form, shared),
-            Job::Write => self.typed::<Write>(launch, form, shared),
-            Job::InPlace => self.typed::<InPlace>(launch, form, shared),
+        match (item.laid.tensor.dtype, item.output()) {
+            (DType::F16, DType::F16) => self.launch_typed::<W, f16, f16>(launch),
+            (DType::F16, _) => self.launch_typed::<W, f16, f32>(launch),
+            (DType::BF16, DType::BF16) => self.launch_typed::<W, bf16, bf16>(launch),
+            (DType::BF16, _) => self.launch_typed::<W, bf16, f32>(launch),
+            _ => self.launch_typed::<W, f32, f32>(launch),
         }
     }
 
-    fn typed<W: Work>(&self, launch: &Launch, form: Form, shared: Option<Handle>) {
-        let item = &self.items[launch.parts[0].tensor];
-        match (item.laid.tensor.dtype, item.output) {
-            (DType::F16, DType::F16) => self.run::<W, f16, f16>(launch, form, shared),
-            (DType::F16, _) => self.run::<W, f16, f32>(launch, form, shared),
-            (DType::BF16, DType::BF16) => self.run::<W, bf16, bf16>(launch, form, shared),
-            (DType::BF16, _) => self.run::<W, bf16, f32>(launch, form, shared),
-            _ => self.run::<W, f32, f32>(launch, form, shared),
-        }
-    }
-
-    /// Makes the products of a launch. Returns the buffer that they share, if they do.
-    fn reserve(&mut self, launch: &Launch, own: bool) -> Option<Handle> {
-        let shared = (!own && launch.parts.len() > 1).then(|| self.client.empty(launch.bytes));
-        for part in &launch.parts {
-            let (item, product) = (&self.items[part.tensor], &mut self.products[part.tensor]);
-            // Of a tensor in parts, the first makes it.
-            let new = || product_of(&item.laid, item.output);
-            let made = product.get_or_insert_with(new);
-            if let Some(buffer) = &shared {
-                let end = part.offset + item.laid.buffer_len() * item.output.size();
-                made.handle = (buffer.clone().offset_start(part.offset as u64))
-                    .offset_end((launch.bytes - end) as u64);
-            }
-        }
-        shared
-    }
-
-    fn run<W: Work, I: Float + CubeElement, O: Float + CubeElement>(
+    fn launch_typed<W: Work, I: Float + CubeElement, O: Float + CubeElement>(
         &self,
         launch: &Launch,
-        form: Form,
-        shared: Option<Handle>,
     ) {
-        let vector = self.items[launch.parts[0].tensor].laid.vector;
-        let part =
-            |part: &super::plan::Part| self.items[part.tensor].laid.part(part.first, part.values);
-        let product = |part: &super::plan::Part| {
-            let product = self.products[part.tensor]
-                .as_ref()
-                .expect("it was reserved");
-            let whole = product.handle.size_in_used();
-            let (first, end) = (part.first, part.first + part.values);
-            let handle = product
-                .handle
-                .clone()
-                .offset_start((first * size_of::<O>()) as u64);
-            let handle = handle.offset_end(whole - (end * size_of::<O>()) as u64);
-            // SAFETY: a part of the product, as long as that of the tensor.
-            unsafe { BufferArg::from_raw_parts(handle, part.values / vector) }
+        let laid = &self.items[launch.parts[0].tensor].laid;
+        let form = Form {
+            units: self.limits.units,
+            plane: self.limits.plane,
+            loads: kernel::loads(W::JOB, laid.tensor.dtype, laid.vector),
+            padded: laid.padding.is_some(),
         };
-        let tensors = slots(&self.client, launch, launch.parts.iter().map(part));
-        let products = match (W::JOB, shared) {
-            (Job::Write, None) => slots(&self.client, launch, launch.parts.iter().map(product)),
-            (Job::Write, Some(buffer)) => {
-                let vectors = launch.bytes / size_of::<O>() / vector;
-                // SAFETY: the length is that of the buffer.
-                [unsafe { BufferArg::from_raw_parts(buffer, vectors) }].into()
-            }
+        let tensors = slots(&self.client, launch, |part| &self.items[part.tensor].laid);
+        let products = match W::JOB {
+            Job::Write => slots(&self.client, launch, |part| {
+                let product = &self.items[part.tensor].product;
+                product.as_ref().expect("a product for each tensor")
+            }),
             _ => SequenceArg::new(),
         };
         let scale = self.scale.iter();
         let factor = scale.map(|scale| scale.inverse.clone().into_buffer_arg());
         // SAFETY: runs of tensors and products are exact, and the table says how long they are; units beyond neither
-        // read nor write. Products do not overlap. Nobody else holds what is overwritten (`may_overwrite`).
+        // read nor write. Nobody else holds what is overwritten (`may_overwrite`).
         // `partials` has a row wherever the table says.
         unsafe {
             kernel::measure::launch_unchecked::<W, I, O>(
                 &self.client,
                 CubeCount::Static(launch.cubes as u32, 1, 1),
                 CubeDim::new_1d(form.units),
-                vector,
+                launch.vector,
                 tensors,
                 products,
                 factor.collect(),
                 arg(&self.partials),
-                view(&self.table, launch.from),
+                arg(&self.table),
+                launch.from,
                 launch.shift,
                 self.edge.min(BIG),
                 form,
             );
         }
     }
-}
-
-/// 1 or 0 for what is not finite, and the norm, of status words.
-pub(super) fn verdict(words: CubeTensor) -> CubeTensor {
-    let client = words.client.clone();
-    let output = client.empty(2 * size_of::<f32>());
-    let count = words.meta.num_elements();
-    let units = units(&client, kernel::FINISH_UNITS);
-    // SAFETY: `words` has `WORDS` words for each tensor, and `output` two values.
-    unsafe {
-        kernel::verdict::launch_unchecked(
-            &client,
-            CubeCount::Static(1, 1, 1),
-            CubeDim::new_1d(units),
-            BufferArg::from_raw_parts(words.handle.clone(), count),
-            BufferArg::from_raw_parts(output.clone(), 2),
-            (count / WORDS) as u32,
-            units,
-        );
-    }
-    CubeTensor::new_contiguous(client, words.device, [2].into(), output, DType::F32)
 }
 
 /// Counts by exponent: one row for each cube, and the sum of the rows.
@@ -326,18 +237,17 @@ pub(super) fn histogram(tensors: Vec<CubeTensor>, limits: &Limits) -> CubeTensor
     let items: Vec<Laid> = tensors.into_iter().map(Laid::dense).collect();
     let extents = items.iter().map(|laid| Extent {
         kind: (laid.tensor.dtype.name(), laid.vector),
+        buffers: 1,
         span: laid.span,
         vector: laid.vector,
         padding: None,
-        buffer: 0,
-        size: 0,
     });
     let plan = Plan::new(&extents.collect::<Vec<_>>(), limits, 1, 0);
     let units = units(&client, kernel::HISTOGRAM_UNITS);
     let bins = kernel::BINS as usize;
-    let count: usize = plan.launches.iter().map(|launch| launch.cubes).sum();
+    let cubes: usize = plan.launches.iter().map(|launch| launch.cubes).sum();
     let counts = Counts {
-        rows: buffer(&client, count.max(1) * bins),
+        rows: buffer(&client, cubes.max(1) * bins),
         table: table(&client, &plan),
         client: &client,
         items: &items,
@@ -353,7 +263,7 @@ pub(super) fn histogram(tensors: Vec<CubeTensor>, limits: &Limits) -> CubeTensor
         row += launch.cubes as u32;
     }
     let sums = buffer(&client, 2 * bins);
-    // SAFETY: `rows` holds `count` rows, all written; `sums` two words for each bin, and each bin has a cube.
+    // SAFETY: `rows` holds `row` rows, all written; `sums` two floats for each bin, and each bin has a cube.
     unsafe {
         kernel::finish_histogram::launch_unchecked(
             &client,
@@ -365,7 +275,7 @@ pub(super) fn histogram(tensors: Vec<CubeTensor>, limits: &Limits) -> CubeTensor
             units,
         );
     }
-    CubeTensor::new_contiguous(client, device, [2 * bins].into(), sums.0, DType::I32)
+    floats(&client, device, sums)
 }
 
 struct Counts<'a> {
@@ -378,8 +288,6 @@ struct Counts<'a> {
 
 impl Counts<'_> {
     fn launch<I: Float + CubeElement>(&self, launch: &Launch, row: u32) {
-        let parts = launch.parts.iter();
-        let args = parts.map(|part| self.items[part.tensor].part(part.first, part.values));
         // SAFETY: runs of tensors are exact, and the table says how long they are; units beyond read nothing. There is
         // a row for each cube.
         unsafe {
@@ -387,9 +295,10 @@ impl Counts<'_> {
                 self.client,
                 CubeCount::Static(launch.cubes as u32, 1, 1),
                 CubeDim::new_1d(self.units),
-                self.items[launch.parts[0].tensor].vector,
-                slots(self.client, launch, args),
-                view(&self.table, launch.from),
+                launch.vector,
+                slots(self.client, launch, |part| &self.items[part.tensor]),
+                arg(&self.table),
+                launch.from,
                 launch.shift,
                 arg(&self.rows),
                 row,

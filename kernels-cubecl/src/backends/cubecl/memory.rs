@@ -1,5 +1,6 @@
 //! How tensors lie in memory.
 
+use burn::tensor::DType;
 use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
 use burn_std::is_dense;
 use cubecl::{client::Client, prelude::*};
@@ -55,11 +56,22 @@ impl Laid {
         }
     }
 
-    /// Values of a buffer for a product that lies in the same way.
-    pub(super) fn buffer_len(&self) -> usize {
-        match self.padding {
+    /// A new tensor whose values lie in the same way.
+    pub(super) fn product(&self, dtype: DType) -> Self {
+        let tensor = &self.tensor;
+        let length = match self.padding {
             Some((pitch, _)) => self.span.next_multiple_of(pitch),
             None => self.span,
+        };
+        let handle = match length {
+            // The kernels do not write it.
+            0 => tensor.handle.clone(),
+            _ => tensor.client.empty(length * dtype.size()),
+        };
+        let (client, device) = (tensor.client.clone(), tensor.device.clone());
+        Self {
+            tensor: CubeTensor::new(client, handle, *tensor.meta.clone(), device, dtype),
+            ..*self
         }
     }
 

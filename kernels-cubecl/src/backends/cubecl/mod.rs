@@ -7,72 +7,36 @@ mod plan;
 #[cfg(test)]
 mod tests;
 
-use burn::{
-    backend::tensor::{FloatTensor, IntTensor},
-    tensor::FloatDType,
-};
-use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+use burn_cubecl::CubeBackend;
 
-use crate::ops::{AmpOps, CastOps, TensorVec, UnscaledVec};
-use launch::Scale;
+use crate::ops::{AmpOps, CastOps, Job, TensorVec};
+use elementwise::{blend, mul_cast};
+use launch::{Scale, histogram, pass};
 use plan::Limits;
 
-impl CastOps for CubeBackend {
-    fn amp_mul_cast(
-        tensor: FloatTensor<Self>,
-        dtype: FloatDType,
-        factor: f64,
-    ) -> FloatTensor<Self> {
-        elementwise::cast(tensor, dtype, factor as f32)
-    }
-}
-
-fn limits(tensors: &[CubeTensor]) -> Limits {
-    Limits::of(&tensors[0].client)
-}
+impl CastOps for CubeBackend {}
 
 impl AmpOps for CubeBackend {
-    fn amp_unscale(
-        tensors: TensorVec<Self>,
-        inverse: FloatTensor<Self>,
-        keep_dtype: bool,
-        edge: f32,
-    ) -> UnscaledVec<Self> {
-        let limits = limits(&tensors.tensors);
-        let scale = Scale {
-            inverse,
-            keep_dtype,
-        };
-        let (tensors, status) = launch::pass(tensors.tensors, Some(scale), edge, &limits);
-        UnscaledVec {
-            tensors: TensorVec { tensors },
-            status,
-        }
-    }
-
-    fn amp_inspect(tensors: TensorVec<Self>, edge: f32) -> IntTensor<Self> {
-        let limits = limits(&tensors.tensors);
-        launch::pass(tensors.tensors, None, edge, &limits).1
-    }
-
-    fn amp_verdict(words: IntTensor<Self>) -> FloatTensor<Self> {
-        launch::verdict(words)
-    }
-
-    fn amp_histogram(tensors: TensorVec<Self>) -> IntTensor<Self> {
-        let limits = limits(&tensors.tensors);
-        launch::histogram(tensors.tensors, &limits)
-    }
-
-    fn amp_blend(
-        target: FloatTensor<Self>,
-        source: FloatTensor<Self>,
-        keep: f64,
-        add: f64,
-    ) -> FloatTensor<Self> {
-        if target.meta.num_elements() == 0 {
-            return target;
-        }
-        elementwise::blend(target, source, keep as f32, add as f32)
+    fn amp_run(tensors: TensorVec<Self>, job: Job) -> TensorVec<Self> {
+        let mut tensors = tensors.0;
+        let limits = Limits::of(&tensors[0].client);
+        let mut last = || tensors.pop().expect("as many tensors as the job takes");
+        TensorVec(match job {
+            Job::Unscale { keep_dtype, edge } => {
+                let inverse = last();
+                let scale = Scale {
+                    inverse,
+                    keep_dtype,
+                };
+                pass(tensors, Some(scale), edge, &limits)
+            }
+            Job::Inspect { edge } => pass(tensors, None, edge, &limits),
+            Job::Histogram => vec![histogram(tensors, &limits)],
+            Job::Blend { keep, add } => {
+                let (source, target) = (last(), last());
+                vec![blend(target, source, keep as f32, add as f32)]
+            }
+            Job::MulCast { dtype, factor } => vec![mul_cast(last(), dtype, factor)],
+        })
     }
 }

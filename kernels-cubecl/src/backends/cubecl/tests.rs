@@ -1,10 +1,7 @@
 //! The pass under limits that no device here has, and over padded rows, on the default device.
 
 use burn::{
-    backend::{
-        DispatchDevice,
-        ops::{FloatTensorOps, IntTensorOps},
-    },
+    backend::{DispatchDevice, ops::FloatTensorOps},
     tensor::{Device, TensorData, f16},
 };
 use burn_cubecl::{CubeBackend, CubeDevice, tensor::CubeTensor};
@@ -15,7 +12,7 @@ use super::{
     memory::Laid,
     plan::Limits,
 };
-use crate::words::{TensorStatus, WORDS, decode};
+use crate::status::{TensorStatus, decode};
 
 fn device() -> Option<CubeDevice> {
     #[allow(unreachable_patterns)] // which backends there are beside it depends on Burn's features
@@ -52,16 +49,14 @@ fn run(
         inverse: upload(vec![0.5], false, &device),
         keep_dtype,
     };
-    let (products, status) = pass(tensors, Some(scale), 4.0, limits);
     let read = |tensor| {
         let data = try_read_sync(CubeBackend::float_into_data(tensor));
         data.unwrap().unwrap().iter::<f32>().collect()
     };
-    let words = try_read_sync(CubeBackend::int_into_data(status));
-    let words = words.unwrap().unwrap();
-    let words: Vec<u32> = words.iter::<i32>().map(|word| word as u32).collect();
-    let rows = words.chunks_exact(WORDS).map(decode);
-    (products.into_iter().map(read).collect(), rows.collect())
+    let results = pass(tensors, Some(scale), 4.0, limits).into_iter();
+    let mut products: Vec<Vec<f32>> = results.map(read).collect();
+    let status = products.pop().unwrap();
+    (products, decode(status.into_iter().map(f64::from)))
 }
 
 #[test]
@@ -83,13 +78,10 @@ fn limits_change_nothing_but_the_launches() {
                 let above = expected.iter().filter(|value| value.abs() >= 4.0).count();
                 assert_eq!(rows[seed].above, above as u64);
             }
-            for (own, most, tensors) in
-                [(true, 1 << 12, 3), (false, 1 << 12, 3), (false, 1 << 31, 5)]
-            {
+            for (most, buffers) in [(1 << 12, 3), (1 << 31, 5), (1 << 31, 8)] {
                 let narrow = Limits {
-                    own,
                     most,
-                    tensors,
+                    buffers,
                     ..limits
                 };
                 let held = list();

@@ -6,7 +6,7 @@ use super::{
     cpu::{Cpu, LANES},
     value::{Real, Value},
 };
-use crate::words::{Row, Squares};
+use crate::status::{COUNT_BASE, FIELDS};
 
 /// Values that are judged together: each lane sums 32 squares, and their errors do not add up over blocks.
 pub(super) const BLOCK: usize = 32 * LANES;
@@ -109,17 +109,86 @@ impl<T: Value> Found<T> {
     }
 }
 
-pub(super) fn join(a: Row, b: Row) -> Row {
-    Row {
-        above: a.above + b.above,
-        before: a.before + b.before,
-        after: a.after + b.after,
-        zeros: a.zeros + b.zeros,
-        max_abs: a.max_abs.max(b.max_abs),
-        squares: Squares {
-            small: a.squares.small + b.squares.small,
-            medium: a.squares.medium + b.squares.medium,
-            big: a.squares.big + b.squares.big,
-        },
+/// The numbers of one tensor.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Row {
+    above: u64,
+    before: u64,
+    after: u64,
+    zeros: u64,
+    max_abs: f64,
+    squares: Squares,
+}
+
+impl Row {
+    pub(super) fn join(self, other: Self) -> Self {
+        Self {
+            above: self.above + other.above,
+            before: self.before + other.before,
+            after: self.after + other.after,
+            zeros: self.zeros + other.zeros,
+            max_abs: self.max_abs.max(other.max_abs),
+            squares: Squares {
+                small: self.squares.small + other.squares.small,
+                medium: self.squares.medium + other.squares.medium,
+                big: self.squares.big + other.squares.big,
+            },
+        }
+    }
+
+    /// As [`Status`](crate::Status) describes it.
+    pub(super) fn fields(&self) -> [f64; FIELDS] {
+        // A power of two: no digit is lost.
+        let unit = f64::from_bits(self.max_abs.to_bits() & f64::INFINITY.to_bits());
+        let unit = unit.max(f32::MIN_POSITIVE.into());
+        let mut fields = [0.0; FIELDS];
+        let counts = [self.above, self.before, self.after, self.zeros];
+        for (pair, count) in fields.chunks_exact_mut(2).zip(counts) {
+            pair.copy_from_slice(&count_fields(count));
+        }
+        fields[8..].copy_from_slice(&[self.max_abs, unit, self.squares.norm() / unit]);
+        fields
+    }
+}
+
+pub(super) fn count_fields(count: u64) -> [f64; 2] {
+    let base = u64::from(COUNT_BASE);
+    [(count / base) as f64, (count % base) as f64]
+}
+
+/// A sum of squares in three ranges, so that it neither overflows nor vanishes (J. L. Blue, "A Portable Fortran Program to
+/// Find the Euclidean Norm of a Vector", 1978).
+#[derive(Clone, Copy, Debug, Default)]
+struct Squares {
+    small: f64,
+    medium: f64,
+    big: f64,
+}
+
+impl Squares {
+    /// Magnitudes from here on belong to `big`, and are multiplied by `BIG_SCALE`, 2^-600, before they are squared.
+    const BIG: f64 = 1.0e100;
+    const BIG_SCALE: f64 = f64::from_bits((1023 - 600) << 52);
+    /// Magnitudes below belong to `small`, and are multiplied by `SMALL_SCALE`, 2^600.
+    const SMALL: f64 = 1.0e-100;
+    const SMALL_SCALE: f64 = f64::from_bits((1023 + 600) << 52);
+
+    /// Adds the square of a finite magnitude.
+    fn add(&mut self, magnitude: f64) {
+        if magnitude > Self::BIG {
+            self.big += (magnitude * Self::BIG_SCALE).powi(2);
+        } else if magnitude < Self::SMALL {
+            self.small += (magnitude * Self::SMALL_SCALE).powi(2);
+        } else {
+            self.medium += magnitude * magnitude;
+        }
+    }
+
+    fn norm(self) -> f64 {
+        // The larger range decides; the smaller ones count only beside it.
+        let big = self.big.sqrt() / Self::BIG_SCALE;
+        let medium = self.medium.sqrt();
+        let small = self.small.sqrt() / Self::SMALL_SCALE;
+        big.hypot(medium).hypot(small)
     }
 }

@@ -6,11 +6,10 @@ use rayon::prelude::*;
 
 use super::{
     cpu::{Cpu, LANES, Work, run},
-    measure::{BLOCK, Found, Sums, join},
+    measure::{BLOCK, Found, Row, Sums},
     memory,
     value::{Real, Value},
 };
-use crate::words::Row;
 
 /// Values that one thread takes at a time: enough to be worth the hand-over, few enough to share evenly.
 pub(super) const CHUNK: usize = 1 << 16;
@@ -215,7 +214,7 @@ fn work<S: Value, T: Value, J: Job<S, T>>(mut place: Place<S, T>, job: &J, edge:
     chunks.push(place);
     // In the order of the chunks: the same sum on every run, whichever thread was first.
     let rows: Vec<Row> = chunks.into_par_iter().map(chunk).collect();
-    rows.into_iter().fold(Row::default(), join)
+    rows.into_iter().fold(Row::default(), Row::join)
 }
 
 /// What is found in a tensor.

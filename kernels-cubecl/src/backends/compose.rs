@@ -1,0 +1,181 @@
+//! The same jobs composed of Burn's own operations: for backends without kernels, and to compare kernels with.
+
+use burn::{
+    backend::{Dispatch, DispatchTensor, TensorMetadata, ops::FloatTensorOps},
+    tensor::{Bool, DType, FloatDType, Int, IntDType, Shape, Tensor},
+};
+
+use crate::{
+    histogram::{BINS, ExponentHistogram},
+    ops::{Job, cast, mul_cast, weighted_sum},
+    status::{COUNT_BASE, FIELDS},
+};
+
+/// Does a job in several passes, and gives what [`Job`] says. Does not wait for the device.
+///
+/// # Panics
+///
+/// In Burn, if the device has not the dtype of a tensor.
+pub(crate) fn compose(mut tensors: Vec<DispatchTensor>, job: Job) -> Vec<DispatchTensor> {
+    let mut next = || tensors.remove(0);
+    match job {
+        Job::Unscale { keep_dtype, edge } => unscale(tensors, keep_dtype, edge),
+        Job::Inspect { edge } => {
+            let rows = tensors.into_iter().map(|t| measure(t.clone(), t, edge));
+            vec![joined(rows.flatten().collect())]
+        }
+        Job::Histogram => {
+            let counts = tensors.into_iter().flat_map(count_exponents);
+            vec![joined(counts.collect())]
+        }
+        Job::Blend { keep, add } => {
+            let target = next();
+            vec![weighted_sum::<Dispatch>(target, next(), keep, add)]
+        }
+        Job::MulCast { dtype, factor } => vec![mul_cast::<Dispatch>(next(), dtype, factor)],
+    }
+}
+
+fn unscale(mut tensors: Vec<DispatchTensor>, keep_dtype: bool, edge: f32) -> Vec<DispatchTensor> {
+    let inverse = tensors.pop().expect("the inverse is last");
+    let (mut rows, mut products) = (Vec::new(), Vec::new());
+    for tensor in tensors {
+        let dtype = tensor.dtype();
+        let wide = cast::<Dispatch>(tensor, working(dtype));
+        // Of the tensor's rank, so that the product need not be reshaped: NdArray's `reshape` ends at rank 6.
+        let factor = cast::<Dispatch>(inverse.clone(), wide.dtype());
+        let factor = Dispatch::float_expand(factor, Shape::from(vec![1; wide.rank()]));
+        let mut product = match wide.shape().num_elements() {
+            // Burn 0.22.1 cannot multiply every view without values.
+            0 => wide.clone(),
+            _ => Dispatch::float_mul(wide.clone(), factor),
+        };
+        if keep_dtype {
+            product = cast::<Dispatch>(product, dtype);
+        }
+        rows.extend(measure(wide, product.clone(), edge));
+        products.push(product);
+    }
+    products.push(joined(rows));
+    products
+}
+
+/// The row of one tensor, as [`Status`](crate::Status) describes it.
+fn measure(before: DispatchTensor, after: DispatchTensor, edge: f32) -> Vec<Tensor<1>> {
+    let (before, after) = (flat(before), flat(after));
+    if after.dims() == [0] {
+        let zeros = Tensor::zeros([FIELDS], (&after.device(), after.dtype()));
+        return vec![zeros.slice_fill(9..10, f32::MIN_POSITIVE)];
+    }
+    let (_, bad_before) = finite(&before);
+    let (magnitudes, bad) = finite(&after);
+    let above = match edge.is_finite() {
+        true => {
+            // Zero stands for what is not finite, and is at or above an edge of zero.
+            let reaches = magnitudes.clone().greater_equal_elem(edge);
+            count(reaches.bool_and(after.clone().is_finite())) + bad.clone()
+        }
+        false => bad.clone(),
+    };
+    let zeros = count(after.clone().equal_elem(0.0));
+    let max_abs = magnitudes.clone().max();
+    let zero = max_abs.clone().equal_elem(0.0);
+    let unit = max_abs.clone().mask_fill(zero, f32::MIN_POSITIVE);
+    let norm = sum((magnitudes / unit.clone()).square()).sqrt();
+    let counts = [above, bad_before, bad, zeros];
+    let mut row: Vec<_> = (counts.into_iter())
+        .flat_map(|count| count_fields(count, &norm))
+        .collect();
+    row.extend([max_abs, unit, norm]);
+    row
+}
+
+/// Counts by exponent, as [`Histogram`](crate::Histogram) describes them. Reads the tensor once for each exponent.
+fn count_exponents(tensor: DispatchTensor) -> Vec<Tensor<1>> {
+    let values = flat(tensor);
+    let (magnitudes, bad) = finite(&values);
+    let zeros = count(values.clone().equal_elem(0.0));
+    let from = |exponent: i32| count(magnitudes.clone().greater_equal_elem(2f64.powi(exponent)));
+    // Those of at least 2^e, and of at least 2^(e + 1), differ by those of exponent e.
+    let mut above = from(ExponentHistogram::MAX_EXPONENT + 1);
+    let mut bins = vec![above.clone()];
+    for exponent in ExponentHistogram::EXPONENTS.rev() {
+        let at_least = from(exponent);
+        bins.push(at_least.clone() - above);
+        above = at_least;
+    }
+    let below = zeros.clone().neg() - bad.clone() + values.dims()[0] as i64 - above;
+    bins.extend([below, bad, zeros]);
+    bins.reverse();
+    debug_assert_eq!(bins.len(), BINS);
+    let fields = bins
+        .into_iter()
+        .flat_map(|count| count_fields(count, &values));
+    fields.collect()
+}
+
+/// A count, in two floats of the dtype of another.
+fn count_fields(count: Tensor<1, Int>, like: &Tensor<1>) -> [Tensor<1>; 2] {
+    let dtype: FloatDType = like.dtype().into();
+    [
+        count.clone().div_scalar(COUNT_BASE).cast(dtype),
+        count.remainder_scalar(COUNT_BASE).cast(dtype),
+    ]
+}
+
+fn joined(fields: Vec<Tensor<1>>) -> DispatchTensor {
+    let is_f64 = fields.iter().any(|field| field.dtype() == DType::F64);
+    let dtype = if is_f64 { DType::F64 } else { DType::F32 };
+    let fields = fields.into_iter().map(|field| field.cast(dtype));
+    Tensor::cat(fields.collect(), 0).into_dispatch()
+}
+
+/// The values of a tensor in the dtype that it is measured in.
+fn flat(tensor: DispatchTensor) -> Tensor<1> {
+    let elements = tensor.shape().num_elements();
+    let flat = Dispatch::float_reshape(tensor, [elements].into());
+    let dtype = working(flat.dtype());
+    Tensor::from_dispatch(cast::<Dispatch>(flat, dtype))
+}
+
+/// The magnitudes, with zero for what is not finite, and how many values are not.
+fn finite(values: &Tensor<1>) -> (Tensor<1>, Tensor<1, Int>) {
+    let bad = values.clone().is_finite().bool_not();
+    let magnitudes = values.clone().mask_fill(bad.clone(), 0.0).abs();
+    (magnitudes, count(bad))
+}
+
+/// In 64 bits where there are integers of 64 bits.
+fn count(which: Tensor<1, Bool>) -> Tensor<1, Int> {
+    let ones = which.int();
+    match ones.device().supports_dtype(DType::I64) {
+        true => ones.cast(IntDType::I64).sum(),
+        false => ones.sum(),
+    }
+}
+
+fn working(dtype: DType) -> DType {
+    match dtype {
+        DType::F64 => DType::F64,
+        _ => DType::F32,
+    }
+}
+
+/// Sums in blocks, so that rounding errors grow with the logarithm of the length and not with the length.
+fn sum(mut values: Tensor<1>) -> Tensor<1> {
+    const BLOCK: usize = 128;
+    loop {
+        let [length] = values.dims();
+        let rows = length / BLOCK;
+        if rows <= 1 {
+            return values.sum();
+        }
+        let whole = rows * BLOCK;
+        let blocks = values.clone().slice(0..whole).reshape([rows, BLOCK]);
+        let sums = blocks.sum_dim(1).reshape([rows]);
+        values = match length - whole {
+            0 => sums,
+            _ => Tensor::cat(vec![sums, values.slice(whole..length)], 0),
+        };
+    }
+}

@@ -86,8 +86,12 @@ fn few_launches() {
         settle();
         let looks = Launches::of(|| drop(inspect(list.clone()).unwrap().read()));
         assert!((2..=8).contains(&looks.len()), "{dtype:?}: {looks:?}");
+        // With 32 bindings, 13 tensors that have products beside them.
         let unscales = Launches::of(|| drop(step(list, 0.5)));
-        assert!((2..=8).contains(&unscales.len()), "{dtype:?}: {unscales:?}");
+        assert!(
+            (2..=13).contains(&unscales.len()),
+            "{dtype:?}: {unscales:?}"
+        );
     }
 }
 

@@ -211,8 +211,8 @@ impl Shape {
                 Job::InPlace => self.pass::<InPlace, I, O>(0, padded),
                 Job::Write => self.pass::<Write, I, O>(tensors, padded),
             },
-            Kernel::MulCast => weigh::<I, O>(width, 0, 1),
-            Kernel::Blend { in_place } => weigh::<I, O>(width, 1, usize::from(!in_place)),
+            Kernel::MulCast => elementwise::<I, O>(width, 0, 1),
+            Kernel::Blend { in_place } => elementwise::<I, O>(width, 1, usize::from(!in_place)),
             Kernel::Histogram => kernel!(
                 histogram_many::HistogramMany::<I>, HISTOGRAM_UNITS;
                 buffers(tensors), buffer(), (), (), buffer(), (), width, HISTOGRAM_UNITS
@@ -247,7 +247,7 @@ impl Shape {
     }
 }
 
-fn weigh<I: Float + CubeElement, O: Float + CubeElement>(
+fn elementwise<I: Float + CubeElement, O: Float + CubeElement>(
     width: usize,
     targets: usize,
     outputs: usize,

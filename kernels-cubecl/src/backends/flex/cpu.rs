@@ -1,5 +1,6 @@
 //! Loops over groups of values, compiled for the instructions that the CPU has.
 
+use bytemuck::Pod;
 use half::f16;
 
 /// Values of a group. A short loop over an array of this length becomes SIMD; one over a slice that does several things
@@ -8,14 +9,22 @@ pub(super) const LANES: usize = 16;
 
 /// What not every CPU has, and the compiler does not find by itself.
 pub(super) trait Cpu: Copy {
-    fn widen_f16(self, halves: [u16; LANES]) -> [f32; LANES];
+    fn widen_f16(self, halves: &[u16; LANES]) -> [f32; LANES];
 
     fn narrow_f16(self, values: [f32; LANES]) -> [u16; LANES];
 
-    fn widen_bf16(self, halves: [u16; LANES]) -> [f32; LANES];
+    fn widen_bf16(self, halves: &[u16; LANES]) -> [f32; LANES];
 
     /// Adds the squares, each sum rounded once or twice.
     fn add_squares(self, sums: &mut [f32; LANES], values: [f32; LANES]);
+
+    /// Writes a group that will not be read soon, past the caches if that is possible: a line that is written whole need not
+    /// be read first. [`streamed`](Self::streamed) follows before others may read.
+    fn stream<T: Pod>(self, target: &mut [T; LANES], group: [T; LANES]) {
+        *target = group;
+    }
+
+    fn streamed(self) {}
 }
 
 /// What is compiled for each kind of CPU: `run` and all that it calls is `#[inline(always)]`.
@@ -40,7 +49,7 @@ pub(super) struct Portable;
 
 impl Cpu for Portable {
     #[inline(always)]
-    fn widen_f16(self, halves: [u16; LANES]) -> [f32; LANES] {
+    fn widen_f16(self, halves: &[u16; LANES]) -> [f32; LANES] {
         // The exponent's bias is 15 in f16 and 127 in f32.
         const BIAS: u32 = (127 - 15) << 23;
         const ONE: u32 = 1 << 23;
@@ -65,7 +74,7 @@ impl Cpu for Portable {
     }
 
     #[inline(always)]
-    fn widen_bf16(self, halves: [u16; LANES]) -> [f32; LANES] {
+    fn widen_bf16(self, halves: &[u16; LANES]) -> [f32; LANES] {
         halves.map(|half| f32::from_bits(u32::from(half) << 16))
     }
 
@@ -80,6 +89,8 @@ impl Cpu for Portable {
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::*;
+
+    use bytemuck::Pod;
 
     use super::{Cpu, LANES, Work};
 
@@ -105,12 +116,18 @@ mod x86 {
         }
     }
 
+    /// Halves of a group, each by a load of its own: what else is done with the group is not cut in two.
+    #[inline(always)]
+    fn loaded(halves: &[u16; LANES]) -> [__m128i; LANES / 8] {
+        let parts: &[[u16; 8]; LANES / 8] = bytemuck::cast_ref(halves);
+        parts.map(bytemuck::cast)
+    }
+
     impl Cpu for Avx2 {
         #[inline(always)]
-        fn widen_f16(self, halves: [u16; LANES]) -> [f32; LANES] {
-            let halves: [__m128i; LANES / 8] = bytemuck::cast(halves);
+        fn widen_f16(self, halves: &[u16; LANES]) -> [f32; LANES] {
             // SAFETY: the CPU has F16C, or there were no `self`.
-            bytemuck::cast(halves.map(|half| unsafe { _mm256_cvtph_ps(half) }))
+            bytemuck::cast(loaded(halves).map(|half| unsafe { _mm256_cvtph_ps(half) }))
         }
 
         #[inline(always)]
@@ -122,11 +139,10 @@ mod x86 {
         }
 
         #[inline(always)]
-        fn widen_bf16(self, halves: [u16; LANES]) -> [f32; LANES] {
-            let halves: [__m128i; LANES / 8] = bytemuck::cast(halves);
+        fn widen_bf16(self, halves: &[u16; LANES]) -> [f32; LANES] {
             // SAFETY: the CPU has AVX2, or there were no `self`.
             let wide = |half| unsafe { _mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(half)) };
-            bytemuck::cast(halves.map(wide))
+            bytemuck::cast(loaded(halves).map(wide))
         }
 
         #[inline(always)]
@@ -138,6 +154,27 @@ mod x86 {
                 *sum = unsafe { _mm256_fmadd_ps(value, value, *sum) };
             }
             *sums = bytemuck::cast(all);
+        }
+
+        #[inline(always)]
+        fn stream<T: Pod>(self, target: &mut [T; LANES], group: [T; LANES]) {
+            // As much as allocators align to.
+            match bytemuck::try_cast::<_, [__m128i; 4]>(group) {
+                Ok(parts) if target.as_ptr().cast::<__m128i>().is_aligned() => {
+                    let place = target.as_mut_ptr().cast::<__m128i>();
+                    for (i, part) in parts.into_iter().enumerate() {
+                        // SAFETY: the target is as large as the parts, and aligned; the CPU has SSE2.
+                        unsafe { _mm_stream_si128(place.add(i), part) }
+                    }
+                }
+                _ => *target = group,
+            }
+        }
+
+        #[inline(always)]
+        fn streamed(self) {
+            // SAFETY: the CPU has SSE.
+            unsafe { _mm_sfence() }
         }
     }
 
@@ -154,7 +191,7 @@ mod x86 {
             let cpu = Avx2::detect();
             for first in (0..=u16::MAX).step_by(LANES) {
                 let halves: [u16; LANES] = std::array::from_fn(|i| first + i as u16);
-                let wide = Portable.widen_f16(halves);
+                let wide = Portable.widen_f16(&halves);
                 for (value, half) in wide.iter().zip(halves) {
                     let expected = f16::from_bits(half).to_f32();
                     assert!(
@@ -165,7 +202,7 @@ mod x86 {
                 let Some(cpu) = cpu else { continue };
                 let bits =
                     |values: [f32; LANES]| values.map(|v| if v.is_nan() { 1 } else { v.to_bits() });
-                assert_eq!(bits(cpu.widen_f16(halves)), bits(wide));
+                assert_eq!(bits(cpu.widen_f16(&halves)), bits(wide));
                 for step in [0, 1, 0x0FFF, 0x1000, 0x1001] {
                     let near = wide.map(|v| f32::from_bits(v.to_bits() + step));
                     let finite =

@@ -46,9 +46,9 @@ impl<T: Value> Work for Count<'_, T> {
         };
         let (groups, rest) = self.0.as_chunks::<LANES>();
         for group in groups {
-            count(&T::widen(cpu, *group));
+            count(&T::widen(cpu, group));
         }
-        count(&T::widen(cpu, padded(rest))[..rest.len()]);
+        count(&T::widen(cpu, &padded(rest))[..rest.len()]);
         let wide = tables.map(|table| table.map(u64::from));
         wide.into_iter().fold([0; BINS], add)
     }

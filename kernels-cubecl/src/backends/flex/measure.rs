@@ -8,14 +8,21 @@ use super::{
 };
 use crate::status::{COUNT_BASE, FIELDS};
 
-/// Values that are judged together: each lane sums 32 squares, and their errors do not add up over blocks.
-pub(super) const BLOCK: usize = 32 * LANES;
+/// Groups whose squares are summed apart, so that no sum waits for the one before it.
+pub(super) type Pair<T> = [[T; LANES]; 2];
+
+/// The pairs of groups that are whole.
+#[inline(always)]
+pub(super) fn pairs<T>(values: &[T]) -> &[Pair<T>] {
+    values.as_chunks().0.as_chunks().0
+}
 
 /// What is found in ordinary values of a block.
 pub(super) struct Sums<T: Value> {
     max: [T::Magnitude; LANES],
     zeros: [T::Magnitude; LANES],
-    squares: [T::Real; LANES],
+    /// Of the groups of a pair.
+    squares: [[T::Real; LANES]; 2],
 }
 
 impl<T: Value> Sums<T> {
@@ -24,20 +31,19 @@ impl<T: Value> Sums<T> {
         Self {
             max: [T::Magnitude::default(); LANES],
             zeros: [T::Magnitude::default(); LANES],
-            squares: [T::Real::rounded(0.0); LANES],
+            squares: [[T::Real::rounded(0.0); LANES]; 2],
         }
     }
 
+    /// Adds one group of a pair.
     #[inline(always)]
-    pub(super) fn add<C: Cpu>(&mut self, cpu: C, group: [T; LANES]) {
-        let magnitudes = group.map(T::magnitude);
-        for (max, magnitude) in self.max.iter_mut().zip(magnitudes) {
-            *max = magnitude.max(*max);
+    pub(super) fn add<C: Cpu>(&mut self, cpu: C, which: usize, group: &[T; LANES]) {
+        for i in 0..LANES {
+            let magnitude = group[i].magnitude();
+            self.max[i] = magnitude.max(self.max[i]);
+            self.zeros[i] += (magnitude == T::Magnitude::default()).into();
         }
-        for (zeros, magnitude) in self.zeros.iter_mut().zip(magnitudes) {
-            *zeros += (magnitude == T::Magnitude::default()).into();
-        }
-        T::Real::add_squares(cpu, &mut self.squares, T::widen(cpu, group));
+        T::Real::add_squares(cpu, &mut self.squares[which], T::widen(cpu, group));
     }
 }
 
@@ -65,20 +71,18 @@ impl<T: Value> Found<T> {
         }
     }
 
-    /// Adds the groups of a block.
+    /// Adds the pairs of a block.
     #[inline(always)]
-    pub(super) fn add(&mut self, groups: &[T], sums: &Sums<T>) {
+    pub(super) fn add(&mut self, pairs: &[Pair<T>], sums: &Sums<T>) {
         let max = sums.max.iter().copied().max().unwrap_or_default();
         let ordinary = T::SAFE.contains(&max) || max == T::Magnitude::default();
         if !ordinary || max >= self.edge {
-            return self.add_each(groups);
+            return self.add_each(pairs.as_flattened().as_flattened());
         }
         self.max = self.max.max(max);
-        for (all, zeros) in self.zeros.iter_mut().zip(sums.zeros) {
-            *all += zeros.into() as u32;
-        }
-        for (all, squares) in self.squares.iter_mut().zip(sums.squares) {
-            *all += squares.exact();
+        for i in 0..LANES {
+            self.zeros[i] += sums.zeros[i].into() as u32;
+            self.squares[i] += sums.squares[0][i].exact() + sums.squares[1][i].exact();
         }
     }
 

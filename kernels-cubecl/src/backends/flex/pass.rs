@@ -6,20 +6,26 @@ use rayon::prelude::*;
 
 use super::{
     cpu::{Cpu, LANES, Work, run},
-    measure::{BLOCK, Found, Row, Sums},
+    measure::{Found, Pair, Row, Sums, pairs},
     memory,
     value::{Real, Value},
 };
 
 /// Values that one thread takes at a time: enough to be worth the hand-over, few enough to share evenly.
 pub(super) const CHUNK: usize = 1 << 16;
+/// Bytes of a product from which on it goes past the caches, which it would fill.
+const STREAMED: usize = 1 << 22;
+/// Values of a pair of groups.
+const PAIR: usize = 2 * LANES;
+/// Values that are judged together: each lane sums 32 squares, and their errors do not add up over blocks.
+const BLOCK: usize = 32 * PAIR;
 
 /// What is made of a group of the source, and of what the target holds.
 pub(super) trait Job<S, T>: Sync {
     /// Whether what is made is measured.
     const MEASURED: bool;
 
-    fn make<C: Cpu>(&self, cpu: C, source: [S; LANES], target: [T; LANES]) -> [T; LANES];
+    fn make<C: Cpu>(&self, cpu: C, source: &[S; LANES], target: &[T; LANES]) -> [T; LANES];
 
     /// Whether it may make something infinite of something finite.
     fn overflows(&self) -> bool {
@@ -34,25 +40,13 @@ impl<R: Real, S: Value<Real = R>, T: Value<Real = R>, const M: bool> Job<S, T> f
     const MEASURED: bool = M;
 
     #[inline(always)]
-    fn make<C: Cpu>(&self, cpu: C, source: [S; LANES], _: [T; LANES]) -> [T; LANES] {
+    fn make<C: Cpu>(&self, cpu: C, source: &[S; LANES], _: &[T; LANES]) -> [T; LANES] {
         let wide = S::widen(cpu, source);
         T::narrow(cpu, std::array::from_fn(|i| wide[i] * self.0))
     }
 
     fn overflows(&self) -> bool {
         self.0.exact().is_nan() || self.0.exact().abs() > 1.0
-    }
-}
-
-/// What is there.
-pub(super) struct Look;
-
-impl<T> Job<T, T> for Look {
-    const MEASURED: bool = true;
-
-    #[inline(always)]
-    fn make<C: Cpu>(&self, _: C, source: [T; LANES], _: [T; LANES]) -> [T; LANES] {
-        source
     }
 }
 
@@ -66,127 +60,122 @@ impl<S: Value, T: Real> Job<S, T> for Blend<T> {
     const MEASURED: bool = false;
 
     #[inline(always)]
-    fn make<C: Cpu>(&self, cpu: C, source: [S; LANES], target: [T; LANES]) -> [T; LANES] {
+    fn make<C: Cpu>(&self, cpu: C, source: &[S; LANES], target: &[T; LANES]) -> [T; LANES] {
         let source = S::widen(cpu, source).map(|value| T::rounded(value.exact()));
         std::array::from_fn(|i| self.keep * target[i] + self.add * source[i])
     }
 }
 
-/// Values that are read, and values that are written, as many of each. Only one of them where nothing is written, or where
-/// values are overwritten: `S` and `T` are the same then.
-struct Place<'a, S, T>(Option<&'a [S]>, Option<&'a mut [T]>);
+/// What one thread measures at a time.
+struct Look<'a, T>(&'a [T], f32);
 
-impl<S: Value, T: Value> Place<'_, S, T> {
-    fn len(&self) -> usize {
-        self.source().len()
-    }
-
-    fn split_at(self, at: usize) -> [Self; 2] {
-        let (source, sources) = self.0.map(|source| source.split_at(at)).unzip();
-        let (target, targets) = self.1.map(|target| target.split_at_mut(at)).unzip();
-        [Self(source, target), Self(sources, targets)]
-    }
-
-    fn source(&self) -> &[S] {
-        match (self.0, &self.1) {
-            (None, Some(target)) => bytemuck::cast_slice(target),
-            (source, _) => source.unwrap_or_default(),
-        }
-    }
-
-    fn target(&self) -> &[T] {
-        match &self.1 {
-            Some(target) => target,
-            None => bytemuck::cast_slice(self.source()),
-        }
-    }
-
-    /// Does the job to all groups that are whole.
-    #[inline(always)]
-    fn groups<C: Cpu, J: Job<S, T>>(&mut self, cpu: C, job: &J, sums: &mut Sums<T>) {
-        let sources = self.0.map(|source| source.as_chunks().0);
-        let targets = self.1.as_mut().map(|target| target.as_chunks_mut().0);
-        match (sources, targets) {
-            (Some(sources), Some(targets)) => {
-                for (source, target) in sources.iter().zip(targets) {
-                    *target = make(cpu, job, *source, *target, sums);
-                }
-            }
-            (None, Some(targets)) => {
-                for target in targets {
-                    *target = make(cpu, job, bytemuck::cast(*target), *target, sums);
-                }
-            }
-            (sources, None) => {
-                for source in sources.into_iter().flatten() {
-                    make(cpu, job, *source, bytemuck::cast(*source), sums);
-                }
-            }
-        }
-    }
-}
-
-#[inline(always)]
-fn make<C: Cpu, S, T: Value, J: Job<S, T>>(
-    cpu: C,
-    job: &J,
-    source: [S; LANES],
-    target: [T; LANES],
-    sums: &mut Sums<T>,
-) -> [T; LANES] {
-    let made = job.make(cpu, source, target);
-    if J::MEASURED {
-        sums.add(cpu, made);
-    }
-    made
-}
-
-/// As much as one thread takes at a time.
-struct Chunk<'a, S, T, J> {
-    place: Place<'a, S, T>,
-    job: &'a J,
-    edge: f32,
-}
-
-impl<S: Value, T: Value, J: Job<S, T>> Work for Chunk<'_, S, T, J> {
+impl<T: Value> Work for Look<'_, T> {
     type Output = Row;
 
     #[inline(always)]
     fn run<C: Cpu>(self, cpu: C) -> Row {
-        let mut found = Found::new(self.edge);
-        let mut before = (J::MEASURED && self.job.overflows()).then_some(0);
-        let mut rest = self.place;
-        while rest.len() >= LANES {
-            let length = rest.len().min(BLOCK) / LANES * LANES;
-            let [mut block, others] = rest.split_at(length);
-            rest = others;
-            before = before.map(|before| before + not_finite(block.source()));
+        let mut found = Found::new(self.1);
+        let whole = pairs(self.0);
+        for block in whole.chunks(BLOCK / PAIR) {
             let mut sums = Sums::new();
-            block.groups(cpu, self.job, &mut sums);
+            for pair in block {
+                for (which, group) in pair.iter().enumerate() {
+                    sums.add(cpu, which, group);
+                }
+            }
+            found.add(block, &sums);
+        }
+        found.add_each(&self.0[whole.len() * PAIR..]);
+        found.row(None)
+    }
+}
+
+/// What one thread makes at a time: of the source, or of what is there already. `S` and `T` are the same then.
+struct Make<'a, S, T, J> {
+    source: Option<&'a [S]>,
+    target: &'a mut [T],
+    job: &'a J,
+    edge: f32,
+    streams: bool,
+}
+
+impl<S: Value, T: Value, J: Job<S, T>> Make<'_, S, T, J> {
+    #[inline(always)]
+    fn pair<C: Cpu>(&self, cpu: C, source: &Pair<S>, target: &mut Pair<T>, sums: &mut Sums<T>) {
+        for i in 0..2 {
+            let made = self.job.make(cpu, &source[i], &target[i]);
             if J::MEASURED {
-                found.add(block.target(), &sums);
+                sums.add(cpu, i, &made);
+            }
+            match J::MEASURED && self.source.is_some() && self.streams {
+                true => cpu.stream(&mut target[i], made),
+                false => target[i] = made,
             }
         }
-        // Less than a group.
-        before = before.map(|before| before + not_finite(rest.source()));
-        let made = self
-            .job
-            .make(cpu, padded(rest.source()), padded(rest.target()));
-        let made = &made[..rest.len()];
-        if let Some(target) = rest.1 {
-            target.copy_from_slice(made);
+    }
+}
+
+impl<S: Value, T: Value, J: Job<S, T>> Work for Make<'_, S, T, J> {
+    type Output = Row;
+
+    #[inline(always)]
+    fn run<C: Cpu>(mut self, cpu: C) -> Row {
+        let mut found = Found::new(self.edge);
+        let counts = J::MEASURED && self.job.overflows();
+        let mut before = 0;
+        let target = std::mem::take(&mut self.target);
+        for (at, target) in target.chunks_mut(BLOCK).enumerate() {
+            let source = self
+                .source
+                .map(|source| &source[at * BLOCK..][..target.len()]);
+            if counts {
+                before += not_finite(source.unwrap_or_else(|| bytemuck::cast_slice(target)));
+            }
+            let mut sums = Sums::new();
+            let (whole, rest) = target.split_at_mut(target.len() / PAIR * PAIR);
+            let (targets, _) = whole.as_chunks_mut::<LANES>().0.as_chunks_mut::<2>();
+            match source {
+                Some(source) => {
+                    for (source, target) in pairs(source).iter().zip(&mut *targets) {
+                        self.pair(cpu, source, target, &mut sums);
+                    }
+                }
+                None => {
+                    for target in &mut *targets {
+                        let source = bytemuck::cast(*target);
+                        self.pair(cpu, &source, target, &mut sums);
+                    }
+                }
+            }
+            if J::MEASURED {
+                found.add(targets, &sums);
+            }
+            // Less than a pair.
+            let first = targets.len() * PAIR;
+            for (at, rest) in rest.chunks_mut(LANES).enumerate() {
+                let source = match source {
+                    Some(source) => padded(&source[first + at * LANES..]),
+                    None => bytemuck::cast(padded(rest)),
+                };
+                let made = self.job.make(cpu, &source, &padded(rest));
+                rest.copy_from_slice(&made[..rest.len()]);
+                if J::MEASURED {
+                    found.add_each(rest);
+                }
+            }
         }
-        if J::MEASURED {
-            found.add_each(made);
+        if self.streams {
+            cpu.streamed();
         }
-        found.row(before)
+        found.row(counts.then_some(before))
     }
 }
 
 /// A group that is zero where the values end.
 pub(super) fn padded<T: Value>(values: &[T]) -> [T; LANES] {
     let mut group = [T::zeroed(); LANES];
-    group[..values.len()].copy_from_slice(values);
+    let length = values.len().min(LANES);
+    group[..length].copy_from_slice(&values[..length]);
     group
 }
 
@@ -199,29 +188,45 @@ fn not_finite<T: Value>(block: &[T]) -> u64 {
     count.into()
 }
 
-/// Does the job, with several threads if there is enough to do.
-fn work<S: Value, T: Value, J: Job<S, T>>(mut place: Place<S, T>, job: &J, edge: f32) -> Row {
-    let chunk = |place| run(Chunk { place, job, edge });
-    if place.len() <= CHUNK {
-        return chunk(place);
-    }
-    let mut chunks = Vec::with_capacity(place.len().div_ceil(CHUNK));
-    while place.len() > CHUNK {
-        let [first, rest] = place.split_at(CHUNK);
-        chunks.push(first);
-        place = rest;
-    }
-    chunks.push(place);
-    // In the order of the chunks: the same sum on every run, whichever thread was first.
-    let rows: Vec<Row> = chunks.into_par_iter().map(chunk).collect();
+/// In the order of the chunks: the same sum on every run, whichever thread was first.
+fn joined(rows: impl IndexedParallelIterator<Item = Row>) -> Row {
+    let rows: Vec<Row> = rows.collect();
     rows.into_iter().fold(Row::default(), Row::join)
 }
 
-/// What is found in a tensor.
+/// What is found in a tensor, by several threads if there is enough to do.
 pub(super) fn look<T: Value>(tensor: &FlexTensor, edge: f32) -> Row {
-    read(tensor, |values: &[T]| {
-        work::<T, T, _>(Place(Some(values), None), &Look, edge)
+    read(tensor, |values: &[T]| match values.len() <= CHUNK {
+        true => run(Look(values, edge)),
+        false => joined((values.par_chunks(CHUNK)).map(|values| run(Look(values, edge)))),
     })
+}
+
+/// Does the job, with several threads if there is enough to do.
+fn make<S: Value, T: Value, J: Job<S, T>>(
+    source: Option<&[S]>,
+    target: &mut [T],
+    job: &J,
+    edge: f32,
+) -> Row {
+    let streams = size_of_val(target) >= STREAMED;
+    let chunk = |source, target| {
+        run(Make {
+            source,
+            target,
+            job,
+            edge,
+            streams,
+        })
+    };
+    if target.len() <= CHUNK {
+        return chunk(source, target);
+    }
+    let targets = target.par_chunks_mut(CHUNK).enumerate();
+    joined(targets.map(|(at, target)| {
+        let source = source.map(|source| &source[at * CHUNK..][..target.len()]);
+        chunk(source, target)
+    }))
 }
 
 /// What the job makes of a tensor: in place where the dtype stays and nobody else holds the buffer, and else in new
@@ -236,9 +241,9 @@ pub(super) fn product<S: Value, T: Value, J: Job<S, T>>(
         tensor = tensor.to_contiguous();
     }
     if S::dtype() == T::dtype()
-        && let target @ Some(_) = tensor.try_storage_mut::<T>()
+        && let Some(target) = tensor.try_storage_mut::<T>()
     {
-        let row = work::<S, T, J>(Place(None, target), job, edge);
+        let row = make::<S, T, J>(None, target, job, edge);
         return (tensor, row);
     }
     let source: &[S] = tensor.storage();
@@ -246,8 +251,8 @@ pub(super) fn product<S: Value, T: Value, J: Job<S, T>>(
         true => memory::take(source.len() * size_of::<T>()),
         false => Bytes::from_elems(bytemuck::zeroed_vec::<T>(source.len())),
     };
-    let target = Some(bytemuck::cast_slice_mut(&mut bytes));
-    let row = work::<S, T, J>(Place(Some(source), target), job, edge);
+    let target = bytemuck::cast_slice_mut(&mut bytes);
+    let row = make::<S, T, J>(Some(source), target, job, edge);
     let product = FlexTensor::new(bytes, tensor.layout().clone(), T::dtype());
     (product, row)
 }
@@ -260,8 +265,8 @@ pub(super) fn blend<S: Value, T: Real>(
 ) -> FlexTensor {
     target = target.to_contiguous();
     let source = source.to_contiguous();
-    let place = Place(Some(source.storage()), Some(target.storage_mut()));
-    work::<S, T, _>(place, job, f32::INFINITY);
+    let values = target.storage_mut();
+    make::<S, T, _>(Some(source.storage()), values, job, f32::INFINITY);
     target
 }
 

@@ -22,7 +22,7 @@ pub(super) trait Value: Element + Pod + Send + Sync {
 
     fn of_magnitude(magnitude: Self::Magnitude) -> f64;
 
-    fn widen<C: Cpu>(cpu: C, group: [Self; LANES]) -> [Self::Real; LANES];
+    fn widen<C: Cpu>(cpu: C, group: &[Self; LANES]) -> [Self::Real; LANES];
 
     fn narrow<C: Cpu>(cpu: C, group: [Self::Real; LANES]) -> [Self; LANES];
 }
@@ -54,7 +54,7 @@ macro_rules! value {
             }
 
             #[inline(always)]
-            fn widen<C: Cpu>(cpu: C, group: [$type; LANES]) -> [$real; LANES] {
+            fn widen<C: Cpu>(cpu: C, group: &[$type; LANES]) -> [$real; LANES] {
                 $widen(cpu, group)
             }
 
@@ -72,19 +72,28 @@ const SAFE_BF16: RangeInclusive<u16> =
     (*SAFE_F32.start() >> 16) as u16..=(*SAFE_F32.end() >> 16) as u16;
 const SAFE_F64: RangeInclusive<u64> = 1e-100f64.to_bits()..=1e100f64.to_bits();
 
-value!(f32, f32, u32, SAFE_F32, same, same);
-value!(f64, f64, u64, SAFE_F64, same, same);
+value!(
+    f32,
+    f32,
+    u32,
+    SAFE_F32,
+    |_, group: &_| *group,
+    |_, group| group
+);
+value!(
+    f64,
+    f64,
+    u64,
+    SAFE_F64,
+    |_, group: &_| *group,
+    |_, group| group
+);
 value!(f16, f32, u16, 1..=0x7BFF, widen_f16, narrow_f16);
 value!(bf16, f32, u16, SAFE_BF16, widen_bf16, narrow_bf16);
 
 #[inline(always)]
-fn same<C: Cpu, T>(_: C, group: [T; LANES]) -> [T; LANES] {
-    group
-}
-
-#[inline(always)]
-fn widen_f16<C: Cpu>(cpu: C, group: [f16; LANES]) -> [f32; LANES] {
-    cpu.widen_f16(bytemuck::cast(group))
+fn widen_f16<C: Cpu>(cpu: C, group: &[f16; LANES]) -> [f32; LANES] {
+    cpu.widen_f16(bytemuck::cast_ref(group))
 }
 
 #[inline(always)]
@@ -93,8 +102,8 @@ fn narrow_f16<C: Cpu>(cpu: C, group: [f32; LANES]) -> [f16; LANES] {
 }
 
 #[inline(always)]
-fn widen_bf16<C: Cpu>(cpu: C, group: [bf16; LANES]) -> [f32; LANES] {
-    cpu.widen_bf16(bytemuck::cast(group))
+fn widen_bf16<C: Cpu>(cpu: C, group: &[bf16; LANES]) -> [f32; LANES] {
+    cpu.widen_bf16(bytemuck::cast_ref(group))
 }
 
 /// To the nearest, and of two as near to the even one. Rounding must not make a number of a NaN.

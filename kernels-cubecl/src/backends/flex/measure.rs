@@ -4,7 +4,7 @@ use burn::tensor::ElementConversion;
 
 use super::{
     cpu::{Cpu, LANES},
-    value::{Real, Value},
+    value::Value,
 };
 use crate::status::{COUNT_BASE, FIELDS};
 
@@ -31,7 +31,7 @@ impl<T: Value> Sums<T> {
         Self {
             max: [T::Magnitude::default(); LANES],
             zeros: [T::Magnitude::default(); LANES],
-            squares: [[T::Real::rounded(0.0); LANES]; 2],
+            squares: [[T::Real::default(); LANES]; 2],
         }
     }
 
@@ -43,7 +43,7 @@ impl<T: Value> Sums<T> {
             self.max[i] = magnitude.max(self.max[i]);
             self.zeros[i] += (magnitude == T::Magnitude::default()).into();
         }
-        T::Real::add_squares(cpu, &mut self.squares[which], T::widen(cpu, group));
+        T::add_squares(cpu, &mut self.squares[which], T::widen(cpu, group));
     }
 }
 
@@ -82,34 +82,39 @@ impl<T: Value> Found<T> {
         self.max = self.max.max(max);
         for i in 0..LANES {
             self.zeros[i] += sums.zeros[i].into() as u32;
-            self.squares[i] += sums.squares[0][i].exact() + sums.squares[1][i].exact();
+            self.squares[i] += sums.squares[0][i].into() + sums.squares[1][i].into();
         }
     }
 
     /// Adds any values.
     #[inline(never)]
     pub(super) fn add_each(&mut self, values: &[T]) {
-        for value in values {
-            let magnitude = value.magnitude();
-            self.row.above += u64::from(magnitude >= self.edge);
-            if magnitude >= T::INFINITY {
-                self.row.after += 1;
-                continue;
-            }
-            self.row.zeros += u64::from(magnitude == T::Magnitude::default());
-            self.row.squares.add(T::of_magnitude(magnitude));
-            self.max = self.max.max(magnitude);
-        }
+        let finite = || (values.iter().map(|v| v.magnitude())).filter(|m| *m < T::INFINITY);
+        let max = finite().max().unwrap_or_default();
+        // Relative to the largest, squares neither overflow nor vanish where they count.
+        let unit = power_near(T::of_magnitude(max));
+        let ratios = finite().map(|magnitude| T::of_magnitude(magnitude) / unit);
+        let squares: f64 = ratios.map(|ratio| ratio * ratio).sum();
+        let count = |is: &dyn Fn(T::Magnitude) -> bool| {
+            values.iter().filter(|value| is(value.magnitude())).count() as u64
+        };
+        self.max = self.max.max(max);
+        self.row.above += count(&|magnitude| magnitude >= self.edge);
+        self.row.after += count(&|magnitude| magnitude >= T::INFINITY);
+        self.row.zeros += count(&|magnitude| magnitude == T::Magnitude::default());
+        self.row.norm = self.row.norm.hypot(squares.sqrt() * unit);
     }
 
     /// `before`: how many were not finite before scaling, if that may be fewer than afterwards.
     pub(super) fn row(self, before: Option<u64>) -> Row {
-        let mut row = self.row;
-        row.before = before.unwrap_or(row.after);
-        row.zeros += self.zeros.into_iter().map(u64::from).sum::<u64>();
-        row.max_abs = T::of_magnitude(self.max);
-        row.squares.medium += self.squares.iter().sum::<f64>();
-        row
+        let row = self.row;
+        Row {
+            before: before.unwrap_or(row.after),
+            zeros: row.zeros + self.zeros.into_iter().map(u64::from).sum::<u64>(),
+            max_abs: T::of_magnitude(self.max),
+            norm: row.norm.hypot(self.squares.iter().sum::<f64>().sqrt()),
+            ..row
+        }
     }
 }
 
@@ -121,7 +126,7 @@ pub(super) struct Row {
     after: u64,
     zeros: u64,
     max_abs: f64,
-    squares: Squares,
+    norm: f64,
 }
 
 impl Row {
@@ -132,67 +137,29 @@ impl Row {
             after: self.after + other.after,
             zeros: self.zeros + other.zeros,
             max_abs: self.max_abs.max(other.max_abs),
-            squares: Squares {
-                small: self.squares.small + other.squares.small,
-                medium: self.squares.medium + other.squares.medium,
-                big: self.squares.big + other.squares.big,
-            },
+            norm: self.norm.hypot(other.norm),
         }
     }
 
     /// As [`Status`](crate::Status) describes it.
     pub(super) fn fields(&self) -> [f64; FIELDS] {
-        // A power of two: no digit is lost.
-        let unit = f64::from_bits(self.max_abs.to_bits() & f64::INFINITY.to_bits());
-        let unit = unit.max(f32::MIN_POSITIVE.into());
+        let unit = power_near(self.max_abs).max(f32::MIN_POSITIVE.into());
         let mut fields = [0.0; FIELDS];
         let counts = [self.above, self.before, self.after, self.zeros];
         for (pair, count) in fields.chunks_exact_mut(2).zip(counts) {
             pair.copy_from_slice(&count_fields(count));
         }
-        fields[8..].copy_from_slice(&[self.max_abs, unit, self.squares.norm() / unit]);
+        fields[8..].copy_from_slice(&[self.max_abs, unit, self.norm / unit]);
         fields
     }
+}
+
+/// The largest power of two that is not above a value, so that no digit is lost in this unit; above zero.
+fn power_near(value: f64) -> f64 {
+    f64::from_bits(value.to_bits() & f64::INFINITY.to_bits()).max(f64::MIN_POSITIVE)
 }
 
 pub(super) fn count_fields(count: u64) -> [f64; 2] {
     let base = u64::from(COUNT_BASE);
     [(count / base) as f64, (count % base) as f64]
-}
-
-/// A sum of squares in three ranges, so that it neither overflows nor vanishes (J. L. Blue, "A Portable Fortran Program to
-/// Find the Euclidean Norm of a Vector", 1978).
-#[derive(Clone, Copy, Debug, Default)]
-struct Squares {
-    small: f64,
-    medium: f64,
-    big: f64,
-}
-
-impl Squares {
-    /// Magnitudes from here on belong to `big`, and are multiplied by `BIG_SCALE`, 2^-600, before they are squared.
-    const BIG: f64 = 1.0e100;
-    const BIG_SCALE: f64 = f64::from_bits((1023 - 600) << 52);
-    /// Magnitudes below belong to `small`, and are multiplied by `SMALL_SCALE`, 2^600.
-    const SMALL: f64 = 1.0e-100;
-    const SMALL_SCALE: f64 = f64::from_bits((1023 + 600) << 52);
-
-    /// Adds the square of a finite magnitude.
-    fn add(&mut self, magnitude: f64) {
-        if magnitude > Self::BIG {
-            self.big += (magnitude * Self::BIG_SCALE).powi(2);
-        } else if magnitude < Self::SMALL {
-            self.small += (magnitude * Self::SMALL_SCALE).powi(2);
-        } else {
-            self.medium += magnitude * magnitude;
-        }
-    }
-
-    fn norm(self) -> f64 {
-        // The larger range decides; the smaller ones count only beside it.
-        let big = self.big.sqrt() / Self::BIG_SCALE;
-        let medium = self.medium.sqrt();
-        let small = self.small.sqrt() / Self::SMALL_SCALE;
-        big.hypot(medium).hypot(small)
-    }
 }

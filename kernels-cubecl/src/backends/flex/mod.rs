@@ -9,7 +9,7 @@ mod value;
 
 use burn::{
     backend::Flex,
-    tensor::{DType, TensorData, bf16, f16},
+    tensor::{DType, ElementConversion, TensorData, bf16, f16},
 };
 use burn_flex::FlexTensor;
 use rayon::prelude::*;
@@ -21,7 +21,7 @@ use crate::{
 use measure::{Row, count_fields};
 pub use memory::release_memory;
 use pass::{Blend, Scale, blend, look, product};
-use value::{Real, Value};
+use value::Value;
 
 /// Lists of fewer values are done before a second thread has woken up.
 const PARALLEL: usize = 1 << 15;
@@ -69,7 +69,7 @@ impl AmpOps for Flex {
                 vec![
                     by_dtype!(source.dtype(), S: F16 f16, BF16 bf16, F32 f32, F64 f64 => {
                         by_dtype!(target.dtype(), T: F32 f32, F64 f64 => {
-                            let (keep, add) = (T::rounded(keep), T::rounded(add));
+                            let (keep, add) = (keep.elem::<T>(), add.elem::<T>());
                             blend::<S, T>(target, &source, &Blend { keep, add })
                         })
                     }),
@@ -93,7 +93,7 @@ fn unscale(tensors: Vec<FlexTensor>, inverse: f32, keep_dtype: bool, edge: f32) 
     let unscaled = each(tensors, |tensor| {
         by_dtype!(tensor.dtype(), S: F16 f16, BF16 bf16, F32 f32, F64 f64 => {
             type R = <S as Value>::Real;
-            let job = Scale::<R, true>(R::rounded(inverse.into()));
+            let job = Scale::<R, true>(inverse.elem());
             match keep_dtype {
                 true => product::<S, S, _>(tensor, &job, edge),
                 false => product::<S, R, _>(tensor, &job, edge),

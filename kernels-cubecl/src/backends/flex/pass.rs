@@ -1,5 +1,6 @@
 //! One loop for all that is made of tensors: group by group, block by block, in chunks that threads share.
 
+use burn::tensor::ElementConversion;
 use burn_flex::FlexTensor;
 use burn_std::Bytes;
 use rayon::prelude::*;
@@ -46,7 +47,8 @@ impl<R: Real, S: Value<Real = R>, T: Value<Real = R>, const M: bool> Job<S, T> f
     }
 
     fn overflows(&self) -> bool {
-        self.0.exact().is_nan() || self.0.exact().abs() > 1.0
+        let factor: f64 = self.0.into();
+        factor.is_nan() || factor.abs() > 1.0
     }
 }
 
@@ -61,7 +63,7 @@ impl<S: Value, T: Real> Job<S, T> for Blend<T> {
 
     #[inline(always)]
     fn make<C: Cpu>(&self, cpu: C, source: &[S; LANES], target: &[T; LANES]) -> [T; LANES] {
-        let source = S::widen(cpu, source).map(|value| T::rounded(value.exact()));
+        let source = S::widen(cpu, source).map(|value| value.elem::<T>());
         std::array::from_fn(|i| self.keep * target[i] + self.add * source[i])
     }
 }
@@ -101,13 +103,19 @@ struct Make<'a, S, T, J> {
 
 impl<S: Value, T: Value, J: Job<S, T>> Make<'_, S, T, J> {
     #[inline(always)]
-    fn pair<C: Cpu>(&self, cpu: C, source: &Pair<S>, target: &mut Pair<T>, sums: &mut Sums<T>) {
+    fn pair<C: Cpu, const STREAM: bool>(
+        &self,
+        cpu: C,
+        source: &Pair<S>,
+        target: &mut Pair<T>,
+        sums: &mut Sums<T>,
+    ) {
         for i in 0..2 {
             let made = self.job.make(cpu, &source[i], &target[i]);
             if J::MEASURED {
                 sums.add(cpu, i, &made);
             }
-            match J::MEASURED && self.source.is_some() && self.streams {
+            match STREAM {
                 true => cpu.stream(&mut target[i], made),
                 false => target[i] = made,
             }
@@ -135,15 +143,20 @@ impl<S: Value, T: Value, J: Job<S, T>> Work for Make<'_, S, T, J> {
             let (whole, rest) = target.split_at_mut(target.len() / PAIR * PAIR);
             let (targets, _) = whole.as_chunks_mut::<LANES>().0.as_chunks_mut::<2>();
             match source {
+                Some(source) if self.streams => {
+                    for (source, target) in pairs(source).iter().zip(&mut *targets) {
+                        self.pair::<C, true>(cpu, source, target, &mut sums);
+                    }
+                }
                 Some(source) => {
                     for (source, target) in pairs(source).iter().zip(&mut *targets) {
-                        self.pair(cpu, source, target, &mut sums);
+                        self.pair::<C, false>(cpu, source, target, &mut sums);
                     }
                 }
                 None => {
                     for target in &mut *targets {
                         let source = bytemuck::cast(*target);
-                        self.pair(cpu, &source, target, &mut sums);
+                        self.pair::<C, false>(cpu, &source, target, &mut sums);
                     }
                 }
             }
@@ -209,7 +222,7 @@ fn make<S: Value, T: Value, J: Job<S, T>>(
     job: &J,
     edge: f32,
 ) -> Row {
-    let streams = size_of_val(target) >= STREAMED;
+    let streams = J::MEASURED && size_of_val(target) >= STREAMED;
     let chunk = |source, target| {
         run(Make {
             source,

@@ -7,7 +7,7 @@ use std::ops::{Add, AddAssign, Mul, RangeInclusive};
 use super::cpu::{Cpu, LANES};
 
 /// f16, bf16, f32 or f64.
-pub(super) trait Value: Element + Pod + Send + Sync {
+pub(super) trait Value: Element + Pod + Into<f64> {
     /// What is computed in: f32, or f64 for f64.
     type Real: Real;
     /// A value without its sign, as an integer: in the order of magnitudes, then infinity, then NaN.
@@ -25,19 +25,21 @@ pub(super) trait Value: Element + Pod + Send + Sync {
     fn widen<C: Cpu>(cpu: C, group: &[Self; LANES]) -> [Self::Real; LANES];
 
     fn narrow<C: Cpu>(cpu: C, group: [Self::Real; LANES]) -> [Self; LANES];
+
+    fn add_squares<C: Cpu>(cpu: C, sums: &mut [Self::Real; LANES], values: [Self::Real; LANES]);
 }
 
 /// f32 or f64.
-pub(super) trait Real: Value<Real = Self> + Add<Output = Self> + Mul<Output = Self> {
-    fn rounded(value: f64) -> Self;
-
-    fn exact(self) -> f64;
-
-    fn add_squares<C: Cpu>(cpu: C, sums: &mut [Self; LANES], values: [Self; LANES]);
+pub(super) trait Real:
+    Value<Real = Self> + Default + Add<Output = Self> + Mul<Output = Self>
+{
 }
 
+impl Real for f32 {}
+impl Real for f64 {}
+
 macro_rules! value {
-    ($type:ty, $real:ty, $bits:ty, $safe:expr, $widen:expr, $narrow:expr) => {
+    ($type:ty, $real:ty, $bits:ty, $safe:expr, $widen:expr, $narrow:expr, $add_squares:expr) => {
         impl Value for $type {
             type Real = $real;
             type Magnitude = $bits;
@@ -62,6 +64,11 @@ macro_rules! value {
             fn narrow<C: Cpu>(cpu: C, group: [$real; LANES]) -> [$type; LANES] {
                 $narrow(cpu, group)
             }
+
+            #[inline(always)]
+            fn add_squares<C: Cpu>(cpu: C, sums: &mut [$real; LANES], values: [$real; LANES]) {
+                $add_squares(cpu, sums, values)
+            }
         }
     };
 }
@@ -72,24 +79,36 @@ const SAFE_BF16: RangeInclusive<u16> =
     (*SAFE_F32.start() >> 16) as u16..=(*SAFE_F32.end() >> 16) as u16;
 const SAFE_F64: RangeInclusive<u64> = 1e-100f64.to_bits()..=1e100f64.to_bits();
 
+value!(f32, f32, u32, SAFE_F32, same, unchanged, C::add_squares);
+value!(f64, f64, u64, SAFE_F64, same, unchanged, add_squares);
 value!(
+    f16,
     f32,
-    f32,
-    u32,
-    SAFE_F32,
-    |_, group: &_| *group,
-    |_, group| group
+    u16,
+    1..=0x7BFF,
+    widen_f16,
+    narrow_f16,
+    C::add_squares
 );
 value!(
-    f64,
-    f64,
-    u64,
-    SAFE_F64,
-    |_, group: &_| *group,
-    |_, group| group
+    bf16,
+    f32,
+    u16,
+    SAFE_BF16,
+    widen_bf16,
+    narrow_bf16,
+    C::add_squares
 );
-value!(f16, f32, u16, 1..=0x7BFF, widen_f16, narrow_f16);
-value!(bf16, f32, u16, SAFE_BF16, widen_bf16, narrow_bf16);
+
+#[inline(always)]
+fn same<C: Cpu, T: Copy>(_: C, group: &[T; LANES]) -> [T; LANES] {
+    *group
+}
+
+#[inline(always)]
+fn unchanged<C: Cpu, T>(_: C, group: [T; LANES]) -> [T; LANES] {
+    group
+}
 
 #[inline(always)]
 fn widen_f16<C: Cpu>(cpu: C, group: &[f16; LANES]) -> [f32; LANES] {
@@ -117,32 +136,8 @@ fn narrow_bf16<C: Cpu>(_: C, group: [f32; LANES]) -> [bf16; LANES] {
     })
 }
 
-macro_rules! real {
-    ($type:ty, $add_squares:expr) => {
-        impl Real for $type {
-            #[inline(always)]
-            fn rounded(value: f64) -> $type {
-                value as $type
-            }
-
-            #[inline(always)]
-            fn exact(self) -> f64 {
-                self.into()
-            }
-
-            #[inline(always)]
-            fn add_squares<C: Cpu>(cpu: C, sums: &mut [$type; LANES], values: [$type; LANES]) {
-                $add_squares(cpu, sums, values)
-            }
-        }
-    };
-}
-
-real!(f32, C::add_squares);
-real!(f64, add_squares_f64);
-
 #[inline(always)]
-fn add_squares_f64<C>(_: C, sums: &mut [f64; LANES], values: [f64; LANES]) {
+fn add_squares<C: Cpu>(_: C, sums: &mut [f64; LANES], values: [f64; LANES]) {
     for (sum, value) in sums.iter_mut().zip(values) {
         *sum += value * value;
     }

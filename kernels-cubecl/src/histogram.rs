@@ -122,16 +122,3 @@ impl Histogram {
         total
     }
 }
-
-/// Where a value of an exponent is counted.
-#[inline(always)]
-pub(crate) fn bin(zero: bool, finite: bool, exponent: i32) -> usize {
-    const MIN: i32 = ExponentHistogram::MIN_EXPONENT;
-    // Below the range, the range, above the range.
-    let inside = exponent.clamp(MIN - 1, ExponentHistogram::MAX_EXPONENT + 1) - MIN + 3;
-    match (zero, finite) {
-        (true, _) => 0,
-        (_, false) => 1,
-        _ => inside as usize,
-    }
-}

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use burn::tensor::{DType, bf16, f16};
 use burn_amp_kernels::kernel::{
-    self, FINISH_UNITS, Form, HISTOGRAM_UNITS, InPlace, Inspect, Job, Work, Write,
+    self, FINISH_UNITS, Form, HISTOGRAM_UNITS, InPlace, Inspect, Mode, Work, Write,
     finish_histogram, finish_status, histogram_many, measure, weigh,
 };
 use cubecl::{
@@ -43,7 +43,7 @@ macro_rules! kernel {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kernel {
-    Pass { job: Job, padded: bool },
+    Pass { mode: Mode, padded: bool },
     Histogram,
     MulCast,
     Blend { in_place: bool },
@@ -66,8 +66,8 @@ pub(crate) struct Shape {
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kernel = match self.kernel {
-            Kernel::Pass { job, padded } => {
-                format!("{job:?}{}", if padded { "_padded" } else { "" })
+            Kernel::Pass { mode, padded } => {
+                format!("{mode:?}{}", if padded { "_padded" } else { "" })
             }
             Kernel::Blend { in_place: true } => "blend_in_place".to_string(),
             Kernel::Blend { .. } => "blend".to_string(),
@@ -100,23 +100,31 @@ impl Shape {
                 });
             };
             for (tensors, width) in [(1, 1), (1, widest), (28, widest)] {
-                let mut pass = |job, output| {
-                    let tensors = match job {
-                        Job::Write => tensors.min(target.products),
+                let mut pass = |mode, output| {
+                    let tensors = match mode {
+                        Mode::Write => tensors.min(target.products),
                         _ => tensors,
                     };
-                    add(Kernel::Pass { job, padded: false }, output, tensors, width);
+                    add(
+                        Kernel::Pass {
+                            mode,
+                            padded: false,
+                        },
+                        output,
+                        tensors,
+                        width,
+                    );
                 };
-                pass(Job::Inspect, DType::F32);
-                pass(Job::Write, DType::F32);
-                pass(Job::InPlace, *input);
+                pass(Mode::Inspect, DType::F32);
+                pass(Mode::Write, DType::F32);
+                pass(Mode::InPlace, *input);
                 if *input != DType::F32 {
-                    pass(Job::Write, *input);
+                    pass(Mode::Write, *input);
                 }
                 add(Kernel::Histogram, DType::F32, tensors, width);
             }
-            let (job, padded) = (Job::InPlace, true);
-            add(Kernel::Pass { job, padded }, *input, 1, widest);
+            let (mode, padded) = (Mode::InPlace, true);
+            add(Kernel::Pass { mode, padded }, *input, 1, widest);
             for width in [1, widest] {
                 for output in target.dtypes {
                     // Burn multiplies f32.
@@ -155,17 +163,17 @@ impl Shape {
         let factor = || ("f32".to_string(), 2);
         // What is done with the values stands in the code once, whichever tensor they are of.
         let vectors = match self.kernel {
-            Kernel::Pass { job, .. } => kernel::loads(job, self.input, width) as usize,
+            Kernel::Pass { mode, .. } => kernel::loads(mode, self.input, width) as usize,
             _ => 1,
         };
         let (loads, stores, magnitudes) = match self.kernel {
-            Kernel::Pass { job, .. } => {
+            Kernel::Pass { mode, .. } => {
                 let loads = (input, tensors * vectors);
                 // After scaling, and before it.
-                let ways = if job == Job::Inspect { 1 } else { 2 };
+                let ways = if mode == Mode::Inspect { 1 } else { 2 };
                 let magnitudes = ways * vectors * width;
-                match job {
-                    Job::Inspect => (vec![loads], vec![], magnitudes),
+                match mode {
+                    Mode::Inspect => (vec![loads], vec![], magnitudes),
                     _ => (
                         vec![loads, factor()],
                         vec![(output, tensors * vectors)],
@@ -206,10 +214,10 @@ impl Shape {
     fn kernel_of<I: Float + CubeElement, O: Float + CubeElement>(&self) -> Box<dyn CubeKernel> {
         let (tensors, width) = (self.tensors, self.width);
         match self.kernel {
-            Kernel::Pass { job, padded } => match job {
-                Job::Inspect => self.pass::<Inspect, I, O>(0, padded),
-                Job::InPlace => self.pass::<InPlace, I, O>(0, padded),
-                Job::Write => self.pass::<Write, I, O>(tensors, padded),
+            Kernel::Pass { mode, padded } => match mode {
+                Mode::Inspect => self.pass::<Inspect, I, O>(0, padded),
+                Mode::InPlace => self.pass::<InPlace, I, O>(0, padded),
+                Mode::Write => self.pass::<Write, I, O>(tensors, padded),
             },
             Kernel::MulCast => elementwise::<I, O>(width, 0, 1),
             Kernel::Blend { in_place } => elementwise::<I, O>(width, 1, usize::from(!in_place)),
@@ -235,11 +243,11 @@ impl Shape {
     ) -> Box<dyn CubeKernel> {
         let form = Form {
             units: UNITS,
-            loads: kernel::loads(W::JOB, self.input, self.width),
+            loads: kernel::loads(W::MODE, self.input, self.width),
             plane: self.target.plane,
             padded,
         };
-        let factors = usize::from(W::JOB != Job::Inspect);
+        let factors = usize::from(W::MODE != Mode::Inspect);
         kernel!(
             measure::Measure::<W, I, O>, UNITS;
             buffers(self.tensors), buffers(products), buffers(factors), buffer(), buffer(), (), (), (), self.width, form

@@ -14,16 +14,16 @@ use super::{
 
 /// What a pass does with the values, beside measuring them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Job {
+pub enum Mode {
     Inspect,
     /// Writes a product beside each tensor.
     Write,
     InPlace,
 }
 
-/// The job as a type, which a kernel's name shows.
+/// The mode as a type, which a kernel's name shows.
 pub trait Work: 'static + Send + Sync {
-    const JOB: Job;
+    const MODE: Mode;
 }
 
 pub struct Inspect;
@@ -31,15 +31,15 @@ pub struct Write;
 pub struct InPlace;
 
 impl Work for Inspect {
-    const JOB: Job = Job::Inspect;
+    const MODE: Mode = Mode::Inspect;
 }
 
 impl Work for Write {
-    const JOB: Job = Job::Write;
+    const MODE: Mode = Mode::Write;
 }
 
 impl Work for InPlace {
-    const JOB: Job = Job::InPlace;
+    const MODE: Mode = Mode::InPlace;
 }
 
 /// What else is fixed when a pass is compiled.
@@ -61,17 +61,17 @@ pub const fn rows(units: u32, plane: u32) -> u32 {
 }
 
 /// Vectors that a unit loads at once: as many as leave an NVIDIA multiprocessor the registers for half of its units.
-pub fn loads(job: Job, dtype: DType, vector: usize) -> u32 {
-    match (job, dtype) {
-        (Job::InPlace, DType::F16) if vector > 4 => 3,
-        (Job::InPlace | Job::Write, _) if vector > 4 => 2,
+pub fn loads(mode: Mode, dtype: DType, vector: usize) -> u32 {
+    match (mode, dtype) {
+        (Mode::InPlace, DType::F16) if vector > 4 => 3,
+        (Mode::InPlace | Mode::Write, _) if vector > 4 => 2,
         _ => 4,
     }
 }
 
 /// Reads `I`; products are `O`. A unit's chunk is `1 << shift` vectors of a tensor; which it is, `share.rs` says.
 ///
-/// `factor` is what values are multiplied by, unless the job is to inspect. Blocks with a value at `limit` or above, in
+/// `factor` is what values are multiplied by, unless the mode is to inspect. Blocks with a value at `limit` or above, in
 /// bits, are looked at twice.
 #[cube(launch_unchecked)]
 pub fn measure<W: Work, I: Float, O: Float, N: Size>(
@@ -91,7 +91,7 @@ pub fn measure<W: Work, I: Float, O: Float, N: Size>(
     let count = comptime!(tensors.len());
     let edge = from as usize + comptime!(count * ENTRY);
     let mut multiplier = 1.0f32;
-    if comptime!(W::JOB != Job::Inspect) {
+    if comptime!(W::MODE != Mode::Inspect) {
         multiplier = factor[0][0];
     }
     let mut chunk = CUBE_POS as u32;
@@ -178,7 +178,7 @@ pub fn measure<W: Work, I: Float, O: Float, N: Size>(
                         squares += value * value;
                     }
                 }
-                if comptime!(W::JOB == Job::InPlace) {
+                if comptime!(W::MODE == Mode::InPlace) {
                     let mut same = Array::<Vector<I, N>>::new(comptime!(loads as usize));
                     #[unroll]
                     for i in 0..loads {
@@ -199,7 +199,7 @@ pub fn measure<W: Work, I: Float, O: Float, N: Size>(
                 if is_special(max_bits, limit) {
                     let bits = table[edge];
                     let mut again = 1.0f32;
-                    if comptime!(W::JOB != Job::Inspect) {
+                    if comptime!(W::MODE != Mode::Inspect) {
                         // The same one, which compilers cannot know: they make the products anew here and need no
                         // registers to hold them.
                         again = factor[0][(limit >> 31u32) as usize];
@@ -218,7 +218,7 @@ pub fn measure<W: Work, I: Float, O: Float, N: Size>(
                     seen.max = max(seen.max, max_bits);
                     medium += squares;
                 }
-                if comptime!(W::JOB == Job::Write) {
+                if comptime!(W::MODE == Mode::Write) {
                     store(
                         products,
                         share.tensor,
@@ -248,7 +248,7 @@ fn product<W: Work, I: Float, O: Float, N: Size>(
     multiplier: f32,
 ) -> Vector<O, N> {
     let wide = Vector::<f32, N>::cast_from(raw);
-    if comptime!(W::JOB == Job::Inspect) {
+    if comptime!(W::MODE == Mode::Inspect) {
         Vector::cast_from(wide)
     } else {
         Vector::cast_from(wide * Vector::new(multiplier))

@@ -9,7 +9,7 @@ use super::{
     plan::{Extent, Launch, Limits, Part, Plan, units},
 };
 use crate::{
-    kernel::{self, BIG, Form, InPlace, Inspect, Job, ROW, Work, Write},
+    kernel::{self, BIG, Form, InPlace, Inspect, Mode, ROW, Work, Write},
     status::FIELDS,
 };
 
@@ -25,7 +25,7 @@ pub(super) struct Scale {
 /// A tensor, and what is done with it.
 struct Item {
     laid: Laid,
-    job: Job,
+    mode: Mode,
     /// Where it is not written in place.
     product: Option<Laid>,
 }
@@ -34,34 +34,38 @@ impl Item {
     fn new(tensor: CubeTensor, scale: Option<&Scale>) -> Self {
         let laid = Laid::padded(tensor);
         let dtype = laid.tensor.dtype;
-        let (job, product) = match scale {
-            None => (Job::Inspect, None),
+        let (mode, product) = match scale {
+            None => (Mode::Inspect, None),
             Some(scale) => {
                 let output = if scale.keep_dtype { dtype } else { DType::F32 };
                 match dtype == output && may_overwrite(&laid.tensor) {
-                    true => (Job::InPlace, None),
-                    false => (Job::Write, Some(laid.product(output))),
+                    true => (Mode::InPlace, None),
+                    false => (Mode::Write, Some(laid.product(output))),
                 }
             }
         };
-        Self { laid, job, product }
+        Self {
+            laid,
+            mode,
+            product,
+        }
     }
 
     fn output(&self) -> DType {
-        match (&self.product, self.job) {
+        match (&self.product, self.mode) {
             (Some(product), _) => product.tensor.dtype,
-            (None, Job::InPlace) => self.laid.tensor.dtype,
+            (None, Mode::InPlace) => self.laid.tensor.dtype,
             (None, _) => DType::F32,
         }
     }
 
-    /// Tensors share a launch that have one job, dtypes and width of vectors, and are all padded or none.
+    /// Tensors share a launch that have one mode, dtypes and width of vectors, and are all padded or none.
     fn extent(&self) -> Extent<impl Ord + Copy + use<>> {
         let (laid, output) = (&self.laid, self.output().name());
         let padded = laid.padding.is_some();
         let dtype = laid.tensor.dtype.name();
         Extent {
-            kind: (self.job, dtype, output, laid.vector, padded),
+            kind: (self.mode, dtype, output, laid.vector, padded),
             buffers: if self.product.is_some() { 2 } else { 1 },
             span: laid.span,
             vector: laid.vector,
@@ -96,10 +100,10 @@ pub(super) fn pass(
         limits,
     };
     for launch in &plan.launches {
-        match pass.items[launch.parts[0].tensor].job {
-            Job::Inspect => pass.launch::<Inspect>(launch),
-            Job::Write => pass.launch::<Write>(launch),
-            Job::InPlace => pass.launch::<InPlace>(launch),
+        match pass.items[launch.parts[0].tensor].mode {
+            Mode::Inspect => pass.launch::<Inspect>(launch),
+            Mode::Write => pass.launch::<Write>(launch),
+            Mode::InPlace => pass.launch::<InPlace>(launch),
         }
     }
 
@@ -125,7 +129,7 @@ pub(super) fn pass(
     }
     let status = floats(client, device, status);
     let products = (pass.items.into_iter())
-        .filter(|item| item.job != Job::Inspect)
+        .filter(|item| item.mode != Mode::Inspect)
         .map(|item| item.product.unwrap_or(item.laid).tensor);
     products.chain([status]).collect()
 }
@@ -194,12 +198,12 @@ impl Pass<'_> {
         let form = Form {
             units: self.limits.units,
             plane: self.limits.plane,
-            loads: kernel::loads(W::JOB, laid.tensor.dtype, laid.vector),
+            loads: kernel::loads(W::MODE, laid.tensor.dtype, laid.vector),
             padded: laid.padding.is_some(),
         };
         let tensors = slots(&self.client, launch, |part| &self.items[part.tensor].laid);
-        let products = match W::JOB {
-            Job::Write => slots(&self.client, launch, |part| {
+        let products = match W::MODE {
+            Mode::Write => slots(&self.client, launch, |part| {
                 let product = &self.items[part.tensor].product;
                 product.as_ref().expect("a product for each tensor")
             }),

@@ -6,7 +6,7 @@ use super::{
     pass::{CHUNK, padded, read},
     value::{Real, Value},
 };
-use crate::histogram::{BINS, bin};
+use crate::histogram::{BINS, ExponentHistogram};
 
 /// Counts by exponent.
 pub(super) type Counts = [u64; BINS];
@@ -57,12 +57,20 @@ impl<T: Value> Work for Count<'_, T> {
 /// The bin of an f32 or f64.
 #[inline(always)]
 fn place<R: Real>(value: R) -> usize {
+    const MIN: i32 = ExponentHistogram::MIN_EXPONENT;
     let (fraction, bias) = match size_of::<R>() {
         4 => (23, 127),
         _ => (52, 1023),
     };
     let magnitude = value.magnitude();
     let exponent = (magnitude.into() >> fraction) as i32 - bias;
-    let zero = magnitude == R::Magnitude::default();
-    bin(zero, magnitude < R::INFINITY, exponent)
+    // Below the range, the range, above the range.
+    let inside = exponent.clamp(MIN - 1, ExponentHistogram::MAX_EXPONENT + 1) - MIN + 3;
+    if magnitude == R::Magnitude::default() {
+        0
+    } else if magnitude >= R::INFINITY {
+        1
+    } else {
+        inside as usize
+    }
 }

@@ -22,7 +22,7 @@ const PAIR: usize = 2 * LANES;
 const BLOCK: usize = 32 * PAIR;
 
 /// What is made of a group of the source, and of what the target holds.
-pub(super) trait Job<S, T>: Sync {
+pub(super) trait Formula<S, T>: Sync {
     /// Whether what is made is measured.
     const MEASURED: bool;
 
@@ -37,7 +37,7 @@ pub(super) trait Job<S, T>: Sync {
 /// The product with a factor, rounded to the target's dtype.
 pub(super) struct Scale<R, const MEASURED: bool>(pub(super) R);
 
-impl<R: Real, S: Value<Real = R>, T: Value<Real = R>, const M: bool> Job<S, T> for Scale<R, M> {
+impl<R: Real, S: Value<Real = R>, T: Value<Real = R>, const M: bool> Formula<S, T> for Scale<R, M> {
     const MEASURED: bool = M;
 
     #[inline(always)]
@@ -58,7 +58,7 @@ pub(super) struct Blend<R> {
     pub(super) add: R,
 }
 
-impl<S: Value, T: Real> Job<S, T> for Blend<T> {
+impl<S: Value, T: Real> Formula<S, T> for Blend<T> {
     const MEASURED: bool = false;
 
     #[inline(always)]
@@ -96,12 +96,12 @@ impl<T: Value> Work for Look<'_, T> {
 struct Make<'a, S, T, J> {
     source: Option<&'a [S]>,
     target: &'a mut [T],
-    job: &'a J,
+    formula: &'a J,
     edge: f32,
     streams: bool,
 }
 
-impl<S: Value, T: Value, J: Job<S, T>> Make<'_, S, T, J> {
+impl<S: Value, T: Value, J: Formula<S, T>> Make<'_, S, T, J> {
     #[inline(always)]
     fn pair<C: Cpu, const STREAM: bool>(
         &self,
@@ -111,7 +111,7 @@ impl<S: Value, T: Value, J: Job<S, T>> Make<'_, S, T, J> {
         sums: &mut Sums<T>,
     ) {
         for i in 0..2 {
-            let made = self.job.make(cpu, &source[i], &target[i]);
+            let made = self.formula.make(cpu, &source[i], &target[i]);
             if J::MEASURED {
                 sums.add(cpu, i, &made);
             }
@@ -123,13 +123,13 @@ impl<S: Value, T: Value, J: Job<S, T>> Make<'_, S, T, J> {
     }
 }
 
-impl<S: Value, T: Value, J: Job<S, T>> Work for Make<'_, S, T, J> {
+impl<S: Value, T: Value, J: Formula<S, T>> Work for Make<'_, S, T, J> {
     type Output = Row;
 
     #[inline(always)]
     fn run<C: Cpu>(mut self, cpu: C) -> Row {
         let mut found = Found::new(self.edge);
-        let counts = J::MEASURED && self.job.overflows();
+        let counts = J::MEASURED && self.formula.overflows();
         let mut before = 0;
         let target = std::mem::take(&mut self.target);
         for (at, target) in target.chunks_mut(BLOCK).enumerate() {
@@ -170,7 +170,7 @@ impl<S: Value, T: Value, J: Job<S, T>> Work for Make<'_, S, T, J> {
                     Some(source) => padded(&source[first + at * LANES..]),
                     None => bytemuck::cast(padded(rest)),
                 };
-                let made = self.job.make(cpu, &source, &padded(rest));
+                let made = self.formula.make(cpu, &source, &padded(rest));
                 rest.copy_from_slice(&made[..rest.len()]);
                 if J::MEASURED {
                     found.add_each(rest);
@@ -215,11 +215,11 @@ pub(super) fn look<T: Value>(tensor: &FlexTensor, edge: f32) -> Row {
     })
 }
 
-/// Does the job, with several threads if there is enough to do.
-fn make<S: Value, T: Value, J: Job<S, T>>(
+/// Works a formula out, with several threads if there is enough to do.
+fn make<S: Value, T: Value, J: Formula<S, T>>(
     source: Option<&[S]>,
     target: &mut [T],
-    job: &J,
+    formula: &J,
     edge: f32,
 ) -> Row {
     let streams = J::MEASURED && size_of_val(target) >= STREAMED;
@@ -227,7 +227,7 @@ fn make<S: Value, T: Value, J: Job<S, T>>(
         run(Make {
             source,
             target,
-            job,
+            formula,
             edge,
             streams,
         })
@@ -242,11 +242,11 @@ fn make<S: Value, T: Value, J: Job<S, T>>(
     }))
 }
 
-/// What the job makes of a tensor: in place where the dtype stays and nobody else holds the buffer, and else in new
+/// What the formula makes of a tensor: in place where the dtype stays and nobody else holds the buffer, and else in new
 /// memory, in which values lie in the order in which the tensor's do.
-pub(super) fn product<S: Value, T: Value, J: Job<S, T>>(
+pub(super) fn product<S: Value, T: Value, J: Formula<S, T>>(
     mut tensor: FlexTensor,
-    job: &J,
+    formula: &J,
     edge: f32,
 ) -> (FlexTensor, Row) {
     if !is_whole::<S>(&tensor) {
@@ -256,7 +256,7 @@ pub(super) fn product<S: Value, T: Value, J: Job<S, T>>(
     if S::dtype() == T::dtype()
         && let Some(target) = tensor.try_storage_mut::<T>()
     {
-        let row = make::<S, T, J>(None, target, job, edge);
+        let row = make::<S, T, J>(None, target, formula, edge);
         return (tensor, row);
     }
     let source: &[S] = tensor.storage();
@@ -265,7 +265,7 @@ pub(super) fn product<S: Value, T: Value, J: Job<S, T>>(
         false => Bytes::from_elems(bytemuck::zeroed_vec::<T>(source.len())),
     };
     let target = bytemuck::cast_slice_mut(&mut bytes);
-    let row = make::<S, T, J>(Some(source), target, job, edge);
+    let row = make::<S, T, J>(Some(source), target, formula, edge);
     let product = FlexTensor::new(bytes, tensor.layout().clone(), T::dtype());
     (product, row)
 }
@@ -274,12 +274,12 @@ pub(super) fn product<S: Value, T: Value, J: Job<S, T>>(
 pub(super) fn blend<S: Value, T: Real>(
     mut target: FlexTensor,
     source: &FlexTensor,
-    job: &Blend<T>,
+    formula: &Blend<T>,
 ) -> FlexTensor {
     target = target.to_contiguous();
     let source = source.to_contiguous();
     let values = target.storage_mut();
-    make::<S, T, _>(Some(source.storage()), values, job, f32::INFINITY);
+    make::<S, T, _>(Some(source.storage()), values, formula, f32::INFINITY);
     target
 }
 

@@ -63,7 +63,7 @@ pub const fn rows(units: u32, plane: u32) -> u32 {
 /// Vectors that a unit loads at once: as many as leave an NVIDIA multiprocessor the registers for half of its units.
 pub fn loads(mode: Mode, dtype: DType, vector: usize) -> u32 {
     match (mode, dtype) {
-        (Mode::InPlace, DType::F16 | DType::BF16) if vector > 4 => 3,
+        (Mode::InPlace, DType::F16) if vector > 4 => 3,
         (Mode::InPlace | Mode::Write, _) if vector > 4 => 2,
         (Mode::Write, _) => 3,
         _ => 4,

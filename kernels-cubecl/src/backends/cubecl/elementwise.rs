@@ -1,6 +1,6 @@
 //! Casts and sums, value by value: units go over a tensor in steps of all of them.
 
-use burn::tensor::{DType, FloatDType, bf16, f16};
+use burn::tensor::{DType, FloatDType};
 use burn_cubecl::{CubeBackend, kernel::into_contiguous, tensor::CubeTensor};
 use cubecl::prelude::*;
 
@@ -42,27 +42,12 @@ pub(super) fn blend(target: CubeTensor, source: CubeTensor, keep: f32, add: f32)
 /// Launches the kernel of this name. All lie in one order and have vectors of one width; without `output`, nobody else
 /// holds the target.
 fn weigh(source: &Laid, target: Option<&Laid>, output: Option<&Laid>, keep: f32, add: f32) {
-    match source.tensor.dtype {
-        DType::F16 => weigh_from::<f16>(source, target, output, keep, add),
-        DType::BF16 => weigh_from::<bf16>(source, target, output, keep, add),
-        DType::F32 => weigh_from::<f32>(source, target, output, keep, add),
-        dtype => panic!("gradients are f16, bf16 or f32 here, not {dtype:?}"),
-    }
-}
-
-fn weigh_from<S: Float + CubeElement>(
-    source: &Laid,
-    target: Option<&Laid>,
-    output: Option<&Laid>,
-    keep: f32,
-    add: f32,
-) {
-    match output.or(target).map(|output| output.tensor.dtype) {
-        Some(DType::F16) => launch::<S, f16>(source, target, output, keep, add),
-        Some(DType::BF16) => launch::<S, bf16>(source, target, output, keep, add),
-        Some(DType::F32) => launch::<S, f32>(source, target, output, keep, add),
-        dtype => panic!("gradients are f16, bf16 or f32 here, not {dtype:?}"),
-    }
+    let made = output
+        .or(target)
+        .map_or(DType::F32, |made| made.tensor.dtype);
+    with_float!(source.tensor.dtype, S => {
+        with_float!(made, O => launch::<S, O>(source, target, output, keep, add))
+    })
 }
 
 fn launch<S: Float + CubeElement, O: Float + CubeElement>(

@@ -1,6 +1,6 @@
 //! The launches of a plan.
 
-use burn::tensor::{DType, bf16, f16};
+use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::{client::Client, prelude::*, server::Handle};
 
@@ -100,11 +100,13 @@ pub(super) fn pass(
         limits,
     };
     for launch in &plan.launches {
-        match pass.items[launch.parts[0].tensor].mode {
-            Mode::Inspect => pass.launch::<Inspect>(launch),
-            Mode::Write => pass.launch::<Write>(launch),
-            Mode::InPlace => pass.launch::<InPlace>(launch),
-        }
+        let item = &pass.items[launch.parts[0].tensor];
+        with_float!(item.laid.tensor.dtype, I => match (item.mode, item.output()) {
+            (Mode::Inspect, _) => pass.launch::<Inspect, I, f32>(launch),
+            (Mode::InPlace, _) => pass.launch::<InPlace, I, I>(launch),
+            (Mode::Write, DType::F32) => pass.launch::<Write, I, f32>(launch),
+            (Mode::Write, _) => pass.launch::<Write, I, I>(launch),
+        });
     }
 
     let (client, units) = (&pass.client, units(&pass.client, kernel::FINISH_UNITS));
@@ -179,21 +181,7 @@ struct Pass<'a> {
 }
 
 impl Pass<'_> {
-    fn launch<W: Work>(&self, launch: &Launch) {
-        let item = &self.items[launch.parts[0].tensor];
-        match (item.laid.tensor.dtype, item.output()) {
-            (DType::F16, DType::F16) => self.launch_typed::<W, f16, f16>(launch),
-            (DType::F16, _) => self.launch_typed::<W, f16, f32>(launch),
-            (DType::BF16, DType::BF16) => self.launch_typed::<W, bf16, bf16>(launch),
-            (DType::BF16, _) => self.launch_typed::<W, bf16, f32>(launch),
-            _ => self.launch_typed::<W, f32, f32>(launch),
-        }
-    }
-
-    fn launch_typed<W: Work, I: Float + CubeElement, O: Float + CubeElement>(
-        &self,
-        launch: &Launch,
-    ) {
+    fn launch<W: Work, I: Float + CubeElement, O: Float + CubeElement>(&self, launch: &Launch) {
         let laid = &self.items[launch.parts[0].tensor].laid;
         let form = Form {
             units: self.limits.units,
@@ -259,11 +247,8 @@ pub(super) fn histogram(tensors: Vec<CubeTensor>, limits: &Limits) -> CubeTensor
     };
     let mut row = 0;
     for launch in &plan.launches {
-        match items[launch.parts[0].tensor].tensor.dtype {
-            DType::F16 => counts.launch::<f16>(launch, row),
-            DType::BF16 => counts.launch::<bf16>(launch, row),
-            _ => counts.launch::<f32>(launch, row),
-        }
+        let dtype = items[launch.parts[0].tensor].tensor.dtype;
+        with_float!(dtype, I => counts.launch::<I>(launch, row));
         row += launch.cubes as u32;
     }
     let sums = buffer(&client, 2 * bins);

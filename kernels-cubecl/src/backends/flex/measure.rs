@@ -38,8 +38,8 @@ impl<T: Value> Sums<T> {
     /// Adds one group of a pair.
     #[inline(always)]
     pub(super) fn add<C: Cpu>(&mut self, cpu: C, which: usize, group: &[T; LANES]) {
-        for i in 0..LANES {
-            let magnitude = group[i].magnitude();
+        for (i, value) in group.iter().enumerate() {
+            let magnitude = value.magnitude();
             self.max[i] = magnitude.max(self.max[i]);
             self.zeros[i] += (magnitude == T::Magnitude::default()).into();
         }

@@ -101,7 +101,7 @@ fn a_killed_optimizer_thread_is_an_error_of_every_later_call() {
     assert!(error.to_string().contains("disk"), "{error}");
     let net = error.module;
     assert!(parameters(&*net) == before);
-    let error = optim.into_bytes().unwrap_err();
+    let error = optim.to_record().into_bytes().unwrap_err();
     assert!(error.to_string().contains("disk"), "{error}");
     let error = optim.queue(|_| Ok(())).unwrap_err();
     assert!(error.to_string().contains("disk"), "{error}");

@@ -73,7 +73,7 @@ fn a_run_resumes_bit_for_bit_after_synchronize() {
         optim.scaler(true).counters()
     );
     // Both have the same state.
-    let bytes = |optim: &PipelinedOptimizer| optim.into_bytes().unwrap().to_vec();
+    let bytes = |optim: &PipelinedOptimizer| optim.to_record().into_bytes().unwrap().to_vec();
     assert!(bytes(&resumed) == bytes(&optim));
 
     // And so does a run without the pipeline.
@@ -105,7 +105,9 @@ fn a_record_taken_without_synchronize_holds_what_the_model_lacks() {
 
     let here = amp();
     let mut resumed = pipelined(&here);
-    resumed.from_bytes(stored.clone()).unwrap();
+    resumed
+        .try_load_record(AmpRecord::from_bytes(stored.clone()).unwrap())
+        .unwrap();
     let other = Net::new(&here).load_record(model);
     assert!(parameters(&other) == before);
     let other = resumed.synchronize(other);
@@ -127,7 +129,9 @@ fn a_record_taken_without_synchronize_holds_what_the_model_lacks() {
 
     // The masters of another model.
     let mut resumed = pipelined(&amp());
-    resumed.from_bytes(stored).unwrap();
+    resumed
+        .try_load_record(AmpRecord::from_bytes(stored).unwrap())
+        .unwrap();
     let other = Net::new(&here);
     let error = resumed.try_synchronize(other).unwrap_err();
     assert!(
@@ -169,10 +173,12 @@ fn masters_of_a_half_precision_model_are_stored() {
     let expected = train(&mut first, model.clone(), 10..20);
 
     let mut second = optim();
-    second.from_bytes(stored).unwrap();
+    second
+        .try_load_record(AmpRecord::from_bytes(stored).unwrap())
+        .unwrap();
     let resumed = train(&mut second, model, 10..20);
     assert!(parameters(&resumed) == parameters(&expected));
-    let bytes = |optim: &PipelinedOptimizer| optim.into_bytes().unwrap().to_vec();
+    let bytes = |optim: &PipelinedOptimizer| optim.to_record().into_bytes().unwrap().to_vec();
     assert!(bytes(&second) == bytes(&first));
 }
 
@@ -198,7 +204,9 @@ fn an_open_window_is_stored() {
 
     let here = amp();
     let mut resumed = accumulating(&here);
-    resumed.from_bytes(stored).unwrap();
+    resumed
+        .try_load_record(AmpRecord::from_bytes(stored).unwrap())
+        .unwrap();
     let other = Net::new(&here).load_record(model);
     let other = run(&here, &mut resumed, other, 10..21);
     let other = resumed.synchronize(other);
@@ -211,13 +219,14 @@ fn a_damaged_record_leaves_all_as_it_was() {
     let there = amp();
     let mut optim = pipelined(&there);
     let net = run(&there, &mut optim, Net::new(&there), 0..5);
-    let before = optim.into_bytes().unwrap().to_vec();
+    let before = optim.to_record().into_bytes().unwrap().to_vec();
     let mut damaged = before.clone();
     let last = damaged.len() - 3;
     damaged[last] ^= 1;
-    let error = optim
-        .from_bytes(burn::tensor::Bytes::from_bytes_vec(damaged))
-        .unwrap_err();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("optim.bpk");
+    std::fs::write(&file, damaged).unwrap();
+    let error = optim.load(&file).unwrap_err();
     assert!(matches!(error, AmpError::DamagedRecord { .. }), "{error}");
     let scaler = there.loss_scale();
     assert!(
@@ -226,6 +235,7 @@ fn a_damaged_record_leaves_all_as_it_was() {
             .is_err()
     );
     assert_eq!(there.loss_scale(), scaler);
+    assert!(optim.to_record().into_bytes().unwrap().to_vec() == before);
     let net = run(&there, &mut optim, net, 5..8);
     optim.synchronize(net);
     assert_eq!(optim.scaler(true).counters().steps(), 8);

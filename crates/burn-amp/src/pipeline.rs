@@ -39,7 +39,7 @@ use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
     module::Module,
     optim::ModuleOptimizer,
-    tensor::{Bytes, Device, Tensor},
+    tensor::{Device, Tensor},
 };
 use std::{collections::VecDeque, path::Path};
 
@@ -496,24 +496,6 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     /// Those of both; the present state stays as it was.
     pub fn load(&mut self, path: impl AsRef<Path>) -> Result<(), AmpError> {
         self.try_load_record(AmpRecord::load(path)?)
-    }
-
-    /// The state as a burnpack in memory: `to_record().into_bytes()`.
-    ///
-    /// # Errors
-    ///
-    /// As [`AmpRecord::into_bytes`].
-    pub fn into_bytes(&self) -> Result<Bytes, AmpError> {
-        self.to_record().into_bytes()
-    }
-
-    /// Takes over the state in a burnpack in memory: [`AmpRecord::from_bytes`], then [`try_load_record`](Self::try_load_record).
-    ///
-    /// # Errors
-    ///
-    /// Those of both; the present state stays as it was.
-    pub fn from_bytes(&mut self, bytes: Bytes) -> Result<(), AmpError> {
-        self.try_load_record(AmpRecord::from_bytes(bytes)?)
     }
 
     /// Ends the pipeline: the newest parameters, and the optimizer with its state, to go on without.

@@ -144,6 +144,8 @@ fn a_panic_refuses_what_comes_after_it() {
             }
         }
         assert_eq!(done.load(Ordering::SeqCst), 2);
+        // Who has waited for a refused job knows.
+        assert_eq!(worker.check(), Err(reason.clone()));
         assert_eq!(worker.finish(), Err(reason));
     });
 }

@@ -214,17 +214,20 @@ case ${memory:-0} in
 *) size=(--size gpt2 --batch 8) ;;
 esac
 size+=(--steps 5 --rounds 2)
+# Elsewhere it is enough that they run.
+sets=()
+[ "$device" = cuda ] || sets=(--set mlp-1000)
 torch=()
 if [ "$device" = wgpu ]; then
   echo "without torch: it has no such device"
 elif python3 -c 'import torch' 2>/dev/null; then
-  step torch_gradients 60 - bash -c "python3 torch_peer.py --seconds 1 --large $((1 << 24)) >'$work/torch_gradients.json'"
-  step torch_training 60 - bash -c "python3 torch_training_peer.py ${size[*]} >'$work/torch_training.json'"
+  step torch_gradients 60 - bash -c "python3 torch_peer.py --seconds 1 --large $((1 << 24)) ${sets[*]} >'$work/torch_gradients.json'"
+  step torch_training 90 - bash -c "python3 torch_training_peer.py ${size[*]} >'$work/torch_training.json'"
 else
   echo "without torch: Python has none, or there is no Python"
 fi
 [ ! -s "$work/torch_gradients.json" ] || torch=(--torch "$work/torch_gradients.json")
-bench gradients 120 "$way" --backend "$device" --quick "${torch[@]}"
+bench gradients 120 "$way" --backend "$device" --quick "${sets[@]}" "${torch[@]}"
 torch=()
 [ ! -s "$work/torch_training.json" ] || torch=(--torch "$work/torch_training.json")
 bench training 150 "$way" "${size[@]}" "${torch[@]}"

@@ -54,7 +54,8 @@ if ! gzip -dc carry.gz >"$program"; then
   exit 1
 fi
 chmod +x "$program"
-export BURN_DEVICE=$device BURN_AMP_REFERENCE=$PWD/reference
+# Threads of torch that wait by counting would slow down those that work, where other programs run.
+export BURN_DEVICE=$device BURN_AMP_REFERENCE=$PWD/reference OMP_WAIT_POLICY=passive
 
 # A text as a string of JSON.
 quoted() {

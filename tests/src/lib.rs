@@ -67,6 +67,7 @@ mod documents {
         records: "../../docs/src/records.md",
         rescaled: "../../docs/src/rescaled.md",
         pipeline: "../../docs/src/pipeline.md",
+        report: "../../docs/src/report.md",
         settings: "../../docs/src/settings.md",
     }
 }

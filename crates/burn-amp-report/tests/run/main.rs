@@ -1,5 +1,7 @@
 //! The report of runs, by the command.
 
+mod browser;
+
 use burn_amp_report::{ReportError, report};
 use std::{fs, path::Path, process::Command};
 

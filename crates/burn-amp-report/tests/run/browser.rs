@@ -1,0 +1,65 @@
+//! A page as a browser shows it. Needs Chromium, which `.ci/run` installs.
+
+use burn_amp_report::report;
+use std::{fs, path::Path, process::Command};
+
+use crate::learner;
+
+fn chromium(page: &Path, arguments: &[&str]) -> std::process::Output {
+    let profile = tempfile::tempdir().unwrap();
+    let output = Command::new("chromium")
+        .args([
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-quic",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+            "--window-size=1160,1600",
+        ])
+        .arg(format!("--user-data-dir={}", profile.path().display()))
+        .args(arguments)
+        .arg(format!("file://{}", page.display()))
+        .output()
+        .expect("chromium is installed");
+    assert!(output.status.success(), "{output:?}");
+    output
+}
+
+#[test]
+#[ignore = "needs Chromium: `.ci/run` installs it and runs this"]
+fn a_browser_draws_the_charts_and_the_table() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("f16");
+    learner(
+        &run,
+        &[&[2.0, 1.0, 0.5], &[0.5, 0.25]],
+        &[&[0.0, 100.0, 0.0], &[0.0, 0.0]],
+    );
+    let page = folder.path().join("report.html");
+    report(&[&run], &page).unwrap();
+
+    let output = chromium(&page, &["--dump-dom"]);
+    let shown = String::from_utf8(output.stdout).unwrap();
+    // Read into elements and written out again: a page that is broken comes back with others.
+    let file = fs::read_to_string(&page).unwrap();
+    for element in ["<svg", "<polyline", "<tr>", "<td", "<h2>"] {
+        assert_eq!(
+            shown.matches(element).count(),
+            file.matches(element).count(),
+            "{element}"
+        );
+    }
+    assert!(shown.contains("Train Loss"));
+
+    let picture = folder.path().join("report.png");
+    chromium(&page, &[&format!("--screenshot={}", picture.display())]);
+    let bytes = fs::read(&picture).unwrap();
+    assert_eq!(&bytes[1..4], b"PNG");
+    let size = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap());
+    assert_eq!((size(16), size(20)), (1160, 1600));
+    // A white page is a few kilobytes.
+    assert!(bytes.len() > 20_000, "{} bytes", bytes.len());
+}

@@ -118,6 +118,7 @@ fn wrong_arguments_are_told() {
         "--svg",
         "--checkpoint",
         "--resume",
+        "--logs",
     ] {
         assert!(help.contains(option), "{help}");
     }

@@ -165,9 +165,11 @@ fn drawing() -> Audit {
     })
 }
 
+type Audited = fn() -> Audit;
+
 #[test]
 fn healthy_models_raise_no_alarm() {
-    let models: [(&str, fn() -> Audit); 12] = [
+    let models: [(&str, Audited); 12] = [
         ("a perceptron", perceptron),
         ("an LSTM in f32", recurrent),
         ("digits", sigmoids),

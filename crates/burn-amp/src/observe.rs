@@ -137,6 +137,8 @@ pub struct Trial {
     pub dtype: FloatDType,
     /// In place of the loss scale; 1 for f32.
     pub loss_scale: f64,
+    /// Whether gradients are measured at the casts.
+    pub is_measured: bool,
     /// Is found by [`here`], in place of that of the `MixedPrecision`.
     pub observer: Option<Arc<dyn Observer>>,
 }
@@ -149,7 +151,7 @@ pub struct Tried<const D: usize> {
     pub grads: GradientsParams,
     /// The parameters that were read in half precision (or in f32, where the trial is in f32, inside a scope).
     pub read: BTreeSet<String>,
-    /// The largest finite gradient at the casts, as the scale has made it.
+    /// The largest finite gradient at the casts, as the scale has made it; 0 where it is not measured.
     pub max_abs: f64,
     /// Whether a single value that requires gradients left a scope: a loss in half precision.
     pub is_loss_inside: bool,
@@ -197,7 +199,7 @@ pub fn dry_run<M: Module, const D: usize>(
     let (probe, notes) = (Probe::default(), Notes::default());
     let dry = DryRun {
         dtype: Some(trial.dtype),
-        probe: Some(probe.clone()),
+        probe: trial.is_measured.then(|| probe.clone()),
         notes: Some(notes.clone()),
         observer: trial.observer.clone(),
         ..DryRun::at(trial.loss_scale)

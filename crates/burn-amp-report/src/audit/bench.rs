@@ -1,0 +1,383 @@
+//! The runs of an audit, and what follows from them.
+
+use burn::{
+    module::Module,
+    tensor::{FloatDType, Tensor},
+};
+use burn_amp::{AmpError, MixedPrecision, observe};
+use std::{collections::BTreeSet, sync::Arc};
+
+use super::{
+    Audit, Compared, Run, Trace, Trial, Verdict,
+    compare::{Figures, broken_parameter, gradients, measure, rms},
+    minimal::minimal,
+    reference::{Noise, Reference},
+    show::{layers, passed, reproduction, value},
+    trace::Visit,
+};
+
+const BINADES: f64 = 4.0;
+const SEED: u64 = 0x5ca1e;
+
+pub(super) struct Bench<'a, M, F> {
+    pub(super) model: &'a M,
+    pub(super) amp: &'a MixedPrecision,
+    pub(super) loss: F,
+}
+
+/// Whether all devices of a model compute in a dtype.
+pub(super) fn check_devices<M: Module>(dtype: FloatDType, model: &M) -> Result<(), AmpError> {
+    let amp = MixedPrecision::new(dtype);
+    let devices = model.devices();
+    devices
+        .iter()
+        .try_for_each(|device| amp.check_device(device))
+}
+
+impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
+    fn run(&mut self, dtype: FloatDType, loss_scale: f64, trace: Trace) -> Result<Trial, AmpError> {
+        self.run_seeded(SEED, dtype, loss_scale, trace)
+    }
+
+    fn run_seeded(
+        &mut self,
+        seed: u64,
+        dtype: FloatDType,
+        loss_scale: f64,
+        trace: Trace,
+    ) -> Result<Trial, AmpError> {
+        for device in self.model.devices() {
+            device.seed(seed);
+        }
+        let trace = Arc::new(trace);
+        let trial = observe::Trial {
+            dtype,
+            loss_scale,
+            // From those in f32 the scale is computed.
+            is_measured: dtype == FloatDType::F32,
+            observer: Some(trace.clone()),
+        };
+        let collect = |grads: &_| trace.collect(grads);
+        let tried = observe::dry_run(self.amp, trial, self.model, &mut self.loss, collect)?;
+        Ok(Trial {
+            dtype,
+            loss_scale,
+            loss: tried.loss.into_data().iter::<f64>().sum(),
+            gradients: gradients(&tried.grads, self.model),
+            visits: trace.take(),
+            read: tried.read,
+            max_abs: tried.max_abs,
+            is_loss_inside: tried.is_loss_inside,
+        })
+    }
+
+    pub(super) fn audit(&mut self) -> Result<Audit, AmpError> {
+        let present = match self.amp.dtype() {
+            FloatDType::F16 => f64::from(self.amp.loss_scale()),
+            _ => 65536.0,
+        };
+        let mut reference = Reference::new(self.run(FloatDType::F32, 1.0, keeping())?)?;
+        let mut audit = Audit {
+            verdict: Verdict::Fine,
+            advice: String::new(),
+            note: None,
+            device: match self.model.devices().first() {
+                Some(device) => format!("{:?}", device.clone().inner()),
+                None => "none".to_string(),
+            },
+            loss_scale: present,
+            losses_computed: 1,
+            runs: vec![Run {
+                name: "f32".to_string(),
+                loss_scale: 1.0,
+                loss: reference.trial.loss,
+                is_right: true,
+            }],
+            parameters: Vec::new(),
+            layers: Vec::new(),
+            exponents: Vec::new(),
+            formats: Vec::new(),
+            reproduction: None,
+        };
+        let mut runs = Vec::new();
+        let mut specs = vec![
+            (FloatDType::F16, present / BINADES),
+            (FloatDType::F16, present),
+            (FloatDType::F16, present * BINADES),
+        ];
+        if check_devices(FloatDType::BF16, self.model).is_ok() {
+            specs.push((FloatDType::BF16, 1.0));
+        }
+        for (dtype, scale) in specs {
+            let trial = match self.run(dtype, scale, keeping()) {
+                Err(AmpError::HalfPrecisionLoss { .. }) => {
+                    audit.judged(Verdict::LossInHalf);
+                    return Ok(audit);
+                }
+                trial => trial?,
+            };
+            audit.losses_computed += 1;
+            runs.push(reference.compare(trial)?);
+        }
+        let verdict = match reference.is_finite() {
+            false => self.not_finite(&reference)?,
+            true => {
+                let right = |run: &Compared| reference.is_right(run, None);
+                if !right(&runs[1]) && runs[1].trial.loss.is_finite() {
+                    self.look_for_noise(&mut reference, &mut audit)?;
+                }
+                self.judge(&reference, &runs, present, &mut audit)?
+            }
+        };
+        let layers = layers(&reference, &runs)?;
+        if let Verdict::Backend { .. } = &verdict {
+            audit.reproduction = Some(reproduction(&reference, &runs[1], &audit.device)?);
+        }
+        audit.show(&reference, &runs, layers, present)?;
+        audit.judged(verdict);
+        Ok(audit)
+    }
+
+    /// Devices draw other random numbers in f16 from one seed, so dropout sets the runs apart.
+    fn look_for_noise(
+        &mut self,
+        reference: &mut Reference,
+        audit: &mut Audit,
+    ) -> Result<(), AmpError> {
+        audit.losses_computed += 1;
+        let other = self.run_seeded(SEED + 1, FloatDType::F32, 1.0, keeping())?;
+        let other = reference.compare(other)?;
+        let values = passed(reference, &other, value, false)?;
+        let errors = |figures: &mut dyn Iterator<Item = (usize, Figures)>| {
+            figures
+                .filter_map(|(index, figures)| Some((index, figures.error?)))
+                .collect()
+        };
+        reference.noise = Noise {
+            loss: (other.trial.loss - reference.trial.loss).abs(),
+            gradients: errors(&mut other.figures.iter().copied().enumerate()),
+            values: errors(&mut values.into_iter()),
+        };
+        if reference.noise.is_random() {
+            audit.note = Some(
+                "The loss is random, as with dropout: differences are measured against those of two runs in f32.",
+            );
+        }
+        Ok(())
+    }
+
+    fn not_finite(&self, reference: &Reference) -> Result<Verdict, AmpError> {
+        let visits = &reference.trial.visits;
+        let values: Vec<_> = visits
+            .iter()
+            .filter(|visit| visit.value.is_some())
+            .collect();
+        let statuses = measure(values.iter().filter_map(|visit| visit.value.as_ref()))?;
+        let first = statuses.iter().position(|status| status.non_finite > 0);
+        Ok(Verdict::NotFinite {
+            parameter: broken_parameter(self.model)?,
+            at: first.map(|first| values[first].name.clone()),
+        })
+    }
+
+    fn judge(
+        &mut self,
+        reference: &Reference,
+        runs: &[Compared],
+        present: f64,
+        audit: &mut Audit,
+    ) -> Result<Verdict, AmpError> {
+        let [low, now, high] = [&runs[0], &runs[1], &runs[2]];
+        let leaking = leaking(low, now, high);
+        if !leaking.is_empty() {
+            return Ok(Verdict::Leak {
+                parameters: reference.paths(&leaking),
+            });
+        }
+        let off = reference.off(now, Some(high));
+        if off.is_empty() && !reference.is_forward_off(now) {
+            let zero = |index: &usize| reference.statuses[*index].max_abs == 0.0;
+            let dead: Vec<_> = (0..reference.statuses.len()).filter(zero).collect();
+            return Ok(match dead.is_empty() {
+                true => Verdict::Fine,
+                false => Verdict::Dead {
+                    parameters: reference.paths(&dead),
+                },
+            });
+        }
+        let overflows = now.figures.iter().any(|figures| figures.non_finite > 0);
+        if now.trial.is_loss_inside && overflows {
+            return Ok(Verdict::LossInHalf);
+        }
+        if overflows && observe::is_dynamic(self.amp) && reference.is_right(low, None) {
+            audit.note = Some(
+                "At the present loss scale something overflows, and two binades below nothing does: a skipped step or two lower the scale.",
+            );
+            return Ok(Verdict::Fine);
+        }
+        let parameters = reference.paths(&off);
+        // Another scale.
+        let mut healing = None;
+        let mut last = None;
+        if !reference.is_forward_off(now) {
+            let mut scale = reference.ideal_scale().unwrap_or(present);
+            for _ in 0..4 {
+                let tried = self.run(FloatDType::F16, scale, Trace::default())?;
+                audit.losses_computed += 1;
+                let tried = reference.compare(tried)?;
+                let overflows = tried.figures.iter().any(|figures| figures.non_finite > 0);
+                if reference.is_right(&tried, None) {
+                    healing = Some(scale);
+                }
+                last = Some(tried);
+                if healing.is_some() || !overflows {
+                    break;
+                }
+                scale /= 256.0;
+            }
+            if healing.is_none() {
+                let right = |run: &&Compared| reference.is_right(run, None);
+                healing = [high, low]
+                    .into_iter()
+                    .find(right)
+                    .map(|run| run.trial.loss_scale);
+            }
+        }
+        if let Some(scale) = healing {
+            return Ok(match overflows {
+                true => Verdict::BackwardOverflow {
+                    lower_to: Some(scale),
+                    parameters,
+                    in_f32: Vec::new(),
+                },
+                false => Verdict::Underflow {
+                    raise_to: Some(scale),
+                    parameters,
+                    in_f32: Vec::new(),
+                },
+            });
+        }
+        let best = last
+            .as_ref()
+            .map_or(present, |tried| tried.trial.loss_scale);
+        let in_f32 = self.layers_for_f32(reference, &now.trial.visits, &[present, best], audit)?;
+        explain(reference, runs, last.as_ref(), parameters, in_f32)
+    }
+
+    /// The smallest set of layers that mends it in f32, at one of the scales.
+    fn layers_for_f32(
+        &mut self,
+        reference: &Reference,
+        visits: &[Visit],
+        scales: &[f64],
+        audit: &mut Audit,
+    ) -> Result<Vec<String>, AmpError> {
+        let mut layers: Vec<String> = Vec::new();
+        for visit in visits.iter().filter(|visit| visit.is_layer) {
+            if !layers.contains(&visit.layer) {
+                layers.push(visit.layer.clone());
+            }
+        }
+        if layers.is_empty() {
+            return Ok(layers);
+        }
+        for scale in scales {
+            let mut mends = |layers: &[String]| {
+                let trace = Trace::new(false, layers.iter().cloned().collect());
+                audit.losses_computed += 1;
+                match self.run(FloatDType::F16, *scale, trace) {
+                    Ok(trial) => Ok(reference.is_right(&reference.compare(trial)?, None)),
+                    // A tensor that the layer captures is f16.
+                    Err(AmpError::DTypeClash { .. }) => Ok(false),
+                    Err(error) => Err(error),
+                }
+            };
+            if mends(&layers)? {
+                return minimal(&layers, &mut mends);
+            }
+        }
+        Ok(Vec::new())
+    }
+}
+
+fn keeping() -> Trace {
+    Trace::new(true, BTreeSet::new())
+}
+
+/// Why no scale helps.
+fn explain(
+    reference: &Reference,
+    runs: &[Compared],
+    best: Option<&Compared>,
+    parameters: Vec<String>,
+    in_f32: Vec<String>,
+) -> Result<Verdict, AmpError> {
+    let now = &runs[1];
+    let values = passed(reference, now, value, false)?;
+    let visits = &now.trial.visits;
+    let at = |index: usize| Some(visits[index].name.clone());
+    let first = |test: &dyn Fn(usize, &Figures) -> bool| {
+        let found = values.iter().find(|(index, figures)| test(*index, figures));
+        found.map(|(index, _)| *index)
+    };
+    let is_infinite = |_: usize, figures: &Figures| figures.non_finite > 0;
+    let is_off = |index: usize, figures: &Figures| {
+        let limit = Noise::limit(&reference.noise.values, index);
+        figures.error.is_some_and(|error| error > limit)
+    };
+    let bf16_is_right = runs.get(3).map(|bf16| reference.is_right(bf16, None));
+    if !now.trial.loss.is_finite() {
+        let at = first(&is_infinite).and_then(at);
+        return Ok(Verdict::ForwardOverflow { at, in_f32 });
+    }
+    let first_off = first(&|index, figures| is_infinite(index, figures) || is_off(index, figures));
+    if reference.is_forward_off(now) || first_off.is_some() {
+        // bf16 has the range of f32: where it is right, f16 lacked range.
+        let large = (reference.trial.visits.iter()).filter_map(|visit| visit.value.as_ref());
+        let large = measure(large)?.iter().any(|status| status.max_abs > 255.0);
+        return Ok(
+            match bf16_is_right.unwrap_or(large) || first(&is_infinite).is_some() {
+                true => Verdict::ForwardOverflow {
+                    at: first_off.and_then(at),
+                    in_f32,
+                },
+                false => Verdict::Backend { parameters, in_f32 },
+            },
+        );
+    }
+    let tried = best.unwrap_or(now);
+    let off = reference.off(tried, None);
+    if off.iter().any(|index| tried.figures[*index].non_finite > 0) {
+        return Ok(Verdict::BackwardOverflow {
+            lower_to: None,
+            parameters,
+            in_f32,
+        });
+    }
+    // What is lost is below the range at the highest scale that the others allow.
+    let is_tiny =
+        |index: &usize| rms(&reference.statuses[*index]) * tried.trial.loss_scale < 2f64.powi(-16);
+    match !off.is_empty() && off.iter().all(is_tiny) {
+        true => Ok(Verdict::Underflow {
+            raise_to: None,
+            parameters: reference.paths(&off),
+            in_f32,
+        }),
+        false => Ok(Verdict::Backend { parameters, in_f32 }),
+    }
+}
+
+/// The gradients that grow with the scale.
+fn leaking(low: &Compared, now: &Compared, high: &Compared) -> Vec<usize> {
+    let grows = |index: &usize| {
+        let ratio = |run: &Compared| run.figures[*index].norm_ratio;
+        let (Some(low), Some(now), Some(high)) = (ratio(low), ratio(now), ratio(high)) else {
+            return false;
+        };
+        let step = |less: f64, more: f64| (more / less - BINADES).abs() < 0.2;
+        let falls = |less: f64, more: f64| (less / more - BINADES).abs() < 0.2;
+        (now > 16.0 && step(low, now) && step(now, high))
+            || (now < 1.0 / 16.0 && falls(low, now) && falls(now, high))
+    };
+    (0..now.figures.len()).filter(grows).collect()
+}

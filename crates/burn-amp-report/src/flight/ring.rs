@@ -10,7 +10,7 @@ use serde::Serialize;
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
     fs::{File, OpenOptions},
-    io::{self, BufWriter, Write},
+    io::{self, Write},
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -56,8 +56,7 @@ struct State {
     notes: BTreeMap<String, f64>,
     blamed_loss: Option<bool>,
     exponents: Option<ExponentHistogram>,
-    log: BufWriter<File>,
-    unflushed: usize,
+    log: File,
     last: Instant,
     written: Vec<PathBuf>,
 }
@@ -186,8 +185,7 @@ impl Ring {
                 notes: BTreeMap::new(),
                 blamed_loss: None,
                 exponents: None,
-                log: BufWriter::new(log),
-                unflushed: 0,
+                log,
                 last: Instant::now(),
                 written: Vec::new(),
             }),
@@ -266,7 +264,6 @@ impl Ring {
 
 impl State {
     fn write(&mut self, folder: &Path, why: &str) -> Result<PathBuf, ReportError> {
-        self.flush(folder)?;
         let known: Vec<Known> = self.steps.iter_mut().map(Step::known).collect();
         let step = self.count;
         let flight = page::Flight::of(step, why, known);
@@ -278,14 +275,6 @@ impl State {
             self.written.push(path.clone());
         }
         Ok(path)
-    }
-
-    fn flush(&mut self, folder: &Path) -> Result<(), ReportError> {
-        self.unflushed = 0;
-        let path = || folder.join("steps.jsonl");
-        self.log
-            .flush()
-            .map_err(|error| ReportError::file(&path(), error))
     }
 }
 
@@ -383,7 +372,6 @@ impl Observer for Ring {
         if let Err(error) = logged {
             log::warn!("{}: {error}", self.folder.display());
         }
-        state.unflushed += 1;
         if state.steps.len() == STEPS {
             state.steps.pop_front();
         }
@@ -391,16 +379,11 @@ impl Observer for Ring {
             host,
             passed: Passage::OnDevice(passed.into()),
         });
-        let why = state.why(&step);
-        let done = match why {
-            Some(why) => state.write(&self.folder, &why).map(|path| {
-                log::warn!("{why}: the last steps are in {}", path.display());
-            }),
-            None if state.unflushed >= STEPS => state.flush(&self.folder),
-            None => Ok(()),
-        };
-        if let Err(error) = done {
-            log::warn!("the last steps cannot be written: {error}");
+        if let Some(why) = state.why(&step) {
+            match state.write(&self.folder, &why) {
+                Ok(path) => log::warn!("{why}: the last steps are in {}", path.display()),
+                Err(error) => log::warn!("the last steps cannot be written: {error}"),
+            }
         }
     }
 }

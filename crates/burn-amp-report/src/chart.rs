@@ -28,6 +28,8 @@ const DRAWS: &str = "SVG is drawn into memory";
 /// A line.
 pub(crate) struct Line {
     pub(crate) name: String,
+    /// Of [`COLORS`], which begin again behind the last.
+    pub(crate) color: usize,
     pub(crate) points: Vec<(f64, f64)>,
 }
 
@@ -93,8 +95,8 @@ pub(crate) fn lines(
             chart.draw_series(line).expect(DRAWS);
         }
         let mut legend = Vec::new();
-        for (line, color) in lines.iter().zip(COLORS.iter().cycle()) {
-            let color = *color;
+        for line in lines {
+            let color = COLORS[line.color % COLORS.len()];
             let points = || {
                 let points = line.points.iter().filter(|(_, value)| usable(value));
                 points.map(|(at, value)| (*at, shown(*value)))

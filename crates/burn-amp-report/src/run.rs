@@ -95,12 +95,13 @@ fn without_skips(runs: &[Logs]) -> Option<String> {
 }
 
 fn draw(name: &str, runs: &[Logs]) -> Option<String> {
-    let with: Vec<_> = (runs.iter())
-        .filter_map(|run| Some((run, run.series.get(name)?)))
+    let with: Vec<_> = (runs.iter().enumerate())
+        .filter_map(|(color, run)| Some((color, run, run.series.get(name)?)))
         .collect();
     let lines: Vec<Line> = (with.iter())
-        .map(|(run, series)| Line {
+        .map(|(color, run, series)| Line {
             name: run.name.clone(),
+            color: *color,
             points: thinned(series),
         })
         .collect();
@@ -122,7 +123,10 @@ fn draw(name: &str, runs: &[Logs]) -> Option<String> {
         false => Scale::Linear,
     };
     let skips: Vec<f64> = match (scale, with.as_slice()) {
-        (Scale::Binary, with) => with.iter().flat_map(|(run, _)| run.skips.clone()).collect(),
+        (Scale::Binary, with) => with
+            .iter()
+            .flat_map(|(_, run, _)| run.skips.clone())
+            .collect(),
         _ => Vec::new(),
     };
     chart::lines(name, "step", scale, &lines, &skips)

@@ -62,6 +62,7 @@ impl Flight {
             |title: &str, scale, lines: &[Line]| chart::lines(title, "step", scale, lines, &skips);
         let of_host = |name: &str, value: &dyn Fn(&Known) -> Option<f64>| Line {
             name: name.to_string(),
+            color: 0,
             points: (self.steps.iter())
                 .filter_map(|known| Some((known.host.step as f64, value(known)?)))
                 .collect(),
@@ -139,8 +140,9 @@ impl Flight {
             .skip(begin)
             .take(LINES)
             .map(|seen| &seen.name);
-        let line = |name: &String| Line {
+        let line = |(color, name): (usize, &String)| Line {
             name: name.clone(),
+            color,
             points: (self.steps.iter())
                 .filter_map(|known| {
                     let seen = known.probes.iter().find(|seen| seen.name == *name)?;
@@ -148,7 +150,7 @@ impl Flight {
                 })
                 .collect(),
         };
-        names.map(line).collect()
+        names.enumerate().map(line).collect()
     }
 }
 

@@ -6,8 +6,8 @@
 //! BURN_DEVICE=wgpu cargo bench -p burn-amp --bench pipeline --features wgpu,fusion     # computes there, steps on Flex
 //! ```
 //!
-//! The larger of computation and optimizer is the least that a pipelined step can take. All ways take turns in one run. Times are medians
-//! over the rounds. Memory is the most that the process has held in a round, less what it held before the first.
+//! The larger of computation and optimizer is the least that a pipelined step can take. Times are medians over the rounds. Memory is the
+//! most that a process with this case alone has held, less what it held before.
 
 use burn::{
     module::Module,
@@ -16,7 +16,7 @@ use burn::{
     tensor::{Device, Distribution, Tensor, activation::gelu},
 };
 use burn_amp::{MixedPrecision, PipelinedOptimizer, ScaledOptimizer};
-use std::{fs, time::Instant};
+use std::{env, fs, process::Command, time::Instant};
 
 /// Steps of a round.
 const STEPS: usize = 8;
@@ -52,7 +52,6 @@ struct Times {
     compute: f64,
     optimizer: f64,
     step: f64,
-    mebibytes: u64,
 }
 
 impl Case {
@@ -71,7 +70,6 @@ impl Case {
     fn round(&mut self, input: &Tensor<2>) -> Times {
         let mut times = Times::default();
         let mut model = self.model.take().expect("it comes back");
-        memory::forget();
         let begin = Instant::now();
         for _ in 0..STEPS {
             let start = Instant::now();
@@ -85,30 +83,20 @@ impl Case {
             times.optimizer += start.elapsed().as_secs_f64();
         }
         times.step = begin.elapsed().as_secs_f64();
-        times.mebibytes = memory::most();
         self.model = Some(model);
         times
     }
 }
 
-/// The most memory that this process has held since [`forget`](memory::forget); 0 where Linux does not tell.
-mod memory {
-    use super::fs;
-
-    pub fn forget() {
-        // Sets the peak back to what is held now.
-        let _ = fs::write("/proc/self/clear_refs", "5");
-    }
-
-    pub fn most() -> u64 {
-        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-        let kilobytes = peak.and_then(|peak| peak.trim().strip_suffix(" kB"));
-        kilobytes
-            .and_then(|text| text.parse::<u64>().ok())
-            .unwrap_or(0)
-            >> 10
-    }
+/// The most memory that this process has held so far, in MiB; 0 where Linux does not tell.
+fn most_memory() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kilobytes = peak.and_then(|peak| peak.trim().strip_suffix(" kB"));
+    kilobytes
+        .and_then(|text| text.parse::<u64>().ok())
+        .unwrap_or(0)
+        >> 10
 }
 
 fn median(values: impl Iterator<Item = f64>) -> f64 {
@@ -117,52 +105,78 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
     values[values.len() / 2] * 1e3 / STEPS as f64
 }
 
-fn bench() {
+const CASES: [(usize, usize, usize, usize); 3] =
+    [(1024, 4, 16, 9), (1024, 4, 64, 9), (1024, 4, 160, 7)];
+
+/// What a process with one case prints: milliseconds of compute, optimizer and step, and MiB.
+fn run(case: usize, synchronous: bool) -> [f64; 4] {
+    let (width, depth, batch, rounds) = CASES[case];
     let device = Device::default().autodiff();
+    let input = Tensor::<2>::random([batch, width], Distribution::Default, &device);
+    input.device().sync().expect("the device answers");
+    let before = most_memory();
+    let mut case = Case::new(width, depth, synchronous, &device);
+    // The first steps allocate and compile.
+    case.round(&input);
+    let times: Vec<Times> = (0..rounds).map(|_| case.round(&input)).collect();
+    if let Some(model) = case.model.take() {
+        case.optim.synchronize(model);
+    }
+    [
+        median(times.iter().map(|times| times.compute)),
+        median(times.iter().map(|times| times.optimizer)),
+        median(times.iter().map(|times| times.step)),
+        most_memory().saturating_sub(before) as f64,
+    ]
+}
+
+/// The same in a process of its own.
+fn apart(case: usize, synchronous: bool) -> [f64; 4] {
+    let program = env::current_exe().expect("this program has a path");
+    let output = Command::new(program)
+        .args([CASE, &case.to_string(), &synchronous.to_string()])
+        .output()
+        .expect("this program starts again");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let numbers: Vec<f64> = text
+        .split_whitespace()
+        .filter_map(|n| n.parse().ok())
+        .collect();
+    numbers.try_into().unwrap_or_else(|_| {
+        let error = String::from_utf8_lossy(&output.stderr);
+        panic!("case {case} has failed: {error}")
+    })
+}
+
+const CASE: &str = "--case";
+
+fn table() {
     println!("{:?}; Adam; f16; milliseconds a step\n", Device::default());
     println!(
         "| network | compute | optimizer | one after the other | pipelined | / the larger | MiB, one after the other | pipelined |"
     );
     println!("|---|--:|--:|--:|--:|--:|--:|--:|");
-    for (width, depth, batch, rounds) in [(1024, 4, 16, 9), (1024, 4, 64, 9), (1024, 4, 160, 7)] {
-        let input = Tensor::<2>::random([batch, width], Distribution::Default, &device);
-        let mut times: [Vec<Times>; 2] = Default::default();
-        for (times, synchronous) in times.iter_mut().zip([true, false]) {
-            // One alone, for its memory.
-            memory::forget();
-            let before = memory::most();
-            let mut case = Case::new(width, depth, synchronous, &device);
-            for round in 0..rounds + 1 {
-                let mut taken = case.round(&input);
-                taken.mebibytes = taken.mebibytes.saturating_sub(before);
-                // The first steps allocate and compile.
-                if round > 0 {
-                    times.push(taken);
-                }
-            }
-            if let Some(model) = case.model.take() {
-                case.optim.synchronize(model);
-            }
-        }
-        let [synchronous, pipelined] = &times;
-        let compute = median(synchronous.iter().map(|times| times.compute));
-        let optimizer = median(synchronous.iter().map(|times| times.optimizer));
-        let after = median(synchronous.iter().map(|times| times.step));
-        let beside = median(pipelined.iter().map(|times| times.step));
-        let most = |times: &[Times]| times.iter().map(|times| times.mebibytes).max().unwrap_or(0);
+    for (case, (width, depth, batch, _)) in CASES.into_iter().enumerate() {
+        let [compute, optimizer, after, mebibytes] = apart(case, true);
+        let [.., beside, pipelined_mebibytes] = apart(case, false);
         println!(
-            "| {depth} layers of {width}, batch {batch} | {compute:.1} | {optimizer:.1} | {after:.1} | {beside:.1} | {:.2} | {} | {} |",
+            "| {depth} layers of {width}, batch {batch} | {compute:.1} | {optimizer:.1} | {after:.1} | {beside:.1} | {:.2} | {mebibytes} | {pipelined_mebibytes} |",
             beside / compute.max(optimizer),
-            most(synchronous),
-            most(pipelined),
         );
     }
 }
 
 fn main() {
+    let args: Vec<String> = env::args().collect();
+    let Some(at) = args.iter().position(|arg| arg == CASE) else {
+        return table();
+    };
+    let case = args[at + 1].parse().expect("a case");
+    let synchronous = args[at + 2].parse().expect("true or false");
     // A core for each side: the threads that no pool is named for serve the optimizer.
     let one = || rayon::ThreadPoolBuilder::new().num_threads(1);
     one().build_global().expect("nothing has used it yet");
     let training = one().build().expect("a thread");
-    training.install(bench);
+    let numbers = training.install(|| run(case, synchronous));
+    println!("{}", numbers.map(|number| number.to_string()).join(" "));
 }

@@ -3,10 +3,10 @@
 #![cfg(all(feature = "capture", feature = "flex"))]
 
 #[cfg(feature = "cubecl")]
-use burn::backend::Cube;
+use burn::backend::{Cube, DispatchDevice};
 use burn::{
     backend::{
-        Capture, Dispatch, DispatchDevice, Flex,
+        Capture, Dispatch, Flex,
         ir::{BackendIr, OperationIr, TensorId, TensorIr, TensorStatus},
     },
     tensor::{DType, Device, FloatDType, Tensor, TensorData},

@@ -529,9 +529,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     /// Goes on from these masters with the next module.
     #[cfg(feature = "train")]
     pub(crate) fn store_masters(&mut self, stored: ParamTensors) {
-        if stored.len() > 0 {
-            self.stored = stored;
-        }
+        self.stored = stored;
     }
 
     /// The side that scales, with the loss scale that it shares.

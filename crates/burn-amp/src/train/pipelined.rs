@@ -32,8 +32,6 @@ pub(super) struct Pipeline {
 struct State {
     /// None before the first step.
     optim: Option<PipelinedOptimizer>,
-    /// Masters of a checkpoint.
-    stored: ParamTensors,
     /// What was received between two steps: the learner's own model does not have it yet.
     newest: ParamTensors,
     /// The optimizer's state for a checkpoint that is being taken.
@@ -74,9 +72,10 @@ impl Pipeline {
         masters: Option<ParamTensors>,
     ) -> Result<(), AmpError> {
         let optim = PipelinedOptimizer::new(optim, self.host.clone())?;
+        let mut optim = optim.with_synchronous(self.synchronous);
+        optim.store_masters(masters.unwrap_or_default());
         *self.state() = State {
-            optim: Some(optim.with_synchronous(self.synchronous)),
-            stored: masters.unwrap_or_default(),
+            optim: Some(optim),
             ..State::default()
         };
         self.empty(shell, model);
@@ -124,7 +123,6 @@ impl Pipeline {
         let mut state = self.state();
         let model = state.take_newest(model);
         state.stored_optimizer = None;
-        let stored = std::mem::take(&mut state.stored);
         let is_reloaded = std::mem::take(&mut state.is_reloaded);
         let Some(optim) = &mut state.optim else {
             unreachable!("it is started before a step")
@@ -132,7 +130,6 @@ impl Pipeline {
         if is_reloaded && let Err(error) = optim.reload(&model) {
             return Err(StepError::new(model, error));
         }
-        optim.store_masters(stored);
         optim.try_step(lr, model, grads)
     }
 

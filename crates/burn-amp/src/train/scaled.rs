@@ -15,7 +15,7 @@ use crate::{
     dtype::is_half,
     ema::Ema,
     entries::Entries,
-    error::StepError,
+    error::{AmpError, StepError},
     gradients::sum_of_devices,
     master_weights::masters_of,
     mixed_precision::{MixedPrecision, ScopedParameter},
@@ -77,6 +77,14 @@ impl<M> std::fmt::Debug for Held<M> {
 }
 
 impl<M> Scaled<M> {
+    /// Ends the run, through its interrupter; panics where there is none.
+    fn fail(&mut self, error: AmpError) {
+        self.failed = true;
+        if let Err(error) = self.amp.fail_run(error) {
+            panic!("{error}");
+        }
+    }
+
     pub(super) fn new(
         inner: M,
         amp: MixedPrecision,
@@ -190,10 +198,7 @@ impl<M: Module + 'static> Scaled<M> {
             Ok(inner) => self.inner = inner,
             Err(StepError { module, error }) => {
                 self.inner = *module;
-                self.failed = true;
-                if let Err(error) = self.amp.fail_run(error) {
-                    panic!("{error}");
-                }
+                self.fail(error);
             }
         }
         self
@@ -237,10 +242,7 @@ impl<M: TrainStep + Module + 'static> Scaled<M> {
             Ok(inner) => self.inner = inner,
             Err(StepError { module, error }) => {
                 self.inner = *module;
-                self.failed = true;
-                if let Err(error) = self.amp.fail_run(error) {
-                    panic!("{error}");
-                }
+                self.fail(error);
             }
         }
         if let Some(scaler) = pipeline.scaler() {
@@ -295,10 +297,7 @@ impl<M: TrainStep + Module + 'static> Scaled<M> {
             }
             Ok(None) => {}
             Err(error) => {
-                self.failed = true;
-                if let Err(error) = amp.fail_run(error) {
-                    panic!("{error}");
-                }
+                self.fail(error);
             }
         }
         let stepped = self.scaler.counters().steps() != steps;

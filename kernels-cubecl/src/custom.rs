@@ -9,6 +9,7 @@ use crate::{
     histogram::BINS,
     ops::{AmpOps, Job, TensorVec, cast},
     status::FIELDS,
+    update::UpdateRule,
 };
 
 const UNSCALE: &str = "amp::unscale";
@@ -16,10 +17,11 @@ const INSPECT: &str = "amp::inspect";
 const HISTOGRAM: &str = "amp::histogram";
 const BLEND: &str = "amp::blend";
 const MUL_CAST: &str = "amp::mul_cast";
+const UPDATE: &str = "amp::update";
 
 /// All of them, for a registry.
 #[cfg(feature = "router")]
-pub(crate) const IDS: [&str; 5] = [UNSCALE, INSPECT, HISTOGRAM, BLEND, MUL_CAST];
+pub(crate) const IDS: [&str; 6] = [UNSCALE, INSPECT, HISTOGRAM, BLEND, MUL_CAST, UPDATE];
 
 /// Notes a job, with ids for its outputs that `new_id` gives.
 pub(crate) fn note(job: Job, inputs: &[TensorIr], new_id: impl Fn() -> TensorId) -> CustomOpIr {
@@ -32,6 +34,7 @@ pub(crate) fn note(job: Job, inputs: &[TensorIr], new_id: impl Fn() -> TensorId)
         Job::Histogram => (HISTOGRAM, vec![]),
         Job::Blend { keep, add } => (BLEND, vec![ScalarIr::Float(keep), ScalarIr::Float(add)]),
         Job::MulCast { factor, .. } => (MUL_CAST, vec![ScalarIr::Float(factor)]),
+        Job::Update { rule } => (UPDATE, rule_scalars(rule)),
     };
     let output = |(shape, dtype)| TensorIr::uninit(new_id(), shape, dtype);
     let outputs: Vec<TensorIr> = outputs(job, inputs).into_iter().map(output).collect();
@@ -56,6 +59,43 @@ fn outputs(job: Job, inputs: &[TensorIr]) -> Vec<(Shape, DType)> {
         Job::Histogram => vec![flat(2 * BINS)],
         Job::Blend { .. } => vec![(first.shape.clone(), first.dtype)],
         Job::MulCast { dtype, .. } => vec![(first.shape.clone(), dtype.into())],
+        Job::Update { rule } => {
+            let mut tensors = &inputs[..inputs.len() - 1];
+            let mut outputs = Vec::new();
+            while let [_, parameter, ..] = tensors {
+                let (own, rest) = tensors.split_at(rule.tensors(parameter.dtype));
+                outputs.extend((own[1..].iter()).map(|own| (own.shape.clone(), own.dtype)));
+                tensors = rest;
+            }
+            outputs
+        }
+    }
+}
+
+fn rule_scalars(rule: UpdateRule) -> Vec<ScalarIr> {
+    let (which, first, second) = match rule {
+        UpdateRule::Sgd { momentum, nesterov } => (0, momentum, nesterov),
+        UpdateRule::Adam { amsgrad } => (1, amsgrad, false),
+        UpdateRule::AdamW { amsgrad, cautious } => (2, amsgrad, cautious),
+    };
+    vec![
+        ScalarIr::UInt(which),
+        ScalarIr::Bool(first),
+        ScalarIr::Bool(second),
+    ]
+}
+
+fn rule(which: u64, first: bool, second: bool) -> UpdateRule {
+    match which {
+        0 => UpdateRule::Sgd {
+            momentum: first,
+            nesterov: second,
+        },
+        1 => UpdateRule::Adam { amsgrad: first },
+        _ => UpdateRule::AdamW {
+            amsgrad: first,
+            cautious: second,
+        },
     }
 }
 
@@ -78,6 +118,16 @@ pub(crate) fn execute<B: BackendIr + AmpOps>(
         (MUL_CAST, [ScalarIr::Float(factor)]) => Job::MulCast {
             dtype: desc.outputs[0].dtype.into(),
             factor: *factor,
+        },
+        (
+            UPDATE,
+            [
+                ScalarIr::UInt(which),
+                ScalarIr::Bool(first),
+                ScalarIr::Bool(second),
+            ],
+        ) => Job::Update {
+            rule: rule(*which, *first, *second),
         },
         (id, scalars) => panic!("`{id}` with {scalars:?} is not an operation of burn-amp"),
     };

@@ -5,6 +5,7 @@
 //!
 //! [`unscale`] multiplies and measures, [`inspect`] measures, [`histogram`] counts by exponent. [`blend`] is the
 //! weighted sum of two tensors, in one pass: what accumulated gradients and averaged weights are made of.
+//! [`update`] is the step of an optimizer, over all parameters at once.
 //! [`scaled_cast`] is a cast whose backward pass multiplies the gradient: where half precision begins and ends.
 //!
 //! ```
@@ -43,6 +44,7 @@ mod list;
 mod ops;
 mod run;
 mod status;
+mod update;
 mod watch;
 
 #[cfg(feature = "router")]
@@ -57,4 +59,5 @@ pub use list::TensorList;
 pub use ops::{AmpOps, CastOps, Job, TensorVec};
 pub use run::{histogram, inspect, unscale, unscale_in_dtype};
 pub use status::{Status, TensorStatus};
+pub use update::{UpdateRow, UpdateRule, can_update, update};
 pub use watch::{Crossing, CrossingStatus, Watch};

@@ -4,7 +4,7 @@ use burn::backend::{
 };
 use burn::tensor::{DType, FloatDType};
 
-use crate::watch::Watch;
+use crate::{update::UpdateRule, watch::Watch};
 
 /// What a backend does to a list of float tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,6 +43,11 @@ pub enum Job {
         dtype: FloatDType,
         /// Rounded to f32.
         factor: f64,
+    },
+    /// The step of an optimizer, as [`update`](crate::update) describes it; the rows are the last tensor.
+    Update {
+        /// Whose step.
+        rule: UpdateRule,
     },
 }
 

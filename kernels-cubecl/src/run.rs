@@ -120,8 +120,8 @@ pub fn histogram(list: TensorList) -> Result<Histogram, UnsupportedDType> {
 }
 
 /// How a list is worked on.
-struct Way {
-    home: Device,
+pub(crate) struct Way {
+    pub(crate) home: Device,
     /// Where its tensors are moved first.
     elsewhere: Option<Device>,
     has_kernels: bool,
@@ -129,7 +129,7 @@ struct Way {
 
 impl Way {
     /// Does a job, and says which device the tensors are of if it was done on another.
-    fn run(
+    pub(crate) fn run(
         self,
         mut tensors: Vec<DispatchTensor>,
         job: Job,
@@ -149,7 +149,7 @@ impl Way {
 ///
 /// A kernel over a dtype that the device lacks would end in a panic of its compiler, and one over memory of another
 /// device in worse.
-fn way(list: &TensorList) -> Result<Option<Way>, UnsupportedDType> {
+pub(crate) fn way(list: &TensorList) -> Result<Option<Way>, UnsupportedDType> {
     let Some(first) = list.tensors.first() else {
         return Ok(None);
     };
@@ -198,7 +198,7 @@ fn moved(tensors: Vec<DispatchTensor>, device: &Device) -> Vec<DispatchTensor> {
     tensors.into_iter().map(bring).collect()
 }
 
-fn assert_one_device(first: &Device, other: &Device) {
+pub(crate) fn assert_one_device(first: &Device, other: &Device) {
     assert!(
         first == other,
         "the tensors of a list are on one device, not on {first:?} and {other:?}"

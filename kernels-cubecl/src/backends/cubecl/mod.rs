@@ -27,6 +27,7 @@ mod memory;
 mod plan;
 #[cfg(test)]
 mod tests;
+mod update;
 
 use burn_cubecl::CubeBackend;
 
@@ -58,6 +59,7 @@ impl AmpOps for CubeBackend {
                 vec![blend(target, source, keep as f32, add as f32)]
             }
             Job::MulCast { dtype, factor } => vec![mul_cast(last(), dtype, factor)],
+            Job::Update { rule } => update::update(tensors, rule, &limits),
         })
     }
 }

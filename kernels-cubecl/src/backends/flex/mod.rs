@@ -5,6 +5,7 @@ mod histogram;
 mod measure;
 mod memory;
 mod pass;
+mod update;
 mod value;
 
 use burn::{
@@ -85,6 +86,7 @@ impl AmpOps for Flex {
                     }),
                 ]
             }
+            Job::Update { rule } => update::update(tensors, rule),
         })
     }
 }

@@ -320,7 +320,8 @@ fn clipping_sees_the_mean_of_the_window() {
         let squares = mean.iter().map(|v| f64::from(*v).powi(2));
         let norm = squares.sum::<f64>().sqrt();
         let status = optim.scaler().last_status().unwrap();
-        assert!((status.norm() - norm).abs() < 1e-9, "{rule:?}");
+        // Of f32, where it is taken on a GPU.
+        assert!((status.norm() - norm).abs() < 1e-6 * norm, "{rule:?}");
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use burn::tensor::{FloatDType, Tensor};
 use burn_amp_kernels::{Crossing, CrossingStatus, Watch, scaled_cast, watched_cast};
 
-use crate::host::{assert_products, dtypes, has_kernels, pairs, tensor, values};
+use crate::host::{assert_products, dtypes, has_kernels, narrowest, pairs, tensor, values};
 
 /// A watch, and what it has been told.
 fn watch() -> (Watch, Arc<Mutex<Vec<Crossing>>>) {
@@ -56,7 +56,7 @@ fn cross(
 #[test]
 fn a_watch_alone_changes_nothing_and_measures_both() {
     let (watch, told) = watch();
-    let dtype = FloatDType::F16;
+    let dtype = narrowest();
     let input = tensor::<1>(&[1.0, 0.0, f32::INFINITY, -8.0], [4], dtype).require_grad();
     let output = watched_cast(input.clone(), dtype, 1.0, &watch);
     assert_eq!(output.dtype(), dtype.into());

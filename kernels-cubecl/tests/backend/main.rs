@@ -19,6 +19,7 @@ mod histogram;
 mod host;
 mod kernels;
 mod system;
+mod update;
 
 mod layouts;
 mod lists;

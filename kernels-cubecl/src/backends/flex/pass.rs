@@ -292,7 +292,7 @@ pub(super) fn read<T: Value, R>(tensor: &FlexTensor, work: impl FnOnce(&[T]) -> 
 }
 
 /// Whether the tensor is all of its buffer, in whatever order its dimensions are.
-fn is_whole<T>(tensor: &FlexTensor) -> bool {
+pub(super) fn is_whole<T>(tensor: &FlexTensor) -> bool {
     let layout = tensor.layout();
     let whole = tensor.bytes().len() == layout.num_elements() * size_of::<T>();
     if !whole || layout.start_offset() != 0 || layout.is_contiguous() {

@@ -18,10 +18,13 @@ const HISTOGRAM: &str = "amp::histogram";
 const BLEND: &str = "amp::blend";
 const MUL_CAST: &str = "amp::mul_cast";
 const UPDATE: &str = "amp::update";
+const ADVANCE: &str = "amp::advance";
 
 /// All of them, for a registry.
 #[cfg(feature = "router")]
-pub(crate) const IDS: [&str; 6] = [UNSCALE, INSPECT, HISTOGRAM, BLEND, MUL_CAST, UPDATE];
+pub(crate) const IDS: [&str; 7] = [
+    UNSCALE, INSPECT, HISTOGRAM, BLEND, MUL_CAST, UPDATE, ADVANCE,
+];
 
 /// Notes a job, with ids for its outputs that `new_id` gives.
 pub(crate) fn note(job: Job, inputs: &[TensorIr], new_id: impl Fn() -> TensorId) -> CustomOpIr {
@@ -35,6 +38,7 @@ pub(crate) fn note(job: Job, inputs: &[TensorIr], new_id: impl Fn() -> TensorId)
         Job::Blend { keep, add } => (BLEND, vec![ScalarIr::Float(keep), ScalarIr::Float(add)]),
         Job::MulCast { factor, .. } => (MUL_CAST, vec![ScalarIr::Float(factor)]),
         Job::Update { rule } => (UPDATE, rule_scalars(rule)),
+        Job::Advance => (ADVANCE, vec![]),
     };
     let output = |(shape, dtype)| TensorIr::uninit(new_id(), shape, dtype);
     let outputs: Vec<TensorIr> = outputs(job, inputs).into_iter().map(output).collect();
@@ -57,7 +61,7 @@ fn outputs(job: Job, inputs: &[TensorIr]) -> Vec<(Shape, DType)> {
         }
         Job::Inspect { .. } => vec![flat(inputs.len() * FIELDS)],
         Job::Histogram => vec![flat(2 * BINS)],
-        Job::Blend { .. } => vec![(first.shape.clone(), first.dtype)],
+        Job::Blend { .. } | Job::Advance => vec![(first.shape.clone(), first.dtype)],
         Job::MulCast { dtype, .. } => vec![(first.shape.clone(), dtype.into())],
         Job::Update { rule } => {
             let mut tensors = &inputs[..inputs.len() - 1];
@@ -111,6 +115,7 @@ pub(crate) fn execute<B: BackendIr + AmpOps>(
         },
         (INSPECT, [ScalarIr::Float(edge)]) => Job::Inspect { edge: *edge as f32 },
         (HISTOGRAM, []) => Job::Histogram,
+        (ADVANCE, []) => Job::Advance,
         (BLEND, [ScalarIr::Float(keep), ScalarIr::Float(add)]) => Job::Blend {
             keep: *keep,
             add: *add,

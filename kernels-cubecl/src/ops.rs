@@ -49,6 +49,9 @@ pub enum Job {
         /// Whose step.
         rule: UpdateRule,
     },
+    /// Moves the loss scale of the first tensor, the words of a [`ScaleState`](crate::ScaleState), after a step with gradients of
+    /// the rows in the second. Gives the words of the next state.
+    Advance,
 }
 
 /// The operations of this crate, as a backend sees them. Use the functions at the root of the crate: they send here

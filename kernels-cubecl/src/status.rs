@@ -114,6 +114,11 @@ impl Status {
         Some(self.at_home((norms.square().sum().sqrt() * unit).cast(FloatDType::F32)))
     }
 
+    /// The rows, of a list that was not empty.
+    pub(crate) fn rows(&self) -> Option<Tensor<1>> {
+        self.rows.clone()
+    }
+
     /// One field of all rows.
     fn field(&self, at: usize) -> Option<Tensor<1>> {
         let rows = self.rows.clone()?;

@@ -1,6 +1,7 @@
 //! Parity with other systems: every test here reads all traces of its prefix in `tests/reference/`.
 
 mod deepspeed;
+mod device_scale;
 mod fairscale;
 mod megatron;
 mod openseq2seq;

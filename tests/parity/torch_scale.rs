@@ -7,6 +7,8 @@ use burn::{
 };
 use burn_amp::{GradScalerConfig, LossScale, StepOutcome};
 use burn_amp_tests::{reference, scaled_by_hand};
+
+use crate::device_scale::Verdicts;
 use serde::Deserialize;
 
 #[derive(Deserialize)]
@@ -213,6 +215,52 @@ fn parity_torch_scale_stuck_interval_grows() {
         }
     }
     assert!(seen, "the trace of the departure is missing");
+}
+
+/// The same on the device: scale and growth tracker, as far as it goes down.
+#[test]
+fn parity_torch_scale_on_the_device() {
+    let mut steps = 0;
+    let device = Device::default();
+    let verdicts = Verdicts::new(&device);
+    for (name, file) in reference::<File>("torch_scale_traces") {
+        for (index, trace) in file.traces.iter().enumerate() {
+            let mut schedule = trace.config.schedule();
+            for (step, (event, expected)) in trace.events.iter().zip(&trace.expected).enumerate() {
+                let at = format!("{name}, trace {index}, event {step}");
+                if departs(trace) || leaves_normal(expected) {
+                    break;
+                }
+                match event {
+                    Event::Step {
+                        new_scale: Some(scale),
+                        ..
+                    } => schedule = with_scale(schedule, *scale),
+                    Event::Step { .. } => {
+                        let stepped = expected.stepped.unwrap();
+                        if let Some(state) = schedule.on_device() {
+                            let next = verdicts.advance(state.upload(&device), !stepped).read();
+                            assert_eq!(next.scale.to_bits(), expected.scale_bits(), "{at}");
+                            assert_eq!(next.growth_tracker, expected.growth_tracker, "{at}");
+                            steps += 1;
+                        }
+                        schedule = schedule.adjust(match stepped {
+                            true => StepOutcome::Stepped,
+                            false => StepOutcome::Skipped,
+                        });
+                    }
+                    Event::Set { field, value, .. } => schedule = set(schedule, field, *value),
+                    Event::Resume => schedule = resume(&schedule),
+                }
+            }
+        }
+    }
+    assert!(steps > 500, "{steps}");
+}
+
+/// No scope uses smaller ones, and GPUs have no smaller floats.
+fn leaves_normal(expected: &Expected) -> bool {
+    f32::from_bits(expected.scale_bits()) < f32::MIN_POSITIVE
 }
 
 #[derive(Module, Debug)]

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 mod adaptive_interval;
 mod config;
+mod device;
 mod log_max;
 mod near_top;
 mod openseq2seq;

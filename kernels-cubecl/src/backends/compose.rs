@@ -33,7 +33,7 @@ pub(crate) fn compose(mut tensors: Vec<DispatchTensor>, job: Job) -> Vec<Dispatc
             vec![weighted_sum::<Dispatch>(target, next(), keep, add)]
         }
         Job::MulCast { dtype, factor } => vec![mul_cast::<Dispatch>(next(), dtype, factor)],
-        Job::Update { .. } => unreachable!("`update` asks for kernels"),
+        Job::Update { .. } | Job::Advance => unreachable!("these ask for kernels"),
     }
 }
 

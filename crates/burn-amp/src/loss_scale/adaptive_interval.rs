@@ -9,7 +9,7 @@ const GROWTHS: u32 = 2;
 #[serde(deny_unknown_fields)]
 pub(super) struct AdaptiveInterval {
     pub(super) interval: u32,
-    growths_in_a_row: u32,
+    pub(super) growths_in_a_row: u32,
 }
 
 impl AdaptiveInterval {

@@ -10,6 +10,7 @@ use super::{
 };
 use crate::{
     kernel::{self, BIG, Form, InPlace, Inspect, Mode, ROW, Work, Write},
+    schedule::WORDS,
     status::FIELDS,
 };
 
@@ -220,6 +221,24 @@ impl Pass<'_> {
             );
         }
     }
+}
+
+/// The state of a loss scale after a step.
+pub(super) fn advance(state: CubeTensor, rows: CubeTensor) -> CubeTensor {
+    let (client, device) = (state.client.clone(), state.device.clone());
+    let next = buffer(&client, WORDS);
+    // SAFETY: both states have `WORDS` words; of the rows, whole ones are read.
+    unsafe {
+        kernel::advance::launch_unchecked(
+            &client,
+            CubeCount::Static(1, 1, 1),
+            CubeDim::new_1d(1),
+            state.into_buffer_arg(),
+            rows.into_buffer_arg(),
+            arg(&next),
+        );
+    }
+    floats(&client, device, next)
 }
 
 /// Counts by exponent: one row for each cube, and the sum of the rows.

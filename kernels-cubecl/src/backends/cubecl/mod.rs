@@ -33,7 +33,7 @@ use burn_cubecl::CubeBackend;
 
 use crate::ops::{AmpOps, CastOps, Job, TensorVec};
 use elementwise::{blend, mul_cast};
-use launch::{Scale, histogram, pass};
+use launch::{Scale, advance, histogram, pass};
 use plan::Limits;
 
 impl CastOps for CubeBackend {}
@@ -60,6 +60,10 @@ impl AmpOps for CubeBackend {
             }
             Job::MulCast { dtype, factor } => vec![mul_cast(last(), dtype, factor)],
             Job::Update { rule } => update::update(tensors, rule, &limits),
+            Job::Advance => {
+                let (rows, state) = (last(), last());
+                vec![advance(state, rows)]
+            }
         })
     }
 }

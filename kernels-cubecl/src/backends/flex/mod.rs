@@ -18,6 +18,7 @@ use rayon::prelude::*;
 use crate::{
     histogram::BINS,
     ops::{AmpOps, CastOps, Job, TensorVec},
+    schedule::{ScaleState, has_overflow},
 };
 use measure::{Row, count_fields};
 pub use memory::release_memory;
@@ -87,6 +88,10 @@ impl AmpOps for Flex {
                 ]
             }
             Job::Update { rule } => update::update(tensors, rule),
+            Job::Advance => {
+                let rows: Vec<f64> = last().into_data().iter().collect();
+                vec![advance(last(), has_overflow(&rows))]
+            }
         })
     }
 }
@@ -115,6 +120,15 @@ fn each<R: Send>(tensors: Vec<FlexTensor>, work: impl Fn(FlexTensor) -> R + Send
         return tensors.into_iter().map(work).collect();
     }
     tensors.into_par_iter().map(work).collect()
+}
+
+fn advance(state: FlexTensor, skipped: bool) -> FlexTensor {
+    let words = state.into_data();
+    let words = words.as_bytes().as_chunks().0.iter();
+    let words: Vec<u32> = words.map(|bytes| u32::from_ne_bytes(*bytes)).collect();
+    let mut state = ScaleState::of(&words);
+    state.advance(skipped);
+    FlexTensor::from_data(state.into_data())
 }
 
 fn status(rows: Vec<Row>) -> FlexTensor {

@@ -1,0 +1,264 @@
+//! The schedule of a loss scale on the device: so that a step need not be waited for to know the next scale.
+//!
+//! ```
+//! use burn::tensor::{Device, Tensor};
+//! use burn_amp_kernels::{ScaleState, TensorList, inspect};
+//!
+//! let device = Device::flex();
+//! let mut scale = ScaleState { growth_interval: 2000, ..ScaleState::new(65536.0) }.upload(&device);
+//! let mut gradients = TensorList::new();
+//! gradients.push(Tensor::<1>::from_floats([1.0, f32::INFINITY], &device));
+//!
+//! let status = inspect(gradients)?;
+//! scale = scale.advance(&status); // halved, if the gradients overflow; nothing is read
+//! assert_eq!(scale.read().scale, 32768.0);
+//! # Ok::<(), burn_amp_kernels::UnsupportedDType>(())
+//! ```
+
+use burn::{
+    backend::{Dispatch, DispatchTensor},
+    tensor::{DType, Device, Tensor, TensorData},
+};
+
+use crate::{
+    backends::has_kernels,
+    ops::{AmpOps, Job, TensorVec},
+    status::{FIELDS, Status},
+};
+
+macro_rules! words {
+    ($($(#[$doc:meta])* $at:literal $word:ident $field:ident: $type:ty,)*) => {
+        /// A loss scale, how it moves, and what steps have shown. Host values; the device has them as 32-bit words.
+        ///
+        /// The rule is that of PyTorch's `GradScaler`, with hysteresis (Megatron), bounds, a warm-up, and an interval that follows the
+        /// run; factors are f32 values.
+        #[derive(Clone, Copy, Debug, Default, PartialEq)]
+        pub struct ScaleState {
+            $($(#[$doc])* pub $field: $type,)*
+        }
+
+        /// Where each field is among the words.
+        #[allow(dead_code)] // kernels name some of them
+        pub mod word {
+            $(pub const $word: usize = $at;)*
+        }
+
+        /// Words of a state.
+        pub const WORDS: usize = [$($at),*].len();
+
+        impl ScaleState {
+            pub(crate) fn words(self) -> [u32; WORDS] {
+                [$(Word::bits(self.$field)),*]
+            }
+
+            pub(crate) fn of(words: &[u32]) -> Self {
+                Self { $($field: Word::of_bits(words[$at]),)* }
+            }
+        }
+    };
+}
+
+words! {
+    /// The loss scale, the warm-up's cap not counted.
+    0 SCALE scale: f32,
+    /// Clean steps since the scale last moved.
+    1 TRACKER growth_tracker: u32,
+    /// Overflows until the scale backs off, this one included.
+    2 TOLERATED hysteresis_tracker: u32,
+    /// Clean steps after which the scale grows.
+    3 INTERVAL growth_interval: u32,
+    /// Growths since the last overflow, or since the interval was halved.
+    4 GROWTHS growths_in_a_row: u32,
+    /// Steps of the warm-up that are over.
+    5 WARMED warmup_step: u32,
+    /// Steps, skipped ones included.
+    6 STEPS steps: u32,
+    /// Skipped steps.
+    7 SKIPPED skipped: u32,
+    /// Whether the last step was skipped: 1 or 0.
+    8 FOUND found_inf: u32,
+    /// Whether the scale moves: 1 or 0.
+    9 DYNAMIC dynamic: u32,
+    /// What a growth multiplies by.
+    10 GROWTH growth_factor: f32,
+    /// What an overflow multiplies by.
+    11 BACKOFF backoff_factor: f32,
+    /// Overflows until the scale backs off.
+    12 HYSTERESIS hysteresis: u32,
+    /// Whether a clean step restores all tolerated overflows: 1 or 0.
+    13 CONSECUTIVE consecutive_hysteresis: u32,
+    /// The scale backs off to no less; 0 for no bound.
+    14 MIN min_scale: f32,
+    /// The scale grows to no more; infinite for no bound.
+    15 MAX max_scale: f32,
+    /// The interval is doubled by an overflow, up to this; 0 if it is fixed.
+    16 LONGEST max_interval: u32,
+    /// The interval is halved by two growths in a row, down to this.
+    17 SHORTEST min_interval: u32,
+    /// Steps of the warm-up; 0 for none.
+    18 WARMUP warmup_steps: u32,
+    /// How often the cap doubles in the warm-up.
+    19 LEVELS warmup_levels: u32,
+    /// The cap of the first step.
+    20 FIRST warmup_scale: f32,
+}
+
+trait Word {
+    fn bits(self) -> u32;
+    fn of_bits(bits: u32) -> Self;
+}
+
+impl Word for u32 {
+    fn bits(self) -> u32 {
+        self
+    }
+
+    fn of_bits(bits: u32) -> u32 {
+        bits
+    }
+}
+
+impl Word for f32 {
+    fn bits(self) -> u32 {
+        self.to_bits()
+    }
+
+    fn of_bits(bits: u32) -> f32 {
+        f32::from_bits(bits)
+    }
+}
+
+/// Scales below have no inverse in f32, and are not gone to: 2^-126, from which on GPUs flush to zero.
+pub(crate) const LEAST: f32 = f32::MIN_POSITIVE;
+
+impl ScaleState {
+    /// A scale that grows to twice its size in 2000 clean steps, and to half of it where one overflows.
+    pub fn new(scale: f32) -> Self {
+        Self {
+            scale,
+            growth_interval: 2000,
+            dynamic: 1,
+            growth_factor: 2.0,
+            backoff_factor: 0.5,
+            hysteresis: 1,
+            hysteresis_tracker: 1,
+            max_scale: f32::INFINITY,
+            ..Self::default()
+        }
+    }
+
+    /// The scale that counts: no larger than the warm-up allows.
+    pub fn capped(&self) -> f32 {
+        match self.warmup_step < self.warmup_steps {
+            true => {
+                let doubled = self.warmup_levels * self.warmup_step / self.warmup_steps;
+                self.scale
+                    .min(self.warmup_scale * 2f32.powi(doubled as i32))
+            }
+            false => self.scale,
+        }
+    }
+
+    /// Moves the scale after a step, which was skipped or not: what [`DeviceScale::advance`] does, on the host.
+    pub fn advance(&mut self, skipped: bool) {
+        self.steps += 1;
+        self.skipped += u32::from(skipped);
+        self.found_inf = skipped.into();
+        if self.dynamic == 0 {
+            return;
+        }
+        let before = self.scale;
+        match skipped {
+            true => self.overflow(),
+            false => self.clean(),
+        }
+        self.warmup_step = (self.warmup_step + 1).min(self.warmup_steps);
+        if self.capped() < LEAST {
+            self.scale = before;
+        }
+    }
+
+    fn overflow(&mut self) {
+        self.growth_tracker = 0;
+        self.growths_in_a_row = 0;
+        if self.max_interval > 0 {
+            let doubled = self.growth_interval.saturating_mul(2);
+            self.growth_interval = doubled.min(self.max_interval);
+        }
+        match self.hysteresis_tracker > 1 {
+            true => self.hysteresis_tracker -= 1,
+            false => self.scale = (self.capped() * self.backoff_factor).max(self.min_scale),
+        }
+    }
+
+    fn clean(&mut self) {
+        self.growth_tracker = self.growth_tracker.saturating_add(1);
+        let is_due = self.growth_tracker >= self.growth_interval;
+        if is_due || self.consecutive_hysteresis > 0 {
+            self.hysteresis_tracker = self.hysteresis;
+        }
+        if !is_due {
+            return;
+        }
+        self.growth_tracker = 0;
+        let before = self.scale;
+        let grown = self.scale * self.growth_factor;
+        if grown.is_finite() || self.max_scale.is_finite() {
+            self.scale = grown.min(self.max_scale);
+        }
+        if self.max_interval > 0 && self.scale > before {
+            self.growths_in_a_row += 1;
+            if self.growths_in_a_row >= 2 {
+                self.growths_in_a_row = 0;
+                self.growth_interval = (self.growth_interval / 2).max(self.min_interval);
+            }
+        }
+    }
+
+    /// Sends the state to a device. Does not wait for it.
+    pub fn upload(self, device: &Device) -> DeviceScale {
+        let words = Tensor::<1>::from_data(self.into_data(), (device, DType::F32));
+        DeviceScale(words.into_dispatch())
+    }
+
+    /// The words, which are called floats: Burn's floats may be of one dtype only.
+    pub(crate) fn into_data(self) -> TensorData {
+        let bytes = self.words().into_iter().flat_map(u32::to_ne_bytes);
+        TensorData::from_bytes_vec(bytes.collect(), [WORDS], DType::F32)
+    }
+}
+
+/// A [`ScaleState`] that lives on a device, and moves there.
+#[derive(Clone, Debug)]
+pub struct DeviceScale(DispatchTensor);
+
+impl DeviceScale {
+    /// The state after a step with gradients of this status: skipped if any value was not finite. Does not wait for the device.
+    ///
+    /// # Panics
+    ///
+    /// If the status is of another device, or of a backend without kernels.
+    pub fn advance(self, status: &Status) -> Self {
+        let Some(rows) = status.rows() else {
+            return self;
+        };
+        assert!(has_kernels(&self.0), "there is no kernel for this device");
+        let tensors = TensorVec(vec![self.0, rows.into_dispatch()]);
+        Self(Dispatch::amp_run(tensors, Job::Advance).0.remove(0))
+    }
+
+    /// Reads the state. Waits for the device, for one transfer of 84 bytes.
+    pub fn read(&self) -> ScaleState {
+        let data = Tensor::<1>::from_dispatch(self.0.clone()).into_data();
+        let words = data.as_bytes().as_chunks().0.iter();
+        let words: Vec<u32> = words.map(|bytes| u32::from_ne_bytes(*bytes)).collect();
+        ScaleState::of(&words)
+    }
+}
+
+/// Whether any row has a value that was not finite, before scaling or after.
+#[cfg(feature = "flex")]
+pub(crate) fn has_overflow(rows: &[f64]) -> bool {
+    rows.chunks_exact(FIELDS)
+        .any(|row| row[2..6].iter().any(|count| *count > 0.0))
+}

@@ -189,7 +189,7 @@ fn row(rule: UpdateRule, seed: u64) -> UpdateRow {
         let part = (bits.draw() >> 40) as f32 / (1u64 << 24) as f32;
         low + part * (high - low)
     };
-    let sometimes = |value: f32| if seed % 3 == 0 { 0.0 } else { value };
+    let sometimes = |value: f32| if seed.is_multiple_of(3) { 0.0 } else { value };
     let (beta_1, beta_2) = (between(0.5, 0.95), between(0.9, 0.9999));
     let adam_w = matches!(rule, UpdateRule::AdamW { .. });
     UpdateRow {

@@ -160,11 +160,11 @@ impl Work for Chunk<'_> {
         for at in (0..self.real.len()).step_by(BLOCK) {
             let block = at..self.real.len().min(at + BLOCK);
             let wide = &mut wide[..block.len()];
-            let from = self.at + at;
+            let place = self.at + block.start..self.at + block.end;
             let gradient = match self.gradient.dtype() {
-                DType::F32 => &self.gradient.storage()[from..][..block.len()],
-                DType::F16 => widen::<f16, C>(cpu, &self.gradient.storage()[from..], wide),
-                _ => widen::<bf16, C>(cpu, &self.gradient.storage()[from..], wide),
+                DType::F32 => &self.gradient.storage()[place],
+                DType::F16 => widen::<f16, C>(cpu, &self.gradient.storage()[place], wide),
+                _ => widen::<bf16, C>(cpu, &self.gradient.storage()[place], wide),
             };
             let real = &mut self.real[block.clone()];
             let half = self.half.get_mut(block.clone()).unwrap_or_default();
@@ -187,35 +187,55 @@ impl Work for Chunk<'_> {
 
 #[inline(always)]
 fn widen<'a, T: Value<Real = f32>, C: Cpu>(cpu: C, values: &[T], wide: &'a mut [f32]) -> &'a [f32] {
-    for (wide, values) in wide.chunks_mut(LANES).zip(values.chunks(LANES)) {
-        wide.copy_from_slice(&T::widen(cpu, &padded(values))[..wide.len()]);
-    }
+    by_group(values, wide, |values, wide| *wide = T::widen(cpu, values));
     wide
 }
 
 /// Gives masters the values of parameters that are no longer their rounded images.
 #[inline(always)]
 fn follow<T: Value<Real = f32>, C: Cpu>(cpu: C, masters: &mut [f32], parameters: &[u16]) {
-    let parameters: &[T] = bytemuck::cast_slice(parameters);
-    for (masters, parameters) in masters.chunks_mut(LANES).zip(parameters.chunks(LANES)) {
-        let mut group = padded(masters);
-        let image = T::widen(cpu, &T::narrow(cpu, group));
-        let parameter = T::widen(cpu, &padded(parameters));
-        for i in 0..LANES {
-            group[i] = match image[i] == parameter[i] {
-                true => group[i],
-                false => parameter[i],
-            };
-        }
-        masters.copy_from_slice(&group[..masters.len()]);
-    }
+    by_group::<T, _>(
+        bytemuck::cast_slice(parameters),
+        masters,
+        |parameters, masters| {
+            let image = T::widen(cpu, &T::narrow(cpu, *masters));
+            let parameters = T::widen(cpu, parameters);
+            for i in 0..LANES {
+                masters[i] = match image[i] == parameters[i] {
+                    true => masters[i],
+                    false => parameters[i],
+                };
+            }
+        },
+    );
 }
 
 #[inline(always)]
 fn round<T: Value<Real = f32>, C: Cpu>(cpu: C, masters: &[f32], parameters: &mut [u16]) {
-    let parameters: &mut [T] = bytemuck::cast_slice_mut(parameters);
-    for (masters, parameters) in masters.chunks(LANES).zip(parameters.chunks_mut(LANES)) {
-        parameters.copy_from_slice(&T::narrow(cpu, padded(masters))[..parameters.len()]);
+    by_group::<_, T>(
+        masters,
+        bytemuck::cast_slice_mut(parameters),
+        |masters, parameters| {
+            *parameters = T::narrow(cpu, *masters);
+        },
+    );
+}
+
+#[inline(always)]
+fn by_group<S: Value, T: Value>(
+    source: &[S],
+    target: &mut [T],
+    work: impl Fn(&[S; LANES], &mut [T; LANES]),
+) {
+    let (sources, source) = source.as_chunks();
+    let (targets, target) = target.as_chunks_mut();
+    for (source, target) in sources.iter().zip(targets) {
+        work(source, target);
+    }
+    if !target.is_empty() {
+        let mut group = padded(target);
+        work(&padded(source), &mut group);
+        target.copy_from_slice(&group[..target.len()]);
     }
 }
 

@@ -50,7 +50,8 @@ pub enum Job {
         rule: UpdateRule,
     },
     /// Moves the loss scale of the first tensor, the words of a [`ScaleState`](crate::ScaleState), after a step with gradients of
-    /// the rows in the second. Gives the words of the next state.
+    /// the rows in the second. If there is a third, the rows of what came to the border, and its first row tells of values that were not
+    /// finite, the scale stays. Gives the words of the next state.
     Advance,
 }
 

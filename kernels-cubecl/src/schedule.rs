@@ -10,13 +10,13 @@
 //! gradients.push(Tensor::<1>::from_floats([1.0, f32::INFINITY], &device));
 //!
 //! let status = inspect(gradients)?;
-//! scale = scale.advance(&status); // halved, if the gradients overflow; nothing is read
+//! scale = scale.advance(&status, None); // halved, if the gradients overflow; nothing is read
 //! assert_eq!(scale.read().scale, 32768.0);
 //! # Ok::<(), burn_amp_kernels::UnsupportedDType>(())
 //! ```
 
 use burn::{
-    backend::{Dispatch, DispatchTensor},
+    backend::{Dispatch, DispatchTensor, TensorMetadata},
     tensor::{DType, Device, Tensor, TensorData},
 };
 
@@ -24,6 +24,7 @@ use crate::{
     backends::has_kernels,
     ops::{AmpOps, Job, TensorVec},
     status::{FIELDS, Status},
+    watch::Crossing,
 };
 
 macro_rules! words {
@@ -31,7 +32,7 @@ macro_rules! words {
         /// A loss scale, how it moves, and what steps have shown. Host values; the device has them as 32-bit words.
         ///
         /// The rule is that of PyTorch's `GradScaler`, with hysteresis (Megatron), bounds, a warm-up, and an interval that follows the
-        /// run; factors are f32 values.
+        /// run. All scales, factors and bounds are powers of two.
         #[derive(Clone, Copy, Debug, Default, PartialEq)]
         pub struct ScaleState {
             $($(#[$doc])* pub $field: $type,)*
@@ -101,6 +102,10 @@ words! {
     19 LEVELS warmup_levels: u32,
     /// The cap of the first step.
     20 FIRST warmup_scale: f32,
+    /// What the next gradients are multiplied by: the scale, as far as the warm-up allows, between 2^-126 and 2^126.
+    21 FACTOR factor: f32,
+    /// 1 over it: exact, as it is a power of two.
+    22 INVERSE inverse: f32,
 }
 
 trait Word {
@@ -130,6 +135,8 @@ impl Word for f32 {
 
 /// Scales below have no inverse in f32, and are not gone to: 2^-126, from which on GPUs flush to zero.
 pub(crate) const LEAST: f32 = f32::MIN_POSITIVE;
+/// What has an inverse that is normal: 2^126.
+pub(crate) const MOST: f32 = f32::from_bits(253 << 23);
 
 impl ScaleState {
     /// A scale that grows to twice its size in 2000 clean steps, and to half of it where one overflows.
@@ -159,12 +166,13 @@ impl ScaleState {
         }
     }
 
-    /// Moves the scale after a step, which was skipped or not: what [`DeviceScale::advance`] does, on the host.
-    pub fn advance(&mut self, skipped: bool) {
+    /// Moves the scale after a step: what [`DeviceScale::advance`] does, on the host. A step may have been skipped, and the scale may not be
+    /// to blame for it.
+    pub fn advance(&mut self, skipped: bool, blameless: bool) {
         self.steps += 1;
         self.skipped += u32::from(skipped);
         self.found_inf = skipped.into();
-        if self.dynamic == 0 {
+        if self.dynamic == 0 || (skipped && blameless) {
             return;
         }
         let before = self.scale;
@@ -175,6 +183,18 @@ impl ScaleState {
         self.warmup_step = (self.warmup_step + 1).min(self.warmup_steps);
         if self.capped() < LEAST {
             self.scale = before;
+        }
+        *self = self.settled();
+    }
+
+    /// With the factor that goes with the scale.
+    fn settled(self) -> Self {
+        let factor = self.capped().clamp(LEAST, MOST);
+        let inverse = 1.0 / factor;
+        Self {
+            factor,
+            inverse,
+            ..self
         }
     }
 
@@ -217,7 +237,8 @@ impl ScaleState {
 
     /// Sends the state to a device. Does not wait for it.
     pub fn upload(self, device: &Device) -> DeviceScale {
-        let words = Tensor::<1>::from_data(self.into_data(), (device, DType::F32));
+        let data = self.settled().into_data();
+        let words = Tensor::<1>::from_data(data, (device, DType::F32));
         DeviceScale(words.into_dispatch())
     }
 
@@ -235,19 +256,36 @@ pub struct DeviceScale(DispatchTensor);
 impl DeviceScale {
     /// The state after a step with gradients of this status: skipped if any value was not finite. Does not wait for the device.
     ///
+    /// `crossing` is what was found where these gradients came to the border. If they were not finite there already, no scale is to blame,
+    /// and it stays as it is.
+    ///
     /// # Panics
     ///
     /// If the status is of another device, or of a backend without kernels.
-    pub fn advance(self, status: &Status) -> Self {
+    #[must_use]
+    pub fn advance(self, status: &Status, crossing: Option<&Crossing>) -> Self {
         let Some(rows) = status.rows() else {
             return self;
         };
         assert!(has_kernels(&self.0), "there is no kernel for this device");
-        let tensors = TensorVec(vec![self.0, rows.into_dispatch()]);
+        let crossing = crossing.map(|crossing| crossing.rows().into_dispatch());
+        let tensors = [self.0, rows.into_dispatch()].into_iter().chain(crossing);
+        let tensors = TensorVec(tensors.collect());
         Self(Dispatch::amp_run(tensors, Job::Advance).0.remove(0))
     }
 
-    /// Reads the state. Waits for the device, for one transfer of 84 bytes.
+    /// What gradients are multiplied by on their way in, and out again: of shape `[1]`, in f32. Does not wait for the device.
+    pub fn factors(&self) -> [Tensor<1>; 2] {
+        let words = Tensor::<1>::from_dispatch(self.0.clone());
+        [word::FACTOR, word::INVERSE].map(|word| words.clone().slice(word..word + 1))
+    }
+
+    /// Its device.
+    pub fn device(&self) -> Device {
+        Device::new(self.0.device())
+    }
+
+    /// Reads the state. Waits for the device, for one transfer of 92 bytes.
     pub fn read(&self) -> ScaleState {
         let data = Tensor::<1>::from_dispatch(self.0.clone()).into_data();
         let words = data.as_bytes().as_chunks().0.iter();

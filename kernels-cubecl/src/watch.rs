@@ -88,6 +88,11 @@ impl Crossing {
         Some((rows.next()?, rows.next()))
     }
 
+    /// The rows, on the device.
+    pub(crate) fn rows(&self) -> Tensor<1> {
+        self.rows.clone()
+    }
+
     fn read_rows(&self) -> Option<Vec<TensorStatus>> {
         let data = self.rows.clone().into_data_async();
         let data = burn_std::reader::try_read_sync(data)?.ok()?;

@@ -19,7 +19,7 @@ impl Verdicts {
     }
 
     pub fn advance(&self, state: DeviceScale, skipped: bool) -> DeviceScale {
-        state.advance(&self.0[usize::from(skipped)])
+        state.advance(&self.0[usize::from(skipped)], None)
     }
 }
 
@@ -34,13 +34,13 @@ impl Random {
     }
 
     fn settings(&mut self) -> GradScalerConfig {
-        let init_scale = f64::from(1 + self.below(15)) * 2f64.powi(self.below(40) as i32 - 20);
+        let init_scale = 2f64.powi(self.below(40) as i32 - 20);
         let bound = |present: bool, scale: f64| present.then_some(scale);
         let (below, above) = (self.below(8) as i32, self.below(8) as i32);
         GradScalerConfig {
             init_scale,
-            growth_factor: [1.5, 2.0, 4.0, 1.0625][self.below(4) as usize],
-            backoff_factor: [0.5, 0.25, 0.75][self.below(3) as usize],
+            growth_factor: [2.0, 4.0, 1024.0][self.below(3) as usize],
+            backoff_factor: [0.5, 0.25, 0.125][self.below(3) as usize],
             growth_interval: 1 + self.below(6),
             dynamic: self.below(16) > 0,
             min_scale: bound(self.below(2) == 0, init_scale / 2f64.powi(below)),
@@ -100,7 +100,7 @@ fn a_million_histories() {
         for _ in 0..random.below(24) {
             let skipped = random.below(10) < overflows;
             schedule = schedule.adjust(outcome(skipped));
-            state.advance(skipped);
+            state.advance(skipped, false);
             assert_same(&schedule, &state);
         }
     }
@@ -136,8 +136,10 @@ fn what_only_the_host_knows() {
     let on_device = |config: GradScalerConfig| config.schedule().unwrap().on_device();
     let config = GradScalerConfig::new();
     assert!(on_device(config).is_some());
-    assert!(on_device(config.with_growth_factor(1.1)).is_none());
+    assert!(on_device(config.with_growth_factor(1.5)).is_none());
     assert!(on_device(config.with_backoff_factor(0.3)).is_none());
+    assert!(on_device(config.with_init_scale(1000.0)).is_none());
+    assert!(on_device(config.with_min_scale(Some(3.0))).is_none());
     assert!(on_device(config.with_schedule(Schedule::log_max())).is_none());
 }
 

@@ -3,27 +3,31 @@
 use cubecl::prelude::*;
 
 use crate::{
-    schedule::{LEAST, word},
+    schedule::{LEAST, MOST, word},
     status::FIELDS,
 };
 
 /// Counts a step with gradients of these rows, and moves the scale: as `ScaleState::advance`.
 #[cube(launch_unchecked)]
-pub fn advance(state: &[u32], rows: &[f32], next: &mut [u32]) {
+pub fn advance(state: &[u32], rows: &[f32], crossing: &Sequence<Box<[f32]>>, next: &mut [u32]) {
     let mut bad = 0.0f32;
     let mut row = 0usize;
     while row < rows.len() {
-        bad += rows[row + 2] + rows[row + 3] + rows[row + 4] + rows[row + 5];
+        bad += not_finite(rows, row);
         row += FIELDS;
     }
     let skipped = bad > 0.0f32;
+    let mut before = 0.0f32;
+    if comptime!(crossing.len() > 0) {
+        before = not_finite(&crossing[0], 0usize);
+    }
     for at in 0..state.len() {
         next[at] = state[at];
     }
     next[word::STEPS] = state[word::STEPS] + 1u32;
     next[word::SKIPPED] = state[word::SKIPPED] + select(skipped, 1u32, 0u32);
     next[word::FOUND] = select(skipped, 1u32, 0u32);
-    if state[word::DYNAMIC] > 0u32 {
+    if state[word::DYNAMIC] > 0u32 && !(skipped && before > 0.0f32) {
         let before = state[word::SCALE];
         if skipped {
             overflow(state, next);
@@ -36,7 +40,18 @@ pub fn advance(state: &[u32], rows: &[f32], next: &mut [u32]) {
         if u32::reinterpret(capped(next, warmed)) < comptime!(LEAST.to_bits()) {
             next[word::SCALE] = before;
         }
+        let factor = u32::reinterpret(capped(next, warmed));
+        let factor = min(factor, comptime!(MOST.to_bits()));
+        next[word::FACTOR] = factor;
+        // Of a power of two, by its exponent.
+        next[word::INVERSE] = comptime!(254u32 << 23) - factor;
     }
+}
+
+/// Values of a row's tensor that are not finite, before or after scaling.
+#[cube]
+fn not_finite(rows: &[f32], row: usize) -> f32 {
+    rows[row + 2] + rows[row + 3] + rows[row + 4] + rows[row + 5]
 }
 
 /// The scale of a state in this step of the warm-up.

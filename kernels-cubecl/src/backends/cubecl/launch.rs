@@ -224,7 +224,11 @@ impl Pass<'_> {
 }
 
 /// The state of a loss scale after a step.
-pub(super) fn advance(state: CubeTensor, rows: CubeTensor) -> CubeTensor {
+pub(super) fn advance(
+    state: CubeTensor,
+    rows: CubeTensor,
+    crossing: Option<CubeTensor>,
+) -> CubeTensor {
     let (client, device) = (state.client.clone(), state.device.clone());
     let next = buffer(&client, WORDS);
     // SAFETY: both states have `WORDS` words; of the rows, whole ones are read.
@@ -235,6 +239,9 @@ pub(super) fn advance(state: CubeTensor, rows: CubeTensor) -> CubeTensor {
             CubeDim::new_1d(1),
             state.into_buffer_arg(),
             rows.into_buffer_arg(),
+            (crossing.into_iter())
+                .map(CubeTensor::into_buffer_arg)
+                .collect(),
             arg(&next),
         );
     }

@@ -61,8 +61,9 @@ impl AmpOps for CubeBackend {
             Job::MulCast { dtype, factor } => vec![mul_cast(last(), dtype, factor)],
             Job::Update { rule } => update::update(tensors, rule, &limits),
             Job::Advance => {
-                let (rows, state) = (last(), last());
-                vec![advance(state, rows)]
+                let mut tensors = tensors.into_iter();
+                let mut next = || tensors.next().expect("a state and rows");
+                vec![advance(next(), next(), tensors.next())]
             }
         })
     }

@@ -89,8 +89,18 @@ impl AmpOps for Flex {
             }
             Job::Update { rule } => update::update(tensors, rule),
             Job::Advance => {
-                let rows: Vec<f64> = last().into_data().iter().collect();
-                vec![advance(last(), has_overflow(&rows))]
+                let mut tensors = tensors.into_iter();
+                let state = tensors.next().expect("a state is first");
+                let overflows = |rows: FlexTensor| {
+                    let rows: Vec<f64> = rows.into_data().iter().collect();
+                    has_overflow(&rows)
+                };
+                let skipped = tensors.next().is_some_and(overflows);
+                vec![advance(
+                    state,
+                    skipped,
+                    tensors.next().is_some_and(overflows),
+                )]
             }
         })
     }
@@ -122,12 +132,12 @@ fn each<R: Send>(tensors: Vec<FlexTensor>, work: impl Fn(FlexTensor) -> R + Send
     tensors.into_par_iter().map(work).collect()
 }
 
-fn advance(state: FlexTensor, skipped: bool) -> FlexTensor {
+fn advance(state: FlexTensor, skipped: bool, blameless: bool) -> FlexTensor {
     let words = state.into_data();
     let words = words.as_bytes().as_chunks().0.iter();
     let words: Vec<u32> = words.map(|bytes| u32::from_ne_bytes(*bytes)).collect();
     let mut state = ScaleState::of(&words);
-    state.advance(skipped);
+    state.advance(skipped, blameless);
     FlexTensor::from_data(state.into_data())
 }
 

@@ -114,6 +114,11 @@ impl Status {
         Some(self.at_home((norms.square().sum().sqrt() * unit).cast(FloatDType::F32)))
     }
 
+    /// The rows, of a list that was not empty, and how many values each tensor has.
+    pub(crate) fn into_parts(self) -> (Option<Tensor<1>>, Vec<u64>) {
+        (self.rows, self.elements)
+    }
+
     /// The rows, of a list that was not empty.
     pub(crate) fn rows(&self) -> Option<Tensor<1>> {
         self.rows.clone()
@@ -136,7 +141,7 @@ impl Status {
 }
 
 /// Reads rows, in one transfer where all are of one dtype on one device.
-fn read_rows(tensors: Vec<Tensor<1>>) -> Vec<Vec<TensorStatus>> {
+pub(crate) fn read_rows(tensors: Vec<Tensor<1>>) -> Vec<Vec<TensorStatus>> {
     let kind = |tensor: &Tensor<1>| (tensor.device(), tensor.dtype());
     if tensors.len() < 2 || tensors.iter().any(|other| kind(other) != kind(&tensors[0])) {
         return (tensors.into_iter())

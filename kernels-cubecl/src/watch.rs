@@ -76,7 +76,7 @@ impl Crossing {
     /// Reads what was found: waits for the device, for one transfer of 44 or 88 bytes. None if the device cannot be read here.
     pub fn read(self) -> Option<CrossingStatus> {
         let rows = self.read_rows()?;
-        self.status(&rows)
+        self.status(&rows, 1.0)
     }
 
     /// Reads the measures of the gradient as it arrived, and of the forward pass's tensor, if that was looked at. Waits as
@@ -114,21 +114,23 @@ impl Crossing {
         (
             own,
             found
-                .map(|(crossing, rows)| crossing.status(rows))
+                .map(|(crossing, rows)| crossing.status(rows, 1.0))
                 .collect(),
         )
     }
 
-    fn status(&self, rows: &[TensorStatus]) -> Option<CrossingStatus> {
+    /// What rows say, with a part of the factor that was on the device.
+    pub(crate) fn status(&self, rows: &[TensorStatus], scale: f64) -> Option<CrossingStatus> {
         let (gradient, output) = (rows.first()?, rows.get(1));
+        let factor = self.factor * scale;
         // Rounded as the backward pass has rounded it: half a unit decides.
-        let product = gradient.max_abs as f32 * (self.factor as f32).abs();
+        let product = gradient.max_abs as f32 * (factor as f32).abs();
         Some(CrossingStatus {
             output_finite: output.is_none_or(|output| output.non_finite == 0),
             gradient_finite: gradient.non_finite == 0,
             overflow: f64::from(product) >= overflow_from(self.dtype),
-            max_abs: gradient.max_abs * self.factor.abs(),
-            norm: gradient.norm * self.factor.abs(),
+            max_abs: gradient.max_abs * factor.abs(),
+            norm: gradient.norm * factor.abs(),
             elements: self.elements,
         })
     }

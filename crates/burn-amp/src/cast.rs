@@ -4,7 +4,7 @@ use burn::{
     nn::{LstmState, RnnState},
     tensor::{Bool, DType, FloatDType, Int, Tensor},
 };
-use burn_amp_kernels::{Watch, scaled_cast, watched_cast};
+use burn_amp_kernels::{Factor, Watch, scaled_cast, watched_cast};
 use std::{
     cell::{Cell, RefCell},
     sync::{
@@ -14,6 +14,7 @@ use std::{
 };
 
 use crate::{
+    ahead::Ahead,
     dtype::is_half,
     error::AmpError,
     live_scale::Region,
@@ -209,17 +210,37 @@ impl DryRun {
 }
 
 /// One side of a border: the dtype of its tensors, and what their gradients are multiplied by.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub(crate) struct Side {
     pub(crate) dtype: FloatDType,
     pub(crate) scale: f64,
+    /// What else, where only the device knows it.
+    pub(crate) ahead: Option<Arc<Ahead>>,
 }
 
 impl Side {
     pub(crate) const OUTSIDE: Self = Self {
         dtype: FloatDType::F32,
         scale: 1.0,
+        ahead: None,
     };
+
+    fn is_outside(&self) -> bool {
+        self.dtype == FloatDType::F32 && self.scale == 1.0 && self.ahead.is_none()
+    }
+
+    /// What gradients are multiplied by that come back from `to`.
+    fn factor(&self, to: &Self) -> Factor {
+        let ratio = self.scale / to.scale;
+        let scale = match (&self.ahead, &to.ahead) {
+            (None, None) => return ratio.into(),
+            (Some(from), Some(to)) if Arc::ptr_eq(from, to) => return ratio.into(),
+            (Some(from), None) => from.factor(),
+            (None, Some(to)) => to.inverse(),
+            (Some(from), Some(to)) => from.factor() * to.inverse(),
+        };
+        Factor::on_device(ratio, scale)
+    }
 
     pub(crate) fn holds(&self, dtype: DType) -> bool {
         dtype == DType::from(self.dtype)
@@ -230,17 +251,17 @@ impl Open {
     /// Takes a tensor of one side to another, one of which is that of this scope.
     pub(crate) fn cross<const D: usize>(
         &self,
-        from: Side,
-        to: Side,
+        from: &Side,
+        to: &Side,
         tensor: Tensor<D>,
     ) -> Tensor<D> {
-        let factor = from.scale / to.scale;
         match self.dry.as_ref().and_then(|dry| dry.probe.as_ref()) {
             Some(probe) => {
+                let factor = from.scale / to.scale;
                 let watch = probe.watch(tensor.dtype(), to.dtype.into(), factor);
                 watched_cast(tensor, to.dtype, factor, &watch)
             }
-            None => scaled_cast(tensor, to.dtype, factor),
+            None => scaled_cast(tensor, to.dtype, from.factor(to)),
         }
     }
 
@@ -251,7 +272,7 @@ impl Open {
             // On its way back its gradient would be rounded to half precision without the scale.
             self.refuse(AmpError::HalfPrecisionInput { dtype });
         }
-        self.cross(Side::OUTSIDE, self.side, tensor)
+        self.cross(&Side::OUTSIDE, &self.side, tensor)
     }
 
     pub(crate) fn refuse(&self, error: AmpError) {
@@ -327,33 +348,33 @@ impl Cast<'_> {
                 open,
                 nested,
                 watch,
-            } => match outer.filter(|outer| outer.holds(dtype)) {
+            } => match outer.as_ref().filter(|outer| outer.holds(dtype)) {
                 Some(outer) => {
                     nested.set(true);
                     match watch {
                         Some(watch) => {
-                            let factor = outer.scale / open.side.scale;
+                            let factor = outer.factor(&open.side);
                             watched_cast(tensor, open.side.dtype, factor, watch)
                         }
-                        None => open.cross(outer, open.side, tensor),
+                        None => open.cross(outer, &open.side, tensor),
                     }
                 }
                 None => open.take_in(tensor),
             },
             Way::Exit { open, to, watch } if open.side.holds(dtype) => match watch {
                 Some(watch) => {
-                    if *to == Side::OUTSIDE {
+                    if to.is_outside() {
                         warn_of_a_loss(&tensor);
                     }
-                    let factor = open.side.scale / to.scale;
+                    let factor = open.side.factor(to);
                     watched_cast(tensor, to.dtype, factor, watch)
                 }
                 None => {
                     let notes = open.dry.as_ref().and_then(|dry| dry.notes.as_ref());
-                    if let Some(notes) = notes.filter(|_| *to == Side::OUTSIDE) {
+                    if let Some(notes) = notes.filter(|_| to.is_outside()) {
                         notes.leaves(&tensor);
                     }
-                    open.cross(open.side, *to, tensor)
+                    open.cross(&open.side, to, tensor)
                 }
             },
             Way::Exit { open, .. } => {
@@ -365,7 +386,7 @@ impl Cast<'_> {
             Way::Into(open) if open.side.holds(dtype) => tensor,
             Way::Into(open) => open.take_in(tensor),
             Way::OutOf(open) if open.side.holds(dtype) => {
-                open.cross(open.side, Side::OUTSIDE, tensor)
+                open.cross(&open.side, &Side::OUTSIDE, tensor)
             }
             Way::OutOf(_) => tensor.cast(FloatDType::F32),
             Way::Widen(seen) => {

@@ -89,6 +89,12 @@ impl Pass {
         Ok(self.started()?.read_with(crossings))
     }
 
+    /// The list, if all are on one device.
+    pub(crate) fn only(mut self) -> Option<TensorList> {
+        let group = self.groups.pop()?;
+        self.groups.is_empty().then_some(group.list)
+    }
+
     fn started(self) -> Result<Pending, UnsupportedDType> {
         let mut pending = Pending::of(self.len);
         for group in self.groups {

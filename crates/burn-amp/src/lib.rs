@@ -45,6 +45,7 @@
 //! - `MixedPrecision::learner` and `MixedPrecision::training` (feature `train`): Burn's `Learner` in half precision.
 
 mod accumulation;
+mod ahead;
 mod adaloss;
 mod calibrate;
 mod cast;
@@ -88,6 +89,7 @@ mod step_log;
 mod step_options;
 #[cfg(feature = "train")]
 mod train;
+mod unheard;
 mod unscale;
 
 pub use accumulation::{AccumulationConfig, AccumulationWindow};

@@ -1,6 +1,6 @@
 //! The loss scale that all scopes of one `MixedPrecision` and its optimizers share, and what crossed its border.
 
-use burn_amp_kernels::{Crossing, CrossingStatus};
+use burn_amp_kernels::{Crossing, CrossingStatus, ScaleState};
 use std::{
     collections::{BTreeMap, HashMap, HashSet, VecDeque},
     sync::{
@@ -11,6 +11,7 @@ use std::{
 
 use crate::{
     adaloss::Statistics,
+    ahead::Ahead,
     loss_scale::{LossScale, Measures, Observation, StepOutcome},
     rescale::{Driven, Part, PartState},
 };
@@ -35,6 +36,8 @@ pub(crate) struct LiveScale {
     crossings: Mutex<VecDeque<Noted>>,
     /// How many gradients were measured.
     noted: AtomicU64,
+    /// The scale as the device moves it, while there are steps of which the host has not heard.
+    ahead: Mutex<Option<Arc<Ahead>>>,
     /// In which part of the network a parameter was read last, if its factor moves.
     readers: Mutex<HashMap<Arc<str>, Arc<str>>>,
 }
@@ -85,12 +88,46 @@ pub(crate) enum Place {
 
 /// A gradient that was measured.
 #[derive(Debug)]
-struct Noted {
+pub(crate) struct Noted {
     /// In the order of the backward passes.
     number: u64,
     place: Place,
     found: Found,
 }
+
+impl Noted {
+    /// What a device can judge by itself: the gradient of one scope, which has no parts. Given back otherwise.
+    pub(crate) fn only(mut noted: VecDeque<Self>) -> Result<Option<OneCrossing>, VecDeque<Self>> {
+        let (1, Some(Place::Scope(_, None))) =
+            (noted.len(), noted.front().map(|noted| &noted.place))
+        else {
+            return match noted.is_empty() {
+                true => Ok(None),
+                false => Err(noted),
+            };
+        };
+        match noted.pop_front() {
+            Some(Self {
+                number,
+                place,
+                found: Found::Waiting(crossing),
+            }) => Ok(Some(((number, place), *crossing))),
+            other => Err(other.into_iter().collect()),
+        }
+    }
+
+    /// As it was before [`only`](Self::only).
+    pub(crate) fn again(((number, place), crossing): OneCrossing) -> Self {
+        Self {
+            number,
+            place,
+            found: Found::Waiting(Box::new(crossing)),
+        }
+    }
+}
+
+/// A gradient that came to a scope, and what was found in it, on the device still.
+pub(crate) type OneCrossing = ((u64, Place), Crossing);
 
 /// What the scopes of an iteration leave for its step.
 #[derive(Debug)]
@@ -166,6 +203,7 @@ impl LiveScale {
             }),
             crossings: Mutex::default(),
             noted: AtomicU64::new(0),
+            ahead: Mutex::default(),
             readers: Mutex::default(),
         };
         live.set_schedule(schedule);
@@ -188,6 +226,42 @@ impl LiveScale {
         self.store(&mut state, schedule);
         drop(state);
         self.crossings().clear();
+        self.go_ahead(None);
+    }
+
+    /// The scale as the device moves it, if it is ahead of this.
+    pub(crate) fn ahead(&self) -> Option<Arc<Ahead>> {
+        self.lock_ahead().clone()
+    }
+
+    /// From now on scopes take the scale from the device, or no longer.
+    pub(crate) fn go_ahead(&self, ahead: Option<Arc<Ahead>>) {
+        *self.lock_ahead() = ahead;
+    }
+
+    fn lock_ahead(&self) -> MutexGuard<'_, Option<Arc<Ahead>>> {
+        self.ahead.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The state that a device goes on from; none where the host has to look at more than whether a step was skipped.
+    pub(crate) fn on_device(&self) -> Option<ScaleState> {
+        let state = self.state();
+        let has_parts = !state.parts.is_empty();
+        let state = state.schedule.on_device().filter(|_| !has_parts)?;
+        Some(ScaleState {
+            max_scale: state.max_scale.min(MAX_SCALE),
+            ..state
+        })
+    }
+
+    /// Takes out what the scopes have noted.
+    pub(crate) fn take_noted(&self) -> VecDeque<Noted> {
+        std::mem::take(&mut *self.crossings())
+    }
+
+    /// Puts back what was taken out.
+    pub(crate) fn note_again(&self, noted: VecDeque<Noted>) {
+        self.crossings().extend(noted);
     }
 
     /// Counts a scope, and gives it its number.
@@ -468,6 +542,7 @@ impl LiveScale {
 
     /// Uses the scale, and the factors of the parts, that another has reached.
     pub(crate) fn follow(&self, schedule: LossScale, parts: &BTreeMap<String, PartState>) {
+        self.go_ahead(None);
         let mut state = self.state();
         self.store(&mut state, schedule);
         for (name, reached) in parts {

@@ -6,7 +6,9 @@ use burn::{
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::{error::AmpError, param_tensors::ParamTensors, record::container::Container};
+use crate::{
+    error::AmpError, param_tensors::ParamTensors, record::container::Container, unheard::Verdict,
+};
 
 /// An optimizer of whole modules: what [`ScaledOptimizer`](crate::ScaledOptimizer) wraps and
 /// [`GradScaler::step`](crate::GradScaler::step) calls.
@@ -99,6 +101,24 @@ pub trait ModuleOptim {
     fn masters(&self) -> ParamTensors {
         ParamTensors::default()
     }
+
+    /// Whether the device can decide that a step is skipped: see [`step_unheard`](Self::step_unheard).
+    #[doc(hidden)]
+    fn steps_unheard(&self) -> bool {
+        false
+    }
+
+    /// As [`step`](Self::step), if the device says so, with gradients that nobody has looked at. Not called by default.
+    #[doc(hidden)]
+    fn step_unheard<M: Module>(
+        &mut self,
+        lr: ModuleLearningRate,
+        module: M,
+        grads: GradientsParams,
+        _verdict: &Verdict,
+    ) -> M {
+        self.step(lr, module, grads)
+    }
 }
 
 impl ModuleOptim for ModuleOptimizer {
@@ -185,5 +205,19 @@ impl<O: ModuleOptim> ModuleOptim for &mut O {
 
     fn masters(&self) -> ParamTensors {
         (**self).masters()
+    }
+
+    fn steps_unheard(&self) -> bool {
+        (**self).steps_unheard()
+    }
+
+    fn step_unheard<M: Module>(
+        &mut self,
+        lr: ModuleLearningRate,
+        module: M,
+        grads: GradientsParams,
+        verdict: &Verdict,
+    ) -> M {
+        (**self).step_unheard(lr, module, grads, verdict)
     }
 }

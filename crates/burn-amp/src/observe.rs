@@ -52,7 +52,7 @@ pub struct Stepped<'a> {
 pub(crate) struct Slot(RwLock<Option<Arc<dyn Observer>>>);
 
 impl Slot {
-    fn get(&self) -> Option<Arc<dyn Observer>> {
+    pub(crate) fn get(&self) -> Option<Arc<dyn Observer>> {
         if OBSERVERS.load(Ordering::Relaxed) == 0 {
             return None;
         }

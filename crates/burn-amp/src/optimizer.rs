@@ -20,6 +20,7 @@ use crate::{
     record::{AmpRecord, OptimizerState},
     scaler::GradScaler,
     step_options::StepOptions,
+    unheard::Unread,
 };
 
 /// An optimizer with loss scaling: [`step`](Self::step) unscales the gradients, tests them, steps the inner
@@ -34,11 +35,12 @@ use crate::{
 /// update the scale.
 #[derive(Clone)]
 pub struct ScaledOptimizer<O = ModuleOptimizer> {
-    optim: O,
-    scaler: GradScaler,
+    pub(crate) optim: O,
+    pub(crate) scaler: GradScaler,
     pub(crate) options: StepOptions,
     /// A loaded state, until the first step has compared it with the module.
-    loaded: Option<OptimizerState>,
+    pub(crate) loaded: Option<OptimizerState>,
+    pub(crate) unread: Unread,
 }
 
 /// An optimizer without loss scaling: its gradients are not tested.
@@ -60,6 +62,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             scaler,
             options: StepOptions::default(),
             loaded: None,
+            unread: Unread::default(),
         }
     }
 
@@ -229,6 +232,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         grads: ScaledGradients,
         module: &M,
     ) -> Result<UnscaledGradients, AmpError> {
+        self.try_synchronize()?;
         self.scaler.settle_dropped()?;
         self.scaler.try_unscale(grads, module)
     }
@@ -275,8 +279,12 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         grads: impl Into<StepGradients>,
     ) -> Result<M, StepError<M>> {
         let lr = lr.into();
+        let (module, grads) = match self.without_wait(&lr, module, grads.into())? {
+            Ok(module) => return Ok(module),
+            Err(back) => back,
+        };
         let steps = self.scaler.counters().steps();
-        let decided = self.decide(&lr, &module, grads.into());
+        let decided = self.decide(&lr, &module, grads);
         self.finish(lr, module, decided, steps)
     }
 
@@ -305,6 +313,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         module: M,
     ) -> Result<M, StepError<M>> {
         let lr = lr.into();
+        self.settle_unheard();
         let steps = self.scaler.counters().steps();
         let decided = self.decide_flush(&lr, &module);
         self.finish(lr, module, decided, steps)
@@ -365,7 +374,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     }
 
     /// Shows to those who ask the `MixedPrecision` what has changed: a step, or the scale inside a window.
-    fn publish(&self, steps_before: u64) {
+    pub(crate) fn publish(&self, steps_before: u64) {
         #[cfg(feature = "train")]
         if let Some(amp) = self.scaler.precision() {
             let stepped = self.scaler.counters().steps() != steps_before;
@@ -405,6 +414,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ///
     /// As [`GradScaler::try_discard`].
     pub fn try_discard(&mut self, grads: impl Into<StepGradients>) -> Result<(), AmpError> {
+        self.try_synchronize()?;
         let discarded = self.options.discard(&mut self.scaler, grads.into());
         self.publish(self.scaler.counters().steps());
         discarded
@@ -456,6 +466,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 
     /// The scaler, to change its settings.
     pub fn scaler_mut(&mut self) -> &mut GradScaler {
+        self.settle_unheard();
         &mut self.scaler
     }
 
@@ -496,11 +507,13 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 
     /// The inner optimizer, to change its settings.
     pub fn optimizer_mut(&mut self) -> &mut O {
+        self.settle_unheard();
         &mut self.optim
     }
 
     /// The inner optimizer with its state, to use without scaling. An open window and averages are dropped.
-    pub fn into_inner(self) -> O {
+    pub fn into_inner(mut self) -> O {
+        self.settle_unheard();
         self.optim
     }
 }
@@ -512,7 +525,10 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     pub fn to_record(&self) -> AmpRecord {
         let window = (self.options.window.as_ref()).filter(|window| !window.is_empty());
         let ema = self.options.ema.as_ref().filter(|ema| ema.updates() > 0);
-        let mut record = self.scaler.to_record().with_optimizer(&self.optim);
+        // Before the optimizer: what it has counted is right then.
+        let settled = self.settled_scaler();
+        let scaler = settled.as_ref().unwrap_or(&self.scaler);
+        let mut record = scaler.to_record().with_optimizer(&self.optim);
         record.window = window.map(AccumulationWindow::state_to_store);
         record.averages = ema.map(Ema::state_to_store);
         record.guard = self.options.guard.clone();
@@ -543,6 +559,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// [`AmpError::ForeignRecord`], also for an open window or averages where there is no accumulation or averaging; optimizer,
     /// scaler, window and averages stay as they were.
     pub fn try_load_record(&mut self, mut record: AmpRecord) -> Result<(), AmpError> {
+        self.settle_unheard();
         let state = record.optimizer_state()?;
         if let Some(reason) = self.misfit(&record) {
             return Err(record.misfit(reason));
@@ -559,6 +576,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             other => other,
         })?;
         self.loaded = Some(state);
+        self.unread = Unread::default();
         if let Some(here) = &mut self.options.window {
             match window {
                 Some(state) => here.restore(state),

@@ -36,6 +36,7 @@ use burn::{
 use std::sync::{Arc, Once};
 
 mod accumulate;
+mod ahead;
 mod apart;
 mod learning;
 mod record;

@@ -130,7 +130,7 @@ impl Scope {
 impl std::fmt::Debug for Scope {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let side = match self.frames.last() {
-            Some(Frame::Half(open)) => Some(open.side),
+            Some(Frame::Half(open)) => Some(&open.side),
             _ => None,
         };
         f.debug_struct("Scope").field("side", &side).finish()
@@ -196,7 +196,11 @@ impl Open {
         };
         Self {
             amp: self.amp.clone(),
-            side: Side { dtype, scale },
+            side: Side {
+                dtype,
+                scale,
+                ahead: self.side.ahead.clone(),
+            },
             number: self.number,
             rescale: Some(rescale),
             region,
@@ -314,7 +318,7 @@ impl MixedPrecision {
         let outer = innermost();
         let open = Arc::new(self.opened());
         let entry = Cast(Way::Enter {
-            outer: outer.as_ref().map(|outer| outer.side),
+            outer: outer.as_ref().map(|outer| outer.side.clone()),
             open: &open,
             nested: Cell::new(false),
             watch: None,
@@ -336,7 +340,7 @@ impl MixedPrecision {
         let output = result.or_else(|panic| open.explain(panic))?;
         let output = output.cast_float(&Cast(Way::Exit {
             open: &open,
-            to: nested.map_or(Side::OUTSIDE, |outer| outer.side),
+            to: nested.map_or(Side::OUTSIDE, |outer| outer.side.clone()),
             watch: (self.is_scaled() && !inside && open.dry.is_none()).then(|| open.watch_scope()),
         }));
         match open.take_refused() {
@@ -367,14 +371,18 @@ impl MixedPrecision {
         let dry = DRY_RUN.with_borrow(Clone::clone);
         let dtype = dry.as_ref().and_then(|dry| dry.dtype);
         let dtype = dtype.unwrap_or(self.dtype());
+        let ahead = (dry.is_none() && self.is_scaled()).then(|| self.live().ahead());
+        let ahead = ahead.flatten();
         let mut open = Open {
             amp: self.clone(),
             side: Side {
                 dtype,
                 scale: match &dry {
                     Some(dry) if dry.dtype.is_some() || dtype != FloatDType::F32 => dry.scale,
+                    _ if ahead.is_some() => 1.0,
                     _ => self.factor(),
                 },
+                ahead,
             },
             number: self.live().open(),
             rescale: None,
@@ -430,7 +438,7 @@ impl MixedPrecision {
                 }
             }
         }
-        open.cross(Side::OUTSIDE, open.side, base)
+        open.cross(&Side::OUTSIDE, &open.side, base)
     }
 }
 
@@ -587,7 +595,7 @@ pub fn rescaled<I: CastFloat, R: CastFloat>(
         Some(open.watch(place(region, outer.region.clone())))
     };
     let input = input.cast_float(&Cast(Way::Enter {
-        outer: Some(outer.side),
+        outer: Some(outer.side.clone()),
         open: &open,
         nested: Cell::new(false),
         watch: watch(Place::Departure),
@@ -598,7 +606,7 @@ pub fn rescaled<I: CastFloat, R: CastFloat>(
     };
     output.cast_float(&Cast(Way::Exit {
         open: &open,
-        to: outer.side,
+        to: outer.side.clone(),
         watch: watch(Place::Arrival),
     }))
 }

@@ -1,0 +1,80 @@
+//! The loss scale on the device, ahead of what the host has heard.
+
+use burn::tensor::{Device, Tensor};
+use burn_amp_kernels::{Crossing, DeviceScale, ScaleState, Status};
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+/// The loss scale as the device moves it: ahead of the host, by the steps that it has not heard of.
+pub(crate) struct Ahead {
+    scale: DeviceScale,
+    factors: [Tensor<1>; 2],
+    run: Arc<Run>,
+}
+
+impl Ahead {
+    /// Begins where the host is.
+    pub(crate) fn new(state: ScaleState, device: &Device) -> Self {
+        Self::of(state.upload(device), Arc::default())
+    }
+
+    fn of(scale: DeviceScale, run: Arc<Run>) -> Self {
+        let factors = scale.factors();
+        Self {
+            scale,
+            factors,
+            run,
+        }
+    }
+
+    /// After a step with gradients of this status, which came to the border like this.
+    pub(crate) fn advance(&self, status: &Status, crossing: Option<&Crossing>) -> Self {
+        let scale = self.scale.clone().advance(status, crossing);
+        Self::of(scale, self.run.clone())
+    }
+
+    pub(crate) fn run(&self) -> &Arc<Run> {
+        &self.run
+    }
+
+    pub(crate) fn scale(&self) -> &DeviceScale {
+        &self.scale
+    }
+
+    /// The scale, of shape `[1]`.
+    pub(crate) fn factor(&self) -> Tensor<1> {
+        self.factors[0].clone()
+    }
+
+    /// 1 over it.
+    pub(crate) fn inverse(&self) -> Tensor<1> {
+        self.factors[1].clone()
+    }
+}
+
+impl std::fmt::Debug for Ahead {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("on the device")
+    }
+}
+
+/// Steps in a row that nobody has waited for, from one that the host has heard of to the next.
+///
+/// Whether a step was skipped is counted on the device; the host counts the steps that it has given, and hears of the skips later.
+#[derive(Debug, Default)]
+pub struct Run {
+    skips: AtomicUsize,
+}
+
+impl Run {
+    /// Skips that the host has heard of: all of them, once the run is over.
+    pub(crate) fn skips(&self) -> usize {
+        self.skips.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn add_skip(&self) {
+        self.skips.fetch_add(1, Ordering::AcqRel);
+    }
+}

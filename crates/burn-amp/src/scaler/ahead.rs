@@ -1,0 +1,74 @@
+//! A scaler whose steps the device decides: what it hands over, and what it hears of.
+
+use burn_amp_kernels::{CrossingStatus, ScaleState};
+use std::{collections::VecDeque, sync::Arc};
+
+use super::GradScaler;
+use crate::{
+    ahead::Ahead,
+    live_scale::{LiveScale, Noted, Place},
+};
+
+impl GradScaler {
+    fn live(&self) -> Option<&LiveScale> {
+        self.border.as_ref().map(|border| border.amp.live())
+    }
+
+    /// Whether a device can move the scale: nobody else does, nor wants to see the gradients.
+    pub(crate) fn can_go_ahead(&self) -> bool {
+        let alone = |live: &LiveScale| !live.is_shared() && live.on_device().is_some();
+        self.is_enabled()
+            && self.live().is_some_and(alone)
+            && !self.is_observed()
+            && self.iteration.outcome().is_none()
+    }
+
+    fn is_observed(&self) -> bool {
+        let slot = self.precision().map(|amp| amp.slot());
+        slot.is_some_and(|slot| slot.get().is_some())
+    }
+
+    /// The state that a device goes on from.
+    pub(crate) fn on_device(&self) -> Option<ScaleState> {
+        self.live()?.on_device()
+    }
+
+    /// The scale on the device, if it is ahead of this.
+    pub(crate) fn ahead(&self) -> Option<Arc<Ahead>> {
+        self.live()?.ahead()
+    }
+
+    /// The next scopes take the scale from the device, or no longer.
+    pub(crate) fn go_ahead(&self, ahead: Option<Arc<Ahead>>) {
+        if let Some(live) = self.live() {
+            live.go_ahead(ahead);
+        }
+    }
+
+    /// What the scopes of a step that is heard of now have multiplied by.
+    pub(crate) fn border_scale(&self) -> f64 {
+        self.live().map_or(1.0, |live| live.scale().into())
+    }
+
+    /// Takes out what was noted since the last step.
+    pub(crate) fn take_noted(&self) -> VecDeque<Noted> {
+        self.live().map(LiveScale::take_noted).unwrap_or_default()
+    }
+
+    /// Puts back what was taken out.
+    pub(crate) fn note_again(&self, noted: VecDeque<Noted>) {
+        if let Some(live) = self.live() {
+            live.note_again(noted);
+        }
+    }
+
+    /// Puts back what was taken out, as it was read.
+    pub(crate) fn put_back(
+        &self,
+        read: impl Iterator<Item = ((u64, Place), Option<CrossingStatus>)>,
+    ) {
+        if let Some(live) = self.live() {
+            live.put_back(read);
+        }
+    }
+}

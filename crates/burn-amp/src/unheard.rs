@@ -1,0 +1,325 @@
+//! Steps that a device has been given, and of whose outcomes the host has not heard.
+
+use burn::{
+    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
+    module::{Module, Param, ParamId},
+    optim::GradientsParams,
+    tensor::{DType, Device, Tensor},
+};
+use burn_amp_kernels::{DeviceScale, Reading, can_update, inspect};
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use crate::{
+    ahead::{Ahead, Run},
+    entries::{Entries, Entry, Traversal, handles},
+    error::{AmpError, StepError},
+    gradient_status::summarize,
+    gradients::{StepGradients, UnscaledGradients},
+    live_scale::{Noted, OneCrossing, Place},
+    module_optim::ModuleOptim,
+    optimizer::ScaledOptimizer,
+    scaler::GradScaler,
+};
+
+/// What decides a step on the device.
+#[derive(Clone, Debug)]
+pub struct Verdict {
+    pub(crate) scale: DeviceScale,
+    pub(crate) run: Arc<Run>,
+}
+
+/// A step of which the host has not heard. Clones of an optimizer share it.
+#[derive(Debug)]
+struct Unheard {
+    entries: Vec<Entry>,
+    /// What was found in its gradients, and where they came to the border.
+    reading: Reading,
+    /// Where they came to the border.
+    place: Option<(u64, Place)>,
+    run: Arc<Run>,
+    /// Whether its skip is among those of the run.
+    is_counted: AtomicBool,
+}
+
+impl Unheard {
+    /// Tells a scaler the outcome.
+    fn tell<O: ModuleOptim>(&self, scaler: &mut GradScaler, optim: &O) -> Result<(), AmpError> {
+        scaler.forget_last_call();
+        let (statuses, crossed) = self.reading.wait(scaler.border_scale());
+        scaler.put_back(self.place.clone().into_iter().zip(crossed));
+        let status = summarize(&self.entries, &statuses);
+        let (gradients, entries) = (GradientsParams::new(), self.entries.clone());
+        let grads = UnscaledGradients::new(gradients, entries, status, Some(statuses));
+        let grads = scaler.blamed(grads);
+        if grads.has_overflow() && !self.is_counted.swap(true, Ordering::AcqRel) {
+            self.run.add_skip();
+        }
+        let decided = scaler.decide(optim, grads).map(drop);
+        let nothing: Vec<Param<Tensor<1>>> = Vec::new();
+        scaler.end_call(&nothing, false, false);
+        decided?;
+        scaler.try_update().map(drop)
+    }
+}
+
+/// The steps that a device has been given and that the host has not heard of. Of a clone, the original hears: the scale is one.
+#[derive(Debug, Default)]
+pub(crate) struct Unread {
+    steps: VecDeque<Arc<Unheard>>,
+    /// The run that they belong to, and the parameters that it steps.
+    run: Option<(Arc<Run>, Vec<ParamId>)>,
+    /// What was wrong with one, until somebody can be told.
+    error: Option<AmpError>,
+}
+
+impl Clone for Unread {
+    fn clone(&self) -> Self {
+        Self::default()
+    }
+}
+
+/// A step that the device can decide by itself.
+struct Start {
+    entries: Vec<Entry>,
+    crossing: Option<OneCrossing>,
+    ahead: Arc<Ahead>,
+}
+
+impl<O: ModuleOptim> ScaledOptimizer<O> {
+    /// Waits until the outcomes of all steps are known here: to scale, counters, metrics and schedulers.
+    ///
+    /// With an optimizer that lets the device decide ([`FusedAdam`](crate::FusedAdam) and its like) the host hears of a step while it
+    /// makes the next ones. Records wait by themselves. Does nothing elsewhere.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_synchronize`](Self::try_synchronize) returns an error, with its message.
+    pub fn synchronize(&mut self) {
+        self.try_synchronize()
+            .unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// As [`synchronize`](Self::synchronize), for runs that want to handle a failure.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::LossScaleExhausted`] or [`AmpError::LossNotFinite`] if one of the steps was an overflow too many.
+    pub fn try_synchronize(&mut self) -> Result<(), AmpError> {
+        // Those of a backward pass that has no step yet.
+        let noted = self.scaler.take_noted();
+        let heard = self.hear(true);
+        self.scaler.note_again(noted);
+        self.end_run();
+        heard
+    }
+
+    /// From here on the host moves the scale.
+    pub(crate) fn end_run(&mut self) {
+        if self.unread.run.take().is_some() {
+            self.scaler.go_ahead(None);
+        }
+    }
+
+    /// Before the state is looked at or changed: the next step tells what was wrong.
+    pub(crate) fn settle_unheard(&mut self) {
+        if let Err(error) = self.try_synchronize() {
+            self.unread.error = Some(error);
+        }
+    }
+
+    /// Takes what is known of the steps so far; all of it, if it `waits`.
+    pub(crate) fn hear(&mut self, waits: bool) -> Result<(), AmpError> {
+        if let Some(error) = self.unread.error.take() {
+            return Err(error);
+        }
+        while let Some(step) = self.unread.steps.pop_front_if(|step| waits || step.reading.is_there()) {
+            self.learn(&step)?;
+        }
+        Ok(())
+    }
+
+    /// Takes the outcome of a step, as if it had been waited for, and shows it.
+    fn learn(&mut self, step: &Unheard) -> Result<(), AmpError> {
+        let steps = self.scaler.counters().steps();
+        let learned = step.tell(&mut self.scaler, &self.optim);
+        self.publish(steps);
+        self.scaler.tell(learned.as_ref().err());
+        learned
+    }
+
+    /// The scaler as it is when all steps are known; none if they are.
+    pub(crate) fn settled_scaler(&self) -> Option<GradScaler> {
+        if self.unread.steps.is_empty() {
+            return None;
+        }
+        let mut scaler = self.scaler.apart();
+        for step in &self.unread.steps {
+            // The next step tells what was wrong.
+            let _ = step.tell(&mut scaler, &self.optim);
+        }
+        Some(scaler)
+    }
+
+    /// Makes a step without waiting, if the device can decide it. If it cannot, gives back what the step is made of; all steps before are
+    /// known then.
+    #[allow(clippy::type_complexity)]
+    pub(crate) fn without_wait<M: Module>(
+        &mut self,
+        lr: &ModuleLearningRate,
+        module: M,
+        grads: StepGradients,
+    ) -> Result<Result<M, (M, StepGradients)>, StepError<M>> {
+        if !self.optim.steps_unheard() {
+            return Ok(Err((module, grads)));
+        }
+        let mut noted = self.scaler.take_noted();
+        if let Err(error) = self.hear(false) {
+            self.scaler.note_again(noted);
+            return Err(self.scaler.failed(module, error));
+        }
+        let (module, grads) = match self.step_unheard(lr, module, grads, &mut noted) {
+            Ok(module) => return Ok(Ok(module)),
+            Err(back) => back,
+        };
+        let heard = self.hear(true);
+        self.scaler.note_again(noted);
+        self.end_run();
+        match heard {
+            Ok(()) => Ok(Err((module, grads))),
+            Err(error) => Err(self.scaler.failed(module, error)),
+        }
+    }
+
+    fn step_unheard<M: Module>(
+        &mut self,
+        lr: &ModuleLearningRate,
+        module: M,
+        grads: StepGradients,
+        noted: &mut VecDeque<Noted>,
+    ) -> Result<M, (M, StepGradients)> {
+        let grads = match grads {
+            StepGradients::Plain(grads) if self.can_step_unheard() => grads,
+            grads => return Err((module, grads)),
+        };
+        let Some(start) = self.start(lr, &module, &grads, noted) else {
+            return Err((module, StepGradients::Plain(grads)));
+        };
+        let (pass, _) = handles(&grads, &start.entries, None);
+        let status = match pass.only().map(inspect) {
+            Some(Ok(status)) => status,
+            // Of no kernel: what waits says so.
+            _ => {
+                noted.extend(start.crossing.map(Noted::again));
+                return Err((module, StepGradients::Plain(grads)));
+            }
+        };
+        self.scaler.check_scopes();
+        let (place, crossing) = start.crossing.unzip();
+        let next = start.ahead.advance(&status, crossing.as_ref());
+        let run = next.run().clone();
+        let verdict = Verdict {
+            scale: next.scale().clone(),
+            run: run.clone(),
+        };
+        self.scaler.go_ahead(Some(Arc::new(next)));
+        let module = (self.optim).step_unheard(lr.clone(), module, grads, &verdict);
+        self.unread.steps.push_back(Arc::new(Unheard {
+            entries: start.entries,
+            reading: status.start(crossing.into_iter().collect()),
+            place,
+            run,
+            is_counted: AtomicBool::new(false),
+        }));
+        Ok(module)
+    }
+
+    /// Whether nothing has to be read between the gradients and the step.
+    fn can_step_unheard(&self) -> bool {
+        let options = &self.options;
+        self.optim.steps_unheard()
+            && self.loaded.is_none()
+            && options.window.is_none()
+            && options.guard.is_none()
+            && options.ema.is_none()
+            && options.clip.is_empty()
+            && self.scaler.can_go_ahead()
+    }
+
+    /// What a step begins with; none if it has to wait.
+    fn start<M: Module>(
+        &mut self,
+        lr: &ModuleLearningRate,
+        module: &M,
+        grads: &GradientsParams,
+        noted: &mut VecDeque<Noted>,
+    ) -> Option<Start> {
+        let traversal = Traversal {
+            grads: Some(grads),
+            lr: Some(lr),
+            ..Default::default()
+        };
+        // What is refused is refused by the step that waits.
+        let mut entries = traversal.of(module).ok()?;
+        if !entries.take_statistics().is_empty() || entries.adapted.is_some() {
+            return None;
+        }
+        let entries = entries.into_gradients();
+        let device = &entries.first()?.device;
+        let fits = |entry: &Entry| {
+            entry.device == *device
+                && entry.gradient != DType::F64
+                && entry.parameter != DType::F64
+                && self.optim.accepts(entry.parameter, entry.gradient)
+        };
+        if !entries.iter().all(fits) || !has_kernels(device) {
+            return None;
+        }
+        let ahead = self.ahead(&entries)?;
+        let crossing = match Noted::only(std::mem::take(noted)) {
+            Ok(crossing) => crossing,
+            Err(all) => {
+                *noted = all;
+                return None;
+            }
+        };
+        Some(Start {
+            entries,
+            crossing,
+            ahead,
+        })
+    }
+
+    /// The loss scale on the device: of the run that goes on with these gradients, or of a new one, for which the host hears of all steps
+    /// before.
+    fn ahead(&mut self, entries: &[Entry]) -> Option<Arc<Ahead>> {
+        let ids = entries.iter().map(|entry| entry.id);
+        let goes_on = |ahead: &Arc<Ahead>| match &self.unread.run {
+            Some((run, known)) => {
+                Arc::ptr_eq(run, ahead.run()) && known.iter().copied().eq(ids.clone())
+            }
+            None => false,
+        };
+        if let Some(ahead) = self.scaler.ahead().filter(goes_on) {
+            return Some(ahead);
+        }
+        if let Err(error) = self.hear(true) {
+            self.unread.error = Some(error);
+            return None;
+        }
+        let state = self.scaler.on_device()?;
+        let ahead = Ahead::new(state, &entries[0].device);
+        self.unread.run = Some((ahead.run().clone(), ids.collect()));
+        Some(Arc::new(ahead))
+    }
+}
+
+/// Whether the kernels of a step run there.
+fn has_kernels(device: &Device) -> bool {
+    can_update(&Tensor::<1>::empty([0], (device, DType::F32)))
+}

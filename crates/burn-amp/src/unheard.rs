@@ -48,6 +48,15 @@ struct Unheard {
 }
 
 impl Unheard {
+    /// Counts the step among the skips of its run, if it is one.
+    fn count_skip(&self) {
+        let (statuses, _) = self.reading.wait(1.0);
+        let skipped = statuses.iter().any(|status| status.non_finite > 0);
+        if skipped && !self.is_counted.swap(true, Ordering::AcqRel) {
+            self.run.add_skip();
+        }
+    }
+
     /// Tells a scaler the outcome.
     fn tell<O: ModuleOptim>(&self, scaler: &mut GradScaler, optim: &O) -> Result<(), AmpError> {
         scaler.forget_last_call();
@@ -57,9 +66,7 @@ impl Unheard {
         let (gradients, entries) = (GradientsParams::new(), self.entries.clone());
         let grads = UnscaledGradients::new(gradients, entries, status, Some(statuses));
         let grads = scaler.blamed(grads);
-        if grads.has_overflow() && !self.is_counted.swap(true, Ordering::AcqRel) {
-            self.run.add_skip();
-        }
+        self.count_skip();
         let decided = scaler.decide(optim, grads).map(drop);
         let nothing: Vec<Param<Tensor<1>>> = Vec::new();
         scaler.end_call(&nothing, false, false);
@@ -78,8 +85,10 @@ pub(crate) struct Unread {
     error: Option<AmpError>,
 }
 
+/// Waits, so that what the optimizer's copy has counted is right.
 impl Clone for Unread {
     fn clone(&self) -> Self {
+        self.steps.iter().for_each(|step| step.count_skip());
         Self::default()
     }
 }

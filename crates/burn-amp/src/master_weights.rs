@@ -1,7 +1,7 @@
 use burn::{
     grad_clipping::GradientClipping,
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::{Module, ParamGroup},
+    module::{Module, ParamGroup, ParamId},
     optim::{
         GradientsParams, LearningRate, ModuleOptimizer, Optimizer, OptimizerRecord, RecordState,
         StateSink, StateSource, join_path,
@@ -15,8 +15,8 @@ use crate::{
     dtype::is_half, error::AmpError, module_optim::ModuleOptim, param_tensors::ParamTensors,
 };
 
-const MASTER: &str = "master";
-const INNER: &str = "inner";
+pub(crate) const MASTER: &str = "master";
+pub(crate) const INNER: &str = "inner";
 
 /// An optimizer for f16 and bf16 parameters that keeps an f32 copy of each, and its inner state in f32.
 ///
@@ -145,6 +145,23 @@ pub(crate) fn masters_of(optim: &ModuleOptimizer) -> ParamTensors {
     MASTERS.take().unwrap_or_default()
 }
 
+/// Whether a state is flattened for its master alone, which `put` leaves there.
+pub(crate) fn masters_asked(prefix: &str, put: impl FnOnce(&mut ParamTensors, ParamId)) -> bool {
+    MASTERS.with_borrow_mut(|masters| {
+        if let (Some(masters), Ok(id)) = (masters.as_mut(), prefix.parse::<u64>()) {
+            put(masters, id.into());
+        }
+        masters.is_some()
+    })
+}
+
+/// Values of their own. CubeCL reads when the values are looked at, and on the CPU where they lie: the next step, in place, would be in
+/// the record.
+pub(crate) fn owned(data: &TensorData) -> TensorData {
+    let bytes = data.as_bytes().to_vec();
+    TensorData::from_bytes_vec(bytes, data.shape().clone(), data.dtype())
+}
+
 /// The optimizer of single parameters inside.
 #[derive(Clone)]
 struct Masters<O>(O);
@@ -159,15 +176,12 @@ struct Kept<O: Optimizer, const D: usize> {
 
 impl<O: Optimizer, const D: usize> RecordState for Kept<O, D> {
     fn state_flatten(&self, prefix: &str, out: &mut StateSink) {
-        let wanted = MASTERS.with_borrow_mut(|masters| {
-            if let (Some(masters), Some(master)) = (&mut *masters, &self.master)
-                && let Ok(id) = prefix.parse::<u64>()
-            {
-                masters.insert(id.into(), master.clone());
+        let asked = masters_asked(prefix, |masters, id| {
+            if let Some(master) = &self.master {
+                masters.insert(id, master.clone());
             }
-            masters.is_some()
         });
-        if wanted {
+        if asked {
             return;
         }
         if let Some(master) = &self.master {
@@ -176,10 +190,8 @@ impl<O: Optimizer, const D: usize> RecordState for Kept<O, D> {
         if let Some(inner) = &self.inner {
             inner.state_flatten(&join_path(prefix, INNER), out);
         }
-        // CubeCL reads when the values are looked at, and on the CPU where they lie: the next step, in place, would be in the record.
         for (_, data) in &mut out.tensors {
-            let bytes = data.as_bytes().to_vec();
-            *data = TensorData::from_bytes_vec(bytes, data.shape().clone(), data.dtype());
+            *data = owned(data);
         }
     }
 
@@ -241,7 +253,11 @@ impl<O: Optimizer> Optimizer for Masters<O> {
 }
 
 /// The master, except where the parameter is no longer its rounded image: there, the parameter.
-fn follow<const D: usize>(master: Tensor<D>, tensor: Tensor<D>, dtype: DType) -> Tensor<D> {
+pub(crate) fn follow<const D: usize>(
+    master: Tensor<D>,
+    tensor: Tensor<D>,
+    dtype: DType,
+) -> Tensor<D> {
     let changed = master.clone().cast(dtype).not_equal(tensor.clone());
     master.mask_where(changed, tensor.cast(FloatDType::F32))
 }

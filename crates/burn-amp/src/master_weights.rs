@@ -172,6 +172,8 @@ struct Kept<O: Optimizer, const D: usize> {
     /// The f32 copy; none for a parameter that is not in half precision.
     master: Option<Tensor<D>>,
     inner: Option<O::State<D>>,
+    /// Whether it was loaded from a record of Burn's layout, without `inner`, and not used since.
+    plain: bool,
 }
 
 impl<O: Optimizer, const D: usize> RecordState for Kept<O, D> {
@@ -188,7 +190,10 @@ impl<O: Optimizer, const D: usize> RecordState for Kept<O, D> {
             out.push_tensor(prefix, MASTER, master.to_data());
         }
         if let Some(inner) = &self.inner {
-            inner.state_flatten(&join_path(prefix, INNER), out);
+            match self.plain {
+                true => inner.state_flatten(prefix, out),
+                false => inner.state_flatten(&join_path(prefix, INNER), out),
+            }
         }
         for (_, data) in &mut out.tensors {
             *data = owned(data);
@@ -204,9 +209,16 @@ impl<O: Optimizer, const D: usize> RecordState for Kept<O, D> {
             Some(_) => return None,
             None => None,
         };
-        // Not asked before whether there is one: the source looks through the states of all parameters for that.
-        let inner = O::State::<D>::state_unflatten(&join_path(prefix, INNER), src, device);
-        (master.is_some() || inner.is_some()).then_some(Self { master, inner })
+        let wrapped = join_path(prefix, INNER);
+        // Not asked where there is a master: the source looks through the states of all parameters for that.
+        let plain = master.is_none() && !src.has_under(&wrapped);
+        let prefix = if plain { prefix } else { &wrapped };
+        let inner = O::State::<D>::state_unflatten(prefix, src, device);
+        (master.is_some() || inner.is_some()).then_some(Self {
+            master,
+            inner,
+            plain,
+        })
     }
 }
 
@@ -230,6 +242,7 @@ impl<O: Optimizer> Optimizer for Masters<O> {
             let state = inner.map(|inner| Kept {
                 master: None,
                 inner: Some(inner),
+                plain: false,
             });
             return (tensor, state);
         }
@@ -240,14 +253,19 @@ impl<O: Optimizer> Optimizer for Masters<O> {
         let grad = grad.cast(FloatDType::F32);
         let (master, inner) = self.0.step(lr, master, grad, inner);
         let tensor = master.clone().cast(dtype);
-        let master = Some(master);
-        (tensor, Some(Kept { master, inner }))
+        let kept = Kept {
+            master: Some(master),
+            inner,
+            plain: false,
+        };
+        (tensor, Some(kept))
     }
 
     fn to_device<const D: usize>(state: Self::State<D>, device: &Device) -> Self::State<D> {
         Kept {
             master: state.master.map(|master| master.to_device(device)),
             inner: state.inner.map(|inner| O::to_device(inner, device)),
+            plain: state.plain,
         }
     }
 }

@@ -131,8 +131,8 @@ impl Rule {
         }
     }
 
-    /// The kernel's rule at a learning rate.
-    pub(super) fn kernel(&self, lr: LearningRate) -> UpdateRule {
+    /// The kernel's rule.
+    pub(super) fn kernel(&self) -> UpdateRule {
         match self {
             Self::Sgd(Sgd { momentum, .. }) => UpdateRule::Sgd {
                 momentum: momentum.is_some(),
@@ -141,10 +141,9 @@ impl Rule {
             Self::Adam(moments, _) => UpdateRule::Adam {
                 amsgrad: moments.amsgrad,
             },
-            // Burn subtracts nothing where the rate is 0; a zero would take the sign of -0.
             Self::AdamW(moments, _) => UpdateRule::AdamW {
                 amsgrad: moments.amsgrad,
-                cautious: moments.cautious && moments.decay_rate(lr) != 0.0,
+                cautious: moments.cautious,
             },
         }
     }
@@ -182,8 +181,8 @@ impl Rule {
             }
             Self::AdamW(moments, _) => {
                 let [correction_1, correction_2] = moments.corrections(time);
-                let rate = moments.decay_rate(lr);
-                let decay = match moments.cautious && rate != 0.0 {
+                let rate = lr * f64::from(moments.decay);
+                let decay = match moments.cautious {
                     true => rate,
                     false => 1.0 - rate,
                 };
@@ -255,10 +254,6 @@ impl Sgd {
 }
 
 impl Moments {
-    fn decay_rate(&self, lr: LearningRate) -> f64 {
-        lr * f64::from(self.decay)
-    }
-
     fn corrections(&self, time: usize) -> [f32; 2] {
         [self.beta_1, self.beta_2].map(|beta| 1.0 - beta.powi(time as i32))
     }

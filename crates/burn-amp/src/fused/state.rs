@@ -125,7 +125,7 @@ impl Fuse {
         // It has the parameter's shape and device, and takes no memory.
         let placeholder = grad.clone();
         let job = Job {
-            rule: self.0.kernel(lr),
+            rule: self.0.kernel(),
             row: self.0.row(lr, time, fresh),
             device,
             tensors: [grad, tensor]

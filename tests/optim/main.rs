@@ -2,6 +2,7 @@
 
 mod clipping;
 mod every_optimizer;
+mod fused;
 mod given_back;
 mod hand_over;
 mod lr_scheduler;

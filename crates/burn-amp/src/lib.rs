@@ -38,6 +38,7 @@
 //! - [`Guard`]: steps far outside of what was usual are clipped or held back.
 //! - [`GradientClip`], [`AccumulationConfig`], [`EmaConfig`]: clipping, accumulation and averages of the weights.
 //! - [`UnscaledGradients`], [`GradientStatus`]: to look at gradients, or to change them, before a step.
+//! - [`FusedSgd`], [`FusedAdam`], [`FusedAdamW`]: Burn's optimizers, stepping all parameters in one pass.
 //! - [`PipelinedOptimizer`]: the optimizer on a thread of its own, on another device.
 //! - [`ScaledLrScheduler`]: a learning-rate schedule that does not advance on a skipped step.
 //! - [`AmpRecord`]: the state of all of these, in a file.
@@ -56,6 +57,7 @@ mod dtype;
 mod ema;
 mod entries;
 mod error;
+mod fused;
 mod gradient_pass;
 mod gradient_status;
 mod gradients;
@@ -101,6 +103,7 @@ pub use clip::GradientClip;
 pub use convert::{to_full, to_half};
 pub use ema::{Ema, EmaConfig};
 pub use error::{AmpError, StepError};
+pub use fused::{Fused, FusedAdam, FusedAdamW, FusedSgd};
 pub use gradient_status::GradientStatus;
 pub use gradients::{ScaledGradients, UnscaledGradients, sum_of_devices};
 pub use guard::Guard;

@@ -1,7 +1,7 @@
 use burn::{
     grad_clipping::GradientClipping,
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::{Module, ParamGroup},
+    module::{Module, ParamGroup, ParamId},
     optim::{
         GradientsParams, LearningRate, ModuleOptimizer, Optimizer, OptimizerRecord, RecordState,
         StateSink, StateSource, join_path,
@@ -15,8 +15,8 @@ use crate::{
     dtype::is_half, error::AmpError, module_optim::ModuleOptim, param_tensors::ParamTensors,
 };
 
-const MASTER: &str = "master";
-const INNER: &str = "inner";
+pub(crate) const MASTER: &str = "master";
+pub(crate) const INNER: &str = "inner";
 
 /// An optimizer for f16 and bf16 parameters that keeps an f32 copy of each, and its inner state in f32.
 ///
@@ -145,6 +145,23 @@ pub(crate) fn masters_of(optim: &ModuleOptimizer) -> ParamTensors {
     MASTERS.take().unwrap_or_default()
 }
 
+/// Whether a state is flattened for its master alone, which `put` leaves there.
+pub(crate) fn masters_asked(prefix: &str, put: impl FnOnce(&mut ParamTensors, ParamId)) -> bool {
+    MASTERS.with_borrow_mut(|masters| {
+        if let (Some(masters), Ok(id)) = (masters.as_mut(), prefix.parse::<u64>()) {
+            put(masters, id.into());
+        }
+        masters.is_some()
+    })
+}
+
+/// Values of their own. CubeCL reads when the values are looked at, and on the CPU where they lie: the next step, in place, would be in
+/// the record.
+pub(crate) fn owned(data: &TensorData) -> TensorData {
+    let bytes = data.as_bytes().to_vec();
+    TensorData::from_bytes_vec(bytes, data.shape().clone(), data.dtype())
+}
+
 /// The optimizer of single parameters inside.
 #[derive(Clone)]
 struct Masters<O>(O);
@@ -155,31 +172,31 @@ struct Kept<O: Optimizer, const D: usize> {
     /// The f32 copy; none for a parameter that is not in half precision.
     master: Option<Tensor<D>>,
     inner: Option<O::State<D>>,
+    /// Whether it was loaded from a record of Burn's layout, without `inner`, and not used since.
+    plain: bool,
 }
 
 impl<O: Optimizer, const D: usize> RecordState for Kept<O, D> {
     fn state_flatten(&self, prefix: &str, out: &mut StateSink) {
-        let wanted = MASTERS.with_borrow_mut(|masters| {
-            if let (Some(masters), Some(master)) = (&mut *masters, &self.master)
-                && let Ok(id) = prefix.parse::<u64>()
-            {
-                masters.insert(id.into(), master.clone());
+        let asked = masters_asked(prefix, |masters, id| {
+            if let Some(master) = &self.master {
+                masters.insert(id, master.clone());
             }
-            masters.is_some()
         });
-        if wanted {
+        if asked {
             return;
         }
         if let Some(master) = &self.master {
             out.push_tensor(prefix, MASTER, master.to_data());
         }
         if let Some(inner) = &self.inner {
-            inner.state_flatten(&join_path(prefix, INNER), out);
+            match self.plain {
+                true => inner.state_flatten(prefix, out),
+                false => inner.state_flatten(&join_path(prefix, INNER), out),
+            }
         }
-        // CubeCL reads when the values are looked at, and on the CPU where they lie: the next step, in place, would be in the record.
         for (_, data) in &mut out.tensors {
-            let bytes = data.as_bytes().to_vec();
-            *data = TensorData::from_bytes_vec(bytes, data.shape().clone(), data.dtype());
+            *data = owned(data);
         }
     }
 
@@ -192,9 +209,16 @@ impl<O: Optimizer, const D: usize> RecordState for Kept<O, D> {
             Some(_) => return None,
             None => None,
         };
-        // Not asked before whether there is one: the source looks through the states of all parameters for that.
-        let inner = O::State::<D>::state_unflatten(&join_path(prefix, INNER), src, device);
-        (master.is_some() || inner.is_some()).then_some(Self { master, inner })
+        let wrapped = join_path(prefix, INNER);
+        // Not asked where there is a master: the source looks through the states of all parameters for that.
+        let plain = master.is_none() && !src.has_under(&wrapped);
+        let prefix = if plain { prefix } else { &wrapped };
+        let inner = O::State::<D>::state_unflatten(prefix, src, device);
+        (master.is_some() || inner.is_some()).then_some(Self {
+            master,
+            inner,
+            plain,
+        })
     }
 }
 
@@ -218,6 +242,7 @@ impl<O: Optimizer> Optimizer for Masters<O> {
             let state = inner.map(|inner| Kept {
                 master: None,
                 inner: Some(inner),
+                plain: false,
             });
             return (tensor, state);
         }
@@ -228,20 +253,29 @@ impl<O: Optimizer> Optimizer for Masters<O> {
         let grad = grad.cast(FloatDType::F32);
         let (master, inner) = self.0.step(lr, master, grad, inner);
         let tensor = master.clone().cast(dtype);
-        let master = Some(master);
-        (tensor, Some(Kept { master, inner }))
+        let kept = Kept {
+            master: Some(master),
+            inner,
+            plain: false,
+        };
+        (tensor, Some(kept))
     }
 
     fn to_device<const D: usize>(state: Self::State<D>, device: &Device) -> Self::State<D> {
         Kept {
             master: state.master.map(|master| master.to_device(device)),
             inner: state.inner.map(|inner| O::to_device(inner, device)),
+            plain: state.plain,
         }
     }
 }
 
 /// The master, except where the parameter is no longer its rounded image: there, the parameter.
-fn follow<const D: usize>(master: Tensor<D>, tensor: Tensor<D>, dtype: DType) -> Tensor<D> {
+pub(crate) fn follow<const D: usize>(
+    master: Tensor<D>,
+    tensor: Tensor<D>,
+    dtype: DType,
+) -> Tensor<D> {
     let changed = master.clone().cast(dtype).not_equal(tensor.clone());
     master.mask_where(changed, tensor.cast(FloatDType::F32))
 }

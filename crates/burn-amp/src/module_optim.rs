@@ -14,7 +14,7 @@ use crate::{
 /// [`GradScaler::step`](crate::GradScaler::step) calls.
 ///
 /// Implemented for Burn's [`ModuleOptimizer`] (hence for every `Optimizer`, with its parameter groups and clipping), for
-/// [`MasterWeights`](crate::MasterWeights), and for `&mut O`. A type of your own needs one method, `step`, and two more to
+/// [`Fused`](crate::Fused) optimizers, for [`MasterWeights`](crate::MasterWeights), and for `&mut O`. A type of your own needs one method, `step`, and two more to
 /// have its state stored:
 ///
 /// ```
@@ -42,7 +42,7 @@ use crate::{
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an optimizer of whole modules",
     note = "a `ScaledOptimizer` cannot be put into another: the gradients would be unscaled twice",
-    note = "wrap Burn's `ModuleOptimizer` (what `AdamConfig::init` returns), a `MasterWeights`, or a type of your own \
+    note = "wrap Burn's `ModuleOptimizer` (what `AdamConfig::init` returns), a `FusedAdam`, a `MasterWeights`, or a type of your own \
             that implements `ModuleOptim`"
 )]
 pub trait ModuleOptim {

@@ -2,9 +2,9 @@
 
 use burn::{
     module::{Module, ModuleVisitor, Param},
-    optim::ModuleOptimizer,
     tensor::Tensor,
 };
+use burn_amp::ModuleOptim;
 use burn_pack::{DType, Reader, Scalar};
 use std::collections::BTreeMap;
 
@@ -33,8 +33,9 @@ pub struct State {
 }
 
 /// The state of `optim`, read back from its record.
-pub fn state(optim: &ModuleOptimizer) -> State {
-    let reader = Reader::from_bytes(optim.into_bytes().unwrap()).unwrap();
+pub fn state<O: ModuleOptim>(optim: &O) -> State {
+    let bytes = optim.try_to_record().unwrap().into_bytes().unwrap();
+    let reader = Reader::from_bytes(bytes).unwrap();
     let (scalars, paths) = (reader.scalars().clone(), reader.metadata().clone());
     let tensors = reader.into_tensors().unwrap().into_iter().map(|tensor| {
         let (name, dtype, shape, _, bytes) = tensor.into_parts().unwrap();

@@ -1,11 +1,9 @@
 //! One run with scaling and overflows beside a plain run of its clean steps.
 
 use burn::{
-    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    optim::{GradientsParams, ModuleOptimizer},
-    tensor::Device,
+    lr_scheduler::module_lr_scheduler::ModuleLearningRate, optim::GradientsParams, tensor::Device,
 };
-use burn_amp::{GradScaler, GradScalerConfig, ScaledOptimizer, StepOutcome};
+use burn_amp::{GradScaler, GradScalerConfig, ModuleOptim, ScaledOptimizer, StepOutcome};
 use burn_amp_tests::scaled_by_hand;
 
 use super::{Net, Poison, State, batch, parameters, state};
@@ -42,9 +40,9 @@ pub fn scaler() -> GradScaler {
 }
 
 /// A model, an optimizer and a learning rate.
-pub struct Plan {
+pub struct Plan<O> {
     pub net: Net,
-    pub optimizer: ModuleOptimizer,
+    pub optimizer: O,
     pub lr: ModuleLearningRate,
 }
 
@@ -60,13 +58,13 @@ enum Way {
 /// Runs the plan with scaling and, on the clean steps, without, and compares both after every step.
 ///
 /// Returns where they ended.
-pub fn compare_with_plain(plan: Plan) -> (Vec<Vec<u8>>, State) {
+pub fn compare_with_plain<O: ModuleOptim + Clone>(plan: Plan<O>) -> (Vec<Vec<u8>>, State) {
     let end = compare(&plan, Way::Scaled);
     assert!(compare(&plan, Way::Plain) == end);
     end
 }
 
-fn compare(plan: &Plan, way: Way) -> (Vec<Vec<u8>>, State) {
+fn compare<O: ModuleOptim + Clone>(plan: &Plan<O>, way: Way) -> (Vec<Vec<u8>>, State) {
     let device = Device::flex().autodiff();
     let mut scaled_net = plan.net.clone();
     let mut scaled = ScaledOptimizer::new(plan.optimizer.clone(), scaler());

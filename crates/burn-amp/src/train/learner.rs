@@ -7,7 +7,7 @@ use burn::{
 
 use super::{Scaled, checkpoint, pipelined::Pipeline};
 use crate::{
-    error::AmpError, master_weights::MasterWeights, mixed_precision::MixedPrecision,
+    error::AmpError, fused::Fused, master_weights::MasterWeights, mixed_precision::MixedPrecision,
     module_optim::ModuleOptim, optimizer::ScaledOptimizer, pipeline::PipelinedOptimizer,
     scaler::GradScaler, step_options::StepOptions,
 };
@@ -181,8 +181,8 @@ impl MixedPrecision {
     }
 }
 
-/// What [`MixedPrecision::learner`] takes: Burn's `ModuleOptimizer`, a [`MasterWeights`] (for parameters that are bf16
-/// themselves), a [`ScaledOptimizer`] around either, or a [`PipelinedOptimizer`].
+/// What [`MixedPrecision::learner`] takes: Burn's `ModuleOptimizer`, a [`Fused`] optimizer, a [`MasterWeights`] (for parameters that are bf16
+/// themselves), a [`ScaledOptimizer`] around any of them, or a [`PipelinedOptimizer`].
 pub struct LearnerOptimizer {
     optim: Result<ModuleOptimizer, AmpError>,
     /// Whether it combines half-precision parameters with f32 gradients.
@@ -209,6 +209,15 @@ impl From<MasterWeights> for LearnerOptimizer {
             mixed: true,
             scaled: None,
             pipeline: None,
+        }
+    }
+}
+
+impl<C> From<Fused<C>> for LearnerOptimizer {
+    fn from(optim: Fused<C>) -> Self {
+        Self {
+            mixed: true,
+            ..Self::from(optim.into_inner())
         }
     }
 }

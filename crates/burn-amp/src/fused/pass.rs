@@ -1,0 +1,142 @@
+//! The steps of single parameters, collected to be made in one pass.
+
+use burn::tensor::{Device, Tensor};
+use burn_amp_kernels::{TensorList, UpdateRow, UpdateRule, update};
+use std::{any::Any, cell::RefCell};
+
+thread_local! {
+    /// The pass of the module that is being stepped: Burn hands parameters over one by one.
+    static OPEN: RefCell<Option<Pass>> = const { RefCell::new(None) };
+}
+
+/// One parameter's step: what the kernel reads, and where its results go.
+pub(super) struct Job<const D: usize> {
+    pub(super) rule: UpdateRule,
+    pub(super) row: UpdateRow,
+    pub(super) device: Device,
+    /// Gradient, parameter, its master if it has one, states.
+    pub(super) tensors: Vec<Tensor<D>>,
+    /// Takes master and states over.
+    pub(super) keep: Box<dyn FnOnce(Vec<Tensor<D>>)>,
+}
+
+/// A parameter after its step: a `Tensor<D>`; none if it was stepped by itself.
+pub(super) type Stepped = Option<Box<dyn Any>>;
+
+type End = Box<dyn FnOnce(&mut TensorList) -> Box<dyn Any>>;
+
+/// The steps of many parameters.
+#[derive(Default)]
+pub(super) struct Pass {
+    groups: Vec<Group>,
+    len: usize,
+}
+
+struct Group {
+    rule: UpdateRule,
+    device: Device,
+    list: TensorList,
+    rows: Vec<UpdateRow>,
+    /// Where each stands among all parameters, and how its results leave the list.
+    ends: Vec<(usize, End)>,
+}
+
+impl Pass {
+    fn push<const D: usize>(&mut self, job: Job<D>) {
+        let place = (self.groups.iter())
+            .position(|group| group.rule == job.rule && group.device == job.device);
+        let place = place.unwrap_or_else(|| {
+            self.groups.push(Group {
+                rule: job.rule,
+                device: job.device,
+                list: TensorList::new(),
+                rows: Vec::new(),
+                ends: Vec::new(),
+            });
+            self.groups.len() - 1
+        });
+        let group = &mut self.groups[place];
+        let results = job.tensors.len() - 1;
+        job.tensors
+            .into_iter()
+            .for_each(|tensor| group.list.push(tensor));
+        group.rows.push(job.row);
+        let keep = job.keep;
+        let end = move |list: &mut TensorList| -> Box<dyn Any> {
+            let mut taken: Vec<_> = (0..results).map_while(|_| list.pop::<D>()).collect();
+            let parameter = taken
+                .pop()
+                .expect("the kernel gives back what it was given");
+            taken.reverse();
+            keep(taken);
+            Box::new(parameter)
+        };
+        group.ends.push((self.len, Box::new(end)));
+        self.len += 1;
+    }
+
+    /// Steps all of them, in one call a rule and device. They come back in the order in which they came. Does not wait.
+    fn run(self) -> Vec<Stepped> {
+        let mut stepped: Vec<Stepped> = (0..self.len).map(|_| None).collect();
+        for group in self.groups {
+            let rows = UpdateRow::upload(&group.rows, &group.device);
+            // Asked before: see `can_update`.
+            let mut list = update(group.rule, group.list, rows)
+                .unwrap_or_else(|error| panic!("the step of the optimizer: {error}"));
+            for (position, end) in group.ends.into_iter().rev() {
+                stepped[position] = Some(end(&mut list));
+            }
+        }
+        stepped
+    }
+}
+
+/// Makes a step at once, unless a pass is open: none is given back then.
+pub(super) fn step<const D: usize>(job: Job<D>) -> Option<Tensor<D>> {
+    let job = OPEN.with_borrow_mut(|open| match open {
+        Some(pass) => {
+            pass.push(job);
+            None
+        }
+        None => Some(job),
+    })?;
+    let mut pass = Pass::default();
+    pass.push(job);
+    let stepped = pass.run().pop().flatten();
+    Some(tensor(
+        stepped.expect("one parameter comes back for one that went in"),
+    ))
+}
+
+/// A parameter after its step.
+pub(super) fn tensor<const D: usize>(stepped: Box<dyn Any>) -> Tensor<D> {
+    *stepped.downcast().expect("a parameter keeps its rank")
+}
+
+/// Notes that a parameter was stepped by itself.
+pub(super) fn skip() {
+    OPEN.with_borrow_mut(|open| {
+        if let Some(pass) = open {
+            pass.len += 1;
+        }
+    });
+}
+
+/// Collects the steps of the parameters that `f` hands over, and makes them.
+pub(super) fn collected<T>(f: impl FnOnce() -> T) -> (T, Vec<Stepped>) {
+    /// A pass must not stay open when `f` panics: later steps would wait in it.
+    struct Close;
+
+    impl Drop for Close {
+        fn drop(&mut self) {
+            OPEN.set(None);
+        }
+    }
+
+    OPEN.set(Some(Pass::default()));
+    let close = Close;
+    let value = f();
+    let pass = OPEN.take().unwrap_or_default();
+    drop(close);
+    (value, pass.run())
+}

@@ -1,0 +1,280 @@
+//! What is kept of a parameter, and the optimizer that Burn's `ModuleOptimizer` holds.
+
+use burn::{
+    optim::{DynOptimizer, DynState, LearningRate, StateSink, StateSource, join_path},
+    tensor::{DType, Device, FloatDType, Tensor, TensorData, kind::BridgeTensor},
+};
+use burn_amp_kernels::can_update;
+use burn_pack::Scalar;
+use std::sync::{Arc, OnceLock};
+
+use super::{
+    pass::{self, Job},
+    rule::Rule,
+};
+use crate::{
+    dtype::is_half,
+    master_weights::{INNER, MASTER, follow, masters_asked, owned},
+    rank::with_rank,
+};
+
+/// The state of a parameter of rank `D`.
+#[derive(Clone)]
+struct Kept<const D: usize> {
+    time: usize,
+    /// The f32 copy; none for a parameter that is not in half precision.
+    master: Option<Value<D>>,
+    /// As the rule names them; none before the first step.
+    tensors: Vec<Value<D>>,
+    /// Whether it stands in a record as `MasterWeights` writes it.
+    wrapped: bool,
+}
+
+#[derive(Clone)]
+enum Value<const D: usize> {
+    Live(Tensor<D>),
+    /// What was loaded, until the parameter's device is known.
+    Stored(TensorData),
+}
+
+impl<const D: usize> Value<D> {
+    fn on(self, device: &Device) -> Tensor<D> {
+        match self {
+            Self::Live(tensor) if tensor.device() == *device => tensor,
+            Self::Live(tensor) => tensor.to_device(device),
+            Self::Stored(data) => {
+                let dtype = data.dtype();
+                Tensor::from_data(data, (device, dtype))
+            }
+        }
+    }
+
+    fn to_data(&self) -> TensorData {
+        match self {
+            Self::Live(tensor) => tensor.to_data(),
+            Self::Stored(data) => data.clone(),
+        }
+    }
+}
+
+/// A place for a state, which the pass fills. Full from the end of a step to the next; a clone takes handles out of it.
+#[derive(Clone)]
+struct Slot<const D: usize>(Arc<OnceLock<Kept<D>>>);
+
+const HALFWAY: &str = "an earlier step has panicked: go on from the last record";
+
+impl<const D: usize> Slot<D> {
+    fn of(kept: Kept<D>) -> Self {
+        Self(Arc::new(kept.into()))
+    }
+
+    fn get(&self) -> &Kept<D> {
+        self.0.get().expect(HALFWAY)
+    }
+
+    fn take(self) -> Kept<D> {
+        let kept = Arc::try_unwrap(self.0).map(OnceLock::into_inner);
+        let kept = kept.unwrap_or_else(|shared| shared.get().cloned());
+        kept.expect(HALFWAY)
+    }
+}
+
+/// Steps single parameters in the pass that is open.
+pub(super) struct Fuse(pub(super) Rule);
+
+impl Fuse {
+    fn step<const D: usize>(
+        &self,
+        lr: LearningRate,
+        tensor: Tensor<D>,
+        grad: Tensor<D>,
+        slot: Option<Slot<D>>,
+    ) -> (Tensor<D>, Slot<D>) {
+        let (device, dtype) = (grad.device(), tensor.dtype());
+        let (before, master, state) = match slot.map(Slot::take) {
+            Some(kept) => (kept.time, kept.master, kept.tensors),
+            None => (0, None, Vec::new()),
+        };
+        let time = before + 1;
+        let state: Vec<_> = state.into_iter().map(|value| value.on(&device)).collect();
+        // A parameter that has become wider leaves its master behind.
+        let master = master.filter(|_| is_half(dtype));
+        let master = master.map(|master| master.on(&device));
+        let wrapped = is_half(dtype);
+        if !matches!(dtype, DType::F16 | DType::BF16 | DType::F32) || !can_update(&tensor) {
+            let (tensor, master, state) = self.composed(lr, tensor, grad, time, master, state);
+            let kept = Kept {
+                time,
+                master: master.map(Value::Live),
+                tensors: state.into_iter().map(Value::Live).collect(),
+                wrapped,
+            };
+            pass::skip();
+            return (tensor, Slot::of(kept));
+        }
+        let fresh = state.is_empty();
+        let empty = || Tensor::empty(tensor.shape(), (&device, DType::F32));
+        let state = match fresh {
+            true => self.0.names().iter().map(|_| empty()).collect(),
+            false => state,
+        };
+        let master =
+            wrapped.then(|| master.unwrap_or_else(|| tensor.clone().cast(FloatDType::F32)));
+        let slot = Slot(Arc::new(OnceLock::new()));
+        let to_fill = slot.0.clone();
+        // It has the parameter's shape and device, and takes no memory.
+        let placeholder = grad.clone();
+        let job = Job {
+            rule: self.0.kernel(),
+            row: self.0.row(lr, time, fresh),
+            device,
+            tensors: [grad, tensor]
+                .into_iter()
+                .chain(master)
+                .chain(state)
+                .collect(),
+            keep: Box::new(move |results: Vec<Tensor<D>>| {
+                let mut results = results.into_iter().map(Value::Live);
+                let kept = Kept {
+                    time,
+                    master: wrapped.then(|| results.next()).flatten(),
+                    tensors: results.collect(),
+                    wrapped,
+                };
+                // Empty until now: nobody else has it.
+                let _ = to_fill.set(kept);
+            }),
+        };
+        (pass::step(job).unwrap_or(placeholder), slot)
+    }
+
+    /// As [`MasterWeights`](crate::MasterWeights) steps, by Burn's own operations.
+    fn composed<const D: usize>(
+        &self,
+        lr: LearningRate,
+        tensor: Tensor<D>,
+        grad: Tensor<D>,
+        time: usize,
+        master: Option<Tensor<D>>,
+        state: Vec<Tensor<D>>,
+    ) -> (Tensor<D>, Option<Tensor<D>>, Vec<Tensor<D>>) {
+        let dtype = tensor.dtype();
+        if !is_half(dtype) {
+            let (tensor, state) = self.0.composed(lr, tensor, grad.cast(dtype), time, state);
+            return (tensor, None, state);
+        }
+        let master = match master {
+            Some(master) => follow(master, tensor, dtype),
+            None => tensor.cast(FloatDType::F32),
+        };
+        let grad = grad.cast(FloatDType::F32);
+        let (master, state) = self.0.composed(lr, master, grad, time, state);
+        (master.clone().cast(dtype), Some(master), state)
+    }
+
+    fn flatten<const D: usize>(&self, prefix: &str, kept: &Kept<D>, out: &mut StateSink) {
+        let asked = masters_asked(prefix, |masters, id| match &kept.master {
+            Some(Value::Live(master)) => masters.insert(id, master.clone()),
+            Some(Value::Stored(data)) => masters.store(id, data.clone()),
+            None => {}
+        });
+        if asked {
+            return;
+        }
+        if let Some(master) = &kept.master {
+            out.push_tensor(prefix, MASTER, owned(&master.to_data()));
+        }
+        let base = match kept.wrapped {
+            true => join_path(prefix, INNER),
+            false => prefix.to_string(),
+        };
+        if let Some(counter) = self.0.counter() {
+            out.push_scalar(&base, counter, Scalar::from(kept.time));
+        }
+        for (name, value) in self.0.names().iter().zip(&kept.tensors) {
+            out.push_tensor(&base, name, owned(&value.to_data()));
+        }
+    }
+
+    /// None if a tensor or the counter is missing, or cannot be of this rule: Burn's loader then leaves it, and ours refuses the record.
+    fn unflatten<const D: usize>(&self, prefix: &str, src: &mut StateSource) -> Option<Kept<D>> {
+        let master = src.take_tensor(prefix, MASTER);
+        let inner = join_path(prefix, INNER);
+        let names = self.0.names();
+        let first = (names.first()).and_then(|name| {
+            let plain = src.take_tensor(prefix, name).map(|data| (data, false));
+            plain.or_else(|| Some((src.take_tensor(&inner, name)?, true)))
+        });
+        let wrapped = first
+            .as_ref()
+            .map_or(master.is_some(), |(_, wrapped)| *wrapped);
+        let base = if wrapped { &inner } else { prefix };
+        let time = match self.0.counter() {
+            Some(counter) => usize::try_from(src.take_scalar(base, counter)?).ok()?,
+            None => 0,
+        };
+        let mut tensors: Vec<TensorData> = first.into_iter().map(|(data, _)| data).collect();
+        for name in names.iter().skip(1) {
+            tensors.push(src.take_tensor(base, name)?);
+        }
+        let fits = |data: &TensorData| {
+            data.rank() == D
+                && tensors
+                    .iter()
+                    .all(|other| other.shape() == data.shape() && other.dtype() == data.dtype())
+        };
+        let is_f32 = |data: &TensorData| data.dtype() == DType::F32;
+        let whole = tensors.len() == names.len()
+            && tensors
+                .iter()
+                .all(|data| fits(data) && matches!(data.dtype(), DType::F32 | DType::F64))
+            && master.iter().all(|data| is_f32(data) && fits(data));
+        whole.then(|| Kept {
+            time,
+            master: master.map(Value::Stored),
+            tensors: tensors.into_iter().map(Value::Stored).collect(),
+            wrapped,
+        })
+    }
+}
+
+impl DynOptimizer for Fuse {
+    fn step_dyn(
+        &self,
+        rank: usize,
+        lr: LearningRate,
+        tensor: BridgeTensor,
+        grad: BridgeTensor,
+        state: Option<DynState>,
+    ) -> (BridgeTensor, Option<DynState>) {
+        with_rank!(rank, D => {
+            let (tensor, grad) = (Tensor::<D>::from_bridge(tensor), Tensor::<D>::from_bridge(grad));
+            let (tensor, slot) = self.step(lr, tensor, grad, state.map(DynState::downcast));
+            (tensor.into_bridge(), Some(DynState::create(slot, rank)))
+        }, _rank => unreachable!("a parameter of rank {rank}"))
+    }
+
+    /// The next step moves it, to the gradient's device.
+    fn to_device_dyn(&self, state: DynState, _device: &Device) -> DynState {
+        state
+    }
+
+    fn state_flatten(&self, prefix: &str, state: &DynState, out: &mut StateSink) {
+        with_rank!(state.rank(), D => {
+            self.flatten(prefix, state.downcast_ref::<Slot<D>>().get(), out)
+        }, _rank => ())
+    }
+
+    fn state_unflatten(
+        &self,
+        rank: usize,
+        prefix: &str,
+        src: &mut StateSource,
+        _device: &Device,
+    ) -> Option<DynState> {
+        with_rank!(rank, D => {
+            let kept = self.unflatten::<D>(prefix, src)?;
+            Some(DynState::create(Slot::of(kept), rank))
+        }, _rank => None)
+    }
+}

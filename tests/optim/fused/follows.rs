@@ -1,0 +1,215 @@
+//! Every configuration gives what Burn's optimizer gives: bit for bit on Flex, closely elsewhere.
+
+use burn::{
+    grad_clipping::GradientClippingConfig,
+    module::{Module, Param},
+    optim::{
+        AdamConfig, AdamWConfig, ModuleOptimizer, SgdConfig, decay::WeightDecayConfig,
+        momentum::MomentumConfig,
+    },
+    tensor::{DType, Device, FloatDType, Tensor},
+};
+use burn_amp::{Fused, FusedAdam, FusedAdamW, FusedSgd, ModuleOptim};
+use burn_pack::DType as Stored;
+
+use super::{flex, gradients, step};
+use crate::support::{Net, Plan, State, compare_with_plain, parameters, state};
+
+const STEPS: usize = 1000;
+
+/// A long run beside Burn's; states are compared now and then.
+fn follows<C>(mut burns: ModuleOptimizer, mut fused: Fused<C>) {
+    let mut expected = Net::matrices(&flex());
+    let mut net = expected.clone();
+    for number in 0..STEPS {
+        let lr = 0.02 / (1.0 + number as f64 / 100.0);
+        let before = parameters(&net);
+        expected = step(&mut burns, lr, expected, number);
+        net = step(&mut fused, lr, net, number);
+        let after = parameters(&net);
+        assert!(after == parameters(&expected), "step {number}");
+        let stands = before.iter().zip(&after).any(|(a, b)| a == b);
+        assert!(number > 3 || !stands, "step {number} did nothing");
+        if number % 100 == 0 || number + 1 == STEPS {
+            assert_eq!(state(&fused), state(&burns), "step {number}");
+        }
+    }
+}
+
+/// With overflows between, which are skipped: where Burn's optimizer is then, by `ScaledOptimizer` too.
+fn skips<C: Clone>(burns: ModuleOptimizer, fused: Fused<C>) {
+    let (net, lr) = (Net::full(&flex()), || 0.01.into());
+    let expected = compare_with_plain(Plan {
+        net: net.clone(),
+        optimizer: burns,
+        lr: lr(),
+    });
+    let optimizer = fused;
+    let end = compare_with_plain(Plan {
+        net,
+        optimizer,
+        lr: lr(),
+    });
+    assert!(end == expected);
+}
+
+/// Each step from Burn's own state, on the device that `BURN_DEVICE` names: parameters and states within 2 units in the last place of the
+/// larger of the values before and after it.
+fn keeps_close<C: Clone>(mut burns: ModuleOptimizer, fused: Fused<C>) {
+    let mut net = Net::full(&Device::default().autodiff());
+    for number in 0..6 {
+        let mut fused = fused.clone();
+        fused.try_load_record(burns.to_record()).unwrap();
+        let before = snapshot(&net, &burns);
+        let grads = || gradients(&net, number, FloatDType::F32);
+        let stepped = ModuleOptim::step(&mut fused, 0.01.into(), net.clone(), grads());
+        let expected = burns.step(0.01, net.clone(), grads());
+        let (actual, expected_values) = (snapshot(&stepped, &fused), snapshot(&expected, &burns));
+        assert_eq!(actual.len(), expected_values.len());
+        for (name, expected) in &expected_values {
+            let start = before.iter().find(|(other, _)| other == name);
+            let actual = &actual.iter().find(|(other, _)| other == name).unwrap().1;
+            for (index, (actual, expected)) in actual.iter().zip(expected).enumerate() {
+                let start = start.map_or(0.0, |(_, values)| values[index].abs());
+                let unit = start.max(expected.abs()).max(f32::MIN_POSITIVE) * f32::EPSILON;
+                let distance = (actual - expected).abs();
+                let limit = match Device::default() == Device::flex() {
+                    true => 0.0,
+                    false => 2.0 * unit,
+                };
+                assert!(
+                    distance <= limit,
+                    "step {number}, `{name}`: {actual} for {expected}"
+                );
+            }
+        }
+        net = expected;
+    }
+}
+
+/// Parameters and states as numbers, by name.
+fn snapshot<O: ModuleOptim>(net: &Net, optim: &O) -> Vec<(String, Vec<f32>)> {
+    let State { tensors, .. } = state(optim);
+    let numbers = |(dtype, bytes): (Stored, Vec<u8>)| {
+        assert_eq!(dtype, Stored::F32);
+        let chunks = bytes.as_chunks().0.iter();
+        chunks.map(|chunk| f32::from_le_bytes(*chunk)).collect()
+    };
+    let parameters = parameters(net).into_iter().enumerate();
+    let parameters = parameters.map(|(index, values)| (index.to_string(), numbers(values)));
+    let states =
+        (tensors.into_iter()).map(|(name, (dtype, _, bytes))| (name, numbers((dtype, bytes))));
+    parameters.chain(states).collect()
+}
+
+fn sgd() -> SgdConfig {
+    SgdConfig::new()
+}
+
+fn momentum(nesterov: bool) -> Option<MomentumConfig> {
+    let momentum = MomentumConfig::new().with_dampening(0.3);
+    Some(momentum.with_nesterov(nesterov))
+}
+
+fn decay() -> Option<WeightDecayConfig> {
+    Some(WeightDecayConfig::new(0.01))
+}
+
+fn norm() -> Option<GradientClippingConfig> {
+    Some(GradientClippingConfig::Norm(0.01))
+}
+
+fn value() -> Option<GradientClippingConfig> {
+    Some(GradientClippingConfig::Value(0.002))
+}
+
+macro_rules! every_configuration {
+    ($($name:ident: $fused:ident, $config:expr;)+) => {
+        $(mod $name {
+            use super::*;
+
+            #[test]
+            fn follows() {
+                let config = $config;
+                super::follows(config.init(), $fused::new(config).unwrap());
+            }
+
+            #[test]
+            fn skips() {
+                let config = $config;
+                super::skips(config.init(), $fused::new(config).unwrap());
+            }
+
+            #[test]
+            fn keeps_close() {
+                let config = $config;
+                super::keeps_close(config.init(), $fused::new(config).unwrap());
+            }
+        })+
+    };
+}
+
+every_configuration! {
+    plain_sgd: FusedSgd, sgd();
+    decayed_sgd: FusedSgd, sgd().with_weight_decay(decay());
+    sgd_with_momentum: FusedSgd, sgd().with_momentum(momentum(false));
+    sgd_with_all: FusedSgd, sgd().with_momentum(momentum(true)).with_weight_decay(decay()).with_gradient_clipping(norm());
+    plain_adam: FusedAdam, AdamConfig::new();
+    decayed_adam: FusedAdam, AdamConfig::new().with_weight_decay(decay()).with_beta_1(0.8).with_epsilon(1e-8);
+    amsgrad: FusedAdam, AdamConfig::new().with_amsgrad(true).with_grad_clipping(value());
+    clipped_adam: FusedAdam, AdamConfig::new().with_grad_clipping(norm());
+    plain_adam_w: FusedAdamW, AdamWConfig::new().with_weight_decay(0.1);
+    adam_w_without_decay: FusedAdamW, AdamWConfig::new().with_weight_decay(0.0);
+    cautious_adam_w: FusedAdamW, AdamWConfig::new().with_weight_decay(0.1).with_cautious_weight_decay(true);
+    cautious_adam_w_without_decay: FusedAdamW, AdamWConfig::new().with_weight_decay(0.0).with_cautious_weight_decay(true);
+    adam_w_amsgrad: FusedAdamW, AdamWConfig::new().with_amsgrad(true).with_beta_2(0.9).with_grad_clipping(norm());
+}
+
+/// Of f64 parameters there is no kernel: Burn's own operations.
+#[test]
+fn f64_parameters() {
+    #[derive(Module, Debug)]
+    struct Wide {
+        values: Param<Tensor<2>>,
+        narrow: Param<Tensor<1>>,
+    }
+
+    let device = flex();
+    let start = Tensor::<2>::from_data([[0.1f64, -0.2], [1e-9, 3.0]], (&device, DType::F64));
+    let wide = Wide {
+        values: Param::from_tensor(start),
+        narrow: Param::from_tensor(Tensor::from_data([0.5f32, -1.5], &device)),
+    };
+    let grads = |wide: &Wide| {
+        let product = wide.values.val().square().sum().cast(FloatDType::F32);
+        let loss = product * wide.narrow.val().square().sum();
+        burn::optim::GradientsParams::from_grads(loss.backward(), wide)
+    };
+    fn run<O: ModuleOptim>(
+        mut optim: O,
+        mut wide: Wide,
+        grads: impl Fn(&Wide) -> burn::optim::GradientsParams,
+    ) -> (Vec<(Stored, Vec<u8>)>, State) {
+        for _ in 0..10 {
+            let grads = grads(&wide);
+            wide = optim.step(0.01.into(), wide, grads);
+        }
+        let values = parameters(&wide);
+        assert_eq!([values[0].0, values[1].0], [Stored::F64, Stored::F32]);
+        (values, state(&optim))
+    }
+
+    let adam = AdamConfig::new().with_amsgrad(true);
+    let expected = run(adam.init(), wide.clone(), grads);
+    assert!(run(FusedAdam::new(adam).unwrap(), wide.clone(), grads) == expected);
+    let adam_w = AdamWConfig::new();
+    let expected = run(adam_w.init(), wide.clone(), grads);
+    assert!(run(FusedAdamW::new(adam_w).unwrap(), wide.clone(), grads) == expected);
+    for nesterov in [false, true] {
+        let sgd = sgd()
+            .with_momentum(momentum(nesterov))
+            .with_weight_decay(decay());
+        let expected = run(sgd.init(), wide.clone(), grads);
+        assert!(run(FusedSgd::new(sgd).unwrap(), wide.clone(), grads) == expected);
+    }
+}

@@ -1,0 +1,186 @@
+//! Groups with learning rates and settings of their own; parameters that are frozen, or used twice.
+
+use burn::{
+    lr_scheduler::module_lr_scheduler::ModuleLrScheduler,
+    module::{Module, Param, ParamGroup},
+    optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig, momentum::MomentumConfig},
+    tensor::{Device, Tensor},
+};
+use burn_amp::{FusedAdamW, FusedSgd, ModuleOptim, ScaledOptimizer};
+
+use super::{flex, step, steps};
+use crate::support::{Net, parameters, state};
+
+fn biases() -> ParamGroup {
+    ParamGroup::from_predicate("bias")
+}
+
+fn head() -> ParamGroup {
+    ParamGroup::from_predicate("head")
+}
+
+fn config() -> AdamWConfig {
+    AdamWConfig::new().with_weight_decay(0.1)
+}
+
+/// The last group that matches counts: `head.bias` is stepped as the head is.
+#[test]
+fn groups_have_settings_and_learning_rates() {
+    let plain = config().with_weight_decay(0.0);
+    let slow = config().with_beta_1(0.5).with_amsgrad(true);
+    let mut burns = config().init();
+    burns = burns.with_group(biases(), plain.build(), None);
+    burns = burns.with_group(head(), slow.build(), None);
+    let mut fused = FusedAdamW::new(config()).unwrap();
+    fused = fused.with_group(biases(), plain).unwrap();
+    fused = fused.with_group(head(), slow).unwrap();
+    let lr = || {
+        let mut scheduler = ModuleLrScheduler::new(0.01)
+            .with_group(ParamGroup::from_predicate("hidden"), 0.05)
+            .with_group(ParamGroup::from_path("hidden.bias"), 0.002);
+        scheduler.step()
+    };
+
+    let mut expected = Net::full(&flex());
+    let mut net = expected.clone();
+    for number in 0..50 {
+        expected = step(&mut burns, lr(), expected, number);
+        net = step(&mut fused, lr(), net, number);
+        assert!(parameters(&net) == parameters(&expected), "step {number}");
+    }
+    let state = state(&fused);
+    assert_eq!(state, crate::support::state(&burns));
+    let maxima = state.tensors.keys().filter(|name| name.contains("max"));
+    assert_eq!(maxima.count(), 2);
+}
+
+/// A group that is added later begins without state; the others keep theirs.
+#[test]
+fn a_new_group_begins_again() {
+    let mut burns = config().init();
+    let mut fused = FusedAdamW::new(config()).unwrap();
+    let start = Net::full(&flex());
+    let expected = steps(&mut burns, start.clone(), 0..5);
+    let net = steps(&mut fused, start, 0..5);
+    burns = burns.with_group(biases(), config().with_beta_1(0.5).build(), None);
+    fused = fused
+        .with_group(biases(), config().with_beta_1(0.5))
+        .unwrap();
+    assert_eq!(state(&fused), state(&burns));
+    let expected = steps(&mut burns, expected, 5..10);
+    let net = steps(&mut fused, net, 5..10);
+    assert!(parameters(&net) == parameters(&expected));
+    assert_eq!(state(&fused), state(&burns));
+}
+
+#[test]
+fn frozen_parameters_stay() {
+    let mut net = Net::full(&flex());
+    net.hidden = net.hidden.no_grad();
+    let before = parameters(&net);
+    let mut fused = FusedAdamW::new(config()).unwrap();
+    let net = steps(&mut fused, net, 0..3);
+    assert!(!net.hidden.weight.val().is_require_grad());
+    assert!(net.head.weight.val().is_require_grad());
+    // In the module's order: stem, hidden, head.
+    let stays: Vec<bool> = (before.iter().zip(parameters(&net)))
+        .map(|(before, after)| *before == after)
+        .collect();
+    assert_eq!(stays, [false, false, true, true, false, false]);
+    assert_eq!(state(&fused).tensors.len(), 2 * 4);
+}
+
+/// A parameter that stands twice is stepped as Burn steps it.
+#[test]
+fn tied_parameters() {
+    #[derive(Module, Debug)]
+    struct Tied {
+        first: Param<Tensor<2>>,
+        between: Param<Tensor<1>>,
+        second: Param<Tensor<2>>,
+    }
+
+    fn run<O: ModuleOptim>(optim: &mut O, mut tied: Tied) -> Tied {
+        for number in 0..4 {
+            let input = Tensor::<2>::full([3, 2], number as f32 - 1.5, &flex());
+            let hidden = input.matmul(tied.first.val()) + tied.between.val().unsqueeze();
+            let loss = hidden.matmul(tied.second.val()).square().mean();
+            let grads = GradientsParams::from_grads(loss.backward(), &tied);
+            tied = optim.step(0.1.into(), tied, grads);
+        }
+        tied
+    }
+
+    let shared = Tensor::<2>::from_data([[0.5, -1.0], [2.0, 0.25]], &flex());
+    let first = Param::from_tensor(shared);
+    let tied = Tied {
+        second: first.clone(),
+        first,
+        between: Param::from_tensor(Tensor::from_data([0.5, -0.5], &flex())),
+    };
+    let sgd = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
+    let mut burns = sgd.init();
+    let mut fused = FusedSgd::new(sgd).unwrap();
+    let expected = run(&mut burns, tied.clone());
+    let stepped = run(&mut fused, tied.clone());
+    assert!(parameters(&stepped) == parameters(&expected));
+    assert!(parameters(&stepped) != parameters(&tied));
+    assert_eq!(state(&fused), state(&burns));
+}
+
+/// Its parameters keep what autodiff knows of them.
+#[test]
+fn checkpointing_and_gradients_go_on() {
+    let device = Device::flex().autodiff().gradient_checkpointing();
+    let strategy = device.gradient_checkpointing_strategy();
+    let mut fused = FusedAdamW::new(config()).unwrap();
+    let net = steps(&mut fused, Net::full(&device), 0..2);
+    let weight = net.hidden.weight.val();
+    assert_eq!(weight.gradient_checkpointing_strategy(), strategy);
+    assert!(weight.is_require_grad());
+}
+
+/// Layers on two devices, where there are two: parameters and states stay on their own.
+#[test]
+fn parameters_on_several_devices() {
+    use burn::tensor::FloatDType;
+
+    fn run<O: ModuleOptim>(optim: &mut O, mut net: Net) -> Net {
+        for number in 0..4 {
+            let grads = super::gradients(&net, number, FloatDType::F32);
+            net = optim.step(0.01.into(), net, grads);
+        }
+        net
+    }
+
+    let mut net = Net::full(&Device::default().autodiff());
+    net.head = net.head.fork(&flex());
+    let mut burns = ModuleOptimizer::from(config().build());
+    let mut fused = FusedAdamW::new(config()).unwrap();
+    let expected = run(&mut burns, net.clone());
+    let stepped = run(&mut fused, net.clone());
+    assert_eq!(stepped.hidden.weight.device(), net.hidden.weight.device());
+    assert_eq!(stepped.head.weight.device(), flex());
+    // The head's, on Flex.
+    let (stepped, expected) = (parameters(&stepped), parameters(&expected));
+    assert!(stepped[4..] == expected[4..]);
+    if Device::default() == Device::flex() {
+        assert!(stepped == expected);
+        assert_eq!(state(&fused), state(&burns));
+    }
+}
+
+/// As any other optimizer, in a `ScaledOptimizer` without a scale.
+#[test]
+fn it_can_be_wrapped_without_a_scale() {
+    let mut fused = FusedAdamW::new(config()).unwrap();
+    let expected = steps(&mut fused, Net::full(&flex()), 0..3);
+    let mut wrapped = ScaledOptimizer::from(FusedAdamW::new(config()).unwrap());
+    let mut net = Net::full(&flex());
+    for number in 0..3 {
+        let loss = net.loss(crate::support::batch(number, &flex()));
+        let grads = GradientsParams::from_grads(loss.backward(), &net);
+        net = wrapped.step(0.01, net, grads);
+    }
+    assert!(parameters(&net) == parameters(&expected));
+}

@@ -1,0 +1,162 @@
+//! Parameters in half precision: their masters go where those of `MasterWeights` go, bit for bit.
+
+use burn::{
+    module::{Module, Param, ParamGroup},
+    optim::{
+        AdamConfig, AdamWConfig, Optimizer, SgdConfig, decay::WeightDecayConfig,
+        momentum::MomentumConfig,
+    },
+    tensor::{FloatDType, Tensor},
+};
+use burn_amp::{
+    Fused, FusedAdam, FusedAdamW, FusedSgd, GradScalerConfig, MasterWeights, ModuleOptim,
+    ScaledOptimizer, to_full, to_half,
+};
+
+use super::{flex, gradients};
+use crate::support::{Net, State, parameters, state};
+
+/// A run in which the first parameter is edited between; gradients come in f32 and in half precision by turns.
+fn run<O: ModuleOptim>(optim: &mut O, mut net: Net, dtype: FloatDType) -> Net {
+    for number in 0..12 {
+        let gradient = if number % 3 == 1 {
+            dtype
+        } else {
+            FloatDType::F32
+        };
+        let grads = gradients(&net, number, gradient);
+        net = optim.step(0.003.into(), net, grads);
+        if number == 6 {
+            let edit = |weight: Tensor<2>| weight.inner().mul_scalar(1.5);
+            net.hidden.weight =
+                (net.hidden.weight).map(|w| Tensor::from_inner(edit(w)).require_grad());
+        }
+    }
+    net
+}
+
+/// The record's names with `inner` or without.
+fn unwrapped(state: State) -> State {
+    let name = |name: String| name.replace(".inner.", ".");
+    State {
+        tensors: state
+            .tensors
+            .into_iter()
+            .map(|(n, t)| (name(n), t))
+            .collect(),
+        scalars: state
+            .scalars
+            .into_iter()
+            .map(|(n, s)| (name(n), s))
+            .collect(),
+        paths: state.paths,
+    }
+}
+
+fn compare<C: Clone>(optim: impl Optimizer, fused: Fused<C>) {
+    for dtype in [FloatDType::F16, FloatDType::BF16] {
+        for keep in [vec![], vec![ParamGroup::from_predicate("hidden")]] {
+            let net = to_half(Net::full(&flex()), dtype, &keep);
+            let mut masters = MasterWeights::new(optim.clone());
+            let mut fused = fused.clone();
+            let expected = run(&mut masters, net.clone(), dtype);
+            let stepped = run(&mut fused, net.clone(), dtype);
+            assert!(parameters(&stepped) == parameters(&expected), "{dtype:?}");
+            assert!(parameters(&stepped) != parameters(&net));
+            if keep.is_empty() {
+                // Names too.
+                assert_eq!(state(&fused), state(&masters));
+            }
+            assert_eq!(unwrapped(state(&fused)), unwrapped(state(&masters)));
+        }
+    }
+}
+
+#[test]
+fn adam() {
+    for amsgrad in [false, true] {
+        let config = AdamConfig::new().with_amsgrad(amsgrad);
+        let config = config.with_weight_decay(Some(WeightDecayConfig::new(0.05)));
+        compare(config.build(), FusedAdam::new(config).unwrap());
+    }
+}
+
+#[test]
+fn adam_w() {
+    for cautious in [false, true] {
+        let config = AdamWConfig::new().with_weight_decay(0.1);
+        let config = config.with_cautious_weight_decay(cautious);
+        compare(config.build(), FusedAdamW::new(config).unwrap());
+    }
+}
+
+#[test]
+fn sgd() {
+    let momentum = MomentumConfig::new().with_nesterov(true);
+    for momentum in [None, Some(momentum)] {
+        let config = SgdConfig::new().with_momentum(momentum);
+        compare(config.build(), FusedSgd::new(config).unwrap());
+    }
+}
+
+/// `ScaledOptimizer` hands f32 gradients to half-precision parameters, and averages the masters.
+#[test]
+fn it_is_scaled_and_averaged() {
+    #[derive(Module, Debug)]
+    struct One {
+        values: Param<Tensor<1>>,
+    }
+
+    fn run<O: ModuleOptim>(optim: O, mut one: One) -> (Vec<f32>, State) {
+        let scaler = GradScalerConfig::new()
+            .with_init_scale(256.0)
+            .init()
+            .unwrap();
+        let ema = burn_amp::EmaConfig::new().with_momentum(0.5);
+        let mut optim = ScaledOptimizer::new(optim, scaler).with_ema(ema).unwrap();
+        for _ in 0..5 {
+            let loss = one.values.val().cast(FloatDType::F32).square().sum();
+            let grads = optim.backward(loss, &one);
+            one = optim.step(1e-4, one, grads);
+        }
+        assert_eq!(optim.scaler().counters().stepped(), 5);
+        let average = optim.ema().unwrap().get(&one.values).unwrap();
+        (
+            average.to_data().try_to_vec().unwrap(),
+            state(optim.optimizer()),
+        )
+    }
+
+    let values = Tensor::<1>::from_data([1.0, -2.0, 0.1], &flex());
+    let one = One {
+        values: Param::from_tensor(values),
+    };
+    let one = to_half(one, FloatDType::F16, &[]);
+    let config = AdamConfig::new();
+    let expected = run(MasterWeights::new(config.build()), one.clone());
+    assert_eq!(run(FusedAdam::new(config).unwrap(), one), expected);
+}
+
+/// A model that goes over to half precision in a run, and back: the state goes on.
+#[test]
+fn a_model_that_changes_its_precision() {
+    fn run<O: ModuleOptim>(optim: &mut O, mut net: Net) -> Net {
+        for number in 0..9 {
+            match number {
+                3 => net = to_half(net, FloatDType::BF16, &[]),
+                6 => net = to_full(net),
+                _ => {}
+            }
+            let grads = gradients(&net, number, FloatDType::F32);
+            net = optim.step(0.01.into(), net, grads);
+        }
+        net
+    }
+
+    let mut masters = MasterWeights::new(AdamConfig::new().build());
+    let mut fused = FusedAdam::new(AdamConfig::new()).unwrap();
+    let net = Net::full(&flex());
+    let expected = run(&mut masters, net.clone());
+    assert!(parameters(&run(&mut fused, net)) == parameters(&expected));
+    assert_eq!(unwrapped(state(&fused)), unwrapped(state(&masters)));
+}

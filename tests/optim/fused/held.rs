@@ -1,0 +1,146 @@
+//! What is overwritten in place, and what somebody else holds.
+
+use burn::{
+    backend::{BackendTensor, DispatchTensorKind},
+    module::{Module, Param},
+    optim::{AdamConfig, GradientsParams, ModuleOptimizer},
+    tensor::{Device, FloatDType, Tensor},
+};
+use burn_amp::{FusedAdam, ModuleOptim};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::{flex, gradients, step, steps};
+use crate::support::{Net, parameters, state};
+
+fn adam() -> FusedAdam {
+    FusedAdam::new(AdamConfig::new()).unwrap()
+}
+
+fn address<const D: usize>(param: &Param<Tensor<D>>) -> *const u8 {
+    match param.base().inner().into_dispatch().kind {
+        DispatchTensorKind::Flex(BackendTensor::Float(tensor)) => tensor.bytes().as_ptr(),
+        _ => panic!("not a float tensor on Flex"),
+    }
+}
+
+#[test]
+fn parameters_are_overwritten_in_place() {
+    let mut net = steps(&mut adam(), Net::full(&flex()), 0..1);
+    let places = |net: &Net| {
+        let stem = net.stem.as_ref().unwrap();
+        [
+            address(&stem.weight),
+            address(&net.hidden.weight),
+            address(&net.head.weight),
+        ]
+    };
+    let before = (places(&net), parameters(&net));
+    let mut fused = adam();
+    for number in 1..4 {
+        net = step(&mut fused, 0.01, net, number);
+        assert_eq!(places(&net), before.0, "step {number}");
+    }
+    assert!(parameters(&net) != before.1);
+}
+
+/// Clones of the module keep their values, and what was stepped is right all the same.
+#[test]
+fn a_held_module_stays() {
+    let expected = steps(&mut adam(), Net::full(&flex()), 0..4);
+    let mut fused = adam();
+    let mut net = Net::full(&flex());
+    for number in 0..4 {
+        let (held, before) = (net.clone(), parameters(&net));
+        net = step(&mut fused, 0.01, net, number);
+        assert!(parameters(&held) == before, "step {number}");
+    }
+    assert!(parameters(&net) == parameters(&expected));
+}
+
+/// A clone of the optimizer goes its own way.
+#[test]
+fn a_clone_is_a_fork() {
+    let mut fused = adam();
+    let net = steps(&mut fused, Net::full(&flex()), 0..3);
+    let mut fork = fused.clone();
+    let before = state(&fork);
+    let one = steps(&mut fused, net.clone(), 3..6);
+    assert_eq!(state(&fork), before);
+    let other = steps(&mut fork, net, 3..6);
+    assert!(parameters(&one) == parameters(&other));
+    assert_eq!(state(&fused), state(&fork));
+}
+
+/// On CubeCL devices too, where a record's values are read late.
+#[test]
+fn a_record_stays_as_it_was_taken() {
+    let mut fused = adam();
+    let mut net = Net::full(&Device::default().autodiff());
+    for number in 0..3 {
+        let grads = gradients(&net, number, FloatDType::F32);
+        net = fused.step(0.01, net, grads);
+    }
+    let expected = state(&fused);
+    let record = fused.try_to_record().unwrap();
+    let grads = gradients(&net, 3, FloatDType::F32);
+    fused.step(0.01, net, grads);
+    assert!(state(&fused) != expected);
+    let mut loaded = adam();
+    loaded.try_load_record(record).unwrap();
+    assert_eq!(state(&loaded), expected);
+}
+
+/// Burn's `ModuleOptimizer` steps parameters one by one.
+#[test]
+fn inside_of_burns_optimizer() {
+    let mut fused = adam();
+    let middle = steps(&mut fused, Net::full(&flex()), 0..3);
+    let mut alone = ModuleOptimizer::from(fused.clone());
+    let expected = steps(&mut fused, middle.clone(), 3..6);
+    assert!(parameters(&steps(&mut alone, middle, 3..6)) == parameters(&expected));
+    assert_eq!(state(&alone), state(&fused));
+}
+
+/// A step that panics leaves nothing open: other optimizers of the thread step on. Its own state is lost, and says so.
+#[test]
+fn after_a_panic() {
+    let mut fused = adam();
+    let net = steps(&mut fused, Net::full(&flex()), 0..2);
+    let mut wrong = GradientsParams::new();
+    wrong.register(
+        net.hidden.weight.id,
+        Tensor::<2>::ones([8, 5], &Device::flex()),
+    );
+    let (fork, lost) = (fused.clone(), net.clone());
+    let panicked = catch_unwind(AssertUnwindSafe(|| fused.step(0.1, lost, wrong)));
+    assert!(panicked.is_err());
+
+    let burns = |net: Net| steps(&mut ModuleOptimizer::from(fork.clone()), net, 2..4);
+    let expected = steps(&mut fork.clone(), net.clone(), 2..4);
+    assert!(parameters(&burns(net.clone())) == parameters(&expected));
+
+    let again = catch_unwind(AssertUnwindSafe(|| step(&mut fused, 0.1, net.clone(), 2)));
+    let message = *again.unwrap_err().downcast::<String>().unwrap();
+    assert!(
+        message.contains("an earlier step has panicked"),
+        "{message}"
+    );
+}
+
+/// No gradients, and none of this module: nothing happens.
+#[test]
+fn without_gradients() {
+    #[derive(Module, Debug)]
+    struct Empty {}
+
+    let mut fused = adam();
+    let net = Net::full(&flex());
+    let before = parameters(&net);
+    let net = fused.step(0.1, net, GradientsParams::new());
+    assert!(parameters(&net) == before);
+    let others = gradients(&Net::full(&flex()), 0, FloatDType::F32);
+    let net = fused.step(0.1, net, others);
+    assert!(parameters(&net) == before);
+    fused.step(0.1, Empty {}, gradients(&net, 0, FloatDType::F32));
+    assert!(state(&fused).tensors.is_empty());
+}

@@ -9,7 +9,7 @@ use crate::{
     histogram::BINS,
     ops::{AmpOps, Job, TensorVec, cast},
     status::FIELDS,
-    update::UpdateRule,
+    update::{ROW, UpdateRule},
 };
 
 const UNSCALE: &str = "amp::unscale";
@@ -19,11 +19,12 @@ const BLEND: &str = "amp::blend";
 const MUL_CAST: &str = "amp::mul_cast";
 const UPDATE: &str = "amp::update";
 const ADVANCE: &str = "amp::advance";
+const DECIDE: &str = "amp::decide";
 
 /// All of them, for a registry.
 #[cfg(feature = "router")]
-pub(crate) const IDS: [&str; 7] = [
-    UNSCALE, INSPECT, HISTOGRAM, BLEND, MUL_CAST, UPDATE, ADVANCE,
+pub(crate) const IDS: [&str; 8] = [
+    UNSCALE, INSPECT, HISTOGRAM, BLEND, MUL_CAST, UPDATE, ADVANCE, DECIDE,
 ];
 
 /// Notes a job, with ids for its outputs that `new_id` gives.
@@ -39,6 +40,7 @@ pub(crate) fn note(job: Job, inputs: &[TensorIr], new_id: impl Fn() -> TensorId)
         Job::MulCast { factor, .. } => (MUL_CAST, vec![ScalarIr::Float(factor)]),
         Job::Update { rule } => (UPDATE, rule_scalars(rule)),
         Job::Advance => (ADVANCE, vec![]),
+        Job::Decide { rule } => (DECIDE, rule_scalars(rule)),
     };
     let output = |(shape, dtype)| TensorIr::uninit(new_id(), shape, dtype);
     let outputs: Vec<TensorIr> = outputs(job, inputs).into_iter().map(output).collect();
@@ -62,6 +64,10 @@ fn outputs(job: Job, inputs: &[TensorIr]) -> Vec<(Shape, DType)> {
         Job::Inspect { .. } => vec![flat(inputs.len() * FIELDS)],
         Job::Histogram => vec![flat(2 * BINS)],
         Job::Blend { .. } | Job::Advance => vec![(first.shape.clone(), first.dtype)],
+        Job::Decide { .. } => {
+            let parameters = first.shape.num_elements() / (ROW + 1);
+            vec![(Shape::from([parameters, ROW]), DType::F32)]
+        }
         Job::MulCast { dtype, .. } => vec![(first.shape.clone(), dtype.into())],
         Job::Update { rule } => {
             let mut tensors = &inputs[..inputs.len() - 1];
@@ -132,6 +138,16 @@ pub(crate) fn execute<B: BackendIr + AmpOps>(
                 ScalarIr::Bool(second),
             ],
         ) => Job::Update {
+            rule: rule(*which, *first, *second),
+        },
+        (
+            DECIDE,
+            [
+                ScalarIr::UInt(which),
+                ScalarIr::Bool(first),
+                ScalarIr::Bool(second),
+            ],
+        ) => Job::Decide {
             rule: rule(*which, *first, *second),
         },
         (id, scalars) => panic!("`{id}` with {scalars:?} is not an operation of burn-amp"),

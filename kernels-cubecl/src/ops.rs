@@ -53,6 +53,12 @@ pub enum Job {
     /// the rows in the second. If there is a third, the rows of what came to the border, and its first row tells of values that were not
     /// finite, the scale stays. Gives the words of the next state.
     Advance,
+    /// Gives the rows of an update that the state in the second tensor decides, of what the first has, flat: a row and a time for each
+    /// parameter, as [`DeviceScale::decide`](crate::DeviceScale::decide) describes them.
+    Decide {
+        /// Whose step.
+        rule: UpdateRule,
+    },
 }
 
 /// The operations of this crate, as a backend sees them. Use the functions at the root of the crate: they send here

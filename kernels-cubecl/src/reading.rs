@@ -37,10 +37,11 @@ impl Status {
     /// Sends the status to the host, and what was found in crossings with it. Does not wait for the device.
     pub fn start(self, crossings: Vec<Crossing>) -> Reading {
         let (rows, elements) = self.into_parts();
-        let tensors: Vec<_> = (crossings.iter().map(Crossing::rows))
-            .chain(rows)
-            .collect();
-        let found = match tensors.iter().any(|rows| is_cube(&rows.clone().into_dispatch())) {
+        let tensors: Vec<_> = (crossings.iter().map(Crossing::rows)).chain(rows).collect();
+        let found = match tensors
+            .iter()
+            .any(|rows| is_cube(&rows.clone().into_dispatch()))
+        {
             true => Found::Coming(read_elsewhere(tensors)),
             false => Found::There(read_rows(tensors)),
         };
@@ -76,7 +77,9 @@ impl Reading {
     pub fn wait(&self, scale: f64) -> (Vec<TensorStatus>, Vec<Option<CrossingStatus>>) {
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         if let Found::Coming(coming) = &*found {
-            let rows = coming.recv().expect("the thread that reads sends an answer");
+            let rows = coming
+                .recv()
+                .expect("the thread that reads sends an answer");
             *found = Found::There(rows.unwrap_or_else(|panic| resume_unwind(panic)));
         }
         let Found::There(rows) = &*found else {
@@ -85,7 +88,11 @@ impl Reading {
         let (crossed, own) = rows.split_at(self.crossings.len());
         let own = own.iter().flatten();
         // A row less would give its tensor another's numbers, or none, and an overflow would pass unseen.
-        assert_eq!(own.clone().count(), self.elements.len(), "a row for each tensor");
+        assert_eq!(
+            own.clone().count(),
+            self.elements.len(),
+            "a row for each tensor"
+        );
         let counted = |(row, elements): (&TensorStatus, &u64)| TensorStatus {
             elements: *elements,
             ..*row
@@ -123,7 +130,10 @@ fn read_elsewhere(tensors: Vec<Tensor<1>>) -> Receiver<thread::Result<Rows>> {
 
 /// Launches what is to be read, and gives what looks at it.
 fn read_rows_later(tensors: Vec<Tensor<1>>) -> impl FnOnce() -> Rows {
-    let lengths: Vec<usize> = tensors.iter().map(|rows| rows.dims()[0] / crate::status::FIELDS).collect();
+    let lengths: Vec<usize> = tensors
+        .iter()
+        .map(|rows| rows.dims()[0] / crate::status::FIELDS)
+        .collect();
     let data = Tensor::cat(tensors, 0).into_data();
     move || {
         let mut rows = decode(data.iter()).into_iter();

@@ -24,6 +24,7 @@ use crate::{
     backends::has_kernels,
     ops::{AmpOps, Job, TensorVec},
     status::{FIELDS, Status},
+    update::{ROW, UpdateRow, UpdateRule},
     watch::Crossing,
 };
 
@@ -274,6 +275,25 @@ impl DeviceScale {
         Self(Dispatch::amp_run(tensors, Job::Advance).0.remove(0))
     }
 
+    /// The rows of an [`update`](crate::update) that this decides: taken unless the last step was skipped. Of shape `[parameters, 12]`; does not
+    /// wait for the device.
+    ///
+    /// `rows` are as for a step that is taken, but those of `Adam` and `AdamW` have the optimizer's own `epsilon` and no corrections: the
+    /// device knows them. `times` are the steps of each parameter up to this one, as if none had been skipped since this state was
+    /// [uploaded](ScaleState::upload).
+    pub fn decide(&self, rule: UpdateRule, rows: &[UpdateRow], times: &[u32]) -> Tensor<2> {
+        let words = rows.iter().zip(times).flat_map(|(row, time)| {
+            let floats = row.floats().map(f32::to_bits);
+            floats.into_iter().chain([*time])
+        });
+        let bytes = words.flat_map(u32::to_ne_bytes).collect();
+        let data = TensorData::from_bytes_vec(bytes, [rows.len() * (ROW + 1)], DType::F32);
+        let undecided = Tensor::<1>::from_data(data, (&self.device(), DType::F32));
+        let tensors = TensorVec(vec![undecided.into_dispatch(), self.0.clone()]);
+        let rows = Dispatch::amp_run(tensors, Job::Decide { rule }).0.remove(0);
+        Tensor::from_dispatch(rows)
+    }
+
     /// What gradients are multiplied by on their way in, and out again: of shape `[1]`, in f32. Does not wait for the device.
     pub fn factors(&self) -> [Tensor<1>; 2] {
         let words = Tensor::<1>::from_dispatch(self.0.clone());
@@ -291,6 +311,33 @@ impl DeviceScale {
         let words = data.as_bytes().as_chunks().0.iter();
         let words: Vec<u32> = words.map(|bytes| u32::from_ne_bytes(*bytes)).collect();
         ScaleState::of(&words)
+    }
+}
+
+impl ScaleState {
+    /// A row of a step that this decides: see [`DeviceScale::decide`].
+    #[cfg(feature = "flex")]
+    pub(crate) fn decide(&self, rule: UpdateRule, row: UpdateRow, time: u32) -> UpdateRow {
+        let time = time.wrapping_sub(self.skipped);
+        let [first, second] = [row.beta_1, row.beta_2].map(|beta| 1.0 - beta.powi(time as i32));
+        let row = UpdateRow {
+            taken: if self.found_inf > 0 { 0.0 } else { row.taken },
+            fresh: if time == 1 { row.fresh } else { 0.0 },
+            ..row
+        };
+        match rule {
+            UpdateRule::Sgd { .. } => row,
+            UpdateRule::Adam { .. } => UpdateRow {
+                correction_1: second.sqrt() / first,
+                epsilon: row.epsilon * second.sqrt(),
+                ..row
+            },
+            UpdateRule::AdamW { .. } => UpdateRow {
+                correction_1: first,
+                correction_2: second,
+                ..row
+            },
+        }
     }
 }
 

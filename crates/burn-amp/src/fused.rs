@@ -26,6 +26,7 @@ use crate::{
     module_optim::ModuleOptim,
     module_path::{self, ModulePath},
     param_tensors::ParamTensors,
+    unheard::Verdict,
 };
 
 /// Burn's SGD, with momentum and Nesterov's, in one pass: see [`Fused`].
@@ -128,13 +129,24 @@ impl<C> Fused<C> {
         module: M,
         grads: GradientsParams,
     ) -> M {
+        self.step_if(None, lr.into(), module, grads)
+    }
+
+    /// Steps if the device says so, where there is somebody who asks it.
+    fn step_if<M: Module>(
+        &mut self,
+        verdict: Option<&Verdict>,
+        lr: ModuleLearningRate,
+        module: M,
+        grads: GradientsParams,
+    ) -> M {
         let mut stepped = Trained {
             grads: &grads,
             ids: HashSet::new(),
         };
         module_path::visit(&module, &mut stepped);
         let ids = stepped.ids;
-        let (module, values) = pass::collected(|| self.optim.step(lr, module, grads));
+        let (module, values) = pass::collected(verdict, || self.optim.step(lr, module, grads));
         let mut put = PutBack {
             ids,
             values: values.into_iter(),
@@ -214,6 +226,20 @@ impl<C> ModuleOptim for Fused<C> {
 
     fn masters(&self) -> ParamTensors {
         masters_of(&self.optim)
+    }
+
+    fn steps_unheard(&self) -> bool {
+        true
+    }
+
+    fn step_unheard<M: Module>(
+        &mut self,
+        lr: ModuleLearningRate,
+        module: M,
+        grads: GradientsParams,
+        verdict: &Verdict,
+    ) -> M {
+        self.step_if(Some(verdict), lr, module, grads)
     }
 }
 

@@ -46,8 +46,8 @@
 //! - `MixedPrecision::learner` and `MixedPrecision::training` (feature `train`): Burn's `Learner` in half precision.
 
 mod accumulation;
-mod ahead;
 mod adaloss;
+mod ahead;
 mod calibrate;
 mod cast;
 mod check;

@@ -17,7 +17,7 @@ use std::{
 
 use crate::{
     ahead::{Ahead, Run},
-    entries::{Entries, Entry, Traversal, handles},
+    entries::{Entry, Traversal, handles},
     error::{AmpError, StepError},
     gradient_status::summarize,
     gradients::{StepGradients, UnscaledGradients},
@@ -147,7 +147,11 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         if let Some(error) = self.unread.error.take() {
             return Err(error);
         }
-        while let Some(step) = self.unread.steps.pop_front_if(|step| waits || step.reading.is_there()) {
+        while let Some(step) = self
+            .unread
+            .steps
+            .pop_front_if(|step| waits || step.reading.is_there())
+        {
             self.learn(&step)?;
         }
         Ok(())

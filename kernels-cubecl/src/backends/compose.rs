@@ -36,7 +36,9 @@ pub(crate) fn compose(mut tensors: Vec<DispatchTensor>, job: Job) -> Vec<Dispatc
             let tensor = next();
             vec![mul_cast::<Dispatch>(tensor, dtype, factor, tensors.pop())]
         }
-        Job::Update { .. } | Job::Advance => unreachable!("these ask for kernels"),
+        Job::Update { .. } | Job::Advance | Job::Decide { .. } => {
+            unreachable!("these ask for kernels")
+        }
     }
 }
 

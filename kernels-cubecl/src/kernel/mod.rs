@@ -13,5 +13,5 @@ pub use finish::{UNITS as FINISH_UNITS, finish_status};
 pub use histogram::{BINS, UNITS as HISTOGRAM_UNITS, finish_histogram, histogram_many};
 pub use observe::{BIG, ROW};
 pub use pass::{Form, InPlace, Inspect, Mode, Work, Write, loads, measure, rows};
-pub use schedule::advance;
+pub use schedule::{advance, decide};
 pub use share::ENTRY;

@@ -5,6 +5,7 @@ use cubecl::prelude::*;
 use crate::{
     schedule::{LEAST, MOST, word},
     status::FIELDS,
+    update::{ROW, UpdateRule},
 };
 
 /// Counts a step with gradients of these rows, and moves the scale: as `ScaleState::advance`.
@@ -110,4 +111,50 @@ fn clean(state: &[u32], next: &mut [u32]) {
             }
         }
     }
+}
+
+/// Decides rows of an update, a unit for each: as `ScaleState::decide`.
+#[cube(launch_unchecked)]
+pub fn decide(undecided: &[u32], state: &[u32], rows: &mut [f32], #[comptime] rule: UpdateRule) {
+    let (from, to) = (ABSOLUTE_POS * comptime!(ROW + 1), ABSOLUTE_POS * ROW);
+    if to < rows.len() {
+        for at in 0..ROW {
+            rows[to + at] = f32::reinterpret(undecided[from + at]);
+        }
+        let time = undecided[from + ROW] - state[word::SKIPPED];
+        if state[word::FOUND] > 0u32 {
+            rows[to] = 0.0f32;
+        }
+        if time != 1u32 {
+            rows[to + 3] = 0.0f32;
+        }
+        if comptime!(!matches!(rule, UpdateRule::Sgd { .. })) {
+            let first = 1.0f32 - power_of(rows[to + 5], time);
+            let second = 1.0f32 - power_of(rows[to + 7], time);
+            if comptime!(matches!(rule, UpdateRule::Adam { .. })) {
+                let root = second.sqrt();
+                rows[to + 9] = root / first;
+                rows[to + 11] = rows[to + 11] * root;
+            } else {
+                rows[to + 9] = first;
+                rows[to + 10] = second;
+            }
+        }
+    }
+}
+
+/// By squares, in the order in which the host multiplies.
+#[cube]
+fn power_of(base: f32, exponent: u32) -> f32 {
+    let mut power = 1.0f32;
+    let mut square = base;
+    let mut left = exponent;
+    while left > 0u32 {
+        if left % 2u32 == 1u32 {
+            power *= square;
+        }
+        square *= square;
+        left /= 2u32;
+    }
+    power
 }

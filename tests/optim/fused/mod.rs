@@ -6,6 +6,7 @@ mod half;
 mod held;
 mod records;
 mod settings;
+mod unheard;
 
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,

@@ -1,8 +1,10 @@
 //! The steps of single parameters, collected to be made in one pass.
 
 use burn::tensor::{Device, Tensor};
-use burn_amp_kernels::{TensorList, UpdateRow, UpdateRule, update};
-use std::{any::Any, cell::RefCell};
+use burn_amp_kernels::{ScaleState, TensorList, UpdateRow, UpdateRule, update};
+use std::{any::Any, cell::RefCell, sync::Arc};
+
+use crate::{ahead::Run, unheard::Verdict};
 
 thread_local! {
     /// The pass of the module that is being stepped: Burn hands parameters over one by one.
@@ -13,6 +15,8 @@ thread_local! {
 pub(super) struct Job<const D: usize> {
     pub(super) rule: UpdateRule,
     pub(super) row: UpdateRow,
+    /// Steps up to this one, as far as the host knows.
+    pub(super) time: usize,
     pub(super) device: Device,
     /// Gradient, parameter, its master if it has one, states.
     pub(super) tensors: Vec<Tensor<D>>,
@@ -30,6 +34,8 @@ type End = Box<dyn FnOnce(&mut TensorList) -> Box<dyn Any>>;
 pub(super) struct Pass {
     groups: Vec<Group>,
     len: usize,
+    /// What decides it on the device.
+    verdict: Option<Verdict>,
 }
 
 struct Group {
@@ -37,6 +43,7 @@ struct Group {
     device: Device,
     list: TensorList,
     rows: Vec<UpdateRow>,
+    times: Vec<u32>,
     /// Where each stands among all parameters, and how its results leave the list.
     ends: Vec<(usize, End)>,
 }
@@ -51,6 +58,7 @@ impl Pass {
                 device: job.device,
                 list: TensorList::new(),
                 rows: Vec::new(),
+                times: Vec::new(),
                 ends: Vec::new(),
             });
             self.groups.len() - 1
@@ -61,6 +69,9 @@ impl Pass {
             .into_iter()
             .for_each(|tensor| group.list.push(tensor));
         group.rows.push(job.row);
+        group
+            .times
+            .push(u32::try_from(job.time).unwrap_or(u32::MAX));
         let keep = job.keep;
         let end = move |list: &mut TensorList| -> Box<dyn Any> {
             let mut taken: Vec<_> = (0..results).map_while(|_| list.pop::<D>()).collect();
@@ -79,7 +90,11 @@ impl Pass {
     fn run(self) -> Vec<Stepped> {
         let mut stepped: Vec<Stepped> = (0..self.len).map(|_| None).collect();
         for group in self.groups {
-            let rows = UpdateRow::upload(&group.rows, &group.device);
+            let decided = match &self.verdict {
+                Some(verdict) => verdict.scale.clone(),
+                None => ScaleState::default().upload(&group.device),
+            };
+            let rows = decided.decide(group.rule, &group.rows, &group.times);
             // Asked before: see `can_update`.
             let mut list = update(group.rule, group.list, rows)
                 .unwrap_or_else(|error| panic!("the step of the optimizer: {error}"));
@@ -122,8 +137,16 @@ pub(super) fn skip() {
     });
 }
 
-/// Collects the steps of the parameters that `f` hands over, and makes them.
-pub(super) fn collected<T>(f: impl FnOnce() -> T) -> (T, Vec<Stepped>) {
+/// What counts the skips of the pass that is open, if the device decides it.
+pub(super) fn run() -> Option<Arc<Run>> {
+    OPEN.with_borrow(|open| {
+        let verdict = open.as_ref().and_then(|pass| pass.verdict.as_ref());
+        verdict.map(|verdict| verdict.run.clone())
+    })
+}
+
+/// Collects the steps of the parameters that `f` hands over, and makes them. `verdict` decides whether they are taken.
+pub(super) fn collected<T>(verdict: Option<&Verdict>, f: impl FnOnce() -> T) -> (T, Vec<Stepped>) {
     /// A pass must not stay open when `f` panics: later steps would wait in it.
     struct Close;
 
@@ -133,7 +156,10 @@ pub(super) fn collected<T>(f: impl FnOnce() -> T) -> (T, Vec<Stepped>) {
         }
     }
 
-    OPEN.set(Some(Pass::default()));
+    OPEN.set(Some(Pass {
+        verdict: verdict.cloned(),
+        ..Pass::default()
+    }));
     let close = Close;
     let value = f();
     let pass = OPEN.take().unwrap_or_default();

@@ -148,8 +148,9 @@ impl Rule {
         }
     }
 
-    /// The numbers of a step, in Burn's own roundings. `time` counts this step.
-    pub(super) fn row(&self, lr: LearningRate, time: usize, fresh: bool) -> UpdateRow {
+    /// The numbers of a step, in Burn's own roundings, but for those that depend on the time: see
+    /// [`DeviceScale::decide`](burn_amp_kernels::DeviceScale::decide).
+    pub(super) fn row(&self, lr: LearningRate, fresh: bool) -> UpdateRow {
         let row = UpdateRow {
             taken: 1.0,
             scale: 1.0,
@@ -169,18 +170,11 @@ impl Rule {
                     ..row
                 }
             }
-            Self::Adam(moments, _) => {
-                let [correction_1, correction_2] = moments.corrections(time);
-                let root = correction_2.sqrt();
-                UpdateRow {
-                    decay: moments.decay,
-                    correction_1: root / correction_1,
-                    epsilon: moments.epsilon * root,
-                    ..moments.row(row)
-                }
-            }
+            Self::Adam(moments, _) => UpdateRow {
+                decay: moments.decay,
+                ..moments.row(row)
+            },
             Self::AdamW(moments, _) => {
-                let [correction_1, correction_2] = moments.corrections(time);
                 let rate = lr * f64::from(moments.decay);
                 let decay = match moments.cautious {
                     true => rate,
@@ -188,9 +182,6 @@ impl Rule {
                 };
                 UpdateRow {
                     decay: decay as f32,
-                    correction_1,
-                    correction_2,
-                    epsilon: moments.epsilon,
                     ..moments.row(row)
                 }
             }
@@ -254,16 +245,13 @@ impl Sgd {
 }
 
 impl Moments {
-    fn corrections(&self, time: usize) -> [f32; 2] {
-        [self.beta_1, self.beta_2].map(|beta| 1.0 - beta.powi(time as i32))
-    }
-
     fn row(&self, row: UpdateRow) -> UpdateRow {
         UpdateRow {
             beta_1: self.beta_1,
             factor_1: 1.0 - self.beta_1,
             beta_2: self.beta_2,
             factor_2: 1.0 - self.beta_2,
+            epsilon: self.epsilon,
             ..row
         }
     }

@@ -13,6 +13,7 @@ use super::{
     rule::Rule,
 };
 use crate::{
+    ahead::Run,
     dtype::is_half,
     master_weights::{INNER, MASTER, follow, masters_asked, owned},
     rank::with_rank,
@@ -21,13 +22,58 @@ use crate::{
 /// The state of a parameter of rank `D`.
 #[derive(Clone)]
 struct Kept<const D: usize> {
-    time: usize,
+    time: Time,
     /// The f32 copy; none for a parameter that is not in half precision.
     master: Option<Value<D>>,
     /// As the rule names them; none before the first step.
     tensors: Vec<Value<D>>,
     /// Whether it stands in a record as `MasterWeights` writes it.
     wrapped: bool,
+}
+
+/// How many steps were taken.
+#[derive(Clone, Default)]
+struct Time {
+    /// Those that the device was given; some of them may have been skipped.
+    given: usize,
+    run: Option<Arc<Run>>,
+    /// Whether there is no state yet if all of them were.
+    fresh: bool,
+}
+
+impl Time {
+    fn of(given: usize) -> Self {
+        Self {
+            given,
+            ..Self::default()
+        }
+    }
+
+    /// Those that were taken, as soon as the host has heard of all.
+    fn taken(&self) -> usize {
+        let skips = self.run.as_ref().map_or(0, |run| run.skips());
+        self.given.saturating_sub(skips)
+    }
+
+    fn is_fresh(&self) -> bool {
+        self.fresh && self.taken() == 0
+    }
+
+    /// With one step more, in a run or in none.
+    fn next(self, run: Option<Arc<Run>>, fresh: bool) -> Self {
+        let goes_on = |other: &Arc<Run>| run.as_ref().is_some_and(|run| Arc::ptr_eq(run, other));
+        match self.run.as_ref().is_some_and(goes_on) {
+            true => Self {
+                given: self.given + 1,
+                ..self
+            },
+            false => Self {
+                given: self.taken() + 1,
+                run,
+                fresh,
+            },
+        }
+    }
 }
 
 #[derive(Clone)]
@@ -93,16 +139,18 @@ impl Fuse {
         let (device, dtype) = (grad.device(), tensor.dtype());
         let (before, master, state) = match slot.map(Slot::take) {
             Some(kept) => (kept.time, kept.master, kept.tensors),
-            None => (0, None, Vec::new()),
+            None => (Time::default(), None, Vec::new()),
         };
-        let time = before + 1;
+        let fresh = state.is_empty() || before.is_fresh();
+        let time = before.next(pass::run(), fresh);
         let state: Vec<_> = state.into_iter().map(|value| value.on(&device)).collect();
         // A parameter that has become wider leaves its master behind.
         let master = master.filter(|_| is_half(dtype));
         let master = master.map(|master| master.on(&device));
         let wrapped = is_half(dtype);
         if !matches!(dtype, DType::F16 | DType::BF16 | DType::F32) || !can_update(&tensor) {
-            let (tensor, master, state) = self.composed(lr, tensor, grad, time, master, state);
+            let (tensor, master, state) =
+                self.composed(lr, tensor, grad, time.given, master, state);
             let kept = Kept {
                 time,
                 master: master.map(Value::Live),
@@ -112,10 +160,10 @@ impl Fuse {
             pass::skip();
             return (tensor, Slot::of(kept));
         }
-        let fresh = state.is_empty();
-        let empty = || Tensor::empty(tensor.shape(), (&device, DType::F32));
-        let state = match fresh {
-            true => self.0.names().iter().map(|_| empty()).collect(),
+        // Zeros are what a record has of a state that no step has made.
+        let zeros = || Tensor::zeros(tensor.shape(), (&device, DType::F32));
+        let state = match state.is_empty() {
+            true => self.0.names().iter().map(|_| zeros()).collect(),
             false => state,
         };
         let master =
@@ -126,7 +174,8 @@ impl Fuse {
         let placeholder = grad.clone();
         let job = Job {
             rule: self.0.kernel(),
-            row: self.0.row(lr, time, fresh),
+            row: self.0.row(lr, time.fresh),
+            time: time.given,
             device,
             tensors: [grad, tensor]
                 .into_iter()
@@ -189,7 +238,9 @@ impl Fuse {
             false => prefix.to_string(),
         };
         if let Some(counter) = self.0.counter() {
-            out.push_scalar(&base, counter, Scalar::from(kept.time));
+            out.push_scalar(&base, counter, Scalar::from(kept.time.taken()));
+        } else if kept.time.is_fresh() {
+            return;
         }
         for (name, value) in self.0.names().iter().zip(&kept.tensors) {
             out.push_tensor(&base, name, owned(&value.to_data()));
@@ -224,13 +275,15 @@ impl Fuse {
                     .all(|other| other.shape() == data.shape() && other.dtype() == data.dtype())
         };
         let is_f32 = |data: &TensorData| data.dtype() == DType::F32;
-        let whole = tensors.len() == names.len()
+        // A velocity begins with the first step that is taken.
+        let is_fresh = tensors.is_empty() && self.0.counter().is_none();
+        let whole = (tensors.len() == names.len() || is_fresh)
             && tensors
                 .iter()
                 .all(|data| fits(data) && matches!(data.dtype(), DType::F32 | DType::F64))
             && master.iter().all(|data| is_f32(data) && fits(data));
         whole.then(|| Kept {
-            time,
+            time: Time::of(time),
             master: master.map(Value::Stored),
             tensors: tensors.into_iter().map(Value::Stored).collect(),
             wrapped,

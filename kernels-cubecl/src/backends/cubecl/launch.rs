@@ -12,6 +12,7 @@ use crate::{
     kernel::{self, BIG, Form, InPlace, Inspect, Mode, ROW, Work, Write},
     schedule::WORDS,
     status::FIELDS,
+    update::{ROW, UpdateRule},
 };
 
 /// Cubes that a launch has in one dimension: what WebGPU grants.
@@ -246,6 +247,31 @@ pub(super) fn advance(
         );
     }
     floats(&client, device, next)
+}
+
+/// Rows of an update, decided by the state of a loss scale.
+pub(super) fn decide(undecided: CubeTensor, state: CubeTensor, rule: UpdateRule) -> CubeTensor {
+    let (client, device) = (state.client.clone(), state.device.clone());
+    let parameters = undecided.meta.num_elements() / (ROW + 1);
+    let (rows, units) = (
+        buffer(&client, parameters * ROW),
+        units(&client, kernel::FINISH_UNITS),
+    );
+    let cubes = parameters.div_ceil(units as usize);
+    // SAFETY: there are a row and a time for each parameter; units beyond neither read nor write. The state has `WORDS` words.
+    unsafe {
+        kernel::decide::launch_unchecked(
+            &client,
+            CubeCount::Static(cubes as u32, 1, 1),
+            CubeDim::new_1d(units),
+            undecided.into_buffer_arg(),
+            state.into_buffer_arg(),
+            arg(&rows),
+            rule,
+        );
+    }
+    let shape = [parameters, ROW].into();
+    CubeTensor::new_contiguous(client, device, shape, rows.0, DType::F32)
 }
 
 /// Counts by exponent: one row for each cube, and the sum of the rows.

@@ -33,7 +33,7 @@ use burn_cubecl::CubeBackend;
 
 use crate::ops::{AmpOps, CastOps, Job, TensorVec};
 use elementwise::{blend, mul_cast};
-use launch::{Scale, advance, histogram, pass};
+use launch::{Scale, advance, decide, histogram, pass};
 use plan::Limits;
 
 impl CastOps for CubeBackend {}
@@ -67,6 +67,10 @@ impl AmpOps for CubeBackend {
                 let mut tensors = tensors.into_iter();
                 let mut next = || tensors.next().expect("a state and rows");
                 vec![advance(next(), next(), tensors.next())]
+            }
+            Job::Decide { rule } => {
+                let (state, undecided) = (last(), last());
+                vec![decide(undecided, state, rule)]
             }
         })
     }

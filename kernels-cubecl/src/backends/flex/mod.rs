@@ -19,6 +19,7 @@ use crate::{
     histogram::BINS,
     ops::{AmpOps, CastOps, Job, TensorVec},
     schedule::{ScaleState, has_overflow},
+    update::{ROW, UpdateRow, UpdateRule},
 };
 use measure::{Row, count_fields};
 pub use memory::release_memory;
@@ -104,6 +105,10 @@ impl AmpOps for Flex {
                     tensors.next().is_some_and(overflows),
                 )]
             }
+            Job::Decide { rule } => {
+                let (state, undecided) = (last(), last());
+                vec![decide(undecided, state, rule)]
+            }
         })
     }
 }
@@ -139,11 +144,26 @@ fn each<R: Send>(tensors: Vec<FlexTensor>, work: impl Fn(FlexTensor) -> R + Send
     tensors.into_par_iter().map(work).collect()
 }
 
+fn words(tensor: FlexTensor) -> Vec<u32> {
+    let data = tensor.into_data();
+    let words = data.as_bytes().as_chunks().0.iter();
+    words.map(|bytes| u32::from_ne_bytes(*bytes)).collect()
+}
+
+fn decide(undecided: FlexTensor, state: FlexTensor, rule: UpdateRule) -> FlexTensor {
+    let (undecided, state) = (words(undecided), ScaleState::of(&words(state)));
+    let rows = undecided.chunks_exact(ROW + 1).flat_map(|words| {
+        let floats: Vec<f32> = words.iter().map(|word| f32::from_bits(*word)).collect();
+        let row = state.decide(rule, UpdateRow::of(&floats), words[ROW]);
+        row.floats()
+    });
+    let rows: Vec<f32> = rows.collect();
+    let shape = [rows.len() / ROW, ROW];
+    FlexTensor::from_data(TensorData::new(rows, shape))
+}
+
 fn advance(state: FlexTensor, skipped: bool, blameless: bool) -> FlexTensor {
-    let words = state.into_data();
-    let words = words.as_bytes().as_chunks().0.iter();
-    let words: Vec<u32> = words.map(|bytes| u32::from_ne_bytes(*bytes)).collect();
-    let mut state = ScaleState::of(&words);
+    let mut state = ScaleState::of(&words(state));
     state.advance(skipped, blameless);
     FlexTensor::from_data(state.into_data())
 }

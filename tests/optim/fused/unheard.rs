@@ -1,0 +1,315 @@
+//! Steps that nobody waits for: the same bits as those that are waited for.
+
+use burn::{
+    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
+    module::Module,
+    nn::{Linear, LinearConfig},
+    optim::{
+        AdamConfig, AdamWConfig, GradientsParams, OptimizerRecord, SgdConfig,
+        momentum::MomentumConfig,
+    },
+    tensor::{DType, Device, Tensor, TensorData},
+};
+use burn_amp::{
+    AmpError, FusedAdam, FusedAdamW, FusedSgd, GradScalerConfig, MixedPrecision, ModuleOptim,
+    ScaledOptimizer, Schedule, StepOutcome,
+};
+
+/// The same optimizer, whose outcomes are waited for.
+struct Waited<O>(O);
+
+impl<O: ModuleOptim> ModuleOptim for Waited<O> {
+    fn step<M: Module>(&mut self, lr: ModuleLearningRate, module: M, grads: GradientsParams) -> M {
+        self.0.step(lr, module, grads)
+    }
+
+    fn accepts(&self, parameter: DType, gradient: DType) -> bool {
+        self.0.accepts(parameter, gradient)
+    }
+
+    fn try_to_record(&self) -> Result<OptimizerRecord, AmpError> {
+        self.0.try_to_record()
+    }
+
+    fn try_load_record(&mut self, record: OptimizerRecord) -> Result<(), AmpError> {
+        self.0.try_load_record(record)
+    }
+}
+
+/// What goes wrong in a step.
+#[derive(Clone, Copy, PartialEq)]
+enum Event {
+    Nothing,
+    /// A gradient that no loss scale of this size lets through.
+    Overflow,
+    /// A loss that is not a number.
+    Nan,
+}
+
+#[derive(Module, Debug)]
+struct Net {
+    hidden: Linear,
+    output: Linear,
+}
+
+impl Net {
+    fn new(device: &Device) -> Self {
+        let linear = |inputs, outputs| LinearConfig::new(inputs, outputs).init(device);
+        fixed(Self {
+            hidden: linear(6, 10),
+            output: linear(10, 2),
+        })
+    }
+
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        self.output.forward(self.hidden.forward(x).tanh())
+    }
+}
+
+/// With weights that are the same in every run.
+fn fixed(net: Net) -> Net {
+    struct Fix(usize);
+
+    impl burn::module::ModuleMapper for Fix {
+        fn map_float<const D: usize>(
+            &mut self,
+            param: burn::module::Param<Tensor<D>>,
+        ) -> burn::module::Param<Tensor<D>> {
+            let shape = param.shape();
+            self.0 += 1;
+            let value = |index: usize| ((index * 37 + self.0 * 11) % 64) as f32 / 128.0 - 0.25;
+            let values = (0..shape.num_elements()).map(value).collect();
+            let data = TensorData::new::<f32, _>(values, shape);
+            let device = param.device().inner();
+            let fixed = Tensor::<D>::from_data(data, &device);
+            param.map(|_| Tensor::from_inner(fixed).require_grad())
+        }
+    }
+
+    net.map(&mut Fix(0))
+}
+
+struct Run<O> {
+    amp: MixedPrecision,
+    net: Net,
+    optim: ScaledOptimizer<O>,
+    device: Device,
+}
+
+impl<O: ModuleOptim> Run<O> {
+    fn new(optim: O, config: GradScalerConfig) -> Self {
+        let device = Device::default().autodiff();
+        Self::of(&Net::new(&device), optim, config)
+    }
+
+    fn of(net: &Net, optim: O, config: GradScalerConfig) -> Self {
+        let amp = MixedPrecision::f16().with_scaler(config).unwrap();
+        Self {
+            device: net.hidden.weight.device(),
+            net: net.clone().apply_reparameterization(amp.clone()),
+            optim: ScaledOptimizer::new(optim, &amp),
+            amp,
+        }
+    }
+
+    fn step(&mut self, step: usize, event: Event) -> Result<(), AmpError> {
+        let value = |index: usize| ((index * 13 + step * 7) % 32) as f32 / 16.0 - 1.0;
+        let input: Vec<f32> = (0..24).map(value).collect();
+        let input = Tensor::<1>::from_floats(input.as_slice(), &self.device).reshape([4, 6]);
+        let output = self.amp.autocast(input, |x| self.net.forward(x));
+        let loss = (output - 0.5).square().mean();
+        let loss = match event {
+            Event::Nothing => loss,
+            Event::Overflow => loss * 1e9,
+            Event::Nan => loss * f32::NAN,
+        };
+        let grads = GradientsParams::from_grads(loss.backward(), &self.net);
+        // Others change, as a schedule makes them.
+        let lr = 1e-3 / (1.0 + step as f64 / 500.0);
+        match self.optim.try_step(lr, self.net.clone(), grads) {
+            Ok(net) => {
+                self.net = net;
+                Ok(())
+            }
+            Err(error) => Err(error.error),
+        }
+    }
+
+    fn values(&self) -> Vec<u32> {
+        let linear = |linear: &Linear| {
+            let weight = linear.weight.base().clone().inner().into_data();
+            let bias = linear.bias.as_ref().unwrap().base().clone().inner();
+            let bias = bias.into_data();
+            let values: Vec<f32> = weight.iter::<f32>().chain(bias.iter()).collect();
+            values
+        };
+        let values = [linear(&self.net.hidden), linear(&self.net.output)];
+        values.concat().into_iter().map(f32::to_bits).collect()
+    }
+}
+
+/// Where something goes wrong: some at the begin, in a row, and one in a hundred.
+fn event(step: usize) -> Event {
+    match step {
+        0 | 1 | 5 => Event::Overflow,
+        40..44 => Event::Overflow,
+        7 | 300 => Event::Nan,
+        step if step % 97 == 96 => Event::Overflow,
+        _ => Event::Nothing,
+    }
+}
+
+fn config() -> GradScalerConfig {
+    GradScalerConfig::new().with_growth_interval(50)
+}
+
+fn assert_same<A: ModuleOptim, B: ModuleOptim>(
+    unheard: impl Fn() -> A,
+    waited: impl Fn() -> B,
+    config: GradScalerConfig,
+    steps: usize,
+) {
+    let net = Net::new(&Device::default().autodiff());
+    let mut unheard = Run::of(&net, unheard(), config);
+    let mut waited = Run::of(&net, Waited(waited()), config);
+    for step in 0..steps {
+        unheard.step(step, event(step)).unwrap();
+        waited.step(step, event(step)).unwrap();
+        if step % 50 == 0 {
+            assert_eq!(unheard.values(), waited.values(), "step {step}");
+        }
+        if step % 500 == 3 {
+            // While steps are under way.
+            let bytes = unheard.optim.to_record().into_bytes().unwrap();
+            assert!(
+                bytes == waited.optim.to_record().into_bytes().unwrap(),
+                "step {step}"
+            );
+        }
+    }
+    unheard.optim.synchronize();
+    assert_eq!(unheard.values(), waited.values());
+    let [one, other] = [unheard.optim.scaler(), waited.optim.scaler()];
+    assert_eq!(one.schedule(), other.schedule());
+    assert_eq!(one.counters(), other.counters());
+    assert!(one.counters().skipped() > 0 && one.counters().bad_losses() > 0);
+    let bytes = |optim: Result<_, _>| -> burn::tensor::Bytes { optim.unwrap() };
+    let unheard = bytes(unheard.optim.into_bytes());
+    assert!(unheard == bytes(waited.optim.into_bytes()));
+}
+
+#[test]
+fn the_same_bits_as_steps_that_are_waited_for() {
+    let adam = || FusedAdam::new(AdamConfig::new()).unwrap();
+    let steps = if Device::default() == Device::flex() {
+        10_000
+    } else {
+        120
+    };
+    assert_same(adam, adam, config(), steps);
+}
+
+#[test]
+fn whatever_the_rule_and_the_schedule() {
+    let adam_w = || {
+        let config = AdamWConfig::new().with_amsgrad(true).with_weight_decay(0.1);
+        FusedAdamW::new(config).unwrap()
+    };
+    let adaptive = Schedule::AdaptiveInterval {
+        min_interval: 5,
+        max_interval: 100,
+    };
+    assert_same(adam_w, adam_w, config().with_schedule(adaptive), 320);
+    let sgd = || {
+        let momentum = MomentumConfig::new().with_nesterov(true);
+        FusedSgd::new(SgdConfig::new().with_momentum(Some(momentum))).unwrap()
+    };
+    let tolerant = config().with_hysteresis(3).with_warmup_steps(60);
+    assert_same(sgd, sgd, tolerant.with_warmup_scale(256.0), 320);
+    // What the device cannot move, the host does, and waits.
+    assert_same(sgd, sgd, config().with_growth_factor(1.5), 320);
+    assert_same(sgd, sgd, config().with_schedule(Schedule::log_max()), 320);
+}
+
+#[test]
+fn the_host_hears_of_a_step_with_the_next_one() {
+    let mut run = Run::new(FusedAdam::new(AdamConfig::new()).unwrap(), config());
+    let before = run.values();
+    run.step(0, Event::Overflow).unwrap();
+    assert_eq!(run.values(), before, "skipped on the device");
+    let counters = |run: &Run<FusedAdam>| {
+        let counters = run.optim.scaler().counters();
+        (counters.steps(), counters.skipped())
+    };
+    assert_eq!(counters(&run), (0, 0));
+    run.step(1, Event::Nothing).unwrap();
+    assert_ne!(run.values(), before);
+    run.optim.synchronize();
+    assert_eq!(counters(&run), (2, 1));
+    assert_eq!(
+        run.optim.scaler().last_outcome(),
+        Some(StepOutcome::Stepped)
+    );
+    assert_eq!(run.amp.loss_scale(), 32768.0);
+}
+
+#[test]
+fn a_run_ends_where_too_many_were_skipped() {
+    let config = config().with_max_consecutive_skips(Some(3));
+    let mut run = Run::new(FusedAdam::new(AdamConfig::new()).unwrap(), config);
+    let before = run.values();
+    let error = (0..20).find_map(|step| run.step(step, Event::Overflow).err());
+    let error = error.or_else(|| run.optim.try_synchronize().err());
+    assert!(matches!(
+        error,
+        Some(AmpError::LossScaleExhausted { skips: 4, .. })
+    ));
+    assert_eq!(run.values(), before);
+}
+
+#[test]
+fn a_state_is_loaded_over_steps_that_are_under_way() {
+    let adam = || FusedAdam::new(AdamConfig::new()).unwrap();
+    let mut run = Run::new(adam(), config());
+    for step in 0..10 {
+        run.step(step, event(step)).unwrap();
+    }
+    let (net, bytes) = (run.net.clone(), run.optim.into_bytes().unwrap());
+    let mut ends = Vec::new();
+    for _ in 0..2 {
+        for step in 10..20 {
+            run.step(step, event(step)).unwrap();
+        }
+        ends.push(run.values());
+        run.net = net.clone();
+        run.optim.from_bytes(bytes.clone()).unwrap();
+    }
+    assert_eq!(ends[0], ends[1]);
+    // And by an optimizer that knows nothing.
+    run.optim = ScaledOptimizer::new(adam(), &run.amp);
+    run.optim.from_bytes(bytes).unwrap();
+    for step in 10..20 {
+        run.step(step, event(step)).unwrap();
+    }
+    assert_eq!(run.values(), ends[0]);
+}
+
+#[test]
+fn a_clone_goes_on_by_itself() {
+    let mut run = Run::new(FusedAdam::new(AdamConfig::new()).unwrap(), config());
+    for step in 0..8 {
+        run.step(step, event(step)).unwrap();
+    }
+    let mut fork = run.optim.clone().into_inner();
+    let grads = |net: &Net, device: &Device| {
+        let loss = net.forward(Tensor::ones([4, 6], device)).mean();
+        GradientsParams::from_grads(loss.backward(), net)
+    };
+    let device = run.device.clone();
+    let forked = fork.step(0.01, run.net.clone(), grads(&run.net, &device));
+    let net = run.net.clone();
+    let mut original = run.optim.into_inner();
+    let stepped = original.step(0.01, net.clone(), grads(&net, &device));
+    let value = |net: &Net| net.hidden.weight.base().clone().inner().into_data();
+    assert_eq!(value(&forked), value(&stepped));
+}

@@ -123,7 +123,8 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// `rows` are those that a cube writes of a tensor; values from `edge` on, in bits, are counted.
+    /// `rows` are those that a cube writes of a tensor; values from `edge` on, in bits, are counted. Without any, the row of a
+    /// tensor is its number.
     pub(super) fn new<K: Ord + Copy>(
         extents: &[Extent<K>],
         limits: &Limits,
@@ -157,7 +158,10 @@ impl Plan {
             for part in &launch.parts {
                 let vector = launch.vector;
                 let (pitch, columns) = extents[part.tensor].padding.unwrap_or((vector, 0));
-                let row = next[part.tensor];
+                let row = match rows {
+                    0 => part.tensor,
+                    _ => next[part.tensor],
+                };
                 let entry = [chunk, part.values / vector, row, pitch / vector, columns];
                 table.extend::<[u32; ENTRY]>(entry.map(word));
                 chunk += launch.chunks(part);
@@ -331,6 +335,37 @@ mod tests {
         slots.sort_unstable();
         slots.dedup();
         assert_eq!(slots, [1, 4, 28]);
+    }
+
+    /// Adam's step, where CUDA has bindings for all: gradient, parameter and two states each.
+    #[test]
+    fn a_step_over_gpt2_is_six_launches() {
+        let mut sizes = vec![50_257 * 768, 1024 * 768, 768, 768];
+        for _ in 0..12 {
+            let (attention, wide) = ([2304 * 768, 2304, 768 * 768, 768], [3072 * 768, 3072]);
+            sizes.extend(attention.into_iter().chain(wide));
+            sizes.extend([768 * 3072, 768, 768, 768, 768, 768]);
+        }
+        let extents: Vec<_> = sizes.iter().map(|size| extent(*size, 4)).collect();
+        let extents: Vec<_> = (extents.iter())
+            .map(|extent| Extent {
+                buffers: 4,
+                ..*extent
+            })
+            .collect();
+        let limits = Limits {
+            buffers: 1024 - OTHER_BINDINGS,
+            ..LIMITS
+        };
+        let plan = Plan::new(&extents, &limits, 0, 0);
+        assert_eq!((extents.len(), plan.launches.len()), (148, 6));
+        // The row of each is its own.
+        let mut rows = Vec::new();
+        for launch in &plan.launches {
+            let entries = plan.table[launch.from as usize..].chunks_exact(ENTRY);
+            rows.extend(entries.take(launch.parts.len()).map(|entry| entry[2]));
+        }
+        assert_eq!(rows, (0..148).collect::<Vec<_>>());
     }
 
     #[test]

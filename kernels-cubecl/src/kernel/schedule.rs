@@ -41,7 +41,7 @@ pub fn advance(state: &[u32], rows: &[f32], crossing: &Sequence<Box<[f32]>>, nex
         if u32::reinterpret(capped(&*next, warmed)) < comptime!(LEAST.to_bits()) {
             next[word::SCALE] = before;
         }
-        let factor = u32::reinterpret(capped(next, warmed));
+        let factor = u32::reinterpret(capped(&*next, warmed));
         let factor = min(factor, comptime!(MOST.to_bits()));
         next[word::FACTOR] = factor;
         // Of a power of two, by its exponent.

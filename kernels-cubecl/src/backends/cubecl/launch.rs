@@ -12,7 +12,7 @@ use crate::{
     kernel::{self, BIG, Form, InPlace, Inspect, Mode, ROW, Work, Write},
     schedule::WORDS,
     status::FIELDS,
-    update::{ROW, UpdateRule},
+    update::{self, UpdateRule},
 };
 
 /// Cubes that a launch has in one dimension: what WebGPU grants.
@@ -253,9 +253,9 @@ pub(super) fn advance(
 /// Rows of an update, decided by the state of a loss scale.
 pub(super) fn decide(undecided: CubeTensor, state: CubeTensor, rule: UpdateRule) -> CubeTensor {
     let (client, device) = (state.client.clone(), state.device.clone());
-    let parameters = undecided.meta.num_elements() / (ROW + 1);
+    let parameters = undecided.meta.num_elements() / (update::ROW + 1);
     let (rows, units) = (
-        buffer(&client, parameters * ROW),
+        buffer(&client, parameters * update::ROW),
         units(&client, kernel::FINISH_UNITS),
     );
     let cubes = parameters.div_ceil(units as usize);
@@ -271,7 +271,7 @@ pub(super) fn decide(undecided: CubeTensor, state: CubeTensor, rule: UpdateRule)
             rule,
         );
     }
-    let shape = [parameters, ROW].into();
+    let shape = [parameters, update::ROW].into();
     CubeTensor::new_contiguous(client, device, shape, rows.0, DType::F32)
 }
 

@@ -3,7 +3,12 @@ use burn::{
     tensor::{DType, FloatDType, Tensor},
 };
 
-use crate::{backends::has_kernels, ops::CastOps, watch::Watch};
+use crate::{
+    backends::has_kernels,
+    factor::Factor,
+    ops::{CastOps, TensorVec},
+    watch::Watch,
+};
 
 /// Casts a tensor to `dtype`; the backward pass multiplies its gradient by `factor`.
 ///
@@ -13,8 +18,9 @@ use crate::{backends::has_kernels, ops::CastOps, watch::Watch};
 /// gradients are multiplied where they are narrow, and nowhere else.
 ///
 /// Any of f16, bf16 and f32 to any float dtype; tensors of other dtypes (f64, quantized) are returned as they are. `factor`
-/// is finite, and is rounded to f32. Any shape; any autodiff graph, gradient checkpointing included; a tensor outside
-/// autodiff is cast. Does not wait for the device.
+/// is a finite number, rounded to f32, or a [`Factor`] with a tensor that is not read before the backward pass, and not by the
+/// host unless it is the device. Any shape; any autodiff graph, gradient checkpointing included; a tensor outside autodiff is
+/// cast. Does not wait for the device, except where the factor's tensor comes from another one.
 ///
 /// Between those three dtypes, one pass over memory each way on Flex and on CubeCL devices, and two where the gradient's
 /// values do not fill their memory; with `fusion`, a part of the kernels that Burn makes of the operations around it.
@@ -35,15 +41,20 @@ use crate::{backends::has_kernels, ops::CastOps, watch::Watch};
 /// let grad = narrow.grad(&grads).unwrap().cast(FloatDType::F32) / 65536.0;
 /// assert!((grad.into_scalar::<f32>() - 1e-8).abs() < 1e-11);
 /// ```
-pub fn scaled_cast<const D: usize>(tensor: Tensor<D>, dtype: FloatDType, factor: f64) -> Tensor<D> {
-    cast(tensor, dtype, factor, None)
+pub fn scaled_cast<const D: usize>(
+    tensor: Tensor<D>,
+    dtype: FloatDType,
+    factor: impl Into<Factor>,
+) -> Tensor<D> {
+    cast(tensor, dtype, factor.into(), None)
 }
 
 /// As [`scaled_cast`], and tells `watch` at the backward pass what arrived there.
 ///
 /// Measuring reads the gradient once, and the tensor too unless the watch is [`Watch::of_gradient`], in one pass; until then the
 /// tensor is kept. Nothing is told of what is composed of Burn's operations. Does not wait for the device: what was found stays
-/// there until [`Crossing::read`](crate::Crossing::read).
+/// there until [`Crossing::read`](crate::Crossing::read). Where the factor has a tensor, the crossing knows the ratio alone, and
+/// takes the rest from [`Crossing::with_scale`](crate::Crossing::with_scale).
 ///
 /// # Panics
 ///
@@ -51,16 +62,16 @@ pub fn scaled_cast<const D: usize>(tensor: Tensor<D>, dtype: FloatDType, factor:
 pub fn watched_cast<const D: usize>(
     tensor: Tensor<D>,
     dtype: FloatDType,
-    factor: f64,
+    factor: impl Into<Factor>,
     watch: &Watch,
 ) -> Tensor<D> {
-    cast(tensor, dtype, factor, Some(watch.clone()))
+    cast(tensor, dtype, factor.into(), Some(watch.clone()))
 }
 
 fn cast<const D: usize>(
     tensor: Tensor<D>,
     dtype: FloatDType,
-    factor: f64,
+    factor: Factor,
     watch: Option<Watch>,
 ) -> Tensor<D> {
     let from = tensor.dtype();
@@ -70,13 +81,18 @@ fn cast<const D: usize>(
     if !tensor.is_tracked() || tensor.shape().num_elements() == 0 {
         return tensor.cast(dtype);
     }
-    if factor == 1.0 && watch.is_none() {
+    if factor.is_one() && watch.is_none() {
         return tensor.cast(dtype);
     }
+    let (ratio, scale) = (factor.ratio, factor.scale_on(&tensor.device()));
     let tensor = tensor.into_dispatch();
     match has_kernels(&tensor) && is_narrow(dtype.into()) {
-        true => Tensor::from_dispatch(Dispatch::amp_cast(tensor, dtype, factor, watch)),
-        false => composed(Tensor::from_dispatch(tensor), dtype, factor),
+        true => {
+            let scale = TensorVec(scale.into_iter().map(Tensor::into_dispatch).collect());
+            let cast = Dispatch::amp_cast(tensor, dtype, ratio, scale, watch);
+            Tensor::from_dispatch(cast)
+        }
+        false => composed(Tensor::from_dispatch(tensor), dtype, ratio, scale),
     }
 }
 
@@ -87,12 +103,21 @@ fn is_narrow(dtype: DType) -> bool {
 
 /// The same of Burn's operations: the value without its graph, less a zero whose gradient is multiplied. Where `tensor`
 /// is not finite there is no such zero, and the gradient passes as it is.
-fn composed<const D: usize>(tensor: Tensor<D>, dtype: FloatDType, factor: f64) -> Tensor<D> {
+fn composed<const D: usize>(
+    tensor: Tensor<D>,
+    dtype: FloatDType,
+    ratio: f64,
+    scale: Option<Tensor<1>>,
+) -> Tensor<D> {
     // A leaf that is detached is a leaf again.
     let value = tensor.clone().detach().set_require_grad(false);
     let wide = value.clone().cast(FloatDType::F32);
     let finite = wide.clone().is_finite();
-    let zero = (wide - tensor.clone().cast(FloatDType::F32)).mul_scalar(factor);
+    let zero = wide - tensor.clone().cast(FloatDType::F32);
+    let zero = match scale {
+        Some(scale) => zero * scale.mul_scalar(ratio).expand([1; D]),
+        None => zero.mul_scalar(ratio),
+    };
     let sum = value.cast(dtype) - zero.cast(dtype);
     tensor.cast(dtype).mask_where(finite, sum)
 }

@@ -33,6 +33,7 @@ mod cast;
 #[cfg(any(feature = "cubecl", feature = "router"))]
 mod custom;
 mod error;
+mod factor;
 mod histogram;
 #[cfg(all(feature = "cubecl", not(feature = "dialects")))]
 mod kernel;
@@ -55,6 +56,7 @@ pub use backends::release_memory;
 pub use blend::blend;
 pub use cast::{scaled_cast, watched_cast};
 pub use error::UnsupportedDType;
+pub use factor::Factor;
 pub use histogram::{ExponentHistogram, Histogram};
 pub use list::TensorList;
 pub use ops::{AmpOps, CastOps, Job, TensorVec};

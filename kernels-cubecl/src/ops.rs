@@ -2,7 +2,7 @@ use burn::backend::{
     Backend, BackendTensor, Dispatch, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind,
     ExtensionType, TensorMetadata, backend_extension, tensor::FloatTensor,
 };
-use burn::tensor::{DType, FloatDType};
+use burn::tensor::{DType, FloatDType, Shape};
 
 use crate::{update::UpdateRule, watch::Watch};
 
@@ -36,8 +36,8 @@ pub enum Job {
         /// Of the second.
         add: f64,
     },
-    /// Widens one tensor of f16, bf16 or f32 to f32, multiplies it by `factor` and rounds it to `dtype`. What is not finite
-    /// stays so.
+    /// Widens the first tensor, of f16, bf16 or f32, to f32, multiplies it by `factor` and rounds it to `dtype`. What is not
+    /// finite stays so. With a second tensor, of shape `[1]` and dtype f32, by the product of `factor` and that, in f32.
     MulCast {
         /// f16, bf16 or f32.
         dtype: FloatDType,
@@ -92,13 +92,14 @@ pub trait AmpOps: Backend {
     Autodiff,
 )]
 pub trait CastOps: Backend {
-    /// Casts to `dtype`. With autodiff, the gradient is widened to f32, multiplied by `factor` and cast to the input's
-    /// dtype, and `watch` is told of it.
+    /// Casts to `dtype`. With autodiff, the gradient is widened to f32, multiplied by `factor` and by the tensor of `scale`, if
+    /// there is one, and cast to the input's dtype, as [`Job::MulCast`] does; and `watch` is told of it.
     #[allow(unused_variables)]
     fn amp_cast(
         tensor: FloatTensor<Self>,
         dtype: FloatDType,
         factor: f64,
+        #[extension_type] scale: TensorVec<Self>,
         watch: Option<Watch>,
     ) -> FloatTensor<Self> {
         Self::float_cast(tensor, dtype)
@@ -125,8 +126,21 @@ pub(crate) fn mul_cast<B: Backend>(
     tensor: FloatTensor<B>,
     dtype: FloatDType,
     factor: f64,
+    scale: Option<FloatTensor<B>>,
 ) -> FloatTensor<B> {
-    let product = B::float_mul_scalar(cast::<B>(tensor, DType::F32), factor.into());
+    let wide = cast::<B>(tensor, DType::F32);
+    let product = match scale {
+        Some(scale) => {
+            // Of the tensor's rank first: then Fusion puts both products into one kernel.
+            let scale = B::float_expand(scale, Shape::from(vec![1; wide.rank()]));
+            let scale = match factor {
+                1.0 => scale,
+                factor => B::float_mul_scalar(scale, factor.into()),
+            };
+            B::float_mul(wide, scale)
+        }
+        None => B::float_mul_scalar(wide, factor.into()),
+    };
     cast::<B>(product, dtype.into())
 }
 

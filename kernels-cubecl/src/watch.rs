@@ -73,6 +73,15 @@ impl Crossing {
         }
     }
 
+    /// With the value that the factor's tensor had, which the host did not know when the gradient crossed. The factor was the ratio
+    /// until then, and is the product now; [`read_measures`](Self::read_measures) does not depend on it.
+    pub fn with_scale(self, scale: f64) -> Self {
+        Self {
+            factor: self.factor * scale,
+            ..self
+        }
+    }
+
     /// Reads what was found: waits for the device, for one transfer of 44 or 88 bytes. None if the device cannot be read here.
     pub fn read(self) -> Option<CrossingStatus> {
         let rows = self.read_rows()?;

@@ -10,7 +10,9 @@ use burn::{
     backend::{AutodiffBackend, Backend, DispatchDevice, ops::FloatTensorOps},
     tensor::{DType, Device, FloatDType, Tensor, TensorData, bf16},
 };
-use burn_amp_kernels::{CastOps, TensorList, blend, histogram, inspect, scaled_cast, unscale};
+use burn_amp_kernels::{
+    CastOps, Factor, TensorList, TensorVec, blend, histogram, inspect, scaled_cast, unscale,
+};
 use burn_autodiff::Autodiff;
 use burn_cubecl::CubeBackend;
 use cubecl::{
@@ -181,19 +183,51 @@ fn a_scaled_gradient_is_one_kernel() {
     if !device.supports_dtype(half) {
         return;
     }
-    let input = Tensor::<1>::ones([4096], (&device, half)).require_grad();
-    let output = scaled_cast(input.clone(), FloatDType::F32, 4.0) * 2.0;
+    let backward = |by: Factor| {
+        let input = Tensor::<2>::ones([64, 64], (&device, half)).require_grad();
+        let output = scaled_cast(input.clone(), FloatDType::F32, by) * 2.0;
+        settle();
+        let mut grad = None;
+        let launches = Launches::all(|| {
+            let grads = output.sum().backward();
+            grad = Some(input.grad(&grads).unwrap().into_data());
+        });
+        assert!(grad.unwrap().iter::<f32>().all(|value| value == 8.0));
+        launches
+    };
+    let launches = backward(4.0.into());
+    let ours = usize::from(!cfg!(feature = "fusion"));
+    assert_eq!(count(&launches, "burn_amp_kernels"), ours, "{launches:?}");
+    assert_eq!(count(&launches, "weigh"), ours, "{launches:?}");
+    // No more of them with a factor that is on the device.
+    for ratio in [1.0, 0.5] {
+        let there = Factor::on_device(ratio, factor(4.0 / ratio as f32));
+        let found = backward(there);
+        assert_eq!(found.len(), launches.len(), "{found:?}, {launches:?}");
+        assert_eq!(count(&found, "weigh"), ours, "{found:?}");
+    }
+}
+
+/// Nothing has run when the backward pass is over: so nothing was read.
+#[test]
+#[cfg(feature = "fusion")]
+fn a_factor_on_the_device_is_not_read() {
+    let _alone = alone();
+    if !Device::default().supports_dtype(DType::F16) {
+        return;
+    }
+    let input = Tensor::<2>::ones([8, 8], &Device::default().autodiff()).require_grad();
     settle();
     let mut grad = None;
-    let launches = Launches::of(|| {
-        let grads = output.sum().backward();
-        grad = Some(input.grad(&grads).unwrap().into_data());
+    let launches = Launches::all(|| {
+        let there = Factor::on_device(0.5, factor(4.0) * 2.0);
+        let output = scaled_cast(input.clone() * 3.0, FloatDType::F16, there);
+        let grads = output.cast(FloatDType::F32).sum().backward();
+        grad = input.grad(&grads);
     });
-    assert!(grad.unwrap().iter::<f32>().all(|value| value == 8.0));
-    match cfg!(feature = "fusion") {
-        true => assert_eq!(launches, Vec::<&str>::new()),
-        false => assert_eq!((launches.len(), count(&launches, "weigh")), (1, 1)),
-    }
+    assert_eq!(launches, Vec::<&str>::new());
+    let grad: Vec<f32> = grad.unwrap().into_data().iter().collect();
+    assert_eq!(grad, vec![12.0; 64]);
 }
 
 /// The same on the backend below Fusion, Burn's kernels included.
@@ -220,14 +254,19 @@ fn a_scaled_gradient_is_one_launch_without_fusion() {
         };
         // What Burn launches for the gradient of an output alone.
         let without = backward(Unfused::float_mul_scalar(input.clone(), 1.0.into()));
-        let with = backward(Unfused::amp_cast(input.clone(), to, 4.0, None));
-        assert_eq!(
-            with.len(),
-            without.len(),
-            "{from:?} to {to:?}: {with:?}, {without:?}"
-        );
-        let ours = usize::from((from, to) != (FloatDType::F32, FloatDType::F32));
-        assert_eq!(count(&with, "weigh"), ours, "{with:?}");
+        let number = TensorVec(Vec::new());
+        let four = Unfused::float_from_data([4.0f32].into(), unfused);
+        let tensor = TensorVec(vec![four]);
+        for (factor, scale) in [(4.0, number), (1.0, tensor)] {
+            let with = backward(Unfused::amp_cast(input.clone(), to, factor, scale, None));
+            assert_eq!(
+                with.len(),
+                without.len(),
+                "{from:?} to {to:?}: {with:?}, {without:?}"
+            );
+            let ours = usize::from((from, to) != (FloatDType::F32, FloatDType::F32));
+            assert_eq!(count(&with, "weigh"), ours, "{with:?}");
+        }
     }
 }
 

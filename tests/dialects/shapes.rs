@@ -45,7 +45,7 @@ macro_rules! kernel {
 pub(crate) enum Kernel {
     Pass { mode: Mode, padded: bool },
     Histogram,
-    MulCast,
+    MulCast { on_device: bool },
     Blend { in_place: bool },
     FinishStatus,
     FinishHistogram,
@@ -69,6 +69,8 @@ impl fmt::Display for Shape {
             Kernel::Pass { mode, padded } => {
                 format!("{mode:?}{}", if padded { "_padded" } else { "" })
             }
+            Kernel::MulCast { on_device: true } => "mulcast_on_device".to_string(),
+            Kernel::MulCast { .. } => "mulcast".to_string(),
             Kernel::Blend { in_place: true } => "blend_in_place".to_string(),
             Kernel::Blend { .. } => "blend".to_string(),
             other => format!("{other:?}"),
@@ -129,7 +131,9 @@ impl Shape {
                 for output in target.dtypes {
                     // Burn multiplies f32.
                     if *input != DType::F32 || *output != DType::F32 {
-                        add(Kernel::MulCast, *output, 1, width);
+                        for on_device in [false, true] {
+                            add(Kernel::MulCast { on_device }, *output, 1, width);
+                        }
                     }
                 }
                 for in_place in [true, false] {
@@ -182,7 +186,11 @@ impl Shape {
                 }
             }
             Kernel::Histogram => (vec![(input, tensors)], vec![], width),
-            Kernel::MulCast => (vec![(input, 1)], vec![(output, 1)], 0),
+            Kernel::MulCast { on_device } => {
+                let factor = on_device.then(|| ("f32".to_string(), 1));
+                let loads = [(input, 1)].into_iter().chain(factor).collect();
+                (loads, vec![(output, 1)], 0)
+            }
             Kernel::Blend { .. } => (vec![(output.clone(), 1), (input, 1)], vec![(output, 1)], 0),
             Kernel::FinishStatus => (vec![], vec![("f32".to_string(), FIELDS)], 0),
             Kernel::FinishHistogram => (vec![], vec![("f32".to_string(), 2)], 0),
@@ -219,8 +227,10 @@ impl Shape {
                 Mode::InPlace => self.pass::<InPlace, I, O>(0, padded),
                 Mode::Write => self.pass::<Write, I, O>(tensors, padded),
             },
-            Kernel::MulCast => elementwise::<I, O>(width, 0, 1),
-            Kernel::Blend { in_place } => elementwise::<I, O>(width, 1, usize::from(!in_place)),
+            Kernel::MulCast { on_device } => {
+                elementwise::<I, O>(width, 0, 1, usize::from(on_device))
+            }
+            Kernel::Blend { in_place } => elementwise::<I, O>(width, 1, usize::from(!in_place), 0),
             Kernel::Histogram => kernel!(
                 histogram_many::HistogramMany::<I>, HISTOGRAM_UNITS;
                 buffers(tensors), buffer(), (), (), buffer(), (), width, HISTOGRAM_UNITS
@@ -259,10 +269,11 @@ fn elementwise<I: Float + CubeElement, O: Float + CubeElement>(
     width: usize,
     targets: usize,
     outputs: usize,
+    scales: usize,
 ) -> Box<dyn CubeKernel> {
     kernel!(
         weigh::Weigh::<I, O>, UNITS;
-        buffer(), buffers(targets), buffers(outputs), (), (), width
+        buffer(), buffers(targets), buffers(outputs), (), (), buffers(scales), width
     )
 }
 

@@ -28,6 +28,7 @@ impl<B: Backend + AmpOps + CastOps, C: CheckpointStrategy> CastOps for Autodiff<
         tensor: FloatTensor<Self>,
         dtype: FloatDType,
         factor: f64,
+        scale: TensorVec<Self>,
         watch: Option<Watch>,
     ) -> FloatTensor<Self> {
         let from: FloatDType = tensor.dtype().into();
@@ -38,19 +39,37 @@ impl<B: Backend + AmpOps + CastOps, C: CheckpointStrategy> CastOps for Autodiff<
             let input = watch.both.then(|| input.clone());
             (watch, input)
         });
-        let output = B::amp_cast(input, dtype, factor, None);
+        // It has no graph: a number that happens to be on the device.
+        let scale = (scale.0.into_iter()).map(|scale| scale.into_primitive());
+        let scale: Vec<_> = scale.collect();
+        let output = B::amp_cast(input, dtype, factor, TensorVec(Vec::new()), None);
+        let state = State {
+            factor,
+            scale,
+            from,
+            watched,
+        };
         match ScaledCast.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish((factor, from, watched), output),
+            OpsKind::Tracked(prep) => prep.finish(state, output),
             OpsKind::UnTracked(prep) => prep.finish(output),
         }
     }
+}
+
+#[derive(Clone, Debug)]
+struct State<B: Backend> {
+    factor: f64,
+    /// What else the gradient is multiplied by: one tensor or none.
+    scale: Vec<FloatTensor<B>>,
+    from: FloatDType,
+    watched: Option<(Watch, Option<FloatTensor<B>>)>,
 }
 
 #[derive(Debug)]
 struct ScaledCast;
 
 impl<B: Backend + AmpOps + CastOps> Backward<B, 1> for ScaledCast {
-    type State = (f64, FloatDType, Option<(Watch, Option<FloatTensor<B>>)>);
+    type State = State<B>;
 
     fn backward(
         self,
@@ -59,7 +78,12 @@ impl<B: Backend + AmpOps + CastOps> Backward<B, 1> for ScaledCast {
         _checkpointer: &mut Checkpointer,
     ) {
         unary::<B, _>(ops.parents, ops.node, grads, |grad| {
-            let (factor, from, watched) = ops.state;
+            let State {
+                factor,
+                scale,
+                from,
+                watched,
+            } = ops.state;
             if let Some((watch, output)) = watched {
                 let elements = grad.shape().num_elements();
                 let tensors = [grad.clone()].into_iter().chain(output).collect();
@@ -70,14 +94,15 @@ impl<B: Backend + AmpOps + CastOps> Backward<B, 1> for ScaledCast {
                 }
             }
             // A watch alone.
-            if factor == 1.0 && grad.dtype() == from.into() {
+            if factor == 1.0 && scale.is_empty() && grad.dtype() == from.into() {
                 return grad;
             }
             let job = Job::MulCast {
                 dtype: from,
                 factor,
             };
-            B::amp_run(TensorVec(vec![grad]), job).0.remove(0)
+            let tensors = [grad].into_iter().chain(scale).collect();
+            B::amp_run(TensorVec(tensors), job).0.remove(0)
         });
     }
 }

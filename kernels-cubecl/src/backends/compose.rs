@@ -32,7 +32,10 @@ pub(crate) fn compose(mut tensors: Vec<DispatchTensor>, job: Job) -> Vec<Dispatc
             let target = next();
             vec![weighted_sum::<Dispatch>(target, next(), keep, add)]
         }
-        Job::MulCast { dtype, factor } => vec![mul_cast::<Dispatch>(next(), dtype, factor)],
+        Job::MulCast { dtype, factor } => {
+            let tensor = next();
+            vec![mul_cast::<Dispatch>(tensor, dtype, factor, tensors.pop())]
+        }
         Job::Update { .. } | Job::Advance => unreachable!("these ask for kernels"),
     }
 }

@@ -25,7 +25,9 @@ impl<B: FusionBackend + AmpOps> AmpOps for Fusion<B> {
                 return TensorVec(vec![weighted_sum::<Self>(target, source, keep, add)]);
             }
             Job::MulCast { dtype, factor } => {
-                return TensorVec(vec![mul_cast::<Self>(tensors.0.remove(0), dtype, factor)]);
+                let tensor = tensors.0.remove(0);
+                let product = mul_cast::<Self>(tensor, dtype, factor, tensors.0.pop());
+                return TensorVec(vec![product]);
             }
             _ => (),
         }

@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 /// `keep * target + add * source`, computed in f32; `add * source` if there is no target. In `output`, or in place of the
-/// target if there is none.
+/// target if there is none. With a `scale`, `add` is what it says times that.
 ///
 /// WGSL does not say what becomes of values beyond f16; `tests/cast` does: they are infinite.
 #[cube(launch_unchecked)]
@@ -14,8 +14,13 @@ pub fn weigh<S: Float, O: Float, N: Size>(
     output: &mut Sequence<Box<[Vector<O, N>]>>,
     keep: f32,
     add: f32,
+    scale: &Sequence<Box<[f32]>>,
 ) {
-    let (keep, add) = (Vector::<f32, N>::new(keep), Vector::<f32, N>::new(add));
+    let mut weight = add;
+    if comptime!(scale.len() > 0) {
+        weight = add * scale[0][0];
+    }
+    let (keep, add) = (Vector::<f32, N>::new(keep), Vector::<f32, N>::new(weight));
     let mut position = ABSOLUTE_POS;
     while position < source.len() {
         let mut sum = Vector::<f32, N>::cast_from(source[position]) * add;

@@ -9,9 +9,9 @@ use burn::tensor::{
     DType, Device, FloatDType, Tensor,
     activation::{gelu, relu},
 };
-use burn_amp_kernels::{Watch, scaled_cast, watched_cast};
+use burn_amp_kernels::{Factor, Watch, scaled_cast, watched_cast};
 
-use crate::host::{autodiff, data, dtypes, has_kernels, narrowest, tensor, values};
+use crate::host::{autodiff, data, dtypes, has_kernels, narrowest, on_device, tensor, values};
 
 #[test]
 fn a_tensor_used_twice() {
@@ -59,7 +59,11 @@ fn inputs_that_are_no_leaves() {
 }
 
 /// Gradients of a network that is cast in and out, with or without checkpoints.
-fn network(device: &Device, watch: Option<&Watch>) -> Vec<Vec<f32>> {
+fn network(
+    device: &Device,
+    watch: Option<&Watch>,
+    factor: impl Fn(f64) -> Factor,
+) -> Vec<Vec<f32>> {
     let narrow = narrowest();
     let there: DType = narrow.into();
     let ramp = |length: usize| {
@@ -73,9 +77,9 @@ fn network(device: &Device, watch: Option<&Watch>) -> Vec<Vec<f32>> {
     };
     let input = leaf([4, 8], FloatDType::F32, DType::F32);
     let weight = leaf([8, 8], narrow, there);
-    let cast = |tensor: Tensor<2>, dtype, factor| match watch {
-        Some(watch) => watched_cast(tensor, dtype, factor, watch),
-        None => scaled_cast(tensor, dtype, factor),
+    let cast = |tensor: Tensor<2>, dtype, by| match watch {
+        Some(watch) => watched_cast(tensor, dtype, factor(by), watch),
+        None => scaled_cast(tensor, dtype, factor(by)),
     };
     // Operations on both sides that Burn computes again where it checkpoints.
     let before = relu(input.clone() * 1.5) + 0.25;
@@ -107,17 +111,24 @@ fn assert_close(found: &[Vec<f32>], expected: &[Vec<f32>]) {
 
 #[test]
 fn checkpoints() {
-    let expected = network(&autodiff(), None);
+    let there = |factor| on_device(factor, 4.0);
+    let expected = network(&autodiff(), None, Factor::from);
     let checkpointing = autodiff().gradient_checkpointing();
-    assert_close(&network(&checkpointing, None), &expected);
+    assert_close(&network(&checkpointing, None, Factor::from), &expected);
+    assert_close(&network(&autodiff(), None, there), &expected);
+    assert_close(&network(&checkpointing, None, there), &expected);
 
     let told = Arc::new(AtomicUsize::new(0));
     let count = told.clone();
     let watch = Watch::new(move |_| {
         count.fetch_add(1, Ordering::Relaxed);
     });
-    assert_close(&network(&checkpointing, Some(&watch)), &expected);
-    let crossings = if has_kernels() { 2 } else { 0 };
+    assert_close(
+        &network(&checkpointing, Some(&watch), Factor::from),
+        &expected,
+    );
+    assert_close(&network(&checkpointing, Some(&watch), there), &expected);
+    let crossings = if has_kernels() { 4 } else { 0 };
     assert_eq!(told.load(Ordering::Relaxed), crossings);
 }
 

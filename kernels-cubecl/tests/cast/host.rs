@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use burn::tensor::{DType, Device, FloatDType, Shape, Tensor, TensorData, bf16, f16};
-use burn_amp_kernels::scaled_cast;
+use burn_amp_kernels::{Factor, scaled_cast};
 
 /// A power of two each way, none, the ends of f32, and one that rounds.
 pub const FACTORS: [f64; 6] = [
@@ -96,11 +96,17 @@ pub fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     widen(&tensor.into_data())
 }
 
+/// A factor that is on the device, `ratio` times something.
+pub fn on_device(factor: f64, ratio: f64) -> Factor {
+    let scale = Tensor::from_floats([(factor / ratio) as f32], &Device::default());
+    Factor::on_device(ratio, scale)
+}
+
 /// The gradient of `input` where that of its cast is `gradient`.
 pub fn backward<const D: usize>(
     input: Tensor<D>,
     to: FloatDType,
-    factor: f64,
+    factor: impl Into<Factor>,
     gradient: Tensor<D>,
 ) -> Tensor<D> {
     let input = input.require_grad();

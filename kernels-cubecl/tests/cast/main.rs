@@ -3,6 +3,7 @@
 //! On the device that the features choose, or `BURN_DEVICE` where there are several. With feature `ndarray`,
 //! `BURN_DEVICE=ndarray` names a backend without kernels.
 
+mod factor;
 mod graph;
 mod host;
 mod layouts;

@@ -32,10 +32,24 @@ fn check(gradient: CubeTensor, pair: (FloatDType, FloatDType), factor: f64) {
         dtype: pair.0,
         factor,
     };
-    let found = CubeBackend::amp_run(TensorVec(vec![gradient.clone()]), job);
-    let found = found.0.into_iter().next().unwrap();
-    assert_eq!((found.dtype(), found.shape()), (DType::from(pair.0), shape));
-    assert_products(&expected, &values(found), pair, factor);
+    let check = |job, tensors| {
+        let found = CubeBackend::amp_run(TensorVec(tensors), job);
+        let found = found.0.into_iter().next().unwrap();
+        let shape = shape.clone();
+        assert_eq!((found.dtype(), found.shape()), (DType::from(pair.0), shape));
+        assert_products(&expected, &values(found), pair, factor);
+    };
+    check(job, vec![gradient.clone()]);
+    // The same in a tensor, of which half is a number.
+    let half = (factor / 0.5) as f32;
+    if half.is_normal() {
+        let scale = CubeBackend::float_from_data([half].into(), &gradient.device());
+        let job = Job::MulCast {
+            dtype: pair.0,
+            factor: 0.5,
+        };
+        check(job, vec![gradient.clone(), scale]);
+    }
     // Nobody has written it.
     let now = values(gradient);
     assert!(

@@ -1,13 +1,13 @@
 //! Random shapes, layouts, values and factors.
 
 use burn::tensor::Tensor;
-use burn_amp_kernels::scaled_cast;
+use burn_amp_kernels::{Factor, scaled_cast};
 use proptest::{
     prelude::*,
     test_runner::{Config, TestRunner},
 };
 
-use crate::host::{assert_products, backward, pairs, round, tensor, values};
+use crate::host::{assert_products, backward, on_device, pairs, round, tensor, values};
 
 #[derive(Clone, Debug)]
 struct Recipe {
@@ -15,6 +15,7 @@ struct Recipe {
     shape: Vec<usize>,
     view: usize,
     factor: f64,
+    ratio: Option<f64>,
     seed: u64,
 }
 
@@ -31,15 +32,33 @@ fn recipe() -> impl Strategy<Value = Recipe> {
             .prop_filter("finite", |f| f.is_finite())
             .prop_map(f64::from),
     ];
-    (any::<usize>(), shape, 0..4usize, factor, any::<u64>()).prop_map(
-        |(pair, shape, view, factor, seed)| Recipe {
+    let ratio = prop::option::of((-9..=9i32).prop_map(|exponent| 2f64.powi(exponent)));
+    (
+        any::<usize>(),
+        shape,
+        0..4usize,
+        factor,
+        ratio,
+        any::<u64>(),
+    )
+        .prop_map(|(pair, shape, view, factor, ratio, seed)| Recipe {
             pair,
             shape,
             view,
             factor,
+            ratio,
             seed,
-        },
-    )
+        })
+}
+
+impl Recipe {
+    fn factor(&self) -> Factor {
+        let exact = |ratio: &f64| ((self.factor / ratio) as f32).is_normal();
+        match self.ratio.filter(exact) {
+            Some(ratio) => on_device(self.factor, ratio),
+            None => self.factor.into(),
+        }
+    }
 }
 
 /// Bits of f32 that are pseudorandom (S. Vigna, "splitmix64"), one in eight of them any bits.
@@ -82,12 +101,12 @@ fn check<const D: usize>(recipe: &Recipe) {
     let input = view(tensor::<D>(&vec![0.5; shape.iter().product()], shape, from));
     let gradient = all(!recipe.seed, to);
     let gradients = values(gradient.clone());
-    let found = backward(input, to, recipe.factor, gradient);
+    let found = backward(input, to, recipe.factor(), gradient);
     assert_products(&gradients, &values(found), (from, to), recipe.factor);
 
     let input = all(recipe.seed, from);
     let cast = values(input.clone().cast(to));
-    let forward = values(scaled_cast(input.require_grad(), to, recipe.factor));
+    let forward = values(scaled_cast(input.require_grad(), to, recipe.factor()));
     assert!(
         cast.iter()
             .zip(&forward)

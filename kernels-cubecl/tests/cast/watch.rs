@@ -3,9 +3,11 @@
 use std::sync::{Arc, Mutex};
 
 use burn::tensor::{FloatDType, Tensor};
-use burn_amp_kernels::{Crossing, CrossingStatus, Watch, scaled_cast, watched_cast};
+use burn_amp_kernels::{Crossing, CrossingStatus, Factor, Watch, scaled_cast, watched_cast};
 
-use crate::host::{assert_products, dtypes, has_kernels, narrowest, pairs, tensor, values};
+use crate::host::{
+    assert_products, dtypes, has_kernels, narrowest, on_device, pairs, tensor, values,
+};
 
 /// A watch, and what it has been told.
 fn watch() -> (Watch, Arc<Mutex<Vec<Crossing>>>) {
@@ -133,6 +135,36 @@ fn what_was_found() {
                     ..fine
                 })
             );
+        }
+    }
+}
+
+/// The host learns the factor later, and then knows what it would have known.
+#[test]
+fn a_factor_on_the_device() {
+    for (from, to) in pairs() {
+        for (ratio, scale) in [(0.5, 4.0), (2.0, 2f64.powi(20)), (1.0, 1.0)] {
+            let gradients = [1.0, -3.0, 0.0, 2.0];
+            let (watch, told) = watch();
+            let pass = |factor: Factor| {
+                let input = tensor::<1>(&[1.0, -2.0, 0.5, 0.0], [4], from).require_grad();
+                let output = watched_cast(input.clone(), to, factor, &watch);
+                let grads = (output * tensor(&gradients, [4], to)).sum().backward();
+                let found = values(input.grad(&grads).unwrap());
+                assert_products(&gradients, &found, (from, to), ratio * scale);
+                told.lock().unwrap().pop()
+            };
+            let known = pass((ratio * scale).into());
+            let later = pass(on_device(ratio * scale, ratio));
+            assert_eq!(later.is_some(), has_kernels());
+            let known = known.map(|crossing| crossing.read());
+            assert_eq!(
+                later.map(|crossing| crossing.with_scale(scale).read()),
+                known
+            );
+            let ratio_alone = pass(on_device(ratio * scale, ratio));
+            let found = ratio_alone.and_then(|crossing| crossing.read());
+            assert!(found.is_none_or(|found| found.max_abs == 3.0 * ratio));
         }
     }
 }

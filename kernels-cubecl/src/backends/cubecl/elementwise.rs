@@ -13,15 +13,25 @@ use crate::{kernel, ops};
 /// Vectors that a unit reads, where there are cubes enough.
 const VECTORS_PER_UNIT: usize = 4;
 
-/// Of f16, bf16 or f32 to any of them.
-pub(super) fn mul_cast(tensor: CubeTensor, dtype: FloatDType, factor: f64) -> CubeTensor {
+/// Of f16, bf16 or f32 to any of them; `scale` has one value, of f32.
+pub(super) fn mul_cast(
+    tensor: CubeTensor,
+    dtype: FloatDType,
+    factor: f64,
+    scale: Option<CubeTensor>,
+) -> CubeTensor {
     if (tensor.dtype, dtype) == (DType::F32, FloatDType::F32) {
         // Burn's multiplication is one launch too, and in place where it may be.
-        return ops::mul_cast::<CubeBackend>(tensor, dtype, factor);
+        return ops::mul_cast::<CubeBackend>(tensor, dtype, factor, scale);
     }
     let source = Laid::dense(tensor);
     let product = source.product(dtype.into());
-    weigh(&source, None, Some(&product), 0.0, factor as f32);
+    let weights = Weights {
+        keep: 0.0,
+        add: factor as f32,
+        scale,
+    };
+    weigh(&source, None, Some(&product), weights);
     product.tensor
 }
 
@@ -35,18 +45,30 @@ pub(super) fn blend(target: CubeTensor, source: CubeTensor, keep: f32, add: f32)
     let vector = target.vector.min(source.vector);
     (target.vector, source.vector) = (vector, vector);
     let sum = (!may_overwrite(&target.tensor)).then(|| target.product(DType::F32));
-    weigh(&source, Some(&target), sum.as_ref(), keep, add);
+    let weights = Weights {
+        keep,
+        add,
+        scale: None,
+    };
+    weigh(&source, Some(&target), sum.as_ref(), weights);
     sum.unwrap_or(target).tensor
+}
+
+struct Weights {
+    keep: f32,
+    add: f32,
+    /// What `add` is multiplied by.
+    scale: Option<CubeTensor>,
 }
 
 /// Launches the kernel of this name. All lie in one order and have vectors of one width; without `output`, nobody else
 /// holds the target.
-fn weigh(source: &Laid, target: Option<&Laid>, output: Option<&Laid>, keep: f32, add: f32) {
+fn weigh(source: &Laid, target: Option<&Laid>, output: Option<&Laid>, weights: Weights) {
     let made = output
         .or(target)
         .map_or(DType::F32, |made| made.tensor.dtype);
     with_float!(source.tensor.dtype, S => {
-        with_float!(made, O => launch::<S, O>(source, target, output, keep, add))
+        with_float!(made, O => launch::<S, O>(source, target, output, weights))
     })
 }
 
@@ -54,8 +76,7 @@ fn launch<S: Float + CubeElement, O: Float + CubeElement>(
     source: &Laid,
     target: Option<&Laid>,
     output: Option<&Laid>,
-    keep: f32,
-    add: f32,
+    weights: Weights,
 ) {
     let client = &source.tensor.client;
     let limits = Limits::of(client);
@@ -71,8 +92,11 @@ fn launch<S: Float + CubeElement, O: Float + CubeElement>(
             source.whole(),
             target.map(Laid::whole).into_iter().collect(),
             output.map(Laid::whole).into_iter().collect(),
-            keep,
-            add,
+            weights.keep,
+            weights.add,
+            (weights.scale.into_iter())
+                .map(CubeTensor::into_buffer_arg)
+                .collect(),
         );
     }
 }

@@ -58,7 +58,10 @@ impl AmpOps for CubeBackend {
                 let (source, target) = (last(), last());
                 vec![blend(target, source, keep as f32, add as f32)]
             }
-            Job::MulCast { dtype, factor } => vec![mul_cast(last(), dtype, factor)],
+            Job::MulCast { dtype, factor } => {
+                let tensor = tensors.remove(0);
+                vec![mul_cast(tensor, dtype, factor, tensors.pop())]
+            }
             Job::Update { rule } => update::update(tensors, rule, &limits),
             Job::Advance => {
                 let (rows, state) = (last(), last());

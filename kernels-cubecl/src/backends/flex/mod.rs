@@ -48,7 +48,7 @@ impl AmpOps for Flex {
         let mut last = || tensors.pop().expect("as many tensors as the job takes");
         TensorVec(match job {
             Job::Unscale { keep_dtype, edge } => {
-                let inverse = last().into_data().iter::<f32>().next().unwrap_or(1.0);
+                let inverse = value(last());
                 unscale(tensors, inverse, keep_dtype, edge)
             }
             Job::Inspect { edge } => {
@@ -78,7 +78,9 @@ impl AmpOps for Flex {
                 ]
             }
             Job::MulCast { dtype, factor } => {
-                let (tensor, job) = (last(), Scale::<f32, false>(factor as f32));
+                let tensor = tensors.remove(0);
+                let scale = tensors.pop().map_or(1.0, value);
+                let job = Scale::<f32, false>(factor as f32 * scale);
                 vec![
                     by_dtype!(tensor.dtype(), S: F16 f16, BF16 bf16, F32 f32 => {
                         by_dtype!(dtype.into(), T: F16 f16, BF16 bf16, F32 f32 => {
@@ -94,6 +96,11 @@ impl AmpOps for Flex {
             }
         })
     }
+}
+
+/// Of a tensor of shape `[1]`.
+fn value(tensor: FlexTensor) -> f32 {
+    tensor.into_data().iter().next().unwrap_or(1.0)
 }
 
 fn unscale(tensors: Vec<FlexTensor>, inverse: f32, keep_dtype: bool, edge: f32) -> Vec<FlexTensor> {

@@ -1,0 +1,170 @@
+//! Factors that only the device knows, beside numbers of the host.
+
+use burn::tensor::{Device, FloatDType, Tensor, s};
+use burn_amp_kernels::{Factor, scaled_cast};
+
+use crate::host::{
+    FACTORS, assert_products, autodiff, backward, dtypes, every_value, narrowest, on_device, pairs,
+    tensor, values,
+};
+
+fn bits(values: Vec<f32>) -> Vec<u32> {
+    let bits = |value: f32| match value.is_nan() {
+        true => f32::NAN.to_bits(),
+        false => value.to_bits(),
+    };
+    values.into_iter().map(bits).collect()
+}
+
+#[test]
+fn gradients_of_every_pair() {
+    for (from, to) in pairs() {
+        let all = every_value(to);
+        let found = |factor: Factor| {
+            let input = tensor(&vec![0.5; all.len()], [all.len()], from);
+            let gradient = tensor(&all, [all.len()], to);
+            values(backward(input, to, factor, gradient))
+        };
+        for factor in FACTORS {
+            let expected = bits(found(factor.into()));
+            for ratio in [1.0, 0.25] {
+                if !((factor / ratio) as f32).is_normal() {
+                    continue;
+                }
+                let found = bits(found(on_device(factor, ratio)));
+                let wrong = (0..all.len()).find(|i| found[*i] != expected[*i]);
+                assert_eq!(
+                    wrong.map(|i| (all[i], found[i], expected[i])),
+                    None,
+                    "{to:?} to {from:?}, {factor:e} with {ratio}"
+                );
+            }
+        }
+    }
+}
+
+/// The two are multiplied first, in f32: neither the one nor the other alone would leave a gradient in range.
+#[test]
+fn the_product_is_taken_first() {
+    for (from, to) in pairs() {
+        let large = 2f64.powi(100);
+        for (ratio, scale) in [(large, 1.0 / large), (1.0 / large, large)] {
+            let gradients = [1.0, -1.5, 2f32.powi(14), 2f32.powi(-14)];
+            let factor = on_device(ratio * scale, ratio);
+            let input = tensor(&[0.5; 4], [4], from);
+            let found = backward(input, to, factor, tensor(&gradients, [4], to));
+            assert_eq!(values(found), gradients, "{ratio:e}");
+        }
+    }
+}
+
+#[test]
+fn ranks_and_views() {
+    fn check<const D: usize>(input: Tensor<D>, gradient: Tensor<D>, from: FloatDType) {
+        let to: FloatDType = gradient.dtype().into();
+        let expected = values(gradient.clone());
+        let shape = input.shape();
+        let found = backward(input, to, on_device(0.3, 2.0), gradient);
+        assert_eq!((found.shape(), found.dtype()), (shape, from.into()));
+        assert_products(&expected, &values(found), (from, to), 0.3);
+    }
+    let count = |length: usize| -> Vec<f32> { (0..length).map(|i| i as f32 - 40.0).collect() };
+    for (from, to) in pairs() {
+        macro_rules! rank {
+            ($($shape:expr),+) => {$({
+                let numbers = count($shape.iter().product());
+                check(tensor(&numbers, $shape, from), tensor(&numbers, $shape, to), from);
+            })+};
+        }
+        rank! { [1], [7], [2, 3], [1, 1], [2, 1, 4], [2, 1, 4, 3], [1, 2, 3, 1, 4], [2, 1, 2, 3, 1, 2] }
+        let plane = |dtype| tensor::<2>(&count(7 * 12), [7, 12], dtype);
+        check(plane(from), plane(to).flip([1]), from);
+        check(plane(from).transpose(), plane(to).transpose(), from);
+        let part = |dtype| plane(dtype).slice(s![1..6, 3..8]);
+        check(part(from), part(to), from);
+        let row = |dtype| plane(dtype).slice(s![2..3, 0..]).expand([7, 12]);
+        check(row(from), row(to), from);
+    }
+}
+
+#[test]
+fn empty_tensors() {
+    for (from, to) in pairs() {
+        for shape in [[0, 3], [3, 0]] {
+            let input = tensor::<2>(&[], shape, from).require_grad();
+            let output = scaled_cast(input, to, on_device(4.0, 1.0));
+            assert_eq!((output.dims(), output.dtype()), (shape, to.into()));
+        }
+    }
+}
+
+/// A scale that moves is another tensor, and what was cast before keeps its own.
+#[test]
+fn each_graph_keeps_its_own() {
+    for (from, to) in pairs() {
+        let leaf = tensor::<1>(&[1.0, 2.0], [2], from).require_grad();
+        let mut scale = Tensor::<1>::from_floats([16.0], &Device::default());
+        let mut outputs = Vec::new();
+        for _ in 0..3 {
+            let factor = Factor::on_device(0.5, scale.clone());
+            outputs.push(scaled_cast(leaf.clone(), to, factor));
+            scale = scale * 4.0;
+        }
+        for (output, expected) in outputs.into_iter().zip([8.0, 32.0, 128.0]).rev() {
+            let grads = output.sum().backward();
+            assert_eq!(values(leaf.grad(&grads).unwrap()), [expected; 2]);
+        }
+        assert_eq!(values(scale), [1024.0]);
+    }
+}
+
+/// One for several casts of a graph, in and out as a scope's are.
+#[test]
+fn a_loop() {
+    let (narrow, wide) = (narrowest(), FloatDType::F32);
+    let scale = Tensor::<1>::from_floats([8.0], &Device::default());
+    let (scale, inverse) = (scale.clone(), scale.recip());
+    let weight = tensor::<1>(&[2.0], [1], narrow).require_grad();
+    let mut state = tensor::<1>(&[1.0], [1], wide);
+    for _ in 0..3 {
+        let inside = scaled_cast(state, narrow, Factor::on_device(1.0, inverse.clone()));
+        let inside = inside * weight.clone();
+        state = scaled_cast(inside, wide, Factor::on_device(1.0, scale.clone()));
+    }
+    let grads = state.sum().backward();
+    // 3 w^2, times 8.
+    assert_eq!(values(weight.grad(&grads).unwrap()), [96.0]);
+}
+
+/// Words of a state, tensors of other dtypes, of graphs, and of another device.
+#[test]
+fn where_the_factor_comes_from() {
+    let words = Tensor::<1>::from_floats([0.0, 3.0, 32.0, 7.0], &Device::default());
+    let tracked = Tensor::<1>::from_floats([32.0], &autodiff().gradient_checkpointing());
+    let tracked = tracked.require_grad();
+    let mut factors = vec![
+        words.slice(s![2..3]),
+        tracked.clone(),
+        tracked.clone() * 1.0,
+    ];
+    for dtype in dtypes() {
+        factors.push(Tensor::<1>::from_floats([32.0], &Device::default()).cast(dtype));
+    }
+    #[cfg(feature = "flex")]
+    factors.push(Tensor::from_floats([32.0], &Device::flex()));
+    for scale in factors {
+        for (from, to) in pairs() {
+            let input = tensor::<1>(&[1.0, 2.0], [2], from).require_grad();
+            let output = scaled_cast(input.clone(), to, Factor::on_device(0.125, scale.clone()));
+            let grads = output.sum().backward();
+            assert_eq!(values(input.grad(&grads).unwrap()), [4.0; 2]);
+            assert!(tracked.grad(&grads).is_none());
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "`scale` is one value, not 2")]
+fn a_factor_is_one_value() {
+    let _ = Factor::on_device(1.0, Tensor::from_floats([1.0, 2.0], &Device::default()));
+}

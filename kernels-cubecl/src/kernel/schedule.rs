@@ -33,7 +33,7 @@ pub fn advance(state: &[u32], rows: &[f32], next: &mut [u32]) {
         let warmed = min(state[word::WARMED] + 1u32, state[word::WARMUP]);
         next[word::WARMED] = warmed;
         // Magnitudes of positive floats are in the order of their bits.
-        if u32::reinterpret(capped(next, warmed)) < comptime!(LEAST.to_bits()) {
+        if u32::reinterpret(capped(&*next, warmed)) < comptime!(LEAST.to_bits()) {
             next[word::SCALE] = before;
         }
     }

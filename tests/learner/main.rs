@@ -7,6 +7,7 @@ mod clipping;
 mod devices;
 mod ending;
 mod evaluator;
+mod fused;
 mod golden;
 mod guard;
 mod killed;

@@ -1,7 +1,7 @@
 //! The pipeline against one thread that does the same, bit for bit.
 
 use burn::optim::{AdamConfig, ModuleOptimizer};
-use burn_amp::{GradScalerConfig, MixedPrecision, ScaledOptimizer};
+use burn_amp::{FusedAdam, GradScalerConfig, MixedPrecision, ScaledOptimizer};
 
 use crate::support::{both, gradients, parameters};
 
@@ -50,6 +50,25 @@ fn ten_thousand_steps_with_overflows() {
     let counters = *optim.scaler(false).counters();
     assert_eq!(counters, *simulation.optim().scaler().counters());
     assert!(counters.skipped() >= injected && injected > 100);
+}
+
+/// On the thread, where parameters are those of the host.
+#[test]
+fn a_fused_optimizer() {
+    let fused = |amp: &MixedPrecision| {
+        ScaledOptimizer::new(FusedAdam::new(AdamConfig::new()).unwrap(), amp)
+    };
+    let ((amp, mut optim, mut net), _) = both(precision, fused);
+    let ((amp_here, mut burns, mut expected), _) = both(precision, adam);
+    for step in 0..200 {
+        let grads = gradients(&amp, &net, step, overflows(step));
+        net = optim.step(1e-2, net, grads);
+        let grads = gradients(&amp_here, &expected, step, overflows(step));
+        expected = burns.step(1e-2, expected, grads);
+    }
+    net = optim.synchronize(net);
+    expected = burns.synchronize(expected);
+    assert!(parameters(&net) == parameters(&expected));
 }
 
 /// With a wait after each step nothing is stale.

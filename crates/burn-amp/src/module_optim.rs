@@ -12,8 +12,8 @@ use crate::{error::AmpError, param_tensors::ParamTensors, record::container::Con
 /// [`GradScaler::step`](crate::GradScaler::step) calls.
 ///
 /// Implemented for Burn's [`ModuleOptimizer`] (hence for every `Optimizer`, with its parameter groups and clipping), for
-/// [`Fused`](crate::Fused) optimizers, for [`MasterWeights`](crate::MasterWeights), and for `&mut O`. A type of your own needs one method, `step`, and two more to
-/// have its state stored:
+/// [`Fused`](crate::Fused) optimizers, for [`MasterWeights`](crate::MasterWeights), and for `&mut O`. A type of your own needs
+/// one method, `step`, and two more to have its state stored:
 ///
 /// ```
 /// use burn::{

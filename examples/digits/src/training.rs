@@ -5,7 +5,7 @@ use burn::{
     optim::{AdamConfig, GradientsParams},
     tensor::{Device, Int, Tensor, activation::softmax},
 };
-use burn_amp::{AmpError, GradScalerConfig, MixedPrecision, ScaledOptimizer, inspect};
+use burn_amp::{AmpError, FusedAdam, GradScalerConfig, MixedPrecision, ScaledOptimizer, inspect};
 use burn_amp_report::{FlightRecorder, ReportError};
 use serde::{Deserialize, Serialize};
 use std::{f64::consts::PI, path::Path, time::Instant};
@@ -80,7 +80,7 @@ pub struct Trainer {
     /// The network, its parameters in f32.
     pub model: Network,
     /// Adam, with loss scaling in the run that uses it.
-    pub optim: ScaledOptimizer,
+    pub optim: ScaledOptimizer<FusedAdam>,
     /// What was recorded so far.
     pub history: History,
 }
@@ -95,7 +95,7 @@ impl Trainer {
         device.seed(seed);
         let amp = run.precision()?;
         let model = Network::new(&device.clone().autodiff());
-        let adam = AdamConfig::new().with_epsilon(1e-8).init();
+        let adam = FusedAdam::new(AdamConfig::new().with_epsilon(1e-8))?;
         Ok(Self {
             run,
             epochs,

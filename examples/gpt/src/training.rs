@@ -3,10 +3,10 @@
 use burn::{
     module::Module,
     nn::loss::CrossEntropyLossConfig,
-    optim::{AdamConfig, GradientsAccumulator, GradientsParams, ModuleOptimizer},
+    optim::{AdamConfig, GradientsAccumulator, GradientsParams},
     tensor::{Device, Int, Tensor},
 };
-use burn_amp::{AmpError, GradScalerConfig, MixedPrecision, ScaledOptimizer};
+use burn_amp::{AmpError, FusedAdam, GradScalerConfig, MixedPrecision, ScaledOptimizer};
 use burn_amp_report::{FlightRecorder, ReportError};
 use clap::ValueEnum;
 use std::{path::Path, time::Instant};
@@ -100,7 +100,7 @@ pub struct Trainer {
     /// The network, its parameters in f32.
     pub model: Gpt,
     /// Adam behind the loss scale.
-    pub optim: ScaledOptimizer<ModuleOptimizer>,
+    pub optim: ScaledOptimizer<FusedAdam>,
     /// The training loss of every step, before it.
     pub losses: Vec<f32>,
     /// Seconds spent in forward, backward and step.
@@ -120,7 +120,7 @@ impl Trainer {
         device: &Device,
     ) -> Result<Self, AmpError> {
         let amp = run.precision()?;
-        let adam = AdamConfig::new().with_epsilon(1e-8).init();
+        let adam = FusedAdam::new(AdamConfig::new().with_epsilon(1e-8))?;
         let network = settings.network(text, device);
         Ok(Self {
             run,

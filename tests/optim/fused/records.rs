@@ -1,12 +1,12 @@
 //! Records are Burn's, in both directions, through files and in the middle of a run; others are refused.
 
 use burn::{
-    module::ParamGroup,
+    module::{Module, Param, ParamGroup},
     optim::{
-        AdamConfig, AdamWConfig, ModuleOptimizer, OptimizerRecord, SgdConfig,
+        AdamConfig, AdamWConfig, GradientsParams, ModuleOptimizer, OptimizerRecord, SgdConfig,
         momentum::MomentumConfig,
     },
-    tensor::{Bytes, FloatDType},
+    tensor::{Bytes, DType, FloatDType},
 };
 use burn_amp::{
     AmpError, Fused, FusedAdam, FusedAdamW, FusedSgd, GradScalerConfig, MasterWeights, ModuleOptim,
@@ -114,6 +114,37 @@ fn both_ways_unwrapped<C: Clone>(masters: MasterWeights, fused: Fused<C>, start:
     steps(&mut b, middle, 5..10);
     assert_eq!(state(&from_a), state(&b));
     assert_eq!(state(&from_b), state(&a));
+}
+
+/// Nothing is rounded, and nothing said of `Device::default()`: unlike Burn's loader.
+#[test]
+fn f32_and_f64_in_one_model() {
+    #[derive(Module, Debug)]
+    struct Mixed {
+        wide: Param<burn::tensor::Tensor<1>>,
+        narrow: Param<burn::tensor::Tensor<1>>,
+    }
+
+    let values = |dtype| {
+        let tensor = burn::tensor::Tensor::<1>::from_data([0.1f64, 1e-9], (&flex(), dtype));
+        Param::from_tensor(tensor)
+    };
+    let mixed = Mixed {
+        wide: values(DType::F64),
+        narrow: values(DType::F32),
+    };
+    let step = |optim: &mut FusedAdam, mixed: &Mixed| {
+        let loss = mixed.wide.val().cast(FloatDType::F32) * mixed.narrow.val();
+        let grads = GradientsParams::from_grads(loss.sum().backward(), mixed);
+        optim.step(0.01, mixed.clone(), grads)
+    };
+    let mut optim = FusedAdam::new(adam(true)).unwrap();
+    let middle = step(&mut optim, &mixed);
+    let mut loaded = handed_over(&optim, FusedAdam::new(adam(true)).unwrap());
+    assert_eq!(state(&loaded), state(&optim));
+    let expected = parameters(&step(&mut optim, &middle));
+    assert!(parameters(&step(&mut loaded, &middle)) == expected);
+    assert_eq!(state(&loaded), state(&optim));
 }
 
 /// Nothing has changed where a record is refused; the error says what does not fit.

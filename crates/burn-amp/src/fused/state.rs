@@ -278,3 +278,58 @@ impl DynOptimizer for Fuse {
         }, _rank => None)
     }
 }
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use burn::{
+        backend::{BackendTensor, DispatchTensorKind},
+        optim::AdamConfig,
+    };
+
+    use super::{super::rule::FusedConfig, *};
+
+    fn addresses(kept: &Kept<1>) -> Vec<*const u8> {
+        let address = |value: &Value<1>| match value {
+            Value::Live(tensor) => match tensor.clone().into_dispatch().kind {
+                DispatchTensorKind::Flex(BackendTensor::Float(tensor)) => tensor.bytes().as_ptr(),
+                _ => panic!("not a float tensor on Flex"),
+            },
+            Value::Stored(_) => panic!("not on its device"),
+        };
+        kept.master
+            .iter()
+            .chain(&kept.tensors)
+            .map(address)
+            .collect()
+    }
+
+    /// A step takes no memory for masters and states, unless a clone holds them.
+    #[test]
+    fn states_are_overwritten_in_place() {
+        let settings = AdamConfig::new().with_amsgrad(true).settings().unwrap();
+        let fuse = Fuse(settings.rule);
+        let device = Device::flex();
+        for (dtype, count) in [(DType::F32, 3), (DType::F16, 4)] {
+            let mut tensor = Tensor::<1>::ones([100], (&device, dtype)).into_bridge();
+            let mut state = None;
+            let mut places = Vec::new();
+            for _ in 0..4 {
+                let grad = Tensor::<1>::ones([100], (&device, DType::F32)).into_bridge();
+                (tensor, state) = fuse.step_dyn(1, 0.1, tensor, grad, state);
+                let state = state.as_ref().unwrap();
+                places.push(addresses(state.downcast_ref::<Slot<1>>().get()));
+            }
+            assert_eq!(places[0].len(), count);
+            places.dedup();
+            assert_eq!(places.len(), 1, "{dtype:?}");
+
+            let held = state.clone();
+            let grad = Tensor::<1>::ones([100], (&device, DType::F32)).into_bridge();
+            let (_, state) = fuse.step_dyn(1, 0.1, tensor, grad, state);
+            let now = addresses(state.unwrap().downcast_ref::<Slot<1>>().get());
+            let held = addresses(held.unwrap().downcast_ref::<Slot<1>>().get());
+            assert_eq!(held, places[0]);
+            assert!(now.iter().all(|place| !held.contains(place)));
+        }
+    }
+}

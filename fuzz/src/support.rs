@@ -12,4 +12,4 @@ mod small;
 pub use bits::{Pack, pack, parameters};
 pub use files::Files;
 pub use quiet::quietly;
-pub use small::{Small, adam, master_adam, momentum, sgd};
+pub use small::{Small, adam, fused_adam, master_adam, momentum, sgd};

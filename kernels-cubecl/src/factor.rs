@@ -26,9 +26,9 @@ impl Factor {
     /// `ratio` times the value of `scale`.
     ///
     /// `ratio` is finite and rounded to f32. `scale` has shape `[1]`, is finite and positive, and is rounded to f32; an
-    /// association with autodiff is dropped. The two are multiplied in f32, so the product must be in its range: exact where one of
-    /// them is a power of two. `scale` may be on any device, and is moved to the one of the tensor that is cast. Does not wait for the
-    /// device.
+    /// association with autodiff is dropped. The two are multiplied in f32, exactly where one of them is a power of two and the
+    /// product in f32's range; a ratio other than 1 may cost a launch over one value. `scale` may be on any device: a cast moves it
+    /// to the device of its tensor. Does not wait for the device.
     ///
     /// # Panics
     ///

@@ -138,7 +138,7 @@ pub(crate) fn mul_cast<B: Backend>(
     let wide = cast::<B>(tensor, DType::F32);
     let product = match scale {
         Some(scale) => {
-            // Of the tensor's rank first: then Fusion puts both products into one kernel.
+            // Of the tensor's rank: Fusion then makes the product a part of the kernel around it.
             let scale = B::float_expand(scale, Shape::from(vec![1; wide.rank()]));
             let scale = match factor {
                 1.0 => scale,

@@ -266,11 +266,13 @@ fn a_scaled_gradient_is_one_kernel() {
     let ours = usize::from(!cfg!(feature = "fusion"));
     assert_eq!(count(&launches, "burn_amp_kernels"), ours, "{launches:?}");
     assert_eq!(count(&launches, "weigh"), ours, "{launches:?}");
-    // No more of them with a factor that is on the device.
+    // No more of them with a factor that is on the device; where Fusion multiplies it by a ratio, one for that.
     for ratio in [1.0, 0.5] {
         let there = Factor::on_device(ratio, factor(4.0 / ratio as f32));
         let found = backward(there);
-        assert_eq!(found.len(), launches.len(), "{found:?}, {launches:?}");
+        let more = usize::from(cfg!(feature = "fusion") && ratio != 1.0);
+        let few = found.len() <= launches.len() + more;
+        assert!(few, "{found:?}, {launches:?}");
         assert_eq!(count(&found, "weigh"), ours, "{found:?}");
     }
 }

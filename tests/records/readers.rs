@@ -16,7 +16,9 @@ use serde_json::{Value, json};
 
 use crate::{
     forge::{seal, unsealed},
-    support::{Files, Pack, Small, adam, master_adam, momentum, pack, parameters, quietly},
+    support::{
+        Files, Pack, Small, adam, fused_adam, master_adam, momentum, pack, parameters, quietly,
+    },
 };
 
 /// The choices that the bytes make. At their end, the first of each.
@@ -237,9 +239,11 @@ fn change_scalar(contents: &mut Pack, script: &mut Script) {
 /// Reads a record into an optimizer with all that can be in one, and steps.
 pub fn optimizer(data: &[u8]) {
     let (kind, data) = data.split_first().unwrap_or((&0, &[]));
-    match kind % 3 {
+    match kind % 5 {
         0 => read_into(adam(), DType::F32, data),
         1 => read_into(momentum(), DType::F32, data),
+        2 => read_into(fused_adam(), DType::F32, data),
+        3 => read_into(fused_adam(), DType::F16, data),
         _ => read_into(master_adam(), DType::F16, data),
     }
 }
@@ -396,14 +400,14 @@ mod tests {
 
     #[test]
     fn of_an_optimizer() {
-        run(300, super::optimizer);
+        run(500, super::optimizer);
     }
 
     /// What an earlier run has found.
     #[test]
     fn of_an_optimizer_with_a_state_of_another_rank() {
         super::optimizer(&[
-            145, 3, 122, 128, 152, 0, 26, 0, 112, 0, 153, 145, 9, 188, 32, 7, 30,
+            146, 3, 122, 128, 152, 0, 26, 0, 112, 0, 153, 145, 9, 188, 32, 7, 30,
         ]);
     }
 

@@ -120,9 +120,8 @@ impl<C> Fused<C> {
     ///
     /// # Panics
     ///
-    /// If a gradient, or a state that was loaded, does not have its parameter's shape, or a state its dtype.
-    /// ([`ScaledOptimizer`](crate::ScaledOptimizer) makes errors of the shapes.) The module is lost then, as in
-    /// Burn's step, and so is the state of this optimizer: go on from the last record.
+    /// If a gradient, or a state that was loaded, does not have its parameter's shape: [`ScaledOptimizer`](crate::ScaledOptimizer) makes
+    /// errors of that. The module is lost then, as in Burn's step, and so is the state of this optimizer: go on from the last record.
     pub fn step<M: Module>(
         &mut self,
         lr: impl Into<ModuleLearningRate>,

@@ -15,4 +15,4 @@ pub use files::Files;
 pub use logs::logs;
 pub use quiet::quietly;
 pub use run::{Run, STEPS};
-pub use small::{Small, adam, master_adam, momentum, sgd};
+pub use small::{Small, adam, fused_adam, master_adam, momentum, sgd};

@@ -5,7 +5,9 @@ use burn::{
     optim::{AdamConfig, GradientsParams, ModuleOptimizer, SgdConfig, momentum::MomentumConfig},
     tensor::{DType, Device, Tensor},
 };
-use burn_amp::{GradScalerConfig, MasterWeights, ModuleOptim, ScaledGradients, ScaledOptimizer};
+use burn_amp::{
+    FusedAdam, GradScalerConfig, MasterWeights, ModuleOptim, ScaledGradients, ScaledOptimizer,
+};
 use burn_amp_tests::scaled_by_hand;
 
 /// Two parameters with ids that are the same in every run.
@@ -77,4 +79,8 @@ pub fn momentum() -> ScaledOptimizer<ModuleOptimizer> {
 
 pub fn master_adam() -> ScaledOptimizer<MasterWeights> {
     scaled(MasterWeights::new(AdamConfig::new().build()))
+}
+
+pub fn fused_adam() -> ScaledOptimizer<FusedAdam> {
+    scaled(FusedAdam::new(AdamConfig::new()).unwrap())
 }

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     ahead::Run,
-    dtype::is_half,
+    dtype::{is_half, working_dtype},
     master_weights::{INNER, MASTER, follow, masters_asked, owned},
     rank::with_rank,
 };
@@ -143,7 +143,9 @@ impl Fuse {
         };
         let fresh = state.is_empty() || before.is_fresh();
         let time = before.next(pass::run(), fresh);
-        let state: Vec<_> = state.into_iter().map(|value| value.on(&device)).collect();
+        // A loaded state may be of a parameter that was narrower or wider.
+        let here = |value: Value<D>| value.on(&device).cast(working_dtype(dtype));
+        let state: Vec<_> = state.into_iter().map(here).collect();
         // A parameter that has become wider leaves its master behind.
         let master = master.filter(|_| is_half(dtype));
         let master = master.map(|master| master.on(&device));
@@ -261,7 +263,11 @@ impl Fuse {
             .map_or(master.is_some(), |(_, wrapped)| *wrapped);
         let base = if wrapped { &inner } else { prefix };
         let time = match self.0.counter() {
-            Some(counter) => usize::try_from(src.take_scalar(base, counter)?).ok()?,
+            // The corrections take it as an `i32`.
+            Some(counter) => i32::try_from(src.take_scalar(base, counter)?)
+                .ok()?
+                .try_into()
+                .ok()?,
             None => 0,
         };
         let mut tensors: Vec<TensorData> = first.into_iter().map(|(data, _)| data).collect();
@@ -336,7 +342,7 @@ impl DynOptimizer for Fuse {
 mod tests {
     use burn::{
         backend::{BackendTensor, DispatchTensorKind},
-        optim::AdamConfig,
+        optim::{AdamConfig, AdamWConfig, SgdConfig, momentum::MomentumConfig},
     };
 
     use super::{super::rule::FusedConfig, *};
@@ -383,6 +389,40 @@ mod tests {
             let held = addresses(held.unwrap().downcast_ref::<Slot<1>>().get());
             assert_eq!(held, places[0]);
             assert!(now.iter().all(|place| !held.contains(place)));
+        }
+    }
+
+    /// Where there is no kernel, half-precision parameters are stepped by Burn's operations: on Flex to the same bits.
+    #[test]
+    fn without_a_kernel() {
+        let momentum = MomentumConfig::new().with_nesterov(true);
+        let settings = [
+            AdamConfig::new().settings(),
+            AdamWConfig::new().with_amsgrad(true).settings(),
+            SgdConfig::new().with_momentum(Some(momentum)).settings(),
+        ];
+        let device = Device::flex();
+        let values = |factor: f32| {
+            let values = (0..50).map(|i| (i as f32 * factor).sin());
+            Tensor::<1>::from_floats(values.collect::<Vec<f32>>().as_slice(), &device)
+        };
+        for settings in settings {
+            let fuse = Fuse(settings.unwrap().rule);
+            let mut here = values(0.7).cast(FloatDType::F16);
+            let (mut there, mut slot) = (here.clone(), None);
+            let (mut master, mut state) = (None, Vec::new());
+            for step in 1..5 {
+                let grad = values(step as f32);
+                let stepped = fuse.step(0.01, here, grad.clone(), slot);
+                (here, slot) = (stepped.0, Some(stepped.1));
+                let stepped = fuse.composed(0.01, there, grad, step, master, state);
+                (there, master, state) = stepped;
+                assert_eq!(here.to_data(), there.to_data());
+                let kept = slot.as_ref().unwrap().get();
+                let live = kept.master.iter().chain(&kept.tensors).map(Value::to_data);
+                let expected = master.iter().chain(&state).map(Tensor::to_data);
+                assert!(live.eq(expected), "step {step}");
+            }
         }
     }
 }

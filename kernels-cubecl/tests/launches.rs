@@ -11,7 +11,8 @@ use burn::{
     tensor::{DType, Device, FloatDType, Tensor, TensorData, bf16},
 };
 use burn_amp_kernels::{
-    CastOps, Factor, TensorList, TensorVec, blend, histogram, inspect, scaled_cast, unscale,
+    CastOps, Factor, TensorList, TensorVec, UpdateRow, UpdateRule, blend, histogram, inspect,
+    scaled_cast, unscale, update,
 };
 use burn_autodiff::Autodiff;
 use burn_cubecl::CubeBackend;
@@ -154,6 +155,72 @@ fn in_place_right_after_the_backward_pass() {
         list.push(grad);
         drop((leaf, Tensor::<2>::ones([64, 96], &device).into_data()));
         assert!(does("InPlace", || drop(step(list, 0.5))));
+    }
+}
+
+/// What Adam's step takes of GPT-2's parameters: gradient, parameter and two states of each.
+fn adam(taken: f32) -> (TensorList, Tensor<2>) {
+    let mut list = TensorList::new();
+    let (values, states) = (gpt2(DType::F32), [gpt2(DType::F32), gpt2(DType::F32)]);
+    let gradients = gpt2(DType::F32);
+    for index in 0..gradients.len() {
+        list.push(gradients.get::<2>(index));
+        list.push(values.get::<2>(index));
+        states
+            .iter()
+            .for_each(|state| list.push(state.get::<2>(index)));
+    }
+    let row = UpdateRow {
+        taken,
+        scale: 1.0,
+        lr: 0.5,
+        beta_1: 0.5,
+        factor_1: 0.5,
+        beta_2: 0.5,
+        factor_2: 0.5,
+        correction_1: 1.0,
+        ..UpdateRow::default()
+    };
+    (list, UpdateRow::upload(&[row; 148], &Device::default()))
+}
+
+/// As few launches as bindings allow, and nothing beside them: each takes as many parameters as there are bindings for,
+/// up to 28.
+#[test]
+fn a_step_is_a_few_launches_in_place() {
+    let _alone = alone();
+    let rule = UpdateRule::Adam { amsgrad: false };
+    let settled = |work: &mut dyn FnMut()| {
+        settle();
+        Launches::all(|| {
+            work();
+            settle();
+        })
+    };
+    for taken in [1.0, 0.0] {
+        let (list, rows) = adam(taken);
+        let mut list = Some(list);
+        for _ in 0..3 {
+            let seen = settled(&mut || {
+                let updated = update(rule, list.take().unwrap(), rows.clone()).unwrap();
+                list = Some(updated);
+            });
+            let most = match std::env::var("BURN_DEVICE") {
+                Ok(name) if name.starts_with("cpu") => 8,
+                // With 32 bindings, 7 parameters.
+                _ => 22,
+            };
+            assert!((2..=most).contains(&seen.len()), "{seen:?}");
+            assert_eq!(count(&seen, "UpdateMany"), seen.len(), "{seen:?}");
+            let updated = list.take().unwrap();
+            let mut next = TensorList::new();
+            let gradients = gpt2(DType::F32);
+            for index in 0..gradients.len() {
+                next.push(gradients.get::<2>(index));
+                (0..3).for_each(|own| next.push(updated.get::<2>(3 * index + own)));
+            }
+            list = Some(next);
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! The CubeCL kernels: a pass over many tensors, and the reduction of what its cubes have found.
+//! The CubeCL kernels: a pass over many tensors, the reduction of what its cubes have found, and the step of an optimizer.
 
 mod elementwise;
 mod finish;
@@ -7,6 +7,7 @@ mod observe;
 mod pass;
 mod schedule;
 mod share;
+mod update;
 
 pub use elementwise::weigh;
 pub use finish::{UNITS as FINISH_UNITS, finish_status};
@@ -15,3 +16,4 @@ pub use observe::{BIG, ROW};
 pub use pass::{Form, InPlace, Inspect, Mode, Work, Write, loads, measure, rows};
 pub use schedule::advance;
 pub use share::ENTRY;
+pub use update::update_many;

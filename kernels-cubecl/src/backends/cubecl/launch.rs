@@ -138,19 +138,19 @@ pub(super) fn pass(
 }
 
 /// A buffer, and how many words it has.
-type Words = (Handle, usize);
+pub(super) type Words = (Handle, usize);
 
 fn buffer(client: &Client, words: usize) -> Words {
     (client.empty(words * size_of::<u32>()), words)
 }
 
-fn table(client: &Client, plan: &Plan) -> Words {
+pub(super) fn table(client: &Client, plan: &Plan) -> Words {
     let words = plan.table.iter();
     let bytes: Vec<u8> = words.flat_map(|word| word.to_ne_bytes()).collect();
     (client.create_from_slice(&bytes), plan.table.len())
 }
 
-fn arg((handle, words): &Words) -> BufferArg {
+pub(super) fn arg((handle, words): &Words) -> BufferArg {
     // SAFETY: the length is that of the buffer.
     unsafe { BufferArg::from_raw_parts(handle.clone(), *words) }
 }
@@ -160,15 +160,15 @@ fn floats(client: &Client, device: burn_cubecl::CubeDevice, (handle, words): Wor
 }
 
 /// As many bindings as a kernel is compiled for; those that no tensor needs are small buffers of their own.
-fn slots<'a, T: LaunchArg<RuntimeArg = BufferArg>>(
-    client: &Client,
-    launch: &Launch,
+pub(super) fn slots<'a>(
+    client: &'a Client,
+    launch: &'a Launch,
     laid: impl Fn(&Part) -> &'a Laid,
-) -> SequenceArg<T> {
+) -> impl Iterator<Item = BufferArg> {
     let parts = launch.parts.iter();
-    let args = parts.map(|part| laid(part).part(part.first, part.values));
+    let args = parts.map(move |part| laid(part).part(part.first, part.values));
     let spares = (launch.parts.len()..launch.slots).map(|_| arg(&buffer(client, 64)));
-    args.chain(spares).collect()
+    args.chain(spares)
 }
 
 struct Pass<'a> {
@@ -191,11 +191,12 @@ impl Pass<'_> {
             padded: laid.padding.is_some(),
         };
         let tensors = slots(&self.client, launch, |part| &self.items[part.tensor].laid);
+        let product = |part: &Part| {
+            let product = &self.items[part.tensor].product;
+            product.as_ref().expect("a product for each tensor")
+        };
         let products = match W::MODE {
-            Mode::Write => slots(&self.client, launch, |part| {
-                let product = &self.items[part.tensor].product;
-                product.as_ref().expect("a product for each tensor")
-            }),
+            Mode::Write => slots(&self.client, launch, product).collect(),
             _ => SequenceArg::new(),
         };
         let scale = self.scale.iter();
@@ -209,7 +210,7 @@ impl Pass<'_> {
                 CubeCount::Static(launch.cubes as u32, 1, 1),
                 CubeDim::new_1d(form.units),
                 launch.vector,
-                tensors,
+                tensors.collect(),
                 products,
                 factor.collect(),
                 arg(&self.partials),
@@ -304,7 +305,7 @@ impl Counts<'_> {
                 CubeCount::Static(launch.cubes as u32, 1, 1),
                 CubeDim::new_1d(self.units),
                 launch.vector,
-                slots(self.client, launch, |part| &self.items[part.tensor]),
+                slots(self.client, launch, |part| &self.items[part.tensor]).collect(),
                 arg(&self.table),
                 launch.from,
                 launch.shift,

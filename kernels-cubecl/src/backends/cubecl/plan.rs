@@ -123,7 +123,8 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// `rows` are those that a cube writes of a tensor; values from `edge` on, in bits, are counted.
+    /// `rows` are those that a cube writes of a tensor; values from `edge` on, in bits, are counted. Without any, the row of a
+    /// tensor is its number.
     pub(super) fn new<K: Ord + Copy>(
         extents: &[Extent<K>],
         limits: &Limits,
@@ -157,7 +158,10 @@ impl Plan {
             for part in &launch.parts {
                 let vector = launch.vector;
                 let (pitch, columns) = extents[part.tensor].padding.unwrap_or((vector, 0));
-                let row = next[part.tensor];
+                let row = match rows {
+                    0 => part.tensor,
+                    _ => next[part.tensor],
+                };
                 let entry = [chunk, part.values / vector, row, pitch / vector, columns];
                 table.extend::<[u32; ENTRY]>(entry.map(word));
                 chunk += launch.chunks(part);

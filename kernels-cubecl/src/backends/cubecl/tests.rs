@@ -11,8 +11,12 @@ use super::{
     launch::{Scale, pass},
     memory::Laid,
     plan::Limits,
+    update::update,
 };
-use crate::status::{TensorStatus, decode};
+use crate::{
+    status::{TensorStatus, decode},
+    update::{UpdateRow, UpdateRule, has_master},
+};
 
 fn device() -> Option<CubeDevice> {
     #[allow(unreachable_patterns)] // which backends there are beside it depends on Burn's features
@@ -39,6 +43,11 @@ fn upload(values: Vec<f32>, half: bool, device: &CubeDevice) -> CubeTensor {
     CubeBackend::float_from_data(data, device)
 }
 
+fn read(tensor: CubeTensor) -> Vec<f32> {
+    let data = try_read_sync(CubeBackend::float_into_data(tensor));
+    data.unwrap().unwrap().iter::<f32>().collect()
+}
+
 fn run(
     tensors: Vec<CubeTensor>,
     keep_dtype: bool,
@@ -48,10 +57,6 @@ fn run(
     let scale = Scale {
         inverse: upload(vec![0.5], false, &device),
         keep_dtype,
-    };
-    let read = |tensor| {
-        let data = try_read_sync(CubeBackend::float_into_data(tensor));
-        data.unwrap().unwrap().iter::<f32>().collect()
     };
     let results = pass(tensors, Some(scale), 4.0, limits).into_iter();
     let mut products: Vec<Vec<f32>> = results.map(read).collect();
@@ -94,6 +99,91 @@ fn limits_change_nothing_but_the_launches() {
                 }
             }
         }
+    }
+}
+
+/// Every parameter finds its own row, in parts of it too, and what is held is not written.
+#[test]
+fn a_step_is_the_same_under_other_limits() {
+    let Some(device) = device() else { return };
+    let lengths = [5000, 17, 0, 40_000, 8192, 4097, 64, 1, 12_345];
+    let row = UpdateRow {
+        taken: 1.0,
+        scale: 0.5,
+        decay: 0.25,
+        beta_1: 0.75,
+        factor_1: 0.5,
+        beta_2: 0.5,
+        factor_2: 0.25,
+        correction_1: 2.0,
+        correction_2: 0.5,
+        epsilon: 0.125,
+        ..UpdateRow::default()
+    };
+    let rows = (0..lengths.len()).flat_map(|number| {
+        let lr = number as f32 / 8.0;
+        UpdateRow { lr, ..row }.floats()
+    });
+    let rows: Vec<f32> = rows.collect();
+    let rows = || {
+        let data = TensorData::new(rows.clone(), [lengths.len(), 12]);
+        CubeBackend::float_from_data(data, &device)
+    };
+    for (rule, half) in [
+        (UpdateRule::Adam { amsgrad: true }, false),
+        (UpdateRule::Adam { amsgrad: false }, true),
+        (
+            UpdateRule::Sgd {
+                momentum: false,
+                nesterov: false,
+            },
+            false,
+        ),
+    ] {
+        let list = || {
+            let own = |(number, length): (usize, &usize)| {
+                let upload =
+                    |seed: usize, half| upload(values(number + 100 * seed, *length), half, &device);
+                let parameter = upload(1, half);
+                let mut own = vec![upload(0, half), parameter];
+                if has_master(own[1].dtype) {
+                    own.push(upload(1, false));
+                }
+                own.extend((0..rule.states()).map(|state| {
+                    let squares = values(number + 100 * state, *length);
+                    let squares = squares.into_iter().map(|value| value * value);
+                    self::upload(squares.collect(), false, &device)
+                }));
+                own
+            };
+            lengths.iter().enumerate().flat_map(own).collect::<Vec<_>>()
+        };
+        let step = |mut list: Vec<CubeTensor>, limits: &Limits| {
+            list.push(rows());
+            let updated = update(list, rule, limits).into_iter();
+            updated.map(read).collect::<Vec<_>>()
+        };
+        let limits = Limits::of(&rows().client);
+        let expected = step(list(), &limits);
+        for (most, buffers) in [(1 << 12, 5), (1 << 31, 9), (1 << 31, 19)] {
+            let narrow = Limits {
+                most,
+                buffers,
+                ..limits
+            };
+            let held = list();
+            assert_eq!(step(held.clone(), &narrow), expected);
+            let untouched: Vec<_> = held.into_iter().map(read).collect();
+            assert_eq!(untouched, list().into_iter().map(read).collect::<Vec<_>>());
+            assert_eq!(step(list(), &narrow), expected);
+        }
+        // The rate is the row's.
+        let states = expected.len() / lengths.len();
+        let moved = |number: usize| {
+            let before = values(number + 100, lengths[number]);
+            before != expected[number * states]
+        };
+        assert!(!moved(0) && moved(1) && moved(8));
     }
 }
 

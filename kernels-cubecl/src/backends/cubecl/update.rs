@@ -1,16 +1,145 @@
 //! The step of an optimizer: launches over parameters and all that belongs to them.
 
 use burn_cubecl::tensor::CubeTensor;
+use cubecl::{prelude::*, std::tensor::into_contiguous};
 
-use super::plan::Limits;
-use crate::update::UpdateRule;
+use super::{
+    launch::{arg, slots, table},
+    memory::{Laid, may_overwrite},
+    plan::{Extent, Launch, Limits, Plan},
+};
+use crate::{
+    kernel,
+    update::{UpdateRule, has_master},
+};
 
 /// As [`Job::Update`](crate::Job::Update).
 pub(super) fn update(
-    tensors: Vec<CubeTensor>,
+    mut tensors: Vec<CubeTensor>,
     rule: UpdateRule,
     limits: &Limits,
 ) -> Vec<CubeTensor> {
-    let _ = (tensors, rule, limits);
-    todo!()
+    let rows = tensors.pop().expect("the rows are last");
+    let mut tensors = tensors.into_iter();
+    let mut items = Vec::new();
+    while let Some(gradient) = tensors.next() {
+        let parameter = tensors.next().expect("the gradient's parameter");
+        let rest = rule.tensors(parameter.dtype) - 2;
+        let mut own = vec![contiguous(gradient, false), contiguous(parameter, true)];
+        own.extend(
+            tensors
+                .by_ref()
+                .take(rest)
+                .map(|tensor| contiguous(tensor, true)),
+        );
+        items.push(item(own));
+    }
+    let extents: Vec<_> = items.iter().map(|item| extent(item)).collect();
+    // Where other passes have partial results, there is room for one more.
+    let limits = Limits {
+        buffers: limits.buffers + 1,
+        ..*limits
+    };
+    let plan = Plan::new(&extents, &limits, 0, 0);
+    let step = Step {
+        table: table(&rows.client, &plan),
+        rows: match rows.meta.strides()[1] {
+            1 => rows,
+            _ => contiguous(rows, false),
+        },
+        items,
+        rule,
+        units: limits.units,
+    };
+    for launch in &plan.launches {
+        let item = &step.items[launch.parts[0].tensor];
+        with_float!(item[0].tensor.dtype, G => {
+            with_float!(item[1].tensor.dtype, P => step.launch::<G, P>(launch))
+        });
+    }
+    let written = step
+        .items
+        .into_iter()
+        .flat_map(|item| item.into_iter().skip(1));
+    written.map(|laid| laid.tensor).collect()
+}
+
+/// Gradient, parameter, master if there is one, and states.
+type Item = Vec<Laid>;
+
+/// In vectors of 16 bytes of f32, or of what divides all of them.
+fn item(tensors: Vec<CubeTensor>) -> Item {
+    let mut item: Item = tensors.into_iter().map(Laid::dense).collect();
+    let vector = item.iter().map(|laid| laid.vector).min().unwrap_or(1);
+    item.iter_mut().for_each(|laid| laid.vector = vector);
+    item
+}
+
+/// Parameters share a launch that have one dtype, gradients of one, and one width of vectors.
+fn extent(item: &Item) -> Extent<impl Ord + Copy + use<>> {
+    let [gradient, parameter] = [&item[0], &item[1]];
+    let vector = parameter.vector;
+    Extent {
+        kind: (
+            gradient.tensor.dtype.name(),
+            parameter.tensor.dtype.name(),
+            vector,
+        ),
+        buffers: item.len(),
+        span: parameter.span,
+        vector,
+        padding: None,
+    }
+}
+
+/// The tensor itself, or a copy of it if its values do not lie in the order of its dimensions, or if it will be written and may not be.
+///
+/// A copy of what is held takes another launch, and the memory that a new tensor would take.
+fn contiguous(tensor: CubeTensor, written: bool) -> CubeTensor {
+    let empty = tensor.meta.num_elements() == 0;
+    if empty || tensor.is_contiguous() && (!written || may_overwrite(&tensor)) {
+        return tensor;
+    }
+    let (client, device, dtype) = (tensor.client.clone(), tensor.device.clone(), tensor.dtype);
+    let element = with_float!(dtype, I => I::elem_type_native());
+    let copy = into_contiguous(&client, tensor.binding(), element);
+    CubeTensor::new(client, copy.handle, *copy.metadata, device, dtype)
+}
+
+struct Step {
+    items: Vec<Item>,
+    rows: CubeTensor,
+    table: super::launch::Words,
+    rule: UpdateRule,
+    units: u32,
+}
+
+impl Step {
+    fn launch<G: Float + CubeElement, P: Float + CubeElement>(&self, launch: &Launch) {
+        let client = &self.rows.client;
+        let all = |of: usize| slots(client, launch, move |part| &self.items[part.tensor][of]);
+        let first = &self.items[launch.parts[0].tensor];
+        // In f32, the parameter is the first of what is kept in f32.
+        let wide = 1 + usize::from(has_master(first[1].tensor.dtype));
+        // SAFETY: all of a parameter's runs are of one length, which the table has; units beyond neither read nor write.
+        // Nobody else holds what is overwritten (`contiguous`). There is a row for each parameter.
+        unsafe {
+            kernel::update_many::launch_unchecked::<G, P>(
+                client,
+                CubeCount::Static(launch.cubes as u32, 1, 1),
+                CubeDim::new_1d(self.units),
+                launch.vector,
+                all(0).collect(),
+                (1..wide).flat_map(all).collect(),
+                (wide..first.len()).flat_map(all).collect(),
+                self.rows.clone().into_buffer_arg(),
+                self.rows.meta.strides()[0] as u32,
+                arg(&self.table),
+                launch.from,
+                launch.shift,
+                self.rule,
+                self.units,
+            );
+        }
+    }
 }

@@ -40,14 +40,14 @@ const CUDA: Target = Target {
     dtypes: &[DType::F32, DType::F16, DType::BF16],
     values: 8,
     plane: 32,
-    products: 28,
+    buffers: 1020,
 };
 const HIP: Target = Target { plane: 64, ..CUDA };
 /// Vectors of 4, planes of no certain size, 32 bindings.
 const OTHER: Target = Target {
     values: 4,
     plane: 1,
-    products: 13,
+    buffers: 27,
     ..CUDA
 };
 

@@ -3,9 +3,12 @@
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use burn::tensor::{DType, bf16, f16};
-use burn_amp_kernels::kernel::{
-    self, FINISH_UNITS, Form, HISTOGRAM_UNITS, InPlace, Inspect, Mode, Work, Write,
-    finish_histogram, finish_status, histogram_many, measure, weigh,
+use burn_amp_kernels::{
+    UpdateRule,
+    kernel::{
+        self, FINISH_UNITS, Form, HISTOGRAM_UNITS, InPlace, Inspect, Mode, Work, Write,
+        finish_histogram, finish_status, histogram_many, measure, update_many, weigh,
+    },
 };
 use cubecl::{
     CubeKernel,
@@ -19,6 +22,16 @@ use crate::facts::{Facts, type_name};
 /// Floats that the last reduction writes of a tensor.
 const FIELDS: usize = 11;
 
+const SGD: UpdateRule = UpdateRule::Sgd {
+    momentum: true,
+    nesterov: true,
+};
+const ADAM: UpdateRule = UpdateRule::Adam { amsgrad: false };
+const ADAMW: UpdateRule = UpdateRule::AdamW {
+    amsgrad: true,
+    cautious: true,
+};
+
 /// Units of a cube, as the launches choose them on a device that allows as many.
 const UNITS: u32 = 256;
 
@@ -30,8 +43,15 @@ pub(crate) struct Target {
     pub(crate) values: usize,
     /// Units of a plane, or 1.
     pub(crate) plane: u32,
-    /// Tensors of a launch that have a product beside them.
-    pub(crate) products: usize,
+    /// Bindings of a launch beside the four that are no tensors.
+    pub(crate) buffers: usize,
+}
+
+impl Target {
+    /// Tensors of a launch that have so many buffers each, of so many.
+    fn tensors(self, all: usize, each: usize) -> usize {
+        (all / each).min(28)
+    }
 }
 
 /// A kernel for cubes of so many units, with what it is launched with.
@@ -43,10 +63,21 @@ macro_rules! kernel {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kernel {
-    Pass { mode: Mode, padded: bool },
+    Pass {
+        mode: Mode,
+        padded: bool,
+    },
     Histogram,
-    MulCast { on_device: bool },
-    Blend { in_place: bool },
+    MulCast {
+        on_device: bool,
+    },
+    Blend {
+        in_place: bool,
+    },
+    /// From gradients to parameters.
+    Update {
+        rule: UpdateRule,
+    },
     FinishStatus,
     FinishHistogram,
 }
@@ -73,6 +104,11 @@ impl fmt::Display for Shape {
             Kernel::MulCast { .. } => "mulcast".to_string(),
             Kernel::Blend { in_place: true } => "blend_in_place".to_string(),
             Kernel::Blend { .. } => "blend".to_string(),
+            Kernel::Update { rule } => match rule {
+                UpdateRule::Sgd { .. } => "sgd".to_string(),
+                UpdateRule::Adam { .. } => "adam".to_string(),
+                UpdateRule::AdamW { .. } => "adamw".to_string(),
+            },
             other => format!("{other:?}"),
         };
         let (input, output) = (self.input.name(), self.output.name());
@@ -104,7 +140,7 @@ impl Shape {
             for (tensors, width) in [(1, 1), (1, widest), (28, widest)] {
                 let mut pass = |mode, output| {
                     let tensors = match mode {
-                        Mode::Write => tensors.min(target.products),
+                        Mode::Write => tensors.min(target.tensors(target.buffers, 2)),
                         _ => tensors,
                     };
                     add(
@@ -140,6 +176,29 @@ impl Shape {
                     add(Kernel::Blend { in_place }, DType::F32, 1, width.min(4));
                 }
             }
+        }
+        // The fewest and the most buffers, and each way to compute.
+        let half = target.dtypes.last().expect("a dtype");
+        for (rule, input, output, width) in [
+            (SGD, &DType::F32, &DType::F32, 1),
+            (ADAM, &DType::F32, &DType::F32, 4),
+            (SGD, &DType::F32, half, 1),
+            (ADAMW, half, half, 4),
+        ] {
+            // Gradient and parameter, and a master of the latter.
+            let buffers = 2 + usize::from(*output != DType::F32) + rule.states();
+            shapes.push(Self {
+                kernel: Kernel::Update { rule },
+                input: *input,
+                output: *output,
+                tensors: if width == 1 {
+                    1
+                } else {
+                    target.tensors(target.buffers + 1, buffers)
+                },
+                width,
+                target,
+            });
         }
         for kernel in [Kernel::FinishStatus, Kernel::FinishHistogram] {
             shapes.push(Self {
@@ -192,6 +251,16 @@ impl Shape {
                 (loads, vec![(output, 1)], 0)
             }
             Kernel::Blend { .. } => (vec![(output.clone(), 1), (input, 1)], vec![(output, 1)], 0),
+            Kernel::Update { rule } => {
+                let wide = type_name("f32", width);
+                let mut stores = vec![(wide, tensors * (1 + rule.states()))];
+                if self.output != DType::F32 {
+                    stores.push((output, tensors));
+                }
+                let row = ("f32".to_string(), 12);
+                let loads = [(input, tensors), row];
+                (loads.into_iter().chain(stores.clone()).collect(), stores, 0)
+            }
             Kernel::FinishStatus => (vec![], vec![("f32".to_string(), FIELDS)], 0),
             Kernel::FinishHistogram => (vec![], vec![("f32".to_string(), 2)], 0),
         };
@@ -235,6 +304,18 @@ impl Shape {
                 histogram_many::HistogramMany::<I>, HISTOGRAM_UNITS;
                 buffers(tensors), buffer(), (), (), buffer(), (), width, HISTOGRAM_UNITS
             ),
+            Kernel::Update { rule } => {
+                let images = if self.output == DType::F32 {
+                    0
+                } else {
+                    tensors
+                };
+                let wide = tensors * (1 + rule.states());
+                kernel!(
+                    update_many::UpdateMany::<I, O>, UNITS;
+                    buffers(tensors), buffers(images), buffers(wide), buffer(), (), buffer(), (), (), width, rule, UNITS
+                )
+            }
             Kernel::FinishStatus => kernel!(
                 finish_status::FinishStatus, FINISH_UNITS;
                 buffer(), buffer(), buffer(), (), (), FINISH_UNITS

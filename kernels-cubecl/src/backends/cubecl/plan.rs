@@ -337,6 +337,37 @@ mod tests {
         assert_eq!(slots, [1, 4, 28]);
     }
 
+    /// Adam's step, where CUDA has bindings for all: gradient, parameter and two states each.
+    #[test]
+    fn a_step_over_gpt2_is_six_launches() {
+        let mut sizes = vec![50_257 * 768, 1024 * 768, 768, 768];
+        for _ in 0..12 {
+            let (attention, wide) = ([2304 * 768, 2304, 768 * 768, 768], [3072 * 768, 3072]);
+            sizes.extend(attention.into_iter().chain(wide));
+            sizes.extend([768 * 3072, 768, 768, 768, 768, 768]);
+        }
+        let extents: Vec<_> = sizes.iter().map(|size| extent(*size, 4)).collect();
+        let extents: Vec<_> = (extents.iter())
+            .map(|extent| Extent {
+                buffers: 4,
+                ..*extent
+            })
+            .collect();
+        let limits = Limits {
+            buffers: 1024 - OTHER_BINDINGS,
+            ..LIMITS
+        };
+        let plan = Plan::new(&extents, &limits, 0, 0);
+        assert_eq!((extents.len(), plan.launches.len()), (148, 6));
+        // The row of each is its own.
+        let mut rows = Vec::new();
+        for launch in &plan.launches {
+            let entries = plan.table[launch.from as usize..].chunks_exact(ENTRY);
+            rows.extend(entries.take(launch.parts.len()).map(|entry| entry[2]));
+        }
+        assert_eq!(rows, (0..148).collect::<Vec<_>>());
+    }
+
     #[test]
     fn bindings_decide_how_many_tensors_a_launch_takes() {
         // WebGPU's minimum, less the one that CubeCL keeps for itself; Metal's; CUDA's.

@@ -1,5 +1,5 @@
 //! The step of an optimizer against Burn's formulas on the host, value by value: bit for bit on Flex, and elsewhere
-//! within two units in the last place of the largest number that was added.
+//! within a unit in the last place for each operation, three for each division and root.
 
 use std::ops::{Add, Div, Mul, Sub};
 
@@ -16,19 +16,21 @@ use crate::{
     host,
 };
 
-/// A number on the host, and the largest magnitude that was added on the way to it: errors are relative to that.
+/// A number on the host, and how far a device's may be from it: each operation rounds once on either side, if it is not
+/// contracted with the next one, and WGSL grants 2.5 units in the last place to a division, and to a root what that makes of it.
 #[derive(Clone, Copy, Debug)]
 struct Number {
     value: f32,
-    scale: f32,
+    error: f64,
 }
+
+/// Units in the last place by which an operation may differ.
+const EXACT: f64 = 1.0;
+const DIVISION: f64 = 3.0;
 
 impl From<f32> for Number {
     fn from(value: f32) -> Self {
-        Self {
-            value,
-            scale: value.abs(),
-        }
+        Self { value, error: 0.0 }
     }
 }
 
@@ -37,8 +39,7 @@ impl Add for Number {
 
     fn add(self, other: Self) -> Self {
         let value = self.value + other.value;
-        let scale = self.scale.max(other.scale).max(value.abs());
-        Self { value, scale }
+        Self::rounded(value, self.error + other.error, EXACT)
     }
 }
 
@@ -46,7 +47,8 @@ impl Sub for Number {
     type Output = Self;
 
     fn sub(self, other: Self) -> Self {
-        self + other * -1.0
+        let value = -other.value;
+        self + Self { value, ..other }
     }
 }
 
@@ -54,10 +56,8 @@ impl Mul<f32> for Number {
     type Output = Self;
 
     fn mul(self, factor: f32) -> Self {
-        Self {
-            value: self.value * factor,
-            scale: self.scale * factor.abs(),
-        }
+        let error = self.error * f64::from(factor.abs());
+        Self::rounded(self.value * factor, error, EXACT)
     }
 }
 
@@ -65,20 +65,28 @@ impl Div for Number {
     type Output = Self;
 
     fn div(self, other: Self) -> Self {
-        Self {
-            value: self.value / other.value,
-            scale: self.scale / other.value.abs(),
-        }
+        let value = self.value / other.value;
+        let error = self.error + f64::from(value.abs()) * other.error;
+        Self::rounded(value, error / f64::from(other.value.abs()), DIVISION)
     }
 }
 
 impl Number {
+    fn rounded(value: f32, error: f64, units: f64) -> Self {
+        let magnitude = value.abs();
+        let unit = f64::from(magnitude.next_up()) - f64::from(magnitude);
+        let error = error + units * unit;
+        Self { value, error }
+    }
+
     fn squared(self) -> Self {
-        Self::from(self.value * self.value)
+        let error = 2.0 * f64::from(self.value.abs()) * self.error;
+        Self::rounded(self.value * self.value, error, EXACT)
     }
 
     fn sqrt(self) -> Self {
-        Self::from(self.value.sqrt())
+        let value = self.value.sqrt();
+        Self::rounded(value, self.error / f64::from(value), DIVISION)
     }
 
     /// Whether a device may have this for it.
@@ -87,12 +95,11 @@ impl Number {
             let same = found.to_bits() == f64::from(self.value).to_bits();
             return same || found.is_nan() && self.value.is_nan();
         }
-        let unit = f64::from(self.scale.next_up()) - f64::from(self.scale);
         let flushed = match keeps_subnormals(DType::F32) {
             true => 0.0,
             false => f64::from(f32::MIN_POSITIVE),
         };
-        (found - f64::from(self.value)).abs() <= 2.0 * unit + flushed
+        (found - f64::from(self.value)).abs() <= self.error + flushed
     }
 }
 

@@ -257,7 +257,13 @@ impl Shape {
                 if self.output != DType::F32 {
                     stores.push((output, tensors));
                 }
-                let row = ("f32".to_string(), 12);
+                // Of a row, what the rule names, and whether it is taken.
+                let row = match rule {
+                    UpdateRule::Sgd { .. } => 7,
+                    UpdateRule::Adam { .. } => 11,
+                    UpdateRule::AdamW { .. } => 12,
+                };
+                let row = ("f32".to_string(), row);
                 let loads = [(input, tensors), row];
                 (loads.into_iter().chain(stores.clone()).collect(), stores, 0)
             }

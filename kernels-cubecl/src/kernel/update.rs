@@ -168,12 +168,11 @@ fn step<N: Size>(
             let delta = first / Vector::new(row.correction_1) / (root + epsilon);
             let mut decayed = parameter * Vector::new(row.decay);
             if comptime!(matches!(rule, UpdateRule::AdamW { cautious: true, .. })) {
-                #[unroll]
-                for lane in 0..N::value() {
-                    let differ =
-                        (parameter.extract(lane) >= 0.0f32) != (first.extract(lane) >= 0.0f32);
-                    decayed.insert(lane, select(differ, 0.0f32, decayed.extract(lane)));
-                }
+                let zero = Vector::new(0.0f32);
+                let rises = first.greater_equal(&zero);
+                let above = select_many(rises, decayed, zero);
+                let below = select_many(rises, zero, decayed);
+                decayed = select_many(parameter.greater_equal(&zero), above, below);
                 decayed = parameter - decayed;
             }
             values[0] = decayed - delta * lr;

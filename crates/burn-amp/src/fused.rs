@@ -90,7 +90,7 @@ impl<C: FusedConfig> Fused<C> {
     /// # Errors
     ///
     /// [`AmpError::InvalidValue`], which names the field, its value and the allowed range: betas are at least 0 and below 1; momentum, epsilon
-    /// and weight decay at least 0; thresholds of clipping above 0; all of them finite. Burn would train to NaN.
+    /// and weight decay at least 0; thresholds of clipping above 0; all of them finite. Burn takes others too, and trains to NaN or away.
     pub fn new(config: C) -> Result<Self, AmpError> {
         // `ModuleOptimizer` begins with an optimizer of another kind; the group of all parameters comes behind it.
         let fused = Self {

@@ -78,7 +78,6 @@ pub fn update_many<G: Float, P: Float, N: Size>(
             let mut position = begin + UNIT_POS;
             while position < end {
                 let gradient = get(gradients, share.tensor, position, 0usize, count);
-                let gradient = Vector::<f32, N>::cast_from(gradient) * Vector::new(row.scale);
                 let mut values = Array::<Vector<f32, N>>::new(kept);
                 #[unroll]
                 for k in 0..kept {
@@ -92,6 +91,7 @@ pub fn update_many<G: Float, P: Float, N: Size>(
                     let rounded = Vector::<f32, N>::cast_from(Vector::<P, N>::cast_from(values[0]));
                     values[0] = select_many(rounded.not_equal(&image), image, values[0]);
                 }
+                let gradient = Vector::<f32, N>::cast_from(gradient) * Vector::new(row.scale);
                 step::<N>(&row, gradient, &mut values, rule);
                 #[unroll]
                 for k in 0..kept {

@@ -1,7 +1,7 @@
 //! Loops over groups of values, compiled for the instructions that the CPU has.
 
 use bytemuck::Pod;
-use half::f16;
+use half::{bf16, f16};
 
 /// Values of a group. A short loop over an array of this length becomes SIMD; one over a slice that does several things
 /// does not.
@@ -14,6 +14,8 @@ pub(super) trait Cpu: Copy {
     fn narrow_f16(self, values: [f32; LANES]) -> [u16; LANES];
 
     fn widen_bf16(self, halves: &[u16; LANES]) -> [f32; LANES];
+
+    fn narrow_bf16(self, values: [f32; LANES]) -> [u16; LANES];
 
     /// Adds the squares, each sum rounded once or twice.
     fn add_squares(self, sums: &mut [f32; LANES], values: [f32; LANES]);
@@ -76,6 +78,11 @@ impl Cpu for Portable {
     #[inline(always)]
     fn widen_bf16(self, halves: &[u16; LANES]) -> [f32; LANES] {
         halves.map(|half| f32::from_bits(u32::from(half) << 16))
+    }
+
+    #[inline(always)]
+    fn narrow_bf16(self, values: [f32; LANES]) -> [u16; LANES] {
+        values.map(|value| bf16::from_f32(value).to_bits())
     }
 
     #[inline(always)]
@@ -145,6 +152,28 @@ mod x86 {
             bytemuck::cast(loaded(halves).map(wide))
         }
 
+        /// To the nearest, and of two as near to the even one. Rounding must not make a number of a NaN.
+        #[inline(always)]
+        fn narrow_bf16(self, values: [f32; LANES]) -> [u16; LANES] {
+            let [low, high]: [__m256; LANES / 8] = bytemuck::cast(values);
+            // SAFETY: the CPU has AVX2, or there were no `self`.
+            let rounded = |value: __m256| unsafe {
+                let bits = _mm256_castps_si256(value);
+                let upper = _mm256_srli_epi32::<16>(bits);
+                let odd = _mm256_and_si256(upper, _mm256_set1_epi32(1));
+                let half = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF));
+                let nearest = _mm256_srli_epi32::<16>(_mm256_add_epi32(bits, half));
+                let quiet = _mm256_or_si256(upper, _mm256_set1_epi32(0x40));
+                let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(value, value));
+                _mm256_blendv_epi8(nearest, quiet, nan)
+            };
+            // SAFETY: as above. Packs by halves of a register.
+            bytemuck::cast(unsafe {
+                let packed = _mm256_packus_epi32(rounded(low), rounded(high));
+                _mm256_permute4x64_epi64::<0b11_01_10_00>(packed)
+            })
+        }
+
         #[inline(always)]
         fn add_squares(self, sums: &mut [f32; LANES], values: [f32; LANES]) {
             let values: [__m256; LANES / 8] = bytemuck::cast(values);
@@ -203,6 +232,16 @@ mod x86 {
                 let bits =
                     |values: [f32; LANES]| values.map(|v| if v.is_nan() { 1 } else { v.to_bits() });
                 assert_eq!(bits(cpu.widen_f16(&halves)), bits(wide));
+                let wide_bf16 = Portable.widen_bf16(&halves);
+                assert_eq!(bits(cpu.widen_bf16(&halves)), bits(wide_bf16));
+                for step in [0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF] {
+                    let near = wide_bf16.map(|v| f32::from_bits(v.to_bits() + step));
+                    assert_eq!(
+                        cpu.narrow_bf16(near),
+                        Portable.narrow_bf16(near),
+                        "{near:?}"
+                    );
+                }
                 for step in [0, 1, 0x0FFF, 0x1000, 0x1001] {
                     let near = wide.map(|v| f32::from_bits(v.to_bits() + step));
                     let finite =

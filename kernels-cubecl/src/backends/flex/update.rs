@@ -199,13 +199,13 @@ fn follow<T: Value<Real = f32>, C: Cpu>(cpu: C, masters: &mut [f32], parameters:
         masters,
         |parameters, masters| {
             let image = T::widen(cpu, &T::narrow(cpu, *masters));
-            let parameters = T::widen(cpu, parameters);
+            let mut followed = T::widen(cpu, parameters);
             for i in 0..LANES {
-                masters[i] = match image[i] == parameters[i] {
-                    true => masters[i],
-                    false => parameters[i],
-                };
+                if image[i] == followed[i] {
+                    followed[i] = masters[i];
+                }
             }
+            *masters = followed;
         },
     );
 }

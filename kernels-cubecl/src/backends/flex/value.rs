@@ -125,15 +125,9 @@ fn widen_bf16<C: Cpu>(cpu: C, group: &[bf16; LANES]) -> [f32; LANES] {
     cpu.widen_bf16(bytemuck::cast_ref(group))
 }
 
-/// To the nearest, and of two as near to the even one. Rounding must not make a number of a NaN.
 #[inline(always)]
-fn narrow_bf16<C: Cpu>(_: C, group: [f32; LANES]) -> [bf16; LANES] {
-    std::array::from_fn(|i| {
-        let bits = group[i].to_bits();
-        let nearest = bits.wrapping_add(0x7FFF + (bits >> 16 & 1)) >> 16;
-        let nan = bits >> 16 | 0x40;
-        bf16::from_bits(if group[i].is_nan() { nan } else { nearest } as u16)
-    })
+fn narrow_bf16<C: Cpu>(cpu: C, group: [f32; LANES]) -> [bf16; LANES] {
+    bytemuck::cast(cpu.narrow_bf16(group))
 }
 
 #[inline(always)]

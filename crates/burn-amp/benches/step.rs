@@ -1,0 +1,222 @@
+//! What the step of Adam costs, the gradients given: Burn's, ours in one pass, and the same bytes moved with nothing else done.
+//!
+//! ```sh
+//! cargo bench -p burn-amp --bench step               # Flex; 7 GB of memory
+//! cargo bench -p burn-amp --bench step -- --quick    # GPT-2 at a third of its width
+//! BURN_DEVICE=wgpu cargo bench -p burn-amp --bench step --features wgpu,fusion
+//! ```
+//!
+//! All ways take turns in one run. Times are medians over the rounds, and ratios are medians of the rounds' ratios. Gradients are held from
+//! step to step, so that no way frees them.
+
+use burn::{
+    module::{Module, Param},
+    optim::{AdamConfig, GradientsParams},
+    tensor::{DType, Device, Distribution, FloatDType, Tensor},
+};
+use burn_amp::{FusedAdam, MasterWeights};
+use rayon::prelude::*;
+use std::time::Instant;
+
+/// Values of the copy that a thread takes at a time.
+const CHUNK: usize = 1 << 15;
+const LR: f64 = 1e-4;
+
+#[derive(Module, Debug)]
+struct Net {
+    vectors: Vec<Param<Tensor<1>>>,
+    matrices: Vec<Param<Tensor<2>>>,
+}
+
+impl Net {
+    fn new(shapes: &[Vec<usize>], dtype: FloatDType, device: &Device) -> Self {
+        fn noise<const D: usize>(
+            shape: [usize; D],
+            dtype: FloatDType,
+            device: &Device,
+        ) -> Param<Tensor<D>> {
+            let noise = Distribution::Uniform(-1.0, 1.0);
+            Param::from_tensor(Tensor::<D>::random(shape, noise, device).cast(dtype))
+        }
+        let device = device.clone().autodiff();
+        let mut net = Self {
+            vectors: Vec::new(),
+            matrices: Vec::new(),
+        };
+        for shape in shapes {
+            match shape[..] {
+                [length] => net.vectors.push(noise([length], dtype, &device)),
+                _ => net
+                    .matrices
+                    .push(noise([shape[0], shape[1]], dtype, &device)),
+            }
+        }
+        net
+    }
+
+    /// The values of another network as gradients of this one.
+    fn gradients(&self, other: &Self) -> GradientsParams {
+        let mut gradients = GradientsParams::new();
+        for (param, other) in self.vectors.iter().zip(&other.vectors) {
+            gradients.register(param.id, other.val().inner());
+        }
+        for (param, other) in self.matrices.iter().zip(&other.matrices) {
+            gradients.register(param.id, other.val().inner());
+        }
+        gradients
+    }
+}
+
+/// GPT-2's parameters, of this width.
+fn gpt2(width: usize) -> Vec<Vec<usize>> {
+    let mut shapes = vec![vec![50257, width], vec![1024, width]];
+    for _ in 0..12 {
+        shapes.extend([vec![width], vec![width]]);
+        shapes.extend([vec![width, 3 * width], vec![3 * width]]);
+        shapes.extend([vec![width, width], vec![width]]);
+        shapes.extend([vec![width], vec![width]]);
+        shapes.extend([vec![width, 4 * width], vec![4 * width]]);
+        shapes.extend([vec![4 * width, width], vec![width]]);
+    }
+    shapes.extend([vec![width], vec![width]]);
+    shapes
+}
+
+/// Those of the example `digits`.
+fn digits() -> Vec<Vec<usize>> {
+    let mut shapes = [vec![64, 64], vec![64]]
+        .into_iter()
+        .cycle()
+        .take(8)
+        .collect::<Vec<_>>();
+    shapes.extend([vec![64, 10], vec![10]]);
+    shapes
+}
+
+type Step = Box<dyn FnMut(Net, GradientsParams) -> Net>;
+
+/// An optimizer, and the network that it steps.
+struct Way {
+    name: &'static str,
+    net: Option<Net>,
+    step: Step,
+}
+
+impl Way {
+    /// Milliseconds of one step.
+    fn step(&mut self, gradients: &Net, device: &Device) -> f64 {
+        let net = self.net.take().expect("it comes back");
+        let gradients = net.gradients(gradients);
+        let start = Instant::now();
+        self.net = Some((self.step)(net, gradients));
+        device.sync().expect("the device answers");
+        start.elapsed().as_secs_f64() * 1e3
+    }
+}
+
+/// What an Adam in f32 must move, in one array after another: the gradient is read, parameter and moments are read and written.
+struct Copy([Vec<f32>; 4]);
+
+impl Copy {
+    /// Milliseconds.
+    fn step(&mut self) -> f64 {
+        let start = Instant::now();
+        let [gradient, parameter, first, second] = &mut self.0;
+        (gradient.par_chunks(CHUNK))
+            .zip(parameter.par_chunks_mut(CHUNK))
+            .zip(first.par_chunks_mut(CHUNK))
+            .zip(second.par_chunks_mut(CHUNK))
+            .for_each(|(((gradient, parameter), first), second)| {
+                let others = parameter.iter_mut().zip(first).zip(second);
+                for (gradient, ((parameter, first), second)) in gradient.iter().zip(others) {
+                    *parameter += gradient;
+                    *first += gradient;
+                    *second += gradient;
+                }
+            });
+        start.elapsed().as_secs_f64() * 1e3
+    }
+}
+
+fn ways(shapes: &[Vec<usize>], dtype: FloatDType, device: &Device) -> [Way; 2] {
+    let way = |name, step| Way {
+        name,
+        net: Some(Net::new(shapes, dtype, device)),
+        step,
+    };
+    let burn: (&str, Step) = if dtype == FloatDType::F32 {
+        let mut adam = AdamConfig::new().init();
+        (
+            "`Adam`",
+            Box::new(move |net, grads| adam.step(LR, net, grads)),
+        )
+    } else {
+        let mut adam = MasterWeights::new(AdamConfig::new().build());
+        (
+            "`MasterWeights` of `Adam`",
+            Box::new(move |net, grads| adam.step(LR, net, grads)),
+        )
+    };
+    let mut fused = FusedAdam::new(AdamConfig::new()).expect("the defaults are valid");
+    let fused: Step = Box::new(move |net, grads| fused.step(LR, net, grads));
+    [way(burn.0, burn.1), way("`FusedAdam`", fused)]
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn main() {
+    let quick = std::env::args().any(|argument| argument == "--quick");
+    let (width, rounds) = if quick { (256, 23) } else { (768, 13) };
+    let device = Device::default();
+    let host = format!("{device:?}").contains("Flex");
+    println!("{device:?}; milliseconds a step\n");
+    println!("| parameters | way | step | / Burn's | / copy |");
+    println!("|---|---|--:|--:|--:|");
+    for (name, shapes, dtype, rounds) in [
+        ("digits", digits(), FloatDType::F32, 3000),
+        ("GPT-2", gpt2(width), FloatDType::F32, rounds),
+        ("GPT-2", gpt2(width), FloatDType::BF16, rounds),
+    ] {
+        if !device.supports_dtype(DType::from(dtype)) {
+            continue;
+        }
+        let gradients = Net::new(&shapes, dtype, &device);
+        let values = gradients.num_params();
+        let copied = host && dtype == FloatDType::F32;
+        let mut copy = copied.then(|| Copy(std::array::from_fn(|_| vec![1.0; values])));
+        let mut ways = ways(&shapes, dtype, &device);
+        let mut names: Vec<&str> = ways.iter().map(|way| way.name).collect();
+        names.extend(copied.then_some("copy"));
+        let mut times = vec![Vec::new(); names.len()];
+        for round in 0..rounds {
+            let steps = ways.iter_mut().map(|way| way.step(&gradients, &device));
+            let steps: Vec<f64> = steps.chain(copy.as_mut().map(Copy::step)).collect();
+            // The first steps allocate and compile.
+            if round > 2 {
+                times
+                    .iter_mut()
+                    .zip(steps)
+                    .for_each(|(times, step)| times.push(step));
+            }
+        }
+        let ratio = |times: &[f64], others: Option<&Vec<f64>>| {
+            others.map_or(String::new(), |others| {
+                let ratios = times.iter().zip(others).map(|(time, other)| time / other);
+                format!("{:.2}", median(ratios.collect()))
+            })
+        };
+        for (name_of_way, own) in names.iter().zip(&times) {
+            println!(
+                "| {name}, {:.1} M in {}, {dtype:?} | {name_of_way} | {:.3} | {} | {} |",
+                values as f64 / 1e6,
+                shapes.len(),
+                median(own.clone()),
+                ratio(own, times.first()),
+                ratio(own, times.get(2)),
+            );
+        }
+    }
+}

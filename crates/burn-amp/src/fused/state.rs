@@ -31,6 +31,9 @@ struct Kept<const D: usize> {
     wrapped: bool,
 }
 
+/// In a record, of a velocity that no step has made yet.
+const FRESH: &str = "fresh";
+
 /// How many steps were taken.
 #[derive(Clone, Default)]
 struct Time {
@@ -42,13 +45,6 @@ struct Time {
 }
 
 impl Time {
-    fn of(given: usize) -> Self {
-        Self {
-            given,
-            ..Self::default()
-        }
-    }
-
     /// Those that were taken, as soon as the host has heard of all.
     fn taken(&self) -> usize {
         let skips = self.run.as_ref().map_or(0, |run| run.skips());
@@ -242,7 +238,8 @@ impl Fuse {
         if let Some(counter) = self.0.counter() {
             out.push_scalar(&base, counter, Scalar::from(kept.time.taken()));
         } else if kept.time.is_fresh() {
-            return;
+            // Burn knows no such velocity: it would be taken for one of zero.
+            out.push_scalar(&base, FRESH, Scalar::from(1u64));
         }
         for (name, value) in self.0.names().iter().zip(&kept.tensors) {
             out.push_tensor(&base, name, owned(&value.to_data()));
@@ -270,6 +267,7 @@ impl Fuse {
                 .ok()?,
             None => 0,
         };
+        let fresh = src.take_scalar(base, FRESH).is_some();
         let mut tensors: Vec<TensorData> = first.into_iter().map(|(data, _)| data).collect();
         for name in names.iter().skip(1) {
             tensors.push(src.take_tensor(base, name)?);
@@ -281,15 +279,17 @@ impl Fuse {
                     .all(|other| other.shape() == data.shape() && other.dtype() == data.dtype())
         };
         let is_f32 = |data: &TensorData| data.dtype() == DType::F32;
-        // A velocity begins with the first step that is taken.
-        let is_fresh = tensors.is_empty() && self.0.counter().is_none();
-        let whole = (tensors.len() == names.len() || is_fresh)
+        let whole = tensors.len() == names.len()
             && tensors
                 .iter()
                 .all(|data| fits(data) && matches!(data.dtype(), DType::F32 | DType::F64))
             && master.iter().all(|data| is_f32(data) && fits(data));
         whole.then(|| Kept {
-            time: Time::of(time),
+            time: Time {
+                given: time,
+                run: None,
+                fresh,
+            },
             master: master.map(Value::Stored),
             tensors: tensors.into_iter().map(Value::Stored).collect(),
             wrapped,

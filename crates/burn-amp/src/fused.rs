@@ -77,7 +77,8 @@ pub type FusedAdamW = Fused<AdamWConfig>;
 /// - **`grad_clipping`** of a configuration clips the gradient of each parameter before the pass, by Burn's own operations.
 ///   [`ScaledOptimizer::with_clipping`](crate::ScaledOptimizer::with_clipping) takes one pass for all.
 /// - **In a `Learner`** ([`MixedPrecision::learner`](crate::MixedPrecision), feature `train`), and inside of a
-///   [`PipelinedOptimizer`](crate::PipelinedOptimizer) there, Burn's `ModuleOptimizer` calls it: parameters are stepped one by one, each in a pass of its own.
+///   [`PipelinedOptimizer`](crate::PipelinedOptimizer) there, Burn's `ModuleOptimizer` calls it: parameters are stepped one by one, each in a
+///   pass of its own.
 #[derive(Clone)]
 pub struct Fused<C> {
     optim: ModuleOptimizer,

@@ -1,6 +1,7 @@
 //! Groups with learning rates and settings of their own; parameters that are frozen, or used twice.
 
 use burn::{
+    grad_clipping::{GradientClipping, GradientClippingConfig},
     lr_scheduler::module_lr_scheduler::ModuleLrScheduler,
     module::{Module, Param, ParamGroup},
     optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig, momentum::MomentumConfig},
@@ -30,7 +31,8 @@ fn groups_have_settings_and_learning_rates() {
     let slow = config().with_beta_1(0.5).with_amsgrad(true);
     let mut burns = config().init();
     burns = burns.with_group(biases(), plain.build(), None);
-    burns = burns.with_group(head(), slow.build(), None);
+    burns = burns.with_group(head(), slow.build(), Some(GradientClipping::Norm(0.01)));
+    let slow = slow.with_grad_clipping(Some(GradientClippingConfig::Norm(0.01)));
     let mut fused = FusedAdamW::new(config()).unwrap();
     fused = fused.with_group(biases(), plain).unwrap();
     fused = fused.with_group(head(), slow).unwrap();

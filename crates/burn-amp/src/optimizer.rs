@@ -279,10 +279,14 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         grads: impl Into<StepGradients>,
     ) -> Result<M, StepError<M>> {
         let lr = lr.into();
-        let (module, grads) = match self.without_wait(&lr, module, grads.into())? {
-            Ok(module) => return Ok(module),
-            Err(back) => back,
-        };
+        let grads = grads.into();
+        match self.begin_unheard(&lr, &module, &grads) {
+            Ok(None) => {}
+            Ok(Some(start)) => {
+                return Ok(self.step_unheard(start, lr, module, grads.into_params()));
+            }
+            Err(error) => return Err(self.scaler.failed(module, error)),
+        }
         let steps = self.scaler.counters().steps();
         let decided = self.decide(&lr, &module, grads);
         self.finish(lr, module, decided, steps)

@@ -6,7 +6,7 @@ use burn::{
     optim::GradientsParams,
     tensor::{DType, Device, Tensor},
 };
-use burn_amp_kernels::{DeviceScale, Reading, can_update, inspect};
+use burn_amp_kernels::{DeviceScale, Reading, Status, can_update, inspect};
 use std::{
     collections::VecDeque,
     sync::{
@@ -18,7 +18,7 @@ use std::{
 use crate::{
     ahead::{Ahead, Run},
     entries::{Entry, Traversal, handles},
-    error::{AmpError, StepError},
+    error::AmpError,
     gradient_status::summarize,
     gradients::{StepGradients, UnscaledGradients},
     live_scale::{Noted, OneCrossing, Place},
@@ -94,10 +94,12 @@ impl Clone for Unread {
 }
 
 /// A step that the device can decide by itself.
-struct Start {
+pub(crate) struct Start {
     entries: Vec<Entry>,
     crossing: Option<OneCrossing>,
     ahead: Arc<Ahead>,
+    /// Of its gradients; nobody has read it.
+    status: Status,
 }
 
 impl<O: ModuleOptim> ScaledOptimizer<O> {
@@ -179,77 +181,60 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         Some(scaler)
     }
 
-    /// Makes a step without waiting, if the device can decide it. If it cannot, gives back what the step is made of; all steps before are
-    /// known then.
-    #[allow(clippy::type_complexity)]
-    pub(crate) fn without_wait<M: Module>(
+    /// Begins a step that nobody waits for; none if the host has to decide it: all steps before are known then.
+    pub(crate) fn begin_unheard<M: Module>(
         &mut self,
         lr: &ModuleLearningRate,
-        module: M,
-        grads: StepGradients,
-    ) -> Result<Result<M, (M, StepGradients)>, StepError<M>> {
+        module: &M,
+        grads: &StepGradients,
+    ) -> Result<Option<Start>, AmpError> {
         if !self.optim.steps_unheard() {
-            return Ok(Err((module, grads)));
+            return Ok(None);
         }
+        // Of this step's own backward pass.
         let mut noted = self.scaler.take_noted();
-        if let Err(error) = self.hear(false) {
-            self.scaler.note_again(noted);
-            return Err(self.scaler.failed(module, error));
+        let heard = self.hear(false);
+        let start = heard.map(|()| match grads {
+            StepGradients::Plain(grads) if self.can_step_unheard() => {
+                self.start(lr, module, grads, &mut noted)
+            }
+            _ => None,
+        });
+        if let Ok(Some(start)) = start {
+            return Ok(Some(start));
         }
-        let (module, grads) = match self.step_unheard(lr, module, grads, &mut noted) {
-            Ok(module) => return Ok(Ok(module)),
-            Err(back) => back,
-        };
-        let heard = self.hear(true);
+        let heard = start.and_then(|_| self.hear(true));
         self.scaler.note_again(noted);
         self.end_run();
-        match heard {
-            Ok(()) => Ok(Err((module, grads))),
-            Err(error) => Err(self.scaler.failed(module, error)),
-        }
+        heard.map(|()| None)
     }
 
-    fn step_unheard<M: Module>(
+    /// Makes the step.
+    pub(crate) fn step_unheard<M: Module>(
         &mut self,
-        lr: &ModuleLearningRate,
+        start: Start,
+        lr: ModuleLearningRate,
         module: M,
-        grads: StepGradients,
-        noted: &mut VecDeque<Noted>,
-    ) -> Result<M, (M, StepGradients)> {
-        let grads = match grads {
-            StepGradients::Plain(grads) if self.can_step_unheard() => grads,
-            grads => return Err((module, grads)),
-        };
-        let Some(start) = self.start(lr, &module, &grads, noted) else {
-            return Err((module, StepGradients::Plain(grads)));
-        };
-        let (pass, _) = handles(&grads, &start.entries, None);
-        let status = match pass.only().map(inspect) {
-            Some(Ok(status)) => status,
-            // Of no kernel: what waits says so.
-            _ => {
-                noted.extend(start.crossing.map(Noted::again));
-                return Err((module, StepGradients::Plain(grads)));
-            }
-        };
+        grads: GradientsParams,
+    ) -> M {
         self.scaler.check_scopes();
         let (place, crossing) = start.crossing.unzip();
-        let next = start.ahead.advance(&status, crossing.as_ref());
+        let next = start.ahead.advance(&start.status, crossing.as_ref());
         let run = next.run().clone();
         let verdict = Verdict {
             scale: next.scale().clone(),
             run: run.clone(),
         };
         self.scaler.go_ahead(Some(Arc::new(next)));
-        let module = (self.optim).step_unheard(lr.clone(), module, grads, &verdict);
+        let module = (self.optim).step_unheard(lr, module, grads, &verdict);
         self.unread.steps.push_back(Arc::new(Unheard {
             entries: start.entries,
-            reading: status.start(crossing.into_iter().collect()),
+            reading: start.status.start(crossing.into_iter().collect()),
             place,
             run,
             is_counted: AtomicBool::new(false),
         }));
-        Ok(module)
+        module
     }
 
     /// Whether nothing has to be read between the gradients and the step.
@@ -293,7 +278,6 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         if !entries.iter().all(fits) || !has_kernels(device) {
             return None;
         }
-        let ahead = self.ahead(&entries)?;
         let crossing = match Noted::only(std::mem::take(noted)) {
             Ok(crossing) => crossing,
             Err(all) => {
@@ -301,10 +285,19 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
                 return None;
             }
         };
+        let (pass, _) = handles(grads, &entries, None);
+        let begun = self
+            .ahead(&entries)
+            .zip(pass.only().and_then(|list| inspect(list).ok()));
+        let Some((ahead, status)) = begun else {
+            noted.extend(crossing.map(Noted::again));
+            return None;
+        };
         Some(Start {
             entries,
             crossing,
             ahead,
+            status,
         })
     }
 

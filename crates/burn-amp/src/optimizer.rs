@@ -245,6 +245,13 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// pass has made infinite or NaN are set back to those of the last good step; finite ones stay. Waits for the device once, to
     /// read whether the gradients are finite; on a skipped step once or twice more, if the module has running statistics.
     ///
+    /// With a [fused optimizer](crate::Fused) it does not wait: the device itself skips the step and moves the loss scale, which the next
+    /// scopes take from there. Scale, counters, outcome and status here are those of an earlier step then, at the latest of the one before,
+    /// as far as they have come; so is an error. [`synchronize`](Self::synchronize) waits for them, and so do records. The results are
+    /// the same, bit for bit. It waits as with other optimizers with accumulation, clipping, a guard or averages, running statistics,
+    /// gradients of several scopes or on several devices, `rescaled` parts whose factors move, a schedule that looks at gradients, scales and
+    /// factors that are no powers of two, other optimizers on the same scale, and in a `Learner`.
+    ///
     /// With [`with_accumulation`](Self::with_accumulation) it takes a micro-batch, and returns the module unchanged until the
     /// window is full; [`window`](Self::window) is empty after a step.
     ///

@@ -163,6 +163,8 @@ impl Trainer {
         let start = Instant::now();
         self.model = self.optim.try_step(lr, self.model.clone(), grads)?;
         seconds += start.elapsed().as_secs_f64();
+        // The figures are those of this step. A run that shows none has no need to wait.
+        self.optim.try_synchronize()?;
 
         let status = unscaled.as_ref().or(self.optim.scaler().last_status());
         self.history.loss.push(value);

@@ -173,6 +173,9 @@ impl Trainer {
         self.model = self.optim.try_step(lr, self.model.clone(), grads)?;
         self.seconds += start.elapsed().as_secs_f64();
         self.losses.push(loss);
+        if self.losses.len() == self.settings.steps {
+            self.optim.try_synchronize()?;
+        }
         Ok(())
     }
 

@@ -638,7 +638,7 @@ fn random_lists() {
 }
 
 /// Where the values of a tensor on Flex lie.
-#[cfg(feature = "flex")]
+#[cfg(not(feature = "cubecl"))]
 fn address(tensor: &Tensor<2>) -> Option<*const u8> {
     use burn::backend::{BackendTensor, DispatchTensorKind};
     match tensor.clone().into_dispatch().kind {
@@ -648,7 +648,7 @@ fn address(tensor: &Tensor<2>) -> Option<*const u8> {
 }
 
 /// On Flex, all that nobody else holds is overwritten where it is.
-#[cfg(feature = "flex")]
+#[cfg(not(feature = "cubecl"))]
 #[test]
 fn flex_writes_in_place() {
     if address(&values(DType::F32, 0, true, [1, 1])).is_none() {

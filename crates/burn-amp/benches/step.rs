@@ -1,7 +1,7 @@
 //! What the step of Adam costs, the gradients given: Burn's, ours in one pass, and the same bytes moved with nothing else done.
 //!
 //! ```sh
-//! cargo bench -p burn-amp --bench step               # Flex; 7 GB of memory
+//! cargo bench -p burn-amp --bench step               # Flex; 6 GB of memory
 //! cargo bench -p burn-amp --bench step -- --quick    # GPT-2 at a third of its width
 //! BURN_DEVICE=wgpu cargo bench -p burn-amp --bench step --features wgpu,fusion
 //! ```

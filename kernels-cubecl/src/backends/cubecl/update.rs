@@ -34,7 +34,7 @@ pub(super) fn update(
         );
         items.push(item(own));
     }
-    let extents: Vec<_> = items.iter().map(|item| extent(item)).collect();
+    let extents: Vec<_> = items.iter().map(extent).collect();
     // Where other passes have partial results, there is room for one more.
     let limits = Limits {
         buffers: limits.buffers + 1,

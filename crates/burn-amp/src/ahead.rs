@@ -78,3 +78,10 @@ impl Run {
         self.skips.fetch_add(1, Ordering::AcqRel);
     }
 }
+
+/// What decides a step on the device.
+#[derive(Clone, Debug)]
+pub struct Verdict {
+    pub(crate) scale: DeviceScale,
+    pub(crate) run: Arc<Run>,
+}

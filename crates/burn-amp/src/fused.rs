@@ -20,13 +20,13 @@ use self::{
     state::Fuse,
 };
 use crate::{
+    ahead::Verdict,
     convert::replace_value,
     error::AmpError,
     master_weights::masters_of,
     module_optim::ModuleOptim,
     module_path::{self, ModulePath},
     param_tensors::ParamTensors,
-    unheard::Verdict,
 };
 
 /// Burn's SGD, with momentum and Nesterov's, in one pass: see [`Fused`].

@@ -91,7 +91,6 @@ mod step_log;
 mod step_options;
 #[cfg(feature = "train")]
 mod train;
-mod unheard;
 mod unscale;
 
 pub use accumulation::{AccumulationConfig, AccumulationWindow};

@@ -7,7 +7,7 @@ use burn::{
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::{
-    error::AmpError, param_tensors::ParamTensors, record::container::Container, unheard::Verdict,
+    ahead::Verdict, error::AmpError, param_tensors::ParamTensors, record::container::Container,
 };
 
 /// An optimizer of whole modules: what [`ScaledOptimizer`](crate::ScaledOptimizer) wraps and

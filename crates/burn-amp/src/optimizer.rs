@@ -7,6 +7,10 @@ use burn::{
 
 use std::path::Path;
 
+mod unheard;
+
+use unheard::Unread;
+
 use crate::{
     accumulation::{AccumulationConfig, AccumulationWindow},
     clip::GradientClip,
@@ -20,7 +24,6 @@ use crate::{
     record::{AmpRecord, OptimizerState},
     scaler::GradScaler,
     step_options::StepOptions,
-    unheard::Unread,
 };
 
 /// An optimizer with loss scaling: [`step`](Self::step) unscales the gradients, tests them, steps the inner
@@ -35,12 +38,12 @@ use crate::{
 /// update the scale.
 #[derive(Clone)]
 pub struct ScaledOptimizer<O = ModuleOptimizer> {
-    pub(crate) optim: O,
-    pub(crate) scaler: GradScaler,
+    optim: O,
+    scaler: GradScaler,
     pub(crate) options: StepOptions,
     /// A loaded state, until the first step has compared it with the module.
-    pub(crate) loaded: Option<OptimizerState>,
-    pub(crate) unread: Unread,
+    loaded: Option<OptimizerState>,
+    unread: Unread,
 }
 
 /// An optimizer without loss scaling: its gradients are not tested.
@@ -385,7 +388,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     }
 
     /// Shows to those who ask the `MixedPrecision` what has changed: a step, or the scale inside a window.
-    pub(crate) fn publish(&self, steps_before: u64) {
+    fn publish(&self, steps_before: u64) {
         #[cfg(feature = "train")]
         if let Some(amp) = self.scaler.precision() {
             let stepped = self.scaler.counters().steps() != steps_before;

@@ -4,7 +4,7 @@ use burn::tensor::{Device, Tensor};
 use burn_amp_kernels::{ScaleState, TensorList, UpdateRow, UpdateRule, update};
 use std::{any::Any, cell::RefCell, sync::Arc};
 
-use crate::{ahead::Run, unheard::Verdict};
+use crate::ahead::{Run, Verdict};
 
 thread_local! {
     /// The pass of the module that is being stepped: Burn hands parameters over one by one.

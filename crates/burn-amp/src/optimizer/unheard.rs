@@ -6,7 +6,7 @@ use burn::{
     optim::GradientsParams,
     tensor::{DType, Device, Tensor},
 };
-use burn_amp_kernels::{DeviceScale, Reading, Status, can_update, inspect};
+use burn_amp_kernels::{Reading, Status, can_update, inspect};
 use std::{
     collections::VecDeque,
     sync::{
@@ -15,24 +15,17 @@ use std::{
     },
 };
 
+use super::ScaledOptimizer;
 use crate::{
-    ahead::{Ahead, Run},
+    ahead::{Ahead, Run, Verdict},
     entries::{Entry, Traversal, handles},
     error::AmpError,
     gradient_status::summarize,
     gradients::{StepGradients, UnscaledGradients},
     live_scale::{Noted, OneCrossing, Place},
     module_optim::ModuleOptim,
-    optimizer::ScaledOptimizer,
     scaler::GradScaler,
 };
-
-/// What decides a step on the device.
-#[derive(Clone, Debug)]
-pub struct Verdict {
-    pub(crate) scale: DeviceScale,
-    pub(crate) run: Arc<Run>,
-}
 
 /// A step of which the host has not heard. Clones of an optimizer share it.
 #[derive(Debug)]
@@ -328,4 +321,37 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 /// Whether the kernels of a step run there.
 fn has_kernels(device: &Device) -> bool {
     can_update(&Tensor::<1>::empty([0], (device, DType::F32)))
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::{
+        module::Module,
+        nn::LinearConfig,
+        optim::{AdamConfig, GradientsParams},
+        tensor::{Device, Tensor},
+    };
+
+    use crate::{FusedAdam, MixedPrecision, ScaledOptimizer, gradient_pass::READS};
+
+    #[test]
+    fn nobody_waits() {
+        let device = Device::flex().autodiff();
+        let amp = MixedPrecision::f16();
+        let linear = LinearConfig::new(4, 2).init(&device);
+        let mut model = linear.apply_reparameterization(amp.clone());
+        let adam = FusedAdam::new(AdamConfig::new()).unwrap();
+        let mut optim = ScaledOptimizer::new(adam, &amp);
+        READS.set(0);
+        for step in 0..10 {
+            let output = amp.autocast(Tensor::<2>::ones([3, 4], &device), |x| model.forward(x));
+            let factor = if step == 4 { 1e9 } else { 1.0 };
+            let grads = GradientsParams::from_grads((output.sum() * factor).backward(), &model);
+            model = optim.step(0.1, model, grads);
+        }
+        assert_eq!(READS.get(), 0);
+        optim.synchronize();
+        assert_eq!(optim.scaler().counters().steps(), 10);
+        assert_eq!(optim.scaler().counters().skipped(), 1);
+    }
 }

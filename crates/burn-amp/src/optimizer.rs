@@ -590,7 +590,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             other => other,
         })?;
         self.loaded = Some(state);
-        self.unread = Unread::default();
+        self.unread.forget();
         if let Some(here) = &mut self.options.window {
             match window {
                 Some(state) => here.restore(state),

@@ -176,6 +176,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
             },
             None => Window { size: 1, sent: 0 },
         };
+        optim.hear_every_step();
         let scaler = optim.scaler().clone();
         *optim.scaler_mut() = scaler.apart();
         let update = Update::new(optim, host.inner());

@@ -76,13 +76,28 @@ pub(crate) struct Unread {
     run: Option<(Arc<Run>, Vec<ParamId>)>,
     /// What was wrong with one, until somebody can be told.
     error: Option<AmpError>,
+    /// Whether there are to be none.
+    is_shut: bool,
+}
+
+impl Unread {
+    /// The state that they belong to was replaced.
+    pub(super) fn forget(&mut self) {
+        *self = Self {
+            is_shut: self.is_shut,
+            ..Self::default()
+        };
+    }
 }
 
 /// Waits, so that what the optimizer's copy has counted is right.
 impl Clone for Unread {
     fn clone(&self) -> Self {
         self.steps.iter().for_each(|step| step.count_skip());
-        Self::default()
+        Self {
+            is_shut: self.is_shut,
+            ..Self::default()
+        }
     }
 }
 
@@ -128,6 +143,12 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         if self.unread.run.take().is_some() {
             self.scaler.go_ahead(None);
         }
+    }
+
+    /// Every step is heard of before it returns: for a thread that nobody waits for.
+    pub(crate) fn hear_every_step(&mut self) {
+        self.settle_unheard();
+        self.unread.is_shut = true;
     }
 
     /// Before the state is looked at or changed: the next step tells what was wrong.
@@ -234,6 +255,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     fn can_step_unheard(&self) -> bool {
         let options = &self.options;
         self.optim.steps_unheard()
+            && !self.unread.is_shut
             && self.loaded.is_none()
             && options.window.is_none()
             && options.guard.is_none()

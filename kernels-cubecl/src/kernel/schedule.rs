@@ -10,6 +10,7 @@ use crate::{
 
 /// Counts a step with gradients of these rows, and moves the scale: as `ScaleState::advance`.
 #[cube(launch_unchecked)]
+#[allow(clippy::manual_memcpy)] // CubeCL has loops
 pub fn advance(state: &[u32], rows: &[f32], crossing: &Sequence<Box<[f32]>>, next: &mut [u32]) {
     let mut bad = 0.0f32;
     let mut row = 0usize;
@@ -115,6 +116,7 @@ fn clean(state: &[u32], next: &mut [u32]) {
 
 /// Decides rows of an update, a unit for each: as `ScaleState::decide`.
 #[cube(launch_unchecked)]
+#[allow(clippy::manual_memcpy)]
 pub fn decide(undecided: &[u32], state: &[u32], rows: &mut [f32], #[comptime] rule: UpdateRule) {
     let (from, to) = (ABSOLUTE_POS * comptime!(ROW + 1), ABSOLUTE_POS * ROW);
     if to < rows.len() {

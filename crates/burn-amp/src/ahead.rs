@@ -3,7 +3,7 @@
 use burn::tensor::{Device, Tensor};
 use burn_amp_kernels::{Crossing, DeviceScale, ScaleState, Status};
 use std::sync::{
-    Arc,
+    Arc, Weak,
     atomic::{AtomicUsize, Ordering},
 };
 
@@ -12,27 +12,39 @@ pub(crate) struct Ahead {
     scale: DeviceScale,
     factors: [Tensor<1>; 2],
     run: Arc<Run>,
+    /// The optimizer whose steps move it.
+    owner: Weak<()>,
 }
 
 impl Ahead {
     /// Begins where the host is.
-    pub(crate) fn new(state: ScaleState, device: &Device) -> Self {
-        Self::of(state.upload(device), Arc::default())
+    pub(crate) fn new(state: ScaleState, device: &Device, owner: &Arc<()>) -> Self {
+        Self::of(state.upload(device), Arc::default(), Arc::downgrade(owner))
     }
 
-    fn of(scale: DeviceScale, run: Arc<Run>) -> Self {
+    fn of(scale: DeviceScale, run: Arc<Run>, owner: Weak<()>) -> Self {
         let factors = scale.factors();
         Self {
             scale,
             factors,
             run,
+            owner,
         }
+    }
+
+    /// Whether the optimizer is there whose steps move it.
+    pub(crate) fn has_owner(&self) -> bool {
+        self.owner.strong_count() > 0
+    }
+
+    pub(crate) fn is_of(&self, owner: &Arc<()>) -> bool {
+        self.owner.as_ptr() == Arc::as_ptr(owner)
     }
 
     /// After a step with gradients of this status, which came to the border like this.
     pub(crate) fn advance(&self, status: &Status, crossing: Option<&Crossing>) -> Self {
         let scale = self.scale.clone().advance(status, crossing);
-        Self::of(scale, self.run.clone())
+        Self::of(scale, self.run.clone(), self.owner.clone())
     }
 
     pub(crate) fn run(&self) -> &Arc<Run> {

@@ -231,7 +231,7 @@ impl LiveScale {
 
     /// The scale as the device moves it, if it is ahead of this.
     pub(crate) fn ahead(&self) -> Option<Arc<Ahead>> {
-        self.lock_ahead().clone()
+        self.lock_ahead().clone().filter(|ahead| ahead.has_owner())
     }
 
     /// From now on scopes take the scale from the device, or no longer.
@@ -296,6 +296,8 @@ impl LiveScale {
     /// An overflow lowers the scale at once, the first of an iteration alone. A clean iteration counts when all optimizers
     /// have stepped, or when one steps again: as one, with the measures of all their gradients.
     pub(crate) fn report(&self, member: &Arc<()>, seen: Option<Observation>) -> (f32, f32) {
+        // Of another optimizer's steps, the device knows nothing.
+        self.lock_ahead().take_if(|ahead| !ahead.is_of(member));
         let mut state = self.state();
         let before = state.schedule.scale();
         let id = Arc::as_ptr(member) as usize;

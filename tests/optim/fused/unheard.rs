@@ -352,3 +352,33 @@ fn a_clone_goes_on_by_itself() {
     let value = |net: &Net| net.hidden.weight.base().clone().inner().into_data();
     assert_eq!(value(&forked), value(&stepped));
 }
+
+#[test]
+fn another_optimizer_takes_the_scale_over() {
+    for is_dropped in [false, true] {
+        let mut run = Run::new(FusedAdam::new(AdamConfig::new()).unwrap(), config());
+        for step in 10..15 {
+            run.step(step, event(step)).unwrap();
+        }
+        let Run {
+            amp,
+            net,
+            optim,
+            device,
+        } = run;
+        let kept = (!is_dropped).then_some(optim);
+        let mut plain = Run {
+            optim: ScaledOptimizer::new(SgdConfig::new().init(), &amp),
+            device,
+            amp,
+            net,
+        };
+        // The scopes take the scale from where it moves now: in the end nothing overflows.
+        for step in 0..40 {
+            plain.step(step, Event::Overflow).unwrap();
+        }
+        let skipped = plain.optim.scaler().counters().skipped();
+        assert!((1..40).contains(&skipped), "{skipped}");
+        drop(kept);
+    }
+}

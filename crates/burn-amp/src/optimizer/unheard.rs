@@ -333,8 +333,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             self.unread.error = Some(error);
             return None;
         }
-        let state = self.scaler.on_device()?;
-        let ahead = Ahead::new(state, &entries[0].device);
+        let ahead = self.scaler.begin_ahead(&entries[0].device)?;
         self.unread.run = Some((ahead.run().clone(), ids.collect()));
         Some(Arc::new(ahead))
     }

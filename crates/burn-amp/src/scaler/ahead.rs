@@ -1,6 +1,7 @@
 //! A scaler whose steps the device decides: what it hands over, and what it hears of.
 
-use burn_amp_kernels::{CrossingStatus, ScaleState};
+use burn::tensor::Device;
+use burn_amp_kernels::CrossingStatus;
 use std::{collections::VecDeque, sync::Arc};
 
 use super::GradScaler;
@@ -28,9 +29,11 @@ impl GradScaler {
         slot.is_some_and(|slot| slot.get().is_some())
     }
 
-    /// The state that a device goes on from.
-    pub(crate) fn on_device(&self) -> Option<ScaleState> {
-        self.live()?.on_device()
+    /// The scale on a device, where this is.
+    pub(crate) fn begin_ahead(&self, device: &Device) -> Option<Ahead> {
+        let border = self.border.as_ref()?;
+        let state = border.amp.live().on_device()?;
+        Some(Ahead::new(state, device, &border.member))
     }
 
     /// The scale on the device, if it is ahead of this.

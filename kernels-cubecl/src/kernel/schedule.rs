@@ -10,7 +10,7 @@ use crate::{
 
 /// Counts a step with gradients of these rows, and moves the scale: as `ScaleState::advance`.
 #[cube(launch_unchecked)]
-#[allow(clippy::manual_memcpy)] // CubeCL has loops
+#[allow(clippy::manual_memcpy, clippy::len_zero)] // what CubeCL has
 pub fn advance(state: &[u32], rows: &[f32], crossing: &Sequence<Box<[f32]>>, next: &mut [u32]) {
     let mut bad = 0.0f32;
     let mut row = 0usize;
@@ -136,7 +136,7 @@ pub fn decide(undecided: &[u32], state: &[u32], rows: &mut [f32], #[comptime] ru
             if comptime!(matches!(rule, UpdateRule::Adam { .. })) {
                 let root = second.sqrt();
                 rows[to + 9] = root / first;
-                rows[to + 11] = rows[to + 11] * root;
+                rows[to + 11] *= root;
             } else {
                 rows[to + 9] = first;
                 rows[to + 10] = second;

@@ -1,7 +1,8 @@
-//! What the step of Adam costs, the gradients given: Burn's, ours in one pass, and the same bytes moved with nothing else done.
+//! What the step of Adam costs, the gradients given: Burn's, ours in one pass, and the same bytes moved with nothing else done. Then the same
+//! with the test of the gradients and the loss scale: with a wait in each step, and without.
 //!
 //! ```sh
-//! cargo bench -p burn-amp --bench step               # Flex; 6 GB of memory
+//! cargo bench -p burn-amp --bench step               # Flex; 12 GB of memory
 //! cargo bench -p burn-amp --bench step -- --quick    # GPT-2 at a third of its width
 //! BURN_DEVICE=wgpu cargo bench -p burn-amp --bench step --features wgpu,fusion
 //! ```
@@ -14,7 +15,7 @@ use burn::{
     optim::{AdamConfig, GradientsParams},
     tensor::{DType, Device, Distribution, FloatDType, Tensor},
 };
-use burn_amp::{FusedAdam, MasterWeights};
+use burn_amp::{FusedAdam, MasterWeights, MixedPrecision, ModuleOptim, ScaledOptimizer};
 use rayon::prelude::*;
 use std::time::Instant;
 
@@ -138,7 +139,19 @@ impl Copy {
     }
 }
 
-fn ways(shapes: &[Vec<usize>], dtype: FloatDType, device: &Device) -> [Way; 2] {
+/// The step of an optimizer behind the loss scale, which is known when it returns, or later.
+fn scaled<O: ModuleOptim + 'static>(optim: O, waits: bool) -> Step {
+    let mut optim = ScaledOptimizer::new(optim, &MixedPrecision::f16());
+    Box::new(move |net, grads| {
+        let net = optim.step(LR, net, grads);
+        if waits {
+            optim.synchronize();
+        }
+        net
+    })
+}
+
+fn ways(shapes: &[Vec<usize>], dtype: FloatDType, device: &Device) -> Vec<Way> {
     let way = |name, step| Way {
         name,
         net: Some(Net::new(shapes, dtype, device)),
@@ -157,9 +170,19 @@ fn ways(shapes: &[Vec<usize>], dtype: FloatDType, device: &Device) -> [Way; 2] {
             Box::new(move |net, grads| adam.step(LR, net, grads)),
         )
     };
-    let mut fused = FusedAdam::new(AdamConfig::new()).expect("the defaults are valid");
+    let new = || FusedAdam::new(AdamConfig::new()).expect("the defaults are valid");
+    let mut fused = new();
     let fused: Step = Box::new(move |net, grads| fused.step(LR, net, grads));
-    [way(burn.0, burn.1), way("`FusedAdam`", fused)]
+    let mut ways = vec![way(burn.0, burn.1), way("`FusedAdam`", fused)];
+    if dtype == FloatDType::F32 {
+        let burn = scaled(AdamConfig::new().init(), true);
+        ways.extend([
+            way("scaled `Adam`", burn),
+            way("scaled `FusedAdam`, waiting", scaled(new(), true)),
+            way("scaled `FusedAdam`", scaled(new(), false)),
+        ]);
+    }
+    ways
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
@@ -215,7 +238,7 @@ fn main() {
                 shapes.len(),
                 median(own.clone()),
                 ratio(own, times.first()),
-                ratio(own, times.get(2)),
+                ratio(own, times.get(ways.len())),
             );
         }
     }

@@ -249,8 +249,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// read whether the gradients are finite; on a skipped step once or twice more, if the module has running statistics.
     ///
     /// With a [fused optimizer](crate::Fused) it does not wait: the device itself skips the step and moves the loss scale, which the next
-    /// scopes take from there. Scale, counters, outcome and status here are those of an earlier step then, at the latest of the one before,
-    /// as far as they have come; so is an error. [`synchronize`](Self::synchronize) waits for them, and so do records. The results are
+    /// scopes take from there. Scale, counters, outcome and status here are those of an earlier step then, of the
+    /// one before or, if the device is behind, of one at most 17 before; so is an error. [`synchronize`](Self::synchronize) waits for them, and so do records. The results are
     /// the same, bit for bit. It waits as with other optimizers with accumulation, clipping, a guard or averages, running statistics,
     /// gradients of several scopes or on several devices, `rescaled` parts whose factors move, a schedule that looks at gradients, scales and
     /// factors that are no powers of two, other optimizers on the same scale, and in a `Learner`.

@@ -27,6 +27,9 @@ use crate::{
     scaler::GradScaler,
 };
 
+/// Steps that the host may be ahead of what it has heard: the device has enough to do then, and an error is not far.
+const FURTHEST: usize = 16;
+
 /// A step of which the host has not heard. Clones of an optimizer share it.
 #[derive(Debug)]
 struct Unheard {
@@ -158,19 +161,19 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         }
     }
 
-    /// Takes what is known of the steps so far; all of it, if it `waits`.
+    /// Takes what is known of the steps so far; all of it, if it `waits`. Of steps that are further back than [`FURTHEST`] it waits to hear.
     pub(crate) fn hear(&mut self, waits: bool) -> Result<(), AmpError> {
         if let Some(error) = self.unread.error.take() {
             return Err(error);
         }
-        while let Some(step) = self
-            .unread
-            .steps
-            .pop_front_if(|step| waits || step.reading.is_there())
-        {
-            self.learn(&step)?;
+        loop {
+            let waits = waits || self.unread.steps.len() > FURTHEST;
+            let is_known = |step: &mut Arc<Unheard>| waits || step.reading.is_there();
+            match self.unread.steps.pop_front_if(is_known) {
+                Some(step) => self.learn(&step)?,
+                None => return Ok(()),
+            }
         }
-        Ok(())
     }
 
     /// Takes the outcome of a step, as if it had been waited for, and shows it.

@@ -10,7 +10,7 @@ use std::{
 
 use crate::{
     backends::is_cube,
-    status::{Status, TensorStatus, decode, read_rows},
+    status::{Status, TensorStatus, read_rows, rows_later},
     watch::{Crossing, CrossingStatus},
 };
 
@@ -69,7 +69,7 @@ impl Reading {
         matches!(&*found, Found::There(_))
     }
 
-    /// What was found: a row for each tensor, and for each crossing, whose factor on the device was `scale`. Waits for it, if it is not there.
+    /// What was found: a row for each tensor, and for each crossing, with [this scale](Crossing::with_scale). Waits for it, if it is not there.
     ///
     /// # Panics
     ///
@@ -101,7 +101,7 @@ impl Reading {
         (
             own.zip(&self.elements).map(counted).collect(),
             crossed
-                .map(|(crossing, rows)| crossing.status(rows, scale))
+                .map(|(crossing, rows)| crossing.clone().with_scale(scale).status(rows))
                 .collect(),
         )
     }
@@ -118,26 +118,12 @@ fn read_elsewhere(tensors: Vec<Tensor<1>>) -> Receiver<thread::Result<Rows>> {
     });
     let (sender, receiver) = channel();
     // Launched here, in the order of this thread's work; what is left is the copy.
-    let data = read_rows_later(tensors);
+    let rows = rows_later(tensors);
     let work: Work = Box::new(move || {
-        let rows = catch_unwind(AssertUnwindSafe(data));
+        let rows = catch_unwind(AssertUnwindSafe(rows));
         // Nobody may be left to hear of it.
         let _ = sender.send(rows);
     });
     reader.send(work).expect("the thread that reads never ends");
     receiver
-}
-
-/// Launches what is to be read, and gives what looks at it.
-fn read_rows_later(tensors: Vec<Tensor<1>>) -> impl FnOnce() -> Rows {
-    let lengths: Vec<usize> = tensors
-        .iter()
-        .map(|rows| rows.dims()[0] / crate::status::FIELDS)
-        .collect();
-    let data = Tensor::cat(tensors, 0).into_data();
-    move || {
-        let mut rows = decode(data.iter()).into_iter();
-        let mut next = |length: usize| rows.by_ref().take(length).collect();
-        lengths.into_iter().map(&mut next).collect()
-    }
 }

@@ -24,7 +24,7 @@ use crate::{
     backends::has_kernels,
     ops::{AmpOps, Job, TensorVec},
     status::{FIELDS, Status},
-    update::{ROW, UpdateRow, UpdateRule},
+    update::{UpdateRow, UpdateRule},
     watch::Crossing,
 };
 
@@ -243,11 +243,22 @@ impl ScaleState {
         DeviceScale(words.into_dispatch())
     }
 
-    /// The words, which are called floats: Burn's floats may be of one dtype only.
     pub(crate) fn into_data(self) -> TensorData {
-        let bytes = self.words().into_iter().flat_map(u32::to_ne_bytes);
-        TensorData::from_bytes_vec(bytes.collect(), [WORDS], DType::F32)
+        data_of(self.words())
     }
+}
+
+/// Words, which are called floats: Burn's floats may be of one dtype only.
+fn data_of(words: impl IntoIterator<Item = u32>) -> TensorData {
+    let bytes: Vec<u8> = words.into_iter().flat_map(u32::to_ne_bytes).collect();
+    let length = bytes.len() / size_of::<u32>();
+    TensorData::from_bytes_vec(bytes, [length], DType::F32)
+}
+
+/// The words that are called floats.
+pub(crate) fn words_of(data: &TensorData) -> Vec<u32> {
+    let words = data.as_bytes().as_chunks().0.iter();
+    words.map(|bytes| u32::from_ne_bytes(*bytes)).collect()
 }
 
 /// A [`ScaleState`] that lives on a device, and moves there.
@@ -286,9 +297,7 @@ impl DeviceScale {
             let floats = row.floats().map(f32::to_bits);
             floats.into_iter().chain([*time])
         });
-        let bytes = words.flat_map(u32::to_ne_bytes).collect();
-        let data = TensorData::from_bytes_vec(bytes, [rows.len() * (ROW + 1)], DType::F32);
-        let undecided = Tensor::<1>::from_data(data, (&self.device(), DType::F32));
+        let undecided = Tensor::<1>::from_data(data_of(words), (&self.device(), DType::F32));
         let tensors = TensorVec(vec![undecided.into_dispatch(), self.0.clone()]);
         let rows = Dispatch::amp_run(tensors, Job::Decide { rule }).0.remove(0);
         Tensor::from_dispatch(rows)
@@ -308,9 +317,7 @@ impl DeviceScale {
     /// Reads the state. Waits for the device, for one transfer of 92 bytes.
     pub fn read(&self) -> ScaleState {
         let data = Tensor::<1>::from_dispatch(self.0.clone()).into_data();
-        let words = data.as_bytes().as_chunks().0.iter();
-        let words: Vec<u32> = words.map(|bytes| u32::from_ne_bytes(*bytes)).collect();
-        ScaleState::of(&words)
+        ScaleState::of(&words_of(&data))
     }
 }
 

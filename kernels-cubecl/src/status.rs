@@ -1,6 +1,6 @@
 use burn::{
     backend::DispatchTensor,
-    tensor::{Device, FloatDType, Tensor},
+    tensor::{Device, FloatDType, Tensor, TensorData},
 };
 
 /// Floats of one tensor's row.
@@ -142,17 +142,26 @@ impl Status {
 
 /// Reads rows, in one transfer where all are of one dtype on one device.
 pub(crate) fn read_rows(tensors: Vec<Tensor<1>>) -> Vec<Vec<TensorStatus>> {
-    let kind = |tensor: &Tensor<1>| (tensor.device(), tensor.dtype());
-    if tensors.len() < 2 || tensors.iter().any(|other| kind(other) != kind(&tensors[0])) {
-        return (tensors.into_iter())
-            .map(|tensor| decode(tensor.into_data().iter()))
-            .collect();
-    }
+    rows_later(tensors)()
+}
+
+/// Launches what is to be read, and gives what looks at it, on any thread: CubeCL's devices copy only then.
+pub(crate) fn rows_later(
+    tensors: Vec<Tensor<1>>,
+) -> impl FnOnce() -> Vec<Vec<TensorStatus>> + Send {
     let lengths: Vec<usize> = tensors.iter().map(|tensor| tensor.dims()[0]).collect();
-    let all = Tensor::cat(tensors, 0).into_data();
-    let mut rows = decode(all.iter()).into_iter();
-    let mut next = |length: usize| rows.by_ref().take(length / FIELDS).collect();
-    lengths.into_iter().map(&mut next).collect()
+    let kind = |tensor: &Tensor<1>| (tensor.device(), tensor.dtype());
+    let alike = tensors.iter().all(|other| kind(other) == kind(&tensors[0]));
+    let tensors = match alike && tensors.len() > 1 {
+        true => vec![Tensor::cat(tensors, 0)],
+        false => tensors,
+    };
+    let data: Vec<TensorData> = tensors.into_iter().map(Tensor::into_data).collect();
+    move || {
+        let mut rows = data.iter().flat_map(|data| decode(data.iter()));
+        let mut next = |length: usize| rows.by_ref().take(length / FIELDS).collect();
+        lengths.into_iter().map(&mut next).collect()
+    }
 }
 
 /// What rows say, but for the numbers of elements.

@@ -38,8 +38,11 @@ impl std::fmt::Debug for Watch {
 }
 
 /// A gradient that crossed a [`watched_cast`](crate::watched_cast) on its way back, measured and still on the device.
+#[derive(Clone)]
 pub struct Crossing {
     factor: f64,
+    /// Whether there is more of it, in a tensor.
+    is_ratio: bool,
     dtype: FloatDType,
     elements: u64,
     /// The rows of the gradient and of the forward pass's tensor, if that was looked at.
@@ -64,9 +67,16 @@ pub struct CrossingStatus {
 }
 
 impl Crossing {
-    pub(crate) fn new(factor: f64, dtype: FloatDType, elements: usize, rows: Tensor<1>) -> Self {
+    pub(crate) fn new(
+        factor: f64,
+        is_ratio: bool,
+        dtype: FloatDType,
+        elements: usize,
+        rows: Tensor<1>,
+    ) -> Self {
         Self {
             factor,
+            is_ratio,
             dtype,
             elements: elements as u64,
             rows,
@@ -74,18 +84,22 @@ impl Crossing {
     }
 
     /// With the value that the factor's tensor had, which the host did not know when the gradient crossed. The factor was the ratio
-    /// until then, and is the product now; [`read_measures`](Self::read_measures) does not depend on it.
+    /// until then, and is the product now; one without a tensor stays. [`read_measures`](Self::read_measures) does not depend on it.
     pub fn with_scale(self, scale: f64) -> Self {
-        Self {
-            factor: self.factor * scale,
-            ..self
+        match self.is_ratio {
+            true => Self {
+                factor: self.factor * scale,
+                is_ratio: false,
+                ..self
+            },
+            false => self,
         }
     }
 
     /// Reads what was found: waits for the device, for one transfer of 44 or 88 bytes. None if the device cannot be read here.
     pub fn read(self) -> Option<CrossingStatus> {
         let rows = self.read_rows()?;
-        self.status(&rows, 1.0)
+        self.status(&rows)
     }
 
     /// Reads the measures of the gradient as it arrived, and of the forward pass's tensor, if that was looked at. Waits as
@@ -123,23 +137,22 @@ impl Crossing {
         (
             own,
             found
-                .map(|(crossing, rows)| crossing.status(rows, 1.0))
+                .map(|(crossing, rows)| crossing.status(rows))
                 .collect(),
         )
     }
 
-    /// What rows say, with a part of the factor that was on the device.
-    pub(crate) fn status(&self, rows: &[TensorStatus], scale: f64) -> Option<CrossingStatus> {
+    /// What rows say.
+    pub(crate) fn status(&self, rows: &[TensorStatus]) -> Option<CrossingStatus> {
         let (gradient, output) = (rows.first()?, rows.get(1));
-        let factor = self.factor * scale;
         // Rounded as the backward pass has rounded it: half a unit decides.
-        let product = gradient.max_abs as f32 * (factor as f32).abs();
+        let product = gradient.max_abs as f32 * (self.factor as f32).abs();
         Some(CrossingStatus {
             output_finite: output.is_none_or(|output| output.non_finite == 0),
             gradient_finite: gradient.non_finite == 0,
             overflow: f64::from(product) >= overflow_from(self.dtype),
-            max_abs: gradient.max_abs * factor.abs(),
-            norm: gradient.norm * factor.abs(),
+            max_abs: gradient.max_abs * self.factor.abs(),
+            norm: gradient.norm * self.factor.abs(),
             elements: self.elements,
         })
     }

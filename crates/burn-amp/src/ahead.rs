@@ -7,8 +7,8 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-/// The loss scale as the device moves it: ahead of the host, by the steps that it has not heard of.
-pub(crate) struct Ahead {
+/// The loss scale as the device moves it: ahead of the host, by the steps that it has not heard of. It also decides the last of them.
+pub struct Ahead {
     scale: DeviceScale,
     factors: [Tensor<1>; 2],
     run: Arc<Run>,
@@ -89,11 +89,4 @@ impl Run {
     pub(crate) fn add_skip(&self) {
         self.skips.fetch_add(1, Ordering::AcqRel);
     }
-}
-
-/// What decides a step on the device.
-#[derive(Clone, Debug)]
-pub struct Verdict {
-    pub(crate) scale: DeviceScale,
-    pub(crate) run: Arc<Run>,
 }

@@ -12,7 +12,7 @@ use burn::{
     },
     tensor::{DType, Tensor},
 };
-use std::{collections::HashSet, marker::PhantomData, vec};
+use std::{collections::HashSet, marker::PhantomData, sync::Arc, vec};
 
 use self::{
     pass::Stepped,
@@ -20,7 +20,7 @@ use self::{
     state::Fuse,
 };
 use crate::{
-    ahead::Verdict,
+    ahead::Ahead,
     convert::replace_value,
     error::AmpError,
     master_weights::masters_of,
@@ -135,7 +135,7 @@ impl<C> Fused<C> {
     /// Steps if the device says so, where there is somebody who asks it.
     fn step_if<M: Module>(
         &mut self,
-        verdict: Option<&Verdict>,
+        verdict: Option<&Arc<Ahead>>,
         lr: ModuleLearningRate,
         module: M,
         grads: GradientsParams,
@@ -237,7 +237,7 @@ impl<C> ModuleOptim for Fused<C> {
         lr: ModuleLearningRate,
         module: M,
         grads: GradientsParams,
-        verdict: &Verdict,
+        verdict: &Arc<Ahead>,
     ) -> M {
         self.step_if(Some(verdict), lr, module, grads)
     }

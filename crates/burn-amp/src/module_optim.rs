@@ -4,10 +4,13 @@ use burn::{
     optim::{GradientsParams, ModuleOptimizer, OptimizerRecord},
     tensor::DType,
 };
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
 
 use crate::{
-    ahead::Verdict, error::AmpError, param_tensors::ParamTensors, record::container::Container,
+    ahead::Ahead, error::AmpError, param_tensors::ParamTensors, record::container::Container,
 };
 
 /// An optimizer of whole modules: what [`ScaledOptimizer`](crate::ScaledOptimizer) wraps and
@@ -115,7 +118,7 @@ pub trait ModuleOptim {
         lr: ModuleLearningRate,
         module: M,
         grads: GradientsParams,
-        _verdict: &Verdict,
+        _verdict: &Arc<Ahead>,
     ) -> M {
         self.step(lr, module, grads)
     }
@@ -216,7 +219,7 @@ impl<O: ModuleOptim> ModuleOptim for &mut O {
         lr: ModuleLearningRate,
         module: M,
         grads: GradientsParams,
-        verdict: &Verdict,
+        verdict: &Arc<Ahead>,
     ) -> M {
         (**self).step_unheard(lr, module, grads, verdict)
     }

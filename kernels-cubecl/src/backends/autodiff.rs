@@ -90,7 +90,13 @@ impl<B: Backend + AmpOps + CastOps> Backward<B, 1> for ScaledCast {
                 let edge = f32::INFINITY;
                 let rows = B::amp_run(TensorVec(tensors), Job::Inspect { edge }).0;
                 if let Some(rows) = rows.into_iter().find_map(dispatched::<B>) {
-                    watch.tell(Crossing::new(factor, from, elements, rows));
+                    watch.tell(Crossing::new(
+                        factor,
+                        !scale.is_empty(),
+                        from,
+                        elements,
+                        rows,
+                    ));
                 }
             }
             // A watch alone.

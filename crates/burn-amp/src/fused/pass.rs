@@ -4,7 +4,7 @@ use burn::tensor::{Device, Tensor};
 use burn_amp_kernels::{ScaleState, TensorList, UpdateRow, UpdateRule, update};
 use std::{any::Any, cell::RefCell, sync::Arc};
 
-use crate::ahead::{Run, Verdict};
+use crate::ahead::{Ahead, Run};
 
 thread_local! {
     /// The pass of the module that is being stepped: Burn hands parameters over one by one.
@@ -35,7 +35,7 @@ pub(super) struct Pass {
     groups: Vec<Group>,
     len: usize,
     /// What decides it on the device.
-    verdict: Option<Verdict>,
+    verdict: Option<Arc<Ahead>>,
 }
 
 struct Group {
@@ -91,7 +91,7 @@ impl Pass {
         let mut stepped: Vec<Stepped> = (0..self.len).map(|_| None).collect();
         for group in self.groups {
             let decided = match &self.verdict {
-                Some(verdict) => verdict.scale.clone(),
+                Some(verdict) => verdict.scale().clone(),
                 None => ScaleState::default().upload(&group.device),
             };
             let rows = decided.decide(group.rule, &group.rows, &group.times);
@@ -141,12 +141,15 @@ pub(super) fn skip() {
 pub(super) fn run() -> Option<Arc<Run>> {
     OPEN.with_borrow(|open| {
         let verdict = open.as_ref().and_then(|pass| pass.verdict.as_ref());
-        verdict.map(|verdict| verdict.run.clone())
+        verdict.map(|verdict| verdict.run().clone())
     })
 }
 
 /// Collects the steps of the parameters that `f` hands over, and makes them. `verdict` decides whether they are taken.
-pub(super) fn collected<T>(verdict: Option<&Verdict>, f: impl FnOnce() -> T) -> (T, Vec<Stepped>) {
+pub(super) fn collected<T>(
+    verdict: Option<&Arc<Ahead>>,
+    f: impl FnOnce() -> T,
+) -> (T, Vec<Stepped>) {
     /// A pass must not stay open when `f` panics: later steps would wait in it.
     struct Close;
 

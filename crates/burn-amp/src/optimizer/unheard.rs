@@ -6,7 +6,7 @@ use burn::{
     optim::GradientsParams,
     tensor::{DType, Device, Tensor},
 };
-use burn_amp_kernels::{Reading, Status, can_update, inspect};
+use burn_amp_kernels::{Reading, Status, TensorStatus, can_update, inspect};
 use std::{
     collections::VecDeque,
     sync::{
@@ -17,7 +17,7 @@ use std::{
 
 use super::ScaledOptimizer;
 use crate::{
-    ahead::{Ahead, Run, Verdict},
+    ahead::{Ahead, Run},
     entries::{Entry, Traversal, handles},
     error::AmpError,
     gradient_status::summarize,
@@ -30,7 +30,7 @@ use crate::{
 /// Steps that the host may be ahead of what it has heard: the device has enough to do then, and an error is not far.
 const FURTHEST: usize = 16;
 
-/// A step of which the host has not heard. Clones of an optimizer share it.
+/// A step of which the host has not heard.
 #[derive(Debug)]
 struct Unheard {
     entries: Vec<Entry>,
@@ -45,8 +45,7 @@ struct Unheard {
 
 impl Unheard {
     /// Counts the step among the skips of its run, if it is one.
-    fn count_skip(&self) {
-        let (statuses, _) = self.reading.wait(1.0);
+    fn count_skip(&self, statuses: &[TensorStatus]) {
         let skipped = statuses.iter().any(|status| status.non_finite > 0);
         if skipped && !self.is_counted.swap(true, Ordering::AcqRel) {
             self.run.add_skip();
@@ -57,12 +56,12 @@ impl Unheard {
     fn tell<O: ModuleOptim>(&self, scaler: &mut GradScaler, optim: &O) -> Result<(), AmpError> {
         scaler.forget_last_call();
         let (statuses, crossed) = self.reading.wait(scaler.border_scale());
+        self.count_skip(&statuses);
         scaler.put_back(self.place.clone().into_iter().zip(crossed));
         let status = summarize(&self.entries, &statuses);
         let (gradients, entries) = (GradientsParams::new(), self.entries.clone());
         let grads = UnscaledGradients::new(gradients, entries, status, Some(statuses));
         let grads = scaler.blamed(grads);
-        self.count_skip();
         let decided = scaler.decide(optim, grads).map(drop);
         let nothing: Vec<Param<Tensor<1>>> = Vec::new();
         scaler.end_call(&nothing, false, false);
@@ -96,7 +95,9 @@ impl Unread {
 /// Waits, so that what the optimizer's copy has counted is right.
 impl Clone for Unread {
     fn clone(&self) -> Self {
-        self.steps.iter().for_each(|step| step.count_skip());
+        for step in &self.steps {
+            step.count_skip(&step.reading.wait(1.0).0);
+        }
         Self {
             is_shut: self.is_shut,
             ..Self::default()
@@ -236,19 +237,14 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ) -> M {
         self.scaler.check_scopes();
         let (place, crossing) = start.crossing.unzip();
-        let next = start.ahead.advance(&start.status, crossing.as_ref());
-        let run = next.run().clone();
-        let verdict = Verdict {
-            scale: next.scale().clone(),
-            run: run.clone(),
-        };
-        self.scaler.go_ahead(Some(Arc::new(next)));
-        let module = (self.optim).step_unheard(lr, module, grads, &verdict);
+        let next = Arc::new(start.ahead.advance(&start.status, crossing.as_ref()));
+        self.scaler.go_ahead(Some(next.clone()));
+        let module = (self.optim).step_unheard(lr, module, grads, &next);
         self.unread.steps.push_back(Arc::new(Unheard {
             entries: start.entries,
             reading: start.status.start(crossing.into_iter().collect()),
             place,
-            run,
+            run: next.run().clone(),
             is_counted: AtomicBool::new(false),
         }));
         module

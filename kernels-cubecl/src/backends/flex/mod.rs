@@ -18,7 +18,7 @@ use rayon::prelude::*;
 use crate::{
     histogram::BINS,
     ops::{AmpOps, CastOps, Job, TensorVec},
-    schedule::{ScaleState, has_overflow},
+    schedule::{ScaleState, has_overflow, words_of},
     update::{ROW, UpdateRow, UpdateRule},
 };
 use measure::{Row, count_fields};
@@ -145,9 +145,7 @@ fn each<R: Send>(tensors: Vec<FlexTensor>, work: impl Fn(FlexTensor) -> R + Send
 }
 
 fn words(tensor: FlexTensor) -> Vec<u32> {
-    let data = tensor.into_data();
-    let words = data.as_bytes().as_chunks().0.iter();
-    words.map(|bytes| u32::from_ne_bytes(*bytes)).collect()
+    words_of(&tensor.into_data())
 }
 
 fn decide(undecided: FlexTensor, state: FlexTensor, rule: UpdateRule) -> FlexTensor {

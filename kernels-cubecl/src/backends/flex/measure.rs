@@ -35,15 +35,20 @@ impl<T: Value> Sums<T> {
         }
     }
 
-    /// Adds one group of a pair.
+    /// Adds a pair. Its groups are named, not counted: with an index that is no constant the sums stay in memory and not
+    /// in registers, and each value takes its turn.
     #[inline(always)]
-    pub(super) fn add<C: Cpu>(&mut self, cpu: C, which: usize, group: &[T; LANES]) {
-        for (i, value) in group.iter().enumerate() {
-            let magnitude = value.magnitude();
-            self.max[i] = magnitude.max(self.max[i]);
-            self.zeros[i] += (magnitude == T::Magnitude::default()).into();
+    pub(super) fn add<C: Cpu>(&mut self, cpu: C, [a, b]: &Pair<T>) {
+        let zero = T::Magnitude::default();
+        for i in 0..LANES {
+            let (a, b) = (a[i].magnitude(), b[i].magnitude());
+            self.max[i] = self.max[i].max(a).max(b);
+            self.zeros[i] += (a == zero).into();
+            self.zeros[i] += (b == zero).into();
         }
-        T::add_squares(cpu, &mut self.squares[which], T::widen(cpu, group));
+        let [first, second] = &mut self.squares;
+        T::add_squares(cpu, first, T::widen(cpu, a));
+        T::add_squares(cpu, second, T::widen(cpu, b));
     }
 }
 

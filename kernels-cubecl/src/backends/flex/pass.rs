@@ -81,9 +81,7 @@ impl<T: Value> Work for Look<'_, T> {
         for block in whole.chunks(BLOCK / PAIR) {
             let mut sums = Sums::new();
             for pair in block {
-                for (which, group) in pair.iter().enumerate() {
-                    sums.add(cpu, which, group);
-                }
+                sums.add(cpu, pair);
             }
             found.add(block, &sums);
         }
@@ -110,15 +108,20 @@ impl<S: Value, T: Value, J: Formula<S, T>> Make<'_, S, T, J> {
         target: &mut Pair<T>,
         sums: &mut Sums<T>,
     ) {
-        for i in 0..2 {
-            let made = self.formula.make(cpu, &source[i], &target[i]);
-            if J::MEASURED {
-                sums.add(cpu, i, &made);
-            }
-            match STREAM {
-                true => cpu.stream(&mut target[i], made),
-                false => target[i] = made,
-            }
+        let ([a, b], [to_a, to_b]) = (source, target);
+        let made = [
+            self.formula.make(cpu, a, to_a),
+            self.formula.make(cpu, b, to_b),
+        ];
+        if J::MEASURED {
+            sums.add(cpu, &made);
+        }
+        let [a, b] = made;
+        if STREAM {
+            cpu.stream(to_a, a);
+            cpu.stream(to_b, b);
+        } else {
+            (*to_a, *to_b) = (a, b);
         }
     }
 }

@@ -129,35 +129,35 @@ impl<C> Fused<C> {
         module: M,
         grads: GradientsParams,
     ) -> M {
-        self.step_if(None, lr.into(), module, grads)
-    }
-
-    /// Steps if the device says so, where there is somebody who asks it.
-    fn step_if<M: Module>(
-        &mut self,
-        verdict: Option<&Arc<Ahead>>,
-        lr: ModuleLearningRate,
-        module: M,
-        grads: GradientsParams,
-    ) -> M {
-        let mut stepped = Trained {
-            grads: &grads,
-            ids: HashSet::new(),
-        };
-        module_path::visit(&module, &mut stepped);
-        let ids = stepped.ids;
-        let (module, values) = pass::collected(verdict, || self.optim.step(lr, module, grads));
-        let mut put = PutBack {
-            ids,
-            values: values.into_iter(),
-        };
-        module_path::map(module, &mut put)
+        step_in_one_pass(&mut self.optim, None, lr.into(), module, grads)
     }
 
     /// Burn's optimizer with this one's state. It steps parameters one by one, each in a pass of its own.
     pub fn into_inner(self) -> ModuleOptimizer {
         self.optim
     }
+}
+
+/// The step of Burn's optimizer with the state of a [`Fused`] one: if the device says so, where there is somebody who asks it.
+pub(crate) fn step_in_one_pass<M: Module>(
+    optim: &mut ModuleOptimizer,
+    verdict: Option<&Arc<Ahead>>,
+    lr: ModuleLearningRate,
+    module: M,
+    grads: GradientsParams,
+) -> M {
+    let mut stepped = Trained {
+        grads: &grads,
+        ids: HashSet::new(),
+    };
+    module_path::visit(&module, &mut stepped);
+    let ids = stepped.ids;
+    let (module, values) = pass::collected(verdict, || optim.step(lr, module, grads));
+    let mut put = PutBack {
+        ids,
+        values: values.into_iter(),
+    };
+    module_path::map(module, &mut put)
 }
 
 /// The parameters that have a gradient.
@@ -239,7 +239,7 @@ impl<C> ModuleOptim for Fused<C> {
         grads: GradientsParams,
         verdict: &Arc<Ahead>,
     ) -> M {
-        self.step_if(Some(verdict), lr, module, grads)
+        step_in_one_pass(&mut self.optim, Some(verdict), lr, module, grads)
     }
 }
 

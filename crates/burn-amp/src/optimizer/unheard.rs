@@ -155,6 +155,12 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self.unread.is_shut = true;
     }
 
+    /// The inner optimizer, in the middle of steps of which nobody has heard.
+    #[cfg(feature = "train")]
+    pub(crate) fn optimizer_unheard(&mut self) -> &mut O {
+        &mut self.optim
+    }
+
     /// Before the state is looked at or changed: the next step tells what was wrong.
     pub(crate) fn settle_unheard(&mut self) {
         if let Err(error) = self.try_synchronize() {

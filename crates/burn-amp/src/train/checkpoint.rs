@@ -15,7 +15,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use super::pipelined::Pipeline;
+use super::{fused::FusedSteps, pipelined::Pipeline};
 use crate::{
     error::AmpError,
     mixed_precision::MixedPrecision,
@@ -43,6 +43,8 @@ pub(super) enum Stored {
     Record(Box<AmpRecord>),
     /// What is there when it is taken.
     Pipeline(Pipeline),
+    /// As above.
+    Fused(FusedSteps),
 }
 
 /// What was found in an optimizer.
@@ -149,6 +151,7 @@ impl DynOptimizer for Carrier {
         let record = match &state.downcast_ref::<Entry>().state {
             Some(Stored::Record(record)) => Some((**record).clone()),
             Some(Stored::Pipeline(pipeline)) => pipeline.record(),
+            Some(Stored::Fused(steps)) => Some(steps.record()),
             None => None,
         };
         if let Some(record) = record {

@@ -136,6 +136,7 @@ impl MixedPrecision {
         let LearnerOptimizer {
             optim,
             mixed,
+            fused,
             scaled,
             pipeline,
         } = optim.into();
@@ -175,7 +176,10 @@ impl MixedPrecision {
         }
         let model = model.apply_reparameterization(self.clone());
         let mut model = Scaled::new(model, self.clone(), scaler, options, mixed);
-        model.pipeline = pipeline;
+        match pipeline {
+            None if fused => model = model.with_fused(),
+            pipeline => model.pipeline = pipeline,
+        }
         let optim = checkpoint::attach(optim, self, model.state());
         Ok(Learner::new(model, optim, lr_scheduler))
     }
@@ -187,6 +191,8 @@ pub struct LearnerOptimizer {
     optim: Result<ModuleOptimizer, AmpError>,
     /// Whether it combines half-precision parameters with f32 gradients.
     mixed: bool,
+    /// Whether it makes one pass for all parameters.
+    fused: bool,
     scaled: Option<(Box<GradScaler>, StepOptions)>,
     pipeline: Option<Pipeline>,
 }
@@ -196,6 +202,7 @@ impl From<ModuleOptimizer> for LearnerOptimizer {
         Self {
             optim: Ok(optim),
             mixed: false,
+            fused: false,
             scaled: None,
             pipeline: None,
         }
@@ -207,6 +214,7 @@ impl From<MasterWeights> for LearnerOptimizer {
         Self {
             optim: Ok(optim.into()),
             mixed: true,
+            fused: false,
             scaled: None,
             pipeline: None,
         }
@@ -217,6 +225,7 @@ impl<C> From<Fused<C>> for LearnerOptimizer {
     fn from(optim: Fused<C>) -> Self {
         Self {
             mixed: true,
+            fused: true,
             ..Self::from(optim.into_inner())
         }
     }
@@ -226,6 +235,7 @@ impl<O: ModuleOptim + Into<ModuleOptimizer>> From<ScaledOptimizer<O>> for Learne
     fn from(optim: ScaledOptimizer<O>) -> Self {
         Self {
             mixed: optim.optimizer().accepts(DType::F16, DType::F32),
+            fused: optim.optimizer().steps_unheard(),
             scaled: Some((Box::new(optim.scaler().clone()), optim.options.clone())),
             optim: Ok(optim.into_inner().into()),
             pipeline: None,
@@ -239,15 +249,19 @@ where
 {
     fn from(optim: PipelinedOptimizer<O>) -> Self {
         match optim.into_parts() {
-            Ok((optim, host, synchronous)) => Self {
-                // Its masters take f32 gradients, whatever the optimizer takes.
-                mixed: true,
-                pipeline: Some(Pipeline::new(host, synchronous)),
-                ..Self::from(optim)
-            },
+            Ok((optim, host, synchronous)) => {
+                let fused = optim.optimizer().steps_unheard();
+                Self {
+                    // Its masters take f32 gradients, whatever the optimizer takes.
+                    mixed: true,
+                    pipeline: Some(Pipeline::new(host, synchronous, fused)),
+                    ..Self::from(optim)
+                }
+            }
             Err(error) => Self {
                 optim: Err(error),
                 mixed: false,
+                fused: false,
                 scaled: None,
                 pipeline: None,
             },

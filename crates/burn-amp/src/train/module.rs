@@ -24,11 +24,15 @@ impl<M: Module + 'static> Module for Scaled<M> {
     }
 
     /// As the model's. Each fork counts as an optimizer of its own: that of a worker of `ddp` steps by itself.
-    fn fork(mut self, device: &Device) -> Self {
-        self.inner = self.inner.fork(device);
-        self.trained = self.trained.map(|trained| trained.fork(device));
-        self.scaler.join();
-        self
+    fn fork(self, device: &Device) -> Self {
+        let mut fork = match self.fused {
+            Some(_) => self.newest(),
+            None => self,
+        };
+        fork.inner = fork.inner.fork(device);
+        fork.trained = fork.trained.map(|trained| trained.fork(device));
+        fork.scaler.join();
+        fork.by_itself()
     }
 
     fn to_device(mut self, device: &Device) -> Self {
@@ -56,7 +60,7 @@ impl<M: Module + 'static> Module for Scaled<M> {
         }
         valid.inner = valid.inner.valid();
         valid.scaler.leave();
-        valid
+        valid.by_itself()
     }
 
     fn materialize(mut self) -> Self {

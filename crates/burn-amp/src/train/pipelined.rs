@@ -11,6 +11,7 @@ use burn::{
 };
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::fused::Stepper;
 use crate::{
     error::{AmpError, StepError},
     module_path::{self, ModulePath},
@@ -25,13 +26,15 @@ use crate::{
 pub(super) struct Pipeline {
     host: Device,
     synchronous: bool,
+    /// Whether it makes one pass for all parameters.
+    fused: bool,
     state: Arc<Mutex<State>>,
 }
 
 #[derive(Default)]
 struct State {
     /// None before the first step.
-    optim: Option<PipelinedOptimizer>,
+    optim: Option<PipelinedOptimizer<Stepper>>,
     /// What was received between two steps: the learner's own model does not have it yet.
     newest: ParamTensors,
     /// The optimizer's state for a checkpoint that is being taken.
@@ -50,12 +53,17 @@ impl std::fmt::Debug for Pipeline {
 }
 
 impl Pipeline {
-    pub(super) fn new(host: Device, synchronous: bool) -> Self {
+    pub(super) fn new(host: Device, synchronous: bool, fused: bool) -> Self {
         Self {
             host,
             synchronous,
+            fused,
             state: Arc::default(),
         }
+    }
+
+    pub(super) fn is_fused(&self) -> bool {
+        self.fused
     }
 
     pub(super) fn is_started(&self) -> bool {
@@ -68,7 +76,7 @@ impl Pipeline {
         &self,
         shell: &mut ModuleOptimizer,
         model: &M,
-        optim: ScaledOptimizer,
+        optim: ScaledOptimizer<Stepper>,
         masters: Option<ParamTensors>,
     ) -> Result<(), AmpError> {
         let optim = PipelinedOptimizer::new(optim, self.host.clone())?;

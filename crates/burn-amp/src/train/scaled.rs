@@ -9,6 +9,8 @@ use std::ops::Deref;
 
 use super::{
     checkpoint::{self, Found, Stored},
+    fused::{FusedSteps, Stepper},
+    own_step,
     pipelined::Pipeline,
 };
 use crate::{
@@ -55,6 +57,10 @@ pub struct Scaled<M> {
     /// Whether the last step has ended the run.
     pub(super) failed: bool,
     held: Held<M>,
+    /// Where a fused optimizer steps by itself.
+    pub(super) fused: Option<FusedSteps>,
+    /// Whether it is known that the model has no `optimize` of its own.
+    is_tried: bool,
     /// Where the optimizer steps on a thread of its own.
     pub(super) pipeline: Option<Pipeline>,
 }
@@ -104,7 +110,23 @@ impl<M> Scaled<M> {
             mixed,
             failed: false,
             held: Held(None),
+            fused: None,
+            is_tried: false,
             pipeline: None,
+        }
+    }
+
+    /// The model of a fused optimizer, which makes one pass for all parameters.
+    pub(super) fn with_fused(mut self) -> Self {
+        self.fused = Some(FusedSteps::new(self.scaler.clone(), self.options.clone()));
+        self
+    }
+
+    /// Shares the steps of a fused optimizer with no other any more.
+    pub(super) fn by_itself(self) -> Self {
+        match self.fused {
+            Some(_) => self.with_fused(),
+            None => self,
         }
     }
 
@@ -127,11 +149,7 @@ impl<M> Scaled<M> {
 
     /// What the next checkpoint is to hold.
     pub(super) fn state(&self) -> AmpRecord {
-        let mut record = self.scaler.to_record();
-        let ema = self.ema().filter(|ema| ema.updates() > 0);
-        record.averages = ema.map(Ema::state_to_store);
-        record.guard = self.options.guard.clone();
-        record
+        state_of(&self.scaler, &self.options)
     }
 
     /// Goes on from what a checkpoint has brought.
@@ -185,8 +203,16 @@ impl<M: Module> Scaled<M> {
 }
 
 impl<M: Module + 'static> Scaled<M> {
-    /// With the newest parameters, of an optimizer on a thread of its own. A failure ends the run.
+    /// With the newest parameters, of an optimizer on a thread of its own, and the outcomes of all steps. A failure ends the run.
     pub(super) fn newest(mut self) -> Self {
+        if let Some(steps) = &self.fused {
+            let heard = steps.synchronize();
+            (self.scaler, self.options) = steps.parts();
+            if let Err(error) = heard {
+                self.fail(error);
+            }
+            return self;
+        }
         let Some(pipeline) = &self.pipeline else {
             return self;
         };
@@ -230,7 +256,8 @@ impl<M: TrainStep + Module + 'static> Scaled<M> {
             true => Ok(()),
             false => {
                 let (scaler, options) = (self.scaler.clone(), self.options.clone());
-                let own = ScaledOptimizer::from_parts(optim.clone(), scaler, options);
+                let stepper = Stepper::new(optim.clone(), pipeline.is_fused(), pipeline.is_fused());
+                let own = ScaledOptimizer::from_parts(stepper, scaler, options);
                 pipeline.start(optim, &self.inner, own, masters)
             }
         };
@@ -252,13 +279,33 @@ impl<M: TrainStep + Module + 'static> Scaled<M> {
         self
     }
 
+    /// Steps with a fused optimizer: one pass, which nobody waits for. A failure ends the run.
+    fn step_fused(
+        mut self,
+        steps: &FusedSteps,
+        optim: &mut ModuleOptimizer,
+        lr: ModuleLearningRate,
+        grads: GradientsParams,
+    ) -> Self {
+        match steps.step(optim, lr, self.inner, grads) {
+            Ok(inner) => self.inner = inner,
+            Err(StepError { module, error }) => {
+                self.inner = *module;
+                self.fail(error);
+            }
+        }
+        (self.scaler, self.options) = steps.parts();
+        checkpoint::put(optim, Stored::Fused(steps.clone()));
+        self
+    }
+
     /// Steps with the model's own `optimize`, or skips. A failure ends the run.
     fn advance(
         mut self,
         optim: &mut ModuleOptimizer,
         lr: ModuleLearningRate,
         grads: GradientsParams,
-        optimize: impl FnOnce(M, &mut ModuleOptimizer, ModuleLearningRate, GradientsParams) -> M,
+        optimize: impl Fn(M, &mut ModuleOptimizer, ModuleLearningRate, GradientsParams) -> M,
     ) -> Self {
         let amp = self.amp.clone();
         if self.failed
@@ -271,13 +318,28 @@ impl<M: TrainStep + Module + 'static> Scaled<M> {
         if let Some(pipeline) = self.pipeline.clone() {
             return self.hand_over(&pipeline, optim, lr, grads);
         }
+        if self.fused.is_some() && !std::mem::replace(&mut self.is_tried, true) {
+            if amp.in_model(|| own_step::is_there(&self.inner, &optimize)) {
+                self.fused = None;
+                log::info!(
+                    "the model's own `optimize` is called: parameters are stepped one by one, and each step waits for the device"
+                );
+            }
+        }
         let (found, taken) = checkpoint::take(optim);
         self.held = Held(taken.then(|| Box::new((self.inner.clone(), optim.clone()))));
+        let goes_on = matches!(found, Found::Own);
         match found {
             Found::Own => {}
             Found::Loaded(state) => self.go_on_from(*state),
             Found::Plain => self.start_fresh(),
             Found::Nothing => *optim = checkpoint::attach(optim.clone(), &self.amp, self.state()),
+        }
+        if let Some(steps) = self.fused.clone() {
+            if !goes_on {
+                steps.restart(self.scaler.clone(), self.options.clone());
+            }
+            return self.step_fused(&steps, optim, lr, grads);
         }
         let steps = self.scaler.counters().steps();
         let accepts = Accepts { mixed: self.mixed };
@@ -398,6 +460,15 @@ impl<M: std::fmt::Display> std::fmt::Display for Scaled<M> {
             counters.skipped()
         )
     }
+}
+
+/// What a checkpoint holds of a scaler and what comes with it.
+pub(super) fn state_of(scaler: &GradScaler, options: &StepOptions) -> AmpRecord {
+    let mut record = scaler.to_record();
+    let ema = options.ema.as_ref().filter(|ema| ema.updates() > 0);
+    record.averages = ema.map(Ema::state_to_store);
+    record.guard = options.guard.clone();
+    record
 }
 
 /// The model with its reparameterization: a model's own `optimize` may lose that of a parameter, because `Param::map` does.

@@ -1,0 +1,157 @@
+//! A fused optimizer in a `Learner`: one pass for all parameters, and nobody waits for it.
+
+use burn::{
+    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
+    module::Module,
+    optim::{GradientsParams, ModuleOptimizer, OptimizerRecord, SgdConfig},
+    tensor::DType,
+};
+use std::{
+    mem::swap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use crate::{
+    ahead::Ahead,
+    error::{AmpError, StepError},
+    fused::step_in_one_pass,
+    master_weights::masters_of,
+    module_optim::ModuleOptim,
+    optimizer::ScaledOptimizer,
+    param_tensors::ParamTensors,
+    record::AmpRecord,
+    scaler::GradScaler,
+    step_options::StepOptions,
+};
+
+/// Burn's optimizer, and what its type does not tell.
+pub(super) struct Stepper {
+    optim: ModuleOptimizer,
+    /// Whether it combines half-precision parameters with f32 gradients.
+    mixed: bool,
+    /// Whether it has the state of a [`Fused`](crate::Fused) one.
+    fused: bool,
+}
+
+impl Stepper {
+    pub(super) fn new(optim: ModuleOptimizer, mixed: bool, fused: bool) -> Self {
+        Self {
+            optim,
+            mixed,
+            fused,
+        }
+    }
+}
+
+impl ModuleOptim for Stepper {
+    fn step<M: Module>(&mut self, lr: ModuleLearningRate, module: M, grads: GradientsParams) -> M {
+        match self.fused {
+            true => step_in_one_pass(&mut self.optim, None, lr, module, grads),
+            false => self.optim.step(lr, module, grads),
+        }
+    }
+
+    fn accepts(&self, parameter: DType, gradient: DType) -> bool {
+        self.mixed || parameter == gradient
+    }
+
+    fn try_to_record(&self) -> Result<OptimizerRecord, AmpError> {
+        ModuleOptim::try_to_record(&self.optim)
+    }
+
+    fn try_load_record(&mut self, record: OptimizerRecord) -> Result<(), AmpError> {
+        self.optim.try_load_record(record)
+    }
+
+    fn check_record(&self, record: OptimizerRecord) -> Result<(), AmpError> {
+        self.optim.check_record(record)
+    }
+
+    fn masters(&self) -> ParamTensors {
+        match self.mixed {
+            true => masters_of(&self.optim),
+            false => ParamTensors::default(),
+        }
+    }
+
+    fn steps_unheard(&self) -> bool {
+        self.fused
+    }
+
+    fn step_unheard<M: Module>(
+        &mut self,
+        lr: ModuleLearningRate,
+        module: M,
+        grads: GradientsParams,
+        verdict: &Arc<Ahead>,
+    ) -> M {
+        step_in_one_pass(&mut self.optim, Some(verdict), lr, module, grads)
+    }
+}
+
+/// The scaler of a run, its options, and the steps of which nobody has heard. Clones of the model share it.
+///
+/// The learner keeps its optimizer, and lends it for each step.
+#[derive(Clone)]
+pub(super) struct FusedSteps(Arc<Mutex<ScaledOptimizer<Stepper>>>);
+
+impl FusedSteps {
+    pub(super) fn new(scaler: GradScaler, options: StepOptions) -> Self {
+        Self(Arc::new(Mutex::new(beginning(scaler, options))))
+    }
+
+    /// Goes on from another state.
+    pub(super) fn restart(&self, scaler: GradScaler, options: StepOptions) {
+        *self.lock() = beginning(scaler, options);
+    }
+
+    /// The step of the learner.
+    pub(super) fn step<M: Module>(
+        &self,
+        optim: &mut ModuleOptimizer,
+        lr: ModuleLearningRate,
+        model: M,
+        grads: GradientsParams,
+    ) -> Result<M, StepError<M>> {
+        let mut steps = self.lock();
+        swap(optim, &mut steps.optimizer_unheard().optim);
+        let stepped = steps.try_step(lr, model, grads);
+        swap(optim, &mut steps.optimizer_unheard().optim);
+        stepped
+    }
+
+    /// Waits until the outcomes of all steps are known.
+    pub(super) fn synchronize(&self) -> Result<(), AmpError> {
+        self.lock().try_synchronize()
+    }
+
+    /// What the next checkpoint is to hold: all steps are known then. The next one tells what was wrong.
+    pub(super) fn record(&self) -> AmpRecord {
+        let mut steps = self.lock();
+        steps.settle_unheard();
+        super::scaled::state_of(steps.scaler(), &steps.options)
+    }
+
+    /// As far as is known.
+    pub(super) fn parts(&self) -> (GradScaler, StepOptions) {
+        let steps = self.lock();
+        (steps.scaler().clone(), steps.options.clone())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ScaledOptimizer<Stepper>> {
+        // A step that has panicked has lost the model, and the run.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Without an optimizer, which the learner lends.
+fn beginning(scaler: GradScaler, options: StepOptions) -> ScaledOptimizer<Stepper> {
+    let nothing = Stepper::new(SgdConfig::new().init(), true, true);
+    ScaledOptimizer::from_parts(nothing, scaler, options)
+}
+
+impl std::fmt::Debug for FusedSteps {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("FusedSteps")
+    }
+}

@@ -1,12 +1,22 @@
-//! A fused optimizer in a `Learner`: the run is that of Burn's optimizer, and each goes on from the other's checkpoints.
+//! A fused optimizer in a `Learner`, whose steps nobody waits for: the run is that of Burn's optimizer, whose steps are waited for, and each
+//! goes on from the other's checkpoints.
 
-use burn::{optim::AdamConfig, tensor::Device};
-use burn_amp::{FusedAdam, GradientClip, MixedPrecision, Scaled, ScaledOptimizer};
+use burn::{
+    module::Module,
+    optim::AdamConfig,
+    tensor::Device,
+    train::{Learner, metric::LearningRateMetric},
+};
+use burn_amp::{
+    AmpError, FusedAdam, GradScalerConfig, GradientClip, MixedPrecision, PipelinedOptimizer,
+    Scaled, ScaledLrScheduler, ScaledOptimizer,
+};
 use std::path::Path;
 
 use crate::{
     resume::{assert_same, shuffled_run},
-    support::{Net, Run, lr, temp_dir, values},
+    schedule::{assert_close, expected, rates},
+    support::{Net, Run, all_finite, lr, poison, read_metric, scaler_state, temp_dir, values},
 };
 
 fn fused() -> FusedAdam {
@@ -83,4 +93,154 @@ fn it_is_clipped_in_a_learner() {
     }
     let amp = run.amp();
     assert!(trained(run.learner(&amp), &amp) != clipped);
+}
+
+fn learner(amp: &MixedPrecision) -> Learner<Scaled<Net>> {
+    amp.learner(Net::new(&Device::default().autodiff()), fused(), lr())
+}
+
+/// Every third step is skipped, and the next one is decided before the host has heard of it.
+#[test]
+fn a_long_run_is_the_one_that_waits() {
+    let mut run = Run {
+        epochs: 30,
+        shuffle: Some(3),
+        ..Run::default()
+    };
+    poison(&mut run.samples, 11);
+    poison(&mut run.samples, 40);
+    let launch = |is_fused| {
+        let folder = temp_dir();
+        let amp = run.amp();
+        let learner = match is_fused {
+            true => learner(&amp),
+            false => run.learner(&amp),
+        };
+        let training = amp.training(run.training(folder.path()));
+        let model = training.launch(learner).model;
+        let counters = *model.scaler().counters();
+        assert_eq!(counters, amp.counters());
+        assert_eq!(counters.steps(), 180);
+        assert!(counters.skipped() >= 30, "{counters:?}");
+        (values(&model), scaler_state(model.scaler()))
+    };
+    let unheard = launch(true);
+    if Device::default() == Device::flex() {
+        assert!(unheard == launch(false));
+    }
+}
+
+/// The last ones, too, whose outcomes come after the last item of an epoch.
+#[test]
+fn metrics_are_of_the_steps_that_are_known() {
+    let folder = temp_dir();
+    let mut run = Run {
+        epochs: 2,
+        config: GradScalerConfig::new(),
+        ..Run::default()
+    };
+    poison(&mut run.samples, 2 * 8 + 3);
+    let amp = run.amp();
+    let training = amp.training(run.training(folder.path()));
+    let model = training.launch(learner(&amp)).model;
+    assert_eq!(model.scaler().counters().skipped(), 2);
+    let skipped = |epoch| {
+        let skips = read_metric(folder.path(), epoch, "Skipped Steps");
+        skips.iter().filter(|line| line.starts_with("100,")).count()
+    };
+    assert_eq!(skipped(1) + skipped(2), 2);
+    let scales = read_metric(folder.path(), 1, "Loss Scale");
+    assert!(
+        scales.iter().any(|line| line.starts_with("32768")),
+        "{scales:?}"
+    );
+}
+
+/// The error is that of a step before, and ends the run all the same.
+#[test]
+fn an_exhausted_scale_ends_the_run() {
+    let mut run = Run {
+        epochs: 400,
+        config: GradScalerConfig::new().with_max_consecutive_skips(Some(3)),
+        ..Run::default()
+    };
+    (0..run.samples.len()).for_each(|index| poison(&mut run.samples, index));
+    let folder = temp_dir();
+    let amp = run.amp();
+    let before = values(&Net::new(&Device::default().autodiff()));
+    let training = amp.training(run.training(folder.path()));
+    let result = training.launch(learner(&amp));
+    let error = result.error.expect("an error").to_string();
+    assert!(error.contains("loss scale exhausted"), "{error}");
+    let error = amp.run_result().unwrap_err();
+    assert!(
+        matches!(error, AmpError::LossScaleExhausted { skips: 4, .. }),
+        "{error}"
+    );
+    assert!(all_finite(&result.model));
+    assert!(values(&result.model) == before);
+
+    // Another optimizer, of which nobody knows the kind, goes on with the model.
+    let good = Run {
+        epochs: 1,
+        ..Run::default()
+    };
+    let optim = AdamConfig::new().init();
+    let again = Learner::new(result.model.train(), optim, lr());
+    let folder = temp_dir();
+    let training = amp.training(good.training(folder.path()));
+    let result = training.launch(again);
+    assert!(result.error.is_none());
+    assert!(values(&result.model) != before);
+}
+
+/// A step after the one that was skipped. After an epoch, at once: a validation waits.
+#[test]
+fn a_schedule_holds_a_step_later() {
+    if Device::default() != Device::flex() {
+        return; // when the host hears of a step there is up to the device
+    }
+    let folder = temp_dir();
+    let mut run = Run {
+        epochs: 2,
+        ..Run::default()
+    };
+    for batch in [2, 5] {
+        poison(&mut run.samples, batch * 8);
+    }
+    let amp = run.amp();
+    let net = Net::new(&Device::default().autodiff());
+    let learner = amp.learner(net, fused(), ScaledLrScheduler::new(lr(), &amp));
+    let training = run.training(folder.path());
+    let training = amp.training(training.metric_train_numeric(LearningRateMetric::new()));
+    let result = training.launch(learner);
+    assert_eq!(result.model.scaler().counters().skipped(), 4);
+    assert_close(&rates(folder.path(), 1), &expected(&[0, 1, 2, 3, 3, 4]));
+    assert_close(&rates(folder.path(), 2), &expected(&[5, 6, 7, 8, 8, 9]));
+}
+
+/// One update behind, in one pass: with the numbers of Burn's optimizer in a pipeline.
+#[test]
+fn it_steps_in_a_pipeline() {
+    let run = shuffled_run();
+    let launch = |is_fused| {
+        let folder = temp_dir();
+        let amp = run.amp();
+        let net = Net::new(&Device::default().autodiff());
+        let learner = match is_fused {
+            true => {
+                let optim = ScaledOptimizer::new(fused(), &amp);
+                let optim = PipelinedOptimizer::new(optim, Device::flex()).unwrap();
+                amp.learner(net, optim, lr())
+            }
+            false => {
+                let optim = ScaledOptimizer::new(AdamConfig::new().init(), &amp);
+                let optim = PipelinedOptimizer::new(optim, Device::flex()).unwrap();
+                amp.learner(net, optim, lr())
+            }
+        };
+        let model = run.training(folder.path()).launch(learner).model;
+        (values(&model), scaler_state(model.scaler()))
+    };
+    assert!(launch(true) == launch(false));
 }

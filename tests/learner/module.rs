@@ -10,17 +10,19 @@ use burn::{
     optim::{AdamConfig, GradientsParams, ModuleOptimizer, MultiGradientsParams, SgdConfig},
     tensor::{Bool, Device, Int, Tensor},
     train::{
-        ClassificationOutput, ExecutionStrategy, InferenceStep, MultiDeviceOptim, TrainOutput,
-        TrainStep,
+        ClassificationOutput, ExecutionStrategy, InferenceStep, Learner, MultiDeviceOptim,
+        TrainOutput, TrainStep,
     },
 };
-use burn_amp::{MixedPrecision, Scaled};
+use burn_amp::{FusedAdam, MixedPrecision, Scaled};
 use std::sync::{
     Arc,
     atomic::{AtomicU64, Ordering},
 };
 
-use crate::support::{Batch, Net, Run, loader, lr, parameters, poison, samples, temp_dir, values};
+use crate::support::{
+    Batch, Net, Run, Values, loader, lr, parameters, poison, samples, temp_dir, values,
+};
 
 #[derive(Default)]
 struct Paths {
@@ -189,6 +191,30 @@ fn the_optimize_of_a_model_is_called() {
         Some(MultiDeviceOptim::OptimMainDevice),
         Some(MultiDeviceOptim::OptimSharded),
     ] {
+        let own = OwnRun::launch(strategy, |amp, model| {
+            amp.learner(model, AdamConfig::new().init(), lr())
+        });
+        assert_eq!(own.calls, own.stepped, "{strategy:?}");
+        // A fused optimizer finds out whether there is one.
+        let fused = OwnRun::launch(strategy, |amp, model| {
+            amp.learner(model, FusedAdam::new(AdamConfig::new()).unwrap(), lr())
+        });
+        assert_eq!(fused.calls, fused.stepped + 1, "{strategy:?}");
+        assert!(fused.values == own.values, "{strategy:?}");
+    }
+}
+
+struct OwnRun {
+    calls: u64,
+    stepped: u64,
+    values: Vec<Values>,
+}
+
+impl OwnRun {
+    fn launch(
+        strategy: Option<MultiDeviceOptim>,
+        learner: impl FnOnce(&MixedPrecision, Clipped) -> Learner<Scaled<Clipped>>,
+    ) -> Self {
         let mut run = Run {
             epochs: 2,
             ..Run::default()
@@ -199,7 +225,7 @@ fn the_optimize_of_a_model_is_called() {
             net: Net::new(&Device::flex().autodiff()),
             calls: Arc::default(),
         };
-        let learner = amp.learner(model, AdamConfig::new().init(), lr());
+        let learner = learner(&amp, model);
         let folder = temp_dir();
         let mut training = run.training(folder.path());
         let mut steps = 12;
@@ -212,8 +238,12 @@ fn the_optimize_of_a_model_is_called() {
         let model: Scaled<Clipped> = training.launch(learner).model;
         let counters = model.scaler().counters();
         assert_eq!((counters.steps(), counters.skipped()), (steps, 2));
-        assert_eq!(model.calls.load(Ordering::Relaxed), steps - 2);
         let largest = model.net.head.weight.val().abs().max().into_scalar::<f32>();
         assert_eq!(largest, LIMIT, "{strategy:?}");
+        Self {
+            calls: model.calls.load(Ordering::Relaxed),
+            stepped: counters.stepped(),
+            values: values(&model.net),
+        }
     }
 }

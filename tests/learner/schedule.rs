@@ -29,7 +29,7 @@ fn run(bad: &[usize], epochs: usize) -> Run {
 }
 
 /// The learning rates of an epoch's items.
-fn rates(folder: &Path, epoch: usize) -> Vec<f64> {
+pub fn rates(folder: &Path, epoch: usize) -> Vec<f64> {
     let lines = read_metric(folder, epoch, "Learning Rate");
     let lines = lines.iter().filter(|line| !line.ends_with("final"));
     lines
@@ -38,13 +38,13 @@ fn rates(folder: &Path, epoch: usize) -> Vec<f64> {
 }
 
 /// The first ones of the plain schedule: where a number comes again, its step was skipped.
-fn expected(indices: &[usize]) -> Vec<f64> {
+pub fn expected(indices: &[usize]) -> Vec<f64> {
     let mut lr = lr();
     let plain: Vec<f64> = (0..24).map(|_| lr.step().base()).collect();
     indices.iter().map(|index| plain[*index]).collect()
 }
 
-fn assert_close(found: &[f64], expected: &[f64]) {
+pub fn assert_close(found: &[f64], expected: &[f64]) {
     assert_eq!(found.len(), expected.len(), "{found:?} {expected:?}");
     for (found, expected) in found.iter().zip(expected) {
         // As the metric prints them.

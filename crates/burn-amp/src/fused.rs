@@ -14,6 +14,8 @@ use burn::{
 };
 use std::{collections::HashSet, marker::PhantomData, sync::Arc, vec};
 
+#[cfg(all(test, feature = "train"))]
+pub(crate) use self::pass::PASSES;
 use self::{
     pass::Stepped,
     rule::{FusedConfig, Settings},
@@ -77,8 +79,9 @@ pub type FusedAdamW = Fused<AdamWConfig>;
 /// - **`grad_clipping`** of a configuration clips the gradient of each parameter before the pass, by Burn's own operations.
 ///   [`ScaledOptimizer::with_clipping`](crate::ScaledOptimizer::with_clipping) takes one pass for all.
 /// - **In a `Learner`** ([`MixedPrecision::learner`](crate::MixedPrecision), feature `train`), and inside of a
-///   [`PipelinedOptimizer`](crate::PipelinedOptimizer) there, Burn's `ModuleOptimizer` calls it: parameters are stepped one by one, each in a
-///   pass of its own.
+///   [`PipelinedOptimizer`](crate::PipelinedOptimizer) there, a step is one pass too. In a Learner of Burn's own
+///   ([`into_inner`](Self::into_inner)), and with a model that has a `TrainStep::optimize` of its own, Burn's `ModuleOptimizer` hands over
+///   parameters one by one, and each has a pass of its own.
 #[derive(Clone)]
 pub struct Fused<C> {
     optim: ModuleOptimizer,

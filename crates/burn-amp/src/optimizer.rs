@@ -253,7 +253,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// one before or, if the device is behind, of one at most 17 before; so is an error. [`synchronize`](Self::synchronize) waits for them, and so do records. The results are
     /// the same, bit for bit. It waits as with other optimizers with accumulation, clipping, a guard or averages, running statistics,
     /// gradients of several scopes or on several devices, `rescaled` parts whose factors move, a schedule that looks at gradients, scales and
-    /// factors that are no powers of two, other optimizers on the same scale, and in a `Learner`.
+    /// factors that are no powers of two, and other optimizers on the same scale.
     ///
     /// With [`with_accumulation`](Self::with_accumulation) it takes a micro-batch, and returns the module unchanged until the
     /// window is full; [`window`](Self::window) is empty after a step.

@@ -11,6 +11,12 @@ thread_local! {
     static OPEN: RefCell<Option<Pass>> = const { RefCell::new(None) };
 }
 
+#[cfg(test)]
+thread_local! {
+    /// How many passes this thread has made.
+    pub(crate) static PASSES: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+}
+
 /// One parameter's step: what the kernel reads, and where its results go.
 pub(super) struct Job<const D: usize> {
     pub(super) rule: UpdateRule,
@@ -95,6 +101,8 @@ impl Pass {
                 None => ScaleState::default().upload(&group.device),
             };
             let rows = decided.decide(group.rule, &group.rows, &group.times);
+            #[cfg(test)]
+            PASSES.set(PASSES.get() + 1);
             // Asked before: see `can_update`.
             let mut list = update(group.rule, group.list, rows)
                 .unwrap_or_else(|error| panic!("the step of the optimizer: {error}"));

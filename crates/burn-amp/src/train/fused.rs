@@ -155,3 +155,100 @@ impl std::fmt::Debug for FusedSteps {
         f.write_str("FusedSteps")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use burn::{
+        lr_scheduler::constant::ConstantLr,
+        module::Module,
+        nn::{Linear, LinearConfig},
+        optim::AdamConfig,
+        tensor::{Device, Tensor},
+        train::{InferenceStep, RegressionOutput, TrainOutput, TrainStep},
+    };
+
+    use crate::{
+        Fused, FusedAdam, GradScalerConfig, MixedPrecision, PipelinedOptimizer, ScaledOptimizer,
+        autocast, fused::PASSES, gradient_pass::READS,
+    };
+
+    #[derive(Module, Debug)]
+    struct Net {
+        layers: Vec<Linear>,
+    }
+
+    impl TrainStep for Net {
+        type Input = Tensor<2>;
+        type Output = RegressionOutput;
+
+        fn step(&self, batch: Tensor<2>) -> TrainOutput<RegressionOutput> {
+            let output = InferenceStep::step(self, batch);
+            TrainOutput::new(self, output.loss.backward(), output)
+        }
+    }
+
+    impl InferenceStep for Net {
+        type Input = Tensor<2>;
+        type Output = RegressionOutput;
+
+        fn step(&self, batch: Tensor<2>) -> RegressionOutput {
+            let layers = |x| self.layers.iter().fold(x, |x, layer| layer.forward(x));
+            let output = autocast(batch.clone(), layers);
+            let loss = (output.clone() * batch.clone()).mean();
+            RegressionOutput::new(loss, output, batch)
+        }
+    }
+
+    fn net(device: &Device) -> Net {
+        let layer = || LinearConfig::new(4, 4).init(device);
+        Net {
+            layers: vec![layer(), layer(), layer()],
+        }
+    }
+
+    fn adam() -> FusedAdam {
+        Fused::new(AdamConfig::new()).unwrap()
+    }
+
+    #[test]
+    fn one_pass_a_step_and_nobody_waits() {
+        let device = Device::flex().autodiff();
+        let config = GradScalerConfig::new().with_init_scale(1024.0);
+        let amp = MixedPrecision::f16().with_scaler(config).unwrap();
+        let mut learner = amp.learner(net(&device), adam(), ConstantLr::new(0.01));
+        learner.fork(&device);
+        READS.set(0);
+        PASSES.set(0);
+        for step in 0..10 {
+            let value = if step == 4 { 1e4 } else { 1.0 };
+            let output = learner.train_step(Tensor::full([3, 4], value, &device));
+            learner.lr_step();
+            learner.optimizer_step(output.grads);
+        }
+        assert_eq!((READS.get(), PASSES.get()), (0, 10));
+        assert_eq!(amp.counters().steps(), 9);
+        // It returns with the outcomes of all steps.
+        let counters = *learner.model().valid().scaler().counters();
+        assert_eq!((counters.steps(), counters.skipped()), (10, 1));
+        assert_eq!(amp.counters(), counters);
+        assert_eq!(READS.get(), 0);
+    }
+
+    /// On the thread of a pipeline, too.
+    #[test]
+    fn a_pipeline_makes_one_pass() {
+        let device = Device::flex().autodiff();
+        let amp = MixedPrecision::f16();
+        let optim = ScaledOptimizer::new(adam(), &amp);
+        let optim = PipelinedOptimizer::new(optim, Device::flex()).unwrap();
+        let mut learner = amp.learner(net(&device), optim, ConstantLr::new(0.1));
+        learner.fork(&device);
+        for _ in 0..3 {
+            let output = learner.train_step(Tensor::ones([3, 4], &device));
+            learner.lr_step();
+            learner.optimizer_step(output.grads);
+        }
+        let pipeline = learner.model().pipeline.unwrap();
+        assert_eq!(pipeline.passes(), 3);
+    }
+}

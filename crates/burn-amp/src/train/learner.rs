@@ -27,6 +27,10 @@ impl MixedPrecision {
     /// and see the newest parameters. It steps by itself: a model's own `TrainStep::optimize` is not called. It takes no averages, and no
     /// training in which each device steps by itself (`ddp`).
     ///
+    /// With a [`Fused`] optimizer a step is one pass for all parameters, and does not wait for the device, as in
+    /// [`ScaledOptimizer::step`]. Validation and checkpoints hear of all steps. A model with a `TrainStep::optimize` that does more than Burn's
+    /// is stepped as by other optimizers; see [`Scaled`].
+    ///
     /// One run at a time for each handle: its loss scale, its counters and what ends it are shared.
     ///
     /// ```

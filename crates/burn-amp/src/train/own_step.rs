@@ -29,7 +29,9 @@ pub(super) fn is_there<M: Module>(
     optimize: impl FnOnce(M, &mut ModuleOptimizer, ModuleLearningRate, GradientsParams) -> M,
 ) -> bool {
     let trace = Trace::default();
-    let model = model.clone().apply_reparameterization(Mark(trace.clone()));
+    // A parameter keeps what is attached to it.
+    let model = model.clone().materialize();
+    let model = model.apply_reparameterization(Mark(trace.clone()));
     let mut given = Given::default();
     module_path::visit(&model, &mut given);
     let idle = Idle(trace.clone());
@@ -177,5 +179,93 @@ impl Module for Mark {
 
     fn materialize(self) -> Self {
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::{
+        grad_clipping::GradientClippingConfig,
+        module::{Module, ModuleMapper, Param},
+        nn::{Linear, LinearConfig},
+        optim::{GradientsParams, ModuleOptimizer},
+        tensor::{Device, Tensor},
+    };
+
+    use super::is_there;
+    use crate::MixedPrecision;
+
+    fn linear() -> Linear {
+        let linear = LinearConfig::new(4, 2).init(&Device::flex().autodiff());
+        linear.apply_reparameterization(MixedPrecision::f16())
+    }
+
+    #[test]
+    fn burns_is_none_of_its_own() {
+        let burns = |linear: Linear, optim: &mut _, lr, grads| {
+            ModuleOptimizer::step(optim, lr, linear, grads)
+        };
+        assert!(!is_there(&linear(), burns));
+        // Frozen or not, used twice or not.
+        assert!(!is_there(&linear().no_grad(), burns));
+        let tied = [linear(), linear()];
+        let twice = vec![tied[0].clone(), tied[1].clone(), tied[0].clone()];
+        assert!(!is_there(&twice, |model, optim, lr, grads| {
+            optim.step(lr, model, grads)
+        }));
+    }
+
+    /// Halves what is passed to it.
+    struct Halve;
+
+    impl ModuleMapper for Halve {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            param.map(|tensor| tensor * 0.5)
+        }
+    }
+
+    fn clamped(mut linear: Linear) -> Linear {
+        linear.weight = linear.weight.map(|weight| weight.clamp(-1e9, 1e9));
+        linear
+    }
+
+    #[test]
+    fn what_is_done_before_or_after_a_step_is_seen() {
+        let model = linear();
+        assert!(is_there(&model, |linear, optim, lr, grads| {
+            clamped(optim.step(lr, linear, grads))
+        }));
+        assert!(is_there(&model, |linear, optim, lr, grads| {
+            optim.step(lr, clamped(linear), grads)
+        }));
+        assert!(is_there(&model, |linear, optim, lr, grads| {
+            optim.step(lr, linear, grads).map(&mut Halve)
+        }));
+        assert!(is_there(&model, |linear, optim, lr, grads| {
+            let linear = optim.step(lr, linear, grads);
+            assert!(linear.weight.val().sum().into_scalar::<f32>().is_finite());
+            linear
+        }));
+        assert!(is_there(&model, |linear, optim, lr, grads| {
+            optim.step(lr.base() * 0.5, linear, grads)
+        }));
+        assert!(is_there(&model, |linear, _, _, _| linear));
+        assert!(is_there(&model, |linear, optim, lr, mut grads| {
+            grads.remove::<1>(linear.bias.as_ref().unwrap().id);
+            optim.step(lr, linear, grads)
+        }));
+        assert!(is_there(&model, |linear, optim, lr, mut grads| {
+            let clip = GradientClippingConfig::Norm(100.0).init();
+            let grad = grads.remove::<2>(linear.weight.id).unwrap();
+            grads.register(linear.weight.id, clip.clip_gradient(grad));
+            optim.step(lr, linear, grads)
+        }));
+        assert!(is_there(&model, |linear, optim, lr, mut grads| {
+            let id = linear.weight.id;
+            let mut first = GradientsParams::new();
+            first.register(id, grads.remove::<2>(id).unwrap());
+            let linear = optim.step(lr.clone(), linear, first);
+            optim.step(lr, linear, grads)
+        }));
     }
 }

@@ -183,6 +183,20 @@ impl Pipeline {
             .map(PipelinedOptimizer::side_that_scales)
     }
 
+    /// How many passes its thread has made.
+    #[cfg(test)]
+    pub(super) fn passes(&self) -> u32 {
+        let (sender, passes) = std::sync::mpsc::channel();
+        let mut state = self.state();
+        let optim = state.optim.as_mut().expect("it was started");
+        let count = move |_: &mut _| {
+            sender.send(crate::fused::PASSES.get()).unwrap();
+            Ok(())
+        };
+        optim.queue(count).unwrap();
+        passes.recv().unwrap()
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         // Nothing in here is left half written by a panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)

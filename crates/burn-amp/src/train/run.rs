@@ -18,7 +18,8 @@ const STEPS: usize = 128;
 /// `MixedPrecision` did last, by hand or in a `Learner`.
 ///
 /// With several optimizers, counters and gradients are those of the one that stepped last. Reading never waits for a device: all
-/// values are host values that the step has read anyway.
+/// values are host values that the step has read anyway, or, with a [`Fused`](crate::Fused) optimizer, those of an earlier step that are
+/// known.
 ///
 /// ```
 /// use burn::{

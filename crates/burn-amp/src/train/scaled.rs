@@ -39,7 +39,8 @@ use crate::{
 /// - [`TrainStep::step`]: the model's own, as it is. [`autocast`](crate::autocast) in it is that of the `MixedPrecision`.
 /// - [`TrainStep::optimize`] and [`TrainStep::optimize_multi`]: test the gradients, which waits for the device once, and call
 ///   the model's own if the step is not skipped. After a skip, running statistics (BatchNorm's) that are not finite are set
-///   back to those of the last good step.
+///   back to those of the last good step. A [`Fused`](crate::Fused) optimizer steps by itself and does not wait, as in
+///   [`ScaledOptimizer::step`], unless the model's own do more than Burn's: the first step finds out.
 /// - A checkpoint has the scaler's state, that of a guard, and the averages of [`with_ema`](crate::ScaledOptimizer::with_ema), in the file of the
 ///   *optimizer*. A `Learner` without this crate resumes it, and the other way round: then the scaler starts fresh, with a
 ///   warning in the log.
@@ -318,13 +319,14 @@ impl<M: TrainStep + Module + 'static> Scaled<M> {
         if let Some(pipeline) = self.pipeline.clone() {
             return self.hand_over(&pipeline, optim, lr, grads);
         }
-        if self.fused.is_some() && !std::mem::replace(&mut self.is_tried, true) {
-            if amp.in_model(|| own_step::is_there(&self.inner, &optimize)) {
-                self.fused = None;
-                log::info!(
-                    "the model's own `optimize` is called: parameters are stepped one by one, and each step waits for the device"
-                );
-            }
+        if self.fused.is_some()
+            && !std::mem::replace(&mut self.is_tried, true)
+            && amp.in_model(|| own_step::is_there(&self.inner, &optimize))
+        {
+            self.fused = None;
+            log::info!(
+                "the model has an `optimize` of its own, so its parameters are stepped one by one, and each step waits for the device"
+            );
         }
         let (found, taken) = checkpoint::take(optim);
         self.held = Held(taken.then(|| Box::new((self.inner.clone(), optim.clone()))));
@@ -333,7 +335,11 @@ impl<M: TrainStep + Module + 'static> Scaled<M> {
             Found::Own => {}
             Found::Loaded(state) => self.go_on_from(*state),
             Found::Plain => self.start_fresh(),
-            Found::Nothing => *optim = checkpoint::attach(optim.clone(), &self.amp, self.state()),
+            Found::Nothing => {
+                // Nobody has told what kind it is.
+                self.fused = None;
+                *optim = checkpoint::attach(optim.clone(), &self.amp, self.state());
+            }
         }
         if let Some(steps) = self.fused.clone() {
             if !goes_on {
@@ -396,6 +402,11 @@ impl<M: TrainStep + Module + 'static> TrainStep for Scaled<M> {
 
     /// Tests the gradients, and calls the model's own `optimize`, unless they overflow: then the step is skipped, and the loss
     /// scale backs off. Waits for the device once.
+    ///
+    /// With a [`Fused`](crate::Fused) optimizer it makes one pass for all parameters, and does not wait where
+    /// [`ScaledOptimizer::step`] does not. The first step calls the model's own `optimize` with an optimizer that changes nothing, and waits.
+    /// If that does anything but step with these gradients, it is called in every step, as with other optimizers: parameters are
+    /// stepped one by one then. What leaves no trace in parameters, gradients and learning rate, such as a count, is not seen.
     ///
     /// A step that fails ([`LossScaleExhausted`](crate::AmpError::LossScaleExhausted), [`LossNotFinite`](crate::AmpError::LossNotFinite),
     /// [`AlwaysGuarded`](crate::AmpError::AlwaysGuarded), and what

@@ -12,6 +12,8 @@ mod golden;
 mod guard;
 mod killed;
 mod later;
+#[cfg(feature = "cubecl")]
+mod launches;
 mod learning;
 mod master;
 mod module;

@@ -112,7 +112,7 @@ impl<C: FusedConfig> Fused<C> {
     /// As [`new`](Self::new).
     pub fn with_group(mut self, group: ParamGroup, config: C) -> Result<Self, AmpError> {
         let Settings { rule, clipping } = config.settings()?;
-        self.optim = self.optim.with_group(group, Fuse(rule), clipping);
+        self.optim = self.optim.with_group(group, Fuse::new(rule), clipping);
         Ok(self)
     }
 }

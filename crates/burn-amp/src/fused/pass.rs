@@ -1,8 +1,12 @@
 //! The steps of single parameters, collected to be made in one pass.
 
 use burn::tensor::{Device, Tensor};
-use burn_amp_kernels::{ScaleState, TensorList, UpdateRow, UpdateRule, update};
-use std::{any::Any, cell::RefCell, sync::Arc};
+use burn_amp_kernels::{DeviceScale, ScaleState, TensorList, UpdateRow, UpdateRule, update};
+use std::{
+    any::Any,
+    cell::RefCell,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use crate::ahead::{Ahead, Run};
 
@@ -24,10 +28,27 @@ pub(super) struct Job<const D: usize> {
     /// Steps up to this one, as far as the host knows.
     pub(super) time: usize,
     pub(super) device: Device,
+    pub(super) idle: Arc<Idle>,
     /// Gradient, parameter, its master if it has one, states.
     pub(super) tensors: Vec<Tensor<D>>,
     /// Takes master and states over.
     pub(super) keep: Box<dyn FnOnce(Vec<Tensor<D>>)>,
+}
+
+/// What decides the steps that the host has decided, one for each device: sent once.
+#[derive(Default)]
+pub(super) struct Idle(Mutex<Vec<(Device, DeviceScale)>>);
+
+impl Idle {
+    fn on(&self, device: &Device) -> DeviceScale {
+        let mut sent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, scale)) = sent.iter().find(|(other, _)| other == device) {
+            return scale.clone();
+        }
+        let scale = ScaleState::default().upload(device);
+        sent.push((device.clone(), scale.clone()));
+        scale
+    }
 }
 
 /// A parameter after its step: a `Tensor<D>`; none if it was stepped by itself.
@@ -47,6 +68,7 @@ pub(super) struct Pass {
 struct Group {
     rule: UpdateRule,
     device: Device,
+    idle: Arc<Idle>,
     list: TensorList,
     rows: Vec<UpdateRow>,
     times: Vec<u32>,
@@ -62,6 +84,7 @@ impl Pass {
             self.groups.push(Group {
                 rule: job.rule,
                 device: job.device,
+                idle: job.idle,
                 list: TensorList::new(),
                 rows: Vec::new(),
                 times: Vec::new(),
@@ -98,7 +121,7 @@ impl Pass {
         for group in self.groups {
             let decided = match &self.verdict {
                 Some(verdict) => verdict.scale().clone(),
-                None => ScaleState::default().upload(&group.device),
+                None => group.idle.on(&group.device),
             };
             let rows = decided.decide(group.rule, &group.rows, &group.times);
             #[cfg(test)]

@@ -9,7 +9,7 @@ use burn_pack::Scalar;
 use std::sync::{Arc, OnceLock};
 
 use super::{
-    pass::{self, Job},
+    pass::{self, Idle, Job},
     rule::Rule,
 };
 use crate::{
@@ -122,9 +122,19 @@ impl<const D: usize> Slot<D> {
 }
 
 /// Steps single parameters in the pass that is open.
-pub(super) struct Fuse(pub(super) Rule);
+pub(super) struct Fuse {
+    rule: Rule,
+    idle: Arc<Idle>,
+}
 
 impl Fuse {
+    pub(super) fn new(rule: Rule) -> Self {
+        Self {
+            rule,
+            idle: Arc::default(),
+        }
+    }
+
     fn step<const D: usize>(
         &self,
         lr: LearningRate,
@@ -161,7 +171,7 @@ impl Fuse {
         // Zeros are what a record has of a state that no step has made.
         let zeros = || Tensor::zeros(tensor.shape(), (&device, DType::F32));
         let state = match state.is_empty() {
-            true => self.0.names().iter().map(|_| zeros()).collect(),
+            true => self.rule.names().iter().map(|_| zeros()).collect(),
             false => state,
         };
         let master =
@@ -171,10 +181,11 @@ impl Fuse {
         // It has the parameter's shape and device, and takes no memory.
         let placeholder = grad.clone();
         let job = Job {
-            rule: self.0.kernel(),
-            row: self.0.row(lr, time.fresh),
+            rule: self.rule.kernel(),
+            row: self.rule.row(lr, time.fresh),
             time: time.given,
             device,
+            idle: self.idle.clone(),
             tensors: [grad, tensor]
                 .into_iter()
                 .chain(master)
@@ -207,7 +218,9 @@ impl Fuse {
     ) -> (Tensor<D>, Option<Tensor<D>>, Vec<Tensor<D>>) {
         let dtype = tensor.dtype();
         if !is_half(dtype) {
-            let (tensor, state) = self.0.composed(lr, tensor, grad.cast(dtype), time, state);
+            let (tensor, state) = self
+                .rule
+                .composed(lr, tensor, grad.cast(dtype), time, state);
             return (tensor, None, state);
         }
         let master = match master {
@@ -215,7 +228,7 @@ impl Fuse {
             None => tensor.cast(FloatDType::F32),
         };
         let grad = grad.cast(FloatDType::F32);
-        let (master, state) = self.0.composed(lr, master, grad, time, state);
+        let (master, state) = self.rule.composed(lr, master, grad, time, state);
         (master.clone().cast(dtype), Some(master), state)
     }
 
@@ -235,13 +248,13 @@ impl Fuse {
             true => join_path(prefix, INNER),
             false => prefix.to_string(),
         };
-        if let Some(counter) = self.0.counter() {
+        if let Some(counter) = self.rule.counter() {
             out.push_scalar(&base, counter, Scalar::from(kept.time.taken()));
         } else if kept.time.is_fresh() {
             // Burn knows no such velocity: it would be taken for one of zero.
             out.push_scalar(&base, FRESH, Scalar::from(1u64));
         }
-        for (name, value) in self.0.names().iter().zip(&kept.tensors) {
+        for (name, value) in self.rule.names().iter().zip(&kept.tensors) {
             out.push_tensor(&base, name, owned(&value.to_data()));
         }
     }
@@ -250,7 +263,7 @@ impl Fuse {
     fn unflatten<const D: usize>(&self, prefix: &str, src: &mut StateSource) -> Option<Kept<D>> {
         let master = src.take_tensor(prefix, MASTER);
         let inner = join_path(prefix, INNER);
-        let names = self.0.names();
+        let names = self.rule.names();
         let first = (names.first()).and_then(|name| {
             let plain = src.take_tensor(prefix, name).map(|data| (data, false));
             plain.or_else(|| Some((src.take_tensor(&inner, name)?, true)))
@@ -259,7 +272,7 @@ impl Fuse {
             .as_ref()
             .map_or(master.is_some(), |(_, wrapped)| *wrapped);
         let base = if wrapped { &inner } else { prefix };
-        let time = match self.0.counter() {
+        let time = match self.rule.counter() {
             // The corrections take it as an `i32`.
             Some(counter) => i32::try_from(src.take_scalar(base, counter)?)
                 .ok()?
@@ -366,7 +379,7 @@ mod tests {
     #[test]
     fn states_are_overwritten_in_place() {
         let settings = AdamConfig::new().with_amsgrad(true).settings().unwrap();
-        let fuse = Fuse(settings.rule);
+        let fuse = Fuse::new(settings.rule);
         let device = Device::flex();
         for (dtype, count) in [(DType::F32, 3), (DType::F16, 4)] {
             let mut tensor = Tensor::<1>::ones([100], (&device, dtype)).into_bridge();
@@ -407,7 +420,7 @@ mod tests {
             Tensor::<1>::from_floats(values.collect::<Vec<f32>>().as_slice(), &device)
         };
         for settings in settings {
-            let fuse = Fuse(settings.unwrap().rule);
+            let fuse = Fuse::new(settings.unwrap().rule);
             let mut here = values(0.7).cast(FloatDType::F16);
             let (mut there, mut slot) = (here.clone(), None);
             let (mut master, mut state) = (None, Vec::new());

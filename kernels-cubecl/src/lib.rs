@@ -34,6 +34,7 @@ mod cast;
 mod custom;
 mod error;
 mod factor;
+mod graph;
 mod histogram;
 #[cfg(all(feature = "cubecl", not(feature = "dialects")))]
 mod kernel;
@@ -58,6 +59,7 @@ pub use blend::blend;
 pub use cast::{scaled_cast, watched_cast};
 pub use error::UnsupportedDType;
 pub use factor::Factor;
+pub use graph::{Graph, Place, Preparation};
 pub use histogram::{ExponentHistogram, Histogram};
 pub use list::TensorList;
 pub use ops::{AmpOps, CastOps, Job, TensorVec};

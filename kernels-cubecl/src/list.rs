@@ -3,6 +3,8 @@ use burn::{
     tensor::Tensor,
 };
 
+use crate::graph::Place;
+
 /// Float tensors of any ranks, all on one device.
 #[derive(Clone, Debug)]
 pub struct TensorList {
@@ -70,6 +72,11 @@ impl TensorList {
     /// Whether there is no tensor.
     pub fn is_empty(&self) -> bool {
         self.tensors.is_empty()
+    }
+
+    /// Where the tensors' values are: see [`Place::of`].
+    pub fn places(&self) -> Vec<Option<Place>> {
+        self.tensors.iter().cloned().map(Place::of).collect()
     }
 
     /// The tensors' numbers of values.

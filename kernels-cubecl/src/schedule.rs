@@ -22,6 +22,7 @@ use burn::{
 
 use crate::{
     backends::has_kernels,
+    graph::Place,
     ops::{AmpOps, Job, TensorVec},
     status::{FIELDS, Status},
     update::{UpdateRow, UpdateRule},
@@ -293,14 +294,35 @@ impl DeviceScale {
     /// device knows them. `times` are the steps of each parameter up to this one, as if none had been skipped since this state was
     /// [uploaded](ScaleState::upload).
     pub fn decide(&self, rule: UpdateRule, rows: &[UpdateRow], times: &[u32]) -> Tensor<2> {
+        self.decide_sent(rule, Self::send(rows, times, &self.device()))
+    }
+
+    /// Sends what [`decide`](Self::decide) takes to a device: to be decided there later, and more than once. Flat, in f32. Does not wait.
+    pub fn send(rows: &[UpdateRow], times: &[u32], device: &Device) -> Tensor<1> {
         let words = rows.iter().zip(times).flat_map(|(row, time)| {
             let floats = row.floats().map(f32::to_bits);
             floats.into_iter().chain([*time])
         });
-        let undecided = Tensor::<1>::from_data(data_of(words), (&self.device(), DType::F32));
-        let tensors = TensorVec(vec![undecided.into_dispatch(), self.0.clone()]);
+        Tensor::from_data(data_of(words), (device, DType::F32))
+    }
+
+    /// As [`decide`](Self::decide), of what was [sent](Self::send). Does not wait.
+    pub fn decide_sent(&self, rule: UpdateRule, sent: Tensor<1>) -> Tensor<2> {
+        let tensors = TensorVec(vec![sent.into_dispatch(), self.0.clone()]);
         let rows = Dispatch::amp_run(tensors, Job::Decide { rule }).0.remove(0);
         Tensor::from_dispatch(rows)
+    }
+
+    /// Becomes another state, in its own memory if nobody else holds it. Does not wait for the device.
+    #[must_use]
+    pub fn become_of(self, other: Self) -> Self {
+        let [own, other] = [self.0, other.0].map(Tensor::<1>::from_dispatch);
+        Self(own.slice_assign(.., other).into_dispatch())
+    }
+
+    /// Where its words are: see [`Place`].
+    pub fn place(&self) -> Option<Place> {
+        Place::of(self.0.clone())
     }
 
     /// What gradients are multiplied by on their way in, and out again: of shape `[1]`, in f32. Does not wait for the device.

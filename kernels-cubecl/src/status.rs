@@ -114,6 +114,15 @@ impl Status {
         Some(self.at_home((norms.square().sum().sqrt() * unit).cast(FloatDType::F32)))
     }
 
+    /// The same, in memory of its own: for what is written again before it is read. Does not wait for the device.
+    #[must_use]
+    pub fn copied(&self) -> Self {
+        Self {
+            rows: self.rows.clone().map(copied),
+            ..self.clone()
+        }
+    }
+
     /// The rows, of a list that was not empty, and how many values each tensor has.
     pub(crate) fn into_parts(self) -> (Option<Tensor<1>>, Vec<u64>) {
         (self.rows, self.elements)
@@ -138,6 +147,12 @@ impl Status {
             None => value,
         }
     }
+}
+
+/// A copy that shares no memory.
+pub(crate) fn copied(tensor: Tensor<1>) -> Tensor<1> {
+    let own = Tensor::empty(tensor.shape(), (&tensor.device(), tensor.dtype()));
+    own.slice_assign(.., tensor)
 }
 
 /// Reads rows, in one transfer where all are of one dtype on one device.

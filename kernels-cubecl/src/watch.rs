@@ -1,7 +1,7 @@
 use burn::tensor::{FloatDType, Tensor};
 use std::sync::Arc;
 
-use crate::status::{Status, TensorStatus, decode};
+use crate::status::{Status, TensorStatus, copied, decode};
 
 /// Hears at each backward pass through a [`watched_cast`](crate::watched_cast) what arrived there.
 #[derive(Clone)]
@@ -109,6 +109,15 @@ impl Crossing {
         let rows = self.read_rows()?.into_iter();
         let mut rows = rows.map(|row| TensorStatus { elements, ..row });
         Some((rows.next()?, rows.next()))
+    }
+
+    /// The same, in memory of its own: see [`Status::copied`].
+    #[must_use]
+    pub fn copied(&self) -> Self {
+        Self {
+            rows: copied(self.rows.clone()),
+            ..self.clone()
+        }
     }
 
     /// The rows, on the device.

@@ -1,35 +1,68 @@
 //! The loss scale on the device, ahead of what the host has heard.
 
-use burn::tensor::{Device, Tensor};
-use burn_amp_kernels::{Crossing, DeviceScale, ScaleState, Status};
+use burn::tensor::Tensor;
+use burn_amp_kernels::{Crossing, DeviceScale, Status};
 use std::sync::{
-    Arc, Weak,
+    Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
     atomic::{AtomicUsize, Ordering},
 };
+
+use crate::rehearsal::{Rehearsal, Rehearses};
 
 /// The loss scale as the device moves it: ahead of the host, by the steps that it has not heard of. It also decides the last of them.
 pub struct Ahead {
     scale: DeviceScale,
-    factors: [Tensor<1>; 2],
+    factors: OnceLock<[Tensor<1>; 2]>,
     run: Arc<Run>,
     /// The optimizer whose steps move it.
     owner: Weak<()>,
+    /// How a step is recorded, if it is not made.
+    rehearsal: Mutex<Option<Rehearsal>>,
 }
 
 impl Ahead {
-    /// Begins where the host is.
-    pub(crate) fn new(state: ScaleState, device: &Device, owner: &Arc<()>) -> Self {
-        Self::of(state.upload(device), Arc::default(), Arc::downgrade(owner))
+    pub(crate) fn new(scale: DeviceScale, run: Arc<Run>, owner: &Arc<()>) -> Self {
+        Self::of(scale, run, Arc::downgrade(owner))
     }
 
     fn of(scale: DeviceScale, run: Arc<Run>, owner: Weak<()>) -> Self {
-        let factors = scale.factors();
         Self {
             scale,
-            factors,
+            factors: OnceLock::new(),
             run,
             owner,
+            rehearsal: Mutex::new(None),
         }
+    }
+
+    /// What decides steps that are recorded.
+    pub(crate) fn recorded(scale: DeviceScale, run: Arc<Run>, rehearsal: Rehearsal) -> Self {
+        Self {
+            rehearsal: Mutex::new(Some(rehearsal)),
+            ..Self::of(scale, run, Weak::new())
+        }
+    }
+
+    pub(crate) fn rehearsal(&self) -> MutexGuard<'_, Option<Rehearsal>> {
+        (self.rehearsal.lock()).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn rehearses(&self) -> Option<Rehearses> {
+        self.rehearsal().as_ref().map(Rehearsal::what)
+    }
+
+    /// Both, if nobody else holds it.
+    pub(crate) fn into_parts(this: Arc<Self>) -> (DeviceScale, Option<Rehearsal>) {
+        let rehearsal = this.rehearsal().take();
+        let scale = Arc::try_unwrap(this).map(|own| own.scale);
+        (
+            scale.unwrap_or_else(|shared| shared.scale.clone()),
+            rehearsal,
+        )
+    }
+
+    fn factors(&self) -> &[Tensor<1>; 2] {
+        self.factors.get_or_init(|| self.scale.factors())
     }
 
     /// Whether the optimizer is there whose steps move it.
@@ -57,12 +90,12 @@ impl Ahead {
 
     /// The scale, of shape `[1]`.
     pub(crate) fn factor(&self) -> Tensor<1> {
-        self.factors[0].clone()
+        self.factors()[0].clone()
     }
 
     /// 1 over it.
     pub(crate) fn inverse(&self) -> Tensor<1> {
-        self.factors[1].clone()
+        self.factors()[1].clone()
     }
 }
 

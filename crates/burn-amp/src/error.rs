@@ -51,6 +51,13 @@ pub enum AmpError {
         output_finite: bool,
     },
 
+    /// A step cannot be captured, because a replay would repeat what was true when it was captured. Model and optimizer are as they were.
+    #[error("the step cannot be captured: {reason}")]
+    CannotCapture {
+        /// What stands in the way.
+        reason: String,
+    },
+
     /// A [`Guard`](crate::Guard) held back too many steps in a row: more than
     /// [`max_consecutive_skips`](crate::GradScalerConfig::max_consecutive_skips).
     ///

@@ -49,6 +49,7 @@ mod accumulation;
 mod adaloss;
 mod ahead;
 mod calibrate;
+mod captured_step;
 mod cast;
 mod check;
 mod clip;
@@ -82,6 +83,7 @@ mod pipeline;
 mod probe;
 mod rank;
 mod record;
+mod rehearsal;
 mod rescale;
 mod running_statistics;
 mod scaler;
@@ -95,6 +97,7 @@ mod unscale;
 
 pub use accumulation::{AccumulationConfig, AccumulationWindow};
 // What `cast_fields!` names.
+pub use captured_step::{CaptureInput, CapturedStep};
 #[doc(hidden)]
 pub use cast::Cast;
 pub use cast::CastFloat;

@@ -7,8 +7,10 @@ use burn::{
 
 use std::path::Path;
 
+mod recorded;
 mod unheard;
 
+pub(crate) use recorded::{Recorded, Stage, refused};
 use unheard::Unread;
 
 use crate::{

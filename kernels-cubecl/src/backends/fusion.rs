@@ -1,6 +1,6 @@
 //! Fusion: the pass as one lazy custom operation with any number of tensors. Nothing waits.
 
-use burn::backend::ir::CustomOpIr;
+use burn::backend::{ir::CustomOpIr, tensor::FloatTensor};
 use burn_fusion::{
     ExecutionError, Fusion, FusionBackend, FusionRuntime,
     custom::{HandleContainer, Operation, OperationIr, StreamId},
@@ -9,6 +9,7 @@ use std::marker::PhantomData;
 
 use crate::{
     custom::{execute, note},
+    graph::Place,
     ops::{AmpOps, CastOps, Job, TensorVec, mul_cast, weighted_sum},
 };
 
@@ -35,6 +36,18 @@ impl<B: FusionBackend + AmpOps> AmpOps for Fusion<B> {
         let desc = note(job, &inputs, || client.create_empty_handle());
         let operation = Custom::<B>(desc.clone(), PhantomData);
         TensorVec(client.register(StreamId::current(), OperationIr::Custom(desc), operation))
+    }
+}
+
+/// Backends that say where their tensors' values are.
+pub(crate) trait Located: burn::backend::Backend {
+    fn place(tensor: FloatTensor<Self>) -> Place;
+}
+
+impl<B: FusionBackend + Located> Located for Fusion<B> {
+    fn place(tensor: FloatTensor<Self>) -> Place {
+        let client = tensor.client.clone();
+        B::place(client.resolve_tensor_float::<B>(tensor))
     }
 }
 

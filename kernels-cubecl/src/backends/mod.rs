@@ -14,6 +14,8 @@ use burn::{
     tensor::DType,
 };
 
+use crate::graph::Place;
+
 pub(crate) use compose::compose;
 #[cfg(feature = "flex")]
 pub use flex::release_memory;
@@ -47,6 +49,20 @@ pub(crate) fn is_cube(tensor: &DispatchTensor) -> bool {
         #[cfg(feature = "cubecl")]
         DispatchTensorKind::Cube(_) => true,
         _ => false,
+    }
+}
+
+/// Where a tensor's values are, on CubeCL's devices.
+pub(crate) fn memory_of(tensor: DispatchTensor) -> Option<Place> {
+    #[cfg(feature = "cubecl")]
+    use burn::backend::BackendTensor::{Bool, Float, Int};
+    #[allow(unreachable_patterns)]
+    match tensor.kind {
+        #[cfg(feature = "cubecl")]
+        DispatchTensorKind::Cube(Float(tensor) | Int(tensor) | Bool(tensor)) => {
+            Some(<burn_cubecl::Cube as fusion::Located>::place(tensor))
+        }
+        _ => None,
     }
 }
 

@@ -1,5 +1,6 @@
 //! `FusedSgd`, `FusedAdam` and `FusedAdamW` beside Burn's own optimizers.
 
+mod captured;
 mod follows;
 mod groups;
 mod half;

@@ -41,7 +41,7 @@ impl<O: ModuleOptim> ModuleOptim for Waited<O> {
 
 /// What goes wrong in a step.
 #[derive(Clone, Copy, PartialEq)]
-enum Event {
+pub(super) enum Event {
     Nothing,
     /// A gradient that no loss scale of this size lets through.
     Overflow,
@@ -50,13 +50,13 @@ enum Event {
 }
 
 #[derive(Module, Debug)]
-struct Net {
-    hidden: Linear,
-    output: Linear,
+pub(super) struct Net {
+    pub(super) hidden: Linear,
+    pub(super) output: Linear,
 }
 
 impl Net {
-    fn new(device: &Device) -> Self {
+    pub(super) fn new(device: &Device) -> Self {
         let linear = |inputs, outputs| LinearConfig::new(inputs, outputs).init(device);
         fixed(Self {
             hidden: linear(6, 10),
@@ -64,7 +64,7 @@ impl Net {
         })
     }
 
-    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+    pub(super) fn forward(&self, x: Tensor<2>) -> Tensor<2> {
         self.output.forward(self.hidden.forward(x).tanh())
     }
 }
@@ -149,6 +149,13 @@ impl<O: ModuleOptim> Run<O> {
     }
 
     fn values(&self) -> Vec<u32> {
+        self.net.values()
+    }
+}
+
+impl Net {
+    /// The bits of all parameters.
+    pub(super) fn values(&self) -> Vec<u32> {
         let linear = |linear: &Linear| {
             let weight = linear.weight.base().clone().inner().into_data();
             let bias = linear.bias.as_ref().unwrap().base().clone().inner();
@@ -156,13 +163,13 @@ impl<O: ModuleOptim> Run<O> {
             let values: Vec<f32> = weight.iter::<f32>().chain(bias.iter()).collect();
             values
         };
-        let values = [linear(&self.net.hidden), linear(&self.net.output)];
+        let values = [linear(&self.hidden), linear(&self.output)];
         values.concat().into_iter().map(f32::to_bits).collect()
     }
 }
 
 /// Where something goes wrong: some at the begin, in a row, and one in a hundred.
-fn event(step: usize) -> Event {
+pub(super) fn event(step: usize) -> Event {
     match step {
         0 | 1 | 5 => Event::Overflow,
         40..44 => Event::Overflow,
@@ -172,7 +179,7 @@ fn event(step: usize) -> Event {
     }
 }
 
-fn config() -> GradScalerConfig {
+pub(super) fn config() -> GradScalerConfig {
     GradScalerConfig::new().with_growth_interval(50)
 }
 
@@ -211,7 +218,7 @@ fn assert_same<A: ModuleOptim, B: ModuleOptim>(
     assert!(unheard == bytes(waited.optim.into_bytes()));
 }
 
-fn is_flex() -> bool {
+pub(super) fn is_flex() -> bool {
     Device::default() == Device::flex()
 }
 

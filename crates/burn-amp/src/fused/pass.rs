@@ -2,13 +2,12 @@
 
 use burn::tensor::{Device, Tensor};
 use burn_amp_kernels::{DeviceScale, ScaleState, TensorList, UpdateRow, UpdateRule, update};
-use std::{
-    any::Any,
-    cell::RefCell,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{any::Any, cell::RefCell, sync::Arc};
 
-use crate::ahead::{Ahead, Run};
+use crate::{
+    ahead::{Ahead, Run},
+    rehearsal::{Rehearsal, Rehearses},
+};
 
 thread_local! {
     /// The pass of the module that is being stepped: Burn hands parameters over one by one.
@@ -94,8 +93,11 @@ impl Pass {
         });
         let group = &mut self.groups[place];
         let results = job.tensors.len() - 1;
-        job.tensors
-            .into_iter()
+        // A replay has gradients of its own.
+        let is_replay = |verdict: &Arc<Ahead>| verdict.rehearses() == Some(Rehearses::Replay);
+        let skipped = usize::from(self.verdict.as_ref().is_some_and(is_replay));
+        (job.tensors.into_iter())
+            .skip(skipped)
             .for_each(|tensor| group.list.push(tensor));
         group.rows.push(job.row);
         group
@@ -118,22 +120,50 @@ impl Pass {
     /// Steps all of them, in one call a rule and device. They come back in the order in which they came. Does not wait.
     fn run(self) -> Vec<Stepped> {
         let mut stepped: Vec<Stepped> = (0..self.len).map(|_| None).collect();
-        for group in self.groups {
-            let decided = match &self.verdict {
-                Some(verdict) => verdict.scale().clone(),
-                None => group.idle.on(&group.device),
+        for (call, mut group) in self.groups.into_iter().enumerate() {
+            let mut list = match &self.verdict {
+                Some(verdict) => group.step(verdict.scale(), call, verdict.rehearsal().as_mut()),
+                None => {
+                    let idle = group.idle.on(&group.device);
+                    group.step(&idle, call, None)
+                }
             };
-            let rows = decided.decide(group.rule, &group.rows, &group.times);
             #[cfg(test)]
             PASSES.set(PASSES.get() + 1);
-            // Asked before: see `can_update`.
-            let mut list = update(group.rule, group.list, rows)
-                .unwrap_or_else(|error| panic!("the step of the optimizer: {error}"));
             for (position, end) in group.ends.into_iter().rev() {
                 stepped[position] = Some(end(&mut list));
             }
         }
         stepped
+    }
+}
+
+impl Group {
+    /// What comes of its parameters, their masters and states.
+    fn step(
+        &mut self,
+        decides: &DeviceScale,
+        call: usize,
+        rehearsal: Option<&mut Rehearsal>,
+    ) -> TensorList {
+        let list = std::mem::take(&mut self.list);
+        let (rows, times) = (&self.rows, &self.times);
+        // Asked before: see `can_update`.
+        let update = |list, sent| {
+            update(self.rule, list, decides.decide_sent(self.rule, sent))
+                .unwrap_or_else(|error| panic!("the step of the optimizer: {error}"))
+        };
+        let Some(rehearsal) = rehearsal else {
+            return update(list, DeviceScale::send(rows, times, &self.device));
+        };
+        let sent = rehearsal.sent(call, rows, times, &self.device);
+        if rehearsal.is_replay() {
+            return list;
+        }
+        let before = list.places();
+        let list = update(list, sent);
+        rehearsal.compare(&before, &list.places());
+        list
     }
 }
 
@@ -166,6 +196,15 @@ pub(super) fn skip() {
             pass.len += 1;
         }
     });
+}
+
+/// Whether the pass that is open counts as no step: it is that of a recording.
+pub(super) fn is_rehearsed() -> bool {
+    OPEN.with_borrow(|open| {
+        let verdict = open.as_ref().and_then(|pass| pass.verdict.as_ref());
+        let what = verdict.and_then(|verdict| verdict.rehearses());
+        matches!(what, Some(Rehearses::Run | Rehearses::Recording))
+    })
 }
 
 /// What counts the skips of the pass that is open, if the device decides it.

@@ -55,6 +55,15 @@ impl Time {
         self.fresh && self.taken() == 0
     }
 
+    /// Without one step more.
+    fn kept(self, fresh: bool) -> Self {
+        Self {
+            given: self.taken(),
+            run: None,
+            fresh,
+        }
+    }
+
     /// With one step more, in a run or in none.
     fn next(self, run: Option<Arc<Run>>, fresh: bool) -> Self {
         let goes_on = |other: &Arc<Run>| run.as_ref().is_some_and(|run| Arc::ptr_eq(run, other));
@@ -148,7 +157,10 @@ impl Fuse {
             None => (Time::default(), None, Vec::new()),
         };
         let fresh = state.is_empty() || before.is_fresh();
-        let time = before.next(pass::run(), fresh);
+        let time = match pass::is_rehearsed() {
+            true => before.kept(fresh),
+            false => before.next(pass::run(), fresh),
+        };
         // A loaded state may be of a parameter that was narrower or wider.
         let here = |value: Value<D>| value.on(&device).cast(working_dtype(dtype));
         let state: Vec<_> = state.into_iter().map(here).collect();

@@ -6,7 +6,7 @@ use burn::{
     optim::GradientsParams,
     tensor::{DType, Device, Tensor},
 };
-use burn_amp_kernels::{Reading, Status, TensorStatus, can_update, inspect};
+use burn_amp_kernels::{Reading, Status, TensorList, TensorStatus, can_update, inspect};
 use std::{
     collections::VecDeque,
     sync::{
@@ -83,6 +83,34 @@ pub(crate) struct Unread {
 }
 
 impl Unread {
+    /// Begins a run over these parameters.
+    pub(super) fn begin(&mut self, run: Arc<Run>, ids: Vec<ParamId>) {
+        self.run = Some((run, ids));
+    }
+
+    /// The run that goes on with these parameters.
+    pub(super) fn run_of(&self, ids: impl Iterator<Item = ParamId>) -> Option<Arc<Run>> {
+        let (run, known) = self.run.as_ref()?;
+        known.iter().copied().eq(ids).then(|| run.clone())
+    }
+
+    /// Adds a step of the run.
+    pub(super) fn push(
+        &mut self,
+        entries: Vec<Entry>,
+        reading: Reading,
+        place: Option<(u64, Place)>,
+    ) {
+        let run = self.run.as_ref().map(|(run, _)| run.clone());
+        self.steps.push_back(Arc::new(Unheard {
+            entries,
+            reading,
+            place,
+            run: run.unwrap_or_default(),
+            is_counted: AtomicBool::new(false),
+        }));
+    }
+
     /// The state that they belong to was replaced.
     pub(super) fn forget(&mut self) {
         *self = Self {
@@ -112,6 +140,12 @@ pub(crate) struct Start {
     ahead: Arc<Ahead>,
     /// Of its gradients; nobody has read it.
     status: Status,
+}
+
+/// Why a step waits for the device.
+pub(crate) enum Waits {
+    For(&'static str),
+    Error(AmpError),
 }
 
 impl<O: ModuleOptim> ScaledOptimizer<O> {
@@ -246,27 +280,54 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let next = Arc::new(start.ahead.advance(&start.status, crossing.as_ref()));
         self.scaler.go_ahead(Some(next.clone()));
         let module = (self.optim).step_unheard(lr, module, grads, &next);
-        self.unread.steps.push_back(Arc::new(Unheard {
-            entries: start.entries,
-            reading: start.status.start(crossing.into_iter().collect()),
-            place,
-            run: next.run().clone(),
-            is_counted: AtomicBool::new(false),
-        }));
+        let reading = start.status.start(crossing.into_iter().collect());
+        self.unread.push(start.entries, reading, place);
         module
     }
 
     /// Whether nothing has to be read between the gradients and the step.
     fn can_step_unheard(&self) -> bool {
+        self.waits_for().is_none()
+    }
+
+    /// What has to be read between the gradients and the step, whatever they are.
+    pub(super) fn waits_for(&self) -> Option<&'static str> {
         let options = &self.options;
-        self.optim.steps_unheard()
-            && !self.unread.is_shut
-            && self.loaded.is_none()
-            && options.window.is_none()
-            && options.guard.is_none()
-            && options.ema.is_none()
-            && options.clip.is_empty()
-            && self.scaler.can_go_ahead()
+        let waits = [
+            (
+                !self.optim.steps_unheard(),
+                "the optimizer is not a fused one (`FusedSgd`, `FusedAdam`, `FusedAdamW`), and takes numbers of the host",
+            ),
+            (self.unread.is_shut, "a pipeline takes its steps"),
+            (
+                self.loaded.is_some(),
+                "a loaded state was not compared with the model yet",
+            ),
+            (
+                options.window.is_some(),
+                "it accumulates micro-batches (`with_accumulation`)",
+            ),
+            (
+                options.guard.is_some(),
+                "a guard looks at its gradients (`with_guard`)",
+            ),
+            (
+                options.ema.is_some(),
+                "it averages the weights (`with_ema`)",
+            ),
+            (
+                !options.clip.is_empty(),
+                "it clips gradients (`with_clipping`)",
+            ),
+            (
+                !self.scaler.can_go_ahead(),
+                "its loss scale is moved by the host: by a `GradScaler` without a `MixedPrecision`, by several optimizers, by a \
+                schedule that looks at gradients, or in steps that are no powers of two; or a flight recorder looks at it",
+            ),
+        ];
+        waits
+            .into_iter()
+            .find_map(|(waits, what)| waits.then_some(what))
     }
 
     /// What a step begins with; none if it has to wait.
@@ -277,38 +338,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         grads: &GradientsParams,
         noted: &mut VecDeque<Noted>,
     ) -> Option<Start> {
-        let traversal = Traversal {
-            grads: Some(grads),
-            lr: Some(lr),
-            ..Default::default()
-        };
-        // What is refused is refused by the step that waits.
-        let mut entries = traversal.of(module).ok()?;
-        if !entries.take_statistics().is_empty() || entries.adapted.is_some() {
-            return None;
-        }
-        let entries = entries.into_gradients();
-        let device = &entries.first()?.device;
-        let fits = |entry: &Entry| {
-            entry.device == *device
-                && entry.gradient != DType::F64
-                && entry.parameter != DType::F64
-                && self.optim.accepts(entry.parameter, entry.gradient)
-        };
-        if !entries.iter().all(fits) || !has_kernels(device) {
-            return None;
-        }
-        let crossing = match Noted::only(std::mem::take(noted)) {
-            Ok(crossing) => crossing,
-            Err(all) => {
-                *noted = all;
-                return None;
-            }
-        };
-        let (pass, _) = handles(grads, &entries, None);
-        let begun = self
-            .ahead(&entries)
-            .zip(pass.only().and_then(|list| inspect(list).ok()));
+        let (entries, crossing, pass) = self.look(lr, module, grads, noted).ok()?;
+        let begun = self.ahead(&entries).zip(inspect(pass).ok());
         let Some((ahead, status)) = begun else {
             noted.extend(crossing.map(Noted::again));
             return None;
@@ -321,15 +352,67 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         })
     }
 
+    /// The gradients of a step that the device can decide, and where they came to the border; or why it cannot.
+    pub(super) fn look<M: Module>(
+        &self,
+        lr: &ModuleLearningRate,
+        module: &M,
+        grads: &GradientsParams,
+        noted: &mut VecDeque<Noted>,
+    ) -> Result<(Vec<Entry>, Option<OneCrossing>, TensorList), Waits> {
+        let traversal = Traversal {
+            grads: Some(grads),
+            lr: Some(lr),
+            ..Default::default()
+        };
+        // What is refused is refused by the step that waits.
+        let mut entries = traversal.of(module).map_err(Waits::Error)?;
+        if !entries.take_statistics().is_empty() {
+            return Err(Waits::For(
+                "the model has running statistics, as BatchNorm's, which a step that is skipped looks at",
+            ));
+        }
+        if entries.adapted.is_some() {
+            return Err(Waits::For("the base of a low-rank adapter has gradients"));
+        }
+        let entries = entries.into_gradients();
+        let Some(device) = entries.first().map(|entry| &entry.device) else {
+            return Err(Waits::For("no parameter has a gradient"));
+        };
+        let fits = |entry: &Entry| {
+            entry.device == *device
+                && entry.gradient != DType::F64
+                && entry.parameter != DType::F64
+                && self.optim.accepts(entry.parameter, entry.gradient)
+        };
+        if !entries.iter().all(fits) || !has_kernels(device) {
+            return Err(Waits::For(
+                "the parameters are not all on one device, in f32, f16 or bf16",
+            ));
+        }
+        let (pass, _) = handles(grads, &entries, None);
+        let Some(pass) = pass.only() else {
+            return Err(Waits::For("the gradients are not all on one device"));
+        };
+        match Noted::only(std::mem::take(noted)) {
+            Ok(crossing) => Ok((entries, crossing, pass)),
+            Err(all) => {
+                *noted = all;
+                Err(Waits::For(
+                    "gradients come from several scopes, or from `rescaled` parts whose factors move",
+                ))
+            }
+        }
+    }
+
     /// The loss scale on the device: of the run that goes on with these gradients, or of a new one, for which the host hears of all steps
     /// before.
     fn ahead(&mut self, entries: &[Entry]) -> Option<Arc<Ahead>> {
         let ids = entries.iter().map(|entry| entry.id);
-        let goes_on = |ahead: &Arc<Ahead>| match &self.unread.run {
-            Some((run, known)) => {
-                Arc::ptr_eq(run, ahead.run()) && known.iter().copied().eq(ids.clone())
-            }
-            None => false,
+        let run = self.unread.run_of(ids.clone());
+        let goes_on = |ahead: &Arc<Ahead>| {
+            run.as_ref()
+                .is_some_and(|run| Arc::ptr_eq(run, ahead.run()))
         };
         if let Some(ahead) = self.scaler.ahead().filter(goes_on) {
             return Some(ahead);
@@ -339,7 +422,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             return None;
         }
         let ahead = self.scaler.begin_ahead(&entries[0].device)?;
-        self.unread.run = Some((ahead.run().clone(), ids.collect()));
+        self.unread.begin(ahead.run().clone(), ids.collect());
         Some(Arc::new(ahead))
     }
 }

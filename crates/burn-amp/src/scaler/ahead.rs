@@ -1,12 +1,12 @@
 //! A scaler whose steps the device decides: what it hands over, and what it hears of.
 
 use burn::tensor::Device;
-use burn_amp_kernels::CrossingStatus;
+use burn_amp_kernels::{CrossingStatus, DeviceScale, ScaleState};
 use std::{collections::VecDeque, sync::Arc};
 
 use super::GradScaler;
 use crate::{
-    ahead::Ahead,
+    ahead::{Ahead, Run},
     live_scale::{LiveScale, Noted, Place},
 };
 
@@ -31,9 +31,20 @@ impl GradScaler {
 
     /// The scale on a device, where this is.
     pub(crate) fn begin_ahead(&self, device: &Device) -> Option<Ahead> {
+        let scale = self.state_on_device()?.upload(device);
         let border = self.border.as_ref()?;
-        let state = border.amp.live().on_device()?;
-        Some(Ahead::new(state, device, &border.member))
+        Some(Ahead::new(scale, Arc::default(), &border.member))
+    }
+
+    /// The scale as a device moves it.
+    pub(crate) fn state_on_device(&self) -> Option<ScaleState> {
+        self.live()?.on_device()
+    }
+
+    /// A scale that is on a device already, for the scopes of this.
+    pub(crate) fn ahead_of(&self, scale: DeviceScale, run: Arc<Run>) -> Option<Arc<Ahead>> {
+        let border = self.border.as_ref()?;
+        Some(Arc::new(Ahead::new(scale, run, &border.member)))
     }
 
     /// The scale on the device, if it is ahead of this.

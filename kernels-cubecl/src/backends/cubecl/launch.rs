@@ -1,8 +1,13 @@
 //! The launches of a plan.
 
 use burn::tensor::DType;
-use burn_cubecl::tensor::CubeTensor;
+use burn_cubecl::{CubeDevice, tensor::CubeTensor};
+use burn_std::id::StreamId;
 use cubecl::{client::Client, prelude::*, server::Handle};
+use std::{
+    collections::VecDeque,
+    sync::{Mutex, PoisonError},
+};
 
 use super::{
     memory::{Laid, may_overwrite},
@@ -94,7 +99,7 @@ pub(super) fn pass(
     let count = items.len();
     let pass = Pass {
         partials: buffer(&client, plan.rows.max(1) * ROW),
-        table: table(&client, &plan),
+        table: table(&client, &device, &plan),
         client,
         items,
         scale,
@@ -145,10 +150,30 @@ fn buffer(client: &Client, words: usize) -> Words {
     (client.empty(words * size_of::<u32>()), words)
 }
 
-pub(super) fn table(client: &Client, plan: &Plan) -> Words {
-    let words = plan.table.iter();
-    let bytes: Vec<u8> = words.flat_map(|word| word.to_ne_bytes()).collect();
-    (client.create_from_slice(&bytes), plan.table.len())
+/// A plan's table on the device: from step to step the same, so it is sent once.
+pub(super) fn table(client: &Client, device: &CubeDevice, plan: &Plan) -> Words {
+    type Sent = (CubeDevice, StreamId, Vec<u32>, Handle);
+    /// Those that were used last, the latest at the end.
+    static SENT: Mutex<VecDeque<Sent>> = Mutex::new(VecDeque::new());
+    /// The passes of a few models, or of one in a few ways.
+    const KEPT: usize = 32;
+
+    let stream = StreamId::current();
+    let mut sent = SENT.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_it = |sent: &Sent| sent.0 == *device && sent.1 == stream && sent.2 == plan.table;
+    let found = sent.iter().position(is_it).and_then(|at| sent.remove(at));
+    let found = found.unwrap_or_else(|| {
+        let words = plan.table.iter();
+        let bytes: Vec<u8> = words.flat_map(|word| word.to_ne_bytes()).collect();
+        let handle = client.create_from_slice(&bytes);
+        (device.clone(), stream, plan.table.clone(), handle)
+    });
+    let handle = found.3.clone();
+    sent.push_back(found);
+    if sent.len() > KEPT {
+        sent.pop_front();
+    }
+    (handle, plan.table.len())
 }
 
 pub(super) fn arg((handle, words): &Words) -> BufferArg {
@@ -156,7 +181,7 @@ pub(super) fn arg((handle, words): &Words) -> BufferArg {
     unsafe { BufferArg::from_raw_parts(handle.clone(), *words) }
 }
 
-fn floats(client: &Client, device: burn_cubecl::CubeDevice, (handle, words): Words) -> CubeTensor {
+fn floats(client: &Client, device: CubeDevice, (handle, words): Words) -> CubeTensor {
     CubeTensor::new_contiguous(client.clone(), device, [words].into(), handle, DType::F32)
 }
 
@@ -293,7 +318,7 @@ pub(super) fn histogram(tensors: Vec<CubeTensor>, limits: &Limits) -> CubeTensor
     let cubes: usize = plan.launches.iter().map(|launch| launch.cubes).sum();
     let counts = Counts {
         rows: buffer(&client, cubes.max(1) * bins),
-        table: table(&client, &plan),
+        table: table(&client, &device, &plan),
         client: &client,
         items: &items,
         units,

@@ -135,10 +135,15 @@ fn widest(client: &Client, size: usize) -> usize {
 /// Launches that are still queued hold memory in the same way. They have let go when the queue is done, which is waited for then;
 /// not for the device. CubeCL's runtime for CPUs lets go when the work is done: there a gradient that was just made is taken for one
 /// that was read.
+///
+/// What is recorded holds memory for good, and runs in its place.
 pub(super) fn may_overwrite(tensor: &CubeTensor) -> bool {
     let is_bound = || tensor.handle.memory.is_bound();
     if !tensor.can_mut() {
         return false;
+    }
+    if tensor.client.is_capturing() {
+        return true;
     }
     if is_bound() {
         // What it finds is told again where the results are read.

@@ -29,14 +29,26 @@ mod plan;
 mod tests;
 mod update;
 
-use burn_cubecl::CubeBackend;
+use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 
-use crate::ops::{AmpOps, CastOps, Job, TensorVec};
+use super::fusion::Located;
+use crate::{
+    graph::Place,
+    ops::{AmpOps, CastOps, Job, TensorVec},
+};
 use elementwise::{blend, mul_cast};
 use launch::{Scale, advance, decide, histogram, pass};
 use plan::Limits;
 
 impl CastOps for CubeBackend {}
+
+impl Located for CubeBackend {
+    fn place(tensor: CubeTensor) -> Place {
+        let handle = &tensor.handle;
+        let memory = handle.memory.descriptor().id.value;
+        Place(memory, handle.offset_start.unwrap_or(0))
+    }
+}
 
 impl AmpOps for CubeBackend {
     fn amp_run(tensors: TensorVec<Self>, job: Job) -> TensorVec<Self> {

@@ -42,7 +42,7 @@ pub(super) fn update(
     };
     let plan = Plan::new(&extents, &limits, 0, 0);
     let step = Step {
-        table: table(&rows.client, &plan),
+        table: table(&rows.client, &rows.device, &plan),
         rows: match rows.meta.strides()[1] {
             1 => rows,
             _ => contiguous(rows, false),

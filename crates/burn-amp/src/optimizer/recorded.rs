@@ -1,0 +1,231 @@
+//! Steps that a device records once and makes again: what the optimizer does in them, and what it does on the host meanwhile.
+
+use burn::{
+    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
+    module::{Module, Param},
+    optim::GradientsParams,
+    tensor::{Device, Tensor},
+};
+use burn_amp_kernels::{Crossing, DeviceScale, Status, inspect};
+use std::sync::Arc;
+
+use super::{ScaledOptimizer, unheard::Waits};
+use crate::{
+    ahead::{Ahead, Run},
+    entries::Entry,
+    error::AmpError,
+    live_scale::Place,
+    module_optim::ModuleOptim,
+    module_path::{self, ModulePath},
+    rehearsal::{Rehearsal, Rehearses},
+};
+
+/// What a step finds on the device, before it changes anything.
+pub(crate) struct Found {
+    entries: Vec<Entry>,
+    grads: GradientsParams,
+    place: Option<(u64, Place)>,
+    crossing: Option<Crossing>,
+    status: Status,
+    /// The loss scale after the step.
+    next: DeviceScale,
+    pub(crate) loss: Tensor<1>,
+}
+
+/// A step that was recorded: what it leaves in the same places each time.
+pub(crate) struct Recorded {
+    entries: Vec<Entry>,
+    place: Option<(u64, Place)>,
+    crossing: Option<Crossing>,
+    status: Status,
+    pub(crate) loss: Tensor<1>,
+    /// Whether all that it writes stays in its place.
+    pub(crate) stays: bool,
+}
+
+/// What a captured step has on the device, beside model and optimizer: the loss scale, and the rows that the optimizer reads.
+pub(crate) struct Stage {
+    pub(crate) scale: DeviceScale,
+    pub(crate) rows: Vec<Tensor<1>>,
+}
+
+impl<O: ModuleOptim> ScaledOptimizer<O> {
+    /// Why no step of this optimizer can be captured, if so.
+    pub(crate) fn refuses_capture<M: Module>(&mut self, module: &M) -> Result<(), AmpError> {
+        self.check_loaded(module)?;
+        match self.waits_for() {
+            Some(what) => Err(refused(what)),
+            None => Ok(()),
+        }
+    }
+
+    /// The loss scale as it is, on a device: in the place of another, if there is one.
+    pub(crate) fn scale_on(
+        &self,
+        device: &Device,
+        place: Option<DeviceScale>,
+    ) -> Result<DeviceScale, AmpError> {
+        let waits = || refused(self.waits_for().unwrap_or("its loss scale is the host's"));
+        let state = self.scaler.state_on_device().ok_or_else(waits)?;
+        let sent = state.upload(device);
+        Ok(match place {
+            Some(place) => place.become_of(sent),
+            None => sent,
+        })
+    }
+
+    /// Computes a loss and its gradients, at the scale on the device, and looks at them there.
+    pub(crate) fn find<M: Module>(
+        &self,
+        scale: &DeviceScale,
+        lr: &ModuleLearningRate,
+        module: &M,
+        loss: impl FnOnce(&M) -> Tensor<1>,
+    ) -> Result<Found, AmpError> {
+        drop(self.scaler.take_noted());
+        let ahead = self.scaler.ahead_of(scale.clone(), Arc::default());
+        self.scaler.go_ahead(ahead.clone());
+        let loss = loss(module);
+        let grads = GradientsParams::from_grads(loss.clone().backward(), module);
+        self.scaler.go_ahead(None);
+        let mut noted = self.scaler.take_noted();
+        let looked = self.look(lr, module, &grads, &mut noted);
+        let (entries, crossing, pass) = looked.map_err(|waits| match waits {
+            Waits::For(what) => refused(what),
+            Waits::Error(error) => error,
+        })?;
+        let status = inspect(pass).map_err(AmpError::from)?;
+        let (place, crossing) = crossing.unzip();
+        Ok(Found {
+            next: scale.clone().advance(&status, crossing.as_ref()),
+            entries,
+            grads,
+            place,
+            crossing,
+            status,
+            loss: loss.inner(),
+        })
+    }
+
+    /// Goes on from what was found to the step, which is not made or only recorded.
+    pub(crate) fn rehearse<M: Module>(
+        &mut self,
+        what: Rehearses,
+        stage: Stage,
+        lr: ModuleLearningRate,
+        module: M,
+        found: Found,
+    ) -> (M, Stage, Recorded) {
+        let rehearsal = Rehearsal::new(what, stage.rows);
+        let verdict = Arc::new(Ahead::recorded(found.next, Arc::default(), rehearsal));
+        let module = (self.optim).step_unheard(lr, module, found.grads, &verdict);
+        let (next, rehearsal) = Ahead::into_parts(verdict);
+        let before = stage.scale.place();
+        let scale = stage.scale.become_of(next);
+        let (rows, stays) = rehearsal.map(Rehearsal::end).unwrap_or_default();
+        let recorded = Recorded {
+            entries: found.entries,
+            place: found.place,
+            crossing: found.crossing,
+            status: found.status,
+            loss: found.loss,
+            stays: stays && scale.place() == before,
+        };
+        (module, Stage { scale, rows }, recorded)
+    }
+
+    /// What the host does before a replay: hears of steps that are over, sends what this one reads, and counts it.
+    pub(crate) fn begin_replay<M: Module>(
+        &mut self,
+        stage: Stage,
+        recorded: &Recorded,
+        lr: ModuleLearningRate,
+        module: M,
+        device: &Device,
+    ) -> (M, Result<Stage, AmpError>) {
+        let run = match self.replay_run(recorded) {
+            Ok(run) => run,
+            Err(error) => return (module, Err(error)),
+        };
+        let Stage { mut scale, rows } = stage;
+        let run = match run {
+            Some(run) => run,
+            // The host has moved the scale, or may have.
+            None => {
+                scale = match self.scale_on(device, Some(scale)) {
+                    Ok(scale) => scale,
+                    Err(error) => return (module, Err(error)),
+                };
+                let run = Arc::<Run>::default();
+                let ids = recorded.entries.iter().map(|entry| entry.id);
+                self.unread.begin(run.clone(), ids.collect());
+                run
+            }
+        };
+        let rehearsal = Rehearsal::new(Rehearses::Replay, rows);
+        let verdict = Arc::new(Ahead::recorded(scale, run, rehearsal));
+        let grads = Placeholders::of(&module, &recorded.entries);
+        let module = self.optim.step_unheard(lr, module, grads, &verdict);
+        let (scale, rehearsal) = Ahead::into_parts(verdict);
+        let (rows, _) = rehearsal.map(Rehearsal::end).unwrap_or_default();
+        (module, Ok(Stage { scale, rows }))
+    }
+
+    /// The run that a replay goes on with; none if a new one begins.
+    fn replay_run(&mut self, recorded: &Recorded) -> Result<Option<Arc<Run>>, AmpError> {
+        self.hear(false)?;
+        if let Some(what) = self.waits_for() {
+            return Err(refused(what));
+        }
+        let ids = recorded.entries.iter().map(|entry| entry.id);
+        let run = self.unread.run_of(ids);
+        if run.is_none() {
+            self.hear(true)?;
+        }
+        Ok(run)
+    }
+
+    /// What the host does after a replay: it will hear of it.
+    pub(crate) fn end_replay(&mut self, recorded: &Recorded) {
+        let crossing = recorded.crossing.clone();
+        // With a crossing, both go into one tensor that is read.
+        let status = match crossing {
+            Some(_) => recorded.status.clone(),
+            None => recorded.status.copied(),
+        };
+        let reading = status.start(crossing.into_iter().collect());
+        self.unread
+            .push(recorded.entries.clone(), reading, recorded.place.clone());
+    }
+}
+
+pub(crate) fn refused(reason: impl Into<String>) -> AmpError {
+    AmpError::CannotCapture {
+        reason: reason.into(),
+    }
+}
+
+/// The parameters themselves, where Burn's optimizer asks for their gradients: it hands on what has one.
+struct Placeholders<'a> {
+    entries: &'a [Entry],
+    grads: GradientsParams,
+}
+
+impl<'a> Placeholders<'a> {
+    fn of<M: Module>(module: &M, entries: &'a [Entry]) -> GradientsParams {
+        let mut found = Self {
+            entries,
+            grads: GradientsParams::new(),
+        };
+        module_path::visit(module, &mut found);
+        found.grads
+    }
+}
+
+impl module_path::Visit for Placeholders<'_> {
+    fn parameter<const D: usize>(&mut self, _path: &ModulePath, param: &Param<Tensor<D>>) {
+        if self.entries.iter().any(|entry| entry.id == param.id) {
+            self.grads.register(param.id, param.base().inner());
+        }
+    }
+}

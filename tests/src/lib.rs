@@ -58,6 +58,7 @@ mod documents {
         how: "../../docs/src/how.md",
         accumulation: "../../docs/src/accumulation.md",
         averaging: "../../docs/src/averaging.md",
+        captured: "../../docs/src/captured.md",
         clipping: "../../docs/src/clipping.md",
         grad_scaler: "../../docs/src/grad-scaler.md",
         losses: "../../docs/src/losses.md",

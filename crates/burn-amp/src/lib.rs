@@ -39,6 +39,7 @@
 //! - [`GradientClip`], [`AccumulationConfig`], [`EmaConfig`]: clipping, accumulation and averages of the weights.
 //! - [`UnscaledGradients`], [`GradientStatus`]: to look at gradients, or to change them, before a step.
 //! - [`FusedSgd`], [`FusedAdam`], [`FusedAdamW`]: Burn's optimizers, stepping all parameters in one pass.
+//! - [`CapturedStep`]: a training step that the device records once and makes again in one call.
 //! - [`PipelinedOptimizer`]: the optimizer on a thread of its own, on another device.
 //! - [`ScaledLrScheduler`]: a learning-rate schedule that does not advance on a skipped step.
 //! - [`AmpRecord`]: the state of all of these, in a file.

@@ -2,7 +2,11 @@
 
 use burn::tensor::{Device, Tensor};
 use burn_amp_kernels::{DeviceScale, ScaleState, TensorList, UpdateRow, UpdateRule, update};
-use std::{any::Any, cell::RefCell, sync::Arc};
+use std::{
+    any::Any,
+    cell::RefCell,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use crate::{
     ahead::{Ahead, Run},

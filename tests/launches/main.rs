@@ -1,15 +1,26 @@
-//! What unscaling and clipping cost on a CubeCL device: launches.
+//! What steps, unscaling and clipping cost on a CubeCL device: launches and reads.
 //!
 //! The observer hears of every launch of the process: one test at a time.
 
 use burn::{
+    backend::DispatchDevice,
     module::{Module, Param},
-    optim::GradientsParams,
+    nn::LinearConfig,
+    optim::{AdamConfig, GradientsParams},
     tensor::{DType, Device, Tensor},
 };
-use burn_amp::{GradScaler, GradScalerConfig, GradientClip, UnscaledGradients};
-use cubecl::logging::{LaunchObservation, LaunchObserver};
-use std::sync::{Arc, Mutex, MutexGuard};
+use burn_amp::{
+    FusedAdam, GradScaler, GradScalerConfig, GradientClip, MixedPrecision, ScaledOptimizer,
+    UnscaledGradients,
+};
+use cubecl::{
+    MemoryScope,
+    logging::{LaunchObservation, LaunchObserver},
+};
+use std::{
+    sync::{Arc, Mutex, MutexGuard},
+    thread,
+};
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
@@ -25,6 +36,18 @@ impl LaunchObserver for Launches {
     fn launched(&self, kernel: &'static str) {
         self.0.lock().unwrap().push(kernel);
     }
+}
+
+/// Bytes of the largest read of wgpu's: CubeCL has memory for that, for each thread its own. None elsewhere.
+fn largest_read(device: &Device, scope: MemoryScope) -> Option<u64> {
+    let DispatchDevice::Cube(cube @ cubecl::Device::Wgpu(_)) = device.as_dispatch() else {
+        return None;
+    };
+    let report = cube.client().memory_report(scope);
+    let memories = report.streams.iter().flat_map(|stream| &stream.auxiliary);
+    let staging = memories.filter(|memory| memory.name.contains("Staging"));
+    let pools = staging.flat_map(|memory| &memory.pools.dynamic);
+    pools.map(|pool| pool.largest_alloc).max()
 }
 
 fn launches<T>(work: impl FnOnce() -> T) -> (T, Vec<&'static str>) {
@@ -123,4 +146,87 @@ fn gradients_that_keep_their_dtype_take_one_pass() {
     let grad = grads.get::<2>(weights.values[0].id).unwrap();
     assert_eq!(grad.dtype(), DType::F16);
     assert_eq!(grads.status().max_abs(), 1.0);
+}
+
+/// Nor where the scale is taken back, nor for a step that is skipped: until somebody waits, and then another thread does it.
+#[test]
+fn a_step_that_nobody_waits_for_reads_nothing() {
+    let _alone = alone();
+    let device = Device::default().autodiff();
+    if !device.supports_dtype(DType::F16) {
+        return;
+    }
+    let amp = MixedPrecision::f16();
+    // A thread that has read nothing before.
+    let stepping = thread::spawn(move || {
+        let read = || largest_read(&device, MemoryScope::CurrentStream);
+        let linear = LinearConfig::new(4, 2).init(&device);
+        let mut model = linear.apply_reparameterization(amp.clone());
+        let adam = FusedAdam::new(AdamConfig::new()).unwrap();
+        let mut optim = ScaledOptimizer::new(adam, &amp);
+        let before = read();
+        for step in 0..10 {
+            let output = amp.autocast(Tensor::<2>::ones([3, 4], &device), |x| model.forward(x));
+            let factor = if step == 4 { 1e9 } else { 1.0 };
+            let grads = GradientsParams::from_grads((output.mean() * factor).backward(), &model);
+            model = optim.step(0.1, model, grads);
+            assert_eq!(read(), before, "step {step}");
+        }
+        optim.synchronize();
+        assert_eq!(read(), before);
+        assert_eq!(optim.scaler().counters().steps(), 10);
+        assert_eq!(optim.scaler().counters().skipped(), 1);
+        // A read is seen.
+        model
+            .weight
+            .base()
+            .clone()
+            .into_data()
+            .iter::<f32>()
+            .count();
+        assert!(before.is_none() || before < read(), "{before:?}");
+    });
+    stepping.join().unwrap();
+}
+
+/// All devices have their work before the first of them is waited for. Fusion would launch the second's when it is read.
+#[test]
+#[cfg(feature = "wgpu")]
+fn a_device_starts_before_another_is_read() {
+    use burn::tensor::DeviceKind;
+
+    /// What was read of a device at each launch.
+    struct Reads(Device, Mutex<Vec<Option<u64>>>);
+
+    impl LaunchObserver for Reads {
+        fn launched(&self, kernel: &'static str) {
+            if kernel.contains("burn_amp_kernels") {
+                let read = largest_read(&self.0, MemoryScope::Device);
+                self.1.lock().unwrap().push(read);
+            }
+        }
+    }
+
+    let _alone = alone();
+    // Another device than that of the tests before, which have read it.
+    let [first, second] = [DeviceKind::Cpu, DeviceKind::DefaultDevice].map(Device::wgpu);
+    let value = |device| Param::from_tensor(Tensor::ones([4, 48], device));
+    let values = vec![value(&first), value(&second)];
+    let weights = Weights { values };
+    let scaler = scaler(false);
+    scaler.scale(());
+    let scaled = scaler.scaled(weights.gradients(8.0));
+    settle(&first);
+    settle(&second);
+
+    let reads = Arc::new(Reads(first.clone(), Mutex::default()));
+    let watching = LaunchObservation::new(reads.clone());
+    let grads = scaler.unscale(scaled, &weights);
+    drop(watching);
+    assert_eq!(grads.status().max_abs(), 1.0);
+    let seen = reads.1.lock().unwrap().clone();
+    assert!(seen.len() >= 2, "{seen:?}");
+    assert!(seen.iter().all(|read| *read == seen[0]), "{seen:?}");
+    let now = largest_read(&first, MemoryScope::Device);
+    assert!(now > seen[0], "{now:?} {seen:?}");
 }

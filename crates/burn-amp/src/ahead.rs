@@ -2,9 +2,12 @@
 
 use burn::tensor::Tensor;
 use burn_amp_kernels::{Crossing, DeviceScale, Status};
-use std::sync::{
-    Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use crate::rehearsal::{Rehearsal, Rehearses};
@@ -107,19 +110,31 @@ impl std::fmt::Debug for Ahead {
 
 /// Steps in a row that nobody has waited for, from one that the host has heard of to the next.
 ///
-/// Whether a step was skipped is counted on the device; the host counts the steps that it has given, and hears of the skips later.
+/// Whether a step was skipped is counted on the device; the host counts the steps that it has given, and hears of the skips later. A copy of
+/// an optimizer has a part of them: those that were given before it was made.
 #[derive(Debug, Default)]
 pub struct Run {
-    skips: AtomicUsize,
+    given: AtomicUsize,
+    skipped: Mutex<BTreeSet<usize>>,
 }
 
 impl Run {
-    /// Skips that the host has heard of: all of them, once the run is over.
-    pub(crate) fn skips(&self) -> usize {
-        self.skips.load(Ordering::Acquire)
+    /// The number of one step more, from 0.
+    pub(crate) fn give(&self) -> usize {
+        self.given.fetch_add(1, Ordering::AcqRel)
     }
 
-    pub(crate) fn add_skip(&self) {
-        self.skips.fetch_add(1, Ordering::AcqRel);
+    /// Skips among the first `steps` that the host has heard of.
+    pub(crate) fn skips(&self, steps: usize) -> usize {
+        self.skipped().range(..steps).count()
+    }
+
+    /// The step of this number was skipped; of which others may have heard before.
+    pub(crate) fn add_skip(&self, number: usize) {
+        self.skipped().insert(number);
+    }
+
+    fn skipped(&self) -> MutexGuard<'_, BTreeSet<usize>> {
+        self.skipped.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -13,12 +13,13 @@ use burn::{
 
 use burn_amp::{
     AmpError, FusedAdam, FusedAdamW, FusedSgd, GradScalerConfig, MixedPrecision, ModuleOptim,
-    ScaledOptimizer, Schedule, StepOutcome,
+    ScaledOptimizer, Schedule, StepCounters, StepOutcome,
 };
 
 use super::gradients;
 
 /// The same optimizer, whose outcomes are waited for.
+#[derive(Clone)]
 struct Waited<O>(O);
 
 impl<O: ModuleOptim> ModuleOptim for Waited<O> {
@@ -358,6 +359,72 @@ fn a_clone_goes_on_by_itself() {
     let stepped = original.step(0.01, net.clone(), grads(&net, &device));
     let value = |net: &Net| net.hidden.weight.base().clone().inner().into_data();
     assert_eq!(value(&forked), value(&stepped));
+}
+
+/// Whatever the original does meanwhile, and whichever of the two is told first.
+#[test]
+fn a_clone_is_of_its_moment() {
+    fn moment<O: ModuleOptim + Clone>(optim: O, clone_first: bool) -> (StepCounters, Vec<u32>) {
+        let mut run = Run::new(optim, config());
+        for step in 0..6 {
+            run.step(step, event(step)).unwrap();
+        }
+        // The last step was skipped, and so are some of the next ones.
+        let (mut copy, net) = (run.optim.clone(), run.net.clone());
+        if clone_first {
+            copy.synchronize();
+        }
+        for step in 6..12 {
+            run.step(
+                step,
+                if step % 2 == 0 {
+                    Event::Overflow
+                } else {
+                    Event::Nothing
+                },
+            )
+            .unwrap();
+        }
+        run.optim.synchronize();
+        assert_eq!(run.optim.scaler().counters().skipped(), 6);
+        copy.synchronize();
+        let counters = *copy.scaler().counters();
+        // Adam's time shows in the step.
+        let loss = net.forward(Tensor::ones([4, 6], &run.device)).mean();
+        let grads = GradientsParams::from_grads(loss.backward(), &net);
+        run.net = copy.into_inner().step(0.01.into(), net, grads);
+        (counters, run.values())
+    }
+
+    let fused = || FusedAdam::new(AdamConfig::new()).unwrap();
+    for clone_first in [false, true] {
+        let waited = moment(Waited(fused()), clone_first);
+        assert_eq!((waited.0.steps(), waited.0.skipped()), (6, 3));
+        assert_eq!(moment(fused(), clone_first), waited);
+    }
+}
+
+/// Where the original is dropped, nothing is lost of its last steps.
+#[test]
+fn a_clone_goes_on_in_its_place() {
+    fn replaced<O: ModuleOptim + Clone>(optim: O) -> (StepCounters, f32, Vec<u32>) {
+        let mut run = Run::new(optim, config());
+        for step in 0..60 {
+            run.step(step, event(step)).unwrap();
+            if step % 3 == 1 {
+                run.optim = run.optim.clone();
+            }
+        }
+        run.optim.synchronize();
+        (
+            *run.optim.scaler().counters(),
+            run.amp.loss_scale(),
+            run.values(),
+        )
+    }
+
+    let fused = || FusedAdam::new(AdamConfig::new()).unwrap();
+    assert_eq!(replaced(fused()), replaced(Waited(fused())));
 }
 
 #[test]

@@ -39,7 +39,8 @@ const FRESH: &str = "fresh";
 struct Time {
     /// Those that the device was given; some of them may have been skipped.
     given: usize,
-    run: Option<Arc<Run>>,
+    /// The run of the last step, and how many of it this has made.
+    run: Option<(Arc<Run>, usize)>,
     /// Whether there is no state yet if all of them were.
     fresh: bool,
 }
@@ -47,7 +48,8 @@ struct Time {
 impl Time {
     /// Those that were taken, as soon as the host has heard of all.
     fn taken(&self) -> usize {
-        let skips = self.run.as_ref().map_or(0, |run| run.skips());
+        let run = self.run.as_ref();
+        let skips = run.map_or(0, |(run, steps)| run.skips(*steps));
         self.given.saturating_sub(skips)
     }
 
@@ -66,15 +68,15 @@ impl Time {
 
     /// With one step more, in a run or in none.
     fn next(self, run: Option<Arc<Run>>, fresh: bool) -> Self {
-        let goes_on = |other: &Arc<Run>| run.as_ref().is_some_and(|run| Arc::ptr_eq(run, other));
-        match self.run.as_ref().is_some_and(goes_on) {
-            true => Self {
+        match (self.run.as_ref(), run) {
+            (Some((known, steps)), Some(run)) if Arc::ptr_eq(known, &run) => Self {
                 given: self.given + 1,
+                run: Some((run, steps + 1)),
                 ..self
             },
-            false => Self {
+            (_, run) => Self {
                 given: self.taken() + 1,
-                run,
+                run: run.map(|run| (run, 1)),
                 fresh,
             },
         }

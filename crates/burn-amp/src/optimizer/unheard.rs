@@ -6,7 +6,7 @@ use burn::{
     optim::GradientsParams,
     tensor::{DType, Device, Tensor},
 };
-use burn_amp_kernels::{Reading, Status, TensorList, TensorStatus, can_update, inspect};
+use burn_amp_kernels::{Reading, Status, TensorList, can_update, inspect};
 use std::{
     collections::VecDeque,
     sync::{
@@ -40,20 +40,14 @@ struct Unheard {
     reading: Reading,
     /// Where they came to the border.
     place: Option<(u64, Place)>,
+    /// Where it stands in a run.
     run: Arc<Run>,
-    /// Whether its skip is among those of the run.
-    is_counted: AtomicBool,
+    number: usize,
+    /// Whether the loss scale has moved by it: the optimizer's copies share that.
+    is_told: AtomicBool,
 }
 
 impl Unheard {
-    /// Counts the step among the skips of its run, if it is one.
-    fn count_skip(&self, statuses: &[TensorStatus]) {
-        let skipped = statuses.iter().any(|status| status.non_finite > 0);
-        if skipped && !self.is_counted.swap(true, Ordering::AcqRel) {
-            self.run.add_skip();
-        }
-    }
-
     /// Tells a scaler the outcome.
     fn tell<O: ModuleOptim>(&self, scaler: &mut GradScaler, optim: &O) -> Result<(), AmpError> {
         scaler.forget_last_call();
@@ -62,7 +56,9 @@ impl Unheard {
             READS.set(READS.get() + 1);
         }
         let (statuses, crossed) = self.reading.wait(scaler.border_scale());
-        self.count_skip(&statuses);
+        if statuses.iter().any(|status| status.non_finite > 0) {
+            self.run.add_skip(self.number);
+        }
         scaler.put_back(self.place.clone().into_iter().zip(crossed));
         let status = summarize(&self.entries, &statuses);
         let (gradients, entries) = (GradientsParams::new(), self.entries.clone());
@@ -74,9 +70,21 @@ impl Unheard {
         decided?;
         scaler.try_update().map(drop)
     }
+
+    /// Tells a scaler the outcome that has moved its loss scale before.
+    fn tell_again<O: ModuleOptim>(
+        &self,
+        scaler: &mut GradScaler,
+        optim: &O,
+    ) -> Result<(), AmpError> {
+        let mut apart = scaler.apart();
+        let told = self.tell(&mut apart, optim);
+        scaler.count_as(apart);
+        told
+    }
 }
 
-/// The steps that a device has been given and that the host has not heard of. Of a clone, the original hears: the scale is one.
+/// The steps that a device has been given and that the host has not heard of.
 #[derive(Debug, Default)]
 pub(crate) struct Unread {
     steps: VecDeque<Arc<Unheard>>,
@@ -108,12 +116,14 @@ impl Unread {
         place: Option<(u64, Place)>,
     ) {
         let run = self.run.as_ref().map(|(run, _)| run.clone());
+        let run = run.unwrap_or_default();
         self.steps.push_back(Arc::new(Unheard {
             entries,
             reading,
             place,
-            run: run.unwrap_or_default(),
-            is_counted: AtomicBool::new(false),
+            number: run.give(),
+            run,
+            is_told: AtomicBool::new(false),
         }));
     }
 
@@ -126,15 +136,14 @@ impl Unread {
     }
 }
 
-/// Waits, so that what the optimizer's copy has counted is right.
+/// A copy hears of the same steps, and begins a run of its own. Of the two, the first to hear moves the scale that they share.
 impl Clone for Unread {
     fn clone(&self) -> Self {
-        for step in &self.steps {
-            step.count_skip(&step.reading.wait(1.0).0);
-        }
         Self {
+            steps: self.steps.clone(),
+            run: None,
+            error: None,
             is_shut: self.is_shut,
-            ..Self::default()
         }
     }
 }
@@ -225,6 +234,9 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 
     /// Takes the outcome of a step, as if it had been waited for, and shows it.
     fn learn(&mut self, step: &Unheard) -> Result<(), AmpError> {
+        if step.is_told.swap(true, Ordering::AcqRel) {
+            return step.tell_again(&mut self.scaler, &self.optim);
+        }
         let steps = self.scaler.counters().steps();
         let learned = step.tell(&mut self.scaler, &self.optim);
         self.publish(steps);
@@ -240,7 +252,10 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let mut scaler = self.scaler.apart();
         for step in &self.unread.steps {
             // The next step tells what was wrong.
-            let _ = step.tell(&mut scaler, &self.optim);
+            let _ = match step.is_told.load(Ordering::Acquire) {
+                true => step.tell_again(&mut scaler, &self.optim),
+                false => step.tell(&mut scaler, &self.optim),
+            };
         }
         Some(scaler)
     }

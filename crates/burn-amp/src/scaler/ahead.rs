@@ -85,4 +85,11 @@ impl GradScaler {
             live.put_back(read);
         }
     }
+
+    /// Has counted, and shows, what another has. The scale stays.
+    pub(crate) fn count_as(&mut self, other: Self) {
+        self.counters = other.counters;
+        self.last_outcome = other.last_outcome;
+        self.last_status = other.last_status;
+    }
 }

@@ -38,6 +38,9 @@ use crate::{
 /// [`with_accumulation`](Self::with_accumulation), [`with_clipping`](Self::with_clipping), [`with_guard`](Self::with_guard) and
 /// [`with_ema`](Self::with_ema) add to a step. The order is: accumulate, unscale, test, guard, clip, step or skip, average the weights,
 /// update the scale.
+///
+/// A clone has the state of its moment, steps that are [under way](Self::step) included; the loss scale of a
+/// [`MixedPrecision`](crate::MixedPrecision) is one for both.
 #[derive(Clone)]
 pub struct ScaledOptimizer<O = ModuleOptimizer> {
     optim: O,

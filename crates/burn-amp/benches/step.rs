@@ -1,5 +1,6 @@
 //! What the step of Adam costs, the gradients given: Burn's, ours in one pass, and the same bytes moved with nothing else done. Then the same
-//! with the test of the gradients and the loss scale: with a wait in each step, and without.
+//! with the test of the gradients and the loss scale: with a wait in each step, and without. At last whole training steps of two small networks, made
+//! one by one, and captured.
 //!
 //! ```sh
 //! cargo bench -p burn-amp --bench step               # Flex; 12 GB of memory
@@ -18,6 +19,9 @@ use burn::{
 use burn_amp::{FusedAdam, MasterWeights, MixedPrecision, ModuleOptim, ScaledOptimizer};
 use rayon::prelude::*;
 use std::time::Instant;
+
+#[path = "step/whole.rs"]
+mod whole;
 
 /// Values of the copy that a thread takes at a time.
 const CHUNK: usize = 1 << 15;
@@ -242,4 +246,5 @@ fn main() {
             );
         }
     }
+    whole::tables(quick, &device);
 }

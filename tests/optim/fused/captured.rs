@@ -2,9 +2,14 @@
 
 use burn::{
     module::Module,
-    nn::{Dropout, DropoutConfig},
+    nn::{
+        Dropout, DropoutConfig, Embedding, EmbeddingConfig,
+        attention::generate_autoregressive_mask,
+        loss::CrossEntropyLossConfig,
+        transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput},
+    },
     optim::{AdamConfig, AdamWConfig, GradientsParams, SgdConfig, momentum::MomentumConfig},
-    tensor::{Device, Tensor},
+    tensor::{Device, Int, Tensor},
 };
 use burn_amp::{
     AccumulationConfig, AmpError, CaptureInput, CapturedStep, FusedAdam, FusedAdamW, FusedSgd,
@@ -101,6 +106,71 @@ fn whatever_the_rule() {
         || FusedSgd::new(SgdConfig::new().with_momentum(Some(momentum.clone()))).unwrap(),
         steps,
     );
+}
+
+/// A network with embeddings, attention and tied weights; its batches are integers.
+#[derive(Module, Debug)]
+struct Gpt {
+    token: Embedding,
+    position: Embedding,
+    blocks: TransformerEncoder,
+}
+
+impl Gpt {
+    fn loss(&self, amp: &MixedPrecision, tokens: Tensor<2, Int>) -> Tensor<1> {
+        let [windows, length] = tokens.dims();
+        let device = tokens.device();
+        let next = tokens.clone().roll_dim(-1, 1).flatten::<1>(0, 1);
+        let logits = amp.autocast(tokens, |tokens| {
+            let places = Tensor::<1, Int>::arange(0..length as i64, &device).unsqueeze::<2>();
+            let x = self.token.forward(tokens) + self.position.forward(places);
+            let mask = generate_autoregressive_mask(windows, length, &device);
+            let x = TransformerEncoderInput::new(x).mask_attn(mask);
+            let x = self.blocks.forward(x).flatten::<2>(0, 1);
+            x.matmul(self.token.weight.val().transpose())
+        });
+        let loss = CrossEntropyLossConfig::new().init(&device);
+        loss.forward(logits, next)
+    }
+}
+
+#[test]
+fn a_gpt() {
+    let device = Device::default().autodiff();
+    let blocks = TransformerEncoderConfig::new(16, 32, 2, 1).with_dropout(0.0);
+    let gpt = Gpt {
+        token: EmbeddingConfig::new(20, 16).init(&device),
+        position: EmbeddingConfig::new(8, 16).init(&device),
+        blocks: blocks.init(&device),
+    };
+    let parts = || {
+        let amp = MixedPrecision::f16();
+        let gpt = gpt.clone().apply_reparameterization(amp.clone());
+        let optim = fused(&amp);
+        (amp, gpt, optim)
+    };
+    let batch = |step: i64| {
+        let tokens = Tensor::<1, Int>::arange(step..step + 24, &device).remainder_scalar(20);
+        tokens.reshape([3, 8])
+    };
+    let (amp, mut eager, mut by_one) = parts();
+    let (other, captured, optim) = parts();
+    let of = |gpt: &Gpt, tokens| gpt.loss(&other, tokens);
+    let mut captured = CapturedStep::new(captured, optim, of).unwrap();
+    for step in 0..20 {
+        let expected = eager.loss(&amp, batch(step));
+        let grads = GradientsParams::from_grads(expected.clone().backward(), &eager);
+        eager = by_one.step(1e-2, eager, grads);
+        let found = captured.step(1e-2, batch(step)).unwrap();
+        assert_eq!(
+            found.into_data(),
+            expected.inner().into_data(),
+            "step {step}"
+        );
+    }
+    let (found, _) = captured.into_parts();
+    let values = |gpt: Gpt| gpt.into_record().into_bytes().unwrap();
+    assert!(values(found) == values(eager));
 }
 
 /// Takes what a closure needs, and says why it cannot be captured; nothing if it can.

@@ -164,6 +164,7 @@ where
                     // What was recorded has lost its scale.
                     self.captured.clear();
                     self.scale = None;
+                    self.optim.end_recording();
                 }
                 self.captured.push(captured?);
                 if self.captured.len() > KEPT {
@@ -318,6 +319,9 @@ where
         lr: ModuleLearningRate,
         batch: B,
     ) -> Result<Tensor<1>, AmpError> {
+        if let Some(captured) = self.captured.last() {
+            captured.recorded.check_rates(&lr)?;
+        }
         let mut captured = self.captured.pop().expect("a shape that was recorded");
         captured.inputs = batch.copied(Some(captured.inputs));
         let mut places = Vec::new();

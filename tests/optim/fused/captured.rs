@@ -300,12 +300,20 @@ fn a_refusal_changes_nothing() {
     for _ in 0..3 {
         step.step(1e-3, here()).unwrap();
     }
+    let before = step.model().values();
+    let error = step.step(f64::NAN, here()).unwrap_err();
+    assert!(
+        matches!(error, AmpError::InvalidValue { field: "lr", .. }),
+        "{error}"
+    );
+    assert_eq!(step.model().values(), before);
+    step.step(1e-3, here()).unwrap();
     let (trained, _) = step.into_parts();
 
     let amp = MixedPrecision::f16();
     let net = Net::new(&device).apply_reparameterization(amp.clone());
     let mut optim = fused(&amp);
-    let expected = (0..3).fold(net, |net, _| {
+    let expected = (0..4).fold(net, |net, _| {
         let grads = GradientsParams::from_grads(loss(&amp, &net, here()).backward(), &net);
         optim.step(1e-3, net, grads)
     });

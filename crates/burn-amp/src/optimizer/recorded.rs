@@ -49,6 +49,20 @@ pub(crate) struct Stage {
     pub(crate) rows: Vec<Tensor<1>>,
 }
 
+impl Recorded {
+    /// A rate that is not finite would take all parameters with it.
+    pub(crate) fn check_rates(&self, lr: &ModuleLearningRate) -> Result<(), AmpError> {
+        for Entry { id, path, .. } in &self.entries {
+            let rate = lr.lr_from_param(*id, Some(path));
+            if !rate.is_finite() {
+                let allowed = format!("finite (it is that of `{path}`)");
+                return Err(AmpError::invalid("lr", rate, allowed));
+            }
+        }
+        Ok(())
+    }
+}
+
 impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// Why no step of this optimizer can be captured, if so.
     pub(crate) fn refuses_capture<M: Module>(&mut self, module: &M) -> Result<(), AmpError> {
@@ -72,6 +86,11 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             Some(place) => place.become_of(sent),
             None => sent,
         })
+    }
+
+    /// Scopes take the scale from the host again, after a recording that has failed.
+    pub(crate) fn end_recording(&self) {
+        self.scaler.go_ahead(None);
     }
 
     /// Computes a loss and its gradients, at the scale on the device, and looks at them there.

@@ -45,11 +45,13 @@ pub mod kernel;
 mod list;
 mod ops;
 mod reading;
+mod rule;
 mod run;
 mod schedule;
 mod status;
 mod update;
 mod watch;
+mod words;
 
 #[cfg(feature = "router")]
 pub use backends::register_amp_ops;

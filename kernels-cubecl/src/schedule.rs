@@ -24,44 +24,20 @@ use crate::{
     backends::has_kernels,
     graph::Place,
     ops::{AmpOps, Job, TensorVec},
-    status::{FIELDS, Status},
-    update::{UpdateRow, UpdateRule},
+    rule,
+    status::Status,
+    update::{ROW, UpdateRow, UpdateRule},
     watch::Crossing,
+    words::words,
 };
 
-macro_rules! words {
-    ($($(#[$doc:meta])* $at:literal $word:ident $field:ident: $type:ty,)*) => {
-        /// A loss scale, how it moves, and what steps have shown. Host values; the device has them as 32-bit words.
-        ///
-        /// The rule is that of PyTorch's `GradScaler`, with hysteresis (Megatron), bounds, a warm-up, and an interval that follows the
-        /// run. All scales, factors and bounds are powers of two.
-        #[derive(Clone, Copy, Debug, Default, PartialEq)]
-        pub struct ScaleState {
-            $($(#[$doc])* pub $field: $type,)*
-        }
-
-        /// Where each field is among the words.
-        #[allow(dead_code)] // kernels name some of them
-        pub mod word {
-            $(pub const $word: usize = $at;)*
-        }
-
-        /// Words of a state.
-        pub const WORDS: usize = [$($at),*].len();
-
-        impl ScaleState {
-            pub(crate) fn words(self) -> [u32; WORDS] {
-                [$(Word::bits(self.$field)),*]
-            }
-
-            pub(crate) fn of(words: &[u32]) -> Self {
-                Self { $($field: Word::of_bits(words[$at]),)* }
-            }
-        }
-    };
-}
-
 words! {
+    /// A loss scale, how it moves, and what steps have shown. Host values; the device has them as 32-bit words.
+    ///
+    /// The rule is that of PyTorch's `GradScaler`, with hysteresis (Megatron), bounds, a warm-up, and an interval that follows the
+    /// run. All scales, factors and bounds are powers of two.
+    #[derive(Clone, Copy, Debug, Default, PartialEq)]
+    ScaleState, WORDS, word:
     /// The loss scale, the warm-up's cap not counted.
     0 SCALE scale: f32,
     /// Clean steps since the scale last moved.
@@ -110,36 +86,6 @@ words! {
     22 INVERSE inverse: f32,
 }
 
-trait Word {
-    fn bits(self) -> u32;
-    fn of_bits(bits: u32) -> Self;
-}
-
-impl Word for u32 {
-    fn bits(self) -> u32 {
-        self
-    }
-
-    fn of_bits(bits: u32) -> u32 {
-        bits
-    }
-}
-
-impl Word for f32 {
-    fn bits(self) -> u32 {
-        self.to_bits()
-    }
-
-    fn of_bits(bits: u32) -> f32 {
-        f32::from_bits(bits)
-    }
-}
-
-/// Scales below have no inverse in f32, and are not gone to: 2^-126, from which on GPUs flush to zero.
-pub(crate) const LEAST: f32 = f32::MIN_POSITIVE;
-/// What has an inverse that is normal: 2^126.
-pub(crate) const MOST: f32 = f32::from_bits(253 << 23);
-
 impl ScaleState {
     /// A scale that grows to twice its size in 2000 clean steps, and to half of it where one overflows.
     pub fn new(scale: f32) -> Self {
@@ -158,102 +104,34 @@ impl ScaleState {
 
     /// The scale that counts: no larger than the warm-up allows.
     pub fn capped(&self) -> f32 {
-        match self.warmup_step < self.warmup_steps {
-            true => {
-                let doubled = self.warmup_levels * self.warmup_step / self.warmup_steps;
-                self.scale
-                    .min(self.warmup_scale * 2f32.powi(doubled as i32))
-            }
-            false => self.scale,
-        }
+        rule::capped(&self.words())
     }
 
     /// Moves the scale after a step: what [`DeviceScale::advance`] does, on the host. A step may have been skipped, and the scale may not be
     /// to blame for it.
     pub fn advance(&mut self, skipped: bool, blameless: bool) {
-        self.steps += 1;
-        self.skipped += u32::from(skipped);
-        self.found_inf = skipped.into();
-        if self.dynamic == 0 || (skipped && blameless) {
-            return;
-        }
-        let before = self.scale;
-        match skipped {
-            true => self.overflow(),
-            false => self.clean(),
-        }
-        self.warmup_step = (self.warmup_step + 1).min(self.warmup_steps);
-        if self.capped() < LEAST {
-            self.scale = before;
-        }
-        *self = self.settled();
-    }
-
-    /// With the factor that goes with the scale.
-    fn settled(self) -> Self {
-        let factor = self.capped().clamp(LEAST, MOST);
-        let inverse = 1.0 / factor;
-        Self {
-            factor,
-            inverse,
-            ..self
-        }
-    }
-
-    fn overflow(&mut self) {
-        self.growth_tracker = 0;
-        self.growths_in_a_row = 0;
-        if self.max_interval > 0 {
-            let doubled = self.growth_interval.saturating_mul(2);
-            self.growth_interval = doubled.min(self.max_interval);
-        }
-        match self.hysteresis_tracker > 1 {
-            true => self.hysteresis_tracker -= 1,
-            false => self.scale = (self.capped() * self.backoff_factor).max(self.min_scale),
-        }
-    }
-
-    fn clean(&mut self) {
-        self.growth_tracker = self.growth_tracker.saturating_add(1);
-        let is_due = self.growth_tracker >= self.growth_interval;
-        if is_due || self.consecutive_hysteresis > 0 {
-            self.hysteresis_tracker = self.hysteresis;
-        }
-        if !is_due {
-            return;
-        }
-        self.growth_tracker = 0;
-        let before = self.scale;
-        let grown = self.scale * self.growth_factor;
-        if grown.is_finite() || self.max_scale.is_finite() {
-            self.scale = grown.min(self.max_scale);
-        }
-        if self.max_interval > 0 && self.scale > before {
-            self.growths_in_a_row += 1;
-            if self.growths_in_a_row >= 2 {
-                self.growths_in_a_row = 0;
-                self.growth_interval = (self.growth_interval / 2).max(self.min_interval);
-            }
-        }
+        let state = self.words();
+        let mut next = state;
+        rule::advance(&state, &mut next, skipped, blameless);
+        *self = Self::of(&next);
     }
 
     /// Sends the state to a device. Does not wait for it.
     pub fn upload(self, device: &Device) -> DeviceScale {
-        let data = self.settled().into_data();
-        let words = Tensor::<1>::from_data(data, (device, DType::F32));
+        let mut words = self.words();
+        rule::settle(&mut words);
+        let words = Tensor::<1>::from_data(data_of(words, [WORDS]), (device, DType::F32));
         DeviceScale(words.into_dispatch())
-    }
-
-    pub(crate) fn into_data(self) -> TensorData {
-        data_of(self.words())
     }
 }
 
 /// Words, which are called floats: Burn's floats may be of one dtype only.
-fn data_of(words: impl IntoIterator<Item = u32>) -> TensorData {
-    let bytes: Vec<u8> = words.into_iter().flat_map(u32::to_ne_bytes).collect();
-    let length = bytes.len() / size_of::<u32>();
-    TensorData::from_bytes_vec(bytes, [length], DType::F32)
+pub(crate) fn data_of<const D: usize>(
+    words: impl IntoIterator<Item = u32>,
+    shape: [usize; D],
+) -> TensorData {
+    let bytes = words.into_iter().flat_map(u32::to_ne_bytes);
+    TensorData::from_bytes_vec(bytes.collect(), shape, DType::F32)
 }
 
 /// The words that are called floats.
@@ -299,11 +177,12 @@ impl DeviceScale {
 
     /// Sends what [`decide`](Self::decide) takes to a device: to be decided there later, and more than once. Flat, in f32. Does not wait.
     pub fn send(rows: &[UpdateRow], times: &[u32], device: &Device) -> Tensor<1> {
-        let words = rows.iter().zip(times).flat_map(|(row, time)| {
-            let floats = row.floats().map(f32::to_bits);
-            floats.into_iter().chain([*time])
-        });
-        Tensor::from_data(data_of(words), (device, DType::F32))
+        let words = rows.iter().zip(times);
+        let words = words.flat_map(|(row, time)| row.words().into_iter().chain([*time]));
+        Tensor::from_data(
+            data_of(words, [rows.len() * (ROW + 1)]),
+            (device, DType::F32),
+        )
     }
 
     /// As [`decide`](Self::decide), of what was [sent](Self::send). Does not wait.
@@ -341,38 +220,4 @@ impl DeviceScale {
         let data = Tensor::<1>::from_dispatch(self.0.clone()).into_data();
         ScaleState::of(&words_of(&data))
     }
-}
-
-impl ScaleState {
-    /// A row of a step that this decides: see [`DeviceScale::decide`].
-    #[cfg(feature = "flex")]
-    pub(crate) fn decide(&self, rule: UpdateRule, row: UpdateRow, time: u32) -> UpdateRow {
-        let time = time.wrapping_sub(self.skipped);
-        let [first, second] = [row.beta_1, row.beta_2].map(|beta| 1.0 - beta.powi(time as i32));
-        let row = UpdateRow {
-            taken: if self.found_inf > 0 { 0.0 } else { row.taken },
-            fresh: if time == 1 { row.fresh } else { 0.0 },
-            ..row
-        };
-        match rule {
-            UpdateRule::Sgd { .. } => row,
-            UpdateRule::Adam { .. } => UpdateRow {
-                correction_1: second.sqrt() / first,
-                epsilon: row.epsilon * second.sqrt(),
-                ..row
-            },
-            UpdateRule::AdamW { .. } => UpdateRow {
-                correction_1: first,
-                correction_2: second,
-                ..row
-            },
-        }
-    }
-}
-
-/// Whether any row has a value that was not finite, before scaling or after.
-#[cfg(feature = "flex")]
-pub(crate) fn has_overflow(rows: &[f64]) -> bool {
-    rows.chunks_exact(FIELDS)
-        .any(|row| row[2..6].iter().any(|count| *count > 0.0))
 }

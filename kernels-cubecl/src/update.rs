@@ -1,6 +1,6 @@
 use burn::{
     backend::TensorMetadata,
-    tensor::{DType, Tensor},
+    tensor::{DType, Device, Tensor},
 };
 
 use crate::{
@@ -9,10 +9,9 @@ use crate::{
     list::TensorList,
     ops::Job,
     run::{assert_one_device, way},
+    schedule::data_of,
+    words::words,
 };
-
-/// Floats of one parameter's row.
-pub(crate) const ROW: usize = 12;
 
 /// Which of Burn's optimizers takes a step, and what it keeps of each parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -38,79 +37,45 @@ pub enum UpdateRule {
     },
 }
 
-/// The numbers of one parameter's step, as Burn's optimizers take them: in f32.
-///
-/// What a rule does not name it does not read.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct UpdateRow {
+words! {
+    /// The numbers of one parameter's step, as Burn's optimizers take them: in f32.
+    ///
+    /// What a rule does not name it does not read.
+    #[derive(Clone, Copy, Debug, Default, PartialEq)]
+    UpdateRow, ROW, column:
     /// Whether the step is taken: 1, or 0 to leave parameter and state as they are.
-    pub taken: f32,
+    0 TAKEN taken: f32,
     /// What the gradient is multiplied by, after it was widened to f32.
-    pub scale: f32,
+    1 SCALE scale: f32,
     /// The learning rate.
-    pub lr: f32,
+    2 LR lr: f32,
     /// Whether there is no state yet: 1, and what stands in its tensors is not read; or 0.
-    pub fresh: f32,
+    3 FRESH fresh: f32,
     /// `Sgd` and `Adam`: the penalty, 0 for none. `AdamW`: the rate times the penalty if it is cautious, or else what the
     /// parameter is multiplied by.
-    pub decay: f32,
+    4 DECAY decay: f32,
     /// The momentum, or the first of Adam's betas.
-    pub beta_1: f32,
+    5 BETA_1 beta_1: f32,
     /// What the gradient is multiplied by on its way into the velocity, or into the first moment.
-    pub factor_1: f32,
+    6 FACTOR_1 factor_1: f32,
     /// The second of Adam's betas.
-    pub beta_2: f32,
+    7 BETA_2 beta_2: f32,
     /// What the gradient's square is multiplied by on its way into the second moment.
-    pub factor_2: f32,
+    8 FACTOR_2 factor_2: f32,
     /// `Adam`: what the first moment is multiplied by. `AdamW`: what it is divided by.
-    pub correction_1: f32,
+    9 CORRECTION_1 correction_1: f32,
     /// `AdamW`: what the second moment is divided by.
-    pub correction_2: f32,
+    10 CORRECTION_2 correction_2: f32,
     /// What is added to the root of the second moment.
-    pub epsilon: f32,
+    11 EPSILON epsilon: f32,
 }
 
 impl UpdateRow {
-    pub(crate) fn floats(self) -> [f32; ROW] {
-        [
-            self.taken,
-            self.scale,
-            self.lr,
-            self.fresh,
-            self.decay,
-            self.beta_1,
-            self.factor_1,
-            self.beta_2,
-            self.factor_2,
-            self.correction_1,
-            self.correction_2,
-            self.epsilon,
-        ]
-    }
-
     /// Rows as a tensor of shape `[parameters, 12]` in f32, which [`update`] reads on the device.
-    pub fn upload(rows: &[Self], device: &burn::tensor::Device) -> Tensor<2> {
-        let floats: Vec<f32> = rows.iter().flat_map(|row| row.floats()).collect();
-        let data = burn::tensor::TensorData::new(floats, [rows.len(), ROW]);
+    pub fn upload(rows: &[Self], device: &Device) -> Tensor<2> {
+        let words = rows.iter().flat_map(|row| row.words());
+        let data = data_of(words, [rows.len(), ROW]);
         Tensor::from_data(data, (device, DType::F32))
-    }
-
-    #[cfg(any(feature = "flex", test))]
-    pub(crate) fn of(floats: &[f32]) -> Self {
-        Self {
-            taken: floats[0],
-            scale: floats[1],
-            lr: floats[2],
-            fresh: floats[3],
-            decay: floats[4],
-            beta_1: floats[5],
-            factor_1: floats[6],
-            beta_2: floats[7],
-            factor_2: floats[8],
-            correction_1: floats[9],
-            correction_2: floats[10],
-            epsilon: floats[11],
-        }
     }
 }
 

@@ -18,8 +18,10 @@ use rayon::prelude::*;
 use crate::{
     histogram::BINS,
     ops::{AmpOps, CastOps, Job, TensorVec},
-    schedule::{ScaleState, has_overflow, words_of},
-    update::{ROW, UpdateRow, UpdateRule},
+    rule::{self, is_bad},
+    schedule::{WORDS, data_of, words_of},
+    status::FIELDS,
+    update::{ROW, UpdateRule},
 };
 use measure::{Row, count_fields};
 pub use memory::release_memory;
@@ -93,17 +95,14 @@ impl AmpOps for Flex {
             Job::Update { rule } => update::update(tensors, rule),
             Job::Advance => {
                 let mut tensors = tensors.into_iter();
-                let state = tensors.next().expect("a state is first");
-                let overflows = |rows: FlexTensor| {
-                    let rows: Vec<f64> = rows.into_data().iter().collect();
-                    has_overflow(&rows)
-                };
-                let skipped = tensors.next().is_some_and(overflows);
-                vec![advance(
-                    state,
-                    skipped,
-                    tensors.next().is_some_and(overflows),
-                )]
+                let state = words(tensors.next().expect("a state is first"));
+                let mut rows = tensors.map(|rows| rows.into_data().iter().collect::<Vec<f32>>());
+                let own = rows.next().expect("rows are next");
+                let skipped = (0..own.len() / FIELDS).any(|row| is_bad(&own, row));
+                let blameless = rows.next().is_some_and(|rows| is_bad(&rows, 0));
+                let mut next = state.clone();
+                rule::advance(&state, &mut next, skipped, blameless);
+                vec![FlexTensor::from_data(data_of(next, [WORDS]))]
             }
             Job::Decide { rule } => {
                 let (state, undecided) = (last(), last());
@@ -149,21 +148,20 @@ fn words(tensor: FlexTensor) -> Vec<u32> {
 }
 
 fn decide(undecided: FlexTensor, state: FlexTensor, rule: UpdateRule) -> FlexTensor {
-    let (undecided, state) = (words(undecided), ScaleState::of(&words(state)));
+    let (undecided, state) = (words(undecided), words(state));
+    let is_adam = matches!(rule, UpdateRule::Adam { .. });
+    let is_adam_w = matches!(rule, UpdateRule::AdamW { .. });
     let rows = undecided.chunks_exact(ROW + 1).flat_map(|words| {
-        let floats: Vec<f32> = words.iter().map(|word| f32::from_bits(*word)).collect();
-        let row = state.decide(rule, UpdateRow::of(&floats), words[ROW]);
-        row.floats()
+        let mut row: Vec<f32> = words[..ROW]
+            .iter()
+            .map(|word| f32::from_bits(*word))
+            .collect();
+        rule::decide(&mut row, 0, &state, words[ROW], is_adam, is_adam_w);
+        row
     });
     let rows: Vec<f32> = rows.collect();
     let shape = [rows.len() / ROW, ROW];
     FlexTensor::from_data(TensorData::new(rows, shape))
-}
-
-fn advance(state: FlexTensor, skipped: bool, blameless: bool) -> FlexTensor {
-    let mut state = ScaleState::of(&words(state));
-    state.advance(skipped, blameless);
-    FlexTensor::from_data(state.into_data())
 }
 
 fn status(rows: Vec<Row>) -> FlexTensor {

@@ -12,7 +12,10 @@ use super::{
     pass::{is_whole, padded},
     value::Value,
 };
-use crate::update::{ROW, UpdateRow, UpdateRule};
+use crate::{
+    schedule::words_of,
+    update::{ROW, UpdateRow, UpdateRule},
+};
 
 /// Values that one thread takes at a time.
 const CHUNK: usize = 1 << 15;
@@ -23,17 +26,16 @@ const STATES: usize = 3;
 
 /// As [`Job::Update`](crate::Job::Update).
 pub(super) fn update(mut tensors: Vec<FlexTensor>, rule: UpdateRule) -> Vec<FlexTensor> {
-    let rows = tensors.pop().expect("the rows are last").into_data();
-    let rows: Vec<f32> = rows.iter().collect();
+    let rows = words_of(&tensors.pop().expect("the rows are last").into_data());
     let mut tensors = tensors.into_iter();
-    let next = |row: &[f32; ROW]| {
+    let next = |row: &[u32]| {
         let (gradient, parameter) = (tensors.next()?, tensors.next()?);
         let others = rule.tensors(parameter.dtype()) - 2;
         let mut written = vec![parameter];
         written.extend(tensors.by_ref().take(others));
         Some(Parameter::new(UpdateRow::of(row), gradient, written))
     };
-    let mut parameters: Vec<_> = rows.as_chunks().0.iter().map_while(next).collect();
+    let mut parameters: Vec<_> = rows.chunks_exact(ROW).map_while(next).collect();
     let taken = || parameters.iter().filter(|parameter| parameter.taken());
     let values = taken().map(|parameter| parameter.gradient.layout().num_elements());
     let parallel = values.sum::<usize>() >= PARALLEL;

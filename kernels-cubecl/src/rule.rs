@@ -1,0 +1,159 @@
+//! The rule of the loss scale, over the words of a [`ScaleState`](crate::ScaleState): one for the host and for CubeCL's kernels.
+
+#[cfg(feature = "cubecl")]
+use cubecl::prelude::*;
+
+use crate::{schedule::word, status::FIELDS, update::column};
+
+const INFINITY: u32 = f32::INFINITY.to_bits();
+/// Of 2^-126. Scales below have no inverse in f32, and are not gone to; GPUs flush what is less to zero.
+const LEAST: u32 = 1 << 23;
+/// Of 2^126, which has an inverse that is normal.
+const MOST: u32 = 253 << 23;
+
+/// Whether values of the tensor that a row of a status is of are not finite, before scaling or after.
+#[cfg_attr(feature = "cubecl", cube)]
+pub(crate) fn is_bad(rows: &[f32], row: usize) -> bool {
+    let at = row * FIELDS;
+    rows[at + 2] + rows[at + 3] + rows[at + 4] + rows[at + 5] > 0.0f32
+}
+
+/// Counts a step, which may have been skipped, and moves the scale, which may not be to blame. `next` is the state before.
+#[cfg_attr(feature = "cubecl", cube)]
+pub(crate) fn advance(state: &[u32], next: &mut [u32], skipped: bool, blameless: bool) {
+    next[word::STEPS] = state[word::STEPS] + 1u32;
+    next[word::FOUND] = 0u32;
+    if skipped {
+        next[word::SKIPPED] = state[word::SKIPPED] + 1u32;
+        next[word::FOUND] = 1u32;
+    }
+    if state[word::DYNAMIC] > 0u32 && !(skipped && blameless) {
+        if skipped {
+            overflow(state, next);
+        } else {
+            clean(state, next);
+        }
+        let warmed = state[word::WARMED] + 1u32;
+        next[word::WARMED] = warmed.min(state[word::WARMUP]);
+        if capped(&*next).to_bits() < LEAST {
+            next[word::SCALE] = state[word::SCALE];
+        }
+        settle(next);
+    }
+}
+
+/// Writes the factor that goes with the scale, and its inverse: of a power of two, by its exponent.
+#[cfg_attr(feature = "cubecl", cube)]
+pub(crate) fn settle(next: &mut [u32]) {
+    // Magnitudes of positive floats are in the order of their bits.
+    let bits = capped(&*next).to_bits();
+    let factor = bits.max(LEAST).min(MOST);
+    next[word::FACTOR] = factor;
+    next[word::INVERSE] = (254u32 << 23u32) - factor;
+}
+
+/// The scale that counts: no larger than the warm-up allows.
+#[cfg_attr(feature = "cubecl", cube)]
+pub(crate) fn capped(state: &[u32]) -> f32 {
+    let mut capped = f32::from_bits(state[word::SCALE]);
+    let warmed = state[word::WARMED];
+    if warmed < state[word::WARMUP] {
+        let doubled = state[word::LEVELS] * warmed / state[word::WARMUP];
+        let power = f32::from_bits((doubled + 127u32) << 23u32);
+        capped = capped.min(f32::from_bits(state[word::FIRST]) * power);
+    }
+    capped
+}
+
+#[cfg_attr(feature = "cubecl", cube)]
+fn overflow(state: &[u32], next: &mut [u32]) {
+    next[word::TRACKER] = 0u32;
+    next[word::GROWTHS] = 0u32;
+    let (longest, interval) = (state[word::LONGEST], state[word::INTERVAL]);
+    if longest > 0u32 {
+        next[word::INTERVAL] = interval.min(longest / 2u32) * 2u32;
+        if interval > longest / 2u32 {
+            next[word::INTERVAL] = longest;
+        }
+    }
+    if state[word::TOLERATED] > 1u32 {
+        next[word::TOLERATED] = state[word::TOLERATED] - 1u32;
+    } else {
+        let lowered = capped(state) * f32::from_bits(state[word::BACKOFF]);
+        next[word::SCALE] = lowered.max(f32::from_bits(state[word::MIN])).to_bits();
+    }
+}
+
+#[cfg_attr(feature = "cubecl", cube)]
+fn clean(state: &[u32], next: &mut [u32]) {
+    // Below the interval, or the step is due.
+    let tracker = state[word::TRACKER].min(0xFFFF_FFFEu32) + 1u32;
+    next[word::TRACKER] = tracker;
+    let is_due = tracker >= state[word::INTERVAL];
+    if is_due || state[word::CONSECUTIVE] > 0u32 {
+        next[word::TOLERATED] = state[word::HYSTERESIS];
+    }
+    if is_due {
+        next[word::TRACKER] = 0u32;
+        let grown = f32::from_bits(state[word::SCALE]) * f32::from_bits(state[word::GROWTH]);
+        // An infinite one has no less bits than an infinite bound: it stays then.
+        let bits = grown.to_bits().min(state[word::MAX]);
+        if bits < INFINITY {
+            next[word::SCALE] = bits;
+            if state[word::LONGEST] > 0u32 && bits > state[word::SCALE] {
+                let growths = state[word::GROWTHS] + 1u32;
+                next[word::GROWTHS] = growths % 2u32;
+                if growths >= 2u32 {
+                    let halved = state[word::INTERVAL] / 2u32;
+                    next[word::INTERVAL] = halved.max(state[word::SHORTEST]);
+                }
+            }
+        }
+    }
+}
+
+/// Decides the row of an update that begins at `at`: as [`DeviceScale::decide`](crate::DeviceScale::decide) says.
+#[cfg_attr(feature = "cubecl", cube)]
+pub(crate) fn decide(
+    rows: &mut [f32],
+    at: usize,
+    state: &[u32],
+    time: u32,
+    is_adam: bool,
+    is_adam_w: bool,
+) {
+    let time = time - state[word::SKIPPED].min(time);
+    if state[word::FOUND] > 0u32 {
+        rows[at + column::TAKEN] = 0.0f32;
+    }
+    if time != 1u32 {
+        rows[at + column::FRESH] = 0.0f32;
+    }
+    let first = 1.0f32 - power(rows[at + column::BETA_1], time);
+    let second = 1.0f32 - power(rows[at + column::BETA_2], time);
+    if is_adam {
+        let root = second.sqrt();
+        rows[at + column::CORRECTION_1] = root / first;
+        rows[at + column::EPSILON] *= root;
+    }
+    if is_adam_w {
+        rows[at + column::CORRECTION_1] = first;
+        rows[at + column::CORRECTION_2] = second;
+    }
+}
+
+/// By squares.
+#[cfg_attr(feature = "cubecl", cube)]
+fn power(base: f32, exponent: u32) -> f32 {
+    let mut power = 1.0f32;
+    let mut square = base;
+    let mut left = exponent;
+    while left > 0u32 {
+        if left % 2u32 == 1u32 {
+            power *= square;
+        }
+        square *= square;
+        left /= 2u32;
+    }
+    power
+}

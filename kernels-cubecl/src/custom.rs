@@ -131,24 +131,15 @@ pub(crate) fn execute<B: BackendIr + AmpOps>(
             factor: *factor,
         },
         (
-            UPDATE,
+            id @ (UPDATE | DECIDE),
             [
                 ScalarIr::UInt(which),
                 ScalarIr::Bool(first),
                 ScalarIr::Bool(second),
             ],
-        ) => Job::Update {
-            rule: rule(*which, *first, *second),
-        },
-        (
-            DECIDE,
-            [
-                ScalarIr::UInt(which),
-                ScalarIr::Bool(first),
-                ScalarIr::Bool(second),
-            ],
-        ) => Job::Decide {
-            rule: rule(*which, *first, *second),
+        ) => match (id, rule(*which, *first, *second)) {
+            (UPDATE, rule) => Job::Update { rule },
+            (_, rule) => Job::Decide { rule },
         },
         (id, scalars) => panic!("`{id}` with {scalars:?} is not an operation of burn-amp"),
     };

@@ -10,7 +10,7 @@ use std::{
 
 use crate::{
     backends::is_cube,
-    status::{Status, TensorStatus, read_rows, rows_later},
+    status::{Status, TensorStatus, rows_later},
     watch::{Crossing, CrossingStatus},
 };
 
@@ -36,24 +36,39 @@ enum Found {
 impl Status {
     /// Sends the status to the host, and what was found in crossings with it. Does not wait for the device.
     pub fn start(self, crossings: Vec<Crossing>) -> Reading {
-        let (rows, elements) = self.into_parts();
-        let tensors: Vec<_> = (crossings.iter().map(Crossing::rows)).chain(rows).collect();
-        let found = match tensors
-            .iter()
-            .any(|rows| is_cube(&rows.clone().into_dispatch()))
-        {
-            true => Found::Coming(read_elsewhere(tensors)),
-            false => Found::There(read_rows(tensors)),
-        };
-        Reading {
-            elements,
-            crossings,
-            found: Mutex::new(found),
-        }
+        Reading::new(self, crossings, |tensors| {
+            let is_cube = |rows: &Tensor<1>| is_cube(&rows.clone().into_dispatch());
+            match tensors.iter().any(is_cube) {
+                true => Found::Coming(read_elsewhere(tensors)),
+                false => Found::There(rows_later(tensors)()),
+            }
+        })
     }
 }
 
 impl Reading {
+    fn new(
+        status: Status,
+        crossings: Vec<Crossing>,
+        read: impl FnOnce(Vec<Tensor<1>>) -> Found,
+    ) -> Self {
+        let (rows, elements) = status.into_parts();
+        let tensors = crossings.iter().map(Crossing::rows).chain(rows);
+        let found = Mutex::new(read(tensors.collect()));
+        Self {
+            elements,
+            crossings,
+            found,
+        }
+    }
+
+    /// Reads here. Waits for the device.
+    pub(crate) fn now(status: Status, crossings: Vec<Crossing>) -> Self {
+        Self::new(status, crossings, |tensors| {
+            Found::There(rows_later(tensors)())
+        })
+    }
+
     /// Whether it is there. Does not wait.
     ///
     /// # Panics

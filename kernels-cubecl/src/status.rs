@@ -3,6 +3,8 @@ use burn::{
     tensor::{Device, FloatDType, Tensor, TensorData},
 };
 
+use crate::reading::Reading;
+
 /// Floats of one tensor's row.
 pub(crate) const FIELDS: usize = 11;
 
@@ -74,23 +76,7 @@ impl Status {
     ///
     /// In Burn, if the device fails: it is lost, or work that was queued before cannot be done.
     pub fn read(self) -> Vec<TensorStatus> {
-        self.read_beside(Vec::new()).0
-    }
-
-    /// As [`read`](Self::read), and other rows of kernels: in the same transfer where they are on one device.
-    pub(crate) fn read_beside(
-        self,
-        mut others: Vec<Tensor<1>>,
-    ) -> (Vec<TensorStatus>, Vec<Vec<TensorStatus>>) {
-        let has_rows = self.rows.is_some();
-        others.extend(self.rows);
-        let mut others = read_rows(others);
-        let rows = others.pop_if(|_| has_rows).unwrap_or_default();
-        // A row less would give its tensor another's numbers, or none, and an overflow would pass unseen.
-        assert_eq!(rows.len(), self.elements.len(), "a row for each tensor");
-        let counted = |(row, elements)| TensorStatus { elements, ..row };
-        let rows = rows.into_iter().zip(self.elements).map(counted);
-        (rows.collect(), others)
+        Reading::now(self, Vec::new()).wait(1.0).0
     }
 
     /// Whether a value of any tensor is infinite or NaN after scaling: 1 or 0, in f32, of shape `[1]`, on the device of the
@@ -155,12 +141,8 @@ pub(crate) fn copied(tensor: Tensor<1>) -> Tensor<1> {
     own.slice_assign(.., tensor)
 }
 
-/// Reads rows, in one transfer where all are of one dtype on one device.
-pub(crate) fn read_rows(tensors: Vec<Tensor<1>>) -> Vec<Vec<TensorStatus>> {
-    rows_later(tensors)()
-}
-
-/// Launches what is to be read, and gives what looks at it, on any thread: CubeCL's devices copy only then.
+/// Launches what is to be read, in one transfer where all rows are of one dtype on one device, and gives what looks at it, on any
+/// thread: CubeCL's devices copy only then.
 pub(crate) fn rows_later(
     tensors: Vec<Tensor<1>>,
 ) -> impl FnOnce() -> Vec<Vec<TensorStatus>> + Send {

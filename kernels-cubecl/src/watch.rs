@@ -1,7 +1,10 @@
 use burn::tensor::{FloatDType, Tensor};
 use std::sync::Arc;
 
-use crate::status::{Status, TensorStatus, copied, decode};
+use crate::{
+    reading::Reading,
+    status::{Status, TensorStatus, copied, decode},
+};
 
 /// Hears at each backward pass through a [`watched_cast`](crate::watched_cast) what arrived there.
 #[derive(Clone)]
@@ -140,15 +143,7 @@ impl Crossing {
         status: Status,
         crossings: Vec<Self>,
     ) -> (Vec<TensorStatus>, Vec<Option<CrossingStatus>>) {
-        let rows = crossings.iter().map(|crossing| crossing.rows.clone());
-        let (own, others) = status.read_beside(rows.collect());
-        let found = crossings.iter().zip(&others);
-        (
-            own,
-            found
-                .map(|(crossing, rows)| crossing.status(rows))
-                .collect(),
-        )
+        Reading::now(status, crossings).wait(1.0)
     }
 
     /// What rows say.

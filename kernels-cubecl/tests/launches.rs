@@ -4,7 +4,10 @@
 //! one test at a time.
 #![cfg(feature = "cubecl")]
 
-use std::sync::{Arc, Mutex, MutexGuard};
+#[path = "../benches/gradients/launches.rs"]
+mod launches;
+
+use std::sync::{Mutex, MutexGuard};
 
 use burn::{
     backend::{AutodiffBackend, Backend, DispatchDevice, ops::FloatTensorOps},
@@ -16,10 +19,7 @@ use burn_amp_kernels::{
 };
 use burn_autodiff::Autodiff;
 use burn_cubecl::CubeBackend;
-use cubecl::{
-    launched::LaunchedKernels,
-    logging::{LaunchObservation, LaunchObserver},
-};
+use cubecl::launched::LaunchedKernels;
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
@@ -27,30 +27,15 @@ fn alone() -> MutexGuard<'static, ()> {
     ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// Launches, by name; of this crate's kernels unless it says otherwise.
-#[derive(Default)]
-struct Launches(Mutex<Vec<&'static str>>);
-
-impl LaunchObserver for Launches {
-    fn launched(&self, kernel: &'static str) {
-        self.0.lock().unwrap().push(kernel);
-    }
+/// The launches of this crate's kernels, by name.
+fn ours(work: impl FnOnce()) -> Vec<&'static str> {
+    let ours = |name: &&str| name.contains("burn_amp_kernels");
+    all(work).into_iter().filter(ours).collect()
 }
 
-impl Launches {
-    fn of(work: impl FnOnce()) -> Vec<&'static str> {
-        let ours = |name: &&str| name.contains("burn_amp_kernels");
-        Self::all(work).into_iter().filter(ours).collect()
-    }
-
-    /// Burn's too.
-    fn all(work: impl FnOnce()) -> Vec<&'static str> {
-        let launches = Arc::new(Self::default());
-        let watching = LaunchObservation::new(launches.clone());
-        work();
-        drop(watching);
-        std::mem::take(&mut *launches.0.lock().unwrap())
-    }
+/// Burn's too.
+fn all(work: impl FnOnce()) -> Vec<&'static str> {
+    launches::observe(work).1
 }
 
 /// As many tensors as GPT-2 124M has, with sizes that divide as its own do.
@@ -87,10 +72,10 @@ fn few_launches() {
         }
         let list = gpt2(dtype);
         settle();
-        let looks = Launches::of(|| drop(inspect(list.clone()).unwrap().read()));
+        let looks = ours(|| drop(inspect(list.clone()).unwrap().read()));
         assert!((2..=8).contains(&looks.len()), "{dtype:?}: {looks:?}");
         // With 32 bindings, 13 tensors that have products beside them.
-        let unscales = Launches::of(|| drop(step(list, 0.5)));
+        let unscales = ours(|| drop(step(list, 0.5)));
         assert!(
             (2..=13).contains(&unscales.len()),
             "{dtype:?}: {unscales:?}"
@@ -104,7 +89,7 @@ fn count(launches: &[&str], kernel: &str) -> usize {
 
 /// Whether a pass has launched kernels that do this job.
 fn does(job: &str, work: impl FnOnce()) -> bool {
-    let launches = Launches::of(work);
+    let launches = ours(work);
     launches
         .iter()
         .any(|name| name.contains("Measure<") && name.contains(job))
@@ -190,7 +175,7 @@ fn a_step_is_a_few_launches() {
         let rows = UpdateRow::upload(&[row; COUNT], &device);
         settle();
         let mut updated = None;
-        let seen = Launches::all(|| {
+        let seen = all(|| {
             let rule = UpdateRule::Adam { amsgrad: false };
             updated = Some(update(rule, list, rows).expect("kernels"));
             settle();
@@ -220,7 +205,7 @@ fn a_sum_is_one_kernel() {
     let source = Tensor::<1>::ones([4096], &device) * 3.0;
     settle();
     let mut sum = None;
-    let launches = Launches::of(|| sum = Some(blend(target, source, 0.5, 2.0).into_data()));
+    let launches = ours(|| sum = Some(blend(target, source, 0.5, 2.0).into_data()));
     assert_eq!(sum.unwrap(), TensorData::new(vec![7f32; 4096], [4096]));
     match cfg!(feature = "fusion") {
         true => assert_eq!(launches, Vec::<&str>::new()),
@@ -242,7 +227,7 @@ fn a_scaled_gradient_is_one_kernel() {
         let output = scaled_cast(input.clone(), FloatDType::F32, by) * 2.0;
         settle();
         let mut grad = None;
-        let launches = Launches::all(|| {
+        let launches = all(|| {
             let grads = output.sum().backward();
             grad = Some(input.grad(&grads).unwrap().into_data());
         });
@@ -275,7 +260,7 @@ fn a_factor_on_the_device_is_not_read() {
     let input = Tensor::<2>::ones([8, 8], &Device::default().autodiff()).require_grad();
     settle();
     let mut grad = None;
-    let launches = Launches::all(|| {
+    let launches = all(|| {
         let there = Factor::on_device(0.5, factor(4.0) * 2.0);
         let output = scaled_cast(input.clone() * 3.0, FloatDType::F16, there);
         let grads = output.cast(FloatDType::F32).sum().backward();
@@ -304,7 +289,7 @@ fn a_scaled_gradient_is_one_launch_without_fusion() {
             let settled = Unfused::sync(unfused);
             settled.expect("the device is well");
             let mut grads = None;
-            let launches = Launches::all(|| grads = Some(Unfused::backward(output)));
+            let launches = all(|| grads = Some(Unfused::backward(output)));
             assert!(Unfused::grad(&input, &grads.unwrap()).is_some());
             launches
         };
@@ -363,7 +348,7 @@ fn kernels_are_those_of_groups() {
         let list = list(count);
         settle();
         let launched = LaunchedKernels::new();
-        let launches = Launches::of(|| drop(step(list, 0.5))).len();
+        let launches = ours(|| drop(step(list, 0.5))).len();
         (launched.finish(), launches)
     };
     let (few, few_launches) = kernels(2 * 28);
@@ -403,12 +388,12 @@ fn lazy_with_fusion() {
     let list = gpt2(DType::F32);
     settle();
     let mut pending = None;
-    let before = Launches::of(|| pending = Some(unscale(list, factor(0.5)).unwrap()));
+    let before = ours(|| pending = Some(unscale(list, factor(0.5)).unwrap()));
     assert_eq!(before, Vec::<&str>::new());
     let (_products, status) = pending.unwrap();
-    let after = Launches::of(|| drop(status.read()));
+    let after = ours(|| drop(status.read()));
     assert!(after.len() > 1, "{after:?}");
-    let again = Launches::of(settle);
+    let again = ours(settle);
     assert_eq!(again, Vec::<&str>::new());
 }
 
@@ -417,8 +402,7 @@ fn histogram_launches() {
     let _alone = alone();
     let list = gpt2(DType::F32);
     settle();
-    let launches =
-        Launches::of(|| assert_eq!(histogram(list).unwrap().read().elements(), 148 * 240 - 48));
+    let launches = ours(|| assert_eq!(histogram(list).unwrap().read().elements(), 148 * 240 - 48));
     assert!((2..=8).contains(&launches.len()), "{launches:?}");
 }
 
@@ -437,7 +421,7 @@ fn a_dtype_that_the_device_lacks() {
         assert_eq!(inspect(list()).unwrap().read()[0].max_abs, 1.0);
         return;
     }
-    let launched = Launches::of(|| {
+    let launched = ours(|| {
         for error in [
             inspect(list()).unwrap_err(),
             unscale(list(), factor(1.0)).unwrap_err(),

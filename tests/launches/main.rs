@@ -2,6 +2,9 @@
 //!
 //! The observer hears of every launch of the process: one test at a time.
 
+#[path = "../../kernels-cubecl/benches/gradients/launches.rs"]
+mod launches;
+
 use burn::{
     backend::DispatchDevice,
     module::{Module, Param},
@@ -13,12 +16,10 @@ use burn_amp::{
     FusedAdam, GradScaler, GradScalerConfig, GradientClip, MixedPrecision, ScaledOptimizer,
     UnscaledGradients,
 };
-use cubecl::{
-    MemoryScope,
-    logging::{LaunchObservation, LaunchObserver},
-};
+use cubecl::MemoryScope;
+use launches::observe;
 use std::{
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Mutex, MutexGuard},
     thread,
 };
 
@@ -26,16 +27,6 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
     ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner())
-}
-
-/// The launches of a device, by name.
-#[derive(Default)]
-struct Launches(Mutex<Vec<&'static str>>);
-
-impl LaunchObserver for Launches {
-    fn launched(&self, kernel: &'static str) {
-        self.0.lock().unwrap().push(kernel);
-    }
 }
 
 /// Bytes of the largest read of wgpu's: CubeCL has memory for that, for each thread its own. None elsewhere.
@@ -51,15 +42,6 @@ fn largest_read(device: &Device, scope: MemoryScope) -> Option<u64> {
     let staging = memories.filter(|memory| memory.name.contains("Staging"));
     let pools = staging.flat_map(|memory| &memory.pools.dynamic);
     Some(pools.map(|pool| pool.largest_alloc).max().unwrap_or(0))
-}
-
-fn launches<T>(work: impl FnOnce() -> T) -> (T, Vec<&'static str>) {
-    let launches = Arc::new(Launches::default());
-    let watching = LaunchObservation::new(launches.clone());
-    let result = work();
-    drop(watching);
-    let seen = std::mem::take(&mut *launches.0.lock().unwrap());
-    (result, seen)
 }
 
 /// As many parameters as GPT-2 124M has.
@@ -111,7 +93,7 @@ fn clipping_by_a_global_norm_is_a_few_launches() {
     let grads = weights.unscaled(&scaler(false), 8.0);
     let norm = grads.status().norm();
     settle(&device);
-    let (grads, seen) = launches(|| {
+    let (grads, seen) = observe(|| {
         let grads = grads.clip(&GradientClip::GlobalNorm(norm / 4.0));
         settle(&device);
         grads
@@ -140,7 +122,7 @@ fn gradients_that_keep_their_dtype_take_one_pass() {
     scaler.scale(());
     let scaled = scaler.scaled(weights.gradients(8.0));
     settle(&device);
-    let (grads, seen) = launches(|| scaler.unscale(scaled, &weights));
+    let (grads, seen) = observe(|| scaler.unscale(scaled, &weights));
     assert!(
         seen.iter().all(|name| name.contains("burn_amp_kernels")),
         "{seen:?}"

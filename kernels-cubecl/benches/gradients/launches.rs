@@ -1,32 +1,37 @@
-//! Kernel launches, as CubeCL reports them.
+//! Kernel launches, as CubeCL reports them: for benches and tests.
+//!
+//! It reports those of the whole process: whoever counts is alone.
 
-/// Runs `work` and counts the launches in it; none on a device whose operations are not launches.
-#[cfg(feature = "cubecl")]
-pub fn count<R>(on_cube: bool, work: impl FnOnce() -> R) -> (R, Option<u32>) {
-    use cubecl::logging::{LaunchObservation, LaunchObserver};
-    use std::sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    };
+/// What `work` gives, and the names of the kernels that were launched in it, in their order: none without CubeCL.
+pub fn observe<R>(work: impl FnOnce() -> R) -> (R, Vec<&'static str>) {
+    #[cfg(feature = "cubecl")]
+    {
+        use cubecl::logging::{LaunchObservation, LaunchObserver};
+        use std::sync::{Arc, Mutex};
 
-    #[derive(Default)]
-    struct Count(AtomicU32);
+        #[derive(Default)]
+        struct Names(Mutex<Vec<&'static str>>);
 
-    impl LaunchObserver for Count {
-        fn launched(&self, _kernel: &'static str) {
-            self.0.fetch_add(1, Ordering::Relaxed);
+        impl LaunchObserver for Names {
+            fn launched(&self, kernel: &'static str) {
+                self.0.lock().unwrap().push(kernel);
+            }
         }
-    }
 
-    let count = Arc::new(Count::default());
-    let watching = LaunchObservation::new(count.clone());
-    let result = work();
-    drop(watching);
-    (result, on_cube.then(|| count.0.load(Ordering::Relaxed)))
+        let names = Arc::new(Names::default());
+        let watching = LaunchObservation::new(names.clone());
+        let result = work();
+        drop(watching);
+        let names = std::mem::take(&mut *names.0.lock().unwrap());
+        (result, names)
+    }
+    #[cfg(not(feature = "cubecl"))]
+    (work(), Vec::new())
 }
 
-/// Runs `work`. Nothing is launched without CubeCL.
-#[cfg(not(feature = "cubecl"))]
-pub fn count<R>(_on_cube: bool, work: impl FnOnce() -> R) -> (R, Option<u32>) {
-    (work(), None)
+/// What `work` gives, and the number of launches in it; none on a device whose operations are not launches.
+#[allow(dead_code)] // of some who count
+pub fn count<R>(on_cube: bool, work: impl FnOnce() -> R) -> (R, Option<u32>) {
+    let (result, names) = observe(work);
+    (result, on_cube.then_some(names.len() as u32))
 }

@@ -29,15 +29,15 @@ pub fn finish_status(
     let mut high = Seen::new();
     let mut row = table[entry] + UNIT_POS;
     while row < end {
-        let at = row as usize * ROW;
-        add_count(&mut seen.above, &mut high.above, partials[at]);
-        add_count(&mut seen.before, &mut high.before, partials[at + 1]);
-        add_count(&mut seen.after, &mut high.after, partials[at + 2]);
-        add_count(&mut seen.zeros, &mut high.zeros, partials[at + 3]);
-        seen.max = max(seen.max, partials[at + 4]);
-        seen.small += f32::reinterpret(partials[at + 5]);
-        seen.medium += f32::reinterpret(partials[at + 6]);
-        seen.big += f32::reinterpret(partials[at + 7]);
+        let one = Seen::read(partials, row as usize * ROW);
+        add_count(&mut seen.above, &mut high.above, one.above);
+        add_count(&mut seen.before, &mut high.before, one.before);
+        add_count(&mut seen.after, &mut high.after, one.after);
+        add_count(&mut seen.zeros, &mut high.zeros, one.zeros);
+        seen.max = max(seen.max, one.max);
+        seen.small += one.small;
+        seen.medium += one.medium;
+        seen.big += one.big;
         row += units;
     }
     reduce(&mut seen, units, 1u32);

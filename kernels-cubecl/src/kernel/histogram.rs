@@ -4,7 +4,7 @@ use cubecl::prelude::*;
 
 use super::{
     finish::{add_count, put_count},
-    share::{Share, load},
+    share::{Share, get},
 };
 use crate::histogram::ExponentHistogram;
 
@@ -59,19 +59,8 @@ pub fn histogram_many<I: Float, N: Size>(
         let mut position = begin + unit;
         let end = min(begin + (1u32 << shift), share.length);
         while position < end {
-            let mut places = Array::<u32>::new(1usize);
-            let mut values = Array::<Vector<I, N>>::new(1usize);
-            places[0] = position;
-            load(
-                tensors,
-                share.tensor,
-                &places,
-                &mut values,
-                1u32,
-                0usize,
-                count,
-            );
-            let value = Vector::<f32, N>::cast_from(values[0]);
+            let value = get(tensors, share.tensor, position, 0usize, count);
+            let value = Vector::<f32, N>::cast_from(value);
             #[unroll]
             for lane in 0..N::value() {
                 let at = bin(value.extract(lane)) * units + unit;

@@ -45,6 +45,31 @@ impl Seen {
         }
     }
 
+    /// As words: in the order of the fields, from `at` on.
+    pub fn read(words: &[u32], at: usize) -> Seen {
+        Seen {
+            above: words[at],
+            before: words[at + 1],
+            after: words[at + 2],
+            zeros: words[at + 3],
+            max: words[at + 4],
+            small: f32::reinterpret(words[at + 5]),
+            medium: f32::reinterpret(words[at + 6]),
+            big: f32::reinterpret(words[at + 7]),
+        }
+    }
+
+    pub fn write(&self, words: &mut [u32], at: usize) {
+        words[at] = self.above;
+        words[at + 1] = self.before;
+        words[at + 2] = self.after;
+        words[at + 3] = self.zeros;
+        words[at + 4] = self.max;
+        words[at + 5] = u32::reinterpret(self.small);
+        words[at + 6] = u32::reinterpret(self.medium);
+        words[at + 7] = u32::reinterpret(self.big);
+    }
+
     pub fn add(&mut self, other: &Seen) {
         self.above += other.above;
         self.before += other.before;
@@ -118,45 +143,18 @@ pub fn reduce(seen: &mut Seen, #[comptime] units: u32, #[comptime] plane: u32) {
             }
         }
     } else {
-        let mut counts = Shared::<[u32]>::new_slice(comptime!(5 * units as usize));
-        let mut sums = Shared::<[f32]>::new_slice(comptime!(3 * units as usize));
+        let mut all = Shared::<[u32]>::new_slice(comptime!(ROW * units as usize));
         let unit = UNIT_POS as usize;
         let mut distance = comptime!(units / 2).runtime();
-        put(&mut counts, &mut sums, unit, &*seen);
+        seen.write(&mut all, unit * ROW);
         sync_cube();
         while distance > 0u32 {
             if UNIT_POS < distance {
-                seen.add(&get(&counts, &sums, unit + distance as usize));
-                put(&mut counts, &mut sums, unit, &*seen);
+                seen.add(&Seen::read(&all, (unit + distance as usize) * ROW));
+                seen.write(&mut all, unit * ROW);
             }
             sync_cube();
             distance /= 2u32;
         }
-    }
-}
-
-#[cube]
-fn put(counts: &mut [u32], sums: &mut [f32], unit: usize, seen: &Seen) {
-    counts[5 * unit] = seen.above;
-    counts[5 * unit + 1] = seen.before;
-    counts[5 * unit + 2] = seen.after;
-    counts[5 * unit + 3] = seen.zeros;
-    counts[5 * unit + 4] = seen.max;
-    sums[3 * unit] = seen.small;
-    sums[3 * unit + 1] = seen.medium;
-    sums[3 * unit + 2] = seen.big;
-}
-
-#[cube]
-fn get(counts: &[u32], sums: &[f32], unit: usize) -> Seen {
-    Seen {
-        above: counts[5 * unit],
-        before: counts[5 * unit + 1],
-        after: counts[5 * unit + 2],
-        zeros: counts[5 * unit + 3],
-        max: counts[5 * unit + 4],
-        small: sums[3 * unit],
-        medium: sums[3 * unit + 1],
-        big: sums[3 * unit + 2],
     }
 }

@@ -265,13 +265,6 @@ fn publish(seen: &mut Seen, partials: &mut [u32], row: u32, #[comptime] form: Fo
     let width = comptime!(form.units / planes);
     if UNIT_POS % width == 0u32 {
         let at = ((row + UNIT_POS / width) * comptime!(ROW as u32)) as usize;
-        partials[at] = seen.above;
-        partials[at + 1] = seen.before;
-        partials[at + 2] = seen.after;
-        partials[at + 3] = seen.zeros;
-        partials[at + 4] = seen.max;
-        partials[at + 5] = u32::reinterpret(seen.small);
-        partials[at + 6] = u32::reinterpret(seen.medium);
-        partials[at + 7] = u32::reinterpret(seen.big);
+        seen.write(partials, at);
     }
 }

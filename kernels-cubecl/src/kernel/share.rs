@@ -122,3 +122,37 @@ pub fn store<T: CubePrimitive>(
         }
     }
 }
+
+/// One vector of one of the tensors.
+#[cube]
+pub fn get<T: CubePrimitive>(
+    tensors: &Sequence<Box<[T]>>,
+    tensor: u32,
+    position: u32,
+    #[comptime] low: usize,
+    #[comptime] high: usize,
+) -> T {
+    let mut places = Array::<u32>::new(1usize);
+    let mut values = Array::<T>::new(1usize);
+    places[0] = position;
+    load(tensors, tensor, &places, &mut values, 1u32, low, high);
+    values[0]
+}
+
+/// Stores one.
+#[cube]
+pub fn put<T: CubePrimitive>(
+    tensors: &mut Sequence<Box<[T]>>,
+    tensor: u32,
+    position: u32,
+    value: T,
+    #[comptime] low: usize,
+    #[comptime] high: usize,
+) {
+    let mut values = Array::<T>::new(1usize);
+    values[0] = value;
+    let end = position + 1u32;
+    store(
+        tensors, tensor, position, end, &values, 1u32, 1u32, low, high,
+    );
+}

@@ -5,7 +5,7 @@
 
 use cubecl::prelude::*;
 
-use super::share::{Share, load, store};
+use super::share::{Share, get, put};
 use crate::update::UpdateRule;
 
 /// What a parameter's step reads beside its tensors, as [`UpdateRow`](crate::UpdateRow) has it behind `taken`.
@@ -178,37 +178,4 @@ fn step<N: Size>(
             values[0] = decayed - delta * lr;
         }
     }
-}
-
-/// One vector of one of the tensors.
-#[cube]
-fn get<T: CubePrimitive>(
-    tensors: &Sequence<Box<[T]>>,
-    tensor: u32,
-    position: u32,
-    #[comptime] low: usize,
-    #[comptime] high: usize,
-) -> T {
-    let mut places = Array::<u32>::new(1usize);
-    let mut values = Array::<T>::new(1usize);
-    places[0] = position;
-    load(tensors, tensor, &places, &mut values, 1u32, low, high);
-    values[0]
-}
-
-#[cube]
-fn put<T: CubePrimitive>(
-    tensors: &mut Sequence<Box<[T]>>,
-    tensor: u32,
-    position: u32,
-    value: T,
-    #[comptime] low: usize,
-    #[comptime] high: usize,
-) {
-    let mut values = Array::<T>::new(1usize);
-    values[0] = value;
-    let end = position + 1u32;
-    store(
-        tensors, tensor, position, end, &values, 1u32, 1u32, low, high,
-    );
 }

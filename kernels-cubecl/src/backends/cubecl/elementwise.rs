@@ -26,12 +26,7 @@ pub(super) fn mul_cast(
     }
     let source = Laid::dense(tensor);
     let product = source.product(dtype.into());
-    let weights = Weights {
-        keep: 0.0,
-        add: factor as f32,
-        scale,
-    };
-    weigh(&source, None, Some(&product), weights);
+    weigh(&source, None, Some(&product), [0.0, factor as f32], scale);
     product.tensor
 }
 
@@ -45,58 +40,39 @@ pub(super) fn blend(target: CubeTensor, source: CubeTensor, keep: f32, add: f32)
     let vector = target.vector.min(source.vector);
     (target.vector, source.vector) = (vector, vector);
     let sum = (!may_overwrite(&target.tensor)).then(|| target.product(DType::F32));
-    let weights = Weights {
-        keep,
-        add,
-        scale: None,
-    };
-    weigh(&source, Some(&target), sum.as_ref(), weights);
+    weigh(&source, Some(&target), sum.as_ref(), [keep, add], None);
     sum.unwrap_or(target).tensor
 }
 
-struct Weights {
-    keep: f32,
-    add: f32,
-    /// What `add` is multiplied by.
-    scale: Option<CubeTensor>,
-}
-
-/// Launches the kernel of this name. All lie in one order and have vectors of one width; without `output`, nobody else
-/// holds the target.
-fn weigh(source: &Laid, target: Option<&Laid>, output: Option<&Laid>, weights: Weights) {
-    let made = output
-        .or(target)
-        .map_or(DType::F32, |made| made.tensor.dtype);
-    with_float!(source.tensor.dtype, S => {
-        with_float!(made, O => launch::<S, O>(source, target, output, weights))
-    })
-}
-
-fn launch<S: Float + CubeElement, O: Float + CubeElement>(
+/// Launches the kernel of this name, of which `scale` is one value or none. All lie in one order and have vectors of one width; without
+/// `output`, nobody else holds the target.
+fn weigh(
     source: &Laid,
     target: Option<&Laid>,
     output: Option<&Laid>,
-    weights: Weights,
+    [keep, add]: [f32; 2],
+    scale: Option<CubeTensor>,
 ) {
     let client = &source.tensor.client;
     let limits = Limits::of(client);
     let vectors = source.span / source.vector;
     let cubes = vectors.div_ceil(limits.units as usize * VECTORS_PER_UNIT);
-    // SAFETY: all are of one length, beyond which units do nothing; nobody else holds what is overwritten.
-    unsafe {
-        kernel::weigh::launch_unchecked::<S, O>(
-            client,
-            CubeCount::Static(cubes.clamp(1, limits.cubes()) as u32, 1, 1),
-            CubeDim::new_1d(limits.units),
-            source.vector,
-            source.whole(),
-            target.map(Laid::whole).into_iter().collect(),
-            output.map(Laid::whole).into_iter().collect(),
-            weights.keep,
-            weights.add,
-            (weights.scale.into_iter())
-                .map(CubeTensor::into_buffer_arg)
-                .collect(),
-        );
-    }
+    let made = output.or(target).expect("an output, or a target");
+    with_float!(source.tensor.dtype, S => with_float!(made.tensor.dtype, O => {
+        // SAFETY: all are of one length, beyond which units do nothing; nobody else holds what is overwritten.
+        unsafe {
+            kernel::weigh::launch_unchecked::<S, O>(
+                client,
+                CubeCount::Static(cubes.clamp(1, limits.cubes()) as u32, 1, 1),
+                CubeDim::new_1d(limits.units),
+                source.vector,
+                source.whole(),
+                target.map(Laid::whole).into_iter().collect(),
+                output.map(Laid::whole).into_iter().collect(),
+                keep,
+                add,
+                scale.into_iter().map(CubeTensor::into_buffer_arg).collect(),
+            );
+        }
+    }))
 }

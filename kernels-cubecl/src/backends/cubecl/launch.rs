@@ -316,17 +316,28 @@ pub(super) fn histogram(tensors: Vec<CubeTensor>, limits: &Limits) -> CubeTensor
     let units = units(&client, kernel::HISTOGRAM_UNITS);
     let bins = kernel::BINS as usize;
     let cubes: usize = plan.launches.iter().map(|launch| launch.cubes).sum();
-    let counts = Counts {
-        rows: buffer(&client, cubes.max(1) * bins),
-        table: table(&client, &device, &plan),
-        client: &client,
-        items: &items,
-        units,
-    };
+    let rows = buffer(&client, cubes.max(1) * bins);
+    let table = table(&client, &device, &plan);
     let mut row = 0;
     for launch in &plan.launches {
         let dtype = items[launch.parts[0].tensor].tensor.dtype;
-        with_float!(dtype, I => counts.launch::<I>(launch, row));
+        // SAFETY: runs of tensors are exact, and the table says how long they are; units beyond read nothing. There is
+        // a row for each cube.
+        with_float!(dtype, I => unsafe {
+            kernel::histogram_many::launch_unchecked::<I>(
+                &client,
+                CubeCount::Static(launch.cubes as u32, 1, 1),
+                CubeDim::new_1d(units),
+                launch.vector,
+                slots(&client, launch, |part| &items[part.tensor]).collect(),
+                arg(&table),
+                launch.from,
+                launch.shift,
+                arg(&rows),
+                row,
+                units,
+            )
+        });
         row += launch.cubes as u32;
     }
     let sums = buffer(&client, 2 * bins);
@@ -336,41 +347,11 @@ pub(super) fn histogram(tensors: Vec<CubeTensor>, limits: &Limits) -> CubeTensor
             &client,
             CubeCount::Static(kernel::BINS, 1, 1),
             CubeDim::new_1d(units),
-            arg(&counts.rows),
+            arg(&rows),
             arg(&sums),
             row,
             units,
         );
     }
     floats(&client, device, sums)
-}
-
-struct Counts<'a> {
-    client: &'a Client,
-    items: &'a [Laid],
-    units: u32,
-    rows: Words,
-    table: Words,
-}
-
-impl Counts<'_> {
-    fn launch<I: Float + CubeElement>(&self, launch: &Launch, row: u32) {
-        // SAFETY: runs of tensors are exact, and the table says how long they are; units beyond read nothing. There is
-        // a row for each cube.
-        unsafe {
-            kernel::histogram_many::launch_unchecked::<I>(
-                self.client,
-                CubeCount::Static(launch.cubes as u32, 1, 1),
-                CubeDim::new_1d(self.units),
-                launch.vector,
-                slots(self.client, launch, |part| &self.items[part.tensor]).collect(),
-                arg(&self.table),
-                launch.from,
-                launch.shift,
-                arg(&self.rows),
-                row,
-                self.units,
-            );
-        }
-    }
 }

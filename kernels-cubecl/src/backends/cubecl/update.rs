@@ -41,26 +41,46 @@ pub(super) fn update(
         ..*limits
     };
     let plan = Plan::new(&extents, &limits, 0, 0);
-    let step = Step {
-        table: table(&rows.client, &rows.device, &plan),
-        rows: match rows.meta.strides()[1] {
-            1 => rows,
-            _ => contiguous(rows, false),
-        },
-        items,
-        rule,
-        units: limits.units,
+    let client = rows.client.clone();
+    let table = table(&client, &rows.device, &plan);
+    let rows = match rows.meta.strides()[1] {
+        1 => rows,
+        _ => contiguous(rows, false),
     };
     for launch in &plan.launches {
-        let item = &step.items[launch.parts[0].tensor];
-        with_float!(item[0].tensor.dtype, G => {
-            with_float!(item[1].tensor.dtype, P => step.launch::<G, P>(launch))
-        });
+        let all = |of: usize| {
+            slots(&client, launch, {
+                let items = &items;
+                move |part| &items[part.tensor][of]
+            })
+        };
+        let first = &items[launch.parts[0].tensor];
+        // In f32, the parameter is the first of what is kept in f32.
+        let wide = 1 + usize::from(has_master(first[1].tensor.dtype));
+        with_float!(first[0].tensor.dtype, G => with_float!(first[1].tensor.dtype, P => {
+            // SAFETY: all of a parameter's runs are of one length, which the table has; units beyond neither read nor write.
+            // Nobody else holds what is overwritten (`contiguous`). There is a row for each parameter.
+            unsafe {
+                kernel::update_many::launch_unchecked::<G, P>(
+                    &client,
+                    CubeCount::Static(launch.cubes as u32, 1, 1),
+                    CubeDim::new_1d(limits.units),
+                    launch.vector,
+                    all(0).collect(),
+                    (1..wide).flat_map(all).collect(),
+                    (wide..first.len()).flat_map(all).collect(),
+                    rows.clone().into_buffer_arg(),
+                    rows.meta.strides()[0] as u32,
+                    arg(&table),
+                    launch.from,
+                    launch.shift,
+                    rule,
+                    limits.units,
+                );
+            }
+        }));
     }
-    let written = step
-        .items
-        .into_iter()
-        .flat_map(|item| item.into_iter().skip(1));
+    let written = items.into_iter().flat_map(|item| item.into_iter().skip(1));
     written.map(|laid| laid.tensor).collect()
 }
 
@@ -104,42 +124,4 @@ fn contiguous(tensor: CubeTensor, written: bool) -> CubeTensor {
     let element = with_float!(dtype, I => I::elem_type_native());
     let copy = into_contiguous(&client, tensor.binding(), element);
     CubeTensor::new(client, copy.handle, *copy.metadata, device, dtype)
-}
-
-struct Step {
-    items: Vec<Item>,
-    rows: CubeTensor,
-    table: super::launch::Words,
-    rule: UpdateRule,
-    units: u32,
-}
-
-impl Step {
-    fn launch<G: Float + CubeElement, P: Float + CubeElement>(&self, launch: &Launch) {
-        let client = &self.rows.client;
-        let all = |of: usize| slots(client, launch, move |part| &self.items[part.tensor][of]);
-        let first = &self.items[launch.parts[0].tensor];
-        // In f32, the parameter is the first of what is kept in f32.
-        let wide = 1 + usize::from(has_master(first[1].tensor.dtype));
-        // SAFETY: all of a parameter's runs are of one length, which the table has; units beyond neither read nor write.
-        // Nobody else holds what is overwritten (`contiguous`). There is a row for each parameter.
-        unsafe {
-            kernel::update_many::launch_unchecked::<G, P>(
-                client,
-                CubeCount::Static(launch.cubes as u32, 1, 1),
-                CubeDim::new_1d(self.units),
-                launch.vector,
-                all(0).collect(),
-                (1..wide).flat_map(all).collect(),
-                (wide..first.len()).flat_map(all).collect(),
-                self.rows.clone().into_buffer_arg(),
-                self.rows.meta.strides()[0] as u32,
-                arg(&self.table),
-                launch.from,
-                launch.shift,
-                self.rule,
-                self.units,
-            );
-        }
-    }
 }

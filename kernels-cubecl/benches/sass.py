@@ -11,7 +11,7 @@ rocm-device-libs and libamdhip64-dev, and give registers, spills and occupancy.
 
 How a row comes about:
 
-- Registers, stack and spills are what the compiler reports. Occupancy is that of cubes of 256 threads.
+- Registers, stack and spills are what the compiler reports. Occupancy is that of the kernel's own cubes.
 - Basic blocks and their branches give the control flow. An edge back to a block that dominates it makes a loop. The main loop is
   the innermost one that loads from a tensor, as wide as any load: of all loops it makes the most turns.
 - In a main loop, the way of one whole turn is counted, for each tensor. Where a branch depends on loaded values, it is the cheaper way: what
@@ -341,6 +341,11 @@ def count_pointers(path):
     return sum("*" in parameter for parameter in parameters.split(","))
 
 
+def units_of(path):
+    """Threads of a cube."""
+    return int(re.search(r"__launch_bounds__\((\d+)\)", path.read_text())[1])
+
+
 def dynamic_shared(path):
     """Bytes, as the first line says."""
     return int(re.match(r"// (\d+) bytes", path.read_text())[1])
@@ -390,14 +395,14 @@ class Nvidia:
             "registers": used,
             "stack_bytes": number(r"(\d+) bytes stack frame"),
             "spill_bytes": number(r"(\d+) bytes spill"),
-            "occupancy": nvidia_occupancy(arch, used, shared),
+            "occupancy": nvidia_occupancy(arch, used, shared, units_of(path)),
             **Code([label or one for label, one in lines], lambda one: nvidia_instruction(one, arch, pointers)).row(size, arch),
         }
 
 
-def nvidia_occupancy(arch, registers, shared):
+def nvidia_occupancy(arch, registers, shared, units):
     """Of the 64 warps of an SM: registers go to warps by 256, 1 KiB of a cube's shared memory is CUDA's."""
-    warps = THREADS // 32
+    warps = units // 32
     by_registers = 65536 // (-(-registers // 8) * 8 * 32 * warps)
     return min(by_registers, SHARED[arch] * 1024 // (shared + 1024), 64 // warps) * warps / 64
 

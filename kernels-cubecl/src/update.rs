@@ -131,6 +131,7 @@ pub fn update(
     let Some(way) = way(&list)? else {
         return Ok(list);
     };
+    assert_eq!(rows.dtype(), DType::F32, "rows are in f32");
     check(rule, &list, rows.dims());
     if let Some(tensor) = list
         .tensors

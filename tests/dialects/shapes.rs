@@ -6,8 +6,8 @@ use burn::tensor::{DType, bf16, f16};
 use burn_amp_kernels::{
     UpdateRule,
     kernel::{
-        self, FINISH_UNITS, Form, HISTOGRAM_UNITS, InPlace, Inspect, Mode, Work, Write,
-        finish_histogram, finish_status, histogram_many, measure, update_many, weigh,
+        self, FINISH_UNITS, Form, HISTOGRAM_UNITS, InPlace, Inspect, Mode, UPDATE_UNITS, Work,
+        Write, finish_histogram, finish_status, histogram_many, measure, update_many, weigh,
     },
 };
 use cubecl::{
@@ -226,7 +226,7 @@ impl Shape {
         let factor = || ("f32".to_string(), 2);
         // What is done with the values stands in the code once, whichever tensor they are of.
         let vectors = match self.kernel {
-            Kernel::Pass { mode, .. } => kernel::loads(mode, self.input, width) as usize,
+            Kernel::Pass { mode, .. } => kernel::loads(mode, width) as usize,
             _ => 1,
         };
         let (loads, stores, magnitudes) = match self.kernel {
@@ -318,8 +318,8 @@ impl Shape {
                 };
                 let wide = tensors * (1 + rule.states());
                 kernel!(
-                    update_many::UpdateMany::<I, O>, UNITS;
-                    buffers(tensors), buffers(images), buffers(wide), buffer(), (), buffer(), (), (), width, rule, UNITS
+                    update_many::UpdateMany::<I, O>, UPDATE_UNITS;
+                    buffers(tensors), buffers(images), buffers(wide), buffer(), (), buffer(), (), (), width, rule, UPDATE_UNITS
                 )
             }
             Kernel::FinishStatus => kernel!(
@@ -338,12 +338,7 @@ impl Shape {
         products: usize,
         padded: bool,
     ) -> Box<dyn CubeKernel> {
-        let form = Form {
-            units: UNITS,
-            loads: kernel::loads(W::MODE, self.input, self.width),
-            plane: self.target.plane,
-            padded,
-        };
+        let form = Form::new::<W, I>(UNITS, self.target.plane, self.width, padded);
         let factors = usize::from(W::MODE != Mode::Inspect);
         kernel!(
             measure::Measure::<W, I, O>, UNITS;

@@ -16,4 +16,4 @@ pub use observe::{BIG, ROW};
 pub use pass::{Form, InPlace, Inspect, Mode, Work, Write, loads, measure, rows};
 pub use schedule::{advance, decide};
 pub use share::ENTRY;
-pub use update::update_many;
+pub use update::{UNITS as UPDATE_UNITS, update_many};

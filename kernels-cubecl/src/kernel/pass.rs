@@ -4,8 +4,7 @@
 //! unless the largest magnitude is too far from 1: then it looks at the same values once more, one by one
 //! ([`observe`]). Most gradients never need that.
 
-use burn::tensor::DType;
-use cubecl::prelude::*;
+use cubecl::{ir::ElemType, prelude::*};
 
 use super::{
     observe::{ROW, Seen, is_special, magnitude, observe, reduce},
@@ -53,6 +52,27 @@ pub struct Form {
     pub loads: u32,
     /// Whether rows of the tensors are padded.
     pub padded: bool,
+    /// What a loaded vector is held as, and how many of them it is: itself, or words of two halves. Where the ways from several tensors
+    /// meet, compilers move each of them on its own.
+    held: (ElemType, usize),
+}
+
+impl Form {
+    /// Of a pass over vectors of so many `I`.
+    pub fn new<W: Work, I: Float>(units: u32, plane: u32, vector: usize, padded: bool) -> Self {
+        let size = I::elem_type_native().size();
+        Self {
+            units,
+            plane,
+            loads: loads(W::MODE, vector),
+            padded,
+            // WGSL has no such conversion, and no such vectors.
+            held: match vector > 4 {
+                true => (u32::elem_type_native(), vector * size / size_of::<u32>()),
+                false => (I::elem_type_native(), vector),
+            },
+        }
+    }
 }
 
 /// Rows of partial results that a cube of so many units writes, by planes of so many.
@@ -61,11 +81,10 @@ pub const fn rows(units: u32, plane: u32) -> u32 {
 }
 
 /// Vectors that a unit loads at once: as many as leave an NVIDIA multiprocessor the registers for half of its units.
-pub fn loads(mode: Mode, dtype: DType, vector: usize) -> u32 {
-    match (mode, dtype) {
-        (Mode::InPlace, DType::F16) if vector > 4 => 3,
-        (Mode::InPlace | Mode::Write, _) if vector > 4 => 2,
-        (Mode::Write, _) => 3,
+pub fn loads(mode: Mode, vector: usize) -> u32 {
+    match mode {
+        Mode::InPlace | Mode::Write if vector > 4 => 2,
+        Mode::Write => 3,
         _ => 4,
     }
 }
@@ -90,6 +109,8 @@ pub fn measure<W: Work, I: Float, O: Float, N: Size>(
     let units = comptime!(form.units);
     let loads = comptime!(form.loads);
     let count = comptime!(tensors.len());
+    let define!(H) = comptime!(form.held.0);
+    let size!(M) = comptime!(form.held.1);
     let edge = from as usize + comptime!(count * ENTRY);
     let mut multiplier = 1.0f32;
     if comptime!(W::MODE != Mode::Inspect) {
@@ -117,7 +138,7 @@ pub fn measure<W: Work, I: Float, O: Float, N: Size>(
                 for i in 0..loads {
                     places[i as usize] = min(position + i * units, end - 1u32);
                 }
-                let mut raw = Array::<Vector<I, N>>::new(comptime!(loads as usize));
+                let mut raw = Array::<Vector<H, M>>::new(comptime!(loads as usize));
                 load(
                     &*tensors,
                     share.tensor,
@@ -135,7 +156,7 @@ pub fn measure<W: Work, I: Float, O: Float, N: Size>(
                         let column = (places[i as usize] % pitch) * comptime!(width as u32);
                         if column + comptime!(width as u32) > columns && position + i * units < end
                         {
-                            let mut vector = raw[i as usize];
+                            let mut vector = Vector::<I, N>::reinterpret(raw[i as usize]);
                             #[unroll]
                             for lane in 0..width {
                                 if column + comptime!(lane as u32) >= columns {
@@ -144,7 +165,7 @@ pub fn measure<W: Work, I: Float, O: Float, N: Size>(
                                     seen.above -= select(table[edge] == 0u32, 1u32, 0u32);
                                 }
                             }
-                            raw[i as usize] = vector;
+                            raw[i as usize] = Vector::reinterpret(vector);
                         }
                     }
                 }
@@ -153,7 +174,7 @@ pub fn measure<W: Work, I: Float, O: Float, N: Size>(
                     #[unroll]
                     for i in 0..loads {
                         if position + i * units >= end {
-                            raw[i as usize] = Vector::new(I::from_int(0));
+                            raw[i as usize] = Vector::new(H::from_int(0));
                             seen.zeros -= comptime!(width as u32);
                             seen.above -=
                                 select(table[edge] == 0u32, comptime!(width as u32), 0u32);
@@ -165,7 +186,8 @@ pub fn measure<W: Work, I: Float, O: Float, N: Size>(
                 let mut squares = 0.0f32;
                 #[unroll]
                 for i in 0..loads {
-                    out[i as usize] = product::<W, I, O, N>(raw[i as usize], multiplier);
+                    out[i as usize] =
+                        product::<W, I, O, N>(Vector::reinterpret(raw[i as usize]), multiplier);
                 }
                 #[unroll]
                 for i in 0..loads {
@@ -207,8 +229,9 @@ pub fn measure<W: Work, I: Float, O: Float, N: Size>(
                     }
                     #[unroll]
                     for i in 0..loads {
-                        let before = Vector::<f32, N>::cast_from(raw[i as usize]);
-                        let after = product::<W, I, O, N>(raw[i as usize], again);
+                        let before = Vector::<I, N>::reinterpret(raw[i as usize]);
+                        let after = product::<W, I, O, N>(before, again);
+                        let before = Vector::<f32, N>::cast_from(before);
                         let after = Vector::<f32, N>::cast_from(after);
                         #[unroll]
                         for lane in 0..width {

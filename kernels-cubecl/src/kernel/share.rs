@@ -61,13 +61,13 @@ impl Share {
     }
 }
 
-/// Loads vectors from these places of one of the tensors.
+/// Loads vectors from these places of one of the tensors, and holds them as `H`, of the same size.
 #[cube]
-pub fn load<T: CubePrimitive>(
+pub fn load<T: CubePrimitive, H: CubePrimitive>(
     tensors: &Sequence<Box<[T]>>,
     tensor: u32,
     places: &Array<u32>,
-    values: &mut Array<T>,
+    values: &mut Array<H>,
     #[comptime] loads: u32,
     #[comptime] low: usize,
     #[comptime] high: usize,
@@ -75,14 +75,14 @@ pub fn load<T: CubePrimitive>(
     if comptime!(high - low == 1) {
         #[unroll]
         for load in 0..loads {
-            values[load as usize] = tensors[low][places[load as usize] as usize];
+            values[load as usize] = H::reinterpret(tensors[low][places[load as usize] as usize]);
         }
     } else {
         let middle = comptime!((low + high) / 2);
         if tensor < comptime!(middle as u32) {
-            load::<T>(tensors, tensor, places, values, loads, low, middle);
+            load::<T, H>(tensors, tensor, places, values, loads, low, middle);
         } else {
-            load::<T>(tensors, tensor, places, values, loads, middle, high);
+            load::<T, H>(tensors, tensor, places, values, loads, middle, high);
         }
     }
 }

@@ -8,6 +8,9 @@ use cubecl::prelude::*;
 use super::share::{Share, get, put};
 use crate::update::UpdateRule;
 
+/// Units of a cube: so many that compilers have no registers to keep the addresses of all tensors in, and half of the warps are resident.
+pub const UNITS: u32 = 1024;
+
 /// What a parameter's step reads beside its tensors, as [`UpdateRow`](crate::UpdateRow) has it behind `taken`.
 #[derive(CubeType)]
 struct Row {

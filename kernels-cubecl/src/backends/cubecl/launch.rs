@@ -210,12 +210,8 @@ struct Pass<'a> {
 impl Pass<'_> {
     fn launch<W: Work, I: Float + CubeElement, O: Float + CubeElement>(&self, launch: &Launch) {
         let laid = &self.items[launch.parts[0].tensor].laid;
-        let form = Form {
-            units: self.limits.units,
-            plane: self.limits.plane,
-            loads: kernel::loads(W::MODE, laid.tensor.dtype, laid.vector),
-            padded: laid.padding.is_some(),
-        };
+        let (units, plane) = (self.limits.units, self.limits.plane);
+        let form = Form::new::<W, I>(units, plane, laid.vector, laid.padding.is_some());
         let tensors = slots(&self.client, launch, |part| &self.items[part.tensor].laid);
         let product = |part: &Part| {
             let product = &self.items[part.tensor].product;

@@ -26,6 +26,7 @@ mod launch;
 mod memory;
 mod plan;
 #[cfg(test)]
+#[path = "../../../tests/units/limits.rs"]
 mod tests;
 mod update;
 

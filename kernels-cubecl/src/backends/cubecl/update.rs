@@ -6,7 +6,7 @@ use cubecl::{prelude::*, std::tensor::into_contiguous};
 use super::{
     launch::{arg, slots, table},
     memory::{Laid, may_overwrite},
-    plan::{Extent, Launch, Limits, Plan},
+    plan::{Extent, Limits, Plan, units},
 };
 use crate::{
     kernel,
@@ -35,9 +35,10 @@ pub(super) fn update(
         items.push(item(own));
     }
     let extents: Vec<_> = items.iter().map(extent).collect();
-    // Where other passes have partial results, there is room for one more.
     let limits = Limits {
+        // Where other passes have partial results, there is room for one more.
         buffers: limits.buffers + 1,
+        units: units(&rows.client, kernel::UPDATE_UNITS),
         ..*limits
     };
     let plan = Plan::new(&extents, &limits, 0, 0);

@@ -14,8 +14,9 @@ use super::{
     update::update,
 };
 use crate::{
+    schedule::data_of,
     status::{TensorStatus, decode},
-    update::{UpdateRow, UpdateRule, has_master},
+    update::{ROW, UpdateRow, UpdateRule, has_master},
 };
 
 fn device() -> Option<CubeDevice> {
@@ -120,14 +121,13 @@ fn a_step_is_the_same_under_other_limits() {
         epsilon: 0.125,
         ..UpdateRow::default()
     };
-    let rows = (0..lengths.len()).flat_map(|number| {
+    let rows = |number: usize| {
         let lr = number as f32 / 8.0;
-        UpdateRow { lr, ..row }.floats()
-    });
-    let rows: Vec<f32> = rows.collect();
+        UpdateRow { lr, ..row }.words()
+    };
     let rows = || {
-        let data = TensorData::new(rows.clone(), [lengths.len(), 12]);
-        CubeBackend::float_from_data(data, &device)
+        let words = (0..lengths.len()).flat_map(rows);
+        CubeBackend::float_from_data(data_of(words, [lengths.len(), ROW]), &device)
     };
     for (rule, half) in [
         (UpdateRule::Adam { amsgrad: true }, false),

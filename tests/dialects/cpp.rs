@@ -93,7 +93,8 @@ fn check_vectors(source: &str) {
     let structs = source.lines().filter(|line| line.starts_with("struct "));
     for line in structs.filter(|line| line.contains(" i_0;")) {
         let values = line.matches(" i_").count();
-        let size = if line.contains(" float i_") { 4 } else { 2 };
+        let words = line.contains(" float i_") || line.contains(" uint32_t i_");
+        let size = if words { 4 } else { 2 };
         let aligned = format!("struct alignas({}) ", values * size);
         assert!(line.starts_with(&aligned), "{line}");
     }

@@ -35,7 +35,7 @@ fn ours(work: impl FnOnce()) -> Vec<&'static str> {
 
 /// Burn's too.
 fn all(work: impl FnOnce()) -> Vec<&'static str> {
-    launches::observe(work).1
+    launches::names(work).1
 }
 
 /// As many tensors as GPT-2 124M has, with sizes that divide as its own do.

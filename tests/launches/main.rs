@@ -17,7 +17,7 @@ use burn_amp::{
     UnscaledGradients,
 };
 use cubecl::MemoryScope;
-use launches::observe;
+use launches::names;
 use std::{
     sync::{Mutex, MutexGuard},
     thread,
@@ -93,7 +93,7 @@ fn clipping_by_a_global_norm_is_a_few_launches() {
     let grads = weights.unscaled(&scaler(false), 8.0);
     let norm = grads.status().norm();
     settle(&device);
-    let (grads, seen) = observe(|| {
+    let (grads, seen) = names(|| {
         let grads = grads.clip(&GradientClip::GlobalNorm(norm / 4.0));
         settle(&device);
         grads
@@ -122,7 +122,7 @@ fn gradients_that_keep_their_dtype_take_one_pass() {
     scaler.scale(());
     let scaled = scaler.scaled(weights.gradients(8.0));
     settle(&device);
-    let (grads, seen) = observe(|| scaler.unscale(scaled, &weights));
+    let (grads, seen) = names(|| scaler.unscale(scaled, &weights));
     assert!(
         seen.iter().all(|name| name.contains("burn_amp_kernels")),
         "{seen:?}"
@@ -181,18 +181,6 @@ fn a_step_that_nobody_waits_for_reads_nothing() {
 fn a_device_starts_before_another_is_read() {
     use burn::tensor::DeviceKind;
 
-    /// What was read of a device at each launch.
-    struct Reads(Device, Mutex<Vec<Option<u64>>>);
-
-    impl LaunchObserver for Reads {
-        fn launched(&self, kernel: &'static str) {
-            if kernel.contains("burn_amp_kernels") {
-                let read = largest_read(&self.0, MemoryScope::Device);
-                self.1.lock().unwrap().push(read);
-            }
-        }
-    }
-
     let _alone = alone();
     // Another device than that of the tests before, which have read it.
     let [first, second] = [DeviceKind::Cpu, DeviceKind::DefaultDevice].map(Device::wgpu);
@@ -205,12 +193,15 @@ fn a_device_starts_before_another_is_read() {
     settle(&first);
     settle(&second);
 
-    let reads = Arc::new(Reads(first.clone(), Mutex::default()));
-    let watching = LaunchObservation::new(reads.clone());
-    let grads = scaler.unscale(scaled, &weights);
-    drop(watching);
+    // What was read of it at each launch.
+    let device = first.clone();
+    let read = move |kernel: &str| {
+        let ours = kernel.contains("burn_amp_kernels");
+        ours.then(|| largest_read(&device, MemoryScope::Device))
+    };
+    let (grads, seen) = launches::observe(read, || scaler.unscale(scaled, &weights));
+    let seen: Vec<_> = seen.into_iter().flatten().collect();
     assert_eq!(grads.status().max_abs(), 1.0);
-    let seen = reads.1.lock().unwrap().clone();
     assert!(seen.len() >= 2, "{seen:?}");
     assert!(seen.iter().all(|read| *read == seen[0]), "{seen:?}");
     let now = largest_read(&first, MemoryScope::Device);

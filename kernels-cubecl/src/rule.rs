@@ -47,7 +47,7 @@ pub(crate) fn advance(state: &[u32], next: &mut [u32], skipped: bool, blameless:
 pub(crate) fn settle(next: &mut [u32]) {
     // Magnitudes of positive floats are in the order of their bits.
     let bits = capped(&*next).to_bits();
-    let factor = bits.max(LEAST).min(MOST);
+    let factor = bits.clamp(LEAST, MOST);
     next[word::FACTOR] = factor;
     next[word::INVERSE] = (254u32 << 23u32) - factor;
 }

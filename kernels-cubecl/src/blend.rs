@@ -36,6 +36,34 @@ pub fn blend<const D: usize>(
     keep: f64,
     add: f64,
 ) -> Tensor<D> {
+    blended(target, source, keep, add, None)
+}
+
+/// As [`blend`], unless `found_inf` is above 0: the target stays as it is then, bit for bit.
+///
+/// `found_inf` has shape `[1]`, is in f32 and on the device of the tensors ([`DeviceScale::found_inf`](crate::DeviceScale::found_inf)). Nobody
+/// reads it.
+///
+/// # Panics
+///
+/// If the shapes differ, or `found_inf` is on another device.
+pub fn blend_unless<const D: usize>(
+    target: Tensor<D>,
+    source: Tensor<D>,
+    keep: f64,
+    add: f64,
+    found_inf: Tensor<1>,
+) -> Tensor<D> {
+    blended(target, source, keep, add, Some(found_inf))
+}
+
+fn blended<const D: usize>(
+    target: Tensor<D>,
+    source: Tensor<D>,
+    keep: f64,
+    add: f64,
+    found_inf: Option<Tensor<1>>,
+) -> Tensor<D> {
     assert_eq!(
         target.shape(),
         source.shape(),
@@ -46,14 +74,16 @@ pub fn blend<const D: usize>(
         target.inner().into_dispatch(),
         source.inner().into_dispatch(),
     );
+    let found_inf = found_inf.map(|found| found.inner().into_dispatch());
     let sum = match is_wide && has_kernels(&target) && has_kernels(&source) {
         true => {
-            let tensors = TensorVec(vec![target, source]);
+            let tensors = [target, source].into_iter().chain(found_inf);
+            let tensors = TensorVec(tensors.collect());
             Dispatch::amp_run(tensors, Job::Blend { keep, add })
                 .0
                 .remove(0)
         }
-        false => weighted_sum::<Dispatch>(target, source, keep, add),
+        false => weighted_sum::<Dispatch>(target, source, keep, add, found_inf),
     };
     Tensor::from_dispatch(sum)
 }

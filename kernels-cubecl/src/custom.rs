@@ -9,7 +9,7 @@ use crate::{
     histogram::BINS,
     ops::{AmpOps, Job, TensorVec, cast},
     status::FIELDS,
-    update::{ROW, UpdateRule},
+    update::{ROW, UNDECIDED, UpdateRule},
 };
 
 const UNSCALE: &str = "amp::unscale";
@@ -65,7 +65,7 @@ fn outputs(job: Job, inputs: &[TensorIr]) -> Vec<(Shape, DType)> {
         Job::Histogram => vec![flat(2 * BINS)],
         Job::Blend { .. } | Job::Advance => vec![(first.shape.clone(), first.dtype)],
         Job::Decide { .. } => {
-            let parameters = first.shape.num_elements() / (ROW + 1);
+            let parameters = first.shape.num_elements() / UNDECIDED;
             vec![(Shape::from([parameters, ROW]), DType::F32)]
         }
         Job::MulCast { dtype, .. } => vec![(first.shape.clone(), dtype.into())],

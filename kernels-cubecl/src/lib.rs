@@ -30,6 +30,7 @@
 mod backends;
 mod blend;
 mod cast;
+mod clip;
 #[cfg(any(feature = "cubecl", feature = "router"))]
 mod custom;
 mod error;
@@ -57,8 +58,9 @@ mod words;
 pub use backends::register_amp_ops;
 #[cfg(feature = "flex")]
 pub use backends::release_memory;
-pub use blend::blend;
+pub use blend::{blend, blend_unless};
 pub use cast::{scaled_cast, watched_cast};
+pub use clip::{ClipTable, NormClip, clip_factors};
 pub use error::UnsupportedDType;
 pub use factor::Factor;
 pub use graph::{Graph, Place, Preparation};

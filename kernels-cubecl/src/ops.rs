@@ -1,6 +1,7 @@
 use burn::backend::{
     Backend, BackendTensor, Dispatch, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind,
-    ExtensionType, TensorMetadata, backend_extension, tensor::FloatTensor,
+    ExtensionType, TensorMetadata, backend_extension, get_or_init_device_settings,
+    tensor::FloatTensor,
 };
 use burn::tensor::{DType, FloatDType, Shape};
 
@@ -29,7 +30,8 @@ pub enum Job {
     /// describes.
     Histogram,
     /// Gives `keep` times the first tensor and `add` times the second, which has its shape. The first is f32, or f64 on
-    /// Flex, and is overwritten where nobody else holds it.
+    /// Flex, and is overwritten where nobody else holds it. If there is a third, of shape `[1]` and dtype f32, and it is not 0, gives the first
+    /// as it is.
     Blend {
         /// Of the first tensor.
         keep: f64,
@@ -53,8 +55,9 @@ pub enum Job {
     /// the rows in the second. If there is a third, the rows of what came to the border, and its first row tells of values that were not
     /// finite, the scale stays. Gives the words of the next state.
     Advance,
-    /// Gives the rows of an update that the state in the second tensor decides, of what the first has, flat: a row and a time for each
-    /// parameter, as [`DeviceScale::decide`](crate::DeviceScale::decide) describes them.
+    /// Gives the rows of an update that the state in the second tensor decides, of what the first has, flat: a row, a time and a gradient for
+    /// each parameter, as [`DeviceScale::decide`](crate::DeviceScale::decide) describes them. If there are more, a
+    /// [`ClipTable`](crate::ClipTable) and the rows of [`Status`](crate::Status), the gradients are clipped.
     Decide {
         /// Whose step.
         rule: UpdateRule,
@@ -119,13 +122,25 @@ pub(crate) fn weighted_sum<B: Backend>(
     source: FloatTensor<B>,
     keep: f64,
     add: f64,
+    found_inf: Option<FloatTensor<B>>,
 ) -> FloatTensor<B> {
+    let before = found_inf.map(|found| (found, target.clone()));
     let weighted = |tensor, weight: f64| match weight {
         1.0 => tensor,
         weight => B::float_mul_scalar(tensor, weight.into()),
     };
     let source = cast::<B>(source, target.dtype());
-    B::float_add(weighted(target, keep), weighted(source, add))
+    let sum = B::float_add(weighted(target, keep), weighted(source, add));
+    match before {
+        Some((found, before)) => {
+            let bools = get_or_init_device_settings::<B>(&before.device()).bool_dtype;
+            let found = B::float_reshape(found, Shape::from(vec![1; before.rank()]));
+            let found = B::float_expand(found, before.shape());
+            let found = B::float_greater_elem(found, 0.0.into(), bools);
+            B::float_mask_where(sum, found, before)
+        }
+        None => sum,
+    }
 }
 
 /// [`Job::MulCast`], of Burn's operations.

@@ -22,11 +22,12 @@ use burn::{
 
 use crate::{
     backends::has_kernels,
+    clip::ClipTable,
     graph::Place,
     ops::{AmpOps, Job, TensorVec},
     rule,
     status::Status,
-    update::{ROW, UpdateRow, UpdateRule},
+    update::{UNDECIDED, UpdateRow, UpdateRule},
     watch::Crossing,
     words::words,
 };
@@ -55,7 +56,7 @@ words! {
     /// Skipped steps.
     7 SKIPPED skipped: u32,
     /// Whether the last step was skipped: 1 or 0.
-    8 FOUND found_inf: u32,
+    8 FOUND found_inf: f32,
     /// Whether the scale moves: 1 or 0.
     9 DYNAMIC dynamic: u32,
     /// What a growth multiplies by.
@@ -171,23 +172,48 @@ impl DeviceScale {
     /// `rows` are as for a step that is taken, but those of `Adam` and `AdamW` have the optimizer's own `epsilon` and no corrections: the
     /// device knows them. `times` are the steps of each parameter up to this one, as if none had been skipped since this state was
     /// [uploaded](ScaleState::upload).
-    pub fn decide(&self, rule: UpdateRule, rows: &[UpdateRow], times: &[u32]) -> Tensor<2> {
-        self.decide_sent(rule, Self::send(rows, times, &self.device()))
+    ///
+    /// `clip` is how gradients are clipped, and what was found in them: each row's `scale` is multiplied by the factor that
+    /// [`clip_factors`](crate::clip_factors) gives. `gradients` says which of them is each parameter's, and is not looked at without it.
+    pub fn decide(
+        &self,
+        rule: UpdateRule,
+        rows: &[UpdateRow],
+        times: &[u32],
+        clip: Option<(&ClipTable, &Status)>,
+        gradients: &[u32],
+    ) -> Tensor<2> {
+        let sent = Self::send(rows, times, gradients, &self.device());
+        self.decide_sent(rule, sent, clip)
     }
 
     /// Sends what [`decide`](Self::decide) takes to a device: to be decided there later, and more than once. Flat, in f32. Does not wait.
-    pub fn send(rows: &[UpdateRow], times: &[u32], device: &Device) -> Tensor<1> {
-        let words = rows.iter().zip(times);
-        let words = words.flat_map(|(row, time)| row.words().into_iter().chain([*time]));
+    pub fn send(
+        rows: &[UpdateRow],
+        times: &[u32],
+        gradients: &[u32],
+        device: &Device,
+    ) -> Tensor<1> {
+        let words = rows.iter().zip(times.iter().zip(gradients));
+        let words = words
+            .flat_map(|(row, (time, gradient))| row.words().into_iter().chain([*time, *gradient]));
         Tensor::from_data(
-            data_of(words, [rows.len() * (ROW + 1)]),
+            data_of(words, [rows.len() * UNDECIDED]),
             (device, DType::F32),
         )
     }
 
     /// As [`decide`](Self::decide), of what was [sent](Self::send). Does not wait.
-    pub fn decide_sent(&self, rule: UpdateRule, sent: Tensor<1>) -> Tensor<2> {
-        let tensors = TensorVec(vec![sent.into_dispatch(), self.0.clone()]);
+    pub fn decide_sent(
+        &self,
+        rule: UpdateRule,
+        sent: Tensor<1>,
+        clip: Option<(&ClipTable, &Status)>,
+    ) -> Tensor<2> {
+        let clip = clip.and_then(|(table, status)| table.with(status));
+        let clip = clip.into_iter().flatten().map(Tensor::into_dispatch);
+        let tensors = [sent.into_dispatch(), self.0.clone()].into_iter();
+        let tensors = TensorVec(tensors.chain(clip).collect());
         let rows = Dispatch::amp_run(tensors, Job::Decide { rule }).0.remove(0);
         Tensor::from_dispatch(rows)
     }
@@ -208,6 +234,12 @@ impl DeviceScale {
     pub fn factors(&self) -> [Tensor<1>; 2] {
         let words = Tensor::<1>::from_dispatch(self.0.clone());
         [word::FACTOR, word::INVERSE].map(|word| words.clone().slice(word..word + 1))
+    }
+
+    /// Whether the last step was skipped: 1 or 0, of shape `[1]`, in f32. Does not wait for the device.
+    pub fn found_inf(&self) -> Tensor<1> {
+        let words = Tensor::<1>::from_dispatch(self.0.clone());
+        words.slice(word::FOUND..word::FOUND + 1)
     }
 
     /// Its device.

@@ -182,6 +182,13 @@ pub(crate) fn decode(fields: impl Iterator<Item = f64>) -> Vec<TensorStatus> {
     fields.chunks_exact(FIELDS).map(row).collect()
 }
 
+/// The norms of rows.
+#[cfg(feature = "flex")]
+pub(crate) fn norms(rows: &[f64]) -> Vec<f64> {
+    let rows = rows.chunks_exact(FIELDS);
+    rows.map(|row| row[9] * row[10]).collect()
+}
+
 pub(crate) fn decode_count(fields: &[f64]) -> u64 {
     fields[0] as u64 * u64::from(COUNT_BASE) + fields[1] as u64
 }

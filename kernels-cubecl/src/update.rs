@@ -13,6 +13,9 @@ use crate::{
     words::words,
 };
 
+/// Words of one that is not decided: the row's, how many steps the parameter has, and where its gradient is among those that were measured.
+pub(crate) const UNDECIDED: usize = ROW + 2;
+
 /// Which of Burn's optimizers takes a step, and what it keeps of each parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum UpdateRule {

@@ -3,7 +3,7 @@
 //! On the device that the features choose, or `BURN_DEVICE` where there are several.
 
 use burn::tensor::{DType, Device, Element, FloatDType, Tensor, TensorData};
-use burn_amp_kernels::blend;
+use burn_amp_kernels::{blend, blend_unless};
 
 /// Numbers that f16 and bf16 hold exactly, and that are no pattern of the block size.
 fn wave(count: usize, seed: usize) -> Vec<f32> {
@@ -166,5 +166,52 @@ mod memory {
         let target = tensor(1);
         let result = blend(target.clone(), tensor(2), 2.0, 1.0);
         assert_ne!(address(&result), address(&target));
+    }
+}
+
+/// What stays is the target, bit for bit, whoever holds it.
+#[test]
+fn unless_the_device_says_no() {
+    let dtypes = dtypes();
+    for dtype in [DType::F32, DType::F16, DType::F64] {
+        for count in [1, 7, 1024, 1025] {
+            for (found, is_held) in [(0.0, false), (0.0, true), (1.0, false), (1.0, true)] {
+                if !dtypes.contains(&dtype) {
+                    continue;
+                }
+                let wide = if dtype == DType::F64 {
+                    dtype
+                } else {
+                    DType::F32
+                };
+                let mut values = wave(count, 1);
+                values[0] = -0.0;
+                let target = tensor(values, wide);
+                let source = tensor(wave(count, 2), dtype);
+                let held = is_held.then(|| target.clone());
+                let expected = match found > 0.0 {
+                    true => tensor(target.to_data().iter().collect(), wide),
+                    false => blend(
+                        tensor(target.to_data().iter().collect(), wide),
+                        source.clone(),
+                        0.9,
+                        0.1,
+                    ),
+                };
+                let found_inf = tensor(vec![found], DType::F32);
+                let result = blend_unless(target, source, 0.9, 0.1, found_inf);
+                let bits = |tensor: Tensor<1>| tensor.into_data().as_bytes().to_vec();
+                assert_eq!(
+                    bits(result),
+                    bits(expected),
+                    "{dtype:?} {count} {found} {is_held}"
+                );
+                if let Some(held) = held {
+                    let mut values = wave(count, 1);
+                    values[0] = -0.0;
+                    assert_eq!(bits(held), bits(tensor(values, wide)));
+                }
+            }
+        }
     }
 }

@@ -126,7 +126,7 @@ fn the_device_moves_it_as_the_host_does() {
             let found = state.read();
             assert_same(&schedule, &found);
             assert_eq!((found.steps, found.skipped), (step, skips));
-            assert_eq!(found.found_inf, u32::from(skipped));
+            assert_eq!(found.found_inf, f32::from(skipped));
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The loss scale on the device, ahead of what the host has heard.
 
 use burn::tensor::Tensor;
-use burn_amp_kernels::{Crossing, DeviceScale, Status};
+use burn_amp_kernels::{ClipTable, Crossing, DeviceScale, Status};
 use std::{
     collections::BTreeSet,
     sync::{
@@ -21,6 +21,8 @@ pub struct Ahead {
     owner: Weak<()>,
     /// How a step is recorded, if it is not made.
     rehearsal: Mutex<Option<Rehearsal>>,
+    /// How gradients are clipped, and what was found in those of the last step.
+    clip: Option<(ClipTable, Status)>,
 }
 
 impl Ahead {
@@ -35,6 +37,7 @@ impl Ahead {
             run,
             owner,
             rehearsal: Mutex::new(None),
+            clip: None,
         }
     }
 
@@ -80,7 +83,23 @@ impl Ahead {
     /// After a step with gradients of this status, which came to the border like this.
     pub(crate) fn advance(&self, status: &Status, crossing: Option<&Crossing>) -> Self {
         let scale = self.scale.clone().advance(status, crossing);
-        Self::of(scale, self.run.clone(), self.owner.clone())
+        Self {
+            clip: (self.clip.clone()).map(|(table, _)| (table, status.clone())),
+            ..Self::of(scale, self.run.clone(), self.owner.clone())
+        }
+    }
+
+    /// Its steps clip gradients like this.
+    pub(crate) fn clipping(self, table: Option<ClipTable>) -> Self {
+        Self {
+            clip: table.map(|table| (table, Status::default())),
+            ..self
+        }
+    }
+
+    /// How the gradients of the last step are clipped, and what was found in them.
+    pub(crate) fn clip(&self) -> Option<(&ClipTable, &Status)> {
+        self.clip.as_ref().map(|(table, status)| (table, status))
     }
 
     pub(crate) fn run(&self) -> &Arc<Run> {
@@ -89,6 +108,11 @@ impl Ahead {
 
     pub(crate) fn scale(&self) -> &DeviceScale {
         &self.scale
+    }
+
+    /// Whether the last step was skipped, of shape `[1]`.
+    pub(crate) fn found_inf(&self) -> Tensor<1> {
+        self.scale.found_inf()
     }
 
     /// The scale, of shape `[1]`.

@@ -3,15 +3,16 @@
 use burn::{
     config::Config,
     module::{ModuleMapper, Param, ParamGroup, ParamId},
+    optim::GradientsParams,
     tensor::{DType, Tensor},
 };
-use burn_amp_kernels::TensorStatus;
+use burn_amp_kernels::{ClipTable, NormClip, TensorStatus, clip_factors};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 
 use crate::{
     dtype::widened, entries::Entry, error::AmpError, gradient_status::norm,
-    gradients::UnscaledGradients,
+    gradients::UnscaledGradients, rank::with_rank,
 };
 
 /// How gradients are clipped: Burn's `GradientClippingConfig`, with the global norm beside it.
@@ -75,6 +76,9 @@ impl GradientClip {
     }
 }
 
+/// What the gradients of parameters are multiplied by; others are not.
+pub(crate) type Factors = HashMap<ParamId, f32>;
+
 /// Which parameters are clipped how: by the last group that matches, or else by the rule for all.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ClipRules {
@@ -91,6 +95,49 @@ impl ClipRules {
     fn rules(&self) -> Vec<GradientClip> {
         let groups = self.groups.iter().map(|(_, clip)| *clip);
         self.all.into_iter().chain(groups).collect()
+    }
+
+    /// How a device clips these gradients by their norms; none if it has not to.
+    pub(crate) fn table(&self, entries: &[Entry]) -> Option<ClipTable> {
+        let clips = self.by_norm(entries);
+        let device = &entries.first()?.device;
+        let clips_any = clips.iter().any(|clip| *clip != NormClip::Not);
+        clips_any.then(|| ClipTable::upload(&clips, device))
+    }
+
+    /// How each gradient is clipped by a norm.
+    fn by_norm(&self, entries: &[Entry]) -> Vec<NormClip> {
+        let rules = self.rules();
+        let clip = |entry: &Entry| {
+            let index = self.rule(entry.id, &entry.path);
+            match index.map(|index| (index, rules[index])) {
+                Some((_, GradientClip::Norm(threshold))) => NormClip::Own(threshold as f32),
+                Some((index, GradientClip::GlobalNorm(threshold))) => NormClip::Joint {
+                    group: index as u16,
+                    threshold: threshold as f32,
+                },
+                Some((_, GradientClip::Value(_))) | None => NormClip::Not,
+            }
+        };
+        entries.iter().map(clip).collect()
+    }
+
+    /// Limits the values of the gradients that are clipped by value. Nobody has to know whether any is beyond its limit.
+    pub(crate) fn limit(&self, grads: &mut GradientsParams, entries: &[Entry]) {
+        let rules = self.rules();
+        if !(rules.iter()).any(|rule| matches!(rule, GradientClip::Value(_))) {
+            return;
+        }
+        for entry in entries {
+            let rule = self.rule(entry.id, &entry.path);
+            if let Some(GradientClip::Value(threshold)) = rule.map(|rule| rules[rule]) {
+                with_rank!(entry.rank, D => {
+                    if let Some(grad) = grads.remove::<D>(entry.id) {
+                        grads.register(entry.id, grad.inner().clamp(-threshold, threshold));
+                    }
+                }, rank => unreachable!("a gradient of rank {rank}"));
+            }
+        }
     }
 
     /// The position of a parameter's rule among [`rules`](Self::rules).
@@ -138,7 +185,7 @@ impl UnscaledGradients {
             all: Some(*clip),
             groups: Vec::new(),
         };
-        self.clip_by(&rules, 1.0)
+        Ok(self.clip_by(&rules, 1.0, false)?.0)
     }
 
     /// As [`clip`](Self::clip), with a rule for each group of parameters. A parameter that matches several groups follows the
@@ -166,22 +213,37 @@ impl UnscaledGradients {
             all: None,
             groups: groups.to_vec(),
         };
-        self.clip_by(&rules, 1.0)
+        Ok(self.clip_by(&rules, 1.0, false)?.0)
     }
 
-    /// Clips by these rules what a guard has multiplied by `factor`, at most 1, in one multiplication.
-    pub(crate) fn clip_by(mut self, rules: &ClipRules, factor: f64) -> Result<Self, AmpError> {
+    /// Clips by these rules what a guard has multiplied by `factor`, at most 1, in one multiplication. If the `later` step multiplies, it is told
+    /// by what; those factors are the ones that a device finds by itself.
+    pub(crate) fn clip_by(
+        mut self,
+        rules: &ClipRules,
+        factor: f64,
+        later: bool,
+    ) -> Result<(Self, Factors), AmpError> {
+        let mut factors = Factors::new();
         if self.has_overflow() {
-            return Ok(self);
+            return Ok((self, factors));
         }
         let statuses = self.measured()?;
         // Also what a change, or a disabled scaler, has let through: clipped, it would look like a gradient.
         if statuses.iter().any(|status| status.non_finite > 0) {
-            return Ok(self);
+            return Ok((self, factors));
         }
-        let norms = Norms::of(&self, &statuses)?;
+        let mut norms = Norms::of(&self, &statuses)?;
+        let is_f64 = |entry: &Entry| entry.gradient == DType::F64;
+        if later && !self.entries().iter().any(is_f64) {
+            let clips = rules.by_norm(self.entries());
+            norms.factors = Some(clip_factors(&clips, &norms.norms));
+        }
         let mut plan = Plan::new(rules, factor, self.entries(), &statuses, &norms);
         let clipped = plan.limits.len();
+        if later {
+            factors = plan.take_factors();
+        }
         for (factor, positions) in plan.take_shared(self.entries()) {
             self.scale(&positions, factor)?;
         }
@@ -192,7 +254,7 @@ impl UnscaledGradients {
         status.clipped = Some(clipped);
         status.clip_coefficient = plan.coefficients.into_iter().min_by(f64::total_cmp);
         status.clip_norms = plan.norms;
-        Ok(self)
+        Ok((self, factors))
     }
 }
 
@@ -200,6 +262,8 @@ impl UnscaledGradients {
 struct Norms {
     unit: f64,
     norms: Vec<f64>,
+    /// What a device multiplies each gradient by, where that counts.
+    factors: Option<Vec<f32>>,
 }
 
 impl Norms {
@@ -208,7 +272,11 @@ impl Norms {
     fn of(grads: &UnscaledGradients, statuses: &[TensorStatus]) -> Result<Self, AmpError> {
         let norms: Vec<f64> = statuses.iter().map(|status| status.norm).collect();
         if norm(norms.iter().copied()).is_finite() {
-            return Ok(Self { unit: 1.0, norms });
+            return Ok(Self {
+                unit: 1.0,
+                norms,
+                factors: None,
+            });
         }
         let unit = 2f64.powi(-64);
         let scaled = grads.clone().mul_scalar(unit).measured()?;
@@ -218,7 +286,11 @@ impl Norms {
             _ => norms[index] * unit,
         };
         let norms = grads.entries().iter().enumerate().map(norm).collect();
-        Ok(Self { unit, norms })
+        Ok(Self {
+            unit,
+            norms,
+            factors: None,
+        })
     }
 }
 
@@ -275,28 +347,33 @@ impl Plan {
             }
         }
         let rule_of: Vec<_> = entries.iter().map(|e| clip.rule(e.id, &e.path)).collect();
+        let known = |at: usize| {
+            let factors = found.factors.as_ref();
+            factors.map(|factors| f64::from(factors[at]))
+        };
         for (index, rule) in clip.rules().into_iter().enumerate() {
-            let group = (entries.iter().zip(statuses).zip(&found.norms).zip(&rule_of))
-                .filter(|(_, rule)| **rule == Some(index))
-                .map(|(gradient, _)| gradient);
+            let group = (0..entries.len()).filter(|at| rule_of[*at] == Some(index));
             let global = match rule {
                 GradientClip::GlobalNorm(threshold) => {
-                    let norm = norm(group.clone().map(|(_, norm)| *norm));
-                    let coefficient = (threshold * unit / (norm + Self::EPSILON * unit)).min(1.0);
+                    let norm = norm(group.clone().map(|at| found.norms[at]));
+                    let known = group.clone().next().and_then(known);
+                    let found = (threshold * unit / (norm + Self::EPSILON * unit)).min(1.0);
+                    let coefficient = known.unwrap_or(found);
                     plan.norms.push(norm / unit);
                     plan.coefficients.push(coefficient);
                     coefficient
                 }
                 _ => 1.0,
             };
-            for ((entry, status), norm) in group {
+            for at in group {
+                let (entry, status, norm) = (&entries[at], &statuses[at], found.norms[at]);
                 let (mut factor, mut clamp) = (guarded.min(global), None);
                 match rule {
                     GradientClip::Value(threshold) => {
                         clamp = (factor * status.max_abs > threshold).then_some(threshold);
                     }
-                    GradientClip::Norm(threshold) if *norm > threshold * unit => {
-                        factor = factor.min(threshold * unit / norm);
+                    GradientClip::Norm(threshold) if norm > threshold * unit => {
+                        factor = factor.min(known(at).unwrap_or(threshold * unit / norm));
                     }
                     _ => {}
                 }
@@ -306,6 +383,14 @@ impl Plan {
             }
         }
         plan
+    }
+
+    /// Takes out those that are a factor alone.
+    fn take_factors(&mut self) -> Factors {
+        let factors = (self.limits).extract_if(|_, limit| limit.clamp.is_none());
+        factors
+            .map(|(id, limit)| (id, limit.factor as f32))
+            .collect()
     }
 
     /// Takes out the factors that several gradients share, with the positions of these: one pass does each.

@@ -3,8 +3,9 @@
 use burn::{
     config::Config,
     module::{Module, Param, ParamId},
-    tensor::Tensor,
+    tensor::{DType, Device, Tensor},
 };
+use burn_amp_kernels::{blend, blend_unless};
 use serde::{Deserialize, Serialize};
 use std::{cell::LazyCell, collections::HashSet};
 
@@ -156,16 +157,7 @@ impl Ema {
         masters: &dyn Fn() -> ParamTensors,
     ) -> M {
         let loaded = self.averages.len();
-        let mut update = Update {
-            averages: &mut self.averages,
-            masters: LazyCell::new(Box::new(masters)),
-            momentum: self.config.momentum,
-            seen: HashSet::new(),
-            met: 0,
-        };
-        module_path::visit(&module, &mut update);
-        let unknown = loaded - update.met;
-        drop(update);
+        let unknown = loaded - self.average(&module, masters, None);
         if std::mem::take(&mut self.loaded) && unknown > 0 {
             log::warn!(
                 "{unknown} of the {loaded} averages that were loaded belong to no parameter of this module, and are not used: load \
@@ -179,6 +171,53 @@ impl Ema {
             }
             _ => module,
         }
+    }
+
+    /// Averages the parameters, unless the device says that the step was skipped. How many had an average before.
+    fn average<M: Module>(
+        &mut self,
+        module: &M,
+        masters: &dyn Fn() -> ParamTensors,
+        found_inf: Option<Tensor<1>>,
+    ) -> usize {
+        let mut update = Update {
+            averages: &mut self.averages,
+            masters: LazyCell::new(Box::new(masters)),
+            momentum: self.config.momentum,
+            found_inf,
+            seen: HashSet::new(),
+            met: 0,
+        };
+        module_path::visit(module, &mut update);
+        update.met
+    }
+
+    /// Whether the next update needs nothing of the host: not the first one, nor one that may overwrite the parameters.
+    pub(crate) fn can_update_unheard<M: Module>(&self, module: &M, device: &Device) -> bool {
+        let mut known = Known {
+            averages: &self.averages,
+            device,
+            all: self.updates > 0 && !self.loaded && self.config.overwrite_frequency.is_none(),
+        };
+        if known.all {
+            module_path::visit(module, &mut known);
+        }
+        known.all
+    }
+
+    /// As [`update_with`](Self::update_with), if `found_inf` is 0 on the device. It is counted when the host hears of it.
+    pub(crate) fn update_unheard<M: Module>(
+        &mut self,
+        module: &M,
+        masters: &dyn Fn() -> ParamTensors,
+        found_inf: Tensor<1>,
+    ) {
+        self.average(module, masters, Some(found_inf));
+    }
+
+    /// Counts updates that nobody has waited for.
+    pub(crate) fn count(&mut self, updates: u64) {
+        self.updates += updates;
     }
 
     /// A copy of the module with the averages in place of its parameters, for evaluation while training goes on.
@@ -243,6 +282,8 @@ struct Update<'a> {
     averages: &'a mut ParamTensors,
     masters: LazyCell<ParamTensors, Box<dyn FnOnce() -> ParamTensors + 'a>>,
     momentum: f64,
+    /// What tells on the device that there is no update; it has an average of every parameter.
+    found_inf: Option<Tensor<1>>,
     seen: HashSet<ParamId>,
     /// How many parameters had an average before.
     met: usize,
@@ -272,7 +313,11 @@ impl module_path::Visit for Update<'_> {
         }
         let average = match self.averages.take::<D>(param.id, &value.device()) {
             Some(average) if old.is_none() => {
-                burn_amp_kernels::blend(average, value, self.momentum, 1.0 - self.momentum)
+                let (keep, add) = (self.momentum, 1.0 - self.momentum);
+                match &self.found_inf {
+                    Some(found) => blend_unless(average, value, keep, add, found.clone()),
+                    None => blend(average, value, keep, add),
+                }
             }
             // The first time it shares the parameter's memory, which the next step leaves to it.
             _ => {
@@ -281,6 +326,24 @@ impl module_path::Visit for Update<'_> {
             }
         };
         self.averages.insert(param.id, average);
+    }
+}
+
+/// Whether all parameters that are averaged have an average here.
+struct Known<'a> {
+    averages: &'a ParamTensors,
+    device: &'a Device,
+    all: bool,
+}
+
+impl module_path::Visit for Known<'_> {
+    fn parameter<const D: usize>(&mut self, _path: &ModulePath, param: &Param<Tensor<D>>) {
+        if self.all && param.is_require_grad() {
+            let shape = self.averages.shape(param.id);
+            self.all = shape.is_some_and(|shape| *shape == param.shape())
+                && self.averages.dtype(param.id) == Some(DType::F32)
+                && param.device().inner() == *self.device;
+        }
     }
 }
 

@@ -23,6 +23,7 @@ use self::{
 };
 use crate::{
     ahead::Ahead,
+    clip::Factors,
     convert::replace_value,
     error::AmpError,
     master_weights::masters_of,
@@ -77,7 +78,8 @@ pub type FusedAdamW = Fused<AdamWConfig>;
 ///   `Device::default()` is.
 /// - **Memory** is that of Burn's optimizer. A clone shares the state until either steps.
 /// - **`grad_clipping`** of a configuration clips the gradient of each parameter before the pass, by Burn's own operations.
-///   [`ScaledOptimizer::with_clipping`](crate::ScaledOptimizer::with_clipping) takes one pass for all.
+///   [`ScaledOptimizer::with_clipping`](crate::ScaledOptimizer::with_clipping) takes no operation: gradients are multiplied in the pass.
+///   Clipping by value takes one for each gradient.
 /// - **In a `Learner`** ([`MixedPrecision::learner`](crate::MixedPrecision), feature `train`), and inside of a
 ///   [`PipelinedOptimizer`](crate::PipelinedOptimizer) there, a step is one pass too. In a Learner of Burn's own
 ///   ([`into_inner`](Self::into_inner)), and with a model that has a `TrainStep::optimize` of its own, Burn's `ModuleOptimizer` hands over
@@ -85,6 +87,8 @@ pub type FusedAdamW = Fused<AdamWConfig>;
 #[derive(Clone)]
 pub struct Fused<C> {
     optim: ModuleOptimizer,
+    /// Whether a group has clipping of its own.
+    clips: bool,
     config: PhantomData<fn(C)>,
 }
 
@@ -99,6 +103,7 @@ impl<C: FusedConfig> Fused<C> {
         // `ModuleOptimizer` begins with an optimizer of another kind; the group of all parameters comes behind it.
         let fused = Self {
             optim: SgdConfig::new().init(),
+            clips: false,
             config: PhantomData,
         };
         fused.with_group(ParamGroup::all(), config)
@@ -112,6 +117,7 @@ impl<C: FusedConfig> Fused<C> {
     /// As [`new`](Self::new).
     pub fn with_group(mut self, group: ParamGroup, config: C) -> Result<Self, AmpError> {
         let Settings { rule, clipping } = config.settings()?;
+        self.clips |= clipping.is_some();
         self.optim = self.optim.with_group(group, Fuse::new(rule), clipping);
         Ok(self)
     }
@@ -132,7 +138,14 @@ impl<C> Fused<C> {
         module: M,
         grads: GradientsParams,
     ) -> M {
-        step_in_one_pass(&mut self.optim, None, lr.into(), module, grads)
+        step_in_one_pass(
+            &mut self.optim,
+            None,
+            &Factors::new(),
+            lr.into(),
+            module,
+            grads,
+        )
     }
 
     /// Burn's optimizer with this one's state. It steps parameters one by one, each in a pass of its own.
@@ -142,9 +155,12 @@ impl<C> Fused<C> {
 }
 
 /// The step of Burn's optimizer with the state of a [`Fused`] one: if the device says so, where there is somebody who asks it.
+///
+/// Gradients are multiplied by their factors first.
 pub(crate) fn step_in_one_pass<M: Module>(
     optim: &mut ModuleOptimizer,
     verdict: Option<&Arc<Ahead>>,
+    factors: &Factors,
     lr: ModuleLearningRate,
     module: M,
     grads: GradientsParams,
@@ -152,10 +168,13 @@ pub(crate) fn step_in_one_pass<M: Module>(
     let mut stepped = Trained {
         grads: &grads,
         ids: HashSet::new(),
+        by: factors,
+        factors: Vec::new(),
     };
     module_path::visit(&module, &mut stepped);
-    let ids = stepped.ids;
-    let (module, values) = pass::collected(verdict, || optim.step(lr, module, grads));
+    let (ids, factors) = (stepped.ids, stepped.factors);
+    let step = || optim.step(lr, module, grads);
+    let (module, values) = pass::collected(verdict, factors, step);
     let mut put = PutBack {
         ids,
         values: values.into_iter(),
@@ -167,12 +186,16 @@ pub(crate) fn step_in_one_pass<M: Module>(
 struct Trained<'a> {
     grads: &'a GradientsParams,
     ids: HashSet<ParamId>,
+    by: &'a Factors,
+    /// In the order in which Burn steps.
+    factors: Vec<f32>,
 }
 
 impl module_path::Visit for Trained<'_> {
     fn parameter<const D: usize>(&mut self, _path: &ModulePath, param: &Param<Tensor<D>>) {
-        if self.grads.get::<D>(param.id).is_some() {
-            self.ids.insert(param.id);
+        if self.grads.get::<D>(param.id).is_some() && self.ids.insert(param.id) {
+            let factor = self.by.get(&param.id).copied();
+            self.factors.push(factor.unwrap_or(1.0));
         }
     }
 }
@@ -235,6 +258,21 @@ impl<C> ModuleOptim for Fused<C> {
         true
     }
 
+    /// Its own clipping comes after that of others.
+    fn takes_factors(&self) -> bool {
+        !self.clips
+    }
+
+    fn step_times<M: Module>(
+        &mut self,
+        lr: ModuleLearningRate,
+        module: M,
+        grads: GradientsParams,
+        factors: &Factors,
+    ) -> M {
+        step_in_one_pass(&mut self.optim, None, factors, lr, module, grads)
+    }
+
     fn step_unheard<M: Module>(
         &mut self,
         lr: ModuleLearningRate,
@@ -242,7 +280,14 @@ impl<C> ModuleOptim for Fused<C> {
         grads: GradientsParams,
         verdict: &Arc<Ahead>,
     ) -> M {
-        step_in_one_pass(&mut self.optim, Some(verdict), lr, module, grads)
+        step_in_one_pass(
+            &mut self.optim,
+            Some(verdict),
+            &Factors::new(),
+            lr,
+            module,
+            grads,
+        )
     }
 }
 

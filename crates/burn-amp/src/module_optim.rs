@@ -1,10 +1,11 @@
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::Module,
+    module::{Module, ParamId},
     optim::{GradientsParams, ModuleOptimizer, OptimizerRecord},
     tensor::DType,
 };
 use std::{
+    collections::HashMap,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
 };
@@ -111,6 +112,24 @@ pub trait ModuleOptim {
         false
     }
 
+    /// Whether it multiplies gradients while it steps, so that clipping by a norm takes no pass: see [`step_times`](Self::step_times).
+    #[doc(hidden)]
+    fn takes_factors(&self) -> bool {
+        false
+    }
+
+    /// As [`step`](Self::step), with gradients that are multiplied by these numbers first: in f32, where they have one. Not called by default.
+    #[doc(hidden)]
+    fn step_times<M: Module>(
+        &mut self,
+        lr: ModuleLearningRate,
+        module: M,
+        grads: GradientsParams,
+        _factors: &HashMap<ParamId, f32>,
+    ) -> M {
+        self.step(lr, module, grads)
+    }
+
     /// As [`step`](Self::step), if the device says so, with gradients that nobody has looked at. Not called by default.
     #[doc(hidden)]
     fn step_unheard<M: Module>(
@@ -212,6 +231,20 @@ impl<O: ModuleOptim> ModuleOptim for &mut O {
 
     fn steps_unheard(&self) -> bool {
         (**self).steps_unheard()
+    }
+
+    fn takes_factors(&self) -> bool {
+        (**self).takes_factors()
+    }
+
+    fn step_times<M: Module>(
+        &mut self,
+        lr: ModuleLearningRate,
+        module: M,
+        grads: GradientsParams,
+        factors: &HashMap<ParamId, f32>,
+    ) -> M {
+        (**self).step_times(lr, module, grads, factors)
     }
 
     fn step_unheard<M: Module>(

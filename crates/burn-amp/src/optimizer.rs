@@ -1,7 +1,7 @@
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
     module::{Module, ParamGroup},
-    optim::{GradientsParams, ModuleOptimizer, MultiGradientsParams},
+    optim::{ModuleOptimizer, MultiGradientsParams},
     tensor::{Bytes, Tensor},
 };
 
@@ -25,7 +25,7 @@ use crate::{
     module_optim::ModuleOptim,
     record::{AmpRecord, OptimizerState},
     scaler::GradScaler,
-    step_options::StepOptions,
+    step_options::{Decided, StepOptions},
 };
 
 /// An optimizer with loss scaling: [`step`](Self::step) unscales the gradients, tests them, steps the inner
@@ -110,13 +110,16 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 
     /// Clips gradients after they were unscaled and tested; see [`UnscaledGradients::clip`].
     ///
-    /// Clipping that is configured on the inner optimizer comes after it.
+    /// Clipping that is configured on the inner optimizer comes after it. A [fused optimizer](crate::Fused) that has none multiplies gradients
+    /// by the coefficients while it steps, in f32 and in no pass of its own; they are f32 numbers then, within 2^-21 of what f64 gives.
     ///
     /// # Errors
     ///
     /// [`AmpError::InvalidValue`] if the threshold is zero, negative or NaN.
     pub fn with_clipping(mut self, clip: GradientClip) -> Result<Self, AmpError> {
         clip.check("clip")?;
+        // Those that are under way were clipped by the rules of before.
+        self.settle_unheard();
         self.options.clip.all = Some(clip);
         Ok(self)
     }
@@ -144,6 +147,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         clip: GradientClip,
     ) -> Result<Self, AmpError> {
         clip.check("clip_groups")?;
+        self.settle_unheard();
         self.options.clip.groups.push((group, clip));
         Ok(self)
     }
@@ -256,9 +260,11 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// With a [fused optimizer](crate::Fused) it does not wait: the device itself skips the step and moves the loss scale, which the next
     /// scopes take from there. Scale, counters, outcome and status here are those of an earlier step then, of the
     /// one before or, if the device is behind, of one at most 17 before; so is an error. [`synchronize`](Self::synchronize) waits for them, and so do records. The results are
-    /// the same, bit for bit. It waits as with other optimizers with accumulation, clipping, a guard or averages, running statistics,
+    /// the same, bit for bit. It waits as with other optimizers with accumulation, a guard, averages that overwrite the parameters or that have not
+    /// begun, running statistics,
     /// gradients of several scopes or on several devices, `rescaled` parts whose factors move, a schedule that looks at gradients, scales and
-    /// factors that are no powers of two, and other optimizers on the same scale.
+    /// factors that are no powers of two, and other optimizers on the same scale; with clipping here and in the optimizer's own
+    /// configuration, too.
     ///
     /// With [`with_accumulation`](Self::with_accumulation) it takes a micro-batch, and returns the module unchanged until the
     /// window is full; [`window`](Self::window) is empty after a step.
@@ -344,7 +350,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         lr: &ModuleLearningRate,
         module: &M,
         grads: StepGradients,
-    ) -> Result<Option<GradientsParams>, AmpError> {
+    ) -> Result<Option<Decided>, AmpError> {
         self.scaler.forget_last_call();
         self.check_loaded(module)?;
         (self.options).decide(&mut self.scaler, &self.optim, module, grads, Some(lr))
@@ -354,7 +360,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         &mut self,
         lr: &ModuleLearningRate,
         module: &M,
-    ) -> Result<Option<GradientsParams>, AmpError> {
+    ) -> Result<Option<Decided>, AmpError> {
         self.scaler.forget_last_call();
         self.check_loaded(module)?;
         (self.options).decide_flush(&mut self.scaler, &self.optim, module, lr)
@@ -365,13 +371,16 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         &mut self,
         lr: ModuleLearningRate,
         module: M,
-        decided: Result<Option<GradientsParams>, AmpError>,
+        decided: Result<Option<Decided>, AmpError>,
         steps_before: u64,
     ) -> Result<M, StepError<M>> {
         let error = decided.as_ref().err().cloned();
         let module = match decided {
-            Ok(Some(grads)) => {
-                let module = self.optim.step(lr, module, grads);
+            Ok(Some(Decided { grads, factors })) => {
+                let module = match factors.is_empty() {
+                    true => self.optim.step(lr, module, grads),
+                    false => self.optim.step_times(lr, module, grads, &factors),
+                };
                 let masters = || self.optim.masters();
                 Ok((self.options).applied(&mut self.scaler, module, masters))
             }
@@ -546,10 +555,16 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let ema = self.options.ema.as_ref().filter(|ema| ema.updates() > 0);
         // Before the optimizer: what it has counted is right then.
         let settled = self.settled_scaler();
-        let scaler = settled.as_ref().unwrap_or(&self.scaler);
+        let (scaler, taken) = match &settled {
+            Some((scaler, taken)) => (scaler, *taken),
+            None => (&self.scaler, 0),
+        };
         let mut record = scaler.to_record().with_optimizer(&self.optim);
         record.window = window.map(AccumulationWindow::state_to_store);
         record.averages = ema.map(Ema::state_to_store);
+        if let Some(averages) = &mut record.averages {
+            averages.updates += taken;
+        }
         record.guard = self.options.guard.clone();
         record
     }

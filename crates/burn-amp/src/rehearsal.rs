@@ -47,14 +47,15 @@ impl Rehearsal {
         call: usize,
         rows: &[UpdateRow],
         times: &[u32],
+        gradients: &[u32],
         device: &Device,
     ) -> Tensor<1> {
         let sent = match self.what {
             Rehearses::Recording => return self.rows[call].clone(),
-            Rehearses::Replay => DeviceScale::send(rows, times, device),
+            Rehearses::Replay => DeviceScale::send(rows, times, gradients, device),
             Rehearses::Run => {
                 let rows = rows.iter().map(|row| UpdateRow { taken: 0.0, ..*row });
-                DeviceScale::send(&rows.collect::<Vec<_>>(), times, device)
+                DeviceScale::send(&rows.collect::<Vec<_>>(), times, gradients, device)
             }
         };
         match self.rows.get_mut(call) {

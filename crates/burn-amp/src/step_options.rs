@@ -6,7 +6,7 @@ use burn::{
 
 use crate::{
     accumulation::AccumulationWindow,
-    clip::ClipRules,
+    clip::{ClipRules, Factors},
     ema::Ema,
     entries::{Entries, Traversal},
     error::AmpError,
@@ -27,6 +27,20 @@ pub(crate) struct StepOptions {
     pub(crate) ema: Option<Ema>,
 }
 
+/// Gradients to step with.
+pub(crate) struct Decided {
+    pub(crate) grads: GradientsParams,
+    /// What they are multiplied by first.
+    pub(crate) factors: Factors,
+}
+
+impl From<GradientsParams> for Decided {
+    fn from(grads: GradientsParams) -> Self {
+        let factors = Factors::new();
+        Self { grads, factors }
+    }
+}
+
 impl StepOptions {
     /// The gradients of a window that is not full, to step with; none if the window is empty, or the step is skipped.
     pub(crate) fn decide_flush<O: ModuleOptim, M: Module>(
@@ -35,7 +49,7 @@ impl StepOptions {
         optim: &O,
         module: &M,
         lr: &ModuleLearningRate,
-    ) -> Result<Option<GradientsParams>, AmpError> {
+    ) -> Result<Option<Decided>, AmpError> {
         scaler.settle_dropped()?;
         let traversal = Traversal {
             sums: self.window.as_ref().map(|window| &window.sums),
@@ -69,7 +83,7 @@ impl StepOptions {
         module: &M,
         grads: StepGradients,
         lr: Option<&ModuleLearningRate>,
-    ) -> Result<Option<GradientsParams>, AmpError> {
+    ) -> Result<Option<Decided>, AmpError> {
         if let StepGradients::Unscaled(grads) = &grads {
             scaler.take_verdict(grads);
         }
@@ -97,7 +111,7 @@ impl StepOptions {
         optim: &O,
         grads: StepGradients,
         entries: Entries,
-    ) -> Result<Option<GradientsParams>, AmpError> {
+    ) -> Result<Option<Decided>, AmpError> {
         scaler.check_scopes();
         let grads = match (&mut self.window, grads) {
             (Some(window), grads) => {
@@ -125,20 +139,24 @@ impl StepOptions {
         scaler: &mut GradScaler,
         optim: &O,
         mut grads: UnscaledGradients,
-    ) -> Result<Option<GradientsParams>, AmpError> {
+    ) -> Result<Option<Decided>, AmpError> {
         let (guard, decision) = self.judge(&mut grads)?;
         let decided = match decision {
             Decision::Hold { reason, is_finite } => {
                 scaler.hold(optim, grads, reason, is_finite)?;
                 None
             }
-            Decision::Step if self.clip.is_empty() => scaler.decide(optim, grads)?,
+            Decision::Step if self.clip.is_empty() => {
+                scaler.decide(optim, grads)?.map(Decided::from)
+            }
             decision => {
                 if let Decision::Clip { reason, .. } = &decision {
                     log::info!("gradients clipped by the guard: {reason}");
                 }
-                let grads = grads.clip_by(&self.clip, decision.factor())?;
-                scaler.decide(optim, grads)?
+                let later = optim.takes_factors();
+                let (grads, factors) = grads.clip_by(&self.clip, decision.factor(), later)?;
+                let grads = scaler.decide(optim, grads)?;
+                grads.map(|grads| Decided { grads, factors })
             }
         };
         // Whatever was refused has left no trace in it.

@@ -29,8 +29,11 @@ pub(crate) fn compose(mut tensors: Vec<DispatchTensor>, job: Job) -> Vec<Dispatc
             vec![joined(counts.collect())]
         }
         Job::Blend { keep, add } => {
-            let target = next();
-            vec![weighted_sum::<Dispatch>(target, next(), keep, add)]
+            let (target, source) = (next(), next());
+            let found_inf = tensors.pop();
+            vec![weighted_sum::<Dispatch>(
+                target, source, keep, add, found_inf,
+            )]
         }
         Job::MulCast { dtype, factor } => {
             let tensor = next();

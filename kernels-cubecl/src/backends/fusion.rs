@@ -21,9 +21,11 @@ impl<B: FusionBackend + AmpOps> AmpOps for Fusion<B> {
         // Burn's own operations: Fusion puts them into one kernel with what comes before and after.
         match job {
             Job::Blend { keep, add } => {
-                let (source, target) = (tensors.0.pop(), tensors.0.pop());
-                let [target, source] = [target, source].map(|tensor| tensor.expect("two tensors"));
-                return TensorVec(vec![weighted_sum::<Self>(target, source, keep, add)]);
+                let mut tensors = tensors.0.into_iter();
+                let mut next = || tensors.next().expect("two tensors");
+                let (target, source) = (next(), next());
+                let sum = weighted_sum::<Self>(target, source, keep, add, tensors.next());
+                return TensorVec(vec![sum]);
             }
             Job::MulCast { dtype, factor } => {
                 let tensor = tensors.0.remove(0);

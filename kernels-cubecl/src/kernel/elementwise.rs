@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 /// `keep * target + add * source`, computed in f32; `add * source` if there is no target. In `output`, or in place of the
-/// target if there is none. With a `scale`, `add` is what it says times that.
+/// target if there is none. With a `scale`, `add` is what it says times that. Where there is a `found_inf` above 0, it is the target.
 ///
 /// WGSL does not say what becomes of values beyond f16; `tests/cast` does: they are infinite.
 #[cube(launch_unchecked)]
@@ -15,6 +15,7 @@ pub fn weigh<S: Float, O: Float, N: Size>(
     keep: f32,
     add: f32,
     scale: &Sequence<Box<[f32]>>,
+    found_inf: &Sequence<Box<[f32]>>,
 ) {
     let mut weight = add;
     if comptime!(scale.len() > 0) {
@@ -26,7 +27,11 @@ pub fn weigh<S: Float, O: Float, N: Size>(
         let mut sum = Vector::<f32, N>::cast_from(source[position]) * add;
         if comptime!(target.len() > 0) {
             let target = &target[0];
-            sum = Vector::<f32, N>::cast_from(target[position]) * keep + sum;
+            let before = Vector::<f32, N>::cast_from(target[position]);
+            sum = before * keep + sum;
+            if comptime!(found_inf.len() > 0) {
+                sum = select(found_inf[0][0] > 0.0f32, before, sum);
+            }
         }
         if comptime!(output.len() == 0) {
             let target = &mut target[0];

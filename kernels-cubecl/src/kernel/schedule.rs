@@ -2,10 +2,11 @@
 
 use cubecl::prelude::*;
 
+use super::clip::clip_factor;
 use crate::{
     rule,
     status::FIELDS,
-    update::{ROW, UpdateRule},
+    update::{ROW, UNDECIDED, UpdateRule, column},
 };
 
 /// Counts a step with gradients of these rows, and moves the scale: one unit. The first row of `crossing` may clear it of blame.
@@ -27,10 +28,18 @@ pub fn advance(state: &[u32], rows: &[f32], crossing: &Sequence<Box<[f32]>>, nex
 }
 
 /// Decides rows of an update, a unit for each.
+///
+/// `clip` has nothing, or a table of how gradients are clipped and the rows of their status.
 #[cube(launch_unchecked)]
-#[allow(clippy::manual_memcpy)]
-pub fn decide(undecided: &[u32], state: &[u32], rows: &mut [f32], #[comptime] rule: UpdateRule) {
-    let (from, to) = (ABSOLUTE_POS * comptime!(ROW + 1), ABSOLUTE_POS * ROW);
+#[allow(clippy::manual_memcpy, clippy::len_zero)]
+pub fn decide(
+    undecided: &[u32],
+    state: &[u32],
+    clip: &Sequence<Box<[u32]>>,
+    rows: &mut [f32],
+    #[comptime] rule: UpdateRule,
+) {
+    let (from, to) = (ABSOLUTE_POS * UNDECIDED, ABSOLUTE_POS * ROW);
     if to < rows.len() {
         for at in 0..ROW {
             rows[to + at] = f32::reinterpret(undecided[from + at]);
@@ -38,5 +47,9 @@ pub fn decide(undecided: &[u32], state: &[u32], rows: &mut [f32], #[comptime] ru
         let is_adam = comptime!(matches!(rule, UpdateRule::Adam { .. }));
         let is_adam_w = comptime!(matches!(rule, UpdateRule::AdamW { .. }));
         rule::decide(rows, to, state, undecided[from + ROW], is_adam, is_adam_w);
+        if comptime!(clip.len() > 0) {
+            let gradient = undecided[from + ROW + 1] as usize;
+            rows[to + column::SCALE] *= clip_factor(&clip[0], &clip[1], gradient);
+        }
     }
 }

@@ -9,6 +9,7 @@
 mod suite;
 
 mod case;
+mod clip;
 mod create;
 mod device;
 mod edges;

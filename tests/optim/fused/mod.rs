@@ -1,6 +1,8 @@
 //! `FusedSgd`, `FusedAdam` and `FusedAdamW` beside Burn's own optimizers.
 
+mod averaged;
 mod captured;
+mod clipped;
 mod follows;
 mod groups;
 mod half;

@@ -2,7 +2,7 @@
 
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::Module,
+    module::{Module, ParamId},
     nn::{Linear, LinearConfig},
     optim::{
         AdamConfig, AdamWConfig, GradientsParams, OptimizerRecord, SgdConfig,
@@ -16,11 +16,13 @@ use burn_amp::{
     ScaledOptimizer, Schedule, StepCounters, StepOutcome,
 };
 
+use std::collections::HashMap;
+
 use super::gradients;
 
 /// The same optimizer, whose outcomes are waited for.
 #[derive(Clone)]
-struct Waited<O>(O);
+pub struct Waited<O>(pub O);
 
 impl<O: ModuleOptim> ModuleOptim for Waited<O> {
     fn step<M: Module>(&mut self, lr: ModuleLearningRate, module: M, grads: GradientsParams) -> M {
@@ -37,6 +39,20 @@ impl<O: ModuleOptim> ModuleOptim for Waited<O> {
 
     fn try_load_record(&mut self, record: OptimizerRecord) -> Result<(), AmpError> {
         self.0.try_load_record(record)
+    }
+
+    fn takes_factors(&self) -> bool {
+        self.0.takes_factors()
+    }
+
+    fn step_times<M: Module>(
+        &mut self,
+        lr: ModuleLearningRate,
+        module: M,
+        grads: GradientsParams,
+        factors: &HashMap<ParamId, f32>,
+    ) -> M {
+        self.0.step_times(lr, module, grads, factors)
     }
 }
 
@@ -93,10 +109,10 @@ fn fixed(net: Net) -> Net {
     net.map(&mut Fix(0))
 }
 
-struct Run<O> {
-    amp: MixedPrecision,
-    net: Net,
-    optim: ScaledOptimizer<O>,
+pub struct Run<O> {
+    pub amp: MixedPrecision,
+    pub net: Net,
+    pub optim: ScaledOptimizer<O>,
     device: Device,
 }
 
@@ -106,7 +122,7 @@ impl<O: ModuleOptim> Run<O> {
         Self::of(&Net::new(&device), optim, config)
     }
 
-    fn of(net: &Net, optim: O, config: GradScalerConfig) -> Self {
+    pub fn of(net: &Net, optim: O, config: GradScalerConfig) -> Self {
         let amp = MixedPrecision::f16().with_scaler(config).unwrap();
         Self {
             device: net.hidden.weight.device(),
@@ -116,7 +132,7 @@ impl<O: ModuleOptim> Run<O> {
         }
     }
 
-    fn step(&mut self, step: usize, event: Event) -> Result<(), AmpError> {
+    pub fn step(&mut self, step: usize, event: Event) -> Result<(), AmpError> {
         let value = |index: usize| ((index * 13 + step * 7) % 32) as f32 / 16.0 - 1.0;
         let input: Vec<f32> = (0..24).map(value).collect();
         let input = Tensor::<1>::from_floats(input.as_slice(), &self.device).reshape([4, 6]);
@@ -140,7 +156,11 @@ impl<O: ModuleOptim> Run<O> {
     }
 
     fn step_by_hand(&mut self, step: usize, overflows: bool) {
-        let mut grads = gradients(&self.net, step % 40, FloatDType::F32);
+        self.step_in(FloatDType::F32, step, overflows);
+    }
+
+    pub fn step_in(&mut self, dtype: FloatDType, step: usize, overflows: bool) {
+        let mut grads = gradients(&self.net, step % 40, dtype);
         if overflows {
             let id = self.net.output.weight.id;
             let grad = grads.remove::<2>(id).unwrap();
@@ -149,7 +169,7 @@ impl<O: ModuleOptim> Run<O> {
         self.net = self.optim.step(1e-3, self.net.clone(), grads);
     }
 
-    fn values(&self) -> Vec<u32> {
+    pub(super) fn values(&self) -> Vec<u32> {
         self.net.values()
     }
 }

@@ -1,7 +1,9 @@
 //! The steps of single parameters, collected to be made in one pass.
 
 use burn::tensor::{Device, Tensor};
-use burn_amp_kernels::{DeviceScale, ScaleState, TensorList, UpdateRow, UpdateRule, update};
+use burn_amp_kernels::{
+    ClipTable, DeviceScale, ScaleState, Status, TensorList, UpdateRow, UpdateRule, update,
+};
 use std::{
     any::Any,
     cell::RefCell,
@@ -66,6 +68,8 @@ pub(super) struct Pass {
     len: usize,
     /// What decides it on the device.
     verdict: Option<Arc<Ahead>>,
+    /// What gradients are multiplied by, in their order, where the host decides.
+    factors: Vec<f32>,
 }
 
 struct Group {
@@ -75,12 +79,20 @@ struct Group {
     list: TensorList,
     rows: Vec<UpdateRow>,
     times: Vec<u32>,
+    /// Where each one's gradient stands among all.
+    gradients: Vec<u32>,
     /// Where each stands among all parameters, and how its results leave the list.
     ends: Vec<(usize, End)>,
 }
 
 impl Pass {
+    /// What the next gradient is multiplied by.
+    fn factor(&self) -> f32 {
+        self.factors.get(self.len).copied().unwrap_or(1.0)
+    }
+
     fn push<const D: usize>(&mut self, job: Job<D>) {
+        let factor = self.factor();
         let place = (self.groups.iter())
             .position(|group| group.rule == job.rule && group.device == job.device);
         let place = place.unwrap_or_else(|| {
@@ -91,6 +103,7 @@ impl Pass {
                 list: TensorList::new(),
                 rows: Vec::new(),
                 times: Vec::new(),
+                gradients: Vec::new(),
                 ends: Vec::new(),
             });
             self.groups.len() - 1
@@ -103,7 +116,11 @@ impl Pass {
         (job.tensors.into_iter())
             .skip(skipped)
             .for_each(|tensor| group.list.push(tensor));
-        group.rows.push(job.row);
+        group.rows.push(UpdateRow {
+            scale: factor,
+            ..job.row
+        });
+        group.gradients.push(self.len as u32);
         group
             .times
             .push(u32::try_from(job.time).unwrap_or(u32::MAX));
@@ -126,10 +143,13 @@ impl Pass {
         let mut stepped: Vec<Stepped> = (0..self.len).map(|_| None).collect();
         for (call, mut group) in self.groups.into_iter().enumerate() {
             let mut list = match &self.verdict {
-                Some(verdict) => group.step(verdict.scale(), call, verdict.rehearsal().as_mut()),
+                Some(verdict) => {
+                    let mut rehearsal = verdict.rehearsal();
+                    group.step(verdict.scale(), verdict.clip(), call, rehearsal.as_mut())
+                }
                 None => {
                     let idle = group.idle.on(&group.device);
-                    group.step(&idle, call, None)
+                    group.step(&idle, None, call, None)
                 }
             };
             #[cfg(test)]
@@ -147,20 +167,24 @@ impl Group {
     fn step(
         &mut self,
         decides: &DeviceScale,
+        clip: Option<(&ClipTable, &Status)>,
         call: usize,
         rehearsal: Option<&mut Rehearsal>,
     ) -> TensorList {
         let list = std::mem::take(&mut self.list);
-        let (rows, times) = (&self.rows, &self.times);
+        let (rows, times, gradients) = (&self.rows, &self.times, &self.gradients);
         // Asked before: see `can_update`.
         let update = |list, sent| {
-            update(self.rule, list, decides.decide_sent(self.rule, sent))
+            update(self.rule, list, decides.decide_sent(self.rule, sent, clip))
                 .unwrap_or_else(|error| panic!("the step of the optimizer: {error}"))
         };
         let Some(rehearsal) = rehearsal else {
-            return update(list, DeviceScale::send(rows, times, &self.device));
+            return update(
+                list,
+                DeviceScale::send(rows, times, gradients, &self.device),
+            );
         };
-        let sent = rehearsal.sent(call, rows, times, &self.device);
+        let sent = rehearsal.sent(call, rows, times, gradients, &self.device);
         if rehearsal.is_replay() {
             return list;
         }
@@ -193,13 +217,16 @@ pub(super) fn tensor<const D: usize>(stepped: Box<dyn Any>) -> Tensor<D> {
     *stepped.downcast().expect("a parameter keeps its rank")
 }
 
-/// Notes that a parameter was stepped by itself.
-pub(super) fn skip() {
-    OPEN.with_borrow_mut(|open| {
-        if let Some(pass) = open {
+/// Notes that a parameter is stepped by itself. Gives what its gradient is multiplied by first.
+pub(super) fn skip() -> f32 {
+    OPEN.with_borrow_mut(|open| match open {
+        Some(pass) => {
+            let factor = pass.factor();
             pass.len += 1;
+            factor
         }
-    });
+        None => 1.0,
+    })
 }
 
 /// Whether the pass that is open counts as no step: it is that of a recording.
@@ -219,9 +246,11 @@ pub(super) fn run() -> Option<Arc<Run>> {
     })
 }
 
-/// Collects the steps of the parameters that `f` hands over, and makes them. `verdict` decides whether they are taken.
+/// Collects the steps of the parameters that `f` hands over, and makes them. `verdict` decides whether they are taken; gradients are multiplied by
+/// `factors` first, if there are any.
 pub(super) fn collected<T>(
     verdict: Option<&Arc<Ahead>>,
+    factors: Vec<f32>,
     f: impl FnOnce() -> T,
 ) -> (T, Vec<Stepped>) {
     /// A pass must not stay open when `f` panics: later steps would wait in it.
@@ -235,6 +264,7 @@ pub(super) fn collected<T>(
 
     OPEN.set(Some(Pass {
         verdict: verdict.cloned(),
+        factors,
         ..Pass::default()
     }));
     let close = Close;

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     ahead::Run,
-    dtype::{is_half, working_dtype},
+    dtype::{is_half, widened, working_dtype},
     master_weights::{INNER, MASTER, follow, masters_asked, owned},
     rank::with_rank,
 };
@@ -171,6 +171,10 @@ impl Fuse {
         let master = master.map(|master| master.on(&device));
         let wrapped = is_half(dtype);
         if !matches!(dtype, DType::F16 | DType::BF16 | DType::F32) || !can_update(&tensor) {
+            let grad = match pass::skip() {
+                1.0 => grad,
+                factor => widened(grad, |grad| grad.mul_scalar(factor)),
+            };
             let (tensor, master, state) =
                 self.composed(lr, tensor, grad, time.given, master, state);
             let kept = Kept {
@@ -179,7 +183,6 @@ impl Fuse {
                 tensors: state.into_iter().map(Value::Live).collect(),
                 wrapped,
             };
-            pass::skip();
             return (tensor, Slot::of(kept));
         }
         // Zeros are what a record has of a state that no step has made.

@@ -67,7 +67,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// Why no step of this optimizer can be captured, if so.
     pub(crate) fn refuses_capture<M: Module>(&mut self, module: &M) -> Result<(), AmpError> {
         self.check_loaded(module)?;
-        match self.waits_for() {
+        match self.cannot_record() {
             Some(what) => Err(refused(what)),
             None => Ok(()),
         }
@@ -79,7 +79,12 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         device: &Device,
         place: Option<DeviceScale>,
     ) -> Result<DeviceScale, AmpError> {
-        let waits = || refused(self.waits_for().unwrap_or("its loss scale is the host's"));
+        let waits = || {
+            refused(
+                self.cannot_record()
+                    .unwrap_or("its loss scale is the host's"),
+            )
+        };
         let state = self.scaler.state_on_device().ok_or_else(waits)?;
         let sent = state.upload(device);
         Ok(match place {
@@ -193,7 +198,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// The run that a replay goes on with; none if a new one begins.
     fn replay_run(&mut self, recorded: &Recorded) -> Result<Option<Arc<Run>>, AmpError> {
         self.hear(false)?;
-        if let Some(what) = self.waits_for() {
+        if let Some(what) = self.cannot_record() {
             return Err(refused(what));
         }
         let ids = recorded.entries.iter().map(|entry| entry.id);

@@ -20,6 +20,7 @@ use super::ScaledOptimizer;
 use crate::gradient_pass::READS;
 use crate::{
     ahead::{Ahead, Run},
+    clip::ClipRules,
     entries::{Entry, Traversal, handles},
     error::AmpError,
     gradient_status::summarize,
@@ -31,6 +32,9 @@ use crate::{
 
 /// Steps that the host may be ahead of what it has heard: the device has enough to do then, and an error is not far.
 const FURTHEST: usize = 16;
+
+/// Gradients of a step: as many as the device can clip.
+const MOST: usize = 1 << 16;
 
 /// A step of which the host has not heard.
 #[derive(Debug)]
@@ -48,8 +52,13 @@ struct Unheard {
 }
 
 impl Unheard {
-    /// Tells a scaler the outcome.
-    fn tell<O: ModuleOptim>(&self, scaler: &mut GradScaler, optim: &O) -> Result<(), AmpError> {
+    /// Tells a scaler the outcome; how many steps were taken.
+    fn tell<O: ModuleOptim>(
+        &self,
+        scaler: &mut GradScaler,
+        optim: &O,
+        clip: &ClipRules,
+    ) -> Result<u64, AmpError> {
         scaler.forget_last_call();
         #[cfg(test)]
         if !self.reading.is_there() {
@@ -63,12 +72,18 @@ impl Unheard {
         let status = summarize(&self.entries, &statuses);
         let (gradients, entries) = (GradientsParams::new(), self.entries.clone());
         let grads = UnscaledGradients::new(gradients, entries, status, Some(statuses));
-        let grads = scaler.blamed(grads);
-        let decided = scaler.decide(optim, grads).map(drop);
+        let mut grads = scaler.blamed(grads);
+        if !clip.is_empty() {
+            // The device has done it: what is left is to say so.
+            grads = grads.clip_by(clip, 1.0, true)?.0;
+        }
+        let decided = scaler.decide(optim, grads);
+        let taken = u64::from(matches!(decided, Ok(Some(_))));
         let nothing: Vec<Param<Tensor<1>>> = Vec::new();
         scaler.end_call(&nothing, false, false);
         decided?;
-        scaler.try_update().map(drop)
+        scaler.try_update()?;
+        Ok(taken)
     }
 
     /// Tells a scaler the outcome that has moved its loss scale before.
@@ -76,9 +91,10 @@ impl Unheard {
         &self,
         scaler: &mut GradScaler,
         optim: &O,
-    ) -> Result<(), AmpError> {
+        clip: &ClipRules,
+    ) -> Result<u64, AmpError> {
         let mut apart = scaler.apart();
-        let told = self.tell(&mut apart, optim);
+        let told = self.tell(&mut apart, optim, clip);
         scaler.count_as(apart);
         told
     }
@@ -234,30 +250,36 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 
     /// Takes the outcome of a step, as if it had been waited for, and shows it.
     fn learn(&mut self, step: &Unheard) -> Result<(), AmpError> {
-        if step.is_told.swap(true, Ordering::AcqRel) {
-            return step.tell_again(&mut self.scaler, &self.optim);
+        let clip = &self.options.clip;
+        let taken = match step.is_told.swap(true, Ordering::AcqRel) {
+            true => step.tell_again(&mut self.scaler, &self.optim, clip)?,
+            false => {
+                let steps = self.scaler.counters().steps();
+                let learned = step.tell(&mut self.scaler, &self.optim, clip);
+                self.publish(steps);
+                self.scaler.tell(learned.as_ref().err());
+                learned?
+            }
+        };
+        if let Some(ema) = &mut self.options.ema {
+            ema.count(taken);
         }
-        let steps = self.scaler.counters().steps();
-        let learned = step.tell(&mut self.scaler, &self.optim);
-        self.publish(steps);
-        self.scaler.tell(learned.as_ref().err());
-        learned
+        Ok(())
     }
 
-    /// The scaler as it is when all steps are known; none if they are.
-    pub(crate) fn settled_scaler(&self) -> Option<GradScaler> {
+    /// The scaler as it is when all steps are known, and how many of them were taken; none if they are known.
+    pub(crate) fn settled_scaler(&self) -> Option<(GradScaler, u64)> {
         if self.unread.steps.is_empty() {
             return None;
         }
         let mut scaler = self.scaler.apart();
-        for step in &self.unread.steps {
-            // The next step tells what was wrong.
-            let _ = match step.is_told.load(Ordering::Acquire) {
-                true => step.tell_again(&mut scaler, &self.optim),
-                false => step.tell(&mut scaler, &self.optim),
-            };
-        }
-        Some(scaler)
+        let mut tell = |step: &Arc<Unheard>| match step.is_told.load(Ordering::Acquire) {
+            true => step.tell_again(&mut scaler, &self.optim, &self.options.clip),
+            false => step.tell(&mut scaler, &self.optim, &self.options.clip),
+        };
+        // The next step tells what was wrong.
+        let taken = self.unread.steps.iter().flat_map(|step| tell(step)).sum();
+        Some((scaler, taken))
     }
 
     /// Begins a step that nobody waits for; none if the host has to decide it: all steps before are known then.
@@ -294,13 +316,17 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         start: Start,
         lr: ModuleLearningRate,
         module: M,
-        grads: GradientsParams,
+        mut grads: GradientsParams,
     ) -> M {
         self.scaler.check_scopes();
+        self.options.clip.limit(&mut grads, &start.entries);
         let (place, crossing) = start.crossing.unzip();
         let next = Arc::new(start.ahead.advance(&start.status, crossing.as_ref()));
         self.scaler.go_ahead(Some(next.clone()));
         let module = (self.optim).step_unheard(lr, module, grads, &next);
+        if let Some(ema) = &mut self.options.ema {
+            ema.update_unheard(&module, &|| self.optim.masters(), next.found_inf());
+        }
         let reading = start.status.start(crossing.into_iter().collect());
         self.unread.push(start.entries, reading, place);
         module
@@ -309,6 +335,17 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// Whether nothing has to be read between the gradients and the step.
     fn can_step_unheard(&self) -> bool {
         self.waits_for().is_none()
+    }
+
+    /// Why no step can be recorded, whatever its gradients are.
+    pub(super) fn cannot_record(&self) -> Option<&'static str> {
+        if self.options.ema.is_some() {
+            return Some("it averages the weights (`with_ema`)");
+        }
+        if !self.options.clip.is_empty() {
+            return Some("it clips gradients (`with_clipping`)");
+        }
+        self.waits_for()
     }
 
     /// What has to be read between the gradients and the step, whatever they are.
@@ -333,12 +370,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
                 "a guard looks at its gradients (`with_guard`)",
             ),
             (
-                options.ema.is_some(),
-                "it averages the weights (`with_ema`)",
-            ),
-            (
-                !options.clip.is_empty(),
-                "it clips gradients (`with_clipping`)",
+                !options.clip.is_empty() && !self.optim.takes_factors(),
+                "it clips gradients (`with_clipping`) before the optimizer clips them too",
             ),
             (
                 !self.scaler.can_go_ahead(),
@@ -360,7 +393,12 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         noted: &mut VecDeque<Noted>,
     ) -> Option<Start> {
         let (entries, crossing, pass) = self.look(lr, module, grads, noted).ok()?;
-        let begun = self.ahead(&entries).zip(inspect(pass).ok());
+        let ema = self.options.ema.as_ref();
+        let averages = ema.is_none_or(|ema| ema.can_update_unheard(module, &entries[0].device));
+        let begun = match averages && entries.len() <= MOST {
+            true => self.ahead(&entries).zip(inspect(pass).ok()),
+            false => None,
+        };
         let Some((ahead, status)) = begun else {
             noted.extend(crossing.map(Noted::again));
             return None;
@@ -443,6 +481,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             return None;
         }
         let ahead = self.scaler.begin_ahead(&entries[0].device)?;
+        let ahead = ahead.clipping(self.options.clip.table(entries));
         self.unread.begin(ahead.run().clone(), ids.collect());
         Some(Arc::new(ahead))
     }
@@ -463,7 +502,7 @@ mod tests {
     };
 
     use super::READS;
-    use crate::{FusedAdam, MixedPrecision, ScaledOptimizer, live_scale};
+    use crate::{EmaConfig, FusedAdam, GradientClip, MixedPrecision, ScaledOptimizer, live_scale};
 
     #[test]
     fn nobody_waits() {
@@ -472,10 +511,16 @@ mod tests {
         let linear = LinearConfig::new(4, 2).init(&device);
         let mut model = linear.apply_reparameterization(amp.clone());
         let adam = FusedAdam::new(AdamConfig::new()).unwrap();
-        let mut optim = ScaledOptimizer::new(adam, &amp);
-        READS.set(0);
-        live_scale::READS.set(0);
-        for step in 0..10 {
+        let optim = ScaledOptimizer::new(adam, &amp);
+        let clip = GradientClip::GlobalNorm(0.1);
+        let optim = optim.with_clipping(clip).unwrap();
+        let mut optim = optim.with_ema(EmaConfig::new()).unwrap();
+        for step in 0..11 {
+            if step == 1 {
+                // The first average is of a step that was taken.
+                READS.set(0);
+                live_scale::READS.set(0);
+            }
             let output = amp.autocast(Tensor::<2>::ones([3, 4], &device), |x| model.forward(x));
             let factor = if step == 4 { 1e9 } else { 1.0 };
             let grads = GradientsParams::from_grads((output.mean() * factor).backward(), &model);
@@ -483,7 +528,7 @@ mod tests {
         }
         assert_eq!((READS.get(), live_scale::READS.get()), (0, 0));
         optim.synchronize();
-        assert_eq!(optim.scaler().counters().steps(), 10);
+        assert_eq!(optim.scaler().counters().steps(), 11);
         assert_eq!(optim.scaler().counters().skipped(), 1);
     }
 }

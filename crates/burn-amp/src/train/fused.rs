@@ -13,6 +13,7 @@ use std::{
 
 use crate::{
     ahead::Ahead,
+    clip::Factors,
     error::{AmpError, StepError},
     fused::step_in_one_pass,
     master_weights::masters_of,
@@ -46,7 +47,7 @@ impl Stepper {
 impl ModuleOptim for Stepper {
     fn step<M: Module>(&mut self, lr: ModuleLearningRate, module: M, grads: GradientsParams) -> M {
         match self.fused {
-            true => step_in_one_pass(&mut self.optim, None, lr, module, grads),
+            true => step_in_one_pass(&mut self.optim, None, &Factors::new(), lr, module, grads),
             false => self.optim.step(lr, module, grads),
         }
     }
@@ -85,7 +86,14 @@ impl ModuleOptim for Stepper {
         grads: GradientsParams,
         verdict: &Arc<Ahead>,
     ) -> M {
-        step_in_one_pass(&mut self.optim, Some(verdict), lr, module, grads)
+        step_in_one_pass(
+            &mut self.optim,
+            Some(verdict),
+            &Factors::new(),
+            lr,
+            module,
+            grads,
+        )
     }
 }
 

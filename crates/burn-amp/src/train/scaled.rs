@@ -28,7 +28,7 @@ use crate::{
     rank::with_rank,
     record::AmpRecord,
     scaler::GradScaler,
-    step_options::StepOptions,
+    step_options::{Decided, StepOptions},
 };
 
 /// A model in half precision: what the `Learner` of [`MixedPrecision::learner`] trains, and what it returns.
@@ -353,7 +353,7 @@ impl<M: TrainStep + Module + 'static> Scaled<M> {
             (self.options).decide(&mut self.scaler, &accepts, &self.inner, grads.into(), None);
         let error = decided.as_ref().err().cloned();
         match decided {
-            Ok(Some(grads)) => {
+            Ok(Some(Decided { grads, .. })) => {
                 let inner = self.inner;
                 let inner = self.amp.in_model(|| optimize(inner, optim, lr, grads));
                 let inner = attached(inner, &self.amp);

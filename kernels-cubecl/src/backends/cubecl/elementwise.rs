@@ -26,12 +26,25 @@ pub(super) fn mul_cast(
     }
     let source = Laid::dense(tensor);
     let product = source.product(dtype.into());
-    weigh(&source, None, Some(&product), [0.0, factor as f32], scale);
+    weigh(
+        &source,
+        None,
+        Some(&product),
+        [0.0, factor as f32],
+        scale,
+        None,
+    );
     product.tensor
 }
 
-/// The sum of f32 `target` and f16, bf16 or f32 `source`, weighted.
-pub(super) fn blend(target: CubeTensor, source: CubeTensor, keep: f32, add: f32) -> CubeTensor {
+/// The sum of f32 `target` and f16, bf16 or f32 `source`, weighted; the target where `found_inf` is above 0.
+pub(super) fn blend(
+    target: CubeTensor,
+    source: CubeTensor,
+    keep: f32,
+    add: f32,
+    found_inf: Option<CubeTensor>,
+) -> CubeTensor {
     if target.meta.num_elements() == 0 {
         return target;
     }
@@ -40,11 +53,18 @@ pub(super) fn blend(target: CubeTensor, source: CubeTensor, keep: f32, add: f32)
     let vector = target.vector.min(source.vector);
     (target.vector, source.vector) = (vector, vector);
     let sum = (!may_overwrite(&target.tensor)).then(|| target.product(DType::F32));
-    weigh(&source, Some(&target), sum.as_ref(), [keep, add], None);
+    weigh(
+        &source,
+        Some(&target),
+        sum.as_ref(),
+        [keep, add],
+        None,
+        found_inf,
+    );
     sum.unwrap_or(target).tensor
 }
 
-/// Launches the kernel of this name, of which `scale` is one value or none. All lie in one order and have vectors of one width; without
+/// Launches the kernel of this name, of which `scale` and `found_inf` are one value or none. All lie in one order and have vectors of one width; without
 /// `output`, nobody else holds the target.
 fn weigh(
     source: &Laid,
@@ -52,6 +72,7 @@ fn weigh(
     output: Option<&Laid>,
     [keep, add]: [f32; 2],
     scale: Option<CubeTensor>,
+    found_inf: Option<CubeTensor>,
 ) {
     let client = &source.tensor.client;
     let limits = Limits::of(client);
@@ -72,6 +93,7 @@ fn weigh(
                 keep,
                 add,
                 scale.into_iter().map(CubeTensor::into_buffer_arg).collect(),
+                found_inf.into_iter().map(CubeTensor::into_buffer_arg).collect(),
             );
         }
     }))

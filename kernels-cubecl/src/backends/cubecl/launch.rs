@@ -272,15 +272,21 @@ pub(super) fn advance(
 }
 
 /// Rows of an update, decided by the state of a loss scale.
-pub(super) fn decide(undecided: CubeTensor, state: CubeTensor, rule: UpdateRule) -> CubeTensor {
+pub(super) fn decide(
+    undecided: CubeTensor,
+    state: CubeTensor,
+    clip: Vec<CubeTensor>,
+    rule: UpdateRule,
+) -> CubeTensor {
     let (client, device) = (state.client.clone(), state.device.clone());
-    let parameters = undecided.meta.num_elements() / (update::ROW + 1);
+    let parameters = undecided.meta.num_elements() / update::UNDECIDED;
     let (rows, units) = (
         buffer(&client, parameters * update::ROW),
         units(&client, kernel::FINISH_UNITS),
     );
     let cubes = parameters.div_ceil(units as usize);
-    // SAFETY: there are a row and a time for each parameter; units beyond neither read nor write. The state has `WORDS` words.
+    // SAFETY: there are a row, a time and a gradient for each parameter; units beyond neither read nor write. The state has `WORDS` words.
+    // Table and status have an entry for each gradient.
     unsafe {
         kernel::decide::launch_unchecked(
             &client,
@@ -288,6 +294,9 @@ pub(super) fn decide(undecided: CubeTensor, state: CubeTensor, rule: UpdateRule)
             CubeDim::new_1d(units),
             undecided.into_buffer_arg(),
             state.into_buffer_arg(),
+            (clip.into_iter())
+                .map(CubeTensor::into_buffer_arg)
+                .collect(),
             arg(&rows),
             rule,
         );

@@ -51,6 +51,10 @@ impl Located for CubeBackend {
     }
 }
 
+fn two(tensors: Vec<CubeTensor>) -> [CubeTensor; 2] {
+    (tensors.try_into()).unwrap_or_else(|_| panic!("as many tensors as the job takes"))
+}
+
 impl AmpOps for CubeBackend {
     fn amp_run(tensors: TensorVec<Self>, job: Job) -> TensorVec<Self> {
         let mut tensors = tensors.0;
@@ -68,8 +72,9 @@ impl AmpOps for CubeBackend {
             Job::Inspect { edge } => pass(tensors, None, edge, &limits),
             Job::Histogram => vec![histogram(tensors, &limits)],
             Job::Blend { keep, add } => {
-                let (source, target) = (last(), last());
-                vec![blend(target, source, keep as f32, add as f32)]
+                let found_inf = tensors.split_off(2).pop();
+                let [target, source] = two(tensors);
+                vec![blend(target, source, keep as f32, add as f32, found_inf)]
             }
             Job::MulCast { dtype, factor } => {
                 let tensor = tensors.remove(0);
@@ -82,8 +87,9 @@ impl AmpOps for CubeBackend {
                 vec![advance(next(), next(), tensors.next())]
             }
             Job::Decide { rule } => {
-                let (state, undecided) = (last(), last());
-                vec![decide(undecided, state, rule)]
+                let clip = tensors.split_off(2);
+                let [undecided, state] = two(tensors);
+                vec![decide(undecided, state, clip, rule)]
             }
         })
     }

@@ -16,12 +16,13 @@ use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
 use crate::{
+    clip::factors,
     histogram::BINS,
     ops::{AmpOps, CastOps, Job, TensorVec},
     rule::{self, is_bad},
     schedule::{WORDS, data_of, words_of},
-    status::FIELDS,
-    update::{ROW, UpdateRule},
+    status::{FIELDS, norms},
+    update::{ROW, UNDECIDED, UpdateRule, column},
 };
 use measure::{Row, count_fields};
 pub use memory::release_memory;
@@ -70,7 +71,11 @@ impl AmpOps for Flex {
                 vec![floats(total.into_iter().flat_map(count_fields).collect())]
             }
             Job::Blend { keep, add } => {
-                let (source, target) = (last(), last());
+                let found_inf = tensors.split_off(2).pop();
+                let [target, source] = two(tensors);
+                if found_inf.is_some_and(|found_inf| value(found_inf) > 0.0) {
+                    return TensorVec(vec![target]);
+                }
                 vec![
                     by_dtype!(source.dtype(), S: F16 f16, BF16 bf16, F32 f32, F64 f64 => {
                         by_dtype!(target.dtype(), T: F32 f32, F64 f64 => {
@@ -105,11 +110,15 @@ impl AmpOps for Flex {
                 vec![FlexTensor::from_data(data_of(next, [WORDS]))]
             }
             Job::Decide { rule } => {
-                let (state, undecided) = (last(), last());
-                vec![decide(undecided, state, rule)]
+                let clip = tensors.split_off(2);
+                vec![decide(tensors, clip, rule)]
             }
         })
     }
+}
+
+fn two(tensors: Vec<FlexTensor>) -> [FlexTensor; 2] {
+    (tensors.try_into()).unwrap_or_else(|_| panic!("as many tensors as the job takes"))
 }
 
 /// Of a tensor of shape `[1]`.
@@ -147,16 +156,25 @@ fn words(tensor: FlexTensor) -> Vec<u32> {
     words_of(&tensor.into_data())
 }
 
-fn decide(undecided: FlexTensor, state: FlexTensor, rule: UpdateRule) -> FlexTensor {
-    let (undecided, state) = (words(undecided), words(state));
+/// Of what is undecided and the state; `clip` has nothing, or a table and the rows of a status.
+fn decide(tensors: Vec<FlexTensor>, clip: Vec<FlexTensor>, rule: UpdateRule) -> FlexTensor {
+    let [undecided, state] = two(tensors).map(words);
+    let mut clip = clip.into_iter();
+    let factors = clip.next().zip(clip.next()).map(|(table, rows)| {
+        let rows: Vec<f64> = rows.into_data().iter().collect();
+        factors(&words(table), &norms(&rows))
+    });
     let is_adam = matches!(rule, UpdateRule::Adam { .. });
     let is_adam_w = matches!(rule, UpdateRule::AdamW { .. });
-    let rows = undecided.chunks_exact(ROW + 1).flat_map(|words| {
+    let rows = undecided.chunks_exact(UNDECIDED).flat_map(|words| {
         let mut row: Vec<f32> = words[..ROW]
             .iter()
             .map(|word| f32::from_bits(*word))
             .collect();
         rule::decide(&mut row, 0, &state, words[ROW], is_adam, is_adam_w);
+        if let Some(factors) = &factors {
+            row[column::SCALE] *= factors[words[ROW + 1] as usize];
+        }
         row
     });
     let rows: Vec<f32> = rows.collect();

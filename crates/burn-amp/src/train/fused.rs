@@ -32,6 +32,8 @@ pub(super) struct Stepper {
     mixed: bool,
     /// Whether it has the state of a [`Fused`](crate::Fused) one.
     fused: bool,
+    /// Whether that has no clipping of its own.
+    factors: bool,
 }
 
 impl Stepper {
@@ -40,6 +42,7 @@ impl Stepper {
             optim,
             mixed,
             fused,
+            factors: false,
         }
     }
 }
@@ -79,6 +82,20 @@ impl ModuleOptim for Stepper {
         self.fused
     }
 
+    fn takes_factors(&self) -> bool {
+        self.factors
+    }
+
+    fn step_times<M: Module>(
+        &mut self,
+        lr: ModuleLearningRate,
+        module: M,
+        grads: GradientsParams,
+        factors: &Factors,
+    ) -> M {
+        step_in_one_pass(&mut self.optim, None, factors, lr, module, grads)
+    }
+
     fn step_unheard<M: Module>(
         &mut self,
         lr: ModuleLearningRate,
@@ -104,13 +121,19 @@ impl ModuleOptim for Stepper {
 pub(super) struct FusedSteps(Arc<Mutex<ScaledOptimizer<Stepper>>>);
 
 impl FusedSteps {
-    pub(super) fn new(scaler: GradScaler, options: StepOptions) -> Self {
-        Self(Arc::new(Mutex::new(beginning(scaler, options))))
+    /// `factors` is what [`takes_factors`](ModuleOptim::takes_factors) says of the optimizer.
+    pub(super) fn new(scaler: GradScaler, options: StepOptions, factors: bool) -> Self {
+        Self(Arc::new(Mutex::new(beginning(scaler, options, factors))))
+    }
+
+    pub(super) fn takes_factors(&self) -> bool {
+        self.lock().optimizer().factors
     }
 
     /// Goes on from another state.
     pub(super) fn restart(&self, scaler: GradScaler, options: StepOptions) {
-        *self.lock() = beginning(scaler, options);
+        let mut steps = self.lock();
+        *steps = beginning(scaler, options, steps.optimizer().factors);
     }
 
     /// The step of the learner.
@@ -153,8 +176,11 @@ impl FusedSteps {
 }
 
 /// Without an optimizer, which the learner lends.
-fn beginning(scaler: GradScaler, options: StepOptions) -> ScaledOptimizer<Stepper> {
-    let nothing = Stepper::new(SgdConfig::new().init(), true, true);
+fn beginning(scaler: GradScaler, options: StepOptions, factors: bool) -> ScaledOptimizer<Stepper> {
+    let nothing = Stepper {
+        factors,
+        ..Stepper::new(SgdConfig::new().init(), true, true)
+    };
     ScaledOptimizer::from_parts(nothing, scaler, options)
 }
 
@@ -176,8 +202,8 @@ mod tests {
     };
 
     use crate::{
-        Fused, FusedAdam, GradScalerConfig, MixedPrecision, PipelinedOptimizer, ScaledOptimizer,
-        autocast, fused::PASSES, gradient_pass::READS,
+        Fused, FusedAdam, GradScalerConfig, GradientClip, MixedPrecision, PipelinedOptimizer,
+        ScaledOptimizer, autocast, fused::PASSES, gradient_pass::READS,
     };
 
     #[derive(Module, Debug)]
@@ -223,7 +249,9 @@ mod tests {
         let device = Device::flex().autodiff();
         let config = GradScalerConfig::new().with_init_scale(1024.0);
         let amp = MixedPrecision::f16().with_scaler(config).unwrap();
-        let mut learner = amp.learner(net(&device), adam(), ConstantLr::new(0.01));
+        let optim = ScaledOptimizer::new(adam(), &amp);
+        let optim = optim.with_clipping(GradientClip::GlobalNorm(0.1)).unwrap();
+        let mut learner = amp.learner(net(&device), optim, ConstantLr::new(0.01));
         learner.fork(&device);
         READS.set(0);
         PASSES.set(0);

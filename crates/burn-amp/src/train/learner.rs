@@ -141,6 +141,7 @@ impl MixedPrecision {
             optim,
             mixed,
             fused,
+            factors,
             scaled,
             pipeline,
         } = optim.into();
@@ -181,7 +182,7 @@ impl MixedPrecision {
         let model = model.apply_reparameterization(self.clone());
         let mut model = Scaled::new(model, self.clone(), scaler, options, mixed);
         match pipeline {
-            None if fused => model = model.with_fused(),
+            None if fused => model = model.with_fused(factors),
             pipeline => model.pipeline = pipeline,
         }
         let optim = checkpoint::attach(optim, self, model.state());
@@ -197,6 +198,8 @@ pub struct LearnerOptimizer {
     mixed: bool,
     /// Whether it makes one pass for all parameters.
     fused: bool,
+    /// Whether it multiplies gradients in it.
+    factors: bool,
     scaled: Option<(Box<GradScaler>, StepOptions)>,
     pipeline: Option<Pipeline>,
 }
@@ -207,6 +210,7 @@ impl From<ModuleOptimizer> for LearnerOptimizer {
             optim: Ok(optim),
             mixed: false,
             fused: false,
+            factors: false,
             scaled: None,
             pipeline: None,
         }
@@ -219,6 +223,7 @@ impl From<MasterWeights> for LearnerOptimizer {
             optim: Ok(optim.into()),
             mixed: true,
             fused: false,
+            factors: false,
             scaled: None,
             pipeline: None,
         }
@@ -230,6 +235,7 @@ impl<C> From<Fused<C>> for LearnerOptimizer {
         Self {
             mixed: true,
             fused: true,
+            factors: optim.takes_factors(),
             ..Self::from(optim.into_inner())
         }
     }
@@ -240,6 +246,7 @@ impl<O: ModuleOptim + Into<ModuleOptimizer>> From<ScaledOptimizer<O>> for Learne
         Self {
             mixed: optim.optimizer().accepts(DType::F16, DType::F32),
             fused: optim.optimizer().steps_unheard(),
+            factors: optim.optimizer().takes_factors(),
             scaled: Some((Box::new(optim.scaler().clone()), optim.options.clone())),
             optim: Ok(optim.into_inner().into()),
             pipeline: None,
@@ -266,6 +273,7 @@ where
                 optim: Err(error),
                 mixed: false,
                 fused: false,
+                factors: false,
                 scaled: None,
                 pipeline: None,
             },

@@ -118,15 +118,16 @@ impl<M> Scaled<M> {
     }
 
     /// The model of a fused optimizer, which makes one pass for all parameters.
-    pub(super) fn with_fused(mut self) -> Self {
-        self.fused = Some(FusedSteps::new(self.scaler.clone(), self.options.clone()));
+    pub(super) fn with_fused(mut self, factors: bool) -> Self {
+        let (scaler, options) = (self.scaler.clone(), self.options.clone());
+        self.fused = Some(FusedSteps::new(scaler, options, factors));
         self
     }
 
     /// Shares the steps of a fused optimizer with no other any more.
     pub(super) fn by_itself(self) -> Self {
-        match self.fused {
-            Some(_) => self.with_fused(),
+        match self.fused.as_ref().map(FusedSteps::takes_factors) {
+            Some(factors) => self.with_fused(factors),
             None => self,
         }
     }

@@ -6,7 +6,7 @@ use burn_amp_kernels::{
     inspect,
 };
 
-use crate::device::device;
+use crate::device::{device, is_cube};
 
 const RULE: UpdateRule = UpdateRule::Sgd {
     momentum: false,
@@ -52,7 +52,8 @@ fn the_factors_of_the_host() {
         (seed >> 40) as f32 / (1 << 24) as f32
     };
     let mut clipped = 0;
-    for round in 0..400 {
+    let rounds = if is_cube() { 30 } else { 400 };
+    for round in 0..rounds {
         let count = 1 + (next() * 90.0) as usize;
         let (spread, at) = (next() * 40.0, next() * 160.0 - 80.0);
         let gradients: Vec<Vec<f32>> = (0..count)
@@ -79,7 +80,7 @@ fn the_factors_of_the_host() {
         assert_eq!(found, expected, "round {round}");
         clipped += found.iter().filter(|bits| **bits < 1f32.to_bits()).count();
     }
-    assert!(clipped > 1000, "{clipped}");
+    assert!(clipped > 5 * rounds, "{clipped}");
 }
 
 /// Norms beyond f32, of zeros and of subnormal values; thresholds at both ends.

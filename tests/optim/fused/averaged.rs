@@ -41,7 +41,7 @@ fn the_same_bits() {
     let ema = EmaConfig::new().with_momentum(0.9);
     let mut unheard = averaged(&net, adam(), ema.clone());
     let mut waited = averaged(&net, Waited(adam()), ema);
-    let steps = if is_flex() { 1000 } else { 60 };
+    let steps = if is_flex() { 1000 } else { 40 };
     for step in 0..steps {
         unheard.step(step, event(step)).unwrap();
         waited.step(step, event(step)).unwrap();

@@ -75,7 +75,7 @@ fn adam() -> FusedAdam {
 
 #[test]
 fn the_same_bits_by_global_norm() {
-    let steps = if is_flex() { 2000 } else { 80 };
+    let steps = if is_flex() { 2000 } else { 40 };
     let rules = [(None, GradientClip::GlobalNorm(0.05))];
     assert_same(adam, &rules, FloatDType::F32, steps);
 }
@@ -83,7 +83,7 @@ fn the_same_bits_by_global_norm() {
 /// Of two global norms, each norm and each value.
 #[test]
 fn the_same_bits_by_every_rule() {
-    let steps = if is_flex() { 400 } else { 60 };
+    let steps = if is_flex() { 400 } else { 30 };
     let momentum = MomentumConfig::new().with_nesterov(true);
     let sgd = || FusedSgd::new(SgdConfig::new().with_momentum(Some(momentum.clone()))).unwrap();
     let groups = [
@@ -108,7 +108,7 @@ fn the_same_bits_by_every_rule() {
 /// Two groups of parameters are two calls of the kernel; the norm is of both.
 #[test]
 fn the_same_bits_with_groups_of_parameters() {
-    let steps = if is_flex() { 300 } else { 60 };
+    let steps = if is_flex() { 300 } else { 30 };
     let adam_w = || {
         let config = AdamWConfig::new().with_weight_decay(0.1);
         let biases = config.clone().with_amsgrad(true);

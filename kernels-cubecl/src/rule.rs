@@ -5,7 +5,6 @@ use cubecl::prelude::*;
 
 use crate::{schedule::word, status::FIELDS, update::column};
 
-const ONE: u32 = 1f32.to_bits();
 const INFINITY: u32 = f32::INFINITY.to_bits();
 /// Of 2^-126. Scales below have no inverse in f32, and are not gone to; GPUs flush what is less to zero.
 const LEAST: u32 = 1 << 23;
@@ -26,7 +25,8 @@ pub(crate) fn advance(state: &[u32], next: &mut [u32], skipped: bool, blameless:
     next[word::FOUND] = 0u32;
     if skipped {
         next[word::SKIPPED] = state[word::SKIPPED] + 1u32;
-        next[word::FOUND] = ONE;
+        // 1.0.
+        next[word::FOUND] = 0x3F80_0000u32;
     }
     if state[word::DYNAMIC] > 0u32 && !(skipped && blameless) {
         if skipped {

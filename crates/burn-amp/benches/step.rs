@@ -26,6 +26,9 @@ mod whole;
 /// Values of the copy that a thread takes at a time.
 const CHUNK: usize = 1 << 15;
 const LR: f64 = 1e-4;
+/// Seconds for a set of parameters; rounds that are needed go on.
+const LIMIT: u64 = 60;
+const NEEDED: usize = 13;
 
 #[derive(Module, Debug)]
 struct Net {
@@ -196,7 +199,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 fn main() {
     let quick = std::env::args().any(|argument| argument == "--quick");
-    let (width, rounds) = if quick { (256, 23) } else { (768, 13) };
+    let (width, rounds) = if quick { (256, 23) } else { (768, NEEDED) };
     let device = Device::default();
     let host = format!("{device:?}").contains("Flex");
     println!("{device:?}; milliseconds a step\n");
@@ -218,7 +221,11 @@ fn main() {
         let mut names: Vec<&str> = ways.iter().map(|way| way.name).collect();
         names.extend(copied.then_some("copy"));
         let mut times = vec![Vec::new(); names.len()];
+        let begin = Instant::now();
         for round in 0..rounds {
+            if round >= NEEDED && begin.elapsed().as_secs() > LIMIT {
+                break;
+            }
             let steps = ways.iter_mut().map(|way| way.step(&gradients, &device));
             let steps: Vec<f64> = steps.chain(copy.as_mut().map(Copy::step)).collect();
             // The first steps allocate and compile.

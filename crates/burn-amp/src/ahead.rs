@@ -42,8 +42,14 @@ impl Ahead {
     }
 
     /// What decides steps that are recorded.
-    pub(crate) fn recorded(scale: DeviceScale, run: Arc<Run>, rehearsal: Rehearsal) -> Self {
+    pub(crate) fn recorded(
+        scale: DeviceScale,
+        clip: Option<(ClipTable, Status)>,
+        run: Arc<Run>,
+        rehearsal: Rehearsal,
+    ) -> Self {
         Self {
+            clip,
             rehearsal: Mutex::new(Some(rehearsal)),
             ..Self::of(scale, run, Weak::new())
         }

@@ -6,7 +6,7 @@ use burn::{
     optim::GradientsParams,
     tensor::{Bool, DType, Device, Distribution, Int, Shape, Tensor},
 };
-use burn_amp_kernels::{Graph, Place, Preparation};
+use burn_amp_kernels::{ClipTable, Graph, Place, Preparation};
 use std::{marker::PhantomData, rc::Rc};
 
 use crate::{
@@ -87,6 +87,7 @@ struct Captured<B> {
     places: Vec<Option<Place>>,
     recorded: Recorded,
     rows: Vec<Tensor<1>>,
+    clip: Option<ClipTable>,
     graph: Graph,
 }
 
@@ -102,7 +103,7 @@ where
     /// # Errors
     ///
     /// [`AmpError::CannotCapture`] if the optimizer is not a [fused one](crate::Fused), or waits for the device for another reason: with
-    /// accumulation, clipping, a guard, averages, or a loss scale that the host moves. It names the reason.
+    /// accumulation, a guard, averages, or a loss scale that the host moves. It names the reason.
     /// [`AmpError::ForeignRecord`] if the optimizer's state was loaded and is of another model.
     pub fn new(model: M, mut optim: ScaledOptimizer<O>, loss: F) -> Result<Self, AmpError> {
         optim.refuses_capture(&model)?;
@@ -244,6 +245,7 @@ where
         let mut stage = Stage {
             scale: self.optim.scale_on(device, scale)?,
             rows: Vec::new(),
+            clip: None,
         };
         let fails = |error: String| refused(error);
         let prepared = Preparation::new(device).map_err(fails)?;
@@ -290,6 +292,7 @@ where
             places,
             recorded,
             rows: stage.rows,
+            clip: stage.clip,
             graph,
         })
     }
@@ -333,6 +336,7 @@ where
         let stage = Stage {
             scale,
             rows: captured.rows,
+            clip: captured.clip,
         };
         let model = self.model.take().expect(PANICKED);
         let (model, stage) =
@@ -346,6 +350,7 @@ where
         self.optim.end_replay(&captured.recorded);
         let loss = copied(captured.recorded.loss.clone());
         captured.rows = stage.rows;
+        captured.clip = stage.clip;
         self.scale = Some(stage.scale);
         self.captured.push(captured);
         Ok(loss)

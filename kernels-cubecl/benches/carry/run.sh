@@ -202,7 +202,11 @@ if [ "${wrong[cpp]}" -lt "${wrong[llvm]}" ] && [ ${#working[@]} = 2 ]; then
   way=cpp
 fi
 tests parity 45 "$way" parity::
-tests skips 45 "$way" optim::
+# Those that take thousands of steps are for the CPU.
+tests skips 60 "$way" optim:: --skip fused::follows --skip unheard::whatever --skip captured::
+tests fused 30 "$way" fused::follows::plain_adam fused::follows::adam_w_amsgrad
+# Nobody reads while a step is recorded.
+tests captured 45 "$way" captured:: --test-threads 1
 # By themselves: a process has one logger.
 tests scaler 45 "$way" scaler::
 tests resume 45 "$way" records::resume::

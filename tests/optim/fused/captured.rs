@@ -1,7 +1,7 @@
 //! Steps that a device records once and makes again: the same bits as those that are made one by one.
 
 use burn::{
-    module::Module,
+    module::{Module, ParamGroup},
     nn::{
         Dropout, DropoutConfig, Embedding, EmbeddingConfig,
         attention::generate_autoregressive_mask,
@@ -13,7 +13,7 @@ use burn::{
 };
 use burn_amp::{
     AccumulationConfig, AmpError, CaptureInput, CapturedStep, FusedAdam, FusedAdamW, FusedSgd,
-    MixedPrecision, ModuleOptim, ScaledOptimizer,
+    GradientClip, MixedPrecision, ModuleOptim, ScaledOptimizer,
 };
 
 use std::cell::Cell;
@@ -44,12 +44,20 @@ fn loss(amp: &MixedPrecision, net: &Net, (x, factor): Batch) -> Tensor<1> {
 
 /// The same steps, one by one and captured.
 fn assert_same<O: ModuleOptim>(optim: impl Fn() -> O, steps: usize) {
+    assert_same_with(optim, steps, |optim| optim);
+}
+
+fn assert_same_with<O: ModuleOptim>(
+    optim: impl Fn() -> O,
+    steps: usize,
+    with: impl Fn(ScaledOptimizer<O>) -> ScaledOptimizer<O>,
+) {
     let device = Device::default().autodiff();
     let net = Net::new(&device);
     let parts = || {
         let amp = MixedPrecision::f16().with_scaler(config()).unwrap();
         let net = net.clone().apply_reparameterization(amp.clone());
-        let optim = ScaledOptimizer::new(optim(), &amp);
+        let optim = with(ScaledOptimizer::new(optim(), &amp));
         (amp, net, optim)
     };
     let (amp, mut eager, mut by_one) = parts();
@@ -94,6 +102,18 @@ fn assert_same<O: ModuleOptim>(optim: impl Fn() -> O, steps: usize) {
 #[test]
 fn the_same_bits_over_a_thousand_steps() {
     assert_same(|| FusedAdam::new(AdamConfig::new()).unwrap(), 1000);
+}
+
+#[test]
+fn clipped() {
+    let steps = if is_flex() { 200 } else { 40 };
+    let adam = || FusedAdam::new(AdamConfig::new()).unwrap();
+    assert_same_with(adam, steps, |optim| {
+        let weights = ParamGroup::from_predicate("output");
+        let optim = optim.with_clipping(GradientClip::GlobalNorm(0.1)).unwrap();
+        let limited = optim.with_group_clipping(weights, GradientClip::Value(0.02));
+        limited.unwrap()
+    });
 }
 
 #[test]

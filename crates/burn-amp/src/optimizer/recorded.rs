@@ -6,7 +6,7 @@ use burn::{
     optim::GradientsParams,
     tensor::{Device, Tensor},
 };
-use burn_amp_kernels::{Crossing, DeviceScale, Status, inspect};
+use burn_amp_kernels::{ClipTable, Crossing, DeviceScale, Status, inspect};
 use std::sync::Arc;
 
 use super::{ScaledOptimizer, unheard::Waits};
@@ -47,6 +47,8 @@ pub(crate) struct Recorded {
 pub(crate) struct Stage {
     pub(crate) scale: DeviceScale,
     pub(crate) rows: Vec<Tensor<1>>,
+    /// How gradients are clipped by norms.
+    pub(crate) clip: Option<ClipTable>,
 }
 
 impl Recorded {
@@ -110,7 +112,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let ahead = self.scaler.ahead_of(scale.clone(), Arc::default());
         self.scaler.go_ahead(ahead.clone());
         let loss = loss(module);
-        let grads = GradientsParams::from_grads(loss.clone().backward(), module);
+        let mut grads = GradientsParams::from_grads(loss.clone().backward(), module);
         self.scaler.go_ahead(None);
         let mut noted = self.scaler.take_noted();
         let looked = self.look(lr, module, &grads, &mut noted);
@@ -119,6 +121,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             Waits::Error(error) => error,
         })?;
         let status = inspect(pass).map_err(AmpError::from)?;
+        self.options.clip.limit(&mut grads, &entries);
         let (place, crossing) = crossing.unzip();
         Ok(Found {
             next: scale.clone().advance(&status, crossing.as_ref()),
@@ -141,7 +144,13 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         found: Found,
     ) -> (M, Stage, Recorded) {
         let rehearsal = Rehearsal::new(what, stage.rows);
-        let verdict = Arc::new(Ahead::recorded(found.next, Arc::default(), rehearsal));
+        let clip = stage.clip.or_else(|| match what {
+            Rehearses::Run => self.options.clip.table(&found.entries),
+            _ => None,
+        });
+        let clips = clip.clone().map(|table| (table, found.status.clone()));
+        let verdict = Ahead::recorded(found.next, clips, Arc::default(), rehearsal);
+        let verdict = Arc::new(verdict);
         let module = (self.optim).step_unheard(lr, module, found.grads, &verdict);
         let (next, rehearsal) = Ahead::into_parts(verdict);
         let before = stage.scale.place();
@@ -155,7 +164,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             loss: found.loss,
             stays: stays && scale.place() == before,
         };
-        (module, Stage { scale, rows }, recorded)
+        (module, Stage { scale, rows, clip }, recorded)
     }
 
     /// What the host does before a replay: hears of steps that are over, sends what this one reads, and counts it.
@@ -171,7 +180,11 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             Ok(run) => run,
             Err(error) => return (module, Err(error)),
         };
-        let Stage { mut scale, rows } = stage;
+        let Stage {
+            mut scale,
+            rows,
+            clip,
+        } = stage;
         let run = match run {
             Some(run) => run,
             // The host has moved the scale, or may have.
@@ -187,12 +200,12 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             }
         };
         let rehearsal = Rehearsal::new(Rehearses::Replay, rows);
-        let verdict = Arc::new(Ahead::recorded(scale, run, rehearsal));
+        let verdict = Arc::new(Ahead::recorded(scale, None, run, rehearsal));
         let grads = Placeholders::of(&module, &recorded.entries);
         let module = self.optim.step_unheard(lr, module, grads, &verdict);
         let (scale, rehearsal) = Ahead::into_parts(verdict);
         let (rows, _) = rehearsal.map(Rehearsal::end).unwrap_or_default();
-        (module, Ok(Stage { scale, rows }))
+        (module, Ok(Stage { scale, rows, clip }))
     }
 
     /// The run that a replay goes on with; none if a new one begins.

@@ -342,9 +342,6 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         if self.options.ema.is_some() {
             return Some("it averages the weights (`with_ema`)");
         }
-        if !self.options.clip.is_empty() {
-            return Some("it clips gradients (`with_clipping`)");
-        }
         self.waits_for()
     }
 

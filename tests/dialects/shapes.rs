@@ -355,7 +355,7 @@ fn elementwise<I: Float + CubeElement, O: Float + CubeElement>(
 ) -> Box<dyn CubeKernel> {
     kernel!(
         weigh::Weigh::<I, O>, UNITS;
-        buffer(), buffers(targets), buffers(outputs), (), (), buffers(scales), width
+        buffer(), buffers(targets), buffers(outputs), (), (), buffers(scales), buffers(0), width
     )
 }
 

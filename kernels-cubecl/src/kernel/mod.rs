@@ -14,7 +14,10 @@ pub use elementwise::weigh;
 pub use finish::{UNITS as FINISH_UNITS, finish_status};
 pub use histogram::{BINS, UNITS as HISTOGRAM_UNITS, finish_histogram, histogram_many};
 pub use observe::{BIG, ROW};
-pub use pass::{Form, InPlace, Inspect, Mode, Work, Write, loads, measure, rows};
+pub use pass::{Form, InPlace, Inspect, Mode, Work, Write, measure, rows};
+// For the tests of the generated sources.
+#[cfg(feature = "dialects")]
+pub use pass::loads;
 pub use schedule::{advance, decide};
 pub use share::ENTRY;
 pub use update::{UNITS as UPDATE_UNITS, update_many};

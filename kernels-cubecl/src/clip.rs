@@ -163,7 +163,7 @@ impl Norm {
         let sum = match self.exponent {
             ..=SHIFT => EPSILON,
             exponent if exponent < SHIFT + 138 => {
-                let bits = (exponent - SHIFT) << 23 | self.mantissa % (TOP / 2);
+                let bits = ((exponent - SHIFT) << 23) | (self.mantissa % (TOP / 2));
                 f32::from_bits(bits) + EPSILON
             }
             _ => return self,

@@ -273,12 +273,12 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             return None;
         }
         let mut scaler = self.scaler.apart();
-        let mut tell = |step: &Arc<Unheard>| match step.is_told.load(Ordering::Acquire) {
+        let tell = |step: &Arc<Unheard>| match step.is_told.load(Ordering::Acquire) {
             true => step.tell_again(&mut scaler, &self.optim, &self.options.clip),
             false => step.tell(&mut scaler, &self.optim, &self.options.clip),
         };
         // The next step tells what was wrong.
-        let taken = self.unread.steps.iter().flat_map(|step| tell(step)).sum();
+        let taken = self.unread.steps.iter().flat_map(tell).sum();
         Some((scaler, taken))
     }
 

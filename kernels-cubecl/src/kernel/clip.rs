@@ -46,7 +46,7 @@ pub fn clip_factor(table: &[u32], rows: &[u32], gradient: usize) -> f32 {
         if kind > OWN && exponent < comptime!(SHIFT + 138) {
             let mut norm = 0.0f32;
             if exponent > SHIFT {
-                let bits = (exponent - SHIFT) << 23u32 | mantissa % comptime!(TOP / 2);
+                let bits = ((exponent - SHIFT) << 23u32) | (mantissa % comptime!(TOP / 2));
                 norm = f32::reinterpret(bits);
             }
             let bits = u32::reinterpret(norm + EPSILON);
@@ -85,7 +85,8 @@ fn square_high(value: u32) -> u32 {
     let high = value >> 16u32;
     let cross = high * (value & 0xFFFFu32);
     let low = (value & 0xFFFFu32) * (value & 0xFFFFu32);
-    let carry = select(low + (cross << 17u32) < low, 1u32, 0u32);
+    let sum = low + (cross << 17u32);
+    let carry = select(sum < low, 1u32, 0u32);
     high * high + (cross >> 15u32) + carry
 }
 
@@ -105,7 +106,7 @@ fn root_of(high: u32, low: u32) -> u32 {
         if next_high < high || (next_high == high && square_low(next) <= low) {
             root = next;
         }
-        bit = bit >> 1u32;
+        bit /= 2u32;
     }
     let square = square_low(root);
     let rest = low - square;

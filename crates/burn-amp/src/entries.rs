@@ -166,12 +166,8 @@ impl module_path::Visit for Visit<'_> {
     fn parameter<const D: usize>(&mut self, path: &ModulePath, param: &Param<Tensor<D>>) {
         self.found.statistics.parameter(path, param);
         if let Some(lr) = self.input.lr {
-            let path = path.join();
-            let lr = lr.lr_from_param(param.id, Some(&path));
-            if !lr.is_finite() && self.rate.is_none() {
-                let allowed = format!("finite (it is that of `{path}`)");
-                self.rate = Some(AmpError::invalid("lr", lr, allowed));
-            }
+            let checked = check_rate(lr, param.id, &path.join());
+            self.rate = self.rate.take().or(checked.err());
         }
         let grads = self.input.grads;
         let gradient = match grads.map(|grads| gradient(grads, param, path)) {
@@ -210,6 +206,18 @@ impl module_path::Visit for Visit<'_> {
             device: param.device().inner(),
         };
         self.found.list.push((entry, gradient.is_some()));
+    }
+}
+
+/// An error if a parameter's learning rate is infinite or NaN: it would take all parameters with it.
+pub(crate) fn check_rate(lr: &ModuleLearningRate, id: ParamId, path: &str) -> Result<(), AmpError> {
+    let rate = lr.lr_from_param(id, Some(path));
+    match rate.is_finite() {
+        true => Ok(()),
+        false => {
+            let allowed = format!("finite (it is that of `{path}`)");
+            Err(AmpError::invalid("lr", rate, allowed))
+        }
     }
 }
 

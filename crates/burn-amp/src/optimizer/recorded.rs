@@ -2,17 +2,17 @@
 
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::{Module, Param},
+    module::{Module, Param, ParamId},
     optim::GradientsParams,
     tensor::{Device, Tensor},
 };
 use burn_amp_kernels::{ClipTable, Crossing, DeviceScale, Status, inspect};
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
 use super::{ScaledOptimizer, unheard::Waits};
 use crate::{
     ahead::{Ahead, Run},
-    entries::Entry,
+    entries::{Entry, check_rate},
     error::AmpError,
     live_scale::Place,
     module_optim::ModuleOptim,
@@ -52,16 +52,10 @@ pub(crate) struct Stage {
 }
 
 impl Recorded {
-    /// A rate that is not finite would take all parameters with it.
+    /// As the recording has checked those of its own step.
     pub(crate) fn check_rates(&self, lr: &ModuleLearningRate) -> Result<(), AmpError> {
-        for Entry { id, path, .. } in &self.entries {
-            let rate = lr.lr_from_param(*id, Some(path));
-            if !rate.is_finite() {
-                let allowed = format!("finite (it is that of `{path}`)");
-                return Err(AmpError::invalid("lr", rate, allowed));
-            }
-        }
-        Ok(())
+        let mut entries = self.entries.iter();
+        entries.try_for_each(|entry| check_rate(lr, entry.id, &entry.path))
     }
 }
 
@@ -110,7 +104,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ) -> Result<Found, AmpError> {
         drop(self.scaler.take_noted());
         let ahead = self.scaler.ahead_of(scale.clone(), Arc::default());
-        self.scaler.go_ahead(ahead.clone());
+        self.scaler.go_ahead(ahead);
         let loss = loss(module);
         let mut grads = GradientsParams::from_grads(loss.clone().backward(), module);
         self.scaler.go_ahead(None);
@@ -243,15 +237,15 @@ pub(crate) fn refused(reason: impl Into<String>) -> AmpError {
 }
 
 /// The parameters themselves, where Burn's optimizer asks for their gradients: it hands on what has one.
-struct Placeholders<'a> {
-    entries: &'a [Entry],
+struct Placeholders {
+    ids: HashSet<ParamId>,
     grads: GradientsParams,
 }
 
-impl<'a> Placeholders<'a> {
-    fn of<M: Module>(module: &M, entries: &'a [Entry]) -> GradientsParams {
+impl Placeholders {
+    fn of<M: Module>(module: &M, entries: &[Entry]) -> GradientsParams {
         let mut found = Self {
-            entries,
+            ids: entries.iter().map(|entry| entry.id).collect(),
             grads: GradientsParams::new(),
         };
         module_path::visit(module, &mut found);
@@ -259,9 +253,9 @@ impl<'a> Placeholders<'a> {
     }
 }
 
-impl module_path::Visit for Placeholders<'_> {
+impl module_path::Visit for Placeholders {
     fn parameter<const D: usize>(&mut self, _path: &ModulePath, param: &Param<Tensor<D>>) {
-        if self.entries.iter().any(|entry| entry.id == param.id) {
+        if self.ids.contains(&param.id) {
             self.grads.register(param.id, param.base().inner());
         }
     }

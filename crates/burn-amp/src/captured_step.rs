@@ -84,7 +84,8 @@ pub struct CapturedStep<M, B, O, F> {
 struct Captured<B> {
     kind: Vec<Kind>,
     inputs: B,
-    places: Vec<Option<Place>>,
+    /// Where the inputs were in the recording, until the first replay has found them there: nobody can hold them afterwards.
+    places: Option<Vec<Option<Place>>>,
     recorded: Recorded,
     rows: Vec<Tensor<1>>,
     clip: Option<ClipTable>,
@@ -284,12 +285,10 @@ where
             ));
         }
         self.scale = Some(stage.scale);
-        let mut places = Vec::new();
-        inputs.places(&mut places);
         Ok(Captured {
             kind,
+            places: Some(places_of(&inputs)),
             inputs,
-            places,
             recorded,
             rows: stage.rows,
             clip: stage.clip,
@@ -327,9 +326,9 @@ where
         }
         let mut captured = self.captured.pop().expect("a shape that was recorded");
         captured.inputs = batch.copied(Some(captured.inputs));
-        let mut places = Vec::new();
-        captured.inputs.places(&mut places);
-        if places != captured.places {
+        if let Some(places) = captured.places.take()
+            && places != places_of(&captured.inputs)
+        {
             return Err(refused("the closure keeps a tensor of the batch"));
         }
         let scale = self.scale.take().expect("that of what was recorded");
@@ -355,6 +354,12 @@ where
         self.captured.push(captured);
         Ok(loss)
     }
+}
+
+fn places_of<B: CaptureInput>(inputs: &B) -> Vec<Option<Place>> {
+    let mut places = Vec::new();
+    inputs.places(&mut places);
+    places
 }
 
 const PANICKED: &str = "an earlier step has panicked: go on from the last record";

@@ -2,7 +2,10 @@ use burn::{
     backend::{Backend, BackendTypes, Dispatch, DispatchTensor},
     tensor::Device,
 };
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::{
+    any::Any,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
 
 use crate::backends::memory_of;
 
@@ -59,7 +62,7 @@ impl Preparation {
         Dispatch::graph_start_capture(place).map_err(|error| error.to_string())?;
         let done = catch_unwind(AssertUnwindSafe(work));
         let graph = Dispatch::graph_stop_capture(place);
-        let value = done.map_err(|panic| message(&*panic))?;
+        let value = done.map_err(|panic| panic_message(&*panic).to_string())?;
         let graph = graph.map_err(|error| error.to_string())?;
         let device = self.device.clone();
         Ok((Graph { device, graph }, value))
@@ -89,11 +92,12 @@ impl Graph {
     }
 }
 
-/// What a panic has said.
-fn message(panic: &(dyn std::any::Any + Send)) -> String {
+/// Internal: the text of a panic.
+#[doc(hidden)]
+pub fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
-    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-    text.unwrap_or("it panics").to_string()
+    text.or_else(|| panic.downcast_ref::<&str>().copied())
+        .unwrap_or("a panic without a message")
 }
 
 /// Where the values of a tensor are, to find out whether a result has taken their place.

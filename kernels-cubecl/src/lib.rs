@@ -63,6 +63,8 @@ pub use cast::{scaled_cast, watched_cast};
 pub use clip::{ClipTable, NormClip, clip_factors};
 pub use error::UnsupportedDType;
 pub use factor::Factor;
+#[doc(hidden)]
+pub use graph::panic_message;
 pub use graph::{Graph, Place, Preparation};
 pub use histogram::{ExponentHistogram, Histogram};
 pub use list::TensorList;

@@ -56,7 +56,7 @@ pub enum Job {
     /// finite, the scale stays. Gives the words of the next state.
     Advance,
     /// Gives the rows of an update that the state in the second tensor decides, of what the first has, flat: a row, a time and a gradient for
-    /// each parameter, as [`DeviceScale::decide`](crate::DeviceScale::decide) describes them. If there are more, a
+    /// each parameter, as [`DeviceScale::send`](crate::DeviceScale::send) describes them. If there are more, a
     /// [`ClipTable`](crate::ClipTable) and the rows of [`Status`](crate::Status), the gradients are clipped.
     Decide {
         /// Whose step.

@@ -1,15 +1,16 @@
 use burn::tensor::Tensor;
 use std::{
-    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Mutex, OnceLock, PoisonError,
-        mpsc::{Receiver, Sender, channel},
+        Arc, OnceLock,
+        mpsc::{Sender, channel},
     },
     thread,
 };
 
 use crate::{
     backends::is_cube,
+    graph::panic_message,
     status::{Status, TensorStatus, rows_later},
     watch::{Crossing, CrossingStatus},
 };
@@ -22,84 +23,61 @@ pub struct Reading {
     /// Of each tensor of the list.
     elements: Vec<u64>,
     crossings: Vec<Crossing>,
-    found: Mutex<Found>,
+    /// Of each crossing, and of the list; or what reading them has panicked with.
+    rows: Arc<OnceLock<Result<Rows, String>>>,
 }
 
 type Rows = Vec<Vec<TensorStatus>>;
 
-#[derive(Debug)]
-enum Found {
-    Coming(Receiver<thread::Result<Rows>>),
-    There(Rows),
-}
-
 impl Status {
     /// Sends the status to the host, and what was found in crossings with it. Does not wait for the device.
     pub fn start(self, crossings: Vec<Crossing>) -> Reading {
-        Reading::new(self, crossings, |tensors| {
-            let is_cube = |rows: &Tensor<1>| is_cube(&rows.clone().into_dispatch());
-            match tensors.iter().any(is_cube) {
-                true => Found::Coming(read_elsewhere(tensors)),
-                false => Found::There(rows_later(tensors)()),
-            }
-        })
+        Reading::new(self, crossings, false)
     }
 }
 
 impl Reading {
-    fn new(
-        status: Status,
-        crossings: Vec<Crossing>,
-        read: impl FnOnce(Vec<Tensor<1>>) -> Found,
-    ) -> Self {
-        let (rows, elements) = status.into_parts();
-        let tensors = crossings.iter().map(Crossing::rows).chain(rows);
-        let found = Mutex::new(read(tensors.collect()));
-        Self {
-            elements,
-            crossings,
-            found,
-        }
+    /// Reads a status, and what was found in crossings: on one device, in one transfer for all. Waits for it.
+    ///
+    /// # Panics
+    ///
+    /// As [`Status::read`].
+    pub fn now(status: Status, crossings: Vec<Crossing>) -> Self {
+        Self::new(status, crossings, true)
     }
 
-    /// Reads here. Waits for the device.
-    pub(crate) fn now(status: Status, crossings: Vec<Crossing>) -> Self {
-        Self::new(status, crossings, |tensors| {
-            Found::There(rows_later(tensors)())
-        })
+    fn new(status: Status, crossings: Vec<Crossing>, waits: bool) -> Self {
+        let crossed = crossings.iter().map(|crossing| crossing.rows.clone());
+        let tensors: Vec<_> = crossed.chain(status.rows()).collect();
+        let is_cube = |rows: &Tensor<1>| is_cube(&rows.clone().into_dispatch());
+        let elsewhere = !waits && tensors.iter().any(is_cube);
+        // Launched here, in the order of this thread's work; what is left is the copy.
+        let read = rows_later(tensors);
+        let rows = match elsewhere {
+            true => read_elsewhere(read),
+            false => Arc::new(OnceLock::from(Ok(read()))),
+        };
+        Self {
+            elements: status.elements,
+            crossings,
+            rows,
+        }
     }
 
     /// Whether it is there. Does not wait.
-    ///
-    /// # Panics
-    ///
-    /// In Burn, if the device has failed.
     pub fn is_there(&self) -> bool {
-        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Found::Coming(coming) = &*found
-            && let Ok(rows) = coming.try_recv()
-        {
-            *found = Found::There(rows.unwrap_or_else(|panic| resume_unwind(panic)));
-        }
-        matches!(&*found, Found::There(_))
+        self.rows.get().is_some()
     }
 
-    /// What was found: a row for each tensor, and for each crossing, with [this scale](Crossing::with_scale). Waits for it, if it is not there.
+    /// What was found: a row for each tensor, and for each crossing. Waits for it, if it is not there. `scale` is the value that the tensor of the
+    /// crossings' factors had, which the host did not know when they crossed: a factor is the product of both.
     ///
     /// # Panics
     ///
-    /// In Burn, if the device has failed.
+    /// If the device has failed.
     pub fn wait(&self, scale: f64) -> (Vec<TensorStatus>, Vec<Option<CrossingStatus>>) {
-        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Found::Coming(coming) = &*found {
-            let rows = coming
-                .recv()
-                .expect("the thread that reads sends an answer");
-            *found = Found::There(rows.unwrap_or_else(|panic| resume_unwind(panic)));
-        }
-        let Found::There(rows) = &*found else {
-            unreachable!("it has come")
-        };
+        let rows = self.rows.wait().as_ref();
+        let rows = rows.unwrap_or_else(|error| panic!("{error}"));
         let (crossed, own) = rows.split_at(self.crossings.len());
         let own = own.iter().flatten();
         // A row less would give its tensor another's numbers, or none, and an overflow would pass unseen.
@@ -116,14 +94,16 @@ impl Reading {
         (
             own.zip(&self.elements).map(counted).collect(),
             crossed
-                .map(|(crossing, rows)| crossing.clone().with_scale(scale).status(rows))
+                .map(|(crossing, rows)| crossing.status(rows, scale))
                 .collect(),
         )
     }
 }
 
 /// Reads rows on the thread for it.
-fn read_elsewhere(tensors: Vec<Tensor<1>>) -> Receiver<thread::Result<Rows>> {
+fn read_elsewhere(
+    read: impl FnOnce() -> Rows + Send + 'static,
+) -> Arc<OnceLock<Result<Rows, String>>> {
     type Work = Box<dyn FnOnce() + Send>;
     static READER: OnceLock<Sender<Work>> = OnceLock::new();
     let reader = READER.get_or_init(|| {
@@ -131,14 +111,12 @@ fn read_elsewhere(tensors: Vec<Tensor<1>>) -> Receiver<thread::Result<Rows>> {
         thread::spawn(move || receiver.into_iter().for_each(|work| work()));
         sender
     });
-    let (sender, receiver) = channel();
-    // Launched here, in the order of this thread's work; what is left is the copy.
-    let rows = rows_later(tensors);
+    let rows = Arc::new(OnceLock::new());
+    let there = rows.clone();
     let work: Work = Box::new(move || {
-        let rows = catch_unwind(AssertUnwindSafe(rows));
-        // Nobody may be left to hear of it.
-        let _ = sender.send(rows);
+        let read = catch_unwind(AssertUnwindSafe(read));
+        let _ = there.set(read.map_err(|panic| panic_message(&*panic).to_string()));
     });
     reader.send(work).expect("the thread that reads never ends");
-    receiver
+    rows
 }

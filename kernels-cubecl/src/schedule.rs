@@ -16,7 +16,7 @@
 //! ```
 
 use burn::{
-    backend::{Dispatch, DispatchTensor, TensorMetadata},
+    backend::{Dispatch, DispatchTensor},
     tensor::{DType, Device, Tensor, TensorData},
 };
 
@@ -160,34 +160,17 @@ impl DeviceScale {
             return self;
         };
         assert!(has_kernels(&self.0), "there is no kernel for this device");
-        let crossing = crossing.map(|crossing| crossing.rows().into_dispatch());
+        let crossing = crossing.map(|crossing| crossing.rows.clone().into_dispatch());
         let tensors = [self.0, rows.into_dispatch()].into_iter().chain(crossing);
         let tensors = TensorVec(tensors.collect());
         Self(Dispatch::amp_run(tensors, Job::Advance).0.remove(0))
     }
 
-    /// The rows of an [`update`](crate::update) that this decides: taken unless the last step was skipped. Of shape `[parameters, 12]`; does not
-    /// wait for the device.
+    /// Sends what [`decide`](Self::decide) takes to a device: to be decided there later, and more than once. Flat, in f32. Does not wait.
     ///
     /// `rows` are as for a step that is taken, but those of `Adam` and `AdamW` have the optimizer's own `epsilon` and no corrections: the
     /// device knows them. `times` are the steps of each parameter up to this one, as if none had been skipped since this state was
-    /// [uploaded](ScaleState::upload).
-    ///
-    /// `clip` is how gradients are clipped, and what was found in them: each row's `scale` is multiplied by the factor that
-    /// [`clip_factors`](crate::clip_factors) gives. `gradients` says which of them is each parameter's, and is not looked at without it.
-    pub fn decide(
-        &self,
-        rule: UpdateRule,
-        rows: &[UpdateRow],
-        times: &[u32],
-        clip: Option<(&ClipTable, &Status)>,
-        gradients: &[u32],
-    ) -> Tensor<2> {
-        let sent = Self::send(rows, times, gradients, &self.device());
-        self.decide_sent(rule, sent, clip)
-    }
-
-    /// Sends what [`decide`](Self::decide) takes to a device: to be decided there later, and more than once. Flat, in f32. Does not wait.
+    /// [uploaded](ScaleState::upload). `gradients` says which of those that are clipped is each parameter's.
     pub fn send(
         rows: &[UpdateRow],
         times: &[u32],
@@ -203,8 +186,12 @@ impl DeviceScale {
         )
     }
 
-    /// As [`decide`](Self::decide), of what was [sent](Self::send). Does not wait.
-    pub fn decide_sent(
+    /// The rows of an [`update`](crate::update) that this decides, of what was [sent](Self::send): taken unless the last step was skipped. Of
+    /// shape `[parameters, 12]`; does not wait for the device.
+    ///
+    /// `clip` is how gradients are clipped, and what was found in them: each row's `scale` is multiplied by the factor that
+    /// [`clip_factors`](crate::clip_factors) gives.
+    pub fn decide(
         &self,
         rule: UpdateRule,
         sent: Tensor<1>,
@@ -240,11 +227,6 @@ impl DeviceScale {
     pub fn found_inf(&self) -> Tensor<1> {
         let words = Tensor::<1>::from_dispatch(self.0.clone());
         words.slice(word::FOUND..word::FOUND + 1)
-    }
-
-    /// Its device.
-    pub fn device(&self) -> Device {
-        Device::new(self.0.device())
     }
 
     /// Reads the state. Waits for the device, for one transfer of 92 bytes.

@@ -34,7 +34,7 @@ pub struct Status {
     /// None if the list was empty.
     rows: Option<Tensor<1>>,
     /// Of each tensor.
-    elements: Vec<u64>,
+    pub(crate) elements: Vec<u64>,
     /// The device of the list, where the work was done on another.
     home: Option<Device>,
 }
@@ -103,15 +103,14 @@ impl Status {
     /// The same, in memory of its own: for what is written again before it is read. Does not wait for the device.
     #[must_use]
     pub fn copied(&self) -> Self {
+        let copied = |rows: Tensor<1>| {
+            let own = Tensor::empty(rows.shape(), (&rows.device(), rows.dtype()));
+            own.slice_assign(.., rows)
+        };
         Self {
             rows: self.rows.clone().map(copied),
             ..self.clone()
         }
-    }
-
-    /// The rows, of a list that was not empty, and how many values each tensor has.
-    pub(crate) fn into_parts(self) -> (Option<Tensor<1>>, Vec<u64>) {
-        (self.rows, self.elements)
     }
 
     /// The rows, of a list that was not empty.
@@ -121,7 +120,7 @@ impl Status {
 
     /// One field of all rows.
     fn field(&self, at: usize) -> Option<Tensor<1>> {
-        let rows = self.rows.clone()?;
+        let rows = self.rows()?;
         let count = self.elements.len();
         let column = rows.reshape([count, FIELDS]).slice([0..count, at..at + 1]);
         Some(column.reshape([count]))
@@ -133,12 +132,6 @@ impl Status {
             None => value,
         }
     }
-}
-
-/// A copy that shares no memory.
-pub(crate) fn copied(tensor: Tensor<1>) -> Tensor<1> {
-    let own = Tensor::empty(tensor.shape(), (&tensor.device(), tensor.dtype()));
-    own.slice_assign(.., tensor)
 }
 
 /// Launches what is to be read, in one transfer where all rows are of one dtype on one device, and gives what looks at it, on any

@@ -1,15 +1,12 @@
 use burn::tensor::{FloatDType, Tensor};
 use std::sync::Arc;
 
-use crate::{
-    reading::Reading,
-    status::{Status, TensorStatus, copied, decode},
-};
+use crate::status::{TensorStatus, decode};
 
 /// Hears at each backward pass through a [`watched_cast`](crate::watched_cast) what arrived there.
 #[derive(Clone)]
 pub struct Watch {
-    tell: Arc<dyn Fn(Crossing) + Send + Sync>,
+    pub(crate) tell: Arc<dyn Fn(Crossing) + Send + Sync>,
     /// Whether the tensor of the forward pass is looked at too.
     pub(crate) both: bool,
 }
@@ -28,10 +25,6 @@ impl Watch {
             ..Self::new(tell)
         }
     }
-
-    pub(crate) fn tell(&self, crossing: Crossing) {
-        (self.tell)(crossing);
-    }
 }
 
 impl std::fmt::Debug for Watch {
@@ -43,13 +36,14 @@ impl std::fmt::Debug for Watch {
 /// A gradient that crossed a [`watched_cast`](crate::watched_cast) on its way back, measured and still on the device.
 #[derive(Clone)]
 pub struct Crossing {
-    factor: f64,
+    pub(crate) factor: f64,
     /// Whether there is more of it, in a tensor.
-    is_ratio: bool,
-    dtype: FloatDType,
-    elements: u64,
+    pub(crate) is_ratio: bool,
+    /// Of the cast's input.
+    pub(crate) dtype: FloatDType,
+    pub(crate) elements: u64,
     /// The rows of the gradient and of the forward pass's tensor, if that was looked at.
-    rows: Tensor<1>,
+    pub(crate) rows: Tensor<1>,
 }
 
 /// What was found in a [`Crossing`]. Host values.
@@ -70,39 +64,11 @@ pub struct CrossingStatus {
 }
 
 impl Crossing {
-    pub(crate) fn new(
-        factor: f64,
-        is_ratio: bool,
-        dtype: FloatDType,
-        elements: usize,
-        rows: Tensor<1>,
-    ) -> Self {
-        Self {
-            factor,
-            is_ratio,
-            dtype,
-            elements: elements as u64,
-            rows,
-        }
-    }
-
-    /// With the value that the factor's tensor had, which the host did not know when the gradient crossed. The factor was the ratio
-    /// until then, and is the product now; one without a tensor stays. [`read_measures`](Self::read_measures) does not depend on it.
-    pub fn with_scale(self, scale: f64) -> Self {
-        match self.is_ratio {
-            true => Self {
-                factor: self.factor * scale,
-                is_ratio: false,
-                ..self
-            },
-            false => self,
-        }
-    }
-
     /// Reads what was found: waits for the device, for one transfer of 44 or 88 bytes. None if the device cannot be read here.
+    /// Of a factor with a tensor, the ratio alone counts: [`Reading::wait`](crate::Reading::wait) takes the rest.
     pub fn read(self) -> Option<CrossingStatus> {
         let rows = self.read_rows()?;
-        self.status(&rows)
+        self.status(&rows, 1.0)
     }
 
     /// Reads the measures of the gradient as it arrived, and of the forward pass's tensor, if that was looked at. Waits as
@@ -114,49 +80,28 @@ impl Crossing {
         Some((rows.next()?, rows.next()))
     }
 
-    /// The same, in memory of its own: see [`Status::copied`].
-    #[must_use]
-    pub fn copied(&self) -> Self {
-        Self {
-            rows: copied(self.rows.clone()),
-            ..self.clone()
-        }
-    }
-
-    /// The rows, on the device.
-    pub(crate) fn rows(&self) -> Tensor<1> {
-        self.rows.clone()
-    }
-
     fn read_rows(&self) -> Option<Vec<TensorStatus>> {
         let data = self.rows.clone().into_data_async();
         let data = burn_std::reader::try_read_sync(data)?.ok()?;
         Some(decode(data.iter()))
     }
 
-    /// Reads a status, and what was found in crossings: on one device, in one transfer for all.
-    ///
-    /// # Panics
-    ///
-    /// As [`Status::read`].
-    pub fn read_with(
-        status: Status,
-        crossings: Vec<Self>,
-    ) -> (Vec<TensorStatus>, Vec<Option<CrossingStatus>>) {
-        Reading::now(status, crossings).wait(1.0)
-    }
-
-    /// What rows say.
-    pub(crate) fn status(&self, rows: &[TensorStatus]) -> Option<CrossingStatus> {
+    /// What rows say, if the factor's tensor was `scale`.
+    pub(crate) fn status(&self, rows: &[TensorStatus], scale: f64) -> Option<CrossingStatus> {
         let (gradient, output) = (rows.first()?, rows.get(1));
+        let factor = match self.is_ratio {
+            true => self.factor * scale,
+            false => self.factor,
+        }
+        .abs();
         // Rounded as the backward pass has rounded it: half a unit decides.
-        let product = gradient.max_abs as f32 * (self.factor as f32).abs();
+        let product = gradient.max_abs as f32 * factor as f32;
         Some(CrossingStatus {
             output_finite: output.is_none_or(|output| output.non_finite == 0),
             gradient_finite: gradient.non_finite == 0,
             overflow: f64::from(product) >= overflow_from(self.dtype),
-            max_abs: gradient.max_abs * self.factor.abs(),
-            norm: gradient.norm * self.factor.abs(),
+            max_abs: gradient.max_abs * factor,
+            norm: gradient.norm * factor,
             elements: self.elements,
         })
     }

@@ -5,6 +5,7 @@ use burn::{
     optim::GradientsParams,
     tensor::{DType, Tensor},
 };
+use burn_amp_kernels::panic_message;
 use std::{
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::{
@@ -199,7 +200,7 @@ fn checked<R>(amp: &MixedPrecision, dry: DryRun, work: impl FnOnce() -> R) -> Re
         (Some(error), _) => Err(error),
         (None, Ok(value)) => Ok(value),
         (None, Err(panic)) => {
-            let message = scope::panic_message(&*panic);
+            let message = panic_message(&*panic);
             match scope::is_dtype_clash(message) {
                 // Outside of all scopes: f16 that was carried out, or f32 that was expected there.
                 true => Err(AmpError::DTypeClash {

@@ -2,7 +2,8 @@
 
 use burn::tensor::{DType, Device, Tensor};
 use burn_amp_kernels::{
-    Crossing, CrossingStatus, ExponentHistogram, Status, TensorList, TensorStatus, UnsupportedDType,
+    Crossing, CrossingStatus, ExponentHistogram, Reading, Status, TensorList, TensorStatus,
+    UnsupportedDType,
 };
 
 #[cfg(test)]
@@ -157,7 +158,7 @@ impl Pending {
         for (_, status, positions) in self.groups {
             #[cfg(test)]
             READS.set(READS.get() + 1);
-            let (rows, found) = Crossing::read_with(status, std::mem::take(&mut crossings));
+            let (rows, found) = Reading::now(status, std::mem::take(&mut crossings)).wait(1.0);
             crossed.extend(found);
             for (position, status) in positions.into_iter().zip(rows) {
                 statuses[position] = status;

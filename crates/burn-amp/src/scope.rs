@@ -18,7 +18,7 @@
 //! ```
 
 use burn::tensor::{DType, FloatDType, Tensor};
-use burn_amp_kernels::Watch;
+use burn_amp_kernels::{Watch, panic_message};
 use std::{
     any::Any,
     cell::{Cell, RefCell},
@@ -461,13 +461,6 @@ pub(crate) fn current() -> Option<MixedPrecision> {
             Frame::Full | Frame::Rescaled(_) => None,
         })
     })
-}
-
-/// The text of a panic.
-pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| panic.downcast_ref::<&str>().copied())
-        .unwrap_or("no message")
 }
 
 /// As Flex, Burn's tensors and CubeCL word it.

@@ -85,18 +85,18 @@ impl<B: Backend + AmpOps + CastOps> Backward<B, 1> for ScaledCast {
                 watched,
             } = ops.state;
             if let Some((watch, output)) = watched {
-                let elements = grad.shape().num_elements();
+                let elements = grad.shape().num_elements() as u64;
                 let tensors = [grad.clone()].into_iter().chain(output).collect();
                 let edge = f32::INFINITY;
                 let rows = B::amp_run(TensorVec(tensors), Job::Inspect { edge }).0;
                 if let Some(rows) = rows.into_iter().find_map(dispatched::<B>) {
-                    watch.tell(Crossing::new(
+                    (watch.tell)(Crossing {
                         factor,
-                        !scale.is_empty(),
-                        from,
+                        is_ratio: !scale.is_empty(),
+                        dtype: from,
                         elements,
                         rows,
-                    ));
+                    });
                 }
             }
             // A watch alone.

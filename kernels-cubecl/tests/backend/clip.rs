@@ -2,8 +2,8 @@
 
 use burn::tensor::{Device, Tensor};
 use burn_amp_kernels::{
-    ClipTable, NormClip, ScaleState, TensorList, UpdateRow, UpdateRule, can_update, clip_factors,
-    inspect,
+    ClipTable, DeviceScale, NormClip, ScaleState, TensorList, UpdateRow, UpdateRule, can_update,
+    clip_factors, inspect,
 };
 
 use crate::device::{device, is_cube};
@@ -30,7 +30,8 @@ fn both(gradients: &[Vec<f32>], clips: &[NormClip], device: &Device) -> [Vec<u32
     };
     let rows = vec![row; order.len()];
     let scale = ScaleState::default().upload(device);
-    let rows = scale.decide(RULE, &rows, &order, Some((&table, &status)), &order);
+    let sent = DeviceScale::send(&rows, &order, &order, device);
+    let rows = scale.decide(RULE, sent, Some((&table, &status)));
     let rows: Vec<f32> = rows.into_data().iter().collect();
     let found = rows.chunks(12).rev().map(|row| row[1].to_bits());
     let norms: Vec<f64> = status.read().iter().map(|status| status.norm).collect();

@@ -3,7 +3,9 @@
 use std::sync::{Arc, Mutex};
 
 use burn::tensor::{FloatDType, Tensor};
-use burn_amp_kernels::{Crossing, CrossingStatus, Factor, Watch, scaled_cast, watched_cast};
+use burn_amp_kernels::{
+    Crossing, CrossingStatus, Factor, Reading, Status, Watch, scaled_cast, watched_cast,
+};
 
 use crate::host::{
     assert_products, dtypes, has_kernels, narrowest, on_device, pairs, tensor, values,
@@ -159,7 +161,9 @@ fn a_factor_on_the_device() {
             assert_eq!(later.is_some(), has_kernels());
             let known = known.map(|crossing| crossing.read());
             assert_eq!(
-                later.map(|crossing| crossing.with_scale(scale).read()),
+                later.map(|crossing| Reading::now(Status::default(), vec![crossing])
+                    .wait(scale)
+                    .1[0]),
                 known
             );
             let ratio_alone = pass(on_device(ratio * scale, ratio));

@@ -175,7 +175,7 @@ impl Group {
         let (rows, times, gradients) = (&self.rows, &self.times, &self.gradients);
         // Asked before: see `can_update`.
         let update = |list, sent| {
-            update(self.rule, list, decides.decide_sent(self.rule, sent, clip))
+            update(self.rule, list, decides.decide(self.rule, sent, clip))
                 .unwrap_or_else(|error| panic!("the step of the optimizer: {error}"))
         };
         let Some(rehearsal) = rehearsal else {

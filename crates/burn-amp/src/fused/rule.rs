@@ -149,7 +149,7 @@ impl Rule {
     }
 
     /// The numbers of a step, in Burn's own roundings, but for those that depend on the time: see
-    /// [`DeviceScale::decide`](burn_amp_kernels::DeviceScale::decide).
+    /// [`DeviceScale::send`](burn_amp_kernels::DeviceScale::send).
     pub(super) fn row(&self, lr: LearningRate, fresh: bool) -> UpdateRow {
         let row = UpdateRow {
             taken: 1.0,

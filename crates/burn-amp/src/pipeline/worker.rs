@@ -1,7 +1,7 @@
 //! A thread that owns a value and does jobs on it, in the order in which they come.
 
+use burn_amp_kernels::panic_message;
 use std::{
-    any::Any,
     ops::ControlFlow,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, OnceLock},
@@ -84,7 +84,7 @@ impl<T: Send + 'static> Worker<T> {
                 }
                 Err(panic) => {
                     // Before `reply` is dropped, so that whoever waits for it finds the reason.
-                    let _ = ended.set(message(&*panic));
+                    let _ = ended.set(panic_message(&*panic).to_string());
                     ControlFlow::Break(())
                 }
             }
@@ -140,10 +140,4 @@ impl<R> Pending<R> {
 
 fn reason(ended: &OnceLock<String>) -> Ended {
     Ended(ended.get().cloned().unwrap_or_default())
-}
-
-fn message(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().copied();
-    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    text.unwrap_or("a panic without a message").to_string()
 }

@@ -14,7 +14,7 @@ use crate::{
     error::{AmpError, StepError},
     module_optim::ModuleOptim,
     module_path::{self, ModulePath},
-    optimizer::{Recorded, ScaledOptimizer, Stage, refused},
+    optimizer::{Found, ScaledOptimizer, Stage, refused},
     rehearsal::Rehearses,
 };
 
@@ -86,7 +86,7 @@ struct Captured<B> {
     inputs: B,
     /// Where the inputs were in the recording, until the first replay has found them there: nobody can hold them afterwards.
     places: Option<Vec<Option<Place>>>,
-    recorded: Recorded,
+    recorded: Found,
     rows: Vec<Tensor<1>>,
     clip: Option<ClipTable>,
     graph: Graph,
@@ -255,7 +255,7 @@ where
         for _ in 0..RUNS {
             let before = Draws::new(device);
             let kept;
-            (stage, kept) = self.rehearse(Rehearses::Run, stage, lr, &inputs)?;
+            (stage, kept, _) = self.rehearse(Rehearses::Run, stage, lr, &inputs)?;
             // A fusing backend leaves out what is dropped before it runs.
             device.sync().map_err(|error| fails(error.to_string()))?;
             drop(kept);
@@ -273,13 +273,13 @@ where
         drop((found?, graph));
         let prepared = Preparation::new(device).map_err(fails)?;
         let kept;
-        (stage, kept) = self.rehearse(Rehearses::Run, stage, lr, &inputs)?;
+        (stage, kept, _) = self.rehearse(Rehearses::Run, stage, lr, &inputs)?;
         device.sync().map_err(|error| fails(error.to_string()))?;
         drop(kept);
         let recorded = prepared.record(|| self.rehearse(Rehearses::Recording, stage, lr, &inputs));
         let (graph, recorded) = recorded.map_err(fails)?;
-        let (stage, recorded) = recorded?;
-        if !recorded.stays {
+        let (stage, recorded, stays) = recorded?;
+        if !stays {
             return Err(refused(
                 "parameters or state are held elsewhere, and are not written in their places",
             ));
@@ -303,15 +303,16 @@ where
         stage: Stage,
         lr: &ModuleLearningRate,
         inputs: &B,
-    ) -> Result<(Stage, Recorded), AmpError> {
+    ) -> Result<(Stage, Found, bool), AmpError> {
         let model = self.model.as_ref().expect(PANICKED);
         let loss = &mut self.loss;
-        let found =
+        let (found, grads) =
             (self.optim).find(&stage.scale, lr, model, |model| loss(model, inputs.clone()))?;
         let model = self.model.take().expect(PANICKED);
-        let (model, stage, recorded) = (self.optim).rehearse(what, stage, lr.clone(), model, found);
+        let (model, stage, stays) =
+            (self.optim).rehearse(what, stage, lr.clone(), model, &found, grads);
         self.model = Some(model);
-        Ok((stage, recorded))
+        Ok((stage, found, stays))
     }
 
     /// Makes the step of the last shape again.
@@ -343,7 +344,7 @@ where
         self.model = Some(model);
         let stage = stage.inspect_err(|_| self.captured.clear())?;
         // SAFETY: inputs, rows and scale are in `captured` and `self`, parameters and state in model and optimizer, which nobody writes
-        // elsewhere meanwhile (`places`, `Recorded::stays`). This is not `Send`.
+        // elsewhere meanwhile (`places`, `stays` in `capture`). This is not `Send`.
         let replayed = unsafe { captured.graph.replay() };
         replayed.map_err(refused)?;
         self.optim.end_replay(&captured.recorded);

@@ -255,16 +255,15 @@ fn look<const R: usize>(
     catch_unwind(AssertUnwindSafe(look)).map_err(drop)
 }
 
-/// Measures gradients, one status for each entry; counts values from `edge` on. Waits for each device once.
+/// Measures gradients, one status for each entry. Waits for each device once.
 pub(crate) fn measure(
     grads: &GradientsParams,
     entries: &[Entry],
-    edge: Option<f32>,
 ) -> Result<Vec<TensorStatus>, UnsupportedDType> {
-    measure_with(grads, entries, edge, Vec::new()).map(|(statuses, _)| statuses)
+    measure_with(grads, entries, None, Vec::new()).map(|(statuses, _)| statuses)
 }
 
-/// As [`measure`], and reads what has crossed the border with it: on one device, in the same transfer.
+/// As [`measure`], counts values from `edge` on, and reads what has crossed the border with it: on one device, in the same transfer.
 pub(crate) fn measure_with(
     grads: &GradientsParams,
     entries: &[Entry],

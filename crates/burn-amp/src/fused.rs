@@ -27,7 +27,7 @@ use crate::{
     convert::replace_value,
     error::AmpError,
     master_weights::masters_of,
-    module_optim::ModuleOptim,
+    module_optim::{ModuleOptim, records_of},
     module_path::{self, ModulePath},
     param_tensors::ParamTensors,
 };
@@ -238,17 +238,7 @@ impl<C> ModuleOptim for Fused<C> {
         (parameter == DType::F64) == (gradient == DType::F64)
     }
 
-    fn try_to_record(&self) -> Result<OptimizerRecord, AmpError> {
-        ModuleOptim::try_to_record(&self.optim)
-    }
-
-    fn try_load_record(&mut self, record: OptimizerRecord) -> Result<(), AmpError> {
-        ModuleOptim::try_load_record(&mut self.optim, record)
-    }
-
-    fn check_record(&self, record: OptimizerRecord) -> Result<(), AmpError> {
-        self.optim.check_record(record)
-    }
+    records_of!(self => self.optim);
 
     fn masters(&self) -> ParamTensors {
         masters_of(&self.optim)
@@ -263,31 +253,8 @@ impl<C> ModuleOptim for Fused<C> {
         !self.clips
     }
 
-    fn step_times<M: Module>(
-        &mut self,
-        lr: ModuleLearningRate,
-        module: M,
-        grads: GradientsParams,
-        factors: &Factors,
-    ) -> M {
-        step_in_one_pass(&mut self.optim, None, factors, lr, module, grads)
-    }
-
-    fn step_unheard<M: Module>(
-        &mut self,
-        lr: ModuleLearningRate,
-        module: M,
-        grads: GradientsParams,
-        verdict: &Arc<Ahead>,
-    ) -> M {
-        step_in_one_pass(
-            &mut self.optim,
-            Some(verdict),
-            &Factors::new(),
-            lr,
-            module,
-            grads,
-        )
+    fn one_pass(&mut self) -> Option<&mut ModuleOptimizer> {
+        Some(&mut self.optim)
     }
 }
 

@@ -188,7 +188,7 @@ impl UnscaledGradients {
         if let Some(measures) = &self.measures {
             return Ok(measures.clone());
         }
-        let measures = measure(&self.params, &self.entries, None)?;
+        let measures = measure(&self.params, &self.entries)?;
         let seen = self.seen();
         self.seen = Some(Box::new(seen));
         *self.status = GradientStatus {

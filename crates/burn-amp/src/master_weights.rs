@@ -12,7 +12,10 @@ use burn::{
 use std::cell::RefCell;
 
 use crate::{
-    dtype::is_half, error::AmpError, module_optim::ModuleOptim, param_tensors::ParamTensors,
+    dtype::is_half,
+    error::AmpError,
+    module_optim::{ModuleOptim, records_of},
+    param_tensors::ParamTensors,
 };
 
 pub(crate) const MASTER: &str = "master";
@@ -116,17 +119,7 @@ impl ModuleOptim for MasterWeights {
         true
     }
 
-    fn try_to_record(&self) -> Result<OptimizerRecord, AmpError> {
-        ModuleOptim::try_to_record(&self.optim)
-    }
-
-    fn try_load_record(&mut self, record: OptimizerRecord) -> Result<(), AmpError> {
-        ModuleOptim::try_load_record(&mut self.optim, record)
-    }
-
-    fn check_record(&self, record: OptimizerRecord) -> Result<(), AmpError> {
-        self.optim.check_record(record)
-    }
+    records_of!(self => self.optim);
 
     fn masters(&self) -> ParamTensors {
         masters_of(&self.optim)

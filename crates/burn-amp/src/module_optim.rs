@@ -1,18 +1,13 @@
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::{Module, ParamId},
+    module::Module,
     optim::{GradientsParams, ModuleOptimizer, OptimizerRecord},
     tensor::DType,
 };
-use std::{
-    collections::HashMap,
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
-};
+use burn_amp_kernels::panic_message;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::{
-    ahead::Ahead, error::AmpError, param_tensors::ParamTensors, record::container::Container,
-};
+use crate::{error::AmpError, param_tensors::ParamTensors, record::container::Container};
 
 /// An optimizer of whole modules: what [`ScaledOptimizer`](crate::ScaledOptimizer) wraps and
 /// [`GradScaler::step`](crate::GradScaler::step) calls.
@@ -106,40 +101,22 @@ pub trait ModuleOptim {
         ParamTensors::default()
     }
 
-    /// Whether the device can decide that a step is skipped: see [`step_unheard`](Self::step_unheard).
+    /// Whether the device can decide that a step is skipped.
     #[doc(hidden)]
     fn steps_unheard(&self) -> bool {
         false
     }
 
-    /// Whether it multiplies gradients while it steps, so that clipping by a norm takes no pass: see [`step_times`](Self::step_times).
+    /// Whether it multiplies gradients while it steps, so that clipping by a norm takes no pass.
     #[doc(hidden)]
     fn takes_factors(&self) -> bool {
         false
     }
 
-    /// As [`step`](Self::step), with gradients that are multiplied by these numbers first: in f32, where they have one. Not called by default.
+    /// Burn's optimizer with the state of a [`Fused`](crate::Fused) one, whose step is one pass: none by default.
     #[doc(hidden)]
-    fn step_times<M: Module>(
-        &mut self,
-        lr: ModuleLearningRate,
-        module: M,
-        grads: GradientsParams,
-        _factors: &HashMap<ParamId, f32>,
-    ) -> M {
-        self.step(lr, module, grads)
-    }
-
-    /// As [`step`](Self::step), if the device says so, with gradients that nobody has looked at. Not called by default.
-    #[doc(hidden)]
-    fn step_unheard<M: Module>(
-        &mut self,
-        lr: ModuleLearningRate,
-        module: M,
-        grads: GradientsParams,
-        _verdict: &Arc<Ahead>,
-    ) -> M {
-        self.step(lr, module, grads)
+    fn one_pass(&mut self) -> Option<&mut ModuleOptimizer> {
+        None
     }
 }
 
@@ -170,11 +147,7 @@ impl ModuleOptim for ModuleOptimizer {
         let optim = self.clone();
         let loaded = catch_unwind(AssertUnwindSafe(|| optim.load_record(record)));
         let loaded = loaded.map_err(|panic| {
-            let message = panic
-                .downcast_ref::<String>()
-                .map(String::as_str)
-                .or_else(|| panic.downcast_ref::<&str>().copied())
-                .unwrap_or("no message");
+            let message = panic_message(&*panic);
             foreign(format!(
                 "Burn could not load it ({message}). If that names a device, set `BURN_DEVICE` to one that exists"
             ))
@@ -204,6 +177,24 @@ fn foreign(reason: impl Into<String>) -> AmpError {
     }
 }
 
+/// The state of an optimizer that has another inside: that of the other.
+macro_rules! records_of {
+    ($self:ident => $inner:expr) => {
+        fn try_to_record(&$self) -> Result<OptimizerRecord, AmpError> {
+            ModuleOptim::try_to_record(&$inner)
+        }
+
+        fn try_load_record(&mut $self, record: OptimizerRecord) -> Result<(), AmpError> {
+            ModuleOptim::try_load_record(&mut $inner, record)
+        }
+
+        fn check_record(&$self, record: OptimizerRecord) -> Result<(), AmpError> {
+            ModuleOptim::check_record(&$inner, record)
+        }
+    };
+}
+pub(crate) use records_of;
+
 impl<O: ModuleOptim> ModuleOptim for &mut O {
     fn step<M: Module>(&mut self, lr: ModuleLearningRate, module: M, grads: GradientsParams) -> M {
         (**self).step(lr, module, grads)
@@ -213,17 +204,7 @@ impl<O: ModuleOptim> ModuleOptim for &mut O {
         (**self).accepts(parameter, gradient)
     }
 
-    fn try_to_record(&self) -> Result<OptimizerRecord, AmpError> {
-        (**self).try_to_record()
-    }
-
-    fn try_load_record(&mut self, record: OptimizerRecord) -> Result<(), AmpError> {
-        (**self).try_load_record(record)
-    }
-
-    fn check_record(&self, record: OptimizerRecord) -> Result<(), AmpError> {
-        (**self).check_record(record)
-    }
+    records_of!(self => **self);
 
     fn masters(&self) -> ParamTensors {
         (**self).masters()
@@ -237,23 +218,7 @@ impl<O: ModuleOptim> ModuleOptim for &mut O {
         (**self).takes_factors()
     }
 
-    fn step_times<M: Module>(
-        &mut self,
-        lr: ModuleLearningRate,
-        module: M,
-        grads: GradientsParams,
-        factors: &HashMap<ParamId, f32>,
-    ) -> M {
-        (**self).step_times(lr, module, grads, factors)
-    }
-
-    fn step_unheard<M: Module>(
-        &mut self,
-        lr: ModuleLearningRate,
-        module: M,
-        grads: GradientsParams,
-        verdict: &Arc<Ahead>,
-    ) -> M {
-        (**self).step_unheard(lr, module, grads, verdict)
+    fn one_pass(&mut self) -> Option<&mut ModuleOptimizer> {
+        (**self).one_pass()
     }
 }

@@ -1,24 +1,26 @@
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
     module::{Module, ParamGroup},
-    optim::{ModuleOptimizer, MultiGradientsParams},
+    optim::{GradientsParams, ModuleOptimizer, MultiGradientsParams},
     tensor::{Bytes, Tensor},
 };
 
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
 mod recorded;
 mod unheard;
 
-pub(crate) use recorded::{Recorded, Stage, refused};
+pub(crate) use recorded::{Found, Stage, refused};
 use unheard::Unread;
 
 use crate::{
     accumulation::{AccumulationConfig, AccumulationWindow},
-    clip::GradientClip,
+    ahead::Ahead,
+    clip::{Factors, GradientClip},
     ema::{Ema, EmaConfig},
     entries::Entries,
     error::{AmpError, StepError},
+    fused::step_in_one_pass,
     gradients::{ScaledGradients, StepGradients, UnscaledGradients, sum_of_devices},
     guard::{Guard, StepGuard},
     loss_scale::GradScalerConfig,
@@ -377,10 +379,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let error = decided.as_ref().err().cloned();
         let module = match decided {
             Ok(Some(Decided { grads, factors })) => {
-                let module = match factors.is_empty() {
-                    true => self.optim.step(lr, module, grads),
-                    false => self.optim.step_times(lr, module, grads, &factors),
-                };
+                let module = self.step_by(None, &factors, lr, module, grads);
                 let masters = || self.optim.masters();
                 Ok((self.options).applied(&mut self.scaler, module, masters))
             }
@@ -390,6 +389,22 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self.publish(steps_before);
         self.scaler.tell(error.as_ref());
         module
+    }
+
+    /// The optimizer's step: if the device says so, where there is somebody who asks it, and with gradients that are multiplied by their
+    /// factors first.
+    fn step_by<M: Module>(
+        &mut self,
+        verdict: Option<&Arc<Ahead>>,
+        factors: &Factors,
+        lr: ModuleLearningRate,
+        module: M,
+        grads: GradientsParams,
+    ) -> M {
+        match self.optim.one_pass() {
+            Some(optim) => step_in_one_pass(optim, verdict, factors, lr, module, grads),
+            None => self.optim.step(lr, module, grads),
+        }
     }
 
     /// Compares a state that was loaded with the first module it meets.

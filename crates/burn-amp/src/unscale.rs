@@ -151,7 +151,7 @@ pub fn try_inspect<M: Module>(
     module: &M,
 ) -> Result<GradientStatus, AmpError> {
     let entries = Entries::of(grads, module)?.into_gradients();
-    Ok(summarize(&entries, &measure(grads, &entries, None)?))
+    Ok(summarize(&entries, &measure(grads, &entries)?))
 }
 
 /// Counts the values of all gradients of `module`'s parameters by binary exponent, in one pass.

@@ -2,10 +2,10 @@
 
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::{Module, ParamId},
+    module::Module,
     nn::{Linear, LinearConfig},
     optim::{
-        AdamConfig, AdamWConfig, GradientsParams, OptimizerRecord, SgdConfig,
+        AdamConfig, AdamWConfig, GradientsParams, ModuleOptimizer, OptimizerRecord, SgdConfig,
         momentum::MomentumConfig,
     },
     tensor::{DType, Device, FloatDType, Tensor, TensorData},
@@ -15,8 +15,6 @@ use burn_amp::{
     AmpError, FusedAdam, FusedAdamW, FusedSgd, GradScalerConfig, MixedPrecision, ModuleOptim,
     ScaledOptimizer, Schedule, StepCounters, StepOutcome,
 };
-
-use std::collections::HashMap;
 
 use super::gradients;
 
@@ -45,14 +43,8 @@ impl<O: ModuleOptim> ModuleOptim for Waited<O> {
         self.0.takes_factors()
     }
 
-    fn step_times<M: Module>(
-        &mut self,
-        lr: ModuleLearningRate,
-        module: M,
-        grads: GradientsParams,
-        factors: &HashMap<ParamId, f32>,
-    ) -> M {
-        self.0.step_times(lr, module, grads, factors)
+    fn one_pass(&mut self) -> Option<&mut ModuleOptimizer> {
+        self.0.one_pass()
     }
 }
 

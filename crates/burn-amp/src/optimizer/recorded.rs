@@ -6,41 +6,27 @@ use burn::{
     optim::GradientsParams,
     tensor::{Device, Tensor},
 };
-use burn_amp_kernels::{ClipTable, Crossing, DeviceScale, Status, inspect};
+use burn_amp_kernels::{ClipTable, DeviceScale, Status, inspect};
 use std::{collections::HashSet, sync::Arc};
 
 use super::{ScaledOptimizer, unheard::Waits};
 use crate::{
     ahead::{Ahead, Run},
+    clip::Factors,
     entries::{Entry, check_rate},
     error::AmpError,
-    live_scale::Place,
+    live_scale::OneCrossing,
     module_optim::ModuleOptim,
     module_path::{self, ModulePath},
     rehearsal::{Rehearsal, Rehearses},
 };
 
-/// What a step finds on the device, before it changes anything.
+/// What a step finds on the device, before it changes anything: each time in the same places, if it was recorded.
 pub(crate) struct Found {
     entries: Vec<Entry>,
-    grads: GradientsParams,
-    place: Option<(u64, Place)>,
-    crossing: Option<Crossing>,
-    status: Status,
-    /// The loss scale after the step.
-    next: DeviceScale,
-    pub(crate) loss: Tensor<1>,
-}
-
-/// A step that was recorded: what it leaves in the same places each time.
-pub(crate) struct Recorded {
-    entries: Vec<Entry>,
-    place: Option<(u64, Place)>,
-    crossing: Option<Crossing>,
+    crossing: Option<OneCrossing>,
     status: Status,
     pub(crate) loss: Tensor<1>,
-    /// Whether all that it writes stays in its place.
-    pub(crate) stays: bool,
 }
 
 /// What a captured step has on the device, beside model and optimizer: the loss scale, and the rows that the optimizer reads.
@@ -51,7 +37,7 @@ pub(crate) struct Stage {
     pub(crate) clip: Option<ClipTable>,
 }
 
-impl Recorded {
+impl Found {
     /// As the recording has checked those of its own step.
     pub(crate) fn check_rates(&self, lr: &ModuleLearningRate) -> Result<(), AmpError> {
         let mut entries = self.entries.iter();
@@ -101,7 +87,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         lr: &ModuleLearningRate,
         module: &M,
         loss: impl FnOnce(&M) -> Tensor<1>,
-    ) -> Result<Found, AmpError> {
+    ) -> Result<(Found, GradientsParams), AmpError> {
         drop(self.scaler.take_noted());
         let ahead = self.scaler.ahead_of(scale.clone(), Arc::default());
         self.scaler.go_ahead(ahead);
@@ -116,56 +102,48 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         })?;
         let status = inspect(pass).map_err(AmpError::from)?;
         self.options.clip.limit(&mut grads, &entries);
-        let (place, crossing) = crossing.unzip();
-        Ok(Found {
-            next: scale.clone().advance(&status, crossing.as_ref()),
+        let found = Found {
             entries,
-            grads,
-            place,
             crossing,
             status,
             loss: loss.inner(),
-        })
+        };
+        Ok((found, grads))
     }
 
-    /// Goes on from what was found to the step, which is not made or only recorded.
+    /// Goes on from what was found to the step, which is not made or only recorded. Says whether all that it writes stays in its place.
     pub(crate) fn rehearse<M: Module>(
         &mut self,
         what: Rehearses,
         stage: Stage,
         lr: ModuleLearningRate,
         module: M,
-        found: Found,
-    ) -> (M, Stage, Recorded) {
+        found: &Found,
+        grads: GradientsParams,
+    ) -> (M, Stage, bool) {
         let rehearsal = Rehearsal::new(what, stage.rows);
         let clip = stage.clip.or_else(|| match what {
             Rehearses::Run => self.options.clip.table(&found.entries),
             _ => None,
         });
         let clips = clip.clone().map(|table| (table, found.status.clone()));
-        let verdict = Ahead::recorded(found.next, clips, Arc::default(), rehearsal);
-        let verdict = Arc::new(verdict);
-        let module = (self.optim).step_unheard(lr, module, found.grads, &verdict);
+        let crossing = found.crossing.as_ref().map(|(_, crossing)| crossing);
+        let next = stage.scale.clone().advance(&found.status, crossing);
+        let verdict = Arc::new(Ahead::recorded(next, clips, Arc::default(), rehearsal));
+        let module = self.step_by(Some(&verdict), &Factors::new(), lr, module, grads);
         let (next, rehearsal) = Ahead::into_parts(verdict);
         let before = stage.scale.place();
         let scale = stage.scale.become_of(next);
         let (rows, stays) = rehearsal.map(Rehearsal::end).unwrap_or_default();
-        let recorded = Recorded {
-            entries: found.entries,
-            place: found.place,
-            crossing: found.crossing,
-            status: found.status,
-            loss: found.loss,
-            stays: stays && scale.place() == before,
-        };
-        (module, Stage { scale, rows, clip }, recorded)
+        let stays = stays && scale.place() == before;
+        (module, Stage { scale, rows, clip }, stays)
     }
 
     /// What the host does before a replay: hears of steps that are over, sends what this one reads, and counts it.
     pub(crate) fn begin_replay<M: Module>(
         &mut self,
         stage: Stage,
-        recorded: &Recorded,
+        recorded: &Found,
         lr: ModuleLearningRate,
         module: M,
         device: &Device,
@@ -196,14 +174,14 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let rehearsal = Rehearsal::new(Rehearses::Replay, rows);
         let verdict = Arc::new(Ahead::recorded(scale, None, run, rehearsal));
         let grads = Placeholders::of(&module, &recorded.entries);
-        let module = self.optim.step_unheard(lr, module, grads, &verdict);
+        let module = self.step_by(Some(&verdict), &Factors::new(), lr, module, grads);
         let (scale, rehearsal) = Ahead::into_parts(verdict);
         let (rows, _) = rehearsal.map(Rehearsal::end).unwrap_or_default();
         (module, Ok(Stage { scale, rows, clip }))
     }
 
     /// The run that a replay goes on with; none if a new one begins.
-    fn replay_run(&mut self, recorded: &Recorded) -> Result<Option<Arc<Run>>, AmpError> {
+    fn replay_run(&mut self, recorded: &Found) -> Result<Option<Arc<Run>>, AmpError> {
         self.hear(false)?;
         if let Some(what) = self.cannot_record() {
             return Err(refused(what));
@@ -217,16 +195,15 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     }
 
     /// What the host does after a replay: it will hear of it.
-    pub(crate) fn end_replay(&mut self, recorded: &Recorded) {
-        let crossing = recorded.crossing.clone();
+    pub(crate) fn end_replay(&mut self, recorded: &Found) {
+        let (place, crossing) = recorded.crossing.clone().unzip();
         // With a crossing, both go into one tensor that is read.
         let status = match crossing {
             Some(_) => recorded.status.clone(),
             None => recorded.status.copied(),
         };
         let reading = status.start(crossing.into_iter().collect());
-        self.unread
-            .push(recorded.entries.clone(), reading, recorded.place.clone());
+        self.unread.push(recorded.entries.clone(), reading, place);
     }
 }
 

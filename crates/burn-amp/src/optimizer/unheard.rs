@@ -20,7 +20,7 @@ use super::ScaledOptimizer;
 use crate::gradient_pass::READS;
 use crate::{
     ahead::{Ahead, Run},
-    clip::ClipRules,
+    clip::{ClipRules, Factors},
     entries::{Entry, Traversal, handles},
     error::AmpError,
     gradient_status::summarize,
@@ -323,7 +323,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let (place, crossing) = start.crossing.unzip();
         let next = Arc::new(start.ahead.advance(&start.status, crossing.as_ref()));
         self.scaler.go_ahead(Some(next.clone()));
-        let module = (self.optim).step_unheard(lr, module, grads, &next);
+        let module = self.step_by(Some(&next), &Factors::new(), lr, module, grads);
         if let Some(ema) = &mut self.options.ema {
             ema.update_unheard(&module, &|| self.optim.masters(), next.found_inf());
         }

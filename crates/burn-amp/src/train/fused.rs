@@ -12,12 +12,9 @@ use std::{
 };
 
 use crate::{
-    ahead::Ahead,
-    clip::Factors,
     error::{AmpError, StepError},
-    fused::step_in_one_pass,
     master_weights::masters_of,
-    module_optim::ModuleOptim,
+    module_optim::{ModuleOptim, records_of},
     optimizer::ScaledOptimizer,
     param_tensors::ParamTensors,
     record::AmpRecord,
@@ -28,19 +25,16 @@ use crate::{
 /// Burn's optimizer, and what its type does not tell.
 pub(super) struct Stepper {
     optim: ModuleOptimizer,
-    /// Whether it combines half-precision parameters with f32 gradients.
-    mixed: bool,
-    /// Whether it has the state of a [`Fused`](crate::Fused) one.
+    /// Whether it has the state of a [`Fused`](crate::Fused) one, which combines half-precision parameters with f32 gradients.
     fused: bool,
     /// Whether that has no clipping of its own.
     factors: bool,
 }
 
 impl Stepper {
-    pub(super) fn new(optim: ModuleOptimizer, mixed: bool, fused: bool) -> Self {
+    pub(super) fn new(optim: ModuleOptimizer, fused: bool) -> Self {
         Self {
             optim,
-            mixed,
             fused,
             factors: false,
         }
@@ -49,30 +43,17 @@ impl Stepper {
 
 impl ModuleOptim for Stepper {
     fn step<M: Module>(&mut self, lr: ModuleLearningRate, module: M, grads: GradientsParams) -> M {
-        match self.fused {
-            true => step_in_one_pass(&mut self.optim, None, &Factors::new(), lr, module, grads),
-            false => self.optim.step(lr, module, grads),
-        }
+        self.optim.step(lr, module, grads)
     }
 
     fn accepts(&self, parameter: DType, gradient: DType) -> bool {
-        self.mixed || parameter == gradient
+        self.fused || parameter == gradient
     }
 
-    fn try_to_record(&self) -> Result<OptimizerRecord, AmpError> {
-        ModuleOptim::try_to_record(&self.optim)
-    }
-
-    fn try_load_record(&mut self, record: OptimizerRecord) -> Result<(), AmpError> {
-        self.optim.try_load_record(record)
-    }
-
-    fn check_record(&self, record: OptimizerRecord) -> Result<(), AmpError> {
-        self.optim.check_record(record)
-    }
+    records_of!(self => self.optim);
 
     fn masters(&self) -> ParamTensors {
-        match self.mixed {
+        match self.fused {
             true => masters_of(&self.optim),
             false => ParamTensors::default(),
         }
@@ -86,31 +67,8 @@ impl ModuleOptim for Stepper {
         self.factors
     }
 
-    fn step_times<M: Module>(
-        &mut self,
-        lr: ModuleLearningRate,
-        module: M,
-        grads: GradientsParams,
-        factors: &Factors,
-    ) -> M {
-        step_in_one_pass(&mut self.optim, None, factors, lr, module, grads)
-    }
-
-    fn step_unheard<M: Module>(
-        &mut self,
-        lr: ModuleLearningRate,
-        module: M,
-        grads: GradientsParams,
-        verdict: &Arc<Ahead>,
-    ) -> M {
-        step_in_one_pass(
-            &mut self.optim,
-            Some(verdict),
-            &Factors::new(),
-            lr,
-            module,
-            grads,
-        )
+    fn one_pass(&mut self) -> Option<&mut ModuleOptimizer> {
+        self.fused.then_some(&mut self.optim)
     }
 }
 
@@ -179,7 +137,7 @@ impl FusedSteps {
 fn beginning(scaler: GradScaler, options: StepOptions, factors: bool) -> ScaledOptimizer<Stepper> {
     let nothing = Stepper {
         factors,
-        ..Stepper::new(SgdConfig::new().init(), true, true)
+        ..Stepper::new(SgdConfig::new().init(), true)
     };
     ScaledOptimizer::from_parts(nothing, scaler, options)
 }

@@ -258,7 +258,7 @@ impl<M: TrainStep + Module + 'static> Scaled<M> {
             true => Ok(()),
             false => {
                 let (scaler, options) = (self.scaler.clone(), self.options.clone());
-                let stepper = Stepper::new(optim.clone(), pipeline.is_fused(), pipeline.is_fused());
+                let stepper = Stepper::new(optim.clone(), pipeline.is_fused());
                 let own = ScaledOptimizer::from_parts(stepper, scaler, options);
                 pipeline.start(optim, &self.inner, own, masters)
             }

@@ -196,14 +196,13 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 
     /// What the host does after a replay: it will hear of it.
     pub(crate) fn end_replay(&mut self, recorded: &Found) {
-        let (place, crossing) = recorded.crossing.clone().unzip();
         // With a crossing, both go into one tensor that is read.
-        let status = match crossing {
+        let status = match recorded.crossing {
             Some(_) => recorded.status.clone(),
             None => recorded.status.copied(),
         };
-        let reading = status.start(crossing.into_iter().collect());
-        self.unread.push(recorded.entries.clone(), reading, place);
+        let (entries, crossing) = (recorded.entries.clone(), recorded.crossing.clone());
+        self.unread.push(entries, status, crossing);
     }
 }
 

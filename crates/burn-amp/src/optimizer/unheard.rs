@@ -124,18 +124,19 @@ impl Unread {
         known.iter().copied().eq(ids).then(|| run.clone())
     }
 
-    /// Adds a step of the run.
+    /// Adds a step of the run, with what was found in its gradients and where they came to the border.
     pub(super) fn push(
         &mut self,
         entries: Vec<Entry>,
-        reading: Reading,
-        place: Option<(u64, Place)>,
+        status: Status,
+        crossing: Option<OneCrossing>,
     ) {
+        let (place, crossing) = crossing.unzip();
         let run = self.run.as_ref().map(|(run, _)| run.clone());
         let run = run.unwrap_or_default();
         self.steps.push_back(Arc::new(Unheard {
             entries,
-            reading,
+            reading: status.start(crossing.into_iter().collect()),
             place,
             number: run.give(),
             run,
@@ -296,7 +297,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let mut noted = self.scaler.take_noted();
         let heard = self.hear(false);
         let start = heard.map(|()| match grads {
-            StepGradients::Plain(grads) if self.can_step_unheard() => {
+            StepGradients::Plain(grads) if self.waits_for().is_none() => {
                 self.start(lr, module, grads, &mut noted)
             }
             _ => None,
@@ -320,21 +321,16 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ) -> M {
         self.scaler.check_scopes();
         self.options.clip.limit(&mut grads, &start.entries);
-        let (place, crossing) = start.crossing.unzip();
-        let next = Arc::new(start.ahead.advance(&start.status, crossing.as_ref()));
+        let crossing = start.crossing.as_ref().map(|(_, crossing)| crossing);
+        let next = Arc::new(start.ahead.advance(&start.status, crossing));
         self.scaler.go_ahead(Some(next.clone()));
         let module = self.step_by(Some(&next), &Factors::new(), lr, module, grads);
         if let Some(ema) = &mut self.options.ema {
             ema.update_unheard(&module, &|| self.optim.masters(), next.found_inf());
         }
-        let reading = start.status.start(crossing.into_iter().collect());
-        self.unread.push(start.entries, reading, place);
+        self.unread
+            .push(start.entries, start.status, start.crossing);
         module
-    }
-
-    /// Whether nothing has to be read between the gradients and the step.
-    fn can_step_unheard(&self) -> bool {
-        self.waits_for().is_none()
     }
 
     /// Why no step can be recorded, whatever its gradients are.
@@ -346,7 +342,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     }
 
     /// What has to be read between the gradients and the step, whatever they are.
-    pub(super) fn waits_for(&self) -> Option<&'static str> {
+    fn waits_for(&self) -> Option<&'static str> {
         let options = &self.options;
         let waits = [
             (

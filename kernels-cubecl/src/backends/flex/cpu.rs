@@ -9,13 +9,13 @@ pub(super) const LANES: usize = 16;
 
 /// What not every CPU has, and the compiler does not find by itself.
 pub(super) trait Cpu: Copy {
-    fn widen_f16(self, halves: &[u16; LANES]) -> [f32; LANES];
+    fn widen_f16(self, halves: &[f16; LANES]) -> [f32; LANES];
 
-    fn narrow_f16(self, values: [f32; LANES]) -> [u16; LANES];
+    fn narrow_f16(self, values: [f32; LANES]) -> [f16; LANES];
 
-    fn widen_bf16(self, halves: &[u16; LANES]) -> [f32; LANES];
+    fn widen_bf16(self, halves: &[bf16; LANES]) -> [f32; LANES];
 
-    fn narrow_bf16(self, values: [f32; LANES]) -> [u16; LANES];
+    fn narrow_bf16(self, values: [f32; LANES]) -> [bf16; LANES];
 
     /// Adds the squares, each sum rounded once or twice.
     fn add_squares(self, sums: &mut [f32; LANES], values: [f32; LANES]);
@@ -39,8 +39,12 @@ pub(super) trait Work {
 /// Does the work with what this CPU has.
 pub(super) fn run<W: Work>(work: W) -> W::Output {
     #[cfg(target_arch = "x86_64")]
-    if let Some(cpu) = x86::Avx2::detect() {
-        return cpu.run(work);
+    if is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("f16c")
+    {
+        // SAFETY: the CPU has these instructions.
+        return unsafe { x86::run(work) };
     }
     work.run(Portable)
 }
@@ -51,12 +55,12 @@ pub(super) struct Portable;
 
 impl Cpu for Portable {
     #[inline(always)]
-    fn widen_f16(self, halves: &[u16; LANES]) -> [f32; LANES] {
+    fn widen_f16(self, halves: &[f16; LANES]) -> [f32; LANES] {
         // The exponent's bias is 15 in f16 and 127 in f32.
         const BIAS: u32 = (127 - 15) << 23;
         const ONE: u32 = 1 << 23;
-        std::array::from_fn(|i| {
-            let magnitude = u32::from(halves[i] & 0x7FFF) << 13;
+        halves.map(|half| {
+            let magnitude = u32::from(half.to_bits() & 0x7FFF) << 13;
             let bits = if magnitude < ONE {
                 // Subnormal: as if there were a leading one, which is then subtracted.
                 let one = f32::from_bits(ONE + BIAS);
@@ -66,23 +70,23 @@ impl Cpu for Portable {
             } else {
                 magnitude + 2 * BIAS
             };
-            f32::from_bits(bits | u32::from(halves[i] & 0x8000) << 16)
+            f32::from_bits(bits | u32::from(half.to_bits() & 0x8000) << 16)
         })
     }
 
     #[inline(always)]
-    fn narrow_f16(self, values: [f32; LANES]) -> [u16; LANES] {
-        values.map(|value| f16::from_f32(value).to_bits())
+    fn narrow_f16(self, values: [f32; LANES]) -> [f16; LANES] {
+        values.map(f16::from_f32)
     }
 
     #[inline(always)]
-    fn widen_bf16(self, halves: &[u16; LANES]) -> [f32; LANES] {
-        halves.map(|half| f32::from_bits(u32::from(half) << 16))
+    fn widen_bf16(self, halves: &[bf16; LANES]) -> [f32; LANES] {
+        halves.map(|half| f32::from_bits(u32::from(half.to_bits()) << 16))
     }
 
     #[inline(always)]
-    fn narrow_bf16(self, values: [f32; LANES]) -> [u16; LANES] {
-        values.map(|value| bf16::from_f32(value).to_bits())
+    fn narrow_bf16(self, values: [f32; LANES]) -> [bf16; LANES] {
+        values.map(bf16::from_f32)
     }
 
     #[inline(always)]
@@ -98,6 +102,7 @@ mod x86 {
     use std::arch::x86_64::*;
 
     use bytemuck::Pod;
+    use half::{bf16, f16};
 
     use super::{Cpu, LANES, Work};
 
@@ -105,40 +110,27 @@ mod x86 {
     #[derive(Clone, Copy)]
     pub(super) struct Avx2(());
 
-    impl Avx2 {
-        pub(super) fn detect() -> Option<Self> {
-            let all = is_x86_feature_detected!("avx2")
-                && is_x86_feature_detected!("fma")
-                && is_x86_feature_detected!("f16c");
-            all.then_some(Self(()))
-        }
-
-        pub(super) fn run<W: Work>(self, work: W) -> W::Output {
-            #[target_feature(enable = "avx2,fma,f16c")]
-            fn compiled<W: Work>(work: W, cpu: Avx2) -> W::Output {
-                work.run(cpu)
-            }
-            // SAFETY: the CPU has these instructions, or there were no `self`.
-            unsafe { compiled(work, self) }
-        }
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(super) fn run<W: Work>(work: W) -> W::Output {
+        work.run(Avx2(()))
     }
 
     /// Halves of a group, each by a load of its own: what else is done with the group is not cut in two.
     #[inline(always)]
-    fn loaded(halves: &[u16; LANES]) -> [__m128i; LANES / 8] {
+    fn loaded<T: Pod>(halves: &[T; LANES]) -> [__m128i; LANES / 8] {
         let parts: &[[u16; 8]; LANES / 8] = bytemuck::cast_ref(halves);
         parts.map(bytemuck::cast)
     }
 
     impl Cpu for Avx2 {
         #[inline(always)]
-        fn widen_f16(self, halves: &[u16; LANES]) -> [f32; LANES] {
+        fn widen_f16(self, halves: &[f16; LANES]) -> [f32; LANES] {
             // SAFETY: the CPU has F16C, or there were no `self`.
             bytemuck::cast(loaded(halves).map(|half| unsafe { _mm256_cvtph_ps(half) }))
         }
 
         #[inline(always)]
-        fn narrow_f16(self, values: [f32; LANES]) -> [u16; LANES] {
+        fn narrow_f16(self, values: [f32; LANES]) -> [f16; LANES] {
             const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
             let values: [__m256; LANES / 8] = bytemuck::cast(values);
             // SAFETY: the CPU has F16C, or there were no `self`.
@@ -146,7 +138,7 @@ mod x86 {
         }
 
         #[inline(always)]
-        fn widen_bf16(self, halves: &[u16; LANES]) -> [f32; LANES] {
+        fn widen_bf16(self, halves: &[bf16; LANES]) -> [f32; LANES] {
             // SAFETY: the CPU has AVX2, or there were no `self`.
             let wide = |half| unsafe { _mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(half)) };
             bytemuck::cast(loaded(halves).map(wide))
@@ -154,7 +146,7 @@ mod x86 {
 
         /// To the nearest, and of two as near to the even one. Rounding must not make a number of a NaN.
         #[inline(always)]
-        fn narrow_bf16(self, values: [f32; LANES]) -> [u16; LANES] {
+        fn narrow_bf16(self, values: [f32; LANES]) -> [bf16; LANES] {
             let [low, high]: [__m256; LANES / 8] = bytemuck::cast(values);
             // SAFETY: the CPU has AVX2, or there were no `self`.
             let rounded = |value: __m256| unsafe {
@@ -206,53 +198,67 @@ mod x86 {
             unsafe { _mm_sfence() }
         }
     }
+}
 
-    #[cfg(test)]
-    mod tests {
-        use half::f16;
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backends::flex::value::Value;
 
-        use super::*;
-        use crate::backends::flex::cpu::Portable;
+    /// Of each group its wide values, and of the values around them the halves.
+    struct Convert<T, const N: usize>(Vec<[T; LANES]>, [u32; N]);
 
-        /// Every half, and the f32 values around every half and between two.
-        #[test]
-        fn conversions_are_those_of_any_cpu() {
-            let cpu = Avx2::detect();
-            for first in (0..=u16::MAX).step_by(LANES) {
-                let halves: [u16; LANES] = std::array::from_fn(|i| first + i as u16);
-                let wide = Portable.widen_f16(&halves);
-                for (value, half) in wide.iter().zip(halves) {
-                    let expected = f16::from_bits(half).to_f32();
+    impl<T: Value<Real = f32>, const N: usize> Work for Convert<T, N> {
+        type Output = Vec<([f32; LANES], [[T; LANES]; N])>;
+
+        #[inline(always)]
+        fn run<C: Cpu>(self, cpu: C) -> Self::Output {
+            let each = |group: &[T; LANES]| {
+                let wide = T::widen(cpu, group);
+                let near = |step| wide.map(|value| f32::from_bits(value.to_bits() + step));
+                (wide, self.1.map(|step| T::narrow(cpu, near(step))))
+            };
+            self.0.iter().map(each).collect()
+        }
+    }
+
+    /// Every half, and the f32 values around every half and between two: as `half` has them, on this CPU and on any.
+    fn conversions_are_right<T: Value<Real = f32>, const N: usize>(
+        of_bits: fn(u16) -> T,
+        to_f32: fn(T) -> f32,
+        of_f32: fn(f32) -> T,
+        steps: [u32; N],
+    ) {
+        let firsts = (0..=u16::MAX).step_by(LANES);
+        let groups = firsts.map(|first| std::array::from_fn(|i| of_bits(first + i as u16)));
+        let groups: Vec<[T; LANES]> = groups.collect();
+        let convert = || Convert(groups.clone(), steps);
+        for found in [run(convert()), convert().run(Portable)] {
+            for (group, (wide, near)) in groups.iter().zip(found) {
+                for (i, value) in wide.into_iter().enumerate() {
+                    let expected = to_f32(group[i]);
+                    let same = value.to_bits() == expected.to_bits();
                     assert!(
-                        value.to_bits() == expected.to_bits()
-                            || expected.is_nan() && value.is_nan()
+                        same || value.is_nan() && expected.is_nan(),
+                        "{:?}",
+                        group[i]
                     );
-                }
-                let Some(cpu) = cpu else { continue };
-                let bits =
-                    |values: [f32; LANES]| values.map(|v| if v.is_nan() { 1 } else { v.to_bits() });
-                assert_eq!(bits(cpu.widen_f16(&halves)), bits(wide));
-                let wide_bf16 = Portable.widen_bf16(&halves);
-                assert_eq!(bits(cpu.widen_bf16(&halves)), bits(wide_bf16));
-                for step in [0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF] {
-                    let near = wide_bf16.map(|v| f32::from_bits(v.to_bits() + step));
-                    assert_eq!(
-                        cpu.narrow_bf16(near),
-                        Portable.narrow_bf16(near),
-                        "{near:?}"
-                    );
-                }
-                for step in [0, 1, 0x0FFF, 0x1000, 0x1001] {
-                    let near = wide.map(|v| f32::from_bits(v.to_bits() + step));
-                    let finite =
-                        |halves: [u16; LANES]| halves.map(|half| half.min(0x7C01 | half & 0x8000));
-                    assert_eq!(
-                        finite(cpu.narrow_f16(near)),
-                        finite(Portable.narrow_f16(near)),
-                        "{near:?}"
-                    );
+                    for (step, halves) in steps.into_iter().zip(near) {
+                        let value = f32::from_bits(value.to_bits() + step);
+                        let (half, expected) = (to_f32(halves[i]), to_f32(of_f32(value)));
+                        let same = half.to_bits() == expected.to_bits();
+                        assert!(same || half.is_nan() && expected.is_nan(), "{value:?}");
+                    }
                 }
             }
         }
+    }
+
+    #[test]
+    fn conversions_are_those_of_any_cpu() {
+        let steps = [0, 1, 0x0FFF, 0x1000, 0x1001];
+        conversions_are_right(f16::from_bits, f16::to_f32, f16::from_f32, steps);
+        let steps = [0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF];
+        conversions_are_right(bf16::from_bits, bf16::to_f32, bf16::from_f32, steps);
     }
 }

@@ -3,7 +3,7 @@ use rayon::prelude::*;
 
 use super::{
     cpu::{Cpu, LANES, Work, run},
-    pass::{CHUNK, padded, read},
+    pass::{CHUNK, make_whole, padded},
     value::{Real, Value},
 };
 use crate::histogram::{BINS, ExponentHistogram};
@@ -14,13 +14,11 @@ pub(super) type Counts = [u64; BINS];
 /// Tables that take turns, so that a value does not wait for the count of the one before it.
 const TABLES: usize = 4;
 
-pub(super) fn count<T: Value>(tensor: &FlexTensor) -> Counts {
-    read(tensor, |values: &[T]| {
-        values
-            .par_chunks(CHUNK)
-            .map(|chunk| run(Count(chunk)))
-            .reduce(|| [0; BINS], add)
-    })
+pub(super) fn count<T: Value>(mut tensor: FlexTensor) -> Counts {
+    make_whole::<T>(&mut tensor);
+    let chunks = tensor.storage::<T>().par_chunks(CHUNK);
+    let counts = chunks.map(|chunk| run(Count(chunk)));
+    counts.reduce(|| [0; BINS], add)
 }
 
 pub(super) fn add(mut a: Counts, b: Counts) -> Counts {

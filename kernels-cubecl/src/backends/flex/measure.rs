@@ -4,9 +4,9 @@ use burn::tensor::ElementConversion;
 
 use super::{
     cpu::{Cpu, LANES},
-    value::Value,
+    value::{Real, Value},
 };
-use crate::status::{COUNT_BASE, FIELDS};
+use crate::status::{COUNT_BASE, FIELDS, TensorStatus};
 
 /// Groups whose squares are summed apart, so that no sum waits for the one before it.
 pub(super) type Pair<T> = [[T; LANES]; 2];
@@ -22,7 +22,7 @@ pub(super) struct Sums<T: Value> {
     max: [T::Magnitude; LANES],
     zeros: [T::Magnitude; LANES],
     /// Of the groups of a pair.
-    squares: [[T::Real; LANES]; 2],
+    squares: Pair<T::Real>,
 }
 
 impl<T: Value> Sums<T> {
@@ -47,8 +47,8 @@ impl<T: Value> Sums<T> {
             self.zeros[i] += (b == zero).into();
         }
         let [first, second] = &mut self.squares;
-        T::add_squares(cpu, first, T::widen(cpu, a));
-        T::add_squares(cpu, second, T::widen(cpu, b));
+        T::Real::add_squares(cpu, first, T::widen(cpu, a));
+        T::Real::add_squares(cpu, second, T::widen(cpu, b));
     }
 }
 
@@ -56,10 +56,11 @@ impl<T: Value> Sums<T> {
 pub(super) struct Found<T: Value> {
     edge: T::Magnitude,
     max: T::Magnitude,
-    zeros: [u32; LANES],
+    /// Of ordinary blocks. A chunk has fewer values than a magnitude can count.
+    zeros: [T::Magnitude; LANES],
     squares: [f64; LANES],
     /// The rest.
-    row: Row,
+    status: TensorStatus,
 }
 
 impl<T: Value> Found<T> {
@@ -70,9 +71,9 @@ impl<T: Value> Found<T> {
         Self {
             edge: least,
             max: T::Magnitude::default(),
-            zeros: [0; LANES],
+            zeros: [T::Magnitude::default(); LANES],
             squares: [0.0; LANES],
-            row: Row::default(),
+            status: TensorStatus::default(),
         }
     }
 
@@ -86,7 +87,7 @@ impl<T: Value> Found<T> {
         }
         self.max = self.max.max(max);
         for i in 0..LANES {
-            self.zeros[i] += sums.zeros[i].into() as u32;
+            self.zeros[i] += sums.zeros[i];
             self.squares[i] += sums.squares[0][i].into() + sums.squares[1][i].into();
         }
     }
@@ -103,60 +104,53 @@ impl<T: Value> Found<T> {
         let count = |is: &dyn Fn(T::Magnitude) -> bool| {
             values.iter().filter(|value| is(value.magnitude())).count() as u64
         };
+        let status = &mut self.status;
         self.max = self.max.max(max);
-        self.row.above += count(&|magnitude| magnitude >= self.edge);
-        self.row.after += count(&|magnitude| magnitude >= T::INFINITY);
-        self.row.zeros += count(&|magnitude| magnitude == T::Magnitude::default());
-        self.row.norm = self.row.norm.hypot(squares.sqrt() * unit);
+        status.above += count(&|magnitude| magnitude >= self.edge);
+        status.non_finite += count(&|magnitude| magnitude >= T::INFINITY);
+        status.zeros += count(&|magnitude| magnitude == T::Magnitude::default());
+        status.norm = status.norm.hypot(squares.sqrt() * unit);
     }
 
-    /// `before`: how many were not finite before scaling, if that may be fewer than afterwards.
-    pub(super) fn row(self, before: Option<u64>) -> Row {
-        let row = self.row;
-        Row {
-            before: before.unwrap_or(row.after),
-            zeros: row.zeros + self.zeros.into_iter().map(u64::from).sum::<u64>(),
+    /// All that was found, after scaling by a factor that makes nothing infinite.
+    pub(super) fn status(self) -> TensorStatus {
+        let (status, squares) = (self.status, self.squares.iter().sum::<f64>());
+        TensorStatus {
+            non_finite_before: status.non_finite,
             max_abs: T::of_magnitude(self.max),
-            norm: row.norm.hypot(self.squares.iter().sum::<f64>().sqrt()),
-            ..row
+            zeros: status.zeros + self.zeros.into_iter().map(Into::into).sum::<u64>(),
+            norm: status.norm.hypot(squares.sqrt()),
+            ..status
         }
     }
 }
 
-/// The numbers of one tensor.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Row {
-    above: u64,
-    before: u64,
-    after: u64,
-    zeros: u64,
-    max_abs: f64,
-    norm: f64,
+/// What is found in both.
+pub(super) fn join(a: TensorStatus, b: TensorStatus) -> TensorStatus {
+    TensorStatus {
+        elements: a.elements + b.elements,
+        above: a.above + b.above,
+        non_finite_before: a.non_finite_before + b.non_finite_before,
+        non_finite: a.non_finite + b.non_finite,
+        zeros: a.zeros + b.zeros,
+        max_abs: a.max_abs.max(b.max_abs),
+        norm: a.norm.hypot(b.norm),
+    }
 }
 
-impl Row {
-    pub(super) fn join(self, other: Self) -> Self {
-        Self {
-            above: self.above + other.above,
-            before: self.before + other.before,
-            after: self.after + other.after,
-            zeros: self.zeros + other.zeros,
-            max_abs: self.max_abs.max(other.max_abs),
-            norm: self.norm.hypot(other.norm),
-        }
-    }
-
-    /// As [`Status`](crate::Status) describes it.
-    pub(super) fn fields(&self) -> [f64; FIELDS] {
-        let unit = power_near(self.max_abs).max(f32::MIN_POSITIVE.into());
-        let mut fields = [0.0; FIELDS];
-        let counts = [self.above, self.before, self.after, self.zeros];
-        for (pair, count) in fields.chunks_exact_mut(2).zip(counts) {
-            pair.copy_from_slice(&count_fields(count));
-        }
-        fields[8..].copy_from_slice(&[self.max_abs, unit, self.norm / unit]);
-        fields
-    }
+/// The row that [`Status`](crate::Status) describes.
+pub(super) fn row(found: &TensorStatus) -> [f64; FIELDS] {
+    let unit = power_near(found.max_abs).max(f32::MIN_POSITIVE.into());
+    let counts = [
+        found.above,
+        found.non_finite_before,
+        found.non_finite,
+        found.zeros,
+    ];
+    let mut row = [0.0; FIELDS];
+    row[..8].copy_from_slice(counts.map(count_fields).as_flattened());
+    row[8..].copy_from_slice(&[found.max_abs, unit, found.norm / unit]);
+    row
 }
 
 /// The largest power of two that is not above a value, so that no digit is lost in this unit; above zero.

@@ -8,7 +8,7 @@ use std::{
     collections::BTreeMap,
     mem::MaybeUninit,
     slice,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{LazyLock, Mutex, MutexGuard, PoisonError},
 };
 
 /// Fewer words are left to the allocator, which has pages for them.
@@ -17,6 +17,7 @@ const SMALLEST: usize = 1 << 9;
 /// 64 bits each: aligned for all dtypes.
 type Words = Vec<u64>;
 
+#[derive(Default)]
 struct Kept {
     /// By their lengths.
     free: BTreeMap<usize, Vec<Words>>,
@@ -27,12 +28,7 @@ struct Kept {
     taken: usize,
 }
 
-static KEPT: Mutex<Kept> = Mutex::new(Kept {
-    free: BTreeMap::new(),
-    words: 0,
-    limit: 0,
-    taken: 0,
-});
+static KEPT: LazyLock<Mutex<Kept>> = LazyLock::new(Mutex::default);
 
 fn kept() -> MutexGuard<'static, Kept> {
     // No panic leaves it half done.
@@ -45,12 +41,13 @@ fn kept() -> MutexGuard<'static, Kept> {
 /// new memory. When they are dropped, their memory is kept for the next step's: as much as one list of products has, and
 /// no longer than until a list of other sizes is unscaled. This frees it before, when training is over.
 pub fn release_memory() {
-    let mut kept = kept();
-    kept.words = 0;
-    kept.limit = 0;
-    let free = std::mem::take(&mut kept.free);
-    drop(kept);
-    drop(free);
+    free(Kept::default());
+}
+
+/// Frees what is kept, when others may take again.
+fn free(next: Kept) {
+    let before = std::mem::replace(&mut *kept(), next);
+    drop(before);
 }
 
 /// That many bytes, of any values.
@@ -74,15 +71,13 @@ fn take_words(length: usize) -> Option<Words> {
 
 /// A list is done: frees what it has not taken, and keeps as much as it has.
 pub(super) fn settle() {
-    let mut kept = kept();
-    if kept.taken == 0 {
-        return;
+    let limit = kept().taken;
+    if limit > 0 {
+        free(Kept {
+            limit,
+            ..Kept::default()
+        });
     }
-    kept.limit = std::mem::take(&mut kept.taken);
-    kept.words = 0;
-    let free = std::mem::take(&mut kept.free);
-    drop(kept);
-    drop(free);
 }
 
 /// The memory of a product.

@@ -7,10 +7,11 @@ use rayon::prelude::*;
 
 use super::{
     cpu::{Cpu, LANES, Work, run},
-    measure::{Found, Pair, Row, Sums, pairs},
+    measure::{Found, Pair, Sums, join, pairs},
     memory,
     value::{Real, Value},
 };
+use crate::status::TensorStatus;
 
 /// Values that one thread takes at a time: enough to be worth the hand-over, few enough to share evenly.
 pub(super) const CHUNK: usize = 1 << 16;
@@ -21,99 +22,41 @@ const PAIR: usize = 2 * LANES;
 /// Values that are judged together: each lane sums 32 squares, and their errors do not add up over blocks.
 const BLOCK: usize = 32 * PAIR;
 
-/// What is made of a group of the source, and of what the target holds.
-pub(super) trait Formula<S, T>: Sync {
-    /// Whether what is made is measured.
-    const MEASURED: bool;
-
-    fn make<C: Cpu>(&self, cpu: C, source: &[S; LANES], target: &[T; LANES]) -> [T; LANES];
-
-    /// Whether it may make something infinite of something finite.
-    fn overflows(&self) -> bool {
-        false
-    }
-}
-
-/// The product with a factor, rounded to the target's dtype.
-pub(super) struct Scale<R, const MEASURED: bool>(pub(super) R);
-
-impl<R: Real, S: Value<Real = R>, T: Value<Real = R>, const M: bool> Formula<S, T> for Scale<R, M> {
-    const MEASURED: bool = M;
-
-    #[inline(always)]
-    fn make<C: Cpu>(&self, cpu: C, source: &[S; LANES], _: &[T; LANES]) -> [T; LANES] {
-        let wide = S::widen(cpu, source);
-        T::narrow(cpu, std::array::from_fn(|i| wide[i] * self.0))
-    }
-
-    fn overflows(&self) -> bool {
-        let factor: f64 = self.0.into();
-        factor.is_nan() || factor.abs() > 1.0
-    }
-}
-
-/// `keep` times the target and `add` times the source.
-pub(super) struct Blend<R> {
-    pub(super) keep: R,
-    pub(super) add: R,
-}
-
-impl<S: Value, T: Real> Formula<S, T> for Blend<T> {
-    const MEASURED: bool = false;
-
-    #[inline(always)]
-    fn make<C: Cpu>(&self, cpu: C, source: &[S; LANES], target: &[T; LANES]) -> [T; LANES] {
-        let source = S::widen(cpu, source).map(|value| value.elem::<T>());
-        std::array::from_fn(|i| self.keep * target[i] + self.add * source[i])
-    }
-}
-
-/// What one thread measures at a time.
-struct Look<'a, T>(&'a [T], f32);
-
-impl<T: Value> Work for Look<'_, T> {
-    type Output = Row;
-
-    #[inline(always)]
-    fn run<C: Cpu>(self, cpu: C) -> Row {
-        let mut found = Found::new(self.1);
-        let whole = pairs(self.0);
-        for block in whole.chunks(BLOCK / PAIR) {
-            let mut sums = Sums::new();
-            for pair in block {
-                sums.add(cpu, pair);
-            }
-            found.add(block, &sums);
-        }
-        found.add_each(&self.0[whole.len() * PAIR..]);
-        found.row(None)
-    }
-}
-
-/// What one thread makes at a time: of the source, or of what is there already. `S` and `T` are the same then.
-struct Make<'a, S, T, J> {
-    source: Option<&'a [S]>,
-    target: &'a mut [T],
-    formula: &'a J,
+/// `factor` times the source, and `keep` times what the target holds if it is kept; rounded to the target's dtype.
+#[derive(Clone, Copy)]
+struct Formula<R, const MEASURED: bool, const KEPT: bool> {
+    factor: R,
+    keep: R,
+    /// From here on, what is made counts as large.
     edge: f32,
-    streams: bool,
 }
 
-impl<S: Value, T: Value, J: Formula<S, T>> Make<'_, S, T, J> {
+impl<R: Real, const MEASURED: bool, const KEPT: bool> Formula<R, MEASURED, KEPT> {
     #[inline(always)]
-    fn pair<C: Cpu, const STREAM: bool>(
-        &self,
+    fn make<C: Cpu, S: Value, T: Value<Real = R>>(
+        self,
         cpu: C,
-        source: &Pair<S>,
-        target: &mut Pair<T>,
+        source: &[S; LANES],
+        target: &[T; LANES],
+    ) -> [T; LANES] {
+        let mut made = S::widen(cpu, source).map(|value| value.elem::<R>() * self.factor);
+        if KEPT {
+            let held = T::widen(cpu, target);
+            made = std::array::from_fn(|i| self.keep * held[i] + made[i]);
+        }
+        T::narrow(cpu, made)
+    }
+
+    #[inline(always)]
+    fn pair<C: Cpu, S: Value, T: Value<Real = R>, const STREAM: bool>(
+        self,
+        cpu: C,
+        [a, b]: &Pair<S>,
+        [to_a, to_b]: &mut Pair<T>,
         sums: &mut Sums<T>,
     ) {
-        let ([a, b], [to_a, to_b]) = (source, target);
-        let made = [
-            self.formula.make(cpu, a, to_a),
-            self.formula.make(cpu, b, to_b),
-        ];
-        if J::MEASURED {
+        let made = [self.make(cpu, a, to_a), self.make(cpu, b, to_b)];
+        if MEASURED {
             sums.add(cpu, &made);
         }
         let [a, b] = made;
@@ -124,58 +67,92 @@ impl<S: Value, T: Value, J: Formula<S, T>> Make<'_, S, T, J> {
             (*to_a, *to_b) = (a, b);
         }
     }
+
+    /// Whether it may make something infinite of something finite.
+    fn overflows(self) -> bool {
+        let factor: f64 = self.factor.into();
+        factor.is_nan() || factor.abs() > 1.0
+    }
 }
 
-impl<S: Value, T: Value, J: Formula<S, T>> Work for Make<'_, S, T, J> {
-    type Output = Row;
+/// What one thread measures at a time.
+struct Look<'a, T>(&'a [T], f32);
+
+impl<T: Value> Work for Look<'_, T> {
+    type Output = TensorStatus;
 
     #[inline(always)]
-    fn run<C: Cpu>(mut self, cpu: C) -> Row {
-        let mut found = Found::new(self.edge);
-        let counts = J::MEASURED && self.formula.overflows();
+    fn run<C: Cpu>(self, cpu: C) -> TensorStatus {
+        let mut found = Found::new(self.1);
+        let whole = pairs(self.0);
+        for block in whole.chunks(BLOCK / PAIR) {
+            let mut sums = Sums::new();
+            for pair in block {
+                sums.add(cpu, pair);
+            }
+            found.add(block, &sums);
+        }
+        found.add_each(&self.0[whole.len() * PAIR..]);
+        found.status()
+    }
+}
+
+/// What one thread makes at a time: of the source, or of what is there already. `S` and `T` are the same then.
+struct Make<'a, S, T: Value, const MEASURED: bool, const KEPT: bool> {
+    source: Option<&'a [S]>,
+    target: &'a mut [T],
+    formula: Formula<T::Real, MEASURED, KEPT>,
+    streams: bool,
+}
+
+impl<S: Value, T: Value, const M: bool, const K: bool> Work for Make<'_, S, T, M, K> {
+    type Output = TensorStatus;
+
+    #[inline(always)]
+    fn run<C: Cpu>(self, cpu: C) -> TensorStatus {
+        let formula = self.formula;
+        let overflows = M && formula.overflows();
+        let mut found = Found::new(formula.edge);
         let mut before = 0;
-        let target = std::mem::take(&mut self.target);
-        for (at, target) in target.chunks_mut(BLOCK).enumerate() {
-            let source = self
-                .source
-                .map(|source| &source[at * BLOCK..][..target.len()]);
-            if counts {
+        for (at, target) in self.target.chunks_mut(BLOCK).enumerate() {
+            let source = self.source.map(|all| &all[at * BLOCK..][..target.len()]);
+            if overflows {
                 before += not_finite(source.unwrap_or_else(|| bytemuck::cast_slice(target)));
             }
             let mut sums = Sums::new();
-            let (whole, rest) = target.split_at_mut(target.len() / PAIR * PAIR);
-            let (targets, _) = whole.as_chunks_mut::<LANES>().0.as_chunks_mut::<2>();
+            let whole = target.len() / PAIR * PAIR;
+            let (targets, rest) = target.split_at_mut(whole);
+            let (targets, _) = targets.as_chunks_mut().0.as_chunks_mut();
             match source {
                 Some(source) if self.streams => {
                     for (source, target) in pairs(source).iter().zip(&mut *targets) {
-                        self.pair::<C, true>(cpu, source, target, &mut sums);
+                        formula.pair::<C, S, T, true>(cpu, source, target, &mut sums);
                     }
                 }
                 Some(source) => {
                     for (source, target) in pairs(source).iter().zip(&mut *targets) {
-                        self.pair::<C, false>(cpu, source, target, &mut sums);
+                        formula.pair::<C, S, T, false>(cpu, source, target, &mut sums);
                     }
                 }
                 None => {
                     for target in &mut *targets {
-                        let source = bytemuck::cast(*target);
-                        self.pair::<C, false>(cpu, &source, target, &mut sums);
+                        let source: Pair<S> = bytemuck::cast(*target);
+                        formula.pair::<C, S, T, false>(cpu, &source, target, &mut sums);
                     }
                 }
             }
-            if J::MEASURED {
+            if M {
                 found.add(targets, &sums);
             }
             // Less than a pair.
-            let first = targets.len() * PAIR;
             for (at, rest) in rest.chunks_mut(LANES).enumerate() {
-                let source = match source {
-                    Some(source) => padded(&source[first + at * LANES..]),
+                let source: [S; LANES] = match source {
+                    Some(source) => padded(&source[whole + at * LANES..]),
                     None => bytemuck::cast(padded(rest)),
                 };
-                let made = self.formula.make(cpu, &source, &padded(rest));
+                let made = formula.make(cpu, &source, &padded(rest));
                 rest.copy_from_slice(&made[..rest.len()]);
-                if J::MEASURED {
+                if M {
                     found.add_each(rest);
                 }
             }
@@ -183,7 +160,14 @@ impl<S: Value, T: Value, J: Formula<S, T>> Work for Make<'_, S, T, J> {
         if self.streams {
             cpu.streamed();
         }
-        found.row(counts.then_some(before))
+        if !M {
+            return TensorStatus::default();
+        }
+        let mut found = found.status();
+        if overflows {
+            found.non_finite_before = before;
+        }
+        found
     }
 }
 
@@ -205,106 +189,107 @@ fn not_finite<T: Value>(block: &[T]) -> u64 {
 }
 
 /// In the order of the chunks: the same sum on every run, whichever thread was first.
-fn joined(rows: impl IndexedParallelIterator<Item = Row>) -> Row {
-    let rows: Vec<Row> = rows.collect();
-    rows.into_iter().fold(Row::default(), Row::join)
+fn joined(found: impl IndexedParallelIterator<Item = TensorStatus>) -> TensorStatus {
+    let found: Vec<_> = found.collect();
+    found.into_iter().fold(TensorStatus::default(), join)
 }
 
 /// What is found in a tensor, by several threads if there is enough to do.
-pub(super) fn look<T: Value>(tensor: &FlexTensor, edge: f32) -> Row {
-    read(tensor, |values: &[T]| match values.len() <= CHUNK {
+pub(super) fn look<T: Value>(mut tensor: FlexTensor, edge: f32) -> TensorStatus {
+    make_whole::<T>(&mut tensor);
+    let values: &[T] = tensor.storage();
+    match values.len() <= CHUNK {
         true => run(Look(values, edge)),
         false => joined((values.par_chunks(CHUNK)).map(|values| run(Look(values, edge)))),
-    })
+    }
 }
 
 /// Works a formula out, with several threads if there is enough to do.
-fn make<S: Value, T: Value, J: Formula<S, T>>(
+fn make<S: Value, T: Value, const MEASURED: bool, const KEPT: bool>(
     source: Option<&[S]>,
     target: &mut [T],
-    formula: &J,
-    edge: f32,
-) -> Row {
-    let streams = J::MEASURED && size_of_val(target) >= STREAMED;
-    let chunk = |source, target| {
+    formula: Formula<T::Real, MEASURED, KEPT>,
+) -> TensorStatus {
+    let streams = MEASURED && size_of_val(target) >= STREAMED;
+    let chunk = |(at, target): (usize, _)| {
+        let source = source.map(|source| &source[at * CHUNK..]);
         run(Make {
             source,
             target,
             formula,
-            edge,
             streams,
         })
     };
-    if target.len() <= CHUNK {
-        return chunk(source, target);
+    match target.len() <= CHUNK {
+        true => chunk((0, target)),
+        false => joined(target.par_chunks_mut(CHUNK).enumerate().map(chunk)),
     }
-    let targets = target.par_chunks_mut(CHUNK).enumerate();
-    joined(targets.map(|(at, target)| {
-        let source = source.map(|source| &source[at * CHUNK..][..target.len()]);
-        chunk(source, target)
-    }))
 }
 
-/// What the formula makes of a tensor: in place where the dtype stays and nobody else holds the buffer, and else in new
-/// memory, in which values lie in the order in which the tensor's do.
-pub(super) fn product<S: Value, T: Value, J: Formula<S, T>>(
+/// The product with a factor: in place where the dtype stays and nobody else holds the buffer, and else in new memory, in
+/// which values lie in the order in which the tensor's do.
+pub(super) fn product<S: Value, T: Value, const MEASURED: bool>(
     mut tensor: FlexTensor,
-    formula: &J,
+    factor: f32,
     edge: f32,
-) -> (FlexTensor, Row) {
-    if !is_whole::<S>(&tensor) {
-        // A copy that is ours alone, and whole.
-        tensor = tensor.to_contiguous();
-    }
+) -> (FlexTensor, TensorStatus) {
+    let (factor, keep) = (factor.elem(), T::Real::default());
+    let formula = Formula::<_, MEASURED, false> { factor, keep, edge };
+    make_whole::<S>(&mut tensor);
     if S::dtype() == T::dtype()
         && let Some(target) = tensor.try_storage_mut::<T>()
     {
-        let row = make::<S, T, J>(None, target, formula, edge);
-        return (tensor, row);
+        let found = make(None::<&[S]>, target, formula);
+        return (tensor, found);
     }
     let source: &[S] = tensor.storage();
-    let mut bytes = match J::MEASURED {
+    let mut bytes = match MEASURED {
         true => memory::take(source.len() * size_of::<T>()),
         false => Bytes::from_elems(bytemuck::zeroed_vec::<T>(source.len())),
     };
-    let target = bytemuck::cast_slice_mut(&mut bytes);
-    let row = make::<S, T, J>(Some(source), target, formula, edge);
+    let target: &mut [T] = bytemuck::cast_slice_mut(&mut bytes);
+    let found = make(Some(source), target, formula);
     let product = FlexTensor::new(bytes, tensor.layout().clone(), T::dtype());
-    (product, row)
+    (product, found)
 }
 
-/// A weighted sum, over the target's values if nobody else holds them, and else over a copy.
-pub(super) fn blend<S: Value, T: Real>(
+/// `keep` times the target and `add` times the source, over the target's values if nobody else holds them, and else over a
+/// copy.
+pub(super) fn blend<S: Value, T: Value>(
     mut target: FlexTensor,
-    source: &FlexTensor,
-    formula: &Blend<T>,
+    source: FlexTensor,
+    keep: f64,
+    add: f64,
 ) -> FlexTensor {
-    target = target.to_contiguous();
     let source = source.to_contiguous();
-    let values = target.storage_mut();
-    make::<S, T, _>(Some(source.storage()), values, formula, f32::INFINITY);
+    target = target.to_contiguous();
+    let (factor, keep, edge) = (add.elem(), keep.elem(), f32::INFINITY);
+    let formula = Formula::<_, false, true> { factor, keep, edge };
+    make(
+        Some(source.storage::<S>()),
+        target.storage_mut::<T>(),
+        formula,
+    );
     target
 }
 
-/// Reads a tensor's values, in whatever order its dimensions are.
-pub(super) fn read<T: Value, R>(tensor: &FlexTensor, work: impl FnOnce(&[T]) -> R) -> R {
-    match is_whole::<T>(tensor) {
-        true => work(tensor.storage()),
-        false => work(tensor.to_contiguous().storage()),
+/// Has a tensor be all of its buffer, by a copy where it is not.
+pub(super) fn make_whole<T>(tensor: &mut FlexTensor) {
+    if !is_whole::<T>(tensor) {
+        *tensor = tensor.to_contiguous();
     }
 }
 
 /// Whether the tensor is all of its buffer, in whatever order its dimensions are.
 pub(super) fn is_whole<T>(tensor: &FlexTensor) -> bool {
     let layout = tensor.layout();
-    let whole = tensor.bytes().len() == layout.num_elements() * size_of::<T>();
-    if !whole || layout.start_offset() != 0 || layout.is_contiguous() {
-        return whole && layout.start_offset() == 0;
-    }
-    let strides = layout
-        .strides()
-        .iter()
-        .map(|stride| usize::try_from(*stride).ok());
-    let strides: Option<Vec<usize>> = strides.collect();
-    strides.is_some_and(|strides| burn_std::is_dense(layout.shape(), &strides))
+    let is_dense = || {
+        let strides = layout.strides().iter();
+        let strides = strides.map(|stride| usize::try_from(*stride).ok());
+        let strides: Option<Vec<usize>> = strides.collect();
+        strides.is_some_and(|strides| burn_std::is_dense(layout.shape(), &strides))
+    };
+    tensor.bytes().len() == layout.num_elements() * size_of::<T>()
+        && layout.start_offset() == 0
+        && (layout.is_contiguous() || is_dense())
 }

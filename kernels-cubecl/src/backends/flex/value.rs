@@ -25,21 +25,31 @@ pub(super) trait Value: Element + Pod + Into<f64> {
     fn widen<C: Cpu>(cpu: C, group: &[Self; LANES]) -> [Self::Real; LANES];
 
     fn narrow<C: Cpu>(cpu: C, group: [Self::Real; LANES]) -> [Self; LANES];
-
-    fn add_squares<C: Cpu>(cpu: C, sums: &mut [Self::Real; LANES], values: [Self::Real; LANES]);
 }
 
 /// f32 or f64.
 pub(super) trait Real:
-    Value<Real = Self> + Default + Add<Output = Self> + Mul<Output = Self>
+    Value<Real = Self> + Default + Add<Output = Self> + AddAssign + Mul<Output = Self>
 {
+    #[inline(always)]
+    fn add_squares<C: Cpu>(_: C, sums: &mut [Self; LANES], values: [Self; LANES]) {
+        for (sum, value) in sums.iter_mut().zip(values) {
+            *sum += value * value;
+        }
+    }
 }
 
-impl Real for f32 {}
+impl Real for f32 {
+    #[inline(always)]
+    fn add_squares<C: Cpu>(cpu: C, sums: &mut [f32; LANES], values: [f32; LANES]) {
+        cpu.add_squares(sums, values);
+    }
+}
+
 impl Real for f64 {}
 
 macro_rules! value {
-    ($type:ty, $real:ty, $bits:ty, $safe:expr, $widen:expr, $narrow:expr, $add_squares:expr) => {
+    ($type:ty, $real:ty, $bits:ty, $safe:expr, |$cpu:ident, $group:ident| $widen:expr, $narrow:expr) => {
         impl Value for $type {
             type Real = $real;
             type Magnitude = $bits;
@@ -56,18 +66,13 @@ macro_rules! value {
             }
 
             #[inline(always)]
-            fn widen<C: Cpu>(cpu: C, group: &[$type; LANES]) -> [$real; LANES] {
-                $widen(cpu, group)
+            fn widen<C: Cpu>($cpu: C, $group: &[$type; LANES]) -> [$real; LANES] {
+                $widen
             }
 
             #[inline(always)]
-            fn narrow<C: Cpu>(cpu: C, group: [$real; LANES]) -> [$type; LANES] {
-                $narrow(cpu, group)
-            }
-
-            #[inline(always)]
-            fn add_squares<C: Cpu>(cpu: C, sums: &mut [$real; LANES], values: [$real; LANES]) {
-                $add_squares(cpu, sums, values)
+            fn narrow<C: Cpu>($cpu: C, $group: [$real; LANES]) -> [$type; LANES] {
+                $narrow
             }
         }
     };
@@ -79,60 +84,21 @@ const SAFE_BF16: RangeInclusive<u16> =
     (*SAFE_F32.start() >> 16) as u16..=(*SAFE_F32.end() >> 16) as u16;
 const SAFE_F64: RangeInclusive<u64> = 1e-100f64.to_bits()..=1e100f64.to_bits();
 
-value!(f32, f32, u32, SAFE_F32, same, unchanged, C::add_squares);
-value!(f64, f64, u64, SAFE_F64, same, unchanged, add_squares);
 value!(
     f16,
     f32,
     u16,
     1..=0x7BFF,
-    widen_f16,
-    narrow_f16,
-    C::add_squares
+    |cpu, group| cpu.widen_f16(group),
+    cpu.narrow_f16(group)
 );
 value!(
     bf16,
     f32,
     u16,
     SAFE_BF16,
-    widen_bf16,
-    narrow_bf16,
-    C::add_squares
+    |cpu, group| cpu.widen_bf16(group),
+    cpu.narrow_bf16(group)
 );
-
-#[inline(always)]
-fn same<C: Cpu, T: Copy>(_: C, group: &[T; LANES]) -> [T; LANES] {
-    *group
-}
-
-#[inline(always)]
-fn unchanged<C: Cpu, T>(_: C, group: [T; LANES]) -> [T; LANES] {
-    group
-}
-
-#[inline(always)]
-fn widen_f16<C: Cpu>(cpu: C, group: &[f16; LANES]) -> [f32; LANES] {
-    cpu.widen_f16(bytemuck::cast_ref(group))
-}
-
-#[inline(always)]
-fn narrow_f16<C: Cpu>(cpu: C, group: [f32; LANES]) -> [f16; LANES] {
-    bytemuck::cast(cpu.narrow_f16(group))
-}
-
-#[inline(always)]
-fn widen_bf16<C: Cpu>(cpu: C, group: &[bf16; LANES]) -> [f32; LANES] {
-    cpu.widen_bf16(bytemuck::cast_ref(group))
-}
-
-#[inline(always)]
-fn narrow_bf16<C: Cpu>(cpu: C, group: [f32; LANES]) -> [bf16; LANES] {
-    bytemuck::cast(cpu.narrow_bf16(group))
-}
-
-#[inline(always)]
-fn add_squares<C: Cpu>(_: C, sums: &mut [f64; LANES], values: [f64; LANES]) {
-    for (sum, value) in sums.iter_mut().zip(values) {
-        *sum += value * value;
-    }
-}
+value!(f32, f32, u32, SAFE_F32, |_cpu, group| *group, group);
+value!(f64, f64, u64, SAFE_F64, |_cpu, group| *group, group);

@@ -41,12 +41,8 @@ fn kept() -> MutexGuard<'static, Kept> {
 /// new memory. When they are dropped, their memory is kept for the next step's: as much as one list of products has, and
 /// no longer than until a list of other sizes is unscaled. This frees it before, when training is over.
 pub fn release_memory() {
-    free(Kept::default());
-}
-
-/// Frees what is kept, when others may take again.
-fn free(next: Kept) {
-    let before = std::mem::replace(&mut *kept(), next);
+    // Freed when others may take again.
+    let before = std::mem::take(&mut *kept());
     drop(before);
 }
 
@@ -71,12 +67,16 @@ fn take_words(length: usize) -> Option<Words> {
 
 /// A list is done: frees what it has not taken, and keeps as much as it has.
 pub(super) fn settle() {
-    let limit = kept().taken;
+    let mut kept = kept();
+    let limit = kept.taken;
     if limit > 0 {
-        free(Kept {
+        let next = Kept {
             limit,
             ..Kept::default()
-        });
+        };
+        let before = std::mem::replace(&mut *kept, next);
+        drop(kept);
+        drop(before);
     }
 }
 
@@ -86,8 +86,11 @@ struct Product(Words);
 impl Drop for Product {
     fn drop(&mut self) {
         let words = std::mem::take(&mut self.0);
+        if words.len() < SMALLEST {
+            return;
+        }
         let mut kept = kept();
-        if words.len() >= SMALLEST && kept.words + words.len() <= kept.limit {
+        if kept.words + words.len() <= kept.limit {
             kept.words += words.len();
             kept.free.entry(words.len()).or_default().push(words);
         }

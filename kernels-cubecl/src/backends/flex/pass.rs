@@ -39,11 +39,14 @@ impl<R: Real, const MEASURED: bool, const KEPT: bool> Formula<R, MEASURED, KEPT>
         source: &[S; LANES],
         target: &[T; LANES],
     ) -> [T; LANES] {
-        let mut made = S::widen(cpu, source).map(|value| value.elem::<R>() * self.factor);
-        if KEPT {
-            let held = T::widen(cpu, target);
-            made = std::array::from_fn(|i| self.keep * held[i] + made[i]);
-        }
+        let (read, held) = (S::widen(cpu, source), T::widen(cpu, target));
+        let made = std::array::from_fn(|i| {
+            let product = read[i].elem::<R>() * self.factor;
+            match KEPT {
+                true => self.keep * held[i] + product,
+                false => product,
+            }
+        });
         T::narrow(cpu, made)
     }
 

@@ -488,7 +488,7 @@ def main():
                 found = compiler.row(path, arch, SIZES[dtype])
                 if not found:
                     continue
-                if re.match("adam|sgd", path.stem):
+                if re.match("adam|sgd|advance|decide", path.stem):
                     # Which of several tensors a load is of, and how many bytes a value are moved, is not told here.
                     found = {k: v for k, v in found.items() if k in ("registers", "stack_bytes", "spill_bytes", "occupancy")}
                 row = {"arch": arch, "kernel": path.stem, **found}

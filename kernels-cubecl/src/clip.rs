@@ -1,6 +1,6 @@
 //! Clipping by norms that only the device knows.
 //!
-//! The factors are found in whole numbers of 24 bits, and by one addition: devices divide and take roots with errors of their own, and a host
+//! The factors are found in whole numbers, and by one addition: devices divide and take roots with errors of their own, and a host
 //! that looks at the norms must find the very factor that the device has taken. They are within 2^-21 of what f64 gives.
 //!
 //! ```
@@ -14,9 +14,14 @@
 //! ```
 
 use burn::tensor::{DType, Device, Tensor};
+#[cfg(feature = "cubecl")]
+use cubecl::prelude::*;
 use std::collections::HashMap;
 
-use crate::{schedule::data_of, status::Status};
+use crate::{
+    schedule::data_of,
+    status::{FIELDS, Status},
+};
 
 /// How one gradient is clipped by a norm. Thresholds are above 0; an infinite one never clips, and one below 2^-126 is taken as that.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -43,16 +48,14 @@ pub(crate) const WORDS: usize = 2;
 pub(crate) const OWN: u32 = 1;
 
 /// What `torch.nn.utils.clip_grad_norm_` adds to the norm.
-pub(crate) const EPSILON: f32 = 1e-6;
+const EPSILON: f32 = 1e-6;
 
-/// 2^24: mantissas are below.
-pub(crate) const TOP: u32 = 1 << 24;
+/// 2^24: mantissas are below, and not below half of it.
+const TOP: u32 = 1 << 24;
+const HALF: u32 = TOP / 2;
 
-/// What the exponent of a norm is above its true one: as that of the product of two floats.
-pub(crate) const BIAS: u32 = 254;
-
-/// The exponent of a float in the same measure.
-pub(crate) const SHIFT: u32 = BIAS - 127;
+/// What the exponent of a norm, a product of two floats, is above that of the same number as a float.
+const SHIFT: u32 = 127;
 
 impl NormClip {
     fn words(self) -> [u32; WORDS] {
@@ -98,162 +101,153 @@ pub fn clip_factors(clips: &[NormClip], norms: &[f64]) -> Vec<f32> {
 
 /// As [`clip_factors`], by the words of a table.
 pub(crate) fn factors(table: &[u32], norms: &[f64]) -> Vec<f32> {
-    let norms: Vec<Norm> = norms.iter().copied().map(Norm::of).collect();
-    let table = table.as_chunks::<WORDS>().0;
+    let rows: Vec<u32> = norms.iter().flat_map(|norm| row_of(*norm)).collect();
+    let own = table.as_chunks::<WORDS>().0.iter().zip(rows.chunks(FIELDS));
     let mut known = HashMap::new();
-    let factor = |(norm, [kind, threshold]): (&Norm, &[u32; WORDS])| match *kind {
-        0 => 1.0,
-        OWN => norm.factor(*threshold),
-        kind => *known.entry(kind).or_insert_with(|| {
-            let group = norms.iter().zip(table).filter(|(_, [of, _])| *of == kind);
-            let norms = group.map(|(norm, _)| *norm);
-            Norm::joint(norms).and_epsilon().factor(*threshold)
-        }),
+    let factor = |(gradient, (entry, row)): (usize, (&[u32; WORDS], &[u32]))| match entry[0] {
+        0 | OWN => clip_factor(entry, row, 0),
+        group => *(known.entry(group)).or_insert_with(|| clip_factor(table, &rows, gradient)),
     };
-    norms.iter().zip(table).map(factor).collect()
+    own.enumerate().map(factor).collect()
 }
 
-/// `mantissa * 2^(exponent - BIAS - 23)`; the mantissa has 24 bits, or is 0 and so is the exponent.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Norm {
-    exponent: u32,
-    mantissa: u32,
+/// The words of a norm's row, to the nearest: what a kernel has found in f32 is exact. Norms below 2^-252 are 0.
+fn row_of(norm: f64) -> [u32; FIELDS] {
+    let bits = norm.to_bits() + (1 << 28);
+    let exponent = ((bits >> 52) as u32 + 2 * SHIFT).saturating_sub(1023);
+    // A norm beyond what two floats can tell has a factor of 0 in any case.
+    let unit = exponent.saturating_sub(127).clamp(1, 254);
+    let exponent = exponent.saturating_sub(unit).min(254);
+    let mut row = [0; FIELDS];
+    row[9] = unit << 23;
+    row[10] = (exponent << 23) | ((bits >> 29) as u32 % HALF);
+    row
 }
 
-impl Norm {
-    /// To the nearest: what a kernel has found in f32 is exact.
-    fn of(norm: f64) -> Self {
-        let bits = norm.to_bits() + (1 << 28);
-        let exponent = (bits >> 52) as u32 + BIAS;
-        match exponent >= 1023 + 2 {
-            true => Self {
-                exponent: exponent - 1023,
-                mantissa: (bits >> 29) as u32 % (TOP / 2) + TOP / 2,
-            },
-            false => Self::default(),
-        }
-    }
-
-    fn joint(norms: impl Iterator<Item = Self> + Clone) -> Self {
-        let largest = norms.clone().map(|norm| norm.exponent).max().unwrap_or(0);
-        let square = |norm: Self| match largest - norm.exponent {
-            shift @ 0..=24 => {
-                let rounded = norm.mantissa + ((1 << shift) >> 1);
-                u128::from(rounded >> shift).pow(2)
+/// What a gradient is multiplied by: of the table, and of the words of all gradients' rows. One for the host and for CubeCL's kernels.
+#[cfg_attr(feature = "cubecl", cube)]
+pub(crate) fn clip_factor(table: &[u32], rows: &[u32], gradient: usize) -> f32 {
+    let kind = table[gradient * WORDS];
+    let mut factor = 1.0f32;
+    if kind > 0u32 {
+        let mut exponent = 0u32;
+        for row in 0..table.len() / WORDS {
+            if belongs(table, row, kind, gradient) {
+                exponent = exponent.max(exponent_of(rows, row));
             }
-            _ => 0,
-        };
-        let squares: u128 = norms.map(square).sum();
-        let mut root = squares.isqrt();
-        root += u128::from(squares - root * root > root);
-        let mut excess = (u128::BITS - root.leading_zeros()).saturating_sub(24);
-        let mut mantissa = ((root + ((1 << excess) >> 1)) >> excess) as u32;
-        if mantissa == TOP {
-            mantissa /= 2;
-            excess += 1;
         }
-        Self {
-            exponent: largest + excess,
-            mantissa,
-        }
-    }
-
-    fn and_epsilon(self) -> Self {
-        // Beyond f32's smallest, or where the sum is the norm itself.
-        let sum = match self.exponent {
-            ..=SHIFT => EPSILON,
-            exponent if exponent < SHIFT + 138 => {
-                let bits = ((exponent - SHIFT) << 23) | (self.mantissa % (TOP / 2));
-                f32::from_bits(bits) + EPSILON
+        // The sum of the squares, in units of the largest exponent and words of 24 bits.
+        let mut high = 0u32;
+        let mut middle = 0u32;
+        let mut low = 0u32;
+        for row in 0..table.len() / WORDS {
+            if belongs(table, row, kind, gradient) {
+                let shift = (exponent - exponent_of(rows, row)).min(25u32);
+                let value = (mantissa_of(rows, row) + ((1u32 << shift) >> 1u32)) >> shift;
+                let upper = value >> 12u32;
+                let lower = value % 4096u32;
+                let cross = 2u32 * upper * lower;
+                low += lower * lower + ((cross % 4096u32) << 12u32);
+                middle += upper * upper + (cross >> 12u32) + (low >> 24u32);
+                high += middle >> 24u32;
+                low %= TOP;
+                middle %= TOP;
             }
-            _ => return self,
-        };
-        Self {
-            exponent: (sum.to_bits() >> 23) + SHIFT,
-            mantissa: sum.to_bits() % (TOP / 2) + TOP / 2,
         }
+        // Its root, bit by bit, until there are 24.
+        let mut root = 0u32;
+        let mut rest = 0u32;
+        let mut pairs = 36u32;
+        while pairs > 0u32 && root < HALF {
+            pairs -= 1u32;
+            let mut word = low;
+            if pairs >= 24u32 {
+                word = high;
+            } else if pairs >= 12u32 {
+                word = middle;
+            }
+            rest = rest * 4u32 + (word >> (2u32 * (pairs % 12u32))) % 4u32;
+            root *= 2u32;
+            if rest > 2u32 * root {
+                rest -= 2u32 * root + 1u32;
+                root += 1u32;
+            }
+        }
+        exponent += pairs;
+        // Where the sum is not the norm itself.
+        if kind > OWN && exponent < SHIFT + 138u32 {
+            let mut norm = 0.0f32;
+            if exponent > SHIFT {
+                norm = f32::from_bits(((exponent - SHIFT) << 23u32) | (root % HALF));
+            }
+            let bits = (norm + EPSILON).to_bits();
+            exponent = (bits >> 23u32) + SHIFT;
+            root = bits % HALF + HALF;
+        }
+        factor = quotient(table[gradient * WORDS + 1], exponent, root);
     }
+    factor
+}
 
-    /// The threshold over this, as the nearest f32, if that is below 1.
-    fn factor(self, threshold: u32) -> f32 {
-        let exponent = (threshold >> 23) + SHIFT;
-        let mantissa = threshold % (TOP / 2) + TOP / 2;
-        if (exponent, mantissa) >= (self.exponent, self.mantissa) {
-            return 1.0;
+/// Whether a gradient's norm is a part of the one that counts.
+#[cfg_attr(feature = "cubecl", cube)]
+fn belongs(table: &[u32], row: usize, kind: u32, gradient: usize) -> bool {
+    table[row * WORDS] == kind && (kind > OWN || row == gradient)
+}
+
+/// Of a norm, which is the product of a power of two and a float; 0 if the norm is.
+#[cfg_attr(feature = "cubecl", cube)]
+fn exponent_of(rows: &[u32], row: usize) -> u32 {
+    let mut exponent = rows[row * FIELDS + 10] >> 23u32;
+    if exponent > 0u32 {
+        exponent += rows[row * FIELDS + 9] >> 23u32;
+    }
+    exponent
+}
+
+#[cfg_attr(feature = "cubecl", cube)]
+fn mantissa_of(rows: &[u32], row: usize) -> u32 {
+    let mut mantissa = 0u32;
+    if exponent_of(rows, row) > 0u32 {
+        mantissa = rows[row * FIELDS + 10] % HALF + HALF;
+    }
+    mantissa
+}
+
+/// A threshold over a norm, as the nearest f32, if that is below 1.
+#[cfg_attr(feature = "cubecl", cube)]
+fn quotient(threshold: u32, exponent: u32, divisor: u32) -> f32 {
+    let own = (threshold >> 23u32) + SHIFT;
+    let mantissa = threshold % HALF + HALF;
+    let mut factor = 1.0f32;
+    if own < exponent || (own == exponent && mantissa < divisor) {
+        let mut below = 0u32;
+        if mantissa < divisor {
+            below = 1u32;
         }
-        let below = u32::from(mantissa < self.mantissa);
-        let dividend = u64::from(mantissa) << (23 + below);
-        let (quotient, rest) = (
-            dividend / u64::from(self.mantissa),
-            dividend % u64::from(self.mantissa),
-        );
-        let doubled = 2 * rest + quotient % 2;
-        let quotient = quotient as u32 + u32::from(doubled > u64::from(self.mantissa));
-        // A quotient of 2^24 carries into the exponent.
-        match (exponent + 127).checked_sub(self.exponent + below) {
-            Some(exponent @ 1..) => f32::from_bits(((exponent - 1) << 23) + quotient),
-            _ => 0.0,
+        let mut rest = (mantissa << below) - divisor;
+        let mut quotient = 1u32;
+        for _ in 0..23u32 {
+            rest *= 2u32;
+            quotient *= 2u32;
+            if rest >= divisor {
+                rest -= divisor;
+                quotient += 1u32;
+            }
+        }
+        if 2u32 * rest + quotient % 2u32 > divisor {
+            quotient += 1u32;
+        }
+        factor = 0.0f32;
+        if own + 127u32 > exponent + below {
+            // A quotient of 2^24 carries into the exponent.
+            let bits = ((own + 126u32 - exponent - below) << 23u32) + quotient;
+            factor = f32::from_bits(bits);
         }
     }
+    factor
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn as_f64_finds_them() {
-        let mut seed = 1u64;
-        let mut next = || {
-            seed = seed
-                .wrapping_mul(6364136223846793005)
-                .wrapping_add(1442695040888963407);
-            (seed >> 11) as f64 / (1u64 << 53) as f64
-        };
-        for _ in 0..20_000 {
-            let count = 1 + (next() * 40.0) as usize;
-            let spread = next() * 60.0;
-            let at = next() * 120.0 - 60.0;
-            let norms: Vec<f64> = (0..count)
-                .map(|_| (1.0 + next()) * ((next() - 0.5) * spread + at).exp2())
-                .collect();
-            let norm = norms.iter().map(|norm| norm * norm).sum::<f64>().sqrt();
-            let threshold = (norm * (next() * 4.0 - 2.0).exp2()) as f32;
-            let all = NormClip::Joint {
-                group: 3,
-                threshold,
-            };
-            let joint = clip_factors(&vec![all; count], &norms);
-            let expected = (f64::from(threshold) / (norm + 1e-6)).min(1.0);
-            let error = (f64::from(joint[0]) / expected - 1.0).abs();
-            assert!(error < 2f64.powi(-21), "{error}: {} {expected}", joint[0]);
-            assert!(joint.iter().all(|factor| *factor == joint[0]));
-
-            let own = clip_factors(&vec![NormClip::Own(threshold); count], &norms);
-            for (own, norm) in own.into_iter().zip(norms) {
-                let expected = (f64::from(threshold) / norm).min(1.0);
-                let error = (f64::from(own) / expected - 1.0).abs();
-                assert!(
-                    error < 2f64.powi(-22) || expected < 1e-37,
-                    "{own} {expected}"
-                );
-            }
-        }
-    }
-
-    #[test]
-    fn at_the_edges() {
-        let joint = |threshold| NormClip::Joint {
-            group: 0,
-            threshold,
-        };
-        assert_eq!(clip_factors(&[joint(1.0); 3], &[0.0; 3]), [1.0; 3]);
-        assert_eq!(clip_factors(&[joint(1e-7)], &[0.0]), [1e-7 / 1e-6]);
-        assert_eq!(clip_factors(&[joint(f32::INFINITY)], &[1e38]), [1.0]);
-        assert_eq!(clip_factors(&[NormClip::Own(2.0)], &[2.0]), [1.0]);
-        assert_eq!(clip_factors(&[NormClip::Own(2.0)], &[1e300]), [0.0]);
-        assert_eq!(clip_factors(&[NormClip::Not], &[1e300]), [1.0]);
-        let tiny = f64::from(f32::from_bits(1));
-        assert_eq!(clip_factors(&[NormClip::Own(1.0)], &[tiny]), [1.0]);
-    }
-}
+#[path = "../tests/units/clip.rs"]
+mod tests;

@@ -7,7 +7,8 @@ use burn_amp_kernels::{
     UpdateRule,
     kernel::{
         self, FINISH_UNITS, Form, HISTOGRAM_UNITS, InPlace, Inspect, Mode, UPDATE_UNITS, Work,
-        Write, finish_histogram, finish_status, histogram_many, measure, update_many, weigh,
+        Write, advance, decide, finish_histogram, finish_status, histogram_many, measure,
+        update_many, weigh,
     },
 };
 use cubecl::{
@@ -78,6 +79,15 @@ pub(crate) enum Kernel {
     Update {
         rule: UpdateRule,
     },
+    /// Of the loss scale.
+    Advance {
+        at_border: bool,
+    },
+    /// Rows of an update.
+    Decide {
+        rule: UpdateRule,
+        clipped: bool,
+    },
     FinishStatus,
     FinishHistogram,
 }
@@ -104,11 +114,13 @@ impl fmt::Display for Shape {
             Kernel::MulCast { .. } => "mulcast".to_string(),
             Kernel::Blend { in_place: true } => "blend_in_place".to_string(),
             Kernel::Blend { .. } => "blend".to_string(),
-            Kernel::Update { rule } => match rule {
-                UpdateRule::Sgd { .. } => "sgd".to_string(),
-                UpdateRule::Adam { .. } => "adam".to_string(),
-                UpdateRule::AdamW { .. } => "adamw".to_string(),
-            },
+            Kernel::Update { rule } => name(rule).to_string(),
+            Kernel::Advance { at_border: true } => "advance_at_border".to_string(),
+            Kernel::Advance { .. } => "advance".to_string(),
+            Kernel::Decide { rule, clipped } => {
+                let name = name(rule);
+                format!("decide_{name}{}", if clipped { "_clipped" } else { "" })
+            }
             other => format!("{other:?}"),
         };
         let (input, output) = (self.input.name(), self.output.name());
@@ -118,6 +130,14 @@ impl fmt::Display for Shape {
             "{kernel}-{input}-{output}-{}x{}",
             self.tensors, self.width
         )
+    }
+}
+
+fn name(rule: UpdateRule) -> &'static str {
+    match rule {
+        UpdateRule::Sgd { .. } => "sgd",
+        UpdateRule::Adam { .. } => "adam",
+        UpdateRule::AdamW { .. } => "adamw",
     }
 }
 
@@ -200,7 +220,12 @@ impl Shape {
                 target,
             });
         }
-        for kernel in [Kernel::FinishStatus, Kernel::FinishHistogram] {
+        let decided = [SGD, ADAM, ADAMW]
+            .into_iter()
+            .flat_map(|rule| [false, true].map(|clipped| Kernel::Decide { rule, clipped }));
+        let advanced = [false, true].map(|at_border| Kernel::Advance { at_border });
+        let others = [Kernel::FinishStatus, Kernel::FinishHistogram];
+        for kernel in others.into_iter().chain(advanced).chain(decided) {
             shapes.push(Self {
                 kernel,
                 input: DType::U32,
@@ -267,6 +292,19 @@ impl Shape {
                 let loads = [(input, tensors), row];
                 (loads.into_iter().chain(stores.clone()).collect(), stores, 0)
             }
+            Kernel::Advance { at_border } => {
+                // Four counts of what is not finite.
+                let rows = 4 * (1 + usize::from(at_border));
+                (vec![("f32".to_string(), rows)], vec![], 0)
+            }
+            Kernel::Decide { rule, clipped } => {
+                // Both betas; Adam's epsilon; the scale.
+                let loads = 2 + usize::from(rule == ADAM) + usize::from(clipped);
+                // What was sent; whether it is taken and fresh; two that the step's time decides; the scale.
+                let stores = 3 + 2 * usize::from(rule != SGD) + usize::from(clipped);
+                let floats = |count| vec![("f32".to_string(), count)];
+                (floats(loads), floats(stores), 0)
+            }
             Kernel::FinishStatus => (vec![], vec![("f32".to_string(), FIELDS)], 0),
             Kernel::FinishHistogram => (vec![], vec![("f32".to_string(), 2)], 0),
         };
@@ -322,6 +360,14 @@ impl Shape {
                     buffers(tensors), buffers(images), buffers(wide), buffer(), (), buffer(), (), (), width, rule, UPDATE_UNITS
                 )
             }
+            Kernel::Advance { at_border } => kernel!(
+                advance::Advance, 1;
+                buffer(), buffer(), buffers(usize::from(at_border)), buffer()
+            ),
+            Kernel::Decide { rule, clipped } => kernel!(
+                decide::Decide, FINISH_UNITS;
+                buffer(), buffer(), buffers(2 * usize::from(clipped)), buffer(), rule
+            ),
             Kernel::FinishStatus => kernel!(
                 finish_status::FinishStatus, FINISH_UNITS;
                 buffer(), buffer(), buffer(), (), (), FINISH_UNITS

@@ -1,6 +1,5 @@
 //! The CubeCL kernels: a pass over many tensors, the reduction of what its cubes have found, and the step of an optimizer.
 
-mod clip;
 mod elementwise;
 mod finish;
 mod histogram;

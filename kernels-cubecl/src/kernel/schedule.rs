@@ -2,8 +2,8 @@
 
 use cubecl::prelude::*;
 
-use super::clip::clip_factor;
 use crate::{
+    clip::clip_factor,
     rule,
     status::FIELDS,
     update::{ROW, UNDECIDED, UpdateRule, column},

@@ -1,0 +1,125 @@
+use super::*;
+
+const LIMITS: Limits = Limits {
+    buffers: 56,
+    units: 256,
+    plane: 32,
+    multiprocessors: 132,
+    most: MOST,
+};
+
+fn extent(span: usize, vector: usize) -> Extent<usize> {
+    Extent {
+        kind: vector,
+        buffers: 2,
+        span,
+        vector,
+        padding: None,
+    }
+}
+
+/// Every value is in one part, no numbers leave their words, no rows overlap.
+fn check(extents: &[Extent<usize>]) -> Plan {
+    let plan = Plan::new(extents, &LIMITS, 8, 0);
+    let mut values = vec![0; extents.len()];
+    let mut rows = Vec::new();
+    for launch in &plan.launches {
+        let total: usize = launch.parts.iter().map(|part| part.values).sum();
+        assert!(total <= MOST && launch.parts.len() <= launch.slots);
+        assert!((1..=LIMITS.cubes()).contains(&launch.cubes));
+        let mut start = 0;
+        for (index, part) in launch.parts.iter().enumerate() {
+            assert_eq!(part.first, values[part.tensor]);
+            values[part.tensor] += part.values;
+            let entry = &plan.table[launch.from as usize + index * ENTRY..];
+            let vector = extents[part.tensor].vector;
+            assert_eq!(entry[1] as usize * vector, part.values);
+            let chunks = (entry[1] as usize).div_ceil(1 << launch.shift);
+            assert_eq!(entry[0] as usize, start);
+            start += chunks;
+            rows.push((entry[2] as usize, 8 * chunks.min(launch.cubes)));
+        }
+    }
+    let spans: Vec<usize> = extents.iter().map(|extent| extent.span).collect();
+    assert_eq!(values, spans);
+    rows.sort_unstable();
+    let mut next = 0;
+    for (first, count) in rows {
+        assert_eq!(first, next);
+        next += count;
+    }
+    assert_eq!(next, plan.rows);
+    plan
+}
+
+#[test]
+fn large_tensors_are_split_over_launches() {
+    assert_eq!(check(&[extent(200_000_001, 1); 28]).launches.len(), 3);
+    let plan = check(&[extent((1 << 32) + 1, 1)]);
+    let parts = plan.launches.iter().map(|launch| launch.parts[0].values);
+    assert_eq!(parts.collect::<Vec<_>>(), [1 << 31, 1 << 31, 1]);
+    let [small, smaller] = [extent(5, 1), extent(8, 4)];
+    check(&[extent(1 << 33, 4), small, extent(1 << 34, 4), smaller]);
+}
+
+#[test]
+fn tensors_without_values_are_in_no_launch() {
+    let plan = check(&[extent(0, 4), extent(8, 4), extent(0, 4)]);
+    assert_eq!(plan.launches.len(), 1);
+    let last = &plan.table[plan.last as usize..];
+    assert_eq!((last[1], last[3], last[5]), (0, 8, 0));
+    assert!(check(&[extent(0, 4)]).launches.is_empty());
+}
+
+#[test]
+fn kernels_are_compiled_for_a_few_numbers_of_tensors() {
+    let launches = (1..=60).flat_map(|count| check(&vec![extent(64, 4); count]).launches);
+    let mut slots: Vec<_> = launches.map(|launch| launch.slots).collect();
+    slots.sort_unstable();
+    slots.dedup();
+    assert_eq!(slots, [1, 4, 28]);
+}
+
+/// Adam's step, where CUDA has bindings for all: gradient, parameter and two states each.
+#[test]
+fn a_step_over_gpt2_is_six_launches() {
+    let mut sizes = vec![50_257 * 768, 1024 * 768, 768, 768];
+    for _ in 0..12 {
+        let (attention, wide) = ([2304 * 768, 2304, 768 * 768, 768], [3072 * 768, 3072]);
+        sizes.extend(attention.into_iter().chain(wide));
+        sizes.extend([768 * 3072, 768, 768, 768, 768, 768]);
+    }
+    let extents: Vec<_> = sizes.iter().map(|size| extent(*size, 4)).collect();
+    let extents: Vec<_> = (extents.iter())
+        .map(|extent| Extent {
+            buffers: 4,
+            ..*extent
+        })
+        .collect();
+    let limits = Limits {
+        buffers: 1024 - OTHER_BINDINGS,
+        ..LIMITS
+    };
+    let plan = Plan::new(&extents, &limits, 0, 0);
+    assert_eq!((extents.len(), plan.launches.len()), (148, 6));
+    // The row of each is its own.
+    let mut rows = Vec::new();
+    for launch in &plan.launches {
+        let entries = plan.table[launch.from as usize..].chunks_exact(ENTRY);
+        rows.extend(entries.take(launch.parts.len()).map(|entry| entry[2]));
+    }
+    assert_eq!(rows, (0..148).collect::<Vec<_>>());
+}
+
+#[test]
+fn bindings_decide_how_many_tensors_a_launch_takes() {
+    // WebGPU's minimum, less the one that CubeCL keeps for itself; Metal's; CUDA's.
+    for (bindings, alone, with_products) in [(7, 3, 1), (31, 27, 13), (1024, 28, 28)] {
+        let buffers = bindings - OTHER_BINDINGS;
+        let limits = Limits { buffers, ..LIMITS };
+        assert_eq!(
+            (limits.tensors(1), limits.tensors(2)),
+            (alone, with_products)
+        );
+    }
+}

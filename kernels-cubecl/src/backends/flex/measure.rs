@@ -113,6 +113,7 @@ impl<T: Value> Found<T> {
     }
 
     /// All that was found, after scaling by a factor that makes nothing infinite.
+    #[inline(always)]
     pub(super) fn status(self) -> TensorStatus {
         let (status, squares) = (self.status, self.squares.iter().sum::<f64>());
         TensorStatus {

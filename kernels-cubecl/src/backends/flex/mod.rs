@@ -109,7 +109,7 @@ impl AmpOps for Flex {
 
 /// Of a tensor of shape `[1]`.
 fn value(tensor: FlexTensor) -> f32 {
-    numbers(tensor)[0]
+    numbers(tensor).first().copied().unwrap_or(1.0)
 }
 
 fn numbers<N: Element>(tensor: FlexTensor) -> Vec<N> {

@@ -1,0 +1,59 @@
+use super::*;
+use crate::backends::flex::value::Value;
+
+/// Of each group its wide values, and of the values around them the halves.
+struct Convert<T, const N: usize>(Vec<[T; LANES]>, [u32; N]);
+
+impl<T: Value<Real = f32>, const N: usize> Work for Convert<T, N> {
+    type Output = Vec<([f32; LANES], [[T; LANES]; N])>;
+
+    #[inline(always)]
+    fn run<C: Cpu>(self, cpu: C) -> Self::Output {
+        let each = |group: &[T; LANES]| {
+            let wide = T::widen(cpu, group);
+            let near = |step| wide.map(|value| f32::from_bits(value.to_bits() + step));
+            (wide, self.1.map(|step| T::narrow(cpu, near(step))))
+        };
+        self.0.iter().map(each).collect()
+    }
+}
+
+/// Every half, and the f32 values around every half and between two: as `half` has them, on this CPU and on any.
+fn conversions_are_right<T: Value<Real = f32>, const N: usize>(
+    of_bits: fn(u16) -> T,
+    to_f32: fn(T) -> f32,
+    of_f32: fn(f32) -> T,
+    steps: [u32; N],
+) {
+    let firsts = (0..=u16::MAX).step_by(LANES);
+    let groups = firsts.map(|first| std::array::from_fn(|i| of_bits(first + i as u16)));
+    let groups: Vec<[T; LANES]> = groups.collect();
+    let convert = || Convert(groups.clone(), steps);
+    for found in [run(convert()), convert().run(Portable)] {
+        for (group, (wide, near)) in groups.iter().zip(found) {
+            for (i, value) in wide.into_iter().enumerate() {
+                let expected = to_f32(group[i]);
+                let same = value.to_bits() == expected.to_bits();
+                assert!(
+                    same || value.is_nan() && expected.is_nan(),
+                    "{:?}",
+                    group[i]
+                );
+                for (step, halves) in steps.into_iter().zip(near) {
+                    let value = f32::from_bits(value.to_bits() + step);
+                    let (half, expected) = (to_f32(halves[i]), to_f32(of_f32(value)));
+                    let same = half.to_bits() == expected.to_bits();
+                    assert!(same || half.is_nan() && expected.is_nan(), "{value:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn conversions_are_those_of_any_cpu() {
+    let steps = [0, 1, 0x0FFF, 0x1000, 0x1001];
+    conversions_are_right(f16::from_bits, f16::to_f32, f16::from_f32, steps);
+    let steps = [0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF];
+    conversions_are_right(bf16::from_bits, bf16::to_f32, bf16::from_f32, steps);
+}

@@ -50,6 +50,7 @@ mod rule;
 mod run;
 mod schedule;
 mod status;
+mod step;
 mod update;
 mod watch;
 mod words;

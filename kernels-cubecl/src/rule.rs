@@ -3,7 +3,7 @@
 #[cfg(feature = "cubecl")]
 use cubecl::prelude::*;
 
-use crate::{schedule::word, status::FIELDS, update::column};
+use crate::{schedule::word, status::FIELDS, update::*};
 
 const INFINITY: u32 = f32::INFINITY.to_bits();
 /// Of 2^-126. Scales below have no inverse in f32, and are not gone to; GPUs flush what is less to zero.
@@ -115,14 +115,7 @@ fn clean(state: &[u32], next: &mut [u32]) {
 
 /// Decides the row of an update that begins at `at`: as [`DeviceScale::decide`](crate::DeviceScale::decide) says.
 #[cfg_attr(feature = "cubecl", cube)]
-pub(crate) fn decide(
-    rows: &mut [f32],
-    at: usize,
-    state: &[u32],
-    time: u32,
-    is_adam: bool,
-    is_adam_w: bool,
-) {
+pub(crate) fn decide(rows: &mut [f32], at: usize, state: &[u32], time: u32, rule: UpdateRule) {
     let time = time - state[word::SKIPPED].min(time);
     if state[word::FOUND] > 0u32 {
         rows[at + column::TAKEN] = 0.0f32;
@@ -132,14 +125,17 @@ pub(crate) fn decide(
     }
     let first = 1.0f32 - power(rows[at + column::BETA_1], time);
     let second = 1.0f32 - power(rows[at + column::BETA_2], time);
-    if is_adam {
-        let root = second.sqrt();
-        rows[at + column::CORRECTION_1] = root / first;
-        rows[at + column::EPSILON] *= root;
-    }
-    if is_adam_w {
-        rows[at + column::CORRECTION_1] = first;
-        rows[at + column::CORRECTION_2] = second;
+    match rule {
+        UpdateRule::Sgd { .. } => {}
+        UpdateRule::Adam { .. } => {
+            let root = second.sqrt();
+            rows[at + column::CORRECTION_1] = root / first;
+            rows[at + column::EPSILON] *= root;
+        }
+        UpdateRule::AdamW { .. } => {
+            rows[at + column::CORRECTION_1] = first;
+            rows[at + column::CORRECTION_2] = second;
+        }
     }
 }
 

@@ -3,6 +3,9 @@ use burn::{
     tensor::{DType, Device, Tensor},
 };
 
+#[cfg(feature = "cubecl")]
+use cubecl::prelude::*;
+
 use crate::{
     backends::has_kernels,
     error::UnsupportedDType,
@@ -18,6 +21,11 @@ pub(crate) const UNDECIDED: usize = ROW + 2;
 
 /// Which of Burn's optimizers takes a step, and what it keeps of each parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(
+    feature = "cubecl",
+    derive(CubeType, IntoRuntime),
+    cube(no_constructors)
+)]
 pub enum UpdateRule {
     /// Stochastic gradient descent; with momentum it keeps the velocity.
     Sgd {

@@ -44,9 +44,7 @@ pub fn decide(
         for at in 0..ROW {
             rows[to + at] = f32::reinterpret(undecided[from + at]);
         }
-        let is_adam = comptime!(matches!(rule, UpdateRule::Adam { .. }));
-        let is_adam_w = comptime!(matches!(rule, UpdateRule::AdamW { .. }));
-        rule::decide(rows, to, state, undecided[from + ROW], is_adam, is_adam_w);
+        rule::decide(rows, to, state, undecided[from + ROW], rule.runtime());
         if comptime!(clip.len() > 0) {
             let gradient = undecided[from + ROW + 1] as usize;
             rows[to + column::SCALE] *= clip_factor(&clip[0], &clip[1], gradient);

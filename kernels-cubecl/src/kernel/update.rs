@@ -1,50 +1,15 @@
 //! The step of an optimizer, over many parameters of one dtype and all that belongs to them.
-//!
-//! Each operation is Burn's own, in f32. Compilers may contract a product and a sum into one operation (CUDA's do), and WGSL
-//! and SPIR-V allow division and square root some ulps: the last bits may differ from those that Burn's kernels give.
 
 use cubecl::prelude::*;
 
 use super::share::{Share, get, put};
-use crate::update::UpdateRule;
+use crate::{
+    step::step,
+    update::{ROW, UpdateRule, column},
+};
 
 /// Units of a cube: so many that compilers have no registers to keep the addresses of all tensors in, and half of the warps are resident.
 pub const UNITS: u32 = 1024;
-
-/// What a parameter's step reads beside its tensors, as [`UpdateRow`](crate::UpdateRow) has it behind `taken`.
-#[derive(CubeType)]
-struct Row {
-    scale: f32,
-    lr: f32,
-    fresh: bool,
-    decay: f32,
-    beta_1: f32,
-    factor_1: f32,
-    beta_2: f32,
-    factor_2: f32,
-    correction_1: f32,
-    correction_2: f32,
-    epsilon: f32,
-}
-
-#[cube]
-impl Row {
-    fn read(rows: &[f32], at: usize) -> Row {
-        Row {
-            scale: rows[at + 1],
-            lr: rows[at + 2],
-            fresh: rows[at + 3] != 0.0f32,
-            decay: rows[at + 4],
-            beta_1: rows[at + 5],
-            factor_1: rows[at + 6],
-            beta_2: rows[at + 7],
-            factor_2: rows[at + 8],
-            correction_1: rows[at + 9],
-            correction_2: rows[at + 10],
-            epsilon: rows[at + 11],
-        }
-    }
-}
 
 /// Overwrites parameters and states. Which parameters and chunks are a cube's own, `share.rs` says; the row of an entry is the
 /// parameter's among `rows`, which are `pitch` floats apart.
@@ -75,8 +40,12 @@ pub fn update_many<G: Float, P: Float, N: Size>(
             break;
         }
         let at = (share.row(table) * pitch) as usize;
-        if rows[at] != 0.0f32 {
-            let row = Row::read(rows, at);
+        if rows[at + column::TAKEN] != 0.0f32 {
+            let mut row = Array::<f32>::new(ROW);
+            #[unroll]
+            for k in 0..ROW {
+                row[k] = rows[at + k];
+            }
             let end = min(begin + (1u32 << shift), share.length);
             let mut position = begin + UNIT_POS;
             while position < end {
@@ -94,8 +63,28 @@ pub fn update_many<G: Float, P: Float, N: Size>(
                     let rounded = Vector::<f32, N>::cast_from(Vector::<P, N>::cast_from(values[0]));
                     values[0] = select_many(rounded.not_equal(&image), image, values[0]);
                 }
-                let gradient = Vector::<f32, N>::cast_from(gradient) * Vector::new(row.scale);
-                step::<N>(&row, gradient, &mut values, rule);
+                let gradient = Vector::<f32, N>::cast_from(gradient);
+                #[unroll]
+                for lane in 0..comptime!(N::value()) {
+                    let mut value = Array::<f32>::new(kept);
+                    #[unroll]
+                    for k in 0..kept {
+                        value[k] = values[k].extract(lane);
+                    }
+                    let gradient = gradient.extract(lane);
+                    step(
+                        rule.runtime(),
+                        row.as_slice(),
+                        gradient,
+                        value.as_mut_slice(),
+                    );
+                    #[unroll]
+                    for k in 0..kept {
+                        let mut stepped = values[k];
+                        stepped.insert(lane, value[k]);
+                        values[k] = stepped;
+                    }
+                }
                 #[unroll]
                 for k in 0..kept {
                     let low = comptime!(k * count);
@@ -117,68 +106,5 @@ pub fn update_many<G: Float, P: Float, N: Size>(
             }
         }
         chunk += CUBE_COUNT as u32;
-    }
-}
-
-/// Of `values`, the first is the parameter, and the others are its states.
-#[cube]
-fn step<N: Size>(
-    row: &Row,
-    gradient: Vector<f32, N>,
-    values: &mut Array<Vector<f32, N>>,
-    #[comptime] rule: UpdateRule,
-) {
-    let parameter = values[0];
-    let mut gradient = gradient;
-    if comptime!(!matches!(rule, UpdateRule::AdamW { .. })) && row.decay != 0.0f32 {
-        gradient = parameter * Vector::new(row.decay) + gradient;
-    }
-    if comptime!(matches!(rule, UpdateRule::Sgd { .. })) {
-        if comptime!(rule.states() > 0) {
-            let added = gradient * Vector::new(row.factor_1);
-            let velocity = added + values[1] * Vector::new(row.beta_1);
-            let velocity = select(row.fresh, gradient, velocity);
-            values[1] = velocity;
-            if comptime!(matches!(rule, UpdateRule::Sgd { nesterov: true, .. })) {
-                gradient = velocity * Vector::new(row.beta_1) + gradient;
-            } else {
-                gradient = velocity;
-            }
-        }
-        values[0] = parameter - gradient * Vector::new(row.lr);
-    } else {
-        let added = gradient * Vector::new(row.factor_1);
-        let first = values[1] * Vector::new(row.beta_1) + added;
-        let first = select(row.fresh, added, first);
-        let added = (gradient * gradient) * Vector::new(row.factor_2);
-        let second = values[2] * Vector::new(row.beta_2) + added;
-        let second = select(row.fresh, added, second);
-        values[1] = first;
-        values[2] = second;
-        let mut largest = second;
-        if comptime!(rule.states() > 2) {
-            let kept = select(row.fresh, second, values[3]);
-            largest = select_many(kept.less_than(&second), second, kept);
-            values[3] = largest;
-        }
-        let epsilon = Vector::new(row.epsilon);
-        let lr = Vector::new(row.lr);
-        if comptime!(matches!(rule, UpdateRule::Adam { .. })) {
-            let delta = first * Vector::new(row.correction_1) / (largest.sqrt() + epsilon);
-            values[0] = parameter - delta * lr;
-        } else {
-            let root = (largest / Vector::new(row.correction_2)).sqrt();
-            let delta = first / Vector::new(row.correction_1) / (root + epsilon);
-            let mut decayed = parameter * Vector::new(row.decay);
-            if comptime!(matches!(rule, UpdateRule::AdamW { cautious: true, .. })) {
-                let zero = Vector::new(0.0f32);
-                let rises = first.greater_equal(&zero);
-                let above = select_many(rises, decayed, zero);
-                let below = select_many(rises, zero, decayed);
-                decayed = select_many(parameter.greater_equal(&zero), above, below);
-                decayed = parameter - decayed;
-            }
-            values[0] = decayed - delta * lr;
-        }
     }
 }

@@ -22,17 +22,10 @@ pub(super) fn update(
     let rows = tensors.pop().expect("the rows are last");
     let mut tensors = tensors.into_iter();
     let mut items = Vec::new();
-    while let Some(gradient) = tensors.next() {
-        let parameter = tensors.next().expect("the gradient's parameter");
-        let rest = rule.tensors(parameter.dtype) - 2;
-        let mut own = vec![contiguous(gradient, false), contiguous(parameter, true)];
-        own.extend(
-            tensors
-                .by_ref()
-                .take(rest)
-                .map(|tensor| contiguous(tensor, true)),
-        );
-        items.push(item(own));
+    while let [_, parameter, ..] = tensors.as_slice() {
+        let count = rule.tensors(parameter.dtype);
+        let own = tensors.by_ref().take(count).enumerate();
+        items.push(item(own.map(|(at, tensor)| contiguous(tensor, at > 0))));
     }
     let extents: Vec<_> = items.iter().map(extent).collect();
     let limits = Limits {
@@ -49,12 +42,8 @@ pub(super) fn update(
         _ => contiguous(rows, false),
     };
     for launch in &plan.launches {
-        let all = |of: usize| {
-            slots(&client, launch, {
-                let items = &items;
-                move |part| &items[part.tensor][of]
-            })
-        };
+        let items = &items;
+        let all = |of: usize| slots(&client, launch, move |part| &items[part.tensor][of]);
         let first = &items[launch.parts[0].tensor];
         // In f32, the parameter is the first of what is kept in f32.
         let wide = 1 + usize::from(has_master(first[1].tensor.dtype));
@@ -89,8 +78,8 @@ pub(super) fn update(
 type Item = Vec<Laid>;
 
 /// In vectors of 16 bytes of f32, or of what divides all of them.
-fn item(tensors: Vec<CubeTensor>) -> Item {
-    let mut item: Item = tensors.into_iter().map(Laid::dense).collect();
+fn item(tensors: impl Iterator<Item = CubeTensor>) -> Item {
+    let mut item: Item = tensors.map(Laid::dense).collect();
     let vector = item.iter().map(|laid| laid.vector).min().unwrap_or(1);
     item.iter_mut().for_each(|laid| laid.vector = vector);
     item

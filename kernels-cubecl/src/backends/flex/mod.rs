@@ -147,11 +147,9 @@ fn each<R: Send>(tensors: Vec<FlexTensor>, work: impl Fn(FlexTensor) -> R + Send
 fn decide(undecided: &[u32], state: &[u32], clip: Vec<FlexTensor>, rule: UpdateRule) -> FlexTensor {
     let clip: Option<[_; 2]> = clip.try_into().ok();
     let factors = clip.map(|[table, rows]| factors(&words(table), &norms(&numbers(rows))));
-    let is_adam = matches!(rule, UpdateRule::Adam { .. });
-    let is_adam_w = matches!(rule, UpdateRule::AdamW { .. });
     let rows = undecided.chunks_exact(UNDECIDED).flat_map(|words| {
         let mut row: [f32; ROW] = std::array::from_fn(|i| f32::from_bits(words[i]));
-        rule::decide(&mut row, 0, state, words[ROW], is_adam, is_adam_w);
+        rule::decide(&mut row, 0, state, words[ROW], rule);
         if let Some(factors) = &factors {
             row[column::SCALE] *= factors[words[ROW + 1] as usize];
         }

@@ -1,6 +1,4 @@
 //! The step of an optimizer: one pass over a parameter and all that belongs to it.
-//!
-//! The operations are Burn's, one by one, and each is rounded to f32: nothing here may be contracted to an FMA.
 
 use burn::tensor::{DType, bf16, f16};
 use burn_flex::FlexTensor;
@@ -13,112 +11,86 @@ use super::{
     value::Value,
 };
 use crate::{
-    schedule::words_of,
-    update::{ROW, UpdateRow, UpdateRule},
+    step::step,
+    update::{ROW, UpdateRule, column, has_master},
 };
 
 /// Values that one thread takes at a time.
 const CHUNK: usize = 1 << 15;
 /// Values that are widened, stepped and rounded while they are in the first cache.
 const BLOCK: usize = 32 * LANES;
-/// The most states that a rule has.
-const STATES: usize = 3;
+
+/// A parameter in f32, or its master, and the states of the rule that has the most; others are empty.
+type Wide<'a> = [&'a mut [f32]; 4];
 
 /// As [`Job::Update`](crate::Job::Update).
 pub(super) fn update(mut tensors: Vec<FlexTensor>, rule: UpdateRule) -> Vec<FlexTensor> {
-    let rows = words_of(&tensors.pop().expect("the rows are last").into_data());
+    let rows = tensors.pop().expect("the rows are last").into_data();
+    let rows: Vec<f32> = rows.iter().collect();
     let mut tensors = tensors.into_iter();
-    let next = |row: &[u32]| {
-        let (gradient, parameter) = (tensors.next()?, tensors.next()?);
-        let others = rule.tensors(parameter.dtype()) - 2;
-        let mut written = vec![parameter];
-        written.extend(tensors.by_ref().take(others));
-        Some(Parameter::new(UpdateRow::of(row), gradient, written))
+    let own = |row| {
+        let parameter = tensors.as_slice().get(1)?;
+        let count = rule.tensors(parameter.dtype());
+        Some((row, tensors.by_ref().take(count).collect()))
     };
-    let mut parameters: Vec<_> = rows.chunks_exact(ROW).map_while(next).collect();
-    let taken = || parameters.iter().filter(|parameter| parameter.taken());
-    let values = taken().map(|parameter| parameter.gradient.layout().num_elements());
-    let parallel = values.sum::<usize>() >= PARALLEL;
-    let taken = parameters.iter_mut().filter(|parameter| parameter.taken());
-    let chunks: Vec<Chunk> = taken.flat_map(|parameter| parameter.chunks(rule)).collect();
-    match parallel {
+    let rows = rows.as_chunks().0.iter();
+    let mut parameters: Vec<(&[f32; ROW], Vec<FlexTensor>)> = rows.map_while(own).collect();
+    let taken = (parameters.iter_mut()).filter(|(row, _)| row[column::TAKEN] != 0.0);
+    let chunks = taken.flat_map(|(row, own)| chunks(rule, row, own));
+    let chunks: Vec<Chunk> = chunks.collect();
+    let values = chunks.iter().map(|chunk| chunk.wide[0].len());
+    match values.sum::<usize>() >= PARALLEL {
         true => chunks.into_par_iter().for_each(run),
         false => chunks.into_iter().for_each(run),
     }
-    let written = parameters.into_iter().map(|parameter| parameter.written);
+    let written = parameters
+        .into_iter()
+        .map(|(_, own)| own.into_iter().skip(1));
     written.flatten().collect()
 }
 
-/// A parameter and all that belongs to it.
-struct Parameter {
-    row: UpdateRow,
-    gradient: FlexTensor,
-    /// The parameter, its master if it has one, and its states.
-    written: Vec<FlexTensor>,
+/// What threads share of a parameter and all that belongs to it. Tensors that somebody else holds are copied first.
+fn chunks<'a>(
+    rule: UpdateRule,
+    row: &'a [f32; ROW],
+    own: &'a mut [FlexTensor],
+) -> impl Iterator<Item = Chunk<'a>> {
+    align(own);
+    let (gradient, written) = own.split_first_mut().expect("a gradient is first");
+    let (gradient, dtype) = (&*gradient, written[0].dtype());
+    let (parameter, others) = written.split_at_mut(has_master(dtype).into());
+    let mut half: &mut [u16] = match dtype {
+        DType::F16 => bytemuck::cast_slice_mut(parameter[0].storage_mut::<f16>()),
+        DType::BF16 => bytemuck::cast_slice_mut(parameter[0].storage_mut::<bf16>()),
+        _ => &mut [],
+    };
+    let mut wide = Wide::default();
+    for (values, tensor) in wide.iter_mut().zip(others) {
+        *values = tensor.storage_mut();
+    }
+    let count = wide[0].len().div_ceil(CHUNK);
+    (0..count).map(move |at| Chunk {
+        rule,
+        row,
+        gradient,
+        at: at * CHUNK,
+        dtype,
+        half: split(&mut half, CHUNK),
+        wide: wide.each_mut().map(|values| split(values, CHUNK)),
+    })
 }
 
-impl Parameter {
-    fn new(row: UpdateRow, gradient: FlexTensor, written: Vec<FlexTensor>) -> Self {
-        let mut parameter = Self {
-            row,
-            gradient,
-            written,
-        };
-        if parameter.taken() {
-            parameter.align();
-        }
-        parameter
-    }
-
-    fn taken(&self) -> bool {
-        self.row.taken != 0.0
-    }
-
-    /// Has the values of all tensors lie in one order, and nothing between them.
-    fn align(&mut self) {
-        let strides = self.gradient.layout().strides().to_vec();
-        let mut all = std::iter::once(&mut self.gradient).chain(&mut self.written);
-        if !all.all(|tensor| tensor.layout().strides() == strides && whole(tensor)) {
-            let all = std::iter::once(&mut self.gradient).chain(&mut self.written);
-            all.for_each(|tensor| *tensor = tensor.to_contiguous());
-        }
-    }
-
-    /// What threads share. Tensors that somebody else holds are copied first.
-    fn chunks(&mut self, rule: UpdateRule) -> Vec<Chunk<'_>> {
-        let (mut written, row) = (self.written.iter_mut(), &self.row);
-        let mut next = || written.next().expect("as many tensors as the rule has");
-        let parameter = next();
-        let dtype = parameter.dtype();
-        let (mut half, mut real): (&mut [u16], &mut [f32]) = match dtype {
-            DType::F16 => (
-                bytemuck::cast_slice_mut(parameter.storage_mut::<f16>()),
-                next().storage_mut(),
-            ),
-            DType::BF16 => (
-                bytemuck::cast_slice_mut(parameter.storage_mut::<bf16>()),
-                next().storage_mut(),
-            ),
-            _ => (&mut [], parameter.storage_mut()),
-        };
-        let mut states: [&mut [f32]; STATES] = Default::default();
-        for (state, tensor) in states.iter_mut().zip(written) {
-            *state = tensor.storage_mut();
-        }
-        let take = |at: usize| {
-            let length = CHUNK.min(real.len());
-            (length > 0).then(|| Chunk {
-                rule,
-                row,
-                gradient: &self.gradient,
-                at: at * CHUNK,
-                dtype,
-                half: split(&mut half, length),
-                real: split(&mut real, length),
-                states: states.each_mut().map(|state| split(state, length)),
-            })
-        };
-        (0..).map_while(take).collect()
+/// Has the values of all tensors lie in one order, and nothing between them.
+fn align(tensors: &mut [FlexTensor]) {
+    let whole = |tensor: &FlexTensor| match tensor.dtype() {
+        DType::F32 => is_whole::<f32>(tensor),
+        _ => is_whole::<u16>(tensor),
+    };
+    let strides = tensors[0].layout().strides();
+    if !(tensors.iter()).all(|tensor| tensor.layout().strides() == strides && whole(tensor)) {
+        tensors
+            .iter_mut()
+            .for_each(|tensor| *tensor = tensor.to_contiguous());
     }
 }
 
@@ -128,17 +100,10 @@ fn split<'a, T>(slice: &mut &'a mut [T], length: usize) -> &'a mut [T] {
     slice.split_off_mut(..length).unwrap_or_default()
 }
 
-fn whole(tensor: &FlexTensor) -> bool {
-    match tensor.dtype() {
-        DType::F32 => is_whole::<f32>(tensor),
-        _ => is_whole::<u16>(tensor),
-    }
-}
-
 /// Values of one parameter that one thread steps.
 struct Chunk<'a> {
     rule: UpdateRule,
-    row: &'a UpdateRow,
+    row: &'a [f32; ROW],
     /// All of the parameter's.
     gradient: &'a FlexTensor,
     /// Of the gradient's first value here.
@@ -147,10 +112,7 @@ struct Chunk<'a> {
     dtype: DType,
     /// The parameter, if it is in half precision.
     half: &'a mut [u16],
-    /// The parameter, or its master.
-    real: &'a mut [f32],
-    /// Those that the rule has; the others are empty.
-    states: [&'a mut [f32]; STATES],
+    wide: Wide<'a>,
 }
 
 impl Work for Chunk<'_> {
@@ -158,29 +120,27 @@ impl Work for Chunk<'_> {
 
     #[inline(always)]
     fn run<C: Cpu>(mut self, cpu: C) {
-        let mut wide = [0.0; BLOCK];
-        for at in (0..self.real.len()).step_by(BLOCK) {
-            let block = at..self.real.len().min(at + BLOCK);
-            let wide = &mut wide[..block.len()];
-            let place = self.at + block.start..self.at + block.end;
+        let mut widened = [0.0; BLOCK];
+        while !self.wide[0].is_empty() {
+            let half = split(&mut self.half, BLOCK);
+            let mut wide = self.wide.each_mut().map(|values| split(values, BLOCK));
+            let place = self.at..self.at + wide[0].len();
+            self.at = place.end;
+            let widened = &mut widened[..place.len()];
             let gradient = match self.gradient.dtype() {
                 DType::F32 => &self.gradient.storage()[place],
-                DType::F16 => widen::<f16, C>(cpu, &self.gradient.storage()[place], wide),
-                _ => widen::<bf16, C>(cpu, &self.gradient.storage()[place], wide),
+                DType::F16 => widen::<f16, C>(cpu, &self.gradient.storage()[place], widened),
+                _ => widen::<bf16, C>(cpu, &self.gradient.storage()[place], widened),
             };
-            let real = &mut self.real[block.clone()];
-            let half = self.half.get_mut(block.clone()).unwrap_or_default();
-            let states = (self.states.each_mut())
-                .map(|state| state.get_mut(block.clone()).unwrap_or_default());
             match self.dtype {
-                DType::F16 => follow::<f16, C>(cpu, real, half),
-                DType::BF16 => follow::<bf16, C>(cpu, real, half),
+                DType::F16 => follow::<f16, C>(cpu, wide[0], half),
+                DType::BF16 => follow::<bf16, C>(cpu, wide[0], half),
                 _ => {}
             }
-            step(self.rule, *self.row, gradient, real, states);
+            step_by_rule(self.rule, *self.row, gradient, &mut wide);
             match self.dtype {
-                DType::F16 => round::<f16, C>(cpu, real, half),
-                DType::BF16 => round::<bf16, C>(cpu, real, half),
+                DType::F16 => round::<f16, C>(cpu, wide[0], half),
+                DType::BF16 => round::<bf16, C>(cpu, wide[0], half),
                 _ => {}
             }
         }
@@ -241,159 +201,85 @@ fn by_group<S: Value, T: Value>(
     }
 }
 
-/// Steps values in f32.
-#[inline(always)]
-fn step(
-    rule: UpdateRule,
-    row: UpdateRow,
-    gradient: &[f32],
-    parameter: &mut [f32],
-    [first, second, third]: [&mut [f32]; STATES],
-) {
-    match rule {
-        UpdateRule::Sgd {
-            momentum: false, ..
-        } => each(gradient, parameter, [], |g, p, []| {
-            (p - row.penalized(g, p) * row.lr, [])
-        }),
-        UpdateRule::Sgd {
-            momentum: true,
-            nesterov,
-        } => each(gradient, parameter, [first], |g, p, [v]| {
-            let g = row.penalized(g, p);
-            let v = match row.is_fresh() {
-                true => g,
-                false => g * row.factor_1 + v * row.beta_1,
-            };
-            let g = if nesterov { v * row.beta_1 + g } else { v };
-            (p - g * row.lr, [v])
-        }),
-        UpdateRule::Adam { amsgrad: false } => {
-            each(gradient, parameter, [first, second], |g, p, [m, v]| {
-                let [m, v] = row.moments(row.penalized(g, p), [m, v]);
-                (row.adam(p, m, v), [m, v])
-            })
-        }
-        UpdateRule::Adam { amsgrad: true } => each(
-            gradient,
-            parameter,
-            [first, second, third],
-            |g, p, [m, v, x]| {
-                let [m, v] = row.moments(row.penalized(g, p), [m, v]);
-                let x = row.largest(x, v);
-                (row.adam(p, m, x), [m, v, x])
-            },
-        ),
-        UpdateRule::AdamW {
-            amsgrad: false,
-            cautious,
-        } => each(gradient, parameter, [first, second], |g, p, [m, v]| {
-            let [m, v] = row.moments(g * row.scale, [m, v]);
-            (row.adam_w(cautious, p, m, v), [m, v])
-        }),
-        UpdateRule::AdamW {
-            amsgrad: true,
-            cautious,
-        } => each(
-            gradient,
-            parameter,
-            [first, second, third],
-            |g, p, [m, v, x]| {
-                let [m, v] = row.moments(g * row.scale, [m, v]);
-                let x = row.largest(x, v);
-                (row.adam_w(cautious, p, m, x), [m, v, x])
-            },
-        ),
-    }
-}
-
-/// Burn's formulas, for one value.
-impl UpdateRow {
-    #[inline(always)]
-    fn is_fresh(&self) -> bool {
-        self.fresh != 0.0
-    }
-
-    /// The gradient with the penalty of the parameter.
-    #[inline(always)]
-    fn penalized(&self, g: f32, p: f32) -> f32 {
-        let g = g * self.scale;
-        match self.decay != 0.0 {
-            true => p * self.decay + g,
-            false => g,
-        }
-    }
-
-    #[inline(always)]
-    fn moments(&self, g: f32, [m, v]: [f32; 2]) -> [f32; 2] {
-        let (first, second) = (g * self.factor_1, g * g * self.factor_2);
-        match self.is_fresh() {
-            true => [first, second],
-            false => [m * self.beta_1 + first, v * self.beta_2 + second],
-        }
-    }
-
-    #[inline(always)]
-    fn largest(&self, x: f32, v: f32) -> f32 {
-        if self.is_fresh() || x < v { v } else { x }
-    }
-
-    #[inline(always)]
-    fn adam(&self, p: f32, m: f32, v: f32) -> f32 {
-        let delta = m * self.correction_1 / (v.sqrt() + self.epsilon);
-        p - delta * self.lr
-    }
-
-    #[inline(always)]
-    fn adam_w(&self, cautious: bool, p: f32, m: f32, v: f32) -> f32 {
-        let delta = m / self.correction_1 / ((v / self.correction_2).sqrt() + self.epsilon);
-        let decayed = match cautious {
-            true if self.decay == 0.0 || (p >= 0.0) != (m >= 0.0) => p,
-            true => p - p * self.decay,
-            false => p * self.decay,
-        };
-        decayed - delta * self.lr
-    }
-}
-
-/// Steps all values, group by group and then those that fill no group.
-#[inline(always)]
-fn each<const N: usize>(
-    gradient: &[f32],
-    parameter: &mut [f32],
-    mut states: [&mut [f32]; N],
-    step: impl Fn(f32, f32, [f32; N]) -> (f32, [f32; N]),
-) {
-    let whole = gradient.len() / LANES * LANES;
-    let (gradients, gradient) = gradient.split_at(whole);
-    let (parameters, parameter) = parameter.split_at_mut(whole);
-    let firsts = states.each_mut().map(|state| split(state, whole));
-    groups::<LANES, N>(gradients, parameters, firsts, &step);
-    groups::<1, N>(gradient, parameter, states, &step);
-}
-
-#[inline(always)]
-fn groups<const L: usize, const N: usize>(
-    gradient: &[f32],
-    parameter: &mut [f32],
-    states: [&mut [f32]; N],
-    step: &impl Fn(f32, f32, [f32; N]) -> (f32, [f32; N]),
-) {
-    let states = states.map(|state| state.as_chunks_mut::<L>().0);
-    let groups = gradient.as_chunks::<L>().0.iter();
-    for (at, (g, p)) in groups.zip(parameter.as_chunks_mut::<L>().0).enumerate() {
-        let mut group = *p;
-        let mut state = states.each_ref().map(|state| state[at]);
-        for i in 0..L {
-            let (parameter, stepped) = step(g[i], group[i], std::array::from_fn(|n| state[n][i]));
-            group[i] = parameter;
-            for n in 0..N {
-                state[n][i] = stepped[n];
+/// Code with flags that are known to the compiler: what a rule does not do is not in its loop.
+macro_rules! known {
+    ($flag:ident => $code:expr) => {
+        match $flag {
+            true => {
+                let $flag = true;
+                $code
+            }
+            false => {
+                let $flag = false;
+                $code
             }
         }
-        *p = group;
-        for n in 0..N {
-            states[n][at] = state[n];
+    };
+    ($flag:ident, $other:ident => $code:expr) => {
+        known!($flag => known!($other => $code))
+    };
+}
+
+/// Steps values in f32.
+#[inline(always)]
+fn step_by_rule(rule: UpdateRule, row: [f32; ROW], gradient: &[f32], wide: &mut Wide) {
+    match rule {
+        UpdateRule::Sgd { momentum, nesterov } => known!(momentum, nesterov => {
+            step_all(UpdateRule::Sgd { momentum, nesterov }, row, gradient, wide)
+        }),
+        UpdateRule::Adam { amsgrad } => known!(amsgrad => {
+            step_all(UpdateRule::Adam { amsgrad }, row, gradient, wide)
+        }),
+        UpdateRule::AdamW { amsgrad, cautious } => known!(amsgrad, cautious => {
+            step_all(UpdateRule::AdamW { amsgrad, cautious }, row, gradient, wide)
+        }),
+    }
+}
+
+#[inline(always)]
+fn step_all(rule: UpdateRule, row: [f32; ROW], gradient: &[f32], wide: &mut Wide) {
+    let stepped = match rule.states() {
+        // The compiler unrolls the loop over a shorter group, and then finds less SIMD in it.
+        1 => step_groups::<{ 2 * LANES }>(rule, row, gradient, wide, 0),
+        _ => step_groups::<LANES>(rule, row, gradient, wide, 0),
+    };
+    step_groups::<1>(rule, row, gradient, wide, stepped);
+}
+
+/// Steps whole groups from there on, and says where they end.
+#[inline(always)]
+fn step_groups<const L: usize>(
+    rule: UpdateRule,
+    row: [f32; ROW],
+    gradient: &[f32],
+    wide: &mut Wide,
+    from: usize,
+) -> usize {
+    let gradients = gradient[from..].as_chunks::<L>().0;
+    let rest = wide.each_mut().map(|values| values.get_mut(from..));
+    let groups = rest.map(|values| values.unwrap_or_default().as_chunks_mut().0);
+    let [parameters, firsts, seconds, thirds] = groups;
+    let (states, none) = (rule.states(), [0.0; L]);
+    for (at, gradient) in gradients.iter().enumerate() {
+        let mut parameter = parameters[at];
+        let mut first = if states > 0 { firsts[at] } else { none };
+        let mut second = if states > 1 { seconds[at] } else { none };
+        let mut third = if states > 2 { thirds[at] } else { none };
+        for i in 0..L {
+            let mut values = [parameter[i], first[i], second[i], third[i]];
+            step(rule, &row, gradient[i], &mut values);
+            [parameter[i], first[i], second[i], third[i]] = values;
+        }
+        parameters[at] = parameter;
+        if states > 0 {
+            firsts[at] = first;
+        }
+        if states > 1 {
+            seconds[at] = second;
+        }
+        if states > 2 {
+            thirds[at] = third;
         }
     }
+    from + gradients.len() * L
 }

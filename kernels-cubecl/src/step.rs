@@ -44,7 +44,8 @@ pub(crate) fn step(rule: UpdateRule, row: &[f32], gradient: f32, values: &mut [f
             let delta = values[1] / row[column::CORRECTION_1] / root;
             let mut decayed = parameter * row[column::DECAY];
             if cautious {
-                let grows = (parameter >= 0.0f32) != (values[1] >= 0.0f32);
+                let first = values[1];
+                let grows = select(parameter >= 0.0f32, first < 0.0f32, first >= 0.0f32);
                 let kept = grows || row[column::DECAY] == 0.0f32;
                 decayed = select(kept, parameter, parameter - decayed);
             }
@@ -81,6 +82,6 @@ fn moments(row: &[f32], gradient: f32, values: &mut [f32], amsgrad: bool) -> f32
 
 /// As CubeCL's.
 #[cfg(not(feature = "cubecl"))]
-fn select(condition: bool, then: f32, or_else: f32) -> f32 {
+fn select<T>(condition: bool, then: T, or_else: T) -> T {
     if condition { then } else { or_else }
 }

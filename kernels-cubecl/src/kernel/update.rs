@@ -65,7 +65,7 @@ pub fn update_many<G: Float, P: Float, N: Size>(
                 }
                 let gradient = Vector::<f32, N>::cast_from(gradient);
                 #[unroll]
-                for lane in 0..comptime!(N::value()) {
+                for lane in 0..N::value() {
                     let mut value = Array::<f32>::new(kept);
                     #[unroll]
                     for k in 0..kept {

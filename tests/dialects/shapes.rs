@@ -23,6 +23,9 @@ use crate::facts::{Facts, type_name};
 /// Floats that the last reduction writes of a tensor.
 const FIELDS: usize = 11;
 
+/// Floats that a step takes of a parameter's row.
+const ROW: usize = 12;
+
 const SGD: UpdateRule = UpdateRule::Sgd {
     momentum: true,
     nesterov: true,
@@ -282,13 +285,7 @@ impl Shape {
                 if self.output != DType::F32 {
                     stores.push((output, tensors));
                 }
-                // Of a row, what the rule names, and whether it is taken.
-                let row = match rule {
-                    UpdateRule::Sgd { .. } => 7,
-                    UpdateRule::Adam { .. } => 11,
-                    UpdateRule::AdamW { .. } => 12,
-                };
-                let row = ("f32".to_string(), row);
+                let row = ("f32".to_string(), ROW);
                 let loads = [(input, tensors), row];
                 (loads.into_iter().chain(stores.clone()).collect(), stores, 0)
             }
@@ -313,6 +310,18 @@ impl Shape {
             stores: total(stores),
             magnitudes,
             unwanted: Vec::new(),
+        }
+    }
+
+    /// Floats of a row that the rule does not name: a compiler may leave out to load them.
+    pub(crate) fn unread(&self) -> usize {
+        match self.kernel {
+            Kernel::Update { rule } => match rule {
+                UpdateRule::Sgd { .. } => 5,
+                UpdateRule::Adam { .. } => 1,
+                UpdateRule::AdamW { .. } => 0,
+            },
+            _ => 0,
         }
     }
 

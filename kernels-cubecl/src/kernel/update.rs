@@ -43,7 +43,7 @@ pub fn update_many<G: Float, P: Float, N: Size>(
         if rows[at + column::TAKEN] != 0.0f32 {
             let mut row = Array::<f32>::new(ROW);
             #[unroll]
-            for k in 0..ROW {
+            for k in 1..ROW {
                 row[k] = rows[at + k];
             }
             let end = min(begin + (1u32 << shift), share.length);

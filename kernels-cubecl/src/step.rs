@@ -24,7 +24,7 @@ pub(crate) fn step(rule: UpdateRule, row: &[f32], gradient: f32, values: &mut [f
                 let velocity = select(row[column::FRESH] != 0.0f32, gradient, velocity);
                 values[1] = velocity;
                 if nesterov {
-                    gradient = velocity * row[column::BETA_1] + gradient;
+                    gradient += velocity * row[column::BETA_1];
                 } else {
                     gradient = velocity;
                 }

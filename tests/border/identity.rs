@@ -293,6 +293,9 @@ fn gradients_are_those_of_a_scaled_loss() {
         let net = Net::new(&plan, &plan.device());
         let amp = scaled(plan.dtype, two(plan.scale));
         let border = by_border(&net, &plan, &amp);
+        // Near the end of f32's normal range, parts in f32 round what the scaled loss keeps above it.
+        let is_tiny = |bits: &u32| (1..(127 - 110) << 23).contains(&(bits & 0x7FFF_FFFF));
+        prop_assume!(!border.iter().flatten().any(is_tiny));
         prop_assert_eq!(&border, &by_hand(&net, &plan));
         // Overflows and zeros agree too, but say less.
         let values = border.iter().flatten().map(|bits| f32::from_bits(*bits));

@@ -402,7 +402,7 @@ class Nvidia:
 
 def nvidia_occupancy(arch, registers, shared, units):
     """Of the 64 warps of an SM: registers go to warps by 256, 1 KiB of a cube's shared memory is CUDA's."""
-    warps = units // 32
+    warps = -(-units // 32)
     by_registers = 65536 // (-(-registers // 8) * 8 * 32 * warps)
     return min(by_registers, SHARED[arch] * 1024 // (shared + 1024), 64 // warps) * warps / 64
 

@@ -138,14 +138,7 @@ impl<C> Fused<C> {
         module: M,
         grads: GradientsParams,
     ) -> M {
-        step_in_one_pass(
-            &mut self.optim,
-            None,
-            &Factors::new(),
-            lr.into(),
-            module,
-            grads,
-        )
+        step_by(self, None, &Factors::new(), lr.into(), module, grads)
     }
 
     /// Burn's optimizer with this one's state. It steps parameters one by one, each in a pass of its own.
@@ -154,17 +147,19 @@ impl<C> Fused<C> {
     }
 }
 
-/// The step of Burn's optimizer with the state of a [`Fused`] one: if the device says so, where there is somebody who asks it.
-///
-/// Gradients are multiplied by their factors first.
-pub(crate) fn step_in_one_pass<M: Module>(
-    optim: &mut ModuleOptimizer,
+/// The step of an optimizer. That of a [`Fused`] one is one pass: if the device says so, where there is somebody who asks it, and with
+/// gradients that are multiplied by their factors first.
+pub(crate) fn step_by<M: Module>(
+    optim: &mut impl ModuleOptim,
     verdict: Option<&Arc<Ahead>>,
     factors: &Factors,
     lr: ModuleLearningRate,
     module: M,
     grads: GradientsParams,
 ) -> M {
+    let Some(optim) = optim.one_pass() else {
+        return optim.step(lr, module, grads);
+    };
     let mut stepped = Trained {
         grads: &grads,
         ids: HashSet::new(),

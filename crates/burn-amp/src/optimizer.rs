@@ -1,11 +1,11 @@
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
     module::{Module, ParamGroup},
-    optim::{GradientsParams, ModuleOptimizer, MultiGradientsParams},
+    optim::{ModuleOptimizer, MultiGradientsParams},
     tensor::{Bytes, Tensor},
 };
 
-use std::{path::Path, sync::Arc};
+use std::path::Path;
 
 mod recorded;
 mod unheard;
@@ -15,12 +15,11 @@ use unheard::Unread;
 
 use crate::{
     accumulation::{AccumulationConfig, AccumulationWindow},
-    ahead::Ahead,
-    clip::{Factors, GradientClip},
+    clip::GradientClip,
     ema::{Ema, EmaConfig},
     entries::Entries,
     error::{AmpError, StepError},
-    fused::step_in_one_pass,
+    fused::step_by,
     gradients::{ScaledGradients, StepGradients, UnscaledGradients, sum_of_devices},
     guard::{Guard, StepGuard},
     loss_scale::GradScalerConfig,
@@ -379,7 +378,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let error = decided.as_ref().err().cloned();
         let module = match decided {
             Ok(Some(Decided { grads, factors })) => {
-                let module = self.step_by(None, &factors, lr, module, grads);
+                let module = step_by(&mut self.optim, None, &factors, lr, module, grads);
                 let masters = || self.optim.masters();
                 Ok((self.options).applied(&mut self.scaler, module, masters))
             }
@@ -389,22 +388,6 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self.publish(steps_before);
         self.scaler.tell(error.as_ref());
         module
-    }
-
-    /// The optimizer's step: if the device says so, where there is somebody who asks it, and with gradients that are multiplied by their
-    /// factors first.
-    fn step_by<M: Module>(
-        &mut self,
-        verdict: Option<&Arc<Ahead>>,
-        factors: &Factors,
-        lr: ModuleLearningRate,
-        module: M,
-        grads: GradientsParams,
-    ) -> M {
-        match self.optim.one_pass() {
-            Some(optim) => step_in_one_pass(optim, verdict, factors, lr, module, grads),
-            None => self.optim.step(lr, module, grads),
-        }
     }
 
     /// Compares a state that was loaded with the first module it meets.

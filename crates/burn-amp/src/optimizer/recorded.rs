@@ -15,6 +15,7 @@ use crate::{
     clip::Factors,
     entries::{Entry, check_rate},
     error::AmpError,
+    fused::step_by,
     live_scale::OneCrossing,
     module_optim::ModuleOptim,
     module_path::{self, ModulePath},
@@ -130,7 +131,14 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let crossing = found.crossing.as_ref().map(|(_, crossing)| crossing);
         let next = stage.scale.clone().advance(&found.status, crossing);
         let verdict = Arc::new(Ahead::recorded(next, clips, Arc::default(), rehearsal));
-        let module = self.step_by(Some(&verdict), &Factors::new(), lr, module, grads);
+        let module = step_by(
+            &mut self.optim,
+            Some(&verdict),
+            &Factors::new(),
+            lr,
+            module,
+            grads,
+        );
         let (next, rehearsal) = Ahead::into_parts(verdict);
         let before = stage.scale.place();
         let scale = stage.scale.become_of(next);
@@ -174,7 +182,14 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let rehearsal = Rehearsal::new(Rehearses::Replay, rows);
         let verdict = Arc::new(Ahead::recorded(scale, None, run, rehearsal));
         let grads = Placeholders::of(&module, &recorded.entries);
-        let module = self.step_by(Some(&verdict), &Factors::new(), lr, module, grads);
+        let module = step_by(
+            &mut self.optim,
+            Some(&verdict),
+            &Factors::new(),
+            lr,
+            module,
+            grads,
+        );
         let (scale, rehearsal) = Ahead::into_parts(verdict);
         let (rows, _) = rehearsal.map(Rehearsal::end).unwrap_or_default();
         (module, Ok(Stage { scale, rows, clip }))

@@ -23,6 +23,7 @@ use crate::{
     clip::{ClipRules, Factors},
     entries::{Entry, Traversal, handles},
     error::AmpError,
+    fused::step_by,
     gradient_status::summarize,
     gradients::{StepGradients, UnscaledGradients},
     live_scale::{Noted, OneCrossing, Place},
@@ -324,7 +325,14 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let crossing = start.crossing.as_ref().map(|(_, crossing)| crossing);
         let next = Arc::new(start.ahead.advance(&start.status, crossing));
         self.scaler.go_ahead(Some(next.clone()));
-        let module = self.step_by(Some(&next), &Factors::new(), lr, module, grads);
+        let module = step_by(
+            &mut self.optim,
+            Some(&next),
+            &Factors::new(),
+            lr,
+            module,
+            grads,
+        );
         if let Some(ema) = &mut self.options.ema {
             ema.update_unheard(&module, &|| self.optim.masters(), next.found_inf());
         }

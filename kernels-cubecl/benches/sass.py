@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """What a value costs on a GPU, read from the kernels' machine code. Needs no GPU, and measures nothing.
 
-    DIALECTS=/tmp/dialects cargo test -p burn-amp-dialects --features dialects     # writes the kernels' sources
-    pip install nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-cccl triton
+    DIALECTS=/tmp/dialects cargo test -p burn-amp-dialects --features llvm     # writes C++ and PTX; `dialects` C++ alone
+    pip install nvidia-cuda-nvrtc nvidia-cuda-nvcc nvidia-cuda-runtime nvidia-cuda-cccl triton
     python3 kernels-cubecl/benches/sass.py /tmp/dialects
 
-From PyPI: NVRTC, CUDA's headers (runtime, cccl), and nvdisasm, which comes with triton. `--packages` names the folder if they were
+From PyPI: NVRTC, ptxas (nvcc), CUDA's headers (runtime, cccl), and nvdisasm, which comes with triton. `--packages` names the folder if they were
 installed with `pip install --target`. HIP's sources (`--arch gfx942`) take Debian's clang-19,
 rocm-device-libs and libamdhip64-dev, and give registers, spills and occupancy.
 
@@ -64,9 +64,6 @@ def plan(name):
     return [int(number) for number in re.findall(r"\d+", found[1])]
 
 
-(THREADS,) = plan("UNITS")
-
-
 def values_of_cubes(multiprocessors):
     """How many values the cubes of a pass over GPT-2's gradients are given of each tensor."""
     (tensors,), (cubes_of_each,), (chunks_of_each,), chunk_powers = map(plan, ("MAX_TENSORS", "CUBES", "CHUNKS", "CHUNK"))
@@ -84,10 +81,10 @@ def values_of_cubes(multiprocessors):
 # Instructions ---------------------------------------------------------------------------------------------------------
 
 Instruction = collections.namedtuple(
-    "Instruction", "pipe floats loads stores targets ends writes reads guards buffers address memory", defaults=(frozenset(), "")
+    "Instruction", "pipe floats loads stores targets ends exits writes reads guards buffers address memory"
 )
-"""Its pipe, whether it computes with floats, bytes that it loads and stores of global memory, labels that it may jump to, whether the next one never follows; what it
-writes, reads and is guarded by; buffers whose address it takes, by register; registers of the address it goes to; the memory it reads."""
+"""Its pipe, whether it computes with floats, bytes that it loads and stores of global memory, labels that it may jump to, whether the next one never follows,
+whether a thread may end with it; what it writes, reads and is guarded by; buffers whose address it takes, by register; registers of the address it goes to; the memory it reads."""
 
 ALU = re.compile(
     r"(IADD|VIADD|LOP|PLOP|ISETP|FSETP|HSETP|SEL|FSEL|FMNMX|IMNMX|VIMNMX|HMNMX|VHMNMX|SHF|SHL|SHR|PRMT|LEA|IABS|MOV|FCHK|P2R|R2P"
@@ -137,6 +134,7 @@ def nvidia_instruction(text, arch, pointers):
         bits // 8 if name.startswith("STG") else 0,
         re.findall(r"(\.L_x_\d+)", rest) if jumps else [],
         name.startswith(("BRA", "BRX", "JMP", "EXIT", "RET")) and not guard and not re.search(r"\bU?P\d", rest),
+        name.startswith("EXIT"),
         writes,
         reads,
         find(guard or "") + (reads if jumps else []),
@@ -148,8 +146,9 @@ def nvidia_instruction(text, arch, pointers):
 
 # Control flow ---------------------------------------------------------------------------------------------------------
 
-Cost = collections.namedtuple("Cost", "total alu fma lsu other floats loads stores")
+Cost = collections.namedtuple("Cost", "total alu fma lsu other floats first moved")
 ZERO = Cost(0, 0, 0, 0, 0, 0, 0, 0)
+"""Instructions by pipe, bytes that are loaded of the first of a tensor's buffers, and bytes that are moved of all of them."""
 
 
 def add(a, b):
@@ -159,13 +158,17 @@ def add(a, b):
 class Code:
     """Basic blocks of one kernel, and what the ways through them cost."""
 
-    def __init__(self, lines, read):
-        """`lines` are labels, which end in a colon, and instructions, which `read` reads."""
+    def __init__(self, lines, read, tensors=1, buffers=1):
+        """`lines` are labels, which end in a colon, and instructions, which `read` reads.
+
+        The kernel's first buffers are those of its tensors: the first ones of all of them, the second ones, and so on.
+        """
+        self.tensors, self.buffers = tensors, buffers
         self.blocks, self.next, labels, falls = [[]], [set()], {}, True
         for line in lines:
             label = line.endswith(":")
             last = self.blocks[-1][-1] if self.blocks[-1] else None
-            if last and (label or last.targets or last.ends):
+            if last and (label or last.targets or last.ends or last.exits):
                 if not last.ends:
                     self.next[-1].add(len(self.blocks))
                 self.blocks.append([])
@@ -184,8 +187,11 @@ class Code:
             for other in self.next[block]:
                 self.before[other].append(block)
         self.find_loops()
-        self.widest = max((i.loads for b in self.order for i in self.blocks[b]), default=0)
         self.follow_values()
+
+    def of(self, buffers):
+        """The tensors that these buffers belong to. Tables, rows and scalars belong to none."""
+        return frozenset(b % self.tensors for b in buffers if b < self.tensors * self.buffers)
 
     def reachable(self):
         """Blocks, each after those that lead to it but by an edge back."""
@@ -239,7 +245,7 @@ class Code:
                     buffers = set().union(*(held.get(r, ()) for r in one.address)) - {"value"}
                     uses.append((frozenset(buffers), one.loads, one.stores))
                 if one.memory == "LDG":
-                    seen = {"value"} if one.loads == self.widest else set()
+                    seen = {"value"} if self.of(buffers) else set()
                 elif one.memory == "LDS":
                     seen = set(shared)
                 elif not one.writes and one.pipe == "lsu" and not one.stores and "value" in seen and not shared:
@@ -261,23 +267,21 @@ class Code:
                 if (grown or other not in self.uses) and other not in queue:
                     queue.append(other)
 
-    def cost(self, block, tensor=None, tensors=frozenset()):
-        """Of all instructions, and of the bytes that are moved where a turn is at this one of the tensors.
-
-        A block may hold the accesses to two tensors or products, of which one is switched off.
-        """
+    def cost(self, block, tensor=None):
+        """Of all instructions, and of the bytes that are moved where a turn is at this one of the tensors, or at any."""
         cost = ZERO
         for one in self.blocks[block]:
             cost = add(cost, Cost(1, *(one.pipe == p for p in ("alu", "fma", "lsu", "other")), one.floats, 0, 0))
-        products = {b for b, _, stores in self.uses[block] if stores and not b & tensors}
         for buffers, loads, stores in self.uses[block]:
-            if tensor in buffers or not buffers & tensors:
-                cost = add(cost, ZERO._replace(loads=loads, stores=stores / max(len(products), 1)))
+            # A block may hold the accesses to two tensors, of which one is switched off.
+            if tensor is None or tensor in self.of(buffers):
+                first = loads if any(b < self.tensors for b in buffers) else 0
+                cost = add(cost, ZERO._replace(first=first, moved=loads + stores))
         return cost
 
-    def loaded(self, blocks):
-        """Tensors: buffers of which the widest loads are. Others are of sizes and scalars."""
-        return frozenset(n for x in blocks for b, loads, _ in self.uses[x] if loads == self.widest for n in b)
+    def touched(self, blocks):
+        """Tensors that these blocks load from or store to."""
+        return frozenset(t for x in blocks for buffers, _, _ in self.uses[x] for t in self.of(buffers))
 
     def way(self, blocks, ends, costs):
         """The way from the first block to one of the last, without edges back.
@@ -290,43 +294,43 @@ class Code:
             options += [ZERO] if block in ends else []
             if options and block in costs:
                 rare = lambda c: c.total
-                full = lambda c: (-c.loads - c.stores, -c.floats, c.total)
+                full = lambda c: (-c.moved, -c.floats, c.total)
                 best[block] = add(costs[block], min(options, key=rare if block in self.rare else full))
         return best.get(blocks[0])
 
     def turns(self):
         """What a turn of the main loop costs, by tensor, and the main loops."""
-        loading = {h: b for h, b in self.loops.items() if self.loaded(b)}
+        loading = {h: b for h, b in self.loops.items() if self.touched(b)}
         inner = {h: b for h, b in loading.items() if not any(h != o and o in b for o in loading)}
-        tensors = frozenset().union(*map(self.loaded, inner.values()))
         found = {}
         for header, body in inner.items():
             blocks = sorted(body, key=self.place.get)
-            for tensor in self.loaded(body):
-                of = lambda b: frozenset().union(*(buffers for buffers, _, _ in self.uses[b])) & tensors
-                costs = {b: self.cost(b, tensor, tensors) for b in blocks if tensor in of(b) or not of(b)}
+            for tensor in self.touched(body):
+                own = [b for b in blocks if tensor in self.touched([b]) or not self.touched([b])]
+                costs = {b: self.cost(b, tensor) for b in own}
                 turn = self.way(blocks, {b for b in blocks if (b, header) in self.back}, costs)
-                if turn and turn.loads:
+                if turn and turn.first:
                     old = found.get(tensor)
-                    if not old or turn.total / turn.loads < old[1].total / old[1].loads:
+                    if not old or turn.total / turn.first < old[1].total / old[1].first:
                         found[tensor] = (header, turn)
         return [turn for _, turn in found.values()], set().union(*(inner[h] for h, _ in found.values()))
 
-    def row(self, size, arch):
+    def row(self, size, arch, units):
         turns, inside = self.turns()
         if not turns:
             return {}
-        per = lambda get: sum(get(t) * size / t.loads for t in turns) / len(turns)
+        per = lambda get: sum(get(t) * size / t.first for t in turns) / len(turns)
         costs = {b: ZERO if b in inside else self.cost(b) for b in self.order}
-        fixed = self.way(self.order, {b for b in self.order if not self.next[b]}, costs).total
+        exits = {b for b in self.order if any(one.exits for one in self.blocks[b])}
+        fixed = self.way(self.order, exits, costs).total
         multiprocessors = next(iter(CHIPS[arch].values()))[0]
-        work = [values * per(lambda t: t.total) / THREADS for values in values_of_cubes(multiprocessors)]
+        work = [values * per(lambda t: t.total) / units for values in values_of_cubes(multiprocessors)]
         return {
-            "bytes_per_load": self.widest,
-            "values_per_turn": round(sum(t.loads for t in turns) / len(turns) / size, 2),
+            "bytes_per_load": max(loads for uses in self.uses.values() for _, loads, _ in uses),
+            "values_per_turn": round(sum(t.first for t in turns) / len(turns) / size, 2),
             "instructions_per_value": round(per(lambda t: t.total), 2),
             **{f"{p}_per_value": round(per(lambda t: getattr(t, p)), 2) for p in ("alu", "fma", "lsu", "other")},
-            "bytes_per_value": round(per(lambda t: t.loads + t.stores), 2),
+            "bytes_per_value": round(per(lambda t: t.moved), 2),
             "fixed_instructions": fixed,
             "fixed_share_gpt2": round(fixed * len(work) / (fixed * len(work) + sum(work)), 3),
         }
@@ -335,20 +339,34 @@ class Code:
 # Compilers ------------------------------------------------------------------------------------------------------------
 
 
-def count_pointers(path):
-    """The kernel's first parameters: buffers."""
-    parameters = re.search(r"__global__[^(]*\([^(]*\)\s+\w+\(([^)]*)\)", path.read_text())[1]
-    return sum("*" in parameter for parameter in parameters.split(","))
+STATES = {"sgd": 1, "adam": 2, "adamw": 3}
 
 
-def units_of(path):
-    """Threads of a cube."""
-    return int(re.search(r"__launch_bounds__\((\d+)\)", path.read_text())[1])
+class Source:
+    """A kernel's text, in C++ or in PTX, and what its name tells: `adam-f32-bf16-28x4.cu`."""
 
+    def __init__(self, path):
+        self.path, self.text, self.is_ptx = path, path.read_text(), path.suffix == ".ptx"
+        self.kernel = path.name.split(".")[0]
+        work, input_, output, shape = self.kernel.split("-")
+        self.size, self.tensors = SIZES[input_], int(shape.split("x")[0])
+        # A step has gradient, parameter, a master of one in half precision, and states.
+        step = 2 + (output != "f32") + STATES.get(work, 0)
+        self.buffers = step if work in STATES else 2 if work.startswith("write") else 1
+        # Bytes, as the first line says.
+        self.shared = int(re.match(r"// (\d+) bytes", self.text)[1])
 
-def dynamic_shared(path):
-    """Bytes, as the first line says."""
-    return int(re.match(r"// (\d+) bytes", path.read_text())[1])
+    def units(self):
+        """Threads of a cube."""
+        bounds = r"\.(?:reqntid|maxntid) (\d+)" if self.is_ptx else r"__launch_bounds__\((\d+)\)"
+        return int(re.search(bounds, self.text)[1])
+
+    def pointers(self):
+        """The kernel's first parameters: buffers."""
+        if self.is_ptx:
+            return len(re.findall(r"\.param \.u64", self.text[: self.text.index("{")]))
+        parameters = re.search(r"__global__[^(]*\([^(]*\)\s+\w+\(([^)]*)\)", self.text)[1]
+        return sum("*" in parameter for parameter in parameters.split(","))
 
 
 class Nvidia:
@@ -356,10 +374,12 @@ class Nvidia:
         folders = [packages] if packages else [p for p in sys.path if p]
         find = lambda pattern: next((p for f in folders for p in sorted(pathlib.Path(f).glob(pattern))), None)
         library = find("nvidia/**/libnvrtc.so.*")
+        self.ptxas = find("nvidia/**/bin/ptxas")
         self.nvdisasm = find("triton/backends/nvidia/bin/nvdisasm") or find("nvidia/**/bin/nvdisasm")
         header = find("nvidia/**/include/cuda_fp16.h")
-        if not (library and self.nvdisasm and header):
-            sys.exit("not found: pip install nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-cccl triton (see --packages)")
+        if not (library and self.ptxas and self.nvdisasm and header):
+            packages = "nvidia-cuda-nvrtc nvidia-cuda-nvcc nvidia-cuda-runtime nvidia-cuda-cccl triton"
+            sys.exit(f"not found: pip install {packages} (see --packages)")
         self.includes = [header.parent, header.parent / "cccl"]
         self.nvrtc = ctypes.CDLL(str(library))
 
@@ -370,33 +390,49 @@ class Nvidia:
         getattr(self.nvrtc, f"nvrtcGet{what}")(program, buffer)
         return buffer.raw
 
-    def row(self, path, arch, size):
-        # As CubeCL's runtime asks for it.
-        target = arch if arch == "sm_80" else f"{arch}a"
+    def compile(self, source, target):
+        """What the compiler says, and machine code."""
         options = [f"--gpu-architecture={target}", "-lineinfo", "--ptxas-options=-v"]
         options += [f"--include-path={folder}" for folder in self.includes]
         program = ctypes.c_void_p()
-        self.nvrtc.nvrtcCreateProgram(ctypes.byref(program), path.read_bytes(), b"kernel.cu", 0, None, None)
+        self.nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.text.encode(), b"kernel.cu", 0, None, None)
         encoded = [option.encode() for option in options]
         failed = self.nvrtc.nvrtcCompileProgram(program, len(encoded), (ctypes.c_char_p * len(encoded))(*encoded))
         log = self.get("ProgramLog", program).decode()
         if failed:
-            sys.exit(f"{path.name}, {arch}: {log}")
+            sys.exit(f"{source.path.name}, {target}: {log}")
+        code = self.get("CUBIN", program)
+        self.nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+        return log, code
+
+    def assemble(self, source, target):
+        """As the driver does with PTX."""
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-            file.write(self.get("CUBIN", program))
+            command = [self.ptxas, "-v", f"--gpu-name={target}", "-o", file.name, source.path]
+            run = subprocess.run(command, capture_output=True, text=True)
+            if run.returncode:
+                sys.exit(f"{source.path.name}, {target}: {run.stderr}")
+            return run.stderr, pathlib.Path(file.name).read_bytes()
+
+    def row(self, source, arch):
+        # As CubeCL's runtime asks for it.
+        target = arch if arch == "sm_80" else f"{arch}a"
+        log, code = (self.assemble if source.is_ptx else self.compile)(source, target)
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(code)
             file.flush()
             text = subprocess.run([self.nvdisasm, "-c", file.name], check=True, capture_output=True, text=True).stdout
-        self.nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
         lines = re.findall(r"^(\.L_x_\d+:)|^\s+/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", text, re.M)
         number = lambda pattern: sum(int(n) for n in re.findall(pattern, log))
-        used, shared = number(r"Used (\d+) registers"), dynamic_shared(path)
-        pointers = count_pointers(path)
+        used, units, pointers = number(r"Used (\d+) registers"), source.units(), source.pointers()
+        read = lambda one: nvidia_instruction(one, arch, pointers)
+        code = Code([label or one for label, one in lines], read, source.tensors, source.buffers)
         return {
             "registers": used,
             "stack_bytes": number(r"(\d+) bytes stack frame"),
             "spill_bytes": number(r"(\d+) bytes spill"),
-            "occupancy": nvidia_occupancy(arch, used, shared, units_of(path)),
-            **Code([label or one for label, one in lines], lambda one: nvidia_instruction(one, arch, pointers)).row(size, arch),
+            "occupancy": nvidia_occupancy(arch, used, source.shared, units),
+            **code.row(source.size, arch, units),
         }
 
 
@@ -416,15 +452,15 @@ class Amd:
             for name in {file.name, file.name.replace("version_940", "version_942")}:
                 (here / name).symlink_to(file)
 
-    def row(self, path, arch, size):
+    def row(self, source, arch):
         command = "clang++-19 -x hip --offload-device-only --rocm-path=/usr -O3 -std=c++17 -S -o - -include hip/hip_runtime.h -include hip/hip_fp16.h"
         options = [f"--rocm-device-lib-path={self.folder.name}", f"--offload-arch={arch}", "-"]
         # HIP RTC has no such types, clang has.
-        source = re.sub(r"^typedef .* u?int\d+_t;$", "", path.read_text(), flags=re.M)
-        run = subprocess.run([*command.split(), *options], input=source, capture_output=True, text=True)
+        text = re.sub(r"^typedef .* u?int\d+_t;$", "", source.text, flags=re.M)
+        run = subprocess.run([*command.split(), *options], input=text, capture_output=True, text=True)
         if run.returncode:
             # Debian's HIP has no header for bf16.
-            print(f"{path.name}, {arch}: {run.stderr.splitlines()[0]}", file=sys.stderr)
+            print(f"{source.path.name}, {arch}: {run.stderr.splitlines()[0]}", file=sys.stderr)
             return None
         text = run.stdout
         number = lambda key: int(re.search(rf"\.{key}:\s+(\d+)", text)[1])
@@ -437,6 +473,9 @@ class Amd:
             "occupancy": int(occupancy[1]) / 8 if occupancy else None,
         }
 
+
+# Those of C++ compile for any, PTX is written for one.
+WAYS = {Nvidia: [("C++", "*.cu"), ("LLVM", "*.{}.ptx")], Amd: [("C++", "*.hip")]}
 
 # Tables ---------------------------------------------------------------------------------------------------------------
 
@@ -452,10 +491,10 @@ def chips(arch, row):
     return result
 
 
-def show(arch, rows):
+def show(arch, way, rows):
     names = list(CHIPS[arch])
     head = ["kernel", "registers", "stack", "spills", "occupancy", "bytes a load", "instructions", "ALU", "FMA", "LSU", "other", "fixed"]
-    print(f"\n{arch}: instructions a value in the main loop; 10^12 values a second by pipes and by memory\n")
+    print(f"\n{arch}, {way}: instructions a value in the main loop; 10^12 values a second by pipes and by memory\n")
     print("| " + " | ".join(head + names) + " |")
     print("|---" + "|--:" * (len(head) + len(names) - 1) + "|")
     for row in rows:
@@ -479,27 +518,19 @@ def main():
     options = parser.parse_args()
     result, compilers = [], {}
     for arch in options.arch or ["sm_80", "sm_90", "sm_100"]:
-        make, extension = (Amd, "hip") if arch.startswith("gfx") else (Nvidia, "cu")
+        make = Amd if arch.startswith("gfx") else Nvidia
         compiler = compilers.setdefault(make, None) or compilers.update({make: make(options.packages)}) or compilers[make]
-        rows = []
-        for path in sorted(options.sources.glob(f"*.{extension}")):
-            if re.search(options.kernel, path.stem):
-                dtype = path.stem.split("-")[1]
-                found = compiler.row(path, arch, SIZES[dtype])
-                if not found:
-                    continue
-                if re.match("adam|sgd|advance|decide", path.stem):
-                    # Which of several tensors a load is of, and how many bytes a value are moved, is not told here.
-                    found = {k: v for k, v in found.items() if k in ("registers", "stack_bytes", "spill_bytes", "occupancy")}
-                row = {"arch": arch, "kernel": path.stem, **found}
-                if "bytes_per_load" in row:
-                    # Whether it stores, the way says; how much, the dtypes.
-                    output = SIZES[path.stem.split("-")[2]] if row["bytes_per_value"] > SIZES[dtype] else 0
-                    row["bytes_per_value"] = SIZES[dtype] + output
-                    row["chips"] = chips(arch, row)
-                rows.append(row)
-        show(arch, rows)
-        result += rows
+        for way, ending in WAYS[make]:
+            rows = []
+            for path in sorted(options.sources.glob(ending.format(arch))):
+                source = Source(path)
+                found = compiler.row(source, arch) if re.search(options.kernel, source.kernel) else None
+                if found:
+                    chip = {"chips": chips(arch, found)} if "bytes_per_load" in found else {}
+                    rows.append({"arch": arch, "compiler": way, "kernel": source.kernel, **found, **chip})
+            if rows:
+                show(arch, way, rows)
+            result += rows
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -52,7 +52,7 @@ pub fn scaled_cast<const D: usize>(
 /// As [`scaled_cast`], and tells `watch` at the backward pass what arrived there.
 ///
 /// Measuring reads the gradient once, and the tensor too unless the watch is [`Watch::of_gradient`], in one pass; until then the
-/// tensor is kept. Nothing is told of what is composed of Burn's operations. Does not wait for the device: what was found stays
+/// tensor is kept. [`Watch::of_arrival`] measures nothing. Nothing is told of what is composed of Burn's operations. Does not wait for the device: what was found stays
 /// there until [`Crossing::read`](crate::Crossing::read). Where the factor has a tensor, the crossing knows the ratio alone, and
 /// [`Reading::wait`](crate::Reading::wait) takes the rest.
 ///

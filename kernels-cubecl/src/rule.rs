@@ -29,23 +29,42 @@ pub(crate) fn advance(state: &[u32], next: &mut [u32], skipped: bool, blameless:
         next[word::FOUND] = 0x3F80_0000u32;
     }
     if state[word::DYNAMIC] > 0u32 && !(skipped && blameless) {
-        if skipped {
-            overflow(state, next);
-        } else {
-            clean(state, next);
+        let moves = count(state, next, skipped);
+        if moves {
+            if skipped {
+                let lowered = capped(state) * f32::from_bits(state[word::BACKOFF]);
+                next[word::SCALE] = lowered.max(f32::from_bits(state[word::MIN])).to_bits();
+            } else {
+                grow(state, next);
+            }
         }
-        let warmed = state[word::WARMED] + 1u32;
-        next[word::WARMED] = warmed.min(state[word::WARMUP]);
         if capped(&*next).to_bits() < LEAST {
             next[word::SCALE] = state[word::SCALE];
         }
-        settle(next);
+        write_factor(next);
     }
+}
+
+/// Counts a step, which may have been skipped. Whether the scale is to back off then, or to grow after it.
+#[cfg_attr(feature = "cubecl", cube)]
+pub(crate) fn count(state: &[u32], next: &mut [u32], skipped: bool) -> bool {
+    // Below the largest number, or the sum is none.
+    let warmed = state[word::WARMED].min(0xFFFF_FFFEu32) + 1u32;
+    next[word::WARMED] = warmed.min(state[word::WARMUP]);
+    let tracker = state[word::TRACKER].min(0xFFFF_FFFEu32) + 1u32;
+    let is_due = tracker >= state[word::INTERVAL];
+    let is_last = state[word::TOLERATED] <= 1u32;
+    if skipped {
+        overflow(state, next);
+    } else {
+        clean(state, next, tracker, is_due);
+    }
+    (skipped && is_last) || (is_due && !skipped)
 }
 
 /// Writes the factor that goes with the scale, and its inverse: of a power of two, by its exponent.
 #[cfg_attr(feature = "cubecl", cube)]
-pub(crate) fn settle(next: &mut [u32]) {
+pub(crate) fn write_factor(next: &mut [u32]) {
     // Magnitudes of positive floats are in the order of their bits.
     let bits = capped(&*next).to_bits();
     let factor = bits.clamp(LEAST, MOST);
@@ -79,36 +98,42 @@ fn overflow(state: &[u32], next: &mut [u32]) {
     }
     if state[word::TOLERATED] > 1u32 {
         next[word::TOLERATED] = state[word::TOLERATED] - 1u32;
-    } else {
-        let lowered = capped(state) * f32::from_bits(state[word::BACKOFF]);
-        next[word::SCALE] = lowered.max(f32::from_bits(state[word::MIN])).to_bits();
     }
 }
 
 #[cfg_attr(feature = "cubecl", cube)]
-fn clean(state: &[u32], next: &mut [u32]) {
-    // Below the interval, or the step is due.
-    let tracker = state[word::TRACKER].min(0xFFFF_FFFEu32) + 1u32;
+fn clean(state: &[u32], next: &mut [u32], tracker: u32, is_due: bool) {
     next[word::TRACKER] = tracker;
-    let is_due = tracker >= state[word::INTERVAL];
+    if is_due {
+        next[word::TRACKER] = 0u32;
+    }
     if is_due || state[word::CONSECUTIVE] > 0u32 {
         next[word::TOLERATED] = state[word::HYSTERESIS];
     }
-    if is_due {
-        next[word::TRACKER] = 0u32;
-        let grown = f32::from_bits(state[word::SCALE]) * f32::from_bits(state[word::GROWTH]);
-        // An infinite one has no less bits than an infinite bound: it stays then.
-        let bits = grown.to_bits().min(state[word::MAX]);
-        if bits < INFINITY {
-            next[word::SCALE] = bits;
-            if state[word::LONGEST] > 0u32 && bits > state[word::SCALE] {
-                let growths = state[word::GROWTHS] + 1u32;
-                next[word::GROWTHS] = growths % 2u32;
-                if growths >= 2u32 {
-                    let halved = state[word::INTERVAL] / 2u32;
-                    next[word::INTERVAL] = halved.max(state[word::SHORTEST]);
-                }
-            }
+}
+
+#[cfg_attr(feature = "cubecl", cube)]
+fn grow(state: &[u32], next: &mut [u32]) {
+    let grown = f32::from_bits(state[word::SCALE]) * f32::from_bits(state[word::GROWTH]);
+    // An infinite one has no less bits than an infinite bound: it stays then.
+    let bits = grown.to_bits().min(state[word::MAX]);
+    if bits < INFINITY {
+        next[word::SCALE] = bits;
+        if bits > state[word::SCALE] {
+            count_growth(state, next);
+        }
+    }
+}
+
+/// Counts a growth that has raised the scale: an interval that follows the run is halved by two without an overflow between.
+#[cfg_attr(feature = "cubecl", cube)]
+pub(crate) fn count_growth(state: &[u32], next: &mut [u32]) {
+    if state[word::LONGEST] > 0u32 {
+        let growths = state[word::GROWTHS] + 1u32;
+        next[word::GROWTHS] = growths % 2u32;
+        if growths >= 2u32 {
+            let halved = state[word::INTERVAL] / 2u32;
+            next[word::INTERVAL] = halved.max(state[word::SHORTEST]);
         }
     }
 }

@@ -117,10 +117,28 @@ impl ScaleState {
         *self = Self::of(&next);
     }
 
+    /// As [`advance`](Self::advance), for a scale that moves by other numbers than this one's: counts a step and leaves the scale as it is.
+    /// Returns whether it is to back off, if the step was skipped, or to grow.
+    pub fn count(&mut self, skipped: bool) -> bool {
+        let state = self.words();
+        let mut next = state;
+        let moves = rule::count(&state, &mut next, skipped);
+        *self = Self::of(&next);
+        moves
+    }
+
+    /// Counts a growth that has raised such a scale.
+    pub fn count_growth(&mut self) {
+        let state = self.words();
+        let mut next = state;
+        rule::count_growth(&state, &mut next);
+        *self = Self::of(&next);
+    }
+
     /// Sends the state to a device. Does not wait for it.
     pub fn upload(self, device: &Device) -> DeviceScale {
         let mut words = self.words();
-        rule::settle(&mut words);
+        rule::write_factor(&mut words);
         let words = Tensor::<1>::from_data(data_of(words, [WORDS]), (device, DType::F32));
         DeviceScale(words.into_dispatch())
     }

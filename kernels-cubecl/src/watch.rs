@@ -6,16 +6,33 @@ use crate::status::{TensorStatus, decode};
 /// Hears at each backward pass through a [`watched_cast`](crate::watched_cast) what arrived there.
 #[derive(Clone)]
 pub struct Watch {
-    pub(crate) tell: Arc<dyn Fn(Crossing) + Send + Sync>,
+    pub(crate) tells: Tells,
     /// Whether the tensor of the forward pass is looked at too.
     pub(crate) both: bool,
+}
+
+/// Whom a [`Watch`] calls.
+#[derive(Clone)]
+pub(crate) enum Tells {
+    Measured(Arc<dyn Fn(Crossing) + Send + Sync>),
+    Arrived(Arc<dyn Fn() + Send + Sync>),
 }
 
 impl Watch {
     /// Calls `tell` at each backward pass, on the thread that runs it. It must not wait for the device.
     pub fn new(tell: impl Fn(Crossing) + Send + Sync + 'static) -> Self {
-        let (tell, both) = (Arc::new(tell), true);
-        Self { tell, both }
+        Self {
+            tells: Tells::Measured(Arc::new(tell)),
+            both: true,
+        }
+    }
+
+    /// As [`new`](Self::new), and measures nothing: no pass over memory.
+    pub fn of_arrival(tell: impl Fn() + Send + Sync + 'static) -> Self {
+        Self {
+            tells: Tells::Arrived(Arc::new(tell)),
+            both: false,
+        }
     }
 
     /// As [`new`](Self::new), and does not look at the tensor of the forward pass.

@@ -2,6 +2,7 @@
 //!
 //! ```sh
 //! DIALECTS=/tmp/dialects cargo test -p burn-amp-dialects --features dialects
+//! DIALECTS=/tmp/dialects cargo test -p burn-amp-dialects --features llvm    # PTX too
 //! ```
 //!
 //! Every source must write itself, and show what the kernels rest on (see [`facts`]): each tensor is read once, in
@@ -16,11 +17,13 @@
 //! - CUDA and HIP: `kernels-cubecl/benches/sass.py` compiles their text, which `DIALECTS` names a folder for.
 //! - MSL: its text alone. The compiler is Apple's.
 //!
-//! CubeCL's `cuda` and `rocm` compile through LLVM instead of C++ by default. That needs the LLVM that CubeCL
-//! downloads, and is not tried here.
+//! CubeCL's `cuda` and `rocm` compile through LLVM instead of C++ by default. That needs the LLVM that CubeCL's build downloads.
+//! Feature `llvm` writes CUDA's PTX so. AMD's code is not tried here.
 
 mod cpp;
 mod facts;
+#[cfg(feature = "llvm")]
+mod llvm;
 mod shapes;
 mod spirv;
 mod wgsl;
@@ -84,6 +87,18 @@ fn keep(shape: &Shape, source: &str, extension: &str) {
 #[test]
 fn cuda() {
     check(CUDA, |shape| cpp::facts::<Cuda>(shape, "cu"));
+}
+
+/// Local memory would hold an array of the kernel's that LLVM could not keep in registers.
+#[cfg(feature = "llvm")]
+#[test]
+fn ptx() {
+    for arch in [80, 90, 100] {
+        for shape in Shape::all(CUDA) {
+            let source = llvm::ptx(&shape, arch);
+            assert!(!source.contains(".local"), "{shape}, sm_{arch}");
+        }
+    }
 }
 
 #[test]

@@ -6,9 +6,9 @@ use burn::tensor::{DType, bf16, f16};
 use burn_amp_kernels::{
     UpdateRule,
     kernel::{
-        self, FINISH_UNITS, Form, HISTOGRAM_UNITS, InPlace, Inspect, Mode, UPDATE_UNITS, Work,
-        Write, advance, decide, finish_histogram, finish_status, histogram_many, measure,
-        update_many, weigh,
+        self, FINISH_UNITS, Form, HISTOGRAM_UNITS, InPlace, Inspect, Mode, Work, Write, advance,
+        decide, finish_histogram, finish_status, histogram_many, measure, update_many,
+        update_units, weigh,
     },
 };
 use cubecl::{
@@ -364,9 +364,10 @@ impl Shape {
                     tensors
                 };
                 let wide = tensors * (1 + rule.states());
+                let units = update_units(tensors + images + wide);
                 kernel!(
-                    update_many::UpdateMany::<I, O>, UPDATE_UNITS;
-                    buffers(tensors), buffers(images), buffers(wide), buffer(), (), buffer(), (), (), width, rule, UPDATE_UNITS
+                    update_many::UpdateMany::<I, O>, units;
+                    buffers(tensors), buffers(images), buffers(wide), buffer(), (), buffer(), (), (), width, rule, units
                 )
             }
             Kernel::Advance { at_border } => kernel!(

@@ -20,7 +20,7 @@ use std::any::Any;
 
 use crate::{
     ops::{AmpOps, CastOps, Job, TensorVec},
-    watch::{Crossing, Watch},
+    watch::{Crossing, Tells, Watch},
 };
 
 impl<B: Backend + AmpOps + CastOps, C: CheckpointStrategy> CastOps for Autodiff<B, C> {
@@ -84,20 +84,24 @@ impl<B: Backend + AmpOps + CastOps> Backward<B, 1> for ScaledCast {
                 from,
                 watched,
             } = ops.state;
-            if let Some((watch, output)) = watched {
-                let elements = grad.shape().num_elements() as u64;
-                let tensors = [grad.clone()].into_iter().chain(output).collect();
-                let edge = f32::INFINITY;
-                let rows = B::amp_run(TensorVec(tensors), Job::Inspect { edge }).0;
-                if let Some(rows) = rows.into_iter().find_map(dispatched::<B>) {
-                    (watch.tell)(Crossing {
-                        factor,
-                        is_ratio: !scale.is_empty(),
-                        dtype: from,
-                        elements,
-                        rows,
-                    });
+            match watched.map(|(watch, output)| (watch.tells, output)) {
+                Some((Tells::Measured(tell), output)) => {
+                    let elements = grad.shape().num_elements() as u64;
+                    let tensors = [grad.clone()].into_iter().chain(output).collect();
+                    let edge = f32::INFINITY;
+                    let rows = B::amp_run(TensorVec(tensors), Job::Inspect { edge }).0;
+                    if let Some(rows) = rows.into_iter().find_map(dispatched::<B>) {
+                        tell(Crossing {
+                            factor,
+                            is_ratio: !scale.is_empty(),
+                            dtype: from,
+                            elements,
+                            rows,
+                        });
+                    }
                 }
+                Some((Tells::Arrived(tell), _)) => tell(),
+                None => {}
             }
             // A watch alone.
             if factor == 1.0 && scale.is_empty() && grad.dtype() == from.into() {

@@ -19,4 +19,4 @@ pub use pass::{Form, InPlace, Inspect, Mode, Work, Write, measure, rows};
 pub use pass::loads;
 pub use schedule::{advance, decide};
 pub use share::ENTRY;
-pub use update::{UNITS as UPDATE_UNITS, update_many};
+pub use update::{UNITS as UPDATE_UNITS, units as update_units, update_many};

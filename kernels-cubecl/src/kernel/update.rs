@@ -8,8 +8,17 @@ use crate::{
     update::{ROW, UpdateRule, column},
 };
 
-/// Units of a cube: so many that compilers have no registers to keep the addresses of all tensors in, and half of the warps are resident.
-pub const UNITS: u32 = 1024;
+/// Units of a cube at most: with fewer, NVRTC keeps more addresses in registers than it needs to, and fewer warps are resident.
+pub const UNITS: u32 = 512;
+/// Registers that a cube's units share on NVIDIA's multiprocessors, and those of a unit that hold no address.
+const REGISTERS: u32 = 1 << 16;
+const OTHERS: u32 = 8;
+
+/// Units of a cube over so many buffers: each has a register for the address of every buffer, where LLVM keeps them all.
+pub fn units(buffers: usize) -> u32 {
+    let fit = REGISTERS / (buffers as u32 + OTHERS);
+    1 << UNITS.min(fit).ilog2()
+}
 
 /// Overwrites parameters and states. Which parameters and chunks are a cube's own, `share.rs` says; the row of an entry is the
 /// parameter's among `rows`, which are `pitch` floats apart.

@@ -4,6 +4,7 @@ use burn::tensor::{Tensor, TensorData};
 use burn_amp_kernels::{Status, TensorList, TensorStatus};
 
 use crate::{
+    histogram,
     host::{self, Expected},
     system::System,
 };
@@ -49,7 +50,7 @@ impl Case {
             .collect()
     }
 
-    /// Inspects the list, unscales it while other handles are alive, and unscales it when none is.
+    /// Inspects the list, counts its exponents, unscales it while other handles are alive, and when none is.
     pub fn check(mut self, system: &System, inverse: f32) {
         let before = self.data(&self.list);
 
@@ -57,19 +58,14 @@ impl Case {
         let found = self.read_with_verdict(found);
         assert_eq!(found.len(), before.len());
         for (index, (status, before)) in found.iter().zip(&before).enumerate() {
-            let values = host::widen(before);
-            let expected = host::measure(
-                (before.dtype(), before.dtype()),
-                &values,
-                &values,
-                self.edge,
-            );
-            assert_status(
-                system,
-                status,
-                &expected,
-                &format!("inspect, tensor {index}"),
-            );
+            let (values, dtype) = (host::widen(before), before.dtype());
+            let expected = host::measure((dtype, dtype), &values, &values, self.edge);
+            let what = format!("inspect, tensor {index}");
+            assert_status(system, status, &expected, &what);
+        }
+        // Burn 0.22.1 cannot compare every view without values, where there is no kernel.
+        if system.uses_kernels() || before.iter().all(|data| data.num_elements() > 0) {
+            histogram::assert_counts(&system.histogram(self.list.clone()), &before);
         }
         assert_unchanged(&self.data(&self.list), &before);
 
@@ -89,17 +85,11 @@ impl Case {
         for (again, product) in self.data(&owned).iter().zip(&products) {
             assert_eq!(again.shape(), product.shape());
             let (again, product) = (host::widen(again), host::widen(product));
-            let same =
-                |(a, b): (&f64, &f64)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
-            assert!(
-                again.iter().zip(&product).all(same),
-                "products differ when owned"
-            );
+            let mut both = again.iter().zip(&product);
+            assert!(both.all(|(a, b)| host::same(*a, *b)), "{again:?}");
         }
     }
-}
 
-impl Case {
     fn check_products(
         &self,
         system: &System,
@@ -113,13 +103,12 @@ impl Case {
         let products = self.data(&products);
         for index in 0..before.len() {
             let what = format!("unscale by {inverse:e}, {how}, tensor {index}");
-            let product = &products[index];
-            if how == "wide" {
-                let wide = host::product_dtype(before[index].dtype());
-                assert_eq!(product.dtype(), wide, "{what}");
-            } else {
-                assert_eq!(product.dtype(), before[index].dtype(), "{what}");
-            }
+            let (product, dtype) = (&products[index], before[index].dtype());
+            let target = match how {
+                "wide" => host::product_dtype(dtype),
+                _ => dtype,
+            };
+            assert_eq!(product.dtype(), target, "{what}");
             let expected = assert_products(&before[index], product, inverse, self.edge, &what);
             assert_status(system, &status[index], &expected, &what);
         }
@@ -149,10 +138,7 @@ impl Case {
             tiny if tiny < 2.0 * f64::from(f32::MIN_POSITIVE) => assert!(found <= 2.4e-38),
             _ => {
                 let error = (found - expected).abs() / expected;
-                assert!(
-                    error < 1e-5,
-                    "norm {found:e} on the device, {expected:e} when read"
-                );
+                assert!(error < 1e-5, "norm {found:e}, {expected:e} when read");
             }
         }
         rows
@@ -175,16 +161,14 @@ fn read(list: &TensorList, index: usize, rank: usize) -> TensorData {
             }
         };
     }
-    rank!(1 2 3 4 5 6)
+    rank!(1 2 3 4 5 6 7 13)
 }
 
 fn assert_unchanged(now: &[TensorData], before: &[TensorData]) {
     for (index, (now, before)) in now.iter().zip(before).enumerate() {
         assert_eq!((now.dtype(), now.shape()), (before.dtype(), before.shape()));
-        assert!(
-            now.as_bytes() == before.as_bytes(),
-            "tensor {index} was written"
-        );
+        let same = now.as_bytes() == before.as_bytes();
+        assert!(same, "tensor {index} was written");
     }
 }
 
@@ -204,7 +188,7 @@ fn assert_products(
         .collect();
     for (position, (value, want)) in values.iter().zip(&expected).enumerate() {
         let got = products[position];
-        let same = got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan();
+        let same = host::same(got, *want);
         let flushed = host::may_flush(dtype, target, *value, *want)
             && (got == 0.0 || !got.is_finite() && !want.is_finite());
         assert!(
@@ -216,21 +200,19 @@ fn assert_products(
 }
 
 fn assert_status(system: &System, status: &TensorStatus, expected: &Expected, what: &str) {
-    let show = || format!("{what}: {status:?} for {expected:?}");
-    assert_eq!(status.elements, expected.elements, "{}", show());
+    let show = format!("{what}: {status:?} for {expected:?}");
+    assert_eq!(status.elements, expected.elements, "{show}");
     assert_eq!(
-        status.non_finite_before,
-        expected.non_finite_before,
-        "{}",
-        show()
+        status.non_finite_before, expected.non_finite_before,
+        "{show}"
     );
-    assert_eq!(status.non_finite, expected.non_finite, "{}", show());
-    assert_eq!(status.above, expected.above, "{}", show());
-    assert!(expected.zeros.contains(&status.zeros), "{}", show());
-    assert!(expected.max_abs.contains(&status.max_abs), "{}", show());
+    assert_eq!(status.non_finite, expected.non_finite, "{show}");
+    assert_eq!(status.above, expected.above, "{show}");
+    assert!(expected.zeros.contains(&status.zeros), "{show}");
+    assert!(expected.max_abs.contains(&status.max_abs), "{show}");
     let least = expected.norm.start() * (1.0 - system.tolerance);
     let most = expected.norm.end() * (1.0 + system.tolerance);
-    assert!((least..=most).contains(&status.norm), "{}", show());
+    assert!((least..=most).contains(&status.norm), "{show}");
 }
 
 /// Asserts that two rows are the same to the last bit.

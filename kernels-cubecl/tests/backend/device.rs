@@ -12,6 +12,11 @@ pub fn device() -> Device {
 /// How Burn names the device.
 static NAME: LazyLock<String> = LazyLock::new(|| format!("{:?}", device()));
 
+/// Whether the backend has kernels. NdArray is the one that has none.
+pub fn has_kernels() -> bool {
+    !NAME.contains("NdArray")
+}
+
 /// Whether the device is one of CubeCL's.
 pub fn is_cube() -> bool {
     NAME.contains("Cube")

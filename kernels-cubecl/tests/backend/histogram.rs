@@ -1,51 +1,54 @@
-//! Counts by binary exponent.
+//! Counts by binary exponent. Every [`Case`] compares them, too.
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Tensor, TensorData};
 use burn_amp_kernels::{ExponentHistogram, TensorList};
 
 use crate::{
-    create::{floats, from_bits, random},
-    device::{device, dtypes, keeps_subnormals},
+    case::Case,
+    create::{floats, random},
+    device::device,
     host,
-    system::System,
+    system::{System, list_of},
 };
 
-/// Counts on the host, and how many of them are subnormal values that a device may take for zero.
-#[derive(Default)]
-struct Expected {
-    zeros: u64,
-    non_finite: u64,
-    /// By exponent, those outside the range one beyond it.
-    exponents: std::collections::BTreeMap<i32, u64>,
-}
-
-impl Expected {
-    fn add<const D: usize>(&mut self, tensor: &Tensor<D>) {
-        let data = tensor.to_data();
-        for value in host::widen(&data) {
+/// Asserts that the counts are those of these values.
+pub fn assert_counts(found: &ExponentHistogram, tensors: &[TensorData]) {
+    let (least, most) = ExponentHistogram::EXPONENTS.into_inner();
+    let [mut elements, mut non_finite, mut zeros, mut free_zeros] = [0; 4];
+    // By exponent, those outside the range one beyond it; beside each, how many a device may take for zero.
+    let mut counts = vec![[0; 2]; (most - least + 3) as usize];
+    for data in tensors {
+        for value in host::widen(data) {
+            elements += 1;
             if !value.is_finite() {
-                self.non_finite += 1;
+                non_finite += 1;
             } else if value == 0.0 {
-                self.zeros += 1;
+                zeros += 1;
             } else {
-                let exponent = exponent(value).clamp(
-                    ExponentHistogram::MIN_EXPONENT - 1,
-                    ExponentHistogram::MAX_EXPONENT + 1,
-                );
-                *self.exponents.entry(exponent).or_default() += 1;
+                let free = host::may_flush(data.dtype(), data.dtype(), value, value);
+                free_zeros += u64::from(free);
+                let place = exponent(value).clamp(least - 1, most + 1) - (least - 1);
+                counts[place as usize][usize::from(free)] += 1;
             }
         }
     }
-
-    fn assert(&self, found: &ExponentHistogram) {
-        let count = |exponent| self.exponents.get(&exponent).copied().unwrap_or(0);
-        assert_eq!(found.non_finite(), self.non_finite);
-        assert_eq!(found.zeros(), self.zeros);
-        assert_eq!(found.below(), count(ExponentHistogram::MIN_EXPONENT - 1));
-        assert_eq!(found.above(), count(ExponentHistogram::MAX_EXPONENT + 1));
-        for (exponent, found) in found.iter() {
-            assert_eq!(found, count(exponent), "exponent {exponent}");
-        }
+    let totals = (found.elements(), found.non_finite());
+    assert_eq!(totals, (elements, non_finite));
+    let range = zeros..=zeros + free_zeros;
+    assert!(
+        range.contains(&found.zeros()),
+        "{found:?}: zeros of {range:?}"
+    );
+    let inside = found.iter().map(|(_, count)| count);
+    let found = std::iter::once(found.below())
+        .chain(inside)
+        .chain([found.above()]);
+    for (exponent, (found, [sure, free])) in (least - 1..).zip(found.zip(counts)) {
+        let range = sure..=sure + free;
+        assert!(
+            range.contains(&found),
+            "exponent {exponent}: {found} of {range:?}"
+        );
     }
 }
 
@@ -62,24 +65,6 @@ fn exponent(value: f64) -> i32 {
     exponent
 }
 
-fn check<const D: usize>(system: &System, tensors: Vec<Tensor<D>>) {
-    let (mut list, mut expected) = (TensorList::new(), Expected::default());
-    for tensor in tensors {
-        expected.add(&tensor);
-        list.push(tensor);
-    }
-    expected.assert(&system.histogram(list));
-}
-
-pub fn no_values(system: &System) {
-    assert_eq!(
-        system.histogram(TensorList::new()),
-        ExponentHistogram::default()
-    );
-    let empty = || Tensor::<2>::zeros([0, 3], (&device(), DType::F32));
-    check(system, vec![empty(), empty()]);
-}
-
 /// Both sides of every power of two.
 pub fn edges(system: &System) {
     let mut values = vec![0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN];
@@ -89,52 +74,23 @@ pub fn edges(system: &System) {
         values.extend([power, -power, power.next_down(), power.next_up()]);
     }
     let length = values.len();
-    check(system, vec![floats(values, [length])]);
-}
-
-pub fn every_dtype(system: &System) {
-    for (seed, dtype) in (500..).zip(dtypes()) {
-        check(system, vec![random::<1>(dtype, seed, [5001])]);
-    }
-}
-
-/// All bit patterns of f16.
-pub fn every_half(system: &System) {
-    if !dtypes().contains(&DType::F16) {
-        return;
-    }
-    let flushed =
-        |bits: &u64| !keeps_subnormals(DType::F16) && bits & 0x7C00 == 0 && bits & 0x3FF != 0;
-    let bits: Vec<u64> = (0..1 << 16).filter(|bits| !flushed(bits)).collect();
-    let length = bits.len();
-    check(system, vec![from_bits(DType::F16, &bits, [length])]);
-}
-
-/// More tensors than one launch takes, of several dtypes and lengths.
-pub fn many_tensors(system: &System) {
-    let dtypes = dtypes();
-    let dtype = |index: usize| dtypes[index % dtypes.len()];
-    let tensor = |index| random::<2>(dtype(index), index as u64, [index % 7, 1 + index % 5]);
-    check(system, (0..130).map(tensor).collect());
-}
-
-pub fn other_layouts(system: &System) {
-    let tensor: Tensor<2> = random(DType::F32, 510, [37, 53]);
-    check(system, vec![tensor.clone().transpose()]);
-    check(system, vec![tensor.clone().slice([3..30, 7..8])]);
-    check(system, vec![tensor.narrow(1, 5, 1).expand([37, 9])]);
+    Case::new()
+        .with(floats(values, [length]))
+        .check(system, 0.5);
 }
 
 /// More than one cube, chunk or thread takes.
 pub fn large(system: &System) {
-    check(system, vec![random::<1>(DType::F32, 520, [(1 << 20) + 3])]);
+    let tensor = random::<1>(DType::F32, 520, [(1 << 20) + 3]);
+    let data = tensor.to_data();
+    assert_counts(&system.histogram(list_of(tensor)), &[data]);
 }
 
-pub fn nothing_is_written(system: &System) {
-    let tensor: Tensor<1> = random(DType::F32, 530, [1000]);
-    let before = tensor.to_data();
+pub fn no_values(system: &System) {
     let mut list = TensorList::new();
-    list.push(tensor.clone());
-    system.histogram(list);
-    assert_eq!(tensor.to_data().as_bytes(), before.as_bytes());
+    assert_eq!(system.histogram(list.clone()), ExponentHistogram::default());
+    for _ in 0..2 {
+        list.push(Tensor::<2>::zeros([0, 3], (&device(), DType::F32)));
+    }
+    assert_eq!(system.histogram(list), ExponentHistogram::default());
 }

@@ -21,6 +21,11 @@ pub fn widen(data: &TensorData) -> Vec<f64> {
     }
 }
 
+/// Same bits, NaN of all payloads alike.
+pub fn same(a: f64, b: f64) -> bool {
+    a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan()
+}
+
 /// What a value of this dtype becomes.
 pub fn product(dtype: DType, value: f64, inverse: f32) -> f64 {
     match dtype {

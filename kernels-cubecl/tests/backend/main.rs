@@ -13,6 +13,7 @@ mod clip;
 mod create;
 mod device;
 mod edges;
+mod formula;
 // Where there are kernels nobody gets it, and on a device it takes minutes.
 #[cfg(not(feature = "cubecl"))]
 mod fallback;

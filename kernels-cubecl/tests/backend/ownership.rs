@@ -1,18 +1,15 @@
 //! Only memory that nobody else holds may be written.
 
 use burn::tensor::{DType, Tensor, s};
-use burn_amp_kernels::TensorList;
 
-use crate::{create::random, device::dtypes, system::System};
+use crate::{
+    create::random,
+    device::dtypes,
+    system::{System, list_of},
+};
 
 fn bytes<const D: usize>(tensor: &Tensor<D>) -> Vec<u8> {
     tensor.to_data().as_bytes().to_vec()
-}
-
-fn list_of<const D: usize>(tensor: Tensor<D>) -> TensorList {
-    let mut list = TensorList::new();
-    list.push(tensor);
-    list
 }
 
 pub fn other_handles_are_kept(system: &System) {
@@ -21,18 +18,11 @@ pub fn other_handles_are_kept(system: &System) {
             let tensor: Tensor<1> = random(dtype, 100, [length]);
             let before = bytes(&tensor);
             let handle = tensor.clone();
-            let (products, status) = system.unscale(list_of(tensor), 0.5);
-            assert!(
-                bytes(&handle) == before,
-                "{dtype:?} of {length} was overwritten"
-            );
-            // And stays so when the products are used and dropped.
-            let products = products.get::<1>(0).add_scalar(1.0);
-            drop((products.into_data(), status.read()));
-            assert!(
-                bytes(&handle) == before,
-                "{dtype:?} of {length} was overwritten late"
-            );
+            let (product, _) = system.unscale_one(tensor, 0.5);
+            assert!(bytes(&handle) == before, "{dtype:?} of {length}");
+            // And stays so when the product is used and dropped.
+            drop(product.add_scalar(1.0).into_data());
+            assert!(bytes(&handle) == before, "{dtype:?} of {length}, late");
         }
     }
 }
@@ -43,9 +33,7 @@ pub fn held_products_are_kept(system: &System) {
     for dtype in dtypes() {
         let step = |seed| {
             let tensor: Tensor<1> = random(dtype, seed, [(1 << 16) + 5]);
-            let (products, status) = system.unscale(list_of(tensor.clone()), 0.5);
-            drop((status.read(), tensor));
-            products.get::<1>(0)
+            system.unscale_one(tensor.clone(), 0.5).0
         };
         let expected: Vec<_> = (0..3).map(|seed| bytes(&step(150 + seed))).collect();
         let held: Vec<_> = (0..3).map(|seed| step(150 + seed)).collect();
@@ -71,12 +59,12 @@ pub fn other_views_are_kept(system: &System) {
             let whole = source();
             let other = view(whole.clone());
             let before = bytes(&other);
-            drop(system.unscale(list_of(whole), 0.5).1.read());
+            drop(system.unscale_one(whole, 0.5));
             assert!(bytes(&other) == before, "{dtype:?}, view {index}");
             // The view is unscaled while the whole is alive.
             let whole = source();
             let before = bytes(&whole);
-            drop(system.unscale(list_of(view(whole.clone())), 0.5).1.read());
+            drop(system.unscale_one(view(whole.clone()), 0.5));
             assert!(bytes(&whole) == before, "{dtype:?}, whole of view {index}");
         }
     }
@@ -89,10 +77,9 @@ pub fn what_was_read_is_kept(system: &System) {
             let tensor: Tensor<1> = random(dtype, 140, [length]);
             let before = bytes(&tensor);
             let read = tensor.clone().into_data();
-            let (products, status) = system.unscale(list_of(tensor), 0.5);
-            status.read();
+            let product = system.unscale_one(tensor, 0.5);
             assert!(*read.as_bytes() == before, "{dtype:?} of {length}");
-            drop(products);
+            drop(product);
         }
     }
 }

@@ -5,16 +5,15 @@ macro_rules! suite {
     ($system:expr) => {
         suite! { $system;
             edges: every_dtype, at_the_edge, after_rounding;
-            histogram: no_values, edges, every_dtype, every_half, many_tensors, other_layouts, large, nothing_is_written;
-            layouts: literal, views, views_of_halves, steps_and_empties, one_memory_twice;
+            histogram: no_values, edges, large;
+            layouts: literal, views, steps_and_empties, one_memory_twice;
             lists: empty_list, empty_tensors, mixed_dtypes, three_hundred, one_row_per_tensor;
             ownership: other_handles_are_kept, other_views_are_kept, held_products_are_kept, what_was_read_is_kept, inspect_keeps, products_are_new_values;
-            ranges: squares_overflow, squares_underflow, far_apart, doubles_out_of_range, overflow_by_scaling,
-                underflow_by_scaling;
+            ranges: squares_out_of_range, doubles_out_of_range, norms_of_the_host;
             repeated: same_bits, same_bits_in_order;
             shapes: ranks, many_dimensions, lengths, chunk_boundaries;
-            sizes: zeros_beyond_24_bits, infinities_beyond_24_bits, non_finite_after_scaling_beyond_24_bits;
-            special: every_dtype, subnormals, all_halves, zero_and_non_finite_factors;
+            sizes: zeros_beyond_24_bits, non_finite_beyond_24_bits;
+            special: every_dtype, all_halves;
             sums: mixed_magnitudes, one_large_then_small;
             vary: random_lists;
         }

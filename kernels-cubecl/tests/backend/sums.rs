@@ -1,7 +1,5 @@
 //! Sums of 10^7 squares, as accurate as one in f64.
 
-use burn_amp_kernels::TensorList;
-
 use crate::{
     create::{Bits, floats},
     host,
@@ -23,10 +21,9 @@ pub fn mixed_magnitudes(system: &System) {
     let wide: Vec<f64> = values.iter().map(|value| f64::from(*value)).collect();
     let norm = host::norm(&wide);
     drop(wide);
-    let mut list = TensorList::new();
-    list.push(floats(values, [2, LENGTH / 2]));
+    let tensor = floats(values, [2, LENGTH / 2]);
     // A power of two: no product is rounded.
-    system.assert_norm(system.unscale(list, 0.125).1.read()[0].norm, norm / 8.0);
+    system.assert_norm(system.unscale_one(tensor, 0.125).1.norm, norm / 8.0);
 }
 
 /// Each small square is less than half a unit in the last place of the large one in f32.
@@ -34,8 +31,7 @@ pub fn one_large_then_small(system: &System) {
     let small = 1e-4f32;
     let mut values = vec![small; LENGTH];
     values[0] = 1.0;
-    let mut list = TensorList::new();
-    list.push(floats(values, [LENGTH]));
+    let row = system.inspect_one(floats(values, [LENGTH]));
     let expected = (1.0 + (LENGTH - 1) as f64 * f64::from(small).powi(2)).sqrt();
-    system.assert_norm(system.inspect(list).read()[0].norm, expected);
+    system.assert_norm(row.norm, expected);
 }

@@ -1,7 +1,7 @@
 //! What is tested: the functions of the crate, and how accurate their norms are.
 
 use burn::tensor::Tensor;
-use burn_amp_kernels::{ExponentHistogram, Status, TensorList};
+use burn_amp_kernels::{ExponentHistogram, Status, TensorList, TensorStatus};
 
 use crate::device;
 
@@ -30,6 +30,11 @@ impl System {
         }
     }
 
+    /// Whether kernels do it, as the device has some.
+    pub fn uses_kernels(&self) -> bool {
+        self.has_kernels && device::has_kernels()
+    }
+
     fn list(&self, mut list: TensorList) -> TensorList {
         if !self.has_kernels {
             list.without_kernels();
@@ -56,6 +61,22 @@ impl System {
         histogram.expect("supported dtypes").read()
     }
 
+    /// What is found in one tensor.
+    pub fn inspect_one<const D: usize>(&self, tensor: Tensor<D>) -> TensorStatus {
+        self.inspect(list_of(tensor)).read()[0]
+    }
+
+    /// The product of one tensor, and what is found in it.
+    pub fn unscale_one<const D: usize>(
+        &self,
+        tensor: Tensor<D>,
+        inverse: f32,
+    ) -> (Tensor<D>, TensorStatus) {
+        let (products, status) = self.unscale(list_of(tensor), inverse);
+        let row = status.read()[0];
+        (products.get::<D>(0), row)
+    }
+
     /// Asserts that a norm is as accurate as this system claims.
     pub fn assert_norm(&self, norm: f64, expected: f64) {
         let error = (norm - expected).abs();
@@ -65,4 +86,11 @@ impl System {
             error / expected
         );
     }
+}
+
+/// A list of one tensor.
+pub fn list_of<const D: usize>(tensor: Tensor<D>) -> TensorList {
+    let mut list = TensorList::new();
+    list.push(tensor);
+    list
 }

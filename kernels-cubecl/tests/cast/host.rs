@@ -120,6 +120,16 @@ pub fn same(a: f32, b: f32) -> bool {
     a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan()
 }
 
+/// Asserts that values have the same bits.
+pub fn assert_same(found: &[f32], expected: &[f32]) {
+    assert_eq!(found.len(), expected.len());
+    let mut both = found.iter().zip(expected);
+    assert!(
+        both.all(|(a, b)| same(*a, *b)),
+        "{found:?}, not {expected:?}"
+    );
+}
+
 /// WGSL lets a device take any subnormal value for zero; the CPU runtime widens those of bf16 to zero.
 fn flushed(value: f32, dtype: FloatDType) -> bool {
     let smallest = match dtype {
@@ -157,23 +167,18 @@ pub fn assert_products(
 /// Every value of 16 bits; for f32, some of those and their neighbours, which are rounded up, down and to even.
 pub fn every_value(dtype: FloatDType) -> Vec<f32> {
     let halves = 0..=u16::MAX;
-    let bits = |wide: f32| wide.to_bits();
     let around = |wide: f32, ulp: u32| {
         let half = ulp / 2;
-        let bits = bits(wide) & !(ulp - 1);
+        let bits = wide.to_bits() & !(ulp - 1);
         [0, 1, half - 1, half, half + 1].map(|more| f32::from_bits(bits.wrapping_add(more)))
     };
     match dtype {
         FloatDType::F16 => halves.map(|bits| f16::from_bits(bits).to_f32()).collect(),
         FloatDType::BF16 => halves.map(|bits| bf16::from_bits(bits).to_f32()).collect(),
         _ => {
-            let f16s = halves
-                .clone()
-                .step_by(13)
-                .flat_map(|bits| around(f16::from_bits(bits).to_f32(), 1 << 13));
-            let bf16s = halves
-                .step_by(17)
-                .flat_map(|bits| around(bf16::from_bits(bits).to_f32(), 1 << 16));
+            let (some, others) = (halves.clone().step_by(13), halves.step_by(17));
+            let f16s = some.flat_map(|bits| around(f16::from_bits(bits).to_f32(), 1 << 13));
+            let bf16s = others.flat_map(|bits| around(bf16::from_bits(bits).to_f32(), 1 << 16));
             f16s.chain(bf16s).collect()
         }
     }

@@ -1,23 +1,18 @@
 //! Random shapes, layouts, values and factors.
 
 use burn::tensor::Tensor;
-use burn_amp_kernels::{Factor, scaled_cast};
+use burn_amp_kernels::scaled_cast;
 use proptest::{
     prelude::*,
     test_runner::{Config, TestRunner},
 };
 
-use crate::host::{assert_products, backward, on_device, pairs, round, tensor, values};
+use crate::host::{
+    assert_products, assert_same, backward, on_device, pairs, round, tensor, values,
+};
 
-#[derive(Clone, Debug)]
-struct Recipe {
-    pair: usize,
-    shape: Vec<usize>,
-    view: usize,
-    factor: f64,
-    ratio: Option<f64>,
-    seed: u64,
-}
+/// Which pair of dtypes, and the seed of the values; the shape; what view of it; the factor, and that which the device has not.
+type Recipe = ((usize, u64), Vec<usize>, usize, (f64, Option<f64>));
 
 fn recipe() -> impl Strategy<Value = Recipe> {
     let shape = prop_oneof![
@@ -34,31 +29,11 @@ fn recipe() -> impl Strategy<Value = Recipe> {
     ];
     let ratio = prop::option::of((-9..=9i32).prop_map(|exponent| 2f64.powi(exponent)));
     (
-        any::<usize>(),
+        (any::<usize>(), any::<u64>()),
         shape,
         0..4usize,
-        factor,
-        ratio,
-        any::<u64>(),
+        (factor, ratio),
     )
-        .prop_map(|(pair, shape, view, factor, ratio, seed)| Recipe {
-            pair,
-            shape,
-            view,
-            factor,
-            ratio,
-            seed,
-        })
-}
-
-impl Recipe {
-    fn factor(&self) -> Factor {
-        let exact = |ratio: &f64| ((self.factor / ratio) as f32).is_normal();
-        match self.ratio.filter(exact) {
-            Some(ratio) => on_device(self.factor, ratio),
-            None => self.factor.into(),
-        }
-    }
 }
 
 /// Bits of f32 that are pseudorandom (S. Vigna, "splitmix64"), one in eight of them any bits.
@@ -79,39 +54,37 @@ fn numbers(mut seed: u64, count: usize) -> Vec<f32> {
     (0..count).map(|_| value(draw())).collect()
 }
 
-fn check<const D: usize>(recipe: &Recipe) {
+fn check<const D: usize>(((pair, seed), shape, view, (factor, ratio)): Recipe) {
     let pairs = pairs();
-    let (from, to) = pairs[recipe.pair % pairs.len()];
-    let shape: [usize; D] = recipe.shape.clone().try_into().expect("rank");
-    let view = |tensor: Tensor<D>| match recipe.view {
+    let (from, to) = pairs[pair % pairs.len()];
+    let shape: [usize; D] = shape.try_into().expect("rank");
+    let exact = |ratio: &f64| ((factor / ratio) as f32).is_normal();
+    let own = match ratio.filter(exact) {
+        Some(ratio) => on_device(factor, ratio),
+        None => factor.into(),
+    };
+    let view = |tensor: Tensor<D>| match view {
         1 => tensor.swap_dims(0, D - 1),
         2 => tensor.flip([D - 1]),
         3 => tensor.narrow(0, shape[0] / 3, shape[0] - shape[0] / 3),
         _ => tensor,
     };
     let all = |seed, dtype| {
-        let numbers = numbers(seed, shape.iter().product());
-        let numbers: Vec<f32> = numbers
-            .into_iter()
-            .map(|value| round(value, dtype))
-            .collect();
+        let numbers = numbers(seed, shape.iter().product()).into_iter();
+        let numbers: Vec<f32> = numbers.map(|value| round(value, dtype)).collect();
         view(tensor::<D>(&numbers, shape, dtype))
     };
     // The fallback multiplies no gradients of values that are not finite.
     let input = view(tensor::<D>(&vec![0.5; shape.iter().product()], shape, from));
-    let gradient = all(!recipe.seed, to);
+    let gradient = all(!seed, to);
     let gradients = values(gradient.clone());
-    let found = backward(input, to, recipe.factor(), gradient);
-    assert_products(&gradients, &values(found), (from, to), recipe.factor);
+    let found = backward(input, to, own.clone(), gradient);
+    assert_products(&gradients, &values(found), (from, to), factor);
 
-    let input = all(recipe.seed, from);
+    let input = all(seed, from);
     let cast = values(input.clone().cast(to));
-    let forward = values(scaled_cast(input.require_grad(), to, recipe.factor()));
-    assert!(
-        cast.iter()
-            .zip(&forward)
-            .all(|(a, b)| crate::host::same(*a, *b))
-    );
+    let forward = values(scaled_cast(input.require_grad(), to, own));
+    assert_same(&forward, &cast);
 }
 
 #[test]
@@ -123,11 +96,11 @@ fn random_casts() {
     };
     TestRunner::new(config)
         .run(&recipe(), |recipe| {
-            match recipe.shape.len() {
-                1 => check::<1>(&recipe),
-                2 => check::<2>(&recipe),
-                3 => check::<3>(&recipe),
-                _ => check::<4>(&recipe),
+            match recipe.1.len() {
+                1 => check::<1>(recipe),
+                2 => check::<2>(recipe),
+                3 => check::<3>(recipe),
+                _ => check::<4>(recipe),
             }
             Ok(())
         })

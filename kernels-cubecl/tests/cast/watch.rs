@@ -8,17 +8,44 @@ use burn_amp_kernels::{
 };
 
 use crate::host::{
-    assert_products, dtypes, has_kernels, narrowest, on_device, pairs, tensor, values,
+    assert_products, assert_same, dtypes, has_kernels, narrowest, on_device, pairs, round, tensor,
+    values,
 };
 
-/// A watch, and what it has been told.
-fn watch() -> (Watch, Arc<Mutex<Vec<Crossing>>>) {
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let there = told.clone();
-    (
-        Watch::new(move |crossing| there.lock().unwrap().push(crossing)),
-        told,
-    )
+/// What a watch has been told.
+#[derive(Clone, Default)]
+struct Told(Arc<Mutex<Vec<Crossing>>>);
+
+impl Told {
+    fn hear(&self) -> impl Fn(Crossing) + Send + Sync + 'static {
+        let there = self.0.clone();
+        move |crossing| there.lock().unwrap().push(crossing)
+    }
+
+    fn take(&self) -> Vec<Crossing> {
+        std::mem::take(&mut *self.0.lock().unwrap())
+    }
+}
+
+fn watch() -> (Watch, Told) {
+    let told = Told::default();
+    (Watch::new(told.hear()), told)
+}
+
+/// The gradient of an input, where `gradients` come to its cast.
+fn grad(
+    inputs: &[f32],
+    gradients: &[f32],
+    (from, to): (FloatDType, FloatDType),
+    factor: impl Into<Factor>,
+    watch: &Watch,
+) -> Vec<f32> {
+    let count = [inputs.len()];
+    let input = tensor::<1>(inputs, count, from).require_grad();
+    let output = watched_cast(input.clone(), to, factor, watch);
+    assert_eq!(output.dtype(), to.into());
+    let grads = (output * tensor(gradients, count, to)).sum().backward();
+    values(input.grad(&grads).unwrap())
 }
 
 /// What crosses where `gradients` meet `inputs`; the gradient must be as it is unwatched.
@@ -29,27 +56,19 @@ fn cross(
     factor: f64,
 ) -> Option<CrossingStatus> {
     let (watch, told) = watch();
-    let count = inputs.len();
-    let input = tensor::<1>(inputs, [count], from).require_grad();
-    let output = watched_cast(input.clone(), to, factor, &watch);
-    let grads = (output * tensor(gradients, [count], to)).sum().backward();
-    let found = values(input.grad(&grads).unwrap());
+    let found = grad(inputs, gradients, (from, to), factor, &watch);
     if inputs.iter().all(|value| value.is_finite()) {
         assert_products(gradients, &found, (from, to), factor);
     }
-    let mut told = std::mem::take(&mut *told.lock().unwrap());
+    let mut told = told.take();
     assert_eq!(told.len(), usize::from(has_kernels()));
     let found = told.pop()?.read().expect("a device that can be read");
-    let finite = gradients.iter().map(|value| f64::from(*value));
-    let squares = finite
-        .filter(|value| value.is_finite())
-        .map(|value| value * value);
+    let finite = gradients.iter().filter(|value| value.is_finite());
+    let squares = finite.map(|value| f64::from(*value).powi(2));
     let norm = squares.sum::<f64>().sqrt() * factor.abs();
-    assert!(
-        (found.norm - norm).abs() <= 1e-5 * norm,
-        "{found:?}, and not {norm}"
-    );
-    assert_eq!(found.elements, count as u64);
+    let error = (found.norm - norm).abs();
+    assert!(error <= 1e-5 * norm, "{found:?}, and not {norm}");
+    assert_eq!(found.elements, inputs.len() as u64);
     Some(CrossingStatus {
         norm: 0.0,
         elements: 0,
@@ -60,83 +79,57 @@ fn cross(
 #[test]
 fn a_watch_alone_changes_nothing_and_measures_both() {
     let (watch, told) = watch();
-    let dtype = narrowest();
-    let input = tensor::<1>(&[1.0, 0.0, f32::INFINITY, -8.0], [4], dtype).require_grad();
-    let output = watched_cast(input.clone(), dtype, 1.0, &watch);
-    assert_eq!(output.dtype(), dtype.into());
+    let dtypes = (narrowest(), narrowest());
+    let inputs = [1.0, 0.0, f32::INFINITY, -8.0];
     let gradients = [0.0, 0.0, f32::NAN, 3.0];
-    let grads = (output * tensor(&gradients, [4], dtype)).sum().backward();
-    let found = values(input.grad(&grads).unwrap());
-    assert_eq!((found[0], found[1], found[3]), (0.0, 0.0, 3.0));
-    assert!(found[2].is_nan());
+    let found = grad(&inputs, &gradients, dtypes, 1.0, &watch);
+    assert_same(&found, &gradients);
 
-    let told = std::mem::take(&mut *told.lock().unwrap());
+    let told = told.take();
     assert_eq!(told.len(), usize::from(has_kernels()));
     for crossing in told {
         let (gradient, value) = crossing.read_measures().expect("a device that can be read");
-        assert_eq!(
-            (
-                gradient.elements,
-                gradient.zeros,
-                gradient.non_finite,
-                gradient.max_abs
-            ),
-            (4, 2, 1, 3.0)
-        );
         let value = value.expect("the tensor was looked at");
-        assert_eq!(
-            (value.elements, value.zeros, value.non_finite, value.max_abs),
-            (4, 1, 1, 8.0)
-        );
+        let [gradient, value] = [gradient, value]
+            .map(|found| (found.elements, found.zeros, found.non_finite, found.max_abs));
+        assert_eq!(gradient, (4, 2, 1, 3.0));
+        assert_eq!(value, (4, 1, 1, 8.0));
     }
 }
 
 #[test]
 fn what_was_found() {
+    let fine = CrossingStatus {
+        output_finite: true,
+        gradient_finite: true,
+        overflow: false,
+        max_abs: 6.0,
+        norm: 0.0,
+        elements: 0,
+    };
+    let inputs = [1.0, -2.0, 0.5, 0.0];
+    let zero = CrossingStatus {
+        max_abs: 0.0,
+        ..fine
+    };
+    // Nothing but the measure is left of the gradient.
+    let mut cases = vec![
+        (inputs, [1.0, -3.0, 0.0, 2.0], 2.0, fine),
+        (inputs, [1.0, -6.0, 0.0, 2.0], 1.0, fine),
+        (inputs, [1.0, -3.0, 0.0, 2.0], -2.0, fine),
+        (inputs, [0.0; 4], 65536.0, zero),
+    ];
+    for bad in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
+        let [mut gradient, mut output] = [fine; 2];
+        (gradient.gradient_finite, output.output_finite) = (false, false);
+        cases.push((inputs, [1.0, bad, 3.0, 0.0], 2.0, gradient));
+        let inputs = [1.0, 2.0, bad, 0.0];
+        cases.push((inputs, [1.0, 2.0, 3.0, 0.0], 2.0, output));
+    }
     for pair in pairs() {
-        let inputs = [1.0, -2.0, 0.5, 0.0];
-        let status =
-            |inputs: &[f32], gradients: &[f32], factor| cross(inputs, gradients, pair, factor);
-        let fine = CrossingStatus {
-            output_finite: true,
-            gradient_finite: true,
-            overflow: false,
-            max_abs: 6.0,
-            norm: 0.0,
-            elements: 0,
-        };
-        let Some(found) = status(&inputs, &[1.0, -3.0, 0.0, 2.0], 2.0) else {
-            assert!(!has_kernels());
-            continue;
-        };
-        assert_eq!(found, fine);
-        // Nothing but the measure is left of it.
-        assert_eq!(status(&inputs, &[1.0, -6.0, 0.0, 2.0], 1.0), Some(fine));
-        assert_eq!(status(&inputs, &[1.0, -3.0, 0.0, 2.0], -2.0), Some(fine));
-        assert_eq!(
-            status(&inputs, &[0.0; 4], 65536.0),
-            Some(CrossingStatus {
-                max_abs: 0.0,
-                ..fine
-            })
-        );
-        for bad in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
-            let found = status(&inputs, &[1.0, bad, 3.0, 0.0], 2.0);
-            assert_eq!(
-                found,
-                Some(CrossingStatus {
-                    gradient_finite: false,
-                    ..fine
-                })
-            );
-            let found = status(&[1.0, 2.0, bad, 0.0], &[1.0, 2.0, 3.0, 0.0], 2.0);
-            assert_eq!(
-                found,
-                Some(CrossingStatus {
-                    output_finite: false,
-                    ..fine
-                })
-            );
+        for (inputs, gradients, factor, expected) in &cases {
+            let found = cross(inputs, gradients, pair, *factor);
+            assert_eq!(found, has_kernels().then_some(*expected), "{gradients:?}");
         }
     }
 }
@@ -144,31 +137,23 @@ fn what_was_found() {
 /// The host learns the factor later, and then knows what it would have known.
 #[test]
 fn a_factor_on_the_device() {
-    for (from, to) in pairs() {
+    for pair in pairs() {
         for (ratio, scale) in [(0.5, 4.0), (2.0, 2f64.powi(20)), (1.0, 1.0)] {
             let gradients = [1.0, -3.0, 0.0, 2.0];
             let (watch, told) = watch();
             let pass = |factor: Factor| {
-                let input = tensor::<1>(&[1.0, -2.0, 0.5, 0.0], [4], from).require_grad();
-                let output = watched_cast(input.clone(), to, factor, &watch);
-                let grads = (output * tensor(&gradients, [4], to)).sum().backward();
-                let found = values(input.grad(&grads).unwrap());
-                assert_products(&gradients, &found, (from, to), ratio * scale);
-                told.lock().unwrap().pop()
+                let found = grad(&[1.0, -2.0, 0.5, 0.0], &gradients, pair, factor, &watch);
+                assert_products(&gradients, &found, pair, ratio * scale);
+                told.take().pop()
             };
-            let known = pass((ratio * scale).into());
-            let later = pass(on_device(ratio * scale, ratio));
+            let known = pass((ratio * scale).into()).map(|crossing| crossing.read());
+            let there = || on_device(ratio * scale, ratio);
+            let later = pass(there());
             assert_eq!(later.is_some(), has_kernels());
-            let known = known.map(|crossing| crossing.read());
-            assert_eq!(
-                later.map(|crossing| Reading::now(Status::default(), vec![crossing])
-                    .wait(scale)
-                    .1[0]),
-                known
-            );
-            let ratio_alone = pass(on_device(ratio * scale, ratio));
-            let found = ratio_alone.and_then(|crossing| crossing.read());
-            assert!(found.is_none_or(|found| found.max_abs == 3.0 * ratio));
+            let reading = later.map(|crossing| Reading::now(Status::default(), vec![crossing]));
+            assert_eq!(reading.map(|reading| reading.wait(scale).1[0]), known);
+            let ratio_alone = pass(there()).and_then(|crossing| crossing.read());
+            assert!(ratio_alone.is_none_or(|found| found.max_abs == 3.0 * ratio));
         }
     }
 }
@@ -176,21 +161,28 @@ fn a_factor_on_the_device() {
 /// What is not asked for is not kept until the backward pass.
 #[test]
 fn the_gradient_alone() {
-    for (from, to) in pairs() {
-        let told = Arc::new(Mutex::new(Vec::new()));
-        let there = told.clone();
-        let watch = Watch::of_gradient(move |crossing| there.lock().unwrap().push(crossing));
-        let input = tensor::<1>(&[1.0, f32::INFINITY, 2.0], [3], from).require_grad();
-        let output = watched_cast(input, to, 2.0, &watch);
-        (output * tensor(&[3.0, 0.0, 4.0], [3], to))
-            .sum()
-            .backward();
-        for crossing in std::mem::take(&mut *told.lock().unwrap()) {
+    for pair in pairs() {
+        let told = Told::default();
+        let watch = Watch::of_gradient(told.hear());
+        grad(
+            &[1.0, f32::INFINITY, 2.0],
+            &[3.0, 0.0, 4.0],
+            pair,
+            2.0,
+            &watch,
+        );
+        for crossing in told.take() {
             let found: CrossingStatus = crossing.read().expect("a device that can be read");
             assert!(found.output_finite && found.gradient_finite && !found.overflow);
             assert_eq!((found.max_abs, found.norm, found.elements), (8.0, 10.0, 3));
         }
     }
+}
+
+fn assert_overflow(gradient: f32, pair: (FloatDType, FloatDType), factor: f64) {
+    let found = cross(&[1.0], &[gradient], pair, factor);
+    let found = found.map(|found| found.overflow);
+    assert_eq!(found, has_kernels().then_some(true), "{gradient:e}");
 }
 
 /// Overflow is said to be where the gradient is infinite and was not.
@@ -206,36 +198,25 @@ fn overflow_is_that_of_the_inputs_dtype() {
             ),
             _ => (&[f32::MAX], &[]),
         };
-        for (gradients, overflow) in [(below, false), (above, true)] {
-            for gradient in gradients {
-                let rounded = crate::host::round(*gradient, to);
-                if rounded != *gradient {
+        let below = below.iter().map(|gradient| (*gradient, false));
+        let gradients = below.chain(above.iter().map(|gradient| (*gradient, true)));
+        for (whole, overflow) in gradients {
+            // Powers of two, which change no bit.
+            for exponent in [-16, -1, 0] {
+                let gradient = whole * power(exponent);
+                if round(whole, to) != whole || round(gradient, to) != gradient {
                     continue;
                 }
-                // Powers of two, which change no bit.
-                for exponent in [-16, -1, 0] {
-                    let factor = 2f64.powi(-exponent);
-                    let gradient = gradient * power(exponent);
-                    if crate::host::round(gradient, to) != gradient {
-                        continue;
-                    }
-                    let found = cross(&[1.0, 1.0], &[gradient, 1.0 / 65536.0], (from, to), factor);
-                    let found = found.map(|found| (found.overflow, found.gradient_finite));
-                    assert_eq!(
-                        found,
-                        has_kernels().then_some((overflow, true)),
-                        "{gradient:e}"
-                    );
-                }
+                let (gradients, factor) = ([gradient, 1.0 / 65536.0], 2f64.powi(-exponent));
+                let found = cross(&[1.0, 1.0], &gradients, (from, to), factor);
+                let found = found.map(|found| (found.overflow, found.gradient_finite));
+                let expected = has_kernels().then_some((overflow, true));
+                assert_eq!(found, expected, "{gradient:e}");
             }
         }
         // Beyond f32 itself.
-        let huge = crate::host::round(1.5 * power(15), to);
-        let found = cross(&[1.0], &[huge], (from, to), 2f64.powi(120));
-        assert_eq!(
-            found.map(|found| found.overflow),
-            has_kernels().then_some(true)
-        );
+        let huge = round(1.5 * power(15), to);
+        assert_overflow(huge, (from, to), 2f64.powi(120));
     }
 }
 
@@ -246,19 +227,14 @@ fn overflow_by_two_roundings() {
     if !dtypes().contains(&f16) {
         return;
     }
-    let factor = 65519.999f64 / 4096.0;
-    let found = cross(&[1.0], &[4096.0], (f16, FloatDType::F32), factor);
-    assert_eq!(
-        found.map(|found| found.overflow),
-        has_kernels().then_some(true)
-    );
+    assert_overflow(4096.0, (f16, FloatDType::F32), 65519.999f64 / 4096.0);
 }
 
 #[test]
 fn told_once_for_each_backward_pass() {
     for (from, to) in pairs() {
         let (watch, told) = watch();
-        let count = || told.lock().unwrap().len();
+        let count = || told.0.lock().unwrap().len();
         let leaf = tensor::<1>(&[1.0, 2.0], [2], from).require_grad();
         for passes in 1..=3 {
             let output = watched_cast(leaf.clone() * 1.5, to, 2.0, &watch);
@@ -283,7 +259,7 @@ fn nothing_is_told_off_the_path() {
     let used = scaled_cast(on, FloatDType::F32, 2.0);
     let detached = watched_cast((leaf() * 2.0).detach(), FloatDType::F32, 2.0, &watch);
     let _grads = (used + unused.detach() + detached).sum().backward();
-    assert!(told.lock().unwrap().is_empty());
+    assert!(told.take().is_empty());
 }
 
 /// Read in any order, and long after the pass: each has its own words.
@@ -300,9 +276,7 @@ fn crossings_are_kept() {
         state = watched_cast(state, FloatDType::F32, 4.0, &watch);
     }
     let _grads = state.sum().backward();
-    let told = std::mem::take(&mut *told.lock().unwrap());
     let largest = |crossing: Crossing| crossing.read().unwrap().max_abs;
-    let mut found: Vec<f64> = told.into_iter().rev().map(largest).collect();
-    found.reverse();
-    assert_eq!(found, [4.0, 2.0, 8.0, 4.0]);
+    let backwards: Vec<f64> = told.take().into_iter().rev().map(largest).collect();
+    assert_eq!(backwards, [4.0, 8.0, 2.0, 4.0]);
 }

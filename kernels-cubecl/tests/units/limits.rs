@@ -10,7 +10,7 @@ use burn_std::{Metadata, Shape, Strides, reader::try_read_sync};
 use super::{
     launch::{Scale, pass},
     memory::Laid,
-    plan::Limits,
+    plan::{Limits, units},
     update::update,
 };
 use crate::{
@@ -63,6 +63,20 @@ fn run(
     let mut products: Vec<Vec<f32>> = results.map(read).collect();
     let status = products.pop().unwrap();
     (products, decode(status.into_iter().map(f64::from)))
+}
+
+/// Where shaders run on the CPU, a cube is one plane: it runs as one vector, and waits for nobody.
+#[test]
+fn in_software_a_cube_is_one_plane() {
+    let Some(device) = device() else { return };
+    let client = upload(vec![0.0], false, &device).client;
+    let hardware = &client.properties().hardware;
+    let limits = Limits::of(&client);
+    let is_software = client.properties().identity.physical.is_none();
+    if is_software && format!("{device:?}").contains("Wgpu") {
+        assert_eq!(limits.units, hardware.plane_size_min);
+        assert_eq!(units(&client, 1024), hardware.plane_size_min);
+    }
 }
 
 #[test]

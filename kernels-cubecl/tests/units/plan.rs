@@ -1,11 +1,24 @@
 use super::*;
+use crate::kernel::update_units;
 
 const LIMITS: Limits = Limits {
     buffers: 56,
     units: 256,
     plane: 32,
     multiprocessors: 132,
+    max_tensors: MAX_TENSORS,
     most: MOST,
+    most_shared: MOST,
+};
+/// lavapipe's.
+const SOFTWARE: Limits = Limits {
+    buffers: 27,
+    units: 8,
+    plane: 1,
+    multiprocessors: MULTIPROCESSORS,
+    max_tensors: MAX_TENSORS_IN_SOFTWARE,
+    most: MOST,
+    most_shared: MOST_SHARED_IN_SOFTWARE,
 };
 
 fn extent(span: usize, vector: usize) -> Extent<usize> {
@@ -20,13 +33,17 @@ fn extent(span: usize, vector: usize) -> Extent<usize> {
 
 /// Every value is in one part, no numbers leave their words, no rows overlap.
 fn check(extents: &[Extent<usize>]) -> Plan {
-    let plan = Plan::new(extents, &LIMITS, 8, 0);
+    check_under(&LIMITS, extents)
+}
+
+fn check_under(limits: &Limits, extents: &[Extent<usize>]) -> Plan {
+    let plan = Plan::new(extents, limits, 8, 0);
     let mut values = vec![0; extents.len()];
     let mut rows = Vec::new();
     for launch in &plan.launches {
         let total: usize = launch.parts.iter().map(|part| part.values).sum();
         assert!(total <= MOST && launch.parts.len() <= launch.slots);
-        assert!((1..=LIMITS.cubes()).contains(&launch.cubes));
+        assert!((1..=limits.cubes()).contains(&launch.cubes));
         let mut start = 0;
         for (index, part) in launch.parts.iter().enumerate() {
             assert_eq!(part.first, values[part.tensor]);
@@ -80,9 +97,27 @@ fn kernels_are_compiled_for_a_few_numbers_of_tensors() {
     assert_eq!(slots, [1, 4, 28]);
 }
 
+/// Where shaders run on the CPU, a branch that no unit takes costs time.
+#[test]
+fn in_software_few_and_small_tensors_share_a_launch() {
+    let tensors = |sizes: &[usize]| {
+        let extents: Vec<_> = sizes.iter().map(|size| extent(*size, 4)).collect();
+        let plan = check_under(&SOFTWARE, &extents);
+        let launches = plan.launches.iter();
+        let tensors = launches.map(|launch| (launch.parts.len(), launch.slots));
+        tensors.collect::<Vec<_>>()
+    };
+    assert_eq!(tensors(&[64; 9]), [(4, 4), (4, 4), (1, 1)]);
+    assert_eq!(tensors(&[1 << 16; 3]), [(1, 1); 3]);
+    assert_eq!(tensors(&[64, 64, 1 << 16, 64]), [(2, 4), (1, 1), (1, 1)]);
+    // A cube's chunk is small, so that there is one for each thread of the CPU.
+    let plan = check_under(&SOFTWARE, &[extent(1 << 24, 4)]);
+    assert_eq!((plan.launches[0].cubes, plan.launches[0].shift), (512, 10));
+}
+
 /// Adam's step, where CUDA has bindings for all: gradient, parameter and two states each.
 #[test]
-fn a_step_over_gpt2_is_six_launches() {
+fn a_step_over_gpt2_is_six_launches_of_cubes_that_do_not_spill() {
     let mut sizes = vec![50_257 * 768, 1024 * 768, 768, 768];
     for _ in 0..12 {
         let (attention, wide) = ([2304 * 768, 2304, 768 * 768, 768], [3072 * 768, 3072]);
@@ -102,6 +137,9 @@ fn a_step_over_gpt2_is_six_launches() {
     };
     let plan = Plan::new(&extents, &limits, 0, 0);
     assert_eq!((extents.len(), plan.launches.len()), (148, 6));
+    // CUDA's compilers keep the addresses of all buffers in registers, of which 65,536 are a cube's.
+    let cubes = [4, 6].map(|buffers| update_units(plan.launches[0].slots * buffers));
+    assert_eq!(cubes, [512, 256]);
     // The row of each is its own.
     let mut rows = Vec::new();
     for launch in &plan.launches {

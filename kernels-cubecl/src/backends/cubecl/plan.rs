@@ -14,6 +14,11 @@ const OTHER_BINDINGS: usize = 4;
 /// Numbers of tensors that kernels are compiled for, below the most: a list may have another length every step.
 const SLOTS: [usize; 2] = [1, 4];
 
+/// Where shaders run on the CPU, a branch that no unit takes costs time too, and each tensor of a launch has its own. So few
+/// tensors share one there, and they are small: values of a launch that several share, at most.
+const MAX_TENSORS_IN_SOFTWARE: usize = 4;
+const MOST_SHARED_IN_SOFTWARE: usize = 1 << 16;
+
 /// Values of a launch at most, so that places in it, in bytes of 16 bits too, and counts of what is in it fit 32 bits.
 pub(super) const MOST: usize = 1 << 31;
 
@@ -36,8 +41,12 @@ pub(super) struct Limits {
     /// Units of a plane, or 1.
     pub(super) plane: u32,
     pub(super) multiprocessors: usize,
+    /// Tensors of a launch.
+    pub(super) max_tensors: usize,
     /// Values of a launch.
     pub(super) most: usize,
+    /// Values of a launch that several tensors share.
+    pub(super) most_shared: usize,
 }
 
 impl Limits {
@@ -48,6 +57,10 @@ impl Limits {
             && hardware.plane_size_min == hardware.plane_size_max;
         let units = units(client, UNITS);
         let multiprocessors = hardware.num_streaming_multiprocessors;
+        let (max_tensors, most_shared) = match is_software(client) {
+            true => (MAX_TENSORS_IN_SOFTWARE, MOST_SHARED_IN_SOFTWARE),
+            false => (MAX_TENSORS, MOST),
+        };
         Self {
             buffers: (hardware.max_bindings as usize).saturating_sub(OTHER_BINDINGS),
             units,
@@ -56,7 +69,9 @@ impl Limits {
                 false => 1,
             },
             multiprocessors: multiprocessors.map_or(MULTIPROCESSORS, |count| count as usize),
+            max_tensors,
             most: MOST,
+            most_shared,
         }
     }
 
@@ -67,14 +82,25 @@ impl Limits {
 
     /// Tensors of a launch that have so many buffers each. Where the device has not enough for one, it will say so.
     fn tensors(&self, buffers: usize) -> usize {
-        (self.buffers / buffers).clamp(1, MAX_TENSORS)
+        (self.buffers / buffers).clamp(1, self.max_tensors)
     }
 }
 
 /// As many units as wanted, or as a cube of the device can have: a power of two, as a reduction halves them.
 pub(super) fn units(client: &Client, wanted: u32) -> u32 {
-    let most = client.properties().hardware.max_units_per_cube.max(1);
-    1 << wanted.min(most).ilog2()
+    let hardware = &client.properties().hardware;
+    // Software runs the units of a plane as one vector, and the planes of a cube in turns from barrier to barrier.
+    let most = match is_software(client) {
+        true => hardware.max_units_per_cube.min(hardware.plane_size_min),
+        false => hardware.max_units_per_cube,
+    };
+    1 << wanted.min(most.max(1)).ilog2()
+}
+
+/// Whether shaders run on the CPU, as with Mesa's lavapipe. CubeCL's own runtime for CPUs has threads for units, and planes of one.
+fn is_software(client: &Client) -> bool {
+    let properties = client.properties();
+    properties.identity.physical.is_none() && properties.hardware.plane_size_min > 1
 }
 
 /// What a plan has to know of a tensor. Tensors of one kind `K` may share a launch.
@@ -230,7 +256,7 @@ fn groups<K: Ord + Copy>(extents: &[Extent<K>], limits: &Limits) -> Vec<Vec<Part
         let fits = groups.last().is_some_and(|group| {
             group.len() < limits.tensors(extent.buffers)
                 && extents[group[0].tensor].kind == extent.kind
-                && values + extent.span <= limits.most
+                && values + extent.span <= limits.most.min(limits.most_shared)
         });
         if !fits {
             values = 0;

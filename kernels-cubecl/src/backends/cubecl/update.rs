@@ -47,6 +47,7 @@ pub(super) fn update(
         let first = &items[launch.parts[0].tensor];
         // In f32, the parameter is the first of what is kept in f32.
         let wide = 1 + usize::from(has_master(first[1].tensor.dtype));
+        let units = kernel::update_units(launch.slots * first.len()).min(limits.units);
         with_float!(first[0].tensor.dtype, G => with_float!(first[1].tensor.dtype, P => {
             // SAFETY: all of a parameter's runs are of one length, which the table has; units beyond neither read nor write.
             // Nobody else holds what is overwritten (`contiguous`). There is a row for each parameter.
@@ -54,7 +55,7 @@ pub(super) fn update(
                 kernel::update_many::launch_unchecked::<G, P>(
                     &client,
                     CubeCount::Static(launch.cubes as u32, 1, 1),
-                    CubeDim::new_1d(limits.units),
+                    CubeDim::new_1d(units),
                     launch.vector,
                     all(0).collect(),
                     (1..wide).flat_map(all).collect(),
@@ -65,7 +66,7 @@ pub(super) fn update(
                     launch.from,
                     launch.shift,
                     rule,
-                    limits.units,
+                    units,
                 );
             }
         }));

@@ -1,14 +1,6 @@
 //! Gradients that were changed after unscaling: what clipping finds in them, and what is stepped on.
 
-use burn::{
-    module::{ModuleMapper, Param},
-    optim::{GradientsParams, SgdConfig},
-    tensor::{DType, Device, Tensor},
-};
-use burn_amp::{
-    AccumulationConfig, GradScaler, GradScalerConfig, GradientClip, ScaledOptimizer, StepOutcome,
-    UnscaledGradients,
-};
+use burn_amp_tests::prelude::*;
 
 use crate::support::Pair;
 
@@ -23,7 +15,9 @@ fn scaler() -> GradScaler {
 fn unscaled(scaler: &GradScaler, model: &Pair, factor: f32) -> UnscaledGradients {
     let scale = scaler.loss_scale();
     let (weight, bias) = (WEIGHT.map(|x| x * factor), BIAS.map(|x| x * factor));
-    scaler.unscale(model.gradients(weight, bias, scale), model)
+    scaler
+        .unscale(model.gradients(weight, bias, scale), model)
+        .unwrap()
 }
 
 fn clips() -> [GradientClip; 3] {
@@ -77,7 +71,7 @@ fn clipping_that_finds_an_overflow_skips_the_step() {
         for grads in spoiled(&scaler(), &model) {
             let (mut scaler, mut optim) = (scaler(), SgdConfig::new().init());
             assert!(!grads.has_overflow());
-            let grads = grads.clip(&clip);
+            let grads = grads.clip(&clip).unwrap();
             assert!(grads.has_overflow());
             assert!(grads.status().overflow_parameter().is_some());
             assert_eq!(grads.status().clipped(), None);
@@ -85,7 +79,7 @@ fn clipping_that_finds_an_overflow_skips_the_step() {
             let model = scaler.step(&mut optim, 1.0, model.clone(), grads);
             assert_eq!(model.values(), [0.0; 10]);
             assert_eq!(scaler.last_outcome(), Some(StepOutcome::Skipped));
-            assert_eq!(scaler.update(), Some(StepOutcome::Skipped));
+            assert_eq!(scaler.update().unwrap(), Some(StepOutcome::Skipped));
             assert_eq!(scaler.loss_scale(), 512.0);
         }
     }
@@ -101,7 +95,7 @@ fn what_clipping_measures_anew_is_in_the_status() {
         (grads().mul_scalar(3.0), 15.0),
         (grads().add(grads(), 1.0), 10.0),
     ] {
-        let grads = grads.clip(&GradientClip::GlobalNorm(1.0));
+        let grads = grads.clip(&GradientClip::GlobalNorm(1.0)).unwrap();
         // Before clipping.
         assert_eq!(grads.status().norm(), norm);
         assert_eq!(grads.status().clip_norms(), [norm]);
@@ -141,7 +135,7 @@ fn a_gradient_of_a_parameter_that_had_none_is_not_stepped_on() {
     let mut scaler = scaler();
     let mut some = model.gradients(WEIGHT, BIAS, 1024.0);
     some.params_mut().remove::<1>(model.bias.id);
-    let mut grads = scaler.unscale(some, &model);
+    let mut grads = scaler.unscale(some, &model).unwrap();
     let put_in = Tensor::<1>::ones([4], &model.bias.device().inner());
     grads.params_mut().register(model.bias.id, put_in);
 
@@ -189,7 +183,9 @@ fn a_sum_has_what_is_known_of_both() {
     let model = Pair::zeros(DType::F32);
     let scaler = scaler();
     let grads = |weight: [f32; 6], bias: [f32; 4]| {
-        scaler.unscale(model.gradients(weight, bias, 1024.0), &model)
+        scaler
+            .unscale(model.gradients(weight, bias, 1024.0), &model)
+            .unwrap()
     };
     let zeros = || grads([0.0; 6], [0.0; 4]);
     let some = || grads([1.0, 0.0, 0.0, 0.0, 0.0, 0.0], [0.0; 4]);
@@ -208,7 +204,7 @@ fn a_sum_has_what_is_known_of_both() {
             true => drop(grads.params_mut().remove::<1>(model.bias.id)),
             false => drop(grads.params_mut().remove::<2>(model.weight.id)),
         }
-        scaler.unscale(grads, &model)
+        scaler.unscale(grads, &model).unwrap()
     };
     let sum = only(true).add(only(false), 1.0);
     let status = sum.status();
@@ -225,11 +221,14 @@ fn a_sum_with_gradients_that_the_scale_has_not_seen_teaches_it() {
     let config = AccumulationConfig::new(1).with_skip_micro_batch(true);
     let mut window = config.init().unwrap();
     let clean = model.gradients(WEIGHT, BIAS, 1024.0);
-    let window = scaler.accumulate(&mut window, clean, &model).unwrap();
+    let window = scaler
+        .accumulate(&mut window, clean, &model)
+        .unwrap()
+        .unwrap();
     let bad = unscaled(&scaler, &model, f32::INFINITY);
     assert!(bad.has_overflow());
     let same = scaler.step(&mut optim, 1.0, model.clone(), window.add(bad, 1.0));
-    scaler.update();
+    scaler.update().unwrap();
     assert_eq!(same.values(), [0.0; 10]);
     assert_eq!(scaler.loss_scale(), 512.0);
 }

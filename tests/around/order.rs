@@ -1,7 +1,6 @@
 //! The order of a step: accumulate (scaled), unscale, test, clip, step or skip, average the weights, update the scale.
 
-use burn::tensor::DType;
-use burn_amp::{EmaConfig, GradientClip};
+use burn_amp_tests::prelude::*;
 
 use crate::support::{Pair, sgd};
 

@@ -1,40 +1,10 @@
-//! What the scaler tells of clipping, dropped micro-batches and discarded gradients.
+//! What the scaler tells of clipping.
 
-use burn::{module::ParamGroup, tensor::DType};
-use burn_amp::{AccumulationConfig, GradientClip, StepOutcome};
+use burn_amp_tests::prelude::*;
 
 use crate::support::{Pair, sgd};
 
 const BAD: [f32; 6] = [f32::NAN; 6];
-
-#[test]
-fn a_discard_shows_at_once() {
-    let mut optim = sgd();
-    let model = Pair::zeros(DType::F32);
-    let grads = optim.unscale(model.gradients(BAD, [1.0; 4], 1024.0), &model);
-    optim.discard(grads);
-    let (scaler, counters) = (optim.scaler(), optim.scaler().counters());
-    assert_eq!((counters.discarded(), counters.steps()), (1, 0));
-    assert_eq!(scaler.loss_scale(), 512.0);
-    assert_eq!(scaler.last_outcome(), Some(StepOutcome::Dropped));
-    optim.discard(model.gradients(BAD, [1.0; 4], 512.0));
-    assert_eq!(optim.scaler().loss_scale(), 512.0);
-    assert_eq!(optim.scaler().counters().discarded(), 2);
-}
-
-#[test]
-fn dropped_micro_batches_are_counted() {
-    let window = AccumulationConfig::new(2).with_skip_micro_batch(true);
-    let mut optim = sgd().with_accumulation(window).unwrap();
-    let mut model = Pair::zeros(DType::F32);
-    for dropped in 1..=2 {
-        let scale = optim.scaler().loss_scale();
-        let grads = model.gradients(BAD, [1.0; 4], scale);
-        model = optim.step(1.0, model, grads);
-        let counters = optim.scaler().counters();
-        assert_eq!((counters.dropped(), counters.steps()), (dropped, 0));
-    }
-}
 
 #[test]
 fn clipping_is_there_with_the_smallest_coefficient() {

@@ -1,15 +1,10 @@
 //! Gradients through the border are those of a scaled loss, divided by the scale: to the last bit.
 
 use burn::{
-    module::{Module, Param, Reparameterization, Reparameterizer},
-    nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig},
-    optim::{GradientsAccumulator, GradientsParams},
-    tensor::{
-        Device, FloatDType, Tensor,
-        activation::{gelu, relu, sigmoid, tanh},
-    },
+    module::{Reparameterization, Reparameterizer},
+    tensor::activation::{gelu, relu},
 };
-use burn_amp::{GradScalerConfig, MixedPrecision, in_f32};
+use burn_amp_tests::prelude::*;
 use proptest::{prelude::*, test_runner::TestRunner};
 use std::cell::Cell;
 
@@ -209,26 +204,44 @@ impl Plan {
     }
 }
 
-/// The bits of the losses, of the gradients of the inputs and of those of the parameters.
+/// The bits of the losses, of the gradients of the inputs, and of those of the parameters, summed.
 type Bits = Vec<Vec<u32>>;
 
-/// Through the border, and Burn's own `backward`.
-fn by_border(net: &Net, plan: &Plan, amp: &MixedPrecision) -> Bits {
-    let net = net.clone().apply_reparameterization(amp.clone());
+/// Losses of some inputs, scaled for their backward pass and with gradients that are unscaled, and the sum of those of the
+/// parameters as they come.
+fn passes<M: Module>(
+    net: &M,
+    plan: &Plan,
+    loss: impl Fn(Tensor<2>) -> Tensor<1>,
+    scale: impl Fn(Tensor<1>) -> Tensor<1>,
+    unscale: impl Fn(Tensor<2>) -> Tensor<2>,
+) -> (Bits, GradientsParams) {
     let (mut found, mut sum) = (Vec::new(), GradientsAccumulator::new());
     for pass in 0..plan.passes {
         let input = plan.input(pass);
-        let output = amp.autocast(input.clone(), |x| {
-            net.body(x, plan, &|x, part| in_f32(x, part))
-        });
-        let loss = net.loss(output, plan);
+        let loss = loss(input.clone());
         found.push(bits(loss.clone()));
-        let grads = loss.backward();
-        found.push(bits(input.grad(&grads).unwrap()));
-        sum.accumulate(&net, GradientsParams::from_grads(grads, &net));
+        let grads = scale(loss).backward();
+        found.push(bits(unscale(input.grad(&grads).unwrap())));
+        sum.accumulate(net, GradientsParams::from_grads(grads, net));
     }
-    found.push(gradient_bits(&sum.grads(), &net));
+    (found, sum.grads())
+}
+
+/// Burn's own `backward`.
+fn unscaled(net: &Net, plan: &Plan, loss: impl Fn(Tensor<2>) -> Tensor<1>) -> Bits {
+    let (mut found, grads) = passes(net, plan, loss, |loss| loss, |grad| grad);
+    found.push(gradient_bits(&grads, net));
     found
+}
+
+/// Through the border.
+fn by_border(net: &Net, plan: &Plan, amp: &MixedPrecision) -> Bits {
+    let net = net.clone().apply_reparameterization(amp.clone());
+    unscaled(&net, plan, |input| {
+        let body = |x| net.body(x, plan, &|x, part| in_f32(x, part));
+        net.loss(amp.autocast(input, body), plan)
+    })
 }
 
 /// The loss times the scale, gradients divided by it.
@@ -242,36 +255,23 @@ fn by_hand(net: &Net, plan: &Plan) -> Bits {
     let net = net.clone().apply_reparameterization(ByHand(plan.dtype));
     let config = GradScalerConfig::new().with_init_scale(two(plan.scale));
     let scaler = config.init().unwrap();
-    let (mut found, mut sum) = (Vec::new(), GradientsAccumulator::new());
-    for pass in 0..plan.passes {
-        let input = plan.input(pass);
+    let loss = |input: Tensor<2>| {
         FULL.set(false);
-        let output = net.body(input.clone().cast(plan.dtype), plan, &full);
+        let output = net.body(input.cast(plan.dtype), plan, &full);
         FULL.set(true);
-        let loss = net.loss(output.cast(FloatDType::F32), plan);
-        found.push(bits(loss.clone()));
-        let grads = scaler.scale(loss).backward();
-        found.push(bits(input.grad(&grads).unwrap() / two(plan.scale)));
-        sum.accumulate(&net, GradientsParams::from_grads(grads, &net));
-    }
-    let grads = scaler.unscale(scaler.scaled(sum.grads()), &net);
+        net.loss(output.cast(FloatDType::F32), plan)
+    };
+    let scale = |loss| scaler.scale(loss);
+    let (mut found, sum) = passes(&net, plan, loss, scale, |grad| grad / two(plan.scale));
+    let grads = scaler.unscale(scaler.scaled(sum).unwrap(), &net).unwrap();
     found.push(gradient_bits(grads.params(), &net));
     found
 }
 
 /// The model as it is, in f32.
 fn plain(net: &Net, plan: &Plan) -> Bits {
-    let mut found = Vec::new();
-    for pass in 0..plan.passes {
-        let input = plan.input(pass);
-        let output = net.body(input.clone(), plan, &|x, part| part(x));
-        let loss = net.loss(output, plan);
-        found.push(bits(loss.clone()));
-        let grads = loss.backward();
-        found.push(bits(input.grad(&grads).unwrap()));
-        found.push(gradient_bits(&GradientsParams::from_grads(grads, net), net));
-    }
-    found
+    let body = |input| net.body(input, plan, &|x, part| part(x));
+    unscaled(net, plan, |input| net.loss(body(input), plan))
 }
 
 /// On a device that compiles a kernel for each shape, few of the cases.
@@ -309,7 +309,12 @@ fn gradients_are_those_of_a_scaled_loss() {
         Ok(())
     });
     result.unwrap_or_else(|error| panic!("{error}"));
-    assert!(2 * telling.get() > all.get(), "{telling:?} of {all:?}");
+    // Of a few cases, as on a device, most may overflow.
+    let few = all.get() < 100;
+    assert!(
+        few || 2 * telling.get() > all.get(),
+        "{telling:?} of {all:?}"
+    );
 }
 
 #[test]
@@ -322,8 +327,7 @@ fn outside_the_scope_the_model_is_the_plain_one() {
         prop_assert_eq!(&plain(&model, &plan), &expected);
 
         let f32 = MixedPrecision::f32();
-        let plan = Plan { passes: 1, ..plan };
-        prop_assert_eq!(by_border(&net, &plan, &f32), &expected[..3]);
+        prop_assert_eq!(by_border(&net, &plan, &f32), expected);
         Ok(())
     });
     result.unwrap_or_else(|error| panic!("{error}"));

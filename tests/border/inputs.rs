@@ -1,10 +1,7 @@
 //! What can go into a scope, and come out of it.
 
-use burn::{
-    nn::{RnnState, lstm::LstmState},
-    tensor::{Bool, DType, Int, Tensor},
-};
-use burn_amp::{CastFloat, cast_fields};
+use burn::nn::RnnState;
+use burn_amp_tests::prelude::*;
 
 use crate::support::{device, halves, scaled, two, values, vector};
 
@@ -75,10 +72,9 @@ fn structures_are_cast_as_a_whole() {
         assert!(none.is_none());
         vec![x.dtype()]
     });
-    through(vec![x(), x()], |list| {
-        list.iter().map(Tensor::dtype).collect()
-    });
-    through([x(), x()], |list| list.iter().map(Tensor::dtype).collect());
+    let both = |list: &[Tensor<1>]| list.iter().map(Tensor::dtype).collect();
+    through(vec![x(), x()], |list| both(list));
+    through([x(), x()], |list| both(list));
     through((x(), (x().unsqueeze::<3>(), [x()])), |(a, (b, [c]))| {
         vec![a.dtype(), b.dtype(), c.dtype()]
     });
@@ -90,9 +86,8 @@ fn structures_are_cast_as_a_whole() {
     through(LstmState::new(two_ranks(), two_ranks()), |state| {
         vec![state.cell.dtype(), state.hidden.dtype()]
     });
-    let state = RnnState {
-        hidden: two_ranks(),
-    };
+    let hidden = two_ranks();
+    let state = RnnState { hidden };
     through(state, |state| vec![state.hidden.dtype()]);
 }
 
@@ -100,12 +95,8 @@ fn structures_are_cast_as_a_whole() {
 fn integers_booleans_and_numbers_stay() {
     let tokens = Tensor::<2, Int>::from_ints([[70_000, 3]], &device());
     let mask = Tensor::<1, Bool>::from_bool([true, false], &device());
-    let input = (
-        vector(&[1.0]),
-        tokens.clone(),
-        mask.clone(),
-        (7usize, 0.1, "x".to_string()),
-    );
+    let others = (7usize, 0.1, "x".to_string());
+    let input = (vector(&[1.0]), tokens.clone(), mask.clone(), others);
     let (_, found, found_mask, rest) = through(input, |(x, ..)| vec![x.dtype()]);
     assert_eq!(found.to_data(), tokens.to_data());
     assert_eq!(found_mask.to_data(), mask.to_data());

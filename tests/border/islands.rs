@@ -1,18 +1,11 @@
 //! Parts in f32, and tensors that a scope captures.
 
-use burn::{
-    module::Module,
-    nn::{
-        Linear, LinearConfig,
-        lstm::{Lstm, LstmConfig, LstmState},
-    },
-    optim::GradientsParams,
-    tensor::{DType, Tensor},
-};
-use burn_amp::{MixedPrecision, in_f32};
+use burn::nn::lstm::{Lstm, LstmConfig};
+use burn_amp_tests::prelude::*;
 
 use crate::support::{
-    Gain, device, f16, fill, gradient, gradient_bits, halves, random, scaled, two, values, vector,
+    Gain, backward, device, f16, fill, gradient, gradient_bits, halves, random, scaled, two,
+    values, vector,
 };
 
 /// Tuples and lists go through as a whole: those of the scope are widened, f32 and f64 ones stay; all come back.
@@ -42,7 +35,7 @@ fn parameters_and_captured_tensors_are_plain() {
     // 1 + 2^-20 is rounded in f16.
     let fine = 1.0 + two(-20) as f32;
     let amp = f16(two(12));
-    let gain = Gain::new(&[fine]).apply_reparameterization(amp.clone());
+    let gain = Gain::at(&[fine], &amp);
     let captured = vector(&[fine]).require_grad();
     let output = amp.autocast(vector(&[1.0]), |x| {
         assert_eq!(values(gain.factor.val()), [1.0]);
@@ -85,35 +78,29 @@ impl Recurrent {
 #[test]
 fn the_states_of_an_lstm() {
     let device = device();
-    let plain = fill(
-        Recurrent {
-            stem: LinearConfig::new(3, 4).init(&device),
-            lstm: LstmConfig::new(4, 4, true).init(&device),
-            head: LinearConfig::new(4, 2).init(&device),
-        },
-        3,
-    );
+    let plain = Recurrent {
+        stem: LinearConfig::new(3, 4).init(&device),
+        lstm: LstmConfig::new(4, 4, true).init(&device),
+        head: LinearConfig::new(4, 2).init(&device),
+    };
+    let plain = fill(plain, 3);
     let gradients = |amp: &MixedPrecision| {
         let model = plain.clone().apply_reparameterization(amp.clone());
         let input = random(1, [2, 3, 3], &device);
         let (output, state) = amp.autocast(input, |x| model.forward(x));
         assert_eq!([state.cell.dtype(), output.dtype()], [DType::F32; 2]);
         let loss = output.square().mean() + (state.cell * state.hidden).sum();
-        let grads = GradientsParams::from_grads((loss * two(-20)).backward(), &model);
-        let bits = gradient_bits(&grads, &model);
+        let bits = gradient_bits(&backward(loss * two(-20), &model), &model);
         bits.into_iter().map(f32::from_bits).collect::<Vec<_>>()
     };
     let expected = gradients(&MixedPrecision::f32());
     let found = gradients(&f16(two(20)));
-    let largest = expected
-        .iter()
-        .fold(0f32, |max, value| max.max(value.abs()));
+    let magnitudes = expected.iter().map(|value| value.abs());
+    let largest = magnitudes.fold(0f32, f32::max);
     assert_eq!(found.len(), expected.len());
     for (found, expected) in found.iter().zip(&expected) {
-        assert!(
-            (found - expected).abs() < 1e-2 * largest,
-            "{found} {expected}"
-        );
+        let error = (found - expected).abs();
+        assert!(error < 1e-2 * largest, "{found} {expected}");
     }
     assert_ne!(found, expected, "nothing was rounded");
 }
@@ -133,15 +120,9 @@ fn captured_tensors_are_taken_in() {
             amp.cast(x) * twice
         });
         let grads = (output * two(-30)).sum().backward();
-        let two_30 = two(-30) as f32;
-        assert_eq!(
-            values(captured.grad(&grads).unwrap()),
-            [two_30, 2.0 * two_30]
-        );
-        assert_eq!(
-            values(input.grad(&grads).unwrap()),
-            [4.0 * two_30, -0.5 * two_30]
-        );
+        let [captured, input] = [captured, input].map(|x| x.grad(&grads).unwrap() * two(30));
+        assert_eq!(values(captured), [1.0, 2.0]);
+        assert_eq!(values(input), [4.0, -0.5]);
     }
 }
 

@@ -2,63 +2,12 @@
 //!
 //! All values are powers of two, so that gradients are exact, unless half precision cannot hold them.
 
-use burn::{
-    module::Module,
-    optim::GradientsParams,
-    tensor::{DType, Tensor},
-};
-use burn_amp::{MixedPrecision, autocast, in_f32};
+use burn_amp_tests::prelude::*;
 
-use crate::support::{Gain, f16, gradient, halves, scaled, two, values, vector};
-
-#[derive(Module, Debug)]
-struct Chain {
-    first: Gain,
-    inner: Gain,
-    last: Gain,
-}
-
-impl Chain {
-    fn new() -> Self {
-        Self {
-            first: Gain::new(&[2.0, -4.0]),
-            inner: Gain::new(&[0.5, 8.0]),
-            last: Gain::new(&[-1.0, 0.25]),
-        }
-    }
-
-    /// `outer` computes the first and the last part, `inner` the one between.
-    fn attach(self, outer: &MixedPrecision, inner: &MixedPrecision) -> Self {
-        Self {
-            first: self.first.apply_reparameterization(outer.clone()),
-            inner: self.inner.apply_reparameterization(inner.clone()),
-            last: self.last.apply_reparameterization(outer.clone()),
-        }
-    }
-
-    /// The gradients of a loss of `weight` times the sum of the outputs: of the input, and of the parts.
-    fn gradients(&self, weight: f64, forward: impl Fn(Tensor<1>) -> Tensor<1>) -> [Vec<f32>; 4] {
-        let input = vector(&[1.0, 2.0]).require_grad();
-        let output = forward(input.clone());
-        assert_eq!(output.dtype(), DType::F32);
-        let grads = (output.sum() * weight).backward();
-        let of_input = values(input.grad(&grads).unwrap());
-        let grads = GradientsParams::from_grads(grads, self);
-        let of = |gain: &Gain| gradient(&grads, gain.factor.id);
-        [of_input, of(&self.first), of(&self.inner), of(&self.last)]
-    }
-
-    fn plain(&self, weight: f64) -> [Vec<f32>; 4] {
-        self.gradients(weight, |x| self.parts(x, |x| self.inner.forward(x)))
-    }
-
-    fn parts(&self, x: Tensor<1>, inner: impl Fn(Tensor<1>) -> Tensor<1>) -> Tensor<1> {
-        self.last.forward(inner(self.first.forward(x)))
-    }
-}
+use crate::support::{Chain, Gradients, f16, halves, logs, scaled, two, values, vector};
 
 /// A model that has its own `autocast`, inside another's.
-fn nested(outer: &MixedPrecision, inner: &MixedPrecision, weight: f64) -> [Vec<f32>; 4] {
+fn nested(outer: &MixedPrecision, inner: &MixedPrecision, weight: f64) -> Gradients {
     let chain = Chain::new().attach(outer, inner);
     let own = |x: Tensor<1>| {
         assert_eq!(x.dtype(), DType::from(outer.dtype()));
@@ -107,9 +56,8 @@ fn four_deep() {
     let (a, b) = (f16(two(12)), f16(two(5)));
     let chain = Chain::new().attach(&a, &b);
     let deep = |x| a.autocast(x, |x| b.autocast(x, |x| chain.inner.forward(x)));
-    let found = chain.gradients(two(-8), |x| {
-        a.autocast(x, |x| chain.parts(x, |x| b.autocast(x, deep)))
-    });
+    let parts = |x| chain.parts(x, |x| b.autocast(x, deep));
+    let found = chain.gradients(two(-8), |x| a.autocast(x, parts));
     assert_eq!(found, Chain::new().plain(two(-8)));
 }
 
@@ -128,10 +76,8 @@ fn f32_in_a_scope_gives_f32_back() {
         })
     });
     let plain = Chain::new();
-    let side = captured();
-    let expected = plain.gradients(two(-8), |x| {
-        plain.parts(x, |x| x * plain.inner.forward(side.clone()))
-    });
+    let times_side = |x| x * plain.inner.forward(captured());
+    let expected = plain.gradients(two(-8), |x| plain.parts(x, times_side));
     assert_eq!(found, expected);
 
     // Of two inputs, one of the outer scope, both go back there.
@@ -165,9 +111,8 @@ fn islands_in_islands_and_scopes_in_islands() {
             output
         };
         for part in [&island as &dyn Fn(Tensor<1>) -> Tensor<1>, &scope] {
-            let found = chain.gradients(two(-8), |x| {
-                amp.autocast(x, |x| chain.parts(x, |x| in_f32(x, part)))
-            });
+            let parts = |x| chain.parts(x, |x| in_f32(x, part));
+            let found = chain.gradients(two(-8), |x| amp.autocast(x, parts));
             assert_eq!(found, expected);
         }
     }
@@ -200,4 +145,19 @@ fn a_bare_autocast_is_that_of_the_scope_around() {
         })
     });
     assert_eq!(found, Chain::new().plain(two(-8)));
+}
+
+/// A program may have forgotten its `MixedPrecision`. One that means f32 says so, and nothing is trained without a graph.
+#[test]
+fn a_bare_autocast_that_trains_in_f32_is_logged_once_a_thread() {
+    let lines = |run: &dyn Fn()| logs("`autocast` trains in f32", run).len();
+    let twice = |x: Tensor<1>| autocast(x, |x| x * 2.0);
+    let tracked = || vector(&[1.0]).require_grad();
+    let meant = || drop(MixedPrecision::f32().autocast(tracked(), twice));
+    let silent = lines(&|| {
+        twice(vector(&[1.0]));
+        meant();
+    });
+    assert_eq!(silent, 0);
+    assert_eq!(lines(&|| drop([twice(tracked()), twice(tracked())])), 1);
 }

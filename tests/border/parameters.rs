@@ -1,52 +1,47 @@
 //! Parameters that are neither f32 nor half precision, and those of low-rank adapters.
 
 use burn::{
-    module::{Lora, Module, Param, QLora, Quantizer},
-    nn::{Linear, LinearConfig},
-    optim::{GradientsParams, SgdConfig},
-    tensor::{
-        DType, Device, FloatDType, Tensor,
-        quantization::{Calibration, QuantScheme, QuantValue},
-    },
+    module::{QLora, Quantizer},
+    tensor::quantization::{Calibration, QuantScheme, QuantValue},
 };
-use burn_amp::{AmpError, ScaledOptimizer, StepOutcome, to_full};
+use burn_amp_tests::prelude::*;
 
-use crate::support::{device, f16, fill, random, two, values};
+use crate::support::{Run, device, f16, fill, random, two, values};
 
-fn linear(device: &Device) -> Linear {
-    fill(LinearConfig::new(4, 4).init(device), 1)
+fn linear(width: usize) -> Linear {
+    let config = LinearConfig::new(width, width).with_bias(false);
+    fill(config.init(&Device::flex().autodiff()), 1)
 }
 
-#[test]
-fn adapters_first_then_mixed_precision_trains_the_factors() {
-    let device = Device::flex().autodiff();
-    let amp = f16(two(12));
-    let mut model = linear(&device)
-        .apply_lora(Lora::new(2, 4.0))
-        .apply_reparameterization(amp.clone());
-    let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp);
-    let base = values(model.weight.base());
-    let input = random(1, [8, 4], &device);
-    let mut losses = Vec::new();
-    for _ in 0..20 {
-        let output = amp.autocast(input.clone(), |x| {
-            let y = model.forward(x);
+impl Run<Linear> {
+    /// A step in which only the two factors of an adapter have gradients; the loss before it.
+    fn step_of_factors(&mut self, input: Tensor<2>) -> f32 {
+        let output = self.amp.autocast(input, |x| {
+            let y = self.model.forward(x);
             assert_eq!(y.dtype(), DType::F16);
             y
         });
         let loss = (output - 0.5).square().mean();
-        losses.push(loss.clone().into_scalar::<f32>());
-        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        let before = loss.clone().into_scalar();
+        let grads = self.gradients(loss);
         assert_eq!(grads.len(), 2);
-        model = optim.step(0.1, model, grads);
-        assert_eq!(optim.scaler().last_outcome(), Some(StepOutcome::Stepped));
+        assert!(!self.step(0.1, grads));
+        before
     }
-    assert!(
-        losses.is_sorted_by(|before, after| before > after),
-        "{losses:?}"
-    );
-    assert_eq!(values(model.weight.base()), base);
-    let adapter = model.weight.adapter().unwrap();
+}
+
+#[test]
+fn adapters_first_then_mixed_precision_trains_the_factors() {
+    let adapted = linear(4).apply_lora(Lora::new(2, 4.0));
+    let base = values(adapted.weight.base());
+    let mut run = Run::new(adapted, f16(two(12)));
+    let input = random(1, [8, 4], &Device::flex().autodiff());
+    let steps = (0..20).map(|_| run.step_of_factors(input.clone()));
+    let losses: Vec<f32> = steps.collect();
+    let falls = losses.is_sorted_by(|before, after| before > after);
+    assert!(falls, "{losses:?}");
+    assert_eq!(values(run.model.weight.base()), base);
+    let adapter = run.model.weight.adapter().unwrap();
     assert_eq!(adapter.a.base().dtype(), DType::F32);
 }
 
@@ -55,16 +50,14 @@ fn adapters_first_then_mixed_precision_trains_the_factors() {
 fn mixed_precision_first_then_adapters_is_refused_and_warned_of() {
     let device = Device::flex().autodiff();
     let amp = f16(two(12));
-    let model = linear(&device)
+    let model = linear(4)
         .apply_reparameterization(amp.clone())
         .apply_lora(Lora::new(2, 4.0));
     let input: Tensor<2> = random(1, [8, 4], &device);
-    let result = amp.check(&model, |m| {
-        amp.autocast(input.clone(), |x| m.forward(x))
-            .square()
-            .mean()
-    });
-    let error = result.unwrap_err();
+    let forward = |m: &Linear| amp.autocast(input.clone(), |x| m.forward(x));
+    let error = amp
+        .check(&model, |m| forward(m).square().mean())
+        .unwrap_err();
     assert_eq!(error, AmpError::NoGradients { gradients: 0 });
     assert!(error.to_string().contains("adapters"), "{error}");
 }
@@ -74,27 +67,23 @@ fn quantizer() -> Quantizer {
     Quantizer::new(Calibration::MinMax, scheme)
 }
 
+/// The values of a weight that is still quantized.
+fn quantized(linear: &Linear) -> Vec<f32> {
+    let base = linear.weight.base();
+    assert!(matches!(base.dtype(), DType::QFloat(_)));
+    values(base.dequantize())
+}
+
 /// The quantized base stays as it is; the factors are f32 and are cast.
 #[test]
 fn a_quantized_base_with_adapters_trains_the_factors() {
-    let device = Device::flex().autodiff();
-    let amp = f16(two(12));
-    let plain: Linear = fill(LinearConfig::new(32, 32).with_bias(false).init(&device), 1);
-    let mut model = plain
-        .apply_qlora(QLora::new(Lora::new(2, 4.0), quantizer()))
-        .apply_reparameterization(amp.clone());
-    assert!(matches!(model.weight.base().dtype(), DType::QFloat(_)));
-    let base = values(model.weight.base().dequantize());
-    let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp);
+    let adapted = linear(32).apply_qlora(QLora::new(Lora::new(2, 4.0), quantizer()));
+    let base = quantized(&adapted);
+    let mut run = Run::new(adapted, f16(two(12)));
     for _ in 0..3 {
-        let output = amp.autocast(random(1, [4, 32], &device), |x| model.forward(x));
-        let grads = GradientsParams::from_grads(output.square().mean().backward(), &model);
-        assert_eq!(grads.len(), 2);
-        model = optim.step(0.1, model, grads);
-        assert_eq!(optim.scaler().last_outcome(), Some(StepOutcome::Stepped));
+        run.step_of_factors(random(1, [4, 32], &Device::flex().autodiff()));
     }
-    assert!(matches!(model.weight.base().dtype(), DType::QFloat(_)));
-    assert_eq!(values(model.weight.base().dequantize()), base);
+    assert_eq!(quantized(&run.model), base);
 }
 
 #[derive(Module, Debug)]
@@ -106,30 +95,26 @@ struct Two {
 /// A frozen, quantized layer before one that is trained.
 #[test]
 fn a_quantized_layer_stays_as_it_is() {
-    let device = Device::flex().autodiff();
-    let amp = f16(two(12));
-    let layer = || -> Linear { fill(LinearConfig::new(32, 32).with_bias(false).init(&device), 1) };
     let model = Two {
-        first: layer().quantize_weights(&mut quantizer()),
-        second: layer(),
+        first: linear(32).quantize_weights(&mut quantizer()),
+        second: linear(32),
     };
-    let mut model = model.apply_reparameterization(amp.clone());
-    assert!(matches!(
-        model.first.weight.base().dtype(),
-        DType::QFloat(_)
-    ));
-    let before = values(model.first.weight.base().dequantize());
-    let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp);
-    let output = amp.autocast(random(1, [4, 32], &device), |x| {
-        model.second.forward(model.first.forward(x))
-    });
-    let grads = GradientsParams::from_grads(output.square().mean().backward(), &model);
-    assert!(grads.get::<2>(model.second.weight.id).is_some());
-    let second = values(model.second.weight.base());
-    model = optim.step(0.1, model, grads);
-    assert_eq!(optim.scaler().last_outcome(), Some(StepOutcome::Stepped));
-    assert_ne!(values(model.second.weight.base()), second);
-    assert_eq!(values(model.first.weight.base().dequantize()), before);
+    let mut run = Run::new(model, f16(two(12)));
+    let (before, second) = (
+        quantized(&run.model.first),
+        values(run.model.second.weight.base()),
+    );
+    let input = random(1, [4, 32], &Device::flex().autodiff());
+    let Two {
+        first,
+        second: last,
+    } = &run.model;
+    let output = run.amp.autocast(input, |x| last.forward(first.forward(x)));
+    let grads = run.gradients(output.square().mean());
+    assert!(grads.get::<2>(run.model.second.weight.id).is_some());
+    assert!(!run.step(0.1, grads));
+    assert_ne!(values(run.model.second.weight.base()), second);
+    assert_eq!(quantized(&run.model.first), before);
 }
 
 /// On devices that have Flex32; Flex has not.

@@ -1,13 +1,8 @@
 //! Parts whose factors move: whose fault an overflow is, what each learns from a step, and that records hold it.
 
-use burn::{
-    module::Module,
-    optim::{GradientsParams, ModuleOptimizer, SgdConfig},
-    tensor::Tensor,
-};
-use burn_amp::{AmpRecord, GradScalerConfig, MixedPrecision, Rescale, ScaledOptimizer, rescaled};
+use burn_amp_tests::prelude::*;
 
-use crate::support::{Gain, f16, logs, parameters, two, vector};
+use crate::support::{Gain, Run, f16, logs, parameters, two, vector};
 
 #[derive(Module, Debug)]
 struct Net {
@@ -15,14 +10,13 @@ struct Net {
     last: Gain,
 }
 
-/// A model with parts, its optimizer, and the loss scale between them.
-struct Run {
-    amp: MixedPrecision,
-    optim: ScaledOptimizer<ModuleOptimizer>,
-    net: Net,
-}
-
 const KEPT: i32 = 10;
+
+fn run() -> Run<Net> {
+    let gain = || Gain::new(&[1.0, 1.0]);
+    let (inner, last) = (gain(), gain());
+    Run::new(Net { inner, last }, f16(two(KEPT)))
+}
 
 /// A part that begins at 2^k.
 fn dynamic(name: &str, k: i32) -> Rescale {
@@ -32,45 +26,39 @@ fn dynamic(name: &str, k: i32) -> Rescale {
     Rescale::dynamic(name).with_scaler(config).unwrap()
 }
 
-impl Run {
-    fn new() -> Self {
-        let amp = f16(two(KEPT));
-        let net = Net {
-            inner: Gain::new(&[1.0, 1.0]),
-            last: Gain::new(&[1.0, 1.0]),
-        };
-        Self {
-            optim: ScaledOptimizer::new(SgdConfig::new().init(), &amp),
-            net: net.apply_reparameterization(amp.clone()),
-            amp,
-        }
+/// The first layer is a part.
+fn one(part: Rescale) -> impl Fn(&Net, Tensor<1>) -> Tensor<1> {
+    move |net, x| {
+        let hidden = rescaled(part.clone(), x, |x| net.inner.forward(x));
+        net.last.forward(hidden)
+    }
+}
+
+impl Run<Net> {
+    fn output(&self, forward: impl Fn(&Net, Tensor<1>) -> Tensor<1>) -> Tensor<1> {
+        let input = vector(&[1.0, 1.0]);
+        self.amp.autocast(input, |x| forward(&self.model, x))
     }
 
-    /// A step with a loss of 2^`weight` times the sum of the outputs. Whether it was skipped, and the exponent of the scale after it.
-    fn step(&mut self, weight: i32, forward: impl Fn(&Net, Tensor<1>) -> Tensor<1>) -> (bool, i32) {
-        let before = parameters(&self.net);
-        let output = self
-            .amp
-            .autocast(vector(&[1.0, 1.0]), |x| forward(&self.net, x));
-        let grads = (output.sum() * two(weight)).backward();
-        let grads = GradientsParams::from_grads(grads, &self.net);
+    /// Whether a step is skipped, and the exponent of the scale after it.
+    fn step_on(&mut self, loss: Tensor<1>) -> (bool, i32) {
+        let before = parameters(&self.model);
         // So small a step that the gradients of the next are the same.
-        self.net = self.optim.step(1e-30, self.net.clone(), grads);
-        assert_eq!(parameters(&self.net), before);
-        let skipped = self.optim.scaler().last_outcome().unwrap().is_skipped();
+        let skipped = self.step(1e-30, self.gradients(loss));
+        assert_eq!(parameters(&self.model), before);
         (skipped, exponent(self.amp.loss_scale()))
     }
 
-    /// The exponents of the parts' factors.
-    fn parts(&self) -> Vec<(String, i32)> {
-        let parts = self.amp.parts().into_iter();
-        parts
-            .map(|(name, factor)| (name, exponent(factor)))
-            .collect()
+    /// A step with a loss of 2^`weight` times the sum of the outputs.
+    fn take(&mut self, weight: i32, forward: impl Fn(&Net, Tensor<1>) -> Tensor<1>) -> (bool, i32) {
+        self.step_on(self.output(forward).sum() * two(weight))
     }
 
-    fn part(&self) -> i32 {
-        self.parts()[0].1
+    /// The exponents of the parts' factors, after their names.
+    fn parts(&self) -> String {
+        let parts = self.amp.parts().into_iter();
+        let parts = parts.map(|(name, factor)| format!("{name} {}", exponent(factor)));
+        parts.collect::<Vec<_>>().join(", ")
     }
 }
 
@@ -83,57 +71,52 @@ fn exponent(scale: f32) -> i32 {
 /// Where the gradient comes to the part, deep in it, and where only that of a parameter does so.
 #[test]
 fn an_overflow_in_a_part_lowers_its_factor_alone() {
-    type Part = fn(&Net, Tensor<1>) -> Tensor<1>;
-    let plain: Part = |net, x| net.inner.forward(x);
-    let deep: Part = |net, x| net.inner.forward(x * two(8)) * two(-8) * two(8) * two(-8);
-    let of_parameter: Part = |net, x| net.inner.forward(x * two(8)) * two(-8);
-    // The gradient that comes is 2^8, and 2^16 is too much.
-    for (index, (part, fits)) in [(plain, 7), (deep, 7), (of_parameter, 7)]
-        .into_iter()
-        .enumerate()
-    {
-        let mut run = Run::new();
+    let parts: [fn(&Net, Tensor<1>) -> Tensor<1>; 3] = [
+        |net, x| net.inner.forward(x),
+        |net, x| net.inner.forward(x * two(8)) * two(-8) * two(8) * two(-8),
+        |net, x| net.inner.forward(x * two(8)) * two(-8),
+    ];
+    for (index, part) in parts.into_iter().enumerate() {
+        let mut run = run();
         let forward = |net: &Net, x: Tensor<1>| {
             let hidden = rescaled(dynamic("inner", 11), x, |x| part(net, x));
             net.last.forward(hidden)
         };
-        for k in (fits..11).rev() {
-            assert_eq!(run.step(-2, forward), (true, KEPT), "case {index}");
-            assert_eq!(run.parts(), [("inner".to_string(), k)]);
+        // The gradient that comes is 2^8, and 2^16 is too much.
+        for k in [10, 9, 8, 7] {
+            assert_eq!(run.take(-2, forward), (true, KEPT), "part {index}");
+            assert_eq!(run.parts(), format!("inner {k}"));
         }
-        assert_eq!(run.step(-2, forward), (false, KEPT));
-        assert_eq!(run.part(), fits);
-        assert_eq!(run.optim.scaler().counters().skipped(), 4);
+        assert_eq!(run.take(-2, forward), (false, KEPT));
+        assert_eq!(
+            (run.parts().as_str(), run.counters().skipped()),
+            ("inner 7", 4)
+        );
     }
 }
 
 /// Before it comes to the part, or in the loss: the factor is not to blame.
 #[test]
 fn an_overflow_outside_leaves_the_part() {
-    let forward = |net: &Net, x: Tensor<1>| {
-        let hidden = rescaled(dynamic("inner", 3), x, |x| net.inner.forward(x));
-        net.last.forward(hidden)
-    };
-    let mut run = Run::new();
-    assert_eq!(run.step(8, forward), (true, KEPT - 1));
-    assert_eq!(run.part(), 3);
+    let forward = one(dynamic("inner", 3));
+    let mut run = self::run();
+    assert_eq!(run.take(8, &forward), (true, KEPT - 1));
+    assert_eq!(run.parts(), "inner 3");
     // In the parameter of the last part.
     let late = |net: &Net, x: Tensor<1>| {
         let hidden = rescaled(dynamic("inner", 3), x, |x| net.inner.forward(x) * two(12));
         net.last.forward(hidden) * two(-6)
     };
-    assert_eq!(run.step(1, late), (true, KEPT - 2));
-    assert_eq!(run.part(), 3);
+    assert_eq!(run.take(1, late), (true, KEPT - 2));
+    assert_eq!(run.parts(), "inner 3");
     // In the loss.
-    let mut run = Run::new();
-    let output = run
-        .amp
-        .autocast(vector(&[1.0, 1.0]), |x| forward(&run.net, x));
-    let grads = (output * f32::NAN).sum().backward();
-    let grads = GradientsParams::from_grads(grads, &run.net);
-    run.net = run.optim.step(1e-30, run.net.clone(), grads);
-    assert_eq!(run.optim.scaler().counters().bad_losses(), 1);
-    assert_eq!((run.part(), exponent(run.amp.loss_scale())), (3, KEPT));
+    let mut run = self::run();
+    let loss = (run.output(&forward) * f32::NAN).sum();
+    assert_eq!(run.step_on(loss), (true, KEPT));
+    assert_eq!(
+        (run.parts().as_str(), run.counters().bad_losses()),
+        ("inner 3", 1)
+    );
 }
 
 #[test]
@@ -141,88 +124,72 @@ fn of_nested_parts_the_first_is_to_blame() {
     let forward = |outer: i32, inner: i32| {
         move |net: &Net, x: Tensor<1>| {
             rescaled(dynamic("outer", outer), x, |x| {
-                let hidden = rescaled(dynamic("inner", inner), x, |x| net.inner.forward(x));
-                net.last.forward(hidden)
+                one(dynamic("inner", inner))(net, x)
             })
         }
     };
-    let named = |inner, outer| [("inner".to_string(), inner), ("outer".to_string(), outer)];
     // The gradient that comes is 2^10.
-    let mut run = Run::new();
-    assert_eq!(run.step(0, forward(7, 1)), (true, KEPT));
-    assert_eq!(run.parts(), named(1, 6));
-    let mut run = Run::new();
-    assert_eq!(run.step(0, forward(2, 5)), (true, KEPT));
-    assert_eq!(run.parts(), named(4, 2));
-    assert_eq!(run.step(0, forward(2, 5)), (true, KEPT));
-    assert_eq!(run.step(0, forward(2, 5)), (false, KEPT));
-    assert_eq!(run.parts(), named(3, 2));
+    let mut run = self::run();
+    assert_eq!(run.take(0, forward(7, 1)), (true, KEPT));
+    assert_eq!(run.parts(), "inner 1, outer 6");
+    let mut run = self::run();
+    for (skipped, parts) in [
+        (true, "inner 4, outer 2"),
+        (true, "inner 3, outer 2"),
+        (false, "inner 3, outer 2"),
+    ] {
+        assert_eq!(run.take(0, forward(2, 5)), (skipped, KEPT));
+        assert_eq!(run.parts(), parts);
+    }
 }
 
 /// In f32, a part is that of the scope that opens inside.
 #[test]
 fn a_scope_in_a_part() {
-    let mut run = Run::new();
-    for (skipped, k) in [(true, 6), (true, 5), (false, 5)] {
-        let input = vector(&[1.0, 1.0]);
-        let output = rescaled(dynamic("all", 7), input, |x| {
-            run.amp
-                .autocast(x, |x| run.net.last.forward(run.net.inner.forward(x)))
+    let mut run = run();
+    for (skipped, parts) in [(true, "all 6"), (true, "all 5"), (false, "all 5")] {
+        let output = rescaled(dynamic("all", 7), vector(&[1.0, 1.0]), |x| {
+            let forward = |x| run.model.last.forward(run.model.inner.forward(x));
+            run.amp.autocast(x, forward)
         });
-        let grads = GradientsParams::from_grads(output.sum().backward(), &run.net);
-        run.net = run.optim.step(1e-30, run.net.clone(), grads);
-        assert_eq!(
-            run.optim.scaler().last_outcome().unwrap().is_skipped(),
-            skipped
-        );
-        assert_eq!((run.part(), exponent(run.amp.loss_scale())), (k, KEPT));
+        assert_eq!(run.step_on(output.sum()), (skipped, KEPT));
+        assert_eq!(run.parts(), parts);
     }
 }
 
 #[test]
 fn clean_steps_let_those_grow_that_were_opened() {
-    let both = |net: &Net, x: Tensor<1>| {
-        let hidden = rescaled(dynamic("a", 0), x, |x| net.inner.forward(x));
-        rescaled(dynamic("b", 0), hidden, |x| net.last.forward(x))
+    let both = |lift: i32| {
+        move |net: &Net, x: Tensor<1>| {
+            let hidden = rescaled(dynamic("a", 0), x, |x| net.inner.forward(x));
+            let last = |x| net.last.forward(x) * two(lift);
+            rescaled(dynamic("b", 0), hidden, last) * two(-lift)
+        }
     };
-    let one = |net: &Net, x: Tensor<1>| {
-        let hidden = rescaled(dynamic("a", 0), x, |x| net.inner.forward(x));
-        net.last.forward(hidden)
-    };
-    let mut run = Run::new();
+    let mut run = run();
     for step in 1..=6 {
         let (skipped, _) = match step % 2 {
-            0 => run.step(-4, both),
-            _ => run.step(-4, one),
+            0 => run.take(-4, both(0)),
+            _ => run.take(-4, one(dynamic("a", 0))),
         };
         assert!(!skipped);
     }
-    assert_eq!(run.parts(), [("a".to_string(), 2), ("b".to_string(), 1)]);
+    assert_eq!(run.parts(), "a 2, b 1");
     // One overflow, and the other part waits.
-    let high = |net: &Net, x: Tensor<1>| {
-        let hidden = rescaled(dynamic("a", 0), x, |x| net.inner.forward(x));
-        rescaled(dynamic("b", 0), hidden, |x| net.last.forward(x) * two(10)) * two(-10)
-    };
-    assert_eq!(run.step(5, high), (true, KEPT));
-    assert_eq!(run.parts(), [("a".to_string(), 2), ("b".to_string(), 0)]);
+    assert_eq!(run.take(5, both(10)), (true, KEPT));
+    assert_eq!(run.parts(), "a 2, b 0");
     run.optim.scaler_mut().reset();
-    assert_eq!(run.parts(), [("a".to_string(), 0), ("b".to_string(), 0)]);
+    assert_eq!(run.parts(), "a 0, b 0");
 }
 
 /// The loss scale backs off in place of a factor that cannot.
 #[test]
 fn a_part_at_its_floor() {
-    let config = GradScalerConfig::new()
-        .with_init_scale(4.0)
-        .with_min_scale(Some(4.0));
-    let part = Rescale::dynamic("inner").with_scaler(config).unwrap();
-    let mut run = Run::new();
-    let forward = |net: &Net, x: Tensor<1>| {
-        let hidden = rescaled(part.clone(), x, |x| net.inner.forward(x));
-        net.last.forward(hidden)
-    };
-    assert_eq!(run.step(5, forward), (true, KEPT - 1));
-    assert_eq!(run.part(), 2);
+    let config = GradScalerConfig::new().with_init_scale(4.0);
+    let part = Rescale::dynamic("inner").with_scaler(config.with_min_scale(Some(4.0)));
+    let mut run = run();
+    assert_eq!(run.take(5, one(part.unwrap())), (true, KEPT - 1));
+    assert_eq!(run.parts(), "inner 2");
 }
 
 /// 6e-8 / (0.00125 * deviation), rounded down to a power of two.
@@ -234,38 +201,21 @@ fn adaloss_lifts_small_gradients() {
             .with_max_scale(Some(limit));
         Rescale::adaloss("inner").with_scaler(config).unwrap()
     };
-    let with = |part: Rescale| {
-        move |net: &Net, x: Tensor<1>| {
-            let hidden = rescaled(part.clone(), x, |x| net.inner.forward(x));
-            net.last.forward(hidden)
-        }
-    };
+    let plain = || Rescale::adaloss("inner");
+    let share = |share: f64| plain().with_statistics(share, 8.0).unwrap();
     for (part, weight, expected) in [
-        (Rescale::adaloss("inner"), -20, 4),
+        (plain(), -20, 4),
         (adaloss(64.0), -20, 5),
         (adaloss(1024.0), -22, 7),
-        (Rescale::adaloss("inner"), -16, 1),
-        (Rescale::adaloss("inner"), -4, 0),
+        (plain(), -16, 1),
+        (plain(), -4, 0),
         // Nested in another factor, up to 1024 in all, and here up to 8.
-        (
-            Rescale::adaloss("inner")
-                .with_statistics(1e-3, 8.0)
-                .unwrap(),
-            -20,
-            3,
-        ),
-        (
-            Rescale::adaloss("inner")
-                .with_statistics(1e-2, 8.0)
-                .unwrap(),
-            -20,
-            2,
-        ),
+        (share(1e-3), -20, 3),
+        (share(1e-2), -20, 2),
     ] {
-        let mut run = Run::new();
-        let forward = with(part);
-        assert_eq!(run.step(weight - KEPT, &forward), (false, KEPT));
-        assert_eq!(run.part(), expected, "{weight}");
+        let mut run = run();
+        assert_eq!(run.take(weight - KEPT, one(part)), (false, KEPT));
+        assert_eq!(run.parts(), format!("inner {expected}"), "{weight}");
     }
 }
 
@@ -283,14 +233,14 @@ fn adaloss_backs_off_and_comes_back() {
             |x: Tensor<1>| net.inner.forward(x * two(-12) * two(-12)) * two(15) * two(15) * 2.0;
         net.last.forward(rescaled(adaloss.clone(), x, part))
     };
-    let mut run = Run::new();
-    let cycle = [(true, 1), (false, 1), (false, 2)];
-    let expected = [(false, 2)].into_iter().chain(cycle).chain(cycle);
-    for (step, expected) in expected.enumerate() {
-        let (skipped, scale) = run.step(-17 - KEPT, forward);
+    let mut run = run();
+    let cycle = [(true, "inner 1"), (false, "inner 1"), (false, "inner 2")];
+    let expected = [cycle[2]].into_iter().chain(cycle).chain(cycle);
+    for (step, (skipped, parts)) in expected.enumerate() {
+        let found = run.take(-17 - KEPT, forward);
         assert_eq!(
-            ((skipped, run.part()), scale),
-            (expected, KEPT),
+            (found, run.parts().as_str()),
+            ((skipped, KEPT), parts),
             "step {step}"
         );
     }
@@ -304,40 +254,36 @@ fn records_hold_the_parts() {
         rescaled(dynamic("b", 4), hidden, |x| net.last.forward(x))
     };
     let weight = |step: i32| if step % 4 == 1 { 4 } else { -25 };
-    let mut whole = Run::new();
-    let mut seen = Vec::new();
-    for step in 0..12 {
-        seen.push((whole.step(weight(step), forward), whole.parts()));
-    }
+    let steps = |run: &mut Run<Net>, steps: std::ops::Range<i32>| -> Vec<_> {
+        let step = |step| (run.take(weight(step), forward), run.parts());
+        steps.map(step).collect()
+    };
+    let seen = steps(&mut run(), 0..12);
     assert!(seen.iter().any(|((skipped, _), _)| *skipped));
     for stop in 1..12 {
-        let mut run = Run::new();
-        for step in 0..stop {
-            run.step(weight(step), forward);
-        }
+        let mut run = self::run();
+        steps(&mut run, 0..stop);
         let bytes = run.optim.to_record().into_bytes().unwrap();
         let record = AmpRecord::from_bytes(bytes).unwrap();
         assert!(format!("{record:?}").contains("\"b\""), "{record:?}");
-        let mut resumed = Run::new();
-        resumed.optim.load_record(record);
+        let mut resumed = self::run();
+        resumed.optim.load_record(record).unwrap();
         assert_eq!(resumed.parts(), run.parts());
-        for step in stop..12 {
-            let found = (resumed.step(weight(step), forward), resumed.parts());
-            assert_eq!(found, seen[step as usize], "stopped at {stop}, step {step}");
-        }
+        let found = steps(&mut resumed, stop..12);
+        assert_eq!(found, seen[stop as usize..], "stopped at {stop}");
     }
 }
 
 #[test]
 fn other_settings_of_one_name_are_warned_of() {
-    let mut run = Run::new();
-    let lines = logs("part `twice` is opened with other settings", || {
-        run.step(-4, |net, x| {
-            let hidden = rescaled(dynamic("twice", 2), x, |x| net.inner.forward(x));
-            rescaled(dynamic("twice", 3), hidden, |x| net.last.forward(x))
-        });
-    });
+    let mut run = run();
+    let forward = |net: &Net, x| {
+        let hidden = rescaled(dynamic("twice", 2), x, |x| net.inner.forward(x));
+        rescaled(dynamic("twice", 3), hidden, |x| net.last.forward(x))
+    };
+    let warning = "part `twice` is opened with other settings";
+    let lines = logs(warning, || assert!(!run.take(-4, forward).0));
     assert_eq!(lines.len(), 1, "{lines:?}");
-    assert_eq!(run.parts(), [("twice".to_string(), 2)]);
+    assert_eq!(run.parts(), "twice 2");
     assert!(format!("{:?}", run.amp).contains("(\"twice\", 4.0)"));
 }

@@ -1,30 +1,21 @@
 //! What a scope refuses, and that it closes whatever happens inside.
 
-use burn::{
-    module::{Lora, Module},
-    nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig},
-    optim::{GradientsParams, SgdConfig},
-    tensor::{DType, FloatDType, Tensor},
-};
-use burn_amp::{AmpError, MixedPrecision, ScaledOptimizer, in_f32, to_half};
+use burn_amp_tests::{prelude::*, says};
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 
 use crate::support::{
-    Gain, device, f16, fill, gradient, panic_message, random, two, values, vector,
+    Gain, Run, backward, device, f16, fill, gradient, panic_message, random, two, values, vector,
 };
 
-/// An error whose message has these parts, as an error and as a panic.
-fn refused(
-    run: impl Fn() -> Result<(), AmpError>,
-    panics: impl FnOnce(),
-    parts: &[&str],
+/// The error of a scope in f16, which is a panic's message, too.
+fn refused<I: CastFloat, R: CastFloat>(
+    amp: &MixedPrecision,
+    input: impl Fn() -> I,
+    forward: impl Fn(I) -> R,
 ) -> AmpError {
-    let error = run().unwrap_err();
-    let message = error.to_string();
-    for part in parts {
-        assert!(message.contains(part), "{message}");
-    }
-    assert_eq!(panic_message(panics), message);
+    let error = amp.try_autocast(input(), &forward).map(drop).unwrap_err();
+    let message = panic_message(|| drop(amp.autocast(input(), &forward)));
+    assert_eq!(message, error.to_string());
     error
 }
 
@@ -32,38 +23,26 @@ fn refused(
 #[test]
 fn half_precision_that_requires_gradients_and_comes_from_outside() {
     let amp = f16(two(12));
-    let half = || vector(&[1.0]).cast(FloatDType::F16).require_grad();
+    let one = || vector(&[1.0]);
+    let half = || one().cast(FloatDType::F16).require_grad();
+    let expected = AmpError::HalfPrecisionInput { dtype: DType::F16 };
     let parts = [
         "F16",
         "`autocast` from outside",
         "pass it in f32, or compute it inside",
     ];
-    let expected = AmpError::HalfPrecisionInput { dtype: DType::F16 };
-
-    let error = refused(
-        || amp.try_autocast(half(), |x| x).map(drop),
-        || drop(amp.autocast(half(), |x| x)),
-        &parts,
-    );
-    assert_eq!(error, expected);
+    says(&expected, parts);
+    assert_eq!(refused(&amp, half, |x| x), expected);
     // In a structure, behind a tensor that is fine.
-    let input = (vector(&[1.0]), Some(vec![half()]));
-    let error = amp
-        .try_autocast(input, |input| input)
-        .map(drop)
-        .unwrap_err();
-    assert_eq!(error, expected);
+    let input = || (one(), Some(vec![half()]));
+    assert_eq!(refused(&amp, input, |input| input), expected);
     // One that is computed from f32 is as bad: it crosses in f16.
-    let computed = vector(&[1.0]).require_grad().cast(FloatDType::F16);
-    assert_eq!(
-        amp.try_autocast(computed, |x| x).map(drop).unwrap_err(),
-        expected
-    );
+    let computed = || one().require_grad().cast(FloatDType::F16);
+    assert_eq!(refused(&amp, computed, |x| x), expected);
     // bf16 that a scope in f16 takes in later.
-    let bf16 = vector(&[1.0]).cast(FloatDType::BF16).require_grad();
-    let error = amp.try_autocast(vector(&[1.0]), |x| x + amp.cast(bf16));
+    let bf16 = one().cast(FloatDType::BF16).require_grad();
     let expected = AmpError::HalfPrecisionInput { dtype: DType::BF16 };
-    assert_eq!(error.map(drop).unwrap_err(), expected);
+    assert_eq!(refused(&amp, one, |x| x + amp.cast(bf16.clone())), expected);
 
     // Without gradients it is welcome, as data.
     let data = vector(&[1.5]).cast(FloatDType::F16);
@@ -76,21 +55,15 @@ fn half_precision_parameters_that_require_gradients() {
     let gain = to_half(Gain::new(&[2.0]), FloatDType::F16, &[]);
     let gain = gain.apply_reparameterization(amp.clone());
     let input = || vector(&[1.0]);
-    let error = refused(
-        || amp.try_autocast(input(), |x| gain.forward(x)).map(drop),
-        || drop(amp.autocast(input(), |x| gain.forward(x))),
-        &[
-            "`factor` is F16",
-            "`to_full(model)`",
-            "`GradScaler`",
-            "`MasterWeights`",
-        ],
-    );
+    let error = refused(&amp, input, |x| gain.forward(x));
     let expected = AmpError::HalfPrecisionLeaf {
         parameter: "factor".to_string(),
         dtype: DType::F16,
     };
     assert_eq!(error, expected);
+    let ways = ["`to_full(model)`", "`GradScaler`", "`MasterWeights`"];
+    says(&error, ways);
+    says(&error, ["`factor` is F16"]);
     // Frozen, or of a model that is not trained, it is data.
     for gain in [gain.clone().no_grad(), gain.valid()] {
         let x = amp.autocast(input(), |x| x);
@@ -101,33 +74,23 @@ fn half_precision_parameters_that_require_gradients() {
 /// It would get the loss scale times its gradient.
 #[test]
 fn full_precision_that_requires_gradients_and_is_returned() {
-    let amp = f16(two(12));
-    let captured = || vector(&[1.0]).require_grad();
-    let error = refused(
-        || amp.try_autocast(vector(&[1.0]), |_| captured()).map(drop),
-        || drop(amp.autocast(vector(&[1.0]), |x| (x, captured()))),
-        &[
-            "returns a F32 tensor",
-            "Return the half-precision tensor",
-            "outside",
-            "`in_f32`",
-        ],
+    let (amp, one) = (f16(two(12)), || vector(&[1.0]));
+    let captured = || one().require_grad();
+    let expected = AmpError::CapturedOutput { dtype: DType::F32 };
+    says(
+        &expected,
+        ["returns a F32 tensor", "Return the half-precision tensor"],
     );
-    assert_eq!(error, AmpError::CapturedOutput { dtype: DType::F32 });
+    says(&expected, ["outside", "`in_f32`"]);
+    assert_eq!(refused(&amp, one, |_| captured()), expected);
+    assert_eq!(refused(&amp, one, |x| (x, captured())), expected);
     // A loss that is widened by hand.
-    let gain = Gain::new(&[2.0]).apply_reparameterization(amp.clone());
-    let error = amp.try_autocast(vector(&[1.0]), |x| {
-        gain.forward(x).cast(FloatDType::F32).sum()
-    });
-    assert_eq!(
-        error.map(drop).unwrap_err(),
-        AmpError::CapturedOutput { dtype: DType::F32 }
-    );
+    let gain = Gain::at(&[2.0], &amp);
+    let widened = |x| gain.forward(x).cast(FloatDType::F32).sum();
+    assert_eq!(refused(&amp, one, widened), expected);
     // Without gradients: a mask, statistics.
-    assert_eq!(
-        values(amp.autocast(vector(&[1.0]), |_| vector(&[1e6]))),
-        [1e6]
-    );
+    let output = amp.autocast(one(), |_| vector(&[1e6]));
+    assert_eq!(values(output), [1e6]);
 }
 
 #[test]
@@ -151,11 +114,13 @@ fn a_low_rank_adapter_over_a_base_that_trains() {
     let linear: Linear = fill(LinearConfig::new(3, 3).with_bias(false).init(&device), 1);
     let adapted = linear.apply_lora(Lora::new(2, 4.0));
     let step = |model: Linear| {
-        let amp = f16(two(12));
-        let model = model.apply_reparameterization(amp.clone());
-        let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp);
+        let Run {
+            amp,
+            mut optim,
+            model,
+        } = Run::new(model, f16(two(12)));
         let output = amp.autocast(random(1, [2, 3], &device), |x| model.forward(x));
-        let grads = GradientsParams::from_grads(output.square().mean().backward(), &model);
+        let grads = backward(output.square().mean(), &model);
         optim.try_step(0.1, model, grads).map(|_| optim)
     };
     // Over a frozen base it trains.
@@ -187,7 +152,7 @@ fn assert_closed(amp: &MixedPrecision, gain: &Gain) {
     assert_eq!(debug, "Scope { side: None }");
     let input = vector(&[1.0]).require_grad();
     let output = amp.autocast(input, |x| gain.forward(x));
-    let grads = GradientsParams::from_grads(output.sum().backward(), gain);
+    let grads = backward(output.sum(), gain);
     assert_eq!(gradient(&grads, gain.factor.id), [1.0]);
 }
 
@@ -203,30 +168,24 @@ fn dtypes_that_clash() {
     let input = || random::<2>(1, [4, 3], &device);
     let clash = |forward: &dyn Fn(Tensor<2>) -> Tensor<2>| {
         let error = amp.try_autocast(input(), forward).map(drop).unwrap_err();
-        let AmpError::DTypeClash {
-            dtype, parameter, ..
-        } = &error
-        else {
-            panic!("{error:?}");
-        };
-        assert_eq!(*dtype, DType::F16);
-        (parameter.clone(), error.to_string())
+        let message = error.to_string();
+        match error {
+            AmpError::DTypeClash {
+                dtype: DType::F16,
+                parameter,
+                ..
+            } => (parameter, message),
+            other => panic!("{other:?}"),
+        }
     };
     let (parameter, message) = clash(&|x| net.norm.forward(net.stem.forward(x)));
     assert!(parameter.unwrap().starts_with("norm."), "{message}");
-    let parts = [
-        "dtype",
-        "in_f32(x, |x| layer.forward(x))",
-        "amp.cast(tensor)",
-    ];
-    let more = [
-        "Scope::enter",
-        "apply_reparameterization(amp.clone())",
-        "F16",
-    ];
-    for part in parts.iter().chain(&more) {
-        assert!(message.contains(part), "{message}");
-    }
+    says(
+        &message,
+        ["dtype", "F16", "amp.cast(tensor)", "Scope::enter"],
+    );
+    says(&message, ["in_f32(x, |x| layer.forward(x))"]);
+    says(&message, ["apply_reparameterization(amp.clone())"]);
     // A captured tensor, after the last layer.
     let captured = input();
     let (parameter, _) = clash(&|x| net.stem.forward(x) + captured.clone());
@@ -239,15 +198,12 @@ fn dtypes_that_clash() {
         assert_eq!(parameter, None, "{message}");
     }
     // A thread of a pool that is not in the scope.
-    let pool = rayon::ThreadPoolBuilder::new()
-        .num_threads(1)
-        .build()
-        .unwrap();
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build();
+    let pool = pool.unwrap();
     let (_, message) = clash(&|x| pool.install(|| net.stem.forward(x)));
     assert!(message.contains("Scope::enter"), "{message}");
 
-    let gain = Gain::new(&[2.0]).apply_reparameterization(amp.clone());
-    assert_closed(&amp, &gain);
+    assert_closed(&amp, &Gain::at(&[2.0], &amp));
 }
 
 /// A scope in a scope says its own error, not that dtypes clash around it.
@@ -273,7 +229,7 @@ fn an_error_in_an_inner_scope() {
 #[test]
 fn other_panics_come_through_unchanged_and_the_scope_closes() {
     let amp = f16(two(12));
-    let gain = Gain::new(&[2.0]).apply_reparameterization(amp.clone());
+    let gain = Gain::at(&[2.0], &amp);
     let run = |panic: &dyn Fn()| {
         let result = catch_unwind(AssertUnwindSafe(|| {
             amp.try_autocast(vector(&[1.0]), |x| {

@@ -2,58 +2,23 @@
 //!
 //! All values are powers of two, so that gradients are exact, unless half precision cannot hold them.
 
-use burn::{
-    module::Module,
-    optim::GradientsParams,
-    tensor::{DType, Tensor},
-};
-use burn_amp::{
-    AmpError, GradScalerConfig, MixedPrecision, Rescale, Scope, autocast, in_f32, rescaled,
-};
+use burn_amp_tests::prelude::*;
 
-use crate::support::{Gain, f16, gradient, halves, scaled, two, values, vector};
+use crate::support::{Chain, Gradients, f16, halves, panic_message, scaled, two, values, vector};
 
-#[derive(Module, Debug)]
-struct Chain {
-    first: Gain,
-    inner: Gain,
-    last: Gain,
+fn attached(amp: &MixedPrecision) -> Chain {
+    Chain::new().attach(amp, amp)
 }
 
-type Gradients = [Vec<f32>; 4];
-
 impl Chain {
-    fn new() -> Self {
-        Self {
-            first: Gain::new(&[2.0, -4.0]),
-            inner: Gain::new(&[0.5, 8.0]),
-            last: Gain::new(&[-1.0, 0.25]),
-        }
-    }
-
-    fn attach(amp: &MixedPrecision) -> Self {
-        Self::new().apply_reparameterization(amp.clone())
-    }
-
-    /// The gradients of a loss of `weight` times the sum of the outputs: of the input, and of the parts.
-    fn gradients(&self, weight: f64, forward: impl Fn(Tensor<1>) -> Tensor<1>) -> Gradients {
-        let input = vector(&[1.0, 2.0]).require_grad();
-        let output = forward(input.clone());
-        assert_eq!(output.dtype(), DType::F32);
-        let grads = (output.sum() * weight).backward();
-        let of_input = values(input.grad(&grads).unwrap());
-        let grads = GradientsParams::from_grads(grads, self);
-        let of = |gain: &Gain| gradient(&grads, gain.factor.id);
-        [of_input, of(&self.first), of(&self.inner), of(&self.last)]
-    }
-
-    fn plain(weight: f64) -> Gradients {
-        let chain = Self::new();
-        chain.gradients(weight, |x| chain.parts(x, |x| chain.inner.forward(x)))
-    }
-
-    fn parts(&self, x: Tensor<1>, inner: impl Fn(Tensor<1>) -> Tensor<1>) -> Tensor<1> {
-        self.last.forward(inner(self.first.forward(x)))
+    /// With something in place of the part between.
+    fn around(
+        &self,
+        amp: &MixedPrecision,
+        weight: f64,
+        inner: impl Fn(Tensor<1>) -> Tensor<1>,
+    ) -> Gradients {
+        self.gradients(weight, |x| amp.autocast(x, |x| self.parts(x, &inner)))
     }
 
     /// With a factor for the part between.
@@ -67,17 +32,17 @@ impl Chain {
             assert_eq!(output.dtype(), dtype);
             output
         };
-        self.gradients(weight, |x| amp.autocast(x, |x| self.parts(x, inner)))
+        self.around(amp, weight, inner)
     }
 }
 
 #[test]
 fn the_factor_is_taken_back_on_the_way_out() {
-    let expected = Chain::plain(two(-8));
+    let expected = Chain::new().plain(two(-8));
     for dtype in halves() {
         for k in [-6, -1, 0, 1, 5, 8] {
             let amp = scaled(dtype, two(9));
-            assert_eq!(Chain::attach(&amp).rescaled(&amp, k, two(-8)), expected);
+            assert_eq!(attached(&amp).rescaled(&amp, k, two(-8)), expected);
         }
     }
 }
@@ -86,39 +51,32 @@ fn the_factor_is_taken_back_on_the_way_out() {
 #[test]
 fn gradients_are_larger_inside_alone() {
     let amp = f16(two(10));
-    let chain = Chain::attach(&amp);
+    let chain = attached(&amp);
     // In the part, 2^-20 falls by 2^-20 before it comes to the parameter: 2^10 times that is below f16, and 2^12 times more is not.
     let dip = |x: Tensor<1>| chain.inner.forward(x) * two(-20);
-    let inner = |k| {
-        let forward = |x| amp.autocast(x, |x| chain.parts(x, |x| rescaled(k, x, dip)));
-        chain.gradients(two(-20), forward)[2].clone()
-    };
-    let [dipped, saved] = [inner(0), inner(12)];
-    assert_eq!(dipped, [0.0; 2]);
-    let expected = Chain::plain(two(-40))[2].clone();
-    assert_eq!(saved, expected);
+    let [dipped, saved] = [0, 12].map(|k| chain.around(&amp, two(-20), |x| rescaled(k, x, dip)));
+    assert_eq!(dipped[2], [0.0; 2]);
+    assert_eq!(saved[2], Chain::new().plain(two(-40))[2]);
     // Out of the part it is without the factor again, and below f16 there.
-    let [input, first, ..] = chain.gradients(two(-20), |x| {
-        amp.autocast(x, |x| chain.parts(x, |x| rescaled(12, x, dip)))
-    });
-    assert_eq!([input, first].concat(), [0.0; 4]);
+    assert_eq!(saved[..2].concat(), [0.0; 4]);
 }
 
 /// At a factor too high it is infinite, in the part first.
 #[test]
 fn a_factor_that_is_too_high_overflows() {
     let amp = f16(two(8));
-    let [.., inner, last] = Chain::attach(&amp).rescaled(&amp, 22, two(-4));
-    assert_eq!(last, Chain::plain(two(-4))[3]);
+    let [.., inner, last] = attached(&amp).rescaled(&amp, 22, two(-4));
+    assert_eq!(last, Chain::new().plain(two(-4))[3]);
     assert!(inner.iter().all(|value| value.is_infinite()), "{inner:?}");
 }
 
 #[test]
 fn parts_in_parts_in_islands_and_in_scopes() {
-    let expected = Chain::plain(two(-8));
+    let expected = Chain::new().plain(two(-8));
     let amp = f16(two(9));
-    let chain = Chain::attach(&amp);
+    let chain = attached(&amp);
     let inner = |x| chain.inner.forward(x);
+    let again = |x| in_f32(x, |x| autocast(x, |x| rescaled(1, x, inner)));
     let ways: [&dyn Fn(Tensor<1>) -> Tensor<1>; 7] = [
         &|x| rescaled(3, x, |x| rescaled(2, x, inner)),
         &|x| rescaled(9, x, |x| rescaled(-12, x, inner)),
@@ -126,15 +84,10 @@ fn parts_in_parts_in_islands_and_in_scopes() {
         &|x| in_f32(x, |x| rescaled(3, x, inner)),
         &|x| in_f32(x, |x| rescaled(3, x, |x| amp.autocast(x, inner))),
         &|x| rescaled(3, x, |x| amp.autocast(x, inner)),
-        &|x| {
-            rescaled(3, x, |x| {
-                in_f32(x, |x| autocast(x, |x| rescaled(1, x, inner)))
-            })
-        },
+        &|x| rescaled(3, x, again),
     ];
     for (index, way) in ways.into_iter().enumerate() {
-        let found = chain.gradients(two(-8), |x| amp.autocast(x, |x| chain.parts(x, way)));
-        assert_eq!(found, expected, "way {index}");
+        assert_eq!(chain.around(&amp, two(-8), way), expected, "way {index}");
     }
     let around = chain.gradients(two(-8), |x| {
         rescaled(4, x, |x| amp.autocast(x, |x| chain.parts(x, inner)))
@@ -142,7 +95,7 @@ fn parts_in_parts_in_islands_and_in_scopes() {
     assert_eq!(around, expected);
 }
 
-/// The factor that a value of a part has: that at which it becomes infinite.
+/// The factor that a value has inside: that at which it becomes infinite.
 fn exponent(way: &dyn Fn(Tensor<1>) -> Tensor<1>) -> i32 {
     let overflows = |exponent: i32| {
         let input = vector(&[1.0]).require_grad();
@@ -155,28 +108,23 @@ fn exponent(way: &dyn Fn(Tensor<1>) -> Tensor<1>) -> i32 {
 #[test]
 fn factors_are_multiplied() {
     let amp = f16(two(5));
-    assert_eq!(exponent(&|x| amp.autocast(x, |x| x)), 5);
-    assert_eq!(exponent(&|x| amp.autocast(x, |x| rescaled(4, x, |x| x))), 9);
-    assert_eq!(exponent(&|x| rescaled(4, x, |x| amp.autocast(x, |x| x))), 9);
-    assert_eq!(
-        exponent(&|x| amp.autocast(x, |x| rescaled(4, x, |x| rescaled(3, x, |x| x)))),
-        12
-    );
-    // A scope in a part, around which another part lies.
-    assert_eq!(
-        exponent(&|x| rescaled(4, x, |x| amp
-            .autocast(x, |x| rescaled(3, x, |x| autocast(x, |x| x))))),
-        12
-    );
-    // f32 needs no factor, but what is in half precision in it has that.
-    assert_eq!(
-        exponent(&|x| amp.autocast(x, |x| in_f32(x, |x| rescaled(4, x, |x| x)))),
-        5
-    );
-    assert_eq!(
-        exponent(&|x| amp.autocast(x, |x| in_f32(x, |x| rescaled(4, x, |x| autocast(x, |x| x))))),
-        9
-    );
+    let four = |x: Tensor<1>| rescaled(4, x, |x| x);
+    let scope_in_three = |x: Tensor<1>| rescaled(3, x, |x| autocast(x, |x| x));
+    let scope_in_four = |x: Tensor<1>| rescaled(4, x, |x| autocast(x, |x| x));
+    let ways: [(i32, &dyn Fn(Tensor<1>) -> Tensor<1>); 7] = [
+        (5, &|x| amp.autocast(x, |x| x)),
+        (9, &|x| amp.autocast(x, four)),
+        (9, &|x| rescaled(4, x, |x| amp.autocast(x, |x| x))),
+        (12, &|x| amp.autocast(x, |x| rescaled(3, x, four))),
+        // A scope in a part, around which another part lies.
+        (12, &|x| rescaled(4, x, |x| amp.autocast(x, scope_in_three))),
+        // f32 needs no factor, but what is in half precision in it has that.
+        (5, &|x| amp.autocast(x, |x| in_f32(x, four))),
+        (9, &|x| amp.autocast(x, |x| in_f32(x, scope_in_four))),
+    ];
+    for (index, (expected, way)) in ways.into_iter().enumerate() {
+        assert_eq!(exponent(way), expected, "way {index}");
+    }
     // Without half precision there is nothing to multiply.
     let plain = MixedPrecision::f32();
     let input = vector(&[1.0]).require_grad();
@@ -188,28 +136,22 @@ fn factors_are_multiplied() {
 #[test]
 fn on_other_threads_by_scope() {
     let amp = f16(two(9));
-    let chain = Chain::attach(&amp);
+    let chain = attached(&amp);
     let elsewhere = |x: Tensor<1>| {
         let scope = Scope::current();
         let work = || scope.enter(|| rescaled(2, x, |x| chain.inner.forward(x)));
         std::thread::scope(|threads| threads.spawn(work).join().unwrap())
     };
-    let found = chain.gradients(two(-8), |x| {
-        amp.autocast(x, |x| chain.parts(x, |x| rescaled(3, x, elsewhere)))
-    });
-    assert_eq!(found, Chain::plain(two(-8)));
+    let found = chain.around(&amp, two(-8), |x| rescaled(3, x, elsewhere));
+    assert_eq!(found, Chain::new().plain(two(-8)));
 }
 
 #[test]
 fn a_part_in_f32_stays_f32_and_a_panic_leaves_the_part() {
     let amp = f16(two(9));
-    let chain = Chain::attach(&amp);
-    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        amp.autocast(vector(&[1.0, 2.0]), |x| {
-            rescaled(3, x, |_| -> Tensor<1> { panic!("here") })
-        })
-    }));
-    assert!(result.is_err());
+    let chain = attached(&amp);
+    let fails = |x| rescaled(3, x, |_| -> Tensor<1> { panic!("here") });
+    panic_message(|| amp.autocast(vector(&[1.0, 2.0]), fails));
     assert_eq!(chain.inner.factor.val().dtype(), DType::F32);
     let output = rescaled(3, vector(&[1.0, 2.0]), |x| chain.inner.forward(x));
     assert_eq!(output.dtype(), DType::F32);
@@ -219,50 +161,79 @@ fn a_part_in_f32_stays_f32_and_a_panic_leaves_the_part() {
 #[test]
 fn captured_tensors() {
     let amp = f16(two(9));
-    let chain = Chain::attach(&amp);
+    let chain = attached(&amp);
     let side = vector(&[4.0, 0.5]).require_grad();
     let captured =
-        |x: Tensor<1>| rescaled(3, x, |x| chain.inner.forward(x) * amp.cast(side.clone()));
-    let loss = |m: &Chain| {
-        let forward = |x| m.parts(x, captured);
+        |m: &Chain, x: Tensor<1>| rescaled(3, x, |x| m.inner.forward(x) * amp.cast(side.clone()));
+    let loss = |m: &Chain, inner: &dyn Fn(&Chain, Tensor<1>) -> Tensor<1>| {
+        let forward = |x| m.parts(x, |x| inner(m, x));
         amp.autocast(vector(&[1.0, 2.0]), forward).sum() * two(-8)
     };
-    amp.check(&chain, loss).unwrap();
-    let grads = loss(&chain).backward();
-    let expected = {
-        let plain = Chain::new();
-        let side = vector(&[4.0, 0.5]).require_grad();
-        let output = plain.parts(vector(&[1.0, 2.0]), |x| {
-            plain.inner.forward(x) * side.clone()
-        });
-        values(side.grad(&(output.sum() * two(-8)).backward()).unwrap())
-    };
-    assert_eq!(values(side.grad(&grads).unwrap()), expected);
+    amp.check(&chain, |m| loss(m, &captured)).unwrap();
+    let grads = loss(&chain, &captured).backward();
+    let plain = Chain::new();
+    let own = vector(&[4.0, 0.5]).require_grad();
+    let forward = |x| plain.inner.forward(x) * own.clone();
+    let output = plain.parts(vector(&[1.0, 2.0]), forward);
+    let expected = (output.sum() * two(-8)).backward();
+    let [found, expected] = [side.grad(&grads), own.grad(&expected)].map(|g| values(g.unwrap()));
+    assert_eq!(found, expected);
 
-    let leaking = |m: &Chain| {
-        let forward = |x: Tensor<1>| {
-            let first = m.first.forward(x);
-            let side = first.clone();
-            let inner = rescaled(3, first, |x| m.inner.forward(x) * side);
-            m.last.forward(inner)
-        };
-        amp.autocast(vector(&[1.0, 2.0]), forward).sum() * two(-8)
+    let leaking = |m: &Chain, x: Tensor<1>| {
+        let side = x.clone();
+        rescaled(3, x, |x| m.inner.forward(x) * side)
     };
-    match amp.check(&chain, leaking) {
+    match amp.check(&chain, |m| loss(m, &leaking)) {
         Err(AmpError::BorderLeak { parameter, .. }) => assert_eq!(parameter, "first.factor"),
         other => panic!("{other:?}"),
     }
     // Given to the part, it is taken back.
-    let given = |m: &Chain| {
-        let forward = |x: Tensor<1>| {
-            let first = m.first.forward(x);
-            let pair = (first.clone(), first);
-            let inner = rescaled(3, pair, |(x, side)| m.inner.forward(x) * side);
-            m.last.forward(inner)
-        };
-        amp.autocast(vector(&[1.0, 2.0]), forward).sum() * two(-8)
+    let given = |m: &Chain, x: Tensor<1>| {
+        rescaled(3, (x.clone(), x), |(x, side)| m.inner.forward(x) * side)
     };
-    amp.check(&chain, given).unwrap();
+    amp.check(&chain, |m| loss(m, &given)).unwrap();
+}
+
+/// Whatever its factor, and in both directions. A part without a leak passes, also where its gradients are lost without the factor.
+#[test]
+fn a_leak_over_the_border_of_a_part_is_found_at_any_factor() {
+    let amp = f16(two(9));
+    let chain = attached(&amp);
+    let check = |k: i32, weight: f64, leak: &str| {
+        let forward = |m: &Chain, x: Tensor<1>| {
+            let first = m.first.forward(x);
+            let (mut carried, captured) = (None, first.clone());
+            let hidden = rescaled(k, first, |x| {
+                let hidden = m.inner.forward(x);
+                carried = Some(hidden.clone());
+                match leak {
+                    "in" => hidden.tanh() * captured,
+                    _ => hidden.tanh() * weight,
+                }
+            });
+            let output = m.last.forward(hidden);
+            match leak {
+                "out" => output + carried.unwrap(),
+                _ => output,
+            }
+        };
+        let input = vector(&[1.0, 2.0]);
+        amp.check(&chain, |m| {
+            amp.autocast(input.clone(), |x| forward(m, x)).sum() * two(-12)
+        })
+    };
+    for k in [-12, -8, -5, -4, -3, 1, 2, 3, 4, 5, 8, 12] {
+        assert!(check(k, 1.0, "none").is_ok(), "{k}");
+        for leak in ["out", "in"] {
+            let found = check(k, 1.0, leak);
+            let is_found = matches!(found, Err(AmpError::BorderLeak { .. }));
+            assert!(is_found, "{leak} at {k}: {found:?}");
+        }
+    }
+    for weight in [-16, -18, -20, -22] {
+        let found = check(14, two(weight), "none");
+        assert!(found.is_ok(), "{weight}: {found:?}");
+    }
 }
 
 /// As out of a scope: an f32 tensor that requires gradients would have them without the factor.
@@ -279,24 +250,28 @@ fn what_a_part_refuses_is_told_by_the_scope() {
 
 #[test]
 fn settings_outside_their_range() {
-    let text = |result: Result<Rescale, AmpError>| result.unwrap_err().to_string();
     let part = || Rescale::adaloss("part");
-    let share = text(part().with_statistics(0.0, 16.0));
-    assert_eq!(
-        share,
-        "`underflow_share` is 0, but must be above 0 and at most 0.5"
-    );
-    let limit = text(part().with_statistics(0.1, f64::INFINITY));
-    assert_eq!(
-        limit,
-        "`total_limit` is inf, but must be finite and at least 1"
-    );
-    let config = GradScalerConfig::new().with_growth_factor(1.0);
-    assert!(text(part().with_scaler(config)).starts_with("`growth_factor` is 1"));
-    assert!(
-        text(Rescale::from(3).with_scaler(GradScalerConfig::new())).starts_with("`with_scaler`")
-    );
-    assert!(
-        text(Rescale::dynamic("part").with_statistics(0.1, 2.0)).starts_with("`with_statistics`")
-    );
+    let config = GradScalerConfig::new();
+    for (refused, start) in [
+        (
+            part().with_statistics(0.0, 16.0),
+            "`underflow_share` is 0, but must be above 0 and at most 0.5",
+        ),
+        (
+            part().with_statistics(0.1, f64::INFINITY),
+            "`total_limit` is inf, but must be finite and at least 1",
+        ),
+        (
+            part().with_scaler(config.with_growth_factor(1.0)),
+            "`growth_factor` is 1",
+        ),
+        (Rescale::from(3).with_scaler(config), "`with_scaler`"),
+        (
+            Rescale::dynamic("part").with_statistics(0.1, 2.0),
+            "`with_statistics`",
+        ),
+    ] {
+        let message = refused.unwrap_err().to_string();
+        assert!(message.starts_with(start), "{message}");
+    }
 }

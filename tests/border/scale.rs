@@ -1,17 +1,10 @@
 //! The loss scale of a handle: one for all its scopes and optimizers, and each backward pass has that of its own forward.
 
-use burn::{
-    module::Module,
-    optim::{GradientsParams, ModuleOptimizer, SgdConfig},
-    tensor::{FloatDType, Tensor},
+use burn_amp_tests::prelude::*;
+
+use crate::support::{
+    Gain, backward, f16, gradient, halves, logs, parameters, scaled, sgd, two, vector,
 };
-use burn_amp::{AmpError, GradScalerConfig, MixedPrecision, ScaledOptimizer, StepOutcome};
-
-use crate::support::{Gain, f16, gradient, halves, logs, parameters, scaled, two, vector};
-
-fn sgd(amp: &MixedPrecision) -> ScaledOptimizer<ModuleOptimizer> {
-    ScaledOptimizer::new(SgdConfig::new().init(), amp)
-}
 
 /// The sum of a gain's outputs.
 fn sum(amp: &MixedPrecision, gain: &Gain) -> Tensor<1> {
@@ -20,8 +13,7 @@ fn sum(amp: &MixedPrecision, gain: &Gain) -> Tensor<1> {
 
 /// A step that changes nothing, with the gradients of this loss.
 fn step(optim: &mut ScaledOptimizer, gain: &Gain, loss: Tensor<1>) -> StepOutcome {
-    let grads = GradientsParams::from_grads(loss.backward(), gain);
-    drop(optim.step(0.0, gain.clone(), grads));
+    drop(optim.step(0.0, gain.clone(), backward(loss, gain)));
     optim.scaler().last_outcome().unwrap()
 }
 
@@ -33,14 +25,13 @@ fn the_scale_ends_at_2_126() {
     let config = GradScalerConfig::new().with_growth_interval(1);
     let amp = MixedPrecision::f16();
     let amp = amp.with_scaler(config.with_init_scale(two(124))).unwrap();
-    let gain = Gain::new(&[2.0]).apply_reparameterization(amp.clone());
+    let gain = Gain::at(&[2.0], &amp);
     let mut optim = sgd(&amp);
     for expected in [two(124), two(125), two(126), two(126), two(126)] {
         assert_eq!(f64::from(amp.loss_scale()), expected);
         // 2 to the power of -126 and 1.25 times that: the smallest that f32 holds to all digits.
         let weight = 1.25 * two(-126);
-        let loss = sum(&amp, &gain) * weight;
-        let grads = GradientsParams::from_grads(loss.clone().backward(), &gain);
+        let grads = backward(sum(&amp, &gain) * weight, &gain);
         assert_eq!(gradient(&grads, gain.factor.id), [weight as f32]);
         assert!(step(&mut optim, &gain, sum(&amp, &gain) * weight).is_stepped());
     }
@@ -49,14 +40,11 @@ fn the_scale_ends_at_2_126() {
 #[test]
 fn each_backward_pass_has_the_scale_of_its_own_forward() {
     let amp = f16(two(16));
-    let gain = Gain::new(&[2.0]).apply_reparameterization(amp.clone());
+    let gain = Gain::at(&[2.0], &amp);
     let mut optim = sgd(&amp);
     // Times 2^16 it is in f16, times 2^8 it is below.
     let loss = || sum(&amp, &gain) * two(-36);
-    let gradient = |loss: Tensor<1>| {
-        let grads = GradientsParams::from_grads(loss.backward(), &gain);
-        gradient(&grads, gain.factor.id)
-    };
+    let gradient = |loss| gradient(&backward(loss, &gain), gain.factor.id);
     let early = [loss(), loss()];
     for _ in 0..8 {
         let outcome = step(&mut optim, &gain, sum(&amp, &gain) * two(40));
@@ -75,7 +63,7 @@ fn two_optimizers_are_one_iteration() {
     let config = GradScalerConfig::new().with_growth_interval(2);
     let amp = MixedPrecision::f16();
     let amp = amp.with_scaler(config.with_init_scale(two(10))).unwrap();
-    let gains = [1.0, 2.0].map(|value| Gain::new(&[value]).apply_reparameterization(amp.clone()));
+    let gains = [1.0, 2.0].map(|value| Gain::at(&[value], &amp));
     let mut optims = [sgd(&amp), sgd(&amp)];
     let mut iteration = |weights: [f64; 2]| {
         let both = optims.iter_mut().zip(&gains).zip(weights);
@@ -86,14 +74,20 @@ fn two_optimizers_are_one_iteration() {
         (outcomes.collect::<Vec<_>>(), f64::from(amp.loss_scale()))
     };
     let (fine, over) = (1.0, two(20));
-    assert_eq!(iteration([fine, fine]), (vec![true, true], two(10)));
-    assert_eq!(iteration([fine, fine]), (vec![true, true], two(11)));
-    assert_eq!(iteration([over, over]), (vec![false, false], two(10)));
     // One of two is enough to back off, whichever it is.
-    assert_eq!(iteration([fine, over]), (vec![true, false], two(9)));
-    assert_eq!(iteration([over, fine]), (vec![false, true], two(8)));
-    assert_eq!(iteration([fine, fine]), (vec![true, true], two(8)));
-    assert_eq!(iteration([fine, fine]), (vec![true, true], two(9)));
+    for (first, second, exponent) in [
+        (fine, fine, 10),
+        (fine, fine, 11),
+        (over, over, 10),
+        (fine, over, 9),
+        (over, fine, 8),
+        (fine, fine, 8),
+        (fine, fine, 9),
+    ] {
+        let (outcomes, scale) = iteration([first, second]);
+        assert_eq!(outcomes, [first == fine, second == fine]);
+        assert_eq!(scale, two(exponent));
+    }
     // An optimizer that is gone is not waited for; one that steps more often ends iterations of its own.
     let [mut left, gone] = optims;
     drop(gone);
@@ -106,9 +100,8 @@ fn two_optimizers_are_one_iteration() {
 /// Of two calls of `f16()` one would never adapt.
 #[test]
 fn an_optimizer_with_another_handle_is_told() {
-    let gain = Gain::new(&[2.0]);
     let (amp, other) = (f16(two(10)), f16(two(10)));
-    let gain = gain.apply_reparameterization(amp.clone());
+    let gain = Gain::at(&[2.0], &amp);
     let steps = |optim: &mut ScaledOptimizer| {
         for _ in 0..3 {
             step(optim, &gain, sum(&amp, &gain));
@@ -125,17 +118,15 @@ fn an_optimizer_with_another_handle_is_told() {
 /// bf16 and f32 need no scale: none is there, and nothing is tested.
 #[test]
 fn without_scaling_unless_asked() {
-    let others = halves()
-        .into_iter()
-        .filter(|dtype| *dtype != FloatDType::F16);
-    for dtype in others.chain([FloatDType::F32]) {
+    let mut dtypes = halves();
+    dtypes.retain(|dtype| *dtype != FloatDType::F16);
+    for dtype in dtypes.into_iter().chain([FloatDType::F32]) {
         let amp = MixedPrecision::new(dtype);
         assert_eq!(amp.loss_scale(), 1.0);
-        let gain = Gain::new(&[2.0]).apply_reparameterization(amp.clone());
+        let gain = Gain::at(&[2.0], &amp);
         let mut optim = sgd(&amp);
         assert!(!optim.scaler().is_enabled());
-        let grads = (sum(&amp, &gain) * f64::INFINITY).backward();
-        let grads = GradientsParams::from_grads(grads, &gain);
+        let grads = backward(sum(&amp, &gain) * f64::INFINITY, &gain);
         let gain = optim.step(0.1, gain, grads);
         assert!(!parameters(&gain)[0].is_finite());
     }
@@ -146,16 +137,12 @@ fn without_scaling_unless_asked() {
 fn tested_where_asked() {
     for dtype in halves().into_iter().chain([FloatDType::F32]) {
         let config = GradScalerConfig::new().with_init_scale(1.0);
-        let config = config
-            .with_dynamic(false)
-            .with_max_consecutive_skips(Some(2));
-        let amp = MixedPrecision::new(dtype).with_scaler(config).unwrap();
-        let gain = Gain::new(&[0.1]).apply_reparameterization(amp.clone());
+        let config = config.with_max_consecutive_skips(Some(2));
+        let amp = MixedPrecision::new(dtype).with_scaler(config.with_dynamic(false));
+        let amp = amp.unwrap();
+        let gain = Gain::at(&[0.1], &amp);
         let mut optim = sgd(&amp);
-        let grads = |weight: f64| {
-            let grads = (sum(&amp, &gain) * weight).backward();
-            GradientsParams::from_grads(grads, &gain)
-        };
+        let grads = |weight: f64| backward(sum(&amp, &gain) * weight, &gain);
         let stepped = optim.step(0.1, gain.clone(), grads(0.5));
         assert_ne!(parameters(&stepped), parameters(&gain));
         for _ in 0..2 {
@@ -178,8 +165,7 @@ fn tested_where_asked() {
 #[test]
 fn f32_is_never_multiplied() {
     let amp = scaled(FloatDType::F32, two(100));
-    let gain = Gain::new(&[2.0]).apply_reparameterization(amp.clone());
-    let grads = (sum(&amp, &gain) * two(100)).backward();
-    let grads = GradientsParams::from_grads(grads, &gain);
+    let gain = Gain::at(&[2.0], &amp);
+    let grads = backward(sum(&amp, &gain) * two(100), &gain);
     assert_eq!(gradient(&grads, gain.factor.id), [two(100) as f32]);
 }

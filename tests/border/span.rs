@@ -3,15 +3,9 @@
 //! Layers learn one by one, each from a loss of its own (greedy layer-wise training), and the losses have weights of 1, 2^-24 and 2^-48. Adam does not
 //! mind, so in f32 all of them learn.
 
-use burn::{
-    module::Module,
-    nn::{Linear, LinearConfig},
-    optim::{AdamConfig, GradientsParams},
-    tensor::{Tensor, activation::tanh},
-};
-use burn_amp::{GradScalerConfig, MixedPrecision, Rescale, ScaledOptimizer, rescaled};
+use burn_amp_tests::prelude::*;
 
-use crate::support::{device, fill, random, two};
+use crate::support::{Run, device, fill, random, two};
 
 const STEPS: usize = 60;
 const WEIGHTS: [i32; 3] = [-48, -24, 0];
@@ -24,12 +18,8 @@ struct Net {
 impl Net {
     fn new() -> Self {
         let layer = |_| LinearConfig::new(6, 6).init(&device());
-        fill(
-            Self {
-                layers: (0..3).map(layer).collect(),
-            },
-            0,
-        )
+        let layers = (0..3).map(layer).collect();
+        fill(Self { layers }, 0)
     }
 
     /// The loss of each layer, not weighted, and the sum of all.
@@ -38,16 +28,12 @@ impl Net {
         amp: &MixedPrecision,
         by: impl Fn(usize) -> Rescale,
     ) -> (Vec<Tensor<1>>, Tensor<1>) {
-        let (mut x, target) = (
-            random::<2>(1, [16, 6], &device()),
-            random::<2>(50, [16, 6], &device()),
-        );
+        let [mut x, target] = [1, 50].map(|seed| random::<2>(seed, [16, 6], &device()));
         let (mut losses, mut sum) = (Vec::new(), Tensor::zeros([1], &device()));
         for (index, layer) in self.layers.iter().enumerate() {
             // f32 lies between the layers: the gradient of each comes from its own loss.
-            let output = rescaled(by(index), x, |x| {
-                amp.autocast(x, |x| tanh(layer.forward(x)))
-            });
+            let scope = |x| amp.autocast(x, |x| tanh(layer.forward(x)));
+            let output = rescaled(by(index), x, scope);
             x = output.clone().detach();
             let loss = (output - target.clone()).square().mean();
             sum = sum + loss.clone() * two(WEIGHTS[index]);
@@ -59,20 +45,23 @@ impl Net {
 
 /// What of each layer's first loss is left after the run, and the share of skipped steps.
 fn train(amp: &MixedPrecision, by: impl Fn(usize) -> Rescale) -> (Vec<f32>, f64) {
-    let mut net = Net::new().apply_reparameterization(amp.clone());
+    let mut run = Run::new(Net::new(), amp.clone());
     // Its epsilon, 1e-5 as a rule, would hide what small gradients do.
     let adam = AdamConfig::new().with_epsilon(1e-25);
-    let mut optim = ScaledOptimizer::new(adam.init(), amp);
-    let read = |losses: Vec<Tensor<1>>| losses.into_iter().map(|loss| loss.into_scalar::<f32>());
-    let first: Vec<f32> = read(net.losses(amp, &by).0).collect();
+    run.optim = ScaledOptimizer::new(adam.init(), amp);
+    let read = |net: &Net| {
+        let losses = net.losses(amp, &by).0.into_iter();
+        losses.map(|loss| loss.into_scalar::<f32>())
+    };
+    let first: Vec<f32> = read(&run.model).collect();
     for _ in 0..STEPS {
-        let loss = net.losses(amp, &by).1;
-        let grads = GradientsParams::from_grads(loss.backward(), &net);
-        net = optim.step(0.02, net, grads);
+        let loss = run.model.losses(amp, &by).1;
+        run.step(0.02, run.gradients(loss));
     }
-    let last = read(net.losses(amp, &by).0);
-    let left = last.zip(first).map(|(last, first)| last / first).collect();
-    (left, optim.scaler().counters().skip_rate())
+    let left = read(&run.model)
+        .zip(first)
+        .map(|(last, first)| last / first);
+    (left.collect(), run.counters().skip_rate())
 }
 
 fn all_learn(left: &[f32]) -> bool {
@@ -84,9 +73,12 @@ fn plain(_: usize) -> Rescale {
 }
 
 fn amp(config: GradScalerConfig) -> MixedPrecision {
-    MixedPrecision::f16()
-        .with_scaler(config.with_max_consecutive_skips(None))
-        .unwrap()
+    let config = config.with_max_consecutive_skips(None);
+    MixedPrecision::f16().with_scaler(config).unwrap()
+}
+
+fn from_64() -> MixedPrecision {
+    amp(GradScalerConfig::new().with_init_scale(64.0))
 }
 
 #[test]
@@ -104,20 +96,15 @@ fn no_loss_scale_trains_all_layers() {
     }
     // Nor one that moves.
     for interval in [1, 2000] {
-        let (left, _) = train(
-            &amp(GradScalerConfig::new().with_growth_interval(interval)),
-            plain,
-        );
+        let config = GradScalerConfig::new().with_growth_interval(interval);
+        let (left, _) = train(&amp(config), plain);
         assert!(!all_learn(&left), "{interval}: {left:?}");
     }
 }
 
 #[test]
 fn fixed_factors_train_all_layers() {
-    let (left, skipped) = train(
-        &amp(GradScalerConfig::new().with_init_scale(64.0)),
-        |index| (-WEIGHTS[index]).into(),
-    );
+    let (left, skipped) = train(&from_64(), |index| (-WEIGHTS[index]).into());
     assert!(all_learn(&left), "{left:?}");
     assert_eq!(skipped, 0.0);
 }
@@ -134,7 +121,7 @@ fn dynamic_factors_train_all_layers() {
         let part = Rescale::dynamic(format!("layer {index}"));
         part.with_scaler(config).unwrap()
     };
-    let (left, skipped) = train(&amp(GradScalerConfig::new().with_init_scale(64.0)), by);
+    let (left, skipped) = train(&from_64(), by);
     assert!(all_learn(&left), "{left:?}");
     assert!(skipped > 0.0 && skipped < 0.4, "{skipped}");
 }
@@ -150,7 +137,7 @@ fn adaloss_trains_all_layers() {
         let part = part.with_scaler(config).unwrap();
         part.with_statistics(1e-3, limit).unwrap()
     };
-    let (left, skipped) = train(&amp(GradScalerConfig::new().with_init_scale(64.0)), by);
+    let (left, skipped) = train(&from_64(), by);
     assert!(all_learn(&left), "{left:?}");
     assert_eq!(skipped, 0.0);
 }

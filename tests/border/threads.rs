@@ -1,12 +1,6 @@
 //! Scopes are of their thread, and of their handle: pools put other work on a thread that waits inside one.
 
-use burn::{
-    module::Module,
-    nn::{Linear, LinearConfig},
-    optim::GradientsParams,
-    tensor::{DType, Device, activation::tanh},
-};
-use burn_amp::{MixedPrecision, Scope, in_f32};
+use burn_amp_tests::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder, prelude::*};
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
@@ -26,7 +20,7 @@ fn inside() -> bool {
 #[test]
 fn other_threads_are_outside_until_they_enter() {
     let amp = f16(two(12));
-    let gain = Gain::new(&[2.0]).apply_reparameterization(amp.clone());
+    let gain = Gain::at(&[2.0], &amp);
     let dtype = || gain.factor.val().dtype();
     amp.autocast(vector(&[1.0]), |x| {
         let scope = Scope::current();
@@ -57,7 +51,7 @@ fn other_threads_are_outside_until_they_enter() {
 #[test]
 fn entering_restores_what_was_there() {
     let amp = f16(two(12));
-    let gain = Gain::new(&[2.0]).apply_reparameterization(amp.clone());
+    let gain = Gain::at(&[2.0], &amp);
     let dtype = || gain.factor.val().dtype();
     let none = Scope::current();
     amp.autocast((), |()| {
@@ -80,7 +74,7 @@ fn entering_restores_what_was_there() {
 #[test]
 fn gradients_of_work_on_other_threads() {
     let amp = f16(two(12));
-    let gain = Gain::new(&[2.0, -4.0]).apply_reparameterization(amp.clone());
+    let gain = Gain::at(&[2.0, -4.0], &amp);
     let gradients = |elsewhere: bool| {
         let input = vector(&[1.0, 0.5]).require_grad();
         let output = amp.autocast(input.clone(), |x| {
@@ -163,9 +157,11 @@ fn work_that_is_stolen_into_an_open_scope() {
     let (device, pool) = (device(), pool());
     let (a, b) = (f16(two(16)), f16(two(3)));
     // Of two handles, and of the same one.
-    let jobs: Vec<Job> = (0..16)
-        .map(|index| Job::new(if index % 3 == 0 { &b } else { &a }, 10 * index, &device))
-        .collect();
+    let job = |index: usize| {
+        let amp = if index.is_multiple_of(3) { &b } else { &a };
+        Job::new(amp, 10 * index, &device)
+    };
+    let jobs: Vec<Job> = (0..16).map(job).collect();
     let expected: Vec<_> = jobs.iter().map(|job| job.run(&device)).collect();
     assert_eq!(STOLEN.load(Ordering::Relaxed), 0);
     for _ in 0..10 {
@@ -180,12 +176,12 @@ fn work_that_is_stolen_into_an_open_scope() {
 #[test]
 fn a_scope_is_of_its_handle() {
     let (a, b) = (f16(two(12)), f16(two(12)));
-    let gain = Gain::new(&[2.0]).apply_reparameterization(b.clone());
+    let gain = Gain::at(&[2.0], &b);
     a.autocast((), |()| {
         assert_eq!(gain.factor.val().dtype(), DType::F32);
         assert_eq!(values(gain.forward(vector(&[3.0]))), [6.0]);
     });
     // Clones are one handle.
-    b.clone()
-        .autocast((), |()| assert_eq!(gain.factor.val().dtype(), DType::F16));
+    let inside = |()| assert_eq!(gain.factor.val().dtype(), DType::F16);
+    b.clone().autocast((), inside);
 }

@@ -44,6 +44,18 @@ fn largest_read(device: &Device, scope: MemoryScope) -> Option<u64> {
     Some(pools.map(|pool| pool.largest_alloc).max().unwrap_or(0))
 }
 
+/// Launches of a pass over 148 parameters at most: where shaders run on the CPU, four of them share one.
+fn most_of_a_pass(device: &Device) -> usize {
+    let DispatchDevice::Cube(cube) = device.as_dispatch() else {
+        panic!("{device:?} is not one of CubeCL's");
+    };
+    let is_wgpu = matches!(cube, cubecl::Device::Wgpu(_));
+    match is_wgpu && cube.client().properties().identity.physical.is_none() {
+        true => 38,
+        false => 8,
+    }
+}
+
 /// As many parameters as GPT-2 124M has.
 #[derive(Module, Debug)]
 struct Weights {
@@ -70,7 +82,8 @@ impl Weights {
 
     fn unscaled(&self, scaler: &GradScaler, value: f64) -> UnscaledGradients {
         scaler.scale(());
-        scaler.unscale(scaler.scaled(self.gradients(value)), self)
+        let scaled = scaler.scaled(self.gradients(value)).unwrap();
+        scaler.unscale(scaled, self).unwrap()
     }
 }
 
@@ -94,12 +107,13 @@ fn clipping_by_a_global_norm_is_a_few_launches() {
     let norm = grads.status().norm();
     settle(&device);
     let (grads, seen) = names(|| {
-        let grads = grads.clip(&GradientClip::GlobalNorm(norm / 4.0));
+        let grads = grads.clip(&GradientClip::GlobalNorm(norm / 4.0)).unwrap();
         settle(&device);
         grads
     });
     assert_eq!(grads.status().clipped(), Some(148));
-    assert!((1..=8).contains(&seen.len()), "{} launches", seen.len());
+    let range = 1..=most_of_a_pass(&device);
+    assert!(range.contains(&seen.len()), "{} launches", seen.len());
     for param in &weights.values {
         let grad = grads.get::<2>(param.id).unwrap();
         let values: Vec<f32> = grad.into_data().iter().collect();
@@ -120,14 +134,14 @@ fn gradients_that_keep_their_dtype_take_one_pass() {
     // Compiled, and read once.
     drop(weights.unscaled(&scaler, 8.0));
     scaler.scale(());
-    let scaled = scaler.scaled(weights.gradients(8.0));
+    let scaled = scaler.scaled(weights.gradients(8.0)).unwrap();
     settle(&device);
-    let (grads, seen) = names(|| scaler.unscale(scaled, &weights));
+    let (grads, seen) = names(|| scaler.unscale(scaled, &weights).unwrap());
     assert!(
         seen.iter().all(|name| name.contains("burn_amp_kernels")),
         "{seen:?}"
     );
-    assert!(seen.len() <= 8, "{seen:?}");
+    assert!(seen.len() <= most_of_a_pass(&device), "{seen:?}");
     let grad = grads.get::<2>(weights.values[0].id).unwrap();
     assert_eq!(grad.dtype(), DType::F16);
     assert_eq!(grads.status().max_abs(), 1.0);
@@ -158,7 +172,7 @@ fn a_step_that_nobody_waits_for_reads_nothing() {
             model = optim.step(0.1, model, grads);
             assert_eq!(read(), before, "step {step}");
         }
-        optim.synchronize();
+        optim.synchronize().unwrap();
         assert_eq!(read(), before, "when somebody waits");
         assert_eq!(optim.scaler().counters().steps(), 10);
         assert_eq!(optim.scaler().counters().skipped(), 1);
@@ -189,7 +203,7 @@ fn a_device_starts_before_another_is_read() {
     let weights = Weights { values };
     let scaler = scaler(false);
     scaler.scale(());
-    let scaled = scaler.scaled(weights.gradients(8.0));
+    let scaled = scaler.scaled(weights.gradients(8.0)).unwrap();
     settle(&first);
     settle(&second);
 
@@ -199,7 +213,7 @@ fn a_device_starts_before_another_is_read() {
         let ours = kernel.contains("burn_amp_kernels");
         ours.then(|| largest_read(&device, MemoryScope::Device))
     };
-    let (grads, seen) = launches::observe(read, || scaler.unscale(scaled, &weights));
+    let (grads, seen) = launches::observe(read, || scaler.unscale(scaled, &weights).unwrap());
     let seen: Vec<_> = seen.into_iter().flatten().collect();
     assert_eq!(grads.status().max_abs(), 1.0);
     assert!(seen.len() >= 2, "{seen:?}");

@@ -1,12 +1,6 @@
 //! bf16: trains the same with a loss scale and without.
 
-use burn::{
-    module::Module,
-    nn::{Linear, LinearConfig},
-    optim::{AdamConfig, GradientsParams},
-    tensor::{Device, activation::tanh},
-};
-use burn_amp::{GradScalerConfig, MixedPrecision, ScaledOptimizer};
+use burn_amp_tests::prelude::*;
 
 use crate::support::{fill, parameters, tensor};
 

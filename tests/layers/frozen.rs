@@ -1,12 +1,6 @@
 //! Frozen parameters: in half precision too, and without gradients.
 
-use burn::{
-    module::Module,
-    nn::{Linear, LinearConfig},
-    optim::GradientsParams,
-    tensor::{DType, Device},
-};
-use burn_amp::MixedPrecision;
+use burn_amp_tests::prelude::*;
 
 use crate::support::{gradients, tensor};
 

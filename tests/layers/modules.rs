@@ -1,34 +1,29 @@
 //! The folder `modules` of burn-nn.
 
 use crate::support::{layers, tensor};
-use burn::{
-    nn::{
-        BatchNormConfig, BiGruConfig, BiLstmConfig, BiRnnConfig, CosineSimilarityConfig,
-        DropoutConfig, EmbeddingConfig, Fold4dConfig, GaussianNoiseConfig, GroupNormConfig,
-        GruConfig, Identity, InstanceNormConfig, LayerNormConfig, LinearConfig, LinearLayout,
-        LocalResponseNormConfig, LstmConfig, PairwiseDistanceConfig, PixelShuffleConfig,
-        PixelUnshuffleConfig, PositionalEncodingConfig, RmsNormConfig, RnnConfig,
-        RotaryEncodingConfig, Unfold4dConfig,
-        attention::{
-            CrossAttentionConfig, MhaInput, MultiHeadAttentionConfig, generate_autoregressive_mask,
-        },
-        conv::{
-            Conv1dConfig, Conv2dConfig, Conv3dConfig, ConvTranspose1dConfig, ConvTranspose2dConfig,
-            ConvTranspose3dConfig, DeformConv2dConfig,
-        },
-        interpolate::{Interpolate1dConfig, Interpolate2dConfig, InterpolateMode},
-        norm::NormalizationConfig,
-        pool::{
-            AdaptiveAvgPool1dConfig, AdaptiveAvgPool2dConfig, AdaptiveAvgPool3dConfig,
-            AvgPool1dConfig, AvgPool2dConfig, MaxPool1dConfig, MaxPool2dConfig,
-        },
-        transformer::{
-            PositionWiseFeedForwardConfig, TransformerDecoderConfig, TransformerDecoderInput,
-            TransformerEncoderConfig, TransformerEncoderInput, TransformerEncoderLayer,
-        },
+use burn::nn::{
+    BiGruConfig, BiLstmConfig, BiRnnConfig, CosineSimilarityConfig, Fold4dConfig,
+    GaussianNoiseConfig, GroupNormConfig, GruConfig, Identity, InstanceNormConfig,
+    LocalResponseNormConfig, LstmConfig, PairwiseDistanceConfig, PixelShuffleConfig,
+    PixelUnshuffleConfig, PositionalEncodingConfig, RmsNormConfig, RnnConfig, RotaryEncodingConfig,
+    Unfold4dConfig,
+    attention::{CrossAttentionConfig, MhaInput, MultiHeadAttentionConfig},
+    conv::{
+        Conv1dConfig, Conv3dConfig, ConvTranspose1dConfig, ConvTranspose2dConfig,
+        ConvTranspose3dConfig, DeformConv2dConfig,
     },
-    tensor::{Bool, Device, Int, Tensor},
+    interpolate::{Interpolate1dConfig, Interpolate2dConfig, InterpolateMode},
+    norm::NormalizationConfig,
+    pool::{
+        AdaptiveAvgPool1dConfig, AdaptiveAvgPool2dConfig, AdaptiveAvgPool3dConfig, AvgPool1dConfig,
+        AvgPool2dConfig, MaxPool1dConfig, MaxPool2dConfig,
+    },
+    transformer::{
+        PositionWiseFeedForwardConfig, TransformerDecoderConfig, TransformerDecoderInput,
+        TransformerEncoderLayer,
+    },
 };
+use burn_amp_tests::prelude::*;
 
 fn padding(device: &Device) -> Tensor<2, Bool> {
     let rows = [
@@ -39,38 +34,29 @@ fn padding(device: &Device) -> Tensor<2, Bool> {
 }
 
 layers! {
-    identity: "Identity", AsItIs, |_| Identity::new(), [2, 3], |layer, x, _| layer.forward(x);
-    linear: "Linear", AsItIs, |device| LinearConfig::new(6, 5).init(device), [7, 6],
-        |layer, x, _| layer.forward(x);
+    identity: "Identity", AsItIs, |_| Identity::new(), [2, 3];
+    linear: "Linear", AsItIs, |device| LinearConfig::new(6, 5).init(device), [7, 6];
     // Stores its weight transposed, through Burn's own mappers at load and save.
     linear_by_columns: "Linear", AsItIs,
-        |device| LinearConfig::new(6, 5).with_layout(LinearLayout::Col).init(device), [2, 7, 6],
-        |layer, x, _| layer.forward(x);
+        |device| LinearConfig::new(6, 5).with_layout(LinearLayout::Col).init(device), [2, 7, 6];
     embedding: "Embedding", AsItIs, |device| EmbeddingConfig::new(9, 4).init(device), [1],
         |layer, _, device| layer.forward(Tensor::<2, Int>::from_data([[0, 3, 8], [3, 1, 7]], device));
-    dropout: "Dropout", AsItIs, |_| DropoutConfig::new(0.4).init(), [4, 6],
-        |layer, x, _| layer.forward(x);
-    gaussian_noise: "GaussianNoise", InF32, |_| GaussianNoiseConfig::new(0.5).init(), [4, 6],
-        |layer, x, _| layer.forward(x);
+    dropout: "Dropout", AsItIs, |_| DropoutConfig::new(0.4).init(), [4, 6];
+    gaussian_noise: "GaussianNoise", InF32, |_| GaussianNoiseConfig::new(0.5).init(), [4, 6];
 
-    conv1d: "Conv1d", AsItIs, |device| Conv1dConfig::new(2, 3, 3).init(device), [2, 2, 7],
-        |layer, x, _| layer.forward(x);
-    conv2d: "Conv2d", AsItIs, |device| Conv2dConfig::new([2, 3], [3, 3]).init(device), [2, 2, 6, 5],
-        |layer, x, _| layer.forward(x);
+    conv1d: "Conv1d", AsItIs, |device| Conv1dConfig::new(2, 3, 3).init(device), [2, 2, 7];
+    conv2d: "Conv2d", AsItIs, |device| Conv2dConfig::new([2, 3], [3, 3]).init(device), [2, 2, 6, 5];
     conv2d_in_groups: "Conv2d", AsItIs,
         |device| Conv2dConfig::new([4, 6], [2, 2]).with_groups(2).with_stride([2, 1]).init(device),
-        [2, 4, 5, 4], |layer, x, _| layer.forward(x);
+        [2, 4, 5, 4];
     conv3d: "Conv3d", AsItIs, |device| Conv3dConfig::new([2, 3], [2, 2, 2]).init(device),
-        [2, 2, 3, 4, 3], |layer, x, _| layer.forward(x);
+        [2, 2, 3, 4, 3];
     conv_transpose1d: "ConvTranspose1d", AsItIs,
-        |device| ConvTranspose1dConfig::new([2, 3], 3).init(device), [2, 2, 4],
-        |layer, x, _| layer.forward(x);
+        |device| ConvTranspose1dConfig::new([2, 3], 3).init(device), [2, 2, 4];
     conv_transpose2d: "ConvTranspose2d", AsItIs,
-        |device| ConvTranspose2dConfig::new([2, 3], [3, 3]).init(device), [2, 2, 4, 3],
-        |layer, x, _| layer.forward(x);
+        |device| ConvTranspose2dConfig::new([2, 3], [3, 3]).init(device), [2, 2, 4, 3];
     conv_transpose3d: "ConvTranspose3d", AsItIs,
-        |device| ConvTranspose3dConfig::new([2, 3], [2, 2, 2]).init(device), [2, 2, 2, 3, 2],
-        |layer, x, _| layer.forward(x);
+        |device| ConvTranspose3dConfig::new([2, 3], [2, 2, 2]).init(device), [2, 2, 2, 3, 2];
     deform_conv2d: "DeformConv2d", AsItIs,
         |device| DeformConv2dConfig::new([2, 3], [2, 2]).init(device), [2, 2, 4, 4],
         |layer, x, device| {
@@ -79,60 +65,44 @@ layers! {
             layer.forward(x, offset, Some(mask))
         };
 
-    layer_norm: "LayerNorm", AsItIs, |device| LayerNormConfig::new(6).init(device), [4, 3, 6],
-        |layer, x, _| layer.forward(x);
-    rms_norm: "RmsNorm", AsItIs, |device| RmsNormConfig::new(6).init(device), [4, 3, 6],
-        |layer, x, _| layer.forward(x);
-    group_norm: "GroupNorm", AsItIs, |device| GroupNormConfig::new(2, 6).init(device), [3, 6, 4, 2],
-        |layer, x, _| layer.forward(x);
+    layer_norm: "LayerNorm", AsItIs, |device| LayerNormConfig::new(6).init(device), [4, 3, 6];
+    rms_norm: "RmsNorm", AsItIs, |device| RmsNormConfig::new(6).init(device), [4, 3, 6];
+    group_norm: "GroupNorm", AsItIs, |device| GroupNormConfig::new(2, 6).init(device), [3, 6, 4, 2];
     instance_norm: "InstanceNorm", AsItIs, |device| InstanceNormConfig::new(6).init(device),
-        [3, 6, 4, 2], |layer, x, _| layer.forward(x);
+        [3, 6, 4, 2];
     local_response_norm: "LocalResponseNorm", AsItIs, |_| LocalResponseNormConfig::new(3).init(),
-        [2, 5, 3, 3], |layer, x, _| layer.forward(x);
+        [2, 5, 3, 3];
     // Running statistics in f32.
-    batch_norm: "BatchNorm", InF32, |device| BatchNormConfig::new(3).init(device), [4, 3, 5],
-        |layer, x, _| layer.forward(x);
+    batch_norm: "BatchNorm", InF32, |device| BatchNormConfig::new(3).init(device), [4, 3, 5];
     normalization: "Normalization", AsItIs,
-        |device| NormalizationConfig::from(LayerNormConfig::new(6)).init(device), [4, 6],
-        |layer, x, _| layer.forward(x);
+        |device| NormalizationConfig::from(LayerNormConfig::new(6)).init(device), [4, 6];
 
-    avg_pool1d: "AvgPool1d", AsItIs, |_| AvgPool1dConfig::new(2).init(), [2, 2, 6],
-        |layer, x, _| layer.forward(x);
-    avg_pool2d: "AvgPool2d", AsItIs, |_| AvgPool2dConfig::new([2, 2]).init(), [2, 2, 4, 5],
-        |layer, x, _| layer.forward(x);
-    max_pool1d: "MaxPool1d", AsItIs, |_| MaxPool1dConfig::new(2).init(), [2, 2, 6],
-        |layer, x, _| layer.forward(x);
-    max_pool2d: "MaxPool2d", AsItIs, |_| MaxPool2dConfig::new([2, 2]).init(), [2, 2, 4, 5],
-        |layer, x, _| layer.forward(x);
+    avg_pool1d: "AvgPool1d", AsItIs, |_| AvgPool1dConfig::new(2).init(), [2, 2, 6];
+    avg_pool2d: "AvgPool2d", AsItIs, |_| AvgPool2dConfig::new([2, 2]).init(), [2, 2, 4, 5];
+    max_pool1d: "MaxPool1d", AsItIs, |_| MaxPool1dConfig::new(2).init(), [2, 2, 6];
+    max_pool2d: "MaxPool2d", AsItIs, |_| MaxPool2dConfig::new([2, 2]).init(), [2, 2, 4, 5];
     adaptive_avg_pool1d: "AdaptiveAvgPool1d", AsItIs, |_| AdaptiveAvgPool1dConfig::new(3).init(),
-        [2, 2, 7], |layer, x, _| layer.forward(x);
+        [2, 2, 7];
     adaptive_avg_pool2d: "AdaptiveAvgPool2d", AsItIs,
-        |_| AdaptiveAvgPool2dConfig::new([3, 2]).init(), [2, 2, 5, 3],
-        |layer, x, _| layer.forward(x);
+        |_| AdaptiveAvgPool2dConfig::new([3, 2]).init(), [2, 2, 5, 3];
     adaptive_avg_pool3d: "AdaptiveAvgPool3d", AsItIs,
-        |_| AdaptiveAvgPool3dConfig::new([2, 2, 1]).init(), [1, 2, 3, 4, 3],
-        |layer, x, _| layer.forward(x);
+        |_| AdaptiveAvgPool3dConfig::new([2, 2, 1]).init(), [1, 2, 3, 4, 3];
 
-    fold4d: "Fold4d", AsItIs, |_| Fold4dConfig::new([4, 4], [2, 2]).init(), [2, 4, 9],
-        |layer, x, _| layer.forward(x);
-    unfold4d: "Unfold4d", AsItIs, |_| Unfold4dConfig::new([2, 2]).init(), [2, 2, 4, 3],
-        |layer, x, _| layer.forward(x);
-    pixel_shuffle: "PixelShuffle", AsItIs, |_| PixelShuffleConfig::new(2).init(), [2, 4, 3, 2],
-        |layer, x, _| layer.forward(x);
+    fold4d: "Fold4d", AsItIs, |_| Fold4dConfig::new([4, 4], [2, 2]).init(), [2, 4, 9];
+    unfold4d: "Unfold4d", AsItIs, |_| Unfold4dConfig::new([2, 2]).init(), [2, 2, 4, 3];
+    pixel_shuffle: "PixelShuffle", AsItIs, |_| PixelShuffleConfig::new(2).init(), [2, 4, 3, 2];
     pixel_unshuffle: "PixelUnshuffle", AsItIs, |_| PixelUnshuffleConfig::new(2).init(),
-        [2, 1, 4, 6], |layer, x, _| layer.forward(x);
+        [2, 1, 4, 6];
     interpolate1d: "Interpolate1d", AsItIs,
-        |_| Interpolate1dConfig::new().with_scale_factor(Some(2.0)).init(), [2, 2, 4],
-        |layer, x, _| layer.forward(x);
+        |_| Interpolate1dConfig::new().with_scale_factor(Some(2.0)).init(), [2, 2, 4];
     interpolate2d: "Interpolate2d", AsItIs,
-        |_| Interpolate2dConfig::new().with_output_size(Some([5, 7])).init(), [2, 2, 4, 3],
-        |layer, x, _| layer.forward(x);
+        |_| Interpolate2dConfig::new().with_output_size(Some([5, 7])).init(), [2, 2, 4, 3];
     interpolate2d_linear: "Interpolate2d", AsItIs,
         |_| {
             let config = Interpolate2dConfig::new().with_output_size(Some([5, 7]));
             config.with_mode(InterpolateMode::Linear).init()
         },
-        [2, 2, 4, 3], |layer, x, _| layer.forward(x);
+        [2, 2, 4, 3];
 
     cosine_similarity: "CosineSimilarity", AsItIs, |_| CosineSimilarityConfig::new().init(), [5, 4],
         |layer, x, _| layer.forward(x.clone(), x.flip([1]));
@@ -142,9 +112,9 @@ layers! {
     // Sinusoids and frequencies in f32.
     positional_encoding: "PositionalEncoding", InF32,
         |device| PositionalEncodingConfig::new(6).with_max_sequence_size(8).init(device),
-        [2, 3, 6], |layer, x, _| layer.forward(x);
+        [2, 3, 6];
     rotary_encoding: "RotaryEncoding", InF32, |device| RotaryEncodingConfig::new(8, 6).init(device),
-        [2, 3, 6], |layer, x, _| layer.forward(x);
+        [2, 3, 6];
 
     multi_head_attention: "MultiHeadAttention", AsItIs,
         |device| MultiHeadAttentionConfig::new(8, 2).with_dropout(0.0).init(device), [2, 5, 8],
@@ -193,7 +163,7 @@ layers! {
         };
     position_wise_feed_forward: "PositionWiseFeedForward", AsItIs,
         |device| PositionWiseFeedForwardConfig::new(6, 8).with_dropout(0.0).init(device),
-        [2, 3, 6], |layer, x, _| layer.forward(x);
+        [2, 3, 6];
 
     // States and output buffers in f32.
     rnn: "Rnn", InF32, |device| RnnConfig::new(5, 3, true).init(device), [2, 4, 5],

@@ -92,7 +92,9 @@ fn a_resumed_run_has_the_averages_of_the_uninterrupted_one() {
         let stored = Resume::check(parts.path(), 2).unwrap();
         assert_eq!(stored_state(&stored), scaler_state(half.scaler()));
         let mut averages = EmaConfig::new().init().unwrap();
-        averages.load_record(stored.record().unwrap().clone());
+        averages
+            .load_record(stored.record().unwrap().clone())
+            .unwrap();
         assert_eq!(
             (averages.updates(), averages.parameters()),
             (half.ema().unwrap().updates(), 4)
@@ -172,7 +174,10 @@ fn averages_go_with_the_optimizer() {
     let mut optim = optim.with_ema(ema()).unwrap();
     let net = run.by_hand(&amp, &mut optim);
     let averages = values(&optim.ema().unwrap().module(&net));
-    let model = amp.learner(net, optim, crate::support::lr()).model();
+    let model = amp
+        .learner(net, optim, crate::support::lr())
+        .unwrap()
+        .model();
     assert!(averaged(&model).1 == averages);
     assert_eq!(model.scaler().counters().steps(), 6);
 }

@@ -291,7 +291,7 @@ fn replicas_with_the_same_reduced_gradients_stay_the_same() {
                         learner.lr_step();
                         learner.optimizer_step(sum.grads());
                         let model = learner.model();
-                        history.push((*model.scaler().counters(), parameters(&model)));
+                        history.push((model.scaler().counters(), parameters(&model)));
                     }
                 }
                 history

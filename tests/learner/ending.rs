@@ -4,7 +4,7 @@ use burn::{
     data::dataloader::Progress,
     lr_scheduler::constant::ConstantLr,
     module::Module,
-    optim::AdamConfig,
+    optim::{AdamConfig, ModuleOptimizer, SgdConfig},
     tensor::{Device, FloatDType},
     train::{
         ExecutionStrategy, Interrupter, Learner, LearningResult, MetricEarlyStoppingStrategy,
@@ -16,7 +16,8 @@ use burn::{
     },
 };
 use burn_amp::{
-    AmpError, GradScalerConfig, MixedPrecision, Resume, Scaled, ScaledOptimizer, to_half,
+    AmpError, Fused, FusedAdam, GradScalerConfig, MixedPrecision, Resume, Scaled, ScaledOptimizer,
+    to_half,
 };
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -263,7 +264,7 @@ fn a_failed_model_can_be_trained_again() {
             model = model.try_load_file(file).unwrap();
         }
         assert!(monitor.run_result().is_err(), "told until it trains again");
-        let before = (*model.scaler().counters(), parameters(&model));
+        let before = (model.scaler().counters(), parameters(&model));
 
         let again = temp_dir();
         let run = Run {
@@ -339,13 +340,51 @@ fn a_failure_of_ones_own_ends_the_run() {
     assert_eq!(amp.run_result(), Err(error));
 }
 
+/// Every weight would be NaN after one step with it.
+#[test]
+fn a_learning_rate_that_is_not_finite_ends_the_run() {
+    let run = Run::default();
+    let launch = |amp: MixedPrecision, optim: fn() -> ModuleOptimizer, fused: bool, rate: f64| {
+        let at = format!("{:?}, fused: {fused}, {rate}", amp.dtype());
+        let folder = temp_dir();
+        let net = Net::new(&Device::default().autodiff());
+        let lr = ConstantLr::new(rate);
+        let learner = match fused {
+            true => amp.learner(net, fused_adam(), lr).unwrap(),
+            false => amp.learner(net, optim(), lr).unwrap(),
+        };
+        let training = amp.training(run.training(folder.path()));
+        let model = training.launch(learner).model;
+        let refused = amp.run_result().expect_err(&at).to_string();
+        assert!(
+            refused.starts_with(&format!("`lr` is {rate}, but must be finite")),
+            "{at}: {refused}"
+        );
+        assert!(all_finite(&model), "{at}");
+        assert_eq!(amp.counters().steps(), 0, "{at}");
+    };
+    let adam = || AdamConfig::new().init();
+    let sgd = || SgdConfig::new().init();
+    for amp in [|| Run::default().amp(), MixedPrecision::f32] {
+        for rate in [f64::NAN, f64::INFINITY] {
+            launch(amp(), adam, false, rate);
+            launch(amp(), sgd, false, rate);
+            launch(amp(), adam, true, rate);
+        }
+    }
+}
+
+fn fused_adam() -> FusedAdam {
+    Fused::new(AdamConfig::new()).unwrap()
+}
+
 /// A Learner cannot accumulate as the optimizer was told, nor with another scale: an error at once, not another training.
 #[test]
 fn an_optimizer_that_does_not_fit_is_refused() {
     let device = Device::flex().autodiff();
     let amp = MixedPrecision::f16();
     let refused = |optim| {
-        let learner = amp.try_learner(Net::new(&device), optim, lr());
+        let learner = amp.learner(Net::new(&device), optim, lr());
         let error = learner.err().expect("an error");
         let AmpError::InvalidValue { field, .. } = &error else {
             panic!("{error}")
@@ -369,7 +408,7 @@ fn an_optimizer_that_does_not_fit_is_refused() {
         );
     }
     let optim = ScaledOptimizer::new(adam(), &amp);
-    assert!(amp.try_learner(Net::new(&device), optim, lr()).is_ok());
+    assert!(amp.learner(Net::new(&device), optim, lr()).is_ok());
 }
 
 /// A step that counts nothing is no step to the metrics.

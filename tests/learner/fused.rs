@@ -32,7 +32,7 @@ fn launch(run: &Run, folder: &Path, is_fused: bool) -> Scaled<Net> {
     let learner = match is_fused {
         true => {
             let net = Net::new(&Device::default().autodiff());
-            amp.learner(net, fused(), lr())
+            amp.learner(net, fused(), lr()).unwrap()
         }
         false => run.learner(&amp),
     };
@@ -112,6 +112,7 @@ fn distance(one: &[Values], other: &[Values]) -> f32 {
 
 fn learner(amp: &MixedPrecision) -> Learner<Scaled<Net>> {
     amp.learner(Net::new(&Device::default().autodiff()), fused(), lr())
+        .unwrap()
 }
 
 /// The same optimizer, of which nobody knows that it need not be waited for.
@@ -149,7 +150,7 @@ fn a_long_run_is_the_one_that_waits() {
         let amp = run.amp();
         let training = amp.training(run.training(folder.path()));
         let model = training.launch(learner(&amp)).model;
-        let counters = *model.scaler().counters();
+        let counters = model.scaler().counters();
         assert_eq!(counters, amp.counters());
         assert_eq!(counters.steps(), 6 * run.epochs as u64);
         assert!(counters.skipped() >= run.epochs as u64, "{counters:?}");
@@ -243,7 +244,9 @@ fn a_schedule_holds_a_step_later() {
     }
     let amp = run.amp();
     let net = Net::new(&Device::default().autodiff());
-    let learner = amp.learner(net, fused(), ScaledLrScheduler::new(lr(), &amp));
+    let learner = amp
+        .learner(net, fused(), ScaledLrScheduler::new(lr(), &amp))
+        .unwrap();
     let training = run.training(folder.path());
     let training = amp.training(training.metric_train_numeric(LearningRateMetric::new()));
     let result = training.launch(learner);
@@ -264,12 +267,12 @@ fn it_steps_in_a_pipeline() {
             true => {
                 let optim = ScaledOptimizer::new(fused(), &amp);
                 let optim = PipelinedOptimizer::new(optim, Device::flex()).unwrap();
-                amp.learner(net, optim, lr())
+                amp.learner(net, optim, lr()).unwrap()
             }
             false => {
                 let optim = ScaledOptimizer::new(AdamConfig::new().init(), &amp);
                 let optim = PipelinedOptimizer::new(optim, Device::flex()).unwrap();
-                amp.learner(net, optim, lr())
+                amp.learner(net, optim, lr()).unwrap()
             }
         };
         let model = run.training(folder.path()).launch(learner).model;

@@ -23,7 +23,7 @@ fn checkpoints_of_every_release_load() {
     for folder in folders {
         let folder = folder.unwrap().path();
         let stored = AmpRecord::load(folder.join("scaler.bpk")).unwrap();
-        let counters = *stored.counters().unwrap();
+        let counters = stored.counters().unwrap();
         assert!(counters.skipped() > 0);
         let resume = Resume::check(&folder, 1).unwrap();
         let stored = stored.into_bytes().unwrap();
@@ -36,7 +36,7 @@ fn checkpoints_of_every_release_load() {
 
         // The averages are those of the release, bit for bit.
         let mut ema = EmaConfig::new().init().unwrap();
-        ema.load_record(resume.record().unwrap().clone());
+        ema.load_record(resume.record().unwrap().clone()).unwrap();
         let finalized = Net::new(&device)
             .try_load_file(folder.join("finalized.bpk"))
             .unwrap();

@@ -48,7 +48,7 @@ fn a_learner_guards_as_its_optimizer_was_told() {
         (model, amp, skips)
     };
     let (guarded, amp, skips) = launch(Some(GUARD));
-    let counters = *guarded.scaler().counters();
+    let counters = guarded.scaler().counters();
     assert_eq!(
         (counters.guarded(), counters.stepped(), counters.skipped()),
         (4, 20, 0)

@@ -27,7 +27,8 @@ fn a_fused_step_is_one_update() {
     }
     let (amp, training) = (Run::default().amp(), device.clone().autodiff());
     let optim = FusedAdam::new(AdamConfig::new()).unwrap();
-    let mut learner = amp.learner(Net::new(&training), optim, lr());
+    let learner = amp.learner(Net::new(&training), optim, lr());
+    let mut learner = learner.unwrap();
     learner.fork(&training);
     for batch in loader(samples(24), None).to_device(&training).iter() {
         let grads = learner.train_step(batch.unwrap()).grads;

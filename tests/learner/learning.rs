@@ -4,10 +4,11 @@ use burn::{
     module::Module,
     optim::AdamConfig,
     tensor::{DType, Device, Tensor},
+    train::InferenceStep,
 };
-use burn_amp::MixedPrecision;
+use burn_amp::{AmpError, MixedPrecision};
 
-use crate::support::{Net, Run, read_metric, temp_dir, values};
+use crate::support::{Net, Run, loader, read_metric, samples, temp_dir, values};
 
 /// In f16 if the device has it, with all metrics: the classes are learnt, every step is counted, the scale grows, and the
 /// files say so.
@@ -48,6 +49,20 @@ fn an_f16_run_learns() {
         let norm: f64 = norm.split(',').next().unwrap().parse().unwrap();
         assert!(norm > 0.0 && norm < 10.0);
     }
+}
+
+/// In a loop of one's own a free `autocast` opens no scope, and the model would train in f32.
+#[test]
+fn a_dry_run_opens_the_scopes_that_a_learner_opens() {
+    let (run, device) = (Run::default(), Device::default().autodiff());
+    let amp = run.amp();
+    let net = Net::new(&device).apply_reparameterization(amp.clone());
+    let batches = loader(samples(8), None).to_device(&device);
+    let batch = batches.iter().next().unwrap().unwrap();
+    let check = || amp.check(&net, |m| InferenceStep::step(m, batch.clone()).loss);
+    assert_eq!(check().map(drop), Err(AmpError::NoScope));
+    let _learner = run.learner(&amp);
+    check().unwrap();
 }
 
 /// In f32, a run without overflow is Burn's own, bit for bit: the same parameters after as many steps.

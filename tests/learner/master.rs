@@ -45,7 +45,7 @@ fn master_weights_train_bf16_parameters_in_a_learner() {
     let amp = MixedPrecision::bf16().with_scaler(scaler).unwrap();
     let net = to_half(Net::new(&Device::flex().autodiff()), FloatDType::BF16, &[]);
     let optim = MasterWeights::new(AdamConfig::new().build());
-    let learner = amp.learner(Half { net: net.clone() }, optim, lr());
+    let learner = amp.learner(Half { net: net.clone() }, optim, lr()).unwrap();
     let folder = temp_dir();
     let result = run.training(folder.path()).launch(learner);
     assert!(result.error.is_none());
@@ -69,7 +69,7 @@ fn gradients_of_bf16_parameters_are_summed_in_f32() {
     let device = Device::flex().autodiff();
     let net = to_half(Net::new(&device), FloatDType::BF16, &[]);
     let optim = MasterWeights::new(AdamConfig::new().build());
-    let model = amp.learner(Half { net }, optim, lr()).model();
+    let model = amp.learner(Half { net }, optim, lr()).unwrap().model();
     let batches = loader(samples(8), None).to_device(&device);
     let batch = || batches.iter().next().unwrap().unwrap();
     let id = model.net.hidden.weight.id;

@@ -14,10 +14,13 @@ use burn::{
         TrainOutput, TrainStep,
     },
 };
-use burn_amp::{FusedAdam, MixedPrecision, Scaled};
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
+use burn_amp::{FusedAdam, MixedPrecision, PipelinedOptimizer, Scaled, ScaledOptimizer};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
 };
 
 use crate::support::{
@@ -65,6 +68,7 @@ fn paths_ids_and_records_are_those_of_the_model() {
     let amp = MixedPrecision::f16();
     let scaled = amp
         .learner(net.clone(), AdamConfig::new().init(), lr())
+        .unwrap()
         .model();
     assert_eq!(paths(&scaled), paths(&net));
     assert_eq!(paths(&scaled)[0].0, "hidden.weight");
@@ -86,7 +90,7 @@ fn a_model_may_be_reparameterized_before() {
             true => net.apply_reparameterization(amp.clone()),
             false => net,
         };
-        let learner = amp.learner(net, AdamConfig::new().init(), lr());
+        let learner = amp.learner(net, AdamConfig::new().init(), lr()).unwrap();
         let folder = temp_dir();
         run.training(folder.path()).launch(learner).model
     });
@@ -112,7 +116,7 @@ fn optimizer_groups_by_path_keep_working() {
         )
         .init()
         .unwrap();
-    let mut learner = MixedPrecision::f16().learner(net, optim, lr);
+    let mut learner = MixedPrecision::f16().learner(net, optim, lr).unwrap();
     let batches = loader(samples(8), None).to_device(&device);
     for batch in batches.iter() {
         let grads = learner.train_step(batch.unwrap()).grads;
@@ -192,15 +196,118 @@ fn the_optimize_of_a_model_is_called() {
         Some(MultiDeviceOptim::OptimSharded),
     ] {
         let own = OwnRun::launch(strategy, |amp, model| {
-            amp.learner(model, AdamConfig::new().init(), lr())
+            amp.learner(model, AdamConfig::new().init(), lr()).unwrap()
         });
         assert_eq!(own.calls, own.stepped, "{strategy:?}");
-        // A fused optimizer finds out whether there is one.
+        // A fused optimizer has to be told that there is one.
         let fused = OwnRun::launch(strategy, |amp, model| {
-            amp.learner(model, FusedAdam::new(AdamConfig::new()).unwrap(), lr())
+            let optim = ScaledOptimizer::new(fused(), amp).with_own_optimize();
+            amp.learner(model, optim, lr()).unwrap()
         });
-        assert_eq!(fused.calls, fused.stepped + 1, "{strategy:?}");
+        assert_eq!(fused.calls, fused.stepped, "{strategy:?}");
         assert!(fused.values == own.values, "{strategy:?}");
+    }
+}
+
+fn fused() -> FusedAdam {
+    FusedAdam::new(AdamConfig::new()).unwrap()
+}
+
+/// What steps by itself trains as if the model had none.
+#[test]
+fn an_optimizer_that_steps_by_itself_does_not_call_it() {
+    let device = Device::flex().autodiff();
+    let amp = MixedPrecision::f16();
+    let calls = Arc::<AtomicU64>::default();
+    let model = Clipped {
+        net: Net::new(&device),
+        calls: calls.clone(),
+    };
+    let mut own = amp.learner(model, fused(), lr()).unwrap();
+    let mut plain = MixedPrecision::f16()
+        .learner(Net::new(&device), fused(), lr())
+        .unwrap();
+    for batch in loader(samples(24), None).to_device(&device).iter() {
+        let batch = batch.unwrap();
+        let grads = own.train_step(batch.clone()).grads;
+        own.lr_step();
+        own.optimizer_step(grads);
+        let grads = plain.train_step(batch).grads;
+        plain.lr_step();
+        plain.optimizer_step(grads);
+    }
+    assert_eq!(calls.load(Ordering::Relaxed), 0);
+    assert!(values(&own.model().net) == values(&plain.model()));
+
+    // On a thread of its own, it cannot.
+    let optim = ScaledOptimizer::new(AdamConfig::new().init(), &amp).with_own_optimize();
+    let optim = PipelinedOptimizer::new(optim, Device::flex()).unwrap();
+    let error = amp.learner(Net::new(&device), optim, lr());
+    let error = error.map(drop).unwrap_err().to_string();
+    assert!(error.contains("with_own_optimize"), "{error}");
+}
+
+/// A model that panics in its own `optimize` has lost a step, and not the optimizer.
+#[test]
+fn a_panic_in_the_optimize_of_a_model_leaves_the_optimizer() {
+    let device = Device::flex().autodiff();
+    let trained = |panics: bool| {
+        let model = Panicking {
+            net: Net::new(&device),
+            panics: Arc::new(panics.into()),
+        };
+        let mut learner = MixedPrecision::f16()
+            .learner(model, AdamConfig::new().init(), lr())
+            .unwrap();
+        for batch in loader(samples(24), None).to_device(&device).iter() {
+            let batch = batch.unwrap();
+            learner.lr_step();
+            if panics {
+                let grads = learner.train_step(batch.clone()).grads;
+                learner.model().panics.store(true, Ordering::Relaxed);
+                let step = AssertUnwindSafe(|| learner.optimizer_step(grads));
+                assert!(catch_unwind(step).is_err());
+            }
+            let grads = learner.train_step(batch).grads;
+            learner.optimizer_step(grads);
+        }
+        values(&learner.model().net)
+    };
+    assert!(trained(true) == trained(false));
+}
+
+#[derive(Module, Debug)]
+struct Panicking {
+    net: Net,
+    #[module(skip)]
+    panics: Arc<AtomicBool>,
+}
+
+impl TrainStep for Panicking {
+    type Input = Batch;
+    type Output = ClassificationOutput;
+
+    fn step(&self, batch: Batch) -> TrainOutput<ClassificationOutput> {
+        TrainStep::step(&self.net, batch)
+    }
+
+    fn optimize(
+        self,
+        optim: &mut ModuleOptimizer,
+        lr: ModuleLearningRate,
+        grads: GradientsParams,
+    ) -> Self {
+        assert!(!self.panics.swap(false, Ordering::Relaxed));
+        optim.step(lr, self, grads)
+    }
+}
+
+impl InferenceStep for Panicking {
+    type Input = Batch;
+    type Output = ClassificationOutput;
+
+    fn step(&self, batch: Batch) -> ClassificationOutput {
+        InferenceStep::step(&self.net, batch)
     }
 }
 

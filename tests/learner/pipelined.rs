@@ -7,8 +7,8 @@ use burn::{
     train::{Learner, LearningResult},
 };
 use burn_amp::{
-    AmpError, EmaConfig, GradScalerConfig, GradientClip, MixedPrecision, PipelinedOptimizer,
-    Resume, Scaled, ScaledOptimizer, to_half,
+    AmpError, EmaConfig, FusedAdam, GradScalerConfig, GradientClip, MixedPrecision,
+    PipelinedOptimizer, Resume, Scaled, ScaledOptimizer, to_half,
 };
 use std::path::Path;
 
@@ -26,7 +26,7 @@ fn optimizer(amp: &MixedPrecision, synchronous: bool) -> PipelinedOptimizer<Modu
 
 fn learner(amp: &MixedPrecision, synchronous: bool) -> Learner<Scaled<Net>> {
     let net = Net::new(&Device::default().autodiff());
-    amp.learner(net, optimizer(amp, synchronous), lr())
+    amp.learner(net, optimizer(amp, synchronous), lr()).unwrap()
 }
 
 fn launch(run: &Run, folder: &Path, synchronous: bool) -> LearningResult<Scaled<Net>> {
@@ -50,7 +50,7 @@ fn by_hand(run: &Run, amp: &MixedPrecision) -> Net {
             let grads = GradientsParams::from_grads(loss.backward(), &net);
             net = optim.step(lr.step(), net, grads);
         }
-        net = optim.synchronize(net);
+        net = optim.synchronize(net).unwrap();
     }
     net
 }
@@ -117,8 +117,8 @@ fn checkpoints_know_nothing_of_the_pipeline() {
             false => first.launch(folder.path()).model,
         };
         let stored = Resume::check(folder.path(), 2).unwrap();
-        let counters = *stored.record().unwrap().counters().unwrap();
-        assert_eq!(counters, *half.scaler().counters());
+        let counters = stored.record().unwrap().counters().unwrap();
+        assert_eq!(counters, half.scaler().counters());
         let second = Run {
             resume: Some(2),
             ..shuffled_run()
@@ -169,8 +169,9 @@ fn clipping_goes_with_the_optimizer() {
             true => {
                 let optim = PipelinedOptimizer::new(optim, Device::flex()).unwrap();
                 amp.learner(net, optim.with_synchronous(true), lr())
+                    .unwrap()
             }
-            false => amp.learner(net, optim, lr()),
+            false => amp.learner(net, optim, lr()).unwrap(),
         };
         let folder = temp_dir();
         run.training(folder.path()).launch(learner).model
@@ -194,7 +195,7 @@ fn half_precision_parameters_resume_from_their_masters() {
         let device = Device::default().autodiff();
         let net = to_half(Net::new(&device), FloatDType::BF16, &[]);
         let optim = PipelinedOptimizer::new(AdamConfig::new().init(), Device::flex()).unwrap();
-        let learner = amp.learner(Half { net }, optim, lr());
+        let learner = amp.learner(Half { net }, optim, lr()).unwrap();
         run.training(folder).launch(learner).model
     };
     let (whole, parts) = (temp_dir(), temp_dir());
@@ -232,6 +233,28 @@ fn an_exhausted_scale_ends_the_run() {
     assert_eq!(amp.counters().steps(), 3);
 }
 
+/// Of another optimizer nobody knows the kind: it is stepped as Burn's, on the thread again.
+#[test]
+fn another_optimizer_goes_on_with_the_model() {
+    let run = Run {
+        epochs: 1,
+        ..Run::default()
+    };
+    let amp = run.amp();
+    let fused = ScaledOptimizer::new(FusedAdam::new(AdamConfig::new()).unwrap(), &amp);
+    let fused = PipelinedOptimizer::new(fused, Device::flex()).unwrap();
+    let learner = amp
+        .learner(Net::new(&Device::default().autodiff()), fused, lr())
+        .unwrap();
+    let model = run.training(temp_dir().path()).launch(learner).model;
+    let before = values(&model);
+    let again = Learner::new(model.train(), AdamConfig::new().init(), lr());
+    let result = run.training(temp_dir().path()).launch(again);
+    assert!(result.error.is_none());
+    assert_eq!(result.model.scaler().counters().steps(), 12);
+    assert!(values(&result.model) != before);
+}
+
 #[test]
 fn averages_are_refused() {
     let amp = MixedPrecision::f16();
@@ -239,7 +262,7 @@ fn averages_are_refused() {
     let optim = optim.with_ema(EmaConfig::new()).unwrap();
     let optim = PipelinedOptimizer::new(optim, Device::flex()).unwrap();
     let net = Net::new(&Device::default().autodiff());
-    let error = amp.try_learner(net, optim, lr()).map(drop).unwrap_err();
+    let error = amp.learner(net, optim, lr()).map(drop).unwrap_err();
     assert!(
         matches!(
             error,

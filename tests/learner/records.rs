@@ -7,7 +7,10 @@ use burn::{
     },
     train::LearningResult,
 };
-use burn_amp::{AmpError, AmpRecord, MasterWeights, Resume, Scaled, ScaledOptimizer, StepOutcome};
+use burn_amp::{
+    AmpError, AmpRecord, FusedAdam, MasterWeights, MixedPrecision, Resume, Scaled, ScaledOptimizer,
+    StepOutcome,
+};
 use burn_pack::{Reader, Tensor, Writer};
 use std::{
     fs,
@@ -15,7 +18,9 @@ use std::{
     path::Path,
 };
 
-use crate::support::{Net, Run, STATE_ID, pack, scaler_state, stored_state, temp_dir, values};
+use crate::support::{
+    Net, Run, STATE_ID, pack, poison, scaler_state, stored_state, temp_dir, values,
+};
 
 fn run(epochs: usize, resume: Option<usize>) -> Run {
     Run {
@@ -231,27 +236,70 @@ fn the_monitor_shows_what_was_loaded() {
         run.by_hand(&amp, &mut optim);
         (amp, optim)
     };
-    let (_, stored) = trained(1);
+    let (_, mut stored) = trained(1);
     let plain = AmpRecord::from_bytes(AdamConfig::new().init().into_bytes().unwrap()).unwrap();
     let (amp, mut optim) = trained(2);
     let monitor = amp.clone();
     let check = |optim: &ScaledOptimizer<ModuleOptimizer>, steps: u64| {
         let scaler = optim.scaler();
-        assert_eq!(monitor.counters(), *scaler.counters());
+        assert_eq!(monitor.counters(), scaler.counters());
         assert_eq!(monitor.counters().steps(), steps);
         assert_eq!(monitor.loss_scale(), scaler.loss_scale());
         (monitor.last_outcome(), monitor.last_status().is_some())
     };
     assert_eq!(check(&optim, 12), (Some(StepOutcome::Stepped), true));
-    optim.load_record(stored.to_record());
+    optim.load_record(stored.to_record()).unwrap();
     assert_eq!(check(&optim, 6), (None, false));
 
     let (amp, mut optim) = trained(2);
     let monitor = amp.clone();
-    optim.load_record(plain);
+    optim.load_record(plain).unwrap();
     assert_eq!(
         (monitor.counters().steps(), monitor.last_outcome()),
         (0, None)
     );
     assert_eq!(monitor.loss_scale(), optim.scaler().loss_scale());
+}
+
+/// Those of one that is dropped too, with steps that the device has decided. A record brings its own, in place of what its optimizer has
+/// counted.
+#[test]
+fn the_monitor_counts_the_steps_of_all_optimizers() {
+    let mut run = run(2, None);
+    poison(&mut run.samples, 11);
+    let counted = |last: &dyn Fn(&MixedPrecision)| {
+        let amp = run.amp();
+        let optims = [(); 2].map(|()| {
+            let mut optim = ScaledOptimizer::new(AdamConfig::new().init(), &amp);
+            run.by_hand(&amp, &mut optim);
+            optim
+        });
+        let [mut first, mut second] = optims;
+        let both = [&first, &second].map(|optim| optim.scaler().counters());
+        let counters = amp.counters();
+        assert_eq!(
+            (both[0].steps(), both[1].steps(), counters.steps()),
+            (12, 12, 24)
+        );
+        let skipped = both[0].skipped() + both[1].skipped();
+        assert_eq!((counters.skipped(), skipped > 1), (skipped, true));
+        first.load_record(second.to_record()).unwrap();
+        run.by_hand(&amp, &mut first);
+        assert_eq!(
+            (first.scaler().counters().steps(), amp.counters().steps()),
+            (24, 36)
+        );
+        drop((first, second));
+        last(&amp);
+        amp.counters()
+    };
+    let adam = AdamConfig::new;
+    let waited = counted(&|amp| {
+        run.by_hand(amp, &mut ScaledOptimizer::new(adam().init(), amp));
+    });
+    let pending = counted(&|amp| {
+        let fused = FusedAdam::new(adam()).unwrap();
+        run.by_hand(amp, &mut ScaledOptimizer::new(fused, amp));
+    });
+    assert_eq!((waited.steps(), pending), (48, waited));
 }

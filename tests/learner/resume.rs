@@ -7,6 +7,7 @@ use burn::{
     train::{ExecutionStrategy, Learner, MultiDeviceOptim},
 };
 use burn_amp::{GradScalerConfig, GradientClip, MixedPrecision, Resume, Scaled, ScaledOptimizer};
+use burn_amp_tests::LogMaxAgain;
 use std::{path::Path, sync::Arc};
 
 use crate::support::{
@@ -53,7 +54,7 @@ fn a_resumed_run_is_the_uninterrupted_one_bit_for_bit() {
             ..shuffled_run()
         };
         let uninterrupted = run.launch(whole.path()).model;
-        let counters = *uninterrupted.scaler().counters();
+        let counters = uninterrupted.scaler().counters();
         assert!(counters.skipped() >= 4, "{counters:?}");
 
         let parts = temp_dir();
@@ -92,6 +93,34 @@ fn a_resumed_run_is_the_uninterrupted_one_bit_for_bit() {
             }
         }
     }
+}
+
+/// A rule that only this program knows goes on with what it has learned.
+#[test]
+fn a_resumed_run_goes_on_with_its_own_rule() {
+    let launch = |folder: &Path, epochs, resume| {
+        let run = Run {
+            epochs,
+            resume,
+            ..shuffled_run()
+        };
+        let amp = run.amp();
+        let schedule = run.config.schedule().unwrap();
+        let schedule = schedule.with_rule(LogMaxAgain::default()).unwrap();
+        let amp = amp.with_schedule(schedule).unwrap();
+        let training = amp.training(run.training(folder));
+        training.launch(run.learner(&amp)).model
+    };
+    let (whole, parts) = (temp_dir(), temp_dir());
+    let uninterrupted = launch(whole.path(), 4, None);
+    let schedule = uninterrupted.scaler().schedule();
+    assert_eq!(schedule.rule_name(), "log_max_again");
+    let start = Run::default().config.schedule().unwrap();
+    let start = start.with_rule(LogMaxAgain::default()).unwrap();
+    assert_ne!(schedule, start);
+    drop(launch(parts.path(), 2, None));
+    let resumed = launch(parts.path(), 4, Some(2));
+    assert_same((whole.path(), &uninterrupted), (parts.path(), &resumed), 4);
 }
 
 /// The state is the checkpoint's, the settings are the program's.
@@ -258,4 +287,22 @@ fn so_do_the_loaders_of_one_device_and_of_several() {
     let [whole, resumed] = [whole, resumed].map(|loader| loader.to_device(&flex));
     epoch(&whole);
     assert!(epoch(&whole) == epoch(&resumed));
+}
+
+#[test]
+fn a_missing_epoch_is_named_with_those_that_are_there() {
+    let folder = temp_dir();
+    let message = |epoch| Resume::check(folder.path(), epoch).unwrap_err().to_string();
+    assert!(message(1).contains("there is no checkpoint of epoch 1, nor of another"));
+    let run = Run {
+        epochs: 2,
+        ..Run::default()
+    };
+    run.launch(folder.path());
+    let message = message(7);
+    let told = "there is no checkpoint of epoch 7, but of 1, 2";
+    assert!(
+        message.contains("model-7.bpk") && message.contains(told),
+        "{message}"
+    );
 }

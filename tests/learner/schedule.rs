@@ -14,6 +14,7 @@ fn learner(amp: &MixedPrecision) -> Learner<Scaled<Net>> {
     let model = Net::new(&Device::default().autodiff());
     let optim = AdamConfig::new().init();
     amp.learner(model, optim, ScaledLrScheduler::new(lr(), amp))
+        .unwrap()
 }
 
 /// Six batches an epoch, of which these overflow, in two epochs or more.
@@ -106,7 +107,7 @@ fn workers_go_together() {
             .with_training_strategy(ExecutionStrategy::multi(devices, optim).into())
             .metric_train_numeric(LearningRateMetric::new());
         let result = amp.training(training).launch(learner(&amp));
-        let counters = *result.model.scaler().counters();
+        let counters = result.model.scaler().counters();
         let mut found = rates(folder.path(), 2);
         found.sort_by(f64::total_cmp);
         // The lowest is that of the last step, as many as were taken before.

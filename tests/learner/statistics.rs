@@ -57,7 +57,9 @@ fn train(samples: Vec<Sample>, accumulation: Option<usize>) -> ([Vec<f32>; 2], u
         norm: BatchNormConfig::new(8).init(&device),
         net: Net::new(&device),
     };
-    let learner = amp.learner(model, SgdConfig::new().init(), ConstantLr::new(0.1));
+    let learner = amp
+        .learner(model, SgdConfig::new().init(), ConstantLr::new(0.1))
+        .unwrap();
     let training = amp.training(run.training(folder.path()));
     let result = training.launch(learner);
     assert!(result.error.is_none());

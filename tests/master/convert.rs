@@ -1,13 +1,10 @@
 //! `to_half` and `to_full`.
 
-use burn::{
-    module::{Module, ParamGroup},
-    nn::{EmbeddingConfig, Linear, LinearConfig, LinearLayout},
-    tensor::{DType, Device, FloatDType, Int, Tensor},
-};
-use burn_amp::{AmpError, MixedPrecision, to_full, to_half};
+use burn_amp_tests::prelude::*;
 
-use crate::{bits::parameters, support::Net};
+use burn_amp_tests::parameters;
+
+use crate::support::Net;
 
 fn dtypes(net: &Net) -> Vec<(String, DType)> {
     let all = parameters(net).into_iter();
@@ -17,10 +14,8 @@ fn dtypes(net: &Net) -> Vec<(String, DType)> {
 #[test]
 fn all_but_the_kept_groups_are_converted() {
     let net = Net::new(&Device::flex().autodiff());
-    for (dtype, half) in [
-        (FloatDType::F16, DType::F16),
-        (FloatDType::BF16, DType::BF16),
-    ] {
+    for dtype in [FloatDType::F16, FloatDType::BF16] {
+        let half = DType::from(dtype);
         let all = to_half(net.clone(), dtype, &[]);
         assert!(dtypes(&all).iter().all(|(_, dtype)| *dtype == half));
 
@@ -54,10 +49,8 @@ fn ids_trainability_and_device_stay() {
         assert!(converted.head.weight.is_require_grad());
         for tensor in [converted.hidden.weight.val(), converted.head.weight.val()] {
             assert_eq!(tensor.device(), device);
-            assert_eq!(
-                tensor.gradient_checkpointing_strategy(),
-                device.gradient_checkpointing_strategy()
-            );
+            let strategy = device.gradient_checkpointing_strategy();
+            assert_eq!(tensor.gradient_checkpointing_strategy(), strategy);
         }
     }
 }
@@ -78,11 +71,8 @@ fn a_frozen_model_can_be_thawed() {
 /// Converted on a device without autodiff, trained later.
 #[test]
 fn a_model_for_inference_can_be_trained_later() {
-    let net = to_half(
-        Net::new(&Device::flex().autodiff()).valid(),
-        FloatDType::F16,
-        &[],
-    );
+    let net = Net::new(&Device::flex().autodiff()).valid();
+    let net = to_half(net, FloatDType::F16, &[]);
     assert!(!net.head.weight.is_require_grad());
     let net = net.train();
     assert!(net.head.weight.is_require_grad());
@@ -93,11 +83,8 @@ fn a_model_for_inference_can_be_trained_later() {
 #[test]
 fn parameter_mappers_stay() {
     let device = Device::flex();
-    let init = || {
-        LinearConfig::new(3, 2)
-            .with_layout(LinearLayout::Col)
-            .init(&device)
-    };
+    let config = LinearConfig::new(3, 2).with_layout(LinearLayout::Col);
+    let init = || config.init(&device);
     let linear: Linear = init();
     let half = to_half(linear.clone(), FloatDType::F16, &[]);
     let loaded = init().load_record(half.clone().into_record());
@@ -114,11 +101,8 @@ fn to_full_widens_half_precision_only() {
     net.norm.gamma = net.norm.gamma.map(|t| t.cast(FloatDType::BF16));
     let full = to_full(net);
     for (path, dtype) in dtypes(&full) {
-        let expected = if path == "head.weight" {
-            DType::F64
-        } else {
-            DType::F32
-        };
+        let wide = path == "head.weight";
+        let expected = if wide { DType::F64 } else { DType::F32 };
         assert_eq!(dtype, expected, "{path}");
     }
 }

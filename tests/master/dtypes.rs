@@ -1,20 +1,11 @@
 //! Gradients and parameters of every float dtype.
 
-use burn::{
-    module::{Module, Param},
-    optim::{AdamConfig, GradientsParams, SgdConfig},
-    tensor::{DType, FloatDType, Tensor},
-};
-use burn_amp::{
-    GradScaler, GradScalerConfig, MasterWeights, ScaledGradients, ScaledOptimizer, StepOutcome,
-    to_half,
-};
+use burn_amp_tests::prelude::*;
 use burn_amp_tests::scaled_by_hand;
 
-use crate::{
-    bits::parameters,
-    support::{Net, device, f32s, gradients, master, state},
-};
+use burn_amp_tests::parameters;
+
+use crate::support::{Net, device, f32s, gradients, master, state};
 
 /// The same values, wide or narrow, make the same step.
 #[test]
@@ -33,11 +24,7 @@ fn gradients_may_be_wide_or_narrow() {
         let expected = run(FloatDType::F32);
         assert_ne!(expected.0, parameters(&start));
         for grads in [FloatDType::F16, FloatDType::BF16, FloatDType::F64] {
-            assert_eq!(
-                run(grads),
-                expected,
-                "{dtype:?} parameters, {grads:?} gradients"
-            );
+            assert_eq!(run(grads), expected, "{grads:?} to {dtype:?}");
         }
     }
 }
@@ -112,16 +99,11 @@ fn a_master_may_leave_the_range_of_f16() {
         grads.register(one.weight.id, grad);
         grads
     };
-    one = optim.step(1.0, one.clone(), grads(&one, -99_999.0));
-    assert_eq!(
-        f32s(&master(&optim, &one, "weight").unwrap()),
-        [100_000.0, 1.0]
-    );
-    one = optim.step(1.0, one.clone(), grads(&one, 99_000.0));
-    assert_eq!(
-        f32s(&master(&optim, &one, "weight").unwrap()),
-        [1000.0, 1.0]
-    );
+    for (grad, expected) in [(-99_999.0, 100_000.0), (99_000.0, 1000.0)] {
+        one = optim.step(1.0, one.clone(), grads(&one, grad));
+        let master = f32s(&master(&optim, &one, "weight").unwrap());
+        assert_eq!(master, [expected, 1.0]);
+    }
     let values: Vec<f32> = one.weight.val().to_data().iter::<f32>().collect();
     assert_eq!(values, [1000.0, 1.0]);
 }

@@ -1,16 +1,10 @@
 //! Parameters changed behind the optimizer's back.
 
-use burn::{
-    module::{Module, Param},
-    optim::{AdamConfig, SgdConfig},
-    tensor::{FloatDType, Tensor},
-};
-use burn_amp::{MasterWeights, to_full, to_half};
+use burn_amp_tests::prelude::*;
 
-use crate::{
-    bits::parameters,
-    support::{Net, device, f32s, gradients, master, state},
-};
+use burn_amp_tests::parameters;
+
+use crate::support::{Net, device, f32s, gradients, master, state};
 
 /// A net after one small step, so that its masters differ from it.
 fn stepped() -> (Net, MasterWeights) {
@@ -52,22 +46,13 @@ fn one_edited_value_replaces_its_master_only() {
 #[test]
 fn a_replaced_parameter_replaces_all() {
     let (mut net, mut optim) = stepped();
-    net.hidden.weight = edit(net.hidden.weight, |tensor| {
-        tensor.mul_scalar(2.0).add_scalar(0.5)
-    });
+    net.hidden.weight = edit(net.hidden.weight, |tensor| tensor * 2.0 + 0.5);
     let expected: Vec<f32> = net.hidden.weight.val().to_data().iter::<f32>().collect();
     let net = step(&mut optim, net, 0.0);
     assert_eq!(masters(&optim, &net), expected);
     // And the edit is where the run goes on.
-    assert_eq!(
-        net.hidden
-            .weight
-            .val()
-            .to_data()
-            .iter::<f32>()
-            .collect::<Vec<_>>(),
-        expected
-    );
+    let after: Vec<f32> = net.hidden.weight.val().to_data().iter::<f32>().collect();
+    assert_eq!(after, expected);
 }
 
 #[test]
@@ -94,14 +79,11 @@ fn loaded_weights_are_followed() {
     };
     let moments = inner(&optim);
     let loaded = new.load_record(old.clone().into_record());
-    let stepped = optim.step(
-        0.0,
-        loaded.clone(),
-        gradients(&loaded, 0, 0.0, FloatDType::F32),
-    );
+    let grads = gradients(&loaded, 0, 0.0, FloatDType::F32);
+    let stepped = optim.step(0.0, loaded, grads);
     assert_eq!(parameters(&stepped), parameters(&old));
     assert_eq!(inner(&optim).len(), moments.len());
     assert_ne!(inner(&optim), moments, "moments decay, they are not reset");
-    let zero = |values: &crate::bits::Values| f32s(values).iter().all(|v| *v == 0.0);
+    let zero = |values: &burn_amp_tests::Values| f32s(values).iter().all(|v| *v == 0.0);
     assert!(inner(&optim).values().all(|(_, values)| !zero(values)));
 }

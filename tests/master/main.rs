@@ -1,7 +1,5 @@
 //! `MasterWeights`: f32 copies of half-precision parameters, and the conversion of models to half and back.
 
-#[path = "../records/support/bits.rs"]
-mod bits;
 mod convert;
 mod dtypes;
 mod edited;

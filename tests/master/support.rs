@@ -1,14 +1,9 @@
 //! A small model, gradients made by hand, and a look at the masters.
 
-use burn::{
-    module::{Module, ModuleMapper, ModuleVisitor, Param},
-    nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig},
-    optim::GradientsParams,
-    tensor::{DType, Device, FloatDType, Tensor, TensorData},
-};
-use burn_amp::{MasterWeights, in_f32};
+pub use burn_amp_tests::gradients;
+use burn_amp_tests::prelude::*;
 
-use crate::bits::{Pack, Values, pack, parameters};
+use burn_amp_tests::{Pack, Values, pack, parameters};
 
 #[derive(Module, Debug)]
 pub struct Net {
@@ -50,42 +45,6 @@ impl ModuleMapper for Fill {
         let data = TensorData::new::<f32, _>(values, shape);
         param.map(|_| Tensor::from_data(data, &device).require_grad())
     }
-}
-
-/// Deterministic gradients for every parameter of `module`: f16 values times `scale`, stored in `dtype`.
-pub fn gradients<M: Module>(
-    module: &M,
-    step: usize,
-    scale: f32,
-    dtype: FloatDType,
-) -> GradientsParams {
-    struct Make {
-        grads: GradientsParams,
-        seed: usize,
-        scale: f32,
-        dtype: FloatDType,
-    }
-
-    impl ModuleVisitor for Make {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            let shape = param.shape();
-            self.seed += 50;
-            let value = |index: usize| ((index * 29 + self.seed) % 128) as f32 / 64.0 - 1.0;
-            let values = (0..shape.num_elements()).map(|i| value(i) * self.scale);
-            let data = TensorData::new(values.collect::<Vec<f32>>(), shape);
-            let grad = Tensor::<D>::from_data(data, &Device::flex()).cast(self.dtype);
-            self.grads.register(param.id, grad);
-        }
-    }
-
-    let mut make = Make {
-        grads: GradientsParams::new(),
-        seed: 1000 * (step + 1),
-        scale,
-        dtype,
-    };
-    module.visit(&mut make);
-    make.grads
 }
 
 /// Where parameters live: Burn's optimizers step no others.

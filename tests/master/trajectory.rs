@@ -1,51 +1,42 @@
 //! The masters go where plain f32 parameters would go, bit for bit.
 
-use burn::{
-    module::ModuleVisitor,
-    module::{Module, Param},
-    optim::{
-        AdamConfig, AdamWConfig, ModuleOptimizer, Optimizer, RmsPropConfig, SgdConfig,
-        decay::WeightDecayConfig, momentum::MomentumConfig,
-    },
-    tensor::{FloatDType, Tensor},
-};
-use burn_amp::{MasterWeights, to_half};
+use burn_amp_tests::prelude::*;
 
-use crate::{
-    bits::{pack, parameters},
-    support::{Net, device, f32s, gradients, master, state},
-};
+use burn_amp_tests::{Pack, pack, parameters};
 
-fn compare<O: Optimizer>(optim: O, dtype: FloatDType) {
+use crate::support::{Net, device, f32s, gradients, master, state};
+
+/// Steps plain parameters, and the same in half precision but for those that are kept.
+fn compare_both(
+    mut plain_optim: ModuleOptimizer,
+    mut half_optim: MasterWeights,
+    dtype: FloatDType,
+    keep: &[ParamGroup],
+) {
     let mut plain = Net::new(&device());
-    let mut half = to_half(plain.clone(), dtype, &[]);
-    let mut plain_optim = ModuleOptimizer::from(optim.clone());
-    let mut half_optim = MasterWeights::new(optim);
+    let mut half = to_half(plain.clone(), dtype, keep);
     let start = parameters(&plain);
 
     for step in 0..12 {
         let lr = 0.01 / (step + 1) as f64;
-        plain = plain_optim.step(
-            lr,
-            plain.clone(),
-            gradients(&plain, step, 0.01, FloatDType::F32),
-        );
-        half = half_optim.step(
-            lr,
-            half.clone(),
-            gradients(&half, step, 0.01, FloatDType::F32),
-        );
+        let grads = gradients(&plain, step, 0.5, FloatDType::F32);
+        plain = plain_optim.step(lr, plain, grads);
+        let grads = gradients(&half, step, 0.5, FloatDType::F32);
+        half = half_optim.step(lr, half, grads);
 
+        // The parameters are the masters, rounded; those that are kept have none.
+        let rounded = parameters(&to_half(plain.clone(), dtype, keep));
+        assert_eq!(parameters(&half), rounded);
         for (path, (_, expected)) in parameters(&plain) {
-            let actual = master(&half_optim, &half, &path).unwrap();
-            assert_eq!(actual, expected, "step {step}: `{path}`");
             assert_ne!(start[&path].1, expected, "`{path}` stands still");
+            let is_kept = rounded[&path].1.0 == DType::F32;
+            let found = master(&half_optim, &half, &path);
+            assert_eq!(
+                found,
+                (!is_kept).then_some(expected),
+                "step {step}: `{path}`"
+            );
         }
-        // The parameters are the masters, rounded.
-        assert_eq!(
-            parameters(&half),
-            parameters(&to_half(plain.clone(), dtype, &[]))
-        );
     }
 
     // Beside the masters, the state is the plain optimizer's under another name.
@@ -54,84 +45,74 @@ fn compare<O: Optimizer>(optim: O, dtype: FloatDType) {
     actual.tensors.retain(|name, _| !name.ends_with(".master"));
     let renamed = |name: String| name.replace(".inner.", ".");
     let tensors = actual.tensors.into_iter().map(|(n, t)| (renamed(n), t));
-    assert_eq!(
-        tensors.collect::<std::collections::BTreeMap<_, _>>(),
-        expected.tensors
-    );
     let scalars = actual.scalars.into_iter().map(|(n, s)| (renamed(n), s));
-    assert_eq!(
-        scalars.collect::<std::collections::BTreeMap<_, _>>(),
-        expected.scalars
-    );
-    assert_eq!(actual.metadata, expected.metadata);
+    let actual = Pack {
+        tensors: tensors.collect(),
+        scalars: scalars.collect(),
+        metadata: actual.metadata,
+    };
+    assert_eq!(actual, expected);
+}
+
+fn compare<O: Optimizer>(optim: O, dtype: FloatDType) {
+    let (plain, half) = (optim.clone().into(), MasterWeights::new(optim));
+    compare_both(plain, half, dtype, &[]);
 }
 
 #[test]
-fn adam() {
-    compare(AdamConfig::new().build(), FloatDType::F16);
-    compare(
-        AdamConfig::new().with_amsgrad(true).build(),
-        FloatDType::BF16,
-    );
-}
-
-/// Weight decay must see the master, not the rounded parameter.
-#[test]
-fn weight_decay() {
-    compare(
-        AdamWConfig::new().with_weight_decay(0.1).build(),
-        FloatDType::F16,
-    );
+fn every_optimizer() {
+    let (f16, bf16) = (FloatDType::F16, FloatDType::BF16);
+    let (adam, sgd) = (AdamConfig::new, SgdConfig::new);
+    compare(adam().build(), f16);
+    compare(adam().with_amsgrad(true).build(), bf16);
+    // Weight decay must see the master, not the rounded parameter.
+    compare(AdamWConfig::new().with_weight_decay(0.1).build(), f16);
     let decay = Some(WeightDecayConfig::new(0.05));
-    compare(
-        AdamConfig::new().with_weight_decay(decay).build(),
-        FloatDType::F16,
-    );
-}
-
-#[test]
-fn sgd() {
+    compare(adam().with_weight_decay(decay).build(), f16);
     let momentum = Some(MomentumConfig::new().with_nesterov(true));
-    compare(
-        SgdConfig::new().with_momentum(momentum).build(),
-        FloatDType::F16,
-    );
-    compare(SgdConfig::new().build(), FloatDType::BF16);
+    compare(sgd().with_momentum(momentum).build(), f16);
+    compare(sgd().build(), bf16);
+    compare(RmsPropConfig::new().build(), f16);
 }
 
+/// `norm` stays in f32: stepped as by the plain optimizer, without a master.
 #[test]
-fn rms_prop() {
-    compare(RmsPropConfig::new().build(), FloatDType::F16);
+fn a_kept_part_is_stepped_in_f32() {
+    let adam = || AdamConfig::new().build();
+    let keep = [ParamGroup::from_predicate("norm")];
+    let half = MasterWeights::new(adam());
+    compare_both(adam().into(), half, FloatDType::F16, &keep);
+}
+
+/// Each group has its own optimizer, with masters, as a plain optimizer with the same groups.
+#[test]
+fn groups_have_masters_too() {
+    let (adam, sgd) = (AdamConfig::new().build(), SgdConfig::new().build());
+    let biases = || ParamGroup::from_predicate("bias");
+    let clipping = || Some(GradientClipping::Value(0.05));
+    let plain = ModuleOptimizer::from(adam.clone())
+        .with_grad_clipping(GradientClipping::Norm(0.3))
+        .with_group(biases(), sgd.clone(), clipping());
+    let half = MasterWeights::new(adam)
+        .with_grad_clipping(GradientClipping::Norm(0.3))
+        .with_group(biases(), sgd, clipping());
+    compare_both(plain, half, FloatDType::F16, &[]);
 }
 
 /// The digits below the parameter's last are there, and nowhere else.
 #[test]
 fn masters_know_more_than_parameters() {
-    struct Rounded(Vec<f32>);
-    impl ModuleVisitor for Rounded {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            self.0.extend(param.base().to_data().iter::<f32>());
-        }
-    }
-
     let half = to_half(Net::new(&device()), FloatDType::F16, &[]);
     let mut optim = MasterWeights::new(SgdConfig::new().build());
     let grads = gradients(&half, 0, 1.0, FloatDType::F32);
     let half = optim.step(1e-5, half, grads);
-    let masters: Vec<f32> = [
-        "hidden.weight",
-        "hidden.bias",
-        "norm.gamma",
-        "norm.beta",
-        "head.weight",
-        "head.bias",
-    ]
-    .iter()
-    .flat_map(|path| f32s(&master(&optim, &half, path).unwrap()))
-    .collect();
-    let mut rounded = Rounded(Vec::new());
-    half.visit(&mut rounded);
-    assert_eq!(masters.len(), rounded.0.len());
-    let finer = masters.iter().zip(&rounded.0).filter(|(a, b)| a != b);
-    assert!(finer.count() > masters.len() / 2);
+    let rounded = parameters(&to_full(half.clone()));
+    let (mut finer, mut all) = (0, 0);
+    for (path, (_, rounded)) in &rounded {
+        let masters = f32s(&master(&optim, &half, path).unwrap());
+        let both = masters.iter().zip(f32s(rounded));
+        finer += both.filter(|(master, rounded)| *master != rounded).count();
+        all += masters.len();
+    }
+    assert!(finer > all / 2);
 }

@@ -1,12 +1,6 @@
 //! Clipping that is configured on the inner optimizer sees unscaled gradients.
 
-use burn::{
-    grad_clipping::{GradientClipping, GradientClippingConfig},
-    module::{Module, Param, ParamGroup},
-    optim::{ModuleOptimizer, SgdConfig},
-    tensor::{Device, Tensor},
-};
-use burn_amp::{GradScalerConfig, ScaledOptimizer};
+use burn_amp_tests::prelude::*;
 
 #[derive(Module, Debug)]
 struct Weights {
@@ -38,37 +32,31 @@ fn descent(clipping: GradientClippingConfig) -> ModuleOptimizer {
     config.init()
 }
 
-#[test]
-fn a_norm_above_the_unscaled_one_does_not_clip() {
-    // The scaled norm, 5 * 65536, is far above it.
-    let moved = moved_by(descent(GradientClippingConfig::Norm(6.0)));
-    assert_eq!(moved, GRADIENT);
+fn of_a_group(clipping: GradientClipping) -> ModuleOptimizer {
+    let sgd = || SgdConfig::new().build();
+    let values = ParamGroup::from_path("values");
+    ModuleOptimizer::from(sgd()).with_group(values, sgd(), Some(clipping))
 }
 
 #[test]
-fn a_norm_below_the_unscaled_one_clips() {
-    let moved = moved_by(descent(GradientClippingConfig::Norm(2.5)));
-    for (moved, gradient) in moved.into_iter().zip(GRADIENT) {
-        assert!((moved - gradient / 2.0).abs() < 1e-6, "{moved}");
+fn clipping_sees_unscaled_gradients() {
+    use GradientClippingConfig::{Norm, Value};
+    let halved = GRADIENT.map(|value| value / 2.0);
+    let limited = [3.0, -3.5, 0.0];
+    for (name, optimizer, expected) in [
+        // The scaled norm, 5 * 65536, is far above it.
+        ("a norm above", descent(Norm(6.0)), GRADIENT),
+        ("a norm below", descent(Norm(2.5)), halved),
+        ("values", descent(Value(3.5)), limited),
+        ("a group", of_a_group(GradientClipping::Norm(6.0)), GRADIENT),
+        (
+            "its values",
+            of_a_group(GradientClipping::Value(3.5)),
+            limited,
+        ),
+    ] {
+        for (moved, expected) in moved_by(optimizer).into_iter().zip(expected) {
+            assert!((moved - expected).abs() < 1e-6, "{name}: {moved}");
+        }
     }
-}
-
-#[test]
-fn values_are_clipped_after_unscaling() {
-    let moved = moved_by(descent(GradientClippingConfig::Value(3.5)));
-    assert_eq!(moved, [3.0, -3.5, 0.0]);
-}
-
-#[test]
-fn the_clipping_of_a_group_sees_unscaled_gradients() {
-    let grouped = |clipping| {
-        ModuleOptimizer::from(SgdConfig::new().build()).with_group(
-            ParamGroup::from_path("values"),
-            SgdConfig::new().build(),
-            Some(clipping),
-        )
-    };
-    assert_eq!(moved_by(grouped(GradientClipping::Norm(6.0))), GRADIENT);
-    let moved = moved_by(grouped(GradientClipping::Value(3.5)));
-    assert_eq!(moved, [3.0, -3.5, 0.0]);
 }

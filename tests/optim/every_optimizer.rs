@@ -1,17 +1,8 @@
 //! Every optimizer of Burn, and one of a user's own: with a scale that is a power of two, parameters and state
 //! are at every step, bit for bit, those of a plain run of the clean steps.
 
-use burn::{
-    grad_clipping::GradientClipping,
-    lr_scheduler::module_lr_scheduler::{ModuleLearningRate, ModuleLrScheduler},
-    module::ParamGroup,
-    optim::{
-        AdaGradConfig, AdafactorConfig, AdamConfig, AdamWConfig, AdanConfig, LambConfig,
-        LionConfig, ModuleOptimizer, MuonConfig, Optimizer, RmsPropConfig, SgdConfig,
-        decay::WeightDecayConfig, momentum::MomentumConfig,
-    },
-    tensor::Device,
-};
+use burn::optim::{AdaGradConfig, AdafactorConfig, AdanConfig, LambConfig, LionConfig, MuonConfig};
+use burn_amp_tests::prelude::*;
 
 use crate::support::{DecayedSign, Net, Plan, compare_with_plain};
 

@@ -1,54 +1,23 @@
 //! Gradients of another rank or shape than their parameter's, learning rates and settings that no step can be taken with: an
 //! error that names them, and nothing changed.
 
-use burn::{
-    lr_scheduler::{
-        LrSchedulerConfig,
-        module_lr_scheduler::{ModuleLearningRate, ModuleLrSchedulerConfig},
-    },
-    module::{Module, Param, ParamGroup, ParamId},
-    optim::{AdamConfig, GradientsParams, ModuleOptimizer, MultiGradientsParams},
-    tensor::{Device, Shape, Tensor},
-};
-use burn_amp::{
-    AccumulationConfig, AmpError, GradScaler, GradScalerConfig, ScaledOptimizer, StepError,
-    sum_of_devices, try_histogram, try_inspect,
-};
-use burn_amp_tests::scaled_by_hand;
+use burn::{lr_scheduler::LrSchedulerConfig, tensor::Shape};
+use burn_amp_tests::prelude::*;
+use burn_amp_tests::{scaled_by_hand, small::Small, stored};
 
-#[derive(Module, Debug)]
-struct Pair {
-    weight: Param<Tensor<2>>,
-    bias: Param<Tensor<1>>,
+fn pair() -> Small {
+    Small::new(DType::F32)
 }
 
-impl Pair {
-    fn new() -> Self {
-        let device = Device::flex().autodiff();
-        let weight = Tensor::from_floats([[0.5, -1.0, 0.25]], &device);
-        let bias = Tensor::from_floats([2.0], &device);
-        Self {
-            weight: Param::initialized(ParamId::from(1), weight.require_grad()),
-            bias: Param::initialized(ParamId::from(2), bias.require_grad()),
-        }
-    }
+fn gradients(pair: &Small) -> GradientsParams {
+    with_gradient(pair, Tensor::<2>::ones([1, 3], &Device::flex()))
+}
 
-    fn values(&self) -> Vec<f32> {
-        let mut values = self.weight.val().into_data().try_to_vec::<f32>().unwrap();
-        values.extend(self.bias.val().into_data().try_to_vec::<f32>().unwrap());
-        values
-    }
-
-    fn gradients(&self) -> GradientsParams {
-        self.with_gradient(Tensor::<2>::ones([1, 3], &Device::flex()))
-    }
-
-    fn with_gradient<const D: usize>(&self, grad: Tensor<D>) -> GradientsParams {
-        let mut grads = GradientsParams::new();
-        grads.register(self.weight.id, grad);
-        grads.register(self.bias.id, Tensor::<1>::ones([1], &Device::flex()));
-        grads
-    }
+fn with_gradient<const D: usize>(pair: &Small, grad: Tensor<D>) -> GradientsParams {
+    let mut grads = GradientsParams::new();
+    grads.register(pair.weight.id, grad);
+    grads.register(pair.bias.id, Tensor::<1>::ones([1], &Device::flex()));
+    grads
 }
 
 fn scaler(enabled: bool) -> GradScaler {
@@ -61,9 +30,9 @@ fn optimizer() -> ScaledOptimizer<ModuleOptimizer> {
 }
 
 /// Calls `check` with gradients of `weight` that are not of its shape, and with the message's words for their shape.
-fn each_wrong_gradient(check: impl Fn(&dyn Fn(&Pair) -> GradientsParams, Shape)) {
-    fn wrong<const D: usize>(shape: [usize; D]) -> impl Fn(&Pair) -> GradientsParams {
-        move |pair| pair.with_gradient(Tensor::<D>::ones(shape, &Device::flex()))
+fn each_wrong_gradient(check: impl Fn(&dyn Fn(&Small) -> GradientsParams, Shape)) {
+    fn wrong<const D: usize>(shape: [usize; D]) -> impl Fn(&Small) -> GradientsParams {
+        move |pair| with_gradient(pair, Tensor::<D>::ones(shape, &Device::flex()))
     }
     // The first two broadcast against [1, 3].
     check(&wrong([3, 3]), [3, 3].into());
@@ -90,8 +59,8 @@ fn assert_names(error: &AmpError, shape: &Shape) {
 #[test]
 fn by_every_step_of_an_optimizer() {
     each_wrong_gradient(|wrong, shape| {
-        let pair = Pair::new();
-        let before = pair.values();
+        let pair = self::pair();
+        let before = stored(&pair);
         let plain =
             |optim: &mut ScaledOptimizer<_>| optim.try_step(0.1, pair.clone(), wrong(&pair));
         let scaled = |optim: &mut ScaledOptimizer<_>| {
@@ -100,17 +69,17 @@ fn by_every_step_of_an_optimizer() {
         };
         let multi = |optim: &mut ScaledOptimizer<_>| {
             let device = Device::flex();
-            let grads = vec![(pair.gradients(), device.clone()), (wrong(&pair), device)];
-            optim.try_step_multi(0.1, pair.clone(), MultiGradientsParams { grads })
+            let grads = vec![(gradients(&pair), device.clone()), (wrong(&pair), device)];
+            optim.step_multi(0.1, pair.clone(), MultiGradientsParams { grads })
         };
         let replaced = |optim: &mut ScaledOptimizer<_>| {
-            let grads = scaled_by_hand(optim.scaler(), pair.gradients());
-            let mut grads = optim.unscale(grads, &pair);
+            let grads = scaled_by_hand(optim.scaler(), gradients(&pair));
+            let mut grads = optim.unscale(grads, &pair).unwrap();
             *grads.params_mut() = wrong(&pair);
             optim.try_step(0.1, pair.clone(), grads)
         };
         type Step<'a> =
-            &'a dyn Fn(&mut ScaledOptimizer<ModuleOptimizer>) -> Result<Pair, StepError<Pair>>;
+            &'a dyn Fn(&mut ScaledOptimizer<ModuleOptimizer>) -> Result<Small, StepError<Small>>;
         let steps: [Step; 4] = [&plain, &scaled, &multi, &replaced];
         for step in steps {
             for (enabled, windowed) in [(true, false), (true, true), (false, false), (false, true)]
@@ -120,29 +89,29 @@ fn by_every_step_of_an_optimizer() {
                 if windowed {
                     optim = optim.with_accumulation(AccumulationConfig::new(2)).unwrap();
                 }
-                optim.step(0.1, pair.clone(), pair.gradients());
+                optim.step(0.1, pair.clone(), gradients(&pair));
                 let record = optim.into_bytes().unwrap();
                 assert_names(&step(&mut optim).unwrap_err().error, &shape);
                 assert_eq!(optim.into_bytes().unwrap(), record);
-                optim.step(0.1, pair.clone(), pair.gradients());
+                optim.step(0.1, pair.clone(), gradients(&pair));
             }
         }
-        assert_eq!(pair.values(), before);
+        assert_eq!(stored(&pair), before);
     });
 }
 
 #[test]
 fn by_every_look_at_gradients() {
     each_wrong_gradient(|wrong, shape| {
-        let pair = Pair::new();
-        assert_names(&try_inspect(&wrong(&pair), &pair).unwrap_err(), &shape);
-        assert_names(&try_histogram(&wrong(&pair), &pair).unwrap_err(), &shape);
+        let pair = self::pair();
+        assert_names(&inspect(&wrong(&pair), &pair).unwrap_err(), &shape);
+        assert_names(&histogram(&wrong(&pair), &pair).unwrap_err(), &shape);
         for enabled in [true, false] {
             let mut scaler = scaler(enabled);
             let grads = scaled_by_hand(&scaler, wrong(&pair));
-            assert_names(&scaler.try_unscale(grads, &pair).unwrap_err(), &shape);
+            assert_names(&scaler.unscale(grads, &pair).unwrap_err(), &shape);
             let mut window = AccumulationConfig::new(2).init().unwrap();
-            let error = scaler.try_accumulate(&mut window, wrong(&pair), &pair);
+            let error = scaler.accumulate(&mut window, wrong(&pair), &pair);
             assert_names(&error.unwrap_err(), &shape);
             assert!(window.is_empty());
         }
@@ -152,11 +121,11 @@ fn by_every_look_at_gradients() {
 /// The gradients of two devices that fit are summed as before.
 #[test]
 fn gradients_that_fit_are_taken() {
-    let pair = Pair::new();
+    let pair = self::pair();
     let device = Device::flex();
     let grads = vec![
-        (pair.gradients(), device.clone()),
-        (pair.gradients(), device),
+        (gradients(&pair), device.clone()),
+        (gradients(&pair), device),
     ];
     let sum = sum_of_devices(MultiGradientsParams { grads }, &pair);
     let sum = sum.get::<2>(pair.weight.id).unwrap().into_data();
@@ -176,7 +145,7 @@ fn assert_learning_rate(error: impl Into<AmpError>, value: &str) {
 
 #[test]
 fn a_learning_rate_that_is_no_number() {
-    let pair = Pair::new();
+    let pair = self::pair();
     for (lr, text) in [
         (f64::NAN, "NaN"),
         (f64::INFINITY, "inf"),
@@ -185,7 +154,7 @@ fn a_learning_rate_that_is_no_number() {
         let mut optim = optimizer();
         let before = optim.into_bytes().unwrap();
         let error = optim
-            .try_step(lr, pair.clone(), pair.gradients())
+            .try_step(lr, pair.clone(), gradients(&pair))
             .unwrap_err();
         assert_learning_rate(error, text);
         assert_eq!(optim.into_bytes().unwrap(), before);
@@ -196,46 +165,48 @@ fn a_learning_rate_that_is_no_number() {
             .unwrap();
         assert_learning_rate(
             optim
-                .try_step(lr, pair.clone(), pair.gradients())
+                .try_step(lr, pair.clone(), gradients(&pair))
                 .unwrap_err(),
             text,
         );
         assert!(optim.window().unwrap().is_empty());
-        optim.step(0.1, pair.clone(), pair.gradients());
+        optim.step(0.1, pair.clone(), gradients(&pair));
         assert_learning_rate(
             optim
-                .try_step(lr, pair.clone(), pair.gradients())
+                .try_step(lr, pair.clone(), gradients(&pair))
                 .unwrap_err(),
             text,
         );
         assert_learning_rate(optim.try_flush(lr, pair.clone()).unwrap_err(), text);
         assert_eq!(optim.window().unwrap().len(), 1);
-        let stepped = optim.step(0.1, pair.clone(), pair.gradients());
-        assert_ne!(stepped.values(), pair.values());
+        let stepped = optim.step(0.1, pair.clone(), gradients(&pair));
+        assert_ne!(stored(&stepped), stored(&pair));
 
         let (mut scaler, mut adam) = (scaler(true), AdamConfig::new().init());
-        let grads = scaler.unscale(scaled_by_hand(&scaler, pair.gradients()), &pair);
+        let grads = scaler
+            .unscale(scaled_by_hand(&scaler, gradients(&pair)), &pair)
+            .unwrap();
         let error = scaler.try_step(&mut adam, lr, pair.clone(), grads);
         assert_learning_rate(error.unwrap_err(), text);
         assert_eq!(scaler.counters().steps(), 0);
     }
     let mut optim = optimizer();
     for lr in [0.0, -0.1] {
-        optim.try_step(lr, pair.clone(), pair.gradients()).unwrap();
+        optim.try_step(lr, pair.clone(), gradients(&pair)).unwrap();
     }
 }
 
 /// Of one group of parameters alone.
 #[test]
 fn a_learning_rate_of_a_group() {
-    let pair = Pair::new();
+    let pair = self::pair();
     let config = ModuleLrSchedulerConfig::new(LrSchedulerConfig::Constant(0.1)).with_group(
         ParamGroup::from_predicate("bias"),
         LrSchedulerConfig::Constant(f64::NAN),
     );
     let lr: ModuleLearningRate = config.init().unwrap().step();
     let error = optimizer()
-        .try_step(lr, pair.clone(), pair.gradients())
+        .try_step(lr, pair.clone(), gradients(&pair))
         .unwrap_err();
     assert!(error.to_string().contains("`bias`"), "{error}");
     assert_learning_rate(error, "NaN");

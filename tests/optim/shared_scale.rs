@@ -1,12 +1,7 @@
 //! Several optimizers on one `MixedPrecision`: one loss scale, which moves once an iteration.
 
-use burn::{
-    module::Module,
-    nn::{Linear, LinearConfig},
-    optim::{GradientsParams, SgdConfig},
-    tensor::{Device, Tensor},
-};
-use burn_amp::{GradScalerConfig, MixedPrecision, ScaledOptimizer, Schedule, StepOutcome};
+use burn_amp_tests::prelude::*;
+use burn_amp_tests::{only, says};
 use log::Level;
 
 use crate::support::captured;
@@ -249,6 +244,48 @@ fn two_losses_that_are_not_finite_leave_the_scale() {
     }
 }
 
+/// What was thrown away is the cause of no later skip.
+#[test]
+fn discarded_gradients_explain_no_later_skip() {
+    for (discarded, factor, scale, bad) in [
+        (OVERFLOW, f32::NAN, 1024.0, 1),
+        (f32::NAN, OVERFLOW, 512.0, 0),
+    ] {
+        let amp = amp(100);
+        let mut player = Player::new(&amp);
+        let grads = player.gradients(player.loss(discarded));
+        player.optim.discard(grads).unwrap();
+        assert!(!player.train(factor));
+        let counters = player.optim.scaler().counters();
+        assert_eq!((amp.loss_scale(), counters.bad_losses()), (scale, bad));
+
+        // Nor is an open window that is dropped.
+        let mut player = Player::new(&amp);
+        player.optim = player.optim.with_accumulation(2).unwrap();
+        player.step(player.loss(discarded));
+        player.optim.drop_window();
+        player.step(player.loss(1.0));
+        assert!(!player.train(factor));
+        let counters = player.optim.scaler().counters();
+        let scale = if bad == 1 { scale } else { scale / 2.0 };
+        assert_eq!((amp.loss_scale(), counters.bad_losses()), (scale, bad));
+    }
+}
+
+/// A micro-batch that waits in a window for its test is not forgotten with one that is discarded.
+#[test]
+fn a_micro_batch_explains_the_skip_of_its_window() {
+    let amp = amp(100);
+    let mut player = Player::new(&amp);
+    player.optim = player.optim.with_accumulation(2).unwrap();
+    player.step(player.loss(f32::NAN));
+    let grads = player.gradients(player.loss(OVERFLOW));
+    player.optim.discard(grads).unwrap();
+    assert!(!player.train(1.0));
+    let counters = player.optim.scaler().counters();
+    assert_eq!((amp.loss_scale(), counters.bad_losses()), (1024.0, 1));
+}
+
 #[test]
 fn a_state_that_is_loaded_is_that_of_all() {
     let amp = amp(100);
@@ -261,7 +298,7 @@ fn a_state_that_is_loaded_is_that_of_all() {
         assert!(!second.train(OVERFLOW));
     }
     assert_eq!(amp.loss_scale(), 64.0);
-    first.optim.load_record(record);
+    first.optim.load_record(record).unwrap();
     assert_eq!((amp.loss_scale(), second.tracker()), (512.0, 1));
 }
 
@@ -280,12 +317,11 @@ fn an_optimizer_whose_handle_opens_no_scope_is_warned_of_once() {
             assert!(player.train(1.0));
         }
     });
-    let [message] = logged.as_slice() else {
-        panic!("{logged:?}")
-    };
-    for part in ["no `autocast`", "`MixedPrecision`", "not another one"] {
-        assert!(message.contains(part), "no {part} in: {message}");
-    }
+    let message = only(&logged);
+    says(
+        &message,
+        ["no `autocast`", "`MixedPrecision`", "not another one"],
+    );
 }
 
 #[test]

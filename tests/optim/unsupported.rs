@@ -1,11 +1,6 @@
 //! A dtype that the device lacks, on the device that the features choose: WGSL has no bf16.
 
-use burn::{
-    module::{Module, Param, ParamId},
-    optim::{AdamConfig, GradientsParams},
-    tensor::{DType, Device, FloatDType, Tensor, TensorData},
-};
-use burn_amp::{AmpError, GradScalerConfig, MixedPrecision, ScaledOptimizer, try_inspect};
+use burn_amp_tests::prelude::*;
 use burn_amp_tests::scaled_by_hand;
 use half::bf16;
 
@@ -47,7 +42,7 @@ fn gradients_of_a_dtype_that_is_there_or_not() {
     let scaler = GradScalerConfig::new().init().unwrap();
     let mut optim = ScaledOptimizer::new(AdamConfig::new().init(), scaler);
     let before = optim.scaler().to_record().into_bytes().unwrap();
-    let looked = try_inspect(&gradients(), &module);
+    let looked = inspect(&gradients(), &module);
     let scaled = scaled_by_hand(optim.scaler(), gradients());
     let stepped = optim.try_step(0.1, module.clone(), scaled);
     if device.supports_dtype(DType::BF16) {

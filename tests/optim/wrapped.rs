@@ -1,12 +1,6 @@
 //! What else `ScaledOptimizer` wraps: `&mut O`, and an optimizer of whole modules that a user wrote.
 
-use burn::{
-    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::{Module, ModuleMapper, Param},
-    optim::{AdamConfig, GradientsParams, ModuleOptimizer},
-    tensor::{DType, Device, FloatDType, Tensor, TensorData},
-};
-use burn_amp::{GradScalerConfig, ModuleOptim, ScaledOptimizer};
+use burn_amp_tests::prelude::*;
 use burn_amp_tests::scaled_by_hand;
 use half::bf16;
 

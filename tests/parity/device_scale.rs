@@ -1,8 +1,8 @@
 //! The schedule on the device is that of the host.
 
-use burn::tensor::{Device, Tensor};
-use burn_amp::{GradScalerConfig, LossScale, Schedule, StepOutcome};
 use burn_amp_kernels::{DeviceScale, ScaleState, Status, TensorList, inspect};
+use burn_amp_tests::outcome;
+use burn_amp_tests::prelude::*;
 
 /// What gradients that overflow, or do not, have shown.
 pub struct Verdicts([Status; 2]);
@@ -75,20 +75,10 @@ impl Random {
 
 fn assert_same(schedule: &LossScale, state: &ScaleState) {
     let trackers = [state.growth_tracker, state.hysteresis_tracker];
+    let expected = [schedule.growth_tracker(), schedule.hysteresis_tracker()];
     assert_eq!(state.capped(), schedule.scale(), "{schedule:?}");
-    assert_eq!(
-        trackers,
-        [schedule.growth_tracker(), schedule.hysteresis_tracker()],
-        "{schedule:?}"
-    );
+    assert_eq!(trackers, expected, "{schedule:?}");
     assert_eq!(state.growth_interval, schedule.growth_interval());
-}
-
-fn outcome(skipped: bool) -> StepOutcome {
-    match skipped {
-        true => StepOutcome::Skipped,
-        false => StepOutcome::Stepped,
-    }
 }
 
 #[test]
@@ -147,19 +137,16 @@ fn what_only_the_host_knows() {
 fn down_to_the_last_scale_that_has_an_inverse() {
     let device = Device::default();
     let verdicts = Verdicts::new(&device);
-    let first = ScaleState::new(f32::MIN_POSITIVE * 2.0);
-    let mut state = first.upload(&device);
-    for _ in 0..3 {
-        state = verdicts.advance(state, true);
+    let two = [(f32::MIN_POSITIVE, 2.0, true), (f32::MAX, 0.5, false)];
+    for (last, before, skipped) in two {
+        let first = ScaleState {
+            growth_interval: 1,
+            ..ScaleState::new(last * before)
+        };
+        let mut state = first.upload(&device);
+        for _ in 0..3 {
+            state = verdicts.advance(state, skipped);
+        }
+        assert_eq!(state.read().scale, last);
     }
-    assert_eq!(state.read().scale, f32::MIN_POSITIVE);
-    let largest = ScaleState {
-        growth_interval: 1,
-        ..ScaleState::new(f32::MAX / 2.0)
-    };
-    let mut state = largest.upload(&device);
-    for _ in 0..3 {
-        state = verdicts.advance(state, false);
-    }
-    assert_eq!(state.read().scale, f32::MAX);
 }

@@ -3,20 +3,15 @@
 //! Its `unscale` leaves out modules that had an overflow in the step before, so that the optimizer then steps with gradients that are still scaled. That
 //! is in these tests, and nowhere else: `rescaled` takes factors back where gradients leave a part.
 
-use burn_amp::{GradScalerConfig, LossScale, StepOutcome};
-use burn_amp_tests::reference;
+use burn_amp_tests::prelude::*;
+use burn_amp_tests::{number, outcome, traces};
 use serde::Deserialize;
 use serde_json::Value;
 
 #[derive(Deserialize)]
-struct File {
-    traces: Vec<Trace>,
-}
-
-#[derive(Deserialize)]
 struct Trace {
     id: String,
-    params: Params,
+    params: GradScalerConfig,
     modules: Vec<String>,
     leaves: Vec<String>,
     init_scale: Vec<f64>,
@@ -29,29 +24,14 @@ struct Trace {
     grad_after_unscale_of_1: Vec<Vec<Value>>,
 }
 
-#[derive(Deserialize)]
-struct Params {
-    growth_factor: f64,
-    backoff_factor: f64,
-    growth_interval: u32,
-    min_scale: f64,
-    max_scale: f64,
-}
-
 impl Trace {
     fn schedules(&self) -> Vec<LossScale> {
         let schedule = |init_scale: &f64| {
-            GradScalerConfig {
-                init_scale: *init_scale,
-                growth_factor: self.params.growth_factor,
-                backoff_factor: self.params.backoff_factor,
-                growth_interval: self.params.growth_interval,
-                min_scale: Some(self.params.min_scale.min(*init_scale)),
-                max_scale: Some(self.params.max_scale.max(*init_scale)),
-                ..Default::default()
-            }
-            .schedule()
-            .unwrap()
+            let config = self.params.with_init_scale(*init_scale);
+            let bounds = (config.min_scale.unwrap(), config.max_scale.unwrap());
+            let config = config.with_min_scale(Some(bounds.0.min(*init_scale)));
+            let config = config.with_max_scale(Some(bounds.1.max(*init_scale)));
+            config.schedule().unwrap()
         };
         self.init_scale.iter().map(schedule).collect()
     }
@@ -76,44 +56,29 @@ impl Trace {
 
 #[test]
 fn parity_fairscale_schedules() {
-    for (name, file) in reference::<File>("fairscale_layerwise") {
-        for trace in &file.traces {
-            let mut schedules = trace.schedules();
-            for step in 0..trace.scale.len() {
-                let mut stepped = true;
-                for (module, schedule) in schedules.iter_mut().enumerate() {
-                    let at = format!(
-                        "{name}, {}, step {step}, {}",
-                        trace.id, trace.modules[module]
-                    );
-                    let overflow = trace.overflows(step, module);
-                    assert_eq!(u8::from(overflow), trace.found_inf[step][module], "{at}");
-                    stepped &= !overflow;
-                    if !trace.scale_layer[module] {
-                        continue;
-                    }
-                    *schedule = schedule.adjust(match overflow {
-                        true => StepOutcome::Skipped,
-                        false => StepOutcome::Stepped,
-                    });
-                    let (ours, theirs) = (f64::from(schedule.scale()), trace.scale[step][module]);
-                    match trace.is_exact() {
-                        true => assert_eq!(ours, theirs, "{at}"),
-                        false => {
-                            assert!((ours / theirs - 1.0).abs() < 1e-5, "{at}: {ours}, {theirs}")
-                        }
-                    }
-                    let tracker = schedule.growth_tracker();
-                    assert_eq!(tracker, trace.growth_tracker[step][module], "{at}");
+    for (name, trace) in &traces::<Trace>("fairscale_layerwise") {
+        let mut schedules = trace.schedules();
+        for step in 0..trace.scale.len() {
+            let place = format!("{name}, {}, step {step}", trace.id);
+            let mut stepped = true;
+            for (module, schedule) in schedules.iter_mut().enumerate() {
+                let at = format!("{place}, {}", trace.modules[module]);
+                let overflow = trace.overflows(step, module);
+                assert_eq!(u8::from(overflow), trace.found_inf[step][module], "{at}");
+                stepped &= !overflow;
+                if !trace.scale_layer[module] {
+                    continue;
                 }
-                // An overflow in any part skips the step of all.
-                assert_eq!(
-                    u8::from(stepped),
-                    trace.optimizer_stepped[step],
-                    "{name}, {}, step {step}",
-                    trace.id
-                );
+                *schedule = schedule.clone().adjust(outcome(overflow));
+                let (ours, theirs) = (f64::from(schedule.scale()), trace.scale[step][module]);
+                let tolerance = if trace.is_exact() { 0.0 } else { 1e-5 };
+                let error = (ours / theirs - 1.0).abs();
+                assert!(error <= tolerance, "{at}: {ours}, {theirs}");
+                let tracker = schedule.growth_tracker();
+                assert_eq!(tracker, trace.growth_tracker[step][module], "{at}");
             }
+            // An overflow in any part skips the step of all.
+            assert_eq!(u8::from(stepped), trace.optimizer_stepped[step], "{place}");
         }
     }
 }
@@ -122,38 +87,29 @@ fn parity_fairscale_schedules() {
 #[test]
 fn parity_fairscale_unscale() {
     let (mut scaled_steps, mut steps) = (0, 0);
-    for (name, file) in reference::<File>("fairscale_layerwise") {
-        for trace in &file.traces {
-            let mut found = vec![false; trace.modules.len()];
-            let mut scales = trace.init_scale.clone();
-            for step in 0..trace.scale.len() {
-                for (leaf, grad) in trace.grad_after_unscale_of_1[step].iter().enumerate() {
-                    // Infinities were planted.
-                    let planted = trace.overflow_leaf[step][leaf] == 1;
-                    let mut expected = if planted { f32::INFINITY } else { 1.0 };
-                    for module in 0..trace.modules.len() {
-                        if trace.holds(module, leaf) && !found[module] {
-                            expected *= (1.0 / scales[module]) as f32;
-                        }
+    for (name, trace) in &traces::<Trace>("fairscale_layerwise") {
+        let mut found = vec![false; trace.modules.len()];
+        let mut scales = trace.init_scale.clone();
+        for step in 0..trace.scale.len() {
+            for (leaf, grad) in trace.grad_after_unscale_of_1[step].iter().enumerate() {
+                // Infinities were planted.
+                let planted = trace.overflow_leaf[step][leaf] == 1;
+                let mut expected = if planted { f32::INFINITY } else { 1.0 };
+                for module in 0..trace.modules.len() {
+                    if trace.holds(module, leaf) && !found[module] {
+                        expected *= (1.0 / scales[module]) as f32;
                     }
-                    let at = format!("{name}, {}, step {step}, {}", trace.id, trace.leaves[leaf]);
-                    assert_eq!(
-                        grad.as_f64().unwrap_or(f64::INFINITY) as f32,
-                        expected,
-                        "{at}"
-                    );
-                    let own = (0..trace.modules.len()).filter(|module| trace.holds(*module, leaf));
-                    let once = own.map(|module| scales[module]).product::<f64>();
-                    steps += usize::from(trace.optimizer_stepped[step] == 1);
-                    let wrong = expected != (1.0 / once) as f32;
-                    scaled_steps += usize::from(wrong && trace.optimizer_stepped[step] == 1);
                 }
-                found = trace.found_inf[step]
-                    .iter()
-                    .map(|found| *found == 1)
-                    .collect();
-                scales.clone_from(&trace.scale[step]);
+                let at = format!("{name}, {}, step {step}, {}", trace.id, trace.leaves[leaf]);
+                assert_eq!(number(grad) as f32, expected, "{at}");
+                let own = (0..trace.modules.len()).filter(|module| trace.holds(*module, leaf));
+                let once = own.map(|module| scales[module]).product::<f64>();
+                steps += usize::from(trace.optimizer_stepped[step] == 1);
+                let wrong = expected != (1.0 / once) as f32;
+                scaled_steps += usize::from(wrong && trace.optimizer_stepped[step] == 1);
             }
+            found = (trace.found_inf[step].iter().map(|found| *found == 1)).collect();
+            scales.clone_from(&trace.scale[step]);
         }
     }
     // In which the optimizer got gradients that were not unscaled.

@@ -12,3 +12,42 @@ mod schedule;
 mod torch_scale;
 mod torch_training;
 mod torch_unscale;
+
+use burn_amp_tests::prelude::*;
+use serde_json::Value;
+
+/// Settings that a trace has under names of its own: ours, and theirs. What else it has is left out.
+fn settings(params: &Value, names: &[(&str, &str)]) -> GradScalerConfig {
+    let field = |(ours, theirs): &(&str, &str)| {
+        let value = params.get(theirs).unwrap_or_else(|| panic!("no {theirs}"));
+        (ours.to_string(), value.clone())
+    };
+    let fields = names.iter().map(field).collect();
+    serde_json::from_value(Value::Object(fields)).unwrap()
+}
+
+/// A schedule that has another value in this place of its stored state.
+fn with(scale: LossScale, place: &str, value: impl Into<Value>) -> LossScale {
+    let mut state = serde_json::to_value(scale).unwrap();
+    *state.pointer_mut(place).unwrap() = value.into();
+    serde_json::from_value(state).unwrap()
+}
+
+/// One parameter, and a gradient for it.
+#[derive(Module, Debug)]
+struct One {
+    weight: Param<Tensor<1>>,
+}
+
+impl One {
+    /// What a scaler makes of a gradient that is scaled already.
+    fn unscaled(scaler: &GradScaler, grad: Tensor<1>) -> (UnscaledGradients, Tensor<1>) {
+        let weight = Param::initialized(ParamId::new(), grad.zeros_like());
+        let (id, mut grads) = (weight.id, GradientsParams::new());
+        grads.register(id, grad);
+        let grads = burn_amp_tests::scaled_by_hand(scaler, grads);
+        let grads = scaler.unscale(grads, &Self { weight }).unwrap();
+        let own = grads.get::<1>(id).unwrap();
+        (grads, own)
+    }
+}

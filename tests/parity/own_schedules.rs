@@ -1,55 +1,61 @@
 //! Warm-up and the adaptive growth interval: traces of their definitions, made outside of this crate.
 
-use burn_amp::{GradScalerConfig, LossScale, Schedule, StepOutcome};
-use burn_amp_tests::reference;
+use burn_amp_tests::prelude::*;
+use burn_amp_tests::{outcome, traces};
 use serde::Deserialize;
 
 #[derive(Deserialize)]
-struct File {
-    traces: Vec<Trace>,
+struct Named {
+    id: String,
+    #[serde(flatten)]
+    trace: Trace,
 }
 
 #[derive(Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 enum Trace {
-    CapOnly {
-        id: String,
-        params: Cap,
-        cap_at: Vec<(usize, Option<f32>)>,
-    },
-    WarmupCap {
-        id: String,
-        params: Params,
-        found_inf: Vec<u8>,
-        used_feed: Vec<f32>,
-        stored_after_feed: Vec<f32>,
-        tracker_after_feed: Vec<u32>,
-    },
-    WarmupCapChanges {
-        id: String,
-        params: Params,
-        n_steps: usize,
-        overflow_steps: Vec<usize>,
-        changes: Vec<(usize, Option<f32>, f32, f32, f32)>,
-    },
-    AdaptiveInterval {
-        id: String,
-        params: Params,
-        found_inf: Vec<u8>,
-        scale: Vec<f32>,
-        tracker: Vec<u32>,
-        interval: Vec<u32>,
-        growths_in_a_row: Vec<u32>,
-    },
-    AdaptiveIntervalChanges {
-        id: String,
-        params: Params,
-        n_steps: usize,
-        overflow_steps: Vec<usize>,
-        changes: Vec<(usize, f32, u32, u32, u32)>,
-        #[serde(rename = "final")]
-        last: (f32, u32, u32, u32),
-    },
+    CapOnly(CapOnly),
+    WarmupCap(WarmupCap),
+    WarmupCapChanges(Changes<(usize, Option<f32>, f32, f32, f32)>),
+    AdaptiveInterval(AdaptiveInterval),
+    AdaptiveIntervalChanges(Changes<(usize, f32, u32, u32, u32)>),
+}
+
+#[derive(Deserialize)]
+struct CapOnly {
+    params: Cap,
+    cap_at: Vec<(usize, Option<f32>)>,
+}
+
+#[derive(Deserialize)]
+struct WarmupCap {
+    params: Params,
+    found_inf: Vec<u8>,
+    used_feed: Vec<f32>,
+    stored_after_feed: Vec<f32>,
+    tracker_after_feed: Vec<u32>,
+}
+
+#[derive(Deserialize)]
+struct AdaptiveInterval {
+    params: Params,
+    found_inf: Vec<u8>,
+    scale: Vec<f32>,
+    tracker: Vec<u32>,
+    interval: Vec<u32>,
+    growths_in_a_row: Vec<u32>,
+}
+
+/// Only the steps at which something changes.
+#[derive(Deserialize)]
+struct Changes<C> {
+    params: Params,
+    n_steps: usize,
+    overflow_steps: Vec<usize>,
+    changes: Vec<C>,
+    /// Of an adaptive interval.
+    #[serde(rename = "final")]
+    last: Option<(f32, u32, u32, u32)>,
 }
 
 #[derive(Clone, Copy, Deserialize)]
@@ -100,13 +106,6 @@ fn warmed_up(config: GradScalerConfig, cap: Cap) -> GradScalerConfig {
         .with_warmup_steps(cap.warmup)
 }
 
-fn outcome(overflow: bool) -> StepOutcome {
-    match overflow {
-        true => StepOutcome::Skipped,
-        false => StepOutcome::Stepped,
-    }
-}
-
 /// The scale that the warm-up holds down, and the growths in a row.
 fn hidden(scale: &LossScale) -> (f32, u32) {
     let state = serde_json::to_value(scale).unwrap();
@@ -115,132 +114,107 @@ fn hidden(scale: &LossScale) -> (f32, u32) {
     (stored, growths.as_u64().unwrap_or_default() as u32)
 }
 
-#[test]
-fn parity_own_schedules_warmup() {
-    let mut seen = [0; 3];
-    for (name, file) in reference::<File>("own_schedules") {
-        for trace in &file.traces {
-            match trace {
-                Trace::CapOnly { id, params, cap_at } => {
-                    let init_scale = 2f64.powi(100);
-                    let config = GradScalerConfig::new().with_growth_interval(u32::MAX);
-                    let config = warmed_up(config.with_init_scale(init_scale), *params);
-                    let (mut scale, mut at) = (config.schedule().unwrap(), 0);
-                    for (t, cap) in cap_at {
-                        while at < *t {
-                            scale = scale.adjust(StepOutcome::Stepped);
-                            at += 1;
-                        }
-                        let expected = cap.unwrap_or(init_scale as f32);
-                        assert_eq!(scale.scale(), expected, "{name}, {id}, step {t}");
-                    }
-                    seen[0] += 1;
-                }
-                Trace::WarmupCap {
-                    id,
-                    params,
-                    found_inf,
-                    used_feed,
-                    stored_after_feed,
-                    tracker_after_feed,
-                } => {
-                    let mut scale = params.start();
-                    for (step, found_inf) in found_inf.iter().enumerate() {
-                        let at = format!("{name}, {id}, step {step}");
-                        assert_eq!(scale.scale().to_bits(), used_feed[step].to_bits(), "{at}");
-                        scale = scale.adjust(outcome(*found_inf == 1));
-                        assert_eq!(hidden(&scale).0, stored_after_feed[step], "{at}");
-                        assert_eq!(scale.growth_tracker(), tracker_after_feed[step], "{at}");
-                    }
-                    seen[1] += 1;
-                }
-                Trace::WarmupCapChanges {
-                    id,
-                    params,
-                    n_steps,
-                    overflow_steps,
-                    changes,
-                } => {
-                    let mut scale = params.start();
-                    let (mut changes, mut expected) = (changes.iter().peekable(), 0.0);
-                    for step in 0..*n_steps {
-                        if let Some((_, _, _, feed, _)) = changes.next_if(|change| change.0 == step)
-                        {
-                            expected = *feed;
-                        }
-                        let at = format!("{name}, {id}, step {step}");
-                        assert_eq!(scale.scale().to_bits(), expected.to_bits(), "{at}");
-                        scale = scale.adjust(outcome(overflow_steps.contains(&step)));
-                    }
-                    assert!(changes.next().is_none());
-                    seen[2] += 1;
-                }
-                _ => {}
+impl CapOnly {
+    fn check(&self, name: &str) {
+        let init_scale = 2f64.powi(100);
+        let config = GradScalerConfig::new().with_growth_interval(u32::MAX);
+        let config = warmed_up(config.with_init_scale(init_scale), self.params);
+        let (mut scale, mut at) = (config.schedule().unwrap(), 0);
+        for (t, cap) in &self.cap_at {
+            while at < *t {
+                scale = scale.adjust(StepOutcome::Stepped);
+                at += 1;
             }
+            let expected = cap.unwrap_or(init_scale as f32);
+            assert_eq!(scale.scale(), expected, "{name}, step {t}");
         }
     }
-    assert!(seen.iter().all(|count| *count > 0), "{seen:?}");
+}
+
+impl WarmupCap {
+    fn check(&self, name: &str) {
+        let mut scale = self.params.start();
+        for (step, found_inf) in self.found_inf.iter().enumerate() {
+            let used = scale.scale();
+            scale = scale.adjust(outcome(*found_inf == 1));
+            let found = (used, hidden(&scale).0, scale.growth_tracker());
+            let stored = self.stored_after_feed[step];
+            let expected = (self.used_feed[step], stored, self.tracker_after_feed[step]);
+            assert_eq!(found, expected, "{name}, step {step}");
+        }
+    }
+}
+
+/// The scale, its tracker, the growth interval, the growths in a row.
+fn state(scale: &LossScale) -> (f32, u32, u32, u32) {
+    let (tracker, interval) = (scale.growth_tracker(), scale.growth_interval());
+    (scale.scale(), tracker, interval, hidden(scale).1)
+}
+
+impl AdaptiveInterval {
+    fn check(&self, name: &str) {
+        let mut scale = self.params.start();
+        for (step, found_inf) in self.found_inf.iter().enumerate() {
+            scale = scale.adjust(outcome(*found_inf == 1));
+            let (tracker, interval) = (self.tracker[step], self.interval[step]);
+            let growths = self.growths_in_a_row[step];
+            let expected = (self.scale[step], tracker, interval, growths);
+            assert_eq!(state(&scale), expected, "{name}, step {step}");
+        }
+    }
+}
+
+impl Changes<(usize, Option<f32>, f32, f32, f32)> {
+    fn check_warmup(&self, name: &str) {
+        let mut scale = self.params.start();
+        let (mut changes, mut expected) = (self.changes.iter().peekable(), 0.0);
+        for step in 0..self.n_steps {
+            if let Some((_, _, _, feed, _)) = changes.next_if(|change| change.0 == step) {
+                expected = *feed;
+            }
+            assert_eq!(scale.scale(), expected, "{name}, step {step}");
+            scale = scale.adjust(outcome(self.overflow_steps.contains(&step)));
+        }
+        assert!(changes.next().is_none());
+    }
+}
+
+impl Changes<(usize, f32, u32, u32, u32)> {
+    fn check_interval(&self, name: &str) {
+        let mut scale = self.params.start();
+        let mut changes = self.changes.iter().peekable();
+        let mut before = state(&scale);
+        for step in 0..self.n_steps {
+            let at = format!("{name}, step {step}");
+            scale = scale.adjust(outcome(self.overflow_steps.contains(&step)));
+            let now = state(&scale);
+            match changes.next_if(|change| change.0 == step) {
+                Some((_, scale, interval, growths, tracker)) => {
+                    assert_eq!(now, (*scale, *tracker, *interval, *growths), "{at}");
+                }
+                None => assert_eq!((now.0, now.2), (before.0, before.2), "{at}"),
+            }
+            before = now;
+        }
+        let (scale, tracker, interval, growths) = before;
+        let end = (scale, interval, growths, tracker);
+        assert_eq!(Some(end), self.last, "{name}");
+    }
 }
 
 #[test]
-fn parity_own_schedules_adaptive_interval() {
-    let mut seen = [0; 2];
-    for (name, file) in reference::<File>("own_schedules") {
-        for trace in &file.traces {
-            match trace {
-                Trace::AdaptiveInterval {
-                    id,
-                    params,
-                    found_inf,
-                    scale: scales,
-                    tracker,
-                    interval,
-                    growths_in_a_row,
-                } => {
-                    let mut scale = params.start();
-                    for (step, found_inf) in found_inf.iter().enumerate() {
-                        let at = format!("{name}, {id}, step {step}");
-                        scale = scale.adjust(outcome(*found_inf == 1));
-                        assert_eq!(scale.scale().to_bits(), scales[step].to_bits(), "{at}");
-                        assert_eq!(scale.growth_tracker(), tracker[step], "{at}");
-                        assert_eq!(scale.growth_interval(), interval[step], "{at}");
-                        assert_eq!(hidden(&scale).1, growths_in_a_row[step], "{at}");
-                    }
-                    seen[0] += 1;
-                }
-                Trace::AdaptiveIntervalChanges {
-                    id,
-                    params,
-                    n_steps,
-                    overflow_steps,
-                    changes,
-                    last,
-                } => {
-                    let mut scale = params.start();
-                    let mut changes = changes.iter().peekable();
-                    let mut state = (scale.scale(), scale.growth_interval());
-                    for step in 0..*n_steps {
-                        let at = format!("{name}, {id}, step {step}");
-                        scale = scale.adjust(outcome(overflow_steps.contains(&step)));
-                        let now = (scale.scale(), scale.growth_interval());
-                        match changes.next_if(|change| change.0 == step) {
-                            Some((_, scale_after, interval, growths, tracker)) => {
-                                assert_eq!(now, (*scale_after, *interval), "{at}");
-                                assert_eq!(hidden(&scale).1, *growths, "{at}");
-                                assert_eq!(scale.growth_tracker(), *tracker, "{at}");
-                            }
-                            None => assert_eq!(now, state, "{at}"),
-                        }
-                        state = now;
-                    }
-                    let growths = hidden(&scale).1;
-                    let end = (state.0, state.1, growths, scale.growth_tracker());
-                    assert_eq!(end, *last, "{name}, {id}");
-                    seen[1] += 1;
-                }
-                _ => {}
-            }
-        }
+fn parity_own_schedules() {
+    let mut seen = [0; 5];
+    for (name, Named { id, trace }) in &traces::<Named>("own_schedules") {
+        let name = &format!("{name}, {id}");
+        let kind = match trace {
+            Trace::CapOnly(trace) => (0, trace.check(name)),
+            Trace::WarmupCap(trace) => (1, trace.check(name)),
+            Trace::WarmupCapChanges(trace) => (2, trace.check_warmup(name)),
+            Trace::AdaptiveInterval(trace) => (3, trace.check(name)),
+            Trace::AdaptiveIntervalChanges(trace) => (4, trace.check_interval(name)),
+        };
+        seen[kind.0] += 1;
     }
     assert!(seen.iter().all(|count| *count > 0), "{seen:?}");
 }

@@ -1,28 +1,15 @@
 //! RoundPipe's `GradScaler`, which is used from the training's thread and from the optimizer's: both scales after every iteration,
 //! bit for bit.
 
-use burn::{
-    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::{Module, Param},
-    optim::{GradientsParams, ModuleOptimizer, SgdConfig},
-    tensor::{Device, Tensor},
-};
-use burn_amp::{
-    GradScaler, GradScalerConfig, ModuleOptim, PipelinedOptimizer, ScaledOptimizer, StepOutcome,
-};
-use burn_amp_tests::{reference, scaled_by_hand};
+use burn_amp_tests::prelude::*;
+use burn_amp_tests::{scaled_by_hand, traces};
 use serde::Deserialize;
 use std::sync::{Arc, Mutex};
 
 #[derive(Deserialize)]
-struct File {
-    traces: Vec<Trace>,
-}
-
-#[derive(Deserialize)]
 struct Trace {
     id: String,
-    params: Params,
+    params: GradScalerConfig,
     iterations: Vec<Iteration>,
     main_scale: Vec<f64>,
     unscale_scale: Vec<f64>,
@@ -32,14 +19,6 @@ struct Trace {
     growth_tracker: Vec<u32>,
     next_scale: Vec<f64>,
     growth_interval_after: Vec<u32>,
-}
-
-#[derive(Deserialize)]
-struct Params {
-    init_scale: f64,
-    growth_factor: f64,
-    backoff_factor: f64,
-    growth_interval: u32,
 }
 
 #[derive(Deserialize)]
@@ -83,14 +62,7 @@ fn bits(scale: f64) -> u32 {
 
 fn compare(trace: &Trace) {
     let id = &trace.id;
-    let config = GradScalerConfig {
-        init_scale: trace.params.init_scale,
-        growth_factor: trace.params.growth_factor,
-        backoff_factor: trace.params.backoff_factor,
-        growth_interval: trace.params.growth_interval,
-        max_consecutive_skips: None,
-        ..Default::default()
-    };
+    let config = trace.params.with_max_consecutive_skips(None);
     let gradients = Arc::new(Mutex::new(Vec::new()));
     let inner = Noting {
         inner: SgdConfig::new().init(),
@@ -130,27 +102,17 @@ fn compare(trace: &Trace) {
         }
         model = optim.step(0.0, model, grads);
         if !iteration.is_async {
-            model = optim.synchronize(model);
+            model = optim.synchronize(model).unwrap();
         }
         let after = optim.scaler(false).loss_scale().to_bits();
         assert_eq!(after, bits(trace.main_scale_after_update[t]), "{id}, {t}");
 
         let learned = optim.scaler(true);
-        assert_eq!(
-            learned.loss_scale().to_bits(),
-            bits(trace.next_scale[t]),
-            "{id}, {t}"
-        );
-        assert_eq!(
-            learned.growth_tracker(),
-            trace.growth_tracker[t],
-            "{id}, {t}"
-        );
-        assert_eq!(
-            learned.growth_interval(),
-            trace.growth_interval_after[t],
-            "{id}, {t}"
-        );
+        let found = (learned.growth_tracker(), learned.growth_interval());
+        let expected = (trace.growth_tracker[t], trace.growth_interval_after[t]);
+        assert_eq!(found, expected, "{id}, {t}");
+        let scale = learned.loss_scale().to_bits();
+        assert_eq!(scale, bits(trace.next_scale[t]), "{id}, {t}");
         let stepped = learned.last_outcome() == Some(StepOutcome::Stepped);
         assert_eq!(u8::from(stepped), trace.optimizer_stepped[t], "{id}, {t}");
         if stepped {
@@ -158,7 +120,7 @@ fn compare(trace: &Trace) {
             unscaled.push(bits(grad));
         }
     }
-    optim.synchronize(model);
+    optim.synchronize(model).unwrap();
     let stepped_with = gradients.lock().unwrap();
     let stepped_with: Vec<_> = stepped_with.iter().map(|grad| grad.to_bits()).collect();
     assert_eq!(stepped_with, unscaled, "{id}");
@@ -166,27 +128,18 @@ fn compare(trace: &Trace) {
 
 #[test]
 fn parity_roundpipe() {
-    for (name, file) in reference::<File>("roundpipe_gradscaler") {
-        assert!(!file.traces.is_empty(), "{name}");
-        file.traces.iter().for_each(compare);
-    }
+    let traces = traces("roundpipe_gradscaler");
+    assert!(!traces.is_empty());
+    traces.iter().for_each(|(_, trace)| compare(trace));
 }
 
 /// With both sides in step, all is as PyTorch's own scaler on one thread.
 #[test]
 fn parity_roundpipe_synchronous() {
     let device = Device::flex().autodiff();
-    for (_, file) in reference::<File>("roundpipe_gradscaler") {
-        let is_synchronous = |trace: &&Trace| trace.iterations.iter().all(|step| !step.is_async);
-        let traces: Vec<_> = file.traces.iter().filter(is_synchronous).collect();
-        assert!(!traces.is_empty());
-        for trace in traces {
-            let config = GradScalerConfig {
-                init_scale: trace.params.init_scale,
-                growth_interval: trace.params.growth_interval,
-                ..Default::default()
-            };
-            let mut scaler = config.init().unwrap();
+    for (_, trace) in traces::<Trace>("roundpipe_gradscaler") {
+        if trace.iterations.iter().all(|step| !step.is_async) {
+            let mut scaler = trace.params.init().unwrap();
             let mut optim = SgdConfig::new().init();
             let mut model = Param::from_tensor(Tensor::<1>::ones([1], &device).require_grad());
             for (t, iteration) in trace.iterations.iter().enumerate() {
@@ -196,11 +149,13 @@ fn parity_roundpipe_synchronous() {
                 };
                 let mut grads = GradientsParams::new();
                 grads.register(model.id, Tensor::<1>::full([1], value, &Device::flex()));
-                let grads = scaler.unscale(scaled_by_hand(&scaler, grads), &model);
+                let grads = scaler
+                    .unscale(scaled_by_hand(&scaler, grads), &model)
+                    .unwrap();
                 model = scaler.step(&mut optim, 0.0, model, grads);
                 match iteration.new_scale {
-                    Some(scale) => scaler.update_to(scale),
-                    None => scaler.update(),
+                    Some(scale) => scaler.update_to(scale).unwrap(),
+                    None => scaler.update().unwrap(),
                 };
                 let expected = bits(trace.next_scale[t]);
                 assert_eq!(scaler.loss_scale().to_bits(), expected, "{}, {t}", trace.id);

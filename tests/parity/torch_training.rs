@@ -1,23 +1,9 @@
-//! Whole training runs of PyTorch with `GradScaler`, overflows injected: losses, scales, skips and weights.
+//! Whole training runs of PyTorch with `GradScaler`, overflows injected, with a scaled loss and through the border: losses, scales, skips and weights.
 
-use burn::{
-    module::{Module, Param, ParamId},
-    optim::{
-        AdamConfig, AdamWConfig, GradientsAccumulator, GradientsParams, ModuleOptimizer, SgdConfig,
-        momentum::MomentumConfig,
-    },
-    tensor::{Device, Tensor, TensorData, activation::tanh},
-};
-use burn_amp::{
-    AccumulationConfig, GradScaler, GradScalerConfig, GradientClip, MixedPrecision,
-    ScaledOptimizer, StepOutcome,
-};
+use burn_amp_tests::prelude::*;
 use burn_amp_tests::reference;
 use serde::Deserialize;
 use serde_json::Value;
-
-/// The relative error allowed in losses, gradient norms and weights.
-const TOLERANCE: f64 = 1e-5;
 
 #[derive(Deserialize)]
 struct File {
@@ -61,15 +47,11 @@ struct Mlp {
 
 impl Mlp {
     fn new(run: &Run, device: &Device) -> Self {
+        let data = |values: &Vec<f32>, shape: &[usize]| TensorData::new(values.clone(), shape);
         let weights = run.dims.windows(2).zip(&run.init_weights);
-        let weights = weights.map(|(dims, values)| {
-            let data = TensorData::new(values.clone(), [dims[0], dims[1]]);
-            Param::from_data(data, device)
-        });
-        let biases = run.init_biases.iter().map(|values| {
-            let data = TensorData::new(values.clone(), [values.len()]);
-            Param::from_data(data, device)
-        });
+        let weights = weights.map(|(dims, values)| Param::from_data(data(values, dims), device));
+        let biases = run.init_biases.iter();
+        let biases = biases.map(|v| Param::from_data(data(v, &[v.len()]), device));
         Self {
             weights: weights.collect(),
             biases: biases.collect(),
@@ -115,14 +97,6 @@ impl Run {
         let (input, output) = (self.dims[0], *self.dims.last().unwrap());
         (slice(&self.inputs, input), slice(&self.targets, output))
     }
-
-    fn name(&self) -> String {
-        let (clip, accumulation) = (self.clip_norm, self.accumulation);
-        format!(
-            "{}, clip {clip:?}, accumulation {accumulation}",
-            self.optimizer
-        )
-    }
 }
 
 /// Sets one value of a gradient to infinity, as the traces did after `backward`.
@@ -133,101 +107,117 @@ fn inject_infinity(grads: &mut GradientsParams, id: ParamId) {
     grads.register(id, grad);
 }
 
-fn assert_close(actual: f64, expected: f64, what: &str) {
+fn assert_close(actual: f64, expected: f64, tolerance: f64, what: &str) {
+    let error = (actual - expected).abs();
     assert!(
-        (actual - expected).abs() <= TOLERANCE * expected.abs(),
+        error <= tolerance * expected.abs(),
         "{what}: {actual}, but PyTorch has {expected}"
     );
 }
 
 /// Relative to the largest magnitude in the tensor: single weights may pass through zero.
-fn assert_tensor_close<const D: usize>(actual: &Tensor<D>, expected: &[f32], what: &str) {
+fn assert_tensor_close<const D: usize>(
+    actual: &Tensor<D>,
+    expected: &[f32],
+    tolerance: f64,
+    what: &str,
+) {
     let actual = actual.to_data();
     let actual = actual.as_slice::<f32>().unwrap();
     assert_eq!(actual.len(), expected.len(), "{what}");
-    let largest = expected
-        .iter()
-        .fold(0f32, |max, value| max.max(value.abs()));
+    let magnitudes = expected.iter().map(|value| value.abs());
+    let largest = magnitudes.fold(0f32, f32::max);
     let errors = actual.iter().zip(expected).map(|(a, e)| (a - e).abs());
     let error = errors.fold(0f32, f32::max);
+    let most = tolerance * f64::from(largest);
     assert!(
-        f64::from(error) <= TOLERANCE * f64::from(largest),
-        "{what}: off by {error}, largest magnitude {largest}"
+        f64::from(error) <= most,
+        "{what}: off by {error}, more than {most}"
     );
 }
 
-/// Who scales, clips and accumulates.
+/// Where the loss is scaled.
 #[derive(Clone, Copy, Debug)]
-enum Way {
-    /// Burn's accumulator and a multiplication between `unscale` and `step`.
+enum Scaled {
+    /// By a `GradScaler`, whose gradients are unscaled before the step.
+    Loss,
+    /// At the border of half precision in this dtype: Burn's own gradients, unscaled.
+    Border(FloatDType),
+}
+
+/// Who clips and accumulates.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Around {
+    /// Burn's accumulator, and a multiplication of what `unscale` returns.
     ByHand,
     /// `with_clipping` and `with_accumulation`.
     BuiltIn,
-    /// The same around Burn's own gradients, unscaled as scopes leave them: f32 ones here, as the traces are.
-    Border,
 }
 
-fn replay(run: &Run, way: Way) {
+/// Scales and skips are those of the run, the rest is within a relative error.
+fn replay(run: &Run, scaled: Scaled, around: Around, tolerance: f64) {
     let device = Device::default().autodiff();
-    let mut model = Mlp::new(run, &device);
-    let (optimizer, lr) = run.optimizer();
     let config = GradScalerConfig::new()
         .with_init_scale(run.init_scale)
         .with_growth_interval(run.growth_interval);
-    let amp = MixedPrecision::f32().with_scaler(config).unwrap();
-    let scaler = match way {
-        Way::Border => GradScaler::from(&amp),
-        _ => config.init().unwrap(),
+    let mut model = Mlp::new(run, &device);
+    let (scaler, amp) = match scaled {
+        Scaled::Loss => (config.init().unwrap(), MixedPrecision::f32()),
+        Scaled::Border(dtype) => {
+            let amp = MixedPrecision::new(dtype).with_scaler(config).unwrap();
+            model = model.apply_reparameterization(amp.clone());
+            (GradScaler::from(&amp), amp)
+        }
     };
+    let (optimizer, lr) = run.optimizer();
     let mut optim = ScaledOptimizer::new(optimizer, scaler);
-    if let Way::BuiltIn | Way::Border = way {
+    if around == Around::BuiltIn {
         let window = AccumulationConfig::new(run.accumulation as u32);
         optim = optim.with_accumulation(window.with_sum(true)).unwrap();
         if let Some(max_norm) = run.clip_norm {
-            optim = optim
-                .with_clipping(GradientClip::GlobalNorm(max_norm))
-                .unwrap();
+            let clip = GradientClip::GlobalNorm(max_norm);
+            optim = optim.with_clipping(clip).unwrap();
         }
     }
 
+    let (kind, clip, parts) = (&run.optimizer, run.clip_norm, run.accumulation);
+    let name = format!("{scaled:?}, {around:?}: {kind}, clip {clip:?}, accumulation {parts}");
     assert_eq!(run.log.len(), run.steps);
     for (step, expected) in run.log.iter().enumerate() {
-        let at = format!("{way:?}: {}, step {step}", run.name());
+        let at = format!("{name}, step {step}");
         assert_eq!(optim.scaler().loss_scale(), expected.scale_used, "{at}");
 
         let mut loss = 0.0;
         let mut window = GradientsAccumulator::new();
         for micro in 0..run.accumulation {
             let (input, target) = run.batch(step * run.accumulation + micro, &device);
-            let output = match way {
-                Way::Border => amp.autocast(input, |x| model.forward(x)),
-                _ => model.forward(input),
-            };
+            let output = amp.autocast(input, |x| model.forward(x));
             let errors = (output - target).square();
             let part = errors.mean().div_scalar(run.accumulation as f64);
             loss += f64::from(part.clone().into_scalar::<f32>());
-            let grads = match way {
-                Way::Border => part.backward(),
-                _ => optim.scaler().scale(part).backward(),
+            let grads = match scaled {
+                Scaled::Loss => optim.scaler().scale(part).backward(),
+                Scaled::Border(_) => part.backward(),
             };
             let mut grads = GradientsParams::from_grads(grads, &model);
             if run.inject_inf_at.contains(&step) && micro == run.accumulation - 1 {
                 inject_infinity(&mut grads, model.weights[1].id);
             }
-            match way {
-                Way::ByHand => window.accumulate(&model, grads),
-                Way::BuiltIn => {
-                    let grads = optim.scaler().scaled(grads);
-                    model = optim.step(lr, model, grads);
-                }
-                Way::Border => model = optim.step(lr, model, grads),
+            if around == Around::ByHand {
+                window.accumulate(&model, grads);
+                continue;
             }
+            model = match scaled {
+                Scaled::Loss => optim.step(lr, model, optim.scaler().scaled(grads).unwrap()),
+                Scaled::Border(_) => optim.step(lr, model, grads),
+            };
         }
-        assert_close(loss, expected.loss, &format!("{at}: loss"));
+        assert_close(loss, expected.loss, tolerance, &format!("{at}: loss"));
 
-        if let Way::ByHand = way {
-            let sum = optim.scaler().scaled(window.grads());
-            let mut grads = optim.unscale(sum, &model);
+        if around == Around::ByHand {
+            // At the border they are unscaled already, and carry a scale of 1.
+            let sum = optim.scaler().scaled(window.grads()).unwrap();
+            let mut grads = optim.unscale(sum, &model).unwrap();
             if let Some(max_norm) = run.clip_norm {
                 let norm = grads.status().norm();
                 grads = grads.mul_scalar((max_norm / (norm + 1e-6)).min(1.0));
@@ -236,8 +226,9 @@ fn replay(run: &Run, way: Way) {
         }
         if run.clip_norm.is_some() {
             let norm = optim.scaler().last_status().unwrap().norm();
+            let what = format!("{at}: gradient norm");
             match expected.grad_norm.as_f64() {
-                Some(expected) => assert_close(norm, expected, &format!("{at}: gradient norm")),
+                Some(expected) => assert_close(norm, expected, tolerance, &what),
                 None => assert!(expected.skipped, "{at}: the trace has no gradient norm"),
             }
         }
@@ -247,42 +238,38 @@ fn replay(run: &Run, way: Way) {
         assert_eq!(skipped, expected.skipped, "{at}");
         assert_eq!(optim.scaler().loss_scale(), expected.scale_after, "{at}");
     }
-
-    for (k, (weight, expected)) in model.weights.iter().zip(&run.final_weights).enumerate() {
-        let what = format!("{way:?}: {}: final W[{k}]", run.name());
-        assert_tensor_close(&weight.val(), expected, &what);
-    }
-    for (k, (bias, expected)) in model.biases.iter().zip(&run.final_biases).enumerate() {
-        let what = format!("{way:?}: {}: final B[{k}]", run.name());
-        assert_tensor_close(&bias.val(), expected, &what);
+    assert_eq!(optim.scaler().counters().bad_losses(), 0, "{name}");
+    for layer in 0..run.final_weights.len() {
+        let what = format!("{name}: the end of layer {layer}");
+        let (weight, bias) = (model.weights[layer].val(), model.biases[layer].val());
+        assert_tensor_close(&weight, &run.final_weights[layer], tolerance, &what);
+        assert_tensor_close(&bias, &run.final_biases[layer], tolerance, &what);
     }
 }
 
-fn replay_all(chosen: impl Fn(&Run) -> bool) {
+#[test]
+fn parity_torch_training() {
     let files = reference::<File>("torch_training");
-    let runs = files.iter().flat_map(|(_, file)| &file.runs);
-    let runs: Vec<&Run> = runs.filter(|run| chosen(run)).collect();
-    assert!(!runs.is_empty(), "no run of this kind");
+    let runs: Vec<&Run> = files.iter().flat_map(|(_, file)| &file.runs).collect();
+    // Plain, clipped between unscale and step, accumulated.
+    let kinds: [fn(&Run) -> bool; 3] = [
+        |run| run.accumulation == 1 && run.clip_norm.is_none(),
+        |run| run.accumulation == 1 && run.clip_norm.is_some(),
+        |run| run.accumulation > 1,
+    ];
+    for kind in kinds {
+        assert!(runs.iter().any(|run| kind(run)), "no run of this kind");
+    }
     for run in runs {
-        for way in [Way::ByHand, Way::BuiltIn, Way::Border] {
-            replay(run, way);
+        for (scaled, tolerance) in [
+            (Scaled::Loss, 1e-5),
+            (Scaled::Border(FloatDType::F32), 1e-5),
+            // The same scales and skips, with gradients that are multiplied inside; the rest as far as f16 goes.
+            (Scaled::Border(FloatDType::F16), 1e-2),
+        ] {
+            for around in [Around::ByHand, Around::BuiltIn] {
+                replay(run, scaled, around, tolerance);
+            }
         }
     }
-}
-
-// The three together take every run once.
-
-#[test]
-fn parity_torch_training_plain() {
-    replay_all(|run| run.accumulation == 1 && run.clip_norm.is_none());
-}
-
-#[test]
-fn parity_torch_training_clipped_between_unscale_and_step() {
-    replay_all(|run| run.accumulation == 1 && run.clip_norm.is_some());
-}
-
-#[test]
-fn parity_torch_training_accumulated() {
-    replay_all(|run| run.accumulation > 1);
 }

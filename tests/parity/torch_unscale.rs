@@ -1,15 +1,12 @@
 //! PyTorch's `_amp_foreach_non_finite_check_and_unscale_`: every value bit for bit, and the verdict.
 
-use burn::{
-    module::{Module, Param, ParamId},
-    optim::GradientsParams,
-    tensor::{DType, Device, FloatDType, Tensor, TensorData},
-};
-use burn_amp::GradScalerConfig;
-use burn_amp_tests::{reference, scaled_by_hand};
+use burn_amp_tests::prelude::*;
+use burn_amp_tests::reference;
 use half::{bf16, f16};
 use serde::Deserialize;
-use std::num::FpCategory::Subnormal;
+use std::num::FpCategory::{self, Nan, Subnormal};
+
+use crate::One;
 
 #[derive(Deserialize)]
 struct File {
@@ -24,11 +21,6 @@ struct Case {
     input: Vec<String>,
     found_inf: f64,
     output: Vec<String>,
-}
-
-#[derive(Module, Debug)]
-struct One {
-    weight: Param<Tensor<1>>,
 }
 
 fn bits(hex: &str) -> u32 {
@@ -49,14 +41,12 @@ fn input(case: &Case, device: &Device) -> Tensor<1> {
     let values = case.input.iter().map(|hex| bits(hex));
     let data = match dtype(case) {
         FloatDType::F16 => {
-            let values: Vec<f16> = values.map(|b| f16::from_bits(b as u16)).collect();
-            TensorData::new(values, length)
+            TensorData::new(values.map(|b| f16::from_bits(b as u16)).collect(), length)
         }
         FloatDType::BF16 => {
-            let values: Vec<bf16> = values.map(|b| bf16::from_bits(b as u16)).collect();
-            TensorData::new(values, length)
+            TensorData::new(values.map(|b| bf16::from_bits(b as u16)).collect(), length)
         }
-        _ => TensorData::new(values.map(f32::from_bits).collect::<Vec<f32>>(), length),
+        _ => TensorData::new(values.map(f32::from_bits).collect(), length),
     };
     Tensor::from_data(data, (device, DType::from(dtype(case))))
 }
@@ -71,19 +61,11 @@ fn rounded_bits(values: &[f32], dtype: FloatDType) -> Vec<u32> {
     values.iter().map(bits).collect()
 }
 
-fn is_nan(bits: u32, dtype: FloatDType) -> bool {
+fn class(bits: u32, dtype: FloatDType) -> FpCategory {
     match dtype {
-        FloatDType::F16 => f16::from_bits(bits as u16).is_nan(),
-        FloatDType::BF16 => bf16::from_bits(bits as u16).is_nan(),
-        _ => f32::from_bits(bits).is_nan(),
-    }
-}
-
-fn is_subnormal(bits: u32, dtype: FloatDType) -> bool {
-    match dtype {
-        FloatDType::F16 => f16::from_bits(bits as u16).classify() == Subnormal,
-        FloatDType::BF16 => bf16::from_bits(bits as u16).classify() == Subnormal,
-        _ => f32::from_bits(bits).is_subnormal(),
+        FloatDType::F16 => f16::from_bits(bits as u16).classify(),
+        FloatDType::BF16 => bf16::from_bits(bits as u16).classify(),
+        _ => f32::from_bits(bits).classify(),
     }
 }
 
@@ -93,49 +75,35 @@ fn check(case: &Case, parameter_dtype: bool, at: &str) -> bool {
     let inverse = (1.0 / f64::from(case.scale as f32)) as f32;
     assert_eq!(inverse.to_bits(), bits(&case.inv_scale_hex), "{at}");
 
-    let grad = input(case, &device);
-    let module = One {
-        weight: Param::initialized(ParamId::new(), grad.zeros_like()),
-    };
-    let mut grads = GradientsParams::new();
-    grads.register(module.weight.id, grad);
     let config = GradScalerConfig::new()
         .with_init_scale(case.scale)
         .with_dynamic(false)
         .with_parameter_dtype_gradients(parameter_dtype);
     let scaler = config.init().unwrap();
-    let unscaled = scaler.unscale(scaled_by_hand(&scaler, grads), &module);
-
-    let output = unscaled.get::<1>(module.weight.id).unwrap();
+    let (unscaled, output) = One::unscaled(&scaler, input(case, &device));
     let expected_dtype = match parameter_dtype {
         false => DType::F32,
         true => dtype(case).into(),
     };
     assert_eq!(output.dtype(), expected_dtype, "{at}");
     let values: Vec<f32> = output.cast(FloatDType::F32).try_to_vec_as().unwrap();
-    for (position, (ours, theirs)) in rounded_bits(&values, dtype(case))
-        .into_iter()
-        .zip(&case.output)
-        .enumerate()
-    {
+    let rounded = rounded_bits(&values, dtype(case)).into_iter();
+    for (position, (ours, theirs)) in rounded.zip(&case.output).enumerate() {
         let theirs = bits(theirs);
+        let classes = [ours, theirs].map(|bits| class(bits, dtype(case)));
         // The payload of a NaN is nobody's contract.
-        let both_nan = is_nan(ours, dtype(case)) && is_nan(theirs, dtype(case));
+        let both_nan = classes == [Nan; 2];
         // Not every device keeps what is subnormal.
-        let flushed = device != Device::flex()
-            && ours & 0x7FFF_FFFF == 0
-            && is_subnormal(theirs, dtype(case));
+        let is_lost = ours & 0x7FFF_FFFF == 0 && classes[1] == Subnormal;
+        let flushed = device != Device::flex() && is_lost;
         let same = ours == theirs || both_nan || flushed;
         assert!(same, "{at}, value {position}: {ours:08x}, not {theirs:08x}");
     }
 
     let found_inf = case.found_inf != 0.0;
     let only_by_unscaling = !found_inf && values.iter().any(|value| !value.is_finite());
-    assert_eq!(
-        unscaled.has_overflow(),
-        found_inf || only_by_unscaling,
-        "{at}"
-    );
+    let expected = found_inf || only_by_unscaling;
+    assert_eq!(unscaled.has_overflow(), expected, "{at}");
     only_by_unscaling
 }
 
@@ -150,23 +118,15 @@ fn supported(file: &File) -> impl Iterator<Item = &Case> {
 /// counts it as an overflow. Everything else is the same.
 #[test]
 fn parity_torch_unscale() {
-    for (name, file) in reference::<File>("torch_unscale_cases") {
-        let departures = (supported(&file).enumerate())
-            .filter(|(index, case)| check(case, false, &format!("{name}, case {index}")))
-            .count();
-        assert!(
-            departures > 0,
-            "{name}: the departure is not among the cases"
-        );
-    }
-}
-
-/// Rounded to the parameter's dtype, as PyTorch writes its gradients back.
-#[test]
-fn parity_torch_unscale_in_the_parameters_dtype() {
+    let mut departures = 0;
     for (name, file) in reference::<File>("torch_unscale_cases") {
         for (index, case) in supported(&file).enumerate() {
-            check(case, true, &format!("{name}, case {index}"));
+            // Wide, and rounded to the parameter's dtype, as PyTorch writes its gradients back.
+            for parameter_dtype in [false, true] {
+                let at = format!("{name}, case {index}, {parameter_dtype}");
+                departures += u32::from(check(case, parameter_dtype, &at) && !parameter_dtype);
+            }
         }
     }
+    assert!(departures > 0, "the departure is not among the cases");
 }

@@ -1,7 +1,6 @@
 //! The pipeline against one thread that does the same, bit for bit.
 
-use burn::optim::{AdamConfig, ModuleOptimizer};
-use burn_amp::{FusedAdam, GradScalerConfig, MixedPrecision, ScaledOptimizer};
+use burn_amp_tests::prelude::*;
 
 use crate::support::{both, gradients, parameters};
 
@@ -22,11 +21,11 @@ fn overflows(step: usize) -> bool {
 }
 
 #[test]
-fn ten_thousand_steps_with_overflows() {
+fn thousands_of_steps_with_overflows() {
     let ((amp, mut optim, mut net), (amp_here, mut simulation, mut expected)) =
         both(precision, adam);
     let mut injected = 0;
-    for step in 0..10_000 {
+    for step in 0..3000 {
         injected += u64::from(overflows(step));
         let lr = 1e-3 / (1 + step / 1000) as f64;
         let grads = gradients(&amp, &net, step, overflows(step));
@@ -39,17 +38,17 @@ fn ten_thousand_steps_with_overflows() {
             assert!(parameters(&net) == parameters(&expected), "{step}");
         }
         // Now and then both sides come together, as for a validation.
-        if step % 1500 == 1499 {
-            net = optim.synchronize(net);
+        if step % 700 == 699 {
+            net = optim.synchronize(net).unwrap();
             expected = simulation.synchronize(expected);
         }
     }
-    net = optim.synchronize(net);
+    net = optim.synchronize(net).unwrap();
     expected = simulation.synchronize(expected);
     assert!(parameters(&net) == parameters(&expected));
-    let counters = *optim.scaler(false).counters();
-    assert_eq!(counters, *simulation.optim().scaler().counters());
-    assert!(counters.skipped() >= injected && injected > 100);
+    let counters = optim.scaler(false).counters();
+    assert_eq!(counters, simulation.optim().scaler().counters());
+    assert!(counters.skipped() >= injected && injected > 40);
 }
 
 /// On the thread, where parameters are those of the host.
@@ -66,8 +65,8 @@ fn a_fused_optimizer() {
         let grads = gradients(&amp_here, &expected, step, overflows(step));
         expected = burns.step(1e-2, expected, grads);
     }
-    net = optim.synchronize(net);
-    expected = burns.synchronize(expected);
+    net = optim.synchronize(net).unwrap();
+    expected = burns.synchronize(expected).unwrap();
     assert!(parameters(&net) == parameters(&expected));
 }
 
@@ -84,15 +83,15 @@ fn synchronous_steps_are_those_without_a_pipeline() {
             let grads = gradients(&amp, &net, step, overflows(step));
             net = optim.step(1e-2, net, grads);
             if !by_option {
-                net = optim.synchronize(net);
+                net = optim.synchronize(net).unwrap();
             }
             let grads = gradients(&amp_here, &expected, step, overflows(step));
             expected = plain.step(1e-2, expected, grads);
             assert_eq!(amp.loss_scale(), amp_here.loss_scale(), "{step}");
             assert!(parameters(&net) == parameters(&expected), "{step}");
         }
-        let counters = *optim.scaler(false).counters();
-        assert_eq!(counters, *plain.scaler().counters());
+        let counters = optim.scaler(false).counters();
+        assert_eq!(counters, plain.scaler().counters());
         assert!(counters.skipped() > 3 && counters.stepped() > 200);
     }
 }

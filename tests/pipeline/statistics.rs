@@ -1,13 +1,7 @@
 //! Running statistics: the training's own, and repaired after a forward pass that overflowed, though the optimizer's side knows of the
 //! overflow a step late.
 
-use burn::{
-    module::Module,
-    nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig},
-    optim::{GradientsParams, SgdConfig},
-    tensor::{Device, Tensor, TensorData},
-};
-use burn_amp::{MixedPrecision, PipelinedOptimizer, ScaledOptimizer, in_f32};
+use burn_amp_tests::prelude::*;
 
 use crate::support::values;
 
@@ -66,7 +60,7 @@ fn statistics_of_a_skipped_iteration_are_set_back() {
         assert!(!lost || step % 10 == 4, "{step}: {:?}", means(&valid));
     }
     assert!(was_lost, "the test tests nothing");
-    let net = optim.synchronize(net);
+    let net = optim.synchronize(net).unwrap();
     let means = means(&net.valid());
     assert!(means.iter().all(|mean| mean.is_finite()), "{means:?}");
     // They have moved, too: it is the training's own that are kept.

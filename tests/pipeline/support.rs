@@ -1,15 +1,9 @@
 //! What the tests of the pipeline share: a model, overflows at chosen steps, and the pipeline on one thread.
 
-use burn::{
-    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::{Module, ModuleMapper, ModuleVisitor, Param},
-    nn::{Linear, LinearConfig},
-    optim::GradientsParams,
-    tensor::{Device, FloatDType, Tensor, TensorData, activation::tanh},
-};
-use burn_amp::{
-    GradScaler, MixedPrecision, ModuleOptim, PipelinedOptimizer, ScaledOptimizer, to_full, to_half,
-};
+use burn_amp_tests::fill;
+use burn_amp_tests::prelude::*;
+
+pub use burn_amp_tests::stored as parameters;
 
 #[derive(Module, Debug)]
 pub struct Net {
@@ -30,7 +24,7 @@ impl Net {
             hidden: LinearConfig::new(3, 4).init(&device),
             head: LinearConfig::new(4, 2).init(&device),
         };
-        net.map(&mut Fill(0)).apply_reparameterization(amp.clone())
+        fill(net, 0, 1.0).apply_reparameterization(amp.clone())
     }
 
     pub fn forward(&self, input: Tensor<2>) -> Tensor<2> {
@@ -38,19 +32,7 @@ impl Net {
     }
 }
 
-struct Fill(usize);
-
-impl ModuleMapper for Fill {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let (shape, device) = (param.shape(), param.device());
-        let count = shape.num_elements();
-        let data = TensorData::new(values(self.0, count), shape);
-        self.0 += count;
-        Param::initialized(param.id, Tensor::from_data(data, &device).require_grad())
-    }
-}
-
-/// Numbers from -1 to 1.
+/// Numbers from -1 to 1, which vary so little from step to step that no guard holds one back.
 pub fn values(seed: usize, count: usize) -> Vec<f32> {
     let value = |i: usize| (((seed + i) * 7919) % 1000) as f32 / 500.0 - 1.0;
     (0..count).map(value).collect()
@@ -65,21 +47,6 @@ pub fn gradients(amp: &MixedPrecision, net: &Net, step: usize, overflow: bool) -
     let factor = if overflow { 1e6 } else { 1.0 };
     let loss = (output.square().mean()) * factor;
     GradientsParams::from_grads(loss.backward(), net)
-}
-
-/// All parameters, bit for bit, in the module's order.
-pub fn parameters<M: Module>(module: &M) -> Vec<u8> {
-    struct Read(Vec<u8>);
-
-    impl ModuleVisitor for Read {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            self.0.extend(param.base().to_data().as_bytes());
-        }
-    }
-
-    let mut read = Read(Vec::new());
-    module.visit(&mut read);
-    read.0
 }
 
 /// What one thread would do: the optimizer's side at once, and the training's side a call behind.

@@ -1,13 +1,7 @@
 //! A loss that is taken inside `autocast`, in f16: its gradient is the scale, infinite there until the scale fits.
 
-use burn::{
-    module::Module,
-    nn::{Linear, LinearConfig},
-    optim::{GradientsParams, SgdConfig},
-    tensor::{Device, Tensor},
-};
-use burn_amp::{GradScalerConfig, MixedPrecision, ScaledOptimizer};
-use std::{env, process::Command, sync::Mutex};
+use burn_amp_tests::{logs, prelude::*};
+use std::{env, process::Command};
 
 fn train() {
     let device = Device::flex().autodiff();
@@ -54,39 +48,21 @@ fn the_log_says_to_take_it_outside() {
 #[test]
 #[ignore = "run by the test above"]
 fn says_it() {
-    static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
-
-    struct Logger;
-
-    impl log::Log for Logger {
-        fn enabled(&self, _metadata: &log::Metadata) -> bool {
-            true
-        }
-
-        fn log(&self, record: &log::Record) {
-            LINES.lock().unwrap().push(record.args().to_string());
-        }
-
-        fn flush(&self) {}
-    }
-
     if env::var_os(CHILD).is_none() {
         return;
     }
-    log::set_logger(&Logger).unwrap();
-    log::set_max_level(log::LevelFilter::Warn);
-    let said = || {
-        let lines = LINES.lock().unwrap();
-        let about = |line: &&String| line.contains("single F16 value") && line.contains("outside");
-        lines.iter().filter(about).count()
+    let said = |action: &mut dyn FnMut()| {
+        let lines = logs("single F16 value", action).into_iter();
+        lines.filter(|line| line.contains("outside")).count()
     };
-    // Many values, or one without gradients, are no loss.
     let device = Device::flex().autodiff();
     let amp = MixedPrecision::f16();
-    let many = Tensor::<1>::ones([2], &device).require_grad();
-    drop(amp.autocast(many, |x| x));
-    drop(amp.autocast(Tensor::<1>::ones([1], &device), |x| x));
-    assert_eq!(said(), 0);
-    train();
-    assert_eq!(said(), 1);
+    // Many values, or one without gradients, are no loss.
+    let none = said(&mut || {
+        let many = Tensor::<1>::ones([2], &device).require_grad();
+        drop(amp.autocast(many, |x| x));
+        drop(amp.autocast(Tensor::<1>::ones([1], &device), |x| x));
+    });
+    assert_eq!(none, 0);
+    assert_eq!(said(&mut train), 1);
 }

@@ -1,6 +1,5 @@
 //! What the loss scale and f32 parameters are there for: values that half precision cannot hold.
 
 mod half_loss;
-mod support;
 mod tiny_gradients;
 mod tiny_updates;

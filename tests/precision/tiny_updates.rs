@@ -1,11 +1,6 @@
 //! Updates that half precision would round away add up in the f32 parameters.
 
-use burn::{
-    module::{Module, Param},
-    optim::{GradientsParams, SgdConfig},
-    tensor::{Device, Tensor},
-};
-use burn_amp::{GradScalerConfig, MixedPrecision, ScaledOptimizer};
+use burn_amp_tests::prelude::*;
 
 #[derive(Module, Debug)]
 struct Weights {

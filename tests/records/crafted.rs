@@ -1,11 +1,7 @@
 //! Records with contents that no run has made, under a checksum that holds: refused when they are loaded, not later.
 
-use burn::{
-    module::Param,
-    optim::ModuleOptimizer,
-    tensor::{Bytes, DType},
-};
-use burn_amp::{AccumulationConfig, AmpError, AmpRecord, EmaConfig, ModuleOptim, ScaledOptimizer};
+use burn_amp_tests::prelude::*;
+use burn_amp_tests::says;
 use burn_pack::Scalar;
 use serde_json::json;
 
@@ -87,13 +83,9 @@ fn a_loss_scale_of_minus_zero() {
 fn averages_of_more_updates_than_can_be_counted() {
     let mut optim = adam().with_ema(EmaConfig::new()).unwrap();
     Small::new(DType::F32).train(&mut optim, 0..4, &[]);
-    let record = with_json(&optim.into_bytes().unwrap(), "burn_amp.ema", |state| {
+    let record = with_json(&optim.into_bytes().unwrap(), "burn_amp.hook.ema", |state| {
         state["updates"] = json!(u64::MAX);
     });
-    assert_damaged(
-        &AmpRecord::from_bytes(record.clone()).unwrap_err(),
-        "updates",
-    );
     assert_damaged(&refused(optim, record), "updates");
 }
 
@@ -197,9 +189,7 @@ fn what_a_later_release_may_add() {
     for (name, change) in later {
         let error = refused(adam(), forged(&record, change));
         assert!(matches!(error, AmpError::ForeignRecord { .. }), "{error:?}");
-        for part in [name, "update burn-amp"] {
-            assert!(error.to_string().contains(part), "{error}");
-        }
+        says(&error, [name, "update burn-amp"]);
     }
     for pointer in ["", "/counters", "/schedule", "/schedule/config"] {
         let record = with_json(&record, STATE, |state| {

@@ -1,8 +1,7 @@
 //! Every byte of a small record flipped, one at a time, and every length cut off: a clean load or a clean error, and
 //! after an error the old state.
 
-use burn::tensor::{Bytes, DType};
-use burn_amp::{AmpError, ModuleOptim, ScaledOptimizer};
+use burn_amp_tests::prelude::*;
 
 use crate::support::{Files, Pack, Small, adam, master_adam, momentum, pack, quietly};
 
@@ -80,19 +79,19 @@ fn position(bytes: &[u8], part: &[u8]) -> std::ops::Range<usize> {
 
 /// A sealed record: what is loaded is what was saved, or nothing is.
 fn check_optimizer<O: ModuleOptim + Clone>(build: impl Fn() -> ScaledOptimizer<O>, dtype: DType) {
-    let state = |optim: &ScaledOptimizer<O>| pack(optim.into_bytes().unwrap());
+    let state = |optim: &mut ScaledOptimizer<O>| pack(optim.into_bytes().unwrap());
     let mut saved = build();
     Small::new(dtype).train(&mut saved, 0..9, &[2, 7]);
     let mut old = build();
     Small::new(dtype).train(&mut old, 20..23, &[21]);
     let bytes = saved.into_bytes().unwrap();
-    let (saved, before) = (state(&saved), state(&old));
+    let (saved, before) = (state(&mut saved), state(&mut old));
     assert_ne!(saved, before);
 
     let load = |damaged| {
         let mut victim = old.clone();
         let result = victim.from_bytes(damaged);
-        (result, state(&victim))
+        (result, state(&mut victim))
     };
     let exact = |loaded: &Pack, at: usize| assert_eq!(*loaded, saved, "byte {at}");
     let survey = survey(&bytes, &before, load, exact);
@@ -154,7 +153,7 @@ fn of_a_scaler() {
 #[test]
 fn of_a_scaler_is_never_taken_for_an_optimizer() {
     let bytes = momentum().scaler().into_bytes().unwrap();
-    let old = momentum();
+    let mut old = momentum();
     let before = pack(old.into_bytes().unwrap());
     let load = |damaged| {
         let mut victim = old.clone();
@@ -173,7 +172,7 @@ fn of_a_plain_optimizer() {
     let mut saved = adam();
     let net = Small::new(DType::F32).train(&mut saved, 0..9, &[]);
     let bytes = saved.optimizer().into_bytes().unwrap();
-    let old = adam();
+    let mut old = adam();
     let before = pack(old.into_bytes().unwrap());
     let load = |damaged| {
         let mut victim = old.clone();

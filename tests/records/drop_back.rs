@@ -1,10 +1,7 @@
 //! To plain f32 training and back: our files are Burn's, and Burn's are ours.
 
-use burn::{
-    optim::{AdamConfig, ModuleOptimizer, OptimizerRecord},
-    tensor::DType,
-};
-use burn_amp::{AmpRecord, GradScalerConfig, ScaledOptimizer};
+use burn_amp_tests::prelude::*;
+use burn_amp_tests::says;
 use tempfile::tempdir;
 
 use crate::support::{Files, Small, adam, logs, momentum, pack, parameters};
@@ -80,9 +77,10 @@ fn we_read_burns_file() {
     let file = path.to_str().unwrap();
     let lines = logs(file, || scaled.load(&path).unwrap());
     assert_eq!(lines.len(), 1, "{lines:?}");
-    for part in ["WARN", "without loss scaling", "starts fresh", "1024"] {
-        assert!(lines[0].contains(part), "{lines:?}");
-    }
+    says(
+        &lines[0],
+        ["WARN", "without loss scaling", "starts fresh", "1024"],
+    );
     assert_eq!(scaled.scaler().bits(), config.init().unwrap().bits());
     assert_eq!(scaled.scaler().last_outcome(), None);
 

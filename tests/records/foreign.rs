@@ -1,12 +1,7 @@
 //! Files of another kind, and no files at all.
 
-use burn::{
-    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::Module,
-    optim::{AdamConfig, AdamWConfig, GradientsParams, ModuleOptimizer},
-    tensor::DType,
-};
-use burn_amp::{AmpError, AmpRecord, GradScalerConfig, ModuleOptim, ScaledOptimizer};
+use burn_amp_tests::prelude::*;
+use burn_amp_tests::says;
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -40,10 +35,7 @@ fn refused<O: ModuleOptim>(mut optim: ScaledOptimizer<O>, path: &Path) -> AmpErr
     let before = pack(optim.into_bytes().unwrap());
     let result = quietly(|| optim.load(path)).expect("no panic");
     let error = result.unwrap_err();
-    assert!(
-        error.to_string().contains(path.to_str().unwrap()),
-        "{error}"
-    );
+    says(&error, [path.to_str().unwrap()]);
     assert_eq!(pack(optim.into_bytes().unwrap()), before, "{error}");
     small.train(&mut optim, 9..10, &[]);
     error
@@ -118,10 +110,7 @@ fn a_scalers_file() {
     let files = files();
     let error = refused(adam(), &files.path().join("scaler.bpk"));
     assert!(is_foreign(&error), "{error}");
-    assert!(
-        error.to_string().contains("that of a `GradScaler`"),
-        "{error}"
-    );
+    says(&error, ["that of a `GradScaler`"]);
 }
 
 /// Burn's own loader panics on some of these, and takes others for an optimizer without state.
@@ -131,10 +120,7 @@ fn a_models_file() {
     for optim in [adam(), momentum(), sgd()] {
         let error = refused(optim, &files.path().join("model.bpk"));
         assert!(is_foreign(&error), "{error}");
-        assert!(
-            error.to_string().contains("not the record of an optimizer"),
-            "{error}"
-        );
+        says(&error, ["not the record of an optimizer"]);
     }
 }
 
@@ -171,10 +157,7 @@ fn to_a_scaler() {
             _ => is_missing(&error),
         };
         assert!(expected, "{file}: {error:?}");
-        assert!(
-            error.to_string().contains(path.to_str().unwrap()),
-            "{error}"
-        );
+        says(&error, [path.to_str().unwrap()]);
         if file != "plain_adam" {
             assert_eq!(AmpRecord::load(&path).unwrap_err(), error);
         }
@@ -202,10 +185,7 @@ fn an_optimizer_without_records() {
 
     let error = optim.save(&path).unwrap_err();
     assert!(matches!(error, AmpError::RecordIo { .. }), "{error}");
-    assert!(
-        error.to_string().contains("`ModuleOptim::try_to_record`"),
-        "{error}"
-    );
+    says(&error, ["`ModuleOptim::to_record`"]);
     assert_eq!(fs::read(&path).unwrap(), before);
     let record = optim.to_record();
     assert_eq!(
@@ -215,13 +195,14 @@ fn an_optimizer_without_records() {
 
     let error = optim.load(&path).unwrap_err();
     assert!(is_foreign(&error), "{error}");
-    for part in ["`ModuleOptim::try_load_record`", path.to_str().unwrap()] {
-        assert!(error.to_string().contains(part), "{error}");
-    }
+    says(
+        &error,
+        ["`ModuleOptim::load_record`", path.to_str().unwrap()],
+    );
     // Its scaler has a record of its own.
     let mut scaler = GradScalerConfig::new().init().unwrap();
-    scaler.load_record(record);
+    scaler.load_record(record).unwrap();
     assert_eq!(scaler.counters(), optim.scaler().counters());
-    scaler.load_record(optim.scaler().to_record());
+    scaler.load_record(optim.scaler().to_record()).unwrap();
     assert_eq!(scaler.counters().skipped(), 1);
 }

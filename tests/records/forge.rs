@@ -1,6 +1,6 @@
 //! Records that no release has written, under a checksum that holds.
 
-use burn::tensor::Bytes;
+use burn_amp_tests::prelude::*;
 use burn_pack::{Scalar, Tensor, Writer};
 use crc32fast::Hasher;
 use serde_json::Value;

@@ -1,12 +1,6 @@
 //! Damage that hides a record's section: what is left must not read as the record of a plain optimizer.
 
-use burn::{
-    module::Module,
-    nn::{Linear, LinearConfig},
-    optim::GradientsParams,
-    tensor::{Bytes, DType, Device, Tensor},
-};
-use burn_amp::{AmpError, AmpRecord};
+use burn_amp_tests::prelude::*;
 
 use crate::{
     forge::forged,

@@ -1,10 +1,6 @@
 //! State of another model: other parameters have other ids.
 
-use burn::{
-    module::{Param, ParamId},
-    tensor::{DType, Tensor},
-};
-use burn_amp::{AccumulationConfig, AmpError, GradScalerConfig};
+use burn_amp_tests::prelude::*;
 
 use crate::support::{Small, adam, logs, pack, parameters};
 
@@ -59,7 +55,7 @@ fn by_the_scaler_itself() {
     let grads = small.gradients(0, 1.0, false);
     assert!(
         scaler
-            .try_accumulate(&mut window, grads, &small)
+            .accumulate(&mut window, grads, &small)
             .unwrap()
             .is_none()
     );

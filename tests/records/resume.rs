@@ -1,10 +1,12 @@
 //! A run of 60 steps equals 30 steps, a save, new objects, a load and 30 more: bit for bit.
 
-use burn::optim::{AdamConfig, AdamWConfig, ModuleOptimizer, SgdConfig, momentum::MomentumConfig};
-use burn_amp::{MasterWeights, ModuleOptim, Schedule};
+use burn_amp_tests::prelude::*;
 use tempfile::tempdir;
 
-use crate::support::{Run, STEPS, child, folder};
+use crate::support::{Run, child, folder};
+
+/// The length of a run.
+const STEPS: usize = 60;
 
 /// The straight run, which leaves its halfway state in the folder.
 fn straight<O: ModuleOptim>(build: &impl Fn() -> Run<O>, folder: &std::path::Path) -> Run<O> {
@@ -31,7 +33,7 @@ fn straight<O: ModuleOptim>(build: &impl Fn() -> Run<O>, folder: &std::path::Pat
 
 fn resume<O: ModuleOptim>(build: impl Fn() -> Run<O>) {
     let folder = tempdir().unwrap();
-    let straight = straight(&build, folder.path());
+    let mut straight = straight(&build, folder.path());
     let mut resumed = build();
     resumed.load(folder.path(), STEPS / 2);
     resumed.train_until(STEPS);
@@ -106,7 +108,7 @@ fn adam_w_with_masters() {
 /// The second half in a process that has never seen the first.
 fn resume_in_a_child<O: ModuleOptim>(build: impl Fn() -> Run<O>, test: &str) {
     let halfway = tempdir().unwrap();
-    let straight = straight(&build, halfway.path());
+    let mut straight = straight(&build, halfway.path());
     let output = child(test, halfway.path()).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     let mut resumed = build();

@@ -1,7 +1,6 @@
 //! `GradScalerConfig`: defaults, refusals, and its JSON.
 
-use burn::config::Config;
-use burn_amp::{AmpError, GradScalerConfig, LossScale, Schedule};
+use burn_amp_tests::prelude::*;
 
 fn config() -> GradScalerConfig {
     GradScalerConfig::new()
@@ -67,57 +66,63 @@ fn the_scaler_agrees_with_the_config() {
 }
 
 #[test]
-fn scales_out_of_range() {
-    let bad = [
-        (0.0, "0"),
-        (-1.0, "-1"),
-        (f64::NAN, "NaN"),
-        (f64::INFINITY, "inf"),
-        (f64::NEG_INFINITY, "-inf"),
-    ];
-    for (value, shown) in bad {
-        let config = config();
-        refused(
-            config.with_init_scale(value),
+fn values_out_of_range() {
+    type Set = fn(f64) -> GradScalerConfig;
+    let scales = [0.0, -1.0, f64::NAN, f64::INFINITY, f64::NEG_INFINITY];
+    let settings: [(&str, Set, &[f64], &str); 7] = [
+        (
             "init_scale",
-            shown,
+            |value| config().with_init_scale(value),
+            &scales,
             "positive",
-        );
-    }
-    for (value, shown) in bad {
-        let (min, max) = (Some(value), Some(value));
-        refused(config().with_min_scale(min), "min_scale", shown, "positive");
-        refused(config().with_max_scale(max), "max_scale", shown, "positive");
+        ),
+        (
+            "min_scale",
+            |value| config().with_min_scale(Some(value)),
+            &scales,
+            "positive",
+        ),
+        (
+            "max_scale",
+            |value| config().with_max_scale(Some(value)),
+            &scales,
+            "positive",
+        ),
+        (
+            "growth_factor",
+            |value| config().with_growth_factor(value),
+            &[1.0, 0.5, f64::NAN, f64::INFINITY],
+            "above 1",
+        ),
+        (
+            "backoff_factor",
+            |value| config().with_backoff_factor(value),
+            &[0.0, 1.0, -0.5, f64::NAN],
+            "above 0 and below 1",
+        ),
+        (
+            "growth_interval",
+            |value| config().with_growth_interval(value as u32),
+            &[0.0],
+            "at least 1",
+        ),
+        (
+            "hysteresis",
+            |value| config().with_hysteresis(value as u32),
+            &[0.0],
+            "at least 1",
+        ),
+    ];
+    for (field, set, values, range) in settings {
+        for value in values {
+            refused(set(*value), field, &value.to_string(), range);
+        }
     }
     // Neither infinite nor zero in f64, but in f32.
     for value in [1e39, 1e-46] {
         let error = config().with_init_scale(value).init().unwrap_err();
         assert!(error.to_string().contains("finite as an f32"), "{error}");
     }
-}
-
-#[test]
-fn factors_and_counts_out_of_range() {
-    for (value, shown) in [
-        (1.0, "1"),
-        (0.5, "0.5"),
-        (f64::NAN, "NaN"),
-        (f64::INFINITY, "inf"),
-    ] {
-        let config = config().with_growth_factor(value);
-        refused(config, "growth_factor", shown, "above 1");
-    }
-    for (value, shown) in [(0.0, "0"), (1.0, "1"), (-0.5, "-0.5"), (f64::NAN, "NaN")] {
-        let config = config().with_backoff_factor(value);
-        refused(config, "backoff_factor", shown, "above 0 and below 1");
-    }
-    refused(
-        config().with_growth_interval(0),
-        "growth_interval",
-        "0",
-        "at least 1",
-    );
-    refused(config().with_hysteresis(0), "hysteresis", "0", "at least 1");
 }
 
 fn log_max(beta1: f64, beta2: f64, overflow_std_dev: f64) -> Schedule {

@@ -1,10 +1,6 @@
 //! A disabled scaler passes everything.
 
-use burn::{
-    optim::SgdConfig,
-    tensor::{DType, Device, Tensor},
-};
-use burn_amp::{GradScaler, GradScalerConfig, ScaledOptimizer, StepOutcome};
+use burn_amp_tests::prelude::*;
 
 use crate::support::{Model, unscaled, values_of};
 
@@ -24,6 +20,34 @@ fn the_scale_is_one() {
     let loss = Tensor::<1>::from_floats([0.1], &Device::flex());
     let value: f32 = scaler.scale(loss).into_scalar();
     assert_eq!(value, 0.1);
+}
+
+/// As PyTorch's: what is not used need not be right, and a record of it is read again.
+#[test]
+fn other_settings_are_not_looked_at() {
+    let out_of_range = [
+        GradScalerConfig::new().with_init_scale(f64::NAN),
+        GradScalerConfig::new().with_growth_factor(0.5),
+        GradScalerConfig::new().with_growth_interval(0),
+        GradScalerConfig::new().with_hysteresis(0),
+        GradScalerConfig::new().with_min_scale(Some(1e9)),
+        GradScalerConfig::new().with_warmup_levels(0),
+    ];
+    for config in out_of_range {
+        assert!(config.init().is_err());
+        let config = config.with_enabled(false);
+        let mut scaler = config.init().unwrap();
+        assert_eq!((scaler.is_enabled(), scaler.loss_scale()), (false, 1.0));
+        scaler.load_record(scaler.to_record()).unwrap();
+        // With these settings, and in a program that scales.
+        let record = scaler.to_record().with_settings();
+        GradScalerConfig::new()
+            .init()
+            .unwrap()
+            .load_record(record)
+            .unwrap();
+        MixedPrecision::f16().with_scaler(config).unwrap();
+    }
 }
 
 #[test]
@@ -51,9 +75,9 @@ fn overflows_reach_the_optimizer() {
     let mut sgd = SgdConfig::new().init();
     let mut model = Model::new();
     for step in 1..4 {
-        let grads = scaler.unscale(model.overflowing(1.0), &model);
+        let grads = scaler.unscale(model.overflowing(1.0), &model).unwrap();
         model = scaler.try_step(&mut sgd, 0.5, model, grads).unwrap();
-        assert_eq!(scaler.update(), Some(StepOutcome::Stepped));
+        assert_eq!(scaler.update().unwrap(), Some(StepOutcome::Stepped));
         assert_eq!(scaler.counters().steps(), step);
     }
     assert_eq!(model.values()[9], f64::NEG_INFINITY);

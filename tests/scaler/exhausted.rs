@@ -1,7 +1,7 @@
 //! A broken run ends, with an error that says where it broke.
 
-use burn::optim::{AdamConfig, ModuleOptimizer, SgdConfig};
-use burn_amp::{AmpError, GradScaler, GradScalerConfig, ScaledOptimizer, StepOutcome};
+use burn_amp_tests::prelude::*;
+use burn_amp_tests::says;
 
 use crate::support::{Model, unscaled};
 
@@ -12,14 +12,10 @@ fn config() -> GradScalerConfig {
 fn try_step(scaler: &mut GradScaler, overflow: bool) -> Result<(), AmpError> {
     let model = Model::new();
     let scale = scaler.loss_scale();
-    let grads = if overflow {
-        model.overflowing(scale)
-    } else {
-        model.clean(scale)
-    };
-    let grads = scaler.unscale(grads, &model);
+    let grads = model.scaled(scale, overflow);
+    let grads = scaler.unscale(grads, &model).unwrap();
     scaler.try_step(&mut SgdConfig::new().init(), 0.1, model, grads)?;
-    scaler.update();
+    scaler.update().unwrap();
     Ok(())
 }
 
@@ -42,26 +38,33 @@ fn exhausted(scale: f32, skips: u64) -> AmpError {
     }
 }
 
-#[test]
-fn max_skips_are_allowed_and_one_more_is_not() {
-    for max in [0, 1, 3] {
-        let mut scaler = config()
-            .with_max_consecutive_skips(Some(max))
-            .init()
-            .unwrap();
-        let (skips, error) = overflow_until_the_end(&mut scaler);
-        assert_eq!(skips, u64::from(max));
-        let scale = 1024.0 * 0.5f32.powi(max as i32);
-        assert_eq!(error, exhausted(scale, u64::from(max) + 1));
-    }
+fn ends_at_floor() -> GradScalerConfig {
+    config().with_raise_error_at_min_scale(true)
 }
 
+/// So many skips are allowed, and one more ends the run at this scale.
 #[test]
-fn fifty_skips_by_default() {
-    let mut scaler = GradScalerConfig::new().init().unwrap();
-    let (skips, error) = overflow_until_the_end(&mut scaler);
-    assert_eq!(skips, 50);
-    assert_eq!(error, exhausted(2f32.powi(16 - 50), 51));
+fn where_a_run_of_overflows_ends() {
+    let most = |max| config().with_max_consecutive_skips(Some(max));
+    let floor = |min| ends_at_floor().with_min_scale(Some(min));
+    let tolerant = floor(1024.0).with_hysteresis(3);
+    for (name, config, skips, scale) in [
+        ("no skip", most(0), 0, 1024.0),
+        ("one skip", most(1), 1, 512.0),
+        ("three skips", most(3), 3, 128.0),
+        ("50 by default", GradScalerConfig::new(), 50, 2f32.powi(-34)),
+        // `min_scale` only stops the backoff, as in Megatron-LM and jmp.
+        ("a floor", config().with_min_scale(Some(300.0)), 50, 300.0),
+        // 1024, 512, then 300, which is above 256.
+        ("at the floor", floor(300.0), 2, 300.0),
+        ("at the floor at once", floor(1024.0), 0, 1024.0),
+        ("tolerated overflows come first", tolerant, 2, 1024.0),
+        // A static scale cannot be lowered: the limit on skips ends its run.
+        ("static", most(4).with_dynamic(false), 4, 1024.0),
+    ] {
+        let found = overflow_until_the_end(&mut config.init().unwrap());
+        assert_eq!(found, (skips, exhausted(scale, skips + 1)), "{name}");
+    }
 }
 
 #[test]
@@ -76,36 +79,15 @@ fn only_skips_in_a_row_count() {
     assert!(try_step(&mut scaler, true).is_err());
 }
 
-/// `min_scale` only stops the backoff, as in Megatron-LM and jmp.
+/// Without an error at the floor a run goes on there.
 #[test]
 fn an_overflow_at_the_floor_is_skipped_as_any_other() {
-    let mut scaler = config().with_min_scale(Some(300.0)).init().unwrap();
-    let (skips, error) = overflow_until_the_end(&mut scaler);
-    assert_eq!((skips, error), (50, exhausted(300.0, 51)));
-    for _ in 0..3 {
-        let config = config().with_min_scale(Some(1024.0));
-        let mut scaler = config.init().unwrap();
-        try_step(&mut scaler, true).unwrap();
-        assert_eq!(scaler.loss_scale(), 1024.0);
-        try_step(&mut scaler, false).unwrap();
-    }
-}
-
-fn ends_at_floor() -> GradScalerConfig {
-    config().with_raise_error_at_min_scale(true)
-}
-
-#[test]
-fn an_overflow_at_the_floor_is_the_end_if_asked_for() {
-    let config = ends_at_floor().with_min_scale(Some(300.0));
+    let config = config().with_min_scale(Some(1024.0));
     let mut scaler = config.init().unwrap();
-    // 1024, 512, then 300, which is above 256.
-    let (skips, error) = overflow_until_the_end(&mut scaler);
-    assert_eq!((skips, error), (2, exhausted(300.0, 3)));
-
-    let config = ends_at_floor().with_min_scale(Some(1024.0));
-    let (skips, error) = overflow_until_the_end(&mut config.init().unwrap());
-    assert_eq!((skips, error), (0, exhausted(1024.0, 1)));
+    for overflow in [true, false, true, false] {
+        try_step(&mut scaler, overflow).unwrap();
+        assert_eq!(scaler.loss_scale(), 1024.0);
+    }
 }
 
 #[test]
@@ -121,26 +103,17 @@ fn reaching_the_floor_is_not_the_end() {
 }
 
 #[test]
-fn tolerated_overflows_come_first() {
-    let tolerant = |consecutive| {
-        let config = ends_at_floor()
-            .with_min_scale(Some(1024.0))
-            .with_hysteresis(3)
-            .with_consecutive_hysteresis(consecutive);
-        config.init().unwrap()
-    };
-    let mut scaler = tolerant(false);
-    let (skips, error) = overflow_until_the_end(&mut scaler);
-    assert_eq!((skips, error), (2, exhausted(1024.0, 3)));
-
-    let mut scaler = tolerant(true);
-    for _ in 0..3 {
-        try_step(&mut scaler, true).unwrap();
-        try_step(&mut scaler, true).unwrap();
-        try_step(&mut scaler, false).unwrap();
+fn tolerated_overflows_are_refilled_by_a_clean_step() {
+    let tolerant = ends_at_floor()
+        .with_min_scale(Some(1024.0))
+        .with_hysteresis(3)
+        .with_consecutive_hysteresis(true);
+    let mut scaler = tolerant.init().unwrap();
+    for overflow in [true, true, false].repeat(3) {
+        try_step(&mut scaler, overflow).unwrap();
     }
-    let (skips, error) = overflow_until_the_end(&mut scaler);
-    assert_eq!((skips, error), (2, exhausted(1024.0, 3)));
+    let found = overflow_until_the_end(&mut scaler);
+    assert_eq!(found, (2, exhausted(1024.0, 3)));
 }
 
 /// Without a floor of its own, the scale stays where it still has an inverse in f32.
@@ -169,19 +142,24 @@ fn without_limits_the_floor_is_that_of_f32() {
     assert_eq!(grads.status().max_abs(), 1.0);
 }
 
-/// A static scale cannot be lowered: the limit on skips ends its run.
+/// Overflowing steps are skipped, and the scale stays where it is whatever comes.
 #[test]
-fn a_static_scale_ends_by_the_limit() {
-    let config = config().with_dynamic(false);
-    let limited = config.with_max_consecutive_skips(Some(4));
-    let (skips, error) = overflow_until_the_end(&mut limited.init().unwrap());
-    assert_eq!((skips, error), (4, exhausted(1024.0, 5)));
-
+fn a_static_scale_without_a_limit_goes_on() {
+    let config = config().with_dynamic(false).with_growth_interval(1);
     let mut endless = config.with_max_consecutive_skips(None).init().unwrap();
     for _ in 0..200 {
         try_step(&mut endless, true).unwrap();
     }
     assert_eq!(endless.counters().consecutive_skips(), 200);
+    for step in 0..20 {
+        let overflow = step % 3 == 0;
+        try_step(&mut endless, overflow).unwrap();
+        assert_eq!(endless.last_outcome().unwrap().is_skipped(), overflow);
+        assert_eq!(
+            (endless.loss_scale(), endless.growth_tracker()),
+            (1024.0, 0)
+        );
+    }
 }
 
 #[test]
@@ -189,9 +167,7 @@ fn the_message_names_scale_count_and_parameter() {
     let mut scaler = config().with_max_consecutive_skips(Some(2)).init().unwrap();
     let (_, error) = overflow_until_the_end(&mut scaler);
     let message = error.to_string();
-    for part in ["loss scale 256", "3 skipped steps", "`matrix`"] {
-        assert!(message.contains(part), "no {part} in: {message}");
-    }
+    says(&message, ["loss scale 256", "3 skipped steps", "`matrix`"]);
 }
 
 #[test]
@@ -202,7 +178,7 @@ fn the_message_names_scale_count_and_parameter() {
 fn step_panics_with_the_message() {
     let mut scaler = config().with_max_consecutive_skips(Some(0)).init().unwrap();
     let model = Model::new();
-    let grads = scaler.unscale(model.overflowing(1024.0), &model);
+    let grads = scaler.unscale(model.overflowing(1024.0), &model).unwrap();
     scaler.step(&mut SgdConfig::new().init(), 0.1, model, grads);
 }
 
@@ -244,7 +220,7 @@ fn the_run_can_go_on() {
         assert_eq!(model.values(), values);
         assert_eq!(optim.scaler().last_outcome(), Some(StepOutcome::Skipped));
     }
-    let counters = *optim.scaler().counters();
+    let counters = optim.scaler().counters();
     assert_eq!((counters.steps(), counters.skipped()), (4, 3));
 
     optim.scaler_mut().set_loss_scale(64.0).unwrap();
@@ -267,11 +243,11 @@ fn the_run_can_go_on() {
 fn the_iteration_of_the_error_is_over() {
     let mut scaler = config().with_max_consecutive_skips(Some(0)).init().unwrap();
     assert!(try_step(&mut scaler, true).is_err());
-    assert_eq!(scaler.update(), None);
+    assert_eq!(scaler.update().unwrap(), None);
     assert_eq!(scaler.loss_scale(), 1024.0);
     let model = Model::new();
     for _ in 0..2 {
-        let grads = scaler.unscale(model.overflowing(1024.0), &model);
+        let grads = scaler.unscale(model.overflowing(1024.0), &model).unwrap();
         let result = scaler.try_step(&mut SgdConfig::new().init(), 0.1, model.clone(), grads);
         let error = result.unwrap_err().error;
         assert!(matches!(error, AmpError::LossScaleExhausted { .. }));
@@ -290,13 +266,13 @@ fn the_iteration_of_the_error_is_over_for_all() {
     let mut sgd = SgdConfig::new().init();
     let (first, second) = (Model::new(), Model::new());
     for _ in 0..2 {
-        let grads = scaler.unscale(first.clean(1024.0), &first);
+        let grads = scaler.unscale(first.clean(1024.0), &first).unwrap();
         scaler.step(&mut sgd, 0.1, first.clone(), grads);
-        let grads = scaler.unscale(second.overflowing(1024.0), &second);
+        let grads = scaler.unscale(second.overflowing(1024.0), &second).unwrap();
         let result = scaler.try_step(&mut sgd, 0.1, second.clone(), grads);
         assert!(result.is_err());
         assert_eq!(scaler.loss_scale(), 1024.0);
     }
-    assert_eq!(scaler.update(), None);
+    assert_eq!(scaler.update().unwrap(), None);
     assert_eq!(scaler.loss_scale(), 1024.0);
 }

@@ -1,11 +1,6 @@
 //! `scale`: any rank, float dtype and structure; the product is taken in f32.
 
-use burn::{
-    module::Module,
-    optim::GradientsParams,
-    tensor::{DType, Device, Tensor, TensorData},
-};
-use burn_amp::GradScalerConfig;
+use burn_amp_tests::prelude::*;
 
 use crate::support::{Model, scaler, values_of};
 
@@ -125,11 +120,11 @@ fn backward_goes_through_the_product() {
 
     let grads = GradientsParams::from_grads(scaler.scale(loss()).backward(), &model);
     assert_eq!(values_of::<1>(&grads, model.vector.id), [768.0; 5]);
-    assert_eq!(scaler.scaled(grads).loss_scale(), 256.0);
+    assert_eq!(scaler.scaled(grads).unwrap().loss_scale(), 256.0);
     let grads = scaler.backward(loss(), &model);
     assert_eq!(grads.loss_scale(), 256.0);
     assert_eq!(values_of::<1>(grads.params(), model.vector.id), [768.0; 5]);
-    let grads = scaler.unscale(grads, &model);
+    let grads = scaler.unscale(grads, &model).unwrap();
     assert_eq!(values_of::<1>(grads.params(), model.vector.id), [3.0; 5]);
     assert_eq!(model.num_params(), Model::VALUES);
 }

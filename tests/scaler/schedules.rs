@@ -1,10 +1,6 @@
 //! Every schedule at work: what a scaler lets it see, with several optimizers and with accumulation too, and what a record holds.
 
-use burn::optim::{ModuleOptimizer, SgdConfig};
-use burn_amp::{
-    AccumulationConfig, GradScaler, GradScalerConfig, GradientStatus, LossScale, ScaledGradients,
-    ScaledOptimizer, Schedule, StepOutcome,
-};
+use burn_amp_tests::prelude::*;
 use burn_amp_tests::scaled_by_hand;
 use log::Level;
 
@@ -27,6 +23,15 @@ fn ours() -> [Schedule; 4] {
 fn gradients(scaler: &GradScaler, model: &Model, value: f64) -> ScaledGradients {
     let scaled = value * f64::from(scaler.loss_scale());
     scaled_by_hand(scaler, model.gradients(|_| scaled))
+}
+
+/// A step of another network, with gradients of `value`.
+fn step(scaler: &mut GradScaler, value: f64) {
+    let model = Model::new();
+    let grads = scaler
+        .unscale(gradients(scaler, &model, value), &model)
+        .unwrap();
+    scaler.step(&mut SgdConfig::new().init(), 0.1, model, grads);
 }
 
 struct Run {
@@ -125,11 +130,9 @@ fn an_iteration_shows_the_gradients_of_all_optimizers() {
         let mut scaler = config(Schedule::log_max()).init().unwrap();
         for _ in 0..20 {
             for value in values {
-                let (model, mut optim) = (Model::new(), SgdConfig::new().init());
-                let grads = scaler.unscale(gradients(&scaler, &model, value), &model);
-                scaler.step(&mut optim, 0.1, model, grads);
+                step(&mut scaler, value);
             }
-            scaler.update();
+            scaler.update().unwrap();
         }
         assert_eq!(scaler.loss_scale(), 4096.0, "{values:?}");
     }
@@ -147,11 +150,9 @@ fn an_iteration_counts_the_values_of_all_optimizers() {
     for (share, down) in [(share(0.45), true), (share(0.55), false)] {
         let mut scaler = config(share).init().unwrap();
         for value in [0.25, 1e-9] {
-            let (model, mut optim) = (Model::new(), SgdConfig::new().init());
-            let grads = scaler.unscale(gradients(&scaler, &model, value), &model);
-            scaler.step(&mut optim, 0.1, model, grads);
+            step(&mut scaler, value);
         }
-        scaler.update();
+        scaler.update().unwrap();
         assert_eq!(scaler.loss_scale() < 65536.0, down);
     }
 }
@@ -174,12 +175,14 @@ fn a_window_shows_its_mean_and_a_tested_micro_batch_itself() {
 fn changed_gradients_do_not_move_the_scale() {
     let mut scaler = config(Schedule::log_max()).init().unwrap();
     let (model, mut optim) = (Model::new(), SgdConfig::new().init());
-    let grads = scaler.unscale(gradients(&scaler, &model, 0.25), &model);
+    let grads = scaler
+        .unscale(gradients(&scaler, &model, 0.25), &model)
+        .unwrap();
     let clip = burn_amp::GradientClip::GlobalNorm(1e9);
-    let grads = grads.mul_scalar(1e6).clip(&clip);
+    let grads = grads.mul_scalar(1e6).clip(&clip).unwrap();
     assert_eq!(grads.status().max_abs(), 250000.0);
     scaler.step(&mut optim, 0.1, model, grads);
-    scaler.update();
+    scaler.update().unwrap();
     assert_eq!(scaler.loss_scale(), 131072.0);
 }
 
@@ -223,15 +226,73 @@ fn stored(schedule: &LossScale) -> serde_json::Value {
 fn a_record_between_step_and_update_has_what_was_seen() {
     for schedule in ours() {
         let mut scaler = config(schedule).init().unwrap();
-        let (model, mut optim) = (Model::new(), SgdConfig::new().init());
-        let grads = scaler.unscale(gradients(&scaler, &model, 0.01), &model);
-        scaler.step(&mut optim, 0.1, model, grads);
+        step(&mut scaler, 0.01);
         let mut resumed = config(schedule).init().unwrap();
         let bytes = scaler.to_record().into_bytes().unwrap();
-        resumed.load_record(burn_amp::AmpRecord::from_bytes(bytes).unwrap());
-        scaler.update();
-        resumed.update();
+        resumed
+            .load_record(burn_amp::AmpRecord::from_bytes(bytes).unwrap())
+            .unwrap();
+        scaler.update().unwrap();
+        resumed.update().unwrap();
         assert_eq!(resumed.schedule(), scaler.schedule(), "{schedule:?}");
+    }
+}
+
+fn openseq2seq() -> Schedule {
+    serde_json::from_str(r#"{"OpenSeq2SeqLogMax": {}}"#).unwrap()
+}
+
+/// OpenSeq2Seq's own rule makes a scale NaN or infinite: a scaler keeps the last one that it can use, in a warm-up too, and goes
+/// on from a record with it.
+#[test]
+fn a_scaler_uses_no_scale_that_is_nan_or_infinite() {
+    // A gradient of zero, and one so small that its scale is beyond f32.
+    for (max, value) in [(Some(256.0), 0.0), (None, 0.0), (None, 1e-36)] {
+        let config = config(openseq2seq())
+            .with_init_scale(1.0)
+            .with_max_scale(max);
+        let config = config.with_warmup_steps(6);
+        let mut run = Run::new(config);
+        run.step(0.25);
+        for step in 0..12 {
+            let scale = run.step(value);
+            let highest = max.map_or(f32::MAX, |max| max as f32);
+            assert!(scale <= highest, "{max:?}, {value}, step {step}: {scale}");
+        }
+        let scaler = run.optim.scaler();
+        let bytes = scaler.to_record().into_bytes().unwrap();
+        let mut resumed = config.init().unwrap();
+        resumed
+            .load_record(burn_amp::AmpRecord::from_bytes(bytes).unwrap())
+            .unwrap();
+        assert_eq!(stored(&resumed.schedule()), stored(&scaler.schedule()));
+    }
+}
+
+/// What OpenSeq2Seq's rule can reach is stored as it is: NaN, infinity, and in a warm-up NaN is no cap.
+#[test]
+fn a_scale_that_is_nan_or_infinite_is_stored_as_what_it_is() {
+    let config = config(openseq2seq()).with_init_scale(1.0);
+    for (config, max_abs, expected) in [
+        (config, 0.0, "NaN"),
+        (config, 1e-38, "inf"),
+        (
+            config.with_max_scale(Some(256.0)).with_warmup_steps(6),
+            0.0,
+            "NaN",
+        ),
+    ] {
+        let status = GradientStatus::default().with_max_abs(max_abs);
+        let scale = config
+            .schedule()
+            .unwrap()
+            .adjust((StepOutcome::Stepped, &status));
+        let text = serde_json::to_string(&scale).unwrap();
+        let again: LossScale = serde_json::from_str(&text).unwrap();
+        for scale in [scale, again.clone()] {
+            assert_eq!(scale.scale().to_string(), expected, "{scale:?}");
+        }
+        assert_eq!(serde_json::to_string(&again).unwrap(), text);
     }
 }
 
@@ -245,7 +306,7 @@ fn the_record_of_another_schedule_gives_its_scale_with_one_warning() {
     let record = run.optim.scaler().to_record();
     for schedule in [Schedule::GrowthInterval, Schedule::near_top()] {
         let mut scaler = config(schedule).init().unwrap();
-        let warnings = captured(Level::Warn, || scaler.load_record(record.clone()));
+        let warnings = captured(Level::Warn, || scaler.load_record(record.clone()).unwrap());
         assert_eq!(warnings.len(), 1, "{warnings:?}");
         assert!(warnings[0].contains("`schedule` is"), "{warnings:?}");
         assert!(warnings[0].contains("LogMax"), "{warnings:?}");
@@ -261,7 +322,7 @@ fn the_record_of_another_schedule_gives_its_scale_with_one_warning() {
         overflow_std_dev: 3.09,
     };
     let mut scaler = config(other).init().unwrap();
-    scaler.load_record(record);
+    scaler.load_record(record).unwrap();
     let before = run.optim.scaler().schedule();
     assert_eq!(
         stored(&scaler.schedule())["state"],

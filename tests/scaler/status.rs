@@ -1,11 +1,6 @@
 //! `GradientStatus` against a reference in f64 on the host.
 
-use burn::{
-    module::{Module, Param},
-    optim::GradientsParams,
-    tensor::{DType, Device, Tensor},
-};
-use burn_amp::{GradientStatus, inspect};
+use burn_amp_tests::prelude::*;
 
 use crate::support::{Model, gradient, scaler, set_value, unscaled, values_of};
 
@@ -59,7 +54,7 @@ fn check_unscaled(values: &[f64]) {
     assert_eq!(grads.status().gradients(), 3);
     check(grads.status(), values);
     // `inspect` finds the same in what came out.
-    assert_eq!(&inspect(grads.params(), &model), grads.status());
+    assert_eq!(&inspect(grads.params(), &model).unwrap(), grads.status());
 }
 
 #[test]
@@ -68,7 +63,7 @@ fn finite_gradients() {
     check_unscaled(&values);
     let paths: Vec<_> = {
         let model = Model::new();
-        let grads = scaler(1.0).unscale(model.clean(1.0), &model);
+        let grads = scaler(1.0).unscale(model.clean(1.0), &model).unwrap();
         let paths = grads.parameters().map(|(path, _)| path.to_string());
         paths.collect()
     };
@@ -132,7 +127,7 @@ fn large_gradients() {
         };
         let mut grads = GradientsParams::new();
         gradient(&mut grads, large.values.id, [count], DType::F32, value);
-        let status = inspect(&grads, &large);
+        let status = inspect(&grads, &large).unwrap();
 
         assert_eq!(status.zeros(), count.div_ceil(3) as u64);
         assert_eq!(status.elements(), count as u64);
@@ -150,7 +145,7 @@ fn counts_are_exact() {
     let zeros = Param::from_tensor(Tensor::<1>::zeros([count], &device));
     let mut grads = GradientsParams::new();
     grads.register(zeros.id, zeros.val());
-    let status = inspect(&grads, &zeros);
+    let status = inspect(&grads, &zeros).unwrap();
     assert_eq!(status.zeros(), count as u64);
     assert!(status.is_all_zero());
 }
@@ -174,7 +169,7 @@ fn the_first_parameter_in_the_modules_order() {
         gradient(&mut grads, model.matrix.id, [3, 4], DType::F32, |_| 1.0);
         set_value(&mut grads, model.matrix.id, [2, 3], f32::NAN);
     }
-    let status = inspect(&grads, &module);
+    let status = inspect(&grads, &module).unwrap();
     assert_eq!(status.overflow_parameter(), Some("last_made.matrix"));
     assert_eq!(status.non_finite(), 2);
 }
@@ -183,7 +178,7 @@ fn the_first_parameter_in_the_modules_order() {
 fn inspect_leaves_gradients_as_they_are() {
     let model = Model::new();
     let grads = model.gradients(value);
-    let status = inspect(&grads, &model);
+    let status = inspect(&grads, &model).unwrap();
 
     let values: Vec<f64> = (0..Model::VALUES).map(value).collect();
     check(&status, &values);
@@ -194,7 +189,7 @@ fn inspect_leaves_gradients_as_they_are() {
 
     // Scaled gradients can be looked at as well: all grows with the scale.
     let scaled = model.gradients(|index| 1024.0 * value(index));
-    let scaled = inspect(&scaled, &model);
+    let scaled = inspect(&scaled, &model).unwrap();
     assert_eq!(scaled.max_abs(), 1024.0 * status.max_abs());
     assert_norm(scaled.norm(), 1024.0 * status.norm());
 }
@@ -204,7 +199,7 @@ fn inspect_widens_half_precision() {
     for dtype in [DType::F16, DType::BF16] {
         let model = Model::of(dtype);
         // The square of 1024 is infinite in f16.
-        let status = inspect(&model.gradients(|_| 1024.0), &model);
+        let status = inspect(&model.gradients(|_| 1024.0), &model).unwrap();
         assert_eq!(status.max_abs(), 1024.0);
         assert_norm(status.norm(), 1024.0 * (Model::VALUES as f64).sqrt());
     }
@@ -228,7 +223,7 @@ fn a_shared_parameter_counts_once() {
     let mut grads = GradientsParams::new();
     gradient(&mut grads, module.encoder.id, [2, 2], DType::F32, |_| 1.0);
 
-    let inspected = inspect(&grads, &module);
+    let inspected = inspect(&grads, &module).unwrap();
     let unscaled = unscaled(&scaler(1.0), grads, &module);
     assert_eq!(unscaled.status().gradients(), 1);
     assert_norm(unscaled.status().norm(), 2.0);

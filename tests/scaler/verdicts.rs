@@ -1,15 +1,8 @@
 //! No verdict on gradients is lost, whatever becomes of them; and each call tells what it has done.
 
-use burn::{
-    module::Module,
-    optim::{GradientsParams, SgdConfig},
-    tensor::{Device, Tensor},
-};
-use burn_amp::{
-    AccumulationConfig, AmpError, GradScaler, GradScalerConfig, MixedPrecision, ScaledOptimizer,
-    StepOutcome,
-};
+use burn_amp_tests::prelude::*;
 use burn_amp_tests::scaled_by_hand;
+use burn_amp_tests::{only, says};
 use log::Level;
 
 use crate::support::{Model, captured, scaler, unscaled};
@@ -34,8 +27,8 @@ fn discard_until_the_end(mut discard: impl FnMut() -> Result<(), AmpError>) -> (
 
 fn discard_overflow(optim: &mut ScaledOptimizer, model: &Model) -> Result<(), AmpError> {
     let scale = optim.scaler().loss_scale();
-    let grads = optim.try_unscale(model.overflowing(scale), model)?;
-    optim.try_discard(grads)
+    let grads = optim.unscale(model.overflowing(scale), model)?;
+    optim.discard(grads)
 }
 
 fn check_exhausted(error: &AmpError, expected: u64) {
@@ -53,36 +46,30 @@ fn check_exhausted(error: &AmpError, expected: u64) {
 
 #[test]
 fn a_run_that_only_discards_ends() {
-    let mut optim = optimizer(config());
     let model = Model::new();
-    let (discarded, error) = discard_until_the_end(|| discard_overflow(&mut optim, &model));
-    assert_eq!(discarded, 50);
-    check_exhausted(&error, 51);
-    assert_eq!(optim.scaler().loss_scale(), 1024.0 * 0.5f32.powi(50));
-    assert_eq!(optim.scaler().counters().discarded(), 51);
-    assert_eq!(optim.scaler().counters().steps(), 0);
-
-    let mut scaler = scaler(1024.0);
-    let (discarded, error) = discard_until_the_end(|| {
-        let grads = scaler.unscale(model.overflowing(scaler.loss_scale()), &model);
-        scaler.try_discard(grads)?;
-        scaler.try_update().map(drop)
-    });
-    assert_eq!(discarded, 50);
-    check_exhausted(&error, 51);
-}
-
-/// In a window that is tested as a whole, too, whose scale stays the same otherwise.
-#[test]
-fn discarded_micro_batches_end_a_run_too() {
-    let model = Model::new();
-    for skip_micro_batch in [false, true] {
-        let window = AccumulationConfig::new(4).with_skip_micro_batch(skip_micro_batch);
-        let mut optim = optimizer(config()).with_accumulation(window).unwrap();
+    let window = |rule| AccumulationConfig::new(4).with_skip_micro_batch(rule);
+    let windows = [false, true].map(|rule| optimizer(config()).with_accumulation(window(rule)));
+    // In a window that is tested as a whole, too, whose scale stays the same otherwise.
+    for optim in [Ok(optimizer(config()))].into_iter().chain(windows) {
+        let mut optim = optim.unwrap();
         let (discarded, error) = discard_until_the_end(|| discard_overflow(&mut optim, &model));
         assert_eq!(discarded, 50);
         check_exhausted(&error, 51);
+        assert_eq!(optim.scaler().loss_scale(), 1024.0 * 0.5f32.powi(50));
+        let counters = optim.scaler().counters();
+        assert_eq!((counters.discarded(), counters.steps()), (51, 0));
     }
+
+    let mut scaler = scaler(1024.0);
+    let (discarded, error) = discard_until_the_end(|| {
+        let grads = scaler
+            .unscale(model.overflowing(scaler.loss_scale()), &model)
+            .unwrap();
+        scaler.discard(grads)?;
+        scaler.update().map(drop)
+    });
+    assert_eq!(discarded, 50);
+    check_exhausted(&error, 51);
 }
 
 /// Plain gradients that are discarded are looked at by nobody; those that a scope's optimizer has tested count.
@@ -93,29 +80,26 @@ fn discarding_untested_gradients_on_and_on_warns_once() {
     let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp);
     let messages = captured(Level::Warn, || {
         for _ in 0..30 {
-            optim.discard(model.overflowing(1.0).into_params());
+            optim.discard(model.overflowing(1.0).into_params()).unwrap();
         }
         optim.step(0.1, model.clone(), model.clean(1.0).into_params());
         assert_eq!(optim.scaler().last_outcome(), Some(StepOutcome::Stepped));
         for _ in 0..49 {
-            optim.discard(model.overflowing(1.0).into_params());
+            optim.discard(model.overflowing(1.0).into_params()).unwrap();
         }
     });
     assert!(messages.is_empty(), "{messages:?}");
     let messages = captured(Level::Warn, || {
         for _ in 0..100 {
-            optim.discard(model.overflowing(1.0).into_params());
+            optim.discard(model.overflowing(1.0).into_params()).unwrap();
         }
     });
-    let [message] = messages.as_slice() else {
-        panic!("{messages:?}")
-    };
-    assert!(message.contains("discarded untested"), "{message}");
+    says(only(&messages), ["discarded untested"]);
     assert_eq!(amp.loss_scale(), 1024.0);
 
     let (discarded, error) = discard_until_the_end(|| {
-        let grads = optim.try_unscale(model.overflowing(1.0), &model)?;
-        optim.try_discard(grads)
+        let grads = optim.unscale(model.overflowing(1.0), &model)?;
+        optim.discard(grads)
     });
     assert_eq!(discarded, 50);
     check_exhausted(&error, 51);
@@ -123,12 +107,13 @@ fn discarding_untested_gradients_on_and_on_warns_once() {
 }
 
 #[test]
-#[should_panic(expected = "still overflow at loss scale 1024 after 1 skipped steps in a row")]
-fn discard_panics_with_the_message() {
+fn discard_returns_an_overflow_too_many() {
     let mut optim = optimizer(config().with_max_consecutive_skips(Some(0)));
     let model = Model::new();
-    let grads = optim.unscale(model.overflowing(1024.0), &model);
-    optim.discard(grads);
+    let grads = optim.unscale(model.overflowing(1024.0), &model).unwrap();
+    let message = optim.discard(grads).unwrap_err().to_string();
+    let part = "still overflow at loss scale 1024 after 1 skipped steps in a row";
+    assert!(message.contains(part), "{message}");
 }
 
 /// `if status.norm() > limit { continue }`: PyTorch's `update` uses what `unscale_` has found.
@@ -136,22 +121,26 @@ fn discard_panics_with_the_message() {
 fn dropped_gradients_teach_the_scale() {
     let mut scaler = config().with_growth_interval(2).init().unwrap();
     let model = Model::new();
-    drop(scaler.unscale(model.overflowing(1024.0), &model));
+    drop(scaler.unscale(model.overflowing(1024.0), &model).unwrap());
     assert_eq!(scaler.loss_scale(), 1024.0);
-    assert_eq!(scaler.update(), Some(StepOutcome::Skipped));
+    assert_eq!(scaler.update().unwrap(), Some(StepOutcome::Skipped));
     assert_eq!(scaler.loss_scale(), 512.0);
     assert_eq!(scaler.counters().consecutive_skips(), 1);
     assert_eq!(scaler.counters().discarded(), 1);
     assert_eq!(scaler.counters().steps(), 0);
 
     for _ in 0..2 {
-        let status = scaler.unscale(model.clean(512.0), &model).status().clone();
+        let status = scaler
+            .unscale(model.clean(512.0), &model)
+            .unwrap()
+            .status()
+            .clone();
         assert!(!status.has_overflow());
-        assert_eq!(scaler.update(), Some(StepOutcome::Stepped));
+        assert_eq!(scaler.update().unwrap(), Some(StepOutcome::Stepped));
     }
     assert_eq!(scaler.loss_scale(), 1024.0);
     assert_eq!(scaler.counters().consecutive_skips(), 0);
-    assert_eq!(scaler.update(), None);
+    assert_eq!(scaler.update().unwrap(), None);
 }
 
 #[test]
@@ -165,7 +154,7 @@ fn a_loop_of_the_optimizer_that_drops_its_overflows_goes_on_and_ends() {
             true => model.overflowing(scale),
             false => model.clean(scale),
         };
-        let grads = optim.unscale(grads, &model);
+        let grads = optim.unscale(grads, &model).unwrap();
         if grads.has_overflow() {
             continue;
         }
@@ -177,9 +166,7 @@ fn a_loop_of_the_optimizer_that_drops_its_overflows_goes_on_and_ends() {
 
     let (dropped, error) = discard_until_the_end(|| {
         let scale = optim.scaler().loss_scale();
-        optim
-            .try_unscale(model.overflowing(scale), &model)
-            .map(drop)
+        optim.unscale(model.overflowing(scale), &model).map(drop)
     });
     assert_eq!(dropped, 51);
     check_exhausted(&error, 51);
@@ -196,7 +183,7 @@ fn a_loss_after_a_dropped_overflow_is_scaled_by_less() {
         let loss = (model.vector.val() * 2e37).sum();
         let grads = optim.backward(loss, &model);
         scales.push(grads.loss_scale());
-        let grads = optim.unscale(grads, &model);
+        let grads = optim.unscale(grads, &model).unwrap();
         if grads.has_overflow() {
             continue;
         }
@@ -216,13 +203,13 @@ fn a_loss_after_a_dropped_overflow_is_scaled_by_less() {
     for scale in [1024.0, 2048.0, 4096.0] {
         let grads = optim.backward(loss(), &model);
         assert_eq!(grads.loss_scale(), scale);
-        drop(optim.unscale(grads, &model));
+        drop(optim.unscale(grads, &model).unwrap());
     }
     let mut optim = optimizer(config().with_enabled(false));
     for _ in 0..2 {
         let grads = optim.backward(loss(), &model);
         assert_eq!(grads.loss_scale(), 1.0);
-        drop(optim.unscale(grads, &model));
+        drop(optim.unscale(grads, &model).unwrap());
     }
 }
 
@@ -233,14 +220,11 @@ fn a_loop_that_never_updates_is_warned_once() {
     let model = Model::new();
     let messages = captured(Level::Warn, || {
         for _ in 0..600 {
-            drop(scaler.unscale(model.overflowing(1024.0), &model));
+            drop(scaler.unscale(model.overflowing(1024.0), &model).unwrap());
         }
     });
-    let [message] = messages.as_slice() else {
-        panic!("{messages:?}")
-    };
-    assert!(message.contains("`GradScaler::update`"), "{message}");
-    assert_eq!(scaler.update(), Some(StepOutcome::Skipped));
+    says(only(&messages), ["`GradScaler::update`"]);
+    assert_eq!(scaler.update().unwrap(), Some(StepOutcome::Skipped));
     assert_eq!(scaler.counters().discarded(), 256);
     assert_eq!(scaler.loss_scale(), 512.0);
 }
@@ -252,40 +236,45 @@ fn a_verdict_counts_once() {
     let mut sgd = SgdConfig::new().init();
     let uses: [&mut dyn FnMut(&mut GradScaler); 4] = [
         &mut |scaler| {
-            let grads = scaler.unscale(model.overflowing(1024.0), &model);
+            let grads = scaler.unscale(model.overflowing(1024.0), &model).unwrap();
             let copy = grads.clone();
             scaler.step(&mut sgd, 0.1, model.clone(), grads);
             drop(copy);
         },
         &mut |scaler| {
-            let grads = scaler.unscale(model.overflowing(1024.0), &model);
-            scaler.observe(&grads);
+            let grads = scaler.unscale(model.overflowing(1024.0), &model).unwrap();
+            scaler.observe(&grads).unwrap();
         },
         &mut |scaler| {
-            let grads = scaler.unscale(model.overflowing(1024.0), &model);
-            scaler.discard(grads);
+            let grads = scaler.unscale(model.overflowing(1024.0), &model).unwrap();
+            scaler.discard(grads).unwrap();
         },
         &mut |scaler| {
-            let first = scaler.unscale(model.overflowing(1024.0), &model);
-            let second = scaler.unscale(model.clean(1024.0), &model);
-            scaler.discard(second.add(first, 1.0));
+            let first = scaler.unscale(model.overflowing(1024.0), &model).unwrap();
+            let second = scaler.unscale(model.clean(1024.0), &model).unwrap();
+            scaler.discard(second.add(first, 1.0)).unwrap();
         },
     ];
     for step in uses {
         let mut scaler = scaler(1024.0);
         step(&mut scaler);
-        assert_eq!(scaler.update(), Some(StepOutcome::Skipped));
-        assert_eq!(scaler.update(), None);
+        assert_eq!(scaler.update().unwrap(), Some(StepOutcome::Skipped));
+        assert_eq!(scaler.update().unwrap(), None);
         assert_eq!(scaler.loss_scale(), 512.0);
         assert!(scaler.counters().discarded() <= 1);
     }
 
     let window = AccumulationConfig::new(2).with_skip_micro_batch(true);
     let (mut scaler, mut window) = (scaler(1024.0), window.init().unwrap());
-    let grads = scaler.unscale(model.overflowing(1024.0), &model);
-    assert!(scaler.accumulate(&mut window, grads, &model).is_none());
+    let grads = scaler.unscale(model.overflowing(1024.0), &model).unwrap();
+    assert!(
+        scaler
+            .accumulate(&mut window, grads, &model)
+            .unwrap()
+            .is_none()
+    );
     assert_eq!(scaler.loss_scale(), 512.0);
-    assert_eq!(scaler.update(), None);
+    assert_eq!(scaler.update().unwrap(), None);
     assert_eq!(scaler.loss_scale(), 512.0);
 }
 
@@ -294,19 +283,19 @@ fn a_verdict_counts_once() {
 fn gradients_that_are_held_wait() {
     let mut scaler = scaler(1024.0);
     let model = Model::new();
-    let held = scaler.unscale(model.overflowing(1024.0), &model);
+    let held = scaler.unscale(model.overflowing(1024.0), &model).unwrap();
     let copy = held.clone();
     drop(held);
-    assert_eq!(scaler.update(), None);
+    assert_eq!(scaler.update().unwrap(), None);
     drop(copy);
-    assert_eq!(scaler.update(), Some(StepOutcome::Skipped));
+    assert_eq!(scaler.update().unwrap(), Some(StepOutcome::Skipped));
 
     // A copy of the scaler knows nothing of what the other has unscaled.
-    let grads = scaler.unscale(model.overflowing(512.0), &model);
+    let grads = scaler.unscale(model.overflowing(512.0), &model).unwrap();
     let mut copy = scaler.clone();
     drop(grads);
-    assert_eq!(copy.update(), None);
-    assert_eq!(scaler.update(), Some(StepOutcome::Skipped));
+    assert_eq!(copy.update().unwrap(), None);
+    assert_eq!(scaler.update().unwrap(), Some(StepOutcome::Skipped));
 }
 
 #[test]
@@ -315,24 +304,27 @@ fn gradients_of_a_loss_that_was_not_scaled_are_refused() {
     let mut model = Model::new();
     let loss = |model: &Model| (model.vector.val() * 3.0).sum();
     let plain = || GradientsParams::from_grads(loss(&model).backward(), &model);
-    assert_eq!(
-        scaler.try_scaled(plain()).err(),
-        Some(AmpError::LossNotScaled)
+    assert_eq!(scaler.scaled(plain()).err(), Some(AmpError::LossNotScaled));
+    says(
+        &AmpError::LossNotScaled,
+        [
+            "no loss was scaled since the last `update`",
+            "scaler.scale(loss)",
+            "scaler.backward(loss, &model)",
+        ],
     );
-    let message = AmpError::LossNotScaled.to_string();
-    for part in ["scaler.scale(loss)", "scaler.backward(loss, &model)"] {
-        assert!(message.contains(part), "no {part} in: {message}");
-    }
 
     // Of a loss that was scaled before the last update: at another scale, perhaps.
     let _ = scaler.scale(loss(&model));
-    assert!(scaler.try_scaled(plain()).is_ok());
-    let grads = scaler.unscale(scaler.scaled(plain()), &model);
+    assert!(scaler.scaled(plain()).is_ok());
+    let grads = scaler
+        .unscale(scaler.scaled(plain()).unwrap(), &model)
+        .unwrap();
     model = scaler.step(&mut SgdConfig::new().init(), 0.1, model, grads);
     let plain = || GradientsParams::from_grads(loss(&model).backward(), &model);
-    assert!(scaler.try_scaled(plain()).is_ok());
-    scaler.update();
-    assert!(scaler.try_scaled(plain()).is_err());
+    assert!(scaler.scaled(plain()).is_ok());
+    scaler.update().unwrap();
+    assert!(scaler.scaled(plain()).is_err());
 
     // Workers scale with copies.
     let worker = scaler.clone();
@@ -340,13 +332,13 @@ fn gradients_of_a_loss_that_was_not_scaled_are_refused() {
         let loss = loss(&model);
         threads.spawn(move || worker.scale(loss).backward());
     });
-    assert!(scaler.try_scaled(plain()).is_ok());
+    assert!(scaler.scaled(plain()).is_ok());
 
     // Where nothing is scaled there is nothing to forget.
     let disabled = GradScalerConfig::new().with_enabled(false).init().unwrap();
-    assert_eq!(disabled.scaled(plain()).loss_scale(), 1.0);
+    assert_eq!(disabled.scaled(plain()).unwrap().loss_scale(), 1.0);
     let at_border = GradScaler::from(&MixedPrecision::f16());
-    assert_eq!(at_border.scaled(plain()).loss_scale(), 1.0);
+    assert_eq!(at_border.scaled(plain()).unwrap().loss_scale(), 1.0);
 }
 
 /// `scaler.scale(loss).backward()`, and then a step without `scaler.scaled`: Adam would hide it.
@@ -355,43 +347,27 @@ fn plain_gradients_after_a_scaled_loss_warn_once() {
     let model = Model::new();
     let loss = || model.vector.val().sum();
     let plain = |loss: Tensor<1>| GradientsParams::from_grads(loss.backward(), &model);
-    for window in [1, 4] {
-        let mut optim = optimizer(config()).with_accumulation(window).unwrap();
+    let window = |size| optimizer(config()).with_accumulation(size).unwrap();
+    for mut optim in [optimizer(config()), window(1), window(4)] {
         let messages = captured(Level::Warn, || {
             for _ in 0..2 {
                 let scaled = optim.scaler().scale(loss());
                 optim.step(0.1, model.clone(), plain(scaled));
             }
         });
-        let [message] = messages.as_slice() else {
-            panic!("{messages:?}")
-        };
-        assert!(message.contains("`scaler.scaled(grads)`"), "{message}");
+        says(only(&messages), ["`scaler.scaled(grads)`"]);
     }
-    let mut optim = optimizer(config());
-    let messages = captured(Level::Warn, || {
-        let scaled = optim.scaler().scale(loss());
-        optim.step(0.1, model.clone(), plain(scaled));
-    });
-    assert_eq!(messages.len(), 1, "{messages:?}");
-
     // Those that were unscaled are plain, and so are all where no loss is scaled.
     for enabled in [true, false] {
         let mut optim = optimizer(config().with_enabled(enabled));
         let messages = captured(Level::Warn, || {
             optim.step(0.1, model.clone(), plain(loss()));
             let grads = optim.backward(loss(), &model);
-            let grads = optim.unscale(grads, &model).into_params();
+            let grads = optim.unscale(grads, &model).unwrap().into_params();
             optim.step(0.1, model.clone(), grads);
         });
         assert!(messages.is_empty(), "{messages:?}");
     }
-}
-
-#[test]
-#[should_panic(expected = "no loss was scaled since the last `update`")]
-fn scaled_panics_with_the_message() {
-    scaler(2.0).scaled(GradientsParams::new());
 }
 
 #[test]
@@ -418,7 +394,7 @@ fn each_call_tells_what_it_has_done() {
         Some(StepOutcome::NoGradients)
     );
     assert!(optim.scaler().last_status().is_none());
-    optim.discard(model.clean(512.0));
+    optim.discard(model.clean(512.0)).unwrap();
     assert_eq!(optim.scaler().last_outcome(), Some(StepOutcome::Dropped));
 
     // A call that is refused has done nothing, and tells nothing of the one before.
@@ -434,12 +410,12 @@ fn each_call_tells_what_it_has_done() {
                 .is_err()
         },
         &|optim| optim.try_flush(0.1, model.clone()).is_err(),
-        &|optim| optim.try_discard(model.clean(scale)).is_err(),
+        &|optim| optim.discard(model.clean(scale)).is_err(),
     ];
     for ends in ending {
         let mut optim = optimizer(config().with_max_consecutive_skips(Some(0)));
         optim.step(0.1, model.clone(), model.clean(scale));
-        drop(optim.unscale(model.overflowing(scale), &model));
+        drop(optim.unscale(model.overflowing(scale), &model).unwrap());
         assert!(ends(&mut optim));
         assert_eq!(optim.scaler().last_outcome(), None);
     }
@@ -447,7 +423,7 @@ fn each_call_tells_what_it_has_done() {
     // What is returned is what is told.
     let mut alone = scaler(64.0);
     let nothing = unscaled(&alone, GradientsParams::new(), &model);
-    assert_eq!(alone.observe(&nothing), StepOutcome::NoGradients);
+    assert_eq!(alone.observe(&nothing).unwrap(), StepOutcome::NoGradients);
     assert_eq!(alone.last_outcome(), Some(StepOutcome::NoGradients));
 
     let mut optim = optimizer(config());
@@ -484,16 +460,16 @@ fn two_clones_of_a_network_in_an_iteration() {
         (model.clone(), model)
     };
     let (mut one, mut other) = (SgdConfig::new().init(), SgdConfig::new().init());
-    let grads = scaler.unscale(first.clean(64.0), &first);
+    let grads = scaler.unscale(first.clean(64.0), &first).unwrap();
     let first = scaler.step(&mut one, 0.5, first, grads);
-    let grads = scaler.unscale(second.clean(64.0), &second);
+    let grads = scaler.unscale(second.clean(64.0), &second).unwrap();
     let second = scaler.step(&mut other, 1.0, second, grads);
     assert_eq!((first.values()[0], second.values()[0]), (0.75, 0.5));
     // The same optimizer again is a second step.
-    let grads = scaler.unscale(first.clean(64.0), &first);
+    let grads = scaler.unscale(first.clean(64.0), &first).unwrap();
     let error = scaler.try_step(&mut one, 0.5, first, grads).unwrap_err();
     assert!(matches!(error.error, AmpError::UpdateMissing { .. }));
-    assert_eq!(scaler.update(), Some(StepOutcome::Stepped));
+    assert_eq!(scaler.update().unwrap(), Some(StepOutcome::Stepped));
 }
 
 #[derive(Module, Debug)]
@@ -511,12 +487,12 @@ fn the_log_names_the_overflow_of_every_optimizer() {
         },
     );
     let messages = captured(Level::Info, || {
-        let grads = scaler.unscale(model.overflowing(64.0), &model);
+        let grads = scaler.unscale(model.overflowing(64.0), &model).unwrap();
         scaler.step(&mut SgdConfig::new().init(), 0.1, model, grads);
         let grads = other.inner.overflowing(64.0).into_params();
         let grads = unscaled(&scaler, grads, &other);
         scaler.step(&mut SgdConfig::new().init(), 0.1, other, grads);
-        scaler.update();
+        scaler.update().unwrap();
     });
     assert_eq!(
         messages,
@@ -535,12 +511,10 @@ fn steps_without_gradients_warn_once() {
             optim.step(0.1, model.clone(), GradientsParams::new());
         }
     });
-    let [message] = messages.as_slice() else {
-        panic!("{messages:?}")
-    };
-    for part in ["no gradient", "frozen", "adapters", "copy of the model"] {
-        assert!(message.contains(part), "no {part} in: {message}");
-    }
+    says(
+        only(&messages),
+        ["no gradient", "frozen", "adapters", "copy of the model"],
+    );
 }
 
 /// PyTorch steps, and says nothing.
@@ -558,10 +532,7 @@ fn finite_gradients_under_a_loss_that_is_not_warn_once() {
             assert_ne!(model.values(), before);
         }
     });
-    let [message] = messages.as_slice() else {
-        panic!("{messages:?}")
-    };
-    assert!(message.contains("the loss is infinite or NaN"), "{message}");
+    says(only(&messages), ["the loss is infinite or NaN"]);
 }
 
 /// Each worker scales its loss with a copy of the scaler; the gradients meet on the first device.
@@ -581,15 +552,12 @@ fn gradients_that_underflow_on_several_workers_warn() {
                 }
             });
             let grads = scaled_by_hand(&scaler, model.gradients(|_| 0.0));
-            let grads = scaler.unscale(grads, &model);
+            let grads = scaler.unscale(grads, &model).unwrap();
             scaler.step(&mut SgdConfig::new().init(), 0.1, model.clone(), grads);
-            scaler.update();
+            scaler.update().unwrap();
         }
     });
-    let [message] = messages.as_slice() else {
-        panic!("{messages:?}")
-    };
-    assert!(message.contains("underflow"), "{message}");
+    says(only(&messages), ["underflow"]);
 }
 
 #[test]
@@ -603,11 +571,8 @@ fn extreme_scales_are_printed_shortly() {
     let messages = captured(Level::Info, || {
         let grads = unscaled(&scaler, model.overflowing(1.0).into_params(), &model);
         scaler.step(&mut SgdConfig::new().init(), 0.1, model.clone(), grads);
-        scaler.update();
+        scaler.update().unwrap();
     });
     assert!(messages[0].len() < 150, "{messages:?}");
-    assert!(
-        messages[0].contains("1.2676506002282294e30"),
-        "{messages:?}"
-    );
+    says(&messages[0], ["1.2676506002282294e30"]);
 }

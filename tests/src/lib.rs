@@ -1,15 +1,35 @@
-//! What the tests of burn-amp share: the reference traces, and gradients made by hand.
+//! What the tests of burn-amp share: the reference traces, modules and gradients made by hand, what is stored of them in bits, logs and panics.
+
+mod bits;
+mod files;
+mod fill;
+mod log_max_again;
+mod logs;
+mod panics;
+pub mod prelude;
+mod run;
+mod says;
+pub mod small;
+
+pub use bits::{Pack, Values, pack, parameters, stored, values};
+pub use files::Files;
+pub use fill::{address, fill, fill_with_ids, gradients, random, wave};
+pub use log_max_again::LogMaxAgain;
+pub use logs::{captured, logs};
+pub use panics::{panic_message, quietly};
+pub use run::Run;
+pub use says::{only, says};
 
 use burn::optim::GradientsParams;
-use burn_amp::{GradScaler, ScaledGradients};
-use serde::de::DeserializeOwned;
+use burn_amp::{GradScaler, ScaledGradients, StepOutcome};
+use serde::{Deserialize, de::DeserializeOwned};
 use std::{env, fs, path::PathBuf};
 
 /// Gradients that were made by hand, as those of a loss that `scaler` has scaled.
 pub fn scaled_by_hand(scaler: &GradScaler, grads: GradientsParams) -> ScaledGradients {
     // A scaler refuses gradients where nothing was scaled before.
     scaler.scale(());
-    scaler.scaled(grads)
+    scaler.scaled(grads).unwrap()
 }
 
 /// Reads every file in `tests/reference/` whose name starts with `prefix` and ends with `.json`. The variable `BURN_AMP_REFERENCE` names
@@ -43,6 +63,38 @@ pub fn reference<T: DeserializeOwned>(prefix: &str) -> Vec<(String, T)> {
         .collect()
 }
 
+/// What the files of a prefix have in their list `traces`, each with its place for messages.
+pub fn traces<T: DeserializeOwned>(prefix: &str) -> Vec<(String, T)> {
+    #[derive(Deserialize)]
+    struct File<T> {
+        traces: Vec<T>,
+    }
+
+    let traces = reference::<File<T>>(prefix)
+        .into_iter()
+        .flat_map(|(name, file)| {
+            let numbered = file.traces.into_iter().enumerate();
+            numbered.map(move |(index, trace)| (format!("{name}, trace {index}"), trace))
+        });
+    traces.collect()
+}
+
+/// A trace's number: JSON has no infinity and no NaN, which are texts.
+pub fn number(value: &serde_json::Value) -> f64 {
+    match value {
+        serde_json::Value::String(text) => text.parse().unwrap(),
+        value => value.as_f64().unwrap(),
+    }
+}
+
+/// What a step did whose gradients overflowed, or did not.
+pub fn outcome(overflow: bool) -> StepOutcome {
+    match overflow {
+        true => StepOutcome::Skipped,
+        false => StepOutcome::Stepped,
+    }
+}
+
 /// The README and the chapters of the book, whose code must compile and run.
 #[cfg(doctest)]
 mod documents {
@@ -61,6 +113,7 @@ mod documents {
         captured: "../../docs/src/captured.md",
         clipping: "../../docs/src/clipping.md",
         grad_scaler: "../../docs/src/grad-scaler.md",
+        hooks: "../../docs/src/hooks.md",
         losses: "../../docs/src/losses.md",
         mapping: "../../docs/src/mapping.md",
         precision: "../../docs/src/precision.md",

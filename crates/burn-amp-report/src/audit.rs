@@ -95,8 +95,8 @@ struct Run {
 struct Parameter {
     path: String,
     elements: u64,
-    /// In f32.
-    norm: f64,
+    /// In f32; none where a value is infinite or NaN.
+    norm: Option<f64>,
     max_abs: f64,
     zeros: u64,
     /// Whether it is read in half precision.
@@ -117,7 +117,8 @@ struct Layer {
 /// What passes a probe.
 #[derive(Clone, Debug, Serialize)]
 struct Passed {
-    norm: f64,
+    /// None where a value is infinite or NaN.
+    norm: Option<f64>,
     max_abs: f64,
     figures: Vec<Figures>,
 }

@@ -12,7 +12,7 @@
 //! ```
 
 use burn::tensor::Tensor;
-use burn_amp::{CastFloat, in_f32, observe};
+use burn_amp::{CastFloat, observe};
 use std::any::Any;
 
 use crate::{audit::Trace, flight::Ring};
@@ -47,10 +47,10 @@ pub fn probed<I: CastFloat, const D: usize>(
     let Some(observer) = observe::here() else {
         return layer(input);
     };
+    let output = observe::region(name, input, layer);
     let any: &dyn Any = &*observer;
     match any.downcast_ref::<Trace>() {
-        Some(trace) if trace.is_in_f32(name) => trace.probe(name, in_f32(input, layer), true),
-        Some(trace) => trace.probe(name, layer(input), true),
-        None => probe(name, layer(input)),
+        Some(trace) => trace.probe(name, output, true),
+        None => probe(name, output),
     }
 }

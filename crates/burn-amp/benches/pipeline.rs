@@ -120,7 +120,7 @@ fn run(case: usize, synchronous: bool) -> [f64; 4] {
     case.round(&input);
     let times: Vec<Times> = (0..rounds).map(|_| case.round(&input)).collect();
     if let Some(model) = case.model.take() {
-        case.optim.synchronize(model);
+        case.optim.synchronize(model).unwrap();
     }
     [
         median(times.iter().map(|times| times.compute)),

@@ -152,7 +152,7 @@ fn scaled<O: ModuleOptim + 'static>(optim: O, waits: bool) -> Step {
     Box::new(move |net, grads| {
         let net = optim.step(LR, net, grads);
         if waits {
-            optim.synchronize();
+            optim.synchronize().unwrap();
         }
         net
     })

@@ -5,8 +5,8 @@ use burn::{config::Config, module::Param, optim::GradientsParams, tensor::Tensor
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    dtype::working_dtype, entries::Entry, error::AmpError, param_tensors::ParamTensors,
-    rank::with_rank, unscale::log_unknown,
+    dtype::working_dtype, entries::Entry, error::AmpError, number::is_default,
+    param_tensors::ParamTensors, unscale::log_unknown,
 };
 
 /// How gradients are accumulated.
@@ -54,9 +54,7 @@ impl AccumulationConfig {
         }
         Ok(AccumulationWindow {
             config: self.clone(),
-            sums: ParamTensors::default(),
-            len: 0,
-            scale: None,
+            state: WindowState::default(),
         })
     }
 }
@@ -86,9 +84,9 @@ impl From<u32> for AccumulationConfig {
 /// for _ in 0..8 {
 ///     let input = Tensor::<2>::random([8, 4], Distribution::Default, &device);
 ///     let grads = scaler.backward(model.forward(input).square().mean(), &model);
-///     if let Some(grads) = scaler.accumulate(&mut window, grads, &model) {
+///     if let Some(grads) = scaler.accumulate(&mut window, grads, &model)? {
 ///         model = scaler.step(&mut optim, 0.1, model, grads);
-///         scaler.update();
+///         scaler.update()?;
 ///     }
 /// }
 /// assert_eq!(scaler.counters().steps(), 2);
@@ -99,10 +97,7 @@ impl From<u32> for AccumulationConfig {
 #[derive(Clone, Debug)]
 pub struct AccumulationWindow {
     config: AccumulationConfig,
-    pub(crate) sums: ParamTensors,
-    len: u32,
-    /// The loss scale that the sums carry; none if they are unscaled, or the window is empty.
-    scale: Option<f32>,
+    pub(crate) state: WindowState,
 }
 
 impl AccumulationWindow {
@@ -114,31 +109,29 @@ impl AccumulationWindow {
     /// The number of micro-batches in the window so far. Dropped ones do not count; those without any gradient do, as the part
     /// of a large batch that has none would.
     pub fn len(&self) -> u32 {
-        self.len
+        self.state.len
     }
 
     /// Whether there is no micro-batch in the window.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.state.len == 0
     }
 
     /// The number of parameters that have a sum.
     pub fn gradients(&self) -> usize {
-        self.sums.len()
+        self.state.sums.len()
     }
 
     /// The sum for a parameter, f32 or f64; none if no gradient of it was added. Unscaled with
     /// [`skip_micro_batch`](AccumulationConfig::skip_micro_batch), otherwise scaled by the window's loss scale. A handle to the
     /// same memory, on the parameter's device; does not wait.
     pub fn sum<const D: usize>(&self, param: &Param<Tensor<D>>) -> Option<Tensor<D>> {
-        self.sums.get(param.id, &param.device().inner())
+        self.state.sums.get(param.id, &param.device().inner())
     }
 
     /// Throws away what was summed; the next micro-batch is the first of a new window.
     pub fn clear(&mut self) {
-        self.sums = ParamTensors::default();
-        self.len = 0;
-        self.scale = None;
+        self.state = WindowState::default();
     }
 
     pub(crate) fn drops_micro_batches(&self) -> bool {
@@ -146,34 +139,36 @@ impl AccumulationWindow {
     }
 
     pub(crate) fn is_full(&self) -> bool {
-        self.len >= self.config.micro_batches
+        self.state.len >= self.config.micro_batches
     }
 
     /// The loss scale of the sums: the scaler's when the first micro-batch came, for the whole window.
     pub(crate) fn scale_or(&mut self, scale: f32) -> f32 {
-        *self.scale.get_or_insert(scale)
+        *self.state.scale.get_or_insert(scale)
     }
 
     /// Adds `factor` times a micro-batch's gradients to the sums, in place, in f32 (f64 for f64 parameters). Does not wait for
     /// the device.
     pub(crate) fn add(&mut self, mut grads: GradientsParams, entries: &[Entry], factor: f64) {
         for entry in entries {
-            with_rank!(entry.rank, D => {
-                let Some(grad) = grads.remove::<D>(entry.id) else { continue };
-                let grad = grad.inner();
-                let sum = match self.sums.take::<D>(entry.id, &grad.device()) {
-                    Some(sum) => burn_amp_kernels::blend(sum, grad, 1.0, factor),
-                    None => {
-                        // The first gradient's memory becomes the sum's.
-                        let sum = grad.cast(working_dtype(entry.parameter));
-                        if factor == 1.0 { sum } else { sum.mul_scalar(factor) }
+            let Some(grad) = entry.take(&mut grads) else {
+                continue;
+            };
+            let sum = match self.state.sums.take_any(entry.id, &grad.device()) {
+                Some(sum) => sum.blend(grad, 1.0, factor),
+                None => {
+                    // The first gradient's memory becomes the sum's.
+                    let sum = grad.cast(working_dtype(entry.parameter));
+                    match factor == 1.0 {
+                        true => sum,
+                        false => sum.mul_scalar(factor),
                     }
-                };
-                self.sums.insert(entry.id, sum);
-            }, rank => unreachable!("a gradient of rank {rank}"));
+                }
+            };
+            self.state.sums.insert(entry.id, sum);
         }
         log_unknown(grads.len());
-        self.len += 1;
+        self.state.len += 1;
     }
 
     /// Makes the sum of a parameter infinite, whose gradient overflowed and was replaced after its test: the window is skipped, as
@@ -181,47 +176,38 @@ impl AccumulationWindow {
     pub(crate) fn add_overflow(&mut self, path: &str, entries: &[Entry]) {
         let first = entries.iter().find(|entry| entry.path == path);
         for entry in first.into_iter().chain(entries) {
-            with_rank!(entry.rank, D => {
-                if let Some(sum) = self.sums.take::<D>(entry.id, &entry.device) {
-                    self.sums.insert(entry.id, sum.full_like(f32::INFINITY));
-                    return;
-                }
-            }, rank => unreachable!("a gradient of rank {rank}"));
+            if let Some(sum) = self.state.sums.take_any(entry.id, &entry.device) {
+                let infinite = sum.map(|sum| sum.full_like(f32::INFINITY));
+                self.state.sums.insert(entry.id, infinite);
+                return;
+            }
         }
     }
 
     /// Empties the window: the sums, on their parameters' devices, and what they are to be divided by.
     pub(crate) fn take(&mut self, entries: &[Entry]) -> (GradientsParams, f64) {
-        let scale = f64::from(self.scale.unwrap_or(1.0));
+        let scale = f64::from(self.state.scale.unwrap_or(1.0));
         let divisor = match self.config.sum {
             true => scale,
-            false => scale * f64::from(self.len.max(1)),
+            false => scale * f64::from(self.state.len.max(1)),
         };
         let mut sums = GradientsParams::new();
         for entry in entries {
-            with_rank!(entry.rank, D => {
-                if let Some(sum) = self.sums.take::<D>(entry.id, &entry.device) {
-                    sums.register(entry.id, sum);
-                }
-            }, rank => unreachable!("a gradient of rank {rank}"));
+            if let Some(sum) = self.state.sums.take_any(entry.id, &entry.device) {
+                entry.put(&mut sums, sum);
+            }
         }
         self.clear();
         (sums, divisor)
     }
 
     pub(crate) fn state_to_store(&self) -> WindowState {
-        WindowState {
-            len: self.len,
-            scale: self.scale,
-            sums: self.sums.clone(),
-        }
+        self.state.clone()
     }
 
     /// Goes on from a stored state that fits.
     pub(crate) fn restore(&mut self, state: WindowState) {
-        self.len = state.len;
-        self.scale = state.scale;
-        self.sums = state.sums;
+        self.state = state;
     }
 
     /// Why a stored window cannot be continued with these settings, if it cannot.
@@ -247,11 +233,40 @@ impl AccumulationWindow {
 }
 
 /// The state of an [`AccumulationWindow`], as it is stored: this beside the sums.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct WindowState {
     pub(crate) len: u32,
+    /// The loss scale that the sums carry; none where each micro-batch was unscaled.
     pub(crate) scale: Option<f32>,
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(crate) losses: Losses,
     #[serde(skip)]
     pub(crate) sums: ParamTensors,
+}
+
+/// Losses that a step is judged by: their mean.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Losses {
+    #[serde(with = "crate::number")]
+    sum: f64,
+    count: u32,
+}
+
+impl Losses {
+    /// With one more, if it was told.
+    pub(crate) fn and(self, loss: Option<f64>) -> Self {
+        match loss {
+            Some(loss) => Self {
+                sum: self.sum + loss,
+                count: self.count.saturating_add(1),
+            },
+            None => self,
+        }
+    }
+
+    pub(crate) fn mean(self) -> Option<f64> {
+        (self.count > 0).then(|| self.sum / f64::from(self.count))
+    }
 }

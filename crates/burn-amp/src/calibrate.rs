@@ -1,16 +1,17 @@
 //! The first loss scale, from one backward pass before the first step: [`MixedPrecision::calibrate`], [`GradScaler::calibrate`].
 
-use burn::{module::Module, tensor::Tensor};
+use burn::{module::Module, optim::GradientsParams, tensor::Tensor};
 
 use crate::{
-    cast::DryRun,
+    cast::multiply_losses,
+    dry_run::DryRun,
     error::{AmpError, short},
     gradient_status::GradientStatus,
+    loss_scale::LossScale,
     mixed_precision::MixedPrecision,
-    probe::Probe,
     running_statistics::RunningStatistics,
     scaler::GradScaler,
-    unscale::try_inspect,
+    unscale::inspect,
 };
 
 /// By how many binades the scale stays below the lowest at which something overflows.
@@ -67,32 +68,26 @@ impl MixedPrecision {
         if !self.is_scaled() {
             return Ok(self.loss_scale());
         }
-        let opened = self.live().opened();
-        let scale = search(model, |scale| {
-            let probe = Probe::default();
+        let live = self.live();
+        let schedule = live.schedule();
+        let scale = search(model, &schedule, |scale| {
             let dry = DryRun {
-                probe: Some(probe.clone()),
+                is_measured: true,
                 ..DryRun::at(scale)
             };
-            let grads = self.dry_run(dry, 1.0, model, &mut loss)?;
-            let status = try_inspect(&grads, model)?;
-            if self.live().opened() == opened {
-                return Err(AmpError::NoScope);
-            }
-            let probed = probe.read();
+            let (grads, noted) = self.dry_run(dry, 1.0, model, &mut loss)?;
+            let status = inspect(&grads, model)?;
+            let measured = noted.measured();
             Ok(Found {
-                // Casts of Burn's own operations are not heard of.
-                max_abs: match probed.heard {
-                    true => probed.max_abs,
+                // Casts of Burn's own operations are not watched.
+                max_abs: match measured.is_any {
+                    true => measured.max_abs,
                     false => status.max_abs() * scale,
                 },
-                overflow: probed.overflow || status.has_overflow(),
+                overflow: measured.overflow || status.has_overflow(),
                 status,
             })
         })?;
-        let live = self.live();
-        let schedule = live.schedule();
-        let scale = schedule.clamped(scale as f32).into();
         live.set_schedule(schedule.with_scale("loss_scale", scale)?);
         Ok(self.loss_scale())
     }
@@ -123,21 +118,21 @@ impl GradScaler {
         if !self.is_enabled() {
             return Ok(self.loss_scale());
         }
-        let scale = search(model, |scale| {
+        let scale = search(model, &self.schedule(), |scale| {
             let value = loss(model);
             if !value.is_tracked() {
                 return Err(AmpError::NoGradients { gradients: 0 });
             }
-            let grads = Self::scaled_gradients(scale as f32, value, model);
-            let status = try_inspect(&grads, model)?;
+            let (scaled, _) = multiply_losses(value, scale as f32);
+            let grads = GradientsParams::from_grads(scaled.backward(), model);
+            let status = inspect(&grads, model)?;
             Ok(Found {
                 max_abs: status.max_abs(),
                 overflow: status.has_overflow(),
                 status,
             })
         })?;
-        let scale = self.schedule().clamped(scale as f32);
-        self.set_loss_scale(scale.into())?;
+        self.set_loss_scale(scale)?;
         Ok(self.loss_scale())
     }
 }
@@ -149,16 +144,14 @@ struct Found {
     status: GradientStatus,
 }
 
-/// The scale that is [`HEADROOM`] below overflow.
+/// The scale that is [`HEADROOM`] below overflow, as far as a schedule can reach it.
 fn search<M: Module>(
     model: &M,
+    schedule: &LossScale,
     mut run: impl FnMut(f64) -> Result<Found, AmpError>,
 ) -> Result<f64, AmpError> {
-    let mut statistics = RunningStatistics::default();
-    statistics.keep(model);
-    let exponent = highest(|exponent| run(f64::from(exponent).exp2()));
-    statistics.restore(model);
-    let exponent = exponent? - HEADROOM;
+    let search = || highest(|exponent| run(f64::from(exponent).exp2()));
+    let exponent = RunningStatistics::unchanged(model, search)? - HEADROOM;
     let scale = f64::from(exponent).exp2();
     match exponent < 0 {
         true => log::warn!(
@@ -167,7 +160,7 @@ fn search<M: Module>(
         ),
         false => log::info!("the loss scale starts at {}", short(scale)),
     }
-    Ok(scale)
+    Ok(schedule.clamped(scale as f32).into())
 }
 
 /// The exponent of the highest scale at which nothing overflows.

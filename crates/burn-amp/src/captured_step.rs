@@ -1,20 +1,29 @@
 //! [`CapturedStep`]: a training step that a device records once and then makes again in one call.
 
+mod draws;
+mod input;
+
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::{Module, Param},
+    module::{Module, ModuleVisitor},
     optim::GradientsParams,
-    tensor::{Bool, DType, Device, Distribution, Int, Shape, Tensor},
+    tensor::{Device, Tensor, kind::BridgeTensor},
 };
 use burn_amp_kernels::{ClipTable, Graph, Place, Preparation};
 use std::{marker::PhantomData, rc::Rc};
 
+pub use self::input::CaptureInput;
+use self::{
+    draws::Draws,
+    input::{Kind, copied_to, kinds_of, places_of},
+};
 use crate::{
-    convert::replace_value,
+    any_tensor::copied,
     error::{AmpError, StepError},
     module_optim::ModuleOptim,
-    module_path::{self, ModulePath},
+    module_path::{ModulePath, Parameter, replaced},
     optimizer::{Found, ScaledOptimizer, Stage, refused},
+    record::AmpRecord,
     rehearsal::Rehearses,
 };
 
@@ -22,7 +31,7 @@ use crate::{
 const RUNS: usize = 3;
 
 /// Shapes of batches whose steps are kept. Each keeps the memory of its activations.
-const KEPT: usize = 4;
+const MAX_SHAPES: usize = 4;
 
 /// A training step that is recorded and made again: forward pass, backward pass, test, update and loss scale in one call of the device.
 ///
@@ -73,17 +82,18 @@ pub struct CapturedStep<M, B, O, F> {
     /// Where the steps are recorded; none where they cannot be.
     device: Option<Device>,
     /// The one used last at the end.
-    captured: Vec<Captured<B>>,
+    captured: Vec<Captured>,
     /// Shared by all of them.
     scale: Option<burn_amp_kernels::DeviceScale>,
     /// A replay belongs to the thread that has recorded.
-    thread: PhantomData<Rc<()>>,
+    thread: PhantomData<(Rc<()>, B)>,
 }
 
 /// One shape's step.
-struct Captured<B> {
+struct Captured {
     kind: Vec<Kind>,
-    inputs: B,
+    /// The tensors of a batch, where the recorded step reads them.
+    inputs: Vec<BridgeTensor>,
     /// Where the inputs were in the recording, until the first replay has found them there: nobody can hold them afterwards.
     places: Option<Vec<Option<Place>>>,
     recorded: Found,
@@ -144,8 +154,7 @@ where
         batch: B,
     ) -> Result<Tensor<1>, AmpError> {
         let lr = lr.into();
-        let mut kind = Vec::new();
-        batch.describe(&mut kind);
+        let kind = kinds_of(&batch);
         let is_tracked = |kind: &Kind| matches!(kind, Kind::Tensor { tracked: true, .. });
         if kind.iter().any(is_tracked) {
             return Err(refused(
@@ -155,6 +164,10 @@ where
         let Some(device) = self.device.clone() else {
             return self.run(lr, batch);
         };
+        if self.scale.is_none() {
+            // The closure has panicked in a recording: what was recorded before moves a scale that is gone.
+            self.captured.clear();
+        }
         match self.captured.iter().position(|known| known.kind == kind) {
             Some(at) => {
                 let known = self.captured.remove(at);
@@ -169,7 +182,7 @@ where
                     self.optim.end_recording();
                 }
                 self.captured.push(captured?);
-                if self.captured.len() > KEPT {
+                if self.captured.len() > MAX_SHAPES {
                     self.captured.remove(0);
                 }
             }
@@ -179,23 +192,29 @@ where
 
     /// A copy of the model, which later steps leave as it is: to validate with, or to save. Does not wait for the device.
     pub fn model(&self) -> M {
-        module_path::map(self.here().clone(), &mut Copied)
+        let copied = |Parameter { value, .. }| Some(value.copied());
+        replaced(self.here().clone(), copied)
     }
 
-    /// The optimizer: its scaler, log and records. [`synchronize`](Self::synchronize) first, to have all steps counted; records do so by themselves.
+    /// The optimizer: its scaler and log. [`synchronize`](Self::synchronize) first, to have all steps counted.
     ///
     /// A clone of it shares the state's memory, which later steps write: take a record to keep a state.
     pub fn optim(&self) -> &ScaledOptimizer<O> {
         &self.optim
     }
 
-    /// Waits until the outcomes of all steps are known: see [`ScaledOptimizer::try_synchronize`].
+    /// The optimizer's state, to be stored: see [`ScaledOptimizer::to_record`]. Waits for the device.
+    pub fn to_record(&mut self) -> AmpRecord {
+        self.optim.to_record()
+    }
+
+    /// Waits until the outcomes of all steps are known: see [`ScaledOptimizer::synchronize`].
     ///
     /// # Errors
     ///
     /// As there.
     pub fn synchronize(&mut self) -> Result<(), AmpError> {
-        self.optim.try_synchronize()
+        self.optim.synchronize()
     }
 
     /// How many shapes are recorded: 0 on a device without graphs.
@@ -220,15 +239,9 @@ where
         let loss = (self.loss)(&model, batch);
         let grads = GradientsParams::from_grads(loss.clone().backward(), &model);
         let stepped = self.optim.try_step(lr, model, grads);
-        let (model, error) = match stepped {
-            Ok(model) => (model, None),
-            Err(StepError { error, module }) => (*module, Some(error)),
-        };
+        let (model, stepped) = StepError::split(stepped);
         self.model = Some(model);
-        match error {
-            Some(error) => Err(error),
-            None => Ok(loss.inner()),
-        }
+        stepped.map(|()| loss.inner())
     }
 
     /// Records the step of a shape.
@@ -238,46 +251,29 @@ where
         lr: &ModuleLearningRate,
         kind: Vec<Kind>,
         batch: &B,
-    ) -> Result<Captured<B>, AmpError> {
+    ) -> Result<Captured, AmpError> {
         // The scale is the host's, until the first replay.
-        self.optim.try_synchronize()?;
-        let inputs = batch.clone().copied(None);
+        self.optim.synchronize()?;
+        let (batch, inputs) = copied_to(Vec::new(), batch.clone());
         let scale = self.scale.take();
-        let mut stage = Stage {
+        let stage = Stage {
             scale: self.optim.scale_on(device, scale)?,
             rows: Vec::new(),
             clip: None,
         };
-        let fails = |error: String| refused(error);
-        let prepared = Preparation::new(device).map_err(fails)?;
-        // In one run, another thread may have drawn them.
-        let mut draws = true;
-        for _ in 0..RUNS {
-            let before = Draws::new(device);
-            let kept;
-            (stage, kept, _) = self.rehearse(Rehearses::Run, stage, lr, &inputs)?;
-            // A fusing backend leaves out what is dropped before it runs.
-            device.sync().map_err(|error| fails(error.to_string()))?;
-            drop(kept);
-            draws &= before.has_drawn();
-        }
-        if draws {
-            return Err(refused(random_operations(self.here())));
-        }
+        let prepared = Preparation::new(device).map_err(refused)?;
+        let stage = self.warm_up(device, stage, lr, &batch)?;
         // Without the update first: what a recording that fails would have written cannot be read any more.
         let loss = &mut self.loss;
         let (model, optim) = (self.model.as_ref().expect(PANICKED), &self.optim);
         let found = prepared
-            .record(|| optim.find(&stage.scale, lr, model, |model| loss(model, inputs.clone())));
+            .record(|| optim.find(&stage.scale, lr, model, |model| loss(model, batch.clone())));
         let (graph, found) = found.map_err(|error| refused(host_values(&error)))?;
         drop((found?, graph));
-        let prepared = Preparation::new(device).map_err(fails)?;
-        let kept;
-        (stage, kept, _) = self.rehearse(Rehearses::Run, stage, lr, &inputs)?;
-        device.sync().map_err(|error| fails(error.to_string()))?;
-        drop(kept);
-        let recorded = prepared.record(|| self.rehearse(Rehearses::Recording, stage, lr, &inputs));
-        let (graph, recorded) = recorded.map_err(fails)?;
+        let prepared = Preparation::new(device).map_err(refused)?;
+        let stage = self.dry_run(device, stage, lr, &batch)?;
+        let recorded = prepared.record(|| self.rehearse(Rehearses::Recording, stage, lr, &batch));
+        let (graph, recorded) = recorded.map_err(refused)?;
         let (stage, recorded, stays) = recorded?;
         if !stays {
             return Err(refused(
@@ -294,6 +290,46 @@ where
             clip: stage.clip,
             graph,
         })
+    }
+
+    /// Runs the step some times before its recording, and refuses it if it draws random numbers.
+    fn warm_up(
+        &mut self,
+        device: &Device,
+        mut stage: Stage,
+        lr: &ModuleLearningRate,
+        batch: &B,
+    ) -> Result<Stage, AmpError> {
+        // In one run, another thread may have drawn them.
+        let mut draws = true;
+        // What was read before, and is looked at later, shows what its memory holds then: the first run leaves that to it. Not with graphs
+        // that know where parameters are.
+        let mut before = self.captured.is_empty().then(|| self.here().clone());
+        for _ in 0..RUNS {
+            let random = Draws::new(device);
+            stage = self.dry_run(device, stage, lr, batch)?;
+            drop(before.take());
+            draws &= random.has_drawn();
+        }
+        match draws {
+            true => Err(refused(random_operations(self.here()))),
+            false => Ok(stage),
+        }
+    }
+
+    /// A step that changes nothing.
+    fn dry_run(
+        &mut self,
+        device: &Device,
+        stage: Stage,
+        lr: &ModuleLearningRate,
+        batch: &B,
+    ) -> Result<Stage, AmpError> {
+        let (stage, found, _) = self.rehearse(Rehearses::Run, stage, lr, batch)?;
+        // A fusing backend leaves out what is dropped before it runs.
+        (device.sync()).map_err(|error| refused(error.to_string()))?;
+        drop(found);
+        Ok(stage)
     }
 
     /// A step that changes nothing, or is recorded.
@@ -326,7 +362,7 @@ where
             captured.recorded.check_rates(&lr)?;
         }
         let mut captured = self.captured.pop().expect("a shape that was recorded");
-        captured.inputs = batch.copied(Some(captured.inputs));
+        (_, captured.inputs) = copied_to(captured.inputs, batch);
         if let Some(places) = captured.places.take()
             && places != places_of(&captured.inputs)
         {
@@ -338,29 +374,28 @@ where
             rows: captured.rows,
             clip: captured.clip,
         };
-        let model = self.model.take().expect(PANICKED);
-        let (model, stage) =
-            (self.optim).begin_replay(stage, &captured.recorded, lr, model, device);
-        self.model = Some(model);
+        let model = self.model.as_ref().expect(PANICKED);
+        let stage = (self.optim).begin_replay(stage, &captured.recorded, lr, model, device);
         let stage = stage.inspect_err(|_| self.captured.clear())?;
         // SAFETY: inputs, rows and scale are in `captured` and `self`, parameters and state in model and optimizer, which nobody writes
         // elsewhere meanwhile (`places`, `stays` in `capture`). This is not `Send`.
         let replayed = unsafe { captured.graph.replay() };
-        replayed.map_err(refused)?;
-        self.optim.end_replay(&captured.recorded);
-        let loss = copied(captured.recorded.loss.clone());
+        let loss = match replayed {
+            Ok(()) => {
+                self.optim.end_replay(&captured.recorded);
+                Ok(copied(captured.recorded.loss.clone()))
+            }
+            Err(error) => {
+                self.optim.undo_step();
+                Err(refused(error))
+            }
+        };
         captured.rows = stage.rows;
         captured.clip = stage.clip;
         self.scale = Some(stage.scale);
         self.captured.push(captured);
-        Ok(loss)
+        loss
     }
-}
-
-fn places_of<B: CaptureInput>(inputs: &B) -> Vec<Option<Place>> {
-    let mut places = Vec::new();
-    inputs.places(&mut places);
-    places
 }
 
 const PANICKED: &str = "an earlier step has panicked: go on from the last record";
@@ -383,246 +418,36 @@ fn host_values(error: &str) -> String {
     )
 }
 
-/// Says whether random numbers were drawn on a device: those that come next tell.
-struct Draws {
-    device: Device,
-    seeds: [u64; 2],
-    expected: Vec<f32>,
-}
-
-impl Draws {
-    fn new(device: &Device) -> Self {
-        let mut draws = Self {
-            device: device.clone(),
-            seeds: [0; 2],
-            expected: Vec::new(),
-        };
-        draws.seeds = [(); 2].map(|()| {
-            let bits = draws.draw().into_iter().map(f32::to_bits).map(u64::from);
-            bits.fold(0u64, |seed, bits| seed.rotate_left(17) ^ bits)
-        });
-        device.seed(draws.seeds[0]);
-        draws.expected = draws.draw();
-        device.seed(draws.seeds[0]);
-        draws
-    }
-
-    fn draw(&self) -> Vec<f32> {
-        let drawn = Tensor::<1>::random([4], Distribution::Default, (&self.device, DType::F32));
-        drawn.into_data().iter::<f32>().collect()
-    }
-
-    /// Goes on with other random numbers, as a program with one seed has them in each run.
-    fn has_drawn(self) -> bool {
-        let drawn = self.draw() != self.expected;
-        self.device.seed(self.seeds[1]);
-        drawn
-    }
-}
-
 /// Names the layers that draw random numbers.
 fn random_operations<M: Module>(model: &M) -> String {
-    struct Named(Vec<String>);
+    #[derive(Default)]
+    struct Named {
+        path: ModulePath,
+        layers: Vec<String>,
+    }
 
-    impl module_path::Visit for Named {
-        fn parameter<const D: usize>(&mut self, _path: &ModulePath, _param: &Param<Tensor<D>>) {}
-
-        fn enter(&mut self, path: &ModulePath, _name: &str, container_type: &str) {
+    impl ModuleVisitor for Named {
+        fn enter_module(&mut self, name: &str, container_type: &str) {
             if container_type.contains("Dropout") || container_type.contains("Noise") {
-                let layer = format!("`{}`", path.as_str());
-                if self.0.last() != Some(&layer) {
-                    self.0.push(layer);
-                }
+                self.layers.push(format!("`{}`", self.path.as_str()));
             }
+            self.path.enter(name);
+        }
+
+        fn exit_module(&mut self, _name: &str, _container_type: &str) {
+            self.path.exit();
         }
     }
 
-    let mut named = Named(Vec::new());
-    module_path::visit(model, &mut named);
-    let layers = match named.0.is_empty() {
+    let mut named = Named::default();
+    model.visit(&mut named);
+    named.layers.dedup();
+    let layers = match named.layers.is_empty() {
         true => String::new(),
-        false => format!(" ({})", named.0.join(", ")),
+        false => format!(" ({})", named.layers.join(", ")),
     };
     format!(
         "the closure draws random numbers{layers}, and a replay would draw the same again. Make them outside and pass them in the batch, or \
          train without dropout"
     )
 }
-
-/// Copies the parameters.
-struct Copied;
-
-impl module_path::Map for Copied {
-    fn parameter<const D: usize>(
-        &mut self,
-        _path: &ModulePath,
-        param: Param<Tensor<D>>,
-    ) -> Param<Tensor<D>> {
-        let id = param.id;
-        param.map(|tensor| {
-            let own = copied(tensor.clone().inner());
-            replace_value(tensor, own, id)
-        })
-    }
-}
-
-/// A copy that shares no memory with the tensor.
-fn copied<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
-    Tensor::empty(tensor.shape(), (&tensor.device(), tensor.dtype()))
-        .slice_assign([(); D].map(|()| ..), tensor)
-}
-
-/// What a batch consists of: steps are recorded for one such list.
-#[doc(hidden)]
-#[derive(Clone, Debug, PartialEq)]
-pub enum Kind {
-    Tensor {
-        shape: Shape,
-        dtype: DType,
-        device: Device,
-        tracked: bool,
-    },
-    /// As many values follow.
-    List(usize),
-}
-
-/// A batch whose tensors a [`CapturedStep`] copies to where its recorded step reads them.
-///
-/// Implemented for tensors of floats, integers and booleans, and for `Option`, `Vec`, arrays and tuples of them. Not for numbers: they would stay as
-/// they were when the step was recorded. Of a structure of your own pass the tensors, and build it in the closure.
-#[diagnostic::on_unimplemented(
-    message = "a captured step does not know how to copy `{Self}`",
-    note = "pass tensors, or a tuple or `Vec` of them, and build `{Self}` in the closure",
-    note = "a number would stay as it was when the step was recorded: pass it as a tensor"
-)]
-pub trait CaptureInput: Clone {
-    /// The values of this in memory that nobody else holds, that of `place` if there is one.
-    #[doc(hidden)]
-    fn copied(self, place: Option<Self>) -> Self;
-
-    #[doc(hidden)]
-    fn describe(&self, kinds: &mut Vec<Kind>);
-
-    #[doc(hidden)]
-    fn places(&self, places: &mut Vec<Option<Place>>);
-}
-
-macro_rules! tensor {
-    ($($kind:ty, $tracked:expr;)*) => {
-        $(impl<const D: usize> CaptureInput for $kind {
-            fn copied(self, place: Option<Self>) -> Self {
-                let is_autodiff = self.device().is_autodiff();
-                let values = self.inner();
-                let new = || Self::empty(values.shape(), (&values.device(), values.dtype()));
-                let place = place.map_or_else(new, Self::inner);
-                let copy = place.slice_assign([(); D].map(|()| ..), values);
-                match is_autodiff {
-                    true => Self::from_inner(copy),
-                    false => copy,
-                }
-            }
-
-            fn describe(&self, kinds: &mut Vec<Kind>) {
-                let tracked: fn(&Self) -> bool = $tracked;
-                kinds.push(Kind::Tensor {
-                    shape: self.shape(),
-                    dtype: self.dtype(),
-                    device: self.device(),
-                    tracked: tracked(self),
-                });
-            }
-
-            fn places(&self, places: &mut Vec<Option<Place>>) {
-                places.push(Place::of(self.clone().inner().into_dispatch()));
-            }
-        })*
-    };
-}
-
-tensor! {
-    Tensor<D>, |tensor| tensor.is_tracked();
-    Tensor<D, Int>, |_| false;
-    Tensor<D, Bool>, |_| false;
-}
-
-impl<T: CaptureInput> CaptureInput for Vec<T> {
-    fn copied(self, place: Option<Self>) -> Self {
-        let mut places = place.into_iter().flatten();
-        let values = self.into_iter();
-        values.map(|value| value.copied(places.next())).collect()
-    }
-
-    fn describe(&self, kinds: &mut Vec<Kind>) {
-        kinds.push(Kind::List(self.iter().len()));
-        self.iter().for_each(|value| value.describe(kinds));
-    }
-
-    fn places(&self, places: &mut Vec<Option<Place>>) {
-        self.iter().for_each(|value| value.places(places));
-    }
-}
-
-impl<T: CaptureInput> CaptureInput for Option<T> {
-    fn copied(self, place: Option<Self>) -> Self {
-        self.map(|value| value.copied(place.flatten()))
-    }
-
-    fn describe(&self, kinds: &mut Vec<Kind>) {
-        kinds.push(Kind::List(self.iter().len()));
-        self.iter().for_each(|value| value.describe(kinds));
-    }
-
-    fn places(&self, places: &mut Vec<Option<Place>>) {
-        self.iter().for_each(|value| value.places(places));
-    }
-}
-
-impl<T: CaptureInput, const N: usize> CaptureInput for [T; N] {
-    fn copied(self, place: Option<Self>) -> Self {
-        let mut places = place.into_iter().flatten();
-        self.map(|value| value.copied(places.next()))
-    }
-
-    fn describe(&self, kinds: &mut Vec<Kind>) {
-        kinds.push(Kind::List(self.iter().len()));
-        self.iter().for_each(|value| value.describe(kinds));
-    }
-
-    fn places(&self, places: &mut Vec<Option<Place>>) {
-        self.iter().for_each(|value| value.places(places));
-    }
-}
-
-macro_rules! tuple {
-    ($($name:ident $place:ident),+) => {
-        impl<$($name: CaptureInput),+> CaptureInput for ($($name,)+) {
-            #[allow(non_snake_case)]
-            fn copied(self, place: Option<Self>) -> Self {
-                let ($($name,)+) = self;
-                match place {
-                    Some(($($place,)+)) => ($($name.copied(Some($place)),)+),
-                    None => ($($name.copied(None),)+),
-                }
-            }
-
-            #[allow(non_snake_case)]
-            fn describe(&self, kinds: &mut Vec<Kind>) {
-                let ($($name,)+) = self;
-                $($name.describe(kinds);)+
-            }
-
-            #[allow(non_snake_case)]
-            fn places(&self, places: &mut Vec<Option<Place>>) {
-                let ($($name,)+) = self;
-                $($name.places(places);)+
-            }
-        }
-    };
-}
-
-tuple!(A a);
-tuple!(A a, B b);
-tuple!(A a, B b, C c);
-tuple!(A a, B b, C c, D d);
-tuple!(A a, B b, C c, D d, E e);
-tuple!(A a, B b, C c, D d, E e, F f);

@@ -2,17 +2,17 @@
 
 use burn::{
     config::Config,
-    module::{ModuleMapper, Param, ParamGroup, ParamId},
+    module::{ParamGroup, ParamId},
     optim::GradientsParams,
-    tensor::{DType, Tensor},
+    tensor::DType,
 };
 use burn_amp_kernels::{ClipTable, NormClip, TensorStatus, clip_factors};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 
 use crate::{
-    dtype::widened, entries::Entry, error::AmpError, gradient_status::norm,
-    gradients::UnscaledGradients, rank::with_rank,
+    any_tensor::AnyTensor, entries::Entry, error::AmpError, gradient_status::norm,
+    gradients::UnscaledGradients,
 };
 
 /// How gradients are clipped: Burn's `GradientClippingConfig`, with the global norm beside it.
@@ -31,8 +31,8 @@ use crate::{
 /// let scaler = GradScalerConfig::new().init()?;
 ///
 /// let input = Tensor::<2>::random([8, 4], Distribution::Default, &device);
-/// let grads = scaler.unscale(scaler.backward(model.forward(input).sum(), &model), &model);
-/// let grads = grads.clip(&GradientClip::GlobalNorm(0.01));
+/// let grads = scaler.unscale(scaler.backward(model.forward(input).sum(), &model), &model)?;
+/// let grads = grads.clip(&GradientClip::GlobalNorm(0.01))?;
 ///
 /// let status = grads.status();
 /// assert_eq!(status.clip_norms(), [status.norm()]); // before clipping
@@ -65,14 +65,14 @@ impl GradientClip {
     pub(crate) fn check(&self, field: &'static str) -> Result<(), AmpError> {
         let (Self::Value(threshold) | Self::Norm(threshold) | Self::GlobalNorm(threshold)) = self;
         // A NaN is not above zero either.
-        if *threshold > 0.0 {
-            return Ok(());
+        match *threshold > 0.0 {
+            true => Ok(()),
+            false => Err(AmpError::refused(
+                field,
+                format!("{self:?}"),
+                "a threshold above 0",
+            )),
         }
-        Err(AmpError::InvalidValue {
-            field,
-            value: format!("{self:?}"),
-            allowed: "a threshold above 0".into(),
-        })
     }
 }
 
@@ -107,50 +107,49 @@ impl ClipRules {
 
     /// How each gradient is clipped by a norm.
     fn by_norm(&self, entries: &[Entry]) -> Vec<NormClip> {
-        let rules = self.rules();
-        let clip = |entry: &Entry| {
-            let index = self.rule(entry.id, &entry.path);
-            match index.map(|index| (index, rules[index])) {
-                Some((_, GradientClip::Norm(threshold))) => NormClip::Own(threshold as f32),
-                Some((index, GradientClip::GlobalNorm(threshold))) => NormClip::Joint {
-                    group: index as u16,
-                    threshold: threshold as f32,
-                },
-                Some((_, GradientClip::Value(_))) | None => NormClip::Not,
-            }
+        let clip = |entry: &Entry| match self.rule_of(entry) {
+            Some((_, GradientClip::Norm(threshold))) => NormClip::Own(threshold as f32),
+            Some((index, GradientClip::GlobalNorm(threshold))) => NormClip::Joint {
+                group: index as u16,
+                threshold: threshold as f32,
+            },
+            Some((_, GradientClip::Value(_))) | None => NormClip::Not,
         };
         entries.iter().map(clip).collect()
     }
 
     /// Limits the values of the gradients that are clipped by value. Nobody has to know whether any is beyond its limit.
     pub(crate) fn limit(&self, grads: &mut GradientsParams, entries: &[Entry]) {
-        let rules = self.rules();
-        if !(rules.iter()).any(|rule| matches!(rule, GradientClip::Value(_))) {
+        let is_value = |rule: &GradientClip| matches!(rule, GradientClip::Value(_));
+        if !self.rules().iter().any(is_value) {
             return;
         }
         for entry in entries {
-            let rule = self.rule(entry.id, &entry.path);
-            if let Some(GradientClip::Value(threshold)) = rule.map(|rule| rules[rule]) {
-                with_rank!(entry.rank, D => {
-                    if let Some(grad) = grads.remove::<D>(entry.id) {
-                        grads.register(entry.id, grad.inner().clamp(-threshold, threshold));
-                    }
-                }, rank => unreachable!("a gradient of rank {rank}"));
+            if let Some((_, GradientClip::Value(threshold))) = self.rule_of(entry)
+                && let Some(grad) = entry.take(grads)
+            {
+                entry.put(grads, limited(grad, threshold));
             }
         }
     }
 
-    /// The position of a parameter's rule among [`rules`](Self::rules).
-    fn rule(&self, id: ParamId, path: &str) -> Option<usize> {
-        let first = usize::from(self.all.is_some());
-        let group = self
-            .groups
-            .iter()
-            .rposition(|(group, _)| group.matches(&id, Some(path)));
-        group
-            .map(|group| first + group)
-            .or(self.all.is_some().then_some(0))
+    /// A parameter's rule, and its position among [`rules`](Self::rules).
+    fn rule_of(&self, entry: &Entry) -> Option<(usize, GradientClip)> {
+        let matches = |group: &ParamGroup| group.matches(&entry.id, Some(&entry.path));
+        let group = (self.groups.iter()).rposition(|(group, _)| matches(group));
+        match group {
+            Some(group) => {
+                let first = usize::from(self.all.is_some());
+                Some((first + group, self.groups[group].1))
+            }
+            None => self.all.map(|clip| (0, clip)),
+        }
     }
+}
+
+/// Rounding the threshold to the gradient's dtype is rounding the result: no need to widen it.
+fn limited(grad: AnyTensor, threshold: f64) -> AnyTensor {
+    grad.map(|grad| grad.clamp(-threshold, threshold))
 }
 
 impl UnscaledGradients {
@@ -165,21 +164,11 @@ impl UnscaledGradients {
     /// Gradients that overflow stay as they are: the step is skipped, and clipping an infinity would hide it. That holds
     /// for an overflow that is found only now, too. A disabled scaler skips nothing: the step is taken unclipped.
     ///
-    /// # Panics
-    ///
-    /// Where [`try_clip`](Self::try_clip) returns an error, with its message.
-    pub fn clip(self, clip: &GradientClip) -> Self {
-        self.try_clip(clip)
-            .unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    /// As [`clip`](Self::clip), for runs that want to handle a failure.
-    ///
     /// # Errors
     ///
     /// [`AmpError::InvalidValue`] if the threshold is zero, negative or NaN; [`AmpError::UnsupportedDType`] if gradients have to be
     /// measured and a gradient's device cannot compute in the gradient's dtype.
-    pub fn try_clip(self, clip: &GradientClip) -> Result<Self, AmpError> {
+    pub fn clip(self, clip: &GradientClip) -> Result<Self, AmpError> {
         clip.check("clip")?;
         let rules = ClipRules {
             all: Some(*clip),
@@ -192,20 +181,10 @@ impl UnscaledGradients {
     /// last one, as with Burn's `ModuleOptimizer::with_group`; one that matches none is not clipped. A global norm is that of its
     /// group alone.
     ///
-    /// # Panics
-    ///
-    /// Where [`try_clip_groups`](Self::try_clip_groups) returns an error, with its message.
-    pub fn clip_groups(self, groups: &[(ParamGroup, GradientClip)]) -> Self {
-        self.try_clip_groups(groups)
-            .unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    /// As [`clip_groups`](Self::clip_groups), for runs that want to handle a failure.
-    ///
     /// # Errors
     ///
-    /// As [`try_clip`](Self::try_clip).
-    pub fn try_clip_groups(self, groups: &[(ParamGroup, GradientClip)]) -> Result<Self, AmpError> {
+    /// As [`clip`](Self::clip).
+    pub fn clip_groups(self, groups: &[(ParamGroup, GradientClip)]) -> Result<Self, AmpError> {
         for (_, clip) in groups {
             clip.check("clip_groups")?;
         }
@@ -233,22 +212,17 @@ impl UnscaledGradients {
         if statuses.iter().any(|status| status.non_finite > 0) {
             return Ok((self, factors));
         }
-        let mut norms = Norms::of(&self, &statuses)?;
-        let is_f64 = |entry: &Entry| entry.gradient == DType::F64;
-        if later && !self.entries().iter().any(is_f64) {
-            let clips = rules.by_norm(self.entries());
-            norms.factors = Some(clip_factors(&clips, &norms.norms));
-        }
-        let mut plan = Plan::new(rules, factor, self.entries(), &statuses, &norms);
-        let clipped = plan.limits.len();
+        let norms = Norms::of(&self, &statuses)?;
+        let mut plan = Plan::new(rules, factor, self.entries(), &statuses, &norms, later);
+        let clipped = plan.changed();
         if later {
-            factors = plan.take_factors();
+            factors = plan.take_factors(self.entries());
         }
-        for (factor, positions) in plan.take_shared(self.entries()) {
+        for (factor, positions) in plan.take_shared() {
             self.scale(&positions, factor)?;
         }
-        if !plan.limits.is_empty() {
-            self = self.map(&mut plan);
+        if plan.changed() > 0 {
+            self = self.map_each(|position, grad| plan.changes[position].of(grad));
         }
         let status = self.status_mut();
         status.clipped = Some(clipped);
@@ -262,8 +236,6 @@ impl UnscaledGradients {
 struct Norms {
     unit: f64,
     norms: Vec<f64>,
-    /// What a device multiplies each gradient by, where that counts.
-    factors: Option<Vec<f32>>,
 }
 
 impl Norms {
@@ -272,11 +244,7 @@ impl Norms {
     fn of(grads: &UnscaledGradients, statuses: &[TensorStatus]) -> Result<Self, AmpError> {
         let norms: Vec<f64> = statuses.iter().map(|status| status.norm).collect();
         if norm(norms.iter().copied()).is_finite() {
-            return Ok(Self {
-                unit: 1.0,
-                norms,
-                factors: None,
-            });
+            return Ok(Self { unit: 1.0, norms });
         }
         let unit = 2f64.powi(-64);
         let scaled = grads.clone().mul_scalar(unit).measured()?;
@@ -286,134 +254,144 @@ impl Norms {
             _ => norms[index] * unit,
         };
         let norms = grads.entries().iter().enumerate().map(norm).collect();
-        Ok(Self {
-            unit,
-            norms,
-            factors: None,
-        })
+        Ok(Self { unit, norms })
     }
 }
 
-/// What is done to one gradient: it is multiplied by a factor of at most 1, then clamped.
-struct Limit {
+/// What is done to one gradient: it is multiplied by a factor of at most 1, then limited.
+#[derive(Clone, Copy)]
+struct Change {
     factor: f64,
-    clamp: Option<f64>,
+    limit: Option<f64>,
 }
 
-/// What is done to which gradient, and the groups that are clipped by their global norm.
-#[derive(Default)]
-struct Plan {
-    limits: HashMap<ParamId, Limit>,
-    norms: Vec<f64>,
-    coefficients: Vec<f64>,
-}
+impl Change {
+    fn is_any(&self) -> bool {
+        self.factor < 1.0 || self.limit.is_some()
+    }
 
-impl ModuleMapper for Plan {
-    fn map_float<const D: usize>(&mut self, grad: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some(Limit { factor, clamp }) = self.limits.get(&grad.id) else {
-            return grad;
-        };
-        let grad = match *factor < 1.0 {
-            true => grad.map(|grad| widened(grad, |grad| grad.mul_scalar(*factor))),
-            false => grad,
-        };
-        match *clamp {
-            // Rounding the threshold is rounding the result: no need to widen.
-            Some(threshold) => grad.map(|grad| grad.clamp(-threshold, threshold)),
+    fn of(&self, mut grad: AnyTensor) -> AnyTensor {
+        if self.factor < 1.0 {
+            grad = grad.mul_scalar(self.factor);
+        }
+        match self.limit {
+            Some(threshold) => limited(grad, threshold),
             None => grad,
         }
     }
+}
+
+/// What is done to each gradient, and the groups that are clipped by their global norm.
+struct Plan {
+    changes: Vec<Change>,
+    norms: Vec<f64>,
+    coefficients: Vec<f64>,
 }
 
 impl Plan {
     /// What `torch.nn.utils.clip_grad_norm_` adds to the norm.
     const EPSILON: f64 = 1e-6;
 
-    /// With the coefficient of a guard, `guarded`. Of it and that of a norm the smaller holds, as in ZClip; values are clipped after it.
+    /// With the coefficient of a guard. Of it and that of a norm the smaller holds, as in ZClip; values are clipped after it. If the `later`
+    /// step multiplies, by what a device would find.
     fn new(
-        clip: &ClipRules,
-        guarded: f64,
+        rules: &ClipRules,
+        guard: f64,
         entries: &[Entry],
         statuses: &[TensorStatus],
-        found: &Norms,
+        found_norms: &Norms,
+        later: bool,
     ) -> Self {
-        let unit = found.unit;
-        let mut plan = Self::default();
-        if guarded < 1.0 {
-            plan.coefficients.push(guarded);
-            for entry in entries {
-                let (factor, clamp) = (guarded, None);
-                plan.limits.insert(entry.id, Limit { factor, clamp });
-            }
-        }
-        let rule_of: Vec<_> = entries.iter().map(|e| clip.rule(e.id, &e.path)).collect();
-        let known = |at: usize| {
-            let factors = found.factors.as_ref();
-            factors.map(|factors| f64::from(factors[at]))
+        let Norms { unit, norms } = found_norms;
+        let has_f64 = entries.iter().any(|entry| entry.gradient == DType::F64);
+        let of_device = (later && !has_f64).then(|| clip_factors(&rules.by_norm(entries), norms));
+        let found = |at: usize, factor: f64| {
+            let known = of_device.as_ref();
+            known.map_or(factor, |factors| factors[at].into())
         };
-        for (index, rule) in clip.rules().into_iter().enumerate() {
-            let group = (0..entries.len()).filter(|at| rule_of[*at] == Some(index));
-            let global = match rule {
-                GradientClip::GlobalNorm(threshold) => {
-                    let norm = norm(group.clone().map(|at| found.norms[at]));
-                    let known = group.clone().next().and_then(known);
-                    let found = (threshold * unit / (norm + Self::EPSILON * unit)).min(1.0);
-                    let coefficient = known.unwrap_or(found);
-                    plan.norms.push(norm / unit);
-                    plan.coefficients.push(coefficient);
-                    coefficient
+        let rule_of: Vec<_> = entries.iter().map(|entry| rules.rule_of(entry)).collect();
+        let mut plan = Self {
+            changes: Vec::new(),
+            norms: Vec::new(),
+            coefficients: Vec::from_iter((guard < 1.0).then_some(guard)),
+        };
+        let joint = plan.join(rules, &rule_of, found_norms, &found);
+        let change = |(at, rule): (usize, Option<(usize, GradientClip)>)| {
+            let own = match rule {
+                Some((index, GradientClip::GlobalNorm(_))) => joint[&index],
+                Some((_, GradientClip::Norm(threshold))) if norms[at] > threshold * unit => {
+                    found(at, threshold * unit / norms[at])
                 }
                 _ => 1.0,
             };
-            for at in group {
-                let (entry, status, norm) = (&entries[at], &statuses[at], found.norms[at]);
-                let (mut factor, mut clamp) = (guarded.min(global), None);
-                match rule {
-                    GradientClip::Value(threshold) => {
-                        clamp = (factor * status.max_abs > threshold).then_some(threshold);
-                    }
-                    GradientClip::Norm(threshold) if norm > threshold * unit => {
-                        factor = factor.min(known(at).unwrap_or(threshold * unit / norm));
-                    }
-                    _ => {}
-                }
-                if factor < 1.0 || clamp.is_some() {
-                    plan.limits.insert(entry.id, Limit { factor, clamp });
-                }
-            }
-        }
+            let factor = guard.min(own);
+            let limit = match rule {
+                Some((_, GradientClip::Value(threshold))) => Some(threshold),
+                _ => None,
+            };
+            let largest = factor * statuses[at].max_abs;
+            let limit = limit.filter(|threshold| largest > *threshold);
+            Change { factor, limit }
+        };
+        plan.changes = rule_of.into_iter().enumerate().map(change).collect();
         plan
     }
 
-    /// Takes out those that are a factor alone.
-    fn take_factors(&mut self) -> Factors {
-        let factors = (self.limits).extract_if(|_, limit| limit.clamp.is_none());
+    /// Adds the groups that are clipped by their global norms; their factors, by the positions of their rules.
+    fn join(
+        &mut self,
+        rules: &ClipRules,
+        rule_of: &[Option<(usize, GradientClip)>],
+        Norms { unit, norms }: &Norms,
+        found: &dyn Fn(usize, f64) -> f64,
+    ) -> HashMap<usize, f64> {
+        let mut factors = HashMap::new();
+        for (index, rule) in rules.rules().into_iter().enumerate() {
+            let GradientClip::GlobalNorm(threshold) = rule else {
+                continue;
+            };
+            let is_of = |at: &usize| rule_of[*at].is_some_and(|(of, _)| of == index);
+            let mut group = (0..rule_of.len()).filter(is_of);
+            let norm = norm(group.clone().map(|at| norms[at]));
+            let factor = (threshold * unit / (norm + Self::EPSILON * unit)).min(1.0);
+            let factor = group.next().map_or(factor, |at| found(at, factor));
+            self.norms.push(norm / unit);
+            self.coefficients.push(factor);
+            factors.insert(index, factor);
+        }
         factors
-            .map(|(id, limit)| (id, limit.factor as f32))
-            .collect()
+    }
+
+    /// How many gradients are changed.
+    fn changed(&self) -> usize {
+        let changes = self.changes.iter();
+        changes.filter(|change| change.is_any()).count()
+    }
+
+    /// Takes out what is a factor alone.
+    fn take_factors(&mut self, entries: &[Entry]) -> Factors {
+        let changes = self.changes.iter_mut().zip(entries);
+        let alone = changes.filter(|(change, _)| change.is_any() && change.limit.is_none());
+        let take = |(change, entry): (&mut Change, &Entry)| {
+            let factor = std::mem::replace(&mut change.factor, 1.0);
+            (entry.id, factor as f32)
+        };
+        alone.map(take).collect()
     }
 
     /// Takes out the factors that several gradients share, with the positions of these: one pass does each.
-    fn take_shared(&mut self, entries: &[Entry]) -> Vec<(f64, Vec<usize>)> {
+    fn take_shared(&mut self) -> Vec<(f64, Vec<usize>)> {
         let mut shared: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
-        for (position, entry) in entries.iter().enumerate() {
-            if let Some(limit) = self
-                .limits
-                .get(&entry.id)
-                .filter(|limit| limit.factor < 1.0)
-            {
-                let positions = shared.entry(limit.factor.to_bits()).or_default();
+        for (position, change) in self.changes.iter().enumerate() {
+            if change.factor < 1.0 {
+                let positions = shared.entry(change.factor.to_bits()).or_default();
                 positions.push(position);
             }
         }
         shared.retain(|_, positions| positions.len() > 1);
         for position in shared.values().flatten() {
-            if let Some(limit) = self.limits.get_mut(&entries[*position].id) {
-                limit.factor = 1.0;
-            }
+            self.changes[*position].factor = 1.0;
         }
-        self.limits
-            .retain(|_, limit| limit.factor < 1.0 || limit.clamp.is_some());
         let factors = shared.into_iter();
         factors
             .map(|(bits, positions)| (f64::from_bits(bits), positions))

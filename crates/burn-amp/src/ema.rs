@@ -2,19 +2,22 @@
 
 use burn::{
     config::Config,
-    module::{Module, Param, ParamId},
-    tensor::{DType, Device, Tensor},
+    module::{Module, Param},
+    tensor::{DType, Tensor},
 };
 use burn_amp_kernels::{blend, blend_unless};
 use serde::{Deserialize, Serialize};
-use std::{cell::LazyCell, collections::HashSet};
 
 use crate::{
-    convert::replace_value,
-    dtype::{is_half, working_dtype},
+    any_tensor::AnyTensor,
+    dtype::working_dtype,
     error::AmpError,
-    module_path::{self, ModulePath},
+    hook::{self, Applied, Hook, Parameter, Proposed, Resolution, State, Verdict},
+    module_optim::ModuleOptim,
+    module_path::replaced,
+    optimizer::ScaledOptimizer,
     param_tensors::ParamTensors,
+    record::AmpRecord,
 };
 
 /// How weights are averaged: Keras's `ema_momentum` and `ema_overwrite_frequency`, and its defaults.
@@ -83,13 +86,13 @@ impl EmaConfig {
 ///
 /// for _ in 0..10 {
 ///     let input = Tensor::<2>::random([8, 4], Distribution::Default, &device);
-///     let grads = scaler.unscale(scaler.backward(model.forward(input).mean(), &model), &model);
+///     let grads = scaler.unscale(scaler.backward(model.forward(input).mean(), &model), &model)?;
 ///     model = scaler.step(&mut optim, 0.1, model, grads);
 ///     // Of this very step: `update` gives the joint outcome of all optimizers, and none where each micro-batch moves the scale.
 ///     if scaler.last_outcome() == Some(StepOutcome::Stepped) {
 ///         model = ema.update(model);
 ///     }
-///     scaler.update();
+///     scaler.update()?;
 /// }
 /// let averaged = ema.module(&model); // to evaluate; training goes on with `model`
 /// assert_eq!(averaged.weight.id, model.weight.id);
@@ -102,6 +105,8 @@ pub struct Ema {
     config: EmaConfig,
     pub(crate) averages: ParamTensors,
     updates: u64,
+    /// Steps of which it is not known yet whether they were applied.
+    in_flight: Vec<Resolution>,
     /// Whether the averages were loaded, and no module was met since.
     loaded: bool,
 }
@@ -112,6 +117,7 @@ impl Ema {
             config,
             averages: ParamTensors::default(),
             updates: 0,
+            in_flight: Vec::new(),
             loaded: false,
         }
     }
@@ -123,7 +129,8 @@ impl Ema {
 
     /// The number of updates so far: steps that were not skipped.
     pub fn updates(&self) -> u64 {
-        self.updates
+        let applied = |step: &&Resolution| step.is_applied() == Some(true);
+        self.updates + self.in_flight.iter().filter(applied).count() as u64
     }
 
     /// The number of parameters that are averaged; 0 before the first update.
@@ -147,77 +154,79 @@ impl Ema {
     /// A half-precision parameter is averaged as it is, rounded. Inside a [`ScaledOptimizer`](crate::ScaledOptimizer) with
     /// [`MasterWeights`](crate::MasterWeights), the average is that of its f32 master.
     pub fn update<M: Module>(&mut self, module: M) -> M {
-        self.update_with(module, &ParamTensors::default)
+        let resolution = Resolution::applied();
+        hook::applied(module, ParamTensors::default, None, &resolution, |step| {
+            self.applied(step);
+        })
     }
 
-    /// As [`update`](Self::update), with the f32 values of half-precision parameters, asked for if there is one.
-    pub(crate) fn update_with<M: Module>(
-        &mut self,
-        module: M,
-        masters: &dyn Fn() -> ParamTensors,
-    ) -> M {
-        let loaded = self.averages.len();
-        let unknown = loaded - self.average(&module, masters, None);
-        if std::mem::take(&mut self.loaded) && unknown > 0 {
-            log::warn!(
-                "{unknown} of the {loaded} averages that were loaded belong to no parameter of this module, and are not used: load \
-                 the model's own record too, which gives its parameters their ids back"
-            );
-        }
-        self.updates += 1;
-        match self.config.overwrite_frequency {
-            Some(frequency) if self.updates.is_multiple_of(frequency.into()) => {
-                self.finalize(module)
+    /// Averages parameters, unless the device says that the step was skipped: it has an average of each then. How many had an average
+    /// before.
+    fn average(&mut self, parameters: &[Parameter], found_inf: Option<&Tensor<1>>) -> usize {
+        let mut known = 0;
+        for parameter in parameters.iter().filter(|parameter| parameter.is_trained) {
+            let (id, path) = (parameter.id, &parameter.path);
+            let value = parameter.value.clone();
+            let device = value.device();
+            let old = self.averages.shape(id);
+            known += usize::from(old.is_some());
+            let old = old.filter(|shape| *shape != value.shape());
+            if let Some(old) = &old {
+                let new = value.shape();
+                log::warn!(
+                    "`{path}` has shape {new}, but its average has {old}: the average starts again"
+                );
             }
-            _ => module,
+            let average = match old {
+                None => self.averages.take_any(id, &device),
+                Some(_) => None,
+            };
+            let average = match average {
+                Some(average) => self.moved(average, value, found_inf),
+                // The first time it shares the parameter's memory, which the next step leaves to it.
+                None => {
+                    let working = working_dtype(value.dtype());
+                    value.cast(working)
+                }
+            };
+            self.averages.insert(id, average);
         }
+        known
     }
 
-    /// Averages the parameters, unless the device says that the step was skipped. How many had an average before.
-    fn average<M: Module>(
-        &mut self,
-        module: &M,
-        masters: &dyn Fn() -> ParamTensors,
-        found_inf: Option<Tensor<1>>,
-    ) -> usize {
-        let mut update = Update {
-            averages: &mut self.averages,
-            masters: LazyCell::new(Box::new(masters)),
-            momentum: self.config.momentum,
-            found_inf,
-            seen: HashSet::new(),
-            met: 0,
-        };
-        module_path::visit(module, &mut update);
-        update.met
+    /// The average after one more value.
+    fn moved(
+        &self,
+        average: AnyTensor,
+        value: AnyTensor,
+        found_inf: Option<&Tensor<1>>,
+    ) -> AnyTensor {
+        let (keep, add) = (self.config.momentum, 1.0 - self.config.momentum);
+        let value = value.into_handle();
+        average.map(|average| match found_inf {
+            Some(found) => blend_unless(average, value, keep, add, found.clone()),
+            None => blend(average, value, keep, add),
+        })
     }
 
     /// Whether the next update needs nothing of the host: not the first one, nor one that may overwrite the parameters.
-    pub(crate) fn can_update_unheard<M: Module>(&self, module: &M, device: &Device) -> bool {
-        let mut known = Known {
-            averages: &self.averages,
-            device,
-            all: self.updates > 0 && !self.loaded && self.config.overwrite_frequency.is_none(),
-        };
-        if known.all {
-            module_path::visit(module, &mut known);
-        }
-        known.all
+    fn can_update_on_device(&self, parameters: &[Parameter]) -> bool {
+        let mut trained = parameters.iter().filter(|parameter| parameter.is_trained);
+        let device = trained.clone().next().map(|first| first.value.device());
+        self.updates() > 0
+            && !self.loaded
+            && self.config.overwrite_frequency.is_none()
+            && trained.all(|parameter| {
+                self.averages.shape(parameter.id) == Some(parameter.shape())
+                    && self.averages.dtype(parameter.id) == Some(DType::F32)
+                    && Some(parameter.value.device()) == device
+            })
     }
 
-    /// As [`update_with`](Self::update_with), if `found_inf` is 0 on the device. It is counted when the host hears of it.
-    pub(crate) fn update_unheard<M: Module>(
-        &mut self,
-        module: &M,
-        masters: &dyn Fn() -> ParamTensors,
-        found_inf: Tensor<1>,
-    ) {
-        self.average(module, masters, Some(found_inf));
-    }
-
-    /// Counts updates that nobody has waited for.
-    pub(crate) fn count(&mut self, updates: u64) {
-        self.updates += updates;
+    /// Counts the steps in flight that are over.
+    fn count_resolved(&mut self) {
+        self.updates = self.updates();
+        self.in_flight.retain(|step| step.is_applied().is_none());
     }
 
     /// A copy of the module with the averages in place of its parameters, for evaluation while training goes on.
@@ -234,12 +243,23 @@ impl Ema {
     /// parameter of another shape than its average; and if no average belongs to a parameter of the module, the log says that.
     /// Does not wait for the device.
     pub fn finalize<M: Module>(&self, module: M) -> M {
-        let mut overwrite = Overwrite {
-            averages: &self.averages,
-            met: 0,
+        let mut known = 0;
+        let average = |found: Parameter| {
+            let old = self.averages.shape(found.id)?;
+            known += 1;
+            let shape = found.value.shape();
+            if old != shape {
+                let path = &found.path;
+                log::warn!(
+                    "`{path}` has shape {shape}, but its average has {old}: the parameter is kept"
+                );
+                return None;
+            }
+            let average = self.averages.get_any(found.id, &found.value.device())?;
+            Some(average.cast(found.value.dtype()))
         };
-        let module = module_path::map(module, &mut overwrite);
-        if overwrite.met == 0 && self.parameters() > 0 {
+        let module = replaced(module, average);
+        if known == 0 && self.parameters() > 0 {
             log::warn!(
                 "none of the {} averages belongs to a parameter of this module, which is not changed. A module that was built again has new \
                  ids: load its own record too, which gives its parameters their ids back",
@@ -249,137 +269,187 @@ impl Ema {
         module
     }
 
-    pub(crate) fn state_to_store(&self) -> EmaState {
-        EmaState {
-            updates: self.updates,
-            averages: self.averages.clone(),
+    fn state_to_store(&self) -> State {
+        let values = EmaState {
+            updates: self.updates(),
+        };
+        let state = State::of(&values).expect("a number is plain data");
+        state.with_tensors(self.averages.clone())
+    }
+}
+
+impl Ema {
+    /// The state, to be stored: the averages, and how many updates they have seen. Settings are not stored: the program sets them.
+    /// Does not wait for the device; writing the record does.
+    ///
+    /// The record has handles to the averages, which the next update copies if the record is still there.
+    pub fn to_record(&self) -> AmpRecord {
+        AmpRecord::of_hook(NAME, self.state_to_store())
+    }
+
+    /// Takes over a stored state: its own, or that of the averages in an optimizer's record. The settings stay. Does not wait for
+    /// the device.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::ForeignRecord`] if there are no averages in it, [`AmpError::DamagedRecord`] if they are of no update; the present state
+    /// stays as it was.
+    pub fn load_record(&mut self, mut record: AmpRecord) -> Result<(), AmpError> {
+        match record.take_hook(NAME) {
+            Some(state) => {
+                (self.restore(Some(state))).map_err(|reason| record.refused_hook(NAME, &reason))
+            }
+            None => Err(record.foreign("no averages of weights")),
+        }
+    }
+}
+
+/// Its name among hooks, and in records.
+const NAME: &str = "ema";
+
+impl Hook for Ema {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn judge(&mut self, step: &mut Proposed<'_>) -> Verdict {
+        match step.is_on_device() && !self.can_update_on_device(step.parameters()) {
+            true => Verdict::Wait,
+            false => Verdict::Apply,
         }
     }
 
-    /// Goes on from a stored state.
-    pub(crate) fn restore(&mut self, state: EmaState) {
-        self.updates = state.updates;
-        self.averages = state.averages;
-        self.loaded = true;
-    }
-
-    /// Starts afresh.
-    pub(crate) fn reset(&mut self) {
-        *self = Self::new(self.config.clone());
-    }
-}
-
-/// The state of an [`Ema`], as it is stored: this beside the averages.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct EmaState {
-    pub(crate) updates: u64,
-    #[serde(skip)]
-    pub(crate) averages: ParamTensors,
-}
-
-struct Update<'a> {
-    averages: &'a mut ParamTensors,
-    masters: LazyCell<ParamTensors, Box<dyn FnOnce() -> ParamTensors + 'a>>,
-    momentum: f64,
-    /// What tells on the device that there is no update; it has an average of every parameter.
-    found_inf: Option<Tensor<1>>,
-    seen: HashSet<ParamId>,
-    /// How many parameters had an average before.
-    met: usize,
-}
-
-impl module_path::Visit for Update<'_> {
-    fn parameter<const D: usize>(&mut self, path: &ModulePath, param: &Param<Tensor<D>>) {
-        // A parameter shared by two modules is met twice, and averaged once.
-        if !param.is_require_grad() || !self.seen.insert(param.id) {
+    fn applied(&mut self, step: &mut Applied<'_>) {
+        self.count_resolved();
+        let skipped = step.skipped();
+        let loaded = self.averages.len();
+        let unknown = loaded - self.average(step.parameters(), skipped.as_ref());
+        if std::mem::take(&mut self.loaded) && unknown > 0 {
+            log::warn!(
+                "{unknown} of the {loaded} averages that were loaded belong to no parameter of this module, and are not used: load \
+                 the model's own record too, which gives its parameters their ids back"
+            );
+        }
+        if skipped.is_some() {
+            self.in_flight.push(step.resolution());
             return;
         }
-        let mut value = param.base().inner();
-        if is_half(value.dtype())
-            && let Some(master) = self.masters.get::<D>(param.id, &value.device())
-            && master.shape() == value.shape()
-        {
-            value = master;
+        self.updates += 1;
+        let is_due = |frequency: u32| self.updates.is_multiple_of(frequency.into());
+        if self.config.overwrite_frequency.is_some_and(is_due) {
+            let values = step.parameters().iter().filter_map(|parameter| {
+                let device = parameter.value.device();
+                Some((parameter.id, self.averages.get_any(parameter.id, &device)?))
+            });
+            let values: Vec<_> = values.collect();
+            for (id, average) in values {
+                step.replace_any(id, average);
+            }
         }
-        let known = self.averages.shape(param.id).cloned();
-        self.met += usize::from(known.is_some());
-        let old = known.filter(|shape| *shape != value.shape());
-        if let Some(old) = &old {
-            let (path, new) = (path.join(), value.shape());
-            log::warn!(
-                "`{path}` has shape {new}, but its average has {old}: the average starts again"
-            );
-        }
-        let average = match self.averages.take::<D>(param.id, &value.device()) {
-            Some(average) if old.is_none() => {
-                let (keep, add) = (self.momentum, 1.0 - self.momentum);
-                match &self.found_inf {
-                    Some(found) => blend_unless(average, value, keep, add, found.clone()),
-                    None => blend(average, value, keep, add),
+    }
+
+    fn state(&self) -> Option<State> {
+        (self.updates() > 0).then(|| self.state_to_store())
+    }
+
+    fn restore(&mut self, state: Option<State>) -> Result<(), String> {
+        let mut restored = Self::new(self.config.clone());
+        if let Some(state) = state {
+            let EmaState { updates } = state.values()?;
+            restored.updates = match updates {
+                0 if state.tensors.len() > 0 => {
+                    return Err("it holds averages of no updates".to_string());
                 }
-            }
-            // The first time it shares the parameter's memory, which the next step leaves to it.
-            _ => {
-                let working = working_dtype(value.dtype());
-                value.cast(working)
-            }
-        };
-        self.averages.insert(param.id, average);
+                // The next update counts one more.
+                updates if updates > u64::MAX / 2 => {
+                    return Err(format!("it holds averages of {updates} updates"));
+                }
+                updates => updates,
+            };
+            (restored.averages, restored.loaded) = (state.tensors, true);
+        }
+        *self = restored;
+        Ok(())
     }
 }
 
-/// Whether all parameters that are averaged have an average here.
-struct Known<'a> {
-    averages: &'a ParamTensors,
-    device: &'a Device,
-    all: bool,
-}
+impl<O: ModuleOptim> ScaledOptimizer<O> {
+    /// Averages the weights after every step that was not skipped; see [`Ema`].
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`] if the momentum is not between 0 and 1, or the overwrite frequency 0.
+    pub fn with_ema(self, config: EmaConfig) -> Result<Self, AmpError> {
+        self.with_hook(config.init()?)
+    }
 
-impl module_path::Visit for Known<'_> {
-    fn parameter<const D: usize>(&mut self, _path: &ModulePath, param: &Param<Tensor<D>>) {
-        if self.all && param.is_require_grad() {
-            let shape = self.averages.shape(param.id);
-            self.all = shape.is_some_and(|shape| *shape == param.shape())
-                && self.averages.dtype(param.id) == Some(DType::F32)
-                && param.device().inner() == *self.device;
+    /// The average of the weights; none without [`with_ema`](Self::with_ema).
+    pub fn ema(&self) -> Option<&Ema> {
+        self.hook()
+    }
+
+    /// Ends the training: replaces the parameters by their averages, in the parameters' dtypes, as Keras's
+    /// `finalize_variable_values`; see [`Ema::finalize`]. Returns the module unchanged without [`with_ema`](Self::with_ema).
+    /// Does not wait for the device.
+    pub fn finalize<M: Module>(&self, module: M) -> M {
+        match self.ema() {
+            Some(ema) => ema.finalize(module),
+            None => module,
         }
     }
 }
 
-/// Puts averages in the place of parameters, in the parameters' dtype and on their device. Ids and trainability stay. Does not
-/// wait for the device.
-struct Overwrite<'a> {
-    averages: &'a ParamTensors,
-    /// How many parameters have an average.
-    met: usize,
+impl AmpRecord {
+    /// The number of parameters whose averages are kept; 0 without averaging.
+    pub fn averages(&self) -> usize {
+        self.hook(NAME).map_or(0, |state| state.tensors.len())
+    }
+
+    /// The record without averages: the run starts them again, or has none.
+    pub fn without_averages(self) -> Self {
+        self.without_hook(NAME)
+    }
 }
 
-impl module_path::Map for Overwrite<'_> {
-    fn parameter<const D: usize>(
-        &mut self,
-        path: &ModulePath,
-        param: Param<Tensor<D>>,
-    ) -> Param<Tensor<D>> {
-        let Some(known) = self.averages.shape(param.id) else {
-            return param;
-        };
-        self.met += 1;
-        let shape = param.shape();
-        if *known != shape {
-            let path = path.join();
-            log::warn!(
-                "`{path}` has shape {shape}, but its average has {known}: the parameter is kept"
-            );
-            return param;
+/// The state of an [`Ema`], as it is stored beside the averages.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EmaState {
+    updates: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{DType, TensorData};
+
+    use super::{EmaConfig, EmaState, NAME};
+    use crate::{AmpRecord, hook::State, param_tensors::ParamTensors};
+
+    /// Contents that no release has written, under a checksum that holds: how many updates are loaded.
+    fn averages(updates: u64, average: Option<DType>) -> Result<u64, String> {
+        let mut tensors = ParamTensors::default();
+        if let Some(dtype) = average {
+            let data = TensorData::from([1.0f32, 2.0]).convert_dtype(dtype);
+            tensors.store(7.into(), data);
         }
-        let Some(average) = self.averages.get::<D>(param.id, &param.device().inner()) else {
-            return param;
-        };
-        let id = param.id;
-        param.map(|tensor| {
-            let average = average.cast(tensor.dtype());
-            replace_value(tensor, average, id)
-        })
+        let state = State::of(&EmaState { updates })
+            .unwrap()
+            .with_tensors(tensors);
+        let bytes = AmpRecord::of_hook(NAME, state).into_bytes().unwrap();
+        let mut ema = EmaConfig::new().init().unwrap();
+        let loaded = AmpRecord::from_bytes(bytes).and_then(|record| ema.load_record(record));
+        loaded.map_err(|error| error.to_string())?;
+        Ok(ema.updates())
+    }
+    #[test]
+    fn averages_must_be_wide_and_of_some_update() {
+        assert_eq!(averages(0, None), Ok(0));
+        // Of a module without trained parameters.
+        assert_eq!(averages(3, None), Ok(3));
+        assert_eq!(averages(3, Some(DType::F64)), Ok(3));
+        let error = averages(0, Some(DType::F32)).unwrap_err();
+        assert!(error.contains("averages of no updates"), "{error}");
+        let error = averages(3, Some(DType::F16)).unwrap_err();
+        assert!(error.contains("must be f32 or f64"), "{error}");
     }
 }

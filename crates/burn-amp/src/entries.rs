@@ -2,9 +2,9 @@
 
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::{Module, Param, ParamId, Reparameterization},
+    module::{Module, ParamId, Reparameterization},
     optim::GradientsParams,
-    tensor::{DType, Device, Shape, Tensor},
+    tensor::{DType, Device, Shape},
 };
 use burn_amp_kernels::{Crossing, CrossingStatus, TensorStatus, UnsupportedDType};
 use std::{
@@ -13,13 +13,14 @@ use std::{
 };
 
 use crate::{
+    any_tensor::{self, AnyTensor},
     dtype::working_dtype,
     error::AmpError,
     gradient_pass::Pass,
+    gradient_status::{GradientStatus, norm},
     mixed_precision::ScopedParameter,
-    module_path::{self, ModulePath},
+    module_path::{Parameter, parameters},
     param_tensors::ParamTensors,
-    rank::with_rank,
     running_statistics::Statistics,
 };
 
@@ -36,6 +37,23 @@ pub(crate) struct Entry {
     pub(crate) gradient: DType,
     /// The device of the parameter.
     pub(crate) device: Device,
+}
+
+impl Entry {
+    /// The gradient, if there is one: a handle.
+    pub(crate) fn get(&self, grads: &GradientsParams) -> Option<AnyTensor> {
+        any_tensor::gradient(grads, self.id, self.rank)
+    }
+
+    /// Takes the gradient out, so that nothing else holds its memory.
+    pub(crate) fn take(&self, grads: &mut GradientsParams) -> Option<AnyTensor> {
+        any_tensor::take_gradient(grads, self.id, self.rank)
+    }
+
+    /// Puts a gradient in.
+    pub(crate) fn put(&self, grads: &mut GradientsParams, gradient: AnyTensor) {
+        any_tensor::put_gradient(grads, self.id, gradient);
+    }
 }
 
 /// What one traversal of a module looks for and checks. It does not wait for the device.
@@ -56,31 +74,48 @@ impl Traversal<'_> {
     /// [`AmpError::GradientShape`] if a gradient has not its parameter's shape. [`AmpError::ForeignRecord`] if a sum is of no
     /// parameter here, or has another shape or dtype than the sum of its gradients would have.
     pub(crate) fn of<M: Module>(self, module: &M) -> Result<Entries, AmpError> {
-        let mut visit = Visit {
-            input: self,
-            seen: HashSet::new(),
-            sums: 0,
-            found: Entries::default(),
-            rate: None,
-            shape: None,
-            misfit: None,
-        };
-        module_path::visit(module, &mut visit);
-        if let Some(error) = visit.rate.or(visit.shape) {
-            return Err(error);
+        let parameters = parameters(module);
+        if let Some(lr) = self.lr {
+            for parameter in &parameters {
+                check_rate(lr, parameter.id, &parameter.path)?;
+            }
+        }
+        let mut found = Entries::default();
+        let (mut seen, mut known, mut misfit) = (HashSet::new(), 0, None);
+        for parameter in &parameters {
+            let gradient = match self.grads {
+                Some(grads) => gradient_dtype(grads, parameter)?,
+                None => None,
+            };
+            let attached = parameter.attached.as_deref();
+            found.has_scopes |= attached == Some(ScopedParameter::NAME);
+            let has_sum = self.sums.is_some_and(|sums| sums.contains(parameter.id));
+            if (gradient.is_none() && !has_sum) || !seen.insert(parameter.id) {
+                continue;
+            }
+            if let Some(sums) = self.sums.filter(|_| has_sum) {
+                known += 1;
+                misfit = misfit.or_else(|| misfit_of(sums, parameter));
+            }
+            if gradient.is_some() && attached == Some("lora") {
+                let adapted = || (parameter.path.clone(), "lora".to_string());
+                found.adapted.get_or_insert_with(adapted);
+            }
+            let dtype = parameter.value.dtype();
+            let entry = Entry {
+                id: parameter.id,
+                path: parameter.path.clone(),
+                rank: parameter.value.rank(),
+                parameter: dtype,
+                gradient: gradient.unwrap_or(dtype),
+                device: parameter.value.device(),
+            };
+            found.list.push((entry, gradient.is_some()));
         }
         let total = self.sums.map_or(0, ParamTensors::len);
-        let unknown = total - visit.sums;
-        let misfit = visit.misfit.or_else(|| {
-            (unknown > 0).then(|| format!("{unknown} of its {total} sums are of no parameter here"))
-        });
-        match misfit {
-            Some(reason) => Err(AmpError::ForeignRecord {
-                origin: "the accumulation window".to_string(),
-                reason: format!("{reason}: the window belongs to another model"),
-            }),
-            None => Ok(visit.found),
-        }
+        refuse_foreign(misfit, known, total)?;
+        found.statistics = Statistics::of(parameters);
+        Ok(found)
     }
 }
 
@@ -107,7 +142,7 @@ impl Entries {
         traversal.of(module)
     }
 
-    pub(crate) fn take_statistics(&mut self) -> Statistics {
+    pub(crate) fn take_buffers(&mut self) -> Statistics {
         std::mem::take(&mut self.statistics)
     }
 
@@ -119,11 +154,9 @@ impl Entries {
 
     /// The parameters that have a gradient.
     pub(crate) fn into_gradients(self) -> Vec<Entry> {
-        let gradients = self
-            .list
-            .into_iter()
-            .filter(|(_, has_gradient)| *has_gradient);
-        gradients.map(|(entry, _)| entry).collect()
+        let entries = self.list.into_iter();
+        let gradient = |(entry, has_gradient): (Entry, bool)| has_gradient.then_some(entry);
+        entries.filter_map(gradient).collect()
     }
 
     /// The parameters that have a gradient or a sum, for the sums of both.
@@ -136,77 +169,32 @@ impl Entries {
     }
 }
 
-struct Visit<'a> {
-    input: Traversal<'a>,
-    seen: HashSet<ParamId>,
-    /// How many of the sums belong to parameters here.
-    sums: usize,
-    found: Entries,
-    rate: Option<AmpError>,
-    shape: Option<AmpError>,
-    /// Why the sums are not this module's.
-    misfit: Option<String>,
+/// Refuses sums of which one does not fit its parameter, or of which fewer are `known` here than there are.
+fn refuse_foreign(misfit: Option<String>, known: usize, total: usize) -> Result<(), AmpError> {
+    let unknown = (known < total).then(|| {
+        let count = total - known;
+        format!("{count} of its {total} sums are of no parameter here")
+    });
+    match misfit.or(unknown) {
+        None => Ok(()),
+        Some(reason) => {
+            let reason = format!("{reason}: the window belongs to another model");
+            Err(AmpError::foreign("the accumulation window", reason))
+        }
+    }
 }
 
-impl module_path::Visit for Visit<'_> {
-    fn enter(&mut self, path: &ModulePath, name: &str, container_type: &str) {
-        self.found.statistics.enter(path, name, container_type);
-        self.found.has_scopes |= name == ScopedParameter::NAME;
-        // Burn shows the base first, and what is attached to it right behind.
-        if container_type == "Reparameterization" && name == "lora" && self.found.adapted.is_none()
-        {
-            let path = path.join();
-            let base = self.found.list.last();
-            let trained =
-                base.is_some_and(|(base, has_gradient)| *has_gradient && base.path == path);
-            self.found.adapted = trained.then(|| (path, name.to_string()));
-        }
-    }
-
-    fn parameter<const D: usize>(&mut self, path: &ModulePath, param: &Param<Tensor<D>>) {
-        self.found.statistics.parameter(path, param);
-        if let Some(lr) = self.input.lr {
-            let checked = check_rate(lr, param.id, &path.join());
-            self.rate = self.rate.take().or(checked.err());
-        }
-        let grads = self.input.grads;
-        let gradient = match grads.map(|grads| gradient(grads, param, path)) {
-            Some(Ok(gradient)) => gradient,
-            Some(Err(error)) => {
-                self.shape.get_or_insert(error);
-                return;
-            }
-            None => None,
-        };
-        let sums = self.input.sums;
-        let sum = sums.and_then(|sums| sums.shape(param.id).zip(sums.dtype(param.id)));
-        if (gradient.is_none() && sum.is_none()) || !self.seen.insert(param.id) {
-            return;
-        }
-        let (path, parameter) = (path.join(), param.base().dtype());
-        if let Some((shape, dtype)) = sum {
-            self.sums += 1;
-            let (expected, wide) = (param.shape(), DType::from(working_dtype(parameter)));
-            let what = match *shape != expected {
-                true => Some(format!("has shape {shape}, but must have {expected}")),
-                false if dtype == wide => None,
-                false => Some(format!("is {dtype:?}, but must be {wide:?}")),
-            };
-            if let Some(what) = what {
-                let misfit = || format!("the sum for `{path}` {what}");
-                self.misfit.get_or_insert_with(misfit);
-            }
-        }
-        let entry = Entry {
-            id: param.id,
-            path,
-            rank: D,
-            parameter,
-            gradient: gradient.unwrap_or(parameter),
-            device: param.device().inner(),
-        };
-        self.found.list.push((entry, gradient.is_some()));
-    }
+/// Why the sum for a parameter is not that of its gradients, if it is not.
+fn misfit_of(sums: &ParamTensors, parameter: &Parameter) -> Option<String> {
+    let (shape, dtype) = (sums.shape(parameter.id)?, sums.dtype(parameter.id)?);
+    let expected = parameter.value.shape();
+    let wide = DType::from(working_dtype(parameter.value.dtype()));
+    let what = match shape != expected {
+        true => format!("has shape {shape}, but must have {expected}"),
+        false if dtype == wide => return None,
+        false => format!("is {dtype:?}, but must be {wide:?}"),
+    };
+    Some(format!("the sum for `{}` {what}", parameter.path))
 }
 
 /// An error if a parameter's learning rate is infinite or NaN: it would take all parameters with it.
@@ -223,35 +211,38 @@ pub(crate) fn check_rate(lr: &ModuleLearningRate, id: ParamId, path: &str) -> Re
 
 /// The dtype of a parameter's gradient, if it has one; an error if the gradient has not the parameter's shape: Burn panics on
 /// another rank, and broadcasts another shape.
-fn gradient<const D: usize>(
+fn gradient_dtype(
     grads: &GradientsParams,
-    param: &Param<Tensor<D>>,
-    path: &ModulePath,
+    parameter: &Parameter,
 ) -> Result<Option<DType>, AmpError> {
-    let expected = param.shape();
-    let found = match look::<D>(grads, param.id) {
+    let expected = parameter.value.shape();
+    let found = match shape_and_dtype(grads, parameter.id, parameter.value.rank()) {
         Ok(None) => return Ok(None),
         Ok(Some((shape, dtype))) if shape == expected => return Ok(Some(dtype)),
         Ok(Some((shape, _))) => Some(shape),
         // Burn does not tell the rank: the others are tried.
         Err(()) => (0..=12).find_map(|rank| {
-            with_rank!(rank, R => look::<R>(grads, param.id).ok().flatten(), _rank => None)
-                .map(|(shape, _)| shape)
+            let found = shape_and_dtype(grads, parameter.id, rank).ok()?;
+            found.map(|(shape, _)| shape)
         }),
     };
     Err(AmpError::GradientShape {
-        parameter: path.join(),
+        parameter: parameter.path.clone(),
         expected: expected.to_vec(),
         found: found.map(|shape| shape.to_vec()),
     })
 }
 
 /// An error if the gradient has another rank: Burn panics then.
-fn look<const R: usize>(
+fn shape_and_dtype(
     grads: &GradientsParams,
     id: ParamId,
+    rank: usize,
 ) -> Result<Option<(Shape, DType)>, ()> {
-    let look = || grads.get::<R>(id).map(|grad| (grad.shape(), grad.dtype()));
+    let look = || {
+        let gradient = any_tensor::gradient(grads, id, rank);
+        gradient.map(|gradient| (gradient.shape(), gradient.dtype()))
+    };
     catch_unwind(AssertUnwindSafe(look)).map_err(drop)
 }
 
@@ -270,64 +261,65 @@ pub(crate) fn measure_with(
     edge: Option<f32>,
     crossings: Vec<Crossing>,
 ) -> Result<(Vec<TensorStatus>, Vec<Option<CrossingStatus>>), UnsupportedDType> {
-    let (pass, positions) = handles(grads, entries, edge);
     let mut statuses = vec![TensorStatus::default(); entries.len()];
-    let (found, crossed) = pass.inspect_with(crossings)?;
-    for (position, status) in positions.into_iter().zip(found) {
-        statuses[position] = status;
-    }
+    let crossed = handles(grads, entries, edge).inspect(&mut statuses, crossings)?;
     Ok((statuses, crossed))
 }
 
-/// Handles to gradients, and the positions of their entries.
-pub(crate) fn handles(
-    grads: &GradientsParams,
-    entries: &[Entry],
-    edge: Option<f32>,
-) -> (Pass, Vec<usize>) {
-    let (mut pass, mut positions) = (Pass::counting_from(edge), Vec::new());
+/// Handles to gradients, at the positions of their entries.
+pub(crate) fn handles(grads: &GradientsParams, entries: &[Entry], edge: Option<f32>) -> Pass {
+    let mut pass = Pass::counting_from(edge);
     for (position, entry) in entries.iter().enumerate() {
-        with_rank!(entry.rank, D => {
-            if let Some(grad) = grads.get::<D>(entry.id) {
-                pass.push(grad, true);
-                positions.push(position);
-            }
-        }, _rank => ());
+        if let Some(grad) = entry.get(grads) {
+            pass.push(position, grad, true);
+        }
     }
-    (pass, positions)
+    pass
 }
 
 /// Multiplies gradients by a number in one pass a device, and keeps their dtypes. Does not wait.
 ///
 /// The pass reads and writes what a multiplication of each does, in a few launches. It is taken where a norm that was measured
 /// asks for it: measuring first and unscaling by both factors would read all gradients twice where the norm asks for nothing.
-pub(crate) fn scale<'a>(
+pub(crate) fn scale(
     grads: &mut GradientsParams,
-    entries: impl Iterator<Item = &'a Entry> + Clone,
+    entries: &[&Entry],
     factor: f64,
 ) -> Result<(), UnsupportedDType> {
-    let (mut pass, mut taken) = (Pass::default(), Vec::new());
-    for entry in entries {
-        with_rank!(entry.rank, D => {
-            if let Some(grad) = grads.remove::<D>(entry.id) {
-                match grad.dtype() {
-                    // The pass rounds the factor to f32.
-                    DType::F64 => grads.register(entry.id, grad.inner().mul_scalar(factor)),
-                    _ => {
-                        pass.push(grad, true);
-                        taken.push(entry);
-                    }
-                }
-            }
-        }, rank => unreachable!("a gradient of rank {rank}"));
+    let mut pass = Pass::default();
+    for (position, entry) in entries.iter().enumerate() {
+        match entry.take(grads) {
+            // The pass rounds the factor to f32.
+            Some(grad) if grad.dtype() == DType::F64 => entry.put(grads, grad.mul_scalar(factor)),
+            Some(grad) => pass.push(position, grad, true),
+            None => {}
+        }
     }
     let (mut products, _) = pass.unscale(factor as f32)?;
-    for (position, entry) in taken.into_iter().enumerate().rev() {
-        with_rank!(entry.rank, D => {
-            if let Some(grad) = products.pop::<D>(position) {
-                grads.register(entry.id, grad);
-            }
-        }, rank => unreachable!("a gradient of rank {rank}"));
+    for (position, entry) in entries.iter().enumerate().rev() {
+        if let Some(grad) = products.pop(position, entry.rank) {
+            entry.put(grads, grad);
+        }
     }
     Ok(())
+}
+
+/// The status of all gradients, from that of each.
+pub(crate) fn summarize(entries: &[Entry], statuses: &[TensorStatus]) -> GradientStatus {
+    let mut status = GradientStatus {
+        gradients: entries.len(),
+        ..Default::default()
+    };
+    for (entry, tensor) in entries.iter().zip(statuses) {
+        status.elements += tensor.elements;
+        status.non_finite += tensor.non_finite;
+        status.zeros += tensor.zeros;
+        status.above += tensor.above;
+        status.max_abs = status.max_abs.max(tensor.max_abs);
+        if tensor.non_finite > 0 && status.overflow.is_none() {
+            status.overflow = Some(entry.path.clone());
+        }
+    }
+    status.norm = norm(statuses.iter().map(|s| s.norm));
+    status
 }

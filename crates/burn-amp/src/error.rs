@@ -58,15 +58,17 @@ pub enum AmpError {
         reason: String,
     },
 
-    /// A [`Guard`](crate::Guard) held back too many steps in a row: more than
+    /// A [hook](crate::hook::Hook), as a [`Guard`](crate::Guard), held back too many steps in a row: more than
     /// [`max_consecutive_skips`](crate::GradScalerConfig::max_consecutive_skips).
     ///
     /// The step was counted as guarded. Parameters, optimizer state and loss scale are as they were.
     #[error(
-        "the guard held back {steps} steps in a row, the last because {reason}. Look at the inputs, the learning rate and the loss, \
+        "the {hook} held back {steps} steps in a row, the last because {reason}. Look at the inputs, the learning rate and the loss, \
          or give it a higher threshold"
     )]
     AlwaysGuarded {
+        /// The name of the hook.
+        hook: String,
         /// Steps held back in a row, this one included.
         steps: u64,
         /// Why the last one was.
@@ -117,6 +119,24 @@ pub enum AmpError {
         dtype: DType,
     },
 
+    /// `backward` was called inside the closure of `autocast`.
+    #[error(
+        "the gradient of `{parameter}` was computed inside `autocast`, where it lacks the loss scale and is too small by it: return the \
+         output from the closure, take the loss outside, and call `backward` there"
+    )]
+    BackwardInside {
+        /// The path of the first parameter whose gradient came.
+        parameter: String,
+    },
+
+    /// Gradients pass through scopes of two handles, and an optimizer moves the loss scale of one.
+    #[error(
+        "gradients pass through `autocast` of two `MixedPrecision`s. Each has a loss scale of its own, and this one's optimizer does not \
+         move the other's: where that is too high, every step is skipped. Make one `MixedPrecision`, and give clones of it to all models and \
+         optimizers of a loss"
+    )]
+    TwoPrecisions,
+
     /// Burn refused to combine two dtypes inside a scope.
     #[error(
         "two dtypes meet inside `autocast`, which computes in {dtype:?}{}: {message}. A layer that holds f32 tensors of its own \
@@ -137,7 +157,8 @@ pub enum AmpError {
     /// A dry run opened no scope of the `MixedPrecision` that checked it.
     #[error(
         "the loss was computed without `autocast` of this `MixedPrecision`: call `amp.autocast(input, |x| model.forward(x))` on \
-         this one or a clone of it"
+         this one or a clone of it. A free `autocast` opens a scope only in a model that a `Learner` trains: if this one is, check it after \
+         `amp.training(..)` or `amp.learner(..)`"
     )]
     NoScope,
 
@@ -345,11 +366,41 @@ impl AmpError {
         value: impl Into<f64>,
         allowed: impl Into<String>,
     ) -> Self {
+        Self::refused(field, short(value.into()), allowed)
+    }
+
+    /// As [`invalid`](Self::invalid), of a setting that is no number.
+    pub(crate) fn refused(
+        field: &'static str,
+        value: impl Into<String>,
+        allowed: impl Into<String>,
+    ) -> Self {
+        let (value, allowed) = (value.into(), allowed.into());
         Self::InvalidValue {
             field,
-            value: short(value.into()),
-            allowed: allowed.into(),
+            value,
+            allowed,
         }
+    }
+
+    pub(crate) fn other_module(parameter: impl Into<String>, reason: impl Into<String>) -> Self {
+        let (parameter, reason) = (parameter.into(), reason.into());
+        Self::OtherModule { parameter, reason }
+    }
+
+    pub(crate) fn record_io(origin: impl Into<String>, reason: impl Into<String>) -> Self {
+        let (origin, reason) = (origin.into(), reason.into());
+        Self::RecordIo { origin, reason }
+    }
+
+    pub(crate) fn damaged(origin: impl Into<String>, reason: impl Into<String>) -> Self {
+        let (origin, reason) = (origin.into(), reason.into());
+        Self::DamagedRecord { origin, reason }
+    }
+
+    pub(crate) fn foreign(origin: impl Into<String>, reason: impl Into<String>) -> Self {
+        let (origin, reason) = (origin.into(), reason.into());
+        Self::ForeignRecord { origin, reason }
     }
 }
 
@@ -377,8 +428,8 @@ pub(crate) fn short(value: f64) -> String {
 
 /// A step that failed, with the module that it was to change.
 ///
-/// Returned by `try_step`, `try_flush` and `try_step_multi`, so that no clone is needed to keep the model after a failure. `?` turns it into an
-/// [`AmpError`], and drops the module.
+/// Returned by `try_step`, `try_flush`, `step_multi` and [`PipelinedOptimizer::synchronize`](crate::PipelinedOptimizer::synchronize), so
+/// that no clone is needed to keep the model after a failure. `?` turns it into an [`AmpError`], and drops the module.
 #[derive(Clone, Error)]
 #[error("{error}")]
 pub struct StepError<M> {
@@ -392,6 +443,22 @@ impl<M> StepError<M> {
     pub(crate) fn new(module: M, error: AmpError) -> Self {
         let module = Box::new(module);
         Self { module, error }
+    }
+
+    /// The module of a step, and whether the step failed.
+    pub(crate) fn split(stepped: Result<M, Self>) -> (M, Result<(), AmpError>) {
+        match stepped {
+            Ok(module) => (module, Ok(())),
+            Err(Self { module, error }) => (*module, Err(error)),
+        }
+    }
+
+    /// The module of a step, or what has failed, with it.
+    pub(crate) fn join(module: M, stepped: Result<(), AmpError>) -> Result<M, Self> {
+        match stepped {
+            Ok(()) => Ok(module),
+            Err(error) => Err(Self::new(module, error)),
+        }
     }
 }
 

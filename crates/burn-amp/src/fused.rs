@@ -2,33 +2,32 @@
 
 mod pass;
 mod rule;
+mod single;
 mod state;
+
+pub(crate) use self::state::FRESH;
 
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::{Module, Param, ParamGroup, ParamId},
+    module::{Module, ParamGroup},
     optim::{
         AdamConfig, AdamWConfig, GradientsParams, ModuleOptimizer, OptimizerRecord, SgdConfig,
     },
-    tensor::{DType, Tensor},
+    tensor::DType,
 };
-use std::{collections::HashSet, marker::PhantomData, sync::Arc, vec};
+use std::{collections::HashMap, marker::PhantomData, sync::Arc};
 
 #[cfg(all(test, feature = "train"))]
 pub(crate) use self::pass::PASSES;
-use self::{
-    pass::Stepped,
-    rule::{FusedConfig, Settings},
-    state::Fuse,
-};
+use self::{rule::FusedConfig, single::Single};
 use crate::{
-    ahead::Ahead,
+    any_tensor::gradient,
     clip::Factors,
-    convert::replace_value,
+    device_step::DeviceStep,
     error::AmpError,
     master_weights::masters_of,
     module_optim::{ModuleOptim, records_of},
-    module_path::{self, ModulePath},
+    module_path::{distinct_parameters, replaced},
     param_tensors::ParamTensors,
 };
 
@@ -71,8 +70,8 @@ pub type FusedAdamW = Fused<AdamWConfig>;
 /// ```
 ///
 /// - **Parameters** may be f32, or f16 and bf16: of those an f32 master is kept, as by [`MasterWeights`](crate::MasterWeights), and stepped in
-///   the same pass. Gradients may be f32 or in half precision. For f64 parameters, and on backends without kernels, Burn's own operations
-///   do the same.
+///   the same pass. Gradients may be f32 or in half precision. f64 parameters, and all on backends without kernels, are stepped by
+///   Burn's own optimizer, one by one.
 /// - **Records** are Burn's: the optimizer of the same configuration loads them, and this loads that optimizer's. Where parameters are in half
 ///   precision they are those of `MasterWeights`. A loaded state goes to its parameter's device with the next step, whatever
 ///   `Device::default()` is.
@@ -82,13 +81,11 @@ pub type FusedAdamW = Fused<AdamWConfig>;
 ///   Clipping by value takes one for each gradient.
 /// - **In a `Learner`** ([`MixedPrecision::learner`](crate::MixedPrecision), feature `train`), and inside of a
 ///   [`PipelinedOptimizer`](crate::PipelinedOptimizer) there, a step is one pass too. In a Learner of Burn's own
-///   ([`into_inner`](Self::into_inner)), and with a model that has a `TrainStep::optimize` of its own, Burn's `ModuleOptimizer` hands over
-///   parameters one by one, and each has a pass of its own.
+///   ([`into_inner`](Self::into_inner)), and where `ScaledOptimizer::with_own_optimize` has the model's own `TrainStep::optimize` called, Burn's
+///   `ModuleOptimizer` hands over parameters one by one, and each has a pass of its own.
 #[derive(Clone)]
 pub struct Fused<C> {
     optim: ModuleOptimizer,
-    /// Whether a group has clipping of its own.
-    clips: bool,
     config: PhantomData<fn(C)>,
 }
 
@@ -103,7 +100,6 @@ impl<C: FusedConfig> Fused<C> {
         // `ModuleOptimizer` begins with an optimizer of another kind; the group of all parameters comes behind it.
         let fused = Self {
             optim: SgdConfig::new().init(),
-            clips: false,
             config: PhantomData,
         };
         fused.with_group(ParamGroup::all(), config)
@@ -116,9 +112,9 @@ impl<C: FusedConfig> Fused<C> {
     ///
     /// As [`new`](Self::new).
     pub fn with_group(mut self, group: ParamGroup, config: C) -> Result<Self, AmpError> {
-        let Settings { rule, clipping } = config.settings()?;
-        self.clips |= clipping.is_some();
-        self.optim = self.optim.with_group(group, Fuse::new(rule), clipping);
+        let (rule, clipping) = config.settings()?;
+        let single = Single::new(config, rule);
+        self.optim = self.optim.with_group(group, single, clipping);
         Ok(self)
     }
 }
@@ -138,7 +134,7 @@ impl<C> Fused<C> {
         module: M,
         grads: GradientsParams,
     ) -> M {
-        step_by(self, None, &Factors::new(), lr.into(), module, grads)
+        step_by(self, Update::of(lr.into(), Factors::new()), module, grads)
     }
 
     /// Burn's optimizer with this one's state. It steps parameters one by one, each in a pass of its own.
@@ -147,81 +143,62 @@ impl<C> Fused<C> {
     }
 }
 
-/// The step of an optimizer. That of a [`Fused`] one is one pass: if the device says so, where there is somebody who asks it, and with
-/// gradients that are multiplied by their factors first.
+/// How a step updates parameters.
+pub(crate) struct Update {
+    pub(crate) lr: ModuleLearningRate,
+    /// Whoever decides on the device whether the step is made; none where it is made in any case.
+    decides: Option<Arc<DeviceStep>>,
+    /// What gradients are multiplied by first.
+    factors: Factors,
+}
+
+impl Update {
+    /// A step that is made.
+    pub(crate) fn of(lr: ModuleLearningRate, factors: Factors) -> Self {
+        Self {
+            lr,
+            decides: None,
+            factors,
+        }
+    }
+
+    /// A step that the device makes or skips.
+    pub(crate) fn decided_by(device_step: &Arc<DeviceStep>, lr: ModuleLearningRate) -> Self {
+        Self {
+            decides: Some(device_step.clone()),
+            ..Self::of(lr, Factors::new())
+        }
+    }
+}
+
+/// The step of an optimizer. That of a [`Fused`] one is one pass.
 pub(crate) fn step_by<M: Module>(
     optim: &mut impl ModuleOptim,
-    verdict: Option<&Arc<Ahead>>,
-    factors: &Factors,
-    lr: ModuleLearningRate,
+    update: Update,
     module: M,
     grads: GradientsParams,
 ) -> M {
     let Some(optim) = optim.one_pass() else {
-        return optim.step(lr, module, grads);
+        return optim.step(update.lr, module, grads);
     };
-    let mut stepped = Trained {
-        grads: &grads,
-        ids: HashSet::new(),
-        by: factors,
-        factors: Vec::new(),
-    };
-    module_path::visit(&module, &mut stepped);
-    let (ids, factors) = (stepped.ids, stepped.factors);
+    let Update {
+        lr,
+        decides,
+        factors,
+    } = update;
+    // Those that have a gradient, in the order in which Burn steps them. Of one that two modules share it steps the first.
+    let mut order = distinct_parameters(&module);
+    order.retain(|parameter| gradient(&grads, parameter.id, parameter.value.rank()).is_some());
+    let ids: Vec<_> = order.into_iter().map(|parameter| parameter.id).collect();
+    let factor = |id| factors.get(id).copied().unwrap_or(1.0);
+    let factors = ids.iter().map(factor).collect();
     let step = || optim.step(lr, module, grads);
-    let (module, values) = pass::collected(verdict, factors, step);
-    let mut put = PutBack {
-        ids,
-        values: values.into_iter(),
-    };
-    module_path::map(module, &mut put)
-}
-
-/// The parameters that have a gradient.
-struct Trained<'a> {
-    grads: &'a GradientsParams,
-    ids: HashSet<ParamId>,
-    by: &'a Factors,
-    /// In the order in which Burn steps.
-    factors: Vec<f32>,
-}
-
-impl module_path::Visit for Trained<'_> {
-    fn parameter<const D: usize>(&mut self, _path: &ModulePath, param: &Param<Tensor<D>>) {
-        if self.grads.get::<D>(param.id).is_some() && self.ids.insert(param.id) {
-            let factor = self.by.get(&param.id).copied();
-            self.factors.push(factor.unwrap_or(1.0));
-        }
-    }
-}
-
-/// Puts parameters where they were taken from. Of one that stands twice, Burn steps the first.
-struct PutBack {
-    ids: HashSet<ParamId>,
-    values: vec::IntoIter<Stepped>,
-}
-
-impl module_path::Map for PutBack {
-    fn parameter<const D: usize>(
-        &mut self,
-        _path: &ModulePath,
-        param: Param<Tensor<D>>,
-    ) -> Param<Tensor<D>> {
-        if !self.ids.remove(&param.id) {
-            return param;
-        }
-        match self
-            .values
-            .next()
-            .expect("each that has a gradient was stepped")
-        {
-            None => param,
-            Some(value) => {
-                let id = param.id;
-                param.map(|placeholder| replace_value(placeholder, pass::tensor(value), id))
-            }
-        }
-    }
+    let (module, stepped) = pass::collected(decides.as_ref(), factors, step);
+    let stepped = ids.into_iter().zip(stepped);
+    let mut values: HashMap<_, _> = stepped
+        .filter_map(|(id, value)| Some((id, value?)))
+        .collect();
+    replaced(module, |parameter| values.remove(&parameter.id))
 }
 
 impl<C> ModuleOptim for Fused<C> {
@@ -239,13 +216,13 @@ impl<C> ModuleOptim for Fused<C> {
         masters_of(&self.optim)
     }
 
-    fn steps_unheard(&self) -> bool {
+    fn steps_on_device(&self) -> bool {
         true
     }
 
     /// Its own clipping comes after that of others.
     fn takes_factors(&self) -> bool {
-        !self.clips
+        !self.optim.has_gradient_clipping()
     }
 
     fn one_pass(&mut self) -> Option<&mut ModuleOptimizer> {

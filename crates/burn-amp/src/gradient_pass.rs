@@ -6,6 +6,8 @@ use burn_amp_kernels::{
     UnsupportedDType,
 };
 
+use crate::{any_tensor::AnyTensor, rank::with_rank};
+
 #[cfg(test)]
 thread_local! {
     /// How often this thread has waited for a device.
@@ -16,7 +18,6 @@ thread_local! {
 #[derive(Default)]
 pub(crate) struct Pass {
     groups: Vec<Group>,
-    len: usize,
     /// From which magnitude on values are counted as near the top.
     edge: Option<f32>,
 }
@@ -31,15 +32,13 @@ struct Group {
 
 impl Pass {
     pub(crate) fn counting_from(edge: Option<f32>) -> Self {
-        Self {
-            edge,
-            ..Self::default()
-        }
+        let groups = Vec::new();
+        Self { groups, edge }
     }
 
-    /// Unscaled, a gradient is in f32 (f64 for f64), or in its own dtype, and then measured as rounded.
-    pub(crate) fn push<const D: usize>(&mut self, grad: Tensor<D>, keep_dtype: bool) {
-        let grad = grad.inner();
+    /// Adds the gradient that stands at a position among all. Unscaled, it is in f32 (f64 for f64), or in its own dtype, and then measured
+    /// as rounded.
+    pub(crate) fn push(&mut self, position: usize, grad: AnyTensor, keep_dtype: bool) {
         let device = grad.device();
         let is_ours = |g: &Group| g.device == device && g.keep_dtype == keep_dtype;
         let group = self.groups.iter().position(is_ours);
@@ -56,53 +55,44 @@ impl Pass {
             });
             self.groups.len() - 1
         });
-        self.groups[group].list.push(grad);
-        self.groups[group].positions.push(self.len);
-        self.len += 1;
+        self.groups[group].list.push(grad.into_handle());
+        self.groups[group].positions.push(position);
     }
 
-    /// Multiplies all gradients by `inverse`; results and statuses are in the order in which the gradients came. Does not wait.
+    /// Multiplies all gradients by `inverse`. Does not wait.
     pub(crate) fn unscale(self, inverse: f32) -> Result<(Products, Pending), UnsupportedDType> {
-        let mut products = Products { groups: Vec::new() };
-        let mut pending = Pending::of(self.len);
+        let (mut products, mut pending) = (Vec::new(), Vec::new());
         for group in self.groups {
             let factor = Tensor::from_data([inverse], (&group.device, DType::F32));
             let (list, status) = match group.keep_dtype {
                 true => burn_amp_kernels::unscale_in_dtype(group.list, factor)?,
                 false => burn_amp_kernels::unscale(group.list, factor)?,
             };
-            products.groups.push((list, group.positions.clone()));
-            pending.groups.push((group.device, status, group.positions));
+            products.push((list, group.positions.clone()));
+            pending.push((group.device, status, group.positions));
         }
-        Ok((products, pending))
+        Ok((Products(products), Pending(pending)))
     }
 
-    /// Measures all gradients; statuses are in the order in which the gradients came. Waits for each device, for one transfer.
-    pub(crate) fn inspect(self) -> Result<Vec<TensorStatus>, UnsupportedDType> {
-        Ok(self.started()?.read())
-    }
-
-    /// As [`inspect`](Self::inspect), and reads what has crossed the border in the same transfer.
-    pub(crate) fn inspect_with(
+    /// Measures all gradients, and puts what was found at their positions. Reads what has crossed the border in the same transfer. Waits for
+    /// each device, for one transfer.
+    pub(crate) fn inspect(
         self,
+        statuses: &mut [TensorStatus],
         crossings: Vec<Crossing>,
-    ) -> Result<(Vec<TensorStatus>, Vec<Option<CrossingStatus>>), UnsupportedDType> {
-        Ok(self.started()?.read_with(crossings))
+    ) -> Result<Vec<Option<CrossingStatus>>, UnsupportedDType> {
+        let mut pending = Vec::new();
+        for group in self.groups {
+            let status = burn_amp_kernels::inspect(group.list)?;
+            pending.push((group.device, status, group.positions));
+        }
+        Ok(Pending(pending).read(statuses, crossings))
     }
 
     /// The list, if all are on one device.
     pub(crate) fn only(mut self) -> Option<TensorList> {
         let group = self.groups.pop()?;
         self.groups.is_empty().then_some(group.list)
-    }
-
-    fn started(self) -> Result<Pending, UnsupportedDType> {
-        let mut pending = Pending::of(self.len);
-        for group in self.groups {
-            let status = burn_amp_kernels::inspect(group.list)?;
-            pending.groups.push((group.device, status, group.positions));
-        }
-        Ok(pending)
     }
 
     /// Counts the values of all gradients by exponent. Waits for each device, for one transfer.
@@ -131,33 +121,21 @@ fn start<'a>(devices: impl ExactSizeIterator<Item = &'a Device>) {
 }
 
 /// Statuses that were not read yet.
-pub(crate) struct Pending {
-    groups: Vec<(Device, Status, Vec<usize>)>,
-    len: usize,
-}
+pub(crate) struct Pending(Vec<(Device, Status, Vec<usize>)>);
 
 impl Pending {
-    fn of(len: usize) -> Self {
-        let groups = Vec::new();
-        Self { groups, len }
-    }
-
-    /// Waits for each device, for one transfer.
-    pub(crate) fn read(self) -> Vec<TensorStatus> {
-        self.read_with(Vec::new()).0
-    }
-
-    /// As [`read`](Self::read), with what has crossed the border beside the gradients of the first device.
-    fn read_with(
+    /// As [`Pass::inspect`], of gradients that were multiplied.
+    pub(crate) fn read(
         self,
+        statuses: &mut [TensorStatus],
         mut crossings: Vec<Crossing>,
-    ) -> (Vec<TensorStatus>, Vec<Option<CrossingStatus>>) {
-        start(self.groups.iter().map(|(device, ..)| device));
-        let mut statuses = vec![TensorStatus::default(); self.len];
+    ) -> Vec<Option<CrossingStatus>> {
+        start(self.0.iter().map(|(device, ..)| device));
         let mut crossed = Vec::new();
-        for (_, status, positions) in self.groups {
+        for (_, status, positions) in self.0 {
             #[cfg(test)]
             READS.set(READS.get() + 1);
+            // With those of the first device.
             let (rows, found) = Reading::now(status, std::mem::take(&mut crossings)).wait(1.0);
             crossed.extend(found);
             for (position, status) in positions.into_iter().zip(rows) {
@@ -166,23 +144,20 @@ impl Pending {
         }
         // Nothing was measured.
         crossed.extend(crossings.into_iter().map(Crossing::read));
-        (statuses, crossed)
+        crossed
     }
 }
 
-/// The unscaled gradients.
-pub(crate) struct Products {
-    groups: Vec<(TensorList, Vec<usize>)>,
-}
+/// The unscaled gradients, and their positions.
+pub(crate) struct Products(Vec<(TensorList, Vec<usize>)>);
 
 impl Products {
-    /// Takes a gradient out. From the last to the first, so that nothing else holds its memory.
-    pub(crate) fn pop<const D: usize>(&mut self, position: usize) -> Option<Tensor<D>> {
-        let group = self
-            .groups
-            .iter_mut()
-            .find(|(_, positions)| positions.last() == Some(&position))?;
-        group.1.pop();
-        group.0.pop()
+    /// Takes the gradient at a position out. From the last to the first, so that nothing else holds its memory.
+    pub(crate) fn pop(&mut self, position: usize, rank: usize) -> Option<AnyTensor> {
+        let is_last = |positions: &[usize]| positions.last() == Some(&position);
+        let mut groups = self.0.iter_mut();
+        let (list, positions) = groups.find(|(_, positions)| is_last(positions))?;
+        positions.pop();
+        with_rank!(rank, D => list.pop::<D>().map(AnyTensor::new), _rank => None)
     }
 }

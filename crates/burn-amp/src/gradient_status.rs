@@ -1,9 +1,4 @@
-use burn_amp_kernels::TensorStatus;
-
-use crate::{
-    entries::Entry,
-    loss_scale::{Measures, Observation, StepOutcome},
-};
+use crate::loss_scale::{Measures, Observation, StepOutcome};
 
 /// What one pass over the gradients has found. Host values: reading them never waits for a device.
 ///
@@ -93,8 +88,8 @@ impl GradientStatus {
     }
 
     /// The number of values near the top of f16 when they were scaled: from the `edge` of
-    /// [`Schedule::NearTop`](crate::Schedule::NearTop) on, infinities and NaN among them. With other schedules, those that are not
-    /// finite.
+    /// [`Schedule::NearTop`](crate::Schedule::NearTop), or of a [rule of your own](crate::schedule::Rule::count_from), on, infinities and NaN among
+    /// them. With other schedules, those that are not finite.
     pub fn above(&self) -> u64 {
         self.above
     }
@@ -149,26 +144,6 @@ impl From<(StepOutcome, &GradientStatus)> for Observation {
             measures: Some(status.measures()),
         }
     }
-}
-
-/// The status of all gradients, from that of each.
-pub(crate) fn summarize(entries: &[Entry], statuses: &[TensorStatus]) -> GradientStatus {
-    let mut status = GradientStatus {
-        gradients: entries.len(),
-        ..Default::default()
-    };
-    for (entry, tensor) in entries.iter().zip(statuses) {
-        status.elements += tensor.elements;
-        status.non_finite += tensor.non_finite;
-        status.zeros += tensor.zeros;
-        status.above += tensor.above;
-        status.max_abs = status.max_abs.max(tensor.max_abs);
-        if tensor.non_finite > 0 && status.overflow.is_none() {
-            status.overflow = Some(entry.path.clone());
-        }
-    }
-    status.norm = norm(statuses.iter().map(|s| s.norm));
-    status
 }
 
 /// The norm of several gradients as one vector, relative to the largest of their norms.

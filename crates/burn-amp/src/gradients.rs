@@ -1,7 +1,7 @@
 //! Typed gradients: [`ScaledGradients`] carry the loss scale, [`UnscaledGradients`] do not.
 
 use burn::{
-    module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId},
+    module::{Module, ModuleMapper, Param, ParamId},
     optim::{GradientsParams, MultiGradientsParams},
     tensor::Tensor,
 };
@@ -9,11 +9,13 @@ use burn_amp_kernels::{TensorStatus, UnsupportedDType};
 use std::{collections::HashMap, sync::Arc};
 
 use crate::{
-    dtype::{widened, working_dtype},
-    entries::{Entry, measure, scale},
-    gradient_status::{GradientStatus, summarize},
-    live_scale::Blame,
-    loss_scale::{Measures, Observation, StepOutcome},
+    any_tensor::{AnyTensor, put_gradient, take_gradient},
+    dtype::working_dtype,
+    entries::{Entries, Entry, measure, scale, summarize},
+    finding::Finding,
+    gradient_status::GradientStatus,
+    loss_scale::{Measures, SkipCause},
+    module_path::{Parameter, parameters},
     rank::with_rank,
 };
 
@@ -73,38 +75,12 @@ pub struct UnscaledGradients {
     settled: bool,
     /// Whether an overflow skips the step: not with a disabled scaler, whatever was measured.
     tested: bool,
-    /// What an overflow is to be blamed on.
-    blame: Blame,
+    /// The cause of an overflow.
+    cause: SkipCause,
     /// What the loss scale learns from, the gradients as they were when they were tested, where the status says another thing.
     seen: Option<Box<Measures>>,
     /// While one of these lives, its scaler waits for what becomes of the gradients.
-    pub(crate) verdicts: Vec<Arc<Verdict>>,
-}
-
-/// What unscaled gradients have told of the loss scale.
-#[derive(Debug, PartialEq)]
-pub(crate) struct Verdict {
-    /// Whether there are no gradients at all: no evidence that the scale is fine, and no reason to let it grow.
-    pub(crate) is_empty: bool,
-    /// The first parameter whose gradient overflows.
-    pub(crate) overflow: Option<String>,
-    pub(crate) blame: Blame,
-    /// Whether the loss scale has learned from them already, micro-batch by micro-batch.
-    pub(crate) is_settled: bool,
-    pub(crate) measures: Measures,
-}
-
-impl Verdict {
-    /// What the loss scale learns from them alone.
-    pub(crate) fn observation(&self) -> Observation {
-        Observation {
-            outcome: match self.overflow {
-                Some(_) => StepOutcome::Skipped,
-                None => StepOutcome::Stepped,
-            },
-            measures: Some(self.measures),
-        }
-    }
+    pub(crate) verdicts: Vec<Arc<Finding>>,
 }
 
 impl UnscaledGradients {
@@ -122,9 +98,19 @@ impl UnscaledGradients {
             measures,
             settled: false,
             tested: true,
-            blame: Blame::Scale,
+            cause: SkipCause::Scale,
             verdicts: Vec::new(),
         }
+    }
+
+    /// Gradients of which each was measured.
+    pub(crate) fn measured_as(
+        params: GradientsParams,
+        entries: Vec<Entry>,
+        measures: Vec<TensorStatus>,
+    ) -> Self {
+        let status = summarize(&entries, &measures);
+        Self::new(params, entries, status, Some(measures))
     }
 
     /// Gradients of a disabled scaler.
@@ -139,13 +125,13 @@ impl UnscaledGradients {
         self
     }
 
-    pub(crate) fn blamed(mut self, blame: Blame) -> Self {
-        self.blame = blame;
+    pub(crate) fn with_cause(mut self, cause: SkipCause) -> Self {
+        self.cause = cause;
         self
     }
 
-    pub(crate) fn blame(&self) -> Blame {
-        self.blame
+    pub(crate) fn cause(&self) -> SkipCause {
+        self.cause
     }
 
     /// The parameters whose gradients overflow.
@@ -162,14 +148,15 @@ impl UnscaledGradients {
     }
 
     /// What they tell of the loss scale.
-    pub(crate) fn verdict(&self) -> Verdict {
+    pub(crate) fn verdict(&self) -> Finding {
         let overflow = || self.status.overflow_parameter().unwrap_or("?").to_string();
-        Verdict {
+        Finding {
             is_empty: self.entries.is_empty(),
             overflow: self.has_overflow().then(overflow),
-            blame: self.blame,
+            cause: self.cause,
             is_settled: self.settled,
             measures: self.seen(),
+            rejected: None,
         }
     }
 
@@ -207,7 +194,8 @@ impl UnscaledGradients {
     ) -> Result<(), UnsupportedDType> {
         self.measures = None;
         let entries = positions.iter().map(|position| &self.entries[*position]);
-        scale(&mut self.params, entries, factor)
+        let entries: Vec<&Entry> = entries.collect();
+        scale(&mut self.params, &entries, factor)
     }
 
     /// The status, for what clipping has done.
@@ -250,11 +238,9 @@ impl UnscaledGradients {
     pub(crate) fn into_tested(mut self) -> GradientsParams {
         let mut tested = GradientsParams::new();
         for entry in &self.entries {
-            with_rank!(entry.rank, D => {
-                if let Some(grad) = self.params.remove::<D>(entry.id) {
-                    tested.register(entry.id, grad.inner());
-                }
-            }, _rank => ());
+            if let Some(grad) = entry.take(&mut self.params) {
+                entry.put(&mut tested, grad);
+            }
         }
         tested
     }
@@ -280,7 +266,18 @@ impl UnscaledGradients {
     ///
     /// A product that overflows is found only by [`clip`](Self::clip).
     pub fn mul_scalar(self, factor: f64) -> Self {
-        self.map(&mut MulScalar(factor))
+        self.map_each(|_, grad| grad.mul_scalar(factor))
+    }
+
+    /// Replaces gradients by what `change` makes of them and their positions.
+    pub(crate) fn map_each(mut self, change: impl Fn(usize, AnyTensor) -> AnyTensor) -> Self {
+        self.measures = None;
+        for (position, entry) in self.entries.iter().enumerate() {
+            if let Some(grad) = entry.take(&mut self.params) {
+                entry.put(&mut self.params, change(position, grad));
+            }
+        }
+        self
     }
 
     /// Replaces every gradient by what Burn's [`ModuleMapper`] makes of it, in the module's order.
@@ -318,7 +315,7 @@ impl UnscaledGradients {
                     names().for_each(|name| mapper.exit_module(name, ""));
                     self.params.register(entry.id, grad);
                 }
-            }, rank => log::warn!("the gradient of `{}` has rank {rank}, which is not supported: it is not changed", entry.path));
+            }, rank => unreachable!("a gradient of rank {rank}"));
         }
         self
     }
@@ -337,29 +334,40 @@ impl UnscaledGradients {
     /// If the two gradients of a parameter differ in shape or device.
     pub fn add(mut self, mut other: Self, weight: f64) -> Self {
         for entry in &other.entries {
-            with_rank!(entry.rank, D => {
-                if let Some(grad) = other.params.remove::<D>(entry.id) {
-                    let sum = match self.params.remove::<D>(entry.id) {
-                        Some(sum) => widened(sum, |sum| {
-                            burn_amp_kernels::blend(sum, grad, 1.0, weight)
-                        }),
-                        None => widened(grad, |grad| grad.mul_scalar(weight)),
-                    };
-                    self.params.register(entry.id, sum);
-                }
-            }, rank => log::warn!("the gradient of `{}` has rank {rank}, which is not supported: it is not added", entry.path));
+            let Some(grad) = entry.take(&mut other.params) else {
+                continue;
+            };
+            let sum = match entry.take(&mut self.params) {
+                Some(sum) => sum.blend(grad, 1.0, weight),
+                None => grad.mul_scalar(weight),
+            };
+            entry.put(&mut self.params, sum);
         }
         let seen = self.seen().and(other.seen());
-        let measures = self.measures.take().zip(other.measures);
-        let (mut measures, added) = measures.unzip();
-        let mut added = added.map(Vec::into_iter);
-        let positions: HashMap<ParamId, usize> = (self.entries.iter().enumerate())
-            .map(|(position, entry)| (entry.id, position))
-            .collect();
         if !self.has_overflow() {
-            self.blame = other.blame;
+            self.cause = other.cause;
         }
-        for entry in other.entries {
+        self.join(other.entries, other.measures, *other.status);
+        // What the loss scale has not learned from the one, it has not learned from the sum.
+        self.settled &= other.settled;
+        self.seen = Some(Box::new(seen));
+        self.tested |= other.tested;
+        self.verdicts.extend(other.verdicts);
+        self
+    }
+
+    /// Takes over the entries of gradients that were added, and what is known of the sums.
+    fn join(
+        &mut self,
+        entries: Vec<Entry>,
+        added: Option<Vec<TensorStatus>>,
+        status: GradientStatus,
+    ) {
+        let (mut measures, added) = self.measures.take().zip(added).unzip();
+        let mut added = added.map(Vec::into_iter);
+        let own = self.entries.iter().enumerate();
+        let positions: HashMap<ParamId, usize> = own.map(|(at, entry)| (entry.id, at)).collect();
+        for entry in entries {
             let added = added.as_mut().and_then(Iterator::next).unwrap_or_default();
             let known = positions.get(&entry.id).copied();
             if let Some(measures) = &mut measures {
@@ -374,22 +382,16 @@ impl UnscaledGradients {
         }
         match measures {
             Some(measures) => {
-                let clipped = *self.status;
-                self.status = Box::new(GradientStatus {
+                let clipped = std::mem::take(&mut *self.status);
+                *self.status = GradientStatus {
                     clipped: clipped.clipped,
                     clip_norms: clipped.clip_norms,
                     clip_coefficient: clipped.clip_coefficient,
                     ..summarize(&self.entries, &measures)
-                });
+                };
             }
-            None => self.status.join(*other.status),
+            None => self.status.join(status),
         }
-        // What the loss scale has not learned from the one, it has not learned from the sum.
-        self.settled &= other.settled;
-        self.seen = Some(Box::new(seen));
-        self.tested |= other.tested;
-        self.verdicts.extend(other.verdicts);
-        self
     }
 
     /// Rounds gradients that are wider than their parameter to its dtype.
@@ -398,12 +400,10 @@ impl UnscaledGradients {
             if entry.gradient == entry.parameter {
                 continue;
             }
-            with_rank!(entry.rank, D => {
-                if let Some(grad) = self.params.remove::<D>(entry.id) {
-                    self.params.register(entry.id, grad.cast(entry.parameter));
-                    entry.gradient = entry.parameter;
-                }
-            }, _rank => ());
+            if let Some(grad) = entry.take(&mut self.params) {
+                entry.put(&mut self.params, grad.cast(entry.parameter));
+                entry.gradient = entry.parameter;
+            }
         }
         self
     }
@@ -424,24 +424,14 @@ fn sum_of(status: TensorStatus, added: TensorStatus) -> TensorStatus {
     }
 }
 
-struct MulScalar(f64);
-
-impl ModuleMapper for MulScalar {
-    fn map_float<const D: usize>(&mut self, grad: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        grad.map(|grad| widened(grad, |grad| grad.mul_scalar(self.0)))
-    }
-}
-
 /// Handles to the same memory: what is changed in one is not changed in the other.
 impl Clone for UnscaledGradients {
     fn clone(&self) -> Self {
         let mut params = GradientsParams::new();
         for entry in &self.entries {
-            with_rank!(entry.rank, D => {
-                if let Some(grad) = self.params.get::<D>(entry.id) {
-                    params.register(entry.id, grad);
-                }
-            }, _rank => ());
+            if let Some(grad) = entry.get(&self.params) {
+                entry.put(&mut params, grad);
+            }
         }
         Self {
             params,
@@ -450,7 +440,7 @@ impl Clone for UnscaledGradients {
             measures: self.measures.clone(),
             settled: self.settled,
             tested: self.tested,
-            blame: self.blame,
+            cause: self.cause,
             seen: self.seen.clone(),
             verdicts: self.verdicts.clone(),
         }
@@ -513,30 +503,41 @@ impl From<UnscaledGradients> for StepGradients {
 /// An infinity or a NaN on one device stays one in the sum: all devices step or skip together. Moves gradients between
 /// devices; does not read them. Scaled gradients of one loss scale give scaled ones, for
 /// [`GradScaler::scaled`](crate::GradScaler::scaled).
-pub fn sum_of_devices<M: Module>(grads: MultiGradientsParams, module: &M) -> GradientsParams {
-    let mut sum = Sum {
-        sources: grads,
-        total: GradientsParams::new(),
-    };
-    module.visit(&mut sum);
-    sum.total
-}
-
-struct Sum {
-    sources: MultiGradientsParams,
-    total: GradientsParams,
-}
-
-impl ModuleVisitor for Sum {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        for (grads, _) in &mut self.sources.grads {
-            if let Some(grad) = grads.remove::<D>(param.id) {
+pub fn sum_of_devices<M: Module>(mut grads: MultiGradientsParams, module: &M) -> GradientsParams {
+    let mut total = GradientsParams::new();
+    for parameter in parameters(module) {
+        let (id, rank) = (parameter.id, parameter.value.rank());
+        for (grads, _) in &mut grads.grads {
+            if let Some(grad) = take_gradient(grads, id, rank) {
                 let wide = working_dtype(grad.dtype());
-                grads.register(param.id, grad.cast(wide));
+                put_gradient(grads, id, grad.cast(wide));
             }
         }
-        if let Some((grad, _)) = self.sources.remove::<D>(param.id) {
-            self.total.register(param.id, grad);
+        with_rank!(rank, D => {
+            if let Some((sum, _)) = grads.remove::<D>(id) {
+                total.register(id, sum);
+            }
+        }, rank => unreachable!("a parameter of rank {rank}"));
+    }
+    total
+}
+
+/// Gradients in the dtype of their parameters' masters: f16 and bf16 become f32. What has another shape than its parameter stays as it is, for the
+/// step to refuse. Does not wait for the device.
+pub(crate) fn widened<M: Module>(mut grads: GradientsParams, module: &M) -> GradientsParams {
+    for entry in Entries::of(&grads, module).map_or_else(|_| Vec::new(), Entries::into_gradients) {
+        if let Some(grad) = entry.take(&mut grads) {
+            entry.put(&mut grads, grad.cast(working_dtype(entry.parameter)));
         }
     }
+    grads
+}
+
+/// Values of parameters in the place of gradients, where Burn's optimizer only asks which parameters have one.
+pub(crate) fn placeholders(parameters: impl IntoIterator<Item = Parameter>) -> GradientsParams {
+    let mut grads = GradientsParams::new();
+    for Parameter { id, value, .. } in parameters {
+        put_gradient(&mut grads, id, value);
+    }
+    grads
 }

@@ -1,11 +1,12 @@
 //! Guards: clean steps whose gradient norm or loss is far outside of what was usual are clipped or held back.
 
 mod state;
+mod step;
 
 use burn::config::{Config, config_to_json};
 use serde::{Deserialize, Serialize};
 
-pub(crate) use state::{Decision, GuardState, StepGuard};
+pub(crate) use state::{Decision, GuardState};
 
 use crate::error::{AmpError, in_range};
 
@@ -251,35 +252,43 @@ impl Guard {
                 count("rolling_interval_length", rolling_interval_length, 2)?;
                 above_zero("sigma_factor", sigma_factor)
             }
-            Self::Outlier {
-                window,
-                skip_update_lossz,
-                skip_update_gradz,
-                original,
-            } => {
+            Self::Outlier { window, .. } => {
                 count("window", window, 2)?;
-                let size = f64::from(window);
-                let highest = match original {
-                    true => f64::MAX,
-                    false => (size - 1.0) / size.sqrt(),
-                };
-                let allowed = match original {
-                    true => "finite and at least 0".to_string(),
-                    false => format!(
-                        "at least 0 and below {highest:.3}, the highest z-score in a window of {window}"
-                    ),
-                };
-                let thresholds = [
-                    ("skip_update_lossz", skip_update_lossz),
-                    ("skip_update_gradz", skip_update_gradz),
-                ];
-                for (field, z) in thresholds {
-                    in_range(field, z, (0.0..highest).contains(&z), &allowed)?;
-                }
-                let inside = original || skip_update_lossz > 0.0 || skip_update_gradz > 0.0;
-                let allowed = "above 0, or `skip_update_lossz` must be";
-                in_range("skip_update_gradz", skip_update_gradz, inside, allowed)
+                self.check_thresholds()
             }
         }
+    }
+
+    /// Refuses thresholds of [`Outlier`](Self::Outlier) that no value can exceed, or that accept every value.
+    fn check_thresholds(&self) -> Result<(), AmpError> {
+        let Self::Outlier {
+            window,
+            skip_update_lossz,
+            skip_update_gradz,
+            original,
+        } = *self
+        else {
+            return Ok(());
+        };
+        let size = f64::from(window);
+        let (highest, allowed) = match original {
+            true => (f64::MAX, "finite and at least 0".to_string()),
+            false => {
+                let highest = (size - 1.0) / size.sqrt();
+                let what = "the highest z-score in a window of";
+                let allowed = format!("at least 0 and below {highest:.3}, {what} {window}");
+                (highest, allowed)
+            }
+        };
+        let thresholds = [
+            ("skip_update_lossz", skip_update_lossz),
+            ("skip_update_gradz", skip_update_gradz),
+        ];
+        for (field, z) in thresholds {
+            in_range(field, z, (0.0..highest).contains(&z), &allowed)?;
+        }
+        let inside = original || skip_update_lossz > 0.0 || skip_update_gradz > 0.0;
+        let allowed = "above 0, or `skip_update_lossz` must be";
+        in_range("skip_update_gradz", skip_update_gradz, inside, allowed)
     }
 }

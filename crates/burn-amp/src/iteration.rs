@@ -4,15 +4,16 @@ use burn::module::ParamId;
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
 };
 
 use crate::{
     error::AmpError,
-    gradients::{UnscaledGradients, Verdict},
-    live_scale::Blame,
+    finding::Finding,
+    gradients::UnscaledGradients,
+    lock::locked,
     loss_scale::{Measures, Observation, StepOutcome},
 };
 
@@ -52,13 +53,7 @@ impl Iteration {
         }
     }
 
-    /// Counts a step of an optimizer for these parameters.
-    pub(crate) fn record(&mut self, grads: &UnscaledGradients, optimizer: usize) {
-        self.mark(grads, optimizer);
-        self.learn(&grads.verdict());
-    }
-
-    /// Counts a step from which the loss scale learns nothing.
+    /// An optimizer has stepped these parameters.
     pub(crate) fn mark(&mut self, grads: &UnscaledGradients, optimizer: usize) {
         for (_, id) in grads.parameters() {
             self.stepped.entry(id).or_default().push(optimizer);
@@ -66,9 +61,8 @@ impl Iteration {
     }
 
     /// Takes a verdict into the joint outcome.
-    pub(crate) fn learn(&mut self, verdict: &Verdict) {
-        let bad_loss = verdict.overflow.is_some() && verdict.blame != Blame::Scale;
-        if verdict.is_empty || verdict.is_settled || bad_loss {
+    pub(crate) fn learn(&mut self, verdict: &Finding) {
+        if !verdict.moves_scale() {
             return;
         }
         if let Some(parameter) = &verdict.overflow {
@@ -78,10 +72,6 @@ impl Iteration {
         self.outcome.get_or_insert(StepOutcome::Stepped);
         let measures = verdict.measures;
         self.measures = Some(self.measures.map_or(measures, |sum| sum.and(measures)));
-    }
-
-    pub(crate) fn has_skip(&self) -> bool {
-        self.outcome == Some(StepOutcome::Skipped)
     }
 
     pub(crate) fn outcome(&self) -> Option<StepOutcome> {
@@ -117,7 +107,7 @@ impl Iteration {
 /// `unscale_` has found, whether a step followed or not.
 #[derive(Debug, Default)]
 pub(crate) struct Unsettled {
-    verdicts: Mutex<Vec<Arc<Verdict>>>,
+    verdicts: Mutex<Vec<Arc<Finding>>>,
     warned: AtomicBool,
 }
 
@@ -129,7 +119,7 @@ impl Unsettled {
     pub(crate) fn register(&self, mut grads: UnscaledGradients) -> UnscaledGradients {
         let verdict = Arc::new(grads.verdict());
         grads.verdicts.push(verdict.clone());
-        let mut verdicts = self.verdicts();
+        let mut verdicts = locked(&self.verdicts);
         if verdicts.len() == MAX_VERDICTS {
             verdicts.remove(0);
             if !self.warned.swap(true, Ordering::Relaxed) {
@@ -146,33 +136,28 @@ impl Unsettled {
 
     /// The verdict of these gradients is counted by the caller.
     pub(crate) fn take(&self, grads: &UnscaledGradients) {
-        let of_these = |verdict: &Arc<Verdict>| {
+        let of_these = |verdict: &Arc<Finding>| {
             let mut handles = grads.verdicts.iter();
             handles.any(|handle| Arc::ptr_eq(handle, verdict))
         };
-        self.verdicts().retain(|verdict| !of_these(verdict));
+        locked(&self.verdicts).retain(|verdict| !of_these(verdict));
     }
 
     /// Takes the verdicts of gradients that were dropped.
-    pub(crate) fn dropped(&self) -> Vec<Arc<Verdict>> {
-        let mut verdicts = self.verdicts();
+    pub(crate) fn dropped(&self) -> Vec<Arc<Finding>> {
+        let mut verdicts = locked(&self.verdicts);
         verdicts
             .extract_if(.., |verdict| Arc::strong_count(verdict) == 1)
             .collect()
     }
 
     /// Looks at the verdicts of gradients that were dropped.
-    pub(crate) fn look(&self, mut look: impl FnMut(&Verdict)) {
-        let verdicts = self.verdicts();
+    pub(crate) fn look(&self, mut look: impl FnMut(&Finding)) {
+        let verdicts = locked(&self.verdicts);
         let dropped = verdicts
             .iter()
             .filter(|verdict| Arc::strong_count(verdict) == 1);
         dropped.for_each(|verdict| look(verdict));
-    }
-
-    fn verdicts(&self) -> MutexGuard<'_, Vec<Arc<Verdict>>> {
-        // A panic elsewhere cannot leave a `Vec` half written.
-        self.verdicts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

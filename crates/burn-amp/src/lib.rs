@@ -32,7 +32,7 @@
 //!
 //! Then, where you need them:
 //!
-//! - [`GradScalerConfig`]: the settings of the loss scale, [`Schedule`]: the rule that moves it. [`ScaledOptimizerConfig`]: all settings in one JSON file.
+//! - [`GradScalerConfig`]: the settings of the loss scale, [`Schedule`]: the rule that moves it, or one of your own: [`schedule::Rule`]. [`ScaledOptimizerConfig`]: all settings in one JSON file.
 //! - [`MixedPrecision::calibrate`]: the first loss scale, measured. [`rescaled`]: parts with a scale of their own.
 //! - [`in_f32`]: layers that must stay in f32. [`autocast`]: for models that a `Learner` runs.
 //! - [`Guard`]: steps far outside of what was usual are clipped or held back.
@@ -46,26 +46,39 @@
 //! - [`GradScaler`] and [`MasterWeights`]: PyTorch's calls, for half-precision parameters and ported programs.
 //! - `MixedPrecision::learner` and `MixedPrecision::training` (feature `train`): Burn's `Learner` in half precision.
 
+mod account;
 mod accumulation;
 mod adaloss;
-mod ahead;
+mod any_tensor;
+mod beside_burn;
+mod border;
+mod border_events;
+mod burn_optimizer;
 mod calibrate;
 mod captured_step;
 mod cast;
 mod check;
 mod clip;
 mod convert;
+mod device_step;
+mod dry_run;
 mod dtype;
 mod ema;
 mod entries;
 mod error;
+mod finding;
 mod fused;
 mod gradient_pass;
 mod gradient_status;
 mod gradients;
 mod guard;
+pub mod hook;
+mod in_flight;
 mod iteration;
+mod journal;
+mod ledger;
 mod live_scale;
+mod lock;
 mod loss_scale;
 mod loss_watch;
 mod lr_scheduler;
@@ -80,8 +93,9 @@ pub mod observe;
 mod optimizer;
 mod optimizer_config;
 mod param_tensors;
+mod parts;
+mod pending;
 mod pipeline;
-mod probe;
 mod rank;
 mod record;
 mod rehearsal;
@@ -89,9 +103,14 @@ mod rescale;
 mod running_statistics;
 mod scaler;
 mod scope;
+mod slot;
 mod step_counters;
-mod step_log;
+mod step_end;
 mod step_options;
+/// A rule of your own for the loss scale.
+pub mod schedule {
+    pub use crate::loss_scale::{Evidence, Measures, NextScale, Rule};
+}
 #[cfg(feature = "train")]
 mod train;
 mod unscale;
@@ -125,4 +144,4 @@ pub use scope::{Scope, autocast, in_f32, rescaled};
 pub use step_counters::StepCounters;
 #[cfg(feature = "train")]
 pub use train::{Resume, Scaled};
-pub use unscale::{histogram, inspect, try_histogram, try_inspect};
+pub use unscale::{histogram, inspect};

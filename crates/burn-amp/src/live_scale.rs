@@ -1,31 +1,37 @@
-//! The loss scale that all scopes of one `MixedPrecision` and its optimizers share, and what crossed its border.
+//! The loss scale that all scopes of one `MixedPrecision` and its optimizers share.
 
-use burn_amp_kernels::{Crossing, CrossingStatus, ScaleState};
+use burn_amp_kernels::{Crossing, ScaleState};
 use std::{
-    collections::{BTreeMap, HashMap, HashSet, VecDeque},
+    collections::{BTreeMap, HashMap, VecDeque},
+    ops::{Range, RangeInclusive},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
 };
 
 use crate::{
-    adaloss::Statistics,
-    ahead::Ahead,
-    loss_scale::{LossScale, Measures, Observation, StepOutcome},
-    rescale::{Driven, Part, PartState},
+    border_events::{
+        BorderEvent, BorderEvents, EventPlace, MAX_EVENTS, Region, first_cause, split_unread,
+    },
+    in_flight::InFlight,
+    loss_scale::{LossScale, Measures, Observation, SkipCause, StepOutcome},
+    parts::Parts,
+    rescale::{Driven, PartState},
 };
 
 /// Its inverse must be normal in f32, or gradients lose digits.
 const MAX_SCALE: f32 = f32::from_bits(253 << 23); // 2^126
 const MIN_SCALE: f32 = f32::from_bits(1 << 23); // 2^-126
 
-/// Crossings that are remembered: of graphs whose gradients nobody steps on, the oldest are forgotten.
-const MAX_CROSSINGS: usize = 1024;
+/// Gradients that come to scopes and that no optimizer tests, before a warning.
+const UNTESTED: usize = 16;
 
 /// One schedule for all scopes and optimizers of a `MixedPrecision`.
 #[derive(Debug)]
 pub(crate) struct LiveScale {
+    /// Of what scopes apply: its inverse must be normal.
+    range: RangeInclusive<f32>,
     /// The bits of the scale, which every scope reads.
     scale: AtomicU32,
     /// How many scopes were opened.
@@ -33,20 +39,18 @@ pub(crate) struct LiveScale {
     /// How many steps were skipped, whatever for.
     skips: AtomicU64,
     state: Mutex<State>,
-    crossings: Mutex<VecDeque<Noted>>,
-    /// How many gradients were measured.
-    noted: AtomicU64,
-    /// The scale as the device moves it, while there are steps of which the host has not heard.
-    ahead: Mutex<Option<Arc<Ahead>>>,
-    /// In which part of the network a parameter was read last, if its factor moves.
-    readers: Mutex<HashMap<Arc<str>, Arc<str>>>,
+    events: Arc<BorderEvents>,
+    in_flight: InFlight<Self>,
+    /// Whether there was ever an optimizer that tests gradients.
+    is_tested: AtomicBool,
+    /// Whether gradients that nobody tests were warned of.
+    warned: AtomicBool,
 }
 
 #[derive(Debug)]
 struct State {
     schedule: LossScale,
-    /// The parts whose factors move, by name.
-    parts: BTreeMap<Arc<str>, Part>,
+    parts: Parts,
     /// The optimizers that share the scale.
     members: Vec<Weak<()>>,
     iteration: Iteration,
@@ -56,158 +60,64 @@ struct State {
 #[derive(Debug, Default)]
 struct Iteration {
     reported: Vec<usize>,
-    clean: bool,
-    /// What the gradients of all clean steps have shown.
+    is_finite: bool,
+    /// What the gradients of all finite steps have shown.
     measures: Option<Measures>,
     backed_off: bool,
-    /// What the last skip was blamed on.
-    blame: Option<Blame>,
-    /// The parts whose factors are to blame, and not the scale that all share.
+    /// The cause of the last skip.
+    cause: Option<SkipCause>,
+    /// The parts whose factors are the cause, and not the scale that all share.
     parts: Vec<Arc<str>>,
 }
 
-/// A part of a network whose factor moves, as a scope has entered it.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Region {
-    pub(crate) part: Arc<str>,
-    /// What gradients are multiplied by in it, and by the parts around it.
-    pub(crate) factor: f64,
-    pub(crate) around: f64,
-}
-
-/// Where a gradient was measured on its way back.
-#[derive(Clone, Debug)]
-pub(crate) enum Place {
-    /// Where it came to a scope, of this number and in this part.
-    Scope(u64, Option<Arc<Region>>),
-    /// Where it came to a part, out of another.
-    Arrival(Arc<Region>, Option<Arc<Region>>),
-    /// Where it left a part, for another.
-    Departure(Arc<Region>, Option<Arc<Region>>),
-}
-
-/// A gradient that was measured.
+/// What the scopes of an iteration leave for a step that is decided elsewhere.
 #[derive(Debug)]
-pub(crate) struct Noted {
-    /// In the order of the backward passes.
-    number: u64,
-    place: Place,
-    found: Found,
-}
-
-impl Noted {
-    /// What a device can judge by itself: the gradient of one scope, which has no parts. Given back otherwise.
-    pub(crate) fn only(mut noted: VecDeque<Self>) -> Result<Option<OneCrossing>, VecDeque<Self>> {
-        let (1, Some(Place::Scope(_, None))) =
-            (noted.len(), noted.front().map(|noted| &noted.place))
-        else {
-            return match noted.is_empty() {
-                true => Ok(None),
-                false => Err(noted),
-            };
-        };
-        match noted.pop_front() {
-            Some(Self {
-                number,
-                place,
-                found: Found::Waiting(crossing),
-            }) => Ok(Some(((number, place), *crossing))),
-            other => Err(other.into_iter().collect()),
-        }
-    }
-
-    /// As it was before [`only`](Self::only).
-    pub(crate) fn again(((number, place), crossing): OneCrossing) -> Self {
-        Self {
-            number,
-            place,
-            found: Found::Waiting(Box::new(crossing)),
-        }
-    }
-}
-
-/// A gradient that came to a scope, and what was found in it, on the device still.
-pub(crate) type OneCrossing = ((u64, Place), Crossing);
-
-/// What the scopes of an iteration leave for its step.
-#[derive(Debug)]
-pub(crate) struct Passage {
+pub(crate) struct ScopesLeft {
     opened: u64,
-    crossings: VecDeque<Noted>,
+    events: VecDeque<BorderEvent>,
     readers: HashMap<Arc<str>, Arc<str>>,
     /// The parts that were opened.
     parts: Vec<Driven>,
 }
 
-/// What was found in it.
-#[derive(Debug)]
-enum Found {
-    /// Is on the device still.
-    Waiting(Box<Crossing>),
-    Read(CrossingStatus),
-}
-
-impl Found {
-    fn read(self) -> Option<CrossingStatus> {
-        match self {
-            Self::Waiting(crossing) => {
-                #[cfg(test)]
-                READS.set(READS.get() + 1);
-                crossing.read()
-            }
-            Self::Read(status) => Some(status),
-        }
-    }
-}
-
-#[cfg(test)]
-thread_local! {
-    /// How often this thread has waited for a device.
-    pub(crate) static READS: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
-}
-
-impl Place {
-    /// The part that it enters.
-    fn entered(&self) -> Option<&Arc<Region>> {
-        match self {
-            Self::Scope(_, region) => region.as_ref(),
-            Self::Arrival(region, _) => Some(region),
-            Self::Departure(..) => None,
-        }
-    }
-}
-
-/// What a skip is to be blamed on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Blame {
-    /// A gradient was too large for half precision once it was multiplied, or became so inside.
-    Scale,
-    /// The gradient of the loss was infinite or NaN before it reached half precision.
-    Loss {
-        /// Whether the model's output was finite.
-        output_finite: bool,
-    },
-}
-
 impl LiveScale {
+    /// That of a `MixedPrecision`, which scopes apply.
     pub(crate) fn new(schedule: LossScale) -> Self {
+        Self::with(schedule, MIN_SCALE..=MAX_SCALE)
+    }
+
+    /// That of a scaler that scales losses itself, by any number.
+    pub(crate) fn of_scaler(schedule: LossScale) -> Self {
+        Self::with(schedule, 0.0..=f32::MAX)
+    }
+
+    fn with(schedule: LossScale, range: RangeInclusive<f32>) -> Self {
         let live = Self {
+            range,
             scale: AtomicU32::new(0),
             opened: AtomicU64::new(0),
             skips: AtomicU64::new(0),
             state: Mutex::new(State {
                 schedule,
-                parts: BTreeMap::new(),
+                parts: Parts::default(),
                 members: Vec::new(),
                 iteration: Iteration::default(),
             }),
-            crossings: Mutex::default(),
-            noted: AtomicU64::new(0),
-            ahead: Mutex::default(),
-            readers: Mutex::default(),
+            events: Arc::default(),
+            in_flight: InFlight::default(),
+            is_tested: AtomicBool::new(false),
+            warned: AtomicBool::new(false),
         };
-        live.set_schedule(schedule);
+        live.set_schedule(live.schedule());
         live
+    }
+
+    /// A scale of its own, in the same state, that no scope uses.
+    pub(crate) fn detached(&self) -> Self {
+        let state = self.state();
+        let detached = Self::with(state.schedule.clone(), self.range.clone());
+        detached.state().parts = state.parts.clone();
+        detached
     }
 
     /// The scale of the next scope.
@@ -216,7 +126,7 @@ impl LiveScale {
     }
 
     pub(crate) fn schedule(&self) -> LossScale {
-        self.state().schedule
+        self.state().schedule.clone()
     }
 
     /// Goes on from this schedule, with a new iteration.
@@ -225,22 +135,23 @@ impl LiveScale {
         state.iteration = Iteration::default();
         self.store(&mut state, schedule);
         drop(state);
-        self.crossings().clear();
-        self.go_ahead(None);
+        self.events.clear();
+        self.in_flight.set_device_step(None);
     }
 
-    /// The scale as the device moves it, if it is ahead of this.
-    pub(crate) fn ahead(&self) -> Option<Arc<Ahead>> {
-        self.lock_ahead().clone().filter(|ahead| ahead.has_owner())
+    /// The gradients that came to the border since the last step.
+    pub(crate) fn events(&self) -> &Arc<BorderEvents> {
+        &self.events
     }
 
-    /// From now on scopes take the scale from the device, or no longer.
-    pub(crate) fn go_ahead(&self, ahead: Option<Arc<Ahead>>) {
-        *self.lock_ahead() = ahead;
+    /// The steps of which the host does not know the outcome.
+    pub(crate) fn in_flight(&self) -> &InFlight<Self> {
+        &self.in_flight
     }
 
-    fn lock_ahead(&self) -> MutexGuard<'_, Option<Arc<Ahead>>> {
-        self.ahead.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Resolves steps in flight, in their order: all of them if it `waits`.
+    pub(crate) fn resolve(&self, waits: bool) {
+        self.in_flight.resolve(self, &self.events, waits);
     }
 
     /// The state that a device goes on from; none where the host has to look at more than whether a step was skipped.
@@ -252,16 +163,6 @@ impl LiveScale {
             max_scale: state.max_scale.min(MAX_SCALE),
             ..state
         })
-    }
-
-    /// Takes out what the scopes have noted.
-    pub(crate) fn take_noted(&self) -> VecDeque<Noted> {
-        std::mem::take(&mut *self.crossings())
-    }
-
-    /// Puts back what was taken out.
-    pub(crate) fn note_again(&self, noted: VecDeque<Noted>) {
-        self.crossings().extend(noted);
     }
 
     /// Counts a scope, and gives it its number.
@@ -286,27 +187,40 @@ impl LiveScale {
 
     /// Adds an optimizer: an iteration ends when each of them has stepped.
     pub(crate) fn join(&self) -> Arc<()> {
+        self.is_tested.store(true, Ordering::Relaxed);
         let member = Arc::new(());
         self.state().members.push(Arc::downgrade(&member));
         member
     }
 
+    /// Whether several optimizers move it.
+    pub(crate) fn is_shared(&self) -> bool {
+        let members = &self.state().members;
+        members.iter().filter(|m| m.strong_count() > 0).count() > 1
+    }
+
+    /// Whether other optimizers than this one move it.
+    pub(crate) fn has_others(&self, member: &Arc<()>) -> bool {
+        let members = &self.state().members;
+        let is_other = |other: &Weak<()>| other.as_ptr() != Arc::as_ptr(member);
+        members.iter().any(|m| m.strong_count() > 0 && is_other(m))
+    }
+
     /// Takes what one optimizer's step has shown, none if it says nothing of the scale. Returns the scale before and after.
     ///
-    /// An overflow lowers the scale at once, the first of an iteration alone. A clean iteration counts when all optimizers
+    /// An overflow lowers the scale at once, the first of an iteration alone. A finite iteration counts when all optimizers
     /// have stepped, or when one steps again: as one, with the measures of all their gradients.
-    pub(crate) fn report(&self, member: &Arc<()>, seen: Option<Observation>) -> (f32, f32) {
-        // Of another optimizer's steps, the device knows nothing.
-        self.lock_ahead().take_if(|ahead| !ahead.is_of(member));
+    pub(crate) fn report(&self, member: &Weak<()>, seen: Option<Observation>) -> [f32; 2] {
+        self.in_flight.leave_device_to(member);
         let mut state = self.state();
         let before = state.schedule.scale();
-        let id = Arc::as_ptr(member) as usize;
+        let id = member.as_ptr() as usize;
         if state.iteration.reported.contains(&id) {
             self.end_iteration(&mut state);
         }
         state.iteration.reported.push(id);
         if let Some(seen) = seen {
-            self.take(&mut state, seen);
+            self.learn(&mut state, seen);
         }
         state.members.retain(|member| member.strong_count() > 0);
         let reported = &state.iteration.reported;
@@ -314,21 +228,23 @@ impl LiveScale {
         if !state.members.iter().any(missing) {
             self.end_iteration(&mut state);
         }
-        (before, state.schedule.scale())
+        [before, state.schedule.scale()]
     }
 
-    fn take(&self, state: &mut State, seen: Observation) {
+    fn learn(&self, state: &mut State, seen: Observation) {
+        let State {
+            parts, iteration, ..
+        } = state;
         match seen.outcome {
-            StepOutcome::Skipped if !state.iteration.backed_off => {
-                state.iteration.backed_off = true;
-                if !back_off(state) {
-                    let schedule = state.schedule.learn(seen);
+            StepOutcome::Skipped if !iteration.backed_off => {
+                iteration.backed_off = true;
+                if !parts.back_off(std::mem::take(&mut iteration.parts)) {
+                    let schedule = state.schedule.clone().learn(seen);
                     self.store(state, schedule);
                 }
             }
             StepOutcome::Stepped => {
-                let iteration = &mut state.iteration;
-                iteration.clean = true;
+                iteration.is_finite = true;
                 iteration.measures = match (iteration.measures, seen.measures) {
                     (Some(sum), Some(measures)) => Some(sum.and(measures)),
                     (sum, measures) => sum.or(measures),
@@ -340,353 +256,174 @@ impl LiveScale {
 
     fn end_iteration(&self, state: &mut State) {
         let iteration = std::mem::take(&mut state.iteration);
-        if iteration.clean && !iteration.backed_off {
-            let schedule = state.schedule.learn(Observation {
+        let is_finite = iteration.is_finite && !iteration.backed_off;
+        if is_finite {
+            let schedule = state.schedule.clone().learn(Observation {
                 outcome: StepOutcome::Stepped,
                 measures: iteration.measures,
             });
             self.store(state, schedule);
-            for (name, part) in &mut state.parts {
-                part.learn(name);
-            }
         }
-        state.parts.values_mut().for_each(Part::forget);
-        self.forget_crossings();
+        state.parts.end_iteration(is_finite);
+        if !self.in_flight.is_resolving() {
+            self.events.take_range();
+        }
+        self.events.clear();
     }
 
     /// Keeps the scale where a scope can use it.
     fn store(&self, state: &mut State, schedule: LossScale) {
-        state.schedule = match schedule.scale() > MAX_SCALE {
-            true => schedule
-                .with_scale("loss_scale", MAX_SCALE.into())
+        let (min, max) = (*self.range.start(), *self.range.end());
+        state.schedule = match schedule.scale() > max {
+            true => (schedule.clone())
+                .with_scale("loss_scale", max.into())
                 .unwrap_or(schedule),
             false => schedule,
         };
-        let scale = state.schedule.scale().clamp(MIN_SCALE, MAX_SCALE);
+        let scale = state.schedule.scale().clamp(min, max);
         self.scale.store(scale.to_bits(), Ordering::Release);
     }
 
     /// Remembers a gradient on its way back.
-    pub(crate) fn crossed(&self, place: Place, crossing: Crossing) {
-        let mut crossings = self.crossings();
-        if crossings.len() == MAX_CROSSINGS {
-            crossings.pop_front();
+    pub(crate) fn add_event(&self, place: EventPlace, crossing: Crossing) {
+        let count = self.events.add(place, crossing);
+        // All of them are still there if nobody tests any: once it is full, or where there was never an optimizer for it.
+        let is_tested = self.is_tested.load(Ordering::Relaxed);
+        let limit = if is_tested { MAX_EVENTS } else { UNTESTED };
+        if count >= limit && !self.warned.swap(true, Ordering::Relaxed) {
+            log::warn!(
+                "the gradients of {count} scopes were never tested: an overflow goes into the weights, and the loss scale stays at {}. Step with \
+                 `ScaledOptimizer::new(optim, &amp)` in place of Burn's optimizer",
+                self.scale()
+            );
         }
-        crossings.push_back(Noted {
-            number: self.noted.fetch_add(1, Ordering::Relaxed),
-            place,
-            found: Found::Waiting(Box::new(crossing)),
-        });
     }
 
-    /// Forgets the gradients of a backward pass whose step nobody takes.
-    pub(crate) fn forget_crossings(&self) {
-        self.crossings().clear();
-    }
-
-    /// Says what a skip is to be blamed on: the forward pass, or the first event in the order of the backward pass, or else the
+    /// The cause of a skip: the forward pass, or the first event in the order of the backward pass, or else the
     /// parts of the `overflows`, the parameters whose gradients overflow. Waits for the device.
-    pub(crate) fn blame<'a>(&self, overflows: impl Iterator<Item = &'a str>) -> Blame {
-        let crossings = std::mem::take(&mut *self.crossings());
-        if crossings.is_empty() {
+    pub(crate) fn cause_of_skip<'a>(&self, overflows: impl Iterator<Item = &'a str>) -> SkipCause {
+        let events = self.events.take_for_skip();
+        if events.is_empty() {
             // Another optimizer's skip has read them: both backward passes were over before it.
-            if let Some(blame) = self.state().iteration.blame {
-                return blame;
+            if let Some(cause) = self.state().iteration.cause {
+                return cause;
             }
         }
-        let (blame, parts) = match first_event(crossings) {
-            Some((blame, part)) => (blame, part.into_iter().collect()),
-            None => (Blame::Scale, self.parts_of(overflows)),
-        };
-        let mut state = self.state();
-        state.iteration.blame = Some(blame);
-        state.iteration.parts = parts;
-        blame
+        self.cause_among(events, overflows, self.events.range())
     }
 
-    /// The parts in which these parameters were read; none if one was read elsewhere.
-    fn parts_of<'a>(&self, mut parameters: impl Iterator<Item = &'a str>) -> Vec<Arc<str>> {
-        let readers = (self.readers.lock()).unwrap_or_else(PoisonError::into_inner);
-        let parts: Option<HashSet<_>> = match readers.is_empty() {
-            true => None,
-            false => parameters.try_fold(HashSet::new(), |mut parts, path| {
-                parts.insert(readers.get(path)?.clone());
-                Some(parts)
-            }),
+    /// As [`cause_of_skip`](Self::cause_of_skip), of these events, which are `of_all` those of all handles.
+    pub(crate) fn cause_among<'a>(
+        &self,
+        events: VecDeque<BorderEvent>,
+        overflows: impl Iterator<Item = &'a str>,
+        of_all: Range<u64>,
+    ) -> SkipCause {
+        let first = first_cause(events);
+        let is_nan = matches!(first, Some((SkipCause::NAN_LOSS, _)));
+        let is_of_others = is_nan && self.events.came_finite_to_others(&of_all);
+        let mut state = self.state();
+        let (cause, parts) = match first {
+            Some(_) if is_of_others => (SkipCause::OtherScale, Vec::new()),
+            Some((cause, part)) => (cause, part.into_iter().collect()),
+            None => (SkipCause::Scale, state.parts.of_parameters(overflows)),
         };
-        parts.into_iter().flatten().collect()
+        state.iteration.cause = Some(cause);
+        state.iteration.parts = parts;
+        cause
     }
 
     /// A parameter is read, in a part or in none.
     pub(crate) fn read_in(&self, part: Option<&Arc<Region>>, path: &Arc<str>) {
-        let mut readers = (self.readers.lock()).unwrap_or_else(PoisonError::into_inner);
-        match part {
-            Some(region) => {
-                readers.insert(path.clone(), region.part.clone());
-            }
-            // Shared by a part and what is around it.
-            None if !readers.is_empty() => {
-                readers.remove(path);
-            }
-            None => {}
-        }
+        let part = part.map(|region| &region.part);
+        self.state().parts.read_in(part, path);
     }
 
     /// What a part multiplies gradients by now. A `dry` run leaves no trace.
     pub(crate) fn enter_part(&self, driven: &Driven, dry: bool) -> f32 {
-        let parts = &mut self.state().parts;
-        if dry {
-            let known = parts.get(&driven.name).map(Part::factor);
-            return known.unwrap_or_else(|| driven.first_factor());
-        }
-        let part = parts.entry(driven.name.clone());
-        let part = part.or_insert_with(|| Part::new(driven));
-        part.open(driven);
-        part.factor()
+        self.state().parts.enter(driven, dry)
     }
 
     /// The parts whose factors move, and what they multiply gradients by.
     pub(crate) fn parts(&self) -> BTreeMap<String, PartState> {
-        let parts = &self.state().parts;
-        let state = |(name, part): (&Arc<str>, &Part)| (name.to_string(), part.state());
-        parts.iter().map(state).collect()
+        self.state().parts.states()
+    }
+
+    /// Why a part refuses what a record has under its name, if one does.
+    pub(crate) fn check_parts(&self, parts: &BTreeMap<String, PartState>) -> Result<(), String> {
+        self.state().parts.check(parts)
     }
 
     /// Goes on from the parts of a record, or from none.
     pub(crate) fn restore_parts(&self, parts: &BTreeMap<String, PartState>, with_settings: bool) {
-        let part = |(name, state): (&String, &PartState)| {
-            (name.as_str().into(), Part::stored(*state, with_settings))
-        };
-        self.state().parts = parts.iter().map(part).collect();
+        self.state().parts.restore(parts, with_settings);
     }
 
     /// Starts all parts again.
     pub(crate) fn restart_parts(&self) {
-        self.state().parts.values_mut().for_each(Part::restart);
+        self.state().parts.restart();
     }
 
     /// Takes out what came to the parts that move by statistics and was not read, to be read with the gradients of a step.
-    pub(crate) fn take_statistics(&self) -> (Vec<(u64, Place)>, Vec<Crossing>) {
-        let taken = self.take_wanted().into_iter();
-        let (mut places, mut crossings) = (Vec::new(), Vec::new());
-        for Noted {
-            number,
-            place,
-            found,
-        } in taken
-        {
-            match found {
-                Found::Waiting(crossing) => {
-                    places.push((number, place));
-                    crossings.push(*crossing);
-                }
-                found @ Found::Read(_) => self.crossings().push_back(Noted {
-                    number,
-                    place,
-                    found,
-                }),
-            }
-        }
+    pub(crate) fn take_statistics(&self) -> (Vec<(u64, EventPlace)>, Vec<Crossing>) {
+        let (places, crossings, read) = split_unread(self.take_wanted());
+        self.events.put_back(read);
         (places, crossings)
-    }
-
-    /// Puts back what was taken out, as it was read.
-    pub(crate) fn put_back(
-        &self,
-        read: impl Iterator<Item = ((u64, Place), Option<CrossingStatus>)>,
-    ) {
-        self.crossings()
-            .extend(read.filter_map(|((number, place), status)| {
-                let found = Found::Read(status?);
-                Some(Noted {
-                    number,
-                    place,
-                    found,
-                })
-            }));
-    }
-
-    /// A scale of its own, in the same state, that no scope uses.
-    pub(crate) fn apart(&self) -> Self {
-        let state = self.state();
-        let apart = Self::new(state.schedule);
-        apart.state().parts = state.parts.clone();
-        apart
-    }
-
-    /// Whether several optimizers move it.
-    pub(crate) fn is_shared(&self) -> bool {
-        let members = &self.state().members;
-        members.iter().filter(|m| m.strong_count() > 0).count() > 1
-    }
-
-    /// Takes out what the scopes of an iteration have noted, for a step that is decided elsewhere.
-    pub(crate) fn hand_over(&self) -> Passage {
-        let readers = (self.readers.lock()).unwrap_or_else(PoisonError::into_inner);
-        let parts = &mut self.state().parts;
-        Passage {
-            opened: self.opened(),
-            crossings: std::mem::take(&mut *self.crossings()),
-            readers: readers.clone(),
-            parts: parts.values_mut().filter_map(Part::take_opened).collect(),
-        }
-    }
-
-    /// Decides on what the scopes of another have noted.
-    pub(crate) fn take_over(&self, passage: Passage) {
-        self.opened.store(passage.opened, Ordering::Relaxed);
-        self.crossings().extend(passage.crossings);
-        *(self.readers.lock()).unwrap_or_else(PoisonError::into_inner) = passage.readers;
-        for driven in passage.parts {
-            self.enter_part(&driven, false);
-        }
-    }
-
-    /// Uses the scale, and the factors of the parts, that another has reached.
-    pub(crate) fn follow(&self, schedule: LossScale, parts: &BTreeMap<String, PartState>) {
-        self.go_ahead(None);
-        let mut state = self.state();
-        self.store(&mut state, schedule);
-        for (name, reached) in parts {
-            let part = state.parts.entry(name.as_str().into());
-            part.or_insert_with(|| Part::stored(*reached, true))
-                .follow(*reached);
-        }
     }
 
     /// Lets parts that move by statistics see what came to them, after a backward pass without overflow. Waits for the device if that was
     /// not read with the gradients.
     pub(crate) fn read_statistics(&self) {
-        for Noted { place, found, .. } in self.take_wanted() {
-            let (Some(region), Some(status)) = (place.entered(), found.read()) else {
-                continue;
-            };
-            if let Some(part) = self.state().parts.get_mut(&region.part) {
-                part.see(statistics(region, &status));
+        for event in self.take_wanted() {
+            if let Some((region, statistics)) = event.statistics() {
+                self.state().parts.see(&region.part, statistics);
             }
         }
     }
 
-    fn take_wanted(&self) -> VecDeque<Noted> {
-        let state = self.state();
-        if !state.parts.values().any(Part::wants_statistics) {
+    fn take_wanted(&self) -> VecDeque<BorderEvent> {
+        let parts = &self.state().parts;
+        if !parts.any_wants_statistics() {
             return VecDeque::new();
         }
-        let is_wanted = |noted: &Noted| {
-            let region = noted.place.entered();
-            let part = region.and_then(|region| state.parts.get(&region.part));
-            part.is_some_and(Part::wants_statistics)
-        };
-        let mut crossings = self.crossings();
-        let all = std::mem::take(&mut *crossings).into_iter();
-        let (wanted, rest) = all.partition(is_wanted);
-        *crossings = rest;
-        wanted
+        let is_wanted = |region: &Arc<Region>| parts.want_statistics(&region.part);
+        (self.events).take_if(|event| event.entered().is_some_and(is_wanted))
     }
 
-    /// Whether a gradient that is not zero has come to a scope on its way back. Waits for the device.
-    pub(crate) fn has_gradients(&self) -> bool {
-        let crossings = std::mem::take(&mut *self.crossings());
-        let scopes = crossings
-            .into_iter()
-            .filter(|noted| matches!(noted.place, Place::Scope(..)));
-        let mut statuses = scopes.filter_map(|noted| noted.found.read());
-        statuses.any(|status| status.max_abs > 0.0)
+    /// Takes out what the scopes of an iteration have left, for a step that is decided elsewhere.
+    pub(crate) fn hand_over(&self) -> ScopesLeft {
+        let parts = &mut self.state().parts;
+        ScopesLeft {
+            opened: self.opened(),
+            events: self.events.take(),
+            readers: parts.readers.clone(),
+            parts: parts.take_opened(),
+        }
+    }
+
+    /// Decides on what the scopes of another have left.
+    pub(crate) fn take_over(&self, left: ScopesLeft) {
+        self.opened.store(left.opened, Ordering::Relaxed);
+        self.events.put_back(left.events);
+        let parts = &mut self.state().parts;
+        parts.readers = left.readers;
+        for driven in left.parts {
+            parts.enter(&driven, false);
+        }
+    }
+
+    /// Uses the scale, and the factors of the parts, that another has reached.
+    pub(crate) fn follow(&self, schedule: LossScale, parts: &BTreeMap<String, PartState>) {
+        self.in_flight.set_device_step(None);
+        let mut state = self.state();
+        self.store(&mut state, schedule);
+        state.parts.follow(parts);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         // Nothing in here is left half written by a panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    fn crossings(&self) -> MutexGuard<'_, VecDeque<Noted>> {
-        (self.crossings.lock()).unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Backs off the parts that are to blame. Whether the scale that all share may stay: each of them had a lower factor to go to.
-fn back_off(state: &mut State) -> bool {
-    let blamed = std::mem::take(&mut state.iteration.parts);
-    let mut all = !blamed.is_empty();
-    for name in blamed {
-        all &= match state.parts.get_mut(&name) {
-            Some(part) => part.back_off(&name),
-            None => false,
-        };
-    }
-    all
-}
-
-/// What came to a part, as it was before the part multiplied it.
-fn statistics(region: &Region, status: &CrossingStatus) -> Statistics {
-    let factor = region.factor;
-    Statistics {
-        elements: status.elements,
-        squares: (status.norm / factor).powi(2),
-        max_abs: status.max_abs / factor,
-        around: region.around,
-    }
-}
-
-type Event = (Blame, Option<Arc<str>>);
-
-/// The first event that explains an overflow, and the part in which it was; none if all that was measured was finite.
-fn first_event(crossings: VecDeque<Noted>) -> Option<Event> {
-    let mut crossings = Vec::from(crossings);
-    crossings.sort_by_key(|noted| noted.number);
-    let read = |noted: Noted| Some((noted.place, noted.found.read()?));
-    let crossings: Vec<_> = crossings.into_iter().filter_map(read).collect();
-    let scale = |region: Option<&Arc<Region>>| {
-        let part = region.map(|region| region.part.clone());
-        Some((Blame::Scale, part))
-    };
-    let loss = |output_finite| Some((Blame::Loss { output_finite }, None));
-    // No scale is in a forward pass. An output that is infinite by design, a mask, has a finite gradient.
-    let of_scope = |place: &Place| matches!(place, Place::Scope(..));
-    if (crossings.iter())
-        .any(|(place, status)| of_scope(place) && !status.output_finite && !status.gradient_finite)
-    {
-        return loss(false);
-    }
-    // A backward pass meets scopes from the last to the first: a later one is the begin of another pass.
-    let (mut first, mut last) = (0, 0);
-    for (place, status) in &crossings {
-        match place {
-            Place::Scope(scope, region) => {
-                if *scope > last {
-                    first = *scope;
-                }
-                last = *scope;
-                if !status.gradient_finite && *scope == first {
-                    return loss(true);
-                }
-                // What is not finite here has become so in a scope that was before.
-                if !status.gradient_finite {
-                    return scale(None);
-                }
-                if status.overflow {
-                    return scale(region.as_ref());
-                }
-            }
-            Place::Arrival(inside, outside) => {
-                if !status.gradient_finite {
-                    return scale(outside.as_ref());
-                }
-                if status.overflow {
-                    return scale(Some(inside));
-                }
-            }
-            Place::Departure(inside, outside) => {
-                if !status.gradient_finite {
-                    return scale(Some(inside));
-                }
-                if status.overflow {
-                    return scale(outside.as_ref());
-                }
-            }
-        }
-    }
-    None
 }
 
 #[cfg(test)]
@@ -698,7 +435,7 @@ mod tests {
         tensor::{Device, Tensor},
     };
 
-    use super::READS;
+    use crate::border_events::READS;
     use crate::{MixedPrecision, Rescale, ScaledOptimizer, gradient_pass, rescaled};
 
     #[test]

@@ -1,5 +1,6 @@
 //! The schedule of the loss scale, as a pure value: no tensors, no device, no clock.
 
+use burn_amp_kernels::ScaleState;
 use serde::{Deserialize, Serialize};
 
 mod adaptive_interval;
@@ -9,24 +10,31 @@ mod log_max;
 mod near_top;
 mod openseq2seq;
 mod outcome;
+mod rule;
 mod schedule;
-mod warmup;
+mod state;
+mod stored;
 
 pub use config::GradScalerConfig;
-pub(crate) use outcome::Measures;
-pub use outcome::{Observation, StepOutcome};
+pub(crate) use outcome::SkipCause;
+pub use outcome::{Measures, Observation, StepOutcome};
+pub use rule::{Evidence, NextScale, Rule};
 pub use schedule::Schedule;
 
-use crate::error::AmpError;
+use crate::{
+    error::{AmpError, in_range},
+    number,
+};
 use config::checked_scale;
-use openseq2seq::{OpenSeq2Seq, nan_if_null};
-use schedule::State;
+use state::{Driver, State};
+use stored::Stored;
 
 /// The largest finite f16.
 const F16_MAX: f64 = 65504.0;
 
 impl GradScalerConfig {
-    /// Checks the settings and builds the schedule at its first step. Those of a static scale are checked too.
+    /// Checks the settings and builds the schedule at its first step. Those of a static scale are checked too. Where
+    /// [`enabled`](Self::enabled) is false nothing is refused, as in PyTorch: defaults take the place of settings that are out of range.
     ///
     /// # Errors
     ///
@@ -34,8 +42,10 @@ impl GradScalerConfig {
     /// a backoff factor outside (0, 1), an interval or a hysteresis of 0, a scale that is not positive and finite as an f32,
     /// `max_scale` below `min_scale`, an `init_scale` outside them, a parameter of [`Schedule`] or of the warm-up outside its range.
     pub fn schedule(&self) -> Result<LossScale, AmpError> {
-        self.check()?;
-        Ok(LossScale::first(*self))
+        match self.check() {
+            Err(_) if !self.enabled => Ok(LossScale::default().in_program(self)),
+            checked => checked.map(|()| LossScale::first(*self)),
+        }
     }
 }
 
@@ -78,28 +88,25 @@ impl GradScalerConfig {
 /// assert_eq!(scale.scale(), 131072.0); // f16 holds 0.25 * 131072, and not twice that
 /// # Ok::<(), burn_amp::AmpError>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Stored")]
 pub struct LossScale {
     config: GradScalerConfig,
     /// As the schedule has it: a warm-up may hold down what is used.
+    #[serde(serialize_with = "number::single::serialize")]
     scale: f32,
     growth_tracker: u32,
     /// The overflow of this number, counted from now, backs the scale off; never below 1.
     hysteresis_tracker: u32,
     // These are absent from records where they say nothing, as from those of earlier releases.
-    #[serde(skip_serializing_if = "State::is_empty")]
+    #[serde(skip_serializing_if = "State::is_nothing")]
     state: State,
     /// Where the last overflow has backed off to: schedules that look at the gradients do not rise above.
     #[serde(skip_serializing_if = "Option::is_none")]
     ceiling: Option<f32>,
     /// Iterations of the warm-up so far.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "number::is_default")]
     warmup_step: u32,
-}
-
-fn is_zero(count: &u32) -> bool {
-    *count == 0
 }
 
 /// PyTorch's: a dynamic schedule with the default settings.
@@ -116,7 +123,7 @@ impl LossScale {
             scale: config.init_scale as f32,
             growth_tracker: 0,
             hysteresis_tracker: config.hysteresis,
-            state: config.schedule.state(config.growth_interval),
+            state: config.first_state(),
             ceiling: None,
             warmup_step: 0,
         }
@@ -124,19 +131,10 @@ impl LossScale {
 
     /// The factor by which the loss of the next step is multiplied.
     pub fn scale(&self) -> f32 {
-        match self.cap() {
-            Some(cap) => self.scale.min(cap),
-            None => self.scale,
+        match self.scale.is_nan() {
+            true => self.scale,
+            false => self.words().capped(),
         }
-    }
-
-    fn cap(&self) -> Option<f32> {
-        let config = &self.config;
-        let cap = || {
-            let (first, levels) = (config.warmup_scale, config.warmup_levels);
-            warmup::cap(self.warmup_step, config.warmup_steps, first, levels)
-        };
-        config.dynamic.then(cap).flatten()
     }
 
     /// How many clean steps in a row make the scale grow at present: the setting, or what
@@ -148,14 +146,20 @@ impl LossScale {
         }
     }
 
-    /// From which magnitude on unscaled gradients are to be counted, if the schedule wants to know.
+    /// From which magnitude on unscaled gradients are to be counted, if the rule wants to know.
     pub(crate) fn edge(&self) -> Option<f32> {
-        match self.config.schedule {
-            Schedule::NearTop { edge, .. } if self.config.dynamic => {
-                Some((f64::from(near_top::edge(edge)) / f64::from(self.scale())) as f32)
-            }
-            _ => None,
-        }
+        let edge = f64::from(self.state.count_from()?) / f64::from(self.scale());
+        self.config.dynamic.then_some(edge as f32)
+    }
+
+    /// Whether the rule wants values near the top to be counted.
+    pub(crate) fn counts_near_top(&self) -> bool {
+        self.state.count_from().is_some()
+    }
+
+    /// Whether the schedule looks at more than outcomes.
+    pub(crate) fn needs_measures(&self) -> bool {
+        !self.state.is_counted()
     }
 
     /// The settings, those changed since included.
@@ -180,187 +184,99 @@ impl LossScale {
     ///
     /// [`Stepped`](StepOutcome::Stepped) counts as clean, [`Skipped`](StepOutcome::Skipped) and
     /// [`Dropped`](StepOutcome::Dropped) as an overflow; the others change nothing. A static scale never changes. Never fails
-    /// and never yields a scale that is negative or not finite, but for [`Schedule::OpenSeq2SeqLogMax`].
+    /// and never yields a scale that is negative or not finite, but for [`Schedule::OpenSeq2SeqLogMax`] and a
+    /// rule of your own that asks for one.
     #[must_use]
     pub fn adjust(mut self, seen: impl Into<Observation>) -> Self {
         let Observation { outcome, measures } = seen.into();
-        let overflow = match outcome {
+        let seen = match outcome {
             _ if !self.config.dynamic => return self,
-            StepOutcome::Stepped => false,
-            StepOutcome::Skipped | StepOutcome::Dropped => true,
+            StepOutcome::Stepped => Evidence::Finite(measures),
+            StepOutcome::Skipped | StepOutcome::Dropped => Evidence::Overflow,
             StepOutcome::Accumulated | StepOutcome::NoGradients | StepOutcome::Guarded => {
                 return self;
             }
         };
-        match overflow {
-            true => self.overflow(),
-            false => self.clean(measures),
+        let overflow = matches!(seen, Evidence::Overflow);
+        let mut counts = self.words();
+        let is_due = counts.count(overflow);
+        if is_due && !overflow {
+            self.lift_ceiling();
         }
-        self.warmup_step = (self.warmup_step.saturating_add(1)).min(self.config.warmup_steps);
-        self
-    }
-
-    fn clean(&mut self, measures: Option<Measures>) {
-        let is_due = self.is_growth_due();
-        let mut state = self.state;
-        match (&mut state, self.config.schedule) {
-            (State::AdaptiveInterval(state), Schedule::AdaptiveInterval { min_interval, .. }) => {
-                let before = self.scale;
-                if is_due {
-                    self.scale = self.grown(before);
-                }
-                if self.scale > before {
-                    state.grew(min_interval);
-                }
+        let (before, used) = (self.scale, self.scale());
+        let next = self.state.advance(used, seen);
+        self.scale = match next {
+            NextScale::Counted if is_due && !overflow => self.grown(before),
+            NextScale::Counted if is_due => self.backed_off(),
+            NextScale::Counted | NextScale::Same => before,
+            NextScale::Lower => self.backed_off(),
+            NextScale::UpTo(scale) => self.below_ceiling(scale.min(self.grown(used))),
+            NextScale::Exactly(scale) => self.clamped(scale),
+        };
+        match next {
+            NextScale::Counted if overflow && is_due && !self.state.is_counted() => {
+                self.ceiling = Some(self.scale);
             }
-            (
-                State::LogMax(state),
-                Schedule::LogMax {
-                    beta1,
-                    beta2,
-                    overflow_std_dev,
-                },
-            ) => {
-                self.lift_ceiling(is_due);
-                if let Some(measures) = measures {
-                    state.see(measures.max_abs, beta1, beta2);
-                    if let Some(scale) = state.predict(overflow_std_dev) {
-                        self.scale = self.below_ceiling(scale.min(self.grown(self.scale())));
-                    }
-                }
+            // None is tolerated.
+            NextScale::Exactly(_) if overflow => {
+                counts.hysteresis_tracker = self.hysteresis_tracker;
             }
-            (
-                State::OpenSeq2SeqLogMax(state),
-                Schedule::OpenSeq2SeqLogMax {
-                    beta1,
-                    beta2,
-                    overflow_std_dev,
-                    ..
-                },
-            ) => {
-                if let Some(measures) = measures {
-                    let x = OpenSeq2Seq::log2(measures.max_abs);
-                    self.scale = self.clamped(state.next(x, [beta1, beta2, overflow_std_dev]));
-                }
-            }
-            (State::NearTop(state), Schedule::NearTop { share, period, .. }) => {
-                self.lift_ceiling(is_due);
-                let updates = state.count(period);
-                if let Some(Measures {
-                    elements, above, ..
-                }) = measures.filter(|_| updates)
-                {
-                    self.scale = match near_top::is_too_high(elements, above, share) {
-                        true => self.backed_off(),
-                        false => self.below_ceiling(self.grown(self.scale())),
-                    };
-                }
-            }
-            _ => {
-                if is_due {
-                    self.scale = self.grown(self.scale);
-                }
-            }
-        }
-        self.state = state;
-    }
-
-    /// Counts a clean step; whether the scale may grow.
-    fn is_growth_due(&mut self) -> bool {
-        self.growth_tracker = self.growth_tracker.saturating_add(1);
-        if self.config.consecutive_hysteresis {
-            self.hysteresis_tracker = self.config.hysteresis;
-        }
-        // `>=`, where PyTorch has `==`: see the type's documentation.
-        let is_due = self.growth_tracker >= self.growth_interval();
-        if is_due {
-            self.growth_tracker = 0;
-            self.hysteresis_tracker = self.config.hysteresis;
-        }
-        is_due
-    }
-
-    fn overflow(&mut self) {
-        self.growth_tracker = 0;
-        let mut state = self.state;
-        match (&mut state, self.config.schedule) {
-            (State::AdaptiveInterval(state), Schedule::AdaptiveInterval { max_interval, .. }) => {
-                state.overflow(max_interval);
-            }
-            (State::NearTop(state), Schedule::NearTop { period, .. }) => {
-                state.count(period);
-            }
-            (
-                State::OpenSeq2SeqLogMax(state),
-                Schedule::OpenSeq2SeqLogMax {
-                    beta1,
-                    beta2,
-                    overflow_std_dev,
-                    log_max,
-                },
-            ) => {
-                let x = log_max.exp2() as f32;
-                self.scale = self.clamped(state.next(x, [beta1, beta2, overflow_std_dev]));
-                self.state = State::OpenSeq2SeqLogMax(*state);
-                return;
-            }
+            _ if !overflow && self.scale > before => counts.count_growth(),
             _ => {}
         }
-        self.state = state;
-        if self.hysteresis_tracker > 1 {
-            self.hysteresis_tracker -= 1;
-            return;
+        self.counted(&counts)
+    }
+
+    fn counted(mut self, counts: &ScaleState) -> Self {
+        self.growth_tracker = counts.growth_tracker;
+        self.hysteresis_tracker = counts.hysteresis_tracker;
+        self.warmup_step = counts.warmup_step;
+        if let State::AdaptiveInterval(state) = &mut self.state {
+            state.interval = counts.growth_interval;
+            state.growths_in_a_row = counts.growths_in_a_row;
         }
-        self.scale = self.backed_off();
-        if matches!(self.state, State::LogMax(_) | State::NearTop(_)) {
-            self.ceiling = Some(self.scale);
-        }
+        self
     }
 
     fn grown(&self, from: f32) -> f32 {
         let grown = (f64::from(from) * self.config.growth_factor) as f32;
-        match self.config.max() {
-            Some(max) if grown > max => max,
-            _ if grown.is_finite() => grown,
+        let [_, max] = self.config.bounds();
+        match grown.min(max) {
+            grown if grown.is_finite() => grown,
             _ => from,
         }
     }
 
     fn backed_off(&self) -> f32 {
         let lowered = (f64::from(self.scale()) * self.config.backoff_factor) as f32;
-        self.config.min().map_or(lowered, |min| lowered.max(min))
+        let [min, _] = self.config.bounds();
+        lowered.max(min)
     }
 
     /// Within the bounds. NaN stays.
-    pub(crate) fn clamped(&self, mut scale: f32) -> f32 {
-        if let Some(min) = self.config.min().filter(|min| scale < *min) {
-            scale = min;
-        }
-        match self.config.max() {
-            Some(max) if scale > max => max,
-            _ => scale,
-        }
+    pub(crate) fn clamped(&self, scale: f32) -> f32 {
+        let [min, max] = self.config.bounds();
+        scale.clamp(min, max)
     }
 
     fn below_ceiling(&self, scale: f32) -> f32 {
         self.clamped(self.ceiling.map_or(scale, |ceiling| scale.min(ceiling)))
     }
 
-    fn lift_ceiling(&mut self, is_due: bool) {
-        if let Some(ceiling) = self.ceiling.filter(|_| is_due) {
-            let lifted = (f64::from(ceiling) * self.config.growth_factor) as f32;
-            self.ceiling = lifted.is_finite().then_some(lifted);
-        }
+    fn lift_ceiling(&mut self) {
+        let lifted = |ceiling| (f64::from(ceiling) * self.config.growth_factor) as f32;
+        self.ceiling = self.ceiling.map(lifted).filter(|c| c.is_finite());
     }
 
-    /// As [`adjust`](Self::adjust), for a scale that is applied: where it would have no inverse in f32, it stays. At zero every
-    /// gradient would be zero or NaN, for good.
+    /// As [`adjust`](Self::adjust), for a scale that is applied: where it would have no inverse in f32, it stays, also below the
+    /// cap of a warm-up. At zero every gradient would be zero or NaN, for good.
     pub(crate) fn learn(self, seen: impl Into<Observation>) -> Self {
+        let before = self.scale;
         let next = self.adjust(seen);
-        match has_inverse(next.scale()) {
+        match has_inverse(next.scale) {
             true => next,
             false => Self {
-                scale: self.scale,
+                scale: before,
                 ..next
             },
         }
@@ -372,16 +288,26 @@ impl LossScale {
     /// still tolerates come first. Always false for a static scale.
     pub fn is_at_floor(&self) -> bool {
         let tolerated = self.hysteresis_tracker > 1;
-        let next = self.adjust(StepOutcome::Skipped).scale();
+        let next = self.clone().adjust(StepOutcome::Skipped).scale();
         self.config.dynamic && !tolerated && (next >= self.scale() || !has_inverse(next))
     }
 
-    /// The same settings at the first step. A static scale stays where it was set.
+    /// The same settings and the same rule at the first step. A static scale stays where it was set.
     #[must_use]
     pub(crate) fn restarted(self) -> Self {
         match self.config.dynamic {
-            true => Self::first(self.config),
+            true => Self {
+                state: self.first_state(),
+                ..Self::first(self.config)
+            },
             false => self,
+        }
+    }
+
+    fn first_state(&self) -> State {
+        match &self.state {
+            State::Rule(rule) => State::Rule(rule.restarted()),
+            _ => self.config.first_state(),
         }
     }
 
@@ -405,7 +331,7 @@ impl LossScale {
     /// Begins again at the interval of the settings.
     fn restart_interval(&mut self) {
         if let State::AdaptiveInterval(_) = self.state {
-            self.state = self.config.schedule.state(self.config.growth_interval);
+            self.state = self.config.first_state();
         }
     }
 
@@ -423,10 +349,13 @@ impl LossScale {
     pub(crate) fn with_growth_tracker(mut self, tracker: u32) -> Result<Self, AmpError> {
         self.check_dynamic("growth_tracker", tracker.into())?;
         let interval = self.growth_interval();
-        if tracker >= interval {
-            let allowed = format!("below `growth_interval`, {interval}");
-            return Err(AmpError::invalid("growth_tracker", tracker, allowed));
-        }
+        let allowed = format!("below `growth_interval`, {interval}");
+        in_range(
+            "growth_tracker",
+            tracker.into(),
+            tracker < interval,
+            &allowed,
+        )?;
         self.growth_tracker = tracker;
         Ok(self)
     }
@@ -452,30 +381,104 @@ impl LossScale {
         self.with_scale("scale", scale)
     }
 
-    /// These settings with the scale and the counts of another state, and with what its schedule remembers if it is the same one.
+    /// These settings and this rule with the scale and the counts of another state. What the rule remembers is that of the other if it is of
+    /// the same rule, and else starts again. The error says why the rule refuses it.
     /// A scale outside the bounds is moved to the nearest; a static scale that was given another `init_scale` keeps that.
-    pub(crate) fn continuing(mut self, other: &Self) -> Self {
+    pub(crate) fn continuing(mut self, other: &Self) -> Result<Self, String> {
         let config = &self.config;
         let same =
             |other: &GradScalerConfig| !other.dynamic && other.init_scale == config.init_scale;
         if config.dynamic {
-            self.scale = match other.scale.is_nan() {
-                true => self.scale,
-                false => self.clamped(other.scale),
+            self.scale = match other.scale.is_finite() {
+                true => self.clamped(other.scale),
+                false => self.scale,
             };
-            if self.state.is_like(&other.state) {
-                self.state = other.state;
-                self.ceiling = other.ceiling;
-            }
             self.warmup_step = other.warmup_step.min(config.warmup_steps);
             self.growth_tracker = other.growth_tracker;
             // As many of the tolerated overflows are used up.
             let used = other.config.hysteresis - other.hysteresis_tracker;
             self.hysteresis_tracker = config.hysteresis.saturating_sub(used).max(1);
+            self = self.with_state_of(other)?;
         } else if same(&other.config) {
             self.scale = other.scale;
         }
-        self
+        Ok(self)
+    }
+
+    /// With what the rule remembers in another state. The error says why the rule refuses it.
+    fn with_state_of(mut self, other: &Self) -> Result<Self, String> {
+        (self.state, self.ceiling) = match self.state.continuing(&other.state)? {
+            Some(state) => (state, other.ceiling),
+            None => (self.first_state(), None),
+        };
+        Ok(self)
+    }
+
+    /// This stored state with all its settings, under the rule of a program where that is its own or the only one to be had.
+    pub(crate) fn with_rule_of(self, program: &Self) -> Result<Self, String> {
+        let rule = match program.has_own_rule() {
+            true => program.first_state(),
+            false if self.has_own_rule() => self.config.first_state(),
+            false => return Ok(self),
+        };
+        let here = Self {
+            state: rule,
+            ..self.clone()
+        };
+        here.with_state_of(&self)
+    }
+
+    /// The same scale moved by a rule of your own, in place of the one in the settings. Bounds, factors, hysteresis, warm-up and counts are
+    /// those of the settings.
+    ///
+    /// A state under a rule of this name, such as one that was read from JSON, goes on with what that remembers. Any other rule is replaced, and
+    /// this one begins as it is given. [`GradScaler::reset`](crate::GradScaler::reset) brings it back to that.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`] if the name is empty or that of a built-in rule, or if the rule refuses the stored state.
+    pub fn with_rule<R: Rule + Clone>(mut self, rule: R) -> Result<Self, AmpError> {
+        let refused = |field, value, allowed: &str| AmpError::InvalidValue {
+            field,
+            value,
+            allowed: allowed.to_string(),
+        };
+        let name = rule.name();
+        if name.is_empty() || Schedule::is_name(name) {
+            let allowed = "a name of its own, which no built-in rule has";
+            return Err(refused("name", format!("`{name}`"), allowed));
+        }
+        let before = self.clone();
+        self.state = State::Rule(Driver::new(Box::new(rule)));
+        self.with_state_of(&before)
+            .map_err(|reason| refused("state", reason, "one that the rule can have"))
+    }
+
+    /// The rule that moves it, by name: one of [`Schedule`]'s or your own.
+    pub fn rule_name(&self) -> &str {
+        self.state.name()
+    }
+
+    /// Whether it is moved by a rule that is not one of the settings'.
+    pub(crate) fn has_own_rule(&self) -> bool {
+        !Schedule::is_name(self.rule_name())
+    }
+
+    /// Refuses a stored state whose rule is missing.
+    pub(crate) fn check_rule(self) -> Result<Self, AmpError> {
+        match &self.state {
+            State::Unknown { name, .. } => Err(AmpError::InvalidValue {
+                field: "schedule",
+                value: format!("stored under the rule `{name}`"),
+                allowed: "given that rule, by `LossScale::with_rule`".into(),
+            }),
+            _ => Ok(self),
+        }
+    }
+
+    /// Whether settings and rule are those of another, whatever both have reached.
+    pub(crate) fn is_like(&self, other: &Self) -> bool {
+        self.config == other.config && self.rule_name() == other.rule_name()
     }
 
     /// With the present settings of what is no part of a schedule.
@@ -487,84 +490,12 @@ impl LossScale {
     }
 
     fn check_dynamic(&self, field: &'static str, value: f64) -> Result<(), AmpError> {
-        match self.config.dynamic {
-            true => Ok(()),
-            false => {
-                let allowed = "left alone: the loss scale is static";
-                Err(AmpError::invalid(field, value, allowed))
-            }
-        }
+        let allowed = "left alone: the loss scale is static";
+        in_range(field, value, self.config.dynamic, allowed)
     }
 }
 
 /// Whether gradients can be divided by this scale in f32.
 fn has_inverse(scale: f32) -> bool {
     scale.is_finite() && (1.0 / f64::from(scale)) as f32 != f32::INFINITY
-}
-
-/// A stored state before its checks: what serde reads must be as valid as what is built.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Stored {
-    config: GradScalerConfig,
-    #[serde(deserialize_with = "nan_if_null")]
-    scale: f32,
-    growth_tracker: u32,
-    hysteresis_tracker: u32,
-    #[serde(default)]
-    state: State,
-    #[serde(default)]
-    ceiling: Option<f32>,
-    #[serde(default)]
-    warmup_step: u32,
-}
-
-impl TryFrom<Stored> for LossScale {
-    type Error = AmpError;
-
-    fn try_from(stored: Stored) -> Result<Self, Self::Error> {
-        let schedule = stored.config.schedule()?;
-        // Zero is a state that a schedule reaches without `min_scale`, and NaN one of OpenSeq2Seq's.
-        let is_zero = stored.scale.to_bits() == 0 && stored.config.min_scale.is_none();
-        let is_lost = stored.scale.is_nan() && matches!(stored.state, State::OpenSeq2SeqLogMax(_));
-        if !is_zero && !is_lost {
-            schedule.with_scale("scale", stored.scale.into())?;
-        }
-        let hysteresis = stored.config.hysteresis;
-        if !(1..=hysteresis).contains(&stored.hysteresis_tracker) {
-            let allowed = format!("between 1 and `hysteresis`, {hysteresis}");
-            let tracker = stored.hysteresis_tracker;
-            return Err(AmpError::invalid("hysteresis_tracker", tracker, allowed));
-        }
-        if !stored.state.is_like(&schedule.state) || !stored.state.is_valid() {
-            let allowed = "one that the `schedule` of the settings can have";
-            return Err(AmpError::InvalidValue {
-                field: "state",
-                value: format!("{:?}", stored.state),
-                allowed: allowed.into(),
-            });
-        }
-        // Zero, as above.
-        if let Some(ceiling) = stored.ceiling.filter(|ceiling| ceiling.to_bits() != 0) {
-            checked_scale("ceiling", ceiling.into())?;
-        }
-        let steps = stored.config.warmup_steps;
-        if stored.warmup_step > steps {
-            let allowed = format!("at most `warmup_steps`, {steps}");
-            return Err(AmpError::invalid(
-                "warmup_step",
-                stored.warmup_step,
-                allowed,
-            ));
-        }
-        Ok(Self {
-            config: schedule.config,
-            scale: stored.scale,
-            growth_tracker: stored.growth_tracker,
-            hysteresis_tracker: stored.hysteresis_tracker,
-            state: stored.state,
-            ceiling: stored.ceiling,
-            warmup_step: stored.warmup_step,
-        })
-    }
 }

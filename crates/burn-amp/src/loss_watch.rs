@@ -1,9 +1,9 @@
 //! What the losses that were scaled say about the gradients.
 
 use burn::tensor::Tensor;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use crate::{error::short, gradient_status::GradientStatus};
+use crate::{gradient_status::GradientStatus, lock::locked};
 
 /// Losses that are kept until the step: those of losses that are scaled and never stepped on must not pile up.
 const MAX_LOSSES: usize = 8;
@@ -16,7 +16,6 @@ const MAX_LOSSES: usize = 8;
 pub(crate) struct LossWatch {
     seen: Arc<Mutex<Seen>>,
     steps: u64,
-    warned_of_zeros: bool,
     warned_of_loss: bool,
     warned_of_plain: bool,
 }
@@ -33,7 +32,7 @@ struct Seen {
 impl LossWatch {
     /// Losses are scaled: what they were before.
     pub(crate) fn see(&self, losses: Vec<Tensor<1>>) {
-        let mut seen = self.seen();
+        let mut seen = locked(&self.seen);
         seen.scaled = true;
         seen.losses.extend(losses);
         let surplus = seen.losses.len().saturating_sub(MAX_LOSSES);
@@ -42,33 +41,15 @@ impl LossWatch {
 
     /// Whether a loss was scaled since the last `update`.
     pub(crate) fn is_scaled(&self) -> bool {
-        self.seen().scaled
+        locked(&self.seen).scaled
     }
 
     /// Looks at the gradients of a step. `arrived` says whether a gradient that is not zero came to a scope.
     ///
     /// Waits for the device only where it is to find out whether to warn: if all gradients are zero, and at the first, second,
     /// fourth, eighth step and so on.
-    pub(crate) fn check(
-        &mut self,
-        status: &GradientStatus,
-        scale: f32,
-        arrived: impl FnOnce() -> bool,
-    ) {
+    pub(crate) fn check(&mut self, status: &GradientStatus) {
         self.steps += 1;
-        if !self.warned_of_zeros
-            && status.is_all_zero()
-            && (self.any(|loss| loss != 0.0) || arrived())
-        {
-            self.warned_of_zeros = true;
-            log::warn!(
-                "all {} gradient values are zero at loss scale {} although the loss is not: they underflow in half \
-                 precision (or the loss does not depend on the parameters). A larger `init_scale` or a shorter \
-                 `growth_interval` helps against underflow",
-                status.elements(),
-                short(scale.into())
-            );
-        }
         if !self.warned_of_loss
             && self.steps.is_power_of_two()
             && status.elements() > 0
@@ -96,7 +77,7 @@ impl LossWatch {
 
     /// Forgets the losses, of which a step has made use.
     pub(crate) fn forget(&self) {
-        self.seen().losses.clear();
+        locked(&self.seen).losses.clear();
     }
 
     /// Starts a new iteration: no loss was scaled in it yet.
@@ -113,14 +94,9 @@ impl LossWatch {
         self.seen = losses.0;
     }
 
-    fn any(&self, is: impl Fn(f64) -> bool) -> bool {
-        let losses = self.seen().losses.clone();
+    pub(crate) fn any(&self, is: impl Fn(f64) -> bool) -> bool {
+        let losses = locked(&self.seen).losses.clone();
         let is = |loss: &Tensor<1>| loss.to_data().iter::<f64>().any(&is);
         losses.iter().any(is)
-    }
-
-    fn seen(&self) -> MutexGuard<'_, Seen> {
-        // A panic elsewhere cannot leave this half written.
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

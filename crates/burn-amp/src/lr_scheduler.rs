@@ -7,11 +7,11 @@ use burn::{
 };
 
 use crate::{
+    journal::{Cursor, Journal},
     mixed_precision::MixedPrecision,
     module_optim::ModuleOptim,
     optimizer::ScaledOptimizer,
     scaler::GradScaler,
-    step_log::{Calls, StepLog},
 };
 
 /// A learning-rate scheduler that does not advance on a step that was skipped.
@@ -62,22 +62,22 @@ pub struct ScaledLrScheduler {
     scheduler: ModuleLrScheduler,
     /// As it was before its last step.
     before: ModuleLrScheduler,
-    log: StepLog,
-    /// The calls of the optimizer before the last step of this; none before the first.
-    seen: Option<(Option<Calls>, Calls)>,
+    journal: Journal,
+    /// Where the journal ended before the last step of this; none before the first.
+    read: Option<Cursor>,
 }
 
 impl ScaledLrScheduler {
     /// Makes `scheduler` follow the steps of a [`MixedPrecision`], a [`ScaledOptimizer`] or a [`GradScaler`], given as a reference.
     ///
     /// `scheduler` is what Burn's configurations build, with its groups, or anything that implements [`LrScheduler`].
-    pub fn new(scheduler: impl Into<ModuleLrScheduler>, steps: impl Into<StepLog>) -> Self {
+    pub fn new(scheduler: impl Into<ModuleLrScheduler>, steps: impl Into<Journal>) -> Self {
         let scheduler = scheduler.into();
         Self {
             before: scheduler.clone(),
             scheduler,
-            log: steps.into(),
-            seen: None,
+            journal: steps.into(),
+            read: None,
         }
     }
 
@@ -90,7 +90,7 @@ impl ScaledLrScheduler {
             true => self.scheduler = self.before.clone(),
             false => self.before = self.scheduler.clone(),
         }
-        self.seen = Some(self.log.calls());
+        self.read = Some(self.journal.cursor());
         self.scheduler.step()
     }
 
@@ -105,7 +105,7 @@ impl ScaledLrScheduler {
         Self {
             before: scheduler.clone(),
             scheduler,
-            seen: None,
+            read: None,
             ..self
         }
     }
@@ -120,7 +120,7 @@ impl ScaledLrScheduler {
 
     /// Whether the optimizer was called since the last step of this, and has not stepped. Where nobody tells, it was not called.
     fn is_held(&self) -> bool {
-        self.seen.is_some_and(|seen| self.log.is_held_since(seen))
+        (self.read).is_some_and(|read| self.journal.is_held_since(read))
     }
 }
 
@@ -134,7 +134,7 @@ impl LrScheduler for ScaledLrScheduler {
     fn step(&mut self) -> LearningRate {
         let has_groups = || !self.scheduler.to_record().record(FIRST_GROUP).is_empty();
         assert!(
-            self.seen.is_some() || !has_groups(),
+            self.read.is_some() || !has_groups(),
             "a `ScaledLrScheduler` in a `Learner` has one learning rate, but the scheduler inside has groups: wrap each scheduler \
              by itself, as in `ModuleLrScheduler::new(ScaledLrScheduler::new(base, &amp)).with_group(group, \
              ScaledLrScheduler::new(other, &amp))`"
@@ -157,21 +157,21 @@ impl LrScheduler for ScaledLrScheduler {
 const BASE: &str = "0";
 const FIRST_GROUP: &str = "1";
 
-impl From<&MixedPrecision> for StepLog {
+impl From<&MixedPrecision> for Journal {
     fn from(amp: &MixedPrecision) -> Self {
-        amp.step_log().clone()
+        amp.journal().clone()
     }
 }
 
-impl From<&GradScaler> for StepLog {
+impl From<&GradScaler> for Journal {
     fn from(scaler: &GradScaler) -> Self {
-        scaler.step_log().clone()
+        scaler.journal().clone()
     }
 }
 
-impl<O: ModuleOptim> From<&ScaledOptimizer<O>> for StepLog {
+impl<O: ModuleOptim> From<&ScaledOptimizer<O>> for Journal {
     fn from(optim: &ScaledOptimizer<O>) -> Self {
-        optim.scaler().step_log().clone()
+        optim.scaler().journal().clone()
     }
 }
 

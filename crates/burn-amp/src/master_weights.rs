@@ -1,25 +1,26 @@
 use burn::{
     grad_clipping::GradientClipping,
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::{Module, ParamGroup, ParamId},
+    module::{Module, ParamGroup},
     optim::{
         GradientsParams, LearningRate, ModuleOptimizer, Optimizer, OptimizerRecord, RecordState,
         StateSink, StateSource, join_path,
     },
     tensor::{DType, Device, FloatDType, Tensor, TensorData},
 };
-
 use std::cell::RefCell;
 
 use crate::{
+    beside_burn::{Beside, during},
     dtype::is_half,
     error::AmpError,
     module_optim::{ModuleOptim, records_of},
-    param_tensors::ParamTensors,
+    param_tensors::{ParamTensor, ParamTensors},
 };
 
-pub(crate) const MASTER: &str = "master";
-pub(crate) const INNER: &str = "inner";
+/// What masters, and states beside them, are called in a record.
+const MASTER: &str = "master";
+const INNER: &str = "inner";
 
 /// An optimizer for f16 and bf16 parameters that keeps an f32 copy of each, and its inner state in f32.
 ///
@@ -60,7 +61,7 @@ impl MasterWeights {
     /// Keeps f32 masters for one of Burn's optimizers: what `AdamConfig::build` returns.
     pub fn new<O: Optimizer>(optim: O) -> Self {
         Self {
-            optim: ModuleOptimizer::from(Masters(optim)),
+            optim: ModuleOptimizer::from(Masters::new(optim, true)),
         }
     }
 
@@ -72,7 +73,8 @@ impl MasterWeights {
         optim: O,
         grad_clipping: Option<GradientClipping>,
     ) -> Self {
-        self.optim = self.optim.with_group(group, Masters(optim), grad_clipping);
+        let optim = Masters::new(optim, true);
+        self.optim = self.optim.with_group(group, optim, grad_clipping);
         self
     }
 
@@ -127,148 +129,172 @@ impl ModuleOptim for MasterWeights {
 }
 
 thread_local! {
-    /// Where records are to leave the masters: Burn shows an optimizer's state to nothing else.
-    static MASTERS: RefCell<Option<ParamTensors>> = const { RefCell::new(None) };
+    /// Where records are to leave the masters.
+    static MASTERS: Beside<ParamTensors> = const { RefCell::new(None) };
 }
 
 /// Handles to the masters in an optimizer; empty if it keeps none. Does not wait for the device.
 pub(crate) fn masters_of(optim: &ModuleOptimizer) -> ParamTensors {
-    MASTERS.set(Some(ParamTensors::default()));
-    drop(optim.to_record());
-    MASTERS.take().unwrap_or_default()
+    let (_, masters) = during(&MASTERS, ParamTensors::default(), || optim.to_record());
+    masters
 }
 
-/// Whether a state is flattened for its master alone, which `put` leaves there.
-pub(crate) fn masters_asked(prefix: &str, put: impl FnOnce(&mut ParamTensors, ParamId)) -> bool {
-    MASTERS.with_borrow_mut(|masters| {
-        if let (Some(masters), Ok(id)) = (masters.as_mut(), prefix.parse::<u64>()) {
-            put(masters, id.into());
+/// The f32 copy that a half-precision parameter is the rounded image of: as it is where the parameter is its image, and the parameter where
+/// that was changed elsewhere, or has no copy yet.
+pub(crate) fn master_of<const D: usize>(
+    parameter: Tensor<D>,
+    known: Option<Tensor<D>>,
+) -> Tensor<D> {
+    let dtype = parameter.dtype();
+    let wide = parameter.clone().cast(FloatDType::F32);
+    match known {
+        None => wide,
+        Some(master) => {
+            let changed = master.clone().cast(dtype).not_equal(parameter);
+            master.mask_where(changed, wide)
         }
-        masters.is_some()
-    })
+    }
 }
 
-/// Values of their own. CubeCL reads when the values are looked at, and on the CPU where they lie: the next step, in place, would be in
-/// the record.
-pub(crate) fn owned(data: &TensorData) -> TensorData {
-    let bytes = data.as_bytes().to_vec();
-    TensorData::from_bytes_vec(bytes, data.shape().clone(), data.dtype())
+/// What an optimizer keeps of a parameter of rank `D`: a state, and the master if the parameter is in half precision.
+///
+/// In a record the master is called `master`, and the state stands in `inner`: if it is `wrapped`. Otherwise it stands where Burn's optimizers
+/// have it.
+#[derive(Clone, Default)]
+pub(crate) struct WithMaster<S, const D: usize> {
+    pub(crate) master: Option<ParamTensor>,
+    pub(crate) state: S,
+    pub(crate) wrapped: bool,
 }
 
-/// The optimizer of single parameters inside.
-#[derive(Clone)]
-struct Masters<O>(O);
-
-/// What is kept for a parameter of rank `D`.
-#[derive(Clone)]
-struct Kept<O: Optimizer, const D: usize> {
-    /// The f32 copy; none for a parameter that is not in half precision.
-    master: Option<Tensor<D>>,
-    inner: Option<O::State<D>>,
-    /// Whether it was loaded from a record of Burn's layout, without `inner`, and not used since.
-    plain: bool,
-}
-
-impl<O: Optimizer, const D: usize> RecordState for Kept<O, D> {
-    fn state_flatten(&self, prefix: &str, out: &mut StateSink) {
-        let asked = masters_asked(prefix, |masters, id| {
-            if let Some(master) = &self.master {
-                masters.insert(id, master.clone());
+impl<S, const D: usize> WithMaster<S, D> {
+    /// Leaves the master with [`masters_of`], if that asks: whether it does.
+    pub(crate) fn shows_master(&self, prefix: &str) -> bool {
+        MASTERS.with_borrow_mut(|masters| {
+            let id = prefix.parse::<u64>().ok();
+            if let (Some(masters), Some(id), Some(master)) = (masters.as_mut(), id, &self.master) {
+                masters.insert(id.into(), master.clone());
             }
-        });
-        if asked {
+            masters.is_some()
+        })
+    }
+
+    /// As [`RecordState::state_flatten`]; `flatten` does it for the state.
+    pub(crate) fn flatten(
+        &self,
+        prefix: &str,
+        out: &mut StateSink,
+        flatten: impl FnOnce(&S, &str, &mut StateSink),
+    ) {
+        if self.shows_master(prefix) {
             return;
         }
         if let Some(master) = &self.master {
             out.push_tensor(prefix, MASTER, master.to_data());
         }
-        if let Some(inner) = &self.inner {
-            match self.plain {
-                true => inner.state_flatten(prefix, out),
-                false => inner.state_flatten(&join_path(prefix, INNER), out),
-            }
+        match self.wrapped {
+            true => flatten(&self.state, &join_path(prefix, INNER), out),
+            false => flatten(&self.state, prefix, out),
         }
+        // CubeCL reads when the values are looked at, and on the CPU where they lie: the next step, in place, would be in the record.
         for (_, data) in &mut out.tensors {
-            *data = owned(data);
+            let bytes = data.as_bytes().to_vec();
+            *data = TensorData::from_bytes_vec(bytes, data.shape().clone(), data.dtype());
         }
     }
 
-    fn state_unflatten(prefix: &str, src: &mut StateSource, device: &Device) -> Option<Self> {
-        let master = match src.take_tensor(prefix, MASTER) {
-            Some(data) if data.dtype() == DType::F32 && data.rank() == D => {
-                Some(Tensor::from_data(data, (device, DType::F32)))
-            }
-            // No release has saved it: the next step would panic.
-            Some(_) => return None,
-            None => None,
-        };
-        let wrapped = join_path(prefix, INNER);
+    /// As [`RecordState::state_unflatten`]; `unflatten` does it for the state.
+    pub(crate) fn unflatten(
+        prefix: &str,
+        src: &mut StateSource,
+        unflatten: impl FnOnce(&str, &mut StateSource) -> Option<S>,
+    ) -> Option<Self> {
+        let master = src.take_tensor(prefix, MASTER);
+        // No release has saved another one: the next step would panic.
+        if (master.as_ref()).is_some_and(|data| data.dtype() != DType::F32 || data.rank() != D) {
+            return None;
+        }
+        let inner = join_path(prefix, INNER);
         // Not asked where there is a master: the source looks through the states of all parameters for that.
-        let plain = master.is_none() && !src.has_under(&wrapped);
-        let prefix = if plain { prefix } else { &wrapped };
-        let inner = O::State::<D>::state_unflatten(prefix, src, device);
-        (master.is_some() || inner.is_some()).then_some(Self {
-            master,
-            inner,
-            plain,
+        let wrapped = master.is_some() || src.has_under(&inner);
+        Some(Self {
+            state: unflatten(if wrapped { &inner } else { prefix }, src)?,
+            master: master.map(ParamTensor::from),
+            wrapped,
         })
     }
 }
 
+/// The optimizer of single parameters inside: steps masters in the place of half-precision parameters.
+#[derive(Clone)]
+pub(crate) struct Masters<O> {
+    optim: O,
+    /// Whether states of other parameters are `wrapped` in a record too.
+    wraps_all: bool,
+}
+
+impl<O> Masters<O> {
+    pub(crate) fn new(optim: O, wraps_all: bool) -> Self {
+        Self { optim, wraps_all }
+    }
+}
+
+/// There may be a master without a state.
+pub(crate) type BurnsState<O, const D: usize> = WithMaster<Option<<O as Optimizer>::State<D>>, D>;
+
+impl<S: RecordState, const D: usize> RecordState for WithMaster<Option<S>, D> {
+    fn state_flatten(&self, prefix: &str, out: &mut StateSink) {
+        self.flatten(prefix, out, |state, prefix, out| {
+            if let Some(state) = state {
+                state.state_flatten(prefix, out);
+            }
+        });
+    }
+
+    fn state_unflatten(prefix: &str, src: &mut StateSource, device: &Device) -> Option<Self> {
+        let state = |prefix: &str, src: &mut _| Some(S::state_unflatten(prefix, src, device));
+        let kept = Self::unflatten(prefix, src, state)?;
+        (kept.master.is_some() || kept.state.is_some()).then_some(kept)
+    }
+}
+
 impl<O: Optimizer> Optimizer for Masters<O> {
-    type State<const D: usize> = Kept<O, D>;
+    type State<const D: usize> = BurnsState<O, D>;
 
     fn step<const D: usize>(
         &self,
         lr: LearningRate,
         tensor: Tensor<D>,
         grad: Tensor<D>,
-        state: Option<Self::State<D>>,
+        kept: Option<Self::State<D>>,
     ) -> (Tensor<D>, Option<Self::State<D>>) {
         let dtype = tensor.dtype();
-        let (master, inner) = match state {
-            Some(state) => (state.master, state.inner),
-            None => (None, None),
-        };
+        let (master, state) = kept.map_or((None, None), |kept| (kept.master, kept.state));
         if !is_half(dtype) {
-            let (tensor, inner) = self.0.step(lr, tensor, grad.cast(dtype), inner);
-            let state = inner.map(|inner| Kept {
+            let (tensor, state) = self.optim.step(lr, tensor, grad.cast(dtype), state);
+            let kept = state.map(|state| WithMaster {
                 master: None,
-                inner: Some(inner),
-                plain: false,
+                state: Some(state),
+                wrapped: self.wraps_all,
             });
-            return (tensor, state);
+            return (tensor, kept);
         }
-        let master = match master {
-            Some(master) => follow(master, tensor, dtype),
-            None => tensor.cast(FloatDType::F32),
-        };
+        let master = master.and_then(|master| master.on(&grad.device()));
         let grad = grad.cast(FloatDType::F32);
-        let (master, inner) = self.0.step(lr, master, grad, inner);
-        let tensor = master.clone().cast(dtype);
-        let kept = Kept {
-            master: Some(master),
-            inner,
-            plain: false,
+        let (master, state) = (self.optim).step(lr, master_of(tensor, master), grad, state);
+        let kept = WithMaster {
+            master: Some(master.clone().into()),
+            state,
+            wrapped: true,
         };
-        (tensor, Some(kept))
+        (master.cast(dtype), Some(kept))
     }
 
-    fn to_device<const D: usize>(state: Self::State<D>, device: &Device) -> Self::State<D> {
-        Kept {
-            master: state.master.map(|master| master.to_device(device)),
-            inner: state.inner.map(|inner| O::to_device(inner, device)),
-            plain: state.plain,
+    /// The next step moves the master.
+    fn to_device<const D: usize>(kept: Self::State<D>, device: &Device) -> Self::State<D> {
+        WithMaster {
+            state: kept.state.map(|state| O::to_device(state, device)),
+            ..kept
         }
     }
-}
-
-/// The master, except where the parameter is no longer its rounded image: there, the parameter.
-pub(crate) fn follow<const D: usize>(
-    master: Tensor<D>,
-    tensor: Tensor<D>,
-    dtype: DType,
-) -> Tensor<D> {
-    let changed = master.clone().cast(dtype).not_equal(tensor.clone());
-    master.mask_where(changed, tensor.cast(FloatDType::F32))
 }

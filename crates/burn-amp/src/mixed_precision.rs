@@ -5,15 +5,18 @@ use burn::{
 use burn_amp_kernels::UnsupportedDType;
 use std::{
     any::Any,
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use crate::{
     error::AmpError,
+    journal::Journal,
     live_scale::LiveScale,
     loss_scale::{GradScalerConfig, LossScale},
-    observe::Slot,
-    step_log::StepLog,
+    slot::Slot,
 };
 
 /// Half-precision compute for any model, over parameters that stay f32, with the loss scale that it needs.
@@ -58,10 +61,12 @@ struct Shared {
     dtype: FloatDType,
     /// Whether there is a loss scale.
     enabled: bool,
-    live: LiveScale,
-    log: StepLog,
+    live: Arc<LiveScale>,
+    journal: Journal,
     extension: OnceLock<Box<dyn Any + Send + Sync>>,
     observer: Slot,
+    /// Whether a `Learner` trains with it.
+    in_learner: AtomicBool,
 }
 
 impl MixedPrecision {
@@ -100,17 +105,18 @@ impl MixedPrecision {
             shared: Arc::new(Shared {
                 dtype,
                 enabled: live.schedule().config().enabled,
-                live,
-                log: StepLog::default(),
+                live: Arc::new(live),
+                journal: Journal::default(),
                 extension: OnceLock::new(),
                 observer: Slot::default(),
+                in_learner: AtomicBool::new(false),
             }),
         }
     }
 
     /// A handle with a loss scale of its own, in the same state.
     pub(crate) fn apart(&self) -> Self {
-        Self::with_live(self.shared.dtype, self.live().apart())
+        Self::with_live(self.shared.dtype, self.live().detached())
     }
 
     /// The same precision with other settings of the loss scale, as a new handle: call it before clones are made.
@@ -130,7 +136,17 @@ impl MixedPrecision {
     ///
     /// [`AmpError::InvalidValue`], as [`GradScalerConfig::init`].
     pub fn with_scaler(self, config: GradScalerConfig) -> Result<Self, AmpError> {
-        Ok(Self::of(self.shared.dtype, config.schedule()?))
+        self.with_schedule(config.schedule()?)
+    }
+
+    /// The same precision with another loss scale, its settings and its [rule](crate::schedule::Rule) included, as a new handle: call it
+    /// before clones are made.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`] if it was stored under a rule of your own that it was not given again: [`LossScale::with_rule`].
+    pub fn with_schedule(self, schedule: LossScale) -> Result<Self, AmpError> {
+        Ok(Self::of(self.shared.dtype, schedule.check_rule()?))
     }
 
     /// The dtype of tensors inside a scope.
@@ -181,6 +197,16 @@ impl MixedPrecision {
         Arc::ptr_eq(&self.shared, &other.shared)
     }
 
+    /// A `Learner` trains with it: a bare `autocast` opens its scopes.
+    #[cfg(feature = "train")]
+    pub(crate) fn enter_learner(&self) {
+        self.shared.in_learner.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_in_learner(&self) -> bool {
+        self.shared.in_learner.load(Ordering::Relaxed)
+    }
+
     /// Whether gradients are multiplied inside a scope.
     pub(crate) fn is_scaled(&self) -> bool {
         self.shared.enabled && self.shared.dtype != FloatDType::F32
@@ -194,7 +220,7 @@ impl MixedPrecision {
         }
     }
 
-    pub(crate) fn live(&self) -> &LiveScale {
+    pub(crate) fn live(&self) -> &Arc<LiveScale> {
         &self.shared.live
     }
 
@@ -202,8 +228,8 @@ impl MixedPrecision {
         &self.shared.observer
     }
 
-    pub(crate) fn step_log(&self) -> &StepLog {
-        &self.shared.log
+    pub(crate) fn journal(&self) -> &Journal {
+        &self.shared.journal
     }
 
     /// What another part of this crate keeps for all clones of the handle: of one type alone.

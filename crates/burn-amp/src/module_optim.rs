@@ -4,10 +4,8 @@ use burn::{
     optim::{GradientsParams, ModuleOptimizer, OptimizerRecord},
     tensor::DType,
 };
-use burn_amp_kernels::panic_message;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::{error::AmpError, param_tensors::ParamTensors, record::container::Container};
+use crate::{error::AmpError, param_tensors::ParamTensors};
 
 /// An optimizer of whole modules: what [`ScaledOptimizer`](crate::ScaledOptimizer) wraps and
 /// [`GradScaler::step`](crate::GradScaler::step) calls.
@@ -65,13 +63,9 @@ pub trait ModuleOptim {
     /// # Errors
     ///
     /// [`AmpError::RecordIo`] if the state cannot be stored; by default always.
-    fn try_to_record(&self) -> Result<OptimizerRecord, AmpError> {
-        Err(AmpError::RecordIo {
-            origin: "memory".to_string(),
-            reason:
-                "this optimizer does not store its state: implement `ModuleOptim::try_to_record`"
-                    .to_string(),
-        })
+    fn to_record(&self) -> Result<OptimizerRecord, AmpError> {
+        let reason = "this optimizer does not store its state: implement `ModuleOptim::to_record`";
+        Err(AmpError::record_io("memory", reason))
     }
 
     /// Takes over a stored state.
@@ -79,18 +73,18 @@ pub trait ModuleOptim {
     /// # Errors
     ///
     /// [`AmpError::ForeignRecord`] if the state does not fit, by default always; the present state must stay as it was then.
-    fn try_load_record(&mut self, _record: OptimizerRecord) -> Result<(), AmpError> {
+    fn load_record(&mut self, _record: OptimizerRecord) -> Result<(), AmpError> {
         Err(foreign(
-            "this optimizer does not load a state: implement `ModuleOptim::try_load_record`",
+            "this optimizer does not load a state: implement `ModuleOptim::load_record`",
         ))
     }
 
-    /// Whether [`try_load_record`](Self::try_load_record) would take a state of this optimizer again. Asked before a state is saved whose
+    /// Whether [`load_record`](Self::load_record) would take a state of this optimizer again. Asked before a state is saved whose
     /// tensors are not all f32, because Burn would round them. By default it would.
     ///
     /// # Errors
     ///
-    /// What `try_load_record` would return.
+    /// What `load_record` would return.
     fn check_record(&self, _record: OptimizerRecord) -> Result<(), AmpError> {
         Ok(())
     }
@@ -103,7 +97,7 @@ pub trait ModuleOptim {
 
     /// Whether the device can decide that a step is skipped.
     #[doc(hidden)]
-    fn steps_unheard(&self) -> bool {
+    fn steps_on_device(&self) -> bool {
         false
     }
 
@@ -120,72 +114,21 @@ pub trait ModuleOptim {
     }
 }
 
-impl ModuleOptim for ModuleOptimizer {
-    fn step<M: Module>(&mut self, lr: ModuleLearningRate, module: M, grads: GradientsParams) -> M {
-        ModuleOptimizer::step(self, lr, module, grads)
-    }
+pub(crate) const ORIGIN: &str = "the optimizer's record";
 
-    fn try_to_record(&self) -> Result<OptimizerRecord, AmpError> {
-        Ok(ModuleOptimizer::to_record(self))
-    }
-
-    fn check_record(&self, record: OptimizerRecord) -> Result<(), AmpError> {
-        ModuleOptim::try_load_record(&mut self.clone(), record)
-    }
-
-    /// Burn builds the tensors on `Device::default()`, the first GPU backend that was *compiled in*, and moves
-    /// them at the next step. Where that device does not exist it panics, which is an error here: the environment
-    /// variable `BURN_DEVICE` names another device.
-    fn try_load_record(&mut self, record: OptimizerRecord) -> Result<(), AmpError> {
-        let packed = |record: OptimizerRecord| {
-            (record.into_bytes()).map_err(|error| foreign(error.to_string()))
-        };
-        let bytes = packed(record)?;
-        let stored = Container::from_bytes(bytes.clone(), ORIGIN)?;
-        let record = OptimizerRecord::from_bytes(bytes).map_err(|e| foreign(e.to_string()))?;
-        // Cloning is cheap, and keeps the state that is to survive a failure.
-        let optim = self.clone();
-        let loaded = catch_unwind(AssertUnwindSafe(|| optim.load_record(record)));
-        let loaded = loaded.map_err(|panic| {
-            let message = panic_message(&*panic);
-            foreign(format!(
-                "Burn could not load it ({message}). If that names a device, set `BURN_DEVICE` to one that exists"
-            ))
-        })?;
-        // Burn drops state that the optimizer does not know and converts state to the device's default dtype, both
-        // silently; a resumed run would go on with less than was saved.
-        let kept = packed(ModuleOptimizer::to_record(&loaded))?;
-        let kept = Container::from_bytes(kept, ORIGIN)?;
-        if let Some(lost) = stored.first_missing_in(&kept)? {
-            return Err(foreign(format!(
-                "{lost}. It was saved by another optimizer or with other settings, or its dtype is not the default float dtype \
-                 of `Device::default()`, in which Burn loads: for a model in f64, call \
-                 `Device::default().configure(FloatDType::F64)` at the start of the program"
-            )));
-        }
-        *self = loaded;
-        Ok(())
-    }
-}
-
-const ORIGIN: &str = "the optimizer's record";
-
-fn foreign(reason: impl Into<String>) -> AmpError {
-    AmpError::ForeignRecord {
-        origin: ORIGIN.to_string(),
-        reason: reason.into(),
-    }
+pub(crate) fn foreign(reason: impl Into<String>) -> AmpError {
+    AmpError::foreign(ORIGIN, reason)
 }
 
 /// The state of an optimizer that has another inside: that of the other.
 macro_rules! records_of {
     ($self:ident => $inner:expr) => {
-        fn try_to_record(&$self) -> Result<OptimizerRecord, AmpError> {
-            ModuleOptim::try_to_record(&$inner)
+        fn to_record(&$self) -> Result<OptimizerRecord, AmpError> {
+            ModuleOptim::to_record(&$inner)
         }
 
-        fn try_load_record(&mut $self, record: OptimizerRecord) -> Result<(), AmpError> {
-            ModuleOptim::try_load_record(&mut $inner, record)
+        fn load_record(&mut $self, record: OptimizerRecord) -> Result<(), AmpError> {
+            ModuleOptim::load_record(&mut $inner, record)
         }
 
         fn check_record(&$self, record: OptimizerRecord) -> Result<(), AmpError> {
@@ -210,8 +153,8 @@ impl<O: ModuleOptim> ModuleOptim for &mut O {
         (**self).masters()
     }
 
-    fn steps_unheard(&self) -> bool {
-        (**self).steps_unheard()
+    fn steps_on_device(&self) -> bool {
+        (**self).steps_on_device()
     }
 
     fn takes_factors(&self) -> bool {

@@ -1,9 +1,98 @@
 //! Walks over the float parameters of a module, with their paths.
 
 use burn::{
-    module::{Module, ModuleMapper, ModuleVisitor, Param},
-    tensor::Tensor,
+    module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId},
+    tensor::{Shape, Tensor},
 };
+use std::collections::HashSet;
+
+use crate::any_tensor::AnyTensor;
+
+/// What Burn calls the container of what is attached to a parameter.
+const ATTACHED: &str = "Reparameterization";
+
+/// A float parameter of a module, or a running statistic: Burn does not tell them from frozen parameters.
+#[derive(Clone, Debug)]
+pub struct Parameter {
+    pub(crate) id: ParamId,
+    /// As optimizers and records name it.
+    pub(crate) path: String,
+    /// The stored value: a handle.
+    pub(crate) value: AnyTensor,
+    /// Whether it requires gradients.
+    pub(crate) is_trained: bool,
+    /// The name of what is attached to it.
+    pub(crate) attached: Option<String>,
+}
+
+impl Parameter {
+    /// The parameter's id.
+    pub fn id(&self) -> ParamId {
+        self.id
+    }
+
+    /// Its path, as optimizers and records name it.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Whether it requires gradients.
+    pub fn is_trained(&self) -> bool {
+        self.is_trained
+    }
+
+    /// Its value, without autodiff; of an applied step, the f32 master of a half-precision parameter whose optimizer keeps one. A handle to the
+    /// same memory, which does not wait for the device.
+    ///
+    /// # Panics
+    ///
+    /// If its [rank](Self::shape) is not `D`.
+    pub fn value<const D: usize>(&self) -> Tensor<D> {
+        self.value.clone().into_tensor()
+    }
+
+    /// The shape of the value.
+    pub fn shape(&self) -> Shape {
+        self.value.shape()
+    }
+
+    fn of<const D: usize>(path: &ModulePath, param: &Param<Tensor<D>>) -> Self {
+        let value = param.base();
+        Self {
+            id: param.id,
+            path: path.as_str().to_string(),
+            is_trained: value.is_require_grad(),
+            value: AnyTensor::new(value),
+            attached: None,
+        }
+    }
+}
+
+/// The float parameters of a module, in its order. One that two modules share stands here twice.
+pub(crate) fn parameters<M: Module>(module: &M) -> Vec<Parameter> {
+    let mut list = List::default();
+    module.visit(&mut list);
+    list.parameters
+}
+
+/// As [`parameters`], but one that two modules share stands here once, where it comes first.
+pub(crate) fn distinct_parameters<M: Module>(module: &M) -> Vec<Parameter> {
+    let mut seen = HashSet::new();
+    let mut list = parameters(module);
+    list.retain(|parameter| seen.insert(parameter.id));
+    list
+}
+
+/// The module with other values where `value` gives one of the parameter's rank, on whatever device. It is asked at each place of a parameter
+/// that two modules share, and does not learn what is attached. Ids, trainability and what is attached stay. Clones share running statistics:
+/// theirs are replaced too.
+pub(crate) fn replaced<M: Module>(
+    module: M,
+    value: impl FnMut(Parameter) -> Option<AnyTensor>,
+) -> M {
+    let path = ModulePath::default();
+    module.map(&mut Replace { path, value })
+}
 
 /// Where a walk is: the path of a parameter, as optimizers and records name it.
 #[derive(Default)]
@@ -28,59 +117,26 @@ impl ModulePath {
         }
     }
 
-    pub(crate) fn join(&self) -> String {
-        self.path.clone()
-    }
-
     pub(crate) fn as_str(&self) -> &str {
         &self.path
     }
 }
 
-/// Looks at float parameters.
-pub(crate) trait Visit {
-    fn parameter<const D: usize>(&mut self, path: &ModulePath, param: &Param<Tensor<D>>);
-
-    /// Looks at what is entered: a field, or what is attached to a parameter, which comes right behind it.
-    fn enter(&mut self, _path: &ModulePath, _name: &str, _container_type: &str) {}
-}
-
-/// Changes float parameters.
-pub(crate) trait Map {
-    fn parameter<const D: usize>(
-        &mut self,
-        path: &ModulePath,
-        param: Param<Tensor<D>>,
-    ) -> Param<Tensor<D>>;
-}
-
-/// Shows all float parameters of a module, in its order.
-pub(crate) fn visit<M: Module>(module: &M, visitor: &mut impl Visit) {
-    module.visit(&mut Walk::new(visitor));
-}
-
-/// Replaces all float parameters of a module.
-pub(crate) fn map<M: Module>(module: M, mapper: &mut impl Map) -> M {
-    module.map(&mut Walk::new(mapper))
-}
-
-struct Walk<'a, W> {
+#[derive(Default)]
+struct List {
     path: ModulePath,
-    walker: &'a mut W,
+    parameters: Vec<Parameter>,
 }
 
-impl<'a, W> Walk<'a, W> {
-    fn new(walker: &'a mut W) -> Self {
-        Self {
-            path: ModulePath::default(),
-            walker,
-        }
-    }
-}
-
-impl<W: Visit> ModuleVisitor for Walk<'_, W> {
+impl ModuleVisitor for List {
     fn enter_module(&mut self, name: &str, container_type: &str) {
-        self.walker.enter(&self.path, name, container_type);
+        // Burn shows a parameter first, and what is attached to it right behind.
+        if container_type == ATTACHED
+            && let Some(last) = self.parameters.last_mut()
+            && last.path == self.path.as_str()
+        {
+            last.attached = Some(name.to_string());
+        }
         self.path.enter(name);
     }
 
@@ -89,11 +145,16 @@ impl<W: Visit> ModuleVisitor for Walk<'_, W> {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.walker.parameter(&self.path, param);
+        self.parameters.push(Parameter::of(&self.path, param));
     }
 }
 
-impl<W: Map> ModuleMapper for Walk<'_, W> {
+struct Replace<F> {
+    path: ModulePath,
+    value: F,
+}
+
+impl<F: FnMut(Parameter) -> Option<AnyTensor>> ModuleMapper for Replace<F> {
     fn enter_module(&mut self, name: &str, _container_type: &str) {
         self.path.enter(name);
     }
@@ -103,6 +164,29 @@ impl<W: Map> ModuleMapper for Walk<'_, W> {
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        self.walker.parameter(&self.path, param)
+        let id = param.id;
+        let value = (self.value)(Parameter::of(&self.path, &param));
+        match value.filter(|value| value.rank() == D) {
+            Some(value) => param.map(|old| replace_value(old, value.into_tensor(), id)),
+            None => param,
+        }
     }
+}
+
+/// Puts a new value in the place of a parameter's: a leaf with all that the old one carried for autodiff.
+fn replace_value<const D: usize>(old: Tensor<D>, new: Tensor<D>, id: ParamId) -> Tensor<D> {
+    let require_grad = old.is_require_grad();
+    let checkpointing = old.gradient_checkpointing_strategy();
+    let distributed = old.is_autodiff() && old.is_distributed();
+    let mut leaf = new;
+    if let Some(strategy) = checkpointing {
+        leaf = Tensor::from_inner(leaf).with_gradient_checkpointing_strategy(strategy);
+    }
+    if require_grad {
+        leaf = leaf.require_grad();
+    }
+    if distributed {
+        leaf = leaf.set_distributed(id);
+    }
+    leaf
 }

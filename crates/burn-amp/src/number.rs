@@ -1,81 +1,103 @@
 //! Numbers in JSON, which has no infinity and no NaN: those are stored as text.
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub(crate) fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
-    match value.is_finite() {
-        true => serializer.serialize_f64(*value),
-        false => serializer.collect_str(value),
-    }
+    Number(*value).serialize(serializer)
 }
 
 pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
-    Number::deserialize(deserializer)?.value()
+    Ok(Number::deserialize(deserializer)?.0)
+}
+
+/// Whether a value is left out of a record, as from those of earlier releases, because it says nothing.
+pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 #[derive(Deserialize)]
+#[serde(try_from = "Written")]
+struct Number(f64);
+
+#[derive(Deserialize)]
 #[serde(untagged, expecting = "it must be a number or \"inf\"")]
-enum Number {
+enum Written {
     Finite(f64),
     Text(String),
 }
 
-impl Number {
-    fn value<E: Error>(self) -> Result<f64, E> {
-        match self {
-            Self::Finite(value) => Ok(value),
-            Self::Text(text) => (text.parse())
-                .map_err(|_| E::custom(format!("it is {text:?}, but must be a number or \"inf\""))),
+impl TryFrom<Written> for Number {
+    type Error = String;
+
+    fn try_from(written: Written) -> Result<Self, String> {
+        match written {
+            Written::Finite(value) => Ok(Self(value)),
+            Written::Text(text) => (text.parse().map(Self))
+                .map_err(|_| format!("it is {text:?}, but must be a number or \"inf\"")),
+        }
+    }
+}
+
+impl Serialize for Number {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.0.is_finite() {
+            true => serializer.serialize_f64(self.0),
+            false => serializer.collect_str(&self.0),
         }
     }
 }
 
 /// The same, for settings that may be left out.
 pub(crate) mod optional {
-    use super::{Deserialize, Deserializer, Number, Serializer};
+    use super::{Deserialize, Deserializer, Number, Serialize, Serializer};
 
     pub(crate) fn serialize<S: Serializer>(
         value: &Option<f64>,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
-        match value {
-            Some(value) => super::serialize(value, serializer),
-            None => serializer.serialize_none(),
-        }
+        value.map(Number).serialize(serializer)
     }
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Option<f64>, D::Error> {
         let number = Option::<Number>::deserialize(deserializer)?;
-        number.map(Number::value).transpose()
+        Ok(number.map(|number| number.0))
+    }
+}
+
+/// The same, for an f32. Earlier releases wrote `null` for infinities and NaN alike: that is read as NaN.
+pub(crate) mod single {
+    use super::{Deserializer, Serializer, optional};
+
+    pub(crate) fn serialize<S: Serializer>(value: &f32, serializer: S) -> Result<S::Ok, S::Error> {
+        match value.is_finite() {
+            true => serializer.serialize_f32(*value),
+            false => serializer.collect_str(value),
+        }
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f32, D::Error> {
+        Ok(optional::deserialize(deserializer)?.unwrap_or(f64::NAN) as f32)
     }
 }
 
 /// The same, for a list.
 pub(crate) mod list {
-    use super::{Deserialize, Deserializer, Number, Serialize, Serializer};
+    use super::{Deserialize, Deserializer, Number, Serializer};
     use std::collections::VecDeque;
-
-    struct Value<'a>(&'a f64);
-
-    impl Serialize for Value<'_> {
-        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-            super::serialize(self.0, serializer)
-        }
-    }
 
     pub(crate) fn serialize<S: Serializer>(
         values: &VecDeque<f64>,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(values.iter().map(Value))
+        serializer.collect_seq(values.iter().copied().map(Number))
     }
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<VecDeque<f64>, D::Error> {
         let numbers = Vec::<Number>::deserialize(deserializer)?;
-        numbers.into_iter().map(Number::value).collect()
+        Ok(numbers.into_iter().map(|number| number.0).collect())
     }
 }

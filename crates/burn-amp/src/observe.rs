@@ -6,24 +6,22 @@ use burn::{
     tensor::{FloatDType, Gradients, Tensor},
 };
 use burn_amp_kernels::ExponentHistogram;
-use std::{
-    any::Any,
-    collections::BTreeSet,
-    sync::{
-        Arc, Mutex, PoisonError, RwLock,
-        atomic::{AtomicUsize, Ordering},
-    },
-};
+use std::{any::Any, collections::BTreeSet, sync::Arc};
 
 use crate::{
-    cast::DryRun, dtype::is_half, entries::handles, error::AmpError,
-    gradient_status::GradientStatus, gradients::UnscaledGradients, live_scale::Blame,
-    loss_scale::StepOutcome, mixed_precision::MixedPrecision, probe::Probe,
-    running_statistics::RunningStatistics, scaler::GradScaler, scope,
+    cast::CastFloat,
+    dry_run::DryRun,
+    entries::handles,
+    error::AmpError,
+    gradient_status::GradientStatus,
+    gradients::UnscaledGradients,
+    loss_scale::{SkipCause, StepOutcome},
+    mixed_precision::MixedPrecision,
+    running_statistics::RunningStatistics,
+    scaler::GradScaler,
+    scope::{self, Region},
+    slot::{self, Slot},
 };
-
-/// How many are attached to a `MixedPrecision` or a dry run: where there is none, probes look no further.
-static OBSERVERS: AtomicUsize = AtomicUsize::new(0);
 
 /// Is told of the steps of a [`MixedPrecision`], on the threads that make them. It must not wait for the device.
 pub trait Observer: Any + Send + Sync {
@@ -47,59 +45,46 @@ pub struct Stepped<'a> {
     pub error: Option<&'a AmpError>,
 }
 
-/// The observer of a `MixedPrecision`, or none.
-#[derive(Default)]
-pub(crate) struct Slot(RwLock<Option<Arc<dyn Observer>>>);
+/// An observer in a slot, which takes any type.
+struct Attached(Arc<dyn Observer>);
 
-impl Slot {
-    pub(crate) fn get(&self) -> Option<Arc<dyn Observer>> {
-        if OBSERVERS.load(Ordering::Relaxed) == 0 {
-            return None;
-        }
-        self.0
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
-    }
+fn content(observer: Arc<dyn Observer>) -> Option<Arc<dyn Any + Send + Sync>> {
+    Some(Arc::new(Attached(observer)))
 }
 
-impl Drop for Slot {
-    fn drop(&mut self) {
-        let observer = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
-        count(observer.take().is_some(), false);
-    }
-}
-
-fn count(before: bool, after: bool) {
-    match (before, after) {
-        (false, true) => OBSERVERS.fetch_add(1, Ordering::Relaxed),
-        (true, false) => OBSERVERS.fetch_sub(1, Ordering::Relaxed),
-        _ => return,
-    };
+fn of_slot(content: Option<Arc<dyn Any + Send + Sync>>) -> Option<Arc<dyn Observer>> {
+    let attached = content?.downcast::<Attached>().ok()?;
+    Some(attached.0.clone())
 }
 
 /// Attaches an observer to all clones of a `MixedPrecision`, or none. Returns the one before.
 pub fn set(amp: &MixedPrecision, observer: Option<Arc<dyn Observer>>) -> Option<Arc<dyn Observer>> {
-    let slot = &amp.slot().0;
-    let mut slot = slot.write().unwrap_or_else(PoisonError::into_inner);
-    count(slot.is_some(), observer.is_some());
-    std::mem::replace(&mut slot, observer)
+    of_slot(amp.slot().replace(observer.and_then(content)))
 }
 
 /// The observer of the dry run that the thread is in; or that of the scope around, or of the model that a `Learner` trains.
 pub fn here() -> Option<Arc<dyn Observer>> {
-    if OBSERVERS.load(Ordering::Relaxed) == 0 {
+    if !slot::are_any() {
         return None;
     }
-    match scope::dry_run() {
-        Some(dry) => dry.observer,
+    of_slot(match scope::dry_run() {
+        Some(dry) => dry.observer.and_then(|observer| observer.get()),
         None => scope::current()?.slot().get(),
-    }
+    })
 }
 
 /// What gradients are multiplied by where the thread is: 1 in f32.
 pub fn scale_here() -> f64 {
     scope::scale_here()
+}
+
+/// Runs a part of the forward pass that has a name: as it is, or as a [`Trial`] says.
+pub fn region<I: CastFloat, R: CastFloat>(name: &str, input: I, part: impl FnOnce(I) -> R) -> R {
+    let region = Region {
+        name: Some(name.into()),
+        ..Region::default()
+    };
+    region.run(input, part)
 }
 
 /// Whether the loss scale moves by itself.
@@ -117,15 +102,13 @@ pub fn overflows(grads: &UnscaledGradients) -> Vec<(String, u64)> {
 
 /// Counts gradients by exponent. Waits for the device.
 pub fn histogram(grads: &UnscaledGradients) -> Result<ExponentHistogram, AmpError> {
-    Ok(handles(grads.params(), grads.entries(), None)
-        .0
-        .histogram()?)
+    Ok(handles(grads.params(), grads.entries(), None).histogram()?)
 }
 
-/// Whether the gradient of the loss is to blame for an overflow, and no loss scale; and then whether the model's output was finite.
-pub fn blames_the_loss(grads: &UnscaledGradients) -> Option<bool> {
-    match grads.blame() {
-        Blame::Loss { output_finite } if grads.has_overflow() => Some(output_finite),
+/// Whether the gradient of the loss is the cause of an overflow, and no loss scale; and then whether the model's output was finite.
+pub fn is_loss_the_cause(grads: &UnscaledGradients) -> Option<bool> {
+    match grads.cause() {
+        SkipCause::Loss { output_finite } if grads.has_overflow() => Some(output_finite),
         _ => None,
     }
 }
@@ -139,6 +122,8 @@ pub struct Trial {
     pub loss_scale: f64,
     /// Whether gradients are measured at the casts.
     pub is_measured: bool,
+    /// The names of [`region`]s that run in f32.
+    pub in_f32: BTreeSet<String>,
     /// Is found by [`here`], in place of that of the `MixedPrecision`.
     pub observer: Option<Arc<dyn Observer>>,
 }
@@ -157,31 +142,6 @@ pub struct Tried<const D: usize> {
     pub is_loss_inside: bool,
 }
 
-/// What a dry run notes beside the gradients.
-#[derive(Clone, Default)]
-pub(crate) struct Notes(Arc<Mutex<Noted>>);
-
-#[derive(Default)]
-struct Noted {
-    read: BTreeSet<String>,
-    is_loss_inside: bool,
-}
-
-impl Notes {
-    pub(crate) fn read(&self, path: &str) {
-        self.noted(|noted| noted.read.insert(path.to_string()));
-    }
-
-    pub(crate) fn leaves<const D: usize>(&self, tensor: &Tensor<D>) {
-        let is_loss = tensor.is_tracked() && tensor.shape().num_elements() == 1;
-        self.noted(|noted| noted.is_loss_inside |= is_loss);
-    }
-
-    fn noted<R>(&self, work: impl FnOnce(&mut Noted) -> R) -> R {
-        work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
 /// Runs a loss and its backward pass in another precision, and leaves no trace: running statistics are put back. `collect` sees
 /// the gradients of all leaves. Waits for the device.
 ///
@@ -195,54 +155,39 @@ pub fn dry_run<M: Module, const D: usize>(
     loss: &mut impl FnMut(&M) -> Tensor<D>,
     collect: impl FnOnce(&Gradients),
 ) -> Result<Tried<D>, AmpError> {
-    let opened = amp.live().opened();
-    let (probe, notes) = (Probe::default(), Notes::default());
     let dry = DryRun {
         dtype: Some(trial.dtype),
-        probe: trial.is_measured.then(|| probe.clone()),
-        notes: Some(notes.clone()),
-        observer: trial.observer.clone(),
+        in_f32: Arc::new(trial.in_f32),
+        is_measured: trial.is_measured,
+        observer: trial
+            .observer
+            .map(|observer| Arc::new(Slot::of(content(observer)))),
         ..DryRun::at(trial.loss_scale)
     };
-    let mut statistics = RunningStatistics::default();
-    statistics.keep(model);
-    count(false, trial.observer.is_some());
-    let value = amp.dry_loss(dry, model, loss);
-    count(trial.observer.is_some(), false);
-    statistics.restore(model);
-    let value = value?;
-    if amp.live().opened() == opened {
-        return Err(AmpError::NoScope);
-    }
-    if is_half(value.dtype()) {
-        let dtype = value.dtype();
-        return Err(AmpError::HalfPrecisionLoss { dtype });
-    }
-    if !value.is_tracked() {
-        return Err(AmpError::NoGradients { gradients: 0 });
-    }
-    let grads = value.backward();
+    let notes = dry.notes.clone();
+    let forward = || amp.dry_loss(dry, || loss(model));
+    let loss = RunningStatistics::unchanged(model, forward)?;
+    let grads = loss.backward();
     collect(&grads);
-    let noted = notes.noted(std::mem::take);
+    let mut noted = notes.take();
     Ok(Tried {
-        loss: value.inner(),
+        loss: loss.inner(),
         grads: GradientsParams::from_grads(grads, model),
-        read: noted.read,
-        max_abs: probe.read().largest,
+        read: std::mem::take(&mut noted.read),
         is_loss_inside: noted.is_loss_inside,
+        max_abs: noted.measured().largest,
     })
 }
 
 impl GradScaler {
     /// Tells the observer that a step is over.
     pub(crate) fn tell(&self, error: Option<&AmpError>) {
-        if let Some(amp) = self.precision()
-            && let Some(observer) = amp.slot().get()
-        {
+        if let Some(observer) = self.observer() {
+            let status = self.last_status();
             observer.stepped(Stepped {
                 outcome: self.last_outcome(),
                 loss_scale: self.loss_scale(),
-                status: self.last_status(),
+                status: status.as_ref(),
                 error,
             });
         }
@@ -250,10 +195,12 @@ impl GradScaler {
 
     /// Shows gradients that were tested to the observer.
     pub(crate) fn show(&self, grads: &UnscaledGradients) {
-        if let Some(amp) = self.precision()
-            && let Some(observer) = amp.slot().get()
-        {
+        if let Some(observer) = self.observer() {
             observer.tested(grads);
         }
+    }
+
+    fn observer(&self) -> Option<Arc<dyn Observer>> {
+        of_slot(self.precision()?.slot().get())
     }
 }

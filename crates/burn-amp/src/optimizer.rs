@@ -1,27 +1,27 @@
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
     module::{Module, ParamGroup},
-    optim::{ModuleOptimizer, MultiGradientsParams},
+    optim::{GradientsParams, ModuleOptimizer, MultiGradientsParams},
     tensor::{Bytes, Tensor},
 };
 
 use std::path::Path;
 
+mod device;
 mod recorded;
-mod unheard;
 
+use device::Flight;
 pub(crate) use recorded::{Found, Stage, refused};
-use unheard::Unread;
 
 use crate::{
-    accumulation::{AccumulationConfig, AccumulationWindow},
+    accumulation::{AccumulationConfig, AccumulationWindow, WindowState},
     clip::GradientClip,
-    ema::{Ema, EmaConfig},
     entries::Entries,
     error::{AmpError, StepError},
-    fused::step_by,
+    fused::{Update, step_by},
     gradients::{ScaledGradients, StepGradients, UnscaledGradients, sum_of_devices},
-    guard::{Guard, StepGuard},
+    hook::Hook,
+    in_flight::Resolution,
     loss_scale::GradScalerConfig,
     module_optim::ModuleOptim,
     record::{AmpRecord, OptimizerState},
@@ -37,19 +37,21 @@ use crate::{
 /// counterpart of Keras's `LossScaleOptimizer`.
 ///
 /// [`with_accumulation`](Self::with_accumulation), [`with_clipping`](Self::with_clipping), [`with_guard`](Self::with_guard) and
-/// [`with_ema`](Self::with_ema) add to a step. The order is: accumulate, unscale, test, guard, clip, step or skip, average the weights,
-/// update the scale.
+/// [`with_ema`](Self::with_ema) add to a step, and so do [hooks](crate::hook::Hook) of your own. The order is: accumulate, unscale, test, judge
+/// (the hooks), clip, update the scale, step or skip, show the parameters to the hooks.
 ///
-/// A clone has the state of its moment, steps that are [under way](Self::step) included; the loss scale of a
-/// [`MixedPrecision`](crate::MixedPrecision) is one for both.
-#[derive(Clone)]
+/// A clone has the state of its moment, steps that are [in flight](Self::step) included: it waits for them. The loss scale of a
+/// [`MixedPrecision`](crate::MixedPrecision) is one for both. It learns of the steps of an optimizer that is dropped, too: the drop waits for
+/// those that are in flight.
 pub struct ScaledOptimizer<O = ModuleOptimizer> {
     optim: O,
     scaler: GradScaler,
     pub(crate) options: StepOptions,
     /// A loaded state, until the first step has compared it with the module.
     loaded: Option<OptimizerState>,
-    unread: Unread,
+    flight: Flight,
+    #[cfg(feature = "train")]
+    pub(crate) own_optimize: bool,
 }
 
 /// An optimizer without loss scaling: its gradients are not tested.
@@ -71,7 +73,9 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             scaler,
             options: StepOptions::default(),
             loaded: None,
-            unread: Unread::default(),
+            flight: Flight::default(),
+            #[cfg(feature = "train")]
+            own_optimize: false,
         }
     }
 
@@ -120,7 +124,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     pub fn with_clipping(mut self, clip: GradientClip) -> Result<Self, AmpError> {
         clip.check("clip")?;
         // Those that are under way were clipped by the rules of before.
-        self.settle_unheard();
+        self.resolve();
         self.options.clip.all = Some(clip);
         Ok(self)
     }
@@ -148,32 +152,31 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         clip: GradientClip,
     ) -> Result<Self, AmpError> {
         clip.check("clip_groups")?;
-        self.settle_unheard();
+        self.resolve();
         self.options.clip.groups.push((group, clip));
         Ok(self)
     }
 
-    /// Guards clean steps: one whose norm or loss is far outside of what was usual is clipped or held back; see [`Guard`].
-    ///
-    /// With accumulation it judges the sum, or the mean, of a window, and drops the whole window. A step held back ends the iteration as a
-    /// skipped one: the learning rate of a [`ScaledLrScheduler`](crate::ScaledLrScheduler) stays too. Other optimizers on the same
-    /// [`MixedPrecision`](crate::MixedPrecision) step as ever, and the scale learns from them alone. With clipping, which sees the gradients after the guard, the
-    /// norms in the status are those before both.
-    ///
-    /// More than [`max_consecutive_skips`](crate::GradScalerConfig::max_consecutive_skips) steps held back in a row end the run.
+    /// Adds a [hook](crate::hook::Hook) to the steps, in the place of one of the same name.
     ///
     /// # Errors
     ///
-    /// [`AmpError::InvalidValue`], which names the field, its value and the allowed range.
-    pub fn with_guard(mut self, guard: Guard) -> Result<Self, AmpError> {
-        self.options.guard = Some(StepGuard::new(guard)?);
+    /// [`AmpError::InvalidValue`] for a name that has anything but letters, digits, `_` and `-`.
+    pub fn with_hook(mut self, hook: impl Hook) -> Result<Self, AmpError> {
+        self.resolve();
+        self.options.hooks.add(hook)?;
         Ok(self)
     }
 
-    /// Tells the guard the loss of the next call of [`step`](Self::step), as the program has read it. Without a guard it does nothing.
+    /// The first hook of a type; none if there is none.
+    pub fn hook<H: Hook>(&self) -> Option<&H> {
+        self.options.hooks.get()
+    }
+
+    /// Tells the hooks, as a [`Guard`](crate::Guard), the loss of the next call of [`step`](Self::step), as the program has read it.
     ///
     /// The loss is computed outside of half precision, and this crate does not see it; reading the tensor here would be one wait more.
-    /// Of an accumulation window the guard judges the mean of the losses that it was told. A step without a loss is judged by its
+    /// Of an accumulation window they see the mean of the losses that it was told. A step without a loss is judged by its
     /// norm alone, as all steps in a `Learner` are.
     ///
     /// ```
@@ -191,19 +194,31 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// # Ok::<(), burn_amp::AmpError>(())
     /// ```
     pub fn set_loss(&mut self, loss: f64) {
-        if let Some(guard) = &mut self.options.guard {
-            guard.set_loss(loss);
-        }
+        self.options.loss = Some(loss);
     }
 
-    /// Averages the weights after every step that was not skipped; see [`Ema`].
+    /// In a `Learner` (feature `train`): says that the model has a `TrainStep::optimize` of its own, to clip its weights for example, which
+    /// every step that is not skipped is to call.
     ///
-    /// # Errors
+    /// Without this, a [fused optimizer](crate::Fused) steps all parameters by itself in one pass, and the model's `optimize` is not called:
+    /// Rust does not tell whether there is one. With it, parameters are stepped one by one, and each step waits for the device, as with
+    /// Burn's optimizers, which call the model's `optimize` in any case. A [`PipelinedOptimizer`](crate::PipelinedOptimizer) with it is
+    /// refused. Changes nothing outside of a `Learner`.
     ///
-    /// [`AmpError::InvalidValue`] if the momentum is not between 0 and 1, or the overwrite frequency 0.
-    pub fn with_ema(mut self, config: EmaConfig) -> Result<Self, AmpError> {
-        self.options.ema = Some(config.init()?);
-        Ok(self)
+    /// ```
+    /// use burn::optim::AdamConfig;
+    /// use burn_amp::{FusedAdam, MixedPrecision, ScaledOptimizer};
+    ///
+    /// let amp = MixedPrecision::f16();
+    /// let optim = FusedAdam::new(AdamConfig::new())?;
+    /// let optim = ScaledOptimizer::new(optim, &amp).with_own_optimize(); // for `amp.learner(model, optim, lr)`
+    /// # let _ = optim;
+    /// # Ok::<(), burn_amp::AmpError>(())
+    /// ```
+    #[cfg(feature = "train")]
+    pub fn with_own_optimize(mut self) -> Self {
+        self.own_optimize = true;
+        self
     }
 
     /// Scales the loss and collects the gradients of `module`; see [`GradScaler::backward`].
@@ -227,27 +242,17 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// Waits for the device once; `step` then does not wait again. See [`GradScaler::unscale`]. Gradients that are dropped after it count as
     /// discarded ones at the next call of this, of `step`, `flush` or `discard`.
     ///
-    /// # Panics
-    ///
-    /// Where [`try_unscale`](Self::try_unscale) returns an error, with its message.
-    pub fn unscale<M: Module>(&mut self, grads: ScaledGradients, module: &M) -> UnscaledGradients {
-        self.try_unscale(grads, module)
-            .unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    /// As [`unscale`](Self::unscale), for runs that want to handle a failure.
-    ///
     /// # Errors
     ///
-    /// As [`GradScaler::try_unscale`], and as [`GradScaler::try_discard`] for gradients that were dropped before.
-    pub fn try_unscale<M: Module>(
+    /// As [`GradScaler::unscale`], and as [`GradScaler::discard`] for gradients that were dropped before.
+    pub fn unscale<M: Module>(
         &mut self,
         grads: ScaledGradients,
         module: &M,
     ) -> Result<UnscaledGradients, AmpError> {
-        self.try_synchronize()?;
+        self.synchronize()?;
         self.scaler.settle_dropped()?;
-        self.scaler.try_unscale(grads, module)
+        self.scaler.unscale(grads, module)
     }
 
     /// One training step, called as [`ModuleOptimizer::step`](burn::optim::ModuleOptimizer::step) is.
@@ -260,7 +265,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ///
     /// With a [fused optimizer](crate::Fused) it does not wait: the device itself skips the step and moves the loss scale, which the next
     /// scopes take from there. Scale, counters, outcome and status here are those of an earlier step then, of the
-    /// one before or, if the device is behind, of one at most 17 before; so is an error. [`synchronize`](Self::synchronize) waits for them, and so do records. The results are
+    /// one before or, if the device is behind, of one at most 17 before. [`synchronize`](Self::synchronize) waits for them, and so do records. An
+    /// error is returned, once, by the first call that can after the outcome is known: the next step, or `synchronize`. The results are
     /// the same, bit for bit. It waits as with other optimizers with accumulation, a guard, averages that overwrite the parameters or that have not
     /// begun, running statistics,
     /// gradients of several scopes or on several devices, `rescaled` parts whose factors move, a schedule that looks at gradients, scales and
@@ -300,18 +306,25 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         module: M,
         grads: impl Into<StepGradients>,
     ) -> Result<M, StepError<M>> {
-        let lr = lr.into();
-        let grads = grads.into();
-        match self.begin_unheard(&lr, &module, &grads) {
+        self.try_step_by(lr.into(), module, grads.into(), step_by)
+    }
+
+    /// As [`try_step`](Self::try_step), with another function that updates the module.
+    pub(crate) fn try_step_by<M: Module>(
+        &mut self,
+        lr: ModuleLearningRate,
+        module: M,
+        grads: StepGradients,
+        update: impl FnOnce(&mut O, Update, M, GradientsParams) -> M,
+    ) -> Result<M, StepError<M>> {
+        match self.begin_on_device(&lr, &module, &grads) {
             Ok(None) => {}
             Ok(Some(start)) => {
-                return Ok(self.step_unheard(start, lr, module, grads.into_params()));
+                return Ok(self.step_on_device(start, lr, module, grads.into_params(), update));
             }
-            Err(error) => return Err(self.scaler.failed(module, error)),
+            Err(error) => return Err(self.refused(module, error)),
         }
-        let steps = self.scaler.counters().steps();
-        let decided = self.decide(&lr, &module, grads);
-        self.finish(lr, module, decided, steps)
+        self.step_on_host(lr, module, Some(grads), update)
     }
 
     /// Steps with the micro-batches of a window that is not full, at the end of an epoch; see [`GradScaler::flush`].
@@ -338,54 +351,35 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         lr: impl Into<ModuleLearningRate>,
         module: M,
     ) -> Result<M, StepError<M>> {
-        let lr = lr.into();
-        self.settle_unheard();
-        let steps = self.scaler.counters().steps();
-        let decided = self.decide_flush(&lr, &module);
-        self.finish(lr, module, decided, steps)
+        match self.synchronize() {
+            Ok(()) => self.step_on_host(lr.into(), module, None, step_by),
+            Err(error) => Err(self.refused(module, error)),
+        }
     }
 
-    /// The gradients to step with; none if the step is skipped, or the window is not full.
-    fn decide<M: Module>(
-        &mut self,
-        lr: &ModuleLearningRate,
-        module: &M,
-        grads: StepGradients,
-    ) -> Result<Option<Decided>, AmpError> {
-        self.scaler.forget_last_call();
-        self.check_loaded(module)?;
-        (self.options).decide(&mut self.scaler, &self.optim, module, grads, Some(lr))
-    }
-
-    fn decide_flush<M: Module>(
-        &mut self,
-        lr: &ModuleLearningRate,
-        module: &M,
-    ) -> Result<Option<Decided>, AmpError> {
-        self.scaler.forget_last_call();
-        self.check_loaded(module)?;
-        (self.options).decide_flush(&mut self.scaler, &self.optim, module, lr)
-    }
-
-    /// Steps with what was decided, and shows it.
-    fn finish<M: Module>(
+    /// A step that the host decides: of these gradients, or of a window that is not full.
+    fn step_on_host<M: Module>(
         &mut self,
         lr: ModuleLearningRate,
         module: M,
-        decided: Result<Option<Decided>, AmpError>,
-        steps_before: u64,
+        grads: Option<StepGradients>,
+        update: impl FnOnce(&mut O, Update, M, GradientsParams) -> M,
     ) -> Result<M, StepError<M>> {
+        self.scaler.account().begin_call();
+        let decided = self.check_loaded(&module).and_then(|()| {
+            (self.options).decide(&mut self.scaler, &self.optim, &module, grads, &lr)
+        });
         let error = decided.as_ref().err().cloned();
         let module = match decided {
             Ok(Some(Decided { grads, factors })) => {
-                let module = step_by(&mut self.optim, None, &factors, lr, module, grads);
-                let masters = || self.optim.masters();
-                Ok((self.options).applied(&mut self.scaler, module, masters))
+                let module = update(&mut self.optim, Update::of(lr, factors), module, grads);
+                let (masters, known) = (|| self.optim.masters(), Resolution::applied());
+                Ok((self.options.hooks).applied(module, masters, None, &known))
             }
             Ok(None) => Ok(module),
-            Err(error) => Err(self.scaler.failed(module, error)),
+            Err(error) => Err(StepError::new(module, error)),
         };
-        self.publish(steps_before);
+        self.scaler.enter();
         self.scaler.tell(error.as_ref());
         module
     }
@@ -399,24 +393,17 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         Ok(())
     }
 
-    /// Shows to those who ask the `MixedPrecision` what has changed: a step, or the scale inside a window.
-    fn publish(&self, steps_before: u64) {
-        #[cfg(feature = "train")]
-        if let Some(amp) = self.scaler.precision() {
-            let stepped = self.scaler.counters().steps() != steps_before;
-            amp.publish(&self.scaler, stepped);
-        }
-        #[cfg(not(feature = "train"))]
-        let _ = steps_before;
+    /// A call that was refused before it began.
+    fn refused<M>(&self, module: M, error: AmpError) -> StepError<M> {
+        self.scaler.enter();
+        StepError::new(module, error)
     }
 
     /// Throws away the micro-batches of a window that is not full. Does nothing without accumulation.
     pub fn drop_window(&mut self) {
         if let Some(window) = &mut self.options.window {
             window.clear();
-        }
-        if let Some(guard) = &mut self.options.guard {
-            guard.drop_window();
+            self.scaler.live().events().discard_window();
         }
     }
 
@@ -425,24 +412,16 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// Parameters, optimizer, averages and an open window stay as they are: a micro-batch that is discarded does not count.
     /// If the gradients were unscaled, they move the loss scale at once; see [`GradScaler::discard`]. Finite micro-batches do not
     /// if the scale stays the same for a whole window (without [`AccumulationConfig::skip_micro_batch`]).
-    ///
-    /// # Panics
-    ///
-    /// Where [`try_discard`](Self::try_discard) returns an error, with its message.
-    pub fn discard(&mut self, grads: impl Into<StepGradients>) {
-        self.try_discard(grads)
-            .unwrap_or_else(|error| panic!("{error}"));
-    }
-
-    /// As [`discard`](Self::discard), for runs that want to handle a failure.
+    /// Gradients that are dropped without this call, and were not unscaled, are taken for a part of the next step: if that is skipped, they may be
+    /// found to be the cause.
     ///
     /// # Errors
     ///
-    /// As [`GradScaler::try_discard`].
-    pub fn try_discard(&mut self, grads: impl Into<StepGradients>) -> Result<(), AmpError> {
-        self.try_synchronize()?;
+    /// As [`GradScaler::discard`].
+    pub fn discard(&mut self, grads: impl Into<StepGradients>) -> Result<(), AmpError> {
+        self.synchronize()?;
         let discarded = self.options.discard(&mut self.scaler, grads.into());
-        self.publish(self.scaler.counters().steps());
+        self.scaler.show_account();
         discarded
     }
 
@@ -451,25 +430,10 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// They are summed in f32 before they are unscaled, on the devices on which Burn's
     /// `ModuleOptimizer::step_multi` sums them; an overflow on one device skips the step.
     ///
-    /// # Panics
-    ///
-    /// Where [`try_step_multi`](Self::try_step_multi) returns an error, with its message.
-    pub fn step_multi<M: Module>(
-        &mut self,
-        lr: impl Into<ModuleLearningRate>,
-        module: M,
-        grads: MultiGradientsParams,
-    ) -> M {
-        self.try_step_multi(lr, module, grads)
-            .unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    /// As [`step_multi`](Self::step_multi), for runs that want to handle a failure.
-    ///
     /// # Errors
     ///
     /// As [`try_step`](Self::try_step).
-    pub fn try_step_multi<M: Module>(
+    pub fn step_multi<M: Module>(
         &mut self,
         lr: impl Into<ModuleLearningRate>,
         module: M,
@@ -477,8 +441,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ) -> Result<M, StepError<M>> {
         for (of_device, _) in &grads.grads {
             if let Err(error) = Entries::of(of_device, &module) {
-                self.scaler.forget_last_call();
-                return Err(self.scaler.failed(module, error));
+                self.scaler.account().begin_call();
+                return Err(self.refused(module, error));
             }
         }
         let grads = sum_of_devices(grads, &module);
@@ -492,7 +456,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 
     /// The scaler, to change its settings.
     pub fn scaler_mut(&mut self) -> &mut GradScaler {
-        self.settle_unheard();
+        self.resolve();
         &mut self.scaler
     }
 
@@ -506,26 +470,6 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self.options.clip.all.as_ref()
     }
 
-    /// The guard; none without [`with_guard`](Self::with_guard).
-    pub fn guard(&self) -> Option<&Guard> {
-        self.options.guard.as_ref().map(StepGuard::guard)
-    }
-
-    /// The average of the weights; none without [`with_ema`](Self::with_ema).
-    pub fn ema(&self) -> Option<&Ema> {
-        self.options.ema.as_ref()
-    }
-
-    /// Ends the training: replaces the parameters by their averages, in the parameters' dtypes, as Keras's
-    /// `finalize_variable_values`; see [`Ema::finalize`]. Returns the module unchanged without [`with_ema`](Self::with_ema).
-    /// Does not wait for the device.
-    pub fn finalize<M: Module>(&self, module: M) -> M {
-        match &self.options.ema {
-            Some(ema) => ema.finalize(module),
-            None => module,
-        }
-    }
-
     /// The inner optimizer.
     pub fn optimizer(&self) -> &O {
         &self.optim
@@ -533,112 +477,75 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 
     /// The inner optimizer, to change its settings.
     pub fn optimizer_mut(&mut self) -> &mut O {
-        self.settle_unheard();
+        self.resolve();
         &mut self.optim
     }
 
     /// The inner optimizer with its state, to use without scaling. An open window and averages are dropped.
     pub fn into_inner(mut self) -> O {
-        self.settle_unheard();
+        self.resolve();
         self.optim
     }
 }
 
 impl<O: ModuleOptim> ScaledOptimizer<O> {
-    /// The state of optimizer and scaler, of an open window, of a guard and of averages, to be stored. Waits for the device.
+    /// The state of optimizer and scaler, of an open window and of hooks (a guard, averages), to be stored. Waits for the device, and for the
+    /// steps in flight.
     ///
     /// A state that cannot be stored is an error of the record's `save`, `into_bytes` and `into_optimizer`.
-    pub fn to_record(&self) -> AmpRecord {
-        let window = (self.options.window.as_ref()).filter(|window| !window.is_empty());
-        let ema = self.options.ema.as_ref().filter(|ema| ema.updates() > 0);
-        // Before the optimizer: what it has counted is right then.
-        let settled = self.settled_scaler();
-        let (scaler, taken) = match &settled {
-            Some((scaler, taken)) => (scaler, *taken),
-            None => (&self.scaler, 0),
-        };
-        let mut record = scaler.to_record().with_optimizer(&self.optim);
-        record.window = window.map(AccumulationWindow::state_to_store);
-        record.averages = ema.map(Ema::state_to_store);
-        if let Some(averages) = &mut record.averages {
-            averages.updates += taken;
-        }
-        record.guard = self.options.guard.clone();
-        record
+    pub fn to_record(&mut self) -> AmpRecord {
+        self.scaler.live().resolve(true);
+        (self.options.record_with(&self.scaler)).with_optimizer(&self.optim)
     }
 
     /// Takes over a stored state, which replaces all of the present one. An open window is dropped. With the record of a plain
-    /// optimizer the scaler starts fresh. With a record that has no averages they start again, and so does a guard with the record
-    /// of none, or of another one. The log warns of it.
+    /// optimizer the scaler starts fresh. A hook (a guard, averages) of which the record has no state starts again, and so does a guard with the
+    /// record of another one. The log warns of it, and of a state without tensors whose hook is not here.
     ///
     /// The settings stay as they are here: see [`GradScaler::load_record`].
-    ///
-    /// # Panics
-    ///
-    /// Where [`try_load_record`](Self::try_load_record) returns an error, with its message.
-    pub fn load_record(&mut self, record: AmpRecord) {
-        self.try_load_record(record)
-            .unwrap_or_else(|error| panic!("{error}"));
-    }
-
-    /// As [`load_record`](Self::load_record), for programs that want to handle a failure.
     ///
     /// Unlike Burn's `load_record`, which silently starts again, it refuses the state of another optimizer. Burn builds the tensors on
     /// `Device::default()`, the first GPU backend that was *compiled in*: the environment variable `BURN_DEVICE` names another.
     ///
     /// # Errors
     ///
-    /// [`AmpError::ForeignRecord`], also for an open window or averages where there is no accumulation or averaging; optimizer,
-    /// scaler, window and averages stay as they were.
-    pub fn try_load_record(&mut self, mut record: AmpRecord) -> Result<(), AmpError> {
-        self.settle_unheard();
+    /// [`AmpError::ForeignRecord`], also for an open window where there is no accumulation, and for tensors of a hook (averages) that is not
+    /// here. [`AmpError::DamagedRecord`], as [`GradScaler::load_record`], and for a state that its hook refuses. Optimizer, scaler, window
+    /// and hooks stay as they were.
+    pub fn load_record(&mut self, mut record: AmpRecord) -> Result<(), AmpError> {
+        self.resolve();
         let state = record.optimizer_state()?;
+        if let Some(scaler) = &record.scaler {
+            scaler.check(self.scaler.live(), record.origin())?;
+        }
         if let Some(reason) = self.misfit(&record) {
             return Err(record.misfit(reason));
         }
-        let (scaler, window) = (record.scaler.take(), record.window.take());
-        let (averages, guard) = (record.averages.take(), record.guard.take());
+        let hooks = self.options.hooks.restored(&mut record)?;
+        record.check_left_hooks()?;
+        record.drop_left_hooks();
+        let (scaler, window) = (record.scaler.take(), record.take());
         let origin = record.origin().to_string();
-        let loaded = self.optim.try_load_record(record.into_optimizer()?);
+        let loaded = self.optim.load_record(record.into_optimizer()?);
         loaded.map_err(|error| match error {
-            AmpError::ForeignRecord { reason, .. } => AmpError::ForeignRecord {
-                origin: origin.clone(),
-                reason,
-            },
+            AmpError::ForeignRecord { reason, .. } => AmpError::foreign(&origin, reason),
             other => other,
         })?;
         self.loaded = Some(state);
-        self.unread.forget();
+        self.scaler.account().error = None;
         if let Some(here) = &mut self.options.window {
-            match window {
-                Some(state) => here.restore(state),
-                None => here.clear(),
-            }
+            here.restore(window.unwrap_or_default());
         }
-        if let Some(here) = &mut self.options.ema {
-            let steps = (scaler.as_ref()).map_or(0, |scaler| scaler.counters.stepped());
-            match averages {
-                Some(state) => here.restore(state),
-                None => {
-                    if here.updates() > 0 || steps > 0 {
-                        log::warn!(
-                            "{origin} holds no averages of the weights: they start again, after {steps} steps"
-                        );
-                    }
-                    here.reset();
-                }
-            }
-        }
-        self.options.restore_guard(guard, &origin);
+        self.options.hooks = hooks;
         match scaler {
-            Some(state) => self.scaler.restore(state, &origin),
+            Some(state) => self.scaler.restore(state, &origin)?,
             None => {
                 self.scaler.reset();
                 log::warn!(
                     "{origin} is the record of an optimizer without loss scaling: the scaler starts fresh, at loss scale {}",
                     self.scaler.loss_scale()
                 );
-                self.publish(0);
+                self.scaler.show_loaded();
             }
         }
         Ok(())
@@ -651,7 +558,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
                           `AmpRecord::without_masters`";
             return Some(reason.to_string());
         }
-        if let Some(state) = record.window.as_ref().filter(|state| state.len > 0) {
+        let window = record.get::<WindowState>();
+        if let Some(state) = window.filter(|state| state.len > 0) {
             let Some(window) = &self.options.window else {
                 return Some(format!(
                     "it holds a window of {} accumulated micro-batches, but there is no accumulation here: use \
@@ -659,16 +567,11 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
                     state.len
                 ));
             };
-            if let Some(reason) = window.misfit(state) {
+            if let Some(reason) = window.misfit(&state) {
                 return Some(format!(
                     "{reason}; drop it with `AmpRecord::without_window`"
                 ));
             }
-        }
-        if record.averages.is_some() && self.options.ema.is_none() {
-            let reason = "it holds averages of the weights, but none are kept here: use `with_ema`, or drop them with \
-                          `AmpRecord::without_averages`";
-            return Some(reason.to_string());
         }
         None
     }
@@ -678,17 +581,17 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// # Errors
     ///
     /// As [`AmpRecord::save`].
-    pub fn save(&self, path: impl AsRef<Path>) -> Result<(), AmpError> {
+    pub fn save(&mut self, path: impl AsRef<Path>) -> Result<(), AmpError> {
         self.to_record().save(path)
     }
 
-    /// Takes over the state in a file: [`AmpRecord::load`], then [`try_load_record`](Self::try_load_record).
+    /// Takes over the state in a file: [`AmpRecord::load`], then [`load_record`](Self::load_record).
     ///
     /// # Errors
     ///
     /// Those of both; the present state stays as it was.
     pub fn load(&mut self, path: impl AsRef<Path>) -> Result<(), AmpError> {
-        self.try_load_record(AmpRecord::load(path)?)
+        self.load_record(AmpRecord::load(path)?)
     }
 
     /// The state as a burnpack in memory: `to_record().into_bytes()`.
@@ -696,22 +599,38 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// # Errors
     ///
     /// As [`AmpRecord::into_bytes`].
-    pub fn into_bytes(&self) -> Result<Bytes, AmpError> {
+    pub fn into_bytes(&mut self) -> Result<Bytes, AmpError> {
         self.to_record().into_bytes()
     }
 
     /// Takes over the state in a burnpack in memory: [`AmpRecord::from_bytes`], then
-    /// [`try_load_record`](Self::try_load_record).
+    /// [`load_record`](Self::load_record).
     ///
     /// # Errors
     ///
     /// Those of both; the present state stays as it was.
     pub fn from_bytes(&mut self, bytes: Bytes) -> Result<(), AmpError> {
-        self.try_load_record(AmpRecord::from_bytes(bytes)?)
+        self.load_record(AmpRecord::from_bytes(bytes)?)
     }
 }
 
 /// Without the inner optimizer: Burn's own does not print.
+/// A clone goes on from here by itself. Waits for the steps in flight.
+impl<O: Clone> Clone for ScaledOptimizer<O> {
+    fn clone(&self) -> Self {
+        self.scaler.live().resolve(true);
+        Self {
+            optim: self.optim.clone(),
+            scaler: self.scaler.clone(),
+            options: self.options.clone(),
+            loaded: self.loaded.clone(),
+            flight: self.flight.forked(),
+            #[cfg(feature = "train")]
+            own_optimize: self.own_optimize,
+        }
+    }
+}
+
 impl<O> std::fmt::Debug for ScaledOptimizer<O> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ScaledOptimizer")

@@ -84,11 +84,11 @@ impl ScaledOptimizerConfig {
         self.scaler.schedule()?;
         if scaler.config() != self.scaler {
             let allowed = "with these settings: make it by `MixedPrecision::with_scaler(config.scaler)`, or by `config.scaler.init()`";
-            return Err(AmpError::InvalidValue {
-                field: "scaler",
-                value: "one with other settings".into(),
-                allowed: allowed.into(),
-            });
+            return Err(AmpError::refused(
+                "scaler",
+                "one with other settings",
+                allowed,
+            ));
         }
         let mut optim = ScaledOptimizer::new(optim, scaler);
         if let Some(clip) = self.clip {

@@ -1,12 +1,91 @@
-//! One tensor for each parameter, of any rank: running sums, moving averages.
+//! Tensors by parameter: running sums, moving averages, masters.
 
 use burn::{
     module::ParamId,
     tensor::{DType, Device, Shape, Tensor, TensorData},
 };
-use std::{any::Any, collections::BTreeMap, fmt, sync::Arc};
+use std::{collections::BTreeMap, fmt};
 
-use crate::rank::with_rank;
+use crate::any_tensor::AnyTensor;
+
+/// What is kept of a parameter: on its device, or as it was loaded, until its device is known.
+#[derive(Clone)]
+pub(crate) enum ParamTensor {
+    /// Boxed, as a handle is large and what was loaded is small.
+    Live(Box<AnyTensor>),
+    Stored(TensorData),
+}
+
+impl ParamTensor {
+    pub(crate) fn rank(&self) -> usize {
+        match self {
+            Self::Live(tensor) => tensor.rank(),
+            Self::Stored(data) => data.rank(),
+        }
+    }
+
+    pub(crate) fn shape(&self) -> Shape {
+        match self {
+            Self::Live(tensor) => tensor.shape(),
+            Self::Stored(data) => data.shape().clone(),
+        }
+    }
+
+    pub(crate) fn dtype(&self) -> DType {
+        match self {
+            Self::Live(tensor) => tensor.dtype(),
+            Self::Stored(data) => data.dtype(),
+        }
+    }
+
+    /// The tensor where it is, or on `device` if it was loaded; none if it was, in a rank that Burn's tensors cannot have. Nothing here holds
+    /// its memory, unless a clone of this does.
+    pub(crate) fn live(self, device: &Device) -> Option<AnyTensor> {
+        match self {
+            Self::Live(tensor) => Some(*tensor),
+            Self::Stored(data) => AnyTensor::from_data(data, device),
+        }
+    }
+
+    /// The tensor on `device`; none if its rank is not `D`.
+    pub(crate) fn on<const D: usize>(self, device: &Device) -> Option<Tensor<D>> {
+        let fits = self.rank() == D;
+        let tensor = fits.then(|| self.live(device)).flatten()?;
+        Some(tensor.moved_to(device).into_tensor())
+    }
+
+    /// Waits for the device, or will where the values are looked at: see [`ParamTensors::to_data`].
+    pub(crate) fn to_data(&self) -> TensorData {
+        match self {
+            Self::Live(tensor) => AnyTensor::clone(tensor).into_data(),
+            Self::Stored(data) => data.clone(),
+        }
+    }
+}
+
+impl From<AnyTensor> for ParamTensor {
+    fn from(tensor: AnyTensor) -> Self {
+        Self::Live(Box::new(tensor))
+    }
+}
+
+impl From<TensorData> for ParamTensor {
+    fn from(data: TensorData) -> Self {
+        Self::Stored(data)
+    }
+}
+
+impl<const D: usize> From<Tensor<D>> for ParamTensor {
+    fn from(tensor: Tensor<D>) -> Self {
+        AnyTensor::new(tensor).into()
+    }
+}
+
+impl fmt::Debug for ParamTensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}{:?}", self.dtype(), self.shape())
+    }
+}
 
 /// Tensors by parameter id. What was loaded stays on the host until a parameter's device is known.
 ///
@@ -14,136 +93,77 @@ use crate::rank::with_rank;
 /// changes a tensor first, copies it.
 #[derive(Clone, Debug, Default)]
 pub struct ParamTensors {
-    slots: BTreeMap<u64, Slot>,
+    tensors: BTreeMap<u64, ParamTensor>,
 }
 
-#[derive(Clone, Debug)]
-struct Slot {
-    shape: Shape,
-    dtype: DType,
-    value: Value,
-}
-
-#[derive(Clone)]
-enum Value {
-    /// A `Tensor<D>`, with the rank of the shape.
-    Live(Arc<dyn Any + Send + Sync>),
-    Stored(TensorData),
+impl<T: Into<ParamTensor>> FromIterator<(ParamId, T)> for ParamTensors {
+    fn from_iter<I: IntoIterator<Item = (ParamId, T)>>(tensors: I) -> Self {
+        let mut all = Self::default();
+        for (id, tensor) in tensors {
+            all.insert(id, tensor);
+        }
+        all
+    }
 }
 
 impl ParamTensors {
     pub(crate) fn len(&self) -> usize {
-        self.slots.len()
+        self.tensors.len()
+    }
+
+    pub(crate) fn ids(&self) -> impl Iterator<Item = ParamId> {
+        self.tensors.keys().map(|id| ParamId::from(*id))
     }
 
     pub(crate) fn contains(&self, id: ParamId) -> bool {
-        self.slots.contains_key(&id.val())
+        self.tensors.contains_key(&id.val())
     }
 
-    /// Takes over the tensors of others, in place of those of the same parameters.
-    pub(crate) fn extend(&mut self, others: Self) {
-        self.slots.extend(others.slots);
+    /// The tensor of a parameter, wherever it is.
+    pub(crate) fn tensor(&self, id: ParamId) -> Option<&ParamTensor> {
+        self.tensors.get(&id.val())
     }
 
-    pub(crate) fn retain(&mut self, keep: impl Fn(ParamId) -> bool) {
-        self.slots.retain(|id, _| keep(ParamId::from(*id)));
-    }
-
-    pub(crate) fn remove(&mut self, id: ParamId) {
-        self.slots.remove(&id.val());
-    }
-
-    pub(crate) fn shape(&self, id: ParamId) -> Option<&Shape> {
-        self.slots.get(&id.val()).map(|slot| &slot.shape)
+    pub(crate) fn shape(&self, id: ParamId) -> Option<Shape> {
+        self.tensor(id).map(ParamTensor::shape)
     }
 
     pub(crate) fn dtype(&self, id: ParamId) -> Option<DType> {
-        self.slots.get(&id.val()).map(|slot| slot.dtype)
+        self.tensor(id).map(ParamTensor::dtype)
     }
 
-    pub(crate) fn insert<const D: usize>(&mut self, id: ParamId, tensor: Tensor<D>) {
-        let slot = Slot {
-            shape: tensor.shape(),
-            dtype: tensor.dtype(),
-            value: Value::Live(Arc::new(tensor)),
-        };
-        self.slots.insert(id.val(), slot);
+    pub(crate) fn insert(&mut self, id: ParamId, tensor: impl Into<ParamTensor>) {
+        self.tensors.insert(id.val(), tensor.into());
     }
 
     /// Keeps a loaded tensor on the host.
     pub(crate) fn store(&mut self, id: ParamId, data: TensorData) {
-        let slot = Slot {
-            shape: data.shape().clone(),
-            dtype: data.dtype(),
-            value: Value::Stored(data),
-        };
-        self.slots.insert(id.val(), slot);
+        self.insert(id, data);
     }
 
     /// Takes the tensor of a parameter out, on `device`, so that nothing else here holds its memory.
-    pub(crate) fn take<const D: usize>(
-        &mut self,
-        id: ParamId,
-        device: &Device,
-    ) -> Option<Tensor<D>> {
-        match self.slots.remove(&id.val())?.value {
-            Value::Stored(data) => upload(data, device),
-            Value::Live(tensor) => {
-                let tensor = tensor.downcast::<Tensor<D>>().ok()?;
-                // The tensor itself, unless a clone of these tensors has it too.
-                let tensor = Arc::try_unwrap(tensor).unwrap_or_else(|shared| (*shared).clone());
-                Some(moved(tensor, device))
-            }
-        }
+    pub(crate) fn take_any(&mut self, id: ParamId, device: &Device) -> Option<AnyTensor> {
+        let tensor = self.tensors.remove(&id.val())?.live(device)?;
+        Some(tensor.moved_to(device))
     }
 
     /// The tensor of a parameter, on `device`. A handle to the same memory if it is there already.
+    pub(crate) fn get_any(&self, id: ParamId, device: &Device) -> Option<AnyTensor> {
+        let tensor = self.tensor(id)?.clone().live(device)?;
+        Some(tensor.moved_to(device))
+    }
+
+    /// As [`get_any`](Self::get_any); none if its rank is not `D`.
     pub(crate) fn get<const D: usize>(&self, id: ParamId, device: &Device) -> Option<Tensor<D>> {
-        match &self.slots.get(&id.val())?.value {
-            Value::Stored(data) => upload(data.clone(), device),
-            Value::Live(tensor) => {
-                let tensor = tensor.downcast_ref::<Tensor<D>>()?;
-                Some(moved(tensor.clone(), device))
-            }
-        }
+        self.tensor(id)?.clone().on(device)
     }
 
     /// The values, in the order of the ids. Waits for the device, or will where they are looked at (CubeCL reads then): hold these
     /// tensors until that is done, or a change in place shows.
     pub(crate) fn to_data(&self) -> Vec<(ParamId, TensorData)> {
-        let data = |(id, slot): (&u64, &Slot)| {
-            let data = match &slot.value {
-                Value::Stored(data) => Some(data.clone()),
-                Value::Live(tensor) => with_rank!(
-                    slot.shape.num_dims(),
-                    D => tensor.downcast_ref::<Tensor<D>>().map(Tensor::to_data),
-                    _rank => None
-                ),
-            };
-            data.map(|data| (ParamId::from(*id), data))
-        };
-        self.slots.iter().filter_map(data).collect()
-    }
-}
-
-fn upload<const D: usize>(data: TensorData, device: &Device) -> Option<Tensor<D>> {
-    let dtype = data.dtype();
-    (data.rank() == D).then(|| Tensor::from_data(data, (device, dtype)))
-}
-
-fn moved<const D: usize>(tensor: Tensor<D>, device: &Device) -> Tensor<D> {
-    if tensor.device() == *device {
-        tensor
-    } else {
-        tensor.to_device(device)
-    }
-}
-
-impl fmt::Debug for Value {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Live(_) => f.write_str("on its device"),
-            Self::Stored(_) => f.write_str("on the host"),
-        }
+        let tensors = self.tensors.iter();
+        tensors
+            .map(|(id, tensor)| (ParamId::from(*id), tensor.to_data()))
+            .collect()
     }
 }

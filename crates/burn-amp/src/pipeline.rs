@@ -19,14 +19,15 @@
 //!     let grads = GradientsParams::from_grads(output.square().mean().backward(), &model);
 //!     model = optim.step(1e-3, model, grads); // the parameters of the update before
 //! }
-//! model = optim.synchronize(model); // those of the last one
+//! model = optim.synchronize(model)?; // those of the last one
 //! # let _ = model;
 //! # Ok::<(), burn_amp::AmpError>(())
 //! ```
 
-#[cfg(test)]
-mod law;
 mod masters;
+#[cfg(test)]
+#[path = "../tests/units/pipeline_scale.rs"]
+mod scale;
 mod update;
 mod worker;
 
@@ -51,14 +52,14 @@ use crate::{
     module_optim::ModuleOptim,
     optimizer::ScaledOptimizer,
     param_tensors::ParamTensors,
-    record::AmpRecord,
+    record::{self, AmpRecord},
     running_statistics::{RunningStatistics, Statistics},
     scaler::GradScaler,
 };
 use masters::Places;
 #[cfg(feature = "train")]
 pub(crate) use masters::put;
-use update::{Call, Update, Updated};
+use update::{Update, Updated};
 use worker::{Ended, Pending, Worker};
 
 /// An optimizer that steps on a thread of its own, on another device, while the training device computes the next iteration.
@@ -89,20 +90,44 @@ pub struct PipelinedOptimizer<O = ModuleOptimizer> {
     worker: Worker<Update<O>>,
     synchronous: bool,
     /// The side that scales: what is known of the last update that was received.
-    scaler: GradScaler,
+    pub(crate) scaler: GradScaler,
     in_flight: InFlight,
-    /// Of the module that was handed over; none before the first step.
-    places: Option<Places>,
+    pub(crate) module: HandedOver,
     /// Masters of a record, for the next module.
-    stored: ParamTensors,
-    /// What the last update that was received has made of the parameters.
-    image: ParamTensors,
+    pub(crate) stored: ParamTensors,
     window: Window,
     loss: Option<f64>,
     calls: u64,
+}
+
+/// What is known of the module that was handed over: nothing before the first step.
+#[derive(Default)]
+pub(crate) struct HandedOver {
+    places: Option<Places>,
+    /// What the last update that was received has made of the parameters.
+    pub(crate) image: ParamTensors,
     statistics: RunningStatistics,
     /// The running statistics before the present window; none where there are none.
     met: Option<Statistics>,
+}
+
+impl HandedOver {
+    /// Looks after the running statistics of the module, after an update: a forward pass that overflows leaves NaN in them, and a skip does not
+    /// take it back. The update knows nothing of those before the present window unless all is done.
+    fn tend<M: Module>(&mut self, module: &M, outcome: Option<StepOutcome>, until: Until) {
+        let Some(met) = self.met.take() else {
+            return;
+        };
+        match (outcome, until) {
+            (Some(StepOutcome::Skipped), _) => {
+                self.statistics.meet(met);
+                self.statistics.repair(module);
+            }
+            (Some(StepOutcome::Stepped), Until::LastUpdate) => self.statistics.learn(met),
+            (Some(StepOutcome::Stepped), Until::AllIsDone) => self.statistics.keep(module),
+            _ => {}
+        }
+    }
 }
 
 /// The jobs whose results were not received, in their order.
@@ -130,7 +155,7 @@ impl Drop for InFlight {
         if self.has_update() && !std::thread::panicking() {
             log::warn!(
                 "a `PipelinedOptimizer` was dropped with an update whose parameters nobody has received: call \
-                 `model = optim.synchronize(model)` at the end of the training"
+                 `model = optim.synchronize(model)?` at the end of the training"
             );
         }
     }
@@ -164,11 +189,8 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         let mut optim = optim.into();
         let window = match optim.window() {
             Some(window) if window.config().skip_micro_batch => {
-                return Err(AmpError::InvalidValue {
-                    field: "skip_micro_batch",
-                    value: "true".to_string(),
-                    allowed: "false for a pipelined optimizer".to_string(),
-                });
+                let allowed = "false for a pipelined optimizer";
+                return Err(AmpError::refused("skip_micro_batch", "true", allowed));
             }
             Some(window) => Window {
                 size: window.config().micro_batches,
@@ -176,7 +198,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
             },
             None => Window { size: 1, sent: 0 },
         };
-        optim.hear_every_step();
+        optim.resolve_each_step();
         let scaler = optim.scaler().clone();
         *optim.scaler_mut() = scaler.apart();
         let update = Update::new(optim, host.inner());
@@ -189,14 +211,11 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
             synchronous: false,
             scaler,
             in_flight: InFlight::default(),
-            places: None,
+            module: HandedOver::default(),
             stored: ParamTensors::default(),
-            image: ParamTensors::default(),
             window,
             loss: None,
             calls: 0,
-            statistics: RunningStatistics::default(),
-            met: None,
         })
     }
 
@@ -262,28 +281,17 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
             lr: Some(&lr),
             ..Default::default()
         };
-        let statistics = match traversal.of(&module) {
-            Ok(mut entries) => entries.take_statistics(),
-            Err(error) => return Err(self.refused(module, error)),
-        };
-        if let Err(error) = self.meet(&module, statistics) {
+        let entries = traversal.of(&module);
+        let checked =
+            entries.and_then(|mut entries| self.check_module(&module, entries.take_buffers()));
+        if let Err(error) = checked {
             return Err(self.refused(module, error));
         }
-        let is_update = self.window.sent + 1 >= self.window.size;
-        let what = match is_update {
+        let what = match self.window.sent + 1 >= self.window.size {
             true => What::Update,
             false => What::MicroBatch,
         };
-        let module = self.call(lr, module, Call::Step(grads), what)?;
-        self.window.sent = match is_update {
-            true => 0,
-            false => self.window.sent + 1,
-        };
-        self.calls += 1;
-        match self.synchronous {
-            true => self.try_synchronize(module),
-            false => Ok(module),
-        }
+        self.call(lr, module, Some(grads), what)
     }
 
     /// Steps with the micro-batches of a window that is not full, as [`step`](Self::step) does; see [`ScaledOptimizer::flush`].
@@ -313,12 +321,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         if self.window.sent == 0 {
             return Ok(module);
         }
-        let module = self.call(lr.into(), module, Call::Flush, What::Update)?;
-        self.window.sent = 0;
-        match self.synchronous {
-            true => self.try_synchronize(module),
-            false => Ok(module),
-        }
+        self.call(lr.into(), module, None, What::Update)
     }
 
     /// Waits for all that was handed over, and returns `module` with the newest parameters. The next iteration is computed with the newest
@@ -326,27 +329,16 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     ///
     /// Call it before an evaluation, before the model is saved, and at the end of the training.
     ///
-    /// # Panics
-    ///
-    /// Where [`try_synchronize`](Self::try_synchronize) returns an error, with its message.
-    pub fn synchronize<M: Module + 'static>(&mut self, module: M) -> M {
-        self.try_synchronize(module)
-            .unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    /// As [`synchronize`](Self::synchronize), for runs that want to handle a failure.
-    ///
     /// # Errors
     ///
     /// Those of [`ScaledOptimizer::try_step`], for the last update; the module has the newest parameters nevertheless. Otherwise as
     /// [`try_step`](Self::try_step).
-    pub fn try_synchronize<M: Module + 'static>(&mut self, module: M) -> Result<M, StepError<M>> {
-        if self.stored.len() > 0
-            && let Err(error) = self.begin(&module)
-        {
-            return Err(StepError::new(module, error));
-        }
-        self.receive(module, Until::AllIsDone)
+    pub fn synchronize<M: Module + 'static>(&mut self, module: M) -> Result<M, StepError<M>> {
+        let begun = match self.stored.len() {
+            0 => Ok(()),
+            _ => self.begin(&module),
+        };
+        self.receive(StepError::join(module, begun)?, Until::AllIsDone)
     }
 
     /// Goes on from the parameters of `module` as they are: for a program that has changed them, or loaded others.
@@ -355,10 +347,10 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     ///
     /// # Errors
     ///
-    /// As [`try_synchronize`](Self::try_synchronize); the masters are replaced nevertheless, unless the thread has ended.
+    /// As [`synchronize`](Self::synchronize); the masters are replaced nevertheless, unless the thread has ended.
     pub fn reload<M: Module + 'static>(&mut self, module: &M) -> Result<(), AmpError> {
         let received = self.receive(module.clone(), Until::AllIsDone);
-        (self.places, self.stored) = (None, ParamTensors::default());
+        self.stored = ParamTensors::default();
         let begun = self.begin(module);
         received.map(drop).map_err(AmpError::from).and(begun)
     }
@@ -390,7 +382,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     pub fn set_loss_scale(&mut self, scale: f64) -> Result<(), AmpError> {
         self.scaler.schedule().with_scale("loss_scale", scale)?;
         self.send(What::Other, move |update| {
-            update.set_next_scale(scale);
+            update.next_scale = Some(scale);
             update.updated(Ok(()), None)
         })
     }
@@ -430,16 +422,15 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     ///
     /// Where the module that the program holds is behind, or its parameters are in half precision, the f32 masters are in it too: a run
     /// that resumes goes on from them. After [`synchronize`](Self::synchronize), an f32 module is the masters, and the record has none.
-    pub fn to_record(&self) -> AmpRecord {
-        let is_half = self.places.as_ref().is_some_and(Places::has_half);
+    pub fn to_record(&mut self) -> AmpRecord {
+        let is_half = self.module.places.as_ref().is_some_and(Places::has_half);
         let with_masters = is_half || self.in_flight.has_update();
-        let record = self
-            .worker
-            .send(move |update| update.to_record(with_masters));
+        let record = self.worker.send(move |update| update.record(with_masters));
         match record.and_then(Pending::wait) {
             Ok(mut record) => {
                 if self.stored.len() > 0 {
-                    record.masters = Some(self.stored.clone());
+                    let values = self.stored.clone();
+                    record.put(Some(record::Masters { values }));
                 }
                 record
             }
@@ -451,33 +442,20 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     ///
     /// Call [`synchronize`](Self::synchronize) with the module afterwards: it gets the masters of the record, if there are any.
     ///
-    /// # Panics
-    ///
-    /// Where [`try_load_record`](Self::try_load_record) returns an error, with its message.
-    pub fn load_record(&mut self, record: AmpRecord) {
-        self.try_load_record(record)
-            .unwrap_or_else(|error| panic!("{error}"));
-    }
-
-    /// As [`load_record`](Self::load_record), for programs that want to handle a failure.
-    ///
     /// # Errors
     ///
-    /// As [`ScaledOptimizer::try_load_record`]; the present state stays as it was. [`AmpError::OptimizerThread`].
-    pub fn try_load_record(&mut self, mut record: AmpRecord) -> Result<(), AmpError> {
-        let (masters, sent) = (record.masters.take(), record.window());
+    /// As [`ScaledOptimizer::load_record`]; the present state stays as it was. [`AmpError::OptimizerThread`].
+    pub fn load_record(&mut self, mut record: AmpRecord) -> Result<(), AmpError> {
+        let (masters, sent) = (record.take::<record::Masters>(), record.window());
         let loaded = self
             .worker
-            .send(|update| update.try_load_record(record))
+            .send(|update| update.load_record(record))
             .and_then(Pending::wait)?;
         self.scaler.follow(loaded?, false);
         self.in_flight.0.clear();
-        self.places = None;
-        self.stored = masters.unwrap_or_default();
-        self.image = ParamTensors::default();
+        self.module = HandedOver::default();
+        self.stored = masters.map(|masters| masters.values).unwrap_or_default();
         self.window.sent = sent;
-        self.statistics = RunningStatistics::default();
-        self.met = None;
         Ok(())
     }
 
@@ -486,98 +464,74 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     /// # Errors
     ///
     /// As [`AmpRecord::save`].
-    pub fn save(&self, path: impl AsRef<Path>) -> Result<(), AmpError> {
+    pub fn save(&mut self, path: impl AsRef<Path>) -> Result<(), AmpError> {
         self.to_record().save(path)
     }
 
-    /// Takes over the state in a file: [`AmpRecord::load`], then [`try_load_record`](Self::try_load_record).
+    /// Takes over the state in a file: [`AmpRecord::load`], then [`load_record`](Self::load_record).
     ///
     /// # Errors
     ///
     /// Those of both; the present state stays as it was.
     pub fn load(&mut self, path: impl AsRef<Path>) -> Result<(), AmpError> {
-        self.try_load_record(AmpRecord::load(path)?)
+        self.load_record(AmpRecord::load(path)?)
     }
 
     /// Ends the pipeline: the newest parameters, and the optimizer with its state, to go on without.
     ///
     /// # Errors
     ///
-    /// As [`try_synchronize`](Self::try_synchronize).
+    /// As [`synchronize`](Self::synchronize).
     pub fn into_inner<M: Module + 'static>(
         mut self,
         module: M,
     ) -> Result<(M, ScaledOptimizer<O>), StepError<M>> {
-        let module = self.try_synchronize(module)?;
-        match self.worker.finish() {
-            Ok(update) => {
-                let mut optim = update.optim;
-                *optim.scaler_mut() = self.scaler;
-                Ok((module, optim))
-            }
-            Err(ended) => Err(StepError::new(module, ended.into())),
+        let module = self.synchronize(module)?;
+        match self.into_parts() {
+            Ok((optim, ..)) => Ok((module, optim)),
+            Err(error) => Err(StepError::new(module, error)),
         }
     }
 
     /// The optimizer, and where it was to step: before its first step, or with all that it was given.
-    #[cfg(feature = "train")]
     pub(crate) fn into_parts(self) -> Result<(ScaledOptimizer<O>, Device, bool), AmpError> {
         let mut update = self.worker.finish()?;
         *update.optim.scaler_mut() = self.scaler;
         Ok((update.optim, update.host, self.synchronous))
     }
 
-    /// Goes on from these masters with the next module.
-    #[cfg(feature = "train")]
-    pub(crate) fn store_masters(&mut self, stored: ParamTensors) {
-        self.stored = stored;
-    }
-
-    /// The side that scales, with the loss scale that it shares.
-    #[cfg(feature = "train")]
-    pub(crate) fn side_that_scales(&self) -> GradScaler {
-        self.scaler.clone()
-    }
-
-    /// The parameters that were received last: handles.
-    #[cfg(feature = "train")]
-    pub(crate) fn image(&self) -> ParamTensors {
-        self.image.clone()
-    }
-
     /// What is to be refused before anything is sent, and the masters of a module that was not met before.
-    fn meet<M: Module + 'static>(
+    fn check_module<M: Module + 'static>(
         &mut self,
         module: &M,
         statistics: Statistics,
     ) -> Result<(), AmpError> {
-        if self.scaler.is_shared() {
-            return Err(AmpError::InvalidValue {
-                field: "optim",
-                value: "one of several optimizers of a `MixedPrecision`".to_string(),
-                allowed: "the only one: give each network that is pipelined its own".to_string(),
-            });
+        if self.scaler.live().is_shared() {
+            return Err(AmpError::refused(
+                "optim",
+                "one of several optimizers of a `MixedPrecision`",
+                "the only one: give each network that is pipelined its own",
+            ));
         }
-        match &self.places {
+        match &self.module.places {
             None => self.begin(module)?,
             Some(known) => {
                 known.check(&Places::of(module))?;
                 if self.calls.is_power_of_two()
-                    && let Some(parameter) = masters::first_changed(module, &self.image)
+                    && let Some(parameter) = masters::first_changed(module, &self.module.image)
                 {
-                    return Err(AmpError::OtherModule {
-                        parameter,
-                        reason: "was changed since the last step".to_string(),
-                    });
+                    let reason = "was changed since the last step";
+                    return Err(AmpError::other_module(parameter, reason));
                 }
             }
         }
         if self.window.sent == 0 && self.scaler.is_enabled() && !statistics.is_empty() {
             // The first are known to be good.
-            if let Some(before) = self.met.replace(statistics) {
-                self.statistics.meet(before);
+            if let Some(before) = self.module.met.replace(statistics) {
+                self.module.statistics.meet(before);
             }
         }
+        self.calls += 1;
         Ok(())
     }
 
@@ -588,8 +542,8 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
             places.check_masters(&self.stored)?;
         }
         let (own, stored) = (module.clone(), std::mem::take(&mut self.stored));
-        self.places = Some(places.clone());
-        self.image = ParamTensors::default();
+        self.module.places = Some(places.clone());
+        self.module.image = ParamTensors::default();
         self.send(What::Other, move |update| {
             update.begin(own, places, &stored)
         })
@@ -600,7 +554,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         &mut self,
         lr: ModuleLearningRate,
         mut module: M,
-        call: Call,
+        grads: Option<StepGradients>,
         what: What,
     ) -> Result<M, StepError<M>> {
         if what == What::Update {
@@ -608,10 +562,15 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         }
         let noted = self.scaler.hand_over();
         let loss = self.loss.take();
-        let sent = self.send(what, move |update| update.step::<M>(lr, call, loss, noted));
-        match sent {
-            Ok(()) => Ok(module),
-            Err(error) => Err(StepError::new(module, error)),
+        let sent = self.send(what, move |update| update.step::<M>(lr, grads, loss, noted));
+        module = StepError::join(module, sent)?;
+        self.window.sent = match what {
+            What::MicroBatch => self.window.sent + 1,
+            _ => 0,
+        };
+        match self.synchronous {
+            true => self.synchronize(module),
+            false => Ok(module),
         }
     }
 
@@ -641,8 +600,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
                     self.scaler.follow(updated.reached, what != What::Other);
                     if what == What::Update {
                         let outcome = self.scaler.last_outcome();
-                        let met = self.met.take();
-                        tend(&mut self.statistics, &module, outcome, met, until);
+                        self.module.tend(&module, outcome, until);
                     }
                 }
                 Err(ended) => failed = failed.or(Some(ended.into())),
@@ -650,7 +608,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         }
         if let Some(image) = image {
             module = masters::put(module, &image);
-            self.image = image;
+            self.module.image = image;
         }
         let ended = self.worker.check().err().map(AmpError::from);
         match failed.or(ended) {
@@ -664,29 +622,6 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         drop(self.scaler.hand_over());
         self.loss = None;
         StepError::new(module, error)
-    }
-}
-
-/// Looks after the running statistics of a module, after an update: a forward pass that overflows leaves NaN in them, and a skip does not
-/// take it back. `met` are those before the present window, which the update knows nothing of unless all is done.
-fn tend<M: Module>(
-    statistics: &mut RunningStatistics,
-    module: &M,
-    outcome: Option<StepOutcome>,
-    met: Option<Statistics>,
-    until: Until,
-) {
-    let Some(met) = met else {
-        return;
-    };
-    match (outcome, until) {
-        (Some(StepOutcome::Skipped), _) => {
-            statistics.meet(met);
-            statistics.repair(module);
-        }
-        (Some(StepOutcome::Stepped), Until::LastUpdate) => statistics.learn(met),
-        (Some(StepOutcome::Stepped), Until::AllIsDone) => statistics.keep(module),
-        _ => {}
     }
 }
 

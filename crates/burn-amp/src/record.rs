@@ -1,6 +1,6 @@
-//! [`AmpRecord`]: the state of an optimizer, a scaler, a window, averages, in Burn's own container.
+//! [`AmpRecord`]: the state of an optimizer, of a loss scale, and further states by their names, in Burn's own container.
 //!
-//! Our part is one sealed section: a JSON text in the container's metadata, beside a version, a kind and a CRC-32 over
+//! Our part is one sealed section: JSON texts in the container's metadata, beside a version, a kind and a CRC-32 over
 //! everything in the container (tensors, scalars, metadata). Burn's readers ignore all four, so an optimizer's record with such
 //! a section is still an optimizer's record.
 
@@ -8,41 +8,37 @@ mod checksum;
 pub(crate) mod container;
 mod file;
 mod optimizer_state;
+mod owners;
+mod state;
 mod tensors;
 
 use burn::{
     optim::OptimizerRecord,
     tensor::{Bytes, DType},
 };
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
 
 pub(crate) use container::Container;
-use container::Kind;
 pub(crate) use optimizer_state::OptimizerState;
+pub(crate) use owners::Masters;
+use owners::{EARLIER_HOOK, EARLIER_HOOKS, STATES};
+pub use state::State;
+use state::{Format, Stored};
 
 use crate::{
-    accumulation::{AccumulationWindow, WindowState},
-    ema::{Ema, EmaState},
-    error::AmpError,
-    guard::StepGuard,
-    loss_scale::LossScale,
-    module_optim::ModuleOptim,
-    param_tensors::ParamTensors,
-    scaler::{GradScaler, ScalerState},
-    step_counters::StepCounters,
+    error::AmpError, fused::FRESH, loss_scale::LossScale, module_optim::ModuleOptim,
+    scaler::ScalerState, step_counters::StepCounters,
 };
 
-const WINDOW: &str = "burn_amp.window";
-const SUM: &str = ".burn_amp.sum";
-const EMA: &str = "burn_amp.ema";
-const AVERAGE: &str = ".burn_amp.average";
-const MASTER: &str = ".burn_amp.master";
-const GUARD: &str = "burn_amp.guard";
+/// The kind of a record that holds a plain optimizer's state beside that of a loss scale.
+const SCALED_OPTIMIZER: &str = "scaled_optimizer";
+/// The kind of a record that holds the state of a hook alone.
+const HOOK: &str = "hook";
 
-/// The state of a training run, to be stored: that of a [`ScaledOptimizer`](crate::ScaledOptimizer), with its scaler, an open
-/// accumulation window and averages of the weights, or that of a [`GradScaler`], an [`AccumulationWindow`] or an [`Ema`] alone.
+/// The state of a training run, to be stored: that of a [`ScaledOptimizer`](crate::ScaledOptimizer), with its scaler and all that it
+/// keeps from step to step, or one of these states alone.
 ///
-/// Made by their `to_record`, taken by their `load_record`; each takes its own part. The file is a burnpack with a version and
+/// Made by their owners' `to_record`, taken by their `load_record`; each takes its own part. The file is a burnpack with a version and
 /// a checksum. That of an optimizer is one that Burn's `OptimizerRecord::load` reads too, to go on in f32 without this crate;
 /// and the file of a plain optimizer loads as a record without a scaler.
 ///
@@ -55,7 +51,7 @@ const GUARD: &str = "burn_amp.guard";
 /// let record = AmpRecord::from_bytes(bytes)?;
 /// assert_eq!(record.counters().unwrap().steps(), 0);
 /// let mut resumed = GradScalerConfig::new().init()?;
-/// resumed.load_record(record);
+/// resumed.load_record(record)?;
 /// assert_eq!(resumed.loss_scale(), 1024.0);
 /// # Ok::<(), burn_amp::AmpError>(())
 /// ```
@@ -64,11 +60,10 @@ pub struct AmpRecord {
     origin: String,
     optimizer: Option<Container>,
     pub(crate) scaler: Option<ScalerState>,
-    pub(crate) window: Option<WindowState>,
-    pub(crate) averages: Option<EmaState>,
-    /// The f32 values of parameters that the model's own record does not have.
-    pub(crate) masters: Option<ParamTensors>,
-    pub(crate) guard: Option<StepGuard>,
+    /// What else is stored, by its name.
+    states: BTreeMap<&'static str, State>,
+    /// The states of hooks, by their names.
+    hooks: BTreeMap<String, State>,
     /// Why the optimizer's state cannot be stored.
     refused: Option<AmpError>,
 }
@@ -79,12 +74,33 @@ impl AmpRecord {
             origin: "memory".to_string(),
             optimizer: None,
             scaler: None,
-            window: None,
-            averages: None,
-            masters: None,
-            guard: None,
+            states: BTreeMap::new(),
+            hooks: BTreeMap::new(),
             refused: None,
         }
+    }
+
+    /// As [`empty`](Self::empty), with another name in messages.
+    #[cfg(feature = "train")]
+    pub(crate) fn empty_of(origin: &str) -> Self {
+        Self {
+            origin: origin.to_string(),
+            ..Self::empty()
+        }
+    }
+
+    /// The record of one state.
+    pub(crate) fn of(state: impl Stored) -> Self {
+        let mut record = Self::empty();
+        record.put(Some(state));
+        record
+    }
+
+    /// The record of a hook's state alone.
+    pub(crate) fn of_hook(name: &str, state: State) -> Self {
+        let mut record = Self::empty();
+        record.put_hook(name.to_string(), state);
+        record
     }
 
     /// That of a state that cannot be had.
@@ -95,6 +111,83 @@ impl AmpRecord {
         }
     }
 
+    /// Holds this state, or none, from now on, in place of one of the same name.
+    pub(crate) fn put<S: Stored>(&mut self, state: Option<S>) {
+        match state {
+            Some(state) => drop(self.states.insert(S::NAME, state.into_state())),
+            None => drop(self.states.remove(S::NAME)),
+        }
+    }
+
+    /// A copy of a state, if there is one.
+    pub(crate) fn get<S: Stored>(&self) -> Option<S> {
+        self.states.get(S::NAME).cloned().map(S::of_state)
+    }
+
+    /// Takes out a state, if there is one.
+    pub(crate) fn take<S: Stored>(&mut self) -> Option<S> {
+        self.states.remove(S::NAME).map(S::of_state)
+    }
+
+    pub(crate) fn put_hook(&mut self, name: String, state: State) {
+        self.hooks.insert(name, state);
+    }
+
+    /// The state of a hook, if there is one.
+    pub(crate) fn hook(&self, name: &str) -> Option<&State> {
+        self.hooks.get(name)
+    }
+
+    /// Takes out the state of a hook, if there is one.
+    pub(crate) fn take_hook(&mut self, name: &str) -> Option<State> {
+        self.hooks.remove(name)
+    }
+
+    /// The names of the [hooks](crate::hook::Hook) whose states it holds: `guard` is that of a [`Guard`](crate::Guard), `ema` that of an
+    /// [`Ema`](crate::Ema).
+    pub fn hooks(&self) -> impl Iterator<Item = &str> {
+        self.hooks.keys().map(String::as_str)
+    }
+
+    /// The record without the state of a hook, which starts again, or is not there.
+    pub fn without_hook(mut self, name: &str) -> Self {
+        self.hooks.remove(name);
+        self
+    }
+
+    /// Refuses to drop the tensors of a hook that is not here.
+    pub(crate) fn check_left_hooks(&self) -> Result<(), AmpError> {
+        let mut states = self.hooks.iter();
+        match states.find(|(_, state)| state.tensors.len() > 0) {
+            Some((name, _)) => Err(self.misfit(format!(
+                "it holds the state of the hook `{name}`, which is not here: add the hook, or drop the state with \
+                 `AmpRecord::without_hook`"
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// Drops the states of hooks that are not here.
+    pub(crate) fn drop_left_hooks(&mut self) {
+        for name in std::mem::take(&mut self.hooks).into_keys() {
+            log::warn!(
+                "{} holds the state of the hook `{name}`, which is not here: it is dropped",
+                self.origin
+            );
+        }
+    }
+
+    /// The error for a hook's state that the hook refuses.
+    pub(crate) fn refused_hook(&self, name: &str, reason: &str) -> AmpError {
+        container::refusal(&self.origin, name, reason)
+    }
+
+    /// How many tensors a state has.
+    fn tensors_of<S: Stored>(&self) -> usize {
+        let state = self.states.get(S::NAME);
+        state.map_or(0, |state| state.tensors.len())
+    }
+
     /// Takes out the state of the optimizer, if there is one and it can be stored.
     #[cfg(feature = "train")]
     pub(crate) fn take_optimizer(&mut self) -> Option<Container> {
@@ -103,7 +196,10 @@ impl AmpRecord {
 
     /// Adds the state of an optimizer. What is wrong with it is the error of the first call that wants it.
     pub(crate) fn with_optimizer<O: ModuleOptim>(mut self, optim: &O) -> Self {
-        match optim.try_to_record().and_then(pack) {
+        match optim.to_record().and_then(pack) {
+            Ok(container) if optim.steps_on_device() => {
+                self.optimizer = Some(container.without_marked(FRESH));
+            }
             Ok(container) => self.optimizer = Some(container),
             Err(error) => self.refused = Some(error),
         }
@@ -113,23 +209,21 @@ impl AmpRecord {
         if tensors.into_iter().any(|tensor| is_other(tensor.dtype)) {
             let again = self.clone().into_optimizer();
             if let Err(error) = again.and_then(|record| optim.check_record(record)) {
-                self.refused = Some(AmpError::RecordIo {
-                    origin: self.origin.clone(),
-                    reason: format!("it could not be loaded again: {error}"),
-                });
+                let reason = format!("it could not be loaded again: {error}");
+                self.refused = Some(AmpError::record_io(&self.origin, reason));
             }
         }
         self
     }
 
-    /// The state of the loss scale; none in the record of a plain optimizer, a window or averages.
+    /// The state of the loss scale; none in the record of a plain optimizer, or of one state alone.
     pub fn schedule(&self) -> Option<&LossScale> {
         self.scaler.as_ref().map(|scaler| &scaler.schedule)
     }
 
     /// Steps taken and skipped; none where there is no [`schedule`](Self::schedule).
-    pub fn counters(&self) -> Option<&StepCounters> {
-        self.scaler.as_ref().map(|scaler| &scaler.counters)
+    pub fn counters(&self) -> Option<StepCounters> {
+        self.scaler.as_ref().map(|scaler| scaler.counters)
     }
 
     /// The number of the optimizer's state tensors; 0 without an optimizer.
@@ -138,50 +232,12 @@ impl AmpRecord {
         container.map_or(0, |container| container.tensors().len())
     }
 
-    /// The number of micro-batches in an accumulation window that was open; 0 if none was.
-    pub fn window(&self) -> u32 {
-        self.window.as_ref().map_or(0, |window| window.len)
-    }
-
-    /// The number of parameters whose averages are kept; 0 without averaging.
-    pub fn averages(&self) -> usize {
-        let averages = self.averages.as_ref();
-        averages.map_or(0, |ema| ema.averages.len())
-    }
-
-    /// The number of master weights, which a [`PipelinedOptimizer`](crate::PipelinedOptimizer) stores where the model's own record does not
-    /// have them; 0 otherwise.
-    pub fn masters(&self) -> usize {
-        self.masters.as_ref().map_or(0, ParamTensors::len)
-    }
-
     /// The record with its own settings of the loss scale, which are loaded in place of the program's: all of
     /// [`GradScalerConfig`](crate::GradScalerConfig) but `enabled`. PyTorch's `load_state_dict` does so too.
     pub fn with_settings(mut self) -> Self {
         if let Some(scaler) = &mut self.scaler {
             scaler.with_settings = true;
         }
-        self
-    }
-
-    /// The record without an open window: the run resumes with an empty one, or without accumulation.
-    pub fn without_window(mut self) -> Self {
-        self.window = None;
-        if let Some(guard) = &mut self.guard {
-            guard.drop_window();
-        }
-        self
-    }
-
-    /// The record without averages: the run starts them again, or has none.
-    pub fn without_averages(mut self) -> Self {
-        self.averages = None;
-        self
-    }
-
-    /// The record without master weights: the run goes on from the parameters of the model.
-    pub fn without_masters(mut self) -> Self {
-        self.masters = None;
         self
     }
 
@@ -238,12 +294,8 @@ impl AmpRecord {
         }
         let foreign = self.foreign("no state of an optimizer");
         let container = self.optimizer.ok_or(foreign)?;
-        OptimizerRecord::from_bytes(container.into_plain_bytes()?).map_err(|error| {
-            AmpError::DamagedRecord {
-                origin: self.origin,
-                reason: error.to_string(),
-            }
-        })
+        OptimizerRecord::from_bytes(container.into_bytes()?)
+            .map_err(|error| AmpError::damaged(&self.origin, error.to_string()))
     }
 
     /// What an optimizer's state is that of, by parameter.
@@ -262,108 +314,113 @@ impl AmpRecord {
 
     /// The error for a record that lacks what is wanted: says what it holds instead.
     pub(crate) fn foreign(&self, lacks: &str) -> AmpError {
-        let parts = [
-            (self.optimizer.is_some(), "the state of an optimizer"),
-            (self.scaler.is_some(), "that of a `GradScaler`"),
-            (self.window.is_some(), "that of an `AccumulationWindow`"),
-            (self.averages.is_some(), "that of an `Ema`"),
-        ];
-        let parts: Vec<_> = (parts.iter().filter(|part| part.0).map(|part| part.1)).collect();
+        let optimizer = self.optimizer.iter().map(|_| "the state of an optimizer");
+        let owners = self.alone().map(|[_, owner]| format!("that of {owner}"));
+        let hooks = self
+            .hooks()
+            .map(|name| format!("that of the hook `{name}`"));
+        let parts = optimizer.map(String::from).chain(owners).chain(hooks);
+        let parts: Vec<_> = parts.collect();
         self.misfit(format!("it holds {lacks}, but {}", parts.join(", ")))
     }
 
     /// The error for a record that does not fit.
     pub(crate) fn misfit(&self, reason: String) -> AmpError {
-        AmpError::ForeignRecord {
-            origin: self.origin.clone(),
-            reason,
-        }
+        AmpError::foreign(&self.origin, reason)
+    }
+
+    /// The kinds of records that hold one of these states alone, and their owners.
+    fn alone(&self) -> impl Iterator<Item = [&'static str; 2]> {
+        let scaler = self.scaler.iter().filter_map(|_| ScalerState::ALONE);
+        let held = |format: &&Format| self.states.contains_key(format.name);
+        scaler.chain(STATES.iter().filter(held).filter_map(|format| format.alone))
     }
 
     /// All of it in one container. Waits for the device.
     fn into_container(self) -> Result<Container, AmpError> {
+        let hook = (!self.hooks.is_empty()).then_some(HOOK);
+        let alone = self.alone().next().map(|[kind, _]| kind).or(hook);
         if let Some(error) = self.refused {
             return Err(error);
         }
-        let is_optimizer = self.optimizer.is_some();
-        let mut container = self.optimizer.unwrap_or_else(Container::empty);
-        container = match (&self.scaler, &self.window) {
-            (Some(scaler), _) if is_optimizer => {
-                container.with_section(Kind::ScaledOptimizer, scaler)
-            }
-            (Some(scaler), _) => container.with_section(Kind::GradScaler, scaler),
+        let kind = match (&self.scaler, &self.optimizer) {
+            (Some(_), Some(_)) => Some(SCALED_OPTIMIZER),
             // That of a plain optimizer.
-            _ if is_optimizer => container,
-            (None, Some(_)) => container.with_section(Kind::AccumulationWindow, &()),
-            (None, None) => container.with_section(Kind::Ema, &()),
+            (None, Some(_)) => None,
+            (_, None) => alone,
         };
-        if let Some(window) = &self.window {
-            container.set_state(WINDOW, window);
-            container.put_params(&window.sums, SUM);
+        let mut container = self.optimizer.unwrap_or_else(Container::empty);
+        let Some(kind) = kind else {
+            return Ok(container);
+        };
+        if let Some(scaler) = self.scaler {
+            container.put_state(ScalerState::NAME, None, &scaler.into_state());
         }
-        if let Some(ema) = &self.averages {
-            container.set_state(EMA, ema);
-            container.put_params(&ema.averages, AVERAGE);
+        for Format { name, tensors, .. } in &STATES {
+            if let Some(state) = self.states.get(*name) {
+                container.put_state(name, *tensors, state);
+            }
         }
-        if let Some(masters) = &self.masters {
-            container.put_params(masters, MASTER);
+        for (name, state) in &self.hooks {
+            container.put_hook(name, state);
         }
-        if let Some(guard) = &self.guard {
-            container.set_state(GUARD, guard);
-        }
+        container.seal_as(kind);
         Ok(container)
     }
 
     pub(crate) fn from_container(mut container: Container) -> Result<Self, AmpError> {
-        let averages = take_averages(&mut container)?;
-        let window = take_window(&mut container)?;
-        let masters = container.take_params(MASTER)?;
-        let kind = container.kind();
-        let scaler: Option<ScalerState> = match kind {
-            Some(Kind::GradScaler | Kind::ScaledOptimizer) | None => container.section()?,
-            Some(Kind::AccumulationWindow | Kind::Ema) => None,
+        let mut record = Self {
+            origin: container.origin().to_string(),
+            ..Self::empty()
         };
-        if let Some(reason) = scaler.as_ref().and_then(ScalerState::contradiction) {
+        let kind = container.take_kind();
+        if let Some(kind) = &kind {
+            record.take_states(&mut container, kind)?;
+            container.check_rest()?;
+        }
+        if kind.is_none_or(|kind| kind == SCALED_OPTIMIZER) {
+            OptimizerState::of(&container)?;
+            record.optimizer = Some(container);
+        } else if let Some(tensor) = container.tensors().first() {
+            let reason = format!("tensor `{}` is that of no parameter", tensor.name);
             return Err(container.damaged(reason));
         }
-        let guard: Option<StepGuard> = container.take_state(GUARD)?;
-        if let Some(reason) = guard.as_ref().and_then(StepGuard::contradiction) {
-            return Err(container.damaged(reason));
+        Ok(record)
+    }
+
+    /// Takes all states out of a container of this kind, and checks them.
+    fn take_states(&mut self, container: &mut Container, kind: &str) -> Result<(), AmpError> {
+        let is_of = |alone: Option<[&str; 2]>| alone.is_some_and(|[of, _]| of == kind);
+        let section = container.take_state(ScalerState::NAME, None)?;
+        if kind == SCALED_OPTIMIZER || is_of(ScalerState::ALONE) {
+            let values = section.as_ref().map(ScalerState::values).transpose();
+            let refuse = |reason: String| container.refusal(ScalerState::NAME, &reason);
+            self.scaler = values.map_err(refuse)?;
+        } else if !STATES.iter().any(|format| is_of(format.alone))
+            && ![HOOK, EARLIER_HOOK].contains(&kind)
+        {
+            return Err(container.later(&format!("kind `{kind}`")));
         }
-        container.check_rest()?;
-        let origin = container.origin().to_string();
-        let optimizer = match kind {
-            Some(Kind::ScaledOptimizer) | None => {
-                OptimizerState::of(&container)?;
-                Some(container)
+        for format in &STATES {
+            let name = format.name;
+            if let Some(state) = container.take_state(name, format.tensors)? {
+                (format.check)(&state).map_err(|reason| container.refusal(name, &reason))?;
+                self.states.insert(name, state);
             }
-            Some(_) => match container.tensors().first() {
-                Some(tensor) => {
-                    let reason = format!("tensor `{}` is that of no parameter", tensor.name);
-                    return Err(container.damaged(reason));
-                }
-                None => None,
-            },
-        };
-        Ok(Self {
-            origin,
-            optimizer,
-            scaler,
-            window,
-            averages,
-            masters: (masters.len() > 0).then_some(masters),
-            guard,
-            refused: None,
-        })
+        }
+        self.hooks = container.take_hooks()?;
+        for (name, tensors) in EARLIER_HOOKS {
+            let state = container.take_state(name, tensors)?;
+            self.hooks
+                .extend(state.map(|state| (name.to_string(), state)));
+        }
+        Ok(())
     }
 }
 
 /// Burn keeps the parts of its record to itself; its bytes are the way to them.
 fn pack(record: OptimizerRecord) -> Result<Container, AmpError> {
-    let refused = |reason: String| AmpError::RecordIo {
-        origin: "memory".to_string(),
-        reason,
-    };
+    let refused = |reason: String| AmpError::record_io("memory", reason);
     let bytes = record
         .into_bytes()
         .map_err(|error| refused(error.to_string()))?;
@@ -372,300 +429,4 @@ fn pack(record: OptimizerRecord) -> Result<Container, AmpError> {
         AmpError::DamagedRecord { reason, .. } => refused(reason),
         other => other,
     })
-}
-
-fn take_window(container: &mut Container) -> Result<Option<WindowState>, AmpError> {
-    let sums = container.take_params(SUM)?;
-    let state: WindowState = match container.take_state(WINDOW)? {
-        Some(state) => state,
-        None if sums.len() == 0 => return Ok(None),
-        None => return Err(container.damaged("it holds sums without their state")),
-    };
-    if state.len == 0 && (sums.len() > 0 || state.scale.is_some()) {
-        return Err(container.damaged("it holds sums of no micro-batches"));
-    }
-    if let Some(scale) = state.scale
-        && !(scale.is_finite() && scale > 0.0)
-    {
-        return Err(container.damaged(format!("the loss scale of its window is {scale}")));
-    }
-    Ok(Some(WindowState { sums, ..state }))
-}
-
-fn take_averages(container: &mut Container) -> Result<Option<EmaState>, AmpError> {
-    let averages = container.take_params(AVERAGE)?;
-    let updates = match container.take_state(EMA)? {
-        Some(EmaState { updates, .. }) => updates,
-        None if averages.len() == 0 => return Ok(None),
-        None => return Err(container.damaged("it holds averages without their state")),
-    };
-    if updates == 0 && averages.len() > 0 {
-        return Err(container.damaged("it holds averages of no updates"));
-    }
-    // The next update counts one more.
-    if updates > u64::MAX / 2 {
-        return Err(container.damaged(format!("it holds averages of {updates} updates")));
-    }
-    Ok(Some(EmaState { updates, averages }))
-}
-
-impl std::fmt::Debug for AmpRecord {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("AmpRecord")
-            .field("origin", &self.origin)
-            .field("num_tensors", &self.num_tensors())
-            .field("scaler", &self.scaler)
-            .field("window", &self.window())
-            .field("averages", &self.averages())
-            .field("masters", &self.masters())
-            .finish()
-    }
-}
-
-impl GradScaler {
-    /// The state, to be stored: the schedule with its settings and trackers, counters, and the outcome of an iteration that has
-    /// not been ended by `update`. Does not wait for the device.
-    ///
-    pub fn to_record(&self) -> AmpRecord {
-        AmpRecord {
-            scaler: Some(self.state_to_store()),
-            ..AmpRecord::empty()
-        }
-    }
-
-    /// Takes over a stored state: its own, or that of the scaler in an optimizer's record. A disabled scaler takes it over too,
-    /// for the day it is enabled. Does not wait for the device.
-    ///
-    /// Loss scale, trackers and counters are the record's; the settings stay as they are here, unless the record is loaded
-    /// [`with_settings`](AmpRecord::with_settings). The log names every setting that differs. Where one does, the skips in a row
-    /// are counted from zero, so that a run that ended because of them can be resumed. A scale outside of `min_scale` and `max_scale` is
-    /// moved to the nearest of them. A static scale is the program's.
-    ///
-    /// # Panics
-    ///
-    /// Where [`try_load_record`](Self::try_load_record) returns an error, with its message.
-    pub fn load_record(&mut self, record: AmpRecord) {
-        self.try_load_record(record)
-            .unwrap_or_else(|error| panic!("{error}"));
-    }
-
-    /// As [`load_record`](Self::load_record), for programs that want to handle a failure.
-    ///
-    /// # Errors
-    ///
-    /// [`AmpError::ForeignRecord`] if there is no state of a scaler in it; the present state stays as it was.
-    pub fn try_load_record(&mut self, record: AmpRecord) -> Result<(), AmpError> {
-        match &record.scaler {
-            Some(state) => {
-                self.restore(state.clone(), record.origin());
-                Ok(())
-            }
-            None => Err(record.foreign("no state of a loss scaler")),
-        }
-    }
-}
-
-impl AccumulationWindow {
-    /// The state, to be stored: the sums, of how many micro-batches, and the loss scale that they carry. Settings are not
-    /// stored: the program sets them. Does not wait for the device; writing the record does.
-    ///
-    /// The record has handles to the sums, which the next micro-batch copies if the record is still there.
-    pub fn to_record(&self) -> AmpRecord {
-        AmpRecord {
-            window: Some(self.state_to_store()),
-            ..AmpRecord::empty()
-        }
-    }
-
-    /// Takes over a stored state: its own, or that of the window in an optimizer's record. The settings stay. An empty window
-    /// empties this one. Does not wait for the device.
-    ///
-    /// # Panics
-    ///
-    /// Where [`try_load_record`](Self::try_load_record) returns an error, with its message.
-    pub fn load_record(&mut self, record: AmpRecord) {
-        self.try_load_record(record)
-            .unwrap_or_else(|error| panic!("{error}"));
-    }
-
-    /// As [`load_record`](Self::load_record), for programs that want to handle a failure.
-    ///
-    /// # Errors
-    ///
-    /// [`AmpError::ForeignRecord`] if there is no window in it, or if the stored window is full by the settings here, or was summed by
-    /// the other rule for an overflow; the present state stays as it was.
-    pub fn try_load_record(&mut self, record: AmpRecord) -> Result<(), AmpError> {
-        match &record.window {
-            None => return Err(record.foreign("no accumulation window")),
-            Some(state) => {
-                if let Some(reason) = self.misfit(state) {
-                    return Err(record.misfit(reason));
-                }
-            }
-        }
-        if let Some(state) = record.window {
-            self.restore(state);
-        }
-        Ok(())
-    }
-}
-
-impl Ema {
-    /// The state, to be stored: the averages, and how many updates they have seen. Settings are not stored: the program sets them.
-    /// Does not wait for the device; writing the record does.
-    ///
-    /// The record has handles to the averages, which the next update copies if the record is still there.
-    pub fn to_record(&self) -> AmpRecord {
-        AmpRecord {
-            averages: Some(self.state_to_store()),
-            ..AmpRecord::empty()
-        }
-    }
-
-    /// Takes over a stored state: its own, or that of the averages in an optimizer's record. The settings stay. Does not wait for
-    /// the device.
-    ///
-    /// # Panics
-    ///
-    /// Where [`try_load_record`](Self::try_load_record) returns an error, with its message.
-    pub fn load_record(&mut self, record: AmpRecord) {
-        self.try_load_record(record)
-            .unwrap_or_else(|error| panic!("{error}"));
-    }
-
-    /// As [`load_record`](Self::load_record), for programs that want to handle a failure.
-    ///
-    /// # Errors
-    ///
-    /// [`AmpError::ForeignRecord`] if there are no averages in it; the present state stays as it was.
-    pub fn try_load_record(&mut self, record: AmpRecord) -> Result<(), AmpError> {
-        let Some(state) = record.averages else {
-            return Err(record.foreign("no averages of weights"));
-        };
-        self.restore(state);
-        Ok(())
-    }
-}
-
-/// Contents that no release has written, under a checksum that holds.
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::param_tensors::ParamTensors;
-    use burn::tensor::TensorData;
-    use serde_json::json;
-
-    fn tensors(dtype: Option<DType>) -> ParamTensors {
-        let mut tensors = ParamTensors::default();
-        if let Some(dtype) = dtype {
-            let data = TensorData::from([1.0f32, 2.0]).convert_dtype(dtype);
-            tensors.store(7.into(), data);
-        }
-        tensors
-    }
-
-    fn read(record: AmpRecord) -> Result<AmpRecord, String> {
-        let record = AmpRecord::from_bytes(record.into_bytes().unwrap());
-        record.map_err(|error| {
-            assert!(matches!(error, AmpError::DamagedRecord { .. }), "{error}");
-            error.to_string()
-        })
-    }
-
-    fn window(len: u32, scale: Option<f32>, sum: Option<DType>) -> Result<u32, String> {
-        let sums = tensors(sum);
-        let window = Some(WindowState { len, scale, sums });
-        let record = read(AmpRecord {
-            window,
-            ..AmpRecord::empty()
-        });
-        record.map(|record| record.window())
-    }
-
-    fn averages(updates: u64, average: Option<DType>) -> Result<u64, String> {
-        let averages = tensors(average);
-        let averages = Some(EmaState { updates, averages });
-        let record = read(AmpRecord {
-            averages,
-            ..AmpRecord::empty()
-        });
-        record.map(|record| record.averages.unwrap().updates)
-    }
-
-    #[test]
-    fn sums_must_belong_to_micro_batches() {
-        assert_eq!(window(0, None, None), Ok(0));
-        assert_eq!(window(2, None, None), Ok(2));
-        for (scale, sum) in [(None, Some(DType::F32)), (Some(8.0), None)] {
-            let error = window(0, scale, sum).unwrap_err();
-            assert!(error.contains("sums of no micro-batches"), "{error}");
-        }
-    }
-
-    #[test]
-    fn sums_must_be_wide() {
-        for dtype in [DType::F32, DType::F64] {
-            assert_eq!(window(1, None, Some(dtype)), Ok(1));
-        }
-        for dtype in [DType::F16, DType::BF16, DType::I32] {
-            let error = window(1, None, Some(dtype)).unwrap_err();
-            assert!(error.contains("must be f32 or f64"), "{error}");
-            assert!(error.contains("7.burn_amp.sum"), "{error}");
-        }
-    }
-
-    #[test]
-    fn the_loss_scale_of_a_window_must_be_one() {
-        assert_eq!(window(1, Some(0.5), None), Ok(1));
-        for scale in [0.0, -1.0] {
-            let error = window(1, Some(scale), None).unwrap_err();
-            assert!(error.contains("loss scale of its window is"), "{error}");
-        }
-    }
-
-    #[test]
-    fn a_guard_knows_no_more_than_its_window_holds() {
-        let guard = |values: Vec<f64>, average: serde_json::Value, rule: serde_json::Value| {
-            let norms = json!({"values": values, "sum": 0.0, "sum_sq": 0.0});
-            let losses = json!({"values": [], "sum": 0.0, "sum_sq": 0.0});
-            let state =
-                json!({"guard": rule, "losses": losses, "norms": norms, "average": average});
-            let stored = json!({"state": state, "sum": 0.0, "count": 0});
-            let record = read(AmpRecord {
-                guard: Some(serde_json::from_value(stored).unwrap()),
-                ..GradScaler::new(Default::default()).to_record()
-            });
-            record.map(|record| record.guard.is_some())
-        };
-        let skip = |length: u32| json!({"SkipStep": {"rolling_interval_length": length}});
-        let none = serde_json::Value::Null;
-        assert_eq!(guard(vec![1.0; 5], none.clone(), skip(4)), Ok(true));
-        let error = guard(vec![1.0; 6], none.clone(), skip(4)).unwrap_err();
-        assert!(error.contains("6 values, and at most 5"), "{error}");
-        let error = guard(vec![], none.clone(), skip(1)).unwrap_err();
-        assert!(error.contains("`rolling_interval_length` is 1"), "{error}");
-
-        let zclip = || json!({"ZClip": {}});
-        let average = |var: f64| json!({"mean": 1.0, "var": var});
-        assert_eq!(guard(vec![], average(0.5), zclip()), Ok(true));
-        assert!(guard(vec![1.0], average(0.5), zclip()).is_err());
-        let error = guard(vec![], average(-1.0), zclip()).unwrap_err();
-        assert!(error.contains("not finite"), "{error}");
-        let nan = json!({"mean": "NaN", "var": 1.0});
-        assert!(guard(vec![], nan.clone(), zclip()).is_err());
-        let original = json!({"ZClip": {"original": true}});
-        assert_eq!(guard(vec![], nan, original), Ok(true));
-    }
-
-    #[test]
-    fn averages_must_be_wide_and_of_some_update() {
-        assert_eq!(averages(0, None), Ok(0));
-        // Of a module without trained parameters.
-        assert_eq!(averages(3, None), Ok(3));
-        assert_eq!(averages(3, Some(DType::F64)), Ok(3));
-        let error = averages(0, Some(DType::F32)).unwrap_err();
-        assert!(error.contains("averages of no updates"), "{error}");
-        let error = averages(3, Some(DType::F16)).unwrap_err();
-        assert!(error.contains("must be f32 or f64"), "{error}");
-    }
 }

@@ -37,10 +37,6 @@ impl Rehearsal {
         self.what
     }
 
-    pub(crate) fn is_replay(&self) -> bool {
-        self.what == Rehearses::Replay
-    }
-
     /// The rows of one call, where a replay will read them.
     pub(crate) fn sent(
         &mut self,

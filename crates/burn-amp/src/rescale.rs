@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use crate::{
     adaloss::{AdaLoss, LIMIT, Statistics},
-    error::{AmpError, short},
-    loss_scale::{GradScalerConfig, LossScale, Measures, Observation, Schedule, StepOutcome},
+    error::{AmpError, in_range, short},
+    loss_scale::{GradScalerConfig, LossScale, Measures, Observation, StepOutcome},
 };
 
 /// What [`rescaled`](crate::rescaled) multiplies gradients by: a power of two that is fixed, or a factor that moves by a rule.
@@ -91,18 +91,33 @@ impl Rescale {
     ///
     /// # Errors
     ///
-    /// [`AmpError::InvalidValue`], as [`GradScalerConfig::schedule`], and for a fixed factor. [`Schedule::NearTop`] is refused: values near the
+    /// [`AmpError::InvalidValue`], as [`GradScalerConfig::schedule`], and for a fixed factor. [`Schedule::NearTop`](crate::Schedule::NearTop) is refused: values near the
     /// top are not counted where gradients come to parts.
     pub fn with_scaler(self, config: GradScalerConfig) -> Result<Self, AmpError> {
-        let schedule = config.schedule()?;
-        if matches!(config.schedule, Schedule::NearTop { .. }) {
+        self.change_schedule("with_scaler", config.schedule()?)
+    }
+
+    /// Another schedule, its settings and its [rule](crate::schedule::Rule) included. It is shown the gradients that come to this part, over
+    /// the product of all factors. A record of a part that was not opened yet cannot be checked by the rule when it is loaded: a state that the
+    /// rule refuses starts again then, with a warning.
+    ///
+    /// # Errors
+    ///
+    /// As [`with_scaler`](Self::with_scaler) and [`MixedPrecision::with_schedule`](crate::MixedPrecision::with_schedule), and for a rule that counts values
+    /// near the top.
+    pub fn with_schedule(self, schedule: LossScale) -> Result<Self, AmpError> {
+        self.change_schedule("with_schedule", schedule.check_rule()?)
+    }
+
+    fn change_schedule(self, field: &'static str, schedule: LossScale) -> Result<Self, AmpError> {
+        if schedule.counts_near_top() {
             return Err(AmpError::InvalidValue {
                 field: "schedule",
-                value: "`NearTop`".to_string(),
+                value: format!("`{}`", schedule.rule_name()),
                 allowed: "another for a part".to_string(),
             });
         }
-        self.change("with_scaler", |driven| driven.schedule = schedule)
+        self.change(field, |driven| driven.schedule = schedule)
     }
 
     /// For AdaLoss: the share of values that may underflow (default 0.001), and the largest product of nested parts' factors
@@ -113,18 +128,11 @@ impl Rescale {
     /// [`AmpError::InvalidValue`] if `underflow_share` is not above 0 and at most 0.5, or `total_limit` not finite and at least 1, and for a factor that
     /// is not AdaLoss's.
     pub fn with_statistics(self, underflow_share: f64, total_limit: f64) -> Result<Self, AmpError> {
-        if !(underflow_share > 0.0 && underflow_share <= 0.5) {
-            let allowed = "above 0 and at most 0.5";
-            return Err(AmpError::invalid(
-                "underflow_share",
-                underflow_share,
-                allowed,
-            ));
-        }
-        if !(total_limit.is_finite() && total_limit >= 1.0) {
-            let allowed = "finite and at least 1";
-            return Err(AmpError::invalid("total_limit", total_limit, allowed));
-        }
+        let inside = underflow_share > 0.0 && underflow_share <= 0.5;
+        let allowed = "above 0 and at most 0.5";
+        in_range("underflow_share", underflow_share, inside, allowed)?;
+        let inside = total_limit.is_finite() && total_limit >= 1.0;
+        in_range("total_limit", total_limit, inside, "finite and at least 1")?;
         if !matches!(&self.0, Rule::Driven(driven) if driven.adaloss.is_some()) {
             return Err(self.refused("with_statistics", "a setting of `Rescale::adaloss`"));
         }
@@ -174,7 +182,7 @@ pub(crate) struct Part {
 }
 
 /// What a record holds of a part.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PartState {
     schedule: LossScale,
@@ -195,7 +203,7 @@ impl PartState {
 
     fn first(driven: &Driven) -> Self {
         Self {
-            schedule: driven.schedule,
+            schedule: driven.schedule.clone(),
             // Nothing is known yet.
             factor: driven.adaloss.map(|_| driven.schedule.scale().min(1.0)),
         }
@@ -233,7 +241,7 @@ impl Part {
     }
 
     pub(crate) fn state(&self) -> PartState {
-        self.stored
+        self.stored.clone()
     }
 
     pub(crate) fn factor(&self) -> f32 {
@@ -261,16 +269,42 @@ impl Part {
     }
 
     fn adopt(&mut self, driven: &Driven) {
-        let stored = self.stored;
-        if !self.keeps_settings && stored.schedule.config() != driven.schedule.config() {
-            self.stored.schedule = driven.schedule.continuing(&stored.schedule);
-            log::warn!(
-                "part `{}` was saved with other settings, and those of the program are used",
-                driven.name
-            );
-        }
-        let factor = stored.factor().min(self.stored.schedule.scale());
+        let before = self.factor();
+        let is_other = !self.stored.schedule.is_like(&driven.schedule);
+        self.stored.schedule = match self.resumed(&self.stored, driven) {
+            Ok(schedule) => {
+                if is_other && !self.keeps_settings {
+                    log::warn!(
+                        "part `{}` was saved with other settings, and those of the program are used",
+                        driven.name
+                    );
+                }
+                schedule
+            }
+            Err(reason) => {
+                log::warn!("part `{}` starts fresh: {reason}", driven.name);
+                driven.schedule.clone()
+            }
+        };
+        let factor = before.min(self.stored.schedule.scale());
         self.stored.factor = driven.adaloss.map(|_| factor);
+    }
+
+    /// What a program that opens it with these settings makes of a stored state. The error says why its rule refuses it.
+    fn resumed(&self, stored: &PartState, driven: &Driven) -> Result<LossScale, String> {
+        let stored = stored.schedule.clone();
+        match self.keeps_settings {
+            true => stored.with_rule_of(&driven.schedule),
+            false => driven.schedule.clone().continuing(&stored),
+        }
+    }
+
+    /// Why it cannot go on from a stored state, if it is known.
+    pub(crate) fn check(&self, stored: &PartState) -> Result<(), String> {
+        match &self.settings {
+            Some(driven) => self.resumed(stored, driven).map(drop),
+            None => Ok(()),
+        }
     }
 
     /// At the first step again.
@@ -282,13 +316,9 @@ impl Part {
 
     /// Whether what comes to it is to be read.
     pub(crate) fn wants_statistics(&self) -> bool {
-        let schedule = self.stored.schedule.config().schedule;
         let settings = self.settings.as_ref();
         settings.is_some_and(|driven| driven.adaloss.is_some())
-            || matches!(
-                schedule,
-                Schedule::LogMax { .. } | Schedule::OpenSeq2SeqLogMax { .. }
-            )
+            || self.stored.schedule.needs_measures()
     }
 
     pub(crate) fn see(&mut self, statistics: Statistics) {
@@ -303,10 +333,10 @@ impl Part {
         self.forget();
         let before = self.factor();
         let stored = &mut self.stored;
-        let mut schedule = stored.schedule;
+        let mut schedule = stored.schedule.clone();
         if stored.factor.is_some() {
             // The bound may be far above what has overflowed.
-            schedule = schedule
+            schedule = (schedule.clone())
                 .with_scale("factor", before.into())
                 .unwrap_or(schedule);
         }
@@ -329,7 +359,7 @@ impl Part {
         }
         let before = self.factor();
         let stored = &mut self.stored;
-        stored.schedule = stored.schedule.learn(Observation {
+        stored.schedule = stored.schedule.clone().learn(Observation {
             outcome: StepOutcome::Stepped,
             measures: self.seen.map(|seen| Measures {
                 max_abs: seen.max_abs,

@@ -4,197 +4,212 @@
 //! skipped for the overflow does not take it back by itself, because the optimizer knows nothing of them.
 
 use burn::{
-    module::{Module, ModuleMapper, Param, ParamId},
-    tensor::{DType, Device, Tensor},
+    module::{Module, ParamId},
+    tensor::DType,
 };
+use burn_amp_kernels::TensorStatus;
+use std::collections::HashMap;
 
 use crate::{
+    any_tensor::AnyTensor,
     gradient_pass::Pass,
-    module_path::{self, ModulePath},
-    param_tensors::ParamTensors,
-    rank::with_rank,
+    live_scale::LiveScale,
+    loss_scale::StepOutcome,
+    module_path::{Parameter, parameters, replaced},
 };
 
 /// The running statistics of the last good step: handles, no copies.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RunningStatistics {
-    values: ParamTensors,
+    values: HashMap<ParamId, AnyTensor>,
 }
 
 impl RunningStatistics {
     /// Keeps those of a module that were not met before, as they were before its last forward pass.
     pub(crate) fn meet(&mut self, met: Statistics) {
-        let mut values = met.values;
-        values.retain(|id| !self.values.contains(id));
-        self.values.extend(values);
+        for found in met.0 {
+            self.values.entry(found.id).or_insert(found.value);
+        }
     }
 
     /// Keeps what a traversal has met, in place of what was known.
     pub(crate) fn learn(&mut self, met: Statistics) {
-        self.values.extend(met.values);
+        let met = met.0.into_iter();
+        self.values.extend(met.map(|found| (found.id, found.value)));
     }
 
     /// Keeps those of a module, the last forward pass included. Does not wait for the device.
     pub(crate) fn keep<M: Module>(&mut self, module: &M) {
-        take_in_updates(module);
-        self.values.extend(Statistics::of(module).values);
+        self.learn(updated(module));
     }
 
     /// Replaces values that are not finite by those that were kept, one by one; finite ones stay. Clones of a module share
     /// them. Waits for each device, if there are any.
     pub(crate) fn repair<M: Module>(&mut self, module: &M) {
-        take_in_updates(module);
-        let mut find = Statistics::of(module);
-        find.retain_not_finite();
-        if find.is_empty() {
+        let broken = updated(module).not_finite();
+        if broken.is_empty() {
             return;
         }
-        let mut repair = Repair {
-            kept: &self.values,
-            broken: find.found.iter().map(|found| found.id).collect(),
-        };
-        drop(module.clone().map(&mut repair));
-        let paths = |find: &Statistics| {
-            let paths = find.found.iter().map(|found| format!("`{}`", found.path));
-            paths.collect::<Vec<_>>().join(", ")
-        };
-        let before = paths(&find);
-        let mut find = Statistics::of(module);
-        find.retain_not_finite();
-        match find.is_empty() {
+        let repaired = broken.0.iter().filter_map(|found| {
+            let value = &found.value;
+            let kept = self.values.get(&found.id)?.clone();
+            let fits = kept.shape() == value.shape();
+            let kept = fits.then(|| kept.moved_to(&value.device()).cast(value.dtype()))?;
+            let value = value.clone().into_handle();
+            let repaired = kept.map(|kept| kept.mask_where(value.clone().is_finite(), value));
+            Some((found.id, repaired))
+        });
+        put(module, repaired.collect());
+        let left = updated(module).not_finite();
+        match left.is_empty() {
             true => log::info!(
-                "running statistics were not finite after a forward pass, and were set back to those of the last good step: {before}"
+                "running statistics were not finite after a forward pass, and were set back to those of the last good step: {}",
+                broken.paths()
             ),
             false => log::warn!(
                 "running statistics are not finite, and no finite ones are known: {}. Load them from a record, or initialize the layers again",
-                paths(&find)
+                left.paths()
             ),
         }
     }
 
-    /// Puts back those that were kept, finite or not.
-    pub(crate) fn restore<M: Module>(&self, module: &M) {
-        take_in_updates(module);
-        drop(module.clone().map(&mut Restore(&self.values)));
+    /// Runs forward passes that leave no trace in the running statistics of a module.
+    pub(crate) fn unchanged<M: Module, R>(module: &M, forward: impl FnOnce() -> R) -> R {
+        let mut before = Self::default();
+        before.keep(module);
+        let result = forward();
+        let values = updated(module).0.into_iter().filter_map(|found| {
+            let kept = before.values.remove(&found.id)?;
+            Some((found.id, kept.moved_to(&found.value.device())))
+        });
+        put(module, values.collect());
+        result
     }
 }
 
-/// Takes in what forward passes have added on all threads and nobody has read yet: Burn does it in `valid`.
-fn take_in_updates<M: Module>(module: &M) {
-    drop(module.valid());
+/// What PyTorch calls buffers, of the modules of one optimizer: an overflow in the forward pass leaves NaN in them, and a skip does not take
+/// it back by itself.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Buffers {
+    good: RunningStatistics,
+    /// Whether the step is one of a module that has some.
+    are_there: bool,
+    /// Whether a forward pass may have overflowed of which no step knows: its gradients were thrown away.
+    are_suspicious: bool,
+    /// The skips of all optimizers of the scale after which they were looked at.
+    skips: u64,
+}
+
+impl Buffers {
+    /// After so many skips of all optimizers of the scale.
+    pub(crate) fn since(skips: u64) -> Self {
+        Self {
+            skips,
+            ..Self::default()
+        }
+    }
+
+    /// Before a step, or a micro-batch, of a module that has these.
+    pub(crate) fn before_step(&mut self, found: Statistics) {
+        self.are_there = !found.is_empty();
+        self.good.meet(found);
+    }
+
+    /// After it. Waits for the device only where something was skipped. `accepts_micro_batches` where each of them is tested.
+    pub(crate) fn after_step<M: Module>(
+        &mut self,
+        module: &M,
+        outcome: Option<StepOutcome>,
+        accepts_micro_batches: bool,
+        live: &LiveScale,
+    ) {
+        let (lost, clean) = match outcome {
+            Some(StepOutcome::Skipped | StepOutcome::Dropped) => (true, false),
+            Some(StepOutcome::Stepped) => (false, true),
+            Some(StepOutcome::Accumulated) => (false, accepts_micro_batches),
+            _ => (false, false),
+        };
+        // Another optimizer's forward pass may have gone through this module.
+        let skips = live.skips();
+        self.are_suspicious |= self.skips != skips;
+        self.skips = match lost {
+            true => live.add_skip(),
+            false => skips,
+        };
+        if !self.are_there {
+            return;
+        }
+        if lost || (clean && self.are_suspicious) {
+            self.good.repair(module);
+            self.are_suspicious = false;
+        }
+        if clean {
+            self.good.keep(module);
+        }
+    }
+
+    /// Gradients of a forward pass that has overflowed were thrown away.
+    pub(crate) fn suspect(&mut self) {
+        self.are_suspicious = true;
+    }
+
+    /// Those of another model are met next.
+    pub(crate) fn forget(&mut self) {
+        *self = Self::since(self.skips);
+    }
 }
 
 /// The running statistics of a module. Burn does not tell them from frozen parameters, which do no harm here.
 #[derive(Default)]
-pub(crate) struct Statistics {
-    found: Vec<Found>,
-    values: ParamTensors,
+pub(crate) struct Statistics(Vec<Parameter>);
+
+/// Those of a module with what forward passes have added on all threads and nobody has read yet: Burn takes that in in `valid`.
+fn updated<M: Module>(module: &M) -> Statistics {
+    drop(module.valid());
+    Statistics::of(parameters(module))
 }
 
-struct Found {
-    id: ParamId,
-    path: String,
-    rank: usize,
-    device: Device,
+/// Gives a module, and its clones, these running statistics.
+fn put<M: Module>(module: &M, values: HashMap<ParamId, AnyTensor>) {
+    let value = |found: Parameter| values.get(&found.id).cloned();
+    drop(replaced(module.clone(), value));
 }
 
 impl Statistics {
-    fn of<M: Module>(module: &M) -> Self {
-        let mut find = Self::default();
-        module_path::visit(module, &mut find);
-        find
+    /// Nothing can be attached to a running statistic: what has an attachment is a frozen parameter.
+    pub(crate) fn of(mut parameters: Vec<Parameter>) -> Self {
+        let floats = [DType::F16, DType::BF16, DType::F32, DType::F64];
+        parameters.retain(|parameter| {
+            let is_float = floats.contains(&parameter.value.dtype());
+            is_float && !parameter.is_trained && parameter.attached.is_none()
+        });
+        Self(parameters)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.found.is_empty()
+        self.0.is_empty()
     }
 
-    /// Waits for each device once.
-    fn retain_not_finite(&mut self) {
-        let (mut pass, mut indices) = (Pass::default(), Vec::new());
-        for (index, found) in self.found.iter().enumerate() {
-            with_rank!(found.rank, D => {
-                if let Some(value) = self.values.get::<D>(found.id, &found.device) {
-                    pass.push(value, true);
-                    indices.push(index);
-                }
-            }, _rank => ());
+    /// Those that are not finite. Waits for each device once.
+    fn not_finite(mut self) -> Self {
+        let mut pass = Pass::default();
+        for (position, found) in self.0.iter().enumerate() {
+            pass.push(position, found.value.clone(), true);
         }
-        let mut finite = vec![true; self.found.len()];
         #[cfg(test)]
-        tests::READS.set(tests::READS.get() + u32::from(!indices.is_empty()));
-        match pass.inspect() {
-            Ok(statuses) => {
-                for (index, status) in indices.into_iter().zip(statuses) {
-                    finite[index] = status.non_finite == 0;
-                }
-            }
-            Err(error) => log::warn!("running statistics cannot be tested: {error}"),
+        tests::READS.set(tests::READS.get() + u32::from(!self.is_empty()));
+        let mut statuses = vec![TensorStatus::default(); self.0.len()];
+        if let Err(error) = pass.inspect(&mut statuses, Vec::new()) {
+            log::warn!("running statistics cannot be tested: {error}");
         }
-        let mut finite = finite.into_iter();
-        self.found.retain(|_| finite.next() == Some(false));
-    }
-}
-
-impl module_path::Visit for Statistics {
-    fn parameter<const D: usize>(&mut self, path: &ModulePath, param: &Param<Tensor<D>>) {
-        let value = param.base();
-        let float = matches!(
-            value.dtype(),
-            DType::F16 | DType::BF16 | DType::F32 | DType::F64
-        );
-        if !float || value.is_require_grad() {
-            return;
-        }
-        self.found.push(Found {
-            id: param.id,
-            path: path.join(),
-            rank: D,
-            device: value.device(),
-        });
-        self.values.insert(param.id, value);
+        let mut statuses = statuses.into_iter();
+        (self.0).retain(|_| statuses.next().is_some_and(|found| found.non_finite > 0));
+        self
     }
 
-    fn enter(&mut self, path: &ModulePath, _name: &str, container_type: &str) {
-        // Nothing can be attached to a running statistic: it was a frozen parameter.
-        if container_type == "Reparameterization"
-            && let Some(frozen) = self.found.pop_if(|last| last.path == path.as_str())
-        {
-            self.values.remove(frozen.id);
-        }
-    }
-}
-
-struct Repair<'a> {
-    kept: &'a ParamTensors,
-    broken: Vec<ParamId>,
-}
-
-impl ModuleMapper for Repair<'_> {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        if !self.broken.contains(&param.id) {
-            return param;
-        }
-        let value = param.base();
-        match self.kept.get::<D>(param.id, &value.device()) {
-            Some(kept) if kept.shape() == value.shape() => {
-                let kept = kept.cast(value.dtype());
-                param.map(|_| kept.mask_where(value.clone().is_finite(), value))
-            }
-            _ => param,
-        }
-    }
-}
-
-struct Restore<'a>(&'a ParamTensors);
-
-impl ModuleMapper for Restore<'_> {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let value = self.0.get::<D>(param.id, &param.base().device());
-        match value {
-            Some(value) => param.map(|_| value),
-            None => param,
-        }
+    fn paths(&self) -> String {
+        let paths = self.0.iter().map(|found| format!("`{}`", found.path));
+        paths.collect::<Vec<_>>().join(", ")
     }
 }
 
@@ -209,7 +224,7 @@ mod tests {
     use std::cell::Cell;
 
     use super::Statistics;
-    use crate::{GradScalerConfig, MixedPrecision, ScaledOptimizer};
+    use crate::{GradScalerConfig, MixedPrecision, ScaledOptimizer, module_path::parameters};
 
     thread_local! {
         /// How often this thread has waited for a device.
@@ -251,14 +266,14 @@ mod tests {
     fn frozen_parameters_of_a_mixed_precision_are_none() {
         let device = Device::flex().autodiff();
         let model: Linear = LinearConfig::new(4, 2).init(&device).freeze();
-        assert_eq!(Statistics::of(&model).found.len(), 2);
+        assert_eq!(Statistics::of(parameters(&model)).0.len(), 2);
         let model = model.apply_reparameterization(MixedPrecision::f16());
-        assert!(Statistics::of(&model).is_empty());
+        assert!(Statistics::of(parameters(&model)).is_empty());
         let norm: BatchNorm = BatchNormConfig::new(2).init(&device);
         let norm = norm
             .freeze()
             .apply_reparameterization(MixedPrecision::f16());
-        let found = Statistics::of(&norm).found;
+        let found = Statistics::of(parameters(&norm)).0;
         let paths: Vec<_> = found.iter().map(|found| found.path.as_str()).collect();
         assert_eq!(paths, ["running_mean", "running_var"]);
     }

@@ -23,14 +23,18 @@ use std::{
     any::Any,
     cell::{Cell, RefCell},
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
-    sync::{Arc, PoisonError, atomic::Ordering},
+    sync::{Arc, atomic::Ordering},
 };
 
 use crate::{
-    cast::{Cast, CastFloat, DryRun, Open, Side, Told, Way},
+    any_tensor::AnyTensor,
+    border::{Open, Side},
+    border_events::EventPlace,
+    cast::{CastFloat, cast_each},
+    dry_run::DryRun,
     dtype::is_half,
     error::AmpError,
-    live_scale::{Place, Region},
+    lock::locked,
     mixed_precision::MixedPrecision,
     rescale::{Rescale, Rule},
 };
@@ -38,52 +42,64 @@ use crate::{
 thread_local! {
     /// What this thread is in, the innermost last.
     static FRAMES: RefCell<Vec<Frame>> = const { RefCell::new(Vec::new()) };
-}
-
-thread_local! {
-    /// How the scopes of a dry run differ from those of a step.
-    static DRY_RUN: RefCell<Option<DryRun>> = const { RefCell::new(None) };
     /// The error with which a scope of this thread panicked last.
     static REFUSED: RefCell<Option<AmpError>> = const { RefCell::new(None) };
 }
 
-/// A dry run on this thread, whose scopes differ from those of a step. A bare [`autocast`] opens scopes of `amp`.
-pub(crate) struct Checking {
-    outer: Option<DryRun>,
-    _model: Leave,
+/// A part of the forward pass that a thread is in.
+#[derive(Clone, Default)]
+struct Frame {
+    /// The half precision that it is in; none in f32, where parameters are plain.
+    open: Option<Arc<Open>>,
+    /// What it multiplies gradients by; in f32, in the scopes inside.
+    rescale: Option<Rescale>,
+    /// Whose scopes a bare `autocast` opens in it, if not those of what is around it.
+    amp: Option<MixedPrecision>,
+    /// How the scopes in it differ from those of a step.
+    dry: Option<DryRun>,
 }
 
-impl Checking {
-    pub(crate) fn new(amp: &MixedPrecision, dry: DryRun) -> Self {
-        REFUSED.set(None);
+impl Frame {
+    /// Runs a part of the forward pass in it. It is left on a panic too.
+    fn run<R>(self, part: impl FnOnce() -> R) -> R {
+        FRAMES.with_borrow_mut(|frames| frames.push(self));
+        let _guard = OnDrop(|| drop(FRAMES.with_borrow_mut(Vec::pop)));
+        part()
+    }
+
+    fn of(open: &Arc<Open>) -> Self {
         Self {
-            outer: DRY_RUN.replace(Some(dry)),
-            _model: Leave::after(Frame::Model(amp.clone())),
+            open: Some(open.clone()),
+            amp: Some(open.amp.clone()),
+            ..Self::default()
         }
     }
-
-    /// What a scope has refused since.
-    pub(crate) fn error(&self) -> Option<AmpError> {
-        REFUSED.take()
-    }
 }
 
-impl Drop for Checking {
+/// Runs something where it is dropped, on a panic too.
+struct OnDrop<F: FnMut()>(F);
+
+impl<F: FnMut()> Drop for OnDrop<F> {
     fn drop(&mut self) {
-        DRY_RUN.set(self.outer.take());
+        (self.0)();
     }
 }
 
-#[derive(Clone)]
-enum Frame {
-    /// A scope of `autocast`.
-    Half(Arc<Open>),
-    /// A part in f32 of a scope: parameters are plain there.
-    Full,
-    /// A part with a scale of its own, in f32: it is that of the scopes inside.
-    Rescaled(Rescale),
-    /// A model that a `Learner` trains: whose scopes a bare `autocast` opens.
-    Model(MixedPrecision),
+/// Runs a forward pass whose scopes differ from those of a step, and gives back what a scope in it has refused. A bare [`autocast`] opens
+/// scopes of `amp`, if it does so in the training.
+pub(crate) fn in_dry_run<R>(
+    amp: &MixedPrecision,
+    dry: DryRun,
+    forward: impl FnOnce() -> R,
+) -> (R, Option<AmpError>) {
+    REFUSED.set(None);
+    let frame = Frame {
+        amp: dry.in_learner.then(|| amp.clone()),
+        dry: Some(dry),
+        ..Frame::default()
+    };
+    let result = frame.run(forward);
+    (result, REFUSED.take())
 }
 
 /// A scope of half precision, to be entered on another thread.
@@ -121,138 +137,39 @@ impl Scope {
 
     /// Runs `work` on the calling thread as if it were where [`current`](Self::current) was called.
     pub fn enter<R>(&self, work: impl FnOnce() -> R) -> R {
-        let outer = FRAMES.with_borrow_mut(|frames| std::mem::replace(frames, self.frames.clone()));
-        let _guard = Restore(Some(outer));
+        let mut outer = FRAMES.replace(self.frames.clone());
+        let _guard = OnDrop(|| drop(FRAMES.replace(std::mem::take(&mut outer))));
         work()
     }
 }
 
 impl std::fmt::Debug for Scope {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let side = match self.frames.last() {
-            Some(Frame::Half(open)) => Some(&open.side),
-            _ => None,
-        };
+        let open = innermost_of(&self.frames);
+        let side = open.map(|open| &open.side);
         f.debug_struct("Scope").field("side", &side).finish()
     }
 }
 
-/// Puts the frames back, on a panic too.
-struct Restore(Option<Vec<Frame>>);
-
-impl Drop for Restore {
-    fn drop(&mut self) {
-        if let Some(frames) = self.0.take() {
-            FRAMES.set(frames);
-        }
+/// What a panic inside was about, if it is a clash of dtypes or follows from what was refused; others go on.
+fn explain<R>(open: &Open, panic: Box<dyn Any + Send>) -> Result<R, AmpError> {
+    if let Some(refused) = open.take_refused() {
+        return Err(refused);
     }
-}
-
-/// Closes what was entered, on a panic too.
-struct Leave;
-
-impl Leave {
-    fn after(frame: Frame) -> Self {
-        FRAMES.with_borrow_mut(|frames| frames.push(frame));
-        Self
+    let message = panic_message(&*panic);
+    // A scope inside this one has said already what is wrong.
+    if let Some(error) = REFUSED.take().filter(|error| error.to_string() == message) {
+        return Err(error);
     }
-}
-
-impl Drop for Leave {
-    fn drop(&mut self) {
-        FRAMES.with_borrow_mut(|frames| frames.pop());
+    if !is_dtype_clash(message) {
+        resume_unwind(panic);
     }
-}
-
-/// The factor between two sides, and its inverse, must be normal in f32, or gradients lose digits.
-const LARGEST: f64 = f64::from_bits((1023 + 126) << 52); // 2^126
-
-impl Open {
-    /// A part of this with a factor of its own.
-    fn part(&self, rescale: Rescale, told: Arc<Told>) -> Self {
-        let mut region = self.region.clone();
-        let mut factor = match &rescale.0 {
-            Rule::Fixed(k) => f64::from(*k).exp2(),
-            Rule::Driven(driven) if self.amp.is_scaled() => {
-                let factor = self.amp.live().enter_part(driven, self.dry.is_some());
-                region = Some(Arc::new(Region {
-                    part: driven.name.clone(),
-                    factor: factor.into(),
-                    around: self.shift,
-                }));
-                factor.into()
-            }
-            Rule::Driven(_) => 1.0,
-        };
-        if let Some(dry) = &self.dry {
-            dry.has_parts.store(true, Ordering::Relaxed);
-            factor *= dry.parts;
-        }
-        let limited = |value: f64| value.clamp(1.0 / LARGEST, LARGEST);
-        let dtype = self.side.dtype;
-        let scale = match dtype {
-            FloatDType::F32 => self.side.scale,
-            _ => limited(self.side.scale * limited(factor)),
-        };
-        Self {
-            amp: self.amp.clone(),
-            side: Side {
-                dtype,
-                scale,
-                ahead: self.side.ahead.clone(),
-            },
-            number: self.number,
-            rescale: Some(rescale),
-            region,
-            shift: self.shift * factor,
-            dry: self.dry.clone(),
-            told,
-        }
-    }
-
-    /// Whether gradients are to be measured where they enter and leave this part.
-    fn is_measured(&self) -> bool {
-        matches!(&self.rescale, Some(Rescale(Rule::Driven(_))))
-            && self.amp.is_scaled()
-            && self.dry.is_none()
-    }
-
-    /// Looks at the output too: an overflow in the forward pass is no fault of a scale.
-    fn watch_scope(&self) -> Watch {
-        let (amp, place) = (
-            self.amp.clone(),
-            Place::Scope(self.number, self.region.clone()),
-        );
-        Watch::new(move |crossing| amp.live().crossed(place.clone(), crossing))
-    }
-
-    fn watch(&self, place: Place) -> Watch {
-        let amp = self.amp.clone();
-        Watch::of_gradient(move |crossing| amp.live().crossed(place.clone(), crossing))
-    }
-
-    /// What a panic inside was about, if it is a clash of dtypes or follows from what was refused; others go on.
-    fn explain<R>(&self, panic: Box<dyn Any + Send>) -> Result<R, AmpError> {
-        if let Some(refused) = self.take_refused() {
-            return Err(refused);
-        }
-        let message = panic_message(&*panic);
-        // A scope inside this one has said already what is wrong.
-        if let Some(error) = REFUSED.take().filter(|error| error.to_string() == message) {
-            return Err(error);
-        }
-        if !is_dtype_clash(message) {
-            resume_unwind(panic);
-        }
-        let last = (self.told.last_read)
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        Err(AmpError::DTypeClash {
-            dtype: self.side.dtype.into(),
-            parameter: last.as_deref().map(str::to_string),
-            message: message.to_string(),
-        })
-    }
+    let last = locked(&open.told.last_read);
+    Err(AmpError::DTypeClash {
+        dtype: open.side.dtype.into(),
+        parameter: last.as_deref().map(str::to_string),
+        message: message.to_string(),
+    })
 }
 
 /// The scope whose half precision the thread is in; none in an island, or outside.
@@ -261,10 +178,12 @@ fn innermost() -> Option<Arc<Open>> {
 }
 
 fn innermost_of(frames: &[Frame]) -> Option<&Arc<Open>> {
-    match frames.last() {
-        Some(Frame::Half(open)) => Some(open),
-        _ => None,
-    }
+    frames.last()?.open.as_ref()
+}
+
+/// What the innermost frame says of something, among those that say it.
+fn innermost_with<T: Clone>(of: impl Fn(&Frame) -> &Option<T>) -> Option<T> {
+    FRAMES.with_borrow(|frames| frames.iter().rev().find_map(|frame| of(frame).clone()))
 }
 
 impl MixedPrecision {
@@ -309,7 +228,8 @@ impl MixedPrecision {
     ///
     /// [`AmpError::HalfPrecisionInput`] if a half-precision tensor that requires gradients comes in from outside,
     /// [`AmpError::HalfPrecisionLeaf`] if such a parameter is read, [`AmpError::CapturedOutput`] if an f32 tensor that
-    /// requires gradients is returned, [`AmpError::DTypeClash`] if Burn panics because of two dtypes inside.
+    /// requires gradients is returned, [`AmpError::DTypeClash`] if Burn panics because of two dtypes inside,
+    /// [`AmpError::BackwardInside`] if `forward` itself calls `backward`.
     pub fn try_autocast<I: CastFloat, R: CastFloat>(
         &self,
         input: I,
@@ -317,32 +237,27 @@ impl MixedPrecision {
     ) -> Result<R, AmpError> {
         let outer = innermost();
         let open = Arc::new(self.opened());
-        let entry = Cast(Way::Enter {
-            outer: outer.as_ref().map(|outer| outer.side.clone()),
-            open: &open,
-            nested: Cell::new(false),
-            watch: None,
+        let nested = Cell::new(false);
+        let input = cast_each(input, |tensor| match &outer {
+            Some(outer) if outer.side.holds(tensor.dtype()) => {
+                nested.set(true);
+                open.cross(&outer.side, &open.side, tensor, None)
+            }
+            _ => open.take_in(tensor),
         });
-        let input = input.cast_float(&entry);
         // A thread pool may put other work on a thread that waits inside a scope. Its tensors are not of that scope.
-        let nested = match &entry.0 {
-            Way::Enter { nested, .. } => outer.filter(|_| nested.get()),
-            _ => None,
-        };
-        let inside = FRAMES.with_borrow(|frames| {
-            let half = |frame: &Frame| matches!(frame, Frame::Half(_));
-            frames.iter().any(half) && (nested.is_some() || innermost_of(frames).is_none())
+        let outer = outer.filter(|_| nested.get());
+        let is_inside = FRAMES.with_borrow(|frames| {
+            let mut opens = frames.iter().filter_map(|frame| frame.open.as_ref());
+            opens.next().is_some() && (outer.is_some() || innermost_of(frames).is_none())
         });
-        let result = {
-            let _guard = Leave::after(Frame::Half(open.clone()));
-            catch_unwind(AssertUnwindSafe(|| forward(input)))
-        };
-        let output = result.or_else(|panic| open.explain(panic))?;
-        let output = output.cast_float(&Cast(Way::Exit {
-            open: &open,
-            to: nested.map_or(Side::OUTSIDE, |outer| outer.side.clone()),
-            watch: (self.is_scaled() && !inside && open.dry.is_none()).then(|| open.watch_scope()),
-        }));
+        let result = Frame::of(&open).run(|| catch_unwind(AssertUnwindSafe(|| forward(input))));
+        open.told.is_closed.store(true, Ordering::Relaxed);
+        let output = result.or_else(|panic| explain(&open, panic))?;
+        let is_watched = self.is_scaled() && !is_inside && open.dry.is_none();
+        let watch = is_watched.then(|| open.watch_scope());
+        let to = outer.as_ref().map_or(&Side::OUTSIDE, |outer| &outer.side);
+        let output = cast_each(output, |tensor| open.let_out(tensor, to, watch.as_ref()));
         match open.take_refused() {
             None => Ok(output),
             Some(error) => Err(error),
@@ -361,57 +276,58 @@ impl MixedPrecision {
     /// gradients.
     pub fn cast<T: CastFloat>(&self, value: T) -> T {
         match innermost() {
-            Some(open) => value.cast_float(&Cast(Way::Into(&open))),
-            None => value.cast_float(&Cast(Way::Plain(self.dtype()))),
+            Some(open) => cast_each(value, |tensor| open.take_back(tensor)),
+            None => cast_each(value, |tensor| tensor.cast(self.dtype())),
         }
     }
 
     /// A scope of this thread, in the parts that it is in.
     fn opened(&self) -> Open {
-        let dry = DRY_RUN.with_borrow(Clone::clone);
+        let dry = dry_run();
         let dtype = dry.as_ref().and_then(|dry| dry.dtype);
         let dtype = dtype.unwrap_or(self.dtype());
-        let ahead = (dry.is_none() && self.is_scaled()).then(|| self.live().ahead());
-        let ahead = ahead.flatten();
-        let mut open = Open {
+        let is_step = dry.is_none() && self.is_scaled();
+        let device_step = is_step
+            .then(|| self.live().in_flight().device_step())
+            .flatten();
+        if is_step {
+            self.live().events().follow_the_last();
+        }
+        let scale = match &dry {
+            Some(dry) if dry.dtype.is_some() || dtype != FloatDType::F32 => dry.scale,
+            _ if device_step.is_some() => 1.0,
+            _ => self.factor(),
+        };
+        let open = Open {
             amp: self.clone(),
             side: Side {
                 dtype,
-                scale: match &dry {
-                    Some(dry) if dry.dtype.is_some() || dtype != FloatDType::F32 => dry.scale,
-                    _ if ahead.is_some() => 1.0,
-                    _ => self.factor(),
-                },
-                ahead,
+                scale,
+                device_step,
             },
             number: self.live().open(),
-            rescale: None,
             region: None,
             shift: 1.0,
             dry,
             told: Arc::default(),
         };
-        let rescales: Vec<_> = FRAMES.with_borrow(|frames| {
-            let rescale = |frame: &Frame| match frame {
-                Frame::Half(open) => open.rescale.clone(),
-                Frame::Rescaled(rescale) => Some(rescale.clone()),
-                _ => None,
-            };
-            frames.iter().filter_map(rescale).collect()
+        let rescales: Vec<Rescale> = FRAMES.with_borrow(|frames| {
+            let rescales = frames.iter().filter_map(|frame| frame.rescale.clone());
+            rescales.collect()
         });
-        for rescale in rescales {
-            open = open.part(rescale, Arc::default());
-        }
-        // The frames of those parts are still there for scopes inside.
-        open.rescale = None;
-        open
+        rescales
+            .iter()
+            .fold(open, |open, rescale| open.part(rescale))
     }
 
     /// Runs a model with this as what a bare [`autocast`] opens scopes of.
     #[cfg(feature = "train")]
     pub(crate) fn in_model<R>(&self, work: impl FnOnce() -> R) -> R {
-        let _guard = Leave::after(Frame::Model(self.clone()));
-        work()
+        let frame = Frame {
+            amp: Some(self.clone()),
+            ..Frame::default()
+        };
+        frame.run(work)
     }
 
     /// The value of a parameter where it is read.
@@ -427,24 +343,19 @@ impl MixedPrecision {
                 dtype,
             });
         }
-        *(open.told.last_read)
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Some(path.clone());
+        *locked(&open.told.last_read) = Some(path.clone());
         match &open.dry {
             None => self.live().read_in(open.region.as_ref(), path),
-            Some(dry) => {
-                if let Some(notes) = &dry.notes {
-                    notes.read(path);
-                }
-            }
+            Some(dry) => dry.notes.read(path),
         }
-        open.cross(&Side::OUTSIDE, &open.side, base)
+        open.take_parameter(path, AnyTensor::with_graph(base))
+            .into_tensor()
     }
 }
 
 /// What the thread's scopes differ by, in a dry run.
 pub(crate) fn dry_run() -> Option<DryRun> {
-    DRY_RUN.with_borrow(Clone::clone)
+    innermost_with(|frame| &frame.dry)
 }
 
 /// What gradients are multiplied by where the thread is.
@@ -454,13 +365,7 @@ pub(crate) fn scale_here() -> f64 {
 
 /// That of the scope around, or of the model that a `Learner` trains.
 pub(crate) fn current() -> Option<MixedPrecision> {
-    FRAMES.with_borrow(|frames| {
-        frames.iter().rev().find_map(|frame| match frame {
-            Frame::Half(open) => Some(open.amp.clone()),
-            Frame::Model(amp) => Some(amp.clone()),
-            Frame::Full | Frame::Rescaled(_) => None,
-        })
-    })
+    innermost_with(|frame| &frame.amp)
 }
 
 /// As Flex, Burn's tensors and CubeCL word it.
@@ -472,8 +377,8 @@ pub(crate) fn is_dtype_clash(message: &str) -> bool {
 /// Runs a part of a model in half precision, if a `Learner` trains the model with a [`MixedPrecision`], or a scope is open: it is
 /// [`MixedPrecision::autocast`] of that one.
 ///
-/// Elsewhere it runs the part in f32, so that the model stays a plain f32 model without a `MixedPrecision`. Does not wait
-/// for the device.
+/// Elsewhere it runs the part in f32, so that the model stays a plain f32 model without a `MixedPrecision`. The log says so once
+/// for each thread that trains in f32 by it. Does not wait for the device.
 ///
 /// ```
 /// use burn::{nn::LinearConfig, tensor::{DType, Device, Tensor}};
@@ -492,8 +397,31 @@ pub(crate) fn is_dtype_clash(message: &str) -> bool {
 pub fn autocast<I: CastFloat, R: CastFloat>(input: I, forward: impl FnOnce(I) -> R) -> R {
     match current() {
         Some(amp) => amp.autocast(input, forward),
-        None => forward(input),
+        None => told_of_f32(forward(input)),
     }
+}
+
+/// Says once for a thread that a bare [`autocast`] trains in f32: its program may have a [`MixedPrecision`] that nobody uses.
+fn told_of_f32<R: CastFloat>(output: R) -> R {
+    thread_local! {
+        static IS_SAID: Cell<bool> = const { Cell::new(false) };
+    }
+    if IS_SAID.get() {
+        return output;
+    }
+    let is_tracked = Cell::new(false);
+    let output = cast_each(output, |tensor| {
+        is_tracked.set(is_tracked.get() || tensor.is_tracked());
+        tensor
+    });
+    if is_tracked.get() {
+        IS_SAID.set(true);
+        log::warn!(
+            "`autocast` trains in f32: no `MixedPrecision` is in force here. In a Learner it is that of \
+             `amp.learner(model, optim, lr)`, in a loop `amp.autocast(input, ..)`. `MixedPrecision::f32()` says that f32 is meant"
+        );
+    }
+    output
 }
 
 /// Runs one part of a half-precision model in f32: a norm, a recurrent layer, a softmax.
@@ -520,23 +448,11 @@ pub fn autocast<I: CastFloat, R: CastFloat>(input: I, forward: impl FnOnce(I) ->
 /// # let _ = output;
 /// ```
 pub fn in_f32<I: CastFloat, R: CastFloat>(input: I, part: impl FnOnce(I) -> R) -> R {
-    let Some(open) = innermost() else {
-        let widen = Cast(Way::Widen(Cell::new(None)));
-        let output = part(input.cast_float(&widen));
-        return match widen.0 {
-            Way::Widen(seen) if seen.get().is_some() => {
-                let dtype = seen.get().unwrap_or(FloatDType::F32);
-                output.cast_float(&Cast(Way::Plain(dtype)))
-            }
-            _ => output,
-        };
+    let region = Region {
+        is_f32: true,
+        ..Region::default()
     };
-    let input = input.cast_float(&Cast(Way::OutOf(&open)));
-    let output = {
-        let _guard = Leave::after(Frame::Full);
-        part(input)
-    };
-    output.cast_float(&Cast(Way::Into(&open)))
+    region.run(input, part)
 }
 
 /// Runs a part of a half-precision model with a scale of its own: multiplies gradients by 2^k in the part, beside the loss scale, and takes that
@@ -576,30 +492,89 @@ pub fn rescaled<I: CastFloat, R: CastFloat>(
     input: I,
     part: impl FnOnce(I) -> R,
 ) -> R {
-    let rescale = by.into();
-    let Some(outer) = innermost() else {
-        let _guard = Leave::after(Frame::Rescaled(rescale));
-        return part(input);
+    let region = Region {
+        rescale: Some(by.into()),
+        ..Region::default()
     };
-    let open = Arc::new(outer.part(rescale, outer.told.clone()));
-    let region = open.region.clone().filter(|_| open.is_measured());
-    let watch = |place: fn(Arc<Region>, Option<Arc<Region>>) -> Place| {
-        let region = region.clone()?;
-        Some(open.watch(place(region, outer.region.clone())))
+    region.run(input, part)
+}
+
+/// A part of the forward pass, and how it differs from what is around it: not at all, or in its precision, or in what its gradients are
+/// multiplied by.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Region {
+    /// By which others may decide what happens in it.
+    pub(crate) name: Option<Arc<str>>,
+    pub(crate) is_f32: bool,
+    pub(crate) rescale: Option<Rescale>,
+}
+
+impl Region {
+    /// Runs it where the thread is, in a scope or outside of all.
+    pub(crate) fn run<I: CastFloat, R: CastFloat>(self, input: I, part: impl FnOnce(I) -> R) -> R {
+        let named = self.name.as_deref();
+        // A dry run decides by names.
+        let is_f32 = self.is_f32
+            || named.is_some_and(|name| dry_run().is_some_and(|dry| dry.in_f32.contains(name)));
+        let outer = innermost();
+        let inside = outer.as_ref().filter(|_| !is_f32);
+        let inside = inside.map(|outer| match &self.rescale {
+            Some(rescale) => Arc::new(outer.part(rescale)),
+            None => outer.clone(),
+        });
+        let frame = Frame {
+            open: inside.clone(),
+            rescale: self.rescale.clone(),
+            ..Frame::default()
+        };
+        let part = |input| frame.run(|| part(input));
+        match (outer, inside, self.rescale) {
+            (Some(outer), None, _) => {
+                let output = part(cast_each(input, |tensor| outer.widen(tensor)));
+                cast_each(output, |tensor| outer.take_back(tensor))
+            }
+            (Some(outer), Some(inside), Some(rescale)) => {
+                let [departure, arrival] = watches(&rescale, &outer, &inside);
+                let output = part(cast_each(input, |tensor| {
+                    match outer.side.holds(tensor.dtype()) {
+                        true => inside.cross(&outer.side, &inside.side, tensor, departure.as_ref()),
+                        false => inside.take_in(tensor),
+                    }
+                }));
+                let arrival = arrival.as_ref();
+                cast_each(output, |tensor| {
+                    inside.let_out(tensor, &outer.side, arrival)
+                })
+            }
+            (None, _, _) if is_f32 => widened(input, part),
+            _ => part(input),
+        }
+    }
+}
+
+/// A part whose factor moves is measured where gradients leave it and where they come to it.
+fn watches(rescale: &Rescale, outer: &Open, inside: &Open) -> [Option<Watch>; 2] {
+    let is_moving = matches!(&rescale.0, Rule::Driven(_));
+    let is_measured = is_moving && inside.amp.is_scaled() && inside.dry.is_none();
+    let Some(region) = inside.region.clone().filter(|_| is_measured) else {
+        return [None, None];
     };
-    let input = input.cast_float(&Cast(Way::Enter {
-        outer: Some(outer.side.clone()),
-        open: &open,
-        nested: Cell::new(false),
-        watch: watch(Place::Departure),
+    let around = outer.region.clone();
+    let departure = EventPlace::Departure(region.clone(), around.clone());
+    [departure, EventPlace::Arrival(region, around)].map(|place| Some(inside.watch(place)))
+}
+
+/// Runs a part in f32 outside of all scopes: what comes out goes back to the dtype of the first half-precision tensor that came in.
+fn widened<I: CastFloat, R: CastFloat>(input: I, part: impl FnOnce(I) -> R) -> R {
+    let narrow = Cell::new(None);
+    let output = part(cast_each(input, |tensor| {
+        if is_half(tensor.dtype()) && narrow.get().is_none() {
+            narrow.set(Some(tensor.dtype()));
+        }
+        tensor.cast(FloatDType::F32)
     }));
-    let output = {
-        let _guard = Leave::after(Frame::Half(open.clone()));
-        part(input)
-    };
-    output.cast_float(&Cast(Way::Exit {
-        open: &open,
-        to: outer.side.clone(),
-        watch: watch(Place::Arrival),
-    }))
+    match narrow.get() {
+        Some(dtype) => cast_each(output, |tensor| tensor.cast(dtype)),
+        None => output,
+    }
 }

@@ -1,6 +1,6 @@
 use serde::{Deserialize, Serialize};
 
-use crate::loss_scale::StepOutcome;
+use crate::{loss_scale::StepOutcome, number::is_default};
 
 /// How many steps were taken, skipped, held back, dropped and discarded.
 ///
@@ -10,26 +10,23 @@ use crate::loss_scale::StepOutcome;
 pub struct StepCounters {
     steps: u64,
     skipped: u64,
-    consecutive_skips: u64,
+    pub(crate) consecutive_skips: u64,
     // Absent from records where they are zero, as from those of earlier releases.
-    #[serde(skip_serializing_if = "is_zero")]
-    dropped: u64,
-    #[serde(skip_serializing_if = "is_zero")]
-    discarded: u64,
-    #[serde(skip_serializing_if = "is_zero")]
-    skipped_windows: u64,
-    #[serde(skip_serializing_if = "is_zero")]
-    bad_losses: u64,
-    #[serde(skip_serializing_if = "is_zero")]
-    bad_losses_in_a_row: u64,
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_default")]
+    pub(crate) dropped: u64,
+    #[serde(skip_serializing_if = "is_default")]
+    pub(crate) discarded: u64,
+    /// Windows in a row whose micro-batches were finite, but not their sum. Finite micro-batches between them end no row.
+    #[serde(skip_serializing_if = "is_default")]
+    pub(crate) skipped_windows: u64,
+    #[serde(skip_serializing_if = "is_default")]
+    pub(crate) bad_losses: u64,
+    #[serde(skip_serializing_if = "is_default")]
+    pub(crate) bad_losses_in_a_row: u64,
+    #[serde(skip_serializing_if = "is_default")]
     guarded: u64,
-    #[serde(skip_serializing_if = "is_zero")]
-    guarded_in_a_row: u64,
-}
-
-fn is_zero(count: &u64) -> bool {
-    *count == 0
+    #[serde(skip_serializing_if = "is_default")]
+    pub(crate) guarded_in_a_row: u64,
 }
 
 impl StepCounters {
@@ -86,6 +83,17 @@ impl StepCounters {
         }
     }
 
+    /// With what is in a row of another.
+    pub(crate) fn with_rows_of(self, other: Self) -> Self {
+        Self {
+            consecutive_skips: other.consecutive_skips,
+            skipped_windows: other.skipped_windows,
+            bad_losses_in_a_row: other.bad_losses_in_a_row,
+            guarded_in_a_row: other.guarded_in_a_row,
+            ..self
+        }
+    }
+
     /// Why no run can have counted so, if none can.
     pub(crate) fn contradiction(&self) -> Option<String> {
         let counts = [
@@ -111,6 +119,19 @@ impl StepCounters {
         })
     }
 
+    /// The sum with those of another optimizer.
+    pub(crate) fn and(self, later: Self) -> Self {
+        Self {
+            steps: self.steps.saturating_add(later.steps),
+            skipped: self.skipped.saturating_add(later.skipped),
+            dropped: self.dropped.saturating_add(later.dropped),
+            discarded: self.discarded.saturating_add(later.discarded),
+            bad_losses: self.bad_losses.saturating_add(later.bad_losses),
+            guarded: self.guarded.saturating_add(later.guarded),
+            ..later
+        }
+    }
+
     pub(crate) fn record(&mut self, outcome: StepOutcome) {
         self.steps += 1;
         self.skipped += u64::from(outcome.is_skipped());
@@ -121,59 +142,5 @@ impl StepCounters {
             }
             _ => self.guarded_in_a_row = 0,
         }
-    }
-
-    pub(crate) fn guarded_in_a_row(&self) -> u64 {
-        self.guarded_in_a_row
-    }
-
-    pub(crate) fn bad_losses_in_a_row(&self) -> u64 {
-        self.bad_losses_in_a_row
-    }
-
-    pub(crate) fn add_bad_loss(&mut self) {
-        self.bad_losses += 1;
-        self.bad_losses_in_a_row += 1;
-    }
-
-    pub(crate) fn reset_bad_losses(&mut self) {
-        self.bad_losses_in_a_row = 0;
-    }
-
-    pub(crate) fn record_dropped(&mut self) {
-        self.dropped += 1;
-    }
-
-    pub(crate) fn record_discarded(&mut self) {
-        self.discarded += 1;
-    }
-
-    /// Windows in a row whose micro-batches were clean, but not their sum. Clean micro-batches between them end no row.
-    pub(crate) fn skipped_windows(&self) -> u64 {
-        self.skipped_windows
-    }
-
-    pub(crate) fn add_skipped_window(&mut self) {
-        self.skipped_windows += 1;
-    }
-
-    pub(crate) fn reset_skipped_windows(&mut self) {
-        self.skipped_windows = 0;
-    }
-
-    pub(crate) fn add_consecutive_skip(&mut self) {
-        self.consecutive_skips += 1;
-    }
-
-    /// Counts what comes in a row from zero.
-    pub(crate) fn reset_rows(&mut self) {
-        self.reset_consecutive_skips();
-        self.reset_skipped_windows();
-        self.reset_bad_losses();
-        self.guarded_in_a_row = 0;
-    }
-
-    pub(crate) fn reset_consecutive_skips(&mut self) {
-        self.consecutive_skips = 0;
     }
 }

@@ -1,4 +1,4 @@
-//! The order of a step: accumulate, unscale, test, guard, clip, step or skip, average the weights, update the scale.
+//! The order of a step: accumulate, unscale, test, judge, clip, update the scale, step or skip.
 
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module, optim::GradientsParams,
@@ -7,14 +7,13 @@ use burn::{
 use crate::{
     accumulation::AccumulationWindow,
     clip::{ClipRules, Factors},
-    ema::Ema,
     entries::{Entries, Traversal},
     error::AmpError,
     gradients::{StepGradients, UnscaledGradients},
-    guard::{Decision, StepGuard},
+    hook::{Hooks, Judgement},
     loss_scale::StepOutcome,
     module_optim::ModuleOptim,
-    param_tensors::ParamTensors,
+    record::AmpRecord,
     scaler::GradScaler,
 };
 
@@ -23,8 +22,9 @@ use crate::{
 pub(crate) struct StepOptions {
     pub(crate) window: Option<AccumulationWindow>,
     pub(crate) clip: ClipRules,
-    pub(crate) guard: Option<StepGuard>,
-    pub(crate) ema: Option<Ema>,
+    pub(crate) hooks: Hooks,
+    /// The loss of the next call, if it was told.
+    pub(crate) loss: Option<f64>,
 }
 
 /// Gradients to step with.
@@ -34,197 +34,151 @@ pub(crate) struct Decided {
     pub(crate) factors: Factors,
 }
 
-impl From<GradientsParams> for Decided {
-    fn from(grads: GradientsParams) -> Self {
-        let factors = Factors::new();
-        Self { grads, factors }
-    }
-}
-
 impl StepOptions {
-    /// The gradients of a window that is not full, to step with; none if the window is empty, or the step is skipped.
-    pub(crate) fn decide_flush<O: ModuleOptim, M: Module>(
-        &mut self,
-        scaler: &mut GradScaler,
-        optim: &O,
-        module: &M,
-        lr: &ModuleLearningRate,
-    ) -> Result<Option<Decided>, AmpError> {
-        scaler.settle_dropped()?;
-        let traversal = Traversal {
-            sums: self.window.as_ref().map(|window| &window.sums),
-            lr: Some(lr),
-            ..Default::default()
-        };
-        let mut entries = traversal.of(module)?;
-        let statistics = entries.take_statistics();
-        let grads = match &mut self.window {
-            Some(window) if !window.is_empty() => Some(scaler.empty(window, entries.into_sums())?),
-            _ => None,
-        };
-        let Some(grads) = grads else {
-            scaler.set_outcome(StepOutcome::NoGradients);
-            scaler.log_call();
-            return Ok(None);
-        };
-        let has_statistics = scaler.meet_statistics(statistics);
-        let decided = self.settle(scaler, optim, grads);
-        self.end_call(scaler);
-        scaler.end_call(module, has_statistics, false);
-        decided
+    /// The state of a scaler, and of what is kept here.
+    pub(crate) fn record_with(&self, scaler: &GradScaler) -> AmpRecord {
+        let window = self.window.as_ref().filter(|window| !window.is_empty());
+        let mut record = scaler.to_record();
+        record.put(window.map(AccumulationWindow::state_to_store));
+        for (name, state) in self.hooks.states() {
+            record.put_hook(name, state);
+        }
+        record
     }
 
-    /// What comes before the step itself. The gradients to step with; none if the step is skipped, and done with, or the
-    /// window is not full.
+    /// What comes before the step itself: of these gradients, or of a window that is not full. The gradients to step with; none if the step
+    /// is skipped, and done with, or the window is not full, or empty.
     pub(crate) fn decide<O: ModuleOptim, M: Module>(
         &mut self,
         scaler: &mut GradScaler,
         optim: &O,
         module: &M,
-        grads: StepGradients,
-        lr: Option<&ModuleLearningRate>,
+        grads: Option<StepGradients>,
+        lr: &ModuleLearningRate,
     ) -> Result<Option<Decided>, AmpError> {
-        if let StepGradients::Unscaled(grads) = &grads {
+        if let Some(StepGradients::Unscaled(grads)) = &grads {
             scaler.take_verdict(grads);
         }
-        scaler.forget_last_call();
         scaler.settle_dropped()?;
         // All that is to be refused is refused before a window takes the gradients.
         let traversal = Traversal {
-            grads: Some(grads.params()),
-            sums: self.window.as_ref().map(|window| &window.sums),
-            lr,
+            grads: grads.as_ref().map(StepGradients::params),
+            sums: self.window.as_ref().map(|window| &window.state.sums),
+            lr: Some(lr),
         };
         let mut entries = traversal.of(module)?;
-        let has_statistics = scaler.meet_statistics(entries.take_statistics());
-        let decided = self.tested(scaler, optim, grads, entries);
-        self.end_call(scaler);
+        if grads.is_none()
+            && self
+                .window
+                .as_ref()
+                .is_none_or(AccumulationWindow::is_empty)
+        {
+            scaler.account().outcome = Some(StepOutcome::NoGradients);
+            return Ok(None);
+        }
+        scaler.begin_step(entries.take_buffers());
+        let losses = self.window.as_ref().map(|window| window.state.losses);
+        let loss = losses.unwrap_or_default().and(self.loss).mean();
+        let decided = match self.inspect(scaler, optim, grads, entries) {
+            Ok(Some(grads)) => self.judge(scaler, optim, module, grads, loss),
+            Ok(None) => Ok(None),
+            Err(error) => Err(error),
+        };
+        self.end_call(scaler.last_outcome());
         let tests_micro_batches =
             (self.window.as_ref()).is_some_and(AccumulationWindow::drops_micro_batches);
-        scaler.end_call(module, has_statistics, tests_micro_batches);
+        scaler.leave_step(module, tests_micro_batches);
         decided
     }
 
-    fn tested<O: ModuleOptim>(
+    /// Tests gradients, or those of a window; none if that is not full.
+    fn inspect<O: ModuleOptim>(
         &mut self,
         scaler: &mut GradScaler,
         optim: &O,
-        grads: StepGradients,
+        grads: Option<StepGradients>,
         entries: Entries,
-    ) -> Result<Option<Decided>, AmpError> {
-        scaler.check_scopes();
-        let grads = match (&mut self.window, grads) {
-            (Some(window), grads) => {
+    ) -> Result<Option<UnscaledGradients>, AmpError> {
+        if grads.is_some() {
+            scaler.check_scopes();
+        }
+        let tested = match (&mut self.window, grads) {
+            (Some(window), Some(grads)) => {
                 scaler.check_accepted(optim, &entries)?;
-                match scaler.add_micro_batch(window, grads, entries)? {
-                    Some(grads) => grads,
-                    None => return Ok(None),
-                }
+                return scaler.add_micro_batch(window, grads, entries);
             }
-            (None, StepGradients::Plain(grads)) => {
-                scaler.check_plain();
-                scaler.test(grads, &entries)?
-            }
-            (None, StepGradients::Scaled(grads)) => {
+            (Some(window), None) => scaler.empty(window, entries.into_sums())?,
+            (None, Some(grads)) => {
                 let in_own_dtype = scaler.config().parameter_dtype_gradients;
-                scaler.unscale_entries(grads, entries.into_gradients(), in_own_dtype)?
+                scaler.tested(grads, &entries, in_own_dtype)?
             }
-            (None, StepGradients::Unscaled(grads)) => grads,
+            (None, None) => return Ok(None),
         };
-        self.settle(scaler, optim, grads)
+        Ok(Some(tested))
     }
 
-    fn settle<O: ModuleOptim>(
+    /// Ends the step. The gradients, unless they overflow or a hook rejects them.
+    fn judge<O: ModuleOptim, M: Module>(
         &mut self,
         scaler: &mut GradScaler,
         optim: &O,
-        mut grads: UnscaledGradients,
+        module: &M,
+        grads: UnscaledGradients,
+        loss: Option<f64>,
     ) -> Result<Option<Decided>, AmpError> {
-        let (guard, decision) = self.judge(&mut grads)?;
-        let decided = match decision {
-            Decision::Hold { reason, is_finite } => {
-                scaler.hold(optim, grads, reason, is_finite)?;
-                None
-            }
-            Decision::Step if self.clip.is_empty() => {
-                scaler.decide(optim, grads)?.map(Decided::from)
-            }
-            decision => {
-                if let Decision::Clip { reason, .. } = &decision {
-                    log::info!("gradients clipped by the guard: {reason}");
-                }
-                let later = optim.takes_factors();
-                let (grads, factors) = grads.clip_by(&self.clip, decision.factor(), later)?;
-                let grads = scaler.decide(optim, grads)?;
-                grads.map(|grads| Decided { grads, factors })
-            }
-        };
-        // Whatever was refused has left no trace in it.
-        self.guard = guard;
-        if decided.is_none() {
-            scaler.try_update()?;
+        let before = self.hooks.clone();
+        let ended = self.end_step(scaler, optim, module, grads, loss);
+        if ended.is_err() {
+            // What is refused leaves no trace.
+            self.hooks = before;
         }
-        Ok(decided)
+        ended
     }
 
-    /// What the guard says of gradients that are finite. Waits for the device only where nothing has measured them: after a change,
-    /// or with a disabled scaler.
-    fn judge(
-        &self,
-        grads: &mut UnscaledGradients,
-    ) -> Result<(Option<StepGuard>, Decision), AmpError> {
-        let Some(guard) = &self.guard else {
-            return Ok((None, Decision::Step));
-        };
-        let nothing = || Ok((Some(guard.clone()), Decision::Step));
-        if grads.has_overflow() || grads.entries().is_empty() {
-            return nothing();
-        }
-        grads.measured()?;
-        if grads.has_overflow() {
-            return nothing();
-        }
-        let status = grads.status();
-        // What a disabled scaler lets through: the norm is that of the finite values.
-        let norm = match status.has_overflow() {
-            true => f64::INFINITY,
-            false => status.norm(),
-        };
-        let (next, decision) = guard.judge(norm);
-        Ok((Some(next), decision))
-    }
-
-    /// Tells the guard what has become of the loss that it was told.
-    fn end_call(&mut self, scaler: &GradScaler) {
-        if let Some(guard) = &mut self.guard {
-            guard.end_call(scaler.last_outcome());
-        }
-    }
-
-    /// Goes on with the guard of a record.
-    pub(crate) fn restore_guard(&mut self, stored: Option<StepGuard>, origin: &str) {
-        match (&mut self.guard, stored) {
-            (Some(guard), stored) => guard.restore(stored, origin),
-            (None, Some(_)) => log::warn!(
-                "{origin} holds the state of a guard, but there is none here: `ScaledOptimizer::with_guard` goes on with it"
-            ),
-            (None, None) => {}
-        }
-    }
-
-    /// What comes after a step that was not skipped. `masters` are those of the optimizer.
-    pub(crate) fn applied<M: Module>(
+    fn end_step<O: ModuleOptim, M: Module>(
         &mut self,
         scaler: &mut GradScaler,
-        module: M,
-        masters: impl Fn() -> ParamTensors,
-    ) -> M {
-        let module = match &mut self.ema {
-            Some(ema) => ema.update_with(module, &masters),
-            None => module,
-        };
-        scaler.update();
-        module
+        optim: &O,
+        module: &M,
+        mut grads: UnscaledGradients,
+        loss: Option<f64>,
+    ) -> Result<Option<Decided>, AmpError> {
+        let mut judgement = Judgement::default();
+        if !grads.has_overflow() && !grads.entries().is_empty() {
+            judgement = self.hooks.judge(&mut grads, loss, module)?;
+        }
+        if grads.has_overflow() {
+            judgement = Judgement::default();
+        }
+        let Judgement { factor, rejected } = judgement;
+        let mut factors = Factors::new();
+        // A loss that is not finite may come of a forward pass that has spoilt the buffers.
+        let spoilt = rejected.is_some()
+            && (loss.is_some_and(|loss| !loss.is_finite()) || !grads.status().norm().is_finite());
+        if rejected.is_none() && (factor < 1.0 || !self.clip.is_empty()) {
+            let later = optim.takes_factors();
+            (grads, factors) = grads.clip_by(&self.clip, factor, later)?;
+        }
+        let grads = scaler.end_step(optim, grads, rejected)?;
+        if spoilt {
+            scaler.buffers.suspect();
+        }
+        Ok(grads.map(|grads| Decided { grads, factors }))
+    }
+
+    /// What becomes of the loss that was told for a call.
+    fn end_call(&mut self, outcome: Option<StepOutcome>) {
+        match outcome {
+            // Refused: it may be called again.
+            None => return,
+            Some(StepOutcome::Accumulated) => {
+                if let Some(window) = &mut self.window {
+                    window.state.losses = window.state.losses.and(self.loss);
+                }
+            }
+            Some(_) => {}
+        }
+        self.loss = None;
     }
 
     /// Throws gradients away. Finite ones do not move the scale inside a window that is skipped as a whole.
@@ -233,10 +187,8 @@ impl StepOptions {
         scaler: &mut GradScaler,
         grads: StepGradients,
     ) -> Result<(), AmpError> {
-        scaler.forget_last_call();
-        if let Some(guard) = &mut self.guard {
-            guard.end_call(Some(StepOutcome::Dropped));
-        }
+        scaler.account().begin_call();
+        self.loss = None;
         scaler.settle_dropped()?;
         let frozen = |window: &AccumulationWindow| !window.drops_micro_batches();
         match grads {
@@ -245,11 +197,11 @@ impl StepOptions {
                 if !grads.has_overflow() && self.window.as_ref().is_some_and(frozen) =>
             {
                 scaler.take_verdict(&grads);
-                scaler.try_discard(grads.into_params())
+                scaler.discard(grads.into_params())
             }
             grads => {
-                scaler.try_discard(grads)?;
-                scaler.try_update().map(drop)
+                scaler.discard(grads)?;
+                scaler.update().map(drop)
             }
         }
     }

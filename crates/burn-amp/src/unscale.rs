@@ -5,16 +5,15 @@ use burn::{
     optim::GradientsParams,
     tensor::{DType, FloatDType},
 };
-use burn_amp_kernels::{Crossing, CrossingStatus, ExponentHistogram};
+use burn_amp_kernels::{Crossing, CrossingStatus, ExponentHistogram, TensorStatus};
 
 use crate::{
     dtype::{optimizer_dtype, working_dtype},
-    entries::{Entries, Entry, handles, measure, measure_with},
+    entries::{Entries, Entry, handles, measure, measure_with, summarize},
     error::AmpError,
     gradient_pass::Pass,
-    gradient_status::{GradientStatus, summarize},
+    gradient_status::GradientStatus,
     gradients::UnscaledGradients,
-    rank::with_rank,
 };
 
 /// Multiplies gradients by `inverse`, rounded to f32 for those that are not f64, and measures the result.
@@ -29,61 +28,61 @@ pub(crate) fn unscale(
     in_own_dtype: bool,
     edge: Option<f32>,
 ) -> Result<UnscaledGradients, AmpError> {
-    let rounded_inverse = inverse as f32;
-    // What f64 gradients are off by then: 3e-8 for a mean of three.
-    let rest = match rounded_inverse.is_normal() {
-        true => inverse / f64::from(rounded_inverse),
+    let pass = widened(&mut grads, &entries, inverse, in_own_dtype, edge);
+    log_unknown(grads.len());
+    let (mut products, pending) = pass.unscale(inverse as f32)?;
+    let mut statuses = vec![TensorStatus::default(); entries.len()];
+    pending.read(&mut statuses, Vec::new());
+    let mut target = GradientsParams::new();
+    let mut rounded = Pass::counting_from(edge);
+    for (position, entry) in entries.iter_mut().enumerate().rev() {
+        let wanted = optimizer_dtype(entry.parameter, in_own_dtype);
+        if let Some(mut grad) = products.pop(position, entry.rank) {
+            if grad.dtype() != DType::from(wanted) {
+                grad = grad.cast(wanted);
+                rounded.push(position, grad.clone(), true);
+            }
+            entry.gradient = grad.dtype();
+            entry.put(&mut target, grad);
+        }
+    }
+    // What counts is what the optimizer gets: rounding can overflow, and can end in zeros.
+    rounded.inspect(&mut statuses, Vec::new())?;
+    Ok(UnscaledGradients::measured_as(target, entries, statuses))
+}
+
+/// The gradients that are to be multiplied by `inverse`, as the kernels take them.
+fn widened(
+    grads: &mut GradientsParams,
+    entries: &[Entry],
+    inverse: f64,
+    in_own_dtype: bool,
+    edge: Option<f32>,
+) -> Pass {
+    let rounded = inverse as f32;
+    // What f64 gradients are off by where the kernels round it: 3e-8 for a mean of three.
+    let rest = match rounded.is_normal() {
+        true => inverse / f64::from(rounded),
         false => 1.0,
     };
     let mut pass = Pass::counting_from(edge);
-    for entry in &entries {
-        with_rank!(entry.rank, D => {
-            if let Some(mut grad) = grads.remove::<D>(entry.id) {
-                let working = working_dtype(entry.parameter);
-                // The kernels widen half precision themselves.
-                if working_dtype(grad.dtype()) != working {
-                    grad = grad.cast(working);
-                }
-                if working == FloatDType::F64 && rest != 1.0 {
-                    grad = grad.mul_scalar(rest);
-                }
-                let wanted = optimizer_dtype(entry.parameter, in_own_dtype);
-                let keep_dtype = in_own_dtype && grad.dtype() == wanted.into();
-                pass.push(grad, keep_dtype);
-            }
-        }, rank => unreachable!("a gradient of rank {rank}"));
-    }
-    log_unknown(grads.len());
-
-    let (mut products, statuses) = pass.unscale(rounded_inverse)?;
-    let mut statuses = statuses.read();
-    let mut target = GradientsParams::new();
-    let (mut rounded, mut positions) = (Pass::counting_from(edge), Vec::new());
-    for (position, entry) in entries.iter_mut().enumerate().rev() {
+    for (position, entry) in entries.iter().enumerate() {
+        let Some(mut grad) = entry.take(grads) else {
+            continue;
+        };
+        let working = working_dtype(entry.parameter);
+        // The kernels widen half precision themselves.
+        if working_dtype(grad.dtype()) != working {
+            grad = grad.cast(working);
+        }
+        if working == FloatDType::F64 && rest != 1.0 {
+            grad = grad.mul_scalar(rest);
+        }
         let wanted = optimizer_dtype(entry.parameter, in_own_dtype);
-        with_rank!(entry.rank, D => {
-            if let Some(mut grad) = products.pop::<D>(position) {
-                if grad.dtype() != DType::from(wanted) {
-                    grad = grad.cast(wanted);
-                    rounded.push(grad.clone(), true);
-                    positions.push(position);
-                }
-                entry.gradient = grad.dtype();
-                target.register(entry.id, grad);
-            }
-        }, rank => unreachable!("a gradient of rank {rank}"));
+        let keep_dtype = in_own_dtype && grad.dtype() == wanted.into();
+        pass.push(position, grad, keep_dtype);
     }
-    // What counts is what the optimizer gets: rounding can overflow, and can end in zeros.
-    for (position, status) in positions.into_iter().zip(rounded.inspect()?) {
-        statuses[position] = status;
-    }
-    let status = summarize(&entries, &statuses);
-    Ok(UnscaledGradients::new(
-        target,
-        entries,
-        status,
-        Some(statuses),
-    ))
+    pass
 }
 
 /// Tests and measures gradients, which stay as they are; counts values from `edge` on. Reads what has crossed the border with them. Waits for
@@ -95,17 +94,15 @@ pub(crate) fn test(
     crossings: Vec<Crossing>,
 ) -> Result<(UnscaledGradients, Vec<Option<CrossingStatus>>), AmpError> {
     let (statuses, crossed) = measure_with(&grads, &entries, edge, crossings)?;
-    let status = summarize(&entries, &statuses);
-    let grads = UnscaledGradients::new(grads, entries, status, Some(statuses));
-    Ok((grads, crossed))
+    Ok((
+        UnscaledGradients::measured_as(grads, entries, statuses),
+        crossed,
+    ))
 }
 
 /// Takes gradients as they are: not scaled, not measured, no wait.
 pub(crate) fn pass_through(grads: GradientsParams, entries: Vec<Entry>) -> UnscaledGradients {
-    let status = GradientStatus {
-        gradients: entries.len(),
-        ..Default::default()
-    };
+    let status = summarize(&entries, &[]);
     UnscaledGradients::new(grads, entries, status, None).untested()
 }
 
@@ -121,10 +118,6 @@ pub(crate) fn log_unknown(count: usize) {
 /// For runs without a scaler, and for a look at scaled gradients. Gradients of parameters that are not in
 /// `module` are not seen. Waits for each device once, for one small transfer.
 ///
-/// # Panics
-///
-/// Where [`try_inspect`] returns an error, with its message.
-///
 /// ```
 /// use burn::{module::Module, nn::LinearConfig, optim::GradientsParams, tensor::{Device, Tensor}};
 ///
@@ -133,23 +126,16 @@ pub(crate) fn log_unknown(count: usize) {
 /// let loss = model.forward(Tensor::<2>::zeros([8, 4], &device)).sum();
 /// let grads = GradientsParams::from_grads(loss.backward(), &model);
 ///
-/// let status = burn_amp::inspect(&grads, &model);
+/// let status = burn_amp::inspect(&grads, &model)?;
 /// assert!(status.is_all_zero());
+/// # Ok::<(), burn_amp::AmpError>(())
 /// ```
-pub fn inspect<M: Module>(grads: &GradientsParams, module: &M) -> GradientStatus {
-    try_inspect(grads, module).unwrap_or_else(|error| panic!("{error}"))
-}
-
-/// As [`inspect`], for runs that want to handle a failure.
 ///
 /// # Errors
 ///
 /// [`AmpError::UnsupportedDType`] if a gradient's device cannot compute in the gradient's dtype, [`AmpError::GradientShape`] if a
 /// gradient does not have its parameter's shape.
-pub fn try_inspect<M: Module>(
-    grads: &GradientsParams,
-    module: &M,
-) -> Result<GradientStatus, AmpError> {
+pub fn inspect<M: Module>(grads: &GradientsParams, module: &M) -> Result<GradientStatus, AmpError> {
     let entries = Entries::of(grads, module)?.into_gradients();
     Ok(summarize(&entries, &measure(grads, &entries)?))
 }
@@ -168,31 +154,23 @@ pub fn try_inspect<M: Module>(
 /// let input = Tensor::<2>::ones([1, 4], &device) * 1e-8;
 /// let grads = GradientsParams::from_grads(model.forward(input).sum().backward(), &model);
 ///
-/// let counts = burn_amp::histogram(&grads, &model);
+/// let counts = burn_amp::histogram(&grads, &model)?;
 /// assert_eq!(counts.count(-27), Some(8)); // 2^-27 <= 1e-8 < 2^-26
 /// assert_eq!(counts.below_exponent(-24), 8); // all of them are zero in f16
 /// assert_eq!(counts.below_exponent(-24 - 16), 0); // and none at a scale of 65536
+/// # Ok::<(), burn_amp::AmpError>(())
 /// ```
-///
-/// # Panics
-///
-/// Where [`try_histogram`] returns an error, with its message.
-pub fn histogram<M: Module>(grads: &GradientsParams, module: &M) -> ExponentHistogram {
-    try_histogram(grads, module).unwrap_or_else(|error| panic!("{error}"))
-}
-
-/// As [`histogram`], for runs that want to handle a failure.
 ///
 /// # Errors
 ///
 /// [`AmpError::UnsupportedDType`] if a gradient's device cannot compute in the gradient's dtype, [`AmpError::GradientShape`] if
 /// a gradient does not have its parameter's shape.
-pub fn try_histogram<M: Module>(
+pub fn histogram<M: Module>(
     grads: &GradientsParams,
     module: &M,
 ) -> Result<ExponentHistogram, AmpError> {
     let entries = Entries::of(grads, module)?.into_gradients();
-    Ok(handles(grads, &entries, None).0.histogram()?)
+    Ok(handles(grads, &entries, None).histogram()?)
 }
 
 #[cfg(test)]
@@ -222,12 +200,16 @@ mod tests {
         let loss = model.forward(Tensor::<2>::ones([3, 4], &device)).sum();
         let clip = GradientClip::GlobalNorm(0.5);
 
-        let (count, grads) = reads(|| scaler.unscale(scaler.backward(loss, &model), &model));
+        let (count, grads) = reads(|| {
+            scaler
+                .unscale(scaler.backward(loss, &model), &model)
+                .unwrap()
+        });
         assert_eq!(count, 1);
-        let (count, clipped) = reads(|| grads.clone().clip(&clip));
+        let (count, clipped) = reads(|| grads.clone().clip(&clip).unwrap());
         assert_eq!(count, 0);
         assert!(clipped.status().clipped().is_some());
-        let (count, _) = reads(|| grads.mul_scalar(2.0).clip(&clip));
+        let (count, _) = reads(|| grads.mul_scalar(2.0).clip(&clip).unwrap());
         assert_eq!(count, 1);
     }
 

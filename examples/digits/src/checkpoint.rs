@@ -33,7 +33,7 @@ pub struct Progress {
 /// # Errors
 ///
 /// If the file cannot be written; names it.
-pub fn save(path: &Path, mut progress: Progress, trainer: Option<&Trainer>) -> Result<()> {
+pub fn save(path: &Path, mut progress: Progress, trainer: Option<&mut Trainer>) -> Result<()> {
     let mut tensors = Vec::new();
     if let Some(trainer) = trainer {
         progress.current = Some((trainer.run(), trainer.history.clone()));

@@ -152,7 +152,10 @@ impl Trainer {
         let mut seconds = start.elapsed().as_secs_f64();
 
         // Without loss scaling nothing looks at the gradients: look here, off the clock.
-        let unscaled = (self.run != Run::F16Scaled).then(|| inspect(&grads, &self.model));
+        let is_tested = self.run == Run::F16Scaled;
+        let unscaled = (!is_tested)
+            .then(|| inspect(&grads, &self.model))
+            .transpose()?;
         if let Some(recorder) = &self.recorder {
             recorder.note("loss", value.into());
             if let Some(status) = &unscaled {
@@ -164,9 +167,9 @@ impl Trainer {
         self.model = self.optim.try_step(lr, self.model.clone(), grads)?;
         seconds += start.elapsed().as_secs_f64();
         // The figures are those of this step. A run that shows none has no need to wait.
-        self.optim.try_synchronize()?;
+        self.optim.synchronize()?;
 
-        let status = unscaled.as_ref().or(self.optim.scaler().last_status());
+        let status = unscaled.or(self.optim.scaler().last_status());
         self.history.loss.push(value);
         self.history.scale.push(scale);
         self.history

@@ -35,7 +35,7 @@ fn final_loss(digits: &Digits, synchronous: usize) -> f32 {
         let grads = GradientsParams::from_grads(loss.backward(), &model);
         model = optim.step(lr, model, grads);
     }
-    optim.synchronize(model);
+    optim.synchronize(model).unwrap();
     assert!(optim.scaler(false).counters().skipped() > 0);
     last.iter().sum::<f32>() / last.len() as f32
 }

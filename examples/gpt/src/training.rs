@@ -174,7 +174,7 @@ impl Trainer {
         self.seconds += start.elapsed().as_secs_f64();
         self.losses.push(loss);
         if self.losses.len() == self.settings.steps {
-            self.optim.try_synchronize()?;
+            self.optim.synchronize()?;
         }
         Ok(())
     }

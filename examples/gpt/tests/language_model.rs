@@ -122,7 +122,7 @@ fn micro_batches_add_up_to_the_mean_over_the_batch() {
     let value = whole.clone().into_scalar::<f32>();
     let whole = GradientsParams::from_grads(whole.backward(), &model);
     assert!((loss - value).abs() < 1e-5 * value, "{loss} and {value}");
-    let norm = |grads| inspect(grads, &model).norm();
+    let norm = |grads| inspect(grads, &model).unwrap().norm();
     let (parts, whole) = (norm(&grads), norm(&whole));
     assert!((parts - whole).abs() < 1e-5 * whole, "{parts} and {whole}");
 }
@@ -201,7 +201,7 @@ fn a_pipelined_run_ends_where_a_synchronous_one_does() {
             model = optim.step(lr, model, grads);
             losses.push(loss);
         }
-        optim.synchronize(model);
+        optim.synchronize(model).unwrap();
         let last = &losses[settings.steps - 20..];
         (losses[0], last.iter().sum::<f32>() / last.len() as f32)
     };

@@ -83,7 +83,7 @@ pub fn train(
     FlightRecorder::new(&settings.folder, &amp)?;
     let model = Classifier::new(&device.clone().autodiff());
     let optim = AdamConfig::new().with_epsilon(1e-8).init();
-    let learner = amp.try_learner(model, optim, lr.init()?)?;
+    let learner = amp.learner(model, optim, lr.init()?)?;
 
     let mut training = SupervisedTraining::new(&settings.folder, train, valid)
         .metrics((AccuracyMetric::new(), LossMetric::new()))

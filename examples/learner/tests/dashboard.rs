@@ -65,7 +65,9 @@ fn child_is_exhausted_at_once() {
         .with_raise_error_at_min_scale(true);
     let amp = MixedPrecision::f16().with_scaler(config).unwrap();
     let model = Classifier::new(&Device::flex().autodiff());
-    let learner = amp.learner(model, AdamConfig::new().init(), ConstantLr::new(0.01));
+    let learner = amp
+        .learner(model, AdamConfig::new().init(), ConstantLr::new(0.01))
+        .unwrap();
     let (train, valid) = loaders(0).unwrap();
     let training = SupervisedTraining::new(folder, train, valid).num_epochs(1);
     let result = amp.training(training).launch(learner);

@@ -5,7 +5,7 @@ use burn::{
     optim::{AdamConfig, GradientsParams, SgdConfig, momentum::MomentumConfig},
     tensor::Device,
 };
-use burn_amp::{GradScaler, GradientStatus, Guard, MixedPrecision, ScaledOptimizer, StepOutcome};
+use burn_amp::{GradScaler, Guard, MixedPrecision, ScaledOptimizer, StepOutcome};
 use digits::data::Digits;
 use gan::training::{Trainer, Updates};
 
@@ -54,7 +54,7 @@ impl History {
         for scaler in scalers.into_iter().filter(|scaler| !skipped(scaler)) {
             let status = scaler.last_status();
             self.zero_shares
-                .extend(status.map(GradientStatus::zero_share));
+                .extend(status.map(|status| status.zero_share()));
         }
     }
 }

@@ -1,12 +1,7 @@
 //! Two optimizers and one loss scale: a generator and a critic.
 
-use burn::{
-    module::Module,
-    nn::{Linear, LinearConfig},
-    optim::{AdamConfig, GradientsParams, SgdConfig},
-    tensor::{Device, Tensor, TensorData, activation::softplus},
-};
-use burn_amp::{GradScalerConfig, MixedPrecision, ScaledOptimizer};
+use burn::tensor::activation::softplus;
+use burn_amp_tests::prelude::*;
 
 use crate::support::{filled, parameters};
 

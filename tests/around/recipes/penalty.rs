@@ -1,13 +1,7 @@
 //! Gradient penalties. Burn's `backward` gives gradients without a graph, so that they cannot be differentiated again;
 //! a difference of two of them can stand in for the second derivative.
 
-use burn::{
-    module::{Module, Param, ParamId},
-    nn::{Linear, LinearConfig},
-    optim::SgdConfig,
-    tensor::{Device, Tensor, TensorData, activation::tanh},
-};
-use burn_amp::{GradScalerConfig, MixedPrecision, ScaledOptimizer, UnscaledGradients};
+use burn_amp_tests::prelude::*;
 
 use crate::support::{filled, values};
 
@@ -75,14 +69,18 @@ fn the_norm_of_the_parameters_gradient() {
     let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), scaler);
 
     // Unscaled: its norm is used below.
-    let here = optim.unscale(optim.backward(loss(&model), &model), &model);
+    let here = optim
+        .unscale(optim.backward(loss(&model), &model), &model)
+        .unwrap();
     let norm = here.status().norm().max(f64::MIN_POSITIVE);
     // The parameters a little up the slope: a step of plain descent with a negative rate.
     let nudged =
         SgdConfig::new()
             .init()
             .step(-radius / norm, model.clone(), here.clone().into_params());
-    let there = optim.unscale(optim.backward(loss(&nudged), &nudged), &nudged);
+    let there = optim
+        .unscale(optim.backward(loss(&nudged), &nudged), &nudged)
+        .unwrap();
     // here + penalty * (there - here) / radius
     let share = penalty / radius;
     let grads = here.mul_scalar(1.0 - share).add(there, share);
@@ -119,9 +117,9 @@ fn an_overflow_in_either_pass_skips_the_step() {
         let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), scaler);
         let poison = |pass| if pass == bad { f32::INFINITY } else { 1.0 };
         let here = optim.backward(loss(&model) * poison(0), &model);
-        let here = optim.unscale(here, &model);
+        let here = optim.unscale(here, &model).unwrap();
         let there = optim.backward(loss(&model) * poison(1), &model);
-        let there = optim.unscale(there, &model);
+        let there = optim.unscale(there, &model).unwrap();
         let after = optim.step(1.0, model.clone(), here.mul_scalar(-5.0).add(there, 6.0));
         assert_eq!(values(after.weight.val()), values(model.weight.val()));
         assert_eq!(optim.scaler().loss_scale(), 32768.0);
@@ -210,13 +208,17 @@ fn penalty_in_half(radius: f64) -> [f64; 3] {
         (output - tensor(&target, 1)).square().mean()
     };
     let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp);
-    let here = optim.unscale(optim.backward(loss(&model), &model), &model);
+    let here = optim
+        .unscale(optim.backward(loss(&model), &model), &model)
+        .unwrap();
     let norm = here.status().norm();
     let plain = here.clone().into_params();
     let nudged = SgdConfig::new()
         .init()
         .step(-radius / norm, model.clone(), plain);
-    let there = optim.unscale(optim.backward(loss(&nudged), &nudged), &nudged);
+    let there = optim
+        .unscale(optim.backward(loss(&nudged), &nudged), &nudged)
+        .unwrap();
     let share = penalty / radius;
     let id = ParamId::from(1);
     let gradient = |grads: &UnscaledGradients| values(grads.get::<2>(id).unwrap());

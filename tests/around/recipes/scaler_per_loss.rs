@@ -1,12 +1,6 @@
 //! One scaler for each loss, as Apex's `num_losses`: losses whose gradients differ by many orders of magnitude in f16.
 
-use burn::{
-    module::Module,
-    nn::{Linear, LinearConfig},
-    optim::{ModuleOptimizer, SgdConfig},
-    tensor::{Device, Tensor, TensorData},
-};
-use burn_amp::{GradScaler, GradScalerConfig, MixedPrecision, ModuleOptim, StepOutcome};
+use burn_amp_tests::prelude::*;
 
 use crate::support::{filled, parameters, values};
 
@@ -50,18 +44,22 @@ impl Setup {
     fn step(&mut self, poison: [f32; 2]) {
         let [first, second] = self.losses();
         let [a, b] = &mut self.scalers;
-        let first = a.unscale(a.backward(first * poison[0], &self.model), &self.model);
-        let second = b.unscale(b.backward(second * poison[1], &self.model), &self.model);
-        a.observe(&first);
-        b.observe(&second);
+        let first = a
+            .unscale(a.backward(first * poison[0], &self.model), &self.model)
+            .unwrap();
+        let second = b
+            .unscale(b.backward(second * poison[1], &self.model), &self.model)
+            .unwrap();
+        a.observe(&first).unwrap();
+        b.observe(&second).unwrap();
         let sum = first.add(second, 1e-13);
         if !sum.has_overflow() {
             let grads = sum.into_params();
             let model = self.model.clone();
             self.model = ModuleOptim::step(&mut self.optim, 1e6.into(), model, grads);
         }
-        a.update();
-        b.update();
+        a.update().unwrap();
+        b.update().unwrap();
     }
 }
 
@@ -110,11 +108,15 @@ fn with_one_scale_for_both_one_of_them_is_lost() {
     };
     let [first, _] = setup.losses();
     let small = one(1.0);
-    let first = small.unscale(small.backward(first, &setup.model), &setup.model);
+    let first = small
+        .unscale(small.backward(first, &setup.model), &setup.model)
+        .unwrap();
     assert!(first.status().is_all_zero());
     let [_, second] = setup.losses();
     let large = one(2f64.powi(24));
-    let second = large.unscale(large.backward(second, &setup.model), &setup.model);
+    let second = large
+        .unscale(large.backward(second, &setup.model), &setup.model)
+        .unwrap();
     assert!(second.has_overflow());
 }
 
@@ -123,10 +125,12 @@ fn observing_twice_needs_an_update_between() {
     let mut setup = Setup::new();
     let [first, _] = setup.losses();
     let scaler = &mut setup.scalers[0];
-    let grads = scaler.unscale(scaler.backward(first, &setup.model), &setup.model);
-    assert_eq!(scaler.try_observe(&grads), Ok(StepOutcome::Stepped));
-    assert!(scaler.try_observe(&grads).is_err());
-    scaler.update();
-    assert_eq!(scaler.try_observe(&grads), Ok(StepOutcome::Stepped));
+    let grads = scaler
+        .unscale(scaler.backward(first, &setup.model), &setup.model)
+        .unwrap();
+    assert_eq!(scaler.observe(&grads), Ok(StepOutcome::Stepped));
+    assert!(scaler.observe(&grads).is_err());
+    scaler.update().unwrap();
+    assert_eq!(scaler.observe(&grads), Ok(StepOutcome::Stepped));
     assert_eq!(scaler.counters().steps(), 2);
 }

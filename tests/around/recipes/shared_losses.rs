@@ -1,10 +1,6 @@
 //! One optimizer, one scaler and two losses with shared parameters.
 
-use burn::{
-    module::Param,
-    optim::{GradientsAccumulator, GradientsParams},
-    tensor::{DType, Tensor},
-};
+use burn_amp_tests::prelude::*;
 
 use crate::support::{Pair, sgd};
 
@@ -38,7 +34,7 @@ fn a_backward_pass_each_and_a_sum_of_scaled_gradients() {
     for loss in [first, second] {
         sum.accumulate(&model, GradientsParams::from_grads(loss.backward(), &model));
     }
-    let sum = optim.scaler().scaled(sum.grads());
+    let sum = optim.scaler().scaled(sum.grads()).unwrap();
     model = optim.step(1.0, model, sum);
     assert_eq!(model.values(), EXPECTED);
     assert_eq!(optim.scaler().counters().steps(), 1);
@@ -48,8 +44,12 @@ fn a_backward_pass_each_and_a_sum_of_scaled_gradients() {
 fn unscaled_apart_to_weigh_or_clip_each() {
     let (mut optim, mut model) = (sgd(), start());
     let (first, second) = losses(&model);
-    let first = optim.unscale(optim.backward(first, &model), &model);
-    let second = optim.unscale(optim.backward(second, &model), &model);
+    let first = optim
+        .unscale(optim.backward(first, &model), &model)
+        .unwrap();
+    let second = optim
+        .unscale(optim.backward(second, &model), &model)
+        .unwrap();
     assert_eq!(second.status().gradients(), 1);
     model = optim.step(1.0, model, first.add(second, 1.0));
     assert_eq!(model.values(), EXPECTED);
@@ -57,8 +57,12 @@ fn unscaled_apart_to_weigh_or_clip_each() {
     // The other way round: the second knows the weight alone.
     let (mut optim, mut model) = (sgd(), start());
     let (first, second) = losses(&model);
-    let first = optim.unscale(optim.backward(first, &model), &model);
-    let second = optim.unscale(optim.backward(second, &model), &model);
+    let first = optim
+        .unscale(optim.backward(first, &model), &model)
+        .unwrap();
+    let second = optim
+        .unscale(optim.backward(second, &model), &model)
+        .unwrap();
     let sum = second.add(first, 1.0);
     assert_eq!(sum.parameters().count(), 2);
     model = optim.step(1.0, model, sum);
@@ -72,7 +76,7 @@ fn a_sum_overflows_if_one_of_the_two_does() {
         let mut grads = |bad| {
             let value = if bad { f32::INFINITY } else { 1.0 };
             let grads = model.gradients([1.0; 6], [1.0, 1.0, value, 1.0], 1024.0);
-            optim.unscale(grads, &model)
+            optim.unscale(grads, &model).unwrap()
         };
         let sum = grads(bad_first).add(grads(bad_second), 0.5);
         assert!(sum.has_overflow());
@@ -86,7 +90,9 @@ fn a_sum_overflows_if_one_of_the_two_does() {
 #[test]
 fn a_clone_of_gradients_is_independent() {
     let (mut optim, model) = (sgd(), start());
-    let grads = optim.unscale(model.gradients([2.0; 6], [4.0; 4], 1024.0), &model);
+    let grads = optim
+        .unscale(model.gradients([2.0; 6], [4.0; 4], 1024.0), &model)
+        .unwrap();
     let copy = grads.clone().mul_scalar(3.0);
     let value = |grads: &burn_amp::UnscaledGradients, id| {
         let grad: Tensor<1> = grads.get(id).unwrap();

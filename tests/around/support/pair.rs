@@ -1,11 +1,6 @@
 //! Two parameters with ids that are the same in every run, and gradients made by hand.
 
-use burn::{
-    module::{Module, Param, ParamId},
-    optim::{GradientsParams, ModuleOptimizer, SgdConfig},
-    tensor::{DType, Device, Tensor, TensorData},
-};
-use burn_amp::{GradScalerConfig, ScaledGradients, ScaledOptimizer};
+use burn_amp_tests::prelude::*;
 use burn_amp_tests::scaled_by_hand;
 
 #[derive(Module, Debug)]
@@ -51,6 +46,65 @@ impl Pair {
         let mut all = values(self.weight.val());
         all.extend(values(self.bias.val()));
         all
+    }
+}
+
+/// An optimizer and its model, at a learning rate of 1.
+pub struct Trial<O = ModuleOptimizer> {
+    pub optim: ScaledOptimizer<O>,
+    pub model: Pair,
+}
+
+impl<O: ModuleOptim> Trial<O> {
+    /// A model of zeros.
+    pub fn new(optim: ScaledOptimizer<O>) -> Self {
+        let model = Pair::zeros(DType::F32);
+        Self { optim, model }
+    }
+
+    pub fn with_dtype(mut self, dtype: DType) -> Self {
+        self.model = Pair::zeros(dtype);
+        self
+    }
+
+    /// Gradients of these values at the present loss scale.
+    pub fn gradients(&self, (weight, bias): ([f32; 6], [f32; 4])) -> ScaledGradients {
+        self.model.gradients(weight, bias, self.scale())
+    }
+
+    /// A step, or a micro-batch, with such gradients.
+    pub fn step(&mut self, values: ([f32; 6], [f32; 4])) {
+        let grads = self.gradients(values);
+        self.model = self.optim.step(1.0, self.model.clone(), grads);
+    }
+
+    /// The error of a step that must fail, and leaves the model as it was.
+    pub fn refused(&mut self, values: ([f32; 6], [f32; 4])) -> AmpError {
+        let grads = self.gradients(values);
+        let failed = self.optim.try_step(1.0, self.model.clone(), grads);
+        failed.unwrap_err().error
+    }
+
+    /// Steps with what the window holds.
+    pub fn flush(&mut self) {
+        self.model = self.optim.flush(1.0, self.model.clone());
+    }
+
+    pub fn scale(&self) -> f32 {
+        self.optim.scaler().loss_scale()
+    }
+
+    pub fn counters(&self) -> StepCounters {
+        self.optim.scaler().counters()
+    }
+
+    /// How many micro-batches are in the window.
+    pub fn len(&self) -> u32 {
+        self.optim.window().unwrap().len()
+    }
+
+    pub fn values(&self) -> Vec<f32> {
+        self.model.values()
     }
 }
 

@@ -1,18 +1,8 @@
 //! Inputs, parameters and gradients that the tests of the border share.
 
-use burn::{
-    module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId},
-    optim::GradientsParams,
-    tensor::{DType, Device, FloatDType, Tensor, TensorData},
-};
-use burn_amp::{GradScalerConfig, MixedPrecision};
+use burn_amp_tests::prelude::*;
 
-#[path = "../../layers/support/logs.rs"]
-mod logs;
-mod panics;
-
-pub use logs::logs;
-pub use panics::panic_message;
+pub use burn_amp_tests::{logs, panic_message, random, values};
 
 /// Burn's default device, with autodiff.
 pub fn device() -> Device {
@@ -60,26 +50,70 @@ impl Gain {
         }
     }
 
+    /// Cast inside the scopes of this handle.
+    pub fn at(values: &[f32], amp: &MixedPrecision) -> Self {
+        Self::new(values).apply_reparameterization(amp.clone())
+    }
+
     pub fn forward(&self, input: Tensor<1>) -> Tensor<1> {
         input * self.factor.val()
     }
 }
 
-/// The values of any float tensor.
-pub fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    let data = tensor.inner().cast(FloatDType::F32).to_data();
-    data.iter::<f32>().collect()
+/// The gradients of a loss.
+pub fn backward<M: Module>(loss: Tensor<1>, model: &M) -> GradientsParams {
+    GradientsParams::from_grads(loss.backward(), model)
+}
+
+pub fn sgd(amp: &MixedPrecision) -> ScaledOptimizer<ModuleOptimizer> {
+    ScaledOptimizer::new(SgdConfig::new().init(), amp)
+}
+
+/// A model, its optimizer, and the loss scale between them.
+pub struct Run<M> {
+    pub amp: MixedPrecision,
+    pub optim: ScaledOptimizer<ModuleOptimizer>,
+    pub model: M,
+}
+
+impl<M: Module> Run<M> {
+    /// With SGD.
+    pub fn new(model: M, amp: MixedPrecision) -> Self {
+        Self {
+            optim: sgd(&amp),
+            model: model.apply_reparameterization(amp.clone()),
+            amp,
+        }
+    }
+
+    /// The gradients of a loss.
+    pub fn gradients(&self, loss: Tensor<1>) -> GradientsParams {
+        backward(loss, &self.model)
+    }
+
+    /// Whether the step was skipped.
+    pub fn step(&mut self, lr: f64, grads: GradientsParams) -> bool {
+        self.model = self.optim.step(lr, self.model.clone(), grads);
+        self.optim.scaler().last_outcome() == Some(StepOutcome::Skipped)
+    }
+
+    pub fn scale(&self) -> f64 {
+        self.amp.loss_scale().into()
+    }
+
+    pub fn counters(&self) -> StepCounters {
+        self.optim.scaler().counters()
+    }
 }
 
 /// The bits of an f32 tensor; those of every NaN are the same.
 pub fn bits<const D: usize>(tensor: Tensor<D>) -> Vec<u32> {
     assert_eq!(tensor.dtype(), DType::F32);
     let data = tensor.inner().to_data();
-    let bits = |value: f32| match value.is_nan() {
-        true => f32::NAN.to_bits(),
-        false => value.to_bits(),
-    };
-    data.iter::<f32>().map(bits).collect()
+    let of = |value: f32| if value.is_nan() { f32::NAN } else { value };
+    data.iter::<f32>()
+        .map(|value| of(value).to_bits())
+        .collect()
 }
 
 /// The gradients of a vector parameter.
@@ -121,30 +155,60 @@ pub fn parameters<M: Module>(module: &M) -> Vec<f32> {
     collect.0
 }
 
-/// Values between -`height` and `height` that look random.
-pub fn wave(seed: usize, count: usize, height: f32) -> Vec<f32> {
-    let value = |index: usize| (12.9898 * (index as f32 + 1.0)).sin() * height;
-    (seed..seed + count).map(value).collect()
-}
-
-/// A tensor of such values.
-pub fn random<const D: usize>(seed: usize, shape: [usize; D], device: &Device) -> Tensor<D> {
-    let count = shape.iter().product();
-    Tensor::from_data(TensorData::new(wave(seed, count, 1.0), shape), device)
-}
-
 /// The same module, with parameters that look random.
 pub fn fill<M: Module>(module: M, seed: usize) -> M {
-    struct Fill(usize);
+    burn_amp_tests::fill(module, seed, 0.8)
+}
 
-    impl ModuleMapper for Fill {
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            let (shape, device) = (param.shape(), param.device());
-            self.0 += 100;
-            let data = TensorData::new(wave(self.0, shape.num_elements(), 0.8), shape);
-            param.map(|_| Tensor::from_data(data, &device).require_grad())
+/// Of an input, and of the parts of a chain.
+pub type Gradients = [Vec<f32>; 4];
+
+/// Three parts. All values are powers of two, so that gradients are exact, unless half precision cannot hold them.
+#[derive(Module, Debug)]
+pub struct Chain {
+    pub first: Gain,
+    pub inner: Gain,
+    pub last: Gain,
+}
+
+impl Chain {
+    /// Outside of half precision.
+    pub fn new() -> Self {
+        Self {
+            first: Gain::new(&[2.0, -4.0]),
+            inner: Gain::new(&[0.5, 8.0]),
+            last: Gain::new(&[-1.0, 0.25]),
         }
     }
 
-    module.map(&mut Fill(seed))
+    /// `outer` computes the first and the last part, `inner` the one between.
+    pub fn attach(self, outer: &MixedPrecision, inner: &MixedPrecision) -> Self {
+        Self {
+            first: self.first.apply_reparameterization(outer.clone()),
+            inner: self.inner.apply_reparameterization(inner.clone()),
+            last: self.last.apply_reparameterization(outer.clone()),
+        }
+    }
+
+    /// The gradients of a loss of `weight` times the sum of the outputs: of the input, and of the parts.
+    pub fn gradients(&self, weight: f64, forward: impl Fn(Tensor<1>) -> Tensor<1>) -> Gradients {
+        let input = vector(&[1.0, 2.0]).require_grad();
+        let output = forward(input.clone());
+        assert_eq!(output.dtype(), DType::F32);
+        let grads = (output.sum() * weight).backward();
+        let of_input = values(input.grad(&grads).unwrap());
+        let grads = GradientsParams::from_grads(grads, self);
+        let of = |gain: &Gain| gradient(&grads, gain.factor.id);
+        [of_input, of(&self.first), of(&self.inner), of(&self.last)]
+    }
+
+    /// Those without half precision.
+    pub fn plain(&self, weight: f64) -> Gradients {
+        self.gradients(weight, |x| self.parts(x, |x| self.inner.forward(x)))
+    }
+
+    /// The parts one after another, `inner` in place of the second.
+    pub fn parts(&self, x: Tensor<1>, inner: impl Fn(Tensor<1>) -> Tensor<1>) -> Tensor<1> {
+        self.last.forward(inner(self.first.forward(x)))
+    }
 }

@@ -1,12 +1,6 @@
 //! The life of a layer in half precision, beside the same layer in f32.
 
-use burn::{
-    module::Module,
-    optim::{AdamConfig, GradientsParams},
-    store::ModuleRecord,
-    tensor::{DType, Device, Tensor},
-};
-use burn_amp::{AmpError, GradScalerConfig, MixedPrecision, ScaledOptimizer, StepOutcome, in_f32};
+use burn_amp_tests::prelude::*;
 use burn_pack::Reader;
 
 use super::{fill, gradients, parameters, relative_error, tensor, values};
@@ -31,11 +25,8 @@ pub fn check<M: Module, const D: usize, const E: usize>(
 ) {
     let config = GradScalerConfig::new().with_init_scale(1024.0);
     // Rounding is 2^-11 and 2^-8; layers add it up.
-    for (amp, tolerance) in [
-        (MixedPrecision::f16(), 1e-2),
-        (MixedPrecision::bf16(), 6e-2),
-    ] {
-        let amp = amp.with_scaler(config).unwrap();
+    for (dtype, tolerance) in [(FloatDType::F16, 1e-2), (FloatDType::BF16, 6e-2)] {
+        let amp = MixedPrecision::new(dtype).with_scaler(config).unwrap();
         let layer = Layer {
             runs,
             amp,
@@ -112,9 +103,8 @@ impl<M: Module, const D: usize, const E: usize> Layer<'_, M, D, E> {
             let input = self.input(&device).require_grad();
             let output = forward(model, input.clone());
             let grads = output.clone().square().mean().backward();
-            let of_input = input
-                .grad(&grads)
-                .map(|grad| ("input".to_string(), values(grad)));
+            let of_input = input.grad(&grads);
+            let of_input = of_input.map(|grad| ("input".to_string(), values(grad)));
             let grads = GradientsParams::from_grads(grads, model);
             let mut all = gradients(&grads, model);
             all.extend(of_input);
@@ -123,24 +113,16 @@ impl<M: Module, const D: usize, const E: usize> Layer<'_, M, D, E> {
         let (expected, expected_grads) = run(&plain, &|model, x| self.plain(model, x));
         let (output, grads) = run(&model, &|model, x| self.scoped(model, x));
         self.assert_close(&output, &expected, 1.0, "output");
-        assert_ne!(
-            output, expected,
-            "nothing was rounded: not in half precision"
-        );
-        let names = |grads: &[(String, Vec<f32>)]| -> Vec<String> {
-            grads.iter().map(|(name, _)| name.clone()).collect()
-        };
-        assert_eq!(names(&grads), names(&expected_grads));
+        assert_ne!(output, expected, "not in half precision");
+        type Named = Vec<(String, Vec<f32>)>;
+        let unzip = |grads: Named| -> (Vec<_>, Vec<_>) { grads.into_iter().unzip() };
+        let ((names, grads), (expected, grads_of_plain)) = (unzip(grads), unzip(expected_grads));
+        assert_eq!(names, expected);
         assert!(!grads.is_empty(), "nothing to compare");
-        let all = |grads: Vec<(String, Vec<f32>)>| -> Vec<f32> {
-            grads.into_iter().flat_map(|(_, values)| values).collect()
-        };
-        self.assert_close(&all(grads), &all(expected_grads), 2.0, "gradients");
+        self.assert_close(&grads.concat(), &grads_of_plain.concat(), 2.0, "gradients");
         // Outside, it is the plain layer.
-        assert_eq!(
-            values(self.plain(&model, self.input(&device))),
-            values(self.plain(&plain, self.input(&device)))
-        );
+        let outside_of = |model| values(self.plain(model, self.input(&device)));
+        assert_eq!(outside_of(&model), outside_of(&plain));
         if !start.iter().any(|(.., trainable)| *trainable) {
             return;
         }
@@ -169,10 +151,8 @@ impl<M: Module, const D: usize, const E: usize> Layer<'_, M, D, E> {
 
         // The record is that of the plain layer, in f32, and loads into it.
         let bytes = model.clone().into_record().into_bytes().unwrap();
-        assert_eq!(
-            tensors(bytes.clone()),
-            tensors(plain.clone().into_record().into_bytes().unwrap())
-        );
+        let of_plain = plain.into_record().into_bytes().unwrap();
+        assert_eq!(tensors(bytes.clone()), tensors(of_plain));
         let record = ModuleRecord::from_bytes(bytes).unwrap();
         let loaded = (self.init)(&device).load_record(record.clone());
         assert_eq!(parameters(&loaded), parameters(&model));

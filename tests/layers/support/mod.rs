@@ -4,14 +4,15 @@ mod check;
 mod data;
 mod read;
 
+pub use burn_amp_tests::values;
 pub use check::{Runs, check};
 pub use data::{fill, tensor};
-pub use read::{gradients, parameters, relative_error, values};
+pub use read::{gradients, parameters, relative_error};
 
 /// A list of layers, with a test for each line: its type, how it runs, how it is built, the shape of its input, and its
-/// forward pass.
+/// forward pass, if that takes more than the input.
 macro_rules! layers {
-    ($($name:ident: $layer:literal, $runs:ident, $init:expr, $shape:expr, $forward:expr;)*) => {
+    ($($name:ident: $layer:literal, $runs:ident, $init:expr, $shape:expr $(, $forward:expr)?;)*) => {
         /// What is listed here, and how it runs.
         pub const LAYERS: &[(&str, $crate::support::Runs)] =
             &[$(($layer, $crate::support::Runs::$runs),)*];
@@ -19,10 +20,20 @@ macro_rules! layers {
         $(
             #[test]
             fn $name() {
-                $crate::support::check($crate::support::Runs::$runs, $init, $shape, $forward);
+                let runs = $crate::support::Runs::$runs;
+                $crate::support::check(runs, $init, $shape, $crate::support::forward!($($forward)?));
             }
         )*
     };
 }
 
-pub(crate) use layers;
+macro_rules! forward {
+    () => {
+        |layer, x, _| layer.forward(x)
+    };
+    ($forward:expr) => {
+        $forward
+    };
+}
+
+pub(crate) use {forward, layers};

@@ -1,16 +1,6 @@
 //! Parameters, gradients and outputs as numbers.
 
-use burn::{
-    module::{Module, ModuleVisitor, Param},
-    optim::GradientsParams,
-    tensor::{DType, FloatDType, Tensor},
-};
-
-/// The values of any float tensor.
-pub fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    let data = tensor.inner().cast(FloatDType::F32).to_data();
-    data.iter::<f32>().collect()
-}
+use burn_amp_tests::{prelude::*, values};
 
 /// Path, stored values and trainability of every parameter; all must be stored in f32.
 pub fn parameters<M: Module>(module: &M) -> Vec<(String, Vec<f32>, bool)> {

@@ -1,15 +1,10 @@
 //! Parameters and files in a form that can be compared bit by bit.
 
-use burn::{
-    module::{Module, ModuleVisitor, Param},
-    tensor::{Bytes, Tensor},
-};
+use burn::{module::Module, tensor::Bytes};
 use burn_amp::{GradScaler, Resume};
-use burn_pack::{DType, Reader, Scalar};
+use burn_amp_tests::{Values, parameters};
+use burn_pack::{Reader, Scalar};
 use std::{collections::BTreeMap, path::Path};
-
-/// Dtype, shape and bytes.
-pub type Values = (DType, Vec<usize>, Vec<u8>);
 
 /// All that a burnpack holds, without the ids of its parameters, which are random.
 #[derive(Clone, Debug, PartialEq)]
@@ -68,40 +63,6 @@ fn renamed<V>(
 ) -> BTreeMap<String, V> {
     let rename = |(name, value)| rename(name).map(|name| (name, value));
     values.into_iter().filter_map(rename).collect()
-}
-
-/// Every float parameter of a module: its path, its id, its stored value.
-pub fn parameters<M: Module>(module: &M) -> BTreeMap<String, (u64, Values)> {
-    #[derive(Default)]
-    struct Collect {
-        path: Vec<String>,
-        found: BTreeMap<String, (u64, Values)>,
-    }
-
-    impl ModuleVisitor for Collect {
-        fn enter_module(&mut self, name: &str, _container_type: &str) {
-            self.path.push(name.to_string());
-        }
-
-        fn exit_module(&mut self, _name: &str, _container_type: &str) {
-            self.path.pop();
-        }
-
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            let data = param.base().to_data();
-            let values = (
-                data.dtype(),
-                data.shape().to_vec(),
-                data.as_bytes().to_vec(),
-            );
-            self.found
-                .insert(self.path.join("."), (param.id.val(), values));
-        }
-    }
-
-    let mut collect = Collect::default();
-    module.visit(&mut collect);
-    collect.found
 }
 
 /// The values alone, in the order of their paths.

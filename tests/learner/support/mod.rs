@@ -7,10 +7,9 @@ mod data;
 mod model;
 mod run;
 
-pub use bits::{
-    STATE_ID, Values, optimizer_pack, pack, parameters, scaler_state, stored_state, values,
-};
+pub use bits::{STATE_ID, optimizer_pack, pack, scaler_state, stored_state, values};
 pub use book::{block_with, chapter};
+pub use burn_amp_tests::{Values, parameters};
 pub use child::{child, folder};
 pub use data::{Batch, Sample, loader, poison, samples, spoil};
 pub use model::Net;

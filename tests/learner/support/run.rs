@@ -17,7 +17,7 @@ use burn_amp::{GradScalerConfig, MixedPrecision, ModuleOptim, Resume, Scaled, Sc
 use std::{fs, path::Path};
 use tempfile::TempDir;
 
-use super::{Batch, Net, Sample, bits::parameters, data::loader_of, loader, samples};
+use super::{Batch, Net, Sample, data::loader_of, loader, parameters, samples};
 
 /// Six batches of 8 an epoch, Adam, a falling learning rate, a scale that grows every fourth step.
 pub struct Run {
@@ -53,7 +53,7 @@ impl Run {
 
     pub fn learner(&self, amp: &MixedPrecision) -> Learner<Scaled<Net>> {
         let net = Net::new(&Device::default().autodiff());
-        amp.learner(net, AdamConfig::new().init(), lr())
+        amp.learner(net, AdamConfig::new().init(), lr()).unwrap()
     }
 
     pub fn learner_of(
@@ -62,6 +62,7 @@ impl Run {
         optim: ScaledOptimizer<impl ModuleOptim + Into<ModuleOptimizer>>,
     ) -> Learner<Scaled<Net>> {
         amp.learner(Net::new(&Device::default().autodiff()), optim, lr())
+            .unwrap()
     }
 
     /// The same run without a Learner.

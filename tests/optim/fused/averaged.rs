@@ -1,14 +1,8 @@
-//! Averages beside a fused optimizer: without a wait, and to the same bits with one.
+//! Averages of parameters that begin to be trained in a run.
 
-use burn::{
-    module::{Module, ParamId},
-    nn::Linear,
-    optim::AdamConfig,
-    tensor::{Device, Tensor},
-};
-use burn_amp::{EmaConfig, FusedAdam, GradientClip, ModuleOptim};
+use burn_amp_tests::prelude::*;
 
-use super::unheard::{Net, Run, Waited, config, event, is_flex};
+use super::unheard::{Net, Run, Waited, config, event};
 
 fn adam() -> FusedAdam {
     FusedAdam::new(AdamConfig::new()).unwrap()
@@ -32,49 +26,6 @@ fn averages<O: ModuleOptim>(run: &Run<O>) -> Vec<u32> {
     };
     let values = [value(&run.net.hidden), value(&run.net.output)].concat();
     values.into_iter().map(f32::to_bits).collect()
-}
-
-/// The first of them is skipped, and so are some in a row.
-#[test]
-fn the_same_bits() {
-    let net = Net::new(&Device::default().autodiff());
-    let ema = EmaConfig::new().with_momentum(0.9);
-    let mut unheard = averaged(&net, adam(), ema.clone());
-    let mut waited = averaged(&net, Waited(adam()), ema);
-    let steps = if is_flex() { 1000 } else { 40 };
-    for step in 0..steps {
-        unheard.step(step, event(step)).unwrap();
-        waited.step(step, event(step)).unwrap();
-        if step % 20 == 3 {
-            assert_eq!(averages(&unheard), averages(&waited), "step {step}");
-            // While steps are under way.
-            let bytes = unheard.optim.into_bytes().unwrap();
-            assert!(bytes == waited.optim.into_bytes().unwrap(), "step {step}");
-        }
-    }
-    assert_eq!(unheard.values(), waited.values());
-    unheard.optim.synchronize();
-    let updates = |ema: Option<&burn_amp::Ema>| ema.unwrap().updates();
-    assert_eq!(updates(unheard.optim.ema()), updates(waited.optim.ema()));
-    let taken = unheard.optim.scaler().counters().stepped();
-    assert_eq!(updates(unheard.optim.ema()), taken);
-    let bytes = unheard.optim.into_bytes().unwrap();
-    assert!(bytes == waited.optim.into_bytes().unwrap());
-}
-
-/// The host has to know when.
-#[test]
-fn parameters_are_overwritten() {
-    let net = Net::new(&Device::default().autodiff());
-    let ema = EmaConfig::new().with_overwrite_frequency(Some(3));
-    let mut unheard = averaged(&net, adam(), ema.clone());
-    let mut waited = averaged(&net, Waited(adam()), ema);
-    for step in 0..20 {
-        unheard.step(step, event(step)).unwrap();
-        waited.step(step, event(step)).unwrap();
-        assert_eq!(unheard.values(), waited.values(), "step {step}");
-    }
-    assert_eq!(averages(&unheard), averages(&waited));
 }
 
 /// What has no average begins with one.

@@ -1,29 +1,18 @@
 //! Steps that a device records once and makes again: the same bits as those that are made one by one.
 
-use burn::{
-    module::{Module, ParamGroup},
-    nn::{
-        Dropout, DropoutConfig, Embedding, EmbeddingConfig,
-        attention::generate_autoregressive_mask,
-        loss::CrossEntropyLossConfig,
-        transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput},
-    },
-    optim::{AdamConfig, AdamWConfig, GradientsParams, SgdConfig, momentum::MomentumConfig},
-    tensor::{Device, Int, Tensor},
-};
-use burn_amp::{
-    AccumulationConfig, AmpError, CaptureInput, CapturedStep, FusedAdam, FusedAdamW, FusedSgd,
-    GradientClip, MixedPrecision, ModuleOptim, ScaledOptimizer,
-};
+mod leaves;
+
+use burn::nn::{Dropout, Embedding, loss::CrossEntropyLossConfig, transformer::TransformerEncoder};
+use burn_amp_tests::prelude::*;
 
 use std::cell::Cell;
 
 use super::unheard::{Event, Net, config, event, is_flex};
 
-type Batch = (Tensor<2>, Tensor<1>);
+pub(super) type Batch = (Tensor<2>, Tensor<1>);
 
 /// A batch, and what its loss is multiplied by.
-fn batch(step: usize, event: Event, rows: usize, device: &Device) -> Batch {
+pub(super) fn batch(step: usize, event: Event, rows: usize, device: &Device) -> Batch {
     let value = |index: usize| ((index * 13 + step * 7) % 32) as f32 / 16.0 - 1.0;
     let values: Vec<f32> = (0..rows * 6).map(value).collect();
     let factor = match event {
@@ -37,7 +26,7 @@ fn batch(step: usize, event: Event, rows: usize, device: &Device) -> Batch {
     )
 }
 
-fn loss(amp: &MixedPrecision, net: &Net, (x, factor): Batch) -> Tensor<1> {
+pub(super) fn loss(amp: &MixedPrecision, net: &Net, (x, factor): Batch) -> Tensor<1> {
     let output = amp.autocast(x, |x| net.forward(x));
     (output - 0.5).square().mean() * factor
 }
@@ -80,7 +69,7 @@ fn assert_same_with<O: ModuleOptim>(
             assert_eq!(captured.model().values(), eager.values(), "step {step}");
         }
         if step % 100 == 45 {
-            let bytes = captured.optim().to_record().into_bytes().unwrap();
+            let bytes = captured.to_record().into_bytes().unwrap();
             assert!(
                 bytes == by_one.to_record().into_bytes().unwrap(),
                 "step {step}"
@@ -89,19 +78,19 @@ fn assert_same_with<O: ModuleOptim>(
     }
     assert_eq!(captured.shapes(), if has_graphs() { 2 } else { 0 });
     let (net, mut optim) = captured.into_parts();
-    optim.synchronize();
-    by_one.synchronize();
+    optim.synchronize().unwrap();
+    by_one.synchronize().unwrap();
     assert_eq!(net.values(), eager.values());
     assert_eq!(optim.scaler().counters(), by_one.scaler().counters());
     assert_eq!(optim.scaler().schedule(), by_one.scaler().schedule());
     assert!(optim.scaler().counters().skipped() > 0);
-    let bytes = |optim: &ScaledOptimizer<O>| optim.to_record().into_bytes().unwrap();
-    assert!(bytes(&optim) == bytes(&by_one));
+    let bytes = |optim: &mut ScaledOptimizer<O>| optim.to_record().into_bytes().unwrap();
+    assert!(bytes(&mut optim) == bytes(&mut by_one));
 }
 
 #[test]
-fn the_same_bits_over_a_thousand_steps() {
-    assert_same(|| FusedAdam::new(AdamConfig::new()).unwrap(), 1000);
+fn the_same_bits() {
+    assert_same(|| FusedAdam::new(AdamConfig::new()).unwrap(), 300);
 }
 
 #[test]

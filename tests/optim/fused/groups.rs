@@ -1,13 +1,6 @@
 //! Groups with learning rates and settings of their own; parameters that are frozen, or used twice.
 
-use burn::{
-    grad_clipping::{GradientClipping, GradientClippingConfig},
-    lr_scheduler::module_lr_scheduler::ModuleLrScheduler,
-    module::{Module, Param, ParamGroup},
-    optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig, momentum::MomentumConfig},
-    tensor::{Device, Tensor},
-};
-use burn_amp::{FusedAdamW, FusedSgd, ModuleOptim, ScaledOptimizer};
+use burn_amp_tests::prelude::*;
 
 use super::{flex, step, steps};
 use crate::support::{Net, parameters, state};

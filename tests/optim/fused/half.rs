@@ -1,17 +1,6 @@
 //! Parameters in half precision: their masters go where those of `MasterWeights` go, bit for bit.
 
-use burn::{
-    module::{Module, Param, ParamGroup},
-    optim::{
-        AdamConfig, AdamWConfig, Optimizer, SgdConfig, decay::WeightDecayConfig,
-        momentum::MomentumConfig,
-    },
-    tensor::{FloatDType, Tensor},
-};
-use burn_amp::{
-    Fused, FusedAdam, FusedAdamW, FusedSgd, GradScalerConfig, MasterWeights, ModuleOptim,
-    ScaledOptimizer, to_full, to_half,
-};
+use burn_amp_tests::prelude::*;
 
 use super::{flex, gradients};
 use crate::support::{Net, State, parameters, state};

@@ -1,13 +1,8 @@
 //! What is overwritten in place, and what somebody else holds.
 
-use burn::{
-    backend::{BackendTensor, DispatchTensorKind},
-    module::{Module, Param},
-    optim::{AdamConfig, GradientsParams, ModuleOptimizer},
-    tensor::{Device, FloatDType, Tensor},
-};
-use burn_amp::{FusedAdam, ModuleOptim};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use burn_amp_tests::prelude::*;
+use burn_amp_tests::says;
+use burn_amp_tests::{address, panic_message};
 
 use super::{flex, gradients, step, steps};
 use crate::support::{Net, parameters, state};
@@ -16,22 +11,15 @@ fn adam() -> FusedAdam {
     FusedAdam::new(AdamConfig::new()).unwrap()
 }
 
-fn address<const D: usize>(param: &Param<Tensor<D>>) -> *const u8 {
-    match param.base().inner().into_dispatch().kind {
-        DispatchTensorKind::Flex(BackendTensor::Float(tensor)) => tensor.bytes().as_ptr(),
-        _ => panic!("not a float tensor on Flex"),
-    }
-}
-
 #[test]
 fn parameters_are_overwritten_in_place() {
     let mut net = steps(&mut adam(), Net::full(&flex()), 0..1);
     let places = |net: &Net| {
         let stem = net.stem.as_ref().unwrap();
         [
-            address(&stem.weight),
-            address(&net.hidden.weight),
-            address(&net.head.weight),
+            address(stem.weight.base().inner()),
+            address(net.hidden.weight.base().inner()),
+            address(net.head.weight.base().inner()),
         ]
     };
     let before = (places(&net), parameters(&net));
@@ -81,12 +69,12 @@ fn a_record_stays_as_it_was_taken() {
         net = fused.step(0.01, net, grads);
     }
     let expected = state(&fused);
-    let record = fused.try_to_record().unwrap();
+    let record = fused.to_record().unwrap();
     let grads = gradients(&net, 3, FloatDType::F32);
     fused.step(0.01, net, grads);
     assert!(state(&fused) != expected);
     let mut loaded = adam();
-    loaded.try_load_record(record).unwrap();
+    loaded.load_record(record).unwrap();
     assert_eq!(state(&loaded), expected);
 }
 
@@ -112,19 +100,14 @@ fn after_a_panic() {
         Tensor::<2>::ones([8, 5], &Device::flex()),
     );
     let (fork, lost) = (fused.clone(), net.clone());
-    let panicked = catch_unwind(AssertUnwindSafe(|| fused.step(0.1, lost, wrong)));
-    assert!(panicked.is_err());
+    panic_message(|| fused.step(0.1, lost, wrong));
 
     let burns = |net: Net| steps(&mut ModuleOptimizer::from(fork.clone()), net, 2..4);
     let expected = steps(&mut fork.clone(), net.clone(), 2..4);
     assert!(parameters(&burns(net.clone())) == parameters(&expected));
 
-    let again = catch_unwind(AssertUnwindSafe(|| step(&mut fused, 0.1, net.clone(), 2)));
-    let message = *again.unwrap_err().downcast::<String>().unwrap();
-    assert!(
-        message.contains("an earlier step has panicked"),
-        "{message}"
-    );
+    let message = panic_message(|| step(&mut fused, 0.1, net.clone(), 2));
+    says(&message, ["an earlier step has panicked"]);
 }
 
 /// No gradients, and none of this module: nothing happens.

@@ -7,17 +7,13 @@ mod follows;
 mod groups;
 mod half;
 mod held;
+mod matrix;
+mod pending;
 mod records;
 mod settings;
 mod unheard;
 
-use burn::{
-    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::{Module, ModuleVisitor, Param},
-    optim::GradientsParams,
-    tensor::{Device, FloatDType, Tensor, TensorData},
-};
-use burn_amp::ModuleOptim;
+use burn_amp_tests::prelude::*;
 
 use crate::support::{Net, batch};
 
@@ -40,32 +36,7 @@ pub fn steps<O: ModuleOptim>(optim: &mut O, net: Net, range: std::ops::Range<usi
 
 /// Gradients of every parameter, made by hand: values that f16 holds, in `dtype`.
 pub fn gradients<M: Module>(module: &M, step: usize, dtype: FloatDType) -> GradientsParams {
-    struct Make {
-        grads: GradientsParams,
-        seed: usize,
-        dtype: FloatDType,
-    }
-
-    impl ModuleVisitor for Make {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            let shape = param.shape();
-            self.seed += 50;
-            let value = |index: usize| ((index * 29 + self.seed) % 128) as f32 / 512.0 - 0.125;
-            let values = (0..shape.num_elements()).map(value).collect();
-            let data = TensorData::new::<f32, _>(values, shape);
-            let device = param.device().inner();
-            let grad = Tensor::<D>::from_data(data, &device).cast(self.dtype);
-            self.grads.register(param.id, grad);
-        }
-    }
-
-    let mut make = Make {
-        grads: GradientsParams::new(),
-        seed: 1000 * (step + 1),
-        dtype,
-    };
-    module.visit(&mut make);
-    make.grads
+    burn_amp_tests::gradients(module, step, 0.125, dtype)
 }
 
 pub fn flex() -> Device {

@@ -1,20 +1,9 @@
-//! Steps that nobody waits for: the same bits as those that are waited for.
+//! Steps that nobody waits for: what is known of them, and when; clones, loads and limits while they are under way.
 
-use burn::{
-    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::Module,
-    nn::{Linear, LinearConfig},
-    optim::{
-        AdamConfig, AdamWConfig, GradientsParams, ModuleOptimizer, OptimizerRecord, SgdConfig,
-        momentum::MomentumConfig,
-    },
-    tensor::{DType, Device, FloatDType, Tensor, TensorData},
-};
+use burn_amp_tests::prelude::*;
 
-use burn_amp::{
-    AmpError, FusedAdam, FusedAdamW, FusedSgd, GradScalerConfig, MixedPrecision, ModuleOptim,
-    ScaledOptimizer, Schedule, StepCounters, StepOutcome,
-};
+use burn_amp_tests::{fill, stored};
+use burn_pack::DType as Stored;
 
 use super::gradients;
 
@@ -31,12 +20,12 @@ impl<O: ModuleOptim> ModuleOptim for Waited<O> {
         self.0.accepts(parameter, gradient)
     }
 
-    fn try_to_record(&self) -> Result<OptimizerRecord, AmpError> {
-        self.0.try_to_record()
+    fn to_record(&self) -> Result<OptimizerRecord, AmpError> {
+        self.0.to_record()
     }
 
-    fn try_load_record(&mut self, record: OptimizerRecord) -> Result<(), AmpError> {
-        self.0.try_load_record(record)
+    fn load_record(&mut self, record: OptimizerRecord) -> Result<(), AmpError> {
+        self.0.load_record(record)
     }
 
     fn takes_factors(&self) -> bool {
@@ -67,10 +56,11 @@ pub(super) struct Net {
 impl Net {
     pub(super) fn new(device: &Device) -> Self {
         let linear = |inputs, outputs| LinearConfig::new(inputs, outputs).init(device);
-        fixed(Self {
+        let net = Self {
             hidden: linear(6, 10),
             output: linear(10, 2),
-        })
+        };
+        fill(net, 0, 0.25)
     }
 
     pub(super) fn forward(&self, x: Tensor<2>) -> Tensor<2> {
@@ -78,29 +68,17 @@ impl Net {
     }
 }
 
-/// With weights that are the same in every run.
-fn fixed(net: Net) -> Net {
-    struct Fix(usize);
-
-    impl burn::module::ModuleMapper for Fix {
-        fn map_float<const D: usize>(
-            &mut self,
-            param: burn::module::Param<Tensor<D>>,
-        ) -> burn::module::Param<Tensor<D>> {
-            let shape = param.shape();
-            self.0 += 1;
-            let value = |index: usize| ((index * 37 + self.0 * 11) % 64) as f32 / 128.0 - 0.25;
-            let values = (0..shape.num_elements()).map(value).collect();
-            let data = TensorData::new::<f32, _>(values, shape);
-            let device = param.device().inner();
-            let fixed = Tensor::<D>::from_data(data, &device);
-            param.map(|_| Tensor::from_inner(fixed).require_grad())
-        }
+impl Net {
+    /// The bits of all parameters.
+    pub(super) fn values(&self) -> Values {
+        stored(self)
     }
-
-    net.map(&mut Fix(0))
 }
 
+/// Parameters, bit for bit.
+pub(super) type Values = Vec<(Stored, Vec<u8>)>;
+
+#[derive(Clone)]
 pub struct Run<O> {
     pub amp: MixedPrecision,
     pub net: Net,
@@ -147,10 +125,6 @@ impl<O: ModuleOptim> Run<O> {
         }
     }
 
-    fn step_by_hand(&mut self, step: usize, overflows: bool) {
-        self.step_in(FloatDType::F32, step, overflows);
-    }
-
     pub fn step_in(&mut self, dtype: FloatDType, step: usize, overflows: bool) {
         let mut grads = gradients(&self.net, step % 40, dtype);
         if overflows {
@@ -161,23 +135,8 @@ impl<O: ModuleOptim> Run<O> {
         self.net = self.optim.step(1e-3, self.net.clone(), grads);
     }
 
-    pub(super) fn values(&self) -> Vec<u32> {
+    pub(super) fn values(&self) -> Values {
         self.net.values()
-    }
-}
-
-impl Net {
-    /// The bits of all parameters.
-    pub(super) fn values(&self) -> Vec<u32> {
-        let linear = |linear: &Linear| {
-            let weight = linear.weight.base().clone().inner().into_data();
-            let bias = linear.bias.as_ref().unwrap().base().clone().inner();
-            let bias = bias.into_data();
-            let values: Vec<f32> = weight.iter::<f32>().chain(bias.iter()).collect();
-            values
-        };
-        let values = [linear(&self.hidden), linear(&self.output)];
-        values.concat().into_iter().map(f32::to_bits).collect()
     }
 }
 
@@ -196,98 +155,8 @@ pub(super) fn config() -> GradScalerConfig {
     GradScalerConfig::new().with_growth_interval(50)
 }
 
-fn assert_same<A: ModuleOptim, B: ModuleOptim>(
-    unheard: impl Fn() -> A,
-    waited: impl Fn() -> B,
-    config: GradScalerConfig,
-    steps: usize,
-) {
-    let net = Net::new(&Device::default().autodiff());
-    let mut unheard = Run::of(&net, unheard(), config);
-    let mut waited = Run::of(&net, Waited(waited()), config);
-    for step in 0..steps {
-        unheard.step(step, event(step)).unwrap();
-        waited.step(step, event(step)).unwrap();
-        if step % 50 == 0 {
-            assert_eq!(unheard.values(), waited.values(), "step {step}");
-        }
-        if step % 500 == 45 {
-            // While steps are under way.
-            let bytes = unheard.optim.to_record().into_bytes().unwrap();
-            assert!(
-                bytes == waited.optim.to_record().into_bytes().unwrap(),
-                "step {step}"
-            );
-        }
-    }
-    unheard.optim.synchronize();
-    assert_eq!(unheard.values(), waited.values());
-    let [one, other] = [unheard.optim.scaler(), waited.optim.scaler()];
-    assert_eq!(one.schedule(), other.schedule());
-    assert_eq!(one.counters(), other.counters());
-    assert!(one.counters().skipped() > 0 && one.counters().bad_losses() > 0);
-    let bytes = |optim: Result<_, _>| -> burn::tensor::Bytes { optim.unwrap() };
-    let unheard = bytes(unheard.optim.into_bytes());
-    assert!(unheard == bytes(waited.optim.into_bytes()));
-}
-
 pub(super) fn is_flex() -> bool {
     Device::default() == Device::flex()
-}
-
-#[test]
-fn the_same_bits_as_steps_that_are_waited_for() {
-    let adam = || FusedAdam::new(AdamConfig::new()).unwrap();
-    let steps = if is_flex() { 600 } else { 60 };
-    assert_same(adam, adam, config(), steps);
-}
-
-/// With gradients that no backward pass has made: 10,000 steps, of which 100 overflow.
-#[test]
-fn the_same_bits_over_ten_thousand_steps() {
-    let adam = || FusedAdam::new(AdamConfig::new()).unwrap();
-    let config = GradScalerConfig::new().with_growth_interval(60);
-    let net = Net::new(&Device::default().autodiff());
-    let mut unheard = Run::of(&net, adam(), config);
-    let mut waited = Run::of(&net, Waited(adam()), config);
-    let steps = if is_flex() { 10_000 } else { 200 };
-    for step in 0..steps {
-        let overflows = step % 100 == 17;
-        unheard.step_by_hand(step, overflows);
-        waited.step_by_hand(step, overflows);
-        if step % 250 == 18 {
-            assert_eq!(unheard.values(), waited.values(), "step {step}");
-        }
-    }
-    unheard.optim.synchronize();
-    assert_eq!(unheard.values(), waited.values());
-    let [one, other] = [unheard.optim.scaler(), waited.optim.scaler()];
-    assert_eq!(one.schedule(), other.schedule());
-    assert_eq!(one.counters(), other.counters());
-    assert_eq!(one.counters().skipped(), steps as u64 / 100);
-}
-
-#[test]
-fn whatever_the_rule_and_the_schedule() {
-    let steps = if is_flex() { 150 } else { 50 };
-    let adam_w = || {
-        let config = AdamWConfig::new().with_amsgrad(true).with_weight_decay(0.1);
-        FusedAdamW::new(config).unwrap()
-    };
-    let adaptive = Schedule::AdaptiveInterval {
-        min_interval: 5,
-        max_interval: 100,
-    };
-    assert_same(adam_w, adam_w, config().with_schedule(adaptive), steps);
-    let sgd = || {
-        let momentum = MomentumConfig::new().with_nesterov(true);
-        FusedSgd::new(SgdConfig::new().with_momentum(Some(momentum))).unwrap()
-    };
-    let tolerant = config().with_hysteresis(3).with_warmup_steps(60);
-    assert_same(sgd, sgd, tolerant.with_warmup_scale(256.0), steps);
-    // What the device cannot move, the host does, and waits.
-    assert_same(sgd, sgd, config().with_growth_factor(1.5), steps);
-    assert_same(sgd, sgd, config().with_schedule(Schedule::log_max()), steps);
 }
 
 #[test]
@@ -303,7 +172,7 @@ fn the_host_hears_of_a_step_with_the_next_one() {
     assert_eq!(counters(&run), (0, 0));
     run.step(1, Event::Nothing).unwrap();
     assert_ne!(run.values(), before);
-    run.optim.synchronize();
+    run.optim.synchronize().unwrap();
     assert_eq!(counters(&run), (2, 1));
     assert_eq!(
         run.optim.scaler().last_outcome(),
@@ -318,7 +187,7 @@ fn a_run_ends_where_too_many_were_skipped() {
     let mut run = Run::new(FusedAdam::new(AdamConfig::new()).unwrap(), config);
     let before = run.values();
     let error = (0..20).find_map(|step| run.step(step, Event::Overflow).err());
-    let error = error.or_else(|| run.optim.try_synchronize().err());
+    let error = error.or_else(|| run.optim.synchronize().err());
     assert!(matches!(
         error,
         Some(AmpError::LossScaleExhausted { skips: 4, .. })
@@ -376,7 +245,7 @@ fn a_clone_goes_on_by_itself() {
 /// Whatever the original does meanwhile, and whichever of the two is told first.
 #[test]
 fn a_clone_is_of_its_moment() {
-    fn moment<O: ModuleOptim + Clone>(optim: O, clone_first: bool) -> (StepCounters, Vec<u32>) {
+    fn moment<O: ModuleOptim + Clone>(optim: O, clone_first: bool) -> (StepCounters, Values) {
         let mut run = Run::new(optim, config());
         for step in 0..6 {
             run.step(step, event(step)).unwrap();
@@ -384,7 +253,7 @@ fn a_clone_is_of_its_moment() {
         // The last step was skipped, and so are some of the next ones.
         let (mut copy, net) = (run.optim.clone(), run.net.clone());
         if clone_first {
-            copy.synchronize();
+            copy.synchronize().unwrap();
         }
         for step in 6..12 {
             run.step(
@@ -397,10 +266,10 @@ fn a_clone_is_of_its_moment() {
             )
             .unwrap();
         }
-        run.optim.synchronize();
+        run.optim.synchronize().unwrap();
         assert_eq!(run.optim.scaler().counters().skipped(), 6);
-        copy.synchronize();
-        let counters = *copy.scaler().counters();
+        copy.synchronize().unwrap();
+        let counters = copy.scaler().counters();
         // Adam's time shows in the step.
         let loss = net.forward(Tensor::ones([4, 6], &run.device)).mean();
         let grads = GradientsParams::from_grads(loss.backward(), &net);
@@ -419,7 +288,7 @@ fn a_clone_is_of_its_moment() {
 /// Where the original is dropped, nothing is lost of its last steps.
 #[test]
 fn a_clone_goes_on_in_its_place() {
-    fn replaced<O: ModuleOptim + Clone>(optim: O) -> (StepCounters, f32, Vec<u32>) {
+    fn replaced<O: ModuleOptim + Clone>(optim: O) -> (StepCounters, f32, Values) {
         let mut run = Run::new(optim, config());
         for step in 0..60 {
             run.step(step, event(step)).unwrap();
@@ -427,9 +296,9 @@ fn a_clone_goes_on_in_its_place() {
                 run.optim = run.optim.clone();
             }
         }
-        run.optim.synchronize();
+        run.optim.synchronize().unwrap();
         (
-            *run.optim.scaler().counters(),
+            run.optim.scaler().counters(),
             run.amp.loss_scale(),
             run.values(),
         )

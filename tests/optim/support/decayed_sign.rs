@@ -1,9 +1,7 @@
 //! An optimizer as a user would write it: a sign step on decayed momentum, with a counter.
 
-use burn::{
-    optim::{LearningRate, Optimizer, RecordState, StateSink, StateSource},
-    tensor::{Device, Tensor},
-};
+use burn::optim::{RecordState, StateSink, StateSource};
+use burn_amp_tests::prelude::*;
 use burn_pack::Scalar;
 
 #[derive(Clone)]

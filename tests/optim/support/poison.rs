@@ -1,10 +1,6 @@
 //! Ways for a step to overflow.
 
-use burn::{
-    module::{Module, ModuleVisitor, Param},
-    optim::GradientsParams,
-    tensor::Tensor,
-};
+use burn_amp_tests::prelude::*;
 
 use super::Net;
 

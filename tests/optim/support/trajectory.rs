@@ -1,9 +1,6 @@
 //! One run with scaling and overflows beside a plain run of its clean steps.
 
-use burn::{
-    lr_scheduler::module_lr_scheduler::ModuleLearningRate, optim::GradientsParams, tensor::Device,
-};
-use burn_amp::{GradScaler, GradScalerConfig, ModuleOptim, ScaledOptimizer, StepOutcome};
+use burn_amp_tests::prelude::*;
 use burn_amp_tests::scaled_by_hand;
 
 use super::{Net, Poison, State, batch, parameters, state};

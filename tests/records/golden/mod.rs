@@ -5,16 +5,7 @@
 
 mod recipe;
 
-use burn::{
-    config::Config,
-    module::{Module, ParamId},
-    optim::ModuleOptimizer,
-    tensor::{DType, Tensor},
-};
-use burn_amp::{
-    AmpRecord, GradScalerConfig, LossScale, ModuleOptim, ScaledOptimizer, ScaledOptimizerConfig,
-    StepCounters, StepOutcome,
-};
+use burn_amp_tests::prelude::*;
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -120,7 +111,7 @@ fn scalers() {
     for folder in versions() {
         let record = AmpRecord::load(folder.join("scaler.bpk")).unwrap();
         assert_schedule(record.schedule().unwrap());
-        assert_counters(record.counters().unwrap());
+        assert_counters(&record.counters().unwrap());
     }
 }
 
@@ -132,7 +123,7 @@ fn go_on<O: ModuleOptim>(
 ) -> [Vec<u32>; 2] {
     optim.load(stem.with_extension("optimizer.bpk")).unwrap();
     assert_schedule(&optim.scaler().schedule());
-    assert_counters(optim.scaler().counters());
+    assert_counters(&optim.scaler().counters());
     let mut small = Small::new(dtype);
     small.weight.id = ParamId::from(1);
     let small = small.load_file(stem.with_extension("model.bpk"));

@@ -1,7 +1,6 @@
 //! What the tests of the scaler share.
 
-mod capture;
 mod model;
 
-pub use capture::captured;
+pub use burn_amp_tests::captured;
 pub use model::{Model, gradient, scaler, set_value, unscaled, values_of};

@@ -1,11 +1,6 @@
 //! A module with parameters of ranks 1, 2 and 4, and gradients made by hand for it.
 
-use burn::{
-    module::{Module, Param, ParamId},
-    optim::GradientsParams,
-    tensor::{DType, Device, Tensor, TensorData},
-};
-use burn_amp::{GradScaler, GradScalerConfig, ScaledGradients, UnscaledGradients};
+use burn_amp_tests::prelude::*;
 use burn_amp_tests::scaled_by_hand;
 
 #[derive(Module, Debug)]
@@ -51,17 +46,23 @@ impl Model {
         grads
     }
 
-    /// Gradients of 0.5, of a loss that was multiplied by `scale`.
-    pub fn clean(&self, scale: f32) -> ScaledGradients {
-        let grads = self.gradients(|_| 0.5 * f64::from(scale));
-        scaled_by_hand(&scaler(scale.into()), grads)
+    /// Gradients of 0.5, of a loss that was multiplied by `scale`; with an infinity in the matrix if `overflow`.
+    pub fn scaled(&self, scale: f32, overflow: bool) -> ScaledGradients {
+        let value = |index| match overflow && index == 9 {
+            true => f64::INFINITY,
+            false => 0.5 * f64::from(scale),
+        };
+        scaled_by_hand(&scaler(scale.into()), self.gradients(value))
     }
 
-    /// As [`clean`](Self::clean), with an infinity in the matrix.
+    /// Those that are finite.
+    pub fn clean(&self, scale: f32) -> ScaledGradients {
+        self.scaled(scale, false)
+    }
+
+    /// Those that overflow.
     pub fn overflowing(&self, scale: f32) -> ScaledGradients {
-        let clean = 0.5 * f64::from(scale);
-        let grads = self.gradients(|index| if index == 9 { f64::INFINITY } else { clean });
-        scaled_by_hand(&scaler(scale.into()), grads)
+        self.scaled(scale, true)
     }
 
     /// All values, in the module's order.
@@ -106,7 +107,9 @@ pub fn unscaled<M: Module>(
     grads: GradientsParams,
     module: &M,
 ) -> UnscaledGradients {
-    scaler.unscale(scaled_by_hand(scaler, grads), module)
+    scaler
+        .unscale(scaled_by_hand(scaler, grads), module)
+        .unwrap()
 }
 
 /// A scaler with defaults but for the scale.

@@ -55,6 +55,7 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
             loss_scale,
             // From those in f32 the scale is computed.
             is_measured: dtype == FloatDType::F32,
+            in_f32: trace.in_f32.clone(),
             observer: Some(trace.clone()),
         };
         let collect = |grads: &_| trace.collect(grads);
@@ -91,7 +92,7 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
                 name: "f32".to_string(),
                 loss_scale: 1.0,
                 loss: reference.trial.loss,
-                is_right: true,
+                is_right: reference.is_finite(),
             }],
             parameters: Vec::new(),
             layers: Vec::new(),

@@ -202,6 +202,11 @@ fn figures(
     }
 }
 
+/// That of the finite values alone would pass for a small one.
+pub(crate) fn finite_norm(status: &TensorStatus) -> Option<f64> {
+    (status.non_finite == 0).then_some(status.norm)
+}
+
 pub(crate) fn rms(status: &TensorStatus) -> f64 {
     status.norm / (status.elements.max(1) as f64).sqrt()
 }

@@ -166,7 +166,7 @@ impl Reference {
     }
 
     pub(super) fn is_right(&self, compared: &Compared, more: Option<&Compared>) -> bool {
-        !self.is_forward_off(compared) && self.off(compared, more).is_empty()
+        self.is_finite() && !self.is_forward_off(compared) && self.off(compared, more).is_empty()
     }
 
     /// Whether the loss is another one.

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use super::{
     Audit, Compared, DUMPED, Dump, Format, Layer, Parameter, Passed, Reproduction, Run, Verdict,
-    compare::{Figures, Side, compare, measure},
+    compare::{Figures, Side, compare, finite_norm, measure},
     reference::{LOST, OFF, Reference},
     trace::Visit,
 };
@@ -62,7 +62,7 @@ pub(super) fn layers(reference: &Reference, runs: &[Compared]) -> Result<Vec<Lay
             .map(|visit| {
                 let status = of(visit).and_then(|_| statuses.next())?;
                 Some(Passed {
-                    norm: status.norm,
+                    norm: finite_norm(&status),
                     max_abs: status.max_abs,
                     figures: Vec::new(),
                 })
@@ -219,7 +219,7 @@ impl Audit {
         .map(|(index, (gradient, status))| Parameter {
             path: gradient.path.clone(),
             elements: status.elements,
-            norm: status.norm,
+            norm: finite_norm(status),
             max_abs: status.max_abs,
             zeros: status.zeros,
             is_half: read.contains(&gradient.path),

@@ -30,6 +30,11 @@ pub(super) fn number(value: Option<f64>, digits: usize) -> String {
     }
 }
 
+/// A norm in f32, of which there is none where a value is not finite.
+fn norm(value: Option<f64>) -> String {
+    value.map_or("inf/NaN".to_string(), |value| format!("{value:.2e}"))
+}
+
 /// A share; a dash for none.
 pub(super) fn percent(share: f64) -> String {
     match share {
@@ -63,8 +68,9 @@ impl fmt::Display for Audit {
             let cells = cells(&parameter.figures[1]);
             writeln!(
                 f,
-                "{:<columns$} {:>10.2e} {cells}",
-                parameter.path, parameter.norm
+                "{:<columns$} {:>10} {cells}",
+                parameter.path,
+                norm(parameter.norm)
             )?;
         }
         if !self.layers.is_empty() {
@@ -79,7 +85,7 @@ impl fmt::Display for Audit {
                     let Some(passed) = passed else { continue };
                     let cells = cells(&passed.figures[1]);
                     let name = format!("{}{what}", layer.name);
-                    writeln!(f, "{name:<columns$} {:>10.2e} {cells}", passed.norm)?;
+                    writeln!(f, "{name:<columns$} {:>10} {cells}", norm(passed.norm))?;
                 }
             }
         }

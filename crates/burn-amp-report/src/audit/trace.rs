@@ -10,10 +10,10 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-/// Keeps tensors and their gradients, and says which layers run in f32.
+/// Keeps tensors and their gradients, and knows which layers run in f32.
 #[derive(Default)]
 pub(crate) struct Trace {
-    in_f32: BTreeSet<String>,
+    pub(crate) in_f32: BTreeSet<String>,
     /// Whether tensors are kept; else only the names.
     keeps: bool,
     visits: Mutex<Visits>,
@@ -54,10 +54,6 @@ impl Trace {
             keeps,
             visits: Mutex::default(),
         }
-    }
-
-    pub(crate) fn is_in_f32(&self, name: &str) -> bool {
-        self.in_f32.contains(name)
     }
 
     pub(crate) fn probe<const D: usize>(

@@ -319,7 +319,7 @@ impl Observer for Ring {
         state
             .overflows
             .sort_by_key(|overflow| std::cmp::Reverse(overflow.values));
-        state.blamed_loss = observe::blames_the_loss(grads);
+        state.blamed_loss = observe::is_loss_the_cause(grads);
         let every = u64::from(self.count_every.load(Ordering::Relaxed));
         if every > 0 && state.count.is_multiple_of(every) {
             // A device that lacks the dtype has refused the step before.

@@ -4,23 +4,12 @@ use burn::{
     module::{Module, ModuleMapper, Param},
     tensor::{
         DType, FloatDType, Tensor,
-        activation::{sigmoid, softmax},
+        activation::{relu, sigmoid, softmax},
     },
 };
-use burn_amp::{GradScalerConfig, MixedPrecision};
-use burn_amp_report::{Audit, Verdict, audit, probed};
+use burn_amp_report::{Audit, Verdict, probed};
 
-use crate::network::{Network, audit_with, batch, device, loss, same};
-
-fn f16() -> MixedPrecision {
-    MixedPrecision::f16()
-}
-
-fn at(scale: f32) -> MixedPrecision {
-    f16()
-        .with_scaler(GradScalerConfig::new().with_init_scale(scale.into()))
-        .unwrap()
-}
+use crate::network::{Network, at, audit_of, audit_with, batch, f16, loss, same};
 
 fn is_half(x: &Tensor<2>) -> bool {
     x.dtype() != DType::F32
@@ -77,315 +66,175 @@ fn in_f32(audit: &Audit) -> Vec<&str> {
     layers.iter().map(String::as_str).collect()
 }
 
-struct Planted {
-    what: &'static str,
-    kind: Kind,
-    in_f32: &'static [&'static str],
-    audit: fn() -> Audit,
-}
+/// What is found, in which layers, and the fault.
+type Planted = (&'static str, Kind, &'static [&'static str], fn() -> Audit);
 
-const BETWEEN: &[&str] = &["between"];
+type Between = fn(Tensor<2>) -> Tensor<2>;
 
-const PLANTED: &[Planted] = &[
-    Planted {
-        what: "underflow in one layer",
-        kind: Kind::Raise,
-        in_f32: &[],
-        audit: || audit_with(&at(1.0), |x| sigmoid(x * 1e-2) * 1e-3, loss),
-    },
-    Planted {
-        what: "a deep network without a scale",
-        kind: Kind::Raise,
-        in_f32: &[],
-        audit: || audit_with(&at(1.0), |x| sigmoid(x * 0.01), |y| loss(y) * 1e-4),
-    },
-    Planted {
-        what: "a scale that is far too high",
-        kind: Kind::Lower,
-        in_f32: &[],
-        audit: || audit_with(&at(2f32.powi(40)), same, loss),
-    },
-    Planted {
-        what: "a loss that is a sum of large squares",
-        kind: Kind::Lower,
-        in_f32: &[],
-        audit: || audit_with(&f16(), same, |y| (y * 10.0).square().sum()),
-    },
-    Planted {
-        what: "a mask of -1e9 that is multiplied and added",
-        kind: Kind::Forward,
-        in_f32: BETWEEN,
-        audit: || {
-            audit_with(
-                &f16(),
-                |x| {
-                    let hidden = x.clone().lower_elem(0.1).float().cast(x.dtype());
-                    softmax(x + hidden * -1e9, 1)
-                },
-                loss,
-            )
+/// Faults between two layers of a network in f16 that is healthy elsewhere: there, f32 helps.
+const BETWEEN: [(&str, Kind, Between); 10] = [
+    (
+        "a mask of -1e9 that is multiplied and added",
+        Kind::Forward,
+        |x| {
+            let hidden = x.clone().lower_elem(0.1).float().cast(x.dtype());
+            softmax(x + hidden * -1e9, 1)
         },
-    },
-    Planted {
-        what: "attention logits that explode",
-        kind: Kind::Forward,
-        in_f32: BETWEEN,
-        audit: || {
-            audit_with(
-                &f16(),
-                |x| {
-                    let x = x * 200.0;
-                    let logits = x.clone().matmul(x.clone().transpose());
-                    softmax(logits * 1e-5, 1).matmul(x) / 200.0
-                },
-                loss,
-            )
+    ),
+    ("attention logits that explode", Kind::Forward, |x| {
+        let x = x * 200.0;
+        let logits = x.clone().matmul(x.clone().transpose());
+        softmax(logits * 1e-5, 1).matmul(x) / 200.0
+    }),
+    (
+        "a norm in f16, whose squares overflow",
+        Kind::Forward,
+        |x| {
+            let x = x * 1000.0;
+            let square = x.clone().square().mean_dim(1);
+            x / (square + 1e-5).sqrt()
         },
-    },
-    Planted {
-        what: "a norm in f16, whose squares overflow",
-        kind: Kind::Forward,
-        in_f32: BETWEEN,
-        audit: || {
-            audit_with(
-                &f16(),
-                |x| {
-                    let x = x * 1000.0;
-                    let square = x.clone().square().mean_dim(1);
-                    x / (square + 1e-5).sqrt()
-                },
-                loss,
-            )
+    ),
+    (
+        "a kernel whose gradient is zero in half precision",
+        Kind::Backend,
+        without_gradient,
+    ),
+    (
+        "a kernel that is wrong in half precision",
+        Kind::Backend,
+        |x| {
+            let factor = if is_half(&x) { 3.0 } else { 1.0 };
+            x * factor
         },
-    },
-    Planted {
-        what: "a loss taken inside autocast",
-        kind: Kind::LossInHalf,
-        in_f32: &[],
-        audit: || {
-            let amp = f16();
-            let model = Network::new(&device()).apply_reparameterization(amp.clone());
-            audit(&model, &amp, |m| {
+    ),
+    ("a kernel that flushes subnormals", Kind::Forward, |x| {
+        let mut x = x * 2e-5;
+        if x.dtype() == DType::F16 {
+            let tiny = x.clone().abs().lower_elem(6.1e-5);
+            x = x.mask_fill(tiny, 0.0);
+        }
+        x * 5e4
+    }),
+    ("an epsilon that is zero in f16", Kind::Forward, |x| {
+        let x = relu(x - 1.5);
+        x.clone() / (x.sum_dim(1) + 1e-8)
+    }),
+    ("a sum of many values", Kind::Forward, |x| {
+        let many = x.clone().repeat_dim(1, 5000) + 1.0;
+        let [_, count] = many.dims();
+        x + many.sum_dim(1) / count as f32
+    }),
+    ("an exponential", Kind::Forward, |x| {
+        (x + 12.0).exp().log1p() * 0.1
+    }),
+    ("a root of what is zero in f16 alone", Kind::Backward, |x| {
+        x.clone() + (x.square() * 1e-10 + 1e-12).sqrt()
+    }),
+];
+
+/// Other faults, each with the layers in which f32 helps.
+const PLANTED: [Planted; 13] = [
+    ("underflow in one layer", Kind::Raise, &[], || {
+        audit_with(&at(1.0), |x| sigmoid(x * 1e-2) * 1e-3, loss)
+    }),
+    ("a deep network without a scale", Kind::Raise, &[], || {
+        audit_with(&at(1.0), |x| sigmoid(x * 0.01), |y| loss(y) * 1e-4)
+    }),
+    ("a scale that is far too high", Kind::Lower, &[], || {
+        audit_with(&at(2f64.powi(40)), same, loss)
+    }),
+    (
+        "a loss that is a sum of large squares",
+        Kind::Lower,
+        &[],
+        || audit_with(&f16(), same, |y| (y * 10.0).square().sum()),
+    ),
+    (
+        "a loss taken inside autocast",
+        Kind::LossInHalf,
+        &[],
+        || {
+            audit_of(Network::new(), |amp, m| {
                 amp.autocast(batch(), |x| loss(m.forward(x, same)))
             })
-            .unwrap()
         },
-    },
-    Planted {
-        what: "a loss of outputs that were carried out of autocast",
-        kind: Kind::LossInHalf,
-        in_f32: &[],
-        audit: || {
-            let amp = f16();
-            let model = Network::new(&device()).apply_reparameterization(amp.clone());
-            audit(&model, &amp, |m| {
+    ),
+    (
+        "a loss of outputs that were carried out of autocast",
+        Kind::LossInHalf,
+        &[],
+        || {
+            audit_of(Network::new(), |amp, m| {
                 let mut output = None;
                 amp.autocast(batch(), |x| output = Some(m.forward(x, same)));
                 loss(output.unwrap())
             })
-            .unwrap()
         },
-    },
-    Planted {
-        what: "a layer that is dead",
-        kind: Kind::Dead,
-        in_f32: &[],
-        audit: || audit_with(&f16(), |x| burn::tensor::activation::relu(x - 100.0), loss),
-    },
-    Planted {
-        what: "NaN in the data",
-        kind: Kind::NotFinite,
-        in_f32: &[],
-        audit: || {
-            let amp = f16();
-            let model = Network::new(&device()).apply_reparameterization(amp.clone());
-            let batch = batch().slice_fill([0..1, 0..1], f32::NAN);
-            audit(&model, &amp, |m| {
-                loss(amp.autocast(batch.clone(), |x| m.forward(x, same)))
-            })
-            .unwrap()
-        },
-    },
-    Planted {
-        what: "NaN in a parameter",
-        kind: Kind::NotFinite,
-        in_f32: &[],
-        audit: || {
-            let amp = f16();
-            let mut model = Network::new(&device());
-            model.second = model.second.map(&mut Multiply(f64::NAN));
-            let model = model.apply_reparameterization(amp.clone());
-            audit(&model, &amp, |m| {
-                loss(amp.autocast(batch(), |x| m.forward(x, same)))
-            })
-            .unwrap()
-        },
-    },
-    Planted {
-        what: "a kernel whose gradient is zero in half precision",
-        kind: Kind::Backend,
-        in_f32: BETWEEN,
-        audit: || {
-            audit_with(
-                &f16(),
-                |x| match is_half(&x) {
-                    true => x.clone().detach() + (x.clone() - x.detach()) * 0.0,
-                    false => x,
-                },
-                loss,
-            )
-        },
-    },
-    Planted {
-        what: "a kernel that is wrong in half precision",
-        kind: Kind::Backend,
-        in_f32: BETWEEN,
-        audit: || {
-            audit_with(
-                &f16(),
-                |x| match is_half(&x) {
-                    true => x * 3.0,
-                    false => x,
-                },
-                loss,
-            )
-        },
-    },
-    Planted {
-        what: "a kernel that flushes subnormals",
-        kind: Kind::Forward,
-        in_f32: BETWEEN,
-        audit: || {
-            audit_with(
-                &f16(),
-                |x| {
-                    let x = x * 2e-5;
-                    let x = match x.dtype() {
-                        DType::F16 => {
-                            let tiny = x.clone().abs().lower_elem(6.1e-5);
-                            x.mask_fill(tiny, 0.0)
-                        }
-                        _ => x,
-                    };
-                    x * 5e4
-                },
-                loss,
-            )
-        },
-    },
-    Planted {
-        what: "a tensor that leaves autocast by hand",
-        kind: Kind::Leak,
-        in_f32: &[],
-        audit: || {
-            let amp = f16();
-            let model = Network::new(&device()).apply_reparameterization(amp.clone());
-            audit(&model, &amp, |m| {
+    ),
+    ("a layer that is dead", Kind::Dead, &[], || {
+        audit_with(&f16(), |x| relu(x - 100.0), loss)
+    }),
+    ("NaN in the data", Kind::NotFinite, &[], nan_in_the_data),
+    ("NaN in a parameter", Kind::NotFinite, &[], || {
+        audit_of(multiplied(f64::NAN), |amp, m| {
+            loss(amp.autocast(batch(), |x| m.forward(x, same)))
+        })
+    }),
+    (
+        "a tensor that leaves autocast by hand",
+        Kind::Leak,
+        &[],
+        || {
+            audit_of(Network::new(), |amp, m| {
                 let mut output = None;
                 amp.autocast(batch(), |x| {
                     output = Some(m.forward(x, same).cast(FloatDType::F32));
                 });
                 loss(output.unwrap())
             })
-            .unwrap()
         },
-    },
-    Planted {
-        what: "an epsilon that is zero in f16",
-        kind: Kind::Forward,
-        in_f32: BETWEEN,
-        audit: || {
-            audit_with(
-                &f16(),
-                |x| {
-                    let x = x - 1.5;
-                    let x = burn::tensor::activation::relu(x);
-                    x.clone() / (x.sum_dim(1) + 1e-8)
-                },
-                loss,
-            )
-        },
-    },
-    Planted {
-        what: "a weight above 65504",
-        kind: Kind::Forward,
-        in_f32: &["second"],
-        audit: || {
-            let amp = f16();
-            let mut model = Network::new(&device());
-            model.second = model.second.map(&mut Multiply(1e6));
-            let model = model.apply_reparameterization(amp.clone());
-            audit(&model, &amp, |m| {
-                loss(amp.autocast(batch(), |x| {
-                    let x = probed("first", x, |x| m.first.forward(x));
-                    let x = probed("second", x, |x| m.second.forward(x * 1e-3) * 1e-5);
-                    probed("third", x, |x| m.third.forward(x))
-                }))
-            })
-            .unwrap()
-        },
-    },
-    Planted {
-        what: "inputs that are not normalized",
-        kind: Kind::Forward,
-        in_f32: &[],
-        audit: || {
-            let amp = f16();
-            let model = Network::new(&device()).apply_reparameterization(amp.clone());
-            audit(&model, &amp, |m| {
-                loss(amp.autocast(batch() * 1e6, |x| m.forward(x, same)) * 1e-6)
-            })
-            .unwrap()
-        },
-    },
-    Planted {
-        what: "a sum of many values",
-        kind: Kind::Forward,
-        in_f32: BETWEEN,
-        audit: || {
-            audit_with(
-                &f16(),
-                |x| {
-                    let many = x.clone().repeat_dim(1, 5000) + 1.0;
-                    let [_, count] = many.dims();
-                    x + many.sum_dim(1) / count as f32
-                },
-                loss,
-            )
-        },
-    },
-    Planted {
-        what: "an exponential",
-        kind: Kind::Forward,
-        in_f32: BETWEEN,
-        audit: || audit_with(&f16(), |x| (x + 12.0).exp().log1p() * 0.1, loss),
-    },
-    Planted {
-        what: "a root of what is zero in f16 alone",
-        kind: Kind::Backward,
-        in_f32: BETWEEN,
-        audit: || {
-            audit_with(
-                &f16(),
-                |x| x.clone() + (x.square() * 1e-10 + 1e-12).sqrt(),
-                loss,
-            )
-        },
-    },
-    Planted {
-        what: "a span of gradients that no scale holds",
-        kind: Kind::Wide,
-        in_f32: &["far"],
-        audit: span,
-    },
+    ),
+    ("a weight above 65504", Kind::Forward, &["second"], || {
+        audit_of(multiplied(1e6), |amp, m| {
+            loss(amp.autocast(batch(), |x| {
+                let x = probed("first", x, |x| m.first.forward(x));
+                let x = probed("second", x, |x| m.second.forward(x * 1e-3) * 1e-5);
+                probed("third", x, |x| m.third.forward(x))
+            }))
+        })
+    }),
+    ("inputs that are not normalized", Kind::Forward, &[], || {
+        audit_of(Network::new(), |amp, m| {
+            loss(amp.autocast(batch() * 1e6, |x| m.forward(x, same)) * 1e-6)
+        })
+    }),
+    (
+        "a span of gradients that no scale holds",
+        Kind::Wide,
+        &["far"],
+        span,
+    ),
 ];
+
+pub fn without_gradient(x: Tensor<2>) -> Tensor<2> {
+    match is_half(&x) {
+        true => x.clone().detach() + (x.clone() - x.detach()) * 0.0,
+        false => x,
+    }
+}
+
+pub fn nan_in_the_data() -> Audit {
+    let batch = batch().slice_fill([0..1, 0..1], f32::NAN);
+    audit_of(Network::new(), |amp, m| {
+        loss(amp.autocast(batch.clone(), |x| m.forward(x, same)))
+    })
+}
 
 /// One branch has gradients near the top, the other ones below the bottom at the same scale.
 fn span() -> Audit {
-    let amp = f16();
-    let model = Network::new(&device()).apply_reparameterization(amp.clone());
     let small = |x: Tensor<2>| x * 1e-3;
-    audit(&model, &amp, |m| {
+    audit_of(Network::new(), |amp, m| {
         let (near, far) = amp.autocast(batch(), |x| {
             let far = probed("far", x.clone(), |x| {
                 small(small(small(small(m.first.forward(x))))) + 1.0
@@ -396,7 +245,13 @@ fn span() -> Audit {
             + (far * 1e-1).sum()
             + loss(amp.autocast(batch(), |x| m.third.forward(x))) * 1e3
     })
-    .unwrap()
+}
+
+/// The second layer's parameters are multiplied.
+fn multiplied(factor: f64) -> Network {
+    let mut model = Network::new();
+    model.second = model.second.map(&mut Multiply(factor));
+    model
 }
 
 /// Multiplies all parameters.
@@ -411,23 +266,22 @@ impl ModuleMapper for Multiply {
 #[test]
 fn planted_faults_are_told_apart() {
     let mut missed = Vec::new();
-    for planted in PLANTED {
-        let audit = (planted.audit)();
-        let found = (kind(&audit), in_f32(&audit));
-        println!("{}: {}", planted.what, audit.verdict());
-        if found.0 != planted.kind || found.1 != planted.in_f32 {
-            missed.push(format!(
-                "{}: expected {:?} {:?}\n{audit}",
-                planted.what, planted.kind, planted.in_f32
-            ));
+    let mut check = |what: &str, kinds: (&Kind, &[&str]), audit: Audit| {
+        println!("{what}: {}", audit.verdict());
+        let found = kind(&audit);
+        if (&found, in_f32(&audit).as_slice()) != kinds {
+            missed.push(format!("{what}: expected {kinds:?}\n{audit}"));
         }
+    };
+    for (what, kind, between) in &BETWEEN {
+        check(
+            what,
+            (kind, &["between"]),
+            audit_with(&f16(), between, loss),
+        );
     }
-    assert!(PLANTED.len() >= 20);
-    assert!(
-        missed.is_empty(),
-        "{} of {}\n{}",
-        missed.len(),
-        PLANTED.len(),
-        missed.join("\n")
-    );
+    for (what, kind, in_f32, audit) in &PLANTED {
+        check(what, (kind, in_f32), audit());
+    }
+    assert!(missed.is_empty(), "{}", missed.join("\n"));
 }

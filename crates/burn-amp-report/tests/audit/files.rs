@@ -1,16 +1,35 @@
 //! What an audit writes.
 
-use burn_amp::{GradScalerConfig, MixedPrecision};
-use std::{cell::Cell, fs};
+use burn::{module::Module, tensor::activation::sigmoid};
+use burn_amp_report::{Audit, ReportError, audit};
+use serde_json::Value;
+use std::{cell::Cell, fs, path::Path};
+use tempfile::TempDir;
 
-use crate::network::{Network, audit_with, batch, device, loss, same};
-use burn::{module::Module, tensor::DType};
-use burn_amp_report::{ReportError, audit};
+use crate::{
+    faults,
+    network::{Network, at, audit_with, batch, f16, loss, same},
+};
+
+/// The folder that an audit has written.
+fn saved(audit: &Audit) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    audit.save(folder.path()).unwrap();
+    folder
+}
+
+fn page(folder: &TempDir) -> String {
+    fs::read_to_string(folder.path().join("audit.html")).unwrap()
+}
+
+fn json(file: &Path) -> Value {
+    serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap()
+}
 
 #[test]
 fn a_healthy_step_takes_five_losses_and_leaves_no_trace() {
-    let amp = MixedPrecision::f16();
-    let model = Network::new(&device()).apply_reparameterization(amp.clone());
+    let amp = f16();
+    let model = Network::new().apply_reparameterization(amp.clone());
     let losses = Cell::new(0);
     let found = audit(&model, &amp, |m| {
         losses.set(losses.get() + 1);
@@ -25,28 +44,16 @@ fn a_healthy_step_takes_five_losses_and_leaves_no_trace() {
 
 #[test]
 fn a_page_and_all_figures_are_written() {
-    let folder = tempfile::tempdir().unwrap();
-    let one = GradScalerConfig::new().with_init_scale(1.0);
-    let amp = MixedPrecision::f16().with_scaler(one).unwrap();
-    let audit = audit_with(
-        &amp,
-        |x| burn::tensor::activation::sigmoid(x * 1e-2) * 1e-3,
-        loss,
-    );
-    audit.save(folder.path()).unwrap();
-
-    let page = fs::read_to_string(folder.path().join("audit.html")).unwrap();
-    assert!(
-        page.contains("<svg")
-            && page.contains("first.weight")
-            && page.contains("Raise the loss scale")
-    );
+    let underflow = |x| sigmoid(x * 1e-2) * 1e-3;
+    let folder = saved(&audit_with(&at(1.0), underflow, loss));
+    let page = page(&folder);
+    for shown in ["<svg", "first.weight", "Raise the loss scale"] {
+        assert!(page.contains(shown), "{shown}");
+    }
     for outside in ["src=", "href=", "@import", "<script"] {
         assert!(!page.contains(outside), "{outside}");
     }
-    let json: serde_json::Value =
-        serde_json::from_str(&fs::read_to_string(folder.path().join("audit.json")).unwrap())
-            .unwrap();
+    let json = json(&folder.path().join("audit.json"));
     assert_eq!(json["verdict"]["kind"], "underflow");
     assert_eq!(json["runs"].as_array().unwrap().len(), 5);
     let first = &json["parameters"][0];
@@ -59,51 +66,41 @@ fn a_page_and_all_figures_are_written() {
 
 #[test]
 fn a_fault_of_the_backend_comes_with_values() {
-    let folder = tempfile::tempdir().unwrap();
-    let wrong = |x: burn::tensor::Tensor<2>| match x.dtype() {
-        DType::F32 => x,
-        _ => x.clone().detach() + (x.clone() - x.detach()) * 0.0,
-    };
-    audit_with(&MixedPrecision::f16(), wrong, loss)
-        .save(folder.path())
-        .unwrap();
-    let text = fs::read_to_string(folder.path().join("reproduce.json")).unwrap();
-    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
-    let names: Vec<_> = json["tensors"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|t| t["name"].as_str().unwrap())
-        .collect();
+    let folder = saved(&audit_with(&f16(), faults::without_gradient, loss));
+    let json = json(&folder.path().join("reproduce.json"));
+    let tensors = json["tensors"].as_array().unwrap().iter();
+    let names: Vec<_> = tensors.map(|t| t["name"].as_str().unwrap()).collect();
     // It begins between the gradient that comes to `between` and what leaves it.
-    assert!(
-        names.contains(&"gradient at probe first") && names.contains(&"gradient at probe between"),
-        "{names:?}"
-    );
+    for name in ["gradient at probe first", "gradient at probe between"] {
+        assert!(names.contains(&name), "{names:?}");
+    }
     let lost = &json["tensors"][0];
-    assert!(
-        lost["values"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .all(|value| value == 0.0)
-    );
-    assert!(
-        lost["in_f32"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .any(|value| value != 0.0)
-    );
+    let any = |values: &str| lost[values].as_array().unwrap().iter().any(|v| *v != 0.0);
+    assert!(!any("values") && any("in_f32"), "{lost}");
 }
 
 #[test]
 fn a_folder_that_cannot_be_made_is_named() {
     let file = tempfile::NamedTempFile::new().unwrap();
-    let audit = audit_with(&MixedPrecision::f16(), same, loss);
+    let audit = audit_with(&f16(), same, loss);
     let error = audit.save(file.path().join("folder")).unwrap_err();
+    let named = matches!(&error, ReportError::File { path, .. } if path.ends_with("folder"));
+    assert!(named, "{error}");
+}
+
+/// NaN in the data: no run is right, and no norm is zero.
+#[test]
+fn what_is_not_finite_in_f32_is_not_shown_as_right() {
+    let audit = faults::nan_in_the_data();
+    let text = audit.to_string();
     assert!(
-        matches!(&error, ReportError::File { path, .. } if path.ends_with("folder")),
-        "{error}"
+        !text.contains("right") && !text.contains("0.00e0"),
+        "{text}"
     );
+    let json: Value = serde_json::from_str(&audit.to_json()).unwrap();
+    assert_eq!(json["runs"][0]["is_right"], false);
+    assert!(json["parameters"][0]["norm"].is_null());
+    let page = page(&saved(&audit));
+    assert!(page.contains("<td>inf / NaN</td>"), "{page}");
+    assert!(!page.contains(">right<"), "{page}");
 }

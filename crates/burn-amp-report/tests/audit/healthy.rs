@@ -27,7 +27,7 @@ fn first<T>(loader: &dyn DataLoader<T>) -> T {
 }
 
 fn perceptron() -> Audit {
-    audited(Network::new(&device()), false, |m| {
+    audited(Network::new(), false, |m| {
         network::loss(autocast(batch(), |x| m.forward(x, same)))
     })
 }
@@ -43,13 +43,21 @@ fn recurrent() -> Audit {
     })
 }
 
+fn seeded() -> Device {
+    let device = device();
+    device.seed(3);
+    device
+}
+
+/// The digits, before the device is seeded.
 fn digits() -> Digits {
-    Digits::load(&device()).unwrap()
+    let digits = Digits::load(&device()).unwrap();
+    seeded();
+    digits
 }
 
 fn sigmoids() -> Audit {
     let digits = digits();
-    device().seed(3);
     let model = ::digits::model::Network::new(&device());
     audited(model, true, |m| {
         let logits = autocast(digits.train.images.clone(), |x| m.forward(x));
@@ -59,7 +67,6 @@ fn sigmoids() -> Audit {
 
 fn classifier() -> Audit {
     let digits = digits();
-    device().seed(3);
     let batch = learner::data::DigitsBatch {
         images: digits.train.images.clone(),
         labels: digits.train.labels.clone(),
@@ -70,7 +77,6 @@ fn classifier() -> Audit {
 
 fn critic() -> Audit {
     let digits = digits();
-    device().seed(3);
     let model = gan::network::Network::critic(&device());
     let noise = Tensor::<2>::random([64, 64], Distribution::Default, &device());
     audited(model, false, |m| {
@@ -81,8 +87,7 @@ fn critic() -> Audit {
 }
 
 fn gpt(tied: bool) -> Audit {
-    let device = device();
-    device.seed(3);
+    let device = seeded();
     let size = ::gpt::model::Size {
         context: 32,
         width: 32,
@@ -93,9 +98,8 @@ fn gpt(tied: bool) -> Audit {
     let model = ::gpt::model::Gpt::new(100, size, &device);
     let tokens = |seed: u64| {
         device.seed(seed);
-        let values =
-            Tensor::<2>::random([8, 32], Distribution::Uniform(0.0, 100.0), &Device::flex());
-        values.int()
+        let uniform = Distribution::Uniform(0.0, 100.0);
+        Tensor::<2>::random([8, 32], uniform, &Device::flex()).int()
     };
     let (tokens, next) = (tokens(1), tokens(2).reshape([256]));
     audited(model, false, |m| {
@@ -112,8 +116,7 @@ fn cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
 
 fn regression() -> Audit {
     use programs::regression::{TrainingConfig, data, model::ModelConfig};
-    let device = device();
-    device.seed(3);
+    let device = seeded();
     let batch = first(&*data::loaders(&TrainingConfig::new(), &device).0);
     audited(ModelConfig::new().init(&device), false, |m| {
         let output = autocast(batch.inputs.clone(), |x| m.forward(x));
@@ -123,8 +126,7 @@ fn regression() -> Audit {
 
 fn sums() -> Audit {
     use programs::gpt::{TrainingConfig, data, model::ModelConfig};
-    let device = device();
-    device.seed(3);
+    let device = seeded();
     let batch = first(&*data::loaders(&TrainingConfig::new(), &device).0);
     audited(ModelConfig::new().init(&device), false, |m| {
         let logits = autocast(batch.inputs.clone(), |x| m.forward(x));
@@ -134,8 +136,7 @@ fn sums() -> Audit {
 
 fn sentences() -> Audit {
     use programs::transformer::{TrainingConfig, data, half::model::ModelConfig};
-    let device = device();
-    device.seed(3);
+    let device = seeded();
     let batch = first(&*data::loaders(&TrainingConfig::new()).0);
     audited(ModelConfig::new().init(&device), false, |m| {
         let logits = autocast(batch.tokens.clone(), |x| m.forward(x, batch.mask.clone()));
@@ -145,8 +146,7 @@ fn sentences() -> Audit {
 
 fn images() -> Audit {
     use programs::cnn::{TrainingConfig, data, half::model::ModelConfig};
-    let device = device();
-    device.seed(3);
+    let device = seeded();
     let [train, ..] = data::loaders(&TrainingConfig::new()).unwrap();
     let batch = first(&*train);
     audited(ModelConfig::new().init(&device), false, |m| {
@@ -157,8 +157,7 @@ fn images() -> Audit {
 
 fn drawing() -> Audit {
     use programs::wgan::model::{Generator, noise};
-    let device = device();
-    device.seed(3);
+    let device = seeded();
     let noise = noise(32, &device);
     audited(Generator::new(&device), false, |m| {
         autocast(noise.clone(), |x| m.forward(x)).square().mean()

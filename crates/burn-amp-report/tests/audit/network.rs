@@ -5,7 +5,7 @@ use burn::{
     nn::{Linear, LinearConfig},
     tensor::{Device, Distribution, Tensor, activation::relu},
 };
-use burn_amp::MixedPrecision;
+use burn_amp::{GradScalerConfig, MixedPrecision};
 use burn_amp_report::{Audit, audit, probed};
 
 pub const WIDTH: usize = 16;
@@ -19,10 +19,11 @@ pub struct Network {
 }
 
 impl Network {
-    pub fn new(device: &Device) -> Self {
+    pub fn new() -> Self {
+        let device = device();
         device.seed(7);
         let linear = || {
-            let linear = LinearConfig::new(WIDTH, WIDTH).init(device);
+            let linear = LinearConfig::new(WIDTH, WIDTH).init(&device);
             linear.weight.val();
             linear.bias.as_ref().map(|bias| bias.val());
             linear
@@ -60,12 +61,29 @@ pub fn audit_with(
     between: impl Fn(Tensor<2>) -> Tensor<2>,
     loss: impl Fn(Tensor<2>) -> Tensor<1>,
 ) -> Audit {
-    let model = Network::new(&device()).apply_reparameterization(amp.clone());
+    let model = Network::new().apply_reparameterization(amp.clone());
     let batch = batch();
     audit(&model, amp, |m| {
         loss(amp.autocast(batch.clone(), |x| m.forward(x, &between)))
     })
     .unwrap()
+}
+
+/// Audits a network in f16.
+pub fn audit_of(model: Network, loss: impl Fn(&MixedPrecision, &Network) -> Tensor<1>) -> Audit {
+    let amp = f16();
+    let model = model.apply_reparameterization(amp.clone());
+    audit(&model, &amp, |m| loss(&amp, m)).unwrap()
+}
+
+pub fn f16() -> MixedPrecision {
+    MixedPrecision::f16()
+}
+
+/// f16 with a loss scale.
+pub fn at(scale: f64) -> MixedPrecision {
+    let config = GradScalerConfig::new().with_init_scale(scale);
+    f16().with_scaler(config).unwrap()
 }
 
 /// Of the healthy ones.

@@ -55,7 +55,7 @@ fn one_line_records_a_learner_and_the_report_reads_both() {
 
     let recorder = FlightRecorder::new(folder.path(), &amp).unwrap();
 
-    let learner = amp.learner(model, SgdConfig::new().init(), 0.1);
+    let learner = amp.learner(model, SgdConfig::new().init(), 0.1).unwrap();
     let training = SupervisedTraining::new(folder.path(), train, valid)
         .metrics((LossMetric::new(),))
         .renderer(Box::new(CliMetricsRenderer::new()))

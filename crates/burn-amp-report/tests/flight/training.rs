@@ -1,7 +1,7 @@
 //! A loop with three layers, in which things go wrong at a step.
 
 use burn::{
-    module::{Module, Param, ParamId},
+    module::Module,
     nn::{Linear, LinearConfig},
     optim::{GradientsParams, SgdConfig},
     tensor::{Device, Distribution, Tensor},
@@ -38,10 +38,7 @@ impl Training {
         let linear = || {
             let linear: Linear = LinearConfig::new(8, 8).init(&device);
             linear.weight.val();
-            linear
-                .bias
-                .as_ref()
-                .map(|bias: &Param<Tensor<1>>| bias.val());
+            linear.bias.as_ref().map(|bias| bias.val());
             linear
         };
         let model = Network {
@@ -62,18 +59,13 @@ impl Training {
         let output = (self.amp).autocast(self.input.clone(), |x| self.model.forward(x, gain));
         let loss = output.square().mean() * factor;
         let grads = GradientsParams::from_grads(loss.backward(), &self.model);
-        match self.optim.try_step(0.01, self.model.clone(), grads) {
-            Ok(model) => {
-                self.model = model;
-                Ok(())
-            }
-            Err(failed) => Err(failed.error),
-        }
+        let stepped = self.optim.try_step(0.01, self.model.clone(), grads);
+        self.model = stepped.map_err(|failed| failed.error)?;
+        Ok(())
     }
 
     /// The bits of the first weight.
     pub fn bits(&self) -> Vec<u32> {
-        let _: ParamId = self.model.first.weight.id;
         let data = self.model.first.weight.base().inner().into_data();
         data.iter::<f32>().map(f32::to_bits).collect()
     }

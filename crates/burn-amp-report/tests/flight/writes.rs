@@ -2,62 +2,73 @@ use burn_amp::{AmpError, GradScalerConfig, Guard, MixedPrecision};
 use burn_amp_report::FlightRecorder;
 use serde_json::Value;
 use std::{fs, path::Path};
+use tempfile::TempDir;
 
 use crate::training::Training;
+
+/// A training whose recorder writes to a folder.
+fn recorded(amp: MixedPrecision) -> (TempDir, Training, FlightRecorder) {
+    let folder = tempfile::tempdir().unwrap();
+    let training = Training::new(amp);
+    let recorder = FlightRecorder::new(folder.path(), &training.amp).unwrap();
+    (folder, training, recorder)
+}
+
+fn with(config: GradScalerConfig) -> MixedPrecision {
+    MixedPrecision::f16().with_scaler(config).unwrap()
+}
 
 fn json(page: &Path) -> Value {
     let text = fs::read_to_string(page.with_extension("json")).unwrap();
     serde_json::from_str(&text).unwrap()
 }
 
+/// Whether a text of a flight contains this.
+fn says(flight: &Value, field: &str, part: &str) -> bool {
+    flight[field].as_str().unwrap().contains(part)
+}
+
+/// Asserts where the first value is that is not finite.
+fn assert_first(flight: &Value, probe: &str, way: &str) {
+    let first = &flight["first"];
+    assert_eq!(
+        (&first["probe"], &first["way"]),
+        (&probe.into(), &way.into())
+    );
+}
+
 #[test]
 fn a_clean_run_writes_nothing_and_is_the_same_bit_for_bit() {
-    let folder = tempfile::tempdir().unwrap();
     let mut plain = Training::new(MixedPrecision::f16());
-    let mut recorded = Training::new(MixedPrecision::f16());
-    let recorder = FlightRecorder::new(folder.path(), &recorded.amp).unwrap();
+    let (folder, mut recorded, recorder) = recorded(MixedPrecision::f16());
     for _ in 0..30 {
         plain.step(1.0, 1.0).unwrap();
         recorded.step(1.0, 1.0).unwrap();
     }
     assert_eq!(plain.bits(), recorded.bits());
     assert!(recorder.written().is_empty());
-    assert_eq!(
-        fs::read_dir(folder.path()).unwrap().count(),
-        1,
-        "steps.jsonl alone"
-    );
+    let files = fs::read_dir(folder.path()).unwrap().count();
+    assert_eq!(files, 1, "steps.jsonl alone");
 
     let page = recorder.write().unwrap();
     let flight = json(&page);
     assert_eq!(flight["step"], 30);
     assert_eq!(flight["first"], Value::Null);
-    assert_eq!(
-        flight["advice"],
-        "Nothing is wrong: none of the last 21 steps was skipped."
-    );
+    let advice = "Nothing is wrong: none of the last 21 steps was skipped.";
+    assert_eq!(flight["advice"], advice);
     let steps = flight["steps"].as_array().unwrap();
-    assert_eq!(
-        (steps.len(), &steps[0]["step"], &steps[20]["step"]),
-        (21, &10.into(), &30.into())
-    );
+    let numbers: Vec<_> = (steps.iter().map(|step| step["step"].as_u64().unwrap())).collect();
+    assert_eq!(numbers, (10..=30).collect::<Vec<_>>());
     for step in steps {
-        let probes = step["probes"].as_array().unwrap();
-        let names: Vec<_> = probes
-            .iter()
-            .map(|probe| probe["name"].as_str().unwrap())
-            .collect();
+        let probes = step["probes"].as_array().unwrap().iter();
+        let names: Vec<_> = (probes.clone().map(|probe| &probe["name"])).collect();
         assert_eq!(names, ["first", "gain", "squares", "second"]);
-        assert!(
-            probes
-                .iter()
-                .all(|probe| probe["value"]["max_abs"].as_f64().unwrap() > 0.0)
-        );
-        assert!(
-            probes
-                .iter()
-                .all(|probe| probe["gradient"]["max_abs"].as_f64().unwrap() > 0.0)
-        );
+        for (probe, of) in probes.flat_map(|probe| [(probe, "value"), (probe, "gradient")]) {
+            assert!(
+                probe[of]["max_abs"].as_f64().unwrap() > 0.0,
+                "{of}: {probe}"
+            );
+        }
     }
     let page = fs::read_to_string(page).unwrap();
     assert!(page.contains("this is a run without skips so far"));
@@ -65,120 +76,78 @@ fn a_clean_run_writes_nothing_and_is_the_same_bit_for_bit() {
 
 #[test]
 fn gradients_at_probes_are_unscaled() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut training = Training::new(MixedPrecision::f16());
-    let recorder = FlightRecorder::new(folder.path(), &training.amp).unwrap();
+    let (_folder, mut training, recorder) = recorded(MixedPrecision::f16());
     training.step(1.0, 1.0).unwrap();
     let flight = json(&recorder.write().unwrap());
     let last = &flight["steps"][0]["probes"][3];
     // The mean of 32 squares: twice the output, by 32.
-    let (value, gradient) = (
-        last["value"]["max_abs"].as_f64().unwrap(),
-        last["gradient"]["max_abs"].as_f64().unwrap(),
-    );
-    assert!(
-        (gradient - value / 16.0).abs() < 1e-3 * gradient,
-        "{value} {gradient}"
-    );
+    let [value, gradient] = ["value", "gradient"].map(|of| last[of]["max_abs"].as_f64().unwrap());
+    let error = (gradient - value / 16.0).abs();
+    assert!(error < 1e-3 * gradient, "{value} {gradient}");
 }
 
 #[test]
 fn the_first_tensor_that_is_not_finite_is_named_on_the_way_forward() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut training = Training::new(MixedPrecision::f16());
-    let recorder = FlightRecorder::new(folder.path(), &training.amp).unwrap();
+    let (_folder, mut training, recorder) = recorded(MixedPrecision::f16());
     for _ in 0..5 {
         training.step(1.0, 1.0).unwrap();
     }
     training.step(1e4, 1.0).unwrap();
-    assert!(
-        recorder.written().is_empty(),
-        "one skip may be a single bad batch"
-    );
+    // One skip may be a single bad batch.
+    assert!(recorder.written().is_empty());
     training.step(1e4, 1.0).unwrap();
     training.step(1e4, 1.0).unwrap();
-    assert_eq!(
-        recorder.written().len(),
-        1,
-        "a row of skips is written once"
-    );
-    let flight = json(&recorder.written()[0]);
-    assert_eq!(
-        (&flight["step"], &flight["why"]),
-        (&7.into(), &"two steps in a row were skipped".into())
-    );
-    assert_eq!(
-        (&flight["first"]["probe"], &flight["first"]["way"]),
-        (&"squares".into(), &"forward".into())
-    );
+    let written = recorder.written();
+    assert_eq!(written.len(), 1, "a row of skips is written once");
+    let flight = json(&written[0]);
+    assert_eq!(flight["step"], 7);
+    assert_eq!(flight["why"], "two steps in a row were skipped");
+    assert_first(&flight, "squares", "forward");
     assert!(flight["first"]["max_abs_before"].as_f64().unwrap() > 0.0);
-    assert!(
-        flight["advice"]
-            .as_str()
-            .unwrap()
-            .contains("no loss scale helps")
-    );
+    assert!(says(&flight, "advice", "no loss scale helps"));
     // All parameters are hit, the largest first.
     let overflows = flight["steps"][6]["overflows"].as_array().unwrap();
     assert!(overflows[0]["values"].as_u64() >= overflows[1]["values"].as_u64());
+    let page = fs::read_to_string(&recorder.written()[0]).unwrap();
+    assert!(page.contains("<th>gradient values that are not finite</th>"));
 }
 
 #[test]
 fn the_first_gradient_that_is_not_finite_is_named_on_the_way_back() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut training = Training::new(MixedPrecision::f16());
-    let recorder = FlightRecorder::new(folder.path(), &training.amp).unwrap();
+    let (_folder, mut training, recorder) = recorded(MixedPrecision::f16());
     training.step(1.0, 1.0).unwrap();
     // Finite where it comes from the loss, and not behind the gain.
     training.step(150.0, 1e-4).unwrap();
     training.step(150.0, 1e-4).unwrap();
     let flight = json(&recorder.written()[0]);
-    assert_eq!(
-        (&flight["first"]["probe"], &flight["first"]["way"]),
-        (&"gain".into(), &"backward".into()),
-        "{flight:#}"
-    );
-    let scales: Vec<_> = (flight["steps"].as_array().unwrap().iter())
-        .map(|step| step["loss_scale"].as_f64().unwrap())
-        .collect();
+    assert_first(&flight, "gain", "backward");
+    let steps = flight["steps"].as_array().unwrap().iter();
+    let scales: Vec<_> = steps.map(|step| &step["loss_scale"]).collect();
     assert_eq!(scales, [65536.0, 65536.0, 32768.0]);
 }
 
 #[test]
 fn the_end_of_a_run_is_written() {
-    let folder = tempfile::tempdir().unwrap();
     let config = GradScalerConfig::new().with_max_consecutive_skips(Some(3));
-    let mut training = Training::new(MixedPrecision::f16().with_scaler(config).unwrap());
-    let recorder = FlightRecorder::new(folder.path(), &training.amp).unwrap();
-    let error = (0..10)
-        .find_map(|_| training.step(1.0, f64::INFINITY).err())
-        .unwrap();
+    let (_folder, mut training, recorder) = recorded(with(config));
+    let mut errors = (0..10).filter_map(|_| training.step(1.0, f64::INFINITY).err());
+    let error = errors.next().unwrap();
     assert!(matches!(error, AmpError::LossNotFinite { .. }));
     let written = recorder.written();
     assert_eq!(written.len(), 2);
     let flight = json(&written[1]);
-    assert!(flight["why"].as_str().unwrap().contains(&error.to_string()));
-    assert!(
-        flight["advice"]
-            .as_str()
-            .unwrap()
-            .contains("the loss scale is not the cause")
-    );
+    assert!(says(&flight, "why", &error.to_string()));
+    assert!(says(&flight, "advice", "the loss scale is not the cause"));
+    // A program that goes on has been told.
     assert!(training.step(1.0, f64::INFINITY).is_err());
-    assert_eq!(
-        recorder.written().len(),
-        2,
-        "a program that goes on has been told"
-    );
+    assert_eq!(recorder.written().len(), 2);
 }
 
 #[test]
 fn a_step_that_the_guard_holds_back_is_written() {
-    let folder = tempfile::tempdir().unwrap();
     let config = GradScalerConfig::new().with_init_scale(1024.0);
-    let mut training = Training::new(MixedPrecision::f16().with_scaler(config).unwrap());
+    let (_folder, mut training, recorder) = recorded(with(config));
     training.optim = training.optim.with_guard(Guard::skip_step()).unwrap();
-    let recorder = FlightRecorder::new(folder.path(), &training.amp).unwrap();
     let mut factor = 1.0;
     for step in 0..200 {
         factor = 1.0 + 1e-3 * f64::from(step % 3);
@@ -188,14 +157,12 @@ fn a_step_that_the_guard_holds_back_is_written() {
     assert_eq!(training.optim.scaler().counters().guarded(), 1);
     let flight = json(&recorder.written()[0]);
     assert_eq!(flight["why"], "the guard held a step back");
-    assert!(flight["advice"].as_str().unwrap().contains("gradient norm"));
+    assert!(says(&flight, "advice", "gradient norm"));
 }
 
 #[test]
 fn a_detached_recorder_is_told_nothing() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut training = Training::new(MixedPrecision::f16());
-    let recorder = FlightRecorder::new(folder.path(), &training.amp).unwrap();
+    let (folder, mut training, recorder) = recorded(MixedPrecision::f16());
     training.step(1.0, 1.0).unwrap();
     recorder.clone().detach(&training.amp);
     training.step(1.0, 1.0).unwrap();
@@ -204,11 +171,8 @@ fn a_detached_recorder_is_told_nothing() {
     let other = FlightRecorder::new(folder.path().join("other"), &training.amp).unwrap();
     recorder.detach(&training.amp);
     training.step(1.0, 1.0).unwrap();
-    assert_eq!(
-        json(&other.write().unwrap())["step"],
-        1,
-        "another one stays"
-    );
+    // Another one stays.
+    assert_eq!(json(&other.write().unwrap())["step"], 1);
 }
 
 #[test]
@@ -227,14 +191,9 @@ fn a_run_that_was_killed_goes_on_in_the_same_log() {
 
     let recorder = FlightRecorder::new(folder.path(), &training.amp).unwrap();
     training.step(1.0, 1.0).unwrap();
-    let page = recorder.write().unwrap();
-    assert!(
-        page.ends_with("flight-3.html"),
-        "the third line was cut off"
-    );
+    // The third line was cut off.
+    assert!(recorder.write().unwrap().ends_with("flight-3.html"));
     let text = fs::read_to_string(&log).unwrap();
-    let whole = text
-        .lines()
-        .filter(|line| serde_json::from_str::<Value>(line).is_ok());
-    assert_eq!(whole.count(), 3);
+    let lines = text.lines().map(serde_json::from_str::<Value>);
+    assert_eq!(lines.filter(Result::is_ok).count(), 3);
 }

@@ -33,11 +33,8 @@ fn chromium(page: &Path, arguments: &[&str]) -> std::process::Output {
 fn a_browser_draws_the_charts_and_the_table() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("f16");
-    learner(
-        &run,
-        &[&[2.0, 1.0, 0.5], &[0.5, 0.25]],
-        &[&[0.0, 100.0, 0.0], &[0.0, 0.0]],
-    );
+    let (losses, skips) = ([[2.0, 1.0], [0.5, 0.25]], [[0.0, 100.0], [0.0; 2]]);
+    learner(&run, &losses, &skips);
     let page = folder.path().join("report.html");
     report(&[&run], &page).unwrap();
 

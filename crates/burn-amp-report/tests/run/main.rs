@@ -6,7 +6,7 @@ use burn_amp_report::{ReportError, report};
 use std::{fs, path::Path, process::Command};
 
 /// As Burn's `Learner` writes it, with the summary of the epoch at the end.
-fn learner(folder: &Path, losses: &[&[f64]], skips: &[&[f64]]) {
+fn learner<const N: usize>(folder: &Path, losses: &[[f64; N]], skips: &[[f64; N]]) {
     for (epoch, (losses, skips)) in losses.iter().zip(skips).enumerate() {
         let train = folder.join(format!("train/epoch-{}", epoch + 1));
         let valid = folder.join(format!("valid/epoch-{}", epoch + 1));
@@ -24,28 +24,23 @@ fn learner(folder: &Path, losses: &[&[f64]], skips: &[&[f64]]) {
     }
 }
 
-fn command() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_burn-amp-report"))
+/// The command's page of these folders.
+fn page(arguments: &[&Path], page: &Path) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_burn-amp-report"));
+    let output = command.args(arguments).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    fs::read_to_string(page).unwrap()
 }
 
 #[test]
 fn a_page_shows_what_a_learner_has_logged() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("f16");
-    learner(
-        &run,
-        &[&[2.0, 1.0], &[0.5, 0.25]],
-        &[&[0.0, 100.0], &[0.0, 0.0]],
-    );
-    let output = command().arg(&run).output().unwrap();
-    assert!(output.status.success(), "{output:?}");
-    let page = fs::read_to_string(run.join("report.html")).unwrap();
-    assert!(
-        page.contains(
-            "<td>f16</td><td>4</td><td>0.2500</td><td>1.7500</td><td>1</td><td>2^16</td>"
-        ),
-        "{page}"
-    );
+    let (losses, skips) = ([[2.0, 1.0], [0.5, 0.25]], [[0.0, 100.0], [0.0; 2]]);
+    learner(&run, &losses, &skips);
+    let page = page(&[&run], &run.join("report.html"));
+    let row = "<td>f16</td><td>4</td><td>0.2500</td><td>1.7500</td><td>1</td><td>2^16</td>";
+    assert!(page.contains(row), "{page}");
     assert!(page.contains("Train Learning Rate") && page.contains("Red lines"));
     assert!(!page.contains("without skips"));
 }
@@ -54,7 +49,7 @@ fn a_page_shows_what_a_learner_has_logged() {
 fn runs_stand_beside_each_other_and_those_without_skips_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let (learned, recorded) = (folder.path().join("f32"), folder.path().join("f16"));
-    learner(&learned, &[&[2.0, 1.0]], &[&[0.0, 0.0]]);
+    learner(&learned, &[[2.0, 1.0]], &[[0.0; 2]]);
     fs::create_dir_all(&recorded).unwrap();
     let line = |step: u32, outcome: &str| {
         format!(
@@ -67,15 +62,8 @@ fn runs_stand_beside_each_other_and_those_without_skips_are_named() {
         "{\"step\":3,\"outc".to_string(),
     ];
     fs::write(recorded.join("steps.jsonl"), lines.join("\n")).unwrap();
-    let page = folder.path().join("both.html");
-    let output = command()
-        .args([&learned, &recorded])
-        .arg("--page")
-        .arg(&page)
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{output:?}");
-    let page = fs::read_to_string(page).unwrap();
+    let both = folder.path().join("both.html");
+    let page = page(&[&learned, &recorded, "--page".as_ref(), &both], &both);
     assert!(page.contains("Runs without skips: f32."));
     assert!(page.contains("<td>f16</td><td>2</td><td>3.0000</td><td>-</td><td>1</td><td>2^16</td><td>50.00 %</td><td>250.0</td>"), "{page}");
     assert!(page.contains("f16: share of gradient values by exponent"));
@@ -86,7 +74,8 @@ fn a_folder_without_a_run_is_an_error_and_leaves_the_page() {
     let folder = tempfile::tempdir().unwrap();
     let page = folder.path().join("report.html");
     fs::write(&page, "before").unwrap();
-    let output = command().arg(folder.path()).output().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_burn-amp-report"));
+    let output = command.arg(folder.path()).output().unwrap();
     assert!(!output.status.success());
     let message = String::from_utf8(output.stderr).unwrap();
     assert!(message.contains("holds no run"), "{message}");

@@ -80,15 +80,15 @@ impl Case {
         let model = match &mut self.by_hand {
             ByHand::Nothing => self.optim.step(lr, model, grads),
             ByHand::Clip => {
-                let grads = clip_by_hand(self.optim.unscale(grads, &model));
+                let grads = clip_by_hand(self.optim.unscale(grads, &model).unwrap());
                 self.optim.step(lr, model, grads)
             }
             ByHand::Accumulate(window, count) => {
                 window.accumulate(&model, grads.into_params());
                 *count += 1;
                 if *count % WINDOW == 0 {
-                    let grads = self.optim.scaler().scaled(window.grads());
-                    let grads = self.optim.unscale(grads, &model);
+                    let grads = self.optim.scaler().scaled(window.grads()).unwrap();
+                    let grads = self.optim.unscale(grads, &model).unwrap();
                     let grads = grads.mul_scalar(1.0 / f64::from(WINDOW));
                     self.optim.step(lr, model, grads)
                 } else {

@@ -96,7 +96,7 @@ fn by_one<N: Network, O: ModuleOptim + 'static>(
         let grads = GradientsParams::from_grads(grads, &here);
         network = Some(optim.step(ModuleLearningRate::from(LR), here, grads));
         if waits {
-            optim.synchronize();
+            optim.synchronize().unwrap();
         }
     })
 }

@@ -5,19 +5,24 @@ use burn_amp_kernels::{
     ClipTable, DeviceScale, ScaleState, Status, TensorList, UpdateRow, UpdateRule, update,
 };
 use std::{
-    any::Any,
     cell::RefCell,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
 
+use super::state::{Slot, Tensors, Time};
 use crate::{
-    ahead::{Ahead, Run},
+    any_tensor::AnyTensor,
+    beside_burn::{Beside, during},
+    device_step::DeviceStep,
+    lock::locked,
+    master_weights::WithMaster,
+    param_tensors::ParamTensor,
     rehearsal::{Rehearsal, Rehearses},
 };
 
 thread_local! {
-    /// The pass of the module that is being stepped: Burn hands parameters over one by one.
-    static OPEN: RefCell<Option<Pass>> = const { RefCell::new(None) };
+    /// The pass of the module that is being stepped.
+    static OPEN: Beside<Pass> = const { RefCell::new(None) };
 }
 
 #[cfg(test)]
@@ -31,13 +36,12 @@ pub(super) struct Job<const D: usize> {
     pub(super) rule: UpdateRule,
     pub(super) row: UpdateRow,
     /// Steps up to this one, as far as the host knows.
-    pub(super) time: usize,
+    pub(super) time: Time,
     pub(super) device: Device,
     pub(super) idle: Arc<Idle>,
+    pub(super) has_master: bool,
     /// Gradient, parameter, its master if it has one, states.
     pub(super) tensors: Vec<Tensor<D>>,
-    /// Takes master and states over.
-    pub(super) keep: Box<dyn FnOnce(Vec<Tensor<D>>)>,
 }
 
 /// What decides the steps that the host has decided, one for each device: sent once.
@@ -46,7 +50,7 @@ pub(super) struct Idle(Mutex<Vec<(Device, DeviceScale)>>);
 
 impl Idle {
     fn on(&self, device: &Device) -> DeviceScale {
-        let mut sent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sent = locked(&self.0);
         if let Some((_, scale)) = sent.iter().find(|(other, _)| other == device) {
             return scale.clone();
         }
@@ -56,10 +60,10 @@ impl Idle {
     }
 }
 
-/// A parameter after its step: a `Tensor<D>`; none if it was stepped by itself.
-pub(super) type Stepped = Option<Box<dyn Any>>;
+/// A parameter after its step; none if it was stepped by itself.
+pub(super) type Stepped = Option<AnyTensor>;
 
-type End = Box<dyn FnOnce(&mut TensorList) -> Box<dyn Any>>;
+type End = Box<dyn FnOnce(&mut TensorList) -> AnyTensor>;
 
 /// The steps of many parameters.
 #[derive(Default)]
@@ -67,7 +71,7 @@ pub(super) struct Pass {
     groups: Vec<Group>,
     len: usize,
     /// What decides it on the device.
-    verdict: Option<Arc<Ahead>>,
+    decides: Option<Arc<DeviceStep>>,
     /// What gradients are multiplied by, in their order, where the host decides.
     factors: Vec<f32>,
 }
@@ -91,15 +95,63 @@ impl Pass {
         self.factors.get(self.len).copied().unwrap_or(1.0)
     }
 
-    fn push<const D: usize>(&mut self, job: Job<D>) {
-        let factor = self.factor();
-        let place = (self.groups.iter())
+    fn rehearses(&self) -> Option<Rehearses> {
+        self.decides.as_ref()?.rehearses()
+    }
+
+    /// The time after a step in this pass. That of a recording counts as no step.
+    fn time(&self, before: Time, fresh: bool) -> Time {
+        match self.rehearses() {
+            Some(Rehearses::Run | Rehearses::Recording) => before.unchanged(fresh),
+            _ => {
+                let run = self.decides.as_ref().map(|decides| decides.run().clone());
+                before.next(run, fresh)
+            }
+        }
+    }
+
+    fn push<const D: usize>(&mut self, job: Job<D>, slot: Slot<D>) {
+        let (factor, results) = (self.factor(), job.tensors.len() - 1);
+        // A replay has gradients of its own.
+        let skipped = usize::from(self.rehearses() == Some(Rehearses::Replay));
+        let position = self.len;
+        self.len += 1;
+        let group = self.group(&job);
+        for tensor in job.tensors.into_iter().skip(skipped) {
+            group.list.push(tensor);
+        }
+        group.rows.push(UpdateRow {
+            scale: factor,
+            ..job.row
+        });
+        group.gradients.push(position as u32);
+        let time = u32::try_from(job.time.given).unwrap_or(u32::MAX);
+        group.times.push(time);
+        let end = move |list: &mut TensorList| {
+            let mut taken: Vec<_> = (0..results).map_while(|_| list.pop::<D>()).collect();
+            let parameter = taken.pop();
+            let mut kept = taken.into_iter().rev().map(ParamTensor::from);
+            slot.fill(WithMaster {
+                master: job.has_master.then(|| kept.next()).flatten(),
+                state: Tensors {
+                    time: job.time,
+                    tensors: kept.collect(),
+                },
+                wrapped: job.has_master,
+            });
+            AnyTensor::new(parameter.expect("the kernel gives back what it was given"))
+        };
+        group.ends.push((position, Box::new(end)));
+    }
+
+    fn group<const D: usize>(&mut self, job: &Job<D>) -> &mut Group {
+        let known = (self.groups.iter())
             .position(|group| group.rule == job.rule && group.device == job.device);
-        let place = place.unwrap_or_else(|| {
+        let place = known.unwrap_or_else(|| {
             self.groups.push(Group {
                 rule: job.rule,
-                device: job.device,
-                idle: job.idle,
+                device: job.device.clone(),
+                idle: job.idle.clone(),
                 list: TensorList::new(),
                 rows: Vec::new(),
                 times: Vec::new(),
@@ -108,44 +160,17 @@ impl Pass {
             });
             self.groups.len() - 1
         });
-        let group = &mut self.groups[place];
-        let results = job.tensors.len() - 1;
-        // A replay has gradients of its own.
-        let is_replay = |verdict: &Arc<Ahead>| verdict.rehearses() == Some(Rehearses::Replay);
-        let skipped = usize::from(self.verdict.as_ref().is_some_and(is_replay));
-        (job.tensors.into_iter())
-            .skip(skipped)
-            .for_each(|tensor| group.list.push(tensor));
-        group.rows.push(UpdateRow {
-            scale: factor,
-            ..job.row
-        });
-        group.gradients.push(self.len as u32);
-        group
-            .times
-            .push(u32::try_from(job.time).unwrap_or(u32::MAX));
-        let keep = job.keep;
-        let end = move |list: &mut TensorList| -> Box<dyn Any> {
-            let mut taken: Vec<_> = (0..results).map_while(|_| list.pop::<D>()).collect();
-            let parameter = taken
-                .pop()
-                .expect("the kernel gives back what it was given");
-            taken.reverse();
-            keep(taken);
-            Box::new(parameter)
-        };
-        group.ends.push((self.len, Box::new(end)));
-        self.len += 1;
+        &mut self.groups[place]
     }
 
     /// Steps all of them, in one call a rule and device. They come back in the order in which they came. Does not wait.
     fn run(self) -> Vec<Stepped> {
         let mut stepped: Vec<Stepped> = (0..self.len).map(|_| None).collect();
         for (call, mut group) in self.groups.into_iter().enumerate() {
-            let mut list = match &self.verdict {
-                Some(verdict) => {
-                    let mut rehearsal = verdict.rehearsal();
-                    group.step(verdict.scale(), verdict.clip(), call, rehearsal.as_mut())
+            let mut list = match &self.decides {
+                Some(decides) => {
+                    let mut rehearsal = decides.rehearsal();
+                    group.step(decides.scale(), decides.clip(), call, rehearsal.as_mut())
                 }
                 None => {
                     let idle = group.idle.on(&group.device);
@@ -185,7 +210,7 @@ impl Group {
             );
         };
         let sent = rehearsal.sent(call, rows, times, gradients, &self.device);
-        if rehearsal.is_replay() {
+        if rehearsal.what() == Rehearses::Replay {
             return list;
         }
         let before = list.places();
@@ -195,26 +220,22 @@ impl Group {
     }
 }
 
-/// Makes a step at once, unless a pass is open: none is given back then.
-pub(super) fn step<const D: usize>(job: Job<D>) -> Option<Tensor<D>> {
-    let job = OPEN.with_borrow_mut(|open| match open {
-        Some(pass) => {
-            pass.push(job);
-            None
+/// Makes a step with all others of the pass that is open, or at once. Gives the parameter, or what has its shape and takes no memory until the
+/// step is made, and where its state is then.
+pub(super) fn step<const D: usize>(job: Job<D>) -> (Tensor<D>, Slot<D>) {
+    if OPEN.with_borrow(Option::is_none) {
+        let ((_, slot), mut stepped) = collected(None, Vec::new(), || step(job));
+        let parameter = stepped.pop().flatten();
+        let parameter = parameter.map(AnyTensor::into_tensor);
+        return (parameter.expect("it was in the pass"), slot);
+    }
+    let (placeholder, slot) = (job.tensors[0].clone(), Slot::empty());
+    OPEN.with_borrow_mut(|open| {
+        if let Some(pass) = open {
+            pass.push(job, slot.clone());
         }
-        None => Some(job),
-    })?;
-    let mut pass = Pass::default();
-    pass.push(job);
-    let stepped = pass.run().pop().flatten();
-    Some(tensor(
-        stepped.expect("one parameter comes back for one that went in"),
-    ))
-}
-
-/// A parameter after its step.
-pub(super) fn tensor<const D: usize>(stepped: Box<dyn Any>) -> Tensor<D> {
-    *stepped.downcast().expect("a parameter keeps its rank")
+    });
+    (placeholder, slot)
 }
 
 /// Notes that a parameter is stepped by itself. Gives what its gradient is multiplied by first.
@@ -229,47 +250,26 @@ pub(super) fn skip() -> f32 {
     })
 }
 
-/// Whether the pass that is open counts as no step: it is that of a recording.
-pub(super) fn is_rehearsed() -> bool {
-    OPEN.with_borrow(|open| {
-        let verdict = open.as_ref().and_then(|pass| pass.verdict.as_ref());
-        let what = verdict.and_then(|verdict| verdict.rehearses());
-        matches!(what, Some(Rehearses::Run | Rehearses::Recording))
+/// The time after the step that is being made.
+pub(super) fn time(before: Time, fresh: bool) -> Time {
+    OPEN.with_borrow(|open| match open {
+        Some(pass) => pass.time(before, fresh),
+        None => before.next(None, fresh),
     })
 }
 
-/// What counts the skips of the pass that is open, if the device decides it.
-pub(super) fn run() -> Option<Arc<Run>> {
-    OPEN.with_borrow(|open| {
-        let verdict = open.as_ref().and_then(|pass| pass.verdict.as_ref());
-        verdict.map(|verdict| verdict.run().clone())
-    })
-}
-
-/// Collects the steps of the parameters that `f` hands over, and makes them. `verdict` decides whether they are taken; gradients are multiplied by
+/// Collects the steps of the parameters that `f` hands over, and makes them. `decides` decides whether they are taken; gradients are multiplied by
 /// `factors` first, if there are any.
 pub(super) fn collected<T>(
-    verdict: Option<&Arc<Ahead>>,
+    decides: Option<&Arc<DeviceStep>>,
     factors: Vec<f32>,
     f: impl FnOnce() -> T,
 ) -> (T, Vec<Stepped>) {
-    /// A pass must not stay open when `f` panics: later steps would wait in it.
-    struct Close;
-
-    impl Drop for Close {
-        fn drop(&mut self) {
-            OPEN.set(None);
-        }
-    }
-
-    OPEN.set(Some(Pass {
-        verdict: verdict.cloned(),
+    let pass = Pass {
+        decides: decides.cloned(),
         factors,
         ..Pass::default()
-    }));
-    let close = Close;
-    let value = f();
-    let pass = OPEN.take().unwrap_or_default();
-    drop(close);
+    };
+    let (value, pass) = during(&OPEN, pass, f);
     (value, pass.run())
 }

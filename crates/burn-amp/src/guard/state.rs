@@ -1,10 +1,10 @@
-//! What a guard knows of the steps so far: a pure value, and what a step tells it.
+//! What a guard knows of the steps so far: a pure value. No tensors in here.
 
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 use super::Guard;
-use crate::{error::AmpError, loss_scale::StepOutcome};
+use crate::error::AmpError;
 
 /// What `clip_grad_norm_` adds to a norm, and ZClip too.
 const CLIP_EPSILON: f64 = 1e-6;
@@ -13,7 +13,7 @@ const CLIP_EPSILON: f64 = 1e-6;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct GuardState {
-    guard: Guard,
+    pub(super) guard: Guard,
     losses: Series,
     norms: Series,
     /// ZClip's, once its warm-up is over.
@@ -50,7 +50,7 @@ pub(crate) enum Decision {
     /// Its gradients are multiplied by a factor.
     Clip { factor: f64, reason: String },
     /// It is not taken.
-    Hold { reason: String, is_finite: bool },
+    Hold { reason: String },
 }
 
 impl Decision {
@@ -77,23 +77,20 @@ impl GuardState {
     /// The state after a clean step with this loss (none if it is not known) and this norm of the gradients, and what is to
     /// become of the step.
     pub(crate) fn adjust(mut self, loss: Option<f64>, norm: f64) -> (Self, Decision) {
+        let mut values = [(Kind::Loss, loss), (Kind::Norm, Some(norm))].into_iter();
+        let broken = values.find(|(_, value)| value.is_some_and(|value| !value.is_finite()));
         if !self.guard.is_original()
-            && let Some((what, value)) = not_finite(loss, norm)
+            && let Some((kind, Some(value))) = broken
         {
-            let reason = format!("the {what} is {value}");
-            let is_finite = false;
-            return (self, Decision::Hold { reason, is_finite });
+            let reason = format!("the {} is {value}", kind.name());
+            return (self, Decision::Hold { reason });
         }
         let decision = match self.guard {
             Guard::ZClip { .. } => self.clip(norm),
-            Guard::SkipStep { .. } => {
-                let loss = loss.and_then(|loss| self.exceeds(Kind::Loss, loss));
-                let norm = self.exceeds(Kind::Norm, norm);
-                loss.or(norm).unwrap_or(Decision::Step)
-            }
-            Guard::Outlier { .. } => {
-                let loss = loss.and_then(|loss| self.is_outlier(Kind::Loss, loss));
-                let norm = self.is_outlier(Kind::Norm, norm);
+            Guard::SkipStep { .. } | Guard::Outlier { .. } => {
+                // Both enter their windows, whatever the first of them says.
+                let loss = loss.and_then(|loss| self.hold(Kind::Loss, loss));
+                let norm = self.hold(Kind::Norm, norm);
                 loss.or(norm).unwrap_or(Decision::Step)
             }
         };
@@ -101,24 +98,19 @@ impl GuardState {
     }
 
     fn clip(&mut self, norm: f64) -> Decision {
-        let usual = self.average;
+        let average = self.average;
         let limit = self.limit(norm);
-        let (Some(limit), Some(usual)) = (limit.filter(|limit| norm > *limit), usual) else {
+        let (Some(limit), Some(Average { mean, var })) =
+            (limit.filter(|limit| norm > *limit), average)
+        else {
             return Decision::Step;
         };
         let factor = limit / (norm + CLIP_EPSILON);
-        let reason = format!(
-            "the gradient norm is {}, where {} +- {} is usual",
-            rounded(norm),
-            rounded(usual.mean),
-            rounded(usual.var.sqrt())
-        );
+        let std = var.sqrt();
+        let reason = Usual { mean, std }.reason(Kind::Norm, norm);
         match factor > 0.0 {
             true => Decision::Clip { factor, reason },
-            false => Decision::Hold {
-                reason,
-                is_finite: norm.is_finite(),
-            },
+            false => Decision::Hold { reason },
         }
     }
 
@@ -158,123 +150,43 @@ impl GuardState {
         limit
     }
 
-    /// OLMo-core's rule for one series, which takes the value in.
-    fn exceeds(&mut self, kind: Kind, value: f64) -> Option<Decision> {
-        let Guard::SkipStep {
-            rolling_interval_length,
-            sigma_factor,
-            original,
-        } = self.guard
-        else {
-            return None;
-        };
-        let length = rolling_interval_length as usize;
-        // As there, in f32, so that the mean of equal values is their value.
-        let value = f64::from(value as f32);
-        let values = &mut self.series(kind).values;
-        values.push_back(value);
-        if values.len() > length + 1 {
-            values.pop_front();
-        }
-        // One value has no standard deviation: the original takes no step then.
-        let least = if original { 2 } else { 3 };
-        if values.len() < least.max(length / 2) {
-            return None;
-        }
-        let (mean, std) = self.before(kind);
-        let accepted = value - mean <= sigma_factor * std || (!original && std == 0.0);
-        if !accepted && !original {
-            self.limit_newest(kind, mean + sigma_factor * std);
-        }
-        (!accepted).then(|| hold(kind, value, mean, std))
-    }
-
-    /// Keeps no more of the newest value than would have been accepted: spikes do not hide the next ones, and a new level is accepted
-    /// in the end.
-    fn limit_newest(&mut self, kind: Kind, limit: f64) {
-        if let Some(newest) = self.series(kind).values.back_mut() {
-            *newest = limit;
-        }
-    }
-
-    /// Mean and unbiased standard deviation of all but the newest.
-    fn before(&mut self, kind: Kind) -> (f64, f64) {
-        let values = &self.series(kind).values;
-        let count = values.len() - 1;
-        let (mean, var) = mean_and_variance(values.iter().copied().take(count));
-        (mean, (var * count as f64 / (count as f64 - 1.0)).sqrt())
-    }
-
-    /// llm.c's rule for one series.
-    fn is_outlier(&mut self, kind: Kind, value: f64) -> Option<Decision> {
-        let Guard::Outlier {
-            window,
-            skip_update_lossz,
-            skip_update_gradz,
-            original,
-        } = self.guard
-        else {
-            return None;
-        };
-        let threshold = match kind {
-            Kind::Loss => skip_update_lossz,
-            Kind::Norm => skip_update_gradz,
-        };
-        let z = self.z_score(kind, value);
-        if !(z.is_finite() && threshold != 0.0 && z > threshold) {
-            return None;
-        }
-        // Of the others: a value with this z-score is so many of their standard deviations above their mean.
-        let (mean, std) = self.before(kind);
-        if !original {
-            if std == 0.0 {
-                return None;
-            }
-            let count = f64::from(window);
-            let far = threshold * (count / (count - 1.0 - threshold * threshold)).sqrt();
-            let std = std * ((count - 2.0) / (count - 1.0)).sqrt();
-            self.limit_newest(kind, mean + far * std);
-        }
-        Some(hold(kind, value, mean, std))
-    }
-
-    /// The z-score of a value in the window that it enters, NaN until that is full.
-    fn z_score(&mut self, kind: Kind, value: f64) -> f64 {
-        let Guard::Outlier {
-            window, original, ..
-        } = self.guard
-        else {
-            return f64::NAN;
-        };
+    /// The rules that hold steps back, for one series, which takes the value in.
+    fn hold(&mut self, kind: Kind, mut value: f64) -> Option<Decision> {
+        let guard = self.guard;
         let series = self.series(kind);
-        let was_full = series.values.len() == window as usize;
-        let oldest = series.values.pop_front_if(|_| was_full);
-        series.values.push_back(value);
-        if original {
-            if let Some(oldest) = oldest {
-                series.sum -= oldest;
-                series.sum_sq -= oldest * oldest;
+        let usual = match guard {
+            Guard::ZClip { .. } => return None,
+            Guard::SkipStep {
+                rolling_interval_length,
+                sigma_factor,
+                original,
+            } => {
+                // As there, in f32, so that the mean of equal values is their value.
+                let rounded = value as f32;
+                value = f64::from(match original {
+                    true => rounded,
+                    // A finite value stays finite.
+                    false => rounded.clamp(f32::MIN, f32::MAX),
+                });
+                let length = rolling_interval_length as usize;
+                series.exceeds(value, length, sigma_factor, original)?
             }
-            series.sum += value;
-            series.sum_sq += value * value;
-        }
-        if !was_full {
-            return f64::NAN;
-        }
-        let (mean, var) = match original {
-            true => {
-                let mean = series.sum / f64::from(window);
-                (mean, series.sum_sq / f64::from(window) - mean * mean)
+            Guard::Outlier {
+                window,
+                skip_update_lossz,
+                skip_update_gradz,
+                original,
+            } => {
+                let threshold = match kind {
+                    Kind::Loss => skip_update_lossz,
+                    Kind::Norm => skip_update_gradz,
+                };
+                series.is_outlier(value, window, threshold, original)?
             }
-            false => mean_and_variance(series.values.iter().copied()),
         };
-        let std = var.sqrt();
-        let z = match std == 0.0 {
-            true => 0.0,
-            false => (value - mean) / std,
-        };
-        // It is an f32 there.
-        f64::from(z as f32)
+        Some(Decision::Hold {
+            reason: usual.reason(kind, value),
+        })
     }
 
     fn series(&mut self, kind: Kind) -> &mut Series {
@@ -285,7 +197,7 @@ impl GuardState {
     }
 
     /// What no run can have stored, if there is something.
-    fn contradiction(&self) -> Option<String> {
+    pub(super) fn contradiction(&self) -> Option<String> {
         if let Err(error) = self.guard.check() {
             return Some(error.to_string());
         }
@@ -329,22 +241,125 @@ impl Kind {
     }
 }
 
-fn not_finite(loss: Option<f64>, norm: f64) -> Option<(&'static str, f64)> {
-    let loss = loss.map(|loss| (Kind::Loss.name(), loss));
-    let values = loss.into_iter().chain([(Kind::Norm.name(), norm)]);
-    values.into_iter().find(|(_, value)| !value.is_finite())
+/// What was usual, where a value is not.
+struct Usual {
+    mean: f64,
+    std: f64,
 }
 
-fn hold(kind: Kind, value: f64, mean: f64, std: f64) -> Decision {
-    Decision::Hold {
-        reason: format!(
+impl Usual {
+    fn reason(&self, kind: Kind, value: f64) -> String {
+        format!(
             "the {} is {}, where {} +- {} is usual",
             kind.name(),
             rounded(value),
-            rounded(mean),
-            rounded(std)
-        ),
-        is_finite: value.is_finite(),
+            rounded(self.mean),
+            rounded(self.std)
+        )
+    }
+}
+
+impl Series {
+    /// OLMo-core's rule: takes a value in; what was usual before, if the value exceeds it.
+    fn exceeds(
+        &mut self,
+        value: f64,
+        length: usize,
+        sigma_factor: f64,
+        original: bool,
+    ) -> Option<Usual> {
+        self.values.push_back(value);
+        if self.values.len() > length + 1 {
+            self.values.pop_front();
+        }
+        // One value has no standard deviation: the original takes no step then.
+        let least = if original { 2 } else { 3 };
+        if self.values.len() < least.max(length / 2) {
+            return None;
+        }
+        let usual = self.before();
+        let Usual { mean, std } = usual;
+        if value - mean <= sigma_factor * std || (!original && std == 0.0) {
+            return None;
+        }
+        if !original {
+            self.limit_newest(mean + sigma_factor * std);
+        }
+        Some(usual)
+    }
+
+    /// llm.c's rule: takes a value in; what the others of the window are, if it is far from them.
+    fn is_outlier(
+        &mut self,
+        value: f64,
+        window: u32,
+        threshold: f64,
+        original: bool,
+    ) -> Option<Usual> {
+        let z = self.z_score(value, window, original);
+        if !(z.is_finite() && threshold != 0.0 && z > threshold) {
+            return None;
+        }
+        // Of the others: a value with this z-score is so many of their standard deviations above their mean.
+        let usual = self.before();
+        if !original {
+            if usual.std == 0.0 {
+                return None;
+            }
+            let count = f64::from(window);
+            let far = threshold * (count / (count - 1.0 - threshold * threshold)).sqrt();
+            let std = usual.std * ((count - 2.0) / (count - 1.0)).sqrt();
+            self.limit_newest(usual.mean + far * std);
+        }
+        Some(usual)
+    }
+
+    /// The z-score of a value in the window that it enters, NaN until that is full.
+    fn z_score(&mut self, value: f64, window: u32, original: bool) -> f64 {
+        let was_full = self.values.len() == window as usize;
+        let oldest = self.values.pop_front_if(|_| was_full);
+        self.values.push_back(value);
+        if original {
+            if let Some(oldest) = oldest {
+                self.sum -= oldest;
+                self.sum_sq -= oldest * oldest;
+            }
+            self.sum += value;
+            self.sum_sq += value * value;
+        }
+        if !was_full {
+            return f64::NAN;
+        }
+        let (mean, var) = match original {
+            true => {
+                let mean = self.sum / f64::from(window);
+                (mean, self.sum_sq / f64::from(window) - mean * mean)
+            }
+            false => mean_and_variance(self.values.iter().copied()),
+        };
+        let std = var.sqrt();
+        let z = match std == 0.0 {
+            true => 0.0,
+            false => (value - mean) / std,
+        };
+        // It is an f32 there.
+        f64::from(z as f32)
+    }
+
+    /// Mean and unbiased standard deviation of all but the newest.
+    fn before(&self) -> Usual {
+        let count = self.values.len() - 1;
+        let (mean, var) = mean_and_variance(self.values.iter().copied().take(count));
+        let std = (var * count as f64 / (count as f64 - 1.0)).sqrt();
+        Usual { mean, std }
+    }
+
+    /// Keeps no more of the newest value than would have been accepted: spikes do not hide the next ones, and a new level is accepted
+    /// in the end.
+    fn limit_newest(&mut self, limit: f64) {
+        if let Some(newest) = self.values.back_mut() {
+            *newest = limit;
+        }
     }
 }
 
@@ -364,95 +379,6 @@ fn mean_and_variance(values: impl ExactSizeIterator<Item = f64> + Clone) -> (f64
     (mean, squares / count)
 }
 
-/// A guard in an optimizer: its state, and the losses of the step to come.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct StepGuard {
-    state: GuardState,
-    /// The losses of the micro-batches in an open window.
-    #[serde(with = "crate::number")]
-    sum: f64,
-    count: u32,
-    /// That of the next call.
-    #[serde(skip)]
-    next: Option<f64>,
-}
-
-impl StepGuard {
-    pub(crate) fn new(guard: Guard) -> Result<Self, AmpError> {
-        Ok(Self {
-            state: GuardState::new(guard)?,
-            sum: 0.0,
-            count: 0,
-            next: None,
-        })
-    }
-
-    pub(crate) fn guard(&self) -> &Guard {
-        &self.state.guard
-    }
-
-    pub(crate) fn set_loss(&mut self, loss: f64) {
-        self.next = Some(loss);
-    }
-
-    /// What becomes of a clean step whose gradients have this norm, and the guard after it.
-    pub(crate) fn judge(&self, norm: f64) -> (Self, Decision) {
-        let count = self.count + u32::from(self.next.is_some());
-        let sum = self.sum + self.next.unwrap_or(0.0);
-        let loss = (count > 0).then(|| sum / f64::from(count));
-        let (state, decision) = self.state.clone().adjust(loss, norm);
-        let next = Self {
-            state,
-            ..self.clone()
-        };
-        (next, decision)
-    }
-
-    /// A call has ended: its loss goes into the window, as its gradients, or is done with.
-    pub(crate) fn end_call(&mut self, outcome: Option<StepOutcome>) {
-        match outcome {
-            // Refused: it may be called again.
-            None => return,
-            Some(StepOutcome::Accumulated) => {
-                self.count = self.count.saturating_add(u32::from(self.next.is_some()));
-                self.sum += self.next.unwrap_or(0.0);
-            }
-            Some(StepOutcome::Dropped) => {}
-            Some(_) => self.drop_window(),
-        }
-        self.next = None;
-    }
-
-    pub(crate) fn drop_window(&mut self) {
-        (self.sum, self.count) = (0.0, 0);
-    }
-
-    /// Starts again.
-    pub(crate) fn reset(&mut self) {
-        let guard = *self.guard();
-        *self = Self::new(guard).unwrap_or_else(|_| self.clone());
-    }
-
-    /// Goes on from a stored state, unless it is that of another guard.
-    pub(crate) fn restore(&mut self, stored: Option<Self>, origin: &str) {
-        self.reset();
-        match stored {
-            Some(stored) if stored.guard() == self.guard() => *self = stored,
-            Some(_) => log::warn!("{origin} holds the state of another guard: it starts again"),
-            None => log::warn!("{origin} holds no state of a guard: it starts again"),
-        }
-    }
-
-    /// What no run can have stored, if there is something.
-    pub(crate) fn contradiction(&self) -> Option<String> {
-        let reason = "its guard has a sum of no losses".to_string();
-        let broken = (self.count == 0 && self.sum != 0.0) || self.count > u32::MAX / 2;
-        self.state
-            .contradiction()
-            .or_else(|| broken.then_some(reason))
-    }
-}
-
 #[cfg(test)]
+#[path = "../../tests/units/guard_parity.rs"]
 mod parity;

@@ -1,14 +1,12 @@
-//! A growth interval that follows the run: longer after overflows, shorter after growths in a row.
+//! A growth interval that follows the run: longer after overflows, shorter after growths in a row. It is counted where all schedules are.
 
 use serde::{Deserialize, Serialize};
-
-/// Growths in a row without an overflow between that halve the interval.
-const GROWTHS: u32 = 2;
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct AdaptiveInterval {
     pub(super) interval: u32,
+    /// Without an overflow between, since the interval was last halved.
     pub(super) growths_in_a_row: u32,
 }
 
@@ -20,16 +18,12 @@ impl AdaptiveInterval {
         }
     }
 
-    pub(super) fn overflow(&mut self, max: u32) {
-        self.interval = self.interval.saturating_mul(2).min(max);
-        self.growths_in_a_row = 0;
-    }
-
-    /// After a growth that has raised the scale.
-    pub(super) fn grew(&mut self, min: u32) {
-        self.growths_in_a_row += 1;
-        if self.growths_in_a_row >= GROWTHS {
-            *self = Self::new((self.interval / 2).max(min));
+    /// From what is stored. The error says what no run can have left.
+    pub(super) fn from_json(text: &str) -> Result<Self, String> {
+        let state: Self = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        match state.interval > 0 && state.growths_in_a_row < 2 {
+            true => Ok(state),
+            false => Err(format!("{state:?}")),
         }
     }
 }

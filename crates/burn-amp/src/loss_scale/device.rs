@@ -1,8 +1,8 @@
-//! The same schedule on the device.
+//! The same schedule in words, as the rule that devices run has it too.
 
 use burn_amp_kernels::ScaleState;
 
-use super::{LossScale, State, schedule::Schedule};
+use super::{LossScale, schedule::Schedule, state::State};
 
 impl LossScale {
     /// The state as a device moves it; none of a schedule that looks at more than whether a step was skipped, or whose scales and
@@ -10,45 +10,55 @@ impl LossScale {
     #[doc(hidden)]
     pub fn on_device(&self) -> Option<ScaleState> {
         let config = &self.config;
-        let (max_interval, min_interval, growths_in_a_row) = match (&self.state, config.schedule) {
-            (State::GrowthInterval, _) => (0, 0, 0),
-            (
-                State::AdaptiveInterval(state),
-                Schedule::AdaptiveInterval {
-                    min_interval,
-                    max_interval,
-                },
-            ) => (max_interval, min_interval, state.growths_in_a_row),
-            _ => return None,
-        };
+        let factors = [config.growth_factor, config.backoff_factor];
+        let scales = [self.scale.into(), config.warmup_scale];
+        let bounds = [config.min_scale, config.max_scale].into_iter().flatten();
+        let bounds = bounds.map(|bound| f64::from(bound as f32));
+        let mut numbers = factors.into_iter().chain(scales).chain(bounds);
         // Their inverses are exact, on every device.
-        let power = |value: f32| (value.is_normal() && value.to_bits() << 9 == 0).then_some(value);
-        let narrow = |value: f64| power(value as f32).filter(|narrow| f64::from(*narrow) == value);
-        let bound = |bound: Option<f32>, none| bound.map_or(Some(none), power);
-        Some(ScaleState {
-            scale: power(self.scale)?,
+        let is_power = |number: f64| {
+            let narrow = number as f32;
+            narrow.is_normal() && narrow.to_bits() << 9 == 0 && f64::from(narrow) == number
+        };
+        (self.state.is_counted() && numbers.all(is_power)).then(|| self.words())
+    }
+
+    /// Scale, counts and settings, each as an f32 or a count: those that are no f32 are rounded.
+    pub(super) fn words(&self) -> ScaleState {
+        let config = &self.config;
+        let [min_scale, max_scale] = config.bounds();
+        let mut words = ScaleState {
+            scale: self.scale,
             growth_tracker: self.growth_tracker,
             hysteresis_tracker: self.hysteresis_tracker,
             growth_interval: self.growth_interval(),
-            growths_in_a_row,
             warmup_step: self.warmup_step,
             dynamic: config.dynamic.into(),
-            growth_factor: narrow(config.growth_factor)?,
-            backoff_factor: narrow(config.backoff_factor)?,
+            growth_factor: config.growth_factor as f32,
+            backoff_factor: config.backoff_factor as f32,
             hysteresis: config.hysteresis,
             consecutive_hysteresis: config.consecutive_hysteresis.into(),
-            min_scale: bound(config.min(), 0.0)?,
-            max_scale: bound(config.max(), f32::INFINITY)?,
-            max_interval,
-            min_interval,
-            warmup_steps: if config.dynamic {
-                config.warmup_steps
-            } else {
-                0
+            min_scale,
+            max_scale,
+            warmup_steps: match config.dynamic {
+                true => config.warmup_steps,
+                false => 0,
             },
             warmup_levels: config.warmup_levels,
-            warmup_scale: narrow(config.warmup_scale)?,
+            warmup_scale: config.warmup_scale as f32,
             ..ScaleState::default()
-        })
+        };
+        if let (
+            State::AdaptiveInterval(state),
+            Schedule::AdaptiveInterval {
+                min_interval,
+                max_interval,
+            },
+        ) = (&self.state, config.schedule)
+        {
+            words.growths_in_a_row = state.growths_in_a_row;
+            (words.min_interval, words.max_interval) = (min_interval, max_interval);
+        }
+        words
     }
 }

@@ -52,16 +52,18 @@ impl From<StepOutcome> for Observation {
     }
 }
 
-/// What schedules use of the gradients of an iteration, unscaled.
+/// What the gradients of an iteration have shown, of all its optimizers. Host values of unscaled gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Measures {
+#[non_exhaustive]
+pub struct Measures {
     /// The largest finite magnitude.
     #[serde(with = "crate::number")]
-    pub(crate) max_abs: f64,
-    pub(crate) elements: u64,
-    /// Values at or above [`LossScale::edge`](crate::LossScale::edge).
-    pub(crate) above: u64,
+    pub max_abs: f64,
+    /// The number of values.
+    pub elements: u64,
+    /// The number of values whose scaled magnitude is [`Rule::count_from`](crate::schedule::Rule::count_from) or more; 0 where that is none.
+    pub above: u64,
 }
 
 impl Measures {
@@ -73,4 +75,25 @@ impl Measures {
             above: self.above.saturating_add(other.above),
         }
     }
+}
+
+/// The cause of a skip.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SkipCause {
+    /// A gradient was too large for half precision once it was multiplied, or became so inside.
+    Scale,
+    /// The gradient of the loss was infinite or NaN before it reached half precision.
+    Loss {
+        /// Whether the model's output was finite.
+        output_finite: bool,
+    },
+    /// The gradient became infinite or NaN in a scope of another handle, whose loss scale this one's optimizers do not move.
+    OtherScale,
+}
+
+impl SkipCause {
+    /// The loss, or its gradient, is infinite or NaN, and the model's output is not.
+    pub(crate) const NAN_LOSS: Self = Self::Loss {
+        output_finite: true,
+    };
 }

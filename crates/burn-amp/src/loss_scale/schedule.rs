@@ -1,14 +1,19 @@
-//! Which rule moves the scale, and what each of them remembers.
+//! The built-in rules as a setting: their names, parameters and checks, and the rule that each is.
 
 use serde::{Deserialize, Serialize};
 
 use super::{
-    adaptive_interval::AdaptiveInterval, log_max::LogMax, near_top::NearTop,
+    adaptive_interval::AdaptiveInterval,
+    log_max::LogMax,
+    near_top::NearTop,
     openseq2seq::OpenSeq2Seq,
+    rule::DynRule,
+    state::{Driver, State},
 };
 use crate::error::{AmpError, in_range};
 
-/// Which rule moves a dynamic loss scale; [`GradScalerConfig::schedule`](crate::GradScalerConfig::schedule) selects it.
+/// Which rule moves a dynamic loss scale; [`GradScalerConfig::schedule`](crate::GradScalerConfig::schedule) selects it. A rule of your own is a
+/// [`Rule`](crate::schedule::Rule).
 ///
 /// With each of them an overflow skips its step and multiplies the scale by `backoff_factor`, `min_scale` and `max_scale` bound
 /// it, hysteresis and warm-up apply, and it stays a power of two if `init_scale` and the factors are. All are deterministic, work
@@ -148,53 +153,51 @@ impl Schedule {
         }
     }
 
+    /// Of the schedules that go by mean and variance: their decays, and the standard deviations above the mean.
+    fn moments(&self) -> Option<[f64; 3]> {
+        match *self {
+            Self::LogMax {
+                beta1,
+                beta2,
+                overflow_std_dev,
+            }
+            | Self::OpenSeq2SeqLogMax {
+                beta1,
+                beta2,
+                overflow_std_dev,
+                ..
+            } => Some([beta1, beta2, overflow_std_dev]),
+            _ => None,
+        }
+    }
+
     pub(super) fn check(&self) -> Result<(), AmpError> {
         let decay = |field, beta: f64| {
             let inside = (0.0..1.0).contains(&beta);
             in_range(field, beta, inside, "at least 0 and below 1")
         };
         let share = |field, share: f64| {
-            in_range(
-                field,
-                share,
-                (0.0..=1.0).contains(&share),
-                "between 0 and 1",
-            )
-        };
-        let deviations = |value: f64| {
-            let inside = value.is_finite() && value >= 0.0;
-            in_range("overflow_std_dev", value, inside, "finite and at least 0")
+            let inside = (0.0..=1.0).contains(&share);
+            in_range(field, share, inside, "between 0 and 1")
         };
         let count = |field, count: u32| in_range(field, count.into(), count > 0, "at least 1");
+        if let Some([beta1, beta2, std_dev]) = self.moments() {
+            decay("beta1", beta1)?;
+            decay("beta2", beta2)?;
+            let inside = std_dev.is_finite() && std_dev >= 0.0;
+            in_range("overflow_std_dev", std_dev, inside, "finite and at least 0")?;
+        }
         match *self {
-            Self::GrowthInterval => Ok(()),
+            Self::GrowthInterval | Self::LogMax { .. } => Ok(()),
             Self::AdaptiveInterval {
-                min_interval,
-                max_interval,
+                min_interval: min,
+                max_interval: max,
             } => {
-                count("min_interval", min_interval)?;
-                let allowed = format!("at least `min_interval`, {min_interval}");
-                let inside = max_interval >= min_interval;
-                in_range("max_interval", max_interval.into(), inside, &allowed)
+                count("min_interval", min)?;
+                let allowed = format!("at least `min_interval`, {min}");
+                in_range("max_interval", max.into(), max >= min, &allowed)
             }
-            Self::LogMax {
-                beta1,
-                beta2,
-                overflow_std_dev,
-            } => {
-                decay("beta1", beta1)?;
-                decay("beta2", beta2)?;
-                deviations(overflow_std_dev)
-            }
-            Self::OpenSeq2SeqLogMax {
-                beta1,
-                beta2,
-                overflow_std_dev,
-                log_max,
-            } => {
-                decay("beta1", beta1)?;
-                decay("beta2", beta2)?;
-                deviations(overflow_std_dev)?;
+            Self::OpenSeq2SeqLogMax { log_max, .. } => {
                 in_range("log_max", log_max, log_max.is_finite(), "finite")
             }
             Self::NearTop {
@@ -211,47 +214,37 @@ impl Schedule {
 
     /// What it remembers before the first step.
     pub(super) fn state(&self, growth_interval: u32) -> State {
-        match self {
-            Self::GrowthInterval => State::GrowthInterval,
+        let moments = self.moments().unwrap_or_default();
+        let rule: Box<dyn DynRule> = match *self {
+            Self::GrowthInterval => return State::GrowthInterval,
             Self::AdaptiveInterval { .. } => {
-                State::AdaptiveInterval(AdaptiveInterval::new(growth_interval))
+                return State::AdaptiveInterval(AdaptiveInterval::new(growth_interval));
             }
-            Self::LogMax { .. } => State::LogMax(LogMax::default()),
-            Self::OpenSeq2SeqLogMax { .. } => State::OpenSeq2SeqLogMax(OpenSeq2Seq::default()),
-            Self::NearTop { .. } => State::NearTop(NearTop::default()),
-        }
-    }
-}
-
-/// What a schedule remembers beside the scale and the counts that all of them have.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(super) enum State {
-    #[default]
-    GrowthInterval,
-    AdaptiveInterval(AdaptiveInterval),
-    LogMax(LogMax),
-    OpenSeq2SeqLogMax(OpenSeq2Seq),
-    NearTop(NearTop),
-}
-
-impl State {
-    /// Whether there is nothing to be stored.
-    pub(super) fn is_empty(&self) -> bool {
-        *self == Self::GrowthInterval
+            Self::LogMax { .. } => Box::new(LogMax::new(moments)),
+            Self::OpenSeq2SeqLogMax { log_max, .. } => Box::new(OpenSeq2Seq::new(moments, log_max)),
+            Self::NearTop {
+                edge,
+                share,
+                period,
+            } => Box::new(NearTop::new(edge, share, period)),
+        };
+        State::Rule(Driver::new(rule))
     }
 
-    /// Whether both are of one rule, whatever its parameters.
-    pub(super) fn is_like(&self, other: &Self) -> bool {
-        std::mem::discriminant(self) == std::mem::discriminant(other)
+    /// Whether it can lead to a scale that is NaN or infinite.
+    pub(super) fn can_lose_scale(&self) -> bool {
+        matches!(self, Self::OpenSeq2SeqLogMax { .. })
     }
 
-    /// Whether a run can have left it so.
-    pub(super) fn is_valid(&self) -> bool {
-        match self {
-            Self::GrowthInterval | Self::NearTop(_) => true,
-            Self::AdaptiveInterval(state) => state.interval > 0,
-            Self::LogMax(state) => state.is_valid(),
-            Self::OpenSeq2SeqLogMax(state) => state.is_valid(),
-        }
+    /// Whether a rule of this name is one of these.
+    pub(super) fn is_name(name: &str) -> bool {
+        const NAMES: [&str; 5] = [
+            "GrowthInterval",
+            "AdaptiveInterval",
+            "LogMax",
+            "OpenSeq2SeqLogMax",
+            "NearTop",
+        ];
+        NAMES.contains(&name)
     }
 }

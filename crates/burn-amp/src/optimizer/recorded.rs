@@ -2,31 +2,32 @@
 
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::{Module, Param, ParamId},
+    module::Module,
     optim::GradientsParams,
     tensor::{Device, Tensor},
 };
-use burn_amp_kernels::{ClipTable, DeviceScale, Status, inspect};
+use burn_amp_kernels::{ClipTable, DeviceScale, inspect};
 use std::{collections::HashSet, sync::Arc};
 
-use super::{ScaledOptimizer, unheard::Waits};
+use super::{
+    ScaledOptimizer,
+    device::{Inspected, NeedsHost},
+};
 use crate::{
-    ahead::{Ahead, Run},
-    clip::Factors,
-    entries::{Entry, check_rate},
+    device_step::{DeviceStep, Run},
+    entries::check_rate,
     error::AmpError,
-    fused::step_by,
-    live_scale::OneCrossing,
+    fused::{Update, step_by},
+    gradients::placeholders,
+    in_flight::Resolution,
     module_optim::ModuleOptim,
-    module_path::{self, ModulePath},
+    module_path::distinct_parameters,
     rehearsal::{Rehearsal, Rehearses},
 };
 
 /// What a step finds on the device, before it changes anything: each time in the same places, if it was recorded.
 pub(crate) struct Found {
-    entries: Vec<Entry>,
-    crossing: Option<OneCrossing>,
-    status: Status,
+    inspected: Inspected,
     pub(crate) loss: Tensor<1>,
 }
 
@@ -41,7 +42,7 @@ pub(crate) struct Stage {
 impl Found {
     /// As the recording has checked those of its own step.
     pub(crate) fn check_rates(&self, lr: &ModuleLearningRate) -> Result<(), AmpError> {
-        let mut entries = self.entries.iter();
+        let mut entries = self.inspected.entries.iter();
         entries.try_for_each(|entry| check_rate(lr, entry.id, &entry.path))
     }
 }
@@ -68,7 +69,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
                     .unwrap_or("its loss scale is the host's"),
             )
         };
-        let state = self.scaler.state_on_device().ok_or_else(waits)?;
+        let state = self.scaler.live().on_device().ok_or_else(waits)?;
         let sent = state.upload(device);
         Ok(match place {
             Some(place) => place.become_of(sent),
@@ -78,7 +79,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 
     /// Scopes take the scale from the host again, after a recording that has failed.
     pub(crate) fn end_recording(&self) {
-        self.scaler.go_ahead(None);
+        self.scaler.live().in_flight().set_device_step(None);
     }
 
     /// Computes a loss and its gradients, at the scale on the device, and looks at them there.
@@ -89,27 +90,27 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         module: &M,
         loss: impl FnOnce(&M) -> Tensor<1>,
     ) -> Result<(Found, GradientsParams), AmpError> {
-        drop(self.scaler.take_noted());
-        let ahead = self.scaler.ahead_of(scale.clone(), Arc::default());
-        self.scaler.go_ahead(ahead);
+        self.scaler.live().events().clear();
+        let device_step = self.scaler.device_step_at(scale.clone());
+        let in_flight = self.scaler.live().in_flight();
+        in_flight.set_device_step(Some(Arc::new(device_step)));
         let loss = loss(module);
         let mut grads = GradientsParams::from_grads(loss.clone().backward(), module);
-        self.scaler.go_ahead(None);
-        let mut noted = self.scaler.take_noted();
-        let looked = self.look(lr, module, &grads, &mut noted);
-        let (entries, crossing, pass) = looked.map_err(|waits| match waits {
-            Waits::For(what) => refused(what),
-            Waits::Error(error) => error,
+        in_flight.set_device_step(None);
+        let mut events = self.scaler.live().events().take();
+        let looked = self.look(lr, module, &grads, &mut events);
+        let (entries, event, pass) = looked.map_err(|waits| match waits {
+            NeedsHost::Because(what) => refused(what),
+            NeedsHost::Error(error) => error,
         })?;
-        let status = inspect(pass).map_err(AmpError::from)?;
-        self.options.clip.limit(&mut grads, &entries);
-        let found = Found {
+        let inspected = Inspected {
+            status: inspect(pass).map_err(AmpError::from)?,
             entries,
-            crossing,
-            status,
-            loss: loss.inner(),
+            event,
         };
-        Ok((found, grads))
+        self.options.clip.limit(&mut grads, &inspected.entries);
+        let loss = loss.inner();
+        Ok((Found { inspected, loss }, grads))
     }
 
     /// Goes on from what was found to the step, which is not made or only recorded. Says whether all that it writes stays in its place.
@@ -119,27 +120,21 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         stage: Stage,
         lr: ModuleLearningRate,
         module: M,
-        found: &Found,
+        Found { inspected, .. }: &Found,
         grads: GradientsParams,
     ) -> (M, Stage, bool) {
         let rehearsal = Rehearsal::new(what, stage.rows);
         let clip = stage.clip.or_else(|| match what {
-            Rehearses::Run => self.options.clip.table(&found.entries),
+            Rehearses::Run => self.options.clip.table(&inspected.entries),
             _ => None,
         });
-        let clips = clip.clone().map(|table| (table, found.status.clone()));
-        let crossing = found.crossing.as_ref().map(|(_, crossing)| crossing);
-        let next = stage.scale.clone().advance(&found.status, crossing);
-        let verdict = Arc::new(Ahead::recorded(next, clips, Arc::default(), rehearsal));
-        let module = step_by(
-            &mut self.optim,
-            Some(&verdict),
-            &Factors::new(),
-            lr,
-            module,
-            grads,
-        );
-        let (next, rehearsal) = Ahead::into_parts(verdict);
+        let clips = clip.clone().map(|table| (table, inspected.status.clone()));
+        let next = stage.scale.clone();
+        let next = next.advance(&inspected.status, inspected.crossing());
+        let verdict = Arc::new(DeviceStep::recorded(next, clips, Arc::default(), rehearsal));
+        let update = Update::decided_by(&verdict, lr);
+        let module = step_by(&mut self.optim, update, module, grads);
+        let (next, rehearsal) = DeviceStep::into_parts(verdict);
         let before = stage.scale.place();
         let scale = stage.scale.become_of(next);
         let (rows, stays) = rehearsal.map(Rehearsal::end).unwrap_or_default();
@@ -153,13 +148,10 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         stage: Stage,
         recorded: &Found,
         lr: ModuleLearningRate,
-        module: M,
+        module: &M,
         device: &Device,
-    ) -> (M, Result<Stage, AmpError>) {
-        let run = match self.replay_run(recorded) {
-            Ok(run) => run,
-            Err(error) => return (module, Err(error)),
-        };
+    ) -> Result<Stage, AmpError> {
+        let run = self.replay_run(recorded)?;
         let Stage {
             mut scale,
             rows,
@@ -169,85 +161,54 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             Some(run) => run,
             // The host has moved the scale, or may have.
             None => {
-                scale = match self.scale_on(device, Some(scale)) {
-                    Ok(scale) => scale,
-                    Err(error) => return (module, Err(error)),
-                };
+                scale = self.scale_on(device, Some(scale))?;
                 let run = Arc::<Run>::default();
-                let ids = recorded.entries.iter().map(|entry| entry.id);
-                self.unread.begin(run.clone(), ids.collect());
+                let ids = recorded.inspected.ids().collect();
+                (self.flight).begin(run.clone(), ids, self.scaler.live());
                 run
             }
         };
         let rehearsal = Rehearsal::new(Rehearses::Replay, rows);
-        let verdict = Arc::new(Ahead::recorded(scale, None, run, rehearsal));
-        let grads = Placeholders::of(&module, &recorded.entries);
-        let module = step_by(
-            &mut self.optim,
-            Some(&verdict),
-            &Factors::new(),
-            lr,
-            module,
-            grads,
-        );
-        let (scale, rehearsal) = Ahead::into_parts(verdict);
+        let verdict = Arc::new(DeviceStep::recorded(scale, None, run, rehearsal));
+        let ids: HashSet<_> = recorded.inspected.ids().collect();
+        let stepped = distinct_parameters(module).into_iter();
+        let grads = placeholders(stepped.filter(|parameter| ids.contains(&parameter.id)));
+        // Untracked: a parameter that is tracked anew leaves a node behind, which only a backward pass frees.
+        let update = Update::decided_by(&verdict, lr);
+        step_by(&mut self.optim, update, module.clone().no_grad(), grads);
+        let (scale, rehearsal) = DeviceStep::into_parts(verdict);
         let (rows, _) = rehearsal.map(Rehearsal::end).unwrap_or_default();
-        (module, Ok(Stage { scale, rows, clip }))
+        Ok(Stage { scale, rows, clip })
     }
 
     /// The run that a replay goes on with; none if a new one begins.
     fn replay_run(&mut self, recorded: &Found) -> Result<Option<Arc<Run>>, AmpError> {
-        self.hear(false)?;
+        self.scaler.live().resolve(false);
+        self.take_error()?;
         if let Some(what) = self.cannot_record() {
             return Err(refused(what));
         }
-        let ids = recorded.entries.iter().map(|entry| entry.id);
-        let run = self.unread.run_of(ids);
+        let run = self.flight.run_of(recorded.inspected.ids());
         if run.is_none() {
-            self.hear(true)?;
+            self.scaler.live().resolve(true);
+            self.take_error()?;
         }
         Ok(run)
     }
 
     /// What the host does after a replay: it will hear of it.
-    pub(crate) fn end_replay(&mut self, recorded: &Found) {
-        // With a crossing, both go into one tensor that is read.
-        let status = match recorded.crossing {
-            Some(_) => recorded.status.clone(),
-            None => recorded.status.copied(),
-        };
-        let (entries, crossing) = (recorded.entries.clone(), recorded.crossing.clone());
-        self.unread.push(entries, status, crossing);
+    pub(crate) fn end_replay(&self, recorded: &Found) {
+        // With an event, both go into one tensor that is read.
+        let mut inspected = recorded.inspected.clone();
+        if inspected.event.is_none() {
+            inspected.status = inspected.status.copied();
+        }
+        self.push(inspected, Resolution::default());
     }
 }
 
 pub(crate) fn refused(reason: impl Into<String>) -> AmpError {
     AmpError::CannotCapture {
         reason: reason.into(),
-    }
-}
-
-/// The parameters themselves, where Burn's optimizer asks for their gradients: it hands on what has one.
-struct Placeholders {
-    ids: HashSet<ParamId>,
-    grads: GradientsParams,
-}
-
-impl Placeholders {
-    fn of<M: Module>(module: &M, entries: &[Entry]) -> GradientsParams {
-        let mut found = Self {
-            ids: entries.iter().map(|entry| entry.id).collect(),
-            grads: GradientsParams::new(),
-        };
-        module_path::visit(module, &mut found);
-        found.grads
-    }
-}
-
-impl module_path::Visit for Placeholders {
-    fn parameter<const D: usize>(&mut self, _path: &ModulePath, param: &Param<Tensor<D>>) {
-        if self.ids.contains(&param.id) {
-            self.grads.register(param.id, param.base().inner());
-        }
     }
 }

@@ -1,16 +1,15 @@
 //! The f32 copies of parameters on the optimizer's device, and their images on the training device.
 
 use burn::{
-    module::{Module, Param, ParamId},
-    tensor::{DType, Device, FloatDType, Tensor},
+    module::{Module, ParamId},
+    tensor::{DType, Device, Shape},
 };
 use std::collections::HashMap;
 
 use crate::{
-    convert::replace_value,
     dtype::{is_half, working_dtype},
     error::AmpError,
-    module_path::{self, ModulePath},
+    module_path::{Parameter, distinct_parameters, replaced},
     param_tensors::ParamTensors,
 };
 
@@ -23,16 +22,32 @@ struct Place {
     /// In the module's order.
     index: usize,
     path: String,
-    shape: Vec<usize>,
+    shape: Shape,
     dtype: DType,
     device: Device,
 }
 
 impl Places {
     pub(super) fn of<M: Module>(module: &M) -> Self {
-        let mut places = Self::default();
-        module_path::visit(module, &mut places);
-        places
+        let trained = distinct_parameters(module).into_iter();
+        let trained = trained.filter(|parameter| parameter.is_trained);
+        let place = |(
+            index,
+            Parameter {
+                id, path, value, ..
+            },
+        ): (usize, Parameter)| {
+            let (shape, dtype, device) = (value.shape(), value.dtype(), value.device());
+            let place = Place {
+                index,
+                path,
+                shape,
+                dtype,
+                device,
+            };
+            (id, place)
+        };
+        Self(trained.enumerate().map(place).collect())
     }
 
     /// Whether a parameter is narrower than its master, which then knows more of it.
@@ -57,19 +72,13 @@ impl Places {
         let gone = gone.map(|(_, place)| (place, "is no longer there, or no longer trained"));
         match changed.chain(gone).min_by_key(|(place, _)| place.index) {
             None => Ok(()),
-            Some((place, reason)) => Err(AmpError::OtherModule {
-                parameter: place.path.clone(),
-                reason: reason.to_string(),
-            }),
+            Some((place, reason)) => Err(AmpError::other_module(&place.path, reason)),
         }
     }
 
     /// Refuses masters of a record that are not those of this module.
     pub(super) fn check_masters(&self, masters: &ParamTensors) -> Result<(), AmpError> {
-        let misfit = |reason| AmpError::ForeignRecord {
-            origin: "the record of the pipelined optimizer".to_string(),
-            reason,
-        };
+        let misfit = |reason| AmpError::foreign("the record of the pipelined optimizer", reason);
         let known = self.0.keys().filter(|id| masters.contains(**id)).count();
         if known != self.0.len() || known != masters.len() {
             return Err(misfit(format!(
@@ -80,31 +89,15 @@ impl Places {
             )));
         }
         for (id, place) in &self.0 {
-            let shape = masters.shape(*id).map(|shape| shape.to_vec());
-            if let Some(shape) = shape.filter(|shape| *shape != place.shape) {
-                let (path, expected) = (&place.path, &place.shape);
+            if let Some(shape) = masters.shape(*id).filter(|shape| *shape != place.shape) {
+                let (path, shape, expected) =
+                    (&place.path, shape.as_slice(), place.shape.as_slice());
                 return Err(misfit(format!(
                     "its master weight for `{path}` has shape {shape:?}, but the parameter has {expected:?}"
                 )));
             }
         }
         Ok(())
-    }
-}
-
-impl module_path::Visit for Places {
-    fn parameter<const D: usize>(&mut self, path: &ModulePath, param: &Param<Tensor<D>>) {
-        let value = param.base();
-        if value.is_require_grad() && !self.0.contains_key(&param.id) {
-            let place = Place {
-                index: self.0.len(),
-                path: path.join(),
-                shape: value.shape().to_vec(),
-                dtype: value.dtype(),
-                device: value.device().inner(),
-            };
-            self.0.insert(param.id, place);
-        }
     }
 }
 
@@ -116,130 +109,51 @@ pub(super) fn masters_of<M: Module>(
     host: &Device,
     stored: &ParamTensors,
 ) -> M {
-    struct ToHost<'a> {
-        places: &'a Places,
-        host: &'a Device,
-        stored: &'a ParamTensors,
-    }
-
-    impl module_path::Map for ToHost<'_> {
-        fn parameter<const D: usize>(
-            &mut self,
-            _path: &ModulePath,
-            param: Param<Tensor<D>>,
-        ) -> Param<Tensor<D>> {
-            if !self.places.0.contains_key(&param.id) {
-                return param;
-            }
-            let stored = self.stored.get::<D>(param.id, self.host);
-            param.map(|tensor| {
-                let working = working_dtype(tensor.dtype());
-                stored
-                    .unwrap_or_else(|| tensor.to_device(self.host))
-                    .cast(working)
-            })
-        }
-    }
-
-    let mut to_host = ToHost {
-        places,
-        host,
-        stored,
+    let master = |Parameter { id, value, .. }| {
+        let working = working_dtype(places.0.get(&id)?.dtype);
+        let stored = stored.tensor(id).cloned();
+        let value = stored.and_then(|stored| stored.live(host)).unwrap_or(value);
+        Some(value.cast_to(working, host))
     };
     // `valid` gives it running statistics of its own.
-    module_path::map(module.valid(), &mut to_host).train()
+    replaced(module.valid(), master).train()
 }
 
 /// The trained parameters as the training device is to have them. Does not wait for that device.
 pub(super) fn image_of<M: Module>(masters: &M, places: &Places) -> ParamTensors {
-    collect(masters, places, true)
+    let image = |Parameter { id, value, .. }| {
+        let place = places.0.get(&id)?;
+        Some((id, value.cast_to(place.dtype.into(), &place.device)))
+    };
+    distinct_parameters(masters)
+        .into_iter()
+        .filter_map(image)
+        .collect()
 }
 
 /// The masters themselves, to be stored: handles.
 pub(super) fn values_of<M: Module>(masters: &M, places: &Places) -> ParamTensors {
-    collect(masters, places, false)
+    let masters = distinct_parameters(masters).into_iter();
+    let trained = masters.filter(|parameter| places.0.contains_key(&parameter.id));
+    trained
+        .map(|Parameter { id, value, .. }| (id, value))
+        .collect()
 }
 
-fn collect<M: Module>(masters: &M, places: &Places, in_place: bool) -> ParamTensors {
-    struct Collect<'a> {
-        places: &'a Places,
-        in_place: bool,
-        found: ParamTensors,
-    }
-
-    impl module_path::Visit for Collect<'_> {
-        fn parameter<const D: usize>(&mut self, _path: &ModulePath, param: &Param<Tensor<D>>) {
-            let Some(place) = self.places.0.get(&param.id) else {
-                return;
-            };
-            let mut value = param.base().inner();
-            if self.in_place {
-                // Rounded here, so that less is moved.
-                value = match value.dtype() == place.dtype {
-                    true => value,
-                    false => value.cast(FloatDType::from(place.dtype)),
-                };
-                value = value.to_device(&place.device);
-            }
-            self.found.insert(param.id, value);
-        }
-    }
-
-    let mut collect = Collect {
-        places,
-        in_place,
-        found: ParamTensors::default(),
-    };
-    module_path::visit(masters, &mut collect);
-    collect.found
-}
-
-/// The module with these values, which are where its parameters are. Ids, trainability and what is attached stay.
+/// The module with these values. Ids, trainability and what is attached stay.
 pub(crate) fn put<M: Module>(module: M, image: &ParamTensors) -> M {
-    struct Put<'a>(&'a ParamTensors);
-
-    impl module_path::Map for Put<'_> {
-        fn parameter<const D: usize>(
-            &mut self,
-            _path: &ModulePath,
-            param: Param<Tensor<D>>,
-        ) -> Param<Tensor<D>> {
-            let (id, device) = (param.id, param.device().inner());
-            match self.0.get::<D>(id, &device) {
-                Some(value) => param.map(|tensor| replace_value(tensor, value, id)),
-                None => param,
-            }
-        }
-    }
-
-    module_path::map(module, &mut Put(image))
+    replaced(module, |Parameter { id, value, .. }| {
+        image.get_any(id, &value.device())
+    })
 }
 
 /// The first parameter that is not what it was, bit for bit. Waits for the device.
 pub(super) fn first_changed<M: Module>(module: &M, image: &ParamTensors) -> Option<String> {
-    struct Compare<'a> {
-        image: &'a ParamTensors,
-        changed: Option<String>,
-    }
-
-    impl module_path::Visit for Compare<'_> {
-        fn parameter<const D: usize>(&mut self, path: &ModulePath, param: &Param<Tensor<D>>) {
-            if self.changed.is_some() {
-                return;
-            }
-            let value = param.base().inner();
-            if let Some(known) = self.image.get::<D>(param.id, &value.device())
-                && known.to_data().as_bytes() != value.to_data().as_bytes()
-            {
-                self.changed = Some(path.join());
-            }
-        }
-    }
-
-    let mut compare = Compare {
-        image,
-        changed: None,
+    let has_changed = |parameter: &Parameter| {
+        let known = image.tensor(parameter.id);
+        let value = || parameter.value.clone().into_data();
+        known.is_some_and(|known| known.to_data().as_bytes() != value().as_bytes())
     };
-    module_path::visit(module, &mut compare);
-    compare.changed
+    let mut parameters = distinct_parameters(module).into_iter();
+    parameters.find(has_changed).map(|parameter| parameter.path)
 }

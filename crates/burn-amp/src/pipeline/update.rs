@@ -1,24 +1,17 @@
 //! What the optimizer's thread owns, and what it does with the gradients of a step.
 
-use burn::{
-    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::{Module, Param},
-    optim::GradientsParams,
-    tensor::{Device, Tensor},
-};
+use burn::{lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module, tensor::Device};
 use std::any::Any;
 
 use super::masters::{self, Places};
 use crate::{
-    dtype::working_dtype,
     error::{AmpError, StepError},
-    gradients::{ScaledGradients, StepGradients},
+    gradients::{ScaledGradients, StepGradients, widened},
     loss_scale::{LossScale, StepOutcome},
     module_optim::ModuleOptim,
-    module_path::{self, ModulePath},
     optimizer::ScaledOptimizer,
     param_tensors::ParamTensors,
-    record::AmpRecord,
+    record::{self, AmpRecord},
     scaler::{Noted, Reached},
 };
 
@@ -28,14 +21,23 @@ pub(super) struct Update<O> {
     pub(super) host: Device,
     masters: Option<Masters>,
     /// The loss scale that is to follow the next update, whatever its outcome.
-    next_scale: Option<f64>,
+    pub(super) next_scale: Option<f64>,
 }
 
 /// A module of f32 parameters, its type forgotten.
 struct Masters {
-    module: Box<dyn Any + Send>,
+    module: Box<dyn AnyModule>,
     places: Places,
-    values: fn(&Masters) -> ParamTensors,
+}
+
+trait AnyModule: Any + Send {
+    fn values(&self, places: &Places) -> ParamTensors;
+}
+
+impl<M: Module + 'static> AnyModule for M {
+    fn values(&self, places: &Places) -> ParamTensors {
+        masters::values_of(self, places)
+    }
 }
 
 /// What a job has done.
@@ -44,13 +46,6 @@ pub(super) struct Updated {
     /// The parameters, if they have changed.
     pub(super) image: Option<ParamTensors>,
     pub(super) reached: Reached,
-}
-
-/// What there is to do with the gradients on the optimizer's side.
-pub(super) enum Call {
-    Step(StepGradients),
-    /// To step with the window as it is.
-    Flush,
 }
 
 impl<O: ModuleOptim> Update<O> {
@@ -72,24 +67,34 @@ impl<O: ModuleOptim> Update<O> {
     ) -> Updated {
         let masters = masters::masters_of(&module, &places, &self.host, stored);
         let image = (stored.len() > 0).then(|| masters::image_of(&masters, &places));
-        self.masters = Some(Masters::new(masters, places));
+        self.put_masters(masters, places);
         self.updated(Ok(()), image)
     }
 
-    /// Takes the gradients of a step, or of a micro-batch.
+    fn put_masters<M: Module + 'static>(&mut self, masters: M, places: Places) {
+        let module = Box::new(masters);
+        self.masters = Some(Masters { module, places });
+    }
+
+    /// The masters, if they are of this type.
+    fn take_masters<M: 'static>(&mut self) -> Option<(M, Places)> {
+        let is_known = |masters: &mut Masters| (&*masters.module as &dyn Any).is::<M>();
+        let Masters { module, places } = self.masters.take_if(is_known)?;
+        let module: Box<dyn Any> = module;
+        Some((*module.downcast().ok()?, places))
+    }
+
+    /// Takes the gradients of a step, or of a micro-batch; without any, steps with the window as it is.
     pub(super) fn step<M: Module + 'static>(
         &mut self,
         lr: ModuleLearningRate,
-        call: Call,
+        grads: Option<StepGradients>,
         loss: Option<f64>,
         noted: Noted,
     ) -> Updated {
-        let (masters, places) = match self.masters.take().map(Masters::into_inner::<M>) {
-            Some(Ok(masters)) => masters,
-            other => {
-                self.masters = other.and_then(Result::err);
-                return self.updated(Err(another_type()), None);
-            }
+        let Some((masters, places)) = self.take_masters::<M>() else {
+            let reason = "belong to a module of another type";
+            return self.updated(Err(AmpError::other_module("all of them", reason)), None);
         };
         let scaler = self.optim.scaler_mut();
         scaler.take_over(noted);
@@ -97,21 +102,18 @@ impl<O: ModuleOptim> Update<O> {
         if let Some(loss) = loss {
             self.optim.set_loss(loss);
         }
-        let stepped = match call {
-            Call::Step(grads) => {
+        let stepped = match grads {
+            Some(grads) => {
                 let grads = moved(grads, &masters, &self.host);
                 self.optim.try_step(lr, masters, grads)
             }
-            Call::Flush => self.optim.try_flush(lr, masters),
+            None => self.optim.try_flush(lr, masters),
         };
-        let (masters, result) = match stepped {
-            Ok(masters) => (masters, Ok(())),
-            Err(StepError { module, error }) => (*module, Err(error)),
-        };
+        let (masters, result) = StepError::split(stepped);
         let outcome = self.optim.scaler().last_outcome();
         let image =
             (outcome == Some(StepOutcome::Stepped)).then(|| masters::image_of(&masters, &places));
-        self.masters = Some(Masters::new(masters, places));
+        self.put_masters(masters, places);
         let result = result.and(self.end_update(before, outcome));
         self.updated(result, image)
     }
@@ -132,10 +134,6 @@ impl<O: ModuleOptim> Update<O> {
         }
     }
 
-    pub(super) fn set_next_scale(&mut self, scale: f64) {
-        self.next_scale = Some(scale);
-    }
-
     pub(super) fn updated(
         &self,
         result: Result<(), AmpError>,
@@ -149,56 +147,21 @@ impl<O: ModuleOptim> Update<O> {
     }
 
     /// The state, with the masters if the parameters are not their whole image.
-    pub(super) fn to_record(&self, with_masters: bool) -> AmpRecord {
+    pub(super) fn record(&mut self, with_masters: bool) -> AmpRecord {
         let mut record = self.optim.to_record();
         let masters = self.masters.as_ref().filter(|_| with_masters);
-        record.masters = masters.map(|masters| (masters.values)(masters));
+        record.put(masters.map(|masters| record::Masters {
+            values: masters.module.values(&masters.places),
+        }));
         record
     }
 
     /// Goes on from a record, the masters of which belong to the next module.
-    pub(super) fn try_load_record(&mut self, record: AmpRecord) -> Result<Reached, AmpError> {
-        self.optim.try_load_record(record)?;
+    pub(super) fn load_record(&mut self, record: AmpRecord) -> Result<Reached, AmpError> {
+        self.optim.load_record(record)?;
         self.masters = None;
         self.next_scale = None;
         Ok(self.optim.scaler().reached())
-    }
-}
-
-impl Masters {
-    fn new<M: Module + 'static>(module: M, places: Places) -> Self {
-        Self {
-            module: Box::new(module),
-            places,
-            values: |masters| match masters.module.downcast_ref::<M>() {
-                Some(module) => masters::values_of(module, &masters.places),
-                None => ParamTensors::default(),
-            },
-        }
-    }
-
-    /// The module, if it is of this type.
-    fn into_inner<M: 'static>(self) -> Result<(M, Places), Self> {
-        let Self {
-            module,
-            places,
-            values,
-        } = self;
-        match module.downcast::<M>() {
-            Ok(module) => Ok((*module, places)),
-            Err(module) => Err(Self {
-                module,
-                places,
-                values,
-            }),
-        }
-    }
-}
-
-fn another_type() -> AmpError {
-    AmpError::OtherModule {
-        parameter: "all of them".to_string(),
-        reason: "belong to a module of another type".to_string(),
     }
 }
 
@@ -217,22 +180,4 @@ fn moved<M: Module>(grads: StepGradients, module: &M, host: &Device) -> StepGrad
             widened(grads, module).into()
         }
     }
-}
-
-/// Gradients in the dtype of the masters.
-fn widened<M: Module>(grads: GradientsParams, module: &M) -> GradientsParams {
-    struct Widen(GradientsParams);
-
-    impl module_path::Visit for Widen {
-        fn parameter<const D: usize>(&mut self, _path: &ModulePath, param: &Param<Tensor<D>>) {
-            if let Some(grad) = self.0.remove::<D>(param.id) {
-                let working = working_dtype(param.base().dtype());
-                self.0.register(param.id, grad.cast(working));
-            }
-        }
-    }
-
-    let mut widen = Widen(grads);
-    module_path::visit(module, &mut widen);
-    widen.0
 }

@@ -21,10 +21,8 @@ pub(super) fn checksum(
             number(&mut hasher, *size as u64);
         }
         number(&mut hasher, tensor.param_id.unwrap_or(u64::MAX));
-        let bytes = tensor.to_bytes().map_err(|error| AmpError::DamagedRecord {
-            origin: origin.to_string(),
-            reason: error.to_string(),
-        })?;
+        let bytes = tensor.to_bytes();
+        let bytes = bytes.map_err(|error| AmpError::damaged(origin, error.to_string()))?;
         number(&mut hasher, bytes.len() as u64);
         hasher.update(&bytes);
     }

@@ -3,12 +3,16 @@ use burn_pack::{
     HEADER_SIZE, Header, MAX_METADATA_SIZE, MAX_TENSOR_COUNT, MAX_TENSOR_SIZE, Reader, Scalar,
     Tensor, Writer,
 };
-use serde::{Serialize, de::DeserializeOwned};
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+};
 
 use super::{
     checksum::checksum,
     file::{saved_path, write_whole},
+    state::State,
 };
 use crate::{error::AmpError, param_tensors::ParamTensors};
 
@@ -17,42 +21,17 @@ const VERSION: u64 = 1;
 const PREFIX: &str = "burn_amp.";
 const VERSION_KEY: &str = "burn_amp.version";
 const CHECKSUM_KEY: &str = "burn_amp.checksum";
-const KIND_KEY: &str = "burn_amp.kind";
-const STATE_KEY: &str = "burn_amp.state";
+/// What the section holds, and the state of the loss scale, if there is one.
+const KIND: &str = "kind";
+const STATE: &str = "state";
+/// What the names of hooks' states begin with.
+const HOOK: &str = "hook.";
+
+/// The JSON of a state that is tensors alone, which is not written.
+const NO_VALUES: &str = "{}";
 
 /// How a version and a checksum go on after their names, in the bytes of a sealed head. In no text: no parameter's name reads so.
 const NUMBER: &[u8] = b"\xa1\x64UInt";
-
-/// Whose state a section holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    GradScaler,
-    ScaledOptimizer,
-    AccumulationWindow,
-    Ema,
-}
-
-impl Kind {
-    fn name(self) -> &'static str {
-        match self {
-            Self::GradScaler => "grad_scaler",
-            Self::ScaledOptimizer => "scaled_optimizer",
-            Self::AccumulationWindow => "accumulation_window",
-            Self::Ema => "ema",
-        }
-    }
-
-    fn parse(name: &str) -> Option<Self> {
-        [
-            Self::GradScaler,
-            Self::ScaledOptimizer,
-            Self::AccumulationWindow,
-            Self::Ema,
-        ]
-        .into_iter()
-        .find(|kind| kind.name() == name)
-    }
-}
 
 /// A burnpack in memory, with or without our section. A clone shares the tensors.
 #[derive(Clone)]
@@ -60,7 +39,6 @@ pub(crate) struct Container {
     tensors: Vec<Tensor>,
     scalars: BTreeMap<String, Scalar>,
     metadata: BTreeMap<String, String>,
-    section: Option<(Kind, String)>,
     origin: String,
     /// Handles to the memory of tensors that are not read yet, so that nobody changes them in place until then.
     held: Vec<ParamTensors>,
@@ -72,7 +50,6 @@ impl Container {
             tensors: Vec::new(),
             scalars: BTreeMap::new(),
             metadata: BTreeMap::new(),
-            section: None,
             origin: "memory".to_string(),
             held: Vec::new(),
         }
@@ -111,13 +88,10 @@ impl Container {
             )));
         }
         container.scalars.remove(VERSION_KEY);
-        let mut take = |key: &str| container.metadata.remove(key);
-        let (kind, state) = (take(KIND_KEY), take(STATE_KEY));
-        let (Some(kind), Some(state)) = (kind, state) else {
+        let has = |name: &str| container.metadata.contains_key(&key_of(name));
+        if !has(KIND) || !has(STATE) {
             return Err(container.damaged("its kind or its state is missing"));
-        };
-        let kind = Kind::parse(&kind).ok_or_else(|| container.later(&format!("kind `{kind}`")))?;
-        container.section = Some((kind, state));
+        }
         Ok(container)
     }
 
@@ -132,63 +106,81 @@ impl Container {
             }
             // Told apart below: a file that is not there, and one that is too short.
             Err(burn_pack::Error::IoError(_)) => {}
-            Err(error) => {
-                let reason = error.to_string();
-                return Err(AmpError::DamagedRecord { origin, reason });
-            }
+            Err(error) => return Err(AmpError::damaged(origin, error.to_string())),
         }
-        let bytes = fs::read(&path).map_err(|error| AmpError::RecordIo {
-            origin: origin.clone(),
-            reason: error.to_string(),
-        })?;
+        let bytes = fs::read(&path);
+        let bytes = bytes.map_err(|error| AmpError::record_io(&origin, error.to_string()))?;
         Self::from_bytes(Bytes::from_bytes_vec(bytes), &origin)
     }
 
-    pub(crate) fn with_section<S: Serialize>(mut self, kind: Kind, state: &S) -> Self {
-        // Plain data without maps or foreign types: there is no way for it to fail.
-        let json = serde_json::to_string(state).expect("a record is plain data");
-        self.section = Some((kind, json));
-        self
+    /// Makes it a sealed one of this kind.
+    pub(super) fn seal_as(&mut self, kind: &str) {
+        self.metadata.insert(key_of(KIND), kind.to_string());
+        // Every release looks for one, and reads it where there is a loss scale.
+        let state = self.metadata.entry(key_of(STATE));
+        state.or_insert_with(|| "null".to_string());
     }
 
-    /// Whose state is in the section, if there is one.
-    pub(crate) fn kind(&self) -> Option<Kind> {
-        self.section.as_ref().map(|(kind, _)| *kind)
+    /// Takes out the kind of a sealed one.
+    pub(super) fn take_kind(&mut self) -> Option<String> {
+        self.metadata.remove(&key_of(KIND))
     }
 
-    /// The state in the section, if there is one.
-    pub(crate) fn section<S: DeserializeOwned>(&self) -> Result<Option<S>, AmpError> {
-        let Some((_, state)) = &self.section else {
-            return Ok(None);
-        };
-        self.parse(STATE_KEY, state).map(Some)
+    /// Adds a state. On some devices its tensors are read when the container is written.
+    pub(super) fn put_state(&mut self, name: &str, tensors: Option<&str>, state: &State) {
+        if state.json != NO_VALUES {
+            self.metadata.insert(key_of(name), state.json.clone());
+        }
+        if let Some(field) = tensors {
+            self.put_params(&state.tensors, &format!(".{}", key_of(field)));
+        }
     }
 
-    /// Keeps a further state beside the section, under a key of its own that starts as ours do.
-    pub(crate) fn set_state<S: Serialize>(&mut self, key: &str, state: &S) {
-        let json = serde_json::to_string(state).expect("a record is plain data");
-        self.metadata.insert(key.to_string(), json);
-    }
-
-    /// Takes out a further state, if there is one.
-    pub(crate) fn take_state<S: DeserializeOwned>(
+    /// Takes out a state, if there is one.
+    pub(super) fn take_state(
         &mut self,
-        key: &str,
-    ) -> Result<Option<S>, AmpError> {
-        let Some(json) = self.metadata.remove(key) else {
-            return Ok(None);
+        name: &str,
+        tensors: Option<&str>,
+    ) -> Result<Option<State>, AmpError> {
+        let tensors = match tensors {
+            Some(field) => self.take_params(&format!(".{}", key_of(field)))?,
+            None => ParamTensors::default(),
         };
-        self.parse(key, &json).map(Some)
+        let json = self.metadata.remove(&key_of(name));
+        let is_there = json.is_some() || tensors.len() > 0;
+        let json = json.unwrap_or_else(|| NO_VALUES.to_string());
+        Ok(is_there.then_some(State { json, tensors }))
     }
 
-    fn parse<S: DeserializeOwned>(&self, key: &str, json: &str) -> Result<S, AmpError> {
-        serde_json::from_str(json).map_err(|error| {
-            let reason = format!("`{key}`: {error}");
-            match error.to_string().starts_with("unknown ") {
-                true => self.later(&reason),
-                false => self.damaged(reason),
+    /// Adds the state of a hook.
+    pub(super) fn put_hook(&mut self, name: &str, state: &State) {
+        let name = format!("{HOOK}{name}");
+        self.put_state(&name, Some(&name), state);
+    }
+
+    /// Takes out the states of all hooks, by their names.
+    pub(super) fn take_hooks(&mut self) -> Result<BTreeMap<String, State>, AmpError> {
+        let prefix = key_of(HOOK);
+        let keys = self.metadata.keys().map(String::as_str);
+        let tensors = self.tensors.iter().map(|tensor| &tensor.name);
+        let fields = tensors.filter_map(|name| Some(name.split_once('.')?.1));
+        let names = keys
+            .chain(fields)
+            .filter_map(|name| name.strip_prefix(&prefix));
+        let names: BTreeSet<String> = names.map(String::from).collect();
+        let mut states = BTreeMap::new();
+        for name in names {
+            let key = format!("{HOOK}{name}");
+            if let Some(state) = self.take_state(&key, Some(&key))? {
+                states.insert(name, state);
             }
-        })
+        }
+        Ok(states)
+    }
+
+    /// The error for a state that was refused.
+    pub(super) fn refusal(&self, name: &str, reason: &str) -> AmpError {
+        refusal(&self.origin, name, reason)
     }
 
     /// Refuses what is left of our own after all that is known was taken out: it must not be lost in silence.
@@ -204,8 +196,8 @@ impl Container {
                 }),
         );
         match names.next() {
-            Some(name) if self.section.is_some() => Err(self.later(&format!("`{name}`"))),
-            _ => Ok(()),
+            Some(name) => Err(self.later(&format!("`{name}`"))),
+            None => Ok(()),
         }
     }
 
@@ -226,20 +218,12 @@ impl Container {
 
     /// The error for contents that contradict each other.
     pub(crate) fn damaged(&self, reason: impl Into<String>) -> AmpError {
-        AmpError::DamagedRecord {
-            origin: self.origin.clone(),
-            reason: reason.into(),
-        }
+        AmpError::damaged(&self.origin, reason)
     }
 
     /// The error for contents that this release does not know, in a container that is whole.
-    fn later(&self, what: &str) -> AmpError {
-        AmpError::ForeignRecord {
-            origin: self.origin.clone(),
-            reason: format!(
-                "{what}: this release does not know it; update burn-amp to load what a later one has saved"
-            ),
-        }
+    pub(super) fn later(&self, what: &str) -> AmpError {
+        later(&self.origin, what)
     }
 
     /// Where the container came from, for messages.
@@ -253,6 +237,18 @@ impl Container {
 
     pub(crate) fn scalars(&self) -> &BTreeMap<String, Scalar> {
         &self.scalars
+    }
+
+    /// Without the parameters that a scalar of this name marks: they have nothing else but their rank and path.
+    pub(crate) fn without_marked(mut self, mark: &str) -> Self {
+        let id = |name: &String| Some(name.strip_suffix(mark)?.strip_suffix('.')?.to_string());
+        let marked: Vec<String> = self.scalars.keys().filter_map(id).collect();
+        for id in marked {
+            let of_it = |name: &str| name.split_once('.').is_some_and(|(of, _)| of == id);
+            self.scalars.retain(|name, _| !of_it(name));
+            self.metadata.remove(&id);
+        }
+        self
     }
 
     /// The first of our tensors or scalars that `other` does not hold bit for bit, in words.
@@ -288,21 +284,9 @@ impl Container {
             .next())
     }
 
-    /// The container without our section.
-    pub(crate) fn into_plain_bytes(self) -> Result<Bytes, AmpError> {
-        Self {
-            section: None,
-            ..self
-        }
-        .into_bytes()
-    }
-
     pub(crate) fn into_bytes(self) -> Result<Bytes, AmpError> {
         let origin = self.origin.clone();
-        let refused = |reason: String| AmpError::RecordIo {
-            origin: origin.clone(),
-            reason,
-        };
+        let refused = |reason: String| AmpError::record_io(&origin, reason);
         let bytes = self.into_writer()?.into_bytes();
         let bytes = bytes.map_err(|error| refused(error.to_string()))?;
         let size = Header::from_bytes(&bytes).map_or(0, |header| header.metadata_size);
@@ -324,7 +308,7 @@ impl Container {
             // What Burn's reader refuses must not take the place of a file that it reads.
             Reader::from_file_exact(scratch).map(drop)
         })
-        .map_err(|reason| AmpError::RecordIo { origin, reason })
+        .map_err(|reason| AmpError::record_io(origin, reason))
     }
 
     /// Keeps handles to the memory of tensors until they are read.
@@ -336,8 +320,7 @@ impl Container {
         let Self {
             tensors,
             mut scalars,
-            mut metadata,
-            section,
+            metadata,
             origin,
             // Let go at the end, when the checksum has read them.
             held: _held,
@@ -356,11 +339,9 @@ impl Container {
             None => None,
         };
         if let Some(reason) = reason {
-            return Err(AmpError::RecordIo { origin, reason });
+            return Err(AmpError::record_io(origin, reason));
         }
-        if let Some((kind, state)) = section {
-            metadata.insert(KIND_KEY.to_string(), kind.name().to_string());
-            metadata.insert(STATE_KEY.to_string(), state);
+        if metadata.contains_key(&key_of(KIND)) {
             scalars.insert(VERSION_KEY.to_string(), Scalar::UInt(VERSION));
             let checksum = checksum(&tensors, &scalars, &metadata, &origin)?;
             scalars.insert(CHECKSUM_KEY.to_string(), Scalar::UInt(checksum.into()));
@@ -374,6 +355,27 @@ impl Container {
         }
         Ok(writer)
     }
+}
+
+/// The error for a state that was refused: of a later release, if it has names that this one does not know.
+pub(super) fn refusal(origin: &str, name: &str, reason: &str) -> AmpError {
+    let what = format!("`{}`: {reason}", key_of(name));
+    match reason.starts_with("unknown ") {
+        true => later(origin, &what),
+        false => AmpError::damaged(origin, what),
+    }
+}
+
+fn later(origin: &str, what: &str) -> AmpError {
+    let reason = format!(
+        "{what}: this release does not know it; update burn-amp to load what a later one has saved"
+    );
+    AmpError::foreign(origin, reason)
+}
+
+/// The name of our own by which a container has something.
+fn key_of(name: &str) -> String {
+    format!("{PREFIX}{name}")
 }
 
 /// Whether bytes in which a reader finds no section hold one all the same: a damaged length can make it stop before that.
@@ -413,5 +415,5 @@ fn read_seal(reader: &Reader, origin: &str) -> Result<Option<u64>, AmpError> {
         (other, _) => (other, VERSION_KEY),
     };
     let reason = format!("`{key}` is {found:?}");
-    Err(AmpError::DamagedRecord { origin, reason })
+    Err(AmpError::damaged(origin, reason))
 }

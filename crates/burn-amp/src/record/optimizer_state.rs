@@ -1,15 +1,15 @@
 //! An optimizer's state in a container: what can be known of it before a module says whose it is.
 
 use burn::{
-    module::{Module, Param},
-    tensor::{DType, Shape, Tensor},
+    module::Module,
+    tensor::{DType, Shape},
 };
 use std::collections::BTreeMap;
 
 use super::Container;
 use crate::{
     error::AmpError,
-    module_path::{self, ModulePath},
+    module_path::{Parameter, parameters},
 };
 
 /// The tensors of a stored state: field and shape, by parameter.
@@ -28,10 +28,7 @@ impl OptimizerState {
     ///
     /// If it is not an optimizer's, or the tensors of one parameter cannot belong to each other.
     pub(crate) fn of(container: &Container) -> Result<Self, AmpError> {
-        check_names(container).map_err(|reason| AmpError::ForeignRecord {
-            origin: container.origin().to_string(),
-            reason,
-        })?;
+        check_names(container).map_err(|reason| AmpError::foreign(container.origin(), reason))?;
         let ranks: BTreeMap<u64, usize> = (container.scalars().iter())
             .filter_map(|(name, value)| {
                 let id = name.strip_suffix(".__rank")?.parse().ok()?;
@@ -83,26 +80,43 @@ impl OptimizerState {
 
     /// Refuses a module whose parameters have other shapes, before Burn broadcasts them; warns of state that would be lost.
     pub(crate) fn check<M: Module>(&self, module: &M) -> Result<(), AmpError> {
-        let mut check = Check {
-            unknown: self.tensors.clone(),
-            ranks: &self.ranks,
-            misfit: None,
-        };
-        module_path::visit(module, &mut check);
-        if let Some(reason) = check.misfit {
-            let origin = self.origin.clone();
-            return Err(AmpError::ForeignRecord { origin, reason });
+        let mut unknown = self.tensors.clone();
+        for parameter in parameters(module) {
+            let fields = unknown.remove(&parameter.id.val()).unwrap_or_default();
+            if let Some(reason) = self.misfit(&parameter, &fields) {
+                return Err(AmpError::foreign(&self.origin, reason));
+            }
         }
-        if !check.unknown.is_empty() {
+        if !unknown.is_empty() {
             log::warn!(
                 "the optimizer's state from {} is that of {} parameters, of which {} are not in this module: their state is not used. \
                  Load the model's own record too, which gives its parameters their ids back",
                 self.origin,
                 self.tensors.len(),
-                check.unknown.len()
+                unknown.len()
             );
         }
         Ok(())
+    }
+
+    /// Why these fields are not a parameter's state, if they are not.
+    fn misfit(&self, parameter: &Parameter, fields: &[(String, Shape)]) -> Option<String> {
+        let (path, expected) = (&parameter.path, parameter.shape());
+        let dims = expected.num_dims();
+        if let Some(rank) = self
+            .ranks
+            .get(&parameter.id.val())
+            .filter(|rank| **rank != dims)
+        {
+            return Some(format!(
+                "its state for `{path}` has rank {rank}, but the parameter has {dims}"
+            ));
+        }
+        let misfit = |(field, shape): &&(String, Shape)| !fits(field, shape, &expected);
+        let (field, shape) = fields.iter().find(misfit)?;
+        Some(format!(
+            "its state `{field}` for `{path}` has shape {shape}, but the parameter has {expected}"
+        ))
     }
 }
 
@@ -138,31 +152,4 @@ fn fits(field: &str, shape: &Shape, parameter: &Shape) -> bool {
     let sizes = || shape.iter().zip(parameter.iter());
     shape.num_dims() == parameter.num_dims()
         && sizes().all(|(size, whole)| size == whole || (*size == 1 && field != "master"))
-}
-
-struct Check<'a> {
-    unknown: BTreeMap<u64, Vec<(String, Shape)>>,
-    ranks: &'a BTreeMap<u64, usize>,
-    misfit: Option<String>,
-}
-
-impl module_path::Visit for Check<'_> {
-    fn parameter<const D: usize>(&mut self, path: &ModulePath, param: &Param<Tensor<D>>) {
-        let expected = param.shape();
-        let rank = self.ranks.get(&param.id.val()).copied();
-        if let Some(rank) = rank.filter(|rank| *rank != D) {
-            let path = path.as_str();
-            let misfit =
-                format!("its state for `{path}` has rank {rank}, but the parameter has {D}");
-            self.misfit.get_or_insert(misfit);
-        }
-        for (field, shape) in self.unknown.remove(&param.id.val()).unwrap_or_default() {
-            if self.misfit.is_none() && !fits(&field, &shape, &expected) {
-                let path = path.as_str();
-                self.misfit = Some(format!(
-                    "its state `{field}` for `{path}` has shape {shape}, but the parameter has {expected}"
-                ));
-            }
-        }
-    }
 }

@@ -2,14 +2,14 @@
 
 use burn::module::Module;
 
-use super::{GradScaler, check_accepted};
+use super::{GradScaler, step::check_accepted};
 use crate::{
+    account::Purpose,
     accumulation::AccumulationWindow,
     dtype::optimizer_dtype,
     entries::{Entries, Entry, Traversal},
     error::AmpError,
     gradients::{StepGradients, UnscaledGradients},
-    live_scale::Blame,
     loss_scale::StepOutcome,
     module_optim::ModuleOptim,
     unscale::{pass_through, unscale},
@@ -30,21 +30,6 @@ impl GradScaler {
     /// A micro-batch without gradients counts: a mean divides by it too, as that of one large batch would. (Keras ignores such
     /// a call.)
     ///
-    /// # Panics
-    ///
-    /// Where [`try_accumulate`](Self::try_accumulate) returns an error, with its message.
-    pub fn accumulate<M: Module>(
-        &mut self,
-        window: &mut AccumulationWindow,
-        grads: impl Into<StepGradients>,
-        module: &M,
-    ) -> Option<UnscaledGradients> {
-        self.try_accumulate(window, grads, module)
-            .unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    /// As [`accumulate`](Self::accumulate), for runs that want to handle a failure.
-    ///
     /// # Errors
     ///
     /// [`AmpError::LossScaleExhausted`] if a micro-batch is dropped after `max_consecutive_skips` dropped in a row, or where the
@@ -52,17 +37,17 @@ impl GradScaler {
     /// no parameter of `module`, not of its shape, or not in the dtype in which its gradients are summed;
     /// [`AmpError::GradientShape`] if a gradient does not have its parameter's shape;
     /// [`AmpError::UnsupportedDType`] if a gradient's device cannot compute in the gradient's dtype. Nothing was changed then.
-    pub fn try_accumulate<M: Module>(
+    pub fn accumulate<M: Module>(
         &mut self,
         window: &mut AccumulationWindow,
         grads: impl Into<StepGradients>,
         module: &M,
     ) -> Result<Option<UnscaledGradients>, AmpError> {
         let grads = grads.into();
-        self.forget_last_call();
+        self.account().begin_call();
         let traversal = Traversal {
             grads: Some(grads.params()),
-            sums: Some(&window.sums),
+            sums: Some(&window.state.sums),
             lr: None,
         };
         let entries = traversal.of(module)?;
@@ -77,50 +62,75 @@ impl GradScaler {
         grads: StepGradients,
         entries: Entries,
     ) -> Result<Option<UnscaledGradients>, AmpError> {
-        match &grads {
-            StepGradients::Unscaled(grads) => self.take_verdict(grads),
-            StepGradients::Plain(_) => self.check_plain(),
-            StepGradients::Scaled(_) => {}
-        }
         let found: Vec<Entry> = entries.gradients().cloned().collect();
         if window.drops_micro_batches() {
-            let grads = match grads {
-                StepGradients::Plain(grads) => self.test(grads, &entries)?,
-                // Rounding to a half-precision dtype comes after the sum.
-                StepGradients::Scaled(grads) => {
-                    self.unscale_entries(grads, found.clone(), false)?
-                }
-                StepGradients::Unscaled(grads) => grads,
-            };
+            // Rounding to a half-precision dtype comes after the sum.
+            let grads = self.tested(grads, &entries, false)?;
             if self.settle(&grads)?.is_skipped() {
                 return Ok(None);
             }
             window.add(grads.into_tested(), &found, 1.0);
         } else {
-            let mut overflow = None;
-            let (params, scale) = match grads {
-                StepGradients::Plain(grads) => (grads, 1.0),
-                StepGradients::Scaled(grads) => {
-                    let scale = grads.loss_scale();
-                    (grads.into_params(), scale)
-                }
-                StepGradients::Unscaled(grads) => {
-                    if grads.has_overflow() {
-                        overflow = grads.status().overflow_parameter().map(str::to_string);
-                    }
-                    (grads.into_tested(), 1.0)
-                }
-            };
-            let common = window.scale_or(self.loss_factor());
-            window.add(params, &found, f64::from(common) / f64::from(scale));
-            if let Some(path) = overflow {
-                window.add_overflow(&path, &found);
-            }
+            self.add_untested(window, grads, &found);
         }
-        self.set_outcome(StepOutcome::Accumulated);
+        self.account().outcome = Some(StepOutcome::Accumulated);
+        self.live().events().take_micro_batch();
         match window.is_full() {
             true => self.empty(window, entries.into_sums()).map(Some),
             false => Ok(None),
+        }
+    }
+
+    /// Gradients of any kind, unscaled and tested.
+    pub(crate) fn tested(
+        &mut self,
+        grads: StepGradients,
+        entries: &Entries,
+        in_own_dtype: bool,
+    ) -> Result<UnscaledGradients, AmpError> {
+        self.look_over(&grads);
+        match grads {
+            StepGradients::Plain(grads) => self.test(grads, entries),
+            StepGradients::Scaled(grads) => {
+                let found = entries.gradients().cloned().collect();
+                self.unscale_entries(grads, found, in_own_dtype)
+            }
+            StepGradients::Unscaled(grads) => Ok(grads),
+        }
+    }
+
+    /// Adds gradients to a window that is tested as a whole.
+    fn add_untested(
+        &mut self,
+        window: &mut AccumulationWindow,
+        grads: StepGradients,
+        found: &[Entry],
+    ) {
+        self.look_over(&grads);
+        let (params, scale, overflow) = match grads {
+            StepGradients::Plain(grads) => (grads, 1.0, None),
+            StepGradients::Scaled(grads) => {
+                let scale = grads.loss_scale();
+                (grads.into_params(), scale, None)
+            }
+            StepGradients::Unscaled(grads) => {
+                let overflow = grads.verdict().overflow;
+                (grads.into_tested(), 1.0, overflow)
+            }
+        };
+        let common = window.scale_or(self.loss_factor());
+        window.add(params, found, f64::from(common) / f64::from(scale));
+        if let Some(path) = overflow {
+            window.add_overflow(&path, found);
+        }
+    }
+
+    /// What gradients tell of themselves: those that were tested are counted by the caller, plain ones may be those of a scaled loss.
+    fn look_over(&mut self, grads: &StepGradients) {
+        match grads {
+            StepGradients::Unscaled(grads) => self.take_verdict(grads),
+            StepGradients::Plain(_) => self.check_plain(),
+            StepGradients::Scaled(_) => {}
         }
     }
 
@@ -155,18 +165,18 @@ impl GradScaler {
         window: &mut AccumulationWindow,
         module: &M,
     ) -> Result<Option<UnscaledGradients>, AmpError> {
-        self.forget_last_call();
+        self.account().begin_call();
         if window.is_empty() {
-            self.set_outcome(StepOutcome::NoGradients);
+            self.account().outcome = Some(StepOutcome::NoGradients);
             return Ok(None);
         }
         let traversal = Traversal {
-            sums: Some(&window.sums),
+            sums: Some(&window.state.sums),
             ..Default::default()
         };
         let entries = traversal.of(module)?;
         let grads = self.empty(window, entries.into_sums())?;
-        self.set_outcome(StepOutcome::Accumulated);
+        self.account().outcome = Some(StepOutcome::Accumulated);
         Ok(Some(self.registered(grads)))
     }
 
@@ -195,7 +205,7 @@ impl GradScaler {
         };
         Ok(match settled {
             true => grads.settled(),
-            false => self.blamed(grads),
+            false => self.explained(grads),
         })
     }
 
@@ -203,38 +213,14 @@ impl GradScaler {
     fn settle(&mut self, grads: &UnscaledGradients) -> Result<StepOutcome, AmpError> {
         self.look_at_losses(grads);
         self.remember(grads);
-        let overflow: Vec<String> = grads.verdict().overflow.into_iter().collect();
-        let outcome = if grads.has_overflow() {
-            self.counters.record_dropped();
-            self.set_outcome(StepOutcome::Dropped);
-            self.suspect_statistics();
-            if let Blame::Loss { output_finite } = grads.blame() {
-                self.forget_losses();
-                return match self.skip_bad_loss(output_finite, "micro-batch dropped") {
-                    Some(error) => Err(error),
-                    None => Ok(StepOutcome::Skipped),
-                };
-            }
-            self.counters.add_consecutive_skip();
-            if let Some(error) = self.exhausted(overflow.first().map_or("?", String::as_str)) {
-                self.forget_losses();
-                return Err(error);
-            }
-            StepOutcome::Skipped
-        } else {
-            // No gradients are no evidence that the scale is fine.
-            if !grads.entries().is_empty() {
-                self.counters.reset_consecutive_skips();
-                self.counters.reset_bad_losses();
-            }
-            StepOutcome::Stepped
-        };
-        if !grads.entries().is_empty() {
-            let seen = grads.verdict().observation();
-            self.adjust(seen, "micro-batch dropped", &overflow);
+        let found = grads.verdict();
+        if grads.has_overflow() {
+            self.buffers.suspect();
         }
-        self.forget_losses();
-        Ok(outcome)
+        let ended = self.step_end().end(Purpose::MicroBatch, &found);
+        self.watch.forget();
+        ended?;
+        Ok(found.observation().outcome)
     }
 
     /// Refuses, before a micro-batch enters a window, gradients that the optimizer would not take at the window's end.

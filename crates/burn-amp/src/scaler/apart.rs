@@ -1,16 +1,17 @@
 //! The two sides of a scaler whose steps are decided on another thread: that which scales losses, and that which learns.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
-use super::{Border, GradScaler};
+use super::{GradScaler, Scale};
 use crate::{
+    account::Account,
     error::AmpError,
-    gradient_status::GradientStatus,
-    live_scale::Passage,
-    loss_scale::{LossScale, StepOutcome},
+    ledger::{Ledger, OwnLedger},
+    live_scale::{LiveScale, ScopesLeft},
+    loss_scale::LossScale,
     loss_watch::{LossWatch, Losses},
+    mixed_precision::MixedPrecision,
     rescale::PartState,
-    step_counters::StepCounters,
 };
 
 /// Where a scaler is after a step: what the other side is to know of it.
@@ -18,14 +19,12 @@ use crate::{
 pub(crate) struct Reached {
     pub(crate) schedule: LossScale,
     parts: BTreeMap<String, PartState>,
-    pub(crate) counters: StepCounters,
-    pub(crate) outcome: Option<StepOutcome>,
-    status: Option<GradientStatus>,
+    account: Account,
 }
 
 /// What the side that scales has noted in an iteration.
 pub(crate) struct Noted {
-    passage: Option<Passage>,
+    passage: ScopesLeft,
     losses: Losses,
 }
 
@@ -33,80 +32,67 @@ impl GradScaler {
     /// Takes out what was noted since the last step.
     pub(crate) fn hand_over(&mut self) -> Noted {
         Noted {
-            passage: self.precision().map(|amp| amp.live().hand_over()),
+            passage: self.live().hand_over(),
             losses: self.watch.hand_over(),
         }
     }
 
     /// Decides on what the other side has noted.
     pub(crate) fn take_over(&mut self, noted: Noted) {
-        if let (Some(amp), Some(passage)) = (self.precision(), noted.passage) {
-            amp.live().take_over(passage);
-        }
+        self.live().take_over(noted.passage);
         self.watch.take_over(noted.losses);
     }
 
     /// The side that learns: it moves a scale of its own, in the same state, which multiplies nothing.
     pub(crate) fn apart(&self) -> Self {
-        let border = self.precision().map(|amp| Border::new(&amp.apart()));
+        let amp = self.precision().map(MixedPrecision::apart);
+        let account = self.account().clone();
+        let ledger = Ledger::new(amp.as_ref().map(MixedPrecision::journal), account);
         Self {
             watch: LossWatch::default(),
-            border,
+            scale: match &amp {
+                Some(amp) => Scale::of(amp),
+                None => self.scale.clone(),
+            },
+            ledger: OwnLedger(Arc::new(ledger)),
             ..self.clone()
         }
     }
 
     /// A copy with a scale that it shares with nobody.
     pub(crate) fn detached(&self) -> Self {
+        let account = self.account().clone();
         Self {
-            schedule: self.schedule(),
-            border: None,
+            scale: Scale::own(LiveScale::of_scaler(self.schedule())),
+            ledger: OwnLedger(Arc::new(Ledger::new(None, account))),
             ..self.clone()
         }
     }
 
     pub(crate) fn reached(&self) -> Reached {
-        let amp = self.precision();
         Reached {
             schedule: self.schedule(),
-            parts: amp.map_or_else(BTreeMap::new, |amp| amp.live().parts()),
-            counters: self.counters,
-            outcome: self.last_outcome,
-            status: self.last_status.clone(),
+            parts: self.live().parts(),
+            account: self.account().clone(),
         }
     }
 
     /// Scales the next losses as far as the side that learns has come, by a call of `step` or by something else.
     pub(crate) fn follow(&mut self, reached: Reached, is_call: bool) {
-        let stepped = reached.counters.steps() != self.counters.steps();
-        self.counters = reached.counters;
-        self.last_outcome = reached.outcome;
-        self.last_status = reached.status;
-        match self.precision() {
-            Some(amp) => amp.live().follow(reached.schedule, &reached.parts),
-            None => self.schedule = reached.schedule,
-        }
-        #[cfg(feature = "train")]
-        if let Some(amp) = self.precision() {
-            amp.publish(self, stepped);
-        }
-        #[cfg(not(feature = "train"))]
-        let _ = stepped;
-        if is_call {
-            self.log_call();
+        *self.account() = reached.account;
+        self.live().follow(reached.schedule, &reached.parts);
+        match is_call {
+            true => self.enter(),
+            false => self.show_account(),
         }
     }
 
     /// Ends an iteration with a scale of the caller's choice, where its outcome has moved the scale that was `before`. The growth
     /// tracker is that of before, too.
     pub(crate) fn replace_update(&mut self, before: LossScale, scale: f64) -> Result<(), AmpError> {
-        self.set_schedule(before.with_scale("loss_scale", scale)?);
-        self.counters.reset_consecutive_skips();
+        self.live()
+            .set_schedule(before.with_scale("loss_scale", scale)?);
+        self.account().counters.consecutive_skips = 0;
         Ok(())
-    }
-
-    /// Whether other optimizers move the same scale.
-    pub(crate) fn is_shared(&self) -> bool {
-        self.precision().is_some_and(|amp| amp.live().is_shared())
     }
 }

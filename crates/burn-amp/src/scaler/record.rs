@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 
 use super::GradScaler;
 use crate::{
-    error::short,
+    error::{AmpError, short},
+    live_scale::LiveScale,
     loss_scale::{GradScalerConfig, LossScale, Measures, Observation, StepOutcome},
-    mixed_precision::MixedPrecision,
     rescale::PartState,
     step_counters::StepCounters,
 };
@@ -45,25 +45,58 @@ impl ScalerState {
     }
 
     /// Lets a program go on with the loss scale of this state, and the factors of its parts.
-    pub(crate) fn resume(&self, amp: &MixedPrecision, origin: &str) {
-        let live = amp.live();
-        live.set_schedule(self.resumed(&live.schedule(), origin));
+    ///
+    /// # Errors
+    ///
+    /// As [`check`](Self::check); nothing has changed then.
+    pub(crate) fn resume(&self, live: &LiveScale, origin: &str) -> Result<(), AmpError> {
+        live.resolve(true);
+        let resumed = self.check(live, origin)?;
+        self.log_differences(&live.schedule(), &resumed, origin);
+        live.set_schedule(resumed);
         live.restore_parts(&self.parts, self.with_settings);
+        Ok(())
     }
 
-    /// The schedule to go on with where `here` was: this state under the settings that are there, which the log compares.
-    pub(crate) fn resumed(&self, here: &LossScale, origin: &str) -> LossScale {
-        let (settings, stored) = (here.config(), self.schedule.config());
+    /// The schedule to go on with where that of `live` was: this state under the settings and the rule that are there.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::DamagedRecord`] if a rule of the program refuses what is stored under its name.
+    pub(crate) fn check(&self, live: &LiveScale, origin: &str) -> Result<LossScale, AmpError> {
+        let here = live.schedule();
+        let stored = self.schedule.clone();
+        let resumed = match self.with_settings {
+            true => {
+                let enabled = here.config().enabled;
+                let config = GradScalerConfig {
+                    enabled,
+                    ..*stored.config()
+                };
+                stored.in_program(&config).with_rule_of(&here)
+            }
+            false => here.continuing(&stored),
+        };
+        resumed
+            .and_then(|resumed| live.check_parts(&self.parts).map(|()| resumed))
+            .map_err(|reason| AmpError::damaged(origin, reason))
+    }
+
+    /// Names what differs here from what is stored.
+    fn log_differences(&self, here: &LossScale, resumed: &LossScale, origin: &str) {
+        let stored = &self.schedule;
         if self.with_settings {
-            let enabled = settings.enabled;
-            return self
-                .schedule
-                .in_program(&GradScalerConfig { enabled, ..*stored });
+            let (rule, other) = (resumed.rule_name(), stored.rule_name());
+            if rule != other {
+                log::warn!(
+                    "{origin} was saved under the rule `{other}` of the loss scale, which is not here: `{rule}` starts fresh"
+                );
+            }
+            return;
         }
-        let resumed = here.continuing(&self.schedule);
-        let differences = differences(settings, stored);
+        let differences = differences(here, stored);
         if !differences.is_empty() {
-            let (before, after) = (self.schedule.scale(), resumed.scale());
+            let (before, after) = (stored.scale(), resumed.scale());
             let moved = match before == after {
                 true => String::new(),
                 false => format!(
@@ -78,14 +111,18 @@ impl ScalerState {
                 differences.join(", ")
             );
         }
-        resumed
     }
 }
 
 /// Every setting in which the program differs from the record, in words.
-fn differences(here: &GradScalerConfig, stored: &GradScalerConfig) -> Vec<String> {
-    let fields = |config| match serde_json::to_value(config) {
-        Ok(Value::Object(fields)) => fields,
+fn differences(here: &LossScale, stored: &LossScale) -> Vec<String> {
+    let fields = |scale: &LossScale| match serde_json::to_value(scale.config()) {
+        Ok(Value::Object(mut fields)) => {
+            if scale.has_own_rule() {
+                fields.insert("schedule".into(), scale.rule_name().into());
+            }
+            fields
+        }
         _ => Default::default(),
     };
     let stored = fields(stored);
@@ -107,36 +144,34 @@ impl GradScaler {
     pub(crate) fn state_to_store(&self) -> ScalerState {
         ScalerState {
             schedule: self.schedule(),
-            counters: self.counters,
+            counters: self.account().counters,
             pending: self.iteration.outcome(),
             seen: self.iteration.observation().and_then(|seen| seen.measures),
-            parts: self
-                .precision()
-                .map_or_else(BTreeMap::new, |amp| amp.live().parts()),
+            parts: self.live().parts(),
             with_settings: false,
         }
     }
 
     /// Goes on from a stored state, under the settings that are here. Nothing is left of what this scaler has seen before.
-    pub(crate) fn restore(&mut self, state: ScalerState, origin: &str) {
-        match self.precision() {
-            Some(amp) => state.resume(amp, origin),
-            None => self.schedule = state.resumed(&self.schedule, origin),
-        }
+    ///
+    /// # Errors
+    ///
+    /// As [`ScalerState::check`]; nothing has changed then.
+    pub(crate) fn restore(&mut self, state: ScalerState, origin: &str) -> Result<(), AmpError> {
+        state.resume(self.live(), origin)?;
         self.restore_counters(state);
-        #[cfg(feature = "train")]
-        if let Some(amp) = self.precision() {
-            amp.publish(self, false);
-        }
+        self.show_loaded();
+        Ok(())
     }
 
     /// As [`restore`](Self::restore), where the schedule is in place already.
     pub(crate) fn restore_counters(&mut self, state: ScalerState) {
         self.forget_steps();
-        self.counters = state.counters;
-        if self.config() != *state.schedule.config() {
+        self.account().counters = state.counters;
+        if !self.schedule().is_like(&state.schedule) {
             // A run that has ended for its skips is to go on with other settings.
-            self.counters.reset_rows();
+            let mut account = self.account();
+            account.counters = account.counters.with_rows_of(StepCounters::default());
         }
         let pending = state.pending.map(|outcome| Observation {
             outcome,
@@ -145,20 +180,19 @@ impl GradScaler {
         self.iteration.restore(pending);
     }
 
-    fn forget_steps(&mut self) {
-        (self.last_outcome, self.last_status) = (None, None);
+    pub(super) fn forget_steps(&mut self) {
+        self.account().begin_call();
         self.watch = crate::loss_watch::LossWatch::default();
         self.unsettled = crate::iteration::Unsettled::default();
         // Those of a model that is loaded too, most likely.
-        self.forget_statistics();
-        self.suspicious = false;
+        self.buffers.forget();
     }
 
     /// Counts from zero. The schedule stays.
     #[cfg(feature = "train")]
     pub(crate) fn reset_counters(&mut self) {
         self.forget_steps();
-        self.counters = StepCounters::default();
+        self.account().counters = StepCounters::default();
         self.iteration.restore(None);
     }
 }

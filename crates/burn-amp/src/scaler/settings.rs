@@ -47,7 +47,7 @@ impl GradScaler {
     /// within `min_scale` and `max_scale`.
     pub fn set_loss_scale(&mut self, scale: f64) -> Result<(), AmpError> {
         self.change(|schedule| schedule.with_scale("loss_scale", scale))?;
-        self.counters.reset_consecutive_skips();
+        self.account().counters.consecutive_skips = 0;
         Ok(())
     }
 
@@ -112,7 +112,8 @@ impl GradScaler {
         &mut self,
         change: impl FnOnce(LossScale) -> Result<LossScale, AmpError>,
     ) -> Result<(), AmpError> {
-        self.set_schedule(change(self.schedule())?);
+        self.live().resolve(true);
+        self.live().set_schedule(change(self.schedule())?);
         Ok(())
     }
 

@@ -15,7 +15,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use super::{fused::FusedSteps, pipelined::Pipeline};
+use super::steps::Shared;
 use crate::{
     error::AmpError,
     mixed_precision::MixedPrecision,
@@ -30,36 +30,24 @@ const TENSOR: &str = "scaler";
 
 /// What the optimizer keeps for the parameter.
 #[derive(Clone)]
-struct Entry {
-    /// None while a step is made.
-    state: Option<Stored>,
-    /// Whether a checkpoint has brought it.
-    loaded: bool,
-}
-
-/// What the next checkpoint is to hold.
-#[derive(Clone)]
-pub(super) enum Stored {
-    Record(Box<AmpRecord>),
-    /// What is there when it is taken.
-    Pipeline(Pipeline),
-    /// As above.
-    Fused(FusedSteps),
+enum Entry {
+    /// What the next checkpoint is to hold, as it is when that is taken. None while a step is made.
+    Steps(Option<Shared>),
+    /// What a checkpoint has brought.
+    Loaded(Box<AmpRecord>),
 }
 
 /// What was found in an optimizer.
 pub(super) enum Found {
-    /// The state of the last step.
+    /// The steps of the run.
     Own,
-    /// What a checkpoint has brought.
-    Loaded(Box<AmpRecord>),
-    /// A checkpoint of a run without scaler was loaded.
-    Plain,
+    /// What a checkpoint has brought: none if it is that of a run without scaler.
+    Loaded(Option<Box<AmpRecord>>),
     /// The optimizer has not met a scaler before.
     Nothing,
 }
 
-type Mail = (Option<Stored>, Option<(Found, bool)>);
+type Mail = (Option<Shared>, Option<(Found, bool)>);
 
 thread_local! {
     /// What the next step of the parameter puts into the entry, and what it has found there. Burn's `step` takes and
@@ -67,33 +55,27 @@ thread_local! {
     static MAIL: RefCell<Mail> = const { RefCell::new((None, None)) };
 }
 
-/// An optimizer that will carry a state.
-pub(super) fn attach(
-    optim: ModuleOptimizer,
-    amp: &MixedPrecision,
-    state: AmpRecord,
-) -> ModuleOptimizer {
+/// An optimizer that can carry a state.
+pub(super) fn attach(optim: ModuleOptimizer, amp: &MixedPrecision) -> ModuleOptimizer {
     let carrier = Carrier {
         amp: amp.clone(),
         taken: AtomicBool::new(false),
     };
-    let mut optim = optim.with_group(ParamGroup::from_ids(vec![ID.into()]), carrier, None);
-    put(&mut optim, Stored::Record(Box::new(state)));
-    optim
+    optim.with_group(ParamGroup::from_ids(vec![ID.into()]), carrier, None)
 }
 
-/// Makes this state the one of the next checkpoint.
-pub(super) fn put(optim: &mut ModuleOptimizer, state: Stored) {
-    exchange(optim, Some(state));
+/// The next checkpoint is to hold the state of these.
+pub(super) fn put(optim: &mut ModuleOptimizer, steps: &Shared) {
+    exchange(optim, Some(steps.clone()));
 }
 
-/// Takes the state out, so that its averages can be changed in place. Also says whether a record was taken since the last time.
+/// Takes the state out. Also says whether a record was taken since the last time.
 pub(super) fn take(optim: &mut ModuleOptimizer) -> (Found, bool) {
     exchange(optim, None)
 }
 
-fn exchange(optim: &mut ModuleOptimizer, state: Option<Stored>) -> (Found, bool) {
-    MAIL.set((state, None));
+fn exchange(optim: &mut ModuleOptimizer, steps: Option<Shared>) -> (Found, bool) {
+    MAIL.set((steps, None));
     let device = Device::flex();
     let one = || Tensor::<1>::zeros([1], (&device, DType::F32));
     let id = ParamId::from(ID);
@@ -125,22 +107,15 @@ impl DynOptimizer for Carrier {
         state: Option<DynState>,
     ) -> (BridgeTensor, Option<DynState>) {
         let found = match state.map(DynState::downcast::<Entry>) {
-            None => Found::Plain,
-            Some(Entry {
-                state: Some(Stored::Record(state)),
-                loaded: true,
-            }) => Found::Loaded(state),
-            Some(_) => Found::Own,
+            None => Found::Loaded(None),
+            Some(Entry::Loaded(state)) => Found::Loaded(Some(state)),
+            Some(Entry::Steps(_)) => Found::Own,
         };
-        let state = MAIL.with_borrow_mut(|mail| {
+        let steps = MAIL.with_borrow_mut(|mail| {
             mail.1 = Some((found, self.taken.swap(false, Ordering::Relaxed)));
             mail.0.take()
         });
-        let entry = Entry {
-            state,
-            loaded: false,
-        };
-        (tensor, Some(DynState::create(entry, rank)))
+        (tensor, Some(DynState::create(Entry::Steps(steps), rank)))
     }
 
     fn to_device_dyn(&self, state: DynState, _device: &Device) -> DynState {
@@ -148,11 +123,9 @@ impl DynOptimizer for Carrier {
     }
 
     fn state_flatten(&self, prefix: &str, state: &DynState, out: &mut StateSink) {
-        let record = match &state.downcast_ref::<Entry>().state {
-            Some(Stored::Record(record)) => Some((**record).clone()),
-            Some(Stored::Pipeline(pipeline)) => pipeline.record(),
-            Some(Stored::Fused(steps)) => Some(steps.record()),
-            None => None,
+        let record = match state.downcast_ref::<Entry>() {
+            Entry::Steps(steps) => steps.as_ref().map(Shared::record),
+            Entry::Loaded(record) => Some((**record).clone()),
         };
         if let Some(record) = record {
             self.taken.store(true, Ordering::Relaxed);
@@ -180,13 +153,10 @@ impl DynOptimizer for Carrier {
             panic!("{error}; `Resume::check` makes this an error that names the file")
         });
         if let Some(scaler) = &state.scaler {
-            scaler.resume(&self.amp, "the checkpoint");
+            let resumed = scaler.resume(self.amp.live(), "the checkpoint");
+            resumed.unwrap_or_else(|error| panic!("{error}"));
         }
-        let entry = Entry {
-            state: Some(Stored::Record(Box::new(state))),
-            loaded: true,
-        };
-        Some(DynState::create(entry, rank))
+        Some(DynState::create(Entry::Loaded(Box::new(state)), rank))
     }
 }
 

@@ -1,15 +1,14 @@
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLrScheduler,
     optim::ModuleOptimizer,
-    tensor::DType,
     train::{Learner, LearnerModel},
 };
 
-use super::{Scaled, checkpoint, pipelined::Pipeline};
+use super::{Scaled, checkpoint, pipelined::Place, stepper::Kind, steps::Steps};
 use crate::{
-    error::AmpError, fused::Fused, master_weights::MasterWeights, mixed_precision::MixedPrecision,
-    module_optim::ModuleOptim, optimizer::ScaledOptimizer, pipeline::PipelinedOptimizer,
-    scaler::GradScaler, step_options::StepOptions,
+    ema::Ema, error::AmpError, mixed_precision::MixedPrecision, module_optim::ModuleOptim,
+    optimizer::ScaledOptimizer, pipeline::PipelinedOptimizer, scaler::GradScaler,
+    step_options::StepOptions,
 };
 
 impl MixedPrecision {
@@ -20,16 +19,17 @@ impl MixedPrecision {
     /// here, unless it has been before. `optim` is Burn's `ModuleOptimizer`, or a [`ScaledOptimizer`] of this handle with
     /// [`with_clipping`](ScaledOptimizer::with_clipping), [`with_guard`](ScaledOptimizer::with_guard) (which sees the norm alone) and
     /// [`with_ema`](ScaledOptimizer::with_ema), whose state goes with it. Accumulation is Burn's `grads_accumulation`. For parameters that are bf16 themselves, `optim` is a
-    /// [`MasterWeights`], with or without a `ScaledOptimizer` around it. `lr_scheduler` is any of Burn's. It advances on skipped
+    /// [`MasterWeights`](crate::MasterWeights), with or without a `ScaledOptimizer` around it. `lr_scheduler` is any of Burn's. It advances on skipped
     /// steps too, unless it is a [`ScaledLrScheduler`](crate::ScaledLrScheduler). Does not wait for the device.
     ///
     /// With a [`PipelinedOptimizer`] the optimizer steps on a thread of its own, one update behind. Validation and checkpoints wait for it,
     /// and see the newest parameters. It steps by itself: a model's own `TrainStep::optimize` is not called. It takes no averages, and no
     /// training in which each device steps by itself (`ddp`).
     ///
-    /// With a [`Fused`] optimizer a step is one pass for all parameters, and does not wait for the device, as in
-    /// [`ScaledOptimizer::step`]. Validation and checkpoints hear of all steps. A model with a `TrainStep::optimize` that does more than Burn's
-    /// is stepped as by other optimizers; see [`Scaled`].
+    /// With a [`Fused`](crate::Fused) optimizer a step is one pass for all parameters, and does not wait for the device, as in
+    /// [`ScaledOptimizer::step`]. Validation and checkpoints hear of all steps. It steps by itself too: where the model has a
+    /// `TrainStep::optimize` that does more than Burn's, say so with [`ScaledOptimizer::with_own_optimize`], and it is called, as with other
+    /// optimizers.
     ///
     /// One run at a time for each handle: its loss scale, its counters and what ends it are shared.
     ///
@@ -87,7 +87,7 @@ impl MixedPrecision {
     ///
     /// let model = Regressor { linear: LinearConfig::new(4, 1).init(&device) };
     /// let amp = MixedPrecision::f16();
-    /// let learner = amp.learner(model, AdamConfig::new().init(), ConstantLr::new(1e-2));
+    /// let learner = amp.learner(model, AdamConfig::new().init(), ConstantLr::new(1e-2))?;
     ///
     /// let training = SupervisedTraining::new(&directory, loader(rows.clone()), loader(rows))
     ///     .metrics((LossMetric::new(),))
@@ -106,21 +106,6 @@ impl MixedPrecision {
     /// # }
     /// ```
     ///
-    /// # Panics
-    ///
-    /// Where [`try_learner`](Self::try_learner) returns an error, with its message.
-    pub fn learner<M: LearnerModel>(
-        &self,
-        model: M,
-        optim: impl Into<LearnerOptimizer>,
-        lr_scheduler: impl Into<ModuleLrScheduler>,
-    ) -> Learner<Scaled<M>> {
-        self.try_learner(model, optim, lr_scheduler)
-            .unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    /// As [`learner`](Self::learner), for programs that want to handle a failure.
-    ///
     /// # Errors
     ///
     /// [`AmpError::UnsupportedDType`] if a device of the model cannot compute in this precision.
@@ -128,7 +113,7 @@ impl MixedPrecision {
     /// [`AmpError::InvalidValue`] for a [`ScaledOptimizer`] that was not made with this handle, and for one with
     /// [`with_accumulation`](ScaledOptimizer::with_accumulation): Burn's learning-rate scheduler would advance with each
     /// micro-batch.
-    pub fn try_learner<M: LearnerModel>(
+    pub fn learner<M: LearnerModel>(
         &self,
         model: M,
         optim: impl Into<LearnerOptimizer>,
@@ -137,32 +122,39 @@ impl MixedPrecision {
         for device in model.devices() {
             self.check_device(&device)?;
         }
-        let LearnerOptimizer {
-            optim,
-            mixed,
-            fused,
-            factors,
-            scaled,
-            pipeline,
-        } = optim.into();
-        let optim = optim?;
-        // A pipeline makes a `ScaledOptimizer` of any optimizer.
-        let has_none = |scaler: &GradScaler| scaler.precision().is_none() && !scaler.is_enabled();
-        let (scaler, options) = match scaled {
-            Some((scaler, options)) if pipeline.is_some() && has_none(&scaler) => {
-                (GradScaler::from(self), options)
-            }
-            Some((scaler, options)) => (*scaler, options),
-            None => (GradScaler::from(self), StepOptions::default()),
-        };
+        let LearnerOptimizer(parts) = optim.into();
+        let parts = parts?;
+        self.enter_learner();
+        let mut scaler = parts.scaler.unwrap_or_else(|| self.into());
+        self.check_options(&scaler, &parts.options, parts.place.is_some())?;
+        if parts.kind.fused || parts.place.is_some() {
+            log::info!(
+                "the optimizer steps the model by itself, and calls no `TrainStep::optimize` that the model may have of its own; a fused one \
+                 does with `ScaledOptimizer::with_own_optimize`"
+            );
+        }
+        let model = model.apply_reparameterization(self.clone());
+        // Burn clones the model: only its forks, for workers, count as optimizers of their own.
+        scaler.leave();
+        scaler.show_loaded();
+        let steps = Steps::new(parts.kind, parts.place, scaler, parts.options);
+        let model = Scaled::new(model, self.clone(), steps);
+        let mut optim = checkpoint::attach(parts.optim, self);
+        checkpoint::put(&mut optim, &model.steps.shared);
+        Ok(Learner::new(model, optim, lr_scheduler))
+    }
+
+    /// Refuses what no Learner of this handle can step with.
+    fn check_options(
+        &self,
+        scaler: &GradScaler,
+        options: &StepOptions,
+        is_pipelined: bool,
+    ) -> Result<(), AmpError> {
         if !scaler.precision().is_some_and(|amp| amp.is(self)) {
-            let what = "a `ScaledOptimizer` with another scale";
             let allowed = "Burn's own, or `ScaledOptimizer::new(optim, &amp)` with the `MixedPrecision` of the learner";
-            return Err(AmpError::InvalidValue {
-                field: "optim",
-                value: what.into(),
-                allowed: allowed.into(),
-            });
+            let value = "a `ScaledOptimizer` with another scale";
+            return Err(AmpError::refused("optim", value, allowed));
         }
         if let Some(window) = &options.window {
             let count = window.config().micro_batches;
@@ -171,86 +163,87 @@ impl MixedPrecision {
             );
             return Err(AmpError::invalid("with_accumulation", count, allowed));
         }
-        if pipeline.is_some() && options.ema.is_some() {
-            let allowed = "left out for a pipelined optimizer in a Learner";
-            return Err(AmpError::InvalidValue {
-                field: "with_ema",
-                value: "set".into(),
-                allowed: allowed.into(),
-            });
+        match is_pipelined && options.hooks.get::<Ema>().is_some() {
+            true => Err(not_pipelined("with_ema")),
+            false => Ok(()),
         }
-        let model = model.apply_reparameterization(self.clone());
-        let mut model = Scaled::new(model, self.clone(), scaler, options, mixed);
-        match pipeline {
-            None if fused => model = model.with_fused(factors),
-            pipeline => model.pipeline = pipeline,
-        }
-        let optim = checkpoint::attach(optim, self, model.state());
-        Ok(Learner::new(model, optim, lr_scheduler))
     }
 }
 
-/// What [`MixedPrecision::learner`] takes: Burn's `ModuleOptimizer`, a [`Fused`] optimizer, a [`MasterWeights`] (for parameters that are bf16
+fn not_pipelined(field: &'static str) -> AmpError {
+    let allowed = "left out for a pipelined optimizer in a Learner";
+    AmpError::refused(field, "set", allowed)
+}
+
+/// What [`MixedPrecision::learner`] takes: Burn's `ModuleOptimizer`, a [`Fused`](crate::Fused) optimizer, a [`MasterWeights`](crate::MasterWeights) (for parameters that are bf16
 /// themselves), a [`ScaledOptimizer`] around any of them, or a [`PipelinedOptimizer`].
-pub struct LearnerOptimizer {
-    optim: Result<ModuleOptimizer, AmpError>,
-    /// Whether it combines half-precision parameters with f32 gradients.
-    mixed: bool,
-    /// Whether it makes one pass for all parameters.
-    fused: bool,
-    /// Whether it multiplies gradients in it.
-    factors: bool,
-    scaled: Option<(Box<GradScaler>, StepOptions)>,
-    pipeline: Option<Pipeline>,
+pub struct LearnerOptimizer(Result<Parts, AmpError>);
+
+/// An optimizer taken apart.
+struct Parts {
+    optim: ModuleOptimizer,
+    kind: Kind,
+    /// None of an optimizer without one.
+    scaler: Option<GradScaler>,
+    options: StepOptions,
+    place: Option<Place>,
 }
 
-impl From<ModuleOptimizer> for LearnerOptimizer {
-    fn from(optim: ModuleOptimizer) -> Self {
+impl Parts {
+    fn of<O: ModuleOptim + Into<ModuleOptimizer>>(optim: O) -> Self {
         Self {
-            optim: Ok(optim),
-            mixed: false,
-            fused: false,
-            factors: false,
-            scaled: None,
-            pipeline: None,
+            kind: Kind::of(&optim),
+            optim: optim.into(),
+            scaler: None,
+            options: StepOptions::default(),
+            place: None,
         }
+    }
+
+    fn of_scaled<O: ModuleOptim + Into<ModuleOptimizer>>(mut optim: ScaledOptimizer<O>) -> Self {
+        // Its counters are those of all its steps.
+        optim.resolve();
+        let scaler = Some(optim.scaler().clone());
+        let (options, has_own) = (optim.options.clone(), optim.own_optimize);
+        let mut parts = Self::of(optim.into_inner());
+        if has_own {
+            parts.kind = parts.kind.stepped_by_model();
+        }
+        Self {
+            scaler,
+            options,
+            ..parts
+        }
+    }
+
+    fn of_pipelined<O>(optim: PipelinedOptimizer<O>) -> Result<Self, AmpError>
+    where
+        O: ModuleOptim + Into<ModuleOptimizer> + Send + 'static,
+    {
+        let (optim, host, synchronous) = optim.into_parts()?;
+        if optim.own_optimize {
+            return Err(not_pipelined("with_own_optimize"));
+        }
+        let mut parts = Self::of_scaled(optim);
+        // A pipeline makes a `ScaledOptimizer` of any optimizer.
+        let is_scaled = |scaler: &GradScaler| scaler.precision().is_some() || scaler.is_enabled();
+        parts.scaler = parts.scaler.filter(is_scaled);
+        // Its masters take f32 gradients, whatever the optimizer takes.
+        parts.kind.mixed = true;
+        parts.place = Some(Place { host, synchronous });
+        Ok(parts)
     }
 }
 
-impl From<MasterWeights> for LearnerOptimizer {
-    fn from(optim: MasterWeights) -> Self {
-        Self {
-            optim: Ok(optim.into()),
-            mixed: true,
-            fused: false,
-            factors: false,
-            scaled: None,
-            pipeline: None,
-        }
-    }
-}
-
-impl<C> From<Fused<C>> for LearnerOptimizer {
-    fn from(optim: Fused<C>) -> Self {
-        Self {
-            mixed: true,
-            fused: true,
-            factors: optim.takes_factors(),
-            ..Self::from(optim.into_inner())
-        }
+impl<O: ModuleOptim + Into<ModuleOptimizer>> From<O> for LearnerOptimizer {
+    fn from(optim: O) -> Self {
+        Self(Ok(Parts::of(optim)))
     }
 }
 
 impl<O: ModuleOptim + Into<ModuleOptimizer>> From<ScaledOptimizer<O>> for LearnerOptimizer {
     fn from(optim: ScaledOptimizer<O>) -> Self {
-        Self {
-            mixed: optim.optimizer().accepts(DType::F16, DType::F32),
-            fused: optim.optimizer().steps_unheard(),
-            factors: optim.optimizer().takes_factors(),
-            scaled: Some((Box::new(optim.scaler().clone()), optim.options.clone())),
-            optim: Ok(optim.into_inner().into()),
-            pipeline: None,
-        }
+        Self(Ok(Parts::of_scaled(optim)))
     }
 }
 
@@ -259,32 +252,12 @@ where
     O: ModuleOptim + Into<ModuleOptimizer> + Send + 'static,
 {
     fn from(optim: PipelinedOptimizer<O>) -> Self {
-        match optim.into_parts() {
-            Ok((optim, host, synchronous)) => {
-                let fused = optim.optimizer().steps_unheard();
-                Self {
-                    // Its masters take f32 gradients, whatever the optimizer takes.
-                    mixed: true,
-                    pipeline: Some(Pipeline::new(host, synchronous, fused)),
-                    ..Self::from(optim)
-                }
-            }
-            Err(error) => Self {
-                optim: Err(error),
-                mixed: false,
-                fused: false,
-                factors: false,
-                scaled: None,
-                pipeline: None,
-            },
-        }
+        Self(Parts::of_pipelined(optim))
     }
 }
 
 impl std::fmt::Debug for LearnerOptimizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LearnerOptimizer")
-            .field("scaled", &self.scaled)
-            .finish_non_exhaustive()
+        f.debug_struct("LearnerOptimizer").finish_non_exhaustive()
     }
 }

@@ -8,8 +8,7 @@ use burn::{
 };
 use std::sync::Arc;
 
-use super::run::Reading;
-use crate::{loss_scale::StepOutcome, mixed_precision::MixedPrecision};
+use crate::{journal::StepEntry, loss_scale::StepOutcome, mixed_precision::MixedPrecision};
 
 /// A metric of the loss scale or of the gradients.
 #[derive(Clone)]
@@ -73,7 +72,7 @@ impl ScalerMetric {
             kind,
             name: Arc::new(name.to_string()),
             amp: amp.clone(),
-            seen: amp.steps_shown(),
+            seen: amp.journal().steps(),
             scale: amp.loss_scale().into(),
             mean: NumericMetricState::new(),
             known: (false, false),
@@ -85,14 +84,14 @@ impl ScalerMetric {
     }
 
     /// What the next step was like; none if no step was made since the last call, as inside an accumulation window.
-    fn next(&mut self) -> Option<Reading> {
-        let (number, reading) = self.amp.step_after(self.seen)?;
+    fn next(&mut self) -> Option<StepEntry> {
+        let (number, reading) = self.amp.journal().step_after(self.seen)?;
         self.seen = number;
         Some(reading)
     }
 
     /// The value of a step; none leaves it out of the mean.
-    fn value_of(&self, reading: &Reading) -> Option<f64> {
+    fn value_of(&self, reading: &StepEntry) -> Option<f64> {
         match self.kind {
             Kind::LossScale => Some(reading.loss_scale),
             Kind::SkippedSteps => {

@@ -2,15 +2,15 @@
 //! devices stay Burn's, and so do the model's `TrainStep` and `InferenceStep`.
 
 mod checkpoint;
-mod fused;
 mod learner;
 mod metric;
 mod module;
-mod own_step;
 mod pipelined;
 mod resume;
 mod run;
 mod scaled;
+mod stepper;
+mod steps;
 
 pub use resume::Resume;
 pub use scaled::Scaled;

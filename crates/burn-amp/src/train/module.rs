@@ -25,14 +25,14 @@ impl<M: Module + 'static> Module for Scaled<M> {
 
     /// As the model's. Each fork counts as an optimizer of its own: that of a worker of `ddp` steps by itself.
     fn fork(self, device: &Device) -> Self {
-        let mut fork = match self.fused {
-            Some(_) => self.newest(),
-            None => self,
+        let mut fork = match self.steps.kind.fused {
+            true => self.newest(),
+            false => self,
         };
         fork.inner = fork.inner.fork(device);
         fork.trained = fork.trained.map(|trained| trained.fork(device));
-        fork.scaler.join();
-        fork.by_itself()
+        fork.steps = fork.steps.fork();
+        fork
     }
 
     fn to_device(mut self, device: &Device) -> Self {
@@ -52,15 +52,14 @@ impl<M: Module + 'static> Module for Scaled<M> {
     /// [`EmaConfig::validation`](crate::EmaConfig::validation) asks for them.
     fn valid(&self) -> Self {
         let mut valid = self.clone().newest();
-        valid.pipeline = None;
         let ema = self.ema().filter(|ema| ema.config().validation);
         if let (Some(ema), None) = (ema, &self.trained) {
             valid.trained = Some(self.inner.clone());
             valid.inner = ema.module(&self.inner);
         }
         valid.inner = valid.inner.valid();
-        valid.scaler.leave();
-        valid.by_itself()
+        valid.steps = valid.steps.for_validation();
+        valid
     }
 
     fn materialize(mut self) -> Self {
@@ -80,9 +79,7 @@ impl<M: Module + 'static> Module for Scaled<M> {
     /// Takes over the model's own record. The scaler stays; one whose run has failed takes steps again.
     fn try_load_record(mut self, record: ModuleRecord) -> Result<Self, RecordError> {
         self.inner = self.inner.try_load_record(record)?;
-        if let Some(pipeline) = &self.pipeline {
-            pipeline.reload();
-        }
+        self.steps.reload();
         self.trained = None;
         self.failed = false;
         Ok(self)

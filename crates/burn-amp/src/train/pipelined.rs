@@ -2,39 +2,50 @@
 
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::{Module, Param, ParamGroup, ParamId},
+    module::{Module, ParamGroup},
     optim::{
         DynOptimizer, DynState, GradientsParams, LearningRate, ModuleOptimizer, StateSink,
         StateSource,
     },
-    tensor::{Device, Tensor, TensorData, kind::BridgeTensor},
+    tensor::{Device, TensorData, kind::BridgeTensor},
 };
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    mem::take,
+    sync::{Arc, Mutex},
+};
 
-use super::fused::Stepper;
+use super::stepper::Stepper;
 use crate::{
     error::{AmpError, StepError},
-    module_path::{self, ModulePath},
+    gradients::placeholders,
+    lock::locked,
+    module_path::distinct_parameters,
     optimizer::ScaledOptimizer,
     param_tensors::ParamTensors,
     pipeline::{PipelinedOptimizer, put},
     record::{AmpRecord, Container},
 };
 
-/// The pipeline of a run. Clones of the model share it.
+/// Where a thread steps: the device of its masters, and whether each step waits for it.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    pub(super) host: Device,
+    pub(super) synchronous: bool,
+}
+
+/// The thread of a run. Clones share it.
 #[derive(Clone)]
 pub(super) struct Pipeline {
-    host: Device,
-    synchronous: bool,
-    /// Whether it makes one pass for all parameters.
-    fused: bool,
+    place: Place,
     state: Arc<Mutex<State>>,
 }
 
 #[derive(Default)]
 struct State {
     /// None before the first step.
-    optim: Option<PipelinedOptimizer<Stepper>>,
+    thread: Option<PipelinedOptimizer<Stepper>>,
+    /// Masters of a checkpoint, for the thread to begin with.
+    masters: ParamTensors,
     /// What was received between two steps: the learner's own model does not have it yet.
     newest: ParamTensors,
     /// The optimizer's state for a checkpoint that is being taken.
@@ -43,173 +54,148 @@ struct State {
     is_reloaded: bool,
 }
 
-impl std::fmt::Debug for Pipeline {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pipeline")
-            .field("host", &self.host)
-            .field("optim", &self.state().optim)
-            .finish_non_exhaustive()
-    }
-}
-
 impl Pipeline {
-    pub(super) fn new(host: Device, synchronous: bool, fused: bool) -> Self {
+    pub(super) fn new(place: Place) -> Self {
         Self {
-            host,
-            synchronous,
-            fused,
+            place,
             state: Arc::default(),
         }
     }
 
-    pub(super) fn is_fused(&self) -> bool {
-        self.fused
+    /// Masters of a checkpoint, before the first step.
+    pub(super) fn begin_with(&self, masters: ParamTensors) {
+        locked(&self.state).masters = masters;
     }
 
     pub(super) fn is_started(&self) -> bool {
-        self.state().optim.is_some()
+        locked(&self.state).thread.is_some()
     }
 
-    /// Starts the thread with an optimizer and its state, and masters of a checkpoint if there are any. `shell`, the learner's own
-    /// optimizer, has nothing but handles from now on.
-    pub(super) fn start<M: Module>(
+    /// Before a step: starts the thread with `shell`, the learner's own optimizer, and with scaler and options of `optim`. The shell has
+    /// nothing but handles from then on. A thread that has started takes over parameters that were loaded.
+    fn prepare<M: Module + 'static>(
         &self,
+        state: &mut State,
+        optim: &ScaledOptimizer<Stepper>,
         shell: &mut ModuleOptimizer,
         model: &M,
-        optim: ScaledOptimizer<Stepper>,
-        masters: Option<ParamTensors>,
     ) -> Result<(), AmpError> {
-        let optim = PipelinedOptimizer::new(optim, self.host.clone())?;
-        let mut optim = optim.with_synchronous(self.synchronous);
-        optim.store_masters(masters.unwrap_or_default());
-        *self.state() = State {
-            optim: Some(optim),
-            ..State::default()
-        };
-        self.empty(shell, model);
+        let is_reloaded = take(&mut state.is_reloaded);
+        if let Some(thread) = &mut state.thread {
+            return if is_reloaded {
+                thread.reload(model)
+            } else {
+                Ok(())
+            };
+        }
+        let stepper = optim.optimizer().with(shell.clone());
+        let (scaler, options) = (optim.scaler().clone(), optim.options.clone());
+        let own = ScaledOptimizer::from_parts(stepper, scaler, options);
+        let thread = PipelinedOptimizer::new(own, self.place.host.clone())?;
+        let mut thread = thread.with_synchronous(self.place.synchronous);
+        thread.stored = take(&mut state.masters);
+        state.thread = Some(thread);
+        self.put_handles(shell, model);
         Ok(())
     }
 
-    /// Puts handles in the place of an optimizer's states.
-    fn empty<M: Module>(&self, shell: &mut ModuleOptimizer, model: &M) {
-        struct Zeros {
-            grads: GradientsParams,
-            ids: Vec<ParamId>,
-        }
-
-        impl module_path::Visit for Zeros {
-            fn parameter<const D: usize>(&mut self, _path: &ModulePath, param: &Param<Tensor<D>>) {
-                let value = param.base();
-                if value.is_require_grad() {
-                    let (device, dtype) = (value.device().inner(), value.dtype());
-                    let zero = Tensor::<D>::zeros([1; D], (&device, dtype));
-                    let zeros: Tensor<D> = zero.expand::<D, _>(value.shape());
-                    self.grads.register(param.id, zeros);
-                    self.ids.push(param.id);
-                }
-            }
-        }
-
-        let mut zeros = Zeros {
-            grads: GradientsParams::new(),
-            ids: Vec::new(),
-        };
-        module_path::visit(model, &mut zeros);
-        let group = ParamGroup::from_ids(zeros.ids);
+    /// Puts handles in the place of the states of the learner's own optimizer.
+    fn put_handles<M: Module>(&self, shell: &mut ModuleOptimizer, model: &M) {
+        let trained = distinct_parameters(model).into_iter();
+        let trained: Vec<_> = trained.filter(|parameter| parameter.is_trained).collect();
+        let group = ParamGroup::from_ids(trained.iter().map(|parameter| parameter.id).collect());
         *shell = (shell.clone()).with_group(group, Handles(self.clone()), None);
         // Burn makes states in a step alone.
-        let _ = shell.step(ModuleLearningRate::from(0.0), model.clone(), zeros.grads);
+        let grads = placeholders(trained);
+        let _ = shell.step(ModuleLearningRate::from(0.0), model.clone(), grads);
     }
 
-    /// The step of the learner.
+    /// The step of the learner. `optim` has the scaler, as far as the training knows.
     pub(super) fn step<M: Module + 'static>(
         &self,
+        optim: &mut ScaledOptimizer<Stepper>,
+        shell: &mut ModuleOptimizer,
         lr: ModuleLearningRate,
         model: M,
         grads: GradientsParams,
     ) -> Result<M, StepError<M>> {
-        let mut state = self.state();
-        let model = state.take_newest(model);
+        let mut state = locked(&self.state);
+        let model = put(model, &take(&mut state.newest));
         state.stored_optimizer = None;
-        let is_reloaded = std::mem::take(&mut state.is_reloaded);
-        let Some(optim) = &mut state.optim else {
+        let prepared = self.prepare(&mut state, optim, shell, &model);
+        let model = StepError::join(model, prepared)?;
+        let Some(thread) = &mut state.thread else {
             unreachable!("it is started before a step")
         };
-        if is_reloaded && let Err(error) = optim.reload(&model) {
-            return Err(StepError::new(model, error));
-        }
-        optim.try_step(lr, model, grads)
+        let stepped = thread.try_step(lr, model, grads);
+        *optim.scaler_mut() = thread.scaler.clone();
+        stepped
     }
 
     /// The model with its newest parameters, which the learner's own gets with the next step.
-    pub(super) fn newest<M: Module + 'static>(&self, model: M) -> Result<M, StepError<M>> {
-        let mut state = self.state();
+    pub(super) fn newest<M: Module + 'static>(
+        &self,
+        optim: &mut ScaledOptimizer<Stepper>,
+        model: M,
+    ) -> Result<M, StepError<M>> {
+        let mut state = locked(&self.state);
         let model = put(model, &state.newest);
-        let Some(optim) = &mut state.optim else {
+        let Some(thread) = &mut state.thread else {
             return Ok(model);
         };
-        let received = optim.try_synchronize(model);
-        let image = optim.image();
+        let received = thread.synchronize(model);
+        *optim.scaler_mut() = thread.scaler.clone();
+        let image = thread.module.image.clone();
         state.newest = image;
         received
     }
 
-    /// The model that a forward pass is to see.
+    /// The model that a forward pass is to see, if it is another.
     pub(super) fn current<M: Module>(&self, model: &M) -> Option<M> {
-        let state = self.state();
+        let state = locked(&self.state);
         (state.newest.len() > 0).then(|| put(model.clone(), &state.newest))
     }
 
     /// Takes note of a model into which other parameters were loaded.
     pub(super) fn reload(&self) {
-        let mut state = self.state();
-        state.is_reloaded = state.optim.is_some();
+        let mut state = locked(&self.state);
+        state.is_reloaded = state.thread.is_some();
         state.newest = ParamTensors::default();
     }
 
     /// The state of the scaler, of a guard, and the masters, after all that is on its way. None before the first step.
     pub(super) fn record(&self) -> Option<AmpRecord> {
-        let mut state = self.state();
-        let mut record = state.optim.as_ref()?.to_record();
-        state.stored_optimizer = record.take_optimizer();
-        Some(record)
-    }
-
-    pub(super) fn scaler(&self) -> Option<crate::GradScaler> {
-        let state = self.state();
-        state
-            .optim
-            .as_ref()
-            .map(PipelinedOptimizer::side_that_scales)
+        locked(&self.state).record()
     }
 
     /// How many passes its thread has made.
     #[cfg(test)]
     pub(super) fn passes(&self) -> u32 {
         let (sender, passes) = std::sync::mpsc::channel();
-        let mut state = self.state();
-        let optim = state.optim.as_mut().expect("it was started");
+        let mut state = locked(&self.state);
+        let thread = state.thread.as_mut().expect("it was started");
         let count = move |_: &mut _| {
             sender.send(crate::fused::PASSES.get()).unwrap();
             Ok(())
         };
-        optim.queue(count).unwrap();
+        thread.queue(count).unwrap();
         passes.recv().unwrap()
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing in here is left half written by a panic.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
-    fn take_newest<M: Module>(&mut self, model: M) -> M {
-        let newest = std::mem::take(&mut self.newest);
-        match newest.len() {
-            0 => model,
-            _ => put(model, &newest),
+    fn record(&mut self) -> Option<AmpRecord> {
+        let mut record = self.thread.as_mut()?.to_record();
+        self.stored_optimizer = record.take_optimizer();
+        Some(record)
+    }
+
+    /// The optimizer's state, of the record that was taken last.
+    fn stored_optimizer(&mut self) -> Option<&mut Container> {
+        if self.stored_optimizer.is_none() {
+            self.record();
         }
+        self.stored_optimizer.as_mut()
     }
 }
 
@@ -237,11 +223,8 @@ impl DynOptimizer for Handles {
     }
 
     fn state_flatten(&self, prefix: &str, _state: &DynState, out: &mut StateSink) {
-        if self.0.state().stored_optimizer.is_none() {
-            let _ = self.0.record();
-        }
-        let mut state = self.0.state();
-        let Some(container) = &mut state.stored_optimizer else {
+        let mut state = locked(&self.0.state);
+        let Some(container) = state.stored_optimizer() else {
             panic!("the optimizer's thread has ended: there is no state to be stored");
         };
         let field = |name: &str| {

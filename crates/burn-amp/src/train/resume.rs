@@ -57,12 +57,15 @@ impl Resume {
     ///
     /// # Errors
     ///
-    /// [`AmpError::RecordIo`] if a file is missing or unreadable, [`AmpError::DamagedRecord`] if it is not a record or the
+    /// [`AmpError::RecordIo`] if a file is missing (it names the epochs that are there) or unreadable, [`AmpError::DamagedRecord`] if it is not a record or the
     /// scaler's state in it is damaged, [`AmpError::NewerRecord`] if a later release has written that state. All name the
     /// file. Damage to the values of a parameter or of the optimizer's state goes unnoticed: Burn's records have no checksum.
     pub fn check(directory: impl AsRef<Path>, epoch: usize) -> Result<Self, AmpError> {
         let folder = directory.as_ref().join("checkpoint");
         let file = |name: &str| folder.join(format!("{name}-{epoch}.bpk"));
+        if !file("model").exists() {
+            return Err(missing(&folder, epoch));
+        }
         head(file("model"), ModuleRecord::load)?;
         head(file("scheduler"), LrSchedulerRecord::load)?;
         let mut optim = Container::load(&file("optim"))?;
@@ -105,6 +108,29 @@ impl Resume {
     }
 }
 
+/// The error for an epoch that has no checkpoint.
+fn missing(folder: &Path, epoch: usize) -> AmpError {
+    let of_epoch = |name: &str| {
+        name.strip_prefix("model-")?
+            .strip_suffix(".bpk")?
+            .parse()
+            .ok()
+    };
+    let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut epochs: Vec<usize> = files
+        .filter_map(|file| of_epoch(file.file_name().to_str()?))
+        .collect();
+    epochs.sort_unstable();
+    let epochs: Vec<String> = epochs.iter().map(usize::to_string).collect();
+    let others = match epochs.is_empty() {
+        true => "nor of another".to_string(),
+        false => format!("but of {}", epochs.join(", ")),
+    };
+    let origin = folder.join(format!("model-{epoch}.bpk"));
+    let reason = format!("there is no checkpoint of epoch {epoch}, {others}");
+    AmpError::record_io(origin.display().to_string(), reason)
+}
+
 /// Reads a file of Burn's as far as Burn does before it loads tensors.
 fn head<R>(
     path: PathBuf,
@@ -113,16 +139,12 @@ fn head<R>(
     let origin = path.display().to_string();
     // To tell a file that cannot be read from one that is damaged.
     if let Err(error) = std::fs::File::open(&path) {
-        return Err(AmpError::RecordIo {
-            origin,
-            reason: error.to_string(),
-        });
+        return Err(AmpError::record_io(origin, error.to_string()));
     }
-    load(path).map_err(|error| AmpError::DamagedRecord {
-        origin,
-        reason: match error {
-            RecordError::Io(reason) | RecordError::Validation(reason) => reason,
-        },
+    load(path).map_err(|error| match error {
+        RecordError::Io(reason) | RecordError::Validation(reason) => {
+            AmpError::damaged(origin, reason)
+        }
     })
 }
 

@@ -1,23 +1,17 @@
 use burn::train::{
     Interrupter, LearnerModel, SupervisedTraining, TrainingError, train::WorkerFailure,
 };
-use std::{
-    collections::VecDeque,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::sync::{Mutex, MutexGuard};
 
 use crate::{
-    error::AmpError, gradient_status::GradientStatus, loss_scale::StepOutcome,
-    mixed_precision::MixedPrecision, scaler::GradScaler, step_counters::StepCounters,
+    error::AmpError, gradient_status::GradientStatus, lock::locked, loss_scale::StepOutcome,
+    mixed_precision::MixedPrecision, step_counters::StepCounters,
 };
-
-/// Steps that are remembered: metrics run in a thread of their own, and may be behind.
-const STEPS: usize = 128;
 
 /// What metrics, a progress bar or other threads may ask of a training (feature `train`): what an optimizer of this
 /// `MixedPrecision` did last, by hand or in a `Learner`.
 ///
-/// With several optimizers, counters and gradients are those of the one that stepped last. Reading never waits for a device: all
+/// With several optimizers, the counters are of all steps, and outcome and gradients those of the one that stepped last. Reading never waits for a device: all
 /// values are host values that the step has read anyway, or, with a [`Fused`](crate::Fused) optimizer, those of an earlier step that are
 /// known.
 ///
@@ -59,6 +53,7 @@ impl MixedPrecision {
         &self,
         training: SupervisedTraining<M>,
     ) -> SupervisedTraining<M> {
+        self.enter_learner();
         self.state().interrupter = Some(training.interrupter());
         match self.live().schedule().config().enabled {
             true => training
@@ -74,41 +69,26 @@ impl MixedPrecision {
 /// What clones of one `MixedPrecision` know of its training.
 #[derive(Default)]
 struct State {
-    counters: StepCounters,
-    outcome: Option<StepOutcome>,
-    status: Option<GradientStatus>,
-    /// The last steps, and how many there were in all.
-    steps: VecDeque<Reading>,
-    count: u64,
     error: Option<AmpError>,
     interrupter: Option<Interrupter>,
 }
 
-/// What a metric shows of a step.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Reading {
-    /// The loss scale after the step.
-    pub(super) loss_scale: f64,
-    pub(super) outcome: Option<StepOutcome>,
-    pub(super) norm: Option<f64>,
-    pub(super) zero_share: Option<f64>,
-}
-
 impl MixedPrecision {
-    /// Steps taken and skipped so far.
+    /// Steps taken and skipped so far, by all optimizers together. Clones of one count as one, as the clone that stepped last; and what is in a
+    /// row is of the optimizer that stepped last.
     pub fn counters(&self) -> StepCounters {
-        self.state().counters
+        self.journal().counters()
     }
 
-    /// The outcome of the last step; none before the first. See [`GradScaler::last_outcome`].
+    /// The outcome of the last step; none before the first. See [`GradScaler::last_outcome`](crate::GradScaler::last_outcome).
     pub fn last_outcome(&self) -> Option<StepOutcome> {
-        self.state().outcome
+        self.journal().last().0
     }
 
     /// The measures of the last step's gradients, before clipping; none before the first step, and of a disabled scaler that
-    /// does not clip. See [`GradScaler::last_status`].
+    /// does not clip. See [`GradScaler::last_status`](crate::GradScaler::last_status).
     pub fn last_status(&self) -> Option<GradientStatus> {
-        self.state().status.clone()
+        self.journal().last().1
     }
 
     /// Whether the run could go on to its end, to be asked after `launch`. Never waits for the device.
@@ -168,79 +148,8 @@ impl MixedPrecision {
         }
     }
 
-    /// Shows the present state of a scaler of the same `MixedPrecision`; `stepped` if it has counted a step.
-    pub(crate) fn publish(&self, scaler: &GradScaler, stepped: bool) {
-        let status = scaler.last_status();
-        let mut state = self.state();
-        state.counters = *scaler.counters();
-        state.outcome = scaler.last_outcome();
-        state.status = status.cloned();
-        if stepped {
-            if state.steps.len() == STEPS {
-                state.steps.pop_front();
-            }
-            let outcome = state.outcome;
-            state.steps.push_back(Reading {
-                loss_scale: scaler.loss_scale().into(),
-                outcome,
-                norm: status.map(GradientStatus::norm),
-                zero_share: status.map(GradientStatus::zero_share),
-            });
-            state.count += 1;
-        }
-    }
-
-    /// How many steps were shown so far.
-    pub(super) fn steps_shown(&self) -> u64 {
-        self.state().count
-    }
-
-    /// The step after the first `seen`, or the oldest that is remembered, and its number.
-    pub(super) fn step_after(&self, seen: u64) -> Option<(u64, Reading)> {
-        let state = self.state();
-        let forgotten = state.count - state.steps.len() as u64;
-        let seen = seen.max(forgotten);
-        let reading = state.steps.get((seen - forgotten) as usize)?;
-        Some((seen + 1, *reading))
-    }
-
     fn state(&self) -> MutexGuard<'_, State> {
         let state = self.extension::<Mutex<State>>();
-        let state = state.expect("nothing else is kept there").lock();
-        // Nothing in here is left half written by a panic.
-        state.unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::STEPS;
-    use crate::{GradScaler, MixedPrecision};
-
-    #[test]
-    fn steps_come_in_order_and_none_is_left_out_while_remembered() {
-        let amp = MixedPrecision::f16();
-        let mut scaler = GradScaler::from(&amp);
-        let mut step = |scale: u32| {
-            scaler.set_loss_scale(scale.into()).unwrap();
-            amp.publish(&scaler, true);
-            // What is not a step is shown, but not counted.
-            amp.publish(&scaler, false);
-        };
-        (1..=10).for_each(&mut step);
-        let mut seen = 0;
-        for expected in 1..=10 {
-            let (number, reading) = amp.step_after(seen).unwrap();
-            assert_eq!(number, expected);
-            assert_eq!(reading.loss_scale, expected as f64);
-            seen = number;
-        }
-        assert!(amp.step_after(seen).is_none());
-
-        let last = 11 + STEPS as u32;
-        (11..=last).for_each(&mut step);
-        let (number, reading) = amp.step_after(seen).unwrap();
-        assert_eq!((number, reading.loss_scale), (12, 12.0));
-        assert_eq!(amp.loss_scale(), last as f32);
+        locked(state.expect("nothing else is kept there"))
     }
 }

@@ -45,7 +45,7 @@ pub fn train(folder: &Path, config: &TrainingConfig, device: &Device) -> Result<
         .init()?;
     let adam = AdamConfig::new().with_weight_decay(Some(WeightDecayConfig::new(5e-5)));
     let model = model.init(&device.clone().autodiff());
-    let learner = amp.learner(model, adam.init(), lr);
+    let learner = amp.learner(model, adam.init(), lr)?;
     let training = amp.training(training);
     let result = training.launch(learner);
     if let Some(error) = result.error {

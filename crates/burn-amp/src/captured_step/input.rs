@@ -1,0 +1,156 @@
+//! The tensors of a batch: of what kind they are, and their copies where a recorded step reads them.
+
+use burn::tensor::{Bool, DType, Device, Int, Shape, Tensor, kind::BridgeTensor};
+use burn_amp_kernels::Place;
+use std::vec;
+
+/// What a batch consists of: steps are recorded for one such list.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Kind {
+    Tensor {
+        shape: Shape,
+        dtype: DType,
+        device: Device,
+        tracked: bool,
+    },
+    /// As many values follow.
+    List(usize),
+}
+
+/// Goes from one tensor of a batch to the next: says of what kind they are, and copies them if it is to.
+#[doc(hidden)]
+pub struct Walk {
+    kinds: Vec<Kind>,
+    copies: bool,
+    /// Where copies go, one after the other; to new memory if there are none.
+    places: vec::IntoIter<BridgeTensor>,
+    copied: Vec<BridgeTensor>,
+}
+
+impl Walk {
+    fn new(copies: bool, places: Vec<BridgeTensor>) -> Self {
+        Self {
+            kinds: Vec::new(),
+            copies,
+            places: places.into_iter(),
+            copied: Vec::new(),
+        }
+    }
+
+    fn list(&mut self, len: usize) {
+        self.kinds.push(Kind::List(len));
+    }
+}
+
+pub(super) fn kinds_of<B: CaptureInput>(batch: &B) -> Vec<Kind> {
+    let mut walk = Walk::new(false, Vec::new());
+    batch.clone().walked(&mut walk);
+    walk.kinds
+}
+
+/// The batch in memory that nobody else holds, and its tensors: in the places of those of another batch, if there are any.
+pub(super) fn copied_to<B: CaptureInput>(
+    places: Vec<BridgeTensor>,
+    batch: B,
+) -> (B, Vec<BridgeTensor>) {
+    let mut walk = Walk::new(true, places);
+    let batch = batch.walked(&mut walk);
+    (batch, walk.copied)
+}
+
+pub(super) fn places_of(tensors: &[BridgeTensor]) -> Vec<Option<Place>> {
+    let place = |tensor: &BridgeTensor| Place::of(tensor.clone().into_parts().1);
+    tensors.iter().map(place).collect()
+}
+
+/// A batch whose tensors a [`CapturedStep`](crate::CapturedStep) copies to where its recorded step reads them.
+///
+/// Implemented for tensors of floats, integers and booleans, and for `Option`, `Vec`, arrays and tuples of them. Not for numbers: they would stay as
+/// they were when the step was recorded. Of a structure of your own pass the tensors, and build it in the closure.
+#[diagnostic::on_unimplemented(
+    message = "a captured step does not know how to copy `{Self}`",
+    note = "pass tensors, or a tuple or `Vec` of them, and build `{Self}` in the closure",
+    note = "a number would stay as it was when the step was recorded: pass it as a tensor"
+)]
+pub trait CaptureInput: Clone {
+    /// Shows its tensors, and takes what comes back in their places.
+    #[doc(hidden)]
+    fn walked(self, walk: &mut Walk) -> Self;
+}
+
+macro_rules! tensor {
+    ($($kind:ty, $tracked:expr;)*) => {
+        $(impl<const D: usize> CaptureInput for $kind {
+            fn walked(self, walk: &mut Walk) -> Self {
+                let tracked: fn(&Self) -> bool = $tracked;
+                walk.kinds.push(Kind::Tensor {
+                    shape: self.shape(),
+                    dtype: self.dtype(),
+                    device: self.device(),
+                    tracked: tracked(&self),
+                });
+                if !walk.copies {
+                    return self;
+                }
+                let is_autodiff = self.device().is_autodiff();
+                let values = self.inner();
+                let place = match walk.places.next() {
+                    Some(place) => Self::from_bridge(place),
+                    None => Self::empty(values.shape(), (&values.device(), values.dtype())),
+                };
+                let copy = place.slice_assign([(); D].map(|()| ..), values);
+                walk.copied.push(copy.clone().into_bridge());
+                match is_autodiff {
+                    true => Self::from_inner(copy),
+                    false => copy,
+                }
+            }
+        })*
+    };
+}
+
+tensor! {
+    Tensor<D>, |tensor| tensor.is_tracked();
+    Tensor<D, Int>, |_| false;
+    Tensor<D, Bool>, |_| false;
+}
+
+impl<T: CaptureInput> CaptureInput for Vec<T> {
+    fn walked(self, walk: &mut Walk) -> Self {
+        walk.list(self.len());
+        self.into_iter().map(|value| value.walked(walk)).collect()
+    }
+}
+
+impl<T: CaptureInput> CaptureInput for Option<T> {
+    fn walked(self, walk: &mut Walk) -> Self {
+        walk.list(self.iter().len());
+        self.map(|value| value.walked(walk))
+    }
+}
+
+impl<T: CaptureInput, const N: usize> CaptureInput for [T; N] {
+    fn walked(self, walk: &mut Walk) -> Self {
+        walk.list(N);
+        self.map(|value| value.walked(walk))
+    }
+}
+
+macro_rules! tuple {
+    ($($name:ident),+) => {
+        impl<$($name: CaptureInput),+> CaptureInput for ($($name,)+) {
+            #[allow(non_snake_case)]
+            fn walked(self, walk: &mut Walk) -> Self {
+                let ($($name,)+) = self;
+                ($($name.walked(walk),)+)
+            }
+        }
+    };
+}
+
+tuple!(A);
+tuple!(A, B);
+tuple!(A, B, C);
+tuple!(A, B, C, D);
+tuple!(A, B, C, D, E);
+tuple!(A, B, C, D, E, F);

@@ -1,0 +1,48 @@
+//! What a pass over gradients has found, as a step is counted by it. Knows no tensors.
+
+use crate::loss_scale::{Measures, Observation, SkipCause, StepOutcome};
+
+/// What unscaled gradients have told of the loss scale.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Finding {
+    /// Whether there are no gradients at all: no evidence that the scale is fine, and no reason to let it grow.
+    pub(crate) is_empty: bool,
+    /// The first parameter whose gradient overflows.
+    pub(crate) overflow: Option<String>,
+    pub(crate) cause: SkipCause,
+    /// Whether the loss scale has learned from them already, micro-batch by micro-batch.
+    pub(crate) is_settled: bool,
+    pub(crate) measures: Measures,
+    /// Why they are not stepped with, although they are finite.
+    pub(crate) rejected: Option<Rejection>,
+}
+
+/// Who has rejected a step, and why.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Rejection {
+    pub(crate) hook: String,
+    pub(crate) reason: String,
+}
+
+impl Finding {
+    /// Whether they are not stepped with, and this loss scale is not the cause.
+    pub(crate) fn spares_scale(&self) -> bool {
+        self.rejected.is_some() || (self.overflow.is_some() && self.cause != SkipCause::Scale)
+    }
+
+    /// Whether the loss scale learns from them.
+    pub(crate) fn moves_scale(&self) -> bool {
+        !self.is_empty && !self.is_settled && !self.spares_scale()
+    }
+
+    /// What the loss scale learns from them alone.
+    pub(crate) fn observation(&self) -> Observation {
+        Observation {
+            outcome: match self.overflow {
+                Some(_) => StepOutcome::Skipped,
+                None => StepOutcome::Stepped,
+            },
+            measures: Some(self.measures),
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! A guard as a hook of an optimizer.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Decision, Guard, GuardState};
+use crate::{
+    error::AmpError,
+    hook::{Hook, Proposed, State, Verdict},
+    module_optim::ModuleOptim,
+    optimizer::ScaledOptimizer,
+};
+
+/// A guard, and what it knows of the steps so far.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct StepGuard {
+    state: GuardState,
+}
+
+/// As it is stored.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Stored {
+    state: GuardState,
+    /// The losses of an open window, which stand beside its gradients now.
+    #[serde(default, skip_serializing, rename = "sum", with = "crate::number")]
+    _sum: f64,
+    #[serde(default, skip_serializing, rename = "count")]
+    _count: u32,
+}
+
+impl StepGuard {
+    pub(crate) fn new(guard: Guard) -> Result<Self, AmpError> {
+        let state = GuardState::new(guard)?;
+        Ok(Self { state })
+    }
+}
+
+impl Hook for StepGuard {
+    fn name(&self) -> &str {
+        "guard"
+    }
+
+    fn judge(&mut self, step: &mut Proposed<'_>) -> Verdict {
+        let Some(status) = step.status() else {
+            return Verdict::Wait;
+        };
+        // What a disabled scaler lets through: the norm is that of the finite values.
+        let norm = match status.has_overflow() {
+            true => f64::INFINITY,
+            false => status.norm(),
+        };
+        let (state, decision) = self.state.clone().adjust(step.loss(), norm);
+        self.state = state;
+        match decision {
+            Decision::Step => Verdict::Apply,
+            Decision::Clip { factor, reason } => Verdict::Clip { factor, reason },
+            Decision::Hold { reason } => Verdict::Reject { reason },
+        }
+    }
+
+    fn state(&self) -> Option<State> {
+        let stored = Stored {
+            state: self.state.clone(),
+            _sum: 0.0,
+            _count: 0,
+        };
+        Some(State::of(&stored).expect("numbers are plain data"))
+    }
+
+    /// Starts again with the state of another guard.
+    fn restore(&mut self, state: Option<State>) -> Result<(), String> {
+        let guard = self.state.guard;
+        let fresh = GuardState::new(guard).map_err(|error| error.to_string())?;
+        let Some(state) = state else {
+            self.state = fresh;
+            return Ok(());
+        };
+        let Stored { state, .. } = state.values()?;
+        if let Some(reason) = state.contradiction() {
+            return Err(reason);
+        }
+        self.state = match state.guard == guard {
+            true => state,
+            false => {
+                log::warn!("the stored state is that of another guard: this one starts again");
+                fresh
+            }
+        };
+        Ok(())
+    }
+}
+
+impl<O: ModuleOptim> ScaledOptimizer<O> {
+    /// Guards clean steps: one whose norm or loss is far outside of what was usual is clipped or held back; see [`Guard`].
+    ///
+    /// With accumulation it judges the sum, or the mean, of a window, and drops the whole window. A step held back ends the iteration as a
+    /// skipped one: the learning rate of a [`ScaledLrScheduler`](crate::ScaledLrScheduler) stays too. Other optimizers on the same
+    /// [`MixedPrecision`](crate::MixedPrecision) step as ever, and the scale learns from them alone. With clipping, which sees the gradients after the guard, the
+    /// norms in the status are those before both.
+    ///
+    /// More than [`max_consecutive_skips`](crate::GradScalerConfig::max_consecutive_skips) steps held back in a row end the run.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`], which names the field, its value and the allowed range.
+    pub fn with_guard(self, guard: Guard) -> Result<Self, AmpError> {
+        self.with_hook(StepGuard::new(guard)?)
+    }
+
+    /// The guard; none without [`with_guard`](Self::with_guard).
+    pub fn guard(&self) -> Option<&Guard> {
+        self.hook::<StepGuard>().map(|hook| &hook.state.guard)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{Guard, Hook, State, StepGuard};
+
+    #[test]
+    fn a_guard_knows_no_more_than_its_window_holds() {
+        let guard = |values: Vec<f64>, average: serde_json::Value, rule: serde_json::Value| {
+            let norms = json!({"values": values, "sum": 0.0, "sum_sq": 0.0});
+            let losses = json!({"values": [], "sum": 0.0, "sum_sq": 0.0});
+            let state =
+                json!({"guard": rule, "losses": losses, "norms": norms, "average": average});
+            let stored = State::of(&json!({"state": state, "sum": 0.0, "count": 0})).unwrap();
+            let mut here = StepGuard::new(Guard::zclip()).unwrap();
+            here.restore(Some(stored))
+        };
+        let skip = |length: u32| json!({"SkipStep": {"rolling_interval_length": length}});
+        let none = serde_json::Value::Null;
+        assert_eq!(guard(vec![1.0; 5], none.clone(), skip(4)), Ok(()));
+        let error = guard(vec![1.0; 6], none.clone(), skip(4)).unwrap_err();
+        assert!(error.contains("6 values, and at most 5"), "{error}");
+        let error = guard(vec![], none.clone(), skip(1)).unwrap_err();
+        assert!(error.contains("`rolling_interval_length` is 1"), "{error}");
+
+        let zclip = || json!({"ZClip": {}});
+        let average = |var: f64| json!({"mean": 1.0, "var": var});
+        assert_eq!(guard(vec![], average(0.5), zclip()), Ok(()));
+        assert!(guard(vec![1.0], average(0.5), zclip()).is_err());
+        let error = guard(vec![], average(-1.0), zclip()).unwrap_err();
+        assert!(error.contains("not finite"), "{error}");
+        let nan = json!({"mean": "NaN", "var": 1.0});
+        assert!(guard(vec![], nan.clone(), zclip()).is_err());
+        let original = json!({"ZClip": {"original": true}});
+        assert_eq!(guard(vec![], nan, original), Ok(()));
+    }
+}

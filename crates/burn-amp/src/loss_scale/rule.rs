@@ -1,0 +1,129 @@
+//! A rule that moves a loss scale: what it is shown of an iteration, and what it wants of the scale next. Knows no settings.
+
+use std::{error::Error, fmt::Debug};
+
+use super::outcome::Measures;
+
+/// A rule that moves a loss scale: give your own to [`LossScale::with_rule`](crate::LossScale::with_rule). The built-in ones that look at
+/// gradients are rules too, named by [`Schedule`](crate::Schedule).
+///
+/// A rule says what it wants. Bounds, growth and back-off factor, hysteresis, warm-up and the count of finite iterations are those of
+/// [`GradScalerConfig`](crate::GradScalerConfig), under every rule. It sees no tensors. The host calls it once an iteration, so that steps do not
+/// run ahead on a device, as under any rule that looks at gradients. It is deterministic: the same evidence leads to the same scales. It must
+/// not call the scaler that it moves.
+///
+/// ```
+/// use burn_amp::{GradScalerConfig, MixedPrecision, schedule::{Evidence, NextScale, Rule}};
+/// use std::error::Error;
+///
+/// /// Keeps the largest magnitude of the last iteration at 1024 once it is scaled.
+/// #[derive(Clone, Debug, Default)]
+/// struct Follow {
+///     max_abs: f64,
+/// }
+///
+/// impl Rule for Follow {
+///     fn name(&self) -> &str {
+///         "follow"
+///     }
+///
+///     fn advance(&mut self, _scale: f32, evidence: Evidence) -> NextScale {
+///         match evidence {
+///             Evidence::Overflow => NextScale::Counted, // back off
+///             Evidence::Finite(Some(measures)) if measures.max_abs > 0.0 => {
+///                 self.max_abs = measures.max_abs;
+///                 NextScale::UpTo((1024.0 / self.max_abs).log2().floor().exp2() as f32)
+///             }
+///             Evidence::Finite(_) => NextScale::Same,
+///         }
+///     }
+///
+///     fn state(&self) -> String {
+///         self.max_abs.to_string()
+///     }
+///
+///     fn load_state(&mut self, state: &str) -> Result<(), Box<dyn Error + Send + Sync>> {
+///         self.max_abs = state.parse()?;
+///         match self.max_abs >= 0.0 {
+///             true => Ok(()),
+///             false => Err("a magnitude is not negative".into()),
+///         }
+///     }
+/// }
+///
+/// let schedule = GradScalerConfig::new().schedule()?.with_rule(Follow::default())?;
+/// let amp = MixedPrecision::f16().with_schedule(schedule)?;
+/// # let _ = amp;
+/// # Ok::<(), burn_amp::AmpError>(())
+/// ```
+pub trait Rule: Debug + Send + Sync + 'static {
+    /// Under which name records hold its state. Not empty, none of [`Schedule`](crate::Schedule)'s, and always the same.
+    fn name(&self) -> &str;
+
+    /// Takes in what an iteration has shown, in which `scale` was used, and says what it wants of the scale next.
+    ///
+    /// Called once an iteration, with what the gradients of all its optimizers have shown; of a copy, to look ahead. Not called for a static scale,
+    /// nor where the scale is not the cause of a skip.
+    fn advance(&mut self, scale: f32, evidence: Evidence) -> NextScale;
+
+    /// From which magnitude on scaled values are counted in [`Measures::above`]; none, the default: they are not.
+    fn count_from(&self) -> Option<f32> {
+        None
+    }
+
+    /// What it remembers, as JSON text (numbers of 64 bits). Text that is no JSON comes back as it is, too.
+    fn state(&self) -> String;
+
+    /// Goes on from what [`state`](Self::state) has returned. Called on a copy of the rule as it was given to the scale; the keys of an object
+    /// may come in another order.
+    ///
+    /// # Errors
+    ///
+    /// For a state that no run can have stored, with the reason. The copy is thrown away, and loading the record is an error that says it; in a
+    /// `Learner`, which knows no errors there, a panic.
+    fn load_state(&mut self, state: &str) -> Result<(), Box<dyn Error + Send + Sync>>;
+}
+
+/// What an iteration has shown.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Evidence {
+    /// All gradients were finite; with their measures, if they were measured.
+    Finite(Option<Measures>),
+    /// A gradient was infinite or NaN, because of the scale.
+    Overflow,
+}
+
+/// What a rule wants of the scale next.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum NextScale {
+    /// As under PyTorch's rule: to grow after `growth_interval` finite iterations in a row, to back off at an overflow that `hysteresis`
+    /// does not tolerate. Such a back-off sets a ceiling for [`UpTo`](Self::UpTo), which is multiplied by `growth_factor` after
+    /// `growth_interval` finite iterations in a row.
+    Counted,
+    /// The present one.
+    Same,
+    /// To back off at once.
+    Lower,
+    /// This one, up to the ceiling, and no more than one growth at a time.
+    UpTo(f32),
+    /// This one, within the bounds.
+    Exactly(f32),
+}
+
+/// A rule behind a box, which can be cloned.
+pub(super) trait DynRule: Rule {
+    fn boxed(&self) -> Box<dyn DynRule>;
+}
+
+impl<R: Rule + Clone> DynRule for R {
+    fn boxed(&self) -> Box<dyn DynRule> {
+        Box::new(self.clone())
+    }
+}
+
+impl Clone for Box<dyn DynRule> {
+    fn clone(&self) -> Self {
+        (**self).boxed()
+    }
+}

@@ -1,0 +1,235 @@
+//! The owners of states that records hold: under which names, what no run can have stored, and their own records.
+//!
+//! The only file of records that knows them.
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    AmpRecord,
+    state::{Format, Stored},
+};
+use crate::{
+    accumulation::{AccumulationWindow, WindowState},
+    error::AmpError,
+    param_tensors::ParamTensors,
+    scaler::{GradScaler, ScalerState},
+};
+
+/// In the order in which a record that lacks something says what it holds instead.
+pub(super) const STATES: [Format; 2] = [Format::of::<WindowState>(), Format::of::<Masters>()];
+
+/// States of hooks as they were stored before all hooks were stored in one way: their names, and those of their tensors.
+pub(super) const EARLIER_HOOKS: [(&str, Option<&str>); 2] =
+    [("ema", Some("average")), ("guard", None)];
+/// The kind of a record of one of them alone.
+pub(super) const EARLIER_HOOK: &str = "ema";
+
+impl Stored for ScalerState {
+    const NAME: &'static str = "state";
+    const ALONE: Option<[&'static str; 2]> = Some(["grad_scaler", "a `GradScaler`"]);
+
+    fn contradiction(&self, _tensors: &ParamTensors) -> Option<String> {
+        self.contradiction()
+    }
+}
+
+impl Stored for WindowState {
+    const NAME: &'static str = "window";
+    const TENSORS: Option<&'static str> = Some("sum");
+    const ALONE: Option<[&'static str; 2]> =
+        Some(["accumulation_window", "an `AccumulationWindow`"]);
+
+    fn tensors(&mut self) -> Option<&mut ParamTensors> {
+        Some(&mut self.sums)
+    }
+
+    fn contradiction(&self, sums: &ParamTensors) -> Option<String> {
+        let is_empty = sums.len() == 0 && self.scale.is_none() && self.losses.mean().is_none();
+        if self.len == 0 && !is_empty {
+            return Some("it holds sums of no micro-batches".to_string());
+        }
+        let bad = |scale: &f32| !(scale.is_finite() && *scale > 0.0);
+        let scale = self.scale.filter(bad)?;
+        Some(format!("the loss scale of its window is {scale}"))
+    }
+}
+
+/// The f32 values of parameters that the model's own record does not have.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Masters {
+    #[serde(skip)]
+    pub(crate) values: ParamTensors,
+}
+
+impl Stored for Masters {
+    const NAME: &'static str = "masters";
+    const TENSORS: Option<&'static str> = Some("master");
+
+    fn tensors(&mut self) -> Option<&mut ParamTensors> {
+        Some(&mut self.values)
+    }
+}
+
+impl AmpRecord {
+    /// The number of micro-batches in an accumulation window that was open; 0 if none was.
+    pub fn window(&self) -> u32 {
+        self.get::<WindowState>().map_or(0, |window| window.len)
+    }
+
+    /// The number of master weights, which a [`PipelinedOptimizer`](crate::PipelinedOptimizer) stores where the model's own record does not
+    /// have them; 0 otherwise.
+    pub fn masters(&self) -> usize {
+        self.tensors_of::<Masters>()
+    }
+
+    /// The record without an open window: the run resumes with an empty one, or without accumulation.
+    pub fn without_window(mut self) -> Self {
+        self.take::<WindowState>();
+        self
+    }
+
+    /// The record without master weights: the run goes on from the parameters of the model.
+    pub fn without_masters(mut self) -> Self {
+        self.take::<Masters>();
+        self
+    }
+}
+
+impl std::fmt::Debug for AmpRecord {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AmpRecord")
+            .field("origin", &self.origin())
+            .field("num_tensors", &self.num_tensors())
+            .field("scaler", &self.scaler)
+            .field("window", &self.window())
+            .field("masters", &self.masters())
+            .field("hooks", &self.hooks().collect::<Vec<_>>())
+            .finish()
+    }
+}
+
+impl GradScaler {
+    /// The state, to be stored: the schedule with its settings and trackers, counters, and the outcome of an iteration that has
+    /// not been ended by `update`. Does not wait for the device.
+    ///
+    pub fn to_record(&self) -> AmpRecord {
+        AmpRecord {
+            scaler: Some(self.state_to_store()),
+            ..AmpRecord::empty()
+        }
+    }
+
+    /// Takes over a stored state: its own, or that of the scaler in an optimizer's record. A disabled scaler takes it over too,
+    /// for the day it is enabled. Does not wait for the device.
+    ///
+    /// Loss scale, trackers and counters are the record's; the settings stay as they are here, unless the record is loaded
+    /// [`with_settings`](AmpRecord::with_settings). The log names every setting that differs. Where one does, the skips in a row
+    /// are counted from zero, so that a run that ended because of them can be resumed. A scale outside of `min_scale` and `max_scale` is
+    /// moved to the nearest of them. A static scale is the program's.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::ForeignRecord`] if there is no state of a scaler in it, [`AmpError::DamagedRecord`] if a
+    /// [rule of your own](crate::schedule::Rule) refuses what is stored under its name; the present state stays as it was.
+    pub fn load_record(&mut self, record: AmpRecord) -> Result<(), AmpError> {
+        match &record.scaler {
+            Some(state) => self.restore(state.clone(), record.origin()),
+            None => Err(record.foreign("no state of a loss scaler")),
+        }
+    }
+}
+
+impl AccumulationWindow {
+    /// The state, to be stored: the sums, of how many micro-batches, and the loss scale that they carry. Settings are not
+    /// stored: the program sets them. Does not wait for the device; writing the record does.
+    ///
+    /// The record has handles to the sums, which the next micro-batch copies if the record is still there.
+    pub fn to_record(&self) -> AmpRecord {
+        AmpRecord::of(self.state_to_store())
+    }
+
+    /// Takes over a stored state: its own, or that of the window in an optimizer's record. The settings stay. An empty window
+    /// empties this one. Does not wait for the device.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::ForeignRecord`] if there is no window in it, or if the stored window is full by the settings here, or was summed by
+    /// the other rule for an overflow; the present state stays as it was.
+    pub fn load_record(&mut self, mut record: AmpRecord) -> Result<(), AmpError> {
+        let Some(state) = record.take() else {
+            return Err(record.foreign("no accumulation window"));
+        };
+        if let Some(reason) = self.misfit(&state) {
+            return Err(record.misfit(reason));
+        }
+        self.restore(state);
+        Ok(())
+    }
+}
+
+/// Contents that no release has written, under a checksum that holds.
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::param_tensors::ParamTensors;
+    use burn::tensor::{DType, TensorData};
+
+    fn tensors(dtype: Option<DType>) -> ParamTensors {
+        let mut tensors = ParamTensors::default();
+        if let Some(dtype) = dtype {
+            let data = TensorData::from([1.0f32, 2.0]).convert_dtype(dtype);
+            tensors.store(7.into(), data);
+        }
+        tensors
+    }
+
+    fn read(record: AmpRecord) -> Result<AmpRecord, String> {
+        let record = AmpRecord::from_bytes(record.into_bytes().unwrap());
+        record.map_err(|error| {
+            assert!(matches!(error, AmpError::DamagedRecord { .. }), "{error}");
+            error.to_string()
+        })
+    }
+
+    fn window(len: u32, scale: Option<f32>, sum: Option<DType>) -> Result<u32, String> {
+        let sums = tensors(sum);
+        let record = read(AmpRecord::of(WindowState {
+            len,
+            scale,
+            sums,
+            ..Default::default()
+        }));
+        record.map(|record| record.window())
+    }
+
+    #[test]
+    fn sums_must_belong_to_micro_batches() {
+        assert_eq!(window(0, None, None), Ok(0));
+        assert_eq!(window(2, None, None), Ok(2));
+        for (scale, sum) in [(None, Some(DType::F32)), (Some(8.0), None)] {
+            let error = window(0, scale, sum).unwrap_err();
+            assert!(error.contains("sums of no micro-batches"), "{error}");
+        }
+    }
+
+    #[test]
+    fn sums_must_be_wide() {
+        for dtype in [DType::F32, DType::F64] {
+            assert_eq!(window(1, None, Some(dtype)), Ok(1));
+        }
+        for dtype in [DType::F16, DType::BF16, DType::I32] {
+            let error = window(1, None, Some(dtype)).unwrap_err();
+            assert!(error.contains("must be f32 or f64"), "{error}");
+            assert!(error.contains("7.burn_amp.sum"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_loss_scale_of_a_window_must_be_one() {
+        assert_eq!(window(1, Some(0.5), None), Ok(1));
+        for scale in [0.0, -1.0] {
+            let error = window(1, Some(scale), None).unwrap_err();
+            assert!(error.contains("loss scale of its window is"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! The steps of a scaler, and the iterations that they make up: PyTorch's `step` and `update`.
+
+use burn::{
+    lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module, optim::GradientsParams,
+    tensor::DType,
+};
+use std::sync::Arc;
+
+use super::GradScaler;
+use crate::{
+    account::{Purpose, log_skip},
+    entries::{Entry, Traversal},
+    error::{AmpError, StepError},
+    finding::{Finding, Rejection},
+    gradients::{StepGradients, UnscaledGradients},
+    iteration::OBSERVED,
+    loss_scale::{Observation, StepOutcome},
+    module_optim::ModuleOptim,
+    step_end::StepEnd,
+};
+
+impl GradScaler {
+    /// Steps the optimizer, or skips the step if the gradients overflow, and records which it was.
+    ///
+    /// On a skipped step the module is returned unchanged and the optimizer is not called. Without any
+    /// gradients (an empty module, frozen parameters, a loss that reached none of them) the optimizer is called
+    /// with none and the step is counted, but the loss scale learns nothing from it; the first such step warns. Call
+    /// [`update`](Self::update) once after all steps of the iteration. [`last_outcome`](Self::last_outcome) returns what this
+    /// call has done.
+    ///
+    /// Reads the losses, to warn, where all gradients are zero and at the first, second, fourth, eighth step and so on. Does
+    /// not wait for the device otherwise.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_step`](Self::try_step) returns an error, with its message.
+    pub fn step<O: ModuleOptim, M: Module>(
+        &mut self,
+        optim: &mut O,
+        lr: impl Into<ModuleLearningRate>,
+        module: M,
+        grads: UnscaledGradients,
+    ) -> M {
+        self.try_step(optim, lr, module, grads)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`step`](Self::step), for runs that want to handle a failure.
+    ///
+    /// # Errors
+    ///
+    /// The error has the unchanged module. [`AmpError::LossScaleExhausted`] if the gradients overflow after
+    /// `max_consecutive_skips` skips in a row, or where the scale cannot go lower if
+    /// [`raise_error_at_min_scale`](crate::GradScalerConfig::raise_error_at_min_scale) is set; the step is counted as skipped. Of a
+    /// window whose micro-batches were tested one by one
+    /// ([`skip_micro_batch`](crate::AccumulationConfig::skip_micro_batch)) only the former: its sum overflows by itself.
+    /// [`AmpError::HalfPrecisionParameter`] if the optimizer cannot combine a parameter with its gradient, and
+    /// [`AmpError::UpdateMissing`] if these parameters were stepped already, [`AmpError::GradientShape`] if a gradient does not have
+    /// its parameter's shape, [`AmpError::InvalidValue`] for a learning rate that is infinite or NaN; nothing is counted then. Neither
+    /// parameters, optimizer state nor loss scale change on any of them.
+    pub fn try_step<O: ModuleOptim, M: Module>(
+        &mut self,
+        optim: &mut O,
+        lr: impl Into<ModuleLearningRate>,
+        module: M,
+        grads: UnscaledGradients,
+    ) -> Result<M, StepError<M>> {
+        let lr = lr.into();
+        self.account().begin_call();
+        self.unsettled.take(&grads);
+        // Gradients may have been changed since they were tested.
+        let traversal = Traversal {
+            grads: Some(grads.params()),
+            lr: Some(&lr),
+            ..Default::default()
+        };
+        let decided = traversal.of(&module).and_then(|mut entries| {
+            self.begin_step(entries.take_buffers());
+            let decided = self.count_step(optim, grads);
+            self.leave_step(&module, false);
+            decided
+        });
+        self.enter();
+        match decided {
+            Ok(Some(grads)) => Ok(optim.step(lr, module, grads)),
+            Ok(None) => Ok(module),
+            Err(error) => Err(StepError::new(module, error)),
+        }
+    }
+
+    /// What a step that ends here changes.
+    pub(crate) fn step_end(&self) -> StepEnd<'_> {
+        StepEnd {
+            account: self.account(),
+            live: self.live(),
+            member: Arc::downgrade(&self.scale.member),
+        }
+    }
+
+    /// Ends the step of an optimizer that has this scaler for itself: it is counted, and moves the scale. The gradients, if they are to be
+    /// stepped with: they are finite, and not `rejected`.
+    pub(crate) fn end_step<O: ModuleOptim>(
+        &mut self,
+        optim: &O,
+        grads: UnscaledGradients,
+        rejected: Option<Rejection>,
+    ) -> Result<Option<GradientsParams>, AmpError> {
+        self.check_step(optim, &grads)?;
+        let found = Finding {
+            rejected,
+            ..grads.verdict()
+        };
+        self.end_iteration();
+        self.step_end().end(Purpose::Step, &found)?;
+        let is_applied = !grads.has_overflow() && found.rejected.is_none();
+        Ok(is_applied.then(|| grads.into_tested()))
+    }
+
+    /// Counts a step whose iteration goes on. The gradients, if they are finite.
+    fn count_step<O: ModuleOptim>(
+        &mut self,
+        optim: &O,
+        grads: UnscaledGradients,
+    ) -> Result<Option<GradientsParams>, AmpError> {
+        let optimizer = std::ptr::from_ref(optim).addr();
+        self.iteration.check(&grads, optimizer)?;
+        self.check_step(optim, &grads)?;
+        self.count_for(&grads, optimizer)?;
+        Ok((!grads.has_overflow()).then(|| grads.into_tested()))
+    }
+
+    /// Counts a step of these parameters, which are stepped once in an iteration.
+    fn count_for(&mut self, grads: &UnscaledGradients, optimizer: usize) -> Result<(), AmpError> {
+        let found = grads.verdict();
+        self.count(Purpose::Step, &found)?;
+        if !found.spares_scale() {
+            self.iteration.mark(grads, optimizer);
+        }
+        Ok(())
+    }
+
+    /// Refuses gradients that an optimizer cannot step with, and shows what they are.
+    fn check_step<O: ModuleOptim>(
+        &mut self,
+        optim: &O,
+        grads: &UnscaledGradients,
+    ) -> Result<(), AmpError> {
+        self.unsettled.take(grads);
+        let entries = grads.entries().iter();
+        check_accepted(optim, entries.map(|entry| (entry, entry.gradient)))?;
+        self.look_at_losses(grads);
+        self.remember(grads);
+        Ok(())
+    }
+
+    /// Counts gradients, from which the scale learns when the iteration ends. After an overflow too many it is over.
+    fn count(&mut self, purpose: Purpose, found: &Finding) -> Result<(), AmpError> {
+        let is_first = self.iteration.outcome() != Some(StepOutcome::Skipped);
+        let recorded = self.step_end().count(purpose, found, is_first);
+        match &recorded {
+            Ok(()) => self.iteration.learn(found),
+            Err(_) if found.spares_scale() => {}
+            Err(_) => drop(self.end_iteration()),
+        }
+        recorded
+    }
+
+    /// Ends the iteration: backs the scale off if any of its gradients overflowed, counts towards growth if not.
+    ///
+    /// Gradients that were unscaled and dropped count too, as with PyTorch: as if they had been given to
+    /// [`discard`](Self::discard). Returns the joint outcome, [`Stepped`](StepOutcome::Stepped) or
+    /// [`Skipped`](StepOutcome::Skipped); none, and nothing changes, if no gradients were seen since the last update (PyTorch
+    /// raises an error there). Does not wait for the device.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::LossScaleExhausted`] or [`AmpError::LossNotFinite`] if gradients that were dropped are an overflow too many; the
+    /// iteration is ended.
+    pub fn update(&mut self) -> Result<Option<StepOutcome>, AmpError> {
+        self.learn_from_dropped()?;
+        let (seen, overflows) = self.end_iteration();
+        if let Some(seen) = seen {
+            self.step_end().advance(seen, Purpose::Step, &overflows);
+        }
+        Ok(seen.map(|seen| seen.outcome))
+    }
+
+    /// Ends the iteration with a loss scale of the caller's choice, whatever the outcome was.
+    ///
+    /// PyTorch's `update(new_scale)`: the growth tracker stays.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`], the iteration not ended, unless `scale` is positive, finite as an f32 and within
+    /// `min_scale` and `max_scale`. Otherwise as [`update`](Self::update).
+    pub fn update_to(&mut self, scale: f64) -> Result<Option<StepOutcome>, AmpError> {
+        let before = self.schedule().scale();
+        self.set_loss_scale(scale)?;
+        self.learn_from_dropped()?;
+        let (seen, overflows) = self.end_iteration();
+        let outcome = seen.map(|seen| seen.outcome);
+        if self.is_enabled() && outcome.is_some_and(StepOutcome::is_skipped) {
+            let after = self.schedule().scale();
+            log_skip([before, after], Purpose::Step, &overflows);
+        }
+        Ok(outcome)
+    }
+
+    /// Ends an iteration of which nothing is left but gradients that were dropped, if there are any.
+    pub(crate) fn settle_dropped(&mut self) -> Result<(), AmpError> {
+        self.learn_from_dropped()?;
+        match self.iteration.outcome() {
+            Some(_) => self.update().map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// Counts gradients that were unscaled and dropped as discarded ones.
+    fn learn_from_dropped(&mut self) -> Result<(), AmpError> {
+        for verdict in self.unsettled.dropped() {
+            if verdict.overflow.is_some() {
+                self.buffers.suspect();
+            }
+            self.count(Purpose::Dropped, &verdict)?;
+        }
+        Ok(())
+    }
+
+    fn end_iteration(&mut self) -> (Option<Observation>, Vec<String>) {
+        self.watch.start();
+        self.iteration.finish()
+    }
+
+    /// Counts unscaled gradients as a step of this scaler's without stepping on them: for gradients that are added to
+    /// another scaler's (one scaler for each loss, Apex's `num_losses`) and stepped on there.
+    ///
+    /// Returns whether they overflow; the next [`update`](Self::update) moves the scale accordingly. Waits as
+    /// [`step`](Self::step) does.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::LossScaleExhausted`] as [`try_step`](Self::try_step), and [`AmpError::UpdateMissing`] if the parameters
+    /// were stepped or observed already.
+    pub fn observe(&mut self, grads: &UnscaledGradients) -> Result<StepOutcome, AmpError> {
+        self.account().begin_call();
+        self.unsettled.take(grads);
+        self.iteration.check(grads, OBSERVED)?;
+        self.look_at_losses(grads);
+        self.remember(grads);
+        self.count_for(grads, OBSERVED)?;
+        Ok(self.account().outcome.unwrap_or(StepOutcome::NoGradients))
+    }
+
+    /// Throws gradients away without a step, and counts that.
+    ///
+    /// If the gradients were unscaled, the next [`update`](Self::update) moves the loss scale as for a step (PyTorch:
+    /// `unscale_` without `step`), and an overflow counts among the skips in a row. Gradients that nobody has tested, plain or
+    /// still scaled ones, do not move it: many of them in a row warn, since an overflow would come again and again. Test them with
+    /// [`unscale`](Self::unscale) before. Parameters, optimizer and the count of steps stay as they are, and the parameters can be
+    /// stepped in the same iteration with other gradients. Does not wait for the device.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::LossScaleExhausted`] or [`AmpError::LossNotFinite`] if the gradients are an overflow too many, as
+    /// [`try_step`](Self::try_step); they are counted as discarded.
+    pub fn discard(&mut self, grads: impl Into<StepGradients>) -> Result<(), AmpError> {
+        self.account().begin_call();
+        self.account().outcome = Some(StepOutcome::Dropped);
+        let grads = grads.into();
+        if !matches!(&grads, StepGradients::Unscaled(grads) if !grads.has_overflow()) {
+            self.buffers.suspect();
+        }
+        self.live().events().discard();
+        let recorded = match grads {
+            StepGradients::Unscaled(grads) if self.is_enabled() => {
+                self.unsettled.take(&grads);
+                self.remember(&grads);
+                self.count(Purpose::Discarded, &grads.verdict())
+            }
+            _ => {
+                self.account().record_untested(self.is_enabled());
+                Ok(())
+            }
+        };
+        self.enter();
+        recorded?;
+        if self.iteration.outcome().is_none() {
+            self.watch.forget();
+        }
+        Ok(())
+    }
+}
+
+/// Refuses gradients, each of a dtype, that an optimizer cannot combine with their parameters.
+pub(super) fn check_accepted<'a, O: ModuleOptim>(
+    optim: &O,
+    mut gradients: impl Iterator<Item = (&'a Entry, DType)>,
+) -> Result<(), AmpError> {
+    match gradients.find(|(entry, gradient)| !optim.accepts(entry.parameter, *gradient)) {
+        Some((entry, gradient_dtype)) => Err(AmpError::HalfPrecisionParameter {
+            parameter: entry.path.clone(),
+            parameter_dtype: entry.parameter,
+            gradient_dtype,
+        }),
+        None => Ok(()),
+    }
+}

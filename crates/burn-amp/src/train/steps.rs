@@ -1,0 +1,325 @@
+//! The optimizer of a run, which the clones of its model share: on the host, on the device, or on a thread of its own.
+
+use burn::{
+    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
+    module::Module,
+    optim::{GradientsParams, ModuleOptimizer},
+};
+use std::{
+    any::Any,
+    sync::{Arc, Mutex, MutexGuard},
+};
+
+use super::{
+    pipelined::{Pipeline, Place},
+    stepper::{Kind, Lent, Stepper},
+};
+use crate::{
+    error::{AmpError, StepError},
+    fused::{Update, step_by},
+    lock::locked,
+    optimizer::ScaledOptimizer,
+    record::{AmpRecord, Masters},
+    scaler::GradScaler,
+    step_options::StepOptions,
+};
+
+/// The optimizer of a run, with its scaler and its options, as a model knows it. Clones of the model share it.
+///
+/// The learner keeps Burn's optimizer, and lends it for each step.
+#[derive(Clone, Debug)]
+pub(super) struct Steps {
+    pub(super) kind: Kind,
+    /// Where it steps on a thread of its own.
+    place: Option<Place>,
+    /// As the steps had left it that the model knows.
+    pub(super) scaler: GradScaler,
+    /// As above: clipping, a guard and averages; no window, since Burn accumulates.
+    pub(super) options: StepOptions,
+    pub(super) shared: Shared,
+}
+
+/// What the clones of a model share, and a checkpoint asks.
+#[derive(Clone)]
+pub(super) struct Shared(Arc<Mutex<State>>);
+
+pub(super) struct State {
+    /// In a pipeline that has started, without what is on its thread.
+    optim: ScaledOptimizer<Stepper>,
+    pub(super) pipeline: Option<Pipeline>,
+    /// What the last checkpoint was taken of, until the step after the next one. Burn writes checkpoints on another thread, and CubeCL reads
+    /// their values there: memory that is held is not written by a step in place, and under fusion that step is made late.
+    checkpointed: Option<Box<dyn Any + Send>>,
+}
+
+impl Steps {
+    pub(super) fn new(
+        kind: Kind,
+        place: Option<Place>,
+        scaler: GradScaler,
+        options: StepOptions,
+    ) -> Self {
+        // The learner lends its optimizer for each step.
+        let stepper = Stepper::without_optimizer(kind);
+        let state = State {
+            optim: ScaledOptimizer::from_parts(stepper, scaler.clone(), options.clone()),
+            pipeline: place.clone().map(Pipeline::new),
+            checkpointed: None,
+        };
+        Self {
+            kind,
+            place,
+            scaler,
+            options,
+            shared: Shared(Arc::new(Mutex::new(state))),
+        }
+    }
+
+    /// The same, shared with nobody.
+    fn detached(self) -> Self {
+        Self::new(self.kind, self.place, self.scaler, self.options)
+    }
+
+    /// Those of another device, which count as an optimizer of their own. A thread that has started steps for all.
+    pub(super) fn fork(mut self) -> Self {
+        self.scaler.join();
+        let has_thread = (self.shared.lock().pipeline.as_ref()).is_some_and(Pipeline::is_started);
+        match has_thread {
+            true => self,
+            false => self.detached(),
+        }
+    }
+
+    /// Those of a copy for validation, which makes none and holds no thread.
+    pub(super) fn for_validation(mut self) -> Self {
+        self.scaler.leave();
+        self.place = None;
+        self.detached()
+    }
+
+    /// Those of another optimizer, of which nobody has told what kind it is.
+    pub(super) fn of_another(mut self) -> Self {
+        self.kind = self.kind.stepped_by_model();
+        self.detached()
+    }
+
+    /// Goes on from what a checkpoint has brought: none where it is that of a run without scaler. The loss scale is in place: it was set when
+    /// the checkpoint was read.
+    pub(super) fn restore(&mut self, stored: Option<AmpRecord>) -> Result<(), AmpError> {
+        let mut stored = stored.unwrap_or_else(|| AmpRecord::empty_of("the checkpoint"));
+        self.options.hooks = self.options.hooks.restored(&mut stored)?;
+        stored.drop_left_hooks();
+        match stored.scaler.take() {
+            Some(scaler) => self.scaler.restore_counters(scaler),
+            None => {
+                self.scaler.reset_counters();
+                log::warn!(
+                    "the checkpoint is that of a run without a loss scaler: the scaler starts fresh, at loss scale {}",
+                    f64::from(self.scaler.loss_scale())
+                );
+            }
+        }
+        self.scaler.show_loaded();
+        *self = self.clone().detached();
+        if let (Some(pipeline), Some(masters)) =
+            (&mut self.shared.lock().pipeline, stored.take::<Masters>())
+        {
+            pipeline.begin_with(masters.values);
+        }
+        Ok(())
+    }
+
+    /// Keeps what a checkpoint was taken of, in place of what was kept before: after a step.
+    pub(super) fn keep(&self, checkpointed: Option<Box<dyn Any + Send>>) {
+        self.shared.lock().checkpointed = checkpointed;
+    }
+
+    /// The step of the learner. `optimize` is the model's own.
+    pub(super) fn step<M: Module + 'static>(
+        &self,
+        optim: &mut ModuleOptimizer,
+        lr: ModuleLearningRate,
+        model: M,
+        grads: GradientsParams,
+        optimize: impl FnOnce(M, &mut ModuleOptimizer, ModuleLearningRate, GradientsParams) -> M,
+    ) -> Result<M, StepError<M>> {
+        let State {
+            optim: steps,
+            pipeline,
+            ..
+        } = &mut *self.shared.lock();
+        if let Some(pipeline) = pipeline {
+            return pipeline.step(steps, optim, lr, model, grads);
+        }
+        let lent = Lent::new(optim, steps);
+        let is_fused = self.kind.fused;
+        let update = |stepper: &mut Stepper, update: Update, model, grads| match is_fused {
+            true => step_by(stepper, update, model, grads),
+            false => optimize(model, &mut stepper.optim, update.lr, grads),
+        };
+        lent.steps.try_step_by(lr, model, grads.into(), update)
+    }
+
+    /// Whether steps may have outcomes that the model does not know yet.
+    pub(super) fn are_late(&self) -> bool {
+        self.kind.fused || self.place.is_some()
+    }
+
+    /// The model with its newest parameters, when the outcomes of all steps are known: waits for them.
+    pub(super) fn newest<M: Module + 'static>(&self, model: M) -> Result<M, StepError<M>> {
+        let State {
+            optim, pipeline, ..
+        } = &mut *self.shared.lock();
+        match pipeline {
+            Some(pipeline) => pipeline.newest(optim, model),
+            None => StepError::join(model, optim.synchronize()),
+        }
+    }
+
+    /// The model that a forward pass is to see, if it is another.
+    pub(super) fn current<M: Module>(&self, model: &M) -> Option<M> {
+        self.shared.lock().pipeline.as_ref()?.current(model)
+    }
+
+    /// Takes note of a model into which other parameters were loaded.
+    pub(super) fn reload(&self) {
+        if let Some(pipeline) = &self.shared.lock().pipeline {
+            pipeline.reload();
+        }
+    }
+
+    /// After steps: what is known of them.
+    pub(super) fn update(&mut self) {
+        let optim = &self.shared.lock().optim;
+        (self.scaler, self.options) = (optim.scaler().clone(), optim.options.clone());
+    }
+}
+
+impl Shared {
+    /// What the next checkpoint is to hold: all steps are known then. The next one returns what was wrong.
+    pub(super) fn record(&self) -> AmpRecord {
+        let State {
+            optim, pipeline, ..
+        } = &mut *self.lock();
+        let of_thread = pipeline.as_ref().and_then(Pipeline::record);
+        of_thread.unwrap_or_else(|| {
+            optim.resolve();
+            optim.options.record_with(optim.scaler())
+        })
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        // A step that has panicked has lost the model, and the run.
+        locked(&self.0)
+    }
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Shared")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::{
+        lr_scheduler::constant::ConstantLr,
+        module::Module,
+        nn::{Linear, LinearConfig},
+        optim::AdamConfig,
+        tensor::{Device, Tensor},
+        train::{InferenceStep, RegressionOutput, TrainOutput, TrainStep},
+    };
+
+    use crate::{
+        Fused, FusedAdam, GradScalerConfig, GradientClip, MixedPrecision, PipelinedOptimizer,
+        ScaledOptimizer, autocast, fused::PASSES, gradient_pass::READS,
+    };
+
+    #[derive(Module, Debug)]
+    struct Net {
+        layers: Vec<Linear>,
+    }
+
+    impl TrainStep for Net {
+        type Input = Tensor<2>;
+        type Output = RegressionOutput;
+
+        fn step(&self, batch: Tensor<2>) -> TrainOutput<RegressionOutput> {
+            let output = InferenceStep::step(self, batch);
+            TrainOutput::new(self, output.loss.backward(), output)
+        }
+    }
+
+    impl InferenceStep for Net {
+        type Input = Tensor<2>;
+        type Output = RegressionOutput;
+
+        fn step(&self, batch: Tensor<2>) -> RegressionOutput {
+            let layers = |x| self.layers.iter().fold(x, |x, layer| layer.forward(x));
+            let output = autocast(batch.clone(), layers);
+            let loss = (output.clone() * batch.clone()).mean();
+            RegressionOutput::new(loss, output, batch)
+        }
+    }
+
+    fn net(device: &Device) -> Net {
+        let layer = || LinearConfig::new(4, 4).init(device);
+        Net {
+            layers: vec![layer(), layer(), layer()],
+        }
+    }
+
+    fn adam() -> FusedAdam {
+        Fused::new(AdamConfig::new()).unwrap()
+    }
+
+    #[test]
+    fn one_pass_a_step_and_nobody_waits() {
+        let device = Device::flex().autodiff();
+        let config = GradScalerConfig::new().with_init_scale(1024.0);
+        let amp = MixedPrecision::f16().with_scaler(config).unwrap();
+        let optim = ScaledOptimizer::new(adam(), &amp);
+        let optim = optim.with_clipping(GradientClip::GlobalNorm(0.1)).unwrap();
+        let mut learner = amp
+            .learner(net(&device), optim, ConstantLr::new(0.01))
+            .unwrap();
+        learner.fork(&device);
+        READS.set(0);
+        PASSES.set(0);
+        for step in 0..10 {
+            let value = if step == 4 { 1e4 } else { 1.0 };
+            let output = learner.train_step(Tensor::full([3, 4], value, &device));
+            learner.lr_step();
+            learner.optimizer_step(output.grads);
+        }
+        assert_eq!((READS.get(), PASSES.get()), (0, 10));
+        assert_eq!(amp.counters().steps(), 9);
+        // It returns with the outcomes of all steps.
+        let counters = learner.model().valid().scaler().counters();
+        assert_eq!((counters.steps(), counters.skipped()), (10, 1));
+        assert_eq!(amp.counters(), counters);
+        assert_eq!(READS.get(), 0);
+    }
+
+    /// On the thread of a pipeline, too.
+    #[test]
+    fn a_pipeline_makes_one_pass() {
+        let device = Device::flex().autodiff();
+        let amp = MixedPrecision::f16();
+        let optim = ScaledOptimizer::new(adam(), &amp);
+        let optim = PipelinedOptimizer::new(optim, Device::flex()).unwrap();
+        let mut learner = amp
+            .learner(net(&device), optim, ConstantLr::new(0.1))
+            .unwrap();
+        learner.fork(&device);
+        for _ in 0..3 {
+            let output = learner.train_step(Tensor::ones([3, 4], &device));
+            learner.lr_step();
+            learner.optimizer_step(output.grads);
+        }
+        let steps = learner.model().steps;
+        let passes = steps.shared.lock().pipeline.as_ref().unwrap().passes();
+        assert_eq!(passes, 3);
+    }
+}

@@ -1,0 +1,167 @@
+//! What recordings and replays leave as it was: what was read before, memory, and other recordings.
+
+use burn_amp_tests::prelude::*;
+use std::{
+    cell::RefCell,
+    sync::{Arc, Barrier},
+    thread,
+};
+
+use super::{Batch, Event, Net, batch, fused, has_graphs, loss};
+use crate::support::live_allocations;
+
+/// A network in training.
+struct Run {
+    amp: MixedPrecision,
+    net: Net,
+    optim: ScaledOptimizer<FusedAdam>,
+}
+
+impl Run {
+    fn begin() -> Self {
+        let amp = MixedPrecision::f16();
+        let net = Net::new(&device()).apply_reparameterization(amp.clone());
+        let optim = fused(&amp);
+        Self { amp, net, optim }
+    }
+
+    fn captured(self) -> Captured<impl FnMut(&Net, Batch) -> Tensor<1>> {
+        let amp = self.amp;
+        let of = move |net: &Net, batch: Batch| loss(&amp, net, batch);
+        CapturedStep::new(self.net, self.optim, of).unwrap()
+    }
+
+    /// With three steps more, captured.
+    fn trained(self) -> Self {
+        let amp = self.amp.clone();
+        let mut step = self.captured();
+        for _ in 0..3 {
+            step.step(1e-2, of_rows(4)).unwrap();
+        }
+        let (net, optim) = step.into_parts();
+        Self { amp, net, optim }
+    }
+
+    fn weight(&self) -> TensorData {
+        self.net.hidden.weight.base().inner().to_data()
+    }
+}
+
+type Captured<F> = CapturedStep<Net, Batch, FusedAdam, F>;
+
+fn device() -> Device {
+    Device::default().autodiff()
+}
+
+/// A batch of that many rows: each is another shape.
+fn of_rows(rows: usize) -> Batch {
+    batch(rows, Event::Nothing, rows, &device())
+}
+
+/// On CubeCL devices Burn's reads are late: the values are read when somebody looks at them.
+#[test]
+fn what_was_read_before_keeps_its_values() {
+    let bits = |data: TensorData| data.iter::<f32>().map(f32::to_bits).collect::<Vec<_>>();
+    let run = Run::begin();
+    let [read, expected] = [run.weight(), Run::begin().weight()];
+    let run = run.trained();
+    let first = bits(read) == bits(expected);
+
+    // Given back and read, then captured again.
+    let [read, expected] = [run.weight(), Run::begin().trained().weight()];
+    run.trained();
+    let again = bits(read) == bits(expected);
+
+    let run = Run::begin();
+    let record = run.net.clone().into_record();
+    let net = run.trained().net.load_record(record);
+    let recorded = net.values() == Run::begin().net.values();
+
+    assert_eq!([first, again, recorded], [true; 3]);
+}
+
+/// Nobody calls `backward` in a replay, which would free what autodiff keeps.
+#[test]
+fn a_thousand_replays_leave_no_allocation_behind() {
+    if !has_graphs() {
+        return;
+    }
+    let mut step = Run::begin().captured();
+    let batch = of_rows(4);
+    let mut live_after = |steps: usize| {
+        for _ in 0..steps {
+            step.step(1e-3, batch.clone()).unwrap();
+        }
+        step.synchronize().unwrap();
+        live_allocations()
+    };
+    let before = live_after(100);
+    let grown = live_after(1000) - before;
+    assert!(grown < 100, "{grown} allocations more");
+}
+
+/// One that is called in another's recording, where the device replays nothing.
+#[test]
+fn a_replay_that_fails_is_no_step() {
+    if !has_graphs() {
+        return;
+    }
+    let step = RefCell::new(Run::begin().captured());
+    let taken = RefCell::new(vec![3, 4, 3]);
+    for rows in taken.borrow().iter() {
+        step.borrow_mut().step(1e-2, of_rows(*rows)).unwrap();
+    }
+
+    let outer = Run::begin();
+    let mut failed = 0;
+    let of = |net: &Net, batch: Batch| {
+        match step.borrow_mut().step(1e-2, of_rows(3)) {
+            Ok(_) => taken.borrow_mut().push(3),
+            Err(_) => failed += 1,
+        }
+        loss(&outer.amp, net, batch)
+    };
+    let mut other = CapturedStep::new(outer.net, outer.optim, of).unwrap();
+    assert!(other.step(1e-2, of_rows(4)).is_err());
+    drop(other);
+    assert_eq!(failed, 1);
+
+    // A shape that is known, a new one, and that which has failed.
+    for rows in [4, 5, 3, 4] {
+        step.borrow_mut().step(1e-2, of_rows(rows)).unwrap();
+        taken.borrow_mut().push(rows);
+    }
+    let (found, mut optim) = step.into_inner().into_parts();
+    optim.synchronize().unwrap();
+
+    let Run {
+        amp,
+        mut net,
+        optim: mut by_one,
+    } = Run::begin();
+    for rows in taken.into_inner() {
+        let loss = loss(&amp, &net, of_rows(rows));
+        let grads = GradientsParams::from_grads(loss.backward(), &net);
+        net = by_one.step(1e-2, net, grads);
+    }
+    by_one.synchronize().unwrap();
+    assert_eq!(found.values(), net.values());
+    assert_eq!(optim.scaler().counters(), by_one.scaler().counters());
+}
+
+/// They share the generator of random numbers, which nobody here draws from.
+#[test]
+fn two_threads_record_on_one_device() {
+    for _ in 0..4 {
+        let both = Arc::new(Barrier::new(2));
+        let threads = [both.clone(), both].map(|both| {
+            thread::spawn(move || {
+                let run = Run::begin();
+                both.wait();
+                run.trained().net.values()
+            })
+        });
+        let [one, other] = threads.map(|thread| thread.join().unwrap());
+        assert_eq!(one, other);
+    }
+}

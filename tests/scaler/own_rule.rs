@@ -1,0 +1,475 @@
+//! Rules that no one but this file knows move the loss scale: in training, through records, in parts, and as the built-in ones do.
+
+use burn_amp::schedule::{Evidence, NextScale, Rule};
+use burn_amp_tests::prelude::*;
+use burn_amp_tests::{LogMaxAgain, Run, fill};
+use log::Level;
+use std::error::Error;
+use tempfile::tempdir;
+
+use crate::support::captured;
+
+type Refusal = Box<dyn Error + Send + Sync>;
+
+/// Halves the scale every third iteration and grows in others. Remembers every scale that it was shown.
+#[derive(Clone, Debug, Default)]
+struct Saw {
+    scales: Vec<f32>,
+    /// The last count of values from 256 on.
+    above: u64,
+}
+
+impl Rule for Saw {
+    fn name(&self) -> &str {
+        "saw"
+    }
+
+    fn advance(&mut self, scale: f32, evidence: Evidence) -> NextScale {
+        self.scales.push(scale);
+        if let Evidence::Finite(Some(measures)) = evidence {
+            self.above = measures.above;
+        }
+        match self.scales.len() % 3 {
+            0 => NextScale::Lower,
+            _ => NextScale::UpTo(f32::INFINITY),
+        }
+    }
+
+    fn count_from(&self) -> Option<f32> {
+        Some(256.0)
+    }
+
+    fn state(&self) -> String {
+        serde_json::to_string(&(&self.scales, self.above)).unwrap()
+    }
+
+    fn load_state(&mut self, state: &str) -> Result<(), Refusal> {
+        (self.scales, self.above) = serde_json::from_str(state)?;
+        Ok(())
+    }
+}
+
+/// A rule whose state is what the test wants it to be. It takes only what begins as its own does.
+#[derive(Clone, Debug)]
+struct Stub {
+    name: &'static str,
+    state: String,
+}
+
+impl Stub {
+    fn new(name: &'static str, state: &str) -> Self {
+        let state = state.to_string();
+        Self { name, state }
+    }
+}
+
+impl Rule for Stub {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn advance(&mut self, _scale: f32, _evidence: Evidence) -> NextScale {
+        NextScale::Counted
+    }
+
+    fn state(&self) -> String {
+        self.state.clone()
+    }
+
+    fn load_state(&mut self, state: &str) -> Result<(), Refusal> {
+        let is_own = state.starts_with(&self.state);
+        self.state = state.to_string();
+        match is_own {
+            true => Ok(()),
+            false => Err(format!("{state} is no state of mine").into()),
+        }
+    }
+}
+
+fn config() -> GradScalerConfig {
+    GradScalerConfig::new().with_growth_interval(5)
+}
+
+fn ruled<R: Rule + Clone>(rule: R) -> LossScale {
+    config().schedule().unwrap().with_rule(rule).unwrap()
+}
+
+/// With a state, which a record that is refused must not replace.
+fn sgd() -> ModuleOptimizer {
+    let momentum = MomentumConfig::new();
+    SgdConfig::new().with_momentum(Some(momentum)).init()
+}
+
+fn status(max_abs: f64) -> GradientStatus {
+    GradientStatus::default().with_max_abs(max_abs)
+}
+
+#[test]
+fn log_max_can_be_written_again_from_outside() {
+    let settings = [
+        config(),
+        config()
+            .with_hysteresis(3)
+            .with_min_scale(Some(64.0))
+            .with_max_scale(Some(2f64.powi(20))),
+        config().with_warmup_steps(300).with_growth_interval(40),
+    ];
+    for settings in settings {
+        let built_in = settings.with_schedule(Schedule::log_max());
+        let mut built_in = built_in.schedule().unwrap();
+        let rule = LogMaxAgain::default();
+        let mut own = settings.schedule().unwrap().with_rule(rule).unwrap();
+        let (mut scales, mut random) = (Vec::new(), 1u32);
+        for step in 0..2000 {
+            random = random.wrapping_mul(1664525).wrapping_add(1013904223);
+            let size = f64::from(random >> 16) / 4096.0 - 12.0 - f64::from(step) / 100.0;
+            let overflow = (random >> 8) % 50 == 0;
+            let seen = status(size.exp2());
+            let (outcome, seen) = match (overflow, step % 50) {
+                (true, _) => (StepOutcome::Skipped, seen),
+                (false, 3) => (StepOutcome::Stepped, status(0.0)),
+                (false, _) => (StepOutcome::Stepped, seen),
+            };
+            built_in = built_in.adjust((outcome, &seen));
+            own = own.adjust((outcome, &seen));
+            assert_eq!(own.scale().to_bits(), built_in.scale().to_bits(), "{step}");
+            scales.push(own.scale().to_bits());
+        }
+        scales.sort();
+        scales.dedup();
+        assert!(scales.len() > 5, "{scales:?}");
+    }
+}
+
+const STEPS: usize = 60;
+
+/// Through a file in the middle, in a training run with overflows.
+#[test]
+fn a_resumed_run_is_the_uninterrupted_one_bit_for_bit() {
+    let build = || Run::at_border(sgd(), ruled(LogMaxAgain::default()));
+    let folder = tempdir().unwrap();
+    let mut straight = build();
+    straight.train_until(STEPS / 2);
+    straight.save(folder.path());
+    let half = straight.snapshot();
+    straight.train_until(STEPS);
+
+    let mut resumed = build();
+    let warnings = captured(Level::Warn, || resumed.load(folder.path(), STEPS / 2));
+    assert!(warnings.is_empty(), "{warnings:?}");
+    assert_eq!(resumed.snapshot(), half);
+    resumed.train_until(STEPS);
+    assert_eq!(resumed.snapshot(), straight.snapshot());
+
+    // It moves the scale as the built-in one does, and otherwise than PyTorch's.
+    let under = |config: GradScalerConfig| {
+        let mut run = Run::at_border(sgd(), config.schedule().unwrap());
+        run.train_until(STEPS);
+        run.snapshot()
+    };
+    let built_in = under(config().with_schedule(Schedule::log_max()));
+    let end = straight.snapshot();
+    assert_eq!(
+        (&end.parameters, end.scale),
+        (&built_in.parameters, built_in.scale)
+    );
+    assert_ne!(end.scale, under(config()).scale);
+}
+
+/// The host decides each step, also of an optimizer that would step on the device.
+#[test]
+fn it_is_shown_every_iteration_and_the_scale_that_was_used() {
+    let schedule = config().with_warmup_steps(8).schedule().unwrap();
+    let schedule = schedule.with_rule(Saw::default()).unwrap();
+    let optim = FusedSgd::new(SgdConfig::new()).unwrap();
+    let mut run = Run::at_border(optim, schedule);
+    let mut used = Vec::new();
+    for step in 1..12 {
+        let before = run.optim.scaler().loss_scale();
+        run.train_until(step);
+        let skipped = run.optim.scaler().last_outcome().unwrap().is_skipped();
+        // That of step 4 is infinite, which says nothing of the scale.
+        assert_eq!(skipped, step == 5);
+        if !skipped {
+            used.push(before);
+        }
+        let status = run.optim.scaler().last_status().unwrap();
+        let state = serde_json::to_value(run.optim.scaler().schedule()).unwrap();
+        let expected = serde_json::json!([used, status.above()]);
+        if !skipped {
+            assert_eq!(state["state"]["saw"], expected, "{step}");
+        }
+    }
+    assert!(used.windows(2).any(|pair| pair[1] == pair[0] / 2.0));
+}
+
+/// What a rule refuses leaves scaler, optimizer and model as they were.
+#[test]
+fn a_damaged_state_is_refused() {
+    for settings in [false, true] {
+        let mut bad = Run::at_border(sgd(), ruled(Stub::new("mine", "[7]")));
+        bad.train_until(9);
+        let stepped = bad.optim.scaler().counters().stepped();
+        assert!(stepped > 0);
+        let stored = bad.optim.to_record();
+        let record = || match settings {
+            true => stored.clone().with_settings(),
+            false => stored.clone(),
+        };
+        let mut run = Run::at_border(sgd(), ruled(Stub::new("mine", "{")));
+        run.train_until(12);
+        let before = run.snapshot();
+        assert!(before.counters.stepped() > stepped);
+        let error = run.optim.load_record(record()).unwrap_err();
+        assert!(matches!(error, AmpError::DamagedRecord { .. }), "{error}");
+        let text = error.to_string();
+        assert!(
+            text.contains("rule `mine`: [7] is no state of mine"),
+            "{text}"
+        );
+        assert_eq!(run.snapshot(), before);
+
+        let mut scaler = ruled(Stub::new("mine", "{")).init().unwrap();
+        scaler.set_loss_scale(256.0).unwrap();
+        let before = (scaler.schedule(), scaler.counters());
+        let error = scaler.load_record(record()).unwrap_err();
+        assert!(matches!(error, AmpError::DamagedRecord { .. }), "{error}");
+        assert_eq!((scaler.schedule(), scaler.counters()), before);
+    }
+}
+
+/// The scale and the counts are taken over; the rule starts fresh, whatever it has seen before.
+#[test]
+fn the_record_of_another_rule_gives_its_scale_with_one_warning() {
+    let record = |schedule: LossScale| {
+        let mut run = Run::at_border(sgd(), schedule);
+        run.train_until(3);
+        run.optim.scaler().to_record()
+    };
+    let log_max = config().with_schedule(Schedule::log_max());
+    let (log_max, plain) = (log_max.schedule().unwrap(), config().schedule().unwrap());
+    for (theirs, here, words) in [
+        (log_max.clone(), ruled(Saw::default()), ["LogMax", "saw"]),
+        (
+            plain.clone(),
+            ruled(Saw::default()),
+            ["GrowthInterval", "saw"],
+        ),
+        (ruled(Saw::default()), log_max, ["saw", "LogMax"]),
+        (ruled(Saw::default()), plain, ["saw", "GrowthInterval"]),
+        (
+            ruled(Saw::default()),
+            ruled(Stub::new("mine", "[]")),
+            ["saw", "mine"],
+        ),
+    ] {
+        let record = record(theirs);
+        let mut run = Run::at_border(sgd(), here.clone());
+        run.train_until(4);
+        let mut scaler = run.optim.scaler().clone();
+        let warnings = captured(Level::Warn, || scaler.load_record(record.clone()).unwrap());
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        assert!(warnings[0].contains("`schedule` is"), "{warnings:?}");
+        for word in words {
+            assert!(warnings[0].contains(word), "{warnings:?}");
+        }
+        let stored = record.schedule().unwrap();
+        assert_eq!(scaler.loss_scale(), stored.scale());
+        assert_eq!(scaler.growth_tracker(), stored.growth_tracker());
+        assert_eq!(remembered(&scaler.schedule()), remembered(&here));
+    }
+}
+
+fn remembered(schedule: &LossScale) -> serde_json::Value {
+    serde_json::to_value(schedule).unwrap()["state"].clone()
+}
+
+/// A rule is the program's code: settings of a record do not replace it, and cannot bring it.
+#[test]
+fn the_settings_of_a_record_come_without_its_rule() {
+    let theirs = ruled(Saw::default()).init().unwrap();
+    let record = || theirs.to_record().with_settings();
+    let mut scaler = GradScalerConfig::new().init().unwrap();
+    let warnings = captured(Level::Warn, || scaler.load_record(record()).unwrap());
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    assert!(warnings[0].contains("the rule `saw`"), "{warnings:?}");
+    assert_eq!(scaler.config(), config());
+    assert_eq!(scaler.schedule().rule_name(), "GrowthInterval");
+
+    let log_max = config().with_schedule(Schedule::log_max()).init().unwrap();
+    let mut scaler = ruled(Saw::default()).init().unwrap();
+    let record = log_max.to_record().with_settings();
+    let warnings = captured(Level::Warn, || scaler.load_record(record).unwrap());
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    assert_eq!(scaler.config(), log_max.config());
+    assert_eq!(scaler.schedule().rule_name(), "saw");
+}
+
+/// A loss scale that was stored alone waits for its rule.
+#[test]
+fn a_stored_loss_scale_goes_on_once_it_has_its_rule() {
+    let mut scale = ruled(Saw::default());
+    for _ in 0..4 {
+        scale = scale.adjust((StepOutcome::Stepped, &status(1.0)));
+    }
+    let text = serde_json::to_string(&scale).unwrap();
+    let read: LossScale = serde_json::from_str(&text).unwrap();
+    assert_eq!(read, scale);
+    assert_eq!(serde_json::to_string(&read).unwrap(), text);
+    let error = MixedPrecision::f16().with_schedule(read.clone());
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("the rule `saw`"), "{error}");
+    assert!(read.clone().init().is_err());
+    let again = read.clone().with_rule(Saw::default()).unwrap();
+    let next = |scale: LossScale| scale.adjust((StepOutcome::Stepped, &status(1.0)));
+    assert_eq!(next(again), next(scale.clone()));
+    assert_eq!(next(scale.clone()).scale(), 2.0 * scale.scale());
+
+    // Under another rule it begins as that is given, and one that refuses the state is refused.
+    let other = Stub::new("mine", "[1]");
+    let other = read.clone().with_rule(other).unwrap();
+    assert_eq!(remembered(&other)["mine"], serde_json::json!([1]));
+    assert_eq!(other.scale(), scale.scale());
+    let error = read.with_rule(Stub::new("saw", "{")).unwrap_err();
+    assert!(error.to_string().contains("no state of mine"), "{error}");
+}
+
+/// Text of every kind comes back as it is.
+#[test]
+fn any_text_is_stored() {
+    for state in ["", "no JSON", "\"text\"", "[1.5,null]", "null", "12", "NaN"] {
+        let rule = || Stub::new("mine", state);
+        let scaler = ruled(rule()).init().unwrap();
+        let bytes = scaler.to_record().into_bytes().unwrap();
+        let record = AmpRecord::from_bytes(bytes).unwrap();
+        let mut loaded = ruled(rule()).init().unwrap();
+        loaded.load_record(record).unwrap();
+        assert_eq!(loaded.schedule(), scaler.schedule(), "{state}");
+    }
+}
+
+#[test]
+fn a_name_must_be_its_own() {
+    let names = [
+        "",
+        "GrowthInterval",
+        "AdaptiveInterval",
+        "LogMax",
+        "OpenSeq2SeqLogMax",
+        "NearTop",
+    ];
+    for name in names {
+        let scale = config().schedule().unwrap();
+        let error = scale.with_rule(Stub::new(name, "")).unwrap_err();
+        assert!(
+            error.to_string().contains("a name of its own"),
+            "{name}: {error}"
+        );
+    }
+}
+
+/// A reset starts the rule as it was given.
+#[test]
+fn a_reset_starts_it_again() {
+    let mut run = Run::at_border(sgd(), ruled(Saw::default()));
+    let first = run.optim.scaler().schedule();
+    run.train_until(4);
+    assert_ne!(run.optim.scaler().schedule(), first);
+    run.optim.scaler_mut().reset();
+    assert_eq!(run.optim.scaler().schedule(), first);
+}
+
+/// A step in a part whose rule is log-max, of gradients of about 2^-20; the factor after it.
+fn step_in_part(
+    model: &Linear,
+    optim: &mut ScaledOptimizer<ModuleOptimizer>,
+    part: &Rescale,
+) -> f32 {
+    let amp = optim.scaler().precision().unwrap().clone();
+    let input = Tensor::<2>::ones([1, 4], &model.weight.device());
+    let output = amp.autocast(input, |x| rescaled(part.clone(), x, |x| model.forward(x)));
+    let loss = output.sum() * 2f64.powi(-20);
+    let grads = GradientsParams::from_grads(loss.backward(), model);
+    optim.step(1e-9, model.clone(), grads);
+    amp.parts()[0].1
+}
+
+#[test]
+fn a_part_moves_by_it_too() {
+    let schedule = || {
+        let config = config().with_init_scale(1.0).with_max_scale(Some(1024.0));
+        config.schedule().unwrap()
+    };
+    let part = || {
+        let own = schedule().with_rule(LogMaxAgain::default()).unwrap();
+        Rescale::dynamic("part").with_schedule(own).unwrap()
+    };
+    let counting = schedule().with_rule(Saw::default()).unwrap();
+    let error = Rescale::dynamic("part").with_schedule(counting);
+    assert!(error.unwrap_err().to_string().contains("`saw`"));
+
+    let model = LinearConfig::new(4, 2).init(&Device::default().autodiff());
+    let amp = || MixedPrecision::f16().with_scaler(config().with_init_scale(16.0));
+    let optim = || {
+        let amp = amp().unwrap();
+        let model = fill(model.clone(), 0, 1.0).apply_reparameterization(amp.clone());
+        (model, ScaledOptimizer::new(sgd(), &amp))
+    };
+    let (model_a, mut optim_a) = optim();
+    let factors: Vec<f32> = (0..6)
+        .map(|_| step_in_part(&model_a, &mut optim_a, &part()))
+        .collect();
+    assert_eq!(factors, [2.0, 4.0, 8.0, 16.0, 32.0, 64.0]);
+
+    // Through a record, into a program that has not opened it yet.
+    let bytes = optim_a.to_record().into_bytes().unwrap();
+    let record = || AmpRecord::from_bytes(bytes.clone()).unwrap();
+    let (model_b, mut optim_b) = optim();
+    optim_b.load_record(record()).unwrap();
+    for _ in 0..6 {
+        let one = step_in_part(&model_a, &mut optim_a, &part());
+        assert_eq!(step_in_part(&model_b, &mut optim_b, &part()), one);
+    }
+    let [one, other] =
+        [&mut optim_a, &mut optim_b].map(|optim| optim.to_record().into_bytes().unwrap());
+    assert_eq!(one, other);
+
+    // Where a rule of this name refuses it: an error if it is open, and else a fresh start.
+    let refusing = schedule().with_rule(Refusing).unwrap();
+    let refusing = Rescale::dynamic("part").with_schedule(refusing).unwrap();
+    let (model_c, mut optim_c) = optim();
+    step_in_part(&model_c, &mut optim_c, &refusing);
+    let before = optim_c.to_record().into_bytes().unwrap();
+    let error = optim_c.load_record(record()).unwrap_err();
+    assert!(error.to_string().contains("part `part`"), "{error}");
+    assert_eq!(optim_c.to_record().into_bytes().unwrap(), before);
+    let (model_d, mut optim_d) = optim();
+    optim_d.load_record(record()).unwrap();
+    let warnings = captured(Level::Warn, || {
+        step_in_part(&model_d, &mut optim_d, &refusing);
+    });
+    assert!(warnings[0].contains("starts fresh"), "{warnings:?}");
+    assert_eq!(optim_d.scaler().precision().unwrap().parts()[0].1, 1.0);
+}
+
+/// Has the name of another, and takes no state.
+#[derive(Clone, Debug)]
+struct Refusing;
+
+impl Rule for Refusing {
+    fn name(&self) -> &str {
+        "log_max_again"
+    }
+
+    fn advance(&mut self, _scale: f32, _evidence: Evidence) -> NextScale {
+        NextScale::Same
+    }
+
+    fn state(&self) -> String {
+        "null".to_string()
+    }
+
+    fn load_state(&mut self, _state: &str) -> Result<(), Refusal> {
+        Err("nothing is taken".into())
+    }
+}

@@ -1,0 +1,90 @@
+//! Parameters and packs in a form that can be compared bit by bit.
+
+use crate::prelude::*;
+use burn_pack::{DType, Reader, Scalar};
+use std::collections::BTreeMap;
+
+/// Dtype, shape and bytes.
+pub type Values = (DType, Vec<usize>, Vec<u8>);
+
+/// The values of any float tensor.
+pub fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    let data = tensor.inner().cast(FloatDType::F32).to_data();
+    data.iter::<f32>().collect()
+}
+
+/// All that a burnpack holds. The order of its data section is left out: optimizers have none.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pack {
+    /// With the parameter's id.
+    pub tensors: BTreeMap<String, (Option<u64>, Values)>,
+    /// By name.
+    pub scalars: BTreeMap<String, Scalar>,
+    /// By name.
+    pub metadata: BTreeMap<String, String>,
+}
+
+/// Opens a burnpack.
+pub fn pack(bytes: Bytes) -> Pack {
+    let reader = Reader::from_bytes(bytes).unwrap();
+    let (scalars, metadata) = (reader.scalars().clone(), reader.metadata().clone());
+    let tensors = reader.into_tensors().unwrap().into_iter().map(|tensor| {
+        let (name, dtype, shape, id, bytes) = tensor.into_parts().unwrap();
+        (name, (id, (dtype, shape.to_vec(), bytes.to_vec())))
+    });
+    Pack {
+        tensors: tensors.collect(),
+        scalars,
+        metadata,
+    }
+}
+
+/// Every float parameter of a module: its path, its id, its stored value.
+pub fn parameters<M: Module>(module: &M) -> BTreeMap<String, (u64, Values)> {
+    #[derive(Default)]
+    struct Collect {
+        path: Vec<String>,
+        found: BTreeMap<String, (u64, Values)>,
+    }
+
+    impl ModuleVisitor for Collect {
+        fn enter_module(&mut self, name: &str, _container_type: &str) {
+            self.path.push(name.to_string());
+        }
+
+        fn exit_module(&mut self, _name: &str, _container_type: &str) {
+            self.path.pop();
+        }
+
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let data = param.base().to_data();
+            let values = (
+                data.dtype(),
+                data.shape().to_vec(),
+                data.as_bytes().to_vec(),
+            );
+            self.found
+                .insert(self.path.join("."), (param.id.val(), values));
+        }
+    }
+
+    let mut collect = Collect::default();
+    module.visit(&mut collect);
+    collect.found
+}
+
+/// Dtype and bytes of every float parameter, in the module's order.
+pub fn stored<M: Module>(module: &M) -> Vec<(DType, Vec<u8>)> {
+    struct Collect(Vec<(DType, Vec<u8>)>);
+
+    impl ModuleVisitor for Collect {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let data = param.base().to_data();
+            self.0.push((data.dtype(), data.as_bytes().to_vec()));
+        }
+    }
+
+    let mut collect = Collect(Vec::new());
+    module.visit(&mut collect);
+    collect.0
+}

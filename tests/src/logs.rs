@@ -1,0 +1,58 @@
+//! What burn-amp logs, on the thread that asks: every test has a thread of its own.
+
+use log::{Level, LevelFilter, Log, Metadata, Record};
+use std::{
+    sync::{Mutex, Once},
+    thread::{self, ThreadId},
+};
+
+struct Logger;
+
+static LINES: Mutex<Vec<(ThreadId, Level, String)>> = Mutex::new(Vec::new());
+
+impl Log for Logger {
+    fn enabled(&self, metadata: &Metadata) -> bool {
+        metadata.target().starts_with("burn_amp")
+    }
+
+    fn log(&self, record: &Record) {
+        if self.enabled(record.metadata()) {
+            let line = record.args().to_string();
+            let here = thread::current().id();
+            LINES.lock().unwrap().push((here, record.level(), line));
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+/// All that this thread has logged so far, `action` included.
+fn lines(action: impl FnOnce()) -> Vec<(Level, String)> {
+    static INSTALL: Once = Once::new();
+    INSTALL.call_once(|| {
+        log::set_logger(&Logger).unwrap();
+        log::set_max_level(LevelFilter::Debug);
+    });
+    action();
+    let (all, here) = (LINES.lock().unwrap(), thread::current().id());
+    let mine = all.iter().filter(|(thread, ..)| *thread == here);
+    mine.map(|(_, level, line)| (*level, line.clone()))
+        .collect()
+}
+
+/// Runs `action` and returns the messages of this level that were logged meanwhile.
+pub fn captured(level: Level, action: impl FnOnce()) -> Vec<String> {
+    let here = thread::current().id();
+    LINES.lock().unwrap().retain(|(thread, ..)| *thread != here);
+    let mine = lines(action).into_iter().filter(|(at, _)| *at == level);
+    mine.map(|(_, line)| line).collect()
+}
+
+/// Runs `action` and returns all lines so far that contain `text`, each after its level.
+pub fn logs(text: &str, action: impl FnOnce()) -> Vec<String> {
+    let found = lines(action).into_iter();
+    let found = found.filter(|(_, line)| line.contains(text));
+    found
+        .map(|(level, line)| format!("{level}: {line}"))
+        .collect()
+}

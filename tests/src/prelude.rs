@@ -1,0 +1,30 @@
+//! The names of Burn that several tests use, and all of burn-amp's.
+
+pub use burn::{
+    config::Config,
+    grad_clipping::{GradientClipping, GradientClippingConfig},
+    lr_scheduler::{
+        linear::LinearLrSchedulerConfig,
+        module_lr_scheduler::{ModuleLearningRate, ModuleLrScheduler, ModuleLrSchedulerConfig},
+    },
+    module::{Lora, Module, ModuleMapper, ModuleVisitor, Param, ParamGroup, ParamId},
+    nn::{
+        BatchNorm, BatchNormConfig, DropoutConfig, EmbeddingConfig, LayerNorm, LayerNormConfig,
+        Linear, LinearConfig, LinearLayout,
+        attention::generate_autoregressive_mask,
+        conv::Conv2dConfig,
+        lstm::LstmState,
+        transformer::{TransformerEncoderConfig, TransformerEncoderInput},
+    },
+    optim::{
+        AdamConfig, AdamWConfig, GradientsAccumulator, GradientsParams, LearningRate,
+        ModuleOptimizer, MultiGradientsParams, Optimizer, OptimizerRecord, RmsPropConfig,
+        SgdConfig, decay::WeightDecayConfig, momentum::MomentumConfig,
+    },
+    store::ModuleRecord,
+    tensor::{
+        Bool, Bytes, DType, Device, Distribution, FloatDType, Int, Tensor, TensorData,
+        activation::{sigmoid, tanh},
+    },
+};
+pub use burn_amp::*;

@@ -1,0 +1,170 @@
+//! A training run in f16 with overflows, which can be saved in the middle of it.
+
+use crate::prelude::*;
+use std::{collections::BTreeMap, path::Path};
+
+use crate::{Pack, Values, fill_with_ids, pack, parameters, wave};
+
+/// Steps whose loss is infinite, beside those at which the growing scale overflows by itself.
+const INFINITE: [usize; 5] = [4, 16, 31, 40, 41];
+
+#[derive(Module, Debug)]
+struct Net {
+    hidden: Linear,
+    norm: LayerNorm,
+    head: Linear,
+}
+
+impl Net {
+    fn new() -> Self {
+        let device = Device::default().autodiff();
+        let net = Self {
+            hidden: LinearConfig::new(6, 8).init(&device),
+            norm: LayerNormConfig::new(8).init(&device),
+            head: LinearConfig::new(8, 2).init(&device),
+        };
+        fill_with_ids(net, 0, 0.7)
+    }
+
+    fn forward(&self, input: Tensor<2>) -> Tensor<2> {
+        let hidden = tanh(self.hidden.forward(input));
+        let hidden = in_f32(hidden, |x| self.norm.forward(x));
+        self.head.forward(hidden)
+    }
+}
+
+fn settings() -> GradScalerConfig {
+    GradScalerConfig::new()
+        .with_init_scale(2f64.powi(16))
+        .with_growth_interval(5)
+}
+
+/// A model, its optimizer and the number of steps, or of micro-batches, done.
+pub struct Run<O> {
+    net: Net,
+    /// With all that stands around its step.
+    pub optim: ScaledOptimizer<O>,
+    done: usize,
+}
+
+/// All that makes up the state of a run.
+#[derive(Debug, PartialEq)]
+pub struct Snapshot {
+    /// By path, with their ids.
+    pub parameters: BTreeMap<String, (u64, Values)>,
+    /// Their averages, if it has any.
+    pub averaged: Option<BTreeMap<String, (u64, Values)>>,
+    /// The optimizer's record.
+    pub record: Pack,
+    /// Of all steps.
+    pub counters: StepCounters,
+    /// The loss scale.
+    pub scale: f32,
+    /// How many micro-batches are in the open window.
+    pub window: u32,
+}
+
+impl<O: ModuleOptim> Run<O> {
+    /// f32 parameters, computed with in f16, `norm` excepted; the loss scale at the border.
+    pub fn mixed(optim: O) -> Self {
+        Self::at_border(optim, settings().schedule().unwrap())
+    }
+
+    /// As [`mixed`](Self::mixed), under another schedule.
+    pub fn scheduled(optim: O, schedule: Schedule) -> Self {
+        let config = settings().with_schedule(schedule).with_warmup_steps(40);
+        Self::at_border(optim, config.schedule().unwrap())
+    }
+
+    /// As [`mixed`](Self::mixed), with a loss scale of the caller's.
+    pub fn at_border(optim: O, schedule: LossScale) -> Self {
+        let amp = MixedPrecision::f16().with_schedule(schedule).unwrap();
+        let net = Net::new().apply_reparameterization(amp.clone());
+        Self::new(net, optim, &amp)
+    }
+
+    /// f16 parameters, `norm` excepted, and a scaler that scales the loss.
+    pub fn half(optim: O) -> Self {
+        let norm = ParamGroup::from_predicate("norm");
+        let net = to_half(Net::new(), FloatDType::F16, &[norm]);
+        Self::new(net, optim, settings().init().unwrap())
+    }
+
+    fn new(net: Net, optim: O, scaler: impl Into<GradScaler>) -> Self {
+        Self {
+            net,
+            optim: ScaledOptimizer::new(optim, scaler),
+            done: 0,
+        }
+    }
+
+    /// With clipping, averages, and windows of three micro-batches, of which those that overflow are left out or not.
+    pub fn with_all(mut self, skip_micro_batch: bool) -> Self {
+        let window = AccumulationConfig::new(3).with_skip_micro_batch(skip_micro_batch);
+        let ema = EmaConfig::new().with_momentum(0.9);
+        let optim = self.optim.with_accumulation(window).unwrap();
+        let clipped = optim.with_clipping(GradientClip::GlobalNorm(0.3)).unwrap();
+        let averaged = clipped.with_ema(ema.with_overwrite_frequency(Some(11)));
+        self.optim = averaged.unwrap();
+        self
+    }
+
+    /// Goes on until so many steps, or micro-batches, are done.
+    pub fn train_until(&mut self, end: usize) {
+        let device = Device::default().autodiff();
+        while self.done < end {
+            let data = |count, shape: [usize; 2]| {
+                let values = wave(100 * self.done, count, 0.7);
+                Tensor::<2>::from_data(TensorData::new(values, shape), &device)
+            };
+            let (input, target) = (data(24, [4, 6]), data(8, [4, 2]));
+            let amp = self.optim.scaler().precision().cloned();
+            let output = match &amp {
+                Some(amp) => amp.autocast(input, |x| self.net.forward(x)),
+                None => (self.net.forward(input.cast(FloatDType::F16))).cast(FloatDType::F32),
+            };
+            let mut loss = (output - target).square().mean();
+            if INFINITE.contains(&self.done) {
+                loss = loss.mul_scalar(f32::INFINITY);
+            }
+            let net = self.net.clone();
+            self.net = match amp {
+                Some(_) => {
+                    let grads = GradientsParams::from_grads(loss.backward(), &net);
+                    self.optim.step(0.05, net, grads)
+                }
+                None => {
+                    let grads = self.optim.backward(loss, &net);
+                    self.optim.step(0.05, net, grads)
+                }
+            };
+            self.done += 1;
+        }
+    }
+
+    /// Writes model and optimizer to two files.
+    pub fn save(&mut self, folder: &Path) {
+        self.net.clone().save_file(folder.join("model")).unwrap();
+        self.optim.save(folder.join("optim")).unwrap();
+    }
+
+    /// Loads what was saved after so many steps.
+    pub fn load(&mut self, folder: &Path, done: usize) {
+        self.net = self.net.clone().load_file(folder.join("model"));
+        self.optim.load(folder.join("optim")).unwrap();
+        self.done = done;
+    }
+
+    /// The state as it is now.
+    pub fn snapshot(&mut self) -> Snapshot {
+        let ema = self.optim.ema();
+        Snapshot {
+            parameters: parameters(&self.net),
+            averaged: ema.map(|ema| parameters(&ema.module(&self.net))),
+            record: pack(self.optim.into_bytes().unwrap()),
+            counters: self.optim.scaler().counters(),
+            scale: self.optim.scaler().loss_scale(),
+            window: self.optim.window().map_or(0, |window| window.len()),
+        }
+    }
+}

@@ -27,6 +27,13 @@ fn a_backward_pass_inside_the_closure_is_refused() {
     says(&message, ["`factor`", "take the loss outside"]);
     assert_eq!(panic_message(|| amp.autocast(ones(), backward)), message);
 
+    // Of a scope that is closed, but whose result is in the half precision of one that is not.
+    let error = amp.try_autocast(ones(), |x| {
+        let output = amp.autocast(x, |x| gain.forward(x));
+        drop(output.cast(FloatDType::F32).sum().backward());
+    });
+    assert_eq!(error.unwrap_err().to_string(), message);
+
     // Of a scope that is closed, in the closure of another.
     let mut inner = None;
     amp.autocast(ones(), |x| {

@@ -3,7 +3,7 @@
 use burn::tensor::{DType, FloatDType};
 use burn_amp_kernels::{Factor, Watch};
 use std::sync::{
-    Arc, Mutex,
+    Arc, Mutex, OnceLock,
     atomic::{AtomicBool, Ordering},
 };
 
@@ -45,9 +45,17 @@ pub(crate) struct Told {
     pub(crate) last_read: Mutex<Option<Arc<str>>>,
     /// Whether the closure has returned.
     pub(crate) is_closed: AtomicBool,
+    /// Of the scope around, to which its results go back in half precision.
+    pub(crate) outer: OnceLock<Arc<Self>>,
 }
 
 impl Told {
+    /// The innermost scope from here whose closure has not returned.
+    fn running(self: &Arc<Self>) -> Option<&Arc<Self>> {
+        std::iter::successors(Some(self), |told| told.outer.get())
+            .find(|told| !told.is_closed.load(Ordering::Relaxed))
+    }
+
     /// The first refusal counts.
     fn refuse(&self, error: AmpError) {
         locked(&self.refused).get_or_insert(error);
@@ -183,7 +191,7 @@ impl Open {
         let watch = (base.is_tracked() && is_scaled).then(|| {
             let (told, path) = (self.told.clone(), path.clone());
             Watch::of_arrival(move || {
-                if !told.is_closed.load(Ordering::Relaxed) {
+                if let Some(told) = told.running() {
                     let parameter = path.to_string();
                     told.refuse(AmpError::BackwardInside { parameter });
                 }

@@ -247,6 +247,9 @@ impl MixedPrecision {
         });
         // A thread pool may put other work on a thread that waits inside a scope. Its tensors are not of that scope.
         let outer = outer.filter(|_| nested.get());
+        if let Some(outer) = &outer {
+            open.told.outer.get_or_init(|| outer.told.clone());
+        }
         let is_inside = FRAMES.with_borrow(|frames| {
             let mut opens = frames.iter().filter_map(|frame| frame.open.as_ref());
             opens.next().is_some() && (outer.is_some() || innermost_of(frames).is_none())

@@ -266,6 +266,10 @@ fn a_scaler_uses_no_scale_that_is_nan_or_infinite() {
             .load_record(burn_amp::AmpRecord::from_bytes(bytes).unwrap())
             .unwrap();
         assert_eq!(stored(&resumed.schedule()), stored(&scaler.schedule()));
+        // It moves on by what comes then.
+        let stuck = run.optim.scaler().loss_scale();
+        let moved = (0..12).map(|_| run.step(16.0)).last().unwrap();
+        assert_ne!(moved, stuck, "{max:?}, {value}");
     }
 }
 

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     any_tensor::AnyTensor,
     dtype::working_dtype,
-    error::AmpError,
+    error::{AmpError, in_range},
     hook::{self, Applied, Hook, Parameter, Proposed, Resolution, State, Verdict},
     module_optim::ModuleOptim,
     module_path::replaced,
@@ -48,16 +48,10 @@ impl EmaConfig {
     ///
     /// [`AmpError::InvalidValue`] if the momentum is not between 0 and 1, or the frequency 0.
     pub fn init(&self) -> Result<Ema, AmpError> {
-        if !(0.0..=1.0).contains(&self.momentum) {
-            return Err(AmpError::invalid(
-                "momentum",
-                self.momentum,
-                "between 0 and 1",
-            ));
-        }
-        if self.overwrite_frequency == Some(0) {
-            return Err(AmpError::invalid("overwrite_frequency", 0, "at least 1"));
-        }
+        let (momentum, is_never) = (self.momentum, self.overwrite_frequency == Some(0));
+        let inside = (0.0..=1.0).contains(&momentum);
+        in_range("momentum", momentum, inside, "between 0 and 1")?;
+        in_range("overwrite_frequency", 0.0, !is_never, "at least 1")?;
         Ok(Ema::new(self.clone()))
     }
 }

@@ -5,7 +5,7 @@ use std::{
     collections::{BTreeMap, HashMap, VecDeque},
     ops::{Range, RangeInclusive},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, Weak,
         atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
 };
@@ -15,9 +15,10 @@ use crate::{
         BorderEvent, BorderEvents, EventPlace, MAX_EVENTS, Region, first_cause, split_unread,
     },
     in_flight::InFlight,
-    loss_scale::{LossScale, Measures, Observation, SkipCause, StepOutcome},
-    parts::Parts,
-    rescale::{Driven, PartState},
+    lock::locked,
+    loss_scale::{GradScalerConfig, LossScale, Measures, Observation, SkipCause, StepOutcome},
+    parts::{PartState, Parts},
+    rescale::Driven,
 };
 
 /// Its inverse must be normal in f32, or gradients lose digits.
@@ -77,7 +78,7 @@ pub(crate) struct ScopesLeft {
     events: VecDeque<BorderEvent>,
     readers: HashMap<Arc<str>, Arc<str>>,
     /// The parts that were opened.
-    parts: Vec<Driven>,
+    parts: Vec<Arc<Driven>>,
 }
 
 impl LiveScale {
@@ -127,6 +128,11 @@ impl LiveScale {
 
     pub(crate) fn schedule(&self) -> LossScale {
         self.state().schedule.clone()
+    }
+
+    /// The settings of the schedule.
+    pub(crate) fn config(&self) -> GradScalerConfig {
+        *self.state().schedule.config()
     }
 
     /// Goes on from this schedule, with a new iteration.
@@ -333,35 +339,9 @@ impl LiveScale {
         cause
     }
 
-    /// A parameter is read, in a part or in none.
-    pub(crate) fn read_in(&self, part: Option<&Arc<Region>>, path: &Arc<str>) {
-        let part = part.map(|region| &region.part);
-        self.state().parts.read_in(part, path);
-    }
-
-    /// What a part multiplies gradients by now. A `dry` run leaves no trace.
-    pub(crate) fn enter_part(&self, driven: &Driven, dry: bool) -> f32 {
-        self.state().parts.enter(driven, dry)
-    }
-
-    /// The parts whose factors move, and what they multiply gradients by.
-    pub(crate) fn parts(&self) -> BTreeMap<String, PartState> {
-        self.state().parts.states()
-    }
-
-    /// Why a part refuses what a record has under its name, if one does.
-    pub(crate) fn check_parts(&self, parts: &BTreeMap<String, PartState>) -> Result<(), String> {
-        self.state().parts.check(parts)
-    }
-
-    /// Goes on from the parts of a record, or from none.
-    pub(crate) fn restore_parts(&self, parts: &BTreeMap<String, PartState>, with_settings: bool) {
-        self.state().parts.restore(parts, with_settings);
-    }
-
-    /// Starts all parts again.
-    pub(crate) fn restart_parts(&self) {
-        self.state().parts.restart();
+    /// The parts whose factors move. Held for one call: the end of a step waits for it.
+    pub(crate) fn with_parts<R>(&self, work: impl FnOnce(&mut Parts) -> R) -> R {
+        work(&mut self.state().parts)
     }
 
     /// Takes out what came to the parts that move by statistics and was not read, to be read with the gradients of a step.
@@ -386,7 +366,7 @@ impl LiveScale {
         if !parts.any_wants_statistics() {
             return VecDeque::new();
         }
-        let is_wanted = |region: &Arc<Region>| parts.want_statistics(&region.part);
+        let is_wanted = |region: &Arc<Region>| parts.wants_statistics(&region.part);
         (self.events).take_if(|event| event.entered().is_some_and(is_wanted))
     }
 
@@ -421,8 +401,7 @@ impl LiveScale {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing in here is left half written by a panic.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 }
 

@@ -2,19 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Decision, Guard, GuardState};
+use super::{Guard, GuardState};
 use crate::{
     error::AmpError,
     hook::{Hook, Proposed, State, Verdict},
     module_optim::ModuleOptim,
     optimizer::ScaledOptimizer,
 };
-
-/// A guard, and what it knows of the steps so far.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct StepGuard {
-    state: GuardState,
-}
 
 /// As it is stored.
 #[derive(Serialize, Deserialize)]
@@ -28,14 +22,7 @@ struct Stored {
     _count: u32,
 }
 
-impl StepGuard {
-    pub(crate) fn new(guard: Guard) -> Result<Self, AmpError> {
-        let state = GuardState::new(guard)?;
-        Ok(Self { state })
-    }
-}
-
-impl Hook for StepGuard {
+impl Hook for GuardState {
     fn name(&self) -> &str {
         "guard"
     }
@@ -49,18 +36,12 @@ impl Hook for StepGuard {
             true => f64::INFINITY,
             false => status.norm(),
         };
-        let (state, decision) = self.state.clone().adjust(step.loss(), norm);
-        self.state = state;
-        match decision {
-            Decision::Step => Verdict::Apply,
-            Decision::Clip { factor, reason } => Verdict::Clip { factor, reason },
-            Decision::Hold { reason } => Verdict::Reject { reason },
-        }
+        GuardState::judge(self, step.loss(), norm)
     }
 
     fn state(&self) -> Option<State> {
         let stored = Stored {
-            state: self.state.clone(),
+            state: self.clone(),
             _sum: 0.0,
             _count: 0,
         };
@@ -69,21 +50,23 @@ impl Hook for StepGuard {
 
     /// Starts again with the state of another guard.
     fn restore(&mut self, state: Option<State>) -> Result<(), String> {
-        let guard = self.state.guard;
-        let fresh = GuardState::new(guard).map_err(|error| error.to_string())?;
-        let Some(state) = state else {
-            self.state = fresh;
-            return Ok(());
-        };
-        let Stored { state, .. } = state.values()?;
-        if let Some(reason) = state.contradiction() {
-            return Err(reason);
-        }
-        self.state = match state.guard == guard {
-            true => state,
-            false => {
-                log::warn!("the stored state is that of another guard: this one starts again");
-                fresh
+        let stored: Option<Stored> = state.map(|state| state.values()).transpose()?;
+        let fresh = Self::new(self.guard).map_err(|error| error.to_string())?;
+        *self = match stored {
+            None => fresh,
+            Some(Stored { state, .. }) => {
+                if let Some(reason) = state.contradiction() {
+                    return Err(reason);
+                }
+                match state.guard == self.guard {
+                    true => state,
+                    false => {
+                        log::warn!(
+                            "the stored state is that of another guard: this one starts again"
+                        );
+                        fresh
+                    }
+                }
             }
         };
         Ok(())
@@ -104,12 +87,12 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ///
     /// [`AmpError::InvalidValue`], which names the field, its value and the allowed range.
     pub fn with_guard(self, guard: Guard) -> Result<Self, AmpError> {
-        self.with_hook(StepGuard::new(guard)?)
+        self.with_hook(GuardState::new(guard)?)
     }
 
     /// The guard; none without [`with_guard`](Self::with_guard).
     pub fn guard(&self) -> Option<&Guard> {
-        self.hook::<StepGuard>().map(|hook| &hook.state.guard)
+        self.hook::<GuardState>().map(|state| &state.guard)
     }
 }
 
@@ -117,7 +100,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 mod tests {
     use serde_json::json;
 
-    use super::{Guard, Hook, State, StepGuard};
+    use super::{Guard, GuardState, Hook, State};
 
     #[test]
     fn a_guard_knows_no_more_than_its_window_holds() {
@@ -127,7 +110,7 @@ mod tests {
             let state =
                 json!({"guard": rule, "losses": losses, "norms": norms, "average": average});
             let stored = State::of(&json!({"state": state, "sum": 0.0, "count": 0})).unwrap();
-            let mut here = StepGuard::new(Guard::zclip()).unwrap();
+            let mut here = GuardState::new(Guard::zclip()).unwrap();
             here.restore(Some(stored))
         };
         let skip = |length: u32| json!({"SkipStep": {"rolling_interval_length": length}});

@@ -6,7 +6,7 @@ use std::{
     ops::{Range, RangeInclusive},
     sync::{
         Arc, Mutex, MutexGuard, Weak,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -33,8 +33,6 @@ const UNTESTED: usize = 16;
 pub(crate) struct LiveScale {
     /// Of what scopes apply: its inverse must be normal.
     range: RangeInclusive<f32>,
-    /// The bits of the scale, which every scope reads.
-    scale: AtomicU32,
     /// How many scopes were opened.
     opened: AtomicU64,
     /// How many steps were skipped, whatever for.
@@ -95,7 +93,6 @@ impl LiveScale {
     fn with(schedule: LossScale, range: RangeInclusive<f32>) -> Self {
         let live = Self {
             range,
-            scale: AtomicU32::new(0),
             opened: AtomicU64::new(0),
             skips: AtomicU64::new(0),
             state: Mutex::new(State {
@@ -123,7 +120,8 @@ impl LiveScale {
 
     /// The scale of the next scope.
     pub(crate) fn scale(&self) -> f32 {
-        f32::from_bits(self.scale.load(Ordering::Acquire))
+        let (min, max) = (*self.range.start(), *self.range.end());
+        self.state().schedule.scale().clamp(min, max)
     }
 
     pub(crate) fn schedule(&self) -> LossScale {
@@ -139,7 +137,7 @@ impl LiveScale {
     pub(crate) fn set_schedule(&self, schedule: LossScale) {
         let mut state = self.state();
         state.iteration = Iteration::default();
-        self.store(&mut state, schedule);
+        state.schedule = self.in_range(schedule);
         drop(state);
         self.events.clear();
         self.in_flight.set_device_step(None);
@@ -245,16 +243,13 @@ impl LiveScale {
             StepOutcome::Skipped if !iteration.backed_off => {
                 iteration.backed_off = true;
                 if !parts.back_off(std::mem::take(&mut iteration.parts)) {
-                    let schedule = state.schedule.clone().learn(seen);
-                    self.store(state, schedule);
+                    state.schedule = self.in_range(state.schedule.clone().learn(seen));
                 }
             }
             StepOutcome::Stepped => {
                 iteration.is_finite = true;
-                iteration.measures = match (iteration.measures, seen.measures) {
-                    (Some(sum), Some(measures)) => Some(sum.and(measures)),
-                    (sum, measures) => sum.or(measures),
-                };
+                let both = [iteration.measures, seen.measures].into_iter().flatten();
+                iteration.measures = both.reduce(Measures::and);
             }
             _ => {}
         }
@@ -264,11 +259,11 @@ impl LiveScale {
         let iteration = std::mem::take(&mut state.iteration);
         let is_finite = iteration.is_finite && !iteration.backed_off;
         if is_finite {
-            let schedule = state.schedule.clone().learn(Observation {
+            let seen = Observation {
                 outcome: StepOutcome::Stepped,
                 measures: iteration.measures,
-            });
-            self.store(state, schedule);
+            };
+            state.schedule = self.in_range(state.schedule.clone().learn(seen));
         }
         state.parts.end_iteration(is_finite);
         if !self.in_flight.is_resolving() {
@@ -277,17 +272,15 @@ impl LiveScale {
         self.events.clear();
     }
 
-    /// Keeps the scale where a scope can use it.
-    fn store(&self, state: &mut State, schedule: LossScale) {
-        let (min, max) = (*self.range.start(), *self.range.end());
-        state.schedule = match schedule.scale() > max {
+    /// A schedule whose scale is no higher than a scope can use.
+    fn in_range(&self, schedule: LossScale) -> LossScale {
+        let max = *self.range.end();
+        match schedule.scale() > max {
             true => (schedule.clone())
                 .with_scale("loss_scale", max.into())
                 .unwrap_or(schedule),
             false => schedule,
-        };
-        let scale = state.schedule.scale().clamp(min, max);
-        self.scale.store(scale.to_bits(), Ordering::Release);
+        }
     }
 
     /// Remembers a gradient on its way back.
@@ -363,9 +356,6 @@ impl LiveScale {
 
     fn take_wanted(&self) -> VecDeque<BorderEvent> {
         let parts = &self.state().parts;
-        if !parts.any_wants_statistics() {
-            return VecDeque::new();
-        }
         let is_wanted = |region: &Arc<Region>| parts.wants_statistics(&region.part);
         (self.events).take_if(|event| event.entered().is_some_and(is_wanted))
     }
@@ -396,7 +386,7 @@ impl LiveScale {
     pub(crate) fn follow(&self, schedule: LossScale, parts: &BTreeMap<String, PartState>) {
         self.in_flight.set_device_step(None);
         let mut state = self.state();
-        self.store(&mut state, schedule);
+        state.schedule = self.in_range(schedule);
         state.parts.follow(parts);
     }
 

@@ -91,15 +91,9 @@ impl Parts {
         self.by_name.get(name).is_some_and(Part::wants_statistics)
     }
 
-    /// Whether any part does.
-    pub(crate) fn any_wants_statistics(&self) -> bool {
-        self.by_name.values().any(Part::wants_statistics)
-    }
-
     pub(crate) fn see(&mut self, name: &Arc<str>, statistics: Statistics) {
         if let Some(part) = self.by_name.get_mut(name) {
-            let seen = part.seen.map(|seen| seen.join(statistics));
-            part.seen = Some(seen.unwrap_or(statistics));
+            part.seen = Some(statistics.join(part.seen.unwrap_or_default()));
         }
     }
 

@@ -1,6 +1,7 @@
 //! A guard as a hook of an optimizer.
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
+use std::collections::BTreeMap;
 
 use super::{Guard, GuardState};
 use crate::{
@@ -10,15 +11,15 @@ use crate::{
     optimizer::ScaledOptimizer,
 };
 
-/// As it is stored.
-#[derive(Serialize, Deserialize)]
+/// As it is stored, with what earlier releases have left beside it.
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Stored {
     state: GuardState,
     /// The losses of an open window, which stand beside its gradients now.
-    #[serde(default, skip_serializing, rename = "sum", with = "crate::number")]
+    #[serde(default, rename = "sum", with = "crate::number")]
     _sum: f64,
-    #[serde(default, skip_serializing, rename = "count")]
+    #[serde(default, rename = "count")]
     _count: u32,
 }
 
@@ -40,11 +41,7 @@ impl Hook for GuardState {
     }
 
     fn state(&self) -> Option<State> {
-        let stored = Stored {
-            state: self.clone(),
-            _sum: 0.0,
-            _count: 0,
-        };
+        let stored = BTreeMap::from([("state", self)]);
         Some(State::of(&stored).expect("numbers are plain data"))
     }
 

@@ -107,7 +107,8 @@ impl Open {
         let mut factor = match &rescale.0 {
             Rule::Fixed(k) => f64::from(*k).exp2(),
             Rule::Driven(driven) if self.amp.is_scaled() => {
-                let factor = self.amp.live().enter_part(driven, self.dry.is_some());
+                let dry = self.dry.is_some();
+                let factor = (self.amp.live()).with_parts(|parts| parts.enter(driven, dry));
                 region = Some(Arc::new(Region {
                     part: driven.name.clone(),
                     factor: factor.into(),

@@ -172,7 +172,7 @@ impl UnscaledGradients {
         clip.check("clip")?;
         let rules = ClipRules {
             all: Some(*clip),
-            groups: Vec::new(),
+            ..Default::default()
         };
         Ok(self.clip_by(&rules, 1.0, false)?.0)
     }
@@ -189,8 +189,8 @@ impl UnscaledGradients {
             clip.check("clip_groups")?;
         }
         let rules = ClipRules {
-            all: None,
             groups: groups.to_vec(),
+            ..Default::default()
         };
         Ok(self.clip_by(&rules, 1.0, false)?.0)
     }

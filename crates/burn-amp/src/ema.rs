@@ -9,9 +9,8 @@ use burn_amp_kernels::{blend, blend_unless};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    any_tensor::AnyTensor,
     dtype::working_dtype,
-    error::AmpError,
+    error::{AmpError, in_range},
     hook::{self, Applied, Hook, Parameter, Proposed, Resolution, State, Verdict},
     module_optim::ModuleOptim,
     module_path::replaced,
@@ -48,16 +47,10 @@ impl EmaConfig {
     ///
     /// [`AmpError::InvalidValue`] if the momentum is not between 0 and 1, or the frequency 0.
     pub fn init(&self) -> Result<Ema, AmpError> {
-        if !(0.0..=1.0).contains(&self.momentum) {
-            return Err(AmpError::invalid(
-                "momentum",
-                self.momentum,
-                "between 0 and 1",
-            ));
-        }
-        if self.overwrite_frequency == Some(0) {
-            return Err(AmpError::invalid("overwrite_frequency", 0, "at least 1"));
-        }
+        let (momentum, is_never) = (self.momentum, self.overwrite_frequency == Some(0));
+        let inside = (0.0..=1.0).contains(&momentum);
+        in_range("momentum", momentum, inside, "between 0 and 1")?;
+        in_range("overwrite_frequency", 0.0, !is_never, "at least 1")?;
         Ok(Ema::new(self.clone()))
     }
 }
@@ -163,6 +156,7 @@ impl Ema {
     /// Averages parameters, unless the device says that the step was skipped: it has an average of each then. How many had an average
     /// before.
     fn average(&mut self, parameters: &[Parameter], found_inf: Option<&Tensor<1>>) -> usize {
+        let (keep, add) = (self.config.momentum, 1.0 - self.config.momentum);
         let mut known = 0;
         for parameter in parameters.iter().filter(|parameter| parameter.is_trained) {
             let (id, path) = (parameter.id, &parameter.path);
@@ -182,7 +176,13 @@ impl Ema {
                 Some(_) => None,
             };
             let average = match average {
-                Some(average) => self.moved(average, value, found_inf),
+                Some(average) => {
+                    let value = value.into_handle();
+                    average.map(|average| match found_inf {
+                        Some(found) => blend_unless(average, value, keep, add, found.clone()),
+                        None => blend(average, value, keep, add),
+                    })
+                }
                 // The first time it shares the parameter's memory, which the next step leaves to it.
                 None => {
                     let working = working_dtype(value.dtype());
@@ -192,21 +192,6 @@ impl Ema {
             self.averages.insert(id, average);
         }
         known
-    }
-
-    /// The average after one more value.
-    fn moved(
-        &self,
-        average: AnyTensor,
-        value: AnyTensor,
-        found_inf: Option<&Tensor<1>>,
-    ) -> AnyTensor {
-        let (keep, add) = (self.config.momentum, 1.0 - self.config.momentum);
-        let value = value.into_handle();
-        average.map(|average| match found_inf {
-            Some(found) => blend_unless(average, value, keep, add, found.clone()),
-            None => blend(average, value, keep, add),
-        })
     }
 
     /// Whether the next update needs nothing of the host: not the first one, nor one that may overwrite the parameters.

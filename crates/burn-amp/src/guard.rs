@@ -6,9 +6,13 @@ mod step;
 use burn::config::{Config, config_to_json};
 use serde::{Deserialize, Serialize};
 
-pub(crate) use state::{Decision, GuardState};
+pub(crate) use state::GuardState;
 
-use crate::error::{AmpError, in_range};
+use crate::{
+    defaults::{defaults, with_defaults},
+    error::{AmpError, in_range},
+    hook::Verdict,
+};
 
 /// Guards training against spikes: steps whose gradients are finite, but whose norm or loss is far outside of what was usual.
 ///
@@ -129,26 +133,18 @@ impl std::fmt::Display for Guard {
     }
 }
 
-mod defaults {
-    macro_rules! defaults {
-        ($($name:ident: $type:ty = $value:expr;)*) => {
-            $(pub(super) fn $name() -> $type { $value })*
-        };
-    }
-
-    defaults! {
-        alpha: f64 = 0.97;
-        z_thresh: f64 = 2.5;
-        eps: f64 = 1e-6;
-        warmup_steps: u32 = 25;
-        falloff: f64 = 1.0;
-        clip_factor: f64 = 1.0;
-        rolling_interval_length: u32 = 128;
-        sigma_factor: f64 = 6.0;
-        window: u32 = 128;
-        skip_update_lossz: f64 = 6.0;
-        skip_update_gradz: f64 = 6.0;
-    }
+defaults! {
+    alpha: f64 = 0.97;
+    z_thresh: f64 = 2.5;
+    eps: f64 = 1e-6;
+    warmup_steps: u32 = 25;
+    falloff: f64 = 1.0;
+    clip_factor: f64 = 1.0;
+    rolling_interval_length: u32 = 128;
+    sigma_factor: f64 = 6.0;
+    window: u32 = 128;
+    skip_update_lossz: f64 = 6.0;
+    skip_update_gradz: f64 = 6.0;
 }
 
 /// Values that a window may have: they are host memory, and go into records.
@@ -157,35 +153,17 @@ const MAX_WINDOW: u32 = 65536;
 impl Guard {
     /// [`ZClip`](Self::ZClip) with its published settings.
     pub fn zclip() -> Self {
-        Self::ZClip {
-            alpha: defaults::alpha(),
-            z_thresh: defaults::z_thresh(),
-            eps: defaults::eps(),
-            warmup_steps: defaults::warmup_steps(),
-            falloff: defaults::falloff(),
-            clip_factor: defaults::clip_factor(),
-            skip_update_on_spike: false,
-            original: false,
-        }
+        with_defaults("ZClip")
     }
 
     /// [`SkipStep`](Self::SkipStep) with OLMo-core's settings.
     pub fn skip_step() -> Self {
-        Self::SkipStep {
-            rolling_interval_length: defaults::rolling_interval_length(),
-            sigma_factor: defaults::sigma_factor(),
-            original: false,
-        }
+        with_defaults("SkipStep")
     }
 
     /// [`Outlier`](Self::Outlier) with llm.c's window and thresholds of 6 (llm.c has none unless asked).
     pub fn outlier() -> Self {
-        Self::Outlier {
-            window: defaults::window(),
-            skip_update_lossz: defaults::skip_update_lossz(),
-            skip_update_gradz: defaults::skip_update_gradz(),
-            original: false,
-        }
+        with_defaults("Outlier")
     }
 
     /// What the guard does with the losses (none where none is known) and norms of a run: by which factor the gradients of each step
@@ -199,11 +177,13 @@ impl Guard {
         steps: impl IntoIterator<Item = (Option<f64>, f64)>,
     ) -> Result<Vec<f64>, AmpError> {
         let mut state = GuardState::new(*self)?;
-        let factors = steps.into_iter().map(|(loss, norm)| {
-            let (next, decision) = state.clone().adjust(loss, norm);
-            state = next;
-            decision.factor()
-        });
+        let factors = steps
+            .into_iter()
+            .map(|(loss, norm)| match state.judge(loss, norm) {
+                Verdict::Clip { factor, .. } => factor,
+                Verdict::Reject { .. } => 0.0,
+                Verdict::Apply | Verdict::Wait => 1.0,
+            });
         Ok(factors.collect())
     }
 
@@ -252,43 +232,41 @@ impl Guard {
                 count("rolling_interval_length", rolling_interval_length, 2)?;
                 above_zero("sigma_factor", sigma_factor)
             }
-            Self::Outlier { window, .. } => {
+            Self::Outlier {
+                window,
+                skip_update_lossz: of_loss,
+                skip_update_gradz: of_norm,
+                original,
+            } => {
                 count("window", window, 2)?;
-                self.check_thresholds()
+                check_thresholds(window, of_loss, of_norm, original)
             }
         }
     }
+}
 
-    /// Refuses thresholds of [`Outlier`](Self::Outlier) that no value can exceed, or that accept every value.
-    fn check_thresholds(&self) -> Result<(), AmpError> {
-        let Self::Outlier {
-            window,
-            skip_update_lossz,
-            skip_update_gradz,
-            original,
-        } = *self
-        else {
-            return Ok(());
-        };
-        let size = f64::from(window);
-        let (highest, allowed) = match original {
-            true => (f64::MAX, "finite and at least 0".to_string()),
-            false => {
-                let highest = (size - 1.0) / size.sqrt();
-                let what = "the highest z-score in a window of";
-                let allowed = format!("at least 0 and below {highest:.3}, {what} {window}");
-                (highest, allowed)
-            }
-        };
-        let thresholds = [
-            ("skip_update_lossz", skip_update_lossz),
-            ("skip_update_gradz", skip_update_gradz),
-        ];
-        for (field, z) in thresholds {
-            in_range(field, z, (0.0..highest).contains(&z), &allowed)?;
-        }
-        let inside = original || skip_update_lossz > 0.0 || skip_update_gradz > 0.0;
-        let allowed = "above 0, or `skip_update_lossz` must be";
-        in_range("skip_update_gradz", skip_update_gradz, inside, allowed)
+/// Refuses thresholds of [`Guard::Outlier`] that no value can exceed, or that accept every value.
+fn check_thresholds(
+    window: u32,
+    of_loss: f64,
+    of_norm: f64,
+    original: bool,
+) -> Result<(), AmpError> {
+    let size = f64::from(window);
+    let highest = (size - 1.0) / size.sqrt();
+    let what = "the highest z-score in a window of";
+    let below = format!("at least 0 and below {highest:.3}, {what} {window}");
+    let (highest, allowed) = match original {
+        true => (f64::MAX, "finite and at least 0"),
+        false => (highest, below.as_str()),
+    };
+    for (field, z) in [
+        ("skip_update_lossz", of_loss),
+        ("skip_update_gradz", of_norm),
+    ] {
+        in_range(field, z, (0.0..highest).contains(&z), allowed)?;
     }
+    let inside = original || of_loss > 0.0 || of_norm > 0.0;
+    let allowed = "above 0, or `skip_update_lossz` must be";
+    in_range("skip_update_gradz", of_norm, inside, allowed)
 }

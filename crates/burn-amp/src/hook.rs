@@ -56,7 +56,7 @@
 mod list;
 
 use burn::{module::ParamId, tensor::Tensor};
-use std::{cell::OnceCell, collections::HashMap, fmt::Debug};
+use std::{cell::LazyCell, collections::HashMap, fmt::Debug};
 
 use crate::{
     any_tensor::AnyTensor, device_step::DeviceStep, error::AmpError,
@@ -128,23 +128,7 @@ pub enum Verdict {
 }
 
 /// The float parameters of a module, listed once somebody asks for them.
-struct Parameters<'a> {
-    list: OnceCell<Vec<Parameter>>,
-    of_module: &'a dyn Fn() -> Vec<Parameter>,
-}
-
-impl<'a> Parameters<'a> {
-    fn new(of_module: &'a dyn Fn() -> Vec<Parameter>) -> Self {
-        Self {
-            list: OnceCell::new(),
-            of_module,
-        }
-    }
-
-    fn get(&self) -> &[Parameter] {
-        self.list.get_or_init(self.of_module)
-    }
-}
+type Parameters<'a> = LazyCell<Vec<Parameter>, &'a dyn Fn() -> Vec<Parameter>>;
 
 /// A step that is judged.
 pub struct Proposed<'a> {
@@ -185,7 +169,7 @@ impl Proposed<'_> {
 
     /// The float parameters of the module, each once, as they are before the step. Walks over the module.
     pub fn parameters(&self) -> &[Parameter] {
-        self.parameters.get()
+        &self.parameters
     }
 }
 
@@ -201,7 +185,7 @@ pub struct Applied<'a> {
 impl Applied<'_> {
     /// The float parameters of the module, each once, after the step. Walks over the module.
     pub fn parameters(&self) -> &[Parameter] {
-        self.parameters.get()
+        &self.parameters
     }
 
     /// On a step that the device decides: one f32 value there, 1 if the step was skipped, and 0 if it was applied. None: it was applied.

@@ -60,6 +60,7 @@ mod cast;
 mod check;
 mod clip;
 mod convert;
+mod defaults;
 mod device_step;
 mod dry_run;
 mod dtype;

@@ -5,8 +5,8 @@ use std::{
     collections::{BTreeMap, HashMap, VecDeque},
     ops::{Range, RangeInclusive},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+        Arc, Mutex, MutexGuard, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -15,9 +15,10 @@ use crate::{
         BorderEvent, BorderEvents, EventPlace, MAX_EVENTS, Region, first_cause, split_unread,
     },
     in_flight::InFlight,
-    loss_scale::{LossScale, Measures, Observation, SkipCause, StepOutcome},
-    parts::Parts,
-    rescale::{Driven, PartState},
+    lock::locked,
+    loss_scale::{GradScalerConfig, LossScale, Measures, Observation, SkipCause, StepOutcome},
+    parts::{PartState, Parts},
+    rescale::Driven,
 };
 
 /// Its inverse must be normal in f32, or gradients lose digits.
@@ -32,8 +33,6 @@ const UNTESTED: usize = 16;
 pub(crate) struct LiveScale {
     /// Of what scopes apply: its inverse must be normal.
     range: RangeInclusive<f32>,
-    /// The bits of the scale, which every scope reads.
-    scale: AtomicU32,
     /// How many scopes were opened.
     opened: AtomicU64,
     /// How many steps were skipped, whatever for.
@@ -77,7 +76,7 @@ pub(crate) struct ScopesLeft {
     events: VecDeque<BorderEvent>,
     readers: HashMap<Arc<str>, Arc<str>>,
     /// The parts that were opened.
-    parts: Vec<Driven>,
+    parts: Vec<Arc<Driven>>,
 }
 
 impl LiveScale {
@@ -94,7 +93,6 @@ impl LiveScale {
     fn with(schedule: LossScale, range: RangeInclusive<f32>) -> Self {
         let live = Self {
             range,
-            scale: AtomicU32::new(0),
             opened: AtomicU64::new(0),
             skips: AtomicU64::new(0),
             state: Mutex::new(State {
@@ -122,18 +120,24 @@ impl LiveScale {
 
     /// The scale of the next scope.
     pub(crate) fn scale(&self) -> f32 {
-        f32::from_bits(self.scale.load(Ordering::Acquire))
+        let (min, max) = (*self.range.start(), *self.range.end());
+        self.state().schedule.scale().clamp(min, max)
     }
 
     pub(crate) fn schedule(&self) -> LossScale {
         self.state().schedule.clone()
     }
 
+    /// The settings of the schedule.
+    pub(crate) fn config(&self) -> GradScalerConfig {
+        *self.state().schedule.config()
+    }
+
     /// Goes on from this schedule, with a new iteration.
     pub(crate) fn set_schedule(&self, schedule: LossScale) {
         let mut state = self.state();
         state.iteration = Iteration::default();
-        self.store(&mut state, schedule);
+        state.schedule = self.in_range(schedule);
         drop(state);
         self.events.clear();
         self.in_flight.set_device_step(None);
@@ -239,16 +243,13 @@ impl LiveScale {
             StepOutcome::Skipped if !iteration.backed_off => {
                 iteration.backed_off = true;
                 if !parts.back_off(std::mem::take(&mut iteration.parts)) {
-                    let schedule = state.schedule.clone().learn(seen);
-                    self.store(state, schedule);
+                    state.schedule = self.in_range(state.schedule.clone().learn(seen));
                 }
             }
             StepOutcome::Stepped => {
                 iteration.is_finite = true;
-                iteration.measures = match (iteration.measures, seen.measures) {
-                    (Some(sum), Some(measures)) => Some(sum.and(measures)),
-                    (sum, measures) => sum.or(measures),
-                };
+                let both = [iteration.measures, seen.measures].into_iter().flatten();
+                iteration.measures = both.reduce(Measures::and);
             }
             _ => {}
         }
@@ -258,11 +259,11 @@ impl LiveScale {
         let iteration = std::mem::take(&mut state.iteration);
         let is_finite = iteration.is_finite && !iteration.backed_off;
         if is_finite {
-            let schedule = state.schedule.clone().learn(Observation {
+            let seen = Observation {
                 outcome: StepOutcome::Stepped,
                 measures: iteration.measures,
-            });
-            self.store(state, schedule);
+            };
+            state.schedule = self.in_range(state.schedule.clone().learn(seen));
         }
         state.parts.end_iteration(is_finite);
         if !self.in_flight.is_resolving() {
@@ -271,17 +272,15 @@ impl LiveScale {
         self.events.clear();
     }
 
-    /// Keeps the scale where a scope can use it.
-    fn store(&self, state: &mut State, schedule: LossScale) {
-        let (min, max) = (*self.range.start(), *self.range.end());
-        state.schedule = match schedule.scale() > max {
+    /// A schedule whose scale is no higher than a scope can use.
+    fn in_range(&self, schedule: LossScale) -> LossScale {
+        let max = *self.range.end();
+        match schedule.scale() > max {
             true => (schedule.clone())
                 .with_scale("loss_scale", max.into())
                 .unwrap_or(schedule),
             false => schedule,
-        };
-        let scale = state.schedule.scale().clamp(min, max);
-        self.scale.store(scale.to_bits(), Ordering::Release);
+        }
     }
 
     /// Remembers a gradient on its way back.
@@ -333,35 +332,9 @@ impl LiveScale {
         cause
     }
 
-    /// A parameter is read, in a part or in none.
-    pub(crate) fn read_in(&self, part: Option<&Arc<Region>>, path: &Arc<str>) {
-        let part = part.map(|region| &region.part);
-        self.state().parts.read_in(part, path);
-    }
-
-    /// What a part multiplies gradients by now. A `dry` run leaves no trace.
-    pub(crate) fn enter_part(&self, driven: &Driven, dry: bool) -> f32 {
-        self.state().parts.enter(driven, dry)
-    }
-
-    /// The parts whose factors move, and what they multiply gradients by.
-    pub(crate) fn parts(&self) -> BTreeMap<String, PartState> {
-        self.state().parts.states()
-    }
-
-    /// Why a part refuses what a record has under its name, if one does.
-    pub(crate) fn check_parts(&self, parts: &BTreeMap<String, PartState>) -> Result<(), String> {
-        self.state().parts.check(parts)
-    }
-
-    /// Goes on from the parts of a record, or from none.
-    pub(crate) fn restore_parts(&self, parts: &BTreeMap<String, PartState>, with_settings: bool) {
-        self.state().parts.restore(parts, with_settings);
-    }
-
-    /// Starts all parts again.
-    pub(crate) fn restart_parts(&self) {
-        self.state().parts.restart();
+    /// The parts whose factors move. Held for one call: the end of a step waits for it.
+    pub(crate) fn with_parts<R>(&self, work: impl FnOnce(&mut Parts) -> R) -> R {
+        work(&mut self.state().parts)
     }
 
     /// Takes out what came to the parts that move by statistics and was not read, to be read with the gradients of a step.
@@ -383,10 +356,7 @@ impl LiveScale {
 
     fn take_wanted(&self) -> VecDeque<BorderEvent> {
         let parts = &self.state().parts;
-        if !parts.any_wants_statistics() {
-            return VecDeque::new();
-        }
-        let is_wanted = |region: &Arc<Region>| parts.want_statistics(&region.part);
+        let is_wanted = |region: &Arc<Region>| parts.wants_statistics(&region.part);
         (self.events).take_if(|event| event.entered().is_some_and(is_wanted))
     }
 
@@ -416,13 +386,12 @@ impl LiveScale {
     pub(crate) fn follow(&self, schedule: LossScale, parts: &BTreeMap<String, PartState>) {
         self.in_flight.set_device_step(None);
         let mut state = self.state();
-        self.store(&mut state, schedule);
+        state.schedule = self.in_range(schedule);
         state.parts.follow(parts);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing in here is left half written by a panic.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 }
 

@@ -348,15 +348,11 @@ impl LossScale {
 
     /// The same state with another count of clean steps in a row.
     pub(crate) fn with_growth_tracker(mut self, tracker: u32) -> Result<Self, AmpError> {
-        self.check_dynamic("growth_tracker", tracker.into())?;
+        let (field, value) = ("growth_tracker", tracker.into());
+        self.check_dynamic(field, value)?;
         let interval = self.growth_interval();
         let allowed = format!("below `growth_interval`, {interval}");
-        in_range(
-            "growth_tracker",
-            tracker.into(),
-            tracker < interval,
-            &allowed,
-        )?;
+        in_range(field, value, tracker < interval, &allowed)?;
         self.growth_tracker = tracker;
         Ok(self)
     }
@@ -439,20 +435,15 @@ impl LossScale {
     ///
     /// [`AmpError::InvalidValue`] if the name is empty or that of a built-in rule, or if the rule refuses the stored state.
     pub fn with_rule<R: Rule + Clone>(mut self, rule: R) -> Result<Self, AmpError> {
-        let refused = |field, value, allowed: &str| AmpError::InvalidValue {
-            field,
-            value,
-            allowed: allowed.to_string(),
-        };
         let name = rule.name();
         if name.is_empty() || Schedule::is_name(name) {
             let allowed = "a name of its own, which no built-in rule has";
-            return Err(refused("name", format!("`{name}`"), allowed));
+            return Err(AmpError::refused("name", format!("`{name}`"), allowed));
         }
         let before = self.clone();
         self.state = State::Rule(Driver::new(Box::new(rule)));
         self.with_state_of(&before)
-            .map_err(|reason| refused("state", reason, "one that the rule can have"))
+            .map_err(|reason| AmpError::refused("state", reason, "one that the rule can have"))
     }
 
     /// The rule that moves it, by name: one of [`Schedule`]'s or your own.
@@ -468,11 +459,11 @@ impl LossScale {
     /// Refuses a stored state whose rule is missing.
     pub(crate) fn check_rule(self) -> Result<Self, AmpError> {
         match &self.state {
-            State::Unknown { name, .. } => Err(AmpError::InvalidValue {
-                field: "schedule",
-                value: format!("stored under the rule `{name}`"),
-                allowed: "given that rule, by `LossScale::with_rule`".into(),
-            }),
+            State::Unknown { name, .. } => {
+                let value = format!("stored under the rule `{name}`");
+                let allowed = "given that rule, by `LossScale::with_rule`";
+                Err(AmpError::refused("schedule", value, allowed))
+            }
             _ => Ok(self),
         }
     }

@@ -104,7 +104,7 @@ impl MixedPrecision {
         Self {
             shared: Arc::new(Shared {
                 dtype,
-                enabled: live.schedule().config().enabled,
+                enabled: live.config().enabled,
                 live: Arc::new(live),
                 journal: Journal::default(),
                 extension: OnceLock::new(),
@@ -165,7 +165,7 @@ impl MixedPrecision {
     /// The parts of the network whose factors move ([`rescaled`](crate::rescaled) by a name), and what each multiplies gradients by
     /// now, beside the loss scale. By name; empty before the first of them is opened.
     pub fn parts(&self) -> Vec<(String, f32)> {
-        let parts = self.shared.live.parts().into_iter();
+        let parts = self.live().with_parts(|parts| parts.states()).into_iter();
         parts.map(|(name, part)| (name, part.factor())).collect()
     }
 

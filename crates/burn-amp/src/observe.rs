@@ -89,7 +89,7 @@ pub fn region<I: CastFloat, R: CastFloat>(name: &str, input: I, part: impl FnOnc
 
 /// Whether the loss scale moves by itself.
 pub fn is_dynamic(amp: &MixedPrecision) -> bool {
-    amp.is_scaled() && amp.live().schedule().config().dynamic
+    amp.is_scaled() && amp.live().config().dynamic
 }
 
 /// The parameters whose gradients are not finite, and how many of their values are not.

@@ -1,12 +1,11 @@
 //! What a part of a network multiplies its gradients by, beside the loss scale: [`Rescale`].
 
-use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 use crate::{
-    adaloss::{AdaLoss, LIMIT, Statistics},
-    error::{AmpError, in_range, short},
-    loss_scale::{GradScalerConfig, LossScale, Measures, Observation, StepOutcome},
+    adaloss::{AdaLoss, LIMIT},
+    error::{AmpError, in_range},
+    loss_scale::{GradScalerConfig, LossScale},
 };
 
 /// What [`rescaled`](crate::rescaled) multiplies gradients by: a power of two that is fixed, or a factor that moves by a rule.
@@ -40,8 +39,8 @@ pub(crate) enum Rule {
 pub(crate) struct Driven {
     pub(crate) name: Arc<str>,
     /// Its factor at the first step; for AdaLoss, the bound of its factor.
-    schedule: LossScale,
-    adaloss: Option<AdaLoss>,
+    pub(crate) schedule: LossScale,
+    pub(crate) adaloss: Option<AdaLoss>,
 }
 
 /// 2^k, for good.
@@ -111,11 +110,8 @@ impl Rescale {
 
     fn change_schedule(self, field: &'static str, schedule: LossScale) -> Result<Self, AmpError> {
         if schedule.counts_near_top() {
-            return Err(AmpError::InvalidValue {
-                field: "schedule",
-                value: format!("`{}`", schedule.rule_name()),
-                allowed: "another for a part".to_string(),
-            });
+            let value = format!("`{}`", schedule.rule_name());
+            return Err(AmpError::refused("schedule", value, "another for a part"));
         }
         self.change(field, |driven| driven.schedule = schedule)
     }
@@ -159,242 +155,6 @@ impl Rescale {
     }
 
     fn refused(&self, field: &'static str, allowed: &str) -> AmpError {
-        AmpError::InvalidValue {
-            field,
-            value: format!("a setting of {self:?}"),
-            allowed: allowed.to_string(),
-        }
-    }
-}
-
-/// The state of a part whose factor moves. A value, without tensors.
-#[derive(Clone, Debug)]
-pub(crate) struct Part {
-    stored: PartState,
-    /// What the program wants; none until it has opened a part that came from a record.
-    settings: Option<Driven>,
-    /// Whether the settings of the record are to be kept.
-    keeps_settings: bool,
-    warned: bool,
-    /// Whether it was opened since the last step.
-    opened: bool,
-    seen: Option<Statistics>,
-}
-
-/// What a record holds of a part.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct PartState {
-    schedule: LossScale,
-    /// What gradients are multiplied by, where that is not the schedule's scale.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    factor: Option<f32>,
-}
-
-impl PartState {
-    /// What no run can have stored, if there is something.
-    pub(crate) fn contradiction(&self) -> Option<String> {
-        let usable = |factor: f32| factor.is_normal() && factor > 0.0;
-        let factors = [Some(self.schedule.scale()), self.factor];
-        let mut factors = factors.into_iter().flatten();
-        let bad = factors.find(|factor| !usable(*factor))?;
-        Some(format!("the factor of a part is {bad}"))
-    }
-
-    fn first(driven: &Driven) -> Self {
-        Self {
-            schedule: driven.schedule.clone(),
-            // Nothing is known yet.
-            factor: driven.adaloss.map(|_| driven.schedule.scale().min(1.0)),
-        }
-    }
-
-    pub(crate) fn factor(&self) -> f32 {
-        self.factor.unwrap_or(self.schedule.scale())
-    }
-}
-
-impl Driven {
-    /// What it multiplies by before the first step.
-    pub(crate) fn first_factor(&self) -> f32 {
-        PartState::first(self).factor()
-    }
-}
-
-impl Part {
-    pub(crate) fn new(driven: &Driven) -> Self {
-        let mut part = Self::stored(PartState::first(driven), false);
-        part.settings = Some(driven.clone());
-        part
-    }
-
-    /// One that a record has brought, with its settings or without.
-    pub(crate) fn stored(stored: PartState, keeps_settings: bool) -> Self {
-        Self {
-            stored,
-            settings: None,
-            keeps_settings,
-            warned: false,
-            opened: false,
-            seen: None,
-        }
-    }
-
-    pub(crate) fn state(&self) -> PartState {
-        self.stored.clone()
-    }
-
-    pub(crate) fn factor(&self) -> f32 {
-        self.stored.factor()
-    }
-
-    /// A program opens it with these settings: the first ones count, or those of the record.
-    pub(crate) fn open(&mut self, driven: &Driven) {
-        self.opened = true;
-        match &self.settings {
-            Some(settings) if settings == driven => {}
-            Some(_) => {
-                if !std::mem::replace(&mut self.warned, true) {
-                    log::warn!(
-                        "part `{}` is opened with other settings than before, and keeps the first ones: give parts names of their own",
-                        driven.name
-                    );
-                }
-            }
-            None => {
-                self.adopt(driven);
-                self.settings = Some(driven.clone());
-            }
-        }
-    }
-
-    fn adopt(&mut self, driven: &Driven) {
-        let before = self.factor();
-        let is_other = !self.stored.schedule.is_like(&driven.schedule);
-        self.stored.schedule = match self.resumed(&self.stored, driven) {
-            Ok(schedule) => {
-                if is_other && !self.keeps_settings {
-                    log::warn!(
-                        "part `{}` was saved with other settings, and those of the program are used",
-                        driven.name
-                    );
-                }
-                schedule
-            }
-            Err(reason) => {
-                log::warn!("part `{}` starts fresh: {reason}", driven.name);
-                driven.schedule.clone()
-            }
-        };
-        let factor = before.min(self.stored.schedule.scale());
-        self.stored.factor = driven.adaloss.map(|_| factor);
-    }
-
-    /// What a program that opens it with these settings makes of a stored state. The error says why its rule refuses it.
-    fn resumed(&self, stored: &PartState, driven: &Driven) -> Result<LossScale, String> {
-        let stored = stored.schedule.clone();
-        match self.keeps_settings {
-            true => stored.with_rule_of(&driven.schedule),
-            false => driven.schedule.clone().continuing(&stored),
-        }
-    }
-
-    /// Why it cannot go on from a stored state, if it is known.
-    pub(crate) fn check(&self, stored: &PartState) -> Result<(), String> {
-        match &self.settings {
-            Some(driven) => self.resumed(stored, driven).map(drop),
-            None => Ok(()),
-        }
-    }
-
-    /// At the first step again.
-    pub(crate) fn restart(&mut self) {
-        if let Some(driven) = &self.settings {
-            *self = Self::new(&driven.clone());
-        }
-    }
-
-    /// Whether what comes to it is to be read.
-    pub(crate) fn wants_statistics(&self) -> bool {
-        let settings = self.settings.as_ref();
-        settings.is_some_and(|driven| driven.adaloss.is_some())
-            || self.stored.schedule.needs_measures()
-    }
-
-    pub(crate) fn see(&mut self, statistics: Statistics) {
-        self.seen = Some(match self.seen {
-            Some(seen) => seen.join(statistics),
-            None => statistics,
-        });
-    }
-
-    /// Ends a step in which the gradient has overflowed here first. Whether there was a lower factor to go to.
-    pub(crate) fn back_off(&mut self, name: &str) -> bool {
-        self.forget();
-        let before = self.factor();
-        let stored = &mut self.stored;
-        let mut schedule = stored.schedule.clone();
-        if stored.factor.is_some() {
-            // The bound may be far above what has overflowed.
-            schedule = (schedule.clone())
-                .with_scale("factor", before.into())
-                .unwrap_or(schedule);
-        }
-        if !schedule.config().dynamic || schedule.is_at_floor() {
-            return false;
-        }
-        stored.schedule = schedule.learn(StepOutcome::Skipped);
-        stored.factor = stored.factor.map(|_| stored.schedule.scale());
-        let (before, after) = (short(before.into()), short(self.factor().into()));
-        log::info!(
-            "part `{name}`: gradients overflow at {before} times the loss scale, next {after}"
-        );
-        true
-    }
-
-    /// Ends a clean step, if the part was opened in it.
-    pub(crate) fn learn(&mut self, name: &str) {
-        if !self.opened {
-            return;
-        }
-        let before = self.factor();
-        let stored = &mut self.stored;
-        stored.schedule = stored.schedule.clone().learn(Observation {
-            outcome: StepOutcome::Stepped,
-            measures: self.seen.map(|seen| Measures {
-                max_abs: seen.max_abs,
-                elements: seen.elements,
-                above: 0,
-            }),
-        });
-        let adaloss = self.settings.as_ref().and_then(|driven| driven.adaloss);
-        if let (Some(adaloss), Some(seen)) = (adaloss, self.seen)
-            && let Some(factor) = adaloss.factor(&seen, stored.schedule.scale())
-        {
-            stored.factor = Some(factor);
-        }
-        self.forget();
-        let after = self.factor();
-        if before != after {
-            let (before, after) = (short(before.into()), short(after.into()));
-            log::debug!("part `{name}`: {before} times the loss scale, next {after}");
-        }
-    }
-
-    /// The settings with which it was opened since the last step, if it was; not again until it is opened again.
-    pub(crate) fn take_opened(&mut self) -> Option<Driven> {
-        let opened = std::mem::take(&mut self.opened);
-        self.settings.clone().filter(|_| opened)
-    }
-
-    /// Goes on where another of its kind is.
-    pub(crate) fn follow(&mut self, reached: PartState) {
-        self.stored = reached;
-    }
-
-    /// Ends a step from which nothing is learned.
-    pub(crate) fn forget(&mut self) {
-        self.opened = false;
-        self.seen = None;
+        AmpError::refused(field, format!("a setting of {self:?}"), allowed)
     }
 }

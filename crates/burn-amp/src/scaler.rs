@@ -55,6 +55,7 @@ use crate::{
     loss_scale::{GradScalerConfig, LossScale, StepOutcome},
     loss_watch::LossWatch,
     mixed_precision::MixedPrecision,
+    parts::Parts,
     running_statistics::{Buffers, Statistics},
     step_counters::StepCounters,
     unscale::{pass_through, test, unscale},
@@ -475,7 +476,7 @@ impl GradScaler {
         self.iteration = Iteration::default();
         *self.account() = Account::default();
         self.live().set_schedule(schedule);
-        self.live().restart_parts();
+        self.live().with_parts(Parts::restart);
     }
 
     /// Whether losses are scaled and gradients tested.
@@ -485,7 +486,7 @@ impl GradScaler {
 
     /// The settings, those changed by setters included.
     pub fn config(&self) -> GradScalerConfig {
-        *self.schedule().config()
+        self.live().config()
     }
 
     /// The state of the schedule.

@@ -348,7 +348,10 @@ impl MixedPrecision {
         }
         *locked(&open.told.last_read) = Some(path.clone());
         match &open.dry {
-            None => self.live().read_in(open.region.as_ref(), path),
+            None => {
+                let part = open.region.as_ref().map(|region| &region.part);
+                self.live().with_parts(|parts| parts.read_in(part, path));
+            }
             Some(dry) => dry.notes.read(path),
         }
         open.take_parameter(path, AnyTensor::with_graph(base))

@@ -4,12 +4,12 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 use super::Guard;
-use crate::error::AmpError;
+use crate::{error::AmpError, hook::Verdict};
 
 /// What `clip_grad_norm_` adds to a norm, and ZClip too.
 const CLIP_EPSILON: f64 = 1e-6;
 
-/// The statistics of a guard. [`adjust`](Self::adjust) is a deterministic function, without tensors.
+/// The statistics of a guard. [`judge`](Self::judge) is deterministic, and needs no tensors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct GuardState {
@@ -42,27 +42,6 @@ struct Average {
     var: f64,
 }
 
-/// What becomes of a clean step.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Decision {
-    /// It is taken as it is.
-    Step,
-    /// Its gradients are multiplied by a factor.
-    Clip { factor: f64, reason: String },
-    /// It is not taken.
-    Hold { reason: String },
-}
-
-impl Decision {
-    pub(crate) fn factor(&self) -> f64 {
-        match self {
-            Self::Step => 1.0,
-            Self::Clip { factor, .. } => *factor,
-            Self::Hold { .. } => 0.0,
-        }
-    }
-}
-
 impl GuardState {
     pub(crate) fn new(guard: Guard) -> Result<Self, AmpError> {
         guard.check()?;
@@ -74,48 +53,43 @@ impl GuardState {
         })
     }
 
-    /// The state after a clean step with this loss (none if it is not known) and this norm of the gradients, and what is to
-    /// become of the step.
-    pub(crate) fn adjust(mut self, loss: Option<f64>, norm: f64) -> (Self, Decision) {
+    /// Takes in a clean step with this loss (none if it is not known) and this norm of the gradients: what is to become of it.
+    pub(crate) fn judge(&mut self, loss: Option<f64>, norm: f64) -> Verdict {
         let mut values = [(Kind::Loss, loss), (Kind::Norm, Some(norm))].into_iter();
         let broken = values.find(|(_, value)| value.is_some_and(|value| !value.is_finite()));
         if !self.guard.is_original()
             && let Some((kind, Some(value))) = broken
         {
             let reason = format!("the {} is {value}", kind.name());
-            return (self, Decision::Hold { reason });
+            return Verdict::Reject { reason };
         }
-        let decision = match self.guard {
-            Guard::ZClip { .. } => self.clip(norm),
-            Guard::SkipStep { .. } | Guard::Outlier { .. } => {
-                // Both enter their windows, whatever the first of them says.
-                let loss = loss.and_then(|loss| self.hold(Kind::Loss, loss));
-                let norm = self.hold(Kind::Norm, norm);
-                loss.or(norm).unwrap_or(Decision::Step)
-            }
-        };
-        (self, decision)
+        if let Guard::ZClip { .. } = self.guard {
+            return self.clip(norm);
+        }
+        // Both enter their windows, whatever the first of them says.
+        let loss = loss.and_then(|loss| self.losses.reject(&self.guard, Kind::Loss, loss));
+        let norm = self.norms.reject(&self.guard, Kind::Norm, norm);
+        match loss.or(norm) {
+            Some(reason) => Verdict::Reject { reason },
+            None => Verdict::Apply,
+        }
     }
 
-    fn clip(&mut self, norm: f64) -> Decision {
-        let average = self.average;
+    fn clip(&mut self, norm: f64) -> Verdict {
         let limit = self.limit(norm);
-        let (Some(limit), Some(Average { mean, var })) =
-            (limit.filter(|limit| norm > *limit), average)
-        else {
-            return Decision::Step;
+        let Some((limit, usual)) = limit.filter(|(limit, _)| norm > *limit) else {
+            return Verdict::Apply;
         };
         let factor = limit / (norm + CLIP_EPSILON);
-        let std = var.sqrt();
-        let reason = Usual { mean, std }.reason(Kind::Norm, norm);
+        let reason = usual.reason(Kind::Norm, norm);
         match factor > 0.0 {
-            true => Decision::Clip { factor, reason },
-            false => Decision::Hold { reason },
+            true => Verdict::Clip { factor, reason },
+            false => Verdict::Reject { reason },
         }
     }
 
-    /// ZClip: the limit of an outlier. Takes the norm into the averages.
-    fn limit(&mut self, norm: f64) -> Option<f64> {
+    /// ZClip: the limit of an outlier, and what was usual before. Takes the norm into the averages.
+    fn limit(&mut self, norm: f64) -> Option<(f64, Usual)> {
         let Guard::ZClip {
             alpha,
             z_thresh,
@@ -139,6 +113,7 @@ impl GuardState {
             return None;
         };
         let std = var.sqrt();
+        let usual = Usual { mean: *mean, std };
         let z = (norm - *mean) / (std + eps);
         let limit = (z > z_thresh)
             .then(|| (*mean + z_thresh * std * (z_thresh / z).powf(falloff)) * clip_factor);
@@ -147,53 +122,7 @@ impl GuardState {
             *mean = alpha * *mean + (1.0 - alpha) * seen;
             *var = alpha * *var + (1.0 - alpha) * (seen - *mean).powi(2);
         }
-        limit
-    }
-
-    /// The rules that hold steps back, for one series, which takes the value in.
-    fn hold(&mut self, kind: Kind, mut value: f64) -> Option<Decision> {
-        let guard = self.guard;
-        let series = self.series(kind);
-        let usual = match guard {
-            Guard::ZClip { .. } => return None,
-            Guard::SkipStep {
-                rolling_interval_length,
-                sigma_factor,
-                original,
-            } => {
-                // As there, in f32, so that the mean of equal values is their value.
-                let rounded = value as f32;
-                value = f64::from(match original {
-                    true => rounded,
-                    // A finite value stays finite.
-                    false => rounded.clamp(f32::MIN, f32::MAX),
-                });
-                let length = rolling_interval_length as usize;
-                series.exceeds(value, length, sigma_factor, original)?
-            }
-            Guard::Outlier {
-                window,
-                skip_update_lossz,
-                skip_update_gradz,
-                original,
-            } => {
-                let threshold = match kind {
-                    Kind::Loss => skip_update_lossz,
-                    Kind::Norm => skip_update_gradz,
-                };
-                series.is_outlier(value, window, threshold, original)?
-            }
-        };
-        Some(Decision::Hold {
-            reason: usual.reason(kind, value),
-        })
-    }
-
-    fn series(&mut self, kind: Kind) -> &mut Series {
-        match kind {
-            Kind::Loss => &mut self.losses,
-            Kind::Norm => &mut self.norms,
-        }
+        Some((limit?, usual))
     }
 
     /// What no run can have stored, if there is something.
@@ -260,6 +189,41 @@ impl Usual {
 }
 
 impl Series {
+    /// The rules that reject steps: takes a value in. Why its step is rejected, if it is.
+    fn reject(&mut self, guard: &Guard, kind: Kind, mut value: f64) -> Option<String> {
+        let usual = match *guard {
+            Guard::ZClip { .. } => return None,
+            Guard::SkipStep {
+                rolling_interval_length,
+                sigma_factor,
+                original,
+            } => {
+                // As there, in f32, so that the mean of equal values is their value.
+                let rounded = value as f32;
+                value = f64::from(match original {
+                    true => rounded,
+                    // A finite value stays finite.
+                    false => rounded.clamp(f32::MIN, f32::MAX),
+                });
+                let length = rolling_interval_length as usize;
+                self.exceeds(value, length, sigma_factor, original)?
+            }
+            Guard::Outlier {
+                window,
+                skip_update_lossz,
+                skip_update_gradz,
+                original,
+            } => {
+                let threshold = match kind {
+                    Kind::Loss => skip_update_lossz,
+                    Kind::Norm => skip_update_gradz,
+                };
+                self.is_outlier(value, window, threshold, original)?
+            }
+        };
+        Some(usual.reason(kind, value))
+    }
+
     /// OLMo-core's rule: takes a value in; what was usual before, if the value exceeds it.
     fn exceeds(
         &mut self,

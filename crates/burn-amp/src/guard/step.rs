@@ -1,8 +1,9 @@
 //! A guard as a hook of an optimizer.
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
+use std::collections::BTreeMap;
 
-use super::{Decision, Guard, GuardState};
+use super::{Guard, GuardState};
 use crate::{
     error::AmpError,
     hook::{Hook, Proposed, State, Verdict},
@@ -10,32 +11,19 @@ use crate::{
     optimizer::ScaledOptimizer,
 };
 
-/// A guard, and what it knows of the steps so far.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct StepGuard {
-    state: GuardState,
-}
-
-/// As it is stored.
-#[derive(Serialize, Deserialize)]
+/// As it is stored, with what earlier releases have left beside it.
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Stored {
     state: GuardState,
     /// The losses of an open window, which stand beside its gradients now.
-    #[serde(default, skip_serializing, rename = "sum", with = "crate::number")]
+    #[serde(default, rename = "sum", with = "crate::number")]
     _sum: f64,
-    #[serde(default, skip_serializing, rename = "count")]
+    #[serde(default, rename = "count")]
     _count: u32,
 }
 
-impl StepGuard {
-    pub(crate) fn new(guard: Guard) -> Result<Self, AmpError> {
-        let state = GuardState::new(guard)?;
-        Ok(Self { state })
-    }
-}
-
-impl Hook for StepGuard {
+impl Hook for GuardState {
     fn name(&self) -> &str {
         "guard"
     }
@@ -49,41 +37,33 @@ impl Hook for StepGuard {
             true => f64::INFINITY,
             false => status.norm(),
         };
-        let (state, decision) = self.state.clone().adjust(step.loss(), norm);
-        self.state = state;
-        match decision {
-            Decision::Step => Verdict::Apply,
-            Decision::Clip { factor, reason } => Verdict::Clip { factor, reason },
-            Decision::Hold { reason } => Verdict::Reject { reason },
-        }
+        GuardState::judge(self, step.loss(), norm)
     }
 
     fn state(&self) -> Option<State> {
-        let stored = Stored {
-            state: self.state.clone(),
-            _sum: 0.0,
-            _count: 0,
-        };
+        let stored = BTreeMap::from([("state", self)]);
         Some(State::of(&stored).expect("numbers are plain data"))
     }
 
     /// Starts again with the state of another guard.
     fn restore(&mut self, state: Option<State>) -> Result<(), String> {
-        let guard = self.state.guard;
-        let fresh = GuardState::new(guard).map_err(|error| error.to_string())?;
-        let Some(state) = state else {
-            self.state = fresh;
-            return Ok(());
-        };
-        let Stored { state, .. } = state.values()?;
-        if let Some(reason) = state.contradiction() {
-            return Err(reason);
-        }
-        self.state = match state.guard == guard {
-            true => state,
-            false => {
-                log::warn!("the stored state is that of another guard: this one starts again");
-                fresh
+        let stored: Option<Stored> = state.map(|state| state.values()).transpose()?;
+        let fresh = Self::new(self.guard).map_err(|error| error.to_string())?;
+        *self = match stored {
+            None => fresh,
+            Some(Stored { state, .. }) => {
+                if let Some(reason) = state.contradiction() {
+                    return Err(reason);
+                }
+                match state.guard == self.guard {
+                    true => state,
+                    false => {
+                        log::warn!(
+                            "the stored state is that of another guard: this one starts again"
+                        );
+                        fresh
+                    }
+                }
             }
         };
         Ok(())
@@ -104,12 +84,12 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ///
     /// [`AmpError::InvalidValue`], which names the field, its value and the allowed range.
     pub fn with_guard(self, guard: Guard) -> Result<Self, AmpError> {
-        self.with_hook(StepGuard::new(guard)?)
+        self.with_hook(GuardState::new(guard)?)
     }
 
     /// The guard; none without [`with_guard`](Self::with_guard).
     pub fn guard(&self) -> Option<&Guard> {
-        self.hook::<StepGuard>().map(|hook| &hook.state.guard)
+        self.hook::<GuardState>().map(|state| &state.guard)
     }
 }
 
@@ -117,7 +97,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 mod tests {
     use serde_json::json;
 
-    use super::{Guard, Hook, State, StepGuard};
+    use super::{Guard, GuardState, Hook, State};
 
     #[test]
     fn a_guard_knows_no_more_than_its_window_holds() {
@@ -127,7 +107,7 @@ mod tests {
             let state =
                 json!({"guard": rule, "losses": losses, "norms": norms, "average": average});
             let stored = State::of(&json!({"state": state, "sum": 0.0, "count": 0})).unwrap();
-            let mut here = StepGuard::new(Guard::zclip()).unwrap();
+            let mut here = GuardState::new(Guard::zclip()).unwrap();
             here.restore(Some(stored))
         };
         let skip = |length: u32| json!({"SkipStep": {"rolling_interval_length": length}});

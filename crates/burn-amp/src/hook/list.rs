@@ -85,11 +85,8 @@ impl Hooks {
         let name = hook.name().to_string();
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-".contains(c);
         if name.is_empty() || !name.chars().all(is_plain) {
-            return Err(AmpError::InvalidValue {
-                field: "name",
-                value: format!("`{name}`"),
-                allowed: "letters, digits, `_` and `-` for a hook".to_string(),
-            });
+            let allowed = "letters, digits, `_` and `-` for a hook";
+            return Err(AmpError::refused("name", format!("`{name}`"), allowed));
         }
         match self.0.iter_mut().find(|other| other.name() == name) {
             Some(place) => *place = Box::new(hook),

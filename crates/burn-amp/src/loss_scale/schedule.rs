@@ -10,7 +10,10 @@ use super::{
     rule::DynRule,
     state::{Driver, State},
 };
-use crate::error::{AmpError, in_range};
+use crate::{
+    defaults::{defaults, with_defaults},
+    error::{AmpError, in_range},
+};
 
 /// Which rule moves a dynamic loss scale; [`GradScalerConfig::schedule`](crate::GradScalerConfig::schedule) selects it. A rule of your own is a
 /// [`Rule`](crate::schedule::Rule).
@@ -106,51 +109,32 @@ pub enum Schedule {
     },
 }
 
-mod defaults {
-    macro_rules! defaults {
-        ($($name:ident: $type:ty = $value:expr;)*) => {
-            $(pub(super) fn $name() -> $type { $value })*
-        };
-    }
-
-    defaults! {
-        min_interval: u32 = 100;
-        max_interval: u32 = 16000;
-        beta1: f64 = 0.99;
-        beta2: f64 = 0.999;
-        overflow_std_dev: f64 = 3.09;
-        log_max: f64 = 16.0;
-        edge: f64 = 0.125;
-        share: f64 = 1e-7;
-        period: u32 = 1;
-    }
+defaults! {
+    min_interval: u32 = 100;
+    max_interval: u32 = 16000;
+    beta1: f64 = 0.99;
+    beta2: f64 = 0.999;
+    overflow_std_dev: f64 = 3.09;
+    log_max: f64 = 16.0;
+    edge: f64 = 0.125;
+    share: f64 = 1e-7;
+    period: u32 = 1;
 }
 
 impl Schedule {
     /// [`AdaptiveInterval`](Self::AdaptiveInterval) with its defaults.
     pub fn adaptive_interval() -> Self {
-        Self::AdaptiveInterval {
-            min_interval: defaults::min_interval(),
-            max_interval: defaults::max_interval(),
-        }
+        with_defaults("AdaptiveInterval")
     }
 
     /// [`LogMax`](Self::LogMax) with its defaults.
     pub fn log_max() -> Self {
-        Self::LogMax {
-            beta1: defaults::beta1(),
-            beta2: defaults::beta2(),
-            overflow_std_dev: defaults::overflow_std_dev(),
-        }
+        with_defaults("LogMax")
     }
 
     /// [`NearTop`](Self::NearTop) with its defaults.
     pub fn near_top() -> Self {
-        Self::NearTop {
-            edge: defaults::edge(),
-            share: defaults::share(),
-            period: defaults::period(),
-        }
+        with_defaults("NearTop")
     }
 
     /// Of the schedules that go by mean and variance: their decays, and the standard deviations above the mean.

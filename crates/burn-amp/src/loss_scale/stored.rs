@@ -38,12 +38,8 @@ impl TryFrom<Stored> for LossScale {
         stored.config.check()?;
         let schedule = Self::first(stored.config);
         let allowed = "one that the `schedule` of the settings can have";
-        let state =
-            read(&stored.state, &schedule.state).map_err(|reason| AmpError::InvalidValue {
-                field: "state",
-                value: reason,
-                allowed: allowed.into(),
-            })?;
+        let state = read(&stored.state, &schedule.state)
+            .map_err(|reason| AmpError::refused("state", reason, allowed))?;
         // Zero is a state that a schedule reaches without `min_scale`; NaN, and infinity without `max_scale`, are OpenSeq2Seq's, and may be
         // those of a rule that is not known here.
         let can_be_lost =

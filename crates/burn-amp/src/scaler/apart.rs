@@ -11,7 +11,7 @@ use crate::{
     loss_scale::LossScale,
     loss_watch::{LossWatch, Losses},
     mixed_precision::MixedPrecision,
-    rescale::PartState,
+    parts::PartState,
 };
 
 /// Where a scaler is after a step: what the other side is to know of it.
@@ -72,7 +72,7 @@ impl GradScaler {
     pub(crate) fn reached(&self) -> Reached {
         Reached {
             schedule: self.schedule(),
-            parts: self.live().parts(),
+            parts: self.live().with_parts(|parts| parts.states()),
             account: self.account().clone(),
         }
     }

@@ -9,7 +9,7 @@ use crate::{
     error::{AmpError, short},
     live_scale::LiveScale,
     loss_scale::{GradScalerConfig, LossScale, Measures, Observation, StepOutcome},
-    rescale::PartState,
+    parts::PartState,
     step_counters::StepCounters,
 };
 
@@ -54,7 +54,7 @@ impl ScalerState {
         let resumed = self.check(live, origin)?;
         self.log_differences(&live.schedule(), &resumed, origin);
         live.set_schedule(resumed);
-        live.restore_parts(&self.parts, self.with_settings);
+        live.with_parts(|parts| parts.restore(&self.parts, self.with_settings));
         Ok(())
     }
 
@@ -78,7 +78,10 @@ impl ScalerState {
             false => here.continuing(&stored),
         };
         resumed
-            .and_then(|resumed| live.check_parts(&self.parts).map(|()| resumed))
+            .and_then(|resumed| {
+                live.with_parts(|parts| parts.check(&self.parts))?;
+                Ok(resumed)
+            })
             .map_err(|reason| AmpError::damaged(origin, reason))
     }
 
@@ -147,7 +150,7 @@ impl GradScaler {
             counters: self.account().counters,
             pending: self.iteration.outcome(),
             seen: self.iteration.observation().and_then(|seen| seen.measures),
-            parts: self.live().parts(),
+            parts: self.live().with_parts(|parts| parts.states()),
             with_settings: false,
         }
     }

@@ -55,7 +55,7 @@ impl MixedPrecision {
     ) -> SupervisedTraining<M> {
         self.enter_learner();
         self.state().interrupter = Some(training.interrupter());
-        match self.live().schedule().config().enabled {
+        match self.live().config().enabled {
             true => training
                 .metric_train_numeric(self.loss_scale_metric())
                 .metric_train_numeric(self.skipped_steps_metric())

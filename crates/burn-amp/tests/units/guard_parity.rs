@@ -1,6 +1,6 @@
 //! The statistics of the originals, step by step.
 
-use super::{Guard, GuardState, Kind, Usual};
+use super::{Guard, GuardState, Kind, Usual, Verdict};
 use serde::Deserialize;
 use serde_json::Value;
 use std::{fs, path::Path};
@@ -89,10 +89,9 @@ fn parity_zclip() {
             ["norm", "clip_val", "grad_after", "mean", "var"].map(|name| column(&trace, name));
         for (step, norm) in norms.iter().map(|norm| norm.unwrap()).enumerate() {
             let at = format!("{id}, step {step}");
-            let limit = state.clone().limit(norm);
+            let limit = state.clone().limit(norm).map(|(limit, _)| limit);
             close(limit, limits[step], 1e-12, 0.0, &format!("{at}, limit"));
-            let (next, decision) = state.adjust(None, norm);
-            state = next;
+            let verdict = state.judge(None, norm);
             let average = state.average;
             let mean = average.map(|average| average.mean);
             close(mean, means[step], 1e-12, 0.0, &format!("{at}, mean"));
@@ -100,7 +99,11 @@ fn parity_zclip() {
             close(var, vars[step], 1e-9, 0.0, &format!("{at}, var"));
             // As `GradientClip::GlobalNorm` beside a guard: the smaller of both coefficients.
             let clip = max_norm.map_or(1.0, |max| (max / (norm + 1e-6)).min(1.0));
-            let factor = decision.factor().min(clip);
+            let factor = match verdict {
+                Verdict::Clip { factor, .. } => factor.min(clip),
+                Verdict::Reject { .. } => 0.0,
+                Verdict::Apply | Verdict::Wait => clip,
+            };
             let grad = f64::from((norm * factor) as f32);
             close(Some(grad), after[step], 2e-7, 0.0, &at);
         }
@@ -131,12 +134,16 @@ fn parity_olmo_skipstep() {
                 let Some(value) = values.get(step).copied().flatten() else {
                     continue;
                 };
-                held |= state.hold(kind, value).is_some();
+                let series = match kind {
+                    Kind::Loss => &mut state.losses,
+                    Kind::Norm => &mut state.norms,
+                };
+                held |= series.reject(&guard, kind, value).is_some();
                 let (means, stds) = (column(&trace, mean_name), column(&trace, std_name));
                 let Some(their_mean) = means[step] else {
                     continue;
                 };
-                let Usual { mean, std } = state.series(kind).before();
+                let Usual { mean, std } = series.before();
                 if !their_mean.is_finite() {
                     // By the position of the infinity it is infinite or NaN.
                     assert!(!mean.is_finite(), "{at}, {mean_name}: {mean}");
@@ -182,16 +189,15 @@ fn parity_llmc_outlier() {
             close(Some(z), z_losses[step], 0.0, 0.0, &format!("{at}, loss"));
             let z = state.clone().norms.z_score(norm, window, true);
             close(Some(z), z_norms[step], 0.0, 0.0, &format!("{at}, norm"));
-            let by_loss = state.clone().hold(Kind::Loss, loss).is_some();
-            let (next, decision) = state.adjust(Some(loss), norm);
-            state = next;
+            let by_loss = state.clone().losses.reject(&guard, Kind::Loss, loss);
+            let verdict = state.judge(Some(loss), norm);
             let series = &state.norms;
             close(Some(series.sum), sums[step], 0.0, 0.0, &at);
             close(Some(series.sum_sq), squares[step], 0.0, 0.0, &at);
-            let expected = match (decision.factor() == 0.0, by_loss) {
-                (false, _) => "step",
-                (true, true) => "skip_loss",
-                (true, false) => "skip_grad",
+            let expected = match (verdict, by_loss) {
+                (Verdict::Reject { .. }, Some(_)) => "skip_loss",
+                (Verdict::Reject { .. }, None) => "skip_grad",
+                _ => "step",
             };
             assert_eq!(action.as_str().unwrap(), expected, "{at}");
         }

@@ -18,10 +18,7 @@ use burn::tensor::{DType, Device, Tensor};
 use cubecl::prelude::*;
 use std::collections::HashMap;
 
-use crate::{
-    schedule::data_of,
-    status::{FIELDS, Status},
-};
+use crate::{rows::FIELDS, status::Status, words::data_of};
 
 /// How one gradient is clipped by a norm. Thresholds are above 0; an infinite one never clips, and one below 2^-126 is taken as that.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -8,8 +8,8 @@ use burn::{
 use crate::{
     histogram::BINS,
     ops::{AmpOps, Job, TensorVec, cast},
-    status::FIELDS,
-    update::{ROW, UNDECIDED, UpdateRule},
+    rows::FIELDS,
+    update_row::{ROW, UNDECIDED, UpdateRule},
 };
 
 const UNSCALE: &str = "amp::unscale";

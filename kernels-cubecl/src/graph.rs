@@ -7,7 +7,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
-use crate::backends::memory_of;
+use crate::{backends::memory_of, place::Place};
 
 /// What a device was given to do, recorded to be done again in one call: a CUDA or HIP graph, or the list of commands that CubeCL keeps on
 /// WGPU. Dropping it frees the memory that it holds.
@@ -99,10 +99,6 @@ pub fn panic_message(panic: &(dyn Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<&str>().copied())
         .unwrap_or("a panic without a message")
 }
-
-/// Where the values of a tensor are, to find out whether a result has taken their place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place(pub(crate) usize, pub(crate) u64);
 
 impl Place {
     /// That of a tensor; none on devices that do not say. Hands over what the device has queued, and does not wait for it.

@@ -1,7 +1,7 @@
 use burn::{backend::DispatchTensor, tensor::Tensor};
 use std::ops::{Add, RangeInclusive};
 
-use crate::status::decode_count;
+use crate::rows::decode_count;
 
 /// Zeros, what is not finite, exponents below the range, the range, exponents above it.
 pub(crate) const BINS: usize = 4 + ExponentHistogram::LENGTH;

@@ -3,7 +3,7 @@ use burn::{
     tensor::Tensor,
 };
 
-use crate::graph::Place;
+use crate::place::Place;
 
 /// Float tensors of any ranks, all on one device.
 #[derive(Clone, Debug)]

@@ -5,7 +5,7 @@ use burn::backend::{
 };
 use burn::tensor::{DType, FloatDType, Shape};
 
-use crate::{update::UpdateRule, watch::Watch};
+use crate::{update_row::UpdateRule, watch::Watch};
 
 /// What a backend does to a list of float tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,4 +1,4 @@
-use burn::tensor::Tensor;
+use burn::tensor::{Tensor, TensorData};
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
@@ -11,7 +11,8 @@ use std::{
 use crate::{
     backends::is_cube,
     graph::panic_message,
-    status::{Status, TensorStatus, rows_later},
+    rows::{FIELDS, TensorStatus, decode},
+    status::Status,
     watch::{Crossing, CrossingStatus},
 };
 
@@ -30,6 +31,17 @@ pub struct Reading {
 type Rows = Vec<Vec<TensorStatus>>;
 
 impl Status {
+    /// Reads the status, a row for each tensor, in the order of the list.
+    ///
+    /// Waits for the device, for one small transfer: 44 bytes a tensor from kernels.
+    ///
+    /// # Panics
+    ///
+    /// In Burn, if the device fails: it is lost, or work that was queued before cannot be done.
+    pub fn read(self) -> Vec<TensorStatus> {
+        Reading::now(self, Vec::new()).wait(1.0).0
+    }
+
     /// Sends the status to the host, and what was found in crossings with it. Does not wait for the device.
     pub fn start(self, crossings: Vec<Crossing>) -> Reading {
         Reading::new(self, crossings, false)
@@ -119,4 +131,22 @@ fn read_elsewhere(
     });
     reader.send(work).expect("the thread that reads never ends");
     rows
+}
+
+/// Launches what is to be read, in one transfer where all rows are of one dtype on one device, and gives what looks at it, on any
+/// thread: CubeCL's devices copy only then.
+fn rows_later(tensors: Vec<Tensor<1>>) -> impl FnOnce() -> Rows + Send {
+    let lengths: Vec<usize> = tensors.iter().map(|tensor| tensor.dims()[0]).collect();
+    let kind = |tensor: &Tensor<1>| (tensor.device(), tensor.dtype());
+    let alike = tensors.iter().all(|other| kind(other) == kind(&tensors[0]));
+    let tensors = match alike && tensors.len() > 1 {
+        true => vec![Tensor::cat(tensors, 0)],
+        false => tensors,
+    };
+    let data: Vec<TensorData> = tensors.into_iter().map(Tensor::into_data).collect();
+    move || {
+        let mut rows = data.iter().flat_map(|data| decode(data.iter()));
+        let mut next = |length: usize| rows.by_ref().take(length / FIELDS).collect();
+        lengths.into_iter().map(&mut next).collect()
+    }
 }

@@ -3,13 +3,51 @@
 #[cfg(feature = "cubecl")]
 use cubecl::prelude::*;
 
-use crate::{schedule::word, status::FIELDS, update::*};
+use crate::{
+    rows::FIELDS,
+    scale_state::{ScaleState, word},
+    update_row::*,
+};
 
 const INFINITY: u32 = f32::INFINITY.to_bits();
 /// Of 2^-126. Scales below have no inverse in f32, and are not gone to; GPUs flush what is less to zero.
 const LEAST: u32 = 1 << 23;
 /// Of 2^126, which has an inverse that is normal.
 const MOST: u32 = 253 << 23;
+
+impl ScaleState {
+    /// The scale that counts: no larger than the warm-up allows.
+    pub fn capped(&self) -> f32 {
+        capped(&self.words())
+    }
+
+    /// Moves the scale after a step: what [`DeviceScale::advance`] does, on the host. A step may have been skipped, and the scale may not be
+    /// to blame for it.
+    pub fn advance(&mut self, skipped: bool, blameless: bool) {
+        let state = self.words();
+        let mut next = state;
+        advance(&state, &mut next, skipped, blameless);
+        *self = Self::of(&next);
+    }
+
+    /// As [`advance`](Self::advance), for a scale that moves by other numbers than this one's: counts a step and leaves the scale as it is.
+    /// Returns whether it is to back off, if the step was skipped, or to grow.
+    pub fn count(&mut self, skipped: bool) -> bool {
+        let state = self.words();
+        let mut next = state;
+        let moves = count(&state, &mut next, skipped);
+        *self = Self::of(&next);
+        moves
+    }
+
+    /// Counts a growth that has raised such a scale.
+    pub fn count_growth(&mut self) {
+        let state = self.words();
+        let mut next = state;
+        count_growth(&state, &mut next);
+        *self = Self::of(&next);
+    }
+}
 
 /// Whether values of the tensor that a row of a status is of are not finite, before scaling or after.
 #[cfg_attr(feature = "cubecl", cube)]

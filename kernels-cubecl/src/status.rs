@@ -1,15 +1,9 @@
 use burn::{
     backend::DispatchTensor,
-    tensor::{Device, FloatDType, Tensor, TensorData},
+    tensor::{Device, FloatDType, Tensor},
 };
 
-use crate::reading::Reading;
-
-/// Floats of one tensor's row.
-pub(crate) const FIELDS: usize = 11;
-
-/// Counts are two floats, so that each is exact in f32 up to 2^44: in units of this, and the rest.
-pub(crate) const COUNT_BASE: u32 = 1 << 20;
+use crate::rows::FIELDS;
 
 /// What a pass has found, still on the device.
 ///
@@ -39,26 +33,6 @@ pub struct Status {
     home: Option<Device>,
 }
 
-/// What was found in one tensor. Host values.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct TensorStatus {
-    /// The number of values.
-    pub elements: u64,
-    /// Values of at least the magnitude that [`TensorList::count_from`](crate::TensorList::count_from) names, after scaling,
-    /// infinities and NaN among them.
-    pub above: u64,
-    /// Values that were infinite or NaN before scaling.
-    pub non_finite_before: u64,
-    /// Values that are infinite or NaN after scaling.
-    pub non_finite: u64,
-    /// Values that are zero after scaling.
-    pub zeros: u64,
-    /// The largest magnitude of the finite values after scaling; 0 if there are none.
-    pub max_abs: f64,
-    /// The L2 norm of the finite values after scaling.
-    pub norm: f64,
-}
-
 impl Status {
     pub(crate) fn new(rows: DispatchTensor, elements: Vec<u64>, home: Option<Device>) -> Self {
         Self {
@@ -66,17 +40,6 @@ impl Status {
             elements,
             home,
         }
-    }
-
-    /// Reads the status, a row for each tensor, in the order of the list.
-    ///
-    /// Waits for the device, for one small transfer: 44 bytes a tensor from kernels.
-    ///
-    /// # Panics
-    ///
-    /// In Burn, if the device fails: it is lost, or work that was queued before cannot be done.
-    pub fn read(self) -> Vec<TensorStatus> {
-        Reading::now(self, Vec::new()).wait(1.0).0
     }
 
     /// Whether a value of any tensor is infinite or NaN after scaling: 1 or 0, in f32, of shape `[1]`, on the device of the
@@ -132,56 +95,4 @@ impl Status {
             None => value,
         }
     }
-}
-
-/// Launches what is to be read, in one transfer where all rows are of one dtype on one device, and gives what looks at it, on any
-/// thread: CubeCL's devices copy only then.
-pub(crate) fn rows_later(
-    tensors: Vec<Tensor<1>>,
-) -> impl FnOnce() -> Vec<Vec<TensorStatus>> + Send {
-    let lengths: Vec<usize> = tensors.iter().map(|tensor| tensor.dims()[0]).collect();
-    let kind = |tensor: &Tensor<1>| (tensor.device(), tensor.dtype());
-    let alike = tensors.iter().all(|other| kind(other) == kind(&tensors[0]));
-    let tensors = match alike && tensors.len() > 1 {
-        true => vec![Tensor::cat(tensors, 0)],
-        false => tensors,
-    };
-    let data: Vec<TensorData> = tensors.into_iter().map(Tensor::into_data).collect();
-    move || {
-        let mut rows = data.iter().flat_map(|data| decode(data.iter()));
-        let mut next = |length: usize| rows.by_ref().take(length / FIELDS).collect();
-        lengths.into_iter().map(&mut next).collect()
-    }
-}
-
-/// What rows say, but for the numbers of elements.
-pub(crate) fn decode(fields: impl Iterator<Item = f64>) -> Vec<TensorStatus> {
-    let fields: Vec<f64> = fields.collect();
-    let row = |fields: &[f64]| {
-        let count = |at: usize| decode_count(&fields[at..]);
-        // What was not finite is not made so by any factor: a compiler that trusts in finite arithmetic can only
-        // lose what the multiplication itself has made infinite.
-        let non_finite = count(4).max(count(2));
-        TensorStatus {
-            elements: 0,
-            above: count(0).max(non_finite),
-            non_finite_before: count(2),
-            non_finite,
-            zeros: count(6),
-            max_abs: fields[8],
-            norm: fields[9] * fields[10],
-        }
-    };
-    fields.chunks_exact(FIELDS).map(row).collect()
-}
-
-/// The norms of rows.
-#[cfg(feature = "flex")]
-pub(crate) fn norms(rows: &[f64]) -> Vec<f64> {
-    let rows = rows.chunks_exact(FIELDS);
-    rows.map(|row| row[9] * row[10]).collect()
-}
-
-pub(crate) fn decode_count(fields: &[f64]) -> u64 {
-    fields[0] as u64 * u64::from(COUNT_BASE) + fields[1] as u64
 }

@@ -7,7 +7,7 @@
 #[cfg(feature = "cubecl")]
 use cubecl::prelude::*;
 
-use crate::update::*;
+use crate::update_row::*;
 
 /// Of `values`, the first is the parameter, and the others are its states: before, and then after.
 #[inline(always)]

@@ -1,7 +1,7 @@
 use burn::tensor::{FloatDType, Tensor};
 use std::sync::Arc;
 
-use crate::status::{TensorStatus, decode};
+use crate::rows::{TensorStatus, decode};
 
 /// Hears at each backward pass through a [`watched_cast`](crate::watched_cast) what arrived there.
 #[derive(Clone)]

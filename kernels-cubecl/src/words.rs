@@ -1,5 +1,7 @@
 //! Structs of numbers that a device has as 32-bit words.
 
+use burn::tensor::{DType, TensorData};
+
 /// A number of 32 bits.
 pub(crate) trait Word {
     fn bits(self) -> u32;
@@ -58,3 +60,18 @@ macro_rules! words {
     };
 }
 pub(crate) use words;
+
+/// Words, which are called floats: Burn's floats may be of one dtype only.
+pub(crate) fn data_of<const D: usize>(
+    words: impl IntoIterator<Item = u32>,
+    shape: [usize; D],
+) -> TensorData {
+    let bytes = words.into_iter().flat_map(u32::to_ne_bytes);
+    TensorData::from_bytes_vec(bytes.collect(), shape, DType::F32)
+}
+
+/// The words that are called floats.
+pub(crate) fn words_of(data: &TensorData) -> Vec<u32> {
+    let words = data.as_bytes().as_chunks().0.iter();
+    words.map(|bytes| u32::from_ne_bytes(*bytes)).collect()
+}

@@ -8,7 +8,7 @@ use burn::{
 use crate::{
     histogram::{BINS, ExponentHistogram},
     ops::{Job, cast, mul_cast, weighted_sum},
-    status::{COUNT_BASE, FIELDS},
+    rows::{COUNT_BASE, FIELDS},
 };
 
 /// Does a job in several passes, and gives what [`Job`] says. Does not wait for the device.

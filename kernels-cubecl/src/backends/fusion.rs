@@ -9,8 +9,8 @@ use std::marker::PhantomData;
 
 use crate::{
     custom::{execute, note},
-    graph::Place,
     ops::{AmpOps, CastOps, Job, TensorVec, mul_cast, weighted_sum},
+    place::Place,
 };
 
 impl<B: FusionBackend + CastOps> CastOps for Fusion<B> {}

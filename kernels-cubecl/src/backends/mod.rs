@@ -14,7 +14,7 @@ use burn::{
     tensor::DType,
 };
 
-use crate::graph::Place;
+use crate::place::Place;
 
 pub(crate) use compose::compose;
 #[cfg(feature = "flex")]

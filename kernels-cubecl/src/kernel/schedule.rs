@@ -4,9 +4,9 @@ use cubecl::prelude::*;
 
 use crate::{
     clip::clip_factor,
+    rows::FIELDS,
     rule,
-    status::FIELDS,
-    update::{ROW, UNDECIDED, UpdateRule, column},
+    update_row::{ROW, UNDECIDED, UpdateRule, column},
 };
 
 /// Counts a step with gradients of these rows, and moves the scale: one unit. The first row of `crossing` may clear it of blame.

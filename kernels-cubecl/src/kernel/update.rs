@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 use super::share::{Share, get, put};
 use crate::{
     step::step,
-    update::{ROW, UpdateRule, column},
+    update_row::{ROW, UpdateRule, column},
 };
 
 /// Units of a cube at most: with fewer, NVRTC keeps more addresses in registers than it needs to, and fewer warps are resident.

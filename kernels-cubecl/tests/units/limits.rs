@@ -14,9 +14,9 @@ use super::{
     update::update,
 };
 use crate::{
-    schedule::data_of,
-    status::{TensorStatus, decode},
-    update::{ROW, UpdateRow, UpdateRule, has_master},
+    rows::{TensorStatus, decode},
+    update_row::{ROW, UpdateRow, UpdateRule, has_master},
+    words::data_of,
 };
 
 fn device() -> Option<CubeDevice> {

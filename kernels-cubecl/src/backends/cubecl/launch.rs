@@ -15,9 +15,9 @@ use super::{
 };
 use crate::{
     kernel::{self, BIG, Form, InPlace, Inspect, Mode, ROW, Work, Write},
-    schedule::WORDS,
-    status::FIELDS,
-    update::{self, UpdateRule},
+    rows::FIELDS,
+    scale_state::WORDS,
+    update_row::{self, UpdateRule},
 };
 
 /// Cubes that a launch has in one dimension: what WebGPU grants.
@@ -279,9 +279,9 @@ pub(super) fn decide(
     rule: UpdateRule,
 ) -> CubeTensor {
     let (client, device) = (state.client.clone(), state.device.clone());
-    let parameters = undecided.meta.num_elements() / update::UNDECIDED;
+    let parameters = undecided.meta.num_elements() / update_row::UNDECIDED;
     let (rows, units) = (
-        buffer(&client, parameters * update::ROW),
+        buffer(&client, parameters * update_row::ROW),
         units(&client, kernel::FINISH_UNITS),
     );
     let cubes = parameters.div_ceil(units as usize);
@@ -301,7 +301,7 @@ pub(super) fn decide(
             rule,
         );
     }
-    let shape = [parameters, update::ROW].into();
+    let shape = [parameters, update_row::ROW].into();
     CubeTensor::new_contiguous(client, device, shape, rows.0, DType::F32)
 }
 

@@ -34,8 +34,8 @@ use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 
 use super::fusion::Located;
 use crate::{
-    graph::Place,
     ops::{AmpOps, CastOps, Job, TensorVec},
+    place::Place,
 };
 use elementwise::{blend, mul_cast};
 use launch::{Scale, advance, decide, histogram, pass};

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     kernel,
-    update::{UpdateRule, has_master},
+    update_row::{UpdateRule, has_master},
 };
 
 /// As [`Job::Update`](crate::Job::Update).

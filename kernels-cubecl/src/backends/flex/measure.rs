@@ -6,7 +6,7 @@ use super::{
     cpu::{Cpu, LANES},
     value::{Real, Value},
 };
-use crate::status::{COUNT_BASE, FIELDS, TensorStatus};
+use crate::rows::{COUNT_BASE, FIELDS, TensorStatus};
 
 /// Groups whose squares are summed apart, so that no sum waits for the one before it.
 pub(super) type Pair<T> = [[T; LANES]; 2];

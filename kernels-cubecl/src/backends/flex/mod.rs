@@ -19,10 +19,11 @@ use crate::{
     clip::factors,
     histogram::BINS,
     ops::{AmpOps, CastOps, Job, TensorVec},
+    rows::{FIELDS, TensorStatus, norms},
     rule::{self, is_bad},
-    schedule::{WORDS, data_of, words_of},
-    status::{FIELDS, TensorStatus, norms},
-    update::{ROW, UNDECIDED, UpdateRule, column},
+    scale_state::WORDS,
+    update_row::{ROW, UNDECIDED, UpdateRule, column},
+    words::{data_of, words_of},
 };
 use measure::{count_fields, row};
 pub use memory::release_memory;

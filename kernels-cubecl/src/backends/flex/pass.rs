@@ -11,7 +11,7 @@ use super::{
     memory,
     value::{Real, Value},
 };
-use crate::status::TensorStatus;
+use crate::rows::TensorStatus;
 
 /// Values that one thread takes at a time: enough to be worth the hand-over, few enough to share evenly.
 pub(super) const CHUNK: usize = 1 << 16;

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     step::step,
-    update::{ROW, UpdateRule, column, has_master},
+    update_row::{ROW, UpdateRule, column, has_master},
 };
 
 /// Values that one thread takes at a time.

@@ -1,0 +1,59 @@
+//! The rows in which a pass tells what it has found. Knows no tensors.
+
+/// Floats of one tensor's row.
+pub(crate) const FIELDS: usize = 11;
+
+/// Counts are two floats, so that each is exact in f32 up to 2^44: in units of this, and the rest.
+pub(crate) const COUNT_BASE: u32 = 1 << 20;
+
+/// What was found in one tensor. Host values.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct TensorStatus {
+    /// The number of values.
+    pub elements: u64,
+    /// Values of at least the magnitude that [`TensorList::count_from`](crate::TensorList::count_from) names, after scaling,
+    /// infinities and NaN among them.
+    pub above: u64,
+    /// Values that were infinite or NaN before scaling.
+    pub non_finite_before: u64,
+    /// Values that are infinite or NaN after scaling.
+    pub non_finite: u64,
+    /// Values that are zero after scaling.
+    pub zeros: u64,
+    /// The largest magnitude of the finite values after scaling; 0 if there are none.
+    pub max_abs: f64,
+    /// The L2 norm of the finite values after scaling.
+    pub norm: f64,
+}
+
+/// What rows say, but for the numbers of elements.
+pub(crate) fn decode(fields: impl Iterator<Item = f64>) -> Vec<TensorStatus> {
+    let fields: Vec<f64> = fields.collect();
+    let row = |fields: &[f64]| {
+        let count = |at: usize| decode_count(&fields[at..]);
+        // What was not finite is not made so by any factor: a compiler that trusts in finite arithmetic can only
+        // lose what the multiplication itself has made infinite.
+        let non_finite = count(4).max(count(2));
+        TensorStatus {
+            elements: 0,
+            above: count(0).max(non_finite),
+            non_finite_before: count(2),
+            non_finite,
+            zeros: count(6),
+            max_abs: fields[8],
+            norm: fields[9] * fields[10],
+        }
+    };
+    fields.chunks_exact(FIELDS).map(row).collect()
+}
+
+/// The norms of rows.
+#[cfg(feature = "flex")]
+pub(crate) fn norms(rows: &[f64]) -> Vec<f64> {
+    let rows = rows.chunks_exact(FIELDS);
+    rows.map(|row| row[9] * row[10]).collect()
+}
+
+pub(crate) fn decode_count(fields: &[f64]) -> u64 {
+    fields[0] as u64 * u64::from(COUNT_BASE) + fields[1] as u64
+}

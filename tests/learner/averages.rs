@@ -53,11 +53,7 @@ fn averages_that_only_one_run_keeps_are_dropped_or_start_fresh() {
 
 #[test]
 fn several_devices_average_alike() {
-    let models = [
-        MultiDeviceOptim::OptimMainDevice,
-        MultiDeviceOptim::OptimSharded,
-    ]
-    .map(|optim| Run::of(2).with_workers(optim).launch_with(averaging).model);
+    let models = WAYS.map(|optim| Run::of(2).with_workers(optim).launch_with(averaging).model);
     assert_eq!(models[0].ema().unwrap().updates(), 6);
     assert!(averaged(&models[0]) == averaged(&models[1]));
 }

@@ -18,11 +18,6 @@ fn run() -> Run {
     Run::of(3).poisoned([24 + 9])
 }
 
-const WAYS: [MultiDeviceOptim; 2] = [
-    MultiDeviceOptim::OptimMainDevice,
-    MultiDeviceOptim::OptimSharded,
-];
-
 /// Where the optimizer runs makes no difference, and an overflow on one device skips the step.
 #[test]
 fn an_overflow_on_one_device_skips_the_step_for_all() {

@@ -51,12 +51,12 @@ fn an_interrupted_run_returns_what_it_has() {
     let (steps, _) = done.steps();
     assert!((8..18).contains(&steps), "{steps} steps");
     assert_eq!(amp.counters().steps(), steps);
-    assert_eq!(steps_in(&folder, 1), 6);
+    assert_eq!(steps_in(&folder), 6);
 }
 
-/// The steps that a checkpoint has counted.
-fn steps_in(folder: &Folder, epoch: usize) -> u64 {
-    let resume = Resume::check(folder.path(), epoch).unwrap();
+/// The steps that the first checkpoint has counted.
+fn steps_in(folder: &Folder) -> u64 {
+    let resume = Resume::check(folder.path(), 1).unwrap();
     resume.record().unwrap().counters().unwrap().steps()
 }
 
@@ -100,11 +100,7 @@ fn an_exhausted_loss_scale_ends_the_run_as_burn_ends_runs() {
         Listener::TrainingAndOwn,
         Listener::Interrupter,
     ] {
-        for workers in [
-            None,
-            Some(MultiDeviceOptim::OptimMainDevice),
-            Some(MultiDeviceOptim::OptimSharded),
-        ] {
+        for workers in [None, Some(WAYS[0]), Some(WAYS[1])] {
             println!("{listener:?}, {workers:?}");
             let folder = temp_dir();
             let done = exhausted(listener, Run::default().with_workers(workers), &folder);
@@ -117,7 +113,7 @@ fn an_exhausted_loss_scale_ends_the_run_as_burn_ends_runs() {
             assert!(is_exhausted, "{error:?}");
             assert_eq!(done.amp.run_result().unwrap_err(), error);
             assert!(all_finite(&done.model));
-            assert_eq!(steps_in(&folder, 1), 6);
+            assert_eq!(steps_in(&folder), 6);
             assert_eq!(done.counters().steps(), 6 + 4);
             let failed = if workers.is_some() { 3 } else { 2 };
             let saved = Resume::check(folder.path(), failed);
@@ -126,21 +122,24 @@ fn an_exhausted_loss_scale_ends_the_run_as_burn_ends_runs() {
     }
 }
 
-/// A loss that is infinite ends the run as what it is.
+/// A loss that is infinite ends the run as what it is, whether the step is waited for or known later.
 #[test]
 fn a_run_of_infinite_losses_is_not_blamed_on_the_scale() {
     let run = Run::default().with_skips(3).spoiled(0..48);
-    let amp = run.amp();
-    if amp.dtype() != FloatDType::F16 {
+    if run.amp().dtype() != FloatDType::F16 {
         return;
     }
-    let done = run.train(&temp_dir(), &amp, burns(&amp).unwrap());
-    let told = "the loss, or its gradient, is infinite or NaN";
-    says(&done.error.unwrap(), [told]);
-    let error = amp.run_result().unwrap_err();
-    let is_the_loss = matches!(error, AmpError::LossNotFinite { skips: 4, .. });
-    assert!(is_the_loss, "{error}");
-    assert_eq!(amp.loss_scale(), 65536.0);
+    let learners: [fn(&MixedPrecision) -> Made; 2] =
+        [burns, |amp| amp.learner(net(), pipelined(adam(amp)), lr())];
+    for learner in learners {
+        let (done, error) = failed(&run, learner);
+        let told = "the loss, or its gradient, is infinite or NaN";
+        says(&done.error.unwrap(), [told]);
+        let is_the_loss = matches!(error, AmpError::LossNotFinite { skips: 4, .. });
+        assert!(is_the_loss, "{error}");
+        assert_eq!(done.amp.loss_scale(), 65536.0);
+        assert_eq!(done.amp.counters().steps(), 4);
+    }
 }
 
 /// Without anybody to tell, a panic with the message, in the thread that has launched the run, before checkpoints are lost.
@@ -150,7 +149,7 @@ fn without_a_listener_the_message_is_that_of_a_panic() {
         let folder = temp_dir();
         let message = panic_message(|| exhausted(listener, Run::default(), &folder));
         assert!(message.starts_with("loss scale exhausted"), "{message}");
-        assert_eq!(steps_in(&folder, 1), 6, "{listener:?}");
+        assert_eq!(steps_in(&folder), 6, "{listener:?}");
         let next = Resume::check(folder.path(), 2);
         assert!(next.is_err(), "{listener:?}: the run went on");
     }
@@ -206,8 +205,8 @@ fn a_failure_does_not_end_the_next_run() {
         let good = Run::of(1).with_windows(3);
         let amp = bad.amp();
         let waiting = early.then(|| burns(&amp).unwrap());
-        let failed = bad.train(&temp_dir(), &amp, burns(&amp).unwrap());
-        assert!(failed.error.is_some());
+        let error = bad.train(&temp_dir(), &amp, burns(&amp).unwrap()).error;
+        assert!(error.is_some());
 
         let learner = waiting.unwrap_or_else(|| burns(&amp).unwrap());
         let done = good.train(&temp_dir(), &amp, learner);
@@ -261,26 +260,34 @@ fn a_learning_rate_that_is_not_finite_ends_the_run() {
     }
 }
 
-/// A Learner cannot accumulate as the optimizer was told, nor with another scale: an error at once, not another training.
+/// A Learner cannot accumulate as the optimizer was told, nor with another scale; on a thread of its own, an optimizer takes no averages and
+/// leaves no step to the model: an error at once, not another training.
 #[test]
 fn an_optimizer_that_does_not_fit_is_refused() {
     let amp = MixedPrecision::f16();
     let own = GradScalerConfig::new().init().unwrap();
-    let other_scale = "ScaledOptimizer::new(optim, &amp)";
-    for (optim, refused, advice) in [
+    let own = ScaledOptimizer::new(AdamConfig::new().init(), own);
+    let windows = adam(&amp).with_accumulation(4).unwrap();
+    let averages = pipelined(adam(&amp).with_ema(EmaConfig::new()).unwrap());
+    let stepped_by_model = pipelined(adam(&amp).with_own_optimize());
+    let other = adam(&MixedPrecision::f16());
+    let scale = "ScaledOptimizer::new(optim, &amp)";
+    for (learner, refused, advice) in [
         (
-            adam(&amp).with_accumulation(4).unwrap(),
+            amp.learner(net(), windows, lr()),
             "with_accumulation",
             "grads_accumulation(4)",
         ),
-        (adam(&MixedPrecision::f16()), "optim", other_scale),
+        (amp.learner(net(), other, lr()), "optim", scale),
+        (amp.learner(net(), own, lr()), "optim", scale),
+        (amp.learner(net(), averages, lr()), "with_ema", "left out"),
         (
-            ScaledOptimizer::new(AdamConfig::new().init(), own),
-            "optim",
-            other_scale,
+            amp.learner(net(), stepped_by_model, lr()),
+            "with_own_optimize",
+            "left out",
         ),
     ] {
-        let error = amp.learner(net(), optim, lr()).err().expect("an error");
+        let error = learner.map(drop).unwrap_err();
         let is_named = matches!(error, AmpError::InvalidValue { field, .. } if field == refused);
         assert!(is_named, "{error}");
         says(&error, [advice]);

@@ -1,7 +1,7 @@
 //! Inference: `valid()` and Burn's `Evaluator` see the model, not the scaler.
 
 use burn::train::EvaluatorBuilder;
-use std::{fs, path::Path};
+use std::fs;
 
 use crate::support::*;
 
@@ -16,22 +16,10 @@ fn evaluate(model: Scaled<Net>) -> [String; 2] {
         .build(model)
         .eval("held out", loader(samples, None));
     assert!(result.error.is_none());
-    ["Accuracy", "Loss"].map(|name| read(folder.path(), name))
-}
-
-fn read(folder: &Path, name: &str) -> String {
-    let mut folders = vec![folder.to_path_buf()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                folders.push(path);
-            } else if path.file_name().unwrap() == format!("{name}.log").as_str() {
-                return fs::read_to_string(path).unwrap();
-            }
-        }
-    }
-    panic!("no {name}.log");
+    ["Accuracy", "Loss"].map(|name| {
+        let file = folder.path().join(format!("test/held-out/{name}.log"));
+        fs::read_to_string(file).unwrap()
+    })
 }
 
 /// In the precision of the training, whether the model was just trained or not; the scaler is not touched.

@@ -54,15 +54,10 @@ fn it_is_clipped_in_a_learner() {
 
 /// The largest difference of two values.
 fn distance(one: &Done, other: &Done) -> f32 {
-    let floats = |done: &Done| -> Vec<f32> {
-        let values = values(&done.model);
-        let bytes = values.iter().flat_map(|(.., bytes)| bytes.as_chunks().0);
-        bytes.map(|bytes| f32::from_ne_bytes(*bytes)).collect()
-    };
-    let pairs = floats(one).into_iter().zip(floats(other));
-    pairs
-        .map(|(one, other)| (one - other).abs())
-        .fold(0.0, f32::max)
+    let pairs = numbers(&one.model).into_iter().zip(numbers(&other.model));
+    pairs.fold(0.0, |most, (one, other)| {
+        f32::max(most, (one - other).abs())
+    })
 }
 
 /// The same optimizer, of which nobody knows that it need not be waited for.
@@ -109,20 +104,17 @@ fn a_long_run_is_the_one_that_waits() {
 #[test]
 fn an_exhausted_scale_ends_the_run() {
     let run = Run::of(400).with_skips(3).poisoned(0..48);
-    let amp = run.amp();
-    let learner = learner(&amp).unwrap();
-    let before = values(&learner.model());
-    let done = run.train(&temp_dir(), &amp, learner);
-    says(&done.error.expect("an error"), ["loss scale exhausted"]);
-    let error = amp.run_result().unwrap_err();
+    let (done, error) = failed(&run, learner);
+    says(&done.error.unwrap(), ["loss scale exhausted"]);
     let is_exhausted = matches!(error, AmpError::LossScaleExhausted { skips: 4, .. });
     assert!(is_exhausted, "{error}");
     assert!(all_finite(&done.model));
+    let before = values(&net());
     assert!(values(&done.model) == before);
 
     // Another optimizer, of which nobody knows the kind, goes on with the model.
     let again = Learner::new(done.model.train(), AdamConfig::new().init(), lr());
-    let done = Run::of(1).train(&temp_dir(), &amp, again);
+    let done = Run::of(1).train(&temp_dir(), &done.amp, again);
     assert!(done.error.is_none());
     assert!(values(&done.model) != before);
 }

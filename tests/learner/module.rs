@@ -116,11 +116,7 @@ fn own_run(
 /// The model's own `optimize` is called with every step that is not skipped, and with no other.
 #[test]
 fn the_optimize_of_a_model_is_called() {
-    for strategy in [
-        None,
-        Some(MultiDeviceOptim::OptimMainDevice),
-        Some(MultiDeviceOptim::OptimSharded),
-    ] {
+    for strategy in [None, Some(WAYS[0]), Some(WAYS[1])] {
         let burns = own_run(strategy, |amp| amp.learner(clipped(), adam(amp), lr()));
         // A fused optimizer has to be told that there is one.
         let fused = own_run(strategy, |amp| {
@@ -144,11 +140,6 @@ fn an_optimizer_that_steps_by_itself_does_not_call_it() {
     }
     assert_eq!(own.model().own.calls.load(Ordering::Relaxed), 0);
     assert!(values(&own.model()) == values(&plain.model()));
-
-    // On a thread of its own, it cannot.
-    let optim = pipelined(adam(&amp).with_own_optimize());
-    let error = amp.learner(net(), optim, lr()).map(drop).unwrap_err();
-    says(&error, ["with_own_optimize"]);
 }
 
 /// A model that panics in its own `optimize` has lost a step, and not the optimizer.

@@ -95,18 +95,6 @@ fn half_precision_parameters_resume_from_their_masters() {
     assert!(resumed.bits() == whole.bits());
 }
 
-#[test]
-fn an_exhausted_scale_ends_the_run() {
-    let run = Run::of(3).with_skips(2).spoiled(0..48);
-    let amp = run.amp();
-    let learner = learner(&amp).unwrap();
-    assert!(run.train(&temp_dir(), &amp, learner).error.is_some());
-    let error = amp.run_result().unwrap_err();
-    assert!(matches!(error, AmpError::LossNotFinite { .. }), "{error}");
-    // The update that fails is known a step later.
-    assert_eq!(amp.counters().steps(), 3);
-}
-
 /// Of another optimizer nobody knows the kind: it is stepped as Burn's, on the thread again.
 #[test]
 fn another_optimizer_goes_on_with_the_model() {
@@ -121,14 +109,4 @@ fn another_optimizer_goes_on_with_the_model() {
     assert!(done.error.is_none());
     assert_eq!(done.counters().steps(), 12);
     assert!(values(&done.model) != before);
-}
-
-#[test]
-fn averages_are_refused() {
-    let amp = MixedPrecision::f16();
-    let optim = pipelined(adam(&amp).with_ema(EmaConfig::new()).unwrap());
-    let error = amp.learner(net(), optim, lr()).map(drop).unwrap_err();
-    let field = "with_ema";
-    let is_refused = matches!(error, AmpError::InvalidValue { field: f, .. } if f == field);
-    assert!(is_refused, "{error}");
 }

@@ -15,12 +15,7 @@ fn a_resumed_run_is_the_uninterrupted_one_bit_for_bit() {
         assert!(counters.skipped() >= 4, "{counters:?}");
         // Loading is not a step: the metrics go on as if they had never stopped. (Inside a window, the scale is read when
         // Burn's thread gets there.)
-        for name in [
-            "Skipped Steps",
-            "Gradient Norm",
-            "Zero Gradients",
-            "Loss Scale",
-        ] {
+        for name in METRICS {
             for epoch in [3, 4] {
                 let [left, right] = [&whole, &resumed].map(|done| done.metric(epoch, name));
                 assert!(left.len() >= 2, "{left:?}");

@@ -80,10 +80,7 @@ fn a_resumed_run_goes_on_with_it() {
 /// On several devices, of which the workers step in their own time.
 #[test]
 fn workers_go_together() {
-    for optim in [
-        MultiDeviceOptim::OptimMainDevice,
-        MultiDeviceOptim::OptimSharded,
-    ] {
+    for optim in WAYS {
         let run = run(&[1, 4], 2).with_workers(optim);
         let done = launch_burns(&run, &temp_dir());
         let mut found = rates(&done, 2);

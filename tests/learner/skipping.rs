@@ -70,12 +70,7 @@ fn metrics_are_not_available_in_validation() {
     let done = Done::of(training.launch(burns(&amp).unwrap()), &amp, &folder);
     assert!(done.error.is_none());
     let valid = folder.path().join("valid/epoch-1");
-    for name in [
-        "Loss Scale",
-        "Skipped Steps",
-        "Gradient Norm",
-        "Zero Gradients",
-    ] {
+    for name in METRICS {
         assert_eq!(done.metric(1, name).len(), 7, "{name}");
         let file = format!("{}.log", name.replace(' ', "_"));
         assert!(!valid.join(file).exists(), "{name}");

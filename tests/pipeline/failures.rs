@@ -29,36 +29,30 @@ fn sgd() -> Trial {
 /// Steps when it is let, and counts that; panics at a chosen step.
 struct Gated {
     inner: ModuleOptimizer,
-    gate: Option<Mutex<Receiver<()>>>,
+    gate: Mutex<Receiver<()>>,
     steps: Arc<AtomicUsize>,
     panics_at: usize,
 }
 
 impl Gated {
-    fn new(panics_at: usize) -> (Self, Arc<AtomicUsize>) {
+    /// With its count, and what lets it step.
+    fn new(panics_at: usize) -> (Self, Arc<AtomicUsize>, Sender<()>) {
         let steps = Arc::new(AtomicUsize::new(0));
+        let (open, gate) = channel();
         let gated = Self {
             inner: SgdConfig::new().init(),
-            gate: None,
+            gate: Mutex::new(gate),
             steps: steps.clone(),
             panics_at,
         };
-        (gated, steps)
-    }
-
-    fn behind_a_gate(mut self) -> (Self, Sender<()>) {
-        let (open, gate) = channel();
-        self.gate = Some(Mutex::new(gate));
-        (self, open)
+        (gated, steps, open)
     }
 }
 
 impl ModuleOptim for Gated {
     fn step<M: Module>(&mut self, lr: ModuleLearningRate, module: M, grads: GradientsParams) -> M {
-        if let Some(gate) = &self.gate {
-            // Whoever has dropped the other end lets all through.
-            let _ = gate.lock().unwrap().recv();
-        }
+        // Whoever has dropped the other end lets all through.
+        let _ = self.gate.lock().unwrap().recv();
         if self.steps.load(Ordering::SeqCst) == self.panics_at {
             panic!("the disk of the optimizer's state is full");
         }
@@ -69,7 +63,8 @@ impl ModuleOptim for Gated {
 
 #[test]
 fn a_killed_optimizer_thread_is_an_error_of_every_later_call() {
-    let (gated, steps) = Gated::new(3);
+    let (gated, steps, open) = Gated::new(3);
+    drop(open);
     let mut trial = trial(gated);
     let mut failed = None;
     for step in 0..6 {
@@ -101,8 +96,7 @@ fn a_killed_optimizer_thread_is_an_error_of_every_later_call() {
 /// A step waits for the update before: not for its own.
 #[test]
 fn at_most_one_update_is_in_flight() {
-    let (gated, steps) = Gated::new(usize::MAX);
-    let (gated, open) = gated.behind_a_gate();
+    let (gated, steps, open) = Gated::new(usize::MAX);
     let mut trial = trial(gated);
     // The gate is closed, and yet it returns.
     trial.step(0, false);
@@ -159,8 +153,7 @@ fn a_full_queue_makes_the_training_wait() {
 #[test]
 fn a_drop_finishes_what_is_on_its_way_and_says_so() {
     for synchronized in [false, true] {
-        let (gated, steps) = Gated::new(usize::MAX);
-        let (gated, open) = gated.behind_a_gate();
+        let (gated, steps, open) = Gated::new(usize::MAX);
         let mut trial = trial(gated);
         trial.step(0, false);
         let lines = burn_amp_tests::captured(log::Level::Warn, || {

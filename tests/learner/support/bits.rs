@@ -50,11 +50,16 @@ pub fn values<M: Module>(module: &M) -> Vec<Values> {
     parameters(module).into_values().map(|(_, v)| v).collect()
 }
 
-pub fn all_finite<M: Module>(model: &M) -> bool {
-    let values = values(model);
+/// The same of f32 parameters, as numbers.
+pub fn numbers<M: Module>(module: &M) -> Vec<f32> {
+    let values = values(module);
     assert!(!values.is_empty());
-    let numbers = values.iter().flat_map(|(.., bytes)| bytes.as_chunks().0);
-    numbers.map(|b| f32::from_le_bytes(*b)).all(f32::is_finite)
+    let bytes = values.iter().flat_map(|(.., bytes)| bytes.as_chunks().0);
+    bytes.map(|bytes| f32::from_ne_bytes(*bytes)).collect()
+}
+
+pub fn all_finite<M: Module>(model: &M) -> bool {
+    numbers(model).into_iter().all(f32::is_finite)
 }
 
 /// The state of a scaler, to be compared.

@@ -5,7 +5,9 @@ mod data;
 mod model;
 mod run;
 
-pub use bits::{STATE_ID, all_finite, assert_same, pack, scaler_state, stored_state, values};
+pub use bits::{
+    STATE_ID, all_finite, assert_same, numbers, pack, scaler_state, stored_state, values,
+};
 pub use burn::{
     data::{
         dataloader::{DataLoader, Progress},
@@ -23,6 +25,6 @@ pub use burn_amp_tests::{Values, panic_message, parameters, prelude::*, says};
 pub use data::{Batch, Sample, batches, loader, overflow, samples};
 pub use model::{Model, Net, Own};
 pub use run::{
-    Done, Folder, Made, Run, adam, burns, copy, device, fused, lr, net, pipelined, resumed,
-    resumed_with, sgd, step, temp_dir,
+    Done, Folder, METRICS, Made, Run, WAYS, adam, burns, copy, device, failed, fused, lr, net,
+    pipelined, resumed, resumed_with, sgd, step, temp_dir,
 };

@@ -172,10 +172,12 @@ impl Run {
         if let Some(count) = self.accumulation {
             training = training.grads_accumulation(count);
         }
-        match self.workers {
-            Some(optim) => training.with_training_strategy(workers(optim).into()),
-            None => training,
+        if let Some(optim) = self.workers {
+            let devices = vec![Device::default(), Device::default()];
+            let strategy = ExecutionStrategy::multi(devices, optim);
+            training = training.with_training_strategy(strategy.into());
         }
+        training
     }
 
     /// All of it, with Burn's Adam.
@@ -211,6 +213,14 @@ impl Run {
         let training = amp.training(self.training(folder.path()));
         Done::of(training.launch(learner), amp, folder)
     }
+}
+
+/// A run that this learner fails in, and its error.
+pub fn failed(run: &Run, learner: impl Fn(&MixedPrecision) -> Made) -> (Done, AmpError) {
+    let amp = run.amp();
+    let done = run.train(&temp_dir(), &amp, learner(&amp).unwrap());
+    assert!(done.error.is_some());
+    (done, amp.run_result().unwrap_err())
 }
 
 /// A run of four epochs, the first half of the same, and what goes on from its checkpoint.
@@ -277,9 +287,7 @@ impl<M> Done<M> {
 
     /// The number of the epoch.
     pub fn last(&self, epoch: usize, name: &str) -> f64 {
-        let entries = self.metric(epoch, name);
-        let last = entries.last().unwrap();
-        last.trim_end_matches(",final").parse().unwrap()
+        *self.numbers(epoch, name).last().unwrap()
     }
 }
 
@@ -332,9 +340,19 @@ pub fn lr() -> ModuleLrScheduler {
     LinearLrSchedulerConfig::new(0.05, 0.01, 24).init().unwrap()
 }
 
-pub fn workers(optim: MultiDeviceOptim) -> ExecutionStrategy {
-    ExecutionStrategy::multi(vec![Device::default(), Device::default()], optim)
-}
+/// Where the optimizer of several workers runs.
+pub const WAYS: [MultiDeviceOptim; 2] = [
+    MultiDeviceOptim::OptimMainDevice,
+    MultiDeviceOptim::OptimSharded,
+];
+
+/// The metrics of this crate.
+pub const METRICS: [&str; 4] = [
+    "Skipped Steps",
+    "Gradient Norm",
+    "Zero Gradients",
+    "Loss Scale",
+];
 
 /// A step as the Learner makes it.
 pub fn step<M: Trained>(learner: &mut Learner<M>, batch: Batch) {

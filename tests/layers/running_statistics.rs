@@ -1,14 +1,12 @@
 //! BatchNorm's running statistics, in which Burn has surprises of its own.
 
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::scaled_by_hand;
-use burn_pack::Reader;
+use burn_amp_tests::{Values, pack, prelude::*, scaled_by_hand};
 
 use crate::support::{tensor, values};
 
-fn mean_in(record: ModuleRecord) -> Vec<u8> {
-    let reader = Reader::from_bytes(record.into_bytes().unwrap()).unwrap();
-    reader.tensor_data("running_mean").unwrap()
+fn mean_in(record: ModuleRecord) -> Values {
+    let mut pack = pack(record.into_bytes().unwrap());
+    pack.tensors.remove("running_mean").unwrap().1
 }
 
 fn device() -> Device {

@@ -2,7 +2,7 @@
 
 use crate::support::*;
 
-fn ema() -> EmaConfig {
+pub fn ema() -> EmaConfig {
     EmaConfig::new()
         .with_momentum(0.9)
         .with_overwrite_frequency(Some(7))

@@ -3,35 +3,29 @@
 
 use crate::support::*;
 
-fn learner(amp: &MixedPrecision) -> Made {
+pub fn learner(amp: &MixedPrecision) -> Made {
     amp.learner(net(), fused(), lr())
 }
 
-/// With the fused optimizer, or with Burn's.
-fn launch(run: &Run, folder: &Folder, is_fused: bool) -> Done {
-    match is_fused {
-        true => run.launch_in(folder, learner),
-        false => run.launch_in(folder, burns),
-    }
-}
+/// With the fused optimizer, and with Burn's.
+const BOTH: [fn(&MixedPrecision) -> Made; 2] = [learner, burns];
 
 #[test]
 fn it_trains_as_burns_and_resumes_from_its_checkpoints() {
     if Device::default() != Device::flex() {
         // Closely as Burn's there, not bit for bit: one run alone.
-        let done = launch(&Run::default(), &temp_dir(), true);
+        let done = Run::default().launch_with(learner);
         assert!(done.counters().stepped() > 0);
         return;
     }
-    let expected = launch(&Run::shuffled(), &temp_dir(), false);
+    let expected = Run::shuffled().launch();
     let counters = expected.counters();
     assert!(counters.skipped() > 0 && counters.stepped() > 0);
-    for is_fused in [true, false] {
-        let folder = temp_dir();
-        launch(&Run::shuffled().until(2), &folder, is_fused);
-        for goes_on_fused in [true, false] {
-            let second = Run::shuffled().resumed(2);
-            assert_same(&expected, &launch(&second, &folder, goes_on_fused));
+    for first in BOTH {
+        let folder = Run::shuffled().until(2).launch_with(first).folder;
+        for second in BOTH {
+            let done = Run::shuffled().resumed(2).launch_in(&folder, second);
+            assert_same(&expected, &done);
         }
     }
 }
@@ -127,6 +121,6 @@ fn it_steps_in_a_pipeline() {
         let optim = ScaledOptimizer::new(fused(), amp);
         amp.learner(net(), pipelined(optim), lr())
     });
-    let burns = run.launch_with(|amp| amp.learner(net(), pipelined(adam(amp)), lr()));
+    let burns = run.launch_with(crate::pipelined::learner);
     assert!(fused.bits() == burns.bits());
 }

@@ -5,7 +5,7 @@ use crate::{
     support::*,
 };
 
-fn learner(amp: &MixedPrecision) -> Made {
+pub fn learner(amp: &MixedPrecision) -> Made {
     amp.learner(net(), pipelined(adam(amp)), lr())
 }
 
@@ -49,17 +49,13 @@ fn a_resumed_run_is_the_uninterrupted_one_bit_for_bit() {
 /// A run may be resumed without the pipeline, and one without it with it.
 #[test]
 fn checkpoints_know_nothing_of_the_pipeline() {
-    for pipelined_first in [false, true] {
-        let launch = |run: Run, folder: &Folder, with: bool| match with {
-            true => run.launch_in(folder, learner),
-            false => run.launch_in(folder, burns),
-        };
-        let folder = temp_dir();
-        let half = launch(Run::shuffled().until(2), &folder, pipelined_first);
-        let stored = Resume::check(folder.path(), 2).unwrap();
+    let both: [fn(&MixedPrecision) -> Made; 2] = [burns, learner];
+    for (first, second) in [(both[0], both[1]), (both[1], both[0])] {
+        let half = Run::shuffled().until(2).launch_with(first);
+        let stored = Resume::check(half.folder.path(), 2).unwrap();
         let counters = stored.record().unwrap().counters().unwrap();
         assert_eq!(counters, half.counters());
-        let done = launch(Run::shuffled().resumed(2), &folder, !pipelined_first);
+        let done = Run::shuffled().resumed(2).launch_in(&half.folder, second);
         assert_eq!(done.counters().steps(), 24);
         assert!(done.counters().skipped() > counters.skipped());
     }

@@ -163,10 +163,9 @@ fn missing_and_truncated_files_are_errors_that_name_the_file() {
 
         let bytes = fs::read(&file).unwrap();
         // The scheduler's file is a head and little more.
-        let kept = if name == "scheduler" {
-            40
-        } else {
-            bytes.len() / 2
+        let kept = match name {
+            "scheduler" => 40,
+            _ => bytes.len() / 2,
         };
         fs::write(&file, &bytes[..kept]).unwrap();
         assert_damaged(&folder, &file);

@@ -30,8 +30,8 @@ fn a_poisoned_batch_is_skipped_once() {
 fn metrics_are_of_the_steps_that_are_known() {
     let run = run(2).poisoned([2 * 8 + 3]);
     for done in [
-        run.launch_with(|amp| amp.learner(net(), pipelined(adam(amp)), lr())),
-        run.launch_with(|amp| amp.learner(net(), fused(), lr())),
+        run.launch_with(crate::pipelined::learner),
+        run.launch_with(crate::fused::learner),
     ] {
         assert_eq!(done.counters().skipped(), 2);
         for epoch in [1, 2] {

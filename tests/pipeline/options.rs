@@ -104,17 +104,16 @@ fn half_precision_parameters() {
     for dtype in [FloatDType::F16, FloatDType::BF16] {
         let device = Device::flex().autodiff();
         let start = to_half(LinearConfig::new(4, 3).init(&device), dtype, &[]);
-        let scaler = || {
-            let config = GradScalerConfig::new().with_init_scale(256.0);
-            config.with_growth_interval(3).init().unwrap()
+        let scaled = || {
+            let scaler = growing(3).with_init_scale(256.0).init().unwrap();
+            ScaledOptimizer::new(SgdConfig::new().init(), scaler)
         };
-        let scaled = || ScaledOptimizer::new(SgdConfig::new().init(), scaler());
         let mut optim = PipelinedOptimizer::new(scaled(), Device::flex()).unwrap();
         // The masters, one thread.
         let mut plain = scaled();
         let mut masters = to_full(start.clone());
-        let mut shown = vec![start.clone(), start.clone()];
-        let mut scales = vec![256.0, 256.0];
+        // What each step computes with, and its loss scale.
+        let mut shown = vec![(start.clone(), 256.0); 2];
         let mut model = start;
         for step in 0..60 {
             let input = Tensor::<2>::random([2, 4], Distribution::Default, &device).cast(dtype);
@@ -123,20 +122,23 @@ fn half_precision_parameters() {
                 output.square().mean() * (if step % 20 == 9 { 1e36 } else { 1.0 })
             };
             let grads = optim.backward(loss(&model), &model);
-            assert_eq!(grads.loss_scale(), scales[step], "{step}");
+            let (here, scale) = shown[step].clone();
+            assert_eq!(grads.loss_scale(), scale, "{step}");
             model = optim.step(1e-5, model, grads);
             assert_eq!(model.weight.val().dtype(), DType::from(dtype));
 
-            let here = shown[step].clone();
-            let config = GradScalerConfig::new().with_init_scale(scales[step].into());
+            let config = GradScalerConfig::new().with_init_scale(scale.into());
             let grads = config.init().unwrap().backward(loss(&here), &here);
             masters = plain.step(1e-5, masters, grads);
-            shown.push(to_half(masters.clone(), dtype, &[]));
-            scales.push(plain.scaler().loss_scale());
-            assert!(parameters(&model) == parameters(&shown[step + 1]), "{step}");
+            let next = to_half(masters.clone(), dtype, &[]);
+            shown.push((next, plain.scaler().loss_scale()));
+            assert!(
+                parameters(&model) == parameters(&shown[step + 1].0),
+                "{step}"
+            );
         }
         model = optim.synchronize(model).unwrap();
-        assert!(parameters(&model) == parameters(&shown[61]));
+        assert!(parameters(&model) == parameters(&shown[61].0));
         assert!(plain.scaler().counters().skipped() > 1);
     }
 }

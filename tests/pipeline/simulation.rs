@@ -2,12 +2,10 @@
 
 use burn_amp_tests::prelude::*;
 
-use crate::support::{Net, Trial, adam, both, gradients, parameters};
+use crate::support::{Net, Trial, adam, both, gradients, growing, parameters};
 
 fn precision() -> MixedPrecision {
-    let config = GradScalerConfig::new()
-        .with_growth_interval(17)
-        .with_init_scale(65536.0);
+    let config = growing(17).with_init_scale(65536.0);
     MixedPrecision::f16().with_scaler(config).unwrap()
 }
 

@@ -86,16 +86,13 @@ impl<O: ModuleOptim + Send + 'static> Trial<O> {
 
     /// Goes on with the network that a step gives back, one that fails too.
     pub fn try_step(&mut self, grads: GradientsParams) -> Result<(), AmpError> {
-        match self.optim.try_step(self.lr, self.net.clone(), grads) {
-            Ok(net) => {
-                self.net = net;
-                Ok(())
-            }
-            Err(failed) => {
-                self.net = *failed.module;
-                Err(failed.error)
-            }
-        }
+        let stepped = self.optim.try_step(self.lr, self.net.clone(), grads);
+        let (net, result) = match stepped {
+            Ok(net) => (net, Ok(())),
+            Err(failed) => (*failed.module, Err(failed.error)),
+        };
+        self.net = net;
+        result
     }
 
     pub fn synchronize(&mut self) {

@@ -20,11 +20,9 @@ fn optimizer_pack<M: Module>(path: &Path, model: &M) -> Pack {
         .into_iter()
         .map(|(path, (id, _))| (id.to_string(), path))
         .collect();
-    let rename = |name: String| match name.split_once('.') {
-        Some((id, _)) if id == STATE_ID.to_string() => None,
-        Some((id, field)) => Some(format!("{}/{field}", names[id])),
-        None if name == STATE_ID.to_string() => None,
-        None => Some(names[&name].clone()),
+    let rename = |name: String| {
+        let (id, field) = name.split_once('.').unwrap_or((&name, ""));
+        (id != STATE_ID.to_string()).then(|| format!("{}/{field}", names[id]))
     };
     let pack = pack(path);
     Pack {

@@ -39,23 +39,25 @@ impl Run {
 
     /// Shuffled, with a poisoned sample.
     pub fn shuffled() -> Self {
-        let shuffle = Some(7);
-        let run = Self::default();
-        Self { shuffle, ..run }.poisoned([11])
+        let mut run = Self::default().poisoned([11]);
+        run.shuffle = Some(7);
+        run
     }
 
-    pub fn until(self, epochs: usize) -> Self {
-        Self { epochs, ..self }
+    pub fn until(mut self, epochs: usize) -> Self {
+        self.epochs = epochs;
+        self
     }
 
     /// From the checkpoint of this epoch on.
-    pub fn resumed(self, epoch: usize) -> Self {
-        let resume = Some(epoch);
-        Self { resume, ..self }
+    pub fn resumed(mut self, epoch: usize) -> Self {
+        self.resume = Some(epoch);
+        self
     }
 
-    pub fn with_config(self, config: GradScalerConfig) -> Self {
-        Self { config, ..self }
+    pub fn with_config(mut self, config: GradScalerConfig) -> Self {
+        self.config = config;
+        self
     }
 
     /// So many skipped steps in a row are allowed.
@@ -64,18 +66,15 @@ impl Run {
     }
 
     /// Windows of so many micro-batches.
-    pub fn with_windows(self, accumulation: impl Into<Option<usize>>) -> Self {
-        let accumulation = accumulation.into();
-        Self {
-            accumulation,
-            ..self
-        }
+    pub fn with_windows(mut self, count: impl Into<Option<usize>>) -> Self {
+        self.accumulation = count.into();
+        self
     }
 
     /// Two workers on one device, which are two threads with a fork of the model each.
-    pub fn with_workers(self, workers: impl Into<Option<MultiDeviceOptim>>) -> Self {
-        let workers = workers.into();
-        Self { workers, ..self }
+    pub fn with_workers(mut self, optim: impl Into<Option<MultiDeviceOptim>>) -> Self {
+        self.workers = optim.into();
+        self
     }
 
     /// The gradients of every batch that holds one of these samples overflow once they are multiplied by the loss scale. Where

@@ -1,20 +1,33 @@
 //! The diff in the book, which no compiler reads.
 
-use crate::support::{block_with, chapter};
+use std::{fs, path::Path};
+
+/// The only code block of a language that contains `text`, as readers see it: without the lines that the book hides.
+fn block_with(chapter: &str, language: &str, text: &str) -> String {
+    let fence = format!("```{language}\n");
+    let blocks = chapter.split(&fence).skip(1);
+    let blocks: Vec<_> = blocks
+        .map(|block| block.split("```").next().unwrap())
+        .filter(|block| block.contains(text))
+        .collect();
+    assert_eq!(blocks.len(), 1, "blocks of {language} with {text}");
+    let shown = blocks[0].lines();
+    let shown = shown.filter(|line| !line.trim_start().starts_with("# "));
+    shown.map(|line| format!("{line}\n")).collect()
+}
 
 /// From the plain program to the one with loss scaling, both of which are run as documentation tests.
 #[test]
 fn the_diff_in_the_book_turns_one_program_into_the_other() {
-    let chapter = chapter();
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/src/learner.md");
+    let chapter = fs::read_to_string(path).unwrap();
     let plain = block_with(&chapter, "rust", "Learner::new(model, AdamWConfig");
     let scaled = block_with(&chapter, "rust", "amp.learner(model, AdamWConfig");
     let diff = block_with(&chapter, "diff", "amp.learner");
     assert_eq!(patch(&plain, &diff), scaled);
     let count = |sign: &str| {
-        diff.lines()
-            .skip(2)
-            .filter(|line| line.starts_with(sign))
-            .count()
+        let lines = diff.lines().skip(2);
+        lines.filter(|line| line.starts_with(sign)).count()
     };
     assert!(count("+") <= 8 && count("-") <= 4, "{diff}");
 }

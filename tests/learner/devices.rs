@@ -1,114 +1,51 @@
 //! Several devices. Flex has one; two workers on it are two threads with a fork of the model each.
 
 use burn::{
-    lr_scheduler::{constant::ConstantLr, module_lr_scheduler::ModuleLearningRate},
-    module::{Devices, Module, ModuleMapper, ModuleVisitor, Param},
-    optim::{
-        AdamConfig, GradientsAccumulator, GradientsParams, ModuleOptimizer, MultiGradientsParams,
-    },
-    tensor::{
-        Device, Tensor,
-        distributed::{DistributedConfig, ReduceOperation},
-    },
-    train::{
-        ClassificationOutput, ExecutionStrategy, InferenceStep, Learner, LearningResult,
-        MultiDeviceOptim, SupervisedTraining, TrainOutput, TrainStep, metric::LossMetric,
-    },
+    module::Devices,
+    tensor::distributed::{DistributedConfig, ReduceOperation},
 };
-use burn_amp::Scaled;
 use std::{
     collections::BTreeMap,
     fmt,
-    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Mutex, mpsc},
     thread::{self, ThreadId},
 };
 
-use crate::support::{
-    Batch, Net, Run, Values, all_finite, loader, parameters, poison, quiet, read_metric, samples,
-    scaler_state, temp_dir, values,
-};
+use crate::support::*;
 
 /// Three steps an epoch of two batches each. The poison is in the half of the samples that the second device gets.
 fn run() -> Run {
-    let mut run = Run {
-        epochs: 3,
-        ..Run::default()
-    };
-    poison(&mut run.samples, 24 + 9);
-    run
-}
-
-fn launch(optim: MultiDeviceOptim) -> LearningResult<Scaled<Net>> {
-    let folder = temp_dir();
-    let run = run();
-    let amp = run.amp();
-    let learner = run.learner(&amp);
-    let devices = vec![Device::flex(), Device::flex()];
-    let training = run
-        .training(folder.path())
-        .with_training_strategy(ExecutionStrategy::multi(devices, optim).into());
-    let result = amp.training(training).launch(learner);
-    let skips = read_metric(folder.path(), 1, "Skipped Steps");
-    let share: f64 = skips
-        .last()
-        .unwrap()
-        .trim_end_matches(",final")
-        .parse()
-        .unwrap();
-    assert!((share - 100.0 / 3.0).abs() < 1e-9, "{skips:?}");
-    result
+    Run::of(3).poisoned([24 + 9])
 }
 
 /// Where the optimizer runs makes no difference, and an overflow on one device skips the step.
 #[test]
 fn an_overflow_on_one_device_skips_the_step_for_all() {
-    let results = [
-        launch(MultiDeviceOptim::OptimMainDevice),
-        launch(MultiDeviceOptim::OptimSharded),
-    ];
-    for result in &results {
-        assert!(result.error.is_none());
-        let scaler = result.model.scaler();
-        assert_eq!(
-            (scaler.counters().steps(), scaler.counters().skipped()),
-            (9, 3)
-        );
-        assert_eq!(scaler.loss_scale(), 8192.0);
-        assert!(all_finite(&result.model));
-    }
-    let [main, sharded] = results.map(|result| result.model);
-    assert_eq!(scaler_state(main.scaler()), scaler_state(sharded.scaler()));
-    assert_eq!(values(&main), values(&sharded));
+    let [main, sharded] = WAYS.map(|optim| {
+        let done = run().with_workers(optim).launch();
+        let share = done.last(1, "Skipped Steps");
+        assert!((share - 100.0 / 3.0).abs() < 1e-9, "{share}");
+        assert_eq!(done.steps(), (9, 3));
+        assert_eq!(done.model.scaler().loss_scale(), 8192.0);
+        assert!(all_finite(&done.model));
+        done.bits()
+    });
+    assert_eq!(main, sharded);
 }
 
 /// Every worker computes with the present scale, counters and parameters, at every step.
 #[test]
 fn the_workers_never_differ() {
-    for optim in [
-        MultiDeviceOptim::OptimMainDevice,
-        MultiDeviceOptim::OptimSharded,
-    ] {
-        let folder = temp_dir();
-        let run = run();
+    for optim in WAYS {
+        let (run, folder) = (run().with_workers(optim), temp_dir());
         let model = Witnessed {
-            scaled: run.learner(&run.amp()).model(),
+            scaled: burns(&run.amp()).unwrap().model(),
             seen: Arc::default(),
         };
         let seen = model.seen.clone();
         let learner = Learner::new(model, AdamConfig::new().init(), ConstantLr::new(0.05));
-        let training = SupervisedTraining::new(
-            folder.path(),
-            loader(run.samples.clone(), None),
-            loader(samples(16), None),
-        );
-        let devices = vec![Device::flex(), Device::flex()];
-        let result = quiet(training)
-            .metrics((LossMetric::new(),))
-            .num_epochs(run.epochs)
-            .with_training_strategy(ExecutionStrategy::multi(devices, optim).into())
-            .launch(learner);
-        assert_eq!(result.model.scaled.scaler().counters().skipped(), 3);
+        let model = run.training(folder.path()).launch(learner).model;
+        assert_eq!(model.scaled.scaler().counters().skipped(), 3);
 
         let mut seen = std::mem::take(&mut *seen.lock().unwrap());
         seen.sort_by_key(|one| one.steps);
@@ -127,25 +64,26 @@ fn the_workers_never_differ() {
 }
 
 /// What a worker had when it was asked for gradients.
+#[derive(Debug)]
 struct Seen {
     thread: ThreadId,
     steps: u64,
-    scaler: burn::tensor::Bytes,
+    scaler: Bytes,
     parameters: BTreeMap<String, (u64, Values)>,
 }
 
 /// A scaled model that notes what each of its steps was made with.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 struct Witnessed {
     scaled: Scaled<Net>,
     seen: Arc<Mutex<Vec<Seen>>>,
 }
 
 impl Witnessed {
-    fn with(&self, scaled: Scaled<Net>) -> Self {
+    fn with(self, change: impl FnOnce(Scaled<Net>) -> Scaled<Net>) -> Self {
         Self {
-            scaled,
-            seen: self.seen.clone(),
+            scaled: change(self.scaled),
+            seen: self.seen,
         }
     }
 }
@@ -170,7 +108,7 @@ impl TrainStep for Witnessed {
         lr: ModuleLearningRate,
         grads: GradientsParams,
     ) -> Self {
-        self.with(self.scaled.clone().optimize(optim, lr, grads))
+        self.with(|scaled| scaled.optimize(optim, lr, grads))
     }
 
     fn optimize_multi(
@@ -179,7 +117,7 @@ impl TrainStep for Witnessed {
         lr: ModuleLearningRate,
         grads: MultiGradientsParams,
     ) -> Self {
-        self.with(self.scaled.clone().optimize_multi(optim, lr, grads))
+        self.with(|scaled| scaled.optimize_multi(optim, lr, grads))
     }
 }
 
@@ -198,7 +136,7 @@ impl Module for Witnessed {
     }
 
     fn map<T: ModuleMapper>(self, mapper: &mut T) -> Self {
-        self.with(self.scaled.clone().map(mapper))
+        self.with(|scaled| scaled.map(mapper))
     }
 
     fn collect_devices(&self, devices: Devices) -> Devices {
@@ -206,29 +144,23 @@ impl Module for Witnessed {
     }
 
     fn fork(self, device: &Device) -> Self {
-        self.with(self.scaled.clone().fork(device))
+        self.with(|scaled| scaled.fork(device))
     }
 
     fn to_device(self, device: &Device) -> Self {
-        self.with(self.scaled.clone().to_device(device))
+        self.with(|scaled| scaled.to_device(device))
     }
 
     fn train(self) -> Self {
-        self.with(self.scaled.clone().train())
+        self.with(Module::train)
     }
 
     fn valid(&self) -> Self {
-        self.with(self.scaled.valid())
+        self.clone().with(|scaled| scaled.valid())
     }
 
     fn materialize(self) -> Self {
-        self.with(self.scaled.clone().materialize())
-    }
-}
-
-impl fmt::Debug for Witnessed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.scaled.fmt(f)
+        self.with(Module::materialize)
     }
 }
 
@@ -245,58 +177,45 @@ fn burn_has_no_ddp_for_flex() {
         all_reduce_op: ReduceOperation::Mean,
     };
     let strategy = || ExecutionStrategy::ddp(vec![Device::flex(), Device::flex()], config);
-    let panic = catch_unwind(AssertUnwindSafe(strategy)).err().unwrap();
-    let message = panic.downcast_ref::<String>().unwrap();
-    assert!(
-        message.contains("not supported for device Flex"),
-        "{message}"
-    );
+    says(&panic_message(strategy), ["not supported for device Flex"]);
 }
 
 /// What decides in `ExecutionStrategy::ddp`: each worker has a learner of its own, forks it, and takes the reduced gradients.
 /// Here they are summed through channels.
 #[test]
 fn replicas_with_the_same_reduced_gradients_stay_the_same() {
-    let device = Device::flex().autodiff();
     let run = run();
     let amp = run.amp();
-    let learner = run.learner(&amp);
-    let halves = [&run.samples[..24], &run.samples[24..]];
-    let batches = halves.map(|half| loader(half.to_vec(), None).to_device(&device));
-
+    let learner = burns(&amp).unwrap();
     let (to_first, from_second) = mpsc::channel();
     let (to_second, from_first) = mpsc::channel();
     let ends = [(to_second, from_second), (to_first, from_first)];
-    let workers = batches
-        .into_iter()
-        .zip(ends)
-        .enumerate()
-        .map(|(rank, (batches, (to, from)))| {
-            let (mut learner, device) = (learner.clone(), device.clone());
-            std::thread::spawn(move || {
-                learner.fork(&device);
-                let mut history = Vec::new();
-                for _ in 0..3 {
-                    for batch in batches.iter() {
-                        let model = learner.model();
-                        let own = learner.train_step(batch.unwrap()).grads;
-                        to.send(copy(&own, &model)).unwrap();
-                        let other = from.recv().unwrap();
-                        let mut sum = GradientsAccumulator::new();
-                        // Both sum in the order of ranks, as an all-reduce would.
-                        let mut both = [own, other];
-                        both.rotate_left(rank);
-                        both.into_iter()
-                            .for_each(|grads| sum.accumulate(&model, grads));
-                        learner.lr_step();
-                        learner.optimizer_step(sum.grads());
-                        let model = learner.model();
-                        history.push((model.scaler().counters(), parameters(&model)));
-                    }
+    let halves = run.samples.chunks(24).map(batches);
+    let workers = halves.zip(ends).enumerate().map(|(rank, (batches, ends))| {
+        let mut learner = learner.clone();
+        let (to, from) = ends;
+        thread::spawn(move || {
+            learner.fork(&device());
+            let mut history = Vec::new();
+            for batch in (0..3).flat_map(|_| batches.clone()) {
+                let model = learner.model();
+                let own = learner.train_step(batch).grads;
+                to.send(copy(&own, &model)).unwrap();
+                let mut sum = GradientsAccumulator::new();
+                // Both sum in the order of ranks, as an all-reduce would.
+                let mut both = [own, from.recv().unwrap()];
+                both.rotate_left(rank);
+                for grads in both {
+                    sum.accumulate(&model, grads);
                 }
-                history
-            })
-        });
+                learner.lr_step();
+                learner.optimizer_step(sum.grads());
+                let model = learner.model();
+                history.push((model.scaler().counters(), parameters(&model)));
+            }
+            history
+        })
+    });
     let workers: Vec<_> = workers.collect();
     let histories: Vec<_> = workers.into_iter().map(|w| w.join().unwrap()).collect();
     assert_eq!(histories[0], histories[1]);

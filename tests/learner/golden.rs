@@ -2,18 +2,17 @@
 //!
 //! `cargo test --workspace --test learner -- --ignored write_golden` writes that of the present version.
 
-use burn::module::Module;
-use burn_amp::{AmpRecord, EmaConfig, Resume, ScaledOptimizer};
 use std::{fs, path::PathBuf};
 
-use crate::{
-    resume::shuffled_run,
-    support::{Net, Run, all_finite, quiet, stored_state, temp_dir, values},
-};
-use burn::{optim::AdamConfig, tensor::Device};
+use crate::support::*;
 
 fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("golden")
+}
+
+fn averaging(amp: &MixedPrecision) -> Made {
+    let optim = adam(amp).with_ema(EmaConfig::new()).unwrap();
+    amp.learner(net(), optim, lr())
 }
 
 #[test]
@@ -29,41 +28,27 @@ fn checkpoints_of_every_release_load() {
         let stored = stored.into_bytes().unwrap();
         assert_eq!(stored_state(&resume), stored, "{}", folder.display());
 
-        let device = Device::flex();
-        let file = folder.join("checkpoint/model-1.bpk");
-        let bare = Net::new(&device).try_load_file(file).unwrap();
+        let load = |file| {
+            let net = Net::new(&Device::flex());
+            net.try_load_file(folder.join(file)).unwrap()
+        };
+        let bare = load("checkpoint/model-1.bpk");
         assert!(all_finite(&bare));
 
         // The averages are those of the release, bit for bit.
         let mut ema = EmaConfig::new().init().unwrap();
         ema.load_record(resume.record().unwrap().clone()).unwrap();
-        let finalized = Net::new(&device)
-            .try_load_file(folder.join("finalized.bpk"))
-            .unwrap();
+        let finalized = load("finalized.bpk");
         assert!(values(&ema.module(&bare)) == values(&finalized));
         assert!(values(&bare) != values(&finalized));
 
         // And a run goes on from it.
-        let copy = temp_dir();
-        fs::create_dir(copy.path().join("checkpoint")).unwrap();
-        for file in ["model", "optim", "scheduler"] {
-            let file = format!("checkpoint/{file}-1.bpk");
-            fs::copy(folder.join(&file), copy.path().join(&file)).unwrap();
-        }
-        let run = Run {
-            epochs: 2,
-            resume: Some(1),
-            ..shuffled_run()
-        };
-        let amp = run.amp();
-        let optim = ScaledOptimizer::new(AdamConfig::new().init(), &amp);
-        let optim = optim.with_ema(EmaConfig::new()).unwrap();
-        let learner = run.learner_of(&amp, optim);
-        let training = amp.training(run.training(copy.path()));
-        let model = training.launch(learner).model;
-        let steps = counters.steps() + 6;
-        assert_eq!(model.scaler().counters().steps(), steps);
-        assert!(model.ema().unwrap().updates() > ema.updates());
+        let own = temp_dir();
+        copy(&folder, own.path());
+        let run = Run::shuffled().until(2).resumed(1);
+        let done = run.launch_in(&own, averaging);
+        assert_eq!(done.counters().steps(), counters.steps() + 6);
+        assert!(done.model.ema().unwrap().updates() > ema.updates());
     }
 }
 
@@ -71,23 +56,10 @@ fn checkpoints_of_every_release_load() {
 #[ignore = "writes files into the repository"]
 fn write_golden() {
     let golden = folder().join(env!("CARGO_PKG_VERSION"));
-    fs::create_dir_all(golden.join("checkpoint")).unwrap();
-    let run = Run {
-        epochs: 1,
-        ..shuffled_run()
-    };
-    let amp = run.amp();
-    let optim = ScaledOptimizer::new(AdamConfig::new().init(), &amp);
-    let optim = optim.with_ema(EmaConfig::new()).unwrap();
-    let learner = run.learner_of(&amp, optim);
-    let folder = temp_dir();
-    let model = quiet(run.training(folder.path())).launch(learner).model;
-    for file in ["model", "optim", "scheduler"] {
-        let file = format!("checkpoint/{file}-1.bpk");
-        fs::copy(folder.path().join(&file), golden.join(&file)).unwrap();
-    }
-    let record = model.scaler().to_record();
+    let done = Run::shuffled().until(1).launch_with(averaging);
+    copy(done.folder.path(), &golden);
+    let record = done.model.scaler().to_record();
     record.save(golden.join("scaler.bpk")).unwrap();
-    let finalized = model.finalize();
+    let finalized = done.model.finalize();
     finalized.save_file(golden.join("finalized.bpk")).unwrap();
 }

@@ -1,32 +1,22 @@
 //! Checkpoints that are written while the training goes on.
 
-use burn::{
-    module::Module,
-    optim::{AdamConfig, ModuleOptimizer},
-    tensor::Device,
-    train::TrainStep,
-};
-use burn_amp::{EmaConfig, ScaledOptimizer};
-
-use crate::support::{Run, loader, lr, samples};
+use crate::support::*;
 
 /// Burn writes checkpoints on a thread of its own. On CubeCL devices their values are read there, and a step in place would show
 /// in them.
 #[test]
 fn a_checkpoint_is_that_of_its_step() {
-    let run = Run::default();
-    let amp = run.amp();
+    let amp = Run::default().amp();
     let mut optim: ModuleOptimizer = AdamConfig::new().init();
     let ema = EmaConfig::new().with_momentum(0.5);
     let scaled = ScaledOptimizer::new(optim.clone(), &amp).with_ema(ema);
-    let mut model = run.learner_of(&amp, scaled.unwrap()).model();
-    let device = Device::default().autodiff();
-    let batches = loader(samples(8), None).to_device(&device);
+    let learner = amp.learner(net(), scaled.unwrap(), lr()).unwrap();
+    let mut model = learner.model();
+    let batch = batches(&samples(8)).remove(0);
     let step = |model: &_, optim: &mut ModuleOptimizer| {
-        let batch = batches.iter().next().unwrap().unwrap();
-        let grads = TrainStep::step(model, batch).grads;
+        let grads = TrainStep::step(model, batch.clone()).grads;
         // As Burn's Learner, which keeps the model meanwhile.
-        TrainStep::optimize(burn_amp::Scaled::clone(model), optim, lr().step(), grads)
+        TrainStep::optimize(Scaled::clone(model), optim, lr().step(), grads)
     };
     for _ in 0..2 {
         model = step(&model, &mut optim);

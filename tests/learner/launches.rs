@@ -2,12 +2,10 @@
 //!
 //! The observer hears of every launch of the process: one test at a time (`--test-threads 1`).
 
-use burn::{optim::AdamConfig, tensor::Device};
-use burn_amp::FusedAdam;
 use cubecl::logging::{LaunchObservation, LaunchObserver};
 use std::sync::{Arc, Mutex};
 
-use crate::support::{Net, Run, loader, lr, samples};
+use crate::support::*;
 
 #[derive(Default)]
 struct Launches(Mutex<Vec<&'static str>>);
@@ -21,23 +19,20 @@ impl LaunchObserver for Launches {
 /// Four parameters, one update.
 #[test]
 fn a_fused_step_is_one_update() {
-    let device = Device::default();
-    if device == Device::flex() {
+    if Device::default() == Device::flex() {
         return;
     }
-    let (amp, training) = (Run::default().amp(), device.clone().autodiff());
-    let optim = FusedAdam::new(AdamConfig::new()).unwrap();
-    let learner = amp.learner(Net::new(&training), optim, lr());
-    let mut learner = learner.unwrap();
-    learner.fork(&training);
-    for batch in loader(samples(24), None).to_device(&training).iter() {
-        let grads = learner.train_step(batch.unwrap()).grads;
-        device.sync().unwrap();
+    let amp = Run::default().amp();
+    let mut learner = amp.learner(net(), fused(), lr()).unwrap();
+    learner.fork(&device());
+    for batch in batches(&samples(24)) {
+        let grads = learner.train_step(batch).grads;
+        Device::default().sync().unwrap();
         learner.lr_step();
         let launches = Arc::new(Launches::default());
         let watching = LaunchObservation::new(launches.clone());
         learner.optimizer_step(grads);
-        device.sync().unwrap();
+        Device::default().sync().unwrap();
         drop(watching);
         let seen = launches.0.lock().unwrap();
         let updates = seen.iter().filter(|name| name.contains("update_many"));

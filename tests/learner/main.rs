@@ -1,15 +1,13 @@
 //! The real `SupervisedTraining` with loss scaling, on real files.
 
-mod accumulation;
 mod averages;
 mod book;
-mod clipping;
+mod by_hand;
 mod devices;
 mod ending;
 mod evaluator;
 mod fused;
 mod golden;
-mod guard;
 mod killed;
 mod later;
 #[cfg(feature = "cubecl")]

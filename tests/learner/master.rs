@@ -1,14 +1,6 @@
 //! Models whose parameters are bf16 themselves: without a loss scale, and with master weights.
 
-use burn::{
-    module::Module,
-    optim::AdamConfig,
-    tensor::{DType, Device, FloatDType},
-};
-use burn_amp::{GradScalerConfig, MasterWeights, MixedPrecision, to_half};
-
-use crate::support::{Batch, Net, Run, loader, lr, read_metric, samples, temp_dir, values};
-use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
+use crate::support::*;
 
 /// A net that computes in its parameters' precision, without `autocast`.
 #[derive(Module, Debug)]
@@ -16,67 +8,53 @@ pub struct Half {
     pub net: Net,
 }
 
-impl InferenceStep for Half {
-    type Input = Batch;
-    type Output = ClassificationOutput;
-
-    fn step(&self, batch: Batch) -> ClassificationOutput {
+impl Own for Half {
+    fn output(&self, batch: Batch) -> ClassificationOutput {
         let logits = self.net.forward(batch.features.clone().cast(DType::BF16));
         self.net.output(logits.cast(DType::F32), batch)
     }
 }
 
-impl TrainStep for Half {
-    type Input = Batch;
-    type Output = ClassificationOutput;
-
-    fn step(&self, batch: Batch) -> TrainOutput<ClassificationOutput> {
-        let output = InferenceStep::step(self, batch);
-        TrainOutput::new(self, output.loss.backward(), output)
-    }
+/// With parameters in bf16.
+pub fn half() -> Model<Half> {
+    let net = to_half(net(), FloatDType::BF16, &[]);
+    Model { own: Half { net } }
 }
 
-#[test]
-fn master_weights_train_bf16_parameters_in_a_learner() {
-    let run = Run::default();
+/// With master weights at a loss scale of 1.
+fn learner() -> (MixedPrecision, Learner<Scaled<Model<Half>>>) {
     let scaler = GradScalerConfig::new()
         .with_init_scale(1.0)
         .with_dynamic(false);
     let amp = MixedPrecision::bf16().with_scaler(scaler).unwrap();
-    let net = to_half(Net::new(&Device::flex().autodiff()), FloatDType::BF16, &[]);
     let optim = MasterWeights::new(AdamConfig::new().build());
-    let learner = amp.learner(Half { net: net.clone() }, optim, lr()).unwrap();
-    let folder = temp_dir();
-    let result = run.training(folder.path()).launch(learner);
-    assert!(result.error.is_none());
-    let counters = result.model.scaler().counters();
-    assert_eq!((counters.steps(), counters.skipped()), (24, 0));
-    assert_eq!(result.model.net.hidden.weight.val().dtype(), DType::BF16);
-    assert!(values(&result.model.net) != values(&net));
+    let learner = amp.learner(half(), optim, lr()).unwrap();
+    (amp, learner)
+}
 
-    let accuracy = read_metric(folder.path(), 4, "Accuracy");
-    let last = accuracy.last().unwrap().trim_end_matches(",final");
-    assert!(last.parse::<f64>().unwrap() > 95.0, "{accuracy:?}");
+#[test]
+fn master_weights_train_bf16_parameters_in_a_learner() {
+    let (amp, learner) = learner();
+    let before = values(&learner.model());
+    let done = Run::default().train(&temp_dir(), &amp, learner);
+    assert!(done.error.is_none());
+    assert_eq!(done.steps(), (24, 0));
+    let weight = &done.model.own.net.hidden.weight;
+    assert_eq!(weight.val().dtype(), DType::BF16);
+    assert!(values(&done.model) != before);
+    assert!(done.last(4, "Accuracy") > 95.0);
 }
 
 /// Burn sums the gradients of micro-batches as they are: in bf16, most digits of a sum are lost.
 #[test]
 fn gradients_of_bf16_parameters_are_summed_in_f32() {
-    let scaler = GradScalerConfig::new()
-        .with_init_scale(1.0)
-        .with_dynamic(false);
-    let amp = MixedPrecision::bf16().with_scaler(scaler).unwrap();
-    let device = Device::flex().autodiff();
-    let net = to_half(Net::new(&device), FloatDType::BF16, &[]);
-    let optim = MasterWeights::new(AdamConfig::new().build());
-    let model = amp.learner(Half { net }, optim, lr()).unwrap().model();
-    let batches = loader(samples(8), None).to_device(&device);
-    let batch = || batches.iter().next().unwrap().unwrap();
-    let id = model.net.hidden.weight.id;
-    let own = TrainStep::step(&*model, batch()).grads;
+    let model = learner().1.model();
+    let batch = batches(&samples(8)).remove(0);
+    let id = model.own.net.hidden.weight.id;
+    let own = TrainStep::step(&*model, batch.clone()).grads;
     let own = own.get::<2>(id).unwrap();
     assert_eq!(own.dtype(), DType::BF16);
-    let grads = TrainStep::step(&model, batch()).grads;
+    let grads = TrainStep::step(&model, batch).grads;
     assert_eq!(grads.len(), 4);
     let wide = grads.get::<2>(id).unwrap();
     assert_eq!(wide.dtype(), DType::F32);

@@ -1,51 +1,21 @@
 //! Checkpoints with and without this crate, whole and damaged.
 
-use burn::{
-    optim::{
-        AdamConfig, AdamWConfig, LionConfig, ModuleOptimizer, RmsPropConfig, SgdConfig,
-        momentum::MomentumConfig,
-    },
-    train::LearningResult,
-};
-use burn_amp::{
-    AmpError, AmpRecord, FusedAdam, MasterWeights, MixedPrecision, Resume, Scaled, ScaledOptimizer,
-    StepOutcome,
-};
-use burn_pack::{Reader, Tensor, Writer};
-use std::{
-    fs,
-    panic::{AssertUnwindSafe, catch_unwind},
-    path::Path,
-};
+use burn::optim::LionConfig;
+use burn_pack::{Reader, Writer};
+use std::{fs, path::Path};
 
-use crate::support::{
-    Net, Run, STATE_ID, pack, poison, scaler_state, stored_state, temp_dir, values,
-};
+use crate::support::*;
 
-fn run(epochs: usize, resume: Option<usize>) -> Run {
-    Run {
-        epochs,
-        resume,
-        ..Run::default()
-    }
-}
-
-fn scaled(run: &Run, optim: ModuleOptimizer, folder: &Path) -> Scaled<Net> {
-    let amp = run.amp();
-    let learner = run.learner_of(&amp, ScaledOptimizer::new(optim, &amp));
-    let result = amp.training(run.training(folder)).launch(learner);
-    assert!(result.error.is_none());
-    result.model
-}
-
-fn plain(run: &Run, optim: ModuleOptimizer, folder: &Path) -> Net {
-    let result: LearningResult<Net> = run.training(folder).launch(run.plain(optim));
+fn plain(run: &Run, optim: ModuleOptimizer, folder: &Folder) -> Net {
+    let learner = Learner::new(net(), optim, lr());
+    let result = run.training(folder.path()).launch(learner);
     assert!(result.error.is_none());
     result.model
 }
 
 fn optimizers() -> Vec<(&'static str, ModuleOptimizer)> {
     let momentum = MomentumConfig::new().with_momentum(0.9);
+    let momentum = SgdConfig::new().with_momentum(Some(momentum));
     let master = MasterWeights::new(AdamConfig::new().build());
     vec![
         ("Adam", AdamConfig::new().init()),
@@ -53,17 +23,15 @@ fn optimizers() -> Vec<(&'static str, ModuleOptimizer)> {
         ("Lion", LionConfig::new().init()),
         ("RMSProp", RmsPropConfig::new().init()),
         ("SGD", SgdConfig::new().init()),
-        (
-            "momentum",
-            SgdConfig::new().with_momentum(Some(momentum)).init(),
-        ),
+        ("momentum", momentum.init()),
         ("masters", master.into_inner()),
     ]
 }
 
 /// What an optimizer has counted or summed, of all parameters of the model.
-fn state(folder: &Path, epoch: usize) -> Vec<String> {
-    let pack = pack(&folder.join(format!("checkpoint/optim-{epoch}.bpk")));
+fn state(folder: &Folder, epoch: usize) -> Vec<String> {
+    let file = format!("checkpoint/optim-{epoch}.bpk");
+    let pack = pack(&folder.path().join(file));
     let names = pack.tensors.keys().chain(pack.scalars.keys());
     let field = |name: &String| {
         let (id, field) = name.split_once('.').unwrap();
@@ -79,23 +47,24 @@ fn state(folder: &Path, epoch: usize) -> Vec<String> {
 fn a_plain_learner_resumes_a_scaled_checkpoint() {
     for (name, optim) in optimizers() {
         println!("{name}");
-        let folder = temp_dir();
-        let first = scaled(&run(1, None), optim.clone(), folder.path());
-        let before = values(&first);
-        let second = plain(&run(2, Some(1)), optim.clone(), folder.path());
+        let scaled = |amp: &MixedPrecision| amp.learner(net(), optim.clone(), lr());
+        let first = Run::of(1).launch_with(scaled);
+        let forgetful = temp_dir();
+        copy(first.folder.path(), forgetful.path());
+        let before = values(&first.model);
+        let second = plain(&Run::of(2).resumed(1), optim.clone(), &first.folder);
         assert!(values(&second) != before);
-        assert_eq!(state(folder.path(), 1), state(folder.path(), 2));
+        assert_eq!(state(&first.folder, 1), state(&first.folder, 2));
 
         // The state was taken over: with a fresh one, the second epoch is another.
-        let forgetful = temp_dir();
-        copy(folder.path(), forgetful.path());
         let file = forgetful.path().join("checkpoint/optim-1.bpk");
         Writer::new(Vec::new()).write_to_file(file).unwrap();
-        let other = plain(&run(2, Some(1)), optim, forgetful.path());
+        let other = plain(&Run::of(2).resumed(1), optim, &forgetful);
         assert_eq!(values(&other) == values(&second), name == "SGD");
 
         // And back again: what comes from a plain run has no scaler, which starts fresh.
-        assert!(Resume::check(folder.path(), 2).unwrap().record().is_none());
+        let stored = Resume::check(first.folder.path(), 2).unwrap();
+        assert!(stored.record().is_none());
     }
 }
 
@@ -105,38 +74,31 @@ fn a_scaled_learner_resumes_a_plain_checkpoint() {
     for (name, optim) in optimizers() {
         println!("{name}");
         let folder = temp_dir();
-        plain(&run(1, None), optim.clone(), folder.path());
-        assert!(Resume::check(folder.path(), 1).unwrap().record().is_none());
-        let model = scaled(&run(2, Some(1)), optim, folder.path());
-        assert_eq!(model.scaler().counters().steps(), 6);
-        assert_eq!(state(folder.path(), 1), state(folder.path(), 2));
-        let stored = Resume::check(folder.path(), 2).unwrap();
-        assert_eq!(stored_state(&stored), scaler_state(model.scaler()));
+        plain(&Run::of(1), optim.clone(), &folder);
+        let record = |epoch| Resume::check(folder.path(), epoch).unwrap();
+        assert!(record(1).record().is_none());
+        let scaled = |amp: &MixedPrecision| amp.learner(net(), optim.clone(), lr());
+        let done = Run::of(2).resumed(1).launch_in(&folder, scaled);
+        assert_eq!(done.counters().steps(), 6);
+        assert_eq!(state(&folder, 1), state(&folder, 2));
+        let scaler = done.model.scaler();
+        assert_eq!(stored_state(&record(2)), scaler_state(scaler));
     }
 }
 
 /// The first forward pass of a resumed run has the scale of the checkpoint already.
 #[test]
 fn the_loss_scale_is_there_as_soon_as_the_checkpoint_is_read() {
-    let folder = temp_dir();
-    let model = run(2, None).launch(folder.path()).model;
-    let scale = model.scaler().loss_scale();
+    let done = Run::of(2).launch();
+    let scale = done.model.scaler().loss_scale();
     assert!(scale != 65536.0, "{scale}");
-    let second = run(2, Some(2));
+    let second = Run::of(2).resumed(2);
     let amp = second.amp();
-    let mut learner = second.learner(&amp);
+    let mut learner = burns(&amp).unwrap();
     assert_eq!(amp.loss_scale(), 65536.0);
-    let file = folder.path().join("checkpoint/optim-2.bpk");
-    learner.load_optim(burn::optim::OptimizerRecord::load(file).unwrap());
+    let file = done.folder.path().join("checkpoint/optim-2.bpk");
+    learner.load_optim(OptimizerRecord::load(file).unwrap());
     assert_eq!(amp.loss_scale(), scale);
-}
-
-fn copy(from: &Path, to: &Path) {
-    fs::create_dir(to.join("checkpoint")).unwrap();
-    for name in ["model", "optim", "scheduler"] {
-        let file = format!("checkpoint/{name}-1.bpk");
-        fs::copy(from.join(&file), to.join(&file)).unwrap();
-    }
 }
 
 /// Changes the bytes of the scaler's state.
@@ -150,8 +112,8 @@ fn rewrite_state(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
     let mut bytes = bytes.to_vec();
     change(&mut bytes);
     let shape = burn::tensor::Shape::from([bytes.len()]);
-    let bytes = burn::tensor::Bytes::from_bytes_vec(bytes);
-    tensors.push(Tensor::new(name, dtype, shape, id, bytes));
+    let bytes = Bytes::from_bytes_vec(bytes);
+    tensors.push(burn_pack::Tensor::new(name, dtype, shape, id, bytes));
     let mut writer = Writer::new(tensors);
     for (name, value) in scalars {
         writer = writer.with_scalar(&name, value);
@@ -161,8 +123,7 @@ fn rewrite_state(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
 
 #[test]
 fn a_damaged_state_is_an_error_that_names_the_file() {
-    let folder = temp_dir();
-    run(1, None).launch(folder.path());
+    let folder = Run::of(1).launch().folder;
     let file = folder.path().join("checkpoint/optim-1.bpk");
     assert!(Resume::check(folder.path(), 1).unwrap().record().is_some());
     let damages: [fn(&mut Vec<u8>); 3] = [
@@ -175,54 +136,45 @@ fn a_damaged_state_is_an_error_that_names_the_file() {
     ];
     for damage in damages {
         rewrite_state(&file, damage);
-        let error = Resume::check(folder.path(), 1).unwrap_err();
-        assert!(
-            matches!(&error, AmpError::DamagedRecord { origin, .. } if *origin == file.display().to_string()),
-            "{error}"
-        );
+        assert_damaged(&folder, &file);
     }
 
     // A Learner can only panic there, as Burn does on any checkpoint that it cannot read.
-    let second = run(2, None);
-    let resumed = || {
-        let amp = second.amp();
-        let learner = second.learner(&amp);
+    let second = Run::of(2);
+    let message = panic_message(|| {
+        let learner = burns(&second.amp()).unwrap();
         second.training(folder.path()).checkpoint(1).launch(learner)
-    };
-    let panic = catch_unwind(AssertUnwindSafe(resumed)).err().unwrap();
-    let message = panic.downcast_ref::<String>().unwrap();
-    assert!(message.contains("the loss scaler's state"), "{message}");
-    assert!(message.contains("Resume::check"), "{message}");
+    });
+    says(&message, ["the loss scaler's state", "Resume::check"]);
+}
+
+fn assert_damaged(folder: &Folder, file: &Path) {
+    let error = Resume::check(folder.path(), 1).unwrap_err();
+    let file = file.display().to_string();
+    let is_named = matches!(&error, AmpError::DamagedRecord { origin, .. } if *origin == file);
+    assert!(is_named, "{error}");
 }
 
 #[test]
 fn missing_and_truncated_files_are_errors_that_name_the_file() {
     for name in ["model", "optim", "scheduler"] {
-        let folder = temp_dir();
-        run(1, None).launch(folder.path());
+        let folder = Run::of(1).launch().folder;
         let file = folder.path().join(format!("checkpoint/{name}-1.bpk"));
-        let origin = file.display().to_string();
 
         let bytes = fs::read(&file).unwrap();
         // The scheduler's file is a head and little more.
-        let kept = if name == "scheduler" {
-            40
-        } else {
-            bytes.len() / 2
+        let kept = match name {
+            "scheduler" => 40,
+            _ => bytes.len() / 2,
         };
         fs::write(&file, &bytes[..kept]).unwrap();
-        let error = Resume::check(folder.path(), 1).unwrap_err();
-        assert!(
-            matches!(&error, AmpError::DamagedRecord { origin: o, .. } if *o == origin),
-            "{error}"
-        );
+        assert_damaged(&folder, &file);
 
         fs::remove_file(&file).unwrap();
         let error = Resume::check(folder.path(), 1).unwrap_err();
-        assert!(
-            matches!(&error, AmpError::RecordIo { origin: o, .. } if *o == origin),
-            "{error}"
-        );
+        let file = file.display().to_string();
+        let is_named = matches!(&error, AmpError::RecordIo { origin, .. } if *origin == file);
+        assert!(is_named, "{error}");
     }
 }
 
@@ -230,51 +182,42 @@ fn missing_and_truncated_files_are_errors_that_name_the_file() {
 #[test]
 fn the_monitor_shows_what_was_loaded() {
     let trained = |epochs| {
-        let run = run(epochs, None);
+        let run = Run::of(epochs);
         let amp = run.amp();
-        let mut optim = ScaledOptimizer::new(AdamConfig::new().init(), &amp);
+        let mut optim = adam(&amp);
         run.by_hand(&amp, &mut optim);
         (amp, optim)
     };
+    let shown = |amp: &MixedPrecision, optim: &ScaledOptimizer, steps: u64| {
+        let scaler = optim.scaler();
+        assert_eq!(amp.counters(), scaler.counters());
+        assert_eq!(amp.counters().steps(), steps);
+        assert_eq!(amp.loss_scale(), scaler.loss_scale());
+        (amp.last_outcome(), amp.last_status().is_some())
+    };
     let (_, mut stored) = trained(1);
     let plain = AmpRecord::from_bytes(AdamConfig::new().init().into_bytes().unwrap()).unwrap();
-    let (amp, mut optim) = trained(2);
-    let monitor = amp.clone();
-    let check = |optim: &ScaledOptimizer<ModuleOptimizer>, steps: u64| {
-        let scaler = optim.scaler();
-        assert_eq!(monitor.counters(), scaler.counters());
-        assert_eq!(monitor.counters().steps(), steps);
-        assert_eq!(monitor.loss_scale(), scaler.loss_scale());
-        (monitor.last_outcome(), monitor.last_status().is_some())
-    };
-    assert_eq!(check(&optim, 12), (Some(StepOutcome::Stepped), true));
-    optim.load_record(stored.to_record()).unwrap();
-    assert_eq!(check(&optim, 6), (None, false));
-
-    let (amp, mut optim) = trained(2);
-    let monitor = amp.clone();
-    optim.load_record(plain).unwrap();
-    assert_eq!(
-        (monitor.counters().steps(), monitor.last_outcome()),
-        (0, None)
-    );
-    assert_eq!(monitor.loss_scale(), optim.scaler().loss_scale());
+    for (record, steps) in [(stored.to_record(), 6), (plain, 0)] {
+        let (amp, mut optim) = trained(2);
+        let stepped = (Some(StepOutcome::Stepped), true);
+        assert_eq!(shown(&amp, &optim, 12), stepped);
+        optim.load_record(record).unwrap();
+        assert_eq!(shown(&amp, &optim, steps), (None, false));
+    }
 }
 
 /// Those of one that is dropped too, with steps that the device has decided. A record brings its own, in place of what its optimizer has
 /// counted.
 #[test]
 fn the_monitor_counts_the_steps_of_all_optimizers() {
-    let mut run = run(2, None);
-    poison(&mut run.samples, 11);
+    let run = Run::of(2).poisoned([11]);
     let counted = |last: &dyn Fn(&MixedPrecision)| {
         let amp = run.amp();
-        let optims = [(); 2].map(|()| {
-            let mut optim = ScaledOptimizer::new(AdamConfig::new().init(), &amp);
+        let [mut first, mut second] = [(); 2].map(|()| {
+            let mut optim = adam(&amp);
             run.by_hand(&amp, &mut optim);
             optim
         });
-        let [mut first, mut second] = optims;
         let both = [&first, &second].map(|optim| optim.scaler().counters());
         let counters = amp.counters();
         assert_eq!(
@@ -293,13 +236,11 @@ fn the_monitor_counts_the_steps_of_all_optimizers() {
         last(&amp);
         amp.counters()
     };
-    let adam = AdamConfig::new;
     let waited = counted(&|amp| {
-        run.by_hand(amp, &mut ScaledOptimizer::new(adam().init(), amp));
+        run.by_hand(amp, &mut adam(amp));
     });
     let pending = counted(&|amp| {
-        let fused = FusedAdam::new(adam()).unwrap();
-        run.by_hand(amp, &mut ScaledOptimizer::new(fused, amp));
+        run.by_hand(amp, &mut ScaledOptimizer::new(fused(), amp));
     });
     assert_eq!((waited.steps(), pending), (48, waited));
 }

@@ -1,53 +1,42 @@
 //! A learning rate that waits for steps that are taken.
 
-use burn::{
-    optim::AdamConfig,
-    tensor::Device,
-    train::{ExecutionStrategy, Learner, MultiDeviceOptim, metric::LearningRateMetric},
-};
-use burn_amp::{MixedPrecision, Scaled, ScaledLrScheduler};
-use std::path::Path;
+use crate::support::*;
 
-use crate::support::{Net, Run, lr, poison, read_metric, temp_dir};
-
-fn learner(amp: &MixedPrecision) -> Learner<Scaled<Net>> {
-    let model = Net::new(&Device::default().autodiff());
-    let optim = AdamConfig::new().init();
-    amp.learner(model, optim, ScaledLrScheduler::new(lr(), amp))
-        .unwrap()
+/// Six batches an epoch, of which these overflow.
+fn run(bad: &[usize], epochs: usize) -> Run {
+    Run::of(epochs).poisoned(bad.iter().map(|batch| batch * 8))
 }
 
-/// Six batches an epoch, of which these overflow, in two epochs or more.
-fn run(bad: &[usize], epochs: usize) -> Run {
-    let mut run = Run {
-        epochs,
-        ..Run::default()
-    };
-    for batch in bad {
-        poison(&mut run.samples, batch * 8);
-    }
-    run
+fn launch(run: &Run, folder: &Folder, learner: Made, amp: &MixedPrecision) -> Done {
+    let training = run.training(folder.path());
+    let training = amp.training(training.metric_train_numeric(LearningRateMetric::new()));
+    let done = Done::of(training.launch(learner.unwrap()), amp, folder);
+    assert!(done.error.is_none());
+    done
+}
+
+/// With Burn's Adam.
+fn launch_burns(run: &Run, folder: &Folder) -> Done {
+    let amp = run.amp();
+    let schedule = ScaledLrScheduler::new(lr(), &amp);
+    let learner = amp.learner(net(), AdamConfig::new().init(), schedule);
+    launch(run, folder, learner, &amp)
 }
 
 /// The learning rates of an epoch's items.
-pub fn rates(folder: &Path, epoch: usize) -> Vec<f64> {
-    let lines = read_metric(folder, epoch, "Learning Rate");
-    let lines = lines.iter().filter(|line| !line.ends_with("final"));
-    lines
-        .map(|line| line.split(',').next().unwrap().parse().unwrap())
-        .collect()
+fn rates(done: &Done, epoch: usize) -> Vec<f64> {
+    let entries = done.metric(epoch, "Learning Rate");
+    let items = entries.iter().filter(|line| !line.ends_with("final"));
+    done.numbers(epoch, "Learning Rate")[..items.count()].to_vec()
 }
 
-/// The first ones of the plain schedule: where a number comes again, its step was skipped.
-pub fn expected(indices: &[usize]) -> Vec<f64> {
+/// They are these ones of the plain schedule: where a number comes again, its step was skipped.
+fn assert_rates(found: &[f64], expected: &[usize]) {
     let mut lr = lr();
     let plain: Vec<f64> = (0..24).map(|_| lr.step().base()).collect();
-    indices.iter().map(|index| plain[*index]).collect()
-}
-
-pub fn assert_close(found: &[f64], expected: &[f64]) {
     assert_eq!(found.len(), expected.len(), "{found:?} {expected:?}");
     for (found, expected) in found.iter().zip(expected) {
+        let expected = plain[*expected];
         // As the metric prints them.
         assert!((found - expected).abs() < 1e-6, "{found} {expected}");
     }
@@ -55,64 +44,50 @@ pub fn assert_close(found: &[f64], expected: &[f64]) {
 
 #[test]
 fn it_does_not_advance_on_a_skip() {
-    let folder = temp_dir();
+    let done = launch_burns(&run(&[2, 5], 2), &temp_dir());
+    assert_eq!(done.counters().skipped(), 4);
+    assert_rates(&rates(&done, 1), &[0, 1, 2, 2, 3, 4]);
+    // The last step of the first epoch was skipped.
+    assert_rates(&rates(&done, 2), &[4, 5, 6, 6, 7, 8]);
+}
+
+/// Where nobody waits for the device, a step after the one that was skipped. After an epoch, at once: a validation waits.
+#[test]
+fn it_holds_a_step_later_with_a_fused_optimizer() {
+    if Device::default() != Device::flex() {
+        return; // when the host hears of a step there is up to the device
+    }
     let run = run(&[2, 5], 2);
     let amp = run.amp();
-    let training = run.training(folder.path());
-    let training = amp.training(training.metric_train_numeric(LearningRateMetric::new()));
-    let result = training.launch(learner(&amp));
-    assert_eq!(result.model.scaler().counters().skipped(), 4);
-    assert_close(&rates(folder.path(), 1), &expected(&[0, 1, 2, 2, 3, 4]));
-    // The last step of the first epoch was skipped.
-    assert_close(&rates(folder.path(), 2), &expected(&[4, 5, 6, 6, 7, 8]));
+    let learner = amp.learner(net(), fused(), ScaledLrScheduler::new(lr(), &amp));
+    let done = launch(&run, &temp_dir(), learner, &amp);
+    assert_eq!(done.counters().skipped(), 4);
+    assert_rates(&rates(&done, 1), &[0, 1, 2, 3, 3, 4]);
+    assert_rates(&rates(&done, 2), &[5, 6, 7, 8, 8, 9]);
 }
 
 /// After a checkpoint, too, whether the last step before it was skipped or not.
 #[test]
 fn a_resumed_run_goes_on_with_it() {
-    for bad in [5, 4] {
+    for (bad, last) in [(5, [5, 6, 7, 8, 9, 10]), (4, [5, 6, 7, 8, 9, 9])] {
         let folder = temp_dir();
-        for (epochs, resume) in [(1, None), (2, Some(1))] {
-            let run = Run {
-                resume,
-                ..run(&[bad], epochs)
-            };
-            let amp = run.amp();
-            let training = run.training(folder.path());
-            let training = amp.training(training.metric_train_numeric(LearningRateMetric::new()));
-            assert!(training.launch(learner(&amp)).error.is_none());
-        }
-        let last = if bad == 5 {
-            [5, 6, 7, 8, 9, 10]
-        } else {
-            [5, 6, 7, 8, 9, 9]
-        };
-        assert_close(&rates(folder.path(), 2), &expected(&last));
+        launch_burns(&run(&[bad], 1), &folder);
+        let done = launch_burns(&run(&[bad], 2).resumed(1), &folder);
+        assert_rates(&rates(&done, 2), &last);
     }
 }
 
 /// On several devices, of which the workers step in their own time.
 #[test]
 fn workers_go_together() {
-    for optim in [
-        MultiDeviceOptim::OptimMainDevice,
-        MultiDeviceOptim::OptimSharded,
-    ] {
-        let folder = temp_dir();
-        let run = run(&[1, 4], 2);
-        let amp = run.amp();
-        let devices = vec![Device::flex(), Device::flex()];
-        let training = run
-            .training(folder.path())
-            .with_training_strategy(ExecutionStrategy::multi(devices, optim).into())
-            .metric_train_numeric(LearningRateMetric::new());
-        let result = amp.training(training).launch(learner(&amp));
-        let counters = result.model.scaler().counters();
-        let mut found = rates(folder.path(), 2);
+    for optim in WAYS {
+        let run = run(&[1, 4], 2).with_workers(optim);
+        let done = launch_burns(&run, &temp_dir());
+        let mut found = rates(&done, 2);
         found.sort_by(f64::total_cmp);
+        assert!(done.counters().skipped() > 0);
         // The lowest is that of the last step, as many as were taken before.
-        let last = expected(&[counters.stepped() as usize - 1]);
-        assert!(counters.skipped() > 0);
-        assert_close(&found[..1], &last);
+        let taken = done.counters().stepped() as usize;
+        assert_rates(&found[..1], &[taken - 1]);
     }
 }

@@ -1,7 +1,6 @@
 //! What goes wrong, on either side: nothing is lost in silence, and the module is given back.
 
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::says;
+use burn_amp_tests::{prelude::*, says};
 use std::{
     sync::{
         Arc, Mutex,
@@ -9,57 +8,51 @@ use std::{
         mpsc::{Receiver, Sender, channel},
     },
     thread,
+    time::Duration,
 };
 
-use crate::support::{Net, gradients, parameters};
+use crate::support::{Net, Trial, parameters};
 
-fn amp() -> MixedPrecision {
+/// With any optimizer. Two skips in a row are allowed.
+fn trial<O: ModuleOptim + Send + 'static>(optim: O) -> Trial<O> {
     let config = GradScalerConfig::new()
         .with_init_scale(1024.0)
         .with_max_consecutive_skips(Some(2));
-    MixedPrecision::f16().with_scaler(config).unwrap()
+    let amp = MixedPrecision::f16().with_scaler(config).unwrap();
+    Trial::new(amp, |amp| ScaledOptimizer::new(optim, amp))
 }
 
-fn pipelined<O: ModuleOptim + Send + 'static>(
-    optim: O,
-    amp: &MixedPrecision,
-) -> PipelinedOptimizer<O> {
-    PipelinedOptimizer::new(ScaledOptimizer::new(optim, amp), Device::flex()).unwrap()
+fn sgd() -> Trial {
+    trial(SgdConfig::new().init())
 }
 
 /// Steps when it is let, and counts that; panics at a chosen step.
 struct Gated {
     inner: ModuleOptimizer,
-    gate: Option<Mutex<Receiver<()>>>,
+    gate: Mutex<Receiver<()>>,
     steps: Arc<AtomicUsize>,
     panics_at: usize,
 }
 
 impl Gated {
-    fn new(panics_at: usize) -> (Self, Arc<AtomicUsize>) {
+    /// With its count, and what lets it step.
+    fn new(panics_at: usize) -> (Self, Arc<AtomicUsize>, Sender<()>) {
         let steps = Arc::new(AtomicUsize::new(0));
+        let (open, gate) = channel();
         let gated = Self {
             inner: SgdConfig::new().init(),
-            gate: None,
+            gate: Mutex::new(gate),
             steps: steps.clone(),
             panics_at,
         };
-        (gated, steps)
-    }
-
-    fn behind_a_gate(mut self) -> (Self, Sender<()>) {
-        let (open, gate) = channel();
-        self.gate = Some(Mutex::new(gate));
-        (self, open)
+        (gated, steps, open)
     }
 }
 
 impl ModuleOptim for Gated {
     fn step<M: Module>(&mut self, lr: ModuleLearningRate, module: M, grads: GradientsParams) -> M {
-        if let Some(gate) = &self.gate {
-            // Whoever has dropped the other end lets all through.
-            let _ = gate.lock().unwrap().recv();
-        }
+        // Whoever has dropped the other end lets all through.
+        let _ = self.gate.lock().unwrap().recv();
         if self.steps.load(Ordering::SeqCst) == self.panics_at {
             panic!("the disk of the optimizer's state is full");
         }
@@ -70,130 +63,105 @@ impl ModuleOptim for Gated {
 
 #[test]
 fn a_killed_optimizer_thread_is_an_error_of_every_later_call() {
-    let amp = amp();
-    let (gated, steps) = Gated::new(3);
-    let mut optim = pipelined(gated, &amp);
-    let mut net = Net::new(&amp);
+    let (gated, steps, open) = Gated::new(3);
+    drop(open);
+    let mut trial = trial(gated);
     let mut failed = None;
     for step in 0..6 {
-        let grads = gradients(&amp, &net, step, false);
-        match optim.try_step(1e-2, net, grads) {
-            Ok(stepped) => net = stepped,
-            Err(error) => {
-                assert!(
-                    matches!(&error.error, AmpError::OptimizerThread { reason } if reason.contains("disk")),
-                    "{error}"
-                );
-                failed.get_or_insert(step);
-                net = *error.module;
-            }
+        if let Err(error) = trial.try_step(trial.gradients(step)) {
+            assert!(
+                matches!(&error, AmpError::OptimizerThread { reason } if reason.contains("disk")),
+                "{error}"
+            );
+            failed.get_or_insert(step);
         }
     }
     // Step 3 has panicked, and step 4 has waited for it.
     assert_eq!(failed, Some(4));
     assert_eq!(steps.load(Ordering::SeqCst), 3);
+    let Trial { mut optim, net, .. } = trial;
     let before = parameters(&net);
     let error = optim.synchronize(net).unwrap_err();
-    assert!(error.to_string().contains("disk"), "{error}");
-    let net = error.module;
-    assert!(parameters(&*net) == before);
-    let error = optim.to_record().into_bytes().unwrap_err();
-    assert!(error.to_string().contains("disk"), "{error}");
-    let error = optim.queue(|_| Ok(())).unwrap_err();
-    assert!(error.to_string().contains("disk"), "{error}");
+    says(&error, ["disk"]);
+    let net = *error.module;
+    assert!(parameters(&net) == before);
+    says(&optim.to_record().into_bytes().unwrap_err(), ["disk"]);
+    says(&optim.queue(|_| Ok(())).unwrap_err(), ["disk"]);
     // What is known is known still.
     assert_eq!(optim.scaler(true).counters().steps(), 3);
-    let error = optim.into_inner(*net).unwrap_err();
-    assert!(error.to_string().contains("disk"), "{error}");
+    let error = optim.into_inner(net).map(drop).unwrap_err();
+    says(&error, ["disk"]);
 }
 
 /// A step waits for the update before: not for its own.
 #[test]
 fn at_most_one_update_is_in_flight() {
-    let amp = amp();
-    let (gated, steps) = Gated::new(usize::MAX);
-    let (gated, open) = gated.behind_a_gate();
-    let mut optim = pipelined(gated, &amp);
-    let net = Net::new(&amp);
-    let grads = gradients(&amp, &net, 0, false);
+    let (gated, steps, open) = Gated::new(usize::MAX);
+    let mut trial = trial(gated);
     // The gate is closed, and yet it returns.
-    let net = optim.step(1e-2, net, grads);
+    trial.step(0, false);
     assert_eq!(steps.load(Ordering::SeqCst), 0);
 
     let (sender, done) = channel();
     let training = thread::spawn(move || {
-        let grads = gradients(&amp, &net, 1, false);
-        let net = optim.step(1e-2, net, grads);
+        trial.step(1, false);
         sender.send(()).unwrap();
-        (optim, net)
+        trial
     });
     // It cannot be done: the first update is at the gate.
-    assert!(
-        done.recv_timeout(std::time::Duration::from_millis(200))
-            .is_err()
-    );
+    assert!(done.recv_timeout(Duration::from_millis(200)).is_err());
     open.send(()).unwrap();
     done.recv().unwrap();
     assert_eq!(steps.load(Ordering::SeqCst), 1);
-    let (mut optim, net) = training.join().unwrap();
+    let mut trial = training.join().unwrap();
     open.send(()).unwrap();
-    optim.synchronize(net).unwrap();
+    trial.synchronize();
     assert_eq!(steps.load(Ordering::SeqCst), 2);
 }
 
 /// Micro-batches wait in a queue for the optimizer's side, and the caller where it is full.
 #[test]
 fn a_full_queue_makes_the_training_wait() {
-    let amp = amp();
-    let (gated, _) = Gated::new(usize::MAX);
-    let optim = ScaledOptimizer::new(gated, &amp)
-        .with_accumulation(100)
-        .unwrap();
-    let mut optim = PipelinedOptimizer::new(optim, Device::flex()).unwrap();
+    let mut trial = Trial::new(sgd().amp, |amp| {
+        let optim = ScaledOptimizer::new(SgdConfig::new().init(), amp);
+        optim.with_accumulation(100).unwrap()
+    });
     let (open, gate) = channel::<()>();
     // The thread is busy with this.
-    optim
-        .queue(move |_| {
-            let _ = gate.recv();
-            Ok(())
-        })
-        .unwrap();
+    let busy = move |_: &mut GradScaler| {
+        let _ = gate.recv();
+        Ok(())
+    };
+    trial.optim.queue(busy).unwrap();
     let sent = Arc::new(AtomicUsize::new(0));
     let count = sent.clone();
     let training = thread::spawn(move || {
-        let mut net = Net::new(&amp);
         for step in 0..10 {
-            let grads = gradients(&amp, &net, step, false);
-            net = optim.step(1e-2, net, grads);
+            trial.step(step, false);
             count.fetch_add(1, Ordering::SeqCst);
         }
-        optim.flush(1e-2, net);
-        optim.scaler(true)
+        trial.optim.flush(1e-2, trial.net.clone());
+        trial.counters()
     });
-    thread::sleep(std::time::Duration::from_millis(300));
+    thread::sleep(Duration::from_millis(300));
     assert!(sent.load(Ordering::SeqCst) <= 1, "the queue has no end");
     drop(open);
-    let scaler = training.join().unwrap();
-    assert_eq!(scaler.counters().steps(), 1);
+    assert_eq!(training.join().unwrap().steps(), 1);
     assert_eq!(sent.load(Ordering::SeqCst), 10);
 }
 
 #[test]
 fn a_drop_finishes_what_is_on_its_way_and_says_so() {
     for synchronized in [false, true] {
-        let amp = amp();
-        let (gated, steps) = Gated::new(usize::MAX);
-        let (gated, open) = gated.behind_a_gate();
-        let mut optim = pipelined(gated, &amp);
-        let net = Net::new(&amp);
-        let grads = gradients(&amp, &net, 0, false);
-        let net = optim.step(1e-2, net, grads);
+        let (gated, steps, open) = Gated::new(usize::MAX);
+        let mut trial = trial(gated);
+        trial.step(0, false);
         let lines = burn_amp_tests::captured(log::Level::Warn, || {
             open.send(()).unwrap();
             if synchronized {
-                optim.synchronize(net).unwrap();
+                trial.synchronize();
             }
-            drop(optim);
+            drop(trial);
         });
         assert_eq!(steps.load(Ordering::SeqCst), 1);
         let warned = lines.iter().any(|line| line.contains("synchronize"));
@@ -204,53 +172,40 @@ fn a_drop_finishes_what_is_on_its_way_and_says_so() {
 /// The error of an update comes with the next call, whose gradients are refused; the run may go on.
 #[test]
 fn an_exhausted_scale_is_an_error_of_the_next_step() {
-    let amp = amp();
-    let mut optim = pipelined(SgdConfig::new().init(), &amp);
-    let mut net = Net::new(&amp);
+    let mut trial = sgd();
     for step in 0..3 {
-        let grads = gradients(&amp, &net, step, true);
-        net = optim.step(1e-2, net, grads);
+        trial.step(step, true);
     }
-    let before = parameters(&net);
-    let grads = gradients(&amp, &net, 3, false);
-    let error = optim.try_step(1e-2, net, grads).unwrap_err();
-    assert!(
-        matches!(error.error, AmpError::LossScaleExhausted { skips: 3, .. }),
-        "{error}"
-    );
-    net = *error.module;
-    assert!(parameters(&net) == before);
-    let grads = gradients(&amp, &net, 3, false);
-    net = optim.step(1e-2, net, grads);
-    net = optim.synchronize(net).unwrap();
-    assert!(parameters(&net) != before);
-    let counters = optim.scaler(false).counters();
+    let before = parameters(&trial.net);
+    let error = trial.try_step(trial.gradients(3)).unwrap_err();
+    let is_exhausted = matches!(error, AmpError::LossScaleExhausted { skips: 3, .. });
+    assert!(is_exhausted, "{error}");
+    assert!(parameters(&trial.net) == before);
+    trial.step(3, false);
+    trial.synchronize();
+    assert!(parameters(&trial.net) != before);
+    let counters = trial.optim.scaler(false).counters();
     assert_eq!((counters.steps(), counters.skipped()), (4, 3));
 }
 
 /// What can be refused without the other thread is refused at once, and nothing is sent.
 #[test]
 fn bad_gradients_and_rates_are_refused_at_once() {
-    let amp = amp();
-    let mut optim = pipelined(SgdConfig::new().init(), &amp);
-    let net = Net::new(&amp);
-    let mut grads = gradients(&amp, &net, 0, false);
+    let mut trial = sgd();
+    let mut grads = trial.gradients(0);
     let wrong = Tensor::<2>::ones([1, 1], &Device::flex());
-    grads.register(net.head.weight.id, wrong);
-    let error = optim.try_step(1e-2, net, grads).unwrap_err();
+    grads.register(trial.net.head.weight.id, wrong);
+    let error = trial.try_step(grads).unwrap_err();
     assert!(
-        matches!(&error.error, AmpError::GradientShape { parameter, .. } if parameter == "head.weight"),
+        matches!(&error, AmpError::GradientShape { parameter, .. } if parameter == "head.weight"),
         "{error}"
     );
-    let net = *error.module;
-    let grads = gradients(&amp, &net, 0, false);
-    let error = optim.try_step(f64::NAN, net, grads).unwrap_err();
-    assert!(
-        matches!(error.error, AmpError::InvalidValue { field: "lr", .. }),
-        "{error}"
-    );
-    optim.synchronize(*error.module).unwrap();
-    assert_eq!(optim.scaler(true).counters().steps(), 0);
+    trial.lr = f64::NAN;
+    let error = trial.try_step(trial.gradients(0)).unwrap_err();
+    let is_the_rate = matches!(error, AmpError::InvalidValue { field: "lr", .. });
+    assert!(is_the_rate, "{error}");
+    trial.synchronize();
+    assert_eq!(trial.counters().steps(), 0);
 }
 
 /// Adds to every parameter, as weight clipping and the like do.
@@ -265,43 +220,39 @@ impl ModuleMapper for Add {
 
 #[test]
 fn another_module_is_refused_until_it_is_reloaded() {
-    let amp = amp();
-    let mut optim = pipelined(SgdConfig::new().init(), &amp);
-    let mut net = Net::new(&amp);
+    let mut trial = sgd();
     for step in 0..3 {
-        let grads = gradients(&amp, &net, step, false);
-        net = optim.step(1e-2, net, grads);
+        trial.step(step, false);
     }
     // Another network, of the same shapes.
-    let other = Net::new(&amp);
-    let grads = gradients(&amp, &other, 0, false);
-    let error = optim.try_step(1e-2, other, grads).unwrap_err();
+    let own = std::mem::replace(&mut trial.net, Net::new(&trial.amp));
+    let error = trial.try_step(trial.gradients(0)).unwrap_err();
     says(&error, ["`hidden.weight` was not there"]);
 
     // The same network, edited. The fourth step looks.
-    net = optim.synchronize(net).unwrap().map(&mut Add(0.5));
+    trial.net = own;
+    trial.synchronize();
     let mut refused = None;
+    let mut edited = trial.net.map(&mut Add(0.5));
     for step in 3..6 {
-        let grads = gradients(&amp, &net, step, false);
-        match optim.try_step(1e-2, net.clone(), grads) {
-            Ok(stepped) => net = stepped.map(&mut Add(0.5)),
+        trial.net = edited.clone();
+        match trial.try_step(trial.gradients(step)) {
+            Ok(()) => edited = trial.net.clone().map(&mut Add(0.5)),
             Err(error) => {
-                assert!(
-                    matches!(&error.error, AmpError::OtherModule { .. }),
-                    "{error}"
-                );
+                let is_other = matches!(error, AmpError::OtherModule { .. });
+                assert!(is_other, "{error}");
                 refused.get_or_insert(step);
             }
         }
     }
     assert_eq!(refused, Some(4));
 
-    optim.reload(&net).unwrap();
-    let before = parameters(&net);
-    let zero = |net: &Net| gradients(&amp, net, 6, false);
-    let grads = zero(&net);
-    net = optim.step(0.0, net, grads);
-    net = optim.synchronize(net).unwrap();
+    trial.net = edited;
+    trial.optim.reload(&trial.net).unwrap();
+    let before = parameters(&trial.net);
+    trial.lr = 0.0;
+    trial.step(6, false);
+    trial.synchronize();
     // The masters are those of the edited network.
-    assert!(parameters(&net) == before);
+    assert!(parameters(&trial.net) == before);
 }

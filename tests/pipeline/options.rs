@@ -1,44 +1,35 @@
 //! What a `ScaledOptimizer` adds to a step, on the optimizer's thread.
 
 use burn::lr_scheduler::exponential::ExponentialLrSchedulerConfig;
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::says;
+use burn_amp_tests::{prelude::*, says};
 
-use crate::support::{Net, both, gradients, parameters};
+use crate::support::{Trial, adam, both, growing, parameters, sgd};
 
 fn amp() -> MixedPrecision {
-    MixedPrecision::f16()
-        .with_scaler(
-            GradScalerConfig::new()
-                .with_init_scale(1024.0)
-                .with_growth_interval(5),
-        )
-        .unwrap()
+    MixedPrecision::f16().with_scaler(growing(5)).unwrap()
 }
 
 /// Steps with windows of so many micro-batches beside one thread that does the same. All micro-batches of a window see the same
 /// parameters, and the same loss scale.
-fn compare(window: u64, optim: impl Fn(&MixedPrecision) -> ScaledOptimizer<ModuleOptimizer>) {
-    let ((amp, mut optim, mut net), (amp_here, mut simulation, mut expected)) = both(amp, optim);
+fn compare(window: u64, optim: impl Fn(&MixedPrecision) -> ScaledOptimizer) {
+    let (mut trial, mut simulation) = both(amp, optim);
     for step in 0..202 {
         let overflow = step % 31 == 7;
-        let before = (parameters(&net), amp.loss_scale());
-        let grads = gradients(&amp, &net, step, overflow);
-        net = optim.step(1e-2, net, grads);
-        let grads = gradients(&amp_here, &expected, step, overflow);
+        let before = trial.state();
+        trial.step(step, overflow);
         if (step as u64 + 1).is_multiple_of(window) {
-            expected = simulation.step(1e-2, expected, grads);
+            simulation.step(1e-2, step, overflow);
         } else {
-            simulation.micro_batch(1e-2, grads);
-            assert!((parameters(&net), amp.loss_scale()) == before, "{step}");
+            simulation.micro_batch(1e-2, step, overflow);
+            assert!(trial.state() == before, "{step}");
         }
-        assert!(parameters(&net) == parameters(&expected), "{step}");
-        assert_eq!(amp.loss_scale(), amp_here.loss_scale(), "{step}");
+        assert!(trial.state() == simulation.state(), "{step}");
     }
     // Of windows of four, two micro-batches are left.
-    net = optim.flush(1e-2, net);
-    net = optim.synchronize(net).unwrap();
-    simulation.synchronize(expected);
+    let Trial { mut optim, net, .. } = trial;
+    let net = optim.flush(1e-2, net);
+    let net = optim.synchronize(net).unwrap();
+    simulation.synchronize();
     let expected = simulation.flush(1e-2).clone();
     assert!(parameters(&net) == parameters(&expected));
     // There is nothing to flush again.
@@ -46,52 +37,46 @@ fn compare(window: u64, optim: impl Fn(&MixedPrecision) -> ScaledOptimizer<Modul
     assert!(parameters(&again) == parameters(&net));
     let (net, optim) = optim.into_inner(net).unwrap();
     let counters = optim.scaler().counters();
-    assert_eq!(counters, simulation.optim().scaler().counters());
+    assert_eq!(counters, simulation.optim.scaler().counters());
     assert_eq!(counters.steps(), 202u64.div_ceil(window));
     assert!(counters.skipped() > 3);
     let averaged = optim.finalize(net);
-    let expected = simulation.optim().finalize(expected);
+    let expected = simulation.optim.finalize(expected);
     assert!(parameters(&averaged) == parameters(&expected));
+}
+
+fn guarded(amp: &MixedPrecision) -> ScaledOptimizer {
+    sgd(amp).with_guard(Guard::skip_step()).unwrap()
 }
 
 #[test]
 fn clipping_guards_and_averages() {
     compare(1, |amp| {
-        ScaledOptimizer::new(AdamConfig::new().init(), amp)
-            .with_clipping(GradientClip::GlobalNorm(0.5))
-            .unwrap()
-            .with_ema(EmaConfig::new())
-            .unwrap()
+        let clip = GradientClip::GlobalNorm(0.5);
+        let clipped = adam(amp).with_clipping(clip).unwrap();
+        clipped.with_ema(EmaConfig::new()).unwrap()
     });
-    compare(1, |amp| {
-        ScaledOptimizer::new(SgdConfig::new().init(), amp)
-            .with_guard(Guard::skip_step())
-            .unwrap()
-    });
+    compare(1, guarded);
 }
 
 /// A loss that a guard is told belongs to the gradients it comes with.
 #[test]
 fn a_guard_hears_of_the_loss_of_its_own_step() {
-    let guarded = |amp: &MixedPrecision| {
-        let optim = ScaledOptimizer::new(SgdConfig::new().init(), amp);
-        optim.with_guard(Guard::skip_step()).unwrap()
-    };
-    let ((amp, mut optim, mut net), _) = both(amp, guarded);
+    let mut trial = Trial::new(amp(), guarded);
+    trial.lr = 1e-3;
     let mut held = Vec::new();
     for step in 0..200 {
         let loss = match step {
             150 => 1e6,
             _ => 1.0 + (step % 3) as f64 / 100.0,
         };
-        optim.set_loss(loss);
-        let grads = gradients(&amp, &net, step, false);
-        net = optim.step(1e-3, net, grads);
-        if optim.scaler(true).last_outcome() == Some(StepOutcome::Guarded) {
+        trial.optim.set_loss(loss);
+        trial.step(step, false);
+        if trial.optim.scaler(true).last_outcome() == Some(StepOutcome::Guarded) {
             held.push(step);
         }
     }
-    optim.synchronize(net).unwrap();
+    trial.synchronize();
     assert_eq!(held, [150]);
 }
 
@@ -106,19 +91,11 @@ fn micro_batches_are_added_while_the_next_is_computed() {
 #[test]
 fn a_window_of_unknown_length_is_refused() {
     let config = AccumulationConfig::new(4).with_skip_micro_batch(true);
-    let optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp());
-    let optim = optim.with_accumulation(config).unwrap();
+    let optim = sgd(&amp()).with_accumulation(config).unwrap();
     let error = PipelinedOptimizer::new(optim, Device::flex()).unwrap_err();
-    assert!(
-        matches!(
-            error,
-            AmpError::InvalidValue {
-                field: "skip_micro_batch",
-                ..
-            }
-        ),
-        "{error}"
-    );
+    let refused = "skip_micro_batch";
+    let is_named = matches!(error, AmpError::InvalidValue { field, .. } if field == refused);
+    assert!(is_named, "{error}");
 }
 
 /// Masters are f32 whatever the training device computes in, and however small the updates are.
@@ -127,44 +104,41 @@ fn half_precision_parameters() {
     for dtype in [FloatDType::F16, FloatDType::BF16] {
         let device = Device::flex().autodiff();
         let start = to_half(LinearConfig::new(4, 3).init(&device), dtype, &[]);
-        let scaler = || {
-            let config = GradScalerConfig::new().with_init_scale(256.0);
-            config.with_growth_interval(3).init().unwrap()
+        let scaled = || {
+            let scaler = growing(3).with_init_scale(256.0).init().unwrap();
+            ScaledOptimizer::new(SgdConfig::new().init(), scaler)
         };
-        let inner = || SgdConfig::new().init();
-        let optim = ScaledOptimizer::new(inner(), scaler());
-        let mut optim = PipelinedOptimizer::new(optim, Device::flex()).unwrap();
+        let mut optim = PipelinedOptimizer::new(scaled(), Device::flex()).unwrap();
         // The masters, one thread.
-        let mut plain = ScaledOptimizer::new(inner(), scaler());
-        let mut masters = burn_amp::to_full(start.clone());
-        let mut shown = vec![start.clone(), start.clone()];
-        let mut scales = vec![256.0, 256.0];
+        let mut plain = scaled();
+        let mut masters = to_full(start.clone());
+        // What each step computes with, and its loss scale.
+        let mut shown = vec![(start.clone(), 256.0); 2];
         let mut model = start;
         for step in 0..60 {
             let input = Tensor::<2>::random([2, 4], Distribution::Default, &device).cast(dtype);
-            let loss = |model: &burn::nn::Linear| {
+            let loss = |model: &Linear| {
                 let output = model.forward(input.clone()).cast(FloatDType::F32);
                 output.square().mean() * (if step % 20 == 9 { 1e36 } else { 1.0 })
             };
             let grads = optim.backward(loss(&model), &model);
-            assert_eq!(grads.loss_scale(), scales[step], "{step}");
+            let (here, scale) = shown[step].clone();
+            assert_eq!(grads.loss_scale(), scale, "{step}");
             model = optim.step(1e-5, model, grads);
             assert_eq!(model.weight.val().dtype(), DType::from(dtype));
 
-            let here = shown[step].clone();
-            let mut sim = burn_amp::GradScalerConfig::new()
-                .with_init_scale(scales[step].into())
-                .init()
-                .unwrap();
-            let grads = sim.backward(loss(&here), &here);
+            let config = GradScalerConfig::new().with_init_scale(scale.into());
+            let grads = config.init().unwrap().backward(loss(&here), &here);
             masters = plain.step(1e-5, masters, grads);
-            let _ = sim.update().unwrap();
-            shown.push(to_half(masters.clone(), dtype, &[]));
-            scales.push(plain.scaler().loss_scale());
-            assert!(parameters(&model) == parameters(&shown[step + 1]), "{step}");
+            let next = to_half(masters.clone(), dtype, &[]);
+            shown.push((next, plain.scaler().loss_scale()));
+            assert!(
+                parameters(&model) == parameters(&shown[step + 1].0),
+                "{step}"
+            );
         }
         model = optim.synchronize(model).unwrap();
-        assert!(parameters(&model) == parameters(&shown[61]));
+        assert!(parameters(&model) == parameters(&shown[61].0));
         assert!(plain.scaler().counters().skipped() > 1);
     }
 }
@@ -181,7 +155,7 @@ fn any_optimizer() {
     let mut stale = start;
     for _ in 0..20 {
         let input = Tensor::<2>::random([2, 4], Distribution::Default, &device);
-        let grads = |model: &burn::nn::Linear| {
+        let grads = |model: &Linear| {
             let output = amp.autocast(input.clone(), |x| model.forward(x));
             GradientsParams::from_grads(output.square().mean().backward(), model)
         };
@@ -201,35 +175,30 @@ fn any_optimizer() {
 /// The rate that is given with gradients is used for them, though the update is made later.
 #[test]
 fn a_learning_rate_belongs_to_its_gradients() {
-    let sgd = |amp: &MixedPrecision| ScaledOptimizer::new(SgdConfig::new().init(), amp);
-    let ((amp, mut optim, mut net), _) = both(amp, sgd);
+    let mut trial = Trial::new(amp(), sgd);
     for step in 0..10 {
-        let before = parameters(&net);
-        let lr = if step == 4 { 1e-2 } else { 0.0 };
-        let grads = gradients(&amp, &net, step, false);
-        net = optim.step(lr, net, grads);
+        let before = parameters(&trial.net);
+        trial.lr = if step == 4 { 1e-2 } else { 0.0 };
+        trial.step(step, false);
         // The update of step 4 is received with step 5.
-        assert_eq!(parameters(&net) != before, step == 5, "{step}");
+        assert_eq!(parameters(&trial.net) != before, step == 5, "{step}");
     }
-    optim.synchronize(net).unwrap();
+    trial.synchronize();
 }
 
 /// A schedule that follows the steps holds after a skip, a call later than it would without the pipeline.
 #[test]
 fn a_learning_rate_schedule_holds_after_a_skip() {
-    let amp = amp();
-    let optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp);
-    let mut optim = PipelinedOptimizer::new(optim, Device::flex()).unwrap();
-    let mut net = Net::new(&amp);
+    let mut trial = Trial::new(amp(), sgd);
     let schedule = ExponentialLrSchedulerConfig::new(1e-2, 0.5).init().unwrap();
-    let mut schedule = ScaledLrScheduler::new(schedule, &amp);
+    let mut schedule = ScaledLrScheduler::new(schedule, &trial.amp);
     let mut rates = Vec::new();
     for step in 0..6 {
-        rates.push(schedule.step().base());
-        let grads = gradients(&amp, &net, step, step == 2);
-        net = optim.step(*rates.last().unwrap(), net, grads);
+        trial.lr = schedule.step().base();
+        rates.push(trial.lr);
+        trial.step(step, step == 2);
     }
-    optim.synchronize(net).unwrap();
+    trial.synchronize();
     let halvings: Vec<_> = rates.windows(2).map(|pair| pair[1] / pair[0]).collect();
     // Step 2 is skipped; step 3 learns of it, and step 4 has the rate of step 3.
     assert_eq!(halvings, [0.5, 0.5, 0.5, 1.0, 0.5]);
@@ -238,20 +207,20 @@ fn a_learning_rate_schedule_holds_after_a_skip() {
 /// `update(new_scale)`, and setters in the order of the queue.
 #[test]
 fn what_is_set_takes_its_place_in_the_queue() {
-    let sgd = |amp: &MixedPrecision| ScaledOptimizer::new(SgdConfig::new().init(), amp);
-    let ((amp, mut optim, mut net), _) = both(amp, sgd);
+    let mut trial = Trial::new(amp(), sgd);
+    trial.lr = 1e-3;
     let mut used = Vec::new();
     for step in 1..=6 {
         if step == 2 {
-            optim.set_loss_scale(64.0).unwrap();
+            trial.optim.set_loss_scale(64.0).unwrap();
             // The iteration that is computed now does not see it.
-            assert_eq!(amp.loss_scale(), 1024.0);
+            assert_eq!(trial.amp.loss_scale(), 1024.0);
         }
-        used.push(amp.loss_scale());
-        let grads = gradients(&amp, &net, step, false);
-        net = optim.step(1e-3, net, grads);
+        used.push(trial.amp.loss_scale());
+        trial.step(step, false);
     }
     assert_eq!(used, [1024.0, 1024.0, 1024.0, 64.0, 64.0, 64.0]);
+    let Trial { mut optim, net, .. } = trial;
     // Five clean updates make it grow: that of step 2 is not among them.
     assert_eq!(optim.scaler(true).growth_tracker(), 0);
     assert_eq!(optim.scaler(true).loss_scale(), 128.0);
@@ -275,19 +244,13 @@ fn what_is_set_takes_its_place_in_the_queue() {
 /// A second optimizer would move the scale behind the back of the pipeline.
 #[test]
 fn one_loss_scale_has_one_pipeline() {
-    let amp = amp();
-    let sgd = || ScaledOptimizer::new(SgdConfig::new().init(), &amp);
-    let mut optim = PipelinedOptimizer::new(sgd(), Device::flex()).unwrap();
-    let net = Net::new(&amp);
-    let grads = gradients(&amp, &net, 0, false);
-    let net = optim.step(1e-3, net, grads);
-    let other = sgd();
-    let grads = gradients(&amp, &net, 1, false);
-    let error = optim.try_step(1e-3, net, grads).unwrap_err();
-    assert!(error.to_string().contains("the only one"), "{error}");
+    let mut trial = Trial::new(amp(), sgd);
+    trial.step(0, false);
+    let other = sgd(&trial.amp);
+    let error = trial.try_step(trial.gradients(1)).unwrap_err();
+    says(&error, ["the only one"]);
     drop(other);
-    let grads = gradients(&amp, &error.module, 1, false);
-    let net = optim.step(1e-3, *error.module, grads);
-    optim.synchronize(net).unwrap();
-    assert_eq!(optim.scaler(false).counters().steps(), 2);
+    trial.step(1, false);
+    trial.synchronize();
+    assert_eq!(trial.optim.scaler(false).counters().steps(), 2);
 }

@@ -29,6 +29,12 @@ fn start(value: Vec<usize>) -> Worker<Vec<usize>> {
     Worker::start("optimizer", value).unwrap()
 }
 
+/// A job that counts itself, and says how many were done before it.
+fn count(done: &Arc<AtomicUsize>) -> impl FnOnce(&mut Vec<usize>) -> usize + Send + 'static {
+    let done = done.clone();
+    move |_| done.fetch_add(1, Ordering::SeqCst)
+}
+
 /// Whatever the order, jobs are done one after another, as they were sent.
 #[test]
 fn first_in_first_out() {
@@ -81,9 +87,7 @@ fn the_queue_is_bounded() {
         let worker = start(Vec::new());
         let done = Arc::new(AtomicUsize::new(0));
         for sent in 1..=6 {
-            let count = done.clone();
-            let pending = worker.send(move |_| count.fetch_add(1, Ordering::SeqCst));
-            assert!(pending.is_ok());
+            assert!(worker.send(count(&done)).is_ok());
             // One is being done, one waits.
             assert!(sent - done.load(Ordering::SeqCst) <= 2, "{sent}");
         }
@@ -98,12 +102,7 @@ fn a_drop_finishes_its_jobs() {
     check(|| {
         let worker = start(Vec::new());
         let done = Arc::new(AtomicUsize::new(0));
-        let pending: Vec<_> = (0..3)
-            .map(|_| {
-                let done = done.clone();
-                worker.send(move |_| done.fetch_add(1, Ordering::SeqCst))
-            })
-            .collect();
+        let pending: Vec<_> = (0..3).map(|_| worker.send(count(&done))).collect();
         drop(worker);
         assert_eq!(done.load(Ordering::SeqCst), 3);
         for (job, pending) in pending.into_iter().enumerate() {
@@ -122,12 +121,12 @@ fn a_panic_refuses_what_comes_after_it() {
         let reason = Ended("the third job".to_string());
         let mut accepted = Vec::new();
         for job in 0..6 {
-            let done = done.clone();
-            let sent = worker.send(move |_| {
+            let count = count(&done);
+            let sent = worker.send(move |state| {
                 if job == 2 {
                     std::panic::resume_unwind(Box::new("the third job"));
                 }
-                done.fetch_add(1, Ordering::SeqCst)
+                count(state)
             });
             match sent {
                 Ok(pending) => accepted.push((job, pending)),

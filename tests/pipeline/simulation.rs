@@ -2,17 +2,11 @@
 
 use burn_amp_tests::prelude::*;
 
-use crate::support::{both, gradients, parameters};
+use crate::support::{Net, Trial, adam, both, gradients, growing, parameters};
 
 fn precision() -> MixedPrecision {
-    let config = GradScalerConfig::new()
-        .with_growth_interval(17)
-        .with_init_scale(65536.0);
+    let config = growing(17).with_init_scale(65536.0);
     MixedPrecision::f16().with_scaler(config).unwrap()
-}
-
-fn adam(amp: &MixedPrecision) -> ScaledOptimizer<ModuleOptimizer> {
-    ScaledOptimizer::new(AdamConfig::new().init(), amp)
 }
 
 /// Whether an overflow is injected: some alone, some in a row.
@@ -22,32 +16,28 @@ fn overflows(step: usize) -> bool {
 
 #[test]
 fn thousands_of_steps_with_overflows() {
-    let ((amp, mut optim, mut net), (amp_here, mut simulation, mut expected)) =
-        both(precision, adam);
+    let (mut trial, mut simulation) = both(precision, adam);
     let mut injected = 0;
     for step in 0..3000 {
         injected += u64::from(overflows(step));
-        let lr = 1e-3 / (1 + step / 1000) as f64;
-        let grads = gradients(&amp, &net, step, overflows(step));
-        net = optim.step(lr, net, grads);
-
-        let grads = gradients(&amp_here, &expected, step, overflows(step));
-        expected = simulation.step(lr, expected, grads);
-        assert_eq!(amp.loss_scale(), amp_here.loss_scale(), "{step}");
+        trial.lr = 1e-3 / (1 + step / 1000) as f64;
+        trial.step(step, overflows(step));
+        simulation.step(trial.lr, step, overflows(step));
+        assert_eq!(trial.state().1, simulation.state().1, "{step}");
         if step % 100 == 99 {
-            assert!(parameters(&net) == parameters(&expected), "{step}");
+            assert!(trial.state() == simulation.state(), "{step}");
         }
         // Now and then both sides come together, as for a validation.
         if step % 700 == 699 {
-            net = optim.synchronize(net).unwrap();
-            expected = simulation.synchronize(expected);
+            trial.synchronize();
+            simulation.synchronize();
         }
     }
-    net = optim.synchronize(net).unwrap();
-    expected = simulation.synchronize(expected);
-    assert!(parameters(&net) == parameters(&expected));
-    let counters = optim.scaler(false).counters();
-    assert_eq!(counters, simulation.optim().scaler().counters());
+    trial.synchronize();
+    simulation.synchronize();
+    assert!(trial.state() == simulation.state());
+    let counters = trial.optim.scaler(false).counters();
+    assert_eq!(counters, simulation.optim.scaler().counters());
     assert!(counters.skipped() >= injected && injected > 40);
 }
 
@@ -57,40 +47,38 @@ fn a_fused_optimizer() {
     let fused = |amp: &MixedPrecision| {
         ScaledOptimizer::new(FusedAdam::new(AdamConfig::new()).unwrap(), amp)
     };
-    let ((amp, mut optim, mut net), _) = both(precision, fused);
-    let ((amp_here, mut burns, mut expected), _) = both(precision, adam);
+    let (mut fused, mut burns) = (
+        Trial::new(precision(), fused),
+        Trial::new(precision(), adam),
+    );
     for step in 0..200 {
-        let grads = gradients(&amp, &net, step, overflows(step));
-        net = optim.step(1e-2, net, grads);
-        let grads = gradients(&amp_here, &expected, step, overflows(step));
-        expected = burns.step(1e-2, expected, grads);
+        fused.step(step, overflows(step));
+        burns.step(step, overflows(step));
     }
-    net = optim.synchronize(net).unwrap();
-    expected = burns.synchronize(expected).unwrap();
-    assert!(parameters(&net) == parameters(&expected));
+    fused.synchronize();
+    burns.synchronize();
+    assert!(parameters(&fused.net) == parameters(&burns.net));
 }
 
 /// With a wait after each step nothing is stale.
 #[test]
 fn synchronous_steps_are_those_without_a_pipeline() {
     for by_option in [false, true] {
-        let ((amp, optim, mut net), _) = both(precision, adam);
-        let mut optim = optim.with_synchronous(by_option);
-        let amp_here = precision();
-        let mut plain = adam(&amp_here);
-        let mut expected = crate::support::Net::new(&amp_here);
+        let mut trial = Trial::new(precision(), adam);
+        trial.optim = trial.optim.with_synchronous(by_option);
+        let amp = precision();
+        let (mut plain, mut net) = (adam(&amp), Net::new(&amp));
         for step in 0..300 {
-            let grads = gradients(&amp, &net, step, overflows(step));
-            net = optim.step(1e-2, net, grads);
+            trial.step(step, overflows(step));
             if !by_option {
-                net = optim.synchronize(net).unwrap();
+                trial.synchronize();
             }
-            let grads = gradients(&amp_here, &expected, step, overflows(step));
-            expected = plain.step(1e-2, expected, grads);
-            assert_eq!(amp.loss_scale(), amp_here.loss_scale(), "{step}");
-            assert!(parameters(&net) == parameters(&expected), "{step}");
+            let grads = gradients(&amp, &net, step, overflows(step));
+            net = plain.step(1e-2, net, grads);
+            let expected = (parameters(&net), amp.loss_scale());
+            assert!(trial.state() == expected, "{step}");
         }
-        let counters = optim.scaler(false).counters();
+        let counters = trial.optim.scaler(false).counters();
         assert_eq!(counters, plain.scaler().counters());
         assert!(counters.skipped() > 3 && counters.stepped() > 200);
     }

@@ -3,7 +3,7 @@
 
 use burn_amp_tests::prelude::*;
 
-use crate::support::values;
+use crate::support::{sgd, values};
 
 #[derive(Module, Debug)]
 struct Net {
@@ -23,12 +23,7 @@ impl Net {
 }
 
 fn means(net: &Net) -> Vec<f32> {
-    net.norm
-        .running_mean
-        .value()
-        .to_data()
-        .iter::<f32>()
-        .collect()
+    burn_amp_tests::values(net.norm.running_mean.value())
 }
 
 #[test]
@@ -41,8 +36,7 @@ fn statistics_of_a_skipped_iteration_are_set_back() {
         head: LinearConfig::new(4, 2).init(&device),
     }
     .apply_reparameterization(amp.clone());
-    let optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp);
-    let mut optim = PipelinedOptimizer::new(optim, Device::flex()).unwrap();
+    let mut optim = PipelinedOptimizer::new(sgd(&amp), Device::flex()).unwrap();
     let mut was_lost = false;
     for step in 0..30 {
         let input = TensorData::new(values(50 * step, 24), [6, 4]);

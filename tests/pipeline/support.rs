@@ -1,4 +1,4 @@
-//! What the tests of the pipeline share: a model, overflows at chosen steps, and the pipeline on one thread.
+//! What the tests of the pipeline share: a model, overflows at chosen steps, a pipeline that trains it, and the same on one thread.
 
 use burn_amp_tests::fill;
 use burn_amp_tests::prelude::*;
@@ -38,6 +38,9 @@ pub fn values(seed: usize, count: usize) -> Vec<f32> {
     (0..count).map(value).collect()
 }
 
+/// What a network stores, and the loss scale.
+pub type State = (Vec<(DType, Vec<u8>)>, f32);
+
 /// The gradients of one iteration. One with `overflow` is that of a loss too large for the present scale, and for many others.
 pub fn gradients(amp: &MixedPrecision, net: &Net, step: usize, overflow: bool) -> GradientsParams {
     let device = training_device();
@@ -49,91 +52,146 @@ pub fn gradients(amp: &MixedPrecision, net: &Net, step: usize, overflow: bool) -
     GradientsParams::from_grads(loss.backward(), net)
 }
 
+/// A pipeline and the network that it trains.
+pub struct Trial<O = ModuleOptimizer> {
+    pub amp: MixedPrecision,
+    pub optim: PipelinedOptimizer<O>,
+    pub net: Net,
+    pub lr: f64,
+}
+
+impl<O: ModuleOptim + Send + 'static> Trial<O> {
+    /// With the loss scale of `amp`, at a learning rate of 0.01.
+    pub fn new(
+        amp: MixedPrecision,
+        optim: impl FnOnce(&MixedPrecision) -> ScaledOptimizer<O>,
+    ) -> Self {
+        Self {
+            optim: PipelinedOptimizer::new(optim(&amp), Device::flex()).unwrap(),
+            net: Net::new(&amp),
+            amp,
+            lr: 1e-2,
+        }
+    }
+
+    /// Of an iteration in which nothing overflows.
+    pub fn gradients(&self, step: usize) -> GradientsParams {
+        gradients(&self.amp, &self.net, step, false)
+    }
+
+    pub fn step(&mut self, step: usize, overflow: bool) {
+        let grads = gradients(&self.amp, &self.net, step, overflow);
+        self.net = self.optim.step(self.lr, self.net.clone(), grads);
+    }
+
+    /// Goes on with the network that a step gives back, one that fails too.
+    pub fn try_step(&mut self, grads: GradientsParams) -> Result<(), AmpError> {
+        let stepped = self.optim.try_step(self.lr, self.net.clone(), grads);
+        let (net, result) = match stepped {
+            Ok(net) => (net, Ok(())),
+            Err(failed) => (*failed.module, Err(failed.error)),
+        };
+        self.net = net;
+        result
+    }
+
+    pub fn synchronize(&mut self) {
+        self.net = self.optim.synchronize(self.net.clone()).unwrap();
+    }
+
+    /// The scaler's, of all steps.
+    pub fn counters(&self) -> StepCounters {
+        self.optim.scaler(true).counters()
+    }
+
+    pub fn state(&self) -> State {
+        (parameters(&self.net), self.amp.loss_scale())
+    }
+}
+
 /// What one thread would do: the optimizer's side at once, and the training's side a call behind.
 pub struct Simulation<O> {
     amp: MixedPrecision,
-    optim: ScaledOptimizer<O>,
+    pub optim: ScaledOptimizer<O>,
+    pub net: Net,
     masters: Net,
-    dtype: FloatDType,
     /// What the last update has made of the masters, and of the loss scale.
     reached: Option<(Net, f64)>,
 }
 
 impl<O: ModuleOptim> Simulation<O> {
     /// `optim` has a loss scale of its own, with the settings of that of `amp`.
-    pub fn new(amp: &MixedPrecision, optim: ScaledOptimizer<O>, net: &Net) -> Self {
+    fn new(amp: MixedPrecision, optim: ScaledOptimizer<O>) -> Self {
+        let net = Net::new(&amp);
         Self {
-            amp: amp.clone(),
             optim,
-            masters: to_full(net.clone()).fork(&Device::flex().autodiff()),
-            dtype: net.head.weight.base().dtype().into(),
+            masters: net.clone().fork(&Device::flex().autodiff()),
+            net,
+            amp,
             reached: None,
         }
     }
 
-    pub fn optim(&self) -> &ScaledOptimizer<O> {
-        &self.optim
-    }
-
     /// The masters, after a step with the window as it is.
-    pub fn flush(&mut self, lr: impl Into<ModuleLearningRate>) -> &Net {
+    pub fn flush(&mut self, lr: f64) -> &Net {
         self.masters = self.optim.flush(lr, self.masters.clone());
         &self.masters
     }
 
-    /// A step of the pipeline: the module to be computed with next.
-    pub fn step(
-        &mut self,
-        lr: impl Into<ModuleLearningRate>,
-        net: Net,
-        grads: GradientsParams,
-    ) -> Net {
-        let next = self.synchronize(net);
-        self.micro_batch(lr, grads);
+    /// A step of the pipeline, after which the network is the one to be computed with next.
+    pub fn step(&mut self, lr: f64, step: usize, overflow: bool) {
+        let grads = gradients(&self.amp, &self.net, step, overflow);
+        self.synchronize();
+        self.update(lr, grads);
         let scale = f64::from(self.optim.scaler().loss_scale());
         self.reached = Some((self.masters.clone(), scale));
-        next
     }
 
     /// What the optimizer takes without an update.
-    pub fn micro_batch(&mut self, lr: impl Into<ModuleLearningRate>, grads: GradientsParams) {
+    pub fn micro_batch(&mut self, lr: f64, step: usize, overflow: bool) {
+        let grads = gradients(&self.amp, &self.net, step, overflow);
+        self.update(lr, grads);
+    }
+
+    fn update(&mut self, lr: f64, grads: GradientsParams) {
         let grads = grads.to_device(&Device::flex(), &self.masters);
         self.masters = self.optim.step(lr, self.masters.clone(), grads);
     }
 
-    pub fn synchronize(&mut self, net: Net) -> Net {
-        match self.reached.take() {
-            None => net,
-            Some((masters, scale)) => {
-                let mut scaler = GradScaler::from(&self.amp);
-                scaler.set_loss_scale(scale).unwrap();
-                let masters = masters.fork(&training_device());
-                match self.dtype {
-                    FloatDType::F32 => masters,
-                    half => to_half(masters, half, &[]),
-                }
-            }
+    pub fn synchronize(&mut self) {
+        if let Some((masters, scale)) = self.reached.take() {
+            let mut scaler = GradScaler::from(&self.amp);
+            scaler.set_loss_scale(scale).unwrap();
+            self.net = masters.fork(&training_device());
         }
+    }
+
+    pub fn state(&self) -> State {
+        (parameters(&self.net), self.amp.loss_scale())
     }
 }
 
-/// A precision, an optimizer, a network.
-type Side<O> = (MixedPrecision, O, Net);
-
 /// A pipeline, and one thread that is to do the same, each with a `MixedPrecision` of its own.
-pub fn both<O>(
+pub fn both<O: ModuleOptim + Send + 'static>(
     precision: impl Fn() -> MixedPrecision,
     optim: impl Fn(&MixedPrecision) -> ScaledOptimizer<O>,
-) -> (Side<PipelinedOptimizer<O>>, Side<Simulation<O>>)
-where
-    O: ModuleOptim + Send + 'static,
-{
-    let amp = precision();
-    let pipelined = PipelinedOptimizer::new(optim(&amp), Device::flex()).unwrap();
-    let here = (amp.clone(), pipelined, Net::new(&amp));
-    let amp = precision();
-    let net = Net::new(&amp);
-    // A scale that no scope uses.
-    let simulation = Simulation::new(&amp, optim(&precision()), &net);
-    (here, (amp, simulation, net))
+) -> (Trial<O>, Simulation<O>) {
+    // The simulation steps with a scale that no scope uses.
+    let simulation = Simulation::new(precision(), optim(&precision()));
+    (Trial::new(precision(), optim), simulation)
+}
+
+/// A loss scale of 1024 that grows after so many clean steps.
+pub fn growing(interval: u32) -> GradScalerConfig {
+    GradScalerConfig::new()
+        .with_init_scale(1024.0)
+        .with_growth_interval(interval)
+}
+
+pub fn adam(amp: &MixedPrecision) -> ScaledOptimizer {
+    ScaledOptimizer::new(AdamConfig::new().init(), amp)
+}
+
+pub fn sgd(amp: &MixedPrecision) -> ScaledOptimizer {
+    ScaledOptimizer::new(SgdConfig::new().init(), amp)
 }

@@ -1,9 +1,9 @@
 //! The life of a layer in half precision, beside the same layer in f32.
 
-use burn_amp_tests::prelude::*;
+use burn_amp_tests::{fill, prelude::*};
 use burn_pack::Reader;
 
-use super::{fill, gradients, parameters, relative_error, tensor, values};
+use super::{gradients, parameters, relative_error, tensor, values};
 
 /// How a layer runs inside `autocast`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,7 +94,7 @@ impl<M: Module, const D: usize, const E: usize> Layer<'_, M, D, E> {
 
     fn live(&self) {
         let (device, outside) = (Device::flex().autodiff(), Device::flex());
-        let plain = fill((self.init)(&device));
+        let plain = fill((self.init)(&device), 0, 0.6);
         let start = parameters(&plain);
         let mut model = plain.clone().apply_reparameterization(self.amp.clone());
 
@@ -114,6 +114,15 @@ impl<M: Module, const D: usize, const E: usize> Layer<'_, M, D, E> {
         let (output, grads) = run(&model, &|model, x| self.scoped(model, x));
         self.assert_close(&output, &expected, 1.0, "output");
         assert_ne!(output, expected, "not in half precision");
+        if self.amp.dtype() == FloatDType::BF16 {
+            // A power of two only moves the exponent, of which bf16 has as many bits as f32: without a loss scale all is the same.
+            let amp = MixedPrecision::bf16();
+            assert_eq!([amp.loss_scale(), self.amp.loss_scale()], [1.0, 1024.0]);
+            let model = plain.clone().apply_reparameterization(amp.clone());
+            let unscaled = Self { amp, ..*self };
+            let found = run(&model, &|model, x| unscaled.scoped(model, x));
+            assert_eq!(found, (output.clone(), grads.clone()));
+        }
         type Named = Vec<(String, Vec<f32>)>;
         let unzip = |grads: Named| -> (Vec<_>, Vec<_>) { grads.into_iter().unzip() };
         let ((names, grads), (expected, grads_of_plain)) = (unzip(grads), unzip(expected_grads));

@@ -1,13 +1,18 @@
 //! One check that every layer goes through, and what it is made of.
 
 mod check;
-mod data;
 mod read;
+
+use burn_amp_tests::prelude::*;
 
 pub use burn_amp_tests::values;
 pub use check::{Runs, check};
-pub use data::{fill, tensor};
 pub use read::{gradients, parameters, relative_error};
+
+/// A tensor of values in (-1, 1).
+pub fn tensor<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
+    burn_amp_tests::random(7, shape, device)
+}
 
 /// A list of layers, with a test for each line: its type, how it runs, how it is built, the shape of its input, and its
 /// forward pass, if that takes more than the input.

@@ -1,56 +1,34 @@
 //! Parameters and files in a form that can be compared bit by bit.
 
-use burn::{module::Module, tensor::Bytes};
-use burn_amp::{GradScaler, Resume};
-use burn_amp_tests::{Values, parameters};
-use burn_pack::{Reader, Scalar};
-use std::{collections::BTreeMap, path::Path};
+use burn_amp_tests::Pack;
+use std::{collections::BTreeMap, fs, path::Path};
 
-/// All that a burnpack holds, without the ids of its parameters, which are random.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Pack {
-    pub tensors: BTreeMap<String, Values>,
-    pub scalars: BTreeMap<String, Scalar>,
-    pub metadata: BTreeMap<String, String>,
-}
+use super::*;
 
-/// Opens a model's or a scheduler's file.
+/// All that the file of a model or a scheduler holds, without the ids of its parameters, which are random.
 pub fn pack(path: &Path) -> Pack {
-    let reader = Reader::from_file(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    let (scalars, metadata) = (reader.scalars().clone(), reader.metadata().clone());
-    let tensors = reader.into_tensors().unwrap().into_iter().map(|tensor| {
-        let (name, dtype, shape, _, bytes) = tensor.into_parts().unwrap();
-        (name, (dtype, shape.to_vec(), bytes.to_vec()))
-    });
-    Pack {
-        tensors: tensors.collect(),
-        scalars,
-        metadata,
-    }
+    let bytes = fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let mut pack = burn_amp_tests::pack(Bytes::from_bytes_vec(bytes));
+    pack.tensors.values_mut().for_each(|(id, _)| *id = None);
+    pack
 }
 
 /// Opens an optimizer's file: ids are replaced by the paths that they have in the model of the same epoch. The scaler's state
 /// is left out: it has ids inside, and `Resume` reads it.
-pub fn optimizer_pack<M: Module>(path: &Path, model: &M) -> Pack {
+fn optimizer_pack<M: Module>(path: &Path, model: &M) -> Pack {
     let names: BTreeMap<String, String> = parameters(model)
         .into_iter()
         .map(|(path, (id, _))| (id.to_string(), path))
         .collect();
-    let rename = |name: String| match name.split_once('.') {
-        Some((id, _)) if id == STATE_ID.to_string() => None,
-        Some((id, field)) => Some(format!("{}/{field}", names[id])),
-        None if name == STATE_ID.to_string() => None,
-        None => Some(names[&name].clone()),
+    let rename = |name: String| {
+        let (id, field) = name.split_once('.').unwrap_or((&name, ""));
+        (id != STATE_ID.to_string()).then(|| format!("{}/{field}", names[id]))
     };
-    let Pack {
-        tensors,
-        scalars,
-        metadata,
-    } = pack(path);
+    let pack = pack(path);
     Pack {
-        tensors: renamed(tensors, rename),
-        scalars: renamed(scalars, rename),
-        metadata: renamed(metadata, rename),
+        tensors: renamed(pack.tensors, rename),
+        scalars: renamed(pack.scalars, rename),
+        metadata: renamed(pack.metadata, rename),
     }
 }
 
@@ -70,6 +48,18 @@ pub fn values<M: Module>(module: &M) -> Vec<Values> {
     parameters(module).into_values().map(|(_, v)| v).collect()
 }
 
+/// The same of f32 parameters, as numbers.
+pub fn numbers<M: Module>(module: &M) -> Vec<f32> {
+    let values = values(module);
+    assert!(!values.is_empty());
+    let bytes = values.iter().flat_map(|(.., bytes)| bytes.as_chunks().0);
+    bytes.map(|bytes| f32::from_ne_bytes(*bytes)).collect()
+}
+
+pub fn all_finite<M: Module>(model: &M) -> bool {
+    numbers(model).into_iter().all(f32::is_finite)
+}
+
 /// The state of a scaler, to be compared.
 pub fn scaler_state(scaler: &GradScaler) -> Bytes {
     scaler.to_record().into_bytes().unwrap()
@@ -79,4 +69,23 @@ pub fn scaler_state(scaler: &GradScaler) -> Bytes {
 pub fn stored_state(stored: &Resume) -> Bytes {
     let record = stored.record().unwrap().clone();
     record.without_averages().into_bytes().unwrap()
+}
+
+/// Everything that the checkpoints of the fourth epoch hold, and the models themselves: bit for bit the same.
+pub fn assert_same(left: &Done, right: &Done) {
+    let file = |done: &Done, name: &str| {
+        let folder = done.folder.path();
+        folder.join(format!("checkpoint/{name}-4.bpk"))
+    };
+    for name in ["model", "scheduler"] {
+        let (one, other) = (pack(&file(left, name)), pack(&file(right, name)));
+        assert!(one == other, "{name}");
+    }
+    let optim = |done: &Done| optimizer_pack(&file(done, "optim"), &done.model);
+    assert!(optim(left) == optim(right), "optim");
+    for done in [left, right] {
+        let stored = Resume::check(done.folder.path(), 4).unwrap();
+        assert_eq!(stored_state(&stored), scaler_state(done.model.scaler()));
+    }
+    assert!(left.bits() == right.bits());
 }

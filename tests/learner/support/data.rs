@@ -1,14 +1,9 @@
 //! Points around one of four corners; a poisoned one makes the loss of its batch enormous.
 
-use burn::{
-    data::{
-        dataloader::{DataLoader, DataLoaderBuilder, batcher::Batcher},
-        dataset::{Dataset, InMemDataset},
-    },
-    tensor::{Device, Int, Tensor, TensorData},
-};
-use burn_amp::MixedPrecision;
+use burn::data::dataloader::{DataLoaderBuilder, batcher::Batcher};
 use std::sync::Arc;
+
+use super::*;
 
 pub const FEATURES: usize = 8;
 pub const CLASSES: usize = 4;
@@ -33,13 +28,9 @@ pub fn samples(count: usize) -> Vec<Sample> {
     let sample = |index: usize| {
         let label = index % CLASSES;
         let feature = |position: usize| {
-            let corner = if position % CLASSES == label {
-                1.0
-            } else {
-                -0.3
-            };
+            let is_own = position % CLASSES == label;
             let noise = (12.9898 * (index * FEATURES + position + 1) as f32).sin();
-            corner + 0.3 * noise
+            (if is_own { 1.0 } else { -0.3 }) + 0.3 * noise
         };
         Sample {
             features: std::array::from_fn(feature),
@@ -50,28 +41,22 @@ pub fn samples(count: usize) -> Vec<Sample> {
     (0..count).map(sample).collect()
 }
 
-/// Makes the gradients of every batch that holds this sample overflow once they are multiplied by the loss scale. Where the
-/// device has no f16, they overflow by themselves.
-pub fn poison(samples: &mut [Sample], index: usize) {
-    let half = MixedPrecision::f16().check_device(&Device::default());
-    samples[index].gain = if half.is_ok() { 1e30 } else { f32::INFINITY };
+/// This number where the device has f16, in which it overflows, and infinity elsewhere.
+pub fn overflow(in_f16: f32) -> f32 {
+    match MixedPrecision::f16().check_device(&Device::default()) {
+        Ok(()) => in_f16,
+        Err(_) => f32::INFINITY,
+    }
 }
 
-/// Makes the loss of every batch that holds this sample infinite: no scale is to blame.
-pub fn spoil(samples: &mut [Sample], index: usize) {
-    samples[index].gain = f32::INFINITY;
-}
-
-pub struct Batches;
+struct Batches;
 
 impl Batcher<Sample, Batch> for Batches {
     fn batch(&self, samples: Vec<Sample>, device: &Device) -> Batch {
         let count = samples.len();
         let labels: Vec<i64> = samples.iter().map(|sample| sample.label).collect();
         let features: Vec<f32> = samples.iter().flat_map(|sample| sample.features).collect();
-        let gain = samples
-            .iter()
-            .fold(1.0, |gain, sample| sample.gain.max(gain));
+        let gain = (samples.iter()).fold(1.0, |gain, sample| sample.gain.max(gain));
         Batch {
             gain: Tensor::from_data([gain], device),
             features: Tensor::from_data(TensorData::new(features, [count, FEATURES]), device),
@@ -81,12 +66,8 @@ impl Batcher<Sample, Batch> for Batches {
 }
 
 /// Batches of 8, in the order of the samples, or shuffled.
-pub fn loader(samples: Vec<Sample>, seed: Option<u64>) -> Arc<dyn DataLoader<Batch>> {
-    loader_of(InMemDataset::new(samples), seed)
-}
-
-pub fn loader_of<D: Dataset<Sample> + 'static>(
-    samples: D,
+pub fn loader(
+    samples: impl Dataset<Sample> + 'static,
     seed: Option<u64>,
 ) -> Arc<dyn DataLoader<Batch>> {
     let builder = DataLoaderBuilder::new(Batches).batch_size(8);
@@ -95,4 +76,10 @@ pub fn loader_of<D: Dataset<Sample> + 'static>(
         None => builder,
     };
     builder.build(samples)
+}
+
+/// The batches of these samples, in their order, where the training computes.
+pub fn batches(samples: &[Sample]) -> Vec<Batch> {
+    let loader = loader(InMemDataset::new(samples.to_vec()), None).to_device(&device());
+    loader.iter().map(Result::unwrap).collect()
 }

@@ -1,15 +1,14 @@
-//! A small classifier, as a user writes it for Burn; the one line that is this crate's is `autocast`.
+//! A small classifier, as a user writes it for Burn, and models of tests' own.
 
-use burn::{
-    module::{Module, ModuleMapper, Param},
-    nn::{Linear, LinearConfig, loss::CrossEntropyLossConfig},
-    tensor::{Device, Tensor, TensorData, activation::tanh},
-    train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep},
+use burn::{module::ModuleDisplay, nn::loss::CrossEntropyLossConfig};
+use burn_amp_tests::fill;
+
+use super::{
+    data::{CLASSES, FEATURES},
+    *,
 };
-use burn_amp::autocast;
 
-use super::data::{Batch, CLASSES, FEATURES};
-
+/// The one line that is this crate's is `autocast`.
 #[derive(Module, Debug)]
 pub struct Net {
     pub hidden: Linear,
@@ -23,7 +22,7 @@ impl Net {
             hidden: LinearConfig::new(FEATURES, 16).init(device),
             head: LinearConfig::new(16, CLASSES).init(device),
         };
-        net.map(&mut Fill(0))
+        fill(net, 0, 0.4)
     }
 
     pub fn forward(&self, features: Tensor<2>) -> Tensor<2> {
@@ -58,21 +57,59 @@ impl InferenceStep for Net {
     }
 }
 
-/// Gives every parameter the same values in every run.
-struct Fill(usize);
+/// How a model of a test's own, with a [`Net`] inside, differs from that.
+pub trait Own: Module + ModuleDisplay {
+    fn output(&self, batch: Batch) -> ClassificationOutput;
 
-impl ModuleMapper for Fill {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let (shape, device) = (param.shape(), param.device());
-        let values = self.0..self.0 + shape.num_elements();
-        self.0 = values.end;
-        let values = values.map(|index| 0.4 * (78.233 * (index as f32 + 1.0)).sin());
-        let data = TensorData::new(values.collect::<Vec<f32>>(), shape);
-        let tensor = Tensor::from_data(data, &device);
-        let tensor = match device.is_autodiff() {
-            true => tensor.require_grad(),
-            false => tensor,
-        };
-        Param::initialized(param.id, tensor)
+    /// What is done around each step.
+    fn around(self, step: impl FnOnce(Self) -> Self) -> Self {
+        step(self)
+    }
+}
+
+/// A model of a test's own, as Burn trains it.
+#[derive(Module, Debug)]
+pub struct Model<M> {
+    pub own: M,
+}
+
+impl<M: Own> TrainStep for Model<M> {
+    type Input = Batch;
+    type Output = ClassificationOutput;
+
+    fn step(&self, batch: Batch) -> TrainOutput<ClassificationOutput> {
+        let output = InferenceStep::step(self, batch);
+        TrainOutput::new(self, output.loss.backward(), output)
+    }
+
+    fn optimize(
+        self,
+        optim: &mut ModuleOptimizer,
+        lr: ModuleLearningRate,
+        grads: GradientsParams,
+    ) -> Self {
+        let step = |own| optim.step(lr, Self { own }, grads).own;
+        let own = self.own.around(step);
+        Self { own }
+    }
+
+    fn optimize_multi(
+        self,
+        optim: &mut ModuleOptimizer,
+        lr: ModuleLearningRate,
+        grads: MultiGradientsParams,
+    ) -> Self {
+        let step = |own| optim.step_multi(lr, Self { own }, grads).own;
+        let own = self.own.around(step);
+        Self { own }
+    }
+}
+
+impl<M: Own> InferenceStep for Model<M> {
+    type Input = Batch;
+    type Output = ClassificationOutput;
+
+    fn step(&self, batch: Batch) -> ClassificationOutput {
+        self.own.output(batch)
     }
 }

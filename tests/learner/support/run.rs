@@ -1,25 +1,12 @@
 //! Runs of the real `SupervisedTraining`, and what they leave.
 
-use burn::{
-    data::dataset::{Dataset, InMemDataset},
-    lr_scheduler::{linear::LinearLrSchedulerConfig, module_lr_scheduler::ModuleLrScheduler},
-    module::Module,
-    optim::{AdamConfig, GradientsAccumulator, GradientsParams, ModuleOptimizer},
-    tensor::{Device, FloatDType},
-    train::{
-        ClassificationOutput, InferenceStep, Learner, LearnerModel, LearningResult,
-        SupervisedTraining, TrainStep,
-        metric::{AccuracyMetric, LossMetric},
-        renderer::CliMetricsRenderer,
-    },
-};
-use burn_amp::{GradScalerConfig, MixedPrecision, ModuleOptim, Resume, Scaled, ScaledOptimizer};
-use std::{fs, path::Path};
+use std::{fs, path::Path, rc::Rc, sync::Arc};
 use tempfile::TempDir;
 
-use super::{Batch, Net, Sample, data::loader_of, loader, parameters, samples};
+use super::*;
 
 /// Six batches of 8 an epoch, Adam, a falling learning rate, a scale that grows every fourth step.
+#[derive(Clone)]
 pub struct Run {
     pub samples: Vec<Sample>,
     pub shuffle: Option<u64>,
@@ -27,6 +14,7 @@ pub struct Run {
     pub epochs: usize,
     pub resume: Option<usize>,
     pub accumulation: Option<usize>,
+    pub workers: Option<MultiDeviceOptim>,
 }
 
 impl Default for Run {
@@ -38,10 +26,77 @@ impl Default for Run {
             epochs: 4,
             resume: None,
             accumulation: None,
+            workers: None,
         }
     }
 }
 
+/// What is set.
+impl Run {
+    pub fn of(epochs: usize) -> Self {
+        Self::default().until(epochs)
+    }
+
+    /// Shuffled, with a poisoned sample.
+    pub fn shuffled() -> Self {
+        let mut run = Self::default().poisoned([11]);
+        run.shuffle = Some(7);
+        run
+    }
+
+    pub fn until(mut self, epochs: usize) -> Self {
+        self.epochs = epochs;
+        self
+    }
+
+    /// From the checkpoint of this epoch on.
+    pub fn resumed(mut self, epoch: usize) -> Self {
+        self.resume = Some(epoch);
+        self
+    }
+
+    pub fn with_config(mut self, config: GradScalerConfig) -> Self {
+        self.config = config;
+        self
+    }
+
+    /// So many skipped steps in a row are allowed.
+    pub fn with_skips(self, skips: u32) -> Self {
+        self.with_config(GradScalerConfig::new().with_max_consecutive_skips(Some(skips)))
+    }
+
+    /// Windows of so many micro-batches.
+    pub fn with_windows(mut self, count: impl Into<Option<usize>>) -> Self {
+        self.accumulation = count.into();
+        self
+    }
+
+    /// Two workers on one device, which are two threads with a fork of the model each.
+    pub fn with_workers(mut self, optim: impl Into<Option<MultiDeviceOptim>>) -> Self {
+        self.workers = optim.into();
+        self
+    }
+
+    /// The gradients of every batch that holds one of these samples overflow once they are multiplied by the loss scale. Where
+    /// the device has no f16, they overflow by themselves.
+    pub fn poisoned(self, indices: impl IntoIterator<Item = usize>) -> Self {
+        self.with_gain(overflow(1e30), indices)
+    }
+
+    /// The loss of every batch that holds one of these samples is infinite: no scale is to blame.
+    pub fn spoiled(self, indices: impl IntoIterator<Item = usize>) -> Self {
+        self.with_gain(f32::INFINITY, indices)
+    }
+
+    fn with_gain(mut self, gain: f32, indices: impl IntoIterator<Item = usize>) -> Self {
+        for index in indices {
+            self.samples[index].gain = gain;
+        }
+        self
+    }
+}
+
+/// What is done.
 impl Run {
     /// A handle of its own for each run; where the device has no f16, it tests gradients all the same.
     pub fn amp(&self) -> MixedPrecision {
@@ -51,104 +106,278 @@ impl Run {
         amp.with_scaler(self.config).unwrap()
     }
 
-    pub fn learner(&self, amp: &MixedPrecision) -> Learner<Scaled<Net>> {
-        let net = Net::new(&Device::default().autodiff());
-        amp.learner(net, AdamConfig::new().init(), lr()).unwrap()
-    }
-
-    pub fn learner_of(
-        &self,
-        amp: &MixedPrecision,
-        optim: ScaledOptimizer<impl ModuleOptim + Into<ModuleOptimizer>>,
-    ) -> Learner<Scaled<Net>> {
-        amp.learner(Net::new(&Device::default().autodiff()), optim, lr())
-            .unwrap()
-    }
-
     /// The same run without a Learner.
     pub fn by_hand<O: ModuleOptim>(
         &self,
         amp: &MixedPrecision,
         optim: &mut ScaledOptimizer<O>,
     ) -> Net {
-        let device = Device::default().autodiff();
-        let mut net = Net::new(&device).apply_reparameterization(amp.clone());
+        self.by_hand_with(amp, |lr, net, grads| optim.step(lr, net, grads))
+    }
+
+    /// The same, and what it does with gradients.
+    pub fn by_hand_with(
+        &self,
+        amp: &MixedPrecision,
+        mut step: impl FnMut(ModuleLearningRate, Net, GradientsParams) -> Net,
+    ) -> Net {
+        let mut net = net().apply_reparameterization(amp.clone());
         let mut lr = lr();
-        let batches = loader(self.samples.clone(), None).to_device(&device);
         for _ in 0..self.epochs {
             let mut window = GradientsAccumulator::new();
-            for (index, batch) in batches.iter().enumerate() {
-                let batch = batch.unwrap();
+            for (index, batch) in batches(&self.samples).into_iter().enumerate() {
                 let logits = amp.autocast(batch.features.clone(), |x| net.forward(x));
                 let loss = net.output(logits, batch).loss;
                 let grads = GradientsParams::from_grads(loss.backward(), &net);
                 window.accumulate(&net, grads);
                 if (index + 1).is_multiple_of(self.accumulation.unwrap_or(1)) {
-                    net = optim.step(lr.step(), net, window.grads());
+                    net = step(lr.step(), net, window.grads());
                 }
             }
         }
         net
     }
 
-    /// Of Burn alone, in f32.
-    pub fn plain(&self, optim: ModuleOptimizer) -> Learner<Net> {
-        Learner::new(Net::new(&Device::default().autodiff()), optim, lr())
-    }
-
     /// A training with checkpoints of all epochs and Burn's metrics.
     pub fn training<M: Trained>(&self, folder: &Path) -> SupervisedTraining<M> {
-        self.training_on(InMemDataset::new(self.samples.clone()), folder)
+        let samples = InMemDataset::new(self.samples.clone());
+        self.training_on(loader(samples, self.shuffle), folder)
     }
 
-    /// The same, on other samples.
-    pub fn training_on<M: Trained, D: Dataset<Sample> + 'static>(
+    /// The same, on other samples. No dashboard, whatever the features and the terminal; no log of its own, which can be
+    /// installed only once in a process.
+    pub fn training_on<M: Trained>(
         &self,
-        samples_to_train: D,
+        train: Arc<dyn DataLoader<Batch>>,
         folder: &Path,
     ) -> SupervisedTraining<M> {
-        let train = loader_of(samples_to_train, self.shuffle);
-        let resume = self
-            .resume
-            .map(|epoch| Resume::check(folder, epoch).unwrap());
+        let check = |epoch| Resume::check(folder, epoch).unwrap();
+        let resume = self.resume.map(check);
         let train = match &resume {
             Some(resume) => resume.loader(train),
             None => train,
         };
-        let valid = loader(samples(16), None);
-        let training = quiet(SupervisedTraining::new(folder, train, valid))
+        let valid = loader(InMemDataset::new(samples(16)), None);
+        let mut training = SupervisedTraining::new(folder, train, valid)
+            .renderer(Box::new(CliMetricsRenderer::new()))
+            .with_application_logger(None)
+            .with_default_checkpointers()
+            .with_checkpointing_strategy(burn::train::checkpoint::KeepLastNCheckpoints::new(100))
             .metrics((AccuracyMetric::new(), LossMetric::new()))
             .num_epochs(self.epochs);
-        let training = match &resume {
-            Some(resume) => training.checkpoint(resume.epoch()),
-            None => training,
-        };
-        match self.accumulation {
-            Some(count) => training.grads_accumulation(count),
-            None => training,
+        if let Some(resume) = &resume {
+            training = training.checkpoint(resume.epoch());
         }
+        if let Some(count) = self.accumulation {
+            training = training.grads_accumulation(count);
+        }
+        if let Some(optim) = self.workers {
+            let devices = vec![Device::default(), Device::default()];
+            let strategy = ExecutionStrategy::multi(devices, optim);
+            training = training.with_training_strategy(strategy.into());
+        }
+        training
     }
 
-    /// All of it, with the metrics of this crate.
-    pub fn launch(&self, folder: &Path) -> LearningResult<Scaled<Net>> {
+    /// All of it, with Burn's Adam.
+    pub fn launch(&self) -> Done {
+        self.launch_with(burns)
+    }
+
+    /// With any learner, in a new folder.
+    pub fn launch_with<M: Trained>(&self, learner: impl Fn(&MixedPrecision) -> Made<M>) -> Done<M> {
+        self.launch_in(&temp_dir(), learner)
+    }
+
+    /// And in this one.
+    pub fn launch_in<M: Trained>(
+        &self,
+        folder: &Folder,
+        learner: impl Fn(&MixedPrecision) -> Made<M>,
+    ) -> Done<M> {
         let amp = self.amp();
-        let learner = self.learner(&amp);
-        amp.training(self.training(folder)).launch(learner)
+        let learner = learner(&amp).unwrap();
+        let done = self.train(folder, &amp, learner);
+        assert!(done.error.is_none(), "{:?}", done.error);
+        done
+    }
+
+    /// With the metrics of this crate. It may fail.
+    pub fn train<M: Trained>(
+        &self,
+        folder: &Folder,
+        amp: &MixedPrecision,
+        learner: Learner<Scaled<M>>,
+    ) -> Done<M> {
+        let training = amp.training(self.training(folder.path()));
+        Done::of(training.launch(learner), amp, folder)
     }
 }
 
-/// A new folder. Its files outlive a test on a GPU, which reads them when it needs them: for a later test, maybe.
-pub fn temp_dir() -> TempDir {
-    let keep = !format!("{:?}", Device::default()).contains("Flex");
-    let mut builder = tempfile::Builder::new();
-    builder.disable_cleanup(keep);
-    builder.tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+/// A run that this learner fails in, and its error.
+pub fn failed(run: &Run, learner: impl Fn(&MixedPrecision) -> Made) -> (Done, AmpError) {
+    let amp = run.amp();
+    let done = run.train(&temp_dir(), &amp, learner(&amp).unwrap());
+    assert!(done.error.is_some());
+    (done, amp.run_result().unwrap_err())
+}
+
+/// A run of four epochs, the first half of the same, and what goes on from its checkpoint.
+pub fn resumed_with<M>(run: &Run, launch: impl Fn(&Run, &Folder) -> Done<M>) -> [Done<M>; 3] {
+    let whole = launch(run, &temp_dir());
+    let half = launch(&run.clone().until(2), &temp_dir());
+    let resumed = launch(&run.clone().resumed(2), &half.folder);
+    [whole, half, resumed]
+}
+
+/// The same with this learner. The resumed run is the uninterrupted one, bit for bit.
+pub fn resumed(run: &Run, learner: impl Fn(&MixedPrecision) -> Made) -> [Done; 3] {
+    let runs = resumed_with(run, |run, folder| run.launch_in(folder, &learner));
+    let [whole, half, resumed] = &runs;
+    let stored = Resume::check(half.folder.path(), 2).unwrap();
+    assert_eq!(stored_state(&stored), scaler_state(half.model.scaler()));
+    assert_same(whole, resumed);
+    runs
+}
+
+/// What a run leaves.
+pub struct Done<M = Net> {
+    pub model: Scaled<M>,
+    pub amp: MixedPrecision,
+    pub folder: Folder,
+    pub error: Option<String>,
+    pub interrupted: Option<Interruption>,
+}
+
+impl<M> Done<M> {
+    pub fn of(result: LearningResult<Scaled<M>>, amp: &MixedPrecision, folder: &Folder) -> Self {
+        Self {
+            model: result.model,
+            amp: amp.clone(),
+            folder: folder.clone(),
+            error: result.error.map(|error| error.to_string()),
+            interrupted: result.interrupted,
+        }
+    }
+
+    pub fn counters(&self) -> StepCounters {
+        self.model.scaler().counters()
+    }
+
+    /// How many steps there were, and how many of them were skipped.
+    pub fn steps(&self) -> (u64, u64) {
+        (self.counters().steps(), self.counters().skipped())
+    }
+
+    /// The entries of a metric's file.
+    pub fn metric(&self, epoch: usize, name: &str) -> Vec<String> {
+        let file = format!("train/epoch-{epoch}/{}.log", name.replace(' ', "_"));
+        let path = self.folder.path().join(file);
+        let text = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        text.lines().map(str::to_string).collect()
+    }
+
+    /// Their numbers.
+    pub fn numbers(&self, epoch: usize, name: &str) -> Vec<f64> {
+        let entries = self.metric(epoch, name);
+        let number = |entry: &String| entry.split(',').next().unwrap().parse().unwrap();
+        entries.iter().map(number).collect()
+    }
+
+    /// The number of the epoch.
+    pub fn last(&self, epoch: usize, name: &str) -> f64 {
+        *self.numbers(epoch, name).last().unwrap()
+    }
+}
+
+impl<M: Module + 'static> Done<M> {
+    /// The parameters, and the state of the scaler.
+    pub fn bits(&self) -> (Vec<Values>, Bytes) {
+        (values(&self.model), scaler_state(self.model.scaler()))
+    }
+}
+
+/// Where the networks are trained.
+pub fn device() -> Device {
+    Device::default().autodiff()
+}
+
+pub fn net() -> Net {
+    Net::new(&device())
+}
+
+/// What `MixedPrecision::learner` makes.
+pub type Made<M = Net> = Result<Learner<Scaled<M>>, AmpError>;
+
+/// Of Burn's own Adam.
+pub fn burns(amp: &MixedPrecision) -> Made {
+    amp.learner(net(), AdamConfig::new().init(), lr())
+}
+
+pub fn adam(amp: &MixedPrecision) -> ScaledOptimizer {
+    ScaledOptimizer::new(AdamConfig::new().init(), amp)
+}
+
+pub fn sgd(amp: &MixedPrecision) -> ScaledOptimizer {
+    ScaledOptimizer::new(SgdConfig::new().init(), amp)
+}
+
+pub fn fused() -> FusedAdam {
+    FusedAdam::new(AdamConfig::new()).unwrap()
+}
+
+/// On a thread of its own.
+pub fn pipelined<O>(optim: ScaledOptimizer<O>) -> PipelinedOptimizer<O>
+where
+    O: ModuleOptim + Send + 'static,
+{
+    PipelinedOptimizer::new(optim, Device::flex()).unwrap()
 }
 
 /// Falls from 0.05 to 0.01 in 24 steps.
 pub fn lr() -> ModuleLrScheduler {
     LinearLrSchedulerConfig::new(0.05, 0.01, 24).init().unwrap()
 }
+
+/// Where the optimizer of several workers runs.
+pub const WAYS: [MultiDeviceOptim; 2] = [
+    MultiDeviceOptim::OptimMainDevice,
+    MultiDeviceOptim::OptimSharded,
+];
+
+/// The metrics of this crate.
+pub const METRICS: [&str; 4] = [
+    "Skipped Steps",
+    "Gradient Norm",
+    "Zero Gradients",
+    "Loss Scale",
+];
+
+/// A step as the Learner makes it.
+pub fn step<M: Trained>(learner: &mut Learner<M>, batch: Batch) {
+    let grads = learner.train_step(batch).grads;
+    learner.lr_step();
+    learner.optimizer_step(grads);
+}
+
+/// A new folder. Its files outlive a test on a GPU, which reads them when it needs them: for a later test, maybe.
+pub fn temp_dir() -> Folder {
+    let mut builder = tempfile::Builder::new();
+    builder.disable_cleanup(Device::default() != Device::flex());
+    Rc::new(builder.tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap())
+}
+
+/// Copies the checkpoint of the first epoch.
+pub fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to.join("checkpoint")).unwrap();
+    for file in ["model", "optim", "scheduler"] {
+        let file = format!("checkpoint/{file}-1.bpk");
+        fs::copy(from.join(&file), to.join(&file)).unwrap();
+    }
+}
+
+/// A folder that goes with the last one who names it.
+pub type Folder = Rc<TempDir>;
 
 /// What these runs train: a `Net`, scaled or not.
 pub trait Trained:
@@ -163,31 +392,4 @@ impl<M> Trained for M where
         + TrainStep<Input = Batch, Output = ClassificationOutput>
         + InferenceStep<Input = Batch, Output = ClassificationOutput>
 {
-}
-
-/// Checkpoints of all epochs; no dashboard, whatever the features and the terminal; no log of its own, which can be installed
-/// only once in a process.
-pub fn quiet<M: LearnerModel>(training: SupervisedTraining<M>) -> SupervisedTraining<M> {
-    training
-        .renderer(Box::new(CliMetricsRenderer::new()))
-        .with_application_logger(None)
-        .with_default_checkpointers()
-        .with_checkpointing_strategy(burn::train::checkpoint::KeepLastNCheckpoints::new(100))
-}
-
-/// The entries of a metric's file.
-pub fn read_metric(folder: &Path, epoch: usize, name: &str) -> Vec<String> {
-    let name = name.replace(' ', "_");
-    let path = folder.join(format!("train/epoch-{epoch}/{name}.log"));
-    let text = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    text.lines().map(str::to_string).collect()
-}
-
-pub fn all_finite<M: Module>(model: &M) -> bool {
-    let parameters = parameters(model);
-    assert!(!parameters.is_empty());
-    parameters.values().all(|(_, (_, _, bytes))| {
-        let mut values = bytes.chunks_exact(4);
-        values.all(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]).is_finite())
-    })
 }

@@ -1,7 +1,7 @@
 //! What an audit writes.
 
-use burn::{module::Module, tensor::activation::sigmoid};
 use burn_amp_report::{Audit, ReportError, audit};
+use burn_amp_tests::{prelude::*, says};
 use serde_json::Value;
 use std::{cell::Cell, fs, path::Path};
 use tempfile::TempDir;
@@ -47,9 +47,7 @@ fn a_page_and_all_figures_are_written() {
     let underflow = |x| sigmoid(x * 1e-2) * 1e-3;
     let folder = saved(&audit_with(&at(1.0), underflow, loss));
     let page = page(&folder);
-    for shown in ["<svg", "first.weight", "Raise the loss scale"] {
-        assert!(page.contains(shown), "{shown}");
-    }
+    says(&page, ["<svg", "first.weight", "Raise the loss scale"]);
     for outside in ["src=", "href=", "@import", "<script"] {
         assert!(!page.contains(outside), "{outside}");
     }

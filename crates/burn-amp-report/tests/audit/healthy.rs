@@ -2,13 +2,11 @@
 
 use burn::{
     data::dataloader::DataLoader,
-    module::Module,
     nn::{LstmConfig, loss::CrossEntropyLossConfig},
-    tensor::{Device, Distribution, Int, Tensor},
     train::InferenceStep,
 };
-use burn_amp::{MixedPrecision, autocast, in_f32};
 use burn_amp_report::{Audit, audit};
+use burn_amp_tests::prelude::*;
 use digits::data::Digits;
 
 use crate::network::{self, Network, batch, device, same};

@@ -1,12 +1,8 @@
 //! What the planted faults are planted in.
 
-use burn::{
-    module::Module,
-    nn::{Linear, LinearConfig},
-    tensor::{Device, Distribution, Tensor, activation::relu},
-};
-use burn_amp::{GradScalerConfig, MixedPrecision};
+use burn::tensor::activation::relu;
 use burn_amp_report::{Audit, audit, probed};
+use burn_amp_tests::{fill, prelude::*};
 
 pub const WIDTH: usize = 16;
 
@@ -20,19 +16,13 @@ pub struct Network {
 
 impl Network {
     pub fn new() -> Self {
-        let device = device();
-        device.seed(7);
-        let linear = || {
-            let linear = LinearConfig::new(WIDTH, WIDTH).init(&device);
-            linear.weight.val();
-            linear.bias.as_ref().map(|bias| bias.val());
-            linear
-        };
-        Self {
+        let linear = || LinearConfig::new(WIDTH, WIDTH).init(&device());
+        let network = Self {
             first: linear(),
             second: linear(),
             third: linear(),
-        }
+        };
+        fill(network, 0, 0.2)
     }
 
     /// `[samples, 16]` to `[samples, 16]`.

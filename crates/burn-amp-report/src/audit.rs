@@ -14,7 +14,7 @@ use burn::{
     module::Module,
     tensor::{FloatDType, Tensor},
 };
-use burn_amp::MixedPrecision;
+use burn_amp::{MixedPrecision, observe::Flat};
 // For the documentation.
 #[cfg(doc)]
 use burn_amp::AmpError;
@@ -23,7 +23,7 @@ use std::{collections::BTreeSet, path::Path};
 
 use crate::{error::ReportError, file};
 use bench::{Bench, check_devices};
-use compare::{Figures, Gradient};
+use compare::Figures;
 pub(crate) use trace::Trace;
 use trace::Visit;
 pub use verdict::Verdict;
@@ -187,7 +187,7 @@ struct Trial {
     dtype: FloatDType,
     loss_scale: f64,
     loss: f64,
-    gradients: Vec<Gradient>,
+    gradients: Vec<Flat>,
     visits: Vec<Visit>,
     read: BTreeSet<String>,
     max_abs: f64,
@@ -198,6 +198,12 @@ struct Trial {
 struct Compared {
     trial: Trial,
     figures: Vec<Figures>,
+}
+
+impl Compared {
+    fn overflows(&self) -> bool {
+        self.figures.iter().any(|figures| figures.non_finite > 0)
+    }
 }
 
 impl Trial {

@@ -32,7 +32,7 @@ pub(crate) struct Open {
     pub(crate) region: Option<Arc<Region>>,
     /// What gradients are multiplied by beside the loss scale.
     pub(crate) shift: f64,
-    pub(crate) dry: Option<DryRun>,
+    pub(crate) dry: Option<Arc<DryRun>>,
     pub(crate) told: Arc<Told>,
 }
 
@@ -110,8 +110,7 @@ impl Open {
             Rule::Driven(_) => 1.0,
         };
         if let Some(dry) = &self.dry {
-            dry.notes.opens_part();
-            factor = dry.parts.of(factor);
+            factor = dry.opens_part(factor);
         }
         let limited = |value: f64| value.clamp(1.0 / LARGEST, LARGEST);
         let mut side = self.side.clone();
@@ -128,10 +127,8 @@ impl Open {
 
     /// Looks at the output too: an overflow in the forward pass is no fault of a scale.
     pub(crate) fn watch_scope(&self) -> Watch {
-        let (amp, place) = (
-            self.amp.clone(),
-            EventPlace::Scope(self.number, self.region.clone()),
-        );
+        let amp = self.amp.clone();
+        let place = EventPlace::Scope(self.number, self.region.clone());
         Watch::new(move |crossing| amp.live().add_event(place.clone(), crossing))
     }
 
@@ -152,7 +149,7 @@ impl Open {
         match self.dry.as_ref().filter(|dry| dry.is_measured) {
             Some(dry) => {
                 let factor = from.scale / to.scale;
-                let watch = dry.notes.watch(tensor.dtype(), to.dtype.into(), factor);
+                let watch = dry.watch(tensor.dtype(), to.dtype.into(), factor);
                 tensor.scaled_cast(to.dtype, factor.into(), Some(&watch))
             }
             None => tensor.scaled_cast(to.dtype, from.factor(to), watch),
@@ -167,6 +164,19 @@ impl Open {
             self.refuse(AmpError::HalfPrecisionInput { dtype });
         }
         self.cross(&Side::OUTSIDE, &self.side, tensor, None)
+    }
+
+    /// Takes a tensor in that may be of another side.
+    pub(crate) fn take_from(
+        &self,
+        from: &Side,
+        tensor: AnyTensor,
+        watch: Option<&Watch>,
+    ) -> AnyTensor {
+        match from.holds(tensor.dtype()) {
+            true => self.cross(from, &self.side, tensor, watch),
+            false => self.take_in(tensor),
+        }
     }
 
     /// Takes a tensor in, unless it is of the scope already.
@@ -202,7 +212,7 @@ impl Open {
             return tensor.cast(FloatDType::F32);
         }
         if let Some(dry) = &self.dry {
-            dry.notes.leaves(&tensor, &self.amp, to.is_outside());
+            dry.leaves(&tensor, &self.amp, to.is_outside());
         } else if watch.is_some() && to.is_outside() {
             warn_of_a_loss(&tensor);
         }

@@ -56,7 +56,7 @@ struct Frame {
     /// Whose scopes a bare `autocast` opens in it, if not those of what is around it.
     amp: Option<MixedPrecision>,
     /// How the scopes in it differ from those of a step.
-    dry: Option<DryRun>,
+    dry: Option<Arc<DryRun>>,
 }
 
 impl Frame {
@@ -65,14 +65,6 @@ impl Frame {
         FRAMES.with_borrow_mut(|frames| frames.push(self));
         let _guard = OnDrop(|| drop(FRAMES.with_borrow_mut(Vec::pop)));
         part()
-    }
-
-    fn of(open: &Arc<Open>) -> Self {
-        Self {
-            open: Some(open.clone()),
-            amp: Some(open.amp.clone()),
-            ..Self::default()
-        }
     }
 }
 
@@ -89,13 +81,13 @@ impl<F: FnMut()> Drop for OnDrop<F> {
 /// scopes of `amp`, if it does so in the training.
 pub(crate) fn in_dry_run<R>(
     amp: &MixedPrecision,
-    dry: DryRun,
+    dry: &Arc<DryRun>,
     forward: impl FnOnce() -> R,
 ) -> (R, Option<AmpError>) {
     REFUSED.set(None);
     let frame = Frame {
         amp: dry.in_learner.then(|| amp.clone()),
-        dry: Some(dry),
+        dry: Some(dry.clone()),
         ..Frame::default()
     };
     let result = frame.run(forward);
@@ -156,20 +148,33 @@ fn explain<R>(open: &Open, panic: Box<dyn Any + Send>) -> Result<R, AmpError> {
     if let Some(refused) = open.take_refused() {
         return Err(refused);
     }
-    let message = panic_message(&*panic);
     // A scope inside this one has said already what is wrong.
+    let message = panic_message(&*panic);
     if let Some(error) = REFUSED.take().filter(|error| error.to_string() == message) {
         return Err(error);
     }
-    if !is_dtype_clash(message) {
+    let last = locked(&open.told.last_read).clone();
+    Err(dtype_clash(panic, open.side.dtype.into(), last))
+}
+
+/// A panic of Burn's because of two dtypes; others go on.
+pub(crate) fn dtype_clash(
+    panic: Box<dyn Any + Send>,
+    dtype: DType,
+    parameter: Option<Arc<str>>,
+) -> AmpError {
+    let message = panic_message(&*panic).to_string();
+    // As Flex, Burn's tensors and CubeCL word it.
+    let lower = message.to_lowercase();
+    let words = ["dtype", "f16", "data type"];
+    if !words.iter().any(|word| lower.contains(word)) {
         resume_unwind(panic);
     }
-    let last = locked(&open.told.last_read);
-    Err(AmpError::DTypeClash {
-        dtype: open.side.dtype.into(),
-        parameter: last.as_deref().map(str::to_string),
-        message: message.to_string(),
-    })
+    AmpError::DTypeClash {
+        dtype,
+        parameter: parameter.map(|path| path.to_string()),
+        message,
+    }
 }
 
 /// The scope whose half precision the thread is in; none in an island, or outside.
@@ -235,33 +240,35 @@ impl MixedPrecision {
         input: I,
         forward: impl FnOnce(I) -> R,
     ) -> Result<R, AmpError> {
-        let outer = innermost();
+        let outer = innermost().map(|open| open.side.clone());
         let open = Arc::new(self.opened());
         let nested = Cell::new(false);
-        let input = cast_each(input, |tensor| match &outer {
-            Some(outer) if outer.side.holds(tensor.dtype()) => {
-                nested.set(true);
-                open.cross(&outer.side, &open.side, tensor, None)
-            }
-            _ => open.take_in(tensor),
+        let around = outer.as_ref().unwrap_or(&Side::OUTSIDE);
+        let input = cast_each(input, |tensor| {
+            nested.set(nested.get() || around.holds(tensor.dtype()));
+            open.take_from(around, tensor, None)
         });
         // A thread pool may put other work on a thread that waits inside a scope. Its tensors are not of that scope.
         let outer = outer.filter(|_| nested.get());
         let is_inside = FRAMES.with_borrow(|frames| {
-            let mut opens = frames.iter().filter_map(|frame| frame.open.as_ref());
-            opens.next().is_some() && (outer.is_some() || innermost_of(frames).is_none())
+            frames.iter().any(|frame| frame.open.is_some())
+                && (outer.is_some() || innermost_of(frames).is_none())
         });
-        let result = Frame::of(&open).run(|| catch_unwind(AssertUnwindSafe(|| forward(input))));
+        let frame = Frame {
+            open: Some(open.clone()),
+            amp: Some(self.clone()),
+            ..Frame::default()
+        };
+        let result = frame.run(|| catch_unwind(AssertUnwindSafe(|| forward(input))));
         open.told.is_closed.store(true, Ordering::Relaxed);
         let output = result.or_else(|panic| explain(&open, panic))?;
         let is_watched = self.is_scaled() && !is_inside && open.dry.is_none();
         let watch = is_watched.then(|| open.watch_scope());
-        let to = outer.as_ref().map_or(&Side::OUTSIDE, |outer| &outer.side);
-        let output = cast_each(output, |tensor| open.let_out(tensor, to, watch.as_ref()));
-        match open.take_refused() {
-            None => Ok(output),
-            Some(error) => Err(error),
-        }
+        let around = outer.as_ref().unwrap_or(&Side::OUTSIDE);
+        let output = cast_each(output, |tensor| {
+            open.let_out(tensor, around, watch.as_ref())
+        });
+        open.take_refused().map_or(Ok(output), Err)
     }
 
     /// Casts the float tensors of a value to half precision, as [`autocast`](Self::autocast) does with its input: for
@@ -346,7 +353,7 @@ impl MixedPrecision {
         *locked(&open.told.last_read) = Some(path.clone());
         match &open.dry {
             None => self.live().read_in(open.region.as_ref(), path),
-            Some(dry) => dry.notes.read(path),
+            Some(dry) => dry.reads(path),
         }
         open.take_parameter(path, AnyTensor::with_graph(base))
             .into_tensor()
@@ -354,24 +361,18 @@ impl MixedPrecision {
 }
 
 /// What the thread's scopes differ by, in a dry run.
-pub(crate) fn dry_run() -> Option<DryRun> {
+pub(crate) fn dry_run() -> Option<Arc<DryRun>> {
     innermost_with(|frame| &frame.dry)
 }
 
-/// What gradients are multiplied by where the thread is.
-pub(crate) fn scale_here() -> f64 {
+/// What gradients are multiplied by where the thread is: 1 in f32.
+pub fn scale_here() -> f64 {
     innermost().map_or(1.0, |open| open.side.scale)
 }
 
 /// That of the scope around, or of the model that a `Learner` trains.
 pub(crate) fn current() -> Option<MixedPrecision> {
     innermost_with(|frame| &frame.amp)
-}
-
-/// As Flex, Burn's tensors and CubeCL word it.
-pub(crate) fn is_dtype_clash(message: &str) -> bool {
-    let message = message.to_lowercase();
-    message.contains("dtype") || message.contains("f16") || message.contains("data type")
 }
 
 /// Runs a part of a model in half precision, if a `Learner` trains the model with a [`MixedPrecision`], or a scope is open: it is
@@ -502,16 +503,18 @@ pub fn rescaled<I: CastFloat, R: CastFloat>(
 /// A part of the forward pass, and how it differs from what is around it: not at all, or in its precision, or in what its gradients are
 /// multiplied by.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Region {
+pub struct Region {
     /// By which others may decide what happens in it.
-    pub(crate) name: Option<Arc<str>>,
-    pub(crate) is_f32: bool,
-    pub(crate) rescale: Option<Rescale>,
+    pub name: Option<Arc<str>>,
+    /// Whether parameters are plain in it.
+    pub is_f32: bool,
+    /// What it multiplies gradients by.
+    pub rescale: Option<Rescale>,
 }
 
 impl Region {
     /// Runs it where the thread is, in a scope or outside of all.
-    pub(crate) fn run<I: CastFloat, R: CastFloat>(self, input: I, part: impl FnOnce(I) -> R) -> R {
+    pub fn run<I: CastFloat, R: CastFloat>(self, input: I, part: impl FnOnce(I) -> R) -> R {
         let named = self.name.as_deref();
         // A dry run decides by names.
         let is_f32 = self.is_f32
@@ -535,11 +538,9 @@ impl Region {
             }
             (Some(outer), Some(inside), Some(rescale)) => {
                 let [departure, arrival] = watches(&rescale, &outer, &inside);
+                let departure = departure.as_ref();
                 let output = part(cast_each(input, |tensor| {
-                    match outer.side.holds(tensor.dtype()) {
-                        true => inside.cross(&outer.side, &inside.side, tensor, departure.as_ref()),
-                        false => inside.take_in(tensor),
-                    }
+                    inside.take_from(&outer.side, tensor, departure)
                 }));
                 let arrival = arrival.as_ref();
                 cast_each(output, |tensor| {

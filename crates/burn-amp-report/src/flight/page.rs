@@ -3,7 +3,7 @@
 use minijinja::context;
 use serde::Serialize;
 
-use super::ring::{Known, Seen};
+use super::ring::{Seen, Step};
 use crate::{
     audit::power,
     chart::{self, Line, Scale},
@@ -14,15 +14,15 @@ use crate::{
 const LINES: usize = 8;
 
 /// The last steps, and what is to be said of them.
-#[derive(Clone, Debug, Serialize)]
-pub(super) struct Flight {
+#[derive(Serialize)]
+pub(super) struct Flight<'a> {
     step: u64,
     /// Why it was written.
     why: String,
     first: Option<First>,
     advice: String,
     /// The oldest first.
-    steps: Vec<Known>,
+    steps: &'a [Step],
 }
 
 /// The first probe that was not finite in the last step.
@@ -37,13 +37,13 @@ struct First {
     max_abs_before: Option<f64>,
 }
 
-impl Flight {
-    pub(super) fn of(step: u64, why: &str, steps: Vec<Known>) -> Self {
-        let first = first(&steps);
+impl<'a> Flight<'a> {
+    pub(super) fn of(step: u64, why: &str, steps: &'a [Step]) -> Self {
+        let first = first(steps);
         Self {
             step,
             why: why.to_string(),
-            advice: advice(&steps, first.as_ref()),
+            advice: advice(steps, first.as_ref()),
             first,
             steps,
         }
@@ -60,7 +60,7 @@ impl Flight {
             .collect();
         let draw =
             |title: &str, scale, lines: &[Line]| chart::lines(title, "step", scale, lines, &skips);
-        let of_host = |name: &str, value: &dyn Fn(&Known) -> Option<f64>| Line {
+        let of_host = |name: &str, value: &dyn Fn(&Step) -> Option<f64>| Line {
             name: name.to_string(),
             color: 0,
             points: (self.steps.iter())
@@ -155,7 +155,7 @@ impl Flight {
 }
 
 /// Forward, what is not finite and was finite in clean steps: a mask may be infinite by design. Backward, the last on the way forward.
-fn first(steps: &[Known]) -> Option<First> {
+fn first(steps: &[Step]) -> Option<First> {
     let (last, before) = steps.split_last()?;
     let is_usual = |seen: &Seen| {
         let clean = before
@@ -197,7 +197,7 @@ fn first(steps: &[Known]) -> Option<First> {
     })
 }
 
-fn advice(steps: &[Known], first: Option<&First>) -> String {
+fn advice(steps: &[Step], first: Option<&First>) -> String {
     let Some(last) = steps.last() else {
         return "No step was made yet.".to_string();
     };

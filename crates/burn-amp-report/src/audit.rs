@@ -21,13 +21,12 @@ use burn_amp::AmpError;
 use serde::Serialize;
 use std::{collections::BTreeSet, path::Path};
 
-use crate::{error::ReportError, file};
+use crate::{error::ReportError, file, page::power};
 use bench::{Bench, check_devices};
 use compare::Figures;
 pub(crate) use trace::Trace;
 use trace::Visit;
 pub use verdict::Verdict;
-pub(crate) use verdict::power;
 
 /// Runs one loss and its backward pass in f32, in f16 at three loss scales and in bf16 where the device has it, compares them, and says what is wrong.
 ///

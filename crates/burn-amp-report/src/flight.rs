@@ -2,6 +2,7 @@
 
 mod page;
 mod ring;
+mod step;
 
 use burn_amp::{
     MixedPrecision,

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::{Audit, compare::Figures};
+use crate::page::number;
 
 /// The columns of one run.
 fn cells(figures: &Figures) -> String {
@@ -21,22 +22,13 @@ fn cells(figures: &Figures) -> String {
 
 const HEAD: &str = " cosine   ratio    lost inf/NaN headroom";
 
-/// A number; a dash for none.
-pub(super) fn number(value: Option<f64>, digits: usize) -> String {
-    match value {
-        None => "-".to_string(),
-        Some(value) if value.abs() >= 1e5 => format!("{value:.1e}"),
-        Some(value) => format!("{value:.digits$}"),
-    }
-}
-
 /// A norm in f32, of which there is none where a value is not finite.
 fn norm(value: Option<f64>) -> String {
     value.map_or("inf/NaN".to_string(), |value| format!("{value:.2e}"))
 }
 
 /// A share; a dash for none.
-pub(super) fn percent(share: f64) -> String {
+fn percent(share: f64) -> String {
     match share {
         0.0 => "-".to_string(),
         share => format!("{:.1} %", 100.0 * share),

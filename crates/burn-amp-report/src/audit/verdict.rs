@@ -1,6 +1,8 @@
 use serde::Serialize;
 use std::fmt;
 
+use crate::page::power;
+
 /// What an [`audit`](crate::audit()) has found. `Display` says what to do.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
@@ -65,15 +67,6 @@ impl Verdict {
     /// Whether nothing has to be done for half precision.
     pub fn is_fine(&self) -> bool {
         matches!(self, Self::Fine)
-    }
-}
-
-/// A power of two, which loss scales are.
-pub(crate) fn power(scale: f64) -> String {
-    let exponent = scale.log2();
-    match exponent.fract() == 0.0 {
-        true => format!("2^{exponent}"),
-        false => format!("{scale}"),
     }
 }
 

@@ -5,11 +5,10 @@ use burn_amp::{
     StepOutcome, UnscaledGradients,
     observe::{self, Observer, Stepped, locked},
 };
-use burn_amp_kernels::{Crossing, ExponentHistogram, TensorStatus, Watch, watched_cast};
-use serde::Serialize;
+use burn_amp_kernels::{ExponentHistogram, Watch, watched_cast};
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, VecDeque},
+    collections::VecDeque,
     fs::{File, OpenOptions},
     io::{self, Write},
     path::{Path, PathBuf},
@@ -17,7 +16,10 @@ use std::{
     time::Instant,
 };
 
-use super::page;
+use super::{
+    page,
+    step::{Host, Overflow, Passed, Step},
+};
 use crate::{
     error::ReportError,
     file,
@@ -51,92 +53,6 @@ struct State {
     log: File,
     last: Instant,
     written: Vec<PathBuf>,
-}
-
-/// A tensor and its gradient, which were measured on their way back.
-struct Passed {
-    name: String,
-    /// The place on the way forward.
-    order: u32,
-    /// What gradients are multiplied by there.
-    scale: f64,
-    dtype: String,
-    crossing: Crossing,
-}
-
-/// A parameter whose gradient is not finite.
-#[derive(Clone, Debug, Serialize)]
-pub(super) struct Overflow {
-    pub(super) parameter: String,
-    pub(super) values: u64,
-}
-
-/// One of the last steps.
-#[derive(Serialize)]
-pub(super) struct Step {
-    #[serde(flatten)]
-    pub(super) host: Host,
-    /// What was read of the probes, in the order of the way forward.
-    pub(super) probes: Vec<Seen>,
-    /// What is on the device still.
-    #[serde(skip)]
-    passed: Vec<Passed>,
-}
-
-/// The numbers of a step that the optimizer has read anyway.
-#[derive(Default, Serialize)]
-pub(super) struct Host {
-    pub(super) step: u64,
-    pub(super) outcome: String,
-    /// That its gradients were multiplied by.
-    pub(super) loss_scale: f64,
-    pub(super) norm: Option<f64>,
-    pub(super) max_abs: Option<f64>,
-    pub(super) zero_share: Option<f64>,
-    /// Since the step before; none for the first.
-    pub(super) seconds: Option<f64>,
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub(super) notes: BTreeMap<String, f64>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(super) overflows: Vec<Overflow>,
-    /// Where the loss is to blame: whether the model's output was finite.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) blamed_loss: Option<bool>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) error: Option<String>,
-    /// By exponent, of those that occur; unscaled.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(super) exponents: Vec<(i32, u64)>,
-}
-
-/// What a probe has seen, read.
-#[derive(Clone, Debug, Serialize)]
-pub(super) struct Seen {
-    pub(super) name: String,
-    /// The place on the way forward, from 0.
-    pub(super) order: u32,
-    pub(super) dtype: String,
-    pub(super) value: Measures,
-    /// Unscaled.
-    pub(super) gradient: Measures,
-}
-
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct Measures {
-    pub(super) max_abs: f64,
-    /// From 0 to 1.
-    pub(super) zeros: f64,
-    pub(super) non_finite: u64,
-}
-
-impl Measures {
-    fn of(status: &TensorStatus, scale: f64) -> Self {
-        Self {
-            max_abs: status.max_abs / scale,
-            zeros: status.zeros as f64 / status.elements.max(1) as f64,
-            non_finite: status.non_finite,
-        }
-    }
 }
 
 impl Ring {
@@ -231,29 +147,6 @@ impl State {
     }
 }
 
-impl Step {
-    fn read(&mut self) {
-        let read = self.passed.drain(..).filter_map(Passed::read);
-        self.probes.extend(read);
-        self.probes.sort_by_key(|seen| seen.order);
-    }
-}
-
-impl Passed {
-    fn read(self) -> Option<Seen> {
-        #[cfg(test)]
-        tests::READS.set(tests::READS.get() + 1);
-        let (gradient, value) = self.crossing.read_measures()?;
-        Some(Seen {
-            name: self.name,
-            order: self.order,
-            dtype: self.dtype,
-            value: Measures::of(&value?, 1.0),
-            gradient: Measures::of(&gradient, self.scale),
-        })
-    }
-}
-
 impl Observer for Ring {
     fn tested(&self, grads: &UnscaledGradients) {
         let mut state = locked(&self.state);
@@ -326,14 +219,14 @@ impl Observer for Ring {
 impl State {
     /// Why the last steps are to be written, if they are. A row of skips, or of others, is written once.
     fn why(&self) -> Option<String> {
-        let mut hosts = self.steps.iter().rev().map(|step| &step.host);
-        let (last, before, earlier) = (hosts.next()?, hosts.next(), hosts.next());
-        let is = |host: Option<&Host>, outcome| host.is_some_and(|host| host.outcome == outcome);
-        if let Some(error) = &last.error {
-            let is_new = before.is_none_or(|before| before.error.is_none());
+        let mut steps = self.steps.iter().rev();
+        let (last, before, earlier) = (steps.next()?, steps.next(), steps.next());
+        let is = |step: Option<&Step>, outcome| step.is_some_and(|step| step.is(outcome));
+        if let Some(error) = &last.host.error {
+            let is_new = before.is_none_or(|before| before.host.error.is_none());
             return is_new.then(|| format!("the run cannot go on: {error}"));
         }
-        match last.outcome.as_str() {
+        match last.host.outcome.as_str() {
             "guarded" if !is(before, "guarded") => Some("the guard held a step back".to_string()),
             "skipped" if is(before, "skipped") && !is(earlier, "skipped") => {
                 Some("two steps in a row were skipped".to_string())
@@ -362,12 +255,7 @@ mod tests {
     use burn_amp::{MixedPrecision, ScaledOptimizer};
 
     use super::STEPS;
-    use crate::{FlightRecorder, probe};
-
-    thread_local! {
-        /// How often this thread has waited for a device.
-        pub(super) static READS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
-    }
+    use crate::{FlightRecorder, flight::step::READS, probe};
 
     #[test]
     fn a_clean_step_reads_nothing() {

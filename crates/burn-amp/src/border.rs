@@ -2,10 +2,7 @@
 
 use burn::tensor::{DType, FloatDType};
 use burn_amp_kernels::{Factor, Watch};
-use std::sync::{
-    Arc, Mutex,
-    atomic::{AtomicBool, Ordering},
-};
+use std::sync::{Arc, Mutex, Once};
 
 use crate::{
     any_tensor::AnyTensor,
@@ -33,25 +30,18 @@ pub(crate) struct Open {
     /// What gradients are multiplied by beside the loss scale.
     pub(crate) shift: f64,
     pub(crate) dry: Option<Arc<DryRun>>,
-    pub(crate) told: Arc<Told>,
+    pub(crate) told: Arc<Mutex<Told>>,
 }
 
 /// What is known of a scope when it closes, that of its parts included.
 #[derive(Default)]
 pub(crate) struct Told {
     /// What was refused in it.
-    pub(crate) refused: Mutex<Option<AmpError>>,
+    pub(crate) refused: Option<AmpError>,
     /// The parameter that was read last, to say where a dtype clashed.
-    pub(crate) last_read: Mutex<Option<Arc<str>>>,
+    pub(crate) last_read: Option<Arc<str>>,
     /// Whether the closure has returned.
-    pub(crate) is_closed: AtomicBool,
-}
-
-impl Told {
-    /// The first refusal counts.
-    fn refuse(&self, error: AmpError) {
-        locked(&self.refused).get_or_insert(error);
-    }
+    pub(crate) is_closed: bool,
 }
 
 /// One side of a border: the dtype of its tensors, and what their gradients are multiplied by.
@@ -99,7 +89,7 @@ impl Open {
         let mut factor = match &rescale.0 {
             Rule::Fixed(k) => f64::from(*k).exp2(),
             Rule::Driven(driven) if self.amp.is_scaled() => {
-                let factor = self.amp.live().enter_part(driven, self.dry.is_some());
+                let factor = self.amp.live().parts().enter(driven, self.dry.is_some());
                 region = Some(Arc::new(Region {
                     part: driven.name.clone(),
                     factor: factor.into(),
@@ -193,9 +183,11 @@ impl Open {
         let watch = (base.is_tracked() && is_scaled).then(|| {
             let (told, path) = (self.told.clone(), path.clone());
             Watch::of_arrival(move || {
-                if !told.is_closed.load(Ordering::Relaxed) {
+                let mut told = locked(&told);
+                if !told.is_closed {
                     let parameter = path.to_string();
-                    told.refuse(AmpError::BackwardInside { parameter });
+                    let error = AmpError::BackwardInside { parameter };
+                    told.refused.get_or_insert(error);
                 }
             })
         });
@@ -227,27 +219,24 @@ impl Open {
         }
     }
 
+    /// The first refusal counts.
     pub(crate) fn refuse(&self, error: AmpError) {
-        self.told.refuse(error);
+        locked(&self.told).refused.get_or_insert(error);
     }
 
     pub(crate) fn take_refused(&self) -> Option<AmpError> {
-        locked(&self.told.refused).take()
+        locked(&self.told).refused.take()
     }
 }
 
 /// A scalar cannot carry the loss scale: its gradient starts at 1 and is multiplied beyond f16 at once.
 fn warn_of_a_loss(tensor: &AnyTensor) {
-    static SAID: AtomicBool = AtomicBool::new(false);
-    if is_half(tensor.dtype())
-        && tensor.is_tracked()
-        && tensor.shape().num_elements() == 1
-        && !SAID.swap(true, Ordering::Relaxed)
-    {
-        log::warn!(
-            "`autocast` returns a single {:?} value that requires gradients: if it is a loss, take it outside, in f32. Reduced \
-             in half precision it loses digits, and its gradient times the loss scale overflows",
-            tensor.dtype()
-        );
+    static SAID: Once = Once::new();
+    let dtype = tensor.dtype();
+    if is_half(dtype) && tensor.is_tracked() && tensor.shape().num_elements() == 1 {
+        SAID.call_once(|| log::warn!(
+            "`autocast` returns a single {dtype:?} value that requires gradients: if it is a loss, take it outside, in f32. Reduced \
+             in half precision it loses digits, and its gradient times the loss scale overflows"
+        ));
     }
 }

@@ -5,8 +5,8 @@ use std::{
     collections::{BTreeMap, HashMap, VecDeque},
     ops::{Range, RangeInclusive},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+        Arc, Mutex, MutexGuard, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -15,6 +15,7 @@ use crate::{
         BorderEvent, BorderEvents, EventPlace, MAX_EVENTS, Region, first_cause, split_unread,
     },
     in_flight::InFlight,
+    lock::locked,
     loss_scale::{LossScale, Measures, Observation, SkipCause, StepOutcome},
     parts::Parts,
     rescale::{Driven, PartState},
@@ -32,13 +33,13 @@ const UNTESTED: usize = 16;
 pub(crate) struct LiveScale {
     /// Of what scopes apply: its inverse must be normal.
     range: RangeInclusive<f32>,
-    /// The bits of the scale, which every scope reads.
-    scale: AtomicU32,
     /// How many scopes were opened.
     opened: AtomicU64,
     /// How many steps were skipped, whatever for.
     skips: AtomicU64,
     state: Mutex<State>,
+    /// Locked after the state, where both are.
+    parts: Mutex<Parts>,
     events: Arc<BorderEvents>,
     in_flight: InFlight<Self>,
     /// Whether there was ever an optimizer that tests gradients.
@@ -50,7 +51,6 @@ pub(crate) struct LiveScale {
 #[derive(Debug)]
 struct State {
     schedule: LossScale,
-    parts: Parts,
     /// The optimizers that share the scale.
     members: Vec<Weak<()>>,
     iteration: Iteration,
@@ -94,15 +94,14 @@ impl LiveScale {
     fn with(schedule: LossScale, range: RangeInclusive<f32>) -> Self {
         let live = Self {
             range,
-            scale: AtomicU32::new(0),
             opened: AtomicU64::new(0),
             skips: AtomicU64::new(0),
             state: Mutex::new(State {
                 schedule,
-                parts: Parts::default(),
                 members: Vec::new(),
                 iteration: Iteration::default(),
             }),
+            parts: Mutex::default(),
             events: Arc::default(),
             in_flight: InFlight::default(),
             is_tested: AtomicBool::new(false),
@@ -114,24 +113,24 @@ impl LiveScale {
 
     /// A scale of its own, in the same state, that no scope uses.
     pub(crate) fn detached(&self) -> Self {
-        let state = self.state();
-        let detached = Self::with(state.schedule.clone(), self.range.clone());
-        detached.state().parts = state.parts.clone();
+        let detached = Self::with(self.schedule(), self.range.clone());
+        *detached.parts() = self.parts().clone();
         detached
     }
 
     /// The scale of the next scope.
     pub(crate) fn scale(&self) -> f32 {
-        f32::from_bits(self.scale.load(Ordering::Acquire))
+        let (min, max) = (*self.range.start(), *self.range.end());
+        locked(&self.state).schedule.scale().clamp(min, max)
     }
 
     pub(crate) fn schedule(&self) -> LossScale {
-        self.state().schedule.clone()
+        locked(&self.state).schedule.clone()
     }
 
     /// Goes on from this schedule, with a new iteration.
     pub(crate) fn set_schedule(&self, schedule: LossScale) {
-        let mut state = self.state();
+        let mut state = locked(&self.state);
         state.iteration = Iteration::default();
         self.store(&mut state, schedule);
         drop(state);
@@ -156,9 +155,8 @@ impl LiveScale {
 
     /// The state that a device goes on from; none where the host has to look at more than whether a step was skipped.
     pub(crate) fn on_device(&self) -> Option<ScaleState> {
-        let state = self.state();
-        let has_parts = !state.parts.is_empty();
-        let state = state.schedule.on_device().filter(|_| !has_parts)?;
+        let has_parts = !self.parts().is_empty();
+        let state = self.schedule().on_device().filter(|_| !has_parts)?;
         Some(ScaleState {
             max_scale: state.max_scale.min(MAX_SCALE),
             ..state
@@ -189,19 +187,19 @@ impl LiveScale {
     pub(crate) fn join(&self) -> Arc<()> {
         self.is_tested.store(true, Ordering::Relaxed);
         let member = Arc::new(());
-        self.state().members.push(Arc::downgrade(&member));
+        locked(&self.state).members.push(Arc::downgrade(&member));
         member
     }
 
     /// Whether several optimizers move it.
     pub(crate) fn is_shared(&self) -> bool {
-        let members = &self.state().members;
+        let members = &locked(&self.state).members;
         members.iter().filter(|m| m.strong_count() > 0).count() > 1
     }
 
     /// Whether other optimizers than this one move it.
     pub(crate) fn has_others(&self, member: &Arc<()>) -> bool {
-        let members = &self.state().members;
+        let members = &locked(&self.state).members;
         let is_other = |other: &Weak<()>| other.as_ptr() != Arc::as_ptr(member);
         members.iter().any(|m| m.strong_count() > 0 && is_other(m))
     }
@@ -212,7 +210,7 @@ impl LiveScale {
     /// have stepped, or when one steps again: as one, with the measures of all their gradients.
     pub(crate) fn report(&self, member: &Weak<()>, seen: Option<Observation>) -> [f32; 2] {
         self.in_flight.leave_device_to(member);
-        let mut state = self.state();
+        let mut state = locked(&self.state);
         let before = state.schedule.scale();
         let id = member.as_ptr() as usize;
         if state.iteration.reported.contains(&id) {
@@ -232,13 +230,12 @@ impl LiveScale {
     }
 
     fn learn(&self, state: &mut State, seen: Observation) {
-        let State {
-            parts, iteration, ..
-        } = state;
+        let iteration = &mut state.iteration;
         match seen.outcome {
             StepOutcome::Skipped if !iteration.backed_off => {
                 iteration.backed_off = true;
-                if !parts.back_off(std::mem::take(&mut iteration.parts)) {
+                let causes = std::mem::take(&mut iteration.parts);
+                if !self.parts().back_off(causes) {
                     let schedule = state.schedule.clone().learn(seen);
                     self.store(state, schedule);
                 }
@@ -264,7 +261,7 @@ impl LiveScale {
             });
             self.store(state, schedule);
         }
-        state.parts.end_iteration(is_finite);
+        self.parts().end_iteration(is_finite);
         if !self.in_flight.is_resolving() {
             self.events.take_range();
         }
@@ -273,15 +270,13 @@ impl LiveScale {
 
     /// Keeps the scale where a scope can use it.
     fn store(&self, state: &mut State, schedule: LossScale) {
-        let (min, max) = (*self.range.start(), *self.range.end());
+        let max = *self.range.end();
         state.schedule = match schedule.scale() > max {
             true => (schedule.clone())
                 .with_scale("loss_scale", max.into())
                 .unwrap_or(schedule),
             false => schedule,
         };
-        let scale = state.schedule.scale().clamp(min, max);
-        self.scale.store(scale.to_bits(), Ordering::Release);
     }
 
     /// Remembers a gradient on its way back.
@@ -305,7 +300,7 @@ impl LiveScale {
         let events = self.events.take_for_skip();
         if events.is_empty() {
             // Another optimizer's skip has read them: both backward passes were over before it.
-            if let Some(cause) = self.state().iteration.cause {
+            if let Some(cause) = locked(&self.state).iteration.cause {
                 return cause;
             }
         }
@@ -322,46 +317,20 @@ impl LiveScale {
         let first = first_cause(events);
         let is_nan = matches!(first, Some((SkipCause::NAN_LOSS, _)));
         let is_of_others = is_nan && self.events.came_finite_to_others(&of_all);
-        let mut state = self.state();
+        let mut state = locked(&self.state);
         let (cause, parts) = match first {
             Some(_) if is_of_others => (SkipCause::OtherScale, Vec::new()),
             Some((cause, part)) => (cause, part.into_iter().collect()),
-            None => (SkipCause::Scale, state.parts.of_parameters(overflows)),
+            None => (SkipCause::Scale, self.parts().of_parameters(overflows)),
         };
         state.iteration.cause = Some(cause);
         state.iteration.parts = parts;
         cause
     }
 
-    /// A parameter is read, in a part or in none.
-    pub(crate) fn read_in(&self, part: Option<&Arc<Region>>, path: &Arc<str>) {
-        let part = part.map(|region| &region.part);
-        self.state().parts.read_in(part, path);
-    }
-
-    /// What a part multiplies gradients by now. A `dry` run leaves no trace.
-    pub(crate) fn enter_part(&self, driven: &Driven, dry: bool) -> f32 {
-        self.state().parts.enter(driven, dry)
-    }
-
-    /// The parts whose factors move, and what they multiply gradients by.
-    pub(crate) fn parts(&self) -> BTreeMap<String, PartState> {
-        self.state().parts.states()
-    }
-
-    /// Why a part refuses what a record has under its name, if one does.
-    pub(crate) fn check_parts(&self, parts: &BTreeMap<String, PartState>) -> Result<(), String> {
-        self.state().parts.check(parts)
-    }
-
-    /// Goes on from the parts of a record, or from none.
-    pub(crate) fn restore_parts(&self, parts: &BTreeMap<String, PartState>, with_settings: bool) {
-        self.state().parts.restore(parts, with_settings);
-    }
-
-    /// Starts all parts again.
-    pub(crate) fn restart_parts(&self) {
-        self.state().parts.restart();
+    /// The parts whose factors move.
+    pub(crate) fn parts(&self) -> MutexGuard<'_, Parts> {
+        locked(&self.parts)
     }
 
     /// Takes out what came to the parts that move by statistics and was not read, to be read with the gradients of a step.
@@ -376,13 +345,13 @@ impl LiveScale {
     pub(crate) fn read_statistics(&self) {
         for event in self.take_wanted() {
             if let Some((region, statistics)) = event.statistics() {
-                self.state().parts.see(&region.part, statistics);
+                self.parts().see(&region.part, statistics);
             }
         }
     }
 
     fn take_wanted(&self) -> VecDeque<BorderEvent> {
-        let parts = &self.state().parts;
+        let parts = self.parts();
         if !parts.any_wants_statistics() {
             return VecDeque::new();
         }
@@ -392,7 +361,7 @@ impl LiveScale {
 
     /// Takes out what the scopes of an iteration have left, for a step that is decided elsewhere.
     pub(crate) fn hand_over(&self) -> ScopesLeft {
-        let parts = &mut self.state().parts;
+        let mut parts = self.parts();
         ScopesLeft {
             opened: self.opened(),
             events: self.events.take(),
@@ -405,7 +374,7 @@ impl LiveScale {
     pub(crate) fn take_over(&self, left: ScopesLeft) {
         self.opened.store(left.opened, Ordering::Relaxed);
         self.events.put_back(left.events);
-        let parts = &mut self.state().parts;
+        let mut parts = self.parts();
         parts.readers = left.readers;
         for driven in left.parts {
             parts.enter(&driven, false);
@@ -415,14 +384,8 @@ impl LiveScale {
     /// Uses the scale, and the factors of the parts, that another has reached.
     pub(crate) fn follow(&self, schedule: LossScale, parts: &BTreeMap<String, PartState>) {
         self.in_flight.set_device_step(None);
-        let mut state = self.state();
-        self.store(&mut state, schedule);
-        state.parts.follow(parts);
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing in here is left half written by a panic.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.store(&mut locked(&self.state), schedule);
+        self.parts().follow(parts);
     }
 }
 

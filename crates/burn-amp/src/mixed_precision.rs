@@ -164,7 +164,7 @@ impl MixedPrecision {
     /// The parts of the network whose factors move ([`rescaled`](crate::rescaled) by a name), and what each multiplies gradients by
     /// now, beside the loss scale. By name; empty before the first of them is opened.
     pub fn parts(&self) -> Vec<(String, f32)> {
-        let parts = self.shared.live.parts().into_iter();
+        let parts = self.live().parts().states().into_iter();
         parts.map(|(name, part)| (name, part.factor())).collect()
     }
 

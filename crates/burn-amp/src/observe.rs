@@ -89,21 +89,14 @@ pub fn values<M: Module>(model: &M, grads: Option<&GradientsParams>) -> Vec<Flat
 /// Measures tensors on any devices. Waits for each device once.
 pub fn measure(tensors: Vec<Tensor<1>>) -> Result<Vec<TensorStatus>, AmpError> {
     let mut statuses = vec![TensorStatus::default(); tensors.len()];
-    pass(tensors).inspect(&mut statuses, Vec::new())?;
+    let pass = Pass::of(tensors.into_iter().map(AnyTensor::new));
+    pass.inspect(&mut statuses, Vec::new())?;
     Ok(statuses)
 }
 
 /// Counts values on any devices by exponent. Waits for each device once.
 pub fn count(tensors: Vec<Tensor<1>>) -> Result<ExponentHistogram, AmpError> {
-    Ok(pass(tensors).histogram()?)
-}
-
-fn pass(tensors: Vec<Tensor<1>>) -> Pass {
-    let mut pass = Pass::default();
-    for (position, tensor) in tensors.into_iter().enumerate() {
-        pass.push(position, AnyTensor::new(tensor), true);
-    }
-    pass
+    Ok(Pass::of(tensors.into_iter().map(AnyTensor::new)).histogram()?)
 }
 
 impl GradScaler {

@@ -78,11 +78,7 @@ impl RunningStatistics {
         let mut before = Self::default();
         before.keep(module);
         let result = forward();
-        let values = updated(module).0.into_iter().filter_map(|found| {
-            let kept = before.values.remove(&found.id)?;
-            Some((found.id, kept.moved_to(&found.value.device())))
-        });
-        put(module, values.collect());
+        put(module, before.values);
         result
     }
 }
@@ -171,8 +167,12 @@ fn updated<M: Module>(module: &M) -> Statistics {
 
 /// Gives a module, and its clones, these running statistics.
 fn put<M: Module>(module: &M, values: HashMap<ParamId, AnyTensor>) {
-    let value = |found: Parameter| values.get(&found.id).cloned();
-    drop(replaced(module.clone(), value));
+    // What a forward pass has added would be taken in over them.
+    drop(module.valid());
+    drop(replaced(module.clone(), |found| {
+        let value = values.get(&found.id)?.clone();
+        Some(value.moved_to(&found.value.device()))
+    }));
 }
 
 impl Statistics {
@@ -192,10 +192,7 @@ impl Statistics {
 
     /// Those that are not finite. Waits for each device once.
     fn not_finite(mut self) -> Self {
-        let mut pass = Pass::default();
-        for (position, found) in self.0.iter().enumerate() {
-            pass.push(position, found.value.clone(), true);
-        }
+        let pass = Pass::of(self.0.iter().map(|found| found.value.clone()));
         #[cfg(test)]
         tests::READS.set(tests::READS.get() + u32::from(!self.is_empty()));
         let mut statuses = vec![TensorStatus::default(); self.0.len()];

@@ -475,7 +475,7 @@ impl GradScaler {
         self.iteration = Iteration::default();
         *self.account() = Account::default();
         self.live().set_schedule(schedule);
-        self.live().restart_parts();
+        self.live().parts().restart();
     }
 
     /// Whether losses are scaled and gradients tested.

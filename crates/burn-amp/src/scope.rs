@@ -23,7 +23,7 @@ use std::{
     any::Any,
     cell::{Cell, RefCell},
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
-    sync::{Arc, atomic::Ordering},
+    sync::Arc,
 };
 
 use crate::{
@@ -153,7 +153,7 @@ fn explain<R>(open: &Open, panic: Box<dyn Any + Send>) -> Result<R, AmpError> {
     if let Some(error) = REFUSED.take().filter(|error| error.to_string() == message) {
         return Err(error);
     }
-    let last = locked(&open.told.last_read).clone();
+    let last = locked(&open.told).last_read.clone();
     Err(dtype_clash(panic, open.side.dtype.into(), last))
 }
 
@@ -260,7 +260,7 @@ impl MixedPrecision {
             ..Frame::default()
         };
         let result = frame.run(|| catch_unwind(AssertUnwindSafe(|| forward(input))));
-        open.told.is_closed.store(true, Ordering::Relaxed);
+        locked(&open.told).is_closed = true;
         let output = result.or_else(|panic| explain(&open, panic))?;
         let is_watched = self.is_scaled() && !is_inside && open.dry.is_none();
         let watch = is_watched.then(|| open.watch_scope());
@@ -350,9 +350,12 @@ impl MixedPrecision {
                 dtype,
             });
         }
-        *locked(&open.told.last_read) = Some(path.clone());
+        locked(&open.told).last_read = Some(path.clone());
         match &open.dry {
-            None => self.live().read_in(open.region.as_ref(), path),
+            None => {
+                let part = open.region.as_ref().map(|region| &region.part);
+                self.live().parts().read_in(part, path);
+            }
             Some(dry) => dry.reads(path),
         }
         open.take_parameter(path, AnyTensor::with_graph(base))
@@ -407,16 +410,12 @@ fn told_of_f32<R: CastFloat>(output: R) -> R {
     thread_local! {
         static IS_SAID: Cell<bool> = const { Cell::new(false) };
     }
-    if IS_SAID.get() {
-        return output;
-    }
     let is_tracked = Cell::new(false);
     let output = cast_each(output, |tensor| {
         is_tracked.set(is_tracked.get() || tensor.is_tracked());
         tensor
     });
-    if is_tracked.get() {
-        IS_SAID.set(true);
+    if is_tracked.get() && !IS_SAID.replace(true) {
         log::warn!(
             "`autocast` trains in f32: no `MixedPrecision` is in force here. In a Learner it is that of \
              `amp.learner(model, optim, lr)`, in a loop `amp.autocast(input, ..)`. `MixedPrecision::f32()` says that f32 is meant"

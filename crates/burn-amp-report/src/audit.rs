@@ -53,8 +53,7 @@ pub fn audit<M: Module, const D: usize>(
     loss: impl FnMut(&M) -> Tensor<D>,
 ) -> Result<Audit, ReportError> {
     check_devices(FloatDType::F16, model)?;
-    let mut bench = Bench { model, amp, loss };
-    Ok(bench.audit()?)
+    Ok(Bench::new(model, amp, loss).audit()?)
 }
 
 /// What an [`audit`] has found. `Display` is a text table.

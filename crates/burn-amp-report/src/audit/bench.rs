@@ -16,7 +16,7 @@ use super::{
     compare::{Figures, measure, rms},
     minimal::minimal,
     reference::{Noise, Reference},
-    show::{layers, passed, reproduction, value},
+    show::{passed, reproduction, value},
     trace::Visit,
 };
 
@@ -24,9 +24,24 @@ const BINADES: f64 = 4.0;
 const SEED: u64 = 0x5ca1e;
 
 pub(super) struct Bench<'a, M, F> {
-    pub(super) model: &'a M,
-    pub(super) amp: &'a MixedPrecision,
-    pub(super) loss: F,
+    model: &'a M,
+    amp: &'a MixedPrecision,
+    loss: F,
+    losses_computed: u32,
+    /// What else is to be known.
+    note: Option<&'static str>,
+}
+
+impl<'a, M, F> Bench<'a, M, F> {
+    pub(super) fn new(model: &'a M, amp: &'a MixedPrecision, loss: F) -> Self {
+        Self {
+            model,
+            amp,
+            loss,
+            losses_computed: 0,
+            note: None,
+        }
+    }
 }
 
 /// Whether all devices of a model compute in a dtype.
@@ -37,8 +52,8 @@ pub(super) fn check_devices<M: Module>(dtype: FloatDType, model: &M) -> Result<(
 }
 
 impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
-    fn run(&mut self, dtype: FloatDType, loss_scale: f64, trace: Trace) -> Result<Trial, AmpError> {
-        self.run_seeded(SEED, dtype, loss_scale, trace)
+    fn run(&mut self, dtype: FloatDType, scale: f64, keeps: bool) -> Result<Trial, AmpError> {
+        self.run_seeded(SEED, dtype, scale, Trace::new(keeps, &[]))
     }
 
     fn run_seeded(
@@ -60,7 +75,10 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
             observer: Some(trace.clone()),
             ..DryRun::at(loss_scale)
         });
-        let loss = observe::dry_loss(self.amp, &dry, self.model, &mut self.loss)?;
+        let loss = observe::dry_loss(self.amp, &dry, self.model, &mut self.loss);
+        let is_refused = matches!(loss, Err(AmpError::HalfPrecisionLoss { .. }));
+        self.losses_computed += u32::from(!is_refused);
+        let loss = loss?;
         let grads = loss.backward();
         let visits = trace.take(&grads);
         let grads = GradientsParams::from_grads(grads, self.model);
@@ -82,18 +100,55 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
             FloatDType::F16 => f64::from(self.amp.loss_scale()),
             _ => 65536.0,
         };
-        let mut reference =
-            Reference::new(self.run(FloatDType::F32, 1.0, Trace::new(true, &[]))?)?;
-        let mut audit = Audit {
-            verdict: Verdict::Fine,
-            advice: String::new(),
-            note: None,
-            device: match self.model.devices().first() {
-                Some(device) => format!("{:?}", device.clone().inner()),
-                None => "none".to_string(),
+        let mut reference = Reference::new(self.run(FloatDType::F32, 1.0, true)?)?;
+        let mut specs = vec![
+            (FloatDType::F16, present / BINADES),
+            (FloatDType::F16, present),
+            (FloatDType::F16, present * BINADES),
+        ];
+        if check_devices(FloatDType::BF16, self.model).is_ok() {
+            specs.push((FloatDType::BF16, 1.0));
+        }
+        let mut runs = Vec::new();
+        for (dtype, scale) in specs {
+            match self.run(dtype, scale, true) {
+                Err(AmpError::HalfPrecisionLoss { .. }) => {
+                    return Ok(self.judged(&reference, present, Verdict::LossInHalf));
+                }
+                trial => runs.push(reference.compare(trial?)?),
+            }
+        }
+        let verdict = match reference.is_finite() {
+            false => self.not_finite(&reference)?,
+            true => {
+                let right = reference.is_right(&runs[1], None);
+                if !right && runs[1].trial.loss.is_finite() {
+                    self.look_for_noise(&mut reference)?;
+                }
+                self.judge(&reference, &runs, present)?
+            }
+        };
+        let mut audit = self.judged(&reference, present, verdict);
+        if let Verdict::Backend { .. } = &audit.verdict {
+            audit.reproduction = Some(reproduction(&reference, &runs[1], &audit.device)?);
+        }
+        audit.show(&reference, &runs)?;
+        Ok(audit)
+    }
+
+    /// An audit that shows nothing yet but the run in f32.
+    fn judged(&self, reference: &Reference, present: f64, verdict: Verdict) -> Audit {
+        let device = self.model.devices().into_iter().next();
+        Audit {
+            advice: match self.note {
+                Some(note) => format!("{verdict} {note}"),
+                None => verdict.to_string(),
             },
+            verdict,
+            device: device.map_or("none".to_string(), |device| format!("{:?}", device.inner())),
+            note: self.note,
             loss_scale: present,
-            losses_computed: 1,
+            losses_computed: self.losses_computed,
             runs: vec![Run {
                 name: "f32".to_string(),
                 loss_scale: 1.0,
@@ -105,68 +160,24 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
             exponents: Vec::new(),
             formats: Vec::new(),
             reproduction: None,
-        };
-        let mut runs = Vec::new();
-        let mut specs = vec![
-            (FloatDType::F16, present / BINADES),
-            (FloatDType::F16, present),
-            (FloatDType::F16, present * BINADES),
-        ];
-        if check_devices(FloatDType::BF16, self.model).is_ok() {
-            specs.push((FloatDType::BF16, 1.0));
         }
-        for (dtype, scale) in specs {
-            let trial = match self.run(dtype, scale, Trace::new(true, &[])) {
-                Err(AmpError::HalfPrecisionLoss { .. }) => {
-                    audit.judged(Verdict::LossInHalf);
-                    return Ok(audit);
-                }
-                trial => trial?,
-            };
-            audit.losses_computed += 1;
-            runs.push(reference.compare(trial)?);
-        }
-        let verdict = match reference.is_finite() {
-            false => self.not_finite(&reference)?,
-            true => {
-                let right = |run: &Compared| reference.is_right(run, None);
-                if !right(&runs[1]) && runs[1].trial.loss.is_finite() {
-                    self.look_for_noise(&mut reference, &mut audit)?;
-                }
-                self.judge(&reference, &runs, present, &mut audit)?
-            }
-        };
-        let layers = layers(&reference, &runs)?;
-        if let Verdict::Backend { .. } = &verdict {
-            audit.reproduction = Some(reproduction(&reference, &runs[1], &audit.device)?);
-        }
-        audit.show(&reference, &runs, layers, present)?;
-        audit.judged(verdict);
-        Ok(audit)
     }
 
     /// Devices draw other random numbers in f16 from one seed, so dropout sets the runs apart.
-    fn look_for_noise(
-        &mut self,
-        reference: &mut Reference,
-        audit: &mut Audit,
-    ) -> Result<(), AmpError> {
-        audit.losses_computed += 1;
-        let other = self.run_seeded(SEED + 1, FloatDType::F32, 1.0, Trace::new(true, &[]))?;
+    fn look_for_noise(&mut self, reference: &mut Reference) -> Result<(), AmpError> {
+        let trace = Trace::new(true, &[]);
+        let other = self.run_seeded(SEED + 1, FloatDType::F32, 1.0, trace)?;
         let other = reference.compare(other)?;
-        let values = passed(reference, &other, value, false)?;
-        let errors = |figures: &mut dyn Iterator<Item = (usize, Figures)>| {
-            figures
-                .filter_map(|(index, figures)| Some((index, figures.error?)))
-                .collect()
-        };
+        let error = |(index, figures): (usize, Figures)| Some((index, figures.error?));
+        let values = passed(reference, &other, value, false)?.into_iter();
+        let gradients = other.figures.iter().copied().enumerate();
         reference.noise = Noise {
             loss: (other.trial.loss - reference.trial.loss).abs(),
-            gradients: errors(&mut other.figures.iter().copied().enumerate()),
-            values: errors(&mut values.into_iter()),
+            gradients: gradients.filter_map(error).collect(),
+            values: values.filter_map(error).collect(),
         };
         if reference.noise.is_random() {
-            audit.note = Some(
+            self.note = Some(
                 "The loss is random, as with dropout: differences are measured against those of two runs in f32.",
             );
         }
@@ -189,7 +200,6 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
         reference: &Reference,
         runs: &[Compared],
         present: f64,
-        audit: &mut Audit,
     ) -> Result<Verdict, AmpError> {
         let [low, now, high] = [&runs[0], &runs[1], &runs[2]];
         let leaking = leaking(low, now, high);
@@ -207,7 +217,7 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
             return Ok(Verdict::LossInHalf);
         }
         if overflows && observe::is_dynamic(self.amp) && reference.is_right(low, None) {
-            audit.note = Some(
+            self.note = Some(
                 "At the present loss scale something overflows, and two binades below nothing does: a skipped step or two lower the scale.",
             );
             return Ok(Verdict::Fine);
@@ -215,7 +225,7 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
         let parameters = reference.paths(&off);
         let (mut healing, mut last) = (None, None);
         if !reference.is_forward_off(now) {
-            (healing, last) = self.look_for_scale(reference, present, audit)?;
+            (healing, last) = self.look_for_scale(reference, present)?;
             let mut others = [high, low].into_iter();
             let right = others.find(|run| healing.is_none() && reference.is_right(run, None));
             healing = healing.or(right.map(|run| run.trial.loss_scale));
@@ -236,7 +246,7 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
             });
         }
         let best = (last.as_ref()).map_or(present, |tried| tried.trial.loss_scale);
-        let in_f32 = self.layers_for_f32(reference, &now.trial.visits, &[present, best], audit)?;
+        let in_f32 = self.layers_for_f32(reference, &now.trial.visits, &[present, best])?;
         explain(reference, runs, last.as_ref(), parameters, in_f32)
     }
 
@@ -245,13 +255,11 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
         &mut self,
         reference: &Reference,
         present: f64,
-        audit: &mut Audit,
     ) -> Result<(Option<f64>, Option<Compared>), AmpError> {
         let mut scale = reference.ideal_scale().unwrap_or(present);
         let mut last = None;
         for _ in 0..4 {
-            let tried = self.run(FloatDType::F16, scale, Trace::new(false, &[]))?;
-            audit.losses_computed += 1;
+            let tried = self.run(FloatDType::F16, scale, false)?;
             let tried = last.insert(reference.compare(tried)?);
             if reference.is_right(tried, None) {
                 return Ok((Some(scale), last));
@@ -270,7 +278,6 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
         reference: &Reference,
         visits: &[Visit],
         scales: &[f64],
-        audit: &mut Audit,
     ) -> Result<Vec<String>, AmpError> {
         let mut layers: Vec<String> = Vec::new();
         for visit in visits.iter().filter(|visit| visit.is_layer) {
@@ -284,8 +291,7 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
         for scale in scales {
             let mut mends = |layers: &[String]| {
                 let trace = Trace::new(false, layers);
-                audit.losses_computed += 1;
-                match self.run(FloatDType::F16, *scale, trace) {
+                match self.run_seeded(SEED, FloatDType::F16, *scale, trace) {
                     Ok(trial) => Ok(reference.is_right(&reference.compare(trial)?, None)),
                     // A tensor that the layer captures is f16.
                     Err(AmpError::DTypeClash { .. }) => Ok(false),

@@ -6,7 +6,7 @@ use burn_amp_kernels::{ExponentHistogram, TensorStatus};
 use std::collections::HashMap;
 
 use super::{
-    Audit, Compared, DUMPED, Dump, Format, Layer, Parameter, Passed, Reproduction, Run, Verdict,
+    Audit, Compared, DUMPED, Dump, Format, Layer, Parameter, Passed, Reproduction, Run,
     compare::{Figures, Pair, compare, finite_norm, measure},
     reference::{LOST, OFF, Reference},
     trace::Visit,
@@ -151,21 +151,11 @@ impl Dump {
 }
 
 impl Audit {
-    pub(super) fn judged(&mut self, verdict: Verdict) {
-        self.advice = match self.note {
-            Some(note) => format!("{verdict} {note}"),
-            None => verdict.to_string(),
-        };
-        self.verdict = verdict;
-    }
-
     /// Keeps the figures.
     pub(super) fn show(
         &mut self,
         reference: &Reference,
         runs: &[Compared],
-        layers: Vec<Layer>,
-        present: f64,
     ) -> Result<(), AmpError> {
         let next = |index: usize| (index < 2).then(|| &runs[index + 1]);
         let shown = runs.iter().enumerate().map(|(index, run)| Run {
@@ -189,8 +179,8 @@ impl Audit {
                 figures: runs.iter().map(|run| run.figures[index]).collect(),
             });
         self.parameters = parameters.collect();
-        self.layers = layers;
-        self.exponents = count(reference, |_| present)?.iter().collect();
+        self.layers = layers(reference, runs)?;
+        self.exponents = count(reference, |_| self.loss_scale)?.iter().collect();
         self.formats = formats(reference, runs)?;
         Ok(())
     }

@@ -11,9 +11,7 @@ use std::{
 };
 
 use crate::{
-    border_events::{
-        BorderEvent, BorderEvents, EventPlace, MAX_EVENTS, Region, first_cause, split_unread,
-    },
+    border_events::{BorderEvent, BorderEvents, EventPlace, MAX_EVENTS, Region, first_cause},
     in_flight::InFlight,
     lock::locked,
     loss_scale::{LossScale, Measures, Observation, SkipCause, StepOutcome},
@@ -298,13 +296,12 @@ impl LiveScale {
     /// parts of the `overflows`, the parameters whose gradients overflow. Waits for the device.
     pub(crate) fn cause_of_skip<'a>(&self, overflows: impl Iterator<Item = &'a str>) -> SkipCause {
         let events = self.events.take_for_skip();
-        if events.is_empty() {
+        let before = locked(&self.state).iteration.cause;
+        match before.filter(|_| events.is_empty()) {
             // Another optimizer's skip has read them: both backward passes were over before it.
-            if let Some(cause) = locked(&self.state).iteration.cause {
-                return cause;
-            }
+            Some(cause) => cause,
+            None => self.cause_among(events, overflows, self.events.range()),
         }
-        self.cause_among(events, overflows, self.events.range())
     }
 
     /// As [`cause_of_skip`](Self::cause_of_skip), of these events, which are `of_all` those of all handles.
@@ -335,28 +332,27 @@ impl LiveScale {
 
     /// Takes out what came to the parts that move by statistics and was not read, to be read with the gradients of a step.
     pub(crate) fn take_statistics(&self) -> (Vec<(u64, EventPlace)>, Vec<Crossing>) {
-        let (places, crossings, read) = split_unread(self.take_wanted());
-        self.events.put_back(read);
-        (places, crossings)
+        let unread = self.take_wanted(BorderEvent::is_on_device).into_iter();
+        unread.filter_map(BorderEvent::unread).unzip()
     }
 
     /// Lets parts that move by statistics see what came to them, after a backward pass without overflow. Waits for the device if that was
     /// not read with the gradients.
     pub(crate) fn read_statistics(&self) {
-        for event in self.take_wanted() {
+        for event in self.take_wanted(|_| true) {
             if let Some((region, statistics)) = event.statistics() {
                 self.parts().see(&region.part, statistics);
             }
         }
     }
 
-    fn take_wanted(&self) -> VecDeque<BorderEvent> {
+    fn take_wanted(&self, fits: fn(&BorderEvent) -> bool) -> VecDeque<BorderEvent> {
         let parts = self.parts();
         if !parts.any_wants_statistics() {
             return VecDeque::new();
         }
         let is_wanted = |region: &Arc<Region>| parts.want_statistics(&region.part);
-        (self.events).take_if(|event| event.entered().is_some_and(is_wanted))
+        (self.events).take_if(|event| fits(event) && event.entered().is_some_and(is_wanted))
     }
 
     /// Takes out what the scopes of an iteration have left, for a step that is decided elsewhere.

@@ -40,40 +40,44 @@ use crate::{
 };
 
 thread_local! {
-    /// What this thread is in, the innermost last.
-    static FRAMES: RefCell<Vec<Frame>> = const { RefCell::new(Vec::new()) };
+    /// What this thread is in.
+    static HERE: RefCell<Frame> = RefCell::default();
     /// The error with which a scope of this thread panicked last.
     static REFUSED: RefCell<Option<AmpError>> = const { RefCell::new(None) };
 }
 
-/// A part of the forward pass that a thread is in.
+/// What a thread is in: what it has entered last, and what holds of all around that.
 #[derive(Clone, Default)]
 struct Frame {
     /// The half precision that it is in; none in f32, where parameters are plain.
     open: Option<Arc<Open>>,
-    /// What it multiplies gradients by; in f32, in the scopes inside.
-    rescale: Option<Rescale>,
-    /// Whose scopes a bare `autocast` opens in it, if not those of what is around it.
+    /// Whether a scope is open, in an island of f32 too.
+    is_inside: bool,
+    /// What the parts that it is in multiply gradients by; in f32, in the scopes inside.
+    rescales: Vec<Rescale>,
+    /// Whose scopes a bare `autocast` opens.
     amp: Option<MixedPrecision>,
     /// How the scopes in it differ from those of a step.
     dry: Option<Arc<DryRun>>,
 }
 
 impl Frame {
+    fn here() -> Self {
+        HERE.with_borrow(Clone::clone)
+    }
+
     /// Runs a part of the forward pass in it. It is left on a panic too.
     fn run<R>(self, part: impl FnOnce() -> R) -> R {
-        FRAMES.with_borrow_mut(|frames| frames.push(self));
-        let _guard = OnDrop(|| drop(FRAMES.with_borrow_mut(Vec::pop)));
+        struct Leave(Frame);
+
+        impl Drop for Leave {
+            fn drop(&mut self) {
+                HERE.set(std::mem::take(&mut self.0));
+            }
+        }
+
+        let _leave = Leave(HERE.replace(self));
         part()
-    }
-}
-
-/// Runs something where it is dropped, on a panic too.
-struct OnDrop<F: FnMut()>(F);
-
-impl<F: FnMut()> Drop for OnDrop<F> {
-    fn drop(&mut self) {
-        (self.0)();
     }
 }
 
@@ -85,10 +89,12 @@ pub(crate) fn in_dry_run<R>(
     forward: impl FnOnce() -> R,
 ) -> (R, Option<AmpError>) {
     REFUSED.set(None);
+    let here = Frame::here();
     let frame = Frame {
-        amp: dry.in_learner.then(|| amp.clone()),
+        open: None,
+        amp: dry.in_learner.then(|| amp.clone()).or(here.amp),
         dry: Some(dry.clone()),
-        ..Frame::default()
+        ..here
     };
     let result = frame.run(forward);
     (result, REFUSED.take())
@@ -116,29 +122,26 @@ pub(crate) fn in_dry_run<R>(
 /// ```
 #[derive(Clone)]
 pub struct Scope {
-    frames: Vec<Frame>,
+    frame: Frame,
 }
 
 impl Scope {
     /// What the calling thread is in: a scope, a part of one [`in_f32`] or [`rescaled`], or nothing of these.
     pub fn current() -> Self {
         Self {
-            frames: FRAMES.with_borrow(Clone::clone),
+            frame: Frame::here(),
         }
     }
 
     /// Runs `work` on the calling thread as if it were where [`current`](Self::current) was called.
     pub fn enter<R>(&self, work: impl FnOnce() -> R) -> R {
-        let mut outer = FRAMES.replace(self.frames.clone());
-        let _guard = OnDrop(|| drop(FRAMES.replace(std::mem::take(&mut outer))));
-        work()
+        self.frame.clone().run(work)
     }
 }
 
 impl std::fmt::Debug for Scope {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let open = innermost_of(&self.frames);
-        let side = open.map(|open| &open.side);
+        let side = self.frame.open.as_ref().map(|open| &open.side);
         f.debug_struct("Scope").field("side", &side).finish()
     }
 }
@@ -179,16 +182,7 @@ pub(crate) fn dtype_clash(
 
 /// The scope whose half precision the thread is in; none in an island, or outside.
 fn innermost() -> Option<Arc<Open>> {
-    FRAMES.with_borrow(|frames| innermost_of(frames).cloned())
-}
-
-fn innermost_of(frames: &[Frame]) -> Option<&Arc<Open>> {
-    frames.last()?.open.as_ref()
-}
-
-/// What the innermost frame says of something, among those that say it.
-fn innermost_with<T: Clone>(of: impl Fn(&Frame) -> &Option<T>) -> Option<T> {
-    FRAMES.with_borrow(|frames| frames.iter().rev().find_map(|frame| of(frame).clone()))
+    HERE.with_borrow(|here| here.open.clone())
 }
 
 impl MixedPrecision {
@@ -240,8 +234,9 @@ impl MixedPrecision {
         input: I,
         forward: impl FnOnce(I) -> R,
     ) -> Result<R, AmpError> {
-        let outer = innermost().map(|open| open.side.clone());
-        let open = Arc::new(self.opened());
+        let here = Frame::here();
+        let outer = here.open.as_ref().map(|open| open.side.clone());
+        let open = Arc::new(self.opened(&here));
         let nested = Cell::new(false);
         let around = outer.as_ref().unwrap_or(&Side::OUTSIDE);
         let input = cast_each(input, |tensor| {
@@ -250,14 +245,12 @@ impl MixedPrecision {
         });
         // A thread pool may put other work on a thread that waits inside a scope. Its tensors are not of that scope.
         let outer = outer.filter(|_| nested.get());
-        let is_inside = FRAMES.with_borrow(|frames| {
-            frames.iter().any(|frame| frame.open.is_some())
-                && (outer.is_some() || innermost_of(frames).is_none())
-        });
+        let is_inside = here.is_inside && (outer.is_some() || here.open.is_none());
         let frame = Frame {
             open: Some(open.clone()),
+            is_inside: true,
             amp: Some(self.clone()),
-            ..Frame::default()
+            ..here
         };
         let result = frame.run(|| catch_unwind(AssertUnwindSafe(|| forward(input))));
         locked(&open.told).is_closed = true;
@@ -289,8 +282,8 @@ impl MixedPrecision {
     }
 
     /// A scope of this thread, in the parts that it is in.
-    fn opened(&self) -> Open {
-        let dry = dry_run();
+    fn opened(&self, here: &Frame) -> Open {
+        let dry = here.dry.clone();
         let dtype = dry.as_ref().and_then(|dry| dry.dtype);
         let dtype = dtype.unwrap_or(self.dtype());
         let is_step = dry.is_none() && self.is_scaled();
@@ -318,21 +311,16 @@ impl MixedPrecision {
             dry,
             told: Arc::default(),
         };
-        let rescales: Vec<Rescale> = FRAMES.with_borrow(|frames| {
-            let rescales = frames.iter().filter_map(|frame| frame.rescale.clone());
-            rescales.collect()
-        });
-        rescales
-            .iter()
-            .fold(open, |open, rescale| open.part(rescale))
+        (here.rescales.iter()).fold(open, |open, rescale| open.part(rescale))
     }
 
     /// Runs a model with this as what a bare [`autocast`] opens scopes of.
     #[cfg(feature = "train")]
     pub(crate) fn in_model<R>(&self, work: impl FnOnce() -> R) -> R {
         let frame = Frame {
+            open: None,
             amp: Some(self.clone()),
-            ..Frame::default()
+            ..Frame::here()
         };
         frame.run(work)
     }
@@ -365,7 +353,7 @@ impl MixedPrecision {
 
 /// What the thread's scopes differ by, in a dry run.
 pub(crate) fn dry_run() -> Option<Arc<DryRun>> {
-    innermost_with(|frame| &frame.dry)
+    HERE.with_borrow(|here| here.dry.clone())
 }
 
 /// What gradients are multiplied by where the thread is: 1 in f32.
@@ -375,7 +363,7 @@ pub fn scale_here() -> f64 {
 
 /// That of the scope around, or of the model that a `Learner` trains.
 pub(crate) fn current() -> Option<MixedPrecision> {
-    innermost_with(|frame| &frame.amp)
+    HERE.with_borrow(|here| here.amp.clone())
 }
 
 /// Runs a part of a model in half precision, if a `Learner` trains the model with a [`MixedPrecision`], or a scope is open: it is
@@ -514,21 +502,24 @@ pub struct Region {
 impl Region {
     /// Runs it where the thread is, in a scope or outside of all.
     pub fn run<I: CastFloat, R: CastFloat>(self, input: I, part: impl FnOnce(I) -> R) -> R {
-        let named = self.name.as_deref();
-        // A dry run decides by names.
+        let here = Frame::here();
         let is_f32 = self.is_f32
-            || named.is_some_and(|name| dry_run().is_some_and(|dry| dry.in_f32.contains(name)));
-        let outer = innermost();
+            || match (&self.name, &here.dry) {
+                // A dry run decides by names.
+                (Some(name), Some(dry)) => dry.in_f32.contains(&**name),
+                _ => false,
+            };
+        let outer = here.open.clone();
         let inside = outer.as_ref().filter(|_| !is_f32);
         let inside = inside.map(|outer| match &self.rescale {
             Some(rescale) => Arc::new(outer.part(rescale)),
             None => outer.clone(),
         });
-        let frame = Frame {
+        let mut frame = Frame {
             open: inside.clone(),
-            rescale: self.rescale.clone(),
-            ..Frame::default()
+            ..here
         };
+        frame.rescales.extend(self.rescale.clone());
         let part = |input| frame.run(|| part(input));
         match (outer, inside, self.rescale) {
             (Some(outer), None, _) => {

@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// How often the scale is halved to find one at which nothing overflows.
-const MAX_HALVINGS: u32 = 40;
+const MAX_HALVINGS: i32 = 40;
 /// Below this, f32 itself rounds: a scale moves gradients out of there.
 const SMALL: f32 = 1e-30;
 /// How far gradients may move with the factors of parts. With each they are rounded at other places, where they are small.
@@ -125,8 +125,9 @@ impl MixedPrecision {
             return Err(AmpError::NoGradients { gradients });
         }
         let by_hand = run(1.0, scale, OWN)?;
-        let found = match leak(&grads, &by_hand, scale, model) {
-            None if has_parts.get() => leak_of_parts(&mut run, &grads, scale, model)?,
+        let entries = Entries::of(&grads, model)?.into_gradients();
+        let found = match leak(&entries, &grads, &by_hand, scale) {
+            None if has_parts.get() => leak_of_parts(&mut run, &entries, &grads, scale, model)?,
             found => found,
         };
         let Some(leak) = found else {
@@ -134,7 +135,7 @@ impl MixedPrecision {
         };
         // A device that adds in another order each time proves nothing.
         let again = run(scale, 1.0, OWN)?;
-        if self::leak(&grads, &again, 1.0, model).is_some() {
+        if self::leak(&entries, &grads, &again, 1.0).is_some() {
             log::warn!(
                 "the same loss gives different gradients each time, so tensors that enter or leave `autocast` without the loss scale cannot be found"
             );
@@ -252,17 +253,13 @@ fn worst_of(
 }
 
 /// The parameter whose gradients differ most, if any does: those of the first, and those of the second divided by `scale`.
-fn leak<M: Module>(
+fn leak(
+    entries: &[Entry],
     first: &GradientsParams,
     second: &GradientsParams,
     scale: f64,
-    model: &M,
 ) -> Option<AmpError> {
-    let entries = match Entries::of(first, model) {
-        Ok(found) => found.into_gradients(),
-        Err(error) => return Some(error),
-    };
-    worst_of(&entries, |entry| {
+    worst_of(entries, |entry| {
         let difference = Difference::of(first, second, scale, entry)?;
         (difference.differ > 0).then(|| (difference.share(), difference))
     })
@@ -275,19 +272,18 @@ fn finite<M: Module>(
     part: PartFactors,
     model: &M,
 ) -> Result<(f64, GradientsParams, GradientStatus), AmpError> {
-    let mut halvings = 0;
+    let lowest = (scale * 2f64.powi(-MAX_HALVINGS)).max(2f64.powi(-25));
     loop {
         let grads = run(scale, 1.0, part)?;
         let status = inspect(&grads, model)?;
         let Some(parameter) = status.overflow_parameter() else {
             return Ok((scale, grads, status));
         };
-        if halvings == MAX_HALVINGS || scale < 2f64.powi(-24) {
+        if scale <= lowest {
             return Err(AmpError::GradientsNotFinite {
                 parameter: parameter.to_string(),
             });
         }
-        halvings += 1;
         scale /= 2.0;
     }
 }
@@ -295,6 +291,7 @@ fn finite<M: Module>(
 /// As [`leak`], of gradients with other factors of parts, which round at other places: how much of them is in `grads`.
 fn leak_of_parts<M: Module>(
     run: &mut Run<'_>,
+    entries: &[Entry],
     grads: &GradientsParams,
     scale: f64,
     model: &M,
@@ -310,8 +307,7 @@ fn leak_of_parts<M: Module>(
         let difference = Difference::of(first, second, 1.0, entry)?;
         Some((difference.moved?, difference))
     };
-    let entries = Entries::of(grads, model)?.into_gradients();
-    Ok(worst_of(&entries, |entry| {
+    Ok(worst_of(entries, |entry| {
         let held = without.as_ref().filter(|(without, lower)| {
             moved(without, lower, entry).is_some_and(|(moved, _)| moved <= STEADY)
         });

@@ -14,20 +14,19 @@ use burn::{
     module::Module,
     tensor::{FloatDType, Tensor},
 };
-use burn_amp::MixedPrecision;
+use burn_amp::{MixedPrecision, observe::Flat};
 // For the documentation.
 #[cfg(doc)]
 use burn_amp::AmpError;
 use serde::Serialize;
 use std::{collections::BTreeSet, path::Path};
 
-use crate::{error::ReportError, file};
+use crate::{error::ReportError, file, page::power};
 use bench::{Bench, check_devices};
-use compare::{Figures, Gradient};
+use compare::Figures;
 pub(crate) use trace::Trace;
 use trace::Visit;
 pub use verdict::Verdict;
-pub(crate) use verdict::power;
 
 /// Runs one loss and its backward pass in f32, in f16 at three loss scales and in bf16 where the device has it, compares them, and says what is wrong.
 ///
@@ -54,8 +53,7 @@ pub fn audit<M: Module, const D: usize>(
     loss: impl FnMut(&M) -> Tensor<D>,
 ) -> Result<Audit, ReportError> {
     check_devices(FloatDType::F16, model)?;
-    let mut bench = Bench { model, amp, loss };
-    Ok(bench.audit()?)
+    Ok(Bench::new(model, amp, loss).audit()?)
 }
 
 /// What an [`audit`] has found. `Display` is a text table.
@@ -187,7 +185,7 @@ struct Trial {
     dtype: FloatDType,
     loss_scale: f64,
     loss: f64,
-    gradients: Vec<Gradient>,
+    gradients: Vec<Flat>,
     visits: Vec<Visit>,
     read: BTreeSet<String>,
     max_abs: f64,
@@ -198,6 +196,12 @@ struct Trial {
 struct Compared {
     trial: Trial,
     figures: Vec<Figures>,
+}
+
+impl Compared {
+    fn overflows(&self) -> bool {
+        self.figures.iter().any(|figures| figures.non_finite > 0)
+    }
 }
 
 impl Trial {

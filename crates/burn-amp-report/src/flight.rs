@@ -2,8 +2,12 @@
 
 mod page;
 mod ring;
+mod step;
 
-use burn_amp::{MixedPrecision, observe};
+use burn_amp::{
+    MixedPrecision,
+    observe::{self, Observer},
+};
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
@@ -100,11 +104,9 @@ impl FlightRecorder {
     /// Detaches the recorder: probes cost nothing from here on.
     pub fn detach(self, amp: &MixedPrecision) {
         let before = observe::set(amp, None);
-        let is_own = |before: &Arc<dyn observe::Observer>| {
-            std::ptr::addr_eq(Arc::as_ptr(before), Arc::as_ptr(&self.ring))
-        };
-        // Another one has taken its place.
-        if let Some(other) = before.filter(|before| !is_own(before)) {
+        let is_own = |ring: *const dyn Observer| std::ptr::addr_eq(ring, Arc::as_ptr(&self.ring));
+        // Another one may have taken its place.
+        if let Some(other) = before.filter(|before| !is_own(Arc::as_ptr(before))) {
             observe::set(amp, Some(other));
         }
     }

@@ -27,6 +27,7 @@ mod error;
 mod file;
 mod flight;
 mod page;
+mod place;
 mod probe;
 mod run;
 

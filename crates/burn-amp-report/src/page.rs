@@ -7,12 +7,14 @@ use serde::Serialize;
 pub(crate) fn render(name: &'static str, context: impl Serialize) -> String {
     let mut pages = Environment::new();
     pages.set_auto_escape_callback(|_| AutoEscape::Html);
-    pages.add_filter("number", number);
+    pages.add_filter("number", |value: Value, digits| {
+        number(value.try_into().ok(), digits)
+    });
+    pages.add_filter("power", power);
     pages.add_filter("percent", percent);
     pages.add_filter("words", words);
-    pages.add_filter("tiny", |value: Value| match f64::try_from(value) {
-        Ok(value) => tiny(value),
-        Err(_) => "-".to_string(),
+    pages.add_filter("tiny", |value: Value| {
+        f64::try_from(value).map_or("-".to_string(), tiny)
     });
     for (name, text) in [
         ("base.html", include_str!("templates/base.html")),
@@ -28,11 +30,21 @@ pub(crate) fn render(name: &'static str, context: impl Serialize) -> String {
     page.render(context).expect("templates are tested")
 }
 
-fn number(value: Value, digits: usize) -> String {
-    match f64::try_from(value) {
-        Ok(value) if value.abs() >= 1e5 => format!("{value:.1e}"),
-        Ok(value) => format!("{value:.digits$}"),
-        Err(_) => "-".to_string(),
+/// A number; a dash for none.
+pub(crate) fn number(value: Option<f64>, digits: usize) -> String {
+    match value {
+        None => "-".to_string(),
+        Some(value) if value.abs() >= 1e5 => format!("{value:.1e}"),
+        Some(value) => format!("{value:.digits$}"),
+    }
+}
+
+/// A power of two, which loss scales are.
+pub(crate) fn power(scale: f64) -> String {
+    let exponent = scale.log2();
+    match exponent.fract() == 0.0 {
+        true => format!("2^{exponent}"),
+        false => format!("{scale}"),
     }
 }
 

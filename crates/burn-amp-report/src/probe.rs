@@ -12,7 +12,10 @@
 //! ```
 
 use burn::tensor::Tensor;
-use burn_amp::{CastFloat, observe};
+use burn_amp::{
+    CastFloat,
+    observe::{self, Region},
+};
 use std::any::Any;
 
 use crate::{audit::Trace, flight::Ring};
@@ -22,17 +25,7 @@ use crate::{audit::Trace, flight::Ring};
 /// It works inside `autocast` and `in_f32`, and in a model that a `Learner` trains; in an audit everywhere. Elsewhere, and
 /// where nobody looks, it does nothing. Any shape and float dtype. A name that comes again in a step is numbered. Does not wait for the device.
 pub fn probe<const D: usize>(name: &str, x: Tensor<D>) -> Tensor<D> {
-    let Some(observer) = observe::here() else {
-        return x;
-    };
-    let observer: &dyn Any = &*observer;
-    if let Some(trace) = observer.downcast_ref::<Trace>() {
-        return trace.probe(name, x, false);
-    }
-    match observer.downcast_ref::<Ring>() {
-        Some(ring) => ring.probe(name, x),
-        None => x,
-    }
+    look(name, x, false)
 }
 
 /// Runs a layer and [`probe`]s its output. An [`audit`](crate::audit()) can run the layer in f32, to find out which layers need it.
@@ -44,13 +37,23 @@ pub fn probed<I: CastFloat, const D: usize>(
     input: I,
     layer: impl FnOnce(I) -> Tensor<D>,
 ) -> Tensor<D> {
-    let Some(observer) = observe::here() else {
-        return layer(input);
+    let region = Region {
+        name: Some(name.into()),
+        ..Region::default()
     };
-    let output = observe::region(name, input, layer);
-    let any: &dyn Any = &*observer;
-    match any.downcast_ref::<Trace>() {
-        Some(trace) => trace.probe(name, output, true),
-        None => probe(name, output),
+    look(name, region.run(input, layer), true)
+}
+
+fn look<const D: usize>(name: &str, x: Tensor<D>, is_layer: bool) -> Tensor<D> {
+    let Some(observer) = observe::here() else {
+        return x;
+    };
+    let observer: &dyn Any = &*observer;
+    match observer.downcast_ref::<Ring>() {
+        Some(ring) => ring.probe(name, x),
+        None => match observer.downcast_ref::<Trace>() {
+            Some(trace) => trace.probe(name, x, is_layer),
+            None => x,
+        },
     }
 }

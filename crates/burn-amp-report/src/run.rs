@@ -3,10 +3,9 @@
 mod logs;
 
 use minijinja::{Value, context};
-use std::path::Path;
+use std::{collections::BTreeSet, path::Path};
 
 use crate::{
-    audit::power,
     chart::{self, Line, Scale},
     error::ReportError,
     file, page,
@@ -35,14 +34,8 @@ pub fn report(folders: &[impl AsRef<Path>], page: impl AsRef<Path>) -> Result<()
 const POINTS: usize = 1000;
 
 fn render(runs: &[Logs]) -> String {
-    let mut names: Vec<&str> = Vec::new();
-    for run in runs {
-        for name in run.series.keys() {
-            if !names.contains(&name.as_str()) {
-                names.push(name);
-            }
-        }
-    }
+    let names: BTreeSet<&String> = runs.iter().flat_map(|run| run.series.keys()).collect();
+    let mut names = Vec::from_iter(names);
     // What is looked at first.
     let rank = |name: &str| match name {
         name if name.contains("Loss Scale") => 1,
@@ -53,7 +46,7 @@ fn render(runs: &[Logs]) -> String {
         name if name.contains("Step Time") => 5,
         _ => 6,
     };
-    names.sort_by_key(|name| (rank(name), name.to_string()));
+    names.sort_by_key(|name| rank(name));
     let charts: Vec<String> = names.iter().filter_map(|name| draw(name, runs)).collect();
     let heats: Vec<_> = (runs.iter())
         .filter(|run| !run.exponents.is_empty())
@@ -105,31 +98,30 @@ fn draw(name: &str, runs: &[Logs]) -> Option<String> {
             points: thinned(series),
         })
         .collect();
-    let values = || {
-        lines
-            .iter()
-            .flat_map(|line| line.points.iter().map(|(_, value)| *value))
-    };
-    let is_spread = || {
-        let positive = values().filter(|value| *value > 0.0 && value.is_finite());
-        let (low, high) = positive.fold((f64::MAX, 0.0), |(low, high): (f64, f64), v| {
-            (low.min(v), high.max(v))
-        });
-        values().all(|value| value > 0.0 || !value.is_finite()) && high > 20.0 * low
-    };
     let scale = match name.contains("Loss Scale") {
         true => Scale::Binary,
-        false if is_spread() => Scale::Log,
+        false if is_spread(&lines) => Scale::Log,
         false => Scale::Linear,
     };
-    let skips: Vec<f64> = match (scale, with.as_slice()) {
-        (Scale::Binary, with) => with
-            .iter()
+    let skips: Vec<f64> = match scale {
+        Scale::Binary => (with.iter())
             .flat_map(|(_, run, _)| run.skips.clone())
             .collect(),
         _ => Vec::new(),
     };
     chart::lines(name, "step", scale, &lines, &skips)
+}
+
+/// Whether all values are above zero, and some far above others.
+fn is_spread(lines: &[Line]) -> bool {
+    let points = lines.iter().flat_map(|line| &line.points);
+    let finite = points
+        .map(|(_, value)| *value)
+        .filter(|value| value.is_finite());
+    let (low, high) = finite.fold((f64::MAX, 0f64), |(low, high), value| {
+        (low.min(value), high.max(value))
+    });
+    low > 0.0 && high > 20.0 * low
 }
 
 /// As many points as can be seen: the first of every so many, so that what is shown was measured.
@@ -140,18 +132,14 @@ fn thinned(series: &Series) -> Vec<(f64, f64)> {
 
 /// The figures of one run.
 fn row(run: &Logs) -> Value {
+    let last_of = |series: &Series| series.last().map(|(_, value)| *value);
     let last = |part: &str| {
-        let series =
-            (run.series.iter()).find(|(name, series)| name.contains(part) && !series.is_empty());
-        series
-            .and_then(|(_, series)| series.last())
-            .map(|(_, value)| *value)
+        let mut series = run.series.iter().filter(|(name, _)| name.contains(part));
+        series.find_map(|(_, series)| last_of(series))
     };
     let loss = |split: &str| {
-        let names = [format!("{split} Loss"), format!("{split} loss")];
-        names
-            .iter()
-            .find_map(|name| run.series.get(name)?.last().map(|(_, value)| *value))
+        let mut names = [format!("{split} Loss"), format!("{split} loss")].into_iter();
+        names.find_map(|name| last_of(run.series.get(&name)?))
     };
     let seconds = run.series.get("Step Time, ms").map(|series| {
         let mut times: Vec<f64> = series.iter().map(|(_, time)| *time).collect();
@@ -169,7 +157,7 @@ fn row(run: &Logs) -> Value {
         },
         train => loss("Train").map(page::tiny),
         valid => loss("Valid").map(page::tiny),
-        scale => last("Loss Scale").map(power),
+        scale => last("Loss Scale").map(page::power),
         zeros => last("Zero Gradients"),
         time => seconds.flatten().map(|time| format!("{time:.1}")),
     }

@@ -142,6 +142,13 @@ impl AnyTensor {
         }, rank => no_such(rank))
     }
 
+    /// All values in one row; none if there are none.
+    pub(crate) fn flat(self) -> Option<Tensor<1>> {
+        let elements = self.shape().num_elements();
+        // `reshape` reads a 0 as "keep this dimension".
+        (elements > 0).then(|| self.handle.reshape([elements]))
+    }
+
     /// Waits for the device, or will where the values are looked at: CubeCL reads then.
     pub(crate) fn into_data(self) -> TensorData {
         self.handle.into_data()

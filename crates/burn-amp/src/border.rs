@@ -2,10 +2,7 @@
 
 use burn::tensor::{DType, FloatDType};
 use burn_amp_kernels::{Factor, Watch};
-use std::sync::{
-    Arc, Mutex, OnceLock,
-    atomic::{AtomicBool, Ordering},
-};
+use std::sync::{Arc, Mutex, Once};
 
 use crate::{
     any_tensor::AnyTensor,
@@ -32,33 +29,35 @@ pub(crate) struct Open {
     pub(crate) region: Option<Arc<Region>>,
     /// What gradients are multiplied by beside the loss scale.
     pub(crate) shift: f64,
-    pub(crate) dry: Option<DryRun>,
-    pub(crate) told: Arc<Told>,
+    pub(crate) dry: Option<Arc<DryRun>>,
+    pub(crate) told: Arc<Mutex<Told>>,
 }
 
 /// What is known of a scope when it closes, that of its parts included.
 #[derive(Default)]
 pub(crate) struct Told {
     /// What was refused in it.
-    pub(crate) refused: Mutex<Option<AmpError>>,
+    pub(crate) refused: Option<AmpError>,
     /// The parameter that was read last, to say where a dtype clashed.
-    pub(crate) last_read: Mutex<Option<Arc<str>>>,
+    pub(crate) last_read: Option<Arc<str>>,
     /// Whether the closure has returned.
-    pub(crate) is_closed: AtomicBool,
+    pub(crate) is_closed: bool,
     /// Of the scope around, to which its results go back in half precision.
-    pub(crate) outer: OnceLock<Arc<Self>>,
+    pub(crate) outer: Option<Arc<Mutex<Self>>>,
 }
 
 impl Told {
     /// The innermost scope from here whose closure has not returned.
-    fn running(self: &Arc<Self>) -> Option<&Arc<Self>> {
-        std::iter::successors(Some(self), |told| told.outer.get())
-            .find(|told| !told.is_closed.load(Ordering::Relaxed))
-    }
-
-    /// The first refusal counts.
-    fn refuse(&self, error: AmpError) {
-        locked(&self.refused).get_or_insert(error);
+    fn running(told: Arc<Mutex<Self>>) -> Option<Arc<Mutex<Self>>> {
+        let outer = match &*locked(&told) {
+            Self {
+                is_closed: true,
+                outer,
+                ..
+            } => outer.clone()?,
+            _ => return Some(told.clone()),
+        };
+        Self::running(outer)
     }
 }
 
@@ -107,8 +106,7 @@ impl Open {
         let mut factor = match &rescale.0 {
             Rule::Fixed(k) => f64::from(*k).exp2(),
             Rule::Driven(driven) if self.amp.is_scaled() => {
-                let dry = self.dry.is_some();
-                let factor = (self.amp.live()).with_parts(|parts| parts.enter(driven, dry));
+                let factor = self.amp.live().parts().enter(driven, self.dry.is_some());
                 region = Some(Arc::new(Region {
                     part: driven.name.clone(),
                     factor: factor.into(),
@@ -119,8 +117,7 @@ impl Open {
             Rule::Driven(_) => 1.0,
         };
         if let Some(dry) = &self.dry {
-            dry.notes.opens_part();
-            factor = dry.parts.of(factor);
+            factor = dry.opens_part(factor);
         }
         let limited = |value: f64| value.clamp(1.0 / LARGEST, LARGEST);
         let mut side = self.side.clone();
@@ -137,10 +134,8 @@ impl Open {
 
     /// Looks at the output too: an overflow in the forward pass is no fault of a scale.
     pub(crate) fn watch_scope(&self) -> Watch {
-        let (amp, place) = (
-            self.amp.clone(),
-            EventPlace::Scope(self.number, self.region.clone()),
-        );
+        let amp = self.amp.clone();
+        let place = EventPlace::Scope(self.number, self.region.clone());
         Watch::new(move |crossing| amp.live().add_event(place.clone(), crossing))
     }
 
@@ -161,7 +156,7 @@ impl Open {
         match self.dry.as_ref().filter(|dry| dry.is_measured) {
             Some(dry) => {
                 let factor = from.scale / to.scale;
-                let watch = dry.notes.watch(tensor.dtype(), to.dtype.into(), factor);
+                let watch = dry.watch(tensor.dtype(), to.dtype.into(), factor);
                 tensor.scaled_cast(to.dtype, factor.into(), Some(&watch))
             }
             None => tensor.scaled_cast(to.dtype, from.factor(to), watch),
@@ -178,6 +173,19 @@ impl Open {
         self.cross(&Side::OUTSIDE, &self.side, tensor, None)
     }
 
+    /// Takes a tensor in that may be of another side.
+    pub(crate) fn take_from(
+        &self,
+        from: &Side,
+        tensor: AnyTensor,
+        watch: Option<&Watch>,
+    ) -> AnyTensor {
+        match from.holds(tensor.dtype()) {
+            true => self.cross(from, &self.side, tensor, watch),
+            false => self.take_in(tensor),
+        }
+    }
+
     /// Takes a tensor in, unless it is of the scope already.
     pub(crate) fn take_back(&self, tensor: AnyTensor) -> AnyTensor {
         match self.side.holds(tensor.dtype()) {
@@ -192,9 +200,11 @@ impl Open {
         let watch = (base.is_tracked() && is_scaled).then(|| {
             let (told, path) = (self.told.clone(), path.clone());
             Watch::of_arrival(move || {
-                if let Some(told) = told.running() {
+                if let Some(told) = Told::running(told.clone()) {
+                    let mut told = locked(&told);
                     let parameter = path.to_string();
-                    told.refuse(AmpError::BackwardInside { parameter });
+                    let error = AmpError::BackwardInside { parameter };
+                    told.refused.get_or_insert(error);
                 }
             })
         });
@@ -211,7 +221,7 @@ impl Open {
             return tensor.cast(FloatDType::F32);
         }
         if let Some(dry) = &self.dry {
-            dry.notes.leaves(&tensor, &self.amp, to.is_outside());
+            dry.leaves(&tensor, &self.amp, to.is_outside());
         } else if watch.is_some() && to.is_outside() {
             warn_of_a_loss(&tensor);
         }
@@ -226,27 +236,24 @@ impl Open {
         }
     }
 
+    /// The first refusal counts.
     pub(crate) fn refuse(&self, error: AmpError) {
-        self.told.refuse(error);
+        locked(&self.told).refused.get_or_insert(error);
     }
 
     pub(crate) fn take_refused(&self) -> Option<AmpError> {
-        locked(&self.told.refused).take()
+        locked(&self.told).refused.take()
     }
 }
 
 /// A scalar cannot carry the loss scale: its gradient starts at 1 and is multiplied beyond f16 at once.
 fn warn_of_a_loss(tensor: &AnyTensor) {
-    static SAID: AtomicBool = AtomicBool::new(false);
-    if is_half(tensor.dtype())
-        && tensor.is_tracked()
-        && tensor.shape().num_elements() == 1
-        && !SAID.swap(true, Ordering::Relaxed)
-    {
-        log::warn!(
-            "`autocast` returns a single {:?} value that requires gradients: if it is a loss, take it outside, in f32. Reduced \
-             in half precision it loses digits, and its gradient times the loss scale overflows",
-            tensor.dtype()
-        );
+    static SAID: Once = Once::new();
+    let dtype = tensor.dtype();
+    if is_half(dtype) && tensor.is_tracked() && tensor.shape().num_elements() == 1 {
+        SAID.call_once(|| log::warn!(
+            "`autocast` returns a single {dtype:?} value that requires gradients: if it is a loss, take it outside, in f32. Reduced \
+             in half precision it loses digits, and its gradient times the loss scale overflows"
+        ));
     }
 }

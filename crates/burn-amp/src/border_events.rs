@@ -113,8 +113,7 @@ impl BorderEvent {
     /// Takes out the single event of a step, if there is at most one, of a plain scope: a device can judge that. They all stay otherwise.
     pub(crate) fn single(events: &mut VecDeque<Self>) -> Option<Option<SingleEvent>> {
         let fits = |event: &Self| {
-            matches!(event.place, EventPlace::Scope(_, None))
-                && matches!(event.measured, Measured::OnDevice(_))
+            matches!(event.place, EventPlace::Scope(_, None)) && event.is_on_device()
         };
         let is_single = events.len() <= 1 && events.iter().all(fits);
         is_single.then(|| events.pop_front().and_then(Self::unread))
@@ -125,8 +124,13 @@ impl BorderEvent {
         Self::new(at, Measured::OnDevice(Box::new(crossing)))
     }
 
+    /// Whether it was not read.
+    pub(crate) fn is_on_device(&self) -> bool {
+        matches!(self.measured, Measured::OnDevice(_))
+    }
+
     /// Its parts, if it was not read.
-    fn unread(self) -> Option<SingleEvent> {
+    pub(crate) fn unread(self) -> Option<SingleEvent> {
         match self.measured {
             Measured::OnDevice(crossing) => Some(((self.number, self.place), *crossing)),
             Measured::Read(_) => None,
@@ -296,30 +300,18 @@ impl BorderEvents {
     /// Whether a gradient came to another handle's scope among these events of all handles, and the last was finite: a NaN that came here is no
     /// fault of the loss then. Waits for the device.
     pub(crate) fn came_finite_to_others(&self, events: &Range<u64>) -> bool {
-        let neighbours: Vec<_> = (locked(&self.neighbours).iter())
-            .filter_map(Weak::upgrade)
-            .collect();
-        neighbours.iter().any(|other| other.came_finite(events))
-    }
-
-    fn came_finite(&self, events: &Range<u64>) -> bool {
         let is_before = |event: &&BorderEvent| event.number < events.end && event.place.is_scope();
-        let last = (locked(&self.events).iter().rev().find(is_before))
-            .filter(|event| event.number >= events.start)
-            .map(|event| event.measured.clone());
-        let status = last.and_then(Measured::read);
-        status.is_some_and(|status| status.gradient_finite)
+        let last = |other: Arc<Self>| {
+            let others = locked(&other.events);
+            let last = others.iter().rev().find(is_before)?;
+            (last.number >= events.start).then(|| last.measured.clone())
+        };
+        let neighbours = locked(&self.neighbours).clone();
+        let mut last = neighbours
+            .iter()
+            .filter_map(|other| last(other.upgrade()?)?.read());
+        last.any(|status| status.gradient_finite)
     }
-}
-
-/// Events in the order of the backward passes, taken out to be read together with gradients.
-pub(crate) fn split_unread(
-    events: VecDeque<BorderEvent>,
-) -> (Vec<(u64, EventPlace)>, Vec<Crossing>, Vec<BorderEvent>) {
-    let is_read = |event: &BorderEvent| matches!(event.measured, Measured::Read(_));
-    let (read, unread): (Vec<_>, Vec<_>) = events.into_iter().partition(is_read);
-    let (places, crossings) = unread.into_iter().filter_map(BorderEvent::unread).unzip();
-    (places, crossings, read)
 }
 
 /// A cause, and the part in which it was.

@@ -1,9 +1,11 @@
 //! The first loss scale, from one backward pass before the first step: [`MixedPrecision::calibrate`], [`GradScaler::calibrate`].
 
 use burn::{module::Module, optim::GradientsParams, tensor::Tensor};
+use std::sync::Arc;
 
 use crate::{
     cast::multiply_losses,
+    check::dry_loss,
     dry_run::DryRun,
     error::{AmpError, short},
     gradient_status::GradientStatus,
@@ -70,14 +72,14 @@ impl MixedPrecision {
         }
         let live = self.live();
         let schedule = live.schedule();
-        let scale = search(model, &schedule, |scale| {
-            let dry = DryRun {
+        let scale = search(&schedule, |scale| {
+            let dry = Arc::new(DryRun {
                 is_measured: true,
                 ..DryRun::at(scale)
-            };
-            let (grads, noted) = self.dry_run(dry, 1.0, model, &mut loss)?;
-            let status = inspect(&grads, model)?;
-            let measured = noted.measured();
+            });
+            let grads = dry_loss(self, &dry, model, &mut loss)?.backward();
+            let status = inspect(&GradientsParams::from_grads(grads, model), model)?;
+            let measured = dry.take().measured();
             Ok(Found {
                 // Casts of Burn's own operations are not watched.
                 max_abs: match measured.is_any {
@@ -118,8 +120,8 @@ impl GradScaler {
         if !self.is_enabled() {
             return Ok(self.loss_scale());
         }
-        let scale = search(model, &self.schedule(), |scale| {
-            let value = loss(model);
+        let scale = search(&self.schedule(), |scale| {
+            let value = RunningStatistics::unchanged(model, || loss(model));
             if !value.is_tracked() {
                 return Err(AmpError::NoGradients { gradients: 0 });
             }
@@ -145,13 +147,11 @@ struct Found {
 }
 
 /// The scale that is [`HEADROOM`] below overflow, as far as a schedule can reach it.
-fn search<M: Module>(
-    model: &M,
+fn search(
     schedule: &LossScale,
     mut run: impl FnMut(f64) -> Result<Found, AmpError>,
 ) -> Result<f64, AmpError> {
-    let search = || highest(|exponent| run(f64::from(exponent).exp2()));
-    let exponent = RunningStatistics::unchanged(model, search)? - HEADROOM;
+    let exponent = highest(|exponent| run(f64::from(exponent).exp2()))? - HEADROOM;
     let scale = f64::from(exponent).exp2();
     match exponent < 0 {
         true => log::warn!(

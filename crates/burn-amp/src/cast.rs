@@ -172,12 +172,8 @@ pub(crate) fn cast_each<T: CastFloat>(value: T, cast: impl Fn(AnyTensor) -> AnyT
 pub(crate) fn multiply_losses<T: CastFloat>(losses: T, scale: f32) -> (T, Vec<Tensor<1>>) {
     let seen = RefCell::new(Vec::new());
     let multiply = |loss: AnyTensor| {
-        let elements = loss.shape().num_elements();
-        // `reshape` reads a 0 as "keep this dimension".
-        if elements > 0 {
-            let flat = loss.clone().into_handle().inner().reshape([elements]);
-            seen.borrow_mut().push(flat);
-        }
+        let flat = loss.clone().map(Tensor::inner).flat();
+        seen.borrow_mut().extend(flat);
         // 65536 is infinite in f16, and so would be most products with it.
         let loss = match loss.dtype() {
             DType::F64 => loss,

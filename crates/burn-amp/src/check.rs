@@ -3,16 +3,17 @@
 use burn::{
     module::Module,
     optim::GradientsParams,
-    tensor::{DType, Tensor, TensorData},
+    tensor::{DType, Tensor},
 };
-use burn_amp_kernels::panic_message;
 use std::{
     cell::Cell,
-    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
 };
 
 use crate::{
-    dry_run::{DryRun, Noted, PartFactors},
+    any_tensor::AnyTensor,
+    dry_run::{DryRun, Noted},
     dtype::is_half,
     entries::{Entries, Entry},
     error::AmpError,
@@ -24,13 +25,19 @@ use crate::{
 };
 
 /// How often the scale is halved to find one at which nothing overflows.
-const MAX_HALVINGS: u32 = 40;
+const MAX_HALVINGS: i32 = 40;
 /// Below this, f32 itself rounds: a scale moves gradients out of there.
 const SMALL: f32 = 1e-30;
 /// How far gradients may move with the factors of parts. With each they are rounded at other places, where they are small.
 const MOVED: f64 = 1.0 / 16.0;
 /// How far they may move with the loss scale, where half precision holds them.
 const STEADY: f64 = 1.0 / 64.0;
+
+/// What the factors of parts become in a run.
+type PartFactors = fn(f64) -> f64;
+const OWN: PartFactors = |factor| factor;
+const HALF: PartFactors = |factor| factor / 2.0;
+const ONE: PartFactors = |_| 1.0;
 
 /// The gradients with this loss scale at the border, this factor of the loss, and these factors of parts.
 type Run<'a> = dyn FnMut(f64, f64, PartFactors) -> Result<GradientsParams, AmpError> + 'a;
@@ -90,50 +97,45 @@ impl MixedPrecision {
         model: &M,
         mut loss: impl FnMut(&M) -> Tensor<D>,
     ) -> Result<GradientStatus, AmpError> {
-        RunningStatistics::unchanged(model, || self.compare(model, &mut loss))
-    }
-
-    fn compare<M: Module, const D: usize>(
-        &self,
-        model: &M,
-        loss: &mut impl FnMut(&M) -> Tensor<D>,
-    ) -> Result<GradientStatus, AmpError> {
         // A power of two, so that it can be taken out again without rounding.
-        let mut scale = f64::from(self.loss_scale().max(1.0)).log2().floor().exp2();
-        if !self.is_scaled() {
-            scale = 65536.0;
-        }
+        let scale = match self.is_scaled() {
+            true => f64::from(self.loss_scale().max(1.0)).log2().floor().exp2(),
+            false => 65536.0,
+        };
         let has_parts = Cell::new(false);
-        let mut run = |at_border: f64, by_hand: f64, parts: PartFactors| {
+        let mut run = |at_border: f64, by_hand: f64, part: PartFactors| {
             for device in model.devices() {
                 device.seed(0x5ca1e);
             }
-            let dry = DryRun {
-                parts,
+            let dry = Arc::new(DryRun {
+                part,
                 in_learner: self.is_in_learner(),
                 ..DryRun::at(at_border)
-            };
-            let (grads, noted) = self.dry_run(dry, by_hand, model, loss)?;
-            has_parts.set(has_parts.get() || noted.has_parts);
-            self.refuse_noted(&noted).map(|()| grads)
-        };
-        let (scale, grads, status) = finite(&mut run, scale, PartFactors::Own, model)?;
-        if status.gradients() == 0 || status.is_all_zero() {
-            return Err(AmpError::NoGradients {
-                gradients: status.gradients(),
             });
+            let value = dry_loss(self, &dry, model, &mut loss)?;
+            let grads = value.mul_scalar(by_hand).backward();
+            let noted = dry.take();
+            has_parts.set(has_parts.get() || noted.has_parts);
+            self.refuse_noted(&noted)?;
+            Ok(GradientsParams::from_grads(grads, model))
+        };
+        let (scale, grads, status) = finite(&mut run, scale, OWN, model)?;
+        let gradients = status.gradients();
+        if gradients == 0 || status.is_all_zero() {
+            return Err(AmpError::NoGradients { gradients });
         }
-        let by_hand = run(1.0, scale, PartFactors::Own)?;
-        let found = match leak(&grads, &by_hand, scale, model) {
-            None if has_parts.get() => leak_of_parts(&mut run, &grads, scale, model)?,
+        let by_hand = run(1.0, scale, OWN)?;
+        let entries = Entries::of(&grads, model)?.into_gradients();
+        let found = match leak(&entries, &grads, &by_hand, scale) {
+            None if has_parts.get() => leak_of_parts(&mut run, &entries, &grads, scale, model)?,
             found => found,
         };
         let Some(leak) = found else {
             return Ok(status);
         };
         // A device that adds in another order each time proves nothing.
-        let again = run(scale, 1.0, PartFactors::Own)?;
-        if self::leak(&grads, &again, 1.0, model).is_some() {
+        let again = run(scale, 1.0, OWN)?;
+        if self::leak(&entries, &grads, &again, 1.0).is_some() {
             log::warn!(
                 "the same loss gives different gradients each time, so tensors that enter or leave `autocast` without the loss scale cannot be found"
             );
@@ -154,79 +156,95 @@ impl MixedPrecision {
             false => Ok(()),
         }
     }
+}
 
-    /// The gradients of a loss that is multiplied `by_hand`, from scopes that differ from those of a step, and what these have noted.
-    pub(crate) fn dry_run<M: Module, const D: usize>(
-        &self,
-        dry: DryRun,
-        by_hand: f64,
-        model: &M,
-        loss: &mut impl FnMut(&M) -> Tensor<D>,
-    ) -> Result<(GradientsParams, Noted), AmpError> {
-        let notes = dry.notes.clone();
-        let value = self.dry_loss(dry, || loss(model))?;
-        let grads = value.mul_scalar(by_hand).backward();
-        Ok((GradientsParams::from_grads(grads, model), notes.take()))
+/// A loss, in f32, from scopes that differ from those of a step. Takes the error out of a panic of `autocast`. Leaves no trace: running
+/// statistics are put back.
+///
+/// # Errors
+///
+/// As [`MixedPrecision::check`], of what is refused before there are gradients.
+pub fn dry_loss<M: Module, const D: usize>(
+    amp: &MixedPrecision,
+    dry: &Arc<DryRun>,
+    model: &M,
+    loss: impl FnOnce(&M) -> Tensor<D>,
+) -> Result<Tensor<D>, AmpError> {
+    let opened = amp.live().opened();
+    let forward = || catch_unwind(AssertUnwindSafe(|| loss(model)));
+    let forward = || scope::in_dry_run(amp, dry, forward);
+    let loss = match RunningStatistics::unchanged(model, forward) {
+        (_, Some(error)) => return Err(error),
+        (Ok(loss), None) => loss,
+        // Outside of all scopes: f16 that was carried out, or f32 that was expected there.
+        (Err(panic), None) => return Err(scope::dtype_clash(panic, DType::F32, None)),
+    };
+    let dtype = loss.dtype();
+    if amp.live().opened() == opened {
+        return Err(AmpError::NoScope);
     }
-
-    /// The loss, in f32, from scopes that differ from those of a step. Takes the error out of a panic of `autocast`.
-    pub(crate) fn dry_loss<const D: usize>(
-        &self,
-        dry: DryRun,
-        loss: impl FnOnce() -> Tensor<D>,
-    ) -> Result<Tensor<D>, AmpError> {
-        let opened = self.live().opened();
-        let forward = || catch_unwind(AssertUnwindSafe(loss));
-        let loss = match scope::in_dry_run(self, dry, forward) {
-            (_, Some(error)) => return Err(error),
-            (Ok(loss), None) => loss,
-            (Err(panic), None) => {
-                let message = panic_message(&*panic);
-                if !scope::is_dtype_clash(message) {
-                    resume_unwind(panic);
-                }
-                // Outside of all scopes: f16 that was carried out, or f32 that was expected there.
-                return Err(AmpError::DTypeClash {
-                    dtype: DType::F32,
-                    parameter: None,
-                    message: message.to_string(),
-                });
-            }
-        };
-        let dtype = loss.dtype();
-        if self.live().opened() == opened {
-            return Err(AmpError::NoScope);
-        }
-        if is_half(dtype) {
-            return Err(AmpError::HalfPrecisionLoss { dtype });
-        }
-        match loss.is_tracked() {
-            true => Ok(loss),
-            false => Err(AmpError::NoGradients { gradients: 0 }),
-        }
+    if is_half(dtype) {
+        return Err(AmpError::HalfPrecisionLoss { dtype });
+    }
+    match loss.is_tracked() {
+        true => Ok(loss),
+        false => Err(AmpError::NoGradients { gradients: 0 }),
     }
 }
 
 /// How a parameter's gradient differs in two runs.
 struct Difference {
-    /// By what the parameters are compared.
-    by: f64,
     /// How many of the values differ.
     differ: usize,
     values: usize,
+    /// How far it has moved along itself; none of a gradient of zeros.
+    moved: Option<f64>,
 }
 
-/// The leak at the parameter that differs most, the first of equals.
+impl Difference {
+    /// Of a parameter's gradient in the second run, divided by `scale`; none if it is not in both.
+    fn of(
+        first: &GradientsParams,
+        second: &GradientsParams,
+        scale: f64,
+        entry: &Entry,
+    ) -> Option<Self> {
+        let [first, second] = [entry.get(first)?, entry.get(second)?].map(AnyTensor::into_data);
+        let (mut differ, mut values) = (0, 0);
+        let (mut square, mut product) = (0.0, 0.0);
+        for (first, second) in first.iter::<f64>().zip(second.iter::<f64>()) {
+            values += 1;
+            square += first * first;
+            product += first * second / scale;
+            let (first, second) = (first as f32, second as f32 / scale as f32);
+            let same = first == second || (first.abs() < SMALL && second.abs() < SMALL);
+            differ += usize::from(!same);
+        }
+        let moved = (product / square - 1.0).abs();
+        Some(Self {
+            differ,
+            values,
+            moved: (!moved.is_nan()).then_some(moved),
+        })
+    }
+
+    /// The share of the values that differ.
+    fn share(&self) -> f64 {
+        self.differ as f64 / self.values as f64
+    }
+}
+
+/// The leak at the parameter that differs `by` most, the first of equals.
 fn worst_of(
     entries: &[Entry],
-    difference: impl Fn(&Entry) -> Option<Difference>,
+    difference: impl Fn(&Entry) -> Option<(f64, Difference)>,
 ) -> Option<AmpError> {
     let found = (entries.iter()).filter_map(|entry| Some((difference(entry)?, entry)));
-    let worst = found.reduce(|worst, other| match other.0.by > worst.0.by {
+    let worst = found.reduce(|worst, other| match other.0.0 > worst.0.0 {
         true => other,
         false => worst,
     });
-    let (Difference { differ, values, .. }, entry) = worst?;
+    let ((_, Difference { differ, values, .. }), entry) = worst?;
     Some(AmpError::BorderLeak {
         parameter: entry.path.clone(),
         differ,
@@ -234,70 +252,38 @@ fn worst_of(
     })
 }
 
-/// A parameter's gradients in two runs.
-fn both(
-    first: &GradientsParams,
-    second: &GradientsParams,
-    entry: &Entry,
-) -> Option<[TensorData; 2]> {
-    let (first, second) = (entry.get(first)?, entry.get(second)?);
-    Some([first.into_data(), second.into_data()])
-}
-
 /// The parameter whose gradients differ most, if any does: those of the first, and those of the second divided by `scale`.
-fn leak<M: Module>(
+fn leak(
+    entries: &[Entry],
     first: &GradientsParams,
     second: &GradientsParams,
     scale: f64,
-    model: &M,
 ) -> Option<AmpError> {
-    let entries = match Entries::of(first, model) {
-        Ok(found) => found.into_gradients(),
-        Err(error) => return Some(error),
-    };
-    worst_of(&entries, |entry| {
-        let [first, second] = both(first, second, entry)?;
-        let (differ, values) = count_differing(first.iter(), second.iter(), scale as f32);
-        let by = differ as f64 / values as f64;
-        (differ > 0).then_some(Difference { by, differ, values })
+    worst_of(entries, |entry| {
+        let difference = Difference::of(first, second, scale, entry)?;
+        (difference.differ > 0).then(|| (difference.share(), difference))
     })
-}
-
-fn count_differing(
-    first: impl Iterator<Item = f32>,
-    second: impl Iterator<Item = f32>,
-    scale: f32,
-) -> (usize, usize) {
-    let (mut differ, mut values) = (0, 0);
-    for (first, second) in first.zip(second) {
-        values += 1;
-        let second = second / scale;
-        let same = first == second || (first.abs() < SMALL && second.abs() < SMALL);
-        differ += usize::from(!same);
-    }
-    (differ, values)
 }
 
 /// Finite gradients at this loss scale, or at the highest below.
 fn finite<M: Module>(
     run: &mut Run<'_>,
     mut scale: f64,
-    parts: PartFactors,
+    part: PartFactors,
     model: &M,
 ) -> Result<(f64, GradientsParams, GradientStatus), AmpError> {
-    let mut halvings = 0;
+    let lowest = (scale * 2f64.powi(-MAX_HALVINGS)).max(2f64.powi(-25));
     loop {
-        let grads = run(scale, 1.0, parts)?;
+        let grads = run(scale, 1.0, part)?;
         let status = inspect(&grads, model)?;
         let Some(parameter) = status.overflow_parameter() else {
             return Ok((scale, grads, status));
         };
-        if halvings == MAX_HALVINGS || scale < 2f64.powi(-24) {
+        if scale <= lowest {
             return Err(AmpError::GradientsNotFinite {
                 parameter: parameter.to_string(),
             });
         }
-        halvings += 1;
         scale /= 2.0;
     }
 }
@@ -305,38 +291,29 @@ fn finite<M: Module>(
 /// As [`leak`], of gradients with other factors of parts, which round at other places: how much of them is in `grads`.
 fn leak_of_parts<M: Module>(
     run: &mut Run<'_>,
+    entries: &[Entry],
     grads: &GradientsParams,
     scale: f64,
     model: &M,
 ) -> Result<Option<AmpError>, AmpError> {
-    let half = run(scale, 1.0, PartFactors::Half)?;
+    let half = run(scale, 1.0, HALF)?;
     // Of a large factor, a half shows next to nothing. Without it all of a leak is there, where half precision holds the gradients.
-    let without = match finite(run, scale, PartFactors::One, model) {
-        Ok((scale, without, _)) => Some((without, run(scale / 16.0, 1.0, PartFactors::One)?)),
+    let without = match finite(run, scale, ONE, model) {
+        Ok((scale, without, _)) => Some((without, run(scale / 16.0, 1.0, ONE)?)),
         Err(AmpError::GradientsNotFinite { .. }) => None,
         Err(error) => return Err(error),
     };
-    let entries = Entries::of(grads, model)?.into_gradients();
-    let difference = |entry: &Entry| {
+    let moved = |first: &GradientsParams, second: &GradientsParams, entry: &Entry| {
+        let difference = Difference::of(first, second, 1.0, entry)?;
+        Some((difference.moved?, difference))
+    };
+    Ok(worst_of(entries, |entry| {
         let held = without.as_ref().filter(|(without, lower)| {
-            moved(without, lower, entry).is_some_and(|moved| moved.by <= STEADY)
+            moved(without, lower, entry).is_some_and(|(moved, _)| moved <= STEADY)
         });
         let others = [Some(&half), held.map(|(without, _)| without)];
         let moves = (others.into_iter().flatten()).filter_map(|other| moved(grads, other, entry));
-        let most = moves.max_by(|a, b| a.by.total_cmp(&b.by));
-        most.filter(|moved| moved.by > MOVED)
-    };
-    Ok(worst_of(&entries, difference))
-}
-
-/// How far a gradient of the first has moved in the second; none of a gradient of zeros.
-fn moved(first: &GradientsParams, second: &GradientsParams, entry: &Entry) -> Option<Difference> {
-    let [first, second] = both(first, second, entry)?;
-    let pairs = || first.iter::<f64>().zip(second.iter::<f64>());
-    let (square, product) = pairs().fold((0.0, 0.0), |(square, product), (first, second)| {
-        (square + first * first, product + first * second)
-    });
-    let (differ, values) = count_differing(first.iter(), second.iter(), 1.0);
-    let by = (product / square - 1.0).abs();
-    (!by.is_nan()).then_some(Difference { by, differ, values })
+        let most = moves.max_by(|a, b| a.0.total_cmp(&b.0));
+        most.filter(|(moved, _)| *moved > MOVED)
+    }))
 }

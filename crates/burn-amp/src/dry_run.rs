@@ -9,74 +9,36 @@ use std::{
 
 use crate::{
     any_tensor::AnyTensor, dtype::is_half, lock::locked, mixed_precision::MixedPrecision,
-    slot::Slot,
+    observer::Observer,
 };
 
 /// How the scopes of a dry run differ.
-#[derive(Clone)]
-pub(crate) struct DryRun {
-    /// In place of the loss scale.
-    pub(crate) scale: f64,
-    /// In place of the factors of parts.
-    pub(crate) parts: PartFactors,
+pub struct DryRun {
+    /// In place of the loss scale; 1 for f32.
+    pub scale: f64,
+    /// What the factors of parts become.
+    pub part: fn(f64) -> f64,
     /// In place of that of the `MixedPrecision`.
-    pub(crate) dtype: Option<FloatDType>,
+    pub dtype: Option<FloatDType>,
     /// The names of regions that run in f32.
-    pub(crate) in_f32: Arc<BTreeSet<String>>,
+    pub in_f32: BTreeSet<String>,
     /// Whether gradients are measured at the casts.
-    pub(crate) is_measured: bool,
+    pub is_measured: bool,
     /// Whether a bare `autocast` opens scopes, as in a `Learner`.
-    pub(crate) in_learner: bool,
-    pub(crate) observer: Option<Arc<Slot>>,
-    pub(crate) notes: Notes,
+    pub in_learner: bool,
+    /// In place of that of the `MixedPrecision`.
+    pub observer: Option<Arc<dyn Observer>>,
+    /// What was noted so far.
+    pub noted: Mutex<Noted>,
 }
 
-impl DryRun {
-    /// With this in place of the loss scale.
-    pub(crate) fn at(scale: f64) -> Self {
-        Self {
-            scale,
-            parts: PartFactors::Own,
-            dtype: None,
-            in_f32: Arc::default(),
-            is_measured: false,
-            in_learner: true,
-            observer: None,
-            notes: Notes::default(),
-        }
-    }
-}
-
-/// What parts multiply gradients by in a dry run.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum PartFactors {
-    /// Their own factors.
-    Own,
-    /// Half of those.
-    Half,
-    /// Nothing.
-    One,
-}
-
-impl PartFactors {
-    pub(crate) fn of(self, factor: f64) -> f64 {
-        match self {
-            Self::Own => factor,
-            Self::Half => factor / 2.0,
-            Self::One => 1.0,
-        }
-    }
-}
-
-/// What a dry run notes beside the gradients. A handle: clones note together.
-#[derive(Clone, Default)]
-pub(crate) struct Notes(Arc<Mutex<Noted>>);
-
+/// What a dry run notes beside the gradients.
 #[derive(Default)]
-pub(crate) struct Noted {
-    /// The parameters that were read in half precision.
-    pub(crate) read: BTreeSet<String>,
-    pub(crate) is_loss_inside: bool,
+pub struct Noted {
+    /// The parameters that were read in half precision (or in f32, where the run is in f32, inside a scope).
+    pub read: BTreeSet<String>,
+    /// Whether a single value that requires gradients left a scope: a loss in half precision.
+    pub is_loss_inside: bool,
     /// Whether a part with a factor was opened.
     pub(crate) has_parts: bool,
     /// Out of whose scopes tensors came that require gradients.
@@ -88,31 +50,50 @@ pub(crate) struct Noted {
 struct Passed {
     crossing: Crossing,
     factor: f64,
-    /// Whether it was in half precision before the cast, and after it.
+    /// Whether it counts as it was before the cast, and as it was after it.
     before: bool,
     after: bool,
 }
 
 /// The gradients that have passed casts.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Measured {
+pub struct Measured {
     /// Whether anything has passed.
-    pub(crate) is_any: bool,
-    /// The largest finite magnitude in half precision.
-    pub(crate) max_abs: f64,
-    /// The same, of all casts of the dry run, those of f32 included.
-    pub(crate) largest: f64,
+    pub is_any: bool,
+    /// The largest finite magnitude in the precision of the run, as the scale has made it.
+    pub max_abs: f64,
     /// Whether something was not finite there.
-    pub(crate) overflow: bool,
+    pub overflow: bool,
 }
 
-impl Notes {
-    pub(crate) fn read(&self, path: &str) {
-        self.noted(|noted| noted.read.insert(path.to_string()));
+impl DryRun {
+    /// With this in place of the loss scale.
+    pub fn at(scale: f64) -> Self {
+        Self {
+            scale,
+            part: |factor| factor,
+            dtype: None,
+            in_f32: BTreeSet::new(),
+            is_measured: false,
+            in_learner: true,
+            observer: None,
+            noted: Mutex::default(),
+        }
     }
 
-    pub(crate) fn opens_part(&self) {
-        self.noted(|noted| noted.has_parts = true);
+    /// Takes out what was noted so far.
+    pub fn take(&self) -> Noted {
+        std::mem::take(&mut *locked(&self.noted))
+    }
+
+    pub(crate) fn reads(&self, path: &str) {
+        locked(&self.noted).read.insert(path.to_string());
+    }
+
+    /// What a part multiplies gradients by whose factor this is.
+    pub(crate) fn opens_part(&self, factor: f64) -> f64 {
+        locked(&self.noted).has_parts = true;
+        (self.part)(factor)
     }
 
     /// A tensor leaves a scope of this handle. An output of a batch of one has two dimensions, a loss has one.
@@ -121,65 +102,47 @@ impl Notes {
             return;
         }
         let is_one = tensor.rank() == 1 && tensor.shape().num_elements() == 1;
-        let is_loss = is_outside && is_one;
-        self.noted(|noted| {
-            noted.is_loss_inside |= is_loss;
-            if !noted.handles.iter().any(|known| known.is(amp)) {
-                noted.handles.push(amp.clone());
-            }
-        });
+        let mut noted = locked(&self.noted);
+        noted.is_loss_inside |= is_outside && is_one;
+        if !noted.handles.iter().any(|known| known.is(amp)) {
+            noted.handles.push(amp.clone());
+        }
     }
 
     /// Measures the gradient of a cast whose forward pass goes from one dtype to another.
-    pub(crate) fn watch(&self, from: DType, to: DType, factor: f64) -> Watch {
-        let notes = self.clone();
+    pub(crate) fn watch(self: &Arc<Self>, from: DType, to: DType, factor: f64) -> Watch {
+        let dry = self.clone();
+        let counts = |dtype| is_half(dtype) || self.dtype == Some(FloatDType::F32);
+        let (before, after) = (counts(to), counts(from));
         Watch::of_gradient(move |crossing| {
-            let passed = Passed {
+            locked(&dry.noted).passed.push(Passed {
                 crossing,
                 factor,
-                before: is_half(to),
-                after: is_half(from),
-            };
-            notes.noted(|noted| noted.passed.push(passed));
+                before,
+                after,
+            });
         })
-    }
-
-    /// What was noted so far.
-    pub(crate) fn take(&self) -> Noted {
-        self.noted(std::mem::take)
-    }
-
-    fn noted<R>(&self, work: impl FnOnce(&mut Noted) -> R) -> R {
-        work(&mut locked(&self.0))
     }
 }
 
 impl Noted {
     /// Reads the gradients that have passed. Waits for the device.
-    pub(crate) fn measured(self) -> Measured {
+    pub fn measured(self) -> Measured {
         let mut measured = Measured::default();
-        for Passed {
-            crossing,
-            factor,
-            before,
-            after,
-        } in self.passed
-        {
-            let Some(status) = crossing.read() else {
+        for passed in self.passed {
+            let Some(status) = passed.crossing.read() else {
                 continue;
             };
             measured.is_any = true;
-            let (first, last) = (status.max_abs / factor, status.max_abs);
-            if !status.overflow {
-                measured.largest = measured.largest.max(first).max(last);
+            if passed.before {
+                measured.overflow |= !status.gradient_finite;
+                measured.max_abs = measured.max_abs.max(status.max_abs / passed.factor);
             }
-            measured.overflow |= before && !status.gradient_finite;
-            measured.overflow |= after && (status.overflow || !status.gradient_finite);
-            if before {
-                measured.max_abs = measured.max_abs.max(first);
+            if passed.after {
+                measured.overflow |= status.overflow || !status.gradient_finite;
             }
-            if after && !status.overflow {
-                measured.max_abs = measured.max_abs.max(last);
+            if passed.after && !status.overflow {
+                measured.max_abs = measured.max_abs.max(status.max_abs);
             }
         }
         measured

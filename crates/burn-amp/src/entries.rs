@@ -2,7 +2,7 @@
 
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::{Module, ParamId, Reparameterization},
+    module::{Module, ParamId},
     optim::GradientsParams,
     tensor::{DType, Device, Shape},
 };
@@ -18,8 +18,7 @@ use crate::{
     error::AmpError,
     gradient_pass::Pass,
     gradient_status::{GradientStatus, norm},
-    mixed_precision::ScopedParameter,
-    module_path::{Parameter, parameters},
+    module_path::{Parameter, SCOPED, parameters},
     param_tensors::ParamTensors,
     running_statistics::Statistics,
 };
@@ -88,7 +87,7 @@ impl Traversal<'_> {
                 None => None,
             };
             let attached = parameter.attached.as_deref();
-            found.has_scopes |= attached == Some(ScopedParameter::NAME);
+            found.has_scopes |= attached == Some(SCOPED);
             let has_sum = self.sums.is_some_and(|sums| sums.contains(parameter.id));
             if (gradient.is_none() && !has_sum) || !seen.insert(parameter.id) {
                 continue;

@@ -36,6 +36,15 @@ impl Pass {
         Self { groups, edge }
     }
 
+    /// Of tensors that stay as they are.
+    pub(crate) fn of(tensors: impl IntoIterator<Item = AnyTensor>) -> Self {
+        let mut pass = Self::default();
+        for (position, tensor) in tensors.into_iter().enumerate() {
+            pass.push(position, tensor, true);
+        }
+        pass
+    }
+
     /// Adds the gradient that stands at a position among all. Unscaled, it is in f32 (f64 for f64), or in its own dtype, and then measured
     /// as rounded.
     pub(crate) fn push(&mut self, position: usize, grad: AnyTensor, keep_dtype: bool) {

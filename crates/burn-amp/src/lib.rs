@@ -91,6 +91,7 @@ mod number;
 /// Internal: for `burn-amp-report`.
 #[doc(hidden)]
 pub mod observe;
+mod observer;
 mod optimizer;
 mod optimizer_config;
 mod param_tensors;
@@ -104,7 +105,6 @@ mod rescale;
 mod running_statistics;
 mod scaler;
 mod scope;
-mod slot;
 mod step_counters;
 mod step_end;
 mod step_options;

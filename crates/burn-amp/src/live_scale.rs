@@ -11,9 +11,7 @@ use std::{
 };
 
 use crate::{
-    border_events::{
-        BorderEvent, BorderEvents, EventPlace, MAX_EVENTS, Region, first_cause, split_unread,
-    },
+    border_events::{BorderEvent, BorderEvents, EventPlace, MAX_EVENTS, Region, first_cause},
     in_flight::InFlight,
     lock::locked,
     loss_scale::{GradScalerConfig, LossScale, Measures, Observation, SkipCause, StepOutcome},
@@ -38,6 +36,8 @@ pub(crate) struct LiveScale {
     /// How many steps were skipped, whatever for.
     skips: AtomicU64,
     state: Mutex<State>,
+    /// Locked after the state, where both are.
+    parts: Mutex<Parts>,
     events: Arc<BorderEvents>,
     in_flight: InFlight<Self>,
     /// Whether there was ever an optimizer that tests gradients.
@@ -49,7 +49,6 @@ pub(crate) struct LiveScale {
 #[derive(Debug)]
 struct State {
     schedule: LossScale,
-    parts: Parts,
     /// The optimizers that share the scale.
     members: Vec<Weak<()>>,
     iteration: Iteration,
@@ -97,10 +96,10 @@ impl LiveScale {
             skips: AtomicU64::new(0),
             state: Mutex::new(State {
                 schedule,
-                parts: Parts::default(),
                 members: Vec::new(),
                 iteration: Iteration::default(),
             }),
+            parts: Mutex::default(),
             events: Arc::default(),
             in_flight: InFlight::default(),
             is_tested: AtomicBool::new(false),
@@ -112,30 +111,29 @@ impl LiveScale {
 
     /// A scale of its own, in the same state, that no scope uses.
     pub(crate) fn detached(&self) -> Self {
-        let state = self.state();
-        let detached = Self::with(state.schedule.clone(), self.range.clone());
-        detached.state().parts = state.parts.clone();
+        let detached = Self::with(self.schedule(), self.range.clone());
+        *detached.parts() = self.parts().clone();
         detached
     }
 
     /// The scale of the next scope.
     pub(crate) fn scale(&self) -> f32 {
         let (min, max) = (*self.range.start(), *self.range.end());
-        self.state().schedule.scale().clamp(min, max)
+        locked(&self.state).schedule.scale().clamp(min, max)
     }
 
     pub(crate) fn schedule(&self) -> LossScale {
-        self.state().schedule.clone()
+        locked(&self.state).schedule.clone()
     }
 
     /// The settings of the schedule.
     pub(crate) fn config(&self) -> GradScalerConfig {
-        *self.state().schedule.config()
+        *locked(&self.state).schedule.config()
     }
 
     /// Goes on from this schedule, with a new iteration.
     pub(crate) fn set_schedule(&self, schedule: LossScale) {
-        let mut state = self.state();
+        let mut state = locked(&self.state);
         state.iteration = Iteration::default();
         state.schedule = self.in_range(schedule);
         drop(state);
@@ -160,9 +158,8 @@ impl LiveScale {
 
     /// The state that a device goes on from; none where the host has to look at more than whether a step was skipped.
     pub(crate) fn on_device(&self) -> Option<ScaleState> {
-        let state = self.state();
-        let has_parts = !state.parts.is_empty();
-        let state = state.schedule.on_device().filter(|_| !has_parts)?;
+        let has_parts = !self.parts().is_empty();
+        let state = self.schedule().on_device().filter(|_| !has_parts)?;
         Some(ScaleState {
             max_scale: state.max_scale.min(MAX_SCALE),
             ..state
@@ -193,19 +190,19 @@ impl LiveScale {
     pub(crate) fn join(&self) -> Arc<()> {
         self.is_tested.store(true, Ordering::Relaxed);
         let member = Arc::new(());
-        self.state().members.push(Arc::downgrade(&member));
+        locked(&self.state).members.push(Arc::downgrade(&member));
         member
     }
 
     /// Whether several optimizers move it.
     pub(crate) fn is_shared(&self) -> bool {
-        let members = &self.state().members;
+        let members = &locked(&self.state).members;
         members.iter().filter(|m| m.strong_count() > 0).count() > 1
     }
 
     /// Whether other optimizers than this one move it.
     pub(crate) fn has_others(&self, member: &Arc<()>) -> bool {
-        let members = &self.state().members;
+        let members = &locked(&self.state).members;
         let is_other = |other: &Weak<()>| other.as_ptr() != Arc::as_ptr(member);
         members.iter().any(|m| m.strong_count() > 0 && is_other(m))
     }
@@ -216,7 +213,7 @@ impl LiveScale {
     /// have stepped, or when one steps again: as one, with the measures of all their gradients.
     pub(crate) fn report(&self, member: &Weak<()>, seen: Option<Observation>) -> [f32; 2] {
         self.in_flight.leave_device_to(member);
-        let mut state = self.state();
+        let mut state = locked(&self.state);
         let before = state.schedule.scale();
         let id = member.as_ptr() as usize;
         if state.iteration.reported.contains(&id) {
@@ -236,13 +233,12 @@ impl LiveScale {
     }
 
     fn learn(&self, state: &mut State, seen: Observation) {
-        let State {
-            parts, iteration, ..
-        } = state;
+        let iteration = &mut state.iteration;
         match seen.outcome {
             StepOutcome::Skipped if !iteration.backed_off => {
                 iteration.backed_off = true;
-                if !parts.back_off(std::mem::take(&mut iteration.parts)) {
+                let causes = std::mem::take(&mut iteration.parts);
+                if !self.parts().back_off(causes) {
                     state.schedule = self.in_range(state.schedule.clone().learn(seen));
                 }
             }
@@ -265,7 +261,7 @@ impl LiveScale {
             };
             state.schedule = self.in_range(state.schedule.clone().learn(seen));
         }
-        state.parts.end_iteration(is_finite);
+        self.parts().end_iteration(is_finite);
         if !self.in_flight.is_resolving() {
             self.events.take_range();
         }
@@ -302,13 +298,12 @@ impl LiveScale {
     /// parts of the `overflows`, the parameters whose gradients overflow. Waits for the device.
     pub(crate) fn cause_of_skip<'a>(&self, overflows: impl Iterator<Item = &'a str>) -> SkipCause {
         let events = self.events.take_for_skip();
-        if events.is_empty() {
+        let before = locked(&self.state).iteration.cause;
+        match before.filter(|_| events.is_empty()) {
             // Another optimizer's skip has read them: both backward passes were over before it.
-            if let Some(cause) = self.state().iteration.cause {
-                return cause;
-            }
+            Some(cause) => cause,
+            None => self.cause_among(events, overflows, self.events.range()),
         }
-        self.cause_among(events, overflows, self.events.range())
     }
 
     /// As [`cause_of_skip`](Self::cause_of_skip), of these events, which are `of_all` those of all handles.
@@ -321,48 +316,47 @@ impl LiveScale {
         let first = first_cause(events);
         let is_nan = matches!(first, Some((SkipCause::NAN_LOSS, _)));
         let is_of_others = is_nan && self.events.came_finite_to_others(&of_all);
-        let mut state = self.state();
+        let mut state = locked(&self.state);
         let (cause, parts) = match first {
             Some(_) if is_of_others => (SkipCause::OtherScale, Vec::new()),
             Some((cause, part)) => (cause, part.into_iter().collect()),
-            None => (SkipCause::Scale, state.parts.of_parameters(overflows)),
+            None => (SkipCause::Scale, self.parts().of_parameters(overflows)),
         };
         state.iteration.cause = Some(cause);
         state.iteration.parts = parts;
         cause
     }
 
-    /// The parts whose factors move. Held for one call: the end of a step waits for it.
-    pub(crate) fn with_parts<R>(&self, work: impl FnOnce(&mut Parts) -> R) -> R {
-        work(&mut self.state().parts)
+    /// The parts whose factors move.
+    pub(crate) fn parts(&self) -> MutexGuard<'_, Parts> {
+        locked(&self.parts)
     }
 
     /// Takes out what came to the parts that move by statistics and was not read, to be read with the gradients of a step.
     pub(crate) fn take_statistics(&self) -> (Vec<(u64, EventPlace)>, Vec<Crossing>) {
-        let (places, crossings, read) = split_unread(self.take_wanted());
-        self.events.put_back(read);
-        (places, crossings)
+        let unread = self.take_wanted(BorderEvent::is_on_device).into_iter();
+        unread.filter_map(BorderEvent::unread).unzip()
     }
 
     /// Lets parts that move by statistics see what came to them, after a backward pass without overflow. Waits for the device if that was
     /// not read with the gradients.
     pub(crate) fn read_statistics(&self) {
-        for event in self.take_wanted() {
+        for event in self.take_wanted(|_| true) {
             if let Some((region, statistics)) = event.statistics() {
-                self.state().parts.see(&region.part, statistics);
+                self.parts().see(&region.part, statistics);
             }
         }
     }
 
-    fn take_wanted(&self) -> VecDeque<BorderEvent> {
-        let parts = &self.state().parts;
+    fn take_wanted(&self, fits: fn(&BorderEvent) -> bool) -> VecDeque<BorderEvent> {
+        let parts = self.parts();
         let is_wanted = |region: &Arc<Region>| parts.wants_statistics(&region.part);
-        (self.events).take_if(|event| event.entered().is_some_and(is_wanted))
+        (self.events).take_if(|event| fits(event) && event.entered().is_some_and(is_wanted))
     }
 
     /// Takes out what the scopes of an iteration have left, for a step that is decided elsewhere.
     pub(crate) fn hand_over(&self) -> ScopesLeft {
-        let parts = &mut self.state().parts;
+        let mut parts = self.parts();
         ScopesLeft {
             opened: self.opened(),
             events: self.events.take(),
@@ -375,7 +369,7 @@ impl LiveScale {
     pub(crate) fn take_over(&self, left: ScopesLeft) {
         self.opened.store(left.opened, Ordering::Relaxed);
         self.events.put_back(left.events);
-        let parts = &mut self.state().parts;
+        let mut parts = self.parts();
         parts.readers = left.readers;
         for driven in left.parts {
             parts.enter(&driven, false);
@@ -385,13 +379,8 @@ impl LiveScale {
     /// Uses the scale, and the factors of the parts, that another has reached.
     pub(crate) fn follow(&self, schedule: LossScale, parts: &BTreeMap<String, PartState>) {
         self.in_flight.set_device_step(None);
-        let mut state = self.state();
-        state.schedule = self.in_range(schedule);
-        state.parts.follow(parts);
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        locked(&self.state)
+        locked(&self.state).schedule = self.in_range(schedule);
+        self.parts().follow(parts);
     }
 }
 

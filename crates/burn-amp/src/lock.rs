@@ -3,6 +3,6 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The value behind a lock, also after a panic that held it: none of ours leaves one half written.
-pub(crate) fn locked<T: ?Sized>(value: &Mutex<T>) -> MutexGuard<'_, T> {
+pub fn locked<T: ?Sized>(value: &Mutex<T>) -> MutexGuard<'_, T> {
     value.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -6,7 +6,7 @@ use burn_amp_kernels::UnsupportedDType;
 use std::{
     any::Any,
     sync::{
-        Arc, OnceLock,
+        Arc, Mutex, MutexGuard, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -15,8 +15,10 @@ use crate::{
     error::AmpError,
     journal::Journal,
     live_scale::LiveScale,
+    lock::locked,
     loss_scale::{GradScalerConfig, LossScale},
-    slot::Slot,
+    module_path::SCOPED,
+    observer::Observer,
 };
 
 /// Half-precision compute for any model, over parameters that stay f32, with the loss scale that it needs.
@@ -64,7 +66,7 @@ struct Shared {
     live: Arc<LiveScale>,
     journal: Journal,
     extension: OnceLock<Box<dyn Any + Send + Sync>>,
-    observer: Slot,
+    observer: Mutex<Option<Arc<dyn Observer>>>,
     /// Whether a `Learner` trains with it.
     in_learner: AtomicBool,
 }
@@ -93,10 +95,6 @@ impl MixedPrecision {
         let enabled = dtype == FloatDType::F16;
         let config = GradScalerConfig::new().with_enabled(enabled);
         let schedule = config.schedule().expect("the defaults are valid");
-        Self::of(dtype, schedule)
-    }
-
-    fn of(dtype: FloatDType, schedule: LossScale) -> Self {
         Self::with_live(dtype, LiveScale::new(schedule))
     }
 
@@ -108,7 +106,7 @@ impl MixedPrecision {
                 live: Arc::new(live),
                 journal: Journal::default(),
                 extension: OnceLock::new(),
-                observer: Slot::default(),
+                observer: Mutex::default(),
                 in_learner: AtomicBool::new(false),
             }),
         }
@@ -146,7 +144,8 @@ impl MixedPrecision {
     ///
     /// [`AmpError::InvalidValue`] if it was stored under a rule of your own that it was not given again: [`LossScale::with_rule`].
     pub fn with_schedule(self, schedule: LossScale) -> Result<Self, AmpError> {
-        Ok(Self::of(self.shared.dtype, schedule.check_rule()?))
+        let live = LiveScale::new(schedule.check_rule()?);
+        Ok(Self::with_live(self.shared.dtype, live))
     }
 
     /// The dtype of tensors inside a scope.
@@ -165,7 +164,7 @@ impl MixedPrecision {
     /// The parts of the network whose factors move ([`rescaled`](crate::rescaled) by a name), and what each multiplies gradients by
     /// now, beside the loss scale. By name; empty before the first of them is opened.
     pub fn parts(&self) -> Vec<(String, f32)> {
-        let parts = self.live().with_parts(|parts| parts.states()).into_iter();
+        let parts = self.live().parts().states().into_iter();
         parts.map(|(name, part)| (name, part.factor())).collect()
     }
 
@@ -224,8 +223,9 @@ impl MixedPrecision {
         &self.shared.live
     }
 
-    pub(crate) fn slot(&self) -> &Slot {
-        &self.shared.observer
+    /// Who follows the steps.
+    pub(crate) fn observer(&self) -> MutexGuard<'_, Option<Arc<dyn Observer>>> {
+        locked(&self.shared.observer)
     }
 
     pub(crate) fn journal(&self) -> &Journal {
@@ -281,7 +281,7 @@ pub struct ScopedParameter {
 }
 
 impl Reparameterization for ScopedParameter {
-    const NAME: &'static str = "mixed_precision";
+    const NAME: &'static str = SCOPED;
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         self.amp.read(&self.path, base)

@@ -8,6 +8,8 @@ use std::collections::HashSet;
 
 use crate::any_tensor::AnyTensor;
 
+/// The name of what a `MixedPrecision` attaches to a parameter.
+pub(crate) const SCOPED: &str = "mixed_precision";
 /// What Burn calls the container of what is attached to a parameter.
 const ATTACHED: &str = "Reparameterization";
 

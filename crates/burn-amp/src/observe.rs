@@ -1,90 +1,40 @@
 //! What `burn-amp-report` is told of a run, and how it tries a loss in other precisions. Internal: it may change with any release.
 
-use burn::{
-    module::Module,
-    optim::GradientsParams,
-    tensor::{FloatDType, Gradients, Tensor},
-};
-use burn_amp_kernels::ExponentHistogram;
-use std::{any::Any, collections::BTreeSet, sync::Arc};
+use burn::{module::Module, optim::GradientsParams, tensor::Tensor};
+use burn_amp_kernels::{ExponentHistogram, TensorStatus};
+use std::sync::Arc;
 
 use crate::{
-    cast::CastFloat,
-    dry_run::DryRun,
+    any_tensor::{self, AnyTensor},
     entries::handles,
     error::AmpError,
-    gradient_status::GradientStatus,
+    gradient_pass::Pass,
     gradients::UnscaledGradients,
-    loss_scale::{SkipCause, StepOutcome},
+    loss_scale::SkipCause,
     mixed_precision::MixedPrecision,
-    running_statistics::RunningStatistics,
+    module_path::{Parameter, distinct_parameters},
     scaler::GradScaler,
-    scope::{self, Region},
-    slot::{self, Slot},
+    scope,
 };
-
-/// Is told of the steps of a [`MixedPrecision`], on the threads that make them. It must not wait for the device.
-pub trait Observer: Any + Send + Sync {
-    /// The gradients of a step were tested, and nothing was done with them yet.
-    fn tested(&self, grads: &UnscaledGradients);
-
-    /// A call of `step` is over.
-    fn stepped(&self, step: Stepped<'_>);
-}
-
-/// What a step has done. Host values.
-#[derive(Clone, Copy, Debug)]
-pub struct Stepped<'a> {
-    /// None of gradients that were refused.
-    pub outcome: Option<StepOutcome>,
-    /// The loss scale after it.
-    pub loss_scale: f32,
-    /// None where nothing was measured.
-    pub status: Option<&'a GradientStatus>,
-    /// Why the run cannot go on, if it cannot.
-    pub error: Option<&'a AmpError>,
-}
-
-/// An observer in a slot, which takes any type.
-struct Attached(Arc<dyn Observer>);
-
-fn content(observer: Arc<dyn Observer>) -> Option<Arc<dyn Any + Send + Sync>> {
-    Some(Arc::new(Attached(observer)))
-}
-
-fn of_slot(content: Option<Arc<dyn Any + Send + Sync>>) -> Option<Arc<dyn Observer>> {
-    let attached = content?.downcast::<Attached>().ok()?;
-    Some(attached.0.clone())
-}
+pub use crate::{
+    check::dry_loss,
+    dry_run::DryRun,
+    lock::locked,
+    observer::{Observer, Stepped},
+    scope::{Region, scale_here},
+};
 
 /// Attaches an observer to all clones of a `MixedPrecision`, or none. Returns the one before.
 pub fn set(amp: &MixedPrecision, observer: Option<Arc<dyn Observer>>) -> Option<Arc<dyn Observer>> {
-    of_slot(amp.slot().replace(observer.and_then(content)))
+    std::mem::replace(&mut *amp.observer(), observer)
 }
 
 /// The observer of the dry run that the thread is in; or that of the scope around, or of the model that a `Learner` trains.
 pub fn here() -> Option<Arc<dyn Observer>> {
-    if !slot::are_any() {
-        return None;
+    match scope::dry_run() {
+        Some(dry) => dry.observer.clone(),
+        None => scope::current()?.observer().clone(),
     }
-    of_slot(match scope::dry_run() {
-        Some(dry) => dry.observer.and_then(|observer| observer.get()),
-        None => scope::current()?.slot().get(),
-    })
-}
-
-/// What gradients are multiplied by where the thread is: 1 in f32.
-pub fn scale_here() -> f64 {
-    scope::scale_here()
-}
-
-/// Runs a part of the forward pass that has a name: as it is, or as a [`Trial`] says.
-pub fn region<I: CastFloat, R: CastFloat>(name: &str, input: I, part: impl FnOnce(I) -> R) -> R {
-    let region = Region {
-        name: Some(name.into()),
-        ..Region::default()
-    };
-    region.run(input, part)
 }
 
 /// Whether the loss scale moves by itself.
@@ -93,11 +43,8 @@ pub fn is_dynamic(amp: &MixedPrecision) -> bool {
 }
 
 /// The parameters whose gradients are not finite, and how many of their values are not.
-pub fn overflows(grads: &UnscaledGradients) -> Vec<(String, u64)> {
-    let counts = grads.overflow_counts();
-    counts
-        .map(|(path, count)| (path.to_string(), count))
-        .collect()
+pub fn overflows(grads: &UnscaledGradients) -> impl Iterator<Item = (&str, u64)> {
+    grads.overflow_counts()
 }
 
 /// Counts gradients by exponent. Waits for the device.
@@ -113,70 +60,43 @@ pub fn is_loss_the_cause(grads: &UnscaledGradients) -> Option<bool> {
     }
 }
 
-/// How [`dry_run`] computes.
-#[derive(Clone)]
-pub struct Trial {
-    /// The dtype of scopes.
-    pub dtype: FloatDType,
-    /// In place of the loss scale; 1 for f32.
-    pub loss_scale: f64,
-    /// Whether gradients are measured at the casts.
-    pub is_measured: bool,
-    /// The names of [`region`]s that run in f32.
-    pub in_f32: BTreeSet<String>,
-    /// Is found by [`here`], in place of that of the `MixedPrecision`.
-    pub observer: Option<Arc<dyn Observer>>,
+/// The values of a parameter, or of its gradient, in one row.
+pub struct Flat {
+    /// The path of the parameter.
+    pub path: String,
+    /// Without autodiff.
+    pub values: Tensor<1>,
 }
 
-/// What [`dry_run`] has found.
-pub struct Tried<const D: usize> {
-    /// The loss, without its graph.
-    pub loss: Tensor<D>,
-    /// Unscaled.
-    pub grads: GradientsParams,
-    /// The parameters that were read in half precision (or in f32, where the trial is in f32, inside a scope).
-    pub read: BTreeSet<String>,
-    /// The largest finite gradient at the casts, as the scale has made it; 0 where it is not measured.
-    pub max_abs: f64,
-    /// Whether a single value that requires gradients left a scope: a loss in half precision.
-    pub is_loss_inside: bool,
+/// The gradients of a model's parameters, in its order; or without any the parameters themselves. What has no values is left out.
+pub fn values<M: Module>(model: &M, grads: Option<&GradientsParams>) -> Vec<Flat> {
+    let parameters = distinct_parameters(model).into_iter();
+    let flat = parameters.filter_map(
+        |Parameter {
+             id, path, value, ..
+         }| {
+            let values = match grads {
+                Some(grads) => any_tensor::gradient(grads, id, value.rank())?,
+                None => value,
+            };
+            let values = values.flat()?;
+            Some(Flat { path, values })
+        },
+    );
+    flat.collect()
 }
 
-/// Runs a loss and its backward pass in another precision, and leaves no trace: running statistics are put back. `collect` sees
-/// the gradients of all leaves. Waits for the device.
-///
-/// # Errors
-///
-/// As [`MixedPrecision::check`], of what is refused before there are gradients.
-pub fn dry_run<M: Module, const D: usize>(
-    amp: &MixedPrecision,
-    trial: Trial,
-    model: &M,
-    loss: &mut impl FnMut(&M) -> Tensor<D>,
-    collect: impl FnOnce(&Gradients),
-) -> Result<Tried<D>, AmpError> {
-    let dry = DryRun {
-        dtype: Some(trial.dtype),
-        in_f32: Arc::new(trial.in_f32),
-        is_measured: trial.is_measured,
-        observer: trial
-            .observer
-            .map(|observer| Arc::new(Slot::of(content(observer)))),
-        ..DryRun::at(trial.loss_scale)
-    };
-    let notes = dry.notes.clone();
-    let forward = || amp.dry_loss(dry, || loss(model));
-    let loss = RunningStatistics::unchanged(model, forward)?;
-    let grads = loss.backward();
-    collect(&grads);
-    let mut noted = notes.take();
-    Ok(Tried {
-        loss: loss.inner(),
-        grads: GradientsParams::from_grads(grads, model),
-        read: std::mem::take(&mut noted.read),
-        is_loss_inside: noted.is_loss_inside,
-        max_abs: noted.measured().largest,
-    })
+/// Measures tensors on any devices. Waits for each device once.
+pub fn measure(tensors: Vec<Tensor<1>>) -> Result<Vec<TensorStatus>, AmpError> {
+    let mut statuses = vec![TensorStatus::default(); tensors.len()];
+    let pass = Pass::of(tensors.into_iter().map(AnyTensor::new));
+    pass.inspect(&mut statuses, Vec::new())?;
+    Ok(statuses)
+}
+
+/// Counts values on any devices by exponent. Waits for each device once.
+pub fn count(tensors: Vec<Tensor<1>>) -> Result<ExponentHistogram, AmpError> {
+    Ok(Pass::of(tensors.into_iter().map(AnyTensor::new)).histogram()?)
 }
 
 impl GradScaler {
@@ -201,6 +121,6 @@ impl GradScaler {
     }
 
     fn observer(&self) -> Option<Arc<dyn Observer>> {
-        of_slot(self.precision()?.slot().get())
+        self.precision()?.observer().clone()
     }
 }

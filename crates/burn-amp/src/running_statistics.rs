@@ -3,39 +3,38 @@
 //! A forward pass that overflows leaves NaN in them, and no later one takes it away: `0.9 * NaN` is NaN. A step that is
 //! skipped for the overflow does not take it back by itself, because the optimizer knows nothing of them.
 
-use burn::{
-    module::{Module, ParamId},
-    tensor::DType,
-};
+use burn::{module::Module, tensor::DType};
 use burn_amp_kernels::TensorStatus;
-use std::collections::HashMap;
 
 use crate::{
-    any_tensor::AnyTensor,
     gradient_pass::Pass,
     live_scale::LiveScale,
     loss_scale::StepOutcome,
     module_path::{Parameter, parameters, replaced},
+    param_tensors::ParamTensors,
 };
 
 /// The running statistics of the last good step: handles, no copies.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RunningStatistics {
-    values: HashMap<ParamId, AnyTensor>,
+    values: ParamTensors,
 }
 
 impl RunningStatistics {
     /// Keeps those of a module that were not met before, as they were before its last forward pass.
     pub(crate) fn meet(&mut self, met: Statistics) {
         for found in met.0 {
-            self.values.entry(found.id).or_insert(found.value);
+            if !self.values.contains(found.id) {
+                self.values.insert(found.id, found.value);
+            }
         }
     }
 
     /// Keeps what a traversal has met, in place of what was known.
     pub(crate) fn learn(&mut self, met: Statistics) {
-        let met = met.0.into_iter();
-        self.values.extend(met.map(|found| (found.id, found.value)));
+        for found in met.0 {
+            self.values.insert(found.id, found.value);
+        }
     }
 
     /// Keeps those of a module, the last forward pass included. Does not wait for the device.
@@ -52,9 +51,9 @@ impl RunningStatistics {
         }
         let repaired = broken.0.iter().filter_map(|found| {
             let value = &found.value;
-            let kept = self.values.get(&found.id)?.clone();
+            let kept = self.values.get_any(found.id, &value.device())?;
             let fits = kept.shape() == value.shape();
-            let kept = fits.then(|| kept.moved_to(&value.device()).cast(value.dtype()))?;
+            let kept = fits.then(|| kept.cast(value.dtype()))?;
             let value = value.clone().into_handle();
             let repaired = kept.map(|kept| kept.mask_where(value.clone().is_finite(), value));
             Some((found.id, repaired))
@@ -78,11 +77,7 @@ impl RunningStatistics {
         let mut before = Self::default();
         before.keep(module);
         let result = forward();
-        let values = updated(module).0.into_iter().filter_map(|found| {
-            let kept = before.values.remove(&found.id)?;
-            Some((found.id, kept.moved_to(&found.value.device())))
-        });
-        put(module, values.collect());
+        put(module, before.values);
         result
     }
 }
@@ -170,9 +165,12 @@ fn updated<M: Module>(module: &M) -> Statistics {
 }
 
 /// Gives a module, and its clones, these running statistics.
-fn put<M: Module>(module: &M, values: HashMap<ParamId, AnyTensor>) {
-    let value = |found: Parameter| values.get(&found.id).cloned();
-    drop(replaced(module.clone(), value));
+fn put<M: Module>(module: &M, values: ParamTensors) {
+    // What a forward pass has added would be taken in over them.
+    drop(module.valid());
+    drop(replaced(module.clone(), |found| {
+        values.get_any(found.id, &found.value.device())
+    }));
 }
 
 impl Statistics {
@@ -192,10 +190,7 @@ impl Statistics {
 
     /// Those that are not finite. Waits for each device once.
     fn not_finite(mut self) -> Self {
-        let mut pass = Pass::default();
-        for (position, found) in self.0.iter().enumerate() {
-            pass.push(position, found.value.clone(), true);
-        }
+        let pass = Pass::of(self.0.iter().map(|found| found.value.clone()));
         #[cfg(test)]
         tests::READS.set(tests::READS.get() + u32::from(!self.is_empty()));
         let mut statuses = vec![TensorStatus::default(); self.0.len()];

@@ -55,7 +55,6 @@ use crate::{
     loss_scale::{GradScalerConfig, LossScale, StepOutcome},
     loss_watch::LossWatch,
     mixed_precision::MixedPrecision,
-    parts::Parts,
     running_statistics::{Buffers, Statistics},
     step_counters::StepCounters,
     unscale::{pass_through, test, unscale},
@@ -476,7 +475,7 @@ impl GradScaler {
         self.iteration = Iteration::default();
         *self.account() = Account::default();
         self.live().set_schedule(schedule);
-        self.live().with_parts(Parts::restart);
+        self.live().parts().restart();
     }
 
     /// Whether losses are scaled and gradients tested.

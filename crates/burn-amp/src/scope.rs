@@ -23,7 +23,7 @@ use std::{
     any::Any,
     cell::{Cell, RefCell},
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
-    sync::{Arc, atomic::Ordering},
+    sync::Arc,
 };
 
 use crate::{
@@ -40,48 +40,44 @@ use crate::{
 };
 
 thread_local! {
-    /// What this thread is in, the innermost last.
-    static FRAMES: RefCell<Vec<Frame>> = const { RefCell::new(Vec::new()) };
+    /// What this thread is in.
+    static HERE: RefCell<Frame> = RefCell::default();
     /// The error with which a scope of this thread panicked last.
     static REFUSED: RefCell<Option<AmpError>> = const { RefCell::new(None) };
 }
 
-/// A part of the forward pass that a thread is in.
+/// What a thread is in: what it has entered last, and what holds of all around that.
 #[derive(Clone, Default)]
 struct Frame {
     /// The half precision that it is in; none in f32, where parameters are plain.
     open: Option<Arc<Open>>,
-    /// What it multiplies gradients by; in f32, in the scopes inside.
-    rescale: Option<Rescale>,
-    /// Whose scopes a bare `autocast` opens in it, if not those of what is around it.
+    /// Whether a scope is open, in an island of f32 too.
+    is_inside: bool,
+    /// What the parts that it is in multiply gradients by; in f32, in the scopes inside.
+    rescales: Vec<Rescale>,
+    /// Whose scopes a bare `autocast` opens.
     amp: Option<MixedPrecision>,
     /// How the scopes in it differ from those of a step.
-    dry: Option<DryRun>,
+    dry: Option<Arc<DryRun>>,
 }
 
 impl Frame {
+    fn here() -> Self {
+        HERE.with_borrow(Clone::clone)
+    }
+
     /// Runs a part of the forward pass in it. It is left on a panic too.
     fn run<R>(self, part: impl FnOnce() -> R) -> R {
-        FRAMES.with_borrow_mut(|frames| frames.push(self));
-        let _guard = OnDrop(|| drop(FRAMES.with_borrow_mut(Vec::pop)));
-        part()
-    }
+        struct Leave(Frame);
 
-    fn of(open: &Arc<Open>) -> Self {
-        Self {
-            open: Some(open.clone()),
-            amp: Some(open.amp.clone()),
-            ..Self::default()
+        impl Drop for Leave {
+            fn drop(&mut self) {
+                HERE.set(std::mem::take(&mut self.0));
+            }
         }
-    }
-}
 
-/// Runs something where it is dropped, on a panic too.
-struct OnDrop<F: FnMut()>(F);
-
-impl<F: FnMut()> Drop for OnDrop<F> {
-    fn drop(&mut self) {
-        (self.0)();
+        let _leave = Leave(HERE.replace(self));
+        part()
     }
 }
 
@@ -89,14 +85,16 @@ impl<F: FnMut()> Drop for OnDrop<F> {
 /// scopes of `amp`, if it does so in the training.
 pub(crate) fn in_dry_run<R>(
     amp: &MixedPrecision,
-    dry: DryRun,
+    dry: &Arc<DryRun>,
     forward: impl FnOnce() -> R,
 ) -> (R, Option<AmpError>) {
     REFUSED.set(None);
+    let here = Frame::here();
     let frame = Frame {
-        amp: dry.in_learner.then(|| amp.clone()),
-        dry: Some(dry),
-        ..Frame::default()
+        open: None,
+        amp: dry.in_learner.then(|| amp.clone()).or(here.amp),
+        dry: Some(dry.clone()),
+        ..here
     };
     let result = frame.run(forward);
     (result, REFUSED.take())
@@ -124,29 +122,26 @@ pub(crate) fn in_dry_run<R>(
 /// ```
 #[derive(Clone)]
 pub struct Scope {
-    frames: Vec<Frame>,
+    frame: Frame,
 }
 
 impl Scope {
     /// What the calling thread is in: a scope, a part of one [`in_f32`] or [`rescaled`], or nothing of these.
     pub fn current() -> Self {
         Self {
-            frames: FRAMES.with_borrow(Clone::clone),
+            frame: Frame::here(),
         }
     }
 
     /// Runs `work` on the calling thread as if it were where [`current`](Self::current) was called.
     pub fn enter<R>(&self, work: impl FnOnce() -> R) -> R {
-        let mut outer = FRAMES.replace(self.frames.clone());
-        let _guard = OnDrop(|| drop(FRAMES.replace(std::mem::take(&mut outer))));
-        work()
+        self.frame.clone().run(work)
     }
 }
 
 impl std::fmt::Debug for Scope {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let open = innermost_of(&self.frames);
-        let side = open.map(|open| &open.side);
+        let side = self.frame.open.as_ref().map(|open| &open.side);
         f.debug_struct("Scope").field("side", &side).finish()
     }
 }
@@ -156,34 +151,38 @@ fn explain<R>(open: &Open, panic: Box<dyn Any + Send>) -> Result<R, AmpError> {
     if let Some(refused) = open.take_refused() {
         return Err(refused);
     }
-    let message = panic_message(&*panic);
     // A scope inside this one has said already what is wrong.
+    let message = panic_message(&*panic);
     if let Some(error) = REFUSED.take().filter(|error| error.to_string() == message) {
         return Err(error);
     }
-    if !is_dtype_clash(message) {
+    let last = locked(&open.told).last_read.clone();
+    Err(dtype_clash(panic, open.side.dtype.into(), last))
+}
+
+/// A panic of Burn's because of two dtypes; others go on.
+pub(crate) fn dtype_clash(
+    panic: Box<dyn Any + Send>,
+    dtype: DType,
+    parameter: Option<Arc<str>>,
+) -> AmpError {
+    let message = panic_message(&*panic).to_string();
+    // As Flex, Burn's tensors and CubeCL word it.
+    let lower = message.to_lowercase();
+    let words = ["dtype", "f16", "data type"];
+    if !words.iter().any(|word| lower.contains(word)) {
         resume_unwind(panic);
     }
-    let last = locked(&open.told.last_read);
-    Err(AmpError::DTypeClash {
-        dtype: open.side.dtype.into(),
-        parameter: last.as_deref().map(str::to_string),
-        message: message.to_string(),
-    })
+    AmpError::DTypeClash {
+        dtype,
+        parameter: parameter.map(|path| path.to_string()),
+        message,
+    }
 }
 
 /// The scope whose half precision the thread is in; none in an island, or outside.
 fn innermost() -> Option<Arc<Open>> {
-    FRAMES.with_borrow(|frames| innermost_of(frames).cloned())
-}
-
-fn innermost_of(frames: &[Frame]) -> Option<&Arc<Open>> {
-    frames.last()?.open.as_ref()
-}
-
-/// What the innermost frame says of something, among those that say it.
-fn innermost_with<T: Clone>(of: impl Fn(&Frame) -> &Option<T>) -> Option<T> {
-    FRAMES.with_borrow(|frames| frames.iter().rev().find_map(|frame| of(frame).clone()))
+    HERE.with_borrow(|here| here.open.clone())
 }
 
 impl MixedPrecision {
@@ -235,36 +234,36 @@ impl MixedPrecision {
         input: I,
         forward: impl FnOnce(I) -> R,
     ) -> Result<R, AmpError> {
-        let outer = innermost();
-        let open = Arc::new(self.opened());
+        let here = Frame::here();
+        let outer = here.open.as_ref().map(|open| open.side.clone());
+        let open = Arc::new(self.opened(&here));
         let nested = Cell::new(false);
-        let input = cast_each(input, |tensor| match &outer {
-            Some(outer) if outer.side.holds(tensor.dtype()) => {
-                nested.set(true);
-                open.cross(&outer.side, &open.side, tensor, None)
-            }
-            _ => open.take_in(tensor),
+        let around = outer.as_ref().unwrap_or(&Side::OUTSIDE);
+        let input = cast_each(input, |tensor| {
+            nested.set(nested.get() || around.holds(tensor.dtype()));
+            open.take_from(around, tensor, None)
         });
         // A thread pool may put other work on a thread that waits inside a scope. Its tensors are not of that scope.
         let outer = outer.filter(|_| nested.get());
-        if let Some(outer) = &outer {
-            open.told.outer.get_or_init(|| outer.told.clone());
-        }
-        let is_inside = FRAMES.with_borrow(|frames| {
-            let mut opens = frames.iter().filter_map(|frame| frame.open.as_ref());
-            opens.next().is_some() && (outer.is_some() || innermost_of(frames).is_none())
-        });
-        let result = Frame::of(&open).run(|| catch_unwind(AssertUnwindSafe(|| forward(input))));
-        open.told.is_closed.store(true, Ordering::Relaxed);
+        let told_around = here.open.as_ref().filter(|_| outer.is_some());
+        locked(&open.told).outer = told_around.map(|open| open.told.clone());
+        let is_inside = here.is_inside && (outer.is_some() || here.open.is_none());
+        let frame = Frame {
+            open: Some(open.clone()),
+            is_inside: true,
+            amp: Some(self.clone()),
+            ..here
+        };
+        let result = frame.run(|| catch_unwind(AssertUnwindSafe(|| forward(input))));
+        locked(&open.told).is_closed = true;
         let output = result.or_else(|panic| explain(&open, panic))?;
         let is_watched = self.is_scaled() && !is_inside && open.dry.is_none();
         let watch = is_watched.then(|| open.watch_scope());
-        let to = outer.as_ref().map_or(&Side::OUTSIDE, |outer| &outer.side);
-        let output = cast_each(output, |tensor| open.let_out(tensor, to, watch.as_ref()));
-        match open.take_refused() {
-            None => Ok(output),
-            Some(error) => Err(error),
-        }
+        let around = outer.as_ref().unwrap_or(&Side::OUTSIDE);
+        let output = cast_each(output, |tensor| {
+            open.let_out(tensor, around, watch.as_ref())
+        });
+        open.take_refused().map_or(Ok(output), Err)
     }
 
     /// Casts the float tensors of a value to half precision, as [`autocast`](Self::autocast) does with its input: for
@@ -285,8 +284,8 @@ impl MixedPrecision {
     }
 
     /// A scope of this thread, in the parts that it is in.
-    fn opened(&self) -> Open {
-        let dry = dry_run();
+    fn opened(&self, here: &Frame) -> Open {
+        let dry = here.dry.clone();
         let dtype = dry.as_ref().and_then(|dry| dry.dtype);
         let dtype = dtype.unwrap_or(self.dtype());
         let is_step = dry.is_none() && self.is_scaled();
@@ -314,21 +313,16 @@ impl MixedPrecision {
             dry,
             told: Arc::default(),
         };
-        let rescales: Vec<Rescale> = FRAMES.with_borrow(|frames| {
-            let rescales = frames.iter().filter_map(|frame| frame.rescale.clone());
-            rescales.collect()
-        });
-        rescales
-            .iter()
-            .fold(open, |open, rescale| open.part(rescale))
+        (here.rescales.iter()).fold(open, |open, rescale| open.part(rescale))
     }
 
     /// Runs a model with this as what a bare [`autocast`] opens scopes of.
     #[cfg(feature = "train")]
     pub(crate) fn in_model<R>(&self, work: impl FnOnce() -> R) -> R {
         let frame = Frame {
+            open: None,
             amp: Some(self.clone()),
-            ..Frame::default()
+            ..Frame::here()
         };
         frame.run(work)
     }
@@ -346,13 +340,13 @@ impl MixedPrecision {
                 dtype,
             });
         }
-        *locked(&open.told.last_read) = Some(path.clone());
+        locked(&open.told).last_read = Some(path.clone());
         match &open.dry {
             None => {
                 let part = open.region.as_ref().map(|region| &region.part);
-                self.live().with_parts(|parts| parts.read_in(part, path));
+                self.live().parts().read_in(part, path);
             }
-            Some(dry) => dry.notes.read(path),
+            Some(dry) => dry.reads(path),
         }
         open.take_parameter(path, AnyTensor::with_graph(base))
             .into_tensor()
@@ -360,24 +354,18 @@ impl MixedPrecision {
 }
 
 /// What the thread's scopes differ by, in a dry run.
-pub(crate) fn dry_run() -> Option<DryRun> {
-    innermost_with(|frame| &frame.dry)
+pub(crate) fn dry_run() -> Option<Arc<DryRun>> {
+    HERE.with_borrow(|here| here.dry.clone())
 }
 
-/// What gradients are multiplied by where the thread is.
-pub(crate) fn scale_here() -> f64 {
+/// What gradients are multiplied by where the thread is: 1 in f32.
+pub fn scale_here() -> f64 {
     innermost().map_or(1.0, |open| open.side.scale)
 }
 
 /// That of the scope around, or of the model that a `Learner` trains.
 pub(crate) fn current() -> Option<MixedPrecision> {
-    innermost_with(|frame| &frame.amp)
-}
-
-/// As Flex, Burn's tensors and CubeCL word it.
-pub(crate) fn is_dtype_clash(message: &str) -> bool {
-    let message = message.to_lowercase();
-    message.contains("dtype") || message.contains("f16") || message.contains("data type")
+    HERE.with_borrow(|here| here.amp.clone())
 }
 
 /// Runs a part of a model in half precision, if a `Learner` trains the model with a [`MixedPrecision`], or a scope is open: it is
@@ -412,16 +400,12 @@ fn told_of_f32<R: CastFloat>(output: R) -> R {
     thread_local! {
         static IS_SAID: Cell<bool> = const { Cell::new(false) };
     }
-    if IS_SAID.get() {
-        return output;
-    }
     let is_tracked = Cell::new(false);
     let output = cast_each(output, |tensor| {
         is_tracked.set(is_tracked.get() || tensor.is_tracked());
         tensor
     });
-    if is_tracked.get() {
-        IS_SAID.set(true);
+    if is_tracked.get() && !IS_SAID.replace(true) {
         log::warn!(
             "`autocast` trains in f32: no `MixedPrecision` is in force here. In a Learner it is that of \
              `amp.learner(model, optim, lr)`, in a loop `amp.autocast(input, ..)`. `MixedPrecision::f32()` says that f32 is meant"
@@ -508,31 +492,36 @@ pub fn rescaled<I: CastFloat, R: CastFloat>(
 /// A part of the forward pass, and how it differs from what is around it: not at all, or in its precision, or in what its gradients are
 /// multiplied by.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Region {
+pub struct Region {
     /// By which others may decide what happens in it.
-    pub(crate) name: Option<Arc<str>>,
-    pub(crate) is_f32: bool,
-    pub(crate) rescale: Option<Rescale>,
+    pub name: Option<Arc<str>>,
+    /// Whether parameters are plain in it.
+    pub is_f32: bool,
+    /// What it multiplies gradients by.
+    pub rescale: Option<Rescale>,
 }
 
 impl Region {
     /// Runs it where the thread is, in a scope or outside of all.
-    pub(crate) fn run<I: CastFloat, R: CastFloat>(self, input: I, part: impl FnOnce(I) -> R) -> R {
-        let named = self.name.as_deref();
-        // A dry run decides by names.
+    pub fn run<I: CastFloat, R: CastFloat>(self, input: I, part: impl FnOnce(I) -> R) -> R {
+        let here = Frame::here();
         let is_f32 = self.is_f32
-            || named.is_some_and(|name| dry_run().is_some_and(|dry| dry.in_f32.contains(name)));
-        let outer = innermost();
+            || match (&self.name, &here.dry) {
+                // A dry run decides by names.
+                (Some(name), Some(dry)) => dry.in_f32.contains(&**name),
+                _ => false,
+            };
+        let outer = here.open.clone();
         let inside = outer.as_ref().filter(|_| !is_f32);
         let inside = inside.map(|outer| match &self.rescale {
             Some(rescale) => Arc::new(outer.part(rescale)),
             None => outer.clone(),
         });
-        let frame = Frame {
+        let mut frame = Frame {
             open: inside.clone(),
-            rescale: self.rescale.clone(),
-            ..Frame::default()
+            ..here
         };
+        frame.rescales.extend(self.rescale.clone());
         let part = |input| frame.run(|| part(input));
         match (outer, inside, self.rescale) {
             (Some(outer), None, _) => {
@@ -541,11 +530,9 @@ impl Region {
             }
             (Some(outer), Some(inside), Some(rescale)) => {
                 let [departure, arrival] = watches(&rescale, &outer, &inside);
+                let departure = departure.as_ref();
                 let output = part(cast_each(input, |tensor| {
-                    match outer.side.holds(tensor.dtype()) {
-                        true => inside.cross(&outer.side, &inside.side, tensor, departure.as_ref()),
-                        false => inside.take_in(tensor),
-                    }
+                    inside.take_from(&outer.side, tensor, departure)
                 }));
                 let arrival = arrival.as_ref();
                 cast_each(output, |tensor| {

@@ -2,17 +2,21 @@
 
 use burn::{
     module::Module,
+    optim::GradientsParams,
     tensor::{FloatDType, Tensor},
 };
-use burn_amp::{AmpError, MixedPrecision, observe};
-use std::{collections::BTreeSet, sync::Arc};
+use burn_amp::{
+    AmpError, MixedPrecision,
+    observe::{self, DryRun},
+};
+use std::sync::Arc;
 
 use super::{
     Audit, Compared, Run, Trace, Trial, Verdict,
-    compare::{Figures, broken_parameter, gradients, measure, rms},
+    compare::{Figures, measure, rms},
     minimal::minimal,
     reference::{Noise, Reference},
-    show::{layers, passed, reproduction, value},
+    show::{passed, reproduction, value},
     trace::Visit,
 };
 
@@ -20,23 +24,36 @@ const BINADES: f64 = 4.0;
 const SEED: u64 = 0x5ca1e;
 
 pub(super) struct Bench<'a, M, F> {
-    pub(super) model: &'a M,
-    pub(super) amp: &'a MixedPrecision,
-    pub(super) loss: F,
+    model: &'a M,
+    amp: &'a MixedPrecision,
+    loss: F,
+    losses_computed: u32,
+    /// What else is to be known.
+    note: Option<&'static str>,
+}
+
+impl<'a, M, F> Bench<'a, M, F> {
+    pub(super) fn new(model: &'a M, amp: &'a MixedPrecision, loss: F) -> Self {
+        Self {
+            model,
+            amp,
+            loss,
+            losses_computed: 0,
+            note: None,
+        }
+    }
 }
 
 /// Whether all devices of a model compute in a dtype.
 pub(super) fn check_devices<M: Module>(dtype: FloatDType, model: &M) -> Result<(), AmpError> {
     let amp = MixedPrecision::new(dtype);
-    let devices = model.devices();
-    devices
-        .iter()
-        .try_for_each(|device| amp.check_device(device))
+    let mut devices = model.devices().into_iter();
+    devices.try_for_each(|device| amp.check_device(&device))
 }
 
 impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
-    fn run(&mut self, dtype: FloatDType, loss_scale: f64, trace: Trace) -> Result<Trial, AmpError> {
-        self.run_seeded(SEED, dtype, loss_scale, trace)
+    fn run(&mut self, dtype: FloatDType, scale: f64, keeps: bool) -> Result<Trial, AmpError> {
+        self.run_seeded(SEED, dtype, scale, Trace::new(keeps, &[]))
     }
 
     fn run_seeded(
@@ -50,25 +67,31 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
             device.seed(seed);
         }
         let trace = Arc::new(trace);
-        let trial = observe::Trial {
-            dtype,
-            loss_scale,
+        let dry = Arc::new(DryRun {
+            dtype: Some(dtype),
             // From those in f32 the scale is computed.
             is_measured: dtype == FloatDType::F32,
             in_f32: trace.in_f32.clone(),
             observer: Some(trace.clone()),
-        };
-        let collect = |grads: &_| trace.collect(grads);
-        let tried = observe::dry_run(self.amp, trial, self.model, &mut self.loss, collect)?;
+            ..DryRun::at(loss_scale)
+        });
+        let loss = observe::dry_loss(self.amp, &dry, self.model, &mut self.loss);
+        let is_refused = matches!(loss, Err(AmpError::HalfPrecisionLoss { .. }));
+        self.losses_computed += u32::from(!is_refused);
+        let loss = loss?;
+        let grads = loss.backward();
+        let visits = trace.take(&grads);
+        let grads = GradientsParams::from_grads(grads, self.model);
+        let mut noted = dry.take();
         Ok(Trial {
             dtype,
             loss_scale,
-            loss: tried.loss.into_data().iter::<f64>().sum(),
-            gradients: gradients(&tried.grads, self.model),
-            visits: trace.take(),
-            read: tried.read,
-            max_abs: tried.max_abs,
-            is_loss_inside: tried.is_loss_inside,
+            loss: loss.inner().into_data().iter::<f64>().sum(),
+            gradients: observe::values(self.model, Some(&grads)),
+            visits,
+            read: std::mem::take(&mut noted.read),
+            is_loss_inside: noted.is_loss_inside,
+            max_abs: noted.measured().max_abs,
         })
     }
 
@@ -77,17 +100,55 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
             FloatDType::F16 => f64::from(self.amp.loss_scale()),
             _ => 65536.0,
         };
-        let mut reference = Reference::new(self.run(FloatDType::F32, 1.0, keeping())?)?;
-        let mut audit = Audit {
-            verdict: Verdict::Fine,
-            advice: String::new(),
-            note: None,
-            device: match self.model.devices().first() {
-                Some(device) => format!("{:?}", device.clone().inner()),
-                None => "none".to_string(),
+        let mut reference = Reference::new(self.run(FloatDType::F32, 1.0, true)?)?;
+        let mut specs = vec![
+            (FloatDType::F16, present / BINADES),
+            (FloatDType::F16, present),
+            (FloatDType::F16, present * BINADES),
+        ];
+        if check_devices(FloatDType::BF16, self.model).is_ok() {
+            specs.push((FloatDType::BF16, 1.0));
+        }
+        let mut runs = Vec::new();
+        for (dtype, scale) in specs {
+            match self.run(dtype, scale, true) {
+                Err(AmpError::HalfPrecisionLoss { .. }) => {
+                    return Ok(self.judged(&reference, present, Verdict::LossInHalf));
+                }
+                trial => runs.push(reference.compare(trial?)?),
+            }
+        }
+        let verdict = match reference.is_finite() {
+            false => self.not_finite(&reference)?,
+            true => {
+                let right = reference.is_right(&runs[1], None);
+                if !right && runs[1].trial.loss.is_finite() {
+                    self.look_for_noise(&mut reference)?;
+                }
+                self.judge(&reference, &runs, present)?
+            }
+        };
+        let mut audit = self.judged(&reference, present, verdict);
+        if let Verdict::Backend { .. } = &audit.verdict {
+            audit.reproduction = Some(reproduction(&reference, &runs[1], &audit.device)?);
+        }
+        audit.show(&reference, &runs)?;
+        Ok(audit)
+    }
+
+    /// An audit that shows nothing yet but the run in f32.
+    fn judged(&self, reference: &Reference, present: f64, verdict: Verdict) -> Audit {
+        let device = self.model.devices().into_iter().next();
+        Audit {
+            advice: match self.note {
+                Some(note) => format!("{verdict} {note}"),
+                None => verdict.to_string(),
             },
+            verdict,
+            device: device.map_or("none".to_string(), |device| format!("{:?}", device.inner())),
+            note: self.note,
             loss_scale: present,
-            losses_computed: 1,
+            losses_computed: self.losses_computed,
             runs: vec![Run {
                 name: "f32".to_string(),
                 loss_scale: 1.0,
@@ -99,68 +160,24 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
             exponents: Vec::new(),
             formats: Vec::new(),
             reproduction: None,
-        };
-        let mut runs = Vec::new();
-        let mut specs = vec![
-            (FloatDType::F16, present / BINADES),
-            (FloatDType::F16, present),
-            (FloatDType::F16, present * BINADES),
-        ];
-        if check_devices(FloatDType::BF16, self.model).is_ok() {
-            specs.push((FloatDType::BF16, 1.0));
         }
-        for (dtype, scale) in specs {
-            let trial = match self.run(dtype, scale, keeping()) {
-                Err(AmpError::HalfPrecisionLoss { .. }) => {
-                    audit.judged(Verdict::LossInHalf);
-                    return Ok(audit);
-                }
-                trial => trial?,
-            };
-            audit.losses_computed += 1;
-            runs.push(reference.compare(trial)?);
-        }
-        let verdict = match reference.is_finite() {
-            false => self.not_finite(&reference)?,
-            true => {
-                let right = |run: &Compared| reference.is_right(run, None);
-                if !right(&runs[1]) && runs[1].trial.loss.is_finite() {
-                    self.look_for_noise(&mut reference, &mut audit)?;
-                }
-                self.judge(&reference, &runs, present, &mut audit)?
-            }
-        };
-        let layers = layers(&reference, &runs)?;
-        if let Verdict::Backend { .. } = &verdict {
-            audit.reproduction = Some(reproduction(&reference, &runs[1], &audit.device)?);
-        }
-        audit.show(&reference, &runs, layers, present)?;
-        audit.judged(verdict);
-        Ok(audit)
     }
 
     /// Devices draw other random numbers in f16 from one seed, so dropout sets the runs apart.
-    fn look_for_noise(
-        &mut self,
-        reference: &mut Reference,
-        audit: &mut Audit,
-    ) -> Result<(), AmpError> {
-        audit.losses_computed += 1;
-        let other = self.run_seeded(SEED + 1, FloatDType::F32, 1.0, keeping())?;
+    fn look_for_noise(&mut self, reference: &mut Reference) -> Result<(), AmpError> {
+        let trace = Trace::new(true, &[]);
+        let other = self.run_seeded(SEED + 1, FloatDType::F32, 1.0, trace)?;
         let other = reference.compare(other)?;
-        let values = passed(reference, &other, value, false)?;
-        let errors = |figures: &mut dyn Iterator<Item = (usize, Figures)>| {
-            figures
-                .filter_map(|(index, figures)| Some((index, figures.error?)))
-                .collect()
-        };
+        let error = |(index, figures): (usize, Figures)| Some((index, figures.error?));
+        let values = passed(reference, &other, value, false)?.into_iter();
+        let gradients = other.figures.iter().copied().enumerate();
         reference.noise = Noise {
             loss: (other.trial.loss - reference.trial.loss).abs(),
-            gradients: errors(&mut other.figures.iter().copied().enumerate()),
-            values: errors(&mut values.into_iter()),
+            gradients: gradients.filter_map(error).collect(),
+            values: values.filter_map(error).collect(),
         };
         if reference.noise.is_random() {
-            audit.note = Some(
+            self.note = Some(
                 "The loss is random, as with dropout: differences are measured against those of two runs in f32.",
             );
         }
@@ -168,16 +185,13 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
     }
 
     fn not_finite(&self, reference: &Reference) -> Result<Verdict, AmpError> {
-        let visits = &reference.trial.visits;
-        let values: Vec<_> = visits
-            .iter()
-            .filter(|visit| visit.value.is_some())
-            .collect();
-        let statuses = measure(values.iter().filter_map(|visit| visit.value.as_ref()))?;
-        let first = statuses.iter().position(|status| status.non_finite > 0);
+        let visits = reference.trial.visits.iter();
+        let visits = visits.filter_map(|visit| Some((&visit.name, visit.value.as_ref()?)));
+        let parameters = observe::values(self.model, None);
+        let parameters = parameters.iter().map(|found| (&found.path, &found.values));
         Ok(Verdict::NotFinite {
-            parameter: broken_parameter(self.model)?,
-            at: first.map(|first| values[first].name.clone()),
+            parameter: first_not_finite(parameters)?,
+            at: first_not_finite(visits)?,
         })
     }
 
@@ -186,7 +200,6 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
         reference: &Reference,
         runs: &[Compared],
         present: f64,
-        audit: &mut Audit,
     ) -> Result<Verdict, AmpError> {
         let [low, now, high] = [&runs[0], &runs[1], &runs[2]];
         let leaking = leaking(low, now, high);
@@ -197,72 +210,66 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
         }
         let off = reference.off(now, Some(high));
         if off.is_empty() && !reference.is_forward_off(now) {
-            let zero = |index: &usize| reference.statuses[*index].max_abs == 0.0;
-            let dead: Vec<_> = (0..reference.statuses.len()).filter(zero).collect();
-            return Ok(match dead.is_empty() {
-                true => Verdict::Fine,
-                false => Verdict::Dead {
-                    parameters: reference.paths(&dead),
-                },
-            });
+            return Ok(dead(reference));
         }
-        let overflows = now.figures.iter().any(|figures| figures.non_finite > 0);
+        let overflows = now.overflows();
         if now.trial.is_loss_inside && overflows {
             return Ok(Verdict::LossInHalf);
         }
         if overflows && observe::is_dynamic(self.amp) && reference.is_right(low, None) {
-            audit.note = Some(
+            self.note = Some(
                 "At the present loss scale something overflows, and two binades below nothing does: a skipped step or two lower the scale.",
             );
             return Ok(Verdict::Fine);
         }
         let parameters = reference.paths(&off);
-        // Another scale.
-        let mut healing = None;
-        let mut last = None;
+        let (mut healing, mut last) = (None, None);
         if !reference.is_forward_off(now) {
-            let mut scale = reference.ideal_scale().unwrap_or(present);
-            for _ in 0..4 {
-                let tried = self.run(FloatDType::F16, scale, Trace::default())?;
-                audit.losses_computed += 1;
-                let tried = reference.compare(tried)?;
-                let overflows = tried.figures.iter().any(|figures| figures.non_finite > 0);
-                if reference.is_right(&tried, None) {
-                    healing = Some(scale);
-                }
-                last = Some(tried);
-                if healing.is_some() || !overflows {
-                    break;
-                }
-                scale /= 256.0;
-            }
-            if healing.is_none() {
-                let right = |run: &&Compared| reference.is_right(run, None);
-                healing = [high, low]
-                    .into_iter()
-                    .find(right)
-                    .map(|run| run.trial.loss_scale);
-            }
+            (healing, last) = self.look_for_scale(reference, present)?;
+            let mut others = [high, low].into_iter();
+            let right = others.find(|run| healing.is_none() && reference.is_right(run, None));
+            healing = healing.or(right.map(|run| run.trial.loss_scale));
         }
-        if let Some(scale) = healing {
+        if healing.is_some() {
+            let in_f32 = Vec::new();
             return Ok(match overflows {
                 true => Verdict::BackwardOverflow {
-                    lower_to: Some(scale),
+                    lower_to: healing,
                     parameters,
-                    in_f32: Vec::new(),
+                    in_f32,
                 },
                 false => Verdict::Underflow {
-                    raise_to: Some(scale),
+                    raise_to: healing,
                     parameters,
-                    in_f32: Vec::new(),
+                    in_f32,
                 },
             });
         }
-        let best = last
-            .as_ref()
-            .map_or(present, |tried| tried.trial.loss_scale);
-        let in_f32 = self.layers_for_f32(reference, &now.trial.visits, &[present, best], audit)?;
+        let best = (last.as_ref()).map_or(present, |tried| tried.trial.loss_scale);
+        let in_f32 = self.layers_for_f32(reference, &now.trial.visits, &[present, best])?;
         explain(reference, runs, last.as_ref(), parameters, in_f32)
+    }
+
+    /// Another scale at which all is right, if one is found, and the last run.
+    fn look_for_scale(
+        &mut self,
+        reference: &Reference,
+        present: f64,
+    ) -> Result<(Option<f64>, Option<Compared>), AmpError> {
+        let mut scale = reference.ideal_scale().unwrap_or(present);
+        let mut last = None;
+        for _ in 0..4 {
+            let tried = self.run(FloatDType::F16, scale, false)?;
+            let tried = last.insert(reference.compare(tried)?);
+            if reference.is_right(tried, None) {
+                return Ok((Some(scale), last));
+            }
+            if !tried.overflows() {
+                break;
+            }
+            scale /= 256.0;
+        }
+        Ok((None, last))
     }
 
     /// The smallest set of layers that mends it in f32, at one of the scales.
@@ -271,7 +278,6 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
         reference: &Reference,
         visits: &[Visit],
         scales: &[f64],
-        audit: &mut Audit,
     ) -> Result<Vec<String>, AmpError> {
         let mut layers: Vec<String> = Vec::new();
         for visit in visits.iter().filter(|visit| visit.is_layer) {
@@ -284,9 +290,8 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
         }
         for scale in scales {
             let mut mends = |layers: &[String]| {
-                let trace = Trace::new(false, layers.iter().cloned().collect());
-                audit.losses_computed += 1;
-                match self.run(FloatDType::F16, *scale, trace) {
+                let trace = Trace::new(false, layers);
+                match self.run_seeded(SEED, FloatDType::F16, *scale, trace) {
                     Ok(trial) => Ok(reference.is_right(&reference.compare(trial)?, None)),
                     // A tensor that the layer captures is f16.
                     Err(AmpError::DTypeClash { .. }) => Ok(false),
@@ -301,8 +306,26 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
     }
 }
 
-fn keeping() -> Trace {
-    Trace::new(true, BTreeSet::new())
+/// The name of the first tensor that is not finite.
+fn first_not_finite<'a>(
+    tensors: impl Iterator<Item = (&'a String, &'a Tensor<1>)>,
+) -> Result<Option<String>, AmpError> {
+    let (names, tensors): (Vec<_>, Vec<_>) = tensors.unzip();
+    let statuses = measure(tensors.into_iter())?;
+    let first = statuses.iter().position(|status| status.non_finite > 0);
+    Ok(first.map(|first| names[first].clone()))
+}
+
+/// Gradients that are zero in f32, where all are right.
+fn dead(reference: &Reference) -> Verdict {
+    let zero = |index: &usize| reference.statuses[*index].max_abs == 0.0;
+    let dead: Vec<_> = (0..reference.statuses.len()).filter(zero).collect();
+    match dead.is_empty() {
+        true => Verdict::Fine,
+        false => Verdict::Dead {
+            parameters: reference.paths(&dead),
+        },
+    }
 }
 
 /// Why no scale helps.
@@ -315,36 +338,34 @@ fn explain(
 ) -> Result<Verdict, AmpError> {
     let now = &runs[1];
     let values = passed(reference, now, value, false)?;
-    let visits = &now.trial.visits;
-    let at = |index: usize| Some(visits[index].name.clone());
     let first = |test: &dyn Fn(usize, &Figures) -> bool| {
         let found = values.iter().find(|(index, figures)| test(*index, figures));
-        found.map(|(index, _)| *index)
+        found.map(|(index, _)| now.trial.visits[*index].name.clone())
     };
     let is_infinite = |_: usize, figures: &Figures| figures.non_finite > 0;
     let is_off = |index: usize, figures: &Figures| {
         let limit = Noise::limit(&reference.noise.values, index);
-        figures.error.is_some_and(|error| error > limit)
+        is_infinite(index, figures) || figures.error.is_some_and(|error| error > limit)
     };
-    let bf16_is_right = runs.get(3).map(|bf16| reference.is_right(bf16, None));
+    let infinite = first(&is_infinite);
     if !now.trial.loss.is_finite() {
-        let at = first(&is_infinite).and_then(at);
+        let at = infinite;
         return Ok(Verdict::ForwardOverflow { at, in_f32 });
     }
-    let first_off = first(&|index, figures| is_infinite(index, figures) || is_off(index, figures));
-    if reference.is_forward_off(now) || first_off.is_some() {
-        // bf16 has the range of f32: where it is right, f16 lacked range.
-        let large = (reference.trial.visits.iter()).filter_map(|visit| visit.value.as_ref());
-        let large = measure(large)?.iter().any(|status| status.max_abs > 255.0);
-        return Ok(
-            match bf16_is_right.unwrap_or(large) || first(&is_infinite).is_some() {
-                true => Verdict::ForwardOverflow {
-                    at: first_off.and_then(at),
-                    in_f32,
-                },
-                false => Verdict::Backend { parameters, in_f32 },
-            },
-        );
+    let at = first(&is_off);
+    if reference.is_forward_off(now) || at.is_some() {
+        let lacks_range = match runs.get(3) {
+            // bf16 has the range of f32: where it is right, f16 lacked range.
+            Some(bf16) => reference.is_right(bf16, None),
+            None => {
+                let large = (reference.trial.visits.iter()).filter_map(value);
+                measure(large)?.iter().any(|status| status.max_abs > 255.0)
+            }
+        };
+        return Ok(match lacks_range || infinite.is_some() {
+            true => Verdict::ForwardOverflow { at, in_f32 },
+            false => Verdict::Backend { parameters, in_f32 },
+        });
     }
     let tried = best.unwrap_or(now);
     let off = reference.off(tried, None);

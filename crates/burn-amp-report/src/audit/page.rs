@@ -2,8 +2,11 @@
 
 use minijinja::{Value, context};
 
-use super::{Audit, power};
-use crate::{chart, page};
+use super::Audit;
+use crate::{
+    chart,
+    page::{self, power},
+};
 
 pub(super) fn render(audit: &Audit) -> String {
     let shown = Value::from_serialize(audit);

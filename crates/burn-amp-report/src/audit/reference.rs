@@ -1,13 +1,12 @@
 //! The run in f32, and when another one is off.
 
-use burn::tensor::FloatDType;
-use burn_amp::AmpError;
+use burn_amp::{AmpError, observe::Flat};
 use burn_amp_kernels::TensorStatus;
-use std::collections::HashMap;
+use std::{cmp::Ordering, collections::HashMap};
 
 use super::{
     Compared, Trial,
-    compare::{Figures, Gradient, Side, compare, measure, rms},
+    compare::{Figures, Pair, compare, headroom, measure, rms},
 };
 
 /// From this share of lost values on, a gradient is said to underflow.
@@ -70,38 +69,30 @@ impl Reference {
 
     pub(super) fn compare(&self, mut trial: Trial) -> Result<Compared, AmpError> {
         // One that the loss reaches in f32 alone is zero.
-        let mut found: HashMap<_, _> = std::mem::take(&mut trial.gradients)
-            .into_iter()
-            .map(|gradient| (gradient.path, gradient.values))
-            .collect();
-        trial.gradients = (self.trial.gradients.iter())
-            .map(|expected| Gradient {
+        let found = std::mem::take(&mut trial.gradients).into_iter();
+        let mut found: HashMap<_, _> = found.map(|found| (found.path, found.values)).collect();
+        let gradients = self.trial.gradients.iter();
+        trial.gradients = (gradients.clone())
+            .map(|expected| Flat {
                 path: expected.path.clone(),
                 values: (found.remove(&expected.path))
                     .unwrap_or_else(|| expected.values.zeros_like()),
             })
             .collect();
-        let sides: Vec<_> = (trial.gradients.iter())
-            .map(|gradient| Side {
-                values: &gradient.values,
-                scale: 1.0,
-                half: None,
-            })
-            .collect();
-        let gradients = self.trial.gradients.iter().map(|gradient| &gradient.values);
-        let references: Vec<_> = gradients.zip(self.statuses.iter().copied()).collect();
-        let mut figures = compare(&sides, &references)?;
-        let largest: f64 = match trial.dtype {
-            FloatDType::BF16 => 2f64.powi(128),
-            _ => 65520.0,
-        };
-        for ((figures, gradient), status) in
-            (figures.iter_mut().zip(&trial.gradients)).zip(&self.statuses)
-        {
-            // What is f32 outside was f16 inside, times the scale.
-            let max_abs = status.max_abs * trial.loss_scale;
-            if trial.is_half() && trial.read.contains(&gradient.path) && max_abs > 0.0 {
-                figures.headroom = Some((largest / max_abs).log2());
+        let pairs = trial.gradients.iter().zip(gradients.zip(&self.statuses));
+        let pairs = pairs.map(|(gradient, (expected, status))| Pair {
+            values: &gradient.values,
+            scale: 1.0,
+            half: None,
+            expected: &expected.values,
+            status: *status,
+        });
+        let mut figures = compare(&pairs.collect::<Vec<_>>())?;
+        let found = figures.iter_mut().zip(&trial.gradients).zip(&self.statuses);
+        for ((figures, gradient), status) in found {
+            if trial.is_half() && trial.read.contains(&gradient.path) {
+                // What is f32 outside was f16 inside, times the scale.
+                figures.headroom = headroom(trial.dtype, status.max_abs * trial.loss_scale);
             }
         }
         Ok(Compared { trial, figures })
@@ -109,16 +100,11 @@ impl Reference {
 
     /// The scale that brings the largest gradient [`HEADROOM`] below overflow.
     pub(super) fn ideal_scale(&self) -> Option<f64> {
-        let at_probes = self
-            .trial
-            .visits
-            .iter()
-            .filter_map(|visit| visit.gradient.as_ref());
-        let at_probes = measure(at_probes).unwrap_or_default();
-        let largest = (self.statuses.iter().chain(&at_probes))
-            .fold(self.trial.max_abs, |largest, status| {
-                largest.max(status.max_abs)
-            });
+        let visits = self.trial.visits.iter();
+        let at_probes = measure(visits.filter_map(|visit| visit.gradient.as_ref()));
+        let at_probes = at_probes.unwrap_or_default();
+        let found = self.statuses.iter().chain(&at_probes);
+        let largest = found.fold(self.trial.max_abs, |max, status| max.max(status.max_abs));
         let exponent = 15 - HEADROOM - (largest.log2().floor() as i32);
         (largest > 0.0).then(|| 2f64.powi(exponent.clamp(-24, 126)))
     }
@@ -151,16 +137,13 @@ impl Reference {
             .collect();
         let badness = |index: &usize| {
             let figures = &compared.figures[*index];
-            (
-                figures.non_finite as f64,
-                figures.lost,
-                figures.error.unwrap_or(f64::INFINITY),
-            )
+            let error = figures.error.unwrap_or(f64::INFINITY);
+            [figures.non_finite as f64, figures.lost, error]
         };
         off.sort_by(|a, b| {
             badness(b)
                 .partial_cmp(&badness(a))
-                .unwrap_or(std::cmp::Ordering::Equal)
+                .unwrap_or(Ordering::Equal)
         });
         off
     }

@@ -1,16 +1,17 @@
 //! The figures that an audit shows.
 
-use burn::tensor::{DType, Device, Tensor};
-use burn_amp::AmpError;
-use burn_amp_kernels::{ExponentHistogram, TensorList, TensorStatus, histogram};
+use burn::tensor::{DType, Tensor};
+use burn_amp::{AmpError, observe};
+use burn_amp_kernels::{ExponentHistogram, TensorStatus};
 use std::collections::HashMap;
 
 use super::{
-    Audit, Compared, DUMPED, Dump, Format, Layer, Parameter, Passed, Reproduction, Run, Verdict,
-    compare::{Figures, Side, compare, finite_norm, measure},
+    Audit, Compared, DUMPED, Dump, Format, Layer, Parameter, Passed, Reproduction, Run,
+    compare::{Figures, Pair, compare, finite_norm, measure},
     reference::{LOST, OFF, Reference},
     trace::Visit,
 };
+use crate::place::{dtype_name, is_half};
 
 /// Takes a tensor of a visit: what passed, or its gradient.
 pub(super) type Of = fn(&Visit) -> Option<&Tensor<1>>;
@@ -37,19 +38,16 @@ pub(super) fn passed(
         is_same.then_some((index, expected, visit, values))
     });
     let found: Vec<_> = found.collect();
-    let sides: Vec<_> = (found.iter())
-        .map(|(_, _, visit, values)| Side {
-            values,
-            scale: if is_gradient { visit.scale } else { 1.0 },
-            half: matches!(visit.dtype, DType::F16 | DType::BF16).then(|| visit.dtype.into()),
-        })
-        .collect();
     let statuses = measure(found.iter().map(|(_, expected, ..)| *expected))?;
-    let references: Vec<_> = (found.iter().zip(statuses))
-        .map(|((_, expected, ..), status)| (*expected, status))
-        .collect();
-    let figures = compare(&sides, &references)?;
-    let indices = found.into_iter().map(|(index, ..)| index);
+    let pairs = (found.iter().zip(statuses)).map(|((_, expected, visit, values), status)| Pair {
+        values,
+        scale: if is_gradient { visit.scale } else { 1.0 },
+        half: is_half(visit.dtype).then(|| visit.dtype.into()),
+        expected,
+        status,
+    });
+    let figures = compare(&pairs.collect::<Vec<_>>())?;
+    let indices = found.iter().map(|(index, ..)| *index);
     Ok(indices.zip(figures).collect())
 }
 
@@ -58,47 +56,35 @@ pub(super) fn layers(reference: &Reference, runs: &[Compared]) -> Result<Vec<Lay
     let visits = &reference.trial.visits;
     let shown = |of: Of, is_gradient: bool| -> Result<Vec<Option<Passed>>, AmpError> {
         let mut statuses = measure(visits.iter().filter_map(of))?.into_iter();
-        let mut shown: Vec<_> = (visits.iter())
-            .map(|visit| {
-                let status = of(visit).and_then(|_| statuses.next())?;
-                Some(Passed {
-                    norm: finite_norm(&status),
-                    max_abs: status.max_abs,
-                    figures: Vec::new(),
-                })
+        let found = runs
+            .iter()
+            .map(|run| passed(reference, run, of, is_gradient));
+        let found: Vec<HashMap<_, _>> = found
+            .map(|found| Ok::<_, AmpError>(found?.into_iter().collect()))
+            .collect::<Result<_, _>>()?;
+        let passed = |(index, visit): (usize, &Visit)| {
+            let status = of(visit).and_then(|_| statuses.next())?;
+            let figures = found.iter().map(|run| run.get(&index).copied());
+            Some(Passed {
+                norm: finite_norm(&status),
+                max_abs: status.max_abs,
+                figures: figures.map(Option::unwrap_or_default).collect(),
             })
-            .collect();
-        for run in runs {
-            let found = passed(reference, run, of, is_gradient)?;
-            let mut found: HashMap<usize, Figures> = found.into_iter().collect();
-            for (index, passed) in shown.iter_mut().enumerate() {
-                if let Some(passed) = passed {
-                    passed
-                        .figures
-                        .push(found.remove(&index).unwrap_or_default());
-                }
-            }
-        }
-        Ok(shown)
+        };
+        Ok(visits.iter().enumerate().map(passed).collect())
     };
-    let gradients = shown(gradient, true)?;
-    let pairs = shown(value, false)?.into_iter().zip(gradients);
+    let found = shown(value, false)?.into_iter().zip(shown(gradient, true)?);
     let now = &runs[1].trial.visits;
     let layer = |(index, (value, gradient)): (usize, (Option<Passed>, Option<Passed>))| {
+        let visit = now.get(index);
         Some(Layer {
             name: visits[index].name.clone(),
-            dtype: now
-                .get(index)
-                .map_or("?".to_string(), |visit| dtype_name(visit.dtype)),
+            dtype: visit.map_or("?".to_string(), |visit| dtype_name(visit.dtype)),
             value: value?,
             gradient,
         })
     };
-    Ok(pairs.enumerate().filter_map(layer).collect())
-}
-
-pub(super) fn dtype_name(dtype: DType) -> String {
-    format!("{dtype:?}").to_lowercase()
+    Ok(found.enumerate().filter_map(layer).collect())
 }
 
 /// Values of the gradients that are off: of the worst parameters, and around the probe where it begins on the way back.
@@ -109,47 +95,27 @@ pub(super) fn reproduction(
 ) -> Result<Reproduction, AmpError> {
     let mut tensors = Vec::new();
     for index in reference.off(run, None).into_iter().take(3) {
-        let (found, expected) = (
-            &run.trial.gradients[index],
-            &reference.trial.gradients[index],
-        );
-        tensors.push(Dump::new(
-            format!("gradient of parameter {}", found.path),
-            DType::F32,
-            vec![reference.statuses[index].elements as usize],
-            (&found.values, 1.0),
-            &expected.values,
-        ));
+        let found = &run.trial.gradients[index];
+        let name = format!("gradient of parameter {}", found.path);
+        let shape = vec![reference.statuses[index].elements as usize];
+        let expected = &reference.trial.gradients[index].values;
+        let values = (&found.values, 1.0);
+        tensors.push(Dump::new(name, DType::F32, shape, values, expected));
     }
     let found = passed(reference, run, gradient, true)?;
     let is_off =
         |figures: &Figures| figures.error.is_some_and(|error| error > OFF) || figures.lost > LOST;
     let first = found.iter().rev().find(|(_, figures)| is_off(figures));
-    if let Some((first, _)) = first {
-        for index in [*first, first + 1] {
-            let visits = reference
-                .trial
-                .visits
-                .get(index)
-                .zip(run.trial.visits.get(index));
-            let Some((expected, visit)) = visits else {
-                continue;
-            };
-            for (what, of, scale) in [
-                ("value", value as Of, 1.0),
-                ("gradient", gradient as Of, visit.scale),
-            ] {
-                if let (Some(expected), Some(values)) = (of(expected), of(visit)) {
-                    let name = format!("{what} at probe {}", visit.name);
-                    let shape = visit.shape.clone();
-                    tensors.push(Dump::new(
-                        name,
-                        visit.dtype,
-                        shape,
-                        (values, scale),
-                        expected,
-                    ));
-                }
+    let visits = reference.trial.visits.iter().zip(&run.trial.visits);
+    // There may be no other behind it.
+    let first = first.map_or(usize::MAX, |(first, _)| *first);
+    for (expected, visit) in visits.skip(first).take(2) {
+        let sides: [(_, Of, _); 2] = [("value", value, 1.0), ("gradient", gradient, visit.scale)];
+        for (what, of, scale) in sides {
+            if let (Some(expected), Some(values)) = (of(expected), of(visit)) {
+                let name = format!("{what} at probe {}", visit.name);
+                let (dtype, shape) = (visit.dtype, visit.shape.clone());
+                tensors.push(Dump::new(name, dtype, shape, (values, scale), expected));
             }
         }
     }
@@ -185,50 +151,36 @@ impl Dump {
 }
 
 impl Audit {
-    pub(super) fn judged(&mut self, verdict: Verdict) {
-        self.advice = match self.note {
-            Some(note) => format!("{verdict} {note}"),
-            None => verdict.to_string(),
-        };
-        self.verdict = verdict;
-    }
-
     /// Keeps the figures.
     pub(super) fn show(
         &mut self,
         reference: &Reference,
         runs: &[Compared],
-        layers: Vec<Layer>,
-        present: f64,
     ) -> Result<(), AmpError> {
         let next = |index: usize| (index < 2).then(|| &runs[index + 1]);
-        self.runs
-            .extend(runs.iter().enumerate().map(|(index, run)| Run {
-                name: run.trial.name(),
-                loss_scale: run.trial.loss_scale,
-                loss: run.trial.loss,
-                is_right: reference.is_right(run, next(index)),
-            }));
+        let shown = runs.iter().enumerate().map(|(index, run)| Run {
+            name: run.trial.name(),
+            loss_scale: run.trial.loss_scale,
+            loss: run.trial.loss,
+            is_right: reference.is_right(run, next(index)),
+        });
+        self.runs.extend(shown);
         let read = &runs[1].trial.read;
-        self.parameters = (reference
-            .trial
-            .gradients
-            .iter()
-            .zip(&reference.statuses)
-            .enumerate())
-        .map(|(index, (gradient, status))| Parameter {
-            path: gradient.path.clone(),
-            elements: status.elements,
-            norm: finite_norm(status),
-            max_abs: status.max_abs,
-            zeros: status.zeros,
-            is_half: read.contains(&gradient.path),
-            figures: runs.iter().map(|run| run.figures[index]).collect(),
-        })
-        .collect();
-        self.layers = layers;
-        let counts = count(reference, |_| present)?;
-        self.exponents = counts.iter().collect();
+        let found = reference.trial.gradients.iter().zip(&reference.statuses);
+        let parameters = found
+            .enumerate()
+            .map(|(index, (gradient, status))| Parameter {
+                path: gradient.path.clone(),
+                elements: status.elements,
+                norm: finite_norm(status),
+                max_abs: status.max_abs,
+                zeros: status.zeros,
+                is_half: read.contains(&gradient.path),
+                figures: runs.iter().map(|run| run.figures[index]).collect(),
+            });
+        self.parameters = parameters.collect();
+        self.layers = layers(reference, runs)?;
+        self.exponents = count(reference, |_| self.loss_scale)?.iter().collect();
         self.formats = formats(reference, runs)?;
         Ok(())
     }
@@ -239,43 +191,26 @@ pub(super) fn count(
     reference: &Reference,
     factor: impl Fn(&TensorStatus) -> f64,
 ) -> Result<ExponentHistogram, AmpError> {
-    let mut lists: Vec<(Device, TensorList)> = Vec::new();
-    for (gradient, status) in reference.trial.gradients.iter().zip(&reference.statuses) {
-        let device = gradient.values.device();
-        if !lists.iter().any(|(other, _)| *other == device) {
-            lists.push((device.clone(), TensorList::new()));
-        }
-        let scaled = gradient.values.clone().mul_scalar(factor(status));
-        if let Some((_, list)) = lists.iter_mut().find(|(other, _)| *other == device) {
-            list.push(scaled);
-        }
-    }
-    let mut counts = ExponentHistogram::default();
-    for (_, list) in lists {
-        counts = counts + histogram(list)?.read();
-    }
-    Ok(counts)
+    let found = reference.trial.gradients.iter().zip(&reference.statuses);
+    let scaled = found.map(|(found, status)| found.values.clone().mul_scalar(factor(status)));
+    observe::count(scaled.collect())
 }
 
 /// What narrower formats lose: bf16 was tried; the others are counted, each parameter with a scale of its own that brings its largest
 /// gradient to the top.
 pub(super) fn formats(reference: &Reference, runs: &[Compared]) -> Result<Vec<Format>, AmpError> {
-    let values: u64 = reference
-        .statuses
-        .iter()
-        .map(|status| status.elements - status.zeros)
-        .sum();
+    let statuses = &reference.statuses;
+    let nonzero = |status: &TensorStatus| status.elements - status.zeros;
+    let values: u64 = statuses.iter().map(nonzero).sum();
     let share = |lost: f64| lost / values.max(1) as f64;
-    let lost = |run: &Compared| {
-        let of = |(figures, status): (&Figures, &TensorStatus)| {
-            figures.lost * (status.elements - status.zeros) as f64
-        };
-        share(run.figures.iter().zip(&reference.statuses).map(of).sum())
-    };
-    let measured = |name, run: &Compared| Format {
-        name,
-        lost: lost(run),
-        is_measured: true,
+    let measured = |name, run: &Compared| {
+        let found = run.figures.iter().zip(statuses);
+        let lost = found.map(|(figures, status)| figures.lost * nonzero(status) as f64);
+        Format {
+            name,
+            lost: share(lost.sum()),
+            is_measured: true,
+        }
     };
     let mut formats = vec![measured("f16", &runs[1])];
     formats.extend(runs.get(3).map(|run| measured("bf16", run)));

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::{Audit, compare::Figures};
+use crate::page::number;
 
 /// The columns of one run.
 fn cells(figures: &Figures) -> String {
@@ -21,22 +22,28 @@ fn cells(figures: &Figures) -> String {
 
 const HEAD: &str = " cosine   ratio    lost inf/NaN headroom";
 
-/// A number; a dash for none.
-pub(super) fn number(value: Option<f64>, digits: usize) -> String {
-    match value {
-        None => "-".to_string(),
-        Some(value) if value.abs() >= 1e5 => format!("{value:.1e}"),
-        Some(value) => format!("{value:.digits$}"),
-    }
+/// How wide a column of names is.
+fn width<'a>(names: impl Iterator<Item = &'a String>) -> usize {
+    names.map(String::len).fold(24, usize::max)
 }
 
-/// A norm in f32, of which there is none where a value is not finite.
-fn norm(value: Option<f64>) -> String {
-    value.map_or("inf/NaN".to_string(), |value| format!("{value:.2e}"))
+/// Rows of a name, a norm in f32, of which there is none where a value is not finite, and the figures of one run.
+fn table<'a>(
+    f: &mut fmt::Formatter<'_>,
+    title: &str,
+    columns: usize,
+    rows: impl Iterator<Item = (String, Option<f64>, &'a Figures)>,
+) -> fmt::Result {
+    writeln!(f, "\n{title:<columns$} {:>10} {HEAD}", "norm f32")?;
+    for (name, norm, figures) in rows {
+        let norm = norm.map_or("inf/NaN".to_string(), |norm| format!("{norm:.2e}"));
+        writeln!(f, "{name:<columns$} {norm:>10} {}", cells(figures))?;
+    }
+    Ok(())
 }
 
 /// A share; a dash for none.
-pub(super) fn percent(share: f64) -> String {
+fn percent(share: f64) -> String {
     match share {
         0.0 => "-".to_string(),
         share => format!("{:.1} %", 100.0 * share),
@@ -54,47 +61,30 @@ impl fmt::Display for Audit {
         let Some(now) = self.runs.get(2) else {
             return Ok(());
         };
-        let width = |names: &mut dyn Iterator<Item = &String>| {
-            names.map(|name| name.len()).max().unwrap_or(0).max(24)
-        };
-        let columns = width(&mut self.parameters.iter().map(|parameter| &parameter.path));
-        writeln!(
-            f,
-            "\n{:<columns$} {:>10} {HEAD}",
-            format!("gradients, {}", now.name),
-            "norm f32"
-        )?;
-        for parameter in &self.parameters {
-            let cells = cells(&parameter.figures[1]);
-            writeln!(
-                f,
-                "{:<columns$} {:>10} {cells}",
-                parameter.path,
-                norm(parameter.norm)
-            )?;
-        }
+        let rows = (self.parameters.iter())
+            .map(|found| (found.path.clone(), found.norm, &found.figures[1]));
+        let columns = width(self.parameters.iter().map(|found| &found.path));
+        table(f, &format!("gradients, {}", now.name), columns, rows)?;
         if !self.layers.is_empty() {
-            let columns = width(&mut self.layers.iter().map(|layer| &layer.name)) + 10;
-            writeln!(f, "\n{:<columns$} {:>10} {HEAD}", "probes", "norm f32")?;
-            for layer in &self.layers {
-                let rows = [
-                    ("", Some(&layer.value)),
-                    (" gradient", layer.gradient.as_ref()),
+            let rows = self.layers.iter().flat_map(|layer| {
+                let passed = [
+                    Some(("", &layer.value)),
+                    layer.gradient.as_ref().map(|g| (" gradient", g)),
                 ];
-                for (what, passed) in rows {
-                    let Some(passed) = passed else { continue };
-                    let cells = cells(&passed.figures[1]);
+                let passed = passed.into_iter().flatten();
+                passed.map(|(what, passed)| {
                     let name = format!("{}{what}", layer.name);
-                    writeln!(f, "{name:<columns$} {:>10} {cells}", norm(passed.norm))?;
-                }
-            }
+                    (name, passed.norm, &passed.figures[1])
+                })
+            });
+            let columns = width(self.layers.iter().map(|layer| &layer.name)) + 10;
+            table(f, "probes", columns, rows)?;
         }
         writeln!(f, "\ngradient values that become zero:")?;
         for format in &self.formats {
-            let how = if format.is_measured {
-                ""
-            } else {
-                ", a scale for each parameter (counted)"
+            let how = match format.is_measured {
+                true => "",
+                false => ", a scale for each parameter (counted)",
             };
             writeln!(f, "{:<8} {:>6.2} %{how}", format.name, 100.0 * format.lost)?;
         }

@@ -1,6 +1,8 @@
 use serde::Serialize;
 use std::fmt;
 
+use crate::page::power;
+
 /// What an [`audit`](crate::audit()) has found. `Display` says what to do.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
@@ -68,34 +70,23 @@ impl Verdict {
     }
 }
 
-/// A power of two, which loss scales are.
-pub(crate) fn power(scale: f64) -> String {
-    let exponent = scale.log2();
-    match exponent.fract() == 0.0 {
-        true => format!("2^{exponent}"),
-        false => format!("{scale}"),
-    }
-}
-
 fn names(names: &[String]) -> String {
-    let quoted: Vec<_> = names
-        .iter()
-        .take(4)
-        .map(|name| format!("`{name}`"))
-        .collect();
-    match names.len() - quoted.len() {
-        0 => quoted.join(", "),
-        more => format!("{} and {more} more", quoted.join(", ")),
+    let quoted = names.iter().take(4).map(|name| format!("`{name}`"));
+    let quoted = quoted.collect::<Vec<_>>().join(", ");
+    match names.len().saturating_sub(4) {
+        0 => quoted,
+        more => format!("{quoted} and {more} more"),
     }
 }
 
 /// What to do where no scale helps.
-fn island(f: &mut fmt::Formatter<'_>, in_f32: &[String]) -> fmt::Result {
+fn island(in_f32: &[String]) -> String {
     match in_f32.is_empty() {
-        true => f.write_str(
-            "No layer that is probed mends it in f32: name the layers by `probed`, and audit again.",
-        ),
-        false => write!(f, "Run {} `in_f32`: with that it is right.", names(in_f32)),
+        true => {
+            "No layer that is probed mends it in f32: name the layers by `probed`, and audit again."
+                .to_string()
+        }
+        false => format!("Run {} `in_f32`: with that it is right.", names(in_f32)),
     }
 }
 
@@ -108,52 +99,42 @@ impl fmt::Display for Verdict {
                 parameters,
                 in_f32,
             } => {
-                write!(f, "underflow: gradients of {} become zero. ", names(parameters))?;
-                match raise_to {
-                    Some(scale) => write!(f, "Raise the loss scale to {}.", power(*scale)),
-                    None => {
-                        f.write_str("No loss scale serves all layers: use `rescaled`. ")?;
-                        island(f, in_f32)
-                    }
-                }
+                let what = match raise_to {
+                    Some(scale) => format!("Raise the loss scale to {}.", power(*scale)),
+                    None => format!("No loss scale serves all layers: use `rescaled`. {}", island(in_f32)),
+                };
+                write!(f, "underflow: gradients of {} become zero. {what}", names(parameters))
             }
             Self::BackwardOverflow {
                 lower_to,
                 parameters,
                 in_f32,
             } => {
-                write!(f, "overflow in backward: gradients of {} are not finite. ", names(parameters))?;
-                match lower_to {
-                    Some(scale) => write!(f, "Lower the loss scale to {}.", power(*scale)),
-                    None => island(f, in_f32),
-                }
+                let what = match lower_to {
+                    Some(scale) => format!("Lower the loss scale to {}.", power(*scale)),
+                    None => island(in_f32),
+                };
+                write!(f, "overflow in backward: gradients of {} are not finite. {what}", names(parameters))
             }
             Self::ForwardOverflow { at, in_f32 } => {
-                f.write_str("overflow in forward")?;
-                if let Some(at) = at {
-                    write!(f, ", first at `{at}`")?;
-                }
-                f.write_str(": no loss scale helps. ")?;
-                island(f, in_f32)
+                let first = at.as_ref().map(|at| format!(", first at `{at}`"));
+                let (first, what) = (first.unwrap_or_default(), island(in_f32));
+                write!(f, "overflow in forward{first}: no loss scale helps. {what}")
             }
-            Self::Backend { parameters, in_f32 } => {
-                write!(
-                    f,
-                    "wrong at every scale: gradients of {} are finite and not those of f32, and neither range nor rounding explains it. \
-                     Most likely the backend is at fault: reproduce it with `reproduce.json`. ",
-                    names(parameters)
-                )?;
-                island(f, in_f32)
-            }
+            Self::Backend { parameters, in_f32 } => write!(
+                f,
+                "wrong at every scale: gradients of {} are finite and not those of f32, and neither range nor rounding explains it. \
+                 Most likely the backend is at fault: reproduce it with `reproduce.json`. {}",
+                names(parameters),
+                island(in_f32)
+            ),
             Self::NotFinite { parameter, at } => {
-                f.write_str("not finite in f32 either: half precision is not the cause. ")?;
-                match (parameter, at) {
-                    (Some(parameter), _) => {
-                        write!(f, "Parameter `{parameter}` is infinite or NaN itself.")
-                    }
-                    (None, Some(at)) => write!(f, "It shows first at `{at}`. Look at the batch and the loss."),
-                    (None, None) => f.write_str("Look at the batch and the loss."),
-                }
+                let what = match (parameter, at) {
+                    (Some(parameter), _) => format!("Parameter `{parameter}` is infinite or NaN itself."),
+                    (None, Some(at)) => format!("It shows first at `{at}`. Look at the batch and the loss."),
+                    (None, None) => "Look at the batch and the loss.".to_string(),
+                };
+                write!(f, "not finite in f32 either: half precision is not the cause. {what}")
             }
             Self::Dead { parameters } => write!(
                 f,

@@ -3,9 +3,8 @@
 use minijinja::context;
 use serde::Serialize;
 
-use super::ring::{Known, Seen};
+use super::step::{Host, Measures, Seen, Step};
 use crate::{
-    audit::power,
     chart::{self, Line, Scale},
     page,
 };
@@ -14,15 +13,15 @@ use crate::{
 const LINES: usize = 8;
 
 /// The last steps, and what is to be said of them.
-#[derive(Clone, Debug, Serialize)]
-pub(super) struct Flight {
+#[derive(Serialize)]
+pub(super) struct Flight<'a> {
     step: u64,
     /// Why it was written.
     why: String,
     first: Option<First>,
     advice: String,
     /// The oldest first.
-    steps: Vec<Known>,
+    steps: &'a [Step],
 }
 
 /// The first probe that was not finite in the last step.
@@ -37,13 +36,13 @@ struct First {
     max_abs_before: Option<f64>,
 }
 
-impl Flight {
-    pub(super) fn of(step: u64, why: &str, steps: Vec<Known>) -> Self {
-        let first = first(&steps);
+impl<'a> Flight<'a> {
+    pub(super) fn of(step: u64, why: &str, steps: &'a [Step]) -> Self {
+        let first = first(steps);
         Self {
             step,
             why: why.to_string(),
-            advice: advice(&steps, first.as_ref()),
+            advice: advice(steps, first.as_ref()),
             first,
             steps,
         }
@@ -54,139 +53,97 @@ impl Flight {
     }
 
     pub(super) fn render(&self) -> String {
-        let skips: Vec<f64> = (self.steps.iter())
-            .filter(|known| known.host.outcome != "stepped")
-            .map(|known| known.host.step as f64)
-            .collect();
-        let draw =
-            |title: &str, scale, lines: &[Line]| chart::lines(title, "step", scale, lines, &skips);
-        let of_host = |name: &str, value: &dyn Fn(&Known) -> Option<f64>| Line {
-            name: name.to_string(),
-            color: 0,
-            points: (self.steps.iter())
-                .filter_map(|known| Some((known.host.step as f64, value(known)?)))
-                .collect(),
+        let taken = self.steps.iter().filter(|step| !step.is("stepped"));
+        let skips: Vec<f64> = taken.map(|step| step.host.step as f64).collect();
+        let of_host = |name: &str, value: fn(&Host) -> Option<f64>| {
+            vec![self.line(name, 0, |step| value(&step.host))]
         };
-        let charts: Vec<String> = [
-            draw(
+        let charts = [
+            (
                 "loss scale",
                 Scale::Binary,
-                &[of_host("loss scale", &|known| Some(known.host.loss_scale))],
+                of_host("loss scale", |host| Some(host.loss_scale)),
             ),
-            draw(
+            (
                 "largest magnitudes on the way forward",
                 Scale::Log,
-                &self.magnitudes(|seen| seen.value.max_abs),
+                self.magnitudes(|seen| seen.value.max_abs),
             ),
-            draw(
+            (
                 "largest magnitudes of gradients, unscaled",
                 Scale::Log,
-                &self.magnitudes(|seen| seen.gradient.max_abs),
+                self.magnitudes(|seen| seen.gradient.max_abs),
             ),
-            draw(
+            (
                 "norm of all gradients",
                 Scale::Log,
-                &[of_host("norm", &|known| known.host.norm)],
+                of_host("norm", |host| host.norm),
             ),
-        ]
-        .into_iter()
-        .flatten()
-        .collect();
-        let skipped = self
-            .steps
-            .iter()
-            .filter(|known| known.host.outcome == "skipped")
-            .count();
-        let rows: Vec<_> = (self.steps.iter().rev())
-            .map(|known| {
-                context! {
-                    step => known.host.step,
-                    outcome => known.host.outcome,
-                    scale => power(known.host.loss_scale),
-                    norm => known.host.norm.filter(|_| known.host.outcome != "skipped").map(page::tiny),
-                    zeros => known.host.zero_share,
-                    overflow => known.host.overflows.first().map(|first| &first.parameter),
-                }
-            })
-            .collect();
+        ];
+        let charts = (charts.iter())
+            .filter_map(|(title, scale, lines)| chart::lines(title, "step", *scale, lines, &skips));
         let last = self.steps.last();
         let context = context! {
             title => format!("Flight recorder, step {}", self.step),
             flight => self,
-            bad => self.first.is_some() || last.is_some_and(|last| last.host.outcome != "stepped"),
-            skipped,
-            count => self.steps.len(),
-            charts,
-            rows,
+            bad => self.first.is_some() || last.is_some_and(|last| !last.is("stepped")),
+            skipped => count_skipped(self.steps),
+            charts => charts.collect::<Vec<_>>(),
             last,
         };
         page::render("flight.html", context)
     }
 
-    /// A line for each probe: for the one that failed first, and for those around it.
-    fn magnitudes(&self, of: impl Fn(&Seen) -> f64) -> Vec<Line> {
-        let Some(last) = self.steps.last() else {
-            return Vec::new();
-        };
-        let culprit = self
-            .first
-            .as_ref()
-            .and_then(|first| last.probes.iter().position(|seen| seen.name == first.probe));
-        let begin = culprit.unwrap_or(0).saturating_sub(LINES / 2);
-        let begin = begin.min(last.probes.len().saturating_sub(LINES));
-        let names = last
-            .probes
-            .iter()
-            .skip(begin)
-            .take(LINES)
-            .map(|seen| &seen.name);
-        let line = |(color, name): (usize, &String)| Line {
-            name: name.clone(),
+    fn line(&self, name: &str, color: usize, value: impl Fn(&Step) -> Option<f64>) -> Line {
+        let points = self.steps.iter();
+        let points = points.filter_map(|step| Some((step.host.step as f64, value(step)?)));
+        Line {
+            name: name.to_string(),
             color,
-            points: (self.steps.iter())
-                .filter_map(|known| {
-                    let seen = known.probes.iter().find(|seen| seen.name == *name)?;
-                    Some((known.host.step as f64, of(seen)))
-                })
-                .collect(),
+            points: points.collect(),
+        }
+    }
+
+    /// A line for each probe: for the one that failed first, and for those around it.
+    fn magnitudes(&self, of: fn(&Seen) -> f64) -> Vec<Line> {
+        let probes = self.steps.last().map_or(&[][..], |last| &last.probes);
+        let failed = |first: &First| probes.iter().position(|seen| seen.name == first.probe);
+        let culprit = self.first.as_ref().and_then(failed).unwrap_or(0);
+        let begin = culprit.saturating_sub(LINES / 2);
+        let begin = begin.min(probes.len().saturating_sub(LINES));
+        let names = probes.iter().skip(begin).take(LINES).map(|seen| &seen.name);
+        let line = |(color, name): (usize, &String)| {
+            let same = |step: &Step| step.probes.iter().find(|seen| seen.name == *name).map(of);
+            self.line(name, color, same)
         };
         names.enumerate().map(line).collect()
     }
 }
 
+fn count_skipped(steps: &[Step]) -> usize {
+    steps.iter().filter(|step| step.is("skipped")).count()
+}
+
 /// Forward, what is not finite and was finite in clean steps: a mask may be infinite by design. Backward, the last on the way forward.
-fn first(steps: &[Known]) -> Option<First> {
+fn first(steps: &[Step]) -> Option<First> {
     let (last, before) = steps.split_last()?;
     let is_usual = |seen: &Seen| {
-        let clean = before
-            .iter()
-            .filter(|known| known.host.outcome == "stepped");
-        let mut same = clean.flat_map(|known| &known.probes);
+        let clean = before.iter().filter(|step| step.is("stepped"));
+        let mut same = clean.flat_map(|step| &step.probes);
         same.any(|other| other.name == seen.name && other.value.non_finite > 0)
     };
-    let forward = last
-        .probes
-        .iter()
-        .find(|seen| seen.value.non_finite > 0 && !is_usual(seen));
-    let backward = || {
-        last.probes
-            .iter()
-            .rev()
-            .find(|seen| seen.gradient.non_finite > 0)
-    };
-    let (seen, way) = match forward {
-        Some(seen) => (seen, "forward"),
-        None => (backward()?, "backward"),
-    };
-    let is_forward = way == "forward";
-    let side = |seen: &Seen| {
-        if is_forward {
-            seen.value
-        } else {
-            seen.gradient
+    let (value, gradient): (fn(&Seen) -> Measures, fn(&Seen) -> Measures) =
+        (|seen| seen.value, |seen| seen.gradient);
+    let forward = |seen: &&Seen| seen.value.non_finite > 0 && !is_usual(seen);
+    let (seen, way, side) = match last.probes.iter().find(forward) {
+        Some(seen) => (seen, "forward", value),
+        None => {
+            let mut back = last.probes.iter().rev();
+            let seen = back.find(|seen| seen.gradient.non_finite > 0)?;
+            (seen, "backward", gradient)
         }
     };
-    let earlier = before.iter().rev().flat_map(|known| &known.probes);
+    let earlier = before.iter().rev().flat_map(|step| &step.probes);
     let mut earlier =
         earlier.filter(|other| other.name == seen.name && side(other).non_finite == 0);
     Some(First {
@@ -197,11 +154,11 @@ fn first(steps: &[Known]) -> Option<First> {
     })
 }
 
-fn advice(steps: &[Known], first: Option<&First>) -> String {
+fn advice(steps: &[Step], first: Option<&First>) -> String {
     let Some(last) = steps.last() else {
         return "No step was made yet.".to_string();
     };
-    let scale = power(last.host.loss_scale);
+    let scale = page::power(last.host.loss_scale);
     let before = |first: &First| match first.max_abs_before {
         Some(max_abs) => format!(
             " (largest magnitude in the last step in which it was finite: {})",
@@ -227,7 +184,7 @@ fn advice(steps: &[Known], first: Option<&First>) -> String {
             first.probe,
             before(first)
         ),
-        None if last.host.outcome == "guarded" => {
+        None if last.is("guarded") => {
             let norm = last.host.norm.map(page::tiny).unwrap_or_default();
             format!("All is finite. The guard held the step back, with a gradient norm of {norm}: look at the batch and the learning rate.")
         }
@@ -237,11 +194,11 @@ fn advice(steps: &[Known], first: Option<&First>) -> String {
         None if last.host.blamed_loss == Some(true) => {
             "The gradient of the loss is infinite or NaN, and the model's output is finite: look at the batch and the loss.".to_string()
         }
-        None if last.host.outcome == "skipped" => match last.probes.is_empty() {
+        None if last.is("skipped") => match last.probes.is_empty() {
             true => format!("Gradients overflow at loss scale {scale}. Nothing is probed: name layers by `probed` to see where it begins."),
             false => format!("Gradients overflow at loss scale {scale}, and all probes are finite: it begins before the first of them on the way forward."),
         },
-        None => match steps.iter().filter(|known| known.host.outcome == "skipped").count() {
+        None => match count_skipped(steps) {
             0 => format!("Nothing is wrong: none of the last {} steps was skipped.", steps.len()),
             skipped => format!("The last step is right. Of the last {}, {skipped} were skipped.", steps.len()),
         },

@@ -3,31 +3,33 @@
 use burn::tensor::Tensor;
 use burn_amp::{
     StepOutcome, UnscaledGradients,
-    observe::{self, Observer, Stepped},
+    observe::{self, Observer, Stepped, locked},
 };
-use burn_amp_kernels::{Crossing, ExponentHistogram, TensorStatus, Watch, watched_cast};
-use serde::Serialize;
+use burn_amp_kernels::{ExponentHistogram, Watch, watched_cast};
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    cmp::Reverse,
+    collections::VecDeque,
     fs::{File, OpenOptions},
     io::{self, Write},
     path::{Path, PathBuf},
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::{Arc, Mutex},
     time::Instant,
 };
 
-use super::page;
-use crate::{error::ReportError, file};
+use super::{
+    page,
+    step::{Host, Overflow, Passed, Step},
+};
+use crate::{
+    error::ReportError,
+    file,
+    place::{Names, dtype_name, scale_here},
+};
 
 /// Steps that are kept.
 pub(super) const STEPS: usize = 21;
 /// Tensors that are remembered of one step: of graphs that nobody steps on, the oldest are forgotten.
 const MAX_PASSED: usize = 4096;
-/// Skips in a row that are worth a page.
-const REPEATED: u64 = 2;
 
 /// What a recorder keeps.
 pub(crate) struct Ring {
@@ -35,7 +37,6 @@ pub(crate) struct Ring {
     /// What passes the probes between two steps, shared with the graphs.
     passed: Arc<Mutex<VecDeque<Passed>>>,
     state: Mutex<State>,
-    count_every: AtomicU32,
 }
 
 struct State {
@@ -43,116 +44,15 @@ struct State {
     /// Steps so far.
     count: u64,
     loss_scale: f64,
-    skips_in_a_row: u64,
-    /// Whether the last step was held back by a guard, or refused.
-    was_guarded: bool,
-    has_failed: bool,
-    /// Probes of the step that is under way, by name.
-    names: HashMap<String, u32>,
-    /// How many probes were passed on the way forward.
-    order: u32,
-    /// Of the step that is under way.
-    overflows: Vec<Overflow>,
-    notes: BTreeMap<String, f64>,
-    blamed_loss: Option<bool>,
-    exponents: Option<ExponentHistogram>,
+    /// How often gradients are counted by exponent; 0 for never.
+    count_every: u32,
+    /// Probes of the step that is under way.
+    names: Names,
+    /// What is known of the step that is under way.
+    next: Host,
     log: File,
     last: Instant,
     written: Vec<PathBuf>,
-}
-
-/// A tensor and its gradient, which were measured on their way back.
-struct Passed {
-    name: Arc<str>,
-    /// The place on the way forward.
-    order: u32,
-    /// What gradients are multiplied by there.
-    scale: f64,
-    dtype: String,
-    crossing: Crossing,
-}
-
-/// A parameter whose gradient is not finite.
-#[derive(Clone, Debug, Serialize)]
-pub(super) struct Overflow {
-    pub(super) parameter: String,
-    pub(super) values: u64,
-}
-
-struct Step {
-    host: Host,
-    passed: Passage,
-}
-
-/// What came by in one step.
-enum Passage {
-    OnDevice(Vec<Passed>),
-    Read(Vec<Seen>),
-}
-
-/// The numbers of a step that the optimizer has read anyway.
-#[derive(Clone, Debug, Serialize)]
-pub(super) struct Host {
-    pub(super) step: u64,
-    pub(super) outcome: String,
-    /// That its gradients were multiplied by.
-    pub(super) loss_scale: f64,
-    pub(super) norm: Option<f64>,
-    pub(super) max_abs: Option<f64>,
-    pub(super) zero_share: Option<f64>,
-    /// Since the step before; none for the first.
-    pub(super) seconds: Option<f64>,
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub(super) notes: BTreeMap<String, f64>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(super) overflows: Vec<Overflow>,
-    /// Where the loss is to blame: whether the model's output was finite.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) blamed_loss: Option<bool>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) error: Option<String>,
-    /// By exponent, of those that occur; unscaled.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(super) exponents: Vec<(i32, u64)>,
-}
-
-/// What a probe has seen, read.
-#[derive(Clone, Debug, Serialize)]
-pub(super) struct Seen {
-    pub(super) name: String,
-    /// The place on the way forward, from 0.
-    pub(super) order: u32,
-    pub(super) dtype: String,
-    pub(super) value: Measures,
-    /// Unscaled.
-    pub(super) gradient: Measures,
-}
-
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct Measures {
-    pub(super) max_abs: f64,
-    /// From 0 to 1.
-    pub(super) zeros: f64,
-    pub(super) non_finite: u64,
-}
-
-impl Measures {
-    fn of(status: &TensorStatus, scale: f64) -> Self {
-        Self {
-            max_abs: status.max_abs / scale,
-            zeros: status.zeros as f64 / status.elements.max(1) as f64,
-            non_finite: status.non_finite,
-        }
-    }
-}
-
-/// One of the last steps, read.
-#[derive(Clone, Debug, Serialize)]
-pub(super) struct Known {
-    #[serde(flatten)]
-    pub(super) host: Host,
-    /// In the order of the way forward.
-    pub(super) probes: Vec<Seen>,
 }
 
 impl Ring {
@@ -171,20 +71,13 @@ impl Ring {
         Ok(Self {
             folder: folder.to_path_buf(),
             passed: Arc::default(),
-            count_every: AtomicU32::new(0),
             state: Mutex::new(State {
                 steps: VecDeque::with_capacity(STEPS),
                 count,
                 loss_scale: loss_scale.into(),
-                skips_in_a_row: 0,
-                was_guarded: false,
-                has_failed: false,
-                names: HashMap::new(),
-                order: 0,
-                overflows: Vec::new(),
-                notes: BTreeMap::new(),
-                blamed_loss: None,
-                exponents: None,
+                count_every: 0,
+                names: Names::default(),
+                next: Host::default(),
                 log,
                 last: Instant::now(),
                 written: Vec::new(),
@@ -193,15 +86,16 @@ impl Ring {
     }
 
     pub(super) fn count_every(&self, steps: u32) {
-        self.count_every.store(steps, Ordering::Relaxed);
+        locked(&self.state).count_every = steps;
     }
 
     pub(super) fn note(&self, name: &str, value: f64) {
-        self.state().notes.insert(name.to_string(), value);
+        let notes = &mut locked(&self.state).next.notes;
+        notes.insert(name.to_string(), value);
     }
 
     pub(super) fn written(&self) -> Vec<PathBuf> {
-        self.state().written.clone()
+        locked(&self.state).written.clone()
     }
 
     /// Measures a tensor and its gradient on the way back.
@@ -210,32 +104,12 @@ impl Ring {
             return x;
         }
         let dtype = x.dtype();
-        let scale = match dtype {
-            burn::tensor::DType::F16 | burn::tensor::DType::BF16 => observe::scale_here(),
-            _ => 1.0,
-        };
-        let (name, order): (Arc<str>, u32) = {
-            let mut state = self.state();
-            let times = match state.names.get_mut(name) {
-                Some(times) => {
-                    *times += 1;
-                    *times
-                }
-                None => {
-                    state.names.insert(name.to_string(), 1);
-                    1
-                }
-            };
-            state.order += 1;
-            let name = match times {
-                1 => name.into(),
-                times => format!("{name} ({times})").into(),
-            };
-            (name, state.order - 1)
-        };
+        let scale = scale_here(dtype);
+        let names = &mut locked(&self.state).names;
+        let (order, name) = (names.count, names.next(name));
         let passed = self.passed.clone();
         let watch = Watch::new(move |crossing| {
-            let mut passed = passed.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut passed = locked(&passed);
             if passed.len() == MAX_PASSED {
                 passed.pop_front();
             }
@@ -243,7 +117,7 @@ impl Ring {
                 name: name.clone(),
                 order,
                 scale,
-                dtype: format!("{dtype:?}").to_lowercase(),
+                dtype: dtype_name(dtype),
                 crossing,
             });
         });
@@ -252,21 +126,16 @@ impl Ring {
 
     /// Reads the last steps and writes them down.
     pub(super) fn write(&self, why: &str) -> Result<PathBuf, ReportError> {
-        let mut state = self.state();
-        state.write(&self.folder, why)
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing in here is left half written by a panic.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state).write(&self.folder, why)
     }
 }
 
 impl State {
     fn write(&mut self, folder: &Path, why: &str) -> Result<PathBuf, ReportError> {
-        let known: Vec<Known> = self.steps.iter_mut().map(Step::known).collect();
+        let steps = self.steps.make_contiguous();
+        steps.iter_mut().for_each(Step::read);
         let step = self.count;
-        let flight = page::Flight::of(step, why, known);
+        let flight = page::Flight::of(step, why, steps);
         let path = folder.join(format!("flight-{step}.json"));
         file::write(&path, &flight.to_json())?;
         let path = folder.join(format!("flight-{step}.html"));
@@ -278,52 +147,24 @@ impl State {
     }
 }
 
-impl Step {
-    fn known(&mut self) -> Known {
-        if let Passage::OnDevice(passed) = &mut self.passed {
-            let mut seen: Vec<Seen> = passed.drain(..).filter_map(Passed::read).collect();
-            seen.sort_by_key(|seen| seen.order);
-            self.passed = Passage::Read(seen);
-        }
-        Known {
-            host: self.host.clone(),
-            probes: match &self.passed {
-                Passage::Read(seen) => seen.clone(),
-                Passage::OnDevice(_) => Vec::new(),
-            },
-        }
-    }
-}
-
-impl Passed {
-    fn read(self) -> Option<Seen> {
-        #[cfg(test)]
-        tests::READS.set(tests::READS.get() + 1);
-        let (gradient, value) = self.crossing.read_measures()?;
-        Some(Seen {
-            name: self.name.to_string(),
-            order: self.order,
-            dtype: self.dtype,
-            value: Measures::of(&value?, 1.0),
-            gradient: Measures::of(&gradient, self.scale),
-        })
-    }
-}
-
 impl Observer for Ring {
     fn tested(&self, grads: &UnscaledGradients) {
-        let mut state = self.state();
-        let overflows = observe::overflows(grads).into_iter();
-        let overflows = overflows.map(|(parameter, values)| Overflow { parameter, values });
-        state.overflows = overflows.collect();
-        state
-            .overflows
-            .sort_by_key(|overflow| std::cmp::Reverse(overflow.values));
-        state.blamed_loss = observe::is_loss_the_cause(grads);
-        let every = u64::from(self.count_every.load(Ordering::Relaxed));
+        let mut state = locked(&self.state);
+        let overflows = observe::overflows(grads).map(|(parameter, values)| Overflow {
+            parameter: parameter.to_string(),
+            values,
+        });
+        let mut overflows: Vec<_> = overflows.collect();
+        overflows.sort_by_key(|overflow| Reverse(overflow.values));
+        state.next.overflows = overflows;
+        state.next.blamed_loss = observe::is_loss_the_cause(grads);
+        let every = u64::from(state.count_every);
         if every > 0 && state.count.is_multiple_of(every) {
             // A device that lacks the dtype has refused the step before.
-            state.exponents = observe::histogram(grads).ok();
+            let counts = observe::histogram(grads).unwrap_or_default();
+            let below = (ExponentHistogram::MIN_EXPONENT - 1, counts.below());
+            let counts = std::iter::once(below).chain(counts.iter());
+            state.next.exponents = counts.filter(|(_, count)| *count > 0).collect();
         }
     }
 
@@ -332,22 +173,12 @@ impl Observer for Ring {
         if step.outcome == Some(StepOutcome::Accumulated) && step.error.is_none() {
             return;
         }
-        let passed = {
-            let mut passed = self.passed.lock().unwrap_or_else(PoisonError::into_inner);
-            std::mem::take(&mut *passed)
-        };
-        let mut state = self.state();
+        let passed = std::mem::take(&mut *locked(&self.passed));
+        let state = &mut *locked(&self.state);
         state.count += 1;
-        state.order = 0;
-        state.names.clear();
-        let is_first = state.steps.is_empty();
+        state.names = Names::default();
         let now = Instant::now();
         let seconds = now.duration_since(std::mem::replace(&mut state.last, now));
-        let exponents = state.exponents.take();
-        let exponents = exponents.iter().flat_map(|counts| {
-            let below = (ExponentHistogram::MIN_EXPONENT - 1, counts.below());
-            std::iter::once(below).chain(counts.iter())
-        });
         let host = Host {
             step: state.count,
             outcome: match step.outcome {
@@ -358,18 +189,14 @@ impl Observer for Ring {
             norm: step.status.map(|status| status.norm()),
             max_abs: step.status.map(|status| status.max_abs()),
             zero_share: step.status.map(|status| status.zero_share()),
-            seconds: (!is_first).then_some(seconds.as_secs_f64()),
-            notes: std::mem::take(&mut state.notes),
-            overflows: std::mem::take(&mut state.overflows),
-            blamed_loss: state.blamed_loss.take(),
+            seconds: (!state.steps.is_empty()).then_some(seconds.as_secs_f64()),
             error: step.error.map(ToString::to_string),
-            exponents: exponents.filter(|(_, count)| *count > 0).collect(),
+            ..std::mem::take(&mut state.next)
         };
         let mut line = serde_json::to_vec(&host).expect("names and numbers");
         line.push(b'\n');
         // A full disk must not end a training: the flight itself says so when it is written.
-        let logged = state.log.write_all(&line);
-        if let Err(error) = logged {
+        if let Err(error) = state.log.write_all(&line) {
             log::warn!("{}: {error}", self.folder.display());
         }
         if state.steps.len() == STEPS {
@@ -377,9 +204,10 @@ impl Observer for Ring {
         }
         state.steps.push_back(Step {
             host,
-            passed: Passage::OnDevice(passed.into()),
+            probes: Vec::new(),
+            passed: passed.into(),
         });
-        if let Some(why) = state.why(&step) {
+        if let Some(why) = state.why() {
             match state.write(&self.folder, &why) {
                 Ok(path) => log::warn!("{why}: the last steps are in {}", path.display()),
                 Err(error) => log::warn!("the last steps cannot be written: {error}"),
@@ -389,23 +217,22 @@ impl Observer for Ring {
 }
 
 impl State {
-    /// Why the last steps are to be written, if they are.
-    fn why(&mut self, step: &Stepped<'_>) -> Option<String> {
-        let is_skip = step.outcome == Some(StepOutcome::Skipped);
-        self.skips_in_a_row = match is_skip {
-            true => self.skips_in_a_row + 1,
-            false => 0,
-        };
-        let is_guarded = step.outcome == Some(StepOutcome::Guarded);
-        let had_failed = std::mem::replace(&mut self.has_failed, step.error.is_some());
-        let was_guarded = std::mem::replace(&mut self.was_guarded, is_guarded);
-        if let Some(error) = step.error {
-            return (!had_failed).then(|| format!("the run cannot go on: {error}"));
+    /// Why the last steps are to be written, if they are. A row of skips, or of others, is written once.
+    fn why(&self) -> Option<String> {
+        let mut steps = self.steps.iter().rev();
+        let (last, before, earlier) = (steps.next()?, steps.next(), steps.next());
+        let is = |step: Option<&Step>, outcome| step.is_some_and(|step| step.is(outcome));
+        if let Some(error) = &last.host.error {
+            let is_new = before.is_none_or(|before| before.host.error.is_none());
+            return is_new.then(|| format!("the run cannot go on: {error}"));
         }
-        if is_guarded {
-            return (!was_guarded).then(|| "the guard held a step back".to_string());
+        match last.host.outcome.as_str() {
+            "guarded" if !is(before, "guarded") => Some("the guard held a step back".to_string()),
+            "skipped" if is(before, "skipped") && !is(earlier, "skipped") => {
+                Some("two steps in a row were skipped".to_string())
+            }
+            _ => None,
         }
-        (self.skips_in_a_row == REPEATED).then(|| "two steps in a row were skipped".to_string())
     }
 }
 
@@ -428,12 +255,7 @@ mod tests {
     use burn_amp::{MixedPrecision, ScaledOptimizer};
 
     use super::STEPS;
-    use crate::{FlightRecorder, probe};
-
-    thread_local! {
-        /// How often this thread has waited for a device.
-        pub(super) static READS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
-    }
+    use crate::{FlightRecorder, flight::step::READS, probe};
 
     #[test]
     fn a_clean_step_reads_nothing() {

@@ -9,6 +9,12 @@ use std::{
 
 use crate::error::ReportError;
 
+/// Series that a metric and a flight recorder know alike.
+const LOSS_SCALE: &str = "Loss Scale";
+const NORM: &str = "Gradient Norm";
+const ZEROS: &str = "Zero Gradients";
+const STEP_TIME: &str = "Step Time, ms";
+
 /// Values at steps.
 pub(crate) type Series = Vec<(f64, f64)>;
 
@@ -61,10 +67,8 @@ fn lines(path: &Path) -> Result<Vec<Line>, ReportError> {
 
 impl Logs {
     pub(crate) fn read(folder: &Path) -> Result<Self, ReportError> {
-        let name = folder
-            .canonicalize()
-            .unwrap_or_else(|_| folder.to_path_buf());
-        let name = name.file_name().unwrap_or(name.as_os_str());
+        let path = folder.canonicalize().unwrap_or_else(|_| folder.into());
+        let name = path.file_name().unwrap_or(path.as_os_str());
         let mut logs = Self {
             name: name.to_string_lossy().into_owned(),
             ..Self::default()
@@ -87,12 +91,14 @@ impl Logs {
     }
 
     fn last_train_step(&self) -> u64 {
-        let train = self
-            .series
-            .iter()
-            .filter(|(name, _)| !name.starts_with("Valid"));
+        let series = self.series.iter();
+        let train = series.filter(|(name, _)| !name.starts_with("Valid"));
         let lasts = train.filter_map(|(_, series)| series.last());
         lasts.map(|(step, _)| *step as u64).max().unwrap_or(0)
+    }
+
+    fn add(&mut self, name: impl Into<String>, points: impl IntoIterator<Item = (f64, f64)>) {
+        self.series.entry(name.into()).or_default().extend(points);
     }
 
     /// The metrics of a `Learner`: a file for each, of each epoch and split. Those of a validation are shown where their epoch ends.
@@ -102,31 +108,19 @@ impl Logs {
         for (epoch, files) in epochs(&folder.join("train"))? {
             let mut longest = 0;
             for (name, path) in files {
-                let values: Vec<_> = values(&path)?.collect();
+                let values = values(&path)?;
                 longest = longest.max(values.len());
-                let ours = [
-                    "Loss_Scale",
-                    "Skipped_Steps",
-                    "Gradient_Norm",
-                    "Zero_Gradients",
-                ];
-                let shown = match ours.contains(&name.as_str()) {
-                    true => name.replace('_', " "),
-                    false => format!("Train {}", name.replace('_', " ")),
-                };
-                if name == "Skipped_Steps" {
-                    self.knows_skips = true;
-                    let skips = values
-                        .iter()
-                        .enumerate()
-                        .filter(|(_, (value, _))| *value > 0.0);
-                    self.skips
-                        .extend(skips.map(|(index, _)| (step + index + 1) as f64));
-                    continue;
+                let points = values.into_iter().enumerate();
+                let points = points.map(|(index, (value, _))| ((step + index + 1) as f64, value));
+                match name.as_str() {
+                    "Skipped Steps" => {
+                        self.knows_skips = true;
+                        let skips = points.filter(|(_, skipped)| *skipped > 0.0);
+                        self.skips.extend(skips.map(|(step, _)| step));
+                    }
+                    LOSS_SCALE | NORM | ZEROS => self.add(name, points),
+                    _ => self.add(format!("Train {name}"), points),
                 }
-                let points = values.iter().enumerate();
-                let points = points.map(|(index, (value, _))| ((step + index + 1) as f64, *value));
-                self.series.entry(shown).or_default().extend(points);
             }
             step += longest;
             ends.insert(epoch, step);
@@ -134,16 +128,11 @@ impl Logs {
         for (epoch, files) in epochs(&folder.join("valid"))? {
             let at = ends.get(&epoch).copied().unwrap_or(epoch);
             for (name, path) in files {
-                let (sum, count) = values(&path)?
-                    .fold((0.0, 0.0), |(sum, count), (value, weight)| {
-                        (sum + value * weight, count + weight)
-                    });
+                let values = values(&path)?;
+                let sum: f64 = values.iter().map(|(value, weight)| value * weight).sum();
+                let count: f64 = values.iter().map(|(_, weight)| weight).sum();
                 if count > 0.0 {
-                    let shown = format!("Valid {}", name.replace('_', " "));
-                    self.series
-                        .entry(shown)
-                        .or_default()
-                        .push((at as f64, sum / count));
+                    self.add(format!("Valid {name}"), [(at as f64, sum / count)]);
                 }
             }
         }
@@ -154,12 +143,7 @@ impl Logs {
     fn take(&mut self, steps: Vec<Line>) {
         self.knows_skips = true;
         self.skips.clear();
-        for name in [
-            "Loss Scale",
-            "Gradient Norm",
-            "Zero Gradients",
-            "Step Time, ms",
-        ] {
+        for name in [LOSS_SCALE, NORM, ZEROS, STEP_TIME] {
             self.series.remove(name);
         }
         for line in steps {
@@ -168,30 +152,24 @@ impl Logs {
             if line.outcome == "skipped" {
                 self.skips.push(step);
             }
+            let norm = line.norm.filter(|_| line.outcome == "stepped");
             let of_step = [
-                ("Loss Scale", line.loss_scale),
-                (
-                    "Gradient Norm",
-                    line.norm.filter(|_| line.outcome == "stepped"),
-                ),
-                ("Zero Gradients", line.zero_share.map(|share| 100.0 * share)),
-                ("Step Time, ms", line.seconds.map(|seconds| 1e3 * seconds)),
+                (LOSS_SCALE, line.loss_scale),
+                (NORM, norm),
+                (ZEROS, line.zero_share.map(|share| 100.0 * share)),
+                (STEP_TIME, line.seconds.map(|seconds| 1e3 * seconds)),
             ];
             for (name, value) in of_step {
                 if let Some(value) = value {
-                    self.series
-                        .entry(name.to_string())
-                        .or_default()
-                        .push((step, value));
+                    self.add(name, [(step, value)]);
                 }
             }
             for (name, value) in line.notes {
-                let value = value.unwrap_or(f64::NAN);
                 let name = match name.as_str() {
                     "loss" => "Train Loss".to_string(),
                     _ => name,
                 };
-                self.series.entry(name).or_default().push((step, value));
+                self.add(name, [(step, value.unwrap_or(f64::NAN))]);
             }
             if !line.exponents.is_empty() {
                 self.exponents.push((step, line.exponents));
@@ -201,7 +179,7 @@ impl Logs {
 
     /// The loss scale of a step; 1 if it is not known.
     pub(crate) fn scale_at(&self, step: f64) -> f64 {
-        let scales = self.series.get("Loss Scale").map_or(&[][..], Vec::as_slice);
+        let scales = self.series.get(LOSS_SCALE).map_or(&[][..], Vec::as_slice);
         let after = scales.partition_point(|(at, _)| *at <= step);
         let found = after.checked_sub(1).and_then(|index| scales.get(index));
         found.or(scales.first()).map_or(1.0, |(_, scale)| *scale)
@@ -213,50 +191,37 @@ fn epochs(folder: &Path) -> Result<BTreeMap<usize, Vec<(String, PathBuf)>>, Repo
     let mut epochs = BTreeMap::new();
     for path in entries(folder)? {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let Some(epoch) = name
-            .strip_prefix("epoch-")
-            .and_then(|number| number.parse().ok())
-        else {
+        let number = name.strip_prefix("epoch-");
+        let Some(epoch) = number.and_then(|number| number.parse().ok()) else {
             continue;
         };
-        let mut files = Vec::new();
-        for path in entries(&path)? {
-            if path.extension().is_some_and(|extension| extension == "log") {
-                let name = path
-                    .file_stem()
-                    .unwrap_or_default()
-                    .to_string_lossy()
-                    .into_owned();
-                files.push((name, path));
-            }
-        }
+        let mut files = entries(&path)?;
+        files.retain(|path| path.extension().is_some_and(|extension| extension == "log"));
         files.sort();
-        epochs.insert(epoch, files);
+        let files = files.into_iter().map(|path| {
+            let name = path.file_stem().unwrap_or_default().to_string_lossy();
+            (name.replace('_', " "), path)
+        });
+        epochs.insert(epoch, files.collect());
     }
     Ok(epochs)
 }
 
 fn entries(folder: &Path) -> Result<Vec<PathBuf>, ReportError> {
     let entries = match fs::read_dir(folder) {
-        Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(ReportError::file(folder, error)),
+        entries => entries.and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect()),
     };
-    let paths = entries.map(|entry| Ok(entry?.path()));
-    paths
-        .collect::<io::Result<_>>()
-        .map_err(|error| ReportError::file(folder, error))
+    entries.map_err(|error| ReportError::file(folder, error))
 }
 
 /// Values and their weights. The last line of an epoch, its summary, is none of a step.
-fn values(path: &Path) -> Result<impl Iterator<Item = (f64, f64)> + use<>, ReportError> {
+fn values(path: &Path) -> Result<Vec<(f64, f64)>, ReportError> {
     let text = fs::read_to_string(path).map_err(|error| ReportError::file(path, error))?;
-    let values: Vec<_> = (text.lines())
-        .filter_map(|line| match line.split_once(',') {
-            Some((_, "final")) => None,
-            Some((value, weight)) => Some((value.parse().ok()?, weight.parse().ok()?)),
-            None => Some((line.parse().ok()?, 1.0)),
-        })
-        .collect();
-    Ok(values.into_iter())
+    let values = text.lines().filter_map(|line| match line.split_once(',') {
+        Some((_, "final")) => None,
+        Some((value, weight)) => Some((value.parse().ok()?, weight.parse().ok()?)),
+        None => Some((line.parse().ok()?, 1.0)),
+    });
+    Ok(values.collect())
 }

@@ -14,7 +14,8 @@ use super::{
     state::{Slot, State, unflatten},
 };
 use crate::{
-    dtype::{is_half, widened, working_dtype},
+    any_tensor::AnyTensor,
+    dtype::{is_half, working_dtype},
     master_weights::{Masters, WithMaster},
     rank::with_rank,
 };
@@ -104,7 +105,9 @@ impl<C: FusedConfig> Single<C> {
     ) -> (Tensor<D>, Option<State<C::Optim, D>>) {
         let grad = match pass::skip() {
             1.0 => grad,
-            factor => widened(grad, |grad| grad.mul_scalar(factor)),
+            factor => AnyTensor::with_graph(grad)
+                .mul_scalar(factor.into())
+                .into_tensor(),
         };
         let (dtype, device) = (working_dtype(tensor.dtype()), grad.device());
         let kept = match state {

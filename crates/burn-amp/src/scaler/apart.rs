@@ -72,7 +72,7 @@ impl GradScaler {
     pub(crate) fn reached(&self) -> Reached {
         Reached {
             schedule: self.schedule(),
-            parts: self.live().with_parts(|parts| parts.states()),
+            parts: self.live().parts().states(),
             account: self.account().clone(),
         }
     }

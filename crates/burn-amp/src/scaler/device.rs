@@ -12,7 +12,7 @@ impl GradScaler {
     /// Whether a device can move the scale: nobody else does, nor wants to see the gradients.
     pub(crate) fn can_step_on_device(&self) -> bool {
         let live = self.live();
-        let is_unobserved = |amp: &MixedPrecision| amp.slot().get().is_none();
+        let is_unobserved = |amp: &MixedPrecision| amp.observer().is_none();
         self.is_enabled()
             && self.precision().is_some_and(is_unobserved)
             && !live.is_shared()

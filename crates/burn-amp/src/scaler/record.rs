@@ -54,7 +54,7 @@ impl ScalerState {
         let resumed = self.check(live, origin)?;
         self.log_differences(&live.schedule(), &resumed, origin);
         live.set_schedule(resumed);
-        live.with_parts(|parts| parts.restore(&self.parts, self.with_settings));
+        live.parts().restore(&self.parts, self.with_settings);
         Ok(())
     }
 
@@ -78,10 +78,7 @@ impl ScalerState {
             false => here.continuing(&stored),
         };
         resumed
-            .and_then(|resumed| {
-                live.with_parts(|parts| parts.check(&self.parts))?;
-                Ok(resumed)
-            })
+            .and_then(|resumed| live.parts().check(&self.parts).map(|()| resumed))
             .map_err(|reason| AmpError::damaged(origin, reason))
     }
 
@@ -150,7 +147,7 @@ impl GradScaler {
             counters: self.account().counters,
             pending: self.iteration.outcome(),
             seen: self.iteration.observation().and_then(|seen| seen.measures),
-            parts: self.live().with_parts(|parts| parts.states()),
+            parts: self.live().parts().states(),
             with_settings: false,
         }
     }

@@ -1,6 +1,6 @@
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::{Module, Reparameterization},
+    module::Module,
     optim::{GradientsParams, ModuleOptimizer, MultiGradientsParams},
     tensor::Device,
     train::{InferenceStep, TrainOutput, TrainStep},
@@ -17,8 +17,8 @@ use crate::{
     error::{AmpError, StepError},
     gradients::{sum_of_devices, widened},
     hook::Hook,
-    mixed_precision::{MixedPrecision, ScopedParameter},
-    module_path::{Parameter, parameters},
+    mixed_precision::MixedPrecision,
+    module_path::{Parameter, SCOPED, parameters},
     scaler::GradScaler,
 };
 
@@ -264,8 +264,7 @@ impl<M: std::fmt::Display> std::fmt::Display for Scaled<M> {
 
 /// The model with its reparameterization: a model's own `optimize` may lose that of a parameter, because `Param::map` does.
 fn attached<M: Module>(model: M, amp: &MixedPrecision) -> M {
-    let is_attached =
-        |parameter: &Parameter| parameter.attached.as_deref() == Some(ScopedParameter::NAME);
+    let is_attached = |parameter: &Parameter| parameter.attached.as_deref() == Some(SCOPED);
     match parameters(&model).iter().all(is_attached) {
         true => model,
         // Those that have it keep theirs.

@@ -1,0 +1,125 @@
+//! One step of a flight: what its optimizer has read, and what passed the probes.
+
+use burn_amp_kernels::{Crossing, TensorStatus};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+#[cfg(test)]
+thread_local! {
+    /// How often this thread has waited for a device.
+    pub(super) static READS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+/// A tensor and its gradient, which were measured on their way back.
+pub(super) struct Passed {
+    pub(super) name: String,
+    /// The place on the way forward.
+    pub(super) order: u32,
+    /// What gradients are multiplied by there.
+    pub(super) scale: f64,
+    pub(super) dtype: String,
+    pub(super) crossing: Crossing,
+}
+
+/// A parameter whose gradient is not finite.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Overflow {
+    pub(super) parameter: String,
+    pub(super) values: u64,
+}
+
+/// One of the last steps.
+#[derive(Serialize)]
+pub(super) struct Step {
+    #[serde(flatten)]
+    pub(super) host: Host,
+    /// What was read of the probes, in the order of the way forward.
+    pub(super) probes: Vec<Seen>,
+    /// What is on the device still.
+    #[serde(skip)]
+    pub(super) passed: Vec<Passed>,
+}
+
+/// The numbers of a step that the optimizer has read anyway.
+#[derive(Default, Serialize)]
+pub(super) struct Host {
+    pub(super) step: u64,
+    pub(super) outcome: String,
+    /// That its gradients were multiplied by.
+    pub(super) loss_scale: f64,
+    pub(super) norm: Option<f64>,
+    pub(super) max_abs: Option<f64>,
+    pub(super) zero_share: Option<f64>,
+    /// Since the step before; none for the first.
+    pub(super) seconds: Option<f64>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(super) notes: BTreeMap<String, f64>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) overflows: Vec<Overflow>,
+    /// Where the loss is to blame: whether the model's output was finite.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) blamed_loss: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) error: Option<String>,
+    /// By exponent, of those that occur; unscaled.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) exponents: Vec<(i32, u64)>,
+}
+
+/// What a probe has seen, read.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Seen {
+    pub(super) name: String,
+    /// The place on the way forward, from 0.
+    pub(super) order: u32,
+    pub(super) dtype: String,
+    pub(super) value: Measures,
+    /// Unscaled.
+    pub(super) gradient: Measures,
+}
+
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct Measures {
+    pub(super) max_abs: f64,
+    /// From 0 to 1.
+    pub(super) zeros: f64,
+    pub(super) non_finite: u64,
+}
+
+impl Measures {
+    fn of(status: &TensorStatus, scale: f64) -> Self {
+        Self {
+            max_abs: status.max_abs / scale,
+            zeros: status.zeros as f64 / status.elements.max(1) as f64,
+            non_finite: status.non_finite,
+        }
+    }
+}
+
+impl Step {
+    pub(super) fn is(&self, outcome: &str) -> bool {
+        self.host.outcome == outcome
+    }
+
+    /// Reads what is on the device still.
+    pub(super) fn read(&mut self) {
+        let read = self.passed.drain(..).filter_map(Passed::read);
+        self.probes.extend(read);
+        self.probes.sort_by_key(|seen| seen.order);
+    }
+}
+
+impl Passed {
+    fn read(self) -> Option<Seen> {
+        #[cfg(test)]
+        READS.set(READS.get() + 1);
+        let (gradient, value) = self.crossing.read_measures()?;
+        Some(Seen {
+            name: self.name,
+            order: self.order,
+            dtype: self.dtype,
+            value: Measures::of(&value?, 1.0),
+            gradient: Measures::of(&gradient, self.scale),
+        })
+    }
+}

@@ -1,0 +1,43 @@
+//! Where a probe stands, for all who look at it.
+
+use burn::tensor::DType;
+use burn_amp::observe;
+use std::collections::HashMap;
+
+/// The names of probes, in the order of the forward pass.
+#[derive(Default)]
+pub(crate) struct Names {
+    /// How often each came.
+    times: HashMap<String, u32>,
+    /// How many came.
+    pub(crate) count: u32,
+}
+
+impl Names {
+    /// The name of the next one: with a number from the second time on.
+    pub(crate) fn next(&mut self, name: &str) -> String {
+        self.count += 1;
+        let times = self.times.entry(name.to_string()).or_default();
+        *times += 1;
+        match *times {
+            1 => name.to_string(),
+            times => format!("{name} ({times})"),
+        }
+    }
+}
+
+pub(crate) fn is_half(dtype: DType) -> bool {
+    matches!(dtype, DType::F16 | DType::BF16)
+}
+
+/// What gradients of this dtype are multiplied by where the thread is.
+pub(crate) fn scale_here(dtype: DType) -> f64 {
+    match is_half(dtype) {
+        true => observe::scale_here(),
+        false => 1.0,
+    }
+}
+
+pub(crate) fn dtype_name(dtype: DType) -> String {
+    format!("{dtype:?}").to_lowercase()
+}

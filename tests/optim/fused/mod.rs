@@ -1,8 +1,6 @@
 //! `FusedSgd`, `FusedAdam` and `FusedAdamW` beside Burn's own optimizers.
 
-mod averaged;
 mod captured;
-mod clipped;
 mod follows;
 mod groups;
 mod half;
@@ -10,8 +8,8 @@ mod held;
 mod matrix;
 mod pending;
 mod records;
+mod run;
 mod settings;
-mod unheard;
 
 use burn_amp_tests::prelude::*;
 

@@ -1,7 +1,6 @@
 //! A save is whole or not at all: killed, out of space, or without a place to write.
 
 use burn_amp_tests::prelude::*;
-use burn_amp_tests::says;
 use burn_amp_tests::scaled_by_hand;
 use std::{
     fs,
@@ -11,7 +10,7 @@ use std::{
 };
 use tempfile::tempdir;
 
-use crate::support::{Files, Pack, adam, child, folder, pack};
+use crate::support::{Files, Pack, adam, child, contents, folder, is_error, limited, names};
 
 const STATES: usize = 4;
 
@@ -45,13 +44,11 @@ fn states() -> Vec<ScaledOptimizer<ModuleOptimizer>> {
 fn load(path: &Path) -> Pack {
     let mut optim = states().remove(0);
     optim.load(path).unwrap();
-    pack(optim.into_bytes().unwrap())
+    contents(&mut optim)
 }
 
 fn scratch_files(folder: &Path) -> usize {
-    let names = fs::read_dir(folder).unwrap();
-    let name = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name();
-    let names = names.map(|entry| name(entry).into_string().unwrap());
+    let names = names(folder).into_iter();
     names.filter(|name| name.ends_with(".tmp")).count()
 }
 
@@ -60,10 +57,7 @@ fn killed_while_saving() {
     let folder = tempdir().unwrap();
     let (path, ready) = (folder.path().join("optim.bpk"), folder.path().join("ready"));
     let mut states = states();
-    let valid: Vec<Pack> = states
-        .iter_mut()
-        .map(|state| pack(state.into_bytes().unwrap()))
-        .collect();
+    let valid: Vec<Pack> = states.iter_mut().map(contents).collect();
     states[0].save(&path).unwrap();
     let mut seen = [false; STATES];
     let (mut rounds, mut inside) = (0, 0);
@@ -122,17 +116,10 @@ fn a_full_disk() {
         let mut states = states();
         states[0].save(&path).unwrap();
 
-        let test = child("atomic::saves_once", folder.path());
         // The system kills who writes beyond the limit, unless the signal is ignored: then the write fails.
         let trap = if kill { "" } else { "trap '' XFSZ;" };
-        let script = format!("{trap} ulimit -f {blocks}; exec \"$0\" \"$@\"");
-        let mut shell = std::process::Command::new("sh");
-        shell.args(["-c", &script]).arg(test.get_program());
-        shell.args(test.get_args());
-        for (name, value) in test.get_envs() {
-            shell.env(name, value.unwrap());
-        }
-        let output = shell.output().unwrap();
+        let limit = format!("{trap} ulimit -f {blocks};");
+        let output = limited("atomic::saves_once", folder.path(), &limit);
         if kill {
             assert_eq!(output.status.code(), None, "it should have been killed");
         } else {
@@ -140,7 +127,7 @@ fn a_full_disk() {
             assert_eq!(scratch_files(folder.path()), 0);
         }
         assert!(!folder.path().join("saved").exists());
-        assert_eq!(load(&path), pack(states[0].into_bytes().unwrap()));
+        assert_eq!(load(&path), contents(&mut states[0]));
     }
 }
 
@@ -155,8 +142,7 @@ fn saves_once() {
 }
 
 fn assert_names(error: &AmpError, path: &Path) {
-    assert!(matches!(error, AmpError::RecordIo { .. }), "{error:?}");
-    says(&error, [path.to_str().unwrap()]);
+    is_error(error, "RecordIo", [path.to_str().unwrap()]);
 }
 
 #[test]
@@ -186,10 +172,7 @@ fn readers_see_whole_files_only() {
     let path = folder.path().join("optim.bpk");
     let mut states = states();
     states[0].save(&path).unwrap();
-    let valid: Vec<Pack> = states
-        .iter_mut()
-        .map(|state| pack(state.into_bytes().unwrap()))
-        .collect();
+    let valid: Vec<Pack> = states.iter_mut().map(contents).collect();
     std::thread::scope(|scope| {
         let saver = scope.spawn(|| {
             for count in 0..60 {

@@ -53,8 +53,15 @@ fn sgd() -> SgdConfig {
 }
 
 #[test]
-fn adam_in_mixed_precision() {
-    resume(adam);
+fn in_mixed_precision() {
+    resume(|| Run::mixed(sgd().init()));
+    resume(|| Run::mixed(AdamWConfig::new().init()));
+}
+
+#[test]
+fn with_masters() {
+    resume(|| Run::half(MasterWeights::new(AdamConfig::new().build())));
+    resume(|| Run::half(MasterWeights::new(sgd().build())));
 }
 
 /// In the middle of a warm-up, and after what each schedule has learned.
@@ -78,31 +85,6 @@ fn every_schedule_in_mixed_precision() {
         resumed.train_until(STEPS);
         assert_eq!(resumed.snapshot(), straight.snapshot(), "{schedule:?}");
     }
-}
-
-#[test]
-fn sgd_in_mixed_precision() {
-    resume(|| Run::mixed(sgd().init()));
-}
-
-#[test]
-fn adam_w_in_mixed_precision() {
-    resume(|| Run::mixed(AdamWConfig::new().init()));
-}
-
-#[test]
-fn adam_with_masters() {
-    resume(|| Run::half(MasterWeights::new(AdamConfig::new().build())));
-}
-
-#[test]
-fn sgd_with_masters() {
-    resume(|| Run::half(MasterWeights::new(sgd().build())));
-}
-
-#[test]
-fn adam_w_with_masters() {
-    resume(adam_w_masters);
 }
 
 /// The second half in a process that has never seen the first.

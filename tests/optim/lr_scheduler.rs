@@ -50,12 +50,26 @@ impl Loop {
         GradientsParams::from_grads(loss.backward(), &self.model)
     }
 
-    fn step(&mut self, lr: &mut ScaledLrScheduler, good: bool) -> f64 {
+    /// Its schedule, which counts.
+    fn counting(&self) -> ScaledLrScheduler {
+        ScaledLrScheduler::new(Counting(0), &self.amp)
+    }
+
+    fn step_at(&mut self, rate: ModuleLearningRate, good: bool) {
         let grads = self.gradients(good);
+        self.model = self.optim.step(rate, self.model.clone(), grads);
+    }
+
+    /// Returns the learning rate.
+    fn step(&mut self, lr: &mut ScaledLrScheduler, good: bool) -> f64 {
         let rate = lr.step();
         let base = rate.base();
-        self.model = self.optim.step(rate, self.model.clone(), grads);
+        self.step_at(rate, good);
         base
+    }
+
+    fn steps<const N: usize>(&mut self, lr: &mut ScaledLrScheduler, good: [bool; N]) -> [f64; N] {
+        good.map(|good| self.step(lr, good))
     }
 }
 
@@ -78,8 +92,7 @@ fn it_advances_with_steps_that_are_taken() {
             true => ScaledLrScheduler::new(Counting(0), &run.optim),
             false => ScaledLrScheduler::new(Counting(0), &run.amp),
         };
-        let steps = [true, false, false, true, true, false, true];
-        let rates = steps.map(|good| run.step(&mut lr, good));
+        let rates = run.steps(&mut lr, [true, false, false, true, true, false, true]);
         assert_eq!(rates, [1.0, 2.0, 2.0, 2.0, 3.0, 4.0, 4.0]);
     }
 }
@@ -88,10 +101,10 @@ fn it_advances_with_steps_that_are_taken() {
 #[test]
 fn a_skip_before_the_first_step_is_not_its_own() {
     let mut run = Loop::new(amp());
-    let mut other = ScaledLrScheduler::new(Counting(0), &run.amp);
+    let mut other = run.counting();
     run.step(&mut other, false);
-    let mut lr = ScaledLrScheduler::new(Counting(0), &run.amp);
-    let rates = [false, true, true].map(|good| run.step(&mut lr, good));
+    let mut lr = run.counting();
+    let rates = run.steps(&mut lr, [false, true, true]);
     assert_eq!(rates, [1.0, 1.0, 2.0]);
 }
 
@@ -112,13 +125,10 @@ fn groups_wait_too() {
         let expected = plain.clone().step();
         let found = lr.step();
         for path in ["weight", "bias"] {
-            let rate = |of: &burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate| {
-                of.lr_from_param(id, Some(path))
-            };
+            let rate = |of: &ModuleLearningRate| of.lr_from_param(id, Some(path));
             assert_eq!(rate(&found), rate(&expected));
         }
-        let grads = run.gradients(good);
-        run.model = run.optim.step(found, run.model.clone(), grads);
+        run.step_at(found, good);
         if good {
             plain.step();
         }
@@ -137,8 +147,7 @@ fn it_goes_into_burns_scheduler() {
     for good in [true, false, true] {
         let rate = lr.step();
         rates.push((rate.base(), rate.lr_from_param(id, Some("bias"))));
-        let grads = run.gradients(good);
-        run.model = run.optim.step(rate, run.model.clone(), grads);
+        run.step_at(rate, good);
     }
     assert_eq!(rates, [(1.0, 101.0), (2.0, 102.0), (2.0, 102.0)]);
 }
@@ -160,8 +169,7 @@ fn it_advances_once_in_a_window() {
     let mut run = Loop::new(amp());
     run.optim = run.optim.with_accumulation(3).unwrap();
     let mut lr = ScaledLrScheduler::new(Counting(0), &run.optim);
-    let steps = [true, true, true, true, false, true, true];
-    let rates = steps.map(|good| run.step(&mut lr, good));
+    let rates = run.steps(&mut lr, [true, true, true, true, false, true, true]);
     assert_eq!(rates, [1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0]);
     // What is left of it, and then nothing.
     for rate in [2.0, 3.0, 3.0] {
@@ -171,16 +179,23 @@ fn it_advances_once_in_a_window() {
     }
 }
 
+/// Nor is a step that is refused.
 #[test]
 fn gradients_that_are_discarded_are_no_step() {
-    let mut run = Loop::new(amp());
-    let mut lr = ScaledLrScheduler::new(Counting(0), &run.amp);
-    run.step(&mut lr, true);
-    assert_eq!(lr.step().base(), 2.0);
-    let grads = run.gradients(true);
-    run.optim.discard(grads).unwrap();
-    assert_eq!(run.step(&mut lr, true), 2.0);
-    assert_eq!(run.step(&mut lr, true), 3.0);
+    for is_refused in [false, true] {
+        let mut run = Loop::new(amp());
+        let mut lr = run.counting();
+        assert_eq!(run.step(&mut lr, true), 1.0);
+        assert_eq!(lr.step().base(), 2.0);
+        let grads = run.gradients(true);
+        if is_refused {
+            let failed = run.optim.try_step(f64::NAN, run.model.clone(), grads);
+            assert!(failed.is_err());
+        } else {
+            run.optim.discard(grads).unwrap();
+        }
+        assert_eq!(run.steps(&mut lr, [true, true]), [2.0, 3.0]);
+    }
 }
 
 /// Nothing is skipped without a scaler, nor is anything known where a plain optimizer steps.
@@ -188,8 +203,8 @@ fn gradients_that_are_discarded_are_no_step() {
 fn without_a_scaler_it_is_the_scheduler_itself() {
     let amp = MixedPrecision::f32();
     let mut run = Loop::new(amp.clone());
-    let mut lr = ScaledLrScheduler::new(Counting(0), &amp);
-    let rates = [true, false, true].map(|good| run.step(&mut lr, good));
+    let mut lr = run.counting();
+    let rates = run.steps(&mut lr, [true, false, true]);
     assert_eq!(rates, [1.0, 2.0, 3.0]);
 
     let mut lr = ScaledLrScheduler::new(Counting(0), &MixedPrecision::f16());
@@ -231,33 +246,21 @@ fn a_clone_of_a_scaler_is_not_followed() {
     assert_eq!(rates, [(1.0, 1.0), (2.0, 1.0)]);
 }
 
-/// A step that is refused is none.
-#[test]
-fn it_waits_for_a_step_that_failed() {
-    let mut run = Loop::new(amp());
-    let mut lr = ScaledLrScheduler::new(Counting(0), &run.amp);
-    assert_eq!(run.step(&mut lr, true), 1.0);
-    assert_eq!(lr.step().base(), 2.0);
-    let grads = run.gradients(true);
-    let failed = run.optim.try_step(f64::NAN, run.model.clone(), grads);
-    assert!(failed.is_err());
-    assert_eq!(run.step(&mut lr, true), 2.0);
-    assert_eq!(run.step(&mut lr, true), 3.0);
-}
-
 /// Two optimizers, each with a schedule of its own: a skip of one leaves the other's alone.
 #[test]
 fn each_optimizer_has_its_own_schedule() {
     let amp = amp();
-    let mut runs = [Loop::new(amp.clone()), Loop::new(amp)];
-    let mut lrs =
-        [0, 1].map(|index: usize| ScaledLrScheduler::new(Counting(0), &runs[index].optim));
-    let mut rates = [Vec::new(), Vec::new()];
-    for good in [[true, true], [false, true], [true, true]] {
-        for index in [0, 1] {
-            rates[index].push(runs[index].step(&mut lrs[index], good[index]));
+    let mut rates = [[true, false, true], [true; 3]].map(|good| {
+        let run = Loop::new(amp.clone());
+        let lr = ScaledLrScheduler::new(Counting(0), &run.optim);
+        (run, lr, good, Vec::new())
+    });
+    for step in 0..3 {
+        for (run, lr, good, rates) in &mut rates {
+            rates.push(run.step(lr, good[step]));
         }
     }
+    let rates = rates.map(|(.., rates)| rates);
     assert_eq!(rates, [[1.0, 2.0, 2.0], [1.0, 2.0, 3.0]]);
 }
 
@@ -268,7 +271,7 @@ fn each_thread_follows_its_own_steps() {
     let lr = ScaledLrScheduler::new(Counting(0), &amp);
     let work = |pattern: [bool; 4]| {
         let (mut lr, mut run) = (lr.clone(), Loop::new(amp.clone()));
-        move || pattern.map(|good| run.step(&mut lr, good))
+        move || run.steps(&mut lr, pattern)
     };
     let work = [
         work([true, false, true, true]),
@@ -286,11 +289,10 @@ fn each_thread_follows_its_own_steps() {
 fn records_resume() {
     let linear = || LinearLrSchedulerConfig::new(0.9, 0.1, 8).init().unwrap();
     for last in [true, false] {
+        let steps = [true, true, false, true, last];
         let mut run = Loop::new(amp());
         let mut lr = ScaledLrScheduler::new(linear(), &run.amp);
-        for good in [true, true, false, true, last] {
-            run.step(&mut lr, good);
-        }
+        run.steps(&mut lr, steps);
         let bytes = lr.to_record().into_bytes().unwrap();
         let record = LrSchedulerRecord::from_bytes(bytes).unwrap();
         let next = lr.step().base();
@@ -302,9 +304,8 @@ fn records_resume() {
         // And in Burn's, whose records are those of the scheduler by itself.
         let mut run = Loop::new(amp());
         let mut lr = ModuleLrScheduler::new(ScaledLrScheduler::new(linear(), &run.amp));
-        for good in [true, true, false, true, last] {
-            let grads = run.gradients(good);
-            run.model = run.optim.step(lr.step(), run.model.clone(), grads);
+        for good in steps {
+            run.step_at(lr.step(), good);
         }
         let record = lr.to_record();
         assert_eq!(lr.step().base(), next);

@@ -16,7 +16,7 @@ fn amp(growth_interval: u32) -> MixedPrecision {
     MixedPrecision::f16().with_scaler(config).unwrap()
 }
 
-/// A model, its optimizer and the `MixedPrecision` of both.
+/// A model, its optimizer and the `MixedPrecision` of both. `ScaledOptimizer` alone names Burn's.
 #[derive(Clone)]
 struct Player {
     amp: MixedPrecision,
@@ -62,6 +62,15 @@ impl Player {
     fn tracker(&self) -> u32 {
         self.optim.scaler().growth_tracker()
     }
+
+    fn counters(&self) -> StepCounters {
+        self.optim.scaler().counters()
+    }
+}
+
+/// Two on one scale.
+fn pair(amp: &MixedPrecision) -> [Player; 2] {
+    [Player::new(amp), Player::new(amp)]
 }
 
 #[test]
@@ -101,12 +110,9 @@ fn a_schedule_sees_the_gradients_of_all_optimizers() {
 #[test]
 fn losses_of_one_forward_pass_are_one_iteration() {
     let amp = amp(4);
-    let (mut first, mut second) = (Player::new(&amp), Player::new(&amp));
-    for iteration in 0..8 {
-        assert_eq!(
-            amp.loss_scale(),
-            if iteration < 4 { 1024.0 } else { 2048.0 }
-        );
+    let [mut first, mut second] = pair(&amp);
+    for scale in [[1024.0; 4], [2048.0; 4]].concat() {
+        assert_eq!(amp.loss_scale(), scale);
         let losses = (first.loss(1.0), second.loss(1.0));
         assert!(first.step(losses.0).is_stepped());
         assert!(second.step(losses.1).is_stepped());
@@ -118,7 +124,7 @@ fn losses_of_one_forward_pass_are_one_iteration() {
 fn an_overflow_in_either_or_in_both_halves_the_scale_once() {
     for overflows in [[true, false], [false, true], [true, true]] {
         let amp = amp(100);
-        let mut players = [Player::new(&amp), Player::new(&amp)];
+        let mut players = pair(&amp);
         for player in &mut players {
             assert!(player.train(1.0));
         }
@@ -133,8 +139,8 @@ fn an_overflow_in_either_or_in_both_halves_the_scale_once() {
             // Each is skipped for its own gradients alone.
             let same = player.model.weight.val().to_data() == before.to_data();
             assert_eq!(same, overflow, "{overflows:?}");
-            let counters = player.optim.scaler().counters();
-            assert_eq!(counters.skipped(), u64::from(overflow), "{overflows:?}");
+            let skipped = player.counters().skipped();
+            assert_eq!(skipped, u64::from(overflow), "{overflows:?}");
             assert_eq!(player.tracker(), 0, "{overflows:?}");
         }
         // The next iteration is one of its own.
@@ -151,7 +157,7 @@ fn an_overflow_in_either_or_in_both_halves_the_scale_once() {
 #[test]
 fn the_scale_of_an_overflow_is_lower_at_once() {
     let amp = amp(100);
-    let (mut first, mut second) = (Player::new(&amp), Player::new(&amp));
+    let [mut first, mut second] = pair(&amp);
     assert!(!first.train(OVERFLOW));
     assert_eq!(amp.loss_scale(), 512.0);
     assert_eq!(second.optim.scaler().loss_scale(), 512.0);
@@ -163,7 +169,7 @@ fn the_scale_of_an_overflow_is_lower_at_once() {
 #[test]
 fn one_may_step_more_often_than_the_other() {
     let amp = amp(1000);
-    let (mut critic, mut generator) = (Player::new(&amp), Player::new(&amp));
+    let [mut critic, mut generator] = pair(&amp);
     for iteration in 1..=4 {
         for _ in 0..5 {
             assert!(critic.train(1.0));
@@ -184,7 +190,7 @@ fn one_may_step_more_often_than_the_other() {
 #[test]
 fn a_dropped_optimizer_is_not_waited_for() {
     let amp = amp(100);
-    let (mut left, mut dropped) = (Player::new(&amp), Player::new(&amp));
+    let [mut left, mut dropped] = pair(&amp);
     assert!(left.train(1.0) && dropped.train(1.0));
     assert_eq!(left.tracker(), 1);
     drop(dropped);
@@ -204,21 +210,21 @@ fn a_clone_is_not_waited_for() {
         assert!(player.train(1.0));
         assert_eq!(player.tracker(), iteration);
     }
-    assert_eq!(kept.optim.scaler().counters().steps(), 0);
+    assert_eq!(kept.counters().steps(), 0);
 }
 
 /// A loss that is not finite says nothing of the scale, and holds no one up.
 #[test]
 fn a_loss_that_is_not_finite_is_nobody_elses_concern() {
     let amp = amp(100);
-    let (mut first, mut second) = (Player::new(&amp), Player::new(&amp));
+    let [mut first, mut second] = pair(&amp);
     for iteration in 1..=3 {
         assert!(!first.train(f32::NAN));
         assert!(second.train(1.0));
         assert_eq!((amp.loss_scale(), second.tracker()), (1024.0, iteration));
     }
-    assert_eq!(first.optim.scaler().counters().bad_losses(), 3);
-    assert_eq!(second.optim.scaler().counters().skipped(), 0);
+    assert_eq!(first.counters().bad_losses(), 3);
+    assert_eq!(second.counters().skipped(), 0);
 }
 
 /// Where both backward passes are over before one steps, each skip is blamed on what is to blame.
@@ -226,14 +232,13 @@ fn a_loss_that_is_not_finite_is_nobody_elses_concern() {
 fn two_losses_that_are_not_finite_leave_the_scale() {
     for (factor, scale, bad) in [(f32::NAN, 1024.0, 1), (OVERFLOW, 512.0, 0)] {
         let amp = amp(100);
-        let mut players = [Player::new(&amp), Player::new(&amp)];
-        let grads = players
-            .each_ref()
-            .map(|player| player.gradients(player.loss(factor)));
+        let mut players = pair(&amp);
+        let backward = |player: &Player| player.gradients(player.loss(factor));
+        let grads = players.each_ref().map(backward);
         for (player, grads) in players.iter_mut().zip(grads) {
             assert!(player.step_on(grads).is_skipped());
             assert_eq!(amp.loss_scale(), scale);
-            assert_eq!(player.optim.scaler().counters().bad_losses(), bad);
+            assert_eq!(player.counters().bad_losses(), bad);
         }
         // Nor is what was read held against the next iteration.
         let mut again = |factor: f32| players.each_mut().map(|player| player.train(factor));
@@ -256,7 +261,7 @@ fn discarded_gradients_explain_no_later_skip() {
         let grads = player.gradients(player.loss(discarded));
         player.optim.discard(grads).unwrap();
         assert!(!player.train(factor));
-        let counters = player.optim.scaler().counters();
+        let counters = player.counters();
         assert_eq!((amp.loss_scale(), counters.bad_losses()), (scale, bad));
 
         // Nor is an open window that is dropped.
@@ -266,7 +271,7 @@ fn discarded_gradients_explain_no_later_skip() {
         player.optim.drop_window();
         player.step(player.loss(1.0));
         assert!(!player.train(factor));
-        let counters = player.optim.scaler().counters();
+        let counters = player.counters();
         let scale = if bad == 1 { scale } else { scale / 2.0 };
         assert_eq!((amp.loss_scale(), counters.bad_losses()), (scale, bad));
     }
@@ -282,14 +287,14 @@ fn a_micro_batch_explains_the_skip_of_its_window() {
     let grads = player.gradients(player.loss(OVERFLOW));
     player.optim.discard(grads).unwrap();
     assert!(!player.train(1.0));
-    let counters = player.optim.scaler().counters();
+    let counters = player.counters();
     assert_eq!((amp.loss_scale(), counters.bad_losses()), (1024.0, 1));
 }
 
 #[test]
 fn a_state_that_is_loaded_is_that_of_all() {
     let amp = amp(100);
-    let (mut first, mut second) = (Player::new(&amp), Player::new(&amp));
+    let [mut first, mut second] = pair(&amp);
     assert!(!first.train(OVERFLOW));
     assert!(second.train(1.0));
     assert!(first.train(1.0) && second.train(1.0));
@@ -317,11 +322,8 @@ fn an_optimizer_whose_handle_opens_no_scope_is_warned_of_once() {
             assert!(player.train(1.0));
         }
     });
-    let message = only(&logged);
-    says(
-        &message,
-        ["no `autocast`", "`MixedPrecision`", "not another one"],
-    );
+    let parts = ["no `autocast`", "`MixedPrecision`", "not another one"];
+    says(only(&logged), parts);
 }
 
 #[test]
@@ -339,7 +341,7 @@ fn one_whose_scopes_end_is_warned_of_too() {
 #[test]
 fn who_shares_scopes_is_not_warned_of() {
     let amp = amp(100);
-    let (mut first, mut second) = (Player::new(&amp), Player::new(&amp));
+    let [mut first, mut second] = pair(&amp);
     let logged = warnings(|| {
         for _ in 0..3 {
             // All scopes before the first step.
@@ -362,15 +364,4 @@ fn who_shares_scopes_is_not_warned_of() {
         });
         assert_eq!(logged, [""; 0]);
     }
-}
-
-/// The type alone names Burn's optimizer.
-#[test]
-fn a_scaled_optimizer_in_a_signature_needs_no_parameter() {
-    fn steps(optim: &mut ScaledOptimizer) -> u64 {
-        optim.scaler().counters().steps()
-    }
-    let mut player = Player::new(&amp(100));
-    assert!(player.train(1.0));
-    assert_eq!(steps(&mut player.optim), 1);
 }

@@ -12,29 +12,21 @@ mod run;
 mod settings;
 
 use burn_amp_tests::prelude::*;
+use std::ops::Range;
 
-use crate::support::{Net, batch};
-
-/// One training step.
-pub fn step<O: ModuleOptim>(
-    optim: &mut O,
-    lr: impl Into<ModuleLearningRate>,
-    net: Net,
-    step: usize,
-) -> Net {
-    let device = net.hidden.weight.device();
-    let loss = net.loss(batch(step, &device));
-    let grads = GradientsParams::from_grads(loss.backward(), &net);
-    optim.step(lr.into(), net, grads)
-}
-
-pub fn steps<O: ModuleOptim>(optim: &mut O, net: Net, range: std::ops::Range<usize>) -> Net {
-    range.fold(net, |net, number| step(optim, 0.01, net, number))
-}
+use crate::support::Net;
 
 /// Gradients of every parameter, made by hand: values that f16 holds, in `dtype`.
 pub fn gradients<M: Module>(module: &M, step: usize, dtype: FloatDType) -> GradientsParams {
     burn_amp_tests::gradients(module, step, 0.125, dtype)
+}
+
+/// Steps on such gradients, in f32.
+fn steps_by_hand<O: ModuleOptim>(optim: &mut O, lr: f64, net: Net, range: Range<usize>) -> Net {
+    range.fold(net, |net, number| {
+        let grads = gradients(&net, number, FloatDType::F32);
+        optim.step(lr.into(), net, grads)
+    })
 }
 
 pub fn flex() -> Device {

@@ -6,7 +6,7 @@ use super::{
     gradients,
     run::{Event, Net, Run, Values, Waited, adam, is_flex, nesterov},
 };
-use crate::support::{State, state};
+use crate::support::{Pack, state};
 
 fn config() -> GradScalerConfig {
     GradScalerConfig::new()
@@ -46,7 +46,7 @@ impl Draws {
 }
 
 /// What a program shows of an optimizer: the state of a clone of its moment, and what it has counted, found and trained.
-type Optim = (State, StepCounters, Option<GradientStatus>, Values);
+type Optim = (Pack, StepCounters, Option<GradientStatus>, Values);
 
 /// Records in mid-run, the scale in the end, and the optimizers.
 type Shown = (Vec<Bytes>, GradScaler, Vec<Optim>);

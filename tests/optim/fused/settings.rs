@@ -3,7 +3,8 @@
 use burn_amp_tests::prelude::*;
 
 const BETA: &str = "must be at least 0 and below 1";
-const FINITE: &str = "is infinite or NaN, but must be a finite number";
+const NEGATIVE: &str = "must be at least 0";
+const NO_NUMBER: (&str, &str) = ("infinite or NaN", "must be a finite number");
 
 fn adam(config: AdamConfig) -> Option<AmpError> {
     FusedAdam::new(config).err()
@@ -23,51 +24,47 @@ fn each_mistake_is_named() {
     let group = FusedAdamW::new(w()).unwrap();
     let group = group.with_group(ParamGroup::all(), w().with_beta_2(2.0));
     let of_momentum = MomentumConfig::new;
-    for (error, message) in [
-        (
-            adam(new().with_beta_1(1.0)),
-            format!("`beta_1` is 1, but {BETA}"),
-        ),
-        (
-            adam(new().with_beta_2(-0.5)),
-            format!("`beta_2` is -0.5, but {BETA}"),
-        ),
-        (
-            adam(new().with_beta_1(f32::NAN)),
-            format!("`beta_1` {FINITE}"),
-        ),
+    let adam_w = |config| FusedAdamW::new(config).err();
+    for (error, field, (value, rule)) in [
+        (adam(new().with_beta_1(1.0)), "beta_1", ("1", BETA)),
+        (adam(new().with_beta_2(-0.5)), "beta_2", ("-0.5", BETA)),
+        (adam(new().with_beta_1(f32::NAN)), "beta_1", NO_NUMBER),
         (
             adam(new().with_epsilon(f32::INFINITY)),
-            format!("`epsilon` {FINITE}"),
+            "epsilon",
+            NO_NUMBER,
         ),
         (
             adam(new().with_epsilon(-0.25)),
-            "`epsilon` is -0.25, but must be at least 0".to_string(),
+            "epsilon",
+            ("-0.25", NEGATIVE),
         ),
-        (adam(decay(f32::NAN)), format!("`penalty` {FINITE}")),
-        (
-            adam(decay(-1.0)),
-            "`penalty` is -1, but must be at least 0".to_string(),
-        ),
+        (adam(decay(f32::NAN)), "penalty", NO_NUMBER),
+        (adam(decay(-1.0)), "penalty", ("-1", NEGATIVE)),
         (
             adam(clip(norm(0.0))),
-            "`grad_clipping` is 0, but must be a threshold above 0".to_string(),
+            "grad_clipping",
+            ("0", "must be a threshold above 0"),
         ),
-        (adam(clip(value(f32::NAN))), format!("`Value` {FINITE}")),
+        (adam(clip(value(f32::NAN))), "Value", NO_NUMBER),
         (
-            FusedAdamW::new(w().with_weight_decay(-0.5)).err(),
-            "`weight_decay` is -0.5, but must be at least 0".to_string(),
+            adam_w(w().with_weight_decay(-0.5)),
+            "weight_decay",
+            ("-0.5", NEGATIVE),
         ),
-        (group.err(), format!("`beta_2` is 2, but {BETA}")),
+        (group.err(), "beta_2", ("2", BETA)),
         (
             momentum(of_momentum().with_momentum(-0.5)),
-            "`momentum` is -0.5, but must be at least 0".to_string(),
+            "momentum",
+            ("-0.5", NEGATIVE),
         ),
         (
             momentum(of_momentum().with_dampening(f64::NAN)),
-            format!("`dampening` {FINITE}"),
+            "dampening",
+            NO_NUMBER,
         ),
     ] {
+        let message = format!("`{field}` is {value}, but {rule}");
         let error = error.expect(&message);
         assert!(matches!(error, AmpError::InvalidValue { .. }), "{error:?}");
         assert_eq!(error.to_string(), message);
@@ -76,8 +73,6 @@ fn each_mistake_is_named() {
     assert_eq!(adam(zeros), None);
     assert_eq!(adam(decay(0.0)), None);
     // What grows without bound is the user's own.
-    assert_eq!(
-        momentum(of_momentum().with_momentum(1.0).with_dampening(0.0)),
-        None
-    );
+    let unbound = of_momentum().with_momentum(1.0).with_dampening(0.0);
+    assert_eq!(momentum(unbound), None);
 }

@@ -5,6 +5,8 @@ use burn::lr_scheduler::{
 };
 use burn_amp_tests::prelude::*;
 
+use crate::support::Player;
+
 /// A scheduler of a user's: counts its steps.
 #[derive(Clone)]
 struct Counting(u64);
@@ -24,52 +26,26 @@ impl LrScheduler for Counting {
     }
 }
 
-struct Loop {
-    amp: MixedPrecision,
-    model: Linear,
-    optim: ScaledOptimizer,
-    device: Device,
-}
-
-impl Loop {
-    fn new(amp: MixedPrecision) -> Self {
-        let device = Device::default().autodiff();
-        let model = LinearConfig::new(4, 2).init(&device);
-        Self {
-            model: model.apply_reparameterization(amp.clone()),
-            optim: ScaledOptimizer::new(SgdConfig::new().init(), &amp),
-            amp,
-            device,
-        }
-    }
-
-    fn gradients(&self, good: bool) -> GradientsParams {
-        let input = Tensor::<2>::ones([8, 4], &self.device);
-        let output = self.amp.autocast(input, |x| self.model.forward(x));
-        let loss = (output * if good { 1.0 } else { f32::INFINITY }).mean();
-        GradientsParams::from_grads(loss.backward(), &self.model)
-    }
-
+impl Player {
     /// Its schedule, which counts.
     fn counting(&self) -> ScaledLrScheduler {
         ScaledLrScheduler::new(Counting(0), &self.amp)
     }
 
-    fn step_at(&mut self, rate: ModuleLearningRate, good: bool) {
-        let grads = self.gradients(good);
-        self.model = self.optim.step(rate, self.model.clone(), grads);
+    fn good_or_bad(&self, good: bool) -> GradientsParams {
+        self.gradients(self.loss(if good { 1.0 } else { f32::INFINITY }))
     }
 
     /// Returns the learning rate.
-    fn step(&mut self, lr: &mut ScaledLrScheduler, good: bool) -> f64 {
+    fn step_by(&mut self, lr: &mut ScaledLrScheduler, good: bool) -> f64 {
         let rate = lr.step();
         let base = rate.base();
-        self.step_at(rate, good);
+        self.step_at(rate, self.good_or_bad(good));
         base
     }
 
     fn steps<const N: usize>(&mut self, lr: &mut ScaledLrScheduler, good: [bool; N]) -> [f64; N] {
-        good.map(|good| self.step(lr, good))
+        good.map(|good| self.step_by(lr, good))
     }
 }
 
@@ -87,7 +63,7 @@ fn amp() -> MixedPrecision {
 #[test]
 fn it_advances_with_steps_that_are_taken() {
     for of_optim in [false, true] {
-        let mut run = Loop::new(amp());
+        let mut run = Player::new(&amp());
         let mut lr = match of_optim {
             true => ScaledLrScheduler::new(Counting(0), &run.optim),
             false => ScaledLrScheduler::new(Counting(0), &run.amp),
@@ -100,9 +76,9 @@ fn it_advances_with_steps_that_are_taken() {
 /// The first step of all, too, whatever others on the handle have done before.
 #[test]
 fn a_skip_before_the_first_step_is_not_its_own() {
-    let mut run = Loop::new(amp());
+    let mut run = Player::new(&amp());
     let mut other = run.counting();
-    run.step(&mut other, false);
+    run.step_by(&mut other, false);
     let mut lr = run.counting();
     let rates = run.steps(&mut lr, [false, true, true]);
     assert_eq!(rates, [1.0, 1.0, 2.0]);
@@ -118,7 +94,7 @@ fn groups_wait_too() {
         let config = ModuleLrSchedulerConfig::new(base).with_group(bias, bias_schedule);
         config.init().unwrap()
     };
-    let (mut run, mut plain) = (Loop::new(amp()), schedule());
+    let (mut run, mut plain) = (Player::new(&amp()), schedule());
     let mut lr = ScaledLrScheduler::new(schedule(), &run.amp);
     let id = run.model.bias.as_ref().unwrap().id;
     for good in [true, false, true, true] {
@@ -128,7 +104,7 @@ fn groups_wait_too() {
             let rate = |of: &ModuleLearningRate| of.lr_from_param(id, Some(path));
             assert_eq!(rate(&found), rate(&expected));
         }
-        run.step_at(found, good);
+        run.step_at(found, run.good_or_bad(good));
         if good {
             plain.step();
         }
@@ -138,7 +114,7 @@ fn groups_wait_too() {
 /// In Burn's own scheduler, each group by itself.
 #[test]
 fn it_goes_into_burns_scheduler() {
-    let mut run = Loop::new(amp());
+    let mut run = Player::new(&amp());
     let wrapped = |start| ScaledLrScheduler::new(Counting(start), &run.amp);
     let bias = ParamGroup::from_predicate("bias");
     let mut lr = ModuleLrScheduler::new(wrapped(0)).with_group(bias, wrapped(100));
@@ -147,7 +123,7 @@ fn it_goes_into_burns_scheduler() {
     for good in [true, false, true] {
         let rate = lr.step();
         rates.push((rate.base(), rate.lr_from_param(id, Some("bias"))));
-        run.step_at(rate, good);
+        run.step_at(rate, run.good_or_bad(good));
     }
     assert_eq!(rates, [(1.0, 101.0), (2.0, 102.0), (2.0, 102.0)]);
 }
@@ -166,7 +142,7 @@ fn groups_inside_burns_scheduler_are_refused() {
 /// A window of micro-batches is one step, and so is what is left of it.
 #[test]
 fn it_advances_once_in_a_window() {
-    let mut run = Loop::new(amp());
+    let mut run = Player::new(&amp());
     run.optim = run.optim.with_accumulation(3).unwrap();
     let mut lr = ScaledLrScheduler::new(Counting(0), &run.optim);
     let rates = run.steps(&mut lr, [true, true, true, true, false, true, true]);
@@ -183,11 +159,11 @@ fn it_advances_once_in_a_window() {
 #[test]
 fn gradients_that_are_discarded_are_no_step() {
     for is_refused in [false, true] {
-        let mut run = Loop::new(amp());
+        let mut run = Player::new(&amp());
         let mut lr = run.counting();
-        assert_eq!(run.step(&mut lr, true), 1.0);
+        assert_eq!(run.step_by(&mut lr, true), 1.0);
         assert_eq!(lr.step().base(), 2.0);
-        let grads = run.gradients(true);
+        let grads = run.good_or_bad(true);
         if is_refused {
             let failed = run.optim.try_step(f64::NAN, run.model.clone(), grads);
             assert!(failed.is_err());
@@ -202,7 +178,7 @@ fn gradients_that_are_discarded_are_no_step() {
 #[test]
 fn without_a_scaler_it_is_the_scheduler_itself() {
     let amp = MixedPrecision::f32();
-    let mut run = Loop::new(amp.clone());
+    let mut run = Player::new(&amp);
     let mut lr = run.counting();
     let rates = run.steps(&mut lr, [true, false, true]);
     assert_eq!(rates, [1.0, 2.0, 3.0]);
@@ -251,13 +227,13 @@ fn a_clone_of_a_scaler_is_not_followed() {
 fn each_optimizer_has_its_own_schedule() {
     let amp = amp();
     let mut rates = [[true, false, true], [true; 3]].map(|good| {
-        let run = Loop::new(amp.clone());
+        let run = Player::new(&amp);
         let lr = ScaledLrScheduler::new(Counting(0), &run.optim);
         (run, lr, good, Vec::new())
     });
     for step in 0..3 {
         for (run, lr, good, rates) in &mut rates {
-            rates.push(run.step(lr, good[step]));
+            rates.push(run.step_by(lr, good[step]));
         }
     }
     let rates = rates.map(|(.., rates)| rates);
@@ -270,7 +246,7 @@ fn each_thread_follows_its_own_steps() {
     let amp = amp();
     let lr = ScaledLrScheduler::new(Counting(0), &amp);
     let work = |pattern: [bool; 4]| {
-        let (mut lr, mut run) = (lr.clone(), Loop::new(amp.clone()));
+        let (mut lr, mut run) = (lr.clone(), Player::new(&amp));
         move || run.steps(&mut lr, pattern)
     };
     let work = [
@@ -290,22 +266,22 @@ fn records_resume() {
     let linear = || LinearLrSchedulerConfig::new(0.9, 0.1, 8).init().unwrap();
     for last in [true, false] {
         let steps = [true, true, false, true, last];
-        let mut run = Loop::new(amp());
+        let mut run = Player::new(&amp());
         let mut lr = ScaledLrScheduler::new(linear(), &run.amp);
         run.steps(&mut lr, steps);
         let bytes = lr.to_record().into_bytes().unwrap();
         let record = LrSchedulerRecord::from_bytes(bytes).unwrap();
         let next = lr.step().base();
-        let mut resumed = ScaledLrScheduler::new(linear(), &Loop::new(amp()).amp);
+        let mut resumed = ScaledLrScheduler::new(linear(), &Player::new(&amp()).amp);
         resumed = resumed.load_record(record.clone());
         assert_eq!(resumed.step().base(), next);
         // The scheduler by itself reads it.
         assert_eq!(linear().load_record(record).step().base(), next);
         // And in Burn's, whose records are those of the scheduler by itself.
-        let mut run = Loop::new(amp());
+        let mut run = Player::new(&amp());
         let mut lr = ModuleLrScheduler::new(ScaledLrScheduler::new(linear(), &run.amp));
         for good in steps {
-            run.step_at(lr.step(), good);
+            run.step_at(lr.step(), run.good_or_bad(good));
         }
         let record = lr.to_record();
         assert_eq!(lr.step().base(), next);

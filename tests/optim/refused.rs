@@ -114,20 +114,6 @@ fn by_every_look_at_gradients() {
     });
 }
 
-/// The gradients of two devices that fit are summed as before.
-#[test]
-fn gradients_that_fit_are_taken() {
-    let pair = self::pair();
-    let device = Device::flex();
-    let grads = vec![
-        (gradients(&pair), device.clone()),
-        (gradients(&pair), device),
-    ];
-    let sum = sum_of_devices(MultiGradientsParams { grads }, &pair);
-    let sum = sum.get::<2>(pair.weight.id).unwrap().into_data();
-    assert_eq!(sum.try_to_vec::<f32>().unwrap(), [2.0; 3]);
-}
-
 fn assert_learning_rate<M>(step: Result<M, impl Into<AmpError>>, value: &str) {
     let error = step.err().expect("an error").into();
     let AmpError::InvalidValue {

@@ -6,7 +6,7 @@
 
 use burn_amp_tests::prelude::*;
 use burn_pack::Scalar;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::{
     forge::seal,
@@ -78,6 +78,13 @@ fn record(honest: &Bytes, data: &[u8]) -> Bytes {
     Bytes::from_bytes_vec(bytes)
 }
 
+/// What may stand in the JSON of a state.
+const VALUES: &str = r#"[
+    0, -0.0, 1, -1, 0.5, 1.0, 65536.0, 1e-45, 3.4e38, 1e39, 1e300,
+    4294967295, 18446744073709551615, -9223372036854775808, 1099511627776,
+    null, true, "Skipped", "Accumulated", [], {}
+]"#;
+
 /// Another value, or another name, somewhere in the JSON of a state.
 fn change_state(contents: &mut Pack, script: &mut Script) {
     let states = contents.metadata.iter();
@@ -90,29 +97,7 @@ fn change_state(contents: &mut Pack, script: &mut Script) {
     let mut state: Value = serde_json::from_str(&contents.metadata[&name]).unwrap_or_default();
     let mut pointers = Vec::new();
     collect(&state, String::new(), &mut pointers);
-    let values = [
-        json!(0),
-        json!(-0.0),
-        json!(1),
-        json!(-1),
-        json!(0.5),
-        json!(1.0),
-        json!(65536.0),
-        json!(1e-45),
-        json!(3.4e38),
-        json!(1e39),
-        json!(1e300),
-        json!(u32::MAX),
-        json!(u64::MAX),
-        json!(i64::MIN),
-        json!(1_u64 << 40),
-        json!(null),
-        json!(true),
-        json!("Skipped"),
-        json!("Accumulated"),
-        json!([]),
-        json!({}),
-    ];
+    let values: Vec<Value> = serde_json::from_str(VALUES).unwrap();
     let pointer = script.pick(&pointers);
     let value = script.pick(&values);
     match (script.below(8), state.pointer_mut(&pointer)) {

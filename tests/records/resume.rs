@@ -62,6 +62,8 @@ fn in_mixed_precision() {
 fn with_masters() {
     resume(|| Run::half(MasterWeights::new(AdamConfig::new().build())));
     resume(|| Run::half(MasterWeights::new(sgd().build())));
+    // Which has no state of its own beside the masters.
+    resume(|| Run::half(MasterWeights::new(SgdConfig::new().build())));
 }
 
 /// In the middle of a warm-up, and after what each schedule has learned.

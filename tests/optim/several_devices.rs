@@ -83,16 +83,9 @@ fn check_against_burn(scaled: bool) {
 /// The halves of a batch give what the whole gives; whole numbers, so that no sum is rounded.
 #[test]
 fn halves_of_a_batch_equal_the_whole() {
-    #[derive(Module, Debug)]
-    struct Weights {
-        values: Param<Tensor<2>>,
-    }
-
     let device = Device::flex().autodiff();
     let values = Tensor::from_floats([[1.0, -2.0], [3.0, 0.0], [-1.0, 5.0]], &device);
-    let start = Weights {
-        values: Param::from_tensor(values),
-    };
+    let start = Param::<Tensor<2>>::from_tensor(values);
     let rows = [
         [1.0, 2.0, -3.0],
         [4.0, 0.0, 1.0],
@@ -102,7 +95,7 @@ fn halves_of_a_batch_equal_the_whole() {
     let grads = |rows: &[[f32; 3]]| {
         let input = TensorData::new(rows.concat(), [rows.len(), 3]);
         let input = Tensor::<2>::from_data(input, &device);
-        let loss = input.matmul(start.values.val()).square().sum();
+        let loss = input.matmul(start.val()).square().sum();
         GradientsParams::from_grads(loss.backward(), &start)
     };
     let optim = || ScaledOptimizer::new(SgdConfig::new().init(), scaler());
@@ -145,17 +138,10 @@ fn parts_may_lack_gradients() {
 /// Each part fits into f16, and their sum does not: it must not be taken there.
 #[test]
 fn half_precision_parts_are_summed_in_full_precision() {
-    #[derive(Module, Debug)]
-    struct Half {
-        values: Param<Tensor<1>>,
-    }
-
     let device = Device::flex();
     let values = TensorData::new(vec![f16::ONE; 2], [2]);
     let values = Tensor::from_data(values, (&device.clone().autodiff(), DType::F16));
-    let half = Half {
-        values: Param::from_tensor(values),
-    };
+    let half = Param::<Tensor<1>>::from_tensor(values);
     let part = |id: ParamId| {
         let values = TensorData::new(vec![f16::from_f32(60000.0), f16::from_f32(0.5)], [2]);
         let mut grads = GradientsParams::new();
@@ -164,7 +150,7 @@ fn half_precision_parts_are_summed_in_full_precision() {
     };
     let config = GradScalerConfig::new().with_parameter_dtype_gradients(true);
     let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), config.init().unwrap());
-    let id = half.values.id;
+    let id = half.id;
     let sum = sum_of_devices(multi(vec![part(id), part(id)]), &half);
     let sum = scaled_by_hand(optim.scaler(), sum);
     let half = optim.step(1.0, half, sum);
@@ -173,6 +159,6 @@ fn half_precision_parts_are_summed_in_full_precision() {
     assert!(!status.has_overflow());
     let expected = f64::from(f16::from_f32(120000.0 / 65536.0).to_f32());
     assert_eq!(status.max_abs(), expected);
-    let value = half.values.val().to_data().iter::<f32>().next().unwrap();
+    let value = half.val().to_data().iter::<f32>().next().unwrap();
     assert_eq!(value, f16::from_f64(1.0 - expected).to_f32());
 }

@@ -4,11 +4,6 @@ use burn_amp_tests::prelude::*;
 use burn_amp_tests::{is_error, says, scaled_by_hand};
 use half::bf16;
 
-#[derive(Module, Debug)]
-struct One {
-    weight: Param<Tensor<1>>,
-}
-
 #[test]
 fn an_error_that_names_device_and_dtypes_or_none() {
     let device = Device::default();
@@ -28,14 +23,12 @@ fn an_error_that_names_device_and_dtypes_or_none() {
 fn gradients_of_a_dtype_that_is_there_or_not() {
     let device = Device::default();
     let weight = Tensor::<1>::ones([4], &device.clone().autodiff());
-    let module = One {
-        weight: Param::initialized(ParamId::new(), weight),
-    };
+    let module = Param::from_tensor(weight);
     let gradients = || {
         let data = TensorData::new(vec![bf16::ONE; 4], [4]);
         let mut grads = GradientsParams::new();
         let grad = Tensor::<1>::from_data(data, (&device, DType::BF16));
-        grads.register(module.weight.id, grad);
+        grads.register(module.id, grad);
         grads
     };
     let scaler = GradScalerConfig::new().init().unwrap();

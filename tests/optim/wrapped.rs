@@ -77,27 +77,21 @@ impl ModuleOptim for Widening {
     }
 }
 
-#[derive(Module, Debug)]
-struct Half {
-    values: Param<Tensor<1>>,
-}
-
 /// Steps bf16 parameters of 1 by a gradient of 0.5, scaled.
 fn half_step<O: ModuleOptim>(optim: O) -> f32 {
     let device = Device::flex();
     let values = TensorData::new(vec![bf16::ONE; 3], [3]);
-    let half = Half {
-        values: Param::from_tensor(Tensor::from_data(values, (&device, DType::BF16))),
-    };
+    let half = Tensor::<1>::from_data(values, (&device, DType::BF16));
+    let half = Param::from_tensor(half);
     let scaler = GradScalerConfig::new().init().unwrap();
     let mut optim = ScaledOptimizer::new(optim, scaler);
     let scaled = TensorData::new(vec![bf16::from_f32(0.5 * 65536.0); 3], [3]);
     let mut grads = GradientsParams::new();
     let scaled = Tensor::<1>::from_data(scaled, (&device, DType::BF16));
-    grads.register(half.values.id, scaled);
+    grads.register(half.id, scaled);
     let grads = scaled_by_hand(optim.scaler(), grads);
     let half = optim.step(0.5, half, grads);
-    half.values.val().to_data().iter::<f32>().next().unwrap()
+    half.val().to_data().iter::<f32>().next().unwrap()
 }
 
 #[test]

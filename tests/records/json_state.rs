@@ -1,8 +1,7 @@
 //! `state_dict`: PyTorch's `state_dict` as JSON.
 
-use burn_amp_tests::is_error;
 use burn_amp_tests::prelude::*;
-use burn_amp_tests::reference;
+use burn_amp_tests::{is_error, outcome, traces};
 use serde_json::{Value, json};
 
 use crate::support::Files;
@@ -23,38 +22,19 @@ fn torch() -> Value {
     })
 }
 
-#[test]
-fn pytorchs_json_loads() {
-    let scaler = load(&torch()).unwrap();
-    assert_eq!(scaler.loss_scale(), 65536.0);
-    assert_eq!(scaler.growth_factor(), 2.0);
-    assert_eq!(scaler.backoff_factor(), 0.5);
-    assert_eq!(scaler.growth_interval(), 2000);
-    assert_eq!(scaler.growth_tracker(), 3);
-}
-
-#[test]
-fn our_json_has_pytorchs_five_names() {
-    let mut scaler = fresh();
-    scaler.set_growth_tracker(3).unwrap();
-    let json: Value = serde_json::from_str(&scaler.state_dict()).unwrap();
-    assert_eq!(json, torch());
-}
-
 /// f32 scales that are no short decimals, and a schedule in the middle of its life.
 #[test]
 fn a_round_trip_is_exact() {
-    let mut schedule = GradScalerConfig {
+    let config = GradScalerConfig {
         init_scale: 1e5 / 3.0,
         growth_factor: 1.7,
         backoff_factor: 0.3,
         growth_interval: 3,
         ..Default::default()
-    }
-    .schedule()
-    .unwrap();
+    };
+    let mut schedule = config.schedule().unwrap();
     for step in 0..60 {
-        let mut scaler = schedule.config().init().unwrap();
+        let mut scaler = config.init().unwrap();
         scaler.set_loss_scale(schedule.scale().into()).unwrap();
         let tracker = schedule.growth_tracker();
         scaler.set_growth_tracker(tracker).unwrap();
@@ -62,15 +42,10 @@ fn a_round_trip_is_exact() {
         loaded.load_state_dict(&scaler.state_dict()).unwrap();
         assert_eq!(loaded.state_dict(), scaler.state_dict());
         assert_eq!(loaded.loss_scale().to_bits(), scaler.loss_scale().to_bits());
-        let outcome = match step % 7 {
-            0 => StepOutcome::Skipped,
-            _ => StepOutcome::Stepped,
-        };
-        assert_eq!(
-            loaded.schedule().adjust(outcome).scale().to_bits(),
-            schedule.clone().adjust(outcome).scale().to_bits()
-        );
+        let outcome = outcome(step % 7 == 0);
         schedule = schedule.adjust(outcome);
+        let adjusted = loaded.schedule().adjust(outcome).scale();
+        assert_eq!(adjusted.to_bits(), schedule.scale().to_bits());
     }
 }
 
@@ -78,17 +53,14 @@ fn a_round_trip_is_exact() {
 #[test]
 fn the_reference_states_load() {
     let mut seen = 0;
-    for (name, file) in reference::<Value>("torch_scale_traces") {
-        for trace in file["traces"].as_array().unwrap() {
-            for expected in trace["expected"].as_array().unwrap() {
-                let Some(json) = expected.get("state_dict").filter(|json| json.is_object()) else {
-                    continue;
-                };
-                let scaler = load(json).unwrap_or_else(|e| panic!("{name}: {json}: {e}"));
-                let state: Value = serde_json::from_str(&scaler.state_dict()).unwrap();
-                assert_eq!(state, *json, "{name}");
-                seen += 1;
-            }
+    for (name, trace) in traces::<Value>("torch_scale_traces") {
+        let expected = trace["expected"].as_array().unwrap().iter();
+        let states = expected.filter_map(|expected| expected.get("state_dict"));
+        for json in states.filter(|json| json.is_object()) {
+            let scaler = load(json).unwrap_or_else(|e| panic!("{name}: {json}: {e}"));
+            let state: Value = serde_json::from_str(&scaler.state_dict()).unwrap();
+            assert_eq!(state, *json, "{name}");
+            seen += 1;
         }
     }
     assert!(seen > 0, "no trace has a `state_dict`");
@@ -192,11 +164,8 @@ fn unknown_names_are_ignored() {
 /// A static scale takes the scale and stays static.
 #[test]
 fn into_a_static_scale() {
-    let mut scaler = GradScalerConfig::new()
-        .with_init_scale(8.0)
-        .with_dynamic(false)
-        .init()
-        .unwrap();
+    let fixed = GradScalerConfig::new().with_init_scale(8.0);
+    let mut scaler = fixed.with_dynamic(false).init().unwrap();
     scaler.load_state_dict(&torch().to_string()).unwrap();
     assert!(!scaler.config().dynamic);
     assert_eq!(scaler.loss_scale(), 65536.0);

@@ -4,8 +4,8 @@ use burn_amp_tests::prelude::*;
 use burn_pack::DType as Stored;
 use std::collections::BTreeMap;
 
-use super::{flex, gradients};
-use crate::support::{Net, Pack, Plan, batch, compare_with_plain, parameters, state};
+use super::{flex, gradients, same_steps};
+use crate::support::{Net, Plan, batch, compare_with_plain, parameters, state};
 
 const STEPS: usize = 1000;
 
@@ -166,28 +166,27 @@ fn f64_parameters() {
         values: Param::from_tensor(start),
         narrow: Param::from_tensor(Tensor::from_data([0.5f32, -1.5], &device)),
     };
-    fn run<O: ModuleOptim>(mut optim: O, mut wide: Wide) -> (Vec<(Stored, Vec<u8>)>, Pack) {
-        for _ in 0..10 {
+    fn check<C>(mut burns: ModuleOptimizer, mut fused: Fused<C>, wide: &Wide) {
+        let grads = |wide: &Wide, _| {
             let product = wide.values.val().square().sum().cast(FloatDType::F32);
             let loss = product * wide.narrow.val().square().sum();
-            let grads = GradientsParams::from_grads(loss.backward(), &wide);
-            wide = optim.step(0.01.into(), wide, grads);
-        }
-        let values = parameters(&wide);
-        assert_eq!([values[0].0, values[1].0], [Stored::F64, Stored::F32]);
-        (values, state(&optim))
+            GradientsParams::from_grads(loss.backward(), wide)
+        };
+        let stepped = same_steps((&mut burns, &mut fused), 0.01, wide, 0..10, grads);
+        let dtypes: Vec<_> = parameters(&stepped)
+            .into_iter()
+            .map(|(dtype, _)| dtype)
+            .collect();
+        assert_eq!(dtypes, [Stored::F64, Stored::F32]);
     }
 
     let adam = AdamConfig::new().with_amsgrad(true);
-    let expected = run(adam.init(), wide.clone());
-    assert!(run(FusedAdam::new(adam).unwrap(), wide.clone()) == expected);
+    check(adam.init(), FusedAdam::new(adam).unwrap(), &wide);
     let adam_w = AdamWConfig::new();
-    let expected = run(adam_w.init(), wide.clone());
-    assert!(run(FusedAdamW::new(adam_w).unwrap(), wide.clone()) == expected);
+    check(adam_w.init(), FusedAdamW::new(adam_w).unwrap(), &wide);
     for nesterov in [false, true] {
         let sgd = sgd().with_momentum(momentum(nesterov));
         let sgd = sgd.with_weight_decay(decay());
-        let expected = run(sgd.init(), wide.clone());
-        assert!(run(FusedSgd::new(sgd).unwrap(), wide.clone()) == expected);
+        check(sgd.init(), FusedSgd::new(sgd).unwrap(), &wide);
     }
 }

@@ -10,7 +10,9 @@ use std::{
 };
 use tempfile::tempdir;
 
-use crate::support::{Files, Pack, adam, child, contents, folder, is_error, limited, names};
+use crate::support::{
+    Files, Pack, adam, child, contents, folder, is_error, limited, scratch_files,
+};
 
 const STATES: usize = 4;
 
@@ -47,11 +49,6 @@ fn load(path: &Path) -> Pack {
     contents(&mut optim)
 }
 
-fn scratch_files(folder: &Path) -> usize {
-    let names = names(folder).into_iter();
-    names.filter(|name| name.ends_with(".tmp")).count()
-}
-
 #[test]
 fn killed_while_saving() {
     let folder = tempdir().unwrap();
@@ -74,9 +71,8 @@ fn killed_while_saving() {
             sleep(Duration::from_millis(1));
         }
         // Anywhere within some saves, later and later: a busy machine may need long for one.
-        sleep(Duration::from_micros(
-            rounds * 7919 % 20_000 + rounds * 5_000,
-        ));
+        let micros = rounds * 7919 % 20_000 + rounds * 5_000;
+        sleep(Duration::from_micros(micros));
         saving.kill().unwrap();
         saving.wait().unwrap();
         fs::remove_file(&ready).unwrap();
@@ -85,7 +81,7 @@ fn killed_while_saving() {
         let state = valid.iter().position(|state| *state == loaded);
         seen[state.expect("a file that nobody has saved")] = true;
         // The next save removes it.
-        inside += scratch_files(folder.path());
+        inside += scratch_files(folder.path()).len();
         rounds += 1;
     }
     assert!(inside > 0, "no save was ever interrupted");
@@ -124,7 +120,7 @@ fn a_full_disk() {
             assert_eq!(output.status.code(), None, "it should have been killed");
         } else {
             assert!(output.status.success(), "{output:?}");
-            assert_eq!(scratch_files(folder.path()), 0);
+            assert!(scratch_files(folder.path()).is_empty());
         }
         assert!(!folder.path().join("saved").exists());
         assert_eq!(load(&path), contents(&mut states[0]));
@@ -162,7 +158,7 @@ fn a_folder_of_that_name() {
     fs::write(path.join("inside"), "kept").unwrap();
     assert_names(&adam().save(&path).unwrap_err(), &path);
     assert_eq!(fs::read_to_string(path.join("inside")).unwrap(), "kept");
-    assert_eq!(scratch_files(folder.path()), 0);
+    assert!(scratch_files(folder.path()).is_empty());
 }
 
 /// Beside is where it is written: no reader ever sees a part of it.

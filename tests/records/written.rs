@@ -4,14 +4,14 @@ use burn_amp_tests::prelude::*;
 use burn_pack::Scalar;
 use std::{
     fs::{self, File},
-    path::{Path, PathBuf},
+    path::Path,
     time::{Duration, Instant},
 };
 use tempfile::tempdir;
 
 use crate::support::{
     Files, Small, adam, child, contents, folder, is_error, limited, master_adam, momentum, names,
-    parameters, trained,
+    parameters, scratch_files, trained,
 };
 
 /// One scalar, many times.
@@ -147,12 +147,6 @@ mod unix {
 
     fn set_mode(path: &Path, mode: u32) {
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
-    }
-
-    fn scratch_files(folder: &Path) -> Vec<PathBuf> {
-        let names = names(folder).into_iter();
-        let scratch = names.filter(|name| name.ends_with(".tmp"));
-        scratch.map(|name| folder.join(name)).collect()
     }
 
     /// Saves in a process that the system kills in the middle of it.

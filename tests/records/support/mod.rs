@@ -9,6 +9,7 @@ pub use burn_amp_tests::{
 pub use child::{child, folder, limited};
 
 use burn_amp_tests::prelude::*;
+use std::path::{Path, PathBuf};
 
 /// Has an optimizer load what it must refuse; it stays as it is.
 pub fn refused<O: ModuleOptim>(
@@ -22,8 +23,15 @@ pub fn refused<O: ModuleOptim>(
 }
 
 /// The names of what is in a folder.
-pub fn names(folder: &std::path::Path) -> Vec<String> {
+pub fn names(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder).unwrap();
     let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     names.collect()
+}
+
+/// What a save that was interrupted has left.
+pub fn scratch_files(folder: &Path) -> Vec<PathBuf> {
+    let names = names(folder).into_iter();
+    let scratch = names.filter(|name| name.ends_with(".tmp"));
+    scratch.map(|name| folder.join(name)).collect()
 }

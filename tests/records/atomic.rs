@@ -11,7 +11,7 @@ use std::{
 use tempfile::tempdir;
 
 use crate::support::{
-    Files, Pack, adam, child, contents, folder, is_error, limited, scratch_files,
+    Files, Pack, adam, child, contents, folder, is_error, limited, place, scratch_files,
 };
 
 const STATES: usize = 4;
@@ -107,8 +107,7 @@ fn saves_for_ever() {
 #[test]
 fn a_full_disk() {
     for (kill, blocks) in [(false, 1), (false, 64), (true, 1), (true, 64), (true, 100)] {
-        let folder = tempdir().unwrap();
-        let path = folder.path().join("optim.bpk");
+        let (folder, path) = place("optim.bpk");
         let mut states = states();
         states[0].save(&path).unwrap();
 
@@ -152,8 +151,7 @@ fn a_missing_folder() {
 
 #[test]
 fn a_folder_of_that_name() {
-    let folder = tempdir().unwrap();
-    let path = folder.path().join("optim.bpk");
+    let (folder, path) = place("optim.bpk");
     fs::create_dir(&path).unwrap();
     fs::write(path.join("inside"), "kept").unwrap();
     assert_names(&adam().save(&path).unwrap_err(), &path);
@@ -164,8 +162,7 @@ fn a_folder_of_that_name() {
 /// Beside is where it is written: no reader ever sees a part of it.
 #[test]
 fn readers_see_whole_files_only() {
-    let folder = tempdir().unwrap();
-    let path = folder.path().join("optim.bpk");
+    let (_folder, path) = place("optim.bpk");
     let mut states = states();
     states[0].save(&path).unwrap();
     let valid: Vec<Pack> = states.iter_mut().map(contents).collect();

@@ -2,9 +2,10 @@
 
 use burn_amp_tests::only;
 use burn_amp_tests::prelude::*;
-use tempfile::tempdir;
 
-use crate::support::{Files, Small, adam, logs, momentum, pack, parameters, says, state, trained};
+use crate::support::{
+    Files, Small, adam, logs, momentum, pack, parameters, place, says, state, trained,
+};
 
 /// A plain step on unscaled gradients.
 fn plain_step(optim: &mut ModuleOptimizer, small: Small, step: usize) -> Small {
@@ -14,8 +15,7 @@ fn plain_step(optim: &mut ModuleOptimizer, small: Small, step: usize) -> Small {
 
 #[test]
 fn burn_reads_our_file() {
-    let folder = tempdir().unwrap();
-    let path = folder.path().join("optim.bpk");
+    let (_folder, path) = place("optim.bpk");
     let mut scaled = adam();
     let small = Small::new(DType::F32).train(&mut scaled, 0..8, &[3]);
     scaled.save(&path).unwrap();
@@ -50,8 +50,7 @@ fn the_record_gives_burns_record() {
 
 #[test]
 fn we_read_burns_file() {
-    let folder = tempdir().unwrap();
-    let path = folder.path().join("plain.bpk");
+    let (_folder, path) = place("plain.bpk");
     let mut plain = AdamConfig::new().init();
     let mut small = Small::new(DType::F32);
     for step in 0..4 {
@@ -85,8 +84,7 @@ fn we_read_burns_file() {
 /// A file of ours says nothing.
 #[test]
 fn nothing_is_logged_for_our_own_file() {
-    let folder = tempdir().unwrap();
-    let path = folder.path().join("ours.bpk");
+    let (_folder, path) = place("ours.bpk");
     let mut scaled = adam();
     scaled.save(&path).unwrap();
     let lines = logs(path.to_str().unwrap(), || scaled.load(&path).unwrap());

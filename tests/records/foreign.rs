@@ -4,7 +4,9 @@ use burn_amp_tests::prelude::*;
 use std::fs;
 use tempfile::{TempDir, tempdir};
 
-use crate::support::{Files, Small, adam, contents, is_error, momentum, refused, sgd, trained};
+use crate::support::{
+    Files, Small, adam, contents, is_error, momentum, place, refused, sgd, trained,
+};
 
 /// A folder with one file of each kind.
 fn files() -> TempDir {
@@ -95,8 +97,7 @@ fn the_state_of_other_settings() {
     assert!(names.all(|name| name.contains("momentum")), "{kept:?}");
     assert_eq!(kept.len(), 2);
 
-    let folder = tempdir().unwrap();
-    let path = folder.path().join("optim.bpk");
+    let (_folder, path) = place("optim.bpk");
     let build = |amsgrad| {
         let optim = AdamConfig::new().with_amsgrad(amsgrad).init();
         ScaledOptimizer::new(optim, GradScalerConfig::new().init().unwrap())

@@ -4,7 +4,9 @@ use burn_amp_tests::prelude::*;
 use std::{fs, path::Path};
 use tempfile::tempdir;
 
-use crate::support::{Files, Small, adam, contents, master_adam, names, pack, state, trained};
+use crate::support::{
+    Files, Small, adam, contents, master_adam, names, pack, place, state, trained,
+};
 
 /// A scaler with nothing at its default, some steps old.
 fn seasoned() -> GradScaler {
@@ -35,8 +37,7 @@ fn fresh() -> GradScaler {
 
 /// A record as it is, and by every way through which one goes.
 fn in_every_way(record: &AmpRecord) -> [AmpRecord; 3] {
-    let folder = tempdir().unwrap();
-    let path = folder.path().join("record");
+    let (folder, path) = place("record");
     record.save(&path).unwrap();
     assert!(folder.path().join("record.bpk").is_file());
     let from_file = AmpRecord::load(&path).unwrap();
@@ -128,8 +129,7 @@ fn every_state_that_can_be_reached_can_be_loaded() {
 #[test]
 fn an_optimizer_in_every_way() {
     type Load<'a> = &'a dyn Fn(&mut ScaledOptimizer<ModuleOptimizer>) -> Result<(), AmpError>;
-    let folder = tempdir().unwrap();
-    let path = folder.path().join("optim");
+    let (folder, path) = place("optim");
     let mut optim = trained(adam(), DType::F32, 0..9, &[2, 3]);
     let expected = contents(&mut optim);
     let check = |load: Load| {
@@ -177,8 +177,7 @@ fn an_optimizer_without_state() {
 /// One file for the scaler too: it can be read alone.
 #[test]
 fn a_scaler_reads_the_file_of_an_optimizer() {
-    let folder = tempdir().unwrap();
-    let path = folder.path().join("optim.bpk");
+    let (_folder, path) = place("optim.bpk");
     let mut optim = trained(master_adam(), DType::F16, 0..9, &[2, 3]);
     optim.save(&path).unwrap();
     let mut scaler = optim.scaler().config().init().unwrap();

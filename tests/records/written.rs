@@ -11,7 +11,7 @@ use tempfile::tempdir;
 
 use crate::support::{
     Files, Small, adam, child, contents, folder, is_error, limited, master_adam, momentum, names,
-    parameters, scratch_files, trained,
+    parameters, place, scratch_files, trained,
 };
 
 /// One scalar, many times.
@@ -46,8 +46,7 @@ impl Many {
 /// Burn's reader takes 100,000 tensors.
 #[test]
 fn more_tensors_than_can_be_loaded_replace_no_file() {
-    let folder = tempdir().unwrap();
-    let path = folder.path().join("window.bpk");
+    let (folder, path) = place("window.bpk");
     let config = AccumulationConfig::new(9);
     let mut window = config.init().unwrap();
     let accumulate = |window: &mut AccumulationWindow, count| {
@@ -79,8 +78,7 @@ fn more_of_an_optimizers_tensors_than_can_be_loaded() {
 /// Burn loads all state in one float dtype.
 #[test]
 fn what_burn_would_round_replaces_no_file() {
-    let folder = tempdir().unwrap();
-    let path = folder.path().join("optim.bpk");
+    let (_folder, path) = place("optim.bpk");
     let mut optim = adam();
     optim.save(&path).unwrap();
     let good = fs::read(&path).unwrap();
@@ -157,8 +155,7 @@ mod unix {
 
     #[test]
     fn a_private_file_is_never_open_to_others() {
-        let folder = tempdir().unwrap();
-        let path = folder.path().join("optim.bpk");
+        let (folder, path) = place("optim.bpk");
         momentum().save(&path).unwrap();
         for wanted in [0o600, 0o400, 0o640] {
             set_mode(&path, wanted);
@@ -178,8 +175,7 @@ mod unix {
 
     #[test]
     fn what_a_killed_save_has_left_is_removed_by_the_next() {
-        let folder = tempdir().unwrap();
-        let path = folder.path().join("optim.bpk");
+        let (folder, path) = place("optim.bpk");
         killed_save(folder.path());
         killed_save(folder.path());
         // One that is still being written, as its lock says, and files of others.
@@ -248,8 +244,7 @@ fn saves_a_large_file() {
 /// 255 bytes are what file systems take.
 #[test]
 fn a_name_of_any_length() {
-    let folder = tempdir().unwrap();
-    let path = folder.path().join(format!("{}.bpk", "n".repeat(251)));
+    let (folder, path) = place(&format!("{}.bpk", "n".repeat(251)));
     for steps in 1..3 {
         let mut optim = trained(adam(), DType::F32, 0..steps, &[]);
         optim.save(&path).unwrap();
@@ -262,8 +257,7 @@ fn a_name_of_any_length() {
 /// What the head alone refuses is not read to its end: no memory would hold this file.
 #[test]
 fn the_head_comes_first() {
-    let folder = tempdir().unwrap();
-    let path = folder.path().join("large.bpk");
+    let (_folder, path) = place("large.bpk");
     let mut newer = contents(&mut adam());
     (newer.scalars).insert("burn_amp.version".to_string(), Scalar::UInt(2));
     let start = Instant::now();

@@ -10,6 +10,7 @@ pub use child::{child, folder, limited};
 
 use burn_amp_tests::prelude::*;
 use std::path::{Path, PathBuf};
+use tempfile::{TempDir, tempdir};
 
 /// Has an optimizer load what it must refuse; it stays as it is.
 pub fn refused<O: ModuleOptim>(
@@ -20,6 +21,13 @@ pub fn refused<O: ModuleOptim>(
     let error = quietly(|| load(optim)).expect("no panic").unwrap_err();
     assert_eq!(contents(optim), before, "{error}");
     error
+}
+
+/// A folder of its own, and a path of this name in it.
+pub fn place(name: &str) -> (TempDir, PathBuf) {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join(name);
+    (folder, path)
 }
 
 /// The names of what is in a folder.

@@ -13,8 +13,10 @@ const ELSEWHERE: usize = 60;
 
 /// What stands around a step, and which steps are made.
 pub struct Plan {
-    /// On Flex. Elsewhere [`ELSEWHERE`] at most.
+    /// On Flex.
     pub steps: usize,
+    /// On other devices; at most `steps`.
+    pub elsewhere: usize,
     pub scaler: GradScalerConfig,
     /// Of all parameters, or of those of this name.
     pub clips: Vec<(Option<&'static str>, GradientClip)>,
@@ -29,6 +31,7 @@ impl Plan {
     pub fn of(steps: usize) -> Self {
         Self {
             steps,
+            elsewhere: ELSEWHERE,
             scaler: config(),
             clips: Vec::new(),
             ema: None,
@@ -41,7 +44,7 @@ impl Plan {
     fn made(&self) -> usize {
         match is_flex() {
             true => self.steps,
-            false => self.steps.min(ELSEWHERE),
+            false => self.steps.min(self.elsewhere),
         }
     }
 

@@ -7,8 +7,7 @@ use std::{
     thread,
 };
 
-use super::{Batch, Event, Run, adam, batch, has_graphs, loss};
-use crate::fused::run::Net;
+use super::{Batch, Event, Net, Run, adam, batch, has_graphs, loss};
 use crate::support::live_allocations;
 
 impl Run<FusedAdam> {

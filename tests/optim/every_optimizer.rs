@@ -18,13 +18,7 @@ fn check_alone(net: Net, optimizer: impl Optimizer) {
         plain.clone().with_grad_clipping(CLIP_NORM),
         plain.with_grad_clipping(CLIP_VALUE),
     ]
-    .map(|optimizer| {
-        compare_with_plain(Plan {
-            net: net.clone(),
-            optimizer,
-            lr: 0.01.into(),
-        })
-    });
+    .map(|optimizer| compare_with_plain(Plan::new(&net, optimizer)));
     assert!(ends[0] != ends[1], "clipping by norm did nothing");
     assert!(ends[0] != ends[2], "clipping by value did nothing");
 }

@@ -5,6 +5,8 @@ use burn::lr_scheduler::{
 };
 use burn_amp_tests::prelude::*;
 
+use crate::support::Player;
+
 /// A scheduler of a user's: counts its steps.
 #[derive(Clone)]
 struct Counting(u64);
@@ -24,38 +26,26 @@ impl LrScheduler for Counting {
     }
 }
 
-struct Loop {
-    amp: MixedPrecision,
-    model: Linear,
-    optim: ScaledOptimizer,
-    device: Device,
-}
-
-impl Loop {
-    fn new(amp: MixedPrecision) -> Self {
-        let device = Device::default().autodiff();
-        let model = LinearConfig::new(4, 2).init(&device);
-        Self {
-            model: model.apply_reparameterization(amp.clone()),
-            optim: ScaledOptimizer::new(SgdConfig::new().init(), &amp),
-            amp,
-            device,
-        }
+impl Player {
+    /// Its schedule, which counts.
+    fn counting(&self) -> ScaledLrScheduler {
+        ScaledLrScheduler::new(Counting(0), &self.amp)
     }
 
-    fn gradients(&self, good: bool) -> GradientsParams {
-        let input = Tensor::<2>::ones([8, 4], &self.device);
-        let output = self.amp.autocast(input, |x| self.model.forward(x));
-        let loss = (output * if good { 1.0 } else { f32::INFINITY }).mean();
-        GradientsParams::from_grads(loss.backward(), &self.model)
+    fn good_or_bad(&self, good: bool) -> GradientsParams {
+        self.gradients(self.loss(if good { 1.0 } else { f32::INFINITY }))
     }
 
-    fn step(&mut self, lr: &mut ScaledLrScheduler, good: bool) -> f64 {
-        let grads = self.gradients(good);
+    /// Returns the learning rate.
+    fn step_by(&mut self, lr: &mut ScaledLrScheduler, good: bool) -> f64 {
         let rate = lr.step();
         let base = rate.base();
-        self.model = self.optim.step(rate, self.model.clone(), grads);
+        self.step_at(rate, self.good_or_bad(good));
         base
+    }
+
+    fn steps<const N: usize>(&mut self, lr: &mut ScaledLrScheduler, good: [bool; N]) -> [f64; N] {
+        good.map(|good| self.step_by(lr, good))
     }
 }
 
@@ -73,13 +63,12 @@ fn amp() -> MixedPrecision {
 #[test]
 fn it_advances_with_steps_that_are_taken() {
     for of_optim in [false, true] {
-        let mut run = Loop::new(amp());
+        let mut run = Player::new(&amp());
         let mut lr = match of_optim {
             true => ScaledLrScheduler::new(Counting(0), &run.optim),
             false => ScaledLrScheduler::new(Counting(0), &run.amp),
         };
-        let steps = [true, false, false, true, true, false, true];
-        let rates = steps.map(|good| run.step(&mut lr, good));
+        let rates = run.steps(&mut lr, [true, false, false, true, true, false, true]);
         assert_eq!(rates, [1.0, 2.0, 2.0, 2.0, 3.0, 4.0, 4.0]);
     }
 }
@@ -87,11 +76,11 @@ fn it_advances_with_steps_that_are_taken() {
 /// The first step of all, too, whatever others on the handle have done before.
 #[test]
 fn a_skip_before_the_first_step_is_not_its_own() {
-    let mut run = Loop::new(amp());
-    let mut other = ScaledLrScheduler::new(Counting(0), &run.amp);
-    run.step(&mut other, false);
-    let mut lr = ScaledLrScheduler::new(Counting(0), &run.amp);
-    let rates = [false, true, true].map(|good| run.step(&mut lr, good));
+    let mut run = Player::new(&amp());
+    let mut other = run.counting();
+    run.step_by(&mut other, false);
+    let mut lr = run.counting();
+    let rates = run.steps(&mut lr, [false, true, true]);
     assert_eq!(rates, [1.0, 1.0, 2.0]);
 }
 
@@ -105,20 +94,17 @@ fn groups_wait_too() {
         let config = ModuleLrSchedulerConfig::new(base).with_group(bias, bias_schedule);
         config.init().unwrap()
     };
-    let (mut run, mut plain) = (Loop::new(amp()), schedule());
+    let (mut run, mut plain) = (Player::new(&amp()), schedule());
     let mut lr = ScaledLrScheduler::new(schedule(), &run.amp);
     let id = run.model.bias.as_ref().unwrap().id;
     for good in [true, false, true, true] {
         let expected = plain.clone().step();
         let found = lr.step();
         for path in ["weight", "bias"] {
-            let rate = |of: &burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate| {
-                of.lr_from_param(id, Some(path))
-            };
+            let rate = |of: &ModuleLearningRate| of.lr_from_param(id, Some(path));
             assert_eq!(rate(&found), rate(&expected));
         }
-        let grads = run.gradients(good);
-        run.model = run.optim.step(found, run.model.clone(), grads);
+        run.step_at(found, run.good_or_bad(good));
         if good {
             plain.step();
         }
@@ -128,7 +114,7 @@ fn groups_wait_too() {
 /// In Burn's own scheduler, each group by itself.
 #[test]
 fn it_goes_into_burns_scheduler() {
-    let mut run = Loop::new(amp());
+    let mut run = Player::new(&amp());
     let wrapped = |start| ScaledLrScheduler::new(Counting(start), &run.amp);
     let bias = ParamGroup::from_predicate("bias");
     let mut lr = ModuleLrScheduler::new(wrapped(0)).with_group(bias, wrapped(100));
@@ -137,8 +123,7 @@ fn it_goes_into_burns_scheduler() {
     for good in [true, false, true] {
         let rate = lr.step();
         rates.push((rate.base(), rate.lr_from_param(id, Some("bias"))));
-        let grads = run.gradients(good);
-        run.model = run.optim.step(rate, run.model.clone(), grads);
+        run.step_at(rate, run.good_or_bad(good));
     }
     assert_eq!(rates, [(1.0, 101.0), (2.0, 102.0), (2.0, 102.0)]);
 }
@@ -157,11 +142,10 @@ fn groups_inside_burns_scheduler_are_refused() {
 /// A window of micro-batches is one step, and so is what is left of it.
 #[test]
 fn it_advances_once_in_a_window() {
-    let mut run = Loop::new(amp());
+    let mut run = Player::new(&amp());
     run.optim = run.optim.with_accumulation(3).unwrap();
     let mut lr = ScaledLrScheduler::new(Counting(0), &run.optim);
-    let steps = [true, true, true, true, false, true, true];
-    let rates = steps.map(|good| run.step(&mut lr, good));
+    let rates = run.steps(&mut lr, [true, true, true, true, false, true, true]);
     assert_eq!(rates, [1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0]);
     // What is left of it, and then nothing.
     for rate in [2.0, 3.0, 3.0] {
@@ -171,25 +155,32 @@ fn it_advances_once_in_a_window() {
     }
 }
 
+/// Nor is a step that is refused.
 #[test]
 fn gradients_that_are_discarded_are_no_step() {
-    let mut run = Loop::new(amp());
-    let mut lr = ScaledLrScheduler::new(Counting(0), &run.amp);
-    run.step(&mut lr, true);
-    assert_eq!(lr.step().base(), 2.0);
-    let grads = run.gradients(true);
-    run.optim.discard(grads).unwrap();
-    assert_eq!(run.step(&mut lr, true), 2.0);
-    assert_eq!(run.step(&mut lr, true), 3.0);
+    for is_refused in [false, true] {
+        let mut run = Player::new(&amp());
+        let mut lr = run.counting();
+        assert_eq!(run.step_by(&mut lr, true), 1.0);
+        assert_eq!(lr.step().base(), 2.0);
+        let grads = run.good_or_bad(true);
+        if is_refused {
+            let failed = run.optim.try_step(f64::NAN, run.model.clone(), grads);
+            assert!(failed.is_err());
+        } else {
+            run.optim.discard(grads).unwrap();
+        }
+        assert_eq!(run.steps(&mut lr, [true, true]), [2.0, 3.0]);
+    }
 }
 
 /// Nothing is skipped without a scaler, nor is anything known where a plain optimizer steps.
 #[test]
 fn without_a_scaler_it_is_the_scheduler_itself() {
     let amp = MixedPrecision::f32();
-    let mut run = Loop::new(amp.clone());
-    let mut lr = ScaledLrScheduler::new(Counting(0), &amp);
-    let rates = [true, false, true].map(|good| run.step(&mut lr, good));
+    let mut run = Player::new(&amp);
+    let mut lr = run.counting();
+    let rates = run.steps(&mut lr, [true, false, true]);
     assert_eq!(rates, [1.0, 2.0, 3.0]);
 
     let mut lr = ScaledLrScheduler::new(Counting(0), &MixedPrecision::f16());
@@ -231,33 +222,21 @@ fn a_clone_of_a_scaler_is_not_followed() {
     assert_eq!(rates, [(1.0, 1.0), (2.0, 1.0)]);
 }
 
-/// A step that is refused is none.
-#[test]
-fn it_waits_for_a_step_that_failed() {
-    let mut run = Loop::new(amp());
-    let mut lr = ScaledLrScheduler::new(Counting(0), &run.amp);
-    assert_eq!(run.step(&mut lr, true), 1.0);
-    assert_eq!(lr.step().base(), 2.0);
-    let grads = run.gradients(true);
-    let failed = run.optim.try_step(f64::NAN, run.model.clone(), grads);
-    assert!(failed.is_err());
-    assert_eq!(run.step(&mut lr, true), 2.0);
-    assert_eq!(run.step(&mut lr, true), 3.0);
-}
-
 /// Two optimizers, each with a schedule of its own: a skip of one leaves the other's alone.
 #[test]
 fn each_optimizer_has_its_own_schedule() {
     let amp = amp();
-    let mut runs = [Loop::new(amp.clone()), Loop::new(amp)];
-    let mut lrs =
-        [0, 1].map(|index: usize| ScaledLrScheduler::new(Counting(0), &runs[index].optim));
-    let mut rates = [Vec::new(), Vec::new()];
-    for good in [[true, true], [false, true], [true, true]] {
-        for index in [0, 1] {
-            rates[index].push(runs[index].step(&mut lrs[index], good[index]));
+    let mut rates = [[true, false, true], [true; 3]].map(|good| {
+        let run = Player::new(&amp);
+        let lr = ScaledLrScheduler::new(Counting(0), &run.optim);
+        (run, lr, good, Vec::new())
+    });
+    for step in 0..3 {
+        for (run, lr, good, rates) in &mut rates {
+            rates.push(run.step_by(lr, good[step]));
         }
     }
+    let rates = rates.map(|(.., rates)| rates);
     assert_eq!(rates, [[1.0, 2.0, 2.0], [1.0, 2.0, 3.0]]);
 }
 
@@ -267,8 +246,8 @@ fn each_thread_follows_its_own_steps() {
     let amp = amp();
     let lr = ScaledLrScheduler::new(Counting(0), &amp);
     let work = |pattern: [bool; 4]| {
-        let (mut lr, mut run) = (lr.clone(), Loop::new(amp.clone()));
-        move || pattern.map(|good| run.step(&mut lr, good))
+        let (mut lr, mut run) = (lr.clone(), Player::new(&amp));
+        move || run.steps(&mut lr, pattern)
     };
     let work = [
         work([true, false, true, true]),
@@ -286,25 +265,23 @@ fn each_thread_follows_its_own_steps() {
 fn records_resume() {
     let linear = || LinearLrSchedulerConfig::new(0.9, 0.1, 8).init().unwrap();
     for last in [true, false] {
-        let mut run = Loop::new(amp());
+        let steps = [true, true, false, true, last];
+        let mut run = Player::new(&amp());
         let mut lr = ScaledLrScheduler::new(linear(), &run.amp);
-        for good in [true, true, false, true, last] {
-            run.step(&mut lr, good);
-        }
+        run.steps(&mut lr, steps);
         let bytes = lr.to_record().into_bytes().unwrap();
         let record = LrSchedulerRecord::from_bytes(bytes).unwrap();
         let next = lr.step().base();
-        let mut resumed = ScaledLrScheduler::new(linear(), &Loop::new(amp()).amp);
+        let mut resumed = ScaledLrScheduler::new(linear(), &Player::new(&amp()).amp);
         resumed = resumed.load_record(record.clone());
         assert_eq!(resumed.step().base(), next);
         // The scheduler by itself reads it.
         assert_eq!(linear().load_record(record).step().base(), next);
         // And in Burn's, whose records are those of the scheduler by itself.
-        let mut run = Loop::new(amp());
+        let mut run = Player::new(&amp());
         let mut lr = ModuleLrScheduler::new(ScaledLrScheduler::new(linear(), &run.amp));
-        for good in [true, true, false, true, last] {
-            let grads = run.gradients(good);
-            run.model = run.optim.step(lr.step(), run.model.clone(), grads);
+        for good in steps {
+            run.step_at(lr.step(), run.good_or_bad(good));
         }
         let record = lr.to_record();
         assert_eq!(lr.step().base(), next);

@@ -1,6 +1,5 @@
 //! `ScaledOptimizer` around every optimizer of Burn, and around others'.
 
-mod clipping;
 mod every_optimizer;
 mod fused;
 mod given_back;

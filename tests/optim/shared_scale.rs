@@ -4,7 +4,7 @@ use burn_amp_tests::prelude::*;
 use burn_amp_tests::{only, says};
 use log::Level;
 
-use crate::support::captured;
+use crate::support::{Player, captured};
 
 /// Finite, and too large for f16 once it is multiplied by a scale of this file.
 const OVERFLOW: f32 = 1e9;
@@ -16,41 +16,13 @@ fn amp(growth_interval: u32) -> MixedPrecision {
     MixedPrecision::f16().with_scaler(config).unwrap()
 }
 
-/// A model, its optimizer and the `MixedPrecision` of both.
-#[derive(Clone)]
-struct Player {
-    amp: MixedPrecision,
-    model: Linear,
-    optim: ScaledOptimizer,
-}
-
 impl Player {
-    fn new(amp: &MixedPrecision) -> Self {
-        let model = LinearConfig::new(2, 2).init(&Device::default().autodiff());
-        Self {
-            amp: amp.clone(),
-            model: model.apply_reparameterization(amp.clone()),
-            optim: ScaledOptimizer::new(SgdConfig::new().init(), amp),
-        }
-    }
-
-    /// The loss at the present scale, times `factor`.
-    fn loss(&self, factor: f32) -> Tensor<1> {
-        let input = Tensor::<2>::ones([1, 2], &Device::default().autodiff());
-        let output = self.amp.autocast(input, |x| self.model.forward(x));
-        output.mean() * factor
-    }
-
-    fn gradients(&self, loss: Tensor<1>) -> GradientsParams {
-        GradientsParams::from_grads(loss.backward(), &self.model)
-    }
-
     fn step(&mut self, loss: Tensor<1>) -> StepOutcome {
         self.step_on(self.gradients(loss))
     }
 
     fn step_on(&mut self, grads: GradientsParams) -> StepOutcome {
-        self.model = self.optim.step(0.1, self.model.clone(), grads);
+        self.step_at(0.1, grads);
         self.optim.scaler().last_outcome().unwrap()
     }
 
@@ -62,6 +34,15 @@ impl Player {
     fn tracker(&self) -> u32 {
         self.optim.scaler().growth_tracker()
     }
+
+    fn counters(&self) -> StepCounters {
+        self.optim.scaler().counters()
+    }
+}
+
+/// Two on one scale.
+fn pair(amp: &MixedPrecision) -> [Player; 2] {
+    [Player::new(amp), Player::new(amp)]
 }
 
 #[test]
@@ -97,28 +78,28 @@ fn a_schedule_sees_the_gradients_of_all_optimizers() {
     }
 }
 
-/// As in a GAN whose losses come from one forward pass: all graphs are of one scale.
+/// As in a GAN whose losses come from one forward pass: all graphs are of one scale, and nobody is warned of scopes that are missing.
 #[test]
 fn losses_of_one_forward_pass_are_one_iteration() {
     let amp = amp(4);
-    let (mut first, mut second) = (Player::new(&amp), Player::new(&amp));
-    for iteration in 0..8 {
-        assert_eq!(
-            amp.loss_scale(),
-            if iteration < 4 { 1024.0 } else { 2048.0 }
-        );
-        let losses = (first.loss(1.0), second.loss(1.0));
-        assert!(first.step(losses.0).is_stepped());
-        assert!(second.step(losses.1).is_stepped());
-    }
+    let [mut first, mut second] = pair(&amp);
+    let logged = warnings(|| {
+        for scale in [[1024.0; 4], [2048.0; 4]].concat() {
+            assert_eq!(amp.loss_scale(), scale);
+            let losses = (first.loss(1.0), second.loss(1.0));
+            assert!(first.step(losses.0).is_stepped());
+            assert!(second.step(losses.1).is_stepped());
+        }
+    });
     assert_eq!(amp.loss_scale(), 4096.0);
+    assert_eq!(logged, [""; 0]);
 }
 
 #[test]
 fn an_overflow_in_either_or_in_both_halves_the_scale_once() {
     for overflows in [[true, false], [false, true], [true, true]] {
         let amp = amp(100);
-        let mut players = [Player::new(&amp), Player::new(&amp)];
+        let mut players = pair(&amp);
         for player in &mut players {
             assert!(player.train(1.0));
         }
@@ -133,8 +114,8 @@ fn an_overflow_in_either_or_in_both_halves_the_scale_once() {
             // Each is skipped for its own gradients alone.
             let same = player.model.weight.val().to_data() == before.to_data();
             assert_eq!(same, overflow, "{overflows:?}");
-            let counters = player.optim.scaler().counters();
-            assert_eq!(counters.skipped(), u64::from(overflow), "{overflows:?}");
+            let skipped = player.counters().skipped();
+            assert_eq!(skipped, u64::from(overflow), "{overflows:?}");
             assert_eq!(player.tracker(), 0, "{overflows:?}");
         }
         // The next iteration is one of its own.
@@ -147,23 +128,11 @@ fn an_overflow_in_either_or_in_both_halves_the_scale_once() {
     }
 }
 
-/// A second forward pass in an iteration is at the lowered scale already.
-#[test]
-fn the_scale_of_an_overflow_is_lower_at_once() {
-    let amp = amp(100);
-    let (mut first, mut second) = (Player::new(&amp), Player::new(&amp));
-    assert!(!first.train(OVERFLOW));
-    assert_eq!(amp.loss_scale(), 512.0);
-    assert_eq!(second.optim.scaler().loss_scale(), 512.0);
-    assert!(second.train(1.0));
-    assert_eq!(amp.loss_scale(), 512.0);
-}
-
 /// The scale must not wait for a generator that steps once in five.
 #[test]
 fn one_may_step_more_often_than_the_other() {
     let amp = amp(1000);
-    let (mut critic, mut generator) = (Player::new(&amp), Player::new(&amp));
+    let [mut critic, mut generator] = pair(&amp);
     for iteration in 1..=4 {
         for _ in 0..5 {
             assert!(critic.train(1.0));
@@ -181,44 +150,34 @@ fn one_may_step_more_often_than_the_other() {
     assert_eq!((amp.loss_scale(), generator.tracker()), (128.0, 0));
 }
 
+/// Nor is a clone that is kept aside (for a checkpoint, or to go back to).
 #[test]
 fn a_dropped_optimizer_is_not_waited_for() {
     let amp = amp(100);
-    let (mut left, mut dropped) = (Player::new(&amp), Player::new(&amp));
+    let [mut left, mut dropped] = pair(&amp);
     assert!(left.train(1.0) && dropped.train(1.0));
     assert_eq!(left.tracker(), 1);
     drop(dropped);
+    let kept = left.clone();
     for iteration in 2..6 {
         assert!(left.train(1.0));
         assert_eq!(left.tracker(), iteration);
     }
-}
-
-/// A clone that is kept aside (for a checkpoint, or to go back to) is none to wait for.
-#[test]
-fn a_clone_is_not_waited_for() {
-    let amp = amp(100);
-    let mut player = Player::new(&amp);
-    let kept = player.clone();
-    for iteration in 1..4 {
-        assert!(player.train(1.0));
-        assert_eq!(player.tracker(), iteration);
-    }
-    assert_eq!(kept.optim.scaler().counters().steps(), 0);
+    assert_eq!(kept.counters().steps(), 1);
 }
 
 /// A loss that is not finite says nothing of the scale, and holds no one up.
 #[test]
 fn a_loss_that_is_not_finite_is_nobody_elses_concern() {
     let amp = amp(100);
-    let (mut first, mut second) = (Player::new(&amp), Player::new(&amp));
+    let [mut first, mut second] = pair(&amp);
     for iteration in 1..=3 {
         assert!(!first.train(f32::NAN));
         assert!(second.train(1.0));
         assert_eq!((amp.loss_scale(), second.tracker()), (1024.0, iteration));
     }
-    assert_eq!(first.optim.scaler().counters().bad_losses(), 3);
-    assert_eq!(second.optim.scaler().counters().skipped(), 0);
+    assert_eq!(first.counters().bad_losses(), 3);
+    assert_eq!(second.counters().skipped(), 0);
 }
 
 /// Where both backward passes are over before one steps, each skip is blamed on what is to blame.
@@ -226,14 +185,13 @@ fn a_loss_that_is_not_finite_is_nobody_elses_concern() {
 fn two_losses_that_are_not_finite_leave_the_scale() {
     for (factor, scale, bad) in [(f32::NAN, 1024.0, 1), (OVERFLOW, 512.0, 0)] {
         let amp = amp(100);
-        let mut players = [Player::new(&amp), Player::new(&amp)];
-        let grads = players
-            .each_ref()
-            .map(|player| player.gradients(player.loss(factor)));
+        let mut players = pair(&amp);
+        let backward = |player: &Player| player.gradients(player.loss(factor));
+        let grads = players.each_ref().map(backward);
         for (player, grads) in players.iter_mut().zip(grads) {
             assert!(player.step_on(grads).is_skipped());
             assert_eq!(amp.loss_scale(), scale);
-            assert_eq!(player.optim.scaler().counters().bad_losses(), bad);
+            assert_eq!(player.counters().bad_losses(), bad);
         }
         // Nor is what was read held against the next iteration.
         let mut again = |factor: f32| players.each_mut().map(|player| player.train(factor));
@@ -256,7 +214,7 @@ fn discarded_gradients_explain_no_later_skip() {
         let grads = player.gradients(player.loss(discarded));
         player.optim.discard(grads).unwrap();
         assert!(!player.train(factor));
-        let counters = player.optim.scaler().counters();
+        let counters = player.counters();
         assert_eq!((amp.loss_scale(), counters.bad_losses()), (scale, bad));
 
         // Nor is an open window that is dropped.
@@ -266,7 +224,7 @@ fn discarded_gradients_explain_no_later_skip() {
         player.optim.drop_window();
         player.step(player.loss(1.0));
         assert!(!player.train(factor));
-        let counters = player.optim.scaler().counters();
+        let counters = player.counters();
         let scale = if bad == 1 { scale } else { scale / 2.0 };
         assert_eq!((amp.loss_scale(), counters.bad_losses()), (scale, bad));
     }
@@ -282,16 +240,20 @@ fn a_micro_batch_explains_the_skip_of_its_window() {
     let grads = player.gradients(player.loss(OVERFLOW));
     player.optim.discard(grads).unwrap();
     assert!(!player.train(1.0));
-    let counters = player.optim.scaler().counters();
+    let counters = player.counters();
     assert_eq!((amp.loss_scale(), counters.bad_losses()), (1024.0, 1));
 }
 
+/// A second forward pass in an iteration is at the lowered scale of the first already.
 #[test]
 fn a_state_that_is_loaded_is_that_of_all() {
     let amp = amp(100);
-    let (mut first, mut second) = (Player::new(&amp), Player::new(&amp));
+    let [mut first, mut second] = pair(&amp);
     assert!(!first.train(OVERFLOW));
+    assert_eq!(amp.loss_scale(), 512.0);
+    assert_eq!(second.optim.scaler().loss_scale(), 512.0);
     assert!(second.train(1.0));
+    assert_eq!(amp.loss_scale(), 512.0);
     assert!(first.train(1.0) && second.train(1.0));
     let record = first.optim.to_record();
     for _ in 0..3 {
@@ -317,11 +279,8 @@ fn an_optimizer_whose_handle_opens_no_scope_is_warned_of_once() {
             assert!(player.train(1.0));
         }
     });
-    let message = only(&logged);
-    says(
-        &message,
-        ["no `autocast`", "`MixedPrecision`", "not another one"],
-    );
+    let parts = ["no `autocast`", "`MixedPrecision`", "not another one"];
+    says(only(&logged), parts);
 }
 
 #[test]
@@ -337,19 +296,7 @@ fn one_whose_scopes_end_is_warned_of_too() {
 }
 
 #[test]
-fn who_shares_scopes_is_not_warned_of() {
-    let amp = amp(100);
-    let (mut first, mut second) = (Player::new(&amp), Player::new(&amp));
-    let logged = warnings(|| {
-        for _ in 0..3 {
-            // All scopes before the first step.
-            let losses = (first.loss(1.0), second.loss(1.0));
-            assert!(first.step(losses.0).is_stepped());
-            assert!(second.step(losses.1).is_stepped());
-        }
-    });
-    assert_eq!(logged, [""; 0]);
-    // Nor where no scope scales.
+fn where_no_scope_scales_nobody_is_warned() {
     for amp in [MixedPrecision::bf16(), MixedPrecision::f32()] {
         // WGSL has no bf16.
         if amp.check_device(&Device::default()).is_err() {
@@ -362,15 +309,4 @@ fn who_shares_scopes_is_not_warned_of() {
         });
         assert_eq!(logged, [""; 0]);
     }
-}
-
-/// The type alone names Burn's optimizer.
-#[test]
-fn a_scaled_optimizer_in_a_signature_needs_no_parameter() {
-    fn steps(optim: &mut ScaledOptimizer) -> u64 {
-        optim.scaler().counters().steps()
-    }
-    let mut player = Player::new(&amp(100));
-    assert!(player.train(1.0));
-    assert_eq!(steps(&mut player.optim), 1);
 }

@@ -3,7 +3,7 @@
 use burn_amp_tests::prelude::*;
 use burn_amp_tests::scaled_by_hand;
 
-use crate::support::{Net, Poison, batch, parameters, scaler, state};
+use crate::support::{Net, Poison, batch, gradient, parameters, scaled_step, scaler, state};
 
 const PATHS: [&str; 6] = [
     "stem.weight",
@@ -18,8 +18,7 @@ const PATHS: [&str; 6] = [
 fn begun(device: &Device) -> (Net, ScaledOptimizer<ModuleOptimizer>) {
     let net = Net::full(device);
     let mut optim = ScaledOptimizer::new(AdamConfig::new().init(), scaler());
-    let grads = optim.backward(net.loss(batch(0, device)), &net);
-    let net = optim.step(0.01, net, grads);
+    let net = scaled_step(&mut optim, net, 0);
     assert!(!state(optim.optimizer()).tensors.is_empty());
     (net, optim)
 }
@@ -35,12 +34,6 @@ fn poisoned(
     scaled_by_hand(optim.scaler(), grads)
 }
 
-/// The same without a scale, as Burn's own.
-fn poisoned_plain(net: &Net, poison: Poison, device: &Device) -> GradientsParams {
-    let grads = net.loss(batch(1, device)).backward();
-    poison.gradients(GradientsParams::from_grads(grads, net), net)
-}
-
 #[test]
 fn whatever_overflows_and_wherever() {
     let device = Device::default().autodiff();
@@ -50,13 +43,15 @@ fn whatever_overflows_and_wherever() {
 
     for path in PATHS {
         for value in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
-            let poison = Poison::Gradient { path, value };
+            let poison = gradient(path, value);
             for scaled in [true, false] {
                 net = if scaled {
                     let grads = poisoned(&optim, &net, poison, &device);
                     optim.step(0.01, net, grads)
                 } else {
-                    let grads = poisoned_plain(&net, poison, &device);
+                    let grads = net.loss(batch(1, &device)).backward();
+                    let grads = GradientsParams::from_grads(grads, &net);
+                    let grads = poison.gradients(grads, &net);
                     optim.step(0.01, net, grads)
                 };
 
@@ -73,77 +68,33 @@ fn whatever_overflows_and_wherever() {
         }
     }
     assert_eq!(optim.scaler().counters().skipped(), 36);
-}
-
-#[test]
-fn the_same_with_gradients_unscaled_before() {
-    let device = Device::default().autodiff();
-    let (net, mut optim) = begun(&device);
-    let before = (parameters(&net), state(optim.optimizer()));
-
-    let poison = Poison::Gradient {
-        path: "head.bias",
-        value: f32::INFINITY,
-    };
-    let grads = poisoned(&optim, &net, poison, &device);
-    let grads = optim.unscale(grads, &net).unwrap();
-    assert!(grads.has_overflow());
-    let net = optim.step(0.01, net, grads);
-
-    assert!(before == (parameters(&net), state(optim.optimizer())));
-    assert_eq!(optim.scaler().counters().skipped(), 1);
+    // And it goes on: gradients are still tracked.
+    let net = scaled_step(&mut optim, net, 1);
+    assert_eq!(optim.scaler().last_status().unwrap().gradients(), 6);
+    let after = parameters(&net);
+    let mut pairs = before.0.iter().zip(&after);
+    assert!(pairs.all(|(before, after)| before != after));
+    assert_eq!(net.num_params(), Net::full(&device).num_params());
 }
 
 /// The decision was made when the gradients were unscaled: whoever replaces the bad value does not undo it.
 #[test]
-fn a_later_repair_does_not_undo_the_skip() {
+fn the_same_with_gradients_unscaled_before() {
     let device = Device::default().autodiff();
-    let (net, mut optim) = begun(&device);
-    let before = parameters(&net);
-
-    let grads = poisoned(
-        &optim,
-        &net,
-        Poison::Gradient {
-            path: "head.bias",
-            value: f32::NAN,
-        },
-        &device,
-    );
-    let mut grads = optim.unscale(grads, &net).unwrap();
-    let bias = net.head.bias.as_ref().unwrap();
-    let zeros = grads.get::<1>(bias.id).unwrap().zeros_like();
-    grads.params_mut().register(bias.id, zeros);
-    let net = optim.step(0.01, net, grads);
-
-    assert!(before == parameters(&net));
-}
-
-#[test]
-fn training_goes_on_after_a_skip() {
-    let device = Device::default().autodiff();
-    let (net, mut optim) = begun(&device);
-    let grads = poisoned(
-        &optim,
-        &net,
-        Poison::Gradient {
-            path: "head.bias",
-            value: f32::NAN,
-        },
-        &device,
-    );
-    let net = optim.step(0.01, net, grads);
-    let before = parameters(&net);
-
-    let grads = optim.backward(net.loss(batch(1, &device)), &net);
-    assert_eq!(
-        grads.params().len(),
-        PATHS.len(),
-        "gradients are still tracked"
-    );
-    let net = optim.step(0.01, net, grads);
-    for (index, (before, after)) in before.iter().zip(parameters(&net)).enumerate() {
-        assert!(*before != after, "parameter {index} stands");
+    for repaired in [false, true] {
+        let (net, mut optim) = begun(&device);
+        let before = (parameters(&net), state(optim.optimizer()));
+        let poison = gradient("head.bias", f32::NAN);
+        let grads = poisoned(&optim, &net, poison, &device);
+        let mut grads = optim.unscale(grads, &net).unwrap();
+        assert!(grads.has_overflow());
+        if repaired {
+            let id = net.head.bias.as_ref().unwrap().id;
+            let zeros = grads.get::<1>(id).unwrap().zeros_like();
+            grads.params_mut().register(id, zeros);
+        }
+        let net = optim.step(0.01, net, grads);
+        assert!(before == (parameters(&net), state(optim.optimizer())));
+        assert_eq!(optim.scaler().counters().skipped(), 1);
     }
-    assert_eq!(net.num_params(), Net::full(&device).num_params());
 }

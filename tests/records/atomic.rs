@@ -1,7 +1,6 @@
 //! A save is whole or not at all: killed, out of space, or without a place to write.
 
 use burn_amp_tests::prelude::*;
-use burn_amp_tests::says;
 use burn_amp_tests::scaled_by_hand;
 use std::{
     fs,
@@ -11,7 +10,9 @@ use std::{
 };
 use tempfile::tempdir;
 
-use crate::support::{Files, Pack, adam, child, folder, pack};
+use crate::support::{
+    Files, Pack, adam, child, contents, folder, is_error, limited, place, scratch_files,
+};
 
 const STATES: usize = 4;
 
@@ -45,14 +46,7 @@ fn states() -> Vec<ScaledOptimizer<ModuleOptimizer>> {
 fn load(path: &Path) -> Pack {
     let mut optim = states().remove(0);
     optim.load(path).unwrap();
-    pack(optim.into_bytes().unwrap())
-}
-
-fn scratch_files(folder: &Path) -> usize {
-    let names = fs::read_dir(folder).unwrap();
-    let name = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name();
-    let names = names.map(|entry| name(entry).into_string().unwrap());
-    names.filter(|name| name.ends_with(".tmp")).count()
+    contents(&mut optim)
 }
 
 #[test]
@@ -60,10 +54,7 @@ fn killed_while_saving() {
     let folder = tempdir().unwrap();
     let (path, ready) = (folder.path().join("optim.bpk"), folder.path().join("ready"));
     let mut states = states();
-    let valid: Vec<Pack> = states
-        .iter_mut()
-        .map(|state| pack(state.into_bytes().unwrap()))
-        .collect();
+    let valid: Vec<Pack> = states.iter_mut().map(contents).collect();
     states[0].save(&path).unwrap();
     let mut seen = [false; STATES];
     let (mut rounds, mut inside) = (0, 0);
@@ -80,9 +71,8 @@ fn killed_while_saving() {
             sleep(Duration::from_millis(1));
         }
         // Anywhere within some saves, later and later: a busy machine may need long for one.
-        sleep(Duration::from_micros(
-            rounds * 7919 % 20_000 + rounds * 5_000,
-        ));
+        let micros = rounds * 7919 % 20_000 + rounds * 5_000;
+        sleep(Duration::from_micros(micros));
         saving.kill().unwrap();
         saving.wait().unwrap();
         fs::remove_file(&ready).unwrap();
@@ -91,7 +81,7 @@ fn killed_while_saving() {
         let state = valid.iter().position(|state| *state == loaded);
         seen[state.expect("a file that nobody has saved")] = true;
         // The next save removes it.
-        inside += scratch_files(folder.path());
+        inside += scratch_files(folder.path()).len();
         rounds += 1;
     }
     assert!(inside > 0, "no save was ever interrupted");
@@ -117,30 +107,22 @@ fn saves_for_ever() {
 #[test]
 fn a_full_disk() {
     for (kill, blocks) in [(false, 1), (false, 64), (true, 1), (true, 64), (true, 100)] {
-        let folder = tempdir().unwrap();
-        let path = folder.path().join("optim.bpk");
+        let (folder, path) = place("optim.bpk");
         let mut states = states();
         states[0].save(&path).unwrap();
 
-        let test = child("atomic::saves_once", folder.path());
         // The system kills who writes beyond the limit, unless the signal is ignored: then the write fails.
         let trap = if kill { "" } else { "trap '' XFSZ;" };
-        let script = format!("{trap} ulimit -f {blocks}; exec \"$0\" \"$@\"");
-        let mut shell = std::process::Command::new("sh");
-        shell.args(["-c", &script]).arg(test.get_program());
-        shell.args(test.get_args());
-        for (name, value) in test.get_envs() {
-            shell.env(name, value.unwrap());
-        }
-        let output = shell.output().unwrap();
+        let limit = format!("{trap} ulimit -f {blocks};");
+        let output = limited("atomic::saves_once", folder.path(), &limit);
         if kill {
             assert_eq!(output.status.code(), None, "it should have been killed");
         } else {
             assert!(output.status.success(), "{output:?}");
-            assert_eq!(scratch_files(folder.path()), 0);
+            assert!(scratch_files(folder.path()).is_empty());
         }
         assert!(!folder.path().join("saved").exists());
-        assert_eq!(load(&path), pack(states[0].into_bytes().unwrap()));
+        assert_eq!(load(&path), contents(&mut states[0]));
     }
 }
 
@@ -155,8 +137,7 @@ fn saves_once() {
 }
 
 fn assert_names(error: &AmpError, path: &Path) {
-    assert!(matches!(error, AmpError::RecordIo { .. }), "{error:?}");
-    says(&error, [path.to_str().unwrap()]);
+    is_error(error, "RecordIo", [path.to_str().unwrap()]);
 }
 
 #[test]
@@ -170,26 +151,21 @@ fn a_missing_folder() {
 
 #[test]
 fn a_folder_of_that_name() {
-    let folder = tempdir().unwrap();
-    let path = folder.path().join("optim.bpk");
+    let (folder, path) = place("optim.bpk");
     fs::create_dir(&path).unwrap();
     fs::write(path.join("inside"), "kept").unwrap();
     assert_names(&adam().save(&path).unwrap_err(), &path);
     assert_eq!(fs::read_to_string(path.join("inside")).unwrap(), "kept");
-    assert_eq!(scratch_files(folder.path()), 0);
+    assert!(scratch_files(folder.path()).is_empty());
 }
 
 /// Beside is where it is written: no reader ever sees a part of it.
 #[test]
 fn readers_see_whole_files_only() {
-    let folder = tempdir().unwrap();
-    let path = folder.path().join("optim.bpk");
+    let (_folder, path) = place("optim.bpk");
     let mut states = states();
     states[0].save(&path).unwrap();
-    let valid: Vec<Pack> = states
-        .iter_mut()
-        .map(|state| pack(state.into_bytes().unwrap()))
-        .collect();
+    let valid: Vec<Pack> = states.iter_mut().map(contents).collect();
     std::thread::scope(|scope| {
         let saver = scope.spawn(|| {
             for count in 0..60 {

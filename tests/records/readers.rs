@@ -6,10 +6,10 @@
 
 use burn_amp_tests::prelude::*;
 use burn_pack::Scalar;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::{
-    forge::{seal, unsealed},
+    forge::seal,
     support::{
         Files, Pack, Small, adam, fused_adam, master_adam, momentum, pack, parameters, quietly,
     },
@@ -52,8 +52,7 @@ fn record(honest: &Bytes, data: &[u8]) -> Bytes {
             2 | 3 => change_tensor(&mut contents, &mut script),
             4 => change_scalar(&mut contents, &mut script),
             _ => {
-                let names = contents.metadata.keys().collect();
-                if let Some(name) = script.name(names) {
+                if let Some(name) = script.name(contents.metadata.keys().collect()) {
                     let value = contents.metadata.remove(&name).unwrap();
                     if script.below(2) == 1 {
                         let name = script.pick(&["burn_amp.window", "burn_amp.later", "1001", "x"]);
@@ -64,7 +63,7 @@ fn record(honest: &Bytes, data: &[u8]) -> Bytes {
         }
     }
     let mut bytes = match way {
-        1 => unsealed(contents).to_vec(),
+        1 => contents.into_bytes().to_vec(),
         _ => seal(contents).to_vec(),
     };
     if way == 2 {
@@ -78,41 +77,25 @@ fn record(honest: &Bytes, data: &[u8]) -> Bytes {
     Bytes::from_bytes_vec(bytes)
 }
 
+/// What may stand in the JSON of a state.
+const VALUES: &str = r#"[
+    0, -0.0, 1, -1, 0.5, 1.0, 65536.0, 1e-45, 3.4e38, 1e39, 1e300,
+    4294967295, 18446744073709551615, -9223372036854775808, 1099511627776,
+    null, true, "Skipped", "Accumulated", [], {}
+]"#;
+
 /// Another value, or another name, somewhere in the JSON of a state.
 fn change_state(contents: &mut Pack, script: &mut Script) {
     let states = contents.metadata.iter();
-    let states = states
-        .filter(|(_, text)| text.starts_with('{'))
-        .map(|(name, _)| name);
+    let states = states.filter(|(_, text)| text.starts_with('{'));
+    let states = states.map(|(name, _)| name);
     let Some(name) = script.name(states.collect()) else {
         return;
     };
     let mut state: Value = serde_json::from_str(&contents.metadata[&name]).unwrap_or_default();
     let mut pointers = Vec::new();
     collect(&state, String::new(), &mut pointers);
-    let values = [
-        json!(0),
-        json!(-0.0),
-        json!(1),
-        json!(-1),
-        json!(0.5),
-        json!(1.0),
-        json!(65536.0),
-        json!(1e-45),
-        json!(3.4e38),
-        json!(1e39),
-        json!(1e300),
-        json!(u32::MAX),
-        json!(u64::MAX),
-        json!(i64::MIN),
-        json!(1_u64 << 40),
-        json!(null),
-        json!(true),
-        json!("Skipped"),
-        json!("Accumulated"),
-        json!([]),
-        json!({}),
-    ];
+    let values: Vec<Value> = serde_json::from_str(VALUES).unwrap();
     let pointer = script.pick(&pointers);
     let value = script.pick(&values);
     match (script.below(8), state.pointer_mut(&pointer)) {
@@ -138,6 +121,18 @@ fn collect(value: &Value, at: String, found: &mut Vec<String>) {
     found.push(at);
 }
 
+/// Of tensors that the record does not have.
+const FIELDS: &str = r#"[
+    "master", "burn_amp.sum", "burn_amp.average", "burn_amp.hook.ema", "burn_amp.x",
+    "momentum.velocity", "inner.x", ""
+]"#;
+
+/// Such as no parameter has, beside those that one has.
+const SHAPES: &str = r#"[
+    [], [0], [1], [3], [1, 1], [1, 3], [3, 1], [3, 3], [0, 3], [1, 1, 3],
+    [1, 1, 1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]
+]"#;
+
 /// Another name, parameter, dtype, shape or value of a tensor.
 fn change_tensor(contents: &mut Pack, script: &mut Script) {
     let Some(mut name) = script.name(contents.tensors.keys().collect()) else {
@@ -150,46 +145,18 @@ fn change_tensor(contents: &mut Pack, script: &mut Script) {
     match script.below(6) {
         0 => return,
         1 => {
-            let fields = [
-                "master",
-                "burn_amp.sum",
-                "burn_amp.average",
-                "burn_amp.hook.ema",
-                "burn_amp.x",
-                "momentum.velocity",
-                "inner.x",
-                "",
-            ];
+            let fields: Vec<String> = serde_json::from_str(FIELDS).unwrap();
             let owner = script.pick(&["1001", "1002", "7", "x"]);
             name = format!("{owner}.{}", script.pick(&fields));
         }
         2 => id = script.pick(&[None, Some(1001), Some(1002), Some(7), Some(u64::MAX)]),
         3 => {
-            dtype = script.pick(&[
-                DType::F16,
-                DType::BF16,
-                DType::F32,
-                DType::F64,
-                DType::I32,
-                DType::U8,
-            ])
+            use DType::{BF16, F16, F32, F64, I32, U8};
+            dtype = script.pick(&[F16, BF16, F32, F64, I32, U8]);
         }
         4 => {
-            let shapes: [&[usize]; 12] = [
-                &[],
-                &[0],
-                &[1],
-                &[3],
-                &[1, 1],
-                &[1, 3],
-                &[3, 1],
-                &[3, 3],
-                &[0, 3],
-                &[1, 1, 3],
-                &[1; 9],
-                &[1; 14],
-            ];
-            shape = script.pick(&shapes).to_vec();
+            let shapes: Vec<Vec<usize>> = serde_json::from_str(SHAPES).unwrap();
+            shape = script.pick(&shapes);
         }
         _ => {
             let value: f32 = script.pick(&[f32::NAN, f32::INFINITY, -0.0, f32::MAX, 1e-45]);
@@ -289,13 +256,10 @@ pub fn scaler(data: &[u8]) {
                 let scale = scaler.loss_scale();
                 assert!(scale.is_sign_positive() && scale.is_finite(), "{scale}");
                 let grads = small.gradients(step, 1.0, step % 2 == 0);
-                let grads = scaler.accumulate(
-                    &mut AccumulationConfig::new(1).init().unwrap(),
-                    grads,
-                    &small,
-                );
+                let mut window = AccumulationConfig::new(1).init().unwrap();
+                let grads = scaler.accumulate(&mut window, grads, &small);
                 let Ok(Some(grads)) = grads else { continue };
-                let mut optim = burn::optim::SgdConfig::new().init();
+                let mut optim = SgdConfig::new().init();
                 let _ = scaler.try_step(&mut optim, 0.1, small.clone(), grads);
                 scaler.update().unwrap();
             }
@@ -334,10 +298,8 @@ pub fn averages(data: &[u8]) {
     let small = honest.update(Small::new(DType::F32));
     let bytes = record(&honest.into_bytes().unwrap(), data);
     let mut averages = EmaConfig::new().init().unwrap();
-    if quietly(|| averages.from_bytes(bytes))
-        .expect("no panic")
-        .is_ok()
-    {
+    let loaded = quietly(|| averages.from_bytes(bytes)).expect("no panic");
+    if loaded.is_ok() {
         let updated = quietly(|| averages.update(small)).expect("no panic");
         averages.module(&updated);
     }

@@ -1,6 +1,8 @@
 //! A run of 60 steps equals 30 steps, a save, new objects, a load and 30 more: bit for bit.
 
+use burn_amp_tests::Snapshot;
 use burn_amp_tests::prelude::*;
+use std::path::Path;
 use tempfile::tempdir;
 
 use crate::support::{Run, child, folder};
@@ -8,16 +10,19 @@ use crate::support::{Run, child, folder};
 /// The length of a run.
 const STEPS: usize = 60;
 
-/// The straight run, which leaves its halfway state in the folder.
-fn straight<O: ModuleOptim>(build: &impl Fn() -> Run<O>, folder: &std::path::Path) -> Run<O> {
-    let mut run = build();
+/// The straight run, which leaves its halfway state in the folder: at the begin, halfway and in the end.
+fn straight<O: ModuleOptim>(mut run: Run<O>, folder: &Path) -> [Snapshot; 3] {
     let start = run.snapshot();
     run.train_until(STEPS / 2);
     run.save(folder);
     let half = run.snapshot();
     run.train_until(STEPS);
-    let end = run.snapshot();
-    for (name, from, to) in [("first", &start, &half), ("second", &half, &end)] {
+    [start, half, run.snapshot()]
+}
+
+/// Both halves have overflows, steps and a scale that grows.
+fn assert_eventful([start, half, end]: &[Snapshot; 3]) {
+    for (name, from, to) in [("first", start, half), ("second", half, end)] {
         let skipped = to.counters.skipped() - from.counters.skipped();
         let applied = to.counters.stepped() - from.counters.stepped();
         assert!(skipped >= 2, "{name} half: {skipped} overflows");
@@ -28,16 +33,18 @@ fn straight<O: ModuleOptim>(build: &impl Fn() -> Run<O>, folder: &std::path::Pat
         assert!(to.scale > lowered, "{name} half: the scale never grew");
         assert_ne!(from.parameters, to.parameters, "{name} half");
     }
-    run
 }
 
-fn resume<O: ModuleOptim>(build: impl Fn() -> Run<O>) {
+/// Resumes the run halfway; returns the straight one.
+fn resume<O: ModuleOptim>(build: impl Fn() -> Run<O>) -> [Snapshot; 3] {
     let folder = tempdir().unwrap();
-    let mut straight = straight(&build, folder.path());
+    let straight = straight(build(), folder.path());
     let mut resumed = build();
     resumed.load(folder.path(), STEPS / 2);
+    assert_eq!(resumed.snapshot(), straight[1]);
     resumed.train_until(STEPS);
-    assert_eq!(resumed.snapshot(), straight.snapshot());
+    assert_eq!(resumed.snapshot(), straight[2]);
+    straight
 }
 
 fn adam() -> Run<ModuleOptimizer> {
@@ -53,8 +60,20 @@ fn sgd() -> SgdConfig {
 }
 
 #[test]
-fn adam_in_mixed_precision() {
-    resume(adam);
+fn in_mixed_precision() {
+    assert_eventful(&resume(|| Run::mixed(sgd().init())));
+    assert_eventful(&resume(|| Run::mixed(AdamWConfig::new().init())));
+}
+
+#[test]
+fn with_masters() {
+    let adam = || Run::half(MasterWeights::new(AdamConfig::new().build()));
+    assert_eventful(&resume(adam));
+    // The last has no state of its own beside the masters.
+    for optim in [sgd(), SgdConfig::new()] {
+        let run = || Run::half(MasterWeights::new(optim.build()));
+        assert_eventful(&resume(run));
+    }
 }
 
 /// In the middle of a warm-up, and after what each schedule has learned.
@@ -65,55 +84,20 @@ fn every_schedule_in_mixed_precision() {
         Schedule::log_max(),
         Schedule::near_top(),
     ] {
-        let build = || Run::scheduled(sgd().init(), schedule);
-        let folder = tempdir().unwrap();
-        let mut straight = build();
-        straight.train_until(STEPS / 2);
-        straight.save(folder.path());
-        let half = straight.snapshot();
-        straight.train_until(STEPS);
-        let mut resumed = build();
-        resumed.load(folder.path(), STEPS / 2);
-        assert_eq!(resumed.snapshot(), half, "{schedule:?}");
-        resumed.train_until(STEPS);
-        assert_eq!(resumed.snapshot(), straight.snapshot(), "{schedule:?}");
+        resume(|| Run::scheduled(sgd().init(), schedule));
     }
-}
-
-#[test]
-fn sgd_in_mixed_precision() {
-    resume(|| Run::mixed(sgd().init()));
-}
-
-#[test]
-fn adam_w_in_mixed_precision() {
-    resume(|| Run::mixed(AdamWConfig::new().init()));
-}
-
-#[test]
-fn adam_with_masters() {
-    resume(|| Run::half(MasterWeights::new(AdamConfig::new().build())));
-}
-
-#[test]
-fn sgd_with_masters() {
-    resume(|| Run::half(MasterWeights::new(sgd().build())));
-}
-
-#[test]
-fn adam_w_with_masters() {
-    resume(adam_w_masters);
 }
 
 /// The second half in a process that has never seen the first.
 fn resume_in_a_child<O: ModuleOptim>(build: impl Fn() -> Run<O>, test: &str) {
     let halfway = tempdir().unwrap();
-    let mut straight = straight(&build, halfway.path());
+    let straight = straight(build(), halfway.path());
+    assert_eventful(&straight);
     let output = child(test, halfway.path()).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     let mut resumed = build();
     resumed.load(&halfway.path().join("end"), STEPS);
-    assert_eq!(resumed.snapshot(), straight.snapshot());
+    assert_eq!(resumed.snapshot(), straight[2]);
 }
 
 /// In the child.

@@ -1,9 +1,12 @@
 //! Every way to store and load a scaler or an optimizer, undamaged.
 
 use burn_amp_tests::prelude::*;
+use std::{fs, path::Path};
 use tempfile::tempdir;
 
-use crate::support::{Files, Small, adam, master_adam, pack};
+use crate::support::{
+    Files, Small, adam, contents, master_adam, names, pack, place, state, trained,
+};
 
 /// A scaler with nothing at its default, some steps old.
 fn seasoned() -> GradScaler {
@@ -18,8 +21,8 @@ fn seasoned() -> GradScaler {
         .with_consecutive_hysteresis(true)
         .init()
         .unwrap();
-    let mut optim = ScaledOptimizer::new(adam().into_inner(), scaler);
-    Small::new(DType::F32).train(&mut optim, 0..9, &[0, 1, 2, 8]);
+    let optim = ScaledOptimizer::new(adam().into_inner(), scaler);
+    let optim = trained(optim, DType::F32, 0..9, &[0, 1, 2, 8]);
     let scaler = optim.scaler().clone();
     assert_eq!(scaler.loss_scale(), 128.0);
     assert_eq!(scaler.growth_tracker(), 0);
@@ -32,39 +35,33 @@ fn fresh() -> GradScaler {
     GradScalerConfig::new().init().unwrap()
 }
 
+/// A record as it is, and by every way through which one goes.
+fn in_every_way(record: &AmpRecord) -> [AmpRecord; 3] {
+    let (folder, path) = place("record");
+    record.save(&path).unwrap();
+    assert!(folder.path().join("record.bpk").is_file());
+    let from_file = AmpRecord::load(&path).unwrap();
+    let bytes = from_file.clone().into_bytes().unwrap();
+    let from_bytes = AmpRecord::from_bytes(bytes).unwrap();
+    [record.clone(), from_file, from_bytes]
+}
+
 #[test]
 fn a_scaler_in_every_way() {
-    let folder = tempdir().unwrap();
-    let path = folder.path().join("scaler");
-    let scaler = seasoned();
-    let (record, bits) = (scaler.to_record(), scaler.bits());
-    let fresh = || scaler.config().init().unwrap();
-    assert_eq!(record.schedule(), Some(&scaler.schedule()));
-    assert_eq!(record.counters(), Some(scaler.counters()));
-
-    let mut loaded = fresh();
-    loaded.load_record(record.clone()).unwrap();
-    assert_eq!(loaded.bits(), bits);
-
-    let mut loaded = fresh();
-    loaded.from_bytes(scaler.into_bytes().unwrap()).unwrap();
-    assert_eq!(loaded.bits(), bits);
-
-    scaler.save(&path).unwrap();
-    assert!(folder.path().join("scaler.bpk").is_file());
-    let mut loaded = fresh();
-    loaded.load(&path).unwrap();
-    assert_eq!(loaded.bits(), bits);
-    assert_eq!(loaded.schedule(), scaler.schedule());
-
-    record
-        .clone()
-        .save(folder.path().join("other.bpk"))
-        .unwrap();
-    let other = AmpRecord::load(folder.path().join("other")).unwrap();
-    assert_eq!(other.bits(), bits);
-    let bytes = record.into_bytes().unwrap();
-    assert_eq!(AmpRecord::from_bytes(bytes).unwrap().bits(), bits);
+    let fixed = GradScalerConfig::new().with_init_scale(96.0);
+    let fixed = fixed.with_dynamic(false).init().unwrap();
+    for scaler in [seasoned(), fixed] {
+        let record = scaler.to_record();
+        assert_eq!(record.schedule(), Some(&scaler.schedule()));
+        assert_eq!(record.counters(), Some(scaler.counters()));
+        for record in in_every_way(&record) {
+            assert_eq!(record.bits(), scaler.bits());
+            let mut loaded = scaler.config().init().unwrap();
+            loaded.load_record(record).unwrap();
+            assert_eq!(loaded.bits(), scaler.bits());
+            assert_eq!(loaded.schedule(), scaler.schedule());
+        }
+    }
 }
 
 /// What the program says anew is not in the record.
@@ -83,18 +80,6 @@ fn settings_of_the_program_stay() {
     // Disabled, it shows a scale of 1, but has taken the state over.
     assert_eq!(loaded.loss_scale(), 1.0);
     assert_eq!(loaded.schedule().scale(), 128.0);
-}
-
-#[test]
-fn a_static_scale() {
-    let fixed = GradScalerConfig::new()
-        .with_init_scale(96.0)
-        .with_dynamic(false)
-        .init()
-        .unwrap();
-    let mut loaded = fixed.config().init().unwrap();
-    loaded.from_bytes(fixed.into_bytes().unwrap()).unwrap();
-    assert_eq!(loaded.schedule(), fixed.schedule());
 }
 
 /// A record taken between `step` and `update` knows the verdict.
@@ -130,9 +115,8 @@ fn every_state_that_can_be_reached_can_be_loaded() {
     let mut scaler = config.init().unwrap();
     let small = Small::new(DType::F32);
     for _ in 0..200 {
-        let grads = scaler
-            .unscale(small.gradients(0, scaler.loss_scale(), true), &small)
-            .unwrap();
+        let grads = small.gradients(0, scaler.loss_scale(), true);
+        let grads = scaler.unscale(grads, &small).unwrap();
         scaler.discard(grads).unwrap();
         scaler.update().unwrap();
     }
@@ -144,61 +128,40 @@ fn every_state_that_can_be_reached_can_be_loaded() {
 
 #[test]
 fn an_optimizer_in_every_way() {
-    let folder = tempdir().unwrap();
-    let path = folder.path().join("optim");
-    let mut optim = adam();
-    Small::new(DType::F32).train(&mut optim, 0..9, &[2, 3]);
-    let expected = pack(optim.into_bytes().unwrap());
-    let check = |optim: &mut ScaledOptimizer<ModuleOptimizer>| {
-        assert_eq!(pack(optim.into_bytes().unwrap()), expected);
-        assert_eq!(optim.scaler().counters().skipped(), 2);
+    type Load<'a> = &'a dyn Fn(&mut ScaledOptimizer<ModuleOptimizer>) -> Result<(), AmpError>;
+    let (folder, path) = place("optim");
+    let mut optim = trained(adam(), DType::F32, 0..9, &[2, 3]);
+    let expected = contents(&mut optim);
+    let check = |load: Load| {
+        let mut loaded = adam();
+        load(&mut loaded).unwrap();
+        assert_eq!(contents(&mut loaded), expected);
+        assert_eq!(loaded.scaler().counters().skipped(), 2);
     };
     assert_eq!(expected.tensors.len(), 4);
-    assert_eq!(optim.to_record().num_tensors(), 4);
-
-    let mut loaded = adam();
-    loaded.load_record(optim.to_record()).unwrap();
-    check(&mut loaded);
-
-    let mut loaded = adam();
-    loaded.from_bytes(optim.into_bytes().unwrap()).unwrap();
-    check(&mut loaded);
-
+    let record = optim.to_record();
+    assert_eq!(record.num_tensors(), 4);
+    assert_eq!(record.counters(), Some(optim.scaler().counters()));
+    for record in in_every_way(&record) {
+        check(&|loaded| loaded.load_record(record.clone()));
+    }
+    let bytes = optim.into_bytes().unwrap();
+    check(&|loaded| loaded.from_bytes(bytes.clone()));
     optim.save(&path).unwrap();
     assert!(folder.path().join("optim.bpk").is_file());
-    let mut loaded = adam();
-    loaded.load(&path).unwrap();
-    check(&mut loaded);
-
-    let record = AmpRecord::load(&path).unwrap();
-    assert_eq!(record.counters(), Some(optim.scaler().counters()));
-    record.save(folder.path().join("again.bpk")).unwrap();
-    let mut loaded = adam();
-    loaded.load(folder.path().join("again.bpk")).unwrap();
-    check(&mut loaded);
-
-    let bytes = AmpRecord::load(&path).unwrap().into_bytes().unwrap();
-    let record = AmpRecord::from_bytes(bytes).unwrap();
-    let mut loaded = adam();
-    loaded.load_record(record).unwrap();
-    check(&mut loaded);
+    check(&|loaded| loaded.load(&path));
 }
 
 /// Through a borrow, as through the optimizer itself.
 #[test]
 fn a_borrowed_optimizer() {
-    let mut optim = adam();
-    Small::new(DType::F32).train(&mut optim, 0..4, &[]);
-    let bytes = optim.into_bytes().unwrap();
+    let mut optim = trained(adam(), DType::F32, 0..4, &[]);
     let mut inner = adam().into_inner();
     let scaler = optim.scaler().config().init().unwrap();
     let mut borrowed = ScaledOptimizer::new(&mut inner, scaler);
-    borrowed.from_bytes(bytes.clone()).unwrap();
-    assert_eq!(pack(borrowed.into_bytes().unwrap()), pack(bytes));
-    assert_eq!(
-        pack(inner.into_bytes().unwrap()),
-        pack(optim.optimizer().into_bytes().unwrap())
-    );
+    borrowed.from_bytes(optim.into_bytes().unwrap()).unwrap();
+    assert_eq!(contents(&mut borrowed), contents(&mut optim));
+    assert_eq!(state(&inner), state(optim.optimizer()));
 }
 
 /// Before the first step there is no state, and loading that empties an optimizer that has one.
@@ -206,19 +169,16 @@ fn a_borrowed_optimizer() {
 fn an_optimizer_without_state() {
     let bytes = adam().into_bytes().unwrap();
     assert!(pack(bytes.clone()).tensors.is_empty());
-    let mut loaded = adam();
-    Small::new(DType::F32).train(&mut loaded, 0..4, &[1]);
+    let mut loaded = trained(adam(), DType::F32, 0..4, &[1]);
     loaded.from_bytes(bytes.clone()).unwrap();
-    assert_eq!(pack(loaded.into_bytes().unwrap()), pack(bytes));
+    assert_eq!(contents(&mut loaded), pack(bytes));
 }
 
 /// One file for the scaler too: it can be read alone.
 #[test]
 fn a_scaler_reads_the_file_of_an_optimizer() {
-    let folder = tempdir().unwrap();
-    let path = folder.path().join("optim.bpk");
-    let mut optim = master_adam();
-    Small::new(DType::F16).train(&mut optim, 0..9, &[2, 3]);
+    let (_folder, path) = place("optim.bpk");
+    let mut optim = trained(master_adam(), DType::F16, 0..9, &[2, 3]);
     optim.save(&path).unwrap();
     let mut scaler = optim.scaler().config().init().unwrap();
     scaler.load(&path).unwrap();
@@ -229,23 +189,6 @@ fn a_scaler_reads_the_file_of_an_optimizer() {
     assert_eq!(record.counters(), Some(optim.scaler().counters()));
 }
 
-/// An old file is replaced, and only by a whole one.
-#[test]
-fn a_save_replaces_the_file() {
-    let folder = tempdir().unwrap();
-    let path = folder.path().join("optim.bpk");
-    let mut optim = adam();
-    optim.save(&path).unwrap();
-    let small = Small::new(DType::F32).train(&mut optim, 0..3, &[]);
-    optim.save(&path).unwrap();
-    small.train(&mut optim, 3..4, &[]);
-    let mut loaded = adam();
-    loaded.load(&path).unwrap();
-    assert_eq!(loaded.scaler().counters().steps(), 3);
-    let files = std::fs::read_dir(folder.path()).unwrap().count();
-    assert_eq!(files, 1, "something was left behind");
-}
-
 /// An error is one that a program can match on and print.
 #[test]
 fn errors_are_values() {
@@ -253,48 +196,45 @@ fn errors_are_values() {
     check(AmpError::EmptyState);
 }
 
-/// What `save` wrote, `load` reads, whatever else has the name without the extension.
+/// What `save` wrote, `load` reads, whatever else has the name without the extension, or had the name before.
 #[test]
-fn neighbours_of_the_same_name_do_not_matter() {
+fn what_was_saved_last_is_loaded() {
+    let save = |path: &Path, steps| {
+        let saved = trained(adam(), DType::F32, 0..steps, &[]).save(path);
+        saved.unwrap();
+    };
+    // What is in the folder before, and the names by which it is saved and loaded.
+    type Before<'a> = &'a dyn Fn(&Path);
+    let nothing: Before = &|_| ();
+    let an_old_file: Before = &|folder| save(&folder.join("optim.bpk"), 1);
+    let a_folder: Before = &|folder| fs::create_dir(folder.join("optim")).unwrap();
+    let without_extension = |folder: &Path, steps| {
+        save(&folder.join("old.bpk"), steps);
+        fs::rename(folder.join("old.bpk"), folder.join("optim")).unwrap();
+    };
+    let an_old_file_without: Before = &|folder| without_extension(folder, 1);
+    for (before, name, files) in [
+        (nothing, "optim", 1),
+        (an_old_file, "optim.bpk", 1),
+        (a_folder, "optim", 2),
+        (an_old_file_without, "optim", 2),
+    ] {
+        let folder = tempdir().unwrap();
+        before(folder.path());
+        let path = folder.path().join(name);
+        save(&path, 3);
+        assert!(folder.path().join("optim.bpk").is_file());
+        assert_eq!(loaded_steps(&path), 3);
+        assert_eq!(names(folder.path()).len(), files, "what was left behind");
+    }
+    // Without any other, a file needs no extension to be loaded.
     let folder = tempdir().unwrap();
-    let mut optim = adam();
-    Small::new(DType::F32).train(&mut optim, 0..3, &[]);
-
-    let path = folder.path().join("run");
-    std::fs::create_dir(&path).unwrap();
-    optim.save(&path).unwrap();
-    assert!(folder.path().join("run.bpk").is_file());
-    let mut loaded = adam();
-    loaded.load(&path).unwrap();
-    assert_eq!(loaded.scaler().counters().steps(), 3);
+    without_extension(folder.path(), 3);
+    assert_eq!(loaded_steps(&folder.path().join("optim")), 3);
 }
 
-/// A file from before, without an extension, is not what was saved last.
-#[test]
-fn an_old_file_without_extension_does_not_win() {
-    let folder = tempdir().unwrap();
-    let (path, elsewhere) = (folder.path().join("optim"), folder.path().join("old.bpk"));
-    adam().save(&elsewhere).unwrap();
-    std::fs::rename(elsewhere, &path).unwrap();
-
-    let mut optim = adam();
-    Small::new(DType::F32).train(&mut optim, 0..3, &[]);
-    optim.save(&path).unwrap();
+fn loaded_steps(path: &Path) -> u64 {
     let mut loaded = adam();
-    loaded.load(&path).unwrap();
-    assert_eq!(loaded.scaler().counters().steps(), 3);
-}
-
-/// Without any other, a file needs no extension to be loaded.
-#[test]
-fn a_file_without_extension_can_be_loaded() {
-    let folder = tempdir().unwrap();
-    let (path, elsewhere) = (folder.path().join("optim"), folder.path().join("old.bpk"));
-    let mut optim = adam();
-    Small::new(DType::F32).train(&mut optim, 0..3, &[]);
-    optim.save(&elsewhere).unwrap();
-    std::fs::rename(elsewhere, &path).unwrap();
-    let mut loaded = adam();
-    loaded.load(&path).unwrap();
-    assert_eq!(loaded.scaler().counters().steps(), 3);
+    loaded.load(path).unwrap();
+    loaded.scaler().counters().steps()
 }

@@ -1,18 +1,17 @@
 //! How a file gets to its place: what can be loaded, with the permissions it had, past what killed runs have left.
 
 use burn_amp_tests::prelude::*;
-use burn_amp_tests::says;
 use burn_pack::Scalar;
 use std::{
     fs::{self, File},
-    path::{Path, PathBuf},
+    path::Path,
     time::{Duration, Instant},
 };
 use tempfile::tempdir;
 
-use crate::{
-    forge::unsealed,
-    support::{Files, Small, adam, child, folder, momentum, pack},
+use crate::support::{
+    Files, Small, adam, child, contents, folder, is_error, limited, master_adam, momentum, names,
+    parameters, place, scratch_files, trained,
 };
 
 /// One scalar, many times.
@@ -44,49 +43,24 @@ impl Many {
     }
 }
 
-fn scaler() -> GradScaler {
-    GradScalerConfig::new().init().unwrap()
-}
-
-fn names(folder: &Path) -> Vec<String> {
-    let names = fs::read_dir(folder).unwrap();
-    let name = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name();
-    names
-        .map(|entry| name(entry).into_string().unwrap())
-        .collect()
-}
-
 /// Burn's reader takes 100,000 tensors.
 #[test]
 fn more_tensors_than_can_be_loaded_replace_no_file() {
-    let folder = tempdir().unwrap();
-    let path = folder.path().join("window.bpk");
+    let (folder, path) = place("window.bpk");
     let config = AccumulationConfig::new(9);
-    let mut many = Many::new(100_000, DType::F32);
     let mut window = config.init().unwrap();
-    let accumulate = |window: &mut AccumulationWindow, many: &Many| {
-        scaler().accumulate(window, many.gradients(), many).unwrap();
+    let accumulate = |window: &mut AccumulationWindow, count| {
+        let many = Many::new(count, DType::F32);
+        let mut scaler = GradScalerConfig::new().init().unwrap();
+        scaler.accumulate(window, many.gradients(), &many).unwrap();
     };
-    accumulate(&mut window, &many);
+    accumulate(&mut window, 100_000);
     window.save(&path).unwrap();
-    let value = Tensor::from_data([0.5], &Device::flex().autodiff());
-    let one_more = Param::initialized(ParamId::from(1), value.require_grad());
-    many.parameters.push(one_more);
-    accumulate(&mut window, &many);
-    for error in [
-        window.save(&path).unwrap_err(),
-        window.into_bytes().unwrap_err(),
-    ] {
-        assert!(matches!(error, AmpError::RecordIo { .. }), "{error:?}");
-        assert!(error.to_string().contains("100001 tensors"), "{error}");
-    }
-    assert!(
-        window
-            .save(&path)
-            .unwrap_err()
-            .to_string()
-            .contains("window.bpk")
-    );
+    accumulate(&mut window, 100_001);
+    let error = window.save(&path).unwrap_err();
+    is_error(&error, "RecordIo", ["100001 tensors", "window.bpk"]);
+    let error = window.into_bytes().unwrap_err();
+    is_error(&error, "RecordIo", ["100001 tensors"]);
     let mut window = config.init().unwrap();
     window.load(&path).unwrap();
     assert_eq!(window.gradients(), 100_000);
@@ -96,18 +70,16 @@ fn more_tensors_than_can_be_loaded_replace_no_file() {
 #[test]
 fn more_of_an_optimizers_tensors_than_can_be_loaded() {
     let many = Many::new(50_001, DType::F32);
-    let mut optim = ScaledOptimizer::new(AdamConfig::new().init(), scaler());
+    let mut optim = adam();
     optim.step(0.1, many.clone(), many.gradients());
-    let error = optim.into_bytes().unwrap_err();
-    assert!(matches!(error, AmpError::RecordIo { .. }), "{error:?}");
+    is_error(&optim.into_bytes().unwrap_err(), "RecordIo", []);
 }
 
 /// Burn loads all state in one float dtype.
 #[test]
 fn what_burn_would_round_replaces_no_file() {
-    let folder = tempdir().unwrap();
-    let path = folder.path().join("optim.bpk");
-    let mut optim = ScaledOptimizer::new(AdamConfig::new().init(), scaler());
+    let (_folder, path) = place("optim.bpk");
+    let mut optim = adam();
     optim.save(&path).unwrap();
     let good = fs::read(&path).unwrap();
     let many = Many::new(2, DType::F64);
@@ -115,8 +87,7 @@ fn what_burn_would_round_replaces_no_file() {
     let grads = optim.backward(loss, &many);
     optim.step(0.1, many, grads);
     let error = optim.save(&path).unwrap_err();
-    assert!(matches!(error, AmpError::RecordIo { .. }), "{error:?}");
-    says(&error, ["f64", "configure(FloatDType::F64)"]);
+    is_error(&error, "RecordIo", ["f64", "configure(FloatDType::F64)"]);
     assert_eq!(fs::read(&path).unwrap(), good);
 }
 
@@ -124,9 +95,8 @@ fn what_burn_would_round_replaces_no_file() {
 #[test]
 fn f64_resumes_where_it_is_the_default() {
     let folder = tempdir().unwrap();
-    let output = child("written::trains_in_f64", folder.path())
-        .output()
-        .unwrap();
+    let mut child = child("written::trains_in_f64", folder.path());
+    let output = child.output().unwrap();
     assert!(output.status.success(), "{output:?}");
     assert!(folder.path().join("done").exists());
 }
@@ -138,37 +108,29 @@ fn trains_in_f64() {
     Device::default().configure(FloatDType::F64).unwrap();
     let path = folder.join("optim.bpk");
     let step = |optim: &mut ScaledOptimizer<ModuleOptimizer>, many: Many| {
-        let loss = many
-            .parameters
-            .iter()
-            .map(|p| p.val().powi_scalar(3).sum())
-            .reduce(|a, b| a + b);
+        let cubes = many.parameters.iter();
+        let cubes = cubes.map(|p| p.val().powi_scalar(3).sum());
+        let loss = cubes.reduce(|a, b| a + b);
         let grads = optim.backward(loss.unwrap(), &many);
         optim.step(0.1, many, grads)
     };
-    let new = || ScaledOptimizer::new(AdamConfig::new().init(), scaler());
-    let (mut optim, mut many) = (new(), Many::new(2, DType::F64));
+    let (mut optim, mut many) = (adam(), Many::new(2, DType::F64));
     for _ in 0..3 {
         many = step(&mut optim, many);
     }
     optim.save(&path).unwrap();
-    let mut resumed = new();
+    let mut resumed = adam();
     resumed.load(&path).unwrap();
     let mut again = many.clone();
     for _ in 0..3 {
         many = step(&mut optim, many);
         again = step(&mut resumed, again);
     }
-    let saved = pack(optim.into_bytes().unwrap());
-    assert!(
-        saved
-            .tensors
-            .values()
-            .all(|(_, values)| values.0 == DType::F64)
-    );
-    assert_eq!(pack(resumed.into_bytes().unwrap()), saved);
-    let bits = |many: &Many| crate::support::parameters(many);
-    assert_eq!(bits(&again), bits(&many));
+    let saved = contents(&mut optim);
+    let mut tensors = saved.tensors.values();
+    assert!(tensors.all(|(_, values)| values.0 == DType::F64));
+    assert_eq!(contents(&mut resumed), saved);
+    assert_eq!(parameters(&again), parameters(&many));
     fs::write(folder.join("done"), "").unwrap();
 }
 
@@ -185,29 +147,15 @@ mod unix {
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
     }
 
-    fn scratch_files(folder: &Path) -> Vec<PathBuf> {
-        let names = names(folder).into_iter();
-        let scratch = names.filter(|name| name.ends_with(".tmp"));
-        scratch.map(|name| folder.join(name)).collect()
-    }
-
     /// Saves in a process that the system kills in the middle of it.
     fn killed_save(folder: &Path) {
-        let test = child("written::saves_a_large_file", folder);
-        let mut shell = std::process::Command::new("sh");
-        shell.args(["-c", "ulimit -f 8; exec \"$0\" \"$@\""]);
-        shell.arg(test.get_program()).args(test.get_args());
-        for (name, value) in test.get_envs() {
-            shell.env(name, value.unwrap());
-        }
-        let status = shell.output().unwrap().status;
-        assert_eq!(status.code(), None, "it should have been killed");
+        let output = limited("written::saves_a_large_file", folder, "ulimit -f 8;");
+        assert_eq!(output.status.code(), None, "it should have been killed");
     }
 
     #[test]
     fn a_private_file_is_never_open_to_others() {
-        let folder = tempdir().unwrap();
-        let path = folder.path().join("optim.bpk");
+        let (folder, path) = place("optim.bpk");
         momentum().save(&path).unwrap();
         for wanted in [0o600, 0o400, 0o640] {
             set_mode(&path, wanted);
@@ -227,8 +175,7 @@ mod unix {
 
     #[test]
     fn what_a_killed_save_has_left_is_removed_by_the_next() {
-        let folder = tempdir().unwrap();
-        let path = folder.path().join("optim.bpk");
+        let (folder, path) = place("optim.bpk");
         killed_save(folder.path());
         killed_save(folder.path());
         // One that is still being written, as its lock says, and files of others.
@@ -279,8 +226,7 @@ mod unix {
         }
         let circle = folder.path().join("circle.bpk");
         symlink("circle.bpk", &circle).unwrap();
-        let error = optim.save(&circle).unwrap_err();
-        assert!(matches!(error, AmpError::RecordIo { .. }), "{error:?}");
+        is_error(&optim.save(&circle).unwrap_err(), "RecordIo", []);
         assert!(fs::symlink_metadata(&circle).unwrap().is_symlink());
     }
 }
@@ -290,7 +236,7 @@ mod unix {
 fn saves_a_large_file() {
     let Some(folder) = folder() else { return };
     let many = Many::new(1000, DType::F32);
-    let mut optim = ScaledOptimizer::new(AdamConfig::new().init(), scaler());
+    let mut optim = adam();
     optim.step(0.1, many.clone(), many.gradients());
     optim.save(folder.join("optim.bpk")).unwrap();
 }
@@ -298,11 +244,9 @@ fn saves_a_large_file() {
 /// 255 bytes are what file systems take.
 #[test]
 fn a_name_of_any_length() {
-    let folder = tempdir().unwrap();
-    let path = folder.path().join(format!("{}.bpk", "n".repeat(251)));
+    let (folder, path) = place(&format!("{}.bpk", "n".repeat(251)));
     for steps in 1..3 {
-        let mut optim = adam();
-        Small::new(DType::F32).train(&mut optim, 0..steps, &[]);
+        let mut optim = trained(adam(), DType::F32, 0..steps, &[]);
         optim.save(&path).unwrap();
         let found = AmpRecord::load(&path).unwrap();
         assert_eq!(found.counters(), Some(optim.scaler().counters()));
@@ -313,30 +257,19 @@ fn a_name_of_any_length() {
 /// What the head alone refuses is not read to its end: no memory would hold this file.
 #[test]
 fn the_head_comes_first() {
-    let folder = tempdir().unwrap();
-    let path = folder.path().join("large.bpk");
-    let mut newer = pack(adam().into_bytes().unwrap());
+    let (_folder, path) = place("large.bpk");
+    let mut newer = contents(&mut adam());
     (newer.scalars).insert("burn_amp.version".to_string(), Scalar::UInt(2));
     let start = Instant::now();
-    for (bytes, newer) in [
-        (unsealed(newer).to_vec(), true),
-        (b"NRUB and more".to_vec(), false),
+    for (bytes, variant) in [
+        (newer.into_bytes().to_vec(), "NewerRecord"),
+        (b"NRUB and more".to_vec(), "DamagedRecord"),
     ] {
         fs::write(&path, bytes).unwrap();
         let file = File::options().write(true).open(&path).unwrap();
         // Of holes alone.
         file.set_len(90 << 30).unwrap();
-        let error = adam().load(&path).unwrap_err();
-        assert_eq!(
-            matches!(error, AmpError::NewerRecord { .. }),
-            newer,
-            "{error}"
-        );
-        assert_eq!(
-            matches!(error, AmpError::DamagedRecord { .. }),
-            !newer,
-            "{error}"
-        );
+        is_error(&adam().load(&path).unwrap_err(), variant, []);
     }
     assert!(start.elapsed() < Duration::from_secs(20));
 }
@@ -344,49 +277,19 @@ fn the_head_comes_first() {
 /// Four times the parameters take about four times the time.
 #[test]
 fn masters_load_in_linear_time() {
-    fn seconds<O: ModuleOptim>(
-        new: impl Fn() -> ScaledOptimizer<O>,
-        dtype: DType,
-        count: u64,
-    ) -> f64 {
-        let many = Many::new(count, dtype);
-        let mut optim = new();
+    let seconds = |count: u64| {
+        let many = Many::new(count, DType::F16);
+        let mut optim = master_adam();
         optim.step(0.1, many.clone(), many.gradients());
         let record = optim.optimizer().to_record().unwrap();
-        let mut loaded = new();
+        let mut loaded = master_adam();
         let start = Instant::now();
         loaded.optimizer_mut().load_record(record).unwrap();
         start.elapsed().as_secs_f64()
-    }
-    let new = || {
-        let masters = MasterWeights::new(AdamConfig::new().build());
-        ScaledOptimizer::new(masters, scaler())
     };
-    let (few, many) = (
-        seconds(new, DType::F16, 2_000),
-        seconds(new, DType::F16, 8_000),
-    );
+    let (few, many) = (seconds(2_000), seconds(8_000));
     assert!(
         many < 8.0 * few,
         "{many} s for four times the parameters of {few} s"
-    );
-}
-
-/// SGD without momentum has no state of its own beside the masters.
-#[test]
-fn masters_of_an_optimizer_without_state() {
-    let new = || {
-        let masters = MasterWeights::new(SgdConfig::new().build());
-        ScaledOptimizer::new(masters, scaler())
-    };
-    let mut saved = new();
-    let small = Small::new(DType::F16).train(&mut saved, 0..3, &[]);
-    let mut loaded = new();
-    loaded.from_bytes(saved.into_bytes().unwrap()).unwrap();
-    small.clone().train(&mut saved, 3..5, &[]);
-    small.train(&mut loaded, 3..5, &[]);
-    assert_eq!(
-        pack(loaded.into_bytes().unwrap()),
-        pack(saved.into_bytes().unwrap())
     );
 }

@@ -1,7 +1,7 @@
 //! Parameters and packs in a form that can be compared bit by bit.
 
 use crate::prelude::*;
-use burn_pack::{DType, Reader, Scalar};
+use burn_pack::{DType, Reader, Scalar, Tensor as Stored, Writer};
 use std::collections::BTreeMap;
 
 /// Dtype, shape and bytes.
@@ -22,6 +22,34 @@ pub struct Pack {
     pub scalars: BTreeMap<String, Scalar>,
     /// By name.
     pub metadata: BTreeMap<String, String>,
+}
+
+impl Pack {
+    /// The burnpack as it is, whatever its checksum says.
+    pub fn into_bytes(self) -> Bytes {
+        let tensors = self.tensors.into_iter();
+        let tensors = tensors.map(|(name, (id, (dtype, shape, bytes)))| {
+            Stored::new(name, dtype, shape, id, Bytes::from_bytes_vec(bytes))
+        });
+        let mut writer = Writer::new(tensors.collect());
+        for (name, value) in &self.scalars {
+            writer = writer.with_scalar(name, *value);
+        }
+        for (name, value) in &self.metadata {
+            writer = writer.with_metadata(name, value);
+        }
+        writer.into_bytes().unwrap()
+    }
+}
+
+/// The state of an optimizer.
+pub fn state<O: ModuleOptim>(optim: &O) -> Pack {
+    pack(optim.to_record().unwrap().into_bytes().unwrap())
+}
+
+/// The record of a scaled optimizer.
+pub fn contents<O: ModuleOptim>(optim: &mut ScaledOptimizer<O>) -> Pack {
+    pack(optim.into_bytes().unwrap())
 }
 
 /// Opens a burnpack.

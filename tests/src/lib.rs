@@ -11,14 +11,14 @@ mod run;
 mod says;
 pub mod small;
 
-pub use bits::{Pack, Values, pack, parameters, stored, values};
+pub use bits::{Pack, Values, contents, pack, parameters, state, stored, values};
 pub use files::Files;
 pub use fill::{address, fill, fill_with_ids, gradients, random, wave};
 pub use log_max_again::LogMaxAgain;
 pub use logs::{captured, logs};
 pub use panics::{panic_message, quietly};
-pub use run::Run;
-pub use says::{only, says};
+pub use run::{Run, Snapshot};
+pub use says::{is_error, only, says};
 
 use burn::optim::GradientsParams;
 use burn_amp::{GradScaler, ScaledGradients, StepOutcome};

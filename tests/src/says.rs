@@ -1,5 +1,6 @@
 //! What messages say.
 
+use burn_amp::AmpError;
 use std::fmt::Display;
 
 /// Asserts that a message, or an error's, has all of these parts.
@@ -9,6 +10,14 @@ pub fn says<const N: usize>(message: &(impl Display + ?Sized), parts: [&str; N])
     for part in parts {
         assert!(message.contains(part), "no {part} in: {message}");
     }
+}
+
+/// Asserts that an error is of this variant, and that its message has all of these parts.
+#[track_caller]
+pub fn is_error<const N: usize>(error: &AmpError, variant: &str, parts: [&str; N]) {
+    let found = format!("{error:?}");
+    assert!(found.starts_with(variant), "no {variant}: {found}");
+    says(error, parts);
 }
 
 /// The only message that there is.

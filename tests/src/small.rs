@@ -54,6 +54,17 @@ impl Small {
     }
 }
 
+/// The optimizer after the steps of a model that is not needed.
+pub fn trained<O: ModuleOptim>(
+    mut optim: ScaledOptimizer<O>,
+    dtype: DType,
+    steps: std::ops::Range<usize>,
+    overflows: &[usize],
+) -> ScaledOptimizer<O> {
+    Small::new(dtype).train(&mut optim, steps, overflows);
+    optim
+}
+
 fn scaled<O: ModuleOptim>(optim: O) -> ScaledOptimizer<O> {
     let scaler = GradScalerConfig::new().with_growth_interval(3);
     ScaledOptimizer::new(optim, scaler.init().unwrap())

@@ -2,8 +2,8 @@
 
 use burn_amp_tests::prelude::*;
 
-use super::{flex, step, steps};
-use crate::support::{Net, parameters, state};
+use super::{flex, of_batch, same_steps, steps_by_hand};
+use crate::support::{Net, parameters, state, steps};
 
 fn biases() -> ParamGroup {
     ParamGroup::from_predicate("bias")
@@ -29,24 +29,13 @@ fn groups_have_settings_and_learning_rates() {
     let mut fused = FusedAdamW::new(config()).unwrap();
     fused = fused.with_group(biases(), plain).unwrap();
     fused = fused.with_group(head(), slow).unwrap();
-    let lr = || {
-        let mut scheduler = ModuleLrScheduler::new(0.01)
-            .with_group(ParamGroup::from_predicate("hidden"), 0.05)
-            .with_group(ParamGroup::from_path("hidden.bias"), 0.002);
-        scheduler.step()
-    };
-
-    let mut expected = Net::full(&flex());
-    let mut net = expected.clone();
-    for number in 0..50 {
-        expected = step(&mut burns, lr(), expected, number);
-        net = step(&mut fused, lr(), net, number);
-        assert!(parameters(&net) == parameters(&expected), "step {number}");
-    }
-    let state = state(&fused);
-    assert_eq!(state, crate::support::state(&burns));
-    let maxima = state.tensors.keys().filter(|name| name.contains("max"));
-    assert_eq!(maxima.count(), 2);
+    let mut scheduler = ModuleLrScheduler::new(0.01)
+        .with_group(ParamGroup::from_predicate("hidden"), 0.05)
+        .with_group(ParamGroup::from_path("hidden.bias"), 0.002);
+    let (lr, start) = (scheduler.step(), Net::full(&flex()));
+    same_steps((&mut burns, &mut fused), lr, &start, 0..50, of_batch);
+    let names = state(&fused).tensors.into_keys();
+    assert_eq!(names.filter(|name| name.contains("max")).count(), 2);
 }
 
 /// A group that is added later begins without state; the others keep theirs.
@@ -55,17 +44,12 @@ fn a_new_group_begins_again() {
     let mut burns = config().init();
     let mut fused = FusedAdamW::new(config()).unwrap();
     let start = Net::full(&flex());
-    let expected = steps(&mut burns, start.clone(), 0..5);
-    let net = steps(&mut fused, start, 0..5);
-    burns = burns.with_group(biases(), config().with_beta_1(0.5).build(), None);
-    fused = fused
-        .with_group(biases(), config().with_beta_1(0.5))
-        .unwrap();
+    let net = same_steps((&mut burns, &mut fused), 0.01, &start, 0..5, of_batch);
+    let slow = config().with_beta_1(0.5);
+    burns = burns.with_group(biases(), slow.build(), None);
+    fused = fused.with_group(biases(), slow).unwrap();
     assert_eq!(state(&fused), state(&burns));
-    let expected = steps(&mut burns, expected, 5..10);
-    let net = steps(&mut fused, net, 5..10);
-    assert!(parameters(&net) == parameters(&expected));
-    assert_eq!(state(&fused), state(&burns));
+    same_steps((&mut burns, &mut fused), 0.01, &net, 5..10, of_batch);
 }
 
 #[test]
@@ -78,9 +62,8 @@ fn frozen_parameters_stay() {
     assert!(!net.hidden.weight.val().is_require_grad());
     assert!(net.head.weight.val().is_require_grad());
     // In the module's order: stem, hidden, head.
-    let stays: Vec<bool> = (before.iter().zip(parameters(&net)))
-        .map(|(before, after)| *before == after)
-        .collect();
+    let after = parameters(&net);
+    let stays = [0, 1, 2, 3, 4, 5].map(|index| before[index] == after[index]);
     assert_eq!(stays, [false, false, true, true, false, false]);
     assert_eq!(state(&fused).tensors.len(), 2 * 4);
 }
@@ -95,17 +78,12 @@ fn tied_parameters() {
         second: Param<Tensor<2>>,
     }
 
-    fn run<O: ModuleOptim>(optim: &mut O, mut tied: Tied) -> Tied {
-        for number in 0..4 {
-            let input = Tensor::<2>::full([3, 2], number as f32 - 1.5, &flex());
-            let hidden = input.matmul(tied.first.val()) + tied.between.val().unsqueeze();
-            let loss = hidden.matmul(tied.second.val()).square().mean();
-            let grads = GradientsParams::from_grads(loss.backward(), &tied);
-            tied = optim.step(0.1.into(), tied, grads);
-        }
-        tied
-    }
-
+    let grads = |tied: &Tied, step: usize| {
+        let input = Tensor::<2>::full([3, 2], step as f32 - 1.5, &flex());
+        let hidden = input.matmul(tied.first.val()) + tied.between.val().unsqueeze();
+        let loss = hidden.matmul(tied.second.val()).square().mean();
+        GradientsParams::from_grads(loss.backward(), tied)
+    };
     let shared = Tensor::<2>::from_data([[0.5, -1.0], [2.0, 0.25]], &flex());
     let first = Param::from_tensor(shared);
     let tied = Tied {
@@ -116,11 +94,8 @@ fn tied_parameters() {
     let sgd = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
     let mut burns = sgd.init();
     let mut fused = FusedSgd::new(sgd).unwrap();
-    let expected = run(&mut burns, tied.clone());
-    let stepped = run(&mut fused, tied.clone());
-    assert!(parameters(&stepped) == parameters(&expected));
+    let stepped = same_steps((&mut burns, &mut fused), 0.1, &tied, 0..4, grads);
     assert!(parameters(&stepped) != parameters(&tied));
-    assert_eq!(state(&fused), state(&burns));
 }
 
 /// Its parameters keep what autodiff knows of them.
@@ -138,22 +113,12 @@ fn checkpointing_and_gradients_go_on() {
 /// Layers on two devices, where there are two: parameters and states stay on their own.
 #[test]
 fn parameters_on_several_devices() {
-    use burn::tensor::FloatDType;
-
-    fn run<O: ModuleOptim>(optim: &mut O, mut net: Net) -> Net {
-        for number in 0..4 {
-            let grads = super::gradients(&net, number, FloatDType::F32);
-            net = optim.step(0.01.into(), net, grads);
-        }
-        net
-    }
-
     let mut net = Net::full(&Device::default().autodiff());
     net.head = net.head.fork(&flex());
     let mut burns = ModuleOptimizer::from(config().build());
     let mut fused = FusedAdamW::new(config()).unwrap();
-    let expected = run(&mut burns, net.clone());
-    let stepped = run(&mut fused, net.clone());
+    let expected = steps_by_hand(&mut burns, 0.01, net.clone(), 0..4);
+    let stepped = steps_by_hand(&mut fused, 0.01, net.clone(), 0..4);
     assert_eq!(stepped.hidden.weight.device(), net.hidden.weight.device());
     assert_eq!(stepped.head.weight.device(), flex());
     // The head's, on Flex.
@@ -168,14 +133,13 @@ fn parameters_on_several_devices() {
 /// As any other optimizer, in a `ScaledOptimizer` without a scale.
 #[test]
 fn it_can_be_wrapped_without_a_scale() {
+    let start = Net::full(&flex());
     let mut fused = FusedAdamW::new(config()).unwrap();
-    let expected = steps(&mut fused, Net::full(&flex()), 0..3);
-    let mut wrapped = ScaledOptimizer::from(FusedAdamW::new(config()).unwrap());
-    let mut net = Net::full(&flex());
-    for number in 0..3 {
-        let loss = net.loss(crate::support::batch(number, &flex()));
-        let grads = GradientsParams::from_grads(loss.backward(), &net);
-        net = wrapped.step(0.01, net, grads);
-    }
+    let mut wrapped = ScaledOptimizer::from(fused.clone());
+    let expected = steps(&mut fused, start.clone(), 0..3);
+    let net = (0..3).fold(start, |net, number| {
+        let grads = of_batch(&net, number);
+        wrapped.step(0.01, net, grads)
+    });
     assert!(parameters(&net) == parameters(&expected));
 }

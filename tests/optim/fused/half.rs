@@ -3,42 +3,38 @@
 use burn_amp_tests::prelude::*;
 
 use super::{flex, gradients};
-use crate::support::{Net, State, parameters, state};
+use crate::support::{Net, Pack, parameters, state};
 
 /// A run in which the first parameter is edited between; gradients come in f32 and in half precision by turns.
 fn run<O: ModuleOptim>(optim: &mut O, mut net: Net, dtype: FloatDType) -> Net {
     for number in 0..12 {
-        let gradient = if number % 3 == 1 {
-            dtype
-        } else {
-            FloatDType::F32
+        let gradient = match number % 3 {
+            1 => dtype,
+            _ => FloatDType::F32,
         };
         let grads = gradients(&net, number, gradient);
         net = optim.step(0.003.into(), net, grads);
         if number == 6 {
             let edit = |weight: Tensor<2>| weight.inner().mul_scalar(1.5);
-            net.hidden.weight =
-                (net.hidden.weight).map(|w| Tensor::from_inner(edit(w)).require_grad());
+            let edit = |weight| Tensor::from_inner(edit(weight)).require_grad();
+            net.hidden.weight = net.hidden.weight.map(edit);
         }
     }
     net
 }
 
-/// The record's names with `inner` or without.
-fn unwrapped(state: State) -> State {
+/// The state, whose names are with `inner` or without.
+fn unwrapped<O: ModuleOptim>(optim: &O) -> Pack {
+    let Pack {
+        tensors,
+        scalars,
+        metadata,
+    } = state(optim);
     let name = |name: String| name.replace(".inner.", ".");
-    State {
-        tensors: state
-            .tensors
-            .into_iter()
-            .map(|(n, t)| (name(n), t))
-            .collect(),
-        scalars: state
-            .scalars
-            .into_iter()
-            .map(|(n, s)| (name(n), s))
-            .collect(),
-        paths: state.paths,
+    Pack {
+        tensors: tensors.into_iter().map(|(n, t)| (name(n), t)).collect(),
+        scalars: scalars.into_iter().map(|(n, s)| (name(n), s)).collect(),
+        metadata,
     }
 }
 
@@ -56,7 +52,7 @@ fn compare<C: Clone>(optim: impl Optimizer, fused: Fused<C>) {
                 // Names too.
                 assert_eq!(state(&fused), state(&masters));
             }
-            assert_eq!(unwrapped(state(&fused)), unwrapped(state(&masters)));
+            assert_eq!(unwrapped(&fused), unwrapped(&masters));
         }
     }
 }
@@ -91,36 +87,24 @@ fn sgd() {
 /// `ScaledOptimizer` hands f32 gradients to half-precision parameters, and averages the masters.
 #[test]
 fn it_is_scaled_and_averaged() {
-    #[derive(Module, Debug)]
-    struct One {
-        values: Param<Tensor<1>>,
-    }
-
-    fn run<O: ModuleOptim>(optim: O, mut one: One) -> (Vec<f32>, State) {
-        let scaler = GradScalerConfig::new()
-            .with_init_scale(256.0)
-            .init()
-            .unwrap();
-        let ema = burn_amp::EmaConfig::new().with_momentum(0.5);
-        let mut optim = ScaledOptimizer::new(optim, scaler).with_ema(ema).unwrap();
+    fn run<O: ModuleOptim>(optim: O, mut one: Param<Tensor<1>>) -> (Vec<f32>, Pack) {
+        let scaler = GradScalerConfig::new().with_init_scale(256.0);
+        let ema = EmaConfig::new().with_momentum(0.5);
+        let optim = ScaledOptimizer::new(optim, scaler.init().unwrap());
+        let mut optim = optim.with_ema(ema).unwrap();
         for _ in 0..5 {
-            let loss = one.values.val().cast(FloatDType::F32).square().sum();
+            let loss = one.val().cast(FloatDType::F32).square().sum();
             let grads = optim.backward(loss, &one);
             one = optim.step(1e-4, one, grads);
         }
         assert_eq!(optim.scaler().counters().stepped(), 5);
-        let average = optim.ema().unwrap().get(&one.values).unwrap();
-        (
-            average.to_data().try_to_vec().unwrap(),
-            state(optim.optimizer()),
-        )
+        let average = optim.ema().unwrap().get(&one).unwrap();
+        let average = average.into_data().try_to_vec().unwrap();
+        (average, state(optim.optimizer()))
     }
 
     let values = Tensor::<1>::from_data([1.0, -2.0, 0.1], &flex());
-    let one = One {
-        values: Param::from_tensor(values),
-    };
-    let one = to_half(one, FloatDType::F16, &[]);
+    let one = to_half(Param::from_tensor(values), FloatDType::F16, &[]);
     let config = AdamConfig::new();
     let expected = run(MasterWeights::new(config.build()), one.clone());
     assert_eq!(run(FusedAdam::new(config).unwrap(), one), expected);
@@ -147,5 +131,5 @@ fn a_model_that_changes_its_precision() {
     let net = Net::full(&flex());
     let expected = run(&mut masters, net.clone());
     assert!(parameters(&run(&mut fused, net)) == parameters(&expected));
-    assert_eq!(unwrapped(state(&fused)), unwrapped(state(&masters)));
+    assert_eq!(unwrapped(&fused), unwrapped(&masters));
 }

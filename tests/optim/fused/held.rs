@@ -1,15 +1,10 @@
 //! What is overwritten in place, and what somebody else holds.
 
 use burn_amp_tests::prelude::*;
-use burn_amp_tests::says;
-use burn_amp_tests::{address, panic_message};
+use burn_amp_tests::{address, panic_message, says};
 
-use super::{flex, gradients, step, steps};
-use crate::support::{Net, parameters, state};
-
-fn adam() -> FusedAdam {
-    FusedAdam::new(AdamConfig::new()).unwrap()
-}
+use super::{flex, gradients, of_batch, run::adam, same_steps, steps_by_hand};
+use crate::support::{Net, parameters, state, step, steps};
 
 #[test]
 fn parameters_are_overwritten_in_place() {
@@ -45,33 +40,15 @@ fn a_held_module_stays() {
     assert!(parameters(&net) == parameters(&expected));
 }
 
-/// A clone of the optimizer goes its own way.
-#[test]
-fn a_clone_is_a_fork() {
-    let mut fused = adam();
-    let net = steps(&mut fused, Net::full(&flex()), 0..3);
-    let mut fork = fused.clone();
-    let before = state(&fork);
-    let one = steps(&mut fused, net.clone(), 3..6);
-    assert_eq!(state(&fork), before);
-    let other = steps(&mut fork, net, 3..6);
-    assert!(parameters(&one) == parameters(&other));
-    assert_eq!(state(&fused), state(&fork));
-}
-
 /// On CubeCL devices too, where a record's values are read late.
 #[test]
 fn a_record_stays_as_it_was_taken() {
     let mut fused = adam();
-    let mut net = Net::full(&Device::default().autodiff());
-    for number in 0..3 {
-        let grads = gradients(&net, number, FloatDType::F32);
-        net = fused.step(0.01, net, grads);
-    }
+    let net = Net::full(&Device::default().autodiff());
+    let net = steps_by_hand(&mut fused, 0.01, net, 0..3);
     let expected = state(&fused);
     let record = fused.to_record().unwrap();
-    let grads = gradients(&net, 3, FloatDType::F32);
-    fused.step(0.01, net, grads);
+    steps_by_hand(&mut fused, 0.01, net, 3..4);
     assert!(state(&fused) != expected);
     let mut loaded = adam();
     loaded.load_record(record).unwrap();
@@ -84,9 +61,7 @@ fn inside_of_burns_optimizer() {
     let mut fused = adam();
     let middle = steps(&mut fused, Net::full(&flex()), 0..3);
     let mut alone = ModuleOptimizer::from(fused.clone());
-    let expected = steps(&mut fused, middle.clone(), 3..6);
-    assert!(parameters(&steps(&mut alone, middle, 3..6)) == parameters(&expected));
-    assert_eq!(state(&alone), state(&fused));
+    same_steps((&mut fused, &mut alone), 0.01, &middle, 3..6, of_batch);
 }
 
 /// A step that panics leaves nothing open: other optimizers of the thread step on. Its own state is lost, and says so.
@@ -95,16 +70,13 @@ fn after_a_panic() {
     let mut fused = adam();
     let net = steps(&mut fused, Net::full(&flex()), 0..2);
     let mut wrong = GradientsParams::new();
-    wrong.register(
-        net.hidden.weight.id,
-        Tensor::<2>::ones([8, 5], &Device::flex()),
-    );
-    let (fork, lost) = (fused.clone(), net.clone());
+    let other_shape = Tensor::<2>::ones([8, 5], &Device::flex());
+    wrong.register(net.hidden.weight.id, other_shape);
+    let (mut fork, lost) = (fused.clone(), net.clone());
     panic_message(|| fused.step(0.1, lost, wrong));
 
-    let burns = |net: Net| steps(&mut ModuleOptimizer::from(fork.clone()), net, 2..4);
-    let expected = steps(&mut fork.clone(), net.clone(), 2..4);
-    assert!(parameters(&burns(net.clone())) == parameters(&expected));
+    let mut burns = ModuleOptimizer::from(fork.clone());
+    same_steps((&mut fork, &mut burns), 0.01, &net, 2..4, of_batch);
 
     let message = panic_message(|| step(&mut fused, 0.1, net.clone(), 2));
     says(&message, ["an earlier step has panicked"]);

@@ -1,36 +1,42 @@
-//! Steps that the device decides beside those that are waited for: the same bits, whatever stands around the step. Each call of
-//! `same_bits` is a row.
+//! Steps of one executor beside those of another: the same bits, whatever stands around the step. Each call of
+//! `pending` is a row; those of a captured step are in `captured`.
 
-use burn_amp_tests::{prelude::*, wave};
+use burn_amp_tests::{prelude::*, stored, wave};
 
-use super::{
-    captured::{Batch, batch, loss},
-    unheard::{Event, Net, Run, Waited, config, event, is_flex},
+use super::run::{
+    Event, Executor, Net, Run, Values, Waited, adam, batch, config, event, is_flex, learning_rate,
+    nesterov,
 };
 
 /// Enough for some that are skipped and some that are clipped, before and after gradients by hand.
 const ELSEWHERE: usize = 60;
 
 /// What stands around a step, and which steps are made.
-struct Plan {
-    /// On Flex. Elsewhere [`ELSEWHERE`] at most.
-    steps: usize,
-    scaler: GradScalerConfig,
+pub struct Plan {
+    /// On Flex.
+    pub steps: usize,
+    /// On other devices; at most `steps`.
+    pub elsewhere: usize,
+    pub scaler: GradScalerConfig,
     /// Of all parameters, or of those of this name.
-    clips: Vec<(Option<&'static str>, GradientClip)>,
-    ema: Option<EmaConfig>,
+    pub clips: Vec<(Option<&'static str>, GradientClip)>,
+    pub ema: Option<EmaConfig>,
     /// From this step of `steps` on gradients that no backward pass has made, in this dtype.
-    by_hand: Option<(usize, FloatDType)>,
+    pub by_hand: Option<(usize, FloatDType)>,
+    /// The step from which on `hidden.weight` is trained; all of `hidden` is frozen before. Else all are trained from the begin.
+    pub thawed: Option<usize>,
 }
 
 impl Plan {
-    fn of(steps: usize) -> Self {
+    pub fn of(steps: usize) -> Self {
         Self {
             steps,
+            elsewhere: ELSEWHERE,
             scaler: config(),
             clips: Vec::new(),
             ema: None,
             by_hand: None,
+            thawed: None,
         }
     }
 
@@ -38,12 +44,16 @@ impl Plan {
     fn made(&self) -> usize {
         match is_flex() {
             true => self.steps,
-            false => self.steps.min(ELSEWHERE),
+            false => self.steps.min(self.elsewhere),
         }
     }
 
-    fn run<O: ModuleOptim>(&self, net: &Net, optim: O) -> Run<O> {
-        let mut run = Run::of(net, optim, self.scaler);
+    pub fn run<O: ModuleOptim>(&self, net: &Net, optim: O) -> Run<O> {
+        let mut net = net.clone();
+        if self.thawed.is_some() {
+            net.hidden = net.hidden.no_grad();
+        }
+        let mut run = Run::of(&net, optim, self.scaler);
         for (group, clip) in &self.clips {
             let clipped = match group {
                 None => run.optim.with_clipping(*clip),
@@ -60,46 +70,66 @@ impl Plan {
         run
     }
 
-    fn step<O: ModuleOptim>(&self, run: &mut Run<O>, step: usize) {
+    /// Returns the loss, if there is one.
+    fn step(&self, executor: &mut impl Executor, step: usize) -> Option<u32> {
+        if self.thawed == Some(step) {
+            let run = executor.run();
+            let weight = run.net.hidden.weight.clone().set_require_grad(true);
+            // `set_require_grad` leaves the parameter's own value, without its cast.
+            run.net.hidden.weight = weight.apply_reparameterization(run.amp.clone());
+        }
         match self.by_hand {
             Some((from, dtype)) if step * self.steps >= from * self.made() => {
-                run.step_in(dtype, step, step % 40 == 17);
+                executor.run().step_in(dtype, step, step % 40 == 17);
+                None
             }
-            _ => run.step(step, event(step)).unwrap(),
+            _ => {
+                let rows = if step % 5 == 4 { 3 } else { 4 };
+                let batch = batch(step, event(step), rows);
+                let loss = executor.step(learning_rate(step), batch);
+                Some(loss).filter(|_| is_compared(step)).map(bits)
+            }
         }
     }
 }
 
-fn average<O: ModuleOptim>(run: &Run<O>) -> Option<Vec<u32>> {
-    let average = run.optim.ema()?.get(&run.net.hidden.weight)?;
-    let values = average.into_data();
-    Some(values.iter::<f32>().map(f32::to_bits).collect())
+fn bits(loss: Tensor<1>) -> u32 {
+    loss.into_scalar::<f32>().to_bits()
 }
 
-fn record<O: ModuleOptim>(run: &mut Run<O>) -> Bytes {
-    run.optim.into_bytes().unwrap()
+/// Whether the values are, after this step.
+fn is_compared(step: usize) -> bool {
+    step % 20 == 3 || step < 8
 }
 
-fn same_bits<O: ModuleOptim + Clone>(name: &str, optim: O, plan: Plan) {
-    let net = Net::new(&Device::default().autodiff());
-    let mut pending = plan.run(&net, optim.clone());
-    let mut waited = plan.run(&net, Waited(optim));
+/// Parameters and their averages.
+fn values(executor: &impl Executor) -> (Values, Option<Values>) {
+    let net = executor.net();
+    let averages = executor.optim().ema().map(|ema| stored(&ema.module(&net)));
+    (net.values(), averages)
+}
+
+fn record(executor: &mut impl Executor) -> Bytes {
+    executor.record().into_bytes().unwrap()
+}
+
+/// Makes the steps of the plan by both.
+pub fn same_bits<A: Executor, B: Executor>(name: &str, plan: &Plan, one: &mut A, other: &mut B) {
     let mut clipped = 0;
     for step in 0..plan.made() {
         let at = format!("{name}, step {step}");
-        plan.step(&mut pending, step);
-        plan.step(&mut waited, step);
-        if step % 20 == 3 {
-            assert_eq!(pending.values(), waited.values(), "{at}");
-            assert_eq!(average(&pending), average(&waited), "{at}");
+        let losses = [plan.step(one, step), plan.step(other, step)];
+        assert_eq!(losses[0], losses[1], "{at}");
+        if is_compared(step) {
+            assert_eq!(values(one), values(other), "{at}");
         }
         if step % 100 == 45 {
-            // While steps are under way.
-            assert!(record(&mut pending) == record(&mut waited), "{at}");
+            assert!(record(one) == record(other), "{at}");
         }
         if step % 10 == 0 {
-            pending.optim.synchronize().unwrap();
-            let [one, other] = [pending.optim.scaler(), waited.optim.scaler()];
+            one.synchronize();
+            other.synchronize();
+            let (one, other) = (one.optim().scaler(), other.optim().scaler());
             assert_eq!(one.last_status(), other.last_status(), "{at}");
             let found = one.last_status().unwrap().clipped();
             let is_clipped = one.last_outcome() == Some(StepOutcome::Stepped);
@@ -107,23 +137,30 @@ fn same_bits<O: ModuleOptim + Clone>(name: &str, optim: O, plan: Plan) {
             clipped += found.unwrap_or(0);
         }
     }
-    pending.optim.synchronize().unwrap();
-    assert_eq!(pending.values(), waited.values(), "{name}");
-    assert_eq!(average(&pending), average(&waited), "{name}");
-    assert!(record(&mut pending) == record(&mut waited), "{name}");
-    let [one, other] = [pending.optim.scaler(), waited.optim.scaler()];
-    assert_eq!(one.schedule(), other.schedule(), "{name}");
-    assert_eq!(one.counters(), other.counters(), "{name}");
-    assert!(one.counters().skipped() > 0, "{name}");
+    one.synchronize();
+    other.synchronize();
+    assert_eq!(values(one), values(other), "{name}");
+    assert!(record(one) == record(other), "{name}");
+    let scalers = (one.optim().scaler(), other.optim().scaler());
+    assert_eq!(scalers.0.schedule(), scalers.1.schedule(), "{name}");
+    let counters = scalers.0.counters();
+    assert_eq!(counters, scalers.1.counters(), "{name}");
+    assert!(counters.skipped() > 0, "{name}");
     assert_eq!(clipped > 0, !plan.clips.is_empty(), "{name}");
-    for ema in [pending.optim.ema(), waited.optim.ema()] {
-        let updates = ema.map_or(one.counters().stepped(), Ema::updates);
-        assert_eq!(updates, one.counters().stepped(), "{name}");
+    let weight = one.net().hidden.weight;
+    for ema in [one.optim().ema(), other.optim().ema()] {
+        let updates = ema.map_or(counters.stepped(), Ema::updates);
+        assert_eq!(updates, counters.stepped(), "{name}");
+        let average = ema.and_then(|ema| ema.get(&weight));
+        assert_eq!(average.is_some(), plan.ema.is_some(), "{name}");
     }
 }
 
-fn adam() -> FusedAdam {
-    FusedAdam::new(AdamConfig::new()).unwrap()
+/// Steps that the device decides, beside those that are waited for.
+fn pending<O: ModuleOptim + Clone>(name: &str, optim: O, plan: Plan) {
+    let net = Net::new();
+    let mut waited = plan.run(&net, Waited(optim.clone()));
+    same_bits(name, &plan, &mut plan.run(&net, optim), &mut waited);
 }
 
 fn decayed_adam() -> FusedAdam {
@@ -131,14 +168,9 @@ fn decayed_adam() -> FusedAdam {
     FusedAdam::new(AdamConfig::new().with_weight_decay(penalty)).unwrap()
 }
 
-fn nesterov() -> FusedSgd {
-    let momentum = MomentumConfig::new().with_nesterov(true);
-    FusedSgd::new(SgdConfig::new().with_momentum(Some(momentum))).unwrap()
-}
-
 #[test]
 fn nothing_around() {
-    same_bits("plain", adam(), Plan::of(300));
+    pending("plain", adam(), Plan::of(300));
 }
 
 /// A number from 0 to 1 that is the same in every run.
@@ -146,75 +178,45 @@ fn random(step: usize, which: usize) -> f32 {
     (wave(1 + 3 * step + which, 1, 1.0)[0] + 1.0) / 2.0
 }
 
-/// Steps by hand, as those of a captured step are made.
-struct Eager<O> {
-    amp: MixedPrecision,
-    net: Net,
-    optim: ScaledOptimizer<O>,
-}
-
-impl<O: ModuleOptim> Eager<O> {
-    fn new(net: &Net, optim: O) -> Self {
-        let amp = MixedPrecision::f16().with_scaler(config()).unwrap();
-        Self {
-            net: net.clone().apply_reparameterization(amp.clone()),
-            optim: ScaledOptimizer::new(optim, &amp),
-            amp,
-        }
-    }
-
-    fn step(&mut self, lr: f64, batch: Batch) {
-        let loss = loss(&self.amp, &self.net, batch);
-        let grads = GradientsParams::from_grads(loss.backward(), &self.net);
-        self.net = self.optim.step(lr, self.net.clone(), grads);
-    }
-
-    /// Goes on from its own record with a new optimizer.
-    fn resume(&mut self, optim: O) -> Bytes {
-        let bytes = self.optim.into_bytes().unwrap();
-        self.optim = ScaledOptimizer::new(optim, &self.amp);
-        self.optim.from_bytes(bytes.clone()).unwrap();
-        bytes
-    }
-}
-
 /// Overflows, NaN losses, batches of two shapes, and records that all go on from, at random.
 #[test]
 fn whatever_happens_in_ten_thousand_steps_of_three_executors() {
     let steps = if is_flex() { 10_000 } else { 3 * ELSEWHERE };
-    let device = Device::default().autodiff();
-    let net = Net::new(&device);
-    let mut host = Eager::new(&net, Waited(adam()));
-    let mut on_device = Eager::new(&net, adam());
-    let Eager { amp, net, optim } = Eager::new(&net, adam());
-    let of = |net: &Net, batch| loss(&amp, net, batch);
-    let mut recorded = CapturedStep::new(net, optim, of).unwrap();
+    let net = Net::new();
+    let mut host = Run::of(&net, Waited(adam()), config());
+    let mut on_device = Run::of(&net, adam(), config());
+    let Run { amp, net, optim } = Run::of(&net, adam(), config());
+    let run = |(net, optim)| Run {
+        amp: amp.clone(),
+        net,
+        optim,
+    };
+    let mut recorded = run((net, optim)).captured();
     let mut records = 0;
-    for step in 0..steps {
+    for step in 0..=steps {
+        if step == steps || random(step, 2) < 0.005 {
+            let bytes = host.resume(Waited(adam()));
+            assert!(bytes == on_device.resume(adam()), "step {step}");
+            let mut by_hand = run(recorded.into_parts());
+            assert_eq!(by_hand.values(), host.values(), "step {step}");
+            assert_eq!(on_device.values(), host.values(), "step {step}");
+            assert!(bytes == by_hand.resume(adam()), "step {step}");
+            recorded = by_hand.captured();
+            records += 1;
+        }
+        if step == steps {
+            break;
+        }
         let event = match random(step, 0) {
             share if share < 0.03 => Event::Overflow,
             share if share < 0.04 => Event::Nan,
             _ => Event::Nothing,
         };
         let rows = if random(step, 1) < 0.2 { 3 } else { 4 };
-        let lr = 1e-3 / (1.0 + step as f64 / 500.0);
-        host.step(lr, batch(step, event, rows, &device));
-        on_device.step(lr, batch(step, event, rows, &device));
-        let found = recorded.step(lr, batch(step, event, rows, &device));
-        found.unwrap();
-        if random(step, 2) < 0.005 {
-            let bytes = host.resume(Waited(adam()));
-            assert!(bytes == on_device.resume(adam()), "step {step}");
-            let (net, mut optim) = recorded.into_parts();
-            assert_eq!(net.values(), host.net.values(), "step {step}");
-            assert_eq!(on_device.net.values(), host.net.values(), "step {step}");
-            assert!(bytes == optim.into_bytes().unwrap(), "step {step}");
-            drop(optim);
-            let mut optim = ScaledOptimizer::new(adam(), &amp);
-            optim.from_bytes(bytes).unwrap();
-            recorded = CapturedStep::new(net, optim, of).unwrap();
-            records += 1;
-        }
+        let lr = learning_rate(step);
+        Executor::step(&mut host, lr, batch(step, event, rows));
+        Executor::step(&mut on_device, lr, batch(step, event, rows));
+        recorded.step(lr, batch(step, event, rows)).unwrap();
     }
     let counters = host.optim.scaler().counters();
     assert_eq!(counters.steps(), steps as u64);
@@ -222,15 +224,7 @@ fn whatever_happens_in_ten_thousand_steps_of_three_executors() {
         counters.skipped() > 0 && counters.bad_losses() > 0,
         "{counters:?}"
     );
-    assert!(records > 0 || !is_flex());
-    let bytes = host.resume(Waited(adam()));
-    assert!(bytes == on_device.resume(adam()));
-    let (net, mut optim) = recorded.into_parts();
-    assert!(bytes == optim.into_bytes().unwrap());
-    assert_eq!(
-        [net.values(), on_device.net.values()],
-        [host.net.values(), host.net.values()]
-    );
+    assert!(records > 1 || !is_flex());
 }
 
 #[test]
@@ -240,7 +234,7 @@ fn gradients_by_hand_for_hundreds_of_steps() {
         by_hand: Some((0, FloatDType::F32)),
         ..Plan::of(600)
     };
-    same_bits("by hand", adam(), plan);
+    pending("by hand", adam(), plan);
 }
 
 #[test]
@@ -255,15 +249,15 @@ fn whatever_the_rule_and_the_schedule() {
         scaler,
         ..Plan::of(150)
     };
-    same_bits("adaptive", adam_w, of(config().with_schedule(adaptive)));
+    pending("adaptive", adam_w, of(config().with_schedule(adaptive)));
     let tolerant = config().with_hysteresis(3).with_warmup_steps(60);
     let tolerant = tolerant.with_warmup_scale(256.0);
-    same_bits("tolerant", nesterov(), of(tolerant));
+    pending("tolerant", nesterov(), of(tolerant));
     // What the device cannot move, the host does, and waits.
     let other_factor = config().with_growth_factor(1.5);
-    same_bits("growth by 1.5", nesterov(), of(other_factor));
+    pending("growth by 1.5", nesterov(), of(other_factor));
     let log_max = config().with_schedule(Schedule::log_max());
-    same_bits("log max", nesterov(), of(log_max));
+    pending("log max", nesterov(), of(log_max));
 }
 
 #[test]
@@ -273,11 +267,17 @@ fn averages() {
         ema: Some(ema),
         ..Plan::of(steps)
     };
-    let ema = EmaConfig::new;
-    same_bits("averages", adam(), of(200, ema().with_momentum(0.9)));
+    let ema = || EmaConfig::new().with_momentum(0.9);
+    pending("averages", adam(), of(200, ema()));
     // The host has to know when.
-    let overwritten = ema().with_overwrite_frequency(Some(3));
-    same_bits("overwritten", adam(), of(60, overwritten));
+    let overwritten = EmaConfig::new().with_overwrite_frequency(Some(3));
+    pending("overwritten", adam(), of(60, overwritten));
+    // What has no average begins with one.
+    let thawed = Plan {
+        thawed: Some(20),
+        ..of(60, ema())
+    };
+    pending("thawed", adam(), thawed);
 }
 
 /// In steps by backward passes, some of which overflow, and then by hand.
@@ -291,21 +291,21 @@ fn clipping() {
     };
     let f32 = FloatDType::F32;
     let global = [(None, GlobalNorm(0.05))];
-    same_bits("global norm", decayed_adam(), of(300, f32, &global));
+    pending("global norm", decayed_adam(), of(300, f32, &global));
     let groups = [
         (None, GlobalNorm(0.02)),
         (Some("output"), GlobalNorm(0.05)),
         (Some("hidden.bias"), Norm(0.001)),
     ];
-    same_bits("groups", nesterov(), of(200, FloatDType::F16, &groups));
+    pending("groups", nesterov(), of(200, FloatDType::F16, &groups));
     let each = [
         (None, Norm(0.03)),
         (Some("bias"), Value(0.004)),
         (Some("output.weight"), GlobalNorm(f64::INFINITY)),
     ];
-    same_bits("norms and values", decayed_adam(), of(200, f32, &each));
+    pending("norms and values", decayed_adam(), of(200, f32, &each));
     let values = [(None, Value(0.004))];
-    same_bits("values", nesterov(), of(150, f32, &values));
+    pending("values", nesterov(), of(150, f32, &values));
 
     // Two groups of parameters are two calls of the kernel; the norm is of both.
     let config = AdamWConfig::new().with_weight_decay(0.1);
@@ -313,9 +313,9 @@ fn clipping() {
     let grouped = FusedAdamW::new(config).unwrap();
     let grouped = grouped.with_group(ParamGroup::from_predicate("bias"), biases);
     let plan = of(150, f32, &global);
-    same_bits("optimizer's groups", grouped.unwrap(), plan);
+    pending("optimizer's groups", grouped.unwrap(), plan);
     // The optimizer's own clipping comes after that of the `ScaledOptimizer`, which waits for it.
     let own = Some(GradientClippingConfig::Norm(0.01));
     let own = FusedAdam::new(AdamConfig::new().with_grad_clipping(own)).unwrap();
-    same_bits("the optimizer's own", own, of(60, f32, &global));
+    pending("the optimizer's own", own, of(60, f32, &global));
 }

@@ -1,8 +1,6 @@
 //! `FusedSgd`, `FusedAdam` and `FusedAdamW` beside Burn's own optimizers.
 
-mod averaged;
 mod captured;
-mod clipped;
 mod follows;
 mod groups;
 mod half;
@@ -10,33 +8,52 @@ mod held;
 mod matrix;
 mod pending;
 mod records;
+mod run;
 mod settings;
-mod unheard;
 
 use burn_amp_tests::prelude::*;
+use std::ops::Range;
 
-use crate::support::{Net, batch};
-
-/// One training step.
-pub fn step<O: ModuleOptim>(
-    optim: &mut O,
-    lr: impl Into<ModuleLearningRate>,
-    net: Net,
-    step: usize,
-) -> Net {
-    let device = net.hidden.weight.device();
-    let loss = net.loss(batch(step, &device));
-    let grads = GradientsParams::from_grads(loss.backward(), &net);
-    optim.step(lr.into(), net, grads)
-}
-
-pub fn steps<O: ModuleOptim>(optim: &mut O, net: Net, range: std::ops::Range<usize>) -> Net {
-    range.fold(net, |net, number| step(optim, 0.01, net, number))
-}
+use crate::support::{Net, batch, parameters, state};
 
 /// Gradients of every parameter, made by hand: values that f16 holds, in `dtype`.
 pub fn gradients<M: Module>(module: &M, step: usize, dtype: FloatDType) -> GradientsParams {
     burn_amp_tests::gradients(module, step, 0.125, dtype)
+}
+
+/// Steps on such gradients, in f32.
+fn steps_by_hand<O: ModuleOptim>(optim: &mut O, lr: f64, net: Net, range: Range<usize>) -> Net {
+    range.fold(net, |net, number| {
+        let grads = gradients(&net, number, FloatDType::F32);
+        optim.step(lr.into(), net, grads)
+    })
+}
+
+/// The gradients of a step of `Net`.
+fn of_batch(net: &Net, step: usize) -> GradientsParams {
+    let loss = net.loss(batch(step, &net.hidden.weight.device()));
+    GradientsParams::from_grads(loss.backward(), net)
+}
+
+/// Steps by both from the same module on: to the same bits, where it returns the module.
+fn same_steps<M: Module, A: ModuleOptim, B: ModuleOptim>(
+    (one, other): (&mut A, &mut B),
+    lr: impl Into<ModuleLearningRate>,
+    start: &M,
+    range: Range<usize>,
+    grads: impl Fn(&M, usize) -> GradientsParams,
+) -> M {
+    let lr = lr.into();
+    let (mut expected, mut found) = (start.clone(), start.clone());
+    for step in range {
+        let stepped = grads(&expected, step);
+        expected = one.step(lr.clone(), expected, stepped);
+        let stepped = grads(&found, step);
+        found = other.step(lr.clone(), found, stepped);
+        assert!(parameters(&found) == parameters(&expected), "step {step}");
+    }
+    assert_eq!(state(other), state(one));
+    found
 }
 
 pub fn flex() -> Device {

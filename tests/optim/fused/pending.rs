@@ -1,11 +1,12 @@
-//! Outcomes that are not known yet, where optimizers are dropped, cloned and replaced.
+//! Outcomes that are not known yet: what is known of them, and when, where optimizers are dropped, cloned, loaded and replaced.
 
 use burn_amp_tests::prelude::*;
 
 use super::{
     gradients,
-    unheard::{Event, Net, Run, Values, Waited, is_flex},
+    run::{Event, Net, Run, Values, Waited, adam, is_flex, nesterov},
 };
+use crate::support::{Pack, state};
 
 fn config() -> GradScalerConfig {
     GradScalerConfig::new()
@@ -14,8 +15,24 @@ fn config() -> GradScalerConfig {
         .with_max_consecutive_skips(None)
 }
 
-fn adam() -> FusedAdam {
-    FusedAdam::new(AdamConfig::new()).unwrap()
+#[test]
+fn the_host_hears_of_a_step_with_the_next_one() {
+    let mut run = Run::new(adam());
+    let before = run.values();
+    run.step(0, Event::Overflow).unwrap();
+    assert_eq!(run.values(), before, "skipped on the device");
+    let counters = |run: &Run<FusedAdam>| {
+        let counters = run.optim.scaler().counters();
+        (counters.steps(), counters.skipped())
+    };
+    assert_eq!(counters(&run), (0, 0));
+    run.step(1, Event::Nothing).unwrap();
+    assert_ne!(run.values(), before);
+    run.optim.synchronize().unwrap();
+    assert_eq!(counters(&run), (2, 1));
+    let outcome = run.optim.scaler().last_outcome();
+    assert_eq!(outcome, Some(StepOutcome::Stepped));
+    assert_eq!(run.amp.loss_scale(), 32768.0);
 }
 
 /// The same numbers for the same seed.
@@ -28,28 +45,42 @@ impl Draws {
     }
 }
 
-/// What a program shows: records in mid-run, the scale in the end, and what each optimizer has counted and trained.
-type Shown = (Vec<Vec<u8>>, GradScaler, Vec<(StepCounters, Values)>);
+/// What a program shows of an optimizer: the state of a clone of its moment, and what it has counted, found and trained.
+type Optim = (Pack, StepCounters, Option<GradientStatus>, Values);
 
-/// Steps, drops, clones and new optimizers on one scale, in the order of the seed.
+/// Records in mid-run, the scale in the end, and the optimizers.
+type Shown = (Vec<Bytes>, GradScaler, Vec<Optim>);
+
+/// Steps, drops, clones, loads, new optimizers and new rules of clipping on one scale, in the order of the seed.
 fn program<O: ModuleOptim + Clone>(net: &Net, make: impl Fn() -> O, seed: u64) -> Shown {
     let mut draws = Draws(seed);
     let first = Run::of(net, make(), config());
     let amp = first.amp.clone();
     let mut runs = vec![first];
-    let mut records = Vec::new();
+    let mut records: Vec<Bytes> = Vec::new();
     for step in 0..60 {
         let at = draws.below(runs.len());
-        match draws.below(20) {
+        match draws.below(22) {
             0..2 => runs.push(runs[at].clone()),
             2..4 if runs.len() > 1 => drop(runs.swap_remove(at)),
             4 => runs[at].optim = ScaledOptimizer::new(make(), &amp),
             5 => runs[at].optim.synchronize().unwrap(),
-            6 => records.push(runs[at].optim.into_bytes().unwrap().to_vec()),
+            6 => records.push(runs[at].optim.into_bytes().unwrap()),
+            7 => {
+                if let Some(record) = records.last() {
+                    runs[at].optim.from_bytes(record.clone()).unwrap();
+                }
+            }
+            8 => {
+                // The steps in flight were clipped by the rules of before.
+                let clip = GradientClip::GlobalNorm(1.0 / (step * step) as f64);
+                let run = runs.swap_remove(at);
+                runs.push(run.clipped(clip));
+            }
             drawn => {
                 let event = match drawn {
-                    7..11 => Event::Overflow,
-                    11 => Event::Nan,
+                    9..13 => Event::Overflow,
+                    13 => Event::Nan,
                     _ => Event::Nothing,
                 };
                 runs[at].step(step, event).unwrap();
@@ -59,8 +90,11 @@ fn program<O: ModuleOptim + Clone>(net: &Net, make: impl Fn() -> O, seed: u64) -
     // The last ones are dropped with what they have under way.
     runs.truncate(2);
     let shown = runs.iter_mut().map(|run| {
+        let inner = state(&run.optim.clone().into_inner());
         run.optim.synchronize().unwrap();
-        (run.optim.scaler().counters(), run.values())
+        let scaler = run.optim.scaler();
+        let counted = (scaler.counters(), scaler.last_status());
+        (inner, counted.0, counted.1, run.values())
     });
     let shown = shown.collect();
     drop(runs);
@@ -69,7 +103,7 @@ fn program<O: ModuleOptim + Clone>(net: &Net, make: impl Fn() -> O, seed: u64) -
 
 #[test]
 fn the_scale_learns_of_every_step_whoever_is_dropped_or_cloned() {
-    let net = Net::new(&Device::default().autodiff());
+    let net = Net::new();
     for seed in 0..if is_flex() { 48 } else { 6 } {
         let (pending, scaler, optims) = program(&net, adam, seed);
         let waited = program(&net, || Waited(adam()), seed);
@@ -79,10 +113,33 @@ fn the_scale_learns_of_every_step_whoever_is_dropped_or_cloned() {
     }
 }
 
+/// One that waits, while the steps of another are in flight.
+#[test]
+fn another_optimizer_takes_the_scale_over() {
+    for is_dropped in [false, true] {
+        let mut run = Run::new(adam());
+        for step in 10..15 {
+            run.step(step, Event::Nothing).unwrap();
+        }
+        let mut plain = Run {
+            optim: ScaledOptimizer::new(SgdConfig::new().init(), &run.amp),
+            amp: run.amp.clone(),
+            net: run.net.clone(),
+        };
+        let kept = (!is_dropped).then_some(run);
+        // The scopes take the scale from where it moves now: in the end nothing overflows.
+        for step in 0..40 {
+            plain.step(step, Event::Overflow).unwrap();
+        }
+        let skipped = plain.optim.scaler().counters().skipped();
+        assert!((1..40).contains(&skipped), "{skipped}");
+        drop(kept);
+    }
+}
+
 fn exhausted(skips: u32) -> Run<FusedAdam> {
-    let net = Net::new(&Device::default().autodiff());
     let config = config().with_max_consecutive_skips(Some(skips));
-    let mut run = Run::of(&net, adam(), config);
+    let mut run = Run::of(&Net::new(), adam(), config);
     for step in 0..=skips as usize {
         run.step(step, Event::Overflow).unwrap();
     }
@@ -117,25 +174,28 @@ fn the_first_call_after_an_error_is_known_returns_it() {
         }),
         ("synchronize", |run| run.optim.synchronize()),
         ("discard", |run| {
-            let grads = gradients(&run.net, 9, burn::tensor::FloatDType::F32);
+            let grads = gradients(&run.net, 9, FloatDType::F32);
             run.optim.discard(grads)
         }),
         ("unscale", |run| {
-            let grads = run
-                .optim
-                .backward(run.net.output.weight.val().sum(), &run.net);
+            let loss = run.net.output.weight.val().sum();
+            let grads = run.optim.backward(loss, &run.net);
             run.optim.unscale(grads, &run.net).map(drop)
         }),
     ];
-    let net = Net::new(&Device::default().autodiff());
     let config = config().with_max_consecutive_skips(Some(3));
-    let mut waited = Run::of(&net, Waited(adam()), config);
+    let mut waited = Run::of(&Net::new(), Waited(adam()), config);
+    let start = waited.values();
     let expected = (0..4).find_map(|step| waited.step(step, Event::Overflow).err());
+    assert!(matches!(
+        expected,
+        Some(AmpError::LossScaleExhausted { skips: 4, .. })
+    ));
     for (name, call) in calls {
         let mut run = exhausted(3);
-        let before = run.values();
+        assert_eq!(run.values(), start, "{name}");
         assert_eq!(call(&mut run).err(), expected, "{name}");
-        assert_eq!(run.values(), before, "{name}");
+        assert_eq!(run.values(), start, "{name}");
         assert_eq!(run.optim.scaler().counters().steps(), 4, "{name}");
         assert_eq!(run.optim.synchronize(), Ok(()), "{name}");
         assert_eq!(run.amp.loss_scale(), waited.amp.loss_scale(), "{name}");
@@ -150,30 +210,26 @@ fn a_record_after_skipped_steps_alone_holds_no_state() {
         for step in 0..3 {
             run.step(step, Event::Overflow).unwrap();
         }
-        run.optim.to_record()
-    }
-
-    fn bytes(record: AmpRecord) -> Vec<u8> {
+        let record = run.optim.to_record();
         assert_eq!(record.num_tensors(), 0);
-        record.into_bytes().unwrap().to_vec()
+        record
     }
 
-    let net = Net::new(&Device::default().autodiff());
-    let sgd = || {
-        let config = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
-        FusedSgd::new(config).unwrap()
-    };
-    assert!(bytes(record(&net, adam())) == bytes(record(&net, Waited(adam()))));
-    assert!(bytes(record(&net, sgd())) == bytes(record(&net, Waited(sgd()))));
+    fn resumed<O: ModuleOptim>(net: &Net, optim: O, record: AmpRecord) -> Values {
+        let mut run = Run::of(net, optim, config());
+        run.optim.load_record(record).unwrap();
+        for step in 0..3 {
+            run.step(step, Event::Nothing).unwrap();
+        }
+        run.values()
+    }
 
+    let net = Net::new();
     let stored = record(&net, adam());
-    let mut burns = Run::of(&net, AdamConfig::new().init(), config());
-    burns.optim.load_record(stored.clone()).unwrap();
-    let mut fused = Run::of(&net, adam(), config());
-    fused.optim.load_record(stored).unwrap();
-    for step in 0..3 {
-        burns.step(step, Event::Nothing).unwrap();
-        fused.step(step, Event::Nothing).unwrap();
-    }
-    assert_eq!(burns.values(), fused.values());
+    let bytes = |record: AmpRecord| record.into_bytes().unwrap();
+    assert!(bytes(stored.clone()) == bytes(record(&net, Waited(adam()))));
+    assert!(bytes(record(&net, nesterov())) == bytes(record(&net, Waited(nesterov()))));
+
+    let burns = resumed(&net, AdamConfig::new().init(), stored.clone());
+    assert_eq!(resumed(&net, adam(), stored), burns);
 }

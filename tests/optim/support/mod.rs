@@ -3,14 +3,14 @@
 mod allocations;
 mod decayed_sign;
 mod net;
+mod player;
 mod poison;
-mod snapshot;
 mod trajectory;
 
 pub use allocations::live_allocations;
-pub use burn_amp_tests::{captured, stored as parameters};
+pub use burn_amp_tests::{Pack, captured, state, stored as parameters};
 pub use decayed_sign::DecayedSign;
-pub use net::{Net, batch};
-pub use poison::Poison;
-pub use snapshot::{State, state};
+pub use net::{Net, batch, scaled_step, step, steps};
+pub use player::Player;
+pub use poison::{Poison, gradient};
 pub use trajectory::{Plan, compare_with_plain, scaler};

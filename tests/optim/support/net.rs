@@ -54,3 +54,28 @@ pub fn batch(step: usize, device: &Device) -> (Tensor<4>, Tensor<2>) {
         Tensor::from_data(target, device),
     )
 }
+
+/// A step without scaling.
+pub fn step<O: ModuleOptim>(
+    optim: &mut O,
+    lr: impl Into<ModuleLearningRate>,
+    net: Net,
+    step: usize,
+) -> Net {
+    let device = net.hidden.weight.device();
+    let loss = net.loss(batch(step, &device));
+    let grads = GradientsParams::from_grads(loss.backward(), &net);
+    optim.step(lr.into(), net, grads)
+}
+
+/// Steps without scaling.
+pub fn steps<O: ModuleOptim>(optim: &mut O, net: Net, range: std::ops::Range<usize>) -> Net {
+    range.fold(net, |net, number| step(optim, 0.01, net, number))
+}
+
+/// A step with scaling.
+pub fn scaled_step<O: ModuleOptim>(optim: &mut ScaledOptimizer<O>, net: Net, step: usize) -> Net {
+    let device = net.hidden.weight.device();
+    let grads = optim.backward(net.loss(batch(step, &device)), &net);
+    optim.step(0.01, net, grads)
+}

@@ -18,6 +18,11 @@ pub enum Poison {
     Loss,
 }
 
+/// This value in the gradient of this parameter.
+pub const fn gradient(path: &'static str, value: f32) -> Poison {
+    Poison::Gradient { path, value }
+}
+
 impl Poison {
     /// The loss to scale and to run backward.
     pub fn loss(self, loss: Tensor<1>) -> Tensor<1> {

@@ -3,32 +3,28 @@
 use burn_amp_tests::prelude::*;
 use burn_amp_tests::scaled_by_hand;
 
-use super::{Net, Poison, State, batch, parameters, state};
+use super::{Net, Pack, Poison, batch, gradient, parameters, state};
 
 /// What happens at each step; the scale moves down and up several times.
 const STEPS: [Option<Poison>; 16] = [
     // Before there is any state.
-    gradient("hidden.weight", f32::INFINITY),
+    Some(gradient("hidden.weight", f32::INFINITY)),
     None,
     None,
     Some(Poison::Loss),
     None,
-    gradient("head.weight", f32::NAN),
-    gradient("hidden.weight", f32::NEG_INFINITY),
+    Some(gradient("head.weight", f32::NAN)),
+    Some(gradient("hidden.weight", f32::NEG_INFINITY)),
     None,
     None,
     None,
     None,
-    gradient("head.weight", f32::NEG_INFINITY),
+    Some(gradient("head.weight", f32::NEG_INFINITY)),
     None,
     None,
     Some(Poison::Loss),
     None,
 ];
-
-const fn gradient(path: &'static str, value: f32) -> Option<Poison> {
-    Some(Poison::Gradient { path, value })
-}
 
 /// A scaler that grows after two clean steps, by powers of two.
 pub fn scaler() -> GradScaler {
@@ -43,6 +39,17 @@ pub struct Plan<O> {
     pub lr: ModuleLearningRate,
 }
 
+impl<O> Plan<O> {
+    /// At a learning rate of 0.01.
+    pub fn new(net: &Net, optimizer: O) -> Self {
+        Self {
+            net: net.clone(),
+            optimizer,
+            lr: 0.01.into(),
+        }
+    }
+}
+
 /// What the scaled optimizer gets.
 #[derive(Clone, Copy, Debug)]
 enum Way {
@@ -52,16 +59,19 @@ enum Way {
     Plain,
 }
 
+/// Parameters and state of the optimizer.
+type End = (Vec<(DType, Vec<u8>)>, Pack);
+
 /// Runs the plan with scaling and, on the clean steps, without, and compares both after every step.
 ///
 /// Returns where they ended.
-pub fn compare_with_plain<O: ModuleOptim + Clone>(plan: Plan<O>) -> (Vec<Vec<u8>>, State) {
+pub fn compare_with_plain<O: ModuleOptim + Clone>(plan: Plan<O>) -> End {
     let end = compare(&plan, Way::Scaled);
     assert!(compare(&plan, Way::Plain) == end);
     end
 }
 
-fn compare<O: ModuleOptim + Clone>(plan: &Plan<O>, way: Way) -> (Vec<Vec<u8>>, State) {
+fn compare<O: ModuleOptim + Clone>(plan: &Plan<O>, way: Way) -> End {
     let device = Device::flex().autodiff();
     let mut scaled_net = plan.net.clone();
     let mut scaled = ScaledOptimizer::new(plan.optimizer.clone(), scaler());
@@ -70,6 +80,7 @@ fn compare<O: ModuleOptim + Clone>(plan: &Plan<O>, way: Way) -> (Vec<Vec<u8>>, S
     let mut scales = Vec::new();
 
     for (step, poison) in STEPS.into_iter().enumerate() {
+        let at = format!("{way:?}, step {step}");
         scales.push(scaled.scaler().loss_scale());
         let mut loss = scaled_net.loss(batch(step, &device));
         if let Some(poison) = poison {
@@ -92,48 +103,23 @@ fn compare<O: ModuleOptim + Clone>(plan: &Plan<O>, way: Way) -> (Vec<Vec<u8>>, S
             Way::Plain => scaled.step(plan.lr.clone(), scaled_net, grads),
         };
 
-        let outcome = scaled.scaler().last_outcome();
+        let outcome = burn_amp_tests::outcome(poison.is_some());
+        assert_eq!(scaled.scaler().last_outcome(), Some(outcome), "{at}");
+        let after = (parameters(&scaled_net), state(scaled.optimizer()));
         if poison.is_some() {
-            assert_eq!(outcome, Some(StepOutcome::Skipped), "{way:?}, step {step}");
-            let after = (parameters(&scaled_net), state(scaled.optimizer()));
-            assert!(
-                before == after,
-                "{way:?}: skipped step {step} changed something"
-            );
+            assert!(before == after, "{at}: a skip changed something");
         } else {
-            assert_eq!(outcome, Some(StepOutcome::Stepped), "{way:?}, step {step}");
-            let loss = plain_net.loss(batch(step, &device));
-            let grads = GradientsParams::from_grads(loss.backward(), &plain_net);
-            plain_net = plain.step(plan.lr.clone(), plain_net, grads);
+            plain_net = super::step(&mut plain, plan.lr.clone(), plain_net, step);
             // A comparison of two runs that stand still would prove nothing.
-            let moved = before.0.iter().zip(parameters(&scaled_net));
-            for (index, (before, after)) in moved.enumerate() {
-                assert!(
-                    *before != after,
-                    "{way:?}, step {step}: parameter {index} stands"
-                );
-            }
+            let mut pairs = before.0.iter().zip(&after.0);
+            assert!(pairs.all(|(before, after)| before != after), "{at}");
         }
-        assert!(
-            parameters(&scaled_net) == parameters(&plain_net),
-            "{way:?}, step {step}: parameters differ"
-        );
-        assert_eq!(
-            state(scaled.optimizer()),
-            state(&plain),
-            "{way:?}, step {step}: states differ"
-        );
+        assert!(after.0 == parameters(&plain_net), "{at}: parameters differ");
+        assert_eq!(after.1, state(&plain), "{at}: states differ");
     }
 
-    assert!(
-        scales.windows(2).any(|pair| pair[0] < pair[1]),
-        "{scales:?}"
-    );
-    assert!(
-        scales.windows(2).any(|pair| pair[0] > pair[1]),
-        "{scales:?}"
-    );
-    let values = parameters(&scaled_net);
-    let values = values.into_iter().map(|(_, bytes)| bytes).collect();
-    (values, state(scaled.optimizer()))
+    let moves = || scales.windows(2);
+    assert!(moves().any(|pair| pair[0] < pair[1]), "{scales:?}");
+    assert!(moves().any(|pair| pair[0] > pair[1]), "{scales:?}");
+    (parameters(&scaled_net), state(scaled.optimizer()))
 }

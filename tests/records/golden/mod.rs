@@ -44,10 +44,8 @@ fn write_golden() {
 #[test]
 fn this_release_has_its_files() {
     let version = root().join(env!("CARGO_PKG_VERSION"));
-    assert!(
-        versions().contains(&version),
-        "run `write_golden`, see above"
-    );
+    let written = versions().contains(&version);
+    assert!(written, "run `write_golden`, see above");
 }
 
 #[test]
@@ -78,14 +76,9 @@ fn assert_counters(counters: &StepCounters) {
 fn schedules_and_counters() {
     for folder in versions() {
         let fixed: LossScale = json(folder.join("loss_scale.static.json"));
-        assert_eq!(
-            fixed,
-            GradScalerConfig::new()
-                .with_init_scale(96.0)
-                .with_dynamic(false)
-                .schedule()
-                .unwrap()
-        );
+        let expected = GradScalerConfig::new().with_init_scale(96.0);
+        let expected = expected.with_dynamic(false).schedule().unwrap();
+        assert_eq!(fixed, expected);
         assert_schedule(&json(folder.join("loss_scale.dynamic.json")));
         assert_counters(&json(folder.join("counters.json")));
     }
@@ -98,10 +91,8 @@ fn states() {
         let mut scaler = GradScalerConfig::new().init().unwrap();
         scaler.load_state_dict(&text).unwrap();
         assert_eq!(scaler.loss_scale(), 1024.0);
-        assert_eq!(
-            (scaler.growth_factor(), scaler.backoff_factor()),
-            (4.0, 0.25)
-        );
+        let factors = (scaler.growth_factor(), scaler.backoff_factor());
+        assert_eq!(factors, (4.0, 0.25));
         assert_eq!((scaler.growth_interval(), scaler.growth_tracker()), (2, 0));
     }
 }
@@ -115,22 +106,30 @@ fn scalers() {
     }
 }
 
-/// Loads model and optimizer and makes one more step; returns the bits of both parameters.
+/// Loads model and optimizer and makes one more step: where both parameters are then, and a tensor of the state in the file, in bits.
 fn go_on<O: ModuleOptim>(
-    optim: &mut ScaledOptimizer<O>,
+    file: &str,
+    new: fn() -> ScaledOptimizer<O>,
     dtype: DType,
-    stem: &Path,
-) -> [Vec<u32>; 2] {
-    optim.load(stem.with_extension("optimizer.bpk")).unwrap();
-    assert_schedule(&optim.scaler().schedule());
-    assert_counters(&optim.scaler().counters());
-    let mut small = Small::new(dtype);
-    small.weight.id = ParamId::from(1);
-    let small = small.load_file(stem.with_extension("model.bpk"));
-    assert_eq!(small.weight.id.val(), 1001);
-    let small = small.train(optim, recipe::NEXT..recipe::NEXT + 1, &[]);
-    assert_eq!(optim.scaler().last_outcome(), Some(StepOutcome::Stepped));
-    [bits(small.weight.val()), bits(small.bias.val())]
+    (tensor, values): (&str, &[u32]),
+    parameters: [&[u32]; 2],
+) {
+    for folder in versions() {
+        let stem = folder.join(file);
+        assert_eq!(state(&stem, tensor), values);
+        let mut optim = new();
+        optim.load(stem.with_extension("optimizer.bpk")).unwrap();
+        assert_schedule(&optim.scaler().schedule());
+        assert_counters(&optim.scaler().counters());
+        let mut small = Small::new(dtype);
+        small.weight.id = ParamId::from(1);
+        let small = small.load_file(stem.with_extension("model.bpk"));
+        assert_eq!(small.weight.id.val(), 1001);
+        let small = small.train(&mut optim, recipe::NEXT..recipe::NEXT + 1, &[]);
+        assert_eq!(optim.scaler().last_outcome(), Some(StepOutcome::Stepped));
+        let found = [bits(small.weight.val()), bits(small.bias.val())];
+        assert_eq!(found, parameters);
+    }
 }
 
 fn bits<const D: usize>(tensor: Tensor<D>) -> Vec<u32> {
@@ -147,8 +146,8 @@ fn bits<const D: usize>(tensor: Tensor<D>) -> Vec<u32> {
 /// The bits of a state tensor in a file.
 fn state(stem: &Path, name: &str) -> Vec<u32> {
     let bytes = fs::read(stem.with_extension("optimizer.bpk")).unwrap();
-    let bytes = burn::tensor::Bytes::from_bytes_vec(bytes);
-    let (id, (dtype, _, bytes)) = pack(bytes).tensors.remove(name).unwrap();
+    let mut contents = pack(Bytes::from_bytes_vec(bytes));
+    let (id, (dtype, _, bytes)) = contents.tensors.remove(name).unwrap();
     assert!(name.starts_with(&id.unwrap().to_string()));
     assert_eq!(dtype, DType::F32);
     let value = |chunk: &[u8]| u32::from_le_bytes(chunk.try_into().unwrap());
@@ -160,42 +159,25 @@ const WEIGHT_OF_ADAM: [u32; 3] = [0x3d3181f8, 0xbf0bf3d3, 0xbe59c129];
 
 #[test]
 fn adam() {
-    for folder in versions() {
-        let stem = folder.join("adam");
-        let [weight, bias] = go_on(&mut recipe::adam(), DType::F32, &stem);
-        assert_eq!(
-            state(&stem, "1001.momentum.moment_2"),
-            [0x3a9f8988, 0x3b050069, 0x3a9f5b76]
-        );
-        assert_eq!(weight, WEIGHT_OF_ADAM);
-        assert_eq!(bias, [0x3fc39112]);
-    }
+    let moment = [0x3a9f8988, 0x3b050069, 0x3a9f5b76];
+    let moment = ("1001.momentum.moment_2", &moment[..]);
+    let parameters = [&WEIGHT_OF_ADAM[..], &[0x3fc39112]];
+    go_on("adam", recipe::adam, DType::F32, moment, parameters);
 }
 
 #[test]
 fn masters() {
-    for folder in versions() {
-        let stem = folder.join("masters");
-        let [weight, bias] = go_on(&mut recipe::masters(), DType::F16, &stem);
-        assert_eq!(
-            state(&stem, "1001.master"),
-            [0x3e070704, 0xbf23acd6, 0xbdfa49d2]
-        );
-        assert_eq!(weight, [0x298c, 0xb860, 0xb2ce]);
-        assert_eq!(bias, [0x3e1d]);
-    }
+    let master = [0x3e070704, 0xbf23acd6, 0xbdfa49d2];
+    let master = ("1001.master", &master[..]);
+    let parameters = [&[0x298c, 0xb860, 0xb2ce][..], &[0x3e1d]];
+    go_on("masters", recipe::masters, DType::F16, master, parameters);
 }
 
 #[test]
 fn groups() {
-    for folder in versions() {
-        let stem = folder.join("groups");
-        let mut optim = recipe::groups();
-        let [weight, bias] = go_on(&mut optim, DType::F32, &stem);
-        assert_eq!(state(&stem, "1002.momentum.velocity"), [0x3ffebc69]);
-        assert_eq!(weight, WEIGHT_OF_ADAM);
-        assert_eq!(bias, [0x3fa6d0f0]);
-    }
+    let velocity = ("1002.momentum.velocity", &[0x3ffebc69][..]);
+    let parameters = [&WEIGHT_OF_ADAM[..], &[0x3fa6d0f0]];
+    go_on("groups", recipe::groups, DType::F32, velocity, parameters);
 }
 
 /// An open window and averages: what is in the file, and where the run goes from it.

@@ -29,19 +29,10 @@ pub fn config() -> GradScalerConfig {
 
 /// The same of a scaler at work.
 pub fn settings() -> GradScalerConfig {
-    GradScalerConfig {
-        init_scale: 1024.0,
-        growth_factor: 4.0,
-        backoff_factor: 0.25,
-        growth_interval: 2,
-        min_scale: Some(0.5),
-        raise_error_at_min_scale: true,
-        max_scale: Some(32768.0),
-        hysteresis: 2,
-        consecutive_hysteresis: true,
-        max_consecutive_skips: Some(9),
-        ..Default::default()
-    }
+    config()
+        .with_enabled(true)
+        .with_dynamic(true)
+        .with_parameter_dtype_gradients(false)
 }
 
 /// The same of all that stands around a step.
@@ -72,10 +63,7 @@ pub fn scaled_config() -> ScaledOptimizerConfig {
         ))
 }
 
-fn scaled<O>(optim: O) -> ScaledOptimizer<O>
-where
-    O: ModuleOptim,
-{
+fn scaled<O: ModuleOptim>(optim: O) -> ScaledOptimizer<O> {
     ScaledOptimizer::new(optim, settings().init().unwrap())
 }
 
@@ -119,23 +107,17 @@ pub fn write_around(stem: &Path) {
 /// Writes all files into a folder.
 pub fn write(folder: &Path) {
     fs::create_dir_all(folder).unwrap();
-    let json = |name: &str, value: &dyn erased::Json| fs::write(folder.join(name), value.json());
     config().save(folder.join("config.json")).unwrap();
     scaled_config().save(folder.join("scaled.json")).unwrap();
-    json(
-        "loss_scale.static.json",
-        &GradScalerConfig::new()
-            .with_init_scale(96.0)
-            .with_dynamic(false)
-            .schedule()
-            .unwrap(),
-    )
-    .unwrap();
+    let fixed = GradScalerConfig::new().with_init_scale(96.0);
+    let fixed = fixed.with_dynamic(false).schedule().unwrap();
+    write_json(&folder.join("loss_scale.static.json"), &fixed);
 
     let mut optim = adam();
     train(&mut optim, DType::F32, &folder.join("adam"));
-    json("loss_scale.dynamic.json", &optim.scaler().schedule()).unwrap();
-    json("counters.json", &optim.scaler().counters()).unwrap();
+    let (schedule, counters) = (optim.scaler().schedule(), optim.scaler().counters());
+    write_json(&folder.join("loss_scale.dynamic.json"), &schedule);
+    write_json(&folder.join("counters.json"), &counters);
     fs::write(folder.join("state.json"), optim.scaler().state_dict()).unwrap();
     optim.scaler().save(folder.join("scaler.bpk")).unwrap();
 
@@ -151,14 +133,6 @@ fn train<O: ModuleOptim>(optim: &mut ScaledOptimizer<O>, dtype: DType, stem: &Pa
     small.save_file(stem.with_extension("model.bpk")).unwrap();
 }
 
-mod erased {
-    pub trait Json {
-        fn json(&self) -> String;
-    }
-
-    impl<T: super::Serialize> Json for T {
-        fn json(&self) -> String {
-            serde_json::to_string_pretty(self).unwrap()
-        }
-    }
+fn write_json(path: &Path, value: &impl Serialize) {
+    fs::write(path, serde_json::to_string_pretty(value).unwrap()).unwrap();
 }

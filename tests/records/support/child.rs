@@ -2,7 +2,7 @@
 
 use std::{
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Output},
 };
 
 const FOLDER: &str = "BURN_AMP_TEST_FOLDER";
@@ -21,6 +21,18 @@ pub fn child(test: &str, folder: &Path) -> Command {
     ]);
     command.env(FOLDER, folder);
     command
+}
+
+/// Runs the test in a shell that has said `limit`.
+pub fn limited(test: &str, folder: &Path, limit: &str) -> Output {
+    let test = child(test, folder);
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &format!("{limit} exec \"$0\" \"$@\"")]);
+    shell.arg(test.get_program()).args(test.get_args());
+    for (name, value) in test.get_envs() {
+        shell.env(name, value.unwrap());
+    }
+    shell.output().unwrap()
 }
 
 /// In the child: its folder. None if somebody runs all ignored tests.

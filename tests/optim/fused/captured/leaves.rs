@@ -7,28 +7,12 @@ use std::{
     thread,
 };
 
-use super::{Batch, Event, Net, batch, fused, has_graphs, loss};
+use super::{Batch, Event, Net, Run, adam, batch, has_graphs, loss};
 use crate::support::live_allocations;
 
-/// A network in training.
-struct Run {
-    amp: MixedPrecision,
-    net: Net,
-    optim: ScaledOptimizer<FusedAdam>,
-}
-
-impl Run {
-    fn begin() -> Self {
-        let amp = MixedPrecision::f16();
-        let net = Net::new(&device()).apply_reparameterization(amp.clone());
-        let optim = fused(&amp);
-        Self { amp, net, optim }
-    }
-
-    fn captured(self) -> Captured<impl FnMut(&Net, Batch) -> Tensor<1>> {
-        let amp = self.amp;
-        let of = move |net: &Net, batch: Batch| loss(&amp, net, batch);
-        CapturedStep::new(self.net, self.optim, of).unwrap()
+impl Run<FusedAdam> {
+    pub fn begin() -> Self {
+        Self::of(&Net::new(), adam(), GradScalerConfig::new())
     }
 
     /// With three steps more, captured.
@@ -47,15 +31,9 @@ impl Run {
     }
 }
 
-type Captured<F> = CapturedStep<Net, Batch, FusedAdam, F>;
-
-fn device() -> Device {
-    Device::default().autodiff()
-}
-
 /// A batch of that many rows: each is another shape.
 fn of_rows(rows: usize) -> Batch {
-    batch(rows, Event::Nothing, rows, &device())
+    batch(rows, Event::Nothing, rows)
 }
 
 /// On CubeCL devices Burn's reads are late: the values are read when somebody looks at them.
@@ -134,19 +112,15 @@ fn a_replay_that_fails_is_no_step() {
     let (found, mut optim) = step.into_inner().into_parts();
     optim.synchronize().unwrap();
 
-    let Run {
-        amp,
-        mut net,
-        optim: mut by_one,
-    } = Run::begin();
+    let mut by_one = Run::begin();
     for rows in taken.into_inner() {
-        let loss = loss(&amp, &net, of_rows(rows));
-        let grads = GradientsParams::from_grads(loss.backward(), &net);
-        net = by_one.step(1e-2, net, grads);
+        let loss = loss(&by_one.amp, &by_one.net, of_rows(rows));
+        by_one.step_on(1e-2, loss).unwrap();
     }
-    by_one.synchronize().unwrap();
-    assert_eq!(found.values(), net.values());
-    assert_eq!(optim.scaler().counters(), by_one.scaler().counters());
+    by_one.optim.synchronize().unwrap();
+    assert_eq!(found.values(), by_one.values());
+    let counters = by_one.optim.scaler().counters();
+    assert_eq!(optim.scaler().counters(), counters);
 }
 
 /// They share the generator of random numbers, which nobody here draws from.
@@ -158,7 +132,7 @@ fn two_threads_record_on_one_device() {
             thread::spawn(move || {
                 let run = Run::begin();
                 both.wait();
-                run.trained().net.values()
+                run.trained().values()
             })
         });
         let [one, other] = threads.map(|thread| thread.join().unwrap());

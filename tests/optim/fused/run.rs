@@ -1,0 +1,286 @@
+//! Runs in f16 in which something goes wrong now and then: their steps are decided by the host or by the device, or recorded.
+
+use burn_amp_tests::prelude::*;
+
+use burn_amp_tests::{fill, stored};
+use burn_pack::DType as Stored;
+
+use super::gradients;
+
+/// The same optimizer, whose outcomes are waited for.
+#[derive(Clone)]
+pub struct Waited<O>(pub O);
+
+impl<O: ModuleOptim> ModuleOptim for Waited<O> {
+    fn step<M: Module>(&mut self, lr: ModuleLearningRate, module: M, grads: GradientsParams) -> M {
+        self.0.step(lr, module, grads)
+    }
+
+    fn accepts(&self, parameter: DType, gradient: DType) -> bool {
+        self.0.accepts(parameter, gradient)
+    }
+
+    fn to_record(&self) -> Result<OptimizerRecord, AmpError> {
+        self.0.to_record()
+    }
+
+    fn load_record(&mut self, record: OptimizerRecord) -> Result<(), AmpError> {
+        self.0.load_record(record)
+    }
+
+    fn takes_factors(&self) -> bool {
+        self.0.takes_factors()
+    }
+
+    fn one_pass(&mut self) -> Option<&mut ModuleOptimizer> {
+        self.0.one_pass()
+    }
+}
+
+/// What goes wrong in a step.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Event {
+    Nothing,
+    /// A gradient that no loss scale of this size lets through.
+    Overflow,
+    /// A loss that is not a number.
+    Nan,
+}
+
+/// Where something goes wrong: some at the begin, in a row, and one in a hundred.
+pub fn event(step: usize) -> Event {
+    match step {
+        0 | 1 | 5 => Event::Overflow,
+        40..44 => Event::Overflow,
+        7 | 300 => Event::Nan,
+        step if step % 97 == 96 => Event::Overflow,
+        _ => Event::Nothing,
+    }
+}
+
+#[derive(Module, Debug)]
+pub struct Net {
+    pub hidden: Linear,
+    pub output: Linear,
+}
+
+impl Net {
+    pub fn new() -> Self {
+        let device = Device::default().autodiff();
+        let linear = |inputs, outputs| LinearConfig::new(inputs, outputs).init(&device);
+        let net = Self {
+            hidden: linear(6, 10),
+            output: linear(10, 2),
+        };
+        fill(net, 0, 0.25)
+    }
+
+    pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        self.output.forward(self.hidden.forward(x).tanh())
+    }
+
+    /// The bits of all parameters.
+    pub fn values(&self) -> Values {
+        stored(self)
+    }
+}
+
+/// Parameters, bit for bit.
+pub type Values = Vec<(Stored, Vec<u8>)>;
+
+/// The inputs, and what the loss is multiplied by.
+pub type Batch = (Tensor<2>, Tensor<1>);
+
+/// Of that many rows, each number of which is another shape.
+pub fn batch(step: usize, event: Event, rows: usize) -> Batch {
+    let device = Device::default().autodiff();
+    let value = |index: usize| ((index * 13 + step * 7) % 32) as f32 / 16.0 - 1.0;
+    let values: Vec<f32> = (0..rows * 6).map(value).collect();
+    let factor = match event {
+        Event::Nothing => 1.0,
+        Event::Overflow => 1e9,
+        Event::Nan => f32::NAN,
+    };
+    (
+        Tensor::<1>::from_floats(values.as_slice(), &device).reshape([rows, 6]),
+        Tensor::from_floats([factor], &device),
+    )
+}
+
+pub fn loss(amp: &MixedPrecision, net: &Net, (x, factor): Batch) -> Tensor<1> {
+    let output = amp.autocast(x, |x| net.forward(x));
+    (output - 0.5).square().mean() * factor
+}
+
+/// As a schedule makes it.
+pub fn learning_rate(step: usize) -> f64 {
+    1e-3 / (1.0 + step as f64 / 500.0)
+}
+
+pub fn adam() -> FusedAdam {
+    FusedAdam::new(AdamConfig::new()).unwrap()
+}
+
+pub fn nesterov() -> FusedSgd {
+    let momentum = MomentumConfig::new().with_nesterov(true);
+    FusedSgd::new(SgdConfig::new().with_momentum(Some(momentum))).unwrap()
+}
+
+pub fn config() -> GradScalerConfig {
+    GradScalerConfig::new().with_growth_interval(50)
+}
+
+pub fn is_flex() -> bool {
+    Device::default() == Device::flex()
+}
+
+/// A network in training, whose steps the host or the device decides, as its optimizer does.
+#[derive(Clone)]
+pub struct Run<O> {
+    pub amp: MixedPrecision,
+    pub net: Net,
+    pub optim: ScaledOptimizer<O>,
+}
+
+impl<O: ModuleOptim> Run<O> {
+    pub fn new(optim: O) -> Self {
+        Self::of(&Net::new(), optim, config())
+    }
+
+    pub fn of(net: &Net, optim: O, config: GradScalerConfig) -> Self {
+        let amp = MixedPrecision::f16().with_scaler(config).unwrap();
+        Self {
+            net: net.clone().apply_reparameterization(amp.clone()),
+            optim: ScaledOptimizer::new(optim, &amp),
+            amp,
+        }
+    }
+
+    /// With this clipping beside what it has.
+    pub fn clipped(self, clip: GradientClip) -> Self {
+        let optim = self.optim.with_clipping(clip).unwrap();
+        Self { optim, ..self }
+    }
+
+    pub fn step(&mut self, step: usize, event: Event) -> Result<(), AmpError> {
+        let loss = loss(&self.amp, &self.net, batch(step, event, 4));
+        self.step_on(learning_rate(step), loss)
+    }
+
+    pub fn step_on(&mut self, lr: f64, loss: Tensor<1>) -> Result<(), AmpError> {
+        let grads = GradientsParams::from_grads(loss.backward(), &self.net);
+        let stepped = self.optim.try_step(lr, self.net.clone(), grads);
+        self.net = stepped.map_err(|error| error.error)?;
+        Ok(())
+    }
+
+    /// A step on gradients that no backward pass has made.
+    pub fn step_in(&mut self, dtype: FloatDType, step: usize, overflows: bool) {
+        let mut grads = gradients(&self.net, step % 40, dtype);
+        if overflows {
+            let id = self.net.output.weight.id;
+            let grad = grads.remove::<2>(id).unwrap();
+            grads.register(id, grad * f32::INFINITY);
+        }
+        self.net = self.optim.step(1e-3, self.net.clone(), grads);
+    }
+
+    pub fn values(&self) -> Values {
+        self.net.values()
+    }
+
+    /// Goes on from its own record with a new optimizer.
+    pub fn resume(&mut self, optim: O) -> Bytes {
+        let bytes = self.optim.into_bytes().unwrap();
+        self.optim = ScaledOptimizer::new(optim, &self.amp);
+        self.optim.from_bytes(bytes.clone()).unwrap();
+        bytes
+    }
+
+    /// Its next steps are recorded, where the device can.
+    pub fn captured(self) -> Captured<O, impl FnMut(&Net, Batch) -> Tensor<1>> {
+        let amp = self.amp;
+        let of = move |net: &Net, batch: Batch| loss(&amp, net, batch);
+        CapturedStep::new(self.net, self.optim, of).unwrap()
+    }
+}
+
+pub type Captured<O, F> = CapturedStep<Net, Batch, O, F>;
+
+/// What makes steps, and what a test compares of it.
+pub trait Executor {
+    type Optim: ModuleOptim;
+
+    /// Returns the loss.
+    fn step(&mut self, lr: f64, batch: Batch) -> Tensor<1>;
+
+    fn net(&self) -> Net;
+
+    fn optim(&self) -> &ScaledOptimizer<Self::Optim>;
+
+    /// While steps are in flight.
+    fn record(&mut self) -> AmpRecord;
+
+    fn synchronize(&mut self);
+
+    /// What is not recorded: nothing else can change its network or its gradients between two steps.
+    fn run(&mut self) -> &mut Run<Self::Optim>;
+}
+
+impl<O: ModuleOptim> Executor for Run<O> {
+    type Optim = O;
+
+    fn step(&mut self, lr: f64, batch: Batch) -> Tensor<1> {
+        let loss = loss(&self.amp, &self.net, batch);
+        self.step_on(lr, loss.clone()).unwrap();
+        loss.inner()
+    }
+
+    fn net(&self) -> Net {
+        self.net.clone()
+    }
+
+    fn optim(&self) -> &ScaledOptimizer<O> {
+        &self.optim
+    }
+
+    fn record(&mut self) -> AmpRecord {
+        self.optim.to_record()
+    }
+
+    fn synchronize(&mut self) {
+        self.optim.synchronize().unwrap();
+    }
+
+    fn run(&mut self) -> &mut Run<O> {
+        self
+    }
+}
+
+impl<O: ModuleOptim, F: FnMut(&Net, Batch) -> Tensor<1>> Executor for Captured<O, F> {
+    type Optim = O;
+
+    fn step(&mut self, lr: f64, batch: Batch) -> Tensor<1> {
+        self.step(lr, batch).unwrap()
+    }
+
+    fn net(&self) -> Net {
+        self.model()
+    }
+
+    fn optim(&self) -> &ScaledOptimizer<O> {
+        self.optim()
+    }
+
+    fn record(&mut self) -> AmpRecord {
+        self.to_record()
+    }
+
+    fn synchronize(&mut self) {
+        self.synchronize().unwrap();
+    }
+
+    fn run(&mut self) -> &mut Run<O> {
+        unreachable!("a captured step makes its own gradients")
+    }
+}

@@ -2,48 +2,31 @@
 
 use burn_amp_tests::prelude::*;
 
-use crate::support::{Pair, sgd};
-
-const BAD: [f32; 6] = [f32::NAN; 6];
+use crate::support::{Trial, all, sgd};
 
 #[test]
 fn clipping_is_there_with_the_smallest_coefficient() {
     let clip = GradientClip::GlobalNorm(1.0);
-    let mut optim = sgd()
-        .with_clipping(clip)
-        .unwrap()
-        .with_group_clipping(ParamGroup::from_predicate("bias"), clip)
-        .unwrap();
-    assert!(optim.scaler().last_status().is_none());
+    let bias = ParamGroup::from_predicate("bias");
+    let grouped = sgd().with_group_clipping(bias, clip).unwrap();
+    let mut run = Trial::new(grouped.with_clipping(clip).unwrap());
+    assert!(run.optim.scaler().last_status().is_none());
 
-    let model = Pair::zeros(DType::F32);
-    let one = |value: f32| [value, 0.0, 0.0, 0.0];
-    let weight = [0.5, 0.0, 0.0, 0.0, 0.0, 0.0];
-    for (bias, coefficient, clipped) in [(4.0, 1.0 / (4.0 + 1e-6), 1), (0.5, 1.0, 0)] {
-        let scale = optim.scaler().loss_scale();
-        optim.step(
-            1.0,
-            model.clone(),
-            model.gradients(weight, one(bias), scale),
-        );
-        let status = optim.scaler().last_status().unwrap();
-        assert_eq!(status.clip_coefficient(), Some(coefficient));
-        assert_eq!(status.clipped(), Some(clipped));
+    let gradient = |bias| ([0.5, 0.0, 0.0, 0.0, 0.0, 0.0], [bias, 0.0, 0.0, 0.0]);
+    for (values, coefficient, clipped) in [
+        (gradient(4.0), Some(1.0 / (4.0 + 1e-6)), Some(1)),
+        (gradient(0.5), Some(1.0), Some(0)),
+        // A skipped step is not clipped.
+        (all(f32::NAN), None, None),
+    ] {
+        run.step(values);
+        let status = run.status();
+        assert_eq!(status.clip_coefficient(), coefficient);
+        assert_eq!(status.clipped(), clipped);
     }
-    // A skipped step is not clipped.
-    let scale = optim.scaler().loss_scale();
-    optim.step(1.0, model.clone(), model.gradients(BAD, one(4.0), scale));
-    let status = optim.scaler().last_status().unwrap();
-    assert_eq!(status.clip_coefficient(), None);
-
     // Nor is there a coefficient where no group has a global norm.
-    let mut optim = sgd().with_clipping(GradientClip::Value(1.0)).unwrap();
-    optim.step(
-        1.0,
-        model.clone(),
-        model.gradients(weight, one(4.0), 1024.0),
-    );
-    let status = optim.scaler().last_status().unwrap();
-    assert_eq!(status.clip_coefficient(), None);
-    assert_eq!(status.clipped(), Some(1));
+    let mut run = Trial::new(sgd().with_clipping(GradientClip::Value(1.0)).unwrap());
+    run.step(gradient(4.0));
+    assert_eq!(run.status().clip_coefficient(), None);
+    assert_eq!(run.status().clipped(), Some(1));
 }

@@ -1,6 +1,7 @@
 //! A run of 60 steps equals 30 steps, a save, new objects, a load and 30 more: bit for bit.
 
 use burn_amp_tests::prelude::*;
+use burn_amp_tests::resumed;
 use tempfile::tempdir;
 
 use crate::support::{Run, child, folder};
@@ -67,16 +68,7 @@ fn every_schedule_in_mixed_precision() {
     ] {
         let build = || Run::scheduled(sgd().init(), schedule);
         let folder = tempdir().unwrap();
-        let mut straight = build();
-        straight.train_until(STEPS / 2);
-        straight.save(folder.path());
-        let half = straight.snapshot();
-        straight.train_until(STEPS);
-        let mut resumed = build();
-        resumed.load(folder.path(), STEPS / 2);
-        assert_eq!(resumed.snapshot(), half, "{schedule:?}");
-        resumed.train_until(STEPS);
-        assert_eq!(resumed.snapshot(), straight.snapshot(), "{schedule:?}");
+        resumed(folder.path(), build, STEPS / 2, STEPS);
     }
 }
 

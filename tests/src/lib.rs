@@ -17,7 +17,7 @@ pub use fill::{address, fill, fill_with_ids, gradients, random, wave};
 pub use log_max_again::LogMaxAgain;
 pub use logs::{captured, logs};
 pub use panics::{panic_message, quietly};
-pub use run::Run;
+pub use run::{Run, resumed};
 pub use says::{only, says};
 
 use burn::optim::GradientsParams;

@@ -2,8 +2,8 @@
 
 mod pair;
 
-pub use burn_amp_tests::{Files, Pack, Run, address, captured, pack, parameters};
-pub use pair::{Pair, Trial, on_flex, sgd, values};
+pub use burn_amp_tests::{Files, Pack, Run, address, captured, pack, parameters, resumed};
+pub use pair::{Pair, Trial, Values, all, masters, norm, on_flex, sgd, under, values};
 
 use burn_amp_tests::prelude::*;
 

@@ -2,12 +2,13 @@
 
 use burn_amp_tests::prelude::*;
 
-use crate::support::{Model, gradient, scaler, unscaled};
+use crate::support::{Model, Trial, gradient, scaler, unscaled};
 
 fn assert_norm(status: &GradientStatus, expected: f64) {
     let norm = status.norm();
+    let error = (norm - expected).abs();
     assert!(
-        (norm - expected).abs() <= 1e-6 * expected,
+        error <= 1e-6 * expected,
         "norm {norm}, reference {expected}"
     );
 }
@@ -82,12 +83,9 @@ fn dtypes_may_be_mixed() {
         double: Model::of(DType::F64),
     };
     let mut grads = GradientsParams::new();
-    gradient(&mut grads, module.single.vector.id, [5], DType::F32, |_| {
-        3.0
-    });
-    gradient(&mut grads, module.double.vector.id, [5], DType::F64, |_| {
-        1e200
-    });
+    let (single, double) = (module.single.vector.id, module.double.vector.id);
+    gradient(&mut grads, single, [5], DType::F32, |_| 3.0);
+    gradient(&mut grads, double, [5], DType::F64, |_| 1e200);
     let status = unscaled(&scaler(1.0), grads, &module).status().clone();
     assert_eq!(status.max_abs(), 1e200);
     assert_eq!((status.elements(), status.non_finite()), (10, 0));
@@ -97,17 +95,14 @@ fn dtypes_may_be_mixed() {
 /// Finite while scaled, infinite once unscaled.
 #[test]
 fn overflow_by_unscaling_is_an_overflow() {
-    let model = Model::new();
-    let mut scaler = scaler(2f64.powi(-10));
+    let mut run = Trial::at(2f64.powi(-10));
     let gradients = |index| if index == 50 { 1e36 } else { 1e-3 };
-    let grads = unscaled(&scaler, model.gradients(gradients), &model);
+    let grads = run.unscaled(run.model.gradients(gradients));
     assert_eq!(grads.status().non_finite(), 1);
     assert_eq!(grads.status().overflow_parameter(), Some("kernel"));
-
-    let mut optim = SgdConfig::new().init();
-    let model = scaler.step(&mut optim, 0.1, model, grads);
-    assert_eq!(scaler.update().unwrap(), Some(StepOutcome::Skipped));
-    assert_eq!(model.values(), [1.0; Model::VALUES]);
+    run.take(grads).unwrap();
+    assert_eq!(run.scaler.update().unwrap(), Some(StepOutcome::Skipped));
+    assert_eq!(run.model.values(), [1.0; Model::VALUES]);
 }
 
 #[derive(Module, Debug)]
@@ -116,55 +111,50 @@ struct WithEmpty {
     model: Model,
 }
 
-impl WithEmpty {
-    fn new() -> Self {
-        let device = Device::flex().autodiff();
-        Self {
-            empty: Param::from_tensor(Tensor::zeros([0, 3], &device)),
-            model: Model::new(),
-        }
-    }
+/// One of whose tensors has no values, and a gradient of the same kind.
+fn with_empty() -> (Trial<WithEmpty>, GradientsParams) {
+    let module = WithEmpty {
+        empty: Param::from_tensor(Tensor::zeros([0, 3], &Device::flex().autodiff())),
+        model: Model::new(),
+    };
+    let mut grads = GradientsParams::new();
+    gradient(&mut grads, module.empty.id, [0, 3], DType::F32, |_| 0.0);
+    let config = GradScalerConfig::new().with_init_scale(8.0);
+    (Trial::of(module, config), grads)
 }
 
 #[test]
 fn tensors_without_values_among_others() {
-    let module = WithEmpty::new();
-    let mut grads = module.model.clean(8.0);
-    gradient(
-        grads.params_mut(),
-        module.empty.id,
-        [0, 3],
-        DType::F32,
-        |_| 0.0,
-    );
-    let mut scaler = scaler(8.0);
-    let grads = scaler.unscale(grads, &module).unwrap();
+    let (mut run, mut grads) = with_empty();
+    let Model {
+        vector,
+        matrix,
+        kernel,
+    } = &run.model.model;
+    gradient(&mut grads, vector.id, Model::VECTOR, DType::F32, |_| 4.0);
+    gradient(&mut grads, matrix.id, Model::MATRIX, DType::F32, |_| 4.0);
+    gradient(&mut grads, kernel.id, Model::KERNEL, DType::F32, |_| 4.0);
+    let grads = run.unscaled(grads);
     let status = grads.status();
     assert_eq!(status.gradients(), 4);
     assert_eq!(status.elements(), Model::VALUES as u64);
     assert_norm(status, 0.5 * (Model::VALUES as f64).sqrt());
 
-    let mut optim = SgdConfig::new().init();
-    let module = scaler.step(&mut optim, 0.5, module, grads);
-    assert_eq!(scaler.update().unwrap(), Some(StepOutcome::Stepped));
-    assert_eq!(module.model.values(), [0.75; Model::VALUES]);
-    assert_eq!(module.empty.val().dims(), [0, 3]);
+    run.take(grads).unwrap();
+    assert_eq!(run.scaler.update().unwrap(), Some(StepOutcome::Stepped));
+    assert_eq!(run.model.model.values(), [0.75; Model::VALUES]);
+    assert_eq!(run.model.empty.val().dims(), [0, 3]);
 }
 
 #[test]
 fn nothing_but_tensors_without_values() {
-    let module = WithEmpty::new();
-    let mut grads = GradientsParams::new();
-    gradient(&mut grads, module.empty.id, [0, 3], DType::F32, |_| 0.0);
-    let mut scaler = scaler(8.0);
-    let grads = unscaled(&scaler, grads, &module);
+    let (mut run, grads) = with_empty();
+    let grads = run.unscaled(grads);
     let status = grads.status();
     assert_eq!((status.gradients(), status.elements()), (1, 0));
     assert_eq!((status.norm(), status.max_abs()), (0.0, 0.0));
     assert_eq!(status.zero_share(), 0.0);
     assert!(!status.is_all_zero() && !status.has_overflow());
-
-    let mut optim = SgdConfig::new().init();
-    scaler.step(&mut optim, 0.5, module, grads);
-    assert_eq!(scaler.last_outcome(), Some(StepOutcome::Stepped));
+    run.take(grads).unwrap();
+    assert_eq!(run.outcome(), Some(StepOutcome::Stepped));
 }

@@ -5,7 +5,7 @@ use burn_amp_tests::says;
 use log::Level;
 use tempfile::tempdir;
 
-use crate::support::{Pair, Run, Trial, all, captured, damaged, pack, resumed, sgd};
+use crate::support::{Pair, Run, Trial, all, captured, pack, resumed, sgd};
 
 const RULES: [bool; 2] = [false, true];
 const END: usize = 60;
@@ -100,18 +100,6 @@ fn what_does_not_fit_is_refused_and_nothing_changes() {
         says(&error, [part]);
         assert_eq!(run.record(), before);
     }
-}
-
-#[test]
-fn a_damaged_record_leaves_window_and_averages_as_they_were() {
-    let whole = trained(false).optim.into_bytes().unwrap();
-    let mut victim = configured(false);
-    victim.step(all(2.0));
-    let before = victim.record();
-    damaged(&whole, &before, |bytes| {
-        let mut victim = victim.clone();
-        (victim.optim.from_bytes(bytes), victim.record())
-    });
 }
 
 #[test]

@@ -233,19 +233,3 @@ fn micro_batches_in_burns_accumulator() {
         }
     }
 }
-
-/// Our window: skipped as a whole, or without the micro-batch that is bad.
-#[test]
-fn micro_batches_in_a_window() {
-    for (rule, expected) in [(false, (1, 0)), (true, (0, 1))] {
-        let mut run = run(f16(KEPT));
-        let config = AccumulationConfig::new(2).with_skip_micro_batch(rule);
-        run.optim = run.optim.with_accumulation(config).unwrap();
-        for loss in [nan, flat] {
-            run.step(0.01, run.gradients(loss(run.ones())));
-        }
-        let counters = run.counters();
-        assert_eq!((run.scale(), counters.bad_losses()), (KEPT, 1));
-        assert_eq!((counters.skipped(), counters.dropped()), expected);
-    }
-}

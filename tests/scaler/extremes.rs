@@ -92,19 +92,6 @@ fn dtypes_may_be_mixed() {
     assert_norm(&status, 1e200 * 5f64.sqrt());
 }
 
-/// Finite while scaled, infinite once unscaled.
-#[test]
-fn overflow_by_unscaling_is_an_overflow() {
-    let mut run = Trial::at(2f64.powi(-10));
-    let gradients = |index| if index == 50 { 1e36 } else { 1e-3 };
-    let grads = run.unscaled(run.model.gradients(gradients));
-    assert_eq!(grads.status().non_finite(), 1);
-    assert_eq!(grads.status().overflow_parameter(), Some("kernel"));
-    run.take(grads).unwrap();
-    assert_eq!(run.scaler.update().unwrap(), Some(StepOutcome::Skipped));
-    assert_eq!(run.model.values(), [1.0; Model::VALUES]);
-}
-
 #[derive(Module, Debug)]
 struct WithEmpty {
     empty: Param<Tensor<2>>,

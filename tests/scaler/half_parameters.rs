@@ -24,27 +24,6 @@ fn in_f32(dtype: DType) -> Trial {
     trial(dtype, GradScalerConfig::new().with_init_scale(1024.0))
 }
 
-#[test]
-fn gradients_come_out_in_full_precision() {
-    for (parameter, expected) in [
-        (DType::F16, DType::F32),
-        (DType::BF16, DType::F32),
-        (DType::F32, DType::F32),
-        (DType::F64, DType::F64),
-    ] {
-        let model = Model::of(parameter);
-        // 2^-24 is the smallest f16; a 65536th of it is far below.
-        let tiny = 2f64.powi(-24);
-        let grads = unscaled(&scaler(65536.0), model.gradients(|_| tiny), &model);
-        let vector = grads.get::<1>(model.vector.id).unwrap();
-        let kernel = grads.get::<4>(model.kernel.id).unwrap();
-        assert_eq!((vector.dtype(), kernel.dtype()), (expected, expected));
-        let values = values_of::<4>(grads.params(), model.kernel.id);
-        assert_eq!(values, [2f64.powi(-40); 36], "{parameter:?}");
-        assert_eq!(grads.status().zeros(), 0);
-    }
-}
-
 /// A gradient of a wider dtype than the parameter's comes out as if it were the parameter's.
 #[test]
 fn the_parameter_decides_and_not_the_gradient() {

@@ -7,20 +7,6 @@ use log::Level;
 use crate::support::{Model, Trial, captured, gradient, scaler};
 
 #[test]
-fn the_scale_moves_in_update_only() {
-    let mut run = Trial::new(GradScalerConfig::new().with_growth_interval(1));
-    for (overflow, outcome, before, after) in [
-        (true, StepOutcome::Skipped, 65536.0, 32768.0),
-        (false, StepOutcome::Stepped, 32768.0, 65536.0),
-    ] {
-        run.step(overflow).unwrap();
-        assert_eq!(run.scale(), before);
-        assert_eq!(run.scaler.update().unwrap(), Some(outcome));
-        assert_eq!(run.scale(), after);
-    }
-}
-
-#[test]
 fn update_without_a_step_does_nothing() {
     let mut run = Trial::new(GradScalerConfig::new().with_growth_interval(2));
     assert_eq!(run.scaler.update().unwrap(), None);

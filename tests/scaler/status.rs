@@ -207,16 +207,3 @@ fn a_shared_parameter_counts_once() {
     assert_norm(unscaled.status().norm(), 2.0);
     assert_eq!(&inspected, unscaled.status());
 }
-
-/// Scaling by a power of two and back is exact.
-#[test]
-fn unscaling_is_exact() {
-    let model = Model::new();
-    for power in [-20, -1, 0, 1, 16, 40] {
-        let scale = 2f64.powi(power);
-        let grads = model.gradients(|index| value(index) * scale);
-        let grads = unscaled(&scaler(scale), grads, &model);
-        let kernel = values_of::<4>(grads.params(), model.kernel.id);
-        assert_eq!(kernel, values()[17..]);
-    }
-}

@@ -4,7 +4,7 @@ use burn_amp_tests::prelude::*;
 use burn_amp_tests::says;
 use log::Level;
 
-use crate::support::{Model, Trial, captured, gradient, scaler};
+use crate::support::{Model, Trial, captured, gradient};
 
 #[test]
 fn update_without_a_step_does_nothing() {
@@ -36,7 +36,11 @@ fn a_second_step_without_update_is_refused() {
         for again in [false, true] {
             let error = run.step(again).unwrap_err();
             assert_eq!(error, update_missing("vector"));
-            says(&error, ["`vector`", "update"]);
+            says(
+                &error,
+                ["`step` has already been called for parameter `vector`"],
+            );
+            says(&error, ["update"]);
         }
         assert_eq!(run.scaler.counters(), counters);
         assert_eq!(run.model.values(), values);
@@ -58,15 +62,6 @@ fn a_second_step_of_some_parameters_is_refused() {
     gradient(&mut grads, matrix, Model::MATRIX, DType::F32, |_| 1.0);
     let error = run.take(run.unscaled(grads)).unwrap_err();
     assert_eq!(error, update_missing("matrix"));
-}
-
-#[test]
-#[should_panic(expected = "`step` has already been called for parameter `vector`")]
-fn step_panics_with_the_message() {
-    let mut run = Trial::at(1.0);
-    run.step(false).unwrap();
-    let grads = run.grads(false);
-    run.scaler.step(&mut run.optim, 0.5, run.model, grads);
 }
 
 #[test]
@@ -118,15 +113,4 @@ fn a_refused_update_to_does_not_end_the_iteration() {
     assert_eq!(run.scale(), 65536.0);
     assert_eq!(run.scaler.update().unwrap(), Some(StepOutcome::Skipped));
     assert_eq!(run.scale(), 32768.0);
-}
-
-/// Gradients of a loss scaled earlier carry their scale.
-#[test]
-fn gradients_are_unscaled_by_the_scale_they_carry() {
-    let mut scaler = scaler(1024.0);
-    let model = Model::new();
-    let grads = scaler.backward((model.vector.val() * 3.0).sum(), &model);
-    scaler.set_loss_scale(2.0).unwrap();
-    let grads = scaler.unscale(grads, &model).unwrap();
-    assert_eq!(grads.status().max_abs(), 3.0);
 }

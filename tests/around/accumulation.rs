@@ -5,7 +5,7 @@ use burn_amp_tests::{says, scaled_by_hand};
 use log::Level;
 use std::array::from_fn;
 
-use crate::support::{Pair, Trial, Values, address, all, captured, masters, on_flex, sgd, under};
+use crate::support::{Pair, Trial, Values, address, all, captured, masters, on_flex, sgd};
 
 fn config(n: u32, rule: bool) -> AccumulationConfig {
     AccumulationConfig::new(n).with_skip_micro_batch(rule)
@@ -141,9 +141,7 @@ fn an_overflow_drops_its_micro_batch() {
 /// At the border of half precision it is known whose fault an overflow was.
 #[test]
 fn a_loss_that_is_not_finite_drops_its_micro_batch_and_the_scale_stays() {
-    let settings = GradScalerConfig::new()
-        .with_init_scale(1024.0)
-        .with_max_consecutive_skips(Some(2));
+    let settings = at_scale(1024.0).with_max_consecutive_skips(Some(2));
     let amp = MixedPrecision::f16().with_scaler(settings).unwrap();
     let model = Pair::zeros(DType::F32).apply_reparameterization(amp.clone());
     let optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp);
@@ -178,10 +176,12 @@ fn a_loss_that_is_not_finite_drops_its_micro_batch_and_the_scale_stays() {
 
 #[test]
 fn too_many_dropped_in_a_row_end_the_run_and_keep_the_window() {
-    let scaler = GradScalerConfig::new()
-        .with_init_scale(1024.0)
-        .with_max_consecutive_skips(Some(2));
-    let mut run = Trial::new(under(scaler).with_accumulation(config(3, true)).unwrap());
+    let scaler = at_scale(1024.0).with_max_consecutive_skips(Some(2));
+    let mut run = Trial::new(
+        sgd_under(scaler)
+            .with_accumulation(config(3, true))
+            .unwrap(),
+    );
     [micro(0), BAD, BAD].into_iter().for_each(|k| run.step(k));
     let expected = AmpError::LossScaleExhausted {
         scale: 256.0,
@@ -278,8 +278,7 @@ fn unscaled_gradients_enter_a_window_too() {
 fn half_precision_gradients_are_summed_in_f32() {
     for rule in RULES {
         for gradient in [false, true] {
-            let scaler = GradScalerConfig::new()
-                .with_init_scale(1.0)
+            let scaler = at_scale(1.0)
                 .with_growth_interval(100_000)
                 .with_parameter_dtype_gradients(gradient);
             let optim = masters(scaler).with_accumulation(config(4096, rule));
@@ -298,7 +297,7 @@ fn a_disabled_scaler_accumulates() {
     let disabled = GradScalerConfig::new().with_enabled(false);
     for rule in RULES {
         for dtype in [DType::F16, DType::F32] {
-            let optim = under(disabled).with_accumulation(config(4, rule));
+            let optim = sgd_under(disabled).with_accumulation(config(4, rule));
             let mut run = Trial::new(optim.unwrap()).with_dtype(dtype);
             (0..4).for_each(|k| run.step(micro(k)));
             assert_eq!(run.values(), expected(0..4, 0.25), "{rule:?} {dtype:?}");
@@ -313,8 +312,7 @@ fn one_f32_buffer_for_each_parameter_is_added_to_in_place() {
     }
     for dtype in [DType::F16, DType::F32] {
         for rule in RULES {
-            let scaler = GradScalerConfig::new().with_init_scale(16.0);
-            let optim = masters(scaler).with_accumulation(config(8, rule));
+            let optim = masters(at_scale(16.0)).with_accumulation(config(8, rule));
             let mut run = Trial::new(optim.unwrap()).with_dtype(dtype);
             let places = (0..5).map(|k| {
                 run.step(micro(k));
@@ -433,7 +431,7 @@ fn gradients_of_several_devices_enter_as_their_sum() {
 #[test]
 fn with_the_scaler_alone() {
     for rule in RULES {
-        let config = GradScalerConfig::new().with_init_scale(1024.0);
+        let config = at_scale(1024.0);
         let mut scaler = config.with_growth_interval(100).init().unwrap();
         let mut optim = SgdConfig::new().init();
         let mut window = self::config(2, rule).init().unwrap();

@@ -2,17 +2,17 @@
 
 use burn_amp_tests::prelude::*;
 
-use crate::support::{Pair, Trial, Values, all, norm, under};
+use crate::support::{Pair, Trial, Values, all, norm};
 
 const WEIGHT: [f32; 6] = [3.0, 0.0, 0.0, 0.0, 0.0, 0.0];
 const BIAS: [f32; 4] = [4.0, 0.0, 0.0, 0.0];
 
 fn config() -> GradScalerConfig {
-    GradScalerConfig::new().with_init_scale(1024.0)
+    at_scale(1024.0)
 }
 
 fn trial() -> Trial {
-    Trial::new(under(config()))
+    Trial::new(sgd_under(config()))
 }
 
 fn unscaled(factor: f32) -> UnscaledGradients {
@@ -99,7 +99,7 @@ fn what_clipping_measures_anew_is_in_the_status() {
 
 #[test]
 fn a_disabled_scaler_tells_what_clipping_has_measured_and_skips_nothing() {
-    let optim = under(GradScalerConfig::new().with_enabled(false));
+    let optim = sgd_under(GradScalerConfig::new().with_enabled(false));
     let optim = optim.with_clipping(GradientClip::GlobalNorm(1.0));
     let mut run = Trial::new(optim.unwrap());
     run.step((WEIGHT, BIAS));
@@ -139,7 +139,7 @@ fn a_gradient_of_a_parameter_that_had_none_is_not_stepped_on() {
 /// Gradients that a program makes with autodiff and registers itself are those of any other loss.
 #[test]
 fn gradients_registered_by_hand_may_be_on_an_autodiff_device() {
-    let new = || under(config());
+    let new = || sgd_under(config());
     for (optim, step) in [
         (Ok(new()), 2.0),
         (new().with_clipping(GradientClip::GlobalNorm(1.0)), 0.5),

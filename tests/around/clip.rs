@@ -4,7 +4,7 @@ use burn_amp_tests::prelude::*;
 use burn_amp_tests::scaled_by_hand;
 use proptest::prelude::*;
 
-use crate::support::{Pair, Trial, Values, address, on_flex, sgd, values};
+use crate::support::{Pair, Trial, Values, address, all, on_flex, sgd, values};
 
 const WEIGHT: [f32; 6] = [0.3, -0.4, 1.2, 0.0, -2.5, 0.7];
 const BIAS: [f32; 4] = [-0.1, 0.2, 3.0, -0.6];
@@ -214,18 +214,14 @@ fn a_threshold_that_is_not_positive_is_refused() {
 #[test]
 fn the_optimizer_clips_as_it_is_done_by_hand() {
     let (global, value) = (GradientClip::GlobalNorm(0.5), GradientClip::Value(0.25));
-    let grouped = sgd().with_group_clipping(bias_group(), value).unwrap();
+    let of_bias = |optim: ScaledOptimizer| optim.with_group_clipping(bias_group(), value);
+    let of_all = |optim: ScaledOptimizer| optim.with_clipping(global);
     let all = (ParamGroup::all(), global);
     let both = vec![all.clone(), (bias_group(), value)];
     for (optim, rules) in [
-        (sgd().with_clipping(global), vec![all]),
-        (grouped.clone().with_clipping(global), both.clone()),
-        (
-            sgd()
-                .with_clipping(global)
-                .and_then(|o| o.with_group_clipping(bias_group(), value)),
-            both,
-        ),
+        (of_all(sgd()), vec![all]),
+        (of_bias(sgd()).and_then(of_all), both.clone()),
+        (of_all(sgd()).and_then(of_bias), both),
     ] {
         let (mut built_in, mut by_hand) = (Trial::new(optim.unwrap()), Trial::new(sgd()));
         assert!(built_in.optim.clipping().is_some());
@@ -289,6 +285,33 @@ fn parameters_without_a_gradient_are_not_in_the_norm() {
     assert_eq!(none, [0.0]);
 }
 
+/// What the scaler tells of it.
+#[test]
+fn the_smallest_coefficient_is_in_the_status() {
+    let clip = GradientClip::GlobalNorm(1.0);
+    let grouped = sgd().with_group_clipping(bias_group(), clip).unwrap();
+    let mut run = Trial::new(grouped.with_clipping(clip).unwrap());
+    assert!(run.optim.scaler().last_status().is_none());
+
+    let gradient = |bias| ([0.5, 0.0, 0.0, 0.0, 0.0, 0.0], [bias, 0.0, 0.0, 0.0]);
+    for (values, coefficient, clipped) in [
+        (gradient(4.0), Some(1.0 / (4.0 + 1e-6)), Some(1)),
+        (gradient(0.5), Some(1.0), Some(0)),
+        // A skipped step is not clipped.
+        (all(f32::NAN), None, None),
+    ] {
+        run.step(values);
+        let status = run.status();
+        assert_eq!(status.clip_coefficient(), coefficient);
+        assert_eq!(status.clipped(), clipped);
+    }
+    // Nor is there a coefficient where no group has a global norm.
+    let mut run = Trial::new(sgd().with_clipping(GradientClip::Value(1.0)).unwrap());
+    run.step(gradient(4.0));
+    assert_eq!(run.status().clip_coefficient(), None);
+    assert_eq!(run.status().clipped(), Some(1));
+}
+
 /// Finite gradients whose norm is above what f64 holds are clipped all the same.
 #[test]
 fn a_norm_beyond_f64() {
@@ -301,7 +324,7 @@ fn a_norm_beyond_f64() {
         let device = (&Device::default(), DType::F64);
         let mut grads = GradientsParams::new();
         grads.register(model.bias.id, Tensor::<1>::from_data(data, device));
-        let scaler = GradScalerConfig::new().with_init_scale(1.0);
+        let scaler = at_scale(1.0);
         let scaler = scaler.with_dynamic(false).init().unwrap();
         let grads = scaler.unscale(scaled_by_hand(&scaler, grads), &model);
         let grads = grads.unwrap().clip(&clip).unwrap();

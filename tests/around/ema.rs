@@ -203,7 +203,7 @@ fn parameters_are_overwritten_as_often_as_asked() {
 
 #[test]
 fn master_weights_follow_an_overwritten_parameter() {
-    let optim = masters(GradScalerConfig::new().with_init_scale(16.0));
+    let optim = masters(at_scale(16.0));
     let optim = optim.with_ema(config(0.5).with_overwrite_frequency(Some(2)));
     let mut run = Trial::new(optim.unwrap()).with_dtype(DType::F16);
     // The third step starts from the overwritten -1.5, the fourth ends in 0.5 * -2 + 0.5 * -3.5.
@@ -323,7 +323,7 @@ fn averages_that_match_no_parameter_are_told_of() {
 /// Updates that f16 parameters lose are in the masters, and in their average.
 #[test]
 fn with_master_weights_the_masters_are_averaged() {
-    let settings = GradScalerConfig::new().with_init_scale(1.0);
+    let settings = at_scale(1.0);
     let run = |dtype: DType| {
         let optim = masters(settings.with_dynamic(false)).with_ema(config(0.5));
         let (mut optim, mut model) = (optim.unwrap(), Pair::of(1.0, dtype));

@@ -28,8 +28,7 @@ fn unscaled() -> Vec<(Pair, DType, UnscaledGradients)> {
             continue;
         }
         for (enabled, narrow) in [(true, true), (true, false), (false, false)] {
-            let scaler = GradScalerConfig::new()
-                .with_init_scale(1.0)
+            let scaler = at_scale(1.0)
                 .with_enabled(enabled)
                 .with_parameter_dtype_gradients(narrow);
             let model = Pair::zeros(parameter);

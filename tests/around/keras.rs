@@ -108,9 +108,7 @@ impl Run {
                 .with_overwrite_frequency(options.ema_overwrite_frequency)
         });
         // Keras's LossScaleOptimizer switches its inner optimizer's `loss_scale_factor` off: its own scale counts.
-        let scaler = GradScalerConfig::new()
-            .with_init_scale(self.initial_scale)
-            .with_growth_interval(self.dynamic_growth_steps);
+        let scaler = at_scale(self.initial_scale).with_growth_interval(self.dynamic_growth_steps);
         let config = ScaledOptimizerConfig::new()
             .with_scaler(scaler)
             .with_clip(clip)

@@ -4,16 +4,15 @@ use burn_amp_tests::prelude::*;
 use burn_amp_tests::{only, says};
 use log::Level;
 
-use crate::support::{Trial, captured, under};
+use crate::support::{Trial, captured};
 
 /// f16 gradients, whose sums of three are taken in f32 and rounded to f16 in the end.
 fn trial(max_skips: Option<u32>) -> Trial {
-    let scaler = GradScalerConfig::new()
-        .with_init_scale(1.0)
+    let scaler = at_scale(1.0)
         .with_max_consecutive_skips(max_skips)
         .with_parameter_dtype_gradients(true);
     let window = AccumulationConfig::new(3).with_skip_micro_batch(true);
-    let optim = under(scaler).with_accumulation(window.with_sum(true));
+    let optim = sgd_under(scaler).with_accumulation(window.with_sum(true));
     Trial::new(optim.unwrap()).with_dtype(DType::F16)
 }
 
@@ -81,8 +80,7 @@ fn the_count_goes_on_after_a_resume() {
 
 #[test]
 fn the_floor_of_the_scale_has_nothing_to_do_with_it() {
-    let scaler = GradScalerConfig::new()
-        .with_init_scale(1.0)
+    let scaler = at_scale(1.0)
         .with_min_scale(Some(1.0))
         .with_parameter_dtype_gradients(true);
     let mut run = trial(None);

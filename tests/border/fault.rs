@@ -140,7 +140,7 @@ fn whose_fault_it_is() {
 
 #[test]
 fn thirty_bad_batches_leave_the_scale() {
-    let config = GradScalerConfig::new().with_init_scale(KEPT);
+    let config = at_scale(KEPT);
     let config = config.with_max_consecutive_skips(Some(29));
     type Bad = fn(&Run<Gain>) -> Tensor<1>;
     let loss: Bad = |run| nan(run.ones());

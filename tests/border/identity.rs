@@ -251,8 +251,7 @@ fn by_hand(net: &Net, plan: &Plan) -> Bits {
         output.cast(plan.dtype)
     };
     let net = net.clone().apply_reparameterization(ByHand(plan.dtype));
-    let config = GradScalerConfig::new().with_init_scale(two(plan.scale));
-    let scaler = config.init().unwrap();
+    let scaler = at_scale(two(plan.scale)).init().unwrap();
     let loss = |input: Tensor<2>| {
         FULL.set(false);
         let output = net.body(input.cast(plan.dtype), plan, &full);

@@ -20,9 +20,7 @@ fn run() -> Run<Net> {
 
 /// A part that begins at 2^k.
 fn dynamic(name: &str, k: i32) -> Rescale {
-    let config = GradScalerConfig::new()
-        .with_init_scale(two(k))
-        .with_growth_interval(3);
+    let config = at_scale(two(k)).with_growth_interval(3);
     Rescale::dynamic(name).with_scaler(config).unwrap()
 }
 
@@ -177,8 +175,7 @@ fn clean_steps_let_those_grow_that_were_opened() {
 /// The loss scale backs off in place of a factor that cannot.
 #[test]
 fn a_part_at_its_floor() {
-    let config = GradScalerConfig::new().with_init_scale(4.0);
-    let part = Rescale::dynamic("inner").with_scaler(config.with_min_scale(Some(4.0)));
+    let part = Rescale::dynamic("inner").with_scaler(at_scale(4.0).with_min_scale(Some(4.0)));
     let mut run = run();
     assert_eq!(run.take(5, one(part.unwrap())), (true, KEPT - 1));
     assert_eq!(run.parts(), "inner 2");
@@ -188,9 +185,7 @@ fn a_part_at_its_floor() {
 #[test]
 fn adaloss_lifts_small_gradients() {
     let adaloss = |limit: f64| {
-        let config = GradScalerConfig::new()
-            .with_init_scale(limit)
-            .with_max_scale(Some(limit));
+        let config = at_scale(limit).with_max_scale(Some(limit));
         Rescale::adaloss("inner").with_scaler(config).unwrap()
     };
     let plain = || Rescale::adaloss("inner");
@@ -214,8 +209,7 @@ fn adaloss_lifts_small_gradients() {
 /// The statistics of what comes to a part say nothing of what is made of it inside.
 #[test]
 fn adaloss_backs_off_and_comes_back() {
-    let config = GradScalerConfig::new()
-        .with_init_scale(16.0)
+    let config = at_scale(16.0)
         .with_max_scale(Some(16.0))
         .with_growth_interval(2);
     let adaloss = Rescale::adaloss("inner").with_scaler(config).unwrap();

@@ -76,7 +76,7 @@ fn without_scaling_unless_asked() {
 #[test]
 fn tested_where_asked() {
     for dtype in halves().into_iter().chain([FloatDType::F32]) {
-        let config = GradScalerConfig::new().with_init_scale(1.0);
+        let config = at_scale(1.0);
         let config = config.with_max_consecutive_skips(Some(2));
         let amp = MixedPrecision::new(dtype).with_scaler(config.with_dynamic(false));
         let amp = amp.unwrap();

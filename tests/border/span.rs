@@ -78,7 +78,7 @@ fn amp(config: GradScalerConfig) -> MixedPrecision {
 }
 
 fn from_64() -> MixedPrecision {
-    amp(GradScalerConfig::new().with_init_scale(64.0))
+    amp(at_scale(64.0))
 }
 
 #[test]
@@ -90,8 +90,7 @@ fn in_f32_all_layers_learn() {
 #[test]
 fn no_loss_scale_trains_all_layers() {
     for exponent in (-8..=72).step_by(8) {
-        let config = GradScalerConfig::new().with_init_scale(two(exponent));
-        let (left, _) = train(&amp(config.with_dynamic(false)), plain);
+        let (left, _) = train(&amp(at_scale(two(exponent)).with_dynamic(false)), plain);
         assert!(!all_learn(&left), "2^{exponent}: {left:?}");
     }
     // Nor one that moves.
@@ -105,15 +104,12 @@ fn no_loss_scale_trains_all_layers() {
 /// Fixed ones; dynamic ones from 1, by PyTorch's rule with a growth after each clean step; AdaLoss.
 #[test]
 fn factors_train_all_layers() {
-    let dynamic = GradScalerConfig::new()
-        .with_init_scale(1.0)
+    let dynamic = at_scale(1.0)
         .with_growth_factor(16.0)
         .with_backoff_factor(1.0 / 16.0)
         .with_growth_interval(4);
     let limit = two(60);
-    let adaloss = GradScalerConfig::new()
-        .with_init_scale(limit)
-        .with_max_scale(Some(limit));
+    let adaloss = at_scale(limit).with_max_scale(Some(limit));
     let ways: [(f64, &dyn Fn(usize) -> Result<Rescale, AmpError>); 3] = [
         (0.0, &|index| Ok((-WEIGHTS[index]).into())),
         (0.4, &|index| {

@@ -86,8 +86,7 @@ fn a_skip_is_logged() {
 /// `reset` starts afresh and keeps the settings.
 #[test]
 fn a_reset_starts_afresh() {
-    let config = GradScalerConfig::new()
-        .with_init_scale(1024.0)
+    let config = at_scale(1024.0)
         .with_growth_interval(2)
         .with_max_consecutive_skips(Some(3));
     let mut run = Trial::new(config);

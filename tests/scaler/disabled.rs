@@ -11,16 +11,6 @@ fn disabled() -> GradScalerConfig {
         .with_max_consecutive_skips(Some(0))
 }
 
-#[test]
-fn the_scale_is_one() {
-    let scaler = disabled().init().unwrap();
-    assert!(!scaler.is_enabled());
-    assert_eq!(scaler.loss_scale(), 1.0);
-    let loss = Tensor::<1>::from_floats([0.1], &Device::flex());
-    let value: f32 = scaler.scale(loss).into_scalar();
-    assert_eq!(value, 0.1);
-}
-
 /// As PyTorch's: what is not used need not be right, and a record of it is read again.
 #[test]
 fn other_settings_are_not_looked_at() {
@@ -81,8 +71,7 @@ fn overflows_reach_the_optimizer() {
 #[test]
 fn the_scaled_optimizer_is_its_inner_one() {
     let loss = |model: &Model| (model.vector.val() * model.vector.val()).sum() * 0.3;
-    let scaler = disabled().init().unwrap();
-    let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), scaler);
+    let mut optim = sgd_under(disabled());
     let mut plain = SgdConfig::new().init();
     let mut a = Model::new();
     let mut b = a.clone();

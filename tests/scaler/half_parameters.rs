@@ -6,9 +6,7 @@ use burn_amp_tests::says;
 use crate::support::{Model, Trial, gradient, scaler, unscaled, values_of};
 
 fn in_parameters_dtype(scale: f64) -> GradScalerConfig {
-    GradScalerConfig::new()
-        .with_init_scale(scale)
-        .with_parameter_dtype_gradients(true)
+    at_scale(scale).with_parameter_dtype_gradients(true)
 }
 
 fn trial(dtype: DType, config: GradScalerConfig) -> Trial {
@@ -21,7 +19,7 @@ fn trial(dtype: DType, config: GradScalerConfig) -> Trial {
 
 /// Whose gradients come out in f32.
 fn in_f32(dtype: DType) -> Trial {
-    trial(dtype, GradScalerConfig::new().with_init_scale(1024.0))
+    trial(dtype, at_scale(1024.0))
 }
 
 /// A gradient of a wider dtype than the parameter's comes out as if it were the parameter's.

@@ -234,8 +234,12 @@ fn the_record_of_another_rule_gives_its_scale_with_one_warning() {
     };
     let log_max = config().with_schedule(Schedule::log_max());
     let (log_max, plain) = (log_max.schedule().unwrap(), config().schedule().unwrap());
+    let near_top = config().with_schedule(Schedule::near_top());
+    let near_top = near_top.schedule().unwrap();
     let (saw, mine) = (ruled(Saw::default()), ruled(Stub::new("mine", "[]")));
     for (theirs, here, words) in [
+        (&log_max, &plain, ["LogMax", "GrowthInterval"]),
+        (&log_max, &near_top, ["LogMax", "NearTop"]),
         (&log_max, &saw, ["LogMax", "saw"]),
         (&plain, &saw, ["GrowthInterval", "saw"]),
         (&saw, &log_max, ["saw", "LogMax"]),
@@ -385,8 +389,10 @@ fn a_part_moves_by_it_too() {
         Rescale::dynamic("part").with_schedule(schedule)
     }
     says(&part(config, Saw::default()).unwrap_err(), ["`saw`"]);
+    // Has the name of the other, and takes no state but its own.
+    let refusing = Stub::new("log_max_again", "{");
     let [log_max, refusing] =
-        [part(config, LogMaxAgain::default()), part(config, Refusing)].map(Result::unwrap);
+        [part(config, LogMaxAgain::default()), part(config, refusing)].map(Result::unwrap);
     let mut one = InPart::new(&log_max);
     let factors = [(); 6].map(|()| one.step());
     assert_eq!(factors, [2.0, 4.0, 8.0, 16.0, 32.0, 64.0]);
@@ -411,26 +417,4 @@ fn a_part_moves_by_it_too() {
     let warnings = captured(Level::Warn, || factor = fresh.step());
     says(&warnings[0], ["starts fresh"]);
     assert_eq!(factor, 1.0);
-}
-
-/// Has the name of another, and takes no state.
-#[derive(Clone, Debug)]
-struct Refusing;
-
-impl Rule for Refusing {
-    fn name(&self) -> &str {
-        "log_max_again"
-    }
-
-    fn advance(&mut self, _scale: f32, _evidence: Evidence) -> NextScale {
-        NextScale::Same
-    }
-
-    fn state(&self) -> String {
-        "null".to_string()
-    }
-
-    fn load_state(&mut self, _state: &str) -> Result<(), Refusal> {
-        Err("nothing is taken".into())
-    }
 }

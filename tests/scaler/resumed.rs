@@ -9,17 +9,12 @@ use crate::support::{Model, captured};
 
 /// What was saved: nothing at its default, two clean steps after one overflow of three that are tolerated.
 fn stored() -> GradScalerConfig {
-    GradScalerConfig::new()
-        .with_init_scale(1024.0)
+    at_scale(1024.0)
         .with_growth_interval(7)
         .with_min_scale(Some(2.0))
         .with_max_scale(Some(4096.0))
         .with_hysteresis(3)
         .with_max_consecutive_skips(Some(9))
-}
-
-fn optimizer(config: GradScalerConfig) -> ScaledOptimizer<ModuleOptimizer> {
-    ScaledOptimizer::new(SgdConfig::new().init(), config.init().unwrap())
 }
 
 fn step(optim: &mut ScaledOptimizer<ModuleOptimizer>, overflow: bool) -> Result<(), AmpError> {
@@ -29,7 +24,7 @@ fn step(optim: &mut ScaledOptimizer<ModuleOptimizer>, overflow: bool) -> Result<
 }
 
 fn trained(config: GradScalerConfig, overflows: &[bool]) -> ScaledOptimizer<ModuleOptimizer> {
-    let mut optim = optimizer(config);
+    let mut optim = sgd_under(config);
     for overflow in overflows {
         step(&mut optim, *overflow).unwrap();
     }
@@ -42,7 +37,7 @@ fn saved() -> AmpRecord {
 
 /// Loads into optimizers of both kinds and a scaler alone, and looks at each.
 fn each(config: GradScalerConfig, record: &AmpRecord, check: impl Fn(&GradScaler)) {
-    let mut optim = optimizer(config);
+    let mut optim = sgd_under(config);
     optim.load_record(record.clone()).unwrap();
     check(optim.scaler());
     let mut scaler = config.init().unwrap();
@@ -72,7 +67,7 @@ fn the_settings_are_the_programs() {
         assert_eq!((counters.steps(), counters.skipped()), (3, 1));
     });
     // The state counts as the new settings have it.
-    let mut scaler = optimizer(edited);
+    let mut scaler = sgd_under(edited);
     scaler.load_record(saved()).unwrap();
     step(&mut scaler, true).unwrap();
     assert_eq!(scaler.scaler().loss_scale(), 256.0);
@@ -144,7 +139,7 @@ fn a_static_scale_is_the_programs() {
     let fixed = |scale| new().with_init_scale(scale).with_dynamic(false);
     let record = trained(fixed(32.0), &[false]).to_record();
     // One that the program itself has set, since it was built.
-    let mut moved = optimizer(fixed(32.0));
+    let mut moved = sgd_under(fixed(32.0));
     moved.scaler_mut().set_loss_scale(16.0).unwrap();
     for (config, record, scale) in [
         (fixed(8.0), &saved(), 8.0),
@@ -167,12 +162,11 @@ fn after_exhaustion_the_configuration_is_edited() {
 
 /// Ended by the number of skips, or at the floor.
 fn edited_after_the_end(raise: bool) {
-    let config = GradScalerConfig::new()
-        .with_init_scale(16.0)
+    let config = at_scale(16.0)
         .with_min_scale(Some(4.0))
         .with_raise_error_at_min_scale(raise)
         .with_max_consecutive_skips(Some(3));
-    let mut optim = optimizer(config);
+    let mut optim = sgd_under(config);
     let error = (0..100).find_map(|_| step(&mut optim, true).err()).unwrap();
     let is_exhausted = matches!(error, AmpError::LossScaleExhausted { .. });
     assert!(is_exhausted, "{error}");
@@ -180,7 +174,7 @@ fn edited_after_the_end(raise: bool) {
     let bytes = optim.into_bytes().unwrap();
 
     // Unedited, it ends at once.
-    let mut same = optimizer(config);
+    let mut same = sgd_under(config);
     same.from_bytes(bytes.clone()).unwrap();
     step(&mut same, true).unwrap_err();
 
@@ -194,7 +188,7 @@ fn edited_after_the_end(raise: bool) {
         edits.push((unraised, 4.0));
     }
     for (edited, next) in edits {
-        let mut optim = optimizer(edited);
+        let mut optim = sgd_under(edited);
         optim.from_bytes(bytes.clone()).unwrap();
         assert_eq!(optim.scaler().counters().consecutive_skips(), 0);
         if next < 4.0 || (raise && edited == unraised) {

@@ -96,40 +96,6 @@ fn zeros_of_either_sign() {
     check_unscaled(&one);
 }
 
-/// The status of one gradient of rank 1.
-fn of_one(count: usize, value: impl Fn(usize) -> f64) -> GradientStatus {
-    let zeros = Tensor::<1>::zeros([count], &Device::flex().autodiff());
-    let (parameter, mut grads) = (Param::from_tensor(zeros), GradientsParams::new());
-    gradient(&mut grads, parameter.id, [count], DType::F32, value);
-    inspect(&grads, &parameter).unwrap()
-}
-
-/// Long enough for a sum in f32, value by value, to lose digits.
-#[test]
-fn large_gradients() {
-    for count in [100_000, (1 << 20) + 3] {
-        let value = |index: usize| match index.is_multiple_of(3) {
-            true => 0.0,
-            false => f64::from(0.1 + (index % 1000) as f32 * 1e-4),
-        };
-        let status = of_one(count, value);
-        assert_eq!(status.zeros(), count.div_ceil(3) as u64);
-        assert_eq!(status.elements(), count as u64);
-        assert_eq!(status.non_finite(), 0);
-        let squares = (0..count).map(|index| value(index).powi(2));
-        assert_norm(status.norm(), squares.sum::<f64>().sqrt());
-    }
-}
-
-/// f32 has no odd numbers above 2^24.
-#[test]
-fn counts_are_exact() {
-    let count = (1 << 24) + 3;
-    let status = of_one(count, |_| 0.0);
-    assert_eq!(status.zeros(), count as u64);
-    assert!(status.is_all_zero());
-}
-
 #[test]
 fn the_first_parameter_in_the_modules_order() {
     #[derive(Module, Debug)]

@@ -118,14 +118,10 @@ fn several_optimizers_with_a_zero_loss() {
     assert_eq!(messages, [""; 0]);
 }
 
-fn optimizer(scale: f64) -> ScaledOptimizer {
-    ScaledOptimizer::new(SgdConfig::new().init(), scaler(scale))
-}
-
 #[test]
 fn the_scaled_optimizer_warns_too() {
     let model = Model::new();
-    let mut optim = optimizer(2048.0);
+    let mut optim = sgd_under(at_scale(2048.0));
     let messages = warnings(|| {
         for _ in 0..3 {
             // Multiplied by zero: the loss is 1 whatever the parameters are.
@@ -141,8 +137,7 @@ fn the_scaled_optimizer_warns_too() {
 #[test]
 fn gradients_that_are_lost_inside_a_scope_warn_once() {
     let run = |factor: f32| {
-        let one = GradScalerConfig::new().with_init_scale(1.0);
-        let amp = MixedPrecision::f16().with_scaler(one).unwrap();
+        let amp = MixedPrecision::f16().with_scaler(at_scale(1.0)).unwrap();
         let model = Model::new().apply_reparameterization(amp.clone());
         let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp);
         warnings(|| {
@@ -166,7 +161,9 @@ fn windows_are_watched_with_their_losses() {
     let model = Model::new();
     for (rule, value) in [(false, 1.0), (false, 0.0), (true, 1.0), (true, 0.0)] {
         let config = AccumulationConfig::new(2).with_skip_micro_batch(rule);
-        let mut optim = optimizer(4096.0).with_accumulation(config).unwrap();
+        let mut optim = sgd_under(at_scale(4096.0))
+            .with_accumulation(config)
+            .unwrap();
         let messages = warnings(|| {
             for _ in 0..4 {
                 let _ = optim.scaler().scale(loss(value));
@@ -182,7 +179,7 @@ fn windows_are_watched_with_their_losses() {
 fn a_dropped_micro_batch_is_logged_as_such() {
     let model = Model::new();
     let rule = AccumulationConfig::new(2).with_skip_micro_batch(true);
-    let mut optim = optimizer(4096.0).with_accumulation(rule).unwrap();
+    let mut optim = sgd_under(at_scale(4096.0)).with_accumulation(rule).unwrap();
     let messages = captured(Level::Info, || {
         optim.step(0.1, model.clone(), model.overflowing(4096.0));
     });

@@ -6,12 +6,8 @@ use log::Level;
 
 use crate::support::{Model, Trial, captured, scaler, unscaled};
 
-fn optimizer(config: GradScalerConfig) -> ScaledOptimizer {
-    ScaledOptimizer::new(SgdConfig::new().init(), config.init().unwrap())
-}
-
 fn config() -> GradScalerConfig {
-    GradScalerConfig::new().with_init_scale(1024.0)
+    at_scale(1024.0)
 }
 
 /// Gradients of 0.5, or those that overflow, which an optimizer has unscaled.
@@ -45,9 +41,9 @@ fn discarded_before_the_end(mut discard: impl FnMut() -> Result<(), AmpError>) -
 fn a_run_that_only_discards_ends() {
     let model = Model::new();
     let window = |rule| AccumulationConfig::new(4).with_skip_micro_batch(rule);
-    let windows = [false, true].map(|rule| optimizer(config()).with_accumulation(window(rule)));
+    let windows = [false, true].map(|rule| sgd_under(config()).with_accumulation(window(rule)));
     // In a window that is tested as a whole, too, whose scale stays the same otherwise.
-    for optim in [Ok(optimizer(config()))].into_iter().chain(windows) {
+    for optim in [Ok(sgd_under(config()))].into_iter().chain(windows) {
         let mut optim = optim.unwrap();
         let discarded = discarded_before_the_end(|| {
             let grads = tested(&mut optim, &model, true)?;
@@ -98,18 +94,6 @@ fn discarding_untested_gradients_on_and_on_warns_once() {
     assert!(amp.loss_scale() < 1e-9);
 }
 
-#[test]
-fn discard_returns_an_overflow_too_many() {
-    let model = Model::new();
-    let mut optim = optimizer(config().with_max_consecutive_skips(Some(0)));
-    let grads = tested(&mut optim, &model, true).unwrap();
-    let error = optim.discard(grads).unwrap_err();
-    says(
-        &error,
-        ["still overflow at loss scale 1024 after 1 skipped steps in a row"],
-    );
-}
-
 /// `if status.norm() > limit { continue }`: PyTorch's `update` uses what `unscale_` has found.
 #[test]
 fn dropped_gradients_teach_the_scale() {
@@ -133,7 +117,7 @@ fn dropped_gradients_teach_the_scale() {
 
 #[test]
 fn a_loop_of_the_optimizer_that_drops_its_overflows_goes_on_and_ends() {
-    let mut optim = optimizer(config());
+    let mut optim = sgd_under(config());
     let mut model = Model::new();
     // An overflow at each scale above 16. The next call learns of it: one more loss has been scaled by then.
     for _ in 0..12 {
@@ -155,7 +139,7 @@ fn a_loop_of_the_optimizer_that_drops_its_overflows_goes_on_and_ends() {
 /// The next loss has the lower scale already.
 #[test]
 fn a_loss_after_a_dropped_overflow_is_scaled_by_less() {
-    let mut optim = optimizer(config());
+    let mut optim = sgd_under(config());
     let mut model = Model::new();
     let mut scales = Vec::new();
     for _ in 0..8 {
@@ -179,7 +163,7 @@ fn a_loss_after_a_dropped_overflow_is_scaled_by_less() {
     let growing = config().with_growth_interval(1);
     let disabled = config().with_enabled(false);
     for (config, scales) in [(growing, [1024.0, 2048.0, 4096.0]), (disabled, [1.0; 3])] {
-        let mut optim = optimizer(config);
+        let mut optim = sgd_under(config);
         for scale in scales {
             let grads = optim.backward(model.vector.val().sum(), &model);
             assert_eq!(grads.loss_scale(), scale);
@@ -303,8 +287,8 @@ fn plain_gradients_after_a_scaled_loss_warn_once() {
     let model = Model::new();
     let loss = || model.vector.val().sum();
     let plain = |loss: Tensor<1>| GradientsParams::from_grads(loss.backward(), &model);
-    let window = |size| optimizer(config()).with_accumulation(size).unwrap();
-    for mut optim in [optimizer(config()), window(1), window(4)] {
+    let window = |size| sgd_under(config()).with_accumulation(size).unwrap();
+    for mut optim in [sgd_under(config()), window(1), window(4)] {
         let messages = captured(Level::Warn, || {
             for _ in 0..2 {
                 let scaled = optim.scaler().scale(loss());
@@ -315,7 +299,7 @@ fn plain_gradients_after_a_scaled_loss_warn_once() {
     }
     // Those that were unscaled are plain, and so are all where no loss is scaled.
     for enabled in [true, false] {
-        let mut optim = optimizer(config().with_enabled(enabled));
+        let mut optim = sgd_under(config().with_enabled(enabled));
         let messages = captured(Level::Warn, || {
             optim.step(0.1, model.clone(), plain(loss()));
             let grads = optim.backward(loss(), &model);
@@ -331,7 +315,7 @@ fn each_call_tells_what_it_has_done() {
     let model = Model::new();
     let told = |optim: &ScaledOptimizer| optim.scaler().last_outcome();
     let window = AccumulationConfig::new(2).with_skip_micro_batch(true);
-    let mut optim = optimizer(config()).with_accumulation(window).unwrap();
+    let mut optim = sgd_under(config()).with_accumulation(window).unwrap();
     assert_eq!(told(&optim), None);
     let scale = 1024.0;
     for (overflow, outcome) in [
@@ -362,7 +346,7 @@ fn each_call_tells_what_it_has_done() {
         &|optim| optim.discard(clean().1).is_err(),
     ];
     for ends in ending {
-        let mut optim = optimizer(config().with_max_consecutive_skips(Some(0)));
+        let mut optim = sgd_under(config().with_max_consecutive_skips(Some(0)));
         optim.step(0.1, model.clone(), model.clean(scale));
         drop(tested(&mut optim, &model, true).unwrap());
         assert!(ends(&mut optim));
@@ -375,7 +359,7 @@ fn each_call_tells_what_it_has_done() {
     assert_eq!(alone.observe(&nothing).unwrap(), StepOutcome::NoGradients);
     assert_eq!(alone.last_outcome(), Some(StepOutcome::NoGradients));
 
-    let mut optim = optimizer(config());
+    let mut optim = sgd_under(config());
     optim.step(0.1, model.clone(), model.overflowing(scale));
     assert_eq!(told(&optim), Some(StepOutcome::Skipped));
     optim.step(0.1, model.clone(), GradientsParams::new());
@@ -386,7 +370,7 @@ fn each_call_tells_what_it_has_done() {
 #[test]
 fn the_status_is_that_of_the_call() {
     let model = Model::new();
-    let mut optim = optimizer(config()).with_accumulation(2).unwrap();
+    let mut optim = sgd_under(config()).with_accumulation(2).unwrap();
     for _ in 0..2 {
         let model = optim.step(0.1, model.clone(), model.clean(1024.0));
         assert!(optim.scaler().last_status().is_none());
@@ -437,7 +421,7 @@ fn the_log_names_the_overflow_of_every_optimizer() {
 #[test]
 fn steps_without_gradients_warn_once() {
     let model = Model::new().no_grad();
-    let mut optim = optimizer(config());
+    let mut optim = sgd_under(config());
     let messages = captured(Level::Warn, || {
         for _ in 0..3 {
             optim.step(0.1, model.clone(), GradientsParams::new());
@@ -451,7 +435,7 @@ fn steps_without_gradients_warn_once() {
 #[test]
 fn finite_gradients_under_a_loss_that_is_not_warn_once() {
     let mut model = Model::new();
-    let mut optim = optimizer(config());
+    let mut optim = sgd_under(config());
     let messages = captured(Level::Warn, || {
         for _ in 0..4 {
             let before = model.values();

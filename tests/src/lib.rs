@@ -20,10 +20,20 @@ pub use panics::{panic_message, quietly};
 pub use run::{Run, resumed};
 pub use says::{only, says};
 
-use burn::optim::GradientsParams;
-use burn_amp::{GradScaler, ScaledGradients, StepOutcome};
+use burn::optim::{GradientsParams, SgdConfig};
+use burn_amp::{GradScaler, GradScalerConfig, ScaledGradients, ScaledOptimizer, StepOutcome};
 use serde::{Deserialize, de::DeserializeOwned};
 use std::{env, fs, path::PathBuf};
+
+/// Settings of a loss scale that begins here.
+pub fn at_scale(scale: f64) -> GradScalerConfig {
+    GradScalerConfig::new().with_init_scale(scale)
+}
+
+/// Plain SGD under these settings.
+pub fn sgd_under(settings: GradScalerConfig) -> ScaledOptimizer {
+    ScaledOptimizer::new(SgdConfig::new().init(), settings.init().unwrap())
+}
 
 /// Gradients that were made by hand, as those of a loss that `scaler` has scaled.
 pub fn scaled_by_hand(scaler: &GradScaler, grads: GradientsParams) -> ScaledGradients {

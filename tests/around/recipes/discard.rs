@@ -45,8 +45,7 @@ fn what_was_unscaled_teaches_the_scale() {
 
 #[test]
 fn with_a_scaler_the_update_is_one_for_all() {
-    let config = GradScalerConfig::new().with_init_scale(64.0);
-    let mut scaler = config.init().unwrap();
+    let mut scaler = at_scale(64.0).init().unwrap();
     let mut optim = SgdConfig::new().init();
     let model = Pair::zeros(DType::F32);
     // One is thrown away, and its overflow counts beside the clean step.

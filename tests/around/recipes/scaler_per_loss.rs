@@ -99,7 +99,7 @@ fn with_one_scale_for_both_one_of_them_is_lost() {
     let setup = Setup::new();
     let [first, second] = setup.losses();
     let gradients = |loss, scale| {
-        let config = GradScalerConfig::new().with_init_scale(scale);
+        let config = at_scale(scale);
         unscaled(&config.init().unwrap(), loss, &setup.model)
     };
     assert!(gradients(first, 1.0).status().is_all_zero());

@@ -54,9 +54,7 @@ impl Pair {
         let mut grads = GradientsParams::new();
         grads.register(self.weight.id, Tensor::<2>::from_data(weight, device));
         grads.register(self.bias.id, Tensor::<1>::from_data(bias, device));
-        let scaler = GradScalerConfig::new()
-            .with_init_scale(scale.into())
-            .with_dynamic(false);
+        let scaler = at_scale(scale.into()).with_dynamic(false);
         scaled_by_hand(&scaler.init().unwrap(), grads)
     }
 
@@ -176,13 +174,7 @@ pub fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
 
 /// Plain SGD at a loss scale of 1024 that grows after two clean steps.
 pub fn sgd() -> ScaledOptimizer<ModuleOptimizer> {
-    let settings = GradScalerConfig::new().with_init_scale(1024.0);
-    under(settings.with_growth_interval(2))
-}
-
-/// Plain SGD under other settings.
-pub fn under(settings: GradScalerConfig) -> ScaledOptimizer<ModuleOptimizer> {
-    ScaledOptimizer::new(SgdConfig::new().init(), settings.init().unwrap())
+    sgd_under(at_scale(1024.0).with_growth_interval(2))
 }
 
 /// Plain SGD with f32 copies.

@@ -113,7 +113,7 @@ pub fn unscaled<M: Module>(
 
 /// A scaler with defaults but for the scale.
 pub fn scaler(scale: f64) -> GradScaler {
-    let config = GradScalerConfig::new().with_init_scale(scale);
+    let config = at_scale(scale);
     config.init().unwrap()
 }
 
@@ -132,7 +132,7 @@ impl Trial {
 
     /// With defaults but for the scale.
     pub fn at(scale: f64) -> Self {
-        Self::new(GradScalerConfig::new().with_init_scale(scale))
+        Self::new(at_scale(scale))
     }
 
     /// Gradients of 0.5, or those with an infinity.

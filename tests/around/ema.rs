@@ -237,12 +237,8 @@ fn one_buffer_for_each_parameter_is_updated_in_place() {
 fn settings_are_checked() {
     for momentum in [-0.1, 1.1, f64::NAN, f64::INFINITY] {
         let error = config(momentum).init().unwrap_err();
-        let expected = AmpError::InvalidValue {
-            field: "momentum",
-            value: momentum.to_string(),
-            allowed: "between 0 and 1".into(),
-        };
-        assert_eq!(error, expected);
+        let expected = format!("`momentum` is {momentum}, but must be between 0 and 1");
+        assert_eq!(error.to_string(), expected);
     }
     drop([0.0, 1.0].map(ema));
     let model = sgd().finalize(filled(1.0).valid());

@@ -134,23 +134,6 @@ fn a_module_that_is_frozen_whole() {
     }
 }
 
-#[test]
-fn parameters_that_the_loss_does_not_reach_stay() {
-    let mut run = trial(Model::new());
-    let loss = run.model.kernel.val().sum();
-    let grads = run.scaler.backward(loss, &run.model);
-    let grads = run.scaler.unscale(grads, &run.model).unwrap();
-    assert_eq!(grads.status().gradients(), 1);
-    assert_eq!(grads.status().elements(), 36);
-    assert!(grads.get::<1>(run.model.vector.id).is_none());
-    run.take(grads).unwrap();
-    assert_eq!(run.scaler.update().unwrap(), Some(StepOutcome::Stepped));
-    let values = run.model.values();
-    assert_eq!(values[..17], [1.0; 17]);
-    assert_eq!(values[17..], [0.5; 36]);
-    assert_eq!(run.optim.to_record().len(), 1);
-}
-
 /// Which parameters have a gradient may change from step to step.
 #[test]
 fn gradients_may_come_and_go() {

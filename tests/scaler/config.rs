@@ -152,6 +152,10 @@ fn parameters_of_schedules_out_of_range() {
             "`period` is 0, but must be at least 1",
         ],
     );
+}
+
+#[test]
+fn a_warm_up_out_of_range() {
     let steps = config().with_warmup_steps(10);
     let floor = steps.with_min_scale(Some(2048.0));
     refused(

@@ -42,29 +42,6 @@ fn f64_gradients_keep_their_range() {
     }
 }
 
-/// One f64 parameter among f32 ones.
-#[test]
-fn dtypes_may_be_mixed() {
-    #[derive(Module, Debug)]
-    struct Both {
-        single: Model,
-        double: Model,
-    }
-
-    let module = Both {
-        single: Model::new(),
-        double: Model::of(DType::F64),
-    };
-    let mut grads = GradientsParams::new();
-    let (single, double) = (module.single.vector.id, module.double.vector.id);
-    gradient(&mut grads, single, [5], DType::F32, |_| 3.0);
-    gradient(&mut grads, double, [5], DType::F64, |_| 1e200);
-    let status = unscaled(&scaler(1.0), grads, &module).status().clone();
-    assert_eq!(status.max_abs(), 1e200);
-    assert_eq!((status.elements(), status.non_finite()), (10, 0));
-    assert_norm(&status, 1e200 * 5f64.sqrt());
-}
-
 #[derive(Module, Debug)]
 struct WithEmpty {
     empty: Param<Tensor<2>>,

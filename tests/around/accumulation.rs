@@ -1,10 +1,12 @@
 //! Micro-batches: mean and sum, both rules for an overflow, flushing and dropping, memory.
 
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::{says, scaled_by_hand};
-use log::Level;
+mod refused;
 
-use crate::support::{Pair, Trial, address, captured, on_flex, sgd};
+use burn_amp_tests::prelude::*;
+use burn_amp_tests::scaled_by_hand;
+use std::array::from_fn;
+
+use crate::support::{Pair, Trial, Values, address, all, masters, on_flex, sgd};
 
 fn config(n: u32, rule: bool) -> AccumulationConfig {
     AccumulationConfig::new(n).with_skip_micro_batch(rule)
@@ -12,27 +14,21 @@ fn config(n: u32, rule: bool) -> AccumulationConfig {
 
 const RULES: [bool; 2] = [false, true];
 
-type Values = ([f32; 6], [f32; 4]);
-
 const BAD: Values = ([f32::INFINITY, 1.0, 1.0, 1.0, 1.0, 1.0], [1.0; 4]);
+
+fn trial(config: AccumulationConfig) -> Trial {
+    Trial::new(sgd().with_accumulation(config).unwrap())
+}
 
 /// Zeros, and windows of `n` micro-batches.
 fn window(n: u32, rule: bool) -> Trial {
-    Trial::new(sgd().with_accumulation(config(n, rule)).unwrap())
+    trial(config(n, rule))
 }
 
 /// Micro-batch `k`: quarters, so that sums and a mean of 4 are exact.
 fn micro(k: usize) -> Values {
     let value = |index: usize| ((k * 5 + index * 3) % 11) as f32 * 0.25 - 1.0;
-    (
-        std::array::from_fn(value),
-        std::array::from_fn(|i| value(i + 6)),
-    )
-}
-
-fn gradients(model: &Pair, k: usize, scale: f32) -> ScaledGradients {
-    let (weight, bias) = micro(k);
-    model.gradients(weight, bias, scale)
+    (from_fn(value), from_fn(|i| value(i + 6)))
 }
 
 /// What plain SGD at a rate of 1 makes of zeros with the sum of these micro-batches times `factor`.
@@ -51,8 +47,7 @@ fn expected(micro_batches: impl IntoIterator<Item = usize>, factor: f32) -> Vec<
 fn every_nth_call_steps_with_the_mean_or_the_sum() {
     for rule in RULES {
         for (sum, factor) in [(false, 0.25), (true, 1.0)] {
-            let config = config(4, rule).with_sum(sum);
-            let mut run = Trial::new(sgd().with_accumulation(config).unwrap());
+            let mut run = trial(config(4, rule).with_sum(sum));
             for k in 0..4 {
                 assert_eq!(run.len(), k as u32);
                 assert_eq!(run.values(), [0.0; 10]);
@@ -71,25 +66,20 @@ fn a_sum_is_that_of_burns_accumulator_bit_for_bit() {
     // Values whose sums round.
     let odd = |k: usize| {
         let value = |index: usize| ((k * 7 + index) as f32 * 12.9898).sin();
-        (
-            std::array::from_fn(value),
-            std::array::from_fn(|i| value(i + 6)),
-        )
+        (from_fn(value), from_fn(|i| value(i + 6)))
     };
-    let sum = AccumulationConfig::new(3).with_sum(true);
-    let mut built_in = Trial::new(sgd().with_accumulation(sum).unwrap());
+    let mut built_in = trial(AccumulationConfig::new(3).with_sum(true));
     let mut by_hand = Trial::new(sgd());
     for step in 0..4 {
         let mut accumulator = GradientsAccumulator::new();
-        for k in 0..3 {
-            let values = odd(step * 3 + k);
+        for values in [0, 1, 2].map(|k| odd(step * 3 + k)) {
             assert_eq!(built_in.scale(), by_hand.scale());
             built_in.step(values);
             let grads = by_hand.gradients(values);
             accumulator.accumulate(&by_hand.model, grads.into_params());
         }
         let sum = scaled_by_hand(by_hand.optim.scaler(), accumulator.grads());
-        by_hand.model = by_hand.optim.step(1.0, by_hand.model.clone(), sum);
+        by_hand.take(sum);
         assert_eq!(built_in.values(), by_hand.values());
         assert_eq!(built_in.counters(), by_hand.counters());
     }
@@ -108,139 +98,81 @@ fn a_window_of_one_is_no_window() {
     }
 }
 
-#[test]
-fn an_overflow_skips_the_window_or_drops_its_micro_batch() {
-    // After each call, whose gradients are finite or not: the scale, and how many are in the window.
-    const SKIPPED: &[(bool, f32, u32)] = &[
-        (true, 1024.0, 1),
-        (false, 1024.0, 2),
-        (true, 1024.0, 3),
-        (true, 512.0, 0),
-        // The next window starts from nothing.
-        (true, 512.0, 1),
-        (true, 512.0, 2),
-        (true, 512.0, 3),
-        (true, 512.0, 0),
-    ];
-    // Finite ones count; the scale doubles after two in a row and halves at each bad one.
-    const DROPPED: &[(bool, f32, u32)] = &[
-        (true, 1024.0, 1),
-        (false, 512.0, 1),
-        (false, 256.0, 1),
-        (true, 256.0, 2),
-        (true, 512.0, 0),
-    ];
-    const PLAIN_SKIPPED: &[(bool, f32, u32)] = &[(true, 1024.0, 1), (false, 512.0, 0)];
-    const PLAIN_DROPPED: &[(bool, f32, u32)] = &[(true, 1024.0, 1), (false, 512.0, 1)];
-    let sum = config(3, true).with_sum(true);
-    let nothing = vec![0.0; 10];
-    // Burn's own gradients are unscaled. The counters: steps, skipped ones, dropped micro-batches, skips in a row.
-    for (name, window, plain, calls, moved, counted) in [
-        (
-            "skipped",
-            config(4, false),
-            false,
-            SKIPPED,
-            expected(4..8, 0.25),
-            [2, 1, 0, 0],
-        ),
-        (
-            "dropped",
-            sum,
-            false,
-            DROPPED,
-            expected([0, 3, 4], 1.0),
-            [1, 0, 2, 0],
-        ),
-        (
-            "Burn's, skipped",
-            config(2, false),
-            true,
-            PLAIN_SKIPPED,
-            nothing.clone(),
-            [1, 1, 0, 1],
-        ),
-        (
-            "Burn's, dropped",
-            config(2, true),
-            true,
-            PLAIN_DROPPED,
-            nothing,
-            [0, 0, 1, 1],
-        ),
-    ] {
-        let mut run = Trial::new(sgd().with_accumulation(window).unwrap());
-        for (k, (finite, scale, len)) in calls.iter().enumerate() {
-            let (weight, bias) = if *finite { micro(k) } else { BAD };
-            let grads = run.model.gradients(weight, bias, 1.0).into_params();
-            match plain {
-                true => run.model = run.optim.step(1.0, run.model, grads),
-                false => run.step((weight, bias)),
-            }
-            assert_eq!((run.scale(), run.len()), (*scale, *len), "{name}: {k}");
+/// Calls, those of `bad` with gradients that overflow, and after each the scale and how many are in the window. What the steps have
+/// made of zeros, and the counters: steps, skipped ones, dropped micro-batches, skips in a row.
+fn calls(mut run: Trial, plain: bool, bad: &[usize], after: &[(f32, u32)]) -> (Vec<f32>, [u64; 4]) {
+    for (k, expected) in after.iter().enumerate() {
+        let values = if bad.contains(&k) { BAD } else { micro(k) };
+        match plain {
+            true => run.take_plain(run.model.gradients(values, 1.0).into_params()),
+            false => run.step(values),
         }
-        assert_eq!(run.values(), moved, "{name}");
-        let counters = run.counters();
-        let [steps, skipped] = [counters.steps(), counters.skipped()];
-        let [dropped, row] = [counters.dropped(), counters.consecutive_skips()];
-        assert_eq!([steps, skipped, dropped, row], counted, "{name}");
+        assert_eq!((run.scale(), run.len()), *expected, "{k}");
     }
+    let counters = run.counters();
+    let [steps, skipped] = [counters.steps(), counters.skipped()];
+    let [dropped, row] = [counters.dropped(), counters.consecutive_skips()];
+    (run.values(), [steps, skipped, dropped, row])
+}
+
+#[test]
+fn an_overflow_skips_the_window() {
+    let first = [1, 2, 3].map(|len| (1024.0, len));
+    // The next window starts from nothing.
+    let next = [0, 1, 2, 3, 0].map(|len| (512.0, len));
+    let found = calls(window(4, false), false, &[1], &[&first[..], &next].concat());
+    assert_eq!(found, (expected(4..8, 0.25), [2, 1, 0, 0]));
+    // Burn's own gradients are unscaled.
+    let found = calls(window(2, false), true, &[1], &[(1024.0, 1), (512.0, 0)]);
+    assert_eq!(found, (vec![0.0; 10], [1, 1, 0, 1]));
+}
+
+/// Finite ones count; the scale doubles after two in a row and halves at each bad one.
+#[test]
+fn an_overflow_drops_its_micro_batch() {
+    let run = trial(config(3, true).with_sum(true));
+    let bad = [(1024.0, 1), (512.0, 1), (256.0, 1)];
+    let after = [&bad[..], &[(256.0, 2), (512.0, 0)]].concat();
+    let found = calls(run, false, &[1, 2], &after);
+    assert_eq!(found, (expected([0, 3, 4], 1.0), [1, 0, 2, 0]));
+    let found = calls(window(2, true), true, &[1], &[(1024.0, 1), (512.0, 1)]);
+    assert_eq!(found, (vec![0.0; 10], [0, 0, 1, 1]));
 }
 
 /// At the border of half precision it is known whose fault an overflow was.
 #[test]
 fn a_loss_that_is_not_finite_drops_its_micro_batch_and_the_scale_stays() {
-    let settings = GradScalerConfig::new()
-        .with_init_scale(1024.0)
-        .with_max_consecutive_skips(Some(2));
+    let settings = at_scale(1024.0).with_max_consecutive_skips(Some(2));
     let amp = MixedPrecision::f16().with_scaler(settings).unwrap();
     let model = Pair::zeros(DType::F32).apply_reparameterization(amp.clone());
-    let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp)
-        .with_accumulation(config(9, true))
-        .unwrap();
+    let optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp);
+    let mut optim = optim.with_accumulation(config(9, true)).unwrap();
     let mut micro_batch = |factor: f32| {
         let output = amp.autocast((), |()| model.bias.val());
         let loss = (output * factor).sum();
         let grads = GradientsParams::from_grads(loss.backward(), &model);
         let result = optim.try_step(1.0, model.clone(), grads);
-        let (counters, scale) = (optim.scaler().counters(), optim.scaler().loss_scale());
-        (result, (counters.dropped(), counters.bad_losses(), scale))
+        let counters = optim.scaler().counters();
+        let found = (counters.dropped(), counters.bad_losses(), amp.loss_scale());
+        (result.err().map(|failed| failed.error), found)
     };
-    assert_eq!(micro_batch(f32::NAN).1, (1, 1, 1024.0));
-    assert_eq!(micro_batch(f32::INFINITY).1, (2, 2, 1024.0));
-    assert_eq!(micro_batch(1.0).1, (2, 2, 1024.0));
-    // Finite, and too large for f16 once it is multiplied.
-    assert_eq!(micro_batch(1000.0).1, (3, 2, 512.0));
-    for bad in 3..5 {
-        assert_eq!(micro_batch(f32::NAN).1, (bad + 1, bad, 512.0));
+    for (factor, expected) in [
+        (f32::NAN, (1, 1, 1024.0)),
+        (f32::INFINITY, (2, 2, 1024.0)),
+        (1.0, (2, 2, 1024.0)),
+        // Finite, and too large for f16 once it is multiplied.
+        (1000.0, (3, 2, 512.0)),
+        (f32::NAN, (4, 3, 512.0)),
+        (f32::NAN, (5, 4, 512.0)),
+    ] {
+        assert_eq!(micro_batch(factor).1, expected);
     }
-    let (result, after) = micro_batch(f32::NAN);
-    let expected = AmpError::LossNotFinite {
+    let error = AmpError::LossNotFinite {
         skips: 3,
         output_finite: true,
     };
-    assert_eq!(result.unwrap_err().error, expected);
-    assert_eq!(after, (6, 5, 512.0));
+    assert_eq!(micro_batch(f32::NAN), (Some(error), (6, 5, 512.0)));
     assert_eq!(optim.window().unwrap().len(), 1);
-}
-
-#[test]
-fn too_many_dropped_in_a_row_end_the_run_and_keep_the_window() {
-    let scaler = GradScalerConfig::new()
-        .with_init_scale(1024.0)
-        .with_max_consecutive_skips(Some(2));
-    let optim = ScaledOptimizer::new(SgdConfig::new().init(), scaler.init().unwrap());
-    let mut run = Trial::new(optim.with_accumulation(config(3, true)).unwrap());
-    run.step(micro(0));
-    run.step(BAD);
-    run.step(BAD);
-    let expected = AmpError::LossScaleExhausted {
-        scale: 256.0,
-        skips: 3,
-        parameter: "weight".into(),
-    };
-    assert_eq!(run.refused(BAD), expected);
-    assert_eq!((run.counters().dropped(), run.len()), (3, 1));
 }
 
 #[test]
@@ -261,62 +193,53 @@ fn a_flushed_window_steps_with_what_it_has() {
     assert_eq!(plain.values(), [0.0; 10]);
 }
 
-#[test]
-fn a_dropped_window_leaves_no_trace() {
+/// What happens to an open window of two, which then is full of the micro-batches 0 and 1.
+fn check_full(between: impl Fn(&mut Trial)) {
     for rule in RULES {
         let mut run = window(2, rule);
-        run.step(micro(7));
+        run.step(micro(0));
+        between(&mut run);
+        run.step(micro(1));
+        assert_eq!(run.values(), expected(0..2, 0.5), "{rule}");
+    }
+}
+
+#[test]
+fn a_dropped_window_leaves_no_trace() {
+    check_full(|run| {
         run.optim.drop_window();
         assert_eq!(run.len(), 0);
         run.step(micro(0));
-        run.step(micro(1));
-        assert_eq!(run.values(), expected(0..2, 0.5));
-    }
+    });
     sgd().drop_window();
 }
 
 #[test]
 fn a_discarded_micro_batch_does_not_count() {
-    for rule in RULES {
-        let mut run = window(2, rule);
-        run.step(micro(0));
+    check_full(|run| {
         let scale = run.scale();
         run.optim.discard(run.gradients(micro(7))).unwrap();
-        let unscaled = run.optim.unscale(run.gradients(BAD), &run.model).unwrap();
+        let unscaled = run.unscaled(BAD);
         run.optim.discard(unscaled).unwrap();
         // Met again and again, if the scale did not move.
-        assert_eq!(run.scale(), scale / 2.0, "{rule:?}");
+        assert_eq!(run.scale(), scale / 2.0);
         assert_eq!((run.len(), run.counters().discarded()), (1, 2));
-        run.step(micro(1));
-        assert_eq!(run.values(), expected(0..2, 0.5), "{rule:?}");
-    }
-}
-
-#[test]
-fn clipping_sees_the_mean_of_the_window() {
-    for rule in RULES {
-        let mut run = window(4, rule);
-        run.optim = run.optim.with_clipping(GradientClip::Value(0.5)).unwrap();
-        (0..4).for_each(|k| run.step(micro(k)));
-        let mean = expected(0..4, 0.25);
-        assert!(mean.iter().any(|value| value.abs() > 0.5));
-        let clipped: Vec<f32> = mean.iter().map(|v| v.clamp(-0.5, 0.5)).collect();
-        assert_eq!(run.values(), clipped);
-        let squares = mean.iter().map(|v| f64::from(*v).powi(2));
-        let norm = squares.sum::<f64>().sqrt();
-        let status = run.optim.scaler().last_status().unwrap();
-        // Of f32, where it is taken on a GPU.
-        assert!((status.norm() - norm).abs() < 1e-6 * norm, "{rule:?}");
-    }
+    });
 }
 
 #[test]
 fn a_scale_that_is_changed_inside_a_window_is_taken_into_account() {
-    let mut run = window(2, false);
-    run.step(micro(0));
-    run.optim.scaler_mut().set_loss_scale(64.0).unwrap();
-    run.step(micro(1));
-    assert_eq!(run.values(), expected(0..2, 0.5));
+    check_full(|run| run.optim.scaler_mut().set_loss_scale(64.0).unwrap());
+}
+
+#[test]
+fn a_clone_goes_its_own_way() {
+    check_full(|run| {
+        let mut other = run.clone();
+        other.step(micro(5));
+        assert_eq!(run.len(), 1);
+        assert_eq!(other.values(), expected([0, 5], 0.5));
+    });
 }
 
 #[test]
@@ -324,15 +247,11 @@ fn unscaled_gradients_enter_a_window_too() {
     for rule in RULES {
         let mut run = window(4, rule);
         run.step(micro(0));
-        let unscaled = run.optim.unscale(run.gradients(micro(1)), &run.model);
-        run.model = run.optim.step(1.0, run.model.clone(), unscaled.unwrap());
+        let unscaled = run.unscaled(micro(1));
+        run.take_unscaled(unscaled);
         // Burn's own.
         for k in 2..4 {
-            run.model = run.optim.step(
-                1.0,
-                run.model.clone(),
-                gradients(&run.model, k, 1.0).into_params(),
-            );
+            run.take_plain(run.model.gradients(micro(k), 1.0).into_params());
         }
         assert_eq!(run.values(), expected(0..4, 0.25), "{rule:?}");
     }
@@ -342,40 +261,28 @@ fn unscaled_gradients_enter_a_window_too() {
 fn half_precision_gradients_are_summed_in_f32() {
     for rule in RULES {
         for gradient in [false, true] {
-            let scaler = GradScalerConfig::new()
-                .with_init_scale(1.0)
+            let scaler = at_scale(1.0)
                 .with_growth_interval(100_000)
                 .with_parameter_dtype_gradients(gradient);
-            let mut run = masters(scaler, config(4096, rule)).with_dtype(DType::F16);
+            let optim = masters(scaler).with_accumulation(config(4096, rule));
+            let mut run = Trial::new(optim.unwrap()).with_dtype(DType::F16);
             for _ in 0..4096 {
                 // In f16, 2048 + 1 is 2048.
-                run.step(([1.0; 6], [1.0; 4]));
+                run.step(all(1.0));
             }
             assert_eq!(run.values(), [-1.0; 10], "{rule:?} {gradient:?}");
         }
     }
 }
 
-/// Plain SGD with f32 copies.
-fn masters(scaler: GradScalerConfig, window: AccumulationConfig) -> Trial<MasterWeights> {
-    let inner = MasterWeights::new(SgdConfig::new().build());
-    let optim = ScaledOptimizer::new(inner, scaler.init().unwrap());
-    Trial::new(optim.with_accumulation(window).unwrap())
-}
-
 #[test]
 fn a_disabled_scaler_accumulates() {
+    let disabled = GradScalerConfig::new().with_enabled(false);
     for rule in RULES {
         for dtype in [DType::F16, DType::F32] {
-            let disabled = GradScalerConfig::new().with_enabled(false).init().unwrap();
-            let optim = ScaledOptimizer::new(SgdConfig::new().init(), disabled)
-                .with_accumulation(config(4, rule))
-                .unwrap();
-            let mut run = Trial::new(optim).with_dtype(dtype);
-            for k in 0..4 {
-                let grads = gradients(&run.model, k, 1.0);
-                run.model = run.optim.step(1.0, run.model, grads);
-            }
+            let optim = sgd_under(disabled).with_accumulation(config(4, rule));
+            let mut run = Trial::new(optim.unwrap()).with_dtype(dtype);
+            (0..4).for_each(|k| run.step(micro(k)));
             assert_eq!(run.values(), expected(0..4, 0.25), "{rule:?} {dtype:?}");
         }
     }
@@ -388,32 +295,26 @@ fn one_f32_buffer_for_each_parameter_is_added_to_in_place() {
     }
     for dtype in [DType::F16, DType::F32] {
         for rule in RULES {
-            let scaler = GradScalerConfig::new().with_init_scale(16.0);
-            let mut run = masters(scaler, config(8, rule)).with_dtype(dtype);
-            let mut places = Vec::new();
-            for k in 0..5 {
+            let optim = masters(at_scale(16.0)).with_accumulation(config(8, rule));
+            let mut run = Trial::new(optim.unwrap()).with_dtype(dtype);
+            let places = (0..5).map(|k| {
                 run.step(micro(k));
                 let sum = run.optim.window().unwrap().sum(&run.model.weight);
                 assert_eq!(sum.as_ref().unwrap().dtype(), DType::F32);
-                places.push(address(sum));
-            }
+                address(sum)
+            });
+            let mut places: Vec<_> = places.collect();
             places.dedup();
             assert_eq!(places.len(), 1, "{dtype:?} {rule:?}");
         }
     }
-}
-
-#[test]
-fn the_first_gradients_memory_becomes_the_sums() {
-    if !on_flex() {
-        return;
-    }
-    let mut optim = sgd().with_accumulation(8).unwrap();
-    let model = Pair::zeros(DType::F32);
-    let grads = gradients(&model, 0, 1024.0);
-    let place = address(grads.params().get::<2>(model.weight.id));
-    let model = optim.step(1.0, model, grads);
-    assert_eq!(address(optim.window().unwrap().sum(&model.weight)), place);
+    // The memory of the first gradient becomes that of the sum.
+    let mut run = window(8, false);
+    let grads = run.gradients(micro(0));
+    let place = address(grads.params().get::<2>(run.model.weight.id));
+    run.take(grads);
+    let sum = run.optim.window().unwrap().sum(&run.model.weight);
+    assert_eq!(address(sum), place);
 }
 
 #[test]
@@ -430,15 +331,12 @@ fn f64_parameters_have_f64_sums() {
 fn parameters_may_lack_a_gradient_in_some_micro_batches() {
     for rule in RULES {
         let mut run = window(2, rule);
-        let mut first = run.gradients(micro(0));
-        first.params_mut().remove::<1>(run.model.bias.id).unwrap();
-        run.model = run.optim.step(1.0, run.model.clone(), first);
-        let mut second = run.gradients(micro(1));
-        second
-            .params_mut()
-            .remove::<2>(run.model.weight.id)
-            .unwrap();
-        run.model = run.optim.step(1.0, run.model.clone(), second);
+        let [mut first, mut second] = [0, 1].map(|k| run.gradients(micro(k)));
+        let (weight, bias) = (run.model.weight.id, run.model.bias.id);
+        first.params_mut().remove::<1>(bias).unwrap();
+        second.params_mut().remove::<2>(weight).unwrap();
+        run.take(first);
+        run.take(second);
         // A gradient that is absent is zero: it counts in the mean.
         let [first, second] = [expected([0], 0.5), expected([1], 0.5)];
         assert_eq!(run.values(), [&first[..6], &second[6..]].concat());
@@ -446,86 +344,32 @@ fn parameters_may_lack_a_gradient_in_some_micro_batches() {
 }
 
 #[test]
-fn a_clone_goes_its_own_way() {
-    let mut run = window(2, false);
-    run.step(micro(0));
-    let (optim, model) = (run.optim.clone(), run.model.clone());
-    let mut other = Trial { optim, model };
-    other.step(micro(5));
-    assert_eq!(run.len(), 1);
-    run.step(micro(1));
-    assert_eq!(run.values(), expected(0..2, 0.5));
-    assert_eq!(other.values(), expected([0, 5], 0.5));
-}
-
-#[test]
-fn what_the_optimizer_cannot_take_is_refused_at_the_first_micro_batch() {
-    for rule in RULES {
-        let mut run = window(2, rule).with_dtype(DType::F16);
-        let error = run.refused(([1.0; 6], [1.0; 4]));
-        let AmpError::HalfPrecisionParameter { parameter, .. } = error else {
-            panic!("{error}");
-        };
-        assert_eq!(parameter, "weight");
-        assert_eq!((run.len(), run.counters().steps()), (0, 0));
-    }
-}
-
-#[test]
-fn gradients_of_another_shape_are_refused() {
-    for rule in RULES {
-        let mut run = window(3, rule);
-        run.step(micro(0));
-        let device = Device::default().autodiff();
-        let mut other = run.model.clone();
-        let bias = Tensor::<1>::zeros([5], &device).require_grad();
-        other.bias = Param::initialized(ParamId::from(2002), bias);
-        let mut grads = run.gradients(micro(1));
-        let bias = Tensor::<1>::ones([5], &Device::default());
-        grads.params_mut().register(other.bias.id, bias);
-        let error = run.optim.try_step(1.0, other, grads).unwrap_err().error;
-        assert!(matches!(error, AmpError::ForeignRecord { .. }), "{error}");
-        says(&error, ["another model"]);
-        assert_eq!((run.len(), run.counters().dropped()), (1, 0));
-    }
-}
-
-#[test]
 fn gradients_of_several_devices_enter_as_their_sum() {
     for rule in RULES {
-        let mut optim = sgd().with_accumulation(config(2, rule)).unwrap();
-        let mut model = Pair::zeros(DType::F32);
+        let Trial {
+            mut optim,
+            mut model,
+        } = window(2, rule);
         for pair in [[0, 1], [2, 3]] {
-            let part = |k| (gradients(&model, k, 1.0).into_params(), Device::default());
-            let grads = pair.map(part).into();
-            model = optim
-                .step_multi(1.0, model, MultiGradientsParams { grads })
-                .unwrap();
+            let part = |k| model.gradients(micro(k), 1.0).into_params();
+            let grads = pair.map(|k| (part(k), Device::default())).into();
+            let stepped = optim.step_multi(1.0, model, MultiGradientsParams { grads });
+            model = stepped.unwrap();
         }
         assert_eq!(model.values(), expected(0..4, 0.5));
     }
 }
 
 #[test]
-fn nothing_to_accumulate_is_refused() {
-    let error = sgd().with_accumulation(0).unwrap_err();
-    let message = "`micro_batches` is 0, but must be at least 1";
-    assert_eq!(error.to_string(), message);
-}
-
-#[test]
 fn with_the_scaler_alone() {
     for rule in RULES {
-        let mut scaler = GradScalerConfig::new()
-            .with_init_scale(1024.0)
-            .with_growth_interval(100)
-            .init()
-            .unwrap();
+        let config = at_scale(1024.0);
+        let mut scaler = config.with_growth_interval(100).init().unwrap();
         let mut optim = SgdConfig::new().init();
-        let mut window = config(2, rule).init().unwrap();
+        let mut window = self::config(2, rule).init().unwrap();
         let mut model = Pair::zeros(DType::F32);
         for k in 0..2 {
-            let grads = gradients(&model, k, 1024.0);
+            let grads = model.gradients(micro(k), 1024.0);
             let full = scaler.accumulate(&mut window, grads, &model).unwrap();
             assert_eq!(full.is_some(), k == 1);
             if let Some(grads) = full {
@@ -537,11 +381,10 @@ fn with_the_scaler_alone() {
             }
         }
         assert_eq!(model.values(), expected(0..2, 0.5));
-        let tracker = if !rule { 1 } else { 2 };
-        assert_eq!(scaler.growth_tracker(), tracker);
+        assert_eq!(scaler.growth_tracker(), if rule { 2 } else { 1 });
         assert_eq!(scaler.counters().steps(), 1);
 
-        let grads = gradients(&model, 0, 1024.0);
+        let grads = model.gradients(micro(0), 1024.0);
         scaler.accumulate(&mut window, grads, &model).unwrap();
         let grads = scaler.try_flush(&mut window, &model).unwrap().unwrap();
         assert_eq!(grads.get::<1>(model.bias.id).unwrap().dims(), [4]);
@@ -555,70 +398,29 @@ fn a_micro_batch_without_gradients_counts() {
     for rule in RULES {
         let mut run = window(2, rule);
         run.step(([2.0; 6], [4.0; 4]));
-        run.model = run
-            .optim
-            .step(1.0, run.model.clone(), GradientsParams::new());
+        run.take_plain(GradientsParams::new());
         assert_eq!(run.values()[5..7], [-1.0, -2.0]);
         assert_eq!(run.counters().stepped(), 1);
 
         // A window that has none at all is a step that moves nothing.
         let before = run.scale();
-        run.model = run
-            .optim
-            .step(1.0, run.model.clone(), GradientsParams::new());
-        run.model = run
-            .optim
-            .step(1.0, run.model.clone(), GradientsParams::new());
+        run.take_plain(GradientsParams::new());
+        run.take_plain(GradientsParams::new());
         assert_eq!(run.values()[5..7], [-1.0, -2.0]);
         assert_eq!((run.counters().stepped(), run.scale()), (2, before));
     }
 }
 
+/// It is no evidence that the scale is fine: neither for the scale, nor for the count of skips.
 #[test]
-fn a_window_of_another_model_is_refused_by_flush_and_stays() {
-    for rule in RULES {
-        let mut run = window(3, rule);
-        run.step(([1.0; 6], [1.0; 4]));
-        let mut other = run.model.clone();
-        other.weight = other.weight.map(|weight| weight.reshape([3, 2]));
-        let error = run.optim.try_flush(1.0, other).unwrap_err().error;
-        assert!(matches!(error, AmpError::ForeignRecord { .. }), "{error}");
-        says(&error, ["`weight`"]);
-        assert_eq!(run.len(), 1);
-        run.flush();
-        assert_eq!(run.values(), [-1.0; 10]);
-    }
-}
-
-#[test]
-fn gradients_of_no_parameter_are_dropped_and_logged_and_sums_refused() {
-    let rule = false;
-    let model = Pair::zeros(DType::F32);
-    let scaler = sgd().scaler().clone();
-    let mut window = config(3, rule).init().unwrap();
-    let add = |window: &mut AccumulationWindow, module: &Linear| {
-        let grads = model.gradients([1.0; 6], [1.0; 4], 1024.0);
-        captured(Level::Debug, || {
-            scaler.clone().accumulate(window, grads, module).unwrap();
-        })
-    };
-    let stranger = LinearConfig::new(2, 2).init(&Device::default().autodiff());
-    let logged = add(&mut window, &stranger).join("\n");
-    says(&logged, ["2 gradients belong to no parameter"]);
-    assert_eq!((window.len(), window.gradients()), (1, 0));
-
-    let grads = model.gradients([1.0; 6], [1.0; 4], 1024.0);
-    scaler
-        .clone()
-        .accumulate(&mut window, grads, &model)
-        .unwrap();
-    let error = scaler
-        .clone()
-        .try_flush(&mut window, &stranger)
-        .unwrap_err();
-    assert!(matches!(error, AmpError::ForeignRecord { .. }), "{error}");
-    assert!(error.to_string().contains("2 of its 2 sums"), "{error}");
-    assert_eq!((window.len(), window.gradients()), (2, 2));
+fn a_micro_batch_without_gradients_ends_no_row_of_skips() {
+    let mut run = window(4, true);
+    run.step(BAD);
+    assert_eq!(run.counters().consecutive_skips(), 1);
+    run.take_plain(GradientsParams::new());
+    assert_eq!(run.counters().consecutive_skips(), 1);
+    run.step(BAD);
+    assert_eq!(run.counters().consecutive_skips(), 2);
 }
 
 /// The inverse of 3 is not rounded to f32 on the way.
@@ -631,30 +433,16 @@ fn an_f64_window_is_exact_in_f64() {
         let model = Pair::zeros(DType::F64);
         let mut scaler = sgd().scaler().clone();
         let mut window = config(3, rule).init().unwrap();
-        let mut full = None;
-        for value in [1.0, 2.0, 4.0] {
-            let grads = model.gradients([value; 6], [value; 4], 1024.0);
-            full = scaler.accumulate(&mut window, grads, &model).unwrap();
-        }
-        let mean = full.unwrap().get::<1>(model.bias.id).unwrap();
+        let full = [1.0, 2.0, 4.0].map(|value| {
+            let grads = model.gradients(all(value), 1024.0);
+            scaler.accumulate(&mut window, grads, &model).unwrap()
+        });
+        let [.., Some(full)] = full else { panic!() };
+        let mean = full.get::<1>(model.bias.id).unwrap();
         for value in mean.into_data().iter::<f64>() {
             assert!((value / (7.0 / 3.0) - 1.0).abs() < 1e-15, "{value}");
         }
     }
-}
-
-/// It is no evidence that the scale is fine: neither for the scale, nor for the count of skips.
-#[test]
-fn a_micro_batch_without_gradients_ends_no_row_of_skips() {
-    let mut run = window(4, true);
-    run.step(BAD);
-    assert_eq!(run.counters().consecutive_skips(), 1);
-    run.model = run
-        .optim
-        .step(1.0, run.model.clone(), GradientsParams::new());
-    assert_eq!(run.counters().consecutive_skips(), 1);
-    run.step(BAD);
-    assert_eq!(run.counters().consecutive_skips(), 2);
 }
 
 /// Gradients that overflowed when they were tested, and were replaced by finite ones since, still make the window a skip, as
@@ -662,16 +450,12 @@ fn a_micro_batch_without_gradients_ends_no_row_of_skips() {
 #[test]
 fn a_repaired_micro_batch_still_skips_the_window() {
     let mut run = window(2, false);
-    run.step(([1.0; 6], [1.0; 4]));
-    assert_eq!(run.values(), [0.0; 10]);
-
-    let grads = run.gradients(([1.0; 6], [f32::NAN; 4]));
-    let mut grads = run.optim.unscale(grads, &run.model).unwrap();
+    run.step(all(1.0));
+    let mut grads = run.unscaled(([1.0; 6], [f32::NAN; 4]));
     let finite = Tensor::<1>::ones([4], &Device::default());
     grads.params_mut().register(run.model.bias.id, finite);
-    run.model = run.optim.step(1.0, run.model.clone(), grads);
+    run.take_unscaled(grads);
     assert_eq!(run.values(), [0.0; 10]);
     assert_eq!((run.counters().skipped(), run.scale()), (1, 512.0));
-    let status = run.optim.scaler().last_status().unwrap();
-    assert_eq!(status.overflow_parameter(), Some("bias"));
+    assert_eq!(run.status().overflow_parameter(), Some("bias"));
 }

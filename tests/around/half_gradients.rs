@@ -8,14 +8,16 @@ use crate::support::{Pair, values};
 const WEIGHT: [f32; 6] = [24576.0, -32768.0, 12288.0, 0.0, -20480.0, 28672.0];
 const BIAS: [f32; 4] = [-2048.0, 4096.0, 20480.0, -12288.0];
 
-/// How far a value may be off after one rounding to this dtype, relative to the value.
-fn rounding(dtype: DType) -> f64 {
-    match dtype {
+/// How far a value may be off after so many roundings to this dtype, relative to the value. `values` rounds to f32 itself; the
+/// factor is f32 off the device.
+fn tolerance(dtype: DType, roundings: f64) -> f64 {
+    let one = match dtype {
         DType::F16 => 2f64.powi(-11),
         DType::BF16 => 2f64.powi(-8),
         DType::F32 => 2f64.powi(-23),
         _ => 2f64.powi(-52),
-    }
+    };
+    (roundings * one).max(4.0 * 2f64.powi(-23))
 }
 
 /// Every combination of a parameter's dtype and the gradient's, and gradients that no scaler has touched.
@@ -26,12 +28,11 @@ fn unscaled() -> Vec<(Pair, DType, UnscaledGradients)> {
             continue;
         }
         for (enabled, narrow) in [(true, true), (true, false), (false, false)] {
-            let scaler = GradScalerConfig::new()
-                .with_init_scale(1.0)
+            let scaler = at_scale(1.0)
                 .with_enabled(enabled)
                 .with_parameter_dtype_gradients(narrow);
             let model = Pair::zeros(parameter);
-            let grads = model.gradients(WEIGHT, BIAS, 1.0);
+            let grads = model.gradients((WEIGHT, BIAS), 1.0);
             let grads = scaler.init().unwrap().unscale(grads, &model).unwrap();
             let dtype = grads.get::<1>(model.bias.id).unwrap().dtype();
             all.push((model, dtype, grads));
@@ -51,33 +52,30 @@ fn assert_times(
     let weight = grads.get::<2>(model.weight.id).unwrap();
     let bias = grads.get::<1>(model.bias.id).unwrap();
     assert_eq!((weight.dtype(), bias.dtype()), (dtype, dtype));
-    let weight = values(weight.cast(DType::F64));
-    let found = weight
-        .into_iter()
-        .chain(values(bias.cast(DType::F64)))
-        .map(f64::from);
-    for (found, original) in found.zip(WEIGHT.iter().chain(&BIAS)) {
+    let found = [values(weight), values(bias)].concat();
+    for (found, original) in found.iter().zip(WEIGHT.iter().chain(&BIAS)) {
         let expected = f64::from(*original) * factor;
-        // `values` rounds to f32 itself; the factor is f32 off the device.
-        let tolerance = (roundings * rounding(dtype)).max(4.0 * rounding(DType::F32));
-        assert!(
-            (found - expected).abs() <= tolerance * expected.abs(),
-            "{dtype:?}: {found} instead of {expected}"
-        );
+        let error = (f64::from(*found) - expected).abs();
+        let allowed = tolerance(dtype, roundings) * expected.abs();
+        assert!(error <= allowed, "{dtype:?}: {found} instead of {expected}");
     }
 }
 
-fn norm() -> f64 {
-    let squares = WEIGHT.iter().chain(&BIAS);
-    let squares = squares.map(|value| f64::from(*value).powi(2));
+fn norm(values: &[f32]) -> f64 {
+    let squares = values.iter().map(|value| f64::from(*value).powi(2));
     squares.sum::<f64>().sqrt()
 }
 
 #[test]
 fn a_global_norm_is_met_within_one_rounding() {
+    let factor = 1.0 / (norm(&[WEIGHT.as_slice(), &BIAS].concat()) + 1e-6);
     for (model, dtype, grads) in unscaled() {
         let clipped = grads.clip(&GradientClip::GlobalNorm(1.0)).unwrap();
-        assert_times(&clipped, &model, dtype, 1.0 / (norm() + 1e-6), 1.0);
+        assert_times(&clipped, &model, dtype, factor, 1.0);
+        // Still what an optimizer takes.
+        let mut optim = MasterWeights::new(SgdConfig::new().build());
+        let mut scaler = GradScalerConfig::new().init().unwrap();
+        scaler.try_step(&mut optim, 0.1, model, clipped).unwrap();
     }
 }
 
@@ -87,10 +85,9 @@ fn a_norm_is_met_within_one_rounding() {
         let clipped = grads.clip(&GradientClip::Norm(1.0)).unwrap();
         let weight = clipped.get::<2>(model.weight.id).unwrap();
         assert_eq!(weight.dtype(), dtype);
-        let squares = values(weight).into_iter().map(|x| f64::from(x).powi(2));
-        let found = squares.sum::<f64>().sqrt();
-        let tolerance = rounding(dtype).max(4.0 * rounding(DType::F32));
-        assert!((found - 1.0).abs() <= tolerance, "{dtype:?}: {found}");
+        let found = norm(&values(weight));
+        let error = (found - 1.0).abs();
+        assert!(error <= tolerance(dtype, 1.0), "{dtype:?}: {found}");
     }
 }
 
@@ -100,11 +97,11 @@ fn a_factor_that_f16_cannot_hold_is_not_lost() {
         // 1e-8 is zero in f16; the largest products are normal numbers there.
         let factor = 1e-8;
         let grads = grads.mul_scalar(factor);
-        let weight = values(grads.get::<2>(model.weight.id).unwrap())[1];
+        let found = f64::from(values(grads.get::<2>(model.weight.id).unwrap())[1]);
         let expected = f64::from(WEIGHT[1]) * factor;
-        let tolerance = rounding(dtype).max(4.0 * rounding(DType::F32)) * expected.abs();
-        let found = f64::from(weight);
-        assert!((found - expected).abs() <= tolerance, "{dtype:?}: {found}");
+        let error = (found - expected).abs();
+        let allowed = tolerance(dtype, 1.0) * expected.abs();
+        assert!(error <= allowed, "{dtype:?}: {found}");
         // And back: no more than these two roundings off. The smallest are subnormal in f16.
         if dtype != DType::F16 {
             assert_times(&grads.mul_scalar(1e8), &model, dtype, 1.0, 2.0);

@@ -7,13 +7,24 @@ use log::Level;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
-use crate::support::{Pair, captured, filled, pack, sgd, wave};
+use crate::support::{Pair, Run, Trial, captured, norm, resumed, sgd};
 
-/// Rejects a step whose norm is many times that of the last one it has accepted, and halves gradients that are merely long.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// Rejects a step whose norm is `far` times that of the last one it has accepted, and halves gradients that are merely long.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Jump {
+    far: f64,
     last: Option<f64>,
     losses: Vec<Option<f64>>,
+}
+
+impl Default for Jump {
+    fn default() -> Self {
+        Self {
+            far: 10.0,
+            last: None,
+            losses: Vec::new(),
+        }
+    }
 }
 
 impl Hook for Jump {
@@ -27,7 +38,7 @@ impl Hook for Jump {
         };
         self.losses.push(step.loss());
         match self.last {
-            Some(last) if norm > 10.0 * last => Verdict::Reject {
+            Some(last) if norm > self.far * last => Verdict::Reject {
                 reason: format!("the norm is {norm:.1}"),
             },
             Some(last) if norm > 2.0 * last => Verdict::Clip {
@@ -60,13 +71,15 @@ impl Hook for Jump {
 struct Sums {
     sums: HashMap<u64, Tensor<1>>,
     steps: Vec<Resolution>,
+    /// What is loaded, until a step has used it, and how many steps it is of.
     loaded: Option<State>,
+    before: usize,
 }
 
 impl Sums {
     fn applied(&self) -> usize {
         let applied = |step: &&Resolution| step.is_applied() == Some(true);
-        self.steps.iter().filter(applied).count()
+        self.before + self.steps.iter().filter(applied).count()
     }
 
     fn bits(&self) -> Vec<(u64, Vec<u32>)> {
@@ -114,6 +127,9 @@ impl Hook for Sums {
     }
 
     fn state(&self) -> Option<State> {
+        if self.loaded.is_some() {
+            return self.loaded.clone();
+        }
         let sums = self.sums.iter();
         let state = State::of(&self.applied()).unwrap();
         let with = |state: State, (id, sum): (&u64, &Tensor<1>)| {
@@ -123,59 +139,13 @@ impl Hook for Sums {
     }
 
     fn restore(&mut self, state: Option<State>) -> Result<(), String> {
+        let before = state.as_ref().map(State::values).transpose()?;
         *self = Self {
+            before: before.unwrap_or_default(),
             loaded: state,
             ..Self::default()
         };
         Ok(())
-    }
-}
-
-fn settings() -> GradScalerConfig {
-    GradScalerConfig::new()
-        .with_init_scale(2f64.powi(20))
-        .with_growth_interval(4)
-}
-
-/// f16, some steps of which overflow.
-struct Run<O> {
-    model: Linear,
-    amp: MixedPrecision,
-    optim: ScaledOptimizer<O>,
-}
-
-impl<O: ModuleOptim> Run<O> {
-    fn new(optim: O) -> Self {
-        let amp = MixedPrecision::f16().with_scaler(settings()).unwrap();
-        let model: Linear = LinearConfig::new(6, 3).init(&Device::default().autodiff());
-        let model = filled(model, 1).apply_reparameterization(amp.clone());
-        let optim = ScaledOptimizer::new(optim, &amp);
-        Self { model, amp, optim }
-    }
-
-    fn with(mut self, hook: impl Hook) -> Self {
-        self.optim = self.optim.with_hook(hook).unwrap();
-        self
-    }
-
-    fn step(&mut self, step: usize) {
-        let device = Device::default().autodiff();
-        let data = TensorData::new(wave(1 + step, 24), [4, 6]);
-        let spike = if step % 7 == 6 { 30.0 } else { 1.0 };
-        let output = self
-            .amp
-            .autocast(Tensor::<2>::from_data(data, &device), |x| {
-                self.model.forward(x)
-            });
-        let loss = output.square().mean() * spike;
-        self.optim.set_loss(step as f64);
-        let grads = GradientsParams::from_grads(loss.backward(), &self.model);
-        self.model = self.optim.step(0.05, self.model.clone(), grads);
-    }
-
-    fn weight(&self) -> Vec<u32> {
-        let weight = self.model.weight.val().into_data();
-        weight.iter::<f32>().map(f32::to_bits).collect()
     }
 }
 
@@ -186,12 +156,10 @@ fn adam() -> FusedAdam {
 /// Burn's own optimizer waits for each step; the fused one does not.
 #[test]
 fn a_hook_that_keeps_up_with_the_device_sees_the_same_bits() {
-    let mut waited = Run::new(AdamConfig::new().init()).with(Sums::default());
-    let mut pending = Run::new(adam()).with(Sums::default());
-    for step in 0..60 {
-        waited.step(step);
-        pending.step(step);
-    }
+    let mut waited = Run::mixed(AdamConfig::new().init()).with_hook(Sums::default());
+    let mut pending = Run::mixed(adam()).with_hook(Sums::default());
+    waited.train_until(60);
+    pending.train_until(60);
     pending.optim.synchronize().unwrap();
     let sums = |run: Option<&Sums>| (run.unwrap().applied(), run.unwrap().bits());
     let expected = sums(waited.optim.hook());
@@ -199,143 +167,121 @@ fn a_hook_that_keeps_up_with_the_device_sees_the_same_bits() {
     let counters = waited.optim.scaler().counters();
     assert_eq!(expected.0 as u64, counters.stepped());
     assert!(counters.skipped() > 0);
-    assert_eq!(pending.weight(), waited.weight());
+    assert_eq!(pending.snapshot().parameters, waited.snapshot().parameters);
 }
 
 #[test]
 fn a_run_with_hooks_resumes_from_a_file_bit_for_bit() {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("run");
-    let new = || Run::new(adam()).with(Jump::default()).with(Sums::default());
-    let mut whole = new();
-    (0..60).for_each(|step| whole.step(step));
-
-    let mut first = new();
-    (0..25).for_each(|step| first.step(step));
-    first.optim.save(&path).unwrap();
-    let mut second = new();
-    second.model = first.model.clone();
-    let model = second.model.clone().into_record();
-    second.model = second.model.load_record(model);
-    second.amp = first.amp.clone();
-    second.optim.load(&path).unwrap();
-    let record = AmpRecord::load(&path).unwrap();
+    let far = 1.5;
+    let jump = || Jump {
+        far,
+        ..Jump::default()
+    };
+    let build = || {
+        Run::mixed(adam())
+            .with_hook(jump())
+            .with_hook(Sums::default())
+    };
+    let [_, end] = resumed(folder.path(), build, 25, 60);
+    let record = AmpRecord::load(folder.path().join("optim")).unwrap();
     assert_eq!(record.hooks().collect::<Vec<_>>(), ["jump", "sums"]);
-    (25..60).for_each(|step| second.step(step));
-
-    assert_eq!(second.weight(), whole.weight());
-    let [jump, other] = [&second, &whole].map(|run| run.optim.hook::<Jump>().unwrap().clone());
-    assert_eq!(jump, other);
-    assert_eq!(jump.losses.last(), Some(&Some(59.0)));
-    let [sums, other] = [&second, &whole].map(|run| run.optim.hook::<Sums>().unwrap().bits());
-    assert_eq!(sums, other);
-    assert!(whole.optim.scaler().counters().guarded() > 0);
+    assert!(end.counters.guarded() > 0);
 }
 
-/// A step with a gradient of this norm.
-fn step(optim: &mut ScaledOptimizer, model: Pair, norm: f32) -> Result<Pair, AmpError> {
-    let scale = optim.scaler().loss_scale();
-    let grads = model.gradients([norm, 0.0, 0.0, 0.0, 0.0, 0.0], [0.0; 4], scale);
-    Ok(optim.try_step(1.0, model, grads)?)
+fn jumping(optim: ScaledOptimizer) -> Trial {
+    Trial::new(optim.with_hook(Jump::default()).unwrap())
+}
+
+impl Trial {
+    fn jump(&self) -> &Jump {
+        self.optim.hook().unwrap()
+    }
 }
 
 #[test]
 fn what_a_hook_says_of_a_step() {
-    let mut optim = sgd().with_hook(Jump::default()).unwrap();
-    let mut model = Pair::zeros(DType::F32);
-    for (norm, moved, outcome) in [
-        (1.0, 1.0, StepOutcome::Stepped),
-        (5.0, 2.5, StepOutcome::Stepped),
-        (50.0, 0.0, StepOutcome::Guarded),
-        (f32::INFINITY, 0.0, StepOutcome::Skipped),
-        (2.0, 2.0, StepOutcome::Stepped),
-    ] {
-        let before = model.values()[0];
-        let mut stepped = None;
-        let logged = captured(Level::Info, || {
-            stepped = Some(step(&mut optim, model.clone(), norm).unwrap());
-        });
-        model = stepped.unwrap();
-        assert_eq!(before - model.values()[0], moved, "{norm}");
-        assert_eq!(optim.scaler().last_outcome(), Some(outcome), "{norm}");
-        let said = logged.join("\n");
-        match norm {
-            5.0 => assert!(said.contains("clipped by the jump: it is long"), "{said}"),
-            50.0 => assert!(
-                said.contains("held back by the jump: the norm is 50.0"),
-                "{said}"
-            ),
-            _ => assert!(!said.contains("jump"), "{said}"),
-        }
+    let mut run = jumping(sgd());
+    let long = Some("clipped by the jump: it is long");
+    let far = Some("held back by the jump: the norm is 50.0");
+    for (index, (length, moved, outcome, said)) in [
+        (1.0, 1.0, StepOutcome::Stepped, None),
+        (5.0, 2.5, StepOutcome::Stepped, long),
+        (50.0, 0.0, StepOutcome::Guarded, far),
+        (f32::INFINITY, 0.0, StepOutcome::Skipped, None),
+        (2.0, 2.0, StepOutcome::Stepped, None),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let before = run.values()[0];
+        run.optim.set_loss(index as f64);
+        let logged = captured(Level::Info, || run.step(norm(length))).join("\n");
+        assert_eq!(before - run.values()[0], moved, "{length}");
+        assert_eq!(run.outcome(), Some(outcome), "{length}");
+        assert_eq!(logged.contains("jump"), said.is_some(), "{logged}");
+        says(&logged, [said.unwrap_or_default()]);
     }
     // An overflow is shown to no hook.
-    assert_eq!(optim.hook::<Jump>().unwrap().losses.len(), 4);
+    assert_eq!(run.jump().losses, [0.0, 1.0, 2.0, 4.0].map(Some));
 }
 
 #[test]
 fn too_many_rejections_name_the_hook_and_leave_no_trace_in_it() {
     let config = GradScalerConfig::new().with_max_consecutive_skips(Some(2));
-    let optim = ScaledOptimizer::new(SgdConfig::new().init(), config.init().unwrap());
-    let mut optim = optim.with_hook(Jump::default()).unwrap();
-    let mut model = step(&mut optim, Pair::zeros(DType::F32), 1.0).unwrap();
-    for _ in 0..2 {
-        model = step(&mut optim, model, 90.0).unwrap();
+    let mut run = jumping(sgd_under(config));
+    for length in [1.0, 90.0, 90.0] {
+        run.step(norm(length));
     }
-    let before = optim.hook::<Jump>().cloned();
-    let error = step(&mut optim, model, 90.0).unwrap_err();
-    let said = error.to_string();
+    let before = run.jump().clone();
+    let said = run.refused(norm(90.0)).to_string();
     let expected = "the jump held back 3 steps in a row, the last because the norm is 90.0";
     assert!(said.starts_with(expected), "{said}");
-    assert_eq!(optim.hook::<Jump>().cloned(), before);
+    assert_eq!(*run.jump(), before);
 }
 
 #[test]
 fn a_state_that_a_hook_refuses_changes_nothing() {
     let broken = Jump {
         last: Some(-1.0),
-        losses: Vec::new(),
+        ..Jump::default()
     };
     let record = sgd().with_hook(broken).unwrap().to_record();
-    let mut optim = sgd().with_hook(Jump::default()).unwrap();
-    step(&mut optim, Pair::zeros(DType::F32), 1.0).unwrap();
-    let before = pack(optim.into_bytes().unwrap());
-    let error = optim.load_record(record).unwrap_err();
+    let mut run = jumping(sgd());
+    run.step(norm(1.0));
+    let before = run.record();
+    let error = run.optim.load_record(record).unwrap_err();
     assert!(matches!(error, AmpError::DamagedRecord { .. }), "{error}");
     says(&error, ["jump", "its norm is -1"]);
-    assert_eq!(pack(optim.into_bytes().unwrap()), before);
+    assert_eq!(run.record(), before);
 }
 
 #[test]
 fn states_that_no_hook_takes() {
-    let mut donor = Run::new(AdamConfig::new().init());
-    donor = donor.with(Sums::default()).with(Jump::default());
-    (0..12).for_each(|step| donor.step(step));
+    let run = || Run::mixed(AdamConfig::new().init());
+    let mut donor = run().with_hook(Sums::default()).with_hook(Jump::default());
+    donor.train_until(12);
     let record = donor.optim.to_record();
 
     // Tensors are not dropped.
-    let mut without = Run::new(AdamConfig::new().init())
-        .with(Jump::default())
-        .optim;
+    let mut without = run().with_hook(Jump::default()).optim;
     let error = without.load_record(record.clone()).unwrap_err();
     assert!(matches!(error, AmpError::ForeignRecord { .. }), "{error}");
-    assert!(error.to_string().contains("`sums`"), "{error}");
-    without
-        .load_record(record.clone().without_hook("sums"))
-        .unwrap();
+    says(&error, ["`sums`"]);
+    let without_sums = record.clone().without_hook("sums");
+    without.load_record(without_sums.clone()).unwrap();
 
-    let mut without = Run::new(AdamConfig::new().init())
-        .with(Sums::default())
-        .optim;
-    let logged = captured(Level::Warn, || without.load_record(record.clone()).unwrap());
-    says(&logged.join("\n"), ["`jump`, which is not here"]);
+    let mut without = run().with_hook(Sums::default()).optim;
+    let logged = captured(Level::Warn, || without.load_record(record).unwrap());
+    let expected = "memory holds the state of the hook `jump`, which is not here: it is dropped";
+    assert_eq!(logged, [expected]);
 
     // And the other way round.
-    let mut with = Run::new(AdamConfig::new().init())
-        .with(Jump::default())
-        .optim;
-    let plain = record.without_hook("sums").without_hook("jump");
+    let mut with = run().with_hook(Jump::default()).optim;
+    let plain = without_sums.without_hook("jump");
     let logged = captured(Level::Warn, || with.load_record(plain).unwrap());
-    says(&logged.join("\n"), ["no state of the hook `jump`"]);
+    let expected = "memory holds no state of the hook `jump`, which starts again, after 12 steps";
+    assert_eq!(logged, [expected]);
 }
 
 /// Gives every parameter half its value.
@@ -360,33 +306,25 @@ impl Hook for Halve {
     }
 }
 
+/// Steps with these gradients, from fours at a learning rate of 1; what the first parameter is after each.
+fn halving<O: ModuleOptim>(optim: ScaledOptimizer<O>, gradients: &[f32]) -> Vec<f32> {
+    let mut run = Trial::new(optim.with_hook(Halve("halve")).unwrap());
+    run.model = Pair::of(4.0, DType::F32);
+    let steps = gradients.iter().map(|value| {
+        run.step(([*value; 6], [0.0; 4]));
+        run.values()[0]
+    });
+    steps.collect()
+}
+
 #[test]
 fn a_hook_replaces_parameters_where_the_step_was_applied() {
-    for fused in [false, true] {
-        let config = SgdConfig::new();
-        let model = Pair::new(vec![4.0; 6], vec![2.0; 4], DType::F32);
-        let amp = MixedPrecision::f32();
-        let grads = |model: &Pair, norm: f32| model.gradients([norm; 6], [0.0; 4], 1.0);
-        let values = |model: Pair| model.values()[0];
-        let scaler = GradScalerConfig::new().with_init_scale(1.0).init().unwrap();
-        let moved = match fused {
-            false => {
-                let optim = ScaledOptimizer::new(config.init(), scaler);
-                let mut optim = optim.with_hook(Halve("halve")).unwrap();
-                let model = optim.step(1.0, model.clone(), grads(&model, f32::NAN));
-                assert_eq!(model.values()[0], 4.0, "a skipped step is not shown");
-                let given = grads(&model, 1.0);
-                values(optim.step(1.0, model, given))
-            }
-            true => {
-                let optim = ScaledOptimizer::new(FusedSgd::new(config).unwrap(), &amp);
-                let mut optim = optim.with_hook(Halve("halve")).unwrap();
-                let given = grads(&model, 1.0);
-                values(optim.step(1.0, model, given))
-            }
-        };
-        assert_eq!(moved, 1.5, "fused: {fused}");
-    }
+    // A skipped step is not shown.
+    let found = halving(sgd(), &[f32::NAN, 1.0]);
+    assert_eq!(found, [4.0, 1.5]);
+    let fused = FusedSgd::new(SgdConfig::new()).unwrap();
+    let fused = ScaledOptimizer::new(fused, &MixedPrecision::f32());
+    assert_eq!(halving(fused, &[1.0]), [1.5]);
 }
 
 #[test]
@@ -400,9 +338,11 @@ fn names_of_hooks() {
     }
     // The later one of a name.
     let optim = sgd().with_hook(Jump::default()).unwrap();
-    let last = Some(7.0);
-    let losses = Vec::new();
-    let mut optim = optim.with_hook(Jump { last, losses }).unwrap();
+    let later = Jump {
+        last: Some(7.0),
+        ..Jump::default()
+    };
+    let mut optim = optim.with_hook(later).unwrap();
     assert_eq!(optim.hook::<Jump>().unwrap().last, Some(7.0));
     assert_eq!(optim.to_record().hooks().collect::<Vec<_>>(), ["jump"]);
 }

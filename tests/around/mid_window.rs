@@ -5,37 +5,24 @@ use burn_amp_tests::says;
 use log::Level;
 use tempfile::tempdir;
 
-use crate::support::{Pair, Run, captured, damaged, pack, sgd};
+use crate::support::{Pair, Run, Trial, all, captured, pack, resumed, sgd};
 
 const RULES: [bool; 2] = [false, true];
 const END: usize = 60;
 
 /// Stops and resumes at each of these points: between windows and inside them.
 fn resume<O: ModuleOptim>(build: impl Fn() -> Run<O>) {
-    let mut straight = build();
-    let start = straight.snapshot();
-    straight.train_until(END);
-    let end = straight.snapshot();
-    assert_ne!(start.parameters, end.parameters);
-    assert_ne!(end.averaged.as_ref(), Some(&end.parameters));
-    let counters = end.counters;
-    assert!(counters.skipped() + counters.dropped() >= 3, "{counters:?}");
-    assert!(counters.stepped() >= 10, "{counters:?}");
-
+    let start = build().snapshot();
+    let folder = tempdir().unwrap();
     let mut open = 0;
     for stop in [20, 21, 22, 37] {
-        let folder = tempdir().unwrap();
-        let mut first = build();
-        first.train_until(stop);
-        first.save(folder.path());
-        let saved = first.snapshot();
-        open += u32::from(saved.window > 0);
-
-        let mut second = build();
-        second.load(folder.path(), stop);
-        assert_eq!(second.snapshot(), saved);
-        second.train_until(END);
-        assert_eq!(second.snapshot(), end, "stopped after {stop}");
+        let [half, end] = resumed(folder.path(), &build, stop, END);
+        open += u32::from(half.window > 0);
+        assert_ne!(start.parameters, end.parameters);
+        assert_ne!(end.averaged.as_ref(), Some(&end.parameters));
+        let counters = end.counters;
+        assert!(counters.skipped() + counters.dropped() >= 3, "{counters:?}");
+        assert!(counters.stepped() >= 10, "{counters:?}");
     }
     assert!(open >= 2, "no stop was inside a window");
 }
@@ -49,109 +36,70 @@ fn a_run_goes_on_bit_for_bit() {
     }
 }
 
-/// Two applied steps with averages, then one of two micro-batches.
-fn trained(rule: bool) -> (ScaledOptimizer<ModuleOptimizer>, Pair) {
-    let mut optim = configured(rule);
-    let mut model = Pair::zeros(DType::F32);
-    for k in 0..5 {
-        let scale = optim.scaler().loss_scale();
-        let grads = model.gradients([1.0 + k as f32; 6], [0.5; 4], scale);
-        model = optim.step(0.1, model, grads);
-    }
-    assert_eq!(optim.window().unwrap().len(), 1);
-    assert_eq!(optim.ema().unwrap().updates(), 2);
-    (optim, model)
+fn window(n: u32, rule: bool) -> AccumulationConfig {
+    AccumulationConfig::new(n).with_skip_micro_batch(rule)
 }
 
-fn configured(rule: bool) -> ScaledOptimizer<ModuleOptimizer> {
-    sgd()
-        .with_accumulation(AccumulationConfig::new(2).with_skip_micro_batch(rule))
-        .unwrap()
-        .with_ema(EmaConfig::new())
-        .unwrap()
+fn with_ema() -> ScaledOptimizer {
+    sgd().with_ema(EmaConfig::new()).unwrap()
+}
+
+fn configured(rule: bool) -> Trial {
+    Trial::new(with_ema().with_accumulation(window(2, rule)).unwrap())
+}
+
+/// Two applied steps with averages, then one of two micro-batches.
+fn trained(rule: bool) -> Trial {
+    let mut run = configured(rule);
+    (1..6).for_each(|k| run.step(([k as f32; 6], [0.5; 4])));
+    assert_eq!(run.len(), 1);
+    assert_eq!(run.optim.ema().unwrap().updates(), 2);
+    run
 }
 
 #[test]
 fn the_record_says_what_it_holds() {
     for rule in RULES {
-        let record = trained(rule).0.to_record();
-        assert_eq!(record.window(), 1);
-        assert_eq!(record.averages(), 2);
+        let record = trained(rule).optim.to_record();
+        let holds = |record: &AmpRecord| (record.window(), record.averages());
+        assert_eq!(holds(&record), (1, 2));
         // Plain SGD has no tensors of its own.
         assert_eq!(record.num_tensors(), 0);
-        let text = format!("{record:?}");
-        says(&text, ["window: 1", "hooks: [\"ema\"]"]);
+        says(&format!("{record:?}"), ["window: 1", "hooks: [\"ema\"]"]);
 
         let bytes = record.into_bytes().unwrap();
         let record = AmpRecord::from_bytes(bytes).unwrap();
-        assert_eq!((record.window(), record.averages()), (1, 2));
+        assert_eq!(holds(&record), (1, 2));
         let record = record.without_window().without_averages();
-        assert_eq!((record.window(), record.averages()), (0, 0));
+        assert_eq!(holds(&record), (0, 0));
         sgd().load_record(record).unwrap();
+        assert_eq!(holds(&sgd().to_record()), (0, 0));
     }
-    let plain = sgd().to_record();
-    assert_eq!((plain.window(), plain.averages()), (0, 0));
 }
 
 #[test]
 fn what_does_not_fit_is_refused_and_nothing_changes() {
-    let (mut donor, _) = trained(false);
-    let bytes = donor.into_bytes().unwrap();
-    let window = |n: u32, rule| AccumulationConfig::new(n).with_skip_micro_batch(rule);
-    let full = window(1, false);
-    let other = window(2, true);
-    let cases = [
-        (sgd().with_ema(EmaConfig::new()), "no accumulation here"),
+    let bytes = trained(false).optim.into_bytes().unwrap();
+    for (optim, part) in [
+        (Ok(with_ema()), "no accumulation here"),
         (
             sgd().with_accumulation(2),
             "the hook `ema`, which is not here",
         ),
+        (with_ema().with_accumulation(window(1, false)), "has 1 here"),
         (
-            sgd()
-                .with_ema(EmaConfig::new())
-                .unwrap()
-                .with_accumulation(full),
-            "has 1 here",
-        ),
-        (
-            sgd()
-                .with_ema(EmaConfig::new())
-                .unwrap()
-                .with_accumulation(other),
+            with_ema().with_accumulation(window(2, true)),
             "`skip_micro_batch` false, but it is true here",
         ),
-    ];
-    for (optim, part) in cases {
-        let mut optim = optim.unwrap();
-        let mut model = Pair::zeros(DType::F32);
-        model = optim.step(
-            0.1,
-            model.clone(),
-            model.gradients([2.0; 6], [2.0; 4], 1024.0),
-        );
-        let before = pack(optim.into_bytes().unwrap());
-        let error = optim.from_bytes(bytes.clone()).unwrap_err();
+    ] {
+        let mut run = Trial::new(optim.unwrap());
+        run.step(all(2.0));
+        let before = run.record();
+        let error = run.optim.from_bytes(bytes.clone()).unwrap_err();
         assert!(matches!(error, AmpError::ForeignRecord { .. }), "{error}");
-        assert!(error.to_string().contains(part), "{error}");
-        assert_eq!(pack(optim.into_bytes().unwrap()), before);
+        says(&error, [part]);
+        assert_eq!(run.record(), before);
     }
-}
-
-#[test]
-fn a_damaged_record_leaves_window_and_averages_as_they_were() {
-    let (donor, _) = trained(false);
-    let mut victim = configured(false);
-    let model = Pair::zeros(DType::F32);
-    let grads = model.gradients([2.0; 6], [2.0; 4], 1024.0);
-    let _ = victim.step(0.1, model, grads);
-    let whole = donor.clone().into_bytes().unwrap();
-    let load = |bytes| {
-        let mut victim = victim.clone();
-        let result = victim.from_bytes(bytes);
-        (result, pack(victim.into_bytes().unwrap()))
-    };
-    let before = pack(victim.clone().into_bytes().unwrap());
-    damaged(&whole, &before, load);
 }
 
 #[test]
@@ -162,13 +110,12 @@ fn plain_burn_and_the_scaler_read_the_same_file() {
         run.train_until(22);
         run.save(folder.path());
         let path = folder.path().join("optim");
-        let plain = AdamConfig::new()
-            .init()
-            .load_record(OptimizerRecord::load(&path).unwrap());
+        let plain = OptimizerRecord::load(&path).unwrap();
+        let plain = AdamConfig::new().init().load_record(plain).to_record();
         // The same state, and only that.
         let expected = ModuleOptim::to_record(run.optim.optimizer()).unwrap();
-        let found = pack(plain.to_record().into_bytes().unwrap());
-        assert_eq!(found, pack(expected.into_bytes().unwrap()));
+        let [found, expected] = [plain, expected].map(|r| pack(r.into_bytes().unwrap()));
+        assert_eq!(found, expected);
         let record = AmpRecord::load(&path).unwrap();
         assert_eq!(record.counters(), Some(run.optim.scaler().counters()));
     }
@@ -176,95 +123,71 @@ fn plain_burn_and_the_scaler_read_the_same_file() {
 
 #[test]
 fn an_older_record_starts_window_and_averages_afresh() {
-    let (mut optim, model) = trained(false);
+    let mut run = trained(false);
     let older = sgd().into_bytes().unwrap();
-    let logged = captured(Level::Warn, || optim.from_bytes(older).unwrap());
-    assert!(
-        logged
-            .iter()
-            .any(|line| line.contains("no state of the hook `ema`")),
-        "{logged:?}"
-    );
-    assert!(optim.window().unwrap().is_empty());
-    assert_eq!(optim.ema().unwrap().updates(), 0);
-    assert_eq!(optim.ema().unwrap().module(&model).values(), model.values());
+    let logged = captured(Level::Warn, || run.optim.from_bytes(older).unwrap());
+    says(&logged.join("\n"), ["no state of the hook `ema`"]);
+    assert_eq!((run.len(), run.optim.ema().unwrap().updates()), (0, 0));
+    assert_eq!(run.averages(), run.values());
 }
 
 #[test]
 fn a_loaded_window_is_flushed_and_cloned_without_a_new_micro_batch() {
     for rule in RULES {
-        let (mut straight, model) = trained(rule);
-        let mut loaded = configured(rule);
-        loaded.from_bytes(straight.into_bytes().unwrap()).unwrap();
-        let mut copy = loaded.clone();
-        let expected = straight.flush(0.1, model.clone()).values();
-        assert_eq!(loaded.flush(0.1, model.clone()).values(), expected);
-        assert_eq!(copy.flush(0.1, model.clone()).values(), expected);
-        assert_ne!(model.values(), expected);
+        let (mut straight, mut loaded) = (trained(rule), configured(rule));
+        let bytes = straight.optim.into_bytes().unwrap();
+        loaded.optim.from_bytes(bytes).unwrap();
+        loaded.model = straight.model.clone();
+        let (mut copy, before) = (loaded.clone(), straight.values());
+        let [straight, loaded, copy] = [&mut straight, &mut loaded, &mut copy].map(|run| {
+            run.flush();
+            run.values()
+        });
+        assert_eq!([&loaded, &copy], [&straight; 2]);
+        assert_ne!(straight, before);
     }
 }
 
 /// Averages that go missing are not replaced without a word; where there were none yet, there is nothing to say.
 #[test]
 fn a_record_without_averages_starts_them_anew_and_says_so() {
-    let rule = false;
-    let with_ema = || sgd().with_ema(EmaConfig::new()).unwrap();
-    let (mut trained, model) = trained(rule);
-    let load = |mut optim: ScaledOptimizer<ModuleOptimizer>, record: AmpRecord| {
-        let logged = captured(Level::Warn, || {
-            optim.load_record(record.without_window()).unwrap();
-        });
-        (optim, logged.join("\n"))
+    let load = |optim: &mut ScaledOptimizer, record: AmpRecord| {
+        let record = record.without_window();
+        captured(Level::Warn, || optim.load_record(record).unwrap()).join("\n")
     };
-    let mut record = || trained.to_record().without_averages();
+    let record = || trained(false).optim.to_record().without_averages();
 
     // The averages here are lost.
-    let mut running = with_ema();
-    let _ = running.step(
-        0.1,
-        model.clone(),
-        model.gradients([1.0; 6], [1.0; 4], 1024.0),
-    );
-    assert_eq!(running.ema().unwrap().updates(), 1);
-    let (running, logged) = load(running, record());
-    assert!(logged.contains("no state of the hook `ema`"), "{logged}");
-    assert_eq!(running.ema().unwrap().updates(), 0);
+    let mut running = Trial::new(with_ema());
+    running.step(all(1.0));
+    assert_eq!(running.optim.ema().unwrap().updates(), 1);
+    let logged = load(&mut running.optim, record());
+    says(&logged, ["no state of the hook `ema`"]);
+    assert_eq!(running.optim.ema().unwrap().updates(), 0);
 
     // Those of the run that is resumed were not kept.
-    let (_, logged) = load(with_ema(), record());
-    assert!(logged.contains("after 2 steps"), "{logged}");
+    says(&load(&mut with_ema(), record()), ["after 2 steps"]);
 
-    let (_, logged) = load(with_ema(), sgd().to_record());
-    assert_eq!(logged, "");
-    let (_, logged) = load(sgd(), record());
-    assert_eq!(logged, "");
+    assert_eq!(load(&mut with_ema(), sgd().to_record()), "");
+    assert_eq!(load(&mut sgd(), record()), "");
 }
 
 /// Sums that came from a file meet the model first when they are used.
 #[test]
 fn loaded_sums_of_another_dtype_are_refused_and_stay() {
     for rule in RULES {
-        let mut donor = configured(rule);
-        let double = Pair::zeros(DType::F64);
-        let grads = double.gradients([1.0; 6], [1.0; 4], 1024.0);
-        let _ = donor.step(0.1, double, grads);
+        let mut donor = configured(rule).with_dtype(DType::F64);
+        donor.step(all(1.0));
 
-        let mut optim = configured(rule);
-        optim.from_bytes(donor.into_bytes().unwrap()).unwrap();
-        let before = pack(optim.into_bytes().unwrap());
-        let model = Pair::zeros(DType::F32);
-        let grads = model.gradients([1.0; 6], [1.0; 4], 1024.0);
-        let errors = [
-            optim.try_flush(0.1, model.clone()).unwrap_err(),
-            optim.try_step(0.1, model.clone(), grads).unwrap_err(),
-        ];
-        for error in errors {
-            assert!(
-                matches!(error.error, AmpError::ForeignRecord { .. }),
-                "{error}"
-            );
+        let mut run = configured(rule);
+        let bytes = donor.optim.into_bytes().unwrap();
+        run.optim.from_bytes(bytes).unwrap();
+        let (before, model) = (run.record(), Pair::zeros(DType::F32));
+        let flushed = run.optim.try_flush(1.0, model).unwrap_err().error;
+        for error in [flushed, run.refused(all(1.0))] {
+            assert!(matches!(error, AmpError::ForeignRecord { .. }), "{error}");
             says(&error, ["`weight`", "F64", "F32"]);
         }
-        assert_eq!(pack(optim.into_bytes().unwrap()), before);
+        assert_eq!(run.record(), before);
     }
 }

@@ -3,30 +3,23 @@
 
 use burn_amp_tests::prelude::*;
 
-use crate::support::{Pack, Pair, pack};
+use crate::support::{Pack, Pair, Trial, Values, pack};
 
 const WEIGHT: [f32; 6] = [0.3, -0.4, 1.2, 0.5, -2.5, 0.7];
 const BIAS: [f32; 4] = [-0.1, 0.2, 3.0, -0.6];
+const GRADIENTS: Values = (WEIGHT, BIAS);
 
-fn scaled<O: ModuleOptim>(optim: O) -> ScaledOptimizer<O> {
-    let scaler = GradScalerConfig::new().with_init_scale(16.0);
-    ScaledOptimizer::new(optim, scaler.init().unwrap())
-        .with_accumulation(2)
-        .unwrap()
-        .with_ema(EmaConfig::new().with_momentum(0.5))
-        .unwrap()
+fn trial<O: ModuleOptim>(optim: O, dtype: DType) -> Trial<O> {
+    let optim = ScaledOptimizer::new(optim, at_scale(16.0).init().unwrap());
+    let optim = optim.with_accumulation(2).unwrap();
+    let optim = optim.with_ema(EmaConfig::new().with_momentum(0.5));
+    Trial::new(optim.unwrap()).with_dtype(dtype)
 }
 
-fn micro_batches<O: ModuleOptim>(
-    optim: &mut ScaledOptimizer<O>,
-    mut model: Pair,
-    count: usize,
-) -> Pair {
-    for _ in 0..count {
-        let grads = model.gradients(WEIGHT, BIAS, optim.scaler().loss_scale());
-        model = optim.step(0.125, model, grads);
+impl<O: ModuleOptim> Trial<O> {
+    fn micro_batches(&mut self, count: usize) {
+        (0..count).for_each(|_| self.step(GRADIENTS));
     }
-    model
 }
 
 fn bytes(record: AmpRecord) -> Pack {
@@ -34,129 +27,97 @@ fn bytes(record: AmpRecord) -> Pack {
 }
 
 /// Moments, masters, an open window, averages: all of a record.
-fn a_record_stays<O: ModuleOptim>(optim: O, dtype: DType) -> ScaledOptimizer<O> {
-    let mut optim = scaled(optim);
-    let model = micro_batches(&mut optim, Pair::zeros(dtype), 3);
-    let before = bytes(optim.to_record());
-    let record = optim.to_record();
-    let model = micro_batches(&mut optim, model, 4);
-    let after = bytes(optim.to_record());
-    assert!(after != before);
-    assert!(
-        bytes(record) == before,
-        "the record of before the steps has changed"
-    );
-    assert_eq!(model.weight.val().dtype(), dtype);
-    optim
+fn a_record_stays<O: ModuleOptim>(optim: O, dtype: DType) -> Trial<O> {
+    let mut run = trial(optim, dtype);
+    run.micro_batches(3);
+    let before = run.record();
+    let record = run.optim.to_record();
+    run.micro_batches(4);
+    assert!(run.record() != before);
+    assert!(bytes(record) == before, "the record has changed");
+    assert_eq!(run.model.weight.val().dtype(), dtype);
+    run
+}
+
+fn masters() -> MasterWeights {
+    MasterWeights::new(AdamConfig::new().build())
 }
 
 #[test]
-fn masters() {
-    let mut optim = a_record_stays(MasterWeights::new(AdamConfig::new().build()), DType::F16);
+fn masters_of_f16_parameters() {
+    let mut run = a_record_stays(masters(), DType::F16);
     // Nor does that of the optimizer by itself.
-    let inner = |optim: &ScaledOptimizer<MasterWeights>| optim.optimizer().to_record().unwrap();
-    let before = pack(inner(&optim).into_bytes().unwrap());
-    let record = inner(&optim);
-    micro_batches(&mut optim, Pair::zeros(DType::F16), 4);
-    assert!(pack(record.into_bytes().unwrap()) == before);
-    assert!(pack(inner(&optim).into_bytes().unwrap()) != before);
+    let inner = |run: &Trial<_>| ModuleOptim::to_record(run.optim.optimizer()).unwrap();
+    let pack = |record: OptimizerRecord| pack(record.into_bytes().unwrap());
+    let (before, record) = (pack(inner(&run)), inner(&run));
+    run.micro_batches(4);
+    assert!(pack(record) == before);
+    assert!(pack(inner(&run)) != before);
 }
 
 #[test]
-fn masters_of_f32_parameters() {
-    a_record_stays(MasterWeights::new(AdamConfig::new().build()), DType::F32);
-}
-
-#[test]
-fn moments() {
+fn masters_of_f32_parameters_and_moments() {
+    a_record_stays(masters(), DType::F32);
     a_record_stays(AdamConfig::new().init(), DType::F32);
+}
+
+/// Adds micro-batches to a window that stays open.
+fn accumulate(scaler: &mut GradScaler, window: &mut AccumulationWindow, model: &Pair) {
+    let grads = model.gradients(GRADIENTS, 65536.0);
+    let full = scaler.accumulate(window, grads, model).unwrap();
+    assert!(full.is_none());
+}
+
+fn open() -> (GradScaler, AccumulationWindow, Pair) {
+    let scaler = GradScalerConfig::new().init().unwrap();
+    let window = AccumulationConfig::new(9).init().unwrap();
+    (scaler, window, Pair::zeros(DType::F32))
 }
 
 #[test]
 fn a_window_and_averages_of_their_own() {
-    let mut scaler = GradScalerConfig::new().init().unwrap();
-    let mut window = AccumulationConfig::new(9).init().unwrap();
+    let (mut scaler, mut window, model) = open();
     let mut ema = EmaConfig::new().with_momentum(0.5).init().unwrap();
-    let model = Pair::zeros(DType::F32);
-    let one = |scaler: &mut burn_amp::GradScaler, window: &mut burn_amp::AccumulationWindow| {
-        let grads = model.gradients(WEIGHT, BIAS, scaler.loss_scale());
-        assert!(scaler.accumulate(window, grads, &model).unwrap().is_none());
-    };
-    one(&mut scaler, &mut window);
-    one(&mut scaler, &mut window);
     let full = Pair::new(WEIGHT.to_vec(), BIAS.to_vec(), DType::F32);
-    let other = Pair::new(vec![9.0; 6], vec![9.0; 4], DType::F32);
-    ema.update(full.clone());
-    ema.update(other.clone());
-
-    let before = (bytes(window.to_record()), bytes(ema.to_record()));
-    let records = (window.to_record(), ema.to_record());
-    one(&mut scaler, &mut window);
-    ema.update(full);
-    ema.update(other);
-    assert!(bytes(records.0) == before.0);
-    assert!(bytes(records.1) == before.1);
+    let other = Pair::of(9.0, DType::F32);
+    let mut go_on = |window: &mut AccumulationWindow, ema: &mut Ema| {
+        accumulate(&mut scaler, window, &model);
+        accumulate(&mut scaler, window, &model);
+        ema.update(full.clone());
+        ema.update(other.clone());
+    };
+    go_on(&mut window, &mut ema);
+    let before = [window.to_record(), ema.to_record()].map(bytes);
+    let records = [window.to_record(), ema.to_record()];
+    go_on(&mut window, &mut ema);
+    assert!(records.map(bytes) == before);
 }
 
 /// The model that a run goes on with is not that of a record either.
 #[test]
 fn parameters_in_half_precision() {
-    let model = to_half(Pair::zeros(DType::F32), FloatDType::F16, &[]);
-    let mut optim = scaled(MasterWeights::new(AdamConfig::new().build()));
-    let model = micro_batches(&mut optim, model, 2);
-    let copy = model.clone();
+    let mut run = trial(masters(), DType::F32);
+    run.model = to_half(run.model, FloatDType::F16, &[]);
+    run.micro_batches(2);
+    let copy = run.model.clone();
     let before = copy.values();
-    micro_batches(&mut optim, model, 2);
+    run.micro_batches(2);
     assert_eq!(copy.values(), before);
 }
 
-/// A gradient that was read is not overwritten by unscaling, looked at or not.
-#[test]
-fn a_gradient_that_was_read_stays() {
-    let model = Pair::zeros(DType::F32);
-    let scaler = GradScalerConfig::new().with_init_scale(16.0);
-    let scaler = scaler.init().unwrap();
-    for look in [true, false] {
-        let grads = model.gradients(WEIGHT, BIAS, 16.0);
-        let raw = grads.params().get::<1>(model.bias.id).unwrap().into_data();
-        if look {
-            assert_eq!(raw.as_slice::<f32>().unwrap()[2], 48.0);
-        }
-        let unscaled = scaler.unscale(grads, &model).unwrap();
-        assert_eq!(unscaled.status().max_abs(), 3.0);
-        assert_eq!(raw.as_slice::<f32>().unwrap()[2], 48.0);
-    }
-}
-
-/// Nor is a sum that was read from an open window.
+/// A sum that was read from an open window is not added to.
 #[test]
 fn a_sum_that_was_read_stays() {
-    let model = Pair::zeros(DType::F32);
-    let mut scaler = GradScalerConfig::new().init().unwrap();
-    let mut window = AccumulationConfig::new(9).init().unwrap();
+    let (mut scaler, mut window, model) = open();
     for count in 1..4 {
-        let grads = model.gradients(WEIGHT, BIAS, 65536.0);
-        assert!(
-            scaler
-                .accumulate(&mut window, grads, &model)
-                .unwrap()
-                .is_none()
-        );
+        accumulate(&mut scaler, &mut window, &model);
         let sum = window.sum(&model.bias).unwrap();
         let read = sum.to_data();
         // Under fusion Burn adds the sums, and changes what it has read itself: until then, the handle keeps it.
         let held = cfg!(feature = "fusion").then_some(sum);
-        let grads = model.gradients(WEIGHT, BIAS, 65536.0);
-        assert!(
-            scaler
-                .accumulate(&mut window.clone(), grads, &model)
-                .unwrap()
-                .is_none()
-        );
-        assert_eq!(
-            read.as_slice::<f32>().unwrap()[2],
-            count as f32 * 3.0 * 65536.0
-        );
+        accumulate(&mut scaler, &mut window.clone(), &model);
+        let expected = count as f32 * 3.0 * 65536.0;
+        assert_eq!(read.as_slice::<f32>().unwrap()[2], expected);
         drop(held);
     }
 }

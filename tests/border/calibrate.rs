@@ -183,14 +183,8 @@ fn train(calibrated: bool) -> (Vec<f32>, f64, f64) {
 fn it_leaves_no_trace_but_the_scale() {
     let amp = MixedPrecision::f16();
     let net = Normed::new().apply_reparameterization(amp.clone());
-    let statistics = || {
-        let BatchNorm {
-            running_mean,
-            running_var,
-            ..
-        } = &net.norm;
-        [running_mean, running_var].map(|state| values(state.value_sync()))
-    };
+    let statistics = [&net.norm.running_mean, &net.norm.running_var];
+    let statistics = || statistics.map(|state| values(state.value_sync()));
     let (before, stored) = (statistics(), parameters(&net));
     amp.calibrate(&net, Normed::loss).unwrap();
     assert_eq!(statistics(), before);

@@ -3,7 +3,7 @@
 use burn::nn::RnnState;
 use burn_amp_tests::prelude::*;
 
-use crate::support::{device, halves, scaled, two, values, vector};
+use crate::support::{device, halves, scaled, two, vector};
 
 struct Batch {
     images: Tensor<3>,
@@ -101,16 +101,4 @@ fn integers_booleans_and_numbers_stay() {
     assert_eq!(found.to_data(), tokens.to_data());
     assert_eq!(found_mask.to_data(), mask.to_data());
     assert_eq!(rest, (7, 0.1, "x".to_string()));
-}
-
-/// A scope without a tensor that comes in: an embedding's tokens, noise that is made inside.
-#[test]
-fn no_float_at_all() {
-    let amp = scaled(halves()[0], two(10));
-    let output = amp.autocast((), |()| {
-        let made = vector(&[1.5]);
-        amp.cast(made)
-    });
-    assert_eq!(output.dtype(), DType::F32);
-    assert_eq!(values(output), [1.5]);
 }

@@ -105,7 +105,7 @@ fn a_dry_run_refuses_what_would_not_train_in_half_precision() {
 #[test]
 fn an_overflow_at_the_scale_of_another_handle_is_named() {
     fn error<O: ModuleOptim>(optimizer: O) -> String {
-        let config = GradScalerConfig::new().with_init_scale(two(9));
+        let config = at_scale(two(9));
         let config = config.with_max_consecutive_skips(Some(2));
         let amp = MixedPrecision::f16().with_scaler(config).unwrap();
         let other = f16(two(20));

@@ -51,16 +51,6 @@ fn each_scope_has_its_own_scale() {
     assert!(inner.iter().all(|value| value.is_infinite()), "{inner:?}");
 }
 
-#[test]
-fn four_deep() {
-    let (a, b) = (f16(two(12)), f16(two(5)));
-    let chain = Chain::new().attach(&a, &b);
-    let deep = |x| a.autocast(x, |x| b.autocast(x, |x| chain.inner.forward(x)));
-    let parts = |x| chain.parts(x, |x| b.autocast(x, deep));
-    let found = chain.gradients(two(-8), |x| a.autocast(x, parts));
-    assert_eq!(found, Chain::new().plain(two(-8)));
-}
-
 /// What comes in as f32 goes out as f32, though there is a scope around.
 #[test]
 fn f32_in_a_scope_gives_f32_back() {

@@ -252,26 +252,22 @@ fn what_a_part_refuses_is_told_by_the_scope() {
 fn settings_outside_their_range() {
     let part = || Rescale::adaloss("part");
     let config = GradScalerConfig::new();
-    for (refused, start) in [
-        (
-            part().with_statistics(0.0, 16.0),
-            "`underflow_share` is 0, but must be above 0 and at most 0.5",
-        ),
-        (
-            part().with_statistics(0.1, f64::INFINITY),
-            "`total_limit` is inf, but must be finite and at least 1",
-        ),
-        (
-            part().with_scaler(config.with_growth_factor(1.0)),
-            "`growth_factor` is 1",
-        ),
-        (Rescale::from(3).with_scaler(config), "`with_scaler`"),
-        (
-            Rescale::dynamic("part").with_statistics(0.1, 2.0),
-            "`with_statistics`",
-        ),
-    ] {
-        let message = refused.unwrap_err().to_string();
+    let refused = [
+        part().with_statistics(0.0, 16.0),
+        part().with_statistics(0.1, f64::INFINITY),
+        part().with_scaler(config.with_growth_factor(1.0)),
+        Rescale::from(3).with_scaler(config),
+        Rescale::dynamic("part").with_statistics(0.1, 2.0),
+    ];
+    let starts = [
+        "`underflow_share` is 0, but must be above 0 and at most 0.5",
+        "`total_limit` is inf, but must be finite and at least 1",
+        "`growth_factor` is 1",
+        "`with_scaler`",
+        "`with_statistics`",
+    ];
+    for (result, start) in refused.into_iter().zip(starts) {
+        let message = result.unwrap_err().to_string();
         assert!(message.starts_with(start), "{message}");
     }
 }

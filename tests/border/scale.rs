@@ -2,9 +2,7 @@
 
 use burn_amp_tests::prelude::*;
 
-use crate::support::{
-    Gain, backward, f16, gradient, halves, logs, parameters, scaled, sgd, two, vector,
-};
+use crate::support::{Gain, backward, f16, gradient, halves, parameters, scaled, sgd, two, vector};
 
 /// The sum of a gain's outputs.
 fn sum(amp: &MixedPrecision, gain: &Gain) -> Tensor<1> {
@@ -57,64 +55,6 @@ fn each_backward_pass_has_the_scale_of_its_own_forward() {
     assert_eq!(gradient(second), [two(-36) as f32]);
 }
 
-/// Two optimizers on one handle (a generator and its critic) are one iteration: it grows once, and backs off once.
-#[test]
-fn two_optimizers_are_one_iteration() {
-    let config = GradScalerConfig::new().with_growth_interval(2);
-    let amp = MixedPrecision::f16();
-    let amp = amp.with_scaler(config.with_init_scale(two(10))).unwrap();
-    let gains = [1.0, 2.0].map(|value| Gain::at(&[value], &amp));
-    let mut optims = [sgd(&amp), sgd(&amp)];
-    let mut iteration = |weights: [f64; 2]| {
-        let both = optims.iter_mut().zip(&gains).zip(weights);
-        let outcomes = both.map(|((optim, gain), weight)| {
-            let loss = sum(&amp, gain) * weight;
-            step(optim, gain, loss).is_stepped()
-        });
-        (outcomes.collect::<Vec<_>>(), f64::from(amp.loss_scale()))
-    };
-    let (fine, over) = (1.0, two(20));
-    // One of two is enough to back off, whichever it is.
-    for (first, second, exponent) in [
-        (fine, fine, 10),
-        (fine, fine, 11),
-        (over, over, 10),
-        (fine, over, 9),
-        (over, fine, 8),
-        (fine, fine, 8),
-        (fine, fine, 9),
-    ] {
-        let (outcomes, scale) = iteration([first, second]);
-        assert_eq!(outcomes, [first == fine, second == fine]);
-        assert_eq!(scale, two(exponent));
-    }
-    // An optimizer that is gone is not waited for; one that steps more often ends iterations of its own.
-    let [mut left, gone] = optims;
-    drop(gone);
-    for scale in [9, 10, 10, 11] {
-        assert!(step(&mut left, &gains[0], sum(&amp, &gains[0])).is_stepped());
-        assert_eq!(f64::from(amp.loss_scale()), two(scale));
-    }
-}
-
-/// Of two calls of `f16()` one would never adapt.
-#[test]
-fn an_optimizer_with_another_handle_is_told() {
-    let (amp, other) = (f16(two(10)), f16(two(10)));
-    let gain = Gain::at(&[2.0], &amp);
-    let steps = |optim: &mut ScaledOptimizer| {
-        for _ in 0..3 {
-            step(optim, &gain, sum(&amp, &gain));
-        }
-    };
-    let said = || logs("no `autocast` of this optimizer's", || ()).len();
-    let before = said();
-    steps(&mut sgd(&amp));
-    assert_eq!(said(), before);
-    steps(&mut sgd(&other));
-    assert_eq!(said(), before + 1);
-}
-
 /// bf16 and f32 need no scale: none is there, and nothing is tested.
 #[test]
 fn without_scaling_unless_asked() {
@@ -136,7 +76,7 @@ fn without_scaling_unless_asked() {
 #[test]
 fn tested_where_asked() {
     for dtype in halves().into_iter().chain([FloatDType::F32]) {
-        let config = GradScalerConfig::new().with_init_scale(1.0);
+        let config = at_scale(1.0);
         let config = config.with_max_consecutive_skips(Some(2));
         let amp = MixedPrecision::new(dtype).with_scaler(config.with_dynamic(false));
         let amp = amp.unwrap();

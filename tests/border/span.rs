@@ -78,7 +78,7 @@ fn amp(config: GradScalerConfig) -> MixedPrecision {
 }
 
 fn from_64() -> MixedPrecision {
-    amp(GradScalerConfig::new().with_init_scale(64.0))
+    amp(at_scale(64.0))
 }
 
 #[test]
@@ -90,8 +90,7 @@ fn in_f32_all_layers_learn() {
 #[test]
 fn no_loss_scale_trains_all_layers() {
     for exponent in (-8..=72).step_by(8) {
-        let config = GradScalerConfig::new().with_init_scale(two(exponent));
-        let (left, _) = train(&amp(config.with_dynamic(false)), plain);
+        let (left, _) = train(&amp(at_scale(two(exponent)).with_dynamic(false)), plain);
         assert!(!all_learn(&left), "2^{exponent}: {left:?}");
     }
     // Nor one that moves.
@@ -102,42 +101,32 @@ fn no_loss_scale_trains_all_layers() {
     }
 }
 
+/// Fixed ones; dynamic ones from 1, by PyTorch's rule with a growth after each clean step; AdaLoss.
 #[test]
-fn fixed_factors_train_all_layers() {
-    let (left, skipped) = train(&from_64(), |index| (-WEIGHTS[index]).into());
-    assert!(all_learn(&left), "{left:?}");
-    assert_eq!(skipped, 0.0);
-}
-
-/// From 1, by PyTorch's rule with a growth after each clean step.
-#[test]
-fn dynamic_factors_train_all_layers() {
-    let config = GradScalerConfig::new()
-        .with_init_scale(1.0)
+fn factors_train_all_layers() {
+    let dynamic = at_scale(1.0)
         .with_growth_factor(16.0)
         .with_backoff_factor(1.0 / 16.0)
         .with_growth_interval(4);
-    let by = |index: usize| {
-        let part = Rescale::dynamic(format!("layer {index}"));
-        part.with_scaler(config).unwrap()
-    };
-    let (left, skipped) = train(&from_64(), by);
-    assert!(all_learn(&left), "{left:?}");
-    assert!(skipped > 0.0 && skipped < 0.4, "{skipped}");
-}
-
-#[test]
-fn adaloss_trains_all_layers() {
     let limit = two(60);
-    let config = GradScalerConfig::new()
-        .with_init_scale(limit)
-        .with_max_scale(Some(limit));
-    let by = |index: usize| {
-        let part = Rescale::adaloss(format!("layer {index}"));
-        let part = part.with_scaler(config).unwrap();
-        part.with_statistics(1e-3, limit).unwrap()
-    };
-    let (left, skipped) = train(&from_64(), by);
-    assert!(all_learn(&left), "{left:?}");
-    assert_eq!(skipped, 0.0);
+    let adaloss = at_scale(limit).with_max_scale(Some(limit));
+    let ways: [(f64, &dyn Fn(usize) -> Result<Rescale, AmpError>); 3] = [
+        (0.0, &|index| Ok((-WEIGHTS[index]).into())),
+        (0.4, &|index| {
+            Rescale::dynamic(format!("layer {index}")).with_scaler(dynamic)
+        }),
+        (0.0, &|index| {
+            let part = Rescale::adaloss(format!("layer {index}"));
+            part.with_scaler(adaloss)?.with_statistics(1e-3, limit)
+        }),
+    ];
+    for (most, way) in ways {
+        let (left, skipped) = train(&from_64(), |index| way(index).unwrap());
+        assert!(all_learn(&left), "{left:?}");
+        let as_expected = match most {
+            0.0 => skipped == 0.0,
+            most => skipped > 0.0 && skipped < most,
+        };
+        assert!(as_expected, "{skipped}");
+    }
 }

@@ -1,7 +1,7 @@
 //! A run of 60 steps equals 30 steps, a save, new objects, a load and 30 more: bit for bit.
 
-use burn_amp_tests::Snapshot;
 use burn_amp_tests::prelude::*;
+use burn_amp_tests::{Snapshot, resumed};
 use std::path::Path;
 use tempfile::tempdir;
 
@@ -38,13 +38,9 @@ fn assert_eventful([start, half, end]: &[Snapshot; 3]) {
 /// Resumes the run halfway; returns the straight one.
 fn resume<O: ModuleOptim>(build: impl Fn() -> Run<O>) -> [Snapshot; 3] {
     let folder = tempdir().unwrap();
-    let straight = straight(build(), folder.path());
-    let mut resumed = build();
-    resumed.load(folder.path(), STEPS / 2);
-    assert_eq!(resumed.snapshot(), straight[1]);
-    resumed.train_until(STEPS);
-    assert_eq!(resumed.snapshot(), straight[2]);
-    straight
+    let start = build().snapshot();
+    let [half, end] = resumed(folder.path(), build, STEPS / 2, STEPS);
+    [start, half, end]
 }
 
 fn adam() -> Run<ModuleOptimizer> {

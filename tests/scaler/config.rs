@@ -1,32 +1,21 @@
 //! `GradScalerConfig`: defaults, refusals, and its JSON.
 
 use burn_amp_tests::prelude::*;
+use burn_amp_tests::says;
 
 fn config() -> GradScalerConfig {
     GradScalerConfig::new()
 }
 
-/// Checks that `init` names the field, the value and the range.
-fn refused(config: GradScalerConfig, field: &str, value: &str, range: &str) {
-    let Err(error) = config.init() else {
-        panic!("{config:?} was accepted")
-    };
-    let message = error.to_string();
-    let AmpError::InvalidValue {
-        field: found,
-        value: given,
-        ..
-    } = &error
-    else {
-        panic!("{message}");
-    };
-    assert_eq!((*found, given.as_str()), (field, value), "{message}");
-    let start = format!("`{field}` is {value}, but must be ");
-    assert!(message.starts_with(&start), "{message}");
-    assert!(message[start.len()..].contains(range), "{message}");
-    // A static scale is no excuse for settings that would fail once it is made dynamic.
-    if config.dynamic {
-        refused(config.with_dynamic(false), field, value, range);
+/// Checks that `init` refuses each of these with its message, a field, the value and the range.
+fn refused<const N: usize>(configs: [GradScalerConfig; N], messages: [&str; N]) {
+    for (config, message) in configs.into_iter().zip(messages) {
+        // A static scale is no excuse for settings that would fail once it is made dynamic.
+        for config in [config, config.with_dynamic(false)] {
+            let error = config.init().map(drop).unwrap_err();
+            assert!(matches!(error, AmpError::InvalidValue { .. }), "{error}");
+            assert_eq!(error.to_string(), message);
+        }
     }
 }
 
@@ -67,62 +56,48 @@ fn the_scaler_agrees_with_the_config() {
 
 #[test]
 fn values_out_of_range() {
-    type Set = fn(f64) -> GradScalerConfig;
-    let scales = [0.0, -1.0, f64::NAN, f64::INFINITY, f64::NEG_INFINITY];
-    let settings: [(&str, Set, &[f64], &str); 7] = [
-        (
-            "init_scale",
-            |value| config().with_init_scale(value),
-            &scales,
-            "positive",
-        ),
-        (
-            "min_scale",
-            |value| config().with_min_scale(Some(value)),
-            &scales,
-            "positive",
-        ),
-        (
-            "max_scale",
-            |value| config().with_max_scale(Some(value)),
-            &scales,
-            "positive",
-        ),
-        (
-            "growth_factor",
-            |value| config().with_growth_factor(value),
-            &[1.0, 0.5, f64::NAN, f64::INFINITY],
-            "above 1",
-        ),
-        (
-            "backoff_factor",
-            |value| config().with_backoff_factor(value),
-            &[0.0, 1.0, -0.5, f64::NAN],
-            "above 0 and below 1",
-        ),
-        (
-            "growth_interval",
-            |value| config().with_growth_interval(value as u32),
-            &[0.0],
-            "at least 1",
-        ),
-        (
-            "hysteresis",
-            |value| config().with_hysteresis(value as u32),
-            &[0.0],
-            "at least 1",
-        ),
-    ];
-    for (field, set, values, range) in settings {
-        for value in values {
-            refused(set(*value), field, &value.to_string(), range);
-        }
+    for value in [0.0, -1.0, f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+        let message =
+            |field| format!("`{field}` is {value}, but must be positive and finite as an f32");
+        let configs = [
+            config().with_init_scale(value),
+            config().with_min_scale(Some(value)),
+            config().with_max_scale(Some(value)),
+        ];
+        let messages = ["init_scale", "min_scale", "max_scale"].map(message);
+        refused(configs, messages.each_ref().map(String::as_str));
     }
     // Neither infinite nor zero in f64, but in f32.
     for value in [1e39, 1e-46] {
         let error = config().with_init_scale(value).init().unwrap_err();
-        assert!(error.to_string().contains("finite as an f32"), "{error}");
+        says(&error, ["finite as an f32"]);
     }
+    refused(
+        [
+            config().with_growth_factor(1.0),
+            config().with_growth_factor(0.5),
+            config().with_growth_factor(f64::NAN),
+            config().with_growth_factor(f64::INFINITY),
+            config().with_backoff_factor(0.0),
+            config().with_backoff_factor(1.0),
+            config().with_backoff_factor(-0.5),
+            config().with_backoff_factor(f64::NAN),
+            config().with_growth_interval(0),
+            config().with_hysteresis(0),
+        ],
+        [
+            "`growth_factor` is 1, but must be finite and above 1",
+            "`growth_factor` is 0.5, but must be finite and above 1",
+            "`growth_factor` is NaN, but must be finite and above 1",
+            "`growth_factor` is inf, but must be finite and above 1",
+            "`backoff_factor` is 0, but must be above 0 and below 1",
+            "`backoff_factor` is 1, but must be above 0 and below 1",
+            "`backoff_factor` is -0.5, but must be above 0 and below 1",
+            "`backoff_factor` is NaN, but must be above 0 and below 1",
+            "`growth_interval` is 0, but must be at least 1",
+            "`hysteresis` is 0, but must be at least 1",
+        ],
+    );
 }
 
 fn log_max(beta1: f64, beta2: f64, overflow_std_dev: f64) -> Schedule {
@@ -150,68 +125,73 @@ fn parameters_of_schedules_out_of_range() {
         share,
         period,
     };
-    let cases = [
-        (intervals(0, 5), "min_interval", "0", "at least 1"),
-        (
-            intervals(9, 8),
-            "max_interval",
-            "8",
-            "at least `min_interval`, 9",
-        ),
-        (
-            log_max(1.0, 0.9, 3.0),
-            "beta1",
-            "1",
-            "at least 0 and below 1",
-        ),
-        (log_max(0.9, -0.1, 3.0), "beta2", "-0.1", "below 1"),
-        (
-            log_max(0.9, 0.9, -1.0),
-            "overflow_std_dev",
-            "-1",
-            "at least 0",
-        ),
-        (original(f64::NAN, 16.0), "beta1", "NaN", "at least 0"),
-        (original(0.9, f64::INFINITY), "log_max", "inf", "finite"),
-        (near_top(1.5, 0.1, 1), "edge", "1.5", "between 0 and 1"),
-        (near_top(0.5, -0.1, 1), "share", "-0.1", "between 0 and 1"),
-        (near_top(0.5, 0.1, 0), "period", "0", "at least 1"),
+    let schedules = [
+        intervals(0, 5),
+        intervals(9, 8),
+        log_max(1.0, 0.9, 3.0),
+        log_max(0.9, -0.1, 3.0),
+        log_max(0.9, 0.9, -1.0),
+        original(f64::NAN, 16.0),
+        original(0.9, f64::INFINITY),
+        near_top(1.5, 0.1, 1),
+        near_top(0.5, -0.1, 1),
+        near_top(0.5, 0.1, 0),
     ];
-    for (schedule, field, value, range) in cases {
-        refused(config().with_schedule(schedule), field, value, range);
-    }
-    let steps = config().with_warmup_steps(10);
-    for levels in [0, 127] {
-        let config = steps.with_warmup_levels(levels);
-        refused(
-            config,
-            "warmup_levels",
-            &levels.to_string(),
-            "between 1 and 126",
-        );
-    }
     refused(
-        steps.with_warmup_scale(0.0),
-        "warmup_scale",
-        "0",
-        "positive",
+        schedules.map(|schedule| config().with_schedule(schedule)),
+        [
+            "`min_interval` is 0, but must be at least 1",
+            "`max_interval` is 8, but must be at least `min_interval`, 9",
+            "`beta1` is 1, but must be at least 0 and below 1",
+            "`beta2` is -0.1, but must be at least 0 and below 1",
+            "`overflow_std_dev` is -1, but must be finite and at least 0",
+            "`beta1` is NaN, but must be at least 0 and below 1",
+            "`log_max` is inf, but must be finite",
+            "`edge` is 1.5, but must be between 0 and 1",
+            "`share` is -0.1, but must be between 0 and 1",
+            "`period` is 0, but must be at least 1",
+        ],
     );
+}
+
+#[test]
+fn a_warm_up_out_of_range() {
+    let steps = config().with_warmup_steps(10);
     let floor = steps.with_min_scale(Some(2048.0));
-    refused(floor, "warmup_scale", "1024", "`min_scale`, 2048");
+    refused(
+        [
+            steps.with_warmup_levels(0),
+            steps.with_warmup_levels(127),
+            steps.with_warmup_scale(0.0),
+            floor,
+        ],
+        [
+            "`warmup_levels` is 0, but must be between 1 and 126",
+            "`warmup_levels` is 127, but must be between 1 and 126",
+            "`warmup_scale` is 0, but must be positive and finite as an f32",
+            "`warmup_scale` is 1024, but must be a normal f32 and at least `min_scale`, 2048",
+        ],
+    );
     // Without a warm-up its default stands in nobody's way.
     assert!(floor.with_warmup_steps(0).init().is_ok());
 }
 
 #[test]
 fn bounds_that_contradict_each_other() {
-    let crossed = config()
-        .with_min_scale(Some(1024.0))
-        .with_max_scale(Some(512.0));
-    refused(crossed, "max_scale", "512", "`min_scale`, 1024");
-    let below = config().with_init_scale(8.0).with_min_scale(Some(16.0));
-    refused(below, "init_scale", "8", "`min_scale` (16)");
-    let above = config().with_init_scale(64.0).with_max_scale(Some(32.0));
-    refused(above, "init_scale", "64", "`max_scale` (32)");
+    refused(
+        [
+            config()
+                .with_min_scale(Some(1024.0))
+                .with_max_scale(Some(512.0)),
+            config().with_init_scale(8.0).with_min_scale(Some(16.0)),
+            config().with_init_scale(64.0).with_max_scale(Some(32.0)),
+        ],
+        [
+            "`max_scale` is 512, but must be at least `min_scale`, 1024",
+            "`init_scale` is 8, but must be between `min_scale` (16) and `max_scale` (none)",
+            "`init_scale` is 64, but must be between `min_scale` (none) and `max_scale` (32)",
+        ],
+    );
 }
 
 #[test]
@@ -244,53 +224,41 @@ fn json_round_trip() {
         .with_warmup_scale(0.3)
         .with_warmup_levels(9)
         .with_parameter_dtype_gradients(true);
-    let folder = std::env::temp_dir().join(format!("burn-amp-config-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    for (name, config) in [("defaults", config()), ("every", every)] {
-        let file = folder.join(name).with_extension("json");
-        config.save(&file).unwrap();
-        assert_eq!(GradScalerConfig::load(&file).unwrap(), config);
+    for config in [config(), every] {
+        assert_eq!(through_json(config), config);
     }
-    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+fn through_json(config: GradScalerConfig) -> GradScalerConfig {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("config.json");
+    config.save(&file).unwrap();
+    GradScalerConfig::load(&file).unwrap()
 }
 
 /// JSON has no infinity: a setting that is none is kept as a text, and refused by its name.
 #[test]
 fn settings_that_are_not_finite_go_through_json() {
-    let file = std::env::temp_dir().join(format!("burn-amp-infinite-{}.json", std::process::id()));
-    for (config, field) in [
-        (
-            config().with_growth_factor(f64::INFINITY),
-            "`growth_factor` is inf",
-        ),
-        (
-            config().with_init_scale(f64::NEG_INFINITY),
-            "`init_scale` is -inf",
-        ),
-        (
-            config().with_max_scale(Some(f64::INFINITY)),
-            "`max_scale` is inf",
-        ),
-        (
-            config().with_min_scale(Some(f64::NAN)),
-            "`min_scale` is NaN",
-        ),
-        (
-            config().with_warmup_scale(f64::INFINITY),
-            "`warmup_scale` is inf",
-        ),
-        (
-            config().with_schedule(log_max(0.99, f64::NAN, 3.0)),
-            "`beta2` is NaN",
-        ),
-    ] {
-        config.save(&file).unwrap();
-        let loaded = GradScalerConfig::load(&file).unwrap();
-        let error = loaded.init().unwrap_err().to_string();
-        assert!(error.starts_with(field), "{error}");
-        assert_eq!(error, config.init().unwrap_err().to_string());
-    }
-    std::fs::remove_file(file).unwrap();
+    let infinite = f64::INFINITY;
+    let configs = [
+        config().with_growth_factor(infinite),
+        config().with_init_scale(f64::NEG_INFINITY),
+        config().with_max_scale(Some(infinite)),
+        config().with_min_scale(Some(f64::NAN)),
+        config().with_warmup_scale(infinite),
+        config().with_schedule(log_max(0.99, f64::NAN, 3.0)),
+    ];
+    refused(
+        configs.map(through_json),
+        [
+            "`growth_factor` is inf, but must be finite and above 1",
+            "`init_scale` is -inf, but must be positive and finite as an f32",
+            "`max_scale` is inf, but must be positive and finite as an f32",
+            "`min_scale` is NaN, but must be positive and finite as an f32",
+            "`warmup_scale` is inf, but must be positive and finite as an f32",
+            "`beta2` is NaN, but must be at least 0 and below 1",
+        ],
+    );
 }
 
 /// A name that is not known is not a setting; one that is left out has its default.

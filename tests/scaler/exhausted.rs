@@ -1,32 +1,18 @@
 //! A broken run ends, with an error that says where it broke.
 
+use burn_amp_tests::pack;
 use burn_amp_tests::prelude::*;
-use burn_amp_tests::says;
 
-use crate::support::{Model, unscaled};
+use crate::support::{Model, Trial};
 
 fn config() -> GradScalerConfig {
-    GradScalerConfig::new().with_init_scale(1024.0)
-}
-
-fn try_step(scaler: &mut GradScaler, overflow: bool) -> Result<(), AmpError> {
-    let model = Model::new();
-    let scale = scaler.loss_scale();
-    let grads = model.scaled(scale, overflow);
-    let grads = scaler.unscale(grads, &model).unwrap();
-    scaler.try_step(&mut SgdConfig::new().init(), 0.1, model, grads)?;
-    scaler.update().unwrap();
-    Ok(())
+    at_scale(1024.0)
 }
 
 /// Overflows until the run ends; how many steps were skipped before, and the error.
-fn overflow_until_the_end(scaler: &mut GradScaler) -> (u64, AmpError) {
-    for skips in 0..1000 {
-        if let Err(error) = try_step(scaler, true) {
-            return (skips, error);
-        }
-    }
-    panic!("1000 skips and no end")
+fn overflow_until_the_end(run: &mut Trial) -> (u64, AmpError) {
+    let ends = |skips| run.try_iterate(true).err().map(|error| (skips, error));
+    (0..1000).find_map(ends).expect("1000 skips and no end")
 }
 
 fn exhausted(scale: f32, skips: u64) -> AmpError {
@@ -42,132 +28,77 @@ fn ends_at_floor() -> GradScalerConfig {
     config().with_raise_error_at_min_scale(true)
 }
 
-/// So many skips are allowed, and one more ends the run at this scale.
+/// After some steps that overflow (x) or not, so many skips are allowed, and one more ends the run at this scale.
 #[test]
 fn where_a_run_of_overflows_ends() {
     let most = |max| config().with_max_consecutive_skips(Some(max));
     let floor = |min| ends_at_floor().with_min_scale(Some(min));
     let tolerant = floor(1024.0).with_hysteresis(3);
-    for (name, config, skips, scale) in [
-        ("no skip", most(0), 0, 1024.0),
-        ("one skip", most(1), 1, 512.0),
-        ("three skips", most(3), 3, 128.0),
-        ("50 by default", GradScalerConfig::new(), 50, 2f32.powi(-34)),
-        // `min_scale` only stops the backoff, as in Megatron-LM and jmp.
-        ("a floor", config().with_min_scale(Some(300.0)), 50, 300.0),
+    let refilled = tolerant.with_consecutive_hysteresis(true);
+    // `min_scale` only stops the backoff, as in Megatron-LM and jmp.
+    let stops = |min| config().with_min_scale(Some(min));
+    for (name, config, before, skips, scale) in [
+        ("no skip", most(0), "", 0, 1024.0),
+        ("one skip", most(1), "", 1, 512.0),
+        ("three skips", most(3), "", 3, 128.0),
+        ("only in a row", most(1), "x.x.x.x.x.", 1, 16.0),
+        (
+            "by default",
+            GradScalerConfig::new(),
+            "",
+            50,
+            2f32.powi(-34),
+        ),
+        ("a floor", stops(300.0), "", 50, 300.0),
+        ("from the floor on", stops(1024.0), "x.x.", 50, 1024.0),
         // 1024, 512, then 300, which is above 256.
-        ("at the floor", floor(300.0), 2, 300.0),
-        ("at the floor at once", floor(1024.0), 0, 1024.0),
-        ("tolerated overflows come first", tolerant, 2, 1024.0),
+        ("at the floor", floor(300.0), "", 2, 300.0),
+        ("at the floor at once", floor(1024.0), "", 0, 1024.0),
+        ("reaching it is no end", floor(512.0), "x...", 0, 512.0),
+        ("tolerated ones come first", tolerant, "", 2, 1024.0),
+        ("refilled by a clean step", refilled, "xx.xx.xx.", 2, 1024.0),
         // A static scale cannot be lowered: the limit on skips ends its run.
-        ("static", most(4).with_dynamic(false), 4, 1024.0),
+        ("static", most(4).with_dynamic(false), "", 4, 1024.0),
     ] {
-        let found = overflow_until_the_end(&mut config.init().unwrap());
+        let mut run = Trial::new(config);
+        before.chars().for_each(|step| run.iterate(step == 'x'));
+        let found = overflow_until_the_end(&mut run);
         assert_eq!(found, (skips, exhausted(scale, skips + 1)), "{name}");
     }
-}
-
-#[test]
-fn only_skips_in_a_row_count() {
-    let mut scaler = config().with_max_consecutive_skips(Some(1)).init().unwrap();
-    for _ in 0..5 {
-        try_step(&mut scaler, true).unwrap();
-        try_step(&mut scaler, false).unwrap();
-    }
-    assert_eq!(scaler.counters().skipped(), 5);
-    try_step(&mut scaler, true).unwrap();
-    assert!(try_step(&mut scaler, true).is_err());
-}
-
-/// Without an error at the floor a run goes on there.
-#[test]
-fn an_overflow_at_the_floor_is_skipped_as_any_other() {
-    let config = config().with_min_scale(Some(1024.0));
-    let mut scaler = config.init().unwrap();
-    for overflow in [true, false, true, false] {
-        try_step(&mut scaler, overflow).unwrap();
-        assert_eq!(scaler.loss_scale(), 1024.0);
-    }
-}
-
-#[test]
-fn reaching_the_floor_is_not_the_end() {
-    let config = ends_at_floor().with_min_scale(Some(512.0));
-    let mut scaler = config.init().unwrap();
-    try_step(&mut scaler, true).unwrap();
-    assert_eq!(scaler.loss_scale(), 512.0);
-    for _ in 0..3 {
-        try_step(&mut scaler, false).unwrap();
-    }
-    assert!(try_step(&mut scaler, true).is_err());
-}
-
-#[test]
-fn tolerated_overflows_are_refilled_by_a_clean_step() {
-    let tolerant = ends_at_floor()
-        .with_min_scale(Some(1024.0))
-        .with_hysteresis(3)
-        .with_consecutive_hysteresis(true);
-    let mut scaler = tolerant.init().unwrap();
-    for overflow in [true, true, false].repeat(3) {
-        try_step(&mut scaler, overflow).unwrap();
-    }
-    let found = overflow_until_the_end(&mut scaler);
-    assert_eq!(found, (2, exhausted(1024.0, 3)));
 }
 
 /// Without a floor of its own, the scale stays where it still has an inverse in f32.
 #[test]
 fn without_limits_the_floor_is_that_of_f32() {
     let endless = config().with_max_consecutive_skips(None);
-    let mut scaler = endless.init().unwrap();
-    for _ in 0..200 {
-        try_step(&mut scaler, true).unwrap();
-    }
-    assert_eq!(scaler.loss_scale(), 2f32.powi(-127));
+    let mut run = Trial::new(endless);
+    (0..200).for_each(|_| run.iterate(true));
+    assert_eq!(run.scale(), 2f32.powi(-127));
 
-    let mut scaler = endless.with_raise_error_at_min_scale(true).init().unwrap();
-    let (skips, error) = overflow_until_the_end(&mut scaler);
-    let AmpError::LossScaleExhausted { scale, .. } = error else {
-        panic!("{error}")
-    };
-    assert_eq!(scale, 2f32.powi(-127));
-    assert_eq!(skips, 137);
+    let mut run = Trial::new(endless.with_raise_error_at_min_scale(true));
+    let (skips, error) = overflow_until_the_end(&mut run);
+    let scale = 2f32.powi(-127);
+    assert_eq!((skips, error), (137, exhausted(scale, 138)));
     assert!((1.0 / f64::from(scale)) as f32 != f32::INFINITY);
     assert!((1.0 / f64::from(scale * 0.5)) as f32 == f32::INFINITY);
     // Down there, too, the scale is exact.
-    let model = Model::new();
-    let grads = model.gradients(|_| f64::from(scale));
-    let grads = unscaled(&scaler, grads, &model);
-    assert_eq!(grads.status().max_abs(), 1.0);
+    let grads = run.model.gradients(|_| f64::from(scale));
+    assert_eq!(run.unscaled(grads).status().max_abs(), 1.0);
 }
 
 /// Overflowing steps are skipped, and the scale stays where it is whatever comes.
 #[test]
 fn a_static_scale_without_a_limit_goes_on() {
     let config = config().with_dynamic(false).with_growth_interval(1);
-    let mut endless = config.with_max_consecutive_skips(None).init().unwrap();
-    for _ in 0..200 {
-        try_step(&mut endless, true).unwrap();
-    }
-    assert_eq!(endless.counters().consecutive_skips(), 200);
+    let mut run = Trial::new(config.with_max_consecutive_skips(None));
+    (0..200).for_each(|_| run.iterate(true));
+    assert_eq!(run.scaler.counters().consecutive_skips(), 200);
     for step in 0..20 {
         let overflow = step % 3 == 0;
-        try_step(&mut endless, overflow).unwrap();
-        assert_eq!(endless.last_outcome().unwrap().is_skipped(), overflow);
-        assert_eq!(
-            (endless.loss_scale(), endless.growth_tracker()),
-            (1024.0, 0)
-        );
+        run.iterate(overflow);
+        assert_eq!(run.outcome().unwrap().is_skipped(), overflow);
+        assert_eq!((run.scale(), run.scaler.growth_tracker()), (1024.0, 0));
     }
-}
-
-#[test]
-fn the_message_names_scale_count_and_parameter() {
-    let mut scaler = config().with_max_consecutive_skips(Some(2)).init().unwrap();
-    let (_, error) = overflow_until_the_end(&mut scaler);
-    let message = error.to_string();
-    says(&message, ["loss scale 256", "3 skipped steps", "`matrix`"]);
 }
 
 #[test]
@@ -176,24 +107,9 @@ fn the_message_names_scale_count_and_parameter() {
                            the first parameter whose gradient overflows is `matrix`"
 )]
 fn step_panics_with_the_message() {
-    let mut scaler = config().with_max_consecutive_skips(Some(0)).init().unwrap();
-    let model = Model::new();
-    let grads = scaler.unscale(model.overflowing(1024.0), &model).unwrap();
-    scaler.step(&mut SgdConfig::new().init(), 0.1, model, grads);
-}
-
-fn adam_state(optim: &ModuleOptimizer) -> Vec<(String, Vec<u8>)> {
-    let bytes = optim.into_bytes().unwrap();
-    let reader = burn_pack::Reader::from_bytes(bytes).unwrap();
-    let tensors = reader.into_tensors().unwrap().into_iter();
-    let mut state: Vec<_> = tensors
-        .map(|tensor| {
-            let (name, _, _, _, bytes) = tensor.into_parts().unwrap();
-            (name, bytes.to_vec())
-        })
-        .collect();
-    state.sort();
-    state
+    let run = Trial::new(config().with_max_consecutive_skips(Some(0)));
+    let (mut scaler, mut optim, grads) = (run.scaler.clone(), run.optim.clone(), run.grads(true));
+    scaler.step(&mut optim, 0.1, run.model, grads);
 }
 
 /// The error changes neither parameters nor optimizer state nor scale, and after a new scale the run goes on.
@@ -204,7 +120,8 @@ fn the_run_can_go_on() {
     let mut model = Model::new();
     model = optim.step(0.1, model.clone(), model.clean(1024.0));
     model = optim.step(0.1, model.clone(), model.overflowing(1024.0));
-    let state = adam_state(optim.optimizer());
+    let state_of = |optim: &ScaledOptimizer| pack(optim.optimizer().into_bytes().unwrap()).tensors;
+    let state = state_of(&optim);
     let values = model.values();
     assert!(!state.is_empty());
 
@@ -216,7 +133,7 @@ fn the_run_can_go_on() {
             AmpError::LossScaleExhausted { scale: 512.0, .. }
         ));
         assert_eq!(optim.scaler().loss_scale(), 512.0);
-        assert_eq!(adam_state(optim.optimizer()), state);
+        assert_eq!(state_of(&optim), state);
         assert_eq!(model.values(), values);
         assert_eq!(optim.scaler().last_outcome(), Some(StepOutcome::Skipped));
     }
@@ -226,34 +143,26 @@ fn the_run_can_go_on() {
     optim.scaler_mut().set_loss_scale(64.0).unwrap();
     assert_eq!(optim.scaler().counters().consecutive_skips(), 0);
     // The limit starts anew.
-    model = optim
-        .try_step(0.1, model.clone(), model.overflowing(64.0))
-        .unwrap();
+    model = optim.step(0.1, model.clone(), model.overflowing(64.0));
     assert_eq!(optim.scaler().loss_scale(), 32.0);
     assert_eq!(model.values(), values);
-    model = optim
-        .try_step(0.1, model.clone(), model.clean(32.0))
-        .unwrap();
+    model = optim.step(0.1, model.clone(), model.clean(32.0));
     assert_ne!(model.values(), values);
-    assert_ne!(adam_state(optim.optimizer()), state);
+    assert_ne!(state_of(&optim), state);
 }
 
 /// The same by hand, where no `update` follows the error.
 #[test]
 fn the_iteration_of_the_error_is_over() {
-    let mut scaler = config().with_max_consecutive_skips(Some(0)).init().unwrap();
-    assert!(try_step(&mut scaler, true).is_err());
-    assert_eq!(scaler.update().unwrap(), None);
-    assert_eq!(scaler.loss_scale(), 1024.0);
-    let model = Model::new();
+    let mut run = Trial::new(config().with_max_consecutive_skips(Some(0)));
+    assert!(run.step(true).is_err());
+    assert_eq!(run.scaler.update().unwrap(), None);
     for _ in 0..2 {
-        let grads = scaler.unscale(model.overflowing(1024.0), &model).unwrap();
-        let result = scaler.try_step(&mut SgdConfig::new().init(), 0.1, model.clone(), grads);
-        let error = result.unwrap_err().error;
+        let error = run.step(true).unwrap_err();
         assert!(matches!(error, AmpError::LossScaleExhausted { .. }));
     }
-    scaler.set_loss_scale(8.0).unwrap();
-    try_step(&mut scaler, false).unwrap();
+    run.scaler.set_loss_scale(8.0).unwrap();
+    run.iterate(false);
 }
 
 /// Nor does what another optimizer did before in that iteration outlive it.

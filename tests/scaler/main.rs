@@ -16,5 +16,6 @@ mod settings;
 mod several_optimizers;
 mod status;
 mod support;
+mod told;
 mod underflow;
 mod verdicts;

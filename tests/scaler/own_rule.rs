@@ -2,7 +2,7 @@
 
 use burn_amp::schedule::{Evidence, NextScale, Rule};
 use burn_amp_tests::prelude::*;
-use burn_amp_tests::{LogMaxAgain, Run, fill};
+use burn_amp_tests::{LogMaxAgain, Run, fill_with_ids, only, resumed, says};
 use log::Level;
 use std::error::Error;
 use tempfile::tempdir;
@@ -148,18 +148,9 @@ const STEPS: usize = 60;
 fn a_resumed_run_is_the_uninterrupted_one_bit_for_bit() {
     let build = || Run::at_border(sgd(), ruled(LogMaxAgain::default()));
     let folder = tempdir().unwrap();
-    let mut straight = build();
-    straight.train_until(STEPS / 2);
-    straight.save(folder.path());
-    let half = straight.snapshot();
-    straight.train_until(STEPS);
-
-    let mut resumed = build();
-    let warnings = captured(Level::Warn, || resumed.load(folder.path(), STEPS / 2));
+    let [_, end] = resumed(folder.path(), build, STEPS / 2, STEPS);
+    let warnings = captured(Level::Warn, || build().load(folder.path(), STEPS / 2));
     assert!(warnings.is_empty(), "{warnings:?}");
-    assert_eq!(resumed.snapshot(), half);
-    resumed.train_until(STEPS);
-    assert_eq!(resumed.snapshot(), straight.snapshot());
 
     // It moves the scale as the built-in one does, and otherwise than PyTorch's.
     let under = |config: GradScalerConfig| {
@@ -168,7 +159,6 @@ fn a_resumed_run_is_the_uninterrupted_one_bit_for_bit() {
         run.snapshot()
     };
     let built_in = under(config().with_schedule(Schedule::log_max()));
-    let end = straight.snapshot();
     assert_eq!(
         (&end.parameters, end.scale),
         (&built_in.parameters, built_in.scale)
@@ -222,11 +212,7 @@ fn a_damaged_state_is_refused() {
         assert!(before.counters.stepped() > stepped);
         let error = run.optim.load_record(record()).unwrap_err();
         assert!(matches!(error, AmpError::DamagedRecord { .. }), "{error}");
-        let text = error.to_string();
-        assert!(
-            text.contains("rule `mine`: [7] is no state of mine"),
-            "{text}"
-        );
+        says(&error, ["rule `mine`: [7] is no state of mine"]);
         assert_eq!(run.snapshot(), before);
 
         let mut scaler = ruled(Stub::new("mine", "{")).init().unwrap();
@@ -248,35 +234,29 @@ fn the_record_of_another_rule_gives_its_scale_with_one_warning() {
     };
     let log_max = config().with_schedule(Schedule::log_max());
     let (log_max, plain) = (log_max.schedule().unwrap(), config().schedule().unwrap());
+    let near_top = config().with_schedule(Schedule::near_top());
+    let near_top = near_top.schedule().unwrap();
+    let (saw, mine) = (ruled(Saw::default()), ruled(Stub::new("mine", "[]")));
     for (theirs, here, words) in [
-        (log_max.clone(), ruled(Saw::default()), ["LogMax", "saw"]),
-        (
-            plain.clone(),
-            ruled(Saw::default()),
-            ["GrowthInterval", "saw"],
-        ),
-        (ruled(Saw::default()), log_max, ["saw", "LogMax"]),
-        (ruled(Saw::default()), plain, ["saw", "GrowthInterval"]),
-        (
-            ruled(Saw::default()),
-            ruled(Stub::new("mine", "[]")),
-            ["saw", "mine"],
-        ),
+        (&log_max, &plain, ["LogMax", "GrowthInterval"]),
+        (&log_max, &near_top, ["LogMax", "NearTop"]),
+        (&log_max, &saw, ["LogMax", "saw"]),
+        (&plain, &saw, ["GrowthInterval", "saw"]),
+        (&saw, &log_max, ["saw", "LogMax"]),
+        (&saw, &plain, ["saw", "GrowthInterval"]),
+        (&saw, &mine, ["saw", "mine"]),
     ] {
-        let record = record(theirs);
+        let record = record(theirs.clone());
         let mut run = Run::at_border(sgd(), here.clone());
         run.train_until(4);
         let mut scaler = run.optim.scaler().clone();
         let warnings = captured(Level::Warn, || scaler.load_record(record.clone()).unwrap());
-        assert_eq!(warnings.len(), 1, "{warnings:?}");
-        assert!(warnings[0].contains("`schedule` is"), "{warnings:?}");
-        for word in words {
-            assert!(warnings[0].contains(word), "{warnings:?}");
-        }
+        says(only(&warnings), ["`schedule` is"]);
+        says(only(&warnings), words);
         let stored = record.schedule().unwrap();
         assert_eq!(scaler.loss_scale(), stored.scale());
         assert_eq!(scaler.growth_tracker(), stored.growth_tracker());
-        assert_eq!(remembered(&scaler.schedule()), remembered(&here));
+        assert_eq!(remembered(&scaler.schedule()), remembered(here));
     }
 }
 
@@ -291,8 +271,7 @@ fn the_settings_of_a_record_come_without_its_rule() {
     let record = || theirs.to_record().with_settings();
     let mut scaler = GradScalerConfig::new().init().unwrap();
     let warnings = captured(Level::Warn, || scaler.load_record(record()).unwrap());
-    assert_eq!(warnings.len(), 1, "{warnings:?}");
-    assert!(warnings[0].contains("the rule `saw`"), "{warnings:?}");
+    says(only(&warnings), ["the rule `saw`"]);
     assert_eq!(scaler.config(), config());
     assert_eq!(scaler.schedule().rule_name(), "GrowthInterval");
 
@@ -300,7 +279,7 @@ fn the_settings_of_a_record_come_without_its_rule() {
     let mut scaler = ruled(Saw::default()).init().unwrap();
     let record = log_max.to_record().with_settings();
     let warnings = captured(Level::Warn, || scaler.load_record(record).unwrap());
-    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    only(&warnings);
     assert_eq!(scaler.config(), log_max.config());
     assert_eq!(scaler.schedule().rule_name(), "saw");
 }
@@ -316,9 +295,8 @@ fn a_stored_loss_scale_goes_on_once_it_has_its_rule() {
     let read: LossScale = serde_json::from_str(&text).unwrap();
     assert_eq!(read, scale);
     assert_eq!(serde_json::to_string(&read).unwrap(), text);
-    let error = MixedPrecision::f16().with_schedule(read.clone());
-    let error = error.unwrap_err().to_string();
-    assert!(error.contains("the rule `saw`"), "{error}");
+    let result = MixedPrecision::f16().with_schedule(read.clone());
+    says(&result.unwrap_err(), ["the rule `saw`"]);
     assert!(read.clone().init().is_err());
     let again = read.clone().with_rule(Saw::default()).unwrap();
     let next = |scale: LossScale| scale.adjust((StepOutcome::Stepped, &status(1.0)));
@@ -350,21 +328,10 @@ fn any_text_is_stored() {
 
 #[test]
 fn a_name_must_be_its_own() {
-    let names = [
-        "",
-        "GrowthInterval",
-        "AdaptiveInterval",
-        "LogMax",
-        "OpenSeq2SeqLogMax",
-        "NearTop",
-    ];
-    for name in names {
-        let scale = config().schedule().unwrap();
-        let error = scale.with_rule(Stub::new(name, "")).unwrap_err();
-        assert!(
-            error.to_string().contains("a name of its own"),
-            "{name}: {error}"
-        );
+    let built_in = "GrowthInterval AdaptiveInterval LogMax OpenSeq2SeqLogMax NearTop";
+    for name in built_in.split(' ').chain([""]) {
+        let result = config().schedule().unwrap().with_rule(Stub::new(name, ""));
+        says(&result.unwrap_err(), ["a name of its own"]);
     }
 }
 
@@ -379,97 +346,75 @@ fn a_reset_starts_it_again() {
     assert_eq!(run.optim.scaler().schedule(), first);
 }
 
-/// A step in a part whose rule is log-max, of gradients of about 2^-20; the factor after it.
-fn step_in_part(
-    model: &Linear,
-    optim: &mut ScaledOptimizer<ModuleOptimizer>,
-    part: &Rescale,
-) -> f32 {
-    let amp = optim.scaler().precision().unwrap().clone();
-    let input = Tensor::<2>::ones([1, 4], &model.weight.device());
-    let output = amp.autocast(input, |x| rescaled(part.clone(), x, |x| model.forward(x)));
-    let loss = output.sum() * 2f64.powi(-20);
-    let grads = GradientsParams::from_grads(loss.backward(), model);
-    optim.step(1e-9, model.clone(), grads);
-    amp.parts()[0].1
+/// A run in a part of its own, with gradients of about 2^-20.
+struct InPart {
+    model: Linear,
+    optim: ScaledOptimizer,
+    part: Rescale,
+}
+
+impl InPart {
+    fn new(part: &Rescale) -> Self {
+        let amp = MixedPrecision::f16().with_scaler(config().with_init_scale(16.0));
+        let amp = amp.unwrap();
+        let model = LinearConfig::new(4, 2).init(&Device::default().autodiff());
+        Self {
+            model: fill_with_ids(model, 0, 1.0).apply_reparameterization(amp.clone()),
+            optim: ScaledOptimizer::new(sgd(), &amp),
+            part: part.clone(),
+        }
+    }
+
+    /// The factor after a step.
+    fn step(&mut self) -> f32 {
+        let amp = self.optim.scaler().precision().unwrap().clone();
+        let input = Tensor::<2>::ones([1, 4], &Device::default().autodiff());
+        let part = |x| rescaled(self.part.clone(), x, |x| self.model.forward(x));
+        let loss = amp.autocast(input, part).sum() * 2f64.powi(-20);
+        let grads = GradientsParams::from_grads(loss.backward(), &self.model);
+        self.optim.step(1e-9, self.model.clone(), grads);
+        amp.parts()[0].1
+    }
+
+    fn record(&mut self) -> Bytes {
+        self.optim.to_record().into_bytes().unwrap()
+    }
 }
 
 #[test]
 fn a_part_moves_by_it_too() {
-    let schedule = || {
-        let config = config().with_init_scale(1.0).with_max_scale(Some(1024.0));
-        config.schedule().unwrap()
-    };
-    let part = || {
-        let own = schedule().with_rule(LogMaxAgain::default()).unwrap();
-        Rescale::dynamic("part").with_schedule(own).unwrap()
-    };
-    let counting = schedule().with_rule(Saw::default()).unwrap();
-    let error = Rescale::dynamic("part").with_schedule(counting);
-    assert!(error.unwrap_err().to_string().contains("`saw`"));
-
-    let model = LinearConfig::new(4, 2).init(&Device::default().autodiff());
-    let amp = || MixedPrecision::f16().with_scaler(config().with_init_scale(16.0));
-    let optim = || {
-        let amp = amp().unwrap();
-        let model = fill(model.clone(), 0, 1.0).apply_reparameterization(amp.clone());
-        (model, ScaledOptimizer::new(sgd(), &amp))
-    };
-    let (model_a, mut optim_a) = optim();
-    let factors: Vec<f32> = (0..6)
-        .map(|_| step_in_part(&model_a, &mut optim_a, &part()))
-        .collect();
+    let config = config().with_init_scale(1.0).with_max_scale(Some(1024.0));
+    fn part<R: Rule + Clone>(config: GradScalerConfig, rule: R) -> Result<Rescale, AmpError> {
+        let schedule = config.schedule()?.with_rule(rule)?;
+        Rescale::dynamic("part").with_schedule(schedule)
+    }
+    says(&part(config, Saw::default()).unwrap_err(), ["`saw`"]);
+    // Has the name of the other, and takes no state but its own.
+    let refusing = Stub::new("log_max_again", "{");
+    let [log_max, refusing] =
+        [part(config, LogMaxAgain::default()), part(config, refusing)].map(Result::unwrap);
+    let mut one = InPart::new(&log_max);
+    let factors = [(); 6].map(|()| one.step());
     assert_eq!(factors, [2.0, 4.0, 8.0, 16.0, 32.0, 64.0]);
 
     // Through a record, into a program that has not opened it yet.
-    let bytes = optim_a.to_record().into_bytes().unwrap();
-    let record = || AmpRecord::from_bytes(bytes.clone()).unwrap();
-    let (model_b, mut optim_b) = optim();
-    optim_b.load_record(record()).unwrap();
-    for _ in 0..6 {
-        let one = step_in_part(&model_a, &mut optim_a, &part());
-        assert_eq!(step_in_part(&model_b, &mut optim_b, &part()), one);
-    }
-    let [one, other] =
-        [&mut optim_a, &mut optim_b].map(|optim| optim.to_record().into_bytes().unwrap());
-    assert_eq!(one, other);
+    let bytes = one.record();
+    let mut other = InPart::new(&log_max);
+    other.optim.from_bytes(bytes.clone()).unwrap();
+    assert_eq!([(); 6].map(|()| other.step()), [(); 6].map(|()| one.step()));
+    assert_eq!(one.record(), other.record());
 
     // Where a rule of this name refuses it: an error if it is open, and else a fresh start.
-    let refusing = schedule().with_rule(Refusing).unwrap();
-    let refusing = Rescale::dynamic("part").with_schedule(refusing).unwrap();
-    let (model_c, mut optim_c) = optim();
-    step_in_part(&model_c, &mut optim_c, &refusing);
-    let before = optim_c.to_record().into_bytes().unwrap();
-    let error = optim_c.load_record(record()).unwrap_err();
-    assert!(error.to_string().contains("part `part`"), "{error}");
-    assert_eq!(optim_c.to_record().into_bytes().unwrap(), before);
-    let (model_d, mut optim_d) = optim();
-    optim_d.load_record(record()).unwrap();
-    let warnings = captured(Level::Warn, || {
-        step_in_part(&model_d, &mut optim_d, &refusing);
-    });
-    assert!(warnings[0].contains("starts fresh"), "{warnings:?}");
-    assert_eq!(optim_d.scaler().precision().unwrap().parts()[0].1, 1.0);
-}
-
-/// Has the name of another, and takes no state.
-#[derive(Clone, Debug)]
-struct Refusing;
-
-impl Rule for Refusing {
-    fn name(&self) -> &str {
-        "log_max_again"
-    }
-
-    fn advance(&mut self, _scale: f32, _evidence: Evidence) -> NextScale {
-        NextScale::Same
-    }
-
-    fn state(&self) -> String {
-        "null".to_string()
-    }
-
-    fn load_state(&mut self, _state: &str) -> Result<(), Refusal> {
-        Err("nothing is taken".into())
-    }
+    let mut open = InPart::new(&refusing);
+    open.step();
+    let before = open.record();
+    let error = open.optim.from_bytes(bytes.clone()).unwrap_err();
+    says(&error, ["part `part`"]);
+    assert_eq!(open.record(), before);
+    let mut fresh = InPart::new(&refusing);
+    fresh.optim.from_bytes(bytes).unwrap();
+    let mut factor = 0.0;
+    let warnings = captured(Level::Warn, || factor = fresh.step());
+    says(&warnings[0], ["starts fresh"]);
+    assert_eq!(factor, 1.0);
 }

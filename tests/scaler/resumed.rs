@@ -2,16 +2,14 @@
 //! the program's.
 
 use burn_amp_tests::prelude::*;
-use burn_amp_tests::says;
-use burn_amp_tests::scaled_by_hand;
+use burn_amp_tests::{only, says, scaled_by_hand};
 use log::Level;
 
 use crate::support::{Model, captured};
 
 /// What was saved: nothing at its default, two clean steps after one overflow of three that are tolerated.
 fn stored() -> GradScalerConfig {
-    GradScalerConfig::new()
-        .with_init_scale(1024.0)
+    at_scale(1024.0)
         .with_growth_interval(7)
         .with_min_scale(Some(2.0))
         .with_max_scale(Some(4096.0))
@@ -19,19 +17,14 @@ fn stored() -> GradScalerConfig {
         .with_max_consecutive_skips(Some(9))
 }
 
-fn optimizer(config: GradScalerConfig) -> ScaledOptimizer<ModuleOptimizer> {
-    ScaledOptimizer::new(SgdConfig::new().init(), config.init().unwrap())
-}
-
 fn step(optim: &mut ScaledOptimizer<ModuleOptimizer>, overflow: bool) -> Result<(), AmpError> {
     let (model, scale) = (Model::new(), optim.scaler().loss_scale());
     let grads = model.scaled(scale, overflow);
-    optim.try_step(0.1, model, grads)?;
-    Ok(())
+    Ok(optim.try_step(0.1, model, grads).map(drop)?)
 }
 
 fn trained(config: GradScalerConfig, overflows: &[bool]) -> ScaledOptimizer<ModuleOptimizer> {
-    let mut optim = optimizer(config);
+    let mut optim = sgd_under(config);
     for overflow in overflows {
         step(&mut optim, *overflow).unwrap();
     }
@@ -44,7 +37,7 @@ fn saved() -> AmpRecord {
 
 /// Loads into optimizers of both kinds and a scaler alone, and looks at each.
 fn each(config: GradScalerConfig, record: &AmpRecord, check: impl Fn(&GradScaler)) {
-    let mut optim = optimizer(config);
+    let mut optim = sgd_under(config);
     optim.load_record(record.clone()).unwrap();
     check(optim.scaler());
     let mut scaler = config.init().unwrap();
@@ -74,7 +67,7 @@ fn the_settings_are_the_programs() {
         assert_eq!((counters.steps(), counters.skipped()), (3, 1));
     });
     // The state counts as the new settings have it.
-    let mut scaler = optimizer(edited);
+    let mut scaler = sgd_under(edited);
     scaler.load_record(saved()).unwrap();
     step(&mut scaler, true).unwrap();
     assert_eq!(scaler.scaler().loss_scale(), 256.0);
@@ -93,18 +86,12 @@ fn each_difference_is_named() {
         .with_growth_interval(500)
         .with_max_scale(None)
         .with_max_consecutive_skips(Some(10));
-    let [message] = &warned(edited)[..] else {
-        panic!("not one message");
-    };
-    says(
-        &message,
-        [
-            "`growth_interval` is 500 here and 7 there",
-            "`max_scale` is none here and 4096.0 there",
-            "`max_consecutive_skips` is 10 here and 9 there",
-            "`AmpRecord::with_settings`",
-        ],
-    );
+    let messages = warned(edited);
+    let message = only(&messages);
+    says(message, ["`growth_interval` is 500 here and 7 there"]);
+    says(message, ["`max_scale` is none here and 4096.0 there"]);
+    says(message, ["`max_consecutive_skips` is 10 here and 9 there"]);
+    says(message, ["`AmpRecord::with_settings`"]);
     for part in ["init_scale", "hysteresis", "min_scale", "factor"] {
         assert!(!message.contains(part), "{message} has {part}");
     }
@@ -112,41 +99,31 @@ fn each_difference_is_named() {
 
 #[test]
 fn one_call_takes_the_settings_of_the_record() {
+    let (config, record) = (GradScalerConfig::new(), saved().with_settings());
     let messages = captured(Level::Warn, || {
-        each(
-            GradScalerConfig::new(),
-            &saved().with_settings(),
-            |scaler| {
-                assert_eq!(scaler.config(), stored());
-                assert_eq!(scaler.schedule(), *saved().schedule().unwrap());
-            },
-        );
+        each(config, &record, |scaler| {
+            assert_eq!(scaler.config(), stored());
+            assert_eq!(scaler.schedule(), *saved().schedule().unwrap());
+        });
     });
     assert_eq!(messages, [""; 0]);
     // Through a file too. Whether there is scaling at all is the program's.
     let bytes = saved().into_bytes().unwrap();
     let mut disabled = GradScalerConfig::new().with_enabled(false).init().unwrap();
-    disabled
-        .load_record(AmpRecord::from_bytes(bytes).unwrap().with_settings())
-        .unwrap();
+    let record = AmpRecord::from_bytes(bytes).unwrap();
+    disabled.load_record(record.with_settings()).unwrap();
     assert_eq!(disabled.config(), stored().with_enabled(false));
 }
 
 /// The scale of the record is moved into the bounds of the program.
 #[test]
 fn the_bounds_are_the_programs() {
+    let new = GradScalerConfig::new;
+    let low = new().with_init_scale(256.0).with_max_scale(Some(512.0));
     for (config, expected) in [
-        (
-            GradScalerConfig::new().with_max_scale(Some(65536.0)),
-            1024.0,
-        ),
-        (
-            GradScalerConfig::new()
-                .with_init_scale(256.0)
-                .with_max_scale(Some(512.0)),
-            512.0,
-        ),
-        (GradScalerConfig::new().with_min_scale(Some(2048.0)), 2048.0),
+        (new().with_max_scale(Some(65536.0)), 1024.0),
+        (low, 512.0),
+        (new().with_min_scale(Some(2048.0)), 2048.0),
     ] {
         each(config, &saved(), |scaler| {
             assert_eq!(scaler.loss_scale(), expected);
@@ -158,56 +135,46 @@ fn the_bounds_are_the_programs() {
 /// A static scale is a setting, and a dynamic one a state.
 #[test]
 fn a_static_scale_is_the_programs() {
-    let fixed = |scale| {
-        GradScalerConfig::new()
-            .with_init_scale(scale)
-            .with_dynamic(false)
-    };
-    each(fixed(8.0), &saved(), |scaler| {
-        assert_eq!(scaler.loss_scale(), 8.0)
-    });
+    let new = GradScalerConfig::new;
+    let fixed = |scale| new().with_init_scale(scale).with_dynamic(false);
     let record = trained(fixed(32.0), &[false]).to_record();
-    each(fixed(8.0), &record, |scaler| {
-        assert_eq!(scaler.loss_scale(), 8.0)
-    });
-    each(GradScalerConfig::new(), &record, |scaler| {
-        assert_eq!(scaler.loss_scale(), 32.0);
-        assert!(scaler.config().dynamic);
-    });
     // One that the program itself has set, since it was built.
-    let mut moved = optimizer(fixed(32.0));
+    let mut moved = sgd_under(fixed(32.0));
     moved.scaler_mut().set_loss_scale(16.0).unwrap();
-    each(fixed(32.0), &moved.to_record(), |scaler| {
-        assert_eq!(scaler.loss_scale(), 16.0)
-    });
+    for (config, record, scale) in [
+        (fixed(8.0), &saved(), 8.0),
+        (fixed(8.0), &record, 8.0),
+        (new(), &record, 32.0),
+        (fixed(32.0), &moved.to_record(), 16.0),
+    ] {
+        each(config, record, |scaler| {
+            assert_eq!(scaler.loss_scale(), scale);
+            assert_eq!(scaler.config().dynamic, config.dynamic);
+        });
+    }
 }
 
 /// A run that has ended for too many skips goes on where a setting was edited, for whatever reason it ended.
 #[test]
 fn after_exhaustion_the_configuration_is_edited() {
-    for raise in [false, true] {
-        edited_after_the_end(raise);
-    }
+    [false, true].into_iter().for_each(edited_after_the_end);
 }
 
 /// Ended by the number of skips, or at the floor.
 fn edited_after_the_end(raise: bool) {
-    let config = GradScalerConfig::new()
-        .with_init_scale(16.0)
+    let config = at_scale(16.0)
         .with_min_scale(Some(4.0))
         .with_raise_error_at_min_scale(raise)
         .with_max_consecutive_skips(Some(3));
-    let mut optim = optimizer(config);
+    let mut optim = sgd_under(config);
     let error = (0..100).find_map(|_| step(&mut optim, true).err()).unwrap();
-    assert!(
-        matches!(error, AmpError::LossScaleExhausted { .. }),
-        "{error}"
-    );
+    let is_exhausted = matches!(error, AmpError::LossScaleExhausted { .. });
+    assert!(is_exhausted, "{error}");
     assert_eq!(optim.scaler().loss_scale(), 4.0);
     let bytes = optim.into_bytes().unwrap();
 
     // Unedited, it ends at once.
-    let mut same = optimizer(config);
+    let mut same = sgd_under(config);
     same.from_bytes(bytes.clone()).unwrap();
     step(&mut same, true).unwrap_err();
 
@@ -221,7 +188,7 @@ fn edited_after_the_end(raise: bool) {
         edits.push((unraised, 4.0));
     }
     for (edited, next) in edits {
-        let mut optim = optimizer(edited);
+        let mut optim = sgd_under(edited);
         optim.from_bytes(bytes.clone()).unwrap();
         assert_eq!(optim.scaler().counters().consecutive_skips(), 0);
         if next < 4.0 || (raise && edited == unraised) {
@@ -239,9 +206,8 @@ fn a_used_scaler_forgets() {
     let used = || {
         let mut optim = trained(stored(), &[false, true, true, true]);
         // A loss whose gradients have not come.
-        let _ = optim
-            .scaler_mut()
-            .scale(Tensor::<1>::ones([1], &Device::flex()));
+        let loss = Tensor::<1>::ones([1], &Device::flex());
+        drop(optim.scaler_mut().scale(loss));
         optim
     };
     let mut optim = used();
@@ -258,9 +224,7 @@ fn a_used_scaler_forgets() {
     // That loss is not compared with the gradients of another run.
     let model = Model::new();
     let zeros = scaled_by_hand(optim.scaler(), model.gradients(|_| 0.0));
-    let messages = captured(Level::Warn, || {
-        optim.step(0.1, model.clone(), zeros);
-    });
+    let messages = captured(Level::Warn, || drop(optim.step(0.1, model, zeros)));
     assert_eq!(messages, [""; 0]);
 }
 

@@ -3,8 +3,7 @@
 use burn_amp_tests::prelude::*;
 
 fn dynamic() -> GradScaler {
-    let config = GradScalerConfig::new()
-        .with_init_scale(1024.0)
+    let config = at_scale(1024.0)
         .with_growth_factor(4.0)
         .with_backoff_factor(0.25)
         .with_growth_interval(10)
@@ -47,59 +46,40 @@ fn refused(scaler: &GradScaler, result: Result<(), AmpError>, field: &str, value
 }
 
 #[test]
-fn getters_tell_the_config() {
-    assert_eq!(fields(&dynamic()), (1024.0, 4.0, 0.25, 10, 0));
-    let defaults = GradScalerConfig::new().init().unwrap();
-    assert_eq!(fields(&defaults), (65536.0, 2.0, 0.5, 2000, 0));
-}
-
-#[test]
 fn setters_set_their_field_only() {
+    type Set = fn(&mut GradScaler) -> Result<(), AmpError>;
     let mut scaler = dynamic();
-    scaler.set_loss_scale(4096.0).unwrap();
-    assert_eq!(fields(&scaler), (4096.0, 4.0, 0.25, 10, 0));
-    scaler.set_growth_factor(1.5).unwrap();
-    assert_eq!(fields(&scaler), (4096.0, 1.5, 0.25, 10, 0));
-    scaler.set_backoff_factor(0.75).unwrap();
-    assert_eq!(fields(&scaler), (4096.0, 1.5, 0.75, 10, 0));
-    scaler.set_growth_tracker(9).unwrap();
-    assert_eq!(fields(&scaler), (4096.0, 1.5, 0.75, 10, 9));
-    scaler.set_growth_interval(7).unwrap();
-    assert_eq!(fields(&scaler), (4096.0, 1.5, 0.75, 7, 9));
-    // Rounded to f32, as the scale is one.
-    scaler.set_loss_scale(1000.1).unwrap();
-    assert_eq!(scaler.loss_scale(), 1000.1f32);
+    assert_eq!(fields(&scaler), (1024.0, 4.0, 0.25, 10, 0));
+    let sets: [(Set, _); 6] = [
+        (|s| s.set_loss_scale(4096.0), (4096.0, 4.0, 0.25, 10, 0)),
+        (|s| s.set_growth_factor(1.5), (4096.0, 1.5, 0.25, 10, 0)),
+        (|s| s.set_backoff_factor(0.75), (4096.0, 1.5, 0.75, 10, 0)),
+        (|s| s.set_growth_tracker(9), (4096.0, 1.5, 0.75, 10, 9)),
+        (|s| s.set_growth_interval(7), (4096.0, 1.5, 0.75, 7, 9)),
+        // Rounded to f32, as the scale is one.
+        (|s| s.set_loss_scale(1000.1), (1000.1, 1.5, 0.75, 7, 9)),
+    ];
+    for (set, expected) in sets {
+        set(&mut scaler).unwrap();
+        assert_eq!(fields(&scaler), expected);
+    }
 }
 
 #[test]
 fn values_out_of_range() {
     type Set = fn(&mut GradScaler, f64) -> Result<(), AmpError>;
-    let setters: [(&str, Set, &[f64]); 5] = [
-        (
-            "loss_scale",
-            GradScaler::set_loss_scale,
-            &[0.0, -8.0, f64::NAN, f64::INFINITY, 1.0, 4097.0],
-        ),
-        (
-            "growth_factor",
-            GradScaler::set_growth_factor,
-            &[1.0, 0.5, -2.0, f64::NAN, f64::INFINITY],
-        ),
-        (
-            "backoff_factor",
-            GradScaler::set_backoff_factor,
-            &[0.0, 1.0, 1.5, -0.5, f64::NAN],
-        ),
-        (
-            "growth_interval",
-            |scaler, value| scaler.set_growth_interval(value as u32),
-            &[0.0],
-        ),
-        (
-            "growth_tracker",
-            |scaler, value| scaler.set_growth_tracker(value as u32),
-            &[10.0, 11.0, 4294967295.0],
-        ),
+    let scales = [0.0, -8.0, f64::NAN, f64::INFINITY, 1.0, 4097.0];
+    let growths = [1.0, 0.5, -2.0, f64::NAN, f64::INFINITY];
+    let backoffs = [0.0, 1.0, 1.5, -0.5, f64::NAN];
+    let trackers = [10.0, 11.0, 4294967295.0];
+    let interval: Set = |scaler, value| scaler.set_growth_interval(value as u32);
+    let tracker: Set = |scaler, value| scaler.set_growth_tracker(value as u32);
+    let setters: [(_, Set, &[f64]); 5] = [
+        ("loss_scale", GradScaler::set_loss_scale, &scales),
+        ("growth_factor", GradScaler::set_growth_factor, &growths),
+        ("backoff_factor", GradScaler::set_backoff_factor, &backoffs),
+        ("growth_interval", interval, &[0.0]),
+        ("growth_tracker", tracker, &trackers),
     ];
     let mut scaler = dynamic();
     for (field, set, values) in setters {
@@ -118,10 +98,7 @@ fn values_out_of_range() {
 
 #[test]
 fn a_static_scale_has_one_field() {
-    let config = GradScalerConfig::new()
-        .with_init_scale(128.0)
-        .with_dynamic(false);
-    let mut scaler = config.init().unwrap();
+    let mut scaler = at_scale(128.0).with_dynamic(false).init().unwrap();
     assert_eq!(fields(&scaler), (128.0, 1.0, 1.0, 0, 0));
     let results = [
         ("growth_factor", scaler.set_growth_factor(2.0)),
@@ -139,21 +116,4 @@ fn a_static_scale_has_one_field() {
     assert_eq!(scaler.loss_scale(), 64.0);
     assert!(scaler.set_loss_scale(0.0).is_err());
     assert_eq!(scaler.loss_scale(), 64.0);
-}
-
-/// An interval below the tracker makes the next clean step grow.
-#[test]
-fn a_shortened_interval_takes_effect() {
-    use crate::support::Model;
-    use burn::optim::SgdConfig;
-
-    let mut scaler = dynamic();
-    scaler.set_growth_tracker(8).unwrap();
-    scaler.set_growth_interval(3).unwrap();
-    let model = Model::new();
-    let grads = scaler.unscale(model.clean(1024.0), &model).unwrap();
-    scaler.step(&mut SgdConfig::new().init(), 0.1, model, grads);
-    scaler.update().unwrap();
-    assert_eq!(scaler.loss_scale(), 4096.0);
-    assert_eq!(scaler.growth_tracker(), 0);
 }

@@ -4,25 +4,33 @@ use burn_amp_tests::prelude::*;
 use burn_amp_tests::{only, says};
 use log::Level;
 
-use crate::support::{Model, captured, scaler, unscaled};
+use crate::support::{Model, Trial, captured, scaler, unscaled};
 
 fn loss(value: f32) -> Tensor<1> {
     Tensor::from_floats([value], &Device::flex())
 }
 
-fn step(scaler: &mut GradScaler, model: &Model, grads: GradientsParams) {
-    let grads = unscaled(scaler, grads, model);
-    scaler.step(&mut SgdConfig::new().init(), 0.1, model.clone(), grads);
-    scaler.update().unwrap();
+fn warnings(action: impl FnOnce()) -> Vec<String> {
+    captured(Level::Warn, action)
 }
 
-/// The warnings of five steps with gradients of zero and a loss of `value`.
-fn warnings(mut scaler: GradScaler, value: f32) -> Vec<String> {
-    let model = Model::new();
-    captured(Level::Warn, || {
+impl Trial {
+    fn scale_loss(&self, value: f32) {
+        drop(self.scaler.scale(loss(value)));
+    }
+
+    /// An iteration with gradients of zero.
+    fn zeros(&mut self) {
+        self.iterate_with(self.model.gradients(|_| 0.0));
+    }
+}
+
+/// Of five steps with gradients of zero and a loss of `value`.
+fn of_five(mut run: Trial, value: f32) -> Vec<String> {
+    warnings(|| {
         for _ in 0..5 {
-            let _ = scaler.scale(loss(value));
-            step(&mut scaler, &model, model.gradients(|_| 0.0));
+            run.scale_loss(value);
+            run.zeros();
         }
     })
 }
@@ -30,36 +38,37 @@ fn warnings(mut scaler: GradScaler, value: f32) -> Vec<String> {
 #[test]
 fn a_nonzero_loss_warns_once() {
     for value in [1.0, -1e-30, f32::MAX] {
-        let messages = warnings(scaler(4096.0), value);
-        let message = only(&messages);
-        says(&message, ["underflow", "4096"]);
+        let messages = of_five(Trial::at(4096.0), value);
+        says(only(&messages), ["underflow", "4096"]);
     }
+    let disabled = GradScalerConfig::new().with_enabled(false);
+    assert_eq!(of_five(Trial::new(disabled), 1.0), [""; 0]);
 }
 
 /// The losses of each call of `scale` in a step, its gradients, and how many warnings there are in two such steps.
 #[test]
 fn what_counts_as_an_underflow() {
-    let model = Model::new();
+    let none: &[&[f32]] = &[];
     for (name, calls, gradient, expected) in [
-        ("zero of another sign", vec![vec![1.0]], -0.0, 1),
-        ("a zero loss", vec![vec![0.0]], 0.0, 0),
-        ("another zero loss", vec![vec![-0.0]], 0.0, 0),
+        ("zero of another sign", &[&[1.0f32][..]][..], -0.0, 1),
+        ("a zero loss", &[&[0.0]], 0.0, 0),
+        ("another zero loss", &[&[-0.0]], 0.0, 0),
         // As with several workers, which scale their losses with scalers of their own: it may be zero.
-        ("a loss that was not seen", vec![], 0.0, 0),
+        ("a loss that was not seen", none, 0.0, 0),
         // Of several losses, one that is not zero is enough.
-        ("two zero losses", vec![vec![0.0, 0.0]], 0.0, 0),
-        ("one of two losses", vec![vec![0.0, 2.0]], 0.0, 1),
+        ("two zero losses", &[&[0.0, 0.0]], 0.0, 0),
+        ("one of two losses", &[&[0.0, 2.0]], 0.0, 1),
         // Losses that are scaled in separate calls belong to the same step.
-        ("one of two calls", vec![vec![2.0], vec![0.0]], 0.0, 1),
+        ("one of two calls", &[&[2.0], &[0.0]], 0.0, 1),
     ] {
-        let mut scaler = scaler(4096.0);
-        let messages = captured(Level::Warn, || {
+        let mut run = Trial::at(4096.0);
+        let messages = warnings(|| {
             for _ in 0..2 {
-                for losses in &calls {
+                for losses in calls {
                     let losses = losses.iter().map(|value| loss(*value));
-                    let _ = scaler.scale(losses.collect::<Vec<_>>());
+                    drop(run.scaler.scale(losses.collect::<Vec<_>>()));
                 }
-                step(&mut scaler, &model, model.gradients(|_| gradient));
+                run.iterate_with(run.model.gradients(|_| gradient));
             }
         });
         assert_eq!(messages.len(), expected, "{name}: {messages:?}");
@@ -67,20 +76,13 @@ fn what_counts_as_an_underflow() {
 }
 
 #[test]
-fn a_disabled_scaler_does_not_warn() {
-    let config = GradScalerConfig::new().with_enabled(false);
-    assert_eq!(warnings(config.init().unwrap(), 1.0), [""; 0]);
-}
-
-#[test]
 fn one_nonzero_gradient_or_none_at_all_is_no_underflow() {
-    let model = Model::new();
-    let messages = captured(Level::Warn, || {
-        let mut scaler = scaler(4096.0);
-        let one = |index| if index == 52 { 1e-30 } else { 0.0 };
-        for grads in [model.gradients(one), GradientsParams::new()] {
-            let _ = scaler.scale(loss(1.0));
-            step(&mut scaler, &model, grads);
+    let mut run = Trial::at(4096.0);
+    let one = |index| if index == 52 { 1e-30 } else { 0.0 };
+    let messages = warnings(|| {
+        for grads in [run.model.gradients(one), GradientsParams::new()] {
+            run.scale_loss(1.0);
+            run.iterate_with(grads);
         }
     });
     // Of none at all it is said that there are none.
@@ -90,17 +92,14 @@ fn one_nonzero_gradient_or_none_at_all_is_no_underflow() {
 /// A zero loss excuses its own step only.
 #[test]
 fn a_later_underflow_still_warns() {
-    let model = Model::new();
-    let mut scaler = scaler(4096.0);
-    let mut run = |value| {
-        captured(Level::Warn, || {
-            let _ = scaler.scale(loss(value));
-            step(&mut scaler, &model, model.gradients(|_| 0.0));
-        })
-    };
-    assert_eq!(run(0.0).len(), 0);
-    assert_eq!(run(0.5).len(), 1);
-    assert_eq!(run(0.5).len(), 0);
+    let mut run = Trial::at(4096.0);
+    for (value, expected) in [(0.0, 0), (0.5, 1), (0.5, 0)] {
+        let messages = warnings(|| {
+            run.scale_loss(value);
+            run.zeros();
+        });
+        assert_eq!(messages.len(), expected);
+    }
 }
 
 /// The losses of an iteration are those of all its optimizers.
@@ -108,7 +107,7 @@ fn a_later_underflow_still_warns() {
 fn several_optimizers_with_a_zero_loss() {
     let models = [Model::new(), Model::new()];
     let mut scaler = scaler(4096.0);
-    let messages = captured(Level::Warn, || {
+    let messages = warnings(|| {
         let _ = scaler.scale((loss(0.0), loss(0.0)));
         for model in &models {
             let grads = unscaled(&scaler, model.gradients(|_| 0.0), model);
@@ -122,8 +121,8 @@ fn several_optimizers_with_a_zero_loss() {
 #[test]
 fn the_scaled_optimizer_warns_too() {
     let model = Model::new();
-    let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), scaler(2048.0));
-    let messages = captured(Level::Warn, || {
+    let mut optim = sgd_under(at_scale(2048.0));
+    let messages = warnings(|| {
         for _ in 0..3 {
             // Multiplied by zero: the loss is 1 whatever the parameters are.
             let loss = (model.vector.val() * 0.0).sum() + 1.0;
@@ -131,19 +130,17 @@ fn the_scaled_optimizer_warns_too() {
             optim.step(0.1, model.clone(), grads);
         }
     });
-    assert_eq!(messages.len(), 1, "{messages:?}");
-    assert!(messages[0].contains("2048"));
+    says(only(&messages), ["2048"]);
 }
 
 /// At the border no loss is seen: what counts is the gradient that comes to it.
 #[test]
 fn gradients_that_are_lost_inside_a_scope_warn_once() {
     let run = |factor: f32| {
-        let one = GradScalerConfig::new().with_init_scale(1.0);
-        let amp = MixedPrecision::f16().with_scaler(one).unwrap();
+        let amp = MixedPrecision::f16().with_scaler(at_scale(1.0)).unwrap();
         let model = Model::new().apply_reparameterization(amp.clone());
         let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp);
-        captured(Level::Warn, || {
+        warnings(|| {
             for _ in 0..3 {
                 let output = amp.autocast((), |()| model.vector.val());
                 let grads = (output * factor).sum().backward();
@@ -152,35 +149,29 @@ fn gradients_that_are_lost_inside_a_scope_warn_once() {
             }
         })
     };
-    let messages = run(1e-9);
-    assert_eq!(messages.len(), 1, "{messages:?}");
-    assert!(messages[0].contains("underflow"), "{messages:?}");
+    says(only(&run(1e-9)), ["underflow"]);
     for factor in [0.0, 1e-3] {
         assert_eq!(run(factor), [""; 0], "{factor}");
     }
 }
 
-/// The warnings of two windows with gradients of zero and losses of `value`.
-fn warnings_of_windows(rule: bool, value: f32) -> Vec<String> {
-    let model = Model::new();
-    let config = AccumulationConfig::new(2).with_skip_micro_batch(rule);
-    let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), scaler(4096.0))
-        .with_accumulation(config)
-        .unwrap();
-    captured(Level::Warn, || {
-        for _ in 0..4 {
-            let _ = optim.scaler().scale(loss(value));
-            let grads = optim.scaler().scaled(model.gradients(|_| 0.0)).unwrap();
-            optim.step(0.1, model.clone(), grads);
-        }
-    })
-}
-
+/// Of two windows with gradients of zero.
 #[test]
 fn windows_are_watched_with_their_losses() {
-    for rule in [false, true] {
-        assert_eq!(warnings_of_windows(rule, 1.0).len(), 1, "{rule:?}");
-        assert_eq!(warnings_of_windows(rule, 0.0), [""; 0], "{rule:?}");
+    let model = Model::new();
+    for (rule, value) in [(false, 1.0), (false, 0.0), (true, 1.0), (true, 0.0)] {
+        let config = AccumulationConfig::new(2).with_skip_micro_batch(rule);
+        let mut optim = sgd_under(at_scale(4096.0))
+            .with_accumulation(config)
+            .unwrap();
+        let messages = warnings(|| {
+            for _ in 0..4 {
+                let _ = optim.scaler().scale(loss(value));
+                let grads = optim.scaler().scaled(model.gradients(|_| 0.0));
+                optim.step(0.1, model.clone(), grads.unwrap());
+            }
+        });
+        assert_eq!(messages.len(), value as usize, "{rule}, {value}");
     }
 }
 
@@ -188,14 +179,10 @@ fn windows_are_watched_with_their_losses() {
 fn a_dropped_micro_batch_is_logged_as_such() {
     let model = Model::new();
     let rule = AccumulationConfig::new(2).with_skip_micro_batch(true);
-    let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), scaler(4096.0))
-        .with_accumulation(rule)
-        .unwrap();
+    let mut optim = sgd_under(at_scale(4096.0)).with_accumulation(rule).unwrap();
     let messages = captured(Level::Info, || {
         optim.step(0.1, model.clone(), model.overflowing(4096.0));
     });
-    says(
-        only(&messages),
-        ["micro-batch dropped", "matrix", "4096", "2048"],
-    );
+    let parts = ["micro-batch dropped", "matrix", "4096", "2048"];
+    says(only(&messages), parts);
 }

@@ -17,13 +17,23 @@ pub use fill::{address, fill, fill_with_ids, gradients, random, wave};
 pub use log_max_again::LogMaxAgain;
 pub use logs::{captured, logs};
 pub use panics::{panic_message, quietly};
-pub use run::{Run, Snapshot};
+pub use run::{Run, Snapshot, resumed};
 pub use says::{is_error, only, says};
 
-use burn::optim::GradientsParams;
-use burn_amp::{GradScaler, ScaledGradients, StepOutcome};
+use burn::optim::{GradientsParams, SgdConfig};
+use burn_amp::{GradScaler, GradScalerConfig, ScaledGradients, ScaledOptimizer, StepOutcome};
 use serde::{Deserialize, de::DeserializeOwned};
 use std::{env, fs, path::PathBuf};
+
+/// Settings of a loss scale that begins here.
+pub fn at_scale(scale: f64) -> GradScalerConfig {
+    GradScalerConfig::new().with_init_scale(scale)
+}
+
+/// Plain SGD under these settings.
+pub fn sgd_under(settings: GradScalerConfig) -> ScaledOptimizer {
+    ScaledOptimizer::new(SgdConfig::new().init(), settings.init().unwrap())
+}
 
 /// Gradients that were made by hand, as those of a loss that `scaler` has scaled.
 pub fn scaled_by_hand(scaler: &GradScaler, grads: GradientsParams) -> ScaledGradients {

@@ -1,5 +1,6 @@
-//! The names of Burn that several tests use, and all of burn-amp's.
+//! The names of Burn that several tests use, all of burn-amp's, and what most tests begin with.
 
+pub use crate::{at_scale, sgd_under};
 pub use burn::{
     config::Config,
     grad_clipping::{GradientClipping, GradientClippingConfig},

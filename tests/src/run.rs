@@ -1,6 +1,7 @@
 //! A training run in f16 with overflows, which can be saved in the middle of it.
 
 use crate::prelude::*;
+use burn_amp::hook::Hook;
 use std::{collections::BTreeMap, path::Path};
 
 use crate::{Pack, Values, fill_with_ids, pack, parameters, wave};
@@ -109,6 +110,12 @@ impl<O: ModuleOptim> Run<O> {
         self
     }
 
+    /// With a hook of the test's own.
+    pub fn with_hook(mut self, hook: impl Hook) -> Self {
+        self.optim = self.optim.with_hook(hook).unwrap();
+        self
+    }
+
     /// Goes on until so many steps, or micro-batches, are done.
     pub fn train_until(&mut self, end: usize) {
         let device = Device::default().autodiff();
@@ -167,4 +174,27 @@ impl<O: ModuleOptim> Run<O> {
             window: self.optim.window().map_or(0, |window| window.len()),
         }
     }
+}
+
+/// Goes to `end` at one go, and again from what was saved at `stop`, with new objects: the same in every bit. The state at the stop,
+/// and at the end.
+pub fn resumed<O: ModuleOptim>(
+    folder: &Path,
+    build: impl Fn() -> Run<O>,
+    stop: usize,
+    end: usize,
+) -> [Snapshot; 2] {
+    let mut straight = build();
+    straight.train_until(stop);
+    straight.save(folder);
+    let half = straight.snapshot();
+    straight.train_until(end);
+    let whole = straight.snapshot();
+
+    let mut resumed = build();
+    resumed.load(folder, stop);
+    assert_eq!(resumed.snapshot(), half, "loaded at {stop}");
+    resumed.train_until(end);
+    assert_eq!(resumed.snapshot(), whole, "stopped at {stop}");
+    [half, whole]
 }

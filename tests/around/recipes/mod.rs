@@ -1,7 +1,6 @@
 //! The recipes of the book, each on a small problem.
 
 mod discard;
-mod gan;
 mod penalty;
 mod scaler_per_loss;
 mod shared_losses;

@@ -27,12 +27,6 @@ fn tensor(values: &[f64], columns: usize) -> Tensor<2> {
     Tensor::from_data(TensorData::new(values, [rows, columns]), &device)
 }
 
-fn loss(model: &Regression) -> Tensor<1> {
-    let (input, target) = data();
-    let output = tensor(&input, 3).matmul(model.weight.val());
-    (output - tensor(&target, 1)).square().mean()
-}
-
 /// The gradient of `loss + weight * norm(gradient)`, in f64: `g + weight * H g / |g|`.
 fn exact(parameters: [f64; 3], penalty: f64) -> [f64; 3] {
     let (input, target) = data();
@@ -57,73 +51,76 @@ fn exact(parameters: [f64; 3], penalty: f64) -> [f64; 3] {
     total
 }
 
+/// A model, and an optimizer whose loss is scaled, or whose border is.
+struct Run {
+    amp: MixedPrecision,
+    model: Regression,
+    optim: ScaledOptimizer,
+}
+
+const START: [f64; 3] = [0.5, -1.0, 0.25];
+const PENALTY: f64 = 0.3;
+
+impl Run {
+    fn new(amp: MixedPrecision, scaler: impl Into<GradScaler>) -> Self {
+        let weight = tensor(&START, 1).require_grad();
+        let model = Regression {
+            weight: Param::initialized(ParamId::from(1), weight),
+        };
+        Self {
+            model: model.apply_reparameterization(amp.clone()),
+            optim: ScaledOptimizer::new(SgdConfig::new().init(), scaler),
+            amp,
+        }
+    }
+
+    fn full() -> Self {
+        let scaler = GradScalerConfig::new().init().unwrap();
+        Self::new(MixedPrecision::f32(), scaler)
+    }
+
+    fn gradients(&mut self, model: &Regression) -> UnscaledGradients {
+        let (input, target) = data();
+        let forward = |x: Tensor<2>| x.matmul(model.weight.val());
+        let output = self.amp.autocast(tensor(&input, 3), forward);
+        let loss = (output - tensor(&target, 1)).square().mean();
+        let grads = self.optim.backward(loss, model);
+        self.optim.unscale(grads, model).unwrap()
+    }
+
+    /// The gradients here, and those of parameters a little up the slope: a step of plain descent with a negative rate.
+    fn two(&mut self, radius: f64) -> [UnscaledGradients; 2] {
+        let here = self.gradients(&self.model.clone());
+        // Unscaled, as its norm is used.
+        let norm = here.status().norm().max(f64::MIN_POSITIVE);
+        let up = here.clone().into_params();
+        let mut descent = SgdConfig::new().init();
+        let nudged = descent.step(-radius / norm, self.model.clone(), up);
+        let there = self.gradients(&nudged);
+        [here, there]
+    }
+}
+
 /// PyTorch's recipe penalizes the norm of the parameters' gradient.
 #[test]
 fn the_norm_of_the_parameters_gradient() {
-    let start = [0.5, -1.0, 0.25];
-    let (penalty, radius) = (0.3, 0.05);
-    let mut model = Regression {
-        weight: Param::initialized(ParamId::from(1), tensor(&start, 1).require_grad()),
-    };
-    let scaler = GradScalerConfig::new().init().unwrap();
-    let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), scaler);
-
-    // Unscaled: its norm is used below.
-    let here = optim
-        .unscale(optim.backward(loss(&model), &model), &model)
-        .unwrap();
-    let norm = here.status().norm().max(f64::MIN_POSITIVE);
-    // The parameters a little up the slope: a step of plain descent with a negative rate.
-    let nudged =
-        SgdConfig::new()
-            .init()
-            .step(-radius / norm, model.clone(), here.clone().into_params());
-    let there = optim
-        .unscale(optim.backward(loss(&nudged), &nudged), &nudged)
-        .unwrap();
+    let (radius, mut run) = (0.05, Run::full());
+    let [here, there] = run.two(radius);
     // here + penalty * (there - here) / radius
-    let share = penalty / radius;
+    let share = PENALTY / radius;
     let grads = here.mul_scalar(1.0 - share).add(there, share);
-    model = optim.step(1.0, model, grads);
+    let model = run.optim.step(1.0, run.model, grads);
 
-    let expected = exact(start, penalty);
-    let plain = exact(start, 0.0);
-    for ((start, after), (expected, plain)) in start
-        .iter()
-        .zip(values(model.weight.val()))
-        .zip(expected.iter().zip(plain))
-    {
-        let found = start - f64::from(after);
-        assert!(
-            (found - expected).abs() < 1e-4,
-            "{found} instead of {expected}"
-        );
-        assert!(
-            (expected - plain).abs() > 1e-2,
-            "the penalty does not matter"
-        );
+    let after = values(model.weight.val());
+    let (expected, plain) = (exact(START, PENALTY), exact(START, 0.0));
+    for index in 0..3 {
+        let found = START[index] - f64::from(after[index]);
+        let expected = expected[index];
+        assert!((found - expected).abs() < 1e-4, "{found}, not {expected}");
+        let matters = (expected - plain[index]).abs() > 1e-2;
+        assert!(matters, "the penalty does not matter");
     }
-    assert_eq!(optim.scaler().counters().steps(), 1);
-}
-
-#[test]
-fn an_overflow_in_either_pass_skips_the_step() {
-    let start = [0.5, -1.0, 0.25];
-    for bad in [0, 1] {
-        let model = Regression {
-            weight: Param::initialized(ParamId::from(1), tensor(&start, 1).require_grad()),
-        };
-        let scaler = GradScalerConfig::new().init().unwrap();
-        let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), scaler);
-        let poison = |pass| if pass == bad { f32::INFINITY } else { 1.0 };
-        let here = optim.backward(loss(&model) * poison(0), &model);
-        let here = optim.unscale(here, &model).unwrap();
-        let there = optim.backward(loss(&model) * poison(1), &model);
-        let there = optim.unscale(there, &model).unwrap();
-        let after = optim.step(1.0, model.clone(), here.mul_scalar(-5.0).add(there, 6.0));
-        assert_eq!(values(after.weight.val()), values(model.weight.val()));
-        assert_eq!(optim.scaler().loss_scale(), 32768.0);
-    }
+    assert_eq!(run.optim.scaler().counters().steps(), 1);
 }
 
 #[derive(Module, Debug)]
@@ -156,13 +153,11 @@ fn slopes(critic: &Critic, scale: f32) -> (Tensor<2>, Tensor<2>) {
 #[test]
 fn the_norm_of_a_critics_input_gradient() {
     let device = Device::default().autodiff();
-    let mut critic = filled(
-        Critic {
-            hidden: LinearConfig::new(3, 8).init(&device),
-            head: LinearConfig::new(8, 1).init(&device),
-        },
-        0,
-    );
+    let critic = Critic {
+        hidden: LinearConfig::new(3, 8).init(&device),
+        head: LinearConfig::new(8, 1).init(&device),
+    };
+    let mut critic = filled(critic, 0);
     let scaler = GradScalerConfig::new().init().unwrap();
     let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), scaler);
     let distance = |critic: &Critic| {
@@ -193,39 +188,14 @@ fn the_norm_of_a_critics_input_gradient() {
 
 /// What the finite difference adds to a gradient, computed in f16 over f32 parameters, as a share of what it should add.
 fn penalty_in_half(radius: f64) -> [f64; 3] {
-    let start = [0.5, -1.0, 0.25];
-    let penalty = 0.3;
     // A scale at which nothing overflows.
-    let scaler = GradScalerConfig::new().with_init_scale(1024.0);
-    let amp = MixedPrecision::f16().with_scaler(scaler).unwrap();
-    let model = Regression {
-        weight: Param::initialized(ParamId::from(1), tensor(&start, 1).require_grad()),
-    };
-    let model = model.apply_reparameterization(amp.clone());
-    let loss = |model: &Regression| {
-        let (input, target) = data();
-        let output = amp.autocast(tensor(&input, 3), |x| x.matmul(model.weight.val()));
-        (output - tensor(&target, 1)).square().mean()
-    };
-    let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp);
-    let here = optim
-        .unscale(optim.backward(loss(&model), &model), &model)
-        .unwrap();
-    let norm = here.status().norm();
-    let plain = here.clone().into_params();
-    let nudged = SgdConfig::new()
-        .init()
-        .step(-radius / norm, model.clone(), plain);
-    let there = optim
-        .unscale(optim.backward(loss(&nudged), &nudged), &nudged)
-        .unwrap();
-    let share = penalty / radius;
-    let id = ParamId::from(1);
-    let gradient = |grads: &UnscaledGradients| values(grads.get::<2>(id).unwrap());
-    let added = here.clone().mul_scalar(-share).add(there, share);
+    let amp = MixedPrecision::f16().with_scaler(at_scale(1024.0)).unwrap();
+    let [here, there] = Run::new(amp.clone(), &amp).two(radius);
+    let share = PENALTY / radius;
+    let added = here.mul_scalar(-share).add(there, share);
     assert!(!added.has_overflow());
-    let (with, without) = (exact(start, penalty), exact(start, 0.0));
-    let added = gradient(&added);
+    let (with, without) = (exact(START, PENALTY), exact(START, 0.0));
+    let added = values(added.get::<2>(ParamId::from(1)).unwrap());
     std::array::from_fn(|index| f64::from(added[index]) / (with[index] - without[index]))
 }
 

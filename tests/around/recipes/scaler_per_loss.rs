@@ -44,12 +44,8 @@ impl Setup {
     fn step(&mut self, poison: [f32; 2]) {
         let [first, second] = self.losses();
         let [a, b] = &mut self.scalers;
-        let first = a
-            .unscale(a.backward(first * poison[0], &self.model), &self.model)
-            .unwrap();
-        let second = b
-            .unscale(b.backward(second * poison[1], &self.model), &self.model)
-            .unwrap();
+        let first = unscaled(a, first * poison[0], &self.model);
+        let second = unscaled(b, second * poison[1], &self.model);
         a.observe(&first).unwrap();
         b.observe(&second).unwrap();
         let sum = first.add(second, 1e-13);
@@ -63,6 +59,12 @@ impl Setup {
     }
 }
 
+/// The gradients of a loss that this scaler scales.
+fn unscaled(scaler: &GradScaler, loss: Tensor<1>, model: &Linear) -> UnscaledGradients {
+    let grads = scaler.backward(loss, model);
+    scaler.unscale(grads, model).unwrap()
+}
+
 #[test]
 fn each_scale_follows_its_own_loss() {
     let mut setup = Setup::new();
@@ -70,17 +72,12 @@ fn each_scale_follows_its_own_loss() {
     setup.step([1.0, 1.0]);
     // Both count: the input's sums over the batch, times 1e-9 and 1e4 * 1e-13.
     let sums = [1.5f32, 2.0, 2.5, 3.0];
-    for (index, (before, after)) in before
-        .iter()
-        .zip(values(setup.model.weight.base()))
-        .enumerate()
-    {
-        let expected = f64::from(before - after);
+    let after = values(setup.model.weight.base());
+    for (index, (before, after)) in before.iter().zip(after).enumerate() {
+        let found = f64::from(before - after);
         let moved = 1e6 * 2e-9 * f64::from(sums[index / 4]);
-        assert!(
-            (expected - moved).abs() < 1e-3 * moved + 1e-7,
-            "{expected} {moved}"
-        );
+        let is_near = (found - moved).abs() < 1e-3 * moved + 1e-7;
+        assert!(is_near, "{found} {moved}");
     }
 
     // An overflow of the second skips the step and lowers its scale alone.
@@ -100,24 +97,13 @@ fn each_scale_follows_its_own_loss() {
 #[test]
 fn with_one_scale_for_both_one_of_them_is_lost() {
     let setup = Setup::new();
-    let one = |scale: f64| {
-        GradScalerConfig::new()
-            .with_init_scale(scale)
-            .init()
-            .unwrap()
+    let [first, second] = setup.losses();
+    let gradients = |loss, scale| {
+        let config = at_scale(scale);
+        unscaled(&config.init().unwrap(), loss, &setup.model)
     };
-    let [first, _] = setup.losses();
-    let small = one(1.0);
-    let first = small
-        .unscale(small.backward(first, &setup.model), &setup.model)
-        .unwrap();
-    assert!(first.status().is_all_zero());
-    let [_, second] = setup.losses();
-    let large = one(2f64.powi(24));
-    let second = large
-        .unscale(large.backward(second, &setup.model), &setup.model)
-        .unwrap();
-    assert!(second.has_overflow());
+    assert!(gradients(first, 1.0).status().is_all_zero());
+    assert!(gradients(second, 2f64.powi(24)).has_overflow());
 }
 
 #[test]
@@ -125,9 +111,7 @@ fn observing_twice_needs_an_update_between() {
     let mut setup = Setup::new();
     let [first, _] = setup.losses();
     let scaler = &mut setup.scalers[0];
-    let grads = scaler
-        .unscale(scaler.backward(first, &setup.model), &setup.model)
-        .unwrap();
+    let grads = unscaled(scaler, first, &setup.model);
     assert_eq!(scaler.observe(&grads), Ok(StepOutcome::Stepped));
     assert!(scaler.observe(&grads).is_err());
     scaler.update().unwrap();

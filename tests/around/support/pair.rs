@@ -1,7 +1,8 @@
 //! Two parameters with ids that are the same in every run, and gradients made by hand.
 
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::scaled_by_hand;
+use burn_amp_tests::{pack, prelude::*, scaled_by_hand};
+
+use super::Pack;
 
 #[derive(Module, Debug)]
 pub struct Pair {
@@ -9,10 +10,28 @@ pub struct Pair {
     pub bias: Param<Tensor<1>>,
 }
 
+/// Those of the weight, and those of the bias.
+pub type Values = ([f32; 6], [f32; 4]);
+
+/// The same everywhere.
+pub fn all(value: f32) -> Values {
+    ([value; 6], [value; 4])
+}
+
+/// Zeros but for the first of the weight: what the norm of such gradients is.
+pub fn norm(value: f32) -> Values {
+    ([value, 0.0, 0.0, 0.0, 0.0, 0.0], [0.0; 4])
+}
+
 impl Pair {
     /// All zeros.
     pub fn zeros(dtype: DType) -> Self {
-        Self::new(vec![0.0; 6], vec![0.0; 4], dtype)
+        Self::of(0.0, dtype)
+    }
+
+    /// The same value everywhere.
+    pub fn of(value: f32, dtype: DType) -> Self {
+        Self::new(vec![value; 6], vec![value; 4], dtype)
     }
 
     /// A weight of shape `[2, 3]` and a bias of shape `[4]`.
@@ -27,7 +46,7 @@ impl Pair {
     }
 
     /// Gradients of these values, of a loss that was multiplied by `scale`.
-    pub fn gradients(&self, weight: [f32; 6], bias: [f32; 4], scale: f32) -> ScaledGradients {
+    pub fn gradients(&self, (weight, bias): Values, scale: f32) -> ScaledGradients {
         let dtype = self.weight.val().dtype();
         let device = (&Device::default(), dtype);
         let weight = TensorData::new(weight.map(|value| value * scale).to_vec(), [2, 3]);
@@ -35,21 +54,18 @@ impl Pair {
         let mut grads = GradientsParams::new();
         grads.register(self.weight.id, Tensor::<2>::from_data(weight, device));
         grads.register(self.bias.id, Tensor::<1>::from_data(bias, device));
-        let scaler = GradScalerConfig::new()
-            .with_init_scale(scale.into())
-            .with_dynamic(false);
+        let scaler = at_scale(scale.into()).with_dynamic(false);
         scaled_by_hand(&scaler.init().unwrap(), grads)
     }
 
     /// All values: the weight's, then the bias's.
     pub fn values(&self) -> Vec<f32> {
-        let mut all = values(self.weight.val());
-        all.extend(values(self.bias.val()));
-        all
+        [values(self.weight.val()), values(self.bias.val())].concat()
     }
 }
 
 /// An optimizer and its model, at a learning rate of 1.
+#[derive(Clone)]
 pub struct Trial<O = ModuleOptimizer> {
     pub optim: ScaledOptimizer<O>,
     pub model: Pair,
@@ -68,21 +84,41 @@ impl<O: ModuleOptim> Trial<O> {
     }
 
     /// Gradients of these values at the present loss scale.
-    pub fn gradients(&self, (weight, bias): ([f32; 6], [f32; 4])) -> ScaledGradients {
-        self.model.gradients(weight, bias, self.scale())
+    pub fn gradients(&self, values: Values) -> ScaledGradients {
+        self.model.gradients(values, self.scale())
+    }
+
+    /// The same, unscaled.
+    pub fn unscaled(&mut self, values: Values) -> UnscaledGradients {
+        let grads = self.gradients(values);
+        self.optim.unscale(grads, &self.model).unwrap()
     }
 
     /// A step, or a micro-batch, with such gradients.
-    pub fn step(&mut self, values: ([f32; 6], [f32; 4])) {
-        let grads = self.gradients(values);
+    pub fn step(&mut self, values: Values) {
+        self.take(self.gradients(values));
+    }
+
+    pub fn take(&mut self, grads: ScaledGradients) {
+        self.model = self.optim.step(1.0, self.model.clone(), grads);
+    }
+
+    pub fn take_unscaled(&mut self, grads: UnscaledGradients) {
+        self.model = self.optim.step(1.0, self.model.clone(), grads);
+    }
+
+    /// A step with Burn's own gradients.
+    pub fn take_plain(&mut self, grads: GradientsParams) {
         self.model = self.optim.step(1.0, self.model.clone(), grads);
     }
 
     /// The error of a step that must fail, and leaves the model as it was.
-    pub fn refused(&mut self, values: ([f32; 6], [f32; 4])) -> AmpError {
-        let grads = self.gradients(values);
+    pub fn refused(&mut self, values: Values) -> AmpError {
+        let (grads, before) = (self.gradients(values), self.values());
         let failed = self.optim.try_step(1.0, self.model.clone(), grads);
-        failed.unwrap_err().error
+        let failed = failed.unwrap_err();
+        assert_eq!(failed.module.values(), before);
+        failed.error
     }
 
     /// Steps with what the window holds.
@@ -98,6 +134,14 @@ impl<O: ModuleOptim> Trial<O> {
         self.optim.scaler().counters()
     }
 
+    pub fn outcome(&self) -> Option<StepOutcome> {
+        self.optim.scaler().last_outcome()
+    }
+
+    pub fn status(&self) -> GradientStatus {
+        self.optim.scaler().last_status().unwrap()
+    }
+
     /// How many micro-batches are in the window.
     pub fn len(&self) -> u32 {
         self.optim.window().unwrap().len()
@@ -105,6 +149,16 @@ impl<O: ModuleOptim> Trial<O> {
 
     pub fn values(&self) -> Vec<f32> {
         self.model.values()
+    }
+
+    /// The averages of the weights.
+    pub fn averages(&self) -> Vec<f32> {
+        self.optim.ema().unwrap().module(&self.model).values()
+    }
+
+    /// All that a record of it holds.
+    pub fn record(&mut self) -> Pack {
+        pack(self.optim.into_bytes().unwrap())
     }
 }
 
@@ -120,8 +174,11 @@ pub fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
 
 /// Plain SGD at a loss scale of 1024 that grows after two clean steps.
 pub fn sgd() -> ScaledOptimizer<ModuleOptimizer> {
-    let scaler = GradScalerConfig::new()
-        .with_init_scale(1024.0)
-        .with_growth_interval(2);
-    ScaledOptimizer::new(SgdConfig::new().init(), scaler.init().unwrap())
+    sgd_under(at_scale(1024.0).with_growth_interval(2))
+}
+
+/// Plain SGD with f32 copies.
+pub fn masters(settings: GradScalerConfig) -> ScaledOptimizer<MasterWeights> {
+    let inner = MasterWeights::new(SgdConfig::new().build());
+    ScaledOptimizer::new(inner, settings.init().unwrap())
 }

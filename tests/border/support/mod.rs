@@ -23,7 +23,7 @@ pub fn f16(scale: f64) -> MixedPrecision {
 
 /// A precision with this loss scale.
 pub fn scaled(dtype: FloatDType, scale: f64) -> MixedPrecision {
-    let config = GradScalerConfig::new().with_init_scale(scale);
+    let config = at_scale(scale);
     MixedPrecision::new(dtype).with_scaler(config).unwrap()
 }
 

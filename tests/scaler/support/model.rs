@@ -107,13 +107,88 @@ pub fn unscaled<M: Module>(
     grads: GradientsParams,
     module: &M,
 ) -> UnscaledGradients {
-    scaler
-        .unscale(scaled_by_hand(scaler, grads), module)
-        .unwrap()
+    let grads = scaled_by_hand(scaler, grads);
+    scaler.unscale(grads, module).unwrap()
 }
 
 /// A scaler with defaults but for the scale.
 pub fn scaler(scale: f64) -> GradScaler {
-    let config = GradScalerConfig::new().with_init_scale(scale);
+    let config = at_scale(scale);
     config.init().unwrap()
+}
+
+/// A scaler by itself, and a module that it trains with plain SGD at a rate of 0.5.
+pub struct Trial<M = Model> {
+    pub scaler: GradScaler,
+    pub optim: ModuleOptimizer,
+    pub model: M,
+}
+
+impl Trial {
+    /// Parameters of 1.
+    pub fn new(config: GradScalerConfig) -> Self {
+        Self::of(Model::new(), config)
+    }
+
+    /// With defaults but for the scale.
+    pub fn at(scale: f64) -> Self {
+        Self::new(at_scale(scale))
+    }
+
+    /// Gradients of 0.5, or those with an infinity.
+    pub fn grads(&self, overflow: bool) -> UnscaledGradients {
+        let grads = self.model.scaled(self.scaler.loss_scale(), overflow);
+        self.scaler.unscale(grads, &self.model).unwrap()
+    }
+
+    /// A step with them, without its update.
+    pub fn step(&mut self, overflow: bool) -> Result<(), AmpError> {
+        self.take(self.grads(overflow))
+    }
+
+    /// A whole iteration, or the error that ends the run.
+    pub fn try_iterate(&mut self, overflow: bool) -> Result<(), AmpError> {
+        self.step(overflow)?;
+        self.scaler.update().map(drop)
+    }
+
+    pub fn iterate(&mut self, overflow: bool) {
+        self.try_iterate(overflow).unwrap();
+    }
+}
+
+impl<M: Module> Trial<M> {
+    pub fn of(model: M, config: GradScalerConfig) -> Self {
+        Self {
+            scaler: config.init().unwrap(),
+            optim: SgdConfig::new().init(),
+            model,
+        }
+    }
+
+    /// Gradients made by hand, of a loss at the present scale.
+    pub fn unscaled(&self, grads: GradientsParams) -> UnscaledGradients {
+        unscaled(&self.scaler, grads, &self.model)
+    }
+
+    /// A step with such gradients, without its update.
+    pub fn take(&mut self, grads: UnscaledGradients) -> Result<(), AmpError> {
+        let model = self.model.clone();
+        self.model = (self.scaler).try_step(&mut self.optim, 0.5, model, grads)?;
+        Ok(())
+    }
+
+    /// A whole iteration with gradients made by hand.
+    pub fn iterate_with(&mut self, grads: GradientsParams) -> Option<StepOutcome> {
+        self.take(self.unscaled(grads)).unwrap();
+        self.scaler.update().unwrap()
+    }
+
+    pub fn outcome(&self) -> Option<StepOutcome> {
+        self.scaler.last_outcome()
+    }
+
+    pub fn scale(&self) -> f32 {
+        self.scaler.loss_scale()
+    }
 }

@@ -1,0 +1,130 @@
+//! What single values do to a guard, and what spikes do to a run.
+
+use super::*;
+
+/// One NaN turns the originals off for good, or stops all steps for a window; not here.
+#[test]
+fn a_nan_does_not_turn_a_guard_off() {
+    let run = |guard: Guard| {
+        let steps = norms(0..40).chain([(None, f64::NAN)]);
+        let steps = steps.chain(norms(40..44)).chain([(None, 100.0)]);
+        guard.replay(steps).unwrap()[40..].to_vec()
+    };
+    for guard in [zclip(), OUTLIER, SKIP] {
+        let factors = run(guard);
+        assert_eq!(factors[..5], [0.0, 1.0, 1.0, 1.0, 1.0], "{guard:?}");
+        assert!(factors[5] < 0.05, "{guard:?}");
+    }
+    for (guard, all) in [(zclip(), 1.0), (OUTLIER, 1.0), (SKIP, 0.0)] {
+        assert_eq!(run(original(guard)), [all; 6]);
+    }
+}
+
+/// Finite, but not in f32: such a value is an outlier, and what is usual stays usual. What it leaves can be stored and loaded.
+#[test]
+fn a_value_beyond_f32_does_not_turn_a_guard_off() {
+    for guard in [zclip(), SKIP, OUTLIER] {
+        for at in [3, 40] {
+            let case = format!("{guard:?}, {at}");
+            let spike = |index| if index == at { 1e39 } else { 1.0 };
+            let values = (0..100).map(|index| f64::from(usual(index)) * spike(index));
+            let factors = guard.replay(values.clone().map(|norm| (None, norm)));
+            let factors = factors.unwrap();
+            let is_usual = |index: &usize| *index != at && factors[*index] == 1.0;
+            let found = (0..100).filter(is_usual).count();
+            assert_eq!(found, 99, "{case}: {factors:?}");
+
+            let mut run = Trial::guarded(sgd(), guard);
+            for (index, loss) in values.enumerate() {
+                run.step_at(loss, usual(index));
+            }
+            let expected = u64::from(at == 40 && guard != zclip());
+            assert_eq!(run.held(), expected, "{case}");
+            let stored = run.optim.into_bytes().unwrap();
+            let loaded = Trial::guarded(sgd(), guard).optim.from_bytes(stored);
+            loaded.unwrap_or_else(|error| panic!("{case}: {error}"));
+        }
+    }
+}
+
+/// The values of steps that were held back make the originals blind; not here. A new level is accepted all the same.
+#[test]
+fn spikes_do_not_hide_the_next_ones() {
+    let guards = [Guard::skip_step(), Guard::outlier(), Guard::zclip()];
+    let steps = |index: usize| {
+        let spike = index >= 150 && (index - 150).is_multiple_of(10) && index < 200;
+        let factor = if spike { 100.0 } else { 1.0 };
+        (None, f64::from(factor * usual(index)))
+    };
+    let held = |guard: Guard| {
+        let factors = guard.replay((0..220).map(steps)).unwrap();
+        (0..220).filter(|index| factors[*index] < 0.05).count()
+    };
+    assert_eq!(guards.map(held), [5, 5, 5]);
+    assert_eq!(held(original(guards[0])), 4);
+    assert_eq!(held(original(guards[1])), 3);
+
+    for guard in &guards[..2] {
+        let level = (0..200).map(|index| (None, f64::from(usual(index) + (index / 150) as f32)));
+        let factors = guard.replay(level).unwrap();
+        assert!(factors[150] < 1.0, "{guard:?}");
+        assert_eq!(factors[195..], [1.0; 5], "{guard:?}");
+    }
+}
+
+#[derive(Module, Debug)]
+struct Net {
+    hidden: Linear,
+    head: Linear,
+}
+
+/// The losses of two layers in half precision that learn a product, at some steps from a loss that is 100 times too large.
+fn losses_with(guard: Option<Guard>, spikes: &[usize]) -> Vec<f32> {
+    let device = Device::default().autodiff();
+    let amp = match on_flex() {
+        true => MixedPrecision::f16(),
+        false => MixedPrecision::f32(),
+    };
+    let net = Net {
+        hidden: LinearConfig::new(8, 16).init(&device),
+        head: LinearConfig::new(16, 2).init(&device),
+    };
+    let mut net = filled(net, 1).apply_reparameterization(amp.clone());
+    let momentum = MomentumConfig::new().with_momentum(0.9);
+    let sgd = SgdConfig::new().with_momentum(Some(momentum)).init();
+    let mut optim = ScaledOptimizer::new(sgd, &amp);
+    if let Some(guard) = guard {
+        optim = optim.with_guard(guard).unwrap();
+    }
+    let mut losses = Vec::new();
+    for index in 0..280 {
+        let data = TensorData::new(wave(1 + 997 * (index % 16), 32 * 8), [32, 8]);
+        let input = Tensor::<2>::from_data(data, &device);
+        let target = input.clone().narrow(1, 0, 2) * input.clone().narrow(1, 2, 2);
+        let forward = |x| net.head.forward(tanh(net.hidden.forward(x)));
+        let loss = (amp.autocast(input, forward) - target).square().mean();
+        losses.push(loss.clone().into_scalar::<f32>());
+        let factor = if spikes.contains(&index) { 100.0 } else { 1.0 };
+        let grads = GradientsParams::from_grads((loss * factor).backward(), &net);
+        net = optim.step(0.1, net, grads);
+    }
+    losses
+}
+
+#[test]
+fn five_spikes_are_over_within_twenty_steps() {
+    const SPIKES: [usize; 5] = [150, 175, 200, 225, 250];
+    // The loss beside that of a run without spikes: whether it is about as low within 20 steps of each.
+    let clean = losses_with(None, &[]);
+    let recovers = |guard| {
+        let losses = losses_with(guard, &SPIKES);
+        SPIKES.map(|spike| {
+            let low = |step: usize| losses[step] <= 1.5 * clean[step];
+            (spike + 1..spike + 21).any(low)
+        })
+    };
+    for guard in [Guard::zclip(), Guard::skip_step(), Guard::outlier()] {
+        assert_eq!(recovers(Some(guard)), [true; 5], "{guard:?}");
+    }
+    assert!(recovers(None).contains(&false));
+}

@@ -20,10 +20,10 @@ use std::{collections::BTreeMap, path::Path};
 
 pub(crate) use container::Container;
 pub(crate) use optimizer_state::OptimizerState;
-pub(crate) use owners::Masters;
-use owners::{EARLIER_HOOK, EARLIER_HOOKS, STATES};
+pub(crate) use owners::WINDOW;
+use owners::{EARLIER_HOOK, EARLIER_HOOKS, SCALER_ALONE, STATES};
+use state::Format;
 pub use state::State;
-use state::{Format, Stored};
 
 use crate::{
     error::AmpError, fused::FRESH, loss_scale::LossScale, module_optim::ModuleOptim,
@@ -32,6 +32,8 @@ use crate::{
 
 /// The kind of a record that holds a plain optimizer's state beside that of a loss scale.
 const SCALED_OPTIMIZER: &str = "scaled_optimizer";
+/// The name of a scaler's state.
+const SCALER: &str = "state";
 /// The kind of a record that holds the state of a hook alone.
 const HOOK: &str = "hook";
 
@@ -89,13 +91,6 @@ impl AmpRecord {
         }
     }
 
-    /// The record of one state.
-    pub(crate) fn of(state: impl Stored) -> Self {
-        let mut record = Self::empty();
-        record.put(Some(state));
-        record
-    }
-
     /// The record of a hook's state alone.
     pub(crate) fn of_hook(name: &str, state: State) -> Self {
         let mut record = Self::empty();
@@ -111,22 +106,9 @@ impl AmpRecord {
         }
     }
 
-    /// Holds this state, or none, from now on, in place of one of the same name.
-    pub(crate) fn put<S: Stored>(&mut self, state: Option<S>) {
-        match state {
-            Some(state) => drop(self.states.insert(S::NAME, state.into_state())),
-            None => drop(self.states.remove(S::NAME)),
-        }
-    }
-
-    /// A copy of a state, if there is one.
-    pub(crate) fn get<S: Stored>(&self) -> Option<S> {
-        self.states.get(S::NAME).cloned().map(S::of_state)
-    }
-
-    /// Takes out a state, if there is one.
-    pub(crate) fn take<S: Stored>(&mut self) -> Option<S> {
-        self.states.remove(S::NAME).map(S::of_state)
+    /// Holds a state from now on, in place of one of the same name.
+    pub(crate) fn put(&mut self, name: &'static str, state: State) {
+        self.states.insert(name, state);
     }
 
     pub(crate) fn put_hook(&mut self, name: String, state: State) {
@@ -180,12 +162,6 @@ impl AmpRecord {
     /// The error for a hook's state that the hook refuses.
     pub(crate) fn refused_hook(&self, name: &str, reason: &str) -> AmpError {
         container::refusal(&self.origin, name, reason)
-    }
-
-    /// How many tensors a state has.
-    fn tensors_of<S: Stored>(&self) -> usize {
-        let state = self.states.get(S::NAME);
-        state.map_or(0, |state| state.tensors.len())
     }
 
     /// Takes out the state of the optimizer, if there is one and it can be stored.
@@ -331,7 +307,7 @@ impl AmpRecord {
 
     /// The kinds of records that hold one of these states alone, and their owners.
     fn alone(&self) -> impl Iterator<Item = [&'static str; 2]> {
-        let scaler = self.scaler.iter().filter_map(|_| ScalerState::ALONE);
+        let scaler = self.scaler.iter().map(|_| SCALER_ALONE);
         let held = |format: &&Format| self.states.contains_key(format.name);
         scaler.chain(STATES.iter().filter(held).filter_map(|format| format.alone))
     }
@@ -354,11 +330,11 @@ impl AmpRecord {
             return Ok(container);
         };
         if let Some(scaler) = self.scaler {
-            container.put_state(ScalerState::NAME, None, &scaler.into_state());
+            container.put_state(SCALER, None, &State::plain(&scaler));
         }
         for Format { name, tensors, .. } in &STATES {
             if let Some(state) = self.states.get(*name) {
-                container.put_state(name, *tensors, state);
+                container.put_state(name, Some(tensors), state);
             }
         }
         for (name, state) in &self.hooks {
@@ -390,20 +366,18 @@ impl AmpRecord {
 
     /// Takes all states out of a container of this kind, and checks them.
     fn take_states(&mut self, container: &mut Container, kind: &str) -> Result<(), AmpError> {
-        let is_of = |alone: Option<[&str; 2]>| alone.is_some_and(|[of, _]| of == kind);
-        let section = container.take_state(ScalerState::NAME, None)?;
-        if kind == SCALED_OPTIMIZER || is_of(ScalerState::ALONE) {
-            let values = section.as_ref().map(ScalerState::values).transpose();
-            let refuse = |reason: String| container.refusal(ScalerState::NAME, &reason);
-            self.scaler = values.map_err(refuse)?;
-        } else if !STATES.iter().any(|format| is_of(format.alone))
-            && ![HOOK, EARLIER_HOOK].contains(&kind)
-        {
+        let known = STATES.iter().filter_map(|format| format.alone);
+        let known = known.map(|[kind, _]| kind).chain([HOOK, EARLIER_HOOK]);
+        let section = container.take_state(SCALER, None)?;
+        if [SCALED_OPTIMIZER, SCALER_ALONE[0]].contains(&kind) {
+            let values = section.as_ref().map(ScalerState::of).transpose();
+            self.scaler = values.map_err(|reason| container.refusal(SCALER, &reason))?;
+        } else if !known.into_iter().any(|known| known == kind) {
             return Err(container.later(&format!("kind `{kind}`")));
         }
         for format in &STATES {
             let name = format.name;
-            if let Some(state) = container.take_state(name, format.tensors)? {
+            if let Some(state) = container.take_state(name, Some(format.tensors))? {
                 (format.check)(&state).map_err(|reason| container.refusal(name, &reason))?;
                 self.states.insert(name, state);
             }

@@ -7,6 +7,7 @@ use burn::{
 use std::collections::HashMap;
 
 use crate::{
+    any_tensor::AnyTensor,
     dtype::{is_half, working_dtype},
     error::AmpError,
     module_path::{Parameter, distinct_parameters, replaced},
@@ -31,21 +32,15 @@ impl Places {
     pub(super) fn of<M: Module>(module: &M) -> Self {
         let trained = distinct_parameters(module).into_iter();
         let trained = trained.filter(|parameter| parameter.is_trained);
-        let place = |(
-            index,
-            Parameter {
-                id, path, value, ..
-            },
-        ): (usize, Parameter)| {
-            let (shape, dtype, device) = (value.shape(), value.dtype(), value.device());
+        let place = |(index, parameter): (usize, Parameter)| {
             let place = Place {
                 index,
-                path,
-                shape,
-                dtype,
-                device,
+                shape: parameter.value.shape(),
+                dtype: parameter.value.dtype(),
+                device: parameter.value.device(),
+                path: parameter.path,
             };
-            (id, place)
+            (parameter.id, place)
         };
         Self(trained.enumerate().map(place).collect())
     }
@@ -99,6 +94,30 @@ impl Places {
         }
         Ok(())
     }
+
+    /// The masters, of all parameters of their module: handles, to be stored.
+    pub(super) fn masters(&self, parameters: Vec<Parameter>) -> ParamTensors {
+        self.each(parameters, |master, _| master)
+    }
+
+    /// The trained parameters as the training device is to have them. Does not wait for that device.
+    pub(super) fn images(&self, parameters: Vec<Parameter>) -> ParamTensors {
+        self.each(parameters, |master, place| {
+            master.cast_to(place.dtype.into(), &place.device)
+        })
+    }
+
+    fn each(
+        &self,
+        parameters: Vec<Parameter>,
+        value: impl Fn(AnyTensor, &Place) -> AnyTensor,
+    ) -> ParamTensors {
+        let trained = parameters.into_iter().filter_map(|parameter| {
+            let place = self.0.get(&parameter.id)?;
+            Some((parameter.id, value(parameter.value, place)))
+        });
+        trained.collect()
+    }
 }
 
 /// A copy of the module whose trainable parameters are f32 (f64 ones stay f64) on another device: as those of a record say, or as
@@ -117,27 +136,6 @@ pub(super) fn masters_of<M: Module>(
     };
     // `valid` gives it running statistics of its own.
     replaced(module.valid(), master).train()
-}
-
-/// The trained parameters as the training device is to have them. Does not wait for that device.
-pub(super) fn image_of<M: Module>(masters: &M, places: &Places) -> ParamTensors {
-    let image = |Parameter { id, value, .. }| {
-        let place = places.0.get(&id)?;
-        Some((id, value.cast_to(place.dtype.into(), &place.device)))
-    };
-    distinct_parameters(masters)
-        .into_iter()
-        .filter_map(image)
-        .collect()
-}
-
-/// The masters themselves, to be stored: handles.
-pub(super) fn values_of<M: Module>(masters: &M, places: &Places) -> ParamTensors {
-    let masters = distinct_parameters(masters).into_iter();
-    let trained = masters.filter(|parameter| places.0.contains_key(&parameter.id));
-    trained
-        .map(|Parameter { id, value, .. }| (id, value))
-        .collect()
 }
 
 /// The module with these values. Ids, trainability and what is attached stay.

@@ -9,9 +9,10 @@ use crate::{
     gradients::{ScaledGradients, StepGradients, widened},
     loss_scale::{LossScale, StepOutcome},
     module_optim::ModuleOptim,
+    module_path::{Parameter, distinct_parameters},
     optimizer::ScaledOptimizer,
     param_tensors::ParamTensors,
-    record::{self, AmpRecord},
+    record::AmpRecord,
     scaler::{Noted, Reached},
 };
 
@@ -31,12 +32,12 @@ struct Masters {
 }
 
 trait AnyModule: Any + Send {
-    fn values(&self, places: &Places) -> ParamTensors;
+    fn parameters(&self) -> Vec<Parameter>;
 }
 
 impl<M: Module + 'static> AnyModule for M {
-    fn values(&self, places: &Places) -> ParamTensors {
-        masters::values_of(self, places)
+    fn parameters(&self) -> Vec<Parameter> {
+        distinct_parameters(self)
     }
 }
 
@@ -66,7 +67,7 @@ impl<O: ModuleOptim> Update<O> {
         stored: &ParamTensors,
     ) -> Updated {
         let masters = masters::masters_of(&module, &places, &self.host, stored);
-        let image = (stored.len() > 0).then(|| masters::image_of(&masters, &places));
+        let image = (stored.len() > 0).then(|| places.images(masters.parameters()));
         self.put_masters(masters, places);
         self.updated(Ok(()), image)
     }
@@ -111,8 +112,8 @@ impl<O: ModuleOptim> Update<O> {
         };
         let (masters, result) = StepError::split(stepped);
         let outcome = self.optim.scaler().last_outcome();
-        let image =
-            (outcome == Some(StepOutcome::Stepped)).then(|| masters::image_of(&masters, &places));
+        let is_applied = outcome == Some(StepOutcome::Stepped);
+        let image = is_applied.then(|| places.images(masters.parameters()));
         self.put_masters(masters, places);
         let result = result.and(self.end_update(before, outcome));
         self.updated(result, image)
@@ -149,10 +150,9 @@ impl<O: ModuleOptim> Update<O> {
     /// The state, with the masters if the parameters are not their whole image.
     pub(super) fn record(&mut self, with_masters: bool) -> AmpRecord {
         let mut record = self.optim.to_record();
-        let masters = self.masters.as_ref().filter(|_| with_masters);
-        record.put(masters.map(|masters| record::Masters {
-            values: masters.module.values(&masters.places),
-        }));
+        if let Some(masters) = self.masters.as_ref().filter(|_| with_masters) {
+            record.put_masters(masters.places.masters(masters.module.parameters()));
+        }
         record
     }
 

@@ -12,7 +12,7 @@ use std::{
 use super::{
     checksum::checksum,
     file::{saved_path, write_whole},
-    state::State,
+    state::{NO_VALUES, State},
 };
 use crate::{error::AmpError, param_tensors::ParamTensors};
 
@@ -26,9 +26,6 @@ const KIND: &str = "kind";
 const STATE: &str = "state";
 /// What the names of hooks' states begin with.
 const HOOK: &str = "hook.";
-
-/// The JSON of a state that is tensors alone, which is not written.
-const NO_VALUES: &str = "{}";
 
 /// How a version and a checksum go on after their names, in the bytes of a sealed head. In no text: no parameter's name reads so.
 const NUMBER: &[u8] = b"\xa1\x64UInt";

@@ -8,6 +8,9 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{dtype::working_dtype, param_tensors::ParamTensors};
 
+/// The JSON of a state that is tensors alone, which is not written.
+pub(super) const NO_VALUES: &str = "{}";
+
 /// What a record stores of a [`Hook`](crate::hook::Hook): values that serde writes, and tensors by parameter.
 ///
 /// A clone has handles to the same tensors.
@@ -62,66 +65,27 @@ impl State {
     pub(crate) fn with_tensors(self, tensors: ParamTensors) -> Self {
         Self { tensors, ..self }
     }
-}
 
-/// A type whose values are a state: serde writes and reads all of it but its tensors.
-pub(crate) trait Stored: Serialize + DeserializeOwned {
-    /// In a container its JSON is under `burn_amp.{NAME}`.
-    const NAME: &'static str;
-    /// Its tensors are `{id}.burn_amp.{TENSORS}` there, if it has any.
-    const TENSORS: Option<&'static str> = None;
-    /// The kind of a record that holds nothing else, and how a message names its owner; none if there are no such records.
-    const ALONE: Option<[&'static str; 2]> = None;
-
-    /// Where the tensors are, if it has any.
-    fn tensors(&mut self) -> Option<&mut ParamTensors> {
-        None
+    /// As [`of`](Self::of), of plain data without maps or foreign types: there is no way for it to fail.
+    pub(super) fn plain(values: &impl Serialize) -> Self {
+        Self::of(values).expect("a record is plain data")
     }
 
-    /// What no run can have stored, if there is something.
-    fn contradiction(&self, _tensors: &ParamTensors) -> Option<String> {
-        None
-    }
-
-    fn into_state(mut self) -> State {
-        let tensors = self.tensors().map(std::mem::take).unwrap_or_default();
-        // Plain data without maps or foreign types: there is no way for it to fail.
-        let json = serde_json::to_string(&self).expect("a record is plain data");
-        State { json, tensors }
-    }
-
-    /// The values of a state, without its tensors. The error says what serde or the type refuses.
-    fn values(state: &State) -> Result<Self, String> {
-        let values: Self = state.values()?;
-        let reason = values.contradiction(&state.tensors);
-        reason.map_or(Ok(values), Err)
-    }
-
-    /// A state that was checked when it was read, or that this program has made.
-    fn of_state(state: State) -> Self {
-        let mut values = Self::values(&state).expect("a state that was checked");
-        if let Some(tensors) = values.tensors() {
-            *tensors = state.tensors;
-        }
-        values
+    /// Tensors without values.
+    pub(super) fn of_tensors(tensors: ParamTensors) -> Self {
+        let json = NO_VALUES.to_string();
+        Self { json, tensors }
     }
 }
 
-/// What a reader needs to know of a state: its names, and what it refuses.
+/// A state that is stored by names of its own, as a hook's is not.
 pub(super) struct Format {
+    /// In a container its JSON is under `burn_amp.{name}`,
     pub(super) name: &'static str,
-    pub(super) tensors: Option<&'static str>,
+    /// and its tensors are `{id}.burn_amp.{tensors}`.
+    pub(super) tensors: &'static str,
+    /// The kind of a record that holds nothing else, and how a message names its owner; none if there are no such records.
     pub(super) alone: Option<[&'static str; 2]>,
+    /// Refuses what no run can have stored.
     pub(super) check: fn(&State) -> Result<(), String>,
-}
-
-impl Format {
-    pub(super) const fn of<S: Stored>() -> Self {
-        Self {
-            name: S::NAME,
-            tensors: S::TENSORS,
-            alone: S::ALONE,
-            check: |state| S::values(state).map(drop),
-        }
-    }
 }

@@ -17,6 +17,7 @@ use std::{
 
 use super::steps::Shared;
 use crate::{
+    beside_burn::{Beside, during},
     error::AmpError,
     mixed_precision::MixedPrecision,
     record::{AmpRecord, Container},
@@ -30,36 +31,32 @@ const TENSOR: &str = "scaler";
 
 /// What the optimizer keeps for the parameter.
 #[derive(Clone)]
-enum Entry {
+pub(super) enum Entry {
     /// What the next checkpoint is to hold, as it is when that is taken. None while a step is made.
     Steps(Option<Shared>),
-    /// What a checkpoint has brought.
-    Loaded(Box<AmpRecord>),
-}
-
-/// What was found in an optimizer.
-pub(super) enum Found {
-    /// The steps of the run.
-    Own,
     /// What a checkpoint has brought: none if it is that of a run without scaler.
     Loaded(Option<Box<AmpRecord>>),
-    /// The optimizer has not met a scaler before.
-    Nothing,
 }
 
-type Mail = (Option<Shared>, Option<(Found, bool)>);
+/// What the next step of the parameter puts into the entry; and what it has found there, beside whether a record was taken since the last
+/// time. It finds nothing in an optimizer that has not met a scaler before.
+#[derive(Default)]
+struct Mail {
+    steps: Option<Shared>,
+    found: Option<Entry>,
+    was_recorded: bool,
+}
 
 thread_local! {
-    /// What the next step of the parameter puts into the entry, and what it has found there. Burn's `step` takes and
-    /// returns nothing of ours.
-    static MAIL: RefCell<Mail> = const { RefCell::new((None, None)) };
+    /// Burn's `step` takes and returns nothing of ours.
+    static MAIL: Beside<Mail> = const { RefCell::new(None) };
 }
 
 /// An optimizer that can carry a state.
 pub(super) fn attach(optim: ModuleOptimizer, amp: &MixedPrecision) -> ModuleOptimizer {
     let carrier = Carrier {
         amp: amp.clone(),
-        taken: AtomicBool::new(false),
+        recorded: AtomicBool::new(false),
     };
     optim.with_group(ParamGroup::from_ids(vec![ID.into()]), carrier, None)
 }
@@ -69,32 +66,33 @@ pub(super) fn put(optim: &mut ModuleOptimizer, steps: &Shared) {
     exchange(optim, Some(steps.clone()));
 }
 
-/// Takes the state out. Also says whether a record was taken since the last time.
-pub(super) fn take(optim: &mut ModuleOptimizer) -> (Found, bool) {
-    exchange(optim, None)
+/// Takes the state out, if the optimizer has met a scaler before. Also says whether a record was taken since the last time.
+pub(super) fn take(optim: &mut ModuleOptimizer) -> (Option<Entry>, bool) {
+    let mail = exchange(optim, None);
+    (mail.found, mail.was_recorded)
 }
 
-fn exchange(optim: &mut ModuleOptimizer, steps: Option<Shared>) -> (Found, bool) {
-    MAIL.set((steps, None));
+fn exchange(optim: &mut ModuleOptimizer, steps: Option<Shared>) -> Mail {
     let device = Device::flex();
     let one = || Tensor::<1>::zeros([1], (&device, DType::F32));
     let id = ParamId::from(ID);
     let mut grads = GradientsParams::new();
     grads.register(id, one());
-    let param = Tensor::<1>::zeros([1], (&device.clone().autodiff(), DType::F32)).require_grad();
-    let _ = optim.step(
-        ModuleLearningRate::from(0.0),
-        Param::initialized(id, param),
-        grads,
-    );
-    MAIL.take().1.unwrap_or((Found::Nothing, false))
+    let param = Tensor::from_inner(one()).require_grad();
+    let mail = Mail {
+        steps,
+        ..Mail::default()
+    };
+    let lr = ModuleLearningRate::from(0.0);
+    let step = || optim.step(lr, Param::initialized(id, param), grads);
+    during(&MAIL, mail, step).1
 }
 
 /// Carries a state through records; a loaded one sets the loss scale at once, for the first step of the resumed run.
 struct Carrier {
     amp: MixedPrecision,
     /// Whether a record was taken since the last step.
-    taken: AtomicBool,
+    recorded: AtomicBool,
 }
 
 impl DynOptimizer for Carrier {
@@ -106,14 +104,12 @@ impl DynOptimizer for Carrier {
         _grad: BridgeTensor,
         state: Option<DynState>,
     ) -> (BridgeTensor, Option<DynState>) {
-        let found = match state.map(DynState::downcast::<Entry>) {
-            None => Found::Loaded(None),
-            Some(Entry::Loaded(state)) => Found::Loaded(Some(state)),
-            Some(Entry::Steps(_)) => Found::Own,
-        };
+        let found = state.map_or(Entry::Loaded(None), DynState::downcast);
         let steps = MAIL.with_borrow_mut(|mail| {
-            mail.1 = Some((found, self.taken.swap(false, Ordering::Relaxed)));
-            mail.0.take()
+            let mail = mail.as_mut()?;
+            mail.found = Some(found);
+            mail.was_recorded = self.recorded.swap(false, Ordering::Relaxed);
+            mail.steps.take()
         });
         (tensor, Some(DynState::create(Entry::Steps(steps), rank)))
     }
@@ -125,10 +121,10 @@ impl DynOptimizer for Carrier {
     fn state_flatten(&self, prefix: &str, state: &DynState, out: &mut StateSink) {
         let record = match state.downcast_ref::<Entry>() {
             Entry::Steps(steps) => steps.as_ref().map(Shared::record),
-            Entry::Loaded(record) => Some((**record).clone()),
+            Entry::Loaded(record) => record.as_deref().cloned(),
         };
         if let Some(record) = record {
-            self.taken.store(true, Ordering::Relaxed);
+            self.recorded.store(true, Ordering::Relaxed);
             let bytes = inverted(&to_bytes(record));
             let shape = [bytes.len()];
             out.push_tensor(
@@ -156,7 +152,7 @@ impl DynOptimizer for Carrier {
             let resumed = scaler.resume(self.amp.live(), "the checkpoint");
             resumed.unwrap_or_else(|error| panic!("{error}"));
         }
-        Some(DynState::create(Entry::Loaded(Box::new(state)), rank))
+        Some(DynState::create(Entry::Loaded(Some(Box::new(state))), rank))
     }
 }
 

@@ -4,7 +4,11 @@ use burn::{
     train::{Learner, LearnerModel},
 };
 
-use super::{Scaled, checkpoint, pipelined::Place, stepper::Kind, steps::Steps};
+use super::{
+    Scaled, checkpoint,
+    stepper::{Kind, Place},
+    steps::Steps,
+};
 use crate::{
     ema::Ema, error::AmpError, mixed_precision::MixedPrecision, module_optim::ModuleOptim,
     optimizer::ScaledOptimizer, pipeline::PipelinedOptimizer, scaler::GradScaler,
@@ -126,8 +130,9 @@ impl MixedPrecision {
         let parts = parts?;
         self.enter_learner();
         let mut scaler = parts.scaler.unwrap_or_else(|| self.into());
-        self.check_options(&scaler, &parts.options, parts.place.is_some())?;
-        if parts.kind.fused || parts.place.is_some() {
+        let is_pipelined = parts.kind.thread.is_some();
+        self.check_options(&scaler, &parts.options, is_pipelined)?;
+        if parts.kind.fused || is_pipelined {
             log::info!(
                 "the optimizer steps the model by itself, and calls no `TrainStep::optimize` that the model may have of its own; a fused one \
                  does with `ScaledOptimizer::with_own_optimize`"
@@ -137,7 +142,7 @@ impl MixedPrecision {
         // Burn clones the model: only its forks, for workers, count as optimizers of their own.
         scaler.leave();
         scaler.show_loaded();
-        let steps = Steps::new(parts.kind, parts.place, scaler, parts.options);
+        let steps = Steps::new(parts.kind, scaler, parts.options);
         let model = Scaled::new(model, self.clone(), steps);
         let mut optim = checkpoint::attach(parts.optim, self);
         checkpoint::put(&mut optim, &model.steps.shared);
@@ -186,7 +191,6 @@ struct Parts {
     /// None of an optimizer without one.
     scaler: Option<GradScaler>,
     options: StepOptions,
-    place: Option<Place>,
 }
 
 impl Parts {
@@ -196,7 +200,6 @@ impl Parts {
             optim: optim.into(),
             scaler: None,
             options: StepOptions::default(),
-            place: None,
         }
     }
 
@@ -230,7 +233,7 @@ impl Parts {
         parts.scaler = parts.scaler.filter(is_scaled);
         // Its masters take f32 gradients, whatever the optimizer takes.
         parts.kind.mixed = true;
-        parts.place = Some(Place { host, synchronous });
+        parts.kind.thread = Some(Place { host, synchronous });
         Ok(parts)
     }
 }

@@ -8,7 +8,7 @@ use burn::{
 use std::{any::Any, ops::Deref};
 
 use super::{
-    checkpoint::{self, Found},
+    checkpoint::{self, Entry},
     steps::Steps,
 };
 use crate::{
@@ -142,14 +142,14 @@ impl<M: TrainStep + Module + 'static> Scaled<M> {
         let checkpointed = is_checkpointed
             .then(|| Box::new((self.inner.clone(), optim.clone())) as Box<dyn Any + Send>);
         match found {
-            Found::Own => {}
-            Found::Loaded(state) => {
+            Some(Entry::Steps(_)) => {}
+            Some(Entry::Loaded(state)) => {
                 if let Err(error) = self.steps.restore(state.map(|state| *state)) {
                     self.end_with(Err(error));
                     return self;
                 }
             }
-            Found::Nothing => {
+            None => {
                 *optim = checkpoint::attach(optim.clone(), &amp);
                 self.steps = self.steps.of_another();
             }

@@ -4,7 +4,7 @@ use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
     module::Module,
     optim::{GradientsParams, ModuleOptimizer, OptimizerRecord, SgdConfig},
-    tensor::DType,
+    tensor::{DType, Device},
 };
 use std::mem::swap;
 
@@ -17,12 +17,21 @@ use crate::{
 };
 
 /// What Burn's `ModuleOptimizer` does not tell of the optimizer that it was made of.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Kind {
     /// Whether it combines half-precision parameters with f32 gradients.
     pub(super) mixed: bool,
     /// Whether it steps all parameters by itself, in one pass, in place of the model's own `optimize`.
     pub(super) fused: bool,
+    /// Where it steps on a thread of its own.
+    pub(super) thread: Option<Place>,
+}
+
+/// Where a thread steps: the device of its masters, and whether each step waits for it.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    pub(super) host: Device,
+    pub(super) synchronous: bool,
 }
 
 impl Kind {
@@ -30,6 +39,7 @@ impl Kind {
         Self {
             mixed: optim.accepts(DType::F16, DType::F32),
             fused: optim.steps_on_device(),
+            thread: None,
         }
     }
 
@@ -49,16 +59,12 @@ pub(super) struct Stepper {
 }
 
 impl Stepper {
-    pub(super) fn without_optimizer(kind: Kind) -> Self {
-        Self {
-            optim: SgdConfig::new().init(),
-            kind,
-        }
+    pub(super) fn new(optim: ModuleOptimizer, kind: Kind) -> Self {
+        Self { optim, kind }
     }
 
-    /// Another optimizer of this kind.
-    pub(super) fn with(&self, optim: ModuleOptimizer) -> Self {
-        Self { optim, ..*self }
+    pub(super) fn without_optimizer(kind: Kind) -> Self {
+        Self::new(SgdConfig::new().init(), kind)
     }
 }
 

@@ -2,8 +2,12 @@
 
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::Module,
-    optim::{GradientsParams, ModuleOptimizer},
+    module::{Module, ParamGroup},
+    optim::{
+        DynOptimizer, DynState, GradientsParams, LearningRate, ModuleOptimizer, StateSink,
+        StateSource,
+    },
+    tensor::{Device, TensorData, kind::BridgeTensor},
 };
 use std::{
     any::Any,
@@ -11,15 +15,18 @@ use std::{
 };
 
 use super::{
-    pipelined::{Pipeline, Place},
+    pipelined::Remote,
     stepper::{Kind, Lent, Stepper},
 };
 use crate::{
     error::{AmpError, StepError},
     fused::{Update, step_by},
+    gradients::placeholders,
     lock::locked,
+    module_path::distinct_parameters,
     optimizer::ScaledOptimizer,
-    record::{AmpRecord, Masters},
+    param_tensors::ParamTensors,
+    record::AmpRecord,
     scaler::GradScaler,
     step_options::StepOptions,
 };
@@ -30,8 +37,6 @@ use crate::{
 #[derive(Clone, Debug)]
 pub(super) struct Steps {
     pub(super) kind: Kind,
-    /// Where it steps on a thread of its own.
-    place: Option<Place>,
     /// As the steps had left it that the model knows.
     pub(super) scaler: GradScaler,
     /// As above: clipping, a guard and averages; no window, since Burn accumulates.
@@ -44,31 +49,29 @@ pub(super) struct Steps {
 pub(super) struct Shared(Arc<Mutex<State>>);
 
 pub(super) struct State {
-    /// In a pipeline that has started, without what is on its thread.
+    /// Where a thread steps, as it was before that has started.
     optim: ScaledOptimizer<Stepper>,
-    pub(super) pipeline: Option<Pipeline>,
+    /// The thread, from the first step on.
+    pub(super) remote: Option<Remote>,
+    /// Masters of a checkpoint, for a thread to begin with.
+    masters: ParamTensors,
     /// What the last checkpoint was taken of, until the step after the next one. Burn writes checkpoints on another thread, and CubeCL reads
     /// their values there: memory that is held is not written by a step in place, and under fusion that step is made late.
     checkpointed: Option<Box<dyn Any + Send>>,
 }
 
 impl Steps {
-    pub(super) fn new(
-        kind: Kind,
-        place: Option<Place>,
-        scaler: GradScaler,
-        options: StepOptions,
-    ) -> Self {
+    pub(super) fn new(kind: Kind, scaler: GradScaler, options: StepOptions) -> Self {
         // The learner lends its optimizer for each step.
-        let stepper = Stepper::without_optimizer(kind);
+        let stepper = Stepper::without_optimizer(kind.clone());
         let state = State {
             optim: ScaledOptimizer::from_parts(stepper, scaler.clone(), options.clone()),
-            pipeline: place.clone().map(Pipeline::new),
+            remote: None,
+            masters: ParamTensors::default(),
             checkpointed: None,
         };
         Self {
             kind,
-            place,
             scaler,
             options,
             shared: Shared(Arc::new(Mutex::new(state))),
@@ -77,14 +80,14 @@ impl Steps {
 
     /// The same, shared with nobody.
     fn detached(self) -> Self {
-        Self::new(self.kind, self.place, self.scaler, self.options)
+        Self::new(self.kind, self.scaler, self.options)
     }
 
     /// Those of another device, which count as an optimizer of their own. A thread that has started steps for all.
     pub(super) fn fork(mut self) -> Self {
         self.scaler.join();
-        let has_thread = (self.shared.lock().pipeline.as_ref()).is_some_and(Pipeline::is_started);
-        match has_thread {
+        let has_started = self.shared.lock().remote.is_some();
+        match has_started {
             true => self,
             false => self.detached(),
         }
@@ -93,7 +96,7 @@ impl Steps {
     /// Those of a copy for validation, which makes none and holds no thread.
     pub(super) fn for_validation(mut self) -> Self {
         self.scaler.leave();
-        self.place = None;
+        self.kind.thread = None;
         self.detached()
     }
 
@@ -121,11 +124,7 @@ impl Steps {
         }
         self.scaler.show_loaded();
         *self = self.clone().detached();
-        if let (Some(pipeline), Some(masters)) =
-            (&mut self.shared.lock().pipeline, stored.take::<Masters>())
-        {
-            pipeline.begin_with(masters.values);
-        }
+        self.shared.lock().masters = stored.take_masters();
         Ok(())
     }
 
@@ -143,15 +142,24 @@ impl Steps {
         grads: GradientsParams,
         optimize: impl FnOnce(M, &mut ModuleOptimizer, ModuleLearningRate, GradientsParams) -> M,
     ) -> Result<M, StepError<M>> {
-        let State {
-            optim: steps,
-            pipeline,
-            ..
-        } = &mut *self.shared.lock();
-        if let Some(pipeline) = pipeline {
-            return pipeline.step(steps, optim, lr, model, grads);
+        let state = &mut *self.shared.lock();
+        if let Some(place) = &self.kind.thread
+            && state.remote.is_none()
+        {
+            let stepper = Stepper::new(optim.clone(), self.kind.clone());
+            let (scaler, options) = (state.optim.scaler().clone(), state.optim.options.clone());
+            let own = ScaledOptimizer::from_parts(stepper, scaler, options);
+            let masters = std::mem::take(&mut state.masters);
+            match Remote::start(own, place, masters) {
+                Ok(remote) => state.remote = Some(remote),
+                Err(error) => return Err(StepError::new(model, error)),
+            }
+            put_handles(optim, &self.shared, &model);
         }
-        let lent = Lent::new(optim, steps);
+        if let Some(remote) = &mut state.remote {
+            return remote.step(lr, model, grads);
+        }
+        let lent = Lent::new(optim, &mut state.optim);
         let is_fused = self.kind.fused;
         let update = |stepper: &mut Stepper, update: Update, model, grads| match is_fused {
             true => step_by(stepper, update, model, grads),
@@ -162,50 +170,49 @@ impl Steps {
 
     /// Whether steps may have outcomes that the model does not know yet.
     pub(super) fn are_late(&self) -> bool {
-        self.kind.fused || self.place.is_some()
+        self.kind.fused || self.kind.thread.is_some()
     }
 
     /// The model with its newest parameters, when the outcomes of all steps are known: waits for them.
     pub(super) fn newest<M: Module + 'static>(&self, model: M) -> Result<M, StepError<M>> {
-        let State {
-            optim, pipeline, ..
-        } = &mut *self.shared.lock();
-        match pipeline {
-            Some(pipeline) => pipeline.newest(optim, model),
+        let State { optim, remote, .. } = &mut *self.shared.lock();
+        match remote {
+            Some(remote) => remote.newest(model),
             None => StepError::join(model, optim.synchronize()),
         }
     }
 
     /// The model that a forward pass is to see, if it is another.
     pub(super) fn current<M: Module>(&self, model: &M) -> Option<M> {
-        self.shared.lock().pipeline.as_ref()?.current(model)
+        self.shared.lock().remote.as_ref()?.current(model)
     }
 
     /// Takes note of a model into which other parameters were loaded.
     pub(super) fn reload(&self) {
-        if let Some(pipeline) = &self.shared.lock().pipeline {
-            pipeline.reload();
+        if let Some(remote) = &mut self.shared.lock().remote {
+            remote.reload();
         }
     }
 
     /// After steps: what is known of them.
     pub(super) fn update(&mut self) {
-        let optim = &self.shared.lock().optim;
-        (self.scaler, self.options) = (optim.scaler().clone(), optim.options.clone());
+        let State { optim, remote, .. } = &*self.shared.lock();
+        let scaler = remote.as_ref().map_or(optim.scaler(), Remote::scaler);
+        (self.scaler, self.options) = (scaler.clone(), optim.options.clone());
     }
 }
 
 impl Shared {
     /// What the next checkpoint is to hold: all steps are known then. The next one returns what was wrong.
     pub(super) fn record(&self) -> AmpRecord {
-        let State {
-            optim, pipeline, ..
-        } = &mut *self.lock();
-        let of_thread = pipeline.as_ref().and_then(Pipeline::record);
-        of_thread.unwrap_or_else(|| {
-            optim.resolve();
-            optim.options.record_with(optim.scaler())
-        })
+        let State { optim, remote, .. } = &mut *self.lock();
+        match remote {
+            Some(remote) => remote.record(),
+            None => {
+                optim.resolve();
+                optim.options.record_with(optim.scaler())
+            }
+        }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
@@ -217,6 +224,79 @@ impl Shared {
 impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Shared")
+    }
+}
+
+/// Puts handles in the place of the states of the learner's own optimizer, which a thread has from now on.
+fn put_handles<M: Module>(shell: &mut ModuleOptimizer, shared: &Shared, model: &M) {
+    let trained = distinct_parameters(model).into_iter();
+    let trained: Vec<_> = trained.filter(|parameter| parameter.is_trained).collect();
+    let group = ParamGroup::from_ids(trained.iter().map(|parameter| parameter.id).collect());
+    *shell = (shell.clone()).with_group(group, Handles(shared.clone()), None);
+    // Burn makes states in a step alone.
+    let grads = placeholders(trained);
+    let _ = shell.step(ModuleLearningRate::from(0.0), model.clone(), grads);
+}
+
+/// In the learner's own optimizer, in the place of the one that steps: finds the states where they are when a record is taken.
+struct Handles(Shared);
+
+/// The state of a parameter is on the other thread.
+#[derive(Clone)]
+struct Handle;
+
+impl DynOptimizer for Handles {
+    fn step_dyn(
+        &self,
+        rank: usize,
+        _lr: LearningRate,
+        tensor: BridgeTensor,
+        _grad: BridgeTensor,
+        _state: Option<DynState>,
+    ) -> (BridgeTensor, Option<DynState>) {
+        (tensor, Some(DynState::create(Handle, rank)))
+    }
+
+    fn to_device_dyn(&self, state: DynState, _device: &Device) -> DynState {
+        state
+    }
+
+    fn state_flatten(&self, prefix: &str, _state: &DynState, out: &mut StateSink) {
+        let remote = &mut self.0.lock().remote;
+        let Some(container) = remote.as_mut().and_then(Remote::stored_optimizer) else {
+            panic!("the optimizer's thread has ended: there is no state to be stored");
+        };
+        let field = |name: &str| {
+            let (id, field) = name.split_once('.')?;
+            (id == prefix).then(|| field.to_string())
+        };
+        for (name, value) in container.scalars() {
+            if let Some(field) = field(name).filter(|field| field != "__rank") {
+                out.push_scalar(prefix, &field, *value);
+            }
+        }
+        for tensor in container.split_tensors(|name| field(name).is_some()) {
+            let name = tensor.name.clone();
+            let (_, dtype, shape, _, bytes) = tensor
+                .into_parts()
+                .unwrap_or_else(|error| panic!("the optimizer's state cannot be read: {error}"));
+            if let Some(field) = field(&name) {
+                out.push_tensor(prefix, &field, TensorData::from_bytes(bytes, shape, dtype));
+            }
+        }
+    }
+
+    fn state_unflatten(
+        &self,
+        _rank: usize,
+        _prefix: &str,
+        _src: &mut StateSource,
+        _device: &Device,
+    ) -> Option<DynState> {
+        log::warn!(
+            "an optimizer's record was loaded in the middle of a pipelined run, and is not used: load it before the first step"
+        );
+        None
     }
 }
 
@@ -319,7 +399,13 @@ mod tests {
             learner.optimizer_step(output.grads);
         }
         let steps = learner.model().steps;
-        let passes = steps.shared.lock().pipeline.as_ref().unwrap().passes();
-        assert_eq!(passes, 3);
+        let (sender, passes) = std::sync::mpsc::channel();
+        let count = move |_: &mut _| {
+            sender.send(PASSES.get()).unwrap();
+            Ok(())
+        };
+        let remote = &mut steps.shared.lock().remote;
+        remote.as_mut().unwrap().optim.queue(count).unwrap();
+        assert_eq!(passes.recv().unwrap(), 3);
     }
 }

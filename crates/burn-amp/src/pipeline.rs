@@ -45,17 +45,19 @@ use burn::{
 use std::{collections::VecDeque, path::Path};
 
 use crate::{
+    dtype::is_half,
     entries::Traversal,
     error::{AmpError, StepError},
     gradients::{ScaledGradients, StepGradients},
     module_optim::ModuleOptim,
+    module_path::Parameter,
     optimizer::ScaledOptimizer,
     param_tensors::ParamTensors,
     record::AmpRecord,
     running_statistics::Statistics,
     scaler::GradScaler,
 };
-use masters::Places;
+use masters::Trained;
 #[cfg(feature = "train")]
 pub(crate) use masters::put;
 use update::{Update, Updated};
@@ -91,10 +93,8 @@ pub struct PipelinedOptimizer<O = ModuleOptimizer> {
     /// The side that scales: what is known of the last update that was received.
     pub(crate) scaler: GradScaler,
     in_flight: InFlight,
-    /// Where the parameters are of the module that was handed over: none before the first step.
-    places: Option<Places>,
-    /// What the last update that was received has made of them.
-    pub(crate) image: ParamTensors,
+    /// What the module has that was handed over, and the last update that was received has made of it: none before the first step.
+    pub(crate) trained: Option<Trained>,
     /// Masters of a record, for the next module.
     pub(crate) stored: ParamTensors,
     window: Window,
@@ -183,8 +183,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
             synchronous: false,
             scaler,
             in_flight: InFlight::default(),
-            places: None,
-            image: ParamTensors::default(),
+            trained: None,
             stored: ParamTensors::default(),
             window,
             loss: None,
@@ -396,9 +395,11 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     /// Where the module that the program holds is behind, or its parameters are in half precision, the f32 masters are in it too: a run
     /// that resumes goes on from them. After [`synchronize`](Self::synchronize), an f32 module is the masters, and the record has none.
     pub fn to_record(&mut self) -> AmpRecord {
-        let is_half = self.places.as_ref().is_some_and(Places::has_half);
-        let with_masters = is_half || self.in_flight.has_update();
-        let record = self.worker.send(move |update| update.record(with_masters));
+        let is_ahead = self.in_flight.has_update();
+        let is_half = |parameter: &Parameter| is_half(parameter.value.dtype());
+        let trained = self.trained.clone();
+        let trained = trained.filter(|trained| is_ahead || trained.iter().any(is_half));
+        let record = (self.worker).send(move |update| update.record(trained.as_ref()));
         match record.and_then(Pending::wait) {
             Ok(mut record) => {
                 if self.stored.len() > 0 {
@@ -425,7 +426,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
             .and_then(Pending::wait)?;
         self.scaler.follow(loaded?, false);
         self.in_flight.0.clear();
-        (self.places, self.image) = (None, ParamTensors::default());
+        self.trained = None;
         self.scaler.buffers.forget();
         self.stored = masters;
         self.window.sent = sent;
@@ -486,16 +487,11 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
                 "the only one: give each network that is pipelined its own",
             ));
         }
-        match &self.places {
+        match &self.trained {
             None => self.begin(module)?,
             Some(known) => {
-                known.check(&Places::of(module))?;
-                if self.calls.is_power_of_two()
-                    && let Some(parameter) = masters::first_changed(module, &self.image)
-                {
-                    let reason = "was changed since the last step";
-                    return Err(AmpError::other_module(parameter, reason));
-                }
+                let compares = self.calls > 1 && self.calls.is_power_of_two();
+                masters::check(known, module, compares)?;
             }
         }
         if self.window.sent == 0 {
@@ -507,15 +503,14 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
 
     /// Hands a module over, of which masters are to be kept.
     fn begin<M: Module + 'static>(&mut self, module: &M) -> Result<(), AmpError> {
-        let places = Places::of(module);
+        let trained = masters::trained(module);
         if self.stored.len() > 0 {
-            places.check_masters(&self.stored)?;
+            masters::check_stored(&trained, &self.stored)?;
         }
         let (own, stored) = (module.clone(), std::mem::take(&mut self.stored));
-        self.places = Some(places.clone());
-        self.image = ParamTensors::default();
+        self.trained = Some(trained.clone());
         self.send(What::Other, move |update| {
-            update.begin(own, places, &stored)
+            update.begin(own, &trained, &stored)
         })
     }
 
@@ -532,7 +527,10 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         }
         let noted = self.scaler.hand_over();
         let loss = self.loss.take();
-        let sent = self.send(what, move |update| update.step::<M>(lr, grads, loss, noted));
+        let trained = self.trained.clone().unwrap_or_default();
+        let sent = self.send(what, move |update| {
+            update.step::<M>(lr, grads, loss, noted, &trained)
+        });
         module = StepError::join(module, sent)?;
         self.window.sent = match what {
             What::MicroBatch => self.window.sent + 1,
@@ -579,7 +577,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         }
         if let Some(image) = image {
             module = masters::put(module, &image);
-            self.image = image;
+            self.trained = Some(image);
         }
         let ended = self.worker.check().err().map(AmpError::from);
         match failed.or(ended) {

@@ -37,7 +37,7 @@ impl Container {
                 let reason = format!("tensor `{name}` is {found}, but must be f32 or f64");
                 return Err(self.damaged(reason));
             }
-            all.store(id.into(), TensorData::from_bytes(bytes, shape, dtype));
+            all.insert(id.into(), TensorData::from_bytes(bytes, shape, dtype));
         }
         Ok(all)
     }

@@ -76,7 +76,8 @@ impl Remote {
 
     /// The model that a forward pass is to see, if it is another.
     pub(super) fn current<M: Module>(&self, model: &M) -> Option<M> {
-        (self.is_ahead).then(|| put(model.clone(), &self.optim.image))
+        let newest = self.optim.trained.as_ref().filter(|_| self.is_ahead)?;
+        Some(put(model.clone(), newest))
     }
 
     /// Takes note of a model into which other parameters were loaded.

@@ -153,6 +153,8 @@ impl ParamTensors {
     /// tensors until that is done, or a change in place shows.
     pub(crate) fn to_data(&self) -> Vec<(ParamId, TensorData)> {
         let tensors = self.tensors.iter();
-        tensors.map(|(id, tensor)| (*id, tensor.to_data())).collect()
+        tensors
+            .map(|(id, tensor)| (*id, tensor.to_data()))
+            .collect()
     }
 }

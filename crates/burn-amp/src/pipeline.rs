@@ -59,7 +59,7 @@ use crate::{
 };
 use masters::Trained;
 #[cfg(feature = "train")]
-pub(crate) use masters::put;
+pub(crate) use masters::{put, trained};
 use update::{Update, Updated};
 use worker::{Ended, Pending, Worker};
 
@@ -568,8 +568,8 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
                     self.scaler.follow(updated.reached, what != What::Other);
                     if what == What::Update {
                         // The update knows nothing of the forward passes of the present window, unless all is done.
-                        let is_behind = until == Until::LastUpdate;
-                        self.scaler.leave_followed(&module, is_behind);
+                        self.scaler.buffers.is_behind = until == Until::LastUpdate;
+                        self.scaler.leave_step(&module, false);
                     }
                 }
                 Err(ended) => failed = failed.or(Some(ended.into())),

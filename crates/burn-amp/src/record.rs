@@ -10,7 +10,6 @@ mod file;
 mod optimizer_state;
 mod owners;
 mod state;
-mod tensors;
 
 use burn::{
     optim::OptimizerRecord,
@@ -182,7 +181,7 @@ impl AmpRecord {
         // Burn would round others when it loads them. An optimizer of one's own need not.
         let is_other = |dtype: DType| dtype.is_float() && dtype != DType::F32;
         let tensors = self.optimizer.iter().flat_map(Container::tensors);
-        if tensors.into_iter().any(|tensor| is_other(tensor.dtype)) {
+        if tensors.map(|tensor| tensor.dtype).any(is_other) {
             let again = self.clone().into_optimizer();
             if let Err(error) = again.and_then(|record| optim.check_record(record)) {
                 let reason = format!("it could not be loaded again: {error}");
@@ -330,15 +329,16 @@ impl AmpRecord {
             return Ok(container);
         };
         if let Some(scaler) = self.scaler {
-            container.put_state(SCALER, None, &State::plain(&scaler));
+            State::plain(&scaler).put_into(&mut container, SCALER, None);
         }
         for Format { name, tensors, .. } in &STATES {
             if let Some(state) = self.states.get(*name) {
-                container.put_state(name, Some(tensors), state);
+                state.put_into(&mut container, name, Some(tensors));
             }
         }
         for (name, state) in &self.hooks {
-            container.put_hook(name, state);
+            let name = format!("{}{name}", container::HOOK);
+            state.put_into(&mut container, &name, Some(&name));
         }
         container.seal_as(kind);
         Ok(container)
@@ -357,7 +357,7 @@ impl AmpRecord {
         if kind.is_none_or(|kind| kind == SCALED_OPTIMIZER) {
             OptimizerState::of(&container)?;
             record.optimizer = Some(container);
-        } else if let Some(tensor) = container.tensors().first() {
+        } else if let Some(tensor) = container.tensors().next() {
             let reason = format!("tensor `{}` is that of no parameter", tensor.name);
             return Err(container.damaged(reason));
         }
@@ -368,7 +368,7 @@ impl AmpRecord {
     fn take_states(&mut self, container: &mut Container, kind: &str) -> Result<(), AmpError> {
         let known = STATES.iter().filter_map(|format| format.alone);
         let known = known.map(|[kind, _]| kind).chain([HOOK, EARLIER_HOOK]);
-        let section = container.take_state(SCALER, None)?;
+        let section = State::take_from(container, SCALER, None)?;
         if [SCALED_OPTIMIZER, SCALER_ALONE[0]].contains(&kind) {
             let values = section.as_ref().map(ScalerState::of).transpose();
             self.scaler = values.map_err(|reason| container.refusal(SCALER, &reason))?;
@@ -377,14 +377,18 @@ impl AmpRecord {
         }
         for format in &STATES {
             let name = format.name;
-            if let Some(state) = container.take_state(name, Some(format.tensors))? {
+            if let Some(state) = State::take_from(container, name, Some(format.tensors))? {
                 (format.check)(&state).map_err(|reason| container.refusal(name, &reason))?;
                 self.states.insert(name, state);
             }
         }
-        self.hooks = container.take_hooks()?;
+        for name in container.hooks() {
+            let key = format!("{}{name}", container::HOOK);
+            let state = State::take_from(container, &key, Some(&key))?;
+            self.hooks.extend(state.map(|state| (name, state)));
+        }
         for (name, tensors) in EARLIER_HOOKS {
-            let state = container.take_state(name, tensors)?;
+            let state = State::take_from(container, name, tensors)?;
             self.hooks
                 .extend(state.map(|state| (name.to_string(), state)));
         }

@@ -94,6 +94,8 @@ pub(crate) struct Buffers {
     good: RunningStatistics,
     /// As the last step has met them, before the forward pass of its gradients.
     met: Statistics,
+    /// Whether the module has made another forward pass since that of the step, as in a pipeline: those are good then that this has met.
+    pub(crate) is_behind: bool,
     /// Whether the step is one of a module that has some.
     are_there: bool,
     /// Whether a forward pass may have overflowed of which no step knows: its gradients were thrown away.
@@ -118,14 +120,12 @@ impl Buffers {
         self.met = found;
     }
 
-    /// After it. Waits for the device only where something was skipped. `accepts_micro_batches` where each of them is tested. Where the step
-    /// `is_behind` the module's last forward pass, those are good that this has found.
+    /// After it. Waits for the device only where something was skipped. `accepts_micro_batches` where each of them is tested.
     pub(crate) fn after_step<M: Module>(
         &mut self,
         module: &M,
         outcome: Option<StepOutcome>,
         accepts_micro_batches: bool,
-        is_behind: bool,
         live: &LiveScale,
     ) {
         let (lost, clean) = match outcome {
@@ -148,7 +148,7 @@ impl Buffers {
             self.good.repair(module);
             self.are_suspicious = false;
         }
-        match (clean, is_behind) {
+        match (clean, self.is_behind) {
             (true, true) => self.good.learn(std::mem::take(&mut self.met)),
             (true, false) => self.good.keep(module),
             (false, _) => {}

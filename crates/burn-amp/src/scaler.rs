@@ -437,7 +437,7 @@ impl GradScaler {
     pub(crate) fn leave_step<M: Module>(&mut self, module: &M, accepts_micro_batches: bool) {
         let outcome = self.account().outcome;
         let live = &self.scale.live;
-        (self.buffers).after_step(module, outcome, accepts_micro_batches, false, live);
+        (self.buffers).after_step(module, outcome, accepts_micro_batches, live);
     }
 
     pub(crate) fn account(&self) -> MutexGuard<'_, Account> {

@@ -17,7 +17,7 @@ use crate::{
 /// The parameters of a module that are trained, with their values on the training device: as they were handed over, or images of masters.
 pub(crate) type Trained = Arc<Vec<Parameter>>;
 
-pub(super) fn trained<M: Module>(module: &M) -> Trained {
+pub(crate) fn trained<M: Module>(module: &M) -> Trained {
     let mut trained = distinct_parameters(module);
     trained.retain(|parameter| parameter.is_trained);
     Arc::new(trained)

@@ -115,13 +115,13 @@ impl<O: ModuleOptim> Update<O> {
         before: LossScale,
         outcome: Option<StepOutcome>,
     ) -> Result<(), AmpError> {
-        match outcome {
-            // No update.
-            None | Some(StepOutcome::Accumulated | StepOutcome::NoGradients) => Ok(()),
-            Some(_) => match self.next_scale.take() {
-                Some(scale) => self.optim.scaler_mut().replace_update(before, scale),
-                None => Ok(()),
-            },
+        let is_update = !matches!(
+            outcome,
+            None | Some(StepOutcome::Accumulated | StepOutcome::NoGradients)
+        );
+        match self.next_scale.take_if(|_| is_update) {
+            Some(scale) => self.optim.scaler_mut().replace_update(before, scale),
+            None => Ok(()),
         }
     }
 

@@ -2,14 +2,15 @@
 
 use burn::{
     module::ParamId,
-    tensor::{Device, Tensor},
+    tensor::{DType, Device, Tensor, TensorData},
 };
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::{dtype::working_dtype, param_tensors::ParamTensors};
+use super::container::{Container, key_of};
+use crate::{dtype::working_dtype, error::AmpError, param_tensors::ParamTensors};
 
 /// The JSON of a state that is tensors alone, which is not written.
-pub(super) const NO_VALUES: &str = "{}";
+const NO_VALUES: &str = "{}";
 
 /// What a record stores of a [`Hook`](crate::hook::Hook): values that serde writes, and tensors by parameter.
 ///
@@ -75,6 +76,62 @@ impl State {
     pub(super) fn of_tensors(tensors: ParamTensors) -> Self {
         let json = NO_VALUES.to_string();
         Self { json, tensors }
+    }
+}
+
+/// In a container: the JSON under `burn_amp.{name}`, and the tensors each after its parameter, `{id}.burn_amp.{tensors}`, as an optimizer's own
+/// are, whose readers pass over them.
+impl State {
+    /// On some devices the tensors are read when the container is written.
+    pub(super) fn put_into(&self, container: &mut Container, name: &str, tensors: Option<&str>) {
+        if self.json != NO_VALUES {
+            (container.metadata).insert(key_of(name), self.json.clone());
+        }
+        let Some(field) = tensors.map(key_of) else {
+            return;
+        };
+        let pack = |(id, data): (ParamId, TensorData)| {
+            let name = format!("{}.{field}", id.val());
+            let (bytes, shape, dtype) = data.into_parts();
+            burn_pack::Tensor::new(name, dtype, shape, Some(id.val()), bytes)
+        };
+        container.held.push(self.tensors.clone());
+        container.extend(self.tensors.to_data().into_iter().map(pack));
+    }
+
+    /// Takes it out, if it is there. The tensors stay on the host until their parameter's device is known.
+    pub(super) fn take_from(
+        container: &mut Container,
+        name: &str,
+        tensors: Option<&str>,
+    ) -> Result<Option<Self>, AmpError> {
+        let mut found = ParamTensors::default();
+        let end = tensors.map(|field| format!(".{}", key_of(field)));
+        let is_its = |name: &str| end.as_ref().is_some_and(|end| name.ends_with(end));
+        for tensor in container.split_tensors(is_its) {
+            let name = tensor.name.clone();
+            let parts = tensor.into_parts();
+            let (_, dtype, shape, id, bytes) =
+                parts.map_err(|error| container.damaged(error.to_string()))?;
+            let reason = match (id, dtype) {
+                (Some(id), DType::F32 | DType::F64) => {
+                    found.insert(id.into(), TensorData::from_bytes(bytes, shape, dtype));
+                    continue;
+                }
+                (None, _) => format!("tensor `{name}` belongs to no parameter"),
+                (Some(_), other) => {
+                    let other = other.name();
+                    format!("tensor `{name}` is {other}, but must be f32 or f64")
+                }
+            };
+            return Err(container.damaged(reason));
+        }
+        let json = container.metadata.remove(&key_of(name));
+        let is_there = json.is_some() || found.len() > 0;
+        Ok(is_there.then(|| Self {
+            json: json.unwrap_or_else(|| NO_VALUES.to_string()),
+            tensors: found,
+        }))
     }
 }
 

@@ -1,6 +1,5 @@
 //! The two sides of a scaler whose steps are decided on another thread: that which scales losses, and that which learns.
 
-use burn::module::Module;
 use std::{collections::BTreeMap, sync::Arc};
 
 use super::{GradScaler, Scale};
@@ -86,13 +85,6 @@ impl GradScaler {
             true => self.enter(),
             false => self.show_account(),
         }
-    }
-
-    /// After a step of the other side, of which this has come to know. `is_behind` the module's last forward pass.
-    pub(crate) fn leave_followed<M: Module>(&mut self, module: &M, is_behind: bool) {
-        let outcome = self.account().outcome;
-        let live = &self.scale.live;
-        (self.buffers).after_step(module, outcome, false, is_behind, live);
     }
 
     /// Ends an iteration with a scale of the caller's choice, where its outcome has moved the scale that was `before`. The growth

@@ -2,7 +2,6 @@
 //! model has. Burn's Learner stores nothing else, and asks nobody.
 
 use burn::{
-    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
     module::{Param, ParamGroup, ParamId},
     optim::{
         DynOptimizer, DynState, GradientsParams, LearningRate, ModuleOptimizer, StateSink,
@@ -38,18 +37,18 @@ pub(super) enum Entry {
     Loaded(Option<Box<AmpRecord>>),
 }
 
-/// What the next step of the parameter puts into the entry; and what it has found there, beside whether a record was taken since the last
-/// time. It finds nothing in an optimizer that has not met a scaler before.
+/// What was found in an optimizer.
 #[derive(Default)]
-struct Mail {
-    steps: Option<Shared>,
-    found: Option<Entry>,
-    was_recorded: bool,
+pub(super) struct Found {
+    /// None in one that has not met a scaler before.
+    pub(super) entry: Option<Entry>,
+    /// Whether a record was taken since the last time.
+    pub(super) was_recorded: bool,
 }
 
 thread_local! {
-    /// Burn's `step` takes and returns nothing of ours.
-    static MAIL: Beside<Mail> = const { RefCell::new(None) };
+    /// What the next step of the parameter puts into the entry, and what it has found there. Burn's `step` takes and returns nothing of ours.
+    static MAIL: Beside<(Option<Shared>, Found)> = const { RefCell::new(None) };
 }
 
 /// An optimizer that can carry a state.
@@ -66,26 +65,21 @@ pub(super) fn put(optim: &mut ModuleOptimizer, steps: &Shared) {
     exchange(optim, Some(steps.clone()));
 }
 
-/// Takes the state out, if the optimizer has met a scaler before. Also says whether a record was taken since the last time.
-pub(super) fn take(optim: &mut ModuleOptimizer) -> (Option<Entry>, bool) {
-    let mail = exchange(optim, None);
-    (mail.found, mail.was_recorded)
+/// Takes the state out.
+pub(super) fn take(optim: &mut ModuleOptimizer) -> Found {
+    exchange(optim, None)
 }
 
-fn exchange(optim: &mut ModuleOptimizer, steps: Option<Shared>) -> Mail {
+fn exchange(optim: &mut ModuleOptimizer, steps: Option<Shared>) -> Found {
     let device = Device::flex();
     let one = || Tensor::<1>::zeros([1], (&device, DType::F32));
     let id = ParamId::from(ID);
     let mut grads = GradientsParams::new();
     grads.register(id, one());
     let param = Tensor::from_inner(one()).require_grad();
-    let mail = Mail {
-        steps,
-        ..Mail::default()
-    };
-    let lr = ModuleLearningRate::from(0.0);
-    let step = || optim.step(lr, Param::initialized(id, param), grads);
-    during(&MAIL, mail, step).1
+    let step = || optim.step(0.0, Param::initialized(id, param), grads);
+    let (_, (_, found)) = during(&MAIL, (steps, Found::default()), step);
+    found
 }
 
 /// Carries a state through records; a loaded one sets the loss scale at once, for the first step of the resumed run.
@@ -104,13 +98,12 @@ impl DynOptimizer for Carrier {
         _grad: BridgeTensor,
         state: Option<DynState>,
     ) -> (BridgeTensor, Option<DynState>) {
-        let found = state.map_or(Entry::Loaded(None), DynState::downcast);
-        let steps = MAIL.with_borrow_mut(|mail| {
-            let mail = mail.as_mut()?;
-            mail.found = Some(found);
-            mail.was_recorded = self.recorded.swap(false, Ordering::Relaxed);
-            mail.steps.take()
-        });
+        let found = Found {
+            entry: Some(state.map_or(Entry::Loaded(None), DynState::downcast)),
+            was_recorded: self.recorded.swap(false, Ordering::Relaxed),
+        };
+        let mail = MAIL.replace(Some((None, found)));
+        let steps = mail.and_then(|(steps, _)| steps);
         (tensor, Some(DynState::create(Entry::Steps(steps), rank)))
     }
 
@@ -125,7 +118,10 @@ impl DynOptimizer for Carrier {
         };
         if let Some(record) = record {
             self.recorded.store(true, Ordering::Relaxed);
-            let bytes = inverted(&to_bytes(record));
+            let bytes = record.into_bytes().unwrap_or_else(|error| {
+                panic!("the loss scaler's state cannot be written: {error}")
+            });
+            let bytes = inverted(&bytes);
             let shape = [bytes.len()];
             out.push_tensor(
                 prefix,
@@ -156,11 +152,6 @@ impl DynOptimizer for Carrier {
     }
 }
 
-fn to_bytes(state: AmpRecord) -> Bytes {
-    let bytes = state.into_bytes();
-    bytes.unwrap_or_else(|error| panic!("the loss scaler's state cannot be written: {error}"))
-}
-
 fn from_bytes(bytes: Bytes, origin: &str) -> Result<AmpRecord, AmpError> {
     let record = AmpRecord::from_container(Container::from_bytes(bytes, origin)?)?;
     match record.scaler {
@@ -175,8 +166,7 @@ pub(super) fn state_in_file(container: &mut Container) -> Result<Option<AmpRecor
     let Some(tensor) = container.split_tensors(|other| other == name).pop() else {
         return Ok(None);
     };
-    let bytes = tensor.to_bytes();
-    let bytes = bytes.map_err(|error| container.damaged(error.to_string()))?;
+    let bytes = container.bytes_of(&tensor)?;
     from_bytes(inverted(&bytes), container.origin()).map(Some)
 }
 

@@ -57,12 +57,10 @@ impl Remote {
     ) -> Result<M, StepError<M>> {
         let model = self.current(&model).unwrap_or(model);
         (self.is_ahead, self.stored_optimizer) = (false, None);
-        if take(&mut self.is_reloaded) {
-            let reloaded = self.optim.reload(&model);
-            return match reloaded {
-                Ok(()) => self.optim.try_step(lr, model, grads),
-                Err(error) => Err(StepError::new(model, error)),
-            };
+        if take(&mut self.is_reloaded)
+            && let Err(error) = self.optim.reload(&model)
+        {
+            return Err(StepError::new(model, error));
         }
         self.optim.try_step(lr, model, grads)
     }

@@ -138,10 +138,10 @@ impl<M: TrainStep + Module + 'static> Scaled<M> {
             panic!("{error}");
         }
         self.failed = false;
-        let (found, is_checkpointed) = checkpoint::take(optim);
-        let checkpointed = is_checkpointed
+        let found = checkpoint::take(optim);
+        let checkpointed = (found.was_recorded)
             .then(|| Box::new((self.inner.clone(), optim.clone())) as Box<dyn Any + Send>);
-        match found {
+        match found.entry {
             Some(Entry::Steps(_)) => {}
             Some(Entry::Loaded(state)) => {
                 if let Err(error) = self.steps.restore(state.map(|state| *state)) {

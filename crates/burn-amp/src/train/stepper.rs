@@ -3,7 +3,7 @@
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
     module::Module,
-    optim::{GradientsParams, ModuleOptimizer, OptimizerRecord, SgdConfig},
+    optim::{GradientsParams, ModuleOptimizer, OptimizerRecord},
     tensor::{DType, Device},
 };
 use std::mem::swap;
@@ -55,17 +55,7 @@ impl Kind {
 /// Burn's optimizer, and of what kind it is.
 pub(super) struct Stepper {
     pub(super) optim: ModuleOptimizer,
-    kind: Kind,
-}
-
-impl Stepper {
-    pub(super) fn new(optim: ModuleOptimizer, kind: Kind) -> Self {
-        Self { optim, kind }
-    }
-
-    pub(super) fn without_optimizer(kind: Kind) -> Self {
-        Self::new(SgdConfig::new().init(), kind)
-    }
+    pub(super) kind: Kind,
 }
 
 impl ModuleOptim for Stepper {

@@ -4,8 +4,8 @@ use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
     module::{Module, ParamGroup},
     optim::{
-        DynOptimizer, DynState, GradientsParams, LearningRate, ModuleOptimizer, StateSink,
-        StateSource,
+        DynOptimizer, DynState, GradientsParams, LearningRate, ModuleOptimizer, SgdConfig,
+        StateSink, StateSource,
     },
     tensor::{Device, TensorData, kind::BridgeTensor},
 };
@@ -23,9 +23,9 @@ use crate::{
     fused::{Update, step_by},
     gradients::placeholders,
     lock::locked,
-    module_path::distinct_parameters,
     optimizer::ScaledOptimizer,
     param_tensors::ParamTensors,
+    pipeline::trained,
     record::AmpRecord,
     scaler::GradScaler,
     step_options::StepOptions,
@@ -63,7 +63,10 @@ pub(super) struct State {
 impl Steps {
     pub(super) fn new(kind: Kind, scaler: GradScaler, options: StepOptions) -> Self {
         // The learner lends its optimizer for each step.
-        let stepper = Stepper::without_optimizer(kind.clone());
+        let stepper = Stepper {
+            optim: SgdConfig::new().init(),
+            kind: kind.clone(),
+        };
         let state = State {
             optim: ScaledOptimizer::from_parts(stepper, scaler.clone(), options.clone()),
             remote: None,
@@ -146,8 +149,11 @@ impl Steps {
         if let Some(place) = &self.kind.thread
             && state.remote.is_none()
         {
-            let stepper = Stepper::new(optim.clone(), self.kind.clone());
-            let (scaler, options) = (state.optim.scaler().clone(), state.optim.options.clone());
+            let stepper = Stepper {
+                optim: optim.clone(),
+                kind: self.kind.clone(),
+            };
+            let (scaler, options) = (self.scaler.clone(), self.options.clone());
             let own = ScaledOptimizer::from_parts(stepper, scaler, options);
             let masters = std::mem::take(&mut state.masters);
             match Remote::start(own, place, masters) {
@@ -229,12 +235,11 @@ impl std::fmt::Debug for Shared {
 
 /// Puts handles in the place of the states of the learner's own optimizer, which a thread has from now on.
 fn put_handles<M: Module>(shell: &mut ModuleOptimizer, shared: &Shared, model: &M) {
-    let trained = distinct_parameters(model).into_iter();
-    let trained: Vec<_> = trained.filter(|parameter| parameter.is_trained).collect();
+    let trained = trained(model);
     let group = ParamGroup::from_ids(trained.iter().map(|parameter| parameter.id).collect());
     *shell = (shell.clone()).with_group(group, Handles(shared.clone()), None);
     // Burn makes states in a step alone.
-    let grads = placeholders(trained);
+    let grads = placeholders(trained.iter().cloned());
     let _ = shell.step(ModuleLearningRate::from(0.0), model.clone(), grads);
 }
 
@@ -266,23 +271,15 @@ impl DynOptimizer for Handles {
         let Some(container) = remote.as_mut().and_then(Remote::stored_optimizer) else {
             panic!("the optimizer's thread has ended: there is no state to be stored");
         };
-        let field = |name: &str| {
-            let (id, field) = name.split_once('.')?;
-            (id == prefix).then(|| field.to_string())
-        };
-        for (name, value) in container.scalars() {
-            if let Some(field) = field(name).filter(|field| field != "__rank") {
-                out.push_scalar(prefix, &field, *value);
-            }
-        }
-        for tensor in container.split_tensors(|name| field(name).is_some()) {
-            let name = tensor.name.clone();
-            let (_, dtype, shape, _, bytes) = tensor
+        let is_of_it = |name: &str| name.split_once('.').is_some_and(|(id, _)| id == prefix);
+        let scalars = container.scalars().iter();
+        let scalars = scalars.filter(|(name, _)| is_of_it(name));
+        (out.scalars).extend(scalars.map(|(name, value)| (name.clone(), *value)));
+        for tensor in container.split_tensors(is_of_it) {
+            let (name, dtype, shape, _, bytes) = tensor
                 .into_parts()
                 .unwrap_or_else(|error| panic!("the optimizer's state cannot be read: {error}"));
-            if let Some(field) = field(&name) {
-                out.push_tensor(prefix, &field, TensorData::from_bytes(bytes, shape, dtype));
-            }
+            (out.tensors).push((name, TensorData::from_bytes(bytes, shape, dtype)));
         }
     }
 

@@ -371,14 +371,16 @@ impl AmpRecord {
         let section = State::take_from(container, SCALER, None)?;
         if [SCALED_OPTIMIZER, SCALER_ALONE[0]].contains(&kind) {
             let values = section.as_ref().map(ScalerState::of).transpose();
-            self.scaler = values.map_err(|reason| container.refusal(SCALER, &reason))?;
+            self.scaler =
+                values.map_err(|reason| container::refusal(&self.origin, SCALER, &reason))?;
         } else if !known.into_iter().any(|known| known == kind) {
-            return Err(container.later(&format!("kind `{kind}`")));
+            return Err(container::later(&self.origin, &format!("kind `{kind}`")));
         }
         for format in &STATES {
             let name = format.name;
             if let Some(state) = State::take_from(container, name, Some(format.tensors))? {
-                (format.check)(&state).map_err(|reason| container.refusal(name, &reason))?;
+                (format.check)(&state)
+                    .map_err(|reason| container::refusal(&self.origin, name, &reason))?;
                 self.states.insert(name, state);
             }
         }

@@ -125,11 +125,6 @@ impl Container {
         names.map(String::from).collect()
     }
 
-    /// The error for a state that was refused.
-    pub(super) fn refusal(&self, name: &str, reason: &str) -> AmpError {
-        refusal(&self.origin, name, reason)
-    }
-
     /// Refuses what is left of our own after all that is known was taken out: it must not be lost in silence.
     pub(crate) fn check_rest(&self) -> Result<(), AmpError> {
         let keys = self.scalars.keys().chain(self.metadata.keys());
@@ -140,7 +135,7 @@ impl Container {
         };
         let mut names = keys.chain(self.tensors.keys().filter(is_ours));
         match names.next() {
-            Some(name) => Err(self.later(&format!("`{name}`"))),
+            Some(name) => Err(later(&self.origin, &format!("`{name}`"))),
             None => Ok(()),
         }
     }
@@ -162,11 +157,6 @@ impl Container {
     /// The error for contents that contradict each other.
     pub(crate) fn damaged(&self, reason: impl Into<String>) -> AmpError {
         AmpError::damaged(&self.origin, reason)
-    }
-
-    /// The error for contents that this release does not know, in a container that is whole.
-    pub(super) fn later(&self, what: &str) -> AmpError {
-        later(&self.origin, what)
     }
 
     /// Where the container came from, for messages.
@@ -294,7 +284,8 @@ pub(super) fn refusal(origin: &str, name: &str, reason: &str) -> AmpError {
     }
 }
 
-fn later(origin: &str, what: &str) -> AmpError {
+/// The error for contents that this release does not know, in a container that is whole.
+pub(super) fn later(origin: &str, what: &str) -> AmpError {
     let reason = format!(
         "{what}: this release does not know it; update burn-amp to load what a later one has saved"
     );

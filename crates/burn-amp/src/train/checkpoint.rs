@@ -60,17 +60,8 @@ pub(super) fn attach(optim: ModuleOptimizer, amp: &MixedPrecision) -> ModuleOpti
     optim.with_group(ParamGroup::from_ids(vec![ID.into()]), carrier, None)
 }
 
-/// The next checkpoint is to hold the state of these.
-pub(super) fn put(optim: &mut ModuleOptimizer, steps: &Shared) {
-    exchange(optim, Some(steps.clone()));
-}
-
-/// Takes the state out.
-pub(super) fn take(optim: &mut ModuleOptimizer) -> Found {
-    exchange(optim, None)
-}
-
-fn exchange(optim: &mut ModuleOptimizer, steps: Option<Shared>) -> Found {
+/// Takes the state out, and puts in what the next checkpoint is to hold.
+pub(super) fn exchange(optim: &mut ModuleOptimizer, steps: Option<&Shared>) -> Found {
     let device = Device::flex();
     let one = || Tensor::<1>::zeros([1], (&device, DType::F32));
     let id = ParamId::from(ID);
@@ -78,7 +69,7 @@ fn exchange(optim: &mut ModuleOptimizer, steps: Option<Shared>) -> Found {
     grads.register(id, one());
     let param = Tensor::from_inner(one()).require_grad();
     let step = || optim.step(0.0, Param::initialized(id, param), grads);
-    let (_, (_, found)) = during(&MAIL, (steps, Found::default()), step);
+    let (_, (_, found)) = during(&MAIL, (steps.cloned(), Found::default()), step);
     found
 }
 
@@ -113,7 +104,7 @@ impl DynOptimizer for Carrier {
 
     fn state_flatten(&self, prefix: &str, state: &DynState, out: &mut StateSink) {
         let record = match state.downcast_ref::<Entry>() {
-            Entry::Steps(steps) => steps.as_ref().map(Shared::record),
+            Entry::Steps(steps) => steps.as_ref().map(|steps| steps.lock().record()),
             Entry::Loaded(record) => record.as_deref().cloned(),
         };
         if let Some(record) = record {

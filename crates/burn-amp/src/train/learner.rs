@@ -1,6 +1,7 @@
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLrScheduler,
     optim::ModuleOptimizer,
+    tensor::DType,
     train::{Learner, LearnerModel},
 };
 
@@ -145,7 +146,7 @@ impl MixedPrecision {
         let steps = Steps::new(parts.kind, scaler, parts.options);
         let model = Scaled::new(model, self.clone(), steps);
         let mut optim = checkpoint::attach(parts.optim, self);
-        checkpoint::put(&mut optim, &model.steps.shared);
+        checkpoint::exchange(&mut optim, Some(&model.steps.shared));
         Ok(Learner::new(model, optim, lr_scheduler))
     }
 
@@ -196,7 +197,11 @@ struct Parts {
 impl Parts {
     fn of<O: ModuleOptim + Into<ModuleOptimizer>>(optim: O) -> Self {
         Self {
-            kind: Kind::of(&optim),
+            kind: Kind {
+                mixed: optim.accepts(DType::F16, DType::F32),
+                fused: optim.steps_on_device(),
+                thread: None,
+            },
             optim: optim.into(),
             scaler: None,
             options: StepOptions::default(),
@@ -209,9 +214,7 @@ impl Parts {
         let scaler = Some(optim.scaler().clone());
         let (options, has_own) = (optim.options.clone(), optim.own_optimize);
         let mut parts = Self::of(optim.into_inner());
-        if has_own {
-            parts.kind = parts.kind.stepped_by_model();
-        }
+        parts.kind.fused &= !has_own;
         Self {
             scaler,
             options,

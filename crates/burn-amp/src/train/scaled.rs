@@ -113,7 +113,7 @@ impl<M: Module + 'static> Scaled<M> {
         if !self.steps.are_late() {
             return self;
         }
-        let (inner, result) = StepError::split(self.steps.newest(self.inner));
+        let (inner, result) = StepError::split(self.steps.shared.lock().newest(self.inner));
         self.inner = inner;
         self.steps.update();
         self.end_with(result);
@@ -138,7 +138,7 @@ impl<M: TrainStep + Module + 'static> Scaled<M> {
             panic!("{error}");
         }
         self.failed = false;
-        let found = checkpoint::take(optim);
+        let found = checkpoint::exchange(optim, None);
         let checkpointed = (found.was_recorded)
             .then(|| Box::new((self.inner.clone(), optim.clone())) as Box<dyn Any + Send>);
         match found.entry {
@@ -162,8 +162,8 @@ impl<M: TrainStep + Module + 'static> Scaled<M> {
         let (inner, result) = StepError::split(stepped);
         self.inner = inner;
         self.steps.update();
-        self.steps.keep(checkpointed);
-        checkpoint::put(optim, &self.steps.shared);
+        self.steps.shared.lock().checkpointed = checkpointed;
+        checkpoint::exchange(optim, Some(&self.steps.shared));
         self.end_with(result);
         self
     }
@@ -180,7 +180,7 @@ impl<M: TrainStep + Module + 'static> TrainStep for Scaled<M> {
             self.amp.forget_failure();
         }
         // A checkpoint has received parameters that the learner's own model does not have.
-        let newest = self.steps.current(&self.inner);
+        let newest = self.steps.shared.lock().current(&self.inner);
         let inner = newest.as_ref().unwrap_or(&self.inner);
         let mut output = self.amp.in_model(|| TrainStep::step(inner, batch));
         if self.steps.kind.mixed {

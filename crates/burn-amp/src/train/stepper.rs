@@ -21,7 +21,7 @@ use crate::{
 pub(super) struct Kind {
     /// Whether it combines half-precision parameters with f32 gradients.
     pub(super) mixed: bool,
-    /// Whether it steps all parameters by itself, in one pass, in place of the model's own `optimize`.
+    /// Whether it steps all parameters by itself, in one pass. Otherwise the model's own `optimize` calls it.
     pub(super) fused: bool,
     /// Where it steps on a thread of its own.
     pub(super) thread: Option<Place>,
@@ -32,24 +32,6 @@ pub(super) struct Kind {
 pub(super) struct Place {
     pub(super) host: Device,
     pub(super) synchronous: bool,
-}
-
-impl Kind {
-    pub(super) fn of(optim: &impl ModuleOptim) -> Self {
-        Self {
-            mixed: optim.accepts(DType::F16, DType::F32),
-            fused: optim.steps_on_device(),
-            thread: None,
-        }
-    }
-
-    /// That of an optimizer which the model's own `optimize` calls.
-    pub(super) fn stepped_by_model(self) -> Self {
-        Self {
-            fused: false,
-            ..self
-        }
-    }
 }
 
 /// Burn's optimizer, and of what kind it is.

@@ -11,13 +11,11 @@ use burn::{
 };
 use std::{
     any::Any,
+    mem::take,
     sync::{Arc, Mutex, MutexGuard},
 };
 
-use super::{
-    pipelined::Remote,
-    stepper::{Kind, Lent, Stepper},
-};
+use super::stepper::{Kind, Lent, Stepper};
 use crate::{
     error::{AmpError, StepError},
     fused::{Update, step_by},
@@ -25,8 +23,8 @@ use crate::{
     lock::locked,
     optimizer::ScaledOptimizer,
     param_tensors::ParamTensors,
-    pipeline::trained,
-    record::AmpRecord,
+    pipeline::{PipelinedOptimizer, put, trained},
+    record::{AmpRecord, Container},
     scaler::GradScaler,
     step_options::StepOptions,
 };
@@ -51,13 +49,19 @@ pub(super) struct Shared(Arc<Mutex<State>>);
 pub(super) struct State {
     /// Where a thread steps, as it was before that has started.
     optim: ScaledOptimizer<Stepper>,
-    /// The thread, from the first step on.
-    pub(super) remote: Option<Remote>,
+    /// On a thread of its own, from the first step on.
+    thread: Option<PipelinedOptimizer<Stepper>>,
     /// Masters of a checkpoint, for a thread to begin with.
     masters: ParamTensors,
+    /// Whether parameters of a thread were received between two steps: the learner's own model does not have them yet.
+    is_ahead: bool,
+    /// Whether other parameters were loaded since the last step.
+    is_reloaded: bool,
+    /// The optimizer's state on a thread, for a checkpoint that is being taken.
+    stored_optimizer: Option<Container>,
     /// What the last checkpoint was taken of, until the step after the next one. Burn writes checkpoints on another thread, and CubeCL reads
     /// their values there: memory that is held is not written by a step in place, and under fusion that step is made late.
-    checkpointed: Option<Box<dyn Any + Send>>,
+    pub(super) checkpointed: Option<Box<dyn Any + Send>>,
 }
 
 impl Steps {
@@ -69,8 +73,11 @@ impl Steps {
         };
         let state = State {
             optim: ScaledOptimizer::from_parts(stepper, scaler.clone(), options.clone()),
-            remote: None,
+            thread: None,
             masters: ParamTensors::default(),
+            is_ahead: false,
+            is_reloaded: false,
+            stored_optimizer: None,
             checkpointed: None,
         };
         Self {
@@ -89,7 +96,7 @@ impl Steps {
     /// Those of another device, which count as an optimizer of their own. A thread that has started steps for all.
     pub(super) fn fork(mut self) -> Self {
         self.scaler.join();
-        let has_started = self.shared.lock().remote.is_some();
+        let has_started = self.shared.lock().thread.is_some();
         match has_started {
             true => self,
             false => self.detached(),
@@ -105,7 +112,7 @@ impl Steps {
 
     /// Those of another optimizer, of which nobody has told what kind it is.
     pub(super) fn of_another(mut self) -> Self {
-        self.kind = self.kind.stepped_by_model();
+        self.kind.fused = false;
         self.detached()
     }
 
@@ -131,11 +138,6 @@ impl Steps {
         Ok(())
     }
 
-    /// Keeps what a checkpoint was taken of, in place of what was kept before: after a step.
-    pub(super) fn keep(&self, checkpointed: Option<Box<dyn Any + Send>>) {
-        self.shared.lock().checkpointed = checkpointed;
-    }
-
     /// The step of the learner. `optimize` is the model's own.
     pub(super) fn step<M: Module + 'static>(
         &self,
@@ -146,24 +148,12 @@ impl Steps {
         optimize: impl FnOnce(M, &mut ModuleOptimizer, ModuleLearningRate, GradientsParams) -> M,
     ) -> Result<M, StepError<M>> {
         let state = &mut *self.shared.lock();
-        if let Some(place) = &self.kind.thread
-            && state.remote.is_none()
-        {
-            let stepper = Stepper {
-                optim: optim.clone(),
-                kind: self.kind.clone(),
-            };
-            let (scaler, options) = (self.scaler.clone(), self.options.clone());
-            let own = ScaledOptimizer::from_parts(stepper, scaler, options);
-            let masters = std::mem::take(&mut state.masters);
-            match Remote::start(own, place, masters) {
-                Ok(remote) => state.remote = Some(remote),
-                Err(error) => return Err(StepError::new(model, error)),
-            }
-            put_handles(optim, &self.shared, &model);
-        }
-        if let Some(remote) = &mut state.remote {
-            return remote.step(lr, model, grads);
+        let model = state.current(&model).unwrap_or(model);
+        (state.is_ahead, state.stored_optimizer) = (false, None);
+        let started = state.start(optim, &self.shared, &model);
+        let model = StepError::join(model, started)?;
+        if let Some(thread) = &mut state.thread {
+            return thread.try_step(lr, model, grads);
         }
         let lent = Lent::new(optim, &mut state.optim);
         let is_fused = self.kind.fused;
@@ -179,48 +169,87 @@ impl Steps {
         self.kind.fused || self.kind.thread.is_some()
     }
 
-    /// The model with its newest parameters, when the outcomes of all steps are known: waits for them.
-    pub(super) fn newest<M: Module + 'static>(&self, model: M) -> Result<M, StepError<M>> {
-        let State { optim, remote, .. } = &mut *self.shared.lock();
-        match remote {
-            Some(remote) => remote.newest(model),
-            None => StepError::join(model, optim.synchronize()),
+    /// After steps: what is known of them.
+    pub(super) fn update(&mut self) {
+        let State { optim, thread, .. } = &*self.shared.lock();
+        let scaler = thread.as_ref().map(|thread| &thread.scaler);
+        let scaler = scaler.unwrap_or(optim.scaler()).clone();
+        (self.scaler, self.options) = (scaler, optim.options.clone());
+    }
+}
+
+impl State {
+    /// Before a step: starts the thread, if one is to step. The learner's own optimizer, with which it begins, has nothing but handles from then
+    /// on. A thread that has started takes over parameters that were loaded.
+    fn start<M: Module + 'static>(
+        &mut self,
+        own: &mut ModuleOptimizer,
+        shared: &Shared,
+        model: &M,
+    ) -> Result<(), AmpError> {
+        let is_reloaded = take(&mut self.is_reloaded);
+        if let Some(thread) = &mut self.thread {
+            let reloaded = is_reloaded.then(|| thread.reload(model));
+            return reloaded.unwrap_or(Ok(()));
+        }
+        let kind = self.optim.optimizer().kind.clone();
+        let Some(place) = kind.thread.clone() else {
+            return Ok(());
+        };
+        let optim = own.clone();
+        let (scaler, options) = (self.optim.scaler().clone(), self.optim.options.clone());
+        let optim = ScaledOptimizer::from_parts(Stepper { optim, kind }, scaler, options);
+        let thread = PipelinedOptimizer::new(optim, place.host)?;
+        let mut thread = thread.with_synchronous(place.synchronous);
+        thread.stored = take(&mut self.masters);
+        self.thread = Some(thread);
+        put_handles(own, shared, model);
+        Ok(())
+    }
+
+    /// The model with its newest parameters, when the outcomes of all steps are known: waits for them. The learner's own gets them with the next
+    /// step.
+    pub(super) fn newest<M: Module + 'static>(&mut self, model: M) -> Result<M, StepError<M>> {
+        let model = self.current(&model).unwrap_or(model);
+        self.is_ahead = true;
+        match &mut self.thread {
+            Some(thread) => thread.synchronize(model),
+            None => StepError::join(model, self.optim.synchronize()),
         }
     }
 
     /// The model that a forward pass is to see, if it is another.
     pub(super) fn current<M: Module>(&self, model: &M) -> Option<M> {
-        self.shared.lock().remote.as_ref()?.current(model)
+        let thread = self.thread.as_ref().filter(|_| self.is_ahead)?;
+        Some(put(model.clone(), thread.trained.as_ref()?))
     }
 
     /// Takes note of a model into which other parameters were loaded.
-    pub(super) fn reload(&self) {
-        if let Some(remote) = &mut self.shared.lock().remote {
-            remote.reload();
-        }
+    pub(super) fn reload(&mut self) {
+        (self.is_ahead, self.is_reloaded) = (false, self.thread.is_some());
     }
 
-    /// After steps: what is known of them.
-    pub(super) fn update(&mut self) {
-        let State { optim, remote, .. } = &*self.shared.lock();
-        let scaler = remote.as_ref().map_or(optim.scaler(), Remote::scaler);
-        (self.scaler, self.options) = (scaler.clone(), optim.options.clone());
+    /// What the next checkpoint is to hold: all steps are known then. The next one returns what was wrong.
+    pub(super) fn record(&mut self) -> AmpRecord {
+        let Some(thread) = &mut self.thread else {
+            self.optim.resolve();
+            return self.optim.options.record_with(self.optim.scaler());
+        };
+        let mut record = thread.to_record();
+        self.stored_optimizer = record.take_optimizer();
+        record
+    }
+
+    /// The optimizer's state on the thread, of the record that was taken last.
+    fn stored_optimizer(&mut self) -> Option<&mut Container> {
+        if self.stored_optimizer.is_none() {
+            self.record();
+        }
+        self.stored_optimizer.as_mut()
     }
 }
 
 impl Shared {
-    /// What the next checkpoint is to hold: all steps are known then. The next one returns what was wrong.
-    pub(super) fn record(&self) -> AmpRecord {
-        let State { optim, remote, .. } = &mut *self.lock();
-        match remote {
-            Some(remote) => remote.record(),
-            None => {
-                optim.resolve();
-                optim.options.record_with(optim.scaler())
-            }
-        }
-    }
-
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         // A step that has panicked has lost the model, and the run.
         locked(&self.0)
@@ -267,8 +296,8 @@ impl DynOptimizer for Handles {
     }
 
     fn state_flatten(&self, prefix: &str, _state: &DynState, out: &mut StateSink) {
-        let remote = &mut self.0.lock().remote;
-        let Some(container) = remote.as_mut().and_then(Remote::stored_optimizer) else {
+        let state = &mut *self.0.lock();
+        let Some(container) = state.stored_optimizer() else {
             panic!("the optimizer's thread has ended: there is no state to be stored");
         };
         let is_of_it = |name: &str| name.split_once('.').is_some_and(|(id, _)| id == prefix);
@@ -401,8 +430,8 @@ mod tests {
             sender.send(PASSES.get()).unwrap();
             Ok(())
         };
-        let remote = &mut steps.shared.lock().remote;
-        remote.as_mut().unwrap().optim.queue(count).unwrap();
+        let thread = &mut steps.shared.lock().thread;
+        thread.as_mut().unwrap().queue(count).unwrap();
         assert_eq!(passes.recv().unwrap(), 3);
     }
 }

@@ -59,7 +59,7 @@ const HOOK: &str = "hook";
 #[derive(Clone)]
 pub struct AmpRecord {
     origin: String,
-    optimizer: Option<Container>,
+    pub(crate) optimizer: Option<Container>,
     pub(crate) scaler: Option<ScalerState>,
     /// What else is stored, by its name.
     states: BTreeMap<&'static str, State>,
@@ -161,12 +161,6 @@ impl AmpRecord {
     /// The error for a hook's state that the hook refuses.
     pub(crate) fn refused_hook(&self, name: &str, reason: &str) -> AmpError {
         container::refusal(&self.origin, name, reason)
-    }
-
-    /// Takes out the state of the optimizer, if there is one and it can be stored.
-    #[cfg(feature = "train")]
-    pub(crate) fn take_optimizer(&mut self) -> Option<Container> {
-        self.optimizer.take()
     }
 
     /// Adds the state of an optimizer. What is wrong with it is the error of the first call that wants it.

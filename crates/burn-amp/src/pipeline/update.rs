@@ -153,17 +153,15 @@ impl<O: ModuleOptim> Update<O> {
 
 /// The gradients on the optimizer's device. Waits for the training device.
 fn moved<M: Module>(grads: StepGradients, module: &M, host: &Device) -> StepGradients {
-    match grads {
-        StepGradients::Scaled(grads) if grads.loss_scale() != 1.0 => {
-            let scale = grads.loss_scale();
-            // As narrow as they are: unscaling widens them.
-            let grads = grads.into_params().to_device(host, module);
-            ScaledGradients::new(grads, scale).into()
-        }
+    let scale = match &grads {
+        StepGradients::Scaled(grads) => grads.loss_scale(),
         // Those that were tested elsewhere are tested here too: what was found is of the other side's scale.
-        grads => {
-            let grads = grads.into_params().to_device(host, module);
-            widened(grads, module).into()
-        }
+        _ => 1.0,
+    };
+    let grads = grads.into_params().to_device(host, module);
+    match scale == 1.0 {
+        true => widened(grads, module).into(),
+        // As narrow as they are: unscaling widens them.
+        false => ScaledGradients::new(grads, scale).into(),
     }
 }

@@ -6,13 +6,11 @@ use burn::{
     optim::{GradientsParams, ModuleOptimizer, OptimizerRecord},
     tensor::{DType, Device},
 };
-use std::mem::swap;
 
 use crate::{
     error::AmpError,
     master_weights::masters_of,
     module_optim::{ModuleOptim, records_of},
-    optimizer::ScaledOptimizer,
     param_tensors::ParamTensors,
 };
 
@@ -68,27 +66,5 @@ impl ModuleOptim for Stepper {
 
     fn one_pass(&mut self) -> Option<&mut ModuleOptimizer> {
         self.kind.fused.then_some(&mut self.optim)
-    }
-}
-
-/// The learner's optimizer in the place of that which steps, until this is dropped: after a panic of the model's own `optimize`, too.
-pub(super) struct Lent<'a> {
-    optim: &'a mut ModuleOptimizer,
-    pub(super) steps: &'a mut ScaledOptimizer<Stepper>,
-}
-
-impl<'a> Lent<'a> {
-    pub(super) fn new(
-        optim: &'a mut ModuleOptimizer,
-        steps: &'a mut ScaledOptimizer<Stepper>,
-    ) -> Self {
-        swap(optim, &mut steps.optimizer_in_flight().optim);
-        Self { optim, steps }
-    }
-}
-
-impl Drop for Lent<'_> {
-    fn drop(&mut self) {
-        swap(self.optim, &mut self.steps.optimizer_in_flight().optim);
     }
 }

@@ -11,11 +11,12 @@ use burn::{
 };
 use std::{
     any::Any,
-    mem::take,
+    mem::{swap, take},
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::{Arc, Mutex, MutexGuard},
 };
 
-use super::stepper::{Kind, Lent, Stepper};
+use super::stepper::{Kind, Stepper};
 use crate::{
     error::{AmpError, StepError},
     fused::{Update, step_by},
@@ -155,13 +156,17 @@ impl Steps {
         if let Some(thread) = &mut state.thread {
             return thread.try_step(lr, model, grads);
         }
-        let lent = Lent::new(optim, &mut state.optim);
         let is_fused = self.kind.fused;
         let update = |stepper: &mut Stepper, update: Update, model, grads| match is_fused {
             true => step_by(stepper, update, model, grads),
             false => optimize(model, &mut stepper.optim, update.lr, grads),
         };
-        lent.steps.try_step_by(lr, model, grads.into(), update)
+        swap(optim, &mut state.optim.optimizer_in_flight().optim);
+        let step = || state.optim.try_step_by(lr, model, grads.into(), update);
+        let stepped = catch_unwind(AssertUnwindSafe(step));
+        // After a panic of the model's own `optimize`, too.
+        swap(optim, &mut state.optim.optimizer_in_flight().optim);
+        stepped.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
     /// Whether steps may have outcomes that the model does not know yet.
@@ -236,7 +241,7 @@ impl State {
             return self.optim.options.record_with(self.optim.scaler());
         };
         let mut record = thread.to_record();
-        self.stored_optimizer = record.take_optimizer();
+        self.stored_optimizer = record.optimizer.take();
         record
     }
 

@@ -38,7 +38,8 @@ fn statistics_of_a_skipped_iteration_are_set_back() {
     .apply_reparameterization(amp.clone());
     let mut optim = PipelinedOptimizer::new(sgd(&amp), Device::flex()).unwrap();
     let mut was_lost = false;
-    for step in 0..30 {
+    // The last iteration overflows: nothing but `synchronize` comes after it.
+    for step in 0..35 {
         let input = TensorData::new(values(50 * step, 24), [6, 4]);
         let mut input = Tensor::<2>::from_data(input, &device);
         if step % 10 == 4 {
@@ -59,6 +60,6 @@ fn statistics_of_a_skipped_iteration_are_set_back() {
     assert!(means.iter().all(|mean| mean.is_finite()), "{means:?}");
     // They have moved, too: it is the training's own that are kept.
     assert!(means.iter().any(|mean| *mean != 0.0));
-    // Three of them, beside those of a first scale that is too high.
-    assert!(optim.scaler(true).counters().skipped() >= 3);
+    // Four of them, beside those of a first scale that is too high.
+    assert!(optim.scaler(true).counters().skipped() >= 4);
 }

@@ -1,11 +1,13 @@
 //! What goes beside Burn's `ModuleOptimizer`, which holds our optimizers of single parameters and their states, and shows them to nobody.
 //!
-//! Two values are there for the time of one call of Burn's, in a variable of the thread:
+//! Three values are there for the time of one call of Burn's, in a variable of the thread:
 //!
 //! - The pass of a fused step (`fused/pass.rs`). It collects the parameters that `ModuleOptimizer::step` hands over one by one, and knows who
 //!   decides the step. With a method `DynOptimizer::step_many`, called once for all parameters of a group, there would be no need of it.
 //! - The masters of half-precision parameters (`master_weights.rs`), which averages are made of. Only `ModuleOptimizer::to_record` looks at
 //!   states, and copies them to the host. With `ModuleOptimizer::states`, which shows each with its parameter's id, there would be no need of it.
+//! - The steps of a `Learner` (`train/checkpoint.rs`), whose state goes with the optimizer's. With a place in Burn's checkpoint for others, there
+//!   would be no need of it.
 
 use std::{cell::RefCell, thread::LocalKey};
 

@@ -415,7 +415,7 @@ mod tests {
         let mut tensors = ParamTensors::default();
         if let Some(dtype) = average {
             let data = TensorData::from([1.0f32, 2.0]).convert_dtype(dtype);
-            tensors.store(7.into(), data);
+            tensors.insert(7.into(), data);
         }
         let state = State::of(&EmaState { updates })
             .unwrap()

@@ -86,10 +86,8 @@ impl ScaledLrScheduler {
     ///
     /// As Burn's `ModuleLrScheduler::step`. Call it on the thread that steps the optimizer.
     pub fn step(&mut self) -> ModuleLearningRate {
-        match self.is_held() {
-            true => self.scheduler = self.before.clone(),
-            false => self.before = self.scheduler.clone(),
-        }
+        self.before = self.next().clone();
+        self.scheduler = self.before.clone();
         self.read = Some(self.journal.cursor());
         self.scheduler.step()
     }

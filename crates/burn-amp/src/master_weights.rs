@@ -269,25 +269,23 @@ impl<O: Optimizer> Optimizer for Masters<O> {
         kept: Option<Self::State<D>>,
     ) -> (Tensor<D>, Option<Self::State<D>>) {
         let dtype = tensor.dtype();
-        let (master, state) = kept.map_or((None, None), |kept| (kept.master, kept.state));
-        if !is_half(dtype) {
-            let (tensor, state) = self.optim.step(lr, tensor, grad.cast(dtype), state);
-            let kept = state.map(|state| WithMaster {
-                master: None,
-                state: Some(state),
-                wrapped: self.wraps_all,
-            });
-            return (tensor, kept);
-        }
-        let master = master.and_then(|master| master.on(&grad.device()));
-        let grad = grad.cast(FloatDType::F32);
-        let (master, state) = (self.optim).step(lr, master_of(tensor, master), grad, state);
-        let kept = WithMaster {
-            master: Some(master.clone().into()),
-            state,
-            wrapped: true,
+        let is_half = is_half(dtype);
+        let kept = kept.unwrap_or_default();
+        let (tensor, wide) = match is_half {
+            true => {
+                let master = kept.master.and_then(|master| master.on(&grad.device()));
+                (master_of(tensor, master), FloatDType::F32)
+            }
+            false => (tensor, dtype.into()),
         };
-        (master.cast(dtype), Some(kept))
+        let (tensor, state) = (self.optim).step(lr, tensor, grad.cast(wide), kept.state);
+        let kept = WithMaster {
+            master: is_half.then(|| tensor.clone().into()),
+            state,
+            wrapped: is_half || self.wraps_all,
+        };
+        let is_kept = kept.master.is_some() || kept.state.is_some();
+        (tensor.cast(dtype), is_kept.then_some(kept))
     }
 
     /// The next step moves the master.

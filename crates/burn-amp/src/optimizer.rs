@@ -14,7 +14,7 @@ use device::Flight;
 pub(crate) use recorded::{Found, Stage, refused};
 
 use crate::{
-    accumulation::{AccumulationConfig, AccumulationWindow, WindowState},
+    accumulation::{AccumulationConfig, AccumulationWindow},
     clip::GradientClip,
     entries::Entries,
     error::{AmpError, StepError},
@@ -524,7 +524,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let hooks = self.options.hooks.restored(&mut record)?;
         record.check_left_hooks()?;
         record.drop_left_hooks();
-        let (scaler, window) = (record.scaler.take(), record.take());
+        let (scaler, window) = (record.scaler.take(), record.window_state());
         let origin = record.origin().to_string();
         let loaded = self.optim.load_record(record.into_optimizer()?);
         loaded.map_err(|error| match error {
@@ -558,7 +558,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
                           `AmpRecord::without_masters`";
             return Some(reason.to_string());
         }
-        let window = record.get::<WindowState>();
+        let window = record.window_state();
         if let Some(state) = window.filter(|state| state.len > 0) {
             let Some(window) = &self.options.window else {
                 return Some(format!(

@@ -38,11 +38,11 @@ impl ParamTensor {
         }
     }
 
-    /// The tensor where it is, or on `device` if it was loaded; none if it was, in a rank that Burn's tensors cannot have. Nothing here holds
-    /// its memory, unless a clone of this does.
+    /// The tensor on `device`; none if it was loaded, in a rank that Burn's tensors cannot have. Nothing here holds its memory, unless a clone
+    /// of this does.
     pub(crate) fn live(self, device: &Device) -> Option<AnyTensor> {
         match self {
-            Self::Live(tensor) => Some(*tensor),
+            Self::Live(tensor) => Some(tensor.moved_to(device)),
             Self::Stored(data) => AnyTensor::from_data(data, device),
         }
     }
@@ -50,8 +50,7 @@ impl ParamTensor {
     /// The tensor on `device`; none if its rank is not `D`.
     pub(crate) fn on<const D: usize>(self, device: &Device) -> Option<Tensor<D>> {
         let fits = self.rank() == D;
-        let tensor = fits.then(|| self.live(device)).flatten()?;
-        Some(tensor.moved_to(device).into_tensor())
+        Some(fits.then(|| self.live(device))??.into_tensor())
     }
 
     /// Waits for the device, or will where the values are looked at: see [`ParamTensors::to_data`].
@@ -93,16 +92,15 @@ impl fmt::Debug for ParamTensor {
 /// changes a tensor first, copies it.
 #[derive(Clone, Debug, Default)]
 pub struct ParamTensors {
-    tensors: BTreeMap<u64, ParamTensor>,
+    tensors: BTreeMap<ParamId, ParamTensor>,
 }
 
 impl<T: Into<ParamTensor>> FromIterator<(ParamId, T)> for ParamTensors {
     fn from_iter<I: IntoIterator<Item = (ParamId, T)>>(tensors: I) -> Self {
-        let mut all = Self::default();
-        for (id, tensor) in tensors {
-            all.insert(id, tensor);
+        let tensors = tensors.into_iter();
+        Self {
+            tensors: tensors.map(|(id, tensor)| (id, tensor.into())).collect(),
         }
-        all
     }
 }
 
@@ -112,16 +110,16 @@ impl ParamTensors {
     }
 
     pub(crate) fn ids(&self) -> impl Iterator<Item = ParamId> {
-        self.tensors.keys().map(|id| ParamId::from(*id))
+        self.tensors.keys().copied()
     }
 
     pub(crate) fn contains(&self, id: ParamId) -> bool {
-        self.tensors.contains_key(&id.val())
+        self.tensors.contains_key(&id)
     }
 
     /// The tensor of a parameter, wherever it is.
     pub(crate) fn tensor(&self, id: ParamId) -> Option<&ParamTensor> {
-        self.tensors.get(&id.val())
+        self.tensors.get(&id)
     }
 
     pub(crate) fn shape(&self, id: ParamId) -> Option<Shape> {
@@ -133,24 +131,17 @@ impl ParamTensors {
     }
 
     pub(crate) fn insert(&mut self, id: ParamId, tensor: impl Into<ParamTensor>) {
-        self.tensors.insert(id.val(), tensor.into());
-    }
-
-    /// Keeps a loaded tensor on the host.
-    pub(crate) fn store(&mut self, id: ParamId, data: TensorData) {
-        self.insert(id, data);
+        self.tensors.insert(id, tensor.into());
     }
 
     /// Takes the tensor of a parameter out, on `device`, so that nothing else here holds its memory.
     pub(crate) fn take_any(&mut self, id: ParamId, device: &Device) -> Option<AnyTensor> {
-        let tensor = self.tensors.remove(&id.val())?.live(device)?;
-        Some(tensor.moved_to(device))
+        self.tensors.remove(&id)?.live(device)
     }
 
     /// The tensor of a parameter, on `device`. A handle to the same memory if it is there already.
     pub(crate) fn get_any(&self, id: ParamId, device: &Device) -> Option<AnyTensor> {
-        let tensor = self.tensor(id)?.clone().live(device)?;
-        Some(tensor.moved_to(device))
+        self.tensor(id)?.clone().live(device)
     }
 
     /// As [`get_any`](Self::get_any); none if its rank is not `D`.
@@ -163,7 +154,7 @@ impl ParamTensors {
     pub(crate) fn to_data(&self) -> Vec<(ParamId, TensorData)> {
         let tensors = self.tensors.iter();
         tensors
-            .map(|(id, tensor)| (ParamId::from(*id), tensor.to_data()))
+            .map(|(id, tensor)| (*id, tensor.to_data()))
             .collect()
     }
 }

@@ -45,20 +45,21 @@ use burn::{
 use std::{collections::VecDeque, path::Path};
 
 use crate::{
+    dtype::is_half,
     entries::Traversal,
     error::{AmpError, StepError},
     gradients::{ScaledGradients, StepGradients},
-    loss_scale::StepOutcome,
     module_optim::ModuleOptim,
+    module_path::Parameter,
     optimizer::ScaledOptimizer,
     param_tensors::ParamTensors,
-    record::{self, AmpRecord},
-    running_statistics::{RunningStatistics, Statistics},
+    record::AmpRecord,
+    running_statistics::Statistics,
     scaler::GradScaler,
 };
-use masters::Places;
+use masters::Trained;
 #[cfg(feature = "train")]
-pub(crate) use masters::put;
+pub(crate) use masters::{put, trained};
 use update::{Update, Updated};
 use worker::{Ended, Pending, Worker};
 
@@ -92,42 +93,13 @@ pub struct PipelinedOptimizer<O = ModuleOptimizer> {
     /// The side that scales: what is known of the last update that was received.
     pub(crate) scaler: GradScaler,
     in_flight: InFlight,
-    pub(crate) module: HandedOver,
+    /// What the module has that was handed over, and the last update that was received has made of it: none before the first step.
+    pub(crate) trained: Option<Trained>,
     /// Masters of a record, for the next module.
     pub(crate) stored: ParamTensors,
     window: Window,
     loss: Option<f64>,
     calls: u64,
-}
-
-/// What is known of the module that was handed over: nothing before the first step.
-#[derive(Default)]
-pub(crate) struct HandedOver {
-    places: Option<Places>,
-    /// What the last update that was received has made of the parameters.
-    pub(crate) image: ParamTensors,
-    statistics: RunningStatistics,
-    /// The running statistics before the present window; none where there are none.
-    met: Option<Statistics>,
-}
-
-impl HandedOver {
-    /// Looks after the running statistics of the module, after an update: a forward pass that overflows leaves NaN in them, and a skip does not
-    /// take it back. The update knows nothing of those before the present window unless all is done.
-    fn tend<M: Module>(&mut self, module: &M, outcome: Option<StepOutcome>, until: Until) {
-        let Some(met) = self.met.take() else {
-            return;
-        };
-        match (outcome, until) {
-            (Some(StepOutcome::Skipped), _) => {
-                self.statistics.meet(met);
-                self.statistics.repair(module);
-            }
-            (Some(StepOutcome::Stepped), Until::LastUpdate) => self.statistics.learn(met),
-            (Some(StepOutcome::Stepped), Until::AllIsDone) => self.statistics.keep(module),
-            _ => {}
-        }
-    }
 }
 
 /// The jobs whose results were not received, in their order.
@@ -211,7 +183,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
             synchronous: false,
             scaler,
             in_flight: InFlight::default(),
-            module: HandedOver::default(),
+            trained: None,
             stored: ParamTensors::default(),
             window,
             loss: None,
@@ -423,14 +395,15 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     /// Where the module that the program holds is behind, or its parameters are in half precision, the f32 masters are in it too: a run
     /// that resumes goes on from them. After [`synchronize`](Self::synchronize), an f32 module is the masters, and the record has none.
     pub fn to_record(&mut self) -> AmpRecord {
-        let is_half = self.module.places.as_ref().is_some_and(Places::has_half);
-        let with_masters = is_half || self.in_flight.has_update();
-        let record = self.worker.send(move |update| update.record(with_masters));
+        let is_ahead = self.in_flight.has_update();
+        let is_half = |parameter: &Parameter| is_half(parameter.value.dtype());
+        let trained = self.trained.clone();
+        let trained = trained.filter(|trained| is_ahead || trained.iter().any(is_half));
+        let record = (self.worker).send(move |update| update.record(trained.as_ref()));
         match record.and_then(Pending::wait) {
             Ok(mut record) => {
                 if self.stored.len() > 0 {
-                    let values = self.stored.clone();
-                    record.put(Some(record::Masters { values }));
+                    record.put_masters(self.stored.clone());
                 }
                 record
             }
@@ -446,15 +419,16 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     ///
     /// As [`ScaledOptimizer::load_record`]; the present state stays as it was. [`AmpError::OptimizerThread`].
     pub fn load_record(&mut self, mut record: AmpRecord) -> Result<(), AmpError> {
-        let (masters, sent) = (record.take::<record::Masters>(), record.window());
+        let (masters, sent) = (record.take_masters(), record.window());
         let loaded = self
             .worker
             .send(|update| update.load_record(record))
             .and_then(Pending::wait)?;
         self.scaler.follow(loaded?, false);
         self.in_flight.0.clear();
-        self.module = HandedOver::default();
-        self.stored = masters.map(|masters| masters.values).unwrap_or_default();
+        self.trained = None;
+        self.scaler.buffers.forget();
+        self.stored = masters;
         self.window.sent = sent;
         Ok(())
     }
@@ -513,23 +487,15 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
                 "the only one: give each network that is pipelined its own",
             ));
         }
-        match &self.module.places {
+        match &self.trained {
             None => self.begin(module)?,
             Some(known) => {
-                known.check(&Places::of(module))?;
-                if self.calls.is_power_of_two()
-                    && let Some(parameter) = masters::first_changed(module, &self.module.image)
-                {
-                    let reason = "was changed since the last step";
-                    return Err(AmpError::other_module(parameter, reason));
-                }
+                let compares = self.calls > 1 && self.calls.is_power_of_two();
+                masters::check(known, module, compares)?;
             }
         }
-        if self.window.sent == 0 && self.scaler.is_enabled() && !statistics.is_empty() {
-            // The first are known to be good.
-            if let Some(before) = self.module.met.replace(statistics) {
-                self.module.statistics.meet(before);
-            }
+        if self.window.sent == 0 {
+            self.scaler.begin_step(statistics);
         }
         self.calls += 1;
         Ok(())
@@ -537,15 +503,14 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
 
     /// Hands a module over, of which masters are to be kept.
     fn begin<M: Module + 'static>(&mut self, module: &M) -> Result<(), AmpError> {
-        let places = Places::of(module);
+        let trained = masters::trained(module);
         if self.stored.len() > 0 {
-            places.check_masters(&self.stored)?;
+            masters::check_stored(&trained, &self.stored)?;
         }
         let (own, stored) = (module.clone(), std::mem::take(&mut self.stored));
-        self.module.places = Some(places.clone());
-        self.module.image = ParamTensors::default();
+        self.trained = Some(trained.clone());
         self.send(What::Other, move |update| {
-            update.begin(own, places, &stored)
+            update.begin(own, &trained, &stored)
         })
     }
 
@@ -562,7 +527,10 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         }
         let noted = self.scaler.hand_over();
         let loss = self.loss.take();
-        let sent = self.send(what, move |update| update.step::<M>(lr, grads, loss, noted));
+        let trained = self.trained.clone().unwrap_or_default();
+        let sent = self.send(what, move |update| {
+            update.step::<M>(lr, grads, loss, noted, &trained)
+        });
         module = StepError::join(module, sent)?;
         self.window.sent = match what {
             What::MicroBatch => self.window.sent + 1,
@@ -599,8 +567,9 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
                     image = updated.image.or(image);
                     self.scaler.follow(updated.reached, what != What::Other);
                     if what == What::Update {
-                        let outcome = self.scaler.last_outcome();
-                        self.module.tend(&module, outcome, until);
+                        // The update knows nothing of the forward passes of the present window, unless all is done.
+                        self.scaler.buffers.is_behind = until == Until::LastUpdate;
+                        self.scaler.leave_step(&module, false);
                     }
                 }
                 Err(ended) => failed = failed.or(Some(ended.into())),
@@ -608,7 +577,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         }
         if let Some(image) = image {
             module = masters::put(module, &image);
-            self.module.image = image;
+            self.trained = Some(image);
         }
         let ended = self.worker.check().err().map(AmpError::from);
         match failed.or(ended) {

@@ -10,7 +10,6 @@ mod file;
 mod optimizer_state;
 mod owners;
 mod state;
-mod tensors;
 
 use burn::{
     optim::OptimizerRecord,
@@ -20,10 +19,10 @@ use std::{collections::BTreeMap, path::Path};
 
 pub(crate) use container::Container;
 pub(crate) use optimizer_state::OptimizerState;
-pub(crate) use owners::Masters;
-use owners::{EARLIER_HOOK, EARLIER_HOOKS, STATES};
+pub(crate) use owners::WINDOW;
+use owners::{EARLIER_HOOK, EARLIER_HOOKS, SCALER_ALONE, STATES};
+use state::Format;
 pub use state::State;
-use state::{Format, Stored};
 
 use crate::{
     error::AmpError, fused::FRESH, loss_scale::LossScale, module_optim::ModuleOptim,
@@ -32,6 +31,8 @@ use crate::{
 
 /// The kind of a record that holds a plain optimizer's state beside that of a loss scale.
 const SCALED_OPTIMIZER: &str = "scaled_optimizer";
+/// The name of a scaler's state.
+const SCALER: &str = "state";
 /// The kind of a record that holds the state of a hook alone.
 const HOOK: &str = "hook";
 
@@ -58,7 +59,7 @@ const HOOK: &str = "hook";
 #[derive(Clone)]
 pub struct AmpRecord {
     origin: String,
-    optimizer: Option<Container>,
+    pub(crate) optimizer: Option<Container>,
     pub(crate) scaler: Option<ScalerState>,
     /// What else is stored, by its name.
     states: BTreeMap<&'static str, State>,
@@ -89,13 +90,6 @@ impl AmpRecord {
         }
     }
 
-    /// The record of one state.
-    pub(crate) fn of(state: impl Stored) -> Self {
-        let mut record = Self::empty();
-        record.put(Some(state));
-        record
-    }
-
     /// The record of a hook's state alone.
     pub(crate) fn of_hook(name: &str, state: State) -> Self {
         let mut record = Self::empty();
@@ -111,22 +105,9 @@ impl AmpRecord {
         }
     }
 
-    /// Holds this state, or none, from now on, in place of one of the same name.
-    pub(crate) fn put<S: Stored>(&mut self, state: Option<S>) {
-        match state {
-            Some(state) => drop(self.states.insert(S::NAME, state.into_state())),
-            None => drop(self.states.remove(S::NAME)),
-        }
-    }
-
-    /// A copy of a state, if there is one.
-    pub(crate) fn get<S: Stored>(&self) -> Option<S> {
-        self.states.get(S::NAME).cloned().map(S::of_state)
-    }
-
-    /// Takes out a state, if there is one.
-    pub(crate) fn take<S: Stored>(&mut self) -> Option<S> {
-        self.states.remove(S::NAME).map(S::of_state)
+    /// Holds a state from now on, in place of one of the same name.
+    pub(crate) fn put(&mut self, name: &'static str, state: State) {
+        self.states.insert(name, state);
     }
 
     pub(crate) fn put_hook(&mut self, name: String, state: State) {
@@ -182,18 +163,6 @@ impl AmpRecord {
         container::refusal(&self.origin, name, reason)
     }
 
-    /// How many tensors a state has.
-    fn tensors_of<S: Stored>(&self) -> usize {
-        let state = self.states.get(S::NAME);
-        state.map_or(0, |state| state.tensors.len())
-    }
-
-    /// Takes out the state of the optimizer, if there is one and it can be stored.
-    #[cfg(feature = "train")]
-    pub(crate) fn take_optimizer(&mut self) -> Option<Container> {
-        self.optimizer.take()
-    }
-
     /// Adds the state of an optimizer. What is wrong with it is the error of the first call that wants it.
     pub(crate) fn with_optimizer<O: ModuleOptim>(mut self, optim: &O) -> Self {
         match optim.to_record().and_then(pack) {
@@ -206,7 +175,7 @@ impl AmpRecord {
         // Burn would round others when it loads them. An optimizer of one's own need not.
         let is_other = |dtype: DType| dtype.is_float() && dtype != DType::F32;
         let tensors = self.optimizer.iter().flat_map(Container::tensors);
-        if tensors.into_iter().any(|tensor| is_other(tensor.dtype)) {
+        if tensors.map(|tensor| tensor.dtype).any(is_other) {
             let again = self.clone().into_optimizer();
             if let Err(error) = again.and_then(|record| optim.check_record(record)) {
                 let reason = format!("it could not be loaded again: {error}");
@@ -331,7 +300,7 @@ impl AmpRecord {
 
     /// The kinds of records that hold one of these states alone, and their owners.
     fn alone(&self) -> impl Iterator<Item = [&'static str; 2]> {
-        let scaler = self.scaler.iter().filter_map(|_| ScalerState::ALONE);
+        let scaler = self.scaler.iter().map(|_| SCALER_ALONE);
         let held = |format: &&Format| self.states.contains_key(format.name);
         scaler.chain(STATES.iter().filter(held).filter_map(|format| format.alone))
     }
@@ -354,15 +323,16 @@ impl AmpRecord {
             return Ok(container);
         };
         if let Some(scaler) = self.scaler {
-            container.put_state(ScalerState::NAME, None, &scaler.into_state());
+            State::plain(&scaler).put_into(&mut container, SCALER, None);
         }
         for Format { name, tensors, .. } in &STATES {
             if let Some(state) = self.states.get(*name) {
-                container.put_state(name, *tensors, state);
+                state.put_into(&mut container, name, Some(tensors));
             }
         }
         for (name, state) in &self.hooks {
-            container.put_hook(name, state);
+            let name = format!("{}{name}", container::HOOK);
+            state.put_into(&mut container, &name, Some(&name));
         }
         container.seal_as(kind);
         Ok(container)
@@ -381,7 +351,7 @@ impl AmpRecord {
         if kind.is_none_or(|kind| kind == SCALED_OPTIMIZER) {
             OptimizerState::of(&container)?;
             record.optimizer = Some(container);
-        } else if let Some(tensor) = container.tensors().first() {
+        } else if let Some(tensor) = container.tensors().next() {
             let reason = format!("tensor `{}` is that of no parameter", tensor.name);
             return Err(container.damaged(reason));
         }
@@ -390,27 +360,31 @@ impl AmpRecord {
 
     /// Takes all states out of a container of this kind, and checks them.
     fn take_states(&mut self, container: &mut Container, kind: &str) -> Result<(), AmpError> {
-        let is_of = |alone: Option<[&str; 2]>| alone.is_some_and(|[of, _]| of == kind);
-        let section = container.take_state(ScalerState::NAME, None)?;
-        if kind == SCALED_OPTIMIZER || is_of(ScalerState::ALONE) {
-            let values = section.as_ref().map(ScalerState::values).transpose();
-            let refuse = |reason: String| container.refusal(ScalerState::NAME, &reason);
-            self.scaler = values.map_err(refuse)?;
-        } else if !STATES.iter().any(|format| is_of(format.alone))
-            && ![HOOK, EARLIER_HOOK].contains(&kind)
-        {
-            return Err(container.later(&format!("kind `{kind}`")));
+        let known = STATES.iter().filter_map(|format| format.alone);
+        let known = known.map(|[kind, _]| kind).chain([HOOK, EARLIER_HOOK]);
+        let section = State::take_from(container, SCALER, None)?;
+        if [SCALED_OPTIMIZER, SCALER_ALONE[0]].contains(&kind) {
+            let values = section.as_ref().map(ScalerState::of).transpose();
+            self.scaler =
+                values.map_err(|reason| container::refusal(&self.origin, SCALER, &reason))?;
+        } else if !known.into_iter().any(|known| known == kind) {
+            return Err(container::later(&self.origin, &format!("kind `{kind}`")));
         }
         for format in &STATES {
             let name = format.name;
-            if let Some(state) = container.take_state(name, format.tensors)? {
-                (format.check)(&state).map_err(|reason| container.refusal(name, &reason))?;
+            if let Some(state) = State::take_from(container, name, Some(format.tensors))? {
+                (format.check)(&state)
+                    .map_err(|reason| container::refusal(&self.origin, name, &reason))?;
                 self.states.insert(name, state);
             }
         }
-        self.hooks = container.take_hooks()?;
+        for name in container.hooks() {
+            let key = format!("{}{name}", container::HOOK);
+            let state = State::take_from(container, &key, Some(&key))?;
+            self.hooks.extend(state.map(|state| (name, state)));
+        }
         for (name, tensors) in EARLIER_HOOKS {
-            let state = container.take_state(name, tensors)?;
+            let state = State::take_from(container, name, tensors)?;
             self.hooks
                 .extend(state.map(|state| (name.to_string(), state)));
         }

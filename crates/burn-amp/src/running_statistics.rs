@@ -87,6 +87,10 @@ impl RunningStatistics {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Buffers {
     good: RunningStatistics,
+    /// As the last step has met them, before the forward pass of its gradients.
+    met: Statistics,
+    /// Whether the module has made another forward pass since that of the step, as in a pipeline: those are good then that this has met.
+    pub(crate) is_behind: bool,
     /// Whether the step is one of a module that has some.
     are_there: bool,
     /// Whether a forward pass may have overflowed of which no step knows: its gradients were thrown away.
@@ -107,7 +111,8 @@ impl Buffers {
     /// Before a step, or a micro-batch, of a module that has these.
     pub(crate) fn before_step(&mut self, found: Statistics) {
         self.are_there = !found.is_empty();
-        self.good.meet(found);
+        self.good.meet(found.clone());
+        self.met = found;
     }
 
     /// After it. Waits for the device only where something was skipped. `accepts_micro_batches` where each of them is tested.
@@ -138,8 +143,10 @@ impl Buffers {
             self.good.repair(module);
             self.are_suspicious = false;
         }
-        if clean {
-            self.good.keep(module);
+        match (clean, self.is_behind) {
+            (true, true) => self.good.learn(std::mem::take(&mut self.met)),
+            (true, false) => self.good.keep(module),
+            (false, _) => {}
         }
     }
 
@@ -155,7 +162,7 @@ impl Buffers {
 }
 
 /// The running statistics of a module. Burn does not tell them from frozen parameters, which do no harm here.
-#[derive(Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Statistics(Vec<Parameter>);
 
 /// Those of a module with what forward passes have added on all threads and nobody has read yet: Burn takes that in in `valid`.

@@ -13,7 +13,7 @@ use crate::{
     hook::{Hooks, Judgement},
     loss_scale::StepOutcome,
     module_optim::ModuleOptim,
-    record::AmpRecord,
+    record::{AmpRecord, WINDOW},
     scaler::GradScaler,
 };
 
@@ -37,9 +37,10 @@ pub(crate) struct Decided {
 impl StepOptions {
     /// The state of a scaler, and of what is kept here.
     pub(crate) fn record_with(&self, scaler: &GradScaler) -> AmpRecord {
-        let window = self.window.as_ref().filter(|window| !window.is_empty());
         let mut record = scaler.to_record();
-        record.put(window.map(AccumulationWindow::state_to_store));
+        if let Some(window) = self.window.as_ref().filter(|window| !window.is_empty()) {
+            record.put(WINDOW, window.state_to_store().into());
+        }
         for (name, state) in self.hooks.states() {
             record.put_hook(name, state);
         }

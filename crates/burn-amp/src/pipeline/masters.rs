@@ -2,158 +2,142 @@
 
 use burn::{
     module::{Module, ParamId},
-    tensor::{DType, Device, Shape},
+    tensor::Device,
 };
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
 use crate::{
-    dtype::{is_half, working_dtype},
+    any_tensor::AnyTensor,
+    dtype::working_dtype,
     error::AmpError,
     module_path::{Parameter, distinct_parameters, replaced},
     param_tensors::ParamTensors,
 };
 
-/// Where the trainable parameters of a module are, and in what dtype.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Places(HashMap<ParamId, Place>);
+/// The parameters of a module that are trained, with their values on the training device: as they were handed over, or images of masters.
+pub(crate) type Trained = Arc<Vec<Parameter>>;
 
-#[derive(Clone, Debug, PartialEq)]
-struct Place {
-    /// In the module's order.
-    index: usize,
-    path: String,
-    shape: Shape,
-    dtype: DType,
-    device: Device,
+pub(crate) fn trained<M: Module>(module: &M) -> Trained {
+    let mut trained = distinct_parameters(module);
+    trained.retain(|parameter| parameter.is_trained);
+    Arc::new(trained)
 }
 
-impl Places {
-    pub(super) fn of<M: Module>(module: &M) -> Self {
-        let trained = distinct_parameters(module).into_iter();
-        let trained = trained.filter(|parameter| parameter.is_trained);
-        let place = |(
-            index,
-            Parameter {
-                id, path, value, ..
-            },
-        ): (usize, Parameter)| {
-            let (shape, dtype, device) = (value.shape(), value.dtype(), value.device());
-            let place = Place {
-                index,
-                path,
-                shape,
-                dtype,
-                device,
-            };
-            (id, place)
+/// Refuses a module with other parameters than these, or, where it `compares`, with other values. That waits for the device.
+pub(super) fn check<M: Module>(
+    known: &Trained,
+    module: &M,
+    compares: bool,
+) -> Result<(), AmpError> {
+    let mut left = by_id(known);
+    for Parameter {
+        id, path, value, ..
+    } in trained(module).iter()
+    {
+        let data = |value: &AnyTensor| value.clone().into_data();
+        let reason = match left.remove(id) {
+            None => "was not there, or not trained",
+            Some(known) if known.shape() != value.shape() || known.dtype() != value.dtype() => {
+                "has another shape or dtype"
+            }
+            Some(known) if known.device() != value.device() => "is on another device",
+            Some(known) if compares && data(known).as_bytes() != data(value).as_bytes() => {
+                "was changed since the last step"
+            }
+            Some(_) => continue,
         };
-        Self(trained.enumerate().map(place).collect())
+        return Err(AmpError::other_module(path, reason));
     }
-
-    /// Whether a parameter is narrower than its master, which then knows more of it.
-    pub(super) fn has_half(&self) -> bool {
-        self.0.values().any(|place| is_half(place.dtype))
-    }
-
-    /// Refuses a module with other parameters.
-    pub(super) fn check(&self, other: &Self) -> Result<(), AmpError> {
-        let changed = other.0.iter().filter_map(|(id, place)| {
-            let reason = match self.0.get(id) {
-                None => "was not there, or not trained",
-                Some(known) if known.shape != place.shape || known.dtype != place.dtype => {
-                    "has another shape or dtype"
-                }
-                Some(known) if known.device != place.device => "is on another device",
-                Some(_) => return None,
-            };
-            Some((place, reason))
-        });
-        let gone = self.0.iter().filter(|(id, _)| !other.0.contains_key(id));
-        let gone = gone.map(|(_, place)| (place, "is no longer there, or no longer trained"));
-        match changed.chain(gone).min_by_key(|(place, _)| place.index) {
-            None => Ok(()),
-            Some((place, reason)) => Err(AmpError::other_module(&place.path, reason)),
+    match known.iter().find(|known| left.contains_key(&known.id)) {
+        None => Ok(()),
+        Some(gone) => {
+            let reason = "is no longer there, or no longer trained";
+            Err(AmpError::other_module(&gone.path, reason))
         }
     }
+}
 
-    /// Refuses masters of a record that are not those of this module.
-    pub(super) fn check_masters(&self, masters: &ParamTensors) -> Result<(), AmpError> {
-        let misfit = |reason| AmpError::foreign("the record of the pipelined optimizer", reason);
-        let known = self.0.keys().filter(|id| masters.contains(**id)).count();
-        if known != self.0.len() || known != masters.len() {
+/// Refuses masters of a record that are not those of these parameters.
+pub(super) fn check_stored(trained: &Trained, masters: &ParamTensors) -> Result<(), AmpError> {
+    let misfit = |reason| AmpError::foreign("the record of the pipelined optimizer", reason);
+    let known = trained.iter().filter(|found| masters.contains(found.id));
+    let known = known.count();
+    if known != trained.len() || known != masters.len() {
+        return Err(misfit(format!(
+            "it holds master weights of {} parameters, of which {known} are among the {} that are trained here: load the model's own \
+             record too, which gives its parameters their ids back",
+            masters.len(),
+            trained.len()
+        )));
+    }
+    for Parameter {
+        id, path, value, ..
+    } in trained.iter()
+    {
+        let (shape, expected) = (masters.shape(*id), value.shape());
+        if let Some(shape) = shape.filter(|shape| *shape != expected) {
+            let (shape, expected) = (shape.as_slice(), expected.as_slice());
             return Err(misfit(format!(
-                "it holds master weights of {} parameters, of which {known} are among the {} that are trained here: load the model's own \
-                 record too, which gives its parameters their ids back",
-                masters.len(),
-                self.0.len()
+                "its master weight for `{path}` has shape {shape:?}, but the parameter has {expected:?}"
             )));
         }
-        for (id, place) in &self.0 {
-            if let Some(shape) = masters.shape(*id).filter(|shape| *shape != place.shape) {
-                let (path, shape, expected) =
-                    (&place.path, shape.as_slice(), place.shape.as_slice());
-                return Err(misfit(format!(
-                    "its master weight for `{path}` has shape {shape:?}, but the parameter has {expected:?}"
-                )));
-            }
-        }
-        Ok(())
     }
+    Ok(())
 }
 
-/// A copy of the module whose trainable parameters are f32 (f64 ones stay f64) on another device: as those of a record say, or as
+/// A copy of the module whose trained parameters are f32 (f64 ones stay f64) on another device: as those of a record say, or as
 /// they are. The rest is a handle to what the module has, except for running statistics, which this copy has for itself.
 pub(super) fn masters_of<M: Module>(
     module: &M,
-    places: &Places,
+    trained: &Trained,
     host: &Device,
     stored: &ParamTensors,
 ) -> M {
-    let master = |Parameter { id, value, .. }| {
-        let working = working_dtype(places.0.get(&id)?.dtype);
+    let trained = by_id(trained);
+    let master = |Parameter { id, .. }| {
+        let value = *trained.get(&id)?;
+        let working = working_dtype(value.dtype());
         let stored = stored.tensor(id).cloned();
-        let value = stored.and_then(|stored| stored.live(host)).unwrap_or(value);
-        Some(value.cast_to(working, host))
+        let stored = stored.and_then(|stored| stored.live(host));
+        Some(
+            stored
+                .unwrap_or_else(|| value.clone())
+                .cast_to(working, host),
+        )
     };
     // `valid` gives it running statistics of its own.
     replaced(module.valid(), master).train()
 }
 
 /// The trained parameters as the training device is to have them. Does not wait for that device.
-pub(super) fn image_of<M: Module>(masters: &M, places: &Places) -> ParamTensors {
-    let image = |Parameter { id, value, .. }| {
-        let place = places.0.get(&id)?;
-        Some((id, value.cast_to(place.dtype.into(), &place.device)))
+pub(super) fn images_of(masters: Vec<Parameter>, trained: &Trained) -> Trained {
+    let like = by_id(trained);
+    let image = |master: Parameter| {
+        let like = like.get(&master.id)?;
+        let value = master.value.cast_to(like.dtype().into(), &like.device());
+        Some(Parameter { value, ..master })
     };
-    distinct_parameters(masters)
-        .into_iter()
-        .filter_map(image)
-        .collect()
+    Arc::new(masters.into_iter().filter_map(image).collect())
 }
 
 /// The masters themselves, to be stored: handles.
-pub(super) fn values_of<M: Module>(masters: &M, places: &Places) -> ParamTensors {
-    let masters = distinct_parameters(masters).into_iter();
-    let trained = masters.filter(|parameter| places.0.contains_key(&parameter.id));
-    trained
-        .map(|Parameter { id, value, .. }| (id, value))
-        .collect()
+pub(super) fn values_of(masters: Vec<Parameter>, trained: &Trained) -> ParamTensors {
+    let trained = by_id(trained);
+    let masters = masters.into_iter();
+    let masters = masters.filter(|master| trained.contains_key(&master.id));
+    masters.map(|master| (master.id, master.value)).collect()
 }
 
 /// The module with these values. Ids, trainability and what is attached stay.
-pub(crate) fn put<M: Module>(module: M, image: &ParamTensors) -> M {
+pub(crate) fn put<M: Module>(module: M, trained: &Trained) -> M {
+    let trained = by_id(trained);
     replaced(module, |Parameter { id, value, .. }| {
-        image.get_any(id, &value.device())
+        let image = *trained.get(&id)?;
+        Some(image.clone().moved_to(&value.device()))
     })
 }
 
-/// The first parameter that is not what it was, bit for bit. Waits for the device.
-pub(super) fn first_changed<M: Module>(module: &M, image: &ParamTensors) -> Option<String> {
-    let has_changed = |parameter: &Parameter| {
-        let known = image.tensor(parameter.id);
-        let value = || parameter.value.clone().into_data();
-        known.is_some_and(|known| known.to_data().as_bytes() != value().as_bytes())
-    };
-    let mut parameters = distinct_parameters(module).into_iter();
-    parameters.find(has_changed).map(|parameter| parameter.path)
+fn by_id(trained: &Trained) -> HashMap<ParamId, &AnyTensor> {
+    let values = trained.iter().map(|found| (found.id, &found.value));
+    values.collect()
 }

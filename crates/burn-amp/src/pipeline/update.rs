@@ -3,15 +3,16 @@
 use burn::{lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module, tensor::Device};
 use std::any::Any;
 
-use super::masters::{self, Places};
+use super::masters::{self, Trained, images_of, values_of};
 use crate::{
     error::{AmpError, StepError},
     gradients::{ScaledGradients, StepGradients, widened},
     loss_scale::{LossScale, StepOutcome},
     module_optim::ModuleOptim,
+    module_path::{Parameter, distinct_parameters},
     optimizer::ScaledOptimizer,
     param_tensors::ParamTensors,
-    record::{self, AmpRecord},
+    record::AmpRecord,
     scaler::{Noted, Reached},
 };
 
@@ -19,24 +20,19 @@ use crate::{
 pub(super) struct Update<O> {
     pub(super) optim: ScaledOptimizer<O>,
     pub(super) host: Device,
-    masters: Option<Masters>,
+    masters: Option<Box<dyn Masters>>,
     /// The loss scale that is to follow the next update, whatever its outcome.
     pub(super) next_scale: Option<f64>,
 }
 
 /// A module of f32 parameters, its type forgotten.
-struct Masters {
-    module: Box<dyn AnyModule>,
-    places: Places,
+trait Masters: Any + Send {
+    fn parameters(&self) -> Vec<Parameter>;
 }
 
-trait AnyModule: Any + Send {
-    fn values(&self, places: &Places) -> ParamTensors;
-}
-
-impl<M: Module + 'static> AnyModule for M {
-    fn values(&self, places: &Places) -> ParamTensors {
-        masters::values_of(self, places)
+impl<M: Module + 'static> Masters for M {
+    fn parameters(&self) -> Vec<Parameter> {
+        distinct_parameters(self)
     }
 }
 
@@ -44,7 +40,7 @@ impl<M: Module + 'static> AnyModule for M {
 pub(super) struct Updated {
     pub(super) error: Option<AmpError>,
     /// The parameters, if they have changed.
-    pub(super) image: Option<ParamTensors>,
+    pub(super) image: Option<Trained>,
     pub(super) reached: Reached,
 }
 
@@ -62,26 +58,20 @@ impl<O: ModuleOptim> Update<O> {
     pub(super) fn begin<M: Module + 'static>(
         &mut self,
         module: M,
-        places: Places,
+        trained: &Trained,
         stored: &ParamTensors,
     ) -> Updated {
-        let masters = masters::masters_of(&module, &places, &self.host, stored);
-        let image = (stored.len() > 0).then(|| masters::image_of(&masters, &places));
-        self.put_masters(masters, places);
+        let masters = masters::masters_of(&module, trained, &self.host, stored);
+        let image = (stored.len() > 0).then(|| images_of(masters.parameters(), trained));
+        self.masters = Some(Box::new(masters));
         self.updated(Ok(()), image)
     }
 
-    fn put_masters<M: Module + 'static>(&mut self, masters: M, places: Places) {
-        let module = Box::new(masters);
-        self.masters = Some(Masters { module, places });
-    }
-
     /// The masters, if they are of this type.
-    fn take_masters<M: 'static>(&mut self) -> Option<(M, Places)> {
-        let is_known = |masters: &mut Masters| (&*masters.module as &dyn Any).is::<M>();
-        let Masters { module, places } = self.masters.take_if(is_known)?;
-        let module: Box<dyn Any> = module;
-        Some((*module.downcast().ok()?, places))
+    fn take_masters<M: 'static>(&mut self) -> Option<M> {
+        let is_known = |masters: &mut Box<dyn Masters>| (&**masters as &dyn Any).is::<M>();
+        let masters: Box<dyn Any> = self.masters.take_if(is_known)?;
+        Some(*masters.downcast().ok()?)
     }
 
     /// Takes the gradients of a step, or of a micro-batch; without any, steps with the window as it is.
@@ -91,8 +81,9 @@ impl<O: ModuleOptim> Update<O> {
         grads: Option<StepGradients>,
         loss: Option<f64>,
         noted: Noted,
+        trained: &Trained,
     ) -> Updated {
-        let Some((masters, places)) = self.take_masters::<M>() else {
+        let Some(masters) = self.take_masters::<M>() else {
             let reason = "belong to a module of another type";
             return self.updated(Err(AmpError::other_module("all of them", reason)), None);
         };
@@ -111,9 +102,9 @@ impl<O: ModuleOptim> Update<O> {
         };
         let (masters, result) = StepError::split(stepped);
         let outcome = self.optim.scaler().last_outcome();
-        let image =
-            (outcome == Some(StepOutcome::Stepped)).then(|| masters::image_of(&masters, &places));
-        self.put_masters(masters, places);
+        let is_applied = outcome == Some(StepOutcome::Stepped);
+        let image = is_applied.then(|| images_of(masters.parameters(), trained));
+        self.masters = Some(Box::new(masters));
         let result = result.and(self.end_update(before, outcome));
         self.updated(result, image)
     }
@@ -124,21 +115,17 @@ impl<O: ModuleOptim> Update<O> {
         before: LossScale,
         outcome: Option<StepOutcome>,
     ) -> Result<(), AmpError> {
-        match outcome {
-            // No update.
-            None | Some(StepOutcome::Accumulated | StepOutcome::NoGradients) => Ok(()),
-            Some(_) => match self.next_scale.take() {
-                Some(scale) => self.optim.scaler_mut().replace_update(before, scale),
-                None => Ok(()),
-            },
+        let is_update = !matches!(
+            outcome,
+            None | Some(StepOutcome::Accumulated | StepOutcome::NoGradients)
+        );
+        match self.next_scale.take_if(|_| is_update) {
+            Some(scale) => self.optim.scaler_mut().replace_update(before, scale),
+            None => Ok(()),
         }
     }
 
-    pub(super) fn updated(
-        &self,
-        result: Result<(), AmpError>,
-        image: Option<ParamTensors>,
-    ) -> Updated {
+    pub(super) fn updated(&self, result: Result<(), AmpError>, image: Option<Trained>) -> Updated {
         Updated {
             error: result.err(),
             image,
@@ -146,13 +133,12 @@ impl<O: ModuleOptim> Update<O> {
         }
     }
 
-    /// The state, with the masters if the parameters are not their whole image.
-    pub(super) fn record(&mut self, with_masters: bool) -> AmpRecord {
+    /// The state, with the masters of these parameters.
+    pub(super) fn record(&mut self, of: Option<&Trained>) -> AmpRecord {
         let mut record = self.optim.to_record();
-        let masters = self.masters.as_ref().filter(|_| with_masters);
-        record.put(masters.map(|masters| record::Masters {
-            values: masters.module.values(&masters.places),
-        }));
+        if let (Some(masters), Some(trained)) = (&self.masters, of) {
+            record.put_masters(values_of(masters.parameters(), trained));
+        }
         record
     }
 
@@ -167,17 +153,15 @@ impl<O: ModuleOptim> Update<O> {
 
 /// The gradients on the optimizer's device. Waits for the training device.
 fn moved<M: Module>(grads: StepGradients, module: &M, host: &Device) -> StepGradients {
-    match grads {
-        StepGradients::Scaled(grads) if grads.loss_scale() != 1.0 => {
-            let scale = grads.loss_scale();
-            // As narrow as they are: unscaling widens them.
-            let grads = grads.into_params().to_device(host, module);
-            ScaledGradients::new(grads, scale).into()
-        }
+    let scale = match &grads {
+        StepGradients::Scaled(grads) => grads.loss_scale(),
         // Those that were tested elsewhere are tested here too: what was found is of the other side's scale.
-        grads => {
-            let grads = grads.into_params().to_device(host, module);
-            widened(grads, module).into()
-        }
+        _ => 1.0,
+    };
+    let grads = grads.into_params().to_device(host, module);
+    match scale == 1.0 {
+        true => widened(grads, module).into(),
+        // As narrow as they are: unscaling widens them.
+        false => ScaledGradients::new(grads, scale).into(),
     }
 }

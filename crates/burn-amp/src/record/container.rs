@@ -4,16 +4,12 @@ use burn_pack::{
     Tensor, Writer,
 };
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, btree_map::Values},
     fs,
     path::Path,
 };
 
-use super::{
-    checksum::checksum,
-    file::{saved_path, write_whole},
-    state::State,
-};
+use super::file::{saved_path, write_whole};
 use crate::{error::AmpError, param_tensors::ParamTensors};
 
 /// The version of the section that this release writes, and the newest that it reads.
@@ -25,10 +21,7 @@ const CHECKSUM_KEY: &str = "burn_amp.checksum";
 const KIND: &str = "kind";
 const STATE: &str = "state";
 /// What the names of hooks' states begin with.
-const HOOK: &str = "hook.";
-
-/// The JSON of a state that is tensors alone, which is not written.
-const NO_VALUES: &str = "{}";
+pub(super) const HOOK: &str = "hook.";
 
 /// How a version and a checksum go on after their names, in the bytes of a sealed head. In no text: no parameter's name reads so.
 const NUMBER: &[u8] = b"\xa1\x64UInt";
@@ -36,18 +29,18 @@ const NUMBER: &[u8] = b"\xa1\x64UInt";
 /// A burnpack in memory, with or without our section. A clone shares the tensors.
 #[derive(Clone)]
 pub(crate) struct Container {
-    tensors: Vec<Tensor>,
-    scalars: BTreeMap<String, Scalar>,
-    metadata: BTreeMap<String, String>,
+    pub(super) tensors: BTreeMap<String, Tensor>,
+    pub(super) scalars: BTreeMap<String, Scalar>,
+    pub(super) metadata: BTreeMap<String, String>,
     origin: String,
     /// Handles to the memory of tensors that are not read yet, so that nobody changes them in place until then.
-    held: Vec<ParamTensors>,
+    pub(super) held: Vec<ParamTensors>,
 }
 
 impl Container {
     pub(crate) fn empty() -> Self {
         Self {
-            tensors: Vec::new(),
+            tensors: BTreeMap::new(),
             scalars: BTreeMap::new(),
             metadata: BTreeMap::new(),
             origin: "memory".to_string(),
@@ -70,18 +63,13 @@ impl Container {
         }
         container.scalars = reader.scalars().clone();
         container.metadata = reader.metadata().clone();
-        container.tensors =
-            (reader.into_tensors()).map_err(|error| container.damaged(error.to_string()))?;
+        let tensors = reader.into_tensors();
+        container.extend(tensors.map_err(|error| container.damaged(error.to_string()))?);
         let Some(expected) = expected else {
             return Ok(container);
         };
         container.scalars.remove(CHECKSUM_KEY);
-        let found = checksum(
-            &container.tensors,
-            &container.scalars,
-            &container.metadata,
-            origin,
-        )?;
+        let found = container.checksum()?;
         if u64::from(found) != expected {
             return Err(container.damaged(format!(
                 "its checksum is {found:08x}, but {expected:08x} was stored"
@@ -126,94 +114,44 @@ impl Container {
         self.metadata.remove(&key_of(KIND))
     }
 
-    /// Adds a state. On some devices its tensors are read when the container is written.
-    pub(super) fn put_state(&mut self, name: &str, tensors: Option<&str>, state: &State) {
-        if state.json != NO_VALUES {
-            self.metadata.insert(key_of(name), state.json.clone());
-        }
-        if let Some(field) = tensors {
-            self.put_params(&state.tensors, &format!(".{}", key_of(field)));
-        }
-    }
-
-    /// Takes out a state, if there is one.
-    pub(super) fn take_state(
-        &mut self,
-        name: &str,
-        tensors: Option<&str>,
-    ) -> Result<Option<State>, AmpError> {
-        let tensors = match tensors {
-            Some(field) => self.take_params(&format!(".{}", key_of(field)))?,
-            None => ParamTensors::default(),
-        };
-        let json = self.metadata.remove(&key_of(name));
-        let is_there = json.is_some() || tensors.len() > 0;
-        let json = json.unwrap_or_else(|| NO_VALUES.to_string());
-        Ok(is_there.then_some(State { json, tensors }))
-    }
-
-    /// Adds the state of a hook.
-    pub(super) fn put_hook(&mut self, name: &str, state: &State) {
-        let name = format!("{HOOK}{name}");
-        self.put_state(&name, Some(&name), state);
-    }
-
-    /// Takes out the states of all hooks, by their names.
-    pub(super) fn take_hooks(&mut self) -> Result<BTreeMap<String, State>, AmpError> {
+    /// The names of the hooks that have a state here.
+    pub(super) fn hooks(&self) -> BTreeSet<String> {
         let prefix = key_of(HOOK);
         let keys = self.metadata.keys().map(String::as_str);
-        let tensors = self.tensors.iter().map(|tensor| &tensor.name);
-        let fields = tensors.filter_map(|name| Some(name.split_once('.')?.1));
-        let names = keys
-            .chain(fields)
-            .filter_map(|name| name.strip_prefix(&prefix));
-        let names: BTreeSet<String> = names.map(String::from).collect();
-        let mut states = BTreeMap::new();
-        for name in names {
-            let key = format!("{HOOK}{name}");
-            if let Some(state) = self.take_state(&key, Some(&key))? {
-                states.insert(name, state);
-            }
-        }
-        Ok(states)
-    }
-
-    /// The error for a state that was refused.
-    pub(super) fn refusal(&self, name: &str, reason: &str) -> AmpError {
-        refusal(&self.origin, name, reason)
+        let fields = self.tensors.keys();
+        let fields = fields.filter_map(|name| Some(name.split_once('.')?.1));
+        let names = keys.chain(fields);
+        let names = names.filter_map(|name| name.strip_prefix(&prefix));
+        names.map(String::from).collect()
     }
 
     /// Refuses what is left of our own after all that is known was taken out: it must not be lost in silence.
     pub(crate) fn check_rest(&self) -> Result<(), AmpError> {
         let keys = self.scalars.keys().chain(self.metadata.keys());
-        let mut names = keys.filter(|key| key.starts_with(PREFIX)).chain(
-            self.tensors
-                .iter()
-                .map(|tensor| &tensor.name)
-                .filter(|name| {
-                    let field = name.split_once('.').map_or("", |(_, field)| field);
-                    field.starts_with(PREFIX)
-                }),
-        );
+        let keys = keys.filter(|key| key.starts_with(PREFIX));
+        let is_ours = |name: &&String| {
+            let field = name.split_once('.').map_or("", |(_, field)| field);
+            field.starts_with(PREFIX)
+        };
+        let mut names = keys.chain(self.tensors.keys().filter(is_ours));
         match names.next() {
-            Some(name) => Err(self.later(&format!("`{name}`"))),
+            Some(name) => Err(later(&self.origin, &format!("`{name}`"))),
             None => Ok(()),
         }
     }
 
     /// Adds tensors.
-    pub(crate) fn extend(&mut self, tensors: Vec<Tensor>) {
-        self.tensors.extend(tensors);
-        self.tensors.sort_by(|a, b| a.name.cmp(&b.name));
+    pub(super) fn extend(&mut self, tensors: impl IntoIterator<Item = Tensor>) {
+        let named = tensors.into_iter();
+        (self.tensors).extend(named.map(|tensor| (tensor.name.clone(), tensor)));
     }
 
     /// Takes out the tensors with such a name.
     pub(crate) fn split_tensors(&mut self, chosen: impl Fn(&str) -> bool) -> Vec<Tensor> {
-        let (taken, kept) = std::mem::take(&mut self.tensors)
-            .into_iter()
-            .partition(|tensor| chosen(&tensor.name));
+        let all = std::mem::take(&mut self.tensors).into_iter();
+        let (taken, kept): (BTreeMap<_, _>, _) = all.partition(|(name, _)| chosen(name));
         self.tensors = kept;
-        taken
+        taken.into_values().collect()
     }
 
     /// The error for contents that contradict each other.
@@ -221,18 +159,19 @@ impl Container {
         AmpError::damaged(&self.origin, reason)
     }
 
-    /// The error for contents that this release does not know, in a container that is whole.
-    pub(super) fn later(&self, what: &str) -> AmpError {
-        later(&self.origin, what)
-    }
-
     /// Where the container came from, for messages.
     pub(crate) fn origin(&self) -> &str {
         &self.origin
     }
 
-    pub(crate) fn tensors(&self) -> &[Tensor] {
-        &self.tensors
+    pub(crate) fn tensors(&self) -> Values<'_, String, Tensor> {
+        self.tensors.values()
+    }
+
+    /// The bytes of a tensor of this.
+    pub(crate) fn bytes_of(&self, tensor: &Tensor) -> Result<Bytes, AmpError> {
+        let bytes = tensor.to_bytes();
+        bytes.map_err(|error| self.damaged(error.to_string()))
     }
 
     pub(crate) fn scalars(&self) -> &BTreeMap<String, Scalar> {
@@ -253,18 +192,8 @@ impl Container {
 
     /// The first of our tensors or scalars that `other` does not hold bit for bit, in words.
     pub(crate) fn first_missing_in(&self, other: &Self) -> Result<Option<String>, AmpError> {
-        let bytes = |tensor: &Tensor| {
-            tensor
-                .to_bytes()
-                .map_err(|error| self.damaged(error.to_string()))
-        };
-        for tensor in &self.tensors {
-            let name = &tensor.name;
-            // Both are sorted by name, as burnpack keeps them.
-            let found = (other.tensors)
-                .binary_search_by(|other| other.name.cmp(name))
-                .map(|index| &other.tensors[index]);
-            let Ok(found) = found else {
+        for (name, tensor) in &self.tensors {
+            let Some(found) = other.tensors.get(name) else {
                 return Ok(Some(format!("its tensor `{name}` is unknown here")));
             };
             if found.dtype != tensor.dtype {
@@ -273,7 +202,7 @@ impl Container {
                     format!("its tensor `{name}` is {stored}, but would be loaded as {loaded}");
                 return Ok(Some(text));
             }
-            if found.shape != tensor.shape || *bytes(found)? != *bytes(tensor)? {
+            if found.shape != tensor.shape || *self.bytes_of(found)? != *self.bytes_of(tensor)? {
                 return Ok(Some(format!("its tensor `{name}` would be changed")));
             }
         }
@@ -311,22 +240,9 @@ impl Container {
         .map_err(|reason| AmpError::record_io(origin, reason))
     }
 
-    /// Keeps handles to the memory of tensors until they are read.
-    pub(crate) fn hold(&mut self, tensors: ParamTensors) {
-        self.held.push(tensors);
-    }
-
-    fn into_writer(self) -> Result<Writer, AmpError> {
-        let Self {
-            tensors,
-            mut scalars,
-            metadata,
-            origin,
-            // Let go at the end, when the checksum has read them.
-            held: _held,
-        } = self;
-        let count = tensors.len();
-        let large = tensors.iter().find(|t| t.byte_len() > MAX_TENSOR_SIZE);
+    fn into_writer(mut self) -> Result<Writer, AmpError> {
+        let count = self.tensors.len();
+        let large = self.tensors().find(|t| t.byte_len() > MAX_TENSOR_SIZE);
         let reason = match large {
             Some(tensor) => Some(format!(
                 "its tensor `{}` has {} bytes, but Burn's reader takes at most {MAX_TENSOR_SIZE}",
@@ -339,18 +255,20 @@ impl Container {
             None => None,
         };
         if let Some(reason) = reason {
-            return Err(AmpError::record_io(origin, reason));
+            return Err(AmpError::record_io(self.origin, reason));
         }
-        if metadata.contains_key(&key_of(KIND)) {
-            scalars.insert(VERSION_KEY.to_string(), Scalar::UInt(VERSION));
-            let checksum = checksum(&tensors, &scalars, &metadata, &origin)?;
-            scalars.insert(CHECKSUM_KEY.to_string(), Scalar::UInt(checksum.into()));
+        if self.metadata.contains_key(&key_of(KIND)) {
+            let version = Scalar::UInt(VERSION);
+            self.scalars.insert(VERSION_KEY.to_string(), version);
+            // That reads all tensors: their memory need not be held any longer.
+            let checksum = Scalar::UInt(self.checksum()?.into());
+            self.scalars.insert(CHECKSUM_KEY.to_string(), checksum);
         }
-        let mut writer = Writer::new(tensors);
-        for (key, value) in &scalars {
+        let mut writer = Writer::new(self.tensors.into_values().collect());
+        for (key, value) in &self.scalars {
             writer = writer.with_scalar(key, *value);
         }
-        for (key, value) in &metadata {
+        for (key, value) in &self.metadata {
             writer = writer.with_metadata(key, value);
         }
         Ok(writer)
@@ -366,7 +284,8 @@ pub(super) fn refusal(origin: &str, name: &str, reason: &str) -> AmpError {
     }
 }
 
-fn later(origin: &str, what: &str) -> AmpError {
+/// The error for contents that this release does not know, in a container that is whole.
+pub(super) fn later(origin: &str, what: &str) -> AmpError {
     let reason = format!(
         "{what}: this release does not know it; update burn-amp to load what a later one has saved"
     );
@@ -374,7 +293,7 @@ fn later(origin: &str, what: &str) -> AmpError {
 }
 
 /// The name of our own by which a container has something.
-fn key_of(name: &str) -> String {
+pub(super) fn key_of(name: &str) -> String {
     format!("{PREFIX}{name}")
 }
 

@@ -37,22 +37,21 @@ impl OptimizerState {
             .collect();
         let mut tensors: BTreeMap<u64, Vec<(String, Shape)>> = BTreeMap::new();
         for tensor in container.tensors() {
-            let field = tensor.name.split_once('.').map_or("", |(_, field)| field);
+            let (name, shape) = (&tensor.name, tensor.shape.clone());
+            let field = name.split_once('.').map_or("", |(_, field)| field);
             if field == "master" && tensor.dtype != DType::F32 {
-                let (name, dtype) = (&tensor.name, tensor.dtype.name());
-                return Err(
-                    container.damaged(format!("tensor `{name}` is {dtype}, but must be f32"))
-                );
+                let dtype = tensor.dtype.name();
+                let reason = format!("tensor `{name}` is {dtype}, but must be f32");
+                return Err(container.damaged(reason));
             }
-            let field = (field.to_string(), tensor.shape.clone());
             let id = tensor.param_id.unwrap_or_default();
-            let rank = ranks.get(&id).copied();
-            if let Some(rank) = rank.filter(|rank| *rank != tensor.shape.num_dims()) {
-                let (name, shape) = (&tensor.name, &tensor.shape);
+            let rank = ranks.get(&id);
+            if let Some(rank) = rank.filter(|rank| **rank != shape.num_dims()) {
                 let reason =
                     format!("tensor `{name}` has shape {shape}, but rank {rank} is stored");
                 return Err(container.damaged(reason));
             }
+            let field = (field.to_string(), shape);
             tensors.entry(id).or_default().push(field);
         }
         for (id, fields) in &tensors {

@@ -2,11 +2,11 @@
 //!
 //! The only file of records that knows them.
 
-use serde::{Deserialize, Serialize};
+use serde::de::IgnoredAny;
 
 use super::{
     AmpRecord,
-    state::{Format, Stored},
+    state::{Format, State},
 };
 use crate::{
     accumulation::{AccumulationWindow, WindowState},
@@ -15,8 +15,28 @@ use crate::{
     scaler::{GradScaler, ScalerState},
 };
 
+/// The state of an open accumulation window.
+pub(crate) const WINDOW: &str = "window";
+/// The f32 values of parameters that the model's own record does not have.
+const MASTERS: &str = "masters";
+/// The kind of a record of a scaler alone, and its owner.
+pub(super) const SCALER_ALONE: [&str; 2] = ["grad_scaler", "a `GradScaler`"];
+
 /// In the order in which a record that lacks something says what it holds instead.
-pub(super) const STATES: [Format; 2] = [Format::of::<WindowState>(), Format::of::<Masters>()];
+pub(super) const STATES: [Format; 2] = [
+    Format {
+        name: WINDOW,
+        tensors: "sum",
+        alone: Some(["accumulation_window", "an `AccumulationWindow`"]),
+        check: |state| WindowState::of(state).map(drop),
+    },
+    Format {
+        name: MASTERS,
+        tensors: "master",
+        alone: None,
+        check: |state| state.values::<IgnoredAny>().map(drop),
+    },
+];
 
 /// States of hooks as they were stored before all hooks were stored in one way: their names, and those of their tensors.
 pub(super) const EARLIER_HOOKS: [(&str, Option<&str>); 2] =
@@ -24,73 +44,77 @@ pub(super) const EARLIER_HOOKS: [(&str, Option<&str>); 2] =
 /// The kind of a record of one of them alone.
 pub(super) const EARLIER_HOOK: &str = "ema";
 
-impl Stored for ScalerState {
-    const NAME: &'static str = "state";
-    const ALONE: Option<[&'static str; 2]> = Some(["grad_scaler", "a `GradScaler`"]);
-
-    fn contradiction(&self, _tensors: &ParamTensors) -> Option<String> {
-        self.contradiction()
+impl ScalerState {
+    /// The error says what serde refuses, or what no run can have stored.
+    pub(super) fn of(state: &State) -> Result<Self, String> {
+        let values: Self = state.values()?;
+        values.contradiction().map_or(Ok(values), Err)
     }
 }
 
-impl Stored for WindowState {
-    const NAME: &'static str = "window";
-    const TENSORS: Option<&'static str> = Some("sum");
-    const ALONE: Option<[&'static str; 2]> =
-        Some(["accumulation_window", "an `AccumulationWindow`"]);
-
-    fn tensors(&mut self) -> Option<&mut ParamTensors> {
-        Some(&mut self.sums)
+impl From<WindowState> for State {
+    fn from(window: WindowState) -> Self {
+        Self::plain(&window).with_tensors(window.sums)
     }
+}
 
-    fn contradiction(&self, sums: &ParamTensors) -> Option<String> {
-        let is_empty = sums.len() == 0 && self.scale.is_none() && self.losses.mean().is_none();
-        if self.len == 0 && !is_empty {
-            return Some("it holds sums of no micro-batches".to_string());
+impl WindowState {
+    /// The error says what serde refuses, or what no run can have stored.
+    fn of(state: &State) -> Result<Self, String> {
+        let mut window: Self = state.values()?;
+        window.sums = state.tensors.clone();
+        let losses = window.losses.mean();
+        let is_empty = window.sums.len() == 0 && window.scale.is_none() && losses.is_none();
+        if window.len == 0 && !is_empty {
+            return Err("it holds sums of no micro-batches".to_string());
         }
-        let bad = |scale: &f32| !(scale.is_finite() && *scale > 0.0);
-        let scale = self.scale.filter(bad)?;
-        Some(format!("the loss scale of its window is {scale}"))
-    }
-}
-
-/// The f32 values of parameters that the model's own record does not have.
-#[derive(Serialize, Deserialize)]
-pub(crate) struct Masters {
-    #[serde(skip)]
-    pub(crate) values: ParamTensors,
-}
-
-impl Stored for Masters {
-    const NAME: &'static str = "masters";
-    const TENSORS: Option<&'static str> = Some("master");
-
-    fn tensors(&mut self) -> Option<&mut ParamTensors> {
-        Some(&mut self.values)
+        let is_bad = |scale: &f32| !(scale.is_finite() && *scale > 0.0);
+        match window.scale.filter(is_bad) {
+            Some(scale) => Err(format!("the loss scale of its window is {scale}")),
+            None => Ok(window),
+        }
     }
 }
 
 impl AmpRecord {
     /// The number of micro-batches in an accumulation window that was open; 0 if none was.
     pub fn window(&self) -> u32 {
-        self.get::<WindowState>().map_or(0, |window| window.len)
+        self.window_state().map_or(0, |window| window.len)
+    }
+
+    /// The state of a window, open or empty.
+    pub(crate) fn window_state(&self) -> Option<WindowState> {
+        let state = self.states.get(WINDOW)?;
+        Some(WindowState::of(state).expect("a state that was checked"))
     }
 
     /// The number of master weights, which a [`PipelinedOptimizer`](crate::PipelinedOptimizer) stores where the model's own record does not
     /// have them; 0 otherwise.
     pub fn masters(&self) -> usize {
-        self.tensors_of::<Masters>()
+        self.states
+            .get(MASTERS)
+            .map_or(0, |state| state.tensors.len())
+    }
+
+    pub(crate) fn put_masters(&mut self, masters: ParamTensors) {
+        self.put(MASTERS, State::of_tensors(masters));
+    }
+
+    /// Takes out the master weights: none where there are none.
+    pub(crate) fn take_masters(&mut self) -> ParamTensors {
+        let state = self.states.remove(MASTERS);
+        state.map_or_else(ParamTensors::default, |state| state.tensors)
     }
 
     /// The record without an open window: the run resumes with an empty one, or without accumulation.
     pub fn without_window(mut self) -> Self {
-        self.take::<WindowState>();
+        self.states.remove(WINDOW);
         self
     }
 
     /// The record without master weights: the run goes on from the parameters of the model.
     pub fn without_masters(mut self) -> Self {
-        self.take::<Masters>();
+        self.take_masters();
         self
     }
 }
@@ -145,7 +169,9 @@ impl AccumulationWindow {
     ///
     /// The record has handles to the sums, which the next micro-batch copies if the record is still there.
     pub fn to_record(&self) -> AmpRecord {
-        AmpRecord::of(self.state_to_store())
+        let mut record = AmpRecord::empty();
+        record.put(WINDOW, self.state_to_store().into());
+        record
     }
 
     /// Takes over a stored state: its own, or that of the window in an optimizer's record. The settings stay. An empty window
@@ -155,8 +181,8 @@ impl AccumulationWindow {
     ///
     /// [`AmpError::ForeignRecord`] if there is no window in it, or if the stored window is full by the settings here, or was summed by
     /// the other rule for an overflow; the present state stays as it was.
-    pub fn load_record(&mut self, mut record: AmpRecord) -> Result<(), AmpError> {
-        let Some(state) = record.take() else {
+    pub fn load_record(&mut self, record: AmpRecord) -> Result<(), AmpError> {
+        let Some(state) = record.window_state() else {
             return Err(record.foreign("no accumulation window"));
         };
         if let Some(reason) = self.misfit(&state) {
@@ -178,7 +204,7 @@ mod tests {
         let mut tensors = ParamTensors::default();
         if let Some(dtype) = dtype {
             let data = TensorData::from([1.0f32, 2.0]).convert_dtype(dtype);
-            tensors.store(7.into(), data);
+            tensors.insert(7.into(), data);
         }
         tensors
     }
@@ -193,13 +219,15 @@ mod tests {
 
     fn window(len: u32, scale: Option<f32>, sum: Option<DType>) -> Result<u32, String> {
         let sums = tensors(sum);
-        let record = read(AmpRecord::of(WindowState {
+        let window = WindowState {
             len,
             scale,
             sums,
             ..Default::default()
-        }));
-        record.map(|record| record.window())
+        };
+        let mut record = AmpRecord::empty();
+        record.put(WINDOW, window.into());
+        read(record).map(|record| record.window())
     }
 
     #[test]

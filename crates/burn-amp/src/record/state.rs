@@ -2,11 +2,15 @@
 
 use burn::{
     module::ParamId,
-    tensor::{Device, Tensor},
+    tensor::{DType, Device, Tensor, TensorData},
 };
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::{dtype::working_dtype, param_tensors::ParamTensors};
+use super::container::{Container, key_of};
+use crate::{dtype::working_dtype, error::AmpError, param_tensors::ParamTensors};
+
+/// The JSON of a state that is tensors alone, which is not written.
+const NO_VALUES: &str = "{}";
 
 /// What a record stores of a [`Hook`](crate::hook::Hook): values that serde writes, and tensors by parameter.
 ///
@@ -62,66 +66,83 @@ impl State {
     pub(crate) fn with_tensors(self, tensors: ParamTensors) -> Self {
         Self { tensors, ..self }
     }
+
+    /// As [`of`](Self::of), of plain data without maps or foreign types: there is no way for it to fail.
+    pub(super) fn plain(values: &impl Serialize) -> Self {
+        Self::of(values).expect("a record is plain data")
+    }
+
+    /// Tensors without values.
+    pub(super) fn of_tensors(tensors: ParamTensors) -> Self {
+        let json = NO_VALUES.to_string();
+        Self { json, tensors }
+    }
 }
 
-/// A type whose values are a state: serde writes and reads all of it but its tensors.
-pub(crate) trait Stored: Serialize + DeserializeOwned {
-    /// In a container its JSON is under `burn_amp.{NAME}`.
-    const NAME: &'static str;
-    /// Its tensors are `{id}.burn_amp.{TENSORS}` there, if it has any.
-    const TENSORS: Option<&'static str> = None;
-    /// The kind of a record that holds nothing else, and how a message names its owner; none if there are no such records.
-    const ALONE: Option<[&'static str; 2]> = None;
-
-    /// Where the tensors are, if it has any.
-    fn tensors(&mut self) -> Option<&mut ParamTensors> {
-        None
-    }
-
-    /// What no run can have stored, if there is something.
-    fn contradiction(&self, _tensors: &ParamTensors) -> Option<String> {
-        None
-    }
-
-    fn into_state(mut self) -> State {
-        let tensors = self.tensors().map(std::mem::take).unwrap_or_default();
-        // Plain data without maps or foreign types: there is no way for it to fail.
-        let json = serde_json::to_string(&self).expect("a record is plain data");
-        State { json, tensors }
-    }
-
-    /// The values of a state, without its tensors. The error says what serde or the type refuses.
-    fn values(state: &State) -> Result<Self, String> {
-        let values: Self = state.values()?;
-        let reason = values.contradiction(&state.tensors);
-        reason.map_or(Ok(values), Err)
-    }
-
-    /// A state that was checked when it was read, or that this program has made.
-    fn of_state(state: State) -> Self {
-        let mut values = Self::values(&state).expect("a state that was checked");
-        if let Some(tensors) = values.tensors() {
-            *tensors = state.tensors;
+/// In a container: the JSON under `burn_amp.{name}`, and the tensors each after its parameter, `{id}.burn_amp.{tensors}`, as an optimizer's own
+/// are, whose readers pass over them.
+impl State {
+    /// On some devices the tensors are read when the container is written.
+    pub(super) fn put_into(&self, container: &mut Container, name: &str, tensors: Option<&str>) {
+        if self.json != NO_VALUES {
+            (container.metadata).insert(key_of(name), self.json.clone());
         }
-        values
+        let Some(field) = tensors.map(key_of) else {
+            return;
+        };
+        let pack = |(id, data): (ParamId, TensorData)| {
+            let name = format!("{}.{field}", id.val());
+            let (bytes, shape, dtype) = data.into_parts();
+            burn_pack::Tensor::new(name, dtype, shape, Some(id.val()), bytes)
+        };
+        container.held.push(self.tensors.clone());
+        container.extend(self.tensors.to_data().into_iter().map(pack));
+    }
+
+    /// Takes it out, if it is there. The tensors stay on the host until their parameter's device is known.
+    pub(super) fn take_from(
+        container: &mut Container,
+        name: &str,
+        tensors: Option<&str>,
+    ) -> Result<Option<Self>, AmpError> {
+        let mut found = ParamTensors::default();
+        let end = tensors.map(|field| format!(".{}", key_of(field)));
+        let is_its = |name: &str| end.as_ref().is_some_and(|end| name.ends_with(end));
+        for tensor in container.split_tensors(is_its) {
+            let name = tensor.name.clone();
+            let parts = tensor.into_parts();
+            let (_, dtype, shape, id, bytes) =
+                parts.map_err(|error| container.damaged(error.to_string()))?;
+            let reason = match (id, dtype) {
+                (Some(id), DType::F32 | DType::F64) => {
+                    found.insert(id.into(), TensorData::from_bytes(bytes, shape, dtype));
+                    continue;
+                }
+                (None, _) => format!("tensor `{name}` belongs to no parameter"),
+                (Some(_), other) => {
+                    let other = other.name();
+                    format!("tensor `{name}` is {other}, but must be f32 or f64")
+                }
+            };
+            return Err(container.damaged(reason));
+        }
+        let json = container.metadata.remove(&key_of(name));
+        let is_there = json.is_some() || found.len() > 0;
+        Ok(is_there.then(|| Self {
+            json: json.unwrap_or_else(|| NO_VALUES.to_string()),
+            tensors: found,
+        }))
     }
 }
 
-/// What a reader needs to know of a state: its names, and what it refuses.
+/// A state that is stored by names of its own, as a hook's is not.
 pub(super) struct Format {
+    /// In a container its JSON is under `burn_amp.{name}`,
     pub(super) name: &'static str,
-    pub(super) tensors: Option<&'static str>,
+    /// and its tensors are `{id}.burn_amp.{tensors}`.
+    pub(super) tensors: &'static str,
+    /// The kind of a record that holds nothing else, and how a message names its owner; none if there are no such records.
     pub(super) alone: Option<[&'static str; 2]>,
+    /// Refuses what no run can have stored.
     pub(super) check: fn(&State) -> Result<(), String>,
-}
-
-impl Format {
-    pub(super) const fn of<S: Stored>() -> Self {
-        Self {
-            name: S::NAME,
-            tensors: S::TENSORS,
-            alone: S::ALONE,
-            check: |state| S::values(state).map(drop),
-        }
-    }
 }

@@ -2,7 +2,6 @@
 //! model has. Burn's Learner stores nothing else, and asks nobody.
 
 use burn::{
-    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
     module::{Param, ParamGroup, ParamId},
     optim::{
         DynOptimizer, DynState, GradientsParams, LearningRate, ModuleOptimizer, StateSink,
@@ -17,6 +16,7 @@ use std::{
 
 use super::steps::Shared;
 use crate::{
+    beside_burn::{Beside, during},
     error::AmpError,
     mixed_precision::MixedPrecision,
     record::{AmpRecord, Container},
@@ -30,71 +30,54 @@ const TENSOR: &str = "scaler";
 
 /// What the optimizer keeps for the parameter.
 #[derive(Clone)]
-enum Entry {
+pub(super) enum Entry {
     /// What the next checkpoint is to hold, as it is when that is taken. None while a step is made.
     Steps(Option<Shared>),
-    /// What a checkpoint has brought.
-    Loaded(Box<AmpRecord>),
+    /// What a checkpoint has brought: none if it is that of a run without scaler.
+    Loaded(Option<Box<AmpRecord>>),
 }
 
 /// What was found in an optimizer.
-pub(super) enum Found {
-    /// The steps of the run.
-    Own,
-    /// What a checkpoint has brought: none if it is that of a run without scaler.
-    Loaded(Option<Box<AmpRecord>>),
-    /// The optimizer has not met a scaler before.
-    Nothing,
+#[derive(Default)]
+pub(super) struct Found {
+    /// None in one that has not met a scaler before.
+    pub(super) entry: Option<Entry>,
+    /// Whether a record was taken since the last time.
+    pub(super) was_recorded: bool,
 }
 
-type Mail = (Option<Shared>, Option<(Found, bool)>);
-
 thread_local! {
-    /// What the next step of the parameter puts into the entry, and what it has found there. Burn's `step` takes and
-    /// returns nothing of ours.
-    static MAIL: RefCell<Mail> = const { RefCell::new((None, None)) };
+    /// What the next step of the parameter puts into the entry, and what it has found there. Burn's `step` takes and returns nothing of ours.
+    static MAIL: Beside<(Option<Shared>, Found)> = const { RefCell::new(None) };
 }
 
 /// An optimizer that can carry a state.
 pub(super) fn attach(optim: ModuleOptimizer, amp: &MixedPrecision) -> ModuleOptimizer {
     let carrier = Carrier {
         amp: amp.clone(),
-        taken: AtomicBool::new(false),
+        recorded: AtomicBool::new(false),
     };
     optim.with_group(ParamGroup::from_ids(vec![ID.into()]), carrier, None)
 }
 
-/// The next checkpoint is to hold the state of these.
-pub(super) fn put(optim: &mut ModuleOptimizer, steps: &Shared) {
-    exchange(optim, Some(steps.clone()));
-}
-
-/// Takes the state out. Also says whether a record was taken since the last time.
-pub(super) fn take(optim: &mut ModuleOptimizer) -> (Found, bool) {
-    exchange(optim, None)
-}
-
-fn exchange(optim: &mut ModuleOptimizer, steps: Option<Shared>) -> (Found, bool) {
-    MAIL.set((steps, None));
+/// Takes the state out, and puts in what the next checkpoint is to hold.
+pub(super) fn exchange(optim: &mut ModuleOptimizer, steps: Option<&Shared>) -> Found {
     let device = Device::flex();
     let one = || Tensor::<1>::zeros([1], (&device, DType::F32));
     let id = ParamId::from(ID);
     let mut grads = GradientsParams::new();
     grads.register(id, one());
-    let param = Tensor::<1>::zeros([1], (&device.clone().autodiff(), DType::F32)).require_grad();
-    let _ = optim.step(
-        ModuleLearningRate::from(0.0),
-        Param::initialized(id, param),
-        grads,
-    );
-    MAIL.take().1.unwrap_or((Found::Nothing, false))
+    let param = Tensor::from_inner(one()).require_grad();
+    let step = || optim.step(0.0, Param::initialized(id, param), grads);
+    let (_, (_, found)) = during(&MAIL, (steps.cloned(), Found::default()), step);
+    found
 }
 
 /// Carries a state through records; a loaded one sets the loss scale at once, for the first step of the resumed run.
 struct Carrier {
     amp: MixedPrecision,
     /// Whether a record was taken since the last step.
-    taken: AtomicBool,
+    recorded: AtomicBool,
 }
 
 impl DynOptimizer for Carrier {
@@ -106,15 +89,12 @@ impl DynOptimizer for Carrier {
         _grad: BridgeTensor,
         state: Option<DynState>,
     ) -> (BridgeTensor, Option<DynState>) {
-        let found = match state.map(DynState::downcast::<Entry>) {
-            None => Found::Loaded(None),
-            Some(Entry::Loaded(state)) => Found::Loaded(Some(state)),
-            Some(Entry::Steps(_)) => Found::Own,
+        let found = Found {
+            entry: Some(state.map_or(Entry::Loaded(None), DynState::downcast)),
+            was_recorded: self.recorded.swap(false, Ordering::Relaxed),
         };
-        let steps = MAIL.with_borrow_mut(|mail| {
-            mail.1 = Some((found, self.taken.swap(false, Ordering::Relaxed)));
-            mail.0.take()
-        });
+        let mail = MAIL.replace(Some((None, found)));
+        let steps = mail.and_then(|(steps, _)| steps);
         (tensor, Some(DynState::create(Entry::Steps(steps), rank)))
     }
 
@@ -124,12 +104,15 @@ impl DynOptimizer for Carrier {
 
     fn state_flatten(&self, prefix: &str, state: &DynState, out: &mut StateSink) {
         let record = match state.downcast_ref::<Entry>() {
-            Entry::Steps(steps) => steps.as_ref().map(Shared::record),
-            Entry::Loaded(record) => Some((**record).clone()),
+            Entry::Steps(steps) => steps.as_ref().map(|steps| steps.lock().record()),
+            Entry::Loaded(record) => record.as_deref().cloned(),
         };
         if let Some(record) = record {
-            self.taken.store(true, Ordering::Relaxed);
-            let bytes = inverted(&to_bytes(record));
+            self.recorded.store(true, Ordering::Relaxed);
+            let bytes = record.into_bytes().unwrap_or_else(|error| {
+                panic!("the loss scaler's state cannot be written: {error}")
+            });
+            let bytes = inverted(&bytes);
             let shape = [bytes.len()];
             out.push_tensor(
                 prefix,
@@ -156,13 +139,8 @@ impl DynOptimizer for Carrier {
             let resumed = scaler.resume(self.amp.live(), "the checkpoint");
             resumed.unwrap_or_else(|error| panic!("{error}"));
         }
-        Some(DynState::create(Entry::Loaded(Box::new(state)), rank))
+        Some(DynState::create(Entry::Loaded(Some(Box::new(state))), rank))
     }
-}
-
-fn to_bytes(state: AmpRecord) -> Bytes {
-    let bytes = state.into_bytes();
-    bytes.unwrap_or_else(|error| panic!("the loss scaler's state cannot be written: {error}"))
 }
 
 fn from_bytes(bytes: Bytes, origin: &str) -> Result<AmpRecord, AmpError> {
@@ -179,8 +157,7 @@ pub(super) fn state_in_file(container: &mut Container) -> Result<Option<AmpRecor
     let Some(tensor) = container.split_tensors(|other| other == name).pop() else {
         return Ok(None);
     };
-    let bytes = tensor.to_bytes();
-    let bytes = bytes.map_err(|error| container.damaged(error.to_string()))?;
+    let bytes = container.bytes_of(&tensor)?;
     from_bytes(inverted(&bytes), container.origin()).map(Some)
 }
 

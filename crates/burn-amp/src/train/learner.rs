@@ -1,10 +1,15 @@
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLrScheduler,
     optim::ModuleOptimizer,
+    tensor::DType,
     train::{Learner, LearnerModel},
 };
 
-use super::{Scaled, checkpoint, pipelined::Place, stepper::Kind, steps::Steps};
+use super::{
+    Scaled, checkpoint,
+    stepper::{Kind, Place},
+    steps::Steps,
+};
 use crate::{
     ema::Ema, error::AmpError, mixed_precision::MixedPrecision, module_optim::ModuleOptim,
     optimizer::ScaledOptimizer, pipeline::PipelinedOptimizer, scaler::GradScaler,
@@ -126,8 +131,9 @@ impl MixedPrecision {
         let parts = parts?;
         self.enter_learner();
         let mut scaler = parts.scaler.unwrap_or_else(|| self.into());
-        self.check_options(&scaler, &parts.options, parts.place.is_some())?;
-        if parts.kind.fused || parts.place.is_some() {
+        let is_pipelined = parts.kind.thread.is_some();
+        self.check_options(&scaler, &parts.options, is_pipelined)?;
+        if parts.kind.fused || is_pipelined {
             log::info!(
                 "the optimizer steps the model by itself, and calls no `TrainStep::optimize` that the model may have of its own; a fused one \
                  does with `ScaledOptimizer::with_own_optimize`"
@@ -137,10 +143,10 @@ impl MixedPrecision {
         // Burn clones the model: only its forks, for workers, count as optimizers of their own.
         scaler.leave();
         scaler.show_loaded();
-        let steps = Steps::new(parts.kind, parts.place, scaler, parts.options);
+        let steps = Steps::new(parts.kind, scaler, parts.options);
         let model = Scaled::new(model, self.clone(), steps);
         let mut optim = checkpoint::attach(parts.optim, self);
-        checkpoint::put(&mut optim, &model.steps.shared);
+        checkpoint::exchange(&mut optim, Some(&model.steps.shared));
         Ok(Learner::new(model, optim, lr_scheduler))
     }
 
@@ -186,17 +192,19 @@ struct Parts {
     /// None of an optimizer without one.
     scaler: Option<GradScaler>,
     options: StepOptions,
-    place: Option<Place>,
 }
 
 impl Parts {
     fn of<O: ModuleOptim + Into<ModuleOptimizer>>(optim: O) -> Self {
         Self {
-            kind: Kind::of(&optim),
+            kind: Kind {
+                mixed: optim.accepts(DType::F16, DType::F32),
+                fused: optim.steps_on_device(),
+                thread: None,
+            },
             optim: optim.into(),
             scaler: None,
             options: StepOptions::default(),
-            place: None,
         }
     }
 
@@ -206,9 +214,7 @@ impl Parts {
         let scaler = Some(optim.scaler().clone());
         let (options, has_own) = (optim.options.clone(), optim.own_optimize);
         let mut parts = Self::of(optim.into_inner());
-        if has_own {
-            parts.kind = parts.kind.stepped_by_model();
-        }
+        parts.kind.fused &= !has_own;
         Self {
             scaler,
             options,
@@ -230,7 +236,7 @@ impl Parts {
         parts.scaler = parts.scaler.filter(is_scaled);
         // Its masters take f32 gradients, whatever the optimizer takes.
         parts.kind.mixed = true;
-        parts.place = Some(Place { host, synchronous });
+        parts.kind.thread = Some(Place { host, synchronous });
         Ok(parts)
     }
 }

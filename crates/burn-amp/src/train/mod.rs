@@ -5,7 +5,6 @@ mod checkpoint;
 mod learner;
 mod metric;
 mod module;
-mod pipelined;
 mod resume;
 mod run;
 mod scaled;

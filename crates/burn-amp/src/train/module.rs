@@ -79,7 +79,7 @@ impl<M: Module + 'static> Module for Scaled<M> {
     /// Takes over the model's own record. The scaler stays; one whose run has failed takes steps again.
     fn try_load_record(mut self, record: ModuleRecord) -> Result<Self, RecordError> {
         self.inner = self.inner.try_load_record(record)?;
-        self.steps.reload();
+        self.steps.shared.lock().reload();
         self.trained = None;
         self.failed = false;
         Ok(self)

@@ -5,6 +5,7 @@ use burn::{
     tensor::Device,
 };
 use std::{
+    collections::BTreeSet,
     path::{Path, PathBuf},
     sync::{Arc, Once},
 };
@@ -117,10 +118,9 @@ fn missing(folder: &Path, epoch: usize) -> AmpError {
             .ok()
     };
     let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut epochs: Vec<usize> = files
+    let epochs: BTreeSet<usize> = files
         .filter_map(|file| of_epoch(file.file_name().to_str()?))
         .collect();
-    epochs.sort_unstable();
     let epochs: Vec<String> = epochs.iter().map(usize::to_string).collect();
     let others = match epochs.is_empty() {
         true => "nor of another".to_string(),

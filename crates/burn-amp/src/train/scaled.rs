@@ -8,7 +8,7 @@ use burn::{
 use std::{any::Any, ops::Deref};
 
 use super::{
-    checkpoint::{self, Found},
+    checkpoint::{self, Entry},
     steps::Steps,
 };
 use crate::{
@@ -113,7 +113,7 @@ impl<M: Module + 'static> Scaled<M> {
         if !self.steps.are_late() {
             return self;
         }
-        let (inner, result) = StepError::split(self.steps.newest(self.inner));
+        let (inner, result) = StepError::split(self.steps.shared.lock().newest(self.inner));
         self.inner = inner;
         self.steps.update();
         self.end_with(result);
@@ -138,18 +138,18 @@ impl<M: TrainStep + Module + 'static> Scaled<M> {
             panic!("{error}");
         }
         self.failed = false;
-        let (found, is_checkpointed) = checkpoint::take(optim);
-        let checkpointed = is_checkpointed
+        let found = checkpoint::exchange(optim, None);
+        let checkpointed = (found.was_recorded)
             .then(|| Box::new((self.inner.clone(), optim.clone())) as Box<dyn Any + Send>);
-        match found {
-            Found::Own => {}
-            Found::Loaded(state) => {
+        match found.entry {
+            Some(Entry::Steps(_)) => {}
+            Some(Entry::Loaded(state)) => {
                 if let Err(error) = self.steps.restore(state.map(|state| *state)) {
                     self.end_with(Err(error));
                     return self;
                 }
             }
-            Found::Nothing => {
+            None => {
                 *optim = checkpoint::attach(optim.clone(), &amp);
                 self.steps = self.steps.of_another();
             }
@@ -162,8 +162,8 @@ impl<M: TrainStep + Module + 'static> Scaled<M> {
         let (inner, result) = StepError::split(stepped);
         self.inner = inner;
         self.steps.update();
-        self.steps.keep(checkpointed);
-        checkpoint::put(optim, &self.steps.shared);
+        self.steps.shared.lock().checkpointed = checkpointed;
+        checkpoint::exchange(optim, Some(&self.steps.shared));
         self.end_with(result);
         self
     }
@@ -180,7 +180,7 @@ impl<M: TrainStep + Module + 'static> TrainStep for Scaled<M> {
             self.amp.forget_failure();
         }
         // A checkpoint has received parameters that the learner's own model does not have.
-        let newest = self.steps.current(&self.inner);
+        let newest = self.steps.shared.lock().current(&self.inner);
         let inner = newest.as_ref().unwrap_or(&self.inner);
         let mut output = self.amp.in_model(|| TrainStep::step(inner, batch));
         if self.steps.kind.mixed {

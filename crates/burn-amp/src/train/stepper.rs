@@ -3,63 +3,39 @@
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
     module::Module,
-    optim::{GradientsParams, ModuleOptimizer, OptimizerRecord, SgdConfig},
-    tensor::DType,
+    optim::{GradientsParams, ModuleOptimizer, OptimizerRecord},
+    tensor::{DType, Device},
 };
-use std::mem::swap;
 
 use crate::{
     error::AmpError,
     master_weights::masters_of,
     module_optim::{ModuleOptim, records_of},
-    optimizer::ScaledOptimizer,
     param_tensors::ParamTensors,
 };
 
 /// What Burn's `ModuleOptimizer` does not tell of the optimizer that it was made of.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Kind {
     /// Whether it combines half-precision parameters with f32 gradients.
     pub(super) mixed: bool,
-    /// Whether it steps all parameters by itself, in one pass, in place of the model's own `optimize`.
+    /// Whether it steps all parameters by itself, in one pass. Otherwise the model's own `optimize` calls it.
     pub(super) fused: bool,
+    /// Where it steps on a thread of its own.
+    pub(super) thread: Option<Place>,
 }
 
-impl Kind {
-    pub(super) fn of(optim: &impl ModuleOptim) -> Self {
-        Self {
-            mixed: optim.accepts(DType::F16, DType::F32),
-            fused: optim.steps_on_device(),
-        }
-    }
-
-    /// That of an optimizer which the model's own `optimize` calls.
-    pub(super) fn stepped_by_model(self) -> Self {
-        Self {
-            fused: false,
-            ..self
-        }
-    }
+/// Where a thread steps: the device of its masters, and whether each step waits for it.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    pub(super) host: Device,
+    pub(super) synchronous: bool,
 }
 
 /// Burn's optimizer, and of what kind it is.
 pub(super) struct Stepper {
     pub(super) optim: ModuleOptimizer,
-    kind: Kind,
-}
-
-impl Stepper {
-    pub(super) fn without_optimizer(kind: Kind) -> Self {
-        Self {
-            optim: SgdConfig::new().init(),
-            kind,
-        }
-    }
-
-    /// Another optimizer of this kind.
-    pub(super) fn with(&self, optim: ModuleOptimizer) -> Self {
-        Self { optim, ..*self }
-    }
+    pub(super) kind: Kind,
 }
 
 impl ModuleOptim for Stepper {
@@ -90,27 +66,5 @@ impl ModuleOptim for Stepper {
 
     fn one_pass(&mut self) -> Option<&mut ModuleOptimizer> {
         self.kind.fused.then_some(&mut self.optim)
-    }
-}
-
-/// The learner's optimizer in the place of that which steps, until this is dropped: after a panic of the model's own `optimize`, too.
-pub(super) struct Lent<'a> {
-    optim: &'a mut ModuleOptimizer,
-    pub(super) steps: &'a mut ScaledOptimizer<Stepper>,
-}
-
-impl<'a> Lent<'a> {
-    pub(super) fn new(
-        optim: &'a mut ModuleOptimizer,
-        steps: &'a mut ScaledOptimizer<Stepper>,
-    ) -> Self {
-        swap(optim, &mut steps.optimizer_in_flight().optim);
-        Self { optim, steps }
-    }
-}
-
-impl Drop for Lent<'_> {
-    fn drop(&mut self) {
-        swap(self.optim, &mut self.steps.optimizer_in_flight().optim);
     }
 }

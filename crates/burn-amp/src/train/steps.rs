@@ -2,24 +2,30 @@
 
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
-    module::Module,
-    optim::{GradientsParams, ModuleOptimizer},
+    module::{Module, ParamGroup},
+    optim::{
+        DynOptimizer, DynState, GradientsParams, LearningRate, ModuleOptimizer, SgdConfig,
+        StateSink, StateSource,
+    },
+    tensor::{Device, TensorData, kind::BridgeTensor},
 };
 use std::{
     any::Any,
+    mem::{swap, take},
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::{Arc, Mutex, MutexGuard},
 };
 
-use super::{
-    pipelined::{Pipeline, Place},
-    stepper::{Kind, Lent, Stepper},
-};
+use super::stepper::{Kind, Stepper};
 use crate::{
     error::{AmpError, StepError},
     fused::{Update, step_by},
+    gradients::placeholders,
     lock::locked,
     optimizer::ScaledOptimizer,
-    record::{AmpRecord, Masters},
+    param_tensors::ParamTensors,
+    pipeline::{PipelinedOptimizer, put, trained},
+    record::{AmpRecord, Container},
     scaler::GradScaler,
     step_options::StepOptions,
 };
@@ -30,8 +36,6 @@ use crate::{
 #[derive(Clone, Debug)]
 pub(super) struct Steps {
     pub(super) kind: Kind,
-    /// Where it steps on a thread of its own.
-    place: Option<Place>,
     /// As the steps had left it that the model knows.
     pub(super) scaler: GradScaler,
     /// As above: clipping, a guard and averages; no window, since Burn accumulates.
@@ -44,31 +48,41 @@ pub(super) struct Steps {
 pub(super) struct Shared(Arc<Mutex<State>>);
 
 pub(super) struct State {
-    /// In a pipeline that has started, without what is on its thread.
+    /// Where a thread steps, as it was before that has started.
     optim: ScaledOptimizer<Stepper>,
-    pub(super) pipeline: Option<Pipeline>,
+    /// On a thread of its own, from the first step on.
+    thread: Option<PipelinedOptimizer<Stepper>>,
+    /// Masters of a checkpoint, for a thread to begin with.
+    masters: ParamTensors,
+    /// Whether parameters of a thread were received between two steps: the learner's own model does not have them yet.
+    is_ahead: bool,
+    /// Whether other parameters were loaded since the last step.
+    is_reloaded: bool,
+    /// The optimizer's state on a thread, for a checkpoint that is being taken.
+    stored_optimizer: Option<Container>,
     /// What the last checkpoint was taken of, until the step after the next one. Burn writes checkpoints on another thread, and CubeCL reads
     /// their values there: memory that is held is not written by a step in place, and under fusion that step is made late.
-    checkpointed: Option<Box<dyn Any + Send>>,
+    pub(super) checkpointed: Option<Box<dyn Any + Send>>,
 }
 
 impl Steps {
-    pub(super) fn new(
-        kind: Kind,
-        place: Option<Place>,
-        scaler: GradScaler,
-        options: StepOptions,
-    ) -> Self {
+    pub(super) fn new(kind: Kind, scaler: GradScaler, options: StepOptions) -> Self {
         // The learner lends its optimizer for each step.
-        let stepper = Stepper::without_optimizer(kind);
+        let stepper = Stepper {
+            optim: SgdConfig::new().init(),
+            kind: kind.clone(),
+        };
         let state = State {
             optim: ScaledOptimizer::from_parts(stepper, scaler.clone(), options.clone()),
-            pipeline: place.clone().map(Pipeline::new),
+            thread: None,
+            masters: ParamTensors::default(),
+            is_ahead: false,
+            is_reloaded: false,
+            stored_optimizer: None,
             checkpointed: None,
         };
         Self {
             kind,
-            place,
             scaler,
             options,
             shared: Shared(Arc::new(Mutex::new(state))),
@@ -77,14 +91,14 @@ impl Steps {
 
     /// The same, shared with nobody.
     fn detached(self) -> Self {
-        Self::new(self.kind, self.place, self.scaler, self.options)
+        Self::new(self.kind, self.scaler, self.options)
     }
 
     /// Those of another device, which count as an optimizer of their own. A thread that has started steps for all.
     pub(super) fn fork(mut self) -> Self {
         self.scaler.join();
-        let has_thread = (self.shared.lock().pipeline.as_ref()).is_some_and(Pipeline::is_started);
-        match has_thread {
+        let has_started = self.shared.lock().thread.is_some();
+        match has_started {
             true => self,
             false => self.detached(),
         }
@@ -93,13 +107,13 @@ impl Steps {
     /// Those of a copy for validation, which makes none and holds no thread.
     pub(super) fn for_validation(mut self) -> Self {
         self.scaler.leave();
-        self.place = None;
+        self.kind.thread = None;
         self.detached()
     }
 
     /// Those of another optimizer, of which nobody has told what kind it is.
     pub(super) fn of_another(mut self) -> Self {
-        self.kind = self.kind.stepped_by_model();
+        self.kind.fused = false;
         self.detached()
     }
 
@@ -121,17 +135,8 @@ impl Steps {
         }
         self.scaler.show_loaded();
         *self = self.clone().detached();
-        if let (Some(pipeline), Some(masters)) =
-            (&mut self.shared.lock().pipeline, stored.take::<Masters>())
-        {
-            pipeline.begin_with(masters.values);
-        }
+        self.shared.lock().masters = stored.take_masters();
         Ok(())
-    }
-
-    /// Keeps what a checkpoint was taken of, in place of what was kept before: after a step.
-    pub(super) fn keep(&self, checkpointed: Option<Box<dyn Any + Send>>) {
-        self.shared.lock().checkpointed = checkpointed;
     }
 
     /// The step of the learner. `optimize` is the model's own.
@@ -143,71 +148,113 @@ impl Steps {
         grads: GradientsParams,
         optimize: impl FnOnce(M, &mut ModuleOptimizer, ModuleLearningRate, GradientsParams) -> M,
     ) -> Result<M, StepError<M>> {
-        let State {
-            optim: steps,
-            pipeline,
-            ..
-        } = &mut *self.shared.lock();
-        if let Some(pipeline) = pipeline {
-            return pipeline.step(steps, optim, lr, model, grads);
+        let state = &mut *self.shared.lock();
+        let model = state.current(&model).unwrap_or(model);
+        (state.is_ahead, state.stored_optimizer) = (false, None);
+        let started = state.start(optim, &self.shared, &model);
+        let model = StepError::join(model, started)?;
+        if let Some(thread) = &mut state.thread {
+            return thread.try_step(lr, model, grads);
         }
-        let lent = Lent::new(optim, steps);
         let is_fused = self.kind.fused;
         let update = |stepper: &mut Stepper, update: Update, model, grads| match is_fused {
             true => step_by(stepper, update, model, grads),
             false => optimize(model, &mut stepper.optim, update.lr, grads),
         };
-        lent.steps.try_step_by(lr, model, grads.into(), update)
+        swap(optim, &mut state.optim.optimizer_in_flight().optim);
+        let step = || state.optim.try_step_by(lr, model, grads.into(), update);
+        let stepped = catch_unwind(AssertUnwindSafe(step));
+        // After a panic of the model's own `optimize`, too.
+        swap(optim, &mut state.optim.optimizer_in_flight().optim);
+        stepped.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
     /// Whether steps may have outcomes that the model does not know yet.
     pub(super) fn are_late(&self) -> bool {
-        self.kind.fused || self.place.is_some()
+        self.kind.fused || self.kind.thread.is_some()
     }
 
-    /// The model with its newest parameters, when the outcomes of all steps are known: waits for them.
-    pub(super) fn newest<M: Module + 'static>(&self, model: M) -> Result<M, StepError<M>> {
-        let State {
-            optim, pipeline, ..
-        } = &mut *self.shared.lock();
-        match pipeline {
-            Some(pipeline) => pipeline.newest(optim, model),
-            None => StepError::join(model, optim.synchronize()),
+    /// After steps: what is known of them.
+    pub(super) fn update(&mut self) {
+        let State { optim, thread, .. } = &*self.shared.lock();
+        let scaler = thread.as_ref().map(|thread| &thread.scaler);
+        let scaler = scaler.unwrap_or(optim.scaler()).clone();
+        (self.scaler, self.options) = (scaler, optim.options.clone());
+    }
+}
+
+impl State {
+    /// Before a step: starts the thread, if one is to step. The learner's own optimizer, with which it begins, has nothing but handles from then
+    /// on. A thread that has started takes over parameters that were loaded.
+    fn start<M: Module + 'static>(
+        &mut self,
+        own: &mut ModuleOptimizer,
+        shared: &Shared,
+        model: &M,
+    ) -> Result<(), AmpError> {
+        let is_reloaded = take(&mut self.is_reloaded);
+        if let Some(thread) = &mut self.thread {
+            let reloaded = is_reloaded.then(|| thread.reload(model));
+            return reloaded.unwrap_or(Ok(()));
+        }
+        let kind = self.optim.optimizer().kind.clone();
+        let Some(place) = kind.thread.clone() else {
+            return Ok(());
+        };
+        let optim = own.clone();
+        let (scaler, options) = (self.optim.scaler().clone(), self.optim.options.clone());
+        let optim = ScaledOptimizer::from_parts(Stepper { optim, kind }, scaler, options);
+        let thread = PipelinedOptimizer::new(optim, place.host)?;
+        let mut thread = thread.with_synchronous(place.synchronous);
+        thread.stored = take(&mut self.masters);
+        self.thread = Some(thread);
+        put_handles(own, shared, model);
+        Ok(())
+    }
+
+    /// The model with its newest parameters, when the outcomes of all steps are known: waits for them. The learner's own gets them with the next
+    /// step.
+    pub(super) fn newest<M: Module + 'static>(&mut self, model: M) -> Result<M, StepError<M>> {
+        let model = self.current(&model).unwrap_or(model);
+        self.is_ahead = true;
+        match &mut self.thread {
+            Some(thread) => thread.synchronize(model),
+            None => StepError::join(model, self.optim.synchronize()),
         }
     }
 
     /// The model that a forward pass is to see, if it is another.
     pub(super) fn current<M: Module>(&self, model: &M) -> Option<M> {
-        self.shared.lock().pipeline.as_ref()?.current(model)
+        let thread = self.thread.as_ref().filter(|_| self.is_ahead)?;
+        Some(put(model.clone(), thread.trained.as_ref()?))
     }
 
     /// Takes note of a model into which other parameters were loaded.
-    pub(super) fn reload(&self) {
-        if let Some(pipeline) = &self.shared.lock().pipeline {
-            pipeline.reload();
-        }
+    pub(super) fn reload(&mut self) {
+        (self.is_ahead, self.is_reloaded) = (false, self.thread.is_some());
     }
 
-    /// After steps: what is known of them.
-    pub(super) fn update(&mut self) {
-        let optim = &self.shared.lock().optim;
-        (self.scaler, self.options) = (optim.scaler().clone(), optim.options.clone());
+    /// What the next checkpoint is to hold: all steps are known then. The next one returns what was wrong.
+    pub(super) fn record(&mut self) -> AmpRecord {
+        let Some(thread) = &mut self.thread else {
+            self.optim.resolve();
+            return self.optim.options.record_with(self.optim.scaler());
+        };
+        let mut record = thread.to_record();
+        self.stored_optimizer = record.optimizer.take();
+        record
+    }
+
+    /// The optimizer's state on the thread, of the record that was taken last.
+    fn stored_optimizer(&mut self) -> Option<&mut Container> {
+        if self.stored_optimizer.is_none() {
+            self.record();
+        }
+        self.stored_optimizer.as_mut()
     }
 }
 
 impl Shared {
-    /// What the next checkpoint is to hold: all steps are known then. The next one returns what was wrong.
-    pub(super) fn record(&self) -> AmpRecord {
-        let State {
-            optim, pipeline, ..
-        } = &mut *self.lock();
-        let of_thread = pipeline.as_ref().and_then(Pipeline::record);
-        of_thread.unwrap_or_else(|| {
-            optim.resolve();
-            optim.options.record_with(optim.scaler())
-        })
-    }
-
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         // A step that has panicked has lost the model, and the run.
         locked(&self.0)
@@ -217,6 +264,70 @@ impl Shared {
 impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Shared")
+    }
+}
+
+/// Puts handles in the place of the states of the learner's own optimizer, which a thread has from now on.
+fn put_handles<M: Module>(shell: &mut ModuleOptimizer, shared: &Shared, model: &M) {
+    let trained = trained(model);
+    let group = ParamGroup::from_ids(trained.iter().map(|parameter| parameter.id).collect());
+    *shell = (shell.clone()).with_group(group, Handles(shared.clone()), None);
+    // Burn makes states in a step alone.
+    let grads = placeholders(trained.iter().cloned());
+    let _ = shell.step(ModuleLearningRate::from(0.0), model.clone(), grads);
+}
+
+/// In the learner's own optimizer, in the place of the one that steps: finds the states where they are when a record is taken.
+struct Handles(Shared);
+
+/// The state of a parameter is on the other thread.
+#[derive(Clone)]
+struct Handle;
+
+impl DynOptimizer for Handles {
+    fn step_dyn(
+        &self,
+        rank: usize,
+        _lr: LearningRate,
+        tensor: BridgeTensor,
+        _grad: BridgeTensor,
+        _state: Option<DynState>,
+    ) -> (BridgeTensor, Option<DynState>) {
+        (tensor, Some(DynState::create(Handle, rank)))
+    }
+
+    fn to_device_dyn(&self, state: DynState, _device: &Device) -> DynState {
+        state
+    }
+
+    fn state_flatten(&self, prefix: &str, _state: &DynState, out: &mut StateSink) {
+        let state = &mut *self.0.lock();
+        let Some(container) = state.stored_optimizer() else {
+            panic!("the optimizer's thread has ended: there is no state to be stored");
+        };
+        let is_of_it = |name: &str| name.split_once('.').is_some_and(|(id, _)| id == prefix);
+        let scalars = container.scalars().iter();
+        let scalars = scalars.filter(|(name, _)| is_of_it(name));
+        (out.scalars).extend(scalars.map(|(name, value)| (name.clone(), *value)));
+        for tensor in container.split_tensors(is_of_it) {
+            let (name, dtype, shape, _, bytes) = tensor
+                .into_parts()
+                .unwrap_or_else(|error| panic!("the optimizer's state cannot be read: {error}"));
+            (out.tensors).push((name, TensorData::from_bytes(bytes, shape, dtype)));
+        }
+    }
+
+    fn state_unflatten(
+        &self,
+        _rank: usize,
+        _prefix: &str,
+        _src: &mut StateSource,
+        _device: &Device,
+    ) -> Option<DynState> {
+        log::warn!(
+            "an optimizer's record was loaded in the middle of a pipelined run, and is not used: load it before the first step"
+        );
+        None
     }
 }
 
@@ -319,7 +430,13 @@ mod tests {
             learner.optimizer_step(output.grads);
         }
         let steps = learner.model().steps;
-        let passes = steps.shared.lock().pipeline.as_ref().unwrap().passes();
-        assert_eq!(passes, 3);
+        let (sender, passes) = std::sync::mpsc::channel();
+        let count = move |_: &mut _| {
+            sender.send(PASSES.get()).unwrap();
+            Ok(())
+        };
+        let thread = &mut steps.shared.lock().thread;
+        thread.as_mut().unwrap().queue(count).unwrap();
+        assert_eq!(passes.recv().unwrap(), 3);
     }
 }

@@ -55,6 +55,14 @@ impl Scale {
         }
     }
 
+    /// What is left free above and below values that are spread so far.
+    fn room(self, spread: f64) -> f64 {
+        match self {
+            Self::Binary => 1.0,
+            _ => (spread * 0.06).max(1e-12),
+        }
+    }
+
     /// What stands at a place of the axis.
     fn label(self, at: f64) -> String {
         match self {
@@ -93,10 +101,7 @@ pub(crate) fn lines(
     values().next()?;
     let (left, right) = range(values().map(|(at, _)| *at).chain(marks.iter().copied()));
     let (low, high) = range(values().map(|(_, value)| *value));
-    let room = match scale {
-        Scale::Binary => 1.0,
-        _ => ((high - low) * 0.06).max(1e-12),
-    };
+    let room = scale.room(high - low);
     let (low, high) = (low - room, high + room);
     let axis = Axis {
         title,
@@ -120,15 +125,23 @@ pub(crate) fn lines(
                 _ => chart.draw_series(LineSeries::new(points, color.stroke_width(2)))?,
             };
         }
-        for (row, (line, _)) in drawn.iter().enumerate().filter(|_| drawn.len() > 1) {
-            let (x, y) = ((WIDTH - LEGEND + 12) as i32, 40 + 18 * row as i32);
-            let style = line.color().stroke_width(3);
-            root.draw(&PathElement::new([(x, y), (x + 18, y)], style))?;
-            let at = (x + 24, y - 6);
-            root.draw(&Text::new(line.name.as_str(), at, ("sans-serif", 12)))?;
+        match drawn.len() {
+            1 => Ok(()),
+            _ => legend(root, drawn.iter().map(|(line, _)| *line)),
         }
-        Ok(())
     }))
+}
+
+/// The names of lines, right of the chart.
+fn legend<'a>(root: &Area<'_>, lines: impl Iterator<Item = &'a Line>) -> Drawn {
+    for (row, line) in lines.enumerate() {
+        let (x, y) = ((WIDTH - LEGEND + 12) as i32, 40 + 18 * row as i32);
+        let style = line.color().stroke_width(3);
+        root.draw(&PathElement::new([(x, y), (x + 18, y)], style))?;
+        let at = (x + 24, y - 6);
+        root.draw(&Text::new(line.name.as_str(), at, ("sans-serif", 12)))?;
+    }
+    Ok(())
 }
 
 /// Counts by exponent, with the range of f16.

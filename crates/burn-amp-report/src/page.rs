@@ -7,14 +7,12 @@ use serde::Serialize;
 pub(crate) fn render(name: &'static str, context: impl Serialize) -> String {
     let mut pages = Environment::new();
     pages.set_auto_escape_callback(|_| AutoEscape::Html);
-    pages.add_filter("number", |value: Value, digits| {
-        number(value.try_into().ok(), digits)
-    });
+    pages.add_filter("number", number);
     pages.add_filter("power", power);
     pages.add_filter("percent", percent);
     pages.add_filter("words", words);
-    pages.add_filter("tiny", |value: Value| {
-        f64::try_from(value).map_or("-".to_string(), tiny)
+    pages.add_filter("tiny", |value: Option<f64>| {
+        value.map_or("-".to_string(), tiny)
     });
     for (name, text) in [
         ("base.html", include_str!("templates/base.html")),
@@ -22,9 +20,8 @@ pub(crate) fn render(name: &'static str, context: impl Serialize) -> String {
         ("flight.html", include_str!("templates/flight.html")),
         ("run.html", include_str!("templates/run.html")),
     ] {
-        pages
-            .add_template(name, text)
-            .expect("templates are tested");
+        let added = pages.add_template(name, text);
+        added.expect("templates are tested");
     }
     let page = pages.get_template(name).expect("it is one of those above");
     page.render(context).expect("templates are tested")

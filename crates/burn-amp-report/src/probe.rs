@@ -25,7 +25,7 @@ use crate::{audit::Trace, flight::Ring};
 /// It works inside `autocast` and `in_f32`, and in a model that a `Learner` trains; in an audit everywhere. Elsewhere, and
 /// where nobody looks, it does nothing. Any shape and float dtype. A name that comes again in a step is numbered. Does not wait for the device.
 pub fn probe<const D: usize>(name: &str, x: Tensor<D>) -> Tensor<D> {
-    look(name, x, false)
+    inspect(name, x, false)
 }
 
 /// Runs a layer and [`probe`]s its output. An [`audit`](crate::audit()) can run the layer in f32, to find out which layers need it.
@@ -41,10 +41,10 @@ pub fn probed<I: CastFloat, const D: usize>(
         name: Some(name.into()),
         ..Region::default()
     };
-    look(name, region.run(input, layer), true)
+    inspect(name, region.run(input, layer), true)
 }
 
-fn look<const D: usize>(name: &str, x: Tensor<D>, is_layer: bool) -> Tensor<D> {
+fn inspect<const D: usize>(name: &str, x: Tensor<D>, is_layer: bool) -> Tensor<D> {
     let Some(observer) = observe::here() else {
         return x;
     };

@@ -231,19 +231,7 @@ impl<M: Module, F: FnMut(&M) -> Tensor<D>, const D: usize> Bench<'_, M, F> {
             healing = healing.or(right.map(|run| run.trial.loss_scale));
         }
         if healing.is_some() {
-            let in_f32 = Vec::new();
-            return Ok(match overflows {
-                true => Verdict::BackwardOverflow {
-                    lower_to: healing,
-                    parameters,
-                    in_f32,
-                },
-                false => Verdict::Underflow {
-                    raise_to: healing,
-                    parameters,
-                    in_f32,
-                },
-            });
+            return Ok(of_range(overflows, healing, parameters, Vec::new()));
         }
         let best = (last.as_ref()).map_or(present, |tried| tried.trial.loss_scale);
         let in_f32 = self.layers_for_f32(reference, &now.trial.visits, &[present, best])?;
@@ -328,6 +316,27 @@ fn dead(reference: &Reference) -> Verdict {
     }
 }
 
+/// Gradients above the range of f16 or below it, and the scale that helps, if one does.
+fn of_range(
+    is_above: bool,
+    scale: Option<f64>,
+    parameters: Vec<String>,
+    in_f32: Vec<String>,
+) -> Verdict {
+    match is_above {
+        true => Verdict::BackwardOverflow {
+            lower_to: scale,
+            parameters,
+            in_f32,
+        },
+        false => Verdict::Underflow {
+            raise_to: scale,
+            parameters,
+            in_f32,
+        },
+    }
+}
+
 /// Why no scale helps.
 fn explain(
     reference: &Reference,
@@ -370,21 +379,13 @@ fn explain(
     let tried = best.unwrap_or(now);
     let off = reference.off(tried, None);
     if off.iter().any(|index| tried.figures[*index].non_finite > 0) {
-        return Ok(Verdict::BackwardOverflow {
-            lower_to: None,
-            parameters,
-            in_f32,
-        });
+        return Ok(of_range(true, None, parameters, in_f32));
     }
     // What is lost is below the range at the highest scale that the others allow.
     let is_tiny =
         |index: &usize| rms(&reference.statuses[*index]) * tried.trial.loss_scale < 2f64.powi(-16);
     match !off.is_empty() && off.iter().all(is_tiny) {
-        true => Ok(Verdict::Underflow {
-            raise_to: None,
-            parameters: reference.paths(&off),
-            in_f32,
-        }),
+        true => Ok(of_range(false, None, reference.paths(&off), in_f32)),
         false => Ok(Verdict::Backend { parameters, in_f32 }),
     }
 }

@@ -3,10 +3,7 @@
 use minijinja::{Value, context};
 
 use super::Audit;
-use crate::{
-    chart,
-    page::{self, power},
-};
+use crate::{chart, page};
 
 pub(super) fn render(audit: &Audit) -> String {
     let shown = Value::from_serialize(audit);
@@ -20,18 +17,11 @@ pub(super) fn render(audit: &Audit) -> String {
             }
         })
         .collect();
-    // The first is f32, which the others are compared with.
-    let tables: Vec<_> = (audit.runs.iter().skip(1).enumerate())
-        .map(|(index, run)| context! { name => run.name, index })
-        .collect();
     let has_counts = audit.exponents.iter().any(|(_, count)| *count > 0);
     let context = context! {
         title => "Audit of one step",
         audit => context! { runs, ..shown },
-        fine => audit.verdict.is_fine(),
-        scale => power(audit.loss_scale),
         chart => has_counts.then(|| chart::exponents(&audit.exponents)),
-        tables,
     };
     page::render("audit.html", context)
 }

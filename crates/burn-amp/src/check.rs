@@ -252,7 +252,7 @@ fn leak<M: Module>(
     model: &M,
 ) -> Option<AmpError> {
     let entries = match Entries::of(first, model) {
-        Ok(found) => found.into_gradients(),
+        Ok(found) => found.gradients,
         Err(error) => return Some(error),
     };
     worst_of(&entries, |entry| {
@@ -316,7 +316,7 @@ fn leak_of_parts<M: Module>(
         Err(AmpError::GradientsNotFinite { .. }) => None,
         Err(error) => return Err(error),
     };
-    let entries = Entries::of(grads, model)?.into_gradients();
+    let entries = Entries::of(grads, model)?.gradients;
     let difference = |entry: &Entry| {
         let held = without.as_ref().filter(|(without, lower)| {
             moved(without, lower, entry).is_some_and(|moved| moved.by <= STEADY)

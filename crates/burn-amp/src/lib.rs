@@ -105,7 +105,6 @@ mod scaler;
 mod scope;
 mod slot;
 mod step_counters;
-mod step_end;
 mod step_options;
 /// A rule of your own for the loss scale.
 pub mod schedule {

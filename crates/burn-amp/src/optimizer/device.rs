@@ -13,7 +13,7 @@ use super::ScaledOptimizer;
 use crate::{
     border_events::{BorderEvent, SingleEvent},
     device_step::{DeviceStep, Run},
-    entries::{Entry, Traversal, handles},
+    entries::{Entries, Entry, handles},
     error::AmpError,
     fused::Update,
     gradients::StepGradients,
@@ -163,7 +163,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let (event, crossing) = inspected.event.unzip();
         let run = self.flight.run.as_ref().map(|(run, _)| run.clone());
         let run = run.unwrap_or_default();
-        self.scaler.push(|ledger, member| PendingStep {
+        let step = PendingStep {
             entries: inspected.entries,
             reading: inspected.status.start(crossing.into_iter().collect()),
             event,
@@ -171,10 +171,10 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             clip: self.options.clip.clone(),
             number: run.give(),
             run,
-            ledger,
-            member,
+            ledger: self.scaler.ledger().clone(),
             resolution,
-        });
+        };
+        self.scaler.live().in_flight().push(Box::new(step));
     }
 
     /// Begins a step that nobody waits for; none if the host has to decide it: all steps before are known then.
@@ -301,21 +301,17 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         grads: &GradientsParams,
         events: &mut VecDeque<BorderEvent>,
     ) -> Result<(Vec<Entry>, Option<SingleEvent>, TensorList), NeedsHost> {
-        let traversal = Traversal {
-            grads: Some(grads),
-            lr: Some(lr),
-            ..Default::default()
-        };
         // What is refused is refused by the step that waits.
-        let mut entries = traversal.of(module).map_err(NeedsHost::Error)?;
-        if !entries.take_buffers().is_empty() {
+        let entries = Entries::find(module, Some(grads), None, Some(lr));
+        let entries = entries.map_err(NeedsHost::Error)?;
+        if !entries.statistics.is_empty() {
             let what = "the model has running statistics, as BatchNorm's, which a step that is skipped looks at";
             return Err(what.into());
         }
         if entries.adapted.is_some() {
             return Err("the base of a low-rank adapter has gradients".into());
         }
-        let entries = entries.into_gradients();
+        let entries = entries.gradients;
         self.check_entries(&entries)?;
         let pass = handles(grads, &entries, None).only();
         let pass = pass.ok_or("the gradients are not all on one device")?;

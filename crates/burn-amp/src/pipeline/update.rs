@@ -171,8 +171,8 @@ fn moved<M: Module>(grads: StepGradients, module: &M, host: &Device) -> StepGrad
         StepGradients::Scaled(grads) if grads.loss_scale() != 1.0 => {
             let scale = grads.loss_scale();
             // As narrow as they are: unscaling widens them.
-            let grads = grads.into_params().to_device(host, module);
-            ScaledGradients::new(grads, scale).into()
+            let params = grads.into_params().to_device(host, module);
+            ScaledGradients { params, scale }.into()
         }
         // Those that were tested elsewhere are tested here too: what was found is of the other side's scale.
         grads => {

@@ -145,7 +145,7 @@ impl AccumulationWindow {
     ///
     /// The record has handles to the sums, which the next micro-batch copies if the record is still there.
     pub fn to_record(&self) -> AmpRecord {
-        AmpRecord::of(self.state_to_store())
+        AmpRecord::of(self.state.clone())
     }
 
     /// Takes over a stored state: its own, or that of the window in an optimizer's record. The settings stay. An empty window
@@ -162,7 +162,7 @@ impl AccumulationWindow {
         if let Some(reason) = self.misfit(&state) {
             return Err(record.misfit(reason));
         }
-        self.restore(state);
+        self.state = state;
         Ok(())
     }
 }

@@ -145,8 +145,8 @@ impl GradScaler {
         ScalerState {
             schedule: self.schedule(),
             counters: self.account().counters,
-            pending: self.iteration.outcome(),
-            seen: self.iteration.observation().and_then(|seen| seen.measures),
+            pending: self.iteration.seen.map(|seen| seen.outcome),
+            seen: self.iteration.seen.and_then(|seen| seen.measures),
             parts: self.live().parts(),
             with_settings: false,
         }
@@ -183,6 +183,7 @@ impl GradScaler {
     pub(super) fn forget_steps(&mut self) {
         self.account().begin_call();
         self.watch = crate::loss_watch::LossWatch::default();
+        self.iteration = crate::iteration::Iteration::default();
         self.unsettled = crate::iteration::Unsettled::default();
         // Those of a model that is loaded too, most likely.
         self.buffers.forget();
@@ -193,6 +194,5 @@ impl GradScaler {
     pub(crate) fn reset_counters(&mut self) {
         self.forget_steps();
         self.account().counters = StepCounters::default();
-        self.iteration.restore(None);
     }
 }

@@ -108,9 +108,7 @@ impl Entries {
     ) -> Result<Self, AmpError> {
         let parameters = parameters(module);
         if let Some(lr) = lr {
-            for parameter in &parameters {
-                check_rate(lr, parameter.id, &parameter.path)?;
-            }
+            (parameters.iter()).try_for_each(|one| check_rate(lr, one.id, &one.path))?;
         }
         let mut found = Self::default();
         let mut seen = HashSet::new();

@@ -297,19 +297,16 @@ impl UnscaledGradients {
     ///
     /// If the two gradients of a parameter differ in shape or device.
     pub fn add(mut self, mut other: Self, weight: f64) -> Self {
-        for entry in &other.entries {
-            let Some(grad) = entry.take(&mut other.params) else {
-                continue;
-            };
-            let sum = match entry.take(&mut self.params) {
-                Some(sum) => sum.blend(grad, 1.0, weight),
-                None => grad.mul_scalar(weight),
-            };
-            entry.put(&mut self.params, sum);
-        }
         let own = self.entries.iter().enumerate();
         let positions: HashMap<ParamId, usize> = own.map(|(at, entry)| (entry.id, at)).collect();
         for entry in other.entries {
+            if let Some(grad) = entry.take(&mut other.params) {
+                let sum = match entry.take(&mut self.params) {
+                    Some(sum) => sum.blend(grad, 1.0, weight),
+                    None => grad.mul_scalar(weight),
+                };
+                entry.put(&mut self.params, sum);
+            }
             match positions.get(&entry.id) {
                 Some(at) => {
                     let own = &mut self.entries[*at].status;

@@ -33,10 +33,10 @@ impl Iteration {
         optimizer: usize,
     ) -> Result<(), AmpError> {
         let again = |id: &ParamId| {
-            let by = self.stepped.get(id).map_or(&[][..], Vec::as_slice);
-            by.contains(&optimizer)
-                || by.contains(&OBSERVED)
-                || (optimizer == OBSERVED && !by.is_empty())
+            let by = self.stepped.get(id);
+            by.is_some_and(|by| {
+                optimizer == OBSERVED || by.contains(&OBSERVED) || by.contains(&optimizer)
+            })
         };
         match grads.parameters().find(|(_, id)| again(id)) {
             Some((path, _)) => Err(AmpError::UpdateMissing {

@@ -26,7 +26,7 @@ use crate::{
     module_optim::ModuleOptim,
     record::{AmpRecord, OptimizerState},
     scaler::GradScaler,
-    step_options::{Decided, StepOptions},
+    step_options::StepOptions,
 };
 
 /// An optimizer with loss scaling: [`step`](Self::step) unscales the gradients, tests them, steps the inner
@@ -371,7 +371,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         });
         let error = decided.as_ref().err().cloned();
         let module = match decided {
-            Ok(Some(Decided { grads, factors })) => {
+            Ok(Some((grads, factors))) => {
                 let module = update(&mut self.optim, Update::of(lr, factors), module, grads);
                 let (masters, known) = (|| self.optim.masters(), Resolution::applied());
                 Ok((self.options.hooks).applied(module, masters, None, &known))

@@ -27,12 +27,8 @@ pub(crate) struct StepOptions {
     pub(crate) loss: Option<f64>,
 }
 
-/// Gradients to step with.
-pub(crate) struct Decided {
-    pub(crate) grads: GradientsParams,
-    /// What they are multiplied by first.
-    pub(crate) factors: Factors,
-}
+/// Gradients to step with, and what they are multiplied by first.
+pub(crate) type Decided = (GradientsParams, Factors);
 
 impl StepOptions {
     /// The state of a scaler, and of what is kept here.
@@ -138,7 +134,7 @@ impl StepOptions {
         if spoilt {
             scaler.buffers.suspect();
         }
-        Ok(grads.map(|grads| Decided { grads, factors }))
+        Ok(grads.map(|grads| (grads, factors)))
     }
 
     /// What becomes of the loss that was told for a call.

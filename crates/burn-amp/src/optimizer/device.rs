@@ -9,7 +9,7 @@ use burn::{
 use burn_amp_kernels::{Crossing, Status, TensorList, can_update, inspect};
 use std::{collections::VecDeque, sync::Arc, thread};
 
-use super::ScaledOptimizer;
+use super::{ScaledOptimizer, refused};
 use crate::{
     border_events::{BorderEvent, SingleEvent},
     device_step::{DeviceStep, Run},
@@ -91,18 +91,6 @@ impl Inspected {
 
     pub(super) fn crossing(&self) -> Option<&Crossing> {
         self.event.as_ref().map(|(_, crossing)| crossing)
-    }
-}
-
-/// Why the host has to decide a step.
-pub(crate) enum NeedsHost {
-    Because(&'static str),
-    Error(AmpError),
-}
-
-impl From<&'static str> for NeedsHost {
-    fn from(what: &'static str) -> Self {
-        Self::Because(what)
     }
 }
 
@@ -300,25 +288,23 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         module: &M,
         grads: &GradientsParams,
         events: &mut VecDeque<BorderEvent>,
-    ) -> Result<(Vec<Entry>, Option<SingleEvent>, TensorList), NeedsHost> {
+    ) -> Result<(Vec<Entry>, Option<SingleEvent>, TensorList), AmpError> {
         // What is refused is refused by the step that waits.
-        let entries = Entries::find(module, Some(grads), None, Some(lr));
-        let entries = entries.map_err(NeedsHost::Error)?;
+        let entries = Entries::find(module, Some(grads), None, Some(lr))?;
         if !entries.statistics.is_empty() {
             let what = "the model has running statistics, as BatchNorm's, which a step that is skipped looks at";
-            return Err(what.into());
+            return Err(refused(what));
         }
         if entries.adapted.is_some() {
-            return Err("the base of a low-rank adapter has gradients".into());
+            return Err(refused("the base of a low-rank adapter has gradients"));
         }
         let entries = entries.gradients;
-        self.check_entries(&entries)?;
+        self.check_entries(&entries).map_err(refused)?;
         let pass = handles(grads, &entries, None).only();
-        let pass = pass.ok_or("the gradients are not all on one device")?;
-        let event = BorderEvent::single(events);
-        let event = event.ok_or(
-            "gradients come from several scopes, or from `rescaled` parts whose factors move",
-        )?;
+        let pass = pass.ok_or_else(|| refused("the gradients are not all on one device"))?;
+        let several =
+            "gradients come from several scopes, or from `rescaled` parts whose factors move";
+        let event = BorderEvent::single(events).ok_or_else(|| refused(several))?;
         Ok((entries, event, pass))
     }
 
@@ -383,10 +369,10 @@ mod tests {
 
     use std::collections::VecDeque;
 
-    use super::{MOST, NeedsHost};
+    use super::MOST;
     use crate::{
-        EmaConfig, FusedAdam, GradientClip, MixedPrecision, ScaledOptimizer, border_events,
-        gradient_pass::READS,
+        AmpError, EmaConfig, FusedAdam, GradientClip, MixedPrecision, ScaledOptimizer,
+        border_events, gradient_pass::READS,
     };
 
     #[test]
@@ -432,6 +418,8 @@ mod tests {
         let adam = FusedAdam::new(AdamConfig::new()).unwrap();
         let optim = ScaledOptimizer::new(adam, &MixedPrecision::f16());
         let looked = optim.look(&1e-3.into(), &module, &grads, &mut VecDeque::new());
-        assert!(matches!(looked, Err(NeedsHost::Because(what)) if what.contains("65,536")));
+        assert!(
+            matches!(looked, Err(AmpError::CannotCapture { reason }) if reason.contains("65,536"))
+        );
     }
 }

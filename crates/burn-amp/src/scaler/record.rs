@@ -167,12 +167,11 @@ impl GradScaler {
     /// As [`restore`](Self::restore), where the schedule is in place already.
     pub(crate) fn restore_counters(&mut self, state: ScalerState) {
         self.forget_steps();
-        self.account().counters = state.counters;
-        if !self.schedule().is_like(&state.schedule) {
+        self.account().counters = match self.schedule().is_like(&state.schedule) {
+            true => state.counters,
             // A run that has ended for its skips is to go on with other settings.
-            let mut account = self.account();
-            account.counters = account.counters.with_rows_of(StepCounters::default());
-        }
+            false => state.counters.with_rows_of(StepCounters::default()),
+        };
         let pending = state.pending.map(|outcome| Observation {
             outcome,
             measures: state.seen,

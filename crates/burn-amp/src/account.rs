@@ -35,23 +35,16 @@ impl Purpose {
     }
 }
 
-/// Gradients that are counted.
-#[derive(Clone, Copy)]
-pub(crate) struct Counted<'a> {
-    pub(crate) purpose: Purpose,
-    pub(crate) found: &'a Finding,
-    /// As it was before it learns of them.
-    pub(crate) schedule: &'a LossScale,
-}
-
-impl Counted<'_> {
-    /// An error where so many in a row are too many.
-    fn limit(&self, in_a_row: u64, error: impl FnOnce() -> AmpError) -> Result<(), AmpError> {
-        let max = self.schedule.config().max_consecutive_skips;
-        match max.is_some_and(|max| in_a_row > u64::from(max)) {
-            true => Err(error()),
-            false => Ok(()),
-        }
+/// An error where so many in a row are too many.
+fn limit(
+    schedule: &LossScale,
+    in_a_row: u64,
+    error: impl FnOnce() -> AmpError,
+) -> Result<(), AmpError> {
+    let max = schedule.config().max_consecutive_skips;
+    match max.is_some_and(|max| in_a_row > u64::from(max)) {
+        true => Err(error()),
+        false => Ok(()),
     }
 }
 
@@ -79,11 +72,16 @@ impl Account {
         (self.outcome, self.status, self.is_step) = (None, None, false);
     }
 
-    /// Counts and logs gradients. `is_first` of its iteration to overflow, of those of several optimizers. An error if they are an
-    /// overflow, or a rejection, too many.
-    pub(crate) fn record(&mut self, counted: Counted<'_>, is_first: bool) -> Result<(), AmpError> {
+    /// Counts and logs gradients, by the `schedule` as it was before it learns of them. `is_first` of its iteration to overflow, of those of
+    /// several optimizers. An error if they are an overflow, or a rejection, too many.
+    pub(crate) fn record(
+        &mut self,
+        purpose: Purpose,
+        found: &Finding,
+        schedule: &LossScale,
+        is_first: bool,
+    ) -> Result<(), AmpError> {
         self.untested = 0;
-        let Counted { purpose, found, .. } = counted;
         match purpose {
             Purpose::Step => self.count_step(found),
             Purpose::MicroBatch if found.overflow.is_none() => {}
@@ -94,10 +92,16 @@ impl Account {
             Purpose::Discarded | Purpose::Dropped => self.counters.discarded += 1,
         }
         match (&found.overflow, &found.rejected) {
-            (Some(parameter), _) => self.record_overflow(counted, parameter, is_first),
-            (None, Some(rejection)) => self.record_rejected(counted, rejection),
+            (Some(parameter), _) => match found.cause {
+                SkipCause::Scale => self.record_overflow(found, schedule, parameter, is_first),
+                SkipCause::Loss { output_finite } => {
+                    self.record_bad_loss(purpose, schedule, output_finite)
+                }
+                SkipCause::OtherScale => self.record_other_scale(purpose, schedule),
+            },
+            (None, Some(rejection)) => self.record_rejected(schedule, rejection),
             (None, None) => {
-                self.record_finite(counted);
+                self.record_finite(purpose, found);
                 Ok(())
             }
         }
@@ -136,26 +140,19 @@ impl Account {
     }
 
     fn count_step(&mut self, found: &Finding) {
-        let outcome = match found {
-            Finding {
-                overflow: Some(_), ..
-            } => StepOutcome::Skipped,
-            Finding {
-                rejected: Some(_), ..
-            } => StepOutcome::Guarded,
-            _ => StepOutcome::Stepped,
+        let outcome = match (&found.overflow, &found.rejected) {
+            (Some(_), _) => StepOutcome::Skipped,
+            (None, Some(_)) => StepOutcome::Guarded,
+            // It was made, and has changed nothing.
+            (None, None) if found.is_empty => StepOutcome::NoGradients,
+            (None, None) => StepOutcome::Stepped,
         };
         self.counters.record(outcome);
         self.is_step = true;
-        // It was made, and has changed nothing.
-        let is_nothing = outcome.is_stepped() && found.is_empty;
-        self.outcome = Some(match is_nothing {
-            true => StepOutcome::NoGradients,
-            false => outcome,
-        });
+        self.outcome = Some(outcome);
     }
 
-    fn record_finite(&mut self, Counted { purpose, found, .. }: Counted<'_>) {
+    fn record_finite(&mut self, purpose: Purpose, found: &Finding) {
         if purpose == Purpose::Step && found.is_settled {
             self.counters.skipped_windows = 0;
         }
@@ -176,11 +173,11 @@ impl Account {
     /// The loss scale learns nothing from a step that was rejected.
     fn record_rejected(
         &mut self,
-        counted: Counted<'_>,
+        schedule: &LossScale,
         Rejection { hook, reason }: &Rejection,
     ) -> Result<(), AmpError> {
         let steps = self.counters.guarded_in_a_row;
-        counted.limit(steps, || AmpError::AlwaysGuarded {
+        limit(schedule, steps, || AmpError::AlwaysGuarded {
             hook: hook.clone(),
             steps,
             reason: reason.clone(),
@@ -191,20 +188,11 @@ impl Account {
 
     fn record_overflow(
         &mut self,
-        counted: Counted<'_>,
+        found: &Finding,
+        schedule: &LossScale,
         parameter: &str,
         is_first: bool,
     ) -> Result<(), AmpError> {
-        let Counted {
-            found, schedule, ..
-        } = counted;
-        match found.cause {
-            SkipCause::Scale => {}
-            SkipCause::Loss { output_finite } => {
-                return self.record_bad_loss(counted, output_finite);
-            }
-            SkipCause::OtherScale => return self.record_other_scale(counted),
-        }
         let exhausted = |skips| AmpError::LossScaleExhausted {
             scale: schedule.scale(),
             skips,
@@ -217,7 +205,7 @@ impl Account {
                 "window skipped: the sum of its micro-batches overflows, first in `{parameter}`, though each of them is finite"
             );
             let skips = self.counters.skipped_windows;
-            return counted.limit(skips, || exhausted(skips));
+            return limit(schedule, skips, || exhausted(skips));
         }
         // Two optimizers that overflow in one iteration are one reason to back off, not two.
         if is_first {
@@ -227,18 +215,19 @@ impl Account {
         if schedule.config().raise_error_at_min_scale && schedule.is_at_floor() {
             return Err(exhausted(skips));
         }
-        counted.limit(skips, || exhausted(skips))
+        limit(schedule, skips, || exhausted(skips))
     }
 
     fn record_bad_loss(
         &mut self,
-        counted: Counted<'_>,
+        purpose: Purpose,
+        schedule: &LossScale,
         output_finite: bool,
     ) -> Result<(), AmpError> {
         self.counters.bad_losses += 1;
         self.counters.bad_losses_in_a_row += 1;
         let skips = self.counters.bad_losses_in_a_row;
-        counted.limit(skips, || AmpError::LossNotFinite {
+        limit(schedule, skips, || AmpError::LossNotFinite {
             skips,
             output_finite,
         })?;
@@ -246,17 +235,21 @@ impl Account {
             true => "the gradient of the loss is infinite or NaN",
             false => "the model's output is infinite or NaN",
         };
-        let skip = counted.purpose.skip();
+        let skip = purpose.skip();
         log::warn!("{skip}: {what}, {skips} in a row; the loss scale stays");
         Ok(())
     }
 
-    fn record_other_scale(&mut self, counted: Counted<'_>) -> Result<(), AmpError> {
+    fn record_other_scale(
+        &mut self,
+        purpose: Purpose,
+        schedule: &LossScale,
+    ) -> Result<(), AmpError> {
         self.counters.consecutive_skips += 1;
         let skips = self.counters.consecutive_skips();
-        let skip = counted.purpose.skip();
+        let skip = purpose.skip();
         log::warn!("{skip}, {skips} in a row: {}", AmpError::TwoPrecisions);
-        counted.limit(skips, || AmpError::TwoPrecisions)
+        limit(schedule, skips, || AmpError::TwoPrecisions)
     }
 
     /// Logs that the scale has moved, or that a step was skipped at its floor. `overflows` are the first parameters that overflow, of

@@ -142,11 +142,6 @@ impl AccumulationWindow {
         self.state.len >= self.config.micro_batches
     }
 
-    /// The loss scale of the sums: the scaler's when the first micro-batch came, for the whole window.
-    pub(crate) fn scale_or(&mut self, scale: f32) -> f32 {
-        *self.state.scale.get_or_insert(scale)
-    }
-
     /// Adds `factor` times a micro-batch's gradients to the sums, in place, in f32 (f64 for f64 parameters). Does not wait for
     /// the device.
     pub(crate) fn add(&mut self, mut grads: GradientsParams, entries: &[Entry], factor: f64) {
@@ -199,15 +194,6 @@ impl AccumulationWindow {
         }
         self.clear();
         (sums, divisor)
-    }
-
-    pub(crate) fn state_to_store(&self) -> WindowState {
-        self.state.clone()
-    }
-
-    /// Goes on from a stored state that fits.
-    pub(crate) fn restore(&mut self, state: WindowState) {
-        self.state = state;
     }
 
     /// Why a stored window cannot be continued with these settings, if it cannot.

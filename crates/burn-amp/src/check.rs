@@ -125,7 +125,7 @@ impl MixedPrecision {
             return Err(AmpError::NoGradients { gradients });
         }
         let by_hand = run(1.0, scale, OWN)?;
-        let entries = Entries::of(&grads, model)?.into_gradients();
+        let entries = Entries::of(&grads, model)?.gradients;
         let found = match leak(&entries, &grads, &by_hand, scale) {
             None if has_parts.get() => leak_of_parts(&mut run, &entries, &grads, scale, model)?,
             found => found,

@@ -4,7 +4,7 @@ use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
     module::{Module, ParamId},
     optim::GradientsParams,
-    tensor::{DType, Device, Shape},
+    tensor::{DType, Device},
 };
 use burn_amp_kernels::{Crossing, CrossingStatus, TensorStatus, UnsupportedDType};
 use std::{
@@ -23,6 +23,9 @@ use crate::{
     running_statistics::Statistics,
 };
 
+/// The name of Burn's low-rank adapters.
+pub(crate) const LOW_RANK: &str = "lora";
+
 /// What is known of one gradient beside its values.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
@@ -36,6 +39,8 @@ pub(crate) struct Entry {
     pub(crate) gradient: DType,
     /// The device of the parameter.
     pub(crate) device: Device,
+    /// What was found in the gradient, where it was measured.
+    pub(crate) status: TensorStatus,
 }
 
 impl Entry {
@@ -53,52 +58,69 @@ impl Entry {
     pub(crate) fn put(&self, grads: &mut GradientsParams, gradient: AnyTensor) {
         any_tensor::put_gradient(grads, self.id, gradient);
     }
+
+    /// Replaces the gradient, if there is one, by what `change` makes of it.
+    pub(crate) fn change(
+        &self,
+        grads: &mut GradientsParams,
+        change: impl FnOnce(AnyTensor) -> AnyTensor,
+    ) {
+        if let Some(grad) = self.take(grads) {
+            self.put(grads, change(grad));
+        }
+    }
 }
 
-/// What one traversal of a module looks for and checks. It does not wait for the device.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Traversal<'a> {
-    pub(crate) grads: Option<&'a GradientsParams>,
-    /// The sums of an accumulation window.
-    pub(crate) sums: Option<&'a ParamTensors>,
-    pub(crate) lr: Option<&'a ModuleLearningRate>,
+/// What one traversal of a module has found.
+#[derive(Default)]
+pub(crate) struct Entries {
+    /// The parameters that have a gradient, in the module's order; one that two modules share stands here once.
+    pub(crate) gradients: Vec<Entry>,
+    /// Those that have a gradient or a sum, for the sums of both; none without a window.
+    pub(crate) sums: Vec<Entry>,
+    /// A parameter with a gradient and a low-rank adapter.
+    pub(crate) adapted: Option<String>,
+    /// Whether a `MixedPrecision` is attached to a parameter.
+    pub(crate) has_scopes: bool,
+    /// What no optimizer steps.
+    pub(crate) statistics: Statistics,
 }
 
-impl Traversal<'_> {
-    /// Visits the parameters of `module`.
+impl Entries {
+    /// Those of gradients alone; see [`find`](Self::find).
+    pub(crate) fn of<M: Module>(grads: &GradientsParams, module: &M) -> Result<Self, AmpError> {
+        Self::find(module, Some(grads), None, None)
+    }
+
+    /// Visits the parameters of `module`: those that have gradients, or `sums` of an accumulation window. It does not wait for the device.
     ///
     /// # Errors
     ///
     /// [`AmpError::InvalidValue`] if a parameter's learning rate is infinite or NaN: all parameters would be lost at once.
     /// [`AmpError::GradientShape`] if a gradient has not its parameter's shape. [`AmpError::ForeignRecord`] if a sum is of no
     /// parameter here, or has another shape or dtype than the sum of its gradients would have.
-    pub(crate) fn of<M: Module>(self, module: &M) -> Result<Entries, AmpError> {
+    pub(crate) fn find<M: Module>(
+        module: &M,
+        grads: Option<&GradientsParams>,
+        sums: Option<&ParamTensors>,
+        lr: Option<&ModuleLearningRate>,
+    ) -> Result<Self, AmpError> {
         let parameters = parameters(module);
-        if let Some(lr) = self.lr {
-            for parameter in &parameters {
-                check_rate(lr, parameter.id, &parameter.path)?;
-            }
+        if let Some(lr) = lr {
+            (parameters.iter()).try_for_each(|one| check_rate(lr, one.id, &one.path))?;
         }
-        let mut found = Entries::default();
-        let (mut seen, mut known, mut misfit) = (HashSet::new(), 0, None);
+        let mut found = Self::default();
+        let mut seen = HashSet::new();
         for parameter in &parameters {
-            let gradient = match self.grads {
+            let gradient = match grads {
                 Some(grads) => gradient_dtype(grads, parameter)?,
                 None => None,
             };
             let attached = parameter.attached.as_deref();
             found.has_scopes |= attached == Some(SCOPED);
-            let has_sum = self.sums.is_some_and(|sums| sums.contains(parameter.id));
+            let has_sum = sums.is_some_and(|sums| sums.contains(parameter.id));
             if (gradient.is_none() && !has_sum) || !seen.insert(parameter.id) {
                 continue;
-            }
-            if let Some(sums) = self.sums.filter(|_| has_sum) {
-                known += 1;
-                misfit = misfit.or_else(|| misfit_of(sums, parameter));
-            }
-            if gradient.is_some() && attached == Some("lora") {
-                let adapted = || (parameter.path.clone(), "lora".to_string());
-                found.adapted.get_or_insert_with(adapted);
             }
             let dtype = parameter.value.dtype();
             let entry = Entry {
@@ -106,81 +128,43 @@ impl Traversal<'_> {
                 path: parameter.path.clone(),
                 rank: parameter.value.rank(),
                 parameter: dtype,
-                gradient: gradient.unwrap_or(dtype),
+                gradient: working_dtype(dtype).into(),
                 device: parameter.value.device(),
+                status: TensorStatus::default(),
             };
-            found.list.push((entry, gradient.is_some()));
+            if sums.is_some() {
+                found.sums.push(entry.clone());
+            }
+            if let Some(gradient) = gradient {
+                if attached == Some(LOW_RANK) {
+                    (found.adapted).get_or_insert_with(|| entry.path.clone());
+                }
+                found.gradients.push(Entry { gradient, ..entry });
+            }
         }
-        let total = self.sums.map_or(0, ParamTensors::len);
-        refuse_foreign(misfit, known, total)?;
+        if let Some(sums) = sums {
+            check_sums(sums, &parameters)?;
+        }
         found.statistics = Statistics::of(parameters);
         Ok(found)
     }
 }
 
-/// What one traversal of a module has found.
-#[derive(Default)]
-pub(crate) struct Entries {
-    /// The parameters that have a gradient or a sum, in the module's order; one that two modules share stands here once.
-    list: Vec<(Entry, bool)>,
-    /// A parameter with a gradient and a low-rank adapter, and the adapter's name.
-    pub(crate) adapted: Option<(String, String)>,
-    /// Whether a `MixedPrecision` is attached to a parameter.
-    pub(crate) has_scopes: bool,
-    /// What no optimizer steps.
-    statistics: Statistics,
-}
-
-impl Entries {
-    /// Those of gradients alone; see [`Traversal::of`].
-    pub(crate) fn of<M: Module>(grads: &GradientsParams, module: &M) -> Result<Self, AmpError> {
-        let traversal = Traversal {
-            grads: Some(grads),
-            ..Default::default()
-        };
-        traversal.of(module)
-    }
-
-    pub(crate) fn take_buffers(&mut self) -> Statistics {
-        std::mem::take(&mut self.statistics)
-    }
-
-    /// The parameters that have a gradient.
-    pub(crate) fn gradients(&self) -> impl Iterator<Item = &Entry> {
-        let gradients = self.list.iter().filter(|(_, has_gradient)| *has_gradient);
-        gradients.map(|(entry, _)| entry)
-    }
-
-    /// The parameters that have a gradient.
-    pub(crate) fn into_gradients(self) -> Vec<Entry> {
-        let entries = self.list.into_iter();
-        let gradient = |(entry, has_gradient): (Entry, bool)| has_gradient.then_some(entry);
-        entries.filter_map(gradient).collect()
-    }
-
-    /// The parameters that have a gradient or a sum, for the sums of both.
-    pub(crate) fn into_sums(self) -> Vec<Entry> {
-        let sum = |(mut entry, _): (Entry, bool)| {
-            entry.gradient = working_dtype(entry.parameter).into();
-            entry
-        };
-        self.list.into_iter().map(sum).collect()
-    }
-}
-
-/// Refuses sums of which one does not fit its parameter, or of which fewer are `known` here than there are.
-fn refuse_foreign(misfit: Option<String>, known: usize, total: usize) -> Result<(), AmpError> {
-    let unknown = (known < total).then(|| {
-        let count = total - known;
-        format!("{count} of its {total} sums are of no parameter here")
-    });
-    match misfit.or(unknown) {
-        None => Ok(()),
-        Some(reason) => {
-            let reason = format!("{reason}: the window belongs to another model");
-            Err(AmpError::foreign("the accumulation window", reason))
-        }
-    }
+/// Refuses sums of which one does not fit its parameter, or is of none here.
+fn check_sums(sums: &ParamTensors, parameters: &[Parameter]) -> Result<(), AmpError> {
+    let known: HashSet<_> = parameters.iter().map(|parameter| parameter.id).collect();
+    let unknown = sums.ids().filter(|id| !known.contains(id)).count();
+    let misfit = (parameters.iter()).find_map(|parameter| misfit_of(sums, parameter));
+    let reason = match misfit {
+        Some(reason) => reason,
+        None if unknown == 0 => return Ok(()),
+        None => format!(
+            "{unknown} of its {} sums are of no parameter here",
+            sums.len()
+        ),
+    };
+    let reason = format!("{reason}: the window belongs to another model");
+    Err(AmpError::foreign("the accumulation window", reason))
 }
 
 /// Why the sum for a parameter is not that of its gradients, if it is not.
@@ -214,55 +198,37 @@ fn gradient_dtype(
     grads: &GradientsParams,
     parameter: &Parameter,
 ) -> Result<Option<DType>, AmpError> {
+    let of_rank = |rank| {
+        let gradient = || any_tensor::gradient(grads, parameter.id, rank);
+        catch_unwind(AssertUnwindSafe(gradient)).ok()
+    };
     let expected = parameter.value.shape();
-    let found = match shape_and_dtype(grads, parameter.id, parameter.value.rank()) {
-        Ok(None) => return Ok(None),
-        Ok(Some((shape, dtype))) if shape == expected => return Ok(Some(dtype)),
-        Ok(Some((shape, _))) => Some(shape),
+    let found = match of_rank(parameter.value.rank()) {
+        Some(None) => return Ok(None),
+        Some(found) => found,
         // Burn does not tell the rank: the others are tried.
-        Err(()) => (0..=12).find_map(|rank| {
-            let found = shape_and_dtype(grads, parameter.id, rank).ok()?;
-            found.map(|(shape, _)| shape)
+        None => (0..=12).find_map(|rank| of_rank(rank).flatten()),
+    };
+    match found {
+        Some(gradient) if gradient.shape() == expected => Ok(Some(gradient.dtype())),
+        found => Err(AmpError::GradientShape {
+            parameter: parameter.path.clone(),
+            expected: expected.to_vec(),
+            found: found.map(|gradient| gradient.shape().to_vec()),
         }),
-    };
-    Err(AmpError::GradientShape {
-        parameter: parameter.path.clone(),
-        expected: expected.to_vec(),
-        found: found.map(|shape| shape.to_vec()),
-    })
+    }
 }
 
-/// An error if the gradient has another rank: Burn panics then.
-fn shape_and_dtype(
-    grads: &GradientsParams,
-    id: ParamId,
-    rank: usize,
-) -> Result<Option<(Shape, DType)>, ()> {
-    let look = || {
-        let gradient = any_tensor::gradient(grads, id, rank);
-        gradient.map(|gradient| (gradient.shape(), gradient.dtype()))
-    };
-    catch_unwind(AssertUnwindSafe(look)).map_err(drop)
-}
-
-/// Measures gradients, one status for each entry. Waits for each device once.
+/// Measures gradients; counts values from `edge` on. Reads what has crossed the border with them: on one device, in the same transfer. Waits
+/// for each device once.
 pub(crate) fn measure(
     grads: &GradientsParams,
-    entries: &[Entry],
-) -> Result<Vec<TensorStatus>, UnsupportedDType> {
-    measure_with(grads, entries, None, Vec::new()).map(|(statuses, _)| statuses)
-}
-
-/// As [`measure`], counts values from `edge` on, and reads what has crossed the border with it: on one device, in the same transfer.
-pub(crate) fn measure_with(
-    grads: &GradientsParams,
-    entries: &[Entry],
+    entries: &mut [Entry],
     edge: Option<f32>,
     crossings: Vec<Crossing>,
-) -> Result<(Vec<TensorStatus>, Vec<Option<CrossingStatus>>), UnsupportedDType> {
-    let mut statuses = vec![TensorStatus::default(); entries.len()];
-    let crossed = handles(grads, entries, edge).inspect(&mut statuses, crossings)?;
-    Ok((statuses, crossed))
+) -> Result<Vec<Option<CrossingStatus>>, UnsupportedDType> {
+    (entries.iter_mut()).for_each(|entry| entry.status = TensorStatus::default());
+    handles(grads, entries, edge).inspect(crossings, |at, status| entries[at].status = status)
 }
 
 /// Handles to gradients, at the positions of their entries.
@@ -276,40 +242,14 @@ pub(crate) fn handles(grads: &GradientsParams, entries: &[Entry], edge: Option<f
     pass
 }
 
-/// Multiplies gradients by a number in one pass a device, and keeps their dtypes. Does not wait.
-///
-/// The pass reads and writes what a multiplication of each does, in a few launches. It is taken where a norm that was measured
-/// asks for it: measuring first and unscaling by both factors would read all gradients twice where the norm asks for nothing.
-pub(crate) fn scale(
-    grads: &mut GradientsParams,
-    entries: &[&Entry],
-    factor: f64,
-) -> Result<(), UnsupportedDType> {
-    let mut pass = Pass::default();
-    for (position, entry) in entries.iter().enumerate() {
-        match entry.take(grads) {
-            // The pass rounds the factor to f32.
-            Some(grad) if grad.dtype() == DType::F64 => entry.put(grads, grad.mul_scalar(factor)),
-            Some(grad) => pass.push(position, grad, true),
-            None => {}
-        }
-    }
-    let (mut products, _) = pass.unscale(factor as f32)?;
-    for (position, entry) in entries.iter().enumerate().rev() {
-        if let Some(grad) = products.pop(position, entry.rank) {
-            entry.put(grads, grad);
-        }
-    }
-    Ok(())
-}
-
 /// The status of all gradients, from that of each.
-pub(crate) fn summarize(entries: &[Entry], statuses: &[TensorStatus]) -> GradientStatus {
+pub(crate) fn summarize(entries: &[Entry]) -> GradientStatus {
     let mut status = GradientStatus {
         gradients: entries.len(),
         ..Default::default()
     };
-    for (entry, tensor) in entries.iter().zip(statuses) {
+    for entry in entries {
+        let tensor = &entry.status;
         status.elements += tensor.elements;
         status.non_finite += tensor.non_finite;
         status.zeros += tensor.zeros;
@@ -319,6 +259,6 @@ pub(crate) fn summarize(entries: &[Entry], statuses: &[TensorStatus]) -> Gradien
             status.overflow = Some(entry.path.clone());
         }
     }
-    status.norm = norm(statuses.iter().map(|s| s.norm));
+    status.norm = norm(entries.iter().map(|entry| entry.status.norm));
     status
 }

@@ -3,7 +3,7 @@
 use crate::loss_scale::{Measures, Observation, SkipCause, StepOutcome};
 
 /// What unscaled gradients have told of the loss scale.
-#[derive(Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Finding {
     /// Whether there are no gradients at all: no evidence that the scale is fine, and no reason to let it grow.
     pub(crate) is_empty: bool,
@@ -33,6 +33,22 @@ impl Finding {
     /// Whether the loss scale learns from them.
     pub(crate) fn moves_scale(&self) -> bool {
         !self.is_empty && !self.is_settled && !self.spares_scale()
+    }
+
+    /// That of a sum of gradients: it overflows if either of the two does, and what the loss scale has not learned from the one, it has not
+    /// learned from the sum.
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self {
+            is_empty: self.is_empty && other.is_empty,
+            cause: match self.overflow {
+                Some(_) => self.cause,
+                None => other.cause,
+            },
+            overflow: self.overflow.or(other.overflow),
+            is_settled: self.is_settled && other.is_settled,
+            measures: self.measures.and(other.measures),
+            rejected: None,
+        }
     }
 
     /// What the loss scale learns from them alone.

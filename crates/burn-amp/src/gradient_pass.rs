@@ -2,9 +2,10 @@
 
 use burn::tensor::{DType, Device, Tensor};
 use burn_amp_kernels::{
-    Crossing, CrossingStatus, ExponentHistogram, Reading, Status, TensorList, TensorStatus,
-    UnsupportedDType,
+    Crossing, CrossingStatus, ExponentHistogram, Histogram, Reading, Status, TensorList,
+    TensorStatus, UnsupportedDType,
 };
+use std::mem::take;
 
 use crate::{any_tensor::AnyTensor, rank::with_rank};
 
@@ -25,7 +26,10 @@ pub(crate) struct Pass {
 struct Group {
     device: Device,
     keep_dtype: bool,
+    /// The gradients, or what they were multiplied to.
     list: TensorList,
+    /// What is in them, once it was measured; nobody has read it.
+    status: Status,
     /// Where each tensor stands among all gradients.
     positions: Vec<usize>,
 }
@@ -60,6 +64,7 @@ impl Pass {
                 device,
                 keep_dtype,
                 list,
+                status: Status::default(),
                 positions: Vec::new(),
             });
             self.groups.len() - 1
@@ -68,34 +73,62 @@ impl Pass {
         self.groups[group].positions.push(position);
     }
 
-    /// Multiplies all gradients by `inverse`. Does not wait.
-    pub(crate) fn unscale(self, inverse: f32) -> Result<(Products, Pending), UnsupportedDType> {
-        let (mut products, mut pending) = (Vec::new(), Vec::new());
-        for group in self.groups {
+    /// Multiplies all gradients by `inverse`, and measures the products. Does not wait.
+    pub(crate) fn unscale(&mut self, inverse: f32) -> Result<(), UnsupportedDType> {
+        for group in &mut self.groups {
             let factor = Tensor::from_data([inverse], (&group.device, DType::F32));
-            let (list, status) = match group.keep_dtype {
-                true => burn_amp_kernels::unscale_in_dtype(group.list, factor)?,
-                false => burn_amp_kernels::unscale(group.list, factor)?,
+            let list = take(&mut group.list);
+            (group.list, group.status) = match group.keep_dtype {
+                true => burn_amp_kernels::unscale_in_dtype(list, factor)?,
+                false => burn_amp_kernels::unscale(list, factor)?,
             };
-            products.push((list, group.positions.clone()));
-            pending.push((group.device, status, group.positions));
         }
-        Ok((Products(products), Pending(pending)))
+        Ok(())
     }
 
-    /// Measures all gradients, and puts what was found at their positions. Reads what has crossed the border in the same transfer. Waits for
-    /// each device, for one transfer.
+    /// Measures all gradients, and reads what was found, as [`read`](Self::read).
     pub(crate) fn inspect(
-        self,
-        statuses: &mut [TensorStatus],
+        mut self,
         crossings: Vec<Crossing>,
+        found: impl FnMut(usize, TensorStatus),
     ) -> Result<Vec<Option<CrossingStatus>>, UnsupportedDType> {
-        let mut pending = Vec::new();
-        for group in self.groups {
-            let status = burn_amp_kernels::inspect(group.list)?;
-            pending.push((group.device, status, group.positions));
+        for group in &mut self.groups {
+            group.status = burn_amp_kernels::inspect(take(&mut group.list))?;
         }
-        Ok(Pending(pending).read(statuses, crossings))
+        Ok(self.read(crossings, found))
+    }
+
+    /// Tells what was `found` in the gradients, by their positions. Reads what has crossed the border in the same transfer. Waits for each
+    /// device, for one transfer.
+    pub(crate) fn read(
+        &mut self,
+        mut crossings: Vec<Crossing>,
+        mut found: impl FnMut(usize, TensorStatus),
+    ) -> Vec<Option<CrossingStatus>> {
+        self.start();
+        let mut crossed = Vec::new();
+        for group in &mut self.groups {
+            #[cfg(test)]
+            READS.set(READS.get() + 1);
+            // With those of the first device.
+            let reading = Reading::now(take(&mut group.status), take(&mut crossings));
+            let (rows, first) = reading.wait(1.0);
+            crossed.extend(first);
+            for (position, status) in group.positions.iter().zip(rows) {
+                found(*position, status);
+            }
+        }
+        // Nothing was measured.
+        crossed.extend(crossings.into_iter().map(Crossing::read));
+        crossed
+    }
+
+    /// Takes the gradient at a position out. From the last to the first, so that nothing else holds its memory.
+    pub(crate) fn pop(&mut self, position: usize, rank: usize) -> Option<AnyTensor> {
+        let is_last = |group: &&mut Group| group.positions.last() == Some(&position);
+        let group = self.groups.iter_mut().find(is_last)?;
+        group.positions.pop();
+        with_rank!(rank, D => group.list.pop::<D>().map(AnyTensor::new), _rank => None)
     }
 
     /// The list, if all are on one device.
@@ -105,68 +138,26 @@ impl Pass {
     }
 
     /// Counts the values of all gradients by exponent. Waits for each device, for one transfer.
-    pub(crate) fn histogram(self) -> Result<ExponentHistogram, UnsupportedDType> {
-        let mut pending = Vec::new();
-        for group in self.groups {
-            pending.push((group.device, burn_amp_kernels::histogram(group.list)?));
+    pub(crate) fn histogram(mut self) -> Result<ExponentHistogram, UnsupportedDType> {
+        let mut counts = Vec::new();
+        for group in &mut self.groups {
+            counts.push(burn_amp_kernels::histogram(take(&mut group.list))?);
         }
-        start(pending.iter().map(|(device, _)| device));
-        let counts = pending.into_iter().map(|(_, counts)| counts.read());
+        self.start();
+        let counts = counts.into_iter().map(Histogram::read);
         Ok(counts.fold(ExponentHistogram::default(), |sum, counts| sum + counts))
     }
-}
 
-/// Has all devices start before the first of them is waited for: with fusion, work is queued until it is read or flushed.
-fn start<'a>(devices: impl ExactSizeIterator<Item = &'a Device>) {
-    if devices.len() < 2 {
-        return;
-    }
-    for device in devices {
-        if let Err(error) = device.flush() {
-            // Reading tells the same.
-            log::debug!("{device:?} could not start: {error}");
+    /// Has all devices start before the first of them is waited for: with fusion, work is queued until it is read or flushed.
+    fn start(&self) {
+        if self.groups.len() < 2 {
+            return;
         }
-    }
-}
-
-/// Statuses that were not read yet.
-pub(crate) struct Pending(Vec<(Device, Status, Vec<usize>)>);
-
-impl Pending {
-    /// As [`Pass::inspect`], of gradients that were multiplied.
-    pub(crate) fn read(
-        self,
-        statuses: &mut [TensorStatus],
-        mut crossings: Vec<Crossing>,
-    ) -> Vec<Option<CrossingStatus>> {
-        start(self.0.iter().map(|(device, ..)| device));
-        let mut crossed = Vec::new();
-        for (_, status, positions) in self.0 {
-            #[cfg(test)]
-            READS.set(READS.get() + 1);
-            // With those of the first device.
-            let (rows, found) = Reading::now(status, std::mem::take(&mut crossings)).wait(1.0);
-            crossed.extend(found);
-            for (position, status) in positions.into_iter().zip(rows) {
-                statuses[position] = status;
+        for Group { device, .. } in &self.groups {
+            if let Err(error) = device.flush() {
+                // Reading tells the same.
+                log::debug!("{device:?} could not start: {error}");
             }
         }
-        // Nothing was measured.
-        crossed.extend(crossings.into_iter().map(Crossing::read));
-        crossed
-    }
-}
-
-/// The unscaled gradients, and their positions.
-pub(crate) struct Products(Vec<(TensorList, Vec<usize>)>);
-
-impl Products {
-    /// Takes the gradient at a position out. From the last to the first, so that nothing else holds its memory.
-    pub(crate) fn pop(&mut self, position: usize, rank: usize) -> Option<AnyTensor> {
-        let is_last = |positions: &[usize]| positions.last() == Some(&position);
-        let mut groups = self.0.iter_mut();
-        let (list, positions) = groups.find(|(_, positions)| is_last(positions))?;
-        positions.pop();
-        with_rank!(rank, D => list.pop::<D>().map(AnyTensor::new), _rank => None)
     }
 }

@@ -3,7 +3,7 @@
 use burn::{
     module::{Module, ModuleMapper, Param, ParamId},
     optim::{GradientsParams, MultiGradientsParams},
-    tensor::Tensor,
+    tensor::{DType, Tensor},
 };
 use burn_amp_kernels::{TensorStatus, UnsupportedDType};
 use std::{collections::HashMap, sync::Arc};
@@ -11,10 +11,11 @@ use std::{collections::HashMap, sync::Arc};
 use crate::{
     any_tensor::{AnyTensor, put_gradient, take_gradient},
     dtype::working_dtype,
-    entries::{Entries, Entry, measure, scale, summarize},
+    entries::{Entries, Entry, measure, summarize},
     finding::Finding,
+    gradient_pass::Pass,
     gradient_status::GradientStatus,
-    loss_scale::{Measures, SkipCause},
+    loss_scale::SkipCause,
     module_path::{Parameter, parameters},
     rank::with_rank,
 };
@@ -26,15 +27,11 @@ use crate::{
 /// [`UnscaledGradients`].
 #[derive(Debug)]
 pub struct ScaledGradients {
-    params: GradientsParams,
-    scale: f32,
+    pub(crate) params: GradientsParams,
+    pub(crate) scale: f32,
 }
 
 impl ScaledGradients {
-    pub(crate) fn new(params: GradientsParams, scale: f32) -> Self {
-        Self { params, scale }
-    }
-
     /// The loss scale that these gradients carry.
     pub fn loss_scale(&self) -> f32 {
         self.scale
@@ -69,69 +66,37 @@ pub struct UnscaledGradients {
     params: GradientsParams,
     entries: Vec<Entry>,
     status: Box<GradientStatus>,
-    /// What was found in each gradient; none where they were not measured, or changed since.
-    measures: Option<Vec<TensorStatus>>,
-    /// Whether the loss scale has learned from these gradients already.
-    settled: bool,
+    /// Whether what was found in each gradient is known: they were measured, and not changed since.
+    is_measured: bool,
     /// Whether an overflow skips the step: not with a disabled scaler, whatever was measured.
     tested: bool,
-    /// The cause of an overflow.
-    cause: SkipCause,
-    /// What the loss scale learns from, the gradients as they were when they were tested, where the status says another thing.
-    seen: Option<Box<Measures>>,
+    /// What the loss scale learns from: the gradients as they were when they were tested.
+    pub(crate) finding: Finding,
     /// While one of these lives, its scaler waits for what becomes of the gradients.
     pub(crate) verdicts: Vec<Arc<Finding>>,
 }
 
 impl UnscaledGradients {
-    pub(crate) fn new(
-        params: GradientsParams,
-        entries: Vec<Entry>,
-        status: GradientStatus,
-        measures: Option<Vec<TensorStatus>>,
-    ) -> Self {
+    /// Gradients that were measured and tested; not those of a disabled scaler.
+    pub(crate) fn new(params: GradientsParams, entries: Vec<Entry>, tested: bool) -> Self {
+        let status = summarize(&entries);
+        let finding = Finding {
+            is_empty: entries.is_empty(),
+            overflow: status.overflow.clone(),
+            cause: SkipCause::Scale,
+            is_settled: false,
+            measures: status.measures(),
+            rejected: None,
+        };
         Self {
             params,
             entries,
-            seen: None,
             status: Box::new(status),
-            measures,
-            settled: false,
-            tested: true,
-            cause: SkipCause::Scale,
+            is_measured: tested,
+            tested,
+            finding,
             verdicts: Vec::new(),
         }
-    }
-
-    /// Gradients of which each was measured.
-    pub(crate) fn measured_as(
-        params: GradientsParams,
-        entries: Vec<Entry>,
-        measures: Vec<TensorStatus>,
-    ) -> Self {
-        let status = summarize(&entries, &measures);
-        Self::new(params, entries, status, Some(measures))
-    }
-
-    /// Gradients of a disabled scaler.
-    pub(crate) fn untested(mut self) -> Self {
-        self.tested = false;
-        self
-    }
-
-    /// Gradients from which the loss scale has learned already, micro-batch by micro-batch.
-    pub(crate) fn settled(mut self) -> Self {
-        self.settled = true;
-        self
-    }
-
-    pub(crate) fn with_cause(mut self, cause: SkipCause) -> Self {
-        self.cause = cause;
-        self
-    }
-
-    pub(crate) fn cause(&self) -> SkipCause {
-        self.cause
     }
 
     /// The parameters whose gradients overflow.
@@ -141,61 +106,62 @@ impl UnscaledGradients {
 
     /// The same, and how many of their values are not finite.
     pub(crate) fn overflow_counts(&self) -> impl Iterator<Item = (&str, u64)> {
-        let measures = self.measures.iter().flatten();
-        let overflows =
-            (self.entries.iter().zip(measures)).filter(|(_, status)| status.non_finite > 0);
-        overflows.map(|(entry, status)| (entry.path.as_str(), status.non_finite))
-    }
-
-    /// What they tell of the loss scale.
-    pub(crate) fn verdict(&self) -> Finding {
-        let overflow = || self.status.overflow_parameter().unwrap_or("?").to_string();
-        Finding {
-            is_empty: self.entries.is_empty(),
-            overflow: self.has_overflow().then(overflow),
-            cause: self.cause,
-            is_settled: self.settled,
-            measures: self.seen(),
-            rejected: None,
-        }
-    }
-
-    fn seen(&self) -> Measures {
-        let seen = self.seen.as_deref().copied();
-        seen.unwrap_or_else(|| self.status.measures())
-    }
-
-    pub(crate) fn is_settled(&self) -> bool {
-        self.settled
+        let entries = self.entries.iter().filter(|_| self.is_measured);
+        let counts = entries.map(|entry| (entry.path.as_str(), entry.status.non_finite));
+        counts.filter(|(_, count)| *count > 0)
     }
 
     /// What is in each gradient, in the order of the entries. If that is not known, waits for the device, and makes the
     /// status that of the gradients as they are.
     pub(crate) fn measured(&mut self) -> Result<Vec<TensorStatus>, UnsupportedDType> {
-        if let Some(measures) = &self.measures {
-            return Ok(measures.clone());
+        if !self.is_measured {
+            measure(&self.params, &mut self.entries, None, Vec::new())?;
+            *self.status = GradientStatus {
+                above: self.finding.measures.above,
+                ..summarize(&self.entries)
+            };
+            self.find_overflow();
+            self.is_measured = true;
         }
-        let measures = measure(&self.params, &self.entries)?;
-        let seen = self.seen();
-        self.seen = Some(Box::new(seen));
-        *self.status = GradientStatus {
-            above: seen.above,
-            ..summarize(&self.entries, &measures)
-        };
-        self.measures = Some(measures.clone());
-        Ok(measures)
+        Ok(self.entries.iter().map(|entry| entry.status).collect())
     }
 
-    /// Multiplies some of the gradients by a number, in one pass.
+    /// After the status has changed.
+    fn find_overflow(&mut self) {
+        let overflow = self.status.overflow.as_ref();
+        self.finding.overflow = overflow.filter(|_| self.tested).cloned();
+    }
+
+    /// Multiplies some of the gradients by a number in one pass a device, and keeps their dtypes. Does not wait.
+    ///
+    /// The pass reads and writes what a multiplication of each does, in a few launches. It is taken where a norm that was measured
+    /// asks for it: measuring first and unscaling by both factors would read all gradients twice where the norm asks for nothing.
     pub(crate) fn scale(
         &mut self,
         positions: &[usize],
         factor: f64,
     ) -> Result<(), UnsupportedDType> {
-        self.measures = None;
-        let entries = positions.iter().map(|position| &self.entries[*position]);
-        let entries: Vec<&Entry> = entries.collect();
-        scale(&mut self.params, &entries, factor)
+        self.is_measured = false;
+        let mut pass = Pass::default();
+        for position in positions {
+            let entry = &self.entries[*position];
+            match entry.take(&mut self.params) {
+                // The pass rounds the factor to f32.
+                Some(grad) if grad.dtype() == DType::F64 => {
+                    entry.put(&mut self.params, grad.mul_scalar(factor));
+                }
+                Some(grad) => pass.push(*position, grad, true),
+                None => {}
+            }
+        }
+        pass.unscale(factor as f32)?;
+        for position in positions.iter().rev() {
+            let entry = &self.entries[*position];
+            if let Some(grad) = pass.pop(*position, entry.rank) {
+                entry.put(&mut self.params, grad);
+            }
+        }
+        Ok(())
     }
 
     /// The status, for what clipping has done.
@@ -212,7 +178,7 @@ impl UnscaledGradients {
     /// Whether a gradient holds an infinity or a NaN, so that the step will be skipped. Never with a disabled scaler,
     /// which skips nothing.
     pub fn has_overflow(&self) -> bool {
-        self.tested && self.status.has_overflow()
+        self.finding.overflow.is_some()
     }
 
     /// Burn's own container of the unscaled gradients.
@@ -224,7 +190,7 @@ impl UnscaledGradients {
     /// [`GradScaler::step`](crate::GradScaler::step) leaves out those of a parameter that had none. What is put in is tested
     /// only by [`clip`](Self::clip).
     pub fn params_mut(&mut self) -> &mut GradientsParams {
-        self.measures = None;
+        self.is_measured = false;
         &mut self.params
     }
 
@@ -271,11 +237,9 @@ impl UnscaledGradients {
 
     /// Replaces gradients by what `change` makes of them and their positions.
     pub(crate) fn map_each(mut self, change: impl Fn(usize, AnyTensor) -> AnyTensor) -> Self {
-        self.measures = None;
+        self.is_measured = false;
         for (position, entry) in self.entries.iter().enumerate() {
-            if let Some(grad) = entry.take(&mut self.params) {
-                entry.put(&mut self.params, change(position, grad));
-            }
+            entry.change(&mut self.params, |grad| change(position, grad));
         }
         self
     }
@@ -305,7 +269,7 @@ impl UnscaledGradients {
     ///
     /// What the mapper returns is tested only by [`clip`](Self::clip).
     pub fn map<F: ModuleMapper>(mut self, mapper: &mut F) -> Self {
-        self.measures = None;
+        self.is_measured = false;
         for entry in &self.entries {
             with_rank!(entry.rank, D => {
                 if let Some(grad) = self.params.remove::<D>(entry.id) {
@@ -333,78 +297,40 @@ impl UnscaledGradients {
     ///
     /// If the two gradients of a parameter differ in shape or device.
     pub fn add(mut self, mut other: Self, weight: f64) -> Self {
-        for entry in &other.entries {
-            let Some(grad) = entry.take(&mut other.params) else {
-                continue;
-            };
-            let sum = match entry.take(&mut self.params) {
-                Some(sum) => sum.blend(grad, 1.0, weight),
-                None => grad.mul_scalar(weight),
-            };
-            entry.put(&mut self.params, sum);
-        }
-        let seen = self.seen().and(other.seen());
-        if !self.has_overflow() {
-            self.cause = other.cause;
-        }
-        self.join(other.entries, other.measures, *other.status);
-        // What the loss scale has not learned from the one, it has not learned from the sum.
-        self.settled &= other.settled;
-        self.seen = Some(Box::new(seen));
-        self.tested |= other.tested;
-        self.verdicts.extend(other.verdicts);
-        self
-    }
-
-    /// Takes over the entries of gradients that were added, and what is known of the sums.
-    fn join(
-        &mut self,
-        entries: Vec<Entry>,
-        added: Option<Vec<TensorStatus>>,
-        status: GradientStatus,
-    ) {
-        let (mut measures, added) = self.measures.take().zip(added).unzip();
-        let mut added = added.map(Vec::into_iter);
         let own = self.entries.iter().enumerate();
         let positions: HashMap<ParamId, usize> = own.map(|(at, entry)| (entry.id, at)).collect();
-        for entry in entries {
-            let added = added.as_mut().and_then(Iterator::next).unwrap_or_default();
-            let known = positions.get(&entry.id).copied();
-            if let Some(measures) = &mut measures {
-                match known {
-                    Some(position) => measures[position] = sum_of(measures[position], added),
-                    None => measures.push(added),
-                }
+        for entry in other.entries {
+            if let Some(grad) = entry.take(&mut other.params) {
+                let sum = match entry.take(&mut self.params) {
+                    Some(sum) => sum.blend(grad, 1.0, weight),
+                    None => grad.mul_scalar(weight),
+                };
+                entry.put(&mut self.params, sum);
             }
-            if known.is_none() {
-                self.entries.push(entry);
+            match positions.get(&entry.id) {
+                Some(at) => {
+                    let own = &mut self.entries[*at].status;
+                    *own = sum_of(*own, entry.status);
+                }
+                None => self.entries.push(entry),
             }
         }
-        match measures {
-            Some(measures) => {
+        match std::mem::take(&mut self.is_measured) && other.is_measured {
+            true => {
                 let clipped = std::mem::take(&mut *self.status);
                 *self.status = GradientStatus {
                     clipped: clipped.clipped,
                     clip_norms: clipped.clip_norms,
                     clip_coefficient: clipped.clip_coefficient,
-                    ..summarize(&self.entries, &measures)
+                    ..summarize(&self.entries)
                 };
             }
-            None => self.status.join(status),
+            false => self.status.join(*other.status),
         }
-    }
-
-    /// Rounds gradients that are wider than their parameter to its dtype.
-    pub(crate) fn narrowed(mut self) -> Self {
-        for entry in &mut self.entries {
-            if entry.gradient == entry.parameter {
-                continue;
-            }
-            if let Some(grad) = entry.take(&mut self.params) {
-                entry.put(&mut self.params, grad.cast(entry.parameter));
-                entry.gradient = entry.parameter;
-            }
-        }
+        self.finding = self.finding.and(other.finding);
+        self.tested |= other.tested;
+        self.find_overflow();
+        self.verdicts.extend(other.verdicts);
         self
     }
 
@@ -437,11 +363,9 @@ impl Clone for UnscaledGradients {
             params,
             entries: self.entries.clone(),
             status: self.status.clone(),
-            measures: self.measures.clone(),
-            settled: self.settled,
+            is_measured: self.is_measured,
             tested: self.tested,
-            cause: self.cause,
-            seen: self.seen.clone(),
+            finding: self.finding.clone(),
             verdicts: self.verdicts.clone(),
         }
     }
@@ -525,10 +449,9 @@ pub fn sum_of_devices<M: Module>(mut grads: MultiGradientsParams, module: &M) ->
 /// Gradients in the dtype of their parameters' masters: f16 and bf16 become f32. What has another shape than its parameter stays as it is, for the
 /// step to refuse. Does not wait for the device.
 pub(crate) fn widened<M: Module>(mut grads: GradientsParams, module: &M) -> GradientsParams {
-    for entry in Entries::of(&grads, module).map_or_else(|_| Vec::new(), Entries::into_gradients) {
-        if let Some(grad) = entry.take(&mut grads) {
-            entry.put(&mut grads, grad.cast(working_dtype(entry.parameter)));
-        }
+    for entry in Entries::of(&grads, module).unwrap_or_default().gradients {
+        let wide = working_dtype(entry.parameter);
+        entry.change(&mut grads, |grad| grad.cast(wide));
     }
     grads
 }

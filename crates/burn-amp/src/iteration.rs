@@ -3,18 +3,12 @@
 use burn::module::ParamId;
 use std::{
     collections::HashMap,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, OnceLock},
 };
 
 use crate::{
-    error::AmpError,
-    finding::Finding,
-    gradients::UnscaledGradients,
-    lock::locked,
-    loss_scale::{Measures, Observation, StepOutcome},
+    error::AmpError, finding::Finding, gradients::UnscaledGradients, lock::locked,
+    loss_scale::Observation,
 };
 
 /// The key of gradients that are observed: they belong to no optimizer.
@@ -23,9 +17,8 @@ pub(crate) const OBSERVED: usize = 0;
 /// The joint outcome of an iteration, and which parameters were stepped.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Iteration {
-    outcome: Option<StepOutcome>,
-    /// What the gradients of all its steps have shown.
-    measures: Option<Measures>,
+    /// What the loss scale is to learn from the steps so far, if any was recorded.
+    pub(crate) seen: Option<Observation>,
     /// The optimizers that have stepped each parameter: clones of a network have parameters of the same ids.
     stepped: HashMap<ParamId, Vec<usize>>,
     /// The first parameter of each overflow.
@@ -40,10 +33,10 @@ impl Iteration {
         optimizer: usize,
     ) -> Result<(), AmpError> {
         let again = |id: &ParamId| {
-            let by = self.stepped.get(id).map_or(&[][..], Vec::as_slice);
-            by.contains(&optimizer)
-                || by.contains(&OBSERVED)
-                || (optimizer == OBSERVED && !by.is_empty())
+            let by = self.stepped.get(id);
+            by.is_some_and(|by| {
+                optimizer == OBSERVED || by.contains(&OBSERVED) || by.contains(&optimizer)
+            })
         };
         match grads.parameters().find(|(_, id)| again(id)) {
             Some((path, _)) => Err(AmpError::UpdateMissing {
@@ -60,44 +53,38 @@ impl Iteration {
         }
     }
 
-    /// Takes a verdict into the joint outcome.
-    pub(crate) fn learn(&mut self, verdict: &Finding) {
-        if !verdict.moves_scale() {
+    /// Takes what was found into the joint outcome.
+    pub(crate) fn learn(&mut self, found: &Finding) {
+        if !found.moves_scale() {
             return;
         }
-        if let Some(parameter) = &verdict.overflow {
-            self.outcome = Some(StepOutcome::Skipped);
-            self.overflows.push(parameter.clone());
+        self.overflows.extend(found.overflow.clone());
+        let mut seen = found.observation();
+        if let Some(Observation { outcome, measures }) = self.seen {
+            if outcome.is_skipped() {
+                seen.outcome = outcome;
+            }
+            if let Some(measures) = measures {
+                seen.measures = Some(measures.and(found.measures));
+            }
         }
-        self.outcome.get_or_insert(StepOutcome::Stepped);
-        let measures = verdict.measures;
-        self.measures = Some(self.measures.map_or(measures, |sum| sum.and(measures)));
-    }
-
-    pub(crate) fn outcome(&self) -> Option<StepOutcome> {
-        self.outcome
-    }
-
-    /// What the loss scale is to learn from the steps so far, if any was recorded.
-    pub(crate) fn observation(&self) -> Option<Observation> {
-        let measures = self.measures;
-        self.outcome
-            .map(|outcome| Observation { outcome, measures })
+        self.seen = Some(seen);
     }
 
     /// Goes on where a stored iteration stopped. Which parameters were stepped is not stored.
-    pub(crate) fn restore(&mut self, observation: Option<Observation>) {
+    pub(crate) fn restore(&mut self, seen: Option<Observation>) {
         *self = Self {
-            outcome: observation.map(|seen| seen.outcome),
-            measures: observation.and_then(|seen| seen.measures),
+            seen,
             ..Self::default()
         };
     }
 
     /// Ends the iteration: what is to be learned from it, and the first parameter of each overflow.
     pub(crate) fn finish(&mut self) -> (Option<Observation>, Vec<String>) {
-        let observation = self.observation();
-        (observation, std::mem::take(self).overflows)
+        let Self {
+            seen, overflows, ..
+        } = std::mem::take(self);
+        (seen, overflows)
     }
 }
 
@@ -108,7 +95,7 @@ impl Iteration {
 #[derive(Debug, Default)]
 pub(crate) struct Unsettled {
     verdicts: Mutex<Vec<Arc<Finding>>>,
-    warned: AtomicBool,
+    warned: OnceLock<()>,
 }
 
 /// Verdicts that are kept: of gradients that are unscaled without an `update`, the oldest are forgotten.
@@ -117,47 +104,34 @@ const MAX_VERDICTS: usize = 256;
 impl Unsettled {
     /// Gives gradients a handle on their verdict.
     pub(crate) fn register(&self, mut grads: UnscaledGradients) -> UnscaledGradients {
-        let verdict = Arc::new(grads.verdict());
+        let verdict = Arc::new(grads.finding.clone());
         grads.verdicts.push(verdict.clone());
         let mut verdicts = locked(&self.verdicts);
         if verdicts.len() == MAX_VERDICTS {
             verdicts.remove(0);
-            if !self.warned.swap(true, Ordering::Relaxed) {
+            self.warned.get_or_init(|| {
                 log::warn!(
                     "gradients were unscaled {MAX_VERDICTS} times without an `update`, so that the loss scale cannot adjust itself: call \
                      `GradScaler::update` once after each iteration, also if its gradients are dropped"
                 );
-            }
+            });
         }
         verdicts.push(verdict);
         drop(verdicts);
         grads
     }
 
-    /// The verdict of these gradients is counted by the caller.
-    pub(crate) fn take(&self, grads: &UnscaledGradients) {
-        let of_these = |verdict: &Arc<Finding>| {
-            let mut handles = grads.verdicts.iter();
-            handles.any(|handle| Arc::ptr_eq(handle, verdict))
-        };
-        locked(&self.verdicts).retain(|verdict| !of_these(verdict));
+    /// These verdicts are counted by the caller.
+    pub(crate) fn take(&self, taken: &[Arc<Finding>]) {
+        let is_taken = |verdict: &Arc<Finding>| taken.iter().any(|one| Arc::ptr_eq(one, verdict));
+        locked(&self.verdicts).retain(|verdict| !is_taken(verdict));
     }
 
-    /// Takes the verdicts of gradients that were dropped.
+    /// The verdicts of gradients that were dropped.
     pub(crate) fn dropped(&self) -> Vec<Arc<Finding>> {
-        let mut verdicts = locked(&self.verdicts);
-        verdicts
-            .extract_if(.., |verdict| Arc::strong_count(verdict) == 1)
-            .collect()
-    }
-
-    /// Looks at the verdicts of gradients that were dropped.
-    pub(crate) fn look(&self, mut look: impl FnMut(&Finding)) {
         let verdicts = locked(&self.verdicts);
-        let dropped = verdicts
-            .iter()
-            .filter(|verdict| Arc::strong_count(verdict) == 1);
-        dropped.for_each(|verdict| look(verdict));
+        let dropped = verdicts.iter().filter(|one| Arc::strong_count(one) == 1);
+        dropped.cloned().collect()
     }
 }
 

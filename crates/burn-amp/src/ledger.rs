@@ -1,11 +1,16 @@
-//! The account of an optimizer in the hands of all who count its steps: itself, and its steps in flight.
+//! The account of an optimizer in the hands of all who count its steps: itself, and its steps in flight. Every step ends here, whoever has
+//! decided it: the account counts and logs it, and the scale moves. Knows no tensors.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::{
-    account::Account,
+    account::{Account, Purpose},
+    error::AmpError,
+    finding::Finding,
     journal::{Journal, new_optimizer},
+    live_scale::LiveScale,
     lock::locked,
+    loss_scale::Observation,
 };
 
 /// An account, and the journals that show it. Steps in flight have it too, so that what they come to is counted although their
@@ -13,6 +18,8 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Ledger {
     account: Mutex<Account>,
+    /// The optimizer, among those that share the scale.
+    pub(crate) member: Arc<()>,
     optimizer: u64,
     /// Of this optimizer alone, wherever clones of it step; and that of its scale.
     journals: Vec<Journal>,
@@ -20,26 +27,23 @@ pub(crate) struct Ledger {
 
 impl Ledger {
     /// Of a new optimizer; `shared` is the journal of its scale, if it shares that.
-    pub(crate) fn new(shared: Option<&Journal>, account: Account) -> Self {
+    pub(crate) fn new(member: Arc<()>, shared: Option<&Journal>, account: Account) -> Self {
+        let own = std::iter::once(Journal::default());
         Self {
             account: Mutex::new(account),
+            member,
             optimizer: new_optimizer(),
-            journals: [Journal::default()]
-                .into_iter()
-                .chain(shared.cloned())
-                .collect(),
+            journals: own.chain(shared.cloned()).collect(),
         }
     }
 
-    /// That of a clone, which counts on by itself. Nobody follows the clone of an optimizer that shares no scale yet.
-    fn forked(&self) -> Self {
+    /// That of a clone, which counts on by itself.
+    pub(crate) fn forked(&self, member: Arc<()>) -> Self {
         Self {
             account: Mutex::new(self.account().clone()),
+            member,
             optimizer: self.optimizer,
-            journals: match self.journals.len() {
-                1 => vec![Journal::default()],
-                _ => self.journals.clone(),
-            },
+            journals: self.journals.clone(),
         }
     }
 
@@ -64,22 +68,57 @@ impl Ledger {
     pub(crate) fn forget_others(&self) {
         self.journals.iter().for_each(Journal::forget);
     }
-}
 
-/// The ledger of an optimizer. A clone has one of its own.
-#[derive(Debug)]
-pub(crate) struct OwnLedger(pub(crate) Arc<Ledger>);
-
-impl Clone for OwnLedger {
-    fn clone(&self) -> Self {
-        Self(Arc::new(self.0.forked()))
+    /// Counts gradients, and moves the scale by them. An error if they are an overflow, or a rejection, too many: the scale stays then.
+    pub(crate) fn end(
+        &self,
+        live: &LiveScale,
+        purpose: Purpose,
+        found: &Finding,
+    ) -> Result<(), AmpError> {
+        self.count(live, purpose, found, true)?;
+        if found.moves_scale() {
+            let overflows = found.overflow.as_slice();
+            self.advance(live, found.observation(), purpose, overflows);
+        }
+        Ok(())
     }
-}
 
-impl std::ops::Deref for OwnLedger {
-    type Target = Ledger;
+    /// Counts gradients, which move the scale later, with others of their iteration. `is_first` of those to overflow.
+    pub(crate) fn count(
+        &self,
+        live: &LiveScale,
+        purpose: Purpose,
+        found: &Finding,
+        is_first: bool,
+    ) -> Result<(), AmpError> {
+        let schedule = live.schedule();
+        let mut account = self.account();
+        let recorded = account.record(purpose, found, &schedule, is_first);
+        if found.spares_scale() && schedule.config().enabled {
+            // The others that share the scale are not kept waiting.
+            live.report(&Arc::downgrade(&self.member), None);
+        }
+        recorded
+    }
 
-    fn deref(&self) -> &Ledger {
-        &self.0
+    /// Moves the scale by what gradients have shown. `overflows` are the first parameters that overflow, of each optimizer.
+    pub(crate) fn advance(
+        &self,
+        live: &LiveScale,
+        seen: Observation,
+        purpose: Purpose,
+        overflows: &[String],
+    ) {
+        let schedule = live.schedule();
+        let mut account = self.account();
+        if seen.outcome.is_stepped() {
+            account.counters.consecutive_skips = 0;
+        }
+        if schedule.config().enabled {
+            let moved = live.report(&Arc::downgrade(&self.member), Some(seen));
+            let often = schedule.needs_measures();
+            account.record_scale(moved, seen, purpose, overflows, often);
+        }
     }
 }

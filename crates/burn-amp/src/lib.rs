@@ -106,7 +106,6 @@ mod running_statistics;
 mod scaler;
 mod scope;
 mod step_counters;
-mod step_end;
 mod step_options;
 /// A rule of your own for the loss scale.
 pub mod schedule {

@@ -54,7 +54,7 @@ pub fn histogram(grads: &UnscaledGradients) -> Result<ExponentHistogram, AmpErro
 
 /// Whether the gradient of the loss is the cause of an overflow, and no loss scale; and then whether the model's output was finite.
 pub fn is_loss_the_cause(grads: &UnscaledGradients) -> Option<bool> {
-    match grads.cause() {
+    match grads.finding.cause {
         SkipCause::Loss { output_finite } if grads.has_overflow() => Some(output_finite),
         _ => None,
     }
@@ -90,7 +90,7 @@ pub fn values<M: Module>(model: &M, grads: Option<&GradientsParams>) -> Vec<Flat
 pub fn measure(tensors: Vec<Tensor<1>>) -> Result<Vec<TensorStatus>, AmpError> {
     let mut statuses = vec![TensorStatus::default(); tensors.len()];
     let pass = Pass::of(tensors.into_iter().map(AnyTensor::new));
-    pass.inspect(&mut statuses, Vec::new())?;
+    pass.inspect(Vec::new(), |position, status| statuses[position] = status)?;
     Ok(statuses)
 }
 

@@ -26,7 +26,7 @@ use crate::{
     module_optim::ModuleOptim,
     record::{AmpRecord, OptimizerState},
     scaler::GradScaler,
-    step_options::{Decided, StepOptions},
+    step_options::StepOptions,
 };
 
 /// An optimizer with loss scaling: [`step`](Self::step) unscales the gradients, tests them, steps the inner
@@ -371,7 +371,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         });
         let error = decided.as_ref().err().cloned();
         let module = match decided {
-            Ok(Some(Decided { grads, factors })) => {
+            Ok(Some((grads, factors))) => {
                 let module = update(&mut self.optim, Update::of(lr, factors), module, grads);
                 let (masters, known) = (|| self.optim.masters(), Resolution::applied());
                 Ok((self.options.hooks).applied(module, masters, None, &known))
@@ -421,7 +421,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     pub fn discard(&mut self, grads: impl Into<StepGradients>) -> Result<(), AmpError> {
         self.synchronize()?;
         let discarded = self.options.discard(&mut self.scaler, grads.into());
-        self.scaler.show_account();
+        self.scaler.ledger().show(None);
         discarded
     }
 
@@ -534,7 +534,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self.loaded = Some(state);
         self.scaler.account().error = None;
         if let Some(here) = &mut self.options.window {
-            here.restore(window.unwrap_or_default());
+            here.state = window.unwrap_or_default();
         }
         self.options.hooks = hooks;
         match scaler {
@@ -558,22 +558,18 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
                           `AmpRecord::without_masters`";
             return Some(reason.to_string());
         }
-        let window = record.window_state();
-        if let Some(state) = window.filter(|state| state.len > 0) {
-            let Some(window) = &self.options.window else {
-                return Some(format!(
-                    "it holds a window of {} accumulated micro-batches, but there is no accumulation here: use \
-                     `with_accumulation`, or drop them with `AmpRecord::without_window`",
-                    state.len
-                ));
-            };
-            if let Some(reason) = window.misfit(&state) {
-                return Some(format!(
-                    "{reason}; drop it with `AmpRecord::without_window`"
-                ));
-            }
-        }
-        None
+        let state = record.window_state().filter(|state| state.len > 0)?;
+        let Some(window) = &self.options.window else {
+            return Some(format!(
+                "it holds a window of {} accumulated micro-batches, but there is no accumulation here: use \
+                 `with_accumulation`, or drop them with `AmpRecord::without_window`",
+                state.len
+            ));
+        };
+        let reason = window.misfit(&state)?;
+        Some(format!(
+            "{reason}; drop it with `AmpRecord::without_window`"
+        ))
     }
 
     /// Writes the state to a file: `to_record().save(path)`.

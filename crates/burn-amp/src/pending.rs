@@ -3,11 +3,7 @@
 
 use burn::optim::GradientsParams;
 use burn_amp_kernels::Reading;
-use std::{
-    collections::VecDeque,
-    ops::Range,
-    sync::{Arc, Weak},
-};
+use std::{collections::VecDeque, ops::Range, sync::Arc};
 
 #[cfg(test)]
 use crate::gradient_pass::READS;
@@ -21,7 +17,6 @@ use crate::{
     in_flight::{Pending, Resolution},
     ledger::Ledger,
     live_scale::LiveScale,
-    step_end::StepEnd,
 };
 
 /// A step in flight.
@@ -40,8 +35,6 @@ pub(crate) struct PendingStep {
     /// Where it stands in its run.
     pub(crate) number: usize,
     pub(crate) ledger: Arc<Ledger>,
-    /// Its optimizer's. That may be gone.
-    pub(crate) member: Weak<()>,
     /// Is told whether it was applied.
     pub(crate) resolution: Resolution,
 }
@@ -63,12 +56,14 @@ impl Pending<LiveScale> for PendingStep {
         let events = self.event.into_iter().zip(crossed);
         let events = events.filter_map(|(at, status)| Some(BorderEvent::of_read(at, status?)));
         let events: VecDeque<_> = events.collect();
-        let nothing = GradientsParams::new();
-        let mut grads = UnscaledGradients::measured_as(nothing, self.entries, statuses);
+        let mut entries = self.entries;
+        for (entry, status) in entries.iter_mut().zip(statuses) {
+            entry.status = status;
+        }
+        let mut grads = UnscaledGradients::new(GradientsParams::new(), entries, true);
         let arrived = events.iter().any(BorderEvent::has_arrived);
         if grads.has_overflow() {
-            let cause = live.cause_among(events, grads.overflows(), self.of_all);
-            grads = grads.with_cause(cause);
+            grads.finding.cause = live.cause_among(events, grads.overflows(), self.of_all);
         }
         self.resolution.resolve(!grads.has_overflow());
         if !self.clip.is_empty() {
@@ -76,17 +71,12 @@ impl Pending<LiveScale> for PendingStep {
             let clipped = grads.clip_by(&self.clip, 1.0, true);
             grads = clipped.expect("they were measured").0;
         }
-        let found = grads.verdict();
         let mut account = self.ledger.account();
         account.begin_call();
         account.status = Some(grads.status().clone());
         account.warn_of_zeros(grads.status(), live.schedule().scale(), || arrived);
-        let end = StepEnd {
-            account,
-            live,
-            member: self.member,
-        };
-        if let Err(error) = end.end(Purpose::Step, &found) {
+        drop(account);
+        if let Err(error) = self.ledger.end(live, Purpose::Step, &grads.finding) {
             self.ledger.account().error.get_or_insert(error);
         }
         self.ledger.show(Some(live.schedule().scale()));

@@ -46,7 +46,7 @@ use std::{collections::VecDeque, path::Path};
 
 use crate::{
     dtype::is_half,
-    entries::Traversal,
+    entries::Entries,
     error::{AmpError, StepError},
     gradients::{ScaledGradients, StepGradients},
     module_optim::ModuleOptim,
@@ -246,16 +246,10 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     ) -> Result<M, StepError<M>> {
         let (lr, grads) = (lr.into(), grads.into());
         if let StepGradients::Unscaled(grads) = &grads {
-            self.scaler.take_verdict(grads);
+            self.scaler.unsettled.take(&grads.verdicts);
         }
-        let traversal = Traversal {
-            grads: Some(grads.params()),
-            lr: Some(&lr),
-            ..Default::default()
-        };
-        let entries = traversal.of(&module);
-        let checked =
-            entries.and_then(|mut entries| self.check_module(&module, entries.take_buffers()));
+        let entries = Entries::find(&module, Some(grads.params()), None, Some(&lr));
+        let checked = entries.and_then(|entries| self.check_module(&module, entries.statistics));
         if let Err(error) = checked {
             return Err(self.refused(module, error));
         }

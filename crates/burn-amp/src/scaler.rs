@@ -28,11 +28,11 @@
 //! ```
 
 use burn::{module::Module, optim::GradientsParams, tensor::Tensor};
+use burn_amp_kernels::DeviceScale;
 use std::sync::{Arc, MutexGuard, Once};
 
 mod accumulate;
 mod apart;
-mod device;
 mod record;
 mod settings;
 mod step;
@@ -44,20 +44,21 @@ use crate::{
     account::Account,
     border_events::BorderEvent,
     cast::{CastFloat, multiply_losses},
-    entries::{Entries, Entry},
+    device_step::DeviceStep,
+    entries::{Entries, LOW_RANK, measure},
     error::AmpError,
     gradient_status::GradientStatus,
-    gradients::{ScaledGradients, UnscaledGradients},
+    gradients::{ScaledGradients, StepGradients, UnscaledGradients},
     iteration::{Iteration, Unsettled},
     journal::Journal,
-    ledger::{Ledger, OwnLedger},
+    ledger::Ledger,
     live_scale::LiveScale,
     loss_scale::{GradScalerConfig, LossScale, StepOutcome},
     loss_watch::LossWatch,
     mixed_precision::MixedPrecision,
     running_statistics::{Buffers, Statistics},
     step_counters::StepCounters,
-    unscale::{pass_through, test, unscale},
+    unscale::unscale,
 };
 
 impl GradScalerConfig {
@@ -95,38 +96,38 @@ impl LossScale {
 #[derive(Clone, Debug)]
 pub struct GradScaler {
     scale: Scale,
-    ledger: OwnLedger,
     pub(crate) iteration: Iteration,
     watch: LossWatch,
-    unsettled: Unsettled,
+    pub(crate) unsettled: Unsettled,
     /// The scopes that were open at the last step.
     opened: u64,
     warned_of_no_scope: bool,
     pub(crate) buffers: Buffers,
 }
 
-/// What a scaler moves: the loss scale of a [`MixedPrecision`], which scopes apply and clones share; or one of its own.
+/// What a scaler moves: the loss scale of a [`MixedPrecision`], which scopes apply and clones share; or one of its own. And where it counts.
 #[derive(Debug)]
 struct Scale {
     live: Arc<LiveScale>,
     amp: Option<MixedPrecision>,
-    member: Arc<()>,
+    ledger: Arc<Ledger>,
 }
 
 impl Scale {
-    fn of(amp: &MixedPrecision) -> Self {
+    fn of(amp: &MixedPrecision, account: Account) -> Self {
         // The steps in flight end iterations without this optimizer.
         amp.live().resolve(true);
+        let member = amp.live().join();
         Self {
             live: amp.live().clone(),
             amp: Some(amp.clone()),
-            member: amp.live().join(),
+            ledger: Arc::new(Ledger::new(member, Some(amp.journal()), account)),
         }
     }
 
-    fn own(live: LiveScale) -> Self {
+    fn own(live: LiveScale, account: Account) -> Self {
         Self {
-            member: live.join(),
+            ledger: Arc::new(Ledger::new(live.join(), None, account)),
             live: Arc::new(live),
             amp: None,
         }
@@ -139,35 +140,29 @@ impl Clone for Scale {
             Some(amp) => Self {
                 live: self.live.clone(),
                 amp: Some(amp.clone()),
-                member: self.member.clone(),
+                ledger: Arc::new(self.ledger.forked(self.ledger.member.clone())),
             },
-            None => Self::own(self.live.detached()),
+            // Nobody follows it yet.
+            None => Self::own(self.live.detached(), self.ledger.account().clone()),
         }
     }
 }
 
-/// A scaler that moves the loss scale of this handle.
+/// A scaler that moves the loss scale of this handle: that of an optimizer whose gradients its scopes have scaled and unscaled.
 impl From<&MixedPrecision> for GradScaler {
     fn from(amp: &MixedPrecision) -> Self {
-        Self::at_border(amp)
+        Self::with_scale(Scale::of(amp, Account::default()))
     }
 }
 
 impl GradScaler {
     pub(crate) fn new(schedule: LossScale) -> Self {
-        let scale = Scale::own(LiveScale::of_scaler(schedule));
-        Self::with_scale(scale, Ledger::new(None, Account::default()))
+        let live = LiveScale::of_scaler(schedule);
+        Self::with_scale(Scale::own(live, Account::default()))
     }
 
-    /// The scaler of an optimizer whose gradients the scopes of `amp` have scaled and unscaled.
-    pub(crate) fn at_border(amp: &MixedPrecision) -> Self {
-        let ledger = Ledger::new(Some(amp.journal()), Account::default());
-        Self::with_scale(Scale::of(amp), ledger)
-    }
-
-    fn with_scale(scale: Scale, ledger: Ledger) -> Self {
+    fn with_scale(scale: Scale) -> Self {
         Self {
-            ledger: OwnLedger(Arc::new(ledger)),
             iteration: Iteration::default(),
             watch: LossWatch::default(),
             unsettled: Unsettled::default(),
@@ -181,13 +176,13 @@ impl GradScaler {
     /// Is heard by itself before an iteration ends, and not as the scaler that it was cloned from.
     #[cfg(feature = "train")]
     pub(crate) fn join(&mut self) {
-        self.scale.member = self.scale.live.join();
+        self.scale.ledger = Arc::new(self.ledger().forked(self.live().join()));
     }
 
     /// Is no longer waited for before an iteration ends.
     #[cfg(feature = "train")]
     pub(crate) fn leave(&mut self) {
-        self.scale.member = Arc::default();
+        self.scale.ledger = Arc::new(self.ledger().forked(Arc::default()));
     }
 
     /// The `MixedPrecision` whose loss scale this moves; none of a scaler that scales losses itself.
@@ -255,7 +250,8 @@ impl GradScaler {
         module: &M,
     ) -> ScaledGradients {
         let grads = self.multiply(loss, scale).backward();
-        ScaledGradients::new(GradientsParams::from_grads(grads, module), scale)
+        let params = GradientsParams::from_grads(grads, module);
+        ScaledGradients { params, scale }
     }
 
     /// The loss scale after [`settle_dropped`](Self::settle_dropped).
@@ -264,8 +260,10 @@ impl GradScaler {
             return self.loss_factor();
         }
         let mut iteration = self.iteration.clone();
-        self.unsettled.look(|verdict| iteration.learn(verdict));
-        match iteration.observation() {
+        for found in self.unsettled.dropped() {
+            iteration.learn(&found);
+        }
+        match iteration.seen {
             Some(seen) => self.schedule().learn(seen).scale(),
             None => self.loss_factor(),
         }
@@ -295,7 +293,10 @@ impl GradScaler {
         let scales = self.is_enabled() && self.scale.amp.is_none();
         match scales && !self.watch.is_scaled() {
             true => Err(AmpError::LossNotScaled),
-            false => Ok(ScaledGradients::new(grads, self.loss_factor())),
+            false => Ok(ScaledGradients {
+                scale: self.loss_factor(),
+                params: grads,
+            }),
         }
     }
 
@@ -320,9 +321,9 @@ impl GradScaler {
         grads: ScaledGradients,
         module: &M,
     ) -> Result<UnscaledGradients, AmpError> {
-        let entries = Entries::of(grads.params(), module)?.into_gradients();
+        let entries = Entries::of(grads.params(), module)?;
         let in_own_dtype = self.config().parameter_dtype_gradients;
-        let grads = self.unscale_entries(grads, entries, in_own_dtype)?;
+        let grads = self.test(grads.into(), &entries, in_own_dtype)?;
         Ok(self.registered(grads))
     }
 
@@ -334,61 +335,63 @@ impl GradScaler {
         }
     }
 
-    /// What these gradients have told is counted by the caller.
-    pub(crate) fn take_verdict(&self, grads: &UnscaledGradients) {
-        self.unsettled.take(grads);
-    }
-
-    /// Divides gradients by their loss scale, into f32 (f64 for f64 parameters) or the parameter's dtype.
-    pub(crate) fn unscale_entries(
+    /// Unscales and tests gradients of any kind: into f32 (f64 for f64 parameters) or the parameter's dtype.
+    pub(crate) fn test(
         &self,
-        grads: ScaledGradients,
-        entries: Vec<Entry>,
+        grads: StepGradients,
+        entries: &Entries,
         in_own_dtype: bool,
     ) -> Result<UnscaledGradients, AmpError> {
-        if !self.is_enabled() {
-            return Ok(pass_through(grads.into_params(), entries));
-        }
-        // As PyTorch.
-        let inverse = f64::from((1.0 / f64::from(grads.loss_scale())) as f32);
-        let grads = grads.into_params();
-        Ok(self.explained(unscale(
-            grads,
-            entries,
-            inverse,
-            in_own_dtype,
-            self.schedule().edge(),
-        )?))
+        let found = || entries.gradients.clone();
+        let tested = match grads {
+            StepGradients::Unscaled(grads) => return Ok(grads),
+            grads if !self.is_enabled() => {
+                let grads = grads.into_params();
+                return Ok(UnscaledGradients::new(grads, found(), false));
+            }
+            StepGradients::Scaled(ScaledGradients { params, scale }) => {
+                // As PyTorch.
+                let inverse = f64::from((1.0 / f64::from(scale)) as f32);
+                let edge = self.schedule().edge();
+                unscale(params, found(), inverse, in_own_dtype, edge)?
+            }
+            StepGradients::Plain(grads) => self.test_plain(grads, entries)?,
+        };
+        Ok(self.explained(tested))
     }
 
     /// Tests gradients that are not scaled, as they are: those of Burn's own `backward`.
     ///
     /// Where they overflow after scopes of a [`MixedPrecision`], waits once more, to learn whether the loss scale is the cause.
     /// Where its scopes cast the parameters, an adapter that casts its base by hand is refused.
-    pub(crate) fn test(
+    fn test_plain(
         &self,
         grads: GradientsParams,
         entries: &Entries,
     ) -> Result<UnscaledGradients, AmpError> {
-        let found = entries.gradients().cloned().collect();
-        if !self.is_enabled() {
-            return Ok(pass_through(grads, found));
-        }
+        static SAID: Once = Once::new();
         match self.precision() {
             Some(amp) if amp.is_scaled() => {
-                if let Some((parameter, name)) = entries.adapted.clone() {
+                if let Some(parameter) = entries.adapted.clone() {
+                    let name = LOW_RANK.to_string();
                     return Err(AmpError::UnfrozenBase { parameter, name });
                 }
             }
-            None if entries.has_scopes => warn_of_another_scale(),
+            None if entries.has_scopes => SAID.call_once(|| {
+                log::warn!(
+                    "this optimizer adjusts a loss scale of its own, which the model's `MixedPrecision` does not use: \
+                     build it with `ScaledOptimizer::new(optim, &amp)`"
+                );
+            }),
             _ => {}
         }
         let (places, crossings) = self.live().take_statistics();
-        let (grads, crossed) = test(grads, found, self.schedule().edge(), crossings)?;
+        let mut found = entries.gradients.clone();
+        let crossed = measure(&grads, &mut found, self.schedule().edge(), crossings)?;
         let read = places.into_iter().zip(crossed);
         let read = read.filter_map(|(at, status)| Some(BorderEvent::of_read(at, status?)));
         self.live().events().put_back(read);
-        Ok(self.explained(grads))
+        Ok(UnscaledGradients::new(grads, found, true))
     }
 
     /// Warns, once, if no scope was open since the last step: its gradients say nothing of this scale.
@@ -408,29 +411,21 @@ impl GradScaler {
     }
 
     /// Adds the cause of a skip, if the gradients overflow.
-    pub(crate) fn explained(&self, grads: UnscaledGradients) -> UnscaledGradients {
-        let grads = match grads.has_overflow() {
-            true => {
-                let cause = self.live().cause_of_skip(grads.overflows());
-                grads.with_cause(cause)
-            }
-            false => {
-                self.live().read_statistics();
-                grads
-            }
-        };
+    fn explained(&self, mut grads: UnscaledGradients) -> UnscaledGradients {
+        match grads.has_overflow() {
+            true => grads.finding.cause = self.live().cause_of_skip(grads.overflows()),
+            false => self.live().read_statistics(),
+        }
         self.show(&grads);
         grads
     }
 
     /// Before a step, or a micro-batch, of a module that has these buffers.
     pub(crate) fn begin_step(&mut self, found: Statistics) {
-        let found = if self.is_enabled() {
-            found
-        } else {
-            Statistics::default()
-        };
-        self.buffers.before_step(found);
+        self.buffers.before_step(match self.is_enabled() {
+            true => found,
+            false => Statistics::default(),
+        });
     }
 
     /// After it. Waits for the device only where something was skipped.
@@ -440,39 +435,52 @@ impl GradScaler {
         (self.buffers).after_step(module, outcome, accepts_micro_batches, live);
     }
 
+    pub(crate) fn ledger(&self) -> &Arc<Ledger> {
+        &self.scale.ledger
+    }
+
     pub(crate) fn account(&self) -> MutexGuard<'_, Account> {
-        self.ledger.account()
+        self.ledger().account()
     }
 
     /// Enters what a call has done in the journals. At the end of each call.
     pub(crate) fn enter(&self) {
-        self.ledger.show(Some(self.loss_scale()));
+        self.ledger().show(Some(self.loss_scale()));
     }
 
-    /// Shows counters that no call has changed.
-    pub(crate) fn show_account(&self) {
-        self.ledger.show(None);
-    }
-
-    /// As [`show_account`](Self::show_account), of one that was loaded, or that a `Learner` begins with. Optimizers that are gone count no
-    /// longer, if no other is there.
+    /// Shows counters that were loaded, or that a `Learner` begins with. Optimizers that are gone count no longer, if no other is there.
     pub(crate) fn show_loaded(&self) {
-        if !self.live().has_others(&self.scale.member) {
-            self.ledger.forget_others();
+        if !self.live().has_others(&self.ledger().member) {
+            self.ledger().forget_others();
         }
-        self.show_account();
+        self.ledger().show(None);
     }
 
     /// That of this optimizer alone.
     pub(crate) fn journal(&self) -> &Journal {
-        self.ledger.journal()
+        self.ledger().journal()
+    }
+
+    /// Whether a device can move the scale: nobody else does, nor wants to see the gradients.
+    pub(crate) fn can_step_on_device(&self) -> bool {
+        let live = self.live();
+        let is_unobserved = |amp: &MixedPrecision| amp.observer().is_none();
+        self.is_enabled()
+            && self.precision().is_some_and(is_unobserved)
+            && !live.is_shared()
+            && live.on_device().is_some()
+            && self.iteration.seen.is_none()
+    }
+
+    /// A scale that is on a device, for the scopes of this.
+    pub(crate) fn device_step_at(&self, scale: DeviceScale) -> DeviceStep {
+        DeviceStep::new(scale, Arc::default(), &self.ledger().member)
     }
 
     /// Starts again: the schedule at its initial scale, counters at zero. Settings stay.
     pub fn reset(&mut self) {
         let schedule = self.schedule().restarted();
         self.forget_steps();
-        self.iteration = Iteration::default();
         *self.account() = Account::default();
         self.live().set_schedule(schedule);
         self.live().parts().restart();
@@ -519,7 +527,7 @@ impl GradScaler {
 
     pub(crate) fn look_at_losses(&mut self, grads: &UnscaledGradients) {
         // Micro-batches were checked one by one, beside their losses.
-        if self.is_enabled() && !grads.is_settled() {
+        if self.is_enabled() && !grads.finding.is_settled {
             let scale = self.schedule().scale();
             let arrived =
                 || self.watch.any(|loss| loss != 0.0) || self.live().events().take_arrived();
@@ -534,14 +542,4 @@ impl GradScaler {
             self.watch.check_plain();
         }
     }
-}
-
-fn warn_of_another_scale() {
-    static SAID: Once = Once::new();
-    SAID.call_once(|| {
-        log::warn!(
-            "this optimizer adjusts a loss scale of its own, which the model's `MixedPrecision` does not use: \
-             build it with `ScaledOptimizer::new(optim, &amp)`"
-        );
-    });
 }

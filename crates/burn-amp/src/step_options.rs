@@ -7,7 +7,7 @@ use burn::{
 use crate::{
     accumulation::AccumulationWindow,
     clip::{ClipRules, Factors},
-    entries::{Entries, Traversal},
+    entries::Entries,
     error::AmpError,
     gradients::{StepGradients, UnscaledGradients},
     hook::{Hooks, Judgement},
@@ -27,19 +27,15 @@ pub(crate) struct StepOptions {
     pub(crate) loss: Option<f64>,
 }
 
-/// Gradients to step with.
-pub(crate) struct Decided {
-    pub(crate) grads: GradientsParams,
-    /// What they are multiplied by first.
-    pub(crate) factors: Factors,
-}
+/// Gradients to step with, and what they are multiplied by first.
+pub(crate) type Decided = (GradientsParams, Factors);
 
 impl StepOptions {
     /// The state of a scaler, and of what is kept here.
     pub(crate) fn record_with(&self, scaler: &GradScaler) -> AmpRecord {
         let mut record = scaler.to_record();
         if let Some(window) = self.window.as_ref().filter(|window| !window.is_empty()) {
-            record.put(WINDOW, window.state_to_store().into());
+            record.put(WINDOW, window.state.clone().into());
         }
         for (name, state) in self.hooks.states() {
             record.put_hook(name, state);
@@ -58,36 +54,36 @@ impl StepOptions {
         lr: &ModuleLearningRate,
     ) -> Result<Option<Decided>, AmpError> {
         if let Some(StepGradients::Unscaled(grads)) = &grads {
-            scaler.take_verdict(grads);
+            scaler.unsettled.take(&grads.verdicts);
         }
         scaler.settle_dropped()?;
         // All that is to be refused is refused before a window takes the gradients.
-        let traversal = Traversal {
-            grads: grads.as_ref().map(StepGradients::params),
-            sums: self.window.as_ref().map(|window| &window.state.sums),
-            lr: Some(lr),
-        };
-        let mut entries = traversal.of(module)?;
-        if grads.is_none()
-            && self
-                .window
-                .as_ref()
-                .is_none_or(AccumulationWindow::is_empty)
-        {
+        let params = grads.as_ref().map(StepGradients::params);
+        let window = self.window.as_ref();
+        let sums = window.map(|window| &window.state.sums);
+        let mut entries = Entries::find(module, params, sums, Some(lr))?;
+        if grads.is_none() && window.is_none_or(AccumulationWindow::is_empty) {
             scaler.account().outcome = Some(StepOutcome::NoGradients);
             return Ok(None);
         }
-        scaler.begin_step(entries.take_buffers());
-        let losses = self.window.as_ref().map(|window| window.state.losses);
-        let loss = losses.unwrap_or_default().and(self.loss).mean();
+        let losses = window.map(|window| window.state.losses).unwrap_or_default();
+        let loss = losses.and(self.loss).mean();
+        let tests_micro_batches = window.is_some_and(AccumulationWindow::drops_micro_batches);
+        scaler.begin_step(std::mem::take(&mut entries.statistics));
         let decided = match self.inspect(scaler, optim, grads, entries) {
-            Ok(Some(grads)) => self.judge(scaler, optim, module, grads, loss),
+            Ok(Some(grads)) => {
+                let hooks = self.hooks.clone();
+                let ended = self.end_step(scaler, optim, module, grads, loss);
+                if ended.is_err() {
+                    // What is refused leaves no trace.
+                    self.hooks = hooks;
+                }
+                ended
+            }
             Ok(None) => Ok(None),
             Err(error) => Err(error),
         };
         self.end_call(scaler.last_outcome());
-        let tests_micro_batches =
-            (self.window.as_ref()).is_some_and(AccumulationWindow::drops_micro_batches);
         scaler.leave_step(module, tests_micro_batches);
         decided
     }
@@ -102,40 +98,14 @@ impl StepOptions {
     ) -> Result<Option<UnscaledGradients>, AmpError> {
         if grads.is_some() {
             scaler.check_scopes();
-        }
-        let tested = match (&mut self.window, grads) {
-            (Some(window), Some(grads)) => {
+            if self.window.is_some() {
                 scaler.check_accepted(optim, &entries)?;
-                return scaler.add_micro_batch(window, grads, entries);
             }
-            (Some(window), None) => scaler.empty(window, entries.into_sums())?,
-            (None, Some(grads)) => {
-                let in_own_dtype = scaler.config().parameter_dtype_gradients;
-                scaler.tested(grads, &entries, in_own_dtype)?
-            }
-            (None, None) => return Ok(None),
-        };
-        Ok(Some(tested))
+        }
+        scaler.inspect(self.window.as_mut(), grads, entries)
     }
 
     /// Ends the step. The gradients, unless they overflow or a hook rejects them.
-    fn judge<O: ModuleOptim, M: Module>(
-        &mut self,
-        scaler: &mut GradScaler,
-        optim: &O,
-        module: &M,
-        grads: UnscaledGradients,
-        loss: Option<f64>,
-    ) -> Result<Option<Decided>, AmpError> {
-        let before = self.hooks.clone();
-        let ended = self.end_step(scaler, optim, module, grads, loss);
-        if ended.is_err() {
-            // What is refused leaves no trace.
-            self.hooks = before;
-        }
-        ended
-    }
-
     fn end_step<O: ModuleOptim, M: Module>(
         &mut self,
         scaler: &mut GradScaler,
@@ -160,26 +130,25 @@ impl StepOptions {
             let later = optim.takes_factors();
             (grads, factors) = grads.clip_by(&self.clip, factor, later)?;
         }
-        let grads = scaler.end_step(optim, grads, rejected)?;
+        let grads = scaler.count_step(optim, grads, rejected)?;
+        scaler.update()?;
         if spoilt {
             scaler.buffers.suspect();
         }
-        Ok(grads.map(|grads| Decided { grads, factors }))
+        Ok(grads.map(|grads| (grads, factors)))
     }
 
     /// What becomes of the loss that was told for a call.
     fn end_call(&mut self, outcome: Option<StepOutcome>) {
-        match outcome {
-            // Refused: it may be called again.
-            None => return,
-            Some(StepOutcome::Accumulated) => {
-                if let Some(window) = &mut self.window {
-                    window.state.losses = window.state.losses.and(self.loss);
-                }
-            }
-            Some(_) => {}
+        if let Some(window) = &mut self.window
+            && outcome == Some(StepOutcome::Accumulated)
+        {
+            window.state.losses = window.state.losses.and(self.loss);
         }
-        self.loss = None;
+        // Refused, it may be called again.
+        if outcome.is_some() {
+            self.loss = None;
+        }
     }
 
     /// Throws gradients away. Finite ones do not move the scale inside a window that is skipped as a whole.
@@ -197,7 +166,7 @@ impl StepOptions {
             StepGradients::Unscaled(grads)
                 if !grads.has_overflow() && self.window.as_ref().is_some_and(frozen) =>
             {
-                scaler.take_verdict(&grads);
+                scaler.unsettled.take(&grads.verdicts);
                 scaler.discard(grads.into_params())
             }
             grads => {

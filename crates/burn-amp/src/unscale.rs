@@ -5,11 +5,12 @@ use burn::{
     optim::GradientsParams,
     tensor::{DType, FloatDType},
 };
-use burn_amp_kernels::{Crossing, CrossingStatus, ExponentHistogram, TensorStatus};
+use burn_amp_kernels::ExponentHistogram;
 
 use crate::{
+    any_tensor::AnyTensor,
     dtype::{optimizer_dtype, working_dtype},
-    entries::{Entries, Entry, handles, measure, measure_with, summarize},
+    entries::{Entries, Entry, handles, measure, summarize},
     error::AmpError,
     gradient_pass::Pass,
     gradient_status::GradientStatus,
@@ -28,16 +29,23 @@ pub(crate) fn unscale(
     in_own_dtype: bool,
     edge: Option<f32>,
 ) -> Result<UnscaledGradients, AmpError> {
-    let pass = widened(&mut grads, &entries, inverse, in_own_dtype, edge);
+    let mut pass = Pass::counting_from(edge);
+    for (position, entry) in entries.iter().enumerate() {
+        if let Some(grad) = entry.take(&mut grads) {
+            let grad = widened(grad, working_dtype(entry.parameter), inverse);
+            let wanted = DType::from(optimizer_dtype(entry.parameter, in_own_dtype));
+            let keep_dtype = in_own_dtype && grad.dtype() == wanted;
+            pass.push(position, grad, keep_dtype);
+        }
+    }
     log_unknown(grads.len());
-    let (mut products, pending) = pass.unscale(inverse as f32)?;
-    let mut statuses = vec![TensorStatus::default(); entries.len()];
-    pending.read(&mut statuses, Vec::new());
+    pass.unscale(inverse as f32)?;
+    pass.read(Vec::new(), |at, status| entries[at].status = status);
     let mut target = GradientsParams::new();
     let mut rounded = Pass::counting_from(edge);
     for (position, entry) in entries.iter_mut().enumerate().rev() {
         let wanted = optimizer_dtype(entry.parameter, in_own_dtype);
-        if let Some(mut grad) = products.pop(position, entry.rank) {
+        if let Some(mut grad) = pass.pop(position, entry.rank) {
             if grad.dtype() != DType::from(wanted) {
                 grad = grad.cast(wanted);
                 rounded.push(position, grad.clone(), true);
@@ -47,63 +55,23 @@ pub(crate) fn unscale(
         }
     }
     // What counts is what the optimizer gets: rounding can overflow, and can end in zeros.
-    rounded.inspect(&mut statuses, Vec::new())?;
-    Ok(UnscaledGradients::measured_as(target, entries, statuses))
+    rounded.inspect(Vec::new(), |at, status| entries[at].status = status)?;
+    Ok(UnscaledGradients::new(target, entries, true))
 }
 
-/// The gradients that are to be multiplied by `inverse`, as the kernels take them.
-fn widened(
-    grads: &mut GradientsParams,
-    entries: &[Entry],
-    inverse: f64,
-    in_own_dtype: bool,
-    edge: Option<f32>,
-) -> Pass {
-    let rounded = inverse as f32;
-    // What f64 gradients are off by where the kernels round it: 3e-8 for a mean of three.
-    let rest = match rounded.is_normal() {
-        true => inverse / f64::from(rounded),
-        false => 1.0,
-    };
-    let mut pass = Pass::counting_from(edge);
-    for (position, entry) in entries.iter().enumerate() {
-        let Some(mut grad) = entry.take(grads) else {
-            continue;
-        };
-        let working = working_dtype(entry.parameter);
-        // The kernels widen half precision themselves.
-        if working_dtype(grad.dtype()) != working {
-            grad = grad.cast(working);
-        }
-        if working == FloatDType::F64 && rest != 1.0 {
-            grad = grad.mul_scalar(rest);
-        }
-        let wanted = optimizer_dtype(entry.parameter, in_own_dtype);
-        let keep_dtype = in_own_dtype && grad.dtype() == wanted.into();
-        pass.push(position, grad, keep_dtype);
+/// A gradient that is to be multiplied by `inverse`, as the kernels take it.
+fn widened(mut grad: AnyTensor, working: FloatDType, inverse: f64) -> AnyTensor {
+    // The kernels widen half precision themselves.
+    if working_dtype(grad.dtype()) != working {
+        grad = grad.cast(working);
     }
-    pass
-}
-
-/// Tests and measures gradients, which stay as they are; counts values from `edge` on. Reads what has crossed the border with them. Waits for
-/// each device once.
-pub(crate) fn test(
-    grads: GradientsParams,
-    entries: Vec<Entry>,
-    edge: Option<f32>,
-    crossings: Vec<Crossing>,
-) -> Result<(UnscaledGradients, Vec<Option<CrossingStatus>>), AmpError> {
-    let (statuses, crossed) = measure_with(&grads, &entries, edge, crossings)?;
-    Ok((
-        UnscaledGradients::measured_as(grads, entries, statuses),
-        crossed,
-    ))
-}
-
-/// Takes gradients as they are: not scaled, not measured, no wait.
-pub(crate) fn pass_through(grads: GradientsParams, entries: Vec<Entry>) -> UnscaledGradients {
-    let status = summarize(&entries, &[]);
-    UnscaledGradients::new(grads, entries, status, None).untested()
+    // What f64 gradients are off by where the kernels round it: 3e-8 for a mean of three.
+    let rounded = inverse as f32;
+    let rest = inverse / f64::from(rounded);
+    match working == FloatDType::F64 && rounded.is_normal() && rest != 1.0 {
+        true => grad.mul_scalar(rest),
+        false => grad,
+    }
 }
 
 /// As in Burn's `step`, which ignores them too.
@@ -136,8 +104,9 @@ pub(crate) fn log_unknown(count: usize) {
 /// [`AmpError::UnsupportedDType`] if a gradient's device cannot compute in the gradient's dtype, [`AmpError::GradientShape`] if a
 /// gradient does not have its parameter's shape.
 pub fn inspect<M: Module>(grads: &GradientsParams, module: &M) -> Result<GradientStatus, AmpError> {
-    let entries = Entries::of(grads, module)?.into_gradients();
-    Ok(summarize(&entries, &measure(grads, &entries)?))
+    let mut entries = Entries::of(grads, module)?.gradients;
+    measure(grads, &mut entries, None, Vec::new())?;
+    Ok(summarize(&entries))
 }
 
 /// Counts the values of all gradients of `module`'s parameters by binary exponent, in one pass.
@@ -169,7 +138,7 @@ pub fn histogram<M: Module>(
     grads: &GradientsParams,
     module: &M,
 ) -> Result<ExponentHistogram, AmpError> {
-    let entries = Entries::of(grads, module)?.into_gradients();
+    let entries = Entries::of(grads, module)?.gradients;
     Ok(handles(grads, &entries, None).histogram()?)
 }
 

@@ -9,11 +9,11 @@ use burn::{
 use burn_amp_kernels::{Crossing, Status, TensorList, can_update, inspect};
 use std::{collections::VecDeque, sync::Arc, thread};
 
-use super::ScaledOptimizer;
+use super::{ScaledOptimizer, refused};
 use crate::{
     border_events::{BorderEvent, SingleEvent},
     device_step::{DeviceStep, Run},
-    entries::{Entry, Traversal, handles},
+    entries::{Entries, Entry, handles},
     error::AmpError,
     fused::Update,
     gradients::StepGradients,
@@ -94,18 +94,6 @@ impl Inspected {
     }
 }
 
-/// Why the host has to decide a step.
-pub(crate) enum NeedsHost {
-    Because(&'static str),
-    Error(AmpError),
-}
-
-impl From<&'static str> for NeedsHost {
-    fn from(what: &'static str) -> Self {
-        Self::Because(what)
-    }
-}
-
 impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// Waits until the outcomes of all steps are known here: to scale, counters, metrics and schedulers.
     ///
@@ -163,7 +151,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let (event, crossing) = inspected.event.unzip();
         let run = self.flight.run.as_ref().map(|(run, _)| run.clone());
         let run = run.unwrap_or_default();
-        self.scaler.push(|ledger, member| PendingStep {
+        let step = PendingStep {
             entries: inspected.entries,
             reading: inspected.status.start(crossing.into_iter().collect()),
             event,
@@ -171,10 +159,10 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             clip: self.options.clip.clone(),
             number: run.give(),
             run,
-            ledger,
-            member,
+            ledger: self.scaler.ledger().clone(),
             resolution,
-        });
+        };
+        self.scaler.live().in_flight().push(Box::new(step));
     }
 
     /// Begins a step that nobody waits for; none if the host has to decide it: all steps before are known then.
@@ -300,29 +288,23 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         module: &M,
         grads: &GradientsParams,
         events: &mut VecDeque<BorderEvent>,
-    ) -> Result<(Vec<Entry>, Option<SingleEvent>, TensorList), NeedsHost> {
-        let traversal = Traversal {
-            grads: Some(grads),
-            lr: Some(lr),
-            ..Default::default()
-        };
+    ) -> Result<(Vec<Entry>, Option<SingleEvent>, TensorList), AmpError> {
         // What is refused is refused by the step that waits.
-        let mut entries = traversal.of(module).map_err(NeedsHost::Error)?;
-        if !entries.take_buffers().is_empty() {
+        let entries = Entries::find(module, Some(grads), None, Some(lr))?;
+        if !entries.statistics.is_empty() {
             let what = "the model has running statistics, as BatchNorm's, which a step that is skipped looks at";
-            return Err(what.into());
+            return Err(refused(what));
         }
         if entries.adapted.is_some() {
-            return Err("the base of a low-rank adapter has gradients".into());
+            return Err(refused("the base of a low-rank adapter has gradients"));
         }
-        let entries = entries.into_gradients();
-        self.check_entries(&entries)?;
+        let entries = entries.gradients;
+        self.check_entries(&entries).map_err(refused)?;
         let pass = handles(grads, &entries, None).only();
-        let pass = pass.ok_or("the gradients are not all on one device")?;
-        let event = BorderEvent::single(events);
-        let event = event.ok_or(
-            "gradients come from several scopes, or from `rescaled` parts whose factors move",
-        )?;
+        let pass = pass.ok_or_else(|| refused("the gradients are not all on one device"))?;
+        let several =
+            "gradients come from several scopes, or from `rescaled` parts whose factors move";
+        let event = BorderEvent::single(events).ok_or_else(|| refused(several))?;
         Ok((entries, event, pass))
     }
 
@@ -387,10 +369,10 @@ mod tests {
 
     use std::collections::VecDeque;
 
-    use super::{MOST, NeedsHost};
+    use super::MOST;
     use crate::{
-        EmaConfig, FusedAdam, GradientClip, MixedPrecision, ScaledOptimizer, border_events,
-        gradient_pass::READS,
+        AmpError, EmaConfig, FusedAdam, GradientClip, MixedPrecision, ScaledOptimizer,
+        border_events, gradient_pass::READS,
     };
 
     #[test]
@@ -436,6 +418,8 @@ mod tests {
         let adam = FusedAdam::new(AdamConfig::new()).unwrap();
         let optim = ScaledOptimizer::new(adam, &MixedPrecision::f16());
         let looked = optim.look(&1e-3.into(), &module, &grads, &mut VecDeque::new());
-        assert!(matches!(looked, Err(NeedsHost::Because(what)) if what.contains("65,536")));
+        assert!(
+            matches!(looked, Err(AmpError::CannotCapture { reason }) if reason.contains("65,536"))
+        );
     }
 }

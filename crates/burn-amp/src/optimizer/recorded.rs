@@ -9,10 +9,7 @@ use burn::{
 use burn_amp_kernels::{ClipTable, DeviceScale, inspect};
 use std::{collections::HashSet, sync::Arc};
 
-use super::{
-    ScaledOptimizer,
-    device::{Inspected, NeedsHost},
-};
+use super::{ScaledOptimizer, device::Inspected};
 use crate::{
     device_step::{DeviceStep, Run},
     entries::check_rate,
@@ -63,13 +60,10 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         device: &Device,
         place: Option<DeviceScale>,
     ) -> Result<DeviceScale, AmpError> {
-        let waits = || {
-            refused(
-                self.cannot_record()
-                    .unwrap_or("its loss scale is the host's"),
-            )
-        };
-        let state = self.scaler.live().on_device().ok_or_else(waits)?;
+        let why = self
+            .cannot_record()
+            .unwrap_or("its loss scale is the host's");
+        let state = self.scaler.live().on_device().ok_or_else(|| refused(why))?;
         let sent = state.upload(device);
         Ok(match place {
             Some(place) => place.become_of(sent),
@@ -98,13 +92,9 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let mut grads = GradientsParams::from_grads(loss.clone().backward(), module);
         in_flight.set_device_step(None);
         let mut events = self.scaler.live().events().take();
-        let looked = self.look(lr, module, &grads, &mut events);
-        let (entries, event, pass) = looked.map_err(|waits| match waits {
-            NeedsHost::Because(what) => refused(what),
-            NeedsHost::Error(error) => error,
-        })?;
+        let (entries, event, pass) = self.look(lr, module, &grads, &mut events)?;
         let inspected = Inspected {
-            status: inspect(pass).map_err(AmpError::from)?,
+            status: inspect(pass)?,
             entries,
             event,
         };

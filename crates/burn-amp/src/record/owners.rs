@@ -170,7 +170,7 @@ impl AccumulationWindow {
     /// The record has handles to the sums, which the next micro-batch copies if the record is still there.
     pub fn to_record(&self) -> AmpRecord {
         let mut record = AmpRecord::empty();
-        record.put(WINDOW, self.state_to_store().into());
+        record.put(WINDOW, self.state.clone().into());
         record
     }
 
@@ -188,7 +188,7 @@ impl AccumulationWindow {
         if let Some(reason) = self.misfit(&state) {
             return Err(record.misfit(reason));
         }
-        self.restore(state);
+        self.state = state;
         Ok(())
     }
 }

@@ -7,12 +7,12 @@ use crate::{
     account::Purpose,
     accumulation::AccumulationWindow,
     dtype::optimizer_dtype,
-    entries::{Entries, Entry, Traversal},
+    entries::{Entries, Entry},
     error::AmpError,
-    gradients::{StepGradients, UnscaledGradients},
+    gradients::{ScaledGradients, StepGradients, UnscaledGradients},
     loss_scale::StepOutcome,
     module_optim::ModuleOptim,
-    unscale::{pass_through, unscale},
+    unscale::unscale,
 };
 
 impl GradScaler {
@@ -43,95 +43,85 @@ impl GradScaler {
         grads: impl Into<StepGradients>,
         module: &M,
     ) -> Result<Option<UnscaledGradients>, AmpError> {
-        let grads = grads.into();
+        self.fill(window, Some(grads.into()), module)
+    }
+
+    /// Adds gradients to a window, or empties it.
+    fn fill<M: Module>(
+        &mut self,
+        window: &mut AccumulationWindow,
+        grads: Option<StepGradients>,
+        module: &M,
+    ) -> Result<Option<UnscaledGradients>, AmpError> {
         self.account().begin_call();
-        let traversal = Traversal {
-            grads: Some(grads.params()),
-            sums: Some(&window.state.sums),
-            lr: None,
-        };
-        let entries = traversal.of(module)?;
-        let full = self.add_micro_batch(window, grads, entries)?;
+        let params = grads.as_ref().map(StepGradients::params);
+        let entries = Entries::find(module, params, Some(&window.state.sums), None)?;
+        if let Some(StepGradients::Unscaled(grads)) = &grads {
+            self.unsettled.take(&grads.verdicts);
+        }
+        let full = self.inspect(Some(window), grads, entries)?;
         Ok(full.map(|grads| self.registered(grads)))
     }
 
-    /// Adds the gradients that a traversal has found.
-    pub(crate) fn add_micro_batch(
+    /// Tests gradients, or adds them to a window. The gradients to step with, unscaled: these, or those of the window if it is full, or if
+    /// there are no others.
+    pub(crate) fn inspect(
+        &mut self,
+        window: Option<&mut AccumulationWindow>,
+        grads: Option<StepGradients>,
+        entries: Entries,
+    ) -> Result<Option<UnscaledGradients>, AmpError> {
+        if let Some(StepGradients::Plain(_)) = &grads {
+            self.check_plain();
+        }
+        let Some(window) = window else {
+            let in_own_dtype = self.config().parameter_dtype_gradients;
+            let tested = grads.map(|grads| self.test(grads, &entries, in_own_dtype));
+            return tested.transpose();
+        };
+        if let Some(grads) = grads
+            && !self.add_micro_batch(window, grads, &entries)?
+        {
+            return Ok(None);
+        }
+        self.empty(window, entries.sums).map(Some)
+    }
+
+    /// Adds the gradients of a micro-batch to a window, unless they overflow and it leaves those out. Whether it is full then.
+    fn add_micro_batch(
         &mut self,
         window: &mut AccumulationWindow,
         grads: StepGradients,
-        entries: Entries,
-    ) -> Result<Option<UnscaledGradients>, AmpError> {
-        let found: Vec<Entry> = entries.gradients().cloned().collect();
+        entries: &Entries,
+    ) -> Result<bool, AmpError> {
+        let found = &entries.gradients;
         if window.drops_micro_batches() {
             // Rounding to a half-precision dtype comes after the sum.
-            let grads = self.tested(grads, &entries, false)?;
-            if self.settle(&grads)?.is_skipped() {
-                return Ok(None);
+            let grads = self.test(grads, entries, false)?;
+            self.settle(&grads)?;
+            if grads.has_overflow() {
+                return Ok(false);
             }
-            window.add(grads.into_tested(), &found, 1.0);
+            window.add(grads.into_tested(), found, 1.0);
         } else {
-            self.add_untested(window, grads, &found);
+            let (params, scale, overflow) = match grads {
+                StepGradients::Plain(grads) => (grads, 1.0, None),
+                StepGradients::Scaled(ScaledGradients { params, scale }) => (params, scale, None),
+                StepGradients::Unscaled(grads) => {
+                    let overflow = grads.finding.overflow.clone();
+                    (grads.into_tested(), 1.0, overflow)
+                }
+            };
+            // That of the first micro-batch, for the whole window.
+            let common = *window.state.scale.get_or_insert(self.loss_factor());
+            window.add(params, found, f64::from(common) / f64::from(scale));
+            if let Some(path) = overflow {
+                window.add_overflow(&path, found);
+            }
         }
         self.account().outcome = Some(StepOutcome::Accumulated);
         self.live().events().take_micro_batch();
-        match window.is_full() {
-            true => self.empty(window, entries.into_sums()).map(Some),
-            false => Ok(None),
-        }
-    }
-
-    /// Gradients of any kind, unscaled and tested.
-    pub(crate) fn tested(
-        &mut self,
-        grads: StepGradients,
-        entries: &Entries,
-        in_own_dtype: bool,
-    ) -> Result<UnscaledGradients, AmpError> {
-        self.look_over(&grads);
-        match grads {
-            StepGradients::Plain(grads) => self.test(grads, entries),
-            StepGradients::Scaled(grads) => {
-                let found = entries.gradients().cloned().collect();
-                self.unscale_entries(grads, found, in_own_dtype)
-            }
-            StepGradients::Unscaled(grads) => Ok(grads),
-        }
-    }
-
-    /// Adds gradients to a window that is tested as a whole.
-    fn add_untested(
-        &mut self,
-        window: &mut AccumulationWindow,
-        grads: StepGradients,
-        found: &[Entry],
-    ) {
-        self.look_over(&grads);
-        let (params, scale, overflow) = match grads {
-            StepGradients::Plain(grads) => (grads, 1.0, None),
-            StepGradients::Scaled(grads) => {
-                let scale = grads.loss_scale();
-                (grads.into_params(), scale, None)
-            }
-            StepGradients::Unscaled(grads) => {
-                let overflow = grads.verdict().overflow;
-                (grads.into_tested(), 1.0, overflow)
-            }
-        };
-        let common = window.scale_or(self.loss_factor());
-        window.add(params, found, f64::from(common) / f64::from(scale));
-        if let Some(path) = overflow {
-            window.add_overflow(&path, found);
-        }
-    }
-
-    /// What gradients tell of themselves: those that were tested are counted by the caller, plain ones may be those of a scaled loss.
-    fn look_over(&mut self, grads: &StepGradients) {
-        match grads {
-            StepGradients::Unscaled(grads) => self.take_verdict(grads),
-            StepGradients::Plain(_) => self.check_plain(),
-            StepGradients::Scaled(_) => {}
-        }
+        Ok(window.is_full())
     }
 
     /// Empties a window before it is full, at the end of an epoch, and returns the gradients to step with, unscaled; none
@@ -165,62 +155,53 @@ impl GradScaler {
         window: &mut AccumulationWindow,
         module: &M,
     ) -> Result<Option<UnscaledGradients>, AmpError> {
-        self.account().begin_call();
         if window.is_empty() {
+            self.account().begin_call();
             self.account().outcome = Some(StepOutcome::NoGradients);
             return Ok(None);
         }
-        let traversal = Traversal {
-            sums: Some(&window.state.sums),
-            ..Default::default()
-        };
-        let entries = traversal.of(module)?;
-        let grads = self.empty(window, entries.into_sums())?;
+        let grads = self.fill(window, None, module)?;
         self.account().outcome = Some(StepOutcome::Accumulated);
-        Ok(Some(self.registered(grads)))
+        Ok(grads)
     }
 
     /// Empties a window into the gradients to step with.
-    pub(crate) fn empty(
+    fn empty(
         &mut self,
         window: &mut AccumulationWindow,
-        entries: Vec<Entry>,
+        mut entries: Vec<Entry>,
     ) -> Result<UnscaledGradients, AmpError> {
-        let settled = window.drops_micro_batches();
-        let (sums, divisor) = window.take(&entries);
-        let grads = if self.is_enabled() {
-            unscale(
-                sums,
-                entries,
-                1.0 / divisor,
-                self.config().parameter_dtype_gradients,
-                self.schedule().edge(),
-            )?
-        } else {
-            let sums = pass_through(sums, entries);
-            match divisor {
-                1.0 => sums.narrowed(),
-                divisor => sums.mul_scalar(1.0 / divisor).narrowed(),
+        let (mut sums, divisor) = window.take(&entries);
+        if !self.is_enabled() {
+            for entry in &mut entries {
+                entry.change(&mut sums, |sum| match divisor {
+                    1.0 => sum.cast(entry.parameter),
+                    divisor => sum.mul_scalar(1.0 / divisor).cast(entry.parameter),
+                });
+                entry.gradient = entry.parameter;
             }
-        };
-        Ok(match settled {
-            true => grads.settled(),
-            false => self.explained(grads),
-        })
+            return Ok(UnscaledGradients::new(sums, entries, false));
+        }
+        let in_own_dtype = self.config().parameter_dtype_gradients;
+        let edge = self.schedule().edge();
+        let mut grads = unscale(sums, entries, 1.0 / divisor, in_own_dtype, edge)?;
+        grads.finding.is_settled = window.drops_micro_batches();
+        match grads.finding.is_settled {
+            true => Ok(grads),
+            false => Ok(self.explained(grads)),
+        }
     }
 
     /// Lets the loss scale learn from one micro-batch: the test of a step, and its update.
-    fn settle(&mut self, grads: &UnscaledGradients) -> Result<StepOutcome, AmpError> {
+    fn settle(&mut self, grads: &UnscaledGradients) -> Result<(), AmpError> {
         self.look_at_losses(grads);
         self.remember(grads);
-        let found = grads.verdict();
         if grads.has_overflow() {
             self.buffers.suspect();
         }
-        let ended = self.step_end().end(Purpose::MicroBatch, &found);
+        let ended = (self.ledger()).end(self.live(), Purpose::MicroBatch, &grads.finding);
         self.watch.forget();
-        ended?;
-        Ok(found.observation().outcome)
+        ended
     }
 
     /// Refuses, before a micro-batch enters a window, gradients that the optimizer would not take at the window's end.
@@ -233,10 +214,9 @@ impl GradScaler {
             return Ok(());
         }
         let in_own_dtype = self.config().parameter_dtype_gradients;
-        let gradient = |entry: &Entry| optimizer_dtype(entry.parameter, in_own_dtype).into();
-        check_accepted(
-            optim,
-            entries.gradients().map(|entry| (entry, gradient(entry))),
-        )
+        (entries.gradients.iter()).try_for_each(|entry| {
+            let gradient = optimizer_dtype(entry.parameter, in_own_dtype);
+            check_accepted(optim, entry, gradient.into())
+        })
     }
 }

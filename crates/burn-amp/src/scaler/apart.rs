@@ -1,16 +1,14 @@
 //! The two sides of a scaler whose steps are decided on another thread: that which scales losses, and that which learns.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::collections::BTreeMap;
 
 use super::{GradScaler, Scale};
 use crate::{
     account::Account,
     error::AmpError,
-    ledger::{Ledger, OwnLedger},
     live_scale::{LiveScale, ScopesLeft},
     loss_scale::LossScale,
     loss_watch::{LossWatch, Losses},
-    mixed_precision::MixedPrecision,
     parts::PartState,
 };
 
@@ -45,26 +43,22 @@ impl GradScaler {
 
     /// The side that learns: it moves a scale of its own, in the same state, which multiplies nothing.
     pub(crate) fn apart(&self) -> Self {
-        let amp = self.precision().map(MixedPrecision::apart);
-        let account = self.account().clone();
-        let ledger = Ledger::new(amp.as_ref().map(MixedPrecision::journal), account);
+        let account = || self.account().clone();
         Self {
             watch: LossWatch::default(),
-            scale: match &amp {
-                Some(amp) => Scale::of(amp),
+            scale: match self.precision() {
+                Some(amp) => Scale::of(&amp.apart(), account()),
                 None => self.scale.clone(),
             },
-            ledger: OwnLedger(Arc::new(ledger)),
             ..self.clone()
         }
     }
 
     /// A copy with a scale that it shares with nobody.
     pub(crate) fn detached(&self) -> Self {
-        let account = self.account().clone();
+        let live = LiveScale::of_scaler(self.schedule());
         Self {
-            scale: Scale::own(LiveScale::of_scaler(self.schedule())),
-            ledger: OwnLedger(Arc::new(Ledger::new(None, account))),
+            scale: Scale::own(live, self.account().clone()),
             ..self.clone()
         }
     }
@@ -81,10 +75,7 @@ impl GradScaler {
     pub(crate) fn follow(&mut self, reached: Reached, is_call: bool) {
         *self.account() = reached.account;
         self.live().follow(reached.schedule, &reached.parts);
-        match is_call {
-            true => self.enter(),
-            false => self.show_account(),
-        }
+        self.ledger().show(is_call.then(|| self.loss_scale()));
     }
 
     /// Ends an iteration with a scale of the caller's choice, where its outcome has moved the scale that was `before`. The growth

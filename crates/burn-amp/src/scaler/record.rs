@@ -145,8 +145,8 @@ impl GradScaler {
         ScalerState {
             schedule: self.schedule(),
             counters: self.account().counters,
-            pending: self.iteration.outcome(),
-            seen: self.iteration.observation().and_then(|seen| seen.measures),
+            pending: self.iteration.seen.map(|seen| seen.outcome),
+            seen: self.iteration.seen.and_then(|seen| seen.measures),
             parts: self.live().parts().states(),
             with_settings: false,
         }
@@ -167,12 +167,11 @@ impl GradScaler {
     /// As [`restore`](Self::restore), where the schedule is in place already.
     pub(crate) fn restore_counters(&mut self, state: ScalerState) {
         self.forget_steps();
-        self.account().counters = state.counters;
-        if !self.schedule().is_like(&state.schedule) {
+        self.account().counters = match self.schedule().is_like(&state.schedule) {
+            true => state.counters,
             // A run that has ended for its skips is to go on with other settings.
-            let mut account = self.account();
-            account.counters = account.counters.with_rows_of(StepCounters::default());
-        }
+            false => state.counters.with_rows_of(StepCounters::default()),
+        };
         let pending = state.pending.map(|outcome| Observation {
             outcome,
             measures: state.seen,
@@ -183,6 +182,7 @@ impl GradScaler {
     pub(super) fn forget_steps(&mut self) {
         self.account().begin_call();
         self.watch = crate::loss_watch::LossWatch::default();
+        self.iteration = crate::iteration::Iteration::default();
         self.unsettled = crate::iteration::Unsettled::default();
         // Those of a model that is loaded too, most likely.
         self.buffers.forget();
@@ -193,6 +193,5 @@ impl GradScaler {
     pub(crate) fn reset_counters(&mut self) {
         self.forget_steps();
         self.account().counters = StepCounters::default();
-        self.iteration.restore(None);
     }
 }

@@ -4,19 +4,17 @@ use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module, optim::GradientsParams,
     tensor::DType,
 };
-use std::sync::Arc;
 
 use super::GradScaler;
 use crate::{
     account::{Purpose, log_skip},
-    entries::{Entry, Traversal},
+    entries::{Entries, Entry},
     error::{AmpError, StepError},
     finding::{Finding, Rejection},
     gradients::{StepGradients, UnscaledGradients},
-    iteration::OBSERVED,
+    iteration::{Iteration, OBSERVED},
     loss_scale::{Observation, StepOutcome},
     module_optim::ModuleOptim,
-    step_end::StepEnd,
 };
 
 impl GradScaler {
@@ -67,16 +65,12 @@ impl GradScaler {
     ) -> Result<M, StepError<M>> {
         let lr = lr.into();
         self.account().begin_call();
-        self.unsettled.take(&grads);
+        self.unsettled.take(&grads.verdicts);
         // Gradients may have been changed since they were tested.
-        let traversal = Traversal {
-            grads: Some(grads.params()),
-            lr: Some(&lr),
-            ..Default::default()
-        };
-        let decided = traversal.of(&module).and_then(|mut entries| {
-            self.begin_step(entries.take_buffers());
-            let decided = self.count_step(optim, grads);
+        let entries = Entries::find(&module, Some(grads.params()), None, Some(&lr));
+        let decided = entries.and_then(|entries| {
+            self.begin_step(entries.statistics);
+            let decided = self.count_step(optim, grads, None);
             self.leave_step(&module, false);
             decided
         });
@@ -88,50 +82,36 @@ impl GradScaler {
         }
     }
 
-    /// What a step that ends here changes.
-    pub(crate) fn step_end(&self) -> StepEnd<'_> {
-        StepEnd {
-            account: self.account(),
-            live: self.live(),
-            member: Arc::downgrade(&self.scale.member),
-        }
-    }
-
-    /// Ends the step of an optimizer that has this scaler for itself: it is counted, and moves the scale. The gradients, if they are to be
-    /// stepped with: they are finite, and not `rejected`.
-    pub(crate) fn end_step<O: ModuleOptim>(
+    /// Counts a step, from which the scale learns when the iteration ends. The gradients, if they are to be stepped with: they are finite,
+    /// and not `rejected`.
+    pub(crate) fn count_step<O: ModuleOptim>(
         &mut self,
         optim: &O,
         grads: UnscaledGradients,
         rejected: Option<Rejection>,
     ) -> Result<Option<GradientsParams>, AmpError> {
-        self.check_step(optim, &grads)?;
-        let found = Finding {
-            rejected,
-            ..grads.verdict()
-        };
-        self.end_iteration();
-        self.step_end().end(Purpose::Step, &found)?;
-        let is_applied = !grads.has_overflow() && found.rejected.is_none();
+        let optimizer = std::ptr::from_ref(optim).addr();
+        self.iteration.check(&grads, optimizer)?;
+        let mut entries = grads.entries().iter();
+        entries.try_for_each(|entry| check_accepted(optim, entry, entry.gradient))?;
+        let is_applied = !grads.has_overflow() && rejected.is_none();
+        self.count_for(&grads, rejected, optimizer)?;
         Ok(is_applied.then(|| grads.into_tested()))
     }
 
-    /// Counts a step whose iteration goes on. The gradients, if they are finite.
-    fn count_step<O: ModuleOptim>(
-        &mut self,
-        optim: &O,
-        grads: UnscaledGradients,
-    ) -> Result<Option<GradientsParams>, AmpError> {
-        let optimizer = std::ptr::from_ref(optim).addr();
-        self.iteration.check(&grads, optimizer)?;
-        self.check_step(optim, &grads)?;
-        self.count_for(&grads, optimizer)?;
-        Ok((!grads.has_overflow()).then(|| grads.into_tested()))
-    }
-
     /// Counts a step of these parameters, which are stepped once in an iteration.
-    fn count_for(&mut self, grads: &UnscaledGradients, optimizer: usize) -> Result<(), AmpError> {
-        let found = grads.verdict();
+    fn count_for(
+        &mut self,
+        grads: &UnscaledGradients,
+        rejected: Option<Rejection>,
+        optimizer: usize,
+    ) -> Result<(), AmpError> {
+        self.look_at_losses(grads);
+        self.remember(grads);
+        let found = Finding {
+            rejected,
+            ..grads.finding.clone()
+        };
         self.count(Purpose::Step, &found)?;
         if !found.spares_scale() {
             self.iteration.mark(grads, optimizer);
@@ -139,24 +119,10 @@ impl GradScaler {
         Ok(())
     }
 
-    /// Refuses gradients that an optimizer cannot step with, and shows what they are.
-    fn check_step<O: ModuleOptim>(
-        &mut self,
-        optim: &O,
-        grads: &UnscaledGradients,
-    ) -> Result<(), AmpError> {
-        self.unsettled.take(grads);
-        let entries = grads.entries().iter();
-        check_accepted(optim, entries.map(|entry| (entry, entry.gradient)))?;
-        self.look_at_losses(grads);
-        self.remember(grads);
-        Ok(())
-    }
-
     /// Counts gradients, from which the scale learns when the iteration ends. After an overflow too many it is over.
     fn count(&mut self, purpose: Purpose, found: &Finding) -> Result<(), AmpError> {
-        let is_first = self.iteration.outcome() != Some(StepOutcome::Skipped);
-        let recorded = self.step_end().count(purpose, found, is_first);
+        let is_first = (self.iteration.seen).is_none_or(|seen| !seen.outcome.is_skipped());
+        let recorded = (self.ledger()).count(self.live(), purpose, found, is_first);
         match &recorded {
             Ok(()) => self.iteration.learn(found),
             Err(_) if found.spares_scale() => {}
@@ -180,7 +146,7 @@ impl GradScaler {
         self.learn_from_dropped()?;
         let (seen, overflows) = self.end_iteration();
         if let Some(seen) = seen {
-            self.step_end().advance(seen, Purpose::Step, &overflows);
+            (self.ledger()).advance(self.live(), seen, Purpose::Step, &overflows);
         }
         Ok(seen.map(|seen| seen.outcome))
     }
@@ -209,15 +175,18 @@ impl GradScaler {
     /// Ends an iteration of which nothing is left but gradients that were dropped, if there are any.
     pub(crate) fn settle_dropped(&mut self) -> Result<(), AmpError> {
         self.learn_from_dropped()?;
-        match self.iteration.outcome() {
-            Some(_) => self.update().map(drop),
-            None => Ok(()),
+        if self.iteration.seen.is_some() {
+            self.update()?;
         }
+        self.iteration = Iteration::default();
+        Ok(())
     }
 
     /// Counts gradients that were unscaled and dropped as discarded ones.
     fn learn_from_dropped(&mut self) -> Result<(), AmpError> {
-        for verdict in self.unsettled.dropped() {
+        let dropped = self.unsettled.dropped();
+        self.unsettled.take(&dropped);
+        for verdict in dropped {
             if verdict.overflow.is_some() {
                 self.buffers.suspect();
             }
@@ -243,11 +212,9 @@ impl GradScaler {
     /// were stepped or observed already.
     pub fn observe(&mut self, grads: &UnscaledGradients) -> Result<StepOutcome, AmpError> {
         self.account().begin_call();
-        self.unsettled.take(grads);
+        self.unsettled.take(&grads.verdicts);
         self.iteration.check(grads, OBSERVED)?;
-        self.look_at_losses(grads);
-        self.remember(grads);
-        self.count_for(grads, OBSERVED)?;
+        self.count_for(grads, None, OBSERVED)?;
         Ok(self.account().outcome.unwrap_or(StepOutcome::NoGradients))
     }
 
@@ -266,42 +233,46 @@ impl GradScaler {
     pub fn discard(&mut self, grads: impl Into<StepGradients>) -> Result<(), AmpError> {
         self.account().begin_call();
         self.account().outcome = Some(StepOutcome::Dropped);
-        let grads = grads.into();
-        if !matches!(&grads, StepGradients::Unscaled(grads) if !grads.has_overflow()) {
+        let tested = match grads.into() {
+            StepGradients::Unscaled(grads) => Some(grads),
+            _ => None,
+        };
+        if (tested.as_ref()).is_none_or(UnscaledGradients::has_overflow) {
             self.buffers.suspect();
         }
         self.live().events().discard();
-        let recorded = match grads {
-            StepGradients::Unscaled(grads) if self.is_enabled() => {
-                self.unsettled.take(&grads);
+        let recorded = match tested.filter(|_| self.is_enabled()) {
+            Some(grads) => {
+                self.unsettled.take(&grads.verdicts);
                 self.remember(&grads);
-                self.count(Purpose::Discarded, &grads.verdict())
+                self.count(Purpose::Discarded, &grads.finding)
             }
-            _ => {
+            None => {
                 self.account().record_untested(self.is_enabled());
                 Ok(())
             }
         };
         self.enter();
         recorded?;
-        if self.iteration.outcome().is_none() {
+        if self.iteration.seen.is_none() {
             self.watch.forget();
         }
         Ok(())
     }
 }
 
-/// Refuses gradients, each of a dtype, that an optimizer cannot combine with their parameters.
-pub(super) fn check_accepted<'a, O: ModuleOptim>(
+/// Refuses a gradient of a dtype that an optimizer cannot combine with its parameter.
+pub(super) fn check_accepted<O: ModuleOptim>(
     optim: &O,
-    mut gradients: impl Iterator<Item = (&'a Entry, DType)>,
+    entry: &Entry,
+    gradient_dtype: DType,
 ) -> Result<(), AmpError> {
-    match gradients.find(|(entry, gradient)| !optim.accepts(entry.parameter, *gradient)) {
-        Some((entry, gradient_dtype)) => Err(AmpError::HalfPrecisionParameter {
+    match optim.accepts(entry.parameter, gradient_dtype) {
+        true => Ok(()),
+        false => Err(AmpError::HalfPrecisionParameter {
             parameter: entry.path.clone(),
             parameter_dtype: entry.parameter,
             gradient_dtype,
         }),
-        None => Ok(()),
     }
 }

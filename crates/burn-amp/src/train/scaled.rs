@@ -275,7 +275,7 @@ fn attached<M: Module>(model: M, amp: &MixedPrecision) -> M {
 /// Sums of gradients, each in the container of its device.
 fn by_device<M: Module>(mut grads: GradientsParams, module: &M) -> MultiGradientsParams {
     let mut sorted = MultiGradientsParams::default();
-    for entry in Entries::of(&grads, module).map_or_else(|_| Vec::new(), Entries::into_gradients) {
+    for entry in Entries::of(&grads, module).unwrap_or_default().gradients {
         if let Some(grad) = entry.take(&mut grads) {
             entry.put(of_device(&mut sorted, grad.device()), grad);
         }

@@ -1,6 +1,8 @@
 //! The update rule of the scale in a pipeline, over random histories, without threads and tensors: N(t) is PyTorch's update of N(t-1), and iteration t + 2 is
 //! computed with it.
 
+use std::sync::Arc;
+
 use crate::{
     loss_scale::{GradScalerConfig, StepOutcome},
     scaler::GradScaler,
@@ -64,9 +66,8 @@ fn the_scale_follows_the_update_rule() {
                 true => StepOutcome::Skipped,
                 false => StepOutcome::Stepped,
             };
-            let end = optimizer.step_end();
-            end.live.report(&end.member, Some(outcome.into()));
-            drop(end);
+            let member = Arc::downgrade(&optimizer.ledger().member);
+            optimizer.live().report(&member, Some(outcome.into()));
             if let Some(scale) = new_scale {
                 optimizer.replace_update(before, scale).unwrap();
             }

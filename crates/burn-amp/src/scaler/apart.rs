@@ -57,8 +57,10 @@ impl GradScaler {
     /// A copy with a scale that it shares with nobody.
     pub(crate) fn detached(&self) -> Self {
         let live = LiveScale::of_scaler(self.schedule());
+        // The clone below locks it, too.
+        let account = self.account().clone();
         Self {
-            scale: Scale::own(live, self.account().clone()),
+            scale: Scale::own(live, account),
             ..self.clone()
         }
     }

@@ -130,8 +130,12 @@ impl StepOptions {
             let later = optim.takes_factors();
             (grads, factors) = grads.clip_by(&self.clip, factor, later)?;
         }
-        let grads = scaler.count_step(optim, grads, rejected)?;
-        scaler.update()?;
+        let counted = scaler.count_step(optim, grads, rejected);
+        // It is an iteration, also where it is one overflow too many.
+        if scaler.last_outcome().is_some() {
+            scaler.update()?;
+        }
+        let grads = counted?;
         if spoilt {
             scaler.buffers.suspect();
         }

@@ -21,7 +21,7 @@ impl ScaleState {
         capped(&self.words())
     }
 
-    /// Moves the scale after a step: what [`DeviceScale::advance`] does, on the host. A step may have been skipped, and the scale may not be
+    /// Moves the scale after a step: what [`DeviceScale::advance`](crate::DeviceScale::advance) does, on the host. A step may have been skipped, and the scale may not be
     /// to blame for it.
     pub fn advance(&mut self, skipped: bool, blameless: bool) {
         let state = self.words();

@@ -110,7 +110,8 @@ fn factors_train_all_layers() {
         .with_growth_interval(4);
     let limit = two(60);
     let adaloss = at_scale(limit).with_max_scale(Some(limit));
-    let ways: [(f64, &dyn Fn(usize) -> Result<Rescale, AmpError>); 3] = [
+    type Way<'a> = &'a dyn Fn(usize) -> Result<Rescale, AmpError>;
+    let ways: [(f64, Way); 3] = [
         (0.0, &|index| Ok((-WEIGHTS[index]).into())),
         (0.4, &|index| {
             Rescale::dynamic(format!("layer {index}")).with_scaler(dynamic)

@@ -74,8 +74,8 @@ fn update_to_without_a_step_sets_the_scale() {
 /// A skip is never invisible, whichever way the iteration ends.
 #[test]
 fn a_skipped_step_is_logged() {
-    let ends: [fn(&mut GradScaler) -> Result<Option<StepOutcome>, AmpError>; 2] =
-        [GradScaler::update, |scaler| scaler.update_to(32768.0)];
+    type End = fn(&mut GradScaler) -> Result<Option<StepOutcome>, AmpError>;
+    let ends: [End; 2] = [GradScaler::update, |scaler| scaler.update_to(32768.0)];
     for end in ends {
         let mut run = Trial::at(65536.0);
         let mut messages = |overflow| {

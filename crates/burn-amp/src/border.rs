@@ -30,12 +30,12 @@ pub(crate) struct Open {
     /// What gradients are multiplied by beside the loss scale.
     pub(crate) shift: f64,
     pub(crate) dry: Option<Arc<DryRun>>,
-    pub(crate) told: Arc<Mutex<Told>>,
+    pub(crate) notes: Arc<Mutex<ScopeNotes>>,
 }
 
 /// What is known of a scope when it closes, that of its parts included.
 #[derive(Default)]
-pub(crate) struct Told {
+pub(crate) struct ScopeNotes {
     /// What was refused in it.
     pub(crate) refused: Option<AmpError>,
     /// The parameter that was read last, to say where a dtype clashed.
@@ -46,16 +46,16 @@ pub(crate) struct Told {
     pub(crate) outer: Option<Arc<Mutex<Self>>>,
 }
 
-impl Told {
+impl ScopeNotes {
     /// The innermost scope from here whose closure has not returned.
-    fn running(told: Arc<Mutex<Self>>) -> Option<Arc<Mutex<Self>>> {
-        let outer = match &*locked(&told) {
+    fn running(notes: Arc<Mutex<Self>>) -> Option<Arc<Mutex<Self>>> {
+        let outer = match &*locked(&notes) {
             Self {
                 is_closed: true,
                 outer,
                 ..
             } => outer.clone()?,
-            _ => return Some(told.clone()),
+            _ => return Some(notes.clone()),
         };
         Self::running(outer)
     }
@@ -198,13 +198,13 @@ impl Open {
     pub(crate) fn take_parameter(&self, path: &Arc<str>, base: AnyTensor) -> AnyTensor {
         let is_scaled = self.side.scale != 1.0 || self.side.device_step.is_some();
         let watch = (base.is_tracked() && is_scaled).then(|| {
-            let (told, path) = (self.told.clone(), path.clone());
+            let (notes, path) = (self.notes.clone(), path.clone());
             Watch::of_arrival(move || {
-                if let Some(told) = Told::running(told.clone()) {
-                    let mut told = locked(&told);
+                if let Some(notes) = ScopeNotes::running(notes.clone()) {
+                    let mut notes = locked(&notes);
                     let parameter = path.to_string();
                     let error = AmpError::BackwardInside { parameter };
-                    told.refused.get_or_insert(error);
+                    notes.refused.get_or_insert(error);
                 }
             })
         });
@@ -238,11 +238,11 @@ impl Open {
 
     /// The first refusal counts.
     pub(crate) fn refuse(&self, error: AmpError) {
-        locked(&self.told).refused.get_or_insert(error);
+        locked(&self.notes).refused.get_or_insert(error);
     }
 
     pub(crate) fn take_refused(&self) -> Option<AmpError> {
-        locked(&self.told).refused.take()
+        locked(&self.notes).refused.take()
     }
 }
 

@@ -227,7 +227,7 @@ impl BorderEvents {
     }
 
     /// Puts back what was taken out.
-    pub(crate) fn put_back(&self, events: impl IntoIterator<Item = BorderEvent>) {
+    pub(crate) fn restore(&self, events: impl IntoIterator<Item = BorderEvent>) {
         locked(&self.events).extend(events);
     }
 

@@ -13,7 +13,7 @@ use std::{
 
 use crate::{
     any_tensor::AnyTensor,
-    dry_run::{DryRun, Noted},
+    dry_run::{DryRun, DryRunNotes},
     dtype::is_half,
     entries::{Entries, Entry},
     error::AmpError,
@@ -145,7 +145,7 @@ impl MixedPrecision {
     }
 
     /// Refuses what came out of the scopes of a dry run.
-    fn refuse_noted(&self, noted: &Noted) -> Result<(), AmpError> {
+    fn refuse_noted(&self, noted: &DryRunNotes) -> Result<(), AmpError> {
         let dtype = self.dtype().into();
         if noted.is_loss_inside && is_half(dtype) {
             return Err(AmpError::HalfPrecisionLoss { dtype });

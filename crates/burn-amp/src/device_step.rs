@@ -153,7 +153,7 @@ pub struct Run {
 
 impl Run {
     /// The number of one step more, from 0.
-    pub(crate) fn give(&self) -> usize {
+    pub(crate) fn next_number(&self) -> usize {
         self.given.fetch_add(1, Ordering::AcqRel)
     }
 

@@ -29,12 +29,12 @@ pub struct DryRun {
     /// In place of that of the `MixedPrecision`.
     pub observer: Option<Arc<dyn Observer>>,
     /// What was noted so far.
-    pub noted: Mutex<Noted>,
+    pub noted: Mutex<DryRunNotes>,
 }
 
 /// What a dry run notes beside the gradients.
 #[derive(Default)]
-pub struct Noted {
+pub struct DryRunNotes {
     /// The parameters that were read in half precision (or in f32, where the run is in f32, inside a scope).
     pub read: BTreeSet<String>,
     /// Whether a single value that requires gradients left a scope: a loss in half precision.
@@ -82,7 +82,7 @@ impl DryRun {
     }
 
     /// Takes out what was noted so far.
-    pub fn take(&self) -> Noted {
+    pub fn take(&self) -> DryRunNotes {
         std::mem::take(&mut *locked(&self.noted))
     }
 
@@ -125,7 +125,7 @@ impl DryRun {
     }
 }
 
-impl Noted {
+impl DryRunNotes {
     /// Reads the gradients that have passed. Waits for the device.
     pub fn measured(self) -> Measured {
         let mut measured = Measured::default();

@@ -64,7 +64,7 @@ impl<S> InFlight<S> {
             }
         }
         self.is_resolving.store(false, Ordering::Relaxed);
-        events.put_back(of_next);
+        events.restore(of_next);
     }
 
     pub(crate) fn is_resolving(&self) -> bool {

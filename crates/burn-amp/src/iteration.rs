@@ -54,7 +54,7 @@ impl Iteration {
     }
 
     /// Takes what was found into the joint outcome.
-    pub(crate) fn learn(&mut self, found: &Finding) {
+    pub(crate) fn record(&mut self, found: &Finding) {
         if !found.moves_scale() {
             return;
         }

@@ -221,7 +221,7 @@ impl LiveScale {
         }
         state.iteration.reported.push(id);
         if let Some(seen) = seen {
-            self.learn(&mut state, seen);
+            self.observe(&mut state, seen);
         }
         state.members.retain(|member| member.strong_count() > 0);
         let reported = &state.iteration.reported;
@@ -232,14 +232,14 @@ impl LiveScale {
         [before, state.schedule.scale()]
     }
 
-    fn learn(&self, state: &mut State, seen: Observation) {
+    fn observe(&self, state: &mut State, seen: Observation) {
         let iteration = &mut state.iteration;
         match seen.outcome {
             StepOutcome::Skipped if !iteration.backed_off => {
                 iteration.backed_off = true;
                 let causes = std::mem::take(&mut iteration.parts);
                 if !self.parts().back_off(causes) {
-                    state.schedule = self.in_range(state.schedule.clone().learn(seen));
+                    state.schedule = self.in_range(state.schedule.clone().advance(seen));
                 }
             }
             StepOutcome::Stepped => {
@@ -259,7 +259,7 @@ impl LiveScale {
                 outcome: StepOutcome::Stepped,
                 measures: iteration.measures,
             };
-            state.schedule = self.in_range(state.schedule.clone().learn(seen));
+            state.schedule = self.in_range(state.schedule.clone().advance(seen));
         }
         self.parts().end_iteration(is_finite);
         if !self.in_flight.is_resolving() {
@@ -368,7 +368,7 @@ impl LiveScale {
     /// Decides on what the scopes of another have left.
     pub(crate) fn take_over(&self, left: ScopesLeft) {
         self.opened.store(left.opened, Ordering::Relaxed);
-        self.events.put_back(left.events);
+        self.events.restore(left.events);
         let mut parts = self.parts();
         parts.readers = left.readers;
         for driven in left.parts {

@@ -271,7 +271,7 @@ impl LossScale {
     /// As [`adjust`](Self::adjust), for a scale that is applied: where it would have no inverse in f32, it stays, also below the
     /// cap of a warm-up, and so does what its rule remembers. At zero every gradient would be zero or NaN, and a rule that has come to a scale
     /// that is NaN may never leave it.
-    pub(crate) fn learn(self, seen: impl Into<Observation>) -> Self {
+    pub(crate) fn advance(self, seen: impl Into<Observation>) -> Self {
         let (scale, before) = (self.scale, self.state.clone());
         let mut next = self.adjust(seen);
         if !has_inverse(next.scale) {

@@ -14,17 +14,17 @@ const MAX_LOSSES: usize = 8;
 /// Copies of a scaler share what they have seen until the next `update`: workers scale their losses with copies.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LossWatch {
-    seen: Arc<Mutex<Seen>>,
+    seen: Arc<Mutex<ScaledLosses>>,
     steps: u64,
     warned_of_loss: bool,
     warned_of_plain: bool,
 }
 
 /// Losses that were scaled, and not looked at.
-pub(crate) struct Losses(Arc<Mutex<Seen>>);
+pub(crate) struct Losses(Arc<Mutex<ScaledLosses>>);
 
 #[derive(Debug, Default)]
-struct Seen {
+struct ScaledLosses {
     scaled: bool,
     losses: Vec<Tensor<1>>,
 }

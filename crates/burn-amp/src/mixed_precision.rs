@@ -113,7 +113,7 @@ impl MixedPrecision {
     }
 
     /// A handle with a loss scale of its own, in the same state.
-    pub(crate) fn apart(&self) -> Self {
+    pub(crate) fn for_worker(&self) -> Self {
         Self::with_live(self.shared.dtype, self.live().detached())
     }
 

@@ -101,7 +101,7 @@ pub fn count(tensors: Vec<Tensor<1>>) -> Result<ExponentHistogram, AmpError> {
 
 impl GradScaler {
     /// Tells the observer that a step is over.
-    pub(crate) fn tell(&self, error: Option<&AmpError>) {
+    pub(crate) fn notify(&self, error: Option<&AmpError>) {
         if let Some(observer) = self.observer() {
             let status = self.last_status();
             observer.stepped(Stepped {

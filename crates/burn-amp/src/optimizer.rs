@@ -251,7 +251,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         module: &M,
     ) -> Result<UnscaledGradients, AmpError> {
         self.synchronize()?;
-        self.scaler.settle_dropped()?;
+        self.scaler.resolve_dropped()?;
         self.scaler.unscale(grads, module)
     }
 
@@ -380,7 +380,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             Err(error) => Err(StepError::new(module, error)),
         };
         self.scaler.enter();
-        self.scaler.tell(error.as_ref());
+        self.scaler.notify(error.as_ref());
         module
     }
 

@@ -80,7 +80,7 @@ impl Parts {
     pub(crate) fn end_iteration(&mut self, is_finite: bool) {
         for (name, part) in &mut self.by_name {
             if is_finite && part.opened {
-                part.learn(name);
+                part.count_finite(name);
             }
             part.forget();
         }
@@ -276,7 +276,7 @@ impl Part {
         if !schedule.config().dynamic || schedule.is_at_floor() {
             return false;
         }
-        stored.schedule = schedule.learn(StepOutcome::Skipped);
+        stored.schedule = schedule.advance(StepOutcome::Skipped);
         stored.factor = stored.factor.map(|_| stored.schedule.scale());
         let (before, after) = (short(before.into()), short(stored.factor().into()));
         log::info!(
@@ -286,7 +286,7 @@ impl Part {
     }
 
     /// Takes in a finite step in which it was opened.
-    fn learn(&mut self, name: &str) {
+    fn count_finite(&mut self, name: &str) {
         let before = self.stored.factor();
         let stored = &mut self.stored;
         let seen = Observation {
@@ -297,7 +297,7 @@ impl Part {
                 above: 0,
             }),
         };
-        stored.schedule = stored.schedule.clone().learn(seen);
+        stored.schedule = stored.schedule.clone().advance(seen);
         let adaloss = self.settings.as_ref().and_then(|driven| driven.adaloss);
         if let (Some(adaloss), Some(seen)) = (adaloss, self.seen)
             && let Some(factor) = adaloss.factor(&seen, stored.schedule.scale())

@@ -172,7 +172,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         };
         optim.resolve_each_step();
         let scaler = optim.scaler().clone();
-        *optim.scaler_mut() = scaler.apart();
+        *optim.scaler_mut() = scaler.for_worker();
         let update = Update::new(optim, host.inner());
         let worker = Worker::start("optimizer", update).map_err(|error| {
             let reason = error.to_string();

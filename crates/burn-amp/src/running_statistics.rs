@@ -22,7 +22,7 @@ pub(crate) struct RunningStatistics {
 
 impl RunningStatistics {
     /// Keeps those of a module that were not met before, as they were before its last forward pass.
-    pub(crate) fn meet(&mut self, met: Statistics) {
+    pub(crate) fn track(&mut self, met: Statistics) {
         for found in met.0 {
             if !self.values.contains(found.id) {
                 self.values.insert(found.id, found.value);
@@ -31,7 +31,7 @@ impl RunningStatistics {
     }
 
     /// Keeps what a traversal has met, in place of what was known.
-    pub(crate) fn learn(&mut self, met: Statistics) {
+    pub(crate) fn accept(&mut self, met: Statistics) {
         for found in met.0 {
             self.values.insert(found.id, found.value);
         }
@@ -39,7 +39,7 @@ impl RunningStatistics {
 
     /// Keeps those of a module, the last forward pass included. Does not wait for the device.
     pub(crate) fn keep<M: Module>(&mut self, module: &M) {
-        self.learn(updated(module));
+        self.accept(updated(module));
     }
 
     /// Replaces values that are not finite by those that were kept, one by one; finite ones stay. Clones of a module share
@@ -111,7 +111,7 @@ impl Buffers {
     /// Before a step, or a micro-batch, of a module that has these.
     pub(crate) fn before_step(&mut self, found: Statistics) {
         self.are_there = !found.is_empty();
-        self.good.meet(found.clone());
+        self.good.track(found.clone());
         self.met = found;
     }
 
@@ -144,7 +144,7 @@ impl Buffers {
             self.are_suspicious = false;
         }
         match (clean, self.is_behind) {
-            (true, true) => self.good.learn(std::mem::take(&mut self.met)),
+            (true, true) => self.good.accept(std::mem::take(&mut self.met)),
             (true, false) => self.good.keep(module),
             (false, _) => {}
         }

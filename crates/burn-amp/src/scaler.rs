@@ -32,13 +32,13 @@ use burn_amp_kernels::DeviceScale;
 use std::sync::{Arc, MutexGuard, Once};
 
 mod accumulate;
-mod apart;
 mod record;
 mod settings;
 mod step;
+mod worker_side;
 
-pub(crate) use apart::{Noted, Reached};
 pub(crate) use record::ScalerState;
+pub(crate) use worker_side::{HandedOver, Reached};
 
 use crate::{
     account::Account,
@@ -254,17 +254,17 @@ impl GradScaler {
         ScaledGradients { params, scale }
     }
 
-    /// The loss scale after [`settle_dropped`](Self::settle_dropped).
+    /// The loss scale after [`resolve_dropped`](Self::resolve_dropped).
     pub(crate) fn settled_loss_factor(&self) -> f32 {
         if self.scale.amp.is_some() || !self.is_enabled() {
             return self.loss_factor();
         }
         let mut iteration = self.iteration.clone();
         for found in self.unsettled.dropped() {
-            iteration.learn(&found);
+            iteration.record(&found);
         }
         match iteration.seen {
-            Some(seen) => self.schedule().learn(seen).scale(),
+            Some(seen) => self.schedule().advance(seen).scale(),
             None => self.loss_factor(),
         }
     }
@@ -390,7 +390,7 @@ impl GradScaler {
         let crossed = measure(&grads, &mut found, self.schedule().edge(), crossings)?;
         let read = places.into_iter().zip(crossed);
         let read = read.filter_map(|(at, status)| Some(BorderEvent::of_read(at, status?)));
-        self.live().events().put_back(read);
+        self.live().events().restore(read);
         Ok(UnscaledGradients::new(grads, found, true))
     }
 

@@ -156,7 +156,7 @@ fn explain<R>(open: &Open, panic: Box<dyn Any + Send>) -> Result<R, AmpError> {
     if let Some(error) = REFUSED.take().filter(|error| error.to_string() == message) {
         return Err(error);
     }
-    let last = locked(&open.told).last_read.clone();
+    let last = locked(&open.notes).last_read.clone();
     Err(dtype_clash(panic, open.side.dtype.into(), last))
 }
 
@@ -245,8 +245,8 @@ impl MixedPrecision {
         });
         // A thread pool may put other work on a thread that waits inside a scope. Its tensors are not of that scope.
         let outer = outer.filter(|_| nested.get());
-        let told_around = here.open.as_ref().filter(|_| outer.is_some());
-        locked(&open.told).outer = told_around.map(|open| open.told.clone());
+        let notes_around = here.open.as_ref().filter(|_| outer.is_some());
+        locked(&open.notes).outer = notes_around.map(|open| open.notes.clone());
         let is_inside = here.is_inside && (outer.is_some() || here.open.is_none());
         let frame = Frame {
             open: Some(open.clone()),
@@ -255,7 +255,7 @@ impl MixedPrecision {
             ..here
         };
         let result = frame.run(|| catch_unwind(AssertUnwindSafe(|| forward(input))));
-        locked(&open.told).is_closed = true;
+        locked(&open.notes).is_closed = true;
         let output = result.or_else(|panic| explain(&open, panic))?;
         let is_watched = self.is_scaled() && !is_inside && open.dry.is_none();
         let watch = is_watched.then(|| open.watch_scope());
@@ -311,7 +311,7 @@ impl MixedPrecision {
             region: None,
             shift: 1.0,
             dry,
-            told: Arc::default(),
+            notes: Arc::default(),
         };
         (here.rescales.iter()).fold(open, |open, rescale| open.part(rescale))
     }
@@ -340,7 +340,7 @@ impl MixedPrecision {
                 dtype,
             });
         }
-        locked(&open.told).last_read = Some(path.clone());
+        locked(&open.notes).last_read = Some(path.clone());
         match &open.dry {
             None => {
                 let part = open.region.as_ref().map(|region| &region.part);
@@ -391,12 +391,12 @@ pub(crate) fn current() -> Option<MixedPrecision> {
 pub fn autocast<I: CastFloat, R: CastFloat>(input: I, forward: impl FnOnce(I) -> R) -> R {
     match current() {
         Some(amp) => amp.autocast(input, forward),
-        None => told_of_f32(forward(input)),
+        None => warned_of_f32(forward(input)),
     }
 }
 
 /// Says once for a thread that a bare [`autocast`] trains in f32: its program may have a [`MixedPrecision`] that nobody uses.
-fn told_of_f32<R: CastFloat>(output: R) -> R {
+fn warned_of_f32<R: CastFloat>(output: R) -> R {
     thread_local! {
         static IS_SAID: Cell<bool> = const { Cell::new(false) };
     }

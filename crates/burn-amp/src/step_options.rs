@@ -56,7 +56,7 @@ impl StepOptions {
         if let Some(StepGradients::Unscaled(grads)) = &grads {
             scaler.unsettled.take(&grads.verdicts);
         }
-        scaler.settle_dropped()?;
+        scaler.resolve_dropped()?;
         // All that is to be refused is refused before a window takes the gradients.
         let params = grads.as_ref().map(StepGradients::params);
         let window = self.window.as_ref();
@@ -163,7 +163,7 @@ impl StepOptions {
     ) -> Result<(), AmpError> {
         scaler.account().begin_call();
         self.loss = None;
-        scaler.settle_dropped()?;
+        scaler.resolve_dropped()?;
         let frozen = |window: &AccumulationWindow| !window.drops_micro_batches();
         match grads {
             // An overflow is met again and again unless the scale moves.

@@ -3,7 +3,7 @@
 use minijinja::context;
 use serde::Serialize;
 
-use super::step::{Host, Measures, Seen, Step};
+use super::step::{Host, Measures, Probed, Step};
 use crate::{
     chart::{self, Line, Scale},
     page,
@@ -105,7 +105,7 @@ impl<'a> Flight<'a> {
     }
 
     /// A line for each probe: for the one that failed first, and for those around it.
-    fn magnitudes(&self, of: fn(&Seen) -> f64) -> Vec<Line> {
+    fn magnitudes(&self, of: fn(&Probed) -> f64) -> Vec<Line> {
         let probes = self.steps.last().map_or(&[][..], |last| &last.probes);
         let failed = |first: &First| probes.iter().position(|seen| seen.name == first.probe);
         let culprit = self.first.as_ref().and_then(failed).unwrap_or(0);
@@ -127,14 +127,15 @@ fn count_skipped(steps: &[Step]) -> usize {
 /// Forward, what is not finite and was finite in clean steps: a mask may be infinite by design. Backward, the last on the way forward.
 fn first(steps: &[Step]) -> Option<First> {
     let (last, before) = steps.split_last()?;
-    let is_usual = |seen: &Seen| {
+    let is_usual = |seen: &Probed| {
         let clean = before.iter().filter(|step| step.is("stepped"));
         let mut same = clean.flat_map(|step| &step.probes);
         same.any(|other| other.name == seen.name && other.value.non_finite > 0)
     };
-    let (value, gradient): (fn(&Seen) -> Measures, fn(&Seen) -> Measures) =
-        (|seen| seen.value, |seen| seen.gradient);
-    let forward = |seen: &&Seen| seen.value.non_finite > 0 && !is_usual(seen);
+    type Side = fn(&Probed) -> Measures;
+    let value: Side = |seen| seen.value;
+    let gradient: Side = |seen| seen.gradient;
+    let forward = |seen: &&Probed| seen.value.non_finite > 0 && !is_usual(seen);
     let (seen, way, side) = match last.probes.iter().find(forward) {
         Some(seen) => (seen, "forward", value),
         None => {

@@ -34,7 +34,7 @@ pub(super) struct Step {
     #[serde(flatten)]
     pub(super) host: Host,
     /// What was read of the probes, in the order of the way forward.
-    pub(super) probes: Vec<Seen>,
+    pub(super) probes: Vec<Probed>,
     /// What is on the device still.
     #[serde(skip)]
     pub(super) passed: Vec<Passed>,
@@ -68,7 +68,7 @@ pub(super) struct Host {
 
 /// What a probe has seen, read.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Seen {
+pub(super) struct Probed {
     pub(super) name: String,
     /// The place on the way forward, from 0.
     pub(super) order: u32,
@@ -110,11 +110,11 @@ impl Step {
 }
 
 impl Passed {
-    fn read(self) -> Option<Seen> {
+    fn read(self) -> Option<Probed> {
         #[cfg(test)]
         READS.set(READS.get() + 1);
         let (gradient, value) = self.crossing.read_measures()?;
-        Some(Seen {
+        Some(Probed {
             name: self.name,
             order: self.order,
             dtype: self.dtype,

@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// Gradients of a step: as many as the device can clip.
-const MOST: usize = 1 << 16;
+const MAX_GRADIENTS: usize = 1 << 16;
 
 /// The steps that a device decides: what goes on from one to the next.
 #[derive(Debug, Default)]
@@ -89,7 +89,7 @@ impl Inspected {
         self.entries.iter().map(|entry| entry.id)
     }
 
-    pub(super) fn crossing(&self) -> Option<&Crossing> {
+    pub(super) fn at_border(&self) -> Option<&Crossing> {
         self.event.as_ref().map(|(_, crossing)| crossing)
     }
 }
@@ -117,7 +117,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// The device has refused the last step of the run: it counts as skipped, and the next one begins a run.
     pub(crate) fn undo_step(&mut self) {
         if let Some((run, _)) = &self.flight.run {
-            run.add_skip(run.give());
+            run.add_skip(run.next_number());
         }
         self.end_run();
     }
@@ -157,7 +157,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             event,
             of_all: self.scaler.live().events().take_range(),
             clip: self.options.clip.clone(),
-            number: run.give(),
+            number: run.next_number(),
             run,
             ledger: self.scaler.ledger().clone(),
             resolution,
@@ -188,7 +188,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             _ => None,
         };
         if start.is_none() {
-            self.scaler.live().events().put_back(events);
+            self.scaler.live().events().restore(events);
             self.synchronize()?;
         }
         Ok(start)
@@ -205,7 +205,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ) -> M {
         self.scaler.check_scopes();
         self.options.clip.limit(&mut grads, &inspected.entries);
-        let next = Arc::new(device_step.advance(&inspected.status, inspected.crossing()));
+        let next = Arc::new(device_step.advance(&inspected.status, inspected.at_border()));
         let in_flight = self.scaler.live().in_flight();
         in_flight.set_device_step(Some(next.clone()));
         let how = Update::decided_by(&next, lr);
@@ -264,7 +264,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         grads: &GradientsParams,
         events: &mut VecDeque<BorderEvent>,
     ) -> Option<Start> {
-        let (entries, event, pass) = self.look(lr, module, grads, events).ok()?;
+        let (entries, event, pass) = self.find_gradients(lr, module, grads, events).ok()?;
         let begun = match self.options.hooks.wait(module) {
             false => self.device_step(&entries).zip(inspect(pass).ok()),
             true => None,
@@ -282,7 +282,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     }
 
     /// The gradients of a step that the device can decide, and where they came to the border; or why it cannot.
-    pub(super) fn look<M: Module>(
+    pub(super) fn find_gradients<M: Module>(
         &self,
         lr: &ModuleLearningRate,
         module: &M,
@@ -313,7 +313,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let Some(device) = entries.first().map(|entry| &entry.device) else {
             return Err("no parameter has a gradient");
         };
-        if entries.len() > MOST {
+        if entries.len() > MAX_GRADIENTS {
             return Err("more than 65,536 parameters have gradients");
         }
         let fits = |entry: &Entry| {
@@ -369,7 +369,7 @@ mod tests {
 
     use std::collections::VecDeque;
 
-    use super::MOST;
+    use super::MAX_GRADIENTS;
     use crate::{
         AmpError, EmaConfig, FusedAdam, GradientClip, MixedPrecision, ScaledOptimizer,
         border_events, gradient_pass::READS,
@@ -410,14 +410,14 @@ mod tests {
             let value = Tensor::from_inner(zero.clone()).require_grad();
             Param::initialized(ParamId::new(), value)
         };
-        let module: Vec<Param<Tensor<1>>> = (0..=MOST).map(value).collect();
+        let module: Vec<Param<Tensor<1>>> = (0..=MAX_GRADIENTS).map(value).collect();
         let mut grads = GradientsParams::new();
         for param in &module {
             grads.register(param.id, zero.clone());
         }
         let adam = FusedAdam::new(AdamConfig::new()).unwrap();
         let optim = ScaledOptimizer::new(adam, &MixedPrecision::f16());
-        let looked = optim.look(&1e-3.into(), &module, &grads, &mut VecDeque::new());
+        let looked = optim.find_gradients(&1e-3.into(), &module, &grads, &mut VecDeque::new());
         assert!(
             matches!(looked, Err(AmpError::CannotCapture { reason }) if reason.contains("65,536"))
         );

@@ -92,7 +92,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         let mut grads = GradientsParams::from_grads(loss.clone().backward(), module);
         in_flight.set_device_step(None);
         let mut events = self.scaler.live().events().take();
-        let (entries, event, pass) = self.look(lr, module, &grads, &mut events)?;
+        let (entries, event, pass) = self.find_gradients(lr, module, &grads, &mut events)?;
         let inspected = Inspected {
             status: inspect(pass)?,
             entries,
@@ -120,7 +120,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         });
         let clips = clip.clone().map(|table| (table, inspected.status.clone()));
         let next = stage.scale.clone();
-        let next = next.advance(&inspected.status, inspected.crossing());
+        let next = next.advance(&inspected.status, inspected.at_border());
         let verdict = Arc::new(DeviceStep::recorded(next, clips, Arc::default(), rehearsal));
         let update = Update::decided_by(&verdict, lr);
         let module = step_by(&mut self.optim, update, module, grads);

@@ -13,7 +13,7 @@ use crate::{
     optimizer::ScaledOptimizer,
     param_tensors::ParamTensors,
     record::AmpRecord,
-    scaler::{Noted, Reached},
+    scaler::{HandedOver, Reached},
 };
 
 /// The optimizer, and the masters that it steps.
@@ -80,7 +80,7 @@ impl<O: ModuleOptim> Update<O> {
         lr: ModuleLearningRate,
         grads: Option<StepGradients>,
         loss: Option<f64>,
-        noted: Noted,
+        noted: HandedOver,
         trained: &Trained,
     ) -> Updated {
         let Some(masters) = self.take_masters::<M>() else {

@@ -98,7 +98,7 @@ impl GradScaler {
         if window.drops_micro_batches() {
             // Rounding to a half-precision dtype comes after the sum.
             let grads = self.test(grads, entries, false)?;
-            self.settle(&grads)?;
+            self.end_micro_batch(&grads)?;
             if grads.has_overflow() {
                 return Ok(false);
             }
@@ -193,7 +193,7 @@ impl GradScaler {
     }
 
     /// Lets the loss scale learn from one micro-batch: the test of a step, and its update.
-    fn settle(&mut self, grads: &UnscaledGradients) -> Result<(), AmpError> {
+    fn end_micro_batch(&mut self, grads: &UnscaledGradients) -> Result<(), AmpError> {
         self.look_at_losses(grads);
         self.remember(grads);
         if grads.has_overflow() {

@@ -124,7 +124,7 @@ impl GradScaler {
         let is_first = (self.iteration.seen).is_none_or(|seen| !seen.outcome.is_skipped());
         let recorded = (self.ledger()).count(self.live(), purpose, found, is_first);
         match &recorded {
-            Ok(()) => self.iteration.learn(found),
+            Ok(()) => self.iteration.record(found),
             Err(_) if found.spares_scale() => {}
             Err(_) => drop(self.end_iteration()),
         }
@@ -173,7 +173,7 @@ impl GradScaler {
     }
 
     /// Ends an iteration of which nothing is left but gradients that were dropped, if there are any.
-    pub(crate) fn settle_dropped(&mut self) -> Result<(), AmpError> {
+    pub(crate) fn resolve_dropped(&mut self) -> Result<(), AmpError> {
         self.learn_from_dropped()?;
         if self.iteration.seen.is_some() {
             self.update()?;

@@ -48,7 +48,7 @@ pub(super) struct Found {
 
 thread_local! {
     /// What the next step of the parameter puts into the entry, and what it has found there. Burn's `step` takes and returns nothing of ours.
-    static MAIL: Beside<(Option<Shared>, Found)> = const { RefCell::new(None) };
+    static EXCHANGED: Beside<(Option<Shared>, Found)> = const { RefCell::new(None) };
 }
 
 /// An optimizer that can carry a state.
@@ -69,7 +69,7 @@ pub(super) fn exchange(optim: &mut ModuleOptimizer, steps: Option<&Shared>) -> F
     grads.register(id, one());
     let param = Tensor::from_inner(one()).require_grad();
     let step = || optim.step(0.0, Param::initialized(id, param), grads);
-    let (_, (_, found)) = during(&MAIL, (steps.cloned(), Found::default()), step);
+    let (_, (_, found)) = during(&EXCHANGED, (steps.cloned(), Found::default()), step);
     found
 }
 
@@ -93,8 +93,8 @@ impl DynOptimizer for Carrier {
             entry: Some(state.map_or(Entry::Loaded(None), DynState::downcast)),
             was_recorded: self.recorded.swap(false, Ordering::Relaxed),
         };
-        let mail = MAIL.replace(Some((None, found)));
-        let steps = mail.and_then(|(steps, _)| steps);
+        let around = EXCHANGED.replace(Some((None, found)));
+        let steps = around.and_then(|(steps, _)| steps);
         (tensor, Some(DynState::create(Entry::Steps(steps), rank)))
     }
 

@@ -46,7 +46,7 @@ fn the_scale_follows_the_update_rule() {
             ..Default::default()
         };
         let mut training = GradScaler::new(config.schedule().unwrap());
-        let mut optimizer = training.apart();
+        let mut optimizer = training.for_worker();
         let mut on_its_way = None;
 
         // What is to come out: N of the last update, its tracker, and that of the one before.

@@ -21,33 +21,33 @@ pub(crate) struct Reached {
 }
 
 /// What the side that scales has noted in an iteration.
-pub(crate) struct Noted {
+pub(crate) struct HandedOver {
     passage: ScopesLeft,
     losses: Losses,
 }
 
 impl GradScaler {
     /// Takes out what was noted since the last step.
-    pub(crate) fn hand_over(&mut self) -> Noted {
-        Noted {
+    pub(crate) fn hand_over(&mut self) -> HandedOver {
+        HandedOver {
             passage: self.live().hand_over(),
             losses: self.watch.hand_over(),
         }
     }
 
     /// Decides on what the other side has noted.
-    pub(crate) fn take_over(&mut self, noted: Noted) {
+    pub(crate) fn take_over(&mut self, noted: HandedOver) {
         self.live().take_over(noted.passage);
         self.watch.take_over(noted.losses);
     }
 
     /// The side that learns: it moves a scale of its own, in the same state, which multiplies nothing.
-    pub(crate) fn apart(&self) -> Self {
+    pub(crate) fn for_worker(&self) -> Self {
         let account = || self.account().clone();
         Self {
             watch: LossWatch::default(),
             scale: match self.precision() {
-                Some(amp) => Scale::of(&amp.apart(), account()),
+                Some(amp) => Scale::of(&amp.for_worker(), account()),
                 None => self.scale.clone(),
             },
             ..self.clone()

@@ -32,7 +32,8 @@ impl Run<Linear> {
 
 #[test]
 fn adapters_first_then_mixed_precision_trains_the_factors() {
-    let adapted = linear(4).apply_lora(Lora::new(2, 4.0));
+    // Burn draws the factors: with some, a step of this size is too long.
+    let adapted = fill(linear(4).apply_lora(Lora::new(2, 4.0)), 1);
     let base = values(adapted.weight.base());
     let mut run = Run::new(adapted, f16(two(12)));
     let input = random(1, [8, 4], &Device::flex().autodiff());

@@ -277,15 +277,19 @@ fn the_head_comes_first() {
 /// Four times the parameters take about four times the time.
 #[test]
 fn masters_load_in_linear_time() {
+    // Other work on the machine only adds to a time: the least of some is that of the work itself.
     let seconds = |count: u64| {
         let many = Many::new(count, DType::F16);
         let mut optim = master_adam();
         optim.step(0.1, many.clone(), many.gradients());
-        let record = optim.optimizer().to_record().unwrap();
-        let mut loaded = master_adam();
-        let start = Instant::now();
-        loaded.optimizer_mut().load_record(record).unwrap();
-        start.elapsed().as_secs_f64()
+        let times = (0..3).map(|_| {
+            let record = optim.optimizer().to_record().unwrap();
+            let mut loaded = master_adam();
+            let start = Instant::now();
+            loaded.optimizer_mut().load_record(record).unwrap();
+            start.elapsed().as_secs_f64()
+        });
+        times.fold(f64::INFINITY, f64::min)
     };
     let (few, many) = (seconds(2_000), seconds(8_000));
     assert!(

@@ -140,7 +140,8 @@ mod memory {
     }
 }
 
-/// What stays is the target, bit for bit, whoever holds it.
+/// What stays is the target, bit for bit, whoever holds it. Products by these weights are exact: compilers may contract one of them and the sum,
+/// and on some CPUs LLVM takes another one in each of the two kernels.
 #[test]
 fn unless_the_device_says_no() {
     let dtypes = dtypes().into_iter();
@@ -159,12 +160,12 @@ fn unless_the_device_says_no() {
                 let source = tensor(wave(count, 2), dtype);
                 let expected = match found > 0.0 {
                     true => target(),
-                    false => blend(target(), source.clone(), 0.9, 0.1),
+                    false => blend(target(), source.clone(), 0.75, 0.125),
                 };
                 let given = target();
                 let held = is_held.then(|| given.clone());
                 let found_inf = tensor(vec![found], DType::F32);
-                let result = blend_unless(given, source, 0.9, 0.1, found_inf);
+                let result = blend_unless(given, source, 0.75, 0.125, found_inf);
                 let bits = |tensor: Tensor<1>| tensor.into_data().as_bytes().to_vec();
                 let at = format!("{dtype:?} {count} {found} {is_held}");
                 assert_eq!(bits(result), bits(expected), "{at}");

@@ -160,6 +160,10 @@ pub(crate) fn gradient(grads: &GradientsParams, id: ParamId, rank: usize) -> Opt
     with_rank!(rank, D => grads.get::<D>(id).map(AnyTensor::new), rank => no_such(rank))
 }
 
+pub(crate) fn has_gradient(grads: &GradientsParams, id: ParamId, rank: usize) -> bool {
+    with_rank!(rank, D => grads.get::<D>(id).is_some(), rank => no_such(rank))
+}
+
 /// Takes the gradient of a parameter of this rank out, so that nothing else here holds its memory.
 pub(crate) fn take_gradient(
     grads: &mut GradientsParams,

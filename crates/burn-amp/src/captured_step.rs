@@ -192,8 +192,9 @@ where
 
     /// A copy of the model, which later steps leave as it is: to validate with, or to save. Does not wait for the device.
     pub fn model(&self) -> M {
-        let copied = |Parameter { value, .. }| Some(value.copied());
-        replaced(self.here().clone(), copied)
+        replaced(self.here().clone(), |_, parameter| {
+            Some(parameter().value.copied())
+        })
     }
 
     /// The optimizer: its scaler and log. [`synchronize`](Self::synchronize) first, to have all steps counted.

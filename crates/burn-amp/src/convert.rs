@@ -37,7 +37,8 @@ use crate::{
 /// ```
 pub fn to_half<M: Module>(module: M, dtype: FloatDType, keep: &[ParamGroup]) -> M {
     let mut matched = vec![false; keep.len()];
-    let module = replaced(module, |parameter| {
+    let module = replaced(module, |_, parameter| {
+        let parameter = parameter();
         let mut is_kept = false;
         for (group, matched) in keep.iter().zip(&mut matched) {
             let matches = group.matches(&parameter.id, Some(&parameter.path));
@@ -57,7 +58,8 @@ pub fn to_half<M: Module>(module: M, dtype: FloatDType, keep: &[ParamGroup]) -> 
 /// The values are those of the half-precision parameters: a [`MasterWeights`](crate::MasterWeights) optimizer knows more
 /// digits of them, which its record keeps. Does not wait for the device.
 pub fn to_full<M: Module>(module: M) -> M {
-    replaced(module, |Parameter { value, .. }| {
+    replaced(module, |_, parameter| {
+        let value = parameter().value;
         let is_narrow = is_half(value.dtype()) || value.dtype() == DType::Flex32;
         is_narrow.then(|| value.cast(FloatDType::F32))
     })

@@ -229,9 +229,10 @@ impl Ema {
     /// Does not wait for the device.
     pub fn finalize<M: Module>(&self, module: M) -> M {
         let mut known = 0;
-        let average = |found: Parameter| {
-            let old = self.averages.shape(found.id)?;
+        let average = |id, found: &dyn Fn() -> Parameter| {
+            let old = self.averages.shape(id)?;
             known += 1;
+            let found = found();
             let shape = found.value.shape();
             if old != shape {
                 let path = &found.path;
@@ -240,7 +241,7 @@ impl Ema {
                 );
                 return None;
             }
-            let average = self.averages.get_any(found.id, &found.value.device())?;
+            let average = self.averages.get_any(id, &found.value.device())?;
             Some(average.cast(found.value.dtype()))
         };
         let module = replaced(module, average);

@@ -21,13 +21,13 @@ use std::{collections::HashMap, marker::PhantomData, sync::Arc};
 pub(crate) use self::pass::PASSES;
 use self::{rule::FusedConfig, single::Single};
 use crate::{
-    any_tensor::gradient,
+    any_tensor::has_gradient,
     clip::Factors,
     device_step::DeviceStep,
     error::AmpError,
     master_weights::masters_of,
     module_optim::{ModuleOptim, records_of},
-    module_path::{distinct_parameters, replaced},
+    module_path::{distinct_ids, replaced},
     param_tensors::ParamTensors,
 };
 
@@ -187,9 +187,9 @@ pub(crate) fn step_by<M: Module>(
         factors,
     } = update;
     // Those that have a gradient, in the order in which Burn steps them. Of one that two modules share it steps the first.
-    let mut order = distinct_parameters(&module);
-    order.retain(|parameter| gradient(&grads, parameter.id, parameter.value.rank()).is_some());
-    let ids: Vec<_> = order.into_iter().map(|parameter| parameter.id).collect();
+    let mut order = distinct_ids(&module);
+    order.retain(|(id, rank)| has_gradient(&grads, *id, *rank));
+    let ids: Vec<_> = order.into_iter().map(|(id, _)| id).collect();
     let factor = |id| factors.get(id).copied().unwrap_or(1.0);
     let factors = ids.iter().map(factor).collect();
     let step = || optim.step(lr, module, grads);
@@ -198,7 +198,7 @@ pub(crate) fn step_by<M: Module>(
     let mut values: HashMap<_, _> = stepped
         .filter_map(|(id, value)| Some((id, value?)))
         .collect();
-    replaced(module, |parameter| values.remove(&parameter.id))
+    replaced(module, |id, _| values.remove(&id))
 }
 
 impl<C> ModuleOptim for Fused<C> {

@@ -85,12 +85,19 @@ pub(crate) fn distinct_parameters<M: Module>(module: &M) -> Vec<Parameter> {
     list
 }
 
+/// The ids and ranks of the float parameters, each once, in the order in which Burn steps them: without the handles of [`parameters`].
+pub(crate) fn distinct_ids<M: Module>(module: &M) -> Vec<(ParamId, usize)> {
+    let mut ids = Ids::default();
+    module.visit(&mut ids);
+    ids.list
+}
+
 /// The module with other values where `value` gives one of the parameter's rank, on whatever device. It is asked at each place of a parameter
-/// that two modules share, and does not learn what is attached. Ids, trainability and what is attached stay. Clones share running statistics:
-/// theirs are replaced too.
+/// that two modules share: by its id, and by a function for the rest of it, which does not learn what is attached. Ids, trainability and what is
+/// attached stay. Clones share running statistics: theirs are replaced too.
 pub(crate) fn replaced<M: Module>(
     module: M,
-    value: impl FnMut(Parameter) -> Option<AnyTensor>,
+    value: impl FnMut(ParamId, &dyn Fn() -> Parameter) -> Option<AnyTensor>,
 ) -> M {
     let path = ModulePath::default();
     module.map(&mut Replace { path, value })
@@ -151,12 +158,26 @@ impl ModuleVisitor for List {
     }
 }
 
+#[derive(Default)]
+struct Ids {
+    seen: HashSet<ParamId>,
+    list: Vec<(ParamId, usize)>,
+}
+
+impl ModuleVisitor for Ids {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if self.seen.insert(param.id) {
+            self.list.push((param.id, D));
+        }
+    }
+}
+
 struct Replace<F> {
     path: ModulePath,
     value: F,
 }
 
-impl<F: FnMut(Parameter) -> Option<AnyTensor>> ModuleMapper for Replace<F> {
+impl<F: FnMut(ParamId, &dyn Fn() -> Parameter) -> Option<AnyTensor>> ModuleMapper for Replace<F> {
     fn enter_module(&mut self, name: &str, _container_type: &str) {
         self.path.enter(name);
     }
@@ -167,7 +188,7 @@ impl<F: FnMut(Parameter) -> Option<AnyTensor>> ModuleMapper for Replace<F> {
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let id = param.id;
-        let value = (self.value)(Parameter::of(&self.path, &param));
+        let value = (self.value)(id, &|| Parameter::of(&self.path, &param));
         match value.filter(|value| value.rank() == D) {
             Some(value) => param.map(|old| replace_value(old, value.into_tensor(), id)),
             None => param,

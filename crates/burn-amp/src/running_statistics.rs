@@ -175,8 +175,8 @@ fn updated<M: Module>(module: &M) -> Statistics {
 fn put<M: Module>(module: &M, values: ParamTensors) {
     // What a forward pass has added would be taken in over them.
     drop(module.valid());
-    drop(replaced(module.clone(), |found| {
-        values.get_any(found.id, &found.value.device())
+    drop(replaced(module.clone(), |id, statistic| {
+        values.get_any(id, &statistic().value.device())
     }));
 }
 

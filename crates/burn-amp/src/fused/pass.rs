@@ -139,7 +139,7 @@ impl Pass {
                 },
                 wrapped: job.has_master,
             });
-            AnyTensor::new(parameter.expect("the kernel gives back what it was given"))
+            AnyTensor::with_graph(parameter.expect("the kernel gives back what it was given"))
         };
         group.ends.push((position, Box::new(end)));
     }

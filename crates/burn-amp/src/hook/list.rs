@@ -211,23 +211,18 @@ pub(crate) fn applied<M: Module>(
     if values.is_empty() {
         return module;
     }
-    replaced(
-        module,
-        |Parameter {
-             id, path, value, ..
-         }| {
-            let new = values.get(&id)?.clone();
-            let (shape, dtype, device) = (value.shape(), value.dtype(), value.device());
-            if new.shape() != shape {
-                let other = new.shape();
-                log::warn!(
-                    "a hook gave `{path}` a value of shape {other}, but it has {shape}: it stays"
-                );
-                return None;
-            }
-            Some(new.moved_to(&device).cast(dtype))
-        },
-    )
+    replaced(module, |id, old| {
+        let new = values.get(&id)?.clone();
+        let Parameter { path, value, .. } = old();
+        let (shape, other) = (value.shape(), new.shape());
+        if other != shape {
+            log::warn!(
+                "a hook gave `{path}` a value of shape {other}, but it has {shape}: it stays"
+            );
+            return None;
+        }
+        Some(new.moved_to(&value.device()).cast(value.dtype()))
+    })
 }
 
 /// Parameters with the f32 values of those in half precision, which are asked for if there is one.

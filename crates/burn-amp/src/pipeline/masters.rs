@@ -94,7 +94,7 @@ pub(super) fn masters_of<M: Module>(
     stored: &ParamTensors,
 ) -> M {
     let trained = by_id(trained);
-    let master = |Parameter { id, .. }| {
+    let master = |id, _: &dyn Fn() -> Parameter| {
         let value = *trained.get(&id)?;
         let working = working_dtype(value.dtype());
         let stored = stored.tensor(id).cloned();
@@ -131,9 +131,9 @@ pub(super) fn values_of(masters: Vec<Parameter>, trained: &Trained) -> ParamTens
 /// The module with these values. Ids, trainability and what is attached stay.
 pub(crate) fn put<M: Module>(module: M, trained: &Trained) -> M {
     let trained = by_id(trained);
-    replaced(module, |Parameter { id, value, .. }| {
+    replaced(module, |id, old| {
         let image = *trained.get(&id)?;
-        Some(image.clone().moved_to(&value.device()))
+        Some(image.clone().moved_to(&old().value.device()))
     })
 }
 

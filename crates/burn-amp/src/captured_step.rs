@@ -21,7 +21,7 @@ use crate::{
     any_tensor::copied,
     error::{AmpError, StepError},
     module_optim::ModuleOptim,
-    module_path::{ModulePath, Parameter, replaced},
+    module_path::{ModulePath, replaced},
     optimizer::{Found, ScaledOptimizer, Stage, refused},
     record::AmpRecord,
     rehearsal::Rehearses,

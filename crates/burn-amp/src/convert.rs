@@ -3,10 +3,7 @@ use burn::{
     tensor::{DType, FloatDType},
 };
 
-use crate::{
-    dtype::is_half,
-    module_path::{Parameter, replaced},
-};
+use crate::{dtype::is_half, module_path::replaced};
 
 /// Turns the float parameters of a model into half precision, those of the groups in `keep` excepted.
 ///

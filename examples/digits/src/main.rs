@@ -15,7 +15,7 @@ use digits::{
 use indicatif::{ProgressBar, ProgressStyle};
 use std::{
     io::{self, Write},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::ExitCode,
 };
 
@@ -46,7 +46,7 @@ struct Args {
     /// Go on from a checkpoint
     #[arg(long, value_name = "FILE")]
     resume: Option<PathBuf>,
-    /// Log every step of each run to a folder in this one, for `burn-amp-report`
+    /// Log every step of each run to a folder in this one, for `burn-amp-report`: needs the feature `report`
     #[arg(long, value_name = "FOLDER")]
     logs: Option<PathBuf>,
     /// Where to train: all but flex need the feature of their name
@@ -77,7 +77,7 @@ fn run(args: &Args) -> Result<()> {
             None => Trainer::new(run, progress.seed, progress.epochs, &device)?,
         };
         if let Some(folder) = &args.logs {
-            current = current.with_logs(&folder.join(run.name()))?;
+            current = with_logs(current, &folder.join(run.name()))?;
         }
         train(&mut current, &digits, &progress, args)?;
         let accuracy = current.test_accuracy(&digits);
@@ -94,6 +94,30 @@ fn run(args: &Args) -> Result<()> {
         write_json(&summaries, path)?;
     }
     write_svg(&progress.done, &args.svg)
+}
+
+/// Logs every step of a run to a folder, for the report.
+#[cfg(feature = "report")]
+fn with_logs(run: Trainer, folder: &Path) -> Result<Trainer> {
+    /// Steps between two columns of the report's heat map.
+    const EXPONENTS_EVERY: u32 = 5;
+    let recorder = burn_amp_report::FlightRecorder::new(folder, run.amp())?;
+    let recorder = recorder.with_exponents_every(EXPONENTS_EVERY);
+    Ok(run.with_watch(move |loss, status| {
+        recorder.note("loss", loss.into());
+        if let Some(status) = status {
+            recorder.note("Gradient Norm", status.norm());
+            recorder.note("Zero Gradients", 100.0 * status.zero_share());
+        }
+    }))
+}
+
+#[cfg(not(feature = "report"))]
+fn with_logs(_run: Trainer, _folder: &Path) -> Result<Trainer> {
+    Err(
+        "`--logs` needs the feature `report`: cargo run --release -p digits --features report"
+            .into(),
+    )
 }
 
 /// Better now than after the training.

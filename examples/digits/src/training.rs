@@ -5,10 +5,11 @@ use burn::{
     optim::{AdamConfig, GradientsParams},
     tensor::{Device, Int, Tensor, activation::softmax},
 };
-use burn_amp::{AmpError, FusedAdam, GradScalerConfig, MixedPrecision, ScaledOptimizer, inspect};
-use burn_amp_report::{FlightRecorder, ReportError};
+use burn_amp::{
+    AmpError, FusedAdam, GradScalerConfig, GradientStatus, MixedPrecision, ScaledOptimizer, inspect,
+};
 use serde::{Deserialize, Serialize};
-use std::{f64::consts::PI, path::Path, time::Instant};
+use std::{f64::consts::PI, time::Instant};
 
 use crate::{
     data::{CLASSES, Digits},
@@ -18,8 +19,6 @@ use crate::{
 const LEARNING_RATE: f64 = 0.01;
 /// Clean steps before the scale grows. Short, since a run has 300 steps and not 300 000.
 const GROWTH_INTERVAL: u32 = 12;
-/// Steps between two columns of the report's heat map.
-const EXPONENTS_EVERY: u32 = 5;
 
 /// How a run computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,12 +70,15 @@ pub struct History {
     pub seconds: f64,
 }
 
+/// Sees the loss of each step, and the status of its gradients where the optimizer does not test them.
+type Watch = dyn Fn(f32, Option<&GradientStatus>);
+
 /// A run in progress.
 pub struct Trainer {
     run: Run,
     epochs: usize,
     amp: MixedPrecision,
-    recorder: Option<FlightRecorder>,
+    watch: Option<Box<Watch>>,
     /// The network, its parameters in f32.
     pub model: Network,
     /// Adam, with loss scaling in the run that uses it.
@@ -102,20 +104,20 @@ impl Trainer {
             model: model.apply_reparameterization(amp.clone()),
             optim: ScaledOptimizer::new(adam, &amp),
             amp,
-            recorder: None,
+            watch: None,
             history: History::default(),
         })
     }
 
-    /// Logs every step to a folder, for the report of the run.
-    ///
-    /// # Errors
-    ///
-    /// If the folder cannot be made.
-    pub fn with_logs(mut self, folder: &Path) -> Result<Self, ReportError> {
-        let recorder = FlightRecorder::new(folder, &self.amp)?;
-        self.recorder = Some(recorder.with_exponents_every(EXPONENTS_EVERY));
-        Ok(self)
+    /// Shows each step, before it is made, to `watch`: its loss, and the status of its gradients where the optimizer does not test them.
+    pub fn with_watch(mut self, watch: impl Fn(f32, Option<&GradientStatus>) + 'static) -> Self {
+        self.watch = Some(Box::new(watch));
+        self
+    }
+
+    /// The precision of this run.
+    pub fn amp(&self) -> &MixedPrecision {
+        &self.amp
     }
 
     /// How this run computes.
@@ -156,12 +158,8 @@ impl Trainer {
         let unscaled = (!is_tested)
             .then(|| inspect(&grads, &self.model))
             .transpose()?;
-        if let Some(recorder) = &self.recorder {
-            recorder.note("loss", value.into());
-            if let Some(status) = &unscaled {
-                recorder.note("Gradient Norm", status.norm());
-                recorder.note("Zero Gradients", 100.0 * status.zero_share());
-            }
+        if let Some(watch) = &self.watch {
+            watch(value, unscaled.as_ref());
         }
         let start = Instant::now();
         self.model = self.optim.try_step(lr, self.model.clone(), grads)?;

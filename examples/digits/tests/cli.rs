@@ -130,6 +130,21 @@ fn wrong_arguments_are_told() {
     assert!(missing.contains("missing.bpk"), "{missing}");
     fs::write(folder.path().join("text"), "no checkpoint").unwrap();
     assert!(error(&run(&folder, &["--resume", "text"])).contains("text"));
+    if !cfg!(feature = "report") {
+        assert!(error(&run(&folder, &["--logs", "runs"])).contains("--features report"));
+    }
+}
+
+#[cfg(feature = "report")]
+#[test]
+fn logs_each_step_of_each_run() {
+    let folder = TempDir::new().unwrap();
+    ok(&run(&folder, &["--epochs", "2", "--logs", "runs"]));
+    for name in ["f32", "f16", "f16 + loss scaling"] {
+        let steps = folder.path().join("runs").join(name).join("steps.jsonl");
+        let steps = fs::read_to_string(&steps).unwrap();
+        assert_eq!(steps.matches("\"loss\":").count(), 2, "{name}: {steps}");
+    }
 }
 
 /// Stopped in the third run and resumed: the same numbers as without the stop.

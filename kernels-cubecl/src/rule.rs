@@ -11,9 +11,9 @@ use crate::{
 
 const INFINITY: u32 = f32::INFINITY.to_bits();
 /// Of 2^-126. Scales below have no inverse in f32, and are not gone to; GPUs flush what is less to zero.
-const LEAST: u32 = 1 << 23;
+const SMALLEST: u32 = 1 << 23;
 /// Of 2^126, which has an inverse that is normal.
-const MOST: u32 = 253 << 23;
+const LARGEST: u32 = 253 << 23;
 
 impl ScaleState {
     /// The scale that counts: no larger than the warm-up allows.
@@ -76,7 +76,7 @@ pub(crate) fn advance(state: &[u32], next: &mut [u32], skipped: bool, blameless:
                 grow(state, next);
             }
         }
-        if capped(&*next).to_bits() < LEAST {
+        if capped(&*next).to_bits() < SMALLEST {
             next[word::SCALE] = state[word::SCALE];
         }
         write_factor(next);
@@ -105,7 +105,7 @@ pub(crate) fn count(state: &[u32], next: &mut [u32], skipped: bool) -> bool {
 pub(crate) fn write_factor(next: &mut [u32]) {
     // Magnitudes of positive floats are in the order of their bits.
     let bits = capped(&*next).to_bits();
-    let factor = bits.clamp(LEAST, MOST);
+    let factor = bits.clamp(SMALLEST, LARGEST);
     next[word::FACTOR] = factor;
     next[word::INVERSE] = (254u32 << 23u32) - factor;
 }

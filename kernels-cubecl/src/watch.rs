@@ -3,43 +3,43 @@ use std::sync::Arc;
 
 use crate::rows::{TensorStatus, decode};
 
-/// Hears at each backward pass through a [`watched_cast`](crate::watched_cast) what arrived there.
+/// A callback for what arrives at a [`watched_cast`](crate::watched_cast) in each backward pass through it.
 #[derive(Clone)]
 pub struct Watch {
-    pub(crate) tells: Tells,
+    pub(crate) callback: Callback,
     /// Whether the tensor of the forward pass is looked at too.
     pub(crate) both: bool,
 }
 
-/// Whom a [`Watch`] calls.
+/// What a [`Watch`] calls.
 #[derive(Clone)]
-pub(crate) enum Tells {
+pub(crate) enum Callback {
     Measured(Arc<dyn Fn(Crossing) + Send + Sync>),
     Arrived(Arc<dyn Fn() + Send + Sync>),
 }
 
 impl Watch {
-    /// Calls `tell` at each backward pass, on the thread that runs it. It must not wait for the device.
-    pub fn new(tell: impl Fn(Crossing) + Send + Sync + 'static) -> Self {
+    /// Calls `callback` at each backward pass, on the thread that runs it. It must not wait for the device.
+    pub fn new(callback: impl Fn(Crossing) + Send + Sync + 'static) -> Self {
         Self {
-            tells: Tells::Measured(Arc::new(tell)),
+            callback: Callback::Measured(Arc::new(callback)),
             both: true,
         }
     }
 
     /// As [`new`](Self::new), and measures nothing: no pass over memory.
-    pub fn of_arrival(tell: impl Fn() + Send + Sync + 'static) -> Self {
+    pub fn of_arrival(callback: impl Fn() + Send + Sync + 'static) -> Self {
         Self {
-            tells: Tells::Arrived(Arc::new(tell)),
+            callback: Callback::Arrived(Arc::new(callback)),
             both: false,
         }
     }
 
     /// As [`new`](Self::new), and does not look at the tensor of the forward pass.
-    pub fn of_gradient(tell: impl Fn(Crossing) + Send + Sync + 'static) -> Self {
+    pub fn of_gradient(callback: impl Fn(Crossing) + Send + Sync + 'static) -> Self {
         Self {
             both: false,
-            ..Self::new(tell)
+            ..Self::new(callback)
         }
     }
 }

@@ -20,7 +20,7 @@ use std::any::Any;
 
 use crate::{
     ops::{AmpOps, CastOps, Job, TensorVec},
-    watch::{Crossing, Tells, Watch},
+    watch::{Callback, Crossing, Watch},
 };
 
 impl<B: Backend + AmpOps + CastOps, C: CheckpointStrategy> CastOps for Autodiff<B, C> {
@@ -84,14 +84,14 @@ impl<B: Backend + AmpOps + CastOps> Backward<B, 1> for ScaledCast {
                 from,
                 watched,
             } = ops.state;
-            match watched.map(|(watch, output)| (watch.tells, output)) {
-                Some((Tells::Measured(tell), output)) => {
+            match watched.map(|(watch, output)| (watch.callback, output)) {
+                Some((Callback::Measured(callback), output)) => {
                     let elements = grad.shape().num_elements() as u64;
                     let tensors = [grad.clone()].into_iter().chain(output).collect();
                     let edge = f32::INFINITY;
                     let rows = B::amp_run(TensorVec(tensors), Job::Inspect { edge }).0;
                     if let Some(rows) = rows.into_iter().find_map(dispatched::<B>) {
-                        tell(Crossing {
+                        callback(Crossing {
                             factor,
                             is_ratio: !scale.is_empty(),
                             dtype: from,
@@ -100,7 +100,7 @@ impl<B: Backend + AmpOps + CastOps> Backward<B, 1> for ScaledCast {
                         });
                     }
                 }
-                Some((Tells::Arrived(tell), _)) => tell(),
+                Some((Callback::Arrived(callback), _)) => callback(),
                 None => {}
             }
             // A watch alone.

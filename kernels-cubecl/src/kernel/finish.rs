@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::observe::{ROW, Seen, reduce};
+use super::observe::{Measures, ROW, reduce};
 use crate::rows::{COUNT_BASE, FIELDS};
 
 /// Units of a cube.
@@ -25,37 +25,38 @@ pub fn finish_status(
     let tensor = CUBE_POS + first as usize;
     let entry = from as usize + 2 * tensor;
     let end = table[entry] + table[entry + 1];
-    let mut seen = Seen::new();
-    let mut high = Seen::new();
+    let mut measures = Measures::new();
+    let mut high = Measures::new();
     let mut row = table[entry] + UNIT_POS;
     while row < end {
-        let one = Seen::read(partials, row as usize * ROW);
-        add_count(&mut seen.above, &mut high.above, one.above);
-        add_count(&mut seen.before, &mut high.before, one.before);
-        add_count(&mut seen.after, &mut high.after, one.after);
-        add_count(&mut seen.zeros, &mut high.zeros, one.zeros);
-        seen.max = max(seen.max, one.max);
-        seen.small += one.small;
-        seen.medium += one.medium;
-        seen.big += one.big;
+        let one = Measures::read(partials, row as usize * ROW);
+        add_count(&mut measures.above, &mut high.above, one.above);
+        add_count(&mut measures.before, &mut high.before, one.before);
+        add_count(&mut measures.after, &mut high.after, one.after);
+        add_count(&mut measures.zeros, &mut high.zeros, one.zeros);
+        measures.max = max(measures.max, one.max);
+        measures.small += one.small;
+        measures.medium += one.medium;
+        measures.big += one.big;
         row += units;
     }
-    reduce(&mut seen, units, 1u32);
+    reduce(&mut measures, units, 1u32);
     reduce(&mut high, units, 1u32);
     if UNIT_POS == 0u32 {
         let at = tensor * FIELDS;
-        put_count(status, at, seen.above, high.above);
-        put_count(status, at + 2, seen.before, high.before);
-        put_count(status, at + 4, seen.after, high.after);
-        put_count(status, at + 6, seen.zeros, high.zeros);
+        put_count(status, at, measures.above, high.above);
+        put_count(status, at + 2, measures.before, high.before);
+        put_count(status, at + 4, measures.after, high.after);
+        put_count(status, at + 6, measures.zeros, high.zeros);
         // Powers of two by their exponents, limited to those that f32 has: the sum is zero or vanishes where they are not.
-        let unit = max(seen.max >> 23u32, 1u32);
+        let unit = max(measures.max >> 23u32, 1u32);
         let small = power(max(SMALL, unit + 1u32) - unit);
         let medium = power(max(MEDIUM, unit + 1u32) - unit);
         let big = power(min(BIG - unit, 254u32));
-        let squares =
-            seen.small * small * small + seen.medium * medium * medium + seen.big * big * big;
-        status[at + 8] = f32::reinterpret(seen.max);
+        let squares = measures.small * small * small
+            + measures.medium * medium * medium
+            + measures.big * big * big;
+        status[at + 8] = f32::reinterpret(measures.max);
         status[at + 9] = power(unit);
         status[at + 10] = squares.sqrt();
     }

@@ -19,7 +19,7 @@ const SMALL_SCALE: f32 = f32::from_bits(((127 + SMALL_EXPONENT) as u32) << 23);
 const FAIR: u32 = (127 - 47) << 23;
 
 #[derive(CubeType)]
-pub struct Seen {
+pub struct Measures {
     pub above: u32,
     pub before: u32,
     pub after: u32,
@@ -31,9 +31,9 @@ pub struct Seen {
 }
 
 #[cube]
-impl Seen {
-    pub fn new() -> Seen {
-        Seen {
+impl Measures {
+    pub fn new() -> Measures {
+        Measures {
             above: 0u32.runtime(),
             before: 0u32.runtime(),
             after: 0u32.runtime(),
@@ -46,8 +46,8 @@ impl Seen {
     }
 
     /// As words: in the order of the fields, from `at` on.
-    pub fn read(words: &[u32], at: usize) -> Seen {
-        Seen {
+    pub fn read(words: &[u32], at: usize) -> Measures {
+        Measures {
             above: words[at],
             before: words[at + 1],
             after: words[at + 2],
@@ -70,7 +70,7 @@ impl Seen {
         words[at + 7] = u32::reinterpret(self.big);
     }
 
-    pub fn add(&mut self, other: &Seen) {
+    pub fn add(&mut self, other: &Measures) {
         self.above += other.above;
         self.before += other.before;
         self.after += other.after;
@@ -97,61 +97,61 @@ pub fn is_special(max: u32, limit: u32) -> bool {
 
 /// Looks at one value before and after scaling.
 #[cube]
-pub fn observe(seen: &mut Seen, scaled: f32, value: f32, edge: u32) {
+pub fn observe(measures: &mut Measures, scaled: f32, value: f32, edge: u32) {
     let bits = magnitude(value);
     let bad = bits >= INFINITY;
-    seen.above += select(bits >= edge, 1u32, 0u32);
-    seen.before += select(magnitude(scaled) >= INFINITY, 1u32, 0u32);
-    seen.after += select(bad, 1u32, 0u32);
+    measures.above += select(bits >= edge, 1u32, 0u32);
+    measures.before += select(magnitude(scaled) >= INFINITY, 1u32, 0u32);
+    measures.after += select(bad, 1u32, 0u32);
 
     let bits = select(bad, 0u32, bits);
-    seen.max = max(seen.max, bits);
+    measures.max = max(measures.max, bits);
     let big = bits > BIG;
     let small = bits < SMALL;
     let scale = select(big, BIG_SCALE, select(small, SMALL_SCALE, 1.0f32));
     let magnitude = f32::reinterpret(bits) * scale;
     let square = magnitude * magnitude;
-    seen.big += select(big, square, 0.0f32);
-    seen.small += select(small, square, 0.0f32);
-    seen.medium += select(big || small, 0.0f32, square);
+    measures.big += select(big, square, 0.0f32);
+    measures.small += select(small, square, 0.0f32);
+    measures.medium += select(big || small, 0.0f32, square);
 }
 
-/// Adds up what the units of a cube have seen, by planes of so many units where the device has them. The sum is that
+/// Adds up what the units of a cube have measured, by planes of so many units where the device has them. The sum is that
 /// of the plane's units then, and else of the cube's; it is whole in the first unit. `units` is a power of two.
 #[cube]
-pub fn reduce(seen: &mut Seen, #[comptime] units: u32, #[comptime] plane: u32) {
+pub fn reduce(measures: &mut Measures, #[comptime] units: u32, #[comptime] plane: u32) {
     if comptime!(plane > 1) {
         let steps = comptime!(plane.ilog2());
         #[unroll]
         for step in 0..steps {
             let mask = comptime!(1u32 << step);
-            seen.max = max(seen.max, plane_shuffle_xor(seen.max, mask));
-            seen.zeros += plane_shuffle_xor(seen.zeros, mask);
-            seen.medium += plane_shuffle_xor(seen.medium, mask);
+            measures.max = max(measures.max, plane_shuffle_xor(measures.max, mask));
+            measures.zeros += plane_shuffle_xor(measures.zeros, mask);
+            measures.medium += plane_shuffle_xor(measures.medium, mask);
         }
-        // Most have seen nothing special.
-        let counts = seen.above | seen.before | seen.after;
-        if plane_any(counts != 0u32 || seen.small + seen.big > 0.0f32) {
+        // Most have found nothing special.
+        let counts = measures.above | measures.before | measures.after;
+        if plane_any(counts != 0u32 || measures.small + measures.big > 0.0f32) {
             #[unroll]
             for step in 0..steps {
                 let mask = comptime!(1u32 << step);
-                seen.above += plane_shuffle_xor(seen.above, mask);
-                seen.before += plane_shuffle_xor(seen.before, mask);
-                seen.after += plane_shuffle_xor(seen.after, mask);
-                seen.small += plane_shuffle_xor(seen.small, mask);
-                seen.big += plane_shuffle_xor(seen.big, mask);
+                measures.above += plane_shuffle_xor(measures.above, mask);
+                measures.before += plane_shuffle_xor(measures.before, mask);
+                measures.after += plane_shuffle_xor(measures.after, mask);
+                measures.small += plane_shuffle_xor(measures.small, mask);
+                measures.big += plane_shuffle_xor(measures.big, mask);
             }
         }
     } else {
         let mut all = Shared::<[u32]>::new_slice(comptime!(ROW * units as usize));
         let unit = UNIT_POS as usize;
         let mut distance = comptime!(units / 2).runtime();
-        seen.write(&mut all, unit * ROW);
+        measures.write(&mut all, unit * ROW);
         sync_cube();
         while distance > 0u32 {
             if UNIT_POS < distance {
-                seen.add(&Seen::read(&all, (unit + distance as usize) * ROW));
-                seen.write(&mut all, unit * ROW);
+                measures.add(&Measures::read(&all, (unit + distance as usize) * ROW));
+                measures.write(&mut all, unit * ROW);
             }
             sync_cube();
             distance /= 2u32;

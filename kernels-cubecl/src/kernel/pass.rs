@@ -7,7 +7,7 @@
 use cubecl::{ir::ElemType, prelude::*};
 
 use super::{
-    observe::{ROW, Seen, is_special, magnitude, observe, reduce},
+    observe::{Measures, ROW, is_special, magnitude, observe, reduce},
     share::{ENTRY, Share, load, store},
 };
 
@@ -126,7 +126,7 @@ pub fn measure<W: Work, I: Float, O: Float, N: Size>(
         }
         let row =
             share.row(table) + (chunk - share.start) * comptime!(rows(form.units, form.plane));
-        let mut seen = Seen::new();
+        let mut measures = Measures::new();
         // All chunks of this tensor that are the cube's own.
         while begin < share.length {
             let end = min(begin + (1u32 << shift), share.length);
@@ -161,8 +161,8 @@ pub fn measure<W: Work, I: Float, O: Float, N: Size>(
                             for lane in 0..width {
                                 if column + comptime!(lane as u32) >= columns {
                                     vector.insert(lane, I::from_int(0));
-                                    seen.zeros -= 1u32;
-                                    seen.above -= select(table[edge] == 0u32, 1u32, 0u32);
+                                    measures.zeros -= 1u32;
+                                    measures.above -= select(table[edge] == 0u32, 1u32, 0u32);
                                 }
                             }
                             raw[i as usize] = Vector::reinterpret(vector);
@@ -175,8 +175,8 @@ pub fn measure<W: Work, I: Float, O: Float, N: Size>(
                     for i in 0..loads {
                         if position + i * units >= end {
                             raw[i as usize] = Vector::new(H::from_int(0));
-                            seen.zeros -= comptime!(width as u32);
-                            seen.above -=
+                            measures.zeros -= comptime!(width as u32);
+                            measures.above -=
                                 select(table[edge] == 0u32, comptime!(width as u32), 0u32);
                         }
                     }
@@ -197,7 +197,7 @@ pub fn measure<W: Work, I: Float, O: Float, N: Size>(
                         let value = values.extract(lane);
                         let bits = magnitude(value);
                         max_bits = max(max_bits, bits);
-                        seen.zeros += select(bits == 0u32, 1u32, 0u32);
+                        measures.zeros += select(bits == 0u32, 1u32, 0u32);
                         squares += value * value;
                     }
                 }
@@ -235,11 +235,16 @@ pub fn measure<W: Work, I: Float, O: Float, N: Size>(
                         let after = Vector::<f32, N>::cast_from(after);
                         #[unroll]
                         for lane in 0..width {
-                            observe(&mut seen, before.extract(lane), after.extract(lane), bits);
+                            observe(
+                                &mut measures,
+                                before.extract(lane),
+                                after.extract(lane),
+                                bits,
+                            );
                         }
                     }
                 } else {
-                    seen.max = max(seen.max, max_bits);
+                    measures.max = max(measures.max, max_bits);
                     medium += squares;
                 }
                 if comptime!(W::MODE == Mode::Write) {
@@ -258,11 +263,11 @@ pub fn measure<W: Work, I: Float, O: Float, N: Size>(
                 position += comptime!(units * loads);
             }
             // Sums of sums: long ones stay accurate.
-            seen.medium += medium;
+            measures.medium += medium;
             begin += (CUBE_COUNT as u32) << shift;
         }
         chunk = share.start + (begin >> shift);
-        publish(&mut seen, partials, row, form);
+        publish(&mut measures, partials, row, form);
     }
 }
 
@@ -282,12 +287,12 @@ fn product<W: Work, I: Float, O: Float, N: Size>(
 /// Writes a row for each plane, or for the cube.
 #[cube]
 #[allow(clippy::manual_is_multiple_of)]
-fn publish(seen: &mut Seen, partials: &mut [u32], row: u32, #[comptime] form: Form) {
-    reduce(seen, comptime!(form.units), comptime!(form.plane));
+fn publish(measures: &mut Measures, partials: &mut [u32], row: u32, #[comptime] form: Form) {
+    reduce(measures, comptime!(form.units), comptime!(form.plane));
     let planes = comptime!(rows(form.units, form.plane));
     let width = comptime!(form.units / planes);
     if UNIT_POS % width == 0u32 {
         let at = ((row + UNIT_POS / width) * comptime!(ROW as u32)) as usize;
-        seen.write(partials, at);
+        measures.write(partials, at);
     }
 }

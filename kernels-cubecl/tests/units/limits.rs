@@ -100,7 +100,7 @@ fn limits_change_nothing_but_the_launches() {
             }
             for (most, buffers) in [(1 << 12, 3), (1 << 31, 5), (1 << 31, 8)] {
                 let narrow = Limits {
-                    most,
+                    max_values: most,
                     buffers,
                     ..limits
                 };
@@ -181,7 +181,7 @@ fn a_step_is_the_same_under_other_limits() {
         let expected = step(list(), &limits);
         for (most, buffers) in [(1 << 12, 5), (1 << 31, 9), (1 << 31, 19)] {
             let narrow = Limits {
-                most,
+                max_values: most,
                 buffers,
                 ..limits
             };

@@ -7,8 +7,8 @@ const LIMITS: Limits = Limits {
     plane: 32,
     multiprocessors: 132,
     max_tensors: MAX_TENSORS,
-    most: MOST,
-    most_shared: MOST,
+    max_values: MAX_VALUES,
+    max_shared: MAX_VALUES,
 };
 /// lavapipe's.
 const SOFTWARE: Limits = Limits {
@@ -17,8 +17,8 @@ const SOFTWARE: Limits = Limits {
     plane: 1,
     multiprocessors: MULTIPROCESSORS,
     max_tensors: MAX_TENSORS_IN_SOFTWARE,
-    most: MOST,
-    most_shared: MOST_SHARED_IN_SOFTWARE,
+    max_values: MAX_VALUES,
+    max_shared: MAX_SHARED_IN_SOFTWARE,
 };
 
 fn extent(span: usize, vector: usize) -> Extent<usize> {
@@ -42,7 +42,7 @@ fn check_under(limits: &Limits, extents: &[Extent<usize>]) -> Plan {
     let mut rows = Vec::new();
     for launch in &plan.launches {
         let total: usize = launch.parts.iter().map(|part| part.values).sum();
-        assert!(total <= MOST && launch.parts.len() <= launch.slots);
+        assert!(total <= MAX_VALUES && launch.parts.len() <= launch.slots);
         assert!((1..=limits.cubes()).contains(&launch.cubes));
         let mut start = 0;
         for (index, part) in launch.parts.iter().enumerate() {

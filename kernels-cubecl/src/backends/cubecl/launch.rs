@@ -156,7 +156,7 @@ pub(super) fn table(client: &Client, device: &CubeDevice, plan: &Plan) -> Words 
     /// Those that were used last, the latest at the end.
     static SENT: Mutex<VecDeque<Sent>> = Mutex::new(VecDeque::new());
     /// The passes of a few models, or of one in a few ways.
-    const KEPT: usize = 32;
+    const MAX_SENT: usize = 32;
 
     let stream = StreamId::current();
     let mut sent = SENT.lock().unwrap_or_else(PoisonError::into_inner);
@@ -170,7 +170,7 @@ pub(super) fn table(client: &Client, device: &CubeDevice, plan: &Plan) -> Words 
     });
     let handle = found.3.clone();
     sent.push_back(found);
-    if sent.len() > KEPT {
+    if sent.len() > MAX_SENT {
         sent.pop_front();
     }
     (handle, plan.table.len())

@@ -45,7 +45,7 @@ impl Laid {
         let span = ((rows - 1) * pitch + columns).next_multiple_of(vector);
         // Of a view, the last row may have no padding.
         let there = tensor.handle.size_in_used() as usize / tensor.elem_size();
-        match span <= there && span <= super::plan::MOST {
+        match span <= there && span <= super::plan::MAX_VALUES {
             true => Self {
                 tensor,
                 span,

@@ -17,10 +17,10 @@ const SLOTS: [usize; 2] = [1, 4];
 /// Where shaders run on the CPU, a branch that no unit takes costs time too, and each tensor of a launch has its own. So few
 /// tensors share one there, and they are small: values of a launch that several share, at most.
 const MAX_TENSORS_IN_SOFTWARE: usize = 4;
-const MOST_SHARED_IN_SOFTWARE: usize = 1 << 16;
+const MAX_SHARED_IN_SOFTWARE: usize = 1 << 16;
 
 /// Values of a launch at most, so that places in it, in bytes of 16 bits too, and counts of what is in it fit 32 bits.
-pub(super) const MOST: usize = 1 << 31;
+pub(super) const MAX_VALUES: usize = 1 << 31;
 
 /// Units of a cube, where the device allows as many.
 const UNITS: u32 = 256;
@@ -44,9 +44,9 @@ pub(super) struct Limits {
     /// Tensors of a launch.
     pub(super) max_tensors: usize,
     /// Values of a launch.
-    pub(super) most: usize,
+    pub(super) max_values: usize,
     /// Values of a launch that several tensors share.
-    pub(super) most_shared: usize,
+    pub(super) max_shared: usize,
 }
 
 impl Limits {
@@ -57,9 +57,9 @@ impl Limits {
             && hardware.plane_size_min == hardware.plane_size_max;
         let units = units(client, UNITS);
         let multiprocessors = hardware.num_streaming_multiprocessors;
-        let (max_tensors, most_shared) = match is_software(client) {
-            true => (MAX_TENSORS_IN_SOFTWARE, MOST_SHARED_IN_SOFTWARE),
-            false => (MAX_TENSORS, MOST),
+        let (max_tensors, max_shared) = match is_software(client) {
+            true => (MAX_TENSORS_IN_SOFTWARE, MAX_SHARED_IN_SOFTWARE),
+            false => (MAX_TENSORS, MAX_VALUES),
         };
         Self {
             buffers: (hardware.max_bindings as usize).saturating_sub(OTHER_BINDINGS),
@@ -70,8 +70,8 @@ impl Limits {
             },
             multiprocessors: multiprocessors.map_or(MULTIPROCESSORS, |count| count as usize),
             max_tensors,
-            most: MOST,
-            most_shared,
+            max_values: MAX_VALUES,
+            max_shared,
         }
     }
 
@@ -256,17 +256,17 @@ fn groups<K: Ord + Copy>(extents: &[Extent<K>], limits: &Limits) -> Vec<Vec<Part
         let fits = groups.last().is_some_and(|group| {
             group.len() < limits.tensors(extent.buffers)
                 && extents[group[0].tensor].kind == extent.kind
-                && values + extent.span <= limits.most.min(limits.most_shared)
+                && values + extent.span <= limits.max_values.min(limits.max_shared)
         });
         if !fits {
             values = 0;
             groups.push(Vec::new());
         }
-        for first in (0..extent.span).step_by(limits.most) {
+        for first in (0..extent.span).step_by(limits.max_values) {
             let part = Part {
                 tensor,
                 first,
-                values: (extent.span - first).min(limits.most),
+                values: (extent.span - first).min(limits.max_values),
             };
             if first > 0 {
                 groups.push(Vec::new());

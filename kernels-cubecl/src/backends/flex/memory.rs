@@ -18,7 +18,7 @@ const SMALLEST: usize = 1 << 9;
 type Words = Vec<u64>;
 
 #[derive(Default)]
-struct Kept {
+struct Pool {
     /// By their lengths.
     free: BTreeMap<usize, Vec<Words>>,
     /// In `free`, at most `limit`.
@@ -28,11 +28,11 @@ struct Kept {
     taken: usize,
 }
 
-static KEPT: LazyLock<Mutex<Kept>> = LazyLock::new(Mutex::default);
+static POOL: LazyLock<Mutex<Pool>> = LazyLock::new(Mutex::default);
 
-fn kept() -> MutexGuard<'static, Kept> {
+fn pool() -> MutexGuard<'static, Pool> {
     // No panic leaves it half done.
-    KEPT.lock().unwrap_or_else(PoisonError::into_inner)
+    POOL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Frees the memory that Flex keeps for the next step's products.
@@ -42,7 +42,7 @@ fn kept() -> MutexGuard<'static, Kept> {
 /// no longer than until a list of other sizes is unscaled. This frees it before, when training is over.
 pub fn release_memory() {
     // Freed when others may take again.
-    let before = std::mem::take(&mut *kept());
+    let before = std::mem::take(&mut *pool());
     drop(before);
 }
 
@@ -58,24 +58,24 @@ fn take_words(length: usize) -> Option<Words> {
     if length < SMALLEST {
         return None;
     }
-    let mut kept = kept();
-    kept.taken += length;
-    let words = kept.free.get_mut(&length)?.pop()?;
-    kept.words -= length;
+    let mut pool = pool();
+    pool.taken += length;
+    let words = pool.free.get_mut(&length)?.pop()?;
+    pool.words -= length;
     Some(words)
 }
 
 /// A list is done: frees what it has not taken, and keeps as much as it has.
-pub(super) fn settle() {
-    let mut kept = kept();
-    let limit = kept.taken;
+pub(super) fn end_list() {
+    let mut pool = pool();
+    let limit = pool.taken;
     if limit > 0 {
-        let next = Kept {
+        let next = Pool {
             limit,
-            ..Kept::default()
+            ..Pool::default()
         };
-        let before = std::mem::replace(&mut *kept, next);
-        drop(kept);
+        let before = std::mem::replace(&mut *pool, next);
+        drop(pool);
         drop(before);
     }
 }
@@ -89,10 +89,10 @@ impl Drop for Product {
         if words.len() < SMALLEST {
             return;
         }
-        let mut kept = kept();
-        if kept.words + words.len() <= kept.limit {
-            kept.words += words.len();
-            kept.free.entry(words.len()).or_default().push(words);
+        let mut pool = pool();
+        if pool.words + words.len() <= pool.limit {
+            pool.words += words.len();
+            pool.free.entry(words.len()).or_default().push(words);
         }
     }
 }

@@ -27,7 +27,7 @@ use crate::{
 };
 use measure::{count_fields, row};
 pub use memory::release_memory;
-use pass::{blend, look, product};
+use pass::{blend, inspect, product};
 use value::Value;
 
 /// Lists of fewer values are done before a second thread has woken up.
@@ -59,7 +59,7 @@ impl AmpOps for Flex {
             Job::Unscale { keep_dtype, edge } => unscale(tensors, keep_dtype, edge),
             Job::Inspect { edge } => vec![status(each(
                 tensors,
-                |tensor| by_dtype!(tensor.dtype(), T => look::<T>(tensor, edge)),
+                |tensor| by_dtype!(tensor.dtype(), T => inspect::<T>(tensor, edge)),
             ))],
             Job::Histogram => {
                 let counts = each(
@@ -129,7 +129,7 @@ fn unscale(mut tensors: Vec<FlexTensor>, keep_dtype: bool, edge: f32) -> Vec<Fle
             false => product::<S, <S as Value>::Real, true>(tensor, factor, edge),
         })
     });
-    memory::settle();
+    memory::end_list();
     let (mut products, found): (Vec<_>, _) = unscaled.into_iter().unzip();
     products.push(status(found));
     products

@@ -24,14 +24,14 @@ const BLOCK: usize = 32 * PAIR;
 
 /// `factor` times the source, and `keep` times what the target holds if it is kept; rounded to the target's dtype.
 #[derive(Clone, Copy)]
-struct Formula<R, const MEASURED: bool, const KEPT: bool> {
+struct Formula<R, const MEASURED: bool, const BLENDED: bool> {
     factor: R,
     keep: R,
     /// From here on, what is made counts as large.
     edge: f32,
 }
 
-impl<R: Real, const MEASURED: bool, const KEPT: bool> Formula<R, MEASURED, KEPT> {
+impl<R: Real, const MEASURED: bool, const BLENDED: bool> Formula<R, MEASURED, BLENDED> {
     #[inline(always)]
     fn make<C: Cpu, S: Value, T: Value<Real = R>>(
         self,
@@ -42,7 +42,7 @@ impl<R: Real, const MEASURED: bool, const KEPT: bool> Formula<R, MEASURED, KEPT>
         let (read, held) = (S::widen(cpu, source), T::widen(cpu, target));
         let made = std::array::from_fn(|i| {
             let product = read[i].elem::<R>() * self.factor;
-            match KEPT {
+            match BLENDED {
                 true => self.keep * held[i] + product,
                 false => product,
             }
@@ -79,9 +79,9 @@ impl<R: Real, const MEASURED: bool, const KEPT: bool> Formula<R, MEASURED, KEPT>
 }
 
 /// What one thread measures at a time.
-struct Look<'a, T>(&'a [T], f32);
+struct Inspect<'a, T>(&'a [T], f32);
 
-impl<T: Value> Work for Look<'_, T> {
+impl<T: Value> Work for Inspect<'_, T> {
     type Output = TensorStatus;
 
     #[inline(always)]
@@ -101,10 +101,10 @@ impl<T: Value> Work for Look<'_, T> {
 }
 
 /// What one thread makes at a time: of the source, or of what is there already. `S` and `T` are the same then.
-struct Make<'a, S, T: Value, const MEASURED: bool, const KEPT: bool> {
+struct Make<'a, S, T: Value, const MEASURED: bool, const BLENDED: bool> {
     source: Option<&'a [S]>,
     target: &'a mut [T],
-    formula: Formula<T::Real, MEASURED, KEPT>,
+    formula: Formula<T::Real, MEASURED, BLENDED>,
     streams: bool,
 }
 
@@ -198,20 +198,20 @@ fn joined(found: impl IndexedParallelIterator<Item = TensorStatus>) -> TensorSta
 }
 
 /// What is found in a tensor, by several threads if there is enough to do.
-pub(super) fn look<T: Value>(mut tensor: FlexTensor, edge: f32) -> TensorStatus {
+pub(super) fn inspect<T: Value>(mut tensor: FlexTensor, edge: f32) -> TensorStatus {
     make_whole::<T>(&mut tensor);
     let values: &[T] = tensor.storage();
     match values.len() <= CHUNK {
-        true => run(Look(values, edge)),
-        false => joined((values.par_chunks(CHUNK)).map(|values| run(Look(values, edge)))),
+        true => run(Inspect(values, edge)),
+        false => joined((values.par_chunks(CHUNK)).map(|values| run(Inspect(values, edge)))),
     }
 }
 
 /// Works a formula out, with several threads if there is enough to do.
-fn make<S: Value, T: Value, const MEASURED: bool, const KEPT: bool>(
+fn make<S: Value, T: Value, const MEASURED: bool, const BLENDED: bool>(
     source: Option<&[S]>,
     target: &mut [T],
-    formula: Formula<T::Real, MEASURED, KEPT>,
+    formula: Formula<T::Real, MEASURED, BLENDED>,
 ) -> TensorStatus {
     let streams = MEASURED && size_of_val(target) >= STREAMED;
     let chunk = |(at, target): (usize, _)| {

@@ -1,4 +1,6 @@
-//! Programs that must not compile, and what the compiler says.
+//! Programs that must not compile, and what the compiler says; links of the pages.
+
+mod links;
 
 #[test]
 fn mistakes_do_not_compile() {

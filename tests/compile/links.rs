@@ -1,0 +1,87 @@
+//! Links in the README, the book and the other pages lead to files and headings that are there.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// The pages of a folder and of those in it.
+fn pages(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap().flatten();
+    let pages = entries.flat_map(|entry| match entry.path() {
+        path if path.is_dir() => pages(&path),
+        path => vec![path],
+    });
+    let is_page = |path: &PathBuf| path.extension().is_some_and(|end| end == "md");
+    pages.filter(is_page).collect()
+}
+
+/// Without what stands in fences: code.
+fn prose(page: &Path) -> String {
+    let text = fs::read_to_string(page).unwrap();
+    text.split("```").step_by(2).collect()
+}
+
+/// As mdBook and GitHub name a heading.
+fn anchor(heading: &str) -> String {
+    let heading = heading.trim().to_lowercase();
+    let known = |letter: &char| letter.is_alphanumeric() || "-_ ".contains(*letter);
+    heading
+        .chars()
+        .filter(known)
+        .collect::<String>()
+        .replace(' ', "-")
+}
+
+fn has_heading(page: &Path, name: &str) -> bool {
+    let text = prose(page);
+    let headings = text.lines().filter(|line| line.starts_with('#'));
+    headings
+        .map(|line| anchor(line.trim_start_matches('#')))
+        .any(|found| found == name)
+}
+
+/// What is wrong with a link of a page, if something is.
+fn fault(page: &Path, link: &str, book: &Path) -> Option<&'static str> {
+    let (path, heading) = link.split_once('#').unwrap_or((link, ""));
+    let target = match path {
+        "" => page.to_path_buf(),
+        path => page.parent()?.join(path),
+    };
+    let Ok(target) = target.canonicalize() else {
+        return Some("no such file");
+    };
+    // The built book has no other files.
+    if page.starts_with(book) && !target.starts_with(book) {
+        return Some("it leaves the book");
+    }
+    (!heading.is_empty() && !has_heading(&target, heading)).then_some("no such heading")
+}
+
+#[test]
+fn links_lead_somewhere() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("..")
+        .canonicalize()
+        .unwrap();
+    let book = root.join("docs/src");
+    let mut all = vec![root.join("README.md"), root.join("CONTRIBUTING.md")];
+    for folder in ["docs", "examples", "kernels-cubecl/benches"] {
+        all.extend(pages(&root.join(folder)));
+    }
+    let (mut links, mut faults) = (0, Vec::new());
+    for page in &all {
+        let text = prose(page);
+        let targets = text
+            .split("](")
+            .skip(1)
+            .filter_map(|rest| rest.split(')').next());
+        for link in targets.filter(|link| !link.contains("://")) {
+            links += 1;
+            let found = fault(page, link, &book);
+            faults.extend(found.map(|fault| format!("{}: `{link}`: {fault}", page.display())));
+        }
+    }
+    assert!(links > 100, "{links} links were found");
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}

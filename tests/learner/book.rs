@@ -19,9 +19,10 @@ fn block_with(chapter: &str, language: &str, text: &str) -> String {
 /// From the plain program to the one with loss scaling, both of which are run as documentation tests.
 #[test]
 fn the_diff_in_the_book_turns_one_program_into_the_other() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/src/learner.md");
-    let chapter = fs::read_to_string(path).unwrap();
-    let plain = block_with(&chapter, "rust", "Learner::new(model, AdamWConfig");
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |path: &str| fs::read_to_string(here.join(path)).unwrap();
+    let (chapter, programs) = (read("../../docs/src/learner.md"), read("programs.md"));
+    let plain = block_with(&programs, "rust", "Learner::new(model, AdamWConfig");
     let scaled = block_with(&chapter, "rust", "amp.learner(model, AdamWConfig");
     let diff = block_with(&chapter, "diff", "amp.learner");
     assert_eq!(patch(&plain, &diff), scaled);

@@ -247,6 +247,10 @@ fn other_panics_come_through_unchanged_and_the_scope_closes() {
     assert_eq!(payload.downcast_ref::<u64>(), Some(&42));
     let payload = run(&|| panic!("no such token"));
     assert_eq!(payload.downcast_ref::<&str>(), Some(&"no such token"));
+    // Of a program that speaks of dtypes too.
+    let payload = run(&|| panic!("the tokens' dtype must be f16"));
+    let message = payload.downcast_ref::<&str>();
+    assert_eq!(message, Some(&"the tokens' dtype must be f16"));
     // Burn's own, of shapes.
     let payload = run(&|| drop(vector(&[1.0, 2.0]) + vector(&[1.0, 2.0, 3.0])));
     let message = payload.downcast_ref::<String>().unwrap();

@@ -167,10 +167,7 @@ pub(crate) fn dtype_clash(
     parameter: Option<Arc<str>>,
 ) -> AmpError {
     let message = panic_message(&*panic).to_string();
-    // As Flex, Burn's tensors and CubeCL word it.
-    let lower = message.to_lowercase();
-    let words = ["dtype", "f16", "data type"];
-    if !words.iter().any(|word| lower.contains(word)) {
+    if !CLASHES.iter().any(|clash| message.contains(clash)) {
         resume_unwind(panic);
     }
     AmpError::DTypeClash {
@@ -179,6 +176,17 @@ pub(crate) fn dtype_clash(
         message,
     }
 }
+
+/// What Burn 0.22.1 says when two dtypes meet: its Flex backend (an operation on two tensors, a layer norm), its fusion, its
+/// ndarray backend, and an einsum.
+const CLASHES: [&str; 6] = [
+    "dtype mismatch",
+    "does not match input dtype",
+    "DTypeMismatch",
+    "Data type mismatch",
+    "data type mismatch",
+    "must have the same dtype",
+];
 
 /// The scope whose half precision the thread is in; none in an island, or outside.
 fn innermost() -> Option<Arc<Open>> {

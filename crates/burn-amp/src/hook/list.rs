@@ -1,7 +1,7 @@
 //! The hooks of an optimizer, their types forgotten.
 
 use burn::module::Module;
-use std::{any::Any, cell::LazyCell, fmt::Debug};
+use std::{any::Any, cell::LazyCell};
 
 use super::{Applied, Hook, Parameters, Proposed, Resolution, State, Verdict};
 use crate::{
@@ -15,37 +15,12 @@ use crate::{
     record::AmpRecord,
 };
 
-/// A [`Hook`] of any type.
-trait AnyHook: Any + Debug + Send + Sync {
-    fn name(&self) -> &str;
-    fn judge(&mut self, step: &mut Proposed<'_>) -> Verdict;
-    fn applied(&mut self, step: &mut Applied<'_>);
-    fn state(&self) -> Option<State>;
-    fn restore(&mut self, state: Option<State>) -> Result<(), String>;
+/// A [`Hook`] whose type is forgotten, and that can be cloned all the same.
+trait AnyHook: Any + Hook {
     fn boxed(&self) -> Box<dyn AnyHook>;
 }
 
-impl<H: Hook> AnyHook for H {
-    fn name(&self) -> &str {
-        Hook::name(self)
-    }
-
-    fn judge(&mut self, step: &mut Proposed<'_>) -> Verdict {
-        Hook::judge(self, step)
-    }
-
-    fn applied(&mut self, step: &mut Applied<'_>) {
-        Hook::applied(self, step);
-    }
-
-    fn state(&self) -> Option<State> {
-        Hook::state(self)
-    }
-
-    fn restore(&mut self, state: Option<State>) -> Result<(), String> {
-        Hook::restore(self, state)
-    }
-
+impl<H: Hook + Clone> AnyHook for H {
     fn boxed(&self) -> Box<dyn AnyHook> {
         Box::new(self.clone())
     }
@@ -81,7 +56,7 @@ impl Default for Judgement {
 
 impl Hooks {
     /// Adds a hook, in the place of one of the same name.
-    pub(crate) fn add(&mut self, hook: impl Hook) -> Result<(), AmpError> {
+    pub(crate) fn add(&mut self, hook: impl Hook + Clone) -> Result<(), AmpError> {
         let name = hook.name().to_string();
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-".contains(c);
         if name.is_empty() || !name.chars().all(is_plain) {

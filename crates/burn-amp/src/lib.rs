@@ -98,6 +98,7 @@ mod param_tensors;
 mod parts;
 mod pending;
 mod pipeline;
+mod prepare;
 mod rank;
 mod record;
 mod rehearsal;

@@ -46,6 +46,9 @@
 //! - [`GradScaler`] and [`MasterWeights`]: PyTorch's calls, for half-precision parameters and ported programs.
 //! - `MixedPrecision::launch` (feature `train`): Burn's `Learner` in half precision.
 
+#[macro_use]
+mod warning;
+
 mod account;
 mod accumulation;
 mod adaloss;

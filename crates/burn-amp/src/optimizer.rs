@@ -541,7 +541,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             Some(state) => self.scaler.restore(state, &origin)?,
             None => {
                 self.scaler.reset();
-                log::warn!(
+                warn!(
                     "{origin} is the record of an optimizer without loss scaling: the scaler starts fresh, at loss scale {}",
                     self.scaler.loss_scale()
                 );

@@ -378,7 +378,7 @@ impl GradScaler {
                 }
             }
             None if entries.has_scopes => SAID.call_once(|| {
-                log::warn!(
+                warn!(
                     "this optimizer adjusts a loss scale of its own, which the model's `MixedPrecision` does not use: \
                      build it with `ScaledOptimizer::new(optim, &amp)`"
                 );
@@ -403,7 +403,7 @@ impl GradScaler {
         let unused = opened == self.opened && amp.is_scaled();
         self.opened = opened;
         if unused && !std::mem::replace(&mut self.warned_of_no_scope, true) {
-            log::warn!(
+            warn!(
                 "no `autocast` of this optimizer's `MixedPrecision` was entered since its last step, so its loss scale cannot \
                  adjust itself: give the optimizer the `MixedPrecision` of the model, not another one (clones share one scale)"
             );

@@ -414,7 +414,7 @@ fn warned_of_f32<R: CastFloat>(output: R) -> R {
         tensor
     });
     if is_tracked.get() && !IS_SAID.replace(true) {
-        log::warn!(
+        warn!(
             "`autocast` trains in f32: no `MixedPrecision` is in force here. In a Learner it is that of \
              `amp.learner(model, optim, lr)`, in a loop `amp.autocast(input, ..)`. `MixedPrecision::f32()` says that f32 is meant"
         );

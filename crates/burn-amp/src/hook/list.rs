@@ -154,7 +154,7 @@ impl Hooks {
             let name = hook.name().to_string();
             let state = record.take_hook(&name);
             if state.is_none() && (steps > 0 || hook.state().is_some()) {
-                log::warn!(
+                warn!(
                     "{} holds no state of the hook `{name}`, which starts again, after {steps} steps",
                     record.origin()
                 );
@@ -191,9 +191,7 @@ pub(crate) fn applied<M: Module>(
         let Parameter { path, value, .. } = old();
         let (shape, other) = (value.shape(), new.shape());
         if other != shape {
-            log::warn!(
-                "a hook gave `{path}` a value of shape {other}, but it has {shape}: it stays"
-            );
+            warn!("a hook gave `{path}` a value of shape {other}, but it has {shape}: it stays");
             return None;
         }
         Some(new.moved_to(&value.device()).cast(value.dtype()))

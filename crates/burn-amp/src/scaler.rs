@@ -404,8 +404,9 @@ impl GradScaler {
         self.opened = opened;
         if unused && !std::mem::replace(&mut self.warned_of_no_scope, true) {
             warn!(
-                "no `autocast` of this optimizer's `MixedPrecision` was entered since its last step, so its loss scale cannot \
-                 adjust itself: give the optimizer the `MixedPrecision` of the model, not another one (clones share one scale)"
+                "no `autocast` of this optimizer's `MixedPrecision` was entered since its last step, so the forward pass ran in f32 and the loss \
+                 scale cannot adjust itself: run it in `amp.autocast(input, |x| model.forward(x))`. If it is, the optimizer has another \
+                 `MixedPrecision` than the model: make one, and clone it"
             );
         }
     }

@@ -38,7 +38,10 @@ fn the_program_in_the_book_marks_what_is_not_plain_burn() {
     // Lines without a mark are plain Burn, in its order.
     let mut old = plain.lines();
     for (line, _) in lines.iter().filter(|(_, is_marked)| !is_marked) {
-        assert!(old.any(|old| old == *line), "not in the plain program: {line}");
+        assert!(
+            old.any(|old| old == *line),
+            "not in the plain program: {line}"
+        );
     }
     let is_plain = |line: &str| plain.lines().any(|old| old == line);
     for (line, _) in lines.iter().filter(|(_, is_marked)| *is_marked) {

@@ -139,6 +139,29 @@ fn a_low_rank_adapter_over_a_base_that_trains() {
     assert!(error.to_string().contains("Freeze the base"), "{error}");
 }
 
+/// Burn keeps one reparameterization of a parameter, and drops the adapter that comes second: nothing is left to train.
+#[test]
+fn a_low_rank_adapter_after_the_precision() {
+    let device = device();
+    let linear: Linear = fill(LinearConfig::new(3, 3).init(&device), 1);
+    let amp = f16(two(12));
+    let wrong = linear
+        .apply_reparameterization(amp.clone())
+        .apply_lora(Lora::new(2, 4.0));
+    assert!(wrong.weight.adapter().is_none());
+    assert!(!wrong.weight.base().is_require_grad());
+
+    let input: Tensor<2> = random(1, [2, 3], &device);
+    let error = amp.check(&wrong, |m| {
+        let output = amp.autocast(input.clone(), |x| m.forward(x));
+        output.square().mean()
+    });
+    assert!(
+        matches!(error, Err(AmpError::NoGradients { .. })),
+        "{error:?}"
+    );
+}
+
 #[derive(Module, Debug)]
 struct Net {
     stem: Linear,

@@ -7,7 +7,7 @@ fn both(
     run: &Run,
     optim: impl Fn(&MixedPrecision) -> ScaledOptimizer,
 ) -> (Done, ScaledOptimizer, Net) {
-    let done = run.launch_with(|amp| amp.learner(net(), optim(amp), lr()));
+    let done = run.launch_with(with(&optim));
     let amp = run.amp();
     let mut optim = optim(&amp);
     let net = run.by_hand(&amp, &mut optim);
@@ -25,17 +25,13 @@ fn a_window_is_a_step_and_one_overflow_skips_all_of_it() {
     assert!(all_finite(&done.model));
 }
 
-fn plain_sgd(amp: &MixedPrecision) -> Made {
-    amp.learner(net(), sgd(amp), lr())
-}
-
 /// Other than without.
 #[test]
 fn clipping() {
     let run = Run::default().poisoned([20]);
     let clip = GradientClip::GlobalNorm(0.1);
     let (clipped, ..) = both(&run, |amp| sgd(amp).with_clipping(clip).unwrap());
-    assert!(values(&clipped.model) != values(&run.launch_with(plain_sgd).model));
+    assert!(values(&clipped.model) != values(&run.launch_with(with(sgd)).model));
 }
 
 /// `overwrite_frequency` and a skipped step included.
@@ -82,16 +78,15 @@ fn a_guard() {
     assert_eq!(done.amp.counters(), counters);
     let skips = (1..=4).flat_map(|epoch| done.metric(epoch, "Skipped Steps"));
     assert_eq!(skips.filter(|entry| entry == "100,1").count(), 4);
-    assert!(values(&done.model) != values(&spiked().launch_with(plain_sgd).model));
+    assert!(values(&done.model) != values(&spiked().launch_with(with(sgd)).model));
 }
 
 /// Its statistics are in the checkpoint.
 #[test]
 fn a_resumed_run_guards_on() {
-    let launch = |run: &Run, folder: &Folder| {
-        run.launch_in(folder, |amp| amp.learner(net(), guarded(amp), lr()))
-    };
-    let [expected, _, found] = resumed_with(&spiked(), launch);
+    let [expected, _, found] = resumed_with(&spiked(), |run, folder| {
+        run.launch_in(folder, with(guarded))
+    });
     assert_eq!(expected.counters().guarded(), 4);
     assert_eq!(found.counters(), expected.counters());
     assert!(values(&found.model) == values(&expected.model));

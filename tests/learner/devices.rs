@@ -1,12 +1,8 @@
 //! Several devices. Flex has one; two workers on it are two threads with a fork of the model each.
 
-use burn::{
-    module::Devices,
-    tensor::distributed::{DistributedConfig, ReduceOperation},
-};
+use burn::tensor::distributed::{DistributedConfig, ReduceOperation};
 use std::{
     collections::BTreeMap,
-    fmt,
     sync::{Arc, Mutex, mpsc},
     thread::{self, ThreadId},
 };
@@ -37,23 +33,29 @@ fn an_overflow_on_one_device_skips_the_step_for_all() {
 #[test]
 fn the_workers_never_differ() {
     for optim in WAYS {
-        let (run, folder) = (run().with_workers(optim), temp_dir());
-        let model = Witnessed {
-            scaled: burns(&run.amp()).unwrap().model(),
-            seen: Arc::default(),
-        };
-        let seen = model.seen.clone();
-        let learner = Learner::new(model, AdamConfig::new().init(), ConstantLr::new(0.05));
-        let model = run.training(folder.path()).launch(learner).model;
-        assert_eq!(model.scaled.scaler().counters().skipped(), 3);
+        let seen: Arc<Mutex<Vec<Seen>>> = Arc::default();
+        let done = run().with_workers(optim).launch_with(|amp| {
+            let own = Witness {
+                net: net(),
+                amp: amp.clone(),
+                seen: seen.clone(),
+            };
+            amp.learner(
+                Model { own },
+                AdamConfig::new().init(),
+                ConstantLr::new(0.05),
+            )
+        });
+        assert_eq!(done.counters().skipped(), 3);
 
         let mut seen = std::mem::take(&mut *seen.lock().unwrap());
-        seen.sort_by_key(|one| one.steps);
+        seen.sort_by_key(|one| one.counters.steps());
         assert_eq!(seen.len(), 2 * 9);
         for (step, both) in seen.chunks(2).enumerate() {
             let [one, other] = both else { unreachable!() };
-            assert_eq!(one.steps, step as u64);
-            assert_eq!(one.scaler, other.scaler);
+            assert_eq!(one.counters.steps(), step as u64);
+            assert_eq!(one.counters, other.counters);
+            assert_eq!(one.scale, other.scale, "at step {step}");
             assert!(one.parameters == other.parameters, "at step {step}");
             assert_ne!(one.thread, other.thread);
         }
@@ -67,106 +69,33 @@ fn the_workers_never_differ() {
 #[derive(Debug)]
 struct Seen {
     thread: ThreadId,
-    steps: u64,
-    scaler: Bytes,
+    counters: StepCounters,
+    scale: f32,
     parameters: BTreeMap<String, (u64, Values)>,
 }
 
-/// A scaled model that notes what each of its steps was made with.
-#[derive(Clone, Debug)]
-struct Witnessed {
-    scaled: Scaled<Net>,
+/// A model that notes what each of its steps was made with.
+#[derive(Module, Debug)]
+struct Witness {
+    net: Net,
+    #[module(skip)]
+    amp: MixedPrecision,
+    #[module(skip)]
     seen: Arc<Mutex<Vec<Seen>>>,
 }
 
-impl Witnessed {
-    fn with(self, change: impl FnOnce(Scaled<Net>) -> Scaled<Net>) -> Self {
-        Self {
-            scaled: change(self.scaled),
-            seen: self.seen,
+impl Own for Witness {
+    fn output(&self, batch: Batch) -> ClassificationOutput {
+        // A validation needs no gradients.
+        if self.net.head.weight.val().is_require_grad() {
+            self.seen.lock().unwrap().push(Seen {
+                thread: thread::current().id(),
+                counters: self.amp.counters(),
+                scale: self.amp.loss_scale(),
+                parameters: parameters(&self.net),
+            });
         }
-    }
-}
-
-impl TrainStep for Witnessed {
-    type Input = Batch;
-    type Output = ClassificationOutput;
-
-    fn step(&self, batch: Batch) -> TrainOutput<ClassificationOutput> {
-        self.seen.lock().unwrap().push(Seen {
-            thread: thread::current().id(),
-            steps: self.scaled.scaler().counters().steps(),
-            scaler: scaler_state(self.scaled.scaler()),
-            parameters: parameters(&self.scaled),
-        });
-        TrainStep::step(&self.scaled, batch)
-    }
-
-    fn optimize(
-        self,
-        optim: &mut ModuleOptimizer,
-        lr: ModuleLearningRate,
-        grads: GradientsParams,
-    ) -> Self {
-        self.with(|scaled| scaled.optimize(optim, lr, grads))
-    }
-
-    fn optimize_multi(
-        self,
-        optim: &mut ModuleOptimizer,
-        lr: ModuleLearningRate,
-        grads: MultiGradientsParams,
-    ) -> Self {
-        self.with(|scaled| scaled.optimize_multi(optim, lr, grads))
-    }
-}
-
-impl InferenceStep for Witnessed {
-    type Input = Batch;
-    type Output = ClassificationOutput;
-
-    fn step(&self, batch: Batch) -> ClassificationOutput {
-        InferenceStep::step(&self.scaled, batch)
-    }
-}
-
-impl Module for Witnessed {
-    fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
-        self.scaled.visit(visitor);
-    }
-
-    fn map<T: ModuleMapper>(self, mapper: &mut T) -> Self {
-        self.with(|scaled| scaled.map(mapper))
-    }
-
-    fn collect_devices(&self, devices: Devices) -> Devices {
-        self.scaled.collect_devices(devices)
-    }
-
-    fn fork(self, device: &Device) -> Self {
-        self.with(|scaled| scaled.fork(device))
-    }
-
-    fn to_device(self, device: &Device) -> Self {
-        self.with(|scaled| scaled.to_device(device))
-    }
-
-    fn train(self) -> Self {
-        self.with(Module::train)
-    }
-
-    fn valid(&self) -> Self {
-        self.clone().with(|scaled| scaled.valid())
-    }
-
-    fn materialize(self) -> Self {
-        self.with(Module::materialize)
-    }
-}
-
-impl fmt::Display for Witnessed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.scaled.fmt(f)
+        InferenceStep::step(&self.net, batch)
     }
 }
 

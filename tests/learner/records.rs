@@ -1,7 +1,7 @@
 //! Checkpoints with and without this crate, whole and damaged.
 
 use burn::optim::LionConfig;
-use burn_pack::{Reader, Writer};
+use burn_pack::Writer;
 use std::{fs, path::Path};
 
 use crate::support::*;
@@ -42,47 +42,34 @@ fn state(folder: &Folder, epoch: usize) -> Vec<String> {
     names
 }
 
-/// A Learner without this crate goes on from a checkpoint with a scaler, whatever its optimizer.
+/// A Learner without this crate goes on from a checkpoint with a scaler, whatever its optimizer, and a scaled Learner from the plain one:
+/// the optimizer's state is taken over, the scaler starts fresh.
 #[test]
-fn a_plain_learner_resumes_a_scaled_checkpoint() {
+fn plain_and_scaled_learners_resume_from_each_other() {
     for (name, optim) in optimizers() {
         println!("{name}");
         let scaled = |amp: &MixedPrecision| amp.learner(net(), optim.clone(), lr());
-        let first = Run::of(1).launch_with(scaled);
+        let Done { model, folder, .. } = Run::of(1).launch_with(scaled);
         let forgetful = temp_dir();
-        copy(first.folder.path(), forgetful.path());
-        let before = values(&first.model);
-        let second = plain(&Run::of(2).resumed(1), optim.clone(), &first.folder);
-        assert!(values(&second) != before);
-        assert_eq!(state(&first.folder, 1), state(&first.folder, 2));
+        copy(folder.path(), forgetful.path());
+        let second = plain(&Run::of(2).resumed(1), optim.clone(), &folder);
+        assert!(values(&second) != values(&model));
+        assert_eq!(state(&folder, 1), state(&folder, 2));
 
         // The state was taken over: with a fresh one, the second epoch is another.
         let file = forgetful.path().join("checkpoint/optim-1.bpk");
         Writer::new(Vec::new()).write_to_file(file).unwrap();
-        let other = plain(&Run::of(2).resumed(1), optim, &forgetful);
+        let other = plain(&Run::of(2).resumed(1), optim.clone(), &forgetful);
         assert_eq!(values(&other) == values(&second), name == "SGD");
 
-        // And back again: what comes from a plain run has no scaler, which starts fresh.
-        let stored = Resume::check(first.folder.path(), 2).unwrap();
-        assert!(stored.record().is_none());
-    }
-}
-
-/// A scaled Learner goes on from a plain checkpoint: the optimizer's state is taken over, the scaler starts fresh.
-#[test]
-fn a_scaled_learner_resumes_a_plain_checkpoint() {
-    for (name, optim) in optimizers() {
-        println!("{name}");
-        let folder = temp_dir();
-        plain(&Run::of(1), optim.clone(), &folder);
+        // And back again: what comes from a plain run has no scaler.
         let record = |epoch| Resume::check(folder.path(), epoch).unwrap();
-        assert!(record(1).record().is_none());
-        let scaled = |amp: &MixedPrecision| amp.learner(net(), optim.clone(), lr());
-        let done = Run::of(2).resumed(1).launch_in(&folder, scaled);
-        assert_eq!(done.counters().steps(), 6);
-        assert_eq!(state(&folder, 1), state(&folder, 2));
-        let scaler = done.model.scaler();
-        assert_eq!(stored_state(&record(2)), scaler_state(scaler));
+        assert!(record(2).record().is_none());
+        let third = Run::of(3).resumed(2).launch_in(&folder, scaled);
+        assert_eq!(third.counters().steps(), 6);
+        assert_eq!(state(&folder, 2), state(&folder, 3));
+        let scaler = third.model.scaler();
+        assert_eq!(stored_state(&record(3)), scaler_state(scaler));
     }
 }
 
@@ -103,22 +90,13 @@ fn the_loss_scale_is_there_as_soon_as_the_checkpoint_is_read() {
 
 /// Changes the bytes of the scaler's state.
 fn rewrite_state(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
-    let reader = Reader::from_file(path).unwrap();
-    let scalars = reader.scalars().clone();
-    let mut tensors = reader.into_tensors().unwrap();
-    let name = format!("{STATE_ID}.scaler");
-    let index = tensors.iter().position(|tensor| tensor.name == name);
-    let (name, dtype, _, id, bytes) = tensors.remove(index.unwrap()).into_parts().unwrap();
-    let mut bytes = bytes.to_vec();
-    change(&mut bytes);
-    let shape = burn::tensor::Shape::from([bytes.len()]);
-    let bytes = Bytes::from_bytes_vec(bytes);
-    tensors.push(burn_pack::Tensor::new(name, dtype, shape, id, bytes));
-    let mut writer = Writer::new(tensors);
-    for (name, value) in scalars {
-        writer = writer.with_scalar(&name, value);
-    }
-    writer.write_to_file(path).unwrap();
+    let bytes = Bytes::from_bytes_vec(fs::read(path).unwrap());
+    let mut pack = burn_amp_tests::pack(bytes);
+    let state = pack.tensors.get_mut(&format!("{STATE_ID}.scaler"));
+    let (_, (_, shape, bytes)) = state.unwrap();
+    change(bytes);
+    *shape = vec![bytes.len()];
+    fs::write(path, &pack.into_bytes()[..]).unwrap();
 }
 
 #[test]

@@ -26,5 +26,5 @@ pub use data::{Batch, Sample, batches, loader, overflow, samples};
 pub use model::{Model, Net, Own};
 pub use run::{
     Done, Folder, METRICS, Made, Run, WAYS, adam, burns, copy, device, failed, fused, lr, net,
-    pipelined, resumed, resumed_with, sgd, step, temp_dir,
+    pipelined, resumed, resumed_with, sgd, step, temp_dir, with,
 };

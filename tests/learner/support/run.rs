@@ -309,6 +309,13 @@ pub fn net() -> Net {
 /// What `MixedPrecision::learner` makes.
 pub type Made<M = Net> = Result<Learner<Scaled<M>>, AmpError>;
 
+/// Of the optimizer that this makes.
+pub fn with<O: ModuleOptim + Into<ModuleOptimizer>>(
+    optim: impl Fn(&MixedPrecision) -> ScaledOptimizer<O>,
+) -> impl Fn(&MixedPrecision) -> Made {
+    move |amp| amp.learner(net(), optim(amp), lr())
+}
+
 /// Of Burn's own Adam.
 pub fn burns(amp: &MixedPrecision) -> Made {
     amp.learner(net(), AdamConfig::new().init(), lr())

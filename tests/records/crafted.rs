@@ -6,7 +6,10 @@ use serde_json::{Value, json};
 
 use crate::{
     forge::forged,
-    support::{Pack, Small, adam, contents, is_error, master_adam, parameters, refused, trained},
+    support::{
+        Files, Pack, Small, adam, contents, is_error, master_adam, pack, parameters, refused, says,
+        trained,
+    },
 };
 
 /// What is changed in an honest record.
@@ -193,6 +196,43 @@ fn moments_of_another_parameter_are_refused_by_the_step() {
         }
         assert_eq!(parameters(&small), before);
     }
+}
+
+#[test]
+fn a_newer_version_is_refused_and_says_so() {
+    let mut optim = trained(adam(), DType::F32, 0..3, &[]);
+    let records = [optim.into_bytes().unwrap(), optim.scaler().bits()];
+    for found in [2, 1000, u64::MAX] {
+        for bytes in &records {
+            // A later release may have another checksum: this one stays as it was.
+            let mut newer = pack(bytes.clone());
+            scalar("burn_amp.version", Scalar::UInt(found))(&mut newer);
+            let error = refused(&mut adam(), |optim| optim.from_bytes(newer.into_bytes()));
+            let expected = AmpError::NewerRecord {
+                origin: "memory".to_string(),
+                found,
+                supported: 1,
+            };
+            assert_eq!(error, expected);
+            let parts = ["memory", &found.to_string(), "up to 1", "update burn-amp"];
+            says(&error, parts);
+        }
+    }
+}
+
+#[test]
+fn no_version_at_all_is_damage() {
+    let none = [
+        Scalar::UInt(0),
+        Scalar::Int(1),
+        Scalar::Bool(true),
+        Scalar::Float(1.0),
+    ];
+    let cases = none.map(|version| {
+        let other = scalar("burn_amp.version", version);
+        (other, Unreadable("burn_amp.version".into()))
+    });
+    check(adam, DType::F32, cases);
 }
 
 /// What a later release of the same version may add is named; it is no damage.

@@ -353,8 +353,12 @@ mod tests {
     }
 
     #[test]
-    fn of_an_optimizer() {
+    fn of_every_record() {
         run(500, super::optimizer);
+        run(1000, super::scaler);
+        run(1000, super::window);
+        run(1000, super::averages);
+        run(2000, super::state);
     }
 
     /// What an earlier run has found.
@@ -363,25 +367,5 @@ mod tests {
         super::optimizer(&[
             146, 3, 122, 128, 152, 0, 26, 0, 112, 0, 153, 145, 9, 188, 32, 7, 30,
         ]);
-    }
-
-    #[test]
-    fn of_a_scaler() {
-        run(1000, super::scaler);
-    }
-
-    #[test]
-    fn of_a_window() {
-        run(1000, super::window);
-    }
-
-    #[test]
-    fn of_averages() {
-        run(1000, super::averages);
-    }
-
-    #[test]
-    fn of_pytorchs_state() {
-        run(2000, super::state);
     }
 }

@@ -2,23 +2,12 @@
 
 use burn_amp_tests::prelude::*;
 use burn_amp_tests::{Snapshot, resumed};
-use std::path::Path;
 use tempfile::tempdir;
 
 use crate::support::{Run, child, folder};
 
 /// The length of a run.
 const STEPS: usize = 60;
-
-/// The straight run, which leaves its halfway state in the folder: at the begin, halfway and in the end.
-fn straight<O: ModuleOptim>(mut run: Run<O>, folder: &Path) -> [Snapshot; 3] {
-    let start = run.snapshot();
-    run.train_until(STEPS / 2);
-    run.save(folder);
-    let half = run.snapshot();
-    run.train_until(STEPS);
-    [start, half, run.snapshot()]
-}
 
 /// Both halves have overflows, steps and a scale that grows.
 fn assert_eventful([start, half, end]: &[Snapshot; 3]) {
@@ -87,13 +76,15 @@ fn every_schedule_in_mixed_precision() {
 /// The second half in a process that has never seen the first.
 fn resume_in_a_child<O: ModuleOptim>(build: impl Fn() -> Run<O>, test: &str) {
     let halfway = tempdir().unwrap();
-    let straight = straight(build(), halfway.path());
-    assert_eventful(&straight);
+    let start = build().snapshot();
+    let [half, end] = resumed(halfway.path(), &build, STEPS / 2, STEPS);
+    let states = [start, half, end];
+    assert_eventful(&states);
     let output = child(test, halfway.path()).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     let mut resumed = build();
     resumed.load(&halfway.path().join("end"), STEPS);
-    assert_eq!(resumed.snapshot(), straight[2]);
+    assert_eq!(resumed.snapshot(), states[2]);
 }
 
 /// In the child.

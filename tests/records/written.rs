@@ -1,6 +1,6 @@
 //! How a file gets to its place: what can be loaded, with the permissions it had, past what killed runs have left.
 
-use burn_amp_tests::prelude::*;
+use burn_amp_tests::{gradients, prelude::*};
 use burn_pack::Scalar;
 use std::{
     fs::{self, File},
@@ -34,12 +34,7 @@ impl Many {
     }
 
     fn gradients(&self) -> GradientsParams {
-        let mut grads = GradientsParams::new();
-        for param in &self.parameters {
-            let grad = Tensor::<1>::from_data([0.25], &Device::flex());
-            grads.register(param.id, grad);
-        }
-        grads
+        gradients(self, 0, 1.0, FloatDType::F32)
     }
 }
 
@@ -65,10 +60,8 @@ fn more_tensors_than_can_be_loaded_replace_no_file() {
     window.load(&path).unwrap();
     assert_eq!(window.gradients(), 100_000);
     assert_eq!(names(folder.path()), ["window.bpk"]);
-}
 
-#[test]
-fn more_of_an_optimizers_tensors_than_can_be_loaded() {
+    // Of an optimizer that has two tensors for each parameter.
     let many = Many::new(50_001, DType::F32);
     let mut optim = adam();
     optim.step(0.1, many.clone(), many.gradients());

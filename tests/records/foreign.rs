@@ -98,10 +98,10 @@ fn the_state_of_other_settings() {
     assert_eq!(kept.len(), 2);
 
     let (_folder, path) = place("optim.bpk");
-    let build = |amsgrad| {
-        let optim = AdamConfig::new().with_amsgrad(amsgrad).init();
+    let scaled = |optim: ModuleOptimizer| {
         ScaledOptimizer::new(optim, GradScalerConfig::new().init().unwrap())
     };
+    let build = |amsgrad| scaled(AdamConfig::new().with_amsgrad(amsgrad).init());
     let mut optim = trained(build(true), DType::F32, 0..3, &[]);
     optim.save(&path).unwrap();
     let mut without = build(false);
@@ -109,9 +109,8 @@ fn the_state_of_other_settings() {
     assert_eq!(contents(&mut without), contents(&mut optim));
 
     // AdamW's state has Adam's names and meaning: Burn cannot tell them apart, and neither can we.
-    let optim = AdamWConfig::new().init();
-    let mut optim = ScaledOptimizer::new(optim, GradScalerConfig::new().init().unwrap());
-    optim.load(files.path().join("adam.bpk")).unwrap();
+    let mut adam_w = scaled(AdamWConfig::new().init());
+    adam_w.load(files.path().join("adam.bpk")).unwrap();
 }
 
 /// A type of one's own steps, and says what it lacks when it is to be stored.

@@ -11,7 +11,7 @@ fn both(
     let amp = run.amp();
     let mut optim = optim(&amp);
     let net = run.by_hand(&amp, &mut optim);
-    assert!(done.bits() == (values(&net), scaler_state(optim.scaler())));
+    assert!(done.bits() == (values(&net), optim.scaler().bits()));
     (done, optim, net)
 }
 

@@ -235,7 +235,7 @@ pub fn resumed(run: &Run, learner: impl Fn(&MixedPrecision) -> Made) -> [Done; 3
     let runs = resumed_with(run, |run, folder| run.launch_in(folder, &learner));
     let [whole, half, resumed] = &runs;
     let stored = Resume::check(half.folder.path(), 2).unwrap();
-    assert_eq!(stored_state(&stored), scaler_state(half.model.scaler()));
+    assert_eq!(stored_state(&stored), half.model.scaler().bits());
     assert_same(whole, resumed);
     runs
 }
@@ -293,7 +293,7 @@ impl<M> Done<M> {
 impl<M: Module + 'static> Done<M> {
     /// The parameters, and the state of the scaler.
     pub fn bits(&self) -> (Vec<Values>, Bytes) {
-        (values(&self.model), scaler_state(self.model.scaler()))
+        (values(&self.model), self.model.scaler().bits())
     }
 }
 

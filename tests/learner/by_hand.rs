@@ -3,14 +3,16 @@
 use crate::{averages::ema, support::*};
 
 /// A run in a Learner, and the optimizer and the model of the same by hand.
-fn both(
+fn both<O: ModuleOptim + Into<ModuleOptimizer>>(
     run: &Run,
-    optim: impl Fn(&MixedPrecision) -> ScaledOptimizer,
-) -> (Done, ScaledOptimizer, Net) {
+    optim: impl Fn(&MixedPrecision) -> ScaledOptimizer<O>,
+) -> (Done, ScaledOptimizer<O>, Net) {
     let done = run.launch_with(with(&optim));
     let amp = run.amp();
     let mut optim = optim(&amp);
     let net = run.by_hand(&amp, &mut optim);
+    // Waits for what is known a step late.
+    optim.to_record();
     assert!(done.bits() == (values(&net), optim.scaler().bits()));
     (done, optim, net)
 }
@@ -32,6 +34,9 @@ fn clipping() {
     let clip = GradientClip::GlobalNorm(0.1);
     let (clipped, ..) = both(&run, |amp| sgd(amp).with_clipping(clip).unwrap());
     assert!(values(&clipped.model) != values(&run.launch_with(with(sgd)).model));
+    let fused = |amp: &MixedPrecision| ScaledOptimizer::new(fused(), amp);
+    let (clipped, ..) = both(&run, |amp| fused(amp).with_clipping(clip).unwrap());
+    assert!(values(&clipped.model) != values(&run.launch_with(with(fused)).model));
 }
 
 /// `overwrite_frequency` and a skipped step included.

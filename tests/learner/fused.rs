@@ -30,27 +30,6 @@ fn it_trains_as_burns_and_resumes_from_its_checkpoints() {
     }
 }
 
-/// With what a `ScaledOptimizer` adds.
-#[test]
-fn it_is_clipped_in_a_learner() {
-    let run = Run::of(1);
-    let clip = GradientClip::GlobalNorm(0.05);
-    let clipped = |amp: &MixedPrecision| ScaledOptimizer::new(fused(), amp).with_clipping(clip);
-    let clipped = run.launch_with(with(|amp| clipped(amp).unwrap()));
-    let expected = run.launch_with(with(|amp| adam(amp).with_clipping(clip).unwrap()));
-    // The coefficients are f32 numbers here, and f64 ones there.
-    assert!(distance(&clipped, &expected) < 1e-5);
-    assert!(distance(&clipped, &run.launch()) > 1e-4);
-}
-
-/// The largest difference of two values.
-fn distance(one: &Done, other: &Done) -> f32 {
-    let pairs = numbers(&one.model).into_iter().zip(numbers(&other.model));
-    pairs.fold(0.0, |most, (one, other)| {
-        f32::max(most, (one - other).abs())
-    })
-}
-
 /// The same optimizer, of which nobody knows that it need not be waited for.
 struct Waited(FusedAdam);
 

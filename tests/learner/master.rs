@@ -1,5 +1,7 @@
 //! Models whose parameters are bf16 themselves: without a loss scale, and with master weights.
 
+use burn_amp_tests::fill_with_ids;
+
 use crate::support::*;
 
 /// A net that computes in its parameters' precision, without `autocast`.
@@ -15,9 +17,10 @@ impl Own for Half {
     }
 }
 
-/// With parameters in bf16.
+/// With parameters in bf16, and the same ids in every run.
 pub fn half() -> Model<Half> {
-    let net = to_half(net(), FloatDType::BF16, &[]);
+    let net = fill_with_ids(net(), 0, 0.4);
+    let net = to_half(net, FloatDType::BF16, &[]);
     Model { own: Half { net } }
 }
 

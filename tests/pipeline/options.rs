@@ -158,20 +158,6 @@ fn any_optimizer() {
     assert!(trial.state() == simulation.state());
 }
 
-/// The rate that is given with gradients is used for them, though the update is made later.
-#[test]
-fn a_learning_rate_belongs_to_its_gradients() {
-    let mut trial = Trial::new(amp(), sgd);
-    for step in 0..10 {
-        let before = parameters(&trial.net);
-        trial.lr = if step == 4 { 1e-2 } else { 0.0 };
-        trial.step(step, false);
-        // The update of step 4 is received with step 5.
-        assert_eq!(parameters(&trial.net) != before, step == 5, "{step}");
-    }
-    trial.synchronize();
-}
-
 /// A schedule that follows the steps holds after a skip, a call later than it would without the pipeline.
 #[test]
 fn a_learning_rate_schedule_holds_after_a_skip() {

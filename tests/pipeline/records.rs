@@ -121,37 +121,6 @@ fn a_record_taken_without_synchronize_holds_what_the_model_lacks() {
     assert_eq!(optim.to_record().masters(), 4);
 }
 
-/// A half-precision model has fewer digits than its masters: the record has them always.
-#[test]
-fn masters_of_a_half_precision_model_are_stored() {
-    let device = Device::flex().autodiff();
-    let start = to_half(LinearConfig::new(4, 3).init(&device), FloatDType::BF16, &[]);
-    let optim = || PipelinedOptimizer::new(AdamConfig::new().init(), Device::flex()).unwrap();
-    let input = |_| Tensor::<2>::random([2, 4], Distribution::Default, &device);
-    let inputs: Vec<_> = (0..20).map(input).collect();
-    let train = |optim: &mut PipelinedOptimizer, mut model: Linear, steps: Range<usize>| {
-        for input in &inputs[steps] {
-            let output = model.forward(input.clone().cast(FloatDType::BF16));
-            let loss = output.cast(FloatDType::F32).square().mean();
-            let grads = optim.backward(loss, &model);
-            model = optim.step(1e-4, model, grads);
-        }
-        optim.synchronize(model).unwrap()
-    };
-    let mut first = optim();
-    let model = train(&mut first, start, 0..10);
-    let record = first.to_record();
-    assert_eq!(record.masters(), 2);
-    let taken = record.into_bytes().unwrap();
-    let expected = train(&mut first, model.clone(), 10..20);
-
-    let mut second = optim();
-    second.load_record(stored(&taken)).unwrap();
-    let resumed = train(&mut second, model, 10..20);
-    assert!(parameters(&resumed) == parameters(&expected));
-    assert!(bytes(&mut second) == bytes(&mut first));
-}
-
 #[test]
 fn a_damaged_record_leaves_all_as_it_was() {
     let mut trial = Trial::new(amp(), adam);

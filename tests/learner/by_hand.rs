@@ -34,9 +34,20 @@ fn clipping() {
     let clip = GradientClip::GlobalNorm(0.1);
     let (clipped, ..) = both(&run, |amp| sgd(amp).with_clipping(clip).unwrap());
     assert!(values(&clipped.model) != values(&run.launch_with(with(sgd)).model));
-    let fused = |amp: &MixedPrecision| ScaledOptimizer::new(fused(), amp);
-    let (clipped, ..) = both(&run, |amp| fused(amp).with_clipping(clip).unwrap());
-    assert!(values(&clipped.model) != values(&run.launch_with(with(fused)).model));
+}
+
+/// The coefficients of a fused optimizer are f32 numbers, and Burn's f64 ones.
+#[test]
+fn clipping_of_a_fused_optimizer() {
+    let run = Run::of(1);
+    let clip = GradientClip::GlobalNorm(0.05);
+    let optim = |amp: &MixedPrecision| ScaledOptimizer::new(fused(), amp).with_clipping(clip);
+    let (clipped, ..) = both(&run, |amp| optim(amp).unwrap());
+    let burns = run.launch_with(with(|amp| adam(amp).with_clipping(clip).unwrap()));
+    let [clipped, burns, plain] = [clipped, burns, run.launch()].map(|done| numbers(&done.model));
+    let is_near = |(one, other): (&f32, &f32), bound| (one - other).abs() < bound;
+    assert!(clipped.iter().zip(&burns).all(|pair| is_near(pair, 1e-5)));
+    assert!(!clipped.iter().zip(&plain).all(|pair| is_near(pair, 1e-4)));
 }
 
 /// `overwrite_frequency` and a skipped step included.
@@ -58,7 +69,7 @@ fn averages() {
 
 /// The fifth batch of each epoch has a loss that is 50 times too large.
 fn spiked() -> Run {
-    let mut run = Run::default().with_config(GradScalerConfig::new().with_init_scale(16.0));
+    let mut run = Run::default().with_config(at_scale(16.0));
     run.samples[4 * 8 + 3].gain = 50.0;
     run
 }

@@ -60,17 +60,18 @@ fn steps_in(folder: &Folder) -> u64 {
     resume.record().unwrap().counters().unwrap().steps()
 }
 
+type Training = SupervisedTraining<Scaled<Net>>;
+
 /// Who is there to end the run.
-#[derive(Clone, Copy, Debug)]
-enum Listener {
-    Training,
-    /// `amp.training`, for a run that has an interrupter of the program's.
-    TrainingAndOwn,
-    Interrupter,
-    /// Only an interrupter that is not the run's.
-    Stranger,
-    Nobody,
-}
+type Listener = fn(&MixedPrecision, Training) -> Training;
+
+const TRAINING: Listener = |amp, training| amp.training(training);
+
+/// For a run that has an interrupter of the program's.
+const TRAINING_AND_OWN: Listener =
+    |amp, training| amp.training(training.with_interrupter(Interrupter::new()));
+
+const INTERRUPTER: Listener = |amp, training| training.with_interrupter(amp.interrupter());
 
 /// One good epoch, saved; in the second only overflows, of which three in a row are allowed.
 fn exhausted(listener: Listener, run: Run, folder: &Folder) -> Done {
@@ -78,30 +79,20 @@ fn exhausted(listener: Listener, run: Run, folder: &Folder) -> Done {
     let run = run.until(400).resumed(1).with_skips(3).poisoned(0..48);
     let amp = run.amp();
     let learner = burns(&amp).unwrap();
-    let training = run.training(folder.path());
-    let training = match listener {
-        Listener::Training => amp.training(training),
-        Listener::TrainingAndOwn => amp.training(training.with_interrupter(Interrupter::new())),
-        Listener::Interrupter => training.with_interrupter(amp.interrupter()),
-        Listener::Stranger => {
-            amp.interrupter();
-            training
-        }
-        Listener::Nobody => training,
-    };
+    let training = listener(&amp, run.training(folder.path()));
     Done::of(training.launch(learner), &amp, folder)
 }
 
 /// Through Burn's error path, with a message to read, the model as it was, and the checkpoint of the good epoch.
 #[test]
 fn an_exhausted_loss_scale_ends_the_run_as_burn_ends_runs() {
-    for listener in [
-        Listener::Training,
-        Listener::TrainingAndOwn,
-        Listener::Interrupter,
+    for (name, listener) in [
+        ("training", TRAINING),
+        ("training with an interrupter", TRAINING_AND_OWN),
+        ("interrupter", INTERRUPTER),
     ] {
         for workers in [None, Some(WAYS[0]), Some(WAYS[1])] {
-            println!("{listener:?}, {workers:?}");
+            println!("{name}, {workers:?}");
             let folder = temp_dir();
             let done = exhausted(listener, Run::default().with_workers(workers), &folder);
             let error = done.error.as_ref().expect("an error");
@@ -142,13 +133,19 @@ fn a_run_of_infinite_losses_is_not_blamed_on_the_scale() {
 /// Without anybody to tell, a panic with the message, in the thread that has launched the run, before checkpoints are lost.
 #[test]
 fn without_a_listener_the_message_is_that_of_a_panic() {
-    for listener in [Listener::Nobody, Listener::Stranger] {
+    let nobody: Listener = |_, training| training;
+    // Only an interrupter that is not the run's.
+    let stranger: Listener = |amp, training| {
+        amp.interrupter();
+        training
+    };
+    for (name, listener) in [("nobody", nobody), ("stranger", stranger)] {
         let folder = temp_dir();
         let message = panic_message(|| exhausted(listener, Run::default(), &folder));
         assert!(message.starts_with("loss scale exhausted"), "{message}");
-        assert_eq!(steps_in(&folder), 6, "{listener:?}");
+        assert_eq!(steps_in(&folder), 6, "{name}");
         let next = Resume::check(folder.path(), 2);
-        assert!(next.is_err(), "{listener:?}: the run went on");
+        assert!(next.is_err(), "{name}: the run went on");
     }
 }
 
@@ -156,13 +153,13 @@ fn without_a_listener_the_message_is_that_of_a_panic() {
 /// windows of several micro-batches too, before whose first step Burn asks the interrupter.
 #[test]
 fn a_failed_model_can_be_trained_again() {
-    for (reload, listener, windows) in [
-        (true, Listener::Training, None),
-        (false, Listener::Training, None),
-        (true, Listener::Training, Some(3)),
-        (false, Listener::Training, Some(3)),
-        (false, Listener::TrainingAndOwn, Some(3)),
-        (false, Listener::Interrupter, Some(3)),
+    for (reload, listener, again, windows) in [
+        (true, TRAINING, TRAINING, None),
+        (false, TRAINING, TRAINING, None),
+        (true, TRAINING, TRAINING, Some(3)),
+        (false, TRAINING, TRAINING, Some(3)),
+        (false, TRAINING_AND_OWN, INTERRUPTER, Some(3)),
+        (false, INTERRUPTER, INTERRUPTER, Some(3)),
     ] {
         let folder = temp_dir();
         let run = Run::default().with_windows(windows);
@@ -177,14 +174,10 @@ fn a_failed_model_can_be_trained_again() {
         let before = (model.scaler().counters(), parameters(&model));
 
         // What is exhausted stays so: the poison is gone.
-        let again = temp_dir();
+        let folder = temp_dir();
         let learner = Learner::new(model, AdamConfig::new().init(), ConstantLr::new(0.02));
-        let training = Run::of(1).with_windows(windows).training(again.path());
-        let training = match listener {
-            Listener::Training => amp.training(training),
-            _ => training.with_interrupter(amp.interrupter()),
-        };
-        let done = Done::of(training.launch(learner), &amp, &again);
+        let training = Run::of(1).with_windows(windows).training(folder.path());
+        let done = Done::of(again(&amp, training).launch(learner), &amp, &folder);
         assert!(done.error.is_none(), "reload: {reload}");
         amp.run_result().unwrap();
         let steps = 6 / windows.unwrap_or(1) as u64;

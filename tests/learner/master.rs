@@ -26,9 +26,7 @@ pub fn half() -> Model<Half> {
 
 /// With master weights at a loss scale of 1.
 fn learner() -> (MixedPrecision, Learner<Scaled<Model<Half>>>) {
-    let scaler = GradScalerConfig::new()
-        .with_init_scale(1.0)
-        .with_dynamic(false);
+    let scaler = at_scale(1.0).with_dynamic(false);
     let amp = MixedPrecision::bf16().with_scaler(scaler).unwrap();
     let optim = MasterWeights::new(AdamConfig::new().build());
     let learner = amp.learner(half(), optim, lr()).unwrap();

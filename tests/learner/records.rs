@@ -185,37 +185,32 @@ fn the_monitor_shows_what_was_loaded() {
 /// counted.
 #[test]
 fn the_monitor_counts_the_steps_of_all_optimizers() {
+    let waited = counted(adam);
+    assert_eq!(waited.steps(), 48);
+    let pending = counted(|amp| ScaledOptimizer::new(fused(), amp));
+    assert_eq!(pending, waited);
+}
+
+/// The counters after three trainings with Burn's optimizer, and one with this one.
+fn counted<O: ModuleOptim>(last: impl Fn(&MixedPrecision) -> ScaledOptimizer<O>) -> StepCounters {
     let run = Run::of(2).poisoned([11]);
-    let counted = |last: &dyn Fn(&MixedPrecision)| {
-        let amp = run.amp();
-        let [mut first, mut second] = [(); 2].map(|()| {
-            let mut optim = adam(&amp);
-            run.by_hand(&amp, &mut optim);
-            optim
-        });
-        let both = [&first, &second].map(|optim| optim.scaler().counters());
-        let counters = amp.counters();
-        assert_eq!(
-            (both[0].steps(), both[1].steps(), counters.steps()),
-            (12, 12, 24)
-        );
-        let skipped = both[0].skipped() + both[1].skipped();
-        assert_eq!((counters.skipped(), skipped > 1), (skipped, true));
-        first.load_record(second.to_record()).unwrap();
-        run.by_hand(&amp, &mut first);
-        assert_eq!(
-            (first.scaler().counters().steps(), amp.counters().steps()),
-            (24, 36)
-        );
-        drop((first, second));
-        last(&amp);
-        amp.counters()
-    };
-    let waited = counted(&|amp| {
-        run.by_hand(amp, &mut adam(amp));
+    let amp = run.amp();
+    let [mut first, mut second] = [(); 2].map(|()| {
+        let mut optim = adam(&amp);
+        run.by_hand(&amp, &mut optim);
+        optim
     });
-    let pending = counted(&|amp| {
-        run.by_hand(amp, &mut ScaledOptimizer::new(fused(), amp));
-    });
-    assert_eq!((waited.steps(), pending), (48, waited));
+    let both = [&first, &second].map(|optim| optim.scaler().counters());
+    let counters = amp.counters();
+    assert_eq!(both.map(|counters| counters.steps()), [12, 12]);
+    assert_eq!(counters.steps(), 24);
+    let skipped = both[0].skipped() + both[1].skipped();
+    assert_eq!((counters.skipped(), skipped > 1), (skipped, true));
+    first.load_record(second.to_record()).unwrap();
+    run.by_hand(&amp, &mut first);
+    let steps = (first.scaler().counters().steps(), amp.counters().steps());
+    assert_eq!(steps, (24, 36));
+    drop((first, second));
+    run.by_hand(&amp, &mut last(&amp));
+    amp.counters()
 }

@@ -15,9 +15,7 @@ use crate::support::{Net, Trial, parameters};
 
 /// With any optimizer. Two skips in a row are allowed.
 fn trial<O: ModuleOptim + Send + 'static>(optim: O) -> Trial<O> {
-    let config = GradScalerConfig::new()
-        .with_init_scale(1024.0)
-        .with_max_consecutive_skips(Some(2));
+    let config = at_scale(1024.0).with_max_consecutive_skips(Some(2));
     let amp = MixedPrecision::f16().with_scaler(config).unwrap();
     Trial::new(amp, |amp| ScaledOptimizer::new(optim, amp))
 }

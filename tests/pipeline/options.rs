@@ -102,10 +102,7 @@ fn half_precision_parameters() {
     for dtype in [FloatDType::F16, FloatDType::BF16] {
         let device = Device::flex().autodiff();
         let start = to_half(LinearConfig::new(4, 3).init(&device), dtype, &[]);
-        let scaled = || {
-            let scaler = growing(3).with_init_scale(256.0).init().unwrap();
-            ScaledOptimizer::new(SgdConfig::new().init(), scaler)
-        };
+        let scaled = || sgd_under(growing(3).with_init_scale(256.0));
         let mut optim = PipelinedOptimizer::new(scaled(), Device::flex()).unwrap();
         // The masters, one thread.
         let mut plain = scaled();
@@ -125,8 +122,8 @@ fn half_precision_parameters() {
             model = optim.step(1e-5, model, grads);
             assert_eq!(model.weight.val().dtype(), DType::from(dtype));
 
-            let config = GradScalerConfig::new().with_init_scale(scale.into());
-            let grads = config.init().unwrap().backward(loss(&here), &here);
+            let scaler = at_scale(scale.into()).init().unwrap();
+            let grads = scaler.backward(loss(&here), &here);
             masters = plain.step(1e-5, masters, grads);
             let next = to_half(masters.clone(), dtype, &[]);
             shown.push((next, plain.scaler().loss_scale()));

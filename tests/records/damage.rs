@@ -100,10 +100,6 @@ fn check_optimizer<O: ModuleOptim + Clone>(build: impl Fn() -> ScaledOptimizer<O
 #[test]
 fn of_a_scaled_optimizer() {
     check_optimizer(momentum, DType::F32);
-}
-
-#[test]
-fn of_a_scaled_optimizer_with_masters() {
     check_optimizer(master_adam, DType::F16);
 }
 

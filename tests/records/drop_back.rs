@@ -53,9 +53,7 @@ fn we_read_burns_file() {
     assert_eq!(AmpRecord::load(&path).unwrap().counters(), None);
 
     // A scaler far from its start, with settings of its own.
-    let config = GradScalerConfig::new()
-        .with_init_scale(1024.0)
-        .with_growth_interval(2);
+    let config = at_scale(1024.0).with_growth_interval(2);
     let fresh = config.init().unwrap();
     let scaled = ScaledOptimizer::new(AdamConfig::new().init(), fresh.clone());
     let mut scaled = trained(scaled, DType::F32, 0..5, &[4]);

@@ -10,8 +10,7 @@ use crate::support::{
 
 /// A scaler with nothing at its default, some steps old.
 fn seasoned() -> GradScaler {
-    let scaler = GradScalerConfig::new()
-        .with_init_scale(512.0)
+    let scaler = at_scale(512.0)
         .with_growth_factor(4.0)
         .with_backoff_factor(0.25)
         .with_growth_interval(7)
@@ -48,8 +47,7 @@ fn in_every_way(record: &AmpRecord) -> [AmpRecord; 3] {
 
 #[test]
 fn a_scaler_in_every_way() {
-    let fixed = GradScalerConfig::new().with_init_scale(96.0);
-    let fixed = fixed.with_dynamic(false).init().unwrap();
+    let fixed = at_scale(96.0).with_dynamic(false).init().unwrap();
     for scaler in [seasoned(), fixed] {
         let record = scaler.to_record();
         assert_eq!(record.schedule(), Some(&scaler.schedule()));

@@ -49,7 +49,7 @@ pub fn values<M: Module>(module: &M) -> Vec<Values> {
 }
 
 /// The same of f32 parameters, as numbers.
-fn numbers<M: Module>(module: &M) -> Vec<f32> {
+pub fn numbers<M: Module>(module: &M) -> Vec<f32> {
     let values = values(module);
     assert!(!values.is_empty());
     let bytes = values.iter().flat_map(|(.., bytes)| bytes.as_chunks().0);

@@ -5,7 +5,7 @@ mod data;
 mod model;
 mod run;
 
-pub use bits::{STATE_ID, all_finite, assert_same, pack, stored_state, values};
+pub use bits::{STATE_ID, all_finite, assert_same, numbers, pack, stored_state, values};
 pub use burn::{
     data::{
         dataloader::{DataLoader, Progress},

@@ -115,7 +115,7 @@ fn a_full_disk() {
 }
 
 #[test]
-#[ignore = "run by a_full_disk"]
+#[ignore = "run in a process that may not write large files"]
 fn saves_once() {
     let Some(folder) = folder() else { return };
     match states()[1].save(folder.join("optim.bpk")) {

@@ -95,7 +95,7 @@ fn check<O: ModuleOptim>(
 }
 
 #[test]
-fn counters_that_no_run_has_counted() {
+fn a_scalers_state_that_no_run_has() {
     let counters = |values| state("/counters", values);
     let more = counters(json!({"steps": 3, "skipped": 4}));
     let large = counters(json!({"steps": 1_u64 << 40, "skipped": 1_u64 << 39}));
@@ -110,21 +110,23 @@ fn counters_that_no_run_has_counted() {
         let most = counters(json!({name: u64::MAX}));
         (most, Unreadable(u64::MAX.to_string()))
     });
+    let scale = |scale: f64| state("/schedule", json!({"scale": scale}));
+    // Between two calls there is a step or a skip, or nothing.
+    let pending = |outcome: &str| state("", json!({"pending": outcome}));
+    let no_outcome = ["Accumulated", "Dropped", "NoGradients"].map(|outcome| {
+        let error = format!("its iteration is {outcome}");
+        (pending(outcome), Unreadable(error))
+    });
     let cases = [
         (more, Unreadable("4 skipped steps of 3".into())),
         (large, Loads),
-    ];
-    check(adam, DType::F32, cases.into_iter().chain(most));
-}
-
-#[test]
-fn a_loss_scale_of_minus_zero() {
-    let scale = |scale: f64| state("/schedule", json!({"scale": scale}));
-    let cases = [
         (scale(-0.0), Unreadable("`scale` is -0".into())),
         (scale(-1.0), Unreadable("`scale` is -1".into())),
         (scale(0.5), Loads),
+        (pending("Stepped"), Loads),
+        (pending("Skipped"), Loads),
     ];
+    let cases = cases.into_iter().chain(most).chain(no_outcome);
     check(adam, DType::F32, cases);
 }
 
@@ -270,17 +272,4 @@ fn a_rank_that_its_tensors_do_not_have() {
     };
     check(adam, DType::F32, ranks());
     check(master_adam, DType::F16, ranks());
-}
-
-/// Between two calls there is a step or a skip, or nothing.
-#[test]
-fn an_outcome_that_no_iteration_has() {
-    let pending = |outcome: &str| state("", json!({"pending": outcome}));
-    let no_outcome = ["Accumulated", "Dropped", "NoGradients"].map(|outcome| {
-        let error = format!("its iteration is {outcome}");
-        (pending(outcome), Unreadable(error))
-    });
-    let outcomes = ["Stepped", "Skipped"].map(|outcome| (pending(outcome), Loads));
-    let cases = no_outcome.into_iter().chain(outcomes);
-    check(adam, DType::F32, cases);
 }

@@ -1,6 +1,7 @@
 //! Several devices. Flex has one; two workers on it are two threads with a fork of the model each.
 
 use burn::tensor::distributed::{DistributedConfig, ReduceOperation};
+use burn_amp_tests::scaled_by_hand;
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, mpsc},
@@ -117,10 +118,14 @@ fn replicas_with_the_same_reduced_gradients_stay_the_same() {
             for batch in (0..3).flat_map(|_| batches.clone()) {
                 let model = learner.model();
                 let own = learner.train_step(batch).grads;
-                to.send(copy(&own, &model)).unwrap();
+                // Divided by 1. A clone has a container of its own.
+                let scaler = at_scale(1.0).init().unwrap();
+                let own = scaled_by_hand(&scaler, own);
+                let own = scaler.unscale(own, &*model).unwrap();
+                to.send(own.clone().into_params()).unwrap();
                 let mut sum = GradientsAccumulator::new();
                 // Both sum in the order of ranks, as an all-reduce would.
-                let mut both = [own, from.recv().unwrap()];
+                let mut both = [own.into_params(), from.recv().unwrap()];
                 both.rotate_left(rank);
                 for grads in both {
                     sum.accumulate(&model, grads);
@@ -142,21 +147,4 @@ fn replicas_with_the_same_reduced_gradients_stay_the_same() {
     // A step of both is one step of the schedule: three overflows, and one clean step after the last.
     assert_eq!(amp.loss_scale(), 8192.0);
     assert_eq!(learner.model().scaler().growth_tracker(), 1);
-}
-
-/// The same tensors in a container of their own.
-fn copy<M: Module>(grads: &GradientsParams, model: &M) -> GradientsParams {
-    struct Copy<'a>(&'a GradientsParams, GradientsParams);
-
-    impl ModuleVisitor for Copy<'_> {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            if let Some(grad) = self.0.get::<D>(param.id) {
-                self.1.register(param.id, grad);
-            }
-        }
-    }
-
-    let mut copy = Copy(grads, GradientsParams::new());
-    model.visit(&mut copy);
-    copy.1
 }

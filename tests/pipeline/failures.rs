@@ -1,6 +1,6 @@
 //! What goes wrong, on either side: nothing is lost in silence, and the module is given back.
 
-use burn_amp_tests::{is_error, prelude::*, says};
+use burn_amp_tests::{fill, is_error, prelude::*, says};
 use std::{
     sync::{
         Arc, Mutex,
@@ -198,16 +198,6 @@ fn bad_gradients_and_rates_are_refused_at_once() {
     assert_eq!(trial.counters().steps(), 0);
 }
 
-/// Adds to every parameter, as weight clipping and the like do.
-struct Add(f32);
-
-impl ModuleMapper for Add {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let add = self.0;
-        param.map(|tensor| (tensor.inner().add_scalar(add)).autodiff().require_grad())
-    }
-}
-
 #[test]
 fn another_module_is_refused_until_it_is_reloaded() {
     let mut trial = sgd();
@@ -223,11 +213,13 @@ fn another_module_is_refused_until_it_is_reloaded() {
     trial.net = own;
     trial.synchronize();
     let mut refused = None;
-    let mut edited = trial.net.map(&mut Add(0.5));
+    // As weight clipping and the like do.
+    let edit = |net: Net, step| fill(net, 7 * step, 0.5);
+    let mut edited = edit(trial.net, 3);
     for step in 3..6 {
         trial.net = edited.clone();
         match trial.try_step(trial.gradients(step)) {
-            Ok(()) => edited = trial.net.clone().map(&mut Add(0.5)),
+            Ok(()) => edited = edit(trial.net.clone(), step),
             Err(error) => {
                 is_error(&error, "OtherModule", []);
                 refused.get_or_insert(step);

@@ -56,12 +56,9 @@ fn survey<T: Clone, S: PartialEq + Debug>(
 }
 
 fn assert_clean(error: &AmpError) {
-    let known = matches!(
-        error,
-        AmpError::DamagedRecord { .. }
-            | AmpError::ForeignRecord { .. }
-            | AmpError::NewerRecord { .. }
-    );
+    let known = ["DamagedRecord", "ForeignRecord", "NewerRecord"];
+    let variant = format!("{error:?}");
+    let known = known.iter().any(|known| variant.starts_with(known));
     assert!(known, "{error:?}");
     assert!(error.to_string().starts_with("memory "), "{error}");
 }

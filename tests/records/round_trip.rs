@@ -191,34 +191,33 @@ fn what_was_saved_last_is_loaded() {
         let saved = trained(adam(), DType::F32, 0..steps, &[]).save(path);
         saved.unwrap();
     };
-    // What is in the folder before, and the names by which it is saved and loaded.
-    type Before<'a> = &'a dyn Fn(&Path);
-    let nothing: Before = &|_| ();
-    let an_old_file: Before = &|folder| save(&folder.join("optim.bpk"), 1);
-    let a_folder: Before = &|folder| fs::create_dir(folder.join("optim")).unwrap();
-    let without_extension = |folder: &Path, steps| {
-        save(&folder.join("old.bpk"), steps);
-        fs::rename(folder.join("old.bpk"), folder.join("optim")).unwrap();
+    let save_as = |path: &Path, steps| {
+        save(&path.with_extension("old.bpk"), steps);
+        fs::rename(path.with_extension("old.bpk"), path).unwrap();
     };
-    let an_old_file_without: Before = &|folder| without_extension(folder, 1);
+    // What is in the folder before, and the names by which it is saved and loaded.
     for (before, name, files) in [
-        (nothing, "optim", 1),
-        (an_old_file, "optim.bpk", 1),
-        (a_folder, "optim", 2),
-        (an_old_file_without, "optim", 2),
+        (None, "optim", 1),
+        (Some("optim.bpk"), "optim.bpk", 1),
+        (Some("a folder"), "optim", 2),
+        (Some("optim"), "optim", 2),
     ] {
         let folder = tempdir().unwrap();
-        before(folder.path());
+        match before {
+            None => {}
+            Some("a folder") => fs::create_dir(folder.path().join("optim")).unwrap(),
+            Some(file) => save_as(&folder.path().join(file), 1),
+        }
         let path = folder.path().join(name);
         save(&path, 3);
         assert!(folder.path().join("optim.bpk").is_file());
-        assert_eq!(loaded_steps(&path), 3);
-        assert_eq!(names(folder.path()).len(), files, "what was left behind");
+        assert_eq!(loaded_steps(&path), 3, "{before:?}");
+        assert_eq!(names(folder.path()).len(), files, "{before:?}");
     }
     // Without any other, a file needs no extension to be loaded.
-    let folder = tempdir().unwrap();
-    without_extension(folder.path(), 3);
-    assert_eq!(loaded_steps(&folder.path().join("optim")), 3);
+    let (_folder, path) = place("optim");
+    save_as(&path, 3);
+    assert_eq!(loaded_steps(&path), 3);
 }
 
 fn loaded_steps(path: &Path) -> u64 {

@@ -76,8 +76,7 @@ fn what_burn_would_round_replaces_no_file() {
     optim.save(&path).unwrap();
     let good = fs::read(&path).unwrap();
     let many = Many::new(2, DType::F64);
-    let loss = many.parameters[0].val().sum() + many.parameters[1].val().sum();
-    let grads = optim.backward(loss, &many);
+    let grads = gradients(&many, 0, 1.0, FloatDType::F64);
     optim.step(0.1, many, grads);
     let error = optim.save(&path).unwrap_err();
     is_error(&error, "RecordIo", ["f64", "configure(FloatDType::F64)"]);
@@ -100,24 +99,21 @@ fn trains_in_f64() {
     let Some(folder) = folder() else { return };
     Device::default().configure(FloatDType::F64).unwrap();
     let path = folder.join("optim.bpk");
-    let step = |optim: &mut ScaledOptimizer<ModuleOptimizer>, many: Many| {
-        let cubes = many.parameters.iter();
-        let cubes = cubes.map(|p| p.val().powi_scalar(3).sum());
-        let loss = cubes.reduce(|a, b| a + b);
-        let grads = optim.backward(loss.unwrap(), &many);
+    let step = |optim: &mut ScaledOptimizer<ModuleOptimizer>, many: Many, step| {
+        let grads = gradients(&many, step, 0.1, FloatDType::F64);
         optim.step(0.1, many, grads)
     };
     let (mut optim, mut many) = (adam(), Many::new(2, DType::F64));
-    for _ in 0..3 {
-        many = step(&mut optim, many);
+    for count in 0..3 {
+        many = step(&mut optim, many, count);
     }
     optim.save(&path).unwrap();
     let mut resumed = adam();
     resumed.load(&path).unwrap();
     let mut again = many.clone();
-    for _ in 0..3 {
-        many = step(&mut optim, many);
-        again = step(&mut resumed, again);
+    for count in 3..6 {
+        many = step(&mut optim, many, count);
+        again = step(&mut resumed, again, count);
     }
     let saved = contents(&mut optim);
     let mut tensors = saved.tensors.values();

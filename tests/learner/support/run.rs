@@ -394,9 +394,6 @@ pub trait Trained:
 {
 }
 
-impl<M> Trained for M where
-    M: LearnerModel
-        + TrainStep<Input = Batch, Output = ClassificationOutput>
-        + InferenceStep<Input = Batch, Output = ClassificationOutput>
-{
-}
+impl Trained for Net {}
+impl<M: Own + 'static> Trained for Model<M> {}
+impl<M: Trained + 'static> Trained for Scaled<M> {}

@@ -1,12 +1,6 @@
-use burn::{
-    backend::Dispatch,
-    tensor::{DType, Tensor},
-};
+use burn::tensor::{DType, Tensor};
 
-use crate::{
-    backends::has_kernels,
-    ops::{AmpOps, Job, TensorVec, weighted_sum},
-};
+use crate::{backends::has_kernels, ops::Job, run::run};
 
 /// `keep * target + add * source`, element by element, in one pass: a running sum (`keep` 1), a moving average.
 ///
@@ -70,20 +64,10 @@ fn blended<const D: usize>(
         "only tensors of one shape can be blended"
     );
     let is_wide = matches!(target.dtype(), DType::F32 | DType::F64);
-    let (target, source) = (
-        target.inner().into_dispatch(),
-        source.inner().into_dispatch(),
-    );
+    let tensors = [target, source].map(|tensor| tensor.inner().into_dispatch());
+    let has_kernels = is_wide && tensors.iter().all(has_kernels);
     let found_inf = found_inf.map(|found| found.inner().into_dispatch());
-    let sum = match is_wide && has_kernels(&target) && has_kernels(&source) {
-        true => {
-            let tensors = [target, source].into_iter().chain(found_inf);
-            let tensors = TensorVec(tensors.collect());
-            Dispatch::amp_run(tensors, Job::Blend { keep, add })
-                .0
-                .remove(0)
-        }
-        false => weighted_sum::<Dispatch>(target, source, keep, add, found_inf),
-    };
-    Tensor::from_dispatch(sum)
+    let tensors = tensors.into_iter().chain(found_inf);
+    let mut sum = run(has_kernels, tensors, Job::Blend { keep, add });
+    Tensor::from_dispatch(sum.remove(0))
 }

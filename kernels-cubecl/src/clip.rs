@@ -151,25 +151,7 @@ pub(crate) fn clip_factor(table: &[u32], rows: &[u32], gradient: usize) -> f32 {
                 middle %= TOP;
             }
         }
-        // Its root, bit by bit, until there are 24.
-        let mut root = 0u32;
-        let mut rest = 0u32;
-        let mut pairs = 36u32;
-        while pairs > 0u32 && root < HALF {
-            pairs -= 1u32;
-            let mut word = low;
-            if pairs >= 24u32 {
-                word = high;
-            } else if pairs >= 12u32 {
-                word = middle;
-            }
-            rest = rest * 4u32 + (word >> (2u32 * (pairs % 12u32))) % 4u32;
-            root *= 2u32;
-            if rest > 2u32 * root {
-                rest -= 2u32 * root + 1u32;
-                root += 1u32;
-            }
-        }
+        let (pairs, mut root) = root_of(high, middle, low);
         exponent += pairs;
         // Where the sum is not the norm itself.
         if kind > OWN && exponent < SHIFT + 138u32 {
@@ -184,6 +166,30 @@ pub(crate) fn clip_factor(table: &[u32], rows: &[u32], gradient: usize) -> f32 {
         factor = quotient(table[gradient * WORDS + 1], exponent, root);
     }
     factor
+}
+
+/// The first 24 bits of the root of a number of three words, found bit by bit, and how many bits follow them.
+#[cfg_attr(feature = "cubecl", cube)]
+fn root_of(high: u32, middle: u32, low: u32) -> (u32, u32) {
+    let mut root = 0u32;
+    let mut rest = 0u32;
+    let mut pairs = 36u32;
+    while pairs > 0u32 && root < HALF {
+        pairs -= 1u32;
+        let mut word = low;
+        if pairs >= 24u32 {
+            word = high;
+        } else if pairs >= 12u32 {
+            word = middle;
+        }
+        rest = rest * 4u32 + (word >> (2u32 * (pairs % 12u32))) % 4u32;
+        root *= 2u32;
+        if rest > 2u32 * root {
+            rest -= 2u32 * root + 1u32;
+            root += 1u32;
+        }
+    }
+    (pairs, root)
 }
 
 /// Whether a gradient's norm is a part of the one that counts.

@@ -2,7 +2,7 @@
 
 use burn::{
     backend::ir::{BackendIr, CustomOpIr, HandleContainer, ScalarIr, TensorId, TensorIr},
-    tensor::{DType, Shape},
+    tensor::{DType, Element, FloatDType, Shape},
 };
 
 use crate::{
@@ -12,101 +12,133 @@ use crate::{
     update_row::{ROW, UNDECIDED, UpdateRule},
 };
 
-const UNSCALE: &str = "amp::unscale";
-const INSPECT: &str = "amp::inspect";
-const HISTOGRAM: &str = "amp::histogram";
-const BLEND: &str = "amp::blend";
-const MUL_CAST: &str = "amp::mul_cast";
-const UPDATE: &str = "amp::update";
-const ADVANCE: &str = "amp::advance";
-const DECIDE: &str = "amp::decide";
+/// How a job is noted: its name, the shapes and dtypes of what it gives, and its numbers, which are read to note it and written to do it.
+type Row<'a> = (&'static str, Vec<Output>, Vec<&'a mut dyn Number>);
 
-/// All of them, for a registry.
-#[cfg(feature = "router")]
-pub(crate) const IDS: [&str; 8] = [
-    UNSCALE, INSPECT, HISTOGRAM, BLEND, MUL_CAST, UPDATE, ADVANCE, DECIDE,
-];
+type Output = (Shape, DType);
+
+fn like(tensor: &TensorIr) -> Output {
+    (tensor.shape.clone(), tensor.dtype)
+}
+
+impl Job {
+    /// The table of all jobs. Without inputs, a row's outputs mean nothing.
+    fn row(&mut self, inputs: &[TensorIr]) -> Row<'_> {
+        let flat = |length: usize| vec![(Shape::from([length]), DType::F32)];
+        let of_first = |output: &dyn Fn(&TensorIr) -> Output| {
+            let first = inputs.first();
+            first.map(output).into_iter().collect()
+        };
+        match self {
+            Self::Unscale { keep_dtype, edge } => {
+                let outputs = products(inputs, *keep_dtype);
+                ("amp::unscale", outputs, vec![keep_dtype, edge])
+            }
+            Self::Inspect { edge } => ("amp::inspect", flat(inputs.len() * FIELDS), vec![edge]),
+            Self::Histogram => ("amp::histogram", flat(2 * BINS), vec![]),
+            Self::Blend { keep, add } => ("amp::blend", of_first(&like), vec![keep, add]),
+            Self::MulCast { dtype, factor } => {
+                let product = |tensor: &TensorIr| (tensor.shape.clone(), (*dtype).into());
+                ("amp::mul_cast", of_first(&product), vec![factor])
+            }
+            Self::Update { rule } => ("amp::update", updated(inputs, *rule), vec![rule]),
+            Self::Advance => ("amp::advance", of_first(&like), vec![]),
+            Self::Decide { rule } => {
+                let parameters = |sent: &TensorIr| sent.shape.num_elements() / UNDECIDED;
+                let rows = |sent: &TensorIr| (Shape::from([parameters(sent), ROW]), DType::F32);
+                ("amp::decide", of_first(&rows), vec![rule])
+            }
+        }
+    }
+
+    /// One of each, with numbers that are still to be written. Where a job has a dtype, it is that of its first output.
+    fn all(dtype: FloatDType) -> [Self; 8] {
+        let (edge, [keep, add, factor]) = (0.0, [0.0; 3]);
+        let (keep_dtype, rule) = (false, UpdateRule::of_number(0));
+        [
+            Self::Unscale { keep_dtype, edge },
+            Self::Inspect { edge },
+            Self::Histogram,
+            Self::Blend { keep, add },
+            Self::MulCast { dtype, factor },
+            Self::Update { rule },
+            Self::Advance,
+            Self::Decide { rule },
+        ]
+    }
+
+    /// The names of all jobs, for a registry.
+    #[cfg(feature = "router")]
+    pub(crate) fn names() -> [&'static str; 8] {
+        Self::all(FloatDType::F32).map(|mut job| job.row(&[]).0)
+    }
+
+    fn of(desc: &CustomOpIr) -> Option<Self> {
+        let mut jobs = Self::all(desc.outputs.first()?.dtype.into()).into_iter();
+        let mut job = jobs.find(|job| { *job }.row(&[]).0 == desc.id)?;
+        let numbers = job.row(&[]).2;
+        let fit = numbers.len() == desc.scalars.len();
+        (numbers.into_iter().zip(&desc.scalars)).for_each(|(number, noted)| number.set(*noted));
+        fit.then_some(job)
+    }
+}
+
+/// A number of a job.
+trait Number {
+    fn note(&self) -> ScalarIr;
+    fn set(&mut self, noted: ScalarIr);
+}
+
+impl<E: Element> Number for E {
+    fn note(&self) -> ScalarIr {
+        ScalarIr::new(*self, &E::dtype())
+    }
+
+    fn set(&mut self, noted: ScalarIr) {
+        *self = noted.elem();
+    }
+}
+
+impl Number for UpdateRule {
+    fn note(&self) -> ScalarIr {
+        ScalarIr::UInt(self.number())
+    }
+
+    fn set(&mut self, noted: ScalarIr) {
+        *self = Self::of_number(noted.elem());
+    }
+}
+
+/// All tensors but the last, and a status.
+fn products(inputs: &[TensorIr], keep_dtype: bool) -> Vec<Output> {
+    let tensors = inputs.split_last().map_or(&[][..], |(_, tensors)| tensors);
+    let product = |tensor: &TensorIr| match keep_dtype || tensor.dtype == DType::F64 {
+        true => like(tensor),
+        false => (tensor.shape.clone(), DType::F32),
+    };
+    let status = (Shape::from([tensors.len() * FIELDS]), DType::F32);
+    tensors.iter().map(product).chain([status]).collect()
+}
+
+/// Of each parameter, all but the gradient.
+fn updated(inputs: &[TensorIr], rule: UpdateRule) -> Vec<Output> {
+    let mut tensors = inputs;
+    let mut outputs = Vec::new();
+    while let [_, parameter, ..] = tensors {
+        let (own, rest) = tensors.split_at(rule.tensors(parameter.dtype));
+        outputs.extend(own[1..].iter().map(like));
+        tensors = rest;
+    }
+    outputs
+}
 
 /// Notes a job, with ids for its outputs that `new_id` gives.
-pub(crate) fn note(job: Job, inputs: &[TensorIr], new_id: impl Fn() -> TensorId) -> CustomOpIr {
-    let float = |value: f32| ScalarIr::Float(value.into());
-    let (id, scalars) = match job {
-        Job::Unscale { keep_dtype, edge } => {
-            (UNSCALE, vec![ScalarIr::Bool(keep_dtype), float(edge)])
-        }
-        Job::Inspect { edge } => (INSPECT, vec![float(edge)]),
-        Job::Histogram => (HISTOGRAM, vec![]),
-        Job::Blend { keep, add } => (BLEND, vec![ScalarIr::Float(keep), ScalarIr::Float(add)]),
-        Job::MulCast { factor, .. } => (MUL_CAST, vec![ScalarIr::Float(factor)]),
-        Job::Update { rule } => (UPDATE, rule_scalars(rule)),
-        Job::Advance => (ADVANCE, vec![]),
-        Job::Decide { rule } => (DECIDE, rule_scalars(rule)),
-    };
+pub(crate) fn note(mut job: Job, inputs: &[TensorIr], new_id: impl Fn() -> TensorId) -> CustomOpIr {
+    let (name, outputs, numbers) = job.row(inputs);
     let output = |(shape, dtype)| TensorIr::uninit(new_id(), shape, dtype);
-    let outputs: Vec<TensorIr> = outputs(job, inputs).into_iter().map(output).collect();
-    CustomOpIr::with_scalars(id, inputs, &outputs, scalars)
-}
-
-/// The shapes and dtypes of what a job gives.
-fn outputs(job: Job, inputs: &[TensorIr]) -> Vec<(Shape, DType)> {
-    let flat = |length: usize| (Shape::from([length]), DType::F32);
-    let first = &inputs[0];
-    match job {
-        Job::Unscale { keep_dtype, .. } => {
-            let tensors = &inputs[..inputs.len() - 1];
-            let product = |tensor: &TensorIr| match keep_dtype || tensor.dtype == DType::F64 {
-                true => (tensor.shape.clone(), tensor.dtype),
-                false => (tensor.shape.clone(), DType::F32),
-            };
-            let products = tensors.iter().map(product);
-            products.chain([flat(tensors.len() * FIELDS)]).collect()
-        }
-        Job::Inspect { .. } => vec![flat(inputs.len() * FIELDS)],
-        Job::Histogram => vec![flat(2 * BINS)],
-        Job::Blend { .. } | Job::Advance => vec![(first.shape.clone(), first.dtype)],
-        Job::Decide { .. } => {
-            let parameters = first.shape.num_elements() / UNDECIDED;
-            vec![(Shape::from([parameters, ROW]), DType::F32)]
-        }
-        Job::MulCast { dtype, .. } => vec![(first.shape.clone(), dtype.into())],
-        Job::Update { rule } => {
-            let mut tensors = &inputs[..inputs.len() - 1];
-            let mut outputs = Vec::new();
-            while let [_, parameter, ..] = tensors {
-                let (own, rest) = tensors.split_at(rule.tensors(parameter.dtype));
-                outputs.extend((own[1..].iter()).map(|own| (own.shape.clone(), own.dtype)));
-                tensors = rest;
-            }
-            outputs
-        }
-    }
-}
-
-fn rule_scalars(rule: UpdateRule) -> Vec<ScalarIr> {
-    let (which, first, second) = match rule {
-        UpdateRule::Sgd { momentum, nesterov } => (0, momentum, nesterov),
-        UpdateRule::Adam { amsgrad } => (1, amsgrad, false),
-        UpdateRule::AdamW { amsgrad, cautious } => (2, amsgrad, cautious),
-    };
-    vec![
-        ScalarIr::UInt(which),
-        ScalarIr::Bool(first),
-        ScalarIr::Bool(second),
-    ]
-}
-
-fn rule(which: u64, first: bool, second: bool) -> UpdateRule {
-    match which {
-        0 => UpdateRule::Sgd {
-            momentum: first,
-            nesterov: second,
-        },
-        1 => UpdateRule::Adam { amsgrad: first },
-        _ => UpdateRule::AdamW {
-            amsgrad: first,
-            cautious: second,
-        },
-    }
+    let outputs: Vec<TensorIr> = outputs.into_iter().map(output).collect();
+    let scalars = numbers.iter().map(|number| number.note()).collect();
+    CustomOpIr::with_scalars(name, inputs, &outputs, scalars)
 }
 
 /// Does what was noted.
@@ -114,35 +146,7 @@ pub(crate) fn execute<B: BackendIr + AmpOps>(
     handles: &mut HandleContainer<B::Handle>,
     desc: &CustomOpIr,
 ) {
-    let job = match (desc.id.as_str(), desc.scalars.as_slice()) {
-        (UNSCALE, [ScalarIr::Bool(keep_dtype), ScalarIr::Float(edge)]) => Job::Unscale {
-            keep_dtype: *keep_dtype,
-            edge: *edge as f32,
-        },
-        (INSPECT, [ScalarIr::Float(edge)]) => Job::Inspect { edge: *edge as f32 },
-        (HISTOGRAM, []) => Job::Histogram,
-        (ADVANCE, []) => Job::Advance,
-        (BLEND, [ScalarIr::Float(keep), ScalarIr::Float(add)]) => Job::Blend {
-            keep: *keep,
-            add: *add,
-        },
-        (MUL_CAST, [ScalarIr::Float(factor)]) => Job::MulCast {
-            dtype: desc.outputs[0].dtype.into(),
-            factor: *factor,
-        },
-        (
-            id @ (UPDATE | DECIDE),
-            [
-                ScalarIr::UInt(which),
-                ScalarIr::Bool(first),
-                ScalarIr::Bool(second),
-            ],
-        ) => match (id, rule(*which, *first, *second)) {
-            (UPDATE, rule) => Job::Update { rule },
-            (_, rule) => Job::Decide { rule },
-        },
-        (id, scalars) => panic!("`{id}` with {scalars:?} is not an operation of burn-amp"),
-    };
+    let job = Job::of(desc).unwrap_or_else(|| panic!("{desc:?} is not a job of burn-amp"));
     let inputs = (desc.inputs.iter()).map(|ir| handles.get_float_tensor::<B>(ir));
     let outputs = B::amp_run(TensorVec(inputs.collect()), job);
     for (ir, tensor) in desc.outputs.iter().zip(outputs.0) {

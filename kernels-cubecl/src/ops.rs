@@ -173,6 +173,14 @@ pub(crate) fn cast<B: Backend>(tensor: FloatTensor<B>, dtype: DType) -> FloatTen
     }
 }
 
+/// The tensors that a job takes in any case, and those that may follow.
+pub(crate) fn taken<T, const N: usize>(mut tensors: Vec<T>) -> ([T; N], Vec<T>) {
+    let rest = tensors.split_off(N);
+    let first = tensors.try_into();
+    let first = first.unwrap_or_else(|_| panic!("as many tensors as the job takes"));
+    (first, rest)
+}
+
 /// A list of float tensors of any ranks and layouts, as a backend sees it.
 pub struct TensorVec<B: Backend>(pub Vec<FloatTensor<B>>);
 

@@ -24,28 +24,27 @@ impl ScaleState {
     /// Moves the scale after a step: what [`DeviceScale::advance`](crate::DeviceScale::advance) does, on the host. A step may have been skipped, and the scale may not be
     /// to blame for it.
     pub fn advance(&mut self, skipped: bool, blameless: bool) {
-        let state = self.words();
-        let mut next = state;
-        advance(&state, &mut next, skipped, blameless);
-        *self = Self::of(&next);
+        self.become_next(|state, next| advance(state, next, skipped, blameless));
     }
 
     /// As [`advance`](Self::advance), for a scale that moves by other numbers than this one's: counts a step and leaves the scale as it is.
     /// Returns whether it is to back off, if the step was skipped, or to grow.
     pub fn count(&mut self, skipped: bool) -> bool {
-        let state = self.words();
-        let mut next = state;
-        let moves = count(&state, &mut next, skipped);
-        *self = Self::of(&next);
-        moves
+        self.become_next(|state, next| count(state, next, skipped))
     }
 
     /// Counts a growth that has raised such a scale.
     pub fn count_growth(&mut self) {
+        self.become_next(count_growth);
+    }
+
+    /// Becomes what the rule makes of its words.
+    fn become_next<R>(&mut self, rule: impl FnOnce(&[u32], &mut [u32]) -> R) -> R {
         let state = self.words();
         let mut next = state;
-        count_growth(&state, &mut next);
+        let result = rule(&state, &mut next);
         *self = Self::of(&next);
+        result
     }
 }
 

@@ -137,11 +137,21 @@ impl Way {
         if let Some(elsewhere) = &self.elsewhere {
             tensors = moved(tensors, elsewhere);
         }
-        let results = match self.has_kernels {
-            true => Dispatch::amp_run(TensorVec(tensors), job).0,
-            false => compose(tensors, job),
-        };
+        let results = run(self.has_kernels, tensors, job);
         (results, self.elsewhere.map(|_| self.home))
+    }
+}
+
+/// Does a job by kernels, or else by Burn's own operations.
+pub(crate) fn run(
+    has_kernels: bool,
+    tensors: impl IntoIterator<Item = DispatchTensor>,
+    job: Job,
+) -> Vec<DispatchTensor> {
+    let tensors = tensors.into_iter().collect();
+    match has_kernels {
+        true => Dispatch::amp_run(TensorVec(tensors), job).0,
+        false => compose(tensors, job),
     }
 }
 

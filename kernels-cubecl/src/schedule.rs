@@ -16,16 +16,17 @@
 //! ```
 
 use burn::{
-    backend::{Dispatch, DispatchTensor},
+    backend::DispatchTensor,
     tensor::{DType, Device, Tensor},
 };
 
 use crate::{
     backends::has_kernels,
     clip::ClipTable,
-    ops::{AmpOps, Job, TensorVec},
+    ops::Job,
     place::Place,
     rule,
+    run::run,
     scale_state::{ScaleState, WORDS, word},
     status::Status,
     update_row::{UNDECIDED, UpdateRow, UpdateRule},
@@ -64,8 +65,7 @@ impl DeviceScale {
         assert!(has_kernels(&self.0), "there is no kernel for this device");
         let crossing = crossing.map(|crossing| crossing.rows.clone().into_dispatch());
         let tensors = [self.0, rows.into_dispatch()].into_iter().chain(crossing);
-        let tensors = TensorVec(tensors.collect());
-        Self(Dispatch::amp_run(tensors, Job::Advance).0.remove(0))
+        Self(run(true, tensors, Job::Advance).remove(0))
     }
 
     /// Sends what [`decide`](Self::decide) takes to a device: to be decided there later, and more than once. Flat, in f32. Does not wait.
@@ -102,9 +102,8 @@ impl DeviceScale {
         let clip = clip.and_then(|(table, status)| table.with(status));
         let clip = clip.into_iter().flatten().map(Tensor::into_dispatch);
         let tensors = [sent.into_dispatch(), self.0.clone()].into_iter();
-        let tensors = TensorVec(tensors.chain(clip).collect());
-        let rows = Dispatch::amp_run(tensors, Job::Decide { rule }).0.remove(0);
-        Tensor::from_dispatch(rows)
+        let mut rows = run(true, tensors.chain(clip), Job::Decide { rule });
+        Tensor::from_dispatch(rows.remove(0))
     }
 
     /// Becomes another state, in its own memory if nobody else holds it. Does not wait for the device.

@@ -81,6 +81,29 @@ impl UpdateRule {
         }
     }
 
+    /// Which rule it is, with its flags, as a number: for those who note an update.
+    #[cfg(any(feature = "cubecl", feature = "router"))]
+    pub(crate) fn number(self) -> u64 {
+        let (rule, first, second) = match self {
+            Self::Sgd { momentum, nesterov } => (0, momentum, nesterov),
+            Self::Adam { amsgrad } => (1, amsgrad, false),
+            Self::AdamW { amsgrad, cautious } => (2, amsgrad, cautious),
+        };
+        4 * rule + 2 * u64::from(first) + u64::from(second)
+    }
+
+    /// The rule of a [`number`](Self::number).
+    #[cfg(any(feature = "cubecl", feature = "router"))]
+    pub(crate) fn of_number(number: u64) -> Self {
+        let (amsgrad, cautious) = (number / 2 % 2 == 1, number % 2 == 1);
+        let (momentum, nesterov) = (amsgrad, cautious);
+        match number / 4 {
+            0 => Self::Sgd { momentum, nesterov },
+            1 => Self::Adam { amsgrad },
+            _ => Self::AdamW { amsgrad, cautious },
+        }
+    }
+
     /// Tensors that a parameter of this dtype has in the list of [`update`]: gradient, parameter, master, state.
     pub(crate) fn tensors(self, parameter: DType) -> usize {
         2 + usize::from(has_master(parameter)) + self.states()

@@ -4,10 +4,7 @@
 use burn::backend::Cube;
 #[cfg(feature = "flex")]
 use burn::backend::Flex;
-use burn::backend::{
-    Backend, BackendTensor, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind,
-    TensorMetadata, tensor::FloatTensor,
-};
+use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{FloatDType, Tensor};
 use burn_autodiff::{
     Autodiff,
@@ -122,21 +119,14 @@ fn dispatched<B: Backend>(rows: FloatTensor<B>) -> Option<Tensor<1>> {
     let rows: Box<dyn Any> = Box::new(rows);
     #[cfg(feature = "flex")]
     let rows = match rows.downcast::<FloatTensor<Flex>>() {
-        Ok(rows) => return Some(plain(DispatchTensorKind::Flex(BackendTensor::Float(*rows)))),
+        Ok(rows) => return Some(Tensor::from_primitive::<Flex>(*rows)),
         Err(rows) => rows,
     };
     #[cfg(feature = "cubecl")]
     let rows = match rows.downcast::<FloatTensor<Cube>>() {
-        Ok(rows) => return Some(plain(DispatchTensorKind::Cube(BackendTensor::Float(*rows)))),
+        Ok(rows) => return Some(Tensor::from_primitive::<Cube>(*rows)),
         Err(rows) => rows,
     };
     drop(rows);
     None
-}
-
-fn plain(kind: DispatchTensorKind) -> Tensor<1> {
-    Tensor::from_dispatch(DispatchTensor {
-        kind,
-        autodiff: DispatchAutodiffContext::Disabled,
-    })
 }

@@ -1,13 +1,15 @@
 //! The same jobs composed of Burn's own operations: for backends without kernels, and to compare kernels with.
 
 use burn::{
-    backend::{Dispatch, DispatchTensor, TensorMetadata, ops::FloatTensorOps},
+    backend::{
+        Backend, Dispatch, DispatchTensor, TensorMetadata, ops::FloatTensorOps, tensor::FloatTensor,
+    },
     tensor::{Bool, DType, FloatDType, Int, IntDType, Shape, Tensor},
 };
 
 use crate::{
     histogram::{BINS, ExponentHistogram},
-    ops::{Job, cast, mul_cast, weighted_sum},
+    ops::{Job, cast, mul_cast, taken, weighted_sum},
     rows::{COUNT_BASE, FIELDS},
 };
 
@@ -16,8 +18,11 @@ use crate::{
 /// # Panics
 ///
 /// In Burn, if the device has not the dtype of a tensor.
-pub(crate) fn compose(mut tensors: Vec<DispatchTensor>, job: Job) -> Vec<DispatchTensor> {
-    let mut next = || tensors.remove(0);
+pub(crate) fn compose(tensors: Vec<DispatchTensor>, job: Job) -> Vec<DispatchTensor> {
+    let tensors = match by_burn::<Dispatch>(tensors, job) {
+        Ok(made) => return vec![made],
+        Err(tensors) => tensors,
+    };
     match job {
         Job::Unscale { keep_dtype, edge } => unscale(tensors, keep_dtype, edge),
         Job::Inspect { edge } => {
@@ -28,20 +33,25 @@ pub(crate) fn compose(mut tensors: Vec<DispatchTensor>, job: Job) -> Vec<Dispatc
             let counts = tensors.into_iter().flat_map(count_exponents);
             vec![joined(counts.collect())]
         }
+        job => unreachable!("{job:?} asks for kernels"),
+    }
+}
+
+/// Does a job value by value in Burn's own operations, of which Fusion makes one kernel. Gives the tensors back if the job is another.
+pub(crate) fn by_burn<B: Backend>(
+    tensors: Vec<FloatTensor<B>>,
+    job: Job,
+) -> Result<FloatTensor<B>, Vec<FloatTensor<B>>> {
+    match job {
         Job::Blend { keep, add } => {
-            let (target, source) = (next(), next());
-            let found_inf = tensors.pop();
-            vec![weighted_sum::<Dispatch>(
-                target, source, keep, add, found_inf,
-            )]
+            let ([target, source], mut rest) = taken(tensors);
+            Ok(weighted_sum::<B>(target, source, keep, add, rest.pop()))
         }
         Job::MulCast { dtype, factor } => {
-            let tensor = next();
-            vec![mul_cast::<Dispatch>(tensor, dtype, factor, tensors.pop())]
+            let ([tensor], mut rest) = taken(tensors);
+            Ok(mul_cast::<B>(tensor, dtype, factor, rest.pop()))
         }
-        Job::Update { .. } | Job::Advance | Job::Decide { .. } => {
-            unreachable!("these ask for kernels")
-        }
+        _ => Err(tensors),
     }
 }
 

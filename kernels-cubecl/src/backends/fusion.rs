@@ -7,34 +7,24 @@ use burn_fusion::{
 };
 use std::marker::PhantomData;
 
+use super::compose::by_burn;
 use crate::{
     custom::{execute, note},
-    ops::{AmpOps, CastOps, Job, TensorVec, mul_cast, weighted_sum},
+    ops::{AmpOps, CastOps, Job, TensorVec},
     place::Place,
 };
 
 impl<B: FusionBackend + CastOps> CastOps for Fusion<B> {}
 
 impl<B: FusionBackend + AmpOps> AmpOps for Fusion<B> {
-    fn amp_run(mut tensors: TensorVec<Self>, job: Job) -> TensorVec<Self> {
+    fn amp_run(tensors: TensorVec<Self>, job: Job) -> TensorVec<Self> {
         let client = tensors.0[0].client.clone();
-        // Burn's own operations: Fusion puts them into one kernel with what comes before and after.
-        match job {
-            Job::Blend { keep, add } => {
-                let mut tensors = tensors.0.into_iter();
-                let mut next = || tensors.next().expect("two tensors");
-                let (target, source) = (next(), next());
-                let sum = weighted_sum::<Self>(target, source, keep, add, tensors.next());
-                return TensorVec(vec![sum]);
-            }
-            Job::MulCast { dtype, factor } => {
-                let tensor = tensors.0.remove(0);
-                let product = mul_cast::<Self>(tensor, dtype, factor, tensors.0.pop());
-                return TensorVec(vec![product]);
-            }
-            _ => (),
-        }
-        let inputs: Vec<_> = tensors.0.into_iter().map(|t| t.into_ir()).collect();
+        // Fusion puts Burn's own operations into one kernel with what comes before and after.
+        let tensors = match by_burn::<Self>(tensors.0, job) {
+            Ok(made) => return TensorVec(vec![made]),
+            Err(tensors) => tensors,
+        };
+        let inputs: Vec<_> = tensors.into_iter().map(|t| t.into_ir()).collect();
         let desc = note(job, &inputs, || client.create_empty_handle());
         let operation = Custom::<B>(desc.clone(), PhantomData);
         TensorVec(client.register(StreamId::current(), OperationIr::Custom(desc), operation))

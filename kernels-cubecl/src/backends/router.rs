@@ -4,7 +4,7 @@ use burn::backend::ir::{BackendIr, OperationIr};
 use burn_router::{BackendRouter, CustomOpRegistry, RouterChannel, RouterClient};
 
 use crate::{
-    custom::{IDS, execute, note},
+    custom::{execute, note},
     ops::{AmpOps, CastOps, Job, TensorVec},
 };
 
@@ -13,8 +13,8 @@ use crate::{
 /// For `BackendServer::with_custom_ops` and `TensorInterpreter::with_custom_ops`, on the machine that has backend `B`. Clients
 /// need feature `remote` (or `capture`) of this crate, the server `router` and the backend's feature.
 pub fn register_amp_ops<B: BackendIr + AmpOps>(registry: &mut CustomOpRegistry<B>) {
-    for id in IDS {
-        registry.register(id, |handles, desc, _| execute::<B>(handles, desc));
+    for name in Job::names() {
+        registry.register(name, |handles, desc, _| execute::<B>(handles, desc));
     }
 }
 

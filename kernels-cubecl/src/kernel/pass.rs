@@ -105,7 +105,6 @@ pub fn measure<W: Work, I: Float, O: Float, N: Size>(
     limit: u32,
     #[comptime] form: Form,
 ) {
-    let width = N::value();
     let units = comptime!(form.units);
     let loads = comptime!(form.loads);
     let count = comptime!(tensors.len());
@@ -119,6 +118,7 @@ pub fn measure<W: Work, I: Float, O: Float, N: Size>(
     let mut chunk = CUBE_POS as u32;
     loop {
         let share = Share::find(table, from, chunk, count);
+        let tensor = share.tensor;
         let mut begin = (chunk - share.start) << shift;
         // Behind the last chunk, this is behind the end of the last tensor.
         if begin >= share.length {
@@ -139,68 +139,41 @@ pub fn measure<W: Work, I: Float, O: Float, N: Size>(
                     places[i as usize] = min(position + i * units, end - 1u32);
                 }
                 let mut raw = Array::<Vector<H, M>>::new(comptime!(loads as usize));
-                load(
-                    &*tensors,
-                    share.tensor,
-                    &places,
-                    &mut raw,
-                    loads,
-                    0usize,
-                    count,
-                );
-                // What is not the unit's own becomes zeros that are not counted.
+                load(&*tensors, tensor, &places, &mut raw, loads, 0usize, count);
                 if comptime!(form.padded) {
                     let (pitch, columns) = (share.pitch(table), share.columns(table));
                     #[unroll]
                     for i in 0..loads {
-                        let column = (places[i as usize] % pitch) * comptime!(width as u32);
-                        if column + comptime!(width as u32) > columns && position + i * units < end
+                        let column = (places[i as usize] % pitch) * comptime!(N::value() as u32);
+                        if column + comptime!(N::value() as u32) > columns
+                            && position + i * units < end
                         {
                             let mut vector = Vector::<I, N>::reinterpret(raw[i as usize]);
-                            #[unroll]
-                            for lane in 0..width {
-                                if column + comptime!(lane as u32) >= columns {
-                                    vector.insert(lane, I::from_int(0));
-                                    measures.zeros -= 1u32;
-                                    measures.above -= select(table[edge] == 0u32, 1u32, 0u32);
-                                }
-                            }
+                            blank(&mut vector, column, columns, &mut measures, table, edge);
                             raw[i as usize] = Vector::reinterpret(vector);
                         }
                     }
                 }
-                // Zeros are above an edge of zero.
                 if position + comptime!(units * (loads - 1)) >= end {
                     #[unroll]
                     for i in 0..loads {
                         if position + i * units >= end {
                             raw[i as usize] = Vector::new(H::from_int(0));
-                            measures.zeros -= comptime!(width as u32);
-                            measures.above -=
-                                select(table[edge] == 0u32, comptime!(width as u32), 0u32);
+                            uncount(&mut measures, table, edge, comptime!(N::value() as u32));
                         }
                     }
                 }
                 let mut out = Array::<Vector<O, N>>::new(comptime!(loads as usize));
-                let mut max_bits = 0u32;
-                let mut squares = 0.0f32;
+                let mut seen = Seen {
+                    max: 0u32.runtime(),
+                    squares: 0.0f32.runtime(),
+                };
                 #[unroll]
                 for i in 0..loads {
                     out[i as usize] =
                         product::<W, I, O, N>(Vector::reinterpret(raw[i as usize]), multiplier);
                 }
-                #[unroll]
-                for i in 0..loads {
-                    let values = Vector::<f32, N>::cast_from(out[i as usize]);
-                    #[unroll]
-                    for lane in 0..width {
-                        let value = values.extract(lane);
-                        let bits = magnitude(value);
-                        max_bits = max(max_bits, bits);
-                        measures.zeros += select(bits == 0u32, 1u32, 0u32);
-                        squares += value * value;
-                    }
-                }
+                look(&out, &mut measures, &mut seen, loads);
                 if comptime!(W::MODE == Mode::InPlace) {
                     let mut same = Array::<Vector<I, N>>::new(comptime!(loads as usize));
                     #[unroll]
@@ -208,18 +181,10 @@ pub fn measure<W: Work, I: Float, O: Float, N: Size>(
                         same[i as usize] = Vector::cast_from(out[i as usize]);
                     }
                     store(
-                        tensors,
-                        share.tensor,
-                        position,
-                        end,
-                        &same,
-                        units,
-                        loads,
-                        0usize,
-                        count,
+                        tensors, tensor, position, end, &same, units, loads, 0usize, count,
                     );
                 }
-                if is_special(max_bits, limit) {
+                if is_special(seen.max, limit) {
                     let bits = table[edge];
                     let mut again = 1.0f32;
                     if comptime!(W::MODE != Mode::Inspect) {
@@ -230,34 +195,15 @@ pub fn measure<W: Work, I: Float, O: Float, N: Size>(
                     #[unroll]
                     for i in 0..loads {
                         let before = Vector::<I, N>::reinterpret(raw[i as usize]);
-                        let after = product::<W, I, O, N>(before, again);
-                        let before = Vector::<f32, N>::cast_from(before);
-                        let after = Vector::<f32, N>::cast_from(after);
-                        #[unroll]
-                        for lane in 0..width {
-                            observe(
-                                &mut measures,
-                                before.extract(lane),
-                                after.extract(lane),
-                                bits,
-                            );
-                        }
+                        look_again::<W, I, O, N>(&mut measures, before, again, bits);
                     }
                 } else {
-                    measures.max = max(measures.max, max_bits);
-                    medium += squares;
+                    measures.max = max(measures.max, seen.max);
+                    medium += seen.squares;
                 }
                 if comptime!(W::MODE == Mode::Write) {
                     store(
-                        products,
-                        share.tensor,
-                        position,
-                        end,
-                        &out,
-                        units,
-                        loads,
-                        0usize,
-                        count,
+                        products, tensor, position, end, &out, units, loads, 0usize, count,
                     );
                 }
                 position += comptime!(units * loads);
@@ -268,6 +214,78 @@ pub fn measure<W: Work, I: Float, O: Float, N: Size>(
         }
         chunk = share.start + (begin >> shift);
         publish(&mut measures, partials, row, form);
+    }
+}
+
+/// Of a vector that begins at `column`, makes zeros that are not counted of what is behind the row's end.
+#[cube]
+fn blank<I: Float, N: Size>(
+    vector: &mut Vector<I, N>,
+    column: u32,
+    columns: u32,
+    measures: &mut Measures,
+    table: &[u32],
+    edge: usize,
+) {
+    #[unroll]
+    for lane in 0..N::value() {
+        if column + comptime!(lane as u32) >= columns {
+            vector.insert(lane, I::from_int(0));
+            uncount(measures, table, edge, 1u32);
+        }
+    }
+}
+
+/// Takes back zeros before they are counted, also as values above an edge of zero.
+#[cube]
+fn uncount(measures: &mut Measures, table: &[u32], edge: usize, #[comptime] zeros: u32) {
+    measures.zeros -= zeros;
+    measures.above -= select(table[edge] == 0u32, zeros, 0u32);
+}
+
+/// What vectors show at the first look.
+#[derive(CubeType)]
+struct Seen {
+    max: u32,
+    squares: f32,
+}
+
+/// Takes the largest magnitude and the sum of the squares, and counts zeros.
+#[cube]
+fn look<O: Float, N: Size>(
+    vectors: &Array<Vector<O, N>>,
+    measures: &mut Measures,
+    seen: &mut Seen,
+    #[comptime] loads: u32,
+) {
+    #[unroll]
+    for i in 0..loads {
+        let values = Vector::<f32, N>::cast_from(vectors[i as usize]);
+        #[unroll]
+        for lane in 0..N::value() {
+            let value = values.extract(lane);
+            let bits = magnitude(value);
+            seen.max = max(seen.max, bits);
+            measures.zeros += select(bits == 0u32, 1u32, 0u32);
+            seen.squares += value * value;
+        }
+    }
+}
+
+/// Looks at the values of a vector one by one.
+#[cube]
+fn look_again<W: Work, I: Float, O: Float, N: Size>(
+    measures: &mut Measures,
+    before: Vector<I, N>,
+    multiplier: f32,
+    edge: u32,
+) {
+    let after = product::<W, I, O, N>(before, multiplier);
+    let before = Vector::<f32, N>::cast_from(before);
+    let after = Vector::<f32, N>::cast_from(after);
+    #[unroll]
+    for lane in 0..N::value() {
+        observe(measures, before.extract(lane), after.extract(lane), edge);
     }
 }
 

@@ -44,6 +44,7 @@ pub fn update_many<G: Float, P: Float, N: Size>(
     let mut chunk = CUBE_POS as u32;
     loop {
         let share = Share::find(table, from, chunk, count);
+        let tensor = share.tensor;
         let begin = (chunk - share.start) << shift;
         if begin >= share.length {
             break;
@@ -58,62 +59,67 @@ pub fn update_many<G: Float, P: Float, N: Size>(
             let end = min(begin + (1u32 << shift), share.length);
             let mut position = begin + UNIT_POS;
             while position < end {
-                let gradient = get(gradients, share.tensor, position, 0usize, count);
+                let gradient = get(gradients, tensor, position, 0usize, count);
                 let mut values = Array::<Vector<f32, N>>::new(kept);
                 #[unroll]
                 for k in 0..kept {
                     let low = comptime!(k * count);
-                    let tensor = share.tensor + comptime!(low as u32);
+                    let tensor = tensor + comptime!(low as u32);
                     values[k] = get(&*wide, tensor, position, low, comptime!(low + count));
                 }
                 if comptime!(images.len() > 0) {
-                    let image = get(&*images, share.tensor, position, 0usize, count);
+                    let image = get(&*images, tensor, position, 0usize, count);
                     let image = Vector::<f32, N>::cast_from(image);
                     let rounded = Vector::<f32, N>::cast_from(Vector::<P, N>::cast_from(values[0]));
                     values[0] = select_many(rounded.not_equal(&image), image, values[0]);
                 }
-                let gradient = Vector::<f32, N>::cast_from(gradient);
-                #[unroll]
-                for lane in 0..N::value() {
-                    let mut value = Array::<f32>::new(kept);
-                    #[unroll]
-                    for k in 0..kept {
-                        value[k] = values[k].extract(lane);
-                    }
-                    let gradient = gradient.extract(lane);
-                    step(
-                        rule.runtime(),
-                        row.as_slice(),
-                        gradient,
-                        value.as_mut_slice(),
-                    );
-                    #[unroll]
-                    for k in 0..kept {
-                        let mut stepped = values[k];
-                        stepped.insert(lane, value[k]);
-                        values[k] = stepped;
-                    }
-                }
+                step_lanes::<G, N>(rule, &row, gradient, &mut values);
                 #[unroll]
                 for k in 0..kept {
-                    let low = comptime!(k * count);
-                    let tensor = share.tensor + comptime!(low as u32);
-                    put(
-                        wide,
-                        tensor,
-                        position,
-                        values[k],
-                        low,
-                        comptime!(low + count),
-                    );
+                    let (low, high) = comptime!((k * count, (k + 1) * count));
+                    let tensor = tensor + comptime!(low as u32);
+                    put(wide, tensor, position, values[k], low, high);
                 }
                 if comptime!(images.len() > 0) {
                     let image = Vector::<P, N>::cast_from(values[0]);
-                    put(images, share.tensor, position, image, 0usize, count);
+                    put(images, tensor, position, image, 0usize, count);
                 }
                 position += units;
             }
         }
         chunk += CUBE_COUNT as u32;
+    }
+}
+
+/// Steps a vector of each that is kept, lane by lane.
+#[cube]
+fn step_lanes<G: Float, N: Size>(
+    #[comptime] rule: UpdateRule,
+    row: &Array<f32>,
+    gradient: Vector<G, N>,
+    values: &mut Array<Vector<f32, N>>,
+) {
+    let kept = comptime!(1 + rule.states());
+    let gradient = Vector::<f32, N>::cast_from(gradient);
+    #[unroll]
+    for lane in 0..N::value() {
+        let mut value = Array::<f32>::new(kept);
+        #[unroll]
+        for k in 0..kept {
+            value[k] = values[k].extract(lane);
+        }
+        let gradient = gradient.extract(lane);
+        step(
+            rule.runtime(),
+            row.as_slice(),
+            gradient,
+            value.as_mut_slice(),
+        );
+        #[unroll]
+        for k in 0..kept {
+            let mut stepped = values[k];
+            stepped.insert(lane, value[k]);
+            values[k] = stepped;
+        }
     }
 }

@@ -5,6 +5,7 @@ use burn_cubecl::{CubeBackend, kernel::into_contiguous, tensor::CubeTensor};
 use cubecl::prelude::*;
 
 use super::{
+    launch::args,
     memory::{Laid, may_overwrite},
     plan::Limits,
 };
@@ -26,14 +27,8 @@ pub(super) fn mul_cast(
     }
     let source = Laid::dense(tensor);
     let product = source.product(dtype.into());
-    weigh(
-        &source,
-        None,
-        Some(&product),
-        [0.0, factor as f32],
-        scale,
-        None,
-    );
+    let weights = [0.0, factor as f32];
+    weigh(&source, None, Some(&product), weights, scale, None);
     product.tensor
 }
 
@@ -53,14 +48,8 @@ pub(super) fn blend(
     let vector = target.vector.min(source.vector);
     (target.vector, source.vector) = (vector, vector);
     let sum = (!may_overwrite(&target.tensor)).then(|| target.product(DType::F32));
-    weigh(
-        &source,
-        Some(&target),
-        sum.as_ref(),
-        [keep, add],
-        None,
-        found_inf,
-    );
+    let (held, made) = (Some(&target), sum.as_ref());
+    weigh(&source, held, made, [keep, add], None, found_inf);
     sum.unwrap_or(target).tensor
 }
 
@@ -92,8 +81,8 @@ fn weigh(
                 output.map(Laid::whole).into_iter().collect(),
                 keep,
                 add,
-                scale.into_iter().map(CubeTensor::into_buffer_arg).collect(),
-                found_inf.into_iter().map(CubeTensor::into_buffer_arg).collect(),
+                args(scale),
+                args(found_inf),
             );
         }
     }))

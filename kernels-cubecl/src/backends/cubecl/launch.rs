@@ -33,6 +33,8 @@ pub(super) struct Scale {
 struct Item {
     laid: Laid,
     mode: Mode,
+    /// What is measured: of the product, if there is one.
+    output: DType,
     /// Where it is not written in place.
     product: Option<Laid>,
 }
@@ -41,43 +43,36 @@ impl Item {
     fn new(tensor: CubeTensor, scale: Option<&Scale>) -> Self {
         let laid = Laid::padded(tensor);
         let dtype = laid.tensor.dtype;
-        let (mode, product) = match scale {
-            None => (Mode::Inspect, None),
-            Some(scale) => {
-                let output = if scale.keep_dtype { dtype } else { DType::F32 };
-                match dtype == output && may_overwrite(&laid.tensor) {
-                    true => (Mode::InPlace, None),
-                    false => (Mode::Write, Some(laid.product(output))),
-                }
-            }
+        let output = match scale {
+            Some(scale) if scale.keep_dtype => dtype,
+            _ => DType::F32,
         };
+        let mode = match scale {
+            None => Mode::Inspect,
+            Some(_) if dtype == output && may_overwrite(&laid.tensor) => Mode::InPlace,
+            Some(_) => Mode::Write,
+        };
+        let product = (mode == Mode::Write).then(|| laid.product(output));
         Self {
             laid,
             mode,
+            output,
             product,
-        }
-    }
-
-    fn output(&self) -> DType {
-        match (&self.product, self.mode) {
-            (Some(product), _) => product.tensor.dtype,
-            (None, Mode::InPlace) => self.laid.tensor.dtype,
-            (None, _) => DType::F32,
         }
     }
 
     /// Tensors share a launch that have one mode, dtypes and width of vectors, and are all padded or none.
     fn extent(&self) -> Extent<impl Ord + Copy + use<>> {
-        let (laid, output) = (&self.laid, self.output().name());
+        let (laid, output) = (&self.laid, self.output.name());
         let padded = laid.padding.is_some();
-        let dtype = laid.tensor.dtype.name();
-        Extent {
-            kind: (self.mode, dtype, output, laid.vector, padded),
-            buffers: if self.product.is_some() { 2 } else { 1 },
-            span: laid.span,
-            vector: laid.vector,
-            padding: laid.padding,
-        }
+        let kind = (
+            self.mode,
+            laid.tensor.dtype.name(),
+            output,
+            laid.vector,
+            padded,
+        );
+        laid.extent(kind, 1 + usize::from(self.product.is_some()))
     }
 }
 
@@ -96,7 +91,6 @@ pub(super) fn pass(
     let extents: Vec<_> = items.iter().map(Item::extent).collect();
     let planes = kernel::rows(limits.units, limits.plane);
     let plan = Plan::new(&extents, limits, planes as usize, edge.to_bits());
-    let count = items.len();
     let pass = Pass {
         partials: buffer(&client, plan.rows.max(1) * ROW),
         table: table(&client, &device, &plan),
@@ -108,35 +102,14 @@ pub(super) fn pass(
     };
     for launch in &plan.launches {
         let item = &pass.items[launch.parts[0].tensor];
-        with_float!(item.laid.tensor.dtype, I => match (item.mode, item.output()) {
+        with_float!(item.laid.tensor.dtype, I => match (item.mode, item.output) {
             (Mode::Inspect, _) => pass.launch::<Inspect, I, f32>(launch),
             (Mode::InPlace, _) => pass.launch::<InPlace, I, I>(launch),
             (Mode::Write, DType::F32) => pass.launch::<Write, I, f32>(launch),
             (Mode::Write, _) => pass.launch::<Write, I, I>(launch),
         });
     }
-
-    let (client, units) = (&pass.client, units(&pass.client, kernel::FINISH_UNITS));
-    let status = buffer(client, count * FIELDS);
-    for first in (0..count).step_by(MAX_COUNT) {
-        let cubes = (count - first).min(MAX_COUNT);
-        // SAFETY: the table says which rows of `partials` a tensor has, and all were written; `status` has `FIELDS`
-        // floats for each tensor; every tensor has a cube.
-        unsafe {
-            kernel::finish_status::launch_unchecked(
-                client,
-                CubeCount::Static(cubes as u32, 1, 1),
-                CubeDim::new_1d(units),
-                arg(&pass.partials),
-                arg(&status),
-                arg(&pass.table),
-                plan.last,
-                first as u32,
-                units,
-            );
-        }
-    }
-    let status = floats(client, device, status);
+    let status = floats(&pass.client, device, pass.finish(&plan));
     let products = (pass.items.into_iter())
         .filter(|item| item.mode != Mode::Inspect)
         .map(|item| item.product.unwrap_or(item.laid).tensor);
@@ -181,6 +154,11 @@ pub(super) fn arg((handle, words): &Words) -> BufferArg {
     unsafe { BufferArg::from_raw_parts(handle.clone(), *words) }
 }
 
+pub(super) fn args<A: FromIterator<BufferArg>>(tensors: impl IntoIterator<Item = CubeTensor>) -> A {
+    let tensors = tensors.into_iter();
+    tensors.map(CubeTensor::into_buffer_arg).collect()
+}
+
 fn floats(client: &Client, device: CubeDevice, (handle, words): Words) -> CubeTensor {
     CubeTensor::new_contiguous(client.clone(), device, [words].into(), handle, DType::F32)
 }
@@ -221,8 +199,7 @@ impl Pass<'_> {
             Mode::Write => slots(&self.client, launch, product).collect(),
             _ => SequenceArg::new(),
         };
-        let scale = self.scale.iter();
-        let factor = scale.map(|scale| scale.inverse.clone().into_buffer_arg());
+        let factor = self.scale.iter().map(|scale| scale.inverse.clone());
         // SAFETY: runs of tensors and products are exact, and the table says how long they are; units beyond neither
         // read nor write. Nobody else holds what is overwritten (`may_overwrite`).
         // `partials` has a row wherever the table says.
@@ -234,7 +211,7 @@ impl Pass<'_> {
                 launch.vector,
                 tensors.collect(),
                 products,
-                factor.collect(),
+                args(factor),
                 arg(&self.partials),
                 arg(&self.table),
                 launch.from,
@@ -243,6 +220,32 @@ impl Pass<'_> {
                 form,
             );
         }
+    }
+
+    /// The status, of what all launches have found.
+    fn finish(&self, plan: &Plan) -> Words {
+        let (client, count) = (&self.client, self.items.len());
+        let units = units(client, kernel::FINISH_UNITS);
+        let status = buffer(client, count * FIELDS);
+        for first in (0..count).step_by(MAX_COUNT) {
+            let cubes = (count - first).min(MAX_COUNT);
+            // SAFETY: the table says which rows of `partials` a tensor has, and all were written; `status` has `FIELDS`
+            // floats for each tensor; every tensor has a cube.
+            unsafe {
+                kernel::finish_status::launch_unchecked(
+                    client,
+                    CubeCount::Static(cubes as u32, 1, 1),
+                    CubeDim::new_1d(units),
+                    arg(&self.partials),
+                    arg(&status),
+                    arg(&self.table),
+                    plan.last,
+                    first as u32,
+                    units,
+                );
+            }
+        }
+        status
     }
 }
 
@@ -262,9 +265,7 @@ pub(super) fn advance(
             CubeDim::new_1d(1),
             state.into_buffer_arg(),
             rows.into_buffer_arg(),
-            (crossing.into_iter())
-                .map(CubeTensor::into_buffer_arg)
-                .collect(),
+            args(crossing),
             arg(&next),
         );
     }
@@ -294,9 +295,7 @@ pub(super) fn decide(
             CubeDim::new_1d(units),
             undecided.into_buffer_arg(),
             state.into_buffer_arg(),
-            (clip.into_iter())
-                .map(CubeTensor::into_buffer_arg)
-                .collect(),
+            args(clip),
             arg(&rows),
             rule,
         );
@@ -310,18 +309,12 @@ pub(super) fn histogram(tensors: Vec<CubeTensor>, limits: &Limits) -> CubeTensor
     let client = tensors[0].client.clone();
     let device = tensors[0].device.clone();
     let items: Vec<Laid> = tensors.into_iter().map(Laid::dense).collect();
-    let extents = items.iter().map(|laid| Extent {
-        kind: (laid.tensor.dtype.name(), laid.vector),
-        buffers: 1,
-        span: laid.span,
-        vector: laid.vector,
-        padding: None,
-    });
-    let plan = Plan::new(&extents.collect::<Vec<_>>(), limits, 1, 0);
+    let extent = |laid: &Laid| laid.extent((laid.tensor.dtype.name(), laid.vector), 1);
+    let extents: Vec<_> = items.iter().map(extent).collect();
+    let plan = Plan::new(&extents, limits, 1, 0);
     let units = units(&client, kernel::HISTOGRAM_UNITS);
-    let bins = kernel::BINS as usize;
     let cubes: usize = plan.launches.iter().map(|launch| launch.cubes).sum();
-    let rows = buffer(&client, cubes.max(1) * bins);
+    let rows = buffer(&client, cubes.max(1) * kernel::BINS as usize);
     let table = table(&client, &device, &plan);
     let mut row = 0;
     for launch in &plan.launches {
@@ -345,18 +338,24 @@ pub(super) fn histogram(tensors: Vec<CubeTensor>, limits: &Limits) -> CubeTensor
         });
         row += launch.cubes as u32;
     }
-    let sums = buffer(&client, 2 * bins);
-    // SAFETY: `rows` holds `row` rows, all written; `sums` two floats for each bin, and each bin has a cube.
+    let sums = summed(&client, &rows, row, units);
+    floats(&client, device, sums)
+}
+
+/// The sums of so many rows of counts.
+fn summed(client: &Client, rows: &Words, count: u32, units: u32) -> Words {
+    let sums = buffer(client, 2 * kernel::BINS as usize);
+    // SAFETY: there are `count` rows, all written; `sums` has two floats for each bin, and each bin has a cube.
     unsafe {
         kernel::finish_histogram::launch_unchecked(
-            &client,
+            client,
             CubeCount::Static(kernel::BINS, 1, 1),
             CubeDim::new_1d(units),
-            arg(&rows),
+            arg(rows),
             arg(&sums),
-            row,
+            count,
             units,
         );
     }
-    floats(&client, device, sums)
+    sums
 }

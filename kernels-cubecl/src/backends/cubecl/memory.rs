@@ -5,6 +5,8 @@ use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
 use burn_std::is_dense;
 use cubecl::{client::Client, prelude::*};
 
+use super::plan::{Extent, MAX_VALUES};
+
 /// Bits that a unit loads at once, on every GPU.
 const LOAD: u32 = 128;
 
@@ -45,7 +47,7 @@ impl Laid {
         let span = ((rows - 1) * pitch + columns).next_multiple_of(vector);
         // Of a view, the last row may have no padding.
         let there = tensor.handle.size_in_used() as usize / tensor.elem_size();
-        match span <= there && span <= super::plan::MAX_VALUES {
+        match span <= there && span <= MAX_VALUES {
             true => Self {
                 tensor,
                 span,
@@ -53,6 +55,17 @@ impl Laid {
                 padding: Some((pitch, columns)),
             },
             false => Self::dense(tensor),
+        }
+    }
+
+    /// What a plan has to know of it, if it takes so many buffers.
+    pub(super) fn extent<K>(&self, kind: K, buffers: usize) -> Extent<K> {
+        Extent {
+            kind,
+            buffers,
+            span: self.span,
+            vector: self.vector,
+            padding: self.padding,
         }
     }
 

@@ -34,7 +34,7 @@ use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 
 use super::fusion::Located;
 use crate::{
-    ops::{AmpOps, CastOps, Job, TensorVec},
+    ops::{AmpOps, CastOps, Job, TensorVec, taken},
     place::Place,
 };
 use elementwise::{blend, mul_cast};
@@ -51,18 +51,13 @@ impl Located for CubeBackend {
     }
 }
 
-fn two(tensors: Vec<CubeTensor>) -> [CubeTensor; 2] {
-    (tensors.try_into()).unwrap_or_else(|_| panic!("as many tensors as the job takes"))
-}
-
 impl AmpOps for CubeBackend {
     fn amp_run(tensors: TensorVec<Self>, job: Job) -> TensorVec<Self> {
         let mut tensors = tensors.0;
         let limits = Limits::of(&tensors[0].client);
-        let mut last = || tensors.pop().expect("as many tensors as the job takes");
         TensorVec(match job {
             Job::Unscale { keep_dtype, edge } => {
-                let inverse = last();
+                let inverse = tensors.pop().expect("the inverse is last");
                 let scale = Scale {
                     inverse,
                     keep_dtype,
@@ -72,23 +67,20 @@ impl AmpOps for CubeBackend {
             Job::Inspect { edge } => pass(tensors, None, edge, &limits),
             Job::Histogram => vec![histogram(tensors, &limits)],
             Job::Blend { keep, add } => {
-                let found_inf = tensors.split_off(2).pop();
-                let [target, source] = two(tensors);
-                vec![blend(target, source, keep as f32, add as f32, found_inf)]
+                let ([target, source], mut rest) = taken(tensors);
+                vec![blend(target, source, keep as f32, add as f32, rest.pop())]
             }
             Job::MulCast { dtype, factor } => {
-                let tensor = tensors.remove(0);
-                vec![mul_cast(tensor, dtype, factor, tensors.pop())]
+                let ([tensor], mut rest) = taken(tensors);
+                vec![mul_cast(tensor, dtype, factor, rest.pop())]
             }
             Job::Update { rule } => update::update(tensors, rule, &limits),
             Job::Advance => {
-                let mut tensors = tensors.into_iter();
-                let mut next = || tensors.next().expect("a state and rows");
-                vec![advance(next(), next(), tensors.next())]
+                let ([state, rows], mut rest) = taken(tensors);
+                vec![advance(state, rows, rest.pop())]
             }
             Job::Decide { rule } => {
-                let clip = tensors.split_off(2);
-                let [undecided, state] = two(tensors);
+                let ([undecided, state], clip) = taken(tensors);
                 vec![decide(undecided, state, clip, rule)]
             }
         })

@@ -175,27 +175,17 @@ impl Plan {
         };
         let firsts: Vec<usize> = counts.iter().map(add).collect();
 
-        let word = |word: usize| u32::try_from(word).expect("a launch fits 32 bits");
         let mut next = firsts.clone();
         let mut table: Vec<u32> = Vec::new();
         for launch in &mut launches {
             launch.from = word(table.len());
-            let mut chunk = 0;
-            for part in &launch.parts {
-                let vector = launch.vector;
-                let (pitch, columns) = extents[part.tensor].padding.unwrap_or((vector, 0));
-                let row = match rows {
-                    0 => part.tensor,
-                    _ => next[part.tensor],
-                };
-                let entry = [chunk, part.values / vector, row, pitch / vector, columns];
-                table.extend::<[u32; ENTRY]>(entry.map(word));
-                chunk += launch.chunks(part);
-                next[part.tensor] += rows * launch.cubes_of(part);
-            }
-            for _ in launch.parts.len()..launch.slots {
-                table.extend::<[u32; ENTRY]>([word(chunk), 0, 0, 1, 0]);
-            }
+            launch.describe(&mut table, extents, |part, cubes| match rows {
+                0 => part.tensor,
+                _ => {
+                    next[part.tensor] += rows * cubes;
+                    next[part.tensor] - rows * cubes
+                }
+            });
             table.push(edge);
         }
         let last = word(table.len());
@@ -233,6 +223,27 @@ impl Launch {
         launch
     }
 
+    /// Adds an entry for each part, of which `row` gives the first row, and one for each slot that is left.
+    fn describe<K>(
+        &self,
+        table: &mut Vec<u32>,
+        extents: &[Extent<K>],
+        mut row: impl FnMut(&Part, usize) -> usize,
+    ) {
+        let vector = self.vector;
+        let mut chunk = 0;
+        for part in &self.parts {
+            let (pitch, columns) = extents[part.tensor].padding.unwrap_or((vector, 0));
+            let row = row(part, self.cubes_of(part));
+            let entry = [chunk, part.values / vector, row, pitch / vector, columns];
+            table.extend::<[u32; ENTRY]>(entry.map(word));
+            chunk += self.chunks(part);
+        }
+        for _ in self.parts.len()..self.slots {
+            table.extend::<[u32; ENTRY]>([word(chunk), 0, 0, 1, 0]);
+        }
+    }
+
     fn chunks(&self, part: &Part) -> usize {
         (part.values / self.vector).div_ceil(1 << self.shift)
     }
@@ -241,6 +252,10 @@ impl Launch {
     fn cubes_of(&self, part: &Part) -> usize {
         self.chunks(part).min(self.cubes)
     }
+}
+
+fn word(word: usize) -> u32 {
+    u32::try_from(word).expect("a launch fits 32 bits")
 }
 
 /// Neighbours of one kind, as many as fit into a launch. Tensors without values are in none.

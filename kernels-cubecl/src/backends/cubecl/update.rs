@@ -4,9 +4,9 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::{prelude::*, std::tensor::into_contiguous};
 
 use super::{
-    launch::{arg, slots, table},
+    launch::{Words, arg, slots, table},
     memory::{Laid, may_overwrite},
-    plan::{Extent, Limits, Plan, units},
+    plan::{Extent, Launch, Limits, Plan, units},
 };
 use crate::{
     kernel,
@@ -35,44 +35,55 @@ pub(super) fn update(
         ..*limits
     };
     let plan = Plan::new(&extents, &limits, 0, 0);
-    let client = rows.client.clone();
-    let table = table(&client, &rows.device, &plan);
+    let table = table(&rows.client, &rows.device, &plan);
     let rows = match rows.meta.strides()[1] {
         1 => rows,
         _ => contiguous(rows, false),
     };
     for launch in &plan.launches {
-        let items = &items;
-        let all = |of: usize| slots(&client, launch, move |part| &items[part.tensor][of]);
-        let first = &items[launch.parts[0].tensor];
-        // In f32, the parameter is the first of what is kept in f32.
-        let wide = 1 + usize::from(has_master(first[1].tensor.dtype));
-        let units = kernel::update_units(launch.slots * first.len()).min(limits.units);
-        with_float!(first[0].tensor.dtype, G => with_float!(first[1].tensor.dtype, P => {
-            // SAFETY: all of a parameter's runs are of one length, which the table has; units beyond neither read nor write.
-            // Nobody else holds what is overwritten (`contiguous`). There is a row for each parameter.
-            unsafe {
-                kernel::update_many::launch_unchecked::<G, P>(
-                    &client,
-                    CubeCount::Static(launch.cubes as u32, 1, 1),
-                    CubeDim::new_1d(units),
-                    launch.vector,
-                    all(0).collect(),
-                    (1..wide).flat_map(all).collect(),
-                    (wide..first.len()).flat_map(all).collect(),
-                    rows.clone().into_buffer_arg(),
-                    rows.meta.strides()[0] as u32,
-                    arg(&table),
-                    launch.from,
-                    launch.shift,
-                    rule,
-                    units,
-                );
-            }
-        }));
+        step(launch, &items, &rows, &table, rule, limits.units);
     }
     let written = items.into_iter().flat_map(|item| item.into_iter().skip(1));
     written.map(|laid| laid.tensor).collect()
+}
+
+/// Launches the step of some parameters.
+fn step(
+    launch: &Launch,
+    items: &[Item],
+    rows: &CubeTensor,
+    table: &Words,
+    rule: UpdateRule,
+    most: u32,
+) {
+    let client = &rows.client;
+    let all = |of: usize| slots(client, launch, move |part| &items[part.tensor][of]);
+    let first = &items[launch.parts[0].tensor];
+    // In f32, the parameter is the first of what is kept in f32.
+    let wide = 1 + usize::from(has_master(first[1].tensor.dtype));
+    let units = kernel::update_units(launch.slots * first.len()).min(most);
+    with_float!(first[0].tensor.dtype, G => with_float!(first[1].tensor.dtype, P => {
+        // SAFETY: all of a parameter's runs are of one length, which the table has; units beyond neither read nor write.
+        // Nobody else holds what is overwritten (`contiguous`). There is a row for each parameter.
+        unsafe {
+            kernel::update_many::launch_unchecked::<G, P>(
+                client,
+                CubeCount::Static(launch.cubes as u32, 1, 1),
+                CubeDim::new_1d(units),
+                launch.vector,
+                all(0).collect(),
+                (1..wide).flat_map(all).collect(),
+                (wide..first.len()).flat_map(all).collect(),
+                rows.clone().into_buffer_arg(),
+                rows.meta.strides()[0] as u32,
+                arg(table),
+                launch.from,
+                launch.shift,
+                rule,
+                units,
+            );
+        }
+    }));
 }
 
 /// Gradient, parameter, master if there is one, and states.
@@ -89,18 +100,8 @@ fn item(tensors: impl Iterator<Item = CubeTensor>) -> Item {
 /// Parameters share a launch that have one dtype, gradients of one, and one width of vectors.
 fn extent(item: &Item) -> Extent<impl Ord + Copy + use<>> {
     let [gradient, parameter] = [&item[0], &item[1]];
-    let vector = parameter.vector;
-    Extent {
-        kind: (
-            gradient.tensor.dtype.name(),
-            parameter.tensor.dtype.name(),
-            vector,
-        ),
-        buffers: item.len(),
-        span: parameter.span,
-        vector,
-        padding: None,
-    }
+    let dtypes = [gradient, parameter].map(|laid| laid.tensor.dtype.name());
+    parameter.extent((dtypes, parameter.vector), item.len())
 }
 
 /// The tensor itself, or a copy of it if its values do not lie in the order of its dimensions, or if it will be written and may not be.

@@ -17,6 +17,17 @@ pub(super) trait Cpu: Copy {
 
     fn narrow_bf16(self, values: [f32; LANES]) -> [bf16; LANES];
 
+    /// Of what is as wide as it need be.
+    #[inline(always)]
+    fn same<T: Pod>(self, group: &[T; LANES]) -> [T; LANES] {
+        *group
+    }
+
+    #[inline(always)]
+    fn whole<T: Pod>(self, group: [T; LANES]) -> [T; LANES] {
+        group
+    }
+
     /// Adds the squares, each sum rounded once or twice.
     fn add_squares(self, sums: &mut [f32; LANES], values: [f32; LANES]);
 

@@ -18,7 +18,7 @@ use rayon::prelude::*;
 use crate::{
     clip::factors,
     histogram::BINS,
-    ops::{AmpOps, CastOps, Job, TensorVec},
+    ops::{AmpOps, CastOps, Job, TensorVec, taken},
     rows::{FIELDS, TensorStatus, norms},
     rule::{self, is_bad},
     scale_state::WORDS,
@@ -53,8 +53,7 @@ impl CastOps for Flex {}
 
 impl AmpOps for Flex {
     fn amp_run(tensors: TensorVec<Self>, job: Job) -> TensorVec<Self> {
-        let mut tensors = tensors.0;
-        let mut next = || tensors.remove(0);
+        let tensors = tensors.0;
         TensorVec(match job {
             Job::Unscale { keep_dtype, edge } => unscale(tensors, keep_dtype, edge),
             Job::Inspect { edge } => vec![status(each(
@@ -67,12 +66,11 @@ impl AmpOps for Flex {
                     |tensor| by_dtype!(tensor.dtype(), T => histogram::count::<T>(tensor)),
                 );
                 let total = counts.into_iter().fold([0; BINS], histogram::add);
-                vec![floats(total.map(count_fields).as_flattened().to_vec())]
+                vec![floats(total.map(count_fields).into_iter().flatten())]
             }
             Job::Blend { keep, add } => {
-                let (target, source) = (next(), next());
-                let found_inf = tensors.pop().map_or(0.0, value);
-                if found_inf > 0.0 {
+                let ([target, source], found_inf) = taken(tensors);
+                if found_inf.into_iter().map(value).any(|found| found > 0.0) {
                     return TensorVec(vec![target]);
                 }
                 vec![
@@ -82,8 +80,8 @@ impl AmpOps for Flex {
                 ]
             }
             Job::MulCast { dtype, factor } => {
-                let tensor = next();
-                let factor = factor as f32 * tensors.pop().map_or(1.0, value);
+                let ([tensor], mut scale) = taken(tensors);
+                let factor = factor as f32 * scale.pop().map_or(1.0, value);
                 vec![
                     by_dtype!(tensor.dtype(), S => by_dtype!(dtype.into(), T => {
                         product::<S, T, false>(tensor, factor, f32::INFINITY).0
@@ -91,19 +89,8 @@ impl AmpOps for Flex {
                 ]
             }
             Job::Update { rule } => update::update(tensors, rule),
-            Job::Advance => {
-                let (state, own) = (words(next()), numbers(next()));
-                let skipped = (0..own.len() / FIELDS).any(|row| is_bad(&own, row));
-                let crossing = tensors.pop().map(numbers);
-                let blameless = crossing.is_some_and(|rows| is_bad(&rows, 0));
-                let mut moved = state.clone();
-                rule::advance(&state, &mut moved, skipped, blameless);
-                vec![FlexTensor::from_data(data_of(moved, [WORDS]))]
-            }
-            Job::Decide { rule } => {
-                let (undecided, state) = (words(next()), words(next()));
-                vec![decide(&undecided, &state, tensors, rule)]
-            }
+            Job::Advance => vec![advance(tensors)],
+            Job::Decide { rule } => vec![decide(tensors, rule)],
         })
     }
 }
@@ -144,13 +131,27 @@ fn each<R: Send>(tensors: Vec<FlexTensor>, work: impl Fn(FlexTensor) -> R + Send
     tensors.into_par_iter().map(work).collect()
 }
 
-/// `clip` has nothing, or a table and the rows of a status.
-fn decide(undecided: &[u32], state: &[u32], clip: Vec<FlexTensor>, rule: UpdateRule) -> FlexTensor {
+/// The state of a loss scale after a step.
+fn advance(tensors: Vec<FlexTensor>) -> FlexTensor {
+    let ([state, rows], mut crossing) = taken(tensors);
+    let (state, rows) = (words(state), numbers(rows));
+    let skipped = (0..rows.len() / FIELDS).any(|row| is_bad(&rows, row));
+    let crossing = crossing.pop().map(numbers);
+    let blameless = crossing.is_some_and(|rows| is_bad(&rows, 0));
+    let mut moved = state.clone();
+    rule::advance(&state, &mut moved, skipped, blameless);
+    FlexTensor::from_data(data_of(moved, [WORDS]))
+}
+
+/// Rows of an update, decided by the state of a loss scale.
+fn decide(tensors: Vec<FlexTensor>, rule: UpdateRule) -> FlexTensor {
+    let ([undecided, state], clip) = taken(tensors);
+    let (undecided, state) = (words(undecided), words(state));
     let clip: Option<[_; 2]> = clip.try_into().ok();
     let factors = clip.map(|[table, rows]| factors(&words(table), &norms(&numbers(rows))));
     let rows = undecided.chunks_exact(UNDECIDED).flat_map(|words| {
         let mut row: [f32; ROW] = std::array::from_fn(|i| f32::from_bits(words[i]));
-        rule::decide(&mut row, 0, state, words[ROW], rule);
+        rule::decide(&mut row, 0, &state, words[ROW], rule);
         if let Some(factors) = &factors {
             row[column::SCALE] *= factors[words[ROW + 1] as usize];
         }
@@ -162,11 +163,11 @@ fn decide(undecided: &[u32], state: &[u32], clip: Vec<FlexTensor>, rule: UpdateR
 }
 
 fn status(found: Vec<TensorStatus>) -> FlexTensor {
-    let rows: Vec<_> = found.iter().map(row).collect();
-    floats(rows.into_flattened())
+    floats(found.iter().flat_map(row))
 }
 
-fn floats(floats: Vec<f64>) -> FlexTensor {
+fn floats(floats: impl Iterator<Item = f64>) -> FlexTensor {
+    let floats: Vec<f64> = floats.collect();
     let length = floats.len();
     FlexTensor::from_data(TensorData::new(floats, [length]))
 }

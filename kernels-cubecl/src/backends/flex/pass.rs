@@ -71,6 +71,55 @@ impl<R: Real, const MEASURED: bool, const BLENDED: bool> Formula<R, MEASURED, BL
         }
     }
 
+    /// Makes a block, of the source or of what is there already.
+    #[inline(always)]
+    fn block<C: Cpu, S: Value, T: Value<Real = R>>(
+        self,
+        cpu: C,
+        source: Option<&[S]>,
+        target: &mut [T],
+        streams: bool,
+        found: &mut Found<T>,
+    ) {
+        let mut sums = Sums::new();
+        let whole = target.len() / PAIR * PAIR;
+        let (targets, rest) = target.split_at_mut(whole);
+        let (targets, _) = targets.as_chunks_mut().0.as_chunks_mut();
+        match source {
+            Some(source) if streams => {
+                for (source, target) in pairs(source).iter().zip(&mut *targets) {
+                    self.pair::<C, S, T, true>(cpu, source, target, &mut sums);
+                }
+            }
+            Some(source) => {
+                for (source, target) in pairs(source).iter().zip(&mut *targets) {
+                    self.pair::<C, S, T, false>(cpu, source, target, &mut sums);
+                }
+            }
+            None => {
+                for target in &mut *targets {
+                    let source: Pair<S> = bytemuck::cast(*target);
+                    self.pair::<C, S, T, false>(cpu, &source, target, &mut sums);
+                }
+            }
+        }
+        if MEASURED {
+            found.add(targets, &sums);
+        }
+        // Less than a pair.
+        for (at, rest) in rest.chunks_mut(LANES).enumerate() {
+            let source: [S; LANES] = match source {
+                Some(source) => padded(&source[whole + at * LANES..]),
+                None => bytemuck::cast(padded(rest)),
+            };
+            let made = self.make(cpu, &source, &padded(rest));
+            rest.copy_from_slice(&made[..rest.len()]);
+            if MEASURED {
+                found.add_each(rest);
+            }
+        }
+    }
+
     /// Whether it may make something infinite of something finite.
     fn overflows(self) -> bool {
         let factor: f64 = self.factor.into();
@@ -122,43 +171,8 @@ impl<S: Value, T: Value, const M: bool, const K: bool> Work for Make<'_, S, T, M
             if overflows {
                 before += not_finite(source.unwrap_or_else(|| bytemuck::cast_slice(target)));
             }
-            let mut sums = Sums::new();
-            let whole = target.len() / PAIR * PAIR;
-            let (targets, rest) = target.split_at_mut(whole);
-            let (targets, _) = targets.as_chunks_mut().0.as_chunks_mut();
-            match source {
-                Some(source) if self.streams => {
-                    for (source, target) in pairs(source).iter().zip(&mut *targets) {
-                        formula.pair::<C, S, T, true>(cpu, source, target, &mut sums);
-                    }
-                }
-                Some(source) => {
-                    for (source, target) in pairs(source).iter().zip(&mut *targets) {
-                        formula.pair::<C, S, T, false>(cpu, source, target, &mut sums);
-                    }
-                }
-                None => {
-                    for target in &mut *targets {
-                        let source: Pair<S> = bytemuck::cast(*target);
-                        formula.pair::<C, S, T, false>(cpu, &source, target, &mut sums);
-                    }
-                }
-            }
-            if M {
-                found.add(targets, &sums);
-            }
-            // Less than a pair.
-            for (at, rest) in rest.chunks_mut(LANES).enumerate() {
-                let source: [S; LANES] = match source {
-                    Some(source) => padded(&source[whole + at * LANES..]),
-                    None => bytemuck::cast(padded(rest)),
-                };
-                let made = formula.make(cpu, &source, &padded(rest));
-                rest.copy_from_slice(&made[..rest.len()]);
-                if M {
-                    found.add_each(rest);
-                }
-            }
+            self.formula
+                .block(cpu, source, target, self.streams, &mut found);
         }
         if self.streams {
             cpu.streamed();

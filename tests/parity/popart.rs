@@ -5,8 +5,6 @@ use burn_amp_tests::traces;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::One;
-
 #[derive(Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 enum Trace {
@@ -96,7 +94,7 @@ fn parity_popart_als_histogram() {
             let scaler = config.with_init_scale(init_scale).init().unwrap();
             let scaled: Vec<f32> = trace.scaled_grad.iter().map(number).collect();
             let grad = Tensor::<1>::from_data(scaled.as_slice(), &device);
-            let (grads, _) = One::unscaled(&scaler, grad);
+            let (grads, _) = crate::unscaled(&scaler, grad);
             let at = format!("{name}, {}, loss scale {init_scale}", trace.id);
             let above = grads.status().above();
             let below = grads.status().elements() - above;

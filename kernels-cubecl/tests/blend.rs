@@ -113,33 +113,6 @@ fn other_shapes_are_refused() {
     blend(three, one, 1.0, 1.0);
 }
 
-#[cfg(feature = "flex")]
-mod memory {
-    use super::*;
-    use burn::backend::{BackendTensor, DispatchTensorKind};
-
-    fn tensor(seed: usize) -> Tensor<1> {
-        Tensor::from_floats(wave(5000, seed).as_slice(), &Device::flex())
-    }
-
-    fn address(tensor: &Tensor<1>) -> *const u8 {
-        match tensor.clone().into_dispatch().kind {
-            DispatchTensorKind::Flex(BackendTensor::Float(tensor)) => tensor.bytes().as_ptr(),
-            _ => panic!("not a float tensor on Flex"),
-        }
-    }
-
-    #[test]
-    fn a_target_is_overwritten_that_nobody_else_holds() {
-        let target = tensor(1);
-        let before = address(&target);
-        let result = blend(target, tensor(2).cast(FloatDType::F16), 1.0, 1.0);
-        assert_eq!(address(&result), before);
-        let shared = blend(result.clone(), tensor(2), 2.0, 1.0);
-        assert_ne!(address(&shared), before);
-    }
-}
-
 /// What stays is the target, bit for bit, whoever holds it. Products by these weights are exact: compilers may contract one of them and the sum,
 /// and on some CPUs LLVM takes another one in each of the two kernels.
 #[test]

@@ -2,11 +2,13 @@
 //!
 //! The observer hears of every launch of the process: one test at a time.
 
+#[path = "../../kernels-cubecl/tests/backend/alone.rs"]
+mod alone;
 #[path = "../../kernels-cubecl/benches/gradients/launches.rs"]
 mod launches;
 
+use alone::{GPT2, alone, cube, most_launches, settle};
 use burn::{
-    backend::DispatchDevice,
     module::{Module, Param},
     nn::LinearConfig,
     optim::{AdamConfig, GradientsParams},
@@ -18,22 +20,11 @@ use burn_amp::{
 };
 use cubecl::MemoryScope;
 use launches::names;
-use std::{
-    sync::{Mutex, MutexGuard},
-    thread,
-};
-
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
-fn alone() -> MutexGuard<'static, ()> {
-    ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner())
-}
+use std::thread;
 
 /// Bytes of the largest read of wgpu's: CubeCL has memory for that, for each thread its own. None elsewhere.
 fn largest_read(device: &Device, scope: MemoryScope) -> Option<u64> {
-    let DispatchDevice::Cube(cube) = device.as_dispatch() else {
-        panic!("{device:?} is not one of CubeCL's");
-    };
+    let cube = cube(device).expect("one of CubeCL's");
     if !matches!(cube, cubecl::Device::Wgpu(_)) {
         return None;
     }
@@ -42,18 +33,6 @@ fn largest_read(device: &Device, scope: MemoryScope) -> Option<u64> {
     let staging = memories.filter(|memory| memory.name.contains("Staging"));
     let pools = staging.flat_map(|memory| &memory.pools.dynamic);
     Some(pools.map(|pool| pool.largest_alloc).max().unwrap_or(0))
-}
-
-/// Launches of a pass over 148 parameters at most: where shaders run on the CPU, four of them share one.
-fn most_of_a_pass(device: &Device) -> usize {
-    let DispatchDevice::Cube(cube) = device.as_dispatch() else {
-        panic!("{device:?} is not one of CubeCL's");
-    };
-    let is_wgpu = matches!(cube, cubecl::Device::Wgpu(_));
-    match is_wgpu && cube.client().properties().identity.physical.is_none() {
-        true => 38,
-        false => 8,
-    }
 }
 
 /// As many parameters as GPT-2 124M has.
@@ -65,7 +44,7 @@ struct Weights {
 impl Weights {
     fn new(dtype: DType, device: &Device) -> Self {
         let value = |index: usize| Tensor::ones([4 + index % 3, 48], (device, dtype));
-        let values = (0..148).map(|index| Param::from_tensor(value(index)));
+        let values = (0..GPT2).map(|index| Param::from_tensor(value(index)));
         Self {
             values: values.collect(),
         }
@@ -94,10 +73,6 @@ fn scaler(own_dtype: bool) -> GradScaler {
     config.init().unwrap()
 }
 
-fn settle(device: &Device) {
-    device.sync().expect("the device is well");
-}
-
 #[test]
 fn clipping_by_a_global_norm_is_a_few_launches() {
     let _alone = alone();
@@ -111,8 +86,8 @@ fn clipping_by_a_global_norm_is_a_few_launches() {
         settle(&device);
         grads
     });
-    assert_eq!(grads.status().clipped(), Some(148));
-    let range = 1..=most_of_a_pass(&device);
+    assert_eq!(grads.status().clipped(), Some(GPT2));
+    let range = 1..=most_launches(7) + 1;
     assert!(range.contains(&seen.len()), "{} launches", seen.len());
     for param in &weights.values {
         let grad = grads.get::<2>(param.id).unwrap();
@@ -141,7 +116,7 @@ fn gradients_that_keep_their_dtype_take_one_pass() {
         seen.iter().all(|name| name.contains("burn_amp_kernels")),
         "{seen:?}"
     );
-    assert!(seen.len() <= most_of_a_pass(&device), "{seen:?}");
+    assert!(seen.len() <= most_launches(7) + 1, "{seen:?}");
     let grad = grads.get::<2>(weights.values[0].id).unwrap();
     assert_eq!(grad.dtype(), DType::F16);
     assert_eq!(grads.status().max_abs(), 1.0);

@@ -2,15 +2,15 @@
 
 use burn::tensor::{Device, Tensor};
 use burn_amp_kernels::{
-    ClipTable, DeviceScale, NormClip, ScaleState, TensorList, UpdateRow, UpdateRule, can_update,
-    clip_factors, inspect,
+    ClipTable, DeviceScale, NormClip, ScaleState, TensorList, UpdateRow, can_update, clip_factors,
+    inspect,
 };
 
-use crate::device::{device, is_cube};
-
-const RULE: UpdateRule = UpdateRule::Sgd {
-    momentum: false,
-    nesterov: false,
+use crate::{
+    create::part,
+    device::{device, is_cube},
+    formula::SGD,
+    random::Bits,
 };
 
 /// The factors that the device and the host find for gradients.
@@ -31,7 +31,7 @@ fn both(gradients: &[Vec<f32>], clips: &[NormClip], device: &Device) -> [Vec<u32
     let rows = vec![row; order.len()];
     let scale = ScaleState::default().upload(device);
     let sent = DeviceScale::send(&rows, &order, &order, device);
-    let rows = scale.decide(RULE, sent, Some((&table, &status)));
+    let rows = scale.decide(SGD, sent, Some((&table, &status)));
     let rows: Vec<f32> = rows.into_data().iter().collect();
     let found = rows.chunks(12).rev().map(|row| row[1].to_bits());
     let norms: Vec<f64> = status.read().iter().map(|status| status.norm).collect();
@@ -45,13 +45,8 @@ fn the_factors_of_the_host() {
     if !can_update(&Tensor::<1>::ones([1], &device)) {
         return;
     }
-    let mut seed = 7u64;
-    let mut next = || {
-        seed = seed
-            .wrapping_mul(6364136223846793005)
-            .wrapping_add(1442695040888963407);
-        (seed >> 40) as f32 / (1 << 24) as f32
-    };
+    let mut bits = Bits(7);
+    let mut next = || part(&mut bits);
     let mut clipped = 0;
     let rounds = if is_cube() { 30 } else { 400 };
     for round in 0..rounds {

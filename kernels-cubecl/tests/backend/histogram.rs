@@ -7,7 +7,7 @@ use crate::{
     case::Case,
     create::{floats, random},
     device::device,
-    host,
+    host, number,
     system::{System, list_of},
 };
 
@@ -18,7 +18,7 @@ pub fn assert_counts(found: &ExponentHistogram, tensors: &[TensorData]) {
     // By exponent, those outside the range one beyond it; beside each, how many a device may take for zero.
     let mut counts = vec![[0; 2]; (most - least + 3) as usize];
     for data in tensors {
-        for value in host::widen(data) {
+        for value in number::widen(data) {
             elements += 1;
             if !value.is_finite() {
                 non_finite += 1;

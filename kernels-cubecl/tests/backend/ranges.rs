@@ -6,7 +6,6 @@ use crate::{
     case::Case,
     create::{doubles, floats},
     device::dtypes,
-    host,
     system::System,
 };
 
@@ -65,22 +64,5 @@ pub fn doubles_out_of_range(system: &System) {
     ]);
     for values in lists {
         Case::new().with(doubles(values)).check(system, 1.0);
-    }
-}
-
-/// The reference itself.
-pub fn norms_of_the_host(_: &System) {
-    for (values, expected) in [
-        (vec![], 0.0),
-        (vec![1.0; 3], 3f64.sqrt()),
-        (vec![3e200, -4e200, 0.0], 5e200),
-        (vec![1e-200; 64], 8e-200),
-        (
-            [vec![1.0], vec![1e-8; 1_000_000]].concat(),
-            (1.0f64 + 1e-10).sqrt(),
-        ),
-    ] {
-        let error = (host::norm(&values) - expected).abs();
-        assert!(error <= 1e-15 * expected, "{expected}: off by {error}");
     }
 }

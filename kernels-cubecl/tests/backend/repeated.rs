@@ -23,28 +23,15 @@ fn rows(system: &System, list: &TensorList) -> Vec<TensorStatus> {
     rows
 }
 
-fn assert_same(a: &[TensorStatus], b: &[TensorStatus]) {
-    assert_eq!(a.len(), b.len());
-    a.iter().zip(b).for_each(|(a, b)| assert_same_bits(a, b));
-}
-
+/// Again, by one thread, and by more threads than there are processors.
 pub fn same_bits(system: &System) {
     let list = list();
     let first = rows(system, &list);
-    for _ in 0..2 {
-        assert_same(&rows(system, &list), &first);
-    }
-}
-
-/// One thread, and more threads than there are processors.
-pub fn same_bits_in_order(system: &System) {
-    let list = list();
-    let with = |threads| {
+    for threads in [1, 2, 7, 7] {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-        pool.expect("threads").install(|| rows(system, &list))
-    };
-    let alone = with(1);
-    for threads in [2, 7] {
-        assert_same(&with(threads), &alone);
+        let again = pool.expect("threads").install(|| rows(system, &list));
+        assert_eq!(again.len(), first.len());
+        let both = again.iter().zip(&first);
+        both.for_each(|(again, first)| assert_same_bits(again, first));
     }
 }

@@ -17,7 +17,8 @@ impl System {
     pub fn kernels() -> Self {
         Self {
             has_kernels: true,
-            tolerance: device::tolerance(),
+            // The CPU runtime has as many units as the machine has cores, and each adds up a long row of f32.
+            tolerance: if device::is_cpu() { 1e-5 } else { 1e-6 },
         }
     }
 

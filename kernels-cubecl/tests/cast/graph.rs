@@ -11,7 +11,10 @@ use burn::tensor::{
 };
 use burn_amp_kernels::{Factor, Watch, scaled_cast, watched_cast};
 
-use crate::host::{autodiff, data, has_kernels, narrowest, on_device, pairs, tensor, values};
+use crate::{
+    device::has_kernels,
+    host::{autodiff, data, narrowest, on_device, pairs, tensor, values},
+};
 
 #[test]
 fn a_tensor_used_twice() {

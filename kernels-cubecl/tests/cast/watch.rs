@@ -7,9 +7,11 @@ use burn_amp_kernels::{
     Crossing, CrossingStatus, Factor, Reading, Status, Watch, scaled_cast, watched_cast,
 };
 
-use crate::host::{
-    assert_products, assert_same, dtypes, has_kernels, narrowest, on_device, pairs, round, tensor,
-    values,
+use crate::{
+    device::has_kernels,
+    host::{
+        assert_products, assert_same, dtypes, narrowest, on_device, pairs, round, tensor, values,
+    },
 };
 
 /// What a watch has been told.

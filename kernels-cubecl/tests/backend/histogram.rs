@@ -3,13 +3,7 @@
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_amp_kernels::{ExponentHistogram, TensorList};
 
-use crate::{
-    case::Case,
-    create::{floats, random},
-    device::device,
-    host, number,
-    system::{System, list_of},
-};
+use crate::{case::Case, create::floats, device::device, host, number, system::System};
 
 /// Asserts that the counts are those of these values.
 pub fn assert_counts(found: &ExponentHistogram, tensors: &[TensorData]) {
@@ -77,13 +71,6 @@ pub fn edges(system: &System) {
     Case::new()
         .with(floats(values, [length]))
         .check(system, 0.5);
-}
-
-/// More than one cube, chunk or thread takes.
-pub fn large(system: &System) {
-    let tensor = random::<1>(DType::F32, 520, [(1 << 20) + 3]);
-    let data = tensor.to_data();
-    assert_counts(&system.histogram(list_of(tensor)), &[data]);
 }
 
 pub fn no_values(system: &System) {

@@ -415,12 +415,6 @@ fn update_list(
 }
 
 #[test]
-fn an_empty_list() {
-    let updated = update_list(ADAM, Vec::new(), 0).expect("nothing to do");
-    assert!(updated.is_empty());
-}
-
-#[test]
 fn each_mistake_panics_with_its_message() {
     type Spoil = fn(&mut Vec<Tensor<2>>);
     let mistakes: [(&str, Spoil); 5] = [

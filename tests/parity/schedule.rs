@@ -3,42 +3,34 @@
 use burn_amp_tests::prelude::*;
 use proptest::prelude::*;
 
-fn settings() -> impl Strategy<Value = GradScalerConfig> {
-    (
-        -40i32..40,
-        1.0f64..2.0,
-        1.01f64..8.0,
-        0.01f64..0.99,
-        1u32..8,
-        prop::option::of(0u32..20),
-        prop::option::of(0u32..20),
-        1u32..5,
-        prop::bool::ANY,
-    )
-        .prop_map(
-            |(exponent, mantissa, growth, backoff, interval, below, above, hysteresis, clean)| {
-                let init_scale = mantissa * 2f64.powi(exponent);
-                GradScalerConfig {
-                    init_scale,
-                    growth_factor: growth,
-                    backoff_factor: backoff,
-                    growth_interval: interval,
-                    min_scale: below.map(|e| init_scale / 2f64.powi(e as i32)),
-                    max_scale: above.map(|e| init_scale * 2f64.powi(e as i32)),
-                    hysteresis,
-                    consecutive_hysteresis: clean,
-                    ..Default::default()
-                }
-            },
-        )
-}
-
-/// With a schedule of ours, and a warm-up or none.
-fn scheduled() -> impl Strategy<Value = GradScalerConfig> {
-    (settings(), schedules()).prop_map(|(settings, (schedule, warmup))| {
-        let settings = settings.with_schedule(schedule).with_warmup_steps(warmup);
-        settings.with_warmup_scale(settings.init_scale)
-    })
+prop_compose! {
+    /// With a schedule of ours, and a warm-up or none.
+    fn settings()(
+        init_scale in (-40i32..40, 1.0f64..2.0).prop_map(|(exponent, mantissa)| mantissa * 2f64.powi(exponent)),
+        growth_factor in 1.01f64..8.0,
+        backoff_factor in 0.01f64..0.99,
+        growth_interval in 1u32..8,
+        below in prop::option::of(0i32..20),
+        above in prop::option::of(0i32..20),
+        hysteresis in 1u32..5,
+        consecutive_hysteresis: bool,
+        (schedule, warmup_steps) in schedules(),
+    ) -> GradScalerConfig {
+        GradScalerConfig {
+            init_scale,
+            growth_factor,
+            backoff_factor,
+            growth_interval,
+            min_scale: below.map(|exponent| init_scale / 2f64.powi(exponent)),
+            max_scale: above.map(|exponent| init_scale * 2f64.powi(exponent)),
+            hysteresis,
+            consecutive_hysteresis,
+            schedule,
+            warmup_steps,
+            warmup_scale: init_scale,
+            ..Default::default()
+        }
+    }
 }
 
 /// A schedule of ours, and a warm-up or none.
@@ -91,7 +83,7 @@ fn followed(scale: LossScale, seen: &[(StepOutcome, GradientStatus)]) -> LossSca
 
 proptest! {
     #[test]
-    fn every_schedule_stays_finite_and_in_its_bounds(settings in scheduled(), seen in seen()) {
+    fn every_schedule_stays_finite_and_in_its_bounds(settings in settings(), seen in seen()) {
         let mut scale = settings.schedule().unwrap();
         for (outcome, status) in &seen {
             let before = scale.scale();
@@ -108,7 +100,7 @@ proptest! {
 
     #[test]
     fn every_schedule_goes_on_from_a_saved_state(
-        settings in scheduled(), before in seen(), after in seen()
+        settings in settings(), before in seen(), after in seen()
     ) {
         let middle = followed(settings.schedule().unwrap(), &before);
         let json = serde_json::to_string(&middle).unwrap();

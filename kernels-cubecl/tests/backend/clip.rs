@@ -2,8 +2,7 @@
 
 use burn::tensor::{Device, Tensor};
 use burn_amp_kernels::{
-    ClipTable, DeviceScale, NormClip, ScaleState, TensorList, UpdateRow, can_update, clip_factors,
-    inspect,
+    ClipTable, DeviceScale, NormClip, ScaleState, UpdateRow, can_update, clip_factors, inspect,
 };
 
 use crate::{
@@ -11,15 +10,13 @@ use crate::{
     device::{device, is_cube},
     formula::SGD,
     random::Bits,
+    system::list_of,
 };
 
 /// The factors that the device and the host find for gradients.
 fn both(gradients: &[Vec<f32>], clips: &[NormClip], device: &Device) -> [Vec<u32>; 2] {
-    let mut list = TensorList::new();
-    for gradient in gradients {
-        list.push(Tensor::<1>::from_floats(gradient.as_slice(), device));
-    }
-    let status = inspect(list).unwrap();
+    let tensor = |gradient: &Vec<f32>| Tensor::<1>::from_floats(gradient.as_slice(), device);
+    let status = inspect(list_of(gradients.iter().map(tensor))).unwrap();
     let table = ClipTable::upload(clips, device);
     // From the last to the first: a parameter's gradient may stand anywhere.
     let order: Vec<u32> = (0..gradients.len() as u32).rev().collect();

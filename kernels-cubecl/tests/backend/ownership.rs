@@ -90,7 +90,7 @@ pub fn products_are_new_values(system: &System) {
         let tensor: Tensor<1> = random(DType::F32, 130, [777]);
         let whole = bytes(&tensor.clone().mul_scalar(0.5));
         let quarter = bytes(&tensor.clone().mul_scalar(0.25));
-        let (once, _) = system.unscale(list_of(tensor), 0.5);
+        let (once, _) = system.unscale(list_of([tensor]), 0.5);
         let held = hold.then(|| once.get::<1>(0));
         let (twice, _) = system.unscale(once, 0.5);
         assert!(bytes(&twice.get::<1>(0)) == quarter);

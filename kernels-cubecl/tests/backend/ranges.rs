@@ -42,18 +42,9 @@ pub fn doubles_out_of_range(system: &System) {
     if !dtypes().contains(&DType::F64) {
         return;
     }
-    let many = [
-        1e99,
-        1e101,
-        1e200,
-        -1e300,
-        1e-99,
-        1e-101,
-        1e-200,
-        -1e-300,
-        f64::MIN_POSITIVE,
-    ];
-    let mut lists: Vec<Vec<f64>> = many.iter().map(|value| vec![*value; 33]).collect();
+    let large = [1e99, 1e101, 1e200, -1e300].map(|large: f64| [large, 1.0 / large]);
+    let many = large.concat().into_iter().chain([f64::MIN_POSITIVE]);
+    let mut lists: Vec<Vec<f64>> = many.map(|value| vec![value; 33]).collect();
     lists.extend([
         vec![f64::MAX / 2.0],
         vec![f64::from_bits(1); 64],

@@ -3,18 +3,23 @@
 use burn::tensor::{DType, Tensor};
 use burn_amp_kernels::{TensorList, TensorStatus};
 
-use crate::{case::assert_same_bits, create::random, device::dtypes, system::System};
+use crate::{
+    case::assert_same_bits,
+    create::random,
+    device::dtypes,
+    system::{System, list_of},
+};
 
 /// Many chunks of one large tensor beside small ones.
 fn list() -> TensorList {
     let part: Tensor<1> = random(DType::F32, 140, [300_001]);
-    let mut list = TensorList::new();
-    list.push(Tensor::cat(vec![part.clone(); 4], 0));
-    list.push(part);
-    // The narrowest that there is.
-    list.push(random::<1>(dtypes()[0], 141, [270_000]));
-    list.push(random::<1>(DType::F32, 142, [5]));
-    list
+    list_of([
+        Tensor::cat(vec![part.clone(); 4], 0),
+        part,
+        // The narrowest that there is.
+        random(dtypes()[0], 141, [270_000]),
+        random(DType::F32, 142, [5]),
+    ])
 }
 
 fn rows(system: &System, list: &TensorList) -> Vec<TensorStatus> {

@@ -13,6 +13,7 @@ use crate::{
     formula::{ADAM, SGD, momentum, row, rules, step},
     number,
     random::{Bits, check_random},
+    system::list_of,
 };
 
 const F32: (DType, DType) = (DType::F32, DType::F32);
@@ -291,15 +292,8 @@ fn special_values() {
     if is_cube() {
         return;
     }
-    let special = [
-        0.0,
-        f32::INFINITY,
-        f32::NAN,
-        f32::MAX,
-        f32::MIN_POSITIVE,
-        1e-40,
-        1.0,
-    ];
+    let (infinity, smallest) = (f32::INFINITY, f32::MIN_POSITIVE);
+    let special = [0.0, infinity, f32::NAN, f32::MAX, smallest, 1e-40, 1.0];
     let signed = special.map(|value| [value, -value]).concat();
     let bits: Vec<u64> = signed.iter().map(|value| value.to_bits().into()).collect();
     let all = bits.len();
@@ -408,10 +402,8 @@ fn update_list(
     tensors: Vec<Tensor<2>>,
     count: usize,
 ) -> Result<TensorList, UnsupportedDType> {
-    let mut list = TensorList::new();
-    tensors.into_iter().for_each(|tensor| list.push(tensor));
     let rows = vec![row(rule, 1); count];
-    update(rule, list, UpdateRow::upload(&rows, &device()))
+    update(rule, list_of(tensors), UpdateRow::upload(&rows, &device()))
 }
 
 #[test]

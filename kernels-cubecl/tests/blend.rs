@@ -81,18 +81,26 @@ fn a_shared_target_and_the_source_stay_as_they_are() {
 fn views_of_other_layouts_are_read_in_their_order() {
     let device = Device::default();
     let base = Tensor::<2>::from_floats([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], &device);
-    let target = Tensor::<2>::zeros([3, 2], &device);
-    let sum = blend(target, base.clone().transpose(), 1.0, 1.0);
-    let expected = TensorData::from([[1.0f32, 4.0], [2.0, 5.0], [3.0, 6.0]]);
-    assert_eq!(sum.into_data(), expected);
-
-    // A transposed and a sliced target.
-    let sum = blend(base.clone().transpose(), base.clone().transpose(), 1.0, 1.0);
-    let expected = TensorData::from([[2.0f32, 8.0], [4.0, 10.0], [6.0, 12.0]]);
-    assert_eq!(sum.into_data(), expected);
+    let turned = || base.clone().transpose();
     let [first, last] = [0, 1].map(|row| base.clone().slice([row..row + 1, 0..3]));
-    let sum = blend(last, first, 1.0, -1.0);
-    assert_eq!(sum.into_data(), TensorData::from([[3.0f32, 3.0, 3.0]]));
+    for (target, source, add, expected) in [
+        (
+            turned().zeros_like(),
+            turned(),
+            1.0,
+            [1.0, 4.0, 2.0, 5.0, 3.0, 6.0].to_vec(),
+        ),
+        (
+            turned(),
+            turned(),
+            1.0,
+            [2.0, 8.0, 4.0, 10.0, 6.0, 12.0].to_vec(),
+        ),
+        (last, first, -1.0, vec![3.0f32; 3]),
+    ] {
+        let expected = TensorData::new(expected, target.dims());
+        assert_eq!(blend(target, source, 1.0, add).into_data(), expected);
+    }
 }
 
 #[test]

@@ -33,10 +33,8 @@ pub fn may_flush(dtype: DType, target: DType, before: f64, after: f64) -> bool {
 /// What a status must say; ranges are as wide as the treatment of subnormal values is free.
 #[derive(Debug)]
 pub struct Expected {
-    pub elements: u64,
-    pub non_finite_before: u64,
-    pub non_finite: u64,
-    pub above: u64,
+    /// Of elements, of what is not finite before and after, and from the edge on.
+    pub counts: [u64; 4],
     pub zeros: RangeInclusive<u64>,
     pub max_abs: RangeInclusive<f64>,
     pub norm: RangeInclusive<f64>,
@@ -68,10 +66,7 @@ pub fn measure(
     let free = flushed.len() as u64;
     kept.append(&mut flushed);
     Expected {
-        elements: before.len() as u64,
-        non_finite_before: bad(before),
-        non_finite: bad(after),
-        above: above as u64,
+        counts: [before.len() as u64, bad(before), bad(after), above as u64],
         zeros: zeros..=zeros + free,
         max_abs: least..=max(&kept),
         norm: least_norm..=norm(&kept),

@@ -2,21 +2,15 @@
 
 use burn_amp_tests::{outcome, traces};
 use serde::Deserialize;
+use serde_json::Value;
 
 use crate::settings;
 
 #[derive(Deserialize)]
 struct Trace {
-    config: serde_json::Value,
+    config: Value,
     overflow: Vec<bool>,
-    expected: Vec<Expected>,
-}
-
-#[derive(Deserialize)]
-struct Expected {
-    scale: f32,
-    growth_tracker: u32,
-    hysteresis_tracker: i64,
+    expected: Vec<Value>,
 }
 
 #[test]
@@ -36,11 +30,15 @@ fn parity_megatron() {
         for (step, (overflow, expected)) in steps.enumerate() {
             let at = format!("{name}, step {step}");
             scale = scale.adjust(outcome(*overflow));
-            assert_eq!(scale.scale().to_bits(), expected.scale.to_bits(), "{at}");
-            assert_eq!(scale.growth_tracker(), expected.growth_tracker, "{at}");
+            assert_eq!(f64::from(scale.scale()), expected["scale"], "{at}");
+            assert_eq!(scale.growth_tracker(), expected["growth_tracker"], "{at}");
             // Megatron counts on below zero; every value up to 1 means "at the next overflow".
-            let tracker = i64::from(scale.hysteresis_tracker());
-            assert_eq!(tracker, expected.hysteresis_tracker.max(1), "{at}");
+            let tracker = expected["hysteresis_tracker"].as_i64().unwrap();
+            assert_eq!(
+                i64::from(scale.hysteresis_tracker()),
+                tracker.max(1),
+                "{at}"
+            );
         }
     }
 }

@@ -3,108 +3,63 @@
 use burn_amp_tests::prelude::*;
 use burn_amp_tests::{outcome, traces};
 use serde::Deserialize;
+use serde_json::Value;
+
+use crate::settings;
 
 #[derive(Deserialize)]
 struct Named {
     id: String,
+    params: Value,
     #[serde(flatten)]
     trace: Trace,
 }
 
+/// Changes are those steps alone at which something changes.
 #[derive(Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 enum Trace {
-    CapOnly(CapOnly),
-    WarmupCap(WarmupCap),
-    WarmupCapChanges(Changes<(usize, Option<f32>, f32, f32, f32)>),
-    AdaptiveInterval(AdaptiveInterval),
-    AdaptiveIntervalChanges(Changes<(usize, f32, u32, u32, u32)>),
+    CapOnly {
+        cap_at: Vec<(usize, Option<f32>)>,
+    },
+    WarmupCap {
+        found_inf: Vec<u8>,
+        used_feed: Vec<f32>,
+        stored_after_feed: Vec<f32>,
+        tracker_after_feed: Vec<u32>,
+    },
+    WarmupCapChanges {
+        n_steps: usize,
+        overflow_steps: Vec<usize>,
+        changes: Vec<(usize, Option<f32>, f32, f32, f32)>,
+    },
+    AdaptiveInterval {
+        found_inf: Vec<u8>,
+        scale: Vec<f32>,
+        tracker: Vec<u32>,
+        interval: Vec<u32>,
+        growths_in_a_row: Vec<u32>,
+    },
+    AdaptiveIntervalChanges {
+        n_steps: usize,
+        overflow_steps: Vec<usize>,
+        changes: Vec<(usize, f32, u32, u32, u32)>,
+        #[serde(rename = "final")]
+        last: (f32, u32, u32, u32),
+    },
 }
 
-#[derive(Deserialize)]
-struct CapOnly {
-    params: Cap,
-    cap_at: Vec<(usize, Option<f32>)>,
-}
-
-#[derive(Deserialize)]
-struct WarmupCap {
-    params: Params,
-    found_inf: Vec<u8>,
-    used_feed: Vec<f32>,
-    stored_after_feed: Vec<f32>,
-    tracker_after_feed: Vec<u32>,
-}
-
-#[derive(Deserialize)]
-struct AdaptiveInterval {
-    params: Params,
-    found_inf: Vec<u8>,
-    scale: Vec<f32>,
-    tracker: Vec<u32>,
-    interval: Vec<u32>,
-    growths_in_a_row: Vec<u32>,
-}
-
-/// Only the steps at which something changes.
-#[derive(Deserialize)]
-struct Changes<C> {
-    params: Params,
-    n_steps: usize,
-    overflow_steps: Vec<usize>,
-    changes: Vec<C>,
-    /// Of an adaptive interval.
-    #[serde(rename = "final")]
-    last: Option<(f32, u32, u32, u32)>,
-}
-
-#[derive(Clone, Copy, Deserialize)]
-struct Cap {
-    c0: f64,
-    levels: u32,
-    warmup: u32,
-}
-
-#[derive(Deserialize)]
-struct Params {
-    init_scale: f64,
-    growth_factor: f64,
-    backoff_factor: f64,
-    growth_interval: u32,
-    #[serde(flatten)]
-    cap: Option<Cap>,
-    interval_min: Option<u32>,
-    interval_max: Option<u32>,
-}
-
-impl Params {
-    fn start(&self) -> LossScale {
-        let mut config = GradScalerConfig {
-            init_scale: self.init_scale,
-            growth_factor: self.growth_factor,
-            backoff_factor: self.backoff_factor,
-            growth_interval: self.growth_interval,
-            ..Default::default()
-        };
-        if let Some(cap) = self.cap {
-            config = warmed_up(config, cap);
-        }
-        if let (Some(min_interval), Some(max_interval)) = (self.interval_min, self.interval_max) {
-            config.schedule = Schedule::AdaptiveInterval {
-                min_interval,
-                max_interval,
-            };
-        }
-        config.schedule().unwrap()
-    }
-}
-
-fn warmed_up(config: GradScalerConfig, cap: Cap) -> GradScalerConfig {
-    let config = config.with_warmup_scale(cap.c0);
-    config
-        .with_warmup_levels(cap.levels)
-        .with_warmup_steps(cap.warmup)
-}
+const FACTORS: [(&str, &str); 4] = [
+    ("init_scale", "init_scale"),
+    ("growth_factor", "growth_factor"),
+    ("backoff_factor", "backoff_factor"),
+    ("growth_interval", "growth_interval"),
+];
+const WARMUP: [(&str, &str); 3] = [
+    ("warmup_scale", "c0"),
+    ("warmup_levels", "levels"),
+    ("warmup_steps", "warmup"),
+];
 
 /// The scale that the warm-up holds down, and the growths in a row.
 fn hidden(scale: &LossScale) -> (f32, u32) {
@@ -114,107 +69,128 @@ fn hidden(scale: &LossScale) -> (f32, u32) {
     (stored, growths.as_u64().unwrap_or_default() as u32)
 }
 
-impl CapOnly {
-    fn check(&self, name: &str) {
-        let init_scale = 2f64.powi(100);
-        let config = GradScalerConfig::new().with_growth_interval(u32::MAX);
-        let config = warmed_up(config.with_init_scale(init_scale), self.params);
-        let (mut scale, mut at) = (config.schedule().unwrap(), 0);
-        for (t, cap) in &self.cap_at {
-            while at < *t {
-                scale = scale.adjust(StepOutcome::Stepped);
-                at += 1;
-            }
-            let expected = cap.unwrap_or(init_scale as f32);
-            assert_eq!(scale.scale(), expected, "{name}, step {t}");
-        }
-    }
-}
-
-impl WarmupCap {
-    fn check(&self, name: &str) {
-        let mut scale = self.params.start();
-        for (step, found_inf) in self.found_inf.iter().enumerate() {
-            let used = scale.scale();
-            scale = scale.adjust(outcome(*found_inf == 1));
-            let found = (used, hidden(&scale).0, scale.growth_tracker());
-            let stored = self.stored_after_feed[step];
-            let expected = (self.used_feed[step], stored, self.tracker_after_feed[step]);
-            assert_eq!(found, expected, "{name}, step {step}");
-        }
-    }
-}
-
 /// The scale, its tracker, the growth interval, the growths in a row.
 fn state(scale: &LossScale) -> (f32, u32, u32, u32) {
     let (tracker, interval) = (scale.growth_tracker(), scale.growth_interval());
     (scale.scale(), tracker, interval, hidden(scale).1)
 }
 
-impl AdaptiveInterval {
-    fn check(&self, name: &str) {
-        let mut scale = self.params.start();
-        for (step, found_inf) in self.found_inf.iter().enumerate() {
-            scale = scale.adjust(outcome(*found_inf == 1));
-            let (tracker, interval) = (self.tracker[step], self.interval[step]);
-            let growths = self.growths_in_a_row[step];
-            let expected = (self.scale[step], tracker, interval, growths);
-            assert_eq!(state(&scale), expected, "{name}, step {step}");
+impl Named {
+    fn start(&self) -> LossScale {
+        let warmup = self.params.get("warmup").map_or(&[][..], |_| &WARMUP);
+        let mut config = settings(&self.params, &[&FACTORS, warmup].concat());
+        let interval = |name: &str| self.params[name].as_u64().map(|steps| steps as u32);
+        if let Some(min_interval) = interval("interval_min") {
+            config.schedule = Schedule::AdaptiveInterval {
+                min_interval,
+                max_interval: interval("interval_max").unwrap(),
+            };
         }
+        config.schedule().unwrap()
     }
-}
 
-impl Changes<(usize, Option<f32>, f32, f32, f32)> {
-    fn check_warmup(&self, name: &str) {
-        let mut scale = self.params.start();
-        let (mut changes, mut expected) = (self.changes.iter().peekable(), 0.0);
-        for step in 0..self.n_steps {
-            if let Some((_, _, _, feed, _)) = changes.next_if(|change| change.0 == step) {
-                expected = *feed;
-            }
-            assert_eq!(scale.scale(), expected, "{name}, step {step}");
-            scale = scale.adjust(outcome(self.overflow_steps.contains(&step)));
-        }
-        assert!(changes.next().is_none());
-    }
-}
-
-impl Changes<(usize, f32, u32, u32, u32)> {
-    fn check_interval(&self, name: &str) {
-        let mut scale = self.params.start();
-        let mut changes = self.changes.iter().peekable();
-        let mut before = state(&scale);
-        for step in 0..self.n_steps {
-            let at = format!("{name}, step {step}");
-            scale = scale.adjust(outcome(self.overflow_steps.contains(&step)));
-            let now = state(&scale);
-            match changes.next_if(|change| change.0 == step) {
-                Some((_, scale, interval, growths, tracker)) => {
-                    assert_eq!(now, (*scale, *tracker, *interval, *growths), "{at}");
+    /// Which kind this is.
+    fn check(&self, name: &str) -> usize {
+        match &self.trace {
+            Trace::CapOnly { cap_at } => {
+                let init_scale = 2f64.powi(100);
+                let config = settings(&self.params, &WARMUP).with_growth_interval(u32::MAX);
+                let config = config.with_init_scale(init_scale);
+                let (mut scale, mut at) = (config.schedule().unwrap(), 0);
+                for (t, cap) in cap_at {
+                    while at < *t {
+                        scale = scale.adjust(StepOutcome::Stepped);
+                        at += 1;
+                    }
+                    let expected = cap.unwrap_or(init_scale as f32);
+                    assert_eq!(scale.scale(), expected, "{name}, step {t}");
                 }
-                None => assert_eq!((now.0, now.2), (before.0, before.2), "{at}"),
+                0
             }
-            before = now;
+            Trace::WarmupCap {
+                found_inf,
+                used_feed,
+                stored_after_feed,
+                tracker_after_feed,
+            } => {
+                let mut scale = self.start();
+                for (step, found_inf) in found_inf.iter().enumerate() {
+                    let used = scale.scale();
+                    scale = scale.adjust(outcome(*found_inf == 1));
+                    let found = (used, hidden(&scale).0, scale.growth_tracker());
+                    let stored = stored_after_feed[step];
+                    let expected = (used_feed[step], stored, tracker_after_feed[step]);
+                    assert_eq!(found, expected, "{name}, step {step}");
+                }
+                1
+            }
+            Trace::WarmupCapChanges {
+                n_steps,
+                overflow_steps,
+                changes,
+            } => {
+                let mut scale = self.start();
+                let (mut changes, mut expected) = (changes.iter().peekable(), 0.0);
+                for step in 0..*n_steps {
+                    if let Some((_, _, _, feed, _)) = changes.next_if(|change| change.0 == step) {
+                        expected = *feed;
+                    }
+                    assert_eq!(scale.scale(), expected, "{name}, step {step}");
+                    scale = scale.adjust(outcome(overflow_steps.contains(&step)));
+                }
+                assert!(changes.next().is_none());
+                2
+            }
+            Trace::AdaptiveInterval {
+                found_inf,
+                scale: scales,
+                tracker,
+                interval,
+                growths_in_a_row,
+            } => {
+                let mut scale = self.start();
+                for (step, found_inf) in found_inf.iter().enumerate() {
+                    scale = scale.adjust(outcome(*found_inf == 1));
+                    let growths = growths_in_a_row[step];
+                    let expected = (scales[step], tracker[step], interval[step], growths);
+                    assert_eq!(state(&scale), expected, "{name}, step {step}");
+                }
+                3
+            }
+            Trace::AdaptiveIntervalChanges {
+                n_steps,
+                overflow_steps,
+                changes,
+                last,
+            } => {
+                let mut scale = self.start();
+                let mut changes = changes.iter().peekable();
+                let mut before = state(&scale);
+                for step in 0..*n_steps {
+                    let at = format!("{name}, step {step}");
+                    scale = scale.adjust(outcome(overflow_steps.contains(&step)));
+                    let now = state(&scale);
+                    match changes.next_if(|change| change.0 == step) {
+                        Some((_, scale, interval, growths, tracker)) => {
+                            assert_eq!(now, (*scale, *tracker, *interval, *growths), "{at}");
+                        }
+                        None => assert_eq!((now.0, now.2), (before.0, before.2), "{at}"),
+                    }
+                    before = now;
+                }
+                let (scale, tracker, interval, growths) = before;
+                assert_eq!((scale, interval, growths, tracker), *last, "{name}");
+                4
+            }
         }
-        let (scale, tracker, interval, growths) = before;
-        let end = (scale, interval, growths, tracker);
-        assert_eq!(Some(end), self.last, "{name}");
     }
 }
 
 #[test]
 fn parity_own_schedules() {
     let mut seen = [0; 5];
-    for (name, Named { id, trace }) in &traces::<Named>("own_schedules") {
-        let name = &format!("{name}, {id}");
-        let kind = match trace {
-            Trace::CapOnly(trace) => (0, trace.check(name)),
-            Trace::WarmupCap(trace) => (1, trace.check(name)),
-            Trace::WarmupCapChanges(trace) => (2, trace.check_warmup(name)),
-            Trace::AdaptiveInterval(trace) => (3, trace.check(name)),
-            Trace::AdaptiveIntervalChanges(trace) => (4, trace.check_interval(name)),
-        };
-        seen[kind.0] += 1;
+    for (name, trace) in &traces::<Named>("own_schedules") {
+        seen[trace.check(&format!("{name}, {}", trace.id))] += 1;
     }
     assert!(seen.iter().all(|count| *count > 0), "{seen:?}");
 }

@@ -2,7 +2,7 @@
 //! bit for bit.
 
 use burn_amp_tests::prelude::*;
-use burn_amp_tests::{scaled_by_hand, traces};
+use burn_amp_tests::traces;
 use serde::Deserialize;
 use std::sync::{Arc, Mutex};
 
@@ -131,35 +131,4 @@ fn parity_roundpipe() {
     let traces = traces("roundpipe_gradscaler");
     assert!(!traces.is_empty());
     traces.iter().for_each(|(_, trace)| compare(trace));
-}
-
-/// With both sides in step, all is as PyTorch's own scaler on one thread.
-#[test]
-fn parity_roundpipe_synchronous() {
-    let device = Device::flex().autodiff();
-    for (_, trace) in traces::<Trace>("roundpipe_gradscaler") {
-        if trace.iterations.iter().all(|step| !step.is_async) {
-            let mut scaler = trace.params.init().unwrap();
-            let mut optim = SgdConfig::new().init();
-            let mut model = Param::from_tensor(Tensor::<1>::ones([1], &device).require_grad());
-            for (t, iteration) in trace.iterations.iter().enumerate() {
-                let value = match iteration.found_inf {
-                    1 => f32::INFINITY,
-                    _ => scaler.loss_scale(),
-                };
-                let mut grads = GradientsParams::new();
-                grads.register(model.id, Tensor::<1>::full([1], value, &Device::flex()));
-                let grads = scaler
-                    .unscale(scaled_by_hand(&scaler, grads), &model)
-                    .unwrap();
-                model = scaler.step(&mut optim, 0.0, model, grads);
-                match iteration.new_scale {
-                    Some(scale) => scaler.update_to(scale).unwrap(),
-                    None => scaler.update().unwrap(),
-                };
-                let expected = bits(trace.next_scale[t]);
-                assert_eq!(scaler.loss_scale().to_bits(), expected, "{}, {t}", trace.id);
-            }
-        }
-    }
 }

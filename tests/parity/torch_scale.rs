@@ -16,19 +16,25 @@ struct Trace {
 #[derive(Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 enum Event {
-    Step {
-        grads: String,
-        #[serde(rename = "where")]
-        bad: usize,
-        new_scale: Option<f64>,
-    },
-    Set {
-        field: String,
-        value: f64,
-        #[serde(default)]
-        stuck: bool,
-    },
+    Step(Step),
+    Set(Set),
     Resume,
+}
+
+#[derive(Deserialize)]
+struct Step {
+    grads: String,
+    #[serde(rename = "where")]
+    bad: usize,
+    new_scale: Option<f64>,
+}
+
+#[derive(Deserialize)]
+struct Set {
+    field: String,
+    value: f64,
+    #[serde(default)]
+    stuck: bool,
 }
 
 #[derive(Deserialize)]
@@ -61,7 +67,7 @@ impl Trace {
     fn shared(&self) -> impl Iterator<Item = (usize, (&Event, &Expected))> {
         assert_eq!(self.events.len(), self.expected.len());
         let events = self.events.iter().zip(&self.expected);
-        let is_shared = |(event, _): &(&Event, _)| !matches!(event, Event::Set { stuck: true, .. });
+        let is_shared = |(event, _): &(&Event, _)| !matches!(event, Event::Set(set) if set.stuck);
         events.take_while(is_shared).enumerate()
     }
 
@@ -79,15 +85,15 @@ fn leaves_f32(expected: &Expected) -> bool {
 /// What an event does to a schedule. A step is taken, or else skipped.
 fn follow(schedule: LossScale, event: &Event, stepped: bool) -> LossScale {
     match event {
-        Event::Step { new_scale, .. } => match new_scale {
-            Some(scale) => with(schedule, "/scale", *scale),
+        Event::Step(step) => match step.new_scale {
+            Some(scale) => with(schedule, "/scale", scale),
             None => schedule.adjust(outcome(!stepped)),
         },
-        Event::Set { field, value, .. } => {
-            let place = format!("/config/{field}");
-            match field.as_str() {
-                "growth_interval" => with(schedule, &place, *value as u32),
-                _ => with(schedule, &place, *value),
+        Event::Set(set) => {
+            let place = format!("/config/{}", set.field);
+            match set.field.as_str() {
+                "growth_interval" => with(schedule, &place, set.value as u32),
+                _ => with(schedule, &place, set.value),
             }
         }
         // Saves the state and loads it into a new value.
@@ -124,25 +130,17 @@ fn parity_torch_scale_schedule() {
         for (step, (event, expected)) in trace.shared() {
             let at = format!("{name}, event {step}");
             let stepped = expected.stepped == Some(true);
-            if let Event::Step { grads, .. } = event {
-                assert_eq!(expected.stepped, Some(grads == "finite"), "{at}");
-            }
             is_normal &= !leaves_normal(expected);
-            if is_normal
-                && matches!(
-                    event,
-                    Event::Step {
-                        new_scale: None,
-                        ..
+            if let Event::Step(step) = event {
+                assert_eq!(expected.stepped, Some(step.grads == "finite"), "{at}");
+                if is_normal && step.new_scale.is_none() {
+                    let state = schedule.on_device();
+                    assert_eq!(state.is_some(), are_powers_of_two(&schedule), "{at}");
+                    if let Some(state) = state {
+                        let next = verdicts.advance(state.upload(&device), !stepped).read();
+                        assert_eq!(next.scale.to_bits(), expected.scale_bits(), "{at}");
+                        assert_eq!(next.growth_tracker, expected.growth_tracker, "{at}");
                     }
-                )
-            {
-                let state = schedule.on_device();
-                assert_eq!(state.is_some(), are_powers_of_two(&schedule), "{at}");
-                if let Some(state) = state {
-                    let next = verdicts.advance(state.upload(&device), !stepped).read();
-                    assert_eq!(next.scale.to_bits(), expected.scale_bits(), "{at}");
-                    assert_eq!(next.growth_tracker, expected.growth_tracker, "{at}");
                 }
             }
             schedule = follow(schedule, event, stepped);
@@ -162,7 +160,7 @@ fn parity_torch_scale_stuck_interval_grows() {
             for (event, expected) in trace.events.iter().zip(&trace.expected) {
                 let before = schedule.clone();
                 schedule = follow(schedule, event, true);
-                if let Event::Step { .. } = event {
+                if let Event::Step(_) = event {
                     let due = before.growth_tracker() + 1 >= before.config().growth_interval;
                     assert_eq!(schedule.scale() > before.scale(), due, "{name}");
                     grew |= schedule.scale().to_bits() != expected.scale_bits();
@@ -190,38 +188,25 @@ fn leaves_normal(expected: &Expected) -> bool {
     f32::from_bits(expected.scale_bits()) < f32::MIN_POSITIVE
 }
 
-#[derive(Module, Debug)]
-struct Two {
-    first: Param<Tensor<1>>,
-    second: Param<Tensor<1>>,
-}
+type Two = Vec<Param<Tensor<1>>>;
 
-impl Two {
-    fn new(device: &Device) -> Self {
-        let param = || Param::from_tensor(Tensor::ones([3], device));
-        Self {
-            first: param(),
-            second: param(),
+/// One value of the parameter with number `bad` is not finite, if it is to be so.
+fn gradients(module: &Two, step: &Step, scale: f32) -> GradientsParams {
+    let mut grads = GradientsParams::new();
+    for (index, param) in module.iter().enumerate() {
+        let mut values = [scale, -scale, 0.5 * scale];
+        if index == step.bad {
+            values[1] = match step.grads.as_str() {
+                "finite" => values[1],
+                bad => bad.parse().unwrap(),
+            };
         }
+        grads.register(
+            param.id,
+            Tensor::<1>::from_floats(values, &Device::default()),
+        );
     }
-
-    fn gradients(&self, kind: &str, bad: usize, scale: f32, device: &Device) -> GradientsParams {
-        let mut grads = GradientsParams::new();
-        for (index, id) in [self.first.id, self.second.id].into_iter().enumerate() {
-            let mut values = [scale, -scale, 0.5 * scale];
-            if index == bad {
-                values[1] = match kind {
-                    "finite" => values[1],
-                    "inf" => f32::INFINITY,
-                    "-inf" => f32::NEG_INFINITY,
-                    "nan" => f32::NAN,
-                    other => panic!("unknown gradients {other}"),
-                };
-            }
-            grads.register(id, Tensor::<1>::from_floats(values, device));
-        }
-        grads
-    }
+    grads
 }
 
 /// A copy: on some devices Burn's `TensorData` is the tensor's own memory, which a step may overwrite.
@@ -234,37 +219,32 @@ fn values(param: &Param<Tensor<1>>) -> Vec<f32> {
 /// Up to where PyTorch's scale has no inverse in f32: it goes on to zero, where it steps on infinite gradients.
 #[test]
 fn parity_torch_scale_through_grad_scaler() {
-    let device = Device::default();
+    let device = Device::default().autodiff();
+    let param = || Param::from_tensor(Tensor::ones([3], &device));
     for (name, trace) in traces::<Trace>("torch_scale_traces") {
         let config = trace.config.with_max_consecutive_skips(None);
         let mut scaler = config.init().unwrap();
         let mut optim = SgdConfig::new().init();
-        let mut module = Two::new(&device.clone().autodiff());
+        let mut module: Two = vec![param(), param()];
         for (step, (event, expected)) in trace.shared() {
             let at = format!("{name}, event {step}");
             match event {
-                Event::Step {
-                    grads,
-                    bad,
-                    new_scale,
-                } => {
-                    let scale = scaler.loss_scale();
-                    let grads = module.gradients(grads, *bad, scale, &device);
-                    let grads = scaler
-                        .unscale(scaled_by_hand(&scaler, grads), &module)
-                        .unwrap();
-                    let before = values(&module.first);
+                Event::Step(step) => {
+                    let grads = gradients(&module, step, scaler.loss_scale());
+                    let grads = scaled_by_hand(&scaler, grads);
+                    let grads = scaler.unscale(grads, &module).unwrap();
+                    let before = values(&module[0]);
                     module = scaler.step(&mut optim, 0.1, module, grads);
                     let applied = scaler.last_outcome().map(StepOutcome::is_stepped);
                     assert_eq!(applied, expected.stepped, "{at}");
-                    let moved = values(&module.first) != before;
+                    let moved = values(&module[0]) != before;
                     assert_eq!(Some(moved), expected.stepped, "{at}");
-                    match new_scale {
-                        Some(scale) => scaler.update_to(*scale).unwrap(),
+                    match step.new_scale {
+                        Some(scale) => scaler.update_to(scale).unwrap(),
                         None => scaler.update().unwrap(),
                     };
                 }
-                Event::Set { field, value, .. } => match field.as_str() {
+                Event::Set(Set { field, value, .. }) => match field.as_str() {
                     "growth_factor" => scaler.set_growth_factor(*value).unwrap(),
                     "backoff_factor" => scaler.set_backoff_factor(*value).unwrap(),
                     "growth_interval" => scaler.set_growth_interval(*value as u32).unwrap(),

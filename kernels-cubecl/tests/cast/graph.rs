@@ -1,17 +1,16 @@
 //! Where in a graph it stands.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
-};
-
 use burn::tensor::{
     DType, Device, FloatDType, Tensor,
     activation::{gelu, relu},
 };
 use burn_amp_kernels::{Factor, Watch, scaled_cast, watched_cast};
 
-use crate::host::{autodiff, data, has_kernels, narrowest, on_device, pairs, tensor, values};
+use crate::{
+    device::has_kernels,
+    host::{autodiff, data, narrowest, on_device, pairs, tensor, values},
+    watch::watch,
+};
 
 #[test]
 fn a_tensor_used_twice() {
@@ -87,17 +86,13 @@ fn checkpoints() {
     let checkpointing = autodiff().gradient_checkpointing();
     assert_close(&network(&autodiff(), None, there), &expected);
 
-    let told = Arc::new(AtomicUsize::new(0));
-    let count = told.clone();
-    let watch = Watch::new(move |_| {
-        count.fetch_add(1, Ordering::Relaxed);
-    });
+    let (watch, told) = watch();
     for watch in [None, Some(&watch)] {
         assert_close(&network(&checkpointing, watch, Factor::from), &expected);
         assert_close(&network(&checkpointing, watch, there), &expected);
     }
     let crossings = if has_kernels() { 4 } else { 0 };
-    assert_eq!(told.load(Ordering::Relaxed), crossings);
+    assert_eq!(told.try_iter().count(), crossings);
 }
 
 /// What is recomputed for a backward pass may be the cast's own input, or read its output.

@@ -1,8 +1,8 @@
-//! Unscaling ahead of the step, changing the scaler on the way, and going on without it.
+//! What is changed between the steps or within one: gradients, the scale, the inner optimizer.
 
 use burn_amp_tests::prelude::*;
 
-use crate::support::{Net, batch, parameters, scaled_step, scaler, state, step, steps};
+use crate::support::{Net, batch, parameters, scaled_step, scaler, state, step};
 
 const LR: f64 = 0.01;
 
@@ -40,21 +40,6 @@ fn changes_between_unscale_and_step_count() {
 
     assert!(parameters(&by_hand_net) == parameters(&half_net));
     assert_eq!(state(by_hand.optimizer()), state(half.optimizer()));
-}
-
-#[test]
-fn into_inner_goes_on_without_scaling() {
-    let start = net();
-    let mut plain = adam();
-    let expected = steps(&mut plain, start.clone(), 0..6);
-
-    let mut optim = scaled();
-    let net = (0..3).fold(start, |net, step| scaled_step(&mut optim, net, step));
-    let mut inner = optim.into_inner();
-    let net = steps(&mut inner, net, 3..6);
-
-    assert!(parameters(&net) == parameters(&expected));
-    assert_eq!(state(&inner), state(&plain));
 }
 
 /// Before a loss is scaled, or after: gradients know the scale of their own loss.

@@ -71,12 +71,15 @@ fn overflows_reach_the_optimizer() {
 /// As the scaler alone.
 #[test]
 fn the_scaled_optimizer_is_its_inner_one() {
-    let mut optim = sgd_under(disabled());
-    let mut model = Model::new();
-    for (factor, expected) in [(3.0, 0.25), (-1.0, 0.5), (f32::INFINITY, f64::NEG_INFINITY)] {
-        let grads = optim.backward((model.vector.val() * factor).sum(), &model);
-        assert_eq!(grads.loss_scale(), 1.0);
-        model = optim.step(0.25, model, grads);
-        assert_eq!(model.values()[..5], [expected; 5]);
+    // The second has no settings of a scale at all.
+    let plain = ScaledOptimizer::from(SgdConfig::new().init());
+    for mut optim in [sgd_under(disabled()), plain] {
+        let mut model = Model::new();
+        for (factor, expected) in [(3.0, 0.25), (-1.0, 0.5), (f32::INFINITY, f64::NEG_INFINITY)] {
+            let grads = optim.backward((model.vector.val() * factor).sum(), &model);
+            assert_eq!(grads.loss_scale(), 1.0);
+            model = optim.step(0.25, model, grads);
+            assert_eq!(model.values()[..5], [expected; 5]);
+        }
     }
 }

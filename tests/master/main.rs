@@ -5,7 +5,6 @@ mod dtypes;
 mod edited;
 mod groups;
 mod records;
-mod stall;
 mod support;
 mod trajectory;
 mod without_masters;

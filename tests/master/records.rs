@@ -34,10 +34,16 @@ fn resume<O: Optimizer>(optim: O) {
     let mut resumed = ScaledOptimizer::new(build(), scaler());
     resumed.from_bytes(bytes.clone()).unwrap();
     assert_eq!(pack(resumed.into_bytes().unwrap()), pack(bytes));
+    // Without a scaler too.
+    let mut bare = build();
+    bare.load_record(saved.into_inner().to_record().unwrap())
+        .unwrap();
     let mut resumed = resumed.into_inner();
-    let net = steps(&mut resumed, mixed().load_record(record), 5);
+    let net = steps(&mut resumed, mixed().load_record(record.clone()), 5);
     assert_eq!(parameters(&net), parameters(&expected));
     assert_eq!(state(&resumed), state(&straight));
+    steps(&mut bare, mixed().load_record(record), 5);
+    assert_eq!(state(&bare), state(&straight));
 }
 
 #[test]
@@ -48,17 +54,6 @@ fn every_optimizer() {
     resume(SgdConfig::new().with_momentum(momentum).build());
     // Here the f32 parameters have no state at all.
     resume(SgdConfig::new().build());
-}
-
-/// The record without a scaler.
-#[test]
-fn the_bare_record_loads() {
-    let mut optim = MasterWeights::new(AdamConfig::new().build());
-    steps(&mut optim, mixed(), 0);
-    let mut loaded = MasterWeights::new(AdamConfig::new().build());
-    let record = optim.to_record().unwrap();
-    loaded.load_record(record).unwrap();
-    assert_eq!(state(&loaded), state(&optim));
 }
 
 /// A plain optimizer has no place for masters: it refuses them, and nothing changes. Without masters, a state is taken: they begin with

@@ -1,9 +1,12 @@
-//! Gradients that are not there: none at all, no parameters, frozen or unreached parameters, strangers.
+//! Gradients that are not there: none at all, no parameters, frozen or unreached parameters, strangers, tensors without values.
 
 use burn::nn::Relu;
 use burn_amp_tests::prelude::*;
 
-use crate::support::{Model, Trial, gradient};
+use crate::{
+    status::assert_norm,
+    support::{Model, Trial, gradient},
+};
 
 /// Trains this module, with a scaler after an overflow and a clean step.
 fn used<M: Module>(model: M) -> Trial<M> {
@@ -150,4 +153,50 @@ fn gradients_may_come_and_go() {
     let values = run.model.values();
     assert_eq!(values[..17], [0.5; 17]);
     assert_eq!(values[17..], [1.0; 36]);
+}
+
+#[derive(Module, Debug)]
+struct WithEmpty {
+    empty: Param<Tensor<2>>,
+    model: Model,
+}
+
+/// One of whose tensors has no values, and gradients: of that tensor, and of this value for the others, if any.
+fn with_empty(value: Option<f64>) -> (Trial<WithEmpty>, UnscaledGradients) {
+    let module = WithEmpty {
+        empty: Param::from_tensor(Tensor::zeros([0, 3], &Device::flex().autodiff())),
+        model: Model::new(),
+    };
+    let others = value.map(|value| module.model.gradients(|_| value));
+    let mut grads = others.unwrap_or_default();
+    gradient(&mut grads, module.empty.id, [0, 3], DType::F32, |_| 0.0);
+    let run = Trial::of(module, at_scale(8.0));
+    let grads = run.unscaled(grads);
+    (run, grads)
+}
+
+#[test]
+fn tensors_without_values_among_others() {
+    let (mut run, grads) = with_empty(Some(4.0));
+    let status = grads.status();
+    assert_eq!(status.gradients(), 4);
+    assert_eq!(status.elements(), Model::VALUES as u64);
+    assert_norm(status.norm(), 0.5 * (Model::VALUES as f64).sqrt());
+
+    run.take(grads).unwrap();
+    assert_eq!(run.scaler.update().unwrap(), Some(StepOutcome::Stepped));
+    assert_eq!(run.model.model.values(), [0.75; Model::VALUES]);
+    assert_eq!(run.model.empty.val().dims(), [0, 3]);
+}
+
+#[test]
+fn nothing_but_tensors_without_values() {
+    let (mut run, grads) = with_empty(None);
+    let status = grads.status();
+    assert_eq!((status.gradients(), status.elements()), (1, 0));
+    assert_eq!((status.norm(), status.max_abs()), (0.0, 0.0));
+    assert_eq!(status.zero_share(), 0.0);
+    assert!(!status.is_all_zero() && !status.has_overflow());
+    run.take(grads).unwrap();
+    assert_eq!(run.outcome(), Some(StepOutcome::Stepped));
 }

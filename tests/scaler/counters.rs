@@ -1,23 +1,13 @@
 //! What the scaler remembers of its steps.
 
 use burn_amp_tests::prelude::*;
-use burn_amp_tests::{only, says};
-use log::Level;
 
-use crate::support::{Trial, captured, scaler};
-
-#[test]
-fn nothing_at_first() {
-    let scaler = scaler(1024.0);
-    assert_eq!(scaler.counters(), StepCounters::default());
-    assert_eq!(scaler.counters().skip_rate(), 0.0);
-    assert_eq!(scaler.last_outcome(), None);
-    assert_eq!(scaler.last_status(), None);
-}
+use crate::support::Trial;
 
 #[test]
 fn steps_and_skips_are_counted() {
     let mut run = Trial::at(1024.0);
+    assert_eq!(run.scaler.counters().skip_rate(), 0.0);
     let mut skipped = 0;
     // Skips in a row after each step; one that overflows has some.
     for (count, consecutive) in [0, 1, 2, 0, 1, 0, 0, 1].into_iter().enumerate() {
@@ -71,16 +61,6 @@ fn a_clone_takes_its_iteration_along() {
     assert_eq!(clone.update().unwrap(), Some(StepOutcome::Skipped));
     assert_eq!((run.scale(), clone.loss_scale()), (1024.0, 512.0));
     assert_eq!(run.scaler.update().unwrap(), Some(StepOutcome::Skipped));
-}
-
-/// A skip is never invisible: the log tells the parameter, the scale and the next one.
-#[test]
-fn a_skip_is_logged() {
-    let mut run = Trial::at(1024.0);
-    let messages = captured(Level::Info, || run.iterate(true));
-    says(only(&messages), ["skipped", "`matrix`", "1024", "512"]);
-    let messages = captured(Level::Info, || run.iterate(false));
-    assert!(messages.is_empty(), "{messages:?}");
 }
 
 /// `reset` starts afresh and keeps the settings.

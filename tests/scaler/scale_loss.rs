@@ -73,17 +73,6 @@ fn structures_keep_their_shape() {
 }
 
 #[test]
-fn disabled_returns_the_input() {
-    let config = GradScalerConfig::new().with_enabled(false);
-    let scaler = config.init().unwrap();
-    for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
-        let (a, b) = scaler.scale((loss([2], dtype, 0.75), loss([1, 1], dtype, 0.5)));
-        assert_eq!((a.dtype(), b.dtype()), (dtype, dtype));
-        assert_eq!((values(&a), values(&b)), (vec![0.75; 2], vec![0.5]));
-    }
-}
-
-#[test]
 fn backward_goes_through_the_product() {
     let model = Model::new();
     let loss = || (model.vector.val() * 3.0).sum();

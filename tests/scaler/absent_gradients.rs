@@ -21,13 +21,18 @@ fn used<M: Module>(model: M) -> Trial<M> {
     }
 }
 
-fn check_nothing(status: &GradientStatus) {
-    assert_eq!(*status, GradientStatus::default());
-    assert_eq!((status.gradients(), status.elements()), (0, 0));
+/// A status of no value.
+fn check_values(status: &GradientStatus, gradients: usize) {
+    assert_eq!((status.gradients(), status.elements()), (gradients, 0));
     assert_eq!((status.norm(), status.max_abs()), (0.0, 0.0));
     assert_eq!(status.zero_share(), 0.0);
     assert!(!status.has_overflow() && !status.is_all_zero());
     assert_eq!(status.overflow_parameter(), None);
+}
+
+fn check_nothing(status: &GradientStatus) {
+    assert_eq!(*status, GradientStatus::default());
+    check_values(status, 0);
 }
 
 /// The step is counted, and the scale learns nothing: no gradients are no evidence that it is fine.
@@ -192,11 +197,7 @@ fn tensors_without_values_among_others() {
 #[test]
 fn nothing_but_tensors_without_values() {
     let (mut run, grads) = with_empty(None);
-    let status = grads.status();
-    assert_eq!((status.gradients(), status.elements()), (1, 0));
-    assert_eq!((status.norm(), status.max_abs()), (0.0, 0.0));
-    assert_eq!(status.zero_share(), 0.0);
-    assert!(!status.is_all_zero() && !status.has_overflow());
+    check_values(grads.status(), 1);
     run.take(grads).unwrap();
     assert_eq!(run.outcome(), Some(StepOutcome::Stepped));
 }

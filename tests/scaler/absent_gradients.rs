@@ -11,8 +11,7 @@ use crate::{
 /// Trains this module, with a scaler after an overflow and a clean step.
 fn used<M: Module>(model: M) -> Trial<M> {
     let mut before = Trial::new(GradScalerConfig::new().with_growth_interval(2));
-    before.iterate(true);
-    before.iterate(false);
+    before.iterations("x.");
     assert_eq!(before.scaler.growth_tracker(), 1);
     Trial {
         scaler: before.scaler,

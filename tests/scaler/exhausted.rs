@@ -56,7 +56,7 @@ fn where_a_run_of_overflows_ends() {
         ("static", most(4).with_dynamic(false), "", 4, 1024.0),
     ] {
         let mut run = Trial::new(config);
-        before.chars().for_each(|step| run.iterate(step == 'x'));
+        run.iterations(before);
         let found = overflow_until_the_end(&mut run);
         assert_eq!(found, (skips, exhausted(scale, skips + 1)), "{name}");
     }

@@ -17,11 +17,6 @@ fn trial(dtype: DType, config: GradScalerConfig) -> Trial {
     }
 }
 
-/// Whose gradients come out in f32.
-fn in_f32(dtype: DType) -> Trial {
-    trial(dtype, at_scale(1024.0))
-}
-
 /// A gradient of a wider dtype than the parameter's comes out as if it were the parameter's.
 #[test]
 fn the_parameter_decides_and_not_the_gradient() {
@@ -38,7 +33,7 @@ fn the_parameter_decides_and_not_the_gradient() {
 #[test]
 fn a_plain_optimizer_refuses_half_precision_parameters() {
     for dtype in [DType::F16, DType::BF16] {
-        let mut run = in_f32(dtype);
+        let mut run = trial(dtype, at_scale(1024.0));
         let error = run.step(false).unwrap_err();
         let expected = AmpError::HalfPrecisionParameter {
             parameter: "vector".to_string(),

@@ -5,9 +5,7 @@ use burn_amp_tests::prelude::*;
 use crate::support::{Model, scaler, values_of};
 
 fn loss<const D: usize>(shape: [usize; D], dtype: DType, value: f64) -> Tensor<D> {
-    let count = shape.iter().product();
-    let data = TensorData::new(vec![value; count], shape).convert_dtype(dtype);
-    Tensor::from_data(data, (&Device::flex(), dtype))
+    Tensor::full(shape, value, (&Device::flex(), dtype))
 }
 
 fn values<const D: usize>(tensor: &Tensor<D>) -> Vec<f64> {

@@ -147,6 +147,11 @@ impl Trial {
     pub fn iterate(&mut self, overflow: bool) {
         self.try_iterate(overflow).unwrap();
     }
+
+    /// Iterations that overflow (x) or not.
+    pub fn iterations(&mut self, steps: &str) {
+        steps.chars().for_each(|step| self.iterate(step == 'x'));
+    }
 }
 
 impl<M: Module> Trial<M> {

@@ -158,18 +158,13 @@ fn a_learning_rate_that_is_no_number() {
     for lr in [0.0, -0.1] {
         step(&mut optim, lr).unwrap();
     }
-}
 
-/// Of one group of parameters alone.
-#[test]
-fn a_learning_rate_of_a_group() {
-    let pair = self::pair();
+    // Of one group of parameters alone.
     let constant = LrSchedulerConfig::Constant;
     let bias = ParamGroup::from_predicate("bias");
     let config = ModuleLrSchedulerConfig::new(constant(0.1)).with_group(bias, constant(f64::NAN));
     let lr: ModuleLearningRate = config.init().unwrap().step();
     let stepped = optimizer().try_step(lr, pair.clone(), gradients(&pair));
     let error = stepped.unwrap_err().error;
-    says(&error, ["`bias`"]);
-    assert_learning_rate::<()>(Err(error), "NaN");
+    is_error(&error, "InvalidValue", ["`lr` is NaN,", "`bias`"]);
 }

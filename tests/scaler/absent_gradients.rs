@@ -86,21 +86,11 @@ fn gradients_of_strangers_are_dropped() {
     assert_eq!(model.values(), [1.0; Model::VALUES]);
 }
 
-/// With momentum.
-fn trial(model: Model) -> Trial {
-    let momentum = Some(MomentumConfig::new());
-    Trial {
-        optim: SgdConfig::new().with_momentum(momentum).init(),
-        model,
-        ..Trial::at(64.0)
-    }
-}
-
 #[test]
 fn frozen_parameters_stay() {
     let mut model = Model::new();
     model.matrix = model.matrix.set_require_grad(false);
-    let mut run = trial(model);
+    let mut run = Trial::of(model, at_scale(64.0)).with_momentum();
     for _ in 0..2 {
         let (vector, matrix) = (run.model.vector.val(), run.model.matrix.val());
         let loss = (vector.sum() + matrix.sum() + run.model.kernel.val().sum()) * 2.0;
@@ -122,7 +112,8 @@ fn frozen_parameters_stay() {
 
 #[test]
 fn a_module_that_is_frozen_whole() {
-    let (mut frozen, mut trained) = (trial(Model::new().no_grad()), trial(Model::new()));
+    let (mut frozen, mut trained) = (Trial::at(64.0), Trial::at(64.0));
+    frozen.model = frozen.model.no_grad();
     // Both are factors of one loss.
     let factors = [&frozen, &trained].map(|run| run.model.vector.clone());
     let loss = || (factors[0].val() * factors[1].val()).sum();

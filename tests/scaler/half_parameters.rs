@@ -10,11 +10,7 @@ fn in_parameters_dtype(scale: f64) -> GradScalerConfig {
 }
 
 fn trial(dtype: DType, config: GradScalerConfig) -> Trial {
-    let momentum = Some(MomentumConfig::new());
-    Trial {
-        optim: SgdConfig::new().with_momentum(momentum).init(),
-        ..Trial::of(Model::of(dtype), config)
-    }
+    Trial::of(Model::of(dtype), config).with_momentum()
 }
 
 /// A gradient of a wider dtype than the parameter's comes out as if it were the parameter's.

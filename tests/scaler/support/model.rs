@@ -163,6 +163,12 @@ impl<M: Module> Trial<M> {
         }
     }
 
+    pub fn with_momentum(mut self) -> Self {
+        let momentum = Some(MomentumConfig::new());
+        self.optim = SgdConfig::new().with_momentum(momentum).init();
+        self
+    }
+
     /// Gradients made by hand, of a loss at the present scale.
     pub fn unscaled(&self, grads: GradientsParams) -> UnscaledGradients {
         unscaled(&self.scaler, grads, &self.model)

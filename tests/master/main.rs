@@ -4,7 +4,6 @@ mod convert;
 mod dtypes;
 mod edited;
 mod groups;
-mod records;
 mod support;
 mod trajectory;
 mod without_masters;

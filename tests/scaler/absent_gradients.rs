@@ -11,8 +11,7 @@ use crate::{
 /// Trains this module, with a scaler after an overflow and a clean step.
 fn used<M: Module>(model: M) -> Trial<M> {
     let mut before = Trial::new(GradScalerConfig::new().with_growth_interval(2));
-    before.iterate(true);
-    before.iterate(false);
+    before.iterations("x.");
     assert_eq!(before.scaler.growth_tracker(), 1);
     Trial {
         scaler: before.scaler,
@@ -21,13 +20,18 @@ fn used<M: Module>(model: M) -> Trial<M> {
     }
 }
 
-fn check_nothing(status: &GradientStatus) {
-    assert_eq!(*status, GradientStatus::default());
-    assert_eq!((status.gradients(), status.elements()), (0, 0));
+/// A status of no value.
+fn check_values(status: &GradientStatus, gradients: usize) {
+    assert_eq!((status.gradients(), status.elements()), (gradients, 0));
     assert_eq!((status.norm(), status.max_abs()), (0.0, 0.0));
     assert_eq!(status.zero_share(), 0.0);
     assert!(!status.has_overflow() && !status.is_all_zero());
     assert_eq!(status.overflow_parameter(), None);
+}
+
+fn check_nothing(status: &GradientStatus) {
+    assert_eq!(*status, GradientStatus::default());
+    check_values(status, 0);
 }
 
 /// The step is counted, and the scale learns nothing: no gradients are no evidence that it is fine.
@@ -82,21 +86,11 @@ fn gradients_of_strangers_are_dropped() {
     assert_eq!(model.values(), [1.0; Model::VALUES]);
 }
 
-/// With momentum.
-fn trial(model: Model) -> Trial {
-    let momentum = Some(MomentumConfig::new());
-    Trial {
-        optim: SgdConfig::new().with_momentum(momentum).init(),
-        model,
-        ..Trial::at(64.0)
-    }
-}
-
 #[test]
 fn frozen_parameters_stay() {
     let mut model = Model::new();
     model.matrix = model.matrix.set_require_grad(false);
-    let mut run = trial(model);
+    let mut run = Trial::of(model, at_scale(64.0)).with_momentum();
     for _ in 0..2 {
         let (vector, matrix) = (run.model.vector.val(), run.model.matrix.val());
         let loss = (vector.sum() + matrix.sum() + run.model.kernel.val().sum()) * 2.0;
@@ -118,7 +112,8 @@ fn frozen_parameters_stay() {
 
 #[test]
 fn a_module_that_is_frozen_whole() {
-    let (mut frozen, mut trained) = (trial(Model::new().no_grad()), trial(Model::new()));
+    let (mut frozen, mut trained) = (Trial::at(64.0), Trial::at(64.0));
+    frozen.model = frozen.model.no_grad();
     // Both are factors of one loss.
     let factors = [&frozen, &trained].map(|run| run.model.vector.clone());
     let loss = || (factors[0].val() * factors[1].val()).sum();
@@ -192,11 +187,7 @@ fn tensors_without_values_among_others() {
 #[test]
 fn nothing_but_tensors_without_values() {
     let (mut run, grads) = with_empty(None);
-    let status = grads.status();
-    assert_eq!((status.gradients(), status.elements()), (1, 0));
-    assert_eq!((status.norm(), status.max_abs()), (0.0, 0.0));
-    assert_eq!(status.zero_share(), 0.0);
-    assert!(!status.is_all_zero() && !status.has_overflow());
+    check_values(grads.status(), 1);
     run.take(grads).unwrap();
     assert_eq!(run.outcome(), Some(StepOutcome::Stepped));
 }

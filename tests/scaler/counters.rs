@@ -40,8 +40,7 @@ fn a_clone_counts_for_itself() {
     clone.scaler = run.scaler.clone();
     assert_eq!(state(&clone), before);
 
-    clone.iterate(true);
-    clone.iterate(false);
+    clone.iterations("x.");
     clone.scaler.set_growth_interval(7).unwrap();
     assert_eq!(state(&run), before);
     assert_eq!(run.outcome(), Some(StepOutcome::Skipped));
@@ -70,9 +69,7 @@ fn a_reset_starts_afresh() {
         .with_growth_interval(2)
         .with_max_consecutive_skips(Some(3));
     let mut run = Trial::new(config);
-    [true, false, true]
-        .into_iter()
-        .for_each(|overflow| run.iterate(overflow));
+    run.iterations("x.x");
     assert_ne!(run.scale(), 1024.0);
     let mut scaler = run.scaler;
     scaler.reset();

@@ -39,6 +39,9 @@ fn other_settings_are_not_looked_at() {
 fn gradients_pass_in_every_dtype() {
     for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
         let mut run = Trial::of(Model::of(dtype), disabled());
+        let loss = Tensor::<2>::full([1, 2], 0.75, (&Device::flex(), dtype));
+        let scaled = run.scaler.scale(loss.clone());
+        assert_eq!(scaled.to_data(), loss.to_data(), "{dtype:?}");
         let grads = run.unscaled(run.model.gradients(|_| 0.5));
         let kernel = run.model.kernel.id;
         assert_eq!(grads.get::<4>(kernel).unwrap().dtype(), dtype);

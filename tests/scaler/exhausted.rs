@@ -31,6 +31,7 @@ fn ends_at_floor() -> GradScalerConfig {
 /// After some steps that overflow (x) or not, so many skips are allowed, and one more ends the run at this scale.
 #[test]
 fn where_a_run_of_overflows_ends() {
+    let defaults = GradScalerConfig::new();
     let most = |max| config().with_max_consecutive_skips(Some(max));
     let floor = |min| ends_at_floor().with_min_scale(Some(min));
     let tolerant = floor(1024.0).with_hysteresis(3);
@@ -42,13 +43,7 @@ fn where_a_run_of_overflows_ends() {
         ("one skip", most(1), "", 1, 512.0),
         ("three skips", most(3), "", 3, 128.0),
         ("only in a row", most(1), "x.x.x.x.x.", 1, 16.0),
-        (
-            "by default",
-            GradScalerConfig::new(),
-            "",
-            50,
-            2f32.powi(-34),
-        ),
+        ("by default", defaults, "", 50, 2f32.powi(-34)),
         ("a floor", stops(300.0), "", 50, 300.0),
         ("from the floor on", stops(1024.0), "x.x.", 50, 1024.0),
         // 1024, 512, then 300, which is above 256.
@@ -61,7 +56,7 @@ fn where_a_run_of_overflows_ends() {
         ("static", most(4).with_dynamic(false), "", 4, 1024.0),
     ] {
         let mut run = Trial::new(config);
-        before.chars().for_each(|step| run.iterate(step == 'x'));
+        run.iterations(before);
         let found = overflow_until_the_end(&mut run);
         assert_eq!(found, (skips, exhausted(scale, skips + 1)), "{name}");
     }
@@ -113,17 +108,12 @@ fn the_run_can_go_on() {
     model = optim.step(0.1, model.clone(), model.clean(1024.0));
     model = optim.step(0.1, model.clone(), model.overflowing(1024.0));
     let state_of = |optim: &ScaledOptimizer| pack(optim.optimizer().into_bytes().unwrap()).tensors;
-    let state = state_of(&optim);
-    let values = model.values();
+    let (state, values) = (state_of(&optim), model.values());
     assert!(!state.is_empty());
 
-    for _ in 0..2 {
+    for skips in 2..4 {
         let result = optim.try_step(0.1, model.clone(), model.overflowing(512.0));
-        let error = result.unwrap_err().error;
-        assert!(matches!(
-            error,
-            AmpError::LossScaleExhausted { scale: 512.0, .. }
-        ));
+        assert_eq!(result.unwrap_err().error, exhausted(512.0, skips));
         assert_eq!(optim.scaler().loss_scale(), 512.0);
         assert_eq!(state_of(&optim), state);
         assert_eq!(model.values(), values);

@@ -83,7 +83,7 @@ fn values_out_of_range() {
         }
     }
     let mut unbounded = GradScalerConfig::new().init().unwrap();
-    for value in ["1e39", "1e-46"] {
+    for value in ["1e39", "1e300", "1e-46", "-1e-300"] {
         refused(&mut unbounded, SETTERS[0], value, "positive");
     }
 }

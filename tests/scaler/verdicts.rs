@@ -367,10 +367,6 @@ fn finite_gradients_under_a_loss_that_is_not_warn_once() {
 #[test]
 fn extreme_scales_are_printed_shortly() {
     let mut run = Trial::at(2f64.powi(100));
-    for (bad, shown) in [(1e300, "1e300"), (-1e-300, "-1e-300"), (0.5e-45, "5e-46")] {
-        let error = run.scaler.set_loss_scale(bad).unwrap_err();
-        says(&error, [format!("is {shown},").as_str()]);
-    }
     let messages = captured(Level::Info, || {
         run.iterate_with(run.model.overflowing(1.0).into_params());
     });

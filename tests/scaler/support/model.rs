@@ -147,6 +147,11 @@ impl Trial {
     pub fn iterate(&mut self, overflow: bool) {
         self.try_iterate(overflow).unwrap();
     }
+
+    /// Iterations that overflow (x) or not.
+    pub fn iterations(&mut self, steps: &str) {
+        steps.chars().for_each(|step| self.iterate(step == 'x'));
+    }
 }
 
 impl<M: Module> Trial<M> {
@@ -156,6 +161,12 @@ impl<M: Module> Trial<M> {
             optim: SgdConfig::new().init(),
             model,
         }
+    }
+
+    pub fn with_momentum(mut self) -> Self {
+        let momentum = Some(MomentumConfig::new());
+        self.optim = SgdConfig::new().with_momentum(momentum).init();
+        self
     }
 
     /// Gradients made by hand, of a loss at the present scale.

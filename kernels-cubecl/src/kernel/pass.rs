@@ -105,6 +105,7 @@ pub fn measure<W: Work, I: Float, O: Float, N: Size>(
     limit: u32,
     #[comptime] form: Form,
 ) {
+    let width = N::value();
     let units = comptime!(form.units);
     let loads = comptime!(form.loads);
     let count = comptime!(tensors.len());
@@ -144,9 +145,8 @@ pub fn measure<W: Work, I: Float, O: Float, N: Size>(
                     let (pitch, columns) = (share.pitch(table), share.columns(table));
                     #[unroll]
                     for i in 0..loads {
-                        let column = (places[i as usize] % pitch) * comptime!(N::value() as u32);
-                        if column + comptime!(N::value() as u32) > columns
-                            && position + i * units < end
+                        let column = (places[i as usize] % pitch) * comptime!(width as u32);
+                        if column + comptime!(width as u32) > columns && position + i * units < end
                         {
                             let mut vector = Vector::<I, N>::reinterpret(raw[i as usize]);
                             blank(&mut vector, column, columns, &mut measures, table, edge);
@@ -159,7 +159,7 @@ pub fn measure<W: Work, I: Float, O: Float, N: Size>(
                     for i in 0..loads {
                         if position + i * units >= end {
                             raw[i as usize] = Vector::new(H::from_int(0));
-                            uncount(&mut measures, table, edge, comptime!(N::value() as u32));
+                            uncount(&mut measures, table, edge, comptime!(width as u32));
                         }
                     }
                 }

@@ -2,7 +2,7 @@
 
 use burn_amp_tests::prelude::*;
 use burn_amp_tests::{outcome, traces};
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::collections::BTreeSet;
 
 use crate::settings;
@@ -38,19 +38,17 @@ fn list(value: &Value) -> &[Value] {
 }
 
 /// What a trace has of a step.
-fn of_step<const N: usize>(trace: &Value, fields: [&str; N], step: usize) -> Value {
-    fields
-        .map(|field| trace[field][step].clone())
-        .into_iter()
-        .collect()
+fn of_step<const N: usize>(trace: &Value, fields: [&str; N], step: usize) -> [f64; N] {
+    fields.map(|field| trace[field][step].as_f64().unwrap())
 }
 
 /// The scale, the growth interval, the growths in a row, the tracker.
-fn state(scale: &LossScale) -> Value {
+fn state(scale: &LossScale) -> [f64; 4] {
     let state = serde_json::to_value(scale).unwrap();
     let growths = &state["state"]["AdaptiveInterval"]["growths_in_a_row"];
-    let (tracker, interval) = (scale.growth_tracker(), scale.growth_interval());
-    json!([scale.scale(), interval, growths, tracker])
+    let [interval, tracker] = [scale.growth_interval(), scale.growth_tracker()].map(f64::from);
+    let growths = growths.as_f64().unwrap();
+    [scale.scale().into(), interval, growths, tracker]
 }
 
 fn cap_only(trace: &Value, name: &str) {
@@ -75,7 +73,8 @@ fn warmup_cap(trace: &Value, name: &str) {
         scale = scale.adjust(outcome(*found_inf == 1));
         // The scale that the warm-up holds down.
         let stored = &serde_json::to_value(&scale).unwrap()["scale"];
-        let found = json!([used, stored, scale.growth_tracker()]);
+        let tracker = scale.growth_tracker().into();
+        let found = [used.into(), stored.as_f64().unwrap(), tracker];
         let fields = ["used_feed", "stored_after_feed", "tracker_after_feed"];
         assert_eq!(found, of_step(trace, fields, step), "{name}, step {step}");
     }
@@ -120,14 +119,13 @@ fn adaptive_interval_changes(trace: &Value, name: &str) {
     for (step, overflow, change) in changes(trace) {
         scale = scale.adjust(outcome(overflow));
         let now = state(&scale);
-        let (found, expected) = match change {
-            Some(change) => (list(&now), &list(change)[1..]),
-            None => (&list(&now)[..2], &list(&before)[..2]),
-        };
-        assert_eq!(found, expected, "{name}, step {step}");
+        match change {
+            Some(change) => assert_eq!(now[..], list(change)[1..], "{name}, step {step}"),
+            None => assert_eq!(now[..2], before[..2], "{name}, step {step}"),
+        }
         before = now;
     }
-    assert_eq!(before, trace["final"], "{name}");
+    assert_eq!(before[..], *list(&trace["final"]), "{name}");
 }
 
 #[test]

@@ -65,6 +65,8 @@ fn settle() {
     alone::settle(&Device::default());
 }
 
+type Pass = fn(TensorList);
+
 /// The bindings that a device allows decide it: WebGPU's minimum is 8, of which a launch needs 4 for itself.
 #[test]
 fn few_launches() {
@@ -76,7 +78,7 @@ fn few_launches() {
         let list = gpt2(dtype);
         settle();
         // With 32 bindings, 27 tensors, or 13 that have products beside them; and the last reduction.
-        let passes: [(&str, usize, fn(TensorList)); 3] = [
+        let passes: [(&str, usize, Pass); 3] = [
             ("inspect", 7, |list| drop(inspect(list).unwrap().read())),
             ("unscale", 12, |list| drop(step(list, 0.5))),
             ("histogram", 7, |list| {

@@ -26,6 +26,14 @@ fn settings(params: &Value, names: &[(&str, &str)]) -> GradScalerConfig {
     serde_json::from_value(Value::Object(fields)).unwrap()
 }
 
+/// Whether each step of a trace overflows, and what is expected of it.
+fn steps(trace: &Value) -> impl Iterator<Item = (bool, &Value)> {
+    let [overflow, expected] = ["overflow", "expected"].map(|list| trace[list].as_array().unwrap());
+    assert_eq!(overflow.len(), expected.len());
+    let overflow = overflow.iter().map(|overflow| overflow.as_bool().unwrap());
+    overflow.zip(expected)
+}
+
 /// A schedule that has another value in this place of its stored state.
 fn with(scale: LossScale, place: &str, value: impl Into<Value>) -> LossScale {
     let mut state = serde_json::to_value(scale).unwrap();

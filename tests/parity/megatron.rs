@@ -1,21 +1,13 @@
 //! Megatron-LM's `DynamicGradScaler`: hysteresis that is refilled when the scale grows, and a floor.
 
 use burn_amp_tests::{outcome, traces};
-use serde::Deserialize;
 use serde_json::Value;
 
-use crate::settings;
-
-#[derive(Deserialize)]
-struct Trace {
-    config: Value,
-    overflow: Vec<bool>,
-    expected: Vec<Value>,
-}
+use crate::{settings, steps};
 
 #[test]
 fn parity_megatron() {
-    for (name, trace) in traces::<Trace>("megatron_traces") {
+    for (name, trace) in traces::<Value>("megatron_traces") {
         let names = [
             ("init_scale", "initial_scale"),
             ("growth_factor", "growth_factor"),
@@ -24,12 +16,10 @@ fn parity_megatron() {
             ("min_scale", "min_scale"),
             ("hysteresis", "hysteresis"),
         ];
-        let mut scale = settings(&trace.config, &names).schedule().unwrap();
-        assert_eq!(trace.overflow.len(), trace.expected.len());
-        let steps = trace.overflow.iter().zip(&trace.expected);
-        for (step, (overflow, expected)) in steps.enumerate() {
+        let mut scale = settings(&trace["config"], &names).schedule().unwrap();
+        for (step, (overflow, expected)) in steps(&trace).enumerate() {
             let at = format!("{name}, step {step}");
-            scale = scale.adjust(outcome(*overflow));
+            scale = scale.adjust(outcome(overflow));
             assert_eq!(f64::from(scale.scale()), expected["scale"], "{at}");
             assert_eq!(scale.growth_tracker(), expected["growth_tracker"], "{at}");
             // Megatron counts on below zero; every value up to 1 means "at the next overflow".

@@ -2,52 +2,10 @@
 
 use burn_amp_tests::prelude::*;
 use burn_amp_tests::{outcome, traces};
-use serde::Deserialize;
 use serde_json::Value;
+use std::collections::BTreeSet;
 
 use crate::settings;
-
-#[derive(Deserialize)]
-struct Named {
-    id: String,
-    params: Value,
-    #[serde(flatten)]
-    trace: Trace,
-}
-
-/// Changes are those steps alone at which something changes.
-#[derive(Deserialize)]
-#[serde(tag = "kind", rename_all = "snake_case")]
-enum Trace {
-    CapOnly {
-        cap_at: Vec<(usize, Option<f32>)>,
-    },
-    WarmupCap {
-        found_inf: Vec<u8>,
-        used_feed: Vec<f32>,
-        stored_after_feed: Vec<f32>,
-        tracker_after_feed: Vec<u32>,
-    },
-    WarmupCapChanges {
-        n_steps: usize,
-        overflow_steps: Vec<usize>,
-        changes: Vec<(usize, Option<f32>, f32, f32, f32)>,
-    },
-    AdaptiveInterval {
-        found_inf: Vec<u8>,
-        scale: Vec<f32>,
-        tracker: Vec<u32>,
-        interval: Vec<u32>,
-        growths_in_a_row: Vec<u32>,
-    },
-    AdaptiveIntervalChanges {
-        n_steps: usize,
-        overflow_steps: Vec<usize>,
-        changes: Vec<(usize, f32, u32, u32, u32)>,
-        #[serde(rename = "final")]
-        last: (f32, u32, u32, u32),
-    },
-}
 
 const FACTORS: [(&str, &str); 4] = [
     ("init_scale", "init_scale"),
@@ -61,136 +19,130 @@ const WARMUP: [(&str, &str); 3] = [
     ("warmup_steps", "warmup"),
 ];
 
-/// The scale that the warm-up holds down, and the growths in a row.
-fn hidden(scale: &LossScale) -> (f32, u32) {
+fn start(trace: &Value) -> LossScale {
+    let params = &trace["params"];
+    let warmup = params.get("warmup").map_or(&[][..], |_| &WARMUP);
+    let mut config = settings(params, &[&FACTORS, warmup].concat());
+    let interval = |name: &str| params[name].as_u64().map(|steps| steps as u32);
+    if let Some(min_interval) = interval("interval_min") {
+        config.schedule = Schedule::AdaptiveInterval {
+            min_interval,
+            max_interval: interval("interval_max").unwrap(),
+        };
+    }
+    config.schedule().unwrap()
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().expect("a list")
+}
+
+/// What a trace has of a step.
+fn of_step<const N: usize>(trace: &Value, fields: [&str; N], step: usize) -> [f64; N] {
+    fields.map(|field| trace[field][step].as_f64().unwrap())
+}
+
+/// The scale, the growth interval, the growths in a row, the tracker.
+fn state(scale: &LossScale) -> [f64; 4] {
     let state = serde_json::to_value(scale).unwrap();
-    let stored = state["scale"].as_f64().unwrap() as f32;
     let growths = &state["state"]["AdaptiveInterval"]["growths_in_a_row"];
-    (stored, growths.as_u64().unwrap_or_default() as u32)
+    let [interval, tracker] = [scale.growth_interval(), scale.growth_tracker()].map(f64::from);
+    let growths = growths.as_f64().unwrap();
+    [scale.scale().into(), interval, growths, tracker]
 }
 
-/// The scale, its tracker, the growth interval, the growths in a row.
-fn state(scale: &LossScale) -> (f32, u32, u32, u32) {
-    let (tracker, interval) = (scale.growth_tracker(), scale.growth_interval());
-    (scale.scale(), tracker, interval, hidden(scale).1)
+fn cap_only(trace: &Value, name: &str) {
+    let init_scale = 2f64.powi(100);
+    let config = settings(&trace["params"], &WARMUP).with_growth_interval(u32::MAX);
+    let config = config.with_init_scale(init_scale);
+    let (mut scale, mut at) = (config.schedule().unwrap(), 0);
+    for change in list(&trace["cap_at"]) {
+        while change[0] != at {
+            scale = scale.adjust(StepOutcome::Stepped);
+            at += 1;
+        }
+        let expected = change[1].as_f64().unwrap_or(init_scale);
+        assert_eq!(f64::from(scale.scale()), expected, "{name}, step {at}");
+    }
 }
 
-impl Named {
-    fn start(&self) -> LossScale {
-        let warmup = self.params.get("warmup").map_or(&[][..], |_| &WARMUP);
-        let mut config = settings(&self.params, &[&FACTORS, warmup].concat());
-        let interval = |name: &str| self.params[name].as_u64().map(|steps| steps as u32);
-        if let Some(min_interval) = interval("interval_min") {
-            config.schedule = Schedule::AdaptiveInterval {
-                min_interval,
-                max_interval: interval("interval_max").unwrap(),
-            };
-        }
-        config.schedule().unwrap()
+fn warmup_cap(trace: &Value, name: &str) {
+    let mut scale = start(trace);
+    for (step, found_inf) in list(&trace["found_inf"]).iter().enumerate() {
+        let used = scale.scale();
+        scale = scale.adjust(outcome(*found_inf == 1));
+        // The scale that the warm-up holds down.
+        let stored = &serde_json::to_value(&scale).unwrap()["scale"];
+        let tracker = scale.growth_tracker().into();
+        let found = [used.into(), stored.as_f64().unwrap(), tracker];
+        let fields = ["used_feed", "stored_after_feed", "tracker_after_feed"];
+        assert_eq!(found, of_step(trace, fields, step), "{name}, step {step}");
     }
+}
 
-    /// Which kind this is.
-    fn check(&self, name: &str) -> usize {
-        match &self.trace {
-            Trace::CapOnly { cap_at } => {
-                let init_scale = 2f64.powi(100);
-                let config = settings(&self.params, &WARMUP).with_growth_interval(u32::MAX);
-                let config = config.with_init_scale(init_scale);
-                let (mut scale, mut at) = (config.schedule().unwrap(), 0);
-                for (t, cap) in cap_at {
-                    while at < *t {
-                        scale = scale.adjust(StepOutcome::Stepped);
-                        at += 1;
-                    }
-                    let expected = cap.unwrap_or(init_scale as f32);
-                    assert_eq!(scale.scale(), expected, "{name}, step {t}");
-                }
-                0
-            }
-            Trace::WarmupCap {
-                found_inf,
-                used_feed,
-                stored_after_feed,
-                tracker_after_feed,
-            } => {
-                let mut scale = self.start();
-                for (step, found_inf) in found_inf.iter().enumerate() {
-                    let used = scale.scale();
-                    scale = scale.adjust(outcome(*found_inf == 1));
-                    let found = (used, hidden(&scale).0, scale.growth_tracker());
-                    let stored = stored_after_feed[step];
-                    let expected = (used_feed[step], stored, tracker_after_feed[step]);
-                    assert_eq!(found, expected, "{name}, step {step}");
-                }
-                1
-            }
-            Trace::WarmupCapChanges {
-                n_steps,
-                overflow_steps,
-                changes,
-            } => {
-                let mut scale = self.start();
-                let (mut changes, mut expected) = (changes.iter().peekable(), 0.0);
-                for step in 0..*n_steps {
-                    if let Some((_, _, _, feed, _)) = changes.next_if(|change| change.0 == step) {
-                        expected = *feed;
-                    }
-                    assert_eq!(scale.scale(), expected, "{name}, step {step}");
-                    scale = scale.adjust(outcome(overflow_steps.contains(&step)));
-                }
-                assert!(changes.next().is_none());
-                2
-            }
-            Trace::AdaptiveInterval {
-                found_inf,
-                scale: scales,
-                tracker,
-                interval,
-                growths_in_a_row,
-            } => {
-                let mut scale = self.start();
-                for (step, found_inf) in found_inf.iter().enumerate() {
-                    scale = scale.adjust(outcome(*found_inf == 1));
-                    let growths = growths_in_a_row[step];
-                    let expected = (scales[step], tracker[step], interval[step], growths);
-                    assert_eq!(state(&scale), expected, "{name}, step {step}");
-                }
-                3
-            }
-            Trace::AdaptiveIntervalChanges {
-                n_steps,
-                overflow_steps,
-                changes,
-                last,
-            } => {
-                let mut scale = self.start();
-                let mut changes = changes.iter().peekable();
-                let mut before = state(&scale);
-                for step in 0..*n_steps {
-                    let at = format!("{name}, step {step}");
-                    scale = scale.adjust(outcome(overflow_steps.contains(&step)));
-                    let now = state(&scale);
-                    match changes.next_if(|change| change.0 == step) {
-                        Some((_, scale, interval, growths, tracker)) => {
-                            assert_eq!(now, (*scale, *tracker, *interval, *growths), "{at}");
-                        }
-                        None => assert_eq!((now.0, now.2), (before.0, before.2), "{at}"),
-                    }
-                    before = now;
-                }
-                let (scale, tracker, interval, growths) = before;
-                assert_eq!((scale, interval, growths, tracker), *last, "{name}");
-                4
-            }
-        }
+fn adaptive_interval(trace: &Value, name: &str) {
+    let mut scale = start(trace);
+    for (step, found_inf) in list(&trace["found_inf"]).iter().enumerate() {
+        scale = scale.adjust(outcome(*found_inf == 1));
+        let fields = ["scale", "interval", "growths_in_a_row", "tracker"];
+        let expected = of_step(trace, fields, step);
+        assert_eq!(state(&scale), expected, "{name}, step {step}");
     }
+}
+
+/// Of a trace that has those steps alone at which something changes: a step, whether it overflows, and the change.
+fn changes(trace: &Value) -> impl Iterator<Item = (usize, bool, Option<&Value>)> {
+    let mut changes = list(&trace["changes"]).iter().peekable();
+    let (count, overflows) = (trace["n_steps"].as_u64(), list(&trace["overflow_steps"]));
+    (0..count.unwrap() as usize).map(move |step| {
+        let overflow = overflows.iter().any(|at| *at == step);
+        (step, overflow, changes.next_if(|change| change[0] == step))
+    })
+}
+
+fn warmup_cap_changes(trace: &Value, name: &str) {
+    let (mut scale, mut expected, mut seen) = (start(trace), 0.0, 0);
+    for (step, overflow, change) in changes(trace) {
+        if let Some(change) = change {
+            expected = change[3].as_f64().unwrap();
+            seen += 1;
+        }
+        assert_eq!(f64::from(scale.scale()), expected, "{name}, step {step}");
+        scale = scale.adjust(outcome(overflow));
+    }
+    assert_eq!(seen, list(&trace["changes"]).len());
+}
+
+fn adaptive_interval_changes(trace: &Value, name: &str) {
+    let mut scale = start(trace);
+    let mut before = state(&scale);
+    for (step, overflow, change) in changes(trace) {
+        scale = scale.adjust(outcome(overflow));
+        let now = state(&scale);
+        match change {
+            Some(change) => assert_eq!(now[..], list(change)[1..], "{name}, step {step}"),
+            None => assert_eq!(now[..2], before[..2], "{name}, step {step}"),
+        }
+        before = now;
+    }
+    assert_eq!(before[..], *list(&trace["final"]), "{name}");
 }
 
 #[test]
 fn parity_own_schedules() {
-    let mut seen = [0; 5];
-    for (name, trace) in &traces::<Named>("own_schedules") {
-        seen[trace.check(&format!("{name}, {}", trace.id))] += 1;
+    let mut seen = BTreeSet::new();
+    for (name, trace) in traces::<Value>("own_schedules") {
+        let kind = trace["kind"].as_str().unwrap();
+        let check = match kind {
+            "cap_only" => cap_only,
+            "warmup_cap" => warmup_cap,
+            "warmup_cap_changes" => warmup_cap_changes,
+            "adaptive_interval" => adaptive_interval,
+            "adaptive_interval_changes" => adaptive_interval_changes,
+            other => panic!("{name}: unknown kind {other}"),
+        };
+        check(&trace, &format!("{name}, {}", trace["id"]));
+        seen.insert(kind.to_string());
     }
-    assert!(seen.iter().all(|count| *count > 0), "{seen:?}");
+    assert_eq!(seen.len(), 5, "{seen:?}");
 }

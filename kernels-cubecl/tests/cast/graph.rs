@@ -110,19 +110,3 @@ fn recomputed_around_a_cast() {
         assert_eq!(values(input.grad(&grads).unwrap()), [32.0, 64.0, -128.0]);
     }
 }
-
-/// The graph of one iteration is gone when the next begins.
-#[test]
-fn iterations() {
-    let narrow = narrowest();
-    let mut weight = tensor::<1>(&[1.0], [1], narrow).require_grad();
-    for iteration in 0..5 {
-        let output = scaled_cast(weight.clone() * 2.0, FloatDType::F32, 4.0);
-        let mut grads = output.sum().backward();
-        let grad = weight.grad_remove(&mut grads).unwrap();
-        assert_eq!(values(grad.clone()), [8.0], "{iteration}");
-        let next = weight.inner() - grad * 0.125;
-        weight = Tensor::from_inner(next).require_grad();
-    }
-    assert_eq!(values(weight), [-4.0]);
-}

@@ -157,14 +157,6 @@ fn a_record_without_averages_starts_them_anew_and_says_so() {
     };
     let record = || trained(false).optim.to_record().without_averages();
 
-    // The averages here are lost.
-    let mut running = Trial::new(with_ema());
-    running.step(all(1.0));
-    assert_eq!(running.optim.ema().unwrap().updates(), 1);
-    let logged = load(&mut running.optim, record());
-    says(&logged, ["no state of the hook `ema`"]);
-    assert_eq!(running.optim.ema().unwrap().updates(), 0);
-
     // Those of the run that is resumed were not kept.
     says(&load(&mut with_ema(), record()), ["after 2 steps"]);
 

@@ -140,19 +140,17 @@ pub fn gradient_bits<M: Module>(grads: &GradientsParams, module: &M) -> Vec<u32>
     collect.1
 }
 
-/// The stored values of all parameters.
+/// The stored values of all parameters, which must be f32.
 pub fn parameters<M: Module>(module: &M) -> Vec<f32> {
-    struct Collect(Vec<f32>);
-
-    impl ModuleVisitor for Collect {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            self.0.extend(values(param.base()));
-        }
-    }
-
-    let mut collect = Collect(Vec::new());
-    module.visit(&mut collect);
-    collect.0
+    let stored = burn_amp_tests::stored(module).into_iter();
+    let values = stored.flat_map(|(dtype, bytes)| {
+        assert_eq!(dtype, DType::F32);
+        let bits = bytes.as_chunks().0;
+        bits.iter()
+            .map(|bits| f32::from_le_bytes(*bits))
+            .collect::<Vec<_>>()
+    });
+    values.collect()
 }
 
 /// The same module, with parameters that look random.

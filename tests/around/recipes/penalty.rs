@@ -6,11 +6,8 @@ use std::array::from_fn;
 
 use crate::support::{filled, values};
 
-/// A parameter for each input. Its loss is half the sum of the squares of their products, whose second derivative is diagonal.
-#[derive(Module, Debug)]
-struct Diagonal {
-    weight: Param<Tensor<1>>,
-}
+/// A weight for each input, whose loss is half the sum of the squares of the products: its second derivative is diagonal.
+type Weights = Param<Tensor<1>>;
 
 const INPUT: [f64; 3] = [1.0, -1.5, 1.25];
 const START: [f64; 3] = [0.5, -1.0, 0.75];
@@ -36,7 +33,7 @@ fn exact() -> [[f64; 3]; 2] {
 /// A model, and an optimizer whose loss is scaled, or whose border is.
 struct Run {
     amp: MixedPrecision,
-    model: Diagonal,
+    model: Weights,
     optim: ScaledOptimizer,
 }
 
@@ -44,14 +41,14 @@ impl Run {
     fn new(amp: MixedPrecision, scaler: impl Into<GradScaler>) -> Self {
         let weight = Param::from_tensor(tensor(START));
         Self {
-            model: Diagonal { weight }.apply_reparameterization(amp.clone()),
+            model: weight.apply_reparameterization(amp.clone()),
             optim: ScaledOptimizer::new(SgdConfig::new().init(), scaler),
             amp,
         }
     }
 
-    fn gradients(&mut self, model: &Diagonal) -> UnscaledGradients {
-        let forward = |x: Tensor<1>| x * model.weight.val();
+    fn gradients(&mut self, model: &Weights) -> UnscaledGradients {
+        let forward = |x: Tensor<1>| x * model.val();
         let output = self.amp.autocast(tensor(INPUT), forward);
         let loss = output.square().sum() * 0.5;
         let grads = self.optim.backward(loss, model);
@@ -82,7 +79,7 @@ fn the_norm_of_the_parameters_gradient() {
     let grads = here.mul_scalar(1.0 - share).add(there, share);
     let model = run.optim.step(1.0, run.model, grads);
 
-    let after = values(model.weight.val());
+    let after = values(model.val());
     let [gradient, added] = exact();
     for index in 0..3 {
         let found = START[index] - f64::from(after[index]);
@@ -93,16 +90,10 @@ fn the_norm_of_the_parameters_gradient() {
     assert_eq!(run.optim.scaler().counters().steps(), 1);
 }
 
-#[derive(Module, Debug)]
-struct Critic {
-    hidden: Linear,
-    head: Linear,
-}
+type Critic = [Linear; 2];
 
-impl Critic {
-    fn forward(&self, input: Tensor<2>) -> Tensor<2> {
-        self.head.forward(tanh(self.hidden.forward(input)))
-    }
+fn judge([hidden, head]: &Critic, input: Tensor<2>) -> Tensor<2> {
+    head.forward(tanh(hidden.forward(input)))
 }
 
 fn rows() -> Tensor<2> {
@@ -112,7 +103,7 @@ fn rows() -> Tensor<2> {
 /// The norm of the critic's gradient with respect to each input row, and the directions.
 fn slopes(critic: &Critic, scale: f32) -> (Tensor<2>, Tensor<2>) {
     let input = rows().require_grad();
-    let loss = critic.forward(input.clone()).sum() * scale;
+    let loss = judge(critic, input.clone()).sum() * scale;
     let gradient = input.grad(&loss.backward()).unwrap() / scale;
     assert!(!gradient.is_autodiff(), "it has no graph");
     let norm = gradient.clone().square().sum_dim(1).sqrt();
@@ -128,11 +119,8 @@ fn slopes(critic: &Critic, scale: f32) -> (Tensor<2>, Tensor<2>) {
 #[test]
 fn the_norm_of_a_critics_input_gradient() {
     let device = Device::default().autodiff();
-    let critic = Critic {
-        hidden: LinearConfig::new(3, 8).init(&device),
-        head: LinearConfig::new(8, 1).init(&device),
-    };
-    let mut critic = filled(critic, 0);
+    let critic = [LinearConfig::new(3, 8), LinearConfig::new(8, 1)];
+    let mut critic = filled(critic.map(|layer| layer.init(&device)), 0);
     let scaler = GradScalerConfig::new().init().unwrap();
     let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), scaler);
     let distance = |critic: &Critic| {
@@ -143,8 +131,8 @@ fn the_norm_of_a_critics_input_gradient() {
     for _ in 0..200 {
         let (norm, direction) = slopes(&critic, optim.scaler().loss_scale());
         let step = 0.05;
-        let up = critic.forward(rows() + direction.clone() * step);
-        let down = critic.forward(rows() - direction * step);
+        let up = judge(&critic, rows() + direction.clone() * step);
+        let down = judge(&critic, rows() - direction * step);
         let slope = (up - down) / (2.0 * step);
         let error = (slope.clone().inner() - norm).abs().max();
         let error = error.into_scalar::<f32>();
@@ -166,7 +154,7 @@ fn penalty_in_half(radius: f64) -> [f64; 3] {
     let share = PENALTY / radius;
     let added = here.mul_scalar(-share).add(there, share);
     assert!(!added.has_overflow());
-    let added = values(added.get::<1>(run.model.weight.id).unwrap());
+    let added = values(added.get::<1>(run.model.id).unwrap());
     let [_, expected] = exact();
     from_fn(|index| f64::from(added[index]) / expected[index])
 }

@@ -1,11 +1,9 @@
 //! A window and averages beside a `GradScaler`: stored in files of their own, resumed exactly, refused where they do not fit.
 
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::says;
+use burn_amp_tests::{is_error, prelude::*};
 
-use crate::support::{Files, Pack, Pair, Trial, all, pack, sgd, values, wave};
+use crate::support::{Files, Pack, Pair, RULES, Trial, all, pack, sgd, values, wave, windows};
 
-const RULES: [bool; 2] = [false, true];
 const INFINITE: [usize; 4] = [10, 16, 20, 31];
 const END: usize = 40;
 
@@ -101,8 +99,7 @@ fn sum(window: &AccumulationWindow, model: &Pair) -> Vec<f32> {
 }
 
 fn window(size: u32, rule: bool) -> AccumulationWindow {
-    let config = AccumulationConfig::new(size).with_skip_micro_batch(rule);
-    config.init().unwrap()
+    windows(size, rule).init().unwrap()
 }
 
 #[test]
@@ -205,8 +202,6 @@ fn each_file_is_read_as_what_it_holds() {
         (optimizer(&of_window), "that of an `AccumulationWindow`"),
         (optimizer(&of_scaler), "that of a `GradScaler`"),
     ] {
-        let error = result.expect_err(part);
-        assert!(matches!(error, AmpError::ForeignRecord { .. }), "{error}");
-        says(&error, [part]);
+        is_error(&result.expect_err(part), "ForeignRecord", [part]);
     }
 }

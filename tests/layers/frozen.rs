@@ -1,8 +1,8 @@
 //! Frozen parameters: in half precision too, and without gradients.
 
-use burn_amp_tests::prelude::*;
+use burn_amp_tests::{gradients_by_path, prelude::*};
 
-use crate::support::{gradients, tensor};
+use crate::support::tensor;
 
 #[test]
 fn frozen_parameters_are_cast_too() {
@@ -15,7 +15,7 @@ fn frozen_parameters_are_cast_too() {
         net.1.forward(net.0.forward(x))
     });
     let grads = GradientsParams::from_grads(output.square().mean().backward(), &net);
-    let grads = gradients(&grads, &net);
-    let paths: Vec<&str> = grads.iter().map(|(path, _)| path.as_str()).collect();
+    let grads = gradients_by_path(&grads, &net);
+    let paths: Vec<&str> = grads.iter().map(|(path, ..)| path.as_str()).collect();
     assert_eq!(paths, ["1.weight", "1.bias"]);
 }

@@ -186,33 +186,25 @@ fn a_channel_that_does_not_overflow_keeps_what_it_has_seen() {
     );
 }
 
-/// The step of a window is skipped for one of its micro-batches, the others having moved the statistics.
+/// The step of a window is skipped for one of its micro-batches, the others having moved the statistics. A micro-batch that is
+/// dropped takes what it did with it; the others of the window stay.
 #[test]
-fn a_window_that_is_skipped_leaves_those_before_it() {
-    for bad in 0..3 {
+fn windows_keep_what_was_before_the_overflow() {
+    let skipped = [3, 4, 5].map(|bad| (AccumulationConfig::new(3), bad, 6, [1, 1, 0], 3));
+    let dropped = AccumulationConfig::new(2).with_skip_micro_batch(true);
+    for (window, bad, micro_batches, expected, good) in
+        skipped.into_iter().chain([(dropped, 1, 3, [1, 0, 1], 2)])
+    {
         let mut run = Loop::after(0);
-        run.optim = run.optim.with_accumulation(3).unwrap();
-        for index in 0..6 {
-            run.step(if index == 3 + bad { OVERFLOW } else { GOOD });
+        run.optim = run.optim.with_accumulation(window).unwrap();
+        for index in 0..micro_batches {
+            run.step(if index == bad { OVERFLOW } else { GOOD });
         }
         let counters = run.optim.scaler().counters();
-        assert_eq!((counters.stepped(), counters.skipped()), (1, 1));
-        assert_eq!(run.first(), Loop::after(3).first(), "{bad}");
+        let found = [counters.stepped(), counters.skipped(), counters.dropped()];
+        assert_eq!(found, expected, "{bad}");
+        assert_eq!(run.first(), Loop::after(good).first(), "{bad}");
     }
-}
-
-/// A micro-batch that is dropped takes what it did with it; the others of the window stay.
-#[test]
-fn a_micro_batch_that_is_dropped_leaves_those_before_it() {
-    let mut run = Loop::after(0);
-    let window = AccumulationConfig::new(2).with_skip_micro_batch(true);
-    run.optim = run.optim.with_accumulation(window).unwrap();
-    for factors in [GOOD, OVERFLOW, GOOD] {
-        run.step(factors);
-    }
-    let counters = run.optim.scaler().counters();
-    assert_eq!((counters.dropped(), counters.stepped()), (1, 1));
-    assert_eq!(run.first(), Loop::after(2).first());
 }
 
 /// The forward pass of one optimizer's loss may go through the module of another, as a generator's does.

@@ -6,13 +6,7 @@ use burn_amp_tests::prelude::*;
 use burn_amp_tests::scaled_by_hand;
 use std::array::from_fn;
 
-use crate::support::{Pair, Trial, Values, address, all, masters, on_flex, sgd};
-
-fn config(n: u32, rule: bool) -> AccumulationConfig {
-    AccumulationConfig::new(n).with_skip_micro_batch(rule)
-}
-
-const RULES: [bool; 2] = [false, true];
+use crate::support::{Pair, RULES, Trial, Values, address, all, masters, on_flex, sgd, windows};
 
 const BAD: Values = ([f32::INFINITY, 1.0, 1.0, 1.0, 1.0, 1.0], [1.0; 4]);
 
@@ -22,7 +16,7 @@ fn trial(config: AccumulationConfig) -> Trial {
 
 /// Zeros, and windows of `n` micro-batches.
 fn window(n: u32, rule: bool) -> Trial {
-    trial(config(n, rule))
+    trial(windows(n, rule))
 }
 
 /// Micro-batch `k`: quarters, so that sums and a mean of 4 are exact.
@@ -47,7 +41,7 @@ fn expected(micro_batches: impl IntoIterator<Item = usize>, factor: f32) -> Vec<
 fn every_nth_call_steps_with_the_mean_or_the_sum() {
     for rule in RULES {
         for (sum, factor) in [(false, 0.25), (true, 1.0)] {
-            let mut run = trial(config(4, rule).with_sum(sum));
+            let mut run = trial(windows(4, rule).with_sum(sum));
             for k in 0..4 {
                 assert_eq!(run.len(), k as u32);
                 assert_eq!(run.values(), [0.0; 10]);
@@ -130,7 +124,7 @@ fn an_overflow_skips_the_window() {
 /// Finite ones count; the scale doubles after two in a row and halves at each bad one.
 #[test]
 fn an_overflow_drops_its_micro_batch() {
-    let run = trial(config(3, true).with_sum(true));
+    let run = trial(windows(3, true).with_sum(true));
     let bad = [(1024.0, 1), (512.0, 1), (256.0, 1)];
     let after = [&bad[..], &[(256.0, 2), (512.0, 0)]].concat();
     let found = calls(run, false, &[1, 2], &after);
@@ -146,7 +140,7 @@ fn a_loss_that_is_not_finite_drops_its_micro_batch_and_the_scale_stays() {
     let amp = MixedPrecision::f16().with_scaler(settings).unwrap();
     let model = Pair::zeros(DType::F32).apply_reparameterization(amp.clone());
     let optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp);
-    let mut optim = optim.with_accumulation(config(9, true)).unwrap();
+    let mut optim = optim.with_accumulation(windows(9, true)).unwrap();
     let mut micro_batch = |factor: f32| {
         let output = amp.autocast((), |()| model.bias.val());
         let loss = (output * factor).sum();
@@ -194,52 +188,44 @@ fn a_flushed_window_steps_with_what_it_has() {
 }
 
 /// What happens to an open window of two, which then is full of the micro-batches 0 and 1.
-fn check_full(between: impl Fn(&mut Trial)) {
-    for rule in RULES {
-        let mut run = window(2, rule);
-        run.step(micro(0));
-        between(&mut run);
-        run.step(micro(1));
-        assert_eq!(run.values(), expected(0..2, 0.5), "{rule}");
+#[test]
+fn what_happens_to_an_open_window() {
+    type Between = fn(&mut Trial);
+    let cases: [(&str, Between); 4] = [
+        ("a dropped one leaves no trace", |run| {
+            run.optim.drop_window();
+            assert_eq!(run.len(), 0);
+            run.step(micro(0));
+        }),
+        ("a discarded micro-batch does not count", |run| {
+            let scale = run.scale();
+            run.optim.discard(run.gradients(micro(7))).unwrap();
+            let unscaled = run.unscaled(BAD);
+            run.optim.discard(unscaled).unwrap();
+            // Met again and again, if the scale did not move.
+            assert_eq!(run.scale(), scale / 2.0);
+            assert_eq!((run.len(), run.counters().discarded()), (1, 2));
+        }),
+        ("a changed scale is taken into account", |run| {
+            run.optim.scaler_mut().set_loss_scale(64.0).unwrap();
+        }),
+        ("a clone goes its own way", |run| {
+            let mut other = run.clone();
+            other.step(micro(5));
+            assert_eq!(run.len(), 1);
+            assert_eq!(other.values(), expected([0, 5], 0.5));
+        }),
+    ];
+    for (name, between) in cases {
+        for rule in RULES {
+            let mut run = window(2, rule);
+            run.step(micro(0));
+            between(&mut run);
+            run.step(micro(1));
+            assert_eq!(run.values(), expected(0..2, 0.5), "{name}, {rule}");
+        }
     }
-}
-
-#[test]
-fn a_dropped_window_leaves_no_trace() {
-    check_full(|run| {
-        run.optim.drop_window();
-        assert_eq!(run.len(), 0);
-        run.step(micro(0));
-    });
     sgd().drop_window();
-}
-
-#[test]
-fn a_discarded_micro_batch_does_not_count() {
-    check_full(|run| {
-        let scale = run.scale();
-        run.optim.discard(run.gradients(micro(7))).unwrap();
-        let unscaled = run.unscaled(BAD);
-        run.optim.discard(unscaled).unwrap();
-        // Met again and again, if the scale did not move.
-        assert_eq!(run.scale(), scale / 2.0);
-        assert_eq!((run.len(), run.counters().discarded()), (1, 2));
-    });
-}
-
-#[test]
-fn a_scale_that_is_changed_inside_a_window_is_taken_into_account() {
-    check_full(|run| run.optim.scaler_mut().set_loss_scale(64.0).unwrap());
-}
-
-#[test]
-fn a_clone_goes_its_own_way() {
-    check_full(|run| {
-        let mut other = run.clone();
-        other.step(micro(5));
-        assert_eq!(run.len(), 1);
-        assert_eq!(other.values(), expected([0, 5], 0.5));
-    });
 }
 
 #[test]
@@ -264,7 +250,7 @@ fn half_precision_gradients_are_summed_in_f32() {
             let scaler = at_scale(1.0)
                 .with_growth_interval(100_000)
                 .with_parameter_dtype_gradients(gradient);
-            let optim = masters(scaler).with_accumulation(config(4096, rule));
+            let optim = masters(scaler).with_accumulation(windows(4096, rule));
             let mut run = Trial::new(optim.unwrap()).with_dtype(DType::F16);
             for _ in 0..4096 {
                 // In f16, 2048 + 1 is 2048.
@@ -280,7 +266,7 @@ fn a_disabled_scaler_accumulates() {
     let disabled = GradScalerConfig::new().with_enabled(false);
     for rule in RULES {
         for dtype in [DType::F16, DType::F32] {
-            let optim = sgd_under(disabled).with_accumulation(config(4, rule));
+            let optim = sgd_under(disabled).with_accumulation(windows(4, rule));
             let mut run = Trial::new(optim.unwrap()).with_dtype(dtype);
             (0..4).for_each(|k| run.step(micro(k)));
             assert_eq!(run.values(), expected(0..4, 0.25), "{rule:?} {dtype:?}");
@@ -295,7 +281,7 @@ fn one_f32_buffer_for_each_parameter_is_added_to_in_place() {
     }
     for dtype in [DType::F16, DType::F32] {
         for rule in RULES {
-            let optim = masters(at_scale(16.0)).with_accumulation(config(8, rule));
+            let optim = masters(at_scale(16.0)).with_accumulation(windows(8, rule));
             let mut run = Trial::new(optim.unwrap()).with_dtype(dtype);
             let places = (0..5).map(|k| {
                 run.step(micro(k));
@@ -315,16 +301,6 @@ fn one_f32_buffer_for_each_parameter_is_added_to_in_place() {
     run.take(grads);
     let sum = run.optim.window().unwrap().sum(&run.model.weight);
     assert_eq!(address(sum), place);
-}
-
-#[test]
-fn f64_parameters_have_f64_sums() {
-    let mut run = window(2, false).with_dtype(DType::F64);
-    run.step(micro(0));
-    let sum = run.optim.window().unwrap().sum(&run.model.bias).unwrap();
-    assert_eq!(sum.dtype(), DType::F64);
-    run.step(micro(1));
-    assert_eq!(run.values(), expected(0..2, 0.5));
 }
 
 #[test]
@@ -366,7 +342,7 @@ fn with_the_scaler_alone() {
         let config = at_scale(1024.0);
         let mut scaler = config.with_growth_interval(100).init().unwrap();
         let mut optim = SgdConfig::new().init();
-        let mut window = self::config(2, rule).init().unwrap();
+        let mut window = windows(2, rule).init().unwrap();
         let mut model = Pair::zeros(DType::F32);
         for k in 0..2 {
             let grads = model.gradients(micro(k), 1024.0);
@@ -432,10 +408,13 @@ fn an_f64_window_is_exact_in_f64() {
     for rule in RULES {
         let model = Pair::zeros(DType::F64);
         let mut scaler = sgd().scaler().clone();
-        let mut window = config(3, rule).init().unwrap();
+        let mut window = windows(3, rule).init().unwrap();
         let full = [1.0, 2.0, 4.0].map(|value| {
             let grads = model.gradients(all(value), 1024.0);
-            scaler.accumulate(&mut window, grads, &model).unwrap()
+            let full = scaler.accumulate(&mut window, grads, &model).unwrap();
+            let sum = window.sum(&model.bias);
+            assert!(sum.is_none_or(|sum| sum.dtype() == DType::F64));
+            full
         });
         let [.., Some(full)] = full else { panic!() };
         let mean = full.get::<1>(model.bias.id).unwrap();

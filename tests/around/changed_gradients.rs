@@ -19,22 +19,18 @@ fn unscaled(factor: f32) -> UnscaledGradients {
     trial().unscaled((WEIGHT.map(|x| x * factor), BIAS.map(|x| x * factor)))
 }
 
-/// Divides the bias's gradient by zero.
+/// Divides the bias's gradient by zero. It keeps the name of the last module that was entered.
 #[derive(Default)]
-struct Spoil(Vec<String>);
+struct Spoil(String);
 
 impl ModuleMapper for Spoil {
     fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.0.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.0.pop();
+        self.0 = name.to_string();
     }
 
     fn map_float<const D: usize>(&mut self, grad: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        match self.0.as_slice() {
-            [name] if name == "bias" => grad.map(|grad| grad.div_scalar(0.0)),
+        match self.0.as_str() {
+            "bias" => grad.map(|grad| grad.div_scalar(0.0)),
             _ => grad,
         }
     }
@@ -86,14 +82,21 @@ fn what_clipping_measures_anew_is_in_the_status() {
         (unscaled(1.0).mul_scalar(3.0), 15.0),
         (unscaled(1.0).add(unscaled(1.0), 1.0), 10.0),
     ] {
-        let grads = grads.clip(&GradientClip::GlobalNorm(1.0)).unwrap();
+        let clip = [GradientClip::GlobalNorm(1.0), GradientClip::Norm(1.0)];
+        let [grads, each] = clip.map(|clip| grads.clone().clip(&clip).unwrap());
         // Before clipping.
         assert_eq!(grads.status().norm(), norm);
         assert_eq!(grads.status().clip_norms(), [norm]);
-        let mut run = trial();
-        run.take_unscaled(grads);
-        assert_eq!(run.status().norm(), norm);
-        assert_eq!(run.status().max_abs(), norm * f64::from(BIAS[0]) / 5.0);
+        let stepped = |grads: UnscaledGradients, expected: [f32; 2]| {
+            let mut run = trial();
+            run.take_unscaled(grads);
+            assert_eq!(run.status().norm(), norm);
+            assert_eq!(run.status().max_abs(), norm * f64::from(BIAS[0]) / 5.0);
+            let off = [run.values()[0] + expected[0], run.values()[6] + expected[1]];
+            assert!(off.iter().all(|off| off.abs() < 1e-5), "{off:?}");
+        };
+        stepped(grads, [0.6, 0.8]);
+        stepped(each, [1.0; 2]);
     }
 }
 

@@ -133,34 +133,25 @@ fn under_mixed_precision_the_stored_f32_values_are_averaged() {
     });
 }
 
-#[derive(Module, Debug)]
-struct Normed {
-    linear: Linear,
-    norm: BatchNorm,
-}
-
 #[test]
 fn frozen_parameters_and_running_statistics_are_the_models() {
     let device = Device::default().autodiff();
-    let mut model = Normed {
-        linear: LinearConfig::new(3, 2).init(&device),
-        norm: BatchNormConfig::new(2).init(&device),
-    };
-    model.linear = model.linear.no_grad();
+    let linear = LinearConfig::new(3, 2).init(&device).no_grad();
+    let mut model: (Linear, BatchNorm) = (linear, BatchNormConfig::new(2).init(&device));
     let mut ema = ema(0.5);
     for _ in 0..3 {
         let input = Tensor::<2>::random([8, 3], Distribution::Default, &device);
-        let _ = model.norm.forward::<2>(model.linear.forward(input));
+        let _ = model.1.forward::<2>(model.0.forward(input));
         model = ema.update(model);
     }
     // The two trained parameters of the norm.
     assert_eq!(ema.parameters(), 2);
-    assert!(ema.get(&model.linear.weight).is_none());
+    assert!(ema.get(&model.0.weight).is_none());
     let mut changed = model.clone();
-    changed.linear.weight = changed.linear.weight.map(|w| w.zeros_like());
+    changed.0.weight = changed.0.weight.map(|w| w.zeros_like());
     let copy = ema.module(&changed);
-    assert_eq!(values(copy.linear.weight.val()), [0.0; 6]);
-    let statistics = |model: &Normed| {
+    assert_eq!(values(copy.0.weight.val()), [0.0; 6]);
+    let statistics = |model: &(Linear, BatchNorm)| {
         let mut found = parameters(model);
         found.retain(|path, _| path.contains("running"));
         found
@@ -169,27 +160,19 @@ fn frozen_parameters_and_running_statistics_are_the_models() {
     assert_eq!(statistics(&copy), statistics(&changed));
 }
 
-#[derive(Module, Debug)]
-struct Tied {
-    first: Param<Tensor<1>>,
-    second: Param<Tensor<1>>,
-}
-
 #[test]
 fn a_shared_parameter_is_averaged_once() {
     let device = Device::default().autodiff();
     let tied = |value: f32| {
         let tensor = || Tensor::<1>::from_floats([value], &device).require_grad();
-        let [first, second] = [(); 2].map(|()| Param::initialized(ParamId::from(5), tensor()));
-        Tied { first, second }
+        [(); 2].map(|()| Param::initialized(ParamId::from(5), tensor()))
     };
     let mut ema = ema(0.75);
     let _ = ema.update(tied(0.0));
     let model = ema.update(tied(4.0));
     assert_eq!(ema.parameters(), 1);
     let copy = ema.module(&model);
-    assert_eq!(values(copy.first.val()), [1.0]);
-    assert_eq!(values(copy.second.val()), [1.0]);
+    assert_eq!(copy.map(|param| values(param.val())), [[1.0]; 2]);
 }
 
 #[test]

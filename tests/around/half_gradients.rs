@@ -2,7 +2,7 @@
 
 use burn_amp_tests::prelude::*;
 
-use crate::support::{Pair, values};
+use crate::support::{Pair, l2, values};
 
 // Exact in f16 and bf16; their norm is 57,000.
 const WEIGHT: [f32; 6] = [24576.0, -32768.0, 12288.0, 0.0, -20480.0, 28672.0];
@@ -61,14 +61,9 @@ fn assert_times(
     }
 }
 
-fn norm(values: &[f32]) -> f64 {
-    let squares = values.iter().map(|value| f64::from(*value).powi(2));
-    squares.sum::<f64>().sqrt()
-}
-
 #[test]
 fn a_global_norm_is_met_within_one_rounding() {
-    let factor = 1.0 / (norm(&[WEIGHT.as_slice(), &BIAS].concat()) + 1e-6);
+    let factor = 1.0 / (l2(&[WEIGHT.as_slice(), &BIAS].concat()) + 1e-6);
     for (model, dtype, grads) in unscaled() {
         let clipped = grads.clip(&GradientClip::GlobalNorm(1.0)).unwrap();
         assert_times(&clipped, &model, dtype, factor, 1.0);
@@ -85,7 +80,7 @@ fn a_norm_is_met_within_one_rounding() {
         let clipped = grads.clip(&GradientClip::Norm(1.0)).unwrap();
         let weight = clipped.get::<2>(model.weight.id).unwrap();
         assert_eq!(weight.dtype(), dtype);
-        let found = norm(&values(weight));
+        let found = l2(&values(weight));
         let error = (found - 1.0).abs();
         assert!(error <= tolerance(dtype, 1.0), "{dtype:?}: {found}");
     }

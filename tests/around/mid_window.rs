@@ -1,13 +1,11 @@
 //! Records of an open window and of averages: resumed exactly, refused where they do not fit, readable by plain Burn.
 
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::says;
+use burn_amp_tests::{is_error, prelude::*, says};
 use log::Level;
 use tempfile::tempdir;
 
-use crate::support::{Pair, Run, Trial, all, captured, pack, resumed, sgd};
+use crate::support::{Pair, RULES, Run, Trial, all, captured, pack, resumed, sgd, windows};
 
-const RULES: [bool; 2] = [false, true];
 const END: usize = 60;
 
 /// Stops and resumes at each of these points: between windows and inside them.
@@ -36,16 +34,12 @@ fn a_run_goes_on_bit_for_bit() {
     }
 }
 
-fn window(n: u32, rule: bool) -> AccumulationConfig {
-    AccumulationConfig::new(n).with_skip_micro_batch(rule)
-}
-
 fn with_ema() -> ScaledOptimizer {
     sgd().with_ema(EmaConfig::new()).unwrap()
 }
 
 fn configured(rule: bool) -> Trial {
-    Trial::new(with_ema().with_accumulation(window(2, rule)).unwrap())
+    Trial::new(with_ema().with_accumulation(windows(2, rule)).unwrap())
 }
 
 /// Two applied steps with averages, then one of two micro-batches.
@@ -86,9 +80,12 @@ fn what_does_not_fit_is_refused_and_nothing_changes() {
             sgd().with_accumulation(2),
             "the hook `ema`, which is not here",
         ),
-        (with_ema().with_accumulation(window(1, false)), "has 1 here"),
         (
-            with_ema().with_accumulation(window(2, true)),
+            with_ema().with_accumulation(windows(1, false)),
+            "has 1 here",
+        ),
+        (
+            with_ema().with_accumulation(windows(2, true)),
             "`skip_micro_batch` false, but it is true here",
         ),
     ] {
@@ -96,8 +93,7 @@ fn what_does_not_fit_is_refused_and_nothing_changes() {
         run.step(all(2.0));
         let before = run.record();
         let error = run.optim.from_bytes(bytes.clone()).unwrap_err();
-        assert!(matches!(error, AmpError::ForeignRecord { .. }), "{error}");
-        says(&error, [part]);
+        is_error(&error, "ForeignRecord", [part]);
         assert_eq!(run.record(), before);
     }
 }
@@ -157,14 +153,6 @@ fn a_record_without_averages_starts_them_anew_and_says_so() {
     };
     let record = || trained(false).optim.to_record().without_averages();
 
-    // The averages here are lost.
-    let mut running = Trial::new(with_ema());
-    running.step(all(1.0));
-    assert_eq!(running.optim.ema().unwrap().updates(), 1);
-    let logged = load(&mut running.optim, record());
-    says(&logged, ["no state of the hook `ema`"]);
-    assert_eq!(running.optim.ema().unwrap().updates(), 0);
-
     // Those of the run that is resumed were not kept.
     says(&load(&mut with_ema(), record()), ["after 2 steps"]);
 
@@ -185,8 +173,7 @@ fn loaded_sums_of_another_dtype_are_refused_and_stay() {
         let (before, model) = (run.record(), Pair::zeros(DType::F32));
         let flushed = run.optim.try_flush(1.0, model).unwrap_err().error;
         for error in [flushed, run.refused(all(1.0))] {
-            assert!(matches!(error, AmpError::ForeignRecord { .. }), "{error}");
-            says(&error, ["`weight`", "F64", "F32"]);
+            is_error(&error, "ForeignRecord", ["`weight`", "F64", "F32"]);
         }
         assert_eq!(run.record(), before);
     }

@@ -6,9 +6,11 @@ use log::Level;
 
 use crate::support::{Trial, captured};
 
-/// f16 gradients, whose sums of three are taken in f32 and rounded to f16 in the end.
+/// f16 gradients, whose sums of three are taken in f32 and rounded to f16 in the end. At the floor of the scale, which has nothing to do
+/// with it.
 fn trial(max_skips: Option<u32>) -> Trial {
     let scaler = at_scale(1.0)
+        .with_min_scale(Some(1.0))
         .with_max_consecutive_skips(max_skips)
         .with_parameter_dtype_gradients(true);
     let window = AccumulationConfig::new(3).with_skip_micro_batch(true);
@@ -20,12 +22,6 @@ impl Trial {
     /// Three micro-batches: 40000 is an f16, 120000 is not.
     fn window(&mut self, value: f32) {
         (0..3).for_each(|_| self.step(([1.0; 6], [value; 4])));
-    }
-
-    /// The error of such a window at its end.
-    fn refused_window(&mut self) -> AmpError {
-        (0..2).for_each(|_| self.step(([1.0; 6], [40000.0; 4])));
-        self.refused(([1.0; 6], [40000.0; 4]))
     }
 }
 
@@ -42,23 +38,10 @@ fn a_skipped_window_is_logged() {
     assert!(messages.is_empty(), "{messages:?}");
 }
 
+/// A window that steps starts the count anew, and a resume does not.
 #[test]
 fn too_many_in_a_row_end_the_run() {
-    let mut run = trial(Some(2));
-    run.window(40000.0);
-    run.window(40000.0);
-    let expected = AmpError::LossScaleExhausted {
-        scale: 1.0,
-        skips: 3,
-        parameter: "bias".to_string(),
-    };
-    assert_eq!(run.refused_window(), expected);
-    assert_eq!((run.counters().skipped(), run.len()), (3, 0));
-}
-
-#[test]
-fn a_window_that_steps_starts_the_count_anew() {
-    let mut run = trial(Some(1));
+    let (mut run, mut resumed) = (trial(Some(1)), trial(Some(1)));
     for _ in 0..3 {
         let before = run.values()[0];
         run.window(40000.0);
@@ -66,25 +49,17 @@ fn a_window_that_steps_starts_the_count_anew() {
         assert_eq!(run.values(), [before - 3.0; 10]);
     }
     run.window(40000.0);
-    run.refused_window();
-}
-
-#[test]
-fn the_count_goes_on_after_a_resume() {
-    let (mut run, mut resumed) = (trial(Some(1)), trial(Some(1)));
-    run.window(40000.0);
     let bytes = run.optim.into_bytes().unwrap();
     resumed.optim.from_bytes(bytes).unwrap();
-    resumed.refused_window();
-}
-
-#[test]
-fn the_floor_of_the_scale_has_nothing_to_do_with_it() {
-    let scaler = at_scale(1.0)
-        .with_min_scale(Some(1.0))
-        .with_parameter_dtype_gradients(true);
-    let mut run = trial(None);
-    *run.optim.scaler_mut() = scaler.init().unwrap();
-    run.window(40000.0);
-    assert_eq!(run.values(), [0.0; 10]);
+    let expected = AmpError::LossScaleExhausted {
+        scale: 1.0,
+        skips: 2,
+        parameter: "bias".to_string(),
+    };
+    for mut run in [run, resumed] {
+        let values = ([1.0; 6], [40000.0; 4]);
+        (0..2).for_each(|_| run.step(values));
+        assert_eq!(run.refused(values), expected);
+        assert_eq!((run.counters().skipped(), run.len()), (5, 0));
+    }
 }

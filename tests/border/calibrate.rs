@@ -67,16 +67,11 @@ fn three_binades_below_overflow() {
 /// The head outside is not measured, however large its gradients are.
 #[test]
 fn only_half_precision_counts() {
-    #[derive(Module, Debug)]
-    struct Net {
-        gain: Gain,
-        head: Gain,
-    }
     let Probe { amp, gain } = Probe::new();
     let head = Gain::at(&[1.0, 1.0], &amp);
-    let scale = amp.calibrate(&Net { gain, head }, |net| {
-        let output = amp.autocast(vector(&[1.0, 1.0]), |x| net.gain.forward(x));
-        net.head.forward(output * two(-20)).sum() + net.head.forward(vector(&[1e9, 1e9])).sum()
+    let scale = amp.calibrate(&(gain, head), |(gain, head)| {
+        let output = amp.autocast(vector(&[1.0, 1.0]), |x| gain.forward(x));
+        head.forward(output * two(-20)).sum() + head.forward(vector(&[1e9, 1e9])).sum()
     });
     assert_eq!(f64::from(scale.unwrap()), two(32));
 }
@@ -126,12 +121,7 @@ fn bounds_and_other_precisions() {
     assert_eq!(nothing, Ok(1.0));
 }
 
-#[derive(Module, Debug)]
-struct Normed {
-    linear: Linear,
-    norm: BatchNorm,
-    head: Linear,
-}
+type Normed = (Linear, BatchNorm, Linear);
 
 fn input() -> Tensor<2> {
     random(3, [12, 6], &device())
@@ -141,38 +131,39 @@ fn loss(output: Tensor<2>) -> Tensor<1> {
     output.square().mean() * 1e-3
 }
 
-impl Normed {
-    fn new() -> Self {
-        let linear = |i, o| LinearConfig::new(i, o).init(&device());
-        let net = Self {
-            linear: linear(6, 8),
-            norm: BatchNormConfig::new(8).init(&device()),
-            head: linear(8, 2),
-        };
-        fill(net, 0)
-    }
+fn normed() -> Normed {
+    let [first, head] = [(6, 8), (8, 2)].map(|(i, o)| LinearConfig::new(i, o).init(&device()));
+    fill((first, BatchNormConfig::new(8).init(&device()), head), 0)
+}
 
-    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        let hidden = self.linear.forward(x);
-        self.head.forward(in_f32(hidden, |x| self.norm.forward(x)))
-    }
+fn forward((linear, norm, head): &Normed, x: Tensor<2>) -> Tensor<2> {
+    head.forward(in_f32(linear.forward(x), |x| norm.forward(x)))
+}
 
-    /// As a model for a `Learner`: its scope is that of whoever runs it.
-    fn loss(&self) -> Tensor<1> {
-        loss(autocast(input(), |x| self.forward(x)))
-    }
+/// As a model for a `Learner`: its scope is that of whoever runs it.
+fn loss_of(net: &Normed) -> Tensor<1> {
+    loss(autocast(input(), |x| forward(net, x)))
 }
 
 /// The parameters and the scale after some steps, and the scale before them.
 fn train(calibrated: bool) -> (Vec<f32>, f64, f64) {
-    let mut run = Run::new(Normed::new(), MixedPrecision::f16());
+    let mut run = Run::new(normed(), MixedPrecision::f16());
     if calibrated {
-        let first = run.amp.calibrate(&run.model, Normed::loss).unwrap();
-        assert_eq!(run.amp.calibrate(&run.model, Normed::loss), Ok(first));
+        let state = |net: &Normed| {
+            let statistics = [&net.1.running_mean, &net.1.running_var];
+            (
+                statistics.map(|state| values(state.value_sync())),
+                parameters(net),
+            )
+        };
+        let before = state(&run.model);
+        let first = run.amp.calibrate(&run.model, loss_of).unwrap();
+        assert_eq!(run.amp.calibrate(&run.model, loss_of), Ok(first));
+        assert_eq!(state(&run.model), before);
     }
     let first = run.scale();
     for _ in 0..5 {
-        let output = run.amp.autocast(input(), |x| run.model.forward(x));
+        let output = run.amp.autocast(input(), |x| forward(&run.model, x));
         assert!(!run.step(0.1, run.gradients(loss(output))));
     }
     (parameters(&run.model), run.scale(), first)
@@ -181,15 +172,6 @@ fn train(calibrated: bool) -> (Vec<f32>, f64, f64) {
 /// Running statistics, counters and parameters are those of a run without it.
 #[test]
 fn it_leaves_no_trace_but_the_scale() {
-    let amp = MixedPrecision::f16();
-    let net = Normed::new().apply_reparameterization(amp.clone());
-    let statistics = [&net.norm.running_mean, &net.norm.running_var];
-    let statistics = || statistics.map(|state| values(state.value_sync()));
-    let (before, stored) = (statistics(), parameters(&net));
-    amp.calibrate(&net, Normed::loss).unwrap();
-    assert_eq!(statistics(), before);
-    assert_eq!(parameters(&net), stored);
-
     let (plain, scale, _) = train(false);
     let (calibrated, after, first) = train(true);
     assert_eq!((scale, after), (65536.0, first));

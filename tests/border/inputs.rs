@@ -1,9 +1,9 @@
-//! What can go into a scope, and come out of it.
+//! What can go into a scope or a part in f32, and come out of it.
 
 use burn::nn::RnnState;
 use burn_amp_tests::prelude::*;
 
-use crate::support::{device, halves, scaled, two, vector};
+use crate::support::{device, halves, scaled, two, values, vector};
 
 struct Batch {
     images: Tensor<3>,
@@ -48,17 +48,25 @@ fn a_batch_is_cast_by_its_fields() {
     }
 }
 
-/// Runs a value through a scope: `dtypes` of it inside must be half precision, and f32 outside.
+/// Runs a value through a scope and a part in f32: `dtypes` of it must be half precision in the scope, and f32 in the part and outside.
 fn through<T: CastFloat>(value: T, dtypes: impl Fn(&T) -> Vec<DType>) -> T {
+    let assert_all = |value: &T, expected: DType| {
+        let found = dtypes(value);
+        assert!(!found.is_empty());
+        assert!(found.iter().all(|dtype| *dtype == expected), "{found:?}");
+    };
     let mut value = value;
     for dtype in halves() {
         value = scaled(dtype, two(10)).autocast(value, |inside| {
-            let half = DType::from(dtype);
-            assert!(dtypes(&inside).iter().all(|found| *found == half));
-            inside
+            assert_all(&inside, dtype.into());
+            let back = in_f32(inside, |wide| {
+                assert_all(&wide, DType::F32);
+                wide
+            });
+            assert_all(&back, dtype.into());
+            back
         });
-        assert!(!dtypes(&value).is_empty());
-        assert!(dtypes(&value).iter().all(|found| *found == DType::F32));
+        assert_all(&value, DType::F32);
     }
     value
 }
@@ -89,6 +97,20 @@ fn structures_are_cast_as_a_whole() {
     let hidden = two_ranks();
     let state = RnnState { hidden };
     through(state, |state| vec![state.hidden.dtype()]);
+}
+
+/// Tensors of the scope are widened by a part, f32 ones stay; all come back in half precision.
+#[test]
+fn a_part_takes_both() {
+    let output = scaled(FloatDType::F16, two(10)).autocast(vector(&[1.0, 2.0]), |x| {
+        let (sum, list) = in_f32((x, vec![vector(&[3.0, 4.0])]), |(x, list)| {
+            assert_eq!([x.dtype(), list[0].dtype()], [DType::F32; 2]);
+            (x + list[0].clone(), list)
+        });
+        assert_eq!([sum.dtype(), list[0].dtype()], [DType::F16; 2]);
+        sum
+    });
+    assert_eq!(values(output), [4.0, 6.0]);
 }
 
 #[test]

@@ -4,27 +4,6 @@ use burn_amp_tests::prelude::*;
 
 use crate::support::{Gain, f16, gradient, halves, scaled, two, values, vector};
 
-/// Tuples and lists go through as a whole: those of the scope are widened, f32 and f64 ones stay; all come back.
-#[test]
-fn a_part_takes_and_returns_structures() {
-    for dtype in halves() {
-        let amp = scaled(dtype, two(10));
-        let half = DType::from(dtype);
-        let output = amp.autocast(vector(&[1.0, 2.0]), |x| {
-            let input = (x.clone(), vec![x.clone(), vector(&[3.0, 4.0])], Some(x));
-            let (sum, list) = in_f32(input, |(a, list, b)| {
-                let all = [a, list[0].clone(), list[1].clone(), b.unwrap()];
-                assert!(all.iter().all(|x| x.dtype() == DType::F32));
-                let [a, b, c, d] = all;
-                (a + b + c.clone() + d, [c])
-            });
-            assert_eq!([sum.dtype(), list[0].dtype()], [half; 2]);
-            sum
-        });
-        assert_eq!(values(output), [6.0, 10.0]);
-    }
-}
-
 /// Parameters and captured tensors are plain f32 inside, and get their gradients as there.
 #[test]
 fn parameters_and_captured_tensors_are_plain() {

@@ -4,7 +4,7 @@ use burn::{
     module::{QLora, Quantizer},
     tensor::quantization::{Calibration, QuantScheme, QuantValue},
 };
-use burn_amp_tests::prelude::*;
+use burn_amp_tests::{prelude::*, says};
 
 use crate::support::{Run, device, f16, fill, random, two, values};
 
@@ -44,6 +44,23 @@ fn adapters_first_then_mixed_precision_trains_the_factors() {
     assert_eq!(values(run.model.weight.base()), base);
     let adapter = run.model.weight.adapter().unwrap();
     assert_eq!(adapter.a.base().dtype(), DType::F32);
+}
+
+/// An adapter casts its base by hand, so that the base's gradient carries the scale: trained by mistake, it is refused.
+#[test]
+fn a_low_rank_adapter_over_a_base_that_trains_is_refused() {
+    let adapted = linear(4).apply_lora(Lora::new(2, 4.0)).unfreeze();
+    let mut run = Run::new(adapted, f16(two(12)));
+    let input = random(1, [2, 4], &Device::flex().autodiff());
+    let output = run.amp.autocast(input, |x| run.model.forward(x));
+    let grads = run.gradients(output.square().mean());
+    let failed = run.optim.try_step(0.1, run.model, grads).unwrap_err();
+    let expected = AmpError::UnfrozenBase {
+        parameter: "weight".to_string(),
+        name: "lora".to_string(),
+    };
+    assert_eq!(failed.error, expected);
+    says(&failed.error, ["Freeze the base"]);
 }
 
 /// Burn keeps one reparameterization a parameter: the adapters are not attached, and all is frozen.
@@ -87,35 +104,22 @@ fn a_quantized_base_with_adapters_trains_the_factors() {
     assert_eq!(quantized(&run.model), base);
 }
 
-#[derive(Module, Debug)]
-struct Two {
-    first: Linear,
-    second: Linear,
-}
-
 /// A frozen, quantized layer before one that is trained.
 #[test]
 fn a_quantized_layer_stays_as_it_is() {
-    let model = Two {
-        first: linear(32).quantize_weights(&mut quantizer()),
-        second: linear(32),
-    };
+    let model = [linear(32).quantize_weights(&mut quantizer()), linear(32)];
     let mut run = Run::new(model, f16(two(12)));
-    let (before, second) = (
-        quantized(&run.model.first),
-        values(run.model.second.weight.base()),
-    );
+    let weights = |[first, last]: &[Linear; 2]| (quantized(first), values(last.weight.base()));
+    let before = weights(&run.model);
     let input = random(1, [4, 32], &Device::flex().autodiff());
-    let Two {
-        first,
-        second: last,
-    } = &run.model;
+    let [first, last] = &run.model;
     let output = run.amp.autocast(input, |x| last.forward(first.forward(x)));
     let grads = run.gradients(output.square().mean());
-    assert!(grads.get::<2>(run.model.second.weight.id).is_some());
+    assert!(grads.get::<2>(last.weight.id).is_some());
     assert!(!run.step(0.1, grads));
-    assert_ne!(values(run.model.second.weight.base()), second);
-    assert_eq!(quantized(&run.model.first), before);
+    let after = weights(&run.model);
+    assert_ne!(after.1, before.1);
+    assert_eq!(after.0, before.0);
 }
 
 /// On devices that have Flex32; Flex has not.

@@ -70,29 +70,6 @@ fn entering_restores_what_was_there() {
     assert_eq!(dtype(), DType::F32);
 }
 
-/// Work gives the same gradients on a thread that has entered the scope as on the thread that opened it.
-#[test]
-fn gradients_of_work_on_other_threads() {
-    let amp = f16(two(12));
-    let gain = Gain::at(&[2.0, -4.0], &amp);
-    let gradients = |elsewhere: bool| {
-        let input = vector(&[1.0, 0.5]).require_grad();
-        let output = amp.autocast(input.clone(), |x| {
-            let work = || gain.forward(x);
-            let scope = Scope::current();
-            match elsewhere {
-                true => thread::scope(|s| s.spawn(|| scope.enter(work)).join().unwrap()),
-                false => work(),
-            }
-        });
-        let grads = (output * two(-30)).sum().backward();
-        let of_input = values(input.grad(&grads).unwrap());
-        let grads = GradientsParams::from_grads(grads, &gain);
-        (of_input, gradient_bits(&grads, &gain))
-    };
-    assert_eq!(gradients(true), gradients(false));
-}
-
 /// One of the models that train side by side.
 struct Job {
     amp: MixedPrecision,

@@ -64,9 +64,9 @@ fn a_record_has_the_last_update_after_a_step() {
     let mut run = Loop::after(0);
     for _ in 0..2 {
         run.step(GOOD);
-        let early = mean_in(run.norms.first.clone().into_record());
+        let early = mean_in(run.norms[0].clone().into_record());
         run.norms.valid();
-        assert_eq!(early, mean_in(run.norms.first.clone().into_record()));
+        assert_eq!(early, mean_in(run.norms[0].clone().into_record()));
     }
 }
 
@@ -92,16 +92,10 @@ fn a_resumed_run_has_the_same() {
     );
 }
 
-/// Two layers, of which one computes on an input of its own.
-#[derive(Module, Debug)]
-struct Norms {
-    first: BatchNorm,
-    second: BatchNorm,
-}
-
 struct Loop {
     amp: MixedPrecision,
-    norms: Norms,
+    /// Two layers, of which the second computes on an input of its own.
+    norms: [BatchNorm; 2],
     optim: ScaledOptimizer,
 }
 
@@ -114,22 +108,18 @@ const OVERFLOW: Factors = [1e6, 1e6];
 
 impl Loop {
     fn with(amp: &MixedPrecision) -> Self {
-        let norm = || BatchNormConfig::new(2).init(&device());
-        let norms = Norms {
-            first: norm(),
-            second: norm(),
-        };
+        let norms = [(); 2].map(|()| norm(amp));
         Self {
             amp: amp.clone(),
-            norms: norms.apply_reparameterization(amp.clone()),
+            norms,
             optim: ScaledOptimizer::new(SgdConfig::new().init(), amp),
         }
     }
 
     fn gradients(&self, factors: Factors) -> GradientsParams {
         let factors = Tensor::<1>::from_data(factors, &device()).reshape([1, 2, 1]);
-        let first = forward(&self.norms.first, &self.amp, input() * factors);
-        let second = forward(&self.norms.second, &self.amp, input());
+        let first = forward(&self.norms[0], &self.amp, input() * factors);
+        let second = forward(&self.norms[1], &self.amp, input());
         let loss = (first + second).square().mean();
         GradientsParams::from_grads(loss.backward(), &self.norms)
     }
@@ -153,7 +143,7 @@ impl Loop {
 
     /// Mean and variance of the first layer.
     fn first(&self) -> [Vec<f32>; 2] {
-        statistics(&self.norms.first)
+        statistics(&self.norms[0])
     }
 }
 
@@ -161,24 +151,27 @@ fn statistics(norm: &BatchNorm) -> [Vec<f32>; 2] {
     [&norm.running_mean, &norm.running_var].map(|statistic| values(statistic.value_sync()))
 }
 
-/// Those that are not finite are those of the last good step; those of the other layer have moved, and stay so.
+/// Those that are not finite are those of the last good step, or those with which the layer came; those of the other layer have
+/// moved, and stay so.
 #[test]
 fn an_overflow_in_the_forward_pass_leaves_the_last_good_ones() {
-    let mut run = Loop::after(3);
-    let (good, good_second) = (run.first(), statistics(&run.norms.second));
-    let other = run.norms.second.clone();
-    for _ in 0..2 {
-        assert!(run.step(OVERFLOW));
-    }
-    let second = statistics(&run.norms.second);
-    assert_eq!(run.first(), good);
-    assert!(second[0] != good_second[0] && second[1] != good_second[1]);
-    // Clones share them.
-    assert_eq!(statistics(&other), second);
+    for steps in [0, 3] {
+        let mut run = Loop::after(steps);
+        let (good, good_second) = (run.first(), statistics(&run.norms[1]));
+        let other = run.norms[1].clone();
+        for _ in 0..2 {
+            assert!(run.step(OVERFLOW));
+        }
+        let second = statistics(&run.norms[1]);
+        assert_eq!(run.first(), good, "{steps}");
+        assert!(second[0] != good_second[0] && second[1] != good_second[1]);
+        // Clones share them.
+        assert_eq!(statistics(&other), second);
 
-    // The run goes on as if there had been no overflow.
-    run.step(GOOD);
-    assert_eq!(run.first(), Loop::after(4).first());
+        // The run goes on as if there had been no overflow.
+        run.step(GOOD);
+        assert_eq!(run.first(), Loop::after(steps + 1).first());
+    }
 }
 
 /// Channel by channel.
@@ -193,41 +186,25 @@ fn a_channel_that_does_not_overflow_keeps_what_it_has_seen() {
     );
 }
 
-/// Before any good step, they are those with which the layer came.
+/// The step of a window is skipped for one of its micro-batches, the others having moved the statistics. A micro-batch that is
+/// dropped takes what it did with it; the others of the window stay.
 #[test]
-fn an_overflow_in_the_first_forward_pass_leaves_the_first_ones() {
-    let mut run = Loop::after(0);
-    assert!(run.step(OVERFLOW));
-    assert_eq!(run.first(), [vec![0.0; 2], vec![1.0; 2]]);
-}
-
-/// The step of a window is skipped for one of its micro-batches, the others having moved the statistics.
-#[test]
-fn a_window_that_is_skipped_leaves_those_before_it() {
-    for bad in 0..3 {
+fn windows_keep_what_was_before_the_overflow() {
+    let skipped = [3, 4, 5].map(|bad| (AccumulationConfig::new(3), bad, 6, [1, 1, 0], 3));
+    let dropped = AccumulationConfig::new(2).with_skip_micro_batch(true);
+    for (window, bad, micro_batches, expected, good) in
+        skipped.into_iter().chain([(dropped, 1, 3, [1, 0, 1], 2)])
+    {
         let mut run = Loop::after(0);
-        run.optim = run.optim.with_accumulation(3).unwrap();
-        for index in 0..6 {
-            run.step(if index == 3 + bad { OVERFLOW } else { GOOD });
+        run.optim = run.optim.with_accumulation(window).unwrap();
+        for index in 0..micro_batches {
+            run.step(if index == bad { OVERFLOW } else { GOOD });
         }
         let counters = run.optim.scaler().counters();
-        assert_eq!((counters.stepped(), counters.skipped()), (1, 1));
-        assert_eq!(run.first(), Loop::after(3).first(), "{bad}");
+        let found = [counters.stepped(), counters.skipped(), counters.dropped()];
+        assert_eq!(found, expected, "{bad}");
+        assert_eq!(run.first(), Loop::after(good).first(), "{bad}");
     }
-}
-
-/// A micro-batch that is dropped takes what it did with it; the others of the window stay.
-#[test]
-fn a_micro_batch_that_is_dropped_leaves_those_before_it() {
-    let mut run = Loop::after(0);
-    let window = AccumulationConfig::new(2).with_skip_micro_batch(true);
-    run.optim = run.optim.with_accumulation(window).unwrap();
-    for factors in [GOOD, OVERFLOW, GOOD] {
-        run.step(factors);
-    }
-    let counters = run.optim.scaler().counters();
-    assert_eq!((counters.dropped(), counters.stepped()), (1, 1));
-    assert_eq!(run.first(), Loop::after(2).first());
 }
 
 /// The forward pass of one optimizer's loss may go through the module of another, as a generator's does.
@@ -238,8 +215,8 @@ fn another_optimizers_overflow_is_mended_by_the_next_step() {
     critic.step(GOOD);
     let good = critic.first();
     // Through the critic's layer, for the generator's loss.
-    let output = forward(&critic.norms.first, &amp, input() * 1e6);
-    let own = forward(&generator.norms.first, &amp, input());
+    let output = forward(&critic.norms[0], &amp, input() * 1e6);
+    let own = forward(&generator.norms[0], &amp, input());
     let grads = (output * own).mean().backward();
     let grads = GradientsParams::from_grads(grads, &generator.norms);
     generator.norms = generator.optim.step(0.1, generator.norms, grads);

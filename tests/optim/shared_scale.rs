@@ -291,7 +291,11 @@ fn an_optimizer_whose_handle_opens_no_scope_is_warned_of_once() {
 
     // As with two calls of `MixedPrecision::f16()`: the scopes are another's.
     player.optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp(100));
-    let parts = ["no `autocast`", "`MixedPrecision`", "make one, and clone it"];
+    let parts = [
+        "no `autocast`",
+        "`MixedPrecision`",
+        "make one, and clone it",
+    ];
     says(only(&warned(&mut player, &[true; 3])), parts);
 
     // Where no scope scales nobody is warned. WGSL has no bf16.

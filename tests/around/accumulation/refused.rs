@@ -1,6 +1,6 @@
 //! What does not fit into a window, and what ends a run.
 
-use burn_amp_tests::says;
+use burn_amp_tests::{is_error, says};
 use log::Level;
 
 use super::*;
@@ -9,7 +9,7 @@ use crate::support::captured;
 #[test]
 fn too_many_dropped_in_a_row_end_the_run_and_keep_the_window() {
     let scaler = at_scale(1024.0).with_max_consecutive_skips(Some(2));
-    let optim = sgd_under(scaler).with_accumulation(config(3, true));
+    let optim = sgd_under(scaler).with_accumulation(windows(3, true));
     let mut run = Trial::new(optim.unwrap());
     [micro(0), BAD, BAD].into_iter().for_each(|k| run.step(k));
     let expected = AmpError::LossScaleExhausted {
@@ -34,39 +34,24 @@ fn what_the_optimizer_cannot_take_is_refused_at_the_first_micro_batch() {
     }
 }
 
-/// An error that says that a window is that of another model.
-fn check_foreign(error: &AmpError, part: &str) {
-    assert!(matches!(error, AmpError::ForeignRecord { .. }), "{error}");
-    says(error, [part]);
-}
-
+/// The same parameters in other shapes: neither a micro-batch nor a flush takes them.
 #[test]
-fn gradients_of_another_shape_are_refused() {
-    for rule in RULES {
-        let mut run = window(3, rule);
-        run.step(micro(0));
-        let mut other = run.model.clone();
-        let bias = Tensor::<1>::zeros([5], &Device::default().autodiff());
-        other.bias = Param::initialized(ParamId::from(2002), bias.require_grad());
-        let mut grads = run.gradients(micro(1));
-        let bias = Tensor::<1>::ones([5], &Device::default());
-        grads.params_mut().register(other.bias.id, bias);
-        let failed = run.optim.try_step(1.0, other, grads).unwrap_err();
-        check_foreign(&failed.error, "another model");
-        assert_eq!((run.len(), run.counters().dropped()), (1, 0));
-    }
-}
-
-#[test]
-fn a_window_of_another_model_is_refused_by_flush_and_stays() {
+fn a_window_of_another_model_is_refused_and_stays() {
     for rule in RULES {
         let mut run = window(3, rule);
         run.step(all(1.0));
         let mut other = run.model.clone();
         other.weight = other.weight.map(|weight| weight.reshape([3, 2]));
-        let failed = run.optim.try_flush(1.0, other).unwrap_err();
-        check_foreign(&failed.error, "`weight`");
-        assert_eq!(run.len(), 1);
+        let mut grads = run.gradients(micro(1));
+        let weight = Tensor::<2>::ones([3, 2], &Device::default());
+        grads.params_mut().register(other.weight.id, weight);
+        let stepped = run.optim.try_step(1.0, other.clone(), grads);
+        let flushed = run.optim.try_flush(1.0, other);
+        for failed in [stepped, flushed] {
+            let error = failed.unwrap_err().error;
+            is_error(&error, "ForeignRecord", ["`weight`", "another model"]);
+        }
+        assert_eq!((run.len(), run.counters().dropped()), (1, 0));
         run.flush();
         assert_eq!(run.values(), [-1.0; 10]);
     }
@@ -76,7 +61,7 @@ fn a_window_of_another_model_is_refused_by_flush_and_stays() {
 fn gradients_of_no_parameter_are_dropped_and_logged() {
     let model = Pair::zeros(DType::F32);
     let mut scaler = sgd().scaler().clone();
-    let mut window = config(3, false).init().unwrap();
+    let mut window = windows(3, false).init().unwrap();
     let grads = || model.gradients(all(1.0), 1024.0);
     let stranger = LinearConfig::new(2, 2).init(&Device::default().autodiff());
     let logged = captured(Level::Debug, || {

@@ -72,12 +72,6 @@ fn spikes_do_not_hide_the_next_ones() {
     }
 }
 
-#[derive(Module, Debug)]
-struct Net {
-    hidden: Linear,
-    head: Linear,
-}
-
 /// The losses of two layers in half precision that learn a product, at some steps from a loss that is 100 times too large.
 fn losses_with(guard: Option<Guard>, spikes: &[usize]) -> Vec<f32> {
     let device = Device::default().autodiff();
@@ -85,10 +79,8 @@ fn losses_with(guard: Option<Guard>, spikes: &[usize]) -> Vec<f32> {
         true => MixedPrecision::f16(),
         false => MixedPrecision::f32(),
     };
-    let net = Net {
-        hidden: LinearConfig::new(8, 16).init(&device),
-        head: LinearConfig::new(16, 2).init(&device),
-    };
+    let net = [LinearConfig::new(8, 16), LinearConfig::new(16, 2)];
+    let net = net.map(|layer| layer.init(&device));
     let mut net = filled(net, 1).apply_reparameterization(amp.clone());
     let momentum = MomentumConfig::new().with_momentum(0.9);
     let sgd = SgdConfig::new().with_momentum(Some(momentum)).init();
@@ -101,7 +93,7 @@ fn losses_with(guard: Option<Guard>, spikes: &[usize]) -> Vec<f32> {
         let data = TensorData::new(wave(1 + 997 * (index % 16), 32 * 8), [32, 8]);
         let input = Tensor::<2>::from_data(data, &device);
         let target = input.clone().narrow(1, 0, 2) * input.clone().narrow(1, 2, 2);
-        let forward = |x| net.head.forward(tanh(net.hidden.forward(x)));
+        let forward = |x| net[1].forward(tanh(net[0].forward(x)));
         let loss = (amp.autocast(input, forward) - target).square().mean();
         losses.push(loss.clone().into_scalar::<f32>());
         let factor = if spikes.contains(&index) { 100.0 } else { 1.0 };

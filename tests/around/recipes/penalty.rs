@@ -1,89 +1,56 @@
 //! Gradient penalties. Burn's `backward` gives gradients without a graph, so that they cannot be differentiated again;
 //! a difference of two of them can stand in for the second derivative.
 
-use burn_amp_tests::prelude::*;
+use burn_amp_tests::{prelude::*, random};
+use std::array::from_fn;
 
 use crate::support::{filled, values};
 
-#[derive(Module, Debug)]
-struct Regression {
-    weight: Param<Tensor<2>>,
+/// A weight for each input, whose loss is half the sum of the squares of the products: its second derivative is diagonal.
+type Weights = Param<Tensor<1>>;
+
+const INPUT: [f64; 3] = [1.0, -1.5, 1.25];
+const START: [f64; 3] = [0.5, -1.0, 0.75];
+const PENALTY: f64 = 0.3;
+
+fn tensor(values: [f64; 3]) -> Tensor<1> {
+    Tensor::from_floats(values, &Device::default().autodiff())
 }
 
-const ROWS: usize = 8;
-
-fn data() -> (Vec<f64>, Vec<f64>) {
-    let value = |index: usize| (12.9898 * (index as f64 + 1.0)).sin();
-    (
-        (0..ROWS * 3).map(value).collect(),
-        (50..50 + ROWS).map(value).collect(),
-    )
-}
-
-fn tensor(values: &[f64], columns: usize) -> Tensor<2> {
-    let rows = values.len() / columns;
-    let values: Vec<f32> = values.iter().map(|value| *value as f32).collect();
-    let device = Device::default().autodiff();
-    Tensor::from_data(TensorData::new(values, [rows, columns]), &device)
-}
-
-/// The gradient of `loss + weight * norm(gradient)`, in f64: `g + weight * H g / |g|`.
-fn exact(parameters: [f64; 3], penalty: f64) -> [f64; 3] {
-    let (input, target) = data();
-    let rows: Vec<(&[f64], f64)> = input.chunks(3).zip(target).collect();
-    let scale = 2.0 / ROWS as f64;
-    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
-    let mut gradient = [0.0; 3];
-    for (row, target) in &rows {
-        let error = dot(row, &parameters) - target;
-        for (gradient, value) in gradient.iter_mut().zip(*row) {
-            *gradient += scale * error * value;
-        }
-    }
-    let norm = dot(&gradient, &gradient).sqrt();
-    let mut total = gradient;
-    for (row, _) in &rows {
-        let along = dot(row, &gradient) / norm;
-        for (total, value) in total.iter_mut().zip(*row) {
-            *total += penalty * scale * along * value;
-        }
-    }
-    total
+/// The gradient g, and what `PENALTY` times its norm adds to it: `PENALTY * H g / |g|`.
+fn exact() -> [[f64; 3]; 2] {
+    let curvature = INPUT.map(|x| x * x);
+    let gradient: [f64; 3] = from_fn(|index| curvature[index] * START[index]);
+    let norm = gradient
+        .map(|value| value * value)
+        .iter()
+        .sum::<f64>()
+        .sqrt();
+    let added = from_fn(|index| PENALTY * curvature[index] * gradient[index] / norm);
+    [gradient, added]
 }
 
 /// A model, and an optimizer whose loss is scaled, or whose border is.
 struct Run {
     amp: MixedPrecision,
-    model: Regression,
+    model: Weights,
     optim: ScaledOptimizer,
 }
 
-const START: [f64; 3] = [0.5, -1.0, 0.25];
-const PENALTY: f64 = 0.3;
-
 impl Run {
     fn new(amp: MixedPrecision, scaler: impl Into<GradScaler>) -> Self {
-        let weight = tensor(&START, 1).require_grad();
-        let model = Regression {
-            weight: Param::initialized(ParamId::from(1), weight),
-        };
+        let weight = Param::from_tensor(tensor(START));
         Self {
-            model: model.apply_reparameterization(amp.clone()),
+            model: weight.apply_reparameterization(amp.clone()),
             optim: ScaledOptimizer::new(SgdConfig::new().init(), scaler),
             amp,
         }
     }
 
-    fn full() -> Self {
-        let scaler = GradScalerConfig::new().init().unwrap();
-        Self::new(MixedPrecision::f32(), scaler)
-    }
-
-    fn gradients(&mut self, model: &Regression) -> UnscaledGradients {
-        let (input, target) = data();
-        let forward = |x: Tensor<2>| x.matmul(model.weight.val());
-        let output = self.amp.autocast(tensor(&input, 3), forward);
-        let loss = (output - tensor(&target, 1)).square().mean();
+    fn gradients(&mut self, model: &Weights) -> UnscaledGradients {
+        let forward = |x: Tensor<1>| x * model.val();
+        let output = self.amp.autocast(tensor(INPUT), forward);
+        let loss = output.square().sum() * 0.5;
         let grads = self.optim.backward(loss, model);
         self.optim.unscale(grads, model).unwrap()
     }
@@ -104,48 +71,47 @@ impl Run {
 /// PyTorch's recipe penalizes the norm of the parameters' gradient.
 #[test]
 fn the_norm_of_the_parameters_gradient() {
-    let (radius, mut run) = (0.05, Run::full());
+    let (radius, scaler) = (0.05, GradScalerConfig::new().init().unwrap());
+    let mut run = Run::new(MixedPrecision::f32(), scaler);
     let [here, there] = run.two(radius);
     // here + penalty * (there - here) / radius
     let share = PENALTY / radius;
     let grads = here.mul_scalar(1.0 - share).add(there, share);
     let model = run.optim.step(1.0, run.model, grads);
 
-    let after = values(model.weight.val());
-    let (expected, plain) = (exact(START, PENALTY), exact(START, 0.0));
+    let after = values(model.val());
+    let [gradient, added] = exact();
     for index in 0..3 {
         let found = START[index] - f64::from(after[index]);
-        let expected = expected[index];
+        let expected = gradient[index] + added[index];
         assert!((found - expected).abs() < 1e-4, "{found}, not {expected}");
-        let matters = (expected - plain[index]).abs() > 1e-2;
-        assert!(matters, "the penalty does not matter");
+        assert!(added[index].abs() > 1e-2, "the penalty does not matter");
     }
     assert_eq!(run.optim.scaler().counters().steps(), 1);
 }
 
-#[derive(Module, Debug)]
-struct Critic {
-    hidden: Linear,
-    head: Linear,
+type Critic = [Linear; 2];
+
+fn judge([hidden, head]: &Critic, input: Tensor<2>) -> Tensor<2> {
+    head.forward(tanh(hidden.forward(input)))
 }
 
-impl Critic {
-    fn forward(&self, input: Tensor<2>) -> Tensor<2> {
-        self.head.forward(tanh(self.hidden.forward(input)))
-    }
+fn rows() -> Tensor<2> {
+    random(0, [8, 3], &Device::default().autodiff())
 }
 
 /// The norm of the critic's gradient with respect to each input row, and the directions.
 fn slopes(critic: &Critic, scale: f32) -> (Tensor<2>, Tensor<2>) {
-    let device = Device::default().autodiff();
-    let (input, _) = data();
-    let input = tensor(&input, 3).require_grad();
-    let loss = critic.forward(input.clone()).sum() * scale;
+    let input = rows().require_grad();
+    let loss = judge(critic, input.clone()).sum() * scale;
     let gradient = input.grad(&loss.backward()).unwrap() / scale;
     assert!(!gradient.is_autodiff(), "it has no graph");
     let norm = gradient.clone().square().sum_dim(1).sqrt();
     let direction = gradient / norm.clone().clamp_min(1e-12);
-    (norm, Tensor::from_inner(direction).to_device(&device))
+    (
+        norm,
+        Tensor::from_inner(direction).to_device(&input.device()),
+    )
 }
 
 /// WGAN-GP's penalty, on the norm of the critic's gradient with respect to its input: the slope along the gradient's own
@@ -153,11 +119,8 @@ fn slopes(critic: &Critic, scale: f32) -> (Tensor<2>, Tensor<2>) {
 #[test]
 fn the_norm_of_a_critics_input_gradient() {
     let device = Device::default().autodiff();
-    let critic = Critic {
-        hidden: LinearConfig::new(3, 8).init(&device),
-        head: LinearConfig::new(8, 1).init(&device),
-    };
-    let mut critic = filled(critic, 0);
+    let critic = [LinearConfig::new(3, 8), LinearConfig::new(8, 1)];
+    let mut critic = filled(critic.map(|layer| layer.init(&device)), 0);
     let scaler = GradScalerConfig::new().init().unwrap();
     let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), scaler);
     let distance = |critic: &Critic| {
@@ -166,17 +129,13 @@ fn the_norm_of_a_critics_input_gradient() {
     };
     let first = distance(&critic);
     for _ in 0..200 {
-        let scale = optim.scaler().loss_scale();
-        let (norm, direction) = slopes(&critic, scale);
-        let (input, _) = data();
-        let (input, step) = (tensor(&input, 3), 0.05);
-        let up = critic.forward(input.clone() + direction.clone() * step);
-        let down = critic.forward(input - direction * step);
+        let (norm, direction) = slopes(&critic, optim.scaler().loss_scale());
+        let step = 0.05;
+        let up = judge(&critic, rows() + direction.clone() * step);
+        let down = judge(&critic, rows() - direction * step);
         let slope = (up - down) / (2.0 * step);
-        let error = (slope.clone().inner() - norm)
-            .abs()
-            .max()
-            .into_scalar::<f32>();
+        let error = (slope.clone().inner() - norm).abs().max();
+        let error = error.into_scalar::<f32>();
         assert!(error < 0.02, "the slope is not the norm: {error} off");
         let penalty = (slope - 1.0).square().mean();
         let grads = optim.backward(penalty, &critic);
@@ -190,13 +149,14 @@ fn the_norm_of_a_critics_input_gradient() {
 fn penalty_in_half(radius: f64) -> [f64; 3] {
     // A scale at which nothing overflows.
     let amp = MixedPrecision::f16().with_scaler(at_scale(1024.0)).unwrap();
-    let [here, there] = Run::new(amp.clone(), &amp).two(radius);
+    let mut run = Run::new(amp.clone(), &amp);
+    let [here, there] = run.two(radius);
     let share = PENALTY / radius;
     let added = here.mul_scalar(-share).add(there, share);
     assert!(!added.has_overflow());
-    let (with, without) = (exact(START, PENALTY), exact(START, 0.0));
-    let added = values(added.get::<2>(ParamId::from(1)).unwrap());
-    std::array::from_fn(|index| f64::from(added[index]) / (with[index] - without[index]))
+    let added = values(added.get::<1>(run.model.id).unwrap());
+    let [_, expected] = exact();
+    from_fn(|index| f64::from(added[index]) / expected[index])
 }
 
 /// In f16 a small radius drowns: parameters round to themselves, and what is left is noise, multiplied by `weight / radius`.

@@ -21,26 +21,24 @@ fn start() -> Trial {
 /// The gradients are 2 * (0.25 - 1) + 0.5 and 1.
 const EXPECTED: [f32; 10] = [1.25, 1.25, 1.25, 1.25, 1.25, 1.25, -1.5, -1.5, -1.5, -1.5];
 
+/// One backward pass through their sum; or one each, and a sum of scaled gradients.
 #[test]
-fn one_backward_pass_through_their_sum() {
-    let mut run = start();
-    let (first, second) = losses(&run.model);
-    run.take(run.optim.backward(first + second, &run.model));
-    assert_eq!(run.values(), EXPECTED);
-}
+fn scaled_by_one_scale() {
+    let [mut at_once, mut each] = [start(), start()];
+    let (first, second) = losses(&at_once.model);
+    at_once.take(at_once.optim.backward(first + second, &at_once.model));
 
-#[test]
-fn a_backward_pass_each_and_a_sum_of_scaled_gradients() {
-    let mut run = start();
-    let (first, second) = run.optim.scaler().scale(losses(&run.model));
+    let (first, second) = each.optim.scaler().scale(losses(&each.model));
     let mut sum = GradientsAccumulator::new();
     for loss in [first, second] {
-        let grads = GradientsParams::from_grads(loss.backward(), &run.model);
-        sum.accumulate(&run.model, grads);
+        let grads = GradientsParams::from_grads(loss.backward(), &each.model);
+        sum.accumulate(&each.model, grads);
     }
-    run.take(run.optim.scaler().scaled(sum.grads()).unwrap());
-    assert_eq!(run.values(), EXPECTED);
-    assert_eq!(run.counters().steps(), 1);
+    each.take(each.optim.scaler().scaled(sum.grads()).unwrap());
+    for run in [at_once, each] {
+        assert_eq!(run.values(), EXPECTED);
+        assert_eq!(run.counters().steps(), 1);
+    }
 }
 
 #[test]

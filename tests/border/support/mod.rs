@@ -1,6 +1,6 @@
 //! Inputs, parameters and gradients that the tests of the border share.
 
-use burn_amp_tests::prelude::*;
+use burn_amp_tests::{gradients_by_path, prelude::*};
 
 pub use burn_amp_tests::{logs, panic_message, random, values};
 
@@ -109,11 +109,11 @@ impl<M: Module> Run<M> {
 /// The bits of an f32 tensor; those of every NaN are the same.
 pub fn bits<const D: usize>(tensor: Tensor<D>) -> Vec<u32> {
     assert_eq!(tensor.dtype(), DType::F32);
-    let data = tensor.inner().to_data();
-    let of = |value: f32| if value.is_nan() { f32::NAN } else { value };
-    data.iter::<f32>()
-        .map(|value| of(value).to_bits())
-        .collect()
+    values(tensor).into_iter().map(bits_of).collect()
+}
+
+fn bits_of(value: f32) -> u32 {
+    if value.is_nan() { f32::NAN } else { value }.to_bits()
 }
 
 /// The gradients of a vector parameter.
@@ -125,34 +125,25 @@ pub fn gradient(grads: &GradientsParams, id: ParamId) -> Vec<f32> {
 
 /// The bits of all gradients, which must be f32, in the module's order.
 pub fn gradient_bits<M: Module>(grads: &GradientsParams, module: &M) -> Vec<u32> {
-    struct Collect<'a>(&'a GradientsParams, Vec<u32>);
-
-    impl ModuleVisitor for Collect<'_> {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            if let Some(grad) = self.0.get::<D>(param.id) {
-                self.1.extend(bits(grad));
-            }
-        }
-    }
-
-    let mut collect = Collect(grads, Vec::new());
-    module.visit(&mut collect);
-    collect.1
+    let found = gradients_by_path(grads, module).into_iter();
+    let values = found.flat_map(|(path, dtype, values)| {
+        assert_eq!(dtype, DType::F32, "{path}");
+        values
+    });
+    values.map(bits_of).collect()
 }
 
-/// The stored values of all parameters.
+/// The stored values of all parameters, which must be f32.
 pub fn parameters<M: Module>(module: &M) -> Vec<f32> {
-    struct Collect(Vec<f32>);
-
-    impl ModuleVisitor for Collect {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            self.0.extend(values(param.base()));
-        }
-    }
-
-    let mut collect = Collect(Vec::new());
-    module.visit(&mut collect);
-    collect.0
+    let stored = burn_amp_tests::stored(module).into_iter();
+    let values = stored.flat_map(|(dtype, bytes)| {
+        assert_eq!(dtype, DType::F32);
+        let bits = bytes.as_chunks().0;
+        bits.iter()
+            .map(|bits| f32::from_le_bytes(*bits))
+            .collect::<Vec<_>>()
+    });
+    values.collect()
 }
 
 /// The same module, with parameters that look random.

@@ -1,13 +1,11 @@
 //! One check that every layer goes through, and what it is made of.
 
 mod check;
-mod read;
 
 use burn_amp_tests::prelude::*;
 
 pub use burn_amp_tests::values;
 pub use check::{Runs, check};
-pub use read::{gradients, parameters, relative_error};
 
 /// A tensor of values in (-1, 1).
 pub fn tensor<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {

@@ -4,13 +4,14 @@
 //! one test at a time.
 #![cfg(feature = "cubecl")]
 
+#[path = "backend/alone.rs"]
+mod alone;
 #[path = "../benches/gradients/launches.rs"]
 mod launches;
 
-use std::sync::{Mutex, MutexGuard};
-
+use alone::{GPT2, alone, cube, is_software, most_launches};
 use burn::{
-    backend::{AutodiffBackend, Backend, DispatchDevice, ops::FloatTensorOps},
+    backend::{AutodiffBackend, Backend, ops::FloatTensorOps},
     tensor::{DType, Device, FloatDType, Tensor, TensorData, bf16},
 };
 use burn_amp_kernels::{
@@ -20,12 +21,6 @@ use burn_amp_kernels::{
 use burn_autodiff::Autodiff;
 use burn_cubecl::CubeBackend;
 use cubecl::launched::LaunchedKernels;
-
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
-fn alone() -> MutexGuard<'static, ()> {
-    ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner())
-}
 
 /// The launches of this crate's kernels, by name.
 fn ours(work: impl FnOnce()) -> Vec<&'static str> {
@@ -38,27 +33,22 @@ fn all(work: impl FnOnce()) -> Vec<&'static str> {
     launches::names(work).1
 }
 
-/// Tensors of GPT-2 124M, and launches over them where four at most share one.
-const GPT2: usize = 148;
-const IN_SOFTWARE: usize = GPT2 / 4;
-
-/// As many tensors as GPT-2 124M has, with sizes that divide as its own do.
-fn gpt2(dtype: DType) -> TensorList {
+fn list<const D: usize>(tensors: impl IntoIterator<Item = Tensor<D>>) -> TensorList {
     let mut list = TensorList::new();
-    for index in 0..GPT2 {
-        let tensor = Tensor::<2>::ones([4 + index % 3, 48], (&Device::default(), dtype));
-        list.push(tensor * 0.5);
-    }
+    tensors.into_iter().for_each(|tensor| list.push(tensor));
     list
 }
 
-/// So many small tensors.
-fn twos(count: usize) -> TensorList {
-    let mut list = TensorList::new();
-    for _ in 0..count {
-        list.push(Tensor::<1>::ones([64], &Device::default()) * 2.0);
-    }
-    list
+/// As many tensors as GPT-2 124M has, with sizes that divide as its own do.
+fn gpt2(dtype: DType) -> TensorList {
+    let options = (&Device::default(), dtype);
+    list((0..GPT2).map(|index| Tensor::<2>::ones([4 + index % 3, 48], options) * 0.5))
+}
+
+/// Tensors of these lengths.
+fn twos(lengths: &[usize]) -> TensorList {
+    let device = Device::default();
+    list((lengths.iter()).map(|length| Tensor::<1>::ones([*length], &device) * 2.0))
 }
 
 fn factor(value: f32) -> Tensor<1> {
@@ -71,41 +61,36 @@ fn step(list: TensorList, value: f32) -> TensorList {
     list
 }
 
-/// Whether shaders run on the CPU: there, four tensors at most share a launch.
-fn is_software() -> bool {
-    let device = Device::default();
-    let DispatchDevice::Cube(device) = device.as_dispatch() else {
-        return false;
-    };
-    let is_wgpu = matches!(device, cubecl::Device::Wgpu(_));
-    is_wgpu && device.client().properties().identity.physical.is_none()
+fn settle() {
+    alone::settle(&Device::default());
 }
 
-fn settle() {
-    Device::default().sync().expect("the device is well");
-}
+type Pass = fn(TensorList);
 
 /// The bindings that a device allows decide it: WebGPU's minimum is 8, of which a launch needs 4 for itself.
 #[test]
 fn few_launches() {
     let _alone = alone();
-    // With 32 bindings, 27 tensors, or 13 that have products beside them; and the last reduction.
-    let [most_looks, most_unscales] = match is_software() {
-        true => [IN_SOFTWARE + 1; 2],
-        false => [8, 13],
-    };
     for dtype in [DType::F32, DType::F16] {
         if !Device::default().supports_dtype(dtype) {
             continue;
         }
         let list = gpt2(dtype);
         settle();
-        let looks = ours(|| drop(inspect(list.clone()).unwrap().read()));
-        let range = 2..=most_looks;
-        assert!(range.contains(&looks.len()), "{dtype:?}: {looks:?}");
-        let unscales = ours(|| drop(step(list, 0.5)));
-        let range = 2..=most_unscales;
-        assert!(range.contains(&unscales.len()), "{dtype:?}: {unscales:?}");
+        // With 32 bindings, 27 tensors, or 13 that have products beside them; and the last reduction.
+        let passes: [(&str, usize, Pass); 3] = [
+            ("inspect", 7, |list| drop(inspect(list).unwrap().read())),
+            ("unscale", 12, |list| drop(step(list, 0.5))),
+            ("histogram", 7, |list| {
+                let elements = histogram(list).unwrap().read().elements();
+                assert_eq!(elements, 148 * 240 - 48);
+            }),
+        ];
+        for (what, most, pass) in passes {
+            let seen = ours(|| pass(list.clone()));
+            let range = 2..=most_launches(most) + 1;
+            assert!(range.contains(&seen.len()), "{what}, {dtype:?}: {seen:?}");
+        }
     }
 }
 
@@ -117,10 +102,7 @@ fn in_software_a_large_tensor_has_a_launch_of_its_own() {
         return;
     }
     let launches = |lengths: &[usize]| {
-        let mut list = TensorList::new();
-        for length in lengths {
-            list.push(Tensor::<1>::ones([*length], &Device::default()) * 2.0);
-        }
+        let list = twos(lengths);
         settle();
         let seen = ours(|| assert_eq!(inspect(list).unwrap().read()[0].max_abs, 2.0));
         // Without the last reduction.
@@ -147,18 +129,15 @@ fn does(job: &str, work: impl FnOnce()) -> bool {
 #[test]
 fn in_place_where_it_may_be() {
     let _alone = alone();
-    let list = gpt2(DType::F32);
-    let held = gpt2(DType::F32);
-    let mut transposed = TensorList::new();
+    let [mut list, held] = [(); 2].map(|()| gpt2(DType::F32));
     let plane = Tensor::<2>::ones([64, 96], &Device::default()) * 3.0;
-    transposed.push(plane.transpose());
+    let transposed = self::list([plane.transpose()]);
     settle();
 
     assert!(does("::Write", || drop(step(held.clone(), 0.5))));
     assert!(!does("InPlace", || drop(step(held.clone(), 0.5))));
     drop(held);
 
-    let mut list = list;
     for _ in 0..2 {
         let mut next = None;
         let work = || next = Some(step(list, 0.5));
@@ -184,8 +163,7 @@ fn in_place_right_after_the_backward_pass() {
             value = value.matmul(leaf.clone().transpose()).matmul(leaf.clone()) * 1e-4;
         }
         let grad = leaf.grad(&value.sum().backward()).unwrap();
-        let mut list = TensorList::new();
-        list.push(grad);
+        let list = list([grad]);
         drop((leaf, Tensor::<2>::ones([64, 96], &device).into_data()));
         assert!(does("InPlace", || drop(step(list, 0.5))));
     }
@@ -204,11 +182,8 @@ fn a_step_is_a_few_launches() {
     };
     let mut kept: Vec<Tensor<2>> = (0..3 * GPT2).map(|index| tensor(index / 3)).collect();
     for taken in [1.0, 1.0, 0.0] {
-        let mut list = TensorList::new();
-        for (index, own) in kept.chunks_exact(3).enumerate() {
-            list.push(tensor(index));
-            own.iter().for_each(|tensor| list.push(tensor.clone()));
-        }
+        let own = kept.chunks_exact(3).enumerate();
+        let list = list(own.flat_map(|(index, own)| [&[tensor(index)][..], own].concat()));
         kept.clear();
         let row = UpdateRow {
             taken,
@@ -229,8 +204,7 @@ fn a_step_is_a_few_launches() {
         });
         // With 32 bindings, 7 parameters.
         let most = match format!("{device:?}").contains("Wgpu") {
-            _ if is_software() => IN_SOFTWARE,
-            true => 22,
+            true => most_launches(22),
             false => 8,
         };
         assert!((2..=most).contains(&seen.len()), "{seen:?}");
@@ -325,7 +299,7 @@ fn a_scaled_gradient_is_one_launch_without_fusion() {
     type Unfused = Autodiff<CubeBackend>;
     let _alone = alone();
     let device = Device::default();
-    let DispatchDevice::Cube(unfused) = device.as_dispatch() else {
+    let Some(unfused) = cube(&device) else {
         return;
     };
     let dtypes = [FloatDType::F16, FloatDType::BF16, FloatDType::F32];
@@ -386,7 +360,7 @@ fn nothing_is_compiled_after_the_first_step() {
 fn kernels_are_those_of_groups() {
     let _alone = alone();
     let kernels = |count: usize| {
-        let list = twos(count);
+        let list = twos(&vec![64; count]);
         settle();
         let launched = LaunchedKernels::new();
         let launches = ours(|| drop(step(list, 0.5))).len();
@@ -403,7 +377,7 @@ fn kernels_are_those_of_groups() {
 #[test]
 fn lengths_of_lists_share_kernels() {
     let _alone = alone();
-    let lists: Vec<_> = (1..=28).map(twos).collect();
+    let lists: Vec<_> = (1..=28).map(|count| twos(&vec![64; count])).collect();
     settle();
     let launched = LaunchedKernels::new();
     for list in lists {
@@ -431,26 +405,14 @@ fn lazy_with_fusion() {
     assert_eq!(again, Vec::<&str>::new());
 }
 
-#[test]
-fn histogram_launches() {
-    let _alone = alone();
-    let list = gpt2(DType::F32);
-    settle();
-    let launches = ours(|| assert_eq!(histogram(list).unwrap().read().elements(), 148 * 240 - 48));
-    let most = if is_software() { IN_SOFTWARE + 1 } else { 8 };
-    assert!((2..=most).contains(&launches.len()), "{launches:?}");
-}
-
 /// WGSL has no bf16: an error that says where, and what to train in, ahead of any compiler.
 #[test]
 fn a_dtype_that_the_device_lacks() {
     let _alone = alone();
     let device = Device::default();
     let list = || {
-        let mut list = TensorList::new();
         let data = TensorData::new(vec![bf16::ONE; 4], [4]);
-        list.push(Tensor::<1>::from_data(data, (&device, DType::BF16)));
-        list
+        list([Tensor::<1>::from_data(data, (&device, DType::BF16))])
     };
     if device.supports_dtype(DType::BF16) {
         assert_eq!(inspect(list()).unwrap().read()[0].max_abs, 1.0);
@@ -481,8 +443,6 @@ fn a_dtype_that_the_device_lacks() {
 #[should_panic(expected = "are on one device")]
 #[cfg(feature = "flex")]
 fn tensors_of_two_devices_are_refused() {
-    let mut list = TensorList::new();
-    list.push(Tensor::<1>::ones([4], &Device::default()));
-    list.push(Tensor::<1>::ones([4], &Device::flex()));
-    let _ = inspect(list);
+    let devices = [Device::default(), Device::flex()];
+    let _ = inspect(list(devices.map(|device| Tensor::<1>::ones([4], &device))));
 }

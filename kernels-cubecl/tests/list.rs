@@ -1,11 +1,11 @@
-//! `TensorList`, on Flex.
+//! `TensorList`, and what is written over what it was, on Flex.
 #![cfg(feature = "flex")]
 
 use burn::{
     backend::{BackendTensor, DispatchTensorKind},
     tensor::{DType, Device, FloatDType, Tensor},
 };
-use burn_amp_kernels::{TensorList, inspect, unscale};
+use burn_amp_kernels::{TensorList, blend, inspect, unscale};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 fn tensor(values: &[f32]) -> Tensor<1> {
@@ -55,20 +55,6 @@ fn counts_and_hands_out() {
 }
 
 #[test]
-fn products_keep_their_order() {
-    let mut list = TensorList::new();
-    for value in 0..5 {
-        list.push(tensor(&[value as f32]));
-    }
-    let mut products = unscaled(list);
-    assert_eq!(products.len(), 5);
-    for value in (0..5).rev() {
-        let half = value as f32 / 2.0;
-        assert_eq!(products.pop::<1>().map(values), Some(vec![half]));
-    }
-}
-
-#[test]
 fn other_ranks_and_what_is_not_there_panic() {
     let misuses: [fn(TensorList); 3] = [
         |list| drop(list.get::<1>(1)),
@@ -82,28 +68,30 @@ fn other_ranks_and_what_is_not_there_panic() {
     }
 }
 
+/// Whatever the order of its dimensions.
 #[test]
 fn memory_of_our_own_is_reused() {
     for dtype in [DType::F32, DType::F64] {
-        for length in [3, 1000, (1 << 18) + 1] {
-            let source = Tensor::<1>::ones([length], (&Device::flex(), dtype));
+        for shape in [[3, 1], [1000, 1], [(1 << 18) + 1, 1], [2, 3]] {
+            let source = Tensor::<2>::ones(shape, (&Device::flex(), dtype));
             let before = address(&source);
-            let list = self::list(source);
+            let list = self::list(source.transpose());
             drop(inspect(list.clone()).expect("f32").read());
             let products = unscaled(list);
-            let after = address(&products.get::<1>(0));
-            assert_eq!(after, before, "{dtype:?} of {length}");
+            let after = address(&products.get::<2>(0));
+            assert_eq!(after, before, "{dtype:?} of {shape:?}");
         }
     }
 }
 
 #[test]
-fn memory_of_others_is_not() {
-    let source = tensor(&[1.0, 2.0]);
-    let list = self::list(source.clone());
-    let products = unscaled(list);
-    assert_ne!(address(&products.get::<1>(0)), address(&source));
-    assert_eq!(values(source), [1.0, 2.0]);
+fn a_target_is_overwritten_that_nobody_else_holds() {
+    let [target, source] = [[1.0; 5000], [2.0; 5000]].map(|values| tensor(&values));
+    let before = address(&target);
+    let result = blend(target, source.clone().cast(FloatDType::F16), 1.0, 1.0);
+    assert_eq!(address(&result), before);
+    let shared = blend(result.clone(), source, 2.0, 1.0);
+    assert_ne!(address(&shared), before);
 }
 
 /// What was popped is the only handle, so that the next operation can write over it.
@@ -114,16 +102,6 @@ fn popped_tensors_are_the_only_handle() {
     let product: Tensor<1> = products.pop().unwrap();
     let before = address(&product);
     assert_eq!(address(&product.mul_scalar(2.0)), before);
-}
-
-#[test]
-fn the_order_of_dimensions_keeps_nothing_from_being_overwritten() {
-    let plane = tensor(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]).reshape([2, 3]);
-    let before = address(&plane);
-    let list = self::list(plane.transpose());
-    let product = unscaled(list).get::<2>(0);
-    assert_eq!(address(&product), before);
-    assert_eq!(values(product), [0.5, 2.0, 1.0, 2.5, 1.5, 3.0]);
 }
 
 #[test]

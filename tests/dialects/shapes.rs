@@ -109,23 +109,20 @@ pub(crate) struct Shape {
 /// `inspect-f16-f32-28x8`
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kernel = match self.kernel {
-            Kernel::Pass { mode, padded } => {
-                format!("{mode:?}{}", if padded { "_padded" } else { "" })
-            }
-            Kernel::MulCast { on_device: true } => "mulcast_on_device".to_string(),
-            Kernel::MulCast { .. } => "mulcast".to_string(),
-            Kernel::Blend { in_place: true } => "blend_in_place".to_string(),
-            Kernel::Blend { .. } => "blend".to_string(),
-            Kernel::Update { rule } => name(rule).to_string(),
-            Kernel::Advance { at_border: true } => "advance_at_border".to_string(),
-            Kernel::Advance { .. } => "advance".to_string(),
+        let (kernel, and) = match self.kernel {
+            Kernel::Pass { mode, padded } => (format!("{mode:?}"), padded.then_some("padded")),
+            Kernel::MulCast { on_device } => ("mulcast".into(), on_device.then_some("on_device")),
+            Kernel::Blend { in_place } => ("blend".into(), in_place.then_some("in_place")),
+            Kernel::Update { rule } => (name(rule), None),
+            Kernel::Advance { at_border } => ("advance".into(), at_border.then_some("at_border")),
             Kernel::Decide { rule, clipped } => {
-                let name = name(rule);
-                format!("decide_{name}{}", if clipped { "_clipped" } else { "" })
+                let name = format!("decide_{}", name(rule));
+                (name, clipped.then_some("clipped"))
             }
-            other => format!("{other:?}"),
+            other => (format!("{other:?}"), None),
         };
+        let kernel = [Some(&*kernel), and].into_iter().flatten();
+        let kernel = kernel.collect::<Vec<_>>().join("_");
         let (input, output) = (self.input.name(), self.output.name());
         let kernel = kernel.to_lowercase();
         write!(
@@ -136,107 +133,89 @@ impl fmt::Display for Shape {
     }
 }
 
-fn name(rule: UpdateRule) -> &'static str {
-    match rule {
-        UpdateRule::Sgd { .. } => "sgd",
-        UpdateRule::Adam { .. } => "adam",
-        UpdateRule::AdamW { .. } => "adamw",
-    }
+/// `adamw` for `AdamW { .. }`
+fn name(rule: UpdateRule) -> String {
+    let shown = format!("{rule:?}");
+    let name = shown.split(' ').next().unwrap_or_default();
+    name.to_lowercase()
 }
 
 impl Shape {
     /// Every kernel in the shapes that it is launched in.
     pub(crate) fn all(target: Target) -> Vec<Self> {
-        let mut shapes = Vec::new();
-        for input in target.dtypes {
+        let (mut shapes, float) = (Vec::new(), DType::F32);
+        let mut add = |kernel, (input, output), tensors, width| {
+            shapes.push(Self {
+                kernel,
+                input,
+                output,
+                tensors,
+                width,
+                target,
+            });
+        };
+        for input in target.dtypes.iter().copied() {
             let widest = (16 / input.size()).min(target.values);
-            let mut add = |kernel, output: DType, tensors, width| {
-                shapes.push(Self {
-                    kernel,
-                    input: *input,
-                    output,
-                    tensors,
-                    width,
-                    target,
-                });
-            };
             for (tensors, width) in [(1, 1), (1, widest), (28, widest)] {
-                let mut pass = |mode, output| {
-                    let tensors = match mode {
-                        Mode::Write => tensors.min(target.tensors(target.buffers, 2)),
-                        _ => tensors,
-                    };
+                let mut pass = |mode, output, tensors| {
+                    let padded = false;
                     add(
-                        Kernel::Pass {
-                            mode,
-                            padded: false,
-                        },
-                        output,
+                        Kernel::Pass { mode, padded },
+                        (input, output),
                         tensors,
                         width,
                     );
                 };
-                pass(Mode::Inspect, DType::F32);
-                pass(Mode::Write, DType::F32);
-                pass(Mode::InPlace, *input);
-                if *input != DType::F32 {
-                    pass(Mode::Write, *input);
+                let written = tensors.min(target.tensors(target.buffers, 2));
+                pass(Mode::Inspect, float, tensors);
+                pass(Mode::Write, float, written);
+                pass(Mode::InPlace, input, tensors);
+                if input != float {
+                    pass(Mode::Write, input, written);
                 }
-                add(Kernel::Histogram, DType::F32, tensors, width);
+                add(Kernel::Histogram, (input, float), tensors, width);
             }
             let (mode, padded) = (Mode::InPlace, true);
-            add(Kernel::Pass { mode, padded }, *input, 1, widest);
+            add(Kernel::Pass { mode, padded }, (input, input), 1, widest);
             for width in [1, widest] {
-                for output in target.dtypes {
+                for output in target.dtypes.iter().copied() {
                     // Burn multiplies f32.
-                    if *input != DType::F32 || *output != DType::F32 {
+                    if input != float || output != float {
                         for on_device in [false, true] {
-                            add(Kernel::MulCast { on_device }, *output, 1, width);
+                            add(Kernel::MulCast { on_device }, (input, output), 1, width);
                         }
                     }
                 }
                 for in_place in [true, false] {
-                    add(Kernel::Blend { in_place }, DType::F32, 1, width.min(4));
+                    let width = width.min(4);
+                    add(Kernel::Blend { in_place }, (input, float), 1, width);
                 }
             }
         }
         // The fewest and the most buffers, and each way to compute.
-        let half = target.dtypes.last().expect("a dtype");
+        let half = *target.dtypes.last().expect("a dtype");
         for (rule, input, output, width) in [
-            (SGD, &DType::F32, &DType::F32, 1),
-            (ADAM, &DType::F32, &DType::F32, 4),
-            (SGD, &DType::F32, half, 1),
+            (SGD, float, float, 1),
+            (ADAM, float, float, 4),
+            (SGD, float, half, 1),
             (ADAMW, half, half, 4),
         ] {
             // Gradient and parameter, and a master of the latter.
-            let buffers = 2 + usize::from(*output != DType::F32) + rule.states();
-            shapes.push(Self {
-                kernel: Kernel::Update { rule },
-                input: *input,
-                output: *output,
-                tensors: if width == 1 {
-                    1
-                } else {
-                    target.tensors(target.buffers + 1, buffers)
-                },
-                width,
-                target,
-            });
+            let buffers = 2 + usize::from(output != float) + rule.states();
+            let tensors = match width {
+                1 => 1,
+                _ => target.tensors(target.buffers + 1, buffers),
+            };
+            add(Kernel::Update { rule }, (input, output), tensors, width);
         }
-        let decided = [SGD, ADAM, ADAMW]
-            .into_iter()
-            .flat_map(|rule| [false, true].map(|clipped| Kernel::Decide { rule, clipped }));
-        let advanced = [false, true].map(|at_border| Kernel::Advance { at_border });
-        let others = [Kernel::FinishStatus, Kernel::FinishHistogram];
-        for kernel in others.into_iter().chain(advanced).chain(decided) {
-            shapes.push(Self {
-                kernel,
-                input: DType::U32,
-                output: DType::U32,
-                tensors: 1,
-                width: 1,
-                target,
-            });
+        let mut others = vec![Kernel::FinishStatus, Kernel::FinishHistogram];
+        for flag in [false, true] {
+            others.push(Kernel::Advance { at_border: flag });
+            let clipped = flag;
+            others.extend([SGD, ADAM, ADAMW].map(|rule| Kernel::Decide { rule, clipped }));
+        }
+        for kernel in others {
+            add(kernel, (DType::U32, DType::U32), 1, 1);
         }
         shapes
     }
@@ -251,7 +230,7 @@ impl Shape {
         let (tensors, width) = (self.tensors, self.width);
         let input = type_name(self.input.name(), width);
         let output = type_name(self.output.name(), width);
-        let factor = || ("f32".to_string(), 2);
+        let floats = |count| ("f32".to_string(), count);
         // What is done with the values stands in the code once, whichever tensor they are of.
         let vectors = match self.kernel {
             Kernel::Pass { mode, .. } => kernel::loads(mode, width) as usize,
@@ -259,23 +238,18 @@ impl Shape {
         };
         let (loads, stores, magnitudes) = match self.kernel {
             Kernel::Pass { mode, .. } => {
-                let loads = (input, tensors * vectors);
-                // After scaling, and before it.
-                let ways = if mode == Mode::Inspect { 1 } else { 2 };
-                let magnitudes = ways * vectors * width;
+                let (loads, stores) = ((input, tensors * vectors), (output, tensors * vectors));
+                let magnitudes = vectors * width;
                 match mode {
                     Mode::Inspect => (vec![loads], vec![], magnitudes),
-                    _ => (
-                        vec![loads, factor()],
-                        vec![(output, tensors * vectors)],
-                        magnitudes,
-                    ),
+                    // After scaling, and before it.
+                    _ => (vec![loads, floats(2)], vec![stores], 2 * magnitudes),
                 }
             }
             Kernel::Histogram => (vec![(input, tensors)], vec![], width),
             Kernel::MulCast { on_device } => {
-                let factor = on_device.then(|| ("f32".to_string(), 1));
-                let loads = [(input, 1)].into_iter().chain(factor).collect();
+                let mut loads = vec![(input, 1)];
+                loads.extend(on_device.then(|| floats(1)));
                 (loads, vec![(output, 1)], 0)
             }
             Kernel::Blend { .. } => (vec![(output.clone(), 1), (input, 1)], vec![(output, 1)], 0),
@@ -285,25 +259,23 @@ impl Shape {
                 if self.output != DType::F32 {
                     stores.push((output, tensors));
                 }
-                let row = ("f32".to_string(), ROW);
-                let loads = [(input, tensors), row];
-                (loads.into_iter().chain(stores.clone()).collect(), stores, 0)
+                let loads = [&[(input, tensors), floats(ROW)], &stores[..]].concat();
+                (loads, stores, 0)
             }
             Kernel::Advance { at_border } => {
                 // Four counts of what is not finite.
                 let rows = 4 * (1 + usize::from(at_border));
-                (vec![("f32".to_string(), rows)], vec![], 0)
+                (vec![floats(rows)], vec![], 0)
             }
             Kernel::Decide { rule, clipped } => {
                 // Both betas; Adam's epsilon; the scale.
                 let loads = 2 + usize::from(rule == ADAM) + usize::from(clipped);
                 // What was sent; whether it is taken and fresh; two that the step's time decides; the scale.
                 let stores = 3 + 2 * usize::from(rule != SGD) + usize::from(clipped);
-                let floats = |count| vec![("f32".to_string(), count)];
-                (floats(loads), floats(stores), 0)
+                (vec![floats(loads)], vec![floats(stores)], 0)
             }
-            Kernel::FinishStatus => (vec![], vec![("f32".to_string(), FIELDS)], 0),
-            Kernel::FinishHistogram => (vec![], vec![("f32".to_string(), 2)], 0),
+            Kernel::FinishStatus => (vec![], vec![floats(FIELDS)], 0),
+            Kernel::FinishHistogram => (vec![], vec![floats(2)], 0),
         };
         Facts {
             loads: total(loads),
@@ -316,11 +288,8 @@ impl Shape {
     /// Floats of a row that the rule does not name: a compiler may leave out to load them.
     pub(crate) fn unread(&self) -> usize {
         match self.kernel {
-            Kernel::Update { rule } => match rule {
-                UpdateRule::Sgd { .. } => 5,
-                UpdateRule::Adam { .. } => 1,
-                UpdateRule::AdamW { .. } => 0,
-            },
+            Kernel::Update { rule: SGD } => 5,
+            Kernel::Update { rule: ADAM } => 1,
             _ => 0,
         }
     }
@@ -358,11 +327,7 @@ impl Shape {
                 buffers(tensors), buffer(), (), (), buffer(), (), width, HISTOGRAM_UNITS
             ),
             Kernel::Update { rule } => {
-                let images = if self.output == DType::F32 {
-                    0
-                } else {
-                    tensors
-                };
+                let images = usize::from(self.output != DType::F32) * tensors;
                 let wide = tensors * (1 + rule.states());
                 let units = update_units(tensors + images + wide);
                 kernel!(
@@ -454,17 +419,12 @@ fn device() -> Arc<DeviceProperties> {
         max_vector_size: 4,
         cube_mma_reserved_shared_memory: 0,
     };
-    let identity = DeviceIdentity {
-        name: "none".to_string(),
-        fingerprint: "none".to_string(),
-        physical: None,
-    };
     Arc::new(DeviceProperties::new(
         Features::default(),
         MemoryDeviceProperties::new(u64::MAX, 256),
         hardware,
         TimingMethod::Device,
-        identity,
+        DeviceIdentity::default(),
     ))
 }
 

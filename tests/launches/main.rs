@@ -2,11 +2,13 @@
 //!
 //! The observer hears of every launch of the process: one test at a time.
 
+#[path = "../../kernels-cubecl/tests/backend/alone.rs"]
+mod alone;
 #[path = "../../kernels-cubecl/benches/gradients/launches.rs"]
 mod launches;
 
+use alone::{GPT2, alone, cube, most_launches, settle};
 use burn::{
-    backend::DispatchDevice,
     module::{Module, Param},
     nn::LinearConfig,
     optim::{AdamConfig, GradientsParams},
@@ -18,22 +20,11 @@ use burn_amp::{
 };
 use cubecl::MemoryScope;
 use launches::names;
-use std::{
-    sync::{Mutex, MutexGuard},
-    thread,
-};
-
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
-fn alone() -> MutexGuard<'static, ()> {
-    ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner())
-}
+use std::thread;
 
 /// Bytes of the largest read of wgpu's: CubeCL has memory for that, for each thread its own. None elsewhere.
 fn largest_read(device: &Device, scope: MemoryScope) -> Option<u64> {
-    let DispatchDevice::Cube(cube) = device.as_dispatch() else {
-        panic!("{device:?} is not one of CubeCL's");
-    };
+    let cube = cube(device).expect("one of CubeCL's");
     if !matches!(cube, cubecl::Device::Wgpu(_)) {
         return None;
     }
@@ -44,47 +35,28 @@ fn largest_read(device: &Device, scope: MemoryScope) -> Option<u64> {
     Some(pools.map(|pool| pool.largest_alloc).max().unwrap_or(0))
 }
 
-/// Launches of a pass over 148 parameters at most: where shaders run on the CPU, four of them share one.
-fn most_of_a_pass(device: &Device) -> usize {
-    let DispatchDevice::Cube(cube) = device.as_dispatch() else {
-        panic!("{device:?} is not one of CubeCL's");
-    };
-    let is_wgpu = matches!(cube, cubecl::Device::Wgpu(_));
-    match is_wgpu && cube.client().properties().identity.physical.is_none() {
-        true => 38,
-        false => 8,
-    }
-}
+type Weights = Vec<Param<Tensor<2>>>;
 
 /// As many parameters as GPT-2 124M has.
-#[derive(Module, Debug)]
-struct Weights {
-    values: Vec<Param<Tensor<2>>>,
+fn weights(dtype: DType, device: &Device) -> Weights {
+    let value = |index: usize| Tensor::ones([4 + index % 3, 48], (device, dtype));
+    let values = (0..GPT2).map(|index| Param::from_tensor(value(index)));
+    values.collect()
 }
 
-impl Weights {
-    fn new(dtype: DType, device: &Device) -> Self {
-        let value = |index: usize| Tensor::ones([4 + index % 3, 48], (device, dtype));
-        let values = (0..148).map(|index| Param::from_tensor(value(index)));
-        Self {
-            values: values.collect(),
-        }
+fn gradients(weights: &Weights) -> GradientsParams {
+    let mut grads = GradientsParams::new();
+    for param in weights {
+        let tensor = param.val().inner();
+        grads.register(param.id, Tensor::full_like(&tensor, 8.0));
     }
+    grads
+}
 
-    fn gradients(&self, value: f64) -> GradientsParams {
-        let mut grads = GradientsParams::new();
-        for param in &self.values {
-            let tensor = param.val().inner();
-            grads.register(param.id, Tensor::full_like(&tensor, value));
-        }
-        grads
-    }
-
-    fn unscaled(&self, scaler: &GradScaler, value: f64) -> UnscaledGradients {
-        scaler.scale(());
-        let scaled = scaler.scaled(self.gradients(value)).unwrap();
-        scaler.unscale(scaled, self).unwrap()
-    }
+fn unscaled(weights: &Weights, scaler: &GradScaler) -> UnscaledGradients {
+    scaler.scale(());
+    let scaled = scaler.scaled(gradients(weights)).unwrap();
+    scaler.unscale(scaled, weights).unwrap()
 }
 
 fn scaler(own_dtype: bool) -> GradScaler {
@@ -94,16 +66,12 @@ fn scaler(own_dtype: bool) -> GradScaler {
     config.init().unwrap()
 }
 
-fn settle(device: &Device) {
-    device.sync().expect("the device is well");
-}
-
 #[test]
 fn clipping_by_a_global_norm_is_a_few_launches() {
     let _alone = alone();
     let device = Device::default();
-    let weights = Weights::new(DType::F32, &device);
-    let grads = weights.unscaled(&scaler(false), 8.0);
+    let weights = weights(DType::F32, &device);
+    let grads = unscaled(&weights, &scaler(false));
     let norm = grads.status().norm();
     settle(&device);
     let (grads, seen) = names(|| {
@@ -111,10 +79,10 @@ fn clipping_by_a_global_norm_is_a_few_launches() {
         settle(&device);
         grads
     });
-    assert_eq!(grads.status().clipped(), Some(148));
-    let range = 1..=most_of_a_pass(&device);
+    assert_eq!(grads.status().clipped(), Some(GPT2));
+    let range = 1..=most_launches(7) + 1;
     assert!(range.contains(&seen.len()), "{} launches", seen.len());
-    for param in &weights.values {
+    for param in &weights {
         let grad = grads.get::<2>(param.id).unwrap();
         let values: Vec<f32> = grad.into_data().iter().collect();
         assert!(values.iter().all(|value| (value - 0.25).abs() < 1e-6));
@@ -129,20 +97,20 @@ fn gradients_that_keep_their_dtype_take_one_pass() {
     if !device.supports_dtype(DType::F16) {
         return;
     }
-    let weights = Weights::new(DType::F16, &device);
+    let weights = weights(DType::F16, &device);
     let scaler = scaler(true);
     // Compiled, and read once.
-    drop(weights.unscaled(&scaler, 8.0));
+    drop(unscaled(&weights, &scaler));
     scaler.scale(());
-    let scaled = scaler.scaled(weights.gradients(8.0)).unwrap();
+    let scaled = scaler.scaled(gradients(&weights)).unwrap();
     settle(&device);
     let (grads, seen) = names(|| scaler.unscale(scaled, &weights).unwrap());
     assert!(
         seen.iter().all(|name| name.contains("burn_amp_kernels")),
         "{seen:?}"
     );
-    assert!(seen.len() <= most_of_a_pass(&device), "{seen:?}");
-    let grad = grads.get::<2>(weights.values[0].id).unwrap();
+    assert!(seen.len() <= most_launches(7) + 1, "{seen:?}");
+    let grad = grads.get::<2>(weights[0].id).unwrap();
     assert_eq!(grad.dtype(), DType::F16);
     assert_eq!(grads.status().max_abs(), 1.0);
 }
@@ -199,11 +167,10 @@ fn a_device_starts_before_another_is_read() {
     // Another device than that of the tests before, which have read it.
     let [first, second] = [DeviceKind::Cpu, DeviceKind::DefaultDevice].map(Device::wgpu);
     let value = |device| Param::from_tensor(Tensor::ones([4, 48], device));
-    let values = vec![value(&first), value(&second)];
-    let weights = Weights { values };
+    let weights = vec![value(&first), value(&second)];
     let scaler = scaler(false);
     scaler.scale(());
-    let scaled = scaler.scaled(weights.gradients(8.0)).unwrap();
+    let scaled = scaler.scaled(gradients(&weights)).unwrap();
     settle(&first);
     settle(&second);
 

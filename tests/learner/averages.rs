@@ -9,7 +9,7 @@ pub fn ema() -> EmaConfig {
 }
 
 fn averaging(amp: &MixedPrecision) -> Made {
-    amp.learner(net(), adam(amp).with_ema(ema()).unwrap(), lr())
+    with(|amp| adam(amp).with_ema(ema()).unwrap())(amp)
 }
 
 /// Parameters and averages of a model.
@@ -77,8 +77,7 @@ fn averages_can_drive_validation() {
     let runs = [false, true].map(|validation| {
         let slow = EmaConfig::new().with_momentum(0.999);
         let slow = slow.with_validation(validation);
-        Run::of(2)
-            .launch_with(|amp| amp.learner(net(), adam(amp).with_ema(slow.clone()).unwrap(), lr()))
+        Run::of(2).launch_with(with(|amp| adam(amp).with_ema(slow.clone()).unwrap()))
     });
     let [plain, seen] = runs.each_ref().map(|run| run.model.clone());
 

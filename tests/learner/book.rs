@@ -1,4 +1,4 @@
-//! The diff in the book, which no compiler reads.
+//! The marks in the program of the book, which no compiler reads.
 
 use std::{fs, path::Path};
 
@@ -16,44 +16,41 @@ fn block_with(chapter: &str, language: &str, text: &str) -> String {
     shown.map(|line| format!("{line}\n")).collect()
 }
 
-/// From the plain program to the one with loss scaling, both of which are run as documentation tests.
+/// A line without what marks it, and whether it is marked.
+fn unmarked(line: &str) -> (&str, bool) {
+    let (code, mark) = line.rsplit_once("//").unwrap_or((line, ""));
+    match mark.trim() {
+        "new" | "changed" => (code.trim_end(), true),
+        _ => (line, false),
+    }
+}
+
+/// Both programs are run as documentation tests.
 #[test]
-fn the_diff_in_the_book_turns_one_program_into_the_other() {
+fn the_program_in_the_book_marks_what_is_not_plain_burn() {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let read = |path: &str| fs::read_to_string(here.join(path)).unwrap();
     let (chapter, programs) = (read("../../docs/src/learner.md"), read("programs.md"));
     let plain = block_with(&programs, "rust", "Learner::new(model, AdamWConfig");
-    let scaled = block_with(&chapter, "rust", "amp.learner(model, AdamWConfig");
-    let diff = block_with(&chapter, "diff", "amp.learner");
-    assert_eq!(patch(&plain, &diff), scaled);
-    let count = |sign: &str| {
-        let lines = diff.lines().skip(2);
-        lines.filter(|line| line.starts_with(sign)).count()
-    };
-    assert!(count("+") <= 8 && count("-") <= 4, "{diff}");
-}
+    let scaled = block_with(&chapter, "rust", "amp.launch(training, model, AdamWConfig");
+    let lines: Vec<_> = scaled.lines().map(unmarked).collect();
 
-/// As the program `patch`, without its tolerance.
-fn patch(old: &str, diff: &str) -> String {
-    let mut old = (1..).zip(old.lines()).peekable();
-    let mut new = Vec::new();
-    for line in diff.lines().skip_while(|line| !line.starts_with("@@")) {
-        if let Some(range) = line.strip_prefix("@@ -") {
-            let start: usize = range.split(',').next().unwrap().parse().unwrap();
-            while let Some((_, text)) = old.next_if(|(number, _)| *number < start) {
-                new.push(text);
-            }
-            continue;
-        }
-        // An editor may have taken the blank from an empty line of context.
-        let (sign, text) = line.split_at_checked(1).unwrap_or((" ", ""));
-        if sign != "+" {
-            assert_eq!(old.next().unwrap().1, text, "in the plain program");
-        }
-        if sign != "-" {
-            new.push(text);
-        }
+    // Lines without a mark are plain Burn, in its order.
+    let mut old = plain.lines();
+    for (line, _) in lines.iter().filter(|(_, is_marked)| !is_marked) {
+        assert!(
+            old.any(|old| old == *line),
+            "not in the plain program: {line}"
+        );
     }
-    new.extend(old.map(|(_, line)| line));
-    new.iter().map(|line| format!("{line}\n")).collect()
+    let is_plain = |line: &str| plain.lines().any(|old| old == line);
+    for (line, _) in lines.iter().filter(|(_, is_marked)| *is_marked) {
+        assert!(!is_plain(line), "in the plain program too: {line}");
+    }
+
+    // No line of the plain program is gone, except those that have changed, and the learner, which `launch` makes, with an empty line.
+    let count = |mark: &str| scaled.lines().filter(|line| line.ends_with(mark)).count();
+    let (new, changed) = (count("// new"), count("// changed"));
+    assert_eq!(scaled.lines().count() - new, plain.lines().count() - 2);
+    assert!(new <= 2 && changed <= 3, "{new} new, {changed} changed");
 }

@@ -3,15 +3,17 @@
 use crate::{averages::ema, support::*};
 
 /// A run in a Learner, and the optimizer and the model of the same by hand.
-fn both(
+fn both<O: ModuleOptim + Into<ModuleOptimizer>>(
     run: &Run,
-    optim: impl Fn(&MixedPrecision) -> ScaledOptimizer,
-) -> (Done, ScaledOptimizer, Net) {
-    let done = run.launch_with(|amp| amp.learner(net(), optim(amp), lr()));
+    optim: impl Fn(&MixedPrecision) -> ScaledOptimizer<O>,
+) -> (Done, ScaledOptimizer<O>, Net) {
+    let done = run.launch_with(with(&optim));
     let amp = run.amp();
     let mut optim = optim(&amp);
     let net = run.by_hand(&amp, &mut optim);
-    assert!(done.bits() == (values(&net), scaler_state(optim.scaler())));
+    // Waits for what is known a step late.
+    optim.to_record();
+    assert!(done.bits() == (values(&net), optim.scaler().bits()));
     (done, optim, net)
 }
 
@@ -25,17 +27,27 @@ fn a_window_is_a_step_and_one_overflow_skips_all_of_it() {
     assert!(all_finite(&done.model));
 }
 
-fn plain_sgd(amp: &MixedPrecision) -> Made {
-    amp.learner(net(), sgd(amp), lr())
-}
-
 /// Other than without.
 #[test]
 fn clipping() {
     let run = Run::default().poisoned([20]);
     let clip = GradientClip::GlobalNorm(0.1);
     let (clipped, ..) = both(&run, |amp| sgd(amp).with_clipping(clip).unwrap());
-    assert!(values(&clipped.model) != values(&run.launch_with(plain_sgd).model));
+    assert!(values(&clipped.model) != values(&run.launch_with(with(sgd)).model));
+}
+
+/// The coefficients of a fused optimizer are f32 numbers, and Burn's f64 ones.
+#[test]
+fn clipping_of_a_fused_optimizer() {
+    let run = Run::of(1);
+    let clip = GradientClip::GlobalNorm(0.05);
+    let optim = |amp: &MixedPrecision| ScaledOptimizer::new(fused(), amp).with_clipping(clip);
+    let (clipped, ..) = both(&run, |amp| optim(amp).unwrap());
+    let burns = run.launch_with(with(|amp| adam(amp).with_clipping(clip).unwrap()));
+    let [clipped, burns, plain] = [clipped, burns, run.launch()].map(|done| numbers(&done.model));
+    let is_near = |(one, other): (&f32, &f32), bound| (one - other).abs() < bound;
+    assert!(clipped.iter().zip(&burns).all(|pair| is_near(pair, 1e-5)));
+    assert!(!clipped.iter().zip(&plain).all(|pair| is_near(pair, 1e-4)));
 }
 
 /// `overwrite_frequency` and a skipped step included.
@@ -57,7 +69,7 @@ fn averages() {
 
 /// The fifth batch of each epoch has a loss that is 50 times too large.
 fn spiked() -> Run {
-    let mut run = Run::default().with_config(GradScalerConfig::new().with_init_scale(16.0));
+    let mut run = Run::default().with_config(at_scale(16.0));
     run.samples[4 * 8 + 3].gain = 50.0;
     run
 }
@@ -82,16 +94,15 @@ fn a_guard() {
     assert_eq!(done.amp.counters(), counters);
     let skips = (1..=4).flat_map(|epoch| done.metric(epoch, "Skipped Steps"));
     assert_eq!(skips.filter(|entry| entry == "100,1").count(), 4);
-    assert!(values(&done.model) != values(&spiked().launch_with(plain_sgd).model));
+    assert!(values(&done.model) != values(&spiked().launch_with(with(sgd)).model));
 }
 
 /// Its statistics are in the checkpoint.
 #[test]
 fn a_resumed_run_guards_on() {
-    let launch = |run: &Run, folder: &Folder| {
-        run.launch_in(folder, |amp| amp.learner(net(), guarded(amp), lr()))
-    };
-    let [expected, _, found] = resumed_with(&spiked(), launch);
+    let [expected, _, found] = resumed_with(&spiked(), |run, folder| {
+        run.launch_in(folder, with(guarded))
+    });
     assert_eq!(expected.counters().guarded(), 4);
     assert_eq!(found.counters(), expected.counters());
     assert!(values(&found.model) == values(&expected.model));

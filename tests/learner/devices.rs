@@ -1,12 +1,9 @@
 //! Several devices. Flex has one; two workers on it are two threads with a fork of the model each.
 
-use burn::{
-    module::Devices,
-    tensor::distributed::{DistributedConfig, ReduceOperation},
-};
+use burn::tensor::distributed::{DistributedConfig, ReduceOperation};
+use burn_amp_tests::scaled_by_hand;
 use std::{
     collections::BTreeMap,
-    fmt,
     sync::{Arc, Mutex, mpsc},
     thread::{self, ThreadId},
 };
@@ -18,155 +15,76 @@ fn run() -> Run {
     Run::of(3).poisoned([24 + 9])
 }
 
-/// Where the optimizer runs makes no difference, and an overflow on one device skips the step.
+/// Where the optimizer runs makes no difference, and an overflow on one device skips the step. Every worker computes with the present scale,
+/// counters and parameters, at every step.
 #[test]
 fn an_overflow_on_one_device_skips_the_step_for_all() {
     let [main, sharded] = WAYS.map(|optim| {
-        let done = run().with_workers(optim).launch();
+        let seen: Arc<Mutex<Vec<Seen>>> = Arc::default();
+        let done = run().with_workers(optim).launch_with(|amp| {
+            let own = Witness {
+                net: net(),
+                amp: amp.clone(),
+                seen: seen.clone(),
+            };
+            amp.learner(Model { own }, AdamConfig::new().init(), lr())
+        });
         let share = done.last(1, "Skipped Steps");
         assert!((share - 100.0 / 3.0).abs() < 1e-9, "{share}");
         assert_eq!(done.steps(), (9, 3));
         assert_eq!(done.model.scaler().loss_scale(), 8192.0);
         assert!(all_finite(&done.model));
-        done.bits()
-    });
-    assert_eq!(main, sharded);
-}
-
-/// Every worker computes with the present scale, counters and parameters, at every step.
-#[test]
-fn the_workers_never_differ() {
-    for optim in WAYS {
-        let (run, folder) = (run().with_workers(optim), temp_dir());
-        let model = Witnessed {
-            scaled: burns(&run.amp()).unwrap().model(),
-            seen: Arc::default(),
-        };
-        let seen = model.seen.clone();
-        let learner = Learner::new(model, AdamConfig::new().init(), ConstantLr::new(0.05));
-        let model = run.training(folder.path()).launch(learner).model;
-        assert_eq!(model.scaled.scaler().counters().skipped(), 3);
 
         let mut seen = std::mem::take(&mut *seen.lock().unwrap());
-        seen.sort_by_key(|one| one.steps);
+        seen.sort_by_key(|one| one.counters.steps());
         assert_eq!(seen.len(), 2 * 9);
         for (step, both) in seen.chunks(2).enumerate() {
             let [one, other] = both else { unreachable!() };
-            assert_eq!(one.steps, step as u64);
-            assert_eq!(one.scaler, other.scaler);
+            assert_eq!(one.counters.steps(), step as u64);
+            assert_eq!(one.counters, other.counters);
+            assert_eq!(one.scale, other.scale, "at step {step}");
             assert!(one.parameters == other.parameters, "at step {step}");
             assert_ne!(one.thread, other.thread);
         }
         // The decision itself was seen: a skip lowers the scale and leaves the parameters.
         let skipped = |pair: &&[Seen]| pair[0].parameters == pair[2].parameters;
         assert_eq!(seen.windows(3).step_by(2).filter(skipped).count(), 3);
-    }
+        done.bits()
+    });
+    assert_eq!(main, sharded);
 }
 
 /// What a worker had when it was asked for gradients.
 #[derive(Debug)]
 struct Seen {
     thread: ThreadId,
-    steps: u64,
-    scaler: Bytes,
+    counters: StepCounters,
+    scale: f32,
     parameters: BTreeMap<String, (u64, Values)>,
 }
 
-/// A scaled model that notes what each of its steps was made with.
-#[derive(Clone, Debug)]
-struct Witnessed {
-    scaled: Scaled<Net>,
+/// A model that notes what each of its steps was made with.
+#[derive(Module, Debug)]
+struct Witness {
+    net: Net,
+    #[module(skip)]
+    amp: MixedPrecision,
+    #[module(skip)]
     seen: Arc<Mutex<Vec<Seen>>>,
 }
 
-impl Witnessed {
-    fn with(self, change: impl FnOnce(Scaled<Net>) -> Scaled<Net>) -> Self {
-        Self {
-            scaled: change(self.scaled),
-            seen: self.seen,
+impl Own for Witness {
+    fn output(&self, batch: Batch) -> ClassificationOutput {
+        // A validation needs no gradients.
+        if self.net.head.weight.val().is_require_grad() {
+            self.seen.lock().unwrap().push(Seen {
+                thread: thread::current().id(),
+                counters: self.amp.counters(),
+                scale: self.amp.loss_scale(),
+                parameters: parameters(&self.net),
+            });
         }
-    }
-}
-
-impl TrainStep for Witnessed {
-    type Input = Batch;
-    type Output = ClassificationOutput;
-
-    fn step(&self, batch: Batch) -> TrainOutput<ClassificationOutput> {
-        self.seen.lock().unwrap().push(Seen {
-            thread: thread::current().id(),
-            steps: self.scaled.scaler().counters().steps(),
-            scaler: scaler_state(self.scaled.scaler()),
-            parameters: parameters(&self.scaled),
-        });
-        TrainStep::step(&self.scaled, batch)
-    }
-
-    fn optimize(
-        self,
-        optim: &mut ModuleOptimizer,
-        lr: ModuleLearningRate,
-        grads: GradientsParams,
-    ) -> Self {
-        self.with(|scaled| scaled.optimize(optim, lr, grads))
-    }
-
-    fn optimize_multi(
-        self,
-        optim: &mut ModuleOptimizer,
-        lr: ModuleLearningRate,
-        grads: MultiGradientsParams,
-    ) -> Self {
-        self.with(|scaled| scaled.optimize_multi(optim, lr, grads))
-    }
-}
-
-impl InferenceStep for Witnessed {
-    type Input = Batch;
-    type Output = ClassificationOutput;
-
-    fn step(&self, batch: Batch) -> ClassificationOutput {
-        InferenceStep::step(&self.scaled, batch)
-    }
-}
-
-impl Module for Witnessed {
-    fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
-        self.scaled.visit(visitor);
-    }
-
-    fn map<T: ModuleMapper>(self, mapper: &mut T) -> Self {
-        self.with(|scaled| scaled.map(mapper))
-    }
-
-    fn collect_devices(&self, devices: Devices) -> Devices {
-        self.scaled.collect_devices(devices)
-    }
-
-    fn fork(self, device: &Device) -> Self {
-        self.with(|scaled| scaled.fork(device))
-    }
-
-    fn to_device(self, device: &Device) -> Self {
-        self.with(|scaled| scaled.to_device(device))
-    }
-
-    fn train(self) -> Self {
-        self.with(Module::train)
-    }
-
-    fn valid(&self) -> Self {
-        self.clone().with(|scaled| scaled.valid())
-    }
-
-    fn materialize(self) -> Self {
-        self.with(Module::materialize)
-    }
-}
-
-impl fmt::Display for Witnessed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.scaled.fmt(f)
+        InferenceStep::step(&self.net, batch)
     }
 }
 
@@ -200,10 +118,14 @@ fn replicas_with_the_same_reduced_gradients_stay_the_same() {
             for batch in (0..3).flat_map(|_| batches.clone()) {
                 let model = learner.model();
                 let own = learner.train_step(batch).grads;
-                to.send(copy(&own, &model)).unwrap();
+                // Divided by 1. A clone has a container of its own.
+                let scaler = at_scale(1.0).init().unwrap();
+                let own = scaled_by_hand(&scaler, own);
+                let own = scaler.unscale(own, &*model).unwrap();
+                to.send(own.clone().into_params()).unwrap();
                 let mut sum = GradientsAccumulator::new();
                 // Both sum in the order of ranks, as an all-reduce would.
-                let mut both = [own, from.recv().unwrap()];
+                let mut both = [own.into_params(), from.recv().unwrap()];
                 both.rotate_left(rank);
                 for grads in both {
                     sum.accumulate(&model, grads);
@@ -225,21 +147,4 @@ fn replicas_with_the_same_reduced_gradients_stay_the_same() {
     // A step of both is one step of the schedule: three overflows, and one clean step after the last.
     assert_eq!(amp.loss_scale(), 8192.0);
     assert_eq!(learner.model().scaler().growth_tracker(), 1);
-}
-
-/// The same tensors in a container of their own.
-fn copy<M: Module>(grads: &GradientsParams, model: &M) -> GradientsParams {
-    struct Copy<'a>(&'a GradientsParams, GradientsParams);
-
-    impl ModuleVisitor for Copy<'_> {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            if let Some(grad) = self.0.get::<D>(param.id) {
-                self.1.register(param.id, grad);
-            }
-        }
-    }
-
-    let mut copy = Copy(grads, GradientsParams::new());
-    model.visit(&mut copy);
-    copy.1
 }

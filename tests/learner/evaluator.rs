@@ -28,7 +28,7 @@ fn the_evaluator_sees_inference_in_the_precision_of_the_training() {
     let Done {
         model: scaled, amp, ..
     } = Run::of(2).launch();
-    let (before, last) = (scaler_state(scaled.scaler()), amp.counters());
+    let (before, last) = (scaled.scaler().bits(), amp.counters());
 
     let samples = InMemDataset::new(samples(8));
     let batches = loader(samples, None).to_device(&Device::default());
@@ -50,6 +50,6 @@ fn the_evaluator_sees_inference_in_the_precision_of_the_training() {
     let figures = evaluate(scaled.clone());
     assert_eq!(figures, evaluate(scaled.clone().train().valid()));
     assert!(figures.iter().all(|text| !text.is_empty()));
-    assert_eq!(scaler_state(scaled.scaler()), before);
+    assert_eq!(scaled.scaler().bits(), before);
     assert_eq!(amp.counters(), last);
 }

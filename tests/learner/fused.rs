@@ -30,30 +30,6 @@ fn it_trains_as_burns_and_resumes_from_its_checkpoints() {
     }
 }
 
-/// With what a `ScaledOptimizer` adds.
-#[test]
-fn it_is_clipped_in_a_learner() {
-    let run = Run::of(1);
-    let clip = GradientClip::GlobalNorm(0.05);
-    let clipped = run.launch_with(|amp| {
-        let optim = ScaledOptimizer::new(fused(), amp).with_clipping(clip);
-        amp.learner(net(), optim.unwrap(), lr())
-    });
-    let expected =
-        run.launch_with(|amp| amp.learner(net(), adam(amp).with_clipping(clip).unwrap(), lr()));
-    // The coefficients are f32 numbers here, and f64 ones there.
-    assert!(distance(&clipped, &expected) < 1e-5);
-    assert!(distance(&clipped, &run.launch()) > 1e-4);
-}
-
-/// The largest difference of two values.
-fn distance(one: &Done, other: &Done) -> f32 {
-    let pairs = numbers(&one.model).into_iter().zip(numbers(&other.model));
-    pairs.fold(0.0, |most, (one, other)| {
-        f32::max(most, (one - other).abs())
-    })
-}
-
 /// The same optimizer, of which nobody knows that it need not be waited for.
 struct Waited(FusedAdam);
 
@@ -94,33 +70,39 @@ fn a_long_run_is_the_one_that_waits() {
     }
 }
 
+/// On a thread of its own.
+fn in_a_pipeline(amp: &MixedPrecision) -> Made {
+    let optim = ScaledOptimizer::new(fused(), amp);
+    amp.learner(net(), pipelined(optim), lr())
+}
+
 /// The error is that of a step before, and ends the run all the same.
 #[test]
 fn an_exhausted_scale_ends_the_run() {
-    let run = Run::of(400).with_skips(3).poisoned(0..48);
-    let (done, error) = failed(&run, learner);
-    says(&done.error.unwrap(), ["loss scale exhausted"]);
-    let is_exhausted = matches!(error, AmpError::LossScaleExhausted { skips: 4, .. });
-    assert!(is_exhausted, "{error}");
-    assert!(all_finite(&done.model));
-    let before = values(&net());
-    assert!(values(&done.model) == before);
+    let learners: [fn(&MixedPrecision) -> Made; 2] = [learner, in_a_pipeline];
+    for learner in learners {
+        let run = Run::of(400).with_skips(3).poisoned(0..48);
+        let (done, error) = failed(&run, learner);
+        says(&done.error.unwrap(), ["loss scale exhausted"]);
+        is_error(&error, "LossScaleExhausted", ["after 4 skipped steps"]);
+        assert!(all_finite(&done.model));
+        let before = values(&net());
+        assert!(values(&done.model) == before);
 
-    // Another optimizer, of which nobody knows the kind, goes on with the model.
-    let again = Learner::new(done.model.train(), AdamConfig::new().init(), lr());
-    let done = Run::of(1).train(&temp_dir(), &done.amp, again);
-    assert!(done.error.is_none());
-    assert!(values(&done.model) != before);
+        // Another optimizer, of which nobody knows the kind, goes on with the model. It is stepped as Burn's.
+        let steps = done.model.scaler().counters().steps();
+        let again = Learner::new(done.model.train(), AdamConfig::new().init(), lr());
+        let done = Run::of(1).train(&temp_dir(), &done.amp, again);
+        assert!(done.error.is_none());
+        assert_eq!(done.counters().steps(), steps + 6);
+        assert!(values(&done.model) != before);
+    }
 }
 
 /// One update behind, in one pass: with the numbers of Burn's optimizer in a pipeline.
 #[test]
 fn it_steps_in_a_pipeline() {
     let run = Run::shuffled();
-    let fused = run.launch_with(|amp| {
-        let optim = ScaledOptimizer::new(fused(), amp);
-        amp.learner(net(), pipelined(optim), lr())
-    });
     let burns = run.launch_with(crate::pipelined::learner);
-    assert!(fused.bits() == burns.bits());
+    assert!(run.launch_with(in_a_pipeline).bits() == burns.bits());
 }

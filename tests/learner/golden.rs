@@ -11,8 +11,7 @@ fn folder() -> PathBuf {
 }
 
 fn averaging(amp: &MixedPrecision) -> Made {
-    let optim = adam(amp).with_ema(EmaConfig::new()).unwrap();
-    amp.learner(net(), optim, lr())
+    with(|amp| adam(amp).with_ema(EmaConfig::new()).unwrap())(amp)
 }
 
 #[test]

@@ -50,26 +50,6 @@ fn an_f32_run_is_that_of_burn_without_scaling() {
     assert_eq!(values(&scaled), values(&plain));
 }
 
-/// The model that a run returns is used as the bare model is, and its record is the bare model's.
-#[test]
-fn the_result_is_the_model_itself() {
-    let Done { model, folder, .. } = Run::of(1).launch();
-    let device = Device::default();
-    let features = Tensor::<2>::ones([1, 8], &device);
-    let logits = model.forward(features.clone());
-    assert_eq!(logits.dtype(), DType::F32);
-
-    let file = folder.path().join("model.bpk");
-    model.clone().into_record().save(&file).unwrap();
-    for file in [file, folder.path().join("checkpoint/model-1.bpk")] {
-        let bare = Net::new(&device).try_load_file(file).unwrap();
-        assert_eq!(values(&bare), values(&model));
-        let same = bare.forward(features.clone()).into_data();
-        assert!(same == logits.clone().into_data());
-    }
-    assert_eq!(values(&model.clone().into_inner()), values(&model));
-}
-
 /// What does not depend on the loss scale does not cost it: bf16 runs without a scaler, and shows no metrics of it.
 #[test]
 fn bf16_runs_without_a_scaler() {

@@ -10,6 +10,7 @@ mod fused;
 mod golden;
 mod killed;
 mod later;
+mod launch;
 #[cfg(feature = "cubecl")]
 mod launches;
 mod learning;

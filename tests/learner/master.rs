@@ -1,5 +1,7 @@
 //! Models whose parameters are bf16 themselves: without a loss scale, and with master weights.
 
+use burn_amp_tests::fill_with_ids;
+
 use crate::support::*;
 
 /// A net that computes in its parameters' precision, without `autocast`.
@@ -15,17 +17,16 @@ impl Own for Half {
     }
 }
 
-/// With parameters in bf16.
+/// With parameters in bf16, and the same ids in every run.
 pub fn half() -> Model<Half> {
-    let net = to_half(net(), FloatDType::BF16, &[]);
+    let net = fill_with_ids(net(), 0, 0.4);
+    let net = to_half(net, FloatDType::BF16, &[]);
     Model { own: Half { net } }
 }
 
 /// With master weights at a loss scale of 1.
 fn learner() -> (MixedPrecision, Learner<Scaled<Model<Half>>>) {
-    let scaler = GradScalerConfig::new()
-        .with_init_scale(1.0)
-        .with_dynamic(false);
+    let scaler = at_scale(1.0).with_dynamic(false);
     let amp = MixedPrecision::bf16().with_scaler(scaler).unwrap();
     let optim = MasterWeights::new(AdamConfig::new().build());
     let learner = amp.learner(half(), optim, lr()).unwrap();

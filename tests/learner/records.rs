@@ -1,7 +1,7 @@
 //! Checkpoints with and without this crate, whole and damaged.
 
 use burn::optim::LionConfig;
-use burn_pack::{Reader, Writer};
+use burn_pack::Writer;
 use std::{fs, path::Path};
 
 use crate::support::*;
@@ -42,47 +42,34 @@ fn state(folder: &Folder, epoch: usize) -> Vec<String> {
     names
 }
 
-/// A Learner without this crate goes on from a checkpoint with a scaler, whatever its optimizer.
+/// A Learner without this crate goes on from a checkpoint with a scaler, whatever its optimizer, and a scaled Learner from the plain one:
+/// the optimizer's state is taken over, the scaler starts fresh.
 #[test]
-fn a_plain_learner_resumes_a_scaled_checkpoint() {
+fn plain_and_scaled_learners_resume_from_each_other() {
     for (name, optim) in optimizers() {
         println!("{name}");
         let scaled = |amp: &MixedPrecision| amp.learner(net(), optim.clone(), lr());
-        let first = Run::of(1).launch_with(scaled);
+        let Done { model, folder, .. } = Run::of(1).launch_with(scaled);
         let forgetful = temp_dir();
-        copy(first.folder.path(), forgetful.path());
-        let before = values(&first.model);
-        let second = plain(&Run::of(2).resumed(1), optim.clone(), &first.folder);
-        assert!(values(&second) != before);
-        assert_eq!(state(&first.folder, 1), state(&first.folder, 2));
+        copy(folder.path(), forgetful.path());
+        let second = plain(&Run::of(2).resumed(1), optim.clone(), &folder);
+        assert!(values(&second) != values(&model));
+        assert_eq!(state(&folder, 1), state(&folder, 2));
 
         // The state was taken over: with a fresh one, the second epoch is another.
         let file = forgetful.path().join("checkpoint/optim-1.bpk");
         Writer::new(Vec::new()).write_to_file(file).unwrap();
-        let other = plain(&Run::of(2).resumed(1), optim, &forgetful);
+        let other = plain(&Run::of(2).resumed(1), optim.clone(), &forgetful);
         assert_eq!(values(&other) == values(&second), name == "SGD");
 
-        // And back again: what comes from a plain run has no scaler, which starts fresh.
-        let stored = Resume::check(first.folder.path(), 2).unwrap();
-        assert!(stored.record().is_none());
-    }
-}
-
-/// A scaled Learner goes on from a plain checkpoint: the optimizer's state is taken over, the scaler starts fresh.
-#[test]
-fn a_scaled_learner_resumes_a_plain_checkpoint() {
-    for (name, optim) in optimizers() {
-        println!("{name}");
-        let folder = temp_dir();
-        plain(&Run::of(1), optim.clone(), &folder);
+        // And back again: what comes from a plain run has no scaler.
         let record = |epoch| Resume::check(folder.path(), epoch).unwrap();
-        assert!(record(1).record().is_none());
-        let scaled = |amp: &MixedPrecision| amp.learner(net(), optim.clone(), lr());
-        let done = Run::of(2).resumed(1).launch_in(&folder, scaled);
-        assert_eq!(done.counters().steps(), 6);
-        assert_eq!(state(&folder, 1), state(&folder, 2));
-        let scaler = done.model.scaler();
-        assert_eq!(stored_state(&record(2)), scaler_state(scaler));
+        assert!(record(2).record().is_none());
+        let third = Run::of(3).resumed(2).launch_in(&folder, scaled);
+        assert_eq!(third.counters().steps(), 6);
+        assert_eq!(state(&folder, 2), state(&folder, 3));
+        let scaler = third.model.scaler();
+        assert_eq!(stored_state(&record(3)), scaler.bits());
     }
 }
 
@@ -103,22 +90,13 @@ fn the_loss_scale_is_there_as_soon_as_the_checkpoint_is_read() {
 
 /// Changes the bytes of the scaler's state.
 fn rewrite_state(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
-    let reader = Reader::from_file(path).unwrap();
-    let scalars = reader.scalars().clone();
-    let mut tensors = reader.into_tensors().unwrap();
-    let name = format!("{STATE_ID}.scaler");
-    let index = tensors.iter().position(|tensor| tensor.name == name);
-    let (name, dtype, _, id, bytes) = tensors.remove(index.unwrap()).into_parts().unwrap();
-    let mut bytes = bytes.to_vec();
-    change(&mut bytes);
-    let shape = burn::tensor::Shape::from([bytes.len()]);
-    let bytes = Bytes::from_bytes_vec(bytes);
-    tensors.push(burn_pack::Tensor::new(name, dtype, shape, id, bytes));
-    let mut writer = Writer::new(tensors);
-    for (name, value) in scalars {
-        writer = writer.with_scalar(&name, value);
-    }
-    writer.write_to_file(path).unwrap();
+    let bytes = Bytes::from_bytes_vec(fs::read(path).unwrap());
+    let mut pack = burn_amp_tests::pack(bytes);
+    let state = pack.tensors.get_mut(&format!("{STATE_ID}.scaler"));
+    let (_, (_, shape, bytes)) = state.unwrap();
+    change(bytes);
+    *shape = vec![bytes.len()];
+    fs::write(path, &pack.into_bytes()[..]).unwrap();
 }
 
 #[test]
@@ -136,7 +114,7 @@ fn a_damaged_state_is_an_error_that_names_the_file() {
     ];
     for damage in damages {
         rewrite_state(&file, damage);
-        assert_damaged(&folder, &file);
+        assert_refused(&folder, &file, "DamagedRecord");
     }
 
     // A Learner can only panic there, as Burn does on any checkpoint that it cannot read.
@@ -148,11 +126,11 @@ fn a_damaged_state_is_an_error_that_names_the_file() {
     says(&message, ["the loss scaler's state", "Resume::check"]);
 }
 
-fn assert_damaged(folder: &Folder, file: &Path) {
+/// The first checkpoint cannot be read, with an error of this variant that names the file.
+fn assert_refused(folder: &Folder, file: &Path, variant: &str) {
     let error = Resume::check(folder.path(), 1).unwrap_err();
-    let file = file.display().to_string();
-    let is_named = matches!(&error, AmpError::DamagedRecord { origin, .. } if *origin == file);
-    assert!(is_named, "{error}");
+    let named = format!("{variant} {{ origin: {file:?},");
+    is_error(&error, &named, []);
 }
 
 #[test]
@@ -168,13 +146,10 @@ fn missing_and_truncated_files_are_errors_that_name_the_file() {
             _ => bytes.len() / 2,
         };
         fs::write(&file, &bytes[..kept]).unwrap();
-        assert_damaged(&folder, &file);
+        assert_refused(&folder, &file, "DamagedRecord");
 
         fs::remove_file(&file).unwrap();
-        let error = Resume::check(folder.path(), 1).unwrap_err();
-        let file = file.display().to_string();
-        let is_named = matches!(&error, AmpError::RecordIo { origin, .. } if *origin == file);
-        assert!(is_named, "{error}");
+        assert_refused(&folder, &file, "RecordIo");
     }
 }
 
@@ -210,37 +185,32 @@ fn the_monitor_shows_what_was_loaded() {
 /// counted.
 #[test]
 fn the_monitor_counts_the_steps_of_all_optimizers() {
+    let waited = counted(adam);
+    assert_eq!(waited.steps(), 48);
+    let pending = counted(|amp| ScaledOptimizer::new(fused(), amp));
+    assert_eq!(pending, waited);
+}
+
+/// The counters after three trainings with Burn's optimizer, and one with this one.
+fn counted<O: ModuleOptim>(last: impl Fn(&MixedPrecision) -> ScaledOptimizer<O>) -> StepCounters {
     let run = Run::of(2).poisoned([11]);
-    let counted = |last: &dyn Fn(&MixedPrecision)| {
-        let amp = run.amp();
-        let [mut first, mut second] = [(); 2].map(|()| {
-            let mut optim = adam(&amp);
-            run.by_hand(&amp, &mut optim);
-            optim
-        });
-        let both = [&first, &second].map(|optim| optim.scaler().counters());
-        let counters = amp.counters();
-        assert_eq!(
-            (both[0].steps(), both[1].steps(), counters.steps()),
-            (12, 12, 24)
-        );
-        let skipped = both[0].skipped() + both[1].skipped();
-        assert_eq!((counters.skipped(), skipped > 1), (skipped, true));
-        first.load_record(second.to_record()).unwrap();
-        run.by_hand(&amp, &mut first);
-        assert_eq!(
-            (first.scaler().counters().steps(), amp.counters().steps()),
-            (24, 36)
-        );
-        drop((first, second));
-        last(&amp);
-        amp.counters()
-    };
-    let waited = counted(&|amp| {
-        run.by_hand(amp, &mut adam(amp));
+    let amp = run.amp();
+    let [mut first, mut second] = [(); 2].map(|()| {
+        let mut optim = adam(&amp);
+        run.by_hand(&amp, &mut optim);
+        optim
     });
-    let pending = counted(&|amp| {
-        run.by_hand(amp, &mut ScaledOptimizer::new(fused(), amp));
-    });
-    assert_eq!((waited.steps(), pending), (48, waited));
+    let both = [&first, &second].map(|optim| optim.scaler().counters());
+    let counters = amp.counters();
+    assert_eq!(both.map(|counters| counters.steps()), [12, 12]);
+    assert_eq!(counters.steps(), 24);
+    let skipped = both[0].skipped() + both[1].skipped();
+    assert_eq!((counters.skipped(), skipped > 1), (skipped, true));
+    first.load_record(second.to_record()).unwrap();
+    run.by_hand(&amp, &mut first);
+    let steps = (first.scaler().counters().steps(), amp.counters().steps());
+    assert_eq!(steps, (24, 36));
+    drop((first, second));
+    run.by_hand(&amp, &mut last(&amp));
+    amp.counters()
 }

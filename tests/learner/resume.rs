@@ -73,11 +73,13 @@ fn edited_settings_are_those_of_the_resumed_run() {
 #[test]
 fn a_resumed_run_is_the_uninterrupted_one_however_it_is_trained() {
     let run = Run::shuffled();
+    let check = |run: &Run, learner: &dyn Fn(&MixedPrecision) -> Made| {
+        let [whole, ..] = resumed(run, learner);
+        assert!(whole.counters().skipped() >= 4, "the poison, once an epoch");
+    };
     let clip = GradientClip::GlobalNorm(0.1);
-    let [whole, ..] = resumed(&run, |amp| {
-        amp.learner(net(), adam(amp).with_clipping(clip).unwrap(), lr())
-    });
-    assert!(whole.counters().skipped() >= 4, "the poison, once an epoch");
+    check(&run, &with(|amp| adam(amp).with_clipping(clip).unwrap()));
+    check(&run, &crate::pipelined::learner);
     // Two workers on one fused device are not to be trusted, as the book says.
     if Device::default() != Device::flex() {
         return;
@@ -90,8 +92,7 @@ fn a_resumed_run_is_the_uninterrupted_one_however_it_is_trained() {
     ] {
         println!("{optim:?}, {windows:?}");
         let run = run.clone().with_workers(optim).with_windows(windows);
-        let [whole, ..] = resumed(&run, burns);
-        assert!(whole.counters().skipped() >= 4, "the poison, once an epoch");
+        check(&run, &burns);
     }
 }
 

@@ -55,28 +55,23 @@ fn ids_trainability_and_device_stay() {
     }
 }
 
-/// Converted while frozen, trained later.
+/// Converted while frozen, or on a device without autodiff.
 #[test]
-fn a_frozen_model_can_be_thawed() {
+fn what_does_not_train_can_be_trained_later() {
     let device = Device::flex().autodiff();
-    let net = Net::new(&device).freeze();
-    let net = to_half(net, FloatDType::F16, &[]).unfreeze();
-    let input = Tensor::<2>::ones([2, 6], (&device, DType::F16));
-    let loss = net.forward(input).cast(FloatDType::F32).square().mean();
-    let grads = loss.backward();
-    assert!(net.hidden.weight.grad(&grads).is_some());
-    assert!(net.norm.gamma.grad(&grads).is_some());
-}
-
-/// Converted on a device without autodiff, trained later.
-#[test]
-fn a_model_for_inference_can_be_trained_later() {
-    let net = Net::new(&Device::flex().autodiff()).valid();
-    let net = to_half(net, FloatDType::F16, &[]);
-    assert!(!net.head.weight.is_require_grad());
-    let net = net.train();
-    assert!(net.head.weight.is_require_grad());
-    assert_eq!(net.head.weight.val().dtype(), DType::F16);
+    let net = Net::new(&device);
+    let half = |net| to_half(net, FloatDType::F16, &[]);
+    let (frozen, inference) = (half(net.clone().freeze()), half(net.valid()));
+    assert!(!frozen.head.weight.is_require_grad());
+    assert!(!inference.head.weight.is_require_grad());
+    for net in [frozen.unfreeze(), inference.train()] {
+        assert_eq!(net.head.weight.val().dtype(), DType::F16);
+        let input = Tensor::<2>::ones([2, 6], (&device, DType::F16));
+        let loss = net.forward(input).cast(FloatDType::F32).square().mean();
+        let grads = loss.backward();
+        assert!(net.hidden.weight.grad(&grads).is_some());
+        assert!(net.norm.gamma.grad(&grads).is_some());
+    }
 }
 
 /// A column-major Linear transposes at load and save, which the conversion must not lose.

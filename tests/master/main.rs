@@ -4,8 +4,6 @@ mod convert;
 mod dtypes;
 mod edited;
 mod groups;
-mod records;
-mod stall;
 mod support;
 mod trajectory;
 mod without_masters;

@@ -4,7 +4,7 @@ use burn_amp_tests::prelude::*;
 
 use burn_amp_tests::{Pack, pack, parameters};
 
-use crate::support::{Net, device, f32s, gradients, master, state};
+use crate::support::{Net, device, gradients, master, state};
 
 /// Steps plain parameters, and the same in half precision but for those that are kept.
 fn compare_both(
@@ -18,7 +18,8 @@ fn compare_both(
     let start = parameters(&plain);
 
     for step in 0..12 {
-        let lr = 0.01 / (step + 1) as f64;
+        // In the end far below half an ulp of the parameters.
+        let lr = 0.01 / (1 << step) as f64;
         let grads = gradients(&plain, step, 0.5, FloatDType::F32);
         plain = plain_optim.step(lr, plain, grads);
         let grads = gradients(&half, step, 0.5, FloatDType::F32);
@@ -27,6 +28,7 @@ fn compare_both(
         // The parameters are the masters, rounded; those that are kept have none.
         let rounded = parameters(&to_half(plain.clone(), dtype, keep));
         assert_eq!(parameters(&half), rounded);
+        assert_ne!(parameters(&to_full(half.clone())), parameters(&plain));
         for (path, (_, expected)) in parameters(&plain) {
             assert_ne!(start[&path].1, expected, "`{path}` stands still");
             let is_kept = rounded[&path].1.0 == DType::F32;
@@ -97,22 +99,4 @@ fn groups_have_masters_too() {
         .with_grad_clipping(GradientClipping::Norm(0.3))
         .with_group(biases(), sgd, clipping());
     compare_both(plain, half, FloatDType::F16, &[]);
-}
-
-/// The digits below the parameter's last are there, and nowhere else.
-#[test]
-fn masters_know_more_than_parameters() {
-    let half = to_half(Net::new(&device()), FloatDType::F16, &[]);
-    let mut optim = MasterWeights::new(SgdConfig::new().build());
-    let grads = gradients(&half, 0, 1.0, FloatDType::F32);
-    let half = optim.step(1e-5, half, grads);
-    let rounded = parameters(&to_full(half.clone()));
-    let (mut finer, mut all) = (0, 0);
-    for (path, (_, rounded)) in &rounded {
-        let masters = f32s(&master(&optim, &half, path).unwrap());
-        let both = masters.iter().zip(f32s(rounded));
-        finer += both.filter(|(master, rounded)| *master != rounded).count();
-        all += masters.len();
-    }
-    assert!(finer > all / 2);
 }

@@ -1,5 +1,4 @@
-//! Half-precision parameters without masters: refused with a hint, or, where asked for, with a state that Burn
-//! cannot load.
+//! Half-precision parameters without masters, where asked for: with a state that Burn cannot load. States with masters and without.
 
 use burn_amp_tests::prelude::*;
 use burn_amp_tests::says;
@@ -7,7 +6,7 @@ use burn_amp_tests::scaled_by_hand;
 
 use burn_amp_tests::{pack, parameters};
 
-use crate::support::{device, gradients};
+use crate::support::{Net, device, gradients, state};
 
 fn half() -> Linear {
     let linear = LinearConfig::new(3, 2).init(&device());
@@ -16,17 +15,6 @@ fn half() -> Linear {
 
 fn first(optim: &ScaledOptimizer, linear: &Linear) -> ScaledGradients {
     scaled_by_hand(optim.scaler(), gradients(linear, 0, 1.0, FloatDType::F16))
-}
-
-#[test]
-fn a_wide_gradient_is_refused_and_the_way_out_named() {
-    let linear = half();
-    let scaler = GradScalerConfig::new().init().unwrap();
-    let mut optim = ScaledOptimizer::new(AdamConfig::new().init(), scaler);
-    let grads = first(&optim, &linear);
-    let error = optim.try_step(0.1, linear, grads).unwrap_err().error;
-    assert!(matches!(error, AmpError::HalfPrecisionParameter { .. }));
-    says(&error, ["`weight`", "MasterWeights", "MixedPrecision"]);
 }
 
 /// Burn builds the state of Adam in the device's default dtype, f32: the next step would panic.
@@ -66,4 +54,44 @@ fn bare_sgd_can_be_resumed() {
     let [found, expected] =
         [&mut resumed, &mut optim].map(|optim| pack(optim.into_bytes().unwrap()));
     assert_eq!(found, expected);
+}
+
+/// A plain optimizer has no place for masters: it refuses them, and nothing changes. Without masters, a state is taken: they begin with
+/// the parameters.
+#[test]
+fn with_and_without_masters() {
+    let scaler = || GradScalerConfig::new().init().unwrap();
+    let fresh = || MasterWeights::new(AdamConfig::new().build());
+    let norm = [ParamGroup::from_predicate("norm")];
+    let mixed = to_half(Net::new(&device()), FloatDType::F16, &norm);
+    let mut masters = fresh();
+    let grads = gradients(&mixed, 0, 1.0, FloatDType::F32);
+    masters.step(0.01, mixed, grads);
+    // Its own record loads without a scaler too.
+    let mut loaded = fresh();
+    loaded.load_record(masters.to_record().unwrap()).unwrap();
+    assert_eq!(state(&loaded), state(&masters));
+    let mut masters = ScaledOptimizer::new(masters, scaler());
+
+    let plain = Net::new(&device());
+    let mut adam = AdamConfig::new().init();
+    let grads = gradients(&plain, 0, 1.0, FloatDType::F32);
+    adam.step(0.01, plain.clone(), grads);
+    let mut adam = ScaledOptimizer::new(adam, scaler());
+
+    let adam_before = adam.into_bytes().unwrap();
+    let error = adam.from_bytes(masters.into_bytes().unwrap()).unwrap_err();
+    assert!(error.to_string().contains("does not fit"), "{error}");
+    assert_eq!(pack(adam.into_bytes().unwrap()), pack(adam_before.clone()));
+
+    masters.from_bytes(adam_before.clone()).unwrap();
+    assert_eq!(pack(masters.into_bytes().unwrap()), pack(adam_before));
+    let mut masters = masters.into_inner();
+    let half = to_half(plain, FloatDType::F16, &[]);
+    let grads = gradients(&half, 1, 1.0, FloatDType::F32);
+    masters.step(0.01, half, grads);
+    let stepped = state(&masters);
+    let times = (stepped.scalars.iter()).filter(|(name, _)| name.ends_with("inner.momentum.time"));
+    let times: Vec<_> = times.map(|(_, time)| usize::try_from(*time)).collect();
+    assert_eq!(times, [Ok(2); 6]);
 }

@@ -4,7 +4,7 @@
 use burn::optim::{AdaGradConfig, AdafactorConfig, AdanConfig, LambConfig, LionConfig, MuonConfig};
 use burn_amp_tests::prelude::*;
 
-use crate::support::{DecayedSign, Net, Plan, compare_with_plain};
+use crate::support::{Ascent, Net, Plan, compare_with_plain};
 
 /// Small enough to clip every gradient of the model.
 const CLIP_NORM: GradientClipping = GradientClipping::Norm(0.01);
@@ -66,7 +66,7 @@ every_optimizer! {
     lion: LionConfig::new().with_weight_decay(0.1).build(),
     lamb: LambConfig::new().with_weight_decay(0.1).build(),
     adafactor: AdafactorConfig::new().build(),
-    users_own: DecayedSign { decay: 0.5 },
+    users_own: Ascent(AdamConfig::new().build()),
 }
 
 #[test]

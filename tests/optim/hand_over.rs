@@ -1,8 +1,8 @@
-//! Unscaling ahead of the step, changing the scaler on the way, and going on without it.
+//! What is changed between the steps or within one: gradients, the scale, the inner optimizer.
 
 use burn_amp_tests::prelude::*;
 
-use crate::support::{Net, batch, parameters, scaled_step, scaler, state, step, steps};
+use crate::support::{Net, batch, parameters, scaled_step, scaler, state, step};
 
 const LR: f64 = 0.01;
 
@@ -27,29 +27,6 @@ fn loss(net: &Net, step: usize, factor: f64) -> Tensor<1> {
     net.loss(batch(step, &device())).mul_scalar(factor)
 }
 
-#[test]
-fn unscale_then_step_is_step() {
-    let mut at_once = (net(), scaled());
-    let mut ahead = (at_once.0.clone(), scaled());
-    for step in 0..5 {
-        at_once.0 = scaled_step(&mut at_once.1, at_once.0, step);
-
-        let (net, optim) = &mut ahead;
-        let grads = optim.backward(loss(net, step, 1.0), net);
-        let grads = optim.unscale(grads, net).unwrap();
-        assert!(grads.status().norm() > 0.0);
-        *net = optim.step(LR, net.clone(), grads);
-
-        assert!(parameters(&at_once.0) == parameters(net), "step {step}");
-        let (one, other) = (at_once.1.scaler(), optim.scaler());
-        assert_eq!(one.counters(), other.counters());
-        assert_eq!(one.schedule(), other.schedule());
-        assert_eq!(one.last_status(), other.last_status());
-    }
-    assert_eq!(ahead.1.scaler().counters().stepped(), 5);
-    assert!(ahead.1.scaler().loss_scale() > 65536.0);
-}
-
 /// What is done to the gradients between `unscale` and `step` is what the optimizer gets.
 #[test]
 fn changes_between_unscale_and_step_count() {
@@ -63,21 +40,6 @@ fn changes_between_unscale_and_step_count() {
 
     assert!(parameters(&by_hand_net) == parameters(&half_net));
     assert_eq!(state(by_hand.optimizer()), state(half.optimizer()));
-}
-
-#[test]
-fn into_inner_goes_on_without_scaling() {
-    let start = net();
-    let mut plain = adam();
-    let expected = steps(&mut plain, start.clone(), 0..6);
-
-    let mut optim = scaled();
-    let net = (0..3).fold(start, |net, step| scaled_step(&mut optim, net, step));
-    let mut inner = optim.into_inner();
-    let net = steps(&mut inner, net, 3..6);
-
-    assert!(parameters(&net) == parameters(&expected));
-    assert_eq!(state(&inner), state(&plain));
 }
 
 /// Before a loss is scaled, or after: gradients know the scale of their own loss.

@@ -44,8 +44,12 @@ impl Player {
         base
     }
 
-    fn steps<const N: usize>(&mut self, lr: &mut ScaledLrScheduler, good: [bool; N]) -> [f64; N] {
-        good.map(|good| self.step_by(lr, good))
+    /// The learning rates of steps that are good (+) or overflow (-).
+    fn steps(&mut self, lr: &mut ScaledLrScheduler, good: &str) -> String {
+        let rates = good
+            .chars()
+            .map(|good| self.step_by(lr, good == '+').to_string());
+        rates.collect()
     }
 }
 
@@ -60,17 +64,28 @@ fn amp() -> MixedPrecision {
     }
 }
 
+/// A window of micro-batches is one step. Nothing is skipped without a scaler.
 #[test]
 fn it_advances_with_steps_that_are_taken() {
-    for of_optim in [false, true] {
-        let mut run = Player::new(&amp());
-        let mut lr = match of_optim {
-            true => ScaledLrScheduler::new(Counting(0), &run.optim),
-            false => ScaledLrScheduler::new(Counting(0), &run.amp),
-        };
-        let rates = run.steps(&mut lr, [true, false, false, true, true, false, true]);
-        assert_eq!(rates, [1.0, 2.0, 2.0, 2.0, 3.0, 4.0, 4.0]);
+    for (name, amp, window, good, rates) in [
+        ("each step", amp(), 1, "+--++-+", "1222344"),
+        ("windows", amp(), 3, "++++-+++++", "1112222223"),
+        ("no scaler", MixedPrecision::f32(), 1, "+-+", "123"),
+    ] {
+        for of_optim in [false, true] {
+            let mut run = Player::new(&amp);
+            run.optim = run.optim.with_accumulation(window).unwrap();
+            let mut lr = match of_optim {
+                true => ScaledLrScheduler::new(Counting(0), &run.optim),
+                false => run.counting(),
+            };
+            let found = run.steps(&mut lr, good);
+            assert_eq!(found, rates, "{name}, {of_optim}");
+        }
     }
+    // Nor is anything known where a plain optimizer steps.
+    let mut lr = ScaledLrScheduler::new(Counting(0), &MixedPrecision::f16());
+    assert_eq!([(); 3].map(|()| lr.step().base()), [1.0, 2.0, 3.0]);
 }
 
 /// The first step of all, too, whatever others on the handle have done before.
@@ -80,8 +95,7 @@ fn a_skip_before_the_first_step_is_not_its_own() {
     let mut other = run.counting();
     run.step_by(&mut other, false);
     let mut lr = run.counting();
-    let rates = run.steps(&mut lr, [false, true, true]);
-    assert_eq!(rates, [1.0, 1.0, 2.0]);
+    assert_eq!(run.steps(&mut lr, "-++"), "112");
 }
 
 /// Burn's schedulers with their groups.
@@ -139,15 +153,13 @@ fn groups_inside_burns_scheduler_are_refused() {
     ModuleLrScheduler::new(lr).step();
 }
 
-/// A window of micro-batches is one step, and so is what is left of it.
+/// What is left of a window is a step, and then there is nothing.
 #[test]
-fn it_advances_once_in_a_window() {
+fn it_advances_when_a_window_is_flushed() {
     let mut run = Player::new(&amp());
     run.optim = run.optim.with_accumulation(3).unwrap();
     let mut lr = ScaledLrScheduler::new(Counting(0), &run.optim);
-    let rates = run.steps(&mut lr, [true, true, true, true, false, true, true]);
-    assert_eq!(rates, [1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0]);
-    // What is left of it, and then nothing.
+    assert_eq!(run.steps(&mut lr, "++++"), "1112");
     for rate in [2.0, 3.0, 3.0] {
         let next = lr.step();
         assert_eq!(next.base(), rate);
@@ -170,21 +182,8 @@ fn gradients_that_are_discarded_are_no_step() {
         } else {
             run.optim.discard(grads).unwrap();
         }
-        assert_eq!(run.steps(&mut lr, [true, true]), [2.0, 3.0]);
+        assert_eq!(run.steps(&mut lr, "++"), "23");
     }
-}
-
-/// Nothing is skipped without a scaler, nor is anything known where a plain optimizer steps.
-#[test]
-fn without_a_scaler_it_is_the_scheduler_itself() {
-    let amp = MixedPrecision::f32();
-    let mut run = Player::new(&amp);
-    let mut lr = run.counting();
-    let rates = run.steps(&mut lr, [true, false, true]);
-    assert_eq!(rates, [1.0, 2.0, 3.0]);
-
-    let mut lr = ScaledLrScheduler::new(Counting(0), &MixedPrecision::f16());
-    assert_eq!([(); 3].map(|()| lr.step().base()), [1.0, 2.0, 3.0]);
 }
 
 #[test]
@@ -226,18 +225,19 @@ fn a_clone_of_a_scaler_is_not_followed() {
 #[test]
 fn each_optimizer_has_its_own_schedule() {
     let amp = amp();
-    let mut rates = [[true, false, true], [true; 3]].map(|good| {
+    let mut runs = [(); 2].map(|()| {
         let run = Player::new(&amp);
         let lr = ScaledLrScheduler::new(Counting(0), &run.optim);
-        (run, lr, good, Vec::new())
+        (run, lr)
     });
+    let mut rates = [String::new(), String::new()];
     for step in 0..3 {
-        for (run, lr, good, rates) in &mut rates {
-            rates.push(run.step_by(lr, good[step]));
+        for (index, (run, lr)) in runs.iter_mut().enumerate() {
+            let good = ["+-+", "+++"][index];
+            rates[index] += &run.steps(lr, &good[step..=step]);
         }
     }
-    let rates = rates.map(|(.., rates)| rates);
-    assert_eq!(rates, [[1.0, 2.0, 2.0], [1.0, 2.0, 3.0]]);
+    assert_eq!(rates, ["122", "123"]);
 }
 
 /// Threads that step in their own time, as the workers of a training on several devices do.
@@ -245,27 +245,23 @@ fn each_optimizer_has_its_own_schedule() {
 fn each_thread_follows_its_own_steps() {
     let amp = amp();
     let lr = ScaledLrScheduler::new(Counting(0), &amp);
-    let work = |pattern: [bool; 4]| {
+    let work = |pattern: &'static str| {
         let (mut lr, mut run) = (lr.clone(), Player::new(&amp));
         move || run.steps(&mut lr, pattern)
     };
-    let work = [
-        work([true, false, true, true]),
-        work([true, true, true, false]),
-    ];
+    let work = ["+-++", "+++-"].map(work);
     let rates = std::thread::scope(|threads| {
         let threads = work.map(|work| threads.spawn(work));
         threads.map(|thread| thread.join().unwrap())
     });
-    assert_eq!(rates, [[1.0, 2.0, 2.0, 3.0], [1.0, 2.0, 3.0, 4.0]]);
+    assert_eq!(rates, ["1223", "1234"]);
 }
 
 /// A record is that of the scheduler inside, as it goes on: after a skip, with the learning rate that was not used.
 #[test]
 fn records_resume() {
     let linear = || LinearLrSchedulerConfig::new(0.9, 0.1, 8).init().unwrap();
-    for last in [true, false] {
-        let steps = [true, true, false, true, last];
+    for steps in ["++-++", "++-+-"] {
         let mut run = Player::new(&amp());
         let mut lr = ScaledLrScheduler::new(linear(), &run.amp);
         run.steps(&mut lr, steps);
@@ -280,8 +276,8 @@ fn records_resume() {
         // And in Burn's, whose records are those of the scheduler by itself.
         let mut run = Player::new(&amp());
         let mut lr = ModuleLrScheduler::new(ScaledLrScheduler::new(linear(), &run.amp));
-        for good in steps {
-            run.step_at(lr.step(), run.good_or_bad(good));
+        for good in steps.chars() {
+            run.step_at(lr.step(), run.good_or_bad(good == '+'));
         }
         let record = lr.to_record();
         assert_eq!(lr.step().base(), next);

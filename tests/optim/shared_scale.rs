@@ -105,19 +105,18 @@ fn an_overflow_in_either_or_in_both_halves_the_scale_once() {
         }
         let factor = overflows.map(|overflow| if overflow { OVERFLOW } else { 1.0 });
         let losses = [0, 1].map(|index: usize| players[index].loss(factor[index]));
-        let before = players.each_ref().map(|player| player.model.weight.val());
         for ((player, loss), overflow) in players.iter_mut().zip(losses).zip(overflows) {
+            let before = player.model.weight.val().to_data();
             assert_eq!(player.step(loss).is_skipped(), overflow, "{overflows:?}");
-        }
-        assert_eq!(amp.loss_scale(), 512.0, "{overflows:?}");
-        for ((player, before), overflow) in players.iter().zip(before).zip(overflows) {
             // Each is skipped for its own gradients alone.
-            let same = player.model.weight.val().to_data() == before.to_data();
+            let same = player.model.weight.val().to_data() == before;
             assert_eq!(same, overflow, "{overflows:?}");
             let skipped = player.counters().skipped();
             assert_eq!(skipped, u64::from(overflow), "{overflows:?}");
-            assert_eq!(player.tracker(), 0, "{overflows:?}");
         }
+        assert_eq!(amp.loss_scale(), 512.0, "{overflows:?}");
+        let trackers = players.each_ref().map(Player::tracker);
+        assert_eq!(trackers, [0; 2], "{overflows:?}");
         // The next iteration is one of its own.
         for player in &mut players {
             assert!(player.train(1.0));
@@ -202,31 +201,33 @@ fn two_losses_that_are_not_finite_leave_the_scale() {
     }
 }
 
-/// What was thrown away is the cause of no later skip.
+/// What was thrown away is the cause of no later skip, nor is an open window that is dropped.
 #[test]
 fn discarded_gradients_explain_no_later_skip() {
     for (discarded, factor, scale, bad) in [
         (OVERFLOW, f32::NAN, 1024.0, 1),
         (f32::NAN, OVERFLOW, 512.0, 0),
     ] {
-        let amp = amp(100);
-        let mut player = Player::new(&amp);
-        let grads = player.gradients(player.loss(discarded));
-        player.optim.discard(grads).unwrap();
-        assert!(!player.train(factor));
-        let counters = player.counters();
-        assert_eq!((amp.loss_scale(), counters.bad_losses()), (scale, bad));
-
-        // Nor is an open window that is dropped.
-        let mut player = Player::new(&amp);
-        player.optim = player.optim.with_accumulation(2).unwrap();
-        player.step(player.loss(discarded));
-        player.optim.drop_window();
-        player.step(player.loss(1.0));
-        assert!(!player.train(factor));
-        let counters = player.counters();
-        let scale = if bad == 1 { scale } else { scale / 2.0 };
-        assert_eq!((amp.loss_scale(), counters.bad_losses()), (scale, bad));
+        for window in [1, 2] {
+            let amp = amp(100);
+            let mut player = Player::new(&amp);
+            player.optim = player.optim.with_accumulation(window).unwrap();
+            let grads = player.gradients(player.loss(discarded));
+            if window == 1 {
+                player.optim.discard(grads).unwrap();
+            } else {
+                player.step_on(grads);
+                player.optim.drop_window();
+                player.step(player.loss(1.0));
+            }
+            assert!(!player.train(factor));
+            let counters = player.counters();
+            assert_eq!(
+                (amp.loss_scale(), counters.bad_losses()),
+                (scale, bad),
+                "{window}"
+            );
+        }
     }
 }
 
@@ -269,44 +270,35 @@ fn warnings(steps: impl FnOnce()) -> Vec<String> {
     captured(Level::Warn, steps)
 }
 
+/// Those of steps with or without a scope.
+fn warned(player: &mut Player, scopes: &[bool]) -> Vec<String> {
+    warnings(|| {
+        for in_scope in scopes {
+            let loss = match in_scope {
+                true => player.loss(1.0),
+                false => player.model.weight.val().mean(),
+            };
+            assert!(player.step(loss).is_stepped());
+        }
+    })
+}
+
 #[test]
 fn an_optimizer_whose_handle_opens_no_scope_is_warned_of_once() {
     let mut player = Player::new(&amp(100));
+    assert_eq!(warned(&mut player, &[true; 2]), [""; 0]);
+    only(&warned(&mut player, &[false]));
+
     // As with two calls of `MixedPrecision::f16()`: the scopes are another's.
     player.optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp(100));
-    let logged = warnings(|| {
-        for _ in 0..3 {
-            assert!(player.train(1.0));
-        }
-    });
-    let parts = ["no `autocast`", "`MixedPrecision`", "not another one"];
-    says(only(&logged), parts);
-}
+    let parts = ["no `autocast`", "`MixedPrecision`", "make one, and clone it"];
+    says(only(&warned(&mut player, &[true; 3])), parts);
 
-#[test]
-fn one_whose_scopes_end_is_warned_of_too() {
-    let mut player = Player::new(&amp(100));
-    let logged = warnings(|| assert!(player.train(1.0) && player.train(1.0)));
-    assert_eq!(logged, [""; 0]);
-    let logged = warnings(|| {
-        let loss = player.model.weight.val().mean();
-        assert!(player.step(loss).is_stepped());
-    });
-    assert_eq!(logged.len(), 1, "{logged:?}");
-}
-
-#[test]
-fn where_no_scope_scales_nobody_is_warned() {
+    // Where no scope scales nobody is warned. WGSL has no bf16.
     for amp in [MixedPrecision::bf16(), MixedPrecision::f32()] {
-        // WGSL has no bf16.
-        if amp.check_device(&Device::default()).is_err() {
-            continue;
+        if amp.check_device(&Device::default()).is_ok() {
+            let logged = warned(&mut Player::new(&amp), &[false]);
+            assert_eq!(logged, [""; 0], "{amp:?}");
         }
-        let mut player = Player::new(&amp);
-        let logged = warnings(|| {
-            let loss = player.model.weight.val().mean();
-            assert!(player.step(loss).is_stepped());
-        });
-        assert_eq!(logged, [""; 0]);
     }
 }

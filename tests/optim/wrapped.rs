@@ -1,12 +1,12 @@
 //! What else `ScaledOptimizer` wraps: `&mut O`, and an optimizer of whole modules that a user wrote.
 
 use burn_amp_tests::prelude::*;
-use burn_amp_tests::scaled_by_hand;
-use half::bf16;
+use burn_amp_tests::small::Small;
 
-use crate::support::{Net, batch, gradient, parameters, scaled_step, scaler, state, step};
+use crate::support::{parameters, scaler, state};
 
 /// Counts its calls.
+#[derive(Clone)]
 struct Counted {
     inner: ModuleOptimizer,
     calls: usize,
@@ -19,86 +19,33 @@ impl ModuleOptim for Counted {
     }
 }
 
-/// Two clean steps with an overflow between them, by an optimizer that is borrowed: its state stays.
+/// Two clean steps with an overflow between them, by an optimizer that is borrowed and by one that is owned: the same, and the state stays
+/// in both.
+fn borrowed_and_owned<O: ModuleOptim + Clone>(mut optim: O, dtype: DType) -> [O; 2] {
+    let mut owned = ScaledOptimizer::new(optim.clone(), scaler());
+    let expected = Small::new(dtype).train(&mut owned, 0..3, &[1]);
+    let mut borrowed = ScaledOptimizer::new(&mut optim, scaler());
+    let found = Small::new(dtype).train(&mut borrowed, 0..3, &[1]);
+    assert_eq!(borrowed.scaler().counters().stepped(), 2);
+    assert!(parameters(&found) == parameters(&expected));
+    [optim, owned.into_inner()]
+}
+
 #[test]
 fn a_users_optimizer_is_not_called_on_a_skipped_step() {
-    let device = Device::flex().autodiff();
-    let mut net = Net::full(&device);
-    let mut plain = AdamConfig::new().init();
-    let expected = step(&mut plain, 0.01, net.clone(), 0);
-    let expected = step(&mut plain, 0.01, expected, 2);
-
-    let mut counted = Counted {
-        inner: AdamConfig::new().init(),
-        calls: 0,
-    };
-    let mut optim = ScaledOptimizer::new(&mut counted, scaler());
-    net = scaled_step(&mut optim, net, 0);
-    let grads = optim.backward(net.loss(batch(1, &device)), &net);
-    let poison = gradient("head.weight", f32::INFINITY);
-    let grads = poison.gradients(grads.into_params(), &net);
-    let grads = scaled_by_hand(optim.scaler(), grads);
-    net = optim.step(0.01, net, grads);
-    net = scaled_step(&mut optim, net, 2);
-
-    assert_eq!(optim.scaler().counters().stepped(), 2);
-    assert_eq!(counted.calls, 2);
-    assert!(parameters(&net) == parameters(&expected));
-    assert_eq!(state(&counted.inner), state(&plain));
+    let inner = AdamConfig::new().init();
+    let counted = borrowed_and_owned(Counted { inner, calls: 0 }, DType::F32);
+    assert_eq!(counted.each_ref().map(|counted| counted.calls), [2; 2]);
+    let [borrowed, owned] = counted.map(|counted| state(&counted.inner));
+    assert_eq!(borrowed, owned);
 }
 
-/// Gradient descent that knows how to step a half-precision parameter with an f32 gradient.
-struct Widening;
-
-impl ModuleOptim for Widening {
-    fn step<M: Module>(&mut self, lr: ModuleLearningRate, module: M, grads: GradientsParams) -> M {
-        struct Descend(f64, GradientsParams);
-
-        impl ModuleMapper for Descend {
-            fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-                let Some(grad) = self.1.remove::<D>(param.id) else {
-                    return param;
-                };
-                assert_eq!(grad.dtype(), DType::F32);
-                param.map(|tensor| {
-                    let dtype = tensor.dtype();
-                    let wide = tensor.inner().cast(FloatDType::F32);
-                    let stepped = wide - grad.mul_scalar(self.0);
-                    stepped.cast(FloatDType::from(dtype))
-                })
-            }
-        }
-
-        module.map(&mut Descend(lr.base(), grads))
-    }
-
-    fn accepts(&self, parameter: DType, gradient: DType) -> bool {
-        parameter == gradient || parameter == DType::BF16
-    }
-}
-
-/// Steps bf16 parameters of 1 by a gradient of 0.5, scaled.
-fn half_step<O: ModuleOptim>(optim: O) -> f32 {
-    let device = Device::flex();
-    let values = TensorData::new(vec![bf16::ONE; 3], [3]);
-    let half = Tensor::<1>::from_data(values, (&device, DType::BF16));
-    let half = Param::from_tensor(half);
-    let scaler = GradScalerConfig::new().init().unwrap();
-    let mut optim = ScaledOptimizer::new(optim, scaler);
-    let scaled = TensorData::new(vec![bf16::from_f32(0.5 * 65536.0); 3], [3]);
-    let mut grads = GradientsParams::new();
-    let scaled = Tensor::<1>::from_data(scaled, (&device, DType::BF16));
-    grads.register(half.id, scaled);
-    let grads = scaled_by_hand(optim.scaler(), grads);
-    let half = optim.step(0.5, half, grads);
-    half.val().to_data().iter::<f32>().next().unwrap()
-}
-
+/// Those that they accept: that must go through the borrow as well.
 #[test]
-fn a_users_optimizer_may_accept_wider_gradients() {
-    assert_eq!(half_step(Widening), 0.75);
-    // `accepts` must go through the borrow as well.
-    assert_eq!(half_step(&mut Widening), 0.75);
+fn masters_take_wider_gradients_than_their_parameters() {
+    let masters = MasterWeights::new(AdamConfig::new().build());
+    let [borrowed, owned] = borrowed_and_owned(masters, DType::BF16);
+    assert_eq!(state(&borrowed), state(&owned));
 }
 
 #[test]

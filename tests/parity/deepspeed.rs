@@ -1,29 +1,19 @@
 //! DeepSpeed's `DynamicLossScaler`: growth, both hysteresis modes and the error at the floor.
 
+use burn_amp::LossScale;
 use burn_amp_tests::{number, outcome, traces};
-use serde::Deserialize;
 use serde_json::Value;
 
-use crate::{settings, with};
+use crate::{settings, steps, with};
 
-#[derive(Deserialize)]
-struct Trace {
-    config: Value,
-    overflow: Vec<bool>,
-    expected: Vec<Expected>,
-}
-
-/// A state, or an error.
-#[derive(Deserialize)]
-struct Expected {
-    scale: Option<f32>,
-    hysteresis: Option<u32>,
-    error: Option<String>,
+/// Where DeepSpeed raises its error, the scaler ends the run.
+fn ends(scale: &LossScale, overflow: bool) -> bool {
+    overflow && scale.is_at_floor() && scale.config().raise_error_at_min_scale
 }
 
 #[test]
 fn parity_deepspeed() {
-    for (name, trace) in traces::<Trace>("deepspeed_traces") {
+    for (name, trace) in traces::<Value>("deepspeed_traces") {
         let names = [
             ("init_scale", "init_scale"),
             ("growth_interval", "scale_window"),
@@ -32,47 +22,26 @@ fn parity_deepspeed() {
             ("hysteresis", "delayed_shift"),
             ("consecutive_hysteresis", "consecutive_hysteresis"),
         ];
-        let config = settings(&trace.config, &names);
-        let mut scale = config.schedule().unwrap();
-        assert_eq!(trace.overflow.len(), trace.expected.len());
-        let steps = trace.overflow.iter().zip(&trace.expected);
-        for (step, (overflow, expected)) in steps.enumerate() {
+        let mut scale = settings(&trace["config"], &names).schedule().unwrap();
+        for (step, (overflow, expected)) in steps(&trace).enumerate() {
             let at = format!("{name}, step {step}");
-            // The scaler ends the run where DeepSpeed raises its error, and nowhere else.
-            let ends = *overflow && scale.is_at_floor() && config.raise_error_at_min_scale;
-            assert_eq!(ends, expected.error.is_some(), "{at}");
+            let ends = ends(&scale, overflow);
+            assert_eq!(ends, !expected["error"].is_null(), "{at}");
             if !ends {
-                scale = scale.adjust(outcome(*overflow));
-                assert_eq!(Some(scale.scale()), expected.scale, "{at}");
-                assert_eq!(Some(scale.hysteresis_tracker()), expected.hysteresis);
+                scale = scale.adjust(outcome(overflow));
+                assert_eq!(f64::from(scale.scale()), expected["scale"], "{at}");
+                assert_eq!(scale.hysteresis_tracker(), expected["hysteresis"], "{at}");
             }
         }
     }
-}
-
-#[derive(Deserialize)]
-struct DynamicTrace {
-    id: String,
-    params: Value,
-    overflow: Vec<u8>,
-    raises: Option<Raises>,
-    first_growth_step: Option<usize>,
-    /// After each step; text where it is infinite.
-    scale: Vec<Value>,
-    hysteresis: Vec<u32>,
-}
-
-#[derive(Deserialize)]
-struct Raises {
-    step: usize,
 }
 
 /// The scale grows after `scale_window` + 1 clean steps from the start or an overflow, and after `scale_window` from then on: the
 /// growth interval is one longer until the first growth. DeepSpeed counts in f64: compared as far as the scale is an f32.
 #[test]
 fn parity_deepspeed_dynamic() {
-    'traces: for (name, trace) in traces::<DynamicTrace>("deepspeed_dynamic") {
-        let name = format!("{name}, {}", trace.id);
+    'traces: for (name, trace) in traces::<Value>("deepspeed_dynamic") {
+        let name = format!("{name}, {}", trace["id"]);
         let names = [
             ("init_scale", "init_scale"),
             ("growth_factor", "scale_factor"),
@@ -82,7 +51,7 @@ fn parity_deepspeed_dynamic() {
             ("hysteresis", "hysteresis"),
             ("consecutive_hysteresis", "consecutive_hysteresis"),
         ];
-        let config = settings(&trace.params, &names);
+        let config = settings(&trace["params"], &names);
         let window = config.growth_interval;
         let Ok(mut scale) = config.with_growth_interval(window + 1).schedule() else {
             // The scale starts below the floor, or is no f32.
@@ -91,12 +60,11 @@ fn parity_deepspeed_dynamic() {
             continue;
         };
         let mut first_growth = None;
-        for (step, overflow) in trace.overflow.iter().enumerate() {
+        for (step, overflow) in trace["overflow"].as_array().unwrap().iter().enumerate() {
             let at = format!("{name}, step {step}");
             let overflow = *overflow == 1;
-            let ends = overflow && scale.is_at_floor() && config.raise_error_at_min_scale;
-            let raises = trace.raises.as_ref().is_some_and(|at| at.step == step);
-            assert_eq!(ends, raises, "{at}");
+            let ends = ends(&scale, overflow);
+            assert_eq!(ends, trace["raises"]["step"] == step, "{at}");
             if ends {
                 break;
             }
@@ -108,13 +76,15 @@ fn parity_deepspeed_dynamic() {
                 scale = with(scale, "/config/growth_interval", window);
                 first_growth.get_or_insert(step);
             }
-            let expected = number(&trace.scale[step]);
+            let expected = number(&trace["scale"][step]);
             if expected as f32 == f32::INFINITY {
                 continue 'traces;
             }
             assert_eq!(f64::from(scale.scale()), expected, "{at}");
-            assert_eq!(scale.hysteresis_tracker(), trace.hysteresis[step], "{at}");
+            let tracker = scale.hysteresis_tracker();
+            assert_eq!(tracker, trace["hysteresis"][step], "{at}");
         }
-        assert_eq!(first_growth, trace.first_growth_step, "{name}");
+        let first_growth = first_growth.map(|step| step as u64);
+        assert_eq!(first_growth, trace["first_growth_step"].as_u64(), "{name}");
     }
 }

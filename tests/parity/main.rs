@@ -26,6 +26,14 @@ fn settings(params: &Value, names: &[(&str, &str)]) -> GradScalerConfig {
     serde_json::from_value(Value::Object(fields)).unwrap()
 }
 
+/// Whether each step of a trace overflows, and what is expected of it.
+fn steps(trace: &Value) -> impl Iterator<Item = (bool, &Value)> {
+    let [overflow, expected] = ["overflow", "expected"].map(|list| trace[list].as_array().unwrap());
+    assert_eq!(overflow.len(), expected.len());
+    let overflow = overflow.iter().map(|overflow| overflow.as_bool().unwrap());
+    overflow.zip(expected)
+}
+
 /// A schedule that has another value in this place of its stored state.
 fn with(scale: LossScale, place: &str, value: impl Into<Value>) -> LossScale {
     let mut state = serde_json::to_value(scale).unwrap();
@@ -33,21 +41,13 @@ fn with(scale: LossScale, place: &str, value: impl Into<Value>) -> LossScale {
     serde_json::from_value(state).unwrap()
 }
 
-/// One parameter, and a gradient for it.
-#[derive(Module, Debug)]
-struct One {
-    weight: Param<Tensor<1>>,
-}
-
-impl One {
-    /// What a scaler makes of a gradient that is scaled already.
-    fn unscaled(scaler: &GradScaler, grad: Tensor<1>) -> (UnscaledGradients, Tensor<1>) {
-        let weight = Param::initialized(ParamId::new(), grad.zeros_like());
-        let (id, mut grads) = (weight.id, GradientsParams::new());
-        grads.register(id, grad);
-        let grads = burn_amp_tests::scaled_by_hand(scaler, grads);
-        let grads = scaler.unscale(grads, &Self { weight }).unwrap();
-        let own = grads.get::<1>(id).unwrap();
-        (grads, own)
-    }
+/// What a scaler makes of a parameter's gradient that is scaled already.
+fn unscaled(scaler: &GradScaler, grad: Tensor<1>) -> (UnscaledGradients, Tensor<1>) {
+    let weight = Param::initialized(ParamId::new(), grad.zeros_like());
+    let mut grads = GradientsParams::new();
+    grads.register(weight.id, grad);
+    let grads = burn_amp_tests::scaled_by_hand(scaler, grads);
+    let grads = scaler.unscale(grads, &weight).unwrap();
+    let own = grads.get::<1>(weight.id).unwrap();
+    (grads, own)
 }

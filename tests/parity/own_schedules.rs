@@ -2,219 +2,147 @@
 
 use burn_amp_tests::prelude::*;
 use burn_amp_tests::{outcome, traces};
-use serde::Deserialize;
+use serde_json::Value;
+use std::collections::BTreeSet;
 
-#[derive(Deserialize)]
-struct Named {
-    id: String,
-    #[serde(flatten)]
-    trace: Trace,
-}
+use crate::settings;
 
-#[derive(Deserialize)]
-#[serde(tag = "kind", rename_all = "snake_case")]
-enum Trace {
-    CapOnly(CapOnly),
-    WarmupCap(WarmupCap),
-    WarmupCapChanges(Changes<(usize, Option<f32>, f32, f32, f32)>),
-    AdaptiveInterval(AdaptiveInterval),
-    AdaptiveIntervalChanges(Changes<(usize, f32, u32, u32, u32)>),
-}
+const FACTORS: [(&str, &str); 4] = [
+    ("init_scale", "init_scale"),
+    ("growth_factor", "growth_factor"),
+    ("backoff_factor", "backoff_factor"),
+    ("growth_interval", "growth_interval"),
+];
+const WARMUP: [(&str, &str); 3] = [
+    ("warmup_scale", "c0"),
+    ("warmup_levels", "levels"),
+    ("warmup_steps", "warmup"),
+];
 
-#[derive(Deserialize)]
-struct CapOnly {
-    params: Cap,
-    cap_at: Vec<(usize, Option<f32>)>,
-}
-
-#[derive(Deserialize)]
-struct WarmupCap {
-    params: Params,
-    found_inf: Vec<u8>,
-    used_feed: Vec<f32>,
-    stored_after_feed: Vec<f32>,
-    tracker_after_feed: Vec<u32>,
-}
-
-#[derive(Deserialize)]
-struct AdaptiveInterval {
-    params: Params,
-    found_inf: Vec<u8>,
-    scale: Vec<f32>,
-    tracker: Vec<u32>,
-    interval: Vec<u32>,
-    growths_in_a_row: Vec<u32>,
-}
-
-/// Only the steps at which something changes.
-#[derive(Deserialize)]
-struct Changes<C> {
-    params: Params,
-    n_steps: usize,
-    overflow_steps: Vec<usize>,
-    changes: Vec<C>,
-    /// Of an adaptive interval.
-    #[serde(rename = "final")]
-    last: Option<(f32, u32, u32, u32)>,
-}
-
-#[derive(Clone, Copy, Deserialize)]
-struct Cap {
-    c0: f64,
-    levels: u32,
-    warmup: u32,
-}
-
-#[derive(Deserialize)]
-struct Params {
-    init_scale: f64,
-    growth_factor: f64,
-    backoff_factor: f64,
-    growth_interval: u32,
-    #[serde(flatten)]
-    cap: Option<Cap>,
-    interval_min: Option<u32>,
-    interval_max: Option<u32>,
-}
-
-impl Params {
-    fn start(&self) -> LossScale {
-        let mut config = GradScalerConfig {
-            init_scale: self.init_scale,
-            growth_factor: self.growth_factor,
-            backoff_factor: self.backoff_factor,
-            growth_interval: self.growth_interval,
-            ..Default::default()
+fn start(trace: &Value) -> LossScale {
+    let params = &trace["params"];
+    let warmup = params.get("warmup").map_or(&[][..], |_| &WARMUP);
+    let mut config = settings(params, &[&FACTORS, warmup].concat());
+    let interval = |name: &str| params[name].as_u64().map(|steps| steps as u32);
+    if let Some(min_interval) = interval("interval_min") {
+        config.schedule = Schedule::AdaptiveInterval {
+            min_interval,
+            max_interval: interval("interval_max").unwrap(),
         };
-        if let Some(cap) = self.cap {
-            config = warmed_up(config, cap);
-        }
-        if let (Some(min_interval), Some(max_interval)) = (self.interval_min, self.interval_max) {
-            config.schedule = Schedule::AdaptiveInterval {
-                min_interval,
-                max_interval,
-            };
-        }
-        config.schedule().unwrap()
     }
+    config.schedule().unwrap()
 }
 
-fn warmed_up(config: GradScalerConfig, cap: Cap) -> GradScalerConfig {
-    let config = config.with_warmup_scale(cap.c0);
-    config
-        .with_warmup_levels(cap.levels)
-        .with_warmup_steps(cap.warmup)
+fn list(value: &Value) -> &[Value] {
+    value.as_array().expect("a list")
 }
 
-/// The scale that the warm-up holds down, and the growths in a row.
-fn hidden(scale: &LossScale) -> (f32, u32) {
+/// What a trace has of a step.
+fn of_step<const N: usize>(trace: &Value, fields: [&str; N], step: usize) -> [f64; N] {
+    fields.map(|field| trace[field][step].as_f64().unwrap())
+}
+
+/// The scale, the growth interval, the growths in a row, the tracker.
+fn state(scale: &LossScale) -> [f64; 4] {
     let state = serde_json::to_value(scale).unwrap();
-    let stored = state["scale"].as_f64().unwrap() as f32;
     let growths = &state["state"]["AdaptiveInterval"]["growths_in_a_row"];
-    (stored, growths.as_u64().unwrap_or_default() as u32)
+    let [interval, tracker] = [scale.growth_interval(), scale.growth_tracker()].map(f64::from);
+    let growths = growths.as_f64().unwrap();
+    [scale.scale().into(), interval, growths, tracker]
 }
 
-impl CapOnly {
-    fn check(&self, name: &str) {
-        let init_scale = 2f64.powi(100);
-        let config = GradScalerConfig::new().with_growth_interval(u32::MAX);
-        let config = warmed_up(config.with_init_scale(init_scale), self.params);
-        let (mut scale, mut at) = (config.schedule().unwrap(), 0);
-        for (t, cap) in &self.cap_at {
-            while at < *t {
-                scale = scale.adjust(StepOutcome::Stepped);
-                at += 1;
-            }
-            let expected = cap.unwrap_or(init_scale as f32);
-            assert_eq!(scale.scale(), expected, "{name}, step {t}");
+fn cap_only(trace: &Value, name: &str) {
+    let init_scale = 2f64.powi(100);
+    let config = settings(&trace["params"], &WARMUP).with_growth_interval(u32::MAX);
+    let config = config.with_init_scale(init_scale);
+    let (mut scale, mut at) = (config.schedule().unwrap(), 0);
+    for change in list(&trace["cap_at"]) {
+        while change[0] != at {
+            scale = scale.adjust(StepOutcome::Stepped);
+            at += 1;
         }
+        let expected = change[1].as_f64().unwrap_or(init_scale);
+        assert_eq!(f64::from(scale.scale()), expected, "{name}, step {at}");
     }
 }
 
-impl WarmupCap {
-    fn check(&self, name: &str) {
-        let mut scale = self.params.start();
-        for (step, found_inf) in self.found_inf.iter().enumerate() {
-            let used = scale.scale();
-            scale = scale.adjust(outcome(*found_inf == 1));
-            let found = (used, hidden(&scale).0, scale.growth_tracker());
-            let stored = self.stored_after_feed[step];
-            let expected = (self.used_feed[step], stored, self.tracker_after_feed[step]);
-            assert_eq!(found, expected, "{name}, step {step}");
-        }
+fn warmup_cap(trace: &Value, name: &str) {
+    let mut scale = start(trace);
+    for (step, found_inf) in list(&trace["found_inf"]).iter().enumerate() {
+        let used = scale.scale();
+        scale = scale.adjust(outcome(*found_inf == 1));
+        // The scale that the warm-up holds down.
+        let stored = &serde_json::to_value(&scale).unwrap()["scale"];
+        let tracker = scale.growth_tracker().into();
+        let found = [used.into(), stored.as_f64().unwrap(), tracker];
+        let fields = ["used_feed", "stored_after_feed", "tracker_after_feed"];
+        assert_eq!(found, of_step(trace, fields, step), "{name}, step {step}");
     }
 }
 
-/// The scale, its tracker, the growth interval, the growths in a row.
-fn state(scale: &LossScale) -> (f32, u32, u32, u32) {
-    let (tracker, interval) = (scale.growth_tracker(), scale.growth_interval());
-    (scale.scale(), tracker, interval, hidden(scale).1)
-}
-
-impl AdaptiveInterval {
-    fn check(&self, name: &str) {
-        let mut scale = self.params.start();
-        for (step, found_inf) in self.found_inf.iter().enumerate() {
-            scale = scale.adjust(outcome(*found_inf == 1));
-            let (tracker, interval) = (self.tracker[step], self.interval[step]);
-            let growths = self.growths_in_a_row[step];
-            let expected = (self.scale[step], tracker, interval, growths);
-            assert_eq!(state(&scale), expected, "{name}, step {step}");
-        }
+fn adaptive_interval(trace: &Value, name: &str) {
+    let mut scale = start(trace);
+    for (step, found_inf) in list(&trace["found_inf"]).iter().enumerate() {
+        scale = scale.adjust(outcome(*found_inf == 1));
+        let fields = ["scale", "interval", "growths_in_a_row", "tracker"];
+        let expected = of_step(trace, fields, step);
+        assert_eq!(state(&scale), expected, "{name}, step {step}");
     }
 }
 
-impl Changes<(usize, Option<f32>, f32, f32, f32)> {
-    fn check_warmup(&self, name: &str) {
-        let mut scale = self.params.start();
-        let (mut changes, mut expected) = (self.changes.iter().peekable(), 0.0);
-        for step in 0..self.n_steps {
-            if let Some((_, _, _, feed, _)) = changes.next_if(|change| change.0 == step) {
-                expected = *feed;
-            }
-            assert_eq!(scale.scale(), expected, "{name}, step {step}");
-            scale = scale.adjust(outcome(self.overflow_steps.contains(&step)));
-        }
-        assert!(changes.next().is_none());
-    }
+/// Of a trace that has those steps alone at which something changes: a step, whether it overflows, and the change.
+fn changes(trace: &Value) -> impl Iterator<Item = (usize, bool, Option<&Value>)> {
+    let mut changes = list(&trace["changes"]).iter().peekable();
+    let (count, overflows) = (trace["n_steps"].as_u64(), list(&trace["overflow_steps"]));
+    (0..count.unwrap() as usize).map(move |step| {
+        let overflow = overflows.iter().any(|at| *at == step);
+        (step, overflow, changes.next_if(|change| change[0] == step))
+    })
 }
 
-impl Changes<(usize, f32, u32, u32, u32)> {
-    fn check_interval(&self, name: &str) {
-        let mut scale = self.params.start();
-        let mut changes = self.changes.iter().peekable();
-        let mut before = state(&scale);
-        for step in 0..self.n_steps {
-            let at = format!("{name}, step {step}");
-            scale = scale.adjust(outcome(self.overflow_steps.contains(&step)));
-            let now = state(&scale);
-            match changes.next_if(|change| change.0 == step) {
-                Some((_, scale, interval, growths, tracker)) => {
-                    assert_eq!(now, (*scale, *tracker, *interval, *growths), "{at}");
-                }
-                None => assert_eq!((now.0, now.2), (before.0, before.2), "{at}"),
-            }
-            before = now;
+fn warmup_cap_changes(trace: &Value, name: &str) {
+    let (mut scale, mut expected, mut seen) = (start(trace), 0.0, 0);
+    for (step, overflow, change) in changes(trace) {
+        if let Some(change) = change {
+            expected = change[3].as_f64().unwrap();
+            seen += 1;
         }
-        let (scale, tracker, interval, growths) = before;
-        let end = (scale, interval, growths, tracker);
-        assert_eq!(Some(end), self.last, "{name}");
+        assert_eq!(f64::from(scale.scale()), expected, "{name}, step {step}");
+        scale = scale.adjust(outcome(overflow));
     }
+    assert_eq!(seen, list(&trace["changes"]).len());
+}
+
+fn adaptive_interval_changes(trace: &Value, name: &str) {
+    let mut scale = start(trace);
+    let mut before = state(&scale);
+    for (step, overflow, change) in changes(trace) {
+        scale = scale.adjust(outcome(overflow));
+        let now = state(&scale);
+        match change {
+            Some(change) => assert_eq!(now[..], list(change)[1..], "{name}, step {step}"),
+            None => assert_eq!(now[..2], before[..2], "{name}, step {step}"),
+        }
+        before = now;
+    }
+    assert_eq!(before[..], *list(&trace["final"]), "{name}");
 }
 
 #[test]
 fn parity_own_schedules() {
-    let mut seen = [0; 5];
-    for (name, Named { id, trace }) in &traces::<Named>("own_schedules") {
-        let name = &format!("{name}, {id}");
-        let kind = match trace {
-            Trace::CapOnly(trace) => (0, trace.check(name)),
-            Trace::WarmupCap(trace) => (1, trace.check(name)),
-            Trace::WarmupCapChanges(trace) => (2, trace.check_warmup(name)),
-            Trace::AdaptiveInterval(trace) => (3, trace.check(name)),
-            Trace::AdaptiveIntervalChanges(trace) => (4, trace.check_interval(name)),
+    let mut seen = BTreeSet::new();
+    for (name, trace) in traces::<Value>("own_schedules") {
+        let kind = trace["kind"].as_str().unwrap();
+        let check = match kind {
+            "cap_only" => cap_only,
+            "warmup_cap" => warmup_cap,
+            "warmup_cap_changes" => warmup_cap_changes,
+            "adaptive_interval" => adaptive_interval,
+            "adaptive_interval_changes" => adaptive_interval_changes,
+            other => panic!("{name}: unknown kind {other}"),
         };
-        seen[kind.0] += 1;
+        check(&trace, &format!("{name}, {}", trace["id"]));
+        seen.insert(kind.to_string());
     }
-    assert!(seen.iter().all(|count| *count > 0), "{seen:?}");
+    assert_eq!(seen.len(), 5, "{seen:?}");
 }

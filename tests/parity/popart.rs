@@ -1,11 +1,9 @@
 //! PopART's automatic loss scaling, by the share of values near the top of f16.
 
 use burn_amp_tests::prelude::*;
-use burn_amp_tests::traces;
+use burn_amp_tests::{number as exact, traces};
 use serde::Deserialize;
 use serde_json::Value;
-
-use crate::One;
 
 #[derive(Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
@@ -17,7 +15,7 @@ enum Trace {
 #[derive(Deserialize)]
 struct Steps {
     id: String,
-    params: Params,
+    params: Value,
     count_below: Vec<Vec<u64>>,
     count_above: Vec<Vec<u64>>,
     scale_used: Vec<Value>,
@@ -27,26 +25,14 @@ struct Steps {
 #[derive(Deserialize)]
 struct Histogram {
     id: String,
-    params: Edge,
+    params: Value,
     scaled_grad: Vec<Value>,
     count_below: u64,
     count_above: u64,
 }
 
-#[derive(Deserialize)]
-struct Params {
-    init_loss_scale: f64,
-    threshold: f64,
-    update_period: u32,
-}
-
-#[derive(Deserialize)]
-struct Edge {
-    bin_edge_location: f64,
-}
-
 fn number(value: &Value) -> f32 {
-    burn_amp_tests::number(value) as f32
+    exact(value) as f32
 }
 
 /// Without bounds PopART doubles to infinity, where ours stays: compared as far as the scale is finite.
@@ -56,10 +42,10 @@ fn parity_popart_als_schedule() {
         let Trace::Trace(trace) = trace else { continue };
         let config = GradScalerConfig::new().with_schedule(Schedule::NearTop {
             edge: 0.125,
-            share: trace.params.threshold,
-            period: trace.params.update_period,
+            share: exact(&trace.params["threshold"]),
+            period: exact(&trace.params["update_period"]) as u32,
         });
-        let config = config.with_init_scale(trace.params.init_loss_scale);
+        let config = config.with_init_scale(exact(&trace.params["init_loss_scale"]));
         let mut scale = config.schedule().unwrap();
         let scales = trace.scale_used.iter().zip(&trace.scale_after);
         for (step, (used, after)) in scales.enumerate() {
@@ -88,7 +74,7 @@ fn parity_popart_als_histogram() {
         };
         for init_scale in [1.0, 1024.0, 65536.0] {
             let schedule = Schedule::NearTop {
-                edge: trace.params.bin_edge_location,
+                edge: exact(&trace.params["bin_edge_location"]),
                 share: 1e-7,
                 period: 1,
             };
@@ -96,7 +82,7 @@ fn parity_popart_als_histogram() {
             let scaler = config.with_init_scale(init_scale).init().unwrap();
             let scaled: Vec<f32> = trace.scaled_grad.iter().map(number).collect();
             let grad = Tensor::<1>::from_data(scaled.as_slice(), &device);
-            let (grads, _) = One::unscaled(&scaler, grad);
+            let (grads, _) = crate::unscaled(&scaler, grad);
             let at = format!("{name}, {}, loss scale {init_scale}", trace.id);
             let above = grads.status().above();
             let below = grads.status().elements() - above;

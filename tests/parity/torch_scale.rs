@@ -2,113 +2,81 @@
 
 use burn_amp_tests::prelude::*;
 use burn_amp_tests::{outcome, scaled_by_hand, traces};
-use serde::Deserialize;
+use serde_json::Value;
 
 use crate::{device_scale::Verdicts, with};
 
-#[derive(Deserialize)]
-struct Trace {
-    config: GradScalerConfig,
-    events: Vec<Event>,
-    expected: Vec<Expected>,
+/// Settings, and the events in which ours does as PyTorch, each with what comes of it. From `"stuck": true` on it departs: an
+/// interval below the tracker stops PyTorch's growth for ever, because it compares with `==`; ours grows at the next clean step.
+fn shared(trace: &Value) -> (GradScalerConfig, Vec<(&Value, &Value)>) {
+    let config = serde_json::from_value(trace["config"].clone());
+    let mut events = both(trace);
+    let departure = (events.iter()).position(|(event, _)| event["stuck"] == true);
+    events.truncate(departure.unwrap_or(events.len()));
+    (config.unwrap(), events)
 }
 
-#[derive(Deserialize)]
-#[serde(tag = "op", rename_all = "snake_case")]
-enum Event {
-    Step {
-        grads: String,
-        #[serde(rename = "where")]
-        bad: usize,
-        new_scale: Option<f64>,
-    },
-    Set {
-        field: String,
-        value: f64,
-        #[serde(default)]
-        stuck: bool,
-    },
-    Resume,
+/// All events, each with what comes of it.
+fn both(trace: &Value) -> Vec<(&Value, &Value)> {
+    let [events, expected] = ["events", "expected"].map(|list| trace[list].as_array().unwrap());
+    assert_eq!(events.len(), expected.len());
+    events.iter().zip(expected).collect()
 }
 
-#[derive(Deserialize)]
-struct Expected {
-    stepped: Option<bool>,
-    scale_hex: String,
-    growth_tracker: u32,
-    state_dict: Option<StateDict>,
-}
-
-#[derive(Debug, Deserialize, PartialEq)]
-struct StateDict {
-    scale: f64,
-    growth_factor: f64,
-    backoff_factor: f64,
-    growth_interval: u32,
-    #[serde(rename = "_growth_tracker")]
-    growth_tracker: u32,
-}
-
-impl Expected {
-    fn scale_bits(&self) -> u32 {
-        u32::from_str_radix(&self.scale_hex, 16).unwrap()
-    }
-}
-
-impl Trace {
-    /// The events in which ours does as PyTorch, each with what comes of it. From `"stuck": true` on it departs: an interval
-    /// below the tracker stops PyTorch's growth for ever, because it compares with `==`; ours grows at the next clean step.
-    fn shared(&self) -> impl Iterator<Item = (usize, (&Event, &Expected))> {
-        assert_eq!(self.events.len(), self.expected.len());
-        let events = self.events.iter().zip(&self.expected);
-        let is_shared = |(event, _): &(&Event, _)| !matches!(event, Event::Set { stuck: true, .. });
-        events.take_while(is_shared).enumerate()
-    }
-
-    fn departs(&self) -> bool {
-        self.shared().count() < self.events.len()
-    }
+fn scale_bits(expected: &Value) -> u32 {
+    u32::from_str_radix(expected["scale_hex"].as_str().unwrap(), 16).unwrap()
 }
 
 /// PyTorch backs off to scales that have no inverse in f32, and to zero. So does the schedule; a scaler stays above them.
-fn leaves_f32(expected: &Expected) -> bool {
-    let scale = f64::from(f32::from_bits(expected.scale_bits()));
+fn leaves_f32(expected: &Value) -> bool {
+    let scale = f64::from(f32::from_bits(scale_bits(expected)));
     (1.0 / scale) as f32 == f32::INFINITY
 }
 
 /// What an event does to a schedule. A step is taken, or else skipped.
-fn follow(schedule: LossScale, event: &Event, stepped: bool) -> LossScale {
-    match event {
-        Event::Step { new_scale, .. } => match new_scale {
-            Some(scale) => with(schedule, "/scale", *scale),
+fn follow(schedule: LossScale, event: &Value, stepped: bool) -> LossScale {
+    match event["op"].as_str().unwrap() {
+        "step" => match event["new_scale"].as_f64() {
+            Some(scale) => with(schedule, "/scale", scale),
             None => schedule.adjust(outcome(!stepped)),
         },
-        Event::Set { field, value, .. } => {
+        "set" => {
+            let (field, value) = set(event);
             let place = format!("/config/{field}");
-            match field.as_str() {
-                "growth_interval" => with(schedule, &place, *value as u32),
-                _ => with(schedule, &place, *value),
+            match field {
+                "growth_interval" => with(schedule, &place, value as u32),
+                _ => with(schedule, &place, value),
             }
         }
         // Saves the state and loads it into a new value.
-        Event::Resume => serde_json::from_str(&serde_json::to_string(&schedule).unwrap()).unwrap(),
+        "resume" => serde_json::from_str(&serde_json::to_string(&schedule).unwrap()).unwrap(),
+        other => panic!("unknown event {other}"),
     }
 }
 
-fn assert_state(schedule: &LossScale, expected: &Expected, at: &str) {
+/// The setting that an event changes, and to what.
+fn set(event: &Value) -> (&str, f64) {
+    let (field, value) = (event["field"].as_str(), event["value"].as_f64());
+    (field.unwrap(), value.unwrap())
+}
+
+fn assert_state(schedule: &LossScale, expected: &Value, at: &str) {
     let (scale, config) = (schedule.scale(), schedule.config());
     let tracker = schedule.growth_tracker();
-    assert_eq!(scale.to_bits(), expected.scale_bits(), "{at}: {scale}");
-    assert_eq!(tracker, expected.growth_tracker, "{at}");
-    if let Some(state) = &expected.state_dict {
-        let found = StateDict {
-            scale: scale.into(),
-            growth_factor: config.growth_factor,
-            backoff_factor: config.backoff_factor,
-            growth_interval: config.growth_interval,
-            growth_tracker: tracker,
-        };
-        assert_eq!(found, *state, "{at}");
+    assert_eq!(scale.to_bits(), scale_bits(expected), "{at}: {scale}");
+    assert_eq!(tracker, expected["growth_tracker"], "{at}");
+    let saved = &expected["state_dict"];
+    for (field, found) in [
+        ("scale", scale.into()),
+        ("growth_factor", config.growth_factor),
+        ("backoff_factor", config.backoff_factor),
+        ("growth_interval", config.growth_interval.into()),
+        ("_growth_tracker", tracker.into()),
+    ] {
+        assert!(
+            saved.is_null() || saved[field] == found,
+            "{at}: {field} is {found}"
+        );
     }
 }
 
@@ -118,31 +86,24 @@ fn assert_state(schedule: &LossScale, expected: &Expected, at: &str) {
 fn parity_torch_scale_schedule() {
     let device = Device::default();
     let verdicts = Verdicts::new(&device);
-    for (name, trace) in traces::<Trace>("torch_scale_traces") {
-        let mut schedule = trace.config.schedule().unwrap();
+    for (name, trace) in traces::<Value>("torch_scale_traces") {
+        let (config, events) = shared(&trace);
+        let mut schedule = config.schedule().unwrap();
         let mut is_normal = true;
-        for (step, (event, expected)) in trace.shared() {
+        for (step, (event, expected)) in events.into_iter().enumerate() {
             let at = format!("{name}, event {step}");
-            let stepped = expected.stepped == Some(true);
-            if let Event::Step { grads, .. } = event {
-                assert_eq!(expected.stepped, Some(grads == "finite"), "{at}");
-            }
+            let stepped = expected["stepped"] == true;
             is_normal &= !leaves_normal(expected);
-            if is_normal
-                && matches!(
-                    event,
-                    Event::Step {
-                        new_scale: None,
-                        ..
+            if event["op"] == "step" {
+                assert_eq!(expected["stepped"], event["grads"] == "finite", "{at}");
+                if is_normal && event["new_scale"].is_null() {
+                    let state = schedule.on_device();
+                    assert_eq!(state.is_some(), are_powers_of_two(&schedule), "{at}");
+                    if let Some(state) = state {
+                        let next = verdicts.advance(state.upload(&device), !stepped).read();
+                        assert_eq!(next.scale.to_bits(), scale_bits(expected), "{at}");
+                        assert_eq!(next.growth_tracker, expected["growth_tracker"], "{at}");
                     }
-                )
-            {
-                let state = schedule.on_device();
-                assert_eq!(state.is_some(), are_powers_of_two(&schedule), "{at}");
-                if let Some(state) = state {
-                    let next = verdicts.advance(state.upload(&device), !stepped).read();
-                    assert_eq!(next.scale.to_bits(), expected.scale_bits(), "{at}");
-                    assert_eq!(next.growth_tracker, expected.growth_tracker, "{at}");
                 }
             }
             schedule = follow(schedule, event, stepped);
@@ -154,22 +115,23 @@ fn parity_torch_scale_schedule() {
 #[test]
 fn parity_torch_scale_stuck_interval_grows() {
     let mut seen = false;
-    for (name, trace) in traces::<Trace>("torch_scale_traces") {
-        if trace.departs() {
-            seen = true;
-            let mut schedule = trace.config.schedule().unwrap();
-            let mut grew = false;
-            for (event, expected) in trace.events.iter().zip(&trace.expected) {
-                let before = schedule.clone();
-                schedule = follow(schedule, event, true);
-                if let Event::Step { .. } = event {
-                    let due = before.growth_tracker() + 1 >= before.config().growth_interval;
-                    assert_eq!(schedule.scale() > before.scale(), due, "{name}");
-                    grew |= schedule.scale().to_bits() != expected.scale_bits();
-                }
-            }
-            assert!(grew, "{name}: ours grows where PyTorch is stuck");
+    for (name, trace) in traces::<Value>("torch_scale_traces") {
+        let (config, events) = shared(&trace);
+        if events.len() == both(&trace).len() {
+            continue;
         }
+        seen = true;
+        let (mut schedule, mut grew) = (config.schedule().unwrap(), false);
+        for (event, expected) in both(&trace) {
+            let before = schedule.clone();
+            schedule = follow(schedule, event, true);
+            if event["op"] == "step" {
+                let due = before.growth_tracker() + 1 >= before.config().growth_interval;
+                assert_eq!(schedule.scale() > before.scale(), due, "{name}");
+                grew |= schedule.scale().to_bits() != scale_bits(expected);
+            }
+        }
+        assert!(grew, "{name}: ours grows where PyTorch is stuck");
     }
     assert!(seen, "the trace of the departure is missing");
 }
@@ -186,42 +148,29 @@ fn are_powers_of_two(schedule: &LossScale) -> bool {
 }
 
 /// No scope uses smaller ones, and GPUs have no smaller floats.
-fn leaves_normal(expected: &Expected) -> bool {
-    f32::from_bits(expected.scale_bits()) < f32::MIN_POSITIVE
+fn leaves_normal(expected: &Value) -> bool {
+    f32::from_bits(scale_bits(expected)) < f32::MIN_POSITIVE
 }
 
-#[derive(Module, Debug)]
-struct Two {
-    first: Param<Tensor<1>>,
-    second: Param<Tensor<1>>,
-}
+type Two = Vec<Param<Tensor<1>>>;
 
-impl Two {
-    fn new(device: &Device) -> Self {
-        let param = || Param::from_tensor(Tensor::ones([3], device));
-        Self {
-            first: param(),
-            second: param(),
+/// One value of the parameter with number `bad` is not finite, if it is to be so.
+fn gradients(module: &Two, event: &Value, scale: f32) -> GradientsParams {
+    let mut grads = GradientsParams::new();
+    for (index, param) in module.iter().enumerate() {
+        let mut values = [scale, -scale, 0.5 * scale];
+        if event["where"] == index {
+            values[1] = match event["grads"].as_str().unwrap() {
+                "finite" => values[1],
+                bad => bad.parse().unwrap(),
+            };
         }
+        grads.register(
+            param.id,
+            Tensor::<1>::from_floats(values, &Device::default()),
+        );
     }
-
-    fn gradients(&self, kind: &str, bad: usize, scale: f32, device: &Device) -> GradientsParams {
-        let mut grads = GradientsParams::new();
-        for (index, id) in [self.first.id, self.second.id].into_iter().enumerate() {
-            let mut values = [scale, -scale, 0.5 * scale];
-            if index == bad {
-                values[1] = match kind {
-                    "finite" => values[1],
-                    "inf" => f32::INFINITY,
-                    "-inf" => f32::NEG_INFINITY,
-                    "nan" => f32::NAN,
-                    other => panic!("unknown gradients {other}"),
-                };
-            }
-            grads.register(id, Tensor::<1>::from_floats(values, device));
-        }
-        grads
-    }
+    grads
 }
 
 /// A copy: on some devices Burn's `TensorData` is the tensor's own memory, which a step may overwrite.
@@ -234,43 +183,41 @@ fn values(param: &Param<Tensor<1>>) -> Vec<f32> {
 /// Up to where PyTorch's scale has no inverse in f32: it goes on to zero, where it steps on infinite gradients.
 #[test]
 fn parity_torch_scale_through_grad_scaler() {
-    let device = Device::default();
-    for (name, trace) in traces::<Trace>("torch_scale_traces") {
-        let config = trace.config.with_max_consecutive_skips(None);
+    let device = Device::default().autodiff();
+    let param = || Param::from_tensor(Tensor::ones([3], &device));
+    for (name, trace) in traces::<Value>("torch_scale_traces") {
+        let (config, events) = shared(&trace);
+        let config = config.with_max_consecutive_skips(None);
         let mut scaler = config.init().unwrap();
         let mut optim = SgdConfig::new().init();
-        let mut module = Two::new(&device.clone().autodiff());
-        for (step, (event, expected)) in trace.shared() {
+        let mut module: Two = vec![param(), param()];
+        for (step, (event, expected)) in events.into_iter().enumerate() {
             let at = format!("{name}, event {step}");
-            match event {
-                Event::Step {
-                    grads,
-                    bad,
-                    new_scale,
-                } => {
-                    let scale = scaler.loss_scale();
-                    let grads = module.gradients(grads, *bad, scale, &device);
-                    let grads = scaler
-                        .unscale(scaled_by_hand(&scaler, grads), &module)
-                        .unwrap();
-                    let before = values(&module.first);
+            match event["op"].as_str().unwrap() {
+                "step" => {
+                    let grads = gradients(&module, event, scaler.loss_scale());
+                    let grads = scaled_by_hand(&scaler, grads);
+                    let grads = scaler.unscale(grads, &module).unwrap();
+                    let before = values(&module[0]);
                     module = scaler.step(&mut optim, 0.1, module, grads);
-                    let applied = scaler.last_outcome().map(StepOutcome::is_stepped);
-                    assert_eq!(applied, expected.stepped, "{at}");
-                    let moved = values(&module.first) != before;
-                    assert_eq!(Some(moved), expected.stepped, "{at}");
-                    match new_scale {
-                        Some(scale) => scaler.update_to(*scale).unwrap(),
+                    let stepped = &expected["stepped"];
+                    let applied = scaler.last_outcome().unwrap().is_stepped();
+                    assert_eq!(applied, *stepped, "{at}");
+                    assert_eq!(values(&module[0]) != before, *stepped, "{at}");
+                    match event["new_scale"].as_f64() {
+                        Some(scale) => scaler.update_to(scale).unwrap(),
                         None => scaler.update().unwrap(),
                     };
                 }
-                Event::Set { field, value, .. } => match field.as_str() {
-                    "growth_factor" => scaler.set_growth_factor(*value).unwrap(),
-                    "backoff_factor" => scaler.set_backoff_factor(*value).unwrap(),
-                    "growth_interval" => scaler.set_growth_interval(*value as u32).unwrap(),
-                    other => panic!("unknown field {other}"),
+                "set" => match set(event) {
+                    ("growth_factor", value) => scaler.set_growth_factor(value).unwrap(),
+                    ("backoff_factor", value) => scaler.set_backoff_factor(value).unwrap(),
+                    ("growth_interval", value) => {
+                        scaler.set_growth_interval(value as u32).unwrap();
+                    }
+                    (other, _) => panic!("unknown field {other}"),
                 },
-                Event::Resume => {
+                _ => {
                     let record = scaler.to_record().with_settings();
                     scaler = config.init().unwrap();
                     scaler.load_record(record.with_settings()).unwrap();

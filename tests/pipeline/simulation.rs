@@ -41,25 +41,6 @@ fn thousands_of_steps_with_overflows() {
     assert!(counters.skipped() >= injected && injected > 40);
 }
 
-/// On the thread, where parameters are those of the host.
-#[test]
-fn a_fused_optimizer() {
-    let fused = |amp: &MixedPrecision| {
-        ScaledOptimizer::new(FusedAdam::new(AdamConfig::new()).unwrap(), amp)
-    };
-    let (mut fused, mut burns) = (
-        Trial::new(precision(), fused),
-        Trial::new(precision(), adam),
-    );
-    for step in 0..200 {
-        fused.step(step, overflows(step));
-        burns.step(step, overflows(step));
-    }
-    fused.synchronize();
-    burns.synchronize();
-    assert!(parameters(&fused.net) == parameters(&burns.net));
-}
-
 /// With a wait after each step nothing is stale.
 #[test]
 fn synchronous_steps_are_those_without_a_pipeline() {

@@ -183,9 +183,7 @@ pub fn both<O: ModuleOptim + Send + 'static>(
 
 /// A loss scale of 1024 that grows after so many clean steps.
 pub fn growing(interval: u32) -> GradScalerConfig {
-    GradScalerConfig::new()
-        .with_init_scale(1024.0)
-        .with_growth_interval(interval)
+    at_scale(1024.0).with_growth_interval(interval)
 }
 
 pub fn adam(amp: &MixedPrecision) -> ScaledOptimizer {

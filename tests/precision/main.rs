@@ -1,5 +1,6 @@
 //! What the loss scale and f32 parameters are there for: values that half precision cannot hold.
 
 mod half_loss;
+mod logger;
 mod tiny_gradients;
 mod tiny_updates;

@@ -56,12 +56,9 @@ fn survey<T: Clone, S: PartialEq + Debug>(
 }
 
 fn assert_clean(error: &AmpError) {
-    let known = matches!(
-        error,
-        AmpError::DamagedRecord { .. }
-            | AmpError::ForeignRecord { .. }
-            | AmpError::NewerRecord { .. }
-    );
+    let known = ["DamagedRecord", "ForeignRecord", "NewerRecord"];
+    let variant = format!("{error:?}");
+    let known = known.iter().any(|known| variant.starts_with(known));
     assert!(known, "{error:?}");
     assert!(error.to_string().starts_with("memory "), "{error}");
 }
@@ -100,10 +97,6 @@ fn check_optimizer<O: ModuleOptim + Clone>(build: impl Fn() -> ScaledOptimizer<O
 #[test]
 fn of_a_scaled_optimizer() {
     check_optimizer(momentum, DType::F32);
-}
-
-#[test]
-fn of_a_scaled_optimizer_with_masters() {
     check_optimizer(master_adam, DType::F16);
 }
 

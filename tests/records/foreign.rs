@@ -86,6 +86,10 @@ fn to_a_scaler() {
     }
 }
 
+fn scaled<O: ModuleOptim>(optim: O) -> ScaledOptimizer<O> {
+    ScaledOptimizer::new(optim, GradScalerConfig::new().init().unwrap())
+}
+
 /// The same optimizer with other settings: nothing of the state is lost, used or not.
 #[test]
 fn the_state_of_other_settings() {
@@ -98,24 +102,16 @@ fn the_state_of_other_settings() {
     assert_eq!(kept.len(), 2);
 
     let (_folder, path) = place("optim.bpk");
-    let build = |amsgrad| {
-        let optim = AdamConfig::new().with_amsgrad(amsgrad).init();
-        ScaledOptimizer::new(optim, GradScalerConfig::new().init().unwrap())
-    };
+    let build = |amsgrad| scaled(AdamConfig::new().with_amsgrad(amsgrad).init());
     let mut optim = trained(build(true), DType::F32, 0..3, &[]);
     optim.save(&path).unwrap();
     let mut without = build(false);
     without.load(&path).unwrap();
     assert_eq!(contents(&mut without), contents(&mut optim));
-}
 
-/// AdamW's state has Adam's names and meaning: Burn cannot tell them apart, and neither can we.
-#[test]
-fn adam_goes_on_as_adam_w() {
-    let files = files();
-    let optim = AdamWConfig::new().init();
-    let mut optim = ScaledOptimizer::new(optim, GradScalerConfig::new().init().unwrap());
-    optim.load(files.path().join("adam.bpk")).unwrap();
+    // AdamW's state has Adam's names and meaning: Burn cannot tell them apart, and neither can we.
+    let mut adam_w = scaled(AdamWConfig::new().init());
+    adam_w.load(files.path().join("adam.bpk")).unwrap();
 }
 
 /// A type of one's own steps, and says what it lacks when it is to be stored.
@@ -132,8 +128,7 @@ fn an_optimizer_without_records() {
     let files = files();
     let path = files.path().join("adam.bpk");
     let before = fs::read(&path).unwrap();
-    let scaler = GradScalerConfig::new().init().unwrap();
-    let optim = ScaledOptimizer::new(Forgetful(AdamConfig::new().init()), scaler);
+    let optim = scaled(Forgetful(AdamConfig::new().init()));
     let mut optim = trained(optim, DType::F32, 0..3, &[1]);
 
     let error = optim.save(&path).unwrap_err();

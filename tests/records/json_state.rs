@@ -94,10 +94,8 @@ fn what_is_no_state_is_refused() {
         refused(GradScalerConfig::new(), text, variant, named);
     };
     // PyTorch: "The source state dict is empty, possibly because it was saved from a disabled instance of GradScaler."
-    let empty = "ource state";
+    let empty = "ource state is empty, possibly because it was saved from a disabled instance of GradScaler";
     refused("{}", "EmptyState", empty);
-    let disabled = "is empty, possibly because it was saved from a disabled instance of GradScaler";
-    refused("{}", "EmptyState", disabled);
     for text in [
         "",
         "{",
@@ -155,17 +153,14 @@ fn a_scale_outside_our_bounds_is_refused() {
 fn unknown_names_are_ignored() {
     let mut json = torch();
     json["device"] = json!("cuda");
-    assert_eq!(
-        load(&json).unwrap().state_dict(),
-        load(&torch()).unwrap().state_dict()
-    );
+    assert_eq!(load(&json).unwrap().bits(), load(&torch()).unwrap().bits());
 }
 
 /// A static scale takes the scale and stays static.
 #[test]
 fn into_a_static_scale() {
-    let fixed = GradScalerConfig::new().with_init_scale(8.0);
-    let mut scaler = fixed.with_dynamic(false).init().unwrap();
+    let fixed = at_scale(8.0).with_dynamic(false);
+    let mut scaler = fixed.init().unwrap();
     scaler.load_state_dict(&torch().to_string()).unwrap();
     assert!(!scaler.config().dynamic);
     assert_eq!(scaler.loss_scale(), 65536.0);

@@ -9,7 +9,6 @@ mod forge;
 mod golden;
 mod hidden;
 mod json_state;
-mod newer;
 mod owners;
 mod readers;
 mod resume;

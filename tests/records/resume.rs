@@ -2,23 +2,13 @@
 
 use burn_amp_tests::prelude::*;
 use burn_amp_tests::{Snapshot, resumed};
-use std::path::Path;
+use std::{fs, path::Path};
 use tempfile::tempdir;
 
 use crate::support::{Run, child, folder};
 
 /// The length of a run.
 const STEPS: usize = 60;
-
-/// The straight run, which leaves its halfway state in the folder: at the begin, halfway and in the end.
-fn straight<O: ModuleOptim>(mut run: Run<O>, folder: &Path) -> [Snapshot; 3] {
-    let start = run.snapshot();
-    run.train_until(STEPS / 2);
-    run.save(folder);
-    let half = run.snapshot();
-    run.train_until(STEPS);
-    [start, half, run.snapshot()]
-}
 
 /// Both halves have overflows, steps and a scale that grows.
 fn assert_eventful([start, half, end]: &[Snapshot; 3]) {
@@ -35,12 +25,14 @@ fn assert_eventful([start, half, end]: &[Snapshot; 3]) {
     }
 }
 
-/// Resumes the run halfway; returns the straight one.
-fn resume<O: ModuleOptim>(build: impl Fn() -> Run<O>) -> [Snapshot; 3] {
-    let folder = tempdir().unwrap();
+/// Resumes the run halfway; returns where the straight one ends. The folder has what was saved halfway.
+fn resume<O: ModuleOptim>(folder: &Path, build: impl Fn() -> Run<O>) -> Snapshot {
     let start = build().snapshot();
-    let [half, end] = resumed(folder.path(), build, STEPS / 2, STEPS);
-    [start, half, end]
+    let [half, end] = resumed(folder, build, STEPS / 2, STEPS);
+    let states = [start, half, end];
+    assert_eventful(&states);
+    let [.., end] = states;
+    end
 }
 
 fn adam() -> Run<ModuleOptimizer> {
@@ -57,73 +49,70 @@ fn sgd() -> SgdConfig {
 
 #[test]
 fn in_mixed_precision() {
-    assert_eventful(&resume(|| Run::mixed(sgd().init())));
-    assert_eventful(&resume(|| Run::mixed(AdamWConfig::new().init())));
+    let folder = tempdir().unwrap();
+    resume(folder.path(), || Run::mixed(sgd().init()));
+    resume(folder.path(), || Run::mixed(AdamWConfig::new().init()));
 }
 
 #[test]
 fn with_masters() {
-    let adam = || Run::half(MasterWeights::new(AdamConfig::new().build()));
-    assert_eventful(&resume(adam));
+    let folder = tempdir().unwrap();
+    resume(folder.path(), || {
+        Run::half(MasterWeights::new(AdamConfig::new().build()))
+    });
     // The last has no state of its own beside the masters.
     for optim in [sgd(), SgdConfig::new()] {
-        let run = || Run::half(MasterWeights::new(optim.build()));
-        assert_eventful(&resume(run));
+        resume(folder.path(), || {
+            Run::half(MasterWeights::new(optim.build()))
+        });
     }
 }
 
 /// In the middle of a warm-up, and after what each schedule has learned.
 #[test]
 fn every_schedule_in_mixed_precision() {
+    let folder = tempdir().unwrap();
     for schedule in [
         Schedule::adaptive_interval(),
         Schedule::log_max(),
         Schedule::near_top(),
     ] {
-        resume(|| Run::scheduled(sgd().init(), schedule));
+        let build = || Run::scheduled(sgd().init(), schedule);
+        resumed(folder.path(), build, STEPS / 2, STEPS);
     }
 }
 
-/// The second half in a process that has never seen the first.
-fn resume_in_a_child<O: ModuleOptim>(build: impl Fn() -> Run<O>, test: &str) {
-    let halfway = tempdir().unwrap();
-    let straight = straight(build(), halfway.path());
-    assert_eventful(&straight);
-    let output = child(test, halfway.path()).output().unwrap();
+/// The second halves in a process that has never seen the first.
+#[test]
+fn in_a_new_process() {
+    let folder = tempdir().unwrap();
+    let [first, second] = ["adam", "masters"].map(|name| folder.path().join(name));
+    fs::create_dir_all(first.join("end")).unwrap();
+    fs::create_dir_all(second.join("end")).unwrap();
+    let adam_end = resume(&first, adam);
+    let masters_end = resume(&second, adam_w_masters);
+    let mut command = child("resume::second_halves", folder.path());
+    let output = command.output().unwrap();
     assert!(output.status.success(), "{output:?}");
-    let mut resumed = build();
-    resumed.load(&halfway.path().join("end"), STEPS);
-    assert_eq!(resumed.snapshot(), straight[2]);
+    assert_eq!(end(adam(), &first), adam_end);
+    assert_eq!(end(adam_w_masters(), &second), masters_end);
 }
 
-/// In the child.
-fn second_half<O: ModuleOptim>(mut run: Run<O>) {
+fn end<O: ModuleOptim>(mut run: Run<O>, folder: &Path) -> Snapshot {
+    run.load(&folder.join("end"), STEPS);
+    run.snapshot()
+}
+
+#[test]
+#[ignore = "run by in_a_new_process"]
+fn second_halves() {
     let Some(folder) = folder() else { return };
-    run.load(&folder, STEPS / 2);
+    second_half(adam(), &folder.join("adam"));
+    second_half(adam_w_masters(), &folder.join("masters"));
+}
+
+fn second_half<O: ModuleOptim>(mut run: Run<O>, folder: &Path) {
+    run.load(folder, STEPS / 2);
     run.train_until(STEPS);
-    let end = folder.join("end");
-    std::fs::create_dir(&end).unwrap();
-    run.save(&end);
-}
-
-#[test]
-fn adam_in_a_new_process() {
-    resume_in_a_child(adam, "resume::second_half_of_adam");
-}
-
-#[test]
-#[ignore = "run by adam_in_a_new_process"]
-fn second_half_of_adam() {
-    second_half(adam());
-}
-
-#[test]
-fn masters_in_a_new_process() {
-    resume_in_a_child(adam_w_masters, "resume::second_half_of_masters");
-}
-
-#[test]
-#[ignore = "run by masters_in_a_new_process"]
-fn second_half_of_masters() {
-    second_half(adam_w_masters());
+    run.save(&folder.join("end"));
 }

@@ -10,8 +10,7 @@ use crate::support::{
 
 /// A scaler with nothing at its default, some steps old.
 fn seasoned() -> GradScaler {
-    let scaler = GradScalerConfig::new()
-        .with_init_scale(512.0)
+    let scaler = at_scale(512.0)
         .with_growth_factor(4.0)
         .with_backoff_factor(0.25)
         .with_growth_interval(7)
@@ -48,8 +47,7 @@ fn in_every_way(record: &AmpRecord) -> [AmpRecord; 3] {
 
 #[test]
 fn a_scaler_in_every_way() {
-    let fixed = GradScalerConfig::new().with_init_scale(96.0);
-    let fixed = fixed.with_dynamic(false).init().unwrap();
+    let fixed = at_scale(96.0).with_dynamic(false).init().unwrap();
     for scaler in [seasoned(), fixed] {
         let record = scaler.to_record();
         assert_eq!(record.schedule(), Some(&scaler.schedule()));
@@ -126,24 +124,29 @@ fn every_state_that_can_be_reached_can_be_loaded() {
     assert_eq!(loaded.schedule(), scaler.schedule());
 }
 
+/// One file for the scaler too: it can be read alone.
 #[test]
 fn an_optimizer_in_every_way() {
-    type Load<'a> = &'a dyn Fn(&mut ScaledOptimizer<ModuleOptimizer>) -> Result<(), AmpError>;
+    type Load<'a> = &'a dyn Fn(&mut ScaledOptimizer<MasterWeights>) -> Result<(), AmpError>;
     let (folder, path) = place("optim");
-    let mut optim = trained(adam(), DType::F32, 0..9, &[2, 3]);
+    let mut optim = trained(master_adam(), DType::F16, 0..9, &[2, 3]);
     let expected = contents(&mut optim);
     let check = |load: Load| {
-        let mut loaded = adam();
+        let mut loaded = master_adam();
         load(&mut loaded).unwrap();
         assert_eq!(contents(&mut loaded), expected);
         assert_eq!(loaded.scaler().counters().skipped(), 2);
     };
-    assert_eq!(expected.tensors.len(), 4);
+    assert_eq!(expected.tensors.len(), 6);
     let record = optim.to_record();
-    assert_eq!(record.num_tensors(), 4);
-    assert_eq!(record.counters(), Some(optim.scaler().counters()));
+    assert_eq!(record.num_tensors(), 6);
     for record in in_every_way(&record) {
+        assert_eq!(record.schedule(), Some(&optim.scaler().schedule()));
+        assert_eq!(record.counters(), Some(optim.scaler().counters()));
         check(&|loaded| loaded.load_record(record.clone()));
+        let mut scaler = optim.scaler().config().init().unwrap();
+        scaler.load_record(record).unwrap();
+        assert_eq!(scaler.bits(), optim.scaler().bits());
     }
     let bytes = optim.into_bytes().unwrap();
     check(&|loaded| loaded.from_bytes(bytes.clone()));
@@ -174,21 +177,6 @@ fn an_optimizer_without_state() {
     assert_eq!(contents(&mut loaded), pack(bytes));
 }
 
-/// One file for the scaler too: it can be read alone.
-#[test]
-fn a_scaler_reads_the_file_of_an_optimizer() {
-    let (_folder, path) = place("optim.bpk");
-    let mut optim = trained(master_adam(), DType::F16, 0..9, &[2, 3]);
-    optim.save(&path).unwrap();
-    let mut scaler = optim.scaler().config().init().unwrap();
-    scaler.load(&path).unwrap();
-    assert_eq!(scaler.bits(), optim.scaler().bits());
-    let bytes = optim.into_bytes().unwrap();
-    let record = AmpRecord::from_bytes(bytes).unwrap();
-    assert_eq!(record.schedule(), Some(&optim.scaler().schedule()));
-    assert_eq!(record.counters(), Some(optim.scaler().counters()));
-}
-
 /// An error is one that a program can match on and print.
 #[test]
 fn errors_are_values() {
@@ -203,34 +191,33 @@ fn what_was_saved_last_is_loaded() {
         let saved = trained(adam(), DType::F32, 0..steps, &[]).save(path);
         saved.unwrap();
     };
-    // What is in the folder before, and the names by which it is saved and loaded.
-    type Before<'a> = &'a dyn Fn(&Path);
-    let nothing: Before = &|_| ();
-    let an_old_file: Before = &|folder| save(&folder.join("optim.bpk"), 1);
-    let a_folder: Before = &|folder| fs::create_dir(folder.join("optim")).unwrap();
-    let without_extension = |folder: &Path, steps| {
-        save(&folder.join("old.bpk"), steps);
-        fs::rename(folder.join("old.bpk"), folder.join("optim")).unwrap();
+    let save_as = |path: &Path, steps| {
+        save(&path.with_extension("old.bpk"), steps);
+        fs::rename(path.with_extension("old.bpk"), path).unwrap();
     };
-    let an_old_file_without: Before = &|folder| without_extension(folder, 1);
+    // What is in the folder before, and the names by which it is saved and loaded.
     for (before, name, files) in [
-        (nothing, "optim", 1),
-        (an_old_file, "optim.bpk", 1),
-        (a_folder, "optim", 2),
-        (an_old_file_without, "optim", 2),
+        (None, "optim", 1),
+        (Some("optim.bpk"), "optim.bpk", 1),
+        (Some("a folder"), "optim", 2),
+        (Some("optim"), "optim", 2),
     ] {
         let folder = tempdir().unwrap();
-        before(folder.path());
+        match before {
+            None => {}
+            Some("a folder") => fs::create_dir(folder.path().join("optim")).unwrap(),
+            Some(file) => save_as(&folder.path().join(file), 1),
+        }
         let path = folder.path().join(name);
         save(&path, 3);
         assert!(folder.path().join("optim.bpk").is_file());
-        assert_eq!(loaded_steps(&path), 3);
-        assert_eq!(names(folder.path()).len(), files, "what was left behind");
+        assert_eq!(loaded_steps(&path), 3, "{before:?}");
+        assert_eq!(names(folder.path()).len(), files, "{before:?}");
     }
     // Without any other, a file needs no extension to be loaded.
-    let folder = tempdir().unwrap();
-    without_extension(folder.path(), 3);
-    assert_eq!(loaded_steps(&folder.path().join("optim")), 3);
+    let (_folder, path) = place("optim");
+    save_as(&path, 3);
+    assert_eq!(loaded_steps(&path), 3);
 }
 
 fn loaded_steps(path: &Path) -> u64 {

@@ -1,6 +1,6 @@
 //! How a file gets to its place: what can be loaded, with the permissions it had, past what killed runs have left.
 
-use burn_amp_tests::prelude::*;
+use burn_amp_tests::{gradients, prelude::*};
 use burn_pack::Scalar;
 use std::{
     fs::{self, File},
@@ -34,12 +34,7 @@ impl Many {
     }
 
     fn gradients(&self) -> GradientsParams {
-        let mut grads = GradientsParams::new();
-        for param in &self.parameters {
-            let grad = Tensor::<1>::from_data([0.25], &Device::flex());
-            grads.register(param.id, grad);
-        }
-        grads
+        gradients(self, 0, 1.0, FloatDType::F32)
     }
 }
 
@@ -65,10 +60,8 @@ fn more_tensors_than_can_be_loaded_replace_no_file() {
     window.load(&path).unwrap();
     assert_eq!(window.gradients(), 100_000);
     assert_eq!(names(folder.path()), ["window.bpk"]);
-}
 
-#[test]
-fn more_of_an_optimizers_tensors_than_can_be_loaded() {
+    // Of an optimizer that has two tensors for each parameter.
     let many = Many::new(50_001, DType::F32);
     let mut optim = adam();
     optim.step(0.1, many.clone(), many.gradients());
@@ -83,8 +76,7 @@ fn what_burn_would_round_replaces_no_file() {
     optim.save(&path).unwrap();
     let good = fs::read(&path).unwrap();
     let many = Many::new(2, DType::F64);
-    let loss = many.parameters[0].val().sum() + many.parameters[1].val().sum();
-    let grads = optim.backward(loss, &many);
+    let grads = gradients(&many, 0, 1.0, FloatDType::F64);
     optim.step(0.1, many, grads);
     let error = optim.save(&path).unwrap_err();
     is_error(&error, "RecordIo", ["f64", "configure(FloatDType::F64)"]);
@@ -107,24 +99,21 @@ fn trains_in_f64() {
     let Some(folder) = folder() else { return };
     Device::default().configure(FloatDType::F64).unwrap();
     let path = folder.join("optim.bpk");
-    let step = |optim: &mut ScaledOptimizer<ModuleOptimizer>, many: Many| {
-        let cubes = many.parameters.iter();
-        let cubes = cubes.map(|p| p.val().powi_scalar(3).sum());
-        let loss = cubes.reduce(|a, b| a + b);
-        let grads = optim.backward(loss.unwrap(), &many);
+    let step = |optim: &mut ScaledOptimizer<ModuleOptimizer>, many: Many, step| {
+        let grads = gradients(&many, step, 0.1, FloatDType::F64);
         optim.step(0.1, many, grads)
     };
     let (mut optim, mut many) = (adam(), Many::new(2, DType::F64));
-    for _ in 0..3 {
-        many = step(&mut optim, many);
+    for count in 0..3 {
+        many = step(&mut optim, many, count);
     }
     optim.save(&path).unwrap();
     let mut resumed = adam();
     resumed.load(&path).unwrap();
     let mut again = many.clone();
-    for _ in 0..3 {
-        many = step(&mut optim, many);
-        again = step(&mut resumed, again);
+    for count in 3..6 {
+        many = step(&mut optim, many, count);
+        again = step(&mut resumed, again, count);
     }
     let saved = contents(&mut optim);
     let mut tensors = saved.tensors.values();
@@ -149,7 +138,7 @@ mod unix {
 
     /// Saves in a process that the system kills in the middle of it.
     fn killed_save(folder: &Path) {
-        let output = limited("written::saves_a_large_file", folder, "ulimit -f 8;");
+        let output = limited("atomic::saves_once", folder, "ulimit -f 8;");
         assert_eq!(output.status.code(), None, "it should have been killed");
     }
 
@@ -229,16 +218,6 @@ mod unix {
         is_error(&optim.save(&circle).unwrap_err(), "RecordIo", []);
         assert!(fs::symlink_metadata(&circle).unwrap().is_symlink());
     }
-}
-
-#[test]
-#[ignore = "run in a process that may not write large files"]
-fn saves_a_large_file() {
-    let Some(folder) = folder() else { return };
-    let many = Many::new(1000, DType::F32);
-    let mut optim = adam();
-    optim.step(0.1, many.clone(), many.gradients());
-    optim.save(folder.join("optim.bpk")).unwrap();
 }
 
 /// 255 bytes are what file systems take.

@@ -1,15 +1,17 @@
-//! Gradients that are not there: none at all, no parameters, frozen or unreached parameters, strangers.
+//! Gradients that are not there: none at all, no parameters, frozen or unreached parameters, strangers, tensors without values.
 
 use burn::nn::Relu;
 use burn_amp_tests::prelude::*;
 
-use crate::support::{Model, Trial, gradient};
+use crate::{
+    status::assert_norm,
+    support::{Model, Trial, gradient},
+};
 
 /// Trains this module, with a scaler after an overflow and a clean step.
 fn used<M: Module>(model: M) -> Trial<M> {
     let mut before = Trial::new(GradScalerConfig::new().with_growth_interval(2));
-    before.iterate(true);
-    before.iterate(false);
+    before.iterations("x.");
     assert_eq!(before.scaler.growth_tracker(), 1);
     Trial {
         scaler: before.scaler,
@@ -18,13 +20,18 @@ fn used<M: Module>(model: M) -> Trial<M> {
     }
 }
 
-fn check_nothing(status: &GradientStatus) {
-    assert_eq!(*status, GradientStatus::default());
-    assert_eq!((status.gradients(), status.elements()), (0, 0));
+/// A status of no value.
+fn check_values(status: &GradientStatus, gradients: usize) {
+    assert_eq!((status.gradients(), status.elements()), (gradients, 0));
     assert_eq!((status.norm(), status.max_abs()), (0.0, 0.0));
     assert_eq!(status.zero_share(), 0.0);
     assert!(!status.has_overflow() && !status.is_all_zero());
     assert_eq!(status.overflow_parameter(), None);
+}
+
+fn check_nothing(status: &GradientStatus) {
+    assert_eq!(*status, GradientStatus::default());
+    check_values(status, 0);
 }
 
 /// The step is counted, and the scale learns nothing: no gradients are no evidence that it is fine.
@@ -79,21 +86,11 @@ fn gradients_of_strangers_are_dropped() {
     assert_eq!(model.values(), [1.0; Model::VALUES]);
 }
 
-/// With momentum.
-fn trial(model: Model) -> Trial {
-    let momentum = Some(MomentumConfig::new());
-    Trial {
-        optim: SgdConfig::new().with_momentum(momentum).init(),
-        model,
-        ..Trial::at(64.0)
-    }
-}
-
 #[test]
 fn frozen_parameters_stay() {
     let mut model = Model::new();
     model.matrix = model.matrix.set_require_grad(false);
-    let mut run = trial(model);
+    let mut run = Trial::of(model, at_scale(64.0)).with_momentum();
     for _ in 0..2 {
         let (vector, matrix) = (run.model.vector.val(), run.model.matrix.val());
         let loss = (vector.sum() + matrix.sum() + run.model.kernel.val().sum()) * 2.0;
@@ -115,7 +112,8 @@ fn frozen_parameters_stay() {
 
 #[test]
 fn a_module_that_is_frozen_whole() {
-    let (mut frozen, mut trained) = (trial(Model::new().no_grad()), trial(Model::new()));
+    let (mut frozen, mut trained) = (Trial::at(64.0), Trial::at(64.0));
+    frozen.model = frozen.model.no_grad();
     // Both are factors of one loss.
     let factors = [&frozen, &trained].map(|run| run.model.vector.clone());
     let loss = || (factors[0].val() * factors[1].val()).sum();
@@ -150,4 +148,46 @@ fn gradients_may_come_and_go() {
     let values = run.model.values();
     assert_eq!(values[..17], [0.5; 17]);
     assert_eq!(values[17..], [1.0; 36]);
+}
+
+#[derive(Module, Debug)]
+struct WithEmpty {
+    empty: Param<Tensor<2>>,
+    model: Model,
+}
+
+/// One of whose tensors has no values, and gradients: of that tensor, and of this value for the others, if any.
+fn with_empty(value: Option<f64>) -> (Trial<WithEmpty>, UnscaledGradients) {
+    let module = WithEmpty {
+        empty: Param::from_tensor(Tensor::zeros([0, 3], &Device::flex().autodiff())),
+        model: Model::new(),
+    };
+    let others = value.map(|value| module.model.gradients(|_| value));
+    let mut grads = others.unwrap_or_default();
+    gradient(&mut grads, module.empty.id, [0, 3], DType::F32, |_| 0.0);
+    let run = Trial::of(module, at_scale(8.0));
+    let grads = run.unscaled(grads);
+    (run, grads)
+}
+
+#[test]
+fn tensors_without_values_among_others() {
+    let (mut run, grads) = with_empty(Some(4.0));
+    let status = grads.status();
+    assert_eq!(status.gradients(), 4);
+    assert_eq!(status.elements(), Model::VALUES as u64);
+    assert_norm(status.norm(), 0.5 * (Model::VALUES as f64).sqrt());
+
+    run.take(grads).unwrap();
+    assert_eq!(run.scaler.update().unwrap(), Some(StepOutcome::Stepped));
+    assert_eq!(run.model.model.values(), [0.75; Model::VALUES]);
+    assert_eq!(run.model.empty.val().dims(), [0, 3]);
+}
+
+#[test]
+fn nothing_but_tensors_without_values() {
+    let (mut run, grads) = with_empty(None);
+    check_values(grads.status(), 1);
+    run.take(grads).unwrap();
+    assert_eq!(run.outcome(), Some(StepOutcome::Stepped));
 }

@@ -1,22 +1,9 @@
 //! `GradScalerConfig`: defaults, refusals, and its JSON.
 
 use burn_amp_tests::prelude::*;
-use burn_amp_tests::says;
 
 fn config() -> GradScalerConfig {
     GradScalerConfig::new()
-}
-
-/// Checks that `init` refuses each of these with its message, a field, the value and the range.
-fn refused<const N: usize>(configs: [GradScalerConfig; N], messages: [&str; N]) {
-    for (config, message) in configs.into_iter().zip(messages) {
-        // A static scale is no excuse for settings that would fail once it is made dynamic.
-        for config in [config, config.with_dynamic(false)] {
-            let error = config.init().map(drop).unwrap_err();
-            assert!(matches!(error, AmpError::InvalidValue { .. }), "{error}");
-            assert_eq!(error.to_string(), message);
-        }
-    }
 }
 
 #[test]
@@ -54,144 +41,75 @@ fn the_scaler_agrees_with_the_config() {
     assert_eq!(scaler.config(), other);
 }
 
+/// Settings as JSON has them, and the message of their refusal.
+const REFUSED: &str = r#"
+{"growth_factor": 1} > `growth_factor` is 1, but must be finite and above 1
+{"growth_factor": 0.5} > `growth_factor` is 0.5, but must be finite and above 1
+{"growth_factor": "NaN"} > `growth_factor` is NaN, but must be finite and above 1
+{"growth_factor": "inf"} > `growth_factor` is inf, but must be finite and above 1
+{"backoff_factor": 0} > `backoff_factor` is 0, but must be above 0 and below 1
+{"backoff_factor": 1} > `backoff_factor` is 1, but must be above 0 and below 1
+{"backoff_factor": -0.5} > `backoff_factor` is -0.5, but must be above 0 and below 1
+{"backoff_factor": "NaN"} > `backoff_factor` is NaN, but must be above 0 and below 1
+{"growth_interval": 0} > `growth_interval` is 0, but must be at least 1
+{"hysteresis": 0} > `hysteresis` is 0, but must be at least 1
+{"min_scale": 1024, "max_scale": 512} > `max_scale` is 512, but must be at least `min_scale`, 1024
+{"init_scale": 8, "min_scale": 16} > `init_scale` is 8, but must be between `min_scale` (16) and `max_scale` (none)
+{"init_scale": 64, "max_scale": 32} > `init_scale` is 64, but must be between `min_scale` (none) and `max_scale` (32)
+{"warmup_steps": 10, "warmup_levels": 0} > `warmup_levels` is 0, but must be between 1 and 126
+{"warmup_steps": 10, "warmup_levels": 127} > `warmup_levels` is 127, but must be between 1 and 126
+{"warmup_steps": 10, "warmup_scale": 0} > `warmup_scale` is 0, but must be positive and finite as an f32
+{"warmup_steps": 10, "warmup_scale": "inf"} > `warmup_scale` is inf, but must be positive and finite as an f32
+{"warmup_steps": 10, "min_scale": 2048} > `warmup_scale` is 1024, but must be a normal f32 and at least `min_scale`, 2048
+"#;
+
+/// The same of the parameters of a schedule.
+const REFUSED_SCHEDULES: &str = r#"
+{"AdaptiveInterval": {"min_interval": 0}} > `min_interval` is 0, but must be at least 1
+{"AdaptiveInterval": {"min_interval": 9, "max_interval": 8}} > `max_interval` is 8, but must be at least `min_interval`, 9
+{"LogMax": {"beta1": 1}} > `beta1` is 1, but must be at least 0 and below 1
+{"LogMax": {"beta2": -0.1}} > `beta2` is -0.1, but must be at least 0 and below 1
+{"LogMax": {"beta2": "NaN"}} > `beta2` is NaN, but must be at least 0 and below 1
+{"LogMax": {"overflow_std_dev": -1}} > `overflow_std_dev` is -1, but must be finite and at least 0
+{"OpenSeq2SeqLogMax": {"beta1": "NaN"}} > `beta1` is NaN, but must be at least 0 and below 1
+{"OpenSeq2SeqLogMax": {"log_max": "inf"}} > `log_max` is inf, but must be finite
+{"NearTop": {"edge": 1.5}} > `edge` is 1.5, but must be between 0 and 1
+{"NearTop": {"share": -0.1}} > `share` is -0.1, but must be between 0 and 1
+{"NearTop": {"period": 0}} > `period` is 0, but must be at least 1
+"#;
+
+fn load(json: &str) -> GradScalerConfig {
+    GradScalerConfig::load_binary(json.as_bytes()).unwrap_or_else(|e| panic!("{json}: {e}"))
+}
+
+fn refused(json: &str, message: &str) {
+    let config = load(json);
+    // A static scale is no excuse for settings that would fail once it is made dynamic. A setting that is not finite is written as text.
+    for config in [config, config.with_dynamic(false), through_json(config)] {
+        let error = config.init().map(drop).expect_err(json);
+        assert!(matches!(error, AmpError::InvalidValue { .. }), "{error}");
+        assert_eq!(error.to_string(), message, "{json}");
+    }
+}
+
 #[test]
 fn values_out_of_range() {
-    for value in [0.0, -1.0, f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
-        let message =
-            |field| format!("`{field}` is {value}, but must be positive and finite as an f32");
-        let configs = [
-            config().with_init_scale(value),
-            config().with_min_scale(Some(value)),
-            config().with_max_scale(Some(value)),
-        ];
-        let messages = ["init_scale", "min_scale", "max_scale"].map(message);
-        refused(configs, messages.each_ref().map(String::as_str));
+    for line in REFUSED.trim().lines() {
+        let (json, message) = line.split_once(" > ").unwrap();
+        refused(json, message);
     }
-    // Neither infinite nor zero in f64, but in f32.
-    for value in [1e39, 1e-46] {
-        let error = config().with_init_scale(value).init().unwrap_err();
-        says(&error, ["finite as an f32"]);
+    for line in REFUSED_SCHEDULES.trim().lines() {
+        let (schedule, message) = line.split_once(" > ").unwrap();
+        refused(&format!(r#"{{"schedule": {schedule}}}"#), message);
     }
-    refused(
-        [
-            config().with_growth_factor(1.0),
-            config().with_growth_factor(0.5),
-            config().with_growth_factor(f64::NAN),
-            config().with_growth_factor(f64::INFINITY),
-            config().with_backoff_factor(0.0),
-            config().with_backoff_factor(1.0),
-            config().with_backoff_factor(-0.5),
-            config().with_backoff_factor(f64::NAN),
-            config().with_growth_interval(0),
-            config().with_hysteresis(0),
-        ],
-        [
-            "`growth_factor` is 1, but must be finite and above 1",
-            "`growth_factor` is 0.5, but must be finite and above 1",
-            "`growth_factor` is NaN, but must be finite and above 1",
-            "`growth_factor` is inf, but must be finite and above 1",
-            "`backoff_factor` is 0, but must be above 0 and below 1",
-            "`backoff_factor` is 1, but must be above 0 and below 1",
-            "`backoff_factor` is -0.5, but must be above 0 and below 1",
-            "`backoff_factor` is NaN, but must be above 0 and below 1",
-            "`growth_interval` is 0, but must be at least 1",
-            "`hysteresis` is 0, but must be at least 1",
-        ],
-    );
-}
-
-fn log_max(beta1: f64, beta2: f64, overflow_std_dev: f64) -> Schedule {
-    Schedule::LogMax {
-        beta1,
-        beta2,
-        overflow_std_dev,
+    // The last two are neither infinite nor zero in f64, but in f32.
+    for value in ["0", "-1", "NaN", "inf", "-inf", "1e39", "1e-46"] {
+        for field in ["init_scale", "min_scale", "max_scale"] {
+            let message =
+                format!("`{field}` is {value}, but must be positive and finite as an f32");
+            refused(&format!(r#"{{"{field}": "{value}"}}"#), &message);
+        }
     }
-}
-
-#[test]
-fn parameters_of_schedules_out_of_range() {
-    let intervals = |min_interval, max_interval| Schedule::AdaptiveInterval {
-        min_interval,
-        max_interval,
-    };
-    let original = |beta1, log_max| Schedule::OpenSeq2SeqLogMax {
-        beta1,
-        beta2: 0.9,
-        overflow_std_dev: 3.09,
-        log_max,
-    };
-    let near_top = |edge, share, period| Schedule::NearTop {
-        edge,
-        share,
-        period,
-    };
-    let schedules = [
-        intervals(0, 5),
-        intervals(9, 8),
-        log_max(1.0, 0.9, 3.0),
-        log_max(0.9, -0.1, 3.0),
-        log_max(0.9, 0.9, -1.0),
-        original(f64::NAN, 16.0),
-        original(0.9, f64::INFINITY),
-        near_top(1.5, 0.1, 1),
-        near_top(0.5, -0.1, 1),
-        near_top(0.5, 0.1, 0),
-    ];
-    refused(
-        schedules.map(|schedule| config().with_schedule(schedule)),
-        [
-            "`min_interval` is 0, but must be at least 1",
-            "`max_interval` is 8, but must be at least `min_interval`, 9",
-            "`beta1` is 1, but must be at least 0 and below 1",
-            "`beta2` is -0.1, but must be at least 0 and below 1",
-            "`overflow_std_dev` is -1, but must be finite and at least 0",
-            "`beta1` is NaN, but must be at least 0 and below 1",
-            "`log_max` is inf, but must be finite",
-            "`edge` is 1.5, but must be between 0 and 1",
-            "`share` is -0.1, but must be between 0 and 1",
-            "`period` is 0, but must be at least 1",
-        ],
-    );
-}
-
-#[test]
-fn a_warm_up_out_of_range() {
-    let steps = config().with_warmup_steps(10);
-    let floor = steps.with_min_scale(Some(2048.0));
-    refused(
-        [
-            steps.with_warmup_levels(0),
-            steps.with_warmup_levels(127),
-            steps.with_warmup_scale(0.0),
-            floor,
-        ],
-        [
-            "`warmup_levels` is 0, but must be between 1 and 126",
-            "`warmup_levels` is 127, but must be between 1 and 126",
-            "`warmup_scale` is 0, but must be positive and finite as an f32",
-            "`warmup_scale` is 1024, but must be a normal f32 and at least `min_scale`, 2048",
-        ],
-    );
-    // Without a warm-up its default stands in nobody's way.
-    assert!(floor.with_warmup_steps(0).init().is_ok());
-}
-
-#[test]
-fn bounds_that_contradict_each_other() {
-    refused(
-        [
-            config()
-                .with_min_scale(Some(1024.0))
-                .with_max_scale(Some(512.0)),
-            config().with_init_scale(8.0).with_min_scale(Some(16.0)),
-            config().with_init_scale(64.0).with_max_scale(Some(32.0)),
-        ],
-        [
-            "`max_scale` is 512, but must be at least `min_scale`, 1024",
-            "`init_scale` is 8, but must be between `min_scale` (16) and `max_scale` (none)",
-            "`init_scale` is 64, but must be between `min_scale` (none) and `max_scale` (32)",
-        ],
-    );
 }
 
 #[test]
@@ -203,30 +121,27 @@ fn bounds_may_touch() {
     assert_eq!(one.init().unwrap().loss_scale(), 256.0);
     let tight = config().with_growth_factor(1.0 + 1e-9);
     assert!(tight.with_backoff_factor(1.0 - 1e-9).init().is_ok());
+    // Without a warm-up the default of its scale stands in nobody's way.
+    assert!(config().with_min_scale(Some(2048.0)).init().is_ok());
 }
+
+/// None at its default, under the names that they have in JSON.
+const EVERY: &str = r#"{
+    "init_scale": 1234.5, "growth_factor": 1.000000000000001, "backoff_factor": 0.1, "growth_interval": 17,
+    "enabled": false, "dynamic": false, "min_scale": 0.1, "max_scale": 1e30, "hysteresis": 3,
+    "consecutive_hysteresis": true, "max_consecutive_skips": null, "raise_error_at_min_scale": true,
+    "schedule": {"NearTop": {"edge": 0.25, "share": 0.5, "period": 7}},
+    "warmup_steps": 70, "warmup_scale": 0.3, "warmup_levels": 9, "parameter_dtype_gradients": true
+}"#;
 
 #[test]
 fn json_round_trip() {
-    let every = config()
-        .with_init_scale(1234.5)
-        .with_growth_factor(1.0 + 1e-15)
-        .with_backoff_factor(0.1)
-        .with_growth_interval(17)
-        .with_enabled(false)
-        .with_dynamic(false)
-        .with_min_scale(Some(0.1))
-        .with_max_scale(Some(1e30))
-        .with_hysteresis(3)
-        .with_consecutive_hysteresis(true)
-        .with_max_consecutive_skips(None)
-        .with_schedule(Schedule::near_top())
-        .with_warmup_steps(70)
-        .with_warmup_scale(0.3)
-        .with_warmup_levels(9)
-        .with_parameter_dtype_gradients(true);
-    for config in [config(), every] {
+    for config in [config(), load(EVERY)] {
         assert_eq!(through_json(config), config);
     }
+    let value = |json| serde_json::from_slice::<serde_json::Value>(json).unwrap();
+    let written = serde_json::to_vec(&load(EVERY)).unwrap();
+    assert_eq!(value(&written), value(EVERY.as_bytes()));
 }
 
 fn through_json(config: GradScalerConfig) -> GradScalerConfig {
@@ -236,36 +151,11 @@ fn through_json(config: GradScalerConfig) -> GradScalerConfig {
     GradScalerConfig::load(&file).unwrap()
 }
 
-/// JSON has no infinity: a setting that is none is kept as a text, and refused by its name.
-#[test]
-fn settings_that_are_not_finite_go_through_json() {
-    let infinite = f64::INFINITY;
-    let configs = [
-        config().with_growth_factor(infinite),
-        config().with_init_scale(f64::NEG_INFINITY),
-        config().with_max_scale(Some(infinite)),
-        config().with_min_scale(Some(f64::NAN)),
-        config().with_warmup_scale(infinite),
-        config().with_schedule(log_max(0.99, f64::NAN, 3.0)),
-    ];
-    refused(
-        configs.map(through_json),
-        [
-            "`growth_factor` is inf, but must be finite and above 1",
-            "`init_scale` is -inf, but must be positive and finite as an f32",
-            "`max_scale` is inf, but must be positive and finite as an f32",
-            "`min_scale` is NaN, but must be positive and finite as an f32",
-            "`warmup_scale` is inf, but must be positive and finite as an f32",
-            "`beta2` is NaN, but must be at least 0 and below 1",
-        ],
-    );
-}
-
 /// A name that is not known is not a setting; one that is left out has its default.
 #[test]
 fn names_in_json_are_checked() {
-    let load = |json: &str| GradScalerConfig::load_binary(json.as_bytes());
-    let loaded = load(r#"{"growth_interval": 500}"#).unwrap();
+    let loaded = load(r#"{"growth_interval": 500}"#);
     assert_eq!(loaded, config().with_growth_interval(500));
-    assert!(load(r#"{"growth_intervall": 500}"#).is_err());
+    let unknown = br#"{"growth_intervall": 500}"#;
+    assert!(GradScalerConfig::load_binary(unknown).is_err());
 }

@@ -1,23 +1,13 @@
 //! What the scaler remembers of its steps.
 
 use burn_amp_tests::prelude::*;
-use burn_amp_tests::{only, says};
-use log::Level;
 
-use crate::support::{Trial, captured, scaler};
-
-#[test]
-fn nothing_at_first() {
-    let scaler = scaler(1024.0);
-    assert_eq!(scaler.counters(), StepCounters::default());
-    assert_eq!(scaler.counters().skip_rate(), 0.0);
-    assert_eq!(scaler.last_outcome(), None);
-    assert_eq!(scaler.last_status(), None);
-}
+use crate::support::Trial;
 
 #[test]
 fn steps_and_skips_are_counted() {
     let mut run = Trial::at(1024.0);
+    assert_eq!(run.scaler.counters().skip_rate(), 0.0);
     let mut skipped = 0;
     // Skips in a row after each step; one that overflows has some.
     for (count, consecutive) in [0, 1, 2, 0, 1, 0, 0, 1].into_iter().enumerate() {
@@ -50,8 +40,7 @@ fn a_clone_counts_for_itself() {
     clone.scaler = run.scaler.clone();
     assert_eq!(state(&clone), before);
 
-    clone.iterate(true);
-    clone.iterate(false);
+    clone.iterations("x.");
     clone.scaler.set_growth_interval(7).unwrap();
     assert_eq!(state(&run), before);
     assert_eq!(run.outcome(), Some(StepOutcome::Skipped));
@@ -73,16 +62,6 @@ fn a_clone_takes_its_iteration_along() {
     assert_eq!(run.scaler.update().unwrap(), Some(StepOutcome::Skipped));
 }
 
-/// A skip is never invisible: the log tells the parameter, the scale and the next one.
-#[test]
-fn a_skip_is_logged() {
-    let mut run = Trial::at(1024.0);
-    let messages = captured(Level::Info, || run.iterate(true));
-    says(only(&messages), ["skipped", "`matrix`", "1024", "512"]);
-    let messages = captured(Level::Info, || run.iterate(false));
-    assert!(messages.is_empty(), "{messages:?}");
-}
-
 /// `reset` starts afresh and keeps the settings.
 #[test]
 fn a_reset_starts_afresh() {
@@ -90,9 +69,7 @@ fn a_reset_starts_afresh() {
         .with_growth_interval(2)
         .with_max_consecutive_skips(Some(3));
     let mut run = Trial::new(config);
-    [true, false, true]
-        .into_iter()
-        .for_each(|overflow| run.iterate(overflow));
+    run.iterations("x.x");
     assert_ne!(run.scale(), 1024.0);
     let mut scaler = run.scaler;
     scaler.reset();

@@ -64,13 +64,6 @@ fn a_second_step_of_some_parameters_is_refused() {
     assert_eq!(error, update_missing("matrix"));
 }
 
-#[test]
-fn update_to_without_a_step_sets_the_scale() {
-    let mut scaler = Trial::at(512.0).scaler;
-    assert_eq!(scaler.update_to(1024.0).unwrap(), None);
-    assert_eq!(scaler.loss_scale(), 1024.0);
-}
-
 /// A skip is never invisible, whichever way the iteration ends.
 #[test]
 fn a_skipped_step_is_logged() {
@@ -93,7 +86,9 @@ fn a_skipped_step_is_logged() {
 
 #[test]
 fn a_refused_update_to_does_not_end_the_iteration() {
-    let mut run = Trial::new(GradScalerConfig::new().with_max_scale(Some(65536.0)));
+    let mut run = Trial::new(at_scale(512.0).with_max_scale(Some(65536.0)));
+    // Without a step it sets the scale.
+    assert_eq!(run.scaler.update_to(65536.0).unwrap(), None);
     run.step(true).unwrap();
     for bad in [0.0, -1.0, f64::NAN, f64::INFINITY, 131072.0] {
         let error = run.scaler.update_to(bad).unwrap_err();

@@ -5,7 +5,6 @@ mod config;
 mod counters;
 mod disabled;
 mod exhausted;
-mod extremes;
 mod half_parameters;
 mod iteration;
 mod own_rule;

@@ -2,7 +2,7 @@
 //! the program's.
 
 use burn_amp_tests::prelude::*;
-use burn_amp_tests::{only, says, scaled_by_hand};
+use burn_amp_tests::{is_error, only, says, scaled_by_hand};
 use log::Level;
 
 use crate::support::{Model, captured};
@@ -88,10 +88,13 @@ fn each_difference_is_named() {
         .with_max_consecutive_skips(Some(10));
     let messages = warned(edited);
     let message = only(&messages);
-    says(message, ["`growth_interval` is 500 here and 7 there"]);
-    says(message, ["`max_scale` is none here and 4096.0 there"]);
-    says(message, ["`max_consecutive_skips` is 10 here and 9 there"]);
-    says(message, ["`AmpRecord::with_settings`"]);
+    let parts = [
+        "`growth_interval` is 500 here and 7 there",
+        "`max_scale` is none here and 4096.0 there",
+        "`max_consecutive_skips` is 10 here and 9 there",
+        "`AmpRecord::with_settings`",
+    ];
+    says(message, parts);
     for part in ["init_scale", "hysteresis", "min_scale", "factor"] {
         assert!(!message.contains(part), "{message} has {part}");
     }
@@ -157,46 +160,43 @@ fn a_static_scale_is_the_programs() {
 /// A run that has ended for too many skips goes on where a setting was edited, for whatever reason it ended.
 #[test]
 fn after_exhaustion_the_configuration_is_edited() {
-    [false, true].into_iter().for_each(edited_after_the_end);
-}
+    // By the number of skips, or at the floor.
+    for raise in [false, true] {
+        let config = at_scale(16.0)
+            .with_min_scale(Some(4.0))
+            .with_raise_error_at_min_scale(raise)
+            .with_max_consecutive_skips(Some(3));
+        let mut optim = sgd_under(config);
+        let error = (0..100).find_map(|_| step(&mut optim, true).err()).unwrap();
+        is_error(&error, "LossScaleExhausted", []);
+        assert_eq!(optim.scaler().loss_scale(), 4.0);
+        let bytes = optim.into_bytes().unwrap();
 
-/// Ended by the number of skips, or at the floor.
-fn edited_after_the_end(raise: bool) {
-    let config = at_scale(16.0)
-        .with_min_scale(Some(4.0))
-        .with_raise_error_at_min_scale(raise)
-        .with_max_consecutive_skips(Some(3));
-    let mut optim = sgd_under(config);
-    let error = (0..100).find_map(|_| step(&mut optim, true).err()).unwrap();
-    let is_exhausted = matches!(error, AmpError::LossScaleExhausted { .. });
-    assert!(is_exhausted, "{error}");
-    assert_eq!(optim.scaler().loss_scale(), 4.0);
-    let bytes = optim.into_bytes().unwrap();
+        // Unedited, it ends at once.
+        let mut same = sgd_under(config);
+        same.from_bytes(bytes.clone()).unwrap();
+        step(&mut same, true).unwrap_err();
 
-    // Unedited, it ends at once.
-    let mut same = sgd_under(config);
-    same.from_bytes(bytes.clone()).unwrap();
-    step(&mut same, true).unwrap_err();
-
-    let unraised = config.with_raise_error_at_min_scale(false);
-    let lower = config.with_min_scale(None);
-    let longer = lower.with_max_consecutive_skips(Some(20));
-    let raised = config.with_init_scale(128.0).with_min_scale(Some(64.0));
-    let raised = raised.with_max_consecutive_skips(None);
-    let mut edits = vec![(lower, 2.0), (longer, 2.0), (raised, 64.0)];
-    if raise {
-        edits.push((unraised, 4.0));
-    }
-    for (edited, next) in edits {
-        let mut optim = sgd_under(edited);
-        optim.from_bytes(bytes.clone()).unwrap();
-        assert_eq!(optim.scaler().counters().consecutive_skips(), 0);
-        if next < 4.0 || (raise && edited == unraised) {
-            step(&mut optim, true).unwrap();
+        let unraised = config.with_raise_error_at_min_scale(false);
+        let lower = config.with_min_scale(None);
+        let longer = lower.with_max_consecutive_skips(Some(20));
+        let raised = config.with_init_scale(128.0).with_min_scale(Some(64.0));
+        let raised = raised.with_max_consecutive_skips(None);
+        let mut edits = vec![(lower, 2.0), (longer, 2.0), (raised, 64.0)];
+        if raise {
+            edits.push((unraised, 4.0));
         }
-        assert_eq!(optim.scaler().loss_scale(), next);
-        step(&mut optim, false).unwrap();
-        assert_eq!(optim.scaler().counters().stepped(), 1);
+        for (edited, next) in edits {
+            let mut optim = sgd_under(edited);
+            optim.from_bytes(bytes.clone()).unwrap();
+            assert_eq!(optim.scaler().counters().consecutive_skips(), 0);
+            if next < 4.0 || (raise && edited == unraised) {
+                step(&mut optim, true).unwrap();
+            }
+            assert_eq!(optim.scaler().loss_scale(), next);
+            step(&mut optim, false).unwrap();
+            assert_eq!(optim.scaler().counters().stepped(), 1);
+        }
     }
 }
 
@@ -215,8 +215,10 @@ fn a_used_scaler_forgets() {
     optim.load_record(saved()).unwrap();
     let mut scaler = used().scaler().clone();
     scaler.load_record(saved()).unwrap();
+    // That of an optimizer without loss scaling.
     let mut plain = used();
-    plain.load_record(plain_record()).unwrap();
+    let bytes = SgdConfig::new().init().into_bytes().unwrap();
+    plain.from_bytes(bytes).unwrap();
     for scaler in [optim.scaler(), &scaler, plain.scaler()] {
         assert_eq!(scaler.last_outcome(), None);
         assert!(scaler.last_status().is_none());
@@ -226,10 +228,4 @@ fn a_used_scaler_forgets() {
     let zeros = scaled_by_hand(optim.scaler(), model.gradients(|_| 0.0));
     let messages = captured(Level::Warn, || drop(optim.step(0.1, model, zeros)));
     assert_eq!(messages, [""; 0]);
-}
-
-/// That of an optimizer without loss scaling.
-fn plain_record() -> AmpRecord {
-    let bytes = SgdConfig::new().init().into_bytes().unwrap();
-    AmpRecord::from_bytes(bytes).unwrap()
 }

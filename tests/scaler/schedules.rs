@@ -3,7 +3,7 @@
 use burn_amp_tests::prelude::*;
 use burn_amp_tests::{says, scaled_by_hand};
 
-use crate::support::{Model, unscaled};
+use crate::support::{Model, Trial, unscaled};
 
 fn config(schedule: Schedule) -> GradScalerConfig {
     GradScalerConfig::new().with_schedule(schedule)
@@ -34,57 +34,33 @@ fn resumed(config: GradScalerConfig, scaler: &GradScaler) -> GradScaler {
     resumed
 }
 
-struct Run {
-    model: Model,
-    optim: ScaledOptimizer<ModuleOptimizer>,
-}
-
-impl Run {
-    fn new(config: GradScalerConfig) -> Self {
-        let model = Model::new();
-        let optim = sgd_under(config);
-        Self { model, optim }
-    }
-
-    fn step(&mut self, value: f64) -> f32 {
-        let scaled = value * f64::from(self.optim.scaler().loss_scale());
-        let grads = self.model.gradients(|_| scaled);
-        let grads = scaled_by_hand(self.optim.scaler(), grads);
-        self.model = self.optim.step(1e-6, self.model.clone(), grads);
-        self.optim.scaler().loss_scale()
+impl Trial {
+    /// An iteration with such gradients; the next scale.
+    fn show(&mut self, value: f64) -> f32 {
+        let scaled = value * f64::from(self.scale());
+        self.iterate_with(self.model.gradients(|_| scaled));
+        self.scale()
     }
 }
 
 #[test]
 fn an_overflow_backs_off_under_every_schedule() {
     for schedule in ours() {
-        let mut run = Run::new(config(schedule));
-        let before = (0..30).map(|_| run.step(0.25)).last().unwrap();
-        assert_eq!(run.step(f64::INFINITY), before / 2.0, "{schedule:?}");
-        assert_eq!(run.step(f64::NAN), before / 4.0, "{schedule:?}");
+        let mut run = Trial::new(config(schedule));
+        let before = (0..30).map(|_| run.show(0.25)).last().unwrap();
+        assert_eq!(run.show(f64::INFINITY), before / 2.0, "{schedule:?}");
+        assert_eq!(run.show(f64::NAN), before / 4.0, "{schedule:?}");
         // And not because of what was measured: the next clean step does not go back at once.
-        assert!(run.step(0.25) <= before / 4.0, "{schedule:?}");
-    }
-}
-
-#[test]
-fn log_max_finds_the_highest_scale_at_which_the_largest_magnitude_is_finite() {
-    for exponent in [-20, -3, 4] {
-        let mut run = Run::new(config(Schedule::log_max()));
-        let value = 1.5 * 2f64.powi(exponent);
-        let scale = (0..50).map(|_| run.step(value)).last().unwrap();
-        let largest = value * f64::from(scale);
-        assert!(largest < 65504.0 && 2.0 * largest > 65504.0, "{largest}");
-        assert_eq!(run.optim.scaler().counters().skipped(), 0);
+        assert!(run.show(0.25) <= before / 4.0, "{schedule:?}");
     }
 }
 
 /// Between the edge, an eighth of the top, and twice the edge.
 #[test]
 fn near_top_stays_where_values_meet_the_edge() {
-    let mut run = Run::new(config(Schedule::near_top()));
+    let mut run = Trial::new(config(Schedule::near_top()));
     let value = 1.5 * 2f64.powi(-10);
-    let scales: Vec<f32> = (0..40).map(|_| run.step(value)).collect();
+    let scales: Vec<f32> = (0..40).map(|_| run.show(value)).collect();
     for pair in scales[20..].windows(2) {
         let largest = value * f64::from(pair[0]);
         assert!((4094.0..=16376.0).contains(&largest), "{largest}");
@@ -122,50 +98,52 @@ fn what_the_measures_do_not_show_costs_no_more_skips_than_with_pytorchs_rule() {
     assert!(skips(Schedule::adaptive_interval()) < torch / 2);
 }
 
-/// The largest magnitude of an iteration is that of all its optimizers.
+/// The largest magnitude of an iteration is that of all its optimizers, and so are its counts.
 #[test]
 fn an_iteration_shows_the_gradients_of_all_optimizers() {
-    for values in [[8.0, 0.25], [0.25, 8.0]] {
-        let mut scaler = config(Schedule::log_max()).init().unwrap();
-        for _ in 0..20 {
-            for value in values {
-                step(&mut scaler, value);
-            }
-            scaler.update().unwrap();
-        }
-        assert_eq!(scaler.loss_scale(), 4096.0, "{values:?}");
-    }
-}
-
-/// The counts of an iteration are those of all its optimizers.
-#[test]
-fn an_iteration_counts_the_values_of_all_optimizers() {
     let share = |share| Schedule::NearTop {
         edge: 0.125,
         share,
         period: 1,
     };
-    // One of two optimizers is near the top.
-    for (share, down) in [(share(0.45), true), (share(0.55), false)] {
-        let mut scaler = config(share).init().unwrap();
-        for value in [0.25, 1e-9] {
-            step(&mut scaler, value);
+    let log_max = Schedule::log_max();
+    for (schedule, values, iterations, scale) in [
+        // The highest scale at which the largest magnitude is finite.
+        (log_max, [8.0, 0.25], 50, 4096.0),
+        (log_max, [0.25, 8.0], 50, 4096.0),
+        (log_max, [1.5 * 2f64.powi(-20), 1e-9], 50, 2f32.powi(35)),
+        (log_max, [1.5 * 2f64.powi(4), 1e-9], 50, 2048.0),
+        // One of two optimizers is near the top.
+        (share(0.45), [0.25, 1e-9], 1, 32768.0),
+        (share(0.55), [0.25, 1e-9], 1, 131072.0),
+    ] {
+        let mut scaler = config(schedule).init().unwrap();
+        for _ in 0..iterations {
+            for value in values {
+                step(&mut scaler, value);
+            }
+            scaler.update().unwrap();
         }
-        scaler.update().unwrap();
-        assert_eq!(scaler.loss_scale() < 65536.0, down);
+        assert_eq!(scaler.loss_scale(), scale, "{schedule:?}, {values:?}");
+        assert_eq!(scaler.counters().skipped(), 0);
     }
 }
 
 #[test]
 fn a_window_shows_its_mean_and_a_tested_micro_batch_itself() {
-    for tested in [false, true] {
+    for (tested, moves, last) in [(false, 2, 4096.0), (true, 6, 131072.0)] {
         let accumulation = AccumulationConfig::new(4).with_skip_micro_batch(tested);
-        let mut run = Run::new(config(Schedule::log_max()).with_init_scale(1024.0));
-        run.optim = run.optim.with_accumulation(accumulation).unwrap();
-        let scales: Vec<f32> = (0..8).map(|_| run.step(0.25)).collect();
-        let moves = scales.windows(2).filter(|pair| pair[0] != pair[1]).count();
-        assert_eq!(moves, if tested { 6 } else { 2 }, "{scales:?}");
-        assert_eq!(scales[7], if tested { 131072.0 } else { 4096.0 });
+        let optim = sgd_under(config(Schedule::log_max()).with_init_scale(1024.0));
+        let mut optim = optim.with_accumulation(accumulation).unwrap();
+        let mut model = Model::new();
+        let scales = [(); 8].map(|()| {
+            let scaled = 0.25 * f64::from(optim.scaler().loss_scale());
+            let grads = scaled_by_hand(optim.scaler(), model.gradients(|_| scaled));
+            model = optim.step(1e-6, model.clone(), grads);
+            optim.scaler().loss_scale()
+        });
+        let found = scales.windows(2).filter(|pair| pair[0] != pair[1]).count();
+        assert_eq!((found, scales[7]), (moves, last), "{scales:?}");
     }
 }
 
@@ -186,12 +164,11 @@ fn changed_gradients_do_not_move_the_scale() {
 #[test]
 fn a_scale_that_is_set_by_hand_is_where_a_schedule_goes_on() {
     for schedule in ours() {
-        let mut run = Run::new(config(schedule));
-        run.step(f64::INFINITY);
-        let set = run.optim.scaler_mut().set_loss_scale(2f64.powi(17));
-        set.unwrap();
-        assert_eq!(run.optim.scaler().loss_scale(), 131072.0);
-        assert!(run.step(1e-6) >= 131072.0, "{schedule:?}");
+        let mut run = Trial::new(config(schedule));
+        run.show(f64::INFINITY);
+        run.scaler.set_loss_scale(2f64.powi(17)).unwrap();
+        assert_eq!(run.scale(), 131072.0);
+        assert!(run.show(1e-6) >= 131072.0, "{schedule:?}");
     }
 }
 
@@ -199,16 +176,16 @@ fn a_scale_that_is_set_by_hand_is_where_a_schedule_goes_on() {
 fn a_warm_up_holds_every_schedule_down() {
     for schedule in ours() {
         let config = config(schedule).with_warmup_steps(12).with_warmup_levels(3);
-        let mut run = Run::new(config.with_init_scale(65536.0));
-        assert_eq!(run.optim.scaler().loss_scale(), 1024.0);
-        let scales: Vec<f32> = (0..12).map(|_| run.step(1e-9)).collect();
+        let mut run = Trial::new(config.with_init_scale(65536.0));
+        assert_eq!(run.scale(), 1024.0);
+        let scales: Vec<f32> = (0..12).map(|_| run.show(1e-9)).collect();
         let caps = [1024.0, 2048.0, 4096.0].map(|cap| [cap; 4]).concat();
         assert_eq!(scales[..11], caps[1..], "{schedule:?}");
         assert!(scales[11] > 4096.0, "{schedule:?}");
         // An overflow in it is one of what was used.
-        let mut run = Run::new(config);
-        run.step(1e-9);
-        assert_eq!(run.step(f64::INFINITY), 512.0, "{schedule:?}");
+        let mut run = Trial::new(config);
+        run.show(1e-9);
+        assert_eq!(run.show(f64::INFINITY), 512.0, "{schedule:?}");
     }
 }
 
@@ -243,19 +220,18 @@ fn a_scaler_uses_no_scale_that_is_nan_or_infinite() {
             .with_init_scale(1.0)
             .with_max_scale(max);
         let config = config.with_warmup_steps(6);
-        let mut run = Run::new(config);
-        run.step(0.25);
+        let mut run = Trial::new(config);
+        run.show(0.25);
         for step in 0..12 {
-            let scale = run.step(value);
+            let scale = run.show(value);
             let highest = max.map_or(f32::MAX, |max| max as f32);
             assert!(scale <= highest, "{max:?}, {value}, step {step}: {scale}");
         }
-        let scaler = run.optim.scaler();
-        let resumed = resumed(config, scaler);
-        assert_eq!(stored(&resumed.schedule()), stored(&scaler.schedule()));
+        let resumed = resumed(config, &run.scaler);
+        assert_eq!(stored(&resumed.schedule()), stored(&run.scaler.schedule()));
         // It moves on by what comes then.
-        let stuck = run.optim.scaler().loss_scale();
-        let moved = (0..12).map(|_| run.step(16.0)).last().unwrap();
+        let stuck = run.scale();
+        let moved = (0..12).map(|_| run.show(16.0)).last().unwrap();
         assert_ne!(moved, stuck, "{max:?}, {value}");
     }
 }
@@ -285,9 +261,9 @@ fn a_scale_that_is_nan_or_infinite_is_stored_as_what_it_is() {
 /// Under other parameters a schedule goes on with what it has learned.
 #[test]
 fn a_record_of_other_parameters_goes_on() {
-    let mut run = Run::new(config(Schedule::log_max()).with_init_scale(64.0));
+    let mut run = Trial::new(config(Schedule::log_max()).with_init_scale(64.0));
     for _ in 0..3 {
-        run.step(0.25);
+        run.show(0.25);
     }
     let other = Schedule::LogMax {
         beta1: 0.9,
@@ -295,8 +271,8 @@ fn a_record_of_other_parameters_goes_on() {
         overflow_std_dev: 3.09,
     };
     let mut scaler = config(other).init().unwrap();
-    scaler.load_record(run.optim.scaler().to_record()).unwrap();
-    let schedules = [scaler.schedule(), run.optim.scaler().schedule()];
+    scaler.load_record(run.scaler.to_record()).unwrap();
+    let schedules = [scaler.schedule(), run.scaler.schedule()];
     let [after, before] = schedules.map(|schedule| stored(&schedule)["state"].clone());
     assert_eq!(after, before);
 }

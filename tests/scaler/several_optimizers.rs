@@ -20,57 +20,50 @@ impl Player {
     }
 }
 
-fn setup() -> (GradScaler, Player, Player) {
+/// A generator and a critic.
+fn setup() -> (GradScaler, [Player; 2]) {
     let config = GradScalerConfig::new().with_growth_interval(2);
-    let of = |optim| Player {
+    let optimizers = [AdamConfig::new().init(), SgdConfig::new().init()];
+    let players = optimizers.map(|optim| Player {
         model: Model::new(),
         optim,
-    };
-    let generator = of(AdamConfig::new().init());
-    (
-        config.init().unwrap(),
-        generator,
-        of(SgdConfig::new().init()),
-    )
+    });
+    (config.init().unwrap(), players)
 }
 
 #[test]
 fn each_skips_by_its_own_gradients() {
-    let (mut scaler, mut generator, mut critic) = setup();
-    assert!(!generator.step(&mut scaler, true));
-    assert_eq!(scaler.last_outcome(), Some(StepOutcome::Skipped));
-    assert!(critic.step(&mut scaler, false));
-    assert_eq!(scaler.last_outcome(), Some(StepOutcome::Stepped));
-    assert!(generator.optim.to_record().is_empty());
-    // The scale moves in `update` only, and the skip outweighs the clean step that followed it.
-    assert_eq!(scaler.loss_scale(), 65536.0);
-    assert_eq!(scaler.update().unwrap(), Some(StepOutcome::Skipped));
-    assert_eq!(scaler.loss_scale(), 32768.0);
-    let counters = scaler.counters();
-    assert_eq!((counters.steps(), counters.skipped()), (2, 1));
-    assert_eq!(counters.consecutive_skips(), 1);
-
-    assert!(critic.step(&mut scaler, false));
-    assert!(!generator.step(&mut scaler, true));
-    assert_eq!(scaler.update().unwrap(), Some(StepOutcome::Skipped));
-    assert_eq!(scaler.loss_scale(), 16384.0);
-    assert_eq!(scaler.counters().consecutive_skips(), 2);
-
-    // Two overflows in one iteration back off once.
-    assert!(!generator.step(&mut scaler, true));
-    assert!(!critic.step(&mut scaler, true));
-    assert_eq!(scaler.update().unwrap(), Some(StepOutcome::Skipped));
-    assert_eq!(scaler.loss_scale(), 8192.0);
-    let counters = scaler.counters();
-    assert_eq!((counters.steps(), counters.skipped()), (6, 4));
-    assert_eq!(counters.consecutive_skips(), 3);
+    let (mut scaler, mut players) = setup();
+    // Who steps, and with an overflow or not; the scale after it, and steps, skips and skips in a row.
+    for (steps, scale, counts) in [
+        ([(0, true), (1, false)], 32768.0, (2, 1, 1)),
+        ([(1, false), (0, true)], 16384.0, (4, 2, 2)),
+        // Two overflows in one iteration back off once.
+        ([(0, true), (1, true)], 8192.0, (6, 4, 3)),
+    ] {
+        let before = scaler.loss_scale();
+        for (player, overflow) in steps {
+            assert_eq!(players[player].step(&mut scaler, overflow), !overflow);
+            let outcome = burn_amp_tests::outcome(overflow);
+            assert_eq!(scaler.last_outcome(), Some(outcome), "{steps:?}");
+            // The scale moves in `update` only.
+            assert_eq!(scaler.loss_scale(), before, "{steps:?}");
+        }
+        // The skip outweighs a clean step that followed it.
+        assert_eq!(scaler.update().unwrap(), Some(StepOutcome::Skipped));
+        assert_eq!(scaler.loss_scale(), scale, "{steps:?}");
+        let found = scaler.counters();
+        let found = (found.steps(), found.skipped(), found.consecutive_skips());
+        assert_eq!(found, counts, "{steps:?}");
+    }
+    assert!(players[0].optim.to_record().is_empty());
 }
 
 /// Whether the generator steps in every iteration, or in every other one only.
 #[test]
 fn clean_iterations_count_once_towards_growth() {
     for every in [1, 2] {
-        let (mut scaler, mut generator, mut critic) = setup();
+        let (mut scaler, [mut generator, mut critic]) = setup();
         let scales = [65536.0, 131072.0, 131072.0, 262144.0];
         for (iteration, expected) in scales.into_iter().enumerate() {
             assert!(critic.step(&mut scaler, false));

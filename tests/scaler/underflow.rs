@@ -4,7 +4,7 @@ use burn_amp_tests::prelude::*;
 use burn_amp_tests::{only, says};
 use log::Level;
 
-use crate::support::{Model, Trial, captured, scaler, unscaled};
+use crate::support::{Model, Trial, captured, scaler};
 
 fn loss(value: f32) -> Tensor<1> {
     Tensor::from_floats([value], &Device::flex())
@@ -14,79 +14,54 @@ fn warnings(action: impl FnOnce()) -> Vec<String> {
     captured(Level::Warn, action)
 }
 
-impl Trial {
-    fn scale_loss(&self, value: f32) {
-        drop(self.scaler.scale(loss(value)));
-    }
-
-    /// An iteration with gradients of zero.
-    fn zeros(&mut self) {
-        self.iterate_with(self.model.gradients(|_| 0.0));
-    }
-}
-
-/// Of five steps with gradients of zero and a loss of `value`.
-fn of_five(mut run: Trial, value: f32) -> Vec<String> {
+/// What an iteration warns of, in which each of these calls of `scale` had these losses.
+fn iteration(run: &mut Trial, calls: &[&[f32]], gradient: fn(usize) -> f64) -> Vec<String> {
     warnings(|| {
-        for _ in 0..5 {
-            run.scale_loss(value);
-            run.zeros();
+        for losses in calls {
+            let losses = losses.iter().map(|value| loss(*value));
+            drop(run.scaler.scale(losses.collect::<Vec<_>>()));
         }
+        run.iterate_with(run.model.gradients(gradient));
     })
-}
-
-#[test]
-fn a_nonzero_loss_warns_once() {
-    for value in [1.0, -1e-30, f32::MAX] {
-        let messages = of_five(Trial::at(4096.0), value);
-        says(only(&messages), ["underflow", "4096"]);
-    }
-    let disabled = GradScalerConfig::new().with_enabled(false);
-    assert_eq!(of_five(Trial::new(disabled), 1.0), [""; 0]);
 }
 
 /// The losses of each call of `scale` in a step, its gradients, and how many warnings there are in two such steps.
 #[test]
 fn what_counts_as_an_underflow() {
-    let none: &[&[f32]] = &[];
-    for (name, calls, gradient, expected) in [
-        ("zero of another sign", &[&[1.0f32][..]][..], -0.0, 1),
-        ("a zero loss", &[&[0.0]], 0.0, 0),
-        ("another zero loss", &[&[-0.0]], 0.0, 0),
+    type Case<'a> = (&'a str, &'a [&'a [f32]], fn(usize) -> f64, usize);
+    let cases: &[Case] = &[
+        ("a loss", &[&[1.0]], |_| 0.0, 1),
+        ("a tiny loss", &[&[-1e-30]], |_| 0.0, 1),
+        ("the largest loss", &[&[f32::MAX]], |_| 0.0, 1),
+        ("zero of another sign", &[&[1.0]], |_| -0.0, 1),
+        ("a zero loss", &[&[0.0]], |_| 0.0, 0),
+        ("another zero loss", &[&[-0.0]], |_| 0.0, 0),
         // As with several workers, which scale their losses with scalers of their own: it may be zero.
-        ("a loss that was not seen", none, 0.0, 0),
+        ("a loss that was not seen", &[], |_| 0.0, 0),
         // Of several losses, one that is not zero is enough.
-        ("two zero losses", &[&[0.0, 0.0]], 0.0, 0),
-        ("one of two losses", &[&[0.0, 2.0]], 0.0, 1),
+        ("two zero losses", &[&[0.0, 0.0]], |_| 0.0, 0),
+        ("one of two losses", &[&[0.0, 2.0]], |_| 0.0, 1),
         // Losses that are scaled in separate calls belong to the same step.
-        ("one of two calls", &[&[2.0], &[0.0]], 0.0, 1),
-    ] {
+        ("one of two calls", &[&[2.0], &[0.0]], |_| 0.0, 1),
+        (
+            "one gradient",
+            &[&[1.0]],
+            |at| f64::from(at == 52) * 1e-30,
+            0,
+        ),
+    ];
+    for (name, calls, gradient, expected) in cases {
         let mut run = Trial::at(4096.0);
-        let messages = warnings(|| {
-            for _ in 0..2 {
-                for losses in calls {
-                    let losses = losses.iter().map(|value| loss(*value));
-                    drop(run.scaler.scale(losses.collect::<Vec<_>>()));
-                }
-                run.iterate_with(run.model.gradients(|_| gradient));
-            }
-        });
-        assert_eq!(messages.len(), expected, "{name}: {messages:?}");
-    }
-}
-
-#[test]
-fn one_nonzero_gradient_or_none_at_all_is_no_underflow() {
-    let mut run = Trial::at(4096.0);
-    let one = |index| if index == 52 { 1e-30 } else { 0.0 };
-    let messages = warnings(|| {
-        for grads in [run.model.gradients(one), GradientsParams::new()] {
-            run.scale_loss(1.0);
-            run.iterate_with(grads);
+        let messages = [(); 2].map(|()| iteration(&mut run, calls, *gradient));
+        let messages = messages.concat();
+        assert_eq!(messages.len(), *expected, "{name}: {messages:?}");
+        for message in messages {
+            says(&message, ["underflow", "4096"]);
         }
-    });
-    // Of none at all it is said that there are none.
-    says(only(&messages), ["no gradient"]);
+    }
+    let disabled = GradScalerConfig::new().with_enabled(false);
+    let messages = iteration(&mut Trial::new(disabled), &[&[1.0]], |_| 0.0);
+    assert_eq!(messages, [""; 0]);
 }
 
 /// A zero loss excuses its own step only.
@@ -94,43 +69,33 @@ fn one_nonzero_gradient_or_none_at_all_is_no_underflow() {
 fn a_later_underflow_still_warns() {
     let mut run = Trial::at(4096.0);
     for (value, expected) in [(0.0, 0), (0.5, 1), (0.5, 0)] {
-        let messages = warnings(|| {
-            run.scale_loss(value);
-            run.zeros();
-        });
-        assert_eq!(messages.len(), expected);
+        let messages = iteration(&mut run, &[&[value]], |_| 0.0);
+        assert_eq!(messages.len(), expected, "{value}: {messages:?}");
     }
 }
 
-/// The losses of an iteration are those of all its optimizers.
+/// The losses of an iteration are those of all its optimizers, and of copies of the scaler, which each worker has.
 #[test]
-fn several_optimizers_with_a_zero_loss() {
+fn losses_of_several_optimizers_and_workers() {
     let models = [Model::new(), Model::new()];
     let mut scaler = scaler(4096.0);
-    let messages = warnings(|| {
-        let _ = scaler.scale((loss(0.0), loss(0.0)));
-        for model in &models {
-            let grads = unscaled(&scaler, model.gradients(|_| 0.0), model);
-            scaler.step(&mut SgdConfig::new().init(), 0.1, model.clone(), grads);
-        }
-        scaler.update().unwrap();
-    });
-    assert_eq!(messages, [""; 0]);
-}
-
-#[test]
-fn the_scaled_optimizer_warns_too() {
-    let model = Model::new();
-    let mut optim = sgd_under(at_scale(2048.0));
-    let messages = warnings(|| {
-        for _ in 0..3 {
-            // Multiplied by zero: the loss is 1 whatever the parameters are.
-            let loss = (model.vector.val() * 0.0).sum() + 1.0;
-            let grads = optim.backward(loss, &model);
-            optim.step(0.1, model.clone(), grads);
-        }
-    });
-    says(only(&messages), ["2048"]);
+    for (value, expected) in [(0.0, 0), (1.0, 1)] {
+        let messages = warnings(|| {
+            let workers = models.each_ref().map(|_| scaler.clone());
+            std::thread::scope(|threads| {
+                for worker in workers {
+                    threads.spawn(move || drop(worker.scale((loss(0.0), loss(value)))));
+                }
+            });
+            for model in &models {
+                let grads = scaler.scaled(model.gradients(|_| 0.0)).unwrap();
+                let grads = scaler.unscale(grads, model).unwrap();
+                scaler.step(&mut SgdConfig::new().init(), 0.1, model.clone(), grads);
+            }
+            scaler.update().unwrap();
+        });
+        assert_eq!(messages.len(), expected, "{value}: {messages:?}");
+    }
 }
 
 /// At the border no loss is seen: what counts is the gradient that comes to it.
@@ -155,23 +120,26 @@ fn gradients_that_are_lost_inside_a_scope_warn_once() {
     }
 }
 
-/// Of two windows with gradients of zero.
+/// Of several steps or windows with gradients of zero.
 #[test]
-fn windows_are_watched_with_their_losses() {
+fn the_scaled_optimizer_warns_too() {
     let model = Model::new();
-    for (rule, value) in [(false, 1.0), (false, 0.0), (true, 1.0), (true, 0.0)] {
-        let config = AccumulationConfig::new(2).with_skip_micro_batch(rule);
-        let mut optim = sgd_under(at_scale(4096.0))
-            .with_accumulation(config)
-            .unwrap();
-        let messages = warnings(|| {
-            for _ in 0..4 {
-                let _ = optim.scaler().scale(loss(value));
-                let grads = optim.scaler().scaled(model.gradients(|_| 0.0));
-                optim.step(0.1, model.clone(), grads.unwrap());
-            }
-        });
-        assert_eq!(messages.len(), value as usize, "{rule}, {value}");
+    for (size, rule) in [(1, false), (2, false), (2, true)] {
+        for (factor, expected) in [(1.0, 1), (0.0, 0)] {
+            let config = AccumulationConfig::new(size).with_skip_micro_batch(rule);
+            let optim = sgd_under(at_scale(4096.0)).with_accumulation(config);
+            let mut optim = optim.unwrap();
+            let messages = warnings(|| {
+                for _ in 0..4 {
+                    // Multiplied by zero: the loss is the same whatever the parameters are.
+                    let loss = (model.vector.val() * 0.0).sum() + factor;
+                    let grads = optim.backward(loss, &model);
+                    optim.step(0.1, model.clone(), grads);
+                }
+            });
+            assert_eq!(messages.len(), expected, "{size}, {rule}: {messages:?}");
+            assert!(messages.iter().all(|message| message.contains("4096")));
+        }
     }
 }
 

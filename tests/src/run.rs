@@ -111,7 +111,7 @@ impl<O: ModuleOptim> Run<O> {
     }
 
     /// With a hook of the test's own.
-    pub fn with_hook(mut self, hook: impl Hook) -> Self {
+    pub fn with_hook(mut self, hook: impl Hook + Clone) -> Self {
         self.optim = self.optim.with_hook(hook).unwrap();
         self
     }

@@ -113,7 +113,7 @@ impl Account {
         self.counters.discarded += 1;
         self.untested = self.untested.saturating_add(u32::from(is_enabled));
         if is_enabled && self.untested == MANY {
-            log::warn!(
+            warn!(
                 "{MANY} gradients in a row were discarded untested: if they overflow, the loss scale does not learn of it. Discard what \
                  `optim.unscale(optim.backward(loss, &model), &model)` has tested, or give them to `step`"
             );
@@ -129,7 +129,7 @@ impl Account {
     ) {
         if !self.warned_of_zeros && status.is_all_zero() && arrived() {
             self.warned_of_zeros = true;
-            log::warn!(
+            warn!(
                 "all {} gradient values are zero at loss scale {} although the loss is not: they underflow in half \
                  precision (or the loss does not depend on the parameters). A larger `init_scale` or a shorter \
                  `growth_interval` helps against underflow",
@@ -159,7 +159,7 @@ impl Account {
         // No gradients are no evidence that anything is fine.
         if found.is_empty {
             if purpose == Purpose::Step && !std::mem::replace(&mut self.warned_of_nothing, true) {
-                log::warn!(
+                warn!(
                     "a step found no gradient for any parameter, and changes nothing. Likely causes: all parameters are frozen; adapters \
                      were attached in the wrong order (low-rank adapters first, then `MixedPrecision`); the loss was computed from \
                      another copy of the model, or without autodiff"
@@ -201,7 +201,7 @@ impl Account {
         if found.is_settled {
             // No loss scale is too high there, and none helps.
             self.counters.skipped_windows += 1;
-            log::warn!(
+            warn!(
                 "window skipped: the sum of its micro-batches overflows, first in `{parameter}`, though each of them is finite"
             );
             let skips = self.counters.skipped_windows;
@@ -236,7 +236,7 @@ impl Account {
             false => "the model's output is infinite or NaN",
         };
         let skip = purpose.skip();
-        log::warn!("{skip}: {what}, {skips} in a row; the loss scale stays");
+        warn!("{skip}: {what}, {skips} in a row; the loss scale stays");
         Ok(())
     }
 
@@ -248,7 +248,7 @@ impl Account {
         self.counters.consecutive_skips += 1;
         let skips = self.counters.consecutive_skips();
         let skip = purpose.skip();
-        log::warn!("{skip}, {skips} in a row: {}", AmpError::TwoPrecisions);
+        warn!("{skip}, {skips} in a row: {}", AmpError::TwoPrecisions);
         limit(schedule, skips, || AmpError::TwoPrecisions)
     }
 
@@ -266,7 +266,7 @@ impl Account {
         if seen.outcome.is_skipped() {
             let skips = self.counters.consecutive_skips();
             if skips > 2 {
-                log::warn!("{skips} overflows in a row at loss scale {from}");
+                warn!("{skips} overflows in a row at loss scale {from}");
             }
             log_skip([before, after], purpose, overflows);
         } else if before != after {

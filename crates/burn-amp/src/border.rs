@@ -252,7 +252,7 @@ fn warn_of_a_loss(tensor: &AnyTensor) {
     let dtype = tensor.dtype();
     if is_half(dtype) && tensor.is_tracked() && tensor.shape().num_elements() == 1 {
         SAID.call_once(|| {
-            log::warn!(
+            warn!(
                 "`autocast` returns a single {dtype:?} value that requires gradients: if it is a loss, take it outside, in f32. Reduced \
                  in half precision it loses digits, and its gradient times the loss scale overflows"
             );

@@ -154,7 +154,7 @@ fn search(
     let exponent = highest(|exponent| run(f64::from(exponent).exp2()))? - HEADROOM;
     let scale = f64::from(exponent).exp2();
     match exponent < 0 {
-        true => log::warn!(
+        true => warn!(
             "gradients overflow in half precision even at a loss scale of 1: the loss is large, or its gradients are. The loss scale is {}",
             short(scale)
         ),

@@ -110,6 +110,7 @@ where
     F: FnMut(&M, B) -> Tensor<1>,
 {
     /// Takes a model, its optimizer, and what computes the loss of a batch, of shape `[1]`. Nothing is recorded yet. Does not wait for the device.
+    /// Warns of dropout where the device records nothing: one that does refuses it.
     ///
     /// # Errors
     ///
@@ -123,6 +124,14 @@ where
             [device] => Some(device.clone().inner()).filter(Graph::is_supported),
             _ => None,
         };
+        let random = random_layers(&model);
+        if device.is_none() && !random.is_empty() {
+            warn!(
+                "this device records no step, so each is made anew. One that records refuses this model, because {} draw random numbers, and a \
+                 replay would draw the same again",
+                random.join(", ")
+            );
+        }
         Ok(Self {
             model: Some(model),
             optim,
@@ -419,8 +428,8 @@ fn host_values(error: &str) -> String {
     )
 }
 
-/// Names the layers that draw random numbers.
-fn random_operations<M: Module>(model: &M) -> String {
+/// Paths of the layers that draw random numbers.
+fn random_layers<M: Module>(model: &M) -> Vec<String> {
     #[derive(Default)]
     struct Named {
         path: ModulePath,
@@ -443,9 +452,14 @@ fn random_operations<M: Module>(model: &M) -> String {
     let mut named = Named::default();
     model.visit(&mut named);
     named.layers.dedup();
-    let layers = match named.layers.is_empty() {
+    named.layers
+}
+
+fn random_operations<M: Module>(model: &M) -> String {
+    let layers = random_layers(model);
+    let layers = match layers.is_empty() {
         true => String::new(),
-        false => format!(" ({})", named.layers.join(", ")),
+        false => format!(" ({})", layers.join(", ")),
     };
     format!(
         "the closure draws random numbers{layers}, and a replay would draw the same again. Make them outside and pass them in the batch, or \

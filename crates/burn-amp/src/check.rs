@@ -136,7 +136,7 @@ impl MixedPrecision {
         // A device that adds in another order each time proves nothing.
         let again = run(scale, 1.0, OWN)?;
         if self::leak(&entries, &grads, &again, 1.0).is_some() {
-            log::warn!(
+            warn!(
                 "the same loss gives different gradients each time, so tensors that enter or leave `autocast` without the loss scale cannot be found"
             );
             return Ok(status);

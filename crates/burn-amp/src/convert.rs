@@ -45,7 +45,7 @@ pub fn to_half<M: Module>(module: M, dtype: FloatDType, keep: &[ParamGroup]) -> 
         (!is_kept).then(|| parameter.value.cast(dtype))
     });
     for (index, _) in (matched.iter().enumerate()).filter(|(_, matched)| !**matched) {
-        log::warn!("group {index} of `keep` matches no parameter: nothing is kept for it");
+        warn!("group {index} of `keep` matches no parameter: nothing is kept for it");
     }
     module
 }

@@ -167,7 +167,7 @@ impl Ema {
             let old = old.filter(|shape| *shape != value.shape());
             if let Some(old) = &old {
                 let new = value.shape();
-                log::warn!(
+                warn!(
                     "`{path}` has shape {new}, but its average has {old}: the average starts again"
                 );
             }
@@ -236,7 +236,7 @@ impl Ema {
             let shape = found.value.shape();
             if old != shape {
                 let path = &found.path;
-                log::warn!(
+                warn!(
                     "`{path}` has shape {shape}, but its average has {old}: the parameter is kept"
                 );
                 return None;
@@ -246,7 +246,7 @@ impl Ema {
         };
         let module = replaced(module, average);
         if known == 0 && self.parameters() > 0 {
-            log::warn!(
+            warn!(
                 "none of the {} averages belongs to a parameter of this module, which is not changed. A module that was built again has new \
                  ids: load its own record too, which gives its parameters their ids back",
                 self.parameters()
@@ -311,7 +311,7 @@ impl Hook for Ema {
         let loaded = self.averages.len();
         let unknown = loaded - self.average(step.parameters(), skipped.as_ref());
         if std::mem::take(&mut self.loaded) && unknown > 0 {
-            log::warn!(
+            warn!(
                 "{unknown} of the {loaded} averages that were loaded belong to no parameter of this module, and are not used: load \
                  the model's own record too, which gives its parameters their ids back"
             );

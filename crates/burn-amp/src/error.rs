@@ -141,9 +141,12 @@ pub enum AmpError {
     #[error(
         "two dtypes meet inside `autocast`, which computes in {dtype:?}{}: {message}. A layer that holds f32 tensors of its own \
          (BatchNorm, Lstm, Gru, positional encodings) goes into `in_f32(x, |x| layer.forward(x))`. A tensor that is captured or made \
-         inside goes into `amp.cast(tensor)`. Work on other threads goes into `Scope::enter`. The model needs \
-         `apply_reparameterization(amp.clone())` with this same `MixedPrecision`",
-        parameter.as_ref().map(|path| format!(" (the parameter read last is `{path}`)")).unwrap_or_default()
+         inside goes into `amp.cast(tensor)`. Work on other threads goes into `Scope::enter`",
+        match parameter {
+            Some(path) => format!(" (the parameter read last is `{path}`)"),
+            None => " (no parameter was read: the model was not attached to this `MixedPrecision`, or runs on another thread. Attach it with \
+                     `amp.prepare(model, optim)` or `amp.attach(model)`)".to_string(),
+        }
     )]
     DTypeClash {
         /// The dtype of the scope.

@@ -15,7 +15,7 @@ use burn::{
     },
     tensor::DType,
 };
-use std::{collections::HashMap, marker::PhantomData, sync::Arc};
+use std::{marker::PhantomData, sync::Arc};
 
 #[cfg(all(test, feature = "train"))]
 pub(crate) use self::pass::PASSES;
@@ -194,11 +194,8 @@ pub(crate) fn step_by<M: Module>(
     let factors = ids.iter().map(factor).collect();
     let step = || optim.step(lr, module, grads);
     let (module, stepped) = pass::collected(decides.as_ref(), factors, step);
-    let stepped = ids.into_iter().zip(stepped);
-    let mut values: HashMap<_, _> = stepped
-        .filter_map(|(id, value)| Some((id, value?)))
-        .collect();
-    replaced(module, |id, _| values.remove(&id))
+    let mut stepped = ids.into_iter().zip(stepped).peekable();
+    replaced(module, |id, _| stepped.next_if(|(next, _)| *next == id)?.1)
 }
 
 impl<C> ModuleOptim for Fused<C> {

@@ -71,7 +71,7 @@ pub(crate) use list::{Hooks, Judgement, applied};
 ///
 /// A hook sees the host's values, and tensors that it must not wait for. A step that overflows is shown to no hook. A clone of the optimizer
 /// has clones of its hooks.
-pub trait Hook: Clone + Debug + Send + Sync + 'static {
+pub trait Hook: Debug + Send + Sync + 'static {
     /// Its name among the hooks of an optimizer, and that of its state in records.
     fn name(&self) -> &str;
 

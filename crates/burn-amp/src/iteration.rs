@@ -110,7 +110,7 @@ impl Unsettled {
         if verdicts.len() == MAX_VERDICTS {
             verdicts.remove(0);
             self.warned.get_or_init(|| {
-                log::warn!(
+                warn!(
                     "gradients were unscaled {MAX_VERDICTS} times without an `update`, so that the loss scale cannot adjust itself: call \
                      `GradScaler::update` once after each iteration, also if its gradients are dropped"
                 );

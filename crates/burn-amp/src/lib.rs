@@ -6,15 +6,15 @@
 //!
 //! ```
 //! use burn::{
-//!     module::Module, nn::LinearConfig, optim::{AdamConfig, GradientsParams},
+//!     nn::LinearConfig, optim::{AdamConfig, GradientsParams},
 //!     tensor::{Device, Distribution, Tensor},
 //! };
-//! use burn_amp::{MixedPrecision, ScaledOptimizer};
+//! use burn_amp::MixedPrecision;
 //!
 //! let device = Device::flex().autodiff();
 //! let amp = MixedPrecision::f16();
-//! let mut model = LinearConfig::new(4, 2).init(&device).apply_reparameterization(amp.clone());
-//! let mut optim = ScaledOptimizer::new(AdamConfig::new().init(), &amp);
+//! let model = LinearConfig::new(4, 2).init(&device);
+//! let (mut model, mut optim) = amp.prepare(model, AdamConfig::new().init());
 //!
 //! for _ in 0..10 {
 //!     let input = Tensor::<2>::random([8, 4], Distribution::Default, &device);
@@ -27,7 +27,7 @@
 //!
 //! Begin with these two:
 //!
-//! - [`MixedPrecision`]: half-precision compute for any model, with its loss scale.
+//! - [`MixedPrecision`]: half-precision compute for any model, with its loss scale. [`prepare`](MixedPrecision::prepare) makes a model and its optimizer ready.
 //! - [`ScaledOptimizer`]: any of Burn's optimizers, with a test of the gradients before each step.
 //!
 //! Then, where you need them:
@@ -44,7 +44,10 @@
 //! - [`ScaledLrScheduler`]: a learning-rate schedule that does not advance on a skipped step.
 //! - [`AmpRecord`]: the state of all of these, in a file.
 //! - [`GradScaler`] and [`MasterWeights`]: PyTorch's calls, for half-precision parameters and ported programs.
-//! - `MixedPrecision::learner` and `MixedPrecision::training` (feature `train`): Burn's `Learner` in half precision.
+//! - `MixedPrecision::launch` (feature `train`): Burn's `Learner` in half precision.
+
+#[macro_use]
+mod warning;
 
 mod account;
 mod accumulation;
@@ -98,6 +101,7 @@ mod param_tensors;
 mod parts;
 mod pending;
 mod pipeline;
+mod prepare;
 mod rank;
 mod record;
 mod rehearsal;

@@ -286,7 +286,7 @@ impl LiveScale {
         let is_tested = self.is_tested.load(Ordering::Relaxed);
         let limit = if is_tested { MAX_EVENTS } else { UNTESTED };
         if count >= limit && !self.warned.swap(true, Ordering::Relaxed) {
-            log::warn!(
+            warn!(
                 "the gradients of {count} scopes were never tested: an overflow goes into the weights, and the loss scale stays at {}. Step with \
                  `ScaledOptimizer::new(optim, &amp)` in place of Burn's optimizer",
                 self.scale()

@@ -57,7 +57,7 @@ impl LossWatch {
             && self.any(|loss| !loss.is_finite())
         {
             self.warned_of_loss = true;
-            log::warn!(
+            warn!(
                 "the loss is infinite or NaN, but all gradients are finite: the step is taken, as in PyTorch. A part of the loss \
                  that is not finite does not depend on the parameters, or its gradient is lost on the way"
             );
@@ -67,7 +67,7 @@ impl LossWatch {
     /// Plain gradients come in, after a loss was scaled.
     pub(crate) fn check_plain(&mut self) {
         if self.is_scaled() && !std::mem::replace(&mut self.warned_of_plain, true) {
-            log::warn!(
+            warn!(
                 "a loss was scaled since the last `update`, but these gradients are plain ones, which are taken as unscaled. If they \
                  are that loss's, they are too large by the loss scale: write `optim.backward(loss, &model)`, or \
                  `scaler.scaled(grads)` after `scaler.scale(loss).backward()`"

@@ -162,7 +162,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// # Errors
     ///
     /// [`AmpError::InvalidValue`] for a name that has anything but letters, digits, `_` and `-`.
-    pub fn with_hook(mut self, hook: impl Hook) -> Result<Self, AmpError> {
+    pub fn with_hook(mut self, hook: impl Hook + Clone) -> Result<Self, AmpError> {
         self.resolve();
         self.options.hooks.add(hook)?;
         Ok(self)
@@ -541,7 +541,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
             Some(state) => self.scaler.restore(state, &origin)?,
             None => {
                 self.scaler.reset();
-                log::warn!(
+                warn!(
                     "{origin} is the record of an optimizer without loss scaling: the scaler starts fresh, at loss scale {}",
                     self.scaler.loss_scale()
                 );

@@ -220,7 +220,7 @@ impl Part {
             Some(settings) if settings == driven || self.warned => {}
             Some(_) => {
                 self.warned = true;
-                log::warn!(
+                warn!(
                     "part `{}` is opened with other settings than before, and keeps the first ones: give parts names of their own",
                     driven.name
                 );
@@ -234,12 +234,10 @@ impl Part {
         let is_other = !self.stored.schedule.is_like(&driven.schedule);
         let resumed = self.resumed(&self.stored.schedule, driven);
         if resumed.is_ok() && is_other && !self.keeps_settings {
-            log::warn!(
-                "part `{name}` was saved with other settings, and those of the program are used"
-            );
+            warn!("part `{name}` was saved with other settings, and those of the program are used");
         }
         self.stored.schedule = resumed.unwrap_or_else(|reason| {
-            log::warn!("part `{name}` starts fresh: {reason}");
+            warn!("part `{name}` starts fresh: {reason}");
             driven.schedule.clone()
         });
         let factor = before.min(self.stored.schedule.scale());

@@ -125,7 +125,7 @@ impl InFlight {
 impl Drop for InFlight {
     fn drop(&mut self) {
         if self.has_update() && !std::thread::panicking() {
-            log::warn!(
+            warn!(
                 "a `PipelinedOptimizer` was dropped with an update whose parameters nobody has received: call \
                  `model = optim.synchronize(model)?` at the end of the training"
             );

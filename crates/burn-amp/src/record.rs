@@ -151,7 +151,7 @@ impl AmpRecord {
     /// Drops the states of hooks that are not here.
     pub(crate) fn drop_left_hooks(&mut self) {
         for name in std::mem::take(&mut self.hooks).into_keys() {
-            log::warn!(
+            warn!(
                 "{} holds the state of the hook `{name}`, which is not here: it is dropped",
                 self.origin
             );

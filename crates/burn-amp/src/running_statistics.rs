@@ -65,7 +65,7 @@ impl RunningStatistics {
                 "running statistics were not finite after a forward pass, and were set back to those of the last good step: {}",
                 broken.paths()
             ),
-            false => log::warn!(
+            false => warn!(
                 "running statistics are not finite, and no finite ones are known: {}. Load them from a record, or initialize the layers again",
                 left.paths()
             ),
@@ -202,7 +202,7 @@ impl Statistics {
         tests::READS.set(tests::READS.get() + u32::from(!self.is_empty()));
         let mut statuses = vec![TensorStatus::default(); self.0.len()];
         if let Err(error) = pass.inspect(Vec::new(), |at, status| statuses[at] = status) {
-            log::warn!("running statistics cannot be tested: {error}");
+            warn!("running statistics cannot be tested: {error}");
         }
         let mut statuses = statuses.into_iter();
         (self.0).retain(|_| statuses.next().is_some_and(|found| found.non_finite > 0));

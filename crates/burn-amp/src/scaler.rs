@@ -378,7 +378,7 @@ impl GradScaler {
                 }
             }
             None if entries.has_scopes => SAID.call_once(|| {
-                log::warn!(
+                warn!(
                     "this optimizer adjusts a loss scale of its own, which the model's `MixedPrecision` does not use: \
                      build it with `ScaledOptimizer::new(optim, &amp)`"
                 );
@@ -403,9 +403,10 @@ impl GradScaler {
         let unused = opened == self.opened && amp.is_scaled();
         self.opened = opened;
         if unused && !std::mem::replace(&mut self.warned_of_no_scope, true) {
-            log::warn!(
-                "no `autocast` of this optimizer's `MixedPrecision` was entered since its last step, so its loss scale cannot \
-                 adjust itself: give the optimizer the `MixedPrecision` of the model, not another one (clones share one scale)"
+            warn!(
+                "no `autocast` of this optimizer's `MixedPrecision` was entered since its last step, so the forward pass ran in f32 and the loss \
+                 scale cannot adjust itself: run it in `amp.autocast(input, |x| model.forward(x))`. If it is, the optimizer has another \
+                 `MixedPrecision` than the model: make one, and clone it"
             );
         }
     }

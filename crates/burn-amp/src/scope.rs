@@ -167,10 +167,7 @@ pub(crate) fn dtype_clash(
     parameter: Option<Arc<str>>,
 ) -> AmpError {
     let message = panic_message(&*panic).to_string();
-    // As Flex, Burn's tensors and CubeCL word it.
-    let lower = message.to_lowercase();
-    let words = ["dtype", "f16", "data type"];
-    if !words.iter().any(|word| lower.contains(word)) {
+    if !CLASHES.iter().any(|clash| message.contains(clash)) {
         resume_unwind(panic);
     }
     AmpError::DTypeClash {
@@ -179,6 +176,17 @@ pub(crate) fn dtype_clash(
         message,
     }
 }
+
+/// What Burn 0.22.1 says when two dtypes meet: its Flex backend (an operation on two tensors, a layer norm), its fusion, its
+/// ndarray backend, and an einsum.
+const CLASHES: [&str; 6] = [
+    "dtype mismatch",
+    "does not match input dtype",
+    "DTypeMismatch",
+    "Data type mismatch",
+    "data type mismatch",
+    "must have the same dtype",
+];
 
 /// The scope whose half precision the thread is in; none in an island, or outside.
 fn innermost() -> Option<Arc<Open>> {
@@ -406,7 +414,7 @@ fn warned_of_f32<R: CastFloat>(output: R) -> R {
         tensor
     });
     if is_tracked.get() && !IS_SAID.replace(true) {
-        log::warn!(
+        warn!(
             "`autocast` trains in f32: no `MixedPrecision` is in force here. In a Learner it is that of \
              `amp.learner(model, optim, lr)`, in a loop `amp.autocast(input, ..)`. `MixedPrecision::f32()` says that f32 is meant"
         );

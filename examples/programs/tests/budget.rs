@@ -18,9 +18,9 @@ macro_rules! pair {
 }
 
 /// A loop with one model, one more model with its optimizer, the Learner.
-const LOOP: [usize; 2] = [5, 3];
-const LOOP_OF_TWO: [usize; 2] = [5 + 4, 3 + 4];
-const LEARNER: [usize; 2] = [8, 4];
+const LOOP: [usize; 2] = [4, 3];
+const LOOP_OF_TWO: [usize; 2] = [8, 7];
+const LEARNER: [usize; 2] = [7, 5];
 
 const PROGRAMS: [Program; 5] = [
     Program {

@@ -2,24 +2,21 @@
 
 use burn::tensor::{Device, Tensor};
 use burn_amp_kernels::{
-    ClipTable, DeviceScale, NormClip, ScaleState, TensorList, UpdateRow, UpdateRule, can_update,
-    clip_factors, inspect,
+    ClipTable, DeviceScale, NormClip, ScaleState, UpdateRow, can_update, clip_factors, inspect,
 };
 
-use crate::device::{device, is_cube};
-
-const RULE: UpdateRule = UpdateRule::Sgd {
-    momentum: false,
-    nesterov: false,
+use crate::{
+    create::part,
+    device::{device, is_cube},
+    formula::SGD,
+    random::Bits,
+    system::list_of,
 };
 
 /// The factors that the device and the host find for gradients.
 fn both(gradients: &[Vec<f32>], clips: &[NormClip], device: &Device) -> [Vec<u32>; 2] {
-    let mut list = TensorList::new();
-    for gradient in gradients {
-        list.push(Tensor::<1>::from_floats(gradient.as_slice(), device));
-    }
-    let status = inspect(list).unwrap();
+    let tensor = |gradient: &Vec<f32>| Tensor::<1>::from_floats(gradient.as_slice(), device);
+    let status = inspect(list_of(gradients.iter().map(tensor))).unwrap();
     let table = ClipTable::upload(clips, device);
     // From the last to the first: a parameter's gradient may stand anywhere.
     let order: Vec<u32> = (0..gradients.len() as u32).rev().collect();
@@ -31,7 +28,7 @@ fn both(gradients: &[Vec<f32>], clips: &[NormClip], device: &Device) -> [Vec<u32
     let rows = vec![row; order.len()];
     let scale = ScaleState::default().upload(device);
     let sent = DeviceScale::send(&rows, &order, &order, device);
-    let rows = scale.decide(RULE, sent, Some((&table, &status)));
+    let rows = scale.decide(SGD, sent, Some((&table, &status)));
     let rows: Vec<f32> = rows.into_data().iter().collect();
     let found = rows.chunks(12).rev().map(|row| row[1].to_bits());
     let norms: Vec<f64> = status.read().iter().map(|status| status.norm).collect();
@@ -45,13 +42,8 @@ fn the_factors_of_the_host() {
     if !can_update(&Tensor::<1>::ones([1], &device)) {
         return;
     }
-    let mut seed = 7u64;
-    let mut next = || {
-        seed = seed
-            .wrapping_mul(6364136223846793005)
-            .wrapping_add(1442695040888963407);
-        (seed >> 40) as f32 / (1 << 24) as f32
-    };
+    let mut bits = Bits(7);
+    let mut next = || part(&mut bits);
     let mut clipped = 0;
     let rounds = if is_cube() { 30 } else { 400 };
     for round in 0..rounds {

@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Shape, Tensor, TensorData, bf16, f16};
 
-use crate::device::device;
+use crate::{device::device, random::Bits};
 
 /// Stored bits and bits of the fraction of a dtype.
 pub fn format(dtype: DType) -> (u32, u32) {
@@ -46,40 +46,32 @@ pub fn doubles(values: Vec<f64>) -> Tensor<1> {
     Tensor::from_data(TensorData::new(values, [length]), (&device(), DType::F64))
 }
 
-/// Pseudorandom bits (S. Vigna, "splitmix64").
-pub struct Bits(pub u64);
-
-impl Bits {
-    pub fn draw(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    /// A value of a dtype: mostly of magnitude 2^-8 to 2^7, one in 32 of any bits, one in 32 zero.
-    fn value(&mut self, dtype: DType) -> u64 {
-        let (width, fraction) = format(dtype);
-        let draw = self.draw();
-        let sign = (draw >> 63) << (width - 1);
-        match draw & 31 {
-            0 => self.draw() & (u64::MAX >> (64 - width)),
-            1 => sign,
-            _ => {
-                let one = (1u64 << (width - 1 - fraction - 1)) - 1;
-                let exponent = one - 8 + ((draw >> 5) & 15);
-                let rest = self.draw() & ((1 << fraction) - 1);
-                sign | exponent << fraction | rest
-            }
+/// A value of a dtype: mostly of magnitude 2^-8 to 2^7, one in 32 of any bits, one in 32 zero.
+fn value(bits: &mut Bits, dtype: DType) -> u64 {
+    let (width, fraction) = format(dtype);
+    let draw = bits.draw();
+    let sign = (draw >> 63) << (width - 1);
+    match draw & 31 {
+        0 => bits.draw() & (u64::MAX >> (64 - width)),
+        1 => sign,
+        _ => {
+            let one = (1u64 << (width - 1 - fraction - 1)) - 1;
+            let exponent = one - 8 + ((draw >> 5) & 15);
+            let rest = bits.draw() & ((1 << fraction) - 1);
+            sign | exponent << fraction | rest
         }
     }
+}
+
+/// From 0 to 1.
+pub fn part(bits: &mut Bits) -> f32 {
+    (bits.draw() >> 40) as f32 / (1u64 << 24) as f32
 }
 
 /// A tensor of ordinary values with special ones here and there.
 pub fn random<const D: usize>(dtype: DType, seed: u64, shape: [usize; D]) -> Tensor<D> {
     let mut bits = Bits(seed);
     let length = shape.iter().product();
-    let values: Vec<u64> = (0..length).map(|_| bits.value(dtype)).collect();
+    let values: Vec<u64> = (0..length).map(|_| value(&mut bits, dtype)).collect();
     from_bits(dtype, &values, shape)
 }

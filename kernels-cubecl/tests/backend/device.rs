@@ -22,18 +22,16 @@ pub fn is_cube() -> bool {
     NAME.contains("Cube")
 }
 
+/// Whether the device is CubeCL's runtime for CPUs.
+pub fn is_cpu() -> bool {
+    NAME.contains("Cpu")
+}
+
 /// Whether subnormal values of a dtype stay what they are. WGSL lets an implementation take any of them for zero,
 /// and the CPU runtime widens those of bf16 to zero.
 pub fn keeps_subnormals(dtype: DType) -> bool {
-    let widened_to_zero = NAME.contains("Cpu") && dtype == DType::BF16;
+    let widened_to_zero = is_cpu() && dtype == DType::BF16;
     !widened_to_zero && !NAME.contains("Wgpu")
-}
-
-/// How far a norm of the kernels may be from that of the host, relative to it.
-///
-/// The CPU runtime has as many units as the machine has cores, and each adds up a long row of f32.
-pub fn tolerance() -> f64 {
-    if NAME.contains("Cpu") { 1e-5 } else { 1e-6 }
 }
 
 /// The float dtypes that tensors can have here.

@@ -9,9 +9,10 @@ use burn::tensor::DType;
 use burn_amp_kernels::{UpdateRow, UpdateRule};
 
 use crate::{
-    create::Bits,
+    create::part,
     device::{is_cube, keeps_subnormals},
-    host,
+    number,
+    random::Bits,
 };
 
 pub const SGD: UpdateRule = UpdateRule::Sgd {
@@ -41,10 +42,7 @@ pub fn rules() -> Vec<UpdateRule> {
 /// A row as an optimizer has it after some steps; others of other seeds.
 pub fn row(rule: UpdateRule, seed: u64) -> UpdateRow {
     let mut bits = Bits(seed);
-    let mut between = |low: f32, high: f32| {
-        let part = (bits.draw() >> 40) as f32 / (1u64 << 24) as f32;
-        low + part * (high - low)
-    };
+    let mut between = |low: f32, high: f32| low + part(&mut bits) * (high - low);
     let sometimes = |value: f32| if seed.is_multiple_of(3) { 0.0 } else { value };
     let (beta_1, beta_2) = (between(0.5, 0.95), between(0.9, 0.9999));
     let adam_w = matches!(rule, UpdateRule::AdamW { .. });
@@ -145,7 +143,7 @@ impl Number {
     /// Whether a device may have this for it.
     pub fn is(self, found: f64) -> bool {
         if !is_cube() {
-            return host::same(found, self.value.into());
+            return number::same(found, self.value.into());
         }
         let flushed = match keeps_subnormals(DType::F32) {
             true => 0.0,
@@ -173,10 +171,6 @@ pub fn step(rule: UpdateRule, row: UpdateRow, g: f32, p: f32, states: &[f32]) ->
             ),
         }
     };
-    let largest = |v: Number| match fresh || states[2] < v.value {
-        true => v,
-        false => states[2].into(),
-    };
     let epsilon = Number::from(row.epsilon);
     match rule {
         UpdateRule::Sgd { momentum, nesterov } => {
@@ -191,31 +185,34 @@ pub fn step(rule: UpdateRule, row: UpdateRow, g: f32, p: f32, states: &[f32]) ->
             let g = if nesterov { v * row.beta_1 + g } else { v };
             vec![p - g * row.lr, v]
         }
-        UpdateRule::Adam { amsgrad } => {
-            let (m, v) = moments(penalized(g));
-            let of = |u: Number| p - m * row.correction_1 / (u.sqrt() + epsilon) * row.lr;
-            match amsgrad {
-                true => vec![of(largest(v)), m, v, largest(v)],
-                false => vec![of(v), m, v],
-            }
-        }
-        UpdateRule::AdamW { amsgrad, cautious } => {
-            let (m, v) = moments(g);
-            let of = |u: Number| {
-                let root = (u / row.correction_2.into()).sqrt();
-                let delta = m / row.correction_1.into() / (root + epsilon);
-                let decayed = match cautious {
-                    true if row.decay == 0.0 => p,
-                    true if (p.value >= 0.0) != (m.value >= 0.0) => p,
-                    true => p - p * row.decay,
-                    false => p * row.decay,
-                };
-                decayed - delta * row.lr
+        UpdateRule::Adam { amsgrad } | UpdateRule::AdamW { amsgrad, .. } => {
+            let is_adam_w = matches!(rule, UpdateRule::AdamW { .. });
+            let (m, v) = moments(if is_adam_w { g } else { penalized(g) });
+            let u = match !amsgrad || fresh || states[2] < v.value {
+                true => v,
+                false => states[2].into(),
             };
-            match amsgrad {
-                true => vec![of(largest(v)), m, v, largest(v)],
-                false => vec![of(v), m, v],
-            }
+            let decayed = match rule {
+                UpdateRule::AdamW { cautious: true, .. } => {
+                    let agree = (p.value >= 0.0) == (m.value >= 0.0);
+                    let decays = agree && row.decay != 0.0;
+                    if decays { p - p * row.decay } else { p }
+                }
+                UpdateRule::AdamW { .. } => p * row.decay,
+                _ => p,
+            };
+            let delta = match is_adam_w {
+                true => {
+                    let root = (u / row.correction_2.into()).sqrt();
+                    m / row.correction_1.into() / (root + epsilon)
+                }
+                false => m * row.correction_1 / (u.sqrt() + epsilon),
+            };
+            let last = amsgrad.then_some(u);
+            [decayed - delta * row.lr, m, v]
+                .into_iter()
+                .chain(last)
+                .collect()
         }
     }
 }

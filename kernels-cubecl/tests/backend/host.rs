@@ -2,44 +2,15 @@
 
 use std::ops::RangeInclusive;
 
-use burn::tensor::{DType, TensorData, bf16, f16};
+use burn::tensor::DType;
 
-use crate::device::keeps_subnormals;
-
-/// The values of a tensor, widened without loss.
-pub fn widen(data: &TensorData) -> Vec<f64> {
-    fn each<E: burn::tensor::Element>(data: &TensorData, wide: impl Fn(E) -> f64) -> Vec<f64> {
-        let values = data.as_slice::<E>().expect("of this dtype");
-        values.iter().copied().map(wide).collect()
-    }
-    match data.dtype() {
-        DType::F16 => each(data, f16::to_f64_const),
-        DType::BF16 => each(data, bf16::to_f64_const),
-        DType::F32 => each(data, |value: f32| f64::from(value)),
-        DType::F64 => each(data, |value: f64| value),
-        dtype => panic!("not a gradient: {dtype:?}"),
-    }
-}
-
-/// Same bits, NaN of all payloads alike.
-pub fn same(a: f64, b: f64) -> bool {
-    a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan()
-}
+use crate::{device::keeps_subnormals, number::smallest};
 
 /// What a value of this dtype becomes.
 pub fn product(dtype: DType, value: f64, inverse: f32) -> f64 {
     match dtype {
         DType::F64 => value * f64::from(inverse),
         _ => f64::from(value as f32 * inverse),
-    }
-}
-
-/// What a product is rounded to where it keeps its dtype.
-pub fn rounded(dtype: DType, product: f64) -> f64 {
-    match dtype {
-        DType::F16 => f16::from_f32(product as f32).to_f64(),
-        DType::BF16 => bf16::from_f32(product as f32).to_f64(),
-        _ => product,
     }
 }
 
@@ -53,11 +24,6 @@ pub fn product_dtype(dtype: DType) -> DType {
 
 /// Whether a device that takes subnormal values for zero may see or write zero here.
 pub fn may_flush(dtype: DType, target: DType, before: f64, after: f64) -> bool {
-    let smallest = |dtype| match dtype {
-        DType::F16 => f16::MIN_POSITIVE.to_f64_const(),
-        DType::F64 => f64::MIN_POSITIVE,
-        _ => f64::from(f32::MIN_POSITIVE),
-    };
     // The smallest normal value too: what was rounded up to it may have been subnormal.
     let subnormal = |value: f64, dtype| value != 0.0 && value.abs() <= smallest(dtype);
     let keeps = keeps_subnormals(dtype) && keeps_subnormals(target);
@@ -67,10 +33,8 @@ pub fn may_flush(dtype: DType, target: DType, before: f64, after: f64) -> bool {
 /// What a status must say; ranges are as wide as the treatment of subnormal values is free.
 #[derive(Debug)]
 pub struct Expected {
-    pub elements: u64,
-    pub non_finite_before: u64,
-    pub non_finite: u64,
-    pub above: u64,
+    /// Of elements, of what is not finite before and after, and from the edge on.
+    pub counts: [u64; 4],
     pub zeros: RangeInclusive<u64>,
     pub max_abs: RangeInclusive<f64>,
     pub norm: RangeInclusive<f64>,
@@ -102,10 +66,7 @@ pub fn measure(
     let free = flushed.len() as u64;
     kept.append(&mut flushed);
     Expected {
-        elements: before.len() as u64,
-        non_finite_before: bad(before),
-        non_finite: bad(after),
-        above: above as u64,
+        counts: [before.len() as u64, bad(before), bad(after), above as u64],
         zeros: zeros..=zeros + free,
         max_abs: least..=max(&kept),
         norm: least_norm..=norm(&kept),

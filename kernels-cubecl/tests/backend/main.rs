@@ -20,6 +20,8 @@ mod fallback;
 mod histogram;
 mod host;
 mod kernels;
+mod number;
+mod random;
 mod system;
 mod update;
 

@@ -3,18 +3,23 @@
 use burn::tensor::{DType, Tensor};
 use burn_amp_kernels::{TensorList, TensorStatus};
 
-use crate::{case::assert_same_bits, create::random, device::dtypes, system::System};
+use crate::{
+    case::assert_same_bits,
+    create::random,
+    device::dtypes,
+    system::{System, list_of},
+};
 
 /// Many chunks of one large tensor beside small ones.
 fn list() -> TensorList {
     let part: Tensor<1> = random(DType::F32, 140, [300_001]);
-    let mut list = TensorList::new();
-    list.push(Tensor::cat(vec![part.clone(); 4], 0));
-    list.push(part);
-    // The narrowest that there is.
-    list.push(random::<1>(dtypes()[0], 141, [270_000]));
-    list.push(random::<1>(DType::F32, 142, [5]));
-    list
+    list_of([
+        Tensor::cat(vec![part.clone(); 4], 0),
+        part,
+        // The narrowest that there is.
+        random(dtypes()[0], 141, [270_000]),
+        random(DType::F32, 142, [5]),
+    ])
 }
 
 fn rows(system: &System, list: &TensorList) -> Vec<TensorStatus> {
@@ -23,28 +28,15 @@ fn rows(system: &System, list: &TensorList) -> Vec<TensorStatus> {
     rows
 }
 
-fn assert_same(a: &[TensorStatus], b: &[TensorStatus]) {
-    assert_eq!(a.len(), b.len());
-    a.iter().zip(b).for_each(|(a, b)| assert_same_bits(a, b));
-}
-
+/// Again, by one thread, and by more threads than there are processors.
 pub fn same_bits(system: &System) {
     let list = list();
     let first = rows(system, &list);
-    for _ in 0..2 {
-        assert_same(&rows(system, &list), &first);
-    }
-}
-
-/// One thread, and more threads than there are processors.
-pub fn same_bits_in_order(system: &System) {
-    let list = list();
-    let with = |threads| {
+    for threads in [1, 2, 7, 7] {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-        pool.expect("threads").install(|| rows(system, &list))
-    };
-    let alone = with(1);
-    for threads in [2, 7] {
-        assert_same(&with(threads), &alone);
+        let again = pool.expect("threads").install(|| rows(system, &list));
+        assert_eq!(again.len(), first.len());
+        let both = again.iter().zip(&first);
+        both.for_each(|(again, first)| assert_same_bits(again, first));
     }
 }

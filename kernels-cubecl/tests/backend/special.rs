@@ -27,24 +27,10 @@ fn specials(dtype: DType) -> Vec<u64> {
 
 /// Under factors that are special, too.
 pub fn every_dtype(system: &System) {
-    let inverses = [
-        1.0,
-        -1.0,
-        0.5,
-        1.0 / 3.0,
-        1.0 / 65536.0,
-        3.0,
-        65536.0,
-        f32::from_bits(0x7F00_0000),
-        f32::MAX,
-        f32::MIN_POSITIVE,
-        0.0,
-        -0.0,
-        f32::INFINITY,
-        f32::NEG_INFINITY,
-        f32::NAN,
-        f32::from_bits(1),
-    ];
+    let large = [1.0, 3.0, 65536.0, f32::MAX, f32::INFINITY];
+    let mut inverses = large.map(|large| [large, -large, 1.0 / large]).concat();
+    let (huge, tiny) = (2f32.powi(127), f32::from_bits(1));
+    inverses.extend([0.5, -0.0, f32::NAN, f32::MIN_POSITIVE, huge, tiny]);
     for inverse in inverses {
         let mut case = Case::new();
         let is_kept = |dtype: &DType| !inverse.is_subnormal() || keeps_subnormals(*dtype);

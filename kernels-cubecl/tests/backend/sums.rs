@@ -1,10 +1,6 @@
 //! Sums of 10^7 squares, as accurate as one in f64.
 
-use crate::{
-    create::{Bits, floats},
-    host,
-    system::System,
-};
+use crate::{create::floats, host, random::Bits, system::System};
 
 const LENGTH: usize = 10_000_000;
 

@@ -5,16 +5,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::tensor::{DType, Tensor, TensorData, s};
 use burn_amp_kernels::{TensorList, UnsupportedDType, UpdateRow, UpdateRule, can_update, update};
-use proptest::{
-    prelude::*,
-    test_runner::{Config, TestRunner},
-};
+use proptest::prelude::*;
 
 use crate::{
-    create::{Bits, from_bits, random},
+    create::{from_bits, random},
     device::{device, dtypes, is_cube, keeps_subnormals},
     formula::{ADAM, SGD, momentum, row, rules, step},
-    host,
+    number,
+    random::{Bits, check_random},
+    system::list_of,
 };
 
 const F32: (DType, DType) = (DType::F32, DType::F32);
@@ -64,7 +63,7 @@ fn read(tensor: &Tensor<2>) -> Vec<f64> {
     match tensor.shape().num_elements() {
         // Burn 0.22.1's CPU runtime cannot read every tensor that is empty.
         0 => Vec::new(),
-        _ => host::widen(&tensor.to_data()),
+        _ => number::widen(&tensor.to_data()),
     }
 }
 
@@ -112,22 +111,25 @@ fn wrong_value(
     (old, new): (&[f64], &[f64]),
 ) -> Option<String> {
     if row.taken == 0.0 {
-        let kept = old.iter().zip(new).all(|(old, new)| host::same(*old, *new));
+        let kept = old
+            .iter()
+            .zip(new)
+            .all(|(old, new)| number::same(*old, *new));
         return (!kept).then(|| format!("{old:?} became {new:?}"));
     }
     let half = dtype != DType::F32;
     let real = usize::from(half);
     // A master follows a parameter that is not its image.
-    let p = match half && host::rounded(dtype, old[1]) != old[0] {
+    let p = match half && number::rounded(dtype, old[1]) != old[0] {
         true => old[0],
         false => old[real],
     };
     let states: Vec<f32> = old[1 + real..].iter().map(|state| *state as f32).collect();
     let expected = step(rule, row, gradient as f32, p as f32, &states);
     let fits = (expected.iter().zip(&new[real..])).all(|(expected, new)| expected.is(*new));
-    let image = host::rounded(dtype, new[real]);
+    let image = number::rounded(dtype, new[real]);
     let flushed = !keeps_subnormals(dtype) && image.abs() < 2f64.powi(-14);
-    let is_image = host::same(new[0], image) || flushed;
+    let is_image = number::same(new[0], image) || flushed;
     (!fits || !is_image).then(|| format!("{old:?} became {new:?} and not {expected:?}, {image}"))
 }
 
@@ -290,15 +292,8 @@ fn special_values() {
     if is_cube() {
         return;
     }
-    let special = [
-        0.0,
-        f32::INFINITY,
-        f32::NAN,
-        f32::MAX,
-        f32::MIN_POSITIVE,
-        1e-40,
-        1.0,
-    ];
+    let (infinity, smallest) = (f32::INFINITY, f32::MIN_POSITIVE);
+    let special = [0.0, infinity, f32::NAN, f32::MAX, smallest, 1e-40, 1.0];
     let signed = special.map(|value| [value, -value]).concat();
     let bits: Vec<u64> = signed.iter().map(|value| value.to_bits().into()).collect();
     let all = bits.len();
@@ -349,33 +344,26 @@ fn random_lists() {
         (0..4usize, 0..5),
     );
     let lists = prop::collection::vec(recipe, 0..9);
-    let config = Config {
-        // A device compiles kernels for many of them.
-        cases: if is_cube() { 12 } else { 48 },
-        failure_persistence: None,
-        ..Config::default()
-    };
-    TestRunner::new(config)
-        .run(&(0..rules.len(), lists), |(rule, recipes)| {
-            let rule = rules[rule];
-            let mut parameters: Vec<Own> = Vec::new();
-            for ((pair, seed), (height, width), (view, taken)) in recipes {
-                let mut row = row(rule, seed);
-                row.taken = f32::from(taken != 0);
-                let mut tensors = own(rule, pairs[pair], [height, width], seed >> 8);
-                for (at, tensor) in tensors.iter_mut().enumerate() {
-                    match view {
-                        1 => *tensor = tensor.clone().transpose(),
-                        2 if at == seed as usize % 4 => *tensor = tensor.clone().flip([1]),
-                        _ => {}
-                    }
+    // A device compiles kernels for many of them.
+    let cases = if is_cube() { 12 } else { 48 };
+    check_random(cases, (0..rules.len(), lists), |(rule, recipes)| {
+        let rule = rules[rule];
+        let mut parameters: Vec<Own> = Vec::new();
+        for ((pair, seed), (height, width), (view, taken)) in recipes {
+            let mut row = row(rule, seed);
+            row.taken = f32::from(taken != 0);
+            let mut tensors = own(rule, pairs[pair], [height, width], seed >> 8);
+            for (at, tensor) in tensors.iter_mut().enumerate() {
+                match view {
+                    1 => *tensor = tensor.clone().transpose(),
+                    2 if at == seed as usize % 4 => *tensor = tensor.clone().flip([1]),
+                    _ => {}
                 }
-                parameters.push((row, tensors));
             }
-            check(rule, parameters);
-            Ok(())
-        })
-        .unwrap_or_else(|error| panic!("{error}"));
+            parameters.push((row, tensors));
+        }
+        check(rule, parameters);
+    });
 }
 
 /// Where the values of a tensor on Flex lie.
@@ -414,16 +402,8 @@ fn update_list(
     tensors: Vec<Tensor<2>>,
     count: usize,
 ) -> Result<TensorList, UnsupportedDType> {
-    let mut list = TensorList::new();
-    tensors.into_iter().for_each(|tensor| list.push(tensor));
     let rows = vec![row(rule, 1); count];
-    update(rule, list, UpdateRow::upload(&rows, &device()))
-}
-
-#[test]
-fn an_empty_list() {
-    let updated = update_list(ADAM, Vec::new(), 0).expect("nothing to do");
-    assert!(updated.is_empty());
+    update(rule, list_of(tensors), UpdateRow::upload(&rows, &device()))
 }
 
 #[test]

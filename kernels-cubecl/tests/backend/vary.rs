@@ -1,11 +1,8 @@
 //! Random lists.
 
-use proptest::{
-    prelude::*,
-    test_runner::{Config, TestRunner},
-};
+use proptest::prelude::*;
 
-use crate::{case::Case, create::random, device::dtypes, system::System};
+use crate::{case::Case, create::random, device::dtypes, random::check_random, system::System};
 
 /// One tensor: which dtype, its shape, what view of it, and the seed of its values.
 type Recipe = (usize, Vec<usize>, usize, u64);
@@ -48,24 +45,16 @@ fn add(case: &mut Case, (dtype, shape, view, seed): Recipe) {
 }
 
 pub fn random_lists(system: &System) {
-    let config = Config {
-        cases: 48,
-        failure_persistence: None,
-        ..Config::default()
-    };
     let lists = prop::collection::vec(recipe(), 0..12);
     let inverse = prop_oneof![
         (-24..=8i32).prop_map(|exponent| 2f32.powi(exponent)),
         1e-6f32..2.0,
     ];
-    TestRunner::new(config)
-        .run(&(lists, inverse), |(recipes, inverse)| {
-            let mut case = Case::new();
-            recipes
-                .into_iter()
-                .for_each(|recipe| add(&mut case, recipe));
-            case.check(system, inverse);
-            Ok(())
-        })
-        .unwrap_or_else(|error| panic!("{error}"));
+    check_random(48, (lists, inverse), |(recipes, inverse)| {
+        let mut case = Case::new();
+        for recipe in recipes {
+            add(&mut case, recipe);
+        }
+        case.check(system, inverse);
+    });
 }

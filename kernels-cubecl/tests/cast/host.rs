@@ -1,9 +1,12 @@
 //! The device under test, tensors of given values, and what the host makes of them.
 
-use std::sync::LazyLock;
-
 use burn::tensor::{DType, Device, FloatDType, Shape, Tensor, TensorData, bf16, f16};
 use burn_amp_kernels::{Factor, scaled_cast};
+
+use crate::{
+    device::{self, has_kernels, keeps_subnormals},
+    number,
+};
 
 /// A power of two each way, none, the ends of f32, and one that rounds.
 pub const FACTORS: [f64; 6] = [
@@ -15,28 +18,15 @@ pub const FACTORS: [f64; 6] = [
     3.7,
 ];
 
-static NAME: LazyLock<String> = LazyLock::new(|| format!("{:?}", Device::default()));
-
 pub fn autodiff() -> Device {
     Device::default().autodiff()
 }
 
-/// Whether backward passes here are the kernels' and Fusion's, and crossings are told of.
-pub fn has_kernels() -> bool {
-    !NAME.contains("NdArray")
-}
-
-/// Whether the device is one of CubeCL's.
-pub fn is_cube() -> bool {
-    NAME.contains("Cube")
-}
-
 /// What the device has of f16, bf16 and f32.
 pub fn dtypes() -> Vec<FloatDType> {
-    let device = Device::default();
-    let mut dtypes = vec![FloatDType::F16, FloatDType::BF16, FloatDType::F32];
-    dtypes.retain(|dtype| device.supports_dtype(*dtype));
-    dtypes
+    let dtypes = device::dtypes().into_iter();
+    let dtypes = dtypes.filter(|dtype| *dtype != DType::F64);
+    dtypes.map(FloatDType::from).collect()
 }
 
 /// The first of them: half, where there is one.
@@ -51,11 +41,7 @@ pub fn pairs() -> Vec<(FloatDType, FloatDType)> {
 
 /// Rounded to a dtype.
 pub fn round(value: f32, dtype: FloatDType) -> f32 {
-    match dtype {
-        FloatDType::F16 => f16::from_f32(value).to_f32(),
-        FloatDType::BF16 => bf16::from_f32(value).to_f32(),
-        _ => value,
-    }
+    number::rounded(dtype.into(), value.into()) as f32
 }
 
 /// A gradient of dtype `to` on its way back to dtype `from`.
@@ -80,12 +66,8 @@ pub fn tensor<const D: usize>(values: &[f32], shape: [usize; D], dtype: FloatDTy
 }
 
 pub fn widen(data: &TensorData) -> Vec<f32> {
-    match data.dtype() {
-        DType::F16 => data.iter::<f16>().map(f16::to_f32).collect(),
-        DType::BF16 => data.iter::<bf16>().map(bf16::to_f32).collect(),
-        DType::F32 => data.iter::<f32>().collect(),
-        dtype => panic!("not a gradient: {dtype:?}"),
-    }
+    let wide = number::widen(data).into_iter();
+    wide.map(|value| value as f32).collect()
 }
 
 pub fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
@@ -117,7 +99,7 @@ pub fn backward<const D: usize>(
 
 /// Same bits, NaN of all payloads alike.
 pub fn same(a: f32, b: f32) -> bool {
-    a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan()
+    number::same(a.into(), b.into())
 }
 
 /// Asserts that values have the same bits.
@@ -130,14 +112,10 @@ pub fn assert_same(found: &[f32], expected: &[f32]) {
     );
 }
 
-/// WGSL lets a device take any subnormal value for zero; the CPU runtime widens those of bf16 to zero.
+/// Whether a device may take a value for zero.
 fn flushed(value: f32, dtype: FloatDType) -> bool {
-    let smallest = match dtype {
-        FloatDType::F16 => f16::MIN_POSITIVE.to_f32(),
-        _ => f32::MIN_POSITIVE,
-    };
-    let flushes = NAME.contains("Wgpu") || NAME.contains("Cpu") && dtype == FloatDType::BF16;
-    flushes && value != 0.0 && value.abs() < smallest
+    let is_subnormal = value != 0.0 && f64::from(value.abs()) < number::smallest(dtype.into());
+    !keeps_subnormals(dtype.into()) && is_subnormal
 }
 
 /// Asserts that gradients of dtype `to` became `found`, of dtype `from`.

@@ -26,61 +26,49 @@ fn values(tensor: CubeTensor) -> Vec<f32> {
 }
 
 fn check(gradient: CubeTensor, pair: (FloatDType, FloatDType), factor: f64) {
-    let shape = gradient.shape();
+    let (dtype, shape) = (pair.0, gradient.shape());
     let expected = values(gradient.clone());
-    let job = Job::MulCast {
-        dtype: pair.0,
-        factor,
-    };
-    let check = |job, tensors| {
-        let found = CubeBackend::amp_run(TensorVec(tensors), job);
+    let check = |known, scale: Option<CubeTensor>| {
+        let tensors = [gradient.clone()].into_iter().chain(scale);
+        let job = Job::MulCast {
+            dtype,
+            factor: known,
+        };
+        let found = CubeBackend::amp_run(TensorVec(tensors.collect()), job);
         let found = found.0.into_iter().next().unwrap();
         let shape = shape.clone();
-        assert_eq!((found.dtype(), found.shape()), (DType::from(pair.0), shape));
+        assert_eq!((found.dtype(), found.shape()), (DType::from(dtype), shape));
         assert_products(&expected, &values(found), pair, factor);
     };
-    check(job, vec![gradient.clone()]);
+    check(factor, None);
     // The same in a tensor, of which half is a number.
     let half = (factor / 0.5) as f32;
     if half.is_normal() {
         let scale = CubeBackend::float_from_data([half].into(), &gradient.device());
-        let job = Job::MulCast {
-            dtype: pair.0,
-            factor: 0.5,
-        };
-        check(job, vec![gradient.clone(), scale]);
+        check(0.5, Some(scale));
     }
     // Nobody has written it.
-    let now = values(gradient);
-    assert!(
-        now.iter()
-            .zip(&expected)
-            .all(|(a, b)| a.to_bits() == b.to_bits())
-    );
+    let bits = |values: &[f32]| Vec::from_iter(values.iter().map(|value| value.to_bits()));
+    assert!(bits(&values(gradient)) == bits(&expected));
 }
 
 #[test]
 fn every_pair() {
     let Some(device) = device() else { return };
     for (from, to) in pairs() {
+        let check = |gradients: &[f32], factor| {
+            let gradients = data(gradients, [gradients.len()], to);
+            let gradients = CubeBackend::float_from_data(gradients, &device);
+            check(gradients, (from, to), factor);
+        };
         let all = every_value(to);
         for factor in FACTORS {
-            let gradient = data(&all, [all.len()], to);
-            check(
-                CubeBackend::float_from_data(gradient, &device),
-                (from, to),
-                factor,
-            );
+            check(&all, factor);
         }
         // Vectors of one, of two, of four values; several for each unit.
         for length in [1, 2, 4, 7, 1022, 1024, 1 << 17] {
             let numbers: Vec<f32> = (0..length).map(|i| (i % 241) as f32 - 120.0).collect();
-            let gradient = data(&numbers, [length], to);
-            check(
-                CubeBackend::float_from_data(gradient, &device),
-                (from, to),
-                0.3,
-            );
+            check(&numbers, 0.3);
         }
     }
 }

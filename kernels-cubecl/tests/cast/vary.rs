@@ -2,13 +2,11 @@
 
 use burn::tensor::Tensor;
 use burn_amp_kernels::scaled_cast;
-use proptest::{
-    prelude::*,
-    test_runner::{Config, TestRunner},
-};
+use proptest::prelude::*;
 
-use crate::host::{
-    assert_products, assert_same, backward, on_device, pairs, round, tensor, values,
+use crate::{
+    host::{assert_products, assert_same, backward, on_device, pairs, round, tensor, values},
+    random::{Bits, check_random},
 };
 
 /// Which pair of dtypes, and the seed of the values; the shape; what view of it; the factor, and that which the device has not.
@@ -36,22 +34,16 @@ fn recipe() -> impl Strategy<Value = Recipe> {
     )
 }
 
-/// Bits of f32 that are pseudorandom (S. Vigna, "splitmix64"), one in eight of them any bits.
-fn numbers(mut seed: u64, count: usize) -> Vec<f32> {
-    let mut draw = || {
-        seed = seed.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = seed;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    };
+/// Numbers of f32, one in eight of them any bits.
+fn numbers(seed: u64, count: usize) -> Vec<f32> {
+    let mut bits = Bits(seed);
     let value = |bits: u64| match bits & 7 {
         0 => f32::from_bits((bits >> 32) as u32),
         _ => {
             ((bits >> 32) as u32 as f32 - 2f32.powi(31)) * 2f32.powi(-31 - (bits >> 8 & 15) as i32)
         }
     };
-    (0..count).map(|_| value(draw())).collect()
+    (0..count).map(|_| value(bits.draw())).collect()
 }
 
 fn check<const D: usize>(((pair, seed), shape, view, (factor, ratio)): Recipe) {
@@ -89,20 +81,10 @@ fn check<const D: usize>(((pair, seed), shape, view, (factor, ratio)): Recipe) {
 
 #[test]
 fn random_casts() {
-    let config = Config {
-        cases: 96,
-        failure_persistence: None,
-        ..Config::default()
-    };
-    TestRunner::new(config)
-        .run(&recipe(), |recipe| {
-            match recipe.1.len() {
-                1 => check::<1>(recipe),
-                2 => check::<2>(recipe),
-                3 => check::<3>(recipe),
-                _ => check::<4>(recipe),
-            }
-            Ok(())
-        })
-        .unwrap_or_else(|error| panic!("{error}"));
+    check_random(96, recipe(), |recipe| match recipe.1.len() {
+        1 => check::<1>(recipe),
+        2 => check::<2>(recipe),
+        3 => check::<3>(recipe),
+        _ => check::<4>(recipe),
+    });
 }

@@ -1,35 +1,24 @@
 //! What a watch is told.
 
-use std::sync::{Arc, Mutex};
+use std::sync::mpsc::{Receiver, channel};
 
 use burn::tensor::{FloatDType, Tensor};
 use burn_amp_kernels::{
     Crossing, CrossingStatus, Factor, Reading, Status, Watch, scaled_cast, watched_cast,
 };
 
-use crate::host::{
-    assert_products, assert_same, dtypes, has_kernels, narrowest, on_device, pairs, round, tensor,
-    values,
+use crate::{
+    device::has_kernels,
+    host::{
+        assert_products, assert_same, dtypes, narrowest, on_device, pairs, round, tensor, values,
+    },
 };
 
-/// What a watch has been told.
-#[derive(Clone, Default)]
-struct Told(Arc<Mutex<Vec<Crossing>>>);
-
-impl Told {
-    fn hear(&self) -> impl Fn(Crossing) + Send + Sync + 'static {
-        let there = self.0.clone();
-        move |crossing| there.lock().unwrap().push(crossing)
-    }
-
-    fn take(&self) -> Vec<Crossing> {
-        std::mem::take(&mut *self.0.lock().unwrap())
-    }
-}
-
-fn watch() -> (Watch, Told) {
-    let told = Told::default();
-    (Watch::new(told.hear()), told)
+/// A watch, and what it is told.
+pub fn watch() -> (Watch, Receiver<Crossing>) {
+    let (tell, told) = channel();
+    let watch = Watch::new(move |crossing| tell.send(crossing).unwrap());
+    (watch, told)
 }
 
 /// The gradient of an input, where `gradients` come to its cast.
@@ -60,7 +49,7 @@ fn cross(
     if inputs.iter().all(|value| value.is_finite()) {
         assert_products(gradients, &found, (from, to), factor);
     }
-    let mut told = told.take();
+    let mut told: Vec<Crossing> = told.try_iter().collect();
     assert_eq!(told.len(), usize::from(has_kernels()));
     let found = told.pop()?.read().expect("a device that can be read");
     let finite = gradients.iter().filter(|value| value.is_finite());
@@ -85,7 +74,7 @@ fn a_watch_alone_changes_nothing_and_measures_both() {
     let found = grad(&inputs, &gradients, dtypes, 1.0, &watch);
     assert_same(&found, &gradients);
 
-    let told = told.take();
+    let told: Vec<Crossing> = told.try_iter().collect();
     assert_eq!(told.len(), usize::from(has_kernels()));
     for crossing in told {
         let (gradient, value) = crossing.read_measures().expect("a device that can be read");
@@ -144,7 +133,7 @@ fn a_factor_on_the_device() {
             let pass = |factor: Factor| {
                 let found = grad(&[1.0, -2.0, 0.5, 0.0], &gradients, pair, factor, &watch);
                 assert_products(&gradients, &found, pair, ratio * scale);
-                told.take().pop()
+                told.try_iter().last()
             };
             let known = pass((ratio * scale).into()).map(|crossing| crossing.read());
             let there = || on_device(ratio * scale, ratio);
@@ -162,16 +151,11 @@ fn a_factor_on_the_device() {
 #[test]
 fn the_gradient_alone() {
     for pair in pairs() {
-        let told = Told::default();
-        let watch = Watch::of_gradient(told.hear());
-        grad(
-            &[1.0, f32::INFINITY, 2.0],
-            &[3.0, 0.0, 4.0],
-            pair,
-            2.0,
-            &watch,
-        );
-        for crossing in told.take() {
+        let (tell, told) = channel();
+        let watch = Watch::of_gradient(move |crossing| tell.send(crossing).unwrap());
+        let (inputs, gradients) = ([1.0, f32::INFINITY, 2.0], [3.0, 0.0, 4.0]);
+        grad(&inputs, &gradients, pair, 2.0, &watch);
+        for crossing in told.try_iter() {
             let found: CrossingStatus = crossing.read().expect("a device that can be read");
             assert!(found.output_finite && found.gradient_finite && !found.overflow);
             assert_eq!((found.max_abs, found.norm, found.elements), (8.0, 10.0, 3));
@@ -234,17 +218,16 @@ fn overflow_by_two_roundings() {
 fn told_once_for_each_backward_pass() {
     for (from, to) in pairs() {
         let (watch, told) = watch();
-        let count = || told.0.lock().unwrap().len();
         let leaf = tensor::<1>(&[1.0, 2.0], [2], from).require_grad();
-        for passes in 1..=3 {
+        for _ in 0..3 {
             let output = watched_cast(leaf.clone() * 1.5, to, 2.0, &watch);
             // Forward, twice read, and a graph that is left behind.
             let _ = values(output.clone());
             drop(watched_cast(leaf.clone(), to, 2.0, &watch));
-            assert_eq!(count(), if has_kernels() { passes - 1 } else { 0 });
+            assert_eq!(told.try_iter().count(), 0);
             let grads = (output.clone() + output).sum().backward();
             assert_eq!(values(leaf.grad(&grads).unwrap()), [6.0; 2]);
-            assert_eq!(count(), if has_kernels() { passes } else { 0 });
+            assert_eq!(told.try_iter().count(), usize::from(has_kernels()));
         }
     }
 }
@@ -259,7 +242,7 @@ fn nothing_is_told_off_the_path() {
     let used = scaled_cast(on, FloatDType::F32, 2.0);
     let detached = watched_cast((leaf() * 2.0).detach(), FloatDType::F32, 2.0, &watch);
     let _grads = (used + unused.detach() + detached).sum().backward();
-    assert!(told.take().is_empty());
+    assert_eq!(told.try_iter().count(), 0);
 }
 
 /// Read in any order, and long after the pass: each has its own words.
@@ -277,6 +260,8 @@ fn crossings_are_kept() {
     }
     let _grads = state.sum().backward();
     let largest = |crossing: Crossing| crossing.read().unwrap().max_abs;
-    let backwards: Vec<f64> = told.take().into_iter().rev().map(largest).collect();
+    // The last is read first.
+    let told: Vec<Crossing> = told.try_iter().collect();
+    let backwards: Vec<f64> = told.into_iter().rev().map(largest).collect();
     assert_eq!(backwards, [4.0, 8.0, 2.0, 4.0]);
 }

@@ -79,40 +79,45 @@ fn in_software_a_cube_is_one_plane() {
     }
 }
 
+/// Fewer values or buffers than a device here allows a launch.
+fn narrowed(limits: Limits, narrow: [(usize, usize); 3]) -> [Limits; 3] {
+    narrow.map(|(max_values, buffers)| Limits {
+        max_values,
+        buffers,
+        ..limits
+    })
+}
+
+/// Asserts that rows are the same, and their norms nearly.
+fn assert_rows(found: &[TensorStatus], expected: &[TensorStatus], what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (found, expected) in found.iter().zip(expected) {
+        let norm = expected.norm;
+        assert!((found.norm - norm).abs() <= 1e-6 * norm, "{what}");
+        assert_eq!(TensorStatus { norm, ..*found }, *expected, "{what}");
+    }
+}
+
 #[test]
 fn limits_change_nothing_but_the_launches() {
     let Some(device) = device() else { return };
     let lengths = [5000, 17, 0, 40_000, 8192, 4097, 64, 12_345];
-    for half in [false, true] {
-        let list = || {
-            let tensor =
-                |(seed, length): (usize, &usize)| upload(values(seed, *length), half, &device);
-            lengths.iter().enumerate().map(tensor).collect::<Vec<_>>()
-        };
+    for (half, keep_dtype) in [(false, false), (false, true), (true, false), (true, true)] {
+        let tensor = |(seed, length)| upload(values(seed, length), half, &device);
+        let list = || Vec::from_iter(lengths.into_iter().enumerate().map(tensor));
         let limits = Limits::of(&list()[0].client);
-        for keep_dtype in [false, true] {
-            let (products, rows) = run(list(), keep_dtype, &limits);
-            for (seed, (product, length)) in products.iter().zip(lengths).enumerate() {
-                let expected: Vec<f32> = values(seed, length).iter().map(|v| v * 0.5).collect();
-                assert_eq!(*product, expected, "half {half}, {length} values");
-                let above = expected.iter().filter(|value| value.abs() >= 4.0).count();
-                assert_eq!(rows[seed].above, above as u64);
-            }
-            for (most, buffers) in [(1 << 12, 3), (1 << 31, 5), (1 << 31, 8)] {
-                let narrow = Limits {
-                    max_values: most,
-                    buffers,
-                    ..limits
-                };
-                let held = list();
-                let (again, others) = run(held.clone(), keep_dtype, &narrow);
-                assert_eq!(again, products);
-                for (row, other) in rows.iter().zip(others) {
-                    let norm = row.norm;
-                    assert!((other.norm - norm).abs() <= 1e-6 * norm);
-                    assert_eq!(TensorStatus { norm, ..other }, *row);
-                }
-            }
+        let (products, rows) = run(list(), keep_dtype, &limits);
+        for (seed, (product, length)) in products.iter().zip(lengths).enumerate() {
+            let expected: Vec<f32> = values(seed, length).iter().map(|v| v * 0.5).collect();
+            assert_eq!(*product, expected, "half {half}, {length} values");
+            let above = expected.iter().filter(|value| value.abs() >= 4.0).count();
+            assert_eq!(rows[seed].above, above as u64);
+        }
+        for narrow in narrowed(limits, [(1 << 12, 3), (1 << 31, 5), (1 << 31, 8)]) {
+            let held = list();
+            let (again, others) = run(held.clone(), keep_dtype, &narrow);
+            assert_eq!(again, products);
+            assert_rows(&others, &rows, &format!("{narrow:?}"));
         }
     }
 }
@@ -135,12 +140,12 @@ fn a_step_is_the_same_under_other_limits() {
         epsilon: 0.125,
         ..UpdateRow::default()
     };
-    let rows = |number: usize| {
+    let words = |number: usize| {
         let lr = number as f32 / 8.0;
         UpdateRow { lr, ..row }.words()
     };
     let rows = || {
-        let words = (0..lengths.len()).flat_map(rows);
+        let words = (0..lengths.len()).flat_map(words);
         CubeBackend::float_from_data(data_of(words, [lengths.len(), ROW]), &device)
     };
     for (rule, half) in [
@@ -154,24 +159,21 @@ fn a_step_is_the_same_under_other_limits() {
             false,
         ),
     ] {
-        let list = || {
-            let own = |(number, length): (usize, &usize)| {
-                let upload =
-                    |seed: usize, half| upload(values(number + 100 * seed, *length), half, &device);
-                let parameter = upload(1, half);
-                let mut own = vec![upload(0, half), parameter];
-                if has_master(own[1].dtype) {
-                    own.push(upload(1, false));
-                }
-                own.extend((0..rule.states()).map(|state| {
-                    let squares = values(number + 100 * state, *length);
-                    let squares = squares.into_iter().map(|value| value * value);
-                    self::upload(squares.collect(), false, &device)
-                }));
-                own
-            };
-            lengths.iter().enumerate().flat_map(own).collect::<Vec<_>>()
+        let own = |(number, length)| {
+            let values = |seed: usize| values(number + 100 * seed, length);
+            let mut own = [0, 1]
+                .map(|seed| upload(values(seed), half, &device))
+                .to_vec();
+            if has_master(own[1].dtype) {
+                own.push(upload(values(1), false, &device));
+            }
+            own.extend((0..rule.states()).map(|state| {
+                let squares = values(state).into_iter().map(|value| value * value);
+                upload(squares.collect(), false, &device)
+            }));
+            own
         };
+        let list = || Vec::from_iter(lengths.into_iter().enumerate().flat_map(own));
         let step = |mut list: Vec<CubeTensor>, limits: &Limits| {
             list.push(rows());
             let updated = update(list, rule, limits).into_iter();
@@ -179,12 +181,7 @@ fn a_step_is_the_same_under_other_limits() {
         };
         let limits = Limits::of(&rows().client);
         let expected = step(list(), &limits);
-        for (most, buffers) in [(1 << 12, 5), (1 << 31, 9), (1 << 31, 19)] {
-            let narrow = Limits {
-                max_values: most,
-                buffers,
-                ..limits
-            };
+        for narrow in narrowed(limits, [(1 << 12, 5), (1 << 31, 9), (1 << 31, 19)]) {
             let held = list();
             assert_eq!(step(held.clone(), &narrow), expected);
             let untouched: Vec<_> = held.into_iter().map(read).collect();
@@ -222,14 +219,8 @@ fn padded_rows_are_taken_as_they_lie() {
                 }
                 let buffer = upload(padded, half, &device);
                 let strides = Strides::from([rows * pitch, pitch, 1].as_slice());
-                let meta = Metadata::new(Shape::from(shape), strides);
-                CubeTensor::new(
-                    buffer.client,
-                    buffer.handle,
-                    meta,
-                    device.clone(),
-                    buffer.dtype,
-                )
+                let meta = Metadata::new(Shape::from(shape), strides).into();
+                CubeTensor { meta, ..buffer }
             };
             assert_eq!(Laid::padded(tensor()).padding, Some((pitch, columns)));
             let limits = Limits::of(&tensor().client);
@@ -237,17 +228,12 @@ fn padded_rows_are_taken_as_they_lie() {
             let (plain, want) = run(vec![upload(dense.clone(), half, &device)], true, &limits);
             assert_eq!(plain, [&expected[..]]);
             for (held, keep_dtype) in [(false, true), (true, true), (true, false)] {
+                let what = format!("{shape:?} {pitch} {held} {keep_dtype}");
                 let tensor = tensor();
                 let other = held.then(|| tensor.clone());
                 let (products, found) = run(vec![tensor], keep_dtype, &limits);
-                assert_eq!(
-                    products,
-                    [&expected[..]],
-                    "{shape:?} {pitch} {held} {keep_dtype}"
-                );
-                assert!((found[0].norm - want[0].norm).abs() <= 1e-6 * want[0].norm);
-                let norm = want[0].norm;
-                assert_eq!(TensorStatus { norm, ..found[0] }, want[0]);
+                assert_eq!(products, [&expected[..]], "{what}");
+                assert_rows(&found, &want, &what);
                 drop(other);
             }
         }

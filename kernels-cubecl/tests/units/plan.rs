@@ -17,8 +17,8 @@ const SOFTWARE: Limits = Limits {
     plane: 1,
     multiprocessors: MULTIPROCESSORS,
     max_tensors: MAX_TENSORS_IN_SOFTWARE,
-    max_values: MAX_VALUES,
     max_shared: MAX_SHARED_IN_SOFTWARE,
+    ..LIMITS
 };
 
 fn extent(span: usize, vector: usize) -> Extent<usize> {
@@ -124,13 +124,8 @@ fn a_step_over_gpt2_is_six_launches_of_cubes_that_do_not_spill() {
         sizes.extend(attention.into_iter().chain(wide));
         sizes.extend([768 * 3072, 768, 768, 768, 768, 768]);
     }
-    let extents: Vec<_> = sizes.iter().map(|size| extent(*size, 4)).collect();
-    let extents: Vec<_> = (extents.iter())
-        .map(|extent| Extent {
-            buffers: 4,
-            ..*extent
-        })
-        .collect();
+    let mut extents: Vec<_> = sizes.iter().map(|size| extent(*size, 4)).collect();
+    extents.iter_mut().for_each(|extent| extent.buffers = 4);
     let limits = Limits {
         buffers: 1024 - OTHER_BINDINGS,
         ..LIMITS

@@ -5,9 +5,7 @@ mod data;
 mod model;
 mod run;
 
-pub use bits::{
-    STATE_ID, all_finite, assert_same, numbers, pack, scaler_state, stored_state, values,
-};
+pub use bits::{STATE_ID, all_finite, assert_same, numbers, pack, stored_state, values};
 pub use burn::{
     data::{
         dataloader::{DataLoader, Progress},
@@ -21,10 +19,10 @@ pub use burn::{
         renderer::CliMetricsRenderer,
     },
 };
-pub use burn_amp_tests::{Values, panic_message, parameters, prelude::*, says};
+pub use burn_amp_tests::{Files, Values, is_error, panic_message, parameters, prelude::*, says};
 pub use data::{Batch, Sample, batches, loader, overflow, samples};
 pub use model::{Model, Net, Own};
 pub use run::{
     Done, Folder, METRICS, Made, Run, WAYS, adam, burns, copy, device, failed, fused, lr, net,
-    pipelined, resumed, resumed_with, sgd, step, temp_dir,
+    pipelined, resumed, resumed_with, sgd, step, temp_dir, with,
 };

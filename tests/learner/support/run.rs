@@ -235,7 +235,7 @@ pub fn resumed(run: &Run, learner: impl Fn(&MixedPrecision) -> Made) -> [Done; 3
     let runs = resumed_with(run, |run, folder| run.launch_in(folder, &learner));
     let [whole, half, resumed] = &runs;
     let stored = Resume::check(half.folder.path(), 2).unwrap();
-    assert_eq!(stored_state(&stored), scaler_state(half.model.scaler()));
+    assert_eq!(stored_state(&stored), half.model.scaler().bits());
     assert_same(whole, resumed);
     runs
 }
@@ -293,7 +293,7 @@ impl<M> Done<M> {
 impl<M: Module + 'static> Done<M> {
     /// The parameters, and the state of the scaler.
     pub fn bits(&self) -> (Vec<Values>, Bytes) {
-        (values(&self.model), scaler_state(self.model.scaler()))
+        (values(&self.model), self.model.scaler().bits())
     }
 }
 
@@ -308,6 +308,13 @@ pub fn net() -> Net {
 
 /// What `MixedPrecision::learner` makes.
 pub type Made<M = Net> = Result<Learner<Scaled<M>>, AmpError>;
+
+/// Of the optimizer that this makes.
+pub fn with<O: ModuleOptim + Into<ModuleOptimizer>>(
+    optim: impl Fn(&MixedPrecision) -> ScaledOptimizer<O>,
+) -> impl Fn(&MixedPrecision) -> Made {
+    move |amp| amp.learner(net(), optim(amp), lr())
+}
 
 /// Of Burn's own Adam.
 pub fn burns(amp: &MixedPrecision) -> Made {
@@ -387,9 +394,6 @@ pub trait Trained:
 {
 }
 
-impl<M> Trained for M where
-    M: LearnerModel
-        + TrainStep<Input = Batch, Output = ClassificationOutput>
-        + InferenceStep<Input = Batch, Output = ClassificationOutput>
-{
-}
+impl Trained for Net {}
+impl<M: Own + 'static> Trained for Model<M> {}
+impl<M: Trained + 'static> Trained for Scaled<M> {}

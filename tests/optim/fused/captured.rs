@@ -1,4 +1,4 @@
-//! Steps that a device records once and makes again: the same bits as those that are made one by one.
+//! Steps that a device records once and makes again. That they are those that are made one by one, bit for bit, is in `matrix`.
 
 mod leaves;
 
@@ -7,50 +7,7 @@ use burn_amp_tests::{prelude::*, says};
 
 use std::cell::Cell;
 
-use super::{
-    matrix::{Plan, same_bits},
-    run::{Batch, Event, Net, Run, adam, batch, loss, nesterov},
-};
-
-/// The same steps, one by one and captured.
-fn captured<O: ModuleOptim + Clone>(name: &str, optim: O, plan: Plan) {
-    let net = Net::new();
-    let mut by_one = plan.run(&net, optim.clone());
-    let mut captured = plan.run(&net, optim).captured();
-    same_bits(name, &plan, &mut by_one, &mut captured);
-    assert_eq!(captured.shapes(), if has_graphs() { 2 } else { 0 });
-}
-
-#[test]
-fn the_same_bits() {
-    let plan = Plan {
-        elsewhere: 300,
-        ..Plan::of(300)
-    };
-    captured("plain", adam(), plan);
-}
-
-#[test]
-fn clipped() {
-    let clips = vec![
-        (None, GradientClip::GlobalNorm(0.1)),
-        (Some("output"), GradientClip::Value(0.02)),
-    ];
-    let plan = Plan {
-        elsewhere: 40,
-        clips,
-        ..Plan::of(200)
-    };
-    captured("clipped", adam(), plan);
-}
-
-#[test]
-fn whatever_the_rule() {
-    let amsgrad = AdamWConfig::new().with_amsgrad(true);
-    let amsgrad = FusedAdamW::new(amsgrad).unwrap();
-    captured("amsgrad", amsgrad, Plan::of(200));
-    captured("nesterov", nesterov(), Plan::of(200));
-}
+use super::run::{Batch, Event, Net, Run, adam, batch, loss};
 
 /// A network with embeddings, attention and tied weights; its batches are integers.
 #[derive(Module, Debug)]
@@ -196,7 +153,7 @@ fn what_a_replay_would_repeat_is_refused() {
 }
 
 /// Whether the default device records steps.
-fn has_graphs() -> bool {
+pub fn has_graphs() -> bool {
     let (here, run) = begun();
     let mut step = run.captured();
     step.step(1e-3, here).unwrap();

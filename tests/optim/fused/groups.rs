@@ -52,15 +52,20 @@ fn a_new_group_begins_again() {
     same_steps((&mut burns, &mut fused), 0.01, &net, 5..10, of_batch);
 }
 
+/// And the others keep what autodiff knows of them.
 #[test]
 fn frozen_parameters_stay() {
-    let mut net = Net::full(&flex());
+    let device = flex().gradient_checkpointing();
+    let mut net = Net::full(&device);
     net.hidden = net.hidden.no_grad();
     let before = parameters(&net);
     let mut fused = FusedAdamW::new(config()).unwrap();
     let net = steps(&mut fused, net, 0..3);
     assert!(!net.hidden.weight.val().is_require_grad());
-    assert!(net.head.weight.val().is_require_grad());
+    let weight = net.head.weight.val();
+    assert!(weight.is_require_grad());
+    let strategy = device.gradient_checkpointing_strategy();
+    assert_eq!(weight.gradient_checkpointing_strategy(), strategy);
     // In the module's order: stem, hidden, head.
     let after = parameters(&net);
     let stays = [0, 1, 2, 3, 4, 5].map(|index| before[index] == after[index]);
@@ -98,18 +103,6 @@ fn tied_parameters() {
     assert!(parameters(&stepped) != parameters(&tied));
 }
 
-/// Its parameters keep what autodiff knows of them.
-#[test]
-fn checkpointing_and_gradients_go_on() {
-    let device = Device::flex().autodiff().gradient_checkpointing();
-    let strategy = device.gradient_checkpointing_strategy();
-    let mut fused = FusedAdamW::new(config()).unwrap();
-    let net = steps(&mut fused, Net::full(&device), 0..2);
-    let weight = net.hidden.weight.val();
-    assert_eq!(weight.gradient_checkpointing_strategy(), strategy);
-    assert!(weight.is_require_grad());
-}
-
 /// Layers on two devices, where there are two: parameters and states stay on their own.
 #[test]
 fn parameters_on_several_devices() {
@@ -128,18 +121,4 @@ fn parameters_on_several_devices() {
         assert!(stepped == expected);
         assert_eq!(state(&fused), state(&burns));
     }
-}
-
-/// As any other optimizer, in a `ScaledOptimizer` without a scale.
-#[test]
-fn it_can_be_wrapped_without_a_scale() {
-    let start = Net::full(&flex());
-    let mut fused = FusedAdamW::new(config()).unwrap();
-    let mut wrapped = ScaledOptimizer::from(fused.clone());
-    let expected = steps(&mut fused, start.clone(), 0..3);
-    let net = (0..3).fold(start, |net, number| {
-        let grads = of_batch(&net, number);
-        wrapped.step(0.01, net, grads)
-    });
-    assert!(parameters(&net) == parameters(&expected));
 }

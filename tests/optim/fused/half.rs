@@ -58,27 +58,15 @@ fn compare<C: Clone>(optim: impl Optimizer, fused: Fused<C>) {
 }
 
 #[test]
-fn adam() {
-    for amsgrad in [false, true] {
-        let config = AdamConfig::new().with_amsgrad(amsgrad);
+fn every_optimizer() {
+    for flag in [false, true] {
+        let config = AdamConfig::new().with_amsgrad(flag);
         let config = config.with_weight_decay(Some(WeightDecayConfig::new(0.05)));
         compare(config.build(), FusedAdam::new(config).unwrap());
-    }
-}
-
-#[test]
-fn adam_w() {
-    for cautious in [false, true] {
         let config = AdamWConfig::new().with_weight_decay(0.1);
-        let config = config.with_cautious_weight_decay(cautious);
+        let config = config.with_cautious_weight_decay(flag);
         compare(config.build(), FusedAdamW::new(config).unwrap());
-    }
-}
-
-#[test]
-fn sgd() {
-    let momentum = MomentumConfig::new().with_nesterov(true);
-    for momentum in [None, Some(momentum)] {
+        let momentum = flag.then(|| MomentumConfig::new().with_nesterov(true));
         let config = SgdConfig::new().with_momentum(momentum);
         compare(config.build(), FusedSgd::new(config).unwrap());
     }

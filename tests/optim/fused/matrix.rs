@@ -1,34 +1,39 @@
 //! Steps of one executor beside those of another: the same bits, whatever stands around the step. Each call of
-//! `pending` is a row; those of a captured step are in `captured`.
+//! `pending` is a row.
 
 use burn_amp_tests::{prelude::*, stored, wave};
 
-use super::run::{
-    Event, Executor, Net, Run, Values, Waited, adam, batch, config, event, is_flex, learning_rate,
-    nesterov,
+use super::{
+    captured::has_graphs,
+    run::{
+        Event, Executor, Net, Run, Values, Waited, adam, batch, config, event, is_flex,
+        learning_rate, nesterov,
+    },
 };
 
 /// Enough for some that are skipped and some that are clipped, before and after gradients by hand.
 const ELSEWHERE: usize = 60;
 
 /// What stands around a step, and which steps are made.
-pub struct Plan {
+struct Plan {
     /// On Flex.
-    pub steps: usize,
+    steps: usize,
     /// On other devices; at most `steps`.
-    pub elsewhere: usize,
-    pub scaler: GradScalerConfig,
+    elsewhere: usize,
+    scaler: GradScalerConfig,
     /// Of all parameters, or of those of this name.
-    pub clips: Vec<(Option<&'static str>, GradientClip)>,
-    pub ema: Option<EmaConfig>,
+    clips: Vec<(Option<&'static str>, GradientClip)>,
+    ema: Option<EmaConfig>,
     /// From this step of `steps` on gradients that no backward pass has made, in this dtype.
-    pub by_hand: Option<(usize, FloatDType)>,
+    by_hand: Option<(usize, FloatDType)>,
     /// The step from which on `hidden.weight` is trained; all of `hidden` is frozen before. Else all are trained from the begin.
-    pub thawed: Option<usize>,
+    thawed: Option<usize>,
+    /// Whether a captured step makes them, too.
+    is_captured: bool,
 }
 
 impl Plan {
-    pub fn of(steps: usize) -> Self {
+    fn of(steps: usize) -> Self {
         Self {
             steps,
             elsewhere: ELSEWHERE,
@@ -37,6 +42,7 @@ impl Plan {
             ema: None,
             by_hand: None,
             thawed: None,
+            is_captured: false,
         }
     }
 
@@ -48,7 +54,7 @@ impl Plan {
         }
     }
 
-    pub fn run<O: ModuleOptim>(&self, net: &Net, optim: O) -> Run<O> {
+    fn run<O: ModuleOptim>(&self, net: &Net, optim: O) -> Run<O> {
         let mut net = net.clone();
         if self.thawed.is_some() {
             net.hidden = net.hidden.no_grad();
@@ -114,7 +120,7 @@ fn record(executor: &mut impl Executor) -> Bytes {
 }
 
 /// Makes the steps of the plan by both.
-pub fn same_bits<A: Executor, B: Executor>(name: &str, plan: &Plan, one: &mut A, other: &mut B) {
+fn same_bits<A: Executor, B: Executor>(name: &str, plan: &Plan, one: &mut A, other: &mut B) {
     let mut clipped = 0;
     for step in 0..plan.made() {
         let at = format!("{name}, step {step}");
@@ -156,11 +162,17 @@ pub fn same_bits<A: Executor, B: Executor>(name: &str, plan: &Plan, one: &mut A,
     }
 }
 
-/// Steps that the device decides, beside those that are waited for.
+/// Steps that the device decides, beside those that are waited for, and those that are recorded.
 fn pending<O: ModuleOptim + Clone>(name: &str, optim: O, plan: Plan) {
     let net = Net::new();
+    let run = || plan.run(&net, optim.clone());
     let mut waited = plan.run(&net, Waited(optim.clone()));
-    same_bits(name, &plan, &mut plan.run(&net, optim), &mut waited);
+    same_bits(name, &plan, &mut run(), &mut waited);
+    if plan.is_captured {
+        let mut captured = run().captured();
+        same_bits(name, &plan, &mut run(), &mut captured);
+        assert_eq!(captured.shapes(), if has_graphs() { 2 } else { 0 });
+    }
 }
 
 fn decayed_adam() -> FusedAdam {
@@ -170,7 +182,12 @@ fn decayed_adam() -> FusedAdam {
 
 #[test]
 fn nothing_around() {
-    pending("plain", adam(), Plan::of(300));
+    let plan = Plan {
+        elsewhere: 300,
+        is_captured: true,
+        ..Plan::of(300)
+    };
+    pending("plain", adam(), plan);
 }
 
 /// A number from 0 to 1 that is the same in every run.
@@ -249,10 +266,15 @@ fn whatever_the_rule_and_the_schedule() {
         scaler,
         ..Plan::of(150)
     };
-    pending("adaptive", adam_w, of(config().with_schedule(adaptive)));
+    let captured = |scaler| Plan {
+        is_captured: true,
+        ..of(scaler)
+    };
+    let scaler = config().with_schedule(adaptive);
+    pending("adaptive", adam_w, captured(scaler));
     let tolerant = config().with_hysteresis(3).with_warmup_steps(60);
     let tolerant = tolerant.with_warmup_scale(256.0);
-    pending("tolerant", nesterov(), of(tolerant));
+    pending("tolerant", nesterov(), captured(tolerant));
     // What the device cannot move, the host does, and waits.
     let other_factor = config().with_growth_factor(1.5);
     pending("growth by 1.5", nesterov(), of(other_factor));
@@ -306,6 +328,16 @@ fn clipping() {
     pending("norms and values", decayed_adam(), of(200, f32, &each));
     let values = [(None, Value(0.004))];
     pending("values", nesterov(), of(150, f32, &values));
+
+    // Not by hand.
+    let clips = vec![(None, GlobalNorm(0.1)), (Some("output"), Value(0.02))];
+    let plan = Plan {
+        elsewhere: 40,
+        clips,
+        is_captured: true,
+        ..Plan::of(200)
+    };
+    pending("captured", adam(), plan);
 
     // Two groups of parameters are two calls of the kernel; the norm is of both.
     let config = AdamWConfig::new().with_weight_decay(0.1);

@@ -23,7 +23,7 @@ pub fn handed_over<A: ModuleOptim + Clone, B: ModuleOptim>(from: &A, to: B) -> B
     to.into_inner()
 }
 
-/// Both go on from the other's file as they go on themselves. Of f32 parameters' states the names may differ: Burn's in ours, and with
+/// Both go on from the other's file, and the first from its own, as they go on themselves. Of f32 parameters' states the names may differ: Burn's in ours, and with
 /// `inner` in those of `MasterWeights`. A step writes the optimizer's own.
 fn both_ways<A, B>(fresh_a: A, fresh_b: B, start: Net)
 where
@@ -35,16 +35,20 @@ where
     assert!(parameters(&steps(&mut b, start, 0..5)) == parameters(&middle));
     let mut from_a = handed_over(&a, fresh_b.clone());
     let mut from_b = handed_over(&b, fresh_a.clone());
+    let mut resumed = handed_over(&a, fresh_a);
     // A record that was loaded and not used yet is saved as it was.
     assert_eq!(state(&from_a), state(&a));
+    assert_eq!(state(&resumed), state(&a));
     assert_eq!(state(&from_b), state(&b));
     let mut twice = handed_over(&from_b, fresh_b);
     let end = parameters(&steps(&mut a, middle.clone(), 5..10));
     assert!(parameters(&steps(&mut b, middle.clone(), 5..10)) == end);
     assert!(parameters(&steps(&mut from_a, middle.clone(), 5..10)) == end);
+    assert!(parameters(&steps(&mut resumed, middle.clone(), 5..10)) == end);
     assert!(parameters(&steps(&mut from_b, middle.clone(), 5..10)) == end);
     assert!(parameters(&steps(&mut twice, middle, 5..10)) == end);
     assert_eq!(state(&from_a), state(&b));
+    assert_eq!(state(&resumed), state(&a));
     assert_eq!(state(&from_b), state(&a));
 }
 

@@ -1,6 +1,6 @@
 //! Ways for a step to overflow.
 
-use burn_amp_tests::prelude::*;
+use burn_amp_tests::{parameters, prelude::*};
 
 use super::Net;
 
@@ -35,45 +35,21 @@ impl Poison {
     /// The gradients to step on.
     pub fn gradients(self, mut grads: GradientsParams, net: &Net) -> GradientsParams {
         if let Self::Gradient { path, value } = self {
-            let mut replace = Replace {
-                grads: &mut grads,
-                path: Vec::new(),
-                wanted: path,
-                value,
-                done: false,
+            let (id, (_, shape, _)) = &parameters(net)[path];
+            let replace = match shape.len() {
+                1 => replace::<1>,
+                2 => replace::<2>,
+                _ => replace::<4>,
             };
-            net.visit(&mut replace);
-            assert!(replace.done, "no parameter {path}");
+            replace(&mut grads, ParamId::from(*id), value);
         }
         grads
     }
 }
 
-struct Replace<'a> {
-    grads: &'a mut GradientsParams,
-    path: Vec<String>,
-    wanted: &'static str,
-    value: f32,
-    done: bool,
-}
-
-impl ModuleVisitor for Replace<'_> {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if self.path.join(".") == self.wanted {
-            let grad = self.grads.remove::<D>(param.id).unwrap();
-            let last = grad.dims().map(|size| size - 1..size);
-            let value = Tensor::full([1; D], self.value, &grad.device());
-            let grad = grad.slice_assign(last, value);
-            self.grads.register(param.id, grad);
-            self.done = true;
-        }
-    }
+fn replace<const D: usize>(grads: &mut GradientsParams, id: ParamId, value: f32) {
+    let grad = grads.remove::<D>(id).unwrap();
+    let last = grad.dims().map(|size| size - 1..size);
+    let value = Tensor::full([1; D], value, &grad.device());
+    grads.register(id, grad.slice_assign(last, value));
 }

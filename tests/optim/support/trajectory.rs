@@ -55,9 +55,14 @@ impl<O> Plan<O> {
 enum Way {
     /// Gradients of a loss that was scaled.
     Scaled,
+    /// The same, unscaled ahead of the step.
+    Ahead,
     /// Burn's own.
     Plain,
 }
+
+/// What was counted, and what was found in the last step.
+type Found = (LossScale, StepCounters, Option<GradientStatus>);
 
 /// Parameters and state of the optimizer.
 type End = (Vec<(DType, Vec<u8>)>, Pack);
@@ -66,12 +71,15 @@ type End = (Vec<(DType, Vec<u8>)>, Pack);
 ///
 /// Returns where they ended.
 pub fn compare_with_plain<O: ModuleOptim + Clone>(plan: Plan<O>) -> End {
-    let end = compare(&plan, Way::Scaled);
-    assert!(compare(&plan, Way::Plain) == end);
+    let (end, found) = compare(&plan, Way::Scaled);
+    let ahead = compare(&plan, Way::Ahead);
+    assert!(ahead.0 == end, "unscaled ahead");
+    assert_eq!(ahead.1, found);
+    assert!(compare(&plan, Way::Plain).0 == end, "plain");
     end
 }
 
-fn compare<O: ModuleOptim + Clone>(plan: &Plan<O>, way: Way) -> End {
+fn compare<O: ModuleOptim + Clone>(plan: &Plan<O>, way: Way) -> (End, Found) {
     let device = Device::flex().autodiff();
     let mut scaled_net = plan.net.clone();
     let mut scaled = ScaledOptimizer::new(plan.optimizer.clone(), scaler());
@@ -87,7 +95,7 @@ fn compare<O: ModuleOptim + Clone>(plan: &Plan<O>, way: Way) -> End {
             loss = poison.loss(loss);
         }
         let grads = match way {
-            Way::Scaled => scaled.scaler().scale(loss).backward(),
+            Way::Scaled | Way::Ahead => scaled.scaler().scale(loss).backward(),
             Way::Plain => loss.backward(),
         };
         let mut grads = GradientsParams::from_grads(grads, &scaled_net);
@@ -98,6 +106,11 @@ fn compare<O: ModuleOptim + Clone>(plan: &Plan<O>, way: Way) -> End {
         scaled_net = match way {
             Way::Scaled => {
                 let grads = scaled_by_hand(scaled.scaler(), grads);
+                scaled.step(plan.lr.clone(), scaled_net, grads)
+            }
+            Way::Ahead => {
+                let grads = scaled_by_hand(scaled.scaler(), grads);
+                let grads = scaled.unscale(grads, &scaled_net).unwrap();
                 scaled.step(plan.lr.clone(), scaled_net, grads)
             }
             Way::Plain => scaled.step(plan.lr.clone(), scaled_net, grads),
@@ -121,5 +134,8 @@ fn compare<O: ModuleOptim + Clone>(plan: &Plan<O>, way: Way) -> End {
     let moves = || scales.windows(2);
     assert!(moves().any(|pair| pair[0] < pair[1]), "{scales:?}");
     assert!(moves().any(|pair| pair[0] > pair[1]), "{scales:?}");
-    (parameters(&scaled_net), state(scaled.optimizer()))
+    let end = (parameters(&scaled_net), state(scaled.optimizer()));
+    let scaler = scaled.scaler();
+    let counted = (scaler.schedule(), scaler.counters());
+    (end, (counted.0, counted.1, scaler.last_status()))
 }

@@ -2,7 +2,7 @@
 
 use burn_amp_tests::prelude::*;
 use serde::Serialize;
-use std::{fs, path::Path};
+use std::{fs, ops::Range, path::Path};
 
 use crate::support::{Files, Small};
 
@@ -37,30 +37,24 @@ pub fn settings() -> GradScalerConfig {
 
 /// The same of all that stands around a step.
 pub fn scaled_config() -> ScaledOptimizerConfig {
+    let [bias, norm] = ["bias", "norm"].map(ParamGroup::from_predicate);
+    let groups = vec![
+        (bias, GradientClip::Value(0.25)),
+        (norm, GradientClip::Norm(f64::INFINITY)),
+    ];
+    let window = AccumulationConfig::new(4)
+        .with_sum(true)
+        .with_skip_micro_batch(true);
+    let ema = EmaConfig::new()
+        .with_momentum(0.75)
+        .with_overwrite_frequency(Some(3))
+        .with_validation(true);
     ScaledOptimizerConfig::new()
         .with_scaler(config())
         .with_clip(Some(GradientClip::GlobalNorm(1.5)))
-        .with_clip_groups(vec![
-            (
-                ParamGroup::from_predicate("bias"),
-                GradientClip::Value(0.25),
-            ),
-            (
-                ParamGroup::from_predicate("norm"),
-                GradientClip::Norm(f64::INFINITY),
-            ),
-        ])
-        .with_accumulation(Some(
-            AccumulationConfig::new(4)
-                .with_sum(true)
-                .with_skip_micro_batch(true),
-        ))
-        .with_ema(Some(
-            EmaConfig::new()
-                .with_momentum(0.75)
-                .with_overwrite_frequency(Some(3))
-                .with_validation(true),
-        ))
+        .with_clip_groups(groups)
+        .with_accumulation(Some(window))
+        .with_ema(Some(ema))
 }
 
 fn scaled<O: ModuleOptim>(optim: O) -> ScaledOptimizer<O> {
@@ -96,14 +90,6 @@ pub const NEXT_MICRO_BATCH: usize = 10;
 /// With it the third window ends.
 pub const LAST_MICRO_BATCH: usize = 11;
 
-/// The files of what stands around a step.
-pub fn write_around(stem: &Path) {
-    let mut optim = around();
-    let small = Small::new(DType::F32).train(&mut optim, 0..NEXT_MICRO_BATCH, &[5]);
-    optim.save(stem.with_extension("optimizer.bpk")).unwrap();
-    small.save_file(stem.with_extension("model.bpk")).unwrap();
-}
-
 /// Writes all files into a folder.
 pub fn write(folder: &Path) {
     fs::create_dir_all(folder).unwrap();
@@ -114,21 +100,28 @@ pub fn write(folder: &Path) {
     write_json(&folder.join("loss_scale.static.json"), &fixed);
 
     let mut optim = adam();
-    train(&mut optim, DType::F32, &folder.join("adam"));
+    let seven = || (0..NEXT, &[1, 2, 6][..]);
+    train(&mut optim, DType::F32, seven(), &folder.join("adam"));
     let (schedule, counters) = (optim.scaler().schedule(), optim.scaler().counters());
     write_json(&folder.join("loss_scale.dynamic.json"), &schedule);
     write_json(&folder.join("counters.json"), &counters);
     fs::write(folder.join("state.json"), optim.scaler().state_dict()).unwrap();
     optim.scaler().save(folder.join("scaler.bpk")).unwrap();
 
-    train(&mut masters(), DType::F16, &folder.join("masters"));
-    train(&mut groups(), DType::F32, &folder.join("groups"));
-    write_around(&folder.join("around"));
+    train(&mut masters(), DType::F16, seven(), &folder.join("masters"));
+    train(&mut groups(), DType::F32, seven(), &folder.join("groups"));
+    let windows = (0..NEXT_MICRO_BATCH, &[5][..]);
+    train(&mut around(), DType::F32, windows, &folder.join("around"));
 }
 
-/// Trains and writes `{stem}.optimizer.bpk` and `{stem}.model.bpk`.
-fn train<O: ModuleOptim>(optim: &mut ScaledOptimizer<O>, dtype: DType, stem: &Path) {
-    let small = Small::new(dtype).train(optim, 0..NEXT, &[1, 2, 6]);
+/// Trains with these overflows, and writes `{stem}.optimizer.bpk` and `{stem}.model.bpk`.
+fn train<O: ModuleOptim>(
+    optim: &mut ScaledOptimizer<O>,
+    dtype: DType,
+    (steps, overflows): (Range<usize>, &[usize]),
+    stem: &Path,
+) {
+    let small = Small::new(dtype).train(optim, steps, overflows);
     optim.save(stem.with_extension("optimizer.bpk")).unwrap();
     small.save_file(stem.with_extension("model.bpk")).unwrap();
 }

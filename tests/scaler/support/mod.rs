@@ -3,4 +3,4 @@
 mod model;
 
 pub use burn_amp_tests::captured;
-pub use model::{Model, Trial, gradient, scaler, set_value, unscaled, values_of};
+pub use model::{Model, Trial, gradient, scaler, unscaled, values_of};

@@ -88,14 +88,6 @@ pub fn gradient<const D: usize>(
     grads.register(id, Tensor::<D>::from_data(data, (&device, dtype)));
 }
 
-/// Replaces one value of a gradient of rank 2.
-pub fn set_value(grads: &mut GradientsParams, id: ParamId, at: [usize; 2], value: f32) {
-    let grad = grads.remove::<2>(id).unwrap();
-    let value = Tensor::full([1, 1], value, (&grad.device(), grad.dtype()));
-    let slices = at.map(|index| index..index + 1);
-    grads.register(id, grad.slice_assign(slices, value));
-}
-
 /// The values of a gradient.
 pub fn values_of<const D: usize>(grads: &GradientsParams, id: ParamId) -> Vec<f64> {
     grads.get::<D>(id).unwrap().to_data().iter().collect()
@@ -155,6 +147,11 @@ impl Trial {
     pub fn iterate(&mut self, overflow: bool) {
         self.try_iterate(overflow).unwrap();
     }
+
+    /// Iterations that overflow (x) or not.
+    pub fn iterations(&mut self, steps: &str) {
+        steps.chars().for_each(|step| self.iterate(step == 'x'));
+    }
 }
 
 impl<M: Module> Trial<M> {
@@ -164,6 +161,12 @@ impl<M: Module> Trial<M> {
             optim: SgdConfig::new().init(),
             model,
         }
+    }
+
+    pub fn with_momentum(mut self) -> Self {
+        let momentum = Some(MomentumConfig::new());
+        self.optim = SgdConfig::new().with_momentum(momentum).init();
+        self
     }
 
     /// Gradients made by hand, of a loss at the present scale.

@@ -163,10 +163,8 @@ fn a_detached_recorder_is_told_nothing() {
 
 #[test]
 fn a_run_that_was_killed_goes_on_in_the_same_log() {
-    let folder = tempfile::tempdir().unwrap();
+    let (folder, mut training, recorder) = recorded(MixedPrecision::f16());
     let log = folder.path().join("steps.jsonl");
-    let mut training = Training::new(MixedPrecision::f16());
-    let recorder = FlightRecorder::new(folder.path(), &training.amp).unwrap();
     training.steps(3);
     recorder.write().unwrap();
     recorder.detach(&training.amp);

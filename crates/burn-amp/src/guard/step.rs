@@ -58,9 +58,7 @@ impl Hook for GuardState {
                 match state.guard == self.guard {
                     true => state,
                     false => {
-                        log::warn!(
-                            "the stored state is that of another guard: this one starts again"
-                        );
+                        warn!("the stored state is that of another guard: this one starts again");
                         fresh
                     }
                 }

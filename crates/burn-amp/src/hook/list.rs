@@ -1,7 +1,7 @@
 //! The hooks of an optimizer, their types forgotten.
 
 use burn::module::Module;
-use std::{any::Any, cell::LazyCell, fmt::Debug};
+use std::{any::Any, cell::LazyCell};
 
 use super::{Applied, Hook, Parameters, Proposed, Resolution, State, Verdict};
 use crate::{
@@ -15,37 +15,12 @@ use crate::{
     record::AmpRecord,
 };
 
-/// A [`Hook`] of any type.
-trait AnyHook: Any + Debug + Send + Sync {
-    fn name(&self) -> &str;
-    fn judge(&mut self, step: &mut Proposed<'_>) -> Verdict;
-    fn applied(&mut self, step: &mut Applied<'_>);
-    fn state(&self) -> Option<State>;
-    fn restore(&mut self, state: Option<State>) -> Result<(), String>;
+/// A [`Hook`] whose type is forgotten, and that can be cloned all the same.
+trait AnyHook: Any + Hook {
     fn boxed(&self) -> Box<dyn AnyHook>;
 }
 
-impl<H: Hook> AnyHook for H {
-    fn name(&self) -> &str {
-        Hook::name(self)
-    }
-
-    fn judge(&mut self, step: &mut Proposed<'_>) -> Verdict {
-        Hook::judge(self, step)
-    }
-
-    fn applied(&mut self, step: &mut Applied<'_>) {
-        Hook::applied(self, step);
-    }
-
-    fn state(&self) -> Option<State> {
-        Hook::state(self)
-    }
-
-    fn restore(&mut self, state: Option<State>) -> Result<(), String> {
-        Hook::restore(self, state)
-    }
-
+impl<H: Hook + Clone> AnyHook for H {
     fn boxed(&self) -> Box<dyn AnyHook> {
         Box::new(self.clone())
     }
@@ -81,7 +56,7 @@ impl Default for Judgement {
 
 impl Hooks {
     /// Adds a hook, in the place of one of the same name.
-    pub(crate) fn add(&mut self, hook: impl Hook) -> Result<(), AmpError> {
+    pub(crate) fn add(&mut self, hook: impl Hook + Clone) -> Result<(), AmpError> {
         let name = hook.name().to_string();
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-".contains(c);
         if name.is_empty() || !name.chars().all(is_plain) {
@@ -179,7 +154,7 @@ impl Hooks {
             let name = hook.name().to_string();
             let state = record.take_hook(&name);
             if state.is_none() && (steps > 0 || hook.state().is_some()) {
-                log::warn!(
+                warn!(
                     "{} holds no state of the hook `{name}`, which starts again, after {steps} steps",
                     record.origin()
                 );
@@ -216,9 +191,7 @@ pub(crate) fn applied<M: Module>(
         let Parameter { path, value, .. } = old();
         let (shape, other) = (value.shape(), new.shape());
         if other != shape {
-            log::warn!(
-                "a hook gave `{path}` a value of shape {other}, but it has {shape}: it stays"
-            );
+            warn!("a hook gave `{path}` a value of shape {other}, but it has {shape}: it stays");
             return None;
         }
         Some(new.moved_to(&value.device()).cast(value.dtype()))

@@ -87,7 +87,7 @@ impl OptimizerState {
             }
         }
         if !unknown.is_empty() {
-            log::warn!(
+            warn!(
                 "the optimizer's state from {} is that of {} parameters, of which {} are not in this module: their state is not used. \
                  Load the model's own record too, which gives its parameters their ids back",
                 self.origin,

@@ -88,7 +88,7 @@ impl ScalerState {
         if self.with_settings {
             let (rule, other) = (resumed.rule_name(), stored.rule_name());
             if rule != other {
-                log::warn!(
+                warn!(
                     "{origin} was saved under the rule `{other}` of the loss scale, which is not here: `{rule}` starts fresh"
                 );
             }
@@ -105,7 +105,7 @@ impl ScalerState {
                     short(before.into())
                 ),
             };
-            log::warn!(
+            warn!(
                 "{origin} was saved with other settings of the loss scale, and those of the program are used: {}.{moved} \
                  `AmpRecord::with_settings` takes those of the record instead; in a `Learner`, see `Resume::record`",
                 differences.join(", ")

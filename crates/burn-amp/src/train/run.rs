@@ -1,11 +1,20 @@
-use burn::train::{
-    Interrupter, LearnerModel, SupervisedTraining, TrainingError, train::WorkerFailure,
+use burn::{
+    lr_scheduler::module_lr_scheduler::ModuleLrScheduler,
+    train::{
+        Interrupter, LearnerModel, LearningResult, SupervisedTraining, TrainingError,
+        train::WorkerFailure,
+    },
 };
 use std::sync::{Mutex, MutexGuard};
 
+use super::{Scaled, learner::LearnerOptimizer};
 use crate::{
-    error::AmpError, gradient_status::GradientStatus, lock::locked, loss_scale::StepOutcome,
-    mixed_precision::MixedPrecision, step_counters::StepCounters,
+    error::{AmpError, StepError},
+    gradient_status::GradientStatus,
+    lock::locked,
+    loss_scale::StepOutcome,
+    mixed_precision::MixedPrecision,
+    step_counters::StepCounters,
 };
 
 /// What metrics, a progress bar or other threads may ask of a training (feature `train`): what an optimizer of this
@@ -42,6 +51,33 @@ use crate::{
 /// # let _ = model;
 /// ```
 impl MixedPrecision {
+    /// Trains a model in this precision in Burn's `Learner`: [`learner`](Self::learner), [`training`](Self::training), the run, and
+    /// [`run_result`](Self::run_result), in one call.
+    ///
+    /// `training` is a `SupervisedTraining` that is configured in full. `model`, `optim` and `lr_scheduler` are as for
+    /// [`learner`](Self::learner), which has an example. Returns when the run is over.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`learner`](Self::learner), with the model as it was given. If a step failed and so ended the run, the error of
+    /// [`run_result`](Self::run_result), with the model as it was trained so far, in validation mode. What ends a run in Burn itself is in
+    /// the result, as without burn-amp: `LearningResult::error`.
+    pub fn launch<M: LearnerModel>(
+        &self,
+        training: SupervisedTraining<Scaled<M>>,
+        model: M,
+        optim: impl Into<LearnerOptimizer>,
+        lr_scheduler: impl Into<ModuleLrScheduler>,
+    ) -> Result<LearningResult<Scaled<M>>, StepError<M>> {
+        let learner = self.learner(model.clone(), optim, lr_scheduler);
+        let learner = learner.map_err(|error| StepError::new(model, error))?;
+        let result = self.training(training).launch(learner);
+        match self.run_result() {
+            Ok(()) => Ok(result),
+            Err(error) => Err(StepError::new(result.model.into_inner(), error)),
+        }
+    }
+
     /// Adds the metrics of this crate to a training of Burn's, and ends a run that cannot go on, in Burn's way.
     ///
     /// The metrics: loss scale, skipped steps, gradient norm, share of zero gradients ([`loss_scale_metric`](Self::loss_scale_metric) and the like). There are none

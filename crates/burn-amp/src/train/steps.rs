@@ -127,7 +127,7 @@ impl Steps {
             Some(scaler) => self.scaler.restore_counters(scaler),
             None => {
                 self.scaler.reset_counters();
-                log::warn!(
+                warn!(
                     "the checkpoint is that of a run without a loss scaler: the scaler starts fresh, at loss scale {}",
                     f64::from(self.scaler.loss_scale())
                 );
@@ -324,7 +324,7 @@ impl DynOptimizer for Handles {
         _src: &mut StateSource,
         _device: &Device,
     ) -> Option<DynState> {
-        log::warn!(
+        warn!(
             "an optimizer's record was loaded in the middle of a pipelined run, and is not used: load it before the first step"
         );
         None

@@ -9,7 +9,7 @@ use burn::{
     optim::{AdamWConfig, GradientsAccumulator, GradientsParams},
     tensor::Device,
 };
-use burn_amp::{MixedPrecision, ScaledOptimizer};
+use burn_amp::MixedPrecision;
 use std::path::Path;
 
 use super::{TrainingConfig, data, model::ModelConfig};
@@ -31,9 +31,7 @@ pub fn train(folder: &Path, config: &TrainingConfig, device: &Device) -> Result<
     let mut lr = CosineAnnealingLrSchedulerConfig::new(config.learning_rate, steps).init()?;
     let clipping = GradientClippingConfig::Norm(1.0);
     let adam = AdamWConfig::new().with_grad_clipping(Some(clipping));
-    let mut model = ModelConfig::new().init(&device);
-    model = model.apply_reparameterization(amp.clone());
-    let mut optim = ScaledOptimizer::new(adam.init(), &amp);
+    let (mut model, mut optim) = amp.prepare(ModelConfig::new().init(&device), adam.init());
     let cross_entropy = CrossEntropyLossConfig::new().init(&device);
 
     let mut accumulator = GradientsAccumulator::new();

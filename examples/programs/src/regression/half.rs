@@ -7,7 +7,7 @@ use burn::{
     optim::{AdamConfig, GradientsParams},
     tensor::Device,
 };
-use burn_amp::{MixedPrecision, ScaledOptimizer};
+use burn_amp::MixedPrecision;
 use std::path::Path;
 
 use super::{TrainingConfig, data, model::ModelConfig};
@@ -25,9 +25,8 @@ pub fn train(folder: &Path, config: &TrainingConfig, device: &Device) -> Result<
 
     let amp = MixedPrecision::new(config.precision);
     let (train, valid) = data::loaders(config, &device);
-    let mut model = ModelConfig::new().init(&device);
-    model = model.apply_reparameterization(amp.clone());
-    let mut optim = ScaledOptimizer::new(AdamConfig::new().init(), &amp);
+    let adam = AdamConfig::new();
+    let (mut model, mut optim) = amp.prepare(ModelConfig::new().init(&device), adam.init());
     let mse = MseLoss::new();
 
     for epoch in 1..=config.num_epochs {

@@ -23,8 +23,9 @@ pub fn train(folder: &Path, config: &TrainingConfig, device: &Device) -> Result<
     let device = device.clone().autodiff();
 
     let (train, valid) = data::loaders(config, &device);
+    let adam = AdamConfig::new();
     let mut model = ModelConfig::new().init(&device);
-    let mut optim = AdamConfig::new().init();
+    let mut optim = adam.init();
     let mse = MseLoss::new();
 
     for epoch in 1..=config.num_epochs {

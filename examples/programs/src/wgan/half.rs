@@ -6,7 +6,7 @@ use burn::{
     optim::{GradientsParams, RmsPropConfig},
     tensor::Device,
 };
-use burn_amp::{MixedPrecision, ScaledOptimizer};
+use burn_amp::MixedPrecision;
 use std::path::Path;
 
 use super::{
@@ -27,13 +27,10 @@ pub fn train(folder: &Path, config: &TrainingConfig, device: &Device) -> Result<
 
     let amp = MixedPrecision::new(config.precision);
     let loader = data::loader(config, &device)?;
-    let mut generator = Generator::new(&device);
-    generator = generator.apply_reparameterization(amp.clone());
-    let mut critic = Critic::new(&device);
-    critic = critic.apply_reparameterization(amp.clone());
     let rms_prop = RmsPropConfig::new().with_momentum(0.0);
-    let mut generator_optim = ScaledOptimizer::new(rms_prop.init(), &amp);
-    let mut critic_optim = ScaledOptimizer::new(rms_prop.init(), &amp);
+    let (mut generator, mut generator_optim) =
+        amp.prepare(Generator::new(&device), rms_prop.init());
+    let (mut critic, mut critic_optim) = amp.prepare(Critic::new(&device), rms_prop.init());
     let mut clip = Clip { limit: config.clip };
 
     let mut steps = 0;

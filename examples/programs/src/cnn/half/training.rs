@@ -41,9 +41,7 @@ pub fn train(folder: &Path, config: &TrainingConfig, device: &Device) -> Result<
     let model = ModelConfig::new().init(&device.clone().autodiff());
     let optim = AdamConfig::new().init();
     let lr = ConstantLr::new(config.learning_rate);
-    let learner = amp.learner(model, optim, lr)?;
-    let training = amp.training(training);
-    let result = training.launch(learner);
+    let result = amp.launch(training, model, optim, lr)?;
     if let Some(error) = result.error {
         return Err(error.to_string().into());
     }

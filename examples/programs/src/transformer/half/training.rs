@@ -45,9 +45,7 @@ pub fn train(folder: &Path, config: &TrainingConfig, device: &Device) -> Result<
         .init()?;
     let adam = AdamConfig::new().with_weight_decay(Some(WeightDecayConfig::new(5e-5)));
     let model = model.init(&device.clone().autodiff());
-    let learner = amp.learner(model, adam.init(), lr)?;
-    let training = amp.training(training);
-    let result = training.launch(learner);
+    let result = amp.launch(training, model, adam.init(), lr)?;
     if let Some(error) = result.error {
         return Err(error.to_string().into());
     }

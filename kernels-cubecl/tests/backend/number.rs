@@ -1,0 +1,41 @@
+//! Numbers of all float dtypes as f64, which holds them without loss.
+
+use burn::tensor::{DType, Element, TensorData, bf16, f16};
+
+/// The values of a tensor.
+pub fn widen(data: &TensorData) -> Vec<f64> {
+    fn each<E: Element>(data: &TensorData, wide: impl Fn(E) -> f64) -> Vec<f64> {
+        let values = data.as_slice::<E>().expect("of this dtype");
+        values.iter().copied().map(wide).collect()
+    }
+    match data.dtype() {
+        DType::F16 => each(data, f16::to_f64_const),
+        DType::BF16 => each(data, bf16::to_f64_const),
+        DType::F32 => each(data, |value: f32| f64::from(value)),
+        DType::F64 => each(data, |value: f64| value),
+        dtype => panic!("not a gradient: {dtype:?}"),
+    }
+}
+
+/// Same bits, NaN of all payloads alike.
+pub fn same(a: f64, b: f64) -> bool {
+    a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan()
+}
+
+/// What an f32 is rounded to in a dtype.
+pub fn rounded(dtype: DType, value: f64) -> f64 {
+    match dtype {
+        DType::F16 => f16::from_f32(value as f32).to_f64(),
+        DType::BF16 => bf16::from_f32(value as f32).to_f64(),
+        _ => value,
+    }
+}
+
+/// The smallest normal value.
+pub fn smallest(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => f16::MIN_POSITIVE.to_f64_const(),
+        DType::F64 => f64::MIN_POSITIVE,
+        _ => f64::from(f32::MIN_POSITIVE),
+    }
+}

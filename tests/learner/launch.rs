@@ -1,0 +1,50 @@
+//! `MixedPrecision::launch`: a Learner's run in one call.
+
+use crate::support::*;
+
+fn launched(run: &Run) -> Result<Done, StepError<Net>> {
+    let (amp, folder) = (run.amp(), temp_dir());
+    let optim = AdamConfig::new().init();
+    let result = amp.launch(run.training(folder.path()), net(), optim, lr())?;
+    let done = Done::of(result, &amp, &folder);
+    assert_eq!(done.error, None);
+    Ok(done)
+}
+
+/// The same bits as learner, training and launch by themselves.
+#[test]
+fn a_run_in_one_call() {
+    let run = Run::of(4);
+    assert_same(&launched(&run).unwrap(), &run.launch());
+}
+
+/// One good epoch, then only overflows: the error has what was trained.
+#[test]
+fn a_run_that_fails_returns_the_model() {
+    let run = Run::of(2).with_skips(3).poisoned(8..48);
+    let failed = launched(&run).map(drop).unwrap_err();
+    let is_exhausted = matches!(failed.error, AmpError::LossScaleExhausted { skips: 4, .. });
+    assert!(is_exhausted, "{failed}");
+    assert!(all_finite(&*failed.module));
+    assert_ne!(
+        numbers(&*failed.module),
+        numbers(&net()),
+        "one step was taken"
+    );
+}
+
+/// Before it begins, with the model as it was.
+#[test]
+fn a_learner_that_cannot_be_made_returns_the_model() {
+    let (run, folder) = (Run::of(1), temp_dir());
+    let optim = adam(&MixedPrecision::f16());
+    let refused = run
+        .amp()
+        .launch(run.training(folder.path()), net(), optim, lr());
+    let refused = refused.map(drop).unwrap_err();
+    says(
+        &refused,
+        ["`optim` is a `ScaledOptimizer` with another scale"],
+    );
+    assert_eq!(numbers(&*refused.module), numbers(&net()));
+}

@@ -93,6 +93,9 @@ pub fn loads(mode: Mode, vector: usize) -> u32 {
 ///
 /// `factor` is what values are multiplied by, unless the mode is to inspect. Blocks with a value at `limit` or above, in
 /// bits, are looked at twice.
+///
+/// Longer than others: what a unit holds from its loads to its stores is one state, and in functions of their own its parts would each take
+/// all of it.
 #[cube(launch_unchecked)]
 pub fn measure<W: Work, I: Float, O: Float, N: Size>(
     tensors: &mut Sequence<Box<[Vector<I, N>]>>,

@@ -25,6 +25,8 @@ pub fn units(buffers: usize) -> u32 {
 ///
 /// `wide` has the parameters in f32, or their masters, and behind them all first states, all second ones, and so on.
 /// `images` has the parameters in half precision, and none in f32. Of a row that is not taken, nothing is read nor written.
+///
+/// Longer than others: a vector of each list is read, stepped and written back, and another function would take all of the lists.
 #[cube(launch_unchecked)]
 #[allow(clippy::len_zero)]
 pub fn update_many<G: Float, P: Float, N: Size>(

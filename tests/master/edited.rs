@@ -27,7 +27,8 @@ fn masters(optim: &MasterWeights, net: &Net) -> Vec<f32> {
 /// keeps its digits.
 #[test]
 fn edited_values_replace_their_masters_only() {
-    let edits: [(&str, usize, fn(Tensor<2>) -> Tensor<2>); 3] = [
+    type Edit = fn(Tensor<2>) -> Tensor<2>;
+    let edits: [(&str, usize, Edit); 3] = [
         ("one", 1, |tensor| {
             let five = Tensor::full([1, 1], 5.0, (&tensor.device(), tensor.dtype()));
             tensor.slice_assign([2..3, 1..2], five)

@@ -11,7 +11,7 @@ mod sync {
     pub use shuttle::{sync::mpsc, thread};
 }
 
-#[path = "../../crates/burn-amp/src/pipeline/worker.rs"]
+#[path = "../../crates/burn-amp-pipeline/src/worker.rs"]
 mod worker;
 
 use worker::{Ended, Pending, Worker};

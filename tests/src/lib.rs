@@ -23,7 +23,9 @@ pub use run::{Run, Snapshot, resumed};
 pub use says::{is_error, only, says};
 
 use burn::optim::{GradientsParams, SgdConfig};
-use burn_amp::{GradScaler, GradScalerConfig, ScaledGradients, ScaledOptimizer, StepOutcome};
+use burn_amp::{
+    GradScalerConfig, ScaledOptimizer, StepOutcome, torch::GradScaler, torch::ScaledGradients,
+};
 use serde::{Deserialize, de::DeserializeOwned};
 use std::{env, fs, path::PathBuf};
 

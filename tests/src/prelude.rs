@@ -28,4 +28,4 @@ pub use burn::{
         activation::{sigmoid, tanh},
     },
 };
-pub use burn_amp::*;
+pub use burn_amp::{adaptive::*, optim::*, pipeline::*, torch::*, *};

@@ -15,7 +15,7 @@ use burn::{
     optim::{AdamConfig, GradientsParams},
     tensor::{Device, Distribution, Tensor, activation::gelu},
 };
-use burn_amp::{MixedPrecision, PipelinedOptimizer, ScaledOptimizer};
+use burn_amp::{MixedPrecision, ScaledOptimizer, pipeline::PipelinedOptimizer};
 use std::{env, fs, process::Command, time::Instant};
 
 /// Steps of a round.

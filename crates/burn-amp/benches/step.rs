@@ -16,7 +16,9 @@ use burn::{
     optim::{AdamConfig, GradientsParams},
     tensor::{DType, Device, Distribution, FloatDType, Tensor},
 };
-use burn_amp::{FusedAdam, MasterWeights, MixedPrecision, ModuleOptim, ScaledOptimizer};
+use burn_amp::{
+    MixedPrecision, ModuleOptim, ScaledOptimizer, optim::FusedAdam, torch::MasterWeights,
+};
 use rayon::prelude::*;
 use std::time::Instant;
 

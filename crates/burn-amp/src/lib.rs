@@ -46,106 +46,28 @@
 //! - [`GradScaler`] and [`MasterWeights`]: PyTorch's calls, for half-precision parameters and ported programs.
 //! - `MixedPrecision::launch` (feature `train`): Burn's `Learner` in half precision.
 
-#[macro_use]
-mod warning;
+pub use burn_amp_core::{
+    AccumulationConfig, AccumulationWindow, AmpError, AmpRecord, CastFloat, Ema, EmaConfig,
+    GradScalerConfig, GradientClip, GradientStatus, LossScale, MixedPrecision, ModuleOptim,
+    Rescale, ScaledLrScheduler, ScaledOptimizer, ScaledOptimizerConfig, Schedule, Scope,
+    StepCounters, StepError, StepOutcome, UnscaledGradients, autocast, cast_fields, histogram,
+    hook, in_f32, inspect, rescaled, schedule, sum_of_devices,
+};
+pub use burn_amp_optim as optim;
+#[cfg(feature = "pipeline")]
+pub use burn_amp_pipeline as pipeline;
+#[cfg(feature = "train")]
+pub use burn_amp_train as train;
 
-mod account;
-mod accumulation;
-mod adaloss;
-mod any_tensor;
-mod beside_burn;
-mod border;
-mod border_events;
-mod burn_optimizer;
-mod calibrate;
-mod captured_step;
-mod cast;
-mod check;
-mod clip;
-mod convert;
-mod defaults;
-mod device_step;
-mod dry_run;
-mod dtype;
-mod ema;
-mod entries;
-mod error;
-mod finding;
-mod fused;
-mod gradient_pass;
-mod gradient_status;
-mod gradients;
-mod guard;
-pub mod hook;
-mod in_flight;
-mod iteration;
-mod journal;
-mod ledger;
-mod live_scale;
-mod lock;
-mod loss_scale;
-mod loss_watch;
-mod lr_scheduler;
-mod master_weights;
-mod mixed_precision;
-mod module_optim;
-mod module_path;
-mod number;
-/// Internal: for `burn-amp-report`.
 #[doc(hidden)]
-pub mod observe;
-mod observer;
-mod optimizer;
-mod optimizer_config;
-mod param_tensors;
-mod parts;
-mod pending;
-mod pipeline;
-mod prepare;
-mod rank;
-mod record;
-mod rehearsal;
-mod rescale;
-mod running_statistics;
-mod scaler;
-mod scope;
-mod step_counters;
-mod step_options;
-/// A rule of your own for the loss scale.
-pub mod schedule {
-    pub use crate::loss_scale::{Evidence, Measures, NextScale, Rule};
+pub use burn_amp_core::observe;
+
+/// Guards against steps far outside of what was usual.
+pub mod adaptive {
+    pub use burn_amp_core::Guard;
 }
-#[cfg(feature = "train")]
-mod train;
-mod unscale;
 
-pub use accumulation::{AccumulationConfig, AccumulationWindow};
-// What `cast_fields!` names.
-pub use captured_step::{CaptureInput, CapturedStep};
-#[doc(hidden)]
-pub use cast::Cast;
-pub use cast::CastFloat;
-pub use clip::GradientClip;
-pub use convert::{to_full, to_half};
-pub use ema::{Ema, EmaConfig};
-pub use error::{AmpError, StepError};
-pub use fused::{Fused, FusedAdam, FusedAdamW, FusedSgd};
-pub use gradient_status::GradientStatus;
-pub use gradients::{ScaledGradients, UnscaledGradients, sum_of_devices};
-pub use guard::Guard;
-pub use loss_scale::{GradScalerConfig, LossScale, Schedule, StepOutcome};
-pub use lr_scheduler::ScaledLrScheduler;
-pub use master_weights::MasterWeights;
-pub use mixed_precision::MixedPrecision;
-pub use module_optim::ModuleOptim;
-pub use optimizer::ScaledOptimizer;
-pub use optimizer_config::ScaledOptimizerConfig;
-pub use pipeline::PipelinedOptimizer;
-pub use record::AmpRecord;
-pub use rescale::Rescale;
-pub use scaler::GradScaler;
-pub use scope::{Scope, autocast, in_f32, rescaled};
-pub use step_counters::StepCounters;
-#[cfg(feature = "train")]
-pub use train::{Resume, Scaled};
-pub use unscale::{histogram, inspect};
+/// PyTorch's calls, and parameters in half precision.
+pub mod torch {
+    pub use burn_amp_core::{GradScaler, MasterWeights, ScaledGradients, to_full, to_half};
+}

@@ -6,7 +6,8 @@ use burn::{
     tensor::{Device, Int, Tensor, activation::softmax},
 };
 use burn_amp::{
-    AmpError, FusedAdam, GradScalerConfig, GradientStatus, MixedPrecision, ScaledOptimizer, inspect,
+    AmpError, GradScalerConfig, GradientStatus, MixedPrecision, ScaledOptimizer, inspect,
+    optim::FusedAdam,
 };
 use serde::{Deserialize, Serialize};
 use std::{f64::consts::PI, time::Instant};

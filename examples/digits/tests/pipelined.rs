@@ -5,7 +5,7 @@ use burn::{
     optim::{AdamConfig, GradientsParams},
     tensor::Device,
 };
-use burn_amp::{GradScalerConfig, MixedPrecision, PipelinedOptimizer, ScaledOptimizer};
+use burn_amp::{GradScalerConfig, MixedPrecision, ScaledOptimizer, pipeline::PipelinedOptimizer};
 use digits::{data::Digits, model::Network, training::brier_score};
 use std::f64::consts::PI;
 

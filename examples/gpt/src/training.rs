@@ -6,7 +6,7 @@ use burn::{
     optim::{AdamConfig, GradientsAccumulator, GradientsParams},
     tensor::{Device, Int, Tensor},
 };
-use burn_amp::{AmpError, FusedAdam, GradScalerConfig, MixedPrecision, ScaledOptimizer};
+use burn_amp::{AmpError, GradScalerConfig, MixedPrecision, ScaledOptimizer, optim::FusedAdam};
 use burn_amp_report::{FlightRecorder, ReportError};
 use clap::ValueEnum;
 use std::{path::Path, time::Instant};

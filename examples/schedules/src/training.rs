@@ -5,7 +5,7 @@ use burn::{
     optim::{AdamConfig, GradientsParams, SgdConfig, momentum::MomentumConfig},
     tensor::Device,
 };
-use burn_amp::{GradScaler, Guard, MixedPrecision, ScaledOptimizer, StepOutcome};
+use burn_amp::{MixedPrecision, ScaledOptimizer, StepOutcome, adaptive::Guard, torch::GradScaler};
 use digits::data::Digits;
 use gan::training::{Trainer, Updates};
 

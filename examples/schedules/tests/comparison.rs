@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard};
 
 use burn::tensor::Device;
-use burn_amp::Guard;
+use burn_amp::adaptive::Guard;
 use schedules::{
     choices::{schedules, spikes},
     program::{GptProgram, Program},

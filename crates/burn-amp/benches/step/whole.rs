@@ -12,14 +12,16 @@ use burn::{
     optim::{AdamConfig, GradientsParams},
     tensor::{Device, Int, Tensor, activation::sigmoid},
 };
-use burn_amp::{CapturedStep, FusedAdam, MixedPrecision, ModuleOptim, ScaledOptimizer};
+use burn_amp::{
+    MixedPrecision, ModuleOptim, ScaledOptimizer, optim::CapturedStep, optim::FusedAdam,
+};
 use std::time::Instant;
 
 use crate::{LR, median};
 
 /// A network, and how it computes a loss.
 trait Network: Module + 'static {
-    type Batch: burn_amp::CaptureInput + 'static;
+    type Batch: burn_amp::optim::CaptureInput + 'static;
 
     fn loss(&self, amp: &MixedPrecision, batch: Self::Batch) -> Tensor<1>;
 }

@@ -1,0 +1,481 @@
+use burn::tensor::DType;
+use burn_amp_kernels::UnsupportedDType as Unsupported;
+use thiserror::Error;
+
+/// What can go wrong in this crate. One type for all of it.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
+pub enum AmpError {
+    /// A setting is outside its range.
+    #[error("`{field}` is {value}, but must be {allowed}")]
+    InvalidValue {
+        /// The name of the refused field, as written in the code.
+        field: &'static str,
+        /// The refused value, printed.
+        value: String,
+        /// The allowed range, in words.
+        allowed: String,
+    },
+
+    /// Gradients overflow, and too many steps in a row were skipped; or the loss scale cannot go lower and
+    /// [`raise_error_at_min_scale`](crate::GradScalerConfig::raise_error_at_min_scale) is set.
+    ///
+    /// The step was counted as skipped. Parameters, optimizer state and loss scale are as they were.
+    #[error(
+        "loss scale exhausted: gradients still overflow at loss scale {} after {skips} skipped steps in a row; \
+         the first parameter whose gradient overflows is `{parameter}`. Inputs, loss or parameters may hold an infinity \
+         or a NaN already, or the learning rate may be too high",
+        short((*scale).into())
+    )]
+    LossScaleExhausted {
+        /// The loss scale at which the gradients overflowed.
+        scale: f32,
+        /// Skipped steps, dropped micro-batches or skipped windows in a row, this one included.
+        skips: u64,
+        /// The path of the first parameter, in the module's order, whose gradient overflows.
+        parameter: String,
+    },
+
+    /// The gradient of the loss was infinite or NaN in too many steps in a row. The loss scale is not the cause.
+    ///
+    /// The step was counted as skipped. Parameters, optimizer state and loss scale are as they were.
+    #[error(
+        "{}: {skips} steps in a row were skipped. The loss scale is not the cause. Look at the inputs, the learning rate and the \
+         loss",
+        if *output_finite { "the loss, or its gradient, is infinite or NaN" } else { "the model's output is infinite or NaN" }
+    )]
+    LossNotFinite {
+        /// Skipped steps in a row, this one included.
+        skips: u64,
+        /// Whether the output of the model, where it left half precision, was finite.
+        output_finite: bool,
+    },
+
+    /// A step cannot be captured, because a replay would repeat what was true when it was captured. Model and optimizer are as they were.
+    #[error("the step cannot be captured: {reason}")]
+    CannotCapture {
+        /// What stands in the way.
+        reason: String,
+    },
+
+    /// A [hook](crate::hook::Hook), as a [`Guard`](crate::Guard), held back too many steps in a row: more than
+    /// [`max_consecutive_skips`](crate::GradScalerConfig::max_consecutive_skips).
+    ///
+    /// The step was counted as guarded. Parameters, optimizer state and loss scale are as they were.
+    #[error(
+        "the {hook} held back {steps} steps in a row, the last because {reason}. Look at the inputs, the learning rate and the loss, \
+         or give it a higher threshold"
+    )]
+    AlwaysGuarded {
+        /// The name of the hook.
+        hook: String,
+        /// Steps held back in a row, this one included.
+        steps: u64,
+        /// Why the last one was.
+        reason: String,
+    },
+
+    /// Gradients were given to `scaled`, but no loss was scaled. Nothing was changed.
+    ///
+    /// PyTorch asserts the same: "Attempted unscale_ but _scale is None".
+    #[error(
+        "no loss was scaled since the last `update`, so these gradients are not scaled: write \
+         `scaler.scaled(GradientsParams::from_grads(scaler.scale(loss).backward(), &model))`, or \
+         `scaler.backward(loss, &model)`. Gradients of a plain loss go to `ScaledOptimizer::step` as they are"
+    )]
+    LossNotScaled,
+
+    /// A half-precision tensor that requires gradients came into a scope from outside: its gradient would be rounded to half
+    /// precision without the loss scale.
+    #[error(
+        "a {dtype:?} tensor that requires gradients came into `autocast` from outside, where its gradient is not scaled: pass it \
+         in f32, or compute it inside"
+    )]
+    HalfPrecisionInput {
+        /// The tensor's dtype.
+        dtype: DType,
+    },
+
+    /// A half-precision parameter that requires gradients was read in a scope.
+    #[error(
+        "parameter `{parameter}` is {dtype:?}: `autocast` needs f32 parameters (`to_full(model)`). To train half-precision \
+         parameters, scale the loss with `GradScaler` and keep f32 copies with `MasterWeights`"
+    )]
+    HalfPrecisionLeaf {
+        /// The path of the parameter.
+        parameter: String,
+        /// The parameter's dtype.
+        dtype: DType,
+    },
+
+    /// A tensor that requires gradients and is not of the scope's dtype came out of a scope.
+    #[error(
+        "`autocast` returns a {dtype:?} tensor that requires gradients and is not in the scope's half precision: its gradient \
+         would be off by the loss scale. Return the half-precision tensor, or compute this one outside (a loss, a head in f32). \
+         Put a part that must be f32 into `in_f32`, which casts its result back"
+    )]
+    CapturedOutput {
+        /// The tensor's dtype.
+        dtype: DType,
+    },
+
+    /// `backward` was called inside the closure of `autocast`.
+    #[error(
+        "the gradient of `{parameter}` was computed inside `autocast`, where it lacks the loss scale and is too small by it: return the \
+         output from the closure, take the loss outside, and call `backward` there"
+    )]
+    BackwardInside {
+        /// The path of the first parameter whose gradient came.
+        parameter: String,
+    },
+
+    /// Gradients pass through scopes of two handles, and an optimizer moves the loss scale of one.
+    #[error(
+        "gradients pass through `autocast` of two `MixedPrecision`s. Each has a loss scale of its own, and this one's optimizer does not \
+         move the other's: where that is too high, every step is skipped. Make one `MixedPrecision`, and give clones of it to all models and \
+         optimizers of a loss"
+    )]
+    TwoPrecisions,
+
+    /// Burn refused to combine two dtypes inside a scope.
+    #[error(
+        "two dtypes meet inside `autocast`, which computes in {dtype:?}{}: {message}. A layer that holds f32 tensors of its own \
+         (BatchNorm, Lstm, Gru, positional encodings) goes into `in_f32(x, |x| layer.forward(x))`. A tensor that is captured or made \
+         inside goes into `amp.cast(tensor)`. Work on other threads goes into `Scope::enter`",
+        match parameter {
+            Some(path) => format!(" (the parameter read last is `{path}`)"),
+            None => " (no parameter was read: the model was not attached to this `MixedPrecision`, or runs on another thread. Attach it with \
+                     `amp.prepare(model, optim)` or `amp.attach(model)`)".to_string(),
+        }
+    )]
+    DTypeClash {
+        /// The dtype of the scope.
+        dtype: DType,
+        /// The path of the parameter that was read last; none if none was read.
+        parameter: Option<String>,
+        /// What Burn said.
+        message: String,
+    },
+
+    /// A dry run opened no scope of the `MixedPrecision` that checked it.
+    #[error(
+        "the loss was computed without `autocast` of this `MixedPrecision`: call `amp.autocast(input, |x| model.forward(x))` on \
+         this one or a clone of it. A free `autocast` opens a scope only in a model that a `Learner` trains: if this one is, check it after \
+         `amp.training(..)` or `amp.learner(..)`"
+    )]
+    NoScope,
+
+    /// A dry run gave a loss in half precision, which is too coarse for it.
+    #[error(
+        "the loss is {dtype:?}: let the model's output leave `autocast`, and take the loss of it in f32"
+    )]
+    HalfPrecisionLoss {
+        /// The dtype of the loss.
+        dtype: DType,
+    },
+
+    /// A dry run found gradients that are infinite or NaN at every loss scale.
+    #[error(
+        "the gradient of `{parameter}` is infinite or NaN at every loss scale: the inputs, the loss or the forward pass overflow. \
+         Run the part that overflows `in_f32`, or try bf16"
+    )]
+    GradientsNotFinite {
+        /// The path of the first such parameter.
+        parameter: String,
+    },
+
+    /// A dry run found only gradients of zero, or none.
+    #[error(
+        "{}: the loss does not depend on the parameters, or they are frozen (attach low-rank adapters before `MixedPrecision`: Burn drops \
+         adapters that come after it, and freezes the rest)",
+        if *gradients == 0 { "no parameter has a gradient" } else { "all gradients are zero" }
+    )]
+    NoGradients {
+        /// The number of gradients, all zero.
+        gradients: usize,
+    },
+
+    /// A dry run found gradients that change with the loss scale, or with the factor of a part that is [`rescaled`](crate::rescaled).
+    #[error(
+        "{differ} of {values} gradient values of `{parameter}` change with the loss scale: a tensor enters or leaves `autocast`, or a \
+         `rescaled` part, without a scaled cast. Return it from the closure rather than carry it out, take captured tensors in with \
+         `amp.cast(tensor)`, use `in_f32` in place of `cast` by hand"
+    )]
+    BorderLeak {
+        /// The path of the parameter with the most such values.
+        parameter: String,
+        /// How many values differ.
+        differ: usize,
+        /// How many there are.
+        values: usize,
+    },
+
+    /// The base of a low-rank adapter has gradients, and the adapter casts it by hand.
+    #[error(
+        "parameter `{parameter}` requires gradients and has the reparameterization `{name}`, so its gradient would \
+         keep the loss scale. Freeze the base, or remove the adapter"
+    )]
+    UnfrozenBase {
+        /// The path of the parameter.
+        parameter: String,
+        /// The name of its reparameterization.
+        name: String,
+    },
+
+    /// The optimizer takes gradients in the parameter's dtype only, and the unscaled gradient is wider.
+    ///
+    /// Nothing was changed.
+    #[error(
+        "parameter `{parameter}` is {parameter_dtype:?} but its unscaled gradient is {gradient_dtype:?}, which the optimizer cannot \
+         combine: keep the parameter in f32 and compute in half precision with `MixedPrecision`, keep f32 copies of it with \
+         `MasterWeights`, or round gradients to the parameter's dtype with `parameter_dtype_gradients`"
+    )]
+    HalfPrecisionParameter {
+        /// The path of the parameter.
+        parameter: String,
+        /// The parameter's dtype.
+        parameter_dtype: DType,
+        /// The dtype of its gradient after unscaling.
+        gradient_dtype: DType,
+    },
+
+    /// A gradient does not have its parameter's shape. Nothing was changed.
+    #[error(
+        "the gradient of `{parameter}` has {}, but the parameter has shape {expected:?}",
+        found.as_ref().map_or("another rank".to_string(), |shape| format!("shape {shape:?}"))
+    )]
+    GradientShape {
+        /// The path of the parameter.
+        parameter: String,
+        /// The parameter's shape.
+        expected: Vec<usize>,
+        /// The gradient's shape; none if its rank is above those of tensors here.
+        found: Option<Vec<usize>>,
+    },
+
+    /// A parameter would be stepped twice without an `update` between. Nothing was changed.
+    ///
+    /// PyTorch: "step() has already been called since the last update()".
+    #[error(
+        "`step` has already been called for parameter `{parameter}` since the last `update`. Call `GradScaler::update` once after \
+         the steps of an iteration"
+    )]
+    UpdateMissing {
+        /// The path of the first parameter of the refused step.
+        parameter: String,
+    },
+
+    /// The thread of a [`PipelinedOptimizer`](crate::PipelinedOptimizer) has ended, or could not be started. Steps that it had
+    /// not done were refused; the module is that of the last one that was received.
+    #[error(
+        "the optimizer's thread has ended: {reason}. Go on from the last record, with a new `PipelinedOptimizer`"
+    )]
+    OptimizerThread {
+        /// The message of its panic, or of the system.
+        reason: String,
+    },
+
+    /// A [`PipelinedOptimizer`](crate::PipelinedOptimizer) was given another module than its last step has returned. Nothing was
+    /// changed.
+    #[error(
+        "parameter `{parameter}` {reason}, but the optimizer goes on from its own f32 copy of the module that its last step has returned: \
+         call `reload(&module)` to go on from this one"
+    )]
+    OtherModule {
+        /// The path of the parameter, or a name for all of them.
+        parameter: String,
+        /// What is different.
+        reason: String,
+    },
+
+    /// A file could not be read or written.
+    #[error("{origin}: {reason}")]
+    RecordIo {
+        /// The file, or "memory".
+        origin: String,
+        /// What the system said.
+        reason: String,
+    },
+
+    /// A file is truncated or was changed, or it is not a record. Nothing was loaded.
+    #[error("{origin} is damaged or not a record: {reason}")]
+    DamagedRecord {
+        /// The file, or "memory".
+        origin: String,
+        /// What does not fit.
+        reason: String,
+    },
+
+    /// A record of another kind, of another optimizer or of another model. Nothing was loaded.
+    #[error("{origin} does not fit: {reason}")]
+    ForeignRecord {
+        /// The file, or "memory".
+        origin: String,
+        /// What was found and what was expected.
+        reason: String,
+    },
+
+    /// A record that a later release of this crate has written. Nothing was loaded.
+    #[error(
+        "{origin} has record version {found}, this release reads up to {supported}: update burn-amp to load it"
+    )]
+    NewerRecord {
+        /// The file, or "memory".
+        origin: String,
+        /// The record's version.
+        found: u64,
+        /// The newest version that this release reads.
+        supported: u64,
+    },
+
+    /// A [`state_dict`](crate::GradScaler::state_dict) without any value, as a disabled scaler gives it. Nothing was loaded.
+    #[error(
+        "the source state is empty, possibly because it was saved from a disabled instance of GradScaler"
+    )]
+    EmptyState,
+
+    /// A [`state_dict`](crate::GradScaler::state_dict) lacks a value, or the text is none. Nothing was loaded.
+    #[error("not the state of a GradScaler: {reason}")]
+    InvalidState {
+        /// What is wrong with it.
+        reason: String,
+    },
+
+    /// A device cannot compute in a dtype. WGSL has no bf16, and f16 only where the device has the feature `shader-f16`.
+    #[error("{}", Unsupported { dtype: *dtype, device: device.clone(), instead: instead.clone() })]
+    UnsupportedDType {
+        /// The dtype.
+        dtype: DType,
+        /// The device, as Burn names it.
+        device: String,
+        /// Dtypes to train in there, the narrowest first.
+        instead: Vec<DType>,
+    },
+}
+
+impl From<Unsupported> for AmpError {
+    fn from(error: Unsupported) -> Self {
+        Self::UnsupportedDType {
+            dtype: error.dtype,
+            device: error.device,
+            instead: error.instead,
+        }
+    }
+}
+
+impl AmpError {
+    pub(crate) fn invalid(
+        field: &'static str,
+        value: impl Into<f64>,
+        allowed: impl Into<String>,
+    ) -> Self {
+        Self::refused(field, short(value.into()), allowed)
+    }
+
+    /// As [`invalid`](Self::invalid), of a setting that is no number.
+    pub(crate) fn refused(
+        field: &'static str,
+        value: impl Into<String>,
+        allowed: impl Into<String>,
+    ) -> Self {
+        let (value, allowed) = (value.into(), allowed.into());
+        Self::InvalidValue {
+            field,
+            value,
+            allowed,
+        }
+    }
+
+    pub(crate) fn other_module(parameter: impl Into<String>, reason: impl Into<String>) -> Self {
+        let (parameter, reason) = (parameter.into(), reason.into());
+        Self::OtherModule { parameter, reason }
+    }
+
+    pub(crate) fn record_io(origin: impl Into<String>, reason: impl Into<String>) -> Self {
+        let (origin, reason) = (origin.into(), reason.into());
+        Self::RecordIo { origin, reason }
+    }
+
+    pub(crate) fn damaged(origin: impl Into<String>, reason: impl Into<String>) -> Self {
+        let (origin, reason) = (origin.into(), reason.into());
+        Self::DamagedRecord { origin, reason }
+    }
+
+    pub(crate) fn foreign(origin: impl Into<String>, reason: impl Into<String>) -> Self {
+        let (origin, reason) = (origin.into(), reason.into());
+        Self::ForeignRecord { origin, reason }
+    }
+}
+
+/// Whether a setting is inside its range, which the caller has looked at.
+pub fn in_range(
+    field: &'static str,
+    value: f64,
+    inside: bool,
+    allowed: &str,
+) -> Result<(), AmpError> {
+    match inside {
+        true => Ok(()),
+        false => Err(AmpError::invalid(field, value, allowed)),
+    }
+}
+
+/// A number without the three hundred digits that `Display` gives the extreme ones.
+pub(crate) fn short(value: f64) -> String {
+    let magnitude = value.abs();
+    match magnitude == 0.0 || !value.is_finite() || (1e-6..1e16).contains(&magnitude) {
+        true => value.to_string(),
+        false => format!("{value:e}"),
+    }
+}
+
+/// A step that failed, with the module that it was to change.
+///
+/// Returned by `try_step`, `try_flush`, `step_multi` and [`PipelinedOptimizer::synchronize`](crate::PipelinedOptimizer::synchronize), so
+/// that no clone is needed to keep the model after a failure. `?` turns it into an [`AmpError`], and drops the module.
+#[derive(Clone, Error)]
+#[error("{error}")]
+pub struct StepError<M> {
+    /// The module, as it was given: `*failed.module`. Boxed, so that a `Result` of a step stays small.
+    pub module: Box<M>,
+    /// What went wrong.
+    pub error: AmpError,
+}
+
+impl<M> StepError<M> {
+    pub(crate) fn new(module: M, error: AmpError) -> Self {
+        let module = Box::new(module);
+        Self { module, error }
+    }
+
+    /// The module of a step, and whether the step failed.
+    pub(crate) fn split(stepped: Result<M, Self>) -> (M, Result<(), AmpError>) {
+        match stepped {
+            Ok(module) => (module, Ok(())),
+            Err(Self { module, error }) => (*module, Err(error)),
+        }
+    }
+
+    /// The module of a step, or what has failed, with it.
+    pub(crate) fn join(module: M, stepped: Result<(), AmpError>) -> Result<M, Self> {
+        match stepped {
+            Ok(()) => Ok(module),
+            Err(error) => Err(Self::new(module, error)),
+        }
+    }
+}
+
+/// Without the module, which may not print.
+impl<M> std::fmt::Debug for StepError<M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("StepError")
+            .field("error", &self.error)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<M> From<StepError<M>> for AmpError {
+    fn from(error: StepError<M>) -> Self {
+        error.error
+    }
+}

@@ -1,0 +1,466 @@
+//! Typed gradients: [`ScaledGradients`] carry the loss scale, [`UnscaledGradients`] do not.
+
+use burn::{
+    module::{Module, ModuleMapper, Param, ParamId},
+    optim::{GradientsParams, MultiGradientsParams},
+    tensor::{DType, Tensor},
+};
+use burn_amp_kernels::{TensorStatus, UnsupportedDType};
+use std::{collections::HashMap, sync::Arc};
+
+use crate::{
+    any_tensor::{AnyTensor, put_gradient, take_gradient},
+    dtype::working_dtype,
+    entries::{Entries, Entry, measure, summarize},
+    finding::Finding,
+    gradient_pass::Pass,
+    gradient_status::GradientStatus,
+    loss_scale::SkipCause,
+    module_path::{Parameter, parameters},
+    rank::with_rank,
+};
+
+/// Gradients of a scaled loss: multiplied by the loss scale, possibly infinite.
+///
+/// Made by [`GradScaler::backward`](crate::GradScaler::backward) and [`GradScaler::scaled`](crate::GradScaler::scaled) alone:
+/// a plain [`GradientsParams`] is unscaled. [`GradScaler::unscale`](crate::GradScaler::unscale) turns them into
+/// [`UnscaledGradients`].
+#[derive(Debug)]
+pub struct ScaledGradients {
+    pub(crate) params: GradientsParams,
+    pub(crate) scale: f32,
+}
+
+impl ScaledGradients {
+    /// The loss scale that these gradients carry.
+    pub fn loss_scale(&self) -> f32 {
+        self.scale
+    }
+
+    /// Burn's own container of the still scaled gradients.
+    pub fn params(&self) -> &GradientsParams {
+        &self.params
+    }
+
+    /// Burn's own container, to change scaled gradients in place.
+    pub fn params_mut(&mut self) -> &mut GradientsParams {
+        &mut self.params
+    }
+
+    /// Burn's own container of the scaled gradients. The scale is dropped.
+    pub fn into_params(self) -> GradientsParams {
+        self.params
+    }
+}
+
+/// Gradients after unscaling, with what the same pass has found in them.
+///
+/// f32 for f16, bf16 and f32 parameters, f64 for f64 ones, unless
+/// [`parameter_dtype_gradients`](crate::GradScalerConfig::parameter_dtype_gradients) is set. A disabled scaler does not change
+/// them. They may be read and changed (clipped, say) before
+/// [`GradScaler::step`](crate::GradScaler::step); whether the step is skipped was decided when they were
+/// unscaled, or when [`clip`](Self::clip) measured them again after a change. There is no way back to
+/// [`ScaledGradients`], so unscaling twice does not compile.
+#[derive(Debug)]
+pub struct UnscaledGradients {
+    params: GradientsParams,
+    entries: Vec<Entry>,
+    status: Box<GradientStatus>,
+    /// Whether what was found in each gradient is known: they were measured, and not changed since.
+    is_measured: bool,
+    /// Whether an overflow skips the step: not with a disabled scaler, whatever was measured.
+    tested: bool,
+    /// What the loss scale learns from: the gradients as they were when they were tested.
+    pub(crate) finding: Finding,
+    /// While one of these lives, its scaler waits for what becomes of the gradients.
+    pub(crate) verdicts: Vec<Arc<Finding>>,
+}
+
+impl UnscaledGradients {
+    /// Gradients that were measured and tested; not those of a disabled scaler.
+    pub(crate) fn new(params: GradientsParams, entries: Vec<Entry>, tested: bool) -> Self {
+        let status = summarize(&entries);
+        let finding = Finding {
+            is_empty: entries.is_empty(),
+            overflow: status.overflow.clone(),
+            cause: SkipCause::Scale,
+            is_settled: false,
+            measures: status.measures(),
+            rejected: None,
+        };
+        Self {
+            params,
+            entries,
+            status: Box::new(status),
+            is_measured: tested,
+            tested,
+            finding,
+            verdicts: Vec::new(),
+        }
+    }
+
+    /// The parameters whose gradients overflow.
+    pub(crate) fn overflows(&self) -> impl Iterator<Item = &str> {
+        self.overflow_counts().map(|(path, _)| path)
+    }
+
+    /// The same, and how many of their values are not finite.
+    pub(crate) fn overflow_counts(&self) -> impl Iterator<Item = (&str, u64)> {
+        let entries = self.entries.iter().filter(|_| self.is_measured);
+        let counts = entries.map(|entry| (entry.path.as_str(), entry.status.non_finite));
+        counts.filter(|(_, count)| *count > 0)
+    }
+
+    /// What is in each gradient, in the order of the entries. If that is not known, waits for the device, and makes the
+    /// status that of the gradients as they are.
+    pub(crate) fn measured(&mut self) -> Result<Vec<TensorStatus>, UnsupportedDType> {
+        if !self.is_measured {
+            measure(&self.params, &mut self.entries, None, Vec::new())?;
+            *self.status = GradientStatus {
+                above: self.finding.measures.above,
+                ..summarize(&self.entries)
+            };
+            self.find_overflow();
+            self.is_measured = true;
+        }
+        Ok(self.entries.iter().map(|entry| entry.status).collect())
+    }
+
+    /// After the status has changed.
+    fn find_overflow(&mut self) {
+        let overflow = self.status.overflow.as_ref();
+        self.finding.overflow = overflow.filter(|_| self.tested).cloned();
+    }
+
+    /// Multiplies some of the gradients by a number in one pass a device, and keeps their dtypes. Does not wait.
+    ///
+    /// The pass reads and writes what a multiplication of each does, in a few launches. It is taken where a norm that was measured
+    /// asks for it: measuring first and unscaling by both factors would read all gradients twice where the norm asks for nothing.
+    pub(crate) fn scale(
+        &mut self,
+        positions: &[usize],
+        factor: f64,
+    ) -> Result<(), UnsupportedDType> {
+        self.is_measured = false;
+        let mut pass = Pass::default();
+        for position in positions {
+            let entry = &self.entries[*position];
+            match entry.take(&mut self.params) {
+                // The pass rounds the factor to f32.
+                Some(grad) if grad.dtype() == DType::F64 => {
+                    entry.put(&mut self.params, grad.mul_scalar(factor));
+                }
+                Some(grad) => pass.push(*position, grad, true),
+                None => {}
+            }
+        }
+        pass.unscale(factor as f32)?;
+        for position in positions.iter().rev() {
+            let entry = &self.entries[*position];
+            if let Some(grad) = pass.pop(*position, entry.rank) {
+                entry.put(&mut self.params, grad);
+            }
+        }
+        Ok(())
+    }
+
+    /// The status, for what clipping has done.
+    pub(crate) fn status_mut(&mut self) -> &mut GradientStatus {
+        &mut self.status
+    }
+
+    /// What the unscaling pass has found. Changes made to the gradients since are not in it, until [`clip`](Self::clip)
+    /// measures them; of a disabled scaler there is only their number before.
+    pub fn status(&self) -> &GradientStatus {
+        &self.status
+    }
+
+    /// Whether a gradient holds an infinity or a NaN, so that the step will be skipped. Never with a disabled scaler,
+    /// which skips nothing.
+    pub fn has_overflow(&self) -> bool {
+        self.finding.overflow.is_some()
+    }
+
+    /// Burn's own container of the unscaled gradients.
+    pub fn params(&self) -> &GradientsParams {
+        &self.params
+    }
+
+    /// Burn's own container, to replace gradients one by one: by others of the same shape, dtype and device.
+    /// [`GradScaler::step`](crate::GradScaler::step) leaves out those of a parameter that had none. What is put in is tested
+    /// only by [`clip`](Self::clip).
+    pub fn params_mut(&mut self) -> &mut GradientsParams {
+        self.is_measured = false;
+        &mut self.params
+    }
+
+    /// Burn's own container, to step an optimizer of Burn's by hand. The status is lost, and with it the decision to skip.
+    pub fn into_params(self) -> GradientsParams {
+        self.params
+    }
+
+    /// The gradients to step with: not those that came in by [`params_mut`](Self::params_mut) for other parameters, of which
+    /// nothing was tested, and without autodiff, which gradients that a program has made itself may have.
+    pub(crate) fn into_tested(mut self) -> GradientsParams {
+        let mut tested = GradientsParams::new();
+        for entry in &self.entries {
+            if let Some(grad) = entry.take(&mut self.params) {
+                entry.put(&mut tested, grad);
+            }
+        }
+        tested
+    }
+
+    /// The gradient of a parameter, if it has one. A handle to the same memory; does not wait.
+    ///
+    /// # Panics
+    ///
+    /// If `D` is not the rank of the parameter, as [`GradientsParams::get`] does.
+    pub fn get<const D: usize>(&self, id: ParamId) -> Option<Tensor<D>> {
+        self.params.get(id)
+    }
+
+    /// The paths and ids of the parameters that have a gradient, in the module's order.
+    pub fn parameters(&self) -> impl Iterator<Item = (&str, ParamId)> {
+        self.entries
+            .iter()
+            .map(|entry| (entry.path.as_str(), entry.id))
+    }
+
+    /// Multiplies every gradient by a number, on its device; does not wait. Dtypes stay; f16 and bf16 gradients are
+    /// multiplied in f32, so that the factor is not rounded. To clip by a norm, see [`clip`](Self::clip).
+    ///
+    /// A product that overflows is found only by [`clip`](Self::clip).
+    pub fn mul_scalar(self, factor: f64) -> Self {
+        self.map_each(|_, grad| grad.mul_scalar(factor))
+    }
+
+    /// Replaces gradients by what `change` makes of them and their positions.
+    pub(crate) fn map_each(mut self, change: impl Fn(usize, AnyTensor) -> AnyTensor) -> Self {
+        self.is_measured = false;
+        for (position, entry) in self.entries.iter().enumerate() {
+            entry.change(&mut self.params, |grad| change(position, grad));
+        }
+        self
+    }
+
+    /// Replaces every gradient by what Burn's [`ModuleMapper`] makes of it, in the module's order.
+    ///
+    /// The mapper sees a gradient as a [`Param`] with its parameter's id and without autodiff. `enter_module` and `exit_module`
+    /// are called with the names on the parameter's path (their second argument is empty). Shape, dtype and device must stay.
+    /// Does not wait for the device, unless the mapper does.
+    ///
+    /// ```
+    /// use burn::{module::{ModuleMapper, Param}, tensor::Tensor};
+    ///
+    /// /// Limits every value to 0.1.
+    /// struct Limit;
+    ///
+    /// impl ModuleMapper for Limit {
+    ///     fn map_float<const D: usize>(&mut self, grad: Param<Tensor<D>>) -> Param<Tensor<D>> {
+    ///         grad.map(|grad| grad.clamp(-0.1, 0.1))
+    ///     }
+    /// }
+    /// # fn limit(grads: burn_amp::UnscaledGradients) -> burn_amp::UnscaledGradients {
+    /// let grads = grads.map(&mut Limit);
+    /// # grads
+    /// # }
+    /// ```
+    ///
+    /// What the mapper returns is tested only by [`clip`](Self::clip).
+    pub fn map<F: ModuleMapper>(mut self, mapper: &mut F) -> Self {
+        self.is_measured = false;
+        for entry in &self.entries {
+            with_rank!(entry.rank, D => {
+                if let Some(grad) = self.params.remove::<D>(entry.id) {
+                    let names = || entry.path.split('.');
+                    names().for_each(|name| mapper.enter_module(name, ""));
+                    let grad = mapper.map_float(Param::initialized(entry.id, grad.inner())).into_value();
+                    names().for_each(|name| mapper.exit_module(name, ""));
+                    self.params.register(entry.id, grad);
+                }
+            }, rank => unreachable!("a gradient of rank {rank}"));
+        }
+        self
+    }
+
+    /// Adds `weight` times other gradients to these: of another loss, of a penalty. Does not wait for the device.
+    ///
+    /// Taken in f32 for f16 and bf16 gradients (f64 for f64 ones); a sum has the dtype that the gradient of `self` had. A
+    /// gradient that only `other` has is taken over, times `weight`, in its dtype. Both must be of the same module.
+    ///
+    /// The sum overflows, and its step is skipped, if either of the two does. Until [`clip`](Self::clip) measures the sum, the
+    /// status counts the values that are zero in both, and has the norm and the largest magnitude of `self`'s gradients and of
+    /// those that only `other` has.
+    ///
+    /// # Panics
+    ///
+    /// If the two gradients of a parameter differ in shape or device.
+    pub fn add(mut self, mut other: Self, weight: f64) -> Self {
+        let own = self.entries.iter().enumerate();
+        let positions: HashMap<ParamId, usize> = own.map(|(at, entry)| (entry.id, at)).collect();
+        for entry in other.entries {
+            if let Some(grad) = entry.take(&mut other.params) {
+                let sum = match entry.take(&mut self.params) {
+                    Some(sum) => sum.blend(grad, 1.0, weight),
+                    None => grad.mul_scalar(weight),
+                };
+                entry.put(&mut self.params, sum);
+            }
+            match positions.get(&entry.id) {
+                Some(at) => {
+                    let own = &mut self.entries[*at].status;
+                    *own = sum_of(*own, entry.status);
+                }
+                None => self.entries.push(entry),
+            }
+        }
+        match std::mem::take(&mut self.is_measured) && other.is_measured {
+            true => {
+                let clipped = std::mem::take(&mut *self.status);
+                *self.status = GradientStatus {
+                    clipped: clipped.clipped,
+                    clip_norms: clipped.clip_norms,
+                    clip_coefficient: clipped.clip_coefficient,
+                    ..summarize(&self.entries)
+                };
+            }
+            false => self.status.join(*other.status),
+        }
+        self.finding = self.finding.and(other.finding);
+        self.tested |= other.tested;
+        self.find_overflow();
+        self.verdicts.extend(other.verdicts);
+        self
+    }
+
+    pub(crate) fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+}
+
+/// What is known of a sum before it is measured: what is zero in both is zero in it.
+fn sum_of(status: TensorStatus, added: TensorStatus) -> TensorStatus {
+    TensorStatus {
+        zeros: (status.zeros + added.zeros).saturating_sub(status.elements),
+        non_finite_before: status.non_finite_before.max(added.non_finite_before),
+        non_finite: status.non_finite.max(added.non_finite),
+        above: status.above.max(added.above),
+        ..status
+    }
+}
+
+/// Handles to the same memory: what is changed in one is not changed in the other.
+impl Clone for UnscaledGradients {
+    fn clone(&self) -> Self {
+        let mut params = GradientsParams::new();
+        for entry in &self.entries {
+            if let Some(grad) = entry.get(&self.params) {
+                entry.put(&mut params, grad);
+            }
+        }
+        Self {
+            params,
+            entries: self.entries.clone(),
+            status: self.status.clone(),
+            is_measured: self.is_measured,
+            tested: self.tested,
+            finding: self.finding.clone(),
+            verdicts: self.verdicts.clone(),
+        }
+    }
+}
+
+/// What [`ScaledOptimizer::step`](crate::ScaledOptimizer::step) takes: Burn's own gradients, which are unscaled, those of a
+/// loss that was scaled by hand, or those that were tested before, to be looked at or clipped.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum StepGradients {
+    /// Burn's own gradients, unscaled. They are tested.
+    Plain(GradientsParams),
+    /// Gradients of a scaled loss.
+    Scaled(ScaledGradients),
+    /// Gradients after [`ScaledOptimizer::unscale`](crate::ScaledOptimizer::unscale).
+    Unscaled(UnscaledGradients),
+}
+
+impl From<GradientsParams> for StepGradients {
+    fn from(grads: GradientsParams) -> Self {
+        Self::Plain(grads)
+    }
+}
+
+impl StepGradients {
+    pub(crate) fn params(&self) -> &GradientsParams {
+        match self {
+            Self::Plain(grads) => grads,
+            Self::Scaled(grads) => grads.params(),
+            Self::Unscaled(grads) => grads.params(),
+        }
+    }
+
+    pub(crate) fn into_params(self) -> GradientsParams {
+        match self {
+            Self::Plain(grads) => grads,
+            Self::Scaled(grads) => grads.into_params(),
+            Self::Unscaled(grads) => grads.into_params(),
+        }
+    }
+}
+
+impl From<ScaledGradients> for StepGradients {
+    fn from(grads: ScaledGradients) -> Self {
+        Self::Scaled(grads)
+    }
+}
+
+impl From<UnscaledGradients> for StepGradients {
+    fn from(grads: UnscaledGradients) -> Self {
+        Self::Unscaled(grads)
+    }
+}
+
+/// Sums the gradients that several devices computed, as
+/// [`ModuleOptimizer::step_multi`](burn::optim::ModuleOptimizer::step_multi) does, but in f32 for f16 and bf16 gradients (f64
+/// stays f64), so that the sum neither overflows nor rounds in half precision.
+///
+/// An infinity or a NaN on one device stays one in the sum: all devices step or skip together. Moves gradients between
+/// devices; does not read them. Scaled gradients of one loss scale give scaled ones, for
+/// [`GradScaler::scaled`](crate::GradScaler::scaled).
+pub fn sum_of_devices<M: Module>(mut grads: MultiGradientsParams, module: &M) -> GradientsParams {
+    let mut total = GradientsParams::new();
+    for parameter in parameters(module) {
+        let (id, rank) = (parameter.id, parameter.value.rank());
+        for (grads, _) in &mut grads.grads {
+            if let Some(grad) = take_gradient(grads, id, rank) {
+                let wide = working_dtype(grad.dtype());
+                put_gradient(grads, id, grad.cast(wide));
+            }
+        }
+        with_rank!(rank, D => {
+            if let Some((sum, _)) = grads.remove::<D>(id) {
+                total.register(id, sum);
+            }
+        }, rank => unreachable!("a parameter of rank {rank}"));
+    }
+    total
+}
+
+/// Gradients in the dtype of their parameters' masters: f16 and bf16 become f32. What has another shape than its parameter stays as it is, for the
+/// step to refuse. Does not wait for the device.
+pub fn widened<M: Module>(mut grads: GradientsParams, module: &M) -> GradientsParams {
+    for entry in Entries::of(&grads, module).unwrap_or_default().gradients {
+        let wide = working_dtype(entry.parameter);
+        entry.change(&mut grads, |grad| grad.cast(wide));
+    }
+    grads
+}
+
+/// Values of parameters in the place of gradients, where Burn's optimizer only asks which parameters have one.
+pub fn placeholders(parameters: impl IntoIterator<Item = Parameter>) -> GradientsParams {
+    let mut grads = GradientsParams::new();
+    for Parameter { id, value, .. } in parameters {
+        put_gradient(&mut grads, id, value);
+    }
+    grads
+}

@@ -1,0 +1,632 @@
+use burn::{
+    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
+    module::{Module, ParamGroup},
+    optim::{GradientsParams, ModuleOptimizer, MultiGradientsParams},
+    tensor::{Bytes, Tensor},
+};
+
+use std::path::Path;
+
+mod device;
+mod recorded;
+
+use device::Flight;
+pub use recorded::{Found, Stage, refused};
+
+use crate::{
+    accumulation::{AccumulationConfig, AccumulationWindow},
+    clip::GradientClip,
+    entries::Entries,
+    error::{AmpError, StepError},
+    gradients::{ScaledGradients, StepGradients, UnscaledGradients, sum_of_devices},
+    hook::Hook,
+    in_flight::Resolution,
+    loss_scale::GradScalerConfig,
+    module_optim::ModuleOptim,
+    record::{AmpRecord, OptimizerState},
+    scaler::GradScaler,
+    step_options::StepOptions,
+    update::Update,
+};
+
+/// An optimizer with loss scaling: [`step`](Self::step) unscales the gradients, tests them, steps the inner
+/// optimizer or skips the step, and moves the loss scale.
+///
+/// Wraps anything that implements [`ModuleOptim`]: Burn's `ModuleOptimizer`, hence every optimizer with
+/// its groups and its clipping (which sees unscaled gradients), a `&mut` to one, or a type of your own. The
+/// counterpart of Keras's `LossScaleOptimizer`.
+///
+/// [`with_accumulation`](Self::with_accumulation), [`with_clipping`](Self::with_clipping), [`with_guard`](Self::with_guard) and
+/// [`with_ema`](Self::with_ema) add to a step, and so do [hooks](crate::hook::Hook) of your own. The order is: accumulate, unscale, test, judge
+/// (the hooks), clip, update the scale, step or skip, show the parameters to the hooks.
+///
+/// A clone has the state of its moment, steps that are [in flight](Self::step) included: it waits for them. The loss scale of a
+/// [`MixedPrecision`](crate::MixedPrecision) is one for both. It learns of the steps of an optimizer that is dropped, too: the drop waits for
+/// those that are in flight.
+pub struct ScaledOptimizer<O = ModuleOptimizer> {
+    optim: O,
+    scaler: GradScaler,
+    pub(crate) options: StepOptions,
+    /// A loaded state, until the first step has compared it with the module.
+    loaded: Option<OptimizerState>,
+    flight: Flight,
+    pub(crate) own_optimize: bool,
+}
+
+/// An optimizer without loss scaling: its gradients are not tested.
+impl<O: ModuleOptim> From<O> for ScaledOptimizer<O> {
+    fn from(optim: O) -> Self {
+        let config = GradScalerConfig::new().with_enabled(false);
+        let schedule = config.schedule().expect("the defaults are valid");
+        Self::new(optim, GradScaler::new(schedule))
+    }
+}
+
+impl<O: ModuleOptim> ScaledOptimizer<O> {
+    /// Wraps an optimizer. `scaler` is a [`&MixedPrecision`](crate::MixedPrecision), whose loss scale it adjusts, or a [`GradScaler`],
+    /// for half-precision parameters.
+    pub fn new(optim: O, scaler: impl Into<GradScaler>) -> Self {
+        let scaler = scaler.into();
+        Self {
+            optim,
+            scaler,
+            options: StepOptions::default(),
+            loaded: None,
+            flight: Flight::default(),
+            own_optimize: false,
+        }
+    }
+
+    pub(crate) fn from_parts(optim: O, scaler: GradScaler, options: StepOptions) -> Self {
+        Self {
+            options,
+            ..Self::new(optim, scaler)
+        }
+    }
+
+    /// Makes `step` take micro-batches: every n-th call steps, with their mean or their sum.
+    ///
+    /// Takes a number of micro-batches or an [`AccumulationConfig`]. A window that was open is dropped.
+    ///
+    /// ```
+    /// use burn::optim::SgdConfig;
+    /// use burn_amp::{AccumulationConfig, GradScalerConfig, ScaledOptimizer};
+    ///
+    /// let optim = ScaledOptimizer::new(SgdConfig::new().init(), GradScalerConfig::new().init()?);
+    /// let optim = optim.with_accumulation(4)?;
+    /// let optim = optim.with_accumulation(AccumulationConfig::new(4).with_skip_micro_batch(true))?;
+    /// assert!(optim.window().unwrap().is_empty());
+    /// # Ok::<(), burn_amp::AmpError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`] for 0 micro-batches.
+    pub fn with_accumulation(
+        mut self,
+        config: impl Into<AccumulationConfig>,
+    ) -> Result<Self, AmpError> {
+        self.options.window = Some(config.into().init()?);
+        Ok(self)
+    }
+
+    /// Clips gradients after they were unscaled and tested; see [`UnscaledGradients::clip`].
+    ///
+    /// Clipping that is configured on the inner optimizer comes after it. A [fused optimizer](crate::Fused) that has none multiplies gradients
+    /// by the coefficients while it steps, in f32 and in no pass of its own; they are f32 numbers then, within 2^-21 of what f64 gives.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`] if the threshold is zero, negative or NaN.
+    pub fn with_clipping(mut self, clip: GradientClip) -> Result<Self, AmpError> {
+        clip.check("clip")?;
+        // Those that are under way were clipped by the rules of before.
+        self.resolve();
+        self.options.clip.all = Some(clip);
+        Ok(self)
+    }
+
+    /// Clips the gradients of a group by another rule; the last group that matches counts. A global norm is that of its
+    /// group alone, and [`with_clipping`](Self::with_clipping) is for the parameters that match no group.
+    ///
+    /// ```
+    /// use burn::{module::ParamGroup, optim::SgdConfig};
+    /// use burn_amp::{GradientClip, MixedPrecision, ScaledOptimizer};
+    ///
+    /// // The head's values are limited; all other gradients are one vector.
+    /// let optim = ScaledOptimizer::new(SgdConfig::new().init(), &MixedPrecision::f16())
+    ///     .with_clipping(GradientClip::GlobalNorm(1.0))?
+    ///     .with_group_clipping(ParamGroup::from_predicate("head"), GradientClip::Value(0.1))?;
+    /// # Ok::<(), burn_amp::AmpError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`] if the threshold is zero, negative or NaN.
+    pub fn with_group_clipping(
+        mut self,
+        group: ParamGroup,
+        clip: GradientClip,
+    ) -> Result<Self, AmpError> {
+        clip.check("clip_groups")?;
+        self.resolve();
+        self.options.clip.groups.push((group, clip));
+        Ok(self)
+    }
+
+    /// Adds a [hook](crate::hook::Hook) to the steps, in the place of one of the same name.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`] for a name that has anything but letters, digits, `_` and `-`.
+    pub fn with_hook(mut self, hook: impl Hook + Clone) -> Result<Self, AmpError> {
+        self.resolve();
+        self.options.hooks.add(hook)?;
+        Ok(self)
+    }
+
+    /// The first hook of a type; none if there is none.
+    pub fn hook<H: Hook>(&self) -> Option<&H> {
+        self.options.hooks.get()
+    }
+
+    /// Tells the hooks, as a [`Guard`](crate::Guard), the loss of the next call of [`step`](Self::step), as the program has read it.
+    ///
+    /// The loss is computed outside of half precision, and this crate does not see it; reading the tensor here would be one wait more.
+    /// Of an accumulation window they see the mean of the losses that it was told. A step without a loss is judged by its
+    /// norm alone, as all steps in a `Learner` are.
+    ///
+    /// ```
+    /// # use burn::{module::Module, nn::LinearConfig, optim::{GradientsParams, SgdConfig}, tensor::{Device, Tensor}};
+    /// # use burn_amp::{adaptive::Guard, MixedPrecision, ScaledOptimizer};
+    /// # let device = Device::flex().autodiff();
+    /// # let amp = MixedPrecision::f16();
+    /// # let mut model = LinearConfig::new(4, 2).init(&device).apply_reparameterization(amp.clone());
+    /// let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp).with_guard(Guard::skip_step())?;
+    /// let loss = amp.autocast(Tensor::<2>::ones([8, 4], &device), |x| model.forward(x)).square().mean();
+    /// optim.set_loss(loss.clone().into_scalar::<f32>().into()); // read, as for a log
+    /// let grads = GradientsParams::from_grads(loss.backward(), &model);
+    /// model = optim.step(0.1, model, grads);
+    /// # let _ = model;
+    /// # Ok::<(), burn_amp::AmpError>(())
+    /// ```
+    pub fn set_loss(&mut self, loss: f64) {
+        self.options.loss = Some(loss);
+    }
+
+    /// In a `Learner` (feature `train`): says that the model has a `TrainStep::optimize` of its own, to clip its weights for example, which
+    /// every step that is not skipped is to call.
+    ///
+    /// Without this, a [fused optimizer](crate::Fused) steps all parameters by itself in one pass, and the model's `optimize` is not called:
+    /// Rust does not tell whether there is one. With it, parameters are stepped one by one, and each step waits for the device, as with
+    /// Burn's optimizers, which call the model's `optimize` in any case. A [`PipelinedOptimizer`](crate::PipelinedOptimizer) with it is
+    /// refused. Changes nothing outside of a `Learner`.
+    ///
+    /// ```
+    /// use burn::optim::AdamConfig;
+    /// use burn_amp::{optim::FusedAdam, MixedPrecision, ScaledOptimizer};
+    ///
+    /// let amp = MixedPrecision::f16();
+    /// let optim = FusedAdam::new(AdamConfig::new())?;
+    /// let optim = ScaledOptimizer::new(optim, &amp).with_own_optimize(); // for `amp.learner(model, optim, lr)`
+    /// # let _ = optim;
+    /// # Ok::<(), burn_amp::AmpError>(())
+    /// ```
+    pub fn with_own_optimize(mut self) -> Self {
+        self.own_optimize = true;
+        self
+    }
+
+    /// Scales the loss and collects the gradients of `module`; see [`GradScaler::backward`].
+    ///
+    /// Gradients that were unscaled and dropped before this call count for the loss scale that is used.
+    ///
+    /// # Panics
+    ///
+    /// If the loss was not computed with autodiff, as [`Tensor::backward`].
+    pub fn backward<const D: usize, M: Module>(
+        &self,
+        loss: Tensor<D>,
+        module: &M,
+    ) -> ScaledGradients {
+        let scale = self.scaler.settled_loss_factor();
+        self.scaler.backward_at(scale, loss, module)
+    }
+
+    /// Unscales gradients ahead of [`step`](Self::step), to look at them or to clip them.
+    ///
+    /// Waits for the device once; `step` then does not wait again. See [`GradScaler::unscale`]. Gradients that are dropped after it count as
+    /// discarded ones at the next call of this, of `step`, `flush` or `discard`.
+    ///
+    /// # Errors
+    ///
+    /// As [`GradScaler::unscale`], and as [`GradScaler::discard`] for gradients that were dropped before.
+    pub fn unscale<M: Module>(
+        &mut self,
+        grads: ScaledGradients,
+        module: &M,
+    ) -> Result<UnscaledGradients, AmpError> {
+        self.synchronize()?;
+        self.scaler.resolve_dropped()?;
+        self.scaler.unscale(grads, module)
+    }
+
+    /// One training step, called as [`ModuleOptimizer::step`](burn::optim::ModuleOptimizer::step) is.
+    ///
+    /// `grads` are Burn's own, unscaled as they come from [`autocast`](crate::MixedPrecision::autocast), those of a loss that was
+    /// scaled by hand ([`ScaledGradients`]), or [`UnscaledGradients`]. If they overflow, the step is skipped: parameters and
+    /// optimizer state stay as they are, bit for bit, and the loss scale backs off. Running statistics (BatchNorm's) that the forward
+    /// pass has made infinite or NaN are set back to those of the last good step; finite ones stay. Waits for the device once, to
+    /// read whether the gradients are finite; on a skipped step once or twice more, if the module has running statistics.
+    ///
+    /// With a [fused optimizer](crate::Fused) it does not wait: the device itself skips the step and moves the loss scale, which the next
+    /// scopes take from there. Scale, counters, outcome and status here are those of an earlier step then, of the
+    /// one before or, if the device is behind, of one at most 17 before. [`synchronize`](Self::synchronize) waits for them, and so do records. An
+    /// error is returned, once, by the first call that can after the outcome is known: the next step, or `synchronize`. The results are
+    /// the same, bit for bit. It waits as with other optimizers with accumulation, a guard, averages that overwrite the parameters or that have not
+    /// begun, running statistics,
+    /// gradients of several scopes or on several devices, `rescaled` parts whose factors move, a schedule that looks at gradients, scales and
+    /// factors that are no powers of two, and other optimizers on the same scale; with clipping here and in the optimizer's own
+    /// configuration, too.
+    ///
+    /// With [`with_accumulation`](Self::with_accumulation) it takes a micro-batch, and returns the module unchanged until the
+    /// window is full; [`window`](Self::window) is empty after a step.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_step`](Self::try_step) returns an error, with its message.
+    pub fn step<M: Module>(
+        &mut self,
+        lr: impl Into<ModuleLearningRate>,
+        module: M,
+        grads: impl Into<StepGradients>,
+    ) -> M {
+        self.try_step(lr, module, grads)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`step`](Self::step), for runs that want to handle a failure.
+    ///
+    /// # Errors
+    ///
+    /// The error has the unchanged module. [`AmpError::LossScaleExhausted`] if the gradients overflow after `max_consecutive_skips`
+    /// skips in a row, or where the scale cannot go lower if `raise_error_at_min_scale` is set, [`AmpError::HalfPrecisionParameter`] if a parameter is in half precision and the inner optimizer
+    /// cannot combine it with an f32 gradient; see [`GradScaler::try_step`]. [`AmpError::UnsupportedDType`] if a gradient's
+    /// device cannot compute in the gradient's dtype. [`AmpError::GradientShape`] if a gradient does not have its parameter's shape,
+    /// [`AmpError::InvalidValue`] for a learning rate that is infinite or NaN. [`AmpError::ForeignRecord`] if an open window belongs
+    /// to another model, or a state that was loaded to parameters of other shapes. [`AmpError::AlwaysGuarded`] if the guard holds
+    /// back one step too many.
+    pub fn try_step<M: Module>(
+        &mut self,
+        lr: impl Into<ModuleLearningRate>,
+        module: M,
+        grads: impl Into<StepGradients>,
+    ) -> Result<M, StepError<M>> {
+        self.try_step_by(lr.into(), module, grads.into(), O::update)
+    }
+
+    /// As [`try_step`](Self::try_step), with another function that updates the module.
+    pub(crate) fn try_step_by<M: Module>(
+        &mut self,
+        lr: ModuleLearningRate,
+        module: M,
+        grads: StepGradients,
+        update: impl FnOnce(&mut O, Update, M, GradientsParams) -> M,
+    ) -> Result<M, StepError<M>> {
+        match self.begin_on_device(&lr, &module, &grads) {
+            Ok(None) => {}
+            Ok(Some(start)) => {
+                return Ok(self.step_on_device(start, lr, module, grads.into_params(), update));
+            }
+            Err(error) => return Err(self.refused(module, error)),
+        }
+        self.step_on_host(lr, module, Some(grads), update)
+    }
+
+    /// Steps with the micro-batches of a window that is not full, at the end of an epoch; see [`GradScaler::flush`].
+    ///
+    /// Returns the module unchanged if the window is empty, or there is no accumulation. Waits for the device once, if there
+    /// is something to step with.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_flush`](Self::try_flush) returns an error, with its message.
+    pub fn flush<M: Module>(&mut self, lr: impl Into<ModuleLearningRate>, module: M) -> M {
+        self.try_flush(lr, module)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`flush`](Self::flush), for runs that want to handle a failure.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_step`](Self::try_step), and [`AmpError::ForeignRecord`] if the window belongs to another model; it stays as it
+    /// was then.
+    pub fn try_flush<M: Module>(
+        &mut self,
+        lr: impl Into<ModuleLearningRate>,
+        module: M,
+    ) -> Result<M, StepError<M>> {
+        match self.synchronize() {
+            Ok(()) => self.step_on_host(lr.into(), module, None, O::update),
+            Err(error) => Err(self.refused(module, error)),
+        }
+    }
+
+    /// A step that the host decides: of these gradients, or of a window that is not full.
+    fn step_on_host<M: Module>(
+        &mut self,
+        lr: ModuleLearningRate,
+        module: M,
+        grads: Option<StepGradients>,
+        update: impl FnOnce(&mut O, Update, M, GradientsParams) -> M,
+    ) -> Result<M, StepError<M>> {
+        self.scaler.account().begin_call();
+        let decided = self.check_loaded(&module).and_then(|()| {
+            (self.options).decide(&mut self.scaler, &self.optim, &module, grads, &lr)
+        });
+        let error = decided.as_ref().err().cloned();
+        let module = match decided {
+            Ok(Some((grads, factors))) => {
+                let module = update(&mut self.optim, Update::of(lr, factors), module, grads);
+                let (masters, known) = (|| self.optim.masters(), Resolution::applied());
+                Ok((self.options.hooks).applied(module, masters, None, &known))
+            }
+            Ok(None) => Ok(module),
+            Err(error) => Err(StepError::new(module, error)),
+        };
+        self.scaler.enter();
+        self.scaler.notify(error.as_ref());
+        module
+    }
+
+    /// Compares a state that was loaded with the first module it meets.
+    fn check_loaded<M: Module>(&mut self, module: &M) -> Result<(), AmpError> {
+        if let Some(loaded) = &self.loaded {
+            loaded.check(module)?;
+            self.loaded = None;
+        }
+        Ok(())
+    }
+
+    /// A call that was refused before it began.
+    fn refused<M>(&self, module: M, error: AmpError) -> StepError<M> {
+        self.scaler.enter();
+        StepError::new(module, error)
+    }
+
+    /// Throws away the micro-batches of a window that is not full. Does nothing without accumulation.
+    pub fn drop_window(&mut self) {
+        if let Some(window) = &mut self.options.window {
+            window.clear();
+            self.scaler.live().events().discard_window();
+        }
+    }
+
+    /// Throws gradients away without a step, in place of [`step`](Self::step), and counts that.
+    ///
+    /// Parameters, optimizer, averages and an open window stay as they are: a micro-batch that is discarded does not count.
+    /// If the gradients were unscaled, they move the loss scale at once; see [`GradScaler::discard`]. Finite micro-batches do not
+    /// if the scale stays the same for a whole window (without [`AccumulationConfig::skip_micro_batch`]).
+    /// Gradients that are dropped without this call, and were not unscaled, are taken for a part of the next step: if that is skipped, they may be
+    /// found to be the cause.
+    ///
+    /// # Errors
+    ///
+    /// As [`GradScaler::discard`].
+    pub fn discard(&mut self, grads: impl Into<StepGradients>) -> Result<(), AmpError> {
+        self.synchronize()?;
+        let discarded = self.options.discard(&mut self.scaler, grads.into());
+        self.scaler.ledger().show(None);
+        discarded
+    }
+
+    /// As [`step`](Self::step), with gradients that several devices computed at the present loss scale.
+    ///
+    /// They are summed in f32 before they are unscaled, on the devices on which Burn's
+    /// `ModuleOptimizer::step_multi` sums them; an overflow on one device skips the step.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_step`](Self::try_step).
+    pub fn step_multi<M: Module>(
+        &mut self,
+        lr: impl Into<ModuleLearningRate>,
+        module: M,
+        grads: MultiGradientsParams,
+    ) -> Result<M, StepError<M>> {
+        for (of_device, _) in &grads.grads {
+            if let Err(error) = Entries::of(of_device, &module) {
+                self.scaler.account().begin_call();
+                return Err(self.refused(module, error));
+            }
+        }
+        let grads = sum_of_devices(grads, &module);
+        self.try_step(lr, module, grads)
+    }
+
+    /// The scaler: loss scale, counters, last outcome.
+    pub fn scaler(&self) -> &GradScaler {
+        &self.scaler
+    }
+
+    /// The scaler, to change its settings.
+    pub fn scaler_mut(&mut self) -> &mut GradScaler {
+        self.resolve();
+        &mut self.scaler
+    }
+
+    /// The window that accumulates micro-batches; none without [`with_accumulation`](Self::with_accumulation).
+    pub fn window(&self) -> Option<&AccumulationWindow> {
+        self.options.window.as_ref()
+    }
+
+    /// How the gradients of parameters that match no group are clipped; none without [`with_clipping`](Self::with_clipping).
+    pub fn clipping(&self) -> Option<&GradientClip> {
+        self.options.clip.all.as_ref()
+    }
+
+    /// The inner optimizer.
+    pub fn optimizer(&self) -> &O {
+        &self.optim
+    }
+
+    /// The inner optimizer, to change its settings.
+    pub fn optimizer_mut(&mut self) -> &mut O {
+        self.resolve();
+        &mut self.optim
+    }
+
+    /// The inner optimizer with its state, to use without scaling. An open window and averages are dropped.
+    pub fn into_inner(mut self) -> O {
+        self.resolve();
+        self.optim
+    }
+}
+
+impl<O: ModuleOptim> ScaledOptimizer<O> {
+    /// The state of optimizer and scaler, of an open window and of hooks (a guard, averages), to be stored. Waits for the device, and for the
+    /// steps in flight.
+    ///
+    /// A state that cannot be stored is an error of the record's `save`, `into_bytes` and `into_optimizer`.
+    pub fn to_record(&mut self) -> AmpRecord {
+        self.scaler.live().resolve(true);
+        (self.options.record_with(&self.scaler)).with_optimizer(&self.optim)
+    }
+
+    /// Takes over a stored state, which replaces all of the present one. An open window is dropped. With the record of a plain
+    /// optimizer the scaler starts fresh. A hook (a guard, averages) of which the record has no state starts again, and so does a guard with the
+    /// record of another one. The log warns of it, and of a state without tensors whose hook is not here.
+    ///
+    /// The settings stay as they are here: see [`GradScaler::load_record`].
+    ///
+    /// Unlike Burn's `load_record`, which silently starts again, it refuses the state of another optimizer. Burn builds the tensors on
+    /// `Device::default()`, the first GPU backend that was *compiled in*: the environment variable `BURN_DEVICE` names another.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::ForeignRecord`], also for an open window where there is no accumulation, and for tensors of a hook (averages) that is not
+    /// here. [`AmpError::DamagedRecord`], as [`GradScaler::load_record`], and for a state that its hook refuses. Optimizer, scaler, window
+    /// and hooks stay as they were.
+    pub fn load_record(&mut self, mut record: AmpRecord) -> Result<(), AmpError> {
+        self.resolve();
+        let state = record.optimizer_state()?;
+        if let Some(scaler) = &record.scaler {
+            scaler.check(self.scaler.live(), record.origin())?;
+        }
+        if let Some(reason) = self.misfit(&record) {
+            return Err(record.misfit(reason));
+        }
+        let hooks = self.options.hooks.restored(&mut record)?;
+        record.check_left_hooks()?;
+        record.drop_left_hooks();
+        let (scaler, window) = (record.scaler.take(), record.window_state());
+        let origin = record.origin().to_string();
+        let loaded = self.optim.load_record(record.into_optimizer()?);
+        loaded.map_err(|error| match error {
+            AmpError::ForeignRecord { reason, .. } => AmpError::foreign(&origin, reason),
+            other => other,
+        })?;
+        self.loaded = Some(state);
+        self.scaler.account().error = None;
+        if let Some(here) = &mut self.options.window {
+            here.state = window.unwrap_or_default();
+        }
+        self.options.hooks = hooks;
+        match scaler {
+            Some(state) => self.scaler.restore(state, &origin)?,
+            None => {
+                self.scaler.reset();
+                warn!(
+                    "{origin} is the record of an optimizer without loss scaling: the scaler starts fresh, at loss scale {}",
+                    self.scaler.loss_scale()
+                );
+                self.scaler.show_loaded();
+            }
+        }
+        Ok(())
+    }
+
+    /// Why this cannot go on with a window or with averages, if it cannot.
+    fn misfit(&self, record: &AmpRecord) -> Option<String> {
+        if record.masters() > 0 {
+            let reason = "it holds master weights that the model does not have: load it into a `PipelinedOptimizer`, or drop them with \
+                          `AmpRecord::without_masters`";
+            return Some(reason.to_string());
+        }
+        let state = record.window_state().filter(|state| state.len > 0)?;
+        let Some(window) = &self.options.window else {
+            return Some(format!(
+                "it holds a window of {} accumulated micro-batches, but there is no accumulation here: use \
+                 `with_accumulation`, or drop them with `AmpRecord::without_window`",
+                state.len
+            ));
+        };
+        let reason = window.misfit(&state)?;
+        Some(format!(
+            "{reason}; drop it with `AmpRecord::without_window`"
+        ))
+    }
+
+    /// Writes the state to a file: `to_record().save(path)`.
+    ///
+    /// # Errors
+    ///
+    /// As [`AmpRecord::save`].
+    pub fn save(&mut self, path: impl AsRef<Path>) -> Result<(), AmpError> {
+        self.to_record().save(path)
+    }
+
+    /// Takes over the state in a file: [`AmpRecord::load`], then [`load_record`](Self::load_record).
+    ///
+    /// # Errors
+    ///
+    /// Those of both; the present state stays as it was.
+    pub fn load(&mut self, path: impl AsRef<Path>) -> Result<(), AmpError> {
+        self.load_record(AmpRecord::load(path)?)
+    }
+
+    /// The state as a burnpack in memory: `to_record().into_bytes()`.
+    ///
+    /// # Errors
+    ///
+    /// As [`AmpRecord::into_bytes`].
+    pub fn into_bytes(&mut self) -> Result<Bytes, AmpError> {
+        self.to_record().into_bytes()
+    }
+
+    /// Takes over the state in a burnpack in memory: [`AmpRecord::from_bytes`], then
+    /// [`load_record`](Self::load_record).
+    ///
+    /// # Errors
+    ///
+    /// Those of both; the present state stays as it was.
+    pub fn from_bytes(&mut self, bytes: Bytes) -> Result<(), AmpError> {
+        self.load_record(AmpRecord::from_bytes(bytes)?)
+    }
+}
+
+/// Without the inner optimizer: Burn's own does not print.
+/// A clone goes on from here by itself. Waits for the steps in flight.
+impl<O: Clone> Clone for ScaledOptimizer<O> {
+    fn clone(&self) -> Self {
+        self.scaler.live().resolve(true);
+        Self {
+            optim: self.optim.clone(),
+            scaler: self.scaler.clone(),
+            options: self.options.clone(),
+            loaded: self.loaded.clone(),
+            flight: self.flight.forked(),
+            own_optimize: self.own_optimize,
+        }
+    }
+}
+
+impl<O> std::fmt::Debug for ScaledOptimizer<O> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ScaledOptimizer")
+            .field("scaler", &self.scaler)
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,424 @@
+//! Steps that the device decides: nobody waits for them.
+
+use burn::{
+    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
+    module::{Module, ParamId},
+    optim::GradientsParams,
+    tensor::{DType, Device, Tensor},
+};
+use burn_amp_kernels::{Crossing, Status, TensorList, can_update, inspect};
+use std::{collections::VecDeque, sync::Arc, thread};
+
+use super::{ScaledOptimizer, refused};
+use crate::{
+    border_events::{BorderEvent, SingleEvent},
+    device_step::{DeviceStep, Run},
+    entries::{Entries, Entry, handles},
+    error::AmpError,
+    gradients::StepGradients,
+    in_flight::Resolution,
+    live_scale::LiveScale,
+    module_optim::ModuleOptim,
+    pending::PendingStep,
+    update::Update,
+};
+
+/// Gradients of a step: as many as the device can clip.
+const MAX_GRADIENTS: usize = 1 << 16;
+
+/// The steps that a device decides: what goes on from one to the next.
+#[derive(Debug, Default)]
+pub(crate) struct Flight {
+    /// The run that they belong to, and the parameters that it steps.
+    run: Option<(Arc<Run>, Vec<ParamId>)>,
+    /// The scale that has them.
+    live: Option<Arc<LiveScale>>,
+    /// Whether each step is resolved at once: a thread takes them that nobody waits for.
+    is_off: bool,
+}
+
+impl Flight {
+    /// Begins a run over these parameters.
+    pub(super) fn begin(&mut self, run: Arc<Run>, ids: Vec<ParamId>, live: &Arc<LiveScale>) {
+        self.run = Some((run, ids));
+        self.live = Some(live.clone());
+    }
+
+    /// The run that goes on with these parameters.
+    pub(super) fn run_of(&self, ids: impl Iterator<Item = ParamId>) -> Option<Arc<Run>> {
+        let (run, known) = self.run.as_ref()?;
+        known.iter().copied().eq(ids).then(|| run.clone())
+    }
+
+    /// That of a clone: it begins a run of its own.
+    pub(super) fn forked(&self) -> Self {
+        Self {
+            run: None,
+            live: None,
+            is_off: self.is_off,
+        }
+    }
+}
+
+/// Nobody may ask for the steps of an optimizer that is dropped: its scale learns of them now.
+impl Drop for Flight {
+    fn drop(&mut self) {
+        if let Some(live) = &self.live
+            && !thread::panicking()
+        {
+            live.resolve(true);
+        }
+    }
+}
+
+/// A step that the device can decide by itself.
+type Start = (Inspected, Arc<DeviceStep>);
+
+/// The gradients of a step that the device decides.
+#[derive(Clone)]
+pub(crate) struct Inspected {
+    pub(super) entries: Vec<Entry>,
+    /// Where they came to the border.
+    pub(super) event: Option<SingleEvent>,
+    /// What is in them; nobody has read it.
+    pub(super) status: Status,
+}
+
+impl Inspected {
+    pub(super) fn ids(&self) -> impl Iterator<Item = ParamId> {
+        self.entries.iter().map(|entry| entry.id)
+    }
+
+    pub(super) fn at_border(&self) -> Option<&Crossing> {
+        self.event.as_ref().map(|(_, crossing)| crossing)
+    }
+}
+
+impl<O: ModuleOptim> ScaledOptimizer<O> {
+    /// Waits until the outcomes of all steps are known here: to scale, counters, metrics and schedulers.
+    ///
+    /// With an optimizer that lets the device decide ([`FusedAdam`](crate::FusedAdam) and its like) steps are resolved while the host
+    /// makes the next ones. Records wait by themselves. Does nothing elsewhere.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::LossScaleExhausted`] or [`AmpError::LossNotFinite`] if one of the steps was an overflow too many.
+    pub fn synchronize(&mut self) -> Result<(), AmpError> {
+        self.resolve();
+        self.take_error()
+    }
+
+    /// Resolves all steps in flight. The next call returns what was wrong. From here on the host moves the scale.
+    pub(crate) fn resolve(&mut self) {
+        self.scaler.live().resolve(true);
+        self.end_run();
+    }
+
+    /// The device has refused the last step of the run: it counts as skipped, and the next one begins a run.
+    pub(crate) fn undo_step(&mut self) {
+        if let Some((run, _)) = &self.flight.run {
+            run.add_skip(run.next_number());
+        }
+        self.end_run();
+    }
+
+    /// From here on the host moves the scale.
+    fn end_run(&mut self) {
+        if self.flight.run.take().is_some() {
+            self.scaler.live().in_flight().set_device_step(None);
+        }
+    }
+
+    /// What was wrong with a step that was in flight.
+    pub(super) fn take_error(&self) -> Result<(), AmpError> {
+        self.scaler.account().error.take().map_or(Ok(()), Err)
+    }
+
+    /// Resolves every step before it returns, from here on.
+    pub(crate) fn resolve_each_step(&mut self) {
+        self.resolve();
+        self.flight.is_off = true;
+    }
+
+    /// The inner optimizer, while steps are in flight.
+    pub(crate) fn optimizer_in_flight(&mut self) -> &mut O {
+        &mut self.optim
+    }
+
+    /// Adds a step in flight.
+    pub(super) fn push(&self, inspected: Inspected, resolution: Resolution) {
+        let (event, crossing) = inspected.event.unzip();
+        let run = self.flight.run.as_ref().map(|(run, _)| run.clone());
+        let run = run.unwrap_or_default();
+        let step = PendingStep {
+            entries: inspected.entries,
+            reading: inspected.status.start(crossing.into_iter().collect()),
+            event,
+            of_all: self.scaler.live().events().take_range(),
+            clip: self.options.clip.clone(),
+            number: run.next_number(),
+            run,
+            ledger: self.scaler.ledger().clone(),
+            resolution,
+        };
+        self.scaler.live().in_flight().push(Box::new(step));
+    }
+
+    /// Begins a step that nobody waits for; none if the host has to decide it: all steps before are known then.
+    pub(crate) fn begin_on_device<M: Module>(
+        &mut self,
+        lr: &ModuleLearningRate,
+        module: &M,
+        grads: &StepGradients,
+    ) -> Result<Option<Start>, AmpError> {
+        if !self.optim.steps_on_device() {
+            // Another optimizer of the same scale may have steps in flight.
+            self.scaler.live().resolve(true);
+            return Ok(None);
+        }
+        self.scaler.live().resolve(false);
+        self.take_error()?;
+        // Of this step's own backward pass.
+        let mut events = self.scaler.live().events().take();
+        let start = match grads {
+            StepGradients::Plain(grads) if self.why_host().is_none() => {
+                self.start(lr, module, grads, &mut events)
+            }
+            _ => None,
+        };
+        if start.is_none() {
+            self.scaler.live().events().restore(events);
+            self.synchronize()?;
+        }
+        Ok(start)
+    }
+
+    /// Makes the step.
+    pub(crate) fn step_on_device<M: Module>(
+        &mut self,
+        (inspected, device_step): Start,
+        lr: ModuleLearningRate,
+        module: M,
+        mut grads: GradientsParams,
+        update: impl FnOnce(&mut O, Update, M, GradientsParams) -> M,
+    ) -> M {
+        self.scaler.check_scopes();
+        self.options.clip.limit(&mut grads, &inspected.entries);
+        let next = Arc::new(device_step.advance(&inspected.status, inspected.at_border()));
+        let in_flight = self.scaler.live().in_flight();
+        in_flight.set_device_step(Some(next.clone()));
+        let how = Update::decided_by(&next, lr);
+        let module = update(&mut self.optim, how, module, grads);
+        let (masters, resolution) = (|| self.optim.masters(), Resolution::default());
+        let module = (self.options.hooks).applied(module, masters, Some(&*next), &resolution);
+        self.push(inspected, resolution);
+        module
+    }
+
+    /// Why no step can be recorded, whatever its gradients are.
+    pub(super) fn cannot_record(&self) -> Option<&'static str> {
+        if !self.options.hooks.is_empty() {
+            return Some("hooks look at its steps (`with_guard`, `with_ema`, `with_hook`)");
+        }
+        self.why_host()
+    }
+
+    /// What has to be read between the gradients and the step, whatever they are.
+    fn why_host(&self) -> Option<&'static str> {
+        let options = &self.options;
+        let waits = [
+            (
+                !self.optim.steps_on_device(),
+                "the optimizer is not a fused one (`FusedSgd`, `FusedAdam`, `FusedAdamW`), and takes numbers of the host",
+            ),
+            (self.flight.is_off, "a pipeline takes its steps"),
+            (
+                self.loaded.is_some(),
+                "a loaded state was not compared with the model yet",
+            ),
+            (
+                options.window.is_some(),
+                "it accumulates micro-batches (`with_accumulation`)",
+            ),
+            (
+                !options.clip.is_empty() && !self.optim.takes_factors(),
+                "it clips gradients (`with_clipping`) before the optimizer clips them too",
+            ),
+            (
+                !self.scaler.can_step_on_device(),
+                "its loss scale is moved by the host: by a `GradScaler` without a `MixedPrecision`, by several optimizers, by a \
+                schedule that looks at gradients, or in steps that are no powers of two; or an observer looks at it",
+            ),
+        ];
+        waits
+            .into_iter()
+            .find_map(|(waits, what)| waits.then_some(what))
+    }
+
+    /// What a step begins with; none if it has to wait.
+    fn start<M: Module>(
+        &mut self,
+        lr: &ModuleLearningRate,
+        module: &M,
+        grads: &GradientsParams,
+        events: &mut VecDeque<BorderEvent>,
+    ) -> Option<Start> {
+        let (entries, event, pass) = self.find_gradients(lr, module, grads, events).ok()?;
+        let begun = match self.options.hooks.wait(module) {
+            false => self.device_step(&entries).zip(inspect(pass).ok()),
+            true => None,
+        };
+        if begun.is_none() {
+            events.extend(event.clone().map(BorderEvent::again));
+        }
+        let (device_step, status) = begun?;
+        let inspected = Inspected {
+            entries,
+            event,
+            status,
+        };
+        Some((inspected, device_step))
+    }
+
+    /// The gradients of a step that the device can decide, and where they came to the border; or why it cannot.
+    pub(super) fn find_gradients<M: Module>(
+        &self,
+        lr: &ModuleLearningRate,
+        module: &M,
+        grads: &GradientsParams,
+        events: &mut VecDeque<BorderEvent>,
+    ) -> Result<(Vec<Entry>, Option<SingleEvent>, TensorList), AmpError> {
+        // What is refused is refused by the step that waits.
+        let entries = Entries::find(module, Some(grads), None, Some(lr))?;
+        if !entries.statistics.is_empty() {
+            let what = "the model has running statistics, as BatchNorm's, which a step that is skipped looks at";
+            return Err(refused(what));
+        }
+        if entries.adapted.is_some() {
+            return Err(refused("the base of a low-rank adapter has gradients"));
+        }
+        let entries = entries.gradients;
+        self.check_entries(&entries).map_err(refused)?;
+        let pass = handles(grads, &entries, None).only();
+        let pass = pass.ok_or_else(|| refused("the gradients are not all on one device"))?;
+        let several =
+            "gradients come from several scopes, or from `rescaled` parts whose factors move";
+        let event = BorderEvent::single(events).ok_or_else(|| refused(several))?;
+        Ok((entries, event, pass))
+    }
+
+    /// Refuses gradients that no device steps with, whatever is in them.
+    fn check_entries(&self, entries: &[Entry]) -> Result<(), &'static str> {
+        let Some(device) = entries.first().map(|entry| &entry.device) else {
+            return Err("no parameter has a gradient");
+        };
+        if entries.len() > MAX_GRADIENTS {
+            return Err("more than 65,536 parameters have gradients");
+        }
+        let fits = |entry: &Entry| {
+            entry.device == *device
+                && entry.gradient != DType::F64
+                && entry.parameter != DType::F64
+                && self.optim.accepts(entry.parameter, entry.gradient)
+        };
+        match entries.iter().all(fits) && has_kernels(device) {
+            true => Ok(()),
+            false => Err("the parameters are not all on one device, in f32, f16 or bf16"),
+        }
+    }
+
+    /// The loss scale on the device: of the run that goes on with these gradients, or of a new one, for which the host hears of all steps
+    /// before.
+    fn device_step(&mut self, entries: &[Entry]) -> Option<Arc<DeviceStep>> {
+        let ids = entries.iter().map(|entry| entry.id);
+        let run = self.flight.run_of(ids.clone());
+        let goes_on = |device_step: &Arc<DeviceStep>| {
+            run.as_ref()
+                .is_some_and(|run| Arc::ptr_eq(run, device_step.run()))
+        };
+        if let Some(device_step) = self.scaler.live().in_flight().device_step().filter(goes_on) {
+            return Some(device_step);
+        }
+        self.scaler.live().resolve(true);
+        if self.scaler.account().error.is_some() {
+            return None;
+        }
+        let scale = self.scaler.live().on_device()?.upload(&entries[0].device);
+        let device_step = self.scaler.device_step_at(scale);
+        let device_step = device_step.clipping(self.options.clip.table(entries));
+        let run = device_step.run().clone();
+        (self.flight).begin(run, ids.collect(), self.scaler.live());
+        Some(Arc::new(device_step))
+    }
+}
+
+/// Whether the kernels of a step run there.
+fn has_kernels(device: &Device) -> bool {
+    can_update(&Tensor::<1>::empty([0], (device, DType::F32)))
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::{
+        module::{Module, Param, ParamId},
+        nn::LinearConfig,
+        optim::{AdamConfig, GradientsParams},
+        tensor::{Device, Tensor},
+    };
+
+    use std::collections::VecDeque;
+
+    use super::MAX_GRADIENTS;
+    use crate::{
+        AmpError, EmaConfig, FusedAdam, GradientClip, MixedPrecision, ScaledOptimizer,
+        border_events, gradient_pass::READS,
+    };
+
+    #[test]
+    fn nobody_waits() {
+        let device = Device::default().autodiff();
+        let amp = MixedPrecision::f16();
+        let linear = LinearConfig::new(4, 2).init(&device);
+        let mut model = linear.apply_reparameterization(amp.clone());
+        let adam = FusedAdam::new(AdamConfig::new()).unwrap();
+        let optim = ScaledOptimizer::new(adam, &amp);
+        let clip = GradientClip::GlobalNorm(0.1);
+        let optim = optim.with_clipping(clip).unwrap();
+        let mut optim = optim.with_ema(EmaConfig::new()).unwrap();
+        for step in 0..11 {
+            if step == 1 {
+                // The first average is of a step that was taken.
+                READS.set(0);
+                border_events::READS.set(0);
+            }
+            let output = amp.autocast(Tensor::<2>::ones([3, 4], &device), |x| model.forward(x));
+            let factor = if step == 4 { 1e9 } else { 1.0 };
+            let grads = GradientsParams::from_grads((output.mean() * factor).backward(), &model);
+            model = optim.step(0.1, model, grads);
+        }
+        assert_eq!((READS.get(), border_events::READS.get()), (0, 0));
+        optim.synchronize().unwrap();
+        assert_eq!(optim.scaler().counters().steps(), 11);
+        assert_eq!(optim.scaler().counters().skipped(), 1);
+    }
+    /// Recorded steps look at them in the same way: to record so many takes minutes.
+    #[test]
+    fn more_gradients_than_the_device_clips_are_the_hosts() {
+        let zero = Tensor::<1>::zeros([1], &Device::default());
+        let value = |_| {
+            let value = Tensor::from_inner(zero.clone()).require_grad();
+            Param::initialized(ParamId::new(), value)
+        };
+        let module: Vec<Param<Tensor<1>>> = (0..=MAX_GRADIENTS).map(value).collect();
+        let mut grads = GradientsParams::new();
+        for param in &module {
+            grads.register(param.id, zero.clone());
+        }
+        let adam = FusedAdam::new(AdamConfig::new()).unwrap();
+        let optim = ScaledOptimizer::new(adam, &MixedPrecision::f16());
+        let looked = optim.find_gradients(&1e-3.into(), &module, &grads, &mut VecDeque::new());
+        assert!(
+            matches!(looked, Err(AmpError::CannotCapture { reason }) if reason.contains("65,536"))
+        );
+    }
+}

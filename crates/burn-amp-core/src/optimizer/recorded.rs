@@ -1,0 +1,204 @@
+//! Steps that a device records once and makes again: what the optimizer does in them, and what it does on the host meanwhile.
+
+use burn::{
+    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
+    module::Module,
+    optim::GradientsParams,
+    tensor::{Device, Tensor},
+};
+use burn_amp_kernels::{ClipTable, DeviceScale, inspect};
+use std::{collections::HashSet, sync::Arc};
+
+use super::{ScaledOptimizer, device::Inspected};
+use crate::{
+    device_step::{DeviceStep, Run},
+    entries::check_rate,
+    error::AmpError,
+    gradients::placeholders,
+    in_flight::Resolution,
+    module_optim::ModuleOptim,
+    module_path::distinct_parameters,
+    rehearsal::{Rehearsal, Rehearses},
+    update::Update,
+};
+
+/// What a step finds on the device, before it changes anything: each time in the same places, if it was recorded.
+pub struct Found {
+    inspected: Inspected,
+    pub(crate) loss: Tensor<1>,
+}
+
+/// What a captured step has on the device, beside model and optimizer: the loss scale, and the rows that the optimizer reads.
+pub struct Stage {
+    pub(crate) scale: DeviceScale,
+    pub(crate) rows: Vec<Tensor<1>>,
+    /// How gradients are clipped by norms.
+    pub(crate) clip: Option<ClipTable>,
+}
+
+impl Found {
+    /// As the recording has checked those of its own step.
+    pub(crate) fn check_rates(&self, lr: &ModuleLearningRate) -> Result<(), AmpError> {
+        let mut entries = self.inspected.entries.iter();
+        entries.try_for_each(|entry| check_rate(lr, entry.id, &entry.path))
+    }
+}
+
+impl<O: ModuleOptim> ScaledOptimizer<O> {
+    /// Why no step of this optimizer can be captured, if so.
+    pub(crate) fn refuses_capture<M: Module>(&mut self, module: &M) -> Result<(), AmpError> {
+        self.check_loaded(module)?;
+        match self.cannot_record() {
+            Some(what) => Err(refused(what)),
+            None => Ok(()),
+        }
+    }
+
+    /// The loss scale as it is, on a device: in the place of another, if there is one.
+    pub(crate) fn scale_on(
+        &self,
+        device: &Device,
+        place: Option<DeviceScale>,
+    ) -> Result<DeviceScale, AmpError> {
+        let why = self
+            .cannot_record()
+            .unwrap_or("its loss scale is the host's");
+        let state = self.scaler.live().on_device().ok_or_else(|| refused(why))?;
+        let sent = state.upload(device);
+        Ok(match place {
+            Some(place) => place.become_of(sent),
+            None => sent,
+        })
+    }
+
+    /// Scopes take the scale from the host again, after a recording that has failed.
+    pub(crate) fn end_recording(&self) {
+        self.scaler.live().in_flight().set_device_step(None);
+    }
+
+    /// Computes a loss and its gradients, at the scale on the device, and looks at them there.
+    pub(crate) fn find<M: Module>(
+        &self,
+        scale: &DeviceScale,
+        lr: &ModuleLearningRate,
+        module: &M,
+        loss: impl FnOnce(&M) -> Tensor<1>,
+    ) -> Result<(Found, GradientsParams), AmpError> {
+        self.scaler.live().events().clear();
+        let device_step = self.scaler.device_step_at(scale.clone());
+        let in_flight = self.scaler.live().in_flight();
+        in_flight.set_device_step(Some(Arc::new(device_step)));
+        let loss = loss(module);
+        let mut grads = GradientsParams::from_grads(loss.clone().backward(), module);
+        in_flight.set_device_step(None);
+        let mut events = self.scaler.live().events().take();
+        let (entries, event, pass) = self.find_gradients(lr, module, &grads, &mut events)?;
+        let inspected = Inspected {
+            status: inspect(pass)?,
+            entries,
+            event,
+        };
+        self.options.clip.limit(&mut grads, &inspected.entries);
+        let loss = loss.inner();
+        Ok((Found { inspected, loss }, grads))
+    }
+
+    /// Goes on from what was found to the step, which is not made or only recorded. Says whether all that it writes stays in its place.
+    pub(crate) fn rehearse<M: Module>(
+        &mut self,
+        what: Rehearses,
+        stage: Stage,
+        lr: ModuleLearningRate,
+        module: M,
+        Found { inspected, .. }: &Found,
+        grads: GradientsParams,
+    ) -> (M, Stage, bool) {
+        let rehearsal = Rehearsal::new(what, stage.rows);
+        let clip = stage.clip.or_else(|| match what {
+            Rehearses::Run => self.options.clip.table(&inspected.entries),
+            _ => None,
+        });
+        let clips = clip.clone().map(|table| (table, inspected.status.clone()));
+        let next = stage.scale.clone();
+        let next = next.advance(&inspected.status, inspected.at_border());
+        let verdict = Arc::new(DeviceStep::recorded(next, clips, Arc::default(), rehearsal));
+        let update = Update::decided_by(&verdict, lr);
+        let module = self.optim.update(update, module, grads);
+        let (next, rehearsal) = DeviceStep::into_parts(verdict);
+        let before = stage.scale.place();
+        let scale = stage.scale.become_of(next);
+        let (rows, stays) = rehearsal.map(Rehearsal::end).unwrap_or_default();
+        let stays = stays && scale.place() == before;
+        (module, Stage { scale, rows, clip }, stays)
+    }
+
+    /// What the host does before a replay: hears of steps that are over, sends what this one reads, and counts it.
+    pub(crate) fn begin_replay<M: Module>(
+        &mut self,
+        stage: Stage,
+        recorded: &Found,
+        lr: ModuleLearningRate,
+        module: &M,
+        device: &Device,
+    ) -> Result<Stage, AmpError> {
+        let run = self.replay_run(recorded)?;
+        let Stage {
+            mut scale,
+            rows,
+            clip,
+        } = stage;
+        let run = match run {
+            Some(run) => run,
+            // The host has moved the scale, or may have.
+            None => {
+                scale = self.scale_on(device, Some(scale))?;
+                let run = Arc::<Run>::default();
+                let ids = recorded.inspected.ids().collect();
+                (self.flight).begin(run.clone(), ids, self.scaler.live());
+                run
+            }
+        };
+        let rehearsal = Rehearsal::new(Rehearses::Replay, rows);
+        let verdict = Arc::new(DeviceStep::recorded(scale, None, run, rehearsal));
+        let ids: HashSet<_> = recorded.inspected.ids().collect();
+        let stepped = distinct_parameters(module).into_iter();
+        let grads = placeholders(stepped.filter(|parameter| ids.contains(&parameter.id)));
+        // Untracked: a parameter that is tracked anew leaves a node behind, which only a backward pass frees.
+        let update = Update::decided_by(&verdict, lr);
+        self.optim.update(update, module.clone().no_grad(), grads);
+        let (scale, rehearsal) = DeviceStep::into_parts(verdict);
+        let (rows, _) = rehearsal.map(Rehearsal::end).unwrap_or_default();
+        Ok(Stage { scale, rows, clip })
+    }
+
+    /// The run that a replay goes on with; none if a new one begins.
+    fn replay_run(&mut self, recorded: &Found) -> Result<Option<Arc<Run>>, AmpError> {
+        self.scaler.live().resolve(false);
+        self.take_error()?;
+        if let Some(what) = self.cannot_record() {
+            return Err(refused(what));
+        }
+        let run = self.flight.run_of(recorded.inspected.ids());
+        if run.is_none() {
+            self.scaler.live().resolve(true);
+            self.take_error()?;
+        }
+        Ok(run)
+    }
+
+    /// What the host does after a replay: it will hear of it.
+    pub fn end_replay(&self, recorded: &Found) {
+        // With an event, both go into one tensor that is read.
+        let mut inspected = recorded.inspected.clone();
+        if inspected.event.is_none() {
+            inspected.status = inspected.status.copied();
+        }
+        self.push(inspected, Resolution::default());
+    }
+}
+
+pub fn refused(reason: impl Into<String>) -> AmpError {
+    AmpError::CannotCapture {
+        reason: reason.into(),
+    }
+}

@@ -1,0 +1,408 @@
+//! [`AmpRecord`]: the state of an optimizer, of a loss scale, and further states by their names, in Burn's own container.
+//!
+//! Our part is one sealed section: JSON texts in the container's metadata, beside a version, a kind and a CRC-32 over
+//! everything in the container (tensors, scalars, metadata). Burn's readers ignore all four, so an optimizer's record with such
+//! a section is still an optimizer's record.
+
+mod checksum;
+pub(crate) mod container;
+mod file;
+mod optimizer_state;
+mod owners;
+mod state;
+
+use burn::{
+    optim::OptimizerRecord,
+    tensor::{Bytes, DType},
+};
+use std::{collections::BTreeMap, path::Path};
+
+pub use container::Container;
+pub(crate) use optimizer_state::OptimizerState;
+pub(crate) use owners::WINDOW;
+use owners::{EARLIER_HOOK, EARLIER_HOOKS, SCALER_ALONE, STATES};
+use state::Format;
+pub use state::State;
+
+use crate::{
+    error::AmpError,
+    loss_scale::LossScale,
+    module_optim::{FRESH, ModuleOptim},
+    scaler::ScalerState,
+    step_counters::StepCounters,
+};
+
+/// The kind of a record that holds a plain optimizer's state beside that of a loss scale.
+const SCALED_OPTIMIZER: &str = "scaled_optimizer";
+/// The name of a scaler's state.
+const SCALER: &str = "state";
+/// The kind of a record that holds the state of a hook alone.
+const HOOK: &str = "hook";
+
+/// The state of a training run, to be stored: that of a [`ScaledOptimizer`](crate::ScaledOptimizer), with its scaler and all that it
+/// keeps from step to step, or one of these states alone.
+///
+/// Made by their owners' `to_record`, taken by their `load_record`; each takes its own part. The file is a burnpack with a version and
+/// a checksum. That of an optimizer is one that Burn's `OptimizerRecord::load` reads too, to go on in f32 without this crate;
+/// and the file of a plain optimizer loads as a record without a scaler.
+///
+/// ```
+/// use burn_amp::{AmpRecord, GradScalerConfig};
+///
+/// let scaler = GradScalerConfig::new().with_init_scale(1024.0).init()?;
+/// let bytes = scaler.to_record().into_bytes()?;
+///
+/// let record = AmpRecord::from_bytes(bytes)?;
+/// assert_eq!(record.counters().unwrap().steps(), 0);
+/// let mut resumed = GradScalerConfig::new().init()?;
+/// resumed.load_record(record)?;
+/// assert_eq!(resumed.loss_scale(), 1024.0);
+/// # Ok::<(), burn_amp::AmpError>(())
+/// ```
+#[derive(Clone)]
+pub struct AmpRecord {
+    origin: String,
+    pub(crate) optimizer: Option<Container>,
+    pub(crate) scaler: Option<ScalerState>,
+    /// What else is stored, by its name.
+    states: BTreeMap<&'static str, State>,
+    /// The states of hooks, by their names.
+    hooks: BTreeMap<String, State>,
+    /// Why the optimizer's state cannot be stored.
+    refused: Option<AmpError>,
+}
+
+impl AmpRecord {
+    pub(crate) fn empty() -> Self {
+        Self {
+            origin: "memory".to_string(),
+            optimizer: None,
+            scaler: None,
+            states: BTreeMap::new(),
+            hooks: BTreeMap::new(),
+            refused: None,
+        }
+    }
+
+    /// As [`empty`](Self::empty), with another name in messages.
+    pub(crate) fn empty_of(origin: &str) -> Self {
+        Self {
+            origin: origin.to_string(),
+            ..Self::empty()
+        }
+    }
+
+    /// The record of a hook's state alone.
+    pub(crate) fn of_hook(name: &str, state: State) -> Self {
+        let mut record = Self::empty();
+        record.put_hook(name.to_string(), state);
+        record
+    }
+
+    /// That of a state that cannot be had.
+    pub(crate) fn refused(error: AmpError) -> Self {
+        Self {
+            refused: Some(error),
+            ..Self::empty()
+        }
+    }
+
+    /// Holds a state from now on, in place of one of the same name.
+    pub(crate) fn put(&mut self, name: &'static str, state: State) {
+        self.states.insert(name, state);
+    }
+
+    pub(crate) fn put_hook(&mut self, name: String, state: State) {
+        self.hooks.insert(name, state);
+    }
+
+    /// The state of a hook, if there is one.
+    pub(crate) fn hook(&self, name: &str) -> Option<&State> {
+        self.hooks.get(name)
+    }
+
+    /// Takes out the state of a hook, if there is one.
+    pub(crate) fn take_hook(&mut self, name: &str) -> Option<State> {
+        self.hooks.remove(name)
+    }
+
+    /// The names of the [hooks](crate::hook::Hook) whose states it holds: `guard` is that of a [`Guard`](crate::Guard), `ema` that of an
+    /// [`Ema`](crate::Ema).
+    pub fn hooks(&self) -> impl Iterator<Item = &str> {
+        self.hooks.keys().map(String::as_str)
+    }
+
+    /// The record without the state of a hook, which starts again, or is not there.
+    pub fn without_hook(mut self, name: &str) -> Self {
+        self.hooks.remove(name);
+        self
+    }
+
+    /// Refuses to drop the tensors of a hook that is not here.
+    pub(crate) fn check_left_hooks(&self) -> Result<(), AmpError> {
+        let mut states = self.hooks.iter();
+        match states.find(|(_, state)| state.tensors.len() > 0) {
+            Some((name, _)) => Err(self.misfit(format!(
+                "it holds the state of the hook `{name}`, which is not here: add the hook, or drop the state with \
+                 `AmpRecord::without_hook`"
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// Drops the states of hooks that are not here.
+    pub(crate) fn drop_left_hooks(&mut self) {
+        for name in std::mem::take(&mut self.hooks).into_keys() {
+            warn!(
+                "{} holds the state of the hook `{name}`, which is not here: it is dropped",
+                self.origin
+            );
+        }
+    }
+
+    /// The error for a hook's state that the hook refuses.
+    pub(crate) fn refused_hook(&self, name: &str, reason: &str) -> AmpError {
+        container::refusal(&self.origin, name, reason)
+    }
+
+    /// Adds the state of an optimizer. What is wrong with it is the error of the first call that wants it.
+    pub(crate) fn with_optimizer<O: ModuleOptim>(mut self, optim: &O) -> Self {
+        match optim.to_record().and_then(pack) {
+            Ok(container) if optim.steps_on_device() => {
+                self.optimizer = Some(container.without_marked(FRESH));
+            }
+            Ok(container) => self.optimizer = Some(container),
+            Err(error) => self.refused = Some(error),
+        }
+        // Burn would round others when it loads them. An optimizer of one's own need not.
+        let is_other = |dtype: DType| dtype.is_float() && dtype != DType::F32;
+        let tensors = self.optimizer.iter().flat_map(Container::tensors);
+        if tensors.map(|tensor| tensor.dtype).any(is_other) {
+            let again = self.clone().into_optimizer();
+            if let Err(error) = again.and_then(|record| optim.check_record(record)) {
+                let reason = format!("it could not be loaded again: {error}");
+                self.refused = Some(AmpError::record_io(&self.origin, reason));
+            }
+        }
+        self
+    }
+
+    /// The state of the loss scale; none in the record of a plain optimizer, or of one state alone.
+    pub fn schedule(&self) -> Option<&LossScale> {
+        self.scaler.as_ref().map(|scaler| &scaler.schedule)
+    }
+
+    /// Steps taken and skipped; none where there is no [`schedule`](Self::schedule).
+    pub fn counters(&self) -> Option<StepCounters> {
+        self.scaler.as_ref().map(|scaler| scaler.counters)
+    }
+
+    /// The number of the optimizer's state tensors; 0 without an optimizer.
+    pub fn num_tensors(&self) -> usize {
+        let container = self.optimizer.as_ref();
+        container.map_or(0, |container| container.tensors().len())
+    }
+
+    /// The record with its own settings of the loss scale, which are loaded in place of the program's: all of
+    /// [`GradScalerConfig`](crate::GradScalerConfig) but `enabled`. PyTorch's `load_state_dict` does so too.
+    pub fn with_settings(mut self) -> Self {
+        if let Some(scaler) = &mut self.scaler {
+            scaler.with_settings = true;
+        }
+        self
+    }
+
+    /// The record as a burnpack in memory. Waits for the device.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::RecordIo`] if the container cannot be written, or the optimizer's state could not be loaded again: Burn loads
+    /// it in the default float dtype of `Device::default()`. For f64 parameters,
+    /// `Device::default().configure(FloatDType::F64)` at the start of the program sets that, and the run resumes bit for bit. A
+    /// model with f32 and f64 parameters cannot be resumed with Burn 0.22.1.
+    pub fn into_bytes(self) -> Result<Bytes, AmpError> {
+        self.into_container()?.into_bytes()
+    }
+
+    /// Reads what [`into_bytes`](Self::into_bytes), or Burn's `OptimizerRecord::into_bytes`, has written. Tensors stay on the host
+    /// until it is known on which device their parameters are.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::DamagedRecord`], [`AmpError::NewerRecord`], and [`AmpError::ForeignRecord`] if it is another record of Burn's.
+    pub fn from_bytes(bytes: Bytes) -> Result<Self, AmpError> {
+        Self::from_container(Container::from_bytes(bytes, "memory")?)
+    }
+
+    /// Writes the record to a file: beside it first, then synced and renamed, so that the old file is whole until the new one
+    /// is. Without an extension the file gets `.bpk`, as all of Burn's records. Waits for the device.
+    ///
+    /// # Errors
+    ///
+    /// As [`into_bytes`](Self::into_bytes), and [`AmpError::RecordIo`]; a file that was there stays as it was, unless the error
+    /// says that the new one is in its place.
+    pub fn save(self, path: impl AsRef<Path>) -> Result<(), AmpError> {
+        self.into_container()?.save(path.as_ref())
+    }
+
+    /// Reads a file that [`save`](Self::save), or a plain Burn optimizer, has written. All of it, into memory.
+    ///
+    /// # Errors
+    ///
+    /// As [`from_bytes`](Self::from_bytes), and [`AmpError::RecordIo`].
+    pub fn load(path: impl AsRef<Path>) -> Result<Self, AmpError> {
+        Self::from_container(Container::load(path.as_ref())?)
+    }
+
+    /// Burn's own record of the optimizer, without the state of this crate.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::ForeignRecord`] if there is no optimizer in it, [`AmpError::RecordIo`] if the container cannot be rebuilt.
+    pub fn into_optimizer(self) -> Result<OptimizerRecord, AmpError> {
+        if let Some(error) = self.refused {
+            return Err(error);
+        }
+        let foreign = self.foreign("no state of an optimizer");
+        let container = self.optimizer.ok_or(foreign)?;
+        OptimizerRecord::from_bytes(container.into_bytes()?)
+            .map_err(|error| AmpError::damaged(&self.origin, error.to_string()))
+    }
+
+    /// What an optimizer's state is that of, by parameter.
+    pub(crate) fn optimizer_state(&self) -> Result<OptimizerState, AmpError> {
+        match (&self.refused, &self.optimizer) {
+            (Some(error), _) => Err(error.clone()),
+            (None, Some(container)) => OptimizerState::of(container),
+            (None, None) => Err(self.foreign("no state of an optimizer")),
+        }
+    }
+
+    /// Where it came from, for messages.
+    pub(crate) fn origin(&self) -> &str {
+        &self.origin
+    }
+
+    /// The error for a record that lacks what is wanted: says what it holds instead.
+    pub(crate) fn foreign(&self, lacks: &str) -> AmpError {
+        let optimizer = self.optimizer.iter().map(|_| "the state of an optimizer");
+        let owners = self.alone().map(|[_, owner]| format!("that of {owner}"));
+        let hooks = self
+            .hooks()
+            .map(|name| format!("that of the hook `{name}`"));
+        let parts = optimizer.map(String::from).chain(owners).chain(hooks);
+        let parts: Vec<_> = parts.collect();
+        self.misfit(format!("it holds {lacks}, but {}", parts.join(", ")))
+    }
+
+    /// The error for a record that does not fit.
+    pub(crate) fn misfit(&self, reason: String) -> AmpError {
+        AmpError::foreign(&self.origin, reason)
+    }
+
+    /// The kinds of records that hold one of these states alone, and their owners.
+    fn alone(&self) -> impl Iterator<Item = [&'static str; 2]> {
+        let scaler = self.scaler.iter().map(|_| SCALER_ALONE);
+        let held = |format: &&Format| self.states.contains_key(format.name);
+        scaler.chain(STATES.iter().filter(held).filter_map(|format| format.alone))
+    }
+
+    /// All of it in one container. Waits for the device.
+    fn into_container(self) -> Result<Container, AmpError> {
+        let hook = (!self.hooks.is_empty()).then_some(HOOK);
+        let alone = self.alone().next().map(|[kind, _]| kind).or(hook);
+        if let Some(error) = self.refused {
+            return Err(error);
+        }
+        let kind = match (&self.scaler, &self.optimizer) {
+            (Some(_), Some(_)) => Some(SCALED_OPTIMIZER),
+            // That of a plain optimizer.
+            (None, Some(_)) => None,
+            (_, None) => alone,
+        };
+        let mut container = self.optimizer.unwrap_or_else(Container::empty);
+        let Some(kind) = kind else {
+            return Ok(container);
+        };
+        if let Some(scaler) = self.scaler {
+            State::plain(&scaler).put_into(&mut container, SCALER, None);
+        }
+        for Format { name, tensors, .. } in &STATES {
+            if let Some(state) = self.states.get(*name) {
+                state.put_into(&mut container, name, Some(tensors));
+            }
+        }
+        for (name, state) in &self.hooks {
+            let name = format!("{}{name}", container::HOOK);
+            state.put_into(&mut container, &name, Some(&name));
+        }
+        container.seal_as(kind);
+        Ok(container)
+    }
+
+    pub fn from_container(mut container: Container) -> Result<Self, AmpError> {
+        let mut record = Self {
+            origin: container.origin().to_string(),
+            ..Self::empty()
+        };
+        let kind = container.take_kind();
+        if let Some(kind) = &kind {
+            record.take_states(&mut container, kind)?;
+            container.check_rest()?;
+        }
+        if kind.is_none_or(|kind| kind == SCALED_OPTIMIZER) {
+            OptimizerState::of(&container)?;
+            record.optimizer = Some(container);
+        } else if let Some(tensor) = container.tensors().next() {
+            let reason = format!("tensor `{}` is that of no parameter", tensor.name);
+            return Err(container.damaged(reason));
+        }
+        Ok(record)
+    }
+
+    /// Takes all states out of a container of this kind, and checks them.
+    fn take_states(&mut self, container: &mut Container, kind: &str) -> Result<(), AmpError> {
+        let known = STATES.iter().filter_map(|format| format.alone);
+        let known = known.map(|[kind, _]| kind).chain([HOOK, EARLIER_HOOK]);
+        let section = State::take_from(container, SCALER, None)?;
+        if [SCALED_OPTIMIZER, SCALER_ALONE[0]].contains(&kind) {
+            let values = section.as_ref().map(ScalerState::of).transpose();
+            self.scaler =
+                values.map_err(|reason| container::refusal(&self.origin, SCALER, &reason))?;
+        } else if !known.into_iter().any(|known| known == kind) {
+            return Err(container::later(&self.origin, &format!("kind `{kind}`")));
+        }
+        for format in &STATES {
+            let name = format.name;
+            if let Some(state) = State::take_from(container, name, Some(format.tensors))? {
+                (format.check)(&state)
+                    .map_err(|reason| container::refusal(&self.origin, name, &reason))?;
+                self.states.insert(name, state);
+            }
+        }
+        for name in container.hooks() {
+            let key = format!("{}{name}", container::HOOK);
+            let state = State::take_from(container, &key, Some(&key))?;
+            self.hooks.extend(state.map(|state| (name, state)));
+        }
+        for (name, tensors) in EARLIER_HOOKS {
+            let state = State::take_from(container, name, tensors)?;
+            self.hooks
+                .extend(state.map(|state| (name.to_string(), state)));
+        }
+        Ok(())
+    }
+}
+
+/// Burn keeps the parts of its record to itself; its bytes are the way to them.
+fn pack(record: OptimizerRecord) -> Result<Container, AmpError> {
+    let refused = |reason: String| AmpError::record_io("memory", reason);
+    let bytes = record
+        .into_bytes()
+        .map_err(|error| refused(error.to_string()))?;
+    // Its limits are those of a record that is loaded.
+    Container::from_bytes(bytes, "memory").map_err(|error| match error {
+        AmpError::DamagedRecord { reason, .. } => refused(reason),
+        other => other,
+    })
+}

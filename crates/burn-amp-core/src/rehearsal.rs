@@ -1,0 +1,73 @@
+//! Steps of an optimizer that are not made, but recorded, or followed on the host while a device makes them again.
+
+use burn::tensor::{Device, Tensor};
+use burn_amp_kernels::{DeviceScale, Place, UpdateRow};
+
+/// What becomes of a pass over parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rehearses {
+    /// It runs and changes nothing, as before a recording.
+    Run,
+    /// It is recorded, with rows that a replay finds in their places.
+    Recording,
+    /// It is part of a replay: only the rows are sent, and the host counts the step.
+    Replay,
+}
+
+/// A pass over parameters that is recorded, or made by a replay, and the rows that it reads on the device.
+#[derive(Debug)]
+pub struct Rehearsal {
+    what: Rehearses,
+    /// Of each call of the kernel.
+    rows: Vec<Tensor<1>>,
+    /// Whether something was not written in its place.
+    moved: bool,
+}
+
+impl Rehearsal {
+    pub fn new(what: Rehearses, rows: Vec<Tensor<1>>) -> Self {
+        Self {
+            what,
+            rows,
+            moved: false,
+        }
+    }
+
+    pub fn what(&self) -> Rehearses {
+        self.what
+    }
+
+    /// The rows of one call, where a replay will read them.
+    pub(crate) fn sent(
+        &mut self,
+        call: usize,
+        rows: &[UpdateRow],
+        times: &[u32],
+        gradients: &[u32],
+        device: &Device,
+    ) -> Tensor<1> {
+        let sent = match self.what {
+            Rehearses::Recording => return self.rows[call].clone(),
+            Rehearses::Replay => DeviceScale::send(rows, times, gradients, device),
+            Rehearses::Run => {
+                let rows = rows.iter().map(|row| UpdateRow { taken: 0.0, ..*row });
+                DeviceScale::send(&rows.collect::<Vec<_>>(), times, gradients, device)
+            }
+        };
+        match self.rows.get_mut(call) {
+            Some(place) => place.inplace(|place| place.slice_assign(.., sent)),
+            None => self.rows.push(sent),
+        }
+        self.rows[call].clone()
+    }
+
+    /// Notes whether results took the place of what they were made of.
+    pub(crate) fn compare(&mut self, before: &[Option<Place>], after: &[Option<Place>]) {
+        self.moved |= !after.iter().all(|place| before.contains(place));
+    }
+
+    /// The rows, and whether all that is written stays in its place.
+    pub(crate) fn end(self) -> (Vec<Tensor<1>>, bool) {
+        (self.rows, !self.moved)
+    }
+}

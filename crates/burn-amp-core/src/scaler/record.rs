@@ -1,0 +1,196 @@
+//! What a record holds of a scaler.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+use super::GradScaler;
+use crate::{
+    error::{AmpError, short},
+    live_scale::LiveScale,
+    loss_scale::{GradScalerConfig, LossScale, Measures, Observation, StepOutcome},
+    parts::PartState,
+    step_counters::StepCounters,
+};
+
+/// The state of a scaler, as it is stored.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ScalerState {
+    pub(crate) schedule: LossScale,
+    pub(crate) counters: StepCounters,
+    /// That of an iteration that has not been ended.
+    pub(crate) pending: Option<StepOutcome>,
+    /// What its gradients have shown; absent from records of earlier releases.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    seen: Option<Measures>,
+    /// The parts of the network whose factors move.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) parts: BTreeMap<String, PartState>,
+    /// Whether the settings of the schedule are to be taken too, in place of the program's.
+    #[serde(skip)]
+    pub(crate) with_settings: bool,
+}
+
+impl ScalerState {
+    /// What no run can have stored, if there is something.
+    pub(crate) fn contradiction(&self) -> Option<String> {
+        let pending = self.pending.filter(|o| !o.is_stepped() && !o.is_skipped());
+        let pending = pending.map(|outcome| format!("its iteration is {outcome:?}"));
+        let zero = (self.schedule.scale() == 0.0).then(|| "its loss scale is 0".to_string());
+        let part = self.parts.values().find_map(PartState::contradiction);
+        (self.counters.contradiction().or(pending))
+            .or(zero)
+            .or(part)
+    }
+
+    /// Lets a program go on with the loss scale of this state, and the factors of its parts.
+    ///
+    /// # Errors
+    ///
+    /// As [`check`](Self::check); nothing has changed then.
+    pub(crate) fn resume(&self, live: &LiveScale, origin: &str) -> Result<(), AmpError> {
+        live.resolve(true);
+        let resumed = self.check(live, origin)?;
+        self.log_differences(&live.schedule(), &resumed, origin);
+        live.set_schedule(resumed);
+        live.parts().restore(&self.parts, self.with_settings);
+        Ok(())
+    }
+
+    /// The schedule to go on with where that of `live` was: this state under the settings and the rule that are there.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::DamagedRecord`] if a rule of the program refuses what is stored under its name.
+    pub(crate) fn check(&self, live: &LiveScale, origin: &str) -> Result<LossScale, AmpError> {
+        let here = live.schedule();
+        let stored = self.schedule.clone();
+        let resumed = match self.with_settings {
+            true => {
+                let enabled = here.config().enabled;
+                let config = GradScalerConfig {
+                    enabled,
+                    ..*stored.config()
+                };
+                stored.in_program(&config).with_rule_of(&here)
+            }
+            false => here.continuing(&stored),
+        };
+        resumed
+            .and_then(|resumed| live.parts().check(&self.parts).map(|()| resumed))
+            .map_err(|reason| AmpError::damaged(origin, reason))
+    }
+
+    /// Names what differs here from what is stored.
+    fn log_differences(&self, here: &LossScale, resumed: &LossScale, origin: &str) {
+        let stored = &self.schedule;
+        if self.with_settings {
+            let (rule, other) = (resumed.rule_name(), stored.rule_name());
+            if rule != other {
+                warn!(
+                    "{origin} was saved under the rule `{other}` of the loss scale, which is not here: `{rule}` starts fresh"
+                );
+            }
+            return;
+        }
+        let differences = differences(here, stored);
+        if !differences.is_empty() {
+            let (before, after) = (stored.scale(), resumed.scale());
+            let moved = match before == after {
+                true => String::new(),
+                false => format!(
+                    " The loss scale is {}, where the record has {}.",
+                    short(after.into()),
+                    short(before.into())
+                ),
+            };
+            warn!(
+                "{origin} was saved with other settings of the loss scale, and those of the program are used: {}.{moved} \
+                 `AmpRecord::with_settings` takes those of the record instead; in a `Learner`, see `Resume::record`",
+                differences.join(", ")
+            );
+        }
+    }
+}
+
+/// Every setting in which the program differs from the record, in words.
+fn differences(here: &LossScale, stored: &LossScale) -> Vec<String> {
+    let fields = |scale: &LossScale| match serde_json::to_value(scale.config()) {
+        Ok(Value::Object(mut fields)) => {
+            if scale.has_own_rule() {
+                fields.insert("schedule".into(), scale.rule_name().into());
+            }
+            fields
+        }
+        _ => Default::default(),
+    };
+    let stored = fields(stored);
+    fields(here)
+        .into_iter()
+        .filter(|(name, value)| stored.get(name) != Some(value))
+        .map(|(name, value)| {
+            let words = |value: &Value| match value {
+                Value::Null => "none".to_string(),
+                value => value.to_string(),
+            };
+            let there = stored.get(&name).map_or_else(String::new, words);
+            format!("`{name}` is {} here and {there} there", words(&value))
+        })
+        .collect()
+}
+
+impl GradScaler {
+    pub(crate) fn state_to_store(&self) -> ScalerState {
+        ScalerState {
+            schedule: self.schedule(),
+            counters: self.account().counters,
+            pending: self.iteration.seen.map(|seen| seen.outcome),
+            seen: self.iteration.seen.and_then(|seen| seen.measures),
+            parts: self.live().parts().states(),
+            with_settings: false,
+        }
+    }
+
+    /// Goes on from a stored state, under the settings that are here. Nothing is left of what this scaler has seen before.
+    ///
+    /// # Errors
+    ///
+    /// As [`ScalerState::check`]; nothing has changed then.
+    pub(crate) fn restore(&mut self, state: ScalerState, origin: &str) -> Result<(), AmpError> {
+        state.resume(self.live(), origin)?;
+        self.restore_counters(state);
+        self.show_loaded();
+        Ok(())
+    }
+
+    /// As [`restore`](Self::restore), where the schedule is in place already.
+    pub(crate) fn restore_counters(&mut self, state: ScalerState) {
+        self.forget_steps();
+        self.account().counters = match self.schedule().is_like(&state.schedule) {
+            true => state.counters,
+            // A run that has ended for its skips is to go on with other settings.
+            false => state.counters.with_rows_of(StepCounters::default()),
+        };
+        let pending = state.pending.map(|outcome| Observation {
+            outcome,
+            measures: state.seen,
+        });
+        self.iteration.restore(pending);
+    }
+
+    pub(super) fn forget_steps(&mut self) {
+        self.account().begin_call();
+        self.watch = crate::loss_watch::LossWatch::default();
+        self.iteration = crate::iteration::Iteration::default();
+        self.unsettled = crate::iteration::Unsettled::default();
+        // Those of a model that is loaded too, most likely.
+        self.buffers.forget();
+    }
+
+    /// Counts from zero. The schedule stays.
+    pub(crate) fn reset_counters(&mut self) {
+        self.forget_steps();
+        self.account().counters = StepCounters::default();
+    }
+}

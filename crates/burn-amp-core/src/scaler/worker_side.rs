@@ -1,0 +1,91 @@
+//! The two sides of a scaler whose steps are decided on another thread: that which scales losses, and that which learns.
+
+use std::collections::BTreeMap;
+
+use super::{GradScaler, Scale};
+use crate::{
+    account::Account,
+    error::AmpError,
+    live_scale::{LiveScale, ScopesLeft},
+    loss_scale::LossScale,
+    loss_watch::{LossWatch, Losses},
+    parts::PartState,
+};
+
+/// Where a scaler is after a step: what the other side is to know of it.
+#[derive(Clone, Debug)]
+pub struct Reached {
+    pub(crate) schedule: LossScale,
+    parts: BTreeMap<String, PartState>,
+    account: Account,
+}
+
+/// What the side that scales has noted in an iteration.
+pub struct HandedOver {
+    passage: ScopesLeft,
+    losses: Losses,
+}
+
+impl GradScaler {
+    /// Takes out what was noted since the last step.
+    pub fn hand_over(&mut self) -> HandedOver {
+        HandedOver {
+            passage: self.live().hand_over(),
+            losses: self.watch.hand_over(),
+        }
+    }
+
+    /// Decides on what the other side has noted.
+    pub fn take_over(&mut self, noted: HandedOver) {
+        self.live().take_over(noted.passage);
+        self.watch.take_over(noted.losses);
+    }
+
+    /// The side that learns: it moves a scale of its own, in the same state, which multiplies nothing.
+    pub(crate) fn for_worker(&self) -> Self {
+        let account = || self.account().clone();
+        Self {
+            watch: LossWatch::default(),
+            scale: match self.precision() {
+                Some(amp) => Scale::of(&amp.for_worker(), account()),
+                None => self.scale.clone(),
+            },
+            ..self.clone()
+        }
+    }
+
+    /// A copy with a scale that it shares with nobody.
+    pub(crate) fn detached(&self) -> Self {
+        let live = LiveScale::of_scaler(self.schedule());
+        // The clone below locks it, too.
+        let account = self.account().clone();
+        Self {
+            scale: Scale::own(live, account),
+            ..self.clone()
+        }
+    }
+
+    pub fn reached(&self) -> Reached {
+        Reached {
+            schedule: self.schedule(),
+            parts: self.live().parts().states(),
+            account: self.account().clone(),
+        }
+    }
+
+    /// Scales the next losses as far as the side that learns has come, by a call of `step` or by something else.
+    pub fn follow(&mut self, reached: Reached, is_call: bool) {
+        *self.account() = reached.account;
+        self.live().follow(reached.schedule, &reached.parts);
+        self.ledger().show(is_call.then(|| self.loss_scale()));
+    }
+
+    /// Ends an iteration with a scale of the caller's choice, where its outcome has moved the scale that was `before`. The growth
+    /// tracker is that of before, too.
+    pub(crate) fn replace_update(&mut self, before: LossScale, scale: f64) -> Result<(), AmpError> {
+        self.live()
+            .set_schedule(before.with_scale("loss_scale", scale)?);
+        self.account().counters.consecutive_skips = 0;
+        Ok(())
+    }
+}

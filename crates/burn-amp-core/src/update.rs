@@ -1,0 +1,35 @@
+//! What an optimizer is told of one update of a module.
+
+use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
+use std::sync::Arc;
+
+use crate::{clip::Factors, device_step::DeviceStep};
+
+/// How a module is updated: the learning rate, and what an optimizer that makes one pass is told beside it.
+pub struct Update {
+    /// The learning rate.
+    pub lr: ModuleLearningRate,
+    /// What decides on the device whether parameters change; none if they do.
+    pub decides: Option<Arc<DeviceStep>>,
+    /// What gradients are multiplied by first; 1 for those that are not named.
+    pub factors: Factors,
+}
+
+impl Update {
+    /// Of a step that the host has decided.
+    pub fn of(lr: ModuleLearningRate, factors: Factors) -> Self {
+        Self {
+            lr,
+            decides: None,
+            factors,
+        }
+    }
+
+    /// Of a step that the device decides.
+    pub(crate) fn decided_by(device_step: &Arc<DeviceStep>, lr: ModuleLearningRate) -> Self {
+        Self {
+            decides: Some(device_step.clone()),
+            ..Self::of(lr, Factors::new())
+        }
+    }
+}

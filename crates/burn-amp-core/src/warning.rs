@@ -1,0 +1,26 @@
+//! Warnings that reach a program without a logger too.
+
+use std::{fmt, sync::Once};
+
+/// `log::warn!`. Without a logger, the first one goes to standard error: Burn's plain loops install none.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! warn {
+    ($($message:tt)*) => {{
+        $crate::internal::to_standard_error(format_args!($($message)*));
+        $crate::internal::log::warn!($($message)*);
+    }};
+}
+
+/// Once in a process, and only if no logger is installed.
+pub fn to_standard_error(message: fmt::Arguments<'_>) {
+    static SAID: Once = Once::new();
+    if log::max_level() == log::LevelFilter::Off {
+        SAID.call_once(|| {
+            eprintln!(
+                "burn-amp: {message}\nburn-amp: further warnings are lost, because no logger is installed. Add the crate `env_logger`, and \
+                 `env_logger::init();` to `main`, to see them"
+            );
+        });
+    }
+}

@@ -1,0 +1,463 @@
+//! [`CapturedStep`]: a training step that a device records once and then makes again in one call.
+
+mod draws;
+mod input;
+
+use burn::{
+    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
+    module::{Module, ModuleVisitor},
+    optim::GradientsParams,
+    tensor::{Device, Tensor, kind::BridgeTensor},
+};
+use burn_amp_kernels::{ClipTable, Graph, Place, Preparation};
+use std::{marker::PhantomData, rc::Rc};
+
+pub use self::input::CaptureInput;
+use self::{
+    draws::Draws,
+    input::{Kind, copied_to, kinds_of, places_of},
+};
+use burn_amp_core::{
+    AmpError, AmpRecord, ModuleOptim, ScaledOptimizer, StepError,
+    internal::{Found, ModulePath, Rehearses, Stage, copied, refused, replaced},
+};
+
+/// Runs before a recording: fusing backends find their kernels in the first ones, and memory is there after them.
+const RUNS: usize = 3;
+
+/// Shapes of batches whose steps are kept. Each keeps the memory of its activations.
+const MAX_SHAPES: usize = 4;
+
+/// A training step that is recorded and made again: forward pass, backward pass, test, update and loss scale in one call of the device.
+///
+/// A step launches hundreds of kernels, and a fast device waits for the host that launches them. CUDA and HIP can record the launches as a
+/// graph, and CubeCL keeps a list of them on WGPU. `step` copies the batch to where the recorded step reads it, and replays it. Results are those of
+/// a [`ScaledOptimizer`] with a [fused optimizer](crate::Fused) that makes the same steps, bit for bit, and the host hears of them in the same way:
+/// see [`ScaledOptimizer::synchronize`].
+///
+/// ```
+/// use burn::{
+///     module::Module, nn::{Linear, LinearConfig}, optim::AdamConfig, tensor::{Device, Distribution, Tensor},
+/// };
+/// use burn_amp::{optim::CapturedStep, optim::FusedAdam, MixedPrecision, ScaledOptimizer};
+///
+/// let device = Device::flex().autodiff();
+/// let amp = MixedPrecision::f16();
+/// let model = LinearConfig::new(4, 2).init(&device).apply_reparameterization(amp.clone());
+/// let optim = ScaledOptimizer::new(FusedAdam::new(AdamConfig::new())?, &amp);
+///
+/// let mut train = CapturedStep::new(model, optim, |model: &Linear, (x, y): (Tensor<2>, Tensor<2>)| {
+///     (amp.autocast(x, |x| model.forward(x)) - y).square().mean()
+/// })?;
+/// for _ in 0..10 {
+///     let x = Tensor::random([8, 4], Distribution::Default, &device);
+///     let y = Tensor::zeros([8, 2], &device);
+///     let loss = train.step(1e-3, (x, y))?;       // a tensor, which nobody has read
+///     # let _ = loss;
+/// }
+/// let (model, optim) = train.into_parts();        // to go on without, to validate, or to save
+/// # let _ = (model, optim);
+/// # Ok::<(), burn_amp::AmpError>(())
+/// ```
+///
+/// - **What is recorded** is what the closure launches. Values of the host are repeated: a number that a closure computes anew in each call is always that
+///   of the recording. The learning rate, the optimizer's time and the loss scale are not among them. A closure that reads a tensor or makes
+///   one of the host's values is refused, and so are random operations (dropout): a replay would repeat their numbers.
+/// - **The closure** is called some times before a recording, with no effect on model and optimizer, and not in a replay. So it
+///   should not count or collect anything.
+/// - **Shapes**: a batch of another shape is recorded too. Four are kept, the ones that were used last. Each keeps the memory of its
+///   activations.
+/// - **Where a device has no graphs** (Flex, CubeCL's `cpu`) the closure is called in each step, and all else is the same.
+/// - **One thread** makes all steps: this is not `Send`.
+pub struct CapturedStep<M, B, O, F> {
+    /// None while a step has it, and after one that has panicked.
+    model: Option<M>,
+    optim: ScaledOptimizer<O>,
+    loss: F,
+    /// Where the steps are recorded; none where they cannot be.
+    device: Option<Device>,
+    /// The one used last at the end.
+    captured: Vec<Captured>,
+    /// Shared by all of them.
+    scale: Option<burn_amp_kernels::DeviceScale>,
+    /// A replay belongs to the thread that has recorded.
+    thread: PhantomData<(Rc<()>, B)>,
+}
+
+/// One shape's step.
+struct Captured {
+    kind: Vec<Kind>,
+    /// The tensors of a batch, where the recorded step reads them.
+    inputs: Vec<BridgeTensor>,
+    /// Where the inputs were in the recording, until the first replay has found them there: nobody can hold them afterwards.
+    places: Option<Vec<Option<Place>>>,
+    recorded: Found,
+    rows: Vec<Tensor<1>>,
+    clip: Option<ClipTable>,
+    graph: Graph,
+}
+
+impl<M, B, O, F> CapturedStep<M, B, O, F>
+where
+    M: Module,
+    B: CaptureInput,
+    O: ModuleOptim,
+    F: FnMut(&M, B) -> Tensor<1>,
+{
+    /// Takes a model, its optimizer, and what computes the loss of a batch, of shape `[1]`. Nothing is recorded yet. Does not wait for the device.
+    /// Warns of dropout where the device records nothing: one that does refuses it.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::CannotCapture`] if the optimizer is not a [fused one](crate::Fused), or waits for the device for another reason: with
+    /// accumulation, a guard, averages, or a loss scale that the host moves. It names the reason.
+    /// [`AmpError::ForeignRecord`] if the optimizer's state was loaded and is of another model.
+    pub fn new(model: M, mut optim: ScaledOptimizer<O>, loss: F) -> Result<Self, AmpError> {
+        optim.refuses_capture(&model)?;
+        let devices = model.devices();
+        let device = match devices.as_slice() {
+            [device] => Some(device.clone().inner()).filter(Graph::is_supported),
+            _ => None,
+        };
+        let random = random_layers(&model);
+        if device.is_none() && !random.is_empty() {
+            burn_amp_core::warn!(
+                "this device records no step, so each is made anew. One that records refuses this model, because {} draw random numbers, and a \
+                 replay would draw the same again",
+                random.join(", ")
+            );
+        }
+        Ok(Self {
+            model: Some(model),
+            optim,
+            loss,
+            device,
+            captured: Vec::new(),
+            scale: None,
+            thread: PhantomData,
+        })
+    }
+
+    /// One training step: as [`ScaledOptimizer::try_step`] with the gradients of the closure's loss, which is given back in a tensor of its own,
+    /// without autodiff.
+    ///
+    /// `lr` is a number, or Burn's learning rates of groups. Records the step if the batch's shapes are new, and waits for the device then. A replay does not wait.
+    ///
+    /// # Errors
+    ///
+    /// Model and optimizer are as they were. [`AmpError::CannotCapture`], with what stands in the way: random operations, a closure that reads or sends a
+    /// tensor, running statistics (BatchNorm), several scopes, an input that requires gradients. As [`ScaledOptimizer::try_step`], of this step or of one
+    /// before.
+    ///
+    /// # Panics
+    ///
+    /// If the closure does; also if an earlier step has panicked.
+    pub fn step(
+        &mut self,
+        lr: impl Into<ModuleLearningRate>,
+        batch: B,
+    ) -> Result<Tensor<1>, AmpError> {
+        let lr = lr.into();
+        let kind = kinds_of(&batch);
+        let is_tracked = |kind: &Kind| matches!(kind, Kind::Tensor { tracked: true, .. });
+        if kind.iter().any(is_tracked) {
+            return Err(refused(
+                "a tensor of the batch requires gradients, which would end at its copy",
+            ));
+        }
+        let Some(device) = self.device.clone() else {
+            return self.run(lr, batch);
+        };
+        if self.scale.is_none() {
+            // The closure has panicked in a recording: what was recorded before moves a scale that is gone.
+            self.captured.clear();
+        }
+        match self.captured.iter().position(|known| known.kind == kind) {
+            Some(at) => {
+                let known = self.captured.remove(at);
+                self.captured.push(known);
+            }
+            None => {
+                let captured = self.capture(&device, &lr, kind, &batch);
+                if captured.is_err() {
+                    // What was recorded has lost its scale.
+                    self.captured.clear();
+                    self.scale = None;
+                    self.optim.end_recording();
+                }
+                self.captured.push(captured?);
+                if self.captured.len() > MAX_SHAPES {
+                    self.captured.remove(0);
+                }
+            }
+        }
+        self.replay(&device, lr, batch)
+    }
+
+    /// A copy of the model, which later steps leave as it is: to validate with, or to save. Does not wait for the device.
+    pub fn model(&self) -> M {
+        replaced(self.here().clone(), |_, parameter| {
+            Some(parameter().value.copied())
+        })
+    }
+
+    /// The optimizer: its scaler and log. [`synchronize`](Self::synchronize) first, to have all steps counted.
+    ///
+    /// A clone of it shares the state's memory, which later steps write: take a record to keep a state.
+    pub fn optim(&self) -> &ScaledOptimizer<O> {
+        &self.optim
+    }
+
+    /// The optimizer's state, to be stored: see [`ScaledOptimizer::to_record`]. Waits for the device.
+    pub fn to_record(&mut self) -> AmpRecord {
+        self.optim.to_record()
+    }
+
+    /// Waits until the outcomes of all steps are known: see [`ScaledOptimizer::synchronize`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn synchronize(&mut self) -> Result<(), AmpError> {
+        self.optim.synchronize()
+    }
+
+    /// How many shapes are recorded: 0 on a device without graphs.
+    pub fn shapes(&self) -> usize {
+        self.captured.len()
+    }
+
+    /// Gives back model and optimizer, and frees what was recorded. Does not wait for the device.
+    pub fn into_parts(mut self) -> (M, ScaledOptimizer<O>) {
+        self.captured.clear();
+        let model = self.model.take().expect(PANICKED);
+        (model, self.optim)
+    }
+
+    fn here(&self) -> &M {
+        self.model.as_ref().expect(PANICKED)
+    }
+
+    /// Calls the closure and steps.
+    fn run(&mut self, lr: ModuleLearningRate, batch: B) -> Result<Tensor<1>, AmpError> {
+        let model = self.model.take().expect(PANICKED);
+        let loss = (self.loss)(&model, batch);
+        let grads = GradientsParams::from_grads(loss.clone().backward(), &model);
+        let stepped = self.optim.try_step(lr, model, grads);
+        let (model, stepped) = StepError::split(stepped);
+        self.model = Some(model);
+        stepped.map(|()| loss.inner())
+    }
+
+    /// Records the step of a shape.
+    fn capture(
+        &mut self,
+        device: &Device,
+        lr: &ModuleLearningRate,
+        kind: Vec<Kind>,
+        batch: &B,
+    ) -> Result<Captured, AmpError> {
+        // The scale is the host's, until the first replay.
+        self.optim.synchronize()?;
+        let (batch, inputs) = copied_to(Vec::new(), batch.clone());
+        let scale = self.scale.take();
+        let stage = Stage {
+            scale: self.optim.scale_on(device, scale)?,
+            rows: Vec::new(),
+            clip: None,
+        };
+        let prepared = Preparation::new(device).map_err(refused)?;
+        let stage = self.warm_up(device, stage, lr, &batch)?;
+        // Without the update first: what a recording that fails would have written cannot be read any more.
+        let loss = &mut self.loss;
+        let (model, optim) = (self.model.as_ref().expect(PANICKED), &self.optim);
+        let found = prepared
+            .record(|| optim.find(&stage.scale, lr, model, |model| loss(model, batch.clone())));
+        let (graph, found) = found.map_err(|error| refused(host_values(&error)))?;
+        drop((found?, graph));
+        let prepared = Preparation::new(device).map_err(refused)?;
+        let stage = self.dry_run(device, stage, lr, &batch)?;
+        let recorded = prepared.record(|| self.rehearse(Rehearses::Recording, stage, lr, &batch));
+        let (graph, recorded) = recorded.map_err(refused)?;
+        let (stage, recorded, stays) = recorded?;
+        if !stays {
+            return Err(refused(
+                "parameters or state are held elsewhere, and are not written in their places",
+            ));
+        }
+        self.scale = Some(stage.scale);
+        Ok(Captured {
+            kind,
+            places: Some(places_of(&inputs)),
+            inputs,
+            recorded,
+            rows: stage.rows,
+            clip: stage.clip,
+            graph,
+        })
+    }
+
+    /// Runs the step some times before its recording, and refuses it if it draws random numbers.
+    fn warm_up(
+        &mut self,
+        device: &Device,
+        mut stage: Stage,
+        lr: &ModuleLearningRate,
+        batch: &B,
+    ) -> Result<Stage, AmpError> {
+        // In one run, another thread may have drawn them.
+        let mut draws = true;
+        // What was read before, and is looked at later, shows what its memory holds then: the first run leaves that to it. Not with graphs
+        // that know where parameters are.
+        let mut before = self.captured.is_empty().then(|| self.here().clone());
+        for _ in 0..RUNS {
+            let random = Draws::new(device);
+            stage = self.dry_run(device, stage, lr, batch)?;
+            drop(before.take());
+            draws &= random.has_drawn();
+        }
+        match draws {
+            true => Err(refused(random_operations(self.here()))),
+            false => Ok(stage),
+        }
+    }
+
+    /// A step that changes nothing.
+    fn dry_run(
+        &mut self,
+        device: &Device,
+        stage: Stage,
+        lr: &ModuleLearningRate,
+        batch: &B,
+    ) -> Result<Stage, AmpError> {
+        let (stage, found, _) = self.rehearse(Rehearses::Run, stage, lr, batch)?;
+        // A fusing backend leaves out what is dropped before it runs.
+        (device.sync()).map_err(|error| refused(error.to_string()))?;
+        drop(found);
+        Ok(stage)
+    }
+
+    /// A step that changes nothing, or is recorded.
+    fn rehearse(
+        &mut self,
+        what: Rehearses,
+        stage: Stage,
+        lr: &ModuleLearningRate,
+        inputs: &B,
+    ) -> Result<(Stage, Found, bool), AmpError> {
+        let model = self.model.as_ref().expect(PANICKED);
+        let loss = &mut self.loss;
+        let (found, grads) =
+            (self.optim).find(&stage.scale, lr, model, |model| loss(model, inputs.clone()))?;
+        let model = self.model.take().expect(PANICKED);
+        let (model, stage, stays) =
+            (self.optim).rehearse(what, stage, lr.clone(), model, &found, grads);
+        self.model = Some(model);
+        Ok((stage, found, stays))
+    }
+
+    /// Makes the step of the last shape again.
+    fn replay(
+        &mut self,
+        device: &Device,
+        lr: ModuleLearningRate,
+        batch: B,
+    ) -> Result<Tensor<1>, AmpError> {
+        if let Some(captured) = self.captured.last() {
+            captured.recorded.check_rates(&lr)?;
+        }
+        let mut captured = self.captured.pop().expect("a shape that was recorded");
+        (_, captured.inputs) = copied_to(captured.inputs, batch);
+        if let Some(places) = captured.places.take()
+            && places != places_of(&captured.inputs)
+        {
+            return Err(refused("the closure keeps a tensor of the batch"));
+        }
+        let scale = self.scale.take().expect("that of what was recorded");
+        let stage = Stage {
+            scale,
+            rows: captured.rows,
+            clip: captured.clip,
+        };
+        let model = self.model.as_ref().expect(PANICKED);
+        let stage = (self.optim).begin_replay(stage, &captured.recorded, lr, model, device);
+        let stage = stage.inspect_err(|_| self.captured.clear())?;
+        // SAFETY: inputs, rows and scale are in `captured` and `self`, parameters and state in model and optimizer, which nobody writes
+        // elsewhere meanwhile (`places`, `stays` in `capture`). This is not `Send`.
+        let replayed = unsafe { captured.graph.replay() };
+        let loss = match replayed {
+            Ok(()) => {
+                self.optim.end_replay(&captured.recorded);
+                Ok(copied(captured.recorded.loss.clone()))
+            }
+            Err(error) => {
+                self.optim.undo_step();
+                Err(refused(error))
+            }
+        };
+        captured.rows = stage.rows;
+        captured.clip = stage.clip;
+        self.scale = Some(stage.scale);
+        self.captured.push(captured);
+        loss
+    }
+}
+
+const PANICKED: &str = "an earlier step has panicked: go on from the last record";
+
+impl<M, B, O, F> std::fmt::Debug for CapturedStep<M, B, O, F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CapturedStep")
+            .field("optim", &self.optim)
+            .field("device", &self.device)
+            .field("shapes", &self.captured.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a device says of a closure that goes through the host.
+fn host_values(error: &str) -> String {
+    format!(
+        "the closure reads a tensor, or sends values of the host to the device, which a replay cannot repeat. Pass what changes in the batch, and \
+         make what stays before (the device says: {error})"
+    )
+}
+
+/// Paths of the layers that draw random numbers.
+fn random_layers<M: Module>(model: &M) -> Vec<String> {
+    #[derive(Default)]
+    struct Named {
+        path: ModulePath,
+        layers: Vec<String>,
+    }
+
+    impl ModuleVisitor for Named {
+        fn enter_module(&mut self, name: &str, container_type: &str) {
+            if container_type.contains("Dropout") || container_type.contains("Noise") {
+                self.layers.push(format!("`{}`", self.path.as_str()));
+            }
+            self.path.enter(name);
+        }
+
+        fn exit_module(&mut self, _name: &str, _container_type: &str) {
+            self.path.exit();
+        }
+    }
+
+    let mut named = Named::default();
+    model.visit(&mut named);
+    named.layers.dedup();
+    named.layers
+}
+
+fn random_operations<M: Module>(model: &M) -> String {
+    let layers = random_layers(model);
+    let layers = match layers.is_empty() {
+        true => String::new(),
+        false => format!(" ({})", layers.join(", ")),
+    };
+    format!(
+        "the closure draws random numbers{layers}, and a replay would draw the same again. Make them outside and pass them in the batch, or \
+         train without dropout"
+    )
+}

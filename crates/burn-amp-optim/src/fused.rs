@@ -1,0 +1,204 @@
+//! Burn's SGD, Adam and AdamW as one pass over all parameters.
+
+mod pass;
+mod rule;
+mod single;
+mod state;
+
+use burn::{
+    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
+    module::{Module, ParamGroup},
+    optim::{
+        AdamConfig, AdamWConfig, GradientsParams, ModuleOptimizer, OptimizerRecord, SgdConfig,
+    },
+    tensor::DType,
+};
+use std::{marker::PhantomData, sync::Arc};
+
+#[cfg(any(test, feature = "counts"))]
+pub use self::pass::PASSES;
+use self::{rule::FusedConfig, single::Single};
+use burn_amp_core::{
+    AmpError, ModuleOptim,
+    internal::{
+        DeviceStep, Factors, ParamTensors, distinct_ids, has_gradient, masters_of, replaced,
+    },
+    records_of,
+};
+
+/// Burn's SGD, with momentum and Nesterov's, in one pass: see [`Fused`].
+pub type FusedSgd = Fused<SgdConfig>;
+
+/// Burn's Adam, with AMSGrad, in one pass: see [`Fused`].
+pub type FusedAdam = Fused<AdamConfig>;
+
+/// Burn's AdamW, with AMSGrad and cautious weight decay, in one pass: see [`Fused`].
+pub type FusedAdamW = Fused<AdamWConfig>;
+
+/// One of Burn's optimizers, its step made in one pass over all parameters: [`FusedSgd`], [`FusedAdam`] or [`FusedAdamW`].
+///
+/// Burn's own step is a dozen operations for each parameter, and each reads and writes whole tensors. Here a step reads gradient, state and
+/// parameter once, and writes state and parameter, in place where nobody else holds them, in one call of
+/// [`burn_amp_kernels::update`] for all parameters of a device.
+/// The arithmetic is Burn's, operation by operation: on Flex the results are the same bits.
+///
+/// ```
+/// use burn::{
+///     module::{Module, ParamGroup}, nn::LinearConfig, optim::{AdamWConfig, GradientsParams},
+///     tensor::{Device, Distribution, Tensor},
+/// };
+/// use burn_amp::{optim::FusedAdamW, MixedPrecision, ScaledOptimizer};
+///
+/// let device = Device::flex().autodiff();
+/// let amp = MixedPrecision::f16();
+/// let mut model = LinearConfig::new(4, 2).init(&device).apply_reparameterization(amp.clone());
+/// let optim = FusedAdamW::new(AdamWConfig::new().with_weight_decay(0.01))?
+///     .with_group(ParamGroup::from_predicate("bias"), AdamWConfig::new().with_weight_decay(0.0))?;
+/// let mut optim = ScaledOptimizer::new(optim, &amp);
+///
+/// let input = Tensor::<2>::random([8, 4], Distribution::Default, &device);
+/// let loss = amp.autocast(input, |x| model.forward(x)).square().mean();
+/// let grads = GradientsParams::from_grads(loss.backward(), &model);
+/// model = optim.step(1e-3, model, grads);
+/// # let _ = model;
+/// # Ok::<(), burn_amp::AmpError>(())
+/// ```
+///
+/// - **Parameters** may be f32, or f16 and bf16: of those an f32 master is kept, as by [`MasterWeights`](crate::MasterWeights), and stepped in
+///   the same pass. Gradients may be f32 or in half precision. f64 parameters, and all on backends without kernels, are stepped by
+///   Burn's own optimizer, one by one.
+/// - **Records** are Burn's: the optimizer of the same configuration loads them, and this loads that optimizer's. Where parameters are in half
+///   precision they are those of `MasterWeights`. A loaded state goes to its parameter's device with the next step, whatever
+///   `Device::default()` is.
+/// - **Memory** is that of Burn's optimizer. A clone shares the state until either steps.
+/// - **`grad_clipping`** of a configuration clips the gradient of each parameter before the pass, by Burn's own operations.
+///   [`ScaledOptimizer::with_clipping`](crate::ScaledOptimizer::with_clipping) takes no operation: gradients are multiplied in the pass.
+///   Clipping by value takes one for each gradient.
+/// - **In a `Learner`** ([`MixedPrecision::learner`](crate::MixedPrecision), feature `train`), and inside of a
+///   [`PipelinedOptimizer`](crate::PipelinedOptimizer) there, a step is one pass too. In a Learner of Burn's own
+///   ([`into_inner`](Self::into_inner)), and where `ScaledOptimizer::with_own_optimize` has the model's own `TrainStep::optimize` called, Burn's
+///   `ModuleOptimizer` hands over parameters one by one, and each has a pass of its own.
+#[derive(Clone)]
+pub struct Fused<C> {
+    optim: ModuleOptimizer,
+    config: PhantomData<fn(C)>,
+}
+
+impl<C: FusedConfig> Fused<C> {
+    /// Takes the settings of Burn's configuration, its `grad_clipping` too.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`], which names the field, its value and the allowed range: betas are at least 0 and below 1; momentum, epsilon
+    /// and weight decay at least 0; thresholds of clipping above 0; all of them finite. Burn takes others too, and trains to NaN or away.
+    pub fn new(config: C) -> Result<Self, AmpError> {
+        // `ModuleOptimizer` begins with an optimizer of another kind; the group of all parameters comes behind it.
+        let fused = Self {
+            optim: SgdConfig::new().init(),
+            config: PhantomData,
+        };
+        fused.with_group(ParamGroup::all(), config)
+    }
+
+    /// Steps the parameters of a group with other settings: without weight decay, for example. The last group that matches counts. The
+    /// state of parameters that match is dropped, as by [`ModuleOptimizer::with_group`].
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub fn with_group(mut self, group: ParamGroup, config: C) -> Result<Self, AmpError> {
+        let (rule, clipping) = config.settings()?;
+        let single = Single::new(config, rule);
+        self.optim = self.optim.with_group(group, single, clipping);
+        Ok(self)
+    }
+}
+
+impl<C> Fused<C> {
+    /// Steps the parameters that have a gradient, without loss scaling; see [`ModuleOptimizer::step`]. Does not wait for the device.
+    ///
+    /// A parameter that is used twice is stepped once. State and parameters go to the gradient's device.
+    ///
+    /// # Panics
+    ///
+    /// If a gradient, or a state that was loaded, does not have its parameter's shape: [`ScaledOptimizer`](crate::ScaledOptimizer) makes
+    /// errors of that. The module is lost then, as in Burn's step, and so is the state of this optimizer: go on from the last record.
+    pub fn step<M: Module>(
+        &mut self,
+        lr: impl Into<ModuleLearningRate>,
+        module: M,
+        grads: GradientsParams,
+    ) -> M {
+        self.update(Update::of(lr.into(), Factors::new()), module, grads)
+    }
+
+    /// Burn's optimizer with this one's state. It steps parameters one by one, each in a pass of its own.
+    pub fn into_inner(self) -> ModuleOptimizer {
+        self.optim
+    }
+}
+
+/// The step of Burn's optimizer with the state of a [`Fused`] one, as one pass.
+pub fn one_pass<M: Module>(
+    optim: &mut ModuleOptimizer,
+    update: Update,
+    module: M,
+    grads: GradientsParams,
+) -> M {
+    let Update {
+        lr,
+        decides,
+        factors,
+    } = update;
+    // Those that have a gradient, in the order in which Burn steps them. Of one that two modules share it steps the first.
+    let mut order = distinct_ids(&module);
+    order.retain(|(id, rank)| has_gradient(&grads, *id, *rank));
+    let ids: Vec<_> = order.into_iter().map(|(id, _)| id).collect();
+    let factor = |id| factors.get(id).copied().unwrap_or(1.0);
+    let factors = ids.iter().map(factor).collect();
+    let step = || optim.step(lr, module, grads);
+    let (module, stepped) = pass::collected(decides.as_ref(), factors, step);
+    let mut stepped = ids.into_iter().zip(stepped).peekable();
+    replaced(module, |id, _| stepped.next_if(|(next, _)| *next == id)?.1)
+}
+
+impl<C> ModuleOptim for Fused<C> {
+    fn step<M: Module>(&mut self, lr: ModuleLearningRate, module: M, grads: GradientsParams) -> M {
+        Fused::step(self, lr, module, grads)
+    }
+
+    fn accepts(&self, parameter: DType, gradient: DType) -> bool {
+        (parameter == DType::F64) == (gradient == DType::F64)
+    }
+
+    records_of!(self => self.optim);
+
+    fn masters(&self) -> ParamTensors {
+        masters_of(&self.optim)
+    }
+
+    fn steps_on_device(&self) -> bool {
+        true
+    }
+
+    /// Its own clipping comes after that of others.
+    fn takes_factors(&self) -> bool {
+        !self.optim.has_gradient_clipping()
+    }
+
+    fn update<M: Module>(&mut self, update: Update, module: M, grads: GradientsParams) -> M {
+        one_pass(&mut self.optim, update, module, grads)
+    }
+}
+
+impl<C> From<Fused<C>> for ModuleOptimizer {
+    fn from(optim: Fused<C>) -> Self {
+        optim.into_inner()
+    }
+}
+
+impl<C> std::fmt::Debug for Fused<C> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Fused").finish_non_exhaustive()
+    }
+}

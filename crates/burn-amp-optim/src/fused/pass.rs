@@ -1,0 +1,269 @@
+//! The steps of single parameters, collected to be made in one pass.
+
+use burn::tensor::{Device, Tensor};
+use burn_amp_kernels::{
+    ClipTable, DeviceScale, ScaleState, Status, TensorList, UpdateRow, UpdateRule, update,
+};
+use std::{
+    cell::RefCell,
+    sync::{Arc, Mutex},
+};
+
+use super::state::{Slot, Tensors, Time};
+use burn_amp_core::internal::{
+    AnyTensor, Beside, DeviceStep, ParamTensor, Rehearsal, Rehearses, WithMaster, during, locked,
+};
+
+thread_local! {
+    /// The pass of the module that is being stepped.
+    static OPEN: Beside<Pass> = const { RefCell::new(None) };
+}
+
+#[cfg(any(test, feature = "counts"))]
+thread_local! {
+    /// How many passes this thread has made.
+    pub static PASSES: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+}
+
+/// One parameter's step: what the kernel reads, and where its results go.
+pub(super) struct Job<const D: usize> {
+    pub(super) rule: UpdateRule,
+    pub(super) row: UpdateRow,
+    /// Steps up to this one, as far as the host knows.
+    pub(super) time: Time,
+    pub(super) device: Device,
+    pub(super) idle: Arc<Idle>,
+    pub(super) has_master: bool,
+    /// Gradient, parameter, its master if it has one, states.
+    pub(super) tensors: Vec<Tensor<D>>,
+}
+
+/// What decides the steps that the host has decided, one for each device: sent once.
+#[derive(Default)]
+pub(super) struct Idle(Mutex<Vec<(Device, DeviceScale)>>);
+
+impl Idle {
+    fn on(&self, device: &Device) -> DeviceScale {
+        let mut sent = locked(&self.0);
+        if let Some((_, scale)) = sent.iter().find(|(other, _)| other == device) {
+            return scale.clone();
+        }
+        let scale = ScaleState::default().upload(device);
+        sent.push((device.clone(), scale.clone()));
+        scale
+    }
+}
+
+/// A parameter after its step; none if it was stepped by itself.
+pub(super) type Stepped = Option<AnyTensor>;
+
+type End = Box<dyn FnOnce(&mut TensorList) -> AnyTensor>;
+
+/// The steps of many parameters.
+#[derive(Default)]
+pub(super) struct Pass {
+    groups: Vec<Group>,
+    len: usize,
+    /// What decides it on the device.
+    decides: Option<Arc<DeviceStep>>,
+    /// What gradients are multiplied by, in their order, where the host decides.
+    factors: Vec<f32>,
+}
+
+struct Group {
+    rule: UpdateRule,
+    device: Device,
+    idle: Arc<Idle>,
+    list: TensorList,
+    rows: Vec<UpdateRow>,
+    times: Vec<u32>,
+    /// Where each one's gradient stands among all.
+    gradients: Vec<u32>,
+    /// Where each stands among all parameters, and how its results leave the list.
+    ends: Vec<(usize, End)>,
+}
+
+impl Pass {
+    /// What the next gradient is multiplied by.
+    fn factor(&self) -> f32 {
+        self.factors.get(self.len).copied().unwrap_or(1.0)
+    }
+
+    fn rehearses(&self) -> Option<Rehearses> {
+        self.decides.as_ref()?.rehearses()
+    }
+
+    /// The time after a step in this pass. That of a recording counts as no step.
+    fn time(&self, before: Time, fresh: bool) -> Time {
+        match self.rehearses() {
+            Some(Rehearses::Run | Rehearses::Recording) => before.unchanged(fresh),
+            _ => {
+                let run = self.decides.as_ref().map(|decides| decides.run().clone());
+                before.next(run, fresh)
+            }
+        }
+    }
+
+    fn push<const D: usize>(&mut self, job: Job<D>, slot: Slot<D>) {
+        let (factor, results) = (self.factor(), job.tensors.len() - 1);
+        // A replay has gradients of its own.
+        let skipped = usize::from(self.rehearses() == Some(Rehearses::Replay));
+        let position = self.len;
+        self.len += 1;
+        let group = self.group(&job);
+        for tensor in job.tensors.into_iter().skip(skipped) {
+            group.list.push(tensor);
+        }
+        group.rows.push(UpdateRow {
+            scale: factor,
+            ..job.row
+        });
+        group.gradients.push(position as u32);
+        let time = u32::try_from(job.time.given).unwrap_or(u32::MAX);
+        group.times.push(time);
+        let end = move |list: &mut TensorList| {
+            let mut taken: Vec<_> = (0..results).map_while(|_| list.pop::<D>()).collect();
+            let parameter = taken.pop();
+            let mut kept = taken.into_iter().rev().map(ParamTensor::from);
+            slot.fill(WithMaster {
+                master: job.has_master.then(|| kept.next()).flatten(),
+                state: Tensors {
+                    time: job.time,
+                    tensors: kept.collect(),
+                },
+                wrapped: job.has_master,
+            });
+            AnyTensor::with_graph(parameter.expect("the kernel gives back what it was given"))
+        };
+        group.ends.push((position, Box::new(end)));
+    }
+
+    fn group<const D: usize>(&mut self, job: &Job<D>) -> &mut Group {
+        let known = (self.groups.iter())
+            .position(|group| group.rule == job.rule && group.device == job.device);
+        let place = known.unwrap_or_else(|| {
+            self.groups.push(Group {
+                rule: job.rule,
+                device: job.device.clone(),
+                idle: job.idle.clone(),
+                list: TensorList::new(),
+                rows: Vec::new(),
+                times: Vec::new(),
+                gradients: Vec::new(),
+                ends: Vec::new(),
+            });
+            self.groups.len() - 1
+        });
+        &mut self.groups[place]
+    }
+
+    /// Steps all of them, in one call a rule and device. They come back in the order in which they came. Does not wait.
+    fn run(self) -> Vec<Stepped> {
+        let mut stepped: Vec<Stepped> = (0..self.len).map(|_| None).collect();
+        for (call, mut group) in self.groups.into_iter().enumerate() {
+            let mut list = match &self.decides {
+                Some(decides) => {
+                    let mut rehearsal = decides.rehearsal();
+                    group.step(decides.scale(), decides.clip(), call, rehearsal.as_mut())
+                }
+                None => {
+                    let idle = group.idle.on(&group.device);
+                    group.step(&idle, None, call, None)
+                }
+            };
+            #[cfg(any(test, feature = "counts"))]
+            PASSES.set(PASSES.get() + 1);
+            for (position, end) in group.ends.into_iter().rev() {
+                stepped[position] = Some(end(&mut list));
+            }
+        }
+        stepped
+    }
+}
+
+impl Group {
+    /// What comes of its parameters, their masters and states.
+    fn step(
+        &mut self,
+        decides: &DeviceScale,
+        clip: Option<(&ClipTable, &Status)>,
+        call: usize,
+        rehearsal: Option<&mut Rehearsal>,
+    ) -> TensorList {
+        let list = std::mem::take(&mut self.list);
+        let (rows, times, gradients) = (&self.rows, &self.times, &self.gradients);
+        // Asked before: see `can_update`.
+        let update = |list, sent| {
+            update(self.rule, list, decides.decide(self.rule, sent, clip))
+                .unwrap_or_else(|error| panic!("the step of the optimizer: {error}"))
+        };
+        let Some(rehearsal) = rehearsal else {
+            return update(
+                list,
+                DeviceScale::send(rows, times, gradients, &self.device),
+            );
+        };
+        let sent = rehearsal.sent(call, rows, times, gradients, &self.device);
+        if rehearsal.what() == Rehearses::Replay {
+            return list;
+        }
+        let before = list.places();
+        let list = update(list, sent);
+        rehearsal.compare(&before, &list.places());
+        list
+    }
+}
+
+/// Makes a step with all others of the pass that is open, or at once. Gives the parameter, or what has its shape and takes no memory until the
+/// step is made, and where its state is then.
+pub(super) fn step<const D: usize>(job: Job<D>) -> (Tensor<D>, Slot<D>) {
+    if OPEN.with_borrow(Option::is_none) {
+        let ((_, slot), mut stepped) = collected(None, Vec::new(), || step(job));
+        let parameter = stepped.pop().flatten();
+        let parameter = parameter.map(AnyTensor::into_tensor);
+        return (parameter.expect("it was in the pass"), slot);
+    }
+    let (placeholder, slot) = (job.tensors[0].clone(), Slot::empty());
+    OPEN.with_borrow_mut(|open| {
+        if let Some(pass) = open {
+            pass.push(job, slot.clone());
+        }
+    });
+    (placeholder, slot)
+}
+
+/// Notes that a parameter is stepped by itself. Gives what its gradient is multiplied by first.
+pub(super) fn skip() -> f32 {
+    OPEN.with_borrow_mut(|open| match open {
+        Some(pass) => {
+            let factor = pass.factor();
+            pass.len += 1;
+            factor
+        }
+        None => 1.0,
+    })
+}
+
+/// The time after the step that is being made.
+pub(super) fn time(before: Time, fresh: bool) -> Time {
+    OPEN.with_borrow(|open| match open {
+        Some(pass) => pass.time(before, fresh),
+        None => before.next(None, fresh),
+    })
+}
+
+/// Collects the steps of the parameters that `f` hands over, and makes them. `decides` decides whether they are taken; gradients are multiplied by
+/// `factors` first, if there are any.
+pub(super) fn collected<T>(
+    decides: Option<&Arc<DeviceStep>>,
+    factors: Vec<f32>,
+    f: impl FnOnce() -> T,
+) -> (T, Vec<Stepped>) {
+    let pass = Pass {
+        decides: decides.cloned(),
+        factors,
+        ..Pass::default()
+    };
+    let (value, pass) = during(&OPEN, pass, f);
+    (value, pass.run())
+}

@@ -1,0 +1,258 @@
+//! The optimizer of single parameters that Burn's `ModuleOptimizer` holds: hands a step to the pass that is open, or to Burn's own optimizer where
+//! there is no kernel for it.
+
+use burn::{
+    optim::{DynOptimizer, DynState, LearningRate, Optimizer, StateSink, StateSource},
+    tensor::{DType, Device, FloatDType, Tensor, kind::BridgeTensor},
+};
+use burn_amp_kernels::can_update;
+use std::sync::Arc;
+
+use super::{
+    pass::{self, Idle, Job},
+    rule::{FusedConfig, Rule},
+    state::{Slot, State, unflatten},
+};
+use burn_amp_core::{
+    internal::{AnyTensor, Masters, WithMaster, is_half, working_dtype},
+    with_rank,
+};
+
+/// Steps one parameter, by the rule of a configuration.
+pub(super) struct Single<C> {
+    config: C,
+    rule: Rule,
+    idle: Arc<Idle>,
+}
+
+impl<C: FusedConfig> Single<C> {
+    pub(super) fn new(config: C, rule: Rule) -> Self {
+        Self {
+            config,
+            rule,
+            idle: Arc::default(),
+        }
+    }
+
+    fn step<const D: usize>(
+        &self,
+        lr: LearningRate,
+        tensor: Tensor<D>,
+        grad: Tensor<D>,
+        state: Option<State<C::Optim, D>>,
+    ) -> (Tensor<D>, Option<State<C::Optim, D>>) {
+        match matches!(tensor.dtype(), DType::F16 | DType::BF16 | DType::F32) && can_update(&tensor)
+        {
+            true => self.step_in_pass(lr, tensor, grad, state),
+            false => self.step_by_burn(lr, tensor, grad, state),
+        }
+    }
+
+    /// Hands the step to the kernels. The state is filled in when the pass is made.
+    fn step_in_pass<const D: usize>(
+        &self,
+        lr: LearningRate,
+        tensor: Tensor<D>,
+        grad: Tensor<D>,
+        state: Option<State<C::Optim, D>>,
+    ) -> (Tensor<D>, Option<State<C::Optim, D>>) {
+        let (device, has_master) = (grad.device(), is_half(tensor.dtype()));
+        let kept = state.and_then(|state| state.into_tensors(&self.rule));
+        let WithMaster { master, state, .. } = kept.unwrap_or_default();
+        let fresh = state.tensors.is_empty() || state.time.is_fresh();
+        let time = pass::time(state.time, fresh);
+        // Zeros are what a record has of a state that no step has made. A loaded one may be of a parameter that was wider.
+        let mut known = state.tensors.into_iter();
+        let state = (self.rule.names().iter()).map(|_| {
+            let known = known.next().and_then(|tensor| tensor.on(&device));
+            known.map_or_else(
+                || Tensor::zeros(tensor.shape(), (&device, DType::F32)),
+                |state: Tensor<D>| state.cast(FloatDType::F32),
+            )
+        });
+        let state: Vec<_> = state.collect();
+        // The kernel compares it with the parameter. A parameter that has become wider leaves its master behind.
+        let master = has_master.then(|| {
+            let known = master.and_then(|master| master.on(&device));
+            known.unwrap_or_else(|| tensor.clone().cast(FloatDType::F32))
+        });
+        let row = self.rule.row(lr, time.fresh);
+        let (tensor, slot) = pass::step(Job {
+            rule: self.rule.kernel,
+            row,
+            time,
+            device,
+            idle: self.idle.clone(),
+            has_master,
+            tensors: [grad, tensor]
+                .into_iter()
+                .chain(master)
+                .chain(state)
+                .collect(),
+        });
+        (tensor, Some(State::Tensors(slot)))
+    }
+
+    /// Has Burn's optimizer step, and keep masters as [`MasterWeights`](crate::MasterWeights) does.
+    fn step_by_burn<const D: usize>(
+        &self,
+        lr: LearningRate,
+        tensor: Tensor<D>,
+        grad: Tensor<D>,
+        state: Option<State<C::Optim, D>>,
+    ) -> (Tensor<D>, Option<State<C::Optim, D>>) {
+        let grad = match pass::skip() {
+            1.0 => grad,
+            factor => AnyTensor::with_graph(grad)
+                .mul_scalar(factor.into())
+                .into_tensor(),
+        };
+        let (dtype, device) = (working_dtype(tensor.dtype()), grad.device());
+        let kept = match state {
+            Some(State::Burns(known, kept)) if known == dtype => {
+                Some(Masters::<C::Optim>::to_device(*kept, &device))
+            }
+            state => state.and_then(|state| state.into_burns::<C>(&self.rule, dtype, &device)),
+        };
+        let burns = Masters::new(self.config.optimizer(), false);
+        let (tensor, kept) = burns.step(lr, tensor, grad, kept);
+        (tensor, kept.map(|kept| State::Burns(dtype, kept.into())))
+    }
+}
+
+impl<C: FusedConfig> DynOptimizer for Single<C> {
+    fn step_dyn(
+        &self,
+        rank: usize,
+        lr: LearningRate,
+        tensor: BridgeTensor,
+        grad: BridgeTensor,
+        state: Option<DynState>,
+    ) -> (BridgeTensor, Option<DynState>) {
+        with_rank!(rank, D => {
+            let (tensor, grad) = (Tensor::<D>::from_bridge(tensor), Tensor::<D>::from_bridge(grad));
+            let (tensor, state) = self.step(lr, tensor, grad, state.map(DynState::downcast));
+            (tensor.into_bridge(), state.map(|state| DynState::create(state, rank)))
+        }, _rank => unreachable!("a parameter of rank {rank}"))
+    }
+
+    /// The next step moves it, to the gradient's device.
+    fn to_device_dyn(&self, state: DynState, _device: &Device) -> DynState {
+        state
+    }
+
+    fn state_flatten(&self, prefix: &str, state: &DynState, out: &mut StateSink) {
+        with_rank!(state.rank(), D => {
+            let state = state.downcast_ref::<State<C::Optim, D>>();
+            state.flatten(&self.rule, prefix, out)
+        }, _rank => ())
+    }
+
+    fn state_unflatten(
+        &self,
+        rank: usize,
+        prefix: &str,
+        src: &mut StateSource,
+        _device: &Device,
+    ) -> Option<DynState> {
+        with_rank!(rank, D => {
+            let kept = unflatten::<D>(&self.rule, prefix, src)?;
+            let state = State::<C::Optim, D>::Tensors(Slot::of(kept));
+            Some(DynState::create(state, rank))
+        }, _rank => None)
+    }
+}
+
+#[cfg(feature = "flex")]
+#[cfg(test)]
+mod tests {
+    use burn::{
+        backend::{BackendTensor, DispatchTensorKind},
+        optim::{AdamConfig, AdamWConfig, SgdConfig, momentum::MomentumConfig},
+    };
+
+    use super::*;
+    use burn_amp_core::internal::ParamTensor;
+
+    fn addresses<O: Optimizer>(state: &State<O, 1>) -> Vec<*const u8> {
+        let State::Tensors(slot) = state else {
+            panic!("not that of a kernel");
+        };
+        let address = |tensor: &ParamTensor| {
+            let tensor: Tensor<1> = tensor.clone().on(&Device::flex()).unwrap();
+            match tensor.into_dispatch().kind {
+                DispatchTensorKind::Flex(BackendTensor::Float(tensor)) => tensor.bytes().as_ptr(),
+                _ => panic!("not a float tensor on Flex"),
+            }
+        };
+        let kept = slot.get();
+        let tensors = kept.master.iter().chain(&kept.state.tensors);
+        tensors.map(address).collect()
+    }
+
+    /// A step takes no memory for masters and states, unless a clone holds them.
+    #[test]
+    fn states_are_overwritten_in_place() {
+        let config = AdamConfig::new().with_amsgrad(true);
+        let single = Single::new(config.clone(), config.settings().unwrap().0);
+        let device = Device::flex();
+        for (dtype, count) in [(DType::F32, 3), (DType::F16, 4)] {
+            let grad = || Tensor::<1>::ones([100], (&device, DType::F32));
+            let mut tensor = Tensor::<1>::ones([100], (&device, dtype));
+            let mut state = None;
+            let mut places = Vec::new();
+            for _ in 0..4 {
+                (tensor, state) = single.step(0.1, tensor, grad(), state);
+                places.push(addresses(state.as_ref().unwrap()));
+            }
+            assert_eq!(places[0].len(), count);
+            places.dedup();
+            assert_eq!(places.len(), 1, "{dtype:?}");
+
+            let held = state.clone();
+            let (_, state) = single.step(0.1, tensor, grad(), state);
+            let (now, held) = (addresses(&state.unwrap()), addresses(&held.unwrap()));
+            assert_eq!(held, places[0]);
+            assert!(now.iter().all(|place| !held.contains(place)));
+        }
+    }
+
+    fn record<C: FusedConfig>(single: &Single<C>, state: &State<C::Optim, 1>) -> String {
+        let mut sink = StateSink::default();
+        state.flatten(&single.rule, "7", &mut sink);
+        format!("{:?}", (sink.tensors, sink.scalars))
+    }
+
+    /// Where there is no kernel, Burn's own optimizer steps: on Flex to the same bits, also from the other's state.
+    fn same_without_a_kernel<C: FusedConfig>(config: C) {
+        let single = Single::new(config.clone(), config.settings().unwrap().0);
+        let values = |factor: f32| {
+            let values = (0..50).map(|i| (i as f32 * factor).sin());
+            Tensor::<1>::from_floats(values.collect::<Vec<f32>>().as_slice(), &Device::flex())
+        };
+        for dtype in [FloatDType::F16, FloatDType::F32] {
+            let mut fused = values(0.7).cast(dtype);
+            let (mut burns, mut state, mut burns_state) = (fused.clone(), None, None);
+            for step in 1..7 {
+                let grad = values(step as f32);
+                (fused, state) = single.step_in_pass(0.01, fused, grad.clone(), state);
+                (burns, burns_state) = single.step_by_burn(0.01, burns, grad, burns_state);
+                assert_eq!(fused.to_data(), burns.to_data(), "step {step}");
+                let [one, other] = [&state, &burns_state].map(|state| state.as_ref().unwrap());
+                assert_eq!(record(&single, one), record(&single, other), "step {step}");
+                if step % 2 == 0 {
+                    std::mem::swap(&mut state, &mut burns_state);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn without_a_kernel() {
+        let momentum = MomentumConfig::new().with_nesterov(true);
+        same_without_a_kernel(AdamConfig::new());
+        same_without_a_kernel(AdamWConfig::new().with_amsgrad(true));
+        same_without_a_kernel(SgdConfig::new());
+        same_without_a_kernel(SgdConfig::new().with_momentum(Some(momentum)));
+    }
+}

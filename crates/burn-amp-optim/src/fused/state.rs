@@ -1,0 +1,208 @@
+//! What a fused optimizer keeps of a parameter, and how it stands in a record. Knows no gradients.
+
+use burn::{
+    optim::{Optimizer, RecordState, StateSink, StateSource},
+    tensor::{DType, Device, FloatDType, TensorData},
+};
+use burn_pack::Scalar;
+use std::sync::{Arc, OnceLock};
+
+use super::rule::{FusedConfig, Rule};
+use burn_amp_core::internal::{BurnsState, ParamTensor, Run, WithMaster};
+
+/// The state of a parameter of rank `D`.
+#[derive(Clone)]
+pub(super) enum State<O: Optimizer, const D: usize> {
+    /// As kernels take it, or as it was loaded.
+    Tensors(Slot<D>),
+    /// That of Burn's optimizer, which has stepped where there is no kernel, and its dtype.
+    Burns(FloatDType, Box<BurnsState<O, D>>),
+}
+
+/// What kernels keep, beside the master.
+#[derive(Clone, Default)]
+pub(super) struct Tensors {
+    pub(super) time: Time,
+    /// As the rule names them; none before the first step.
+    pub(super) tensors: Vec<ParamTensor>,
+}
+
+/// How many steps were taken.
+#[derive(Clone, Default)]
+pub(super) struct Time {
+    /// Those that the device was given; some of them may have been skipped.
+    pub(super) given: usize,
+    /// The run of the last step, and how many of it this has made.
+    run: Option<(Arc<Run>, usize)>,
+    /// Whether there is no state yet if all of them were.
+    pub(super) fresh: bool,
+}
+
+impl Time {
+    /// Those that were taken, as soon as the host has heard of all.
+    fn taken(&self) -> usize {
+        let run = self.run.as_ref();
+        let skips = run.map_or(0, |(run, steps)| run.skips(*steps));
+        self.given.saturating_sub(skips)
+    }
+
+    pub(super) fn is_fresh(&self) -> bool {
+        self.fresh && self.taken() == 0
+    }
+
+    /// Without one step more.
+    pub(super) fn unchanged(self, fresh: bool) -> Self {
+        Self {
+            given: self.taken(),
+            run: None,
+            fresh,
+        }
+    }
+
+    /// With one step more, in a run or in none.
+    pub(super) fn next(self, run: Option<Arc<Run>>, fresh: bool) -> Self {
+        match (self.run.as_ref(), run) {
+            (Some((known, steps)), Some(run)) if Arc::ptr_eq(known, &run) => Self {
+                given: self.given + 1,
+                run: Some((run, steps + 1)),
+                ..self
+            },
+            (_, run) => Self {
+                given: self.taken() + 1,
+                run: run.map(|run| (run, 1)),
+                fresh,
+            },
+        }
+    }
+}
+
+/// A place for a state, which the pass fills. Full from the end of a step to the next; a clone takes handles out of it.
+#[derive(Clone)]
+pub(super) struct Slot<const D: usize>(Arc<OnceLock<WithMaster<Tensors, D>>>);
+
+const HALFWAY: &str = "an earlier step has panicked: go on from the last record";
+
+impl<const D: usize> Slot<D> {
+    pub(super) fn empty() -> Self {
+        Self(Arc::default())
+    }
+
+    /// Does nothing where it is full.
+    pub(super) fn fill(&self, kept: WithMaster<Tensors, D>) {
+        let _ = self.0.set(kept);
+    }
+
+    pub(super) fn of(kept: WithMaster<Tensors, D>) -> Self {
+        Self(Arc::new(kept.into()))
+    }
+
+    pub(super) fn get(&self) -> &WithMaster<Tensors, D> {
+        self.0.get().expect(HALFWAY)
+    }
+
+    pub(super) fn take(self) -> WithMaster<Tensors, D> {
+        let kept = Arc::try_unwrap(self.0).map(OnceLock::into_inner);
+        let kept = kept.unwrap_or_else(|shared| shared.get().cloned());
+        kept.expect(HALFWAY)
+    }
+}
+
+impl<O: Optimizer, const D: usize> State<O, D> {
+    pub(super) fn flatten(&self, rule: &Rule, prefix: &str, out: &mut StateSink) {
+        let kept = match self {
+            Self::Burns(_, kept) => return kept.state_flatten(prefix, out),
+            Self::Tensors(slot) => slot.get(),
+        };
+        if kept.state.time.is_fresh() {
+            if !kept.shows_master(prefix) {
+                out.push_scalar(prefix, FRESH, Scalar::from(1u64));
+            }
+            return;
+        }
+        kept.flatten(prefix, out, |state, prefix, out| {
+            if let Some(counter) = rule.counter() {
+                out.push_scalar(prefix, counter, Scalar::from(state.time.taken()));
+            }
+            for (name, tensor) in rule.names().iter().zip(&state.tensors) {
+                out.push_tensor(prefix, name, tensor.to_data());
+            }
+        });
+    }
+
+    /// As kernels take it, but as it was loaded if it was Burn's: Burn shows it to records alone. That waits for the device.
+    pub(super) fn into_tensors(self, rule: &Rule) -> Option<WithMaster<Tensors, D>> {
+        let burns = match self {
+            Self::Tensors(slot) => return Some(slot.take()),
+            Self::Burns(..) => self,
+        };
+        let mut sink = StateSink::default();
+        burns.flatten(rule, "", &mut sink);
+        let mut source = StateSource::new(sink.scalars.into_iter().collect());
+        for (name, data) in sink.tensors {
+            source.insert_tensor(name, data);
+        }
+        unflatten(rule, "", &mut source)
+    }
+
+    /// As Burn's optimizer takes it, in `dtype` and on `device`; none if there is none yet.
+    pub(super) fn into_burns<C: FusedConfig<Optim = O>>(
+        self,
+        rule: &Rule,
+        dtype: FloatDType,
+        device: &Device,
+    ) -> Option<BurnsState<O, D>> {
+        let kept = self.into_tensors(rule)?;
+        let on = |tensor: ParamTensor| {
+            let tensor = tensor.live(device)?.cast_to(dtype, device);
+            Some(tensor.into_tensor())
+        };
+        let time = kept.state.time;
+        let tensors: Option<_> = kept.state.tensors.into_iter().map(on).collect();
+        let state = match time.is_fresh() {
+            true => None,
+            false => C::state(time.taken(), tensors?),
+        };
+        Some(WithMaster {
+            master: kept.master,
+            state,
+            wrapped: kept.wrapped,
+        })
+    }
+}
+
+/// None if a tensor or the counter is missing, or cannot be of this rule: Burn's loader then leaves it, and ours refuses the record.
+pub(super) fn unflatten<const D: usize>(
+    rule: &Rule,
+    prefix: &str,
+    src: &mut StateSource,
+) -> Option<WithMaster<Tensors, D>> {
+    if src.take_scalar(prefix, FRESH).is_some() {
+        let mut fresh = WithMaster::<Tensors, D>::default();
+        fresh.state.time.fresh = true;
+        return Some(fresh);
+    }
+    let kept = WithMaster::unflatten(prefix, src, |prefix, src| {
+        let mut state = Tensors::default();
+        if let Some(counter) = rule.counter() {
+            // The corrections take it as an `i32`.
+            let time = i32::try_from(src.take_scalar(prefix, counter)?).ok()?;
+            state.time.given = time.try_into().ok()?;
+        }
+        for name in rule.names() {
+            let data: TensorData = src.take_tensor(prefix, name)?;
+            state.tensors.push(data.into());
+        }
+        Some(state)
+    })?;
+    let (tensors, master) = (&kept.state.tensors, &kept.master);
+    let first = tensors.first().or(master.as_ref());
+    let fits = |tensor: &ParamTensor| {
+        tensor.rank() == D && Some(tensor.shape()) == first.map(ParamTensor::shape)
+    };
+    let is_float = |tensor: &ParamTensor| matches!(tensor.dtype(), DType::F32 | DType::F64);
+    let is_whole = tensors.iter().chain(master).all(fits)
+        && tensors
+            .iter()
+            .all(|tensor| is_float(tensor) && tensor.dtype() == tensors[0].dtype());
+    is_whole.then_some(kept)
+}

@@ -1,0 +1,16 @@
+//! Burn's SGD, Adam and AdamW as one pass over all parameters, and training steps that a device replays.
+//!
+//! Part of [burn-amp](https://docs.rs/burn-amp), which shows it as `burn_amp::optim`.
+
+mod captured_step;
+mod fused;
+/// What the other crates of the workspace need. It may change with any release.
+#[doc(hidden)]
+pub mod internal {
+    #[cfg(any(test, feature = "counts"))]
+    pub use crate::fused::PASSES;
+    pub use crate::fused::one_pass;
+}
+
+pub use captured_step::{CaptureInput, CapturedStep};
+pub use fused::{Fused, FusedAdam, FusedAdamW, FusedSgd};

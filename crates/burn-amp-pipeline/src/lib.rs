@@ -1,0 +1,597 @@
+//! [`PipelinedOptimizer`]: the optimizer on a thread of its own, while the next iteration is computed.
+//!
+//! ```
+//! use burn::{
+//!     module::Module, nn::LinearConfig, optim::{AdamConfig, GradientsParams},
+//!     tensor::{Device, Distribution, Tensor},
+//! };
+//! use burn_amp::{MixedPrecision, pipeline::PipelinedOptimizer, ScaledOptimizer};
+//!
+//! let device = Device::flex().autodiff(); // a GPU, as a rule
+//! let amp = MixedPrecision::f16();
+//! let mut model = LinearConfig::new(4, 2).init(&device).apply_reparameterization(amp.clone());
+//! let optim = ScaledOptimizer::new(AdamConfig::new().init(), &amp);
+//! let mut optim = PipelinedOptimizer::new(optim, Device::flex())?; // f32 weights and Adam's state are there
+//!
+//! for _ in 0..10 {
+//!     let input = Tensor::<2>::random([8, 4], Distribution::Default, &device);
+//!     let output = amp.autocast(input, |x| model.forward(x));
+//!     let grads = GradientsParams::from_grads(output.square().mean().backward(), &model);
+//!     model = optim.step(1e-3, model, grads); // the parameters of the update before
+//! }
+//! model = optim.synchronize(model)?; // those of the last one
+//! # let _ = model;
+//! # Ok::<(), burn_amp::AmpError>(())
+//! ```
+
+mod masters;
+#[cfg(test)]
+#[path = "../tests/units/pipeline_scale.rs"]
+mod scale;
+mod update;
+mod worker;
+
+/// Threads and queues, named once: a model checker has others.
+mod sync {
+    pub(super) use std::{sync::mpsc, thread};
+}
+
+use burn::{
+    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
+    module::Module,
+    optim::ModuleOptimizer,
+    tensor::{Device, Tensor},
+};
+use std::{collections::VecDeque, path::Path};
+
+use burn_amp_core::{
+    AmpError, AmpRecord, GradScaler, ModuleOptim, ScaledGradients, ScaledOptimizer, StepError,
+    internal::{Entries, ParamTensors, Parameter, Statistics, StepGradients, is_half},
+};
+use masters::Trained;
+#[cfg(feature = "train")]
+pub(crate) use masters::{put, trained};
+use update::{Update, Updated};
+use worker::{Ended, Pending, Worker};
+
+/// An optimizer that steps on a thread of its own, on another device, while the training device computes the next iteration.
+///
+/// It keeps f32 master weights and the optimizer's state on a host device (Flex, say), where there is more memory than on the training
+/// device. The training device has the parameters alone, in f32, or in f16 or bf16 (by [`to_half`](crate::to_half)). Wraps a
+/// [`ScaledOptimizer`] with all its options, or any [`ModuleOptim`]; then there is no loss scale.
+///
+/// **The parameters are one step stale.** [`step`](Self::step) hands the gradients over and returns the parameters of the update *before*. At
+/// most one update is on its way: the next `step` waits for it. [`synchronize`](Self::synchronize) waits for all, and returns the newest
+/// parameters: before an evaluation, before the model is saved, and at the end.
+///
+/// **The loss scale is stale in the same way.** With N(0) the first scale and N(t) that after update t, iterations 1 and 2 are computed
+/// with N(0), and iteration t + 2 with N(t). Each is unscaled by the scale with which it was computed. Two overflows in a row back off
+/// twice. With a `synchronize` after every step, or [`with_synchronous`](Self::with_synchronous), all is as without the pipeline, bit for bit.
+///
+/// The learning rate, and the guard's loss, belong to the gradients that they come with, whenever those are stepped on. A
+/// [`ScaledLrScheduler`](crate::ScaledLrScheduler) learns of a skip one call late, and holds then.
+///
+/// The masters are the optimizer's own. A parameter that the program changes between two steps is not taken over, except by
+/// [`reload`](Self::reload); the third, fifth, ninth step and so on compare, and refuse it.
+///
+/// Dropping it finishes what is on its way. A panic on the thread is the error of the next call
+/// ([`AmpError::OptimizerThread`]), and so is every refused step.
+///
+/// Source: RoundPipe (its optimizer stream and `GradScaler`), of which this keeps the law of the scale and the order of events.
+pub struct PipelinedOptimizer<O = ModuleOptimizer> {
+    worker: Worker<Update<O>>,
+    synchronous: bool,
+    /// The side that scales: what is known of the last update that was received.
+    pub(crate) scaler: GradScaler,
+    in_flight: InFlight,
+    /// What the module has that was handed over, and the last update that was received has made of it: none before the first step.
+    pub(crate) trained: Option<Trained>,
+    /// Masters of a record, for the next module.
+    pub(crate) stored: ParamTensors,
+    window: Window,
+    loss: Option<f64>,
+    calls: u64,
+}
+
+/// The jobs whose results were not received, in their order.
+#[derive(Default)]
+struct InFlight(VecDeque<(What, Pending<Updated>)>);
+
+/// What a job is to the one who sends it.
+#[derive(Clone, Copy, PartialEq)]
+enum What {
+    Update,
+    MicroBatch,
+    /// No call of `step`.
+    Other,
+}
+
+impl InFlight {
+    fn has_update(&self) -> bool {
+        self.0.iter().any(|(what, _)| *what == What::Update)
+    }
+}
+
+/// A drop is no place for errors.
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        if self.has_update() && !std::thread::panicking() {
+            burn_amp_core::warn!(
+                "a `PipelinedOptimizer` was dropped with an update whose parameters nobody has received: call \
+                 `model = optim.synchronize(model)?` at the end of the training"
+            );
+        }
+    }
+}
+
+/// The micro-batches that were sent since the last update.
+#[derive(Clone, Copy)]
+struct Window {
+    size: u32,
+    sent: u32,
+}
+
+/// How far to wait.
+#[derive(Clone, Copy, PartialEq)]
+enum Until {
+    /// The update before the present window.
+    LastUpdate,
+    AllIsDone,
+}
+
+impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
+    /// Starts the thread. `host` is the device of the masters and of the optimizer's state, `Device::flex()` as a rule.
+    ///
+    /// The loss scale of a [`MixedPrecision`](crate::MixedPrecision) has one pipelined optimizer, and no other optimizer beside it.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`] for accumulation with [`skip_micro_batch`](crate::AccumulationConfig::skip_micro_batch): whether a window is
+    /// full would be known too late. [`AmpError::OptimizerThread`] if the system has no thread.
+    pub fn new(optim: impl Into<ScaledOptimizer<O>>, host: Device) -> Result<Self, AmpError> {
+        let mut optim = optim.into();
+        let window = match optim.window() {
+            Some(window) if window.config().skip_micro_batch => {
+                let allowed = "false for a pipelined optimizer";
+                return Err(AmpError::refused("skip_micro_batch", "true", allowed));
+            }
+            Some(window) => Window {
+                size: window.config().micro_batches,
+                sent: window.len(),
+            },
+            None => Window { size: 1, sent: 0 },
+        };
+        optim.resolve_each_step();
+        let scaler = optim.scaler().clone();
+        *optim.scaler_mut() = scaler.for_worker();
+        let update = Update::new(optim, host.inner());
+        let worker = Worker::start("optimizer", update).map_err(|error| {
+            let reason = error.to_string();
+            AmpError::OptimizerThread { reason }
+        })?;
+        Ok(Self {
+            worker,
+            synchronous: false,
+            scaler,
+            in_flight: InFlight::default(),
+            trained: None,
+            stored: ParamTensors::default(),
+            window,
+            loss: None,
+            calls: 0,
+        })
+    }
+
+    /// Makes every [`step`](Self::step) wait for its own update: nothing is stale, and nothing is computed meanwhile. To turn the pipeline
+    /// off in one place.
+    pub fn with_synchronous(mut self, synchronous: bool) -> Self {
+        self.synchronous = synchronous;
+        self
+    }
+
+    /// Scales the loss and collects the gradients of `module`, for a [`ScaledOptimizer`] with a [`GradScaler`] of its own; see
+    /// [`GradScaler::backward`]. Does not wait for the device.
+    ///
+    /// # Panics
+    ///
+    /// If the loss was not computed with autodiff, as [`Tensor::backward`].
+    pub fn backward<const D: usize, M: Module>(
+        &self,
+        loss: Tensor<D>,
+        module: &M,
+    ) -> ScaledGradients {
+        self.scaler.backward(loss, module)
+    }
+
+    /// Hands the gradients over, and returns `module` with the parameters of the update before; see [`ScaledOptimizer::step`].
+    ///
+    /// Waits for the update before, if it is not done, and not for the device: the optimizer's thread does. With accumulation it takes a
+    /// micro-batch, and returns the module unchanged until a window is full: all micro-batches of a window see the same parameters.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_step`](Self::try_step) returns an error, with its message.
+    pub fn step<M: Module + 'static>(
+        &mut self,
+        lr: impl Into<ModuleLearningRate>,
+        module: M,
+        grads: impl Into<StepGradients>,
+    ) -> M {
+        self.try_step(lr, module, grads)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`step`](Self::step), for runs that want to handle a failure.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ScaledOptimizer::try_step`], for the update *before*: the gradients that were given with this call are refused then, and the
+    /// module has the parameters of the last update that was made. [`AmpError::GradientShape`] and [`AmpError::InvalidValue`] are of this
+    /// call. [`AmpError::OptimizerThread`] if the thread has panicked. [`AmpError::OtherModule`] for another module than the last call has
+    /// returned. [`AmpError::InvalidValue`] if another optimizer shares the loss scale.
+    pub fn try_step<M: Module + 'static>(
+        &mut self,
+        lr: impl Into<ModuleLearningRate>,
+        module: M,
+        grads: impl Into<StepGradients>,
+    ) -> Result<M, StepError<M>> {
+        let (lr, grads) = (lr.into(), grads.into());
+        if let StepGradients::Unscaled(grads) = &grads {
+            self.scaler.unsettled.take(&grads.verdicts);
+        }
+        let entries = Entries::find(&module, Some(grads.params()), None, Some(&lr));
+        let checked = entries.and_then(|entries| self.check_module(&module, entries.statistics));
+        if let Err(error) = checked {
+            return Err(self.refused(module, error));
+        }
+        let what = match self.window.sent + 1 >= self.window.size {
+            true => What::Update,
+            false => What::MicroBatch,
+        };
+        self.call(lr, module, Some(grads), what)
+    }
+
+    /// Steps with the micro-batches of a window that is not full, as [`step`](Self::step) does; see [`ScaledOptimizer::flush`].
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_flush`](Self::try_flush) returns an error, with its message.
+    pub fn flush<M: Module + 'static>(
+        &mut self,
+        lr: impl Into<ModuleLearningRate>,
+        module: M,
+    ) -> M {
+        self.try_flush(lr, module)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`flush`](Self::flush), for runs that want to handle a failure.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_step`](Self::try_step).
+    pub fn try_flush<M: Module + 'static>(
+        &mut self,
+        lr: impl Into<ModuleLearningRate>,
+        module: M,
+    ) -> Result<M, StepError<M>> {
+        if self.window.sent == 0 {
+            return Ok(module);
+        }
+        self.call(lr.into(), module, None, What::Update)
+    }
+
+    /// Waits for all that was handed over, and returns `module` with the newest parameters. The next iteration is computed with the newest
+    /// loss scale, too.
+    ///
+    /// Call it before an evaluation, before the model is saved, and at the end of the training.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ScaledOptimizer::try_step`], for the last update; the module has the newest parameters nevertheless. Otherwise as
+    /// [`try_step`](Self::try_step).
+    pub fn synchronize<M: Module + 'static>(&mut self, module: M) -> Result<M, StepError<M>> {
+        let begun = match self.stored.len() {
+            0 => Ok(()),
+            _ => self.begin(&module),
+        };
+        self.receive(StepError::join(module, begun)?, Until::AllIsDone)
+    }
+
+    /// Goes on from the parameters of `module` as they are: for a program that has changed them, or loaded others.
+    ///
+    /// Waits for all that was handed over. The optimizer's state stays.
+    ///
+    /// # Errors
+    ///
+    /// As [`synchronize`](Self::synchronize); the masters are replaced nevertheless, unless the thread has ended.
+    pub fn reload<M: Module + 'static>(&mut self, module: &M) -> Result<(), AmpError> {
+        let received = self.receive(module.clone(), Until::AllIsDone);
+        self.stored = ParamTensors::default();
+        let begun = self.begin(module);
+        received.map(drop).map_err(AmpError::from).and(begun)
+    }
+
+    /// A copy of the scaler: loss scale, counters, last outcome. `up_to_date` waits until all that was handed over is done; otherwise it
+    /// is as the last update has left it that the training has received, and with which the next iteration is scaled.
+    ///
+    /// Changing the copy changes nothing here: see [`set_loss_scale`](Self::set_loss_scale) and [`queue`](Self::queue).
+    pub fn scaler(&self, up_to_date: bool) -> GradScaler {
+        if up_to_date {
+            let copy = self
+                .worker
+                .send(|update| update.optim.scaler().detached())
+                .and_then(Pending::wait);
+            // A thread that has ended says so at the next step.
+            if let Ok(copy) = copy {
+                return copy;
+            }
+        }
+        self.scaler.detached()
+    }
+
+    /// Sets the loss scale that follows the next update, in place of what its gradients would make of it: PyTorch's
+    /// `update(new_scale)`. Set before step t, iteration t + 2 is the first that is computed with it. The growth tracker stays.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`], as [`GradScaler::set_loss_scale`], and [`AmpError::OptimizerThread`].
+    pub fn set_loss_scale(&mut self, scale: f64) -> Result<(), AmpError> {
+        self.scaler.schedule().with_scale("loss_scale", scale)?;
+        self.send(What::Other, move |update| {
+            update.next_scale = Some(scale);
+            update.updated(Ok(()), None)
+        })
+    }
+
+    /// Changes settings of the scaler on the optimizer's thread, after all that was handed over, and before what comes next.
+    ///
+    /// ```
+    /// use burn::{optim::SgdConfig, tensor::Device};
+    /// use burn_amp::{GradScalerConfig, pipeline::PipelinedOptimizer, ScaledOptimizer};
+    ///
+    /// let optim = ScaledOptimizer::new(SgdConfig::new().init(), GradScalerConfig::new().init()?);
+    /// let mut optim = PipelinedOptimizer::new(optim, Device::flex())?;
+    /// optim.queue(|scaler| scaler.set_growth_interval(500))?;
+    /// assert_eq!(optim.scaler(true).growth_interval(), 500);
+    /// # Ok::<(), burn_amp::AmpError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::OptimizerThread`]. What `change` returns is an error of a later `step` or `synchronize`.
+    pub fn queue(
+        &mut self,
+        change: impl FnOnce(&mut GradScaler) -> Result<(), AmpError> + Send + 'static,
+    ) -> Result<(), AmpError> {
+        self.send(What::Other, |update| {
+            let changed = change(update.optim.scaler_mut());
+            update.updated(changed, None)
+        })
+    }
+
+    /// Tells the guard the loss of the next call of [`step`](Self::step); see [`ScaledOptimizer::set_loss`].
+    pub fn set_loss(&mut self, loss: f64) {
+        self.loss = Some(loss);
+    }
+
+    /// The state of all that was handed over, to be stored: it waits for that. See [`ScaledOptimizer::to_record`].
+    ///
+    /// Where the module that the program holds is behind, or its parameters are in half precision, the f32 masters are in it too: a run
+    /// that resumes goes on from them. After [`synchronize`](Self::synchronize), an f32 module is the masters, and the record has none.
+    pub fn to_record(&mut self) -> AmpRecord {
+        let is_ahead = self.in_flight.has_update();
+        let is_half = |parameter: &Parameter| is_half(parameter.value.dtype());
+        let trained = self.trained.clone();
+        let trained = trained.filter(|trained| is_ahead || trained.iter().any(is_half));
+        let record = (self.worker).send(move |update| update.record(trained.as_ref()));
+        match record.and_then(Pending::wait) {
+            Ok(mut record) => {
+                if self.stored.len() > 0 {
+                    record.put_masters(self.stored.clone());
+                }
+                record
+            }
+            Err(ended) => AmpRecord::refused(ended.into()),
+        }
+    }
+
+    /// Takes over a stored state, as [`ScaledOptimizer::load_record`] does. What is on its way is finished, and given up.
+    ///
+    /// Call [`synchronize`](Self::synchronize) with the module afterwards: it gets the masters of the record, if there are any.
+    ///
+    /// # Errors
+    ///
+    /// As [`ScaledOptimizer::load_record`]; the present state stays as it was. [`AmpError::OptimizerThread`].
+    pub fn load_record(&mut self, mut record: AmpRecord) -> Result<(), AmpError> {
+        let (masters, sent) = (record.take_masters(), record.window());
+        let loaded = self
+            .worker
+            .send(|update| update.load_record(record))
+            .and_then(Pending::wait)?;
+        self.scaler.follow(loaded?, false);
+        self.in_flight.0.clear();
+        self.trained = None;
+        self.scaler.buffers.forget();
+        self.stored = masters;
+        self.window.sent = sent;
+        Ok(())
+    }
+
+    /// Writes the state to a file: `to_record().save(path)`.
+    ///
+    /// # Errors
+    ///
+    /// As [`AmpRecord::save`].
+    pub fn save(&mut self, path: impl AsRef<Path>) -> Result<(), AmpError> {
+        self.to_record().save(path)
+    }
+
+    /// Takes over the state in a file: [`AmpRecord::load`], then [`load_record`](Self::load_record).
+    ///
+    /// # Errors
+    ///
+    /// Those of both; the present state stays as it was.
+    pub fn load(&mut self, path: impl AsRef<Path>) -> Result<(), AmpError> {
+        self.load_record(AmpRecord::load(path)?)
+    }
+
+    /// Ends the pipeline: the newest parameters, and the optimizer with its state, to go on without.
+    ///
+    /// # Errors
+    ///
+    /// As [`synchronize`](Self::synchronize).
+    pub fn into_inner<M: Module + 'static>(
+        mut self,
+        module: M,
+    ) -> Result<(M, ScaledOptimizer<O>), StepError<M>> {
+        let module = self.synchronize(module)?;
+        match self.into_parts() {
+            Ok((optim, ..)) => Ok((module, optim)),
+            Err(error) => Err(StepError::new(module, error)),
+        }
+    }
+
+    /// The optimizer, and where it was to step: before its first step, or with all that it was given.
+    pub(crate) fn into_parts(self) -> Result<(ScaledOptimizer<O>, Device, bool), AmpError> {
+        let mut update = self.worker.finish()?;
+        *update.optim.scaler_mut() = self.scaler;
+        Ok((update.optim, update.host, self.synchronous))
+    }
+
+    /// What is to be refused before anything is sent, and the masters of a module that was not met before.
+    fn check_module<M: Module + 'static>(
+        &mut self,
+        module: &M,
+        statistics: Statistics,
+    ) -> Result<(), AmpError> {
+        if self.scaler.live().is_shared() {
+            return Err(AmpError::refused(
+                "optim",
+                "one of several optimizers of a `MixedPrecision`",
+                "the only one: give each network that is pipelined its own",
+            ));
+        }
+        match &self.trained {
+            None => self.begin(module)?,
+            Some(known) => {
+                let compares = self.calls > 1 && self.calls.is_power_of_two();
+                masters::check(known, module, compares)?;
+            }
+        }
+        if self.window.sent == 0 {
+            self.scaler.begin_step(statistics);
+        }
+        self.calls += 1;
+        Ok(())
+    }
+
+    /// Hands a module over, of which masters are to be kept.
+    fn begin<M: Module + 'static>(&mut self, module: &M) -> Result<(), AmpError> {
+        let trained = masters::trained(module);
+        if self.stored.len() > 0 {
+            masters::check_stored(&trained, &self.stored)?;
+        }
+        let (own, stored) = (module.clone(), std::mem::take(&mut self.stored));
+        self.trained = Some(trained.clone());
+        self.send(What::Other, move |update| {
+            update.begin(own, &trained, &stored)
+        })
+    }
+
+    /// Sends what is to be stepped with, and returns the module as it is to be computed with.
+    fn call<M: Module + 'static>(
+        &mut self,
+        lr: ModuleLearningRate,
+        mut module: M,
+        grads: Option<StepGradients>,
+        what: What,
+    ) -> Result<M, StepError<M>> {
+        if what == What::Update {
+            module = self.receive(module, Until::LastUpdate)?;
+        }
+        let noted = self.scaler.hand_over();
+        let loss = self.loss.take();
+        let trained = self.trained.clone().unwrap_or_default();
+        let sent = self.send(what, move |update| {
+            update.step::<M>(lr, grads, loss, noted, &trained)
+        });
+        module = StepError::join(module, sent)?;
+        self.window.sent = match what {
+            What::MicroBatch => self.window.sent + 1,
+            _ => 0,
+        };
+        match self.synchronous {
+            true => self.synchronize(module),
+            false => Ok(module),
+        }
+    }
+
+    fn send(
+        &mut self,
+        what: What,
+        job: impl FnOnce(&mut Update<O>) -> Updated + Send + 'static,
+    ) -> Result<(), AmpError> {
+        let pending = self.worker.send(job)?;
+        self.in_flight.0.push_back((what, pending));
+        Ok(())
+    }
+
+    /// Waits for jobs in their order, and takes over what they have reached. Of several errors, the first is returned.
+    fn receive<M: Module>(&mut self, mut module: M, until: Until) -> Result<M, StepError<M>> {
+        let jobs = &mut self.in_flight.0;
+        let count = match until {
+            Until::LastUpdate => jobs.iter().rposition(|(what, _)| *what == What::Update),
+            Until::AllIsDone => jobs.len().checked_sub(1),
+        };
+        let (mut failed, mut image) = (None, None);
+        for (what, pending) in jobs.drain(..count.map_or(0, |last| last + 1)) {
+            match pending.wait() {
+                Ok(updated) => {
+                    failed = failed.or(updated.error);
+                    image = updated.image.or(image);
+                    self.scaler.follow(updated.reached, what != What::Other);
+                    if what == What::Update {
+                        // The update knows nothing of the forward passes of the present window, unless all is done.
+                        self.scaler.buffers.is_behind = until == Until::LastUpdate;
+                        self.scaler.leave_step(&module, false);
+                    }
+                }
+                Err(ended) => failed = failed.or(Some(ended.into())),
+            }
+        }
+        if let Some(image) = image {
+            module = masters::put(module, &image);
+            self.trained = Some(image);
+        }
+        let ended = self.worker.check().err().map(AmpError::from);
+        match failed.or(ended) {
+            Some(error) => Err(self.refused(module, error)),
+            None => Ok(module),
+        }
+    }
+
+    /// What the forward pass of refused gradients has noted is of no step.
+    fn refused<M>(&mut self, module: M, error: AmpError) -> StepError<M> {
+        drop(self.scaler.hand_over());
+        self.loss = None;
+        StepError::new(module, error)
+    }
+}
+
+impl From<Ended> for AmpError {
+    fn from(Ended(reason): Ended) -> Self {
+        Self::OptimizerThread { reason }
+    }
+}
+
+/// Without what is on the other thread.
+impl<O> std::fmt::Debug for PipelinedOptimizer<O> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PipelinedOptimizer")
+            .field("scaler", &self.scaler)
+            .field("in_flight", &self.in_flight.0.len())
+            .field("synchronous", &self.synchronous)
+            .finish_non_exhaustive()
+    }
+}

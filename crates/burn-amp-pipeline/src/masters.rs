@@ -1,0 +1,140 @@
+//! The f32 copies of parameters on the optimizer's device, and their images on the training device.
+
+use burn::{
+    module::{Module, ParamId},
+    tensor::Device,
+};
+use std::{collections::HashMap, sync::Arc};
+
+use burn_amp_core::{
+    AmpError,
+    internal::{AnyTensor, ParamTensors, Parameter, distinct_parameters, replaced, working_dtype},
+};
+
+/// The parameters of a module that are trained, with their values on the training device: as they were handed over, or images of masters.
+pub(crate) type Trained = Arc<Vec<Parameter>>;
+
+pub(crate) fn trained<M: Module>(module: &M) -> Trained {
+    let mut trained = distinct_parameters(module);
+    trained.retain(|parameter| parameter.is_trained);
+    Arc::new(trained)
+}
+
+/// Refuses a module with other parameters than these, or, where it `compares`, with other values. That waits for the device.
+pub(super) fn check<M: Module>(
+    known: &Trained,
+    module: &M,
+    compares: bool,
+) -> Result<(), AmpError> {
+    let mut left = by_id(known);
+    for Parameter {
+        id, path, value, ..
+    } in trained(module).iter()
+    {
+        let data = |value: &AnyTensor| value.clone().into_data();
+        let reason = match left.remove(id) {
+            None => "was not there, or not trained",
+            Some(known) if known.shape() != value.shape() || known.dtype() != value.dtype() => {
+                "has another shape or dtype"
+            }
+            Some(known) if known.device() != value.device() => "is on another device",
+            Some(known) if compares && data(known).as_bytes() != data(value).as_bytes() => {
+                "was changed since the last step"
+            }
+            Some(_) => continue,
+        };
+        return Err(AmpError::other_module(path, reason));
+    }
+    match known.iter().find(|known| left.contains_key(&known.id)) {
+        None => Ok(()),
+        Some(gone) => {
+            let reason = "is no longer there, or no longer trained";
+            Err(AmpError::other_module(&gone.path, reason))
+        }
+    }
+}
+
+/// Refuses masters of a record that are not those of these parameters.
+pub(super) fn check_stored(trained: &Trained, masters: &ParamTensors) -> Result<(), AmpError> {
+    let misfit = |reason| AmpError::foreign("the record of the pipelined optimizer", reason);
+    let known = trained.iter().filter(|found| masters.contains(found.id));
+    let known = known.count();
+    if known != trained.len() || known != masters.len() {
+        return Err(misfit(format!(
+            "it holds master weights of {} parameters, of which {known} are among the {} that are trained here: load the model's own \
+             record too, which gives its parameters their ids back",
+            masters.len(),
+            trained.len()
+        )));
+    }
+    for Parameter {
+        id, path, value, ..
+    } in trained.iter()
+    {
+        let (shape, expected) = (masters.shape(*id), value.shape());
+        if let Some(shape) = shape.filter(|shape| *shape != expected) {
+            let (shape, expected) = (shape.as_slice(), expected.as_slice());
+            return Err(misfit(format!(
+                "its master weight for `{path}` has shape {shape:?}, but the parameter has {expected:?}"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// A copy of the module whose trained parameters are f32 (f64 ones stay f64) on another device: as those of a record say, or as
+/// they are. The rest is a handle to what the module has, except for running statistics, which this copy has for itself.
+pub(super) fn masters_of<M: Module>(
+    module: &M,
+    trained: &Trained,
+    host: &Device,
+    stored: &ParamTensors,
+) -> M {
+    let trained = by_id(trained);
+    let master = |id, _: &dyn Fn() -> Parameter| {
+        let value = *trained.get(&id)?;
+        let working = working_dtype(value.dtype());
+        let stored = stored.tensor(id).cloned();
+        let stored = stored.and_then(|stored| stored.live(host));
+        Some(
+            stored
+                .unwrap_or_else(|| value.clone())
+                .cast_to(working, host),
+        )
+    };
+    // `valid` gives it running statistics of its own.
+    replaced(module.valid(), master).train()
+}
+
+/// The trained parameters as the training device is to have them. Does not wait for that device.
+pub(super) fn images_of(masters: Vec<Parameter>, trained: &Trained) -> Trained {
+    let like = by_id(trained);
+    let image = |master: Parameter| {
+        let like = like.get(&master.id)?;
+        let value = master.value.cast_to(like.dtype().into(), &like.device());
+        Some(Parameter { value, ..master })
+    };
+    Arc::new(masters.into_iter().filter_map(image).collect())
+}
+
+/// The masters themselves, to be stored: handles.
+pub(super) fn values_of(masters: Vec<Parameter>, trained: &Trained) -> ParamTensors {
+    let trained = by_id(trained);
+    let masters = masters.into_iter();
+    let masters = masters.filter(|master| trained.contains_key(&master.id));
+    masters.map(|master| (master.id, master.value)).collect()
+}
+
+/// The module with these values. Ids, trainability and what is attached stay.
+pub(crate) fn put<M: Module>(module: M, trained: &Trained) -> M {
+    let trained = by_id(trained);
+    replaced(module, |id, old| {
+        let image = *trained.get(&id)?;
+        Some(image.clone().moved_to(&old().value.device()))
+    })
+}
+
+fn by_id(trained: &Trained) -> HashMap<ParamId, &AnyTensor> {
+    let values = trained.iter().map(|found| (found.id, &found.value));
+    values.collect()
+}

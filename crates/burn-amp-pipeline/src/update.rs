@@ -1,0 +1,167 @@
+//! What the optimizer's thread owns, and what it does with the gradients of a step.
+
+use burn::{lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module, tensor::Device};
+use std::any::Any;
+
+use super::masters::{self, Trained, images_of, values_of};
+use burn_amp_core::{
+    AmpError, AmpRecord, LossScale, ModuleOptim, ScaledGradients, ScaledOptimizer, StepError,
+    StepOutcome,
+    internal::{
+        HandedOver, ParamTensors, Parameter, Reached, StepGradients, distinct_parameters, widened,
+    },
+};
+
+/// The optimizer, and the masters that it steps.
+pub(super) struct Update<O> {
+    pub(super) optim: ScaledOptimizer<O>,
+    pub(super) host: Device,
+    masters: Option<Box<dyn Masters>>,
+    /// The loss scale that is to follow the next update, whatever its outcome.
+    pub(super) next_scale: Option<f64>,
+}
+
+/// A module of f32 parameters, its type forgotten.
+trait Masters: Any + Send {
+    fn parameters(&self) -> Vec<Parameter>;
+}
+
+impl<M: Module + 'static> Masters for M {
+    fn parameters(&self) -> Vec<Parameter> {
+        distinct_parameters(self)
+    }
+}
+
+/// What a job has done.
+pub(super) struct Updated {
+    pub(super) error: Option<AmpError>,
+    /// The parameters, if they have changed.
+    pub(super) image: Option<Trained>,
+    pub(super) reached: Reached,
+}
+
+impl<O: ModuleOptim> Update<O> {
+    pub(super) fn new(optim: ScaledOptimizer<O>, host: Device) -> Self {
+        Self {
+            optim,
+            host,
+            masters: None,
+            next_scale: None,
+        }
+    }
+
+    /// Keeps masters of this module: those of a record, or its parameters.
+    pub(super) fn begin<M: Module + 'static>(
+        &mut self,
+        module: M,
+        trained: &Trained,
+        stored: &ParamTensors,
+    ) -> Updated {
+        let masters = masters::masters_of(&module, trained, &self.host, stored);
+        let image = (stored.len() > 0).then(|| images_of(masters.parameters(), trained));
+        self.masters = Some(Box::new(masters));
+        self.updated(Ok(()), image)
+    }
+
+    /// The masters, if they are of this type.
+    fn take_masters<M: 'static>(&mut self) -> Option<M> {
+        let is_known = |masters: &mut Box<dyn Masters>| (&**masters as &dyn Any).is::<M>();
+        let masters: Box<dyn Any> = self.masters.take_if(is_known)?;
+        Some(*masters.downcast().ok()?)
+    }
+
+    /// Takes the gradients of a step, or of a micro-batch; without any, steps with the window as it is.
+    pub(super) fn step<M: Module + 'static>(
+        &mut self,
+        lr: ModuleLearningRate,
+        grads: Option<StepGradients>,
+        loss: Option<f64>,
+        noted: HandedOver,
+        trained: &Trained,
+    ) -> Updated {
+        let Some(masters) = self.take_masters::<M>() else {
+            let reason = "belong to a module of another type";
+            return self.updated(Err(AmpError::other_module("all of them", reason)), None);
+        };
+        let scaler = self.optim.scaler_mut();
+        scaler.take_over(noted);
+        let before = scaler.schedule();
+        if let Some(loss) = loss {
+            self.optim.set_loss(loss);
+        }
+        let stepped = match grads {
+            Some(grads) => {
+                let grads = moved(grads, &masters, &self.host);
+                self.optim.try_step(lr, masters, grads)
+            }
+            None => self.optim.try_flush(lr, masters),
+        };
+        let (masters, result) = StepError::split(stepped);
+        let outcome = self.optim.scaler().last_outcome();
+        let is_applied = outcome == Some(StepOutcome::Stepped);
+        let image = is_applied.then(|| images_of(masters.parameters(), trained));
+        self.masters = Some(Box::new(masters));
+        let result = result.and(self.end_update(before, outcome));
+        self.updated(result, image)
+    }
+
+    /// Puts a loss scale in the place of that which an update has reached: PyTorch's `update(new_scale)`.
+    fn end_update(
+        &mut self,
+        before: LossScale,
+        outcome: Option<StepOutcome>,
+    ) -> Result<(), AmpError> {
+        let is_update = !matches!(
+            outcome,
+            None | Some(StepOutcome::Accumulated | StepOutcome::NoGradients)
+        );
+        match self.next_scale.take_if(|_| is_update) {
+            Some(scale) => self.optim.scaler_mut().replace_update(before, scale),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn updated(&self, result: Result<(), AmpError>, image: Option<Trained>) -> Updated {
+        Updated {
+            error: result.err(),
+            image,
+            reached: self.optim.scaler().reached(),
+        }
+    }
+
+    /// The state, with the masters of these parameters.
+    pub(super) fn record(&mut self, of: Option<&Trained>) -> AmpRecord {
+        let mut record = self.optim.to_record();
+        if let (Some(masters), Some(trained)) = (&self.masters, of) {
+            record.put_masters(values_of(masters.parameters(), trained));
+        }
+        record
+    }
+
+    /// Goes on from a record, the masters of which belong to the next module.
+    pub(super) fn load_record(&mut self, record: AmpRecord) -> Result<Reached, AmpError> {
+        self.optim.load_record(record)?;
+        self.masters = None;
+        self.next_scale = None;
+        Ok(self.optim.scaler().reached())
+    }
+}
+
+/// The gradients on the optimizer's device. Waits for the training device.
+fn moved<M: Module>(grads: StepGradients, module: &M, host: &Device) -> StepGradients {
+    let scale = match &grads {
+        StepGradients::Scaled(grads) => grads.loss_scale(),
+        // Those that were tested elsewhere are tested here too: what was found is of the other side's scale.
+        _ => 1.0,
+    };
+    let grads = grads.into_params().to_device(host, module);
+    match scale == 1.0 {
+        true => widened(grads, module).into(),
+        // As narrow as they are: unscaling widens them.
+        false => ScaledGradients {
+            params: grads,
+            scale,
+        }
+        .into(),
+    }
+}

@@ -1,0 +1,164 @@
+//! Where a `Learner`'s checkpoints keep the scaler's state: in the optimizer's record, as the state of a parameter that no
+//! model has. Burn's Learner stores nothing else, and asks nobody.
+
+use burn::{
+    module::{Param, ParamGroup, ParamId},
+    optim::{
+        DynOptimizer, DynState, GradientsParams, LearningRate, ModuleOptimizer, StateSink,
+        StateSource,
+    },
+    tensor::{Bytes, DType, Device, Tensor, TensorData, kind::BridgeTensor},
+};
+use std::{
+    cell::RefCell,
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use super::steps::Shared;
+use burn_amp_core::{
+    AmpError, AmpRecord, MixedPrecision,
+    internal::{Beside, Container, during},
+};
+
+/// The parameter that no model has.
+const ID: u64 = u64::from_le_bytes(*b"burn_amp");
+/// The name of its only tensor: the bytes of a burnpack, with a version and a checksum, each inverted, so that nothing in them is
+/// taken for a section of the file around them.
+const TENSOR: &str = "scaler";
+
+/// What the optimizer keeps for the parameter.
+#[derive(Clone)]
+pub(super) enum Entry {
+    /// What the next checkpoint is to hold, as it is when that is taken. None while a step is made.
+    Steps(Option<Shared>),
+    /// What a checkpoint has brought: none if it is that of a run without scaler.
+    Loaded(Option<Box<AmpRecord>>),
+}
+
+/// What was found in an optimizer.
+#[derive(Default)]
+pub(super) struct Found {
+    /// None in one that has not met a scaler before.
+    pub(super) entry: Option<Entry>,
+    /// Whether a record was taken since the last time.
+    pub(super) was_recorded: bool,
+}
+
+thread_local! {
+    /// What the next step of the parameter puts into the entry, and what it has found there. Burn's `step` takes and returns nothing of ours.
+    static EXCHANGED: Beside<(Option<Shared>, Found)> = const { RefCell::new(None) };
+}
+
+/// An optimizer that can carry a state.
+pub(super) fn attach(optim: ModuleOptimizer, amp: &MixedPrecision) -> ModuleOptimizer {
+    let carrier = Carrier {
+        amp: amp.clone(),
+        recorded: AtomicBool::new(false),
+    };
+    optim.with_group(ParamGroup::from_ids(vec![ID.into()]), carrier, None)
+}
+
+/// Takes the state out, and puts in what the next checkpoint is to hold.
+pub(super) fn exchange(optim: &mut ModuleOptimizer, steps: Option<&Shared>) -> Found {
+    let device = Device::flex();
+    let one = || Tensor::<1>::zeros([1], (&device, DType::F32));
+    let id = ParamId::from(ID);
+    let mut grads = GradientsParams::new();
+    grads.register(id, one());
+    let param = Tensor::from_inner(one()).require_grad();
+    let step = || optim.step(0.0, Param::initialized(id, param), grads);
+    let (_, (_, found)) = during(&EXCHANGED, (steps.cloned(), Found::default()), step);
+    found
+}
+
+/// Carries a state through records; a loaded one sets the loss scale at once, for the first step of the resumed run.
+struct Carrier {
+    amp: MixedPrecision,
+    /// Whether a record was taken since the last step.
+    recorded: AtomicBool,
+}
+
+impl DynOptimizer for Carrier {
+    fn step_dyn(
+        &self,
+        rank: usize,
+        _lr: LearningRate,
+        tensor: BridgeTensor,
+        _grad: BridgeTensor,
+        state: Option<DynState>,
+    ) -> (BridgeTensor, Option<DynState>) {
+        let found = Found {
+            entry: Some(state.map_or(Entry::Loaded(None), DynState::downcast)),
+            was_recorded: self.recorded.swap(false, Ordering::Relaxed),
+        };
+        let around = EXCHANGED.replace(Some((None, found)));
+        let steps = around.and_then(|(steps, _)| steps);
+        (tensor, Some(DynState::create(Entry::Steps(steps), rank)))
+    }
+
+    fn to_device_dyn(&self, state: DynState, _device: &Device) -> DynState {
+        state
+    }
+
+    fn state_flatten(&self, prefix: &str, state: &DynState, out: &mut StateSink) {
+        let record = match state.downcast_ref::<Entry>() {
+            Entry::Steps(steps) => steps.as_ref().map(|steps| steps.lock().record()),
+            Entry::Loaded(record) => record.as_deref().cloned(),
+        };
+        if let Some(record) = record {
+            self.recorded.store(true, Ordering::Relaxed);
+            let bytes = record.into_bytes().unwrap_or_else(|error| {
+                panic!("the loss scaler's state cannot be written: {error}")
+            });
+            let bytes = inverted(&bytes);
+            let shape = [bytes.len()];
+            out.push_tensor(
+                prefix,
+                TENSOR,
+                TensorData::from_bytes(bytes, shape, DType::U8),
+            );
+        }
+    }
+
+    fn state_unflatten(
+        &self,
+        rank: usize,
+        prefix: &str,
+        src: &mut StateSource,
+        _device: &Device,
+    ) -> Option<DynState> {
+        let (bytes, ..) = src.take_tensor(prefix, TENSOR)?.into_parts();
+        // Burn has no errors here.
+        let origin = "the loss scaler's state in the optimizer's record";
+        let state = from_bytes(inverted(&bytes), origin).unwrap_or_else(|error| {
+            panic!("{error}; `Resume::check` makes this an error that names the file")
+        });
+        if let Some(scaler) = &state.scaler {
+            let resumed = scaler.resume(self.amp.live(), "the checkpoint");
+            resumed.unwrap_or_else(|error| panic!("{error}"));
+        }
+        Some(DynState::create(Entry::Loaded(Some(Box::new(state))), rank))
+    }
+}
+
+fn from_bytes(bytes: Bytes, origin: &str) -> Result<AmpRecord, AmpError> {
+    let record = AmpRecord::from_container(Container::from_bytes(bytes, origin)?)?;
+    match record.scaler {
+        Some(_) => Ok(record),
+        None => Err(record.foreign("no state of a loss scaler")),
+    }
+}
+
+/// The state in the file of an optimizer; none if it is that of a run without scaler.
+pub(super) fn state_in_file(container: &mut Container) -> Result<Option<AmpRecord>, AmpError> {
+    let name = format!("{ID}.{TENSOR}");
+    let Some(tensor) = container.split_tensors(|other| other == name).pop() else {
+        return Ok(None);
+    };
+    let bytes = container.bytes_of(&tensor)?;
+    from_bytes(inverted(&bytes), container.origin()).map(Some)
+}
+
+fn inverted(bytes: &[u8]) -> Bytes {
+    Bytes::from_bytes_vec(bytes.iter().map(|byte| !byte).collect())
+}

@@ -1,0 +1,217 @@
+use burn::{
+    tensor::TensorReadError,
+    train::metric::{
+        Metric, MetricAttributes, MetricMetadata, MetricName, Numeric, NumericAttributes,
+        NumericEntry, SerializedEntry,
+        state::{FormatOptions, NumericMetricState},
+    },
+};
+use std::sync::Arc;
+
+use burn_amp_core::{MixedPrecision, StepOutcome, internal::StepEntry};
+
+/// A metric of the loss scale or of the gradients.
+#[derive(Clone)]
+struct ScalerMetric {
+    kind: Kind,
+    name: MetricName,
+    amp: MixedPrecision,
+    /// Burn updates metrics in a thread of their own, later than the step: they take the steps one by one.
+    seen: u64,
+    /// The last loss scale.
+    scale: f64,
+    mean: NumericMetricState,
+    /// Whether there is a value, and one of the epoch, to be shown.
+    known: (bool, bool),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    LossScale,
+    SkippedSteps,
+    GradientNorm,
+    ZeroGradients,
+}
+
+/// Metrics for `SupervisedTraining::metric_train_numeric`.
+///
+/// [`training`](Self::training) registers all four. They belong to the training: in
+/// validation they are "N/A". They read host values and never wait for the device.
+impl MixedPrecision {
+    /// The loss scale after each step. An epoch's value is that at its end, not a mean.
+    pub fn loss_scale_metric(&self) -> impl Metric<Input = ()> + Numeric + use<> {
+        ScalerMetric::new(self, Kind::LossScale, "Loss Scale")
+    }
+
+    /// The share of the epoch's steps so far that were skipped, or held back by a [`Guard`](crate::Guard), in percent. A single
+    /// step is 0 or 100.
+    pub fn skipped_steps_metric(&self) -> impl Metric<Input = ()> + Numeric + use<> {
+        ScalerMetric::new(self, Kind::SkippedSteps, "Skipped Steps")
+    }
+
+    /// The L2 norm of all unscaled gradients before clipping.
+    ///
+    /// An epoch's value is the mean over its steps, skipped ones left out. "N/A" with a disabled scaler that does not clip: it
+    /// measures nothing.
+    pub fn gradient_norm_metric(&self) -> impl Metric<Input = ()> + Numeric + use<> {
+        ScalerMetric::new(self, Kind::GradientNorm, "Gradient Norm")
+    }
+
+    /// The share of gradient values that are exactly zero, in percent.
+    ///
+    /// Underflow shows here: compare with the same run in f32, since ReLU and sparse inputs have zeros of their own. An epoch's
+    /// value is the mean over its steps. "N/A" with a disabled scaler.
+    pub fn zero_gradients_metric(&self) -> impl Metric<Input = ()> + Numeric + use<> {
+        ScalerMetric::new(self, Kind::ZeroGradients, "Zero Gradients")
+    }
+}
+
+impl ScalerMetric {
+    fn new(amp: &MixedPrecision, kind: Kind, name: &str) -> Self {
+        Self {
+            kind,
+            name: Arc::new(name.to_string()),
+            amp: amp.clone(),
+            seen: amp.journal().steps(),
+            scale: amp.loss_scale().into(),
+            mean: NumericMetricState::new(),
+            known: (false, false),
+        }
+    }
+
+    fn unit(&self) -> Option<&'static str> {
+        matches!(self.kind, Kind::SkippedSteps | Kind::ZeroGradients).then_some("%")
+    }
+
+    /// What the next step was like; none if no step was made since the last call, as inside an accumulation window.
+    fn next(&mut self) -> Option<StepEntry> {
+        let (number, reading) = self.amp.journal().step_after(self.seen)?;
+        self.seen = number;
+        Some(reading)
+    }
+
+    /// The value of a step; none leaves it out of the mean.
+    fn value_of(&self, reading: &StepEntry) -> Option<f64> {
+        match self.kind {
+            Kind::LossScale => Some(reading.loss_scale),
+            Kind::SkippedSteps => {
+                let skips = [StepOutcome::Skipped, StepOutcome::Guarded];
+                (reading.outcome).map(|outcome| if skips.contains(&outcome) { 100.0 } else { 0.0 })
+            }
+            Kind::GradientNorm => {
+                let stepped = reading.outcome == Some(StepOutcome::Stepped);
+                reading.norm.filter(|_| stepped)
+            }
+            Kind::ZeroGradients => reading.zero_share.map(|share| 100.0 * share),
+        }
+    }
+
+    fn entry(&self, known: bool, number: NumericEntry, of_epoch: bool) -> SerializedEntry {
+        if !known {
+            return SerializedEntry::not_available(self.unit());
+        }
+        if self.kind == Kind::LossScale {
+            return SerializedEntry::new(format!("{}", self.scale), number.serialize());
+        }
+        let format = FormatOptions::new(self.name()).precision(3);
+        let format = match self.unit() {
+            Some(unit) => format.unit(unit),
+            None => format,
+        };
+        match of_epoch {
+            true => self.mean.compute_final(format),
+            false => self.mean.compute_update(format),
+        }
+    }
+}
+
+impl Metric for ScalerMetric {
+    type Input = ();
+
+    fn name(&self) -> MetricName {
+        self.name.clone()
+    }
+
+    fn description(&self) -> Option<String> {
+        let text = match self.kind {
+            Kind::LossScale => "What gradients are multiplied by in half precision",
+            Kind::SkippedSteps => {
+                "The share of steps that were skipped: gradients overflowed, or a guard held them back"
+            }
+            Kind::GradientNorm => {
+                "The L2 norm of the unscaled gradients of all parameters, before clipping"
+            }
+            Kind::ZeroGradients => "The share of gradient values that are exactly zero",
+        };
+        Some(text.to_string())
+    }
+
+    fn attributes(&self) -> MetricAttributes {
+        NumericAttributes {
+            unit: self.unit().map(str::to_string),
+            higher_is_better: self.kind == Kind::LossScale,
+        }
+        .into()
+    }
+
+    fn update(
+        &mut self,
+        _: &(),
+        metadata: &MetricMetadata,
+    ) -> Result<SerializedEntry, TensorReadError> {
+        // An item of a validation has no learning rate. Those of reinforcement learning have no iteration either.
+        let in_validation = metadata.lr.is_none() && metadata.iteration.is_some();
+        let reading = match in_validation {
+            true => None,
+            false => self.next(),
+        };
+        let value = reading.and_then(|reading| self.value_of(&reading));
+        if let Some(value) = value {
+            match self.kind {
+                Kind::LossScale => self.scale = value,
+                _ => self.mean.update(value, 1),
+            }
+        }
+        self.known.0 = match self.kind {
+            // Between two steps, that of the last one.
+            Kind::LossScale => !in_validation,
+            _ => value.is_some(),
+        };
+        self.known.1 |= self.known.0;
+        Ok(self.entry(self.known.0, NumericEntry::Value(self.scale), false))
+    }
+
+    fn compute(&mut self) -> Result<SerializedEntry, TensorReadError> {
+        Ok(self.entry(self.known.1, self.final_value(), true))
+    }
+
+    fn clear(&mut self) {
+        self.mean.reset();
+        self.known = (false, false);
+    }
+}
+
+impl Numeric for ScalerMetric {
+    fn value(&self) -> Option<NumericEntry> {
+        self.known.0.then(|| match self.kind {
+            Kind::LossScale => NumericEntry::Value(self.scale),
+            _ => self.mean.current_value(),
+        })
+    }
+
+    fn running_value(&self) -> Option<NumericEntry> {
+        match self.kind {
+            Kind::LossScale => self.value(),
+            _ => self.known.1.then(|| self.mean.running_value()),
+        }
+    }
+
+    fn final_value(&self) -> NumericEntry {
+        match (self.known.1, self.kind) {
+            (true, Kind::LossScale) => NumericEntry::Final(self.scale),
+            (true, _) => self.mean.final_value(),
+            // Burn wants a number, and the mean of nothing is none.
+            (false, _) => NumericEntry::Final(0.0),
+        }
+    }
+}

@@ -1,0 +1,290 @@
+use burn::{
+    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
+    module::Module,
+    optim::{GradientsParams, ModuleOptimizer, MultiGradientsParams},
+    tensor::Device,
+    train::{InferenceStep, TrainOutput, TrainStep},
+};
+use std::{any::Any, ops::Deref};
+
+use super::{
+    checkpoint::{self, Entry},
+    steps::Steps,
+};
+use burn_amp_core::{
+    AmpError, Ema, GradScaler, MixedPrecision, StepError,
+    hook::Hook,
+    internal::{Entries, Parameter, SCOPED, parameters, widened},
+    sum_of_devices,
+};
+
+/// A model in half precision: what the `Learner` of [`MixedPrecision::learner`] trains, and what it returns.
+///
+/// Used as the model itself: it dereferences to it, its records are the model's, and `valid()` and Burn's `Evaluator` see the
+/// model's own [`InferenceStep`], in the precision of the training. [`into_inner`](Self::into_inner) returns it by value.
+///
+/// - [`TrainStep::step`]: the model's own, as it is. [`autocast`](crate::autocast) in it is that of the `MixedPrecision`.
+/// - [`TrainStep::optimize`] and [`TrainStep::optimize_multi`]: test the gradients, which waits for the device once, and call
+///   the model's own if the step is not skipped. After a skip, running statistics (BatchNorm's) that are not finite are set
+///   back to those of the last good step. A [`Fused`](crate::Fused) optimizer steps by itself and does not wait, as in
+///   [`ScaledOptimizer::step`](crate::ScaledOptimizer::step): **the model's own are not called**, unless
+///   [`with_own_optimize`](crate::ScaledOptimizer::with_own_optimize) asks for it. A
+///   [`PipelinedOptimizer`](crate::PipelinedOptimizer) never calls them.
+/// - A checkpoint has the scaler's state, that of a guard, and the averages of [`with_ema`](crate::ScaledOptimizer::with_ema), in the file of the
+///   *optimizer*. A `Learner` without this crate resumes it, and the other way round: then the scaler starts fresh, with a
+///   warning in the log.
+#[derive(Clone, Debug)]
+pub struct Scaled<M> {
+    pub(super) inner: M,
+    /// The weights that were trained, where `inner` has their averages.
+    pub(super) trained: Option<M>,
+    amp: MixedPrecision,
+    /// The optimizer, which clones share.
+    pub(super) steps: Steps,
+    /// Whether the last step has ended the run.
+    pub(super) failed: bool,
+}
+
+impl<M> Scaled<M> {
+    /// Ends the run, if there is an error, through its interrupter; panics where there is none.
+    fn end_with(&mut self, result: Result<(), AmpError>) {
+        let Err(error) = result else {
+            return;
+        };
+        self.failed = true;
+        if let Err(error) = self.amp.fail_run(error) {
+            panic!("{error}");
+        }
+    }
+
+    pub(super) fn new(inner: M, amp: MixedPrecision, steps: Steps) -> Self {
+        Self {
+            inner,
+            trained: None,
+            amp,
+            steps,
+            failed: false,
+        }
+    }
+
+    /// The plain model, to use without this crate.
+    pub fn into_inner(self) -> M {
+        self.inner
+    }
+
+    /// The scaler: its counters, and the measures of the last step's gradients.
+    pub fn scaler(&self) -> &GradScaler {
+        &self.steps.scaler
+    }
+
+    /// The averages of the weights; none without [`ScaledOptimizer::with_ema`](crate::ScaledOptimizer::with_ema).
+    ///
+    /// `ema().module(&*model)` is a copy of the model with the averages in place of its parameters.
+    pub fn ema(&self) -> Option<&Ema> {
+        self.hook()
+    }
+
+    /// The first [hook](crate::hook::Hook) of a type, as the last step has left it.
+    pub fn hook<H: Hook>(&self) -> Option<&H> {
+        self.steps.options.hooks.get()
+    }
+}
+
+impl<M: Module> Scaled<M> {
+    /// Ends the training: the model, its parameters replaced by their averages, in the parameters' dtype.
+    ///
+    /// As [`into_inner`](Self::into_inner) without [`ScaledOptimizer::with_ema`](crate::ScaledOptimizer::with_ema), or before
+    /// the first step. Does not wait for the device.
+    pub fn finalize(self) -> M {
+        match self.steps.options.hooks.get::<Ema>() {
+            Some(ema) => ema.finalize(self.inner),
+            None => self.inner,
+        }
+    }
+}
+
+impl<M: Module + 'static> Scaled<M> {
+    /// With the newest parameters, of an optimizer on a thread of its own, and the outcomes of all steps. A failure ends the run.
+    pub(super) fn newest(mut self) -> Self {
+        if !self.steps.are_late() {
+            return self;
+        }
+        let (inner, result) = StepError::split(self.steps.shared.lock().newest(self.inner));
+        self.inner = inner;
+        self.steps.update();
+        self.end_with(result);
+        self
+    }
+}
+
+impl<M: TrainStep + Module + 'static> Scaled<M> {
+    /// Steps, or skips the step. `optimize` is the model's own. A failure ends the run.
+    fn advance(
+        mut self,
+        optim: &mut ModuleOptimizer,
+        lr: ModuleLearningRate,
+        grads: GradientsParams,
+        optimize: impl FnOnce(M, &mut ModuleOptimizer, ModuleLearningRate, GradientsParams) -> M,
+    ) -> Self {
+        let amp = self.amp.clone();
+        if self.failed
+            && let Some(error) = amp.run_result().err()
+        {
+            // The interrupter is not the run's: nobody has ended it.
+            panic!("{error}");
+        }
+        self.failed = false;
+        let found = checkpoint::exchange(optim, None);
+        let checkpointed = (found.was_recorded)
+            .then(|| Box::new((self.inner.clone(), optim.clone())) as Box<dyn Any + Send>);
+        match found.entry {
+            Some(Entry::Steps(_)) => {}
+            Some(Entry::Loaded(state)) => {
+                if let Err(error) = self.steps.restore(state.map(|state| *state)) {
+                    self.end_with(Err(error));
+                    return self;
+                }
+            }
+            None => {
+                *optim = checkpoint::attach(optim.clone(), &amp);
+                self.steps = self.steps.of_another();
+            }
+        }
+        let optimize = |inner, optim: &mut _, lr, grads| {
+            let inner = amp.in_model(|| optimize(inner, optim, lr, grads));
+            attached(inner, &amp)
+        };
+        let stepped = self.steps.step(optim, lr, self.inner, grads, optimize);
+        let (inner, result) = StepError::split(stepped);
+        self.inner = inner;
+        self.steps.update();
+        self.steps.shared.lock().checkpointed = checkpointed;
+        checkpoint::exchange(optim, Some(&self.steps.shared));
+        self.end_with(result);
+        self
+    }
+}
+
+impl<M: TrainStep + Module + 'static> TrainStep for Scaled<M> {
+    type Input = M::Input;
+    type Output = M::Output;
+
+    /// The model's own step, in its precision.
+    fn step(&self, batch: M::Input) -> TrainOutput<M::Output> {
+        if !self.failed {
+            // Before the step that Burn asks the interrupter after: with accumulation, `optimize` comes later.
+            self.amp.forget_failure();
+        }
+        // A checkpoint has received parameters that the learner's own model does not have.
+        let newest = self.steps.shared.lock().current(&self.inner);
+        let inner = newest.as_ref().unwrap_or(&self.inner);
+        let mut output = self.amp.in_model(|| TrainStep::step(inner, batch));
+        if self.steps.kind.mixed {
+            // Burn's accumulation would sum them in half precision.
+            output.grads = widened(output.grads, &self.inner);
+        }
+        output
+    }
+
+    /// Tests the gradients, and calls the model's own `optimize`, unless they overflow: then the step is skipped, and the loss
+    /// scale backs off. Waits for the device once.
+    ///
+    /// With a [`Fused`](crate::Fused) optimizer it makes one pass for all parameters, in place of the model's own `optimize`, and does not wait
+    /// where [`ScaledOptimizer::step`](crate::ScaledOptimizer::step) does not. With
+    /// [`with_own_optimize`](crate::ScaledOptimizer::with_own_optimize) it is as with other optimizers: parameters are stepped one by one then.
+    ///
+    /// A step that fails ([`LossScaleExhausted`](crate::AmpError::LossScaleExhausted), [`LossNotFinite`](crate::AmpError::LossNotFinite),
+    /// [`AlwaysGuarded`](crate::AmpError::AlwaysGuarded), and what
+    /// [`ScaledOptimizer::try_step`](crate::ScaledOptimizer::try_step) refuses) returns the model as it was and ends the run,
+    /// through [`MixedPrecision::interrupter`].
+    ///
+    /// # Panics
+    ///
+    /// If a step fails and there is no such interrupter, with the error's message; if it is not the run's, with the next step.
+    fn optimize(
+        self,
+        optim: &mut ModuleOptimizer,
+        lr_module: ModuleLearningRate,
+        grads: GradientsParams,
+    ) -> Self {
+        self.advance(optim, lr_module, grads, M::optimize)
+    }
+
+    /// As [`optimize`](Self::optimize), with gradients of several devices: summed in f32, then tested, so that an
+    /// overflow on one device skips the step for all. The model's own `optimize_multi` gets the sums.
+    fn optimize_multi(
+        self,
+        optim: &mut ModuleOptimizer,
+        lr_module: ModuleLearningRate,
+        grads: MultiGradientsParams,
+    ) -> Self {
+        let grads = sum_of_devices(grads, &self.inner);
+        self.advance(optim, lr_module, grads, |inner, optim, lr, grads| {
+            let grads = by_device(grads, &inner);
+            inner.optimize_multi(optim, lr, grads)
+        })
+    }
+}
+
+/// The model's own step, in its precision.
+impl<M: InferenceStep> InferenceStep for Scaled<M> {
+    type Input = M::Input;
+    type Output = M::Output;
+
+    fn step(&self, item: M::Input) -> M::Output {
+        self.amp.in_model(|| self.inner.step(item))
+    }
+}
+
+impl<M> Deref for Scaled<M> {
+    type Target = M;
+
+    fn deref(&self) -> &M {
+        &self.inner
+    }
+}
+
+impl<M: std::fmt::Display> std::fmt::Display for Scaled<M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let counters = self.scaler().counters();
+        write!(
+            f,
+            "{}\nLoss scale: {} after {} steps, {} of them skipped",
+            self.inner,
+            f64::from(self.scaler().loss_scale()),
+            counters.steps(),
+            counters.skipped()
+        )
+    }
+}
+
+/// The model with its reparameterization: a model's own `optimize` may lose that of a parameter, because `Param::map` does.
+fn attached<M: Module>(model: M, amp: &MixedPrecision) -> M {
+    let is_attached = |parameter: &Parameter| parameter.attached.as_deref() == Some(SCOPED);
+    match parameters(&model).iter().all(is_attached) {
+        true => model,
+        // Those that have it keep theirs.
+        false => model.apply_reparameterization(amp.clone()),
+    }
+}
+
+/// Sums of gradients, each in the container of its device.
+fn by_device<M: Module>(mut grads: GradientsParams, module: &M) -> MultiGradientsParams {
+    let mut sorted = MultiGradientsParams::default();
+    for entry in Entries::of(&grads, module).unwrap_or_default().gradients {
+        if let Some(grad) = entry.take(&mut grads) {
+            entry.put(of_device(&mut sorted, grad.device()), grad);
+        }
+    }
+    sorted
+}
+
+fn of_device(sorted: &mut MultiGradientsParams, device: Device) -> &mut GradientsParams {
+    let grads = &mut sorted.grads;
+    let place = grads.iter().position(|(_, other)| *other == device);
+    let place = place.unwrap_or_else(|| {
+        grads.push((GradientsParams::new(), device));
+        grads.len() - 1
+    });
+    &mut grads[place].0
+}

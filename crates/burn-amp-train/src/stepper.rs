@@ -1,0 +1,69 @@
+//! Burn's optimizer, as the steps of a run call it.
+
+use burn::{
+    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
+    module::Module,
+    optim::{GradientsParams, ModuleOptimizer, OptimizerRecord},
+    tensor::{DType, Device},
+};
+
+use burn_amp_core::{
+    AmpError, ModuleOptim,
+    internal::{ParamTensors, masters_of},
+    records_of,
+};
+
+/// What Burn's `ModuleOptimizer` does not tell of the optimizer that it was made of.
+#[derive(Clone, Debug)]
+pub(super) struct Kind {
+    /// Whether it combines half-precision parameters with f32 gradients.
+    pub(super) mixed: bool,
+    /// Whether it steps all parameters by itself, in one pass. Otherwise the model's own `optimize` calls it.
+    pub(super) fused: bool,
+    /// Where it steps on a thread of its own.
+    pub(super) thread: Option<Place>,
+}
+
+/// Where a thread steps: the device of its masters, and whether each step waits for it.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    pub(super) host: Device,
+    pub(super) synchronous: bool,
+}
+
+/// Burn's optimizer, and of what kind it is.
+pub(super) struct Stepper {
+    pub(super) optim: ModuleOptimizer,
+    pub(super) kind: Kind,
+}
+
+impl ModuleOptim for Stepper {
+    fn step<M: Module>(&mut self, lr: ModuleLearningRate, module: M, grads: GradientsParams) -> M {
+        self.optim.step(lr, module, grads)
+    }
+
+    fn accepts(&self, parameter: DType, gradient: DType) -> bool {
+        self.kind.mixed || parameter == gradient
+    }
+
+    records_of!(self => self.optim);
+
+    fn masters(&self) -> ParamTensors {
+        match self.kind.mixed {
+            true => masters_of(&self.optim),
+            false => ParamTensors::default(),
+        }
+    }
+
+    fn steps_on_device(&self) -> bool {
+        self.kind.fused
+    }
+
+    fn takes_factors(&self) -> bool {
+        self.kind.fused && !self.optim.has_gradient_clipping()
+    }
+
+    fn one_pass(&mut self) -> Option<&mut ModuleOptimizer> {
+        self.kind.fused.then_some(&mut self.optim)
+    }
+}

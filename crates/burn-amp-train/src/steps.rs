@@ -1,0 +1,442 @@
+//! The optimizer of a run, which the clones of its model share: on the host, on the device, or on a thread of its own.
+
+use burn::{
+    lr_scheduler::module_lr_scheduler::ModuleLearningRate,
+    module::{Module, ParamGroup},
+    optim::{
+        DynOptimizer, DynState, GradientsParams, LearningRate, ModuleOptimizer, SgdConfig,
+        StateSink, StateSource,
+    },
+    tensor::{Device, TensorData, kind::BridgeTensor},
+};
+use std::{
+    any::Any,
+    mem::{swap, take},
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    sync::{Arc, Mutex, MutexGuard},
+};
+
+use super::stepper::{Kind, Stepper};
+use burn_amp_core::internal::Update;
+use burn_amp_core::{
+    AmpError, AmpRecord, GradScaler, ScaledOptimizer, StepError,
+    internal::{Container, ParamTensors, StepOptions, locked, placeholders},
+};
+use burn_amp_optim::internal::one_pass;
+use burn_amp_pipeline::PipelinedOptimizer;
+use burn_amp_pipeline::internal::put;
+use burn_amp_pipeline::internal::trained;
+
+/// The optimizer of a run, with its scaler and its options, as a model knows it. Clones of the model share it.
+///
+/// The learner keeps Burn's optimizer, and lends it for each step.
+#[derive(Clone, Debug)]
+pub(super) struct Steps {
+    pub(super) kind: Kind,
+    /// As the steps had left it that the model knows.
+    pub(super) scaler: GradScaler,
+    /// As above: clipping, a guard and averages; no window, since Burn accumulates.
+    pub(super) options: StepOptions,
+    pub(super) shared: Shared,
+}
+
+/// What the clones of a model share, and a checkpoint asks.
+#[derive(Clone)]
+pub(super) struct Shared(Arc<Mutex<State>>);
+
+pub(super) struct State {
+    /// Where a thread steps, as it was before that has started.
+    optim: ScaledOptimizer<Stepper>,
+    /// On a thread of its own, from the first step on.
+    thread: Option<PipelinedOptimizer<Stepper>>,
+    /// Masters of a checkpoint, for a thread to begin with.
+    masters: ParamTensors,
+    /// Whether parameters of a thread were received between two steps: the learner's own model does not have them yet.
+    is_ahead: bool,
+    /// Whether other parameters were loaded since the last step.
+    is_reloaded: bool,
+    /// The optimizer's state on a thread, for a checkpoint that is being taken.
+    stored_optimizer: Option<Container>,
+    /// What the last checkpoint was taken of, until the step after the next one. Burn writes checkpoints on another thread, and CubeCL reads
+    /// their values there: memory that is held is not written by a step in place, and under fusion that step is made late.
+    pub(super) checkpointed: Option<Box<dyn Any + Send>>,
+}
+
+impl Steps {
+    pub(super) fn new(kind: Kind, scaler: GradScaler, options: StepOptions) -> Self {
+        // The learner lends its optimizer for each step.
+        let stepper = Stepper {
+            optim: SgdConfig::new().init(),
+            kind: kind.clone(),
+        };
+        let state = State {
+            optim: ScaledOptimizer::from_parts(stepper, scaler.clone(), options.clone()),
+            thread: None,
+            masters: ParamTensors::default(),
+            is_ahead: false,
+            is_reloaded: false,
+            stored_optimizer: None,
+            checkpointed: None,
+        };
+        Self {
+            kind,
+            scaler,
+            options,
+            shared: Shared(Arc::new(Mutex::new(state))),
+        }
+    }
+
+    /// The same, shared with nobody.
+    fn detached(self) -> Self {
+        Self::new(self.kind, self.scaler, self.options)
+    }
+
+    /// Those of another device, which count as an optimizer of their own. A thread that has started steps for all.
+    pub(super) fn fork(mut self) -> Self {
+        self.scaler.join();
+        let has_started = self.shared.lock().thread.is_some();
+        match has_started {
+            true => self,
+            false => self.detached(),
+        }
+    }
+
+    /// Those of a copy for validation, which makes none and holds no thread.
+    pub(super) fn for_validation(mut self) -> Self {
+        self.scaler.leave();
+        self.kind.thread = None;
+        self.detached()
+    }
+
+    /// Those of another optimizer, of which nobody has told what kind it is.
+    pub(super) fn of_another(mut self) -> Self {
+        self.kind.fused = false;
+        self.detached()
+    }
+
+    /// Goes on from what a checkpoint has brought: none where it is that of a run without scaler. The loss scale is in place: it was set when
+    /// the checkpoint was read.
+    pub(super) fn restore(&mut self, stored: Option<AmpRecord>) -> Result<(), AmpError> {
+        let mut stored = stored.unwrap_or_else(|| AmpRecord::empty_of("the checkpoint"));
+        self.options.hooks = self.options.hooks.restored(&mut stored)?;
+        stored.drop_left_hooks();
+        match stored.scaler.take() {
+            Some(scaler) => self.scaler.restore_counters(scaler),
+            None => {
+                self.scaler.reset_counters();
+                burn_amp_core::warn!(
+                    "the checkpoint is that of a run without a loss scaler: the scaler starts fresh, at loss scale {}",
+                    f64::from(self.scaler.loss_scale())
+                );
+            }
+        }
+        self.scaler.show_loaded();
+        *self = self.clone().detached();
+        self.shared.lock().masters = stored.take_masters();
+        Ok(())
+    }
+
+    /// The step of the learner. `optimize` is the model's own.
+    pub(super) fn step<M: Module + 'static>(
+        &self,
+        optim: &mut ModuleOptimizer,
+        lr: ModuleLearningRate,
+        model: M,
+        grads: GradientsParams,
+        optimize: impl FnOnce(M, &mut ModuleOptimizer, ModuleLearningRate, GradientsParams) -> M,
+    ) -> Result<M, StepError<M>> {
+        let state = &mut *self.shared.lock();
+        let model = state.current(&model).unwrap_or(model);
+        (state.is_ahead, state.stored_optimizer) = (false, None);
+        let started = state.start(optim, &self.shared, &model);
+        let model = StepError::join(model, started)?;
+        if let Some(thread) = &mut state.thread {
+            return thread.try_step(lr, model, grads);
+        }
+        let is_fused = self.kind.fused;
+        let update = |stepper: &mut Stepper, update: Update, model, grads| match is_fused {
+            true => step_by(stepper, update, model, grads),
+            false => optimize(model, &mut stepper.optim, update.lr, grads),
+        };
+        swap(optim, &mut state.optim.optimizer_in_flight().optim);
+        let step = || state.optim.try_step_by(lr, model, grads.into(), update);
+        let stepped = catch_unwind(AssertUnwindSafe(step));
+        // After a panic of the model's own `optimize`, too.
+        swap(optim, &mut state.optim.optimizer_in_flight().optim);
+        stepped.unwrap_or_else(|panic| resume_unwind(panic))
+    }
+
+    /// Whether steps may have outcomes that the model does not know yet.
+    pub(super) fn are_late(&self) -> bool {
+        self.kind.fused || self.kind.thread.is_some()
+    }
+
+    /// After steps: what is known of them.
+    pub(super) fn update(&mut self) {
+        let State { optim, thread, .. } = &*self.shared.lock();
+        let scaler = thread.as_ref().map(|thread| &thread.scaler);
+        let scaler = scaler.unwrap_or(optim.scaler()).clone();
+        (self.scaler, self.options) = (scaler, optim.options.clone());
+    }
+}
+
+impl State {
+    /// Before a step: starts the thread, if one is to step. The learner's own optimizer, with which it begins, has nothing but handles from then
+    /// on. A thread that has started takes over parameters that were loaded.
+    fn start<M: Module + 'static>(
+        &mut self,
+        own: &mut ModuleOptimizer,
+        shared: &Shared,
+        model: &M,
+    ) -> Result<(), AmpError> {
+        let is_reloaded = take(&mut self.is_reloaded);
+        if let Some(thread) = &mut self.thread {
+            let reloaded = is_reloaded.then(|| thread.reload(model));
+            return reloaded.unwrap_or(Ok(()));
+        }
+        let kind = self.optim.optimizer().kind.clone();
+        let Some(place) = kind.thread.clone() else {
+            return Ok(());
+        };
+        let optim = own.clone();
+        let (scaler, options) = (self.optim.scaler().clone(), self.optim.options.clone());
+        let optim = ScaledOptimizer::from_parts(Stepper { optim, kind }, scaler, options);
+        let thread = PipelinedOptimizer::new(optim, place.host)?;
+        let mut thread = thread.with_synchronous(place.synchronous);
+        thread.stored = take(&mut self.masters);
+        self.thread = Some(thread);
+        put_handles(own, shared, model);
+        Ok(())
+    }
+
+    /// The model with its newest parameters, when the outcomes of all steps are known: waits for them. The learner's own gets them with the next
+    /// step.
+    pub(super) fn newest<M: Module + 'static>(&mut self, model: M) -> Result<M, StepError<M>> {
+        let model = self.current(&model).unwrap_or(model);
+        self.is_ahead = true;
+        match &mut self.thread {
+            Some(thread) => thread.synchronize(model),
+            None => StepError::join(model, self.optim.synchronize()),
+        }
+    }
+
+    /// The model that a forward pass is to see, if it is another.
+    pub(super) fn current<M: Module>(&self, model: &M) -> Option<M> {
+        let thread = self.thread.as_ref().filter(|_| self.is_ahead)?;
+        Some(put(model.clone(), thread.trained.as_ref()?))
+    }
+
+    /// Takes note of a model into which other parameters were loaded.
+    pub(super) fn reload(&mut self) {
+        (self.is_ahead, self.is_reloaded) = (false, self.thread.is_some());
+    }
+
+    /// What the next checkpoint is to hold: all steps are known then. The next one returns what was wrong.
+    pub(super) fn record(&mut self) -> AmpRecord {
+        let Some(thread) = &mut self.thread else {
+            self.optim.resolve();
+            return self.optim.options.record_with(self.optim.scaler());
+        };
+        let mut record = thread.to_record();
+        self.stored_optimizer = record.optimizer.take();
+        record
+    }
+
+    /// The optimizer's state on the thread, of the record that was taken last.
+    fn stored_optimizer(&mut self) -> Option<&mut Container> {
+        if self.stored_optimizer.is_none() {
+            self.record();
+        }
+        self.stored_optimizer.as_mut()
+    }
+}
+
+impl Shared {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        // A step that has panicked has lost the model, and the run.
+        locked(&self.0)
+    }
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Shared")
+    }
+}
+
+/// Puts handles in the place of the states of the learner's own optimizer, which a thread has from now on.
+fn put_handles<M: Module>(shell: &mut ModuleOptimizer, shared: &Shared, model: &M) {
+    let trained = trained(model);
+    let group = ParamGroup::from_ids(trained.iter().map(|parameter| parameter.id).collect());
+    *shell = (shell.clone()).with_group(group, Handles(shared.clone()), None);
+    // Burn makes states in a step alone.
+    let grads = placeholders(trained.iter().cloned());
+    let _ = shell.step(ModuleLearningRate::from(0.0), model.clone(), grads);
+}
+
+/// In the learner's own optimizer, in the place of the one that steps: finds the states where they are when a record is taken.
+struct Handles(Shared);
+
+/// The state of a parameter is on the other thread.
+#[derive(Clone)]
+struct Handle;
+
+impl DynOptimizer for Handles {
+    fn step_dyn(
+        &self,
+        rank: usize,
+        _lr: LearningRate,
+        tensor: BridgeTensor,
+        _grad: BridgeTensor,
+        _state: Option<DynState>,
+    ) -> (BridgeTensor, Option<DynState>) {
+        (tensor, Some(DynState::create(Handle, rank)))
+    }
+
+    fn to_device_dyn(&self, state: DynState, _device: &Device) -> DynState {
+        state
+    }
+
+    fn state_flatten(&self, prefix: &str, _state: &DynState, out: &mut StateSink) {
+        let state = &mut *self.0.lock();
+        let Some(container) = state.stored_optimizer() else {
+            panic!("the optimizer's thread has ended: there is no state to be stored");
+        };
+        let is_of_it = |name: &str| name.split_once('.').is_some_and(|(id, _)| id == prefix);
+        let scalars = container.scalars().iter();
+        let scalars = scalars.filter(|(name, _)| is_of_it(name));
+        (out.scalars).extend(scalars.map(|(name, value)| (name.clone(), *value)));
+        for tensor in container.split_tensors(is_of_it) {
+            let (name, dtype, shape, _, bytes) = tensor
+                .into_parts()
+                .unwrap_or_else(|error| panic!("the optimizer's state cannot be read: {error}"));
+            (out.tensors).push((name, TensorData::from_bytes(bytes, shape, dtype)));
+        }
+    }
+
+    fn state_unflatten(
+        &self,
+        _rank: usize,
+        _prefix: &str,
+        _src: &mut StateSource,
+        _device: &Device,
+    ) -> Option<DynState> {
+        burn_amp_core::warn!(
+            "an optimizer's record was loaded in the middle of a pipelined run, and is not used: load it before the first step"
+        );
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::{
+        lr_scheduler::constant::ConstantLr,
+        module::Module,
+        nn::{Linear, LinearConfig},
+        optim::AdamConfig,
+        tensor::{Device, Tensor},
+        train::{InferenceStep, RegressionOutput, TrainOutput, TrainStep},
+    };
+
+    use burn_amp_core::{
+        GradScalerConfig, GradientClip, MixedPrecision, ScaledOptimizer, autocast, internal::READS,
+    };
+    use burn_amp_optim::Fused;
+    use burn_amp_optim::FusedAdam;
+    use burn_amp_optim::internal::PASSES;
+    use burn_amp_pipeline::PipelinedOptimizer;
+
+    #[derive(Module, Debug)]
+    struct Net {
+        layers: Vec<Linear>,
+    }
+
+    impl TrainStep for Net {
+        type Input = Tensor<2>;
+        type Output = RegressionOutput;
+
+        fn step(&self, batch: Tensor<2>) -> TrainOutput<RegressionOutput> {
+            let output = InferenceStep::step(self, batch);
+            TrainOutput::new(self, output.loss.backward(), output)
+        }
+    }
+
+    impl InferenceStep for Net {
+        type Input = Tensor<2>;
+        type Output = RegressionOutput;
+
+        fn step(&self, batch: Tensor<2>) -> RegressionOutput {
+            let layers = |x| self.layers.iter().fold(x, |x, layer| layer.forward(x));
+            let output = autocast(batch.clone(), layers);
+            let loss = (output.clone() * batch.clone()).mean();
+            RegressionOutput::new(loss, output, batch)
+        }
+    }
+
+    fn net(device: &Device) -> Net {
+        let layer = || LinearConfig::new(4, 4).init(device);
+        Net {
+            layers: vec![layer(), layer(), layer()],
+        }
+    }
+
+    fn adam() -> FusedAdam {
+        Fused::new(AdamConfig::new()).unwrap()
+    }
+
+    #[test]
+    fn one_pass_a_step_and_nobody_waits() {
+        let device = Device::flex().autodiff();
+        let config = GradScalerConfig::new().with_init_scale(1024.0);
+        let amp = MixedPrecision::f16().with_scaler(config).unwrap();
+        let optim = ScaledOptimizer::new(adam(), &amp);
+        let optim = optim.with_clipping(GradientClip::GlobalNorm(0.1)).unwrap();
+        let mut learner = amp
+            .learner(net(&device), optim, ConstantLr::new(0.01))
+            .unwrap();
+        learner.fork(&device);
+        READS.set(0);
+        PASSES.set(0);
+        for step in 0..10 {
+            let value = if step == 4 { 1e4 } else { 1.0 };
+            let output = learner.train_step(Tensor::full([3, 4], value, &device));
+            learner.lr_step();
+            learner.optimizer_step(output.grads);
+        }
+        assert_eq!((READS.get(), PASSES.get()), (0, 10));
+        assert_eq!(amp.counters().steps(), 9);
+        // It returns with the outcomes of all steps.
+        let counters = learner.model().valid().scaler().counters();
+        assert_eq!((counters.steps(), counters.skipped()), (10, 1));
+        assert_eq!(amp.counters(), counters);
+        assert_eq!(READS.get(), 0);
+    }
+
+    /// On the thread of a pipeline, too.
+    #[test]
+    fn a_pipeline_makes_one_pass() {
+        let device = Device::flex().autodiff();
+        let amp = MixedPrecision::f16();
+        let optim = ScaledOptimizer::new(adam(), &amp);
+        let optim = PipelinedOptimizer::new(optim, Device::flex()).unwrap();
+        let mut learner = amp
+            .learner(net(&device), optim, ConstantLr::new(0.1))
+            .unwrap();
+        learner.fork(&device);
+        for _ in 0..3 {
+            let output = learner.train_step(Tensor::ones([3, 4], &device));
+            learner.lr_step();
+            learner.optimizer_step(output.grads);
+        }
+        let steps = learner.model().steps;
+        let (sender, passes) = std::sync::mpsc::channel();
+        let count = move |_: &mut _| {
+            sender.send(PASSES.get()).unwrap();
+            Ok(())
+        };
+        let thread = &mut steps.shared.lock().thread;
+        thread.as_mut().unwrap().queue(count).unwrap();
+        assert_eq!(passes.recv().unwrap(), 3);
+    }
+}

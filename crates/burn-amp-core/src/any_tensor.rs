@@ -31,7 +31,7 @@ impl AnyTensor {
     }
 
     /// Of a tensor as it is.
-    pub(crate) fn with_graph<const D: usize>(tensor: Tensor<D>) -> Self {
+    pub fn with_graph<const D: usize>(tensor: Tensor<D>) -> Self {
         Self {
             handle: Tensor::from_bridge(tensor.into_bridge()),
             rank: D,
@@ -43,7 +43,7 @@ impl AnyTensor {
     /// # Panics
     ///
     /// If the rank is not `D`.
-    pub(crate) fn into_tensor<const D: usize>(self) -> Tensor<D> {
+    pub fn into_tensor<const D: usize>(self) -> Tensor<D> {
         assert_eq!(self.rank, D, "a tensor of another rank is asked for");
         Tensor::from_bridge(self.handle.into_bridge())
     }
@@ -57,15 +57,18 @@ impl AnyTensor {
         self.rank
     }
 
-    pub(crate) fn shape(&self) -> Shape {
+    /// Its shape.
+    pub fn shape(&self) -> Shape {
         self.handle.shape()
     }
 
-    pub(crate) fn dtype(&self) -> DType {
+    /// Its dtype.
+    pub fn dtype(&self) -> DType {
         self.handle.dtype()
     }
 
-    pub(crate) fn device(&self) -> Device {
+    /// Its device.
+    pub fn device(&self) -> Device {
         self.handle.device()
     }
 
@@ -86,7 +89,8 @@ impl AnyTensor {
         self.map(|tensor| tensor.cast(dtype))
     }
 
-    pub(crate) fn moved_to(self, device: &Device) -> Self {
+    /// The same values on another device.
+    pub fn moved_to(self, device: &Device) -> Self {
         match self.device() == *device {
             true => self,
             false => self.map(|tensor| tensor.to_device(device)),
@@ -94,7 +98,7 @@ impl AnyTensor {
     }
 
     /// The same in `dtype` and on `device`. What is narrower is moved.
-    pub(crate) fn cast_to(self, dtype: FloatDType, device: &Device) -> Self {
+    pub fn cast_to(self, dtype: FloatDType, device: &Device) -> Self {
         match DType::from(dtype).size() < self.dtype().size() {
             true => self.cast(dtype).moved_to(device),
             false => self.moved_to(device).cast(dtype),
@@ -117,7 +121,7 @@ impl AnyTensor {
     }
 
     /// Multiplies by a number, in f32 for f16 and bf16. The dtype stays.
-    pub(crate) fn mul_scalar(self, factor: f64) -> Self {
+    pub fn mul_scalar(self, factor: f64) -> Self {
         self.map_wide(|tensor| tensor.mul_scalar(factor))
     }
 
@@ -150,7 +154,7 @@ impl AnyTensor {
     }
 
     /// Waits for the device, or will where the values are looked at: CubeCL reads then.
-    pub(crate) fn into_data(self) -> TensorData {
+    pub fn into_data(self) -> TensorData {
         self.handle.into_data()
     }
 }
@@ -160,6 +164,7 @@ pub fn gradient(grads: &GradientsParams, id: ParamId, rank: usize) -> Option<Any
     with_rank!(rank, D => grads.get::<D>(id).map(AnyTensor::new), rank => no_such(rank))
 }
 
+/// Whether a parameter has a gradient.
 pub fn has_gradient(grads: &GradientsParams, id: ParamId, rank: usize) -> bool {
     with_rank!(rank, D => grads.get::<D>(id).is_some(), rank => no_such(rank))
 }

@@ -11,6 +11,7 @@
 
 use std::{cell::RefCell, thread::LocalKey};
 
+/// A place for a value, empty as a rule.
 pub type Beside<T> = RefCell<Option<T>>;
 
 /// Calls `f` while `value` is there. Gives back what both have become.

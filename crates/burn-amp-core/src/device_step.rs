@@ -29,6 +29,7 @@ pub struct DeviceStep {
 }
 
 impl DeviceStep {
+    /// The loss scale as a device has it, before a step of `owner`.
     pub fn new(scale: DeviceScale, run: Arc<Run>, owner: &Arc<()>) -> Self {
         Self::of(scale, run, Arc::downgrade(owner))
     }
@@ -58,11 +59,13 @@ impl DeviceStep {
         }
     }
 
-    pub(crate) fn rehearsal(&self) -> MutexGuard<'_, Option<Rehearsal>> {
+    /// The step that is recorded or replayed, if it is one.
+    pub fn rehearsal(&self) -> MutexGuard<'_, Option<Rehearsal>> {
         locked(&self.rehearsal)
     }
 
-    pub(crate) fn rehearses(&self) -> Option<Rehearses> {
+    /// What becomes of the step, if it is recorded or replayed.
+    pub fn rehearses(&self) -> Option<Rehearses> {
         self.rehearsal().as_ref().map(Rehearsal::what)
     }
 
@@ -107,15 +110,17 @@ impl DeviceStep {
     }
 
     /// How the gradients of the last step are clipped, and what was found in them.
-    pub(crate) fn clip(&self) -> Option<(&ClipTable, &Status)> {
+    pub fn clip(&self) -> Option<(&ClipTable, &Status)> {
         self.clip.as_ref().map(|(table, status)| (table, status))
     }
 
+    /// The steps that go on from one to the next.
     pub fn run(&self) -> &Arc<Run> {
         &self.run
     }
 
-    pub(crate) fn scale(&self) -> &DeviceScale {
+    /// The loss scale there.
+    pub fn scale(&self) -> &DeviceScale {
         &self.scale
     }
 
@@ -158,7 +163,7 @@ impl Run {
     }
 
     /// Skips among the first `steps` that the host has heard of.
-    pub(crate) fn skips(&self, steps: usize) -> usize {
+    pub fn skips(&self, steps: usize) -> usize {
         locked(&self.skipped).range(..steps).count()
     }
 

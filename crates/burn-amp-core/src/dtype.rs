@@ -18,6 +18,7 @@ pub fn working_dtype(parameter: DType) -> FloatDType {
     }
 }
 
+/// f16 or bf16.
 pub fn is_half(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::BF16)
 }

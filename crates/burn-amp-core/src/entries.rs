@@ -50,12 +50,12 @@ impl Entry {
     }
 
     /// Takes the gradient out, so that nothing else holds its memory.
-    pub(crate) fn take(&self, grads: &mut GradientsParams) -> Option<AnyTensor> {
+    pub fn take(&self, grads: &mut GradientsParams) -> Option<AnyTensor> {
         any_tensor::take_gradient(grads, self.id, self.rank)
     }
 
     /// Puts a gradient in.
-    pub(crate) fn put(&self, grads: &mut GradientsParams, gradient: AnyTensor) {
+    pub fn put(&self, grads: &mut GradientsParams, gradient: AnyTensor) {
         any_tensor::put_gradient(grads, self.id, gradient);
     }
 
@@ -83,12 +83,12 @@ pub struct Entries {
     /// Whether a `MixedPrecision` is attached to a parameter.
     pub(crate) has_scopes: bool,
     /// What no optimizer steps.
-    pub(crate) statistics: Statistics,
+    pub statistics: Statistics,
 }
 
 impl Entries {
     /// Those of gradients alone; see [`find`](Self::find).
-    pub(crate) fn of<M: Module>(grads: &GradientsParams, module: &M) -> Result<Self, AmpError> {
+    pub fn of<M: Module>(grads: &GradientsParams, module: &M) -> Result<Self, AmpError> {
         Self::find(module, Some(grads), None, None)
     }
 
@@ -99,7 +99,7 @@ impl Entries {
     /// [`AmpError::InvalidValue`] if a parameter's learning rate is infinite or NaN: all parameters would be lost at once.
     /// [`AmpError::GradientShape`] if a gradient has not its parameter's shape. [`AmpError::ForeignRecord`] if a sum is of no
     /// parameter here, or has another shape or dtype than the sum of its gradients would have.
-    pub(crate) fn find<M: Module>(
+    pub fn find<M: Module>(
         module: &M,
         grads: Option<&GradientsParams>,
         sums: Option<&ParamTensors>,

@@ -364,16 +364,14 @@ impl From<Unsupported> for AmpError {
 }
 
 impl AmpError {
-    pub(crate) fn invalid(
-        field: &'static str,
-        value: impl Into<f64>,
-        allowed: impl Into<String>,
-    ) -> Self {
+    #[doc(hidden)]
+    pub fn invalid(field: &'static str, value: impl Into<f64>, allowed: impl Into<String>) -> Self {
         Self::refused(field, short(value.into()), allowed)
     }
 
     /// As [`invalid`](Self::invalid), of a setting that is no number.
-    pub(crate) fn refused(
+    #[doc(hidden)]
+    pub fn refused(
         field: &'static str,
         value: impl Into<String>,
         allowed: impl Into<String>,
@@ -386,22 +384,26 @@ impl AmpError {
         }
     }
 
-    pub(crate) fn other_module(parameter: impl Into<String>, reason: impl Into<String>) -> Self {
+    #[doc(hidden)]
+    pub fn other_module(parameter: impl Into<String>, reason: impl Into<String>) -> Self {
         let (parameter, reason) = (parameter.into(), reason.into());
         Self::OtherModule { parameter, reason }
     }
 
-    pub(crate) fn record_io(origin: impl Into<String>, reason: impl Into<String>) -> Self {
+    #[doc(hidden)]
+    pub fn record_io(origin: impl Into<String>, reason: impl Into<String>) -> Self {
         let (origin, reason) = (origin.into(), reason.into());
         Self::RecordIo { origin, reason }
     }
 
-    pub(crate) fn damaged(origin: impl Into<String>, reason: impl Into<String>) -> Self {
+    #[doc(hidden)]
+    pub fn damaged(origin: impl Into<String>, reason: impl Into<String>) -> Self {
         let (origin, reason) = (origin.into(), reason.into());
         Self::DamagedRecord { origin, reason }
     }
 
-    pub(crate) fn foreign(origin: impl Into<String>, reason: impl Into<String>) -> Self {
+    #[doc(hidden)]
+    pub fn foreign(origin: impl Into<String>, reason: impl Into<String>) -> Self {
         let (origin, reason) = (origin.into(), reason.into());
         Self::ForeignRecord { origin, reason }
     }
@@ -443,13 +445,15 @@ pub struct StepError<M> {
 }
 
 impl<M> StepError<M> {
-    pub(crate) fn new(module: M, error: AmpError) -> Self {
+    #[doc(hidden)]
+    pub fn new(module: M, error: AmpError) -> Self {
         let module = Box::new(module);
         Self { module, error }
     }
 
     /// The module of a step, and whether the step failed.
-    pub(crate) fn split(stepped: Result<M, Self>) -> (M, Result<(), AmpError>) {
+    #[doc(hidden)]
+    pub fn split(stepped: Result<M, Self>) -> (M, Result<(), AmpError>) {
         match stepped {
             Ok(module) => (module, Ok(())),
             Err(Self { module, error }) => (*module, Err(error)),
@@ -457,7 +461,8 @@ impl<M> StepError<M> {
     }
 
     /// The module of a step, or what has failed, with it.
-    pub(crate) fn join(module: M, stepped: Result<(), AmpError>) -> Result<M, Self> {
+    #[doc(hidden)]
+    pub fn join(module: M, stepped: Result<(), AmpError>) -> Result<M, Self> {
         match stepped {
             Ok(()) => Ok(module),
             Err(error) => Err(Self::new(module, error)),

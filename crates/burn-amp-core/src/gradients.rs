@@ -3,7 +3,7 @@
 use burn::{
     module::{Module, ModuleMapper, Param, ParamId},
     optim::{GradientsParams, MultiGradientsParams},
-    tensor::{DType, Tensor},
+    tensor::{DType, Device, Tensor},
 };
 use burn_amp_kernels::{TensorStatus, UnsupportedDType};
 use std::{collections::HashMap, sync::Arc};
@@ -32,6 +32,12 @@ pub struct ScaledGradients {
 }
 
 impl ScaledGradients {
+    /// Gradients of a loss that was multiplied by a factor.
+    #[doc(hidden)]
+    pub fn new(params: GradientsParams, scale: f32) -> Self {
+        Self { params, scale }
+    }
+
     /// The loss scale that these gradients carry.
     pub fn loss_scale(&self) -> f32 {
         self.scale
@@ -391,7 +397,8 @@ impl From<GradientsParams> for StepGradients {
 }
 
 impl StepGradients {
-    pub(crate) fn params(&self) -> &GradientsParams {
+    /// The gradients, by their parameters.
+    pub fn params(&self) -> &GradientsParams {
         match self {
             Self::Plain(grads) => grads,
             Self::Scaled(grads) => grads.params(),
@@ -399,7 +406,8 @@ impl StepGradients {
         }
     }
 
-    pub(crate) fn into_params(self) -> GradientsParams {
+    /// The gradients, by their parameters.
+    pub fn into_params(self) -> GradientsParams {
         match self {
             Self::Plain(grads) => grads,
             Self::Scaled(grads) => grads.into_params(),
@@ -463,4 +471,25 @@ pub fn placeholders(parameters: impl IntoIterator<Item = Parameter>) -> Gradient
         put_gradient(&mut grads, id, value);
     }
     grads
+}
+
+/// Sums of gradients, each in the container of its device.
+pub fn by_device<M: Module>(mut grads: GradientsParams, module: &M) -> MultiGradientsParams {
+    let mut sorted = MultiGradientsParams::default();
+    for entry in Entries::of(&grads, module).unwrap_or_default().gradients {
+        if let Some(grad) = entry.take(&mut grads) {
+            entry.put(of_device(&mut sorted, grad.device()), grad);
+        }
+    }
+    sorted
+}
+
+fn of_device(sorted: &mut MultiGradientsParams, device: Device) -> &mut GradientsParams {
+    let grads = &mut sorted.grads;
+    let place = grads.iter().position(|(_, other)| *other == device);
+    let place = place.unwrap_or_else(|| {
+        grads.push((GradientsParams::new(), device));
+        grads.len() - 1
+    });
+    &mut grads[place].0
 }

@@ -11,7 +11,7 @@ pub use crate::{
     dtype::{is_half, working_dtype},
     entries::Entries,
     error::in_range,
-    gradients::{StepGradients, placeholders, widened},
+    gradients::{StepGradients, by_device, placeholders, widened},
     journal::StepEntry,
     lock::locked,
     masters::{BurnsState, Masters, WithMaster, masters_of},

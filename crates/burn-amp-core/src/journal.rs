@@ -51,12 +51,14 @@ struct Calls {
 /// A step, as a metric shows it.
 #[derive(Clone, Copy, Debug)]
 pub struct StepEntry {
-    pub(crate) outcome: Option<StepOutcome>,
+    /// What became of it.
+    pub outcome: Option<StepOutcome>,
     /// After the step.
-    pub(crate) loss_scale: f64,
+    pub loss_scale: f64,
     /// None where nothing was measured.
-    pub(crate) norm: Option<f64>,
-    pub(crate) zero_share: Option<f64>,
+    pub norm: Option<f64>,
+    /// The share of gradients that were zero.
+    pub zero_share: Option<f64>,
 }
 
 /// Where a learning-rate scheduler has read to.
@@ -86,12 +88,12 @@ impl Journal {
     }
 
     /// What the last call has done, of any optimizer.
-    pub(crate) fn last(&self) -> (Option<StepOutcome>, Option<GradientStatus>) {
+    pub fn last(&self) -> (Option<StepOutcome>, Option<GradientStatus>) {
         locked(&self.entries).last.clone()
     }
 
     /// The counters of all optimizers together.
-    pub(crate) fn counters(&self) -> StepCounters {
+    pub fn counters(&self) -> StepCounters {
         let entries = locked(&self.entries);
         let counters = entries.counters.values().copied();
         let sum = counters.reduce(StepCounters::and).unwrap_or_default();
@@ -99,7 +101,7 @@ impl Journal {
     }
 
     /// How many steps were entered.
-    pub(crate) fn steps(&self) -> u64 {
+    pub fn steps(&self) -> u64 {
         locked(&self.entries).count
     }
 

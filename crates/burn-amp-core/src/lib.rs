@@ -37,6 +37,7 @@ mod in_flight;
 pub mod internal;
 mod iteration;
 mod journal;
+mod last_step;
 mod ledger;
 mod live_scale;
 mod lock;

@@ -127,7 +127,7 @@ impl LiveScale {
     }
 
     /// The settings of the schedule.
-    pub(crate) fn config(&self) -> GradScalerConfig {
+    pub fn config(&self) -> GradScalerConfig {
         *locked(&self.state).schedule.config()
     }
 

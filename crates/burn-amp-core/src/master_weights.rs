@@ -2,12 +2,11 @@ use burn::{
     grad_clipping::GradientClipping,
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
     module::{Module, ParamGroup},
-    optim::{GradientsParams, ModuleOptimizer, Optimizer, OptimizerRecord},
+    optim::{GradientsParams, ModuleOptimizer, Optimizer},
     tensor::DType,
 };
 
 use crate::{
-    error::AmpError,
     masters::{Masters, masters_of},
     module_optim::{ModuleOptim, records_of},
     param_tensors::ParamTensors,

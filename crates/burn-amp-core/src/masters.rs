@@ -52,14 +52,17 @@ pub(crate) fn master_of<const D: usize>(
 /// have it.
 #[derive(Clone, Default)]
 pub struct WithMaster<S, const D: usize> {
-    pub(crate) master: Option<ParamTensor>,
-    pub(crate) state: S,
-    pub(crate) wrapped: bool,
+    /// The f32 copy of a half-precision parameter.
+    pub master: Option<ParamTensor>,
+    /// The state of the optimizer.
+    pub state: S,
+    /// Whether a record has the state under a name of its own.
+    pub wrapped: bool,
 }
 
 impl<S, const D: usize> WithMaster<S, D> {
     /// Leaves the master with [`masters_of`], if that asks: whether it does.
-    pub(crate) fn shows_master(&self, prefix: &str) -> bool {
+    pub fn shows_master(&self, prefix: &str) -> bool {
         MASTERS.with_borrow_mut(|masters| {
             let id = prefix.parse::<u64>().ok();
             if let (Some(masters), Some(id), Some(master)) = (masters.as_mut(), id, &self.master) {
@@ -70,7 +73,7 @@ impl<S, const D: usize> WithMaster<S, D> {
     }
 
     /// As [`RecordState::state_flatten`]; `flatten` does it for the state.
-    pub(crate) fn flatten(
+    pub fn flatten(
         &self,
         prefix: &str,
         out: &mut StateSink,
@@ -94,7 +97,7 @@ impl<S, const D: usize> WithMaster<S, D> {
     }
 
     /// As [`RecordState::state_unflatten`]; `unflatten` does it for the state.
-    pub(crate) fn unflatten(
+    pub fn unflatten(
         prefix: &str,
         src: &mut StateSource,
         unflatten: impl FnOnce(&str, &mut StateSource) -> Option<S>,
@@ -124,7 +127,8 @@ pub struct Masters<O> {
 }
 
 impl<O> Masters<O> {
-    pub(crate) fn new(optim: O, wraps_all: bool) -> Self {
+    /// Around an optimizer. `wraps_all` is for states without a master, too.
+    pub fn new(optim: O, wraps_all: bool) -> Self {
         Self { optim, wraps_all }
     }
 }

@@ -192,12 +192,14 @@ impl MixedPrecision {
     }
 
     /// Whether both are clones of one handle.
-    pub(crate) fn is(&self, other: &Self) -> bool {
+    #[doc(hidden)]
+    pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.shared, &other.shared)
     }
 
     /// A `Learner` trains with it: a bare `autocast` opens its scopes.
-    pub(crate) fn enter_learner(&self) {
+    #[doc(hidden)]
+    pub fn enter_learner(&self) {
         self.shared.in_learner.store(true, Ordering::Relaxed);
     }
 
@@ -206,7 +208,8 @@ impl MixedPrecision {
     }
 
     /// Whether gradients are multiplied inside a scope.
-    pub(crate) fn is_scaled(&self) -> bool {
+    #[doc(hidden)]
+    pub fn is_scaled(&self) -> bool {
         self.shared.enabled && self.shared.dtype != FloatDType::F32
     }
 
@@ -227,13 +230,14 @@ impl MixedPrecision {
         locked(&self.shared.observer)
     }
 
-    pub(crate) fn journal(&self) -> &Journal {
+    #[doc(hidden)]
+    pub fn journal(&self) -> &Journal {
         &self.shared.journal
     }
 
     /// What another part of this crate keeps for all clones of the handle: of one type alone.
-    #[cfg_attr(not(feature = "train"), expect(dead_code))]
-    pub(crate) fn extension<T: Any + Default + Send + Sync>(&self) -> Option<&T> {
+    #[doc(hidden)]
+    pub fn extension<T: Any + Default + Send + Sync>(&self) -> Option<&T> {
         let extension = self.shared.extension.get_or_init(|| Box::new(T::default()));
         extension.downcast_ref()
     }

@@ -1,7 +1,7 @@
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
     module::Module,
-    optim::{GradientsParams, ModuleOptimizer, OptimizerRecord},
+    optim::{GradientsParams, OptimizerRecord},
     tensor::DType,
 };
 

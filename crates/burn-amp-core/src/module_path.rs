@@ -16,15 +16,16 @@ const ATTACHED: &str = "Reparameterization";
 /// A float parameter of a module, or a running statistic: Burn does not tell them from frozen parameters.
 #[derive(Clone, Debug)]
 pub struct Parameter {
-    pub(crate) id: ParamId,
+    /// Its id.
+    pub id: ParamId,
     /// As optimizers and records name it.
-    pub(crate) path: String,
+    pub path: String,
     /// The stored value: a handle.
-    pub(crate) value: AnyTensor,
+    pub value: AnyTensor,
     /// Whether it requires gradients.
-    pub(crate) is_trained: bool,
+    pub is_trained: bool,
     /// The name of what is attached to it.
-    pub(crate) attached: Option<String>,
+    pub attached: Option<String>,
 }
 
 impl Parameter {
@@ -112,7 +113,8 @@ pub struct ModulePath {
 }
 
 impl ModulePath {
-    pub(crate) fn enter(&mut self, name: &str) {
+    /// Into a module.
+    pub fn enter(&mut self, name: &str) {
         self.ends.push(self.path.len());
         if !self.path.is_empty() {
             self.path.push('.');
@@ -120,13 +122,15 @@ impl ModulePath {
         self.path.push_str(name);
     }
 
-    pub(crate) fn exit(&mut self) {
+    /// Out of a module.
+    pub fn exit(&mut self) {
         if let Some(end) = self.ends.pop() {
             self.path.truncate(end);
         }
     }
 
-    pub(crate) fn as_str(&self) -> &str {
+    /// The path.
+    pub fn as_str(&self) -> &str {
         &self.path
     }
 }

@@ -46,11 +46,13 @@ use crate::{
 pub struct ScaledOptimizer<O = ModuleOptimizer> {
     optim: O,
     scaler: GradScaler,
-    pub(crate) options: StepOptions,
+    #[doc(hidden)]
+    pub options: StepOptions,
     /// A loaded state, until the first step has compared it with the module.
     loaded: Option<OptimizerState>,
     flight: Flight,
-    pub(crate) own_optimize: bool,
+    #[doc(hidden)]
+    pub own_optimize: bool,
 }
 
 /// An optimizer without loss scaling: its gradients are not tested.
@@ -77,7 +79,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         }
     }
 
-    pub(crate) fn from_parts(optim: O, scaler: GradScaler, options: StepOptions) -> Self {
+    #[doc(hidden)]
+    pub fn from_parts(optim: O, scaler: GradScaler, options: StepOptions) -> Self {
         Self {
             options,
             ..Self::new(optim, scaler)
@@ -306,7 +309,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     }
 
     /// As [`try_step`](Self::try_step), with another function that updates the module.
-    pub(crate) fn try_step_by<M: Module>(
+    #[doc(hidden)]
+    pub fn try_step_by<M: Module>(
         &mut self,
         lr: ModuleLearningRate,
         module: M,

@@ -13,25 +13,29 @@ use crate::any_tensor::AnyTensor;
 pub enum ParamTensor {
     /// Boxed, as a handle is large and what was loaded is small.
     Live(Box<AnyTensor>),
+    /// As a record has it.
     Stored(TensorData),
 }
 
 impl ParamTensor {
-    pub(crate) fn rank(&self) -> usize {
+    /// Its rank.
+    pub fn rank(&self) -> usize {
         match self {
             Self::Live(tensor) => tensor.rank(),
             Self::Stored(data) => data.rank(),
         }
     }
 
-    pub(crate) fn shape(&self) -> Shape {
+    /// Its shape.
+    pub fn shape(&self) -> Shape {
         match self {
             Self::Live(tensor) => tensor.shape(),
             Self::Stored(data) => data.shape().clone(),
         }
     }
 
-    pub(crate) fn dtype(&self) -> DType {
+    /// Its dtype.
+    pub fn dtype(&self) -> DType {
         match self {
             Self::Live(tensor) => tensor.dtype(),
             Self::Stored(data) => data.dtype(),
@@ -40,7 +44,7 @@ impl ParamTensor {
 
     /// The tensor on `device`; none if it was loaded, in a rank that Burn's tensors cannot have. Nothing here holds its memory, unless a clone
     /// of this does.
-    pub(crate) fn live(self, device: &Device) -> Option<AnyTensor> {
+    pub fn live(self, device: &Device) -> Option<AnyTensor> {
         match self {
             Self::Live(tensor) => Some(tensor.moved_to(device)),
             Self::Stored(data) => AnyTensor::from_data(data, device),
@@ -48,13 +52,13 @@ impl ParamTensor {
     }
 
     /// The tensor on `device`; none if its rank is not `D`.
-    pub(crate) fn on<const D: usize>(self, device: &Device) -> Option<Tensor<D>> {
+    pub fn on<const D: usize>(self, device: &Device) -> Option<Tensor<D>> {
         let fits = self.rank() == D;
         Some(fits.then(|| self.live(device))??.into_tensor())
     }
 
     /// Waits for the device, or will where the values are looked at: see [`ParamTensors::to_data`].
-    pub(crate) fn to_data(&self) -> TensorData {
+    pub fn to_data(&self) -> TensorData {
         match self {
             Self::Live(tensor) => AnyTensor::clone(tensor).into_data(),
             Self::Stored(data) => data.clone(),
@@ -105,7 +109,8 @@ impl<T: Into<ParamTensor>> FromIterator<(ParamId, T)> for ParamTensors {
 }
 
 impl ParamTensors {
-    pub(crate) fn len(&self) -> usize {
+    /// How many there are.
+    pub fn len(&self) -> usize {
         self.tensors.len()
     }
 
@@ -113,7 +118,8 @@ impl ParamTensors {
         self.tensors.keys().copied()
     }
 
-    pub(crate) fn contains(&self, id: ParamId) -> bool {
+    /// Whether there is one of a parameter.
+    pub fn contains(&self, id: ParamId) -> bool {
         self.tensors.contains_key(&id)
     }
 
@@ -122,7 +128,8 @@ impl ParamTensors {
         self.tensors.get(&id)
     }
 
-    pub(crate) fn shape(&self, id: ParamId) -> Option<Shape> {
+    /// The shape of that of a parameter.
+    pub fn shape(&self, id: ParamId) -> Option<Shape> {
         self.tensor(id).map(ParamTensor::shape)
     }
 
@@ -130,6 +137,7 @@ impl ParamTensors {
         self.tensor(id).map(ParamTensor::dtype)
     }
 
+    /// Adds a tensor, in the place of one of the same parameter.
     pub fn insert(&mut self, id: ParamId, tensor: impl Into<ParamTensor>) {
         self.tensors.insert(id, tensor.into());
     }

@@ -62,7 +62,8 @@ const HOOK: &str = "hook";
 #[derive(Clone)]
 pub struct AmpRecord {
     origin: String,
-    pub(crate) optimizer: Option<Container>,
+    #[doc(hidden)]
+    pub optimizer: Option<Container>,
     pub(crate) scaler: Option<ScalerState>,
     /// What else is stored, by its name.
     states: BTreeMap<&'static str, State>,
@@ -85,7 +86,8 @@ impl AmpRecord {
     }
 
     /// As [`empty`](Self::empty), with another name in messages.
-    pub(crate) fn empty_of(origin: &str) -> Self {
+    #[doc(hidden)]
+    pub fn empty_of(origin: &str) -> Self {
         Self {
             origin: origin.to_string(),
             ..Self::empty()
@@ -100,7 +102,8 @@ impl AmpRecord {
     }
 
     /// That of a state that cannot be had.
-    pub(crate) fn refused(error: AmpError) -> Self {
+    #[doc(hidden)]
+    pub fn refused(error: AmpError) -> Self {
         Self {
             refused: Some(error),
             ..Self::empty()
@@ -151,7 +154,8 @@ impl AmpRecord {
     }
 
     /// Drops the states of hooks that are not here.
-    pub(crate) fn drop_left_hooks(&mut self) {
+    #[doc(hidden)]
+    pub fn drop_left_hooks(&mut self) {
         for name in std::mem::take(&mut self.hooks).into_keys() {
             warn!(
                 "{} holds the state of the hook `{name}`, which is not here: it is dropped",
@@ -284,7 +288,8 @@ impl AmpRecord {
     }
 
     /// The error for a record that lacks what is wanted: says what it holds instead.
-    pub(crate) fn foreign(&self, lacks: &str) -> AmpError {
+    #[doc(hidden)]
+    pub fn foreign(&self, lacks: &str) -> AmpError {
         let optimizer = self.optimizer.iter().map(|_| "the state of an optimizer");
         let owners = self.alone().map(|[_, owner]| format!("that of {owner}"));
         let hooks = self
@@ -340,6 +345,7 @@ impl AmpRecord {
         Ok(container)
     }
 
+    #[doc(hidden)]
     pub fn from_container(mut container: Container) -> Result<Self, AmpError> {
         let mut record = Self {
             origin: container.origin().to_string(),

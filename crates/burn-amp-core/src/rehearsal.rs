@@ -25,6 +25,7 @@ pub struct Rehearsal {
 }
 
 impl Rehearsal {
+    /// With the rows that the recording reads, if there are any yet.
     pub fn new(what: Rehearses, rows: Vec<Tensor<1>>) -> Self {
         Self {
             what,
@@ -33,12 +34,13 @@ impl Rehearsal {
         }
     }
 
+    /// What becomes of the step.
     pub fn what(&self) -> Rehearses {
         self.what
     }
 
     /// The rows of one call, where a replay will read them.
-    pub(crate) fn sent(
+    pub fn sent(
         &mut self,
         call: usize,
         rows: &[UpdateRow],
@@ -62,7 +64,7 @@ impl Rehearsal {
     }
 
     /// Notes whether results took the place of what they were made of.
-    pub(crate) fn compare(&mut self, before: &[Option<Place>], after: &[Option<Place>]) {
+    pub fn compare(&mut self, before: &[Option<Place>], after: &[Option<Place>]) {
         self.moved |= !after.iter().all(|place| before.contains(place));
     }
 

@@ -174,12 +174,14 @@ impl GradScaler {
     }
 
     /// Is heard by itself before an iteration ends, and not as the scaler that it was cloned from.
-    pub(crate) fn join(&mut self) {
+    #[doc(hidden)]
+    pub fn join(&mut self) {
         self.scale.ledger = Arc::new(self.ledger().forked(self.live().join()));
     }
 
     /// Is no longer waited for before an iteration ends.
-    pub(crate) fn leave(&mut self) {
+    #[doc(hidden)]
+    pub fn leave(&mut self) {
         self.scale.ledger = Arc::new(self.ledger().forked(Arc::default()));
     }
 
@@ -420,7 +422,8 @@ impl GradScaler {
     }
 
     /// Before a step, or a micro-batch, of a module that has these buffers.
-    pub(crate) fn begin_step(&mut self, found: Statistics) {
+    #[doc(hidden)]
+    pub fn begin_step(&mut self, found: Statistics) {
         self.buffers.before_step(match self.is_enabled() {
             true => found,
             false => Statistics::default(),
@@ -428,7 +431,8 @@ impl GradScaler {
     }
 
     /// After it. Waits for the device only where something was skipped.
-    pub(crate) fn leave_step<M: Module>(&mut self, module: &M, accepts_micro_batches: bool) {
+    #[doc(hidden)]
+    pub fn leave_step<M: Module>(&mut self, module: &M, accepts_micro_batches: bool) {
         let outcome = self.account().outcome;
         let live = &self.scale.live;
         (self.buffers).after_step(module, outcome, accepts_micro_batches, live);
@@ -448,7 +452,8 @@ impl GradScaler {
     }
 
     /// Shows counters that were loaded, or that a `Learner` begins with. Optimizers that are gone count no longer, if no other is there.
-    pub(crate) fn show_loaded(&self) {
+    #[doc(hidden)]
+    pub fn show_loaded(&self) {
         if !self.live().has_others(&self.ledger().member) {
             self.ledger().forget_others();
         }

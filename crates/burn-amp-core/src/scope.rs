@@ -325,7 +325,8 @@ impl MixedPrecision {
     }
 
     /// Runs a model with this as what a bare [`autocast`] opens scopes of.
-    pub(crate) fn in_model<R>(&self, work: impl FnOnce() -> R) -> R {
+    #[doc(hidden)]
+    pub fn in_model<R>(&self, work: impl FnOnce() -> R) -> R {
         let frame = Frame {
             open: None,
             amp: Some(self.clone()),

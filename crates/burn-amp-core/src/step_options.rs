@@ -20,9 +20,11 @@ use crate::{
 /// What a [`ScaledOptimizer`](crate::ScaledOptimizer) adds to a step.
 #[derive(Clone, Debug, Default)]
 pub struct StepOptions {
-    pub(crate) window: Option<AccumulationWindow>,
+    /// The micro-batches that wait for a step.
+    pub window: Option<AccumulationWindow>,
     pub(crate) clip: ClipRules,
-    pub(crate) hooks: Hooks,
+    /// The hooks, in their order.
+    pub hooks: Hooks,
     /// The loss of the next call, if it was told.
     pub(crate) loss: Option<f64>,
 }
@@ -32,7 +34,7 @@ pub(crate) type Decided = (GradientsParams, Factors);
 
 impl StepOptions {
     /// The state of a scaler, and of what is kept here.
-    pub(crate) fn record_with(&self, scaler: &GradScaler) -> AmpRecord {
+    pub fn record_with(&self, scaler: &GradScaler) -> AmpRecord {
         let mut record = scaler.to_record();
         if let Some(window) = self.window.as_ref().filter(|window| !window.is_empty()) {
             record.put(WINDOW, window.state.clone().into());
@@ -53,8 +55,8 @@ impl StepOptions {
         grads: Option<StepGradients>,
         lr: &ModuleLearningRate,
     ) -> Result<Option<Decided>, AmpError> {
-        if let Some(StepGradients::Unscaled(grads)) = &grads {
-            scaler.unsettled.take(&grads.verdicts);
+        if let Some(grads) = &grads {
+            scaler.take_tested(grads);
         }
         scaler.resolve_dropped()?;
         // All that is to be refused is refused before a window takes the gradients.

@@ -8,21 +8,17 @@ mod state;
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
     module::{Module, ParamGroup},
-    optim::{
-        AdamConfig, AdamWConfig, GradientsParams, ModuleOptimizer, OptimizerRecord, SgdConfig,
-    },
+    optim::{AdamConfig, AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig},
     tensor::DType,
 };
-use std::{marker::PhantomData, sync::Arc};
+use std::marker::PhantomData;
 
 #[cfg(any(test, feature = "counts"))]
 pub use self::pass::PASSES;
 use self::{rule::FusedConfig, single::Single};
 use burn_amp_core::{
     AmpError, ModuleOptim,
-    internal::{
-        DeviceStep, Factors, ParamTensors, distinct_ids, has_gradient, masters_of, replaced,
-    },
+    internal::{Factors, ParamTensors, Update, distinct_ids, has_gradient, masters_of, replaced},
     records_of,
 };
 

@@ -49,10 +49,14 @@ use burn_amp_core::{
     internal::{Entries, ParamTensors, Parameter, Statistics, StepGradients, is_half},
 };
 use masters::Trained;
-#[cfg(feature = "train")]
-pub(crate) use masters::{put, trained};
 use update::{Update, Updated};
 use worker::{Ended, Pending, Worker};
+
+/// What the other crates of the workspace need. It may change with any release.
+#[doc(hidden)]
+pub mod internal {
+    pub use crate::masters::{put, trained};
+}
 
 /// An optimizer that steps on a thread of its own, on another device, while the training device computes the next iteration.
 ///
@@ -82,12 +86,15 @@ pub struct PipelinedOptimizer<O = ModuleOptimizer> {
     worker: Worker<Update<O>>,
     synchronous: bool,
     /// The side that scales: what is known of the last update that was received.
-    pub(crate) scaler: GradScaler,
+    #[doc(hidden)]
+    pub scaler: GradScaler,
     in_flight: InFlight,
     /// What the module has that was handed over, and the last update that was received has made of it: none before the first step.
-    pub(crate) trained: Option<Trained>,
+    #[doc(hidden)]
+    pub trained: Option<Trained>,
     /// Masters of a record, for the next module.
-    pub(crate) stored: ParamTensors,
+    #[doc(hidden)]
+    pub stored: ParamTensors,
     window: Window,
     loss: Option<f64>,
     calls: u64,
@@ -236,9 +243,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         grads: impl Into<StepGradients>,
     ) -> Result<M, StepError<M>> {
         let (lr, grads) = (lr.into(), grads.into());
-        if let StepGradients::Unscaled(grads) = &grads {
-            self.scaler.unsettled.take(&grads.verdicts);
-        }
+        self.scaler.take_tested(&grads);
         let entries = Entries::find(&module, Some(grads.params()), None, Some(&lr));
         let checked = entries.and_then(|entries| self.check_module(&module, entries.statistics));
         if let Err(error) = checked {
@@ -412,7 +417,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         self.scaler.follow(loaded?, false);
         self.in_flight.0.clear();
         self.trained = None;
-        self.scaler.buffers.forget();
+        self.scaler.forget_buffers();
         self.stored = masters;
         self.window.sent = sent;
         Ok(())
@@ -453,7 +458,8 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     }
 
     /// The optimizer, and where it was to step: before its first step, or with all that it was given.
-    pub(crate) fn into_parts(self) -> Result<(ScaledOptimizer<O>, Device, bool), AmpError> {
+    #[doc(hidden)]
+    pub fn into_parts(self) -> Result<(ScaledOptimizer<O>, Device, bool), AmpError> {
         let mut update = self.worker.finish()?;
         *update.optim.scaler_mut() = self.scaler;
         Ok((update.optim, update.host, self.synchronous))
@@ -465,7 +471,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         module: &M,
         statistics: Statistics,
     ) -> Result<(), AmpError> {
-        if self.scaler.live().is_shared() {
+        if self.scaler.is_shared() {
             return Err(AmpError::refused(
                 "optim",
                 "one of several optimizers of a `MixedPrecision`",
@@ -553,8 +559,8 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
                     self.scaler.follow(updated.reached, what != What::Other);
                     if what == What::Update {
                         // The update knows nothing of the forward passes of the present window, unless all is done.
-                        self.scaler.buffers.is_behind = until == Until::LastUpdate;
-                        self.scaler.leave_step(&module, false);
+                        let is_behind = until == Until::LastUpdate;
+                        self.scaler.leave_update(&module, is_behind);
                     }
                 }
                 Err(ended) => failed = failed.or(Some(ended.into())),

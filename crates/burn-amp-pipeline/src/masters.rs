@@ -14,7 +14,8 @@ use burn_amp_core::{
 /// The parameters of a module that are trained, with their values on the training device: as they were handed over, or images of masters.
 pub(crate) type Trained = Arc<Vec<Parameter>>;
 
-pub(crate) fn trained<M: Module>(module: &M) -> Trained {
+/// The parameters that an optimizer trains, in the order of the module.
+pub fn trained<M: Module>(module: &M) -> Trained {
     let mut trained = distinct_parameters(module);
     trained.retain(|parameter| parameter.is_trained);
     Arc::new(trained)
@@ -126,7 +127,7 @@ pub(super) fn values_of(masters: Vec<Parameter>, trained: &Trained) -> ParamTens
 }
 
 /// The module with these values. Ids, trainability and what is attached stay.
-pub(crate) fn put<M: Module>(module: M, trained: &Trained) -> M {
+pub fn put<M: Module>(module: M, trained: &Trained) -> M {
     let trained = by_id(trained);
     replaced(module, |id, old| {
         let image = *trained.get(&id)?;

@@ -158,10 +158,6 @@ fn moved<M: Module>(grads: StepGradients, module: &M, host: &Device) -> StepGrad
     match scale == 1.0 {
         true => widened(grads, module).into(),
         // As narrow as they are: unscaling widens them.
-        false => ScaledGradients {
-            params: grads,
-            scale,
-        }
-        .into(),
+        false => ScaledGradients::new(grads, scale).into(),
     }
 }

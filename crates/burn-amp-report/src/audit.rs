@@ -91,7 +91,7 @@ struct Run {
 
 #[derive(Clone, Debug, Serialize)]
 struct Parameter {
-    path: String,
+    pub path: String,
     elements: u64,
     /// In f32; none where a value is infinite or NaN.
     norm: Option<f64>,

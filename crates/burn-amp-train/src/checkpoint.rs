@@ -133,17 +133,15 @@ impl DynOptimizer for Carrier {
         let state = from_bytes(inverted(&bytes), origin).unwrap_or_else(|error| {
             panic!("{error}; `Resume::check` makes this an error that names the file")
         });
-        if let Some(scaler) = &state.scaler {
-            let resumed = scaler.resume(self.amp.live(), "the checkpoint");
-            resumed.unwrap_or_else(|error| panic!("{error}"));
-        }
+        let resumed = state.resume_scale(&self.amp, "the checkpoint");
+        resumed.unwrap_or_else(|error| panic!("{error}"));
         Some(DynState::create(Entry::Loaded(Some(Box::new(state))), rank))
     }
 }
 
 fn from_bytes(bytes: Bytes, origin: &str) -> Result<AmpRecord, AmpError> {
     let record = AmpRecord::from_container(Container::from_bytes(bytes, origin)?)?;
-    match record.scaler {
+    match record.counters() {
         Some(_) => Ok(record),
         None => Err(record.foreign("no state of a loss scaler")),
     }

@@ -1,8 +1,11 @@
-//! Burn's `Learner` in half precision (feature `train`): dashboard, metrics, checkpoints, resume, accumulation and several
+//! Burn's `Learner` in half precision: dashboard, metrics, checkpoints, resume, accumulation and several
 //! devices stay Burn's, and so do the model's `TrainStep` and `InferenceStep`.
+//!
+//! Part of [burn-amp](https://docs.rs/burn-amp), which shows it as `burn_amp::train` (feature `train`). Begin with [`LearnerExt::launch`].
 
 mod checkpoint;
 mod learner;
+mod learner_ext;
 mod metric;
 mod module;
 mod resume;
@@ -11,5 +14,8 @@ mod scaled;
 mod stepper;
 mod steps;
 
+pub use learner::LearnerOptimizer;
+pub use learner_ext::LearnerExt;
+pub use metric::ScalerMetric;
 pub use resume::Resume;
 pub use scaled::Scaled;

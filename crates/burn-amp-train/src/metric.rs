@@ -10,9 +10,11 @@ use std::sync::Arc;
 
 use burn_amp_core::{MixedPrecision, StepOutcome, internal::StepEntry};
 
-/// A metric of the loss scale or of the gradients.
+/// A metric of the loss scale or of the gradients, for `SupervisedTraining::metric_train_numeric`.
+///
+/// It belongs to the training: in validation it is "N/A". It reads host values and never waits for the device.
 #[derive(Clone)]
-struct ScalerMetric {
+pub struct ScalerMetric {
     kind: Kind,
     name: MetricName,
     amp: MixedPrecision,
@@ -26,48 +28,15 @@ struct ScalerMetric {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Kind {
+pub(super) enum Kind {
     LossScale,
     SkippedSteps,
     GradientNorm,
     ZeroGradients,
 }
 
-/// Metrics for `SupervisedTraining::metric_train_numeric`.
-///
-/// [`training`](Self::training) registers all four. They belong to the training: in
-/// validation they are "N/A". They read host values and never wait for the device.
-impl MixedPrecision {
-    /// The loss scale after each step. An epoch's value is that at its end, not a mean.
-    pub fn loss_scale_metric(&self) -> impl Metric<Input = ()> + Numeric + use<> {
-        ScalerMetric::new(self, Kind::LossScale, "Loss Scale")
-    }
-
-    /// The share of the epoch's steps so far that were skipped, or held back by a [`Guard`](crate::Guard), in percent. A single
-    /// step is 0 or 100.
-    pub fn skipped_steps_metric(&self) -> impl Metric<Input = ()> + Numeric + use<> {
-        ScalerMetric::new(self, Kind::SkippedSteps, "Skipped Steps")
-    }
-
-    /// The L2 norm of all unscaled gradients before clipping.
-    ///
-    /// An epoch's value is the mean over its steps, skipped ones left out. "N/A" with a disabled scaler that does not clip: it
-    /// measures nothing.
-    pub fn gradient_norm_metric(&self) -> impl Metric<Input = ()> + Numeric + use<> {
-        ScalerMetric::new(self, Kind::GradientNorm, "Gradient Norm")
-    }
-
-    /// The share of gradient values that are exactly zero, in percent.
-    ///
-    /// Underflow shows here: compare with the same run in f32, since ReLU and sparse inputs have zeros of their own. An epoch's
-    /// value is the mean over its steps. "N/A" with a disabled scaler.
-    pub fn zero_gradients_metric(&self) -> impl Metric<Input = ()> + Numeric + use<> {
-        ScalerMetric::new(self, Kind::ZeroGradients, "Zero Gradients")
-    }
-}
-
 impl ScalerMetric {
-    fn new(amp: &MixedPrecision, kind: Kind, name: &str) -> Self {
+    pub(super) fn new(amp: &MixedPrecision, kind: Kind, name: &str) -> Self {
         Self {
             kind,
             name: Arc::new(name.to_string()),

@@ -2,19 +2,19 @@ use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
     module::Module,
     optim::{GradientsParams, ModuleOptimizer, MultiGradientsParams},
-    tensor::Device,
     train::{InferenceStep, TrainOutput, TrainStep},
 };
 use std::{any::Any, ops::Deref};
 
 use super::{
     checkpoint::{self, Entry},
+    run,
     steps::Steps,
 };
 use burn_amp_core::{
     AmpError, Ema, GradScaler, MixedPrecision, StepError,
     hook::Hook,
-    internal::{Entries, Parameter, SCOPED, parameters, widened},
+    internal::{Parameter, SCOPED, by_device, parameters, widened},
     sum_of_devices,
 };
 
@@ -52,7 +52,7 @@ impl<M> Scaled<M> {
             return;
         };
         self.failed = true;
-        if let Err(error) = self.amp.fail_run(error) {
+        if let Err(error) = run::fail(&self.amp, error) {
             panic!("{error}");
         }
     }
@@ -128,7 +128,7 @@ impl<M: TrainStep + Module + 'static> Scaled<M> {
     ) -> Self {
         let amp = self.amp.clone();
         if self.failed
-            && let Some(error) = amp.run_result().err()
+            && let Some(error) = run::state(&amp).error.clone()
         {
             // The interrupter is not the run's: nobody has ended it.
             panic!("{error}");
@@ -173,7 +173,7 @@ impl<M: TrainStep + Module + 'static> TrainStep for Scaled<M> {
     fn step(&self, batch: M::Input) -> TrainOutput<M::Output> {
         if !self.failed {
             // Before the step that Burn asks the interrupter after: with accumulation, `optimize` comes later.
-            self.amp.forget_failure();
+            run::forget_failure(&self.amp);
         }
         // A checkpoint has received parameters that the learner's own model does not have.
         let newest = self.steps.shared.lock().current(&self.inner);
@@ -266,25 +266,4 @@ fn attached<M: Module>(model: M, amp: &MixedPrecision) -> M {
         // Those that have it keep theirs.
         false => model.apply_reparameterization(amp.clone()),
     }
-}
-
-/// Sums of gradients, each in the container of its device.
-fn by_device<M: Module>(mut grads: GradientsParams, module: &M) -> MultiGradientsParams {
-    let mut sorted = MultiGradientsParams::default();
-    for entry in Entries::of(&grads, module).unwrap_or_default().gradients {
-        if let Some(grad) = entry.take(&mut grads) {
-            entry.put(of_device(&mut sorted, grad.device()), grad);
-        }
-    }
-    sorted
-}
-
-fn of_device(sorted: &mut MultiGradientsParams, device: Device) -> &mut GradientsParams {
-    let grads = &mut sorted.grads;
-    let place = grads.iter().position(|(_, other)| *other == device);
-    let place = place.unwrap_or_else(|| {
-        grads.push((GradientsParams::new(), device));
-        grads.len() - 1
-    });
-    &mut grads[place].0
 }

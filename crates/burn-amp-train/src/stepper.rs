@@ -3,15 +3,17 @@
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
     module::Module,
-    optim::{GradientsParams, ModuleOptimizer, OptimizerRecord},
+    optim::{GradientsParams, ModuleOptimizer},
     tensor::{DType, Device},
 };
 
 use burn_amp_core::{
-    AmpError, ModuleOptim,
-    internal::{ParamTensors, masters_of},
+    ModuleOptim,
+    internal::{ParamTensors, Update, masters_of},
     records_of,
 };
+
+use burn_amp_optim::internal::one_pass;
 
 /// What Burn's `ModuleOptimizer` does not tell of the optimizer that it was made of.
 #[derive(Clone, Debug)]
@@ -63,7 +65,10 @@ impl ModuleOptim for Stepper {
         self.kind.fused && !self.optim.has_gradient_clipping()
     }
 
-    fn one_pass(&mut self) -> Option<&mut ModuleOptimizer> {
-        self.kind.fused.then_some(&mut self.optim)
+    fn update<M: Module>(&mut self, update: Update, module: M, grads: GradientsParams) -> M {
+        match self.kind.fused {
+            true => one_pass(&mut self.optim, update, module, grads),
+            false => self.step(update.lr, module, grads),
+        }
     }
 }

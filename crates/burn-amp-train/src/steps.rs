@@ -19,13 +19,11 @@ use std::{
 use super::stepper::{Kind, Stepper};
 use burn_amp_core::internal::Update;
 use burn_amp_core::{
-    AmpError, AmpRecord, GradScaler, ScaledOptimizer, StepError,
+    AmpError, AmpRecord, GradScaler, ModuleOptim, ScaledOptimizer, StepError,
     internal::{Container, ParamTensors, StepOptions, locked, placeholders},
 };
-use burn_amp_optim::internal::one_pass;
 use burn_amp_pipeline::PipelinedOptimizer;
-use burn_amp_pipeline::internal::put;
-use burn_amp_pipeline::internal::trained;
+use burn_amp_pipeline::internal::{put, trained};
 
 /// The optimizer of a run, with its scaler and its options, as a model knows it. Clones of the model share it.
 ///
@@ -120,15 +118,11 @@ impl Steps {
         let mut stored = stored.unwrap_or_else(|| AmpRecord::empty_of("the checkpoint"));
         self.options.hooks = self.options.hooks.restored(&mut stored)?;
         stored.drop_left_hooks();
-        match stored.scaler.take() {
-            Some(scaler) => self.scaler.restore_counters(scaler),
-            None => {
-                self.scaler.reset_counters();
-                burn_amp_core::warn!(
-                    "the checkpoint is that of a run without a loss scaler: the scaler starts fresh, at loss scale {}",
-                    f64::from(self.scaler.loss_scale())
-                );
-            }
+        if !self.scaler.take_counters(&mut stored) {
+            burn_amp_core::warn!(
+                "the checkpoint is that of a run without a loss scaler: the scaler starts fresh, at loss scale {}",
+                f64::from(self.scaler.loss_scale())
+            );
         }
         self.scaler.show_loaded();
         *self = self.clone().detached();
@@ -155,7 +149,7 @@ impl Steps {
         }
         let is_fused = self.kind.fused;
         let update = |stepper: &mut Stepper, update: Update, model, grads| match is_fused {
-            true => step_by(stepper, update, model, grads),
+            true => stepper.update(update, model, grads),
             false => optimize(model, &mut stepper.optim, update.lr, grads),
         };
         swap(optim, &mut state.optim.optimizer_in_flight().optim);
@@ -343,8 +337,8 @@ mod tests {
         GradScalerConfig, GradientClip, MixedPrecision, ScaledOptimizer, autocast, internal::READS,
     };
     use burn_amp_optim::Fused;
-    use burn_amp_optim::FusedAdam;
     use burn_amp_optim::internal::PASSES;
+    use burn_amp_optim::{Fused, FusedAdam};
     use burn_amp_pipeline::PipelinedOptimizer;
 
     #[derive(Module, Debug)]

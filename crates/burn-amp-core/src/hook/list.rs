@@ -34,7 +34,7 @@ impl Clone for Box<dyn AnyHook> {
 
 /// In the order in which they were added.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Hooks(Vec<Box<dyn AnyHook>>);
+pub struct Hooks(Vec<Box<dyn AnyHook>>);
 
 /// What all hooks together say of a step.
 #[derive(Debug)]
@@ -71,7 +71,7 @@ impl Hooks {
     }
 
     /// The first hook of a type.
-    pub(crate) fn get<H: Hook>(&self) -> Option<&H> {
+    pub fn get<H: Hook>(&self) -> Option<&H> {
         let mut hooks = self.0.iter();
         hooks.find_map(|hook| (&**hook as &dyn Any).downcast_ref())
     }
@@ -147,7 +147,7 @@ impl Hooks {
     }
 
     /// The same hooks with the states of a record, which are taken out of it.
-    pub(crate) fn restored(&self, record: &mut AmpRecord) -> Result<Self, AmpError> {
+    pub fn restored(&self, record: &mut AmpRecord) -> Result<Self, AmpError> {
         let steps = record.counters().map_or(0, |counters| counters.steps());
         let mut hooks = self.clone();
         for hook in &mut hooks.0 {

@@ -109,13 +109,15 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     }
 
     /// Resolves all steps in flight. The next call returns what was wrong. From here on the host moves the scale.
-    pub(crate) fn resolve(&mut self) {
+    #[doc(hidden)]
+    pub fn resolve(&mut self) {
         self.scaler.live().resolve(true);
         self.end_run();
     }
 
     /// The device has refused the last step of the run: it counts as skipped, and the next one begins a run.
-    pub(crate) fn undo_step(&mut self) {
+    #[doc(hidden)]
+    pub fn undo_step(&mut self) {
         if let Some((run, _)) = &self.flight.run {
             run.add_skip(run.next_number());
         }
@@ -135,13 +137,15 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     }
 
     /// Resolves every step before it returns, from here on.
-    pub(crate) fn resolve_each_step(&mut self) {
+    #[doc(hidden)]
+    pub fn resolve_each_step(&mut self) {
         self.resolve();
         self.flight.is_off = true;
     }
 
     /// The inner optimizer, while steps are in flight.
-    pub(crate) fn optimizer_in_flight(&mut self) -> &mut O {
+    #[doc(hidden)]
+    pub fn optimizer_in_flight(&mut self) -> &mut O {
         &mut self.optim
     }
 

@@ -25,20 +25,23 @@ use crate::{
 /// What a step finds on the device, before it changes anything: each time in the same places, if it was recorded.
 pub struct Found {
     inspected: Inspected,
-    pub(crate) loss: Tensor<1>,
+    /// The loss, without autodiff.
+    pub loss: Tensor<1>,
 }
 
 /// What a captured step has on the device, beside model and optimizer: the loss scale, and the rows that the optimizer reads.
 pub struct Stage {
-    pub(crate) scale: DeviceScale,
-    pub(crate) rows: Vec<Tensor<1>>,
+    /// The loss scale.
+    pub scale: DeviceScale,
+    /// What the optimizer reads, for each of its calls.
+    pub rows: Vec<Tensor<1>>,
     /// How gradients are clipped by norms.
-    pub(crate) clip: Option<ClipTable>,
+    pub clip: Option<ClipTable>,
 }
 
 impl Found {
     /// As the recording has checked those of its own step.
-    pub(crate) fn check_rates(&self, lr: &ModuleLearningRate) -> Result<(), AmpError> {
+    pub fn check_rates(&self, lr: &ModuleLearningRate) -> Result<(), AmpError> {
         let mut entries = self.inspected.entries.iter();
         entries.try_for_each(|entry| check_rate(lr, entry.id, &entry.path))
     }
@@ -46,7 +49,8 @@ impl Found {
 
 impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// Why no step of this optimizer can be captured, if so.
-    pub(crate) fn refuses_capture<M: Module>(&mut self, module: &M) -> Result<(), AmpError> {
+    #[doc(hidden)]
+    pub fn refuses_capture<M: Module>(&mut self, module: &M) -> Result<(), AmpError> {
         self.check_loaded(module)?;
         match self.cannot_record() {
             Some(what) => Err(refused(what)),
@@ -55,7 +59,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     }
 
     /// The loss scale as it is, on a device: in the place of another, if there is one.
-    pub(crate) fn scale_on(
+    #[doc(hidden)]
+    pub fn scale_on(
         &self,
         device: &Device,
         place: Option<DeviceScale>,
@@ -72,12 +77,14 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     }
 
     /// Scopes take the scale from the host again, after a recording that has failed.
-    pub(crate) fn end_recording(&self) {
+    #[doc(hidden)]
+    pub fn end_recording(&self) {
         self.scaler.live().in_flight().set_device_step(None);
     }
 
     /// Computes a loss and its gradients, at the scale on the device, and looks at them there.
-    pub(crate) fn find<M: Module>(
+    #[doc(hidden)]
+    pub fn find<M: Module>(
         &self,
         scale: &DeviceScale,
         lr: &ModuleLearningRate,
@@ -104,7 +111,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     }
 
     /// Goes on from what was found to the step, which is not made or only recorded. Says whether all that it writes stays in its place.
-    pub(crate) fn rehearse<M: Module>(
+    #[doc(hidden)]
+    pub fn rehearse<M: Module>(
         &mut self,
         what: Rehearses,
         stage: Stage,
@@ -133,7 +141,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     }
 
     /// What the host does before a replay: hears of steps that are over, sends what this one reads, and counts it.
-    pub(crate) fn begin_replay<M: Module>(
+    #[doc(hidden)]
+    pub fn begin_replay<M: Module>(
         &mut self,
         stage: Stage,
         recorded: &Found,
@@ -197,6 +206,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     }
 }
 
+/// The error of a step that cannot be captured.
 pub fn refused(reason: impl Into<String>) -> AmpError {
     AmpError::CannotCapture {
         reason: reason.into(),

@@ -49,7 +49,7 @@ impl Container {
     }
 
     /// Reads a container and checks its section, if it has one. `origin` names it in errors.
-    pub(crate) fn from_bytes(bytes: Bytes, origin: &str) -> Result<Self, AmpError> {
+    pub fn from_bytes(bytes: Bytes, origin: &str) -> Result<Self, AmpError> {
         let bytes = bytes.shared();
         let mut container = Self {
             origin: origin.to_string(),
@@ -84,7 +84,7 @@ impl Container {
     }
 
     /// Reads a whole file. A path without extension gets `.bpk`.
-    pub(crate) fn load(path: &Path) -> Result<Self, AmpError> {
+    pub fn load(path: &Path) -> Result<Self, AmpError> {
         let path = saved_path(path);
         let origin = path.display().to_string();
         // The head alone first: what is refused for it may be large.
@@ -147,7 +147,7 @@ impl Container {
     }
 
     /// Takes out the tensors with such a name.
-    pub(crate) fn split_tensors(&mut self, chosen: impl Fn(&str) -> bool) -> Vec<Tensor> {
+    pub fn split_tensors(&mut self, chosen: impl Fn(&str) -> bool) -> Vec<Tensor> {
         let all = std::mem::take(&mut self.tensors).into_iter();
         let (taken, kept): (BTreeMap<_, _>, _) = all.partition(|(name, _)| chosen(name));
         self.tensors = kept;
@@ -160,7 +160,7 @@ impl Container {
     }
 
     /// Where the container came from, for messages.
-    pub(crate) fn origin(&self) -> &str {
+    pub fn origin(&self) -> &str {
         &self.origin
     }
 
@@ -169,12 +169,13 @@ impl Container {
     }
 
     /// The bytes of a tensor of this.
-    pub(crate) fn bytes_of(&self, tensor: &Tensor) -> Result<Bytes, AmpError> {
+    pub fn bytes_of(&self, tensor: &Tensor) -> Result<Bytes, AmpError> {
         let bytes = tensor.to_bytes();
         bytes.map_err(|error| self.damaged(error.to_string()))
     }
 
-    pub(crate) fn scalars(&self) -> &BTreeMap<String, Scalar> {
+    /// Its scalars, by their names.
+    pub fn scalars(&self) -> &BTreeMap<String, Scalar> {
         &self.scalars
     }
 

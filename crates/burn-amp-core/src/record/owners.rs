@@ -11,6 +11,7 @@ use super::{
 use crate::{
     accumulation::{AccumulationWindow, WindowState},
     error::AmpError,
+    mixed_precision::MixedPrecision,
     param_tensors::ParamTensors,
     scaler::{GradScaler, ScalerState},
 };
@@ -96,12 +97,14 @@ impl AmpRecord {
             .map_or(0, |state| state.tensors.len())
     }
 
-    pub(crate) fn put_masters(&mut self, masters: ParamTensors) {
+    #[doc(hidden)]
+    pub fn put_masters(&mut self, masters: ParamTensors) {
         self.put(MASTERS, State::of_tensors(masters));
     }
 
     /// Takes out the master weights: none where there are none.
-    pub(crate) fn take_masters(&mut self) -> ParamTensors {
+    #[doc(hidden)]
+    pub fn take_masters(&mut self) -> ParamTensors {
         let state = self.states.remove(MASTERS);
         state.map_or_else(ParamTensors::default, |state| state.tensors)
     }
@@ -132,7 +135,32 @@ impl std::fmt::Debug for AmpRecord {
     }
 }
 
+impl AmpRecord {
+    /// The loss scale of `amp` goes on from the state here, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::DamagedRecord`] if a rule of the program refuses what is stored under its name.
+    #[doc(hidden)]
+    pub fn resume_scale(&self, amp: &MixedPrecision, origin: &str) -> Result<(), AmpError> {
+        let scaler = self.scaler.as_ref();
+        scaler.map_or(Ok(()), |state| state.resume(amp.live(), origin))
+    }
+}
+
 impl GradScaler {
+    /// Takes the counters of a record, where the schedule is in place already; counts from zero, if the record has none. Whether it had.
+    #[doc(hidden)]
+    pub fn take_counters(&mut self, record: &mut AmpRecord) -> bool {
+        let stored = record.scaler.take();
+        let had_some = stored.is_some();
+        match stored {
+            Some(state) => self.restore_counters(state),
+            None => self.reset_counters(),
+        }
+        had_some
+    }
+
     /// The state, to be stored: the schedule with its settings and trackers, counters, and the outcome of an iteration that has
     /// not been ended by `update`. Does not wait for the device.
     ///

@@ -49,7 +49,7 @@ impl ScalerState {
     /// # Errors
     ///
     /// As [`check`](Self::check); nothing has changed then.
-    pub(crate) fn resume(&self, live: &LiveScale, origin: &str) -> Result<(), AmpError> {
+    pub fn resume(&self, live: &LiveScale, origin: &str) -> Result<(), AmpError> {
         live.resolve(true);
         let resumed = self.check(live, origin)?;
         self.log_differences(&live.schedule(), &resumed, origin);

@@ -1,11 +1,13 @@
 //! The two sides of a scaler whose steps are decided on another thread: that which scales losses, and that which learns.
 
+use burn::module::Module;
 use std::collections::BTreeMap;
 
 use super::{GradScaler, Scale};
 use crate::{
     account::Account,
     error::AmpError,
+    gradients::StepGradients,
     live_scale::{LiveScale, ScopesLeft},
     loss_scale::LossScale,
     loss_watch::{LossWatch, Losses},
@@ -42,7 +44,8 @@ impl GradScaler {
     }
 
     /// The side that learns: it moves a scale of its own, in the same state, which multiplies nothing.
-    pub(crate) fn for_worker(&self) -> Self {
+    #[doc(hidden)]
+    pub fn for_worker(&self) -> Self {
         let account = || self.account().clone();
         Self {
             watch: LossWatch::default(),
@@ -55,7 +58,8 @@ impl GradScaler {
     }
 
     /// A copy with a scale that it shares with nobody.
-    pub(crate) fn detached(&self) -> Self {
+    #[doc(hidden)]
+    pub fn detached(&self) -> Self {
         let live = LiveScale::of_scaler(self.schedule());
         // The clone below locks it, too.
         let account = self.account().clone();
@@ -65,6 +69,7 @@ impl GradScaler {
         }
     }
 
+    /// Where the scaler has come to.
     pub fn reached(&self) -> Reached {
         Reached {
             schedule: self.schedule(),
@@ -80,9 +85,37 @@ impl GradScaler {
         self.ledger().show(is_call.then(|| self.loss_scale()));
     }
 
+    /// Whether other optimizers move the scale, too.
+    #[doc(hidden)]
+    pub fn is_shared(&self) -> bool {
+        self.live().is_shared()
+    }
+
+    /// Gradients that were tested come to a step.
+    #[doc(hidden)]
+    pub fn take_tested(&self, grads: &StepGradients) {
+        if let StepGradients::Unscaled(grads) = grads {
+            self.unsettled.take(&grads.verdicts);
+        }
+    }
+
+    /// The other side has made an update of `module`. `is_behind` if more forward passes have been made than it knows of.
+    #[doc(hidden)]
+    pub fn leave_update<M: Module>(&mut self, module: &M, is_behind: bool) {
+        self.buffers.is_behind = is_behind;
+        self.leave_step(module, false);
+    }
+
+    /// Forgets which buffers were good: another state was loaded.
+    #[doc(hidden)]
+    pub fn forget_buffers(&mut self) {
+        self.buffers.forget();
+    }
+
     /// Ends an iteration with a scale of the caller's choice, where its outcome has moved the scale that was `before`. The growth
     /// tracker is that of before, too.
-    pub(crate) fn replace_update(&mut self, before: LossScale, scale: f64) -> Result<(), AmpError> {
+    #[doc(hidden)]
+    pub fn replace_update(&mut self, before: LossScale, scale: f64) -> Result<(), AmpError> {
         self.live()
             .set_schedule(before.with_scale("loss_scale", scale)?);
         self.account().counters.consecutive_skips = 0;

@@ -13,7 +13,7 @@ use burn_amp_kernels::{UpdateRow, UpdateRule};
 use serde_json::Value;
 use std::ops::RangeBounds;
 
-use crate::error::{AmpError, in_range};
+use burn_amp_core::{AmpError, internal::in_range};
 
 /// The configuration of an optimizer whose step is one pass.
 pub trait FusedConfig: Config + Clone + Send + Sync + 'static {

@@ -163,7 +163,6 @@ impl<C: FusedConfig> DynOptimizer for Single<C> {
     }
 }
 
-#[cfg(feature = "flex")]
 #[cfg(test)]
 mod tests {
     use burn::{

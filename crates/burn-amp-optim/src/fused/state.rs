@@ -8,7 +8,7 @@ use burn_pack::Scalar;
 use std::sync::{Arc, OnceLock};
 
 use super::rule::{FusedConfig, Rule};
-use burn_amp_core::internal::{BurnsState, ParamTensor, Run, WithMaster};
+use burn_amp_core::internal::{BurnsState, FRESH, ParamTensor, Run, WithMaster};
 
 /// The state of a parameter of rank `D`.
 #[derive(Clone)]

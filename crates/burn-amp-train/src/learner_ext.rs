@@ -1,0 +1,243 @@
+use burn::{
+    lr_scheduler::module_lr_scheduler::ModuleLrScheduler,
+    train::{Interrupter, Learner, LearnerModel, LearningResult, SupervisedTraining},
+};
+use burn_amp_core::{AmpError, MixedPrecision, StepError};
+
+use crate::{
+    Scaled,
+    learner::{self, LearnerOptimizer},
+    metric::{Kind, ScalerMetric},
+    run,
+};
+
+/// What a [`MixedPrecision`] does in Burn's `Learner`. Bring it into scope with `use burn_amp::train::LearnerExt`.
+pub trait LearnerExt {
+    #[doc(hidden)]
+    fn handle(&self) -> &MixedPrecision;
+
+    /// Trains a model in this precision in Burn's `Learner`: [`learner`](Self::learner), [`training`](Self::training), the run, and
+    /// [`run_result`](Self::run_result), in one call.
+    ///
+    /// `training` is a `SupervisedTraining` that is configured in full. `model`, `optim` and `lr_scheduler` are as for
+    /// [`learner`](Self::learner), which has an example. Returns when the run is over.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`learner`](Self::learner), with the model as it was given. If a step failed and so ended the run, the error of
+    /// [`run_result`](Self::run_result), with the model as it was trained so far, in validation mode. What ends a run in Burn itself is in
+    /// the result, as without burn-amp: `LearningResult::error`.
+    fn launch<M: LearnerModel>(
+        &self,
+        training: SupervisedTraining<Scaled<M>>,
+        model: M,
+        optim: impl Into<LearnerOptimizer>,
+        lr_scheduler: impl Into<ModuleLrScheduler>,
+    ) -> Result<LearningResult<Scaled<M>>, StepError<M>> {
+        let learner = self.learner(model.clone(), optim, lr_scheduler);
+        let learner = learner.map_err(|error| StepError::new(model, error))?;
+        let result = self.training(training).launch(learner);
+        match self.run_result() {
+            Ok(()) => Ok(result),
+            Err(error) => Err(StepError::new(result.model.into_inner(), error)),
+        }
+    }
+
+    /// A Burn `Learner` that trains a model in this precision, in place of `Learner::new(model, optim, lr_scheduler)`.
+    ///
+    /// `model` is a plain f32 model with Burn's `TrainStep` and `InferenceStep`, whose forward pass calls
+    /// [`autocast`](crate::autocast), the free function: in its steps that is this precision. It is reparameterized
+    /// here, unless it has been before. `optim` is Burn's `ModuleOptimizer`, or a [`ScaledOptimizer`] of this handle with
+    /// [`with_clipping`](ScaledOptimizer::with_clipping), [`with_guard`](ScaledOptimizer::with_guard) (which sees the norm alone) and
+    /// [`with_ema`](ScaledOptimizer::with_ema), whose state goes with it. Accumulation is Burn's `grads_accumulation`. For parameters that are bf16 themselves, `optim` is a
+    /// [`MasterWeights`](crate::MasterWeights), with or without a `ScaledOptimizer` around it. `lr_scheduler` is any of Burn's. It advances on skipped
+    /// steps too, unless it is a [`ScaledLrScheduler`](crate::ScaledLrScheduler). Does not wait for the device.
+    ///
+    /// With a [`PipelinedOptimizer`] the optimizer steps on a thread of its own, one update behind. Validation and checkpoints wait for it,
+    /// and see the newest parameters. It steps by itself: a model's own `TrainStep::optimize` is not called. It takes no averages, and no
+    /// training in which each device steps by itself (`ddp`).
+    ///
+    /// With a [`Fused`](crate::Fused) optimizer a step is one pass for all parameters, and does not wait for the device, as in
+    /// [`ScaledOptimizer::step`]. Validation and checkpoints hear of all steps. It steps by itself too: where the model has a
+    /// `TrainStep::optimize` that does more than Burn's, say so with [`ScaledOptimizer::with_own_optimize`], and it is called, as with other
+    /// optimizers.
+    ///
+    /// One run at a time for each handle: its loss scale, its counters and what ends it are shared.
+    ///
+    /// ```
+    /// use burn::{
+    ///     data::{dataloader::{DataLoaderBuilder, batcher::Batcher}, dataset::InMemDataset},
+    ///     lr_scheduler::constant::ConstantLr, module::Module,
+    ///     nn::{Linear, LinearConfig, loss::{MseLoss, Reduction}}, optim::AdamConfig,
+    ///     tensor::{Device, Tensor},
+    ///     train::{InferenceStep, RegressionOutput, SupervisedTraining, TrainOutput, TrainStep, metric::LossMetric},
+    /// };
+    /// use burn_amp::{MixedPrecision, autocast, train::LearnerExt};
+    ///
+    /// #[derive(Module, Debug)]
+    /// struct Regressor {
+    ///     linear: Linear,
+    /// }
+    ///
+    /// impl TrainStep for Regressor {
+    ///     type Input = Tensor<2>;
+    ///     type Output = RegressionOutput;
+    ///
+    ///     fn step(&self, inputs: Tensor<2>) -> TrainOutput<RegressionOutput> {
+    ///         let output = InferenceStep::step(self, inputs);
+    ///         TrainOutput::new(self, output.loss.backward(), output)
+    ///     }
+    /// }
+    ///
+    /// impl InferenceStep for Regressor {
+    ///     type Input = Tensor<2>;
+    ///     type Output = RegressionOutput;
+    ///
+    ///     fn step(&self, inputs: Tensor<2>) -> RegressionOutput {
+    ///         let targets = inputs.clone().sum_dim(1);
+    ///         let output = autocast(inputs, |x| self.linear.forward(x)); // f16 inside, f32 outside
+    ///         let loss = MseLoss::new().forward(output.clone(), targets.clone(), Reduction::Mean);
+    ///         RegressionOutput::new(loss, output, targets)
+    ///     }
+    /// }
+    ///
+    /// struct Rows;
+    ///
+    /// impl Batcher<[f32; 4], Tensor<2>> for Rows {
+    ///     fn batch(&self, rows: Vec<[f32; 4]>, device: &Device) -> Tensor<2> {
+    ///         let rows = rows.into_iter().map(|row| Tensor::<1>::from_data(row, device)).collect();
+    ///         Tensor::stack(rows, 0)
+    ///     }
+    /// }
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let directory = std::env::temp_dir().join(format!("burn-amp-train-{}", std::process::id()));
+    /// let device = Device::flex().autodiff();
+    /// let rows: Vec<[f32; 4]> = (0..32).map(|i| [i as f32 / 32.0, 0.5, -0.25, 1.0]).collect();
+    /// let loader = |rows| DataLoaderBuilder::new(Rows).batch_size(8).build(InMemDataset::new(rows));
+    ///
+    /// let model = Regressor { linear: LinearConfig::new(4, 1).init(&device) };
+    /// let amp = MixedPrecision::f16();
+    /// let learner = amp.learner(model, AdamConfig::new().init(), ConstantLr::new(1e-2))?;
+    ///
+    /// let training = SupervisedTraining::new(&directory, loader(rows.clone()), loader(rows))
+    ///     .metrics((LossMetric::new(),))
+    ///     .with_default_checkpointers()
+    ///     .num_epochs(2);
+    /// # let training = training.renderer(Box::new(burn::train::renderer::CliMetricsRenderer::new()));
+    /// let result = amp.training(training).launch(learner);
+    ///
+    /// amp.run_result()?; // a loss scale that is exhausted, or a loss that is NaN, has ended the run
+    /// assert_eq!(amp.counters().steps(), 8);
+    /// let sums = result.model.linear.forward(Tensor::<2>::ones([1, 4], &Device::flex()));
+    /// result.model.into_record().save(directory.join("model"))?;
+    /// # let _ = sums;
+    /// # std::fs::remove_dir_all(&directory)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::UnsupportedDType`] if a device of the model cannot compute in this precision.
+    /// [`AmpError::OptimizerThread`] for a [`PipelinedOptimizer`] whose thread has panicked.
+    /// [`AmpError::InvalidValue`] for a [`ScaledOptimizer`] that was not made with this handle, and for one with
+    /// [`with_accumulation`](ScaledOptimizer::with_accumulation): Burn's learning-rate scheduler would advance with each
+    /// micro-batch.
+    fn learner<M: LearnerModel>(
+        &self,
+        model: M,
+        optim: impl Into<LearnerOptimizer>,
+        lr_scheduler: impl Into<ModuleLrScheduler>,
+    ) -> Result<Learner<Scaled<M>>, AmpError> {
+        learner::learner(self.handle(), model, optim.into(), lr_scheduler.into())
+    }
+
+    /// Adds the metrics of this crate to a training of Burn's, and ends a run that cannot go on, in Burn's way.
+    ///
+    /// The metrics: loss scale, skipped steps, gradient norm, share of zero gradients ([`loss_scale_metric`](Self::loss_scale_metric) and the like). There are none
+    /// without a scaler, as in f32 and bf16, where nothing is measured. The end: through the run's interrupter. Set one of
+    /// your own (`with_interrupter`) before this call.
+    ///
+    /// `training` is any `SupervisedTraining`, configured in full or in part.
+    fn training<M: LearnerModel>(&self, training: SupervisedTraining<M>) -> SupervisedTraining<M> {
+        self.handle().enter_learner();
+        run::state(self.handle()).interrupter = Some(training.interrupter());
+        match self.handle().is_scaled() {
+            true => training
+                .metric_train_numeric(self.loss_scale_metric())
+                .metric_train_numeric(self.skipped_steps_metric())
+                .metric_train_numeric(self.gradient_norm_metric())
+                .metric_train_numeric(self.zero_gradients_metric()),
+            false => training,
+        }
+    }
+
+    /// Whether the run could go on to its end, to be asked after `launch`. Never waits for the device.
+    ///
+    /// More reliable than `LearningResult::error`, which Burn 0.22.1 clears at the end of a run with the dashboard.
+    ///
+    /// # Errors
+    ///
+    /// The error that has ended the run: the loss scale is exhausted, the loss is NaN, or a parameter cannot be stepped. Forgotten as
+    /// soon as a model takes a step that has not failed: a new one, or one on which
+    /// [`Module::train`](burn::module::Module::train) was called.
+    fn run_result(&self) -> Result<(), AmpError> {
+        run::state(self.handle()).error.clone().map_or(Ok(()), Err)
+    }
+
+    /// The handle through which a run that fails is ended: that of the training given to [`training`](Self::training), or
+    /// else one to be given to a run (`with_interrupter`).
+    ///
+    /// Burn's `LearningResult::error` then says why, as the failure of a worker (the nearest of Burn's errors);
+    /// [`run_result`](Self::run_result) has the error itself.
+    fn interrupter(&self) -> Interrupter {
+        run::state(self.handle())
+            .interrupter
+            .get_or_insert_default()
+            .clone()
+    }
+
+    /// Ends the run with an error, through the [`interrupter`](Self::interrupter): for strategies and agents that step by
+    /// themselves. A `Learner` of [`learner`](Self::learner) does it on its own. The first error of a run stays.
+    ///
+    /// # Errors
+    ///
+    /// The error itself, if `interrupter` was never called, so that nothing can be ended by it.
+    fn fail_run(&self, error: AmpError) -> Result<(), AmpError> {
+        run::fail(self.handle(), error)
+    }
+
+    /// The loss scale after each step. An epoch's value is that at its end, not a mean.
+    fn loss_scale_metric(&self) -> ScalerMetric {
+        ScalerMetric::new(self.handle(), Kind::LossScale, "Loss Scale")
+    }
+
+    /// The share of the epoch's steps so far that were skipped, or held back by a [`Guard`](crate::Guard), in percent. A single
+    /// step is 0 or 100.
+    fn skipped_steps_metric(&self) -> ScalerMetric {
+        ScalerMetric::new(self.handle(), Kind::SkippedSteps, "Skipped Steps")
+    }
+
+    /// The L2 norm of all unscaled gradients before clipping.
+    ///
+    /// An epoch's value is the mean over its steps, skipped ones left out. "N/A" with a disabled scaler that does not clip: it
+    /// measures nothing.
+    fn gradient_norm_metric(&self) -> ScalerMetric {
+        ScalerMetric::new(self.handle(), Kind::GradientNorm, "Gradient Norm")
+    }
+
+    /// The share of gradient values that are exactly zero, in percent.
+    ///
+    /// Underflow shows here: compare with the same run in f32, since ReLU and sparse inputs have zeros of their own. An epoch's
+    /// value is the mean over its steps. "N/A" with a disabled scaler.
+    fn zero_gradients_metric(&self) -> ScalerMetric {
+        ScalerMetric::new(self.handle(), Kind::ZeroGradients, "Zero Gradients")
+    }
+}
+
+impl LearnerExt for MixedPrecision {
+    fn handle(&self) -> &MixedPrecision {
+        self
+    }
+}

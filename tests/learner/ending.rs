@@ -4,6 +4,7 @@ use burn::train::{
     MetricEarlyStoppingStrategy, StoppingCondition,
     metric::store::{Aggregate, Direction, Split},
 };
+use burn_amp::train::{LearnerExt, Resume, Scaled};
 use std::thread;
 
 use crate::support::*;

@@ -2,6 +2,7 @@
 //! goes on from the other's checkpoints.
 
 use crate::support::*;
+use burn_amp::train::LearnerExt;
 
 pub fn learner(amp: &MixedPrecision) -> Made {
     amp.learner(net(), fused(), lr())
@@ -63,7 +64,8 @@ fn a_long_run_is_the_one_that_waits() {
         done.bits()
     };
     let pending = check(run.launch_with(learner));
-    let waited = |amp: &MixedPrecision| amp.learner(net(), Waited(fused()), lr());
+    let waited =
+        |amp: &MixedPrecision| amp.learner(net(), ScaledOptimizer::new(Waited(fused()), amp), lr());
     assert!(pending == check(run.launch_with(waited)));
     if on_flex {
         assert!(pending == check(run.launch()));

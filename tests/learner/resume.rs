@@ -1,6 +1,7 @@
 //! A run that was stopped and resumed is the one that was not.
 
 use burn::data::dataloader::split::split_dataloader;
+use burn_amp::train::Resume;
 use burn_amp_tests::LogMaxAgain;
 use std::sync::Arc;
 

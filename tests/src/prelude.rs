@@ -28,4 +28,10 @@ pub use burn::{
         activation::{sigmoid, tanh},
     },
 };
-pub use burn_amp::{adaptive::*, optim::*, pipeline::*, torch::*, *};
+pub use burn_amp::{
+    adaptive::Guard,
+    optim::{CaptureInput, CapturedStep, Fused, FusedAdam, FusedAdamW, FusedSgd},
+    pipeline::PipelinedOptimizer,
+    torch::{GradScaler, MasterWeights, ScaledGradients, to_full, to_half},
+    *,
+};

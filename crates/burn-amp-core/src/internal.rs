@@ -1,8 +1,5 @@
 //! What the other crates of the workspace need beside the public names. It may change with any release.
 
-pub use burn::optim::OptimizerRecord;
-pub use log;
-
 pub use crate::{
     any_tensor::{AnyTensor, copied, has_gradient},
     beside_burn::{Beside, during},
@@ -27,7 +24,6 @@ pub use crate::{
     scaler::{HandedOver, Reached},
     step_options::StepOptions,
     update::Update,
-    warning::to_standard_error,
 };
 #[cfg(any(test, feature = "counts"))]
 pub use crate::{border_events::READS as EVENT_READS, gradient_pass::READS};

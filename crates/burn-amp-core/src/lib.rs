@@ -88,6 +88,8 @@ pub use error::{AmpError, StepError};
 pub use gradient_status::GradientStatus;
 pub use gradients::{ScaledGradients, UnscaledGradients, sum_of_devices};
 pub use guard::Guard;
+#[doc(hidden)]
+pub use log;
 pub use loss_scale::{GradScalerConfig, LossScale, Schedule, StepOutcome};
 pub use lr_scheduler::ScaledLrScheduler;
 pub use master_weights::MasterWeights;
@@ -101,3 +103,5 @@ pub use scaler::GradScaler;
 pub use scope::{Scope, autocast, in_f32, rescaled};
 pub use step_counters::StepCounters;
 pub use unscale::{histogram, inspect};
+#[doc(hidden)]
+pub use warning::to_standard_error;

@@ -129,15 +129,15 @@ pub(crate) fn foreign(reason: impl Into<String>) -> AmpError {
 #[macro_export]
 macro_rules! records_of {
     ($self:ident => $inner:expr) => {
-        fn to_record(&$self) -> Result<$crate::internal::OptimizerRecord, $crate::AmpError> {
+        fn to_record(&$self) -> Result<burn::optim::OptimizerRecord, $crate::AmpError> {
             $crate::ModuleOptim::to_record(&$inner)
         }
 
-        fn load_record(&mut $self, record: $crate::internal::OptimizerRecord) -> Result<(), $crate::AmpError> {
+        fn load_record(&mut $self, record: burn::optim::OptimizerRecord) -> Result<(), $crate::AmpError> {
             $crate::ModuleOptim::load_record(&mut $inner, record)
         }
 
-        fn check_record(&$self, record: $crate::internal::OptimizerRecord) -> Result<(), $crate::AmpError> {
+        fn check_record(&$self, record: burn::optim::OptimizerRecord) -> Result<(), $crate::AmpError> {
             $crate::ModuleOptim::check_record(&$inner, record)
         }
     };

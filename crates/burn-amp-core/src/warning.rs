@@ -7,8 +7,8 @@ use std::{fmt, sync::Once};
 #[macro_export]
 macro_rules! warn {
     ($($message:tt)*) => {{
-        $crate::internal::to_standard_error(format_args!($($message)*));
-        $crate::internal::log::warn!($($message)*);
+        $crate::to_standard_error(format_args!($($message)*));
+        $crate::log::warn!($($message)*);
     }};
 }
 

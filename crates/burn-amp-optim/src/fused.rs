@@ -198,3 +198,47 @@ impl<C> std::fmt::Debug for Fused<C> {
         f.debug_struct("Fused").finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use burn::{
+        module::Module,
+        nn::LinearConfig,
+        optim::{AdamConfig, GradientsParams},
+        tensor::{Device, Tensor},
+    };
+    use burn_amp_core::{
+        EmaConfig, GradientClip, MixedPrecision, ScaledOptimizer,
+        internal::{EVENT_READS, READS},
+    };
+
+    use super::FusedAdam;
+
+    #[test]
+    fn nobody_waits() {
+        let device = Device::default().autodiff();
+        let amp = MixedPrecision::f16();
+        let linear = LinearConfig::new(4, 2).init(&device);
+        let mut model = linear.apply_reparameterization(amp.clone());
+        let adam = FusedAdam::new(AdamConfig::new()).unwrap();
+        let optim = ScaledOptimizer::new(adam, &amp);
+        let clip = GradientClip::GlobalNorm(0.1);
+        let optim = optim.with_clipping(clip).unwrap();
+        let mut optim = optim.with_ema(EmaConfig::new()).unwrap();
+        for step in 0..11 {
+            if step == 1 {
+                // The first average is of a step that was taken.
+                READS.set(0);
+                EVENT_READS.set(0);
+            }
+            let output = amp.autocast(Tensor::<2>::ones([3, 4], &device), |x| model.forward(x));
+            let factor = if step == 4 { 1e9 } else { 1.0 };
+            let grads = GradientsParams::from_grads((output.mean() * factor).backward(), &model);
+            model = optim.step(0.1, model, grads);
+        }
+        assert_eq!((READS.get(), EVENT_READS.get()), (0, 0));
+        optim.synchronize().unwrap();
+        assert_eq!(optim.scaler().counters().steps(), 11);
+        assert_eq!(optim.scaler().counters().skipped(), 1);
+    }
+}

@@ -25,9 +25,6 @@
 //! ```
 
 mod masters;
-#[cfg(test)]
-#[path = "../tests/units/pipeline_scale.rs"]
-mod scale;
 mod update;
 mod worker;
 

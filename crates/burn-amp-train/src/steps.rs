@@ -333,10 +333,10 @@ mod tests {
         train::{InferenceStep, RegressionOutput, TrainOutput, TrainStep},
     };
 
+    use crate::LearnerExt;
     use burn_amp_core::{
         GradScalerConfig, GradientClip, MixedPrecision, ScaledOptimizer, autocast, internal::READS,
     };
-    use burn_amp_optim::Fused;
     use burn_amp_optim::internal::PASSES;
     use burn_amp_optim::{Fused, FusedAdam};
     use burn_amp_pipeline::PipelinedOptimizer;

@@ -11,7 +11,7 @@ use burn::{
         renderer::CliMetricsRenderer,
     },
 };
-use burn_amp::{GradScalerConfig, MixedPrecision, train::Resume, train::Scaled};
+use burn_amp::{GradScalerConfig, MixedPrecision, train::LearnerExt, train::Resume, train::Scaled};
 use burn_amp_report::FlightRecorder;
 use std::path::PathBuf;
 

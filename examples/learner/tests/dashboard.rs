@@ -5,7 +5,7 @@ use burn::{
     lr_scheduler::constant::ConstantLr, optim::AdamConfig, tensor::Device,
     train::SupervisedTraining,
 };
-use burn_amp::{GradScalerConfig, MixedPrecision};
+use burn_amp::{GradScalerConfig, MixedPrecision, train::LearnerExt};
 use learner::{data::loaders, model::Classifier};
 use std::{path::Path, process::Command};
 

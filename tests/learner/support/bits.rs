@@ -1,5 +1,6 @@
 //! Parameters and files in a form that can be compared bit by bit.
 
+use burn_amp::train::Resume;
 use burn_amp_tests::Pack;
 use std::{collections::BTreeMap, fs, path::Path};
 

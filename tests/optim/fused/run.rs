@@ -2,6 +2,7 @@
 
 use burn_amp_tests::prelude::*;
 
+use burn_amp_core::internal::Update;
 use burn_amp_tests::{fill, stored};
 use burn_pack::DType as Stored;
 
@@ -32,8 +33,8 @@ impl<O: ModuleOptim> ModuleOptim for Waited<O> {
         self.0.takes_factors()
     }
 
-    fn one_pass(&mut self) -> Option<&mut ModuleOptimizer> {
-        self.0.one_pass()
+    fn update<M: Module>(&mut self, update: Update, module: M, grads: GradientsParams) -> M {
+        self.0.update(update, module, grads)
     }
 }
 

@@ -122,3 +122,7 @@ impl GradScaler {
         Ok(())
     }
 }
+
+#[cfg(test)]
+#[path = "../../tests/units/pipeline_scale.rs"]
+mod tests;

@@ -4,6 +4,7 @@ use burn::train::{
     ClassificationOutput, InferenceStep, SupervisedTraining, TrainOutput, TrainStep,
     metric::LossMetric, renderer::CliMetricsRenderer,
 };
+use burn_amp::train::LearnerExt;
 use burn_amp_report::{FlightRecorder, probed, report};
 use burn_amp_tests::{prelude::*, says};
 use digits::model::Network;

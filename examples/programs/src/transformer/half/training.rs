@@ -11,7 +11,7 @@ use burn::{
         metric::{AccuracyMetric, LearningRateMetric, LossMetric},
     },
 };
-use burn_amp::MixedPrecision;
+use burn_amp::{MixedPrecision, train::LearnerExt};
 use std::path::Path;
 
 use super::model::ModelConfig;

@@ -1,7 +1,7 @@
 //! Values whose float tensors are cast together. Knows no scopes.
 
 use burn::{
-    nn::{LstmState, RnnState},
+    nn::{LstmState, RnnState, attention::MhaOutput},
     tensor::{Bool, DType, FloatDType, Int, Tensor},
 };
 use std::cell::RefCell;
@@ -12,8 +12,8 @@ use crate::any_tensor::AnyTensor;
 /// [`in_f32`](crate::in_f32), and what comes out. Or losses that [`GradScaler::scale`](crate::GradScaler::scale) multiplies;
 /// numbers stay as they are there too.
 ///
-/// Implemented for tensors (integers and booleans stay as they are), for numbers, for `Option`, `Vec`, arrays and tuples,
-/// and for the states of Burn's recurrent layers. [`cast_fields!`](crate::cast_fields) implements it for a batch of your
+/// Implemented for tensors (integers and booleans stay as they are), for numbers, for `Option`, `Result`, `Box`, `Vec`, arrays and tuples,
+/// and for what Burn's recurrent and attention layers return. [`cast_fields!`](crate::cast_fields) implements it for a batch of your
 /// own in one line. Burn's `MhaInput` and `TransformerEncoderInput` keep their tensors private: build them inside.
 #[diagnostic::on_unimplemented(
     message = "`autocast`, `in_f32`, `cast` and `scale` do not know how to find the tensors of `{Self}`",
@@ -115,6 +115,27 @@ impl<const D: usize> CastFloat for Tensor<D, Bool> {
 }
 
 stays!((), bool, u8, u32, u64, usize, i32, i64, f32, f64, String);
+
+impl<T: CastFloat> CastFloat for Box<T> {
+    fn cast_float(self, cast: &Cast<'_>) -> Self {
+        Box::new((*self).cast_float(cast))
+    }
+}
+
+impl<T: CastFloat, E> CastFloat for Result<T, E> {
+    fn cast_float(self, cast: &Cast<'_>) -> Self {
+        self.map(|value| value.cast_float(cast))
+    }
+}
+
+impl CastFloat for MhaOutput {
+    fn cast_float(self, cast: &Cast<'_>) -> Self {
+        Self {
+            weights: self.weights.cast_float(cast),
+            context: self.context.cast_float(cast),
+        }
+    }
+}
 
 macro_rules! tuple {
     ($($name:ident),+) => {

@@ -147,6 +147,9 @@ impl MixedPrecision {
     /// Refuses what came out of the scopes of a dry run.
     fn refuse_noted(&self, noted: &DryRunNotes) -> Result<(), AmpError> {
         let dtype = self.dtype().into();
+        if noted.runs_in_f32 && is_half(dtype) {
+            return Err(AmpError::NoScope);
+        }
         if noted.is_loss_inside && is_half(dtype) {
             return Err(AmpError::HalfPrecisionLoss { dtype });
         }

@@ -39,6 +39,8 @@ pub struct DryRunNotes {
     pub read: BTreeSet<String>,
     /// Whether a single value that requires gradients left a scope: a loss in half precision.
     pub is_loss_inside: bool,
+    /// Whether a bare `autocast` opened no scope.
+    pub(crate) runs_in_f32: bool,
     /// Whether a part with a factor was opened.
     pub(crate) has_parts: bool,
     /// Out of whose scopes tensors came that require gradients.
@@ -88,6 +90,11 @@ impl DryRun {
 
     pub(crate) fn reads(&self, path: &str) {
         locked(&self.noted).read.insert(path.to_string());
+    }
+
+    /// A bare `autocast` opens no scope.
+    pub(crate) fn runs_in_f32(&self) {
+        locked(&self.noted).runs_in_f32 = true;
     }
 
     /// What a part multiplies gradients by whose factor this is.

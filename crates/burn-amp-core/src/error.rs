@@ -159,9 +159,9 @@ pub enum AmpError {
 
     /// A dry run opened no scope of the `MixedPrecision` that checked it.
     #[error(
-        "the loss was computed without `autocast` of this `MixedPrecision`: call `amp.autocast(input, |x| model.forward(x))` on \
-         this one or a clone of it. A free `autocast` opens a scope only in a model that a `Learner` trains: if this one is, check it after \
-         `amp.training(..)` or `amp.learner(..)`"
+        "the loss was computed, in whole or in part, without `autocast` of this `MixedPrecision`: call \
+         `amp.autocast(input, |x| model.forward(x))` on this one or a clone of it. A free `autocast` opens a scope only in a model that a \
+         `Learner` trains: check such a model by `amp.check_in_learner(..)`"
     )]
     NoScope,
 
@@ -265,7 +265,7 @@ pub enum AmpError {
         parameter: String,
     },
 
-    /// The thread of a [`PipelinedOptimizer`](crate::PipelinedOptimizer) has ended, or could not be started. Steps that it had
+    /// The thread of a `PipelinedOptimizer` has ended, or could not be started. Steps that it had
     /// not done were refused; the module is that of the last one that was received.
     #[error(
         "the optimizer's thread has ended: {reason}. Go on from the last record, with a new `PipelinedOptimizer`"
@@ -275,7 +275,14 @@ pub enum AmpError {
         reason: String,
     },
 
-    /// A [`PipelinedOptimizer`](crate::PipelinedOptimizer) was given another module than its last step has returned. Nothing was
+    /// Burn ended a `Learner`'s run: its data, a checkpoint or a worker failed.
+    #[error("the run has ended before its last epoch: {reason}")]
+    RunFailed {
+        /// What Burn said.
+        reason: String,
+    },
+
+    /// A `PipelinedOptimizer` was given another module than its last step has returned. Nothing was
     /// changed.
     #[error(
         "parameter `{parameter}` {reason}, but the optimizer goes on from its own f32 copy of the module that its last step has returned: \
@@ -433,7 +440,7 @@ pub(crate) fn short(value: f64) -> String {
 
 /// A step that failed, with the module that it was to change.
 ///
-/// Returned by `try_step`, `try_flush`, `step_multi` and [`PipelinedOptimizer::synchronize`](crate::PipelinedOptimizer::synchronize), so
+/// Returned by `try_step`, `try_flush`, `step_multi` and `PipelinedOptimizer::synchronize`, so
 /// that no clone is needed to keep the model after a failure. `?` turns it into an [`AmpError`], and drops the module.
 #[derive(Clone, Error)]
 #[error("{error}")]

@@ -78,7 +78,7 @@ pub trait Hook: Debug + Send + Sync + 'static {
     /// Judges a step whose gradients are finite, before they are clipped. What it changes in itself is undone if the step is refused with an
     /// error.
     ///
-    /// A [fused optimizer](crate::Fused) that does not wait asks first without a [status](Proposed::status): [`Verdict::Apply`] lets the
+    /// A fused optimizer that does not wait asks first without a [status](Proposed::status): [`Verdict::Apply`] lets the
     /// device decide the step, [`Verdict::Wait`] has the status read, and the hook asked again. A hook that answers so changes nothing in
     /// itself. By default it waits, and accepts every step.
     fn judge(&mut self, step: &mut Proposed<'_>) -> Verdict {

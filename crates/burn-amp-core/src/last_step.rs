@@ -9,7 +9,7 @@ use crate::{
 /// `MixedPrecision` did last, by hand or in a `Learner`.
 ///
 /// With several optimizers, the counters are of all steps, and outcome and gradients those of the one that stepped last. Reading never waits for a device: all
-/// values are host values that the step has read anyway, or, with a [`Fused`](crate::Fused) optimizer, those of an earlier step that are
+/// values are host values that the step has read anyway, or, with a `Fused` optimizer, those of an earlier step that are
 /// known.
 ///
 /// ```

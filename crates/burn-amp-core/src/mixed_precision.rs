@@ -12,6 +12,7 @@ use std::{
 };
 
 use crate::{
+    dtype::is_half,
     error::AmpError,
     journal::Journal,
     live_scale::LiveScale,
@@ -71,6 +72,14 @@ struct Shared {
     in_learner: AtomicBool,
 }
 
+/// Whether the program has made one in half precision.
+static HALF_EXISTS: AtomicBool = AtomicBool::new(false);
+
+/// Whether the program computes in half precision somewhere.
+pub(crate) fn half_exists() -> bool {
+    HALF_EXISTS.load(Ordering::Relaxed)
+}
+
 impl MixedPrecision {
     /// Compute in f16: 11 significant bits, 6e-8 to 65504. With a dynamic loss scale.
     pub fn f16() -> Self {
@@ -99,6 +108,9 @@ impl MixedPrecision {
     }
 
     fn with_live(dtype: FloatDType, live: LiveScale) -> Self {
+        if is_half(dtype.into()) {
+            HALF_EXISTS.store(true, Ordering::Relaxed);
+        }
         Self {
             shared: Arc::new(Shared {
                 dtype,
@@ -197,10 +209,10 @@ impl MixedPrecision {
         Arc::ptr_eq(&self.shared, &other.shared)
     }
 
-    /// A `Learner` trains with it: a bare `autocast` opens its scopes.
+    /// Says whether a bare `autocast` opens scopes, in a `Learner`. Returns what was so before.
     #[doc(hidden)]
-    pub fn enter_learner(&self) {
-        self.shared.in_learner.store(true, Ordering::Relaxed);
+    pub fn set_in_learner(&self, is_in_learner: bool) -> bool {
+        (self.shared.in_learner).swap(is_in_learner, Ordering::Relaxed)
     }
 
     pub(crate) fn is_in_learner(&self) -> bool {

@@ -11,7 +11,7 @@ use crate::{error::AmpError, param_tensors::ParamTensors, update::Update};
 /// [`GradScaler::step`](crate::GradScaler::step) calls.
 ///
 /// Implemented for Burn's [`ModuleOptimizer`] (hence for every `Optimizer`, with its parameter groups and clipping), for
-/// [`Fused`](crate::Fused) optimizers, for [`MasterWeights`](crate::MasterWeights), and for `&mut O`. A type of your own needs
+/// `Fused` optimizers, for [`MasterWeights`](crate::MasterWeights), and for `&mut O`. A type of your own needs
 /// one method, `step`, and two more to have its state stored:
 ///
 /// ```

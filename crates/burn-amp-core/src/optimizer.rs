@@ -115,7 +115,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
 
     /// Clips gradients after they were unscaled and tested; see [`UnscaledGradients::clip`].
     ///
-    /// Clipping that is configured on the inner optimizer comes after it. A [fused optimizer](crate::Fused) that has none multiplies gradients
+    /// Clipping that is configured on the inner optimizer comes after it. A fused optimizer that has none multiplies gradients
     /// by the coefficients while it steps, in f32 and in no pass of its own; they are f32 numbers then, within 2^-21 of what f64 gives.
     ///
     /// # Errors
@@ -200,9 +200,9 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// In a `Learner` (feature `train`): says that the model has a `TrainStep::optimize` of its own, to clip its weights for example, which
     /// every step that is not skipped is to call.
     ///
-    /// Without this, a [fused optimizer](crate::Fused) steps all parameters by itself in one pass, and the model's `optimize` is not called:
+    /// Without this, a fused optimizer steps all parameters by itself in one pass, and the model's `optimize` is not called:
     /// Rust does not tell whether there is one. With it, parameters are stepped one by one, and each step waits for the device, as with
-    /// Burn's optimizers, which call the model's `optimize` in any case. A [`PipelinedOptimizer`](crate::PipelinedOptimizer) with it is
+    /// Burn's optimizers, which call the model's `optimize` in any case. A `PipelinedOptimizer` with it is
     /// refused. Changes nothing outside of a `Learner`.
     ///
     /// ```
@@ -262,7 +262,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// pass has made infinite or NaN are set back to those of the last good step; finite ones stay. Waits for the device once, to
     /// read whether the gradients are finite; on a skipped step once or twice more, if the module has running statistics.
     ///
-    /// With a [fused optimizer](crate::Fused) it does not wait: the device itself skips the step and moves the loss scale, which the next
+    /// With a fused optimizer it does not wait: the device itself skips the step and moves the loss scale, which the next
     /// scopes take from there. Scale, counters, outcome and status here are those of an earlier step then, of the
     /// one before or, if the device is behind, of one at most 17 before. [`synchronize`](Self::synchronize) waits for them, and so do records. An
     /// error is returned, once, by the first call that can after the outcome is known: the next step, or `synchronize`. The results are

@@ -10,7 +10,7 @@ impl MixedPrecision {
     /// A model that computes in this precision inside [`autocast`](Self::autocast), and the optimizer that steps it.
     ///
     /// `model` is any f32 module, also a tuple, an array or a `Vec` of them that one optimizer trains. It becomes what [`attach`](Self::attach)
-    /// makes of it. `optim` is Burn's `ModuleOptimizer`, a [`Fused`](crate::Fused) one, or any other [`ModuleOptim`]. It is wrapped as by
+    /// makes of it. `optim` is Burn's `ModuleOptimizer`, a `Fused` one, or any other [`ModuleOptim`]. It is wrapped as by
     /// [`ScaledOptimizer::new`]: each step tests the gradients, and steps or skips. Does not wait for the device.
     ///
     /// ```

@@ -45,6 +45,7 @@ use crate::{
     border_events::BorderEvent,
     cast::{CastFloat, multiply_losses},
     device_step::DeviceStep,
+    dtype::is_half,
     entries::{Entries, LOW_RANK, measure},
     error::AmpError,
     gradient_status::GradientStatus,
@@ -400,12 +401,12 @@ impl GradScaler {
             return;
         };
         let opened = self.scale.live.opened();
-        let unused = opened == self.opened && amp.is_scaled();
+        let unused = opened == self.opened && is_half(amp.dtype().into());
         self.opened = opened;
         if unused && !std::mem::replace(&mut self.warned_of_no_scope, true) {
             warn!(
-                "no `autocast` of this optimizer's `MixedPrecision` was entered since its last step, so the forward pass ran in f32 and the loss \
-                 scale cannot adjust itself: run it in `amp.autocast(input, |x| model.forward(x))`. If it is, the optimizer has another \
+                "no `autocast` of this optimizer's `MixedPrecision` was entered since its last step, so the forward pass ran in f32 and no loss \
+                 scale was used: run it in `amp.autocast(input, |x| model.forward(x))`. If it is, the optimizer has another \
                  `MixedPrecision` than the model: make one, and clone it"
             );
         }

@@ -23,7 +23,7 @@ use std::{
     any::Any,
     cell::{Cell, RefCell},
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
-    sync::Arc,
+    sync::{Arc, Once},
 };
 
 use crate::{
@@ -35,7 +35,7 @@ use crate::{
     dtype::is_half,
     error::AmpError,
     lock::locked,
-    mixed_precision::MixedPrecision,
+    mixed_precision::{MixedPrecision, half_exists},
     rescale::{Rescale, Rule},
 };
 
@@ -380,7 +380,7 @@ pub(crate) fn current() -> Option<MixedPrecision> {
 /// [`MixedPrecision::autocast`] of that one.
 ///
 /// Elsewhere it runs the part in f32, so that the model stays a plain f32 model without a `MixedPrecision`. The log says so once
-/// for each thread that trains in f32 by it. Does not wait for the device.
+/// in a program that has made a [`MixedPrecision`] of half precision. Does not wait for the device.
 ///
 /// ```
 /// use burn::{nn::LinearConfig, tensor::{DType, Device, Tensor}};
@@ -399,27 +399,26 @@ pub(crate) fn current() -> Option<MixedPrecision> {
 pub fn autocast<I: CastFloat, R: CastFloat>(input: I, forward: impl FnOnce(I) -> R) -> R {
     match current() {
         Some(amp) => amp.autocast(input, forward),
-        None => warned_of_f32(forward(input)),
+        None => {
+            warn_of_f32();
+            forward(input)
+        }
     }
 }
 
-/// Says once for a thread that a bare [`autocast`] trains in f32: its program may have a [`MixedPrecision`] that nobody uses.
-fn warned_of_f32<R: CastFloat>(output: R) -> R {
-    thread_local! {
-        static IS_SAID: Cell<bool> = const { Cell::new(false) };
+/// Says once that a bare [`autocast`] runs in f32, if the program has made a [`MixedPrecision`] of half precision, which it may have meant.
+fn warn_of_f32() {
+    static SAID: Once = Once::new();
+    if let Some(dry) = dry_run() {
+        dry.runs_in_f32();
+    } else if half_exists() {
+        SAID.call_once(|| {
+            warn!(
+                "`autocast(input, ..)` runs in f32, because no `MixedPrecision` is in force here: write `amp.autocast(input, ..)`, or let \
+                 `amp.launch(..)` train the model in a Learner. `MixedPrecision::f32().autocast(..)` says that f32 is meant"
+            );
+        });
     }
-    let is_tracked = Cell::new(false);
-    let output = cast_each(output, |tensor| {
-        is_tracked.set(is_tracked.get() || tensor.is_tracked());
-        tensor
-    });
-    if is_tracked.get() && !IS_SAID.replace(true) {
-        warn!(
-            "`autocast` trains in f32: no `MixedPrecision` is in force here. In a Learner it is that of \
-             `amp.learner(model, optim, lr)`, in a loop `amp.autocast(input, ..)`. `MixedPrecision::f32()` says that f32 is meant"
-        );
-    }
-    output
 }
 
 /// Runs one part of a half-precision model in f32: a norm, a recurrent layer, a softmax.

@@ -1,6 +1,6 @@
 //! Warnings that reach a program without a logger too.
 
-use std::{fmt, sync::Once};
+use std::{fmt, io::Write, sync::Once};
 
 /// `log::warn!`. Without a logger, the first one goes to standard error: Burn's plain loops install none.
 #[doc(hidden)]
@@ -17,9 +17,11 @@ pub fn to_standard_error(message: fmt::Arguments<'_>) {
     static SAID: Once = Once::new();
     if log::max_level() == log::LevelFilter::Off {
         SAID.call_once(|| {
-            eprintln!(
-                "burn-amp: {message}\nburn-amp: further warnings are lost, because no logger is installed. Add the crate `env_logger`, and \
-                 `env_logger::init();` to `main`, to see them"
+            // Not `eprintln!`, which panics where nobody reads.
+            let _ = writeln!(
+                std::io::stderr(),
+                "burn-amp: {message}\nburn-amp: further warnings are lost, because no logger is installed. To see them, add the crate `env_logger`, \
+                 and to `main`: `env_logger::Builder::from_env(env_logger::Env::default().default_filter_or(\"warn\")).init();`"
             );
         });
     }

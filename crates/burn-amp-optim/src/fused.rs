@@ -60,7 +60,7 @@ pub type FusedAdamW = Fused<AdamWConfig>;
 /// # Ok::<(), burn_amp::AmpError>(())
 /// ```
 ///
-/// - **Parameters** may be f32, or f16 and bf16: of those an f32 master is kept, as by [`MasterWeights`](crate::MasterWeights), and stepped in
+/// - **Parameters** may be f32, or f16 and bf16: of those an f32 master is kept, as by [`MasterWeights`](burn_amp_core::MasterWeights), and stepped in
 ///   the same pass. Gradients may be f32 or in half precision. f64 parameters, and all on backends without kernels, are stepped by
 ///   Burn's own optimizer, one by one.
 /// - **Records** are Burn's: the optimizer of the same configuration loads them, and this loads that optimizer's. Where parameters are in half
@@ -68,10 +68,10 @@ pub type FusedAdamW = Fused<AdamWConfig>;
 ///   `Device::default()` is.
 /// - **Memory** is that of Burn's optimizer. A clone shares the state until either steps.
 /// - **`grad_clipping`** of a configuration clips the gradient of each parameter before the pass, by Burn's own operations.
-///   [`ScaledOptimizer::with_clipping`](crate::ScaledOptimizer::with_clipping) takes no operation: gradients are multiplied in the pass.
+///   [`ScaledOptimizer::with_clipping`](burn_amp_core::ScaledOptimizer::with_clipping) takes no operation: gradients are multiplied in the pass.
 ///   Clipping by value takes one for each gradient.
-/// - **In a `Learner`** ([`MixedPrecision::learner`](crate::MixedPrecision), feature `train`), and inside of a
-///   [`PipelinedOptimizer`](crate::PipelinedOptimizer) there, a step is one pass too. In a Learner of Burn's own
+/// - **In a `Learner`** ([`MixedPrecision::learner`](burn_amp_core::MixedPrecision), feature `train`), and inside of a
+///   `PipelinedOptimizer` there, a step is one pass too. In a Learner of Burn's own
 ///   ([`into_inner`](Self::into_inner)), and where `ScaledOptimizer::with_own_optimize` has the model's own `TrainStep::optimize` called, Burn's
 ///   `ModuleOptimizer` hands over parameters one by one, and each has a pass of its own.
 #[derive(Clone)]
@@ -117,7 +117,7 @@ impl<C> Fused<C> {
     ///
     /// # Panics
     ///
-    /// If a gradient, or a state that was loaded, does not have its parameter's shape: [`ScaledOptimizer`](crate::ScaledOptimizer) makes
+    /// If a gradient, or a state that was loaded, does not have its parameter's shape: [`ScaledOptimizer`](burn_amp_core::ScaledOptimizer) makes
     /// errors of that. The module is lost then, as in Burn's step, and so is the state of this optimizer: go on from the last record.
     pub fn step<M: Module>(
         &mut self,

@@ -58,7 +58,7 @@ pub mod internal {
 /// An optimizer that steps on a thread of its own, on another device, while the training device computes the next iteration.
 ///
 /// It keeps f32 master weights and the optimizer's state on a host device (Flex, say), where there is more memory than on the training
-/// device. The training device has the parameters alone, in f32, or in f16 or bf16 (by [`to_half`](crate::to_half)). Wraps a
+/// device. The training device has the parameters alone, in f32, or in f16 or bf16 (by [`to_half`](burn_amp_core::to_half)). Wraps a
 /// [`ScaledOptimizer`] with all its options, or any [`ModuleOptim`]; then there is no loss scale.
 ///
 /// **The parameters are one step stale.** [`step`](Self::step) hands the gradients over and returns the parameters of the update *before*. At
@@ -70,7 +70,7 @@ pub mod internal {
 /// twice. With a `synchronize` after every step, or [`with_synchronous`](Self::with_synchronous), all is as without the pipeline, bit for bit.
 ///
 /// The learning rate, and the guard's loss, belong to the gradients that they come with, whenever those are stepped on. A
-/// [`ScaledLrScheduler`](crate::ScaledLrScheduler) learns of a skip one call late, and holds then.
+/// [`ScaledLrScheduler`](burn_amp_core::ScaledLrScheduler) learns of a skip one call late, and holds then.
 ///
 /// The masters are the optimizer's own. A parameter that the program changes between two steps is not taken over, except by
 /// [`reload`](Self::reload); the third, fifth, ninth step and so on compare, and refuse it.
@@ -146,11 +146,11 @@ enum Until {
 impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     /// Starts the thread. `host` is the device of the masters and of the optimizer's state, `Device::flex()` as a rule.
     ///
-    /// The loss scale of a [`MixedPrecision`](crate::MixedPrecision) has one pipelined optimizer, and no other optimizer beside it.
+    /// The loss scale of a [`MixedPrecision`](burn_amp_core::MixedPrecision) has one pipelined optimizer, and no other optimizer beside it.
     ///
     /// # Errors
     ///
-    /// [`AmpError::InvalidValue`] for accumulation with [`skip_micro_batch`](crate::AccumulationConfig::skip_micro_batch): whether a window is
+    /// [`AmpError::InvalidValue`] for accumulation with [`skip_micro_batch`](burn_amp_core::AccumulationConfig::skip_micro_batch): whether a window is
     /// full would be known too late. [`AmpError::OptimizerThread`] if the system has no thread.
     pub fn new(optim: impl Into<ScaledOptimizer<O>>, host: Device) -> Result<Self, AmpError> {
         let mut optim = optim.into();

@@ -29,7 +29,7 @@ pub(super) fn learner<M: LearnerModel>(
     }
     let LearnerOptimizer(parts) = optim;
     let parts = parts?;
-    amp.enter_learner();
+    amp.set_in_learner(true);
     let mut scaler = parts.scaler.unwrap_or_else(|| amp.into());
     let is_pipelined = parts.kind.thread.is_some();
     check_options(amp, &scaler, &parts.options, is_pipelined)?;
@@ -80,7 +80,7 @@ fn not_pipelined(field: &'static str) -> AmpError {
     AmpError::refused(field, "set", allowed)
 }
 
-/// What [`MixedPrecision::learner`] takes: Burn's `ModuleOptimizer`, a [`Fused`](crate::Fused) optimizer, a [`MasterWeights`](crate::MasterWeights) (for parameters that are bf16
+/// What [`MixedPrecision::learner`] takes: Burn's `ModuleOptimizer`, a [`Fused`](burn_amp_optim::Fused) optimizer, a [`MasterWeights`](burn_amp_core::MasterWeights) (for parameters that are bf16
 /// themselves), a [`ScaledOptimizer`] around any of them, or a [`PipelinedOptimizer`].
 pub struct LearnerOptimizer(Result<Parts, AmpError>);
 

@@ -1,8 +1,10 @@
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLrScheduler,
+    module::Module,
+    tensor::Tensor,
     train::{Interrupter, Learner, LearnerModel, LearningResult, SupervisedTraining},
 };
-use burn_amp_core::{AmpError, MixedPrecision, StepError};
+use burn_amp_core::{AmpError, GradientStatus, MixedPrecision, StepError};
 
 use crate::{
     Scaled,
@@ -25,8 +27,9 @@ pub trait LearnerExt {
     /// # Errors
     ///
     /// Those of [`learner`](Self::learner), with the model as it was given. If a step failed and so ended the run, the error of
-    /// [`run_result`](Self::run_result), with the model as it was trained so far, in validation mode. What ends a run in Burn itself is in
-    /// the result, as without burn-amp: `LearningResult::error`.
+    /// [`run_result`](Self::run_result); what ended it in Burn itself (data, checkpoints, a worker that panicked) as [`AmpError::RunFailed`]. Both
+    /// with the model as it was trained so far, in validation mode. With Burn's dashboard, Burn 0.22.1 clears errors of its own when it closes,
+    /// and they cannot be seen here.
     fn launch<M: LearnerModel>(
         &self,
         training: SupervisedTraining<Scaled<M>>,
@@ -34,30 +37,39 @@ pub trait LearnerExt {
         optim: impl Into<LearnerOptimizer>,
         lr_scheduler: impl Into<ModuleLrScheduler>,
     ) -> Result<LearningResult<Scaled<M>>, StepError<M>> {
+        // Of a run before this one.
+        run::forget_failure(self.handle());
         let learner = self.learner(model.clone(), optim, lr_scheduler);
         let learner = learner.map_err(|error| StepError::new(model, error))?;
         let result = self.training(training).launch(learner);
-        match self.run_result() {
+        self.handle().set_in_learner(false);
+        let failed = self.run_result().and(match &result.error {
+            Some(error) => Err(AmpError::RunFailed {
+                reason: error.to_string(),
+            }),
+            None => Ok(()),
+        });
+        match failed {
             Ok(()) => Ok(result),
-            Err(error) => Err(StepError::new(result.model.into_inner(), error)),
+            Err(error) => Err(StepError::new(result.model.into_trained(), error)),
         }
     }
 
     /// A Burn `Learner` that trains a model in this precision, in place of `Learner::new(model, optim, lr_scheduler)`.
     ///
     /// `model` is a plain f32 model with Burn's `TrainStep` and `InferenceStep`, whose forward pass calls
-    /// [`autocast`](crate::autocast), the free function: in its steps that is this precision. It is reparameterized
+    /// [`autocast`](burn_amp_core::autocast), the free function: in its steps that is this precision. It is reparameterized
     /// here, unless it has been before. `optim` is Burn's `ModuleOptimizer`, or a [`ScaledOptimizer`] of this handle with
     /// [`with_clipping`](ScaledOptimizer::with_clipping), [`with_guard`](ScaledOptimizer::with_guard) (which sees the norm alone) and
     /// [`with_ema`](ScaledOptimizer::with_ema), whose state goes with it. Accumulation is Burn's `grads_accumulation`. For parameters that are bf16 themselves, `optim` is a
-    /// [`MasterWeights`](crate::MasterWeights), with or without a `ScaledOptimizer` around it. `lr_scheduler` is any of Burn's. It advances on skipped
-    /// steps too, unless it is a [`ScaledLrScheduler`](crate::ScaledLrScheduler). Does not wait for the device.
+    /// [`MasterWeights`](burn_amp_core::MasterWeights), with or without a `ScaledOptimizer` around it. `lr_scheduler` is any of Burn's. It advances on skipped
+    /// steps too, unless it is a [`ScaledLrScheduler`](burn_amp_core::ScaledLrScheduler). Does not wait for the device.
     ///
     /// With a [`PipelinedOptimizer`] the optimizer steps on a thread of its own, one update behind. Validation and checkpoints wait for it,
     /// and see the newest parameters. It steps by itself: a model's own `TrainStep::optimize` is not called. It takes no averages, and no
     /// training in which each device steps by itself (`ddp`).
     ///
-    /// With a [`Fused`](crate::Fused) optimizer a step is one pass for all parameters, and does not wait for the device, as in
+    /// With a [`Fused`](burn_amp_optim::Fused) optimizer a step is one pass for all parameters, and does not wait for the device, as in
     /// [`ScaledOptimizer::step`]. Validation and checkpoints hear of all steps. It steps by itself too: where the model has a
     /// `TrainStep::optimize` that does more than Burn's, say so with [`ScaledOptimizer::with_own_optimize`], and it is called, as with other
     /// optimizers.
@@ -153,6 +165,23 @@ pub trait LearnerExt {
         learner::learner(self.handle(), model, optim.into(), lr_scheduler.into())
     }
 
+    /// Checks a model whose forward pass calls the free [`autocast`](burn_amp_core::autocast), as [`MixedPrecision::check`] does, before it is
+    /// trained in a `Learner`. `loss` computes the loss as the model's `TrainStep` does.
+    ///
+    /// # Errors
+    ///
+    /// As [`MixedPrecision::check`].
+    fn check_in_learner<M: Module, const D: usize>(
+        &self,
+        model: &M,
+        loss: impl FnMut(&M) -> Tensor<D>,
+    ) -> Result<GradientStatus, AmpError> {
+        let was_in_learner = self.handle().set_in_learner(true);
+        let status = self.handle().check(model, loss);
+        self.handle().set_in_learner(was_in_learner);
+        status
+    }
+
     /// Adds the metrics of this crate to a training of Burn's, and ends a run that cannot go on, in Burn's way.
     ///
     /// The metrics: loss scale, skipped steps, gradient norm, share of zero gradients ([`loss_scale_metric`](Self::loss_scale_metric) and the like). There are none
@@ -161,7 +190,7 @@ pub trait LearnerExt {
     ///
     /// `training` is any `SupervisedTraining`, configured in full or in part.
     fn training<M: LearnerModel>(&self, training: SupervisedTraining<M>) -> SupervisedTraining<M> {
-        self.handle().enter_learner();
+        self.handle().set_in_learner(true);
         run::state(self.handle()).interrupter = Some(training.interrupter());
         match self.handle().is_scaled() {
             true => training
@@ -213,7 +242,7 @@ pub trait LearnerExt {
         ScalerMetric::new(self.handle(), Kind::LossScale, "Loss Scale")
     }
 
-    /// The share of the epoch's steps so far that were skipped, or held back by a [`Guard`](crate::Guard), in percent. A single
+    /// The share of the epoch's steps so far that were skipped, or held back by a [`Guard`](burn_amp_core::Guard), in percent. A single
     /// step is 0 or 100.
     fn skipped_steps_metric(&self) -> ScalerMetric {
         ScalerMetric::new(self.handle(), Kind::SkippedSteps, "Skipped Steps")

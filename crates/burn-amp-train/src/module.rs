@@ -49,7 +49,7 @@ impl<M: Module + 'static> Module for Scaled<M> {
     }
 
     /// As the model's, with the averages of the weights if
-    /// [`EmaConfig::validation`](crate::EmaConfig::validation) asks for them.
+    /// [`EmaConfig::validation`](burn_amp_core::EmaConfig::validation) asks for them.
     fn valid(&self) -> Self {
         let mut valid = self.clone().newest();
         let ema = self.ema().filter(|ema| ema.config().validation);

@@ -76,7 +76,7 @@ impl Resume {
         self.epoch
     }
 
-    /// The state of the scaler and the averages of the weights, for [`Ema::load_record`](crate::Ema::load_record); none in the
+    /// The state of the scaler and the averages of the weights, for [`Ema::load_record`](burn_amp_core::Ema::load_record); none in the
     /// checkpoint of a run without this crate, from which the scaler starts fresh.
     ///
     /// A resumed run has the settings of the program, and warns of those that differ. This takes the stored ones instead:

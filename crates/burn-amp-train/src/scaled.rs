@@ -23,14 +23,14 @@ use burn_amp_core::{
 /// Used as the model itself: it dereferences to it, its records are the model's, and `valid()` and Burn's `Evaluator` see the
 /// model's own [`InferenceStep`], in the precision of the training. [`into_inner`](Self::into_inner) returns it by value.
 ///
-/// - [`TrainStep::step`]: the model's own, as it is. [`autocast`](crate::autocast) in it is that of the `MixedPrecision`.
+/// - [`TrainStep::step`]: the model's own, as it is. [`autocast`](burn_amp_core::autocast) in it is that of the `MixedPrecision`.
 /// - [`TrainStep::optimize`] and [`TrainStep::optimize_multi`]: test the gradients, which waits for the device once, and call
 ///   the model's own if the step is not skipped. After a skip, running statistics (BatchNorm's) that are not finite are set
-///   back to those of the last good step. A [`Fused`](crate::Fused) optimizer steps by itself and does not wait, as in
-///   [`ScaledOptimizer::step`](crate::ScaledOptimizer::step): **the model's own are not called**, unless
-///   [`with_own_optimize`](crate::ScaledOptimizer::with_own_optimize) asks for it. A
-///   [`PipelinedOptimizer`](crate::PipelinedOptimizer) never calls them.
-/// - A checkpoint has the scaler's state, that of a guard, and the averages of [`with_ema`](crate::ScaledOptimizer::with_ema), in the file of the
+///   back to those of the last good step. A [`Fused`](burn_amp_optim::Fused) optimizer steps by itself and does not wait, as in
+///   [`ScaledOptimizer::step`](burn_amp_core::ScaledOptimizer::step): **the model's own are not called**, unless
+///   [`with_own_optimize`](burn_amp_core::ScaledOptimizer::with_own_optimize) asks for it. A
+///   [`PipelinedOptimizer`](burn_amp_pipeline::PipelinedOptimizer) never calls them.
+/// - A checkpoint has the scaler's state, that of a guard, and the averages of [`with_ema`](burn_amp_core::ScaledOptimizer::with_ema), in the file of the
 ///   *optimizer*. A `Learner` without this crate resumes it, and the other way round: then the scaler starts fresh, with a
 ///   warning in the log.
 #[derive(Clone, Debug)]
@@ -67,6 +67,14 @@ impl<M> Scaled<M> {
         }
     }
 
+    /// The model as it was trained, where validation has put averages in its place.
+    pub(super) fn into_trained(self) -> M
+    where
+        M: Module,
+    {
+        self.trained.map_or(self.inner, |trained| trained.valid())
+    }
+
     /// The plain model, to use without this crate.
     pub fn into_inner(self) -> M {
         self.inner
@@ -77,14 +85,14 @@ impl<M> Scaled<M> {
         &self.steps.scaler
     }
 
-    /// The averages of the weights; none without [`ScaledOptimizer::with_ema`](crate::ScaledOptimizer::with_ema).
+    /// The averages of the weights; none without [`ScaledOptimizer::with_ema`](burn_amp_core::ScaledOptimizer::with_ema).
     ///
     /// `ema().module(&*model)` is a copy of the model with the averages in place of its parameters.
     pub fn ema(&self) -> Option<&Ema> {
         self.hook()
     }
 
-    /// The first [hook](crate::hook::Hook) of a type, as the last step has left it.
+    /// The first [hook](burn_amp_core::hook::Hook) of a type, as the last step has left it.
     pub fn hook<H: Hook>(&self) -> Option<&H> {
         self.steps.options.hooks.get()
     }
@@ -93,7 +101,7 @@ impl<M> Scaled<M> {
 impl<M: Module> Scaled<M> {
     /// Ends the training: the model, its parameters replaced by their averages, in the parameters' dtype.
     ///
-    /// As [`into_inner`](Self::into_inner) without [`ScaledOptimizer::with_ema`](crate::ScaledOptimizer::with_ema), or before
+    /// As [`into_inner`](Self::into_inner) without [`ScaledOptimizer::with_ema`](burn_amp_core::ScaledOptimizer::with_ema), or before
     /// the first step. Does not wait for the device.
     pub fn finalize(self) -> M {
         match self.steps.options.hooks.get::<Ema>() {
@@ -189,13 +197,13 @@ impl<M: TrainStep + Module + 'static> TrainStep for Scaled<M> {
     /// Tests the gradients, and calls the model's own `optimize`, unless they overflow: then the step is skipped, and the loss
     /// scale backs off. Waits for the device once.
     ///
-    /// With a [`Fused`](crate::Fused) optimizer it makes one pass for all parameters, in place of the model's own `optimize`, and does not wait
-    /// where [`ScaledOptimizer::step`](crate::ScaledOptimizer::step) does not. With
-    /// [`with_own_optimize`](crate::ScaledOptimizer::with_own_optimize) it is as with other optimizers: parameters are stepped one by one then.
+    /// With a [`Fused`](burn_amp_optim::Fused) optimizer it makes one pass for all parameters, in place of the model's own `optimize`, and does not wait
+    /// where [`ScaledOptimizer::step`](burn_amp_core::ScaledOptimizer::step) does not. With
+    /// [`with_own_optimize`](burn_amp_core::ScaledOptimizer::with_own_optimize) it is as with other optimizers: parameters are stepped one by one then.
     ///
-    /// A step that fails ([`LossScaleExhausted`](crate::AmpError::LossScaleExhausted), [`LossNotFinite`](crate::AmpError::LossNotFinite),
-    /// [`AlwaysGuarded`](crate::AmpError::AlwaysGuarded), and what
-    /// [`ScaledOptimizer::try_step`](crate::ScaledOptimizer::try_step) refuses) returns the model as it was and ends the run,
+    /// A step that fails ([`LossScaleExhausted`](burn_amp_core::AmpError::LossScaleExhausted), [`LossNotFinite`](burn_amp_core::AmpError::LossNotFinite),
+    /// [`AlwaysGuarded`](burn_amp_core::AmpError::AlwaysGuarded), and what
+    /// [`ScaledOptimizer::try_step`](burn_amp_core::ScaledOptimizer::try_step) refuses) returns the model as it was and ends the run,
     /// through [`MixedPrecision::interrupter`].
     ///
     /// # Panics

@@ -111,6 +111,11 @@ impl Hooks {
         for hook in &mut self.0 {
             match hook.judge(&mut step) {
                 Verdict::Apply | Verdict::Wait => {}
+                // Not a number, too.
+                Verdict::Clip { factor, .. } if !(0.0..=1.0).contains(&factor) => {
+                    let allowed = format!("between 0 and 1, for the hook `{}`", hook.name());
+                    return Err(AmpError::invalid("factor", factor, allowed));
+                }
                 Verdict::Clip { factor, reason } => {
                     log::info!("gradients clipped by the {}: {reason}", hook.name());
                     judgement.factor = judgement.factor.min(factor);

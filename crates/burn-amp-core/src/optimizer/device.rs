@@ -97,7 +97,7 @@ impl Inspected {
 impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// Waits until the outcomes of all steps are known here: to scale, counters, metrics and schedulers.
     ///
-    /// With an optimizer that lets the device decide ([`FusedAdam`](crate::FusedAdam) and its like) steps are resolved while the host
+    /// With an optimizer that lets the device decide (`FusedAdam` and its like) steps are resolved while the host
     /// makes the next ones. Records wait by themselves. Does nothing elsewhere.
     ///
     /// # Errors

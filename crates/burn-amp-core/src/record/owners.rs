@@ -89,7 +89,7 @@ impl AmpRecord {
         Some(WindowState::of(state).expect("a state that was checked"))
     }
 
-    /// The number of master weights, which a [`PipelinedOptimizer`](crate::PipelinedOptimizer) stores where the model's own record does not
+    /// The number of master weights, which a `PipelinedOptimizer` stores where the model's own record does not
     /// have them; 0 otherwise.
     pub fn masters(&self) -> usize {
         self.states

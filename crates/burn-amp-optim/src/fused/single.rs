@@ -93,7 +93,7 @@ impl<C: FusedConfig> Single<C> {
         (tensor, Some(State::Tensors(slot)))
     }
 
-    /// Has Burn's optimizer step, and keep masters as [`MasterWeights`](crate::MasterWeights) does.
+    /// Has Burn's optimizer step, and keep masters as [`MasterWeights`](burn_amp_core::MasterWeights) does.
     fn step_by_burn<const D: usize>(
         &self,
         lr: LearningRate,

@@ -15,7 +15,7 @@ use burn::{
     tensor::{DType, Device, Tensor},
 };
 use burn_amp::{
-    GradScalerConfig, GradientClip, MixedPrecision, ScaledOptimizer, UnscaledGradients,
+    GradScalerConfig, GradientClip, MixedPrecision, ScaledOptimizer, gradients::UnscaledGradients,
     optim::FusedAdam, torch::GradScaler,
 };
 use cubecl::MemoryScope;

@@ -24,7 +24,7 @@ pub use says::{is_error, only, says};
 
 use burn::optim::{GradientsParams, SgdConfig};
 use burn_amp::{
-    GradScalerConfig, ScaledOptimizer, StepOutcome, torch::GradScaler, torch::ScaledGradients,
+    GradScalerConfig, ScaledOptimizer, StepOutcome, gradients::ScaledGradients, torch::GradScaler,
 };
 use serde::{Deserialize, de::DeserializeOwned};
 use std::{env, fs, path::PathBuf};

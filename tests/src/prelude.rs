@@ -30,8 +30,13 @@ pub use burn::{
 };
 pub use burn_amp::{
     adaptive::Guard,
-    optim::{CaptureInput, CapturedStep, Fused, FusedAdam, FusedAdamW, FusedSgd},
+    gradients::{
+        AccumulationWindow, GradientStatus, ScaledGradients, UnscaledGradients, histogram, inspect,
+        sum_of_devices,
+    },
+    optim::{CaptureInput, CapturedStep, Fused, FusedAdam, FusedAdamW, FusedSgd, ModuleOptim},
     pipeline::PipelinedOptimizer,
-    torch::{GradScaler, MasterWeights, ScaledGradients, to_full, to_half},
+    schedule::{LossScale, Schedule},
+    torch::{GradScaler, MasterWeights, to_full, to_half},
     *,
 };

@@ -267,7 +267,7 @@ impl UnscaledGradients {
     ///         grad.map(|grad| grad.clamp(-0.1, 0.1))
     ///     }
     /// }
-    /// # fn limit(grads: burn_amp::UnscaledGradients) -> burn_amp::UnscaledGradients {
+    /// # fn limit(grads: burn_amp::gradients::UnscaledGradients) -> burn_amp::gradients::UnscaledGradients {
     /// let grads = grads.map(&mut Limit);
     /// # grads
     /// # }

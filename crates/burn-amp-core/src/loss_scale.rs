@@ -78,7 +78,7 @@ impl GradScalerConfig {
 /// Schedules that look at the gradients take their measures beside the outcome:
 ///
 /// ```
-/// use burn_amp::{GradScalerConfig, GradientStatus, Schedule, StepOutcome};
+/// use burn_amp::{GradScalerConfig, gradients::GradientStatus, schedule::Schedule, StepOutcome};
 ///
 /// let mut scale = GradScalerConfig::new().with_schedule(Schedule::log_max()).schedule()?;
 /// let status = GradientStatus::default().with_max_abs(0.25);

@@ -19,7 +19,7 @@ use crate::{error::AmpError, param_tensors::ParamTensors, update::Update};
 ///     lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module,
 ///     optim::{GradientsParams, ModuleOptimizer},
 /// };
-/// use burn_amp::ModuleOptim;
+/// use burn_amp::optim::ModuleOptim;
 ///
 /// /// Counts the steps that were not skipped.
 /// struct Counted {

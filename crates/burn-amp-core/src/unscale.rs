@@ -94,7 +94,7 @@ pub(crate) fn log_unknown(count: usize) {
 /// let loss = model.forward(Tensor::<2>::zeros([8, 4], &device)).sum();
 /// let grads = GradientsParams::from_grads(loss.backward(), &model);
 ///
-/// let status = burn_amp::inspect(&grads, &model)?;
+/// let status = burn_amp::gradients::inspect(&grads, &model)?;
 /// assert!(status.is_all_zero());
 /// # Ok::<(), burn_amp::AmpError>(())
 /// ```
@@ -123,7 +123,7 @@ pub fn inspect<M: Module>(grads: &GradientsParams, module: &M) -> Result<Gradien
 /// let input = Tensor::<2>::ones([1, 4], &device) * 1e-8;
 /// let grads = GradientsParams::from_grads(model.forward(input).sum().backward(), &model);
 ///
-/// let counts = burn_amp::histogram(&grads, &model)?;
+/// let counts = burn_amp::gradients::histogram(&grads, &model)?;
 /// assert_eq!(counts.count(-27), Some(8)); // 2^-27 <= 1e-8 < 2^-26
 /// assert_eq!(counts.below_exponent(-24), 8); // all of them are zero in f16
 /// assert_eq!(counts.below_exponent(-24 - 16), 0); // and none at a scale of 65536

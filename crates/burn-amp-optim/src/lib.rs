@@ -12,5 +12,6 @@ pub mod internal {
     pub use crate::fused::one_pass;
 }
 
+pub use burn_amp_core::ModuleOptim;
 pub use captured_step::{CaptureInput, CapturedStep};
 pub use fused::{Fused, FusedAdam, FusedAdamW, FusedSgd};

@@ -14,10 +14,10 @@ use burn::{
     module::Module,
     tensor::{FloatDType, Tensor},
 };
-use burn_amp::{MixedPrecision, observe::Flat};
+use burn_amp_core::{MixedPrecision, observe::Flat};
 // For the documentation.
 #[cfg(doc)]
-use burn_amp::AmpError;
+use burn_amp_core::AmpError;
 use serde::Serialize;
 use std::{collections::BTreeSet, path::Path};
 

@@ -1,4 +1,4 @@
-use burn_amp::AmpError;
+use burn_amp_core::AmpError;
 use thiserror::Error;
 
 /// What can go wrong in this crate.

@@ -4,7 +4,7 @@ mod page;
 mod ring;
 mod step;
 
-use burn_amp::{
+use burn_amp_core::{
     MixedPrecision,
     observe::{self, Observer},
 };

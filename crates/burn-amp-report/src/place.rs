@@ -1,7 +1,7 @@
 //! Where a probe stands, for all who look at it.
 
 use burn::tensor::DType;
-use burn_amp::observe;
+use burn_amp_core::observe;
 use std::collections::HashMap;
 
 /// The names of probes, in the order of the forward pass.

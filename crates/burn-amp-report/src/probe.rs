@@ -12,7 +12,7 @@
 //! ```
 
 use burn::tensor::Tensor;
-use burn_amp::{
+use burn_amp_core::{
     CastFloat,
     observe::{self, Region},
 };
@@ -30,7 +30,7 @@ pub fn probe<const D: usize>(name: &str, x: Tensor<D>) -> Tensor<D> {
 
 /// Runs a layer and [`probe`]s its output. An [`audit`](crate::audit()) can run the layer in f32, to find out which layers need it.
 ///
-/// Takes what [`in_f32`](burn_amp::in_f32) does: a layer with several inputs takes a tuple of them. Half-precision tensors that the
+/// Takes what [`in_f32`](burn_amp_core::in_f32) does: a layer with several inputs takes a tuple of them. Half-precision tensors that the
 /// closure captures meet f32 ones in such a trial, so pass them as inputs.
 pub fn probed<I: CastFloat, const D: usize>(
     name: &str,

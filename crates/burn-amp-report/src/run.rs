@@ -19,7 +19,7 @@ use logs::{Logs, Series};
 /// the `steps.jsonl` of a [`FlightRecorder`](crate::FlightRecorder), or both. The page has losses, the loss scale with its skips, norms, shares of zeros, step
 /// times, every other metric that is there, and the exponents of gradients over time, if the recorder has counted them. It needs no network.
 ///
-/// [`MixedPrecision::training`]: burn_amp::MixedPrecision
+/// [`MixedPrecision::training`]: burn_amp_core::MixedPrecision
 ///
 /// # Errors
 ///

@@ -17,7 +17,7 @@ use burn::{
     tensor::{DType, Device, Distribution, FloatDType, Tensor},
 };
 use burn_amp::{
-    MixedPrecision, ModuleOptim, ScaledOptimizer, optim::FusedAdam, torch::MasterWeights,
+    MixedPrecision, ScaledOptimizer, optim::FusedAdam, optim::ModuleOptim, torch::MasterWeights,
 };
 use rayon::prelude::*;
 use std::time::Instant;

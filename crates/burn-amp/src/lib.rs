@@ -32,42 +32,41 @@
 //!
 //! Then, where you need them:
 //!
-//! - [`GradScalerConfig`]: the settings of the loss scale, [`Schedule`]: the rule that moves it, or one of your own: [`schedule::Rule`]. [`ScaledOptimizerConfig`]: all settings in one JSON file.
-//! - [`MixedPrecision::calibrate`]: the first loss scale, measured. [`rescaled`]: parts with a scale of their own.
+//! - [`GradScalerConfig`]: the settings of the loss scale. [`ScaledOptimizerConfig`]: all settings in one JSON file. [`schedule`]: the rules that move
+//!   the scale, and how to write your own.
+//! - [`MixedPrecision::calibrate`]: the first loss scale, measured. [`rescaled`]: regions with a factor of their own.
 //! - [`in_f32`]: layers that must stay in f32. [`autocast`]: for models that a `Learner` runs.
-//! - [`Guard`]: steps far outside of what was usual are clipped or held back.
-//! - [`GradientClip`], [`AccumulationConfig`], [`EmaConfig`]: clipping, accumulation and averages of the weights.
-//! - [`UnscaledGradients`], [`GradientStatus`]: to look at gradients, or to change them, before a step.
-//! - [`FusedSgd`], [`FusedAdam`], [`FusedAdamW`]: Burn's optimizers, stepping all parameters in one pass.
-//! - [`CapturedStep`]: a training step that the device records once and makes again in one call.
-//! - [`PipelinedOptimizer`]: the optimizer on a thread of its own, on another device.
+//! - [`GradientClip`], [`AccumulationConfig`], [`EmaConfig`]: clipping, accumulation and averages of the weights. [`hook`]: code of your own in a step.
+//! - [`gradients`]: to look at gradients, or to change them, before a step.
+//! - [`optim`]: SGD, Adam and AdamW that step all parameters in one pass; training steps that a device replays.
 //! - [`ScaledLrScheduler`]: a learning-rate schedule that does not advance on a skipped step.
 //! - [`AmpRecord`]: the state of all of these, in a file.
-//! - [`GradScaler`] and [`MasterWeights`]: PyTorch's calls, for half-precision parameters and ported programs.
-//! - `MixedPrecision::launch` (feature `train`): Burn's `Learner` in half precision.
+//!
+//! With a feature of the same name:
+//!
+//! - `train`: Burn's `Learner` in half precision.
+//! - `adaptive`: guards, by which steps far outside of what was usual are clipped or rejected.
+//! - `pipeline`: the optimizer on a thread of its own, on another device.
+//! - `torch`: PyTorch's `GradScaler`, and parameters in half precision.
+//! - `report`: why a run fails.
+
+#[cfg(feature = "adaptive")]
+pub mod adaptive;
+pub mod gradients;
+pub mod schedule;
+#[cfg(feature = "torch")]
+pub mod torch;
 
 pub use burn_amp_core::{
-    AccumulationConfig, AccumulationWindow, AmpError, AmpRecord, CastFloat, Ema, EmaConfig,
-    GradScalerConfig, GradientClip, GradientStatus, LossScale, MixedPrecision, ModuleOptim,
-    Rescale, ScaledLrScheduler, ScaledOptimizer, ScaledOptimizerConfig, Schedule, Scope,
-    StepCounters, StepError, StepOutcome, UnscaledGradients, autocast, cast_fields, histogram,
-    hook, in_f32, inspect, rescaled, schedule, sum_of_devices,
+    AccumulationConfig, AmpError, AmpRecord, CastFloat, Ema, EmaConfig, GradScalerConfig,
+    GradientClip, MixedPrecision, Rescale, ScaledLrScheduler, ScaledOptimizer,
+    ScaledOptimizerConfig, Scope, StepCounters, StepError, StepOutcome, autocast, cast_fields,
+    hook, in_f32, rescaled,
 };
 pub use burn_amp_optim as optim;
 #[cfg(feature = "pipeline")]
 pub use burn_amp_pipeline as pipeline;
+#[cfg(feature = "report")]
+pub use burn_amp_report as report;
 #[cfg(feature = "train")]
 pub use burn_amp_train as train;
-
-#[doc(hidden)]
-pub use burn_amp_core::observe;
-
-/// Guards against steps far outside of what was usual.
-pub mod adaptive {
-    pub use burn_amp_core::Guard;
-}
-
-/// PyTorch's calls, and parameters in half precision.
-pub mod torch {
-    pub use burn_amp_core::{GradScaler, MasterWeights, ScaledGradients, to_full, to_half};
-}

@@ -6,8 +6,8 @@ use burn::{
     tensor::{Device, Int, Tensor, activation::softmax},
 };
 use burn_amp::{
-    AmpError, GradScalerConfig, GradientStatus, MixedPrecision, ScaledOptimizer, inspect,
-    optim::FusedAdam,
+    AmpError, GradScalerConfig, MixedPrecision, ScaledOptimizer, gradients::GradientStatus,
+    gradients::inspect, optim::FusedAdam,
 };
 use serde::{Deserialize, Serialize};
 use std::{f64::consts::PI, time::Instant};

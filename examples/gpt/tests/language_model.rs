@@ -6,7 +6,7 @@ use burn::{
     optim::{AdamConfig, GradientsParams},
     tensor::Device,
 };
-use burn_amp::{MixedPrecision, ScaledOptimizer, inspect, pipeline::PipelinedOptimizer};
+use burn_amp::{MixedPrecision, ScaledOptimizer, gradients::inspect, pipeline::PipelinedOptimizer};
 use gpt::{
     lost::{Lost, lost, lost_words},
     model::{Gpt, Size},

@@ -1,6 +1,6 @@
 //! What is compared.
 
-use burn_amp::{AmpError, GradScalerConfig, MixedPrecision, Schedule, adaptive::Guard};
+use burn_amp::{AmpError, GradScalerConfig, MixedPrecision, adaptive::Guard, schedule::Schedule};
 
 /// A way to find the loss scale.
 #[derive(Clone, Copy, Debug)]

@@ -30,7 +30,7 @@ use crate::{
 ///
 /// ```
 /// use burn::config::Config;
-/// use burn_amp::{GradScalerConfig, LossScale, Schedule, StepOutcome};
+/// use burn_amp::{GradScalerConfig, schedule::LossScale, schedule::Schedule, StepOutcome};
 ///
 /// let config = GradScalerConfig::new().with_schedule(Schedule::log_max());
 /// let same: GradScalerConfig = serde_json::from_str(r#"{"schedule": {"LogMax": {"overflow_std_dev": 3.09}}}"#)?;

@@ -5,7 +5,7 @@ use burn::{
     optim::GradientsParams,
     tensor::{FloatDType, Tensor},
 };
-use burn_amp::{
+use burn_amp_core::{
     AmpError, MixedPrecision,
     observe::{self, DryRun},
 };

@@ -1,7 +1,7 @@
 //! Tensors of two runs beside each other, measured on the device.
 
 use burn::tensor::{FloatDType, Tensor};
-use burn_amp::{AmpError, observe};
+use burn_amp_core::{AmpError, observe};
 use burn_amp_kernels::TensorStatus;
 use serde::Serialize;
 

@@ -1,6 +1,6 @@
 //! The run in f32, and when another one is off.
 
-use burn_amp::{AmpError, observe::Flat};
+use burn_amp_core::{AmpError, observe::Flat};
 use burn_amp_kernels::TensorStatus;
 use std::{cmp::Ordering, collections::HashMap};
 

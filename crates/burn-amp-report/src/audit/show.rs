@@ -1,7 +1,7 @@
 //! The figures that an audit shows.
 
 use burn::tensor::{DType, Tensor};
-use burn_amp::{AmpError, observe};
+use burn_amp_core::{AmpError, observe};
 use burn_amp_kernels::{ExponentHistogram, TensorStatus};
 use std::collections::HashMap;
 

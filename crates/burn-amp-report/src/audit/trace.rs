@@ -1,7 +1,7 @@
 //! What passes the probes of one run of an audit.
 
 use burn::tensor::{DType, Gradients, Tensor};
-use burn_amp::observe::{Observer, locked};
+use burn_amp_core::observe::{Observer, locked};
 use std::{collections::BTreeSet, sync::Mutex};
 
 use crate::place::{Names, scale_here};

@@ -1,7 +1,7 @@
 //! The last steps, on the device until they are asked for.
 
 use burn::tensor::Tensor;
-use burn_amp::{
+use burn_amp_core::{
     StepOutcome, UnscaledGradients,
     observe::{self, Observer, Stepped, locked},
 };
@@ -252,7 +252,7 @@ mod tests {
         optim::{GradientsParams, SgdConfig},
         tensor::{Device, Tensor},
     };
-    use burn_amp::{MixedPrecision, ScaledOptimizer};
+    use burn_amp_core::{MixedPrecision, ScaledOptimizer};
 
     use super::STEPS;
     use crate::{FlightRecorder, flight::step::READS, probe};

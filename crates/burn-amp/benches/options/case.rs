@@ -5,7 +5,7 @@ use burn::{
 };
 use burn_amp::{
     AccumulationConfig, EmaConfig, GradScalerConfig, GradientClip, ScaledOptimizer,
-    UnscaledGradients,
+    gradients::UnscaledGradients,
 };
 use std::{
     collections::HashMap,

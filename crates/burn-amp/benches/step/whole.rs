@@ -13,7 +13,7 @@ use burn::{
     tensor::{Device, Int, Tensor, activation::sigmoid},
 };
 use burn_amp::{
-    MixedPrecision, ModuleOptim, ScaledOptimizer, optim::CapturedStep, optim::FusedAdam,
+    MixedPrecision, ScaledOptimizer, optim::CapturedStep, optim::FusedAdam, optim::ModuleOptim,
 };
 use std::time::Instant;
 

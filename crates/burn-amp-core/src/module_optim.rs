@@ -10,7 +10,7 @@ use crate::{error::AmpError, param_tensors::ParamTensors, update::Update};
 /// An optimizer of whole modules: what [`ScaledOptimizer`](crate::ScaledOptimizer) wraps and
 /// [`GradScaler::step`](crate::GradScaler::step) calls.
 ///
-/// Implemented for Burn's [`ModuleOptimizer`] (hence for every `Optimizer`, with its parameter groups and clipping), for
+/// Implemented for Burn's [`ModuleOptimizer`](burn::optim::ModuleOptimizer) (hence for every `Optimizer`, with its parameter groups and clipping), for
 /// `Fused` optimizers, for [`MasterWeights`](crate::MasterWeights), and for `&mut O`. A type of your own needs
 /// one method, `step`, and two more to have its state stored:
 ///

@@ -80,7 +80,7 @@ fn not_pipelined(field: &'static str) -> AmpError {
     AmpError::refused(field, "set", allowed)
 }
 
-/// What [`MixedPrecision::learner`] takes: Burn's `ModuleOptimizer`, a [`Fused`](burn_amp_optim::Fused) optimizer, a [`MasterWeights`](burn_amp_core::MasterWeights) (for parameters that are bf16
+/// What [`LearnerExt::learner`](crate::LearnerExt::learner) takes: Burn's `ModuleOptimizer`, a [`Fused`](burn_amp_optim::Fused) optimizer, a [`MasterWeights`](burn_amp_core::MasterWeights) (for parameters that are bf16
 /// themselves), a [`ScaledOptimizer`] around any of them, or a [`PipelinedOptimizer`].
 pub struct LearnerOptimizer(Result<Parts, AmpError>);
 

@@ -59,19 +59,19 @@ pub trait LearnerExt {
     ///
     /// `model` is a plain f32 model with Burn's `TrainStep` and `InferenceStep`, whose forward pass calls
     /// [`autocast`](burn_amp_core::autocast), the free function: in its steps that is this precision. It is reparameterized
-    /// here, unless it has been before. `optim` is Burn's `ModuleOptimizer`, or a [`ScaledOptimizer`] of this handle with
-    /// [`with_clipping`](ScaledOptimizer::with_clipping), [`with_guard`](ScaledOptimizer::with_guard) (which sees the norm alone) and
-    /// [`with_ema`](ScaledOptimizer::with_ema), whose state goes with it. Accumulation is Burn's `grads_accumulation`. For parameters that are bf16 themselves, `optim` is a
+    /// here, unless it has been before. `optim` is Burn's `ModuleOptimizer`, or a [`ScaledOptimizer`](burn_amp_core::ScaledOptimizer) of this handle with
+    /// [`with_clipping`](burn_amp_core::ScaledOptimizer::with_clipping), [`with_guard`](burn_amp_core::ScaledOptimizer::with_guard) (which sees the norm alone) and
+    /// [`with_ema`](burn_amp_core::ScaledOptimizer::with_ema), whose state goes with it. Accumulation is Burn's `grads_accumulation`. For parameters that are bf16 themselves, `optim` is a
     /// [`MasterWeights`](burn_amp_core::MasterWeights), with or without a `ScaledOptimizer` around it. `lr_scheduler` is any of Burn's. It advances on skipped
     /// steps too, unless it is a [`ScaledLrScheduler`](burn_amp_core::ScaledLrScheduler). Does not wait for the device.
     ///
-    /// With a [`PipelinedOptimizer`] the optimizer steps on a thread of its own, one update behind. Validation and checkpoints wait for it,
+    /// With a [`PipelinedOptimizer`](burn_amp_pipeline::PipelinedOptimizer) the optimizer steps on a thread of its own, one update behind. Validation and checkpoints wait for it,
     /// and see the newest parameters. It steps by itself: a model's own `TrainStep::optimize` is not called. It takes no averages, and no
     /// training in which each device steps by itself (`ddp`).
     ///
     /// With a [`Fused`](burn_amp_optim::Fused) optimizer a step is one pass for all parameters, and does not wait for the device, as in
-    /// [`ScaledOptimizer::step`]. Validation and checkpoints hear of all steps. It steps by itself too: where the model has a
-    /// `TrainStep::optimize` that does more than Burn's, say so with [`ScaledOptimizer::with_own_optimize`], and it is called, as with other
+    /// [`ScaledOptimizer::step`](burn_amp_core::ScaledOptimizer::step). Validation and checkpoints hear of all steps. It steps by itself too: where the model has a
+    /// `TrainStep::optimize` that does more than Burn's, say so with [`ScaledOptimizer::with_own_optimize`](burn_amp_core::ScaledOptimizer::with_own_optimize), and it is called, as with other
     /// optimizers.
     ///
     /// One run at a time for each handle: its loss scale, its counters and what ends it are shared.
@@ -152,9 +152,9 @@ pub trait LearnerExt {
     /// # Errors
     ///
     /// [`AmpError::UnsupportedDType`] if a device of the model cannot compute in this precision.
-    /// [`AmpError::OptimizerThread`] for a [`PipelinedOptimizer`] whose thread has panicked.
-    /// [`AmpError::InvalidValue`] for a [`ScaledOptimizer`] that was not made with this handle, and for one with
-    /// [`with_accumulation`](ScaledOptimizer::with_accumulation): Burn's learning-rate scheduler would advance with each
+    /// [`AmpError::OptimizerThread`] for a [`PipelinedOptimizer`](burn_amp_pipeline::PipelinedOptimizer) whose thread has panicked.
+    /// [`AmpError::InvalidValue`] for a [`ScaledOptimizer`](burn_amp_core::ScaledOptimizer) that was not made with this handle, and for one with
+    /// [`with_accumulation`](burn_amp_core::ScaledOptimizer::with_accumulation): Burn's learning-rate scheduler would advance with each
     /// micro-batch.
     fn learner<M: LearnerModel>(
         &self,

@@ -18,7 +18,7 @@ use burn_amp_core::{
     sum_of_devices,
 };
 
-/// A model in half precision: what the `Learner` of [`MixedPrecision::learner`] trains, and what it returns.
+/// A model in half precision: what the `Learner` of [`LearnerExt::learner`](crate::LearnerExt::learner) trains, and what it returns.
 ///
 /// Used as the model itself: it dereferences to it, its records are the model's, and `valid()` and Burn's `Evaluator` see the
 /// model's own [`InferenceStep`], in the precision of the training. [`into_inner`](Self::into_inner) returns it by value.
@@ -204,7 +204,7 @@ impl<M: TrainStep + Module + 'static> TrainStep for Scaled<M> {
     /// A step that fails ([`LossScaleExhausted`](burn_amp_core::AmpError::LossScaleExhausted), [`LossNotFinite`](burn_amp_core::AmpError::LossNotFinite),
     /// [`AlwaysGuarded`](burn_amp_core::AmpError::AlwaysGuarded), and what
     /// [`ScaledOptimizer::try_step`](burn_amp_core::ScaledOptimizer::try_step) refuses) returns the model as it was and ends the run,
-    /// through [`MixedPrecision::interrupter`].
+    /// through [`LearnerExt::interrupter`](crate::LearnerExt::interrupter).
     ///
     /// # Panics
     ///

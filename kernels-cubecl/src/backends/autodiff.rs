@@ -17,6 +17,7 @@ use std::any::Any;
 
 use crate::{
     ops::{AmpOps, CastOps, Job, TensorVec},
+    status::Status,
     watch::{Callback, Crossing, Watch},
 };
 
@@ -83,8 +84,9 @@ impl<B: Backend + AmpOps + CastOps> Backward<B, 1> for ScaledCast {
             } = ops.state;
             match watched.map(|(watch, output)| (watch.callback, output)) {
                 Some((Callback::Measured(callback), output)) => {
-                    let elements = grad.shape().num_elements() as u64;
-                    let tensors = [grad.clone()].into_iter().chain(output).collect();
+                    let tensors: Vec<_> = [grad.clone()].into_iter().chain(output).collect();
+                    let count = |tensor: &FloatTensor<B>| tensor.shape().num_elements() as u64;
+                    let elements = tensors.iter().map(count).collect();
                     let edge = f32::INFINITY;
                     let rows = B::amp_run(TensorVec(tensors), Job::Inspect { edge }).0;
                     if let Some(rows) = rows.into_iter().find_map(dispatched::<B>) {
@@ -92,8 +94,7 @@ impl<B: Backend + AmpOps + CastOps> Backward<B, 1> for ScaledCast {
                             factor,
                             is_ratio: !scale.is_empty(),
                             dtype: from,
-                            elements,
-                            rows,
+                            status: Status::new(rows, elements),
                         });
                     }
                 }

@@ -2,14 +2,15 @@
 
 use burn::{
     backend::{
-        Backend, Dispatch, DispatchTensor, TensorMetadata, ops::FloatTensorOps, tensor::FloatTensor,
+        Backend, Dispatch, DispatchTensor, TensorMetadata, get_or_init_device_settings,
+        ops::FloatTensorOps, tensor::FloatTensor,
     },
     tensor::{Bool, DType, FloatDType, Int, IntDType, Shape, Tensor},
 };
 
 use crate::{
     histogram::{BINS, ExponentHistogram},
-    ops::{Job, cast, mul_cast, taken, weighted_sum},
+    ops::{Job, taken},
     rows::{COUNT_BASE, FIELDS},
 };
 
@@ -43,15 +44,57 @@ pub(crate) fn by_burn<B: Backend>(
     job: Job,
 ) -> Result<FloatTensor<B>, Vec<FloatTensor<B>>> {
     match job {
-        Job::Blend { keep, add } => {
-            let ([target, source], mut rest) = taken(tensors);
-            Ok(weighted_sum::<B>(target, source, keep, add, rest.pop()))
-        }
-        Job::MulCast { dtype, factor } => {
-            let ([tensor], mut rest) = taken(tensors);
-            Ok(mul_cast::<B>(tensor, dtype, factor, rest.pop()))
-        }
+        Job::Blend { keep, add } => Ok(blend::<B>(tensors, keep, add)),
+        Job::MulCast { dtype, factor } => Ok(mul_cast::<B>(tensors, dtype, factor)),
         _ => Err(tensors),
+    }
+}
+
+fn blend<B: Backend>(tensors: Vec<FloatTensor<B>>, keep: f64, add: f64) -> FloatTensor<B> {
+    let ([target, source], mut rest) = taken(tensors);
+    let unless = rest.pop().map(|found| (found, target.clone()));
+    let weighted = |tensor, weight: f64| match weight {
+        1.0 => tensor,
+        weight => B::float_mul_scalar(tensor, weight.into()),
+    };
+    let source = cast::<B>(source, target.dtype());
+    let sum = B::float_add(weighted(target, keep), weighted(source, add));
+    let Some((found, before)) = unless else {
+        return sum;
+    };
+    let found = B::float_reshape(found, Shape::from(vec![1; before.rank()]));
+    let found = B::float_expand(found, before.shape());
+    let bools = get_or_init_device_settings::<B>(&before.device()).bool_dtype;
+    let found = B::float_greater_elem(found, 0.0.into(), bools);
+    B::float_mask_where(sum, found, before)
+}
+
+fn mul_cast<B: Backend>(
+    tensors: Vec<FloatTensor<B>>,
+    dtype: FloatDType,
+    factor: f64,
+) -> FloatTensor<B> {
+    let ([tensor], mut rest) = taken(tensors);
+    let wide = cast::<B>(tensor, DType::F32);
+    let product = match rest.pop() {
+        Some(scale) => {
+            // Of the tensor's rank: Fusion then makes the product a part of the kernel around it.
+            let scale = B::float_expand(scale, Shape::from(vec![1; wide.rank()]));
+            let scale = match factor {
+                1.0 => scale,
+                factor => B::float_mul_scalar(scale, factor.into()),
+            };
+            B::float_mul(wide, scale)
+        }
+        None => B::float_mul_scalar(wide, factor.into()),
+    };
+    cast::<B>(product, dtype.into())
+}
+
+pub(super) fn cast<B: Backend>(tensor: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
+    match tensor.dtype() == dtype {
+        true => tensor,
+        false => B::float_cast(tensor, dtype.into()),
     }
 }
 

@@ -2,6 +2,8 @@ mod autodiff;
 mod compose;
 #[cfg(feature = "cubecl")]
 mod cubecl;
+#[cfg(any(feature = "cubecl", feature = "router"))]
+mod custom;
 #[cfg(feature = "flex")]
 mod flex;
 #[cfg(any(feature = "cubecl", feature = "router"))]

@@ -7,6 +7,7 @@ use rayon::prelude::*;
 use super::{
     PARALLEL,
     cpu::{Cpu, LANES, Work, run},
+    numbers,
     pass::{is_whole, padded},
     value::Value,
 };
@@ -25,17 +26,10 @@ type Wide<'a> = [&'a mut [f32]; 4];
 
 /// As [`Job::Update`](crate::Job::Update).
 pub(super) fn update(mut tensors: Vec<FlexTensor>, rule: UpdateRule) -> Vec<FlexTensor> {
-    let rows = tensors.pop().expect("the rows are last").into_data();
-    let rows: Vec<f32> = rows.iter().collect();
-    let mut tensors = tensors.into_iter();
-    let own = |row| {
-        let parameter = tensors.as_slice().get(1)?;
-        let count = rule.tensors(parameter.dtype());
-        Some((row, tensors.by_ref().take(count).collect()))
-    };
-    let rows = rows.as_chunks().0.iter();
-    let mut parameters: Vec<(&[f32; ROW], Vec<FlexTensor>)> = rows.map_while(own).collect();
-    let taken = (parameters.iter_mut()).filter(|(row, _)| row[column::TAKEN] != 0.0);
+    let rows = tensors.pop().map_or(Vec::new(), numbers);
+    let mut parameters = rule.parameters(tensors, |tensor| tensor.dtype());
+    let rows = rows.as_chunks::<ROW>().0.iter().zip(&mut parameters);
+    let taken = rows.filter(|(row, _)| row[column::TAKEN] != 0.0);
     let chunks = taken.flat_map(|(row, own)| chunks(rule, row, own));
     let chunks: Vec<Chunk> = chunks.collect();
     let values = chunks.iter().map(|chunk| chunk.wide[0].len());
@@ -45,8 +39,8 @@ pub(super) fn update(mut tensors: Vec<FlexTensor>, rule: UpdateRule) -> Vec<Flex
     }
     let written = parameters
         .into_iter()
-        .map(|(_, own)| own.into_iter().skip(1));
-    written.flatten().collect()
+        .flat_map(|own| own.into_iter().skip(1));
+    written.collect()
 }
 
 /// What threads share of a parameter and all that belongs to it. Tensors that somebody else holds are copied first.
@@ -137,7 +131,12 @@ impl Work for Chunk<'_> {
                 DType::BF16 => follow::<bf16, C>(cpu, wide[0], half),
                 _ => {}
             }
-            step_by_rule(self.rule, *self.row, gradient, &mut wide);
+            step_by_rule(
+                self.rule,
+                *self.row,
+                gradient,
+                wide.each_mut().map(|values| &mut **values),
+            );
             match self.dtype {
                 DType::F16 => round::<f16, C>(cpu, wide[0], half),
                 DType::BF16 => round::<bf16, C>(cpu, wide[0], half),
@@ -201,85 +200,78 @@ fn by_group<S: Value, T: Value>(
     }
 }
 
-/// Code with flags that are known to the compiler: what a rule does not do is not in its loop.
+/// Code with a flag that is known to the compiler: what a rule does not do is not in its loop.
 macro_rules! known {
-    ($flag:ident => $code:expr) => {
-        match $flag {
-            true => {
-                let $flag = true;
-                $code
-            }
-            false => {
-                let $flag = false;
-                $code
-            }
+    ($flag:ident, $code:expr) => {
+        if $flag {
+            let $flag = true;
+            $code
+        } else {
+            let $flag = false;
+            $code
         }
-    };
-    ($flag:ident, $other:ident => $code:expr) => {
-        known!($flag => known!($other => $code))
     };
 }
 
 /// Steps values in f32.
 #[inline(always)]
-fn step_by_rule(rule: UpdateRule, row: [f32; ROW], gradient: &[f32], wide: &mut Wide) {
+fn step_by_rule(rule: UpdateRule, row: [f32; ROW], gradient: &[f32], wide: Wide) {
     match rule {
-        UpdateRule::Sgd { momentum, nesterov } => known!(momentum, nesterov => {
-            step_all(UpdateRule::Sgd { momentum, nesterov }, row, gradient, wide)
-        }),
-        UpdateRule::Adam { amsgrad } => known!(amsgrad => {
+        UpdateRule::Sgd { momentum, nesterov } => known!(
+            momentum,
+            known!(nesterov, {
+                step_all(UpdateRule::Sgd { momentum, nesterov }, row, gradient, wide)
+            })
+        ),
+        UpdateRule::Adam { amsgrad } => known!(amsgrad, {
             step_all(UpdateRule::Adam { amsgrad }, row, gradient, wide)
         }),
-        UpdateRule::AdamW { amsgrad, cautious } => known!(amsgrad, cautious => {
-            step_all(UpdateRule::AdamW { amsgrad, cautious }, row, gradient, wide)
-        }),
+        UpdateRule::AdamW { amsgrad, cautious } => known!(
+            amsgrad,
+            known!(cautious, {
+                step_all(UpdateRule::AdamW { amsgrad, cautious }, row, gradient, wide)
+            })
+        ),
     }
 }
 
+/// In groups, of which the compiler makes SIMD: it unrolls the loop over a shorter one, and then finds less in it.
 #[inline(always)]
-fn step_all(rule: UpdateRule, row: [f32; ROW], gradient: &[f32], wide: &mut Wide) {
-    let stepped = match rule.states() {
-        // The compiler unrolls the loop over a shorter group, and then finds less SIMD in it.
-        1 => step_groups::<{ 2 * LANES }>(rule, row, gradient, wide, 0),
-        _ => step_groups::<LANES>(rule, row, gradient, wide, 0),
-    };
-    step_groups::<1>(rule, row, gradient, wide, stepped);
+fn step_all(rule: UpdateRule, row: [f32; ROW], gradient: &[f32], wide: Wide) {
+    let [parameter, first, second, third] = wide;
+    match rule.states() {
+        0 => step_groups::<LANES, 1>(rule, row, gradient, [parameter]),
+        1 => step_groups::<{ 2 * LANES }, 2>(rule, row, gradient, [parameter, first]),
+        2 => step_groups::<LANES, 3>(rule, row, gradient, [parameter, first, second]),
+        _ => step_groups::<LANES, 4>(rule, row, gradient, [parameter, first, second, third]),
+    }
 }
 
-/// Steps whole groups from there on, and says where they end.
+/// Steps groups of `L` values of the parameter and its states, `K` together, and then one by one what is left.
 #[inline(always)]
-fn step_groups<const L: usize>(
+fn step_groups<const L: usize, const K: usize>(
     rule: UpdateRule,
     row: [f32; ROW],
     gradient: &[f32],
-    wide: &mut Wide,
-    from: usize,
-) -> usize {
-    let gradients = gradient[from..].as_chunks::<L>().0;
-    let rest = wide.each_mut().map(|values| values.get_mut(from..));
-    let groups = rest.map(|values| values.unwrap_or_default().as_chunks_mut().0);
-    let [parameters, firsts, seconds, thirds] = groups;
-    let (states, none) = (rule.states(), [0.0; L]);
+    mut wide: [&mut [f32]; K],
+) {
+    let (gradients, rest) = gradient.as_chunks::<L>();
     for (at, gradient) in gradients.iter().enumerate() {
-        let mut parameter = parameters[at];
-        let mut first = if states > 0 { firsts[at] } else { none };
-        let mut second = if states > 1 { seconds[at] } else { none };
-        let mut third = if states > 2 { thirds[at] } else { none };
+        let mut own = wide.each_ref().map(|values| values.as_chunks::<L>().0[at]);
         for i in 0..L {
-            let mut values = [parameter[i], first[i], second[i], third[i]];
+            let mut values = own.each_ref().map(|group| group[i]);
             step(rule, &row, gradient[i], &mut values);
-            [parameter[i], first[i], second[i], third[i]] = values;
+            for (group, value) in own.iter_mut().zip(values) {
+                group[i] = value;
+            }
         }
-        parameters[at] = parameter;
-        if states > 0 {
-            firsts[at] = first;
-        }
-        if states > 1 {
-            seconds[at] = second;
-        }
-        if states > 2 {
-            thirds[at] = third;
+        for (values, group) in wide.iter_mut().zip(own) {
+            values.as_chunks_mut::<L>().0[at] = group;
         }
     }
-    from + gradients.len() * L
+    if L > 1 {
+        let from = gradient.len() - rest.len();
+        let wide = wide.map(|values| &mut values[from..]);
+        step_groups::<1, K>(rule, row, rest, wide);
+    }
 }

@@ -31,18 +31,21 @@ pub(super) trait Value: Element + Pod + Into<f64> {
 pub(super) trait Real:
     Value<Real = Self> + Default + Add<Output = Self> + AddAssign + Mul<Output = Self>
 {
+    /// Adds the square of a value.
     #[inline(always)]
-    fn add_squares<C: Cpu>(_: C, sums: &mut [Self; LANES], values: [Self; LANES]) {
-        for (sum, value) in sums.iter_mut().zip(values) {
-            *sum += value * value;
-        }
+    fn add_square<C: Cpu>(&mut self, value: Self) {
+        *self += value * value;
     }
 }
 
 impl Real for f32 {
     #[inline(always)]
-    fn add_squares<C: Cpu>(cpu: C, sums: &mut [f32; LANES], values: [f32; LANES]) {
-        cpu.add_squares(sums, values);
+    fn add_square<C: Cpu>(&mut self, value: f32) {
+        *self = if C::FUSES {
+            value.mul_add(value, *self)
+        } else {
+            *self + value * value
+        };
     }
 }
 

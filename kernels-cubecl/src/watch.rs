@@ -54,7 +54,7 @@ impl std::fmt::Debug for Watch {
 }
 
 /// A gradient that crossed a [`watched_cast`](crate::watched_cast) on its way back, measured and still on the device.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Crossing {
     pub(crate) factor: f64,
     /// Whether there is more of it, in a tensor.
@@ -118,15 +118,6 @@ impl Crossing {
             norm: gradient.norm * factor,
             elements: gradient.elements,
         })
-    }
-}
-
-impl std::fmt::Debug for Crossing {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Crossing")
-            .field("factor", &self.factor)
-            .field("dtype", &self.dtype)
-            .finish_non_exhaustive()
     }
 }
 

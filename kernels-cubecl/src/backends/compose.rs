@@ -31,7 +31,7 @@ pub(crate) fn compose(tensors: Vec<DispatchTensor>, job: Job) -> Vec<DispatchTen
             vec![joined(rows.flatten().collect())]
         }
         Job::Histogram => {
-            let counts = tensors.into_iter().flat_map(count_exponents);
+            let counts = tensors.into_iter().map(count_exponents);
             vec![joined(counts.collect())]
         }
         job => unreachable!("{job:?} asks for kernels"),
@@ -144,16 +144,12 @@ fn measure(before: DispatchTensor, after: DispatchTensor, edge: f32) -> Vec<Tens
     let zero = max_abs.clone().equal_elem(0.0);
     let unit = max_abs.clone().mask_fill(zero, f32::MIN_POSITIVE);
     let norm = sum((magnitudes / unit.clone()).square()).sqrt();
-    let counts = [above, bad_before, bad, zeros];
-    let mut row: Vec<_> = (counts.into_iter())
-        .flat_map(|count| count_fields(count, &norm))
-        .collect();
-    row.extend([max_abs, unit, norm]);
-    row
+    let counts = count_fields(vec![above, bad_before, bad, zeros], norm.dtype());
+    vec![counts, max_abs, unit, norm]
 }
 
 /// Counts by exponent, as [`Histogram`](crate::Histogram) describes them. Reads the tensor once for each exponent.
-fn count_exponents(tensor: DispatchTensor) -> Vec<Tensor<1>> {
+fn count_exponents(tensor: DispatchTensor) -> Tensor<1> {
     let values = flat(tensor);
     let (magnitudes, bad) = finite(&values);
     let zeros = count(values.clone().equal_elem(0.0));
@@ -170,19 +166,19 @@ fn count_exponents(tensor: DispatchTensor) -> Vec<Tensor<1>> {
     bins.extend([below, bad, zeros]);
     bins.reverse();
     debug_assert_eq!(bins.len(), BINS);
-    let fields = bins
-        .into_iter()
-        .flat_map(|count| count_fields(count, &values));
-    fields.collect()
+    count_fields(bins, values.dtype())
 }
 
-/// A count, in two floats of the dtype of another.
-fn count_fields(count: Tensor<1, Int>, like: &Tensor<1>) -> [Tensor<1>; 2] {
-    let dtype: FloatDType = like.dtype().into();
-    [
-        count.clone().div_scalar(COUNT_BASE).cast(dtype),
-        count.remainder_scalar(COUNT_BASE).cast(dtype),
-    ]
+/// Counts, in two floats each.
+fn count_fields(counts: Vec<Tensor<1, Int>>, dtype: DType) -> Tensor<1> {
+    let counts = Tensor::cat(counts, 0);
+    let count = counts.dims()[0];
+    let (high, low) = (
+        counts.clone().div_scalar(COUNT_BASE),
+        counts.remainder_scalar(COUNT_BASE),
+    );
+    let fields: Tensor<2, Int> = Tensor::stack(vec![high, low], 1);
+    fields.reshape([2 * count]).cast(FloatDType::from(dtype))
 }
 
 fn joined(fields: Vec<Tensor<1>>) -> DispatchTensor {

@@ -15,7 +15,7 @@ use crate::{
 
 impl Job {
     /// How it is noted: its name and its numbers.
-    fn noted(self) -> (&'static str, [f64; 2]) {
+    fn encoded(self) -> (&'static str, [f64; 2]) {
         match self {
             Self::Unscale { keep_dtype, edge } => {
                 ("amp::unscale", [f64::from(keep_dtype), edge.into()])
@@ -50,7 +50,7 @@ impl Job {
     /// The names of all jobs, for a registry.
     #[cfg(feature = "router")]
     pub(super) fn names() -> [&'static str; 8] {
-        Self::all(FloatDType::F32, [0.0; 2]).map(|job| job.noted().0)
+        Self::all(FloatDType::F32, [0.0; 2]).map(|job| job.encoded().0)
     }
 
     fn of(desc: &CustomOpIr) -> Option<Self> {
@@ -59,7 +59,7 @@ impl Job {
         };
         let dtype = desc.outputs.first()?.dtype.into();
         let jobs = Self::all(dtype, [first.elem(), second.elem()]);
-        jobs.into_iter().find(|job| job.noted().0 == desc.id)
+        jobs.into_iter().find(|job| job.encoded().0 == desc.id)
     }
 
     /// The shapes and dtypes of what it gives.
@@ -96,7 +96,7 @@ impl Job {
 
 /// Notes a job, with ids for its outputs that `new_id` gives.
 pub(super) fn note(job: Job, inputs: &[TensorIr], new_id: impl Fn() -> TensorId) -> CustomOpIr {
-    let (name, numbers) = job.noted();
+    let (name, numbers) = job.encoded();
     let output = |(shape, dtype)| TensorIr::uninit(new_id(), shape, dtype);
     let outputs: Vec<TensorIr> = job.outputs(inputs).into_iter().map(output).collect();
     let scalars = numbers.map(ScalarIr::Float).to_vec();

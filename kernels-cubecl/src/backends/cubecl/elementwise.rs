@@ -64,7 +64,7 @@ fn weigh(
     let vectors = source.span / source.vector;
     let count = vectors.div_ceil(limits.units as usize * VECTORS_PER_UNIT);
     let made = output.or(target).expect("an output, or a target");
-    with_float!(source.tensor.dtype, S => with_float!(made.tensor.dtype, O => {
+    by_dtype!(narrow source.tensor.dtype, S => by_dtype!(narrow made.tensor.dtype, O => {
         // SAFETY: all are of one length, beyond which units do nothing; nobody else holds what is overwritten.
         unsafe {
             kernel::weigh::launch_unchecked::<S, O>(

@@ -60,7 +60,7 @@ pub(super) fn pass(
     for launch in &pass.batch.plan.launches {
         let item = pass.batch.item(launch);
         let products = item[1..].iter().map(|product| product.tensor.dtype);
-        with_float!(item[0].tensor.dtype, I => match (&pass.scale, products.last()) {
+        by_dtype!(narrow item[0].tensor.dtype, I => match (&pass.scale, products.last()) {
             (None, _) => pass.launch::<Inspect, I, f32>(launch),
             (_, None) => pass.launch::<InPlace, I, I>(launch),
             (_, Some(DType::F32)) => pass.launch::<Write, I, f32>(launch),
@@ -207,7 +207,7 @@ pub(super) fn histogram(tensors: Vec<CubeTensor>, limits: &Limits) -> CubeTensor
     for launch in &batch.plan.launches {
         // SAFETY: runs of tensors are exact, and the table says how long they are; units beyond read nothing. There is
         // a row for each cube.
-        with_float!(batch.item(launch)[0].tensor.dtype, I => unsafe {
+        by_dtype!(narrow batch.item(launch)[0].tensor.dtype, I => unsafe {
             kernel::histogram_many::launch_unchecked::<I>(
                 &rows.client,
                 cubes(launch.cubes),

@@ -1,26 +1,5 @@
 //! CubeCL: groups of tensors of one kind, a launch for each group, and one for the last reduction.
 
-/// Does something with a dtype as a type.
-macro_rules! with_float {
-    ($dtype:expr, $T:ident => $body:expr) => {
-        match $dtype {
-            burn::tensor::DType::F16 => {
-                type $T = burn::tensor::f16;
-                $body
-            }
-            burn::tensor::DType::BF16 => {
-                type $T = burn::tensor::bf16;
-                $body
-            }
-            burn::tensor::DType::F32 => {
-                type $T = f32;
-                $body
-            }
-            dtype => panic!("tensors are f16, bf16 or f32 here, not {dtype:?}"),
-        }
-    };
-}
-
 mod batch;
 mod elementwise;
 mod launch;

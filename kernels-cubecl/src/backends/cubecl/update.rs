@@ -53,7 +53,7 @@ fn step(batch: &Batch, launch: &Launch, rows: &CubeTensor, rule: UpdateRule, mos
     // In f32, the parameter is the first of what is kept in f32.
     let wide = 1 + usize::from(has_master(parameter));
     let units = kernel::update_units(launch.slots * first.len()).min(most);
-    with_float!(gradient, G => with_float!(parameter, P => {
+    by_dtype!(narrow gradient, G => by_dtype!(narrow parameter, P => {
         // SAFETY: all of a parameter's runs are of one length, which the table has; units beyond neither read nor write.
         // Nobody else holds what is overwritten (`contiguous`). There is a row for each parameter.
         unsafe {
@@ -97,7 +97,7 @@ fn contiguous(tensor: CubeTensor, written: bool) -> CubeTensor {
         return tensor;
     }
     let (client, device, dtype) = (tensor.client.clone(), tensor.device.clone(), tensor.dtype);
-    let element = with_float!(dtype, I => I::elem_type_native());
+    let element = by_dtype!(narrow dtype, I => I::elem_type_native());
     let copy = into_contiguous(&client, tensor.binding(), element);
     CubeTensor::new(client, copy.handle, *copy.metadata, device, dtype)
 }

@@ -10,7 +10,7 @@ mod value;
 
 use burn::{
     backend::Flex,
-    tensor::{DType, Element, TensorData, bf16, f16},
+    tensor::{Element, TensorData},
 };
 use burn_flex::FlexTensor;
 use rayon::prelude::*;
@@ -32,22 +32,6 @@ use value::Value;
 
 /// Lists of fewer values are done before a second thread has woken up.
 const PARALLEL: usize = 1 << 15;
-
-/// With the type of a float dtype as `T`.
-macro_rules! by_dtype {
-    ($dtype:expr, $T:ident => $body:expr) => {
-        by_dtype!($dtype, $T => $body; F16 f16, BF16 bf16, F32 f32, F64 f64)
-    };
-    ($dtype:expr, $T:ident => $body:expr; $($name:ident $type:ty),*) => {
-        match $dtype {
-            $(DType::$name => {
-                type $T = $type;
-                $body
-            })*
-            dtype => panic!("these are floats, not {dtype:?}"),
-        }
-    };
-}
 
 impl CastOps for Flex {}
 

@@ -1,7 +1,7 @@
 //! Loops over groups of values, compiled for the instructions that the CPU has.
 
 use bytemuck::Pod;
-use half::{bf16, f16};
+use half::f16;
 
 /// Values of a group. A short loop over an array of this length becomes SIMD; one over a slice that does several things
 /// does not.
@@ -15,37 +15,6 @@ pub(super) trait Cpu: Copy {
     fn widen_f16(self, halves: &[f16; LANES]) -> [f32; LANES];
 
     fn narrow_f16(self, values: [f32; LANES]) -> [f16; LANES];
-
-    #[inline(always)]
-    fn widen_bf16(self, halves: &[bf16; LANES]) -> [f32; LANES] {
-        halves.map(|half| f32::from_bits(u32::from(half.to_bits()) << 16))
-    }
-
-    /// To the nearest, and of two as near to the even one. Rounding must not make a number of a NaN.
-    #[inline(always)]
-    fn narrow_bf16(self, values: [f32; LANES]) -> [bf16; LANES] {
-        values.map(|value| {
-            let (bits, upper) = (value.to_bits(), value.to_bits() >> 16);
-            let nearest = bits.wrapping_add(0x7FFF + (upper & 1)) >> 16;
-            let half = if value.is_nan() {
-                upper | 0x40
-            } else {
-                nearest
-            };
-            bf16::from_bits(half as u16)
-        })
-    }
-
-    /// Of what is as wide as it need be.
-    #[inline(always)]
-    fn same<T: Pod>(self, group: &[T; LANES]) -> [T; LANES] {
-        *group
-    }
-
-    #[inline(always)]
-    fn whole<T: Pod>(self, group: [T; LANES]) -> [T; LANES] {
-        group
-    }
 
     /// Writes a group that will not be read soon, past the caches if that is possible: a line that is written whole need not
     /// be read first. [`streamed`](Self::streamed) follows before others may read.

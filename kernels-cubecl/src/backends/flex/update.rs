@@ -37,10 +37,8 @@ pub(super) fn update(mut tensors: Vec<FlexTensor>, rule: UpdateRule) -> Vec<Flex
         true => chunks.into_par_iter().for_each(run),
         false => chunks.into_iter().for_each(run),
     }
-    let written = parameters
-        .into_iter()
-        .flat_map(|own| own.into_iter().skip(1));
-    written.collect()
+    let written = |own: Vec<FlexTensor>| own.into_iter().skip(1);
+    parameters.into_iter().flat_map(written).collect()
 }
 
 /// What threads share of a parameter and all that belongs to it. Tensors that somebody else holds are copied first.
@@ -76,15 +74,11 @@ fn chunks<'a>(
 
 /// Has the values of all tensors lie in one order, and nothing between them.
 fn align(tensors: &mut [FlexTensor]) {
-    let whole = |tensor: &FlexTensor| match tensor.dtype() {
-        DType::F32 => is_whole::<f32>(tensor),
-        _ => is_whole::<u16>(tensor),
-    };
     let strides = tensors[0].layout().strides();
-    if !(tensors.iter()).all(|tensor| tensor.layout().strides() == strides && whole(tensor)) {
-        tensors
-            .iter_mut()
-            .for_each(|tensor| *tensor = tensor.to_contiguous());
+    if !(tensors.iter()).all(|tensor| tensor.layout().strides() == strides && is_whole(tensor)) {
+        for tensor in tensors {
+            *tensor = tensor.to_contiguous();
+        }
     }
 }
 
@@ -131,12 +125,7 @@ impl Work for Chunk<'_> {
                 DType::BF16 => follow::<bf16, C>(cpu, wide[0], half),
                 _ => {}
             }
-            step_by_rule(
-                self.rule,
-                *self.row,
-                gradient,
-                wide.each_mut().map(|values| &mut **values),
-            );
+            step_by_rule(self.rule, *self.row, gradient, &mut wide);
             match self.dtype {
                 DType::F16 => round::<f16, C>(cpu, wide[0], half),
                 DType::BF16 => round::<bf16, C>(cpu, wide[0], half),
@@ -215,7 +204,7 @@ macro_rules! known {
 
 /// Steps values in f32.
 #[inline(always)]
-fn step_by_rule(rule: UpdateRule, row: [f32; ROW], gradient: &[f32], wide: Wide) {
+fn step_by_rule(rule: UpdateRule, row: [f32; ROW], gradient: &[f32], wide: &mut Wide) {
     match rule {
         UpdateRule::Sgd { momentum, nesterov } => known!(
             momentum,
@@ -235,43 +224,50 @@ fn step_by_rule(rule: UpdateRule, row: [f32; ROW], gradient: &[f32], wide: Wide)
     }
 }
 
-/// In groups, of which the compiler makes SIMD: it unrolls the loop over a shorter one, and then finds less in it.
 #[inline(always)]
-fn step_all(rule: UpdateRule, row: [f32; ROW], gradient: &[f32], wide: Wide) {
-    let [parameter, first, second, third] = wide;
-    match rule.states() {
-        0 => step_groups::<LANES, 1>(rule, row, gradient, [parameter]),
-        1 => step_groups::<{ 2 * LANES }, 2>(rule, row, gradient, [parameter, first]),
-        2 => step_groups::<LANES, 3>(rule, row, gradient, [parameter, first, second]),
-        _ => step_groups::<LANES, 4>(rule, row, gradient, [parameter, first, second, third]),
-    }
+fn step_all(rule: UpdateRule, row: [f32; ROW], gradient: &[f32], wide: &mut Wide) {
+    let stepped = match rule.states() {
+        // The compiler unrolls the loop over a shorter group, and then finds less SIMD in it.
+        1 => step_groups::<{ 2 * LANES }>(rule, row, gradient, wide, 0),
+        _ => step_groups::<LANES>(rule, row, gradient, wide, 0),
+    };
+    step_groups::<1>(rule, row, gradient, wide, stepped);
 }
 
-/// Steps groups of `L` values of the parameter and its states, `K` together, and then one by one what is left.
+/// Steps whole groups from there on, and says where they end.
 #[inline(always)]
-fn step_groups<const L: usize, const K: usize>(
+fn step_groups<const L: usize>(
     rule: UpdateRule,
     row: [f32; ROW],
     gradient: &[f32],
-    mut wide: [&mut [f32]; K],
-) {
-    let (gradients, rest) = gradient.as_chunks::<L>();
+    wide: &mut Wide,
+    from: usize,
+) -> usize {
+    let gradients = gradient[from..].as_chunks::<L>().0;
+    let rest = wide.each_mut().map(|values| values.get_mut(from..));
+    let groups = rest.map(|values| values.unwrap_or_default().as_chunks_mut().0);
+    let [parameters, firsts, seconds, thirds] = groups;
+    let (states, none) = (rule.states(), [0.0; L]);
     for (at, gradient) in gradients.iter().enumerate() {
-        let mut own = wide.each_ref().map(|values| values.as_chunks::<L>().0[at]);
+        let mut parameter = parameters[at];
+        let mut first = if states > 0 { firsts[at] } else { none };
+        let mut second = if states > 1 { seconds[at] } else { none };
+        let mut third = if states > 2 { thirds[at] } else { none };
         for i in 0..L {
-            let mut values = own.each_ref().map(|group| group[i]);
+            let mut values = [parameter[i], first[i], second[i], third[i]];
             step(rule, &row, gradient[i], &mut values);
-            for (group, value) in own.iter_mut().zip(values) {
-                group[i] = value;
-            }
+            [parameter[i], first[i], second[i], third[i]] = values;
         }
-        for (values, group) in wide.iter_mut().zip(own) {
-            values.as_chunks_mut::<L>().0[at] = group;
+        parameters[at] = parameter;
+        if states > 0 {
+            firsts[at] = first;
+        }
+        if states > 1 {
+            seconds[at] = second;
+        }
+        if states > 2 {
+            thirds[at] = third;
         }
     }
-    if L > 1 {
-        let from = gradient.len() - rest.len();
-        let wide = wide.map(|values| &mut values[from..]);
-        step_groups::<1, K>(rule, row, rest, wide);
-    }
+    from + gradients.len() * L
 }

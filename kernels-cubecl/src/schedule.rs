@@ -50,23 +50,20 @@ pub struct DeviceScale(DispatchTensor);
 impl DeviceScale {
     /// The state after a step with gradients of this status: skipped if any value was not finite. Does not wait for the device.
     ///
-    /// `crossing` is what was found where these gradients came to the border. If they were not finite there already, no scale is to blame,
+    /// `border` is what was found where these gradients came to the border. If they were not finite there already, the scale is not the cause,
     /// and it stays as it is.
     ///
     /// # Panics
     ///
     /// If the status is of another device, or of a backend without kernels.
     #[must_use]
-    pub fn advance(self, status: &Status, crossing: Option<&Crossing>) -> Self {
+    pub fn advance(self, status: &Status, border: Option<&Crossing>) -> Self {
         let Some(rows) = status.rows() else {
             return self;
         };
         assert!(has_kernels(&self.0), "there is no kernel for this device");
-        let crossing = crossing.and_then(|crossing| crossing.status.rows());
-        let rows = [rows]
-            .into_iter()
-            .chain(crossing)
-            .map(Tensor::into_dispatch);
+        let border = border.and_then(|event| event.status.rows());
+        let rows = [rows].into_iter().chain(border).map(Tensor::into_dispatch);
         Self(run(true, [self.0].into_iter().chain(rows), Job::Advance).remove(0))
     }
 

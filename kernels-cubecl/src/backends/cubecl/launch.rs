@@ -150,7 +150,7 @@ impl Pass<'_> {
 pub(super) fn advance(
     state: CubeTensor,
     rows: CubeTensor,
-    crossing: Option<CubeTensor>,
+    border: Option<CubeTensor>,
 ) -> CubeTensor {
     let next = floats(&state, [WORDS]);
     // SAFETY: both states have `WORDS` words; of the rows, whole ones are read.
@@ -161,7 +161,7 @@ pub(super) fn advance(
             CubeDim::new_1d(1),
             state.into_buffer_arg(),
             rows.into_buffer_arg(),
-            args(crossing),
+            args(border),
             arg(&next),
         );
     }

@@ -117,12 +117,12 @@ fn each<R: Send>(tensors: Vec<FlexTensor>, work: impl Fn(FlexTensor) -> R + Send
 
 /// The state of a loss scale after a step.
 fn advance(tensors: Vec<FlexTensor>) -> FlexTensor {
-    let ([state, rows], mut crossing) = taken(tensors);
+    let ([state, rows], mut border) = taken(tensors);
     let (state, rows) = (words(state), numbers(rows));
     let skipped = (0..rows.len() / FIELDS).any(|row| is_bad(&rows, row));
-    let blameless = crossing.pop().is_some_and(|rows| is_bad(&numbers(rows), 0));
+    let at_border = border.pop().is_some_and(|rows| is_bad(&numbers(rows), 0));
     let mut moved = state.clone();
-    rule::advance(&state, &mut moved, skipped, blameless);
+    rule::advance(&state, &mut moved, skipped, at_border);
     FlexTensor::from_data(data_of(moved, [WORDS]))
 }
 

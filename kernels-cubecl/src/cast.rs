@@ -78,10 +78,8 @@ fn cast<const D: usize>(
     if !is_narrow(from) {
         return tensor;
     }
-    if !tensor.is_tracked() || tensor.shape().num_elements() == 0 {
-        return tensor.cast(dtype);
-    }
-    if factor.is_one() && watch.is_none() {
+    let is_empty = tensor.shape().num_elements() == 0;
+    if !tensor.is_tracked() || is_empty || factor.is_one() && watch.is_none() {
         return tensor.cast(dtype);
     }
     let (ratio, scale) = (factor.ratio, factor.scale_on(&tensor.device()));

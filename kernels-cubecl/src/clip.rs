@@ -13,12 +13,12 @@
 //! assert_eq!(factors[2], 0.5);
 //! ```
 
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{Device, Tensor};
 #[cfg(feature = "cubecl")]
 use cubecl::prelude::*;
 use std::collections::HashMap;
 
-use crate::{rows::FIELDS, status::Status, words::data_of};
+use crate::{rows::FIELDS, status::Status, words::upload};
 
 /// How one gradient is clipped by a norm. Thresholds are above 0; an infinite one never clips, and one below 2^-126 is taken as that.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -76,11 +76,8 @@ impl ClipTable {
     /// Of each gradient, in the order of the list that is measured: at most 65,536, so that the sum of the squares is in 64 bits. Does not
     /// wait for the device.
     pub fn upload(clips: &[NormClip], device: &Device) -> Self {
-        let data = data_of(
-            clips.iter().flat_map(|clip| clip.words()),
-            [clips.len() * WORDS],
-        );
-        Self(Tensor::from_data(data, (device, DType::F32)))
+        let words = clips.iter().flat_map(|clip| clip.words());
+        Self(upload(words, [clips.len() * WORDS], device))
     }
 
     /// With the norms, what an update needs of them; none of an empty list.

@@ -29,13 +29,11 @@ impl UnsupportedDType {
 impl std::fmt::Display for UnsupportedDType {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} has no {:?}", self.device, self.dtype)?;
-        for (index, dtype) in self.instead.iter().enumerate() {
-            let joint = if index == 0 { ": train in" } else { " or" };
-            write!(f, "{joint} {dtype:?}")?;
-        }
-        match self.instead.is_empty() {
+        let instead: Vec<String> =
+            (self.instead.iter().map(|dtype| format!("{dtype:?}"))).collect();
+        match instead.is_empty() {
             true => Ok(()),
-            false => f.write_str(" there"),
+            false => write!(f, ": train in {} there", instead.join(" or ")),
         }
     }
 }

@@ -31,8 +31,6 @@ mod backends;
 mod blend;
 mod cast;
 mod clip;
-#[cfg(any(feature = "cubecl", feature = "router"))]
-mod custom;
 mod error;
 mod factor;
 mod graph;

@@ -1,9 +1,8 @@
 use burn::backend::{
     Backend, BackendTensor, Dispatch, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind,
-    ExtensionType, TensorMetadata, backend_extension, get_or_init_device_settings,
-    tensor::FloatTensor,
+    ExtensionType, backend_extension, tensor::FloatTensor,
 };
-use burn::tensor::{DType, FloatDType, Shape};
+use burn::tensor::FloatDType;
 
 use crate::{update_row::UpdateRule, watch::Watch};
 
@@ -113,63 +112,6 @@ pub trait CastOps: Backend {
         watch: Option<Watch>,
     ) -> FloatTensor<Self> {
         Self::float_cast(tensor, dtype)
-    }
-}
-
-/// [`Job::Blend`], of Burn's operations.
-pub(crate) fn weighted_sum<B: Backend>(
-    target: FloatTensor<B>,
-    source: FloatTensor<B>,
-    keep: f64,
-    add: f64,
-    found_inf: Option<FloatTensor<B>>,
-) -> FloatTensor<B> {
-    let before = found_inf.map(|found| (found, target.clone()));
-    let weighted = |tensor, weight: f64| match weight {
-        1.0 => tensor,
-        weight => B::float_mul_scalar(tensor, weight.into()),
-    };
-    let source = cast::<B>(source, target.dtype());
-    let sum = B::float_add(weighted(target, keep), weighted(source, add));
-    match before {
-        Some((found, before)) => {
-            let bools = get_or_init_device_settings::<B>(&before.device()).bool_dtype;
-            let found = B::float_reshape(found, Shape::from(vec![1; before.rank()]));
-            let found = B::float_expand(found, before.shape());
-            let found = B::float_greater_elem(found, 0.0.into(), bools);
-            B::float_mask_where(sum, found, before)
-        }
-        None => sum,
-    }
-}
-
-/// [`Job::MulCast`], of Burn's operations.
-pub(crate) fn mul_cast<B: Backend>(
-    tensor: FloatTensor<B>,
-    dtype: FloatDType,
-    factor: f64,
-    scale: Option<FloatTensor<B>>,
-) -> FloatTensor<B> {
-    let wide = cast::<B>(tensor, DType::F32);
-    let product = match scale {
-        Some(scale) => {
-            // Of the tensor's rank: Fusion then makes the product a part of the kernel around it.
-            let scale = B::float_expand(scale, Shape::from(vec![1; wide.rank()]));
-            let scale = match factor {
-                1.0 => scale,
-                factor => B::float_mul_scalar(scale, factor.into()),
-            };
-            B::float_mul(wide, scale)
-        }
-        None => B::float_mul_scalar(wide, factor.into()),
-    };
-    cast::<B>(product, dtype.into())
-}
-
-pub(crate) fn cast<B: Backend>(tensor: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
-    match tensor.dtype() == dtype {
-        true => tensor,
-        false => B::float_cast(tensor, dtype.into()),
     }
 }
 

@@ -21,10 +21,8 @@ use crate::{
 /// CubeCL's devices copy what is read when it is looked at, and that waits: so a thread of its own looks at it, one for the program.
 #[derive(Debug)]
 pub struct Reading {
-    /// Of each tensor of the list.
-    elements: Vec<u64>,
     crossings: Vec<Crossing>,
-    /// Of each crossing, and of the list; or what reading them has panicked with.
+    /// Of each crossing, and then of the list; or what reading them has panicked with.
     rows: Arc<OnceLock<Result<Rows, String>>>,
 }
 
@@ -59,21 +57,17 @@ impl Reading {
     }
 
     fn new(status: Status, crossings: Vec<Crossing>, waits: bool) -> Self {
-        let crossed = crossings.iter().map(|crossing| crossing.rows.clone());
-        let tensors: Vec<_> = crossed.chain(status.rows()).collect();
-        let is_cube = |rows: &Tensor<1>| is_cube(&rows.clone().into_dispatch());
-        let elsewhere = !waits && tensors.iter().any(is_cube);
+        let crossed = crossings.iter().map(|crossing| crossing.status.clone());
+        let statuses: Vec<Status> = crossed.chain([status]).collect();
+        let is_cube = |rows: Tensor<1>| is_cube(&rows.into_dispatch());
+        let elsewhere = !waits && statuses.iter().filter_map(Status::rows).any(is_cube);
         // Launched here, in the order of this thread's work; what is left is the copy.
-        let read = rows_later(tensors);
+        let read = rows_later(statuses);
         let rows = match elsewhere {
             true => read_elsewhere(read),
             false => Arc::new(OnceLock::from(Ok(read()))),
         };
-        Self {
-            elements: status.elements,
-            crossings,
-            rows,
-        }
+        Self { crossings, rows }
     }
 
     /// Whether it is there. Does not wait.
@@ -90,25 +84,9 @@ impl Reading {
     pub fn wait(&self, scale: f64) -> (Vec<TensorStatus>, Vec<Option<CrossingStatus>>) {
         let rows = self.rows.wait().as_ref();
         let rows = rows.unwrap_or_else(|error| panic!("{error}"));
-        let (crossed, own) = rows.split_at(self.crossings.len());
-        let own = own.iter().flatten();
-        // A row less would give its tensor another's numbers, or none, and an overflow would pass unseen.
-        assert_eq!(
-            own.clone().count(),
-            self.elements.len(),
-            "a row for each tensor"
-        );
-        let counted = |(row, elements): (&TensorStatus, &u64)| TensorStatus {
-            elements: *elements,
-            ..*row
-        };
-        let crossed = self.crossings.iter().zip(crossed);
-        (
-            own.zip(&self.elements).map(counted).collect(),
-            crossed
-                .map(|(crossing, rows)| crossing.status(rows, scale))
-                .collect(),
-        )
+        let crossed = self.crossings.iter().zip(rows);
+        let crossed = crossed.map(|(crossing, rows)| crossing.status(rows, scale));
+        (rows.last().cloned().unwrap_or_default(), crossed.collect())
     }
 }
 
@@ -135,8 +113,10 @@ fn read_elsewhere(
 
 /// Launches what is to be read, in one transfer where all rows are of one dtype on one device, and gives what looks at it, on any
 /// thread: CubeCL's devices copy only then.
-fn rows_later(tensors: Vec<Tensor<1>>) -> impl FnOnce() -> Rows + Send {
-    let lengths: Vec<usize> = tensors.iter().map(|tensor| tensor.dims()[0]).collect();
+fn rows_later(statuses: Vec<Status>) -> impl FnOnce() -> Rows + Send {
+    let tensors: Vec<Tensor<1>> = statuses.iter().filter_map(Status::rows).collect();
+    let elements = statuses.into_iter().map(|status| status.elements);
+    let elements: Vec<Vec<u64>> = elements.collect();
     let kind = |tensor: &Tensor<1>| (tensor.device(), tensor.dtype());
     let alike = tensors.iter().all(|other| kind(other) == kind(&tensors[0]));
     let tensors = match alike && tensors.len() > 1 {
@@ -145,8 +125,11 @@ fn rows_later(tensors: Vec<Tensor<1>>) -> impl FnOnce() -> Rows + Send {
     };
     let data: Vec<TensorData> = tensors.into_iter().map(Tensor::into_data).collect();
     move || {
-        let mut rows = data.iter().flat_map(|data| decode(data.iter()));
-        let mut next = |length: usize| rows.by_ref().take(length / FIELDS).collect();
-        lengths.into_iter().map(&mut next).collect()
+        let mut fields = data.iter().flat_map(TensorData::iter);
+        let mut rows = |elements: &Vec<u64>| {
+            let own = fields.by_ref().take(elements.len() * FIELDS);
+            decode(elements, own)
+        };
+        elements.iter().map(&mut rows).collect()
     }
 }

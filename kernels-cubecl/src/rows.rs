@@ -26,32 +26,40 @@ pub struct TensorStatus {
     pub norm: f64,
 }
 
-/// What rows say, but for the numbers of elements.
-pub(crate) fn decode(fields: impl Iterator<Item = f64>) -> Vec<TensorStatus> {
+/// What rows say, of tensors with so many elements.
+pub(crate) fn decode(elements: &[u64], fields: impl Iterator<Item = f64>) -> Vec<TensorStatus> {
     let fields: Vec<f64> = fields.collect();
-    let row = |fields: &[f64]| {
+    // A row less would give its tensor another's numbers, or none, and an overflow would pass unseen.
+    assert_eq!(
+        fields.len(),
+        elements.len() * FIELDS,
+        "a row for each tensor"
+    );
+    let row = |(elements, fields): (&u64, &[f64])| {
         let count = |at: usize| decode_count(&fields[at..]);
         // What was not finite is not made so by any factor: a compiler that trusts in finite arithmetic can only
         // lose what the multiplication itself has made infinite.
         let non_finite = count(4).max(count(2));
         TensorStatus {
-            elements: 0,
+            elements: *elements,
             above: count(0).max(non_finite),
             non_finite_before: count(2),
             non_finite,
             zeros: count(6),
             max_abs: fields[8],
-            norm: fields[9] * fields[10],
+            norm: row_norm(fields),
         }
     };
-    fields.chunks_exact(FIELDS).map(row).collect()
+    elements
+        .iter()
+        .zip(fields.chunks_exact(FIELDS))
+        .map(row)
+        .collect()
 }
 
-/// The norms of rows.
-#[cfg(feature = "flex")]
-pub(crate) fn norms(rows: &[f64]) -> Vec<f64> {
-    let rows = rows.chunks_exact(FIELDS);
-    rows.map(|row| row[9] * row[10]).collect()
+/// The norm of a row.
+pub(crate) fn row_norm(fields: &[f64]) -> f64 {
+    fields[9] * fields[10]
 }
 
 pub(crate) fn decode_count(fields: &[f64]) -> u64 {

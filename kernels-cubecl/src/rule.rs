@@ -21,10 +21,10 @@ impl ScaleState {
         capped(&self.words())
     }
 
-    /// Moves the scale after a step: what [`DeviceScale::advance`](crate::DeviceScale::advance) does, on the host. A step may have been skipped, and the scale may not be
-    /// to blame for it.
-    pub fn advance(&mut self, skipped: bool, blameless: bool) {
-        self.become_next(|state, next| advance(state, next, skipped, blameless));
+    /// Moves the scale after a step: what [`DeviceScale::advance`](crate::DeviceScale::advance) does, on the host. A step may have been skipped; with
+    /// values that were not finite at the border already, the scale is not the cause, and stays.
+    pub fn advance(&mut self, skipped: bool, at_border: bool) {
+        self.become_next(|state, next| advance(state, next, skipped, at_border));
     }
 
     /// As [`advance`](Self::advance), for a scale that moves by other numbers than this one's: counts a step and leaves the scale as it is.
@@ -55,9 +55,10 @@ pub(crate) fn is_bad(rows: &[f32], row: usize) -> bool {
     rows[at + 2] + rows[at + 3] + rows[at + 4] + rows[at + 5] > 0.0f32
 }
 
-/// Counts a step, which may have been skipped, and moves the scale, which may not be to blame. `next` is the state before.
+/// Counts a step, which may have been skipped, and moves the scale, unless values were not finite at the border already. `next` is the state
+/// before.
 #[cfg_attr(feature = "cubecl", cube)]
-pub(crate) fn advance(state: &[u32], next: &mut [u32], skipped: bool, blameless: bool) {
+pub(crate) fn advance(state: &[u32], next: &mut [u32], skipped: bool, at_border: bool) {
     next[word::STEPS] = state[word::STEPS] + 1u32;
     next[word::FOUND] = 0u32;
     if skipped {
@@ -65,7 +66,7 @@ pub(crate) fn advance(state: &[u32], next: &mut [u32], skipped: bool, blameless:
         // 1.0.
         next[word::FOUND] = 0x3F80_0000u32;
     }
-    if state[word::DYNAMIC] > 0u32 && !(skipped && blameless) {
+    if state[word::DYNAMIC] > 0u32 && !(skipped && at_border) {
         let moves = count(state, next, skipped);
         if moves {
             if skipped {

@@ -71,12 +71,11 @@ fn multiply(
     let mut tensors = list.tensors;
     tensors.push(inverse.into_dispatch());
     let (mut products, home) = way.run(tensors, Job::Unscale { keep_dtype, edge });
-    let rows = products.pop().expect("the rows are last");
-    if let Some(home) = &home {
-        products = moved(products, home);
+    let rows = Tensor::from_dispatch(products.pop().expect("the rows are last"));
+    if let Some(home) = home {
+        products = moved(products, &home);
     }
-    let status = Status::new(rows, elements, home);
-    Ok((TensorList::of(products), status))
+    Ok((TensorList::of(products), Status::new(rows, elements)))
 }
 
 /// Measures every tensor as it is, in one pass that writes none of them.
@@ -95,8 +94,8 @@ pub fn inspect(list: TensorList) -> Result<Status, UnsupportedDType> {
         return Ok(Status::default());
     };
     let (elements, edge) = (list.elements(), list.edge);
-    let (mut rows, home) = way.run(list.tensors, Job::Inspect { edge });
-    Ok(Status::new(rows.remove(0), elements, home))
+    let (mut rows, _) = way.run(list.tensors, Job::Inspect { edge });
+    Ok(Status::new(Tensor::from_dispatch(rows.remove(0)), elements))
 }
 
 /// Counts the values of all tensors by binary exponent, in one pass that writes none of them.

@@ -17,7 +17,7 @@
 
 use burn::{
     backend::DispatchTensor,
-    tensor::{DType, Device, Tensor},
+    tensor::{Device, Tensor},
 };
 
 use crate::{
@@ -31,7 +31,7 @@ use crate::{
     status::Status,
     update_row::{UNDECIDED, UpdateRow, UpdateRule},
     watch::Crossing,
-    words::{data_of, words_of},
+    words::{upload, words_of},
 };
 
 impl ScaleState {
@@ -39,8 +39,7 @@ impl ScaleState {
     pub fn upload(self, device: &Device) -> DeviceScale {
         let mut words = self.words();
         rule::write_factor(&mut words);
-        let words = Tensor::<1>::from_data(data_of(words, [WORDS]), (device, DType::F32));
-        DeviceScale(words.into_dispatch())
+        DeviceScale(upload(words, [WORDS], device).into_dispatch())
     }
 }
 
@@ -51,21 +50,21 @@ pub struct DeviceScale(DispatchTensor);
 impl DeviceScale {
     /// The state after a step with gradients of this status: skipped if any value was not finite. Does not wait for the device.
     ///
-    /// `crossing` is what was found where these gradients came to the border. If they were not finite there already, no scale is to blame,
+    /// `border` is what was found where these gradients came to the border. If they were not finite there already, the scale is not the cause,
     /// and it stays as it is.
     ///
     /// # Panics
     ///
     /// If the status is of another device, or of a backend without kernels.
     #[must_use]
-    pub fn advance(self, status: &Status, crossing: Option<&Crossing>) -> Self {
+    pub fn advance(self, status: &Status, border: Option<&Crossing>) -> Self {
         let Some(rows) = status.rows() else {
             return self;
         };
         assert!(has_kernels(&self.0), "there is no kernel for this device");
-        let crossing = crossing.map(|crossing| crossing.rows.clone().into_dispatch());
-        let tensors = [self.0, rows.into_dispatch()].into_iter().chain(crossing);
-        Self(run(true, tensors, Job::Advance).remove(0))
+        let border = border.and_then(|event| event.status.rows());
+        let rows = [rows].into_iter().chain(border).map(Tensor::into_dispatch);
+        Self(run(true, [self.0].into_iter().chain(rows), Job::Advance).remove(0))
     }
 
     /// Sends what [`decide`](Self::decide) takes to a device: to be decided there later, and more than once. Flat, in f32. Does not wait.
@@ -82,10 +81,7 @@ impl DeviceScale {
         let words = rows.iter().zip(times.iter().zip(gradients));
         let words = words
             .flat_map(|(row, (time, gradient))| row.words().into_iter().chain([*time, *gradient]));
-        Tensor::from_data(
-            data_of(words, [rows.len() * UNDECIDED]),
-            (device, DType::F32),
-        )
+        upload(words, [rows.len() * UNDECIDED], device)
     }
 
     /// The rows of an [`update`](crate::update) that this decides, of what was [sent](Self::send): taken unless the last step was skipped. Of
@@ -120,14 +116,16 @@ impl DeviceScale {
 
     /// What gradients are multiplied by on their way in, and out again: of shape `[1]`, in f32. Does not wait for the device.
     pub fn factors(&self) -> [Tensor<1>; 2] {
-        let words = Tensor::<1>::from_dispatch(self.0.clone());
-        [word::FACTOR, word::INVERSE].map(|word| words.clone().slice(word..word + 1))
+        [word::FACTOR, word::INVERSE].map(|word| self.word(word))
     }
 
     /// Whether the last step was skipped: 1 or 0, of shape `[1]`, in f32. Does not wait for the device.
     pub fn found_inf(&self) -> Tensor<1> {
-        let words = Tensor::<1>::from_dispatch(self.0.clone());
-        words.slice(word::FOUND..word::FOUND + 1)
+        self.word(word::FOUND)
+    }
+
+    fn word(&self, word: usize) -> Tensor<1> {
+        Tensor::from_dispatch(self.0.clone()).slice(word..word + 1)
     }
 
     /// Reads the state. Waits for the device, for one transfer of 92 bytes.

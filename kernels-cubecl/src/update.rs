@@ -1,5 +1,5 @@
 use burn::{
-    backend::TensorMetadata,
+    backend::{DispatchTensor, TensorMetadata},
     tensor::{DType, Device, Tensor},
 };
 
@@ -10,15 +10,14 @@ use crate::{
     ops::Job,
     run::{assert_one_device, way},
     update_row::{ROW, UpdateRow, UpdateRule},
-    words::data_of,
+    words::upload,
 };
 
 impl UpdateRow {
     /// Rows as a tensor of shape `[parameters, 12]` in f32, which [`update`] reads on the device.
     pub fn upload(rows: &[Self], device: &Device) -> Tensor<2> {
         let words = rows.iter().flat_map(|row| row.words());
-        let data = data_of(words, [rows.len(), ROW]);
-        Tensor::from_data(data, (device, DType::F32))
+        upload(words, [rows.len(), ROW], device)
     }
 }
 
@@ -56,11 +55,8 @@ pub fn update(
     };
     assert_eq!(rows.dtype(), DType::F32, "rows are in f32");
     check(rule, &list, rows.dims());
-    if let Some(tensor) = list
-        .tensors
-        .iter()
-        .find(|tensor| tensor.dtype() == DType::F64 || !has_kernels(tensor))
-    {
+    let lacks = |tensor: &&DispatchTensor| tensor.dtype() == DType::F64 || !has_kernels(tensor);
+    if let Some(tensor) = list.tensors.iter().find(lacks) {
         return Err(UnsupportedDType::new(&way.home, tensor.dtype()));
     }
     let rows = rows.inner();
@@ -73,12 +69,13 @@ pub fn update(
 
 /// A kernel over other shapes than it was told of would read other memory.
 fn check(rule: UpdateRule, list: &TensorList, rows: [usize; 2]) {
-    let tensors = &list.tensors;
-    let (mut at, mut parameters) = (0, 0);
-    while let Some(parameter) = tensors.get(at + 1) {
-        let own = tensors.get(at..at + rule.tensors(parameter.dtype()));
-        let own = own.expect("each parameter has its gradient, its master and its states");
-        let shape = parameter.shape();
+    let parameters = rule.parameters(&list.tensors, |tensor| tensor.dtype());
+    for own in &parameters {
+        let (shape, count) = (own[1].shape(), rule.tensors(own[1].dtype()));
+        assert!(
+            own.len() == count,
+            "each parameter has its gradient, its master and its states"
+        );
         assert!(
             own.iter().all(|tensor| tensor.shape() == shape),
             "gradient, master and states have the parameter's shape"
@@ -87,9 +84,8 @@ fn check(rule: UpdateRule, list: &TensorList, rows: [usize; 2]) {
             own[2..].iter().all(|tensor| tensor.dtype() == DType::F32),
             "masters and states are in f32"
         );
-        at += own.len();
-        parameters += 1;
     }
-    assert_eq!(at, tensors.len(), "a gradient without its parameter");
-    assert_eq!(rows, [parameters, ROW], "a row for each parameter");
+    let count: usize = parameters.iter().map(Vec::len).sum();
+    assert_eq!(count, list.len(), "a gradient without its parameter");
+    assert_eq!(rows, [parameters.len(), ROW], "a row for each parameter");
 }

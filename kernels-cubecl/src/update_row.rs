@@ -4,6 +4,7 @@
 use cubecl::prelude::*;
 
 use burn::tensor::DType;
+use std::{collections::VecDeque, iter};
 
 use crate::words::words;
 
@@ -83,20 +84,21 @@ impl UpdateRule {
 
     /// Which rule it is, with its flags, as a number: for those who note an update.
     #[cfg(any(feature = "cubecl", feature = "router"))]
-    pub(crate) fn number(self) -> u64 {
+    pub(crate) fn number(self) -> f64 {
         let (rule, first, second) = match self {
             Self::Sgd { momentum, nesterov } => (0, momentum, nesterov),
             Self::Adam { amsgrad } => (1, amsgrad, false),
             Self::AdamW { amsgrad, cautious } => (2, amsgrad, cautious),
         };
-        4 * rule + 2 * u64::from(first) + u64::from(second)
+        f64::from(4 * rule + 2 * u8::from(first) + u8::from(second))
     }
 
     /// The rule of a [`number`](Self::number).
     #[cfg(any(feature = "cubecl", feature = "router"))]
-    pub(crate) fn of_number(number: u64) -> Self {
-        let (amsgrad, cautious) = (number / 2 % 2 == 1, number % 2 == 1);
-        let (momentum, nesterov) = (amsgrad, cautious);
+    pub(crate) fn of_number(number: f64) -> Self {
+        let number = number as u64;
+        let [first, second] = [number / 2, number].map(|flag| flag % 2 == 1);
+        let (momentum, nesterov, amsgrad, cautious) = (first, second, first, second);
         match number / 4 {
             0 => Self::Sgd { momentum, nesterov },
             1 => Self::Adam { amsgrad },
@@ -104,9 +106,23 @@ impl UpdateRule {
         }
     }
 
-    /// Tensors that a parameter of this dtype has in the list of [`update`]: gradient, parameter, master, state.
+    /// Tensors that a parameter of this dtype has in the list of [`update`](crate::update): gradient, parameter, master, states.
     pub(crate) fn tensors(self, parameter: DType) -> usize {
         2 + usize::from(has_master(parameter)) + self.states()
+    }
+
+    /// The tensors of each parameter, which follow one another in a list. Those of the last may not be all.
+    pub(crate) fn parameters<T>(
+        self,
+        list: impl IntoIterator<Item = T>,
+        dtype: impl Fn(&T) -> DType,
+    ) -> Vec<Vec<T>> {
+        let mut list: VecDeque<T> = list.into_iter().collect();
+        let own = || {
+            let count = self.tensors(dtype(list.get(1)?)).min(list.len());
+            Some(list.drain(..count).collect())
+        };
+        iter::from_fn(own).collect()
     }
 }
 

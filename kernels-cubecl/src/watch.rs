@@ -1,7 +1,10 @@
-use burn::tensor::{FloatDType, Tensor};
+use burn::tensor::FloatDType;
 use std::sync::Arc;
 
-use crate::rows::{TensorStatus, decode};
+use crate::{
+    rows::{TensorStatus, decode},
+    status::Status,
+};
 
 /// A callback for what arrives at a [`watched_cast`](crate::watched_cast) in each backward pass through it.
 #[derive(Clone)]
@@ -51,16 +54,15 @@ impl std::fmt::Debug for Watch {
 }
 
 /// A gradient that crossed a [`watched_cast`](crate::watched_cast) on its way back, measured and still on the device.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Crossing {
     pub(crate) factor: f64,
     /// Whether there is more of it, in a tensor.
     pub(crate) is_ratio: bool,
     /// Of the cast's input.
     pub(crate) dtype: FloatDType,
-    pub(crate) elements: u64,
-    /// The rows of the gradient and of the forward pass's tensor, if that was looked at.
-    pub(crate) rows: Tensor<1>,
+    /// Of the gradient, and of the forward pass's tensor, if that was looked at.
+    pub(crate) status: Status,
 }
 
 /// What was found in a [`Crossing`]. Host values.
@@ -91,26 +93,21 @@ impl Crossing {
     /// Reads the measures of the gradient as it arrived, and of the forward pass's tensor, if that was looked at. Waits as
     /// [`read`](Self::read), and fails as it does.
     pub fn read_measures(self) -> Option<(TensorStatus, Option<TensorStatus>)> {
-        let elements = self.elements;
-        let rows = self.read_rows()?.into_iter();
-        let mut rows = rows.map(|row| TensorStatus { elements, ..row });
+        let mut rows = self.read_rows()?.into_iter();
         Some((rows.next()?, rows.next()))
     }
 
     fn read_rows(&self) -> Option<Vec<TensorStatus>> {
-        let data = self.rows.clone().into_data_async();
+        let data = self.status.rows()?.into_data_async();
         let data = burn_std::reader::try_read_sync(data)?.ok()?;
-        Some(decode(data.iter()))
+        Some(decode(&self.status.elements, data.iter()))
     }
 
     /// What rows say, if the factor's tensor was `scale`.
     pub(crate) fn status(&self, rows: &[TensorStatus], scale: f64) -> Option<CrossingStatus> {
         let (gradient, output) = (rows.first()?, rows.get(1));
-        let factor = match self.is_ratio {
-            true => self.factor * scale,
-            false => self.factor,
-        }
-        .abs();
+        let scale = if self.is_ratio { scale } else { 1.0 };
+        let factor = (self.factor * scale).abs();
         // Rounded as the backward pass has rounded it: half a unit decides.
         let product = gradient.max_abs as f32 * factor as f32;
         Some(CrossingStatus {
@@ -119,17 +116,8 @@ impl Crossing {
             overflow: f64::from(product) >= overflow_from(self.dtype),
             max_abs: gradient.max_abs * factor,
             norm: gradient.norm * factor,
-            elements: self.elements,
+            elements: gradient.elements,
         })
-    }
-}
-
-impl std::fmt::Debug for Crossing {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Crossing")
-            .field("factor", &self.factor)
-            .field("dtype", &self.dtype)
-            .finish_non_exhaustive()
     }
 }
 

@@ -1,34 +1,8 @@
 //! Structs of numbers that a device has as 32-bit words.
 
-use burn::tensor::{DType, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 
-/// A number of 32 bits.
-pub(crate) trait Word {
-    fn bits(self) -> u32;
-    fn of_bits(bits: u32) -> Self;
-}
-
-impl Word for u32 {
-    fn bits(self) -> u32 {
-        self
-    }
-
-    fn of_bits(bits: u32) -> u32 {
-        bits
-    }
-}
-
-impl Word for f32 {
-    fn bits(self) -> u32 {
-        self.to_bits()
-    }
-
-    fn of_bits(bits: u32) -> f32 {
-        f32::from_bits(bits)
-    }
-}
-
-/// A struct, its number of words, and a module that says where each field is among them.
+/// A struct of numbers of 32 bits, how many there are, and a module that says where each field is among them.
 macro_rules! words {
     (
         $(#[$about:meta])* $name:ident, $count:ident, $places:ident:
@@ -49,12 +23,12 @@ macro_rules! words {
 
         impl $name {
             pub(crate) fn words(self) -> [u32; $count] {
-                [$($crate::words::Word::bits(self.$field)),*]
+                [$(u32::from_ne_bytes(self.$field.to_ne_bytes())),*]
             }
 
             #[allow(dead_code)] // of some of them
             pub(crate) fn of(words: &[u32]) -> Self {
-                Self { $($field: $crate::words::Word::of_bits(words[$at]),)* }
+                Self { $($field: <$type>::from_ne_bytes(words[$at].to_ne_bytes()),)* }
             }
         }
     };
@@ -68,6 +42,15 @@ pub(crate) fn data_of<const D: usize>(
 ) -> TensorData {
     let bytes = words.into_iter().flat_map(u32::to_ne_bytes);
     TensorData::from_bytes_vec(bytes.collect(), shape, DType::F32)
+}
+
+/// Words on a device. Does not wait for it.
+pub(crate) fn upload<const D: usize>(
+    words: impl IntoIterator<Item = u32>,
+    shape: [usize; D],
+    device: &Device,
+) -> Tensor<D> {
+    Tensor::from_data(data_of(words, shape), (device, DType::F32))
 }
 
 /// The words that are called floats.

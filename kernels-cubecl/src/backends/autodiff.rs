@@ -17,6 +17,7 @@ use std::any::Any;
 
 use crate::{
     ops::{AmpOps, CastOps, Job, TensorVec},
+    status::Status,
     watch::{Callback, Crossing, Watch},
 };
 
@@ -28,24 +29,26 @@ impl<B: Backend + AmpOps + CastOps, C: CheckpointStrategy> CastOps for Autodiff<
         scale: TensorVec<Self>,
         watch: Option<Watch>,
     ) -> FloatTensor<Self> {
-        let from: FloatDType = tensor.dtype().into();
-        let node = tensor.node();
+        let (from, node) = (tensor.dtype().into(), tensor.node());
         let input = tensor.into_primitive();
-        // Looked at beside the gradient, in one pass, once the backward pass is here.
-        let watched = watch.map(|watch| {
-            let input = watch.both.then(|| input.clone());
-            (watch, input)
-        });
-        // It has no graph: a number that happens to be on the device.
-        let scale = (scale.0.into_iter()).map(|scale| scale.into_primitive());
-        let scale: Vec<_> = scale.collect();
-        let output = B::amp_cast(input, dtype, factor, TensorVec(Vec::new()), None);
         let state = State {
             factor,
-            scale,
+            // It has no graph: a number that happens to be on the device.
+            scale: scale
+                .0
+                .into_iter()
+                .map(|scale| scale.into_primitive())
+                .collect(),
             from,
-            watched,
+            // Looked at beside the gradient, in one pass, once the backward pass is here.
+            input: watch
+                .iter()
+                .filter(|watch| watch.both)
+                .map(|_| input.clone())
+                .collect(),
+            watch,
         };
+        let output = B::amp_cast(input, dtype, factor, TensorVec(Vec::new()), None);
         match ScaledCast.prepare::<C>([node]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => prep.finish(state, output),
             OpsKind::UnTracked(prep) => prep.finish(output),
@@ -58,8 +61,11 @@ struct State<B: Backend> {
     factor: f64,
     /// What else the gradient is multiplied by: one tensor or none.
     scale: Vec<FloatTensor<B>>,
+    /// Of the input.
     from: FloatDType,
-    watched: Option<(Watch, Option<FloatTensor<B>>)>,
+    watch: Option<Watch>,
+    /// The input, if it is looked at too.
+    input: Vec<FloatTensor<B>>,
 }
 
 #[derive(Debug)]
@@ -75,42 +81,41 @@ impl<B: Backend + AmpOps + CastOps> Backward<B, 1> for ScaledCast {
         _checkpointer: &mut Checkpointer,
     ) {
         unary::<B, _>(ops.parents, ops.node, grads, |grad| {
-            let State {
-                factor,
-                scale,
-                from,
-                watched,
-            } = ops.state;
-            match watched.map(|(watch, output)| (watch.callback, output)) {
-                Some((Callback::Measured(callback), output)) => {
-                    let elements = grad.shape().num_elements() as u64;
-                    let tensors = [grad.clone()].into_iter().chain(output).collect();
-                    let edge = f32::INFINITY;
-                    let rows = B::amp_run(TensorVec(tensors), Job::Inspect { edge }).0;
-                    if let Some(rows) = rows.into_iter().find_map(dispatched::<B>) {
-                        callback(Crossing {
-                            factor,
-                            is_ratio: !scale.is_empty(),
-                            dtype: from,
-                            elements,
-                            rows,
-                        });
-                    }
-                }
-                Some((Callback::Arrived(callback), _)) => callback(),
-                None => {}
-            }
-            // A watch alone.
-            if factor == 1.0 && scale.is_empty() && grad.dtype() == from.into() {
-                return grad;
-            }
-            let job = Job::MulCast {
-                dtype: from,
-                factor,
-            };
-            let tensors = [grad].into_iter().chain(scale).collect();
-            B::amp_run(TensorVec(tensors), job).0.remove(0)
+            ops.state.backward(grad)
         });
+    }
+}
+
+impl<B: Backend + AmpOps> State<B> {
+    fn backward(self, grad: FloatTensor<B>) -> FloatTensor<B> {
+        let (dtype, factor) = (self.from, self.factor);
+        match self.watch.map(|watch| watch.callback) {
+            Some(Callback::Measured(callback)) => {
+                let tensors: Vec<_> = [grad.clone()].into_iter().chain(self.input).collect();
+                let count = |tensor: &FloatTensor<B>| tensor.shape().num_elements() as u64;
+                let elements = tensors.iter().map(count).collect();
+                let edge = f32::INFINITY;
+                let rows = B::amp_run(TensorVec(tensors), Job::Inspect { edge }).0;
+                if let Some(rows) = rows.into_iter().find_map(dispatched::<B>) {
+                    callback(Crossing {
+                        factor,
+                        is_ratio: !self.scale.is_empty(),
+                        dtype,
+                        status: Status::new(rows, elements),
+                    });
+                }
+            }
+            Some(Callback::Arrived(callback)) => callback(),
+            None => {}
+        }
+        // A watch alone.
+        if factor == 1.0 && self.scale.is_empty() && grad.dtype() == dtype.into() {
+            return grad;
+        }
+        let tensors = [grad].into_iter().chain(self.scale).collect();
+        B::amp_run(TensorVec(tensors), Job::MulCast { dtype, factor })
+            .0
+            .remove(0)
     }
 }
 

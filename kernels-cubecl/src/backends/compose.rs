@@ -2,14 +2,15 @@
 
 use burn::{
     backend::{
-        Backend, Dispatch, DispatchTensor, TensorMetadata, ops::FloatTensorOps, tensor::FloatTensor,
+        Backend, Dispatch, DispatchTensor, TensorMetadata, get_or_init_device_settings,
+        ops::FloatTensorOps, tensor::FloatTensor,
     },
     tensor::{Bool, DType, FloatDType, Int, IntDType, Shape, Tensor},
 };
 
 use crate::{
     histogram::{BINS, ExponentHistogram},
-    ops::{Job, cast, mul_cast, taken, weighted_sum},
+    ops::{Job, taken},
     rows::{COUNT_BASE, FIELDS},
 };
 
@@ -30,7 +31,7 @@ pub(crate) fn compose(tensors: Vec<DispatchTensor>, job: Job) -> Vec<DispatchTen
             vec![joined(rows.flatten().collect())]
         }
         Job::Histogram => {
-            let counts = tensors.into_iter().flat_map(count_exponents);
+            let counts = tensors.into_iter().map(count_exponents);
             vec![joined(counts.collect())]
         }
         job => unreachable!("{job:?} asks for kernels"),
@@ -43,15 +44,57 @@ pub(crate) fn by_burn<B: Backend>(
     job: Job,
 ) -> Result<FloatTensor<B>, Vec<FloatTensor<B>>> {
     match job {
-        Job::Blend { keep, add } => {
-            let ([target, source], mut rest) = taken(tensors);
-            Ok(weighted_sum::<B>(target, source, keep, add, rest.pop()))
-        }
-        Job::MulCast { dtype, factor } => {
-            let ([tensor], mut rest) = taken(tensors);
-            Ok(mul_cast::<B>(tensor, dtype, factor, rest.pop()))
-        }
+        Job::Blend { keep, add } => Ok(blend::<B>(tensors, keep, add)),
+        Job::MulCast { dtype, factor } => Ok(mul_cast::<B>(tensors, dtype, factor)),
         _ => Err(tensors),
+    }
+}
+
+fn blend<B: Backend>(tensors: Vec<FloatTensor<B>>, keep: f64, add: f64) -> FloatTensor<B> {
+    let ([target, source], mut rest) = taken(tensors);
+    let unless = rest.pop().map(|found| (found, target.clone()));
+    let weighted = |tensor, weight: f64| match weight {
+        1.0 => tensor,
+        weight => B::float_mul_scalar(tensor, weight.into()),
+    };
+    let source = cast::<B>(source, target.dtype());
+    let sum = B::float_add(weighted(target, keep), weighted(source, add));
+    let Some((found, before)) = unless else {
+        return sum;
+    };
+    let found = B::float_reshape(found, Shape::from(vec![1; before.rank()]));
+    let found = B::float_expand(found, before.shape());
+    let bools = get_or_init_device_settings::<B>(&before.device()).bool_dtype;
+    let found = B::float_greater_elem(found, 0.0.into(), bools);
+    B::float_mask_where(sum, found, before)
+}
+
+fn mul_cast<B: Backend>(
+    tensors: Vec<FloatTensor<B>>,
+    dtype: FloatDType,
+    factor: f64,
+) -> FloatTensor<B> {
+    let ([tensor], mut rest) = taken(tensors);
+    let wide = cast::<B>(tensor, DType::F32);
+    let product = match rest.pop() {
+        Some(scale) => {
+            // Of the tensor's rank: Fusion then makes the product a part of the kernel around it.
+            let scale = B::float_expand(scale, Shape::from(vec![1; wide.rank()]));
+            let scale = match factor {
+                1.0 => scale,
+                factor => B::float_mul_scalar(scale, factor.into()),
+            };
+            B::float_mul(wide, scale)
+        }
+        None => B::float_mul_scalar(wide, factor.into()),
+    };
+    cast::<B>(product, dtype.into())
+}
+
+pub(super) fn cast<B: Backend>(tensor: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
+    match tensor.dtype() == dtype {
+        true => tensor,
+        false => B::float_cast(tensor, dtype.into()),
     }
 }
 
@@ -101,16 +144,12 @@ fn measure(before: DispatchTensor, after: DispatchTensor, edge: f32) -> Vec<Tens
     let zero = max_abs.clone().equal_elem(0.0);
     let unit = max_abs.clone().mask_fill(zero, f32::MIN_POSITIVE);
     let norm = sum((magnitudes / unit.clone()).square()).sqrt();
-    let counts = [above, bad_before, bad, zeros];
-    let mut row: Vec<_> = (counts.into_iter())
-        .flat_map(|count| count_fields(count, &norm))
-        .collect();
-    row.extend([max_abs, unit, norm]);
-    row
+    let counts = count_fields(vec![above, bad_before, bad, zeros], norm.dtype());
+    vec![counts, max_abs, unit, norm]
 }
 
 /// Counts by exponent, as [`Histogram`](crate::Histogram) describes them. Reads the tensor once for each exponent.
-fn count_exponents(tensor: DispatchTensor) -> Vec<Tensor<1>> {
+fn count_exponents(tensor: DispatchTensor) -> Tensor<1> {
     let values = flat(tensor);
     let (magnitudes, bad) = finite(&values);
     let zeros = count(values.clone().equal_elem(0.0));
@@ -127,19 +166,19 @@ fn count_exponents(tensor: DispatchTensor) -> Vec<Tensor<1>> {
     bins.extend([below, bad, zeros]);
     bins.reverse();
     debug_assert_eq!(bins.len(), BINS);
-    let fields = bins
-        .into_iter()
-        .flat_map(|count| count_fields(count, &values));
-    fields.collect()
+    count_fields(bins, values.dtype())
 }
 
-/// A count, in two floats of the dtype of another.
-fn count_fields(count: Tensor<1, Int>, like: &Tensor<1>) -> [Tensor<1>; 2] {
-    let dtype: FloatDType = like.dtype().into();
-    [
-        count.clone().div_scalar(COUNT_BASE).cast(dtype),
-        count.remainder_scalar(COUNT_BASE).cast(dtype),
-    ]
+/// Counts, in two floats each.
+fn count_fields(counts: Vec<Tensor<1, Int>>, dtype: DType) -> Tensor<1> {
+    let counts = Tensor::cat(counts, 0);
+    let count = counts.dims()[0];
+    let (high, low) = (
+        counts.clone().div_scalar(COUNT_BASE),
+        counts.remainder_scalar(COUNT_BASE),
+    );
+    let fields: Tensor<2, Int> = Tensor::stack(vec![high, low], 1);
+    fields.reshape([2 * count]).cast(FloatDType::from(dtype))
 }
 
 fn joined(fields: Vec<Tensor<1>>) -> DispatchTensor {

@@ -7,9 +7,11 @@ use burn_fusion::{
 };
 use std::marker::PhantomData;
 
-use super::compose::by_burn;
-use crate::{
+use super::{
+    compose::by_burn,
     custom::{execute, note},
+};
+use crate::{
     ops::{AmpOps, CastOps, Job, TensorVec},
     place::Place,
 };

@@ -1,7 +1,29 @@
+/// With the type of a float dtype as `T`; f64 is none of the narrow ones.
+#[cfg(any(feature = "cubecl", feature = "flex"))]
+macro_rules! by_dtype {
+    (narrow $dtype:expr, $T:ident => $body:expr) => {
+        by_dtype!($dtype, $T => $body; F16 burn::tensor::f16, BF16 burn::tensor::bf16, F32 f32)
+    };
+    ($dtype:expr, $T:ident => $body:expr) => {
+        by_dtype!($dtype, $T => $body; F16 burn::tensor::f16, BF16 burn::tensor::bf16, F32 f32, F64 f64)
+    };
+    ($dtype:expr, $T:ident => $body:expr; $($name:ident $type:ty),*) => {
+        match $dtype {
+            $(burn::tensor::DType::$name => {
+                type $T = $type;
+                $body
+            })*
+            dtype => panic!("there are no kernels for {dtype:?}"),
+        }
+    };
+}
+
 mod autodiff;
 mod compose;
 #[cfg(feature = "cubecl")]
 mod cubecl;
+#[cfg(any(feature = "cubecl", feature = "router"))]
+mod custom;
 #[cfg(feature = "flex")]
 mod flex;
 #[cfg(any(feature = "cubecl", feature = "router"))]

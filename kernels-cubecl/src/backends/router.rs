@@ -3,10 +3,8 @@
 use burn::backend::ir::{BackendIr, OperationIr};
 use burn_router::{BackendRouter, CustomOpRegistry, RouterChannel, RouterClient};
 
-use crate::{
-    custom::{execute, note},
-    ops::{AmpOps, CastOps, Job, TensorVec},
-};
+use super::custom::{execute, note};
+use crate::ops::{AmpOps, CastOps, Job, TensorVec};
 
 /// Tells a remote server, or an interpreter of captured graphs, how this crate's operations are run.
 ///

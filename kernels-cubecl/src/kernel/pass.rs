@@ -167,7 +167,7 @@ pub fn measure<W: Work, I: Float, O: Float, N: Size>(
                     }
                 }
                 let mut out = Array::<Vector<O, N>>::new(comptime!(loads as usize));
-                let mut seen = Seen {
+                let mut summary = Summary {
                     max: 0u32.runtime(),
                     squares: 0.0f32.runtime(),
                 };
@@ -176,7 +176,7 @@ pub fn measure<W: Work, I: Float, O: Float, N: Size>(
                     out[i as usize] =
                         product::<W, I, O, N>(Vector::reinterpret(raw[i as usize]), multiplier);
                 }
-                look(&out, &mut measures, &mut seen, loads);
+                summarize(&out, &mut measures, &mut summary, loads);
                 if comptime!(W::MODE == Mode::InPlace) {
                     let mut same = Array::<Vector<I, N>>::new(comptime!(loads as usize));
                     #[unroll]
@@ -187,7 +187,7 @@ pub fn measure<W: Work, I: Float, O: Float, N: Size>(
                         tensors, tensor, position, end, &same, units, loads, 0usize, count,
                     );
                 }
-                if is_special(seen.max, limit) {
+                if is_special(summary.max, limit) {
                     let bits = table[edge];
                     let mut again = 1.0f32;
                     if comptime!(W::MODE != Mode::Inspect) {
@@ -201,8 +201,8 @@ pub fn measure<W: Work, I: Float, O: Float, N: Size>(
                         look_again::<W, I, O, N>(&mut measures, before, again, bits);
                     }
                 } else {
-                    measures.max = max(measures.max, seen.max);
-                    medium += seen.squares;
+                    measures.max = max(measures.max, summary.max);
+                    medium += summary.squares;
                 }
                 if comptime!(W::MODE == Mode::Write) {
                     store(
@@ -248,17 +248,17 @@ fn uncount(measures: &mut Measures, table: &[u32], edge: usize, #[comptime] zero
 
 /// What vectors show at the first look.
 #[derive(CubeType)]
-struct Seen {
+struct Summary {
     max: u32,
     squares: f32,
 }
 
 /// Takes the largest magnitude and the sum of the squares, and counts zeros.
 #[cube]
-fn look<O: Float, N: Size>(
+fn summarize<O: Float, N: Size>(
     vectors: &Array<Vector<O, N>>,
     measures: &mut Measures,
-    seen: &mut Seen,
+    summary: &mut Summary,
     #[comptime] loads: u32,
 ) {
     #[unroll]
@@ -268,9 +268,9 @@ fn look<O: Float, N: Size>(
         for lane in 0..N::value() {
             let value = values.extract(lane);
             let bits = magnitude(value);
-            seen.max = max(seen.max, bits);
+            summary.max = max(summary.max, bits);
             measures.zeros += select(bits == 0u32, 1u32, 0u32);
-            seen.squares += value * value;
+            summary.squares += value * value;
         }
     }
 }

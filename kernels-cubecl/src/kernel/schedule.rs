@@ -9,22 +9,22 @@ use crate::{
     update_row::{ROW, UNDECIDED, UpdateRule, column},
 };
 
-/// Counts a step with gradients of these rows, and moves the scale: one unit. The first row of `crossing` may clear it of blame.
+/// Counts a step with gradients of these rows, and moves the scale: one unit. `border` has nothing, or the rows of what came to the border.
 #[cube(launch_unchecked)]
 #[allow(clippy::manual_memcpy, clippy::len_zero)] // what CubeCL has
-pub fn advance(state: &[u32], rows: &[f32], crossing: &Sequence<Box<[f32]>>, next: &mut [u32]) {
+pub fn advance(state: &[u32], rows: &[f32], border: &Sequence<Box<[f32]>>, next: &mut [u32]) {
     let mut skipped = false.runtime();
     for row in 0..rows.len() / FIELDS {
         skipped = skipped || rule::is_bad(rows, row);
     }
-    let mut blameless = false.runtime();
-    if comptime!(crossing.len() > 0) {
-        blameless = rule::is_bad(&crossing[0], 0usize);
+    let mut at_border = false.runtime();
+    if comptime!(border.len() > 0) {
+        at_border = rule::is_bad(&border[0], 0usize);
     }
     for at in 0..state.len() {
         next[at] = state[at];
     }
-    rule::advance(state, next, skipped, blameless);
+    rule::advance(state, next, skipped, at_border);
 }
 
 /// Decides rows of an update, a unit for each.

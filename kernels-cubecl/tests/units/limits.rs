@@ -59,10 +59,17 @@ fn run(
         inverse: upload(vec![0.5], false, &device),
         keep_dtype,
     };
+    let elements: Vec<u64> = (tensors
+        .iter()
+        .map(|tensor| tensor.meta.num_elements() as u64))
+    .collect();
     let results = pass(tensors, Some(scale), 4.0, limits).into_iter();
     let mut products: Vec<Vec<f32>> = results.map(read).collect();
     let status = products.pop().unwrap();
-    (products, decode(status.into_iter().map(f64::from)))
+    (
+        products,
+        decode(&elements, status.into_iter().map(f64::from)),
+    )
 }
 
 /// Where shaders run on the CPU, a cube is one plane: it runs as one vector, and waits for nobody.

@@ -1,15 +1,15 @@
 //! Casts and sums, value by value: units go over a tensor in steps of all of them.
 
 use burn::tensor::{DType, FloatDType};
-use burn_cubecl::{CubeBackend, kernel::into_contiguous, tensor::CubeTensor};
+use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
 use cubecl::prelude::*;
 
 use super::{
-    launch::args,
+    batch::{args, cubes},
     memory::{Laid, may_overwrite},
     plan::Limits,
 };
-use crate::{kernel, ops};
+use crate::kernel;
 
 /// Vectors that a unit reads, where there are cubes enough.
 const VECTORS_PER_UNIT: usize = 4;
@@ -21,10 +21,6 @@ pub(super) fn mul_cast(
     factor: f64,
     scale: Option<CubeTensor>,
 ) -> CubeTensor {
-    if (tensor.dtype, dtype) == (DType::F32, FloatDType::F32) {
-        // Burn's multiplication is one launch too, and in place where it may be.
-        return ops::mul_cast::<CubeBackend>(tensor, dtype, factor, scale);
-    }
     let source = Laid::dense(tensor);
     let product = source.product(dtype.into());
     let weights = [0.0, factor as f32];
@@ -66,14 +62,14 @@ fn weigh(
     let client = &source.tensor.client;
     let limits = Limits::of(client);
     let vectors = source.span / source.vector;
-    let cubes = vectors.div_ceil(limits.units as usize * VECTORS_PER_UNIT);
+    let count = vectors.div_ceil(limits.units as usize * VECTORS_PER_UNIT);
     let made = output.or(target).expect("an output, or a target");
-    with_float!(source.tensor.dtype, S => with_float!(made.tensor.dtype, O => {
+    by_dtype!(narrow source.tensor.dtype, S => by_dtype!(narrow made.tensor.dtype, O => {
         // SAFETY: all are of one length, beyond which units do nothing; nobody else holds what is overwritten.
         unsafe {
             kernel::weigh::launch_unchecked::<S, O>(
                 client,
-                CubeCount::Static(cubes.clamp(1, limits.cubes()) as u32, 1, 1),
+                cubes(count.clamp(1, limits.cubes())),
                 CubeDim::new_1d(limits.units),
                 source.vector,
                 source.whole(),

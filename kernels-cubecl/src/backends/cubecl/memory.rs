@@ -3,9 +3,9 @@
 use burn::tensor::DType;
 use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
 use burn_std::is_dense;
-use cubecl::{client::Client, prelude::*};
+use cubecl::prelude::*;
 
-use super::plan::{Extent, MAX_VALUES};
+use super::plan::MAX_VALUES;
 
 /// Bits that a unit loads at once, on every GPU.
 const LOAD: u32 = 128;
@@ -30,7 +30,7 @@ impl Laid {
         };
         let span = tensor.meta.num_elements();
         Self {
-            vector: vector(&tensor, &[span]),
+            vector: vector(&tensor, span),
             span,
             tensor,
             padding: None,
@@ -42,7 +42,7 @@ impl Laid {
         let Some((pitch, columns)) = padding(tensor.meta.shape(), tensor.meta.strides()) else {
             return Self::dense(tensor);
         };
-        let vector = vector(&tensor, &[pitch]);
+        let vector = vector(&tensor, pitch);
         let rows = tensor.meta.num_elements() / columns;
         let span = ((rows - 1) * pitch + columns).next_multiple_of(vector);
         // Of a view, the last row may have no padding.
@@ -55,17 +55,6 @@ impl Laid {
                 padding: Some((pitch, columns)),
             },
             false => Self::dense(tensor),
-        }
-    }
-
-    /// What a plan has to know of it, if it takes so many buffers.
-    pub(super) fn extent<K>(&self, kind: K, buffers: usize) -> Extent<K> {
-        Extent {
-            kind,
-            buffers,
-            span: self.span,
-            vector: self.vector,
-            padding: self.padding,
         }
     }
 
@@ -125,22 +114,15 @@ fn padding(shape: &[usize], strides: &[usize]) -> Option<(usize, usize)> {
     (pitch > columns && expected > 0 && columns > 0).then_some((pitch, columns))
 }
 
-/// The widest vector that the device loads at once and that divides these lengths and where the tensor begins.
-fn vector(tensor: &CubeTensor, lengths: &[usize]) -> usize {
+/// The widest vector that the device loads at once and that divides this length and where the tensor begins.
+fn vector(tensor: &CubeTensor, length: usize) -> usize {
     let size = tensor.elem_size();
-    let most = widest(&tensor.client, size);
-    let start = tensor.handle.offset_start.unwrap_or(0) as usize / size;
-    let divides = |width: &usize| {
-        (lengths.iter().chain([&start])).all(|length| length.is_multiple_of(*width))
-    };
-    let widths = (0..=most.ilog2()).rev().map(|power| 1 << power);
-    widths.into_iter().find(divides).unwrap_or(1)
-}
-
-fn widest(client: &Client, size: usize) -> usize {
-    let hardware = &client.properties().hardware;
+    let hardware = &tensor.client.properties().hardware;
     let values = hardware.load_width.min(LOAD) as usize / 8 / size;
-    values.min(hardware.max_vector_size).max(1)
+    let most = values.min(hardware.max_vector_size).max(1);
+    let start = tensor.handle.offset_start.unwrap_or(0) as usize / size;
+    // Both are multiples of what divides either of their bits.
+    1 << (length | start | 1 << most.ilog2()).trailing_zeros()
 }
 
 /// Whether nobody else holds the memory, nor will read it: what Burn's `to_data` returns is read when it is looked at.

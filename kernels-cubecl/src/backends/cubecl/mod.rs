@@ -1,26 +1,6 @@
 //! CubeCL: groups of tensors of one kind, a launch for each group, and one for the last reduction.
 
-/// Does something with a dtype as a type.
-macro_rules! with_float {
-    ($dtype:expr, $T:ident => $body:expr) => {
-        match $dtype {
-            burn::tensor::DType::F16 => {
-                type $T = burn::tensor::f16;
-                $body
-            }
-            burn::tensor::DType::BF16 => {
-                type $T = burn::tensor::bf16;
-                $body
-            }
-            burn::tensor::DType::F32 => {
-                type $T = f32;
-                $body
-            }
-            dtype => panic!("tensors are f16, bf16 or f32 here, not {dtype:?}"),
-        }
-    };
-}
-
+mod batch;
 mod elementwise;
 mod launch;
 mod memory;
@@ -30,9 +10,10 @@ mod plan;
 mod tests;
 mod update;
 
+use burn::tensor::{DType, FloatDType};
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 
-use super::fusion::Located;
+use super::{compose::by_burn, fusion::Located};
 use crate::{
     ops::{AmpOps, CastOps, Job, TensorVec, taken},
     place::Place,
@@ -69,6 +50,13 @@ impl AmpOps for CubeBackend {
             Job::Blend { keep, add } => {
                 let ([target, source], mut rest) = taken(tensors);
                 vec![blend(target, source, keep as f32, add as f32, rest.pop())]
+            }
+            // Burn's multiplication of f32 is one launch too, and in place where it may be.
+            Job::MulCast {
+                dtype: FloatDType::F32,
+                ..
+            } if tensors[0].dtype == DType::F32 => {
+                by_burn::<Self>(tensors, job).into_iter().collect()
             }
             Job::MulCast { dtype, factor } => {
                 let ([tensor], mut rest) = taken(tensors);

@@ -151,46 +151,40 @@ pub(super) struct Plan {
 impl Plan {
     /// `rows` are those that a cube writes of a tensor; values from `edge` on, in bits, are counted. Without any, the row of a
     /// tensor is its number.
-    pub(super) fn new<K: Ord + Copy>(
+    pub(super) fn new<K: Ord>(
         extents: &[Extent<K>],
         limits: &Limits,
         rows: usize,
         edge: u32,
     ) -> Self {
-        let mut launches: Vec<Launch> = groups(extents, limits)
-            .into_iter()
-            .map(|parts| Launch::new(parts, extents, limits))
-            .collect();
-        // The rows of a tensor follow one another, whichever launches write them.
-        let mut counts = vec![0; extents.len()];
-        for launch in &launches {
-            for part in &launch.parts {
-                counts[part.tensor] += rows * launch.cubes_of(part);
-            }
-        }
-        let mut total = 0;
-        let add = |count: &usize| {
-            total += count;
-            total - count
-        };
-        let firsts: Vec<usize> = counts.iter().map(add).collect();
-
-        let mut next = firsts.clone();
-        let mut table: Vec<u32> = Vec::new();
+        let launch = |parts| Launch::new(parts, extents, limits);
+        let mut launches: Vec<Launch> = groups(extents, limits).into_iter().map(launch).collect();
+        let (mut table, mut total) = (Vec::new(), 0);
+        // The rows of a tensor follow one another, as the launches over it do: the first of them, and how many there are.
+        let mut rows_of = vec![[0; 2]; extents.len()];
         for launch in &mut launches {
             launch.from = word(table.len());
-            launch.describe(&mut table, extents, |part, cubes| match rows {
-                0 => part.tensor,
-                _ => {
-                    next[part.tensor] += rows * cubes;
-                    next[part.tensor] - rows * cubes
-                }
-            });
+            let mut chunk = 0;
+            for part in &launch.parts {
+                let (vector, chunks) = (launch.vector, launch.chunks(part));
+                let (pitch, columns) = extents[part.tensor].padding.unwrap_or((vector, 0));
+                let row = if rows == 0 { part.tensor } else { total };
+                let entry = [chunk, part.values / vector, row, pitch / vector, columns];
+                table.extend::<[u32; ENTRY]>(entry.map(word));
+                let written = rows * chunks.min(launch.cubes);
+                let [first, count] = &mut rows_of[part.tensor];
+                *first = total - *count;
+                *count += written;
+                total += written;
+                chunk += chunks;
+            }
+            for _ in launch.parts.len()..launch.slots {
+                table.extend::<[u32; ENTRY]>([word(chunk), 0, 0, 1, 0]);
+            }
             table.push(edge);
         }
         let last = word(table.len());
-        let rows_of = firsts.into_iter().zip(counts);
-        table.extend(rows_of.flat_map(|(first, count)| [word(first), word(count)]));
+        table.extend(rows_of.into_iter().flatten().map(word));
         Self {
             launches,
             table,
@@ -223,34 +217,8 @@ impl Launch {
         launch
     }
 
-    /// Adds an entry for each part, of which `row` gives the first row, and one for each slot that is left.
-    fn describe<K>(
-        &self,
-        table: &mut Vec<u32>,
-        extents: &[Extent<K>],
-        mut row: impl FnMut(&Part, usize) -> usize,
-    ) {
-        let vector = self.vector;
-        let mut chunk = 0;
-        for part in &self.parts {
-            let (pitch, columns) = extents[part.tensor].padding.unwrap_or((vector, 0));
-            let row = row(part, self.cubes_of(part));
-            let entry = [chunk, part.values / vector, row, pitch / vector, columns];
-            table.extend::<[u32; ENTRY]>(entry.map(word));
-            chunk += self.chunks(part);
-        }
-        for _ in self.parts.len()..self.slots {
-            table.extend::<[u32; ENTRY]>([word(chunk), 0, 0, 1, 0]);
-        }
-    }
-
     fn chunks(&self, part: &Part) -> usize {
         (part.values / self.vector).div_ceil(1 << self.shift)
-    }
-
-    /// The cubes that work at a part.
-    fn cubes_of(&self, part: &Part) -> usize {
-        self.chunks(part).min(self.cubes)
     }
 }
 
@@ -259,11 +227,11 @@ fn word(word: usize) -> u32 {
 }
 
 /// Neighbours of one kind, as many as fit into a launch. Tensors without values are in none.
-fn groups<K: Ord + Copy>(extents: &[Extent<K>], limits: &Limits) -> Vec<Vec<Part>> {
+fn groups<K: Ord>(extents: &[Extent<K>], limits: &Limits) -> Vec<Vec<Part>> {
     let mut order: Vec<usize> = (0..extents.len()).collect();
     order.retain(|tensor| extents[*tensor].span > 0);
     // Stable: tensors of one kind stay in the order of the list.
-    order.sort_by_key(|tensor| extents[*tensor].kind);
+    order.sort_by(|a, b| extents[*a].kind.cmp(&extents[*b].kind));
     let mut groups: Vec<Vec<Part>> = Vec::new();
     let mut values = 0;
     for tensor in order {

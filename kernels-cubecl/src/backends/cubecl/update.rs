@@ -4,9 +4,9 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::{prelude::*, std::tensor::into_contiguous};
 
 use super::{
-    launch::{Words, arg, slots, table},
+    batch::{Batch, Item, arg, cubes},
     memory::{Laid, may_overwrite},
-    plan::{Extent, Launch, Limits, Plan, units},
+    plan::{Launch, Limits, units},
 };
 use crate::{
     kernel,
@@ -20,63 +20,54 @@ pub(super) fn update(
     limits: &Limits,
 ) -> Vec<CubeTensor> {
     let rows = tensors.pop().expect("the rows are last");
-    let mut tensors = tensors.into_iter();
-    let mut items = Vec::new();
-    while let [_, parameter, ..] = tensors.as_slice() {
-        let count = rule.tensors(parameter.dtype);
-        let own = tensors.by_ref().take(count).enumerate();
-        items.push(item(own.map(|(at, tensor)| contiguous(tensor, at > 0))));
+    let parameters = rule.parameters(tensors, |tensor| tensor.dtype);
+    if parameters.is_empty() {
+        return Vec::new();
     }
-    let extents: Vec<_> = items.iter().map(extent).collect();
     let limits = Limits {
         // Where other passes have partial results, there is room for one more.
         buffers: limits.buffers + 1,
         units: units(&rows.client, kernel::UPDATE_UNITS),
         ..*limits
     };
-    let plan = Plan::new(&extents, &limits, 0, 0);
-    let table = table(&rows.client, &rows.device, &plan);
+    let batch = Batch::new(parameters.into_iter().map(item).collect(), &limits, 0, 0);
     let rows = match rows.meta.strides()[1] {
         1 => rows,
         _ => contiguous(rows, false),
     };
-    for launch in &plan.launches {
-        step(launch, &items, &rows, &table, rule, limits.units);
+    for launch in &batch.plan.launches {
+        step(&batch, launch, &rows, rule, limits.units);
     }
-    let written = items.into_iter().flat_map(|item| item.into_iter().skip(1));
+    let written = batch
+        .items
+        .into_iter()
+        .flat_map(|item| item.into_iter().skip(1));
     written.map(|laid| laid.tensor).collect()
 }
 
 /// Launches the step of some parameters.
-fn step(
-    launch: &Launch,
-    items: &[Item],
-    rows: &CubeTensor,
-    table: &Words,
-    rule: UpdateRule,
-    most: u32,
-) {
-    let client = &rows.client;
-    let all = |of: usize| slots(client, launch, move |part| &items[part.tensor][of]);
-    let first = &items[launch.parts[0].tensor];
+fn step(batch: &Batch, launch: &Launch, rows: &CubeTensor, rule: UpdateRule, most: u32) {
+    let all = |of: usize| batch.args(launch, of);
+    let first = batch.item(launch);
+    let [gradient, parameter] = [0, 1].map(|of: usize| first[of].tensor.dtype);
     // In f32, the parameter is the first of what is kept in f32.
-    let wide = 1 + usize::from(has_master(first[1].tensor.dtype));
+    let wide = 1 + usize::from(has_master(parameter));
     let units = kernel::update_units(launch.slots * first.len()).min(most);
-    with_float!(first[0].tensor.dtype, G => with_float!(first[1].tensor.dtype, P => {
+    by_dtype!(narrow gradient, G => by_dtype!(narrow parameter, P => {
         // SAFETY: all of a parameter's runs are of one length, which the table has; units beyond neither read nor write.
         // Nobody else holds what is overwritten (`contiguous`). There is a row for each parameter.
         unsafe {
             kernel::update_many::launch_unchecked::<G, P>(
-                client,
-                CubeCount::Static(launch.cubes as u32, 1, 1),
+                &rows.client,
+                cubes(launch.cubes),
                 CubeDim::new_1d(units),
                 launch.vector,
                 all(0).collect(),
                 (1..wide).flat_map(all).collect(),
                 (wide..first.len()).flat_map(all).collect(),
-                rows.clone().into_buffer_arg(),
+                arg(rows),
                 rows.meta.strides()[0] as u32,
-                arg(table),
+                batch.table(),
                 launch.from,
                 launch.shift,
                 rule,
@@ -86,22 +77,15 @@ fn step(
     }));
 }
 
-/// Gradient, parameter, master if there is one, and states.
-type Item = Vec<Laid>;
-
-/// In vectors of 16 bytes of f32, or of what divides all of them.
-fn item(tensors: impl Iterator<Item = CubeTensor>) -> Item {
-    let mut item: Item = tensors.map(Laid::dense).collect();
+/// Gradient, parameter, master if there is one, and states: in vectors of 16 bytes of f32, or of what divides all of them.
+fn item(own: Vec<CubeTensor>) -> Item {
+    let own = own.into_iter().enumerate();
+    let mut item: Item = own
+        .map(|(at, tensor)| Laid::dense(contiguous(tensor, at > 0)))
+        .collect();
     let vector = item.iter().map(|laid| laid.vector).min().unwrap_or(1);
     item.iter_mut().for_each(|laid| laid.vector = vector);
     item
-}
-
-/// Parameters share a launch that have one dtype, gradients of one, and one width of vectors.
-fn extent(item: &Item) -> Extent<impl Ord + Copy + use<>> {
-    let [gradient, parameter] = [&item[0], &item[1]];
-    let dtypes = [gradient, parameter].map(|laid| laid.tensor.dtype.name());
-    parameter.extent((dtypes, parameter.vector), item.len())
 }
 
 /// The tensor itself, or a copy of it if its values do not lie in the order of its dimensions, or if it will be written and may not be.
@@ -113,7 +97,7 @@ fn contiguous(tensor: CubeTensor, written: bool) -> CubeTensor {
         return tensor;
     }
     let (client, device, dtype) = (tensor.client.clone(), tensor.device.clone(), tensor.dtype);
-    let element = with_float!(dtype, I => I::elem_type_native());
+    let element = by_dtype!(narrow dtype, I => I::elem_type_native());
     let copy = into_contiguous(&client, tensor.binding(), element);
     CubeTensor::new(client, copy.handle, *copy.metadata, device, dtype)
 }

@@ -15,7 +15,7 @@ pub(super) type Counts = [u64; BINS];
 const TABLES: usize = 4;
 
 pub(super) fn count<T: Value>(mut tensor: FlexTensor) -> Counts {
-    make_whole::<T>(&mut tensor);
+    make_whole(&mut tensor);
     let chunks = tensor.storage::<T>().par_chunks(CHUNK);
     let counts = chunks.map(|chunk| run(Count(chunk)));
     counts.reduce(|| [0; BINS], add)

@@ -47,8 +47,11 @@ impl<T: Value> Sums<T> {
             self.zeros[i] += (b == zero).into();
         }
         let [first, second] = &mut self.squares;
-        T::Real::add_squares(cpu, first, T::widen(cpu, a));
-        T::Real::add_squares(cpu, second, T::widen(cpu, b));
+        let (a, b) = (T::widen(cpu, a), T::widen(cpu, b));
+        for i in 0..LANES {
+            first[i].add_square::<C>(a[i]);
+            second[i].add_square::<C>(b[i]);
+        }
     }
 }
 

@@ -10,7 +10,7 @@ mod value;
 
 use burn::{
     backend::Flex,
-    tensor::{DType, Element, TensorData, bf16, f16},
+    tensor::{Element, TensorData},
 };
 use burn_flex::FlexTensor;
 use rayon::prelude::*;
@@ -19,7 +19,7 @@ use crate::{
     clip::factors,
     histogram::BINS,
     ops::{AmpOps, CastOps, Job, TensorVec, taken},
-    rows::{FIELDS, TensorStatus, norms},
+    rows::{FIELDS, TensorStatus, row_norm},
     rule::{self, is_bad},
     scale_state::WORDS,
     update_row::{ROW, UNDECIDED, UpdateRule, column},
@@ -32,22 +32,6 @@ use value::Value;
 
 /// Lists of fewer values are done before a second thread has woken up.
 const PARALLEL: usize = 1 << 15;
-
-/// With the type of a float dtype as `T`.
-macro_rules! by_dtype {
-    ($dtype:expr, $T:ident => $body:expr) => {
-        by_dtype!($dtype, $T => $body; F16 f16, BF16 bf16, F32 f32, F64 f64)
-    };
-    ($dtype:expr, $T:ident => $body:expr; $($name:ident $type:ty),*) => {
-        match $dtype {
-            $(DType::$name => {
-                type $T = $type;
-                $body
-            })*
-            dtype => panic!("these are floats, not {dtype:?}"),
-        }
-    };
-}
 
 impl CastOps for Flex {}
 
@@ -133,13 +117,12 @@ fn each<R: Send>(tensors: Vec<FlexTensor>, work: impl Fn(FlexTensor) -> R + Send
 
 /// The state of a loss scale after a step.
 fn advance(tensors: Vec<FlexTensor>) -> FlexTensor {
-    let ([state, rows], mut crossing) = taken(tensors);
+    let ([state, rows], mut border) = taken(tensors);
     let (state, rows) = (words(state), numbers(rows));
     let skipped = (0..rows.len() / FIELDS).any(|row| is_bad(&rows, row));
-    let crossing = crossing.pop().map(numbers);
-    let blameless = crossing.is_some_and(|rows| is_bad(&rows, 0));
+    let at_border = border.pop().is_some_and(|rows| is_bad(&numbers(rows), 0));
     let mut moved = state.clone();
-    rule::advance(&state, &mut moved, skipped, blameless);
+    rule::advance(&state, &mut moved, skipped, at_border);
     FlexTensor::from_data(data_of(moved, [WORDS]))
 }
 
@@ -148,18 +131,22 @@ fn decide(tensors: Vec<FlexTensor>, rule: UpdateRule) -> FlexTensor {
     let ([undecided, state], clip) = taken(tensors);
     let (undecided, state) = (words(undecided), words(state));
     let clip: Option<[_; 2]> = clip.try_into().ok();
-    let factors = clip.map(|[table, rows]| factors(&words(table), &norms(&numbers(rows))));
+    let factors = clip.map(|[table, rows]| {
+        let rows: Vec<f64> = numbers(rows);
+        let norms: Vec<f64> = rows.chunks_exact(FIELDS).map(row_norm).collect();
+        factors(&words(table), &norms)
+    });
     let rows = undecided.chunks_exact(UNDECIDED).flat_map(|words| {
         let mut row: [f32; ROW] = std::array::from_fn(|i| f32::from_bits(words[i]));
         rule::decide(&mut row, 0, &state, words[ROW], rule);
         if let Some(factors) = &factors {
             row[column::SCALE] *= factors[words[ROW + 1] as usize];
         }
-        row
+        row.map(f32::to_bits)
     });
-    let rows: Vec<f32> = rows.collect();
-    let shape = [rows.len() / ROW, ROW];
-    FlexTensor::from_data(TensorData::new(rows, shape))
+    let rows: Vec<u32> = rows.collect();
+    let parameters = rows.len() / ROW;
+    FlexTensor::from_data(data_of(rows, [parameters, ROW]))
 }
 
 fn status(found: Vec<TensorStatus>) -> FlexTensor {

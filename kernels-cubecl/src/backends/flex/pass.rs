@@ -213,7 +213,7 @@ fn joined(found: impl IndexedParallelIterator<Item = TensorStatus>) -> TensorSta
 
 /// What is found in a tensor, by several threads if there is enough to do.
 pub(super) fn inspect<T: Value>(mut tensor: FlexTensor, edge: f32) -> TensorStatus {
-    make_whole::<T>(&mut tensor);
+    make_whole(&mut tensor);
     let values: &[T] = tensor.storage();
     match values.len() <= CHUNK {
         true => run(Inspect(values, edge)),
@@ -252,7 +252,7 @@ pub(super) fn product<S: Value, T: Value, const MEASURED: bool>(
 ) -> (FlexTensor, TensorStatus) {
     let (factor, keep) = (factor.elem(), T::Real::default());
     let formula = Formula::<_, MEASURED, false> { factor, keep, edge };
-    make_whole::<S>(&mut tensor);
+    make_whole(&mut tensor);
     if S::dtype() == T::dtype()
         && let Some(target) = tensor.try_storage_mut::<T>()
     {
@@ -291,22 +291,24 @@ pub(super) fn blend<S: Value, T: Value>(
 }
 
 /// Has a tensor be all of its buffer, by a copy where it is not.
-pub(super) fn make_whole<T>(tensor: &mut FlexTensor) {
-    if !is_whole::<T>(tensor) {
+pub(super) fn make_whole(tensor: &mut FlexTensor) {
+    if !is_whole(tensor) {
         *tensor = tensor.to_contiguous();
     }
 }
 
 /// Whether the tensor is all of its buffer, in whatever order its dimensions are.
-pub(super) fn is_whole<T>(tensor: &FlexTensor) -> bool {
+pub(super) fn is_whole(tensor: &FlexTensor) -> bool {
     let layout = tensor.layout();
     let is_dense = || {
-        let strides = layout.strides().iter();
-        let strides = strides.map(|stride| usize::try_from(*stride).ok());
-        let strides: Option<Vec<usize>> = strides.collect();
-        strides.is_some_and(|strides| burn_std::is_dense(layout.shape(), &strides))
+        let strides: Result<Vec<usize>, _> = layout
+            .strides()
+            .iter()
+            .map(|stride| (*stride).try_into())
+            .collect();
+        strides.is_ok_and(|strides| burn_std::is_dense(layout.shape(), &strides))
     };
-    tensor.bytes().len() == layout.num_elements() * size_of::<T>()
+    tensor.bytes().len() == layout.num_elements() * tensor.dtype().size()
         && layout.start_offset() == 0
         && (layout.is_contiguous() || is_dense())
 }

@@ -7,6 +7,7 @@ use rayon::prelude::*;
 use super::{
     PARALLEL,
     cpu::{Cpu, LANES, Work, run},
+    numbers,
     pass::{is_whole, padded},
     value::Value,
 };
@@ -25,17 +26,10 @@ type Wide<'a> = [&'a mut [f32]; 4];
 
 /// As [`Job::Update`](crate::Job::Update).
 pub(super) fn update(mut tensors: Vec<FlexTensor>, rule: UpdateRule) -> Vec<FlexTensor> {
-    let rows = tensors.pop().expect("the rows are last").into_data();
-    let rows: Vec<f32> = rows.iter().collect();
-    let mut tensors = tensors.into_iter();
-    let own = |row| {
-        let parameter = tensors.as_slice().get(1)?;
-        let count = rule.tensors(parameter.dtype());
-        Some((row, tensors.by_ref().take(count).collect()))
-    };
-    let rows = rows.as_chunks().0.iter();
-    let mut parameters: Vec<(&[f32; ROW], Vec<FlexTensor>)> = rows.map_while(own).collect();
-    let taken = (parameters.iter_mut()).filter(|(row, _)| row[column::TAKEN] != 0.0);
+    let rows = tensors.pop().map_or(Vec::new(), numbers);
+    let mut parameters = rule.parameters(tensors, |tensor| tensor.dtype());
+    let rows = rows.as_chunks::<ROW>().0.iter().zip(&mut parameters);
+    let taken = rows.filter(|(row, _)| row[column::TAKEN] != 0.0);
     let chunks = taken.flat_map(|(row, own)| chunks(rule, row, own));
     let chunks: Vec<Chunk> = chunks.collect();
     let values = chunks.iter().map(|chunk| chunk.wide[0].len());
@@ -43,10 +37,8 @@ pub(super) fn update(mut tensors: Vec<FlexTensor>, rule: UpdateRule) -> Vec<Flex
         true => chunks.into_par_iter().for_each(run),
         false => chunks.into_iter().for_each(run),
     }
-    let written = parameters
-        .into_iter()
-        .map(|(_, own)| own.into_iter().skip(1));
-    written.flatten().collect()
+    let written = |own: Vec<FlexTensor>| own.into_iter().skip(1);
+    parameters.into_iter().flat_map(written).collect()
 }
 
 /// What threads share of a parameter and all that belongs to it. Tensors that somebody else holds are copied first.
@@ -82,15 +74,11 @@ fn chunks<'a>(
 
 /// Has the values of all tensors lie in one order, and nothing between them.
 fn align(tensors: &mut [FlexTensor]) {
-    let whole = |tensor: &FlexTensor| match tensor.dtype() {
-        DType::F32 => is_whole::<f32>(tensor),
-        _ => is_whole::<u16>(tensor),
-    };
     let strides = tensors[0].layout().strides();
-    if !(tensors.iter()).all(|tensor| tensor.layout().strides() == strides && whole(tensor)) {
-        tensors
-            .iter_mut()
-            .for_each(|tensor| *tensor = tensor.to_contiguous());
+    if !(tensors.iter()).all(|tensor| tensor.layout().strides() == strides && is_whole(tensor)) {
+        for tensor in tensors {
+            *tensor = tensor.to_contiguous();
+        }
     }
 }
 
@@ -201,22 +189,16 @@ fn by_group<S: Value, T: Value>(
     }
 }
 
-/// Code with flags that are known to the compiler: what a rule does not do is not in its loop.
+/// Code with a flag that is known to the compiler: what a rule does not do is not in its loop.
 macro_rules! known {
-    ($flag:ident => $code:expr) => {
-        match $flag {
-            true => {
-                let $flag = true;
-                $code
-            }
-            false => {
-                let $flag = false;
-                $code
-            }
+    ($flag:ident, $code:expr) => {
+        if $flag {
+            let $flag = true;
+            $code
+        } else {
+            let $flag = false;
+            $code
         }
-    };
-    ($flag:ident, $other:ident => $code:expr) => {
-        known!($flag => known!($other => $code))
     };
 }
 
@@ -224,15 +206,21 @@ macro_rules! known {
 #[inline(always)]
 fn step_by_rule(rule: UpdateRule, row: [f32; ROW], gradient: &[f32], wide: &mut Wide) {
     match rule {
-        UpdateRule::Sgd { momentum, nesterov } => known!(momentum, nesterov => {
-            step_all(UpdateRule::Sgd { momentum, nesterov }, row, gradient, wide)
-        }),
-        UpdateRule::Adam { amsgrad } => known!(amsgrad => {
+        UpdateRule::Sgd { momentum, nesterov } => known!(
+            momentum,
+            known!(nesterov, {
+                step_all(UpdateRule::Sgd { momentum, nesterov }, row, gradient, wide)
+            })
+        ),
+        UpdateRule::Adam { amsgrad } => known!(amsgrad, {
             step_all(UpdateRule::Adam { amsgrad }, row, gradient, wide)
         }),
-        UpdateRule::AdamW { amsgrad, cautious } => known!(amsgrad, cautious => {
-            step_all(UpdateRule::AdamW { amsgrad, cautious }, row, gradient, wide)
-        }),
+        UpdateRule::AdamW { amsgrad, cautious } => known!(
+            amsgrad,
+            known!(cautious, {
+                step_all(UpdateRule::AdamW { amsgrad, cautious }, row, gradient, wide)
+            })
+        ),
     }
 }
 

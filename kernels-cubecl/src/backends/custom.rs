@@ -1,0 +1,118 @@
+//! Jobs as Burn's custom operations, for all backends that note operations and run them later or elsewhere.
+
+use burn::{
+    backend::ir::{BackendIr, CustomOpIr, HandleContainer, ScalarIr, TensorId, TensorIr},
+    tensor::{DType, FloatDType, Shape},
+};
+
+use super::compose::cast;
+use crate::{
+    histogram::BINS,
+    ops::{AmpOps, Job, TensorVec},
+    rows::FIELDS,
+    update_row::{ROW, UNDECIDED, UpdateRule},
+};
+
+impl Job {
+    /// How it is noted: its name and its numbers.
+    fn encoded(self) -> (&'static str, [f64; 2]) {
+        match self {
+            Self::Unscale { keep_dtype, edge } => {
+                ("amp::unscale", [f64::from(keep_dtype), edge.into()])
+            }
+            Self::Inspect { edge } => ("amp::inspect", [0.0, edge.into()]),
+            Self::Histogram => ("amp::histogram", [0.0; 2]),
+            Self::Blend { keep, add } => ("amp::blend", [keep, add]),
+            Self::MulCast { factor, .. } => ("amp::mul_cast", [factor, 0.0]),
+            Self::Update { rule } => ("amp::update", [rule.number(), 0.0]),
+            Self::Advance => ("amp::advance", [0.0; 2]),
+            Self::Decide { rule } => ("amp::decide", [rule.number(), 0.0]),
+        }
+    }
+
+    /// One of each, with these numbers. Where a job has a dtype, it is that of its first output.
+    fn all(dtype: FloatDType, [first, second]: [f64; 2]) -> [Self; 8] {
+        let (keep_dtype, edge) = (first != 0.0, second as f32);
+        let (keep, add, factor) = (first, second, first);
+        let rule = UpdateRule::of_number(first);
+        [
+            Self::Unscale { keep_dtype, edge },
+            Self::Inspect { edge },
+            Self::Histogram,
+            Self::Blend { keep, add },
+            Self::MulCast { dtype, factor },
+            Self::Update { rule },
+            Self::Advance,
+            Self::Decide { rule },
+        ]
+    }
+
+    /// The names of all jobs, for a registry.
+    #[cfg(feature = "router")]
+    pub(super) fn names() -> [&'static str; 8] {
+        Self::all(FloatDType::F32, [0.0; 2]).map(|job| job.encoded().0)
+    }
+
+    fn of(desc: &CustomOpIr) -> Option<Self> {
+        let &[first, second] = desc.scalars.as_slice() else {
+            return None;
+        };
+        let dtype = desc.outputs.first()?.dtype.into();
+        let jobs = Self::all(dtype, [first.elem(), second.elem()]);
+        jobs.into_iter().find(|job| job.encoded().0 == desc.id)
+    }
+
+    /// The shapes and dtypes of what it gives.
+    fn outputs(self, inputs: &[TensorIr]) -> Vec<(Shape, DType)> {
+        let flat = |length: usize| (Shape::from([length]), DType::F32);
+        let like = |tensor: &TensorIr| (tensor.shape.clone(), tensor.dtype);
+        let first = &inputs[0];
+        match self {
+            Self::Unscale { keep_dtype, .. } => {
+                let tensors = &inputs[..inputs.len() - 1];
+                let product = |tensor: &TensorIr| match keep_dtype || tensor.dtype == DType::F64 {
+                    true => like(tensor),
+                    false => (tensor.shape.clone(), DType::F32),
+                };
+                let rows = flat(tensors.len() * FIELDS);
+                tensors.iter().map(product).chain([rows]).collect()
+            }
+            Self::Inspect { .. } => vec![flat(inputs.len() * FIELDS)],
+            Self::Histogram => vec![flat(2 * BINS)],
+            Self::Blend { .. } | Self::Advance => vec![like(first)],
+            Self::MulCast { dtype, .. } => vec![(first.shape.clone(), dtype.into())],
+            Self::Update { rule } => {
+                let parameters = rule.parameters(inputs, |tensor| tensor.dtype);
+                let written = parameters.iter().flat_map(|own| &own[1..]);
+                written.map(|tensor| like(tensor)).collect()
+            }
+            Self::Decide { .. } => {
+                let parameters = first.shape.num_elements() / UNDECIDED;
+                vec![(Shape::from([parameters, ROW]), DType::F32)]
+            }
+        }
+    }
+}
+
+/// Notes a job, with ids for its outputs that `new_id` gives.
+pub(super) fn note(job: Job, inputs: &[TensorIr], new_id: impl Fn() -> TensorId) -> CustomOpIr {
+    let (name, numbers) = job.encoded();
+    let output = |(shape, dtype)| TensorIr::uninit(new_id(), shape, dtype);
+    let outputs: Vec<TensorIr> = job.outputs(inputs).into_iter().map(output).collect();
+    let scalars = numbers.map(ScalarIr::Float).to_vec();
+    CustomOpIr::with_scalars(name, inputs, &outputs, scalars)
+}
+
+/// Does what was noted.
+pub(super) fn execute<B: BackendIr + AmpOps>(
+    handles: &mut HandleContainer<B::Handle>,
+    desc: &CustomOpIr,
+) {
+    let job = Job::of(desc).unwrap_or_else(|| panic!("{desc:?} is not a job of burn-amp"));
+    let inputs = (desc.inputs.iter()).map(|ir| handles.get_float_tensor::<B>(ir));
+    let outputs = B::amp_run(TensorVec(inputs.collect()), job);
+    for (ir, tensor) in desc.outputs.iter().zip(outputs.0) {
+        // Flex has a status in f64.
+        handles.register_float_tensor::<B>(&ir.id, cast::<B>(tensor, ir.dtype));
+    }
+}

@@ -2,11 +2,9 @@
 
 mod refused;
 
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::scaled_by_hand;
 use std::array::from_fn;
 
-use crate::support::{Pair, RULES, Trial, Values, address, all, masters, on_flex, sgd, windows};
+use crate::support::*;
 
 const BAD: Values = ([f32::INFINITY, 1.0, 1.0, 1.0, 1.0, 1.0], [1.0; 4]);
 

@@ -1,8 +1,6 @@
 //! `ScaledOptimizerConfig`: defaults, JSON, what is refused.
 
-use burn_amp_tests::{is_error, prelude::*};
-
-use crate::support::{Pair, Trial};
+use crate::support::*;
 
 /// The optimizer of a configuration, at a loss scale of its own.
 fn init<O: ModuleOptim>(

@@ -1,12 +1,6 @@
 //! Averages of the weights.
 
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::{only, says};
-use log::Level;
-
-use crate::support::{
-    Pair, Trial, address, all, captured, masters, on_flex, parameters, sgd, values,
-};
+use crate::support::*;
 
 fn config(momentum: f64) -> EmaConfig {
     EmaConfig::new().with_momentum(momentum)

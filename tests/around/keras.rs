@@ -1,10 +1,8 @@
 //! Keras's `LossScaleOptimizer`, option by option, through `ScaledOptimizerConfig`.
 
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::reference;
 use serde::Deserialize;
 
-use crate::support::{Pair, pack};
+use crate::support::*;
 
 /// The relative error allowed in values.
 const TOLERANCE: f64 = 1e-5;

@@ -1,10 +1,8 @@
 //! Records of an open window and of averages: resumed exactly, refused where they do not fit, readable by plain Burn.
 
-use burn_amp_tests::{is_error, prelude::*, says};
-use log::Level;
 use tempfile::tempdir;
 
-use crate::support::{Pair, RULES, Run, Trial, all, captured, pack, resumed, sgd, windows};
+use crate::support::*;
 
 const END: usize = 60;
 

@@ -1,8 +1,6 @@
 //! A window and averages beside a `GradScaler`: stored in files of their own, resumed exactly, refused where they do not fit.
 
-use burn_amp_tests::{is_error, prelude::*};
-
-use crate::support::{Files, Pack, Pair, RULES, Trial, all, pack, sgd, values, wave, windows};
+use crate::support::*;
 
 const INFINITE: [usize; 4] = [10, 16, 20, 31];
 const END: usize = 40;

@@ -1,8 +1,6 @@
 //! The first loss scale, from a backward pass before the first step.
 
-use burn_amp_tests::prelude::*;
-
-use crate::support::{Gain, Run, device, f16, fill, logs, parameters, random, two, values, vector};
+use crate::support::*;
 
 /// A gain whose output has a gradient of 2^`weight`.
 struct Probe {

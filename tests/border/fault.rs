@@ -1,9 +1,8 @@
 //! Whose fault a skip is: a loss scale that was too high is lowered, one that is not to blame stays.
 
-use burn_amp_tests::prelude::*;
 use std::collections::VecDeque;
 
-use crate::support::{Gain, Run, device, f16, logs, parameters, two, vector};
+use crate::support::*;
 
 /// What a step has done: skipped, the scale after it, and the bad losses so far.
 type Verdict = (bool, f64, u64);

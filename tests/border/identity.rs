@@ -4,11 +4,10 @@ use burn::{
     module::{Reparameterization, Reparameterizer},
     tensor::activation::{gelu, relu},
 };
-use burn_amp_tests::prelude::*;
 use proptest::{prelude::*, test_runner::TestRunner};
 use std::cell::Cell;
 
-use crate::support::{bits, device, fill, gradient_bits, halves, random, scaled, two};
+use crate::support::*;
 
 thread_local! {
     /// Whether the model that is cast by hand is outside half precision.

@@ -4,9 +4,8 @@ use burn::{
     module::{QLora, Quantizer},
     tensor::quantization::{Calibration, QuantScheme, QuantValue},
 };
-use burn_amp_tests::{prelude::*, says};
 
-use crate::support::{Run, device, f16, fill, random, two, values};
+use crate::support::*;
 
 fn linear(width: usize) -> Linear {
     let config = LinearConfig::new(width, width).with_bias(false);

@@ -1,8 +1,6 @@
 //! Parts whose factors move: whose fault an overflow is, what each learns from a step, and that records hold it.
 
-use burn_amp_tests::prelude::*;
-
-use crate::support::{Gain, Run, f16, logs, parameters, two, vector};
+use crate::support::*;
 
 #[derive(Module, Debug)]
 struct Net {

@@ -1,11 +1,8 @@
 //! What a scope refuses, and that it closes whatever happens inside.
 
-use burn_amp_tests::{prelude::*, says};
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 
-use crate::support::{
-    Gain, backward, device, f16, fill, gradient, panic_message, random, two, values, vector,
-};
+use crate::support::*;
 
 /// The error of a scope in f16, which is a panic's message, too.
 fn refused<I: CastFloat, R: CastFloat>(

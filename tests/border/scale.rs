@@ -1,8 +1,6 @@
 //! The loss scale of a handle: one for all its scopes and optimizers, and each backward pass has that of its own forward.
 
-use burn_amp_tests::prelude::*;
-
-use crate::support::{Gain, backward, f16, gradient, halves, parameters, scaled, sgd, two, vector};
+use crate::support::*;
 
 /// The sum of a gain's outputs.
 fn sum(amp: &MixedPrecision, gain: &Gain) -> Tensor<1> {

@@ -1,8 +1,6 @@
 //! BatchNorm's running statistics, in which Burn has surprises of its own.
 
-use burn_amp_tests::{Values, pack, prelude::*, scaled_by_hand};
-
-use crate::support::{tensor, values};
+use crate::support::*;
 
 fn mean_in(record: ModuleRecord) -> Values {
     let mut pack = pack(record.into_bytes().unwrap());

@@ -1,7 +1,6 @@
 //! A run that was stopped and resumed is the one that was not.
 
 use burn::data::dataloader::split::split_dataloader;
-use burn_amp_tests::LogMaxAgain;
 use std::sync::Arc;
 
 use crate::support::*;

@@ -1,11 +1,6 @@
 //! Gradients and parameters of every float dtype.
 
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::scaled_by_hand;
-
-use burn_amp_tests::parameters;
-
-use crate::support::{Net, device, f32s, gradients, master, state};
+use crate::support::*;
 
 /// The same values, wide or narrow, make the same step.
 #[test]

@@ -1,10 +1,6 @@
 //! Parameters changed behind the optimizer's back.
 
-use burn_amp_tests::prelude::*;
-
-use burn_amp_tests::{parameters, values};
-
-use crate::support::{Net, device, f32s, gradients, master, state};
+use crate::support::*;
 
 /// A net after one small step, so that its masters differ from it.
 fn stepped() -> (Net, MasterWeights) {

@@ -1,10 +1,6 @@
 //! Mixed models: kept f32 parameters, and frozen ones.
 
-use burn_amp_tests::prelude::*;
-
-use burn_amp_tests::parameters;
-
-use crate::support::{Net, device, master};
+use crate::support::*;
 
 /// Real training of a mixed model, through `ScaledOptimizer`. Frozen parameters get no gradient: no step, no master.
 #[test]

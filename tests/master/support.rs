@@ -1,9 +1,6 @@
 //! A small model, gradients made by hand, and a look at the masters.
 
-pub use burn_amp_tests::gradients;
-use burn_amp_tests::prelude::*;
-
-use burn_amp_tests::{Pack, Values, pack, parameters};
+pub use burn_amp_tests::prelude::*;
 
 #[derive(Module, Debug)]
 pub struct Net {

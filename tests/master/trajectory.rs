@@ -1,10 +1,6 @@
 //! The masters go where plain f32 parameters would go, bit for bit.
 
-use burn_amp_tests::prelude::*;
-
-use burn_amp_tests::{Pack, pack, parameters};
-
-use crate::support::{Net, device, gradients, master, state};
+use crate::support::*;
 
 /// Steps plain parameters, and the same in half precision but for those that are kept.
 fn compare_both(

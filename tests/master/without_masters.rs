@@ -1,12 +1,6 @@
 //! Half-precision parameters without masters, where asked for: with a state that Burn cannot load. States with masters and without.
 
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::says;
-use burn_amp_tests::scaled_by_hand;
-
-use burn_amp_tests::{pack, parameters};
-
-use crate::support::{Net, device, gradients, state};
+use crate::support::*;
 
 fn half() -> Linear {
     let linear = LinearConfig::new(3, 2).init(&device());

@@ -1,8 +1,6 @@
 //! What is changed between the steps or within one: gradients, the scale, the inner optimizer.
 
-use burn_amp_tests::prelude::*;
-
-use crate::support::{Net, batch, parameters, scaled_step, scaler, state, step};
+use crate::support::*;
 
 const LR: f64 = 0.01;
 

@@ -1,10 +1,6 @@
 //! Several optimizers on one `MixedPrecision`: one loss scale, which moves once an iteration.
 
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::{only, says};
-use log::Level;
-
-use crate::support::{Player, captured};
+use crate::support::*;
 
 /// Finite, and too large for f16 once it is multiplied by a scale of this file.
 const OVERFLOW: f32 = 1e9;

@@ -1,7 +1,6 @@
 //! The schedule on the device is that of the host.
 
 use burn_amp_kernels::{DeviceScale, ScaleState, Status, TensorList, inspect};
-use burn_amp_tests::outcome;
 use burn_amp_tests::prelude::*;
 
 /// What gradients that overflow, or do not, have shown.

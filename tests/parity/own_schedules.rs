@@ -1,7 +1,6 @@
 //! Warm-up and the adaptive growth interval: traces of their definitions, made outside of this crate.
 
 use burn_amp_tests::prelude::*;
-use burn_amp_tests::{outcome, traces};
 use serde_json::Value;
 use std::collections::BTreeSet;
 

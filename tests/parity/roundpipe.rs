@@ -2,7 +2,6 @@
 //! bit for bit.
 
 use burn_amp_tests::prelude::*;
-use burn_amp_tests::traces;
 use serde_json::Value;
 use std::sync::{Arc, Mutex};
 

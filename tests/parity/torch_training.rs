@@ -1,7 +1,6 @@
 //! Whole training runs of PyTorch with `GradScaler`, overflows injected, with a scaled loss and through the border: losses, scales, skips and weights.
 
 use burn_amp_tests::prelude::*;
-use burn_amp_tests::reference;
 use serde::Deserialize;
 use serde_json::Value;
 

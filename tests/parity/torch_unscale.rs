@@ -1,7 +1,6 @@
 //! PyTorch's `_amp_foreach_non_finite_check_and_unscale_`: every value bit for bit, and the verdict.
 
 use burn_amp_tests::prelude::*;
-use burn_amp_tests::reference;
 use half::{bf16, f16};
 use serde_json::Value;
 

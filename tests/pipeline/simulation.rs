@@ -1,8 +1,6 @@
 //! The pipeline against one thread that does the same, bit for bit.
 
-use burn_amp_tests::prelude::*;
-
-use crate::support::{Net, Trial, adam, both, gradients, growing, parameters};
+use crate::support::*;
 
 fn precision() -> MixedPrecision {
     let config = growing(17).with_init_scale(65536.0);

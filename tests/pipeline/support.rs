@@ -1,9 +1,6 @@
 //! What the tests of the pipeline share: a model, overflows at chosen steps, a pipeline that trains it, and the same on one thread.
 
-use burn_amp_tests::fill;
-use burn_amp_tests::prelude::*;
-
-pub use burn_amp_tests::stored as parameters;
+pub use burn_amp_tests::{prelude::*, stored as parameters};
 
 #[derive(Module, Debug)]
 pub struct Net {

@@ -1,6 +1,6 @@
 //! A loss that is taken inside `autocast`, in f16: its gradient is the scale, infinite there until the scale fits.
 
-use burn_amp_tests::{logs, prelude::*};
+use burn_amp_tests::prelude::*;
 use std::{env, process::Command};
 
 fn train() {

@@ -5,7 +5,7 @@ use burn::{
     tensor::{Device, Tensor},
 };
 use burn_amp::MixedPrecision;
-use burn_amp_tests::says;
+use burn_amp_tests::prelude::*;
 use std::process::Command;
 
 const CHILD: &str = "BURN_AMP_TEST_WITHOUT_LOGGER";

@@ -1,6 +1,6 @@
 //! Gradients that f16 cannot hold: gone without scaling, all there with it.
 
-use burn_amp_tests::{fill, prelude::*, wave};
+use burn_amp_tests::prelude::*;
 
 #[derive(Module, Debug)]
 struct Mlp {

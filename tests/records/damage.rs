@@ -1,10 +1,9 @@
 //! Every byte of a small record flipped, one at a time, and every length cut off: a clean load or a clean error, and
 //! after an error the old state.
 
-use burn_amp_tests::prelude::*;
-
-use crate::support::{Files, Small, adam, contents, master_adam, momentum, pack, quietly, trained};
 use std::{fmt::Debug, ops::Range};
+
+use crate::support::*;
 
 /// Bits that turn a number, a letter or a length into a near one, and all bits.
 const MASKS: [u8; 5] = [1, 2, 4, 128, 255];

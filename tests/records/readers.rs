@@ -4,11 +4,11 @@
 //! The bytes are a script of changes to an honest record, which is sealed again afterwards, or a record themselves. Run by proptest
 //! here, for some seconds, and by `cargo fuzz` in `fuzz/`, for as long as one likes.
 
-use burn_amp_tests::prelude::*;
 use burn_pack::Scalar;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
+use crate::support::*;
 use crate::{
     forge::seal,
     support::{

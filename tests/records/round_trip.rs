@@ -1,12 +1,9 @@
 //! Every way to store and load a scaler or an optimizer, undamaged.
 
-use burn_amp_tests::prelude::*;
 use std::{fs, path::Path};
 use tempfile::tempdir;
 
-use crate::support::{
-    Files, Small, adam, contents, master_adam, names, pack, place, state, trained,
-};
+use crate::support::*;
 
 /// A scaler with nothing at its default, some steps old.
 fn seasoned() -> GradScaler {

@@ -1,6 +1,5 @@
 //! How a file gets to its place: what can be loaded, with the permissions it had, past what killed runs have left.
 
-use burn_amp_tests::{gradients, prelude::*};
 use burn_pack::Scalar;
 use std::{
     fs::{self, File},
@@ -9,10 +8,7 @@ use std::{
 };
 use tempfile::tempdir;
 
-use crate::support::{
-    Files, Small, adam, child, contents, folder, is_error, limited, master_adam, momentum, names,
-    parameters, place, scratch_files, trained,
-};
+use crate::support::*;
 
 /// One scalar, many times.
 #[derive(Module, Debug)]

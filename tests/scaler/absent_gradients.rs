@@ -1,8 +1,8 @@
 //! Gradients that are not there: none at all, no parameters, frozen or unreached parameters, strangers, tensors without values.
 
 use burn::nn::Relu;
-use burn_amp_tests::prelude::*;
 
+use crate::support::*;
 use crate::{
     status::assert_norm,
     support::{Model, Trial, gradient},

@@ -1,8 +1,6 @@
 //! A disabled scaler passes everything.
 
-use burn_amp_tests::prelude::*;
-
-use crate::support::{Model, Trial, values_of};
+use crate::support::*;
 
 fn disabled() -> GradScalerConfig {
     GradScalerConfig::new()

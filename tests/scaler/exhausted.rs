@@ -1,9 +1,6 @@
 //! A broken run ends, with an error that says where it broke.
 
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::{pack, says};
-
-use crate::support::{Model, Trial};
+use crate::support::*;
 
 fn config() -> GradScalerConfig {
     at_scale(1024.0)

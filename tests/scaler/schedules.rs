@@ -1,9 +1,6 @@
 //! Every schedule at work: what a scaler lets it see, with several optimizers and with accumulation too, and what a record holds.
 
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::{says, scaled_by_hand};
-
-use crate::support::{Model, Trial, unscaled};
+use crate::support::*;
 
 fn config(schedule: Schedule) -> GradScalerConfig {
     GradScalerConfig::new().with_schedule(schedule)

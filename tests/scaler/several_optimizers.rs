@@ -1,8 +1,6 @@
 //! Several optimizers under one scaler: each skips by its own gradients, and the scale moves once.
 
-use burn_amp_tests::prelude::*;
-
-use crate::support::Model;
+use crate::support::*;
 
 struct Player {
     model: Model,

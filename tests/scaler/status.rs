@@ -1,9 +1,8 @@
 //! `GradientStatus` against a reference in f64 on the host.
 
-use burn_amp_tests::prelude::*;
 use std::array;
 
-use crate::support::{Model, gradient, scaler, unscaled, values_of};
+use crate::support::*;
 
 /// The index of the first value of each parameter of [`Model`], and the parameter's path.
 const PARAMETERS: [(usize, &str); 3] = [(0, "vector"), (5, "matrix"), (17, "kernel")];

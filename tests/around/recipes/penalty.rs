@@ -1,10 +1,9 @@
 //! Gradient penalties. Burn's `backward` gives gradients without a graph, so that they cannot be differentiated again;
 //! a difference of two of them can stand in for the second derivative.
 
-use burn_amp_tests::{prelude::*, random};
 use std::array::from_fn;
 
-use crate::support::{filled, values};
+use crate::support::*;
 
 /// A weight for each input, whose loss is half the sum of the squares of the products: its second derivative is diagonal.
 type Weights = Param<Tensor<1>>;

@@ -1,8 +1,6 @@
 //! Inputs, parameters and gradients that the tests of the border share.
 
-use burn_amp_tests::{gradients_by_path, prelude::*};
-
-pub use burn_amp_tests::{logs, panic_message, random, values};
+pub use burn_amp_tests::prelude::*;
 
 /// Burn's default device, with autodiff.
 pub fn device() -> Device {

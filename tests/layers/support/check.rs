@@ -1,10 +1,9 @@
 //! The life of a layer in half precision, beside the same layer in f32.
 
-use burn_amp_tests::{fill, gradients_by_path, prelude::*};
 use burn_pack::Reader;
 use std::collections::BTreeMap;
 
-use super::{tensor, values};
+use super::*;
 
 /// How a layer runs inside `autocast`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

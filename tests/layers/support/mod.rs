@@ -2,9 +2,8 @@
 
 mod check;
 
-use burn_amp_tests::prelude::*;
+pub use burn_amp_tests::prelude::*;
 
-pub use burn_amp_tests::values;
 pub use check::{Runs, check};
 
 /// A tensor of values in (-1, 1).

@@ -1,6 +1,5 @@
 //! Parameters and files in a form that can be compared bit by bit.
 
-use burn_amp_tests::Pack;
 use std::{collections::BTreeMap, fs, path::Path};
 
 use super::*;

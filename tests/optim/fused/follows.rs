@@ -1,11 +1,10 @@
 //! Every configuration gives what Burn's optimizer gives: bit for bit on Flex, closely elsewhere.
 
-use burn_amp_tests::prelude::*;
 use burn_pack::DType as Stored;
 use std::collections::BTreeMap;
 
 use super::{flex, gradients, records::handed_over, same_steps};
-use crate::support::{Net, Plan, batch, compare_with_plain, parameters, state};
+use crate::support::*;
 
 const STEPS: usize = 1000;
 

@@ -1,9 +1,7 @@
 //! Parameters in half precision: their masters go where those of `MasterWeights` go, bit for bit.
 
-use burn_amp_tests::prelude::*;
-
 use super::{flex, gradients};
-use crate::support::{Net, Pack, parameters, state};
+use crate::support::*;
 
 /// A run in which the first parameter is edited between; gradients come in f32 and in half precision by turns.
 fn run<O: ModuleOptim>(optim: &mut O, mut net: Net, dtype: FloatDType) -> Net {

@@ -1,8 +1,6 @@
 //! Steps of one executor beside those of another: the same bits, whatever stands around the step. Each call of
 //! `pending` is a row.
 
-use burn_amp_tests::{prelude::*, stored, wave};
-
 use super::{
     captured::has_graphs,
     run::{
@@ -10,6 +8,7 @@ use super::{
         learning_rate, nesterov,
     },
 };
+use crate::support::*;
 
 /// Enough for some that are skipped and some that are clipped, before and after gradients by hand.
 const ELSEWHERE: usize = 60;

@@ -1,12 +1,10 @@
 //! Outcomes that are not known yet: what is known of them, and when, where optimizers are dropped, cloned, loaded and replaced.
 
-use burn_amp_tests::prelude::*;
-
 use super::{
     gradients,
     run::{Event, Net, Run, Values, Waited, adam, is_flex, nesterov},
 };
-use crate::support::{Pack, state};
+use crate::support::*;
 
 fn config() -> GradScalerConfig {
     GradScalerConfig::new()

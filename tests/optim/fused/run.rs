@@ -1,11 +1,9 @@
 //! Runs in f16 in which something goes wrong now and then: their steps are decided by the host or by the device, or recorded.
 
-use burn_amp_tests::prelude::*;
-
-use burn_amp_tests::{fill, stored};
 use burn_pack::DType as Stored;
 
 use super::gradients;
+use crate::support::*;
 
 /// The same optimizer, whose outcomes are waited for.
 #[derive(Clone)]

@@ -35,17 +35,29 @@ fn expected(micro_batches: impl IntoIterator<Item = usize>, factor: f32) -> Vec<
     sum.map(|sum| -sum * factor).to_vec()
 }
 
+/// Under a scaler that is disabled, too, whatever the dtype.
 #[test]
 fn every_nth_call_steps_with_the_mean_or_the_sum() {
+    let disabled = || sgd_under(GradScalerConfig::new().with_enabled(false));
     for rule in RULES {
-        for (sum, factor) in [(false, 0.25), (true, 1.0)] {
-            let mut run = trial(windows(4, rule).with_sum(sum));
+        for (optim, dtype, sum, factor) in [
+            (sgd(), DType::F32, false, 0.25),
+            (sgd(), DType::F32, true, 1.0),
+            (disabled(), DType::F32, false, 0.25),
+            (disabled(), DType::F16, false, 0.25),
+        ] {
+            let optim = optim.with_accumulation(windows(4, rule).with_sum(sum));
+            let mut run = Trial::new(optim.unwrap()).with_dtype(dtype);
             for k in 0..4 {
                 assert_eq!(run.len(), k as u32);
                 assert_eq!(run.values(), [0.0; 10]);
                 run.step(micro(k));
             }
-            assert_eq!(run.values(), expected(0..4, factor), "{rule}, {sum}");
+            assert_eq!(
+                run.values(),
+                expected(0..4, factor),
+                "{rule}, {sum}, {dtype:?}"
+            );
             let window = run.optim.window().unwrap();
             assert!(window.is_empty() && window.gradients() == 0);
             assert_eq!(run.counters().steps(), 1);
@@ -255,19 +267,6 @@ fn half_precision_gradients_are_summed_in_f32() {
                 run.step(all(1.0));
             }
             assert_eq!(run.values(), [-1.0; 10], "{rule:?} {gradient:?}");
-        }
-    }
-}
-
-#[test]
-fn a_disabled_scaler_accumulates() {
-    let disabled = GradScalerConfig::new().with_enabled(false);
-    for rule in RULES {
-        for dtype in [DType::F16, DType::F32] {
-            let optim = sgd_under(disabled).with_accumulation(windows(4, rule));
-            let mut run = Trial::new(optim.unwrap()).with_dtype(dtype);
-            (0..4).for_each(|k| run.step(micro(k)));
-            assert_eq!(run.values(), expected(0..4, 0.25), "{rule:?} {dtype:?}");
         }
     }
 }

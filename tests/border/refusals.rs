@@ -104,29 +104,6 @@ fn f64_passes() {
     assert_eq!(grad.to_data().as_slice::<f64>().unwrap(), [2.0]);
 }
 
-/// Burn keeps one reparameterization of a parameter, and drops the adapter that comes second: nothing is left to train.
-#[test]
-fn a_low_rank_adapter_after_the_precision() {
-    let device = device();
-    let linear: Linear = fill(LinearConfig::new(3, 3).init(&device), 1);
-    let amp = f16(two(12));
-    let wrong = linear
-        .apply_reparameterization(amp.clone())
-        .apply_lora(Lora::new(2, 4.0));
-    assert!(wrong.weight.adapter().is_none());
-    assert!(!wrong.weight.base().is_require_grad());
-
-    let input: Tensor<2> = random(1, [2, 3], &device);
-    let error = amp.check(&wrong, |m| {
-        let output = amp.autocast(input.clone(), |x| m.forward(x));
-        output.square().mean()
-    });
-    assert!(
-        matches!(error, Err(AmpError::NoGradients { .. })),
-        "{error:?}"
-    );
-}
-
 /// The model is the plain one, and the thread in no scope.
 fn assert_closed(amp: &MixedPrecision, gain: &Gain) {
     assert_eq!(gain.factor.val().dtype(), DType::F32);

@@ -25,21 +25,6 @@ fn loss(net: &Net, step: usize, factor: f64) -> Tensor<1> {
     net.loss(batch(step, &device())).mul_scalar(factor)
 }
 
-/// What is done to the gradients between `unscale` and `step` is what the optimizer gets.
-#[test]
-fn changes_between_unscale_and_step_count() {
-    let net = net();
-    let (mut by_hand, mut half) = (scaled(), scaled());
-    let grads = by_hand.backward(loss(&net, 0, 1.0), &net);
-    let grads = by_hand.unscale(grads, &net).unwrap().mul_scalar(0.5);
-    let by_hand_net = by_hand.step(LR, net.clone(), grads);
-    let grads = half.backward(loss(&net, 0, 0.5), &net);
-    let half_net = half.step(LR, net, grads);
-
-    assert!(parameters(&by_hand_net) == parameters(&half_net));
-    assert_eq!(state(by_hand.optimizer()), state(half.optimizer()));
-}
-
 /// Before a loss is scaled, or after: gradients know the scale of their own loss.
 #[test]
 fn scaler_mut_changes_the_scale_and_not_the_trajectory() {

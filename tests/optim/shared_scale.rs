@@ -41,21 +41,6 @@ fn pair(amp: &MixedPrecision) -> [Player; 2] {
     [Player::new(amp), Player::new(amp)]
 }
 
-#[test]
-fn an_iteration_is_one_step_of_the_schedule() {
-    for count in 1..4 {
-        let amp = amp(100);
-        let mut players: Vec<Player> = (0..count).map(|_| Player::new(&amp)).collect();
-        for iteration in 1..=10 {
-            for player in &mut players {
-                assert_eq!(player.tracker(), iteration - 1);
-                assert!(player.train(1.0));
-            }
-            assert!(players.iter().all(|player| player.tracker() == iteration));
-        }
-    }
-}
-
 /// The scale fits the larger gradients of the two, whichever comes first.
 #[test]
 fn a_schedule_sees_the_gradients_of_all_optimizers() {

@@ -1,7 +1,6 @@
 //! What the tests of burn-amp share: the reference traces, modules and gradients made by hand, what is stored of them in bits, logs and panics.
 
 mod bits;
-mod by_path;
 mod files;
 mod fill;
 mod log_max_again;
@@ -12,8 +11,9 @@ mod run;
 mod says;
 pub mod small;
 
-pub use bits::{Pack, Values, contents, pack, parameters, state, stored, values};
-pub use by_path::gradients_by_path;
+pub use bits::{
+    Pack, Values, contents, gradients_by_path, pack, parameters, state, stored, values,
+};
 pub use files::Files;
 pub use fill::{address, fill, fill_with_ids, gradients, random, wave};
 pub use log_max_again::LogMaxAgain;

@@ -70,32 +70,6 @@ fn every_optimizer() {
     }
 }
 
-/// `ScaledOptimizer` hands f32 gradients to half-precision parameters, and averages the masters.
-#[test]
-fn it_is_scaled_and_averaged() {
-    fn run<O: ModuleOptim>(optim: O, mut one: Param<Tensor<1>>) -> (Vec<f32>, Pack) {
-        let scaler = GradScalerConfig::new().with_init_scale(256.0);
-        let ema = EmaConfig::new().with_momentum(0.5);
-        let optim = ScaledOptimizer::new(optim, scaler.init().unwrap());
-        let mut optim = optim.with_ema(ema).unwrap();
-        for _ in 0..5 {
-            let loss = one.val().cast(FloatDType::F32).square().sum();
-            let grads = optim.backward(loss, &one);
-            one = optim.step(1e-4, one, grads);
-        }
-        assert_eq!(optim.scaler().counters().stepped(), 5);
-        let average = optim.ema().unwrap().get(&one).unwrap();
-        let average = average.into_data().try_to_vec().unwrap();
-        (average, state(optim.optimizer()))
-    }
-
-    let values = Tensor::<1>::from_data([1.0, -2.0, 0.1], &flex());
-    let one = to_half(Param::from_tensor(values), FloatDType::F16, &[]);
-    let config = AdamConfig::new();
-    let expected = run(MasterWeights::new(config.build()), one.clone());
-    assert_eq!(run(FusedAdam::new(config).unwrap(), one), expected);
-}
-
 /// A model that goes over to half precision in a run, and back: the state goes on.
 #[test]
 fn a_model_that_changes_its_precision() {

@@ -259,15 +259,26 @@ fn an_optimizer_that_does_not_fit_is_refused() {
     let other = adam(&MixedPrecision::f16());
     let scale = "ScaledOptimizer::new(optim, &amp)";
     for (learner, field, advice) in [
-        (amp.learner(net(), windows, lr()), "with_accumulation", "grads_accumulation(4)"),
+        (
+            amp.learner(net(), windows, lr()),
+            "with_accumulation",
+            "grads_accumulation(4)",
+        ),
         (amp.learner(net(), other, lr()), "optim", scale),
         (amp.learner(net(), own, lr()), "optim", scale),
         (amp.learner(net(), averages, lr()), "with_ema", "left out"),
-        (amp.learner(net(), stepped_by_model, lr()), "with_own_optimize", "left out"),
+        (
+            amp.learner(net(), stepped_by_model, lr()),
+            "with_own_optimize",
+            "left out",
+        ),
     ] {
         let error = learner.map(drop).unwrap_err();
         is_error(&error, "InvalidValue", [advice]);
-        assert!(error.to_string().starts_with(&format!("`{field}` is")), "{error}");
+        assert!(
+            error.to_string().starts_with(&format!("`{field}` is")),
+            "{error}"
+        );
     }
     assert!(amp.learner(net(), adam(&amp), lr()).is_ok());
 }

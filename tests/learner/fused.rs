@@ -53,7 +53,7 @@ impl From<Waited> for ModuleOptimizer {
 #[test]
 fn a_long_run_is_the_one_that_waits() {
     let on_flex = Device::default() == Device::flex();
-    let mut run = Run::of(if on_flex { 30 } else { 5 }).poisoned([11, 40]);
+    let mut run = Run::of(if on_flex { 12 } else { 5 }).poisoned([11, 40]);
     run.shuffle = Some(3);
     let check = |done: Done| {
         let counters = done.counters();

@@ -3,12 +3,19 @@
 use burn::data::dataloader::split::split_dataloader;
 use std::sync::Arc;
 
-use crate::{averages::{averaged, averaging}, support::*};
+use crate::{
+    averages::{averaged, averaging},
+    support::*,
+};
 
 /// However it is trained.
 #[test]
 fn a_resumed_run_is_the_uninterrupted_one_bit_for_bit() {
-    let clipped = with(|amp| adam(amp).with_clipping(GradientClip::GlobalNorm(0.1)).unwrap());
+    let clipped = with(|amp| {
+        adam(amp)
+            .with_clipping(GradientClip::GlobalNorm(0.1))
+            .unwrap()
+    });
     let (run, windows) = (Run::shuffled(), Run::shuffled().with_windows(4));
     let mut ways: Vec<(Run, &dyn Fn(&MixedPrecision) -> Made)> = vec![
         (run.clone(), &burns),
@@ -28,12 +35,20 @@ fn a_resumed_run_is_the_uninterrupted_one_bit_for_bit() {
     for (index, (run, learner)) in ways.into_iter().enumerate() {
         let [whole, half, resumed] = resumed(&run, learner);
         let counters = whole.counters();
-        assert!(counters.skipped() >= 4, "the poison, once an epoch: {counters:?}");
+        assert!(
+            counters.skipped() >= 4,
+            "the poison, once an epoch: {counters:?}"
+        );
         if let Some(ema) = half.model.ema() {
             let stored = Resume::check(half.folder.path(), 2).unwrap();
             let mut averages = EmaConfig::new().init().unwrap();
-            averages.load_record(stored.record().unwrap().clone()).unwrap();
-            assert_eq!((averages.updates(), averages.parameters()), (ema.updates(), 4));
+            averages
+                .load_record(stored.record().unwrap().clone())
+                .unwrap();
+            assert_eq!(
+                (averages.updates(), averages.parameters()),
+                (ema.updates(), 4)
+            );
             assert!(averaged(&resumed.model) == averaged(&whole.model));
             assert!(averaged(&resumed.model).2 > ema.updates());
         }

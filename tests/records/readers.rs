@@ -341,13 +341,24 @@ mod tests {
         runner.run(&vec(any::<u8>(), 0..48), read).unwrap();
     }
 
+    /// Of every record.
+    fn read(share: u32) {
+        run(500 / share, super::optimizer);
+        run(1000 / share, super::scaler);
+        run(1000 / share, super::window);
+        run(1000 / share, super::averages);
+        run(2000 / share, super::state);
+    }
+
     #[test]
     fn of_every_record() {
-        run(500, super::optimizer);
-        run(1000, super::scaler);
-        run(1000, super::window);
-        run(1000, super::averages);
-        run(2000, super::state);
+        read(20);
+    }
+
+    #[test]
+    #[ignore = "slow"]
+    fn sweep_of_every_record() {
+        read(1);
     }
 
     /// What an earlier run has found.

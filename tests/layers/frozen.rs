@@ -1,6 +1,6 @@
 //! Frozen parameters: in half precision too, and without gradients.
 
-use crate::support::*;
+use super::support::*;
 
 #[test]
 fn frozen_parameters_are_cast_too() {

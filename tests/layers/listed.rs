@@ -7,8 +7,8 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use crate::support::*;
-use crate::{activations, modules, support::Runs};
+use super::support::*;
+use super::{activations, modules, support::Runs};
 
 /// No layers of their own: what layers are made of, and runs as these do.
 const PARTS: [&str; 2] = ["GateController", "TransformerDecoderLayer"];

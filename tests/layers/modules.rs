@@ -23,7 +23,7 @@ use burn::nn::{
     },
 };
 
-use crate::support::*;
+use super::support::*;
 
 fn padding(device: &Device) -> Tensor<2, Bool> {
     let rows = [

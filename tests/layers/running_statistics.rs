@@ -1,6 +1,6 @@
 //! BatchNorm's running statistics, in which Burn has surprises of its own.
 
-use crate::support::*;
+use super::support::*;
 
 fn mean_in(record: ModuleRecord) -> Values {
     let mut pack = pack(record.into_bytes().unwrap());

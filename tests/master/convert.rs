@@ -1,6 +1,6 @@
 //! `to_half` and `to_full`.
 
-use crate::support::*;
+use super::support::*;
 
 fn dtypes(net: &Net) -> Vec<(String, DType)> {
     let all = parameters(net).into_iter();

@@ -1,6 +1,6 @@
 //! Gradients and parameters of every float dtype.
 
-use crate::support::*;
+use super::support::*;
 
 /// The same values, wide or narrow, make the same step.
 #[test]

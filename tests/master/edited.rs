@@ -1,6 +1,6 @@
 //! Parameters changed behind the optimizer's back.
 
-use crate::support::*;
+use super::support::*;
 
 /// A net after one small step, so that its masters differ from it.
 fn stepped() -> (Net, MasterWeights) {

@@ -1,6 +1,6 @@
 //! Mixed models: kept f32 parameters, and frozen ones.
 
-use crate::support::*;
+use super::support::*;
 
 /// Real training of a mixed model, through `ScaledOptimizer`. Frozen parameters get no gradient: no step, no master.
 #[test]

@@ -1,6 +1,6 @@
 //! The masters go where plain f32 parameters would go, bit for bit.
 
-use crate::support::*;
+use super::support::*;
 
 /// Steps plain parameters, and the same in half precision but for those that are kept.
 fn compare_both(

@@ -1,6 +1,6 @@
 //! Half-precision parameters without masters, where asked for: with a state that Burn cannot load. States with masters and without.
 
-use crate::support::*;
+use super::support::*;
 
 fn half() -> Linear {
     let linear = LinearConfig::new(3, 2).init(&device());

@@ -37,7 +37,12 @@ const CHILD: &str = "BURN_AMP_TEST_CHILD";
 #[test]
 fn the_log_says_to_take_it_outside() {
     let output = Command::new(env::current_exe().unwrap())
-        .args(["half_loss::says_it", "--exact", "--ignored", "--nocapture"])
+        .args([
+            "precision::half_loss::says_it",
+            "--exact",
+            "--ignored",
+            "--nocapture",
+        ])
         .env(CHILD, "1")
         .output()
         .unwrap();

@@ -25,7 +25,7 @@ fn without_a_logger_the_first_warning_is_on_standard_error() {
         optim.step(0.1, model, grads);
         return;
     }
-    let name = "logger::without_a_logger_the_first_warning_is_on_standard_error";
+    let name = "precision::logger::without_a_logger_the_first_warning_is_on_standard_error";
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", name, "--nocapture"])
         .env(CHILD, "1")

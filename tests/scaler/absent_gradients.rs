@@ -2,11 +2,7 @@
 
 use burn::nn::Relu;
 
-use crate::support::*;
-use crate::{
-    status::assert_norm,
-    support::{Model, Trial, gradient},
-};
+use super::{status::assert_norm, support::*};
 
 /// Trains this module, with a scaler after an overflow and a clean step.
 fn used<M: Module>(model: M) -> Trial<M> {

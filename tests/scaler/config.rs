@@ -1,6 +1,6 @@
 //! `GradScalerConfig`: defaults, refusals, and its JSON.
 
-use crate::support::*;
+use super::support::*;
 
 fn config() -> GradScalerConfig {
     GradScalerConfig::new()

@@ -1,6 +1,6 @@
 //! What the scaler remembers of its steps.
 
-use crate::support::*;
+use super::support::*;
 
 #[test]
 fn steps_and_skips_are_counted() {

@@ -1,6 +1,6 @@
 //! A disabled scaler passes everything.
 
-use crate::support::*;
+use super::support::*;
 
 fn disabled() -> GradScalerConfig {
     GradScalerConfig::new()

@@ -1,6 +1,6 @@
 //! A broken run ends, with an error that says where it broke.
 
-use crate::support::*;
+use super::support::*;
 
 fn config() -> GradScalerConfig {
     at_scale(1024.0)

@@ -1,6 +1,6 @@
 //! The dtype in which gradients come out, and what becomes of parameters in half precision.
 
-use crate::support::*;
+use super::support::*;
 
 fn in_parameters_dtype(scale: f64) -> GradScalerConfig {
     at_scale(scale).with_parameter_dtype_gradients(true)

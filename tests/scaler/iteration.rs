@@ -1,6 +1,6 @@
 //! One iteration: `step`, then `update` once.
 
-use crate::support::*;
+use super::support::*;
 
 #[test]
 fn update_without_a_step_does_nothing() {

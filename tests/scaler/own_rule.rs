@@ -4,7 +4,7 @@ use burn_amp::schedule::{Evidence, NextScale, Rule};
 use std::{collections::BTreeSet, error::Error};
 use tempfile::tempdir;
 
-use crate::support::*;
+use super::support::*;
 
 type Refusal = Box<dyn Error + Send + Sync>;
 

@@ -1,6 +1,6 @@
 //! Every schedule at work: what a scaler lets it see, with several optimizers and with accumulation too, and what a record holds.
 
-use crate::support::*;
+use super::support::*;
 
 fn config(schedule: Schedule) -> GradScalerConfig {
     GradScalerConfig::new().with_schedule(schedule)

@@ -1,6 +1,6 @@
 //! The getters and setters of PyTorch's five fields: every setter refuses a bad value and keeps the old one.
 
-use crate::support::*;
+use super::support::*;
 
 fn dynamic() -> GradScaler {
     let config = at_scale(1024.0)

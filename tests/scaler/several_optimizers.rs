@@ -1,6 +1,6 @@
 //! Several optimizers under one scaler: each skips by its own gradients, and the scale moves once.
 
-use crate::support::*;
+use super::support::*;
 
 struct Player {
     model: Model,

@@ -2,7 +2,7 @@
 
 use std::array;
 
-use crate::support::*;
+use super::support::*;
 
 /// The index of the first value of each parameter of [`Model`], and the parameter's path.
 const PARAMETERS: [(usize, &str); 3] = [(0, "vector"), (5, "matrix"), (17, "kernel")];

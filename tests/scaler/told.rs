@@ -1,6 +1,6 @@
 //! Each call tells what it has done.
 
-use crate::support::*;
+use super::support::*;
 
 #[test]
 fn each_call_tells_what_it_has_done() {

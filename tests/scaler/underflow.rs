@@ -1,6 +1,6 @@
 //! Gradients that are all zero though the loss is not: one warning.
 
-use crate::support::*;
+use super::support::*;
 
 fn loss(value: f32) -> Tensor<1> {
     Tensor::from_floats([value], &Device::flex())

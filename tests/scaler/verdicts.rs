@@ -1,6 +1,6 @@
 //! No verdict on gradients is lost, whatever becomes of them.
 
-use crate::support::*;
+use super::support::*;
 
 fn config() -> GradScalerConfig {
     at_scale(1024.0)

@@ -107,6 +107,23 @@ pub fn outcome(overflow: bool) -> StepOutcome {
     }
 }
 
+/// Programs that must not compile. `tests/compile` looks at what the compiler says.
+#[cfg(doctest)]
+mod mistakes {
+    macro_rules! mistake {
+        ($($name:ident: $path:literal,)*) => {
+            $(#[doc = "```compile_fail"] #[doc = include_str!($path)] #[doc = "```"] mod $name {})*
+        };
+    }
+
+    mistake! {
+        optimizer_in_optimizer: "../compile/optimizer_in_optimizer_mistake.rs",
+        gradients_of_backward: "../compile/taking_a_step_with_gradients_of_backward_mistake.rs",
+        unknown_batch: "../compile/unknown_batch_mistake.rs",
+        unscaling_twice: "../compile/unscaling_twice_mistake.rs",
+    }
+}
+
 /// The README and the chapters of the book, whose code must compile and run.
 #[cfg(doctest)]
 mod documents {

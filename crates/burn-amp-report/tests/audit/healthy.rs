@@ -8,6 +8,7 @@ use burn::{
 use burn_amp_report::{Audit, audit};
 use burn_amp_tests::prelude::*;
 use digits::data::Digits;
+use std::sync::{Mutex, PoisonError};
 
 use crate::network::{self, Network, batch, device, same};
 
@@ -162,26 +163,34 @@ fn drawing() -> Audit {
     })
 }
 
-#[test]
-fn healthy_models_raise_no_alarm() {
-    let mut alarms = Vec::new();
-    let mut check = |name: &str, audit: Audit| {
-        println!("{name}: {}", audit.verdict());
-        if !audit.verdict().is_fine() {
-            alarms.push(format!("{name}: {audit}"));
+/// One after another: each seeds the device.
+static ALONE: Mutex<()> = Mutex::new(());
+
+macro_rules! healthy {
+    ($($name:ident: $audit:expr,)*) => {
+        mod models_raise_no_alarm {
+            $(#[test]
+            fn $name() {
+                use super::*;
+                let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+                let audit = $audit;
+                assert!(audit.verdict().is_fine(), "{audit}");
+            })*
         }
     };
-    check("a perceptron", perceptron());
-    check("an LSTM in f32", recurrent());
-    check("digits", sigmoids());
-    check("learner", classifier());
-    check("gan", critic());
-    check("gpt", gpt(false));
-    check("gpt, tied", gpt(true));
-    check("programs: regression", regression());
-    check("programs: gpt", sums());
-    check("programs: transformer", sentences());
-    check("programs: cnn", images());
-    check("programs: wgan", drawing());
-    assert!(alarms.is_empty(), "{}", alarms.join("\n\n"));
+}
+
+healthy! {
+    a_perceptron: perceptron(),
+    an_lstm_in_f32: recurrent(),
+    of_digits: sigmoids(),
+    of_learner: classifier(),
+    of_gan: critic(),
+    of_gpt: gpt(false),
+    of_gpt_tied: gpt(true),
+    of_programs_regression: regression(),
+    of_programs_gpt: sums(),
+    of_programs_transformer: sentences(),
+    of_programs_cnn: images(),
+    of_programs_wgan: drawing(),
 }

@@ -89,19 +89,6 @@ fn a_sum_is_that_of_burns_accumulator_bit_for_bit() {
     }
 }
 
-#[test]
-fn a_window_of_one_is_no_window() {
-    for rule in RULES {
-        let (mut windowed, mut plain) = (window(1, rule), Trial::new(sgd()));
-        for k in 0..5 {
-            assert_eq!(windowed.scale(), plain.scale());
-            windowed.step(micro(k));
-            plain.step(micro(k));
-            assert_eq!(windowed.values(), plain.values());
-        }
-    }
-}
-
 /// Calls, those of `bad` with gradients that overflow, and after each the scale and how many are in the window. What the steps have
 /// made of zeros, and the counters: steps, skipped ones, dropped micro-batches, skips in a row.
 fn calls(mut run: Trial, plain: bool, bad: &[usize], after: &[(f32, u32)]) -> (Vec<f32>, [u64; 4]) {

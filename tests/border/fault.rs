@@ -27,9 +27,9 @@ impl Run<Gain> {
     }
 
     fn verdict(&mut self, grads: GradientsParams) -> Verdict {
-        let before = parameters(&self.model);
+        let before = numbers(&self.model);
         let skipped = self.step(0.01, grads);
-        assert_eq!(skipped, parameters(&self.model) == before);
+        assert_eq!(skipped, numbers(&self.model) == before);
         (skipped, self.scale(), self.counters().bad_losses())
     }
 

@@ -12,17 +12,13 @@ fn scaled() -> ScaledOptimizer<ModuleOptimizer> {
     ScaledOptimizer::new(adam(), scaler())
 }
 
-fn device() -> Device {
-    Device::flex().autodiff()
-}
-
 fn net() -> Net {
-    Net::full(&device())
+    Net::full(&flex())
 }
 
 /// The loss of a step, times `factor`.
 fn loss(net: &Net, step: usize, factor: f64) -> Tensor<1> {
-    net.loss(batch(step, &device())).mul_scalar(factor)
+    net.loss(batch(step, &flex())).mul_scalar(factor)
 }
 
 /// Before a loss is scaled, or after: gradients know the scale of their own loss.

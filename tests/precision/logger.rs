@@ -1,10 +1,5 @@
 //! What a program without a logger gets to read.
 
-use burn::{
-    optim::{GradientsParams, SgdConfig},
-    tensor::{Device, Tensor},
-};
-use burn_amp::MixedPrecision;
 use burn_amp_tests::prelude::*;
 use std::process::Command;
 

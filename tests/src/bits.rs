@@ -25,6 +25,30 @@ pub struct Pack {
 }
 
 impl Pack {
+    /// With other names of tensors and scalars; what has none is left out.
+    pub fn renamed(self, rename: impl Fn(String) -> Option<String>) -> Self {
+        fn renamed<V>(
+            values: BTreeMap<String, V>,
+            rename: impl Fn(String) -> Option<String>,
+        ) -> BTreeMap<String, V> {
+            let named = values
+                .into_iter()
+                .filter_map(|(name, value)| Some((rename(name)?, value)));
+            named.collect()
+        }
+
+        Self {
+            tensors: renamed(self.tensors, &rename),
+            scalars: renamed(self.scalars, &rename),
+            metadata: self.metadata,
+        }
+    }
+
+    /// The state of the optimizer around which masters are kept, under the names that it has alone.
+    pub fn unwrapped(self) -> Self {
+        self.renamed(|name| Some(name.replace(".inner.", ".")))
+    }
+
     /// The burnpack as it is, whatever its checksum says.
     pub fn into_bytes(self) -> Bytes {
         let tensors = self.tensors.into_iter();
@@ -87,6 +111,25 @@ pub fn stored<M: Module>(module: &M) -> Vec<(DType, Vec<u8>)> {
     let found = collect(module, None).into_iter();
     found
         .map(|(.., data)| (data.dtype(), data.as_bytes().to_vec()))
+        .collect()
+}
+
+/// The stored values of all float parameters, which must be f32.
+pub fn numbers<M: Module>(module: &M) -> Vec<f32> {
+    stored(module)
+        .iter()
+        .flat_map(|(dtype, bytes)| f32s(*dtype, bytes))
+        .collect()
+}
+
+/// The numbers behind the bytes of an f32 tensor.
+pub fn f32s(dtype: DType, bytes: &[u8]) -> Vec<f32> {
+    assert_eq!(dtype, DType::F32);
+    bytes
+        .as_chunks()
+        .0
+        .iter()
+        .map(|bytes| f32::from_le_bytes(*bytes))
         .collect()
 }
 

@@ -3,6 +3,16 @@
 use crate::prelude::*;
 use burn::backend::{BackendTensor, DispatchTensorKind};
 
+/// Burn's default device, with autodiff.
+pub fn device() -> Device {
+    Device::default().autodiff()
+}
+
+/// Flex, with autodiff.
+pub fn flex() -> Device {
+    Device::flex().autodiff()
+}
+
 /// Numbers between -`height` and `height` that look random.
 pub fn wave(from: usize, count: usize, height: f32) -> Vec<f32> {
     let value = |index: usize| (12.9898 * (index as f32 + 1.0)).sin() * height;

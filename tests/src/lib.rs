@@ -10,17 +10,20 @@ pub mod prelude;
 mod run;
 mod says;
 pub mod small;
+mod waited;
 
 pub use bits::{
-    Pack, Values, contents, gradients_by_path, pack, parameters, state, stored, values,
+    Pack, Values, contents, f32s, gradients_by_path, numbers, pack, parameters, state, stored,
+    values,
 };
 pub use files::Files;
-pub use fill::{address, fill, fill_with_ids, gradients, random, wave};
+pub use fill::{address, device, fill, fill_with_ids, flex, gradients, random, wave};
 pub use log_max_again::LogMaxAgain;
 pub use logs::{captured, logs};
 pub use panics::{panic_message, quietly};
 pub use run::{Run, Snapshot, resumed};
 pub use says::{is_error, only, says};
+pub use waited::Waited;
 
 use burn::optim::{GradientsParams, SgdConfig};
 use burn_amp::{GradScaler, GradScalerConfig, ScaledGradients, ScaledOptimizer, StepOutcome};

@@ -2,11 +2,6 @@
 
 pub use burn_amp_tests::prelude::*;
 
-/// Burn's default device, with autodiff.
-pub fn device() -> Device {
-    Device::default().autodiff()
-}
-
 /// The half-precision dtypes that the device has.
 pub fn halves() -> Vec<FloatDType> {
     let both = [FloatDType::F16, FloatDType::BF16];
@@ -129,19 +124,6 @@ pub fn gradient_bits<M: Module>(grads: &GradientsParams, module: &M) -> Vec<u32>
         values
     });
     values.map(bits_of).collect()
-}
-
-/// The stored values of all parameters, which must be f32.
-pub fn parameters<M: Module>(module: &M) -> Vec<f32> {
-    let stored = burn_amp_tests::stored(module).into_iter();
-    let values = stored.flat_map(|(dtype, bytes)| {
-        assert_eq!(dtype, DType::F32);
-        let bits = bytes.as_chunks().0;
-        bits.iter()
-            .map(|bits| f32::from_le_bytes(*bits))
-            .collect::<Vec<_>>()
-    });
-    values.collect()
 }
 
 /// The same module, with parameters that look random.

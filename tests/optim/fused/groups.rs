@@ -1,6 +1,6 @@
 //! Groups with learning rates and settings of their own; parameters that are frozen, or used twice.
 
-use super::{flex, of_batch, same_steps, steps_by_hand};
+use super::{of_batch, same_steps, steps_by_hand};
 use crate::support::*;
 
 fn biases() -> ParamGroup {

@@ -1,6 +1,6 @@
 //! Parameters in half precision: their masters go where those of `MasterWeights` go, bit for bit.
 
-use super::{flex, gradients};
+use super::gradients;
 use crate::support::*;
 
 /// A run in which the first parameter is edited between; gradients come in f32 and in half precision by turns.
@@ -21,21 +21,6 @@ fn run<O: ModuleOptim>(optim: &mut O, mut net: Net, dtype: FloatDType) -> Net {
     net
 }
 
-/// The state, whose names are with `inner` or without.
-fn unwrapped<O: ModuleOptim>(optim: &O) -> Pack {
-    let Pack {
-        tensors,
-        scalars,
-        metadata,
-    } = state(optim);
-    let name = |name: String| name.replace(".inner.", ".");
-    Pack {
-        tensors: tensors.into_iter().map(|(n, t)| (name(n), t)).collect(),
-        scalars: scalars.into_iter().map(|(n, s)| (name(n), s)).collect(),
-        metadata,
-    }
-}
-
 fn compare<C: Clone>(optim: impl Optimizer, fused: Fused<C>) {
     for dtype in [FloatDType::F16, FloatDType::BF16] {
         for keep in [vec![], vec![ParamGroup::from_predicate("hidden")]] {
@@ -50,7 +35,7 @@ fn compare<C: Clone>(optim: impl Optimizer, fused: Fused<C>) {
                 // Names too.
                 assert_eq!(state(&fused), state(&masters));
             }
-            assert_eq!(unwrapped(&fused), unwrapped(&masters));
+            assert_eq!(state(&fused).unwrapped(), state(&masters).unwrapped());
         }
     }
 }
@@ -91,5 +76,5 @@ fn a_model_that_changes_its_precision() {
     let net = Net::full(&flex());
     let expected = run(&mut masters, net.clone());
     assert!(parameters(&run(&mut fused, net)) == parameters(&expected));
-    assert_eq!(unwrapped(&fused), unwrapped(&masters));
+    assert_eq!(state(&fused).unwrapped(), state(&masters).unwrapped());
 }

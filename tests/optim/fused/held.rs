@@ -1,6 +1,6 @@
 //! What is overwritten in place, and what somebody else holds.
 
-use super::{flex, gradients, of_batch, run::adam, same_steps, steps_by_hand};
+use super::{gradients, of_batch, run::adam, same_steps, steps_by_hand};
 use crate::support::*;
 
 #[test]

@@ -4,8 +4,8 @@
 use super::{
     captured::has_graphs,
     run::{
-        Event, Executor, Net, Run, Values, Waited, adam, batch, config, event, is_flex,
-        learning_rate, nesterov,
+        Event, Executor, Net, Run, Values, adam, batch, config, event, is_flex, learning_rate,
+        nesterov,
     },
 };
 use crate::support::*;
@@ -182,9 +182,9 @@ fn decayed_adam() -> FusedAdam {
 #[test]
 fn nothing_around() {
     let plan = Plan {
-        elsewhere: 300,
+        elsewhere: 200,
         is_captured: true,
-        ..Plan::of(300)
+        ..Plan::of(200)
     };
     pending("plain", adam(), plan);
 }
@@ -196,7 +196,7 @@ fn random(step: usize, which: usize) -> f32 {
 
 #[test]
 fn whatever_happens_to_three_executors() {
-    whatever_happens(400);
+    whatever_happens(300);
 }
 
 #[test]
@@ -273,7 +273,7 @@ fn whatever_the_rule_and_the_schedule() {
     };
     let of = |scaler| Plan {
         scaler,
-        ..Plan::of(120)
+        ..Plan::of(90)
     };
     let captured = |scaler| Plan {
         is_captured: true,

@@ -54,7 +54,3 @@ fn same_steps<M: Module, A: ModuleOptim, B: ModuleOptim>(
     assert_eq!(state(other), state(one));
     found
 }
-
-pub fn flex() -> Device {
-    Device::flex().autodiff()
-}

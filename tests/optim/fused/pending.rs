@@ -2,7 +2,7 @@
 
 use super::{
     gradients,
-    run::{Event, Net, Run, Values, Waited, adam, nesterov},
+    run::{Event, Net, Run, Values, adam, nesterov},
 };
 use crate::support::*;
 

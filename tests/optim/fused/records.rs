@@ -1,6 +1,6 @@
 //! Records are Burn's, in both directions, through files and in the middle of a run; others are refused.
 
-use super::{flex, run::adam as plain_adam, steps_by_hand};
+use super::{run::adam as plain_adam, steps_by_hand};
 use crate::support::*;
 
 fn steps<O: ModuleOptim>(optim: &mut O, net: Net, range: std::ops::Range<usize>) -> Net {

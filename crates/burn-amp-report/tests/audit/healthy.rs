@@ -10,7 +10,7 @@ use burn_amp_tests::prelude::*;
 use digits::data::Digits;
 use std::sync::{Mutex, PoisonError};
 
-use crate::network::{self, Network, batch, device, same};
+use crate::network::{self, Network, batch, same};
 
 fn audited<M: Module>(model: M, calibrates: bool, loss: impl Fn(&M) -> Tensor<1>) -> Audit {
     let amp = MixedPrecision::f16();
@@ -32,7 +32,7 @@ fn perceptron() -> Audit {
 }
 
 fn recurrent() -> Audit {
-    let device = device();
+    let device = flex();
     let model = LstmConfig::new(16, 16, true).init(&device);
     audited(model, false, |m| {
         let output = autocast(batch().unsqueeze::<3>(), |x| {
@@ -43,21 +43,21 @@ fn recurrent() -> Audit {
 }
 
 fn seeded() -> Device {
-    let device = device();
+    let device = flex();
     device.seed(3);
     device
 }
 
 /// The digits, before the device is seeded.
 fn digits() -> Digits {
-    let digits = Digits::load(&device()).unwrap();
+    let digits = Digits::load(&flex()).unwrap();
     seeded();
     digits
 }
 
 fn sigmoids() -> Audit {
     let digits = digits();
-    let model = ::digits::model::Network::new(&device());
+    let model = ::digits::model::Network::new(&flex());
     audited(model, true, |m| {
         let logits = autocast(digits.train.images.clone(), |x| m.forward(x));
         ::digits::training::brier_score(logits, digits.train.labels.clone())
@@ -70,14 +70,14 @@ fn classifier() -> Audit {
         images: digits.train.images.clone(),
         labels: digits.train.labels.clone(),
     };
-    let model = learner::model::Classifier::new(&device());
+    let model = learner::model::Classifier::new(&flex());
     audited(model, true, |m| InferenceStep::step(m, batch.clone()).loss)
 }
 
 fn critic() -> Audit {
     let digits = digits();
-    let model = gan::network::Network::critic(&device());
-    let noise = Tensor::<2>::random([64, 64], Distribution::Default, &device());
+    let model = gan::network::Network::critic(&flex());
+    let noise = Tensor::<2>::random([64, 64], Distribution::Default, &flex());
     audited(model, false, |m| {
         let real = digits.train.images.clone().narrow(0, 0, 64);
         let [real, fake] = autocast([real, noise.clone()], |x| x.map(|x| m.forward(x)));

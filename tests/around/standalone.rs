@@ -100,30 +100,6 @@ fn window(size: u32, rule: bool) -> AccumulationWindow {
     windows(size, rule).init().unwrap()
 }
 
-#[test]
-fn records_say_what_they_hold() {
-    for rule in RULES {
-        let Run {
-            window: donor,
-            ema,
-            model,
-            ..
-        } = state(rule);
-        let record = AmpRecord::from_bytes(donor.bits()).unwrap();
-        assert_eq!((record.window(), record.averages()), (2, 0));
-        let mut loaded = window(4, rule);
-        loaded.load_record(record).unwrap();
-        assert_eq!((loaded.len(), loaded.gradients()), (2, 2));
-        assert_eq!(sum(&loaded, &model), sum(&donor, &model));
-
-        let record = AmpRecord::from_bytes(ema.bits()).unwrap();
-        assert_eq!((record.window(), record.averages()), (0, 2));
-        let mut loaded = averages();
-        loaded.load_record(record).unwrap();
-        assert_eq!(loaded.module(&model).values(), ema.module(&model).values());
-    }
-}
-
 /// The settings are the program's; empty states are states.
 #[test]
 fn an_empty_record_empties() {

@@ -54,21 +54,6 @@ fn gradients_pass_in_every_dtype() {
     }
 }
 
-#[test]
-fn overflows_reach_the_optimizer() {
-    let mut run = Trial::new(disabled());
-    for step in 1..4 {
-        run.step(true).unwrap();
-        assert_eq!(run.scaler.update().unwrap(), Some(StepOutcome::Stepped));
-        assert_eq!(run.scaler.counters().steps(), step);
-    }
-    assert_eq!(run.model.values()[8..10], [0.25, f64::NEG_INFINITY]);
-    assert_eq!(run.scaler.counters().skipped(), 0);
-    // Three clean steps with an interval of 1 would have raised it.
-    assert_eq!(run.scaler.schedule().scale(), 65536.0);
-    assert_eq!(run.scale(), 1.0);
-}
-
 /// As the scaler alone.
 #[test]
 fn the_scaled_optimizer_is_its_inner_one() {

@@ -225,7 +225,7 @@ fn another_optimizers_overflow_is_mended_by_the_next_step() {
 fn an_overflow_that_is_discarded_is_mended_by_the_next_step() {
     let mut run = Loop::after(1);
     let good = run.first();
-    let scaler = GradScalerConfig::new().with_init_scale(1.0).init().unwrap();
+    let scaler = at_scale(1.0).init().unwrap();
     let grads = scaled_by_hand(&scaler, run.gradients(OVERFLOW));
     let grads = scaler.unscale(grads, &run.norms).unwrap();
     assert!(grads.has_overflow());

@@ -6,9 +6,7 @@ use crate::support::*;
 const OVERFLOW: f32 = 1e9;
 
 fn amp(growth_interval: u32) -> MixedPrecision {
-    let config = GradScalerConfig::new()
-        .with_init_scale(1024.0)
-        .with_growth_interval(growth_interval);
+    let config = at_scale(1024.0).with_growth_interval(growth_interval);
     MixedPrecision::f16().with_scaler(config).unwrap()
 }
 
@@ -45,7 +43,7 @@ fn pair(amp: &MixedPrecision) -> [Player; 2] {
 #[test]
 fn a_schedule_sees_the_gradients_of_all_optimizers() {
     for factors in [[1.0, 64.0], [64.0, 1.0], [64.0, 64.0]] {
-        let config = GradScalerConfig::new().with_init_scale(64.0);
+        let config = at_scale(64.0);
         let config = config.with_schedule(Schedule::log_max());
         let amp = MixedPrecision::f16().with_scaler(config).unwrap();
         let mut players = factors.map(|_| Player::new(&amp));

@@ -5,7 +5,7 @@ use std::{env, process::Command};
 
 fn train() {
     let device = Device::flex().autodiff();
-    let config = GradScalerConfig::new().with_init_scale(262144.0);
+    let config = at_scale(262144.0);
     let amp = MixedPrecision::f16().with_scaler(config).unwrap();
     let linear: Linear = LinearConfig::new(3, 1).init(&device);
     let mut model = linear.apply_reparameterization(amp.clone());

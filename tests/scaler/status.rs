@@ -74,7 +74,7 @@ fn it_is_what_the_host_counts() {
         cases.last_mut().unwrap()[at] = value;
     }
     for (stride, from) in [(2, 0), (3, 1), (5, 4), (1, 30), (1, 0)] {
-        let is_bad = |index: usize| index >= from && index % stride == 0;
+        let is_bad = |index: usize| index >= from && index.is_multiple_of(stride);
         let value = |index| {
             if is_bad(index) {
                 bad[index % 3]

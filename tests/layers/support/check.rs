@@ -51,7 +51,7 @@ fn each_precision<M: Module, const D: usize, const E: usize>(
     forward: &dyn Fn(&M, Tensor<D>, &Device) -> Tensor<E>,
     check: impl Fn(Layer<'_, M, D, E>),
 ) {
-    let config = GradScalerConfig::new().with_init_scale(1024.0);
+    let config = at_scale(1024.0);
     // Rounding is 2^-11 and 2^-8; layers add it up.
     for (dtype, tolerance) in [(FloatDType::F16, 1e-2), (FloatDType::BF16, 6e-2)] {
         let amp = MixedPrecision::new(dtype).with_scaler(config).unwrap();

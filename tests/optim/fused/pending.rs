@@ -7,8 +7,7 @@ use super::{
 use crate::support::*;
 
 fn config() -> GradScalerConfig {
-    GradScalerConfig::new()
-        .with_init_scale(1024.0)
+    at_scale(1024.0)
         .with_growth_interval(3)
         .with_max_consecutive_skips(None)
 }

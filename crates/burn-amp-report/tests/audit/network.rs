@@ -68,7 +68,7 @@ pub fn f16() -> MixedPrecision {
 
 /// f16 with a loss scale.
 pub fn at(scale: f64) -> MixedPrecision {
-    let config = GradScalerConfig::new().with_init_scale(scale);
+    let config = at_scale(scale);
     f16().with_scaler(config).unwrap()
 }
 

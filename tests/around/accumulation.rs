@@ -2,11 +2,9 @@
 
 mod refused;
 
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::scaled_by_hand;
 use std::array::from_fn;
 
-use crate::support::{Pair, RULES, Trial, Values, address, all, masters, on_flex, sgd, windows};
+use crate::support::*;
 
 const BAD: Values = ([f32::INFINITY, 1.0, 1.0, 1.0, 1.0, 1.0], [1.0; 4]);
 
@@ -37,17 +35,29 @@ fn expected(micro_batches: impl IntoIterator<Item = usize>, factor: f32) -> Vec<
     sum.map(|sum| -sum * factor).to_vec()
 }
 
+/// Under a scaler that is disabled, too, whatever the dtype.
 #[test]
 fn every_nth_call_steps_with_the_mean_or_the_sum() {
+    let disabled = || sgd_under(GradScalerConfig::new().with_enabled(false));
     for rule in RULES {
-        for (sum, factor) in [(false, 0.25), (true, 1.0)] {
-            let mut run = trial(windows(4, rule).with_sum(sum));
+        for (optim, dtype, sum, factor) in [
+            (sgd(), DType::F32, false, 0.25),
+            (sgd(), DType::F32, true, 1.0),
+            (disabled(), DType::F32, false, 0.25),
+            (disabled(), DType::F16, false, 0.25),
+        ] {
+            let optim = optim.with_accumulation(windows(4, rule).with_sum(sum));
+            let mut run = Trial::new(optim.unwrap()).with_dtype(dtype);
             for k in 0..4 {
                 assert_eq!(run.len(), k as u32);
                 assert_eq!(run.values(), [0.0; 10]);
                 run.step(micro(k));
             }
-            assert_eq!(run.values(), expected(0..4, factor), "{rule}, {sum}");
+            assert_eq!(
+                run.values(),
+                expected(0..4, factor),
+                "{rule}, {sum}, {dtype:?}"
+            );
             let window = run.optim.window().unwrap();
             assert!(window.is_empty() && window.gradients() == 0);
             assert_eq!(run.counters().steps(), 1);
@@ -76,19 +86,6 @@ fn a_sum_is_that_of_burns_accumulator_bit_for_bit() {
         by_hand.take(sum);
         assert_eq!(built_in.values(), by_hand.values());
         assert_eq!(built_in.counters(), by_hand.counters());
-    }
-}
-
-#[test]
-fn a_window_of_one_is_no_window() {
-    for rule in RULES {
-        let (mut windowed, mut plain) = (window(1, rule), Trial::new(sgd()));
-        for k in 0..5 {
-            assert_eq!(windowed.scale(), plain.scale());
-            windowed.step(micro(k));
-            plain.step(micro(k));
-            assert_eq!(windowed.values(), plain.values());
-        }
     }
 }
 
@@ -262,19 +259,6 @@ fn half_precision_gradients_are_summed_in_f32() {
 }
 
 #[test]
-fn a_disabled_scaler_accumulates() {
-    let disabled = GradScalerConfig::new().with_enabled(false);
-    for rule in RULES {
-        for dtype in [DType::F16, DType::F32] {
-            let optim = sgd_under(disabled).with_accumulation(windows(4, rule));
-            let mut run = Trial::new(optim.unwrap()).with_dtype(dtype);
-            (0..4).for_each(|k| run.step(micro(k)));
-            assert_eq!(run.values(), expected(0..4, 0.25), "{rule:?} {dtype:?}");
-        }
-    }
-}
-
-#[test]
 fn one_f32_buffer_for_each_parameter_is_added_to_in_place() {
     if !on_flex() {
         return;
@@ -385,18 +369,13 @@ fn a_micro_batch_without_gradients_counts() {
         assert_eq!(run.values()[5..7], [-1.0, -2.0]);
         assert_eq!((run.counters().stepped(), run.scale()), (2, before));
     }
-}
-
-/// It is no evidence that the scale is fine: neither for the scale, nor for the count of skips.
-#[test]
-fn a_micro_batch_without_gradients_ends_no_row_of_skips() {
+    // It is no evidence that the scale is fine: neither for the scale, nor for the count of skips.
     let mut run = window(4, true);
-    run.step(BAD);
-    assert_eq!(run.counters().consecutive_skips(), 1);
-    run.take_plain(GradientsParams::new());
-    assert_eq!(run.counters().consecutive_skips(), 1);
-    run.step(BAD);
-    assert_eq!(run.counters().consecutive_skips(), 2);
+    for row in 1..3 {
+        run.step(BAD);
+        run.take_plain(GradientsParams::new());
+        assert_eq!(run.counters().consecutive_skips(), row);
+    }
 }
 
 /// The inverse of 3 is not rounded to f32 on the way.

@@ -1,8 +1,6 @@
 //! Gradients that were changed after unscaling: what clipping finds in them, and what is stepped on.
 
-use burn_amp_tests::prelude::*;
-
-use crate::support::{Pair, Trial, Values, all, norm};
+use crate::support::*;
 
 const WEIGHT: [f32; 6] = [3.0, 0.0, 0.0, 0.0, 0.0, 0.0];
 const BIAS: [f32; 4] = [4.0, 0.0, 0.0, 0.0];

@@ -1,10 +1,8 @@
 //! Clipping by value, by norm and by global norm, of all parameters and of groups.
 
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::scaled_by_hand;
 use proptest::prelude::*;
 
-use crate::support::{Pair, Trial, Values, address, all, l2, on_flex, sgd, values};
+use crate::support::*;
 
 const WEIGHT: [f32; 6] = [0.3, -0.4, 1.2, 0.0, -2.5, 0.7];
 const BIAS: [f32; 4] = [-0.1, 0.2, 3.0, -0.6];

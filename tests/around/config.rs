@@ -1,8 +1,6 @@
 //! `ScaledOptimizerConfig`: defaults, JSON, what is refused.
 
-use burn_amp_tests::{is_error, prelude::*};
-
-use crate::support::{Pair, Trial};
+use crate::support::*;
 
 /// The optimizer of a configuration, at a loss scale of its own.
 fn init<O: ModuleOptim>(
@@ -22,43 +20,6 @@ fn by_default_there_is_nothing_around_the_step() {
     assert!(optim.window().is_none() && optim.clipping().is_none() && optim.ema().is_none());
     assert_eq!(optim.scaler().loss_scale(), 65536.0);
     assert_eq!(optim.scaler().growth_interval(), 2000);
-}
-
-#[test]
-fn everything_goes_through_json() {
-    let accumulation = AccumulationConfig::new(2)
-        .with_skip_micro_batch(true)
-        .with_sum(true);
-    let ema = EmaConfig::new()
-        .with_momentum(0.5)
-        .with_overwrite_frequency(Some(3));
-    let bias = ParamGroup::from_predicate("bias");
-    let config = ScaledOptimizerConfig::new()
-        .with_scaler(at_scale(8.0))
-        .with_clip(Some(GradientClip::GlobalNorm(1.0)))
-        .with_clip_groups(vec![(bias, GradientClip::Value(0.25))])
-        .with_accumulation(Some(accumulation))
-        .with_ema(Some(ema));
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("config.json");
-    config.save(&path).unwrap();
-    let loaded = ScaledOptimizerConfig::load(&path).unwrap();
-    assert_eq!(loaded.to_string(), config.to_string());
-
-    let decay = SgdConfig::new().with_weight_decay(Some(WeightDecayConfig::new(0.5)));
-    let optim = init(&loaded, decay.init()).unwrap();
-    assert_eq!(
-        optim.window().unwrap().config(),
-        &config.accumulation.unwrap()
-    );
-    assert_eq!(optim.ema().unwrap().config(), &config.ema.unwrap());
-    let mut run = Trial::new(optim);
-    run.model = Pair::of(1.0, DType::F32);
-    for _ in 0..2 {
-        run.step(([0.0; 6], [4.0; 4]));
-    }
-    // Weight decay takes half of all; the bias's clipped gradient a quarter more.
-    assert_eq!(run.values(), [[0.5; 6].as_slice(), &[0.25; 4]].concat());
 }
 
 /// The loss scale is that of the handle, which must have been given the same settings.

@@ -1,12 +1,6 @@
 //! Averages of the weights.
 
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::{only, says};
-use log::Level;
-
-use crate::support::{
-    Pair, Trial, address, all, captured, masters, on_flex, parameters, sgd, values,
-};
+use crate::support::*;
 
 fn config(momentum: f64) -> EmaConfig {
     EmaConfig::new().with_momentum(momentum)
@@ -299,22 +293,29 @@ fn averages_that_match_no_parameter_are_told_of() {
     assert!(messages.is_empty(), "{messages:?}");
 }
 
-/// Updates that f16 parameters lose are in the masters, and in their average.
+/// Updates that f16 parameters lose are in the masters, and in their average: whoever keeps the masters.
 #[test]
 fn with_master_weights_the_masters_are_averaged() {
-    let settings = at_scale(1.0);
-    let run = |dtype: DType| {
-        let optim = masters(settings.with_dynamic(false)).with_ema(config(0.5));
+    fn run<O: ModuleOptim>(optim: O, dtype: DType) -> [Vec<f32>; 2] {
+        let scaler = at_scale(1.0).with_dynamic(false).init().unwrap();
+        let optim = ScaledOptimizer::new(optim, scaler).with_ema(config(0.5));
         let (mut optim, mut model) = (optim.unwrap(), Pair::of(1.0, dtype));
         for _ in 0..3 {
             let grads = model.gradients(all(1.0), 1.0);
             model = optim.step(1e-4, model, grads);
         }
         let ema = optim.ema().unwrap();
-        let weight = values(ema.get(&model.weight).unwrap());
-        (weight, values(ema.get(&model.bias).unwrap()))
-    };
-    let expected = run(DType::F32);
-    assert!(expected.0[0] < 1.0 - 2e-4);
-    assert_eq!(run(DType::F16), expected);
+        [
+            values(ema.get(&model.weight).unwrap()),
+            values(ema.get(&model.bias).unwrap()),
+        ]
+    }
+    let sgd = SgdConfig::new;
+    let masters = |dtype| run(MasterWeights::new(sgd().build()), dtype);
+    let fused = |dtype| run(FusedSgd::new(sgd()).unwrap(), dtype);
+    let expected = masters(DType::F32);
+    assert!(expected[0][0] < 1.0 - 2e-4);
+    for found in [masters(DType::F16), fused(DType::F32), fused(DType::F16)] {
+        assert_eq!(found, expected);
+    }
 }

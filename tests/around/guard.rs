@@ -2,11 +2,9 @@
 
 mod spikes;
 
-use burn_amp_tests::{only, prelude::*, says};
-use log::Level;
 use std::ops::Range;
 
-use crate::support::{Trial, captured, filled, norm, on_flex, sgd, wave};
+use crate::support::*;
 
 /// Begins after 8 values.
 const SKIP: Guard = Guard::SkipStep {

@@ -1,8 +1,6 @@
 //! Factors that half precision cannot hold, on gradients in half precision.
 
-use burn_amp_tests::prelude::*;
-
-use crate::support::{Pair, l2, values};
+use crate::support::*;
 
 // Exact in f16 and bf16; their norm is 57,000.
 const WEIGHT: [f32; 6] = [24576.0, -32768.0, 12288.0, 0.0, -20480.0, 28672.0];

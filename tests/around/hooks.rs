@@ -1,12 +1,10 @@
 //! Hooks of a program's own: a rule that rejects steps, and an average of the weights that keeps up with the device.
 
 use burn_amp::hook::{Applied, Hook, Proposed, Resolution, State, Verdict};
-use burn_amp_tests::{is_error, prelude::*, says};
-use log::Level;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
-use crate::support::{Pair, Run, Trial, captured, norm, resumed, sgd};
+use crate::support::*;
 
 /// Rejects a step whose norm is `far` times that of the last one it has accepted, and halves gradients that are merely long.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -1,10 +1,8 @@
 //! Keras's `LossScaleOptimizer`, option by option, through `ScaledOptimizerConfig`.
 
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::reference;
 use serde::Deserialize;
 
-use crate::support::{Pair, pack};
+use crate::support::*;
 
 /// The relative error allowed in values.
 const TOLERANCE: f64 = 1e-5;
@@ -138,13 +136,16 @@ impl Epsilon {
     fn add(&mut self, optim: &ScaledOptimizer<ModuleOptimizer>, before: &[f32], after: &[f32]) {
         let tensors = pack(optim.optimizer().into_bytes().unwrap()).tensors;
         let moment = |id: u64| {
-            let (_, (_, _, bytes)) = &tensors[&format!("{id}.momentum.moment_2")];
-            let values = bytes.chunks_exact(4);
-            values.map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()))
+            let (_, (dtype, _, bytes)) = &tensors[&format!("{id}.momentum.moment_2")];
+            f32s(*dtype, bytes)
         };
         self.steps += 1;
         let smaller = 1.0 - (1.0 - 0.999f64.powi(self.steps)).sqrt();
-        for (index, v) in moment(2001).chain(moment(2002)).enumerate() {
+        for (index, v) in [moment(2001), moment(2002)]
+            .concat()
+            .into_iter()
+            .enumerate()
+        {
             let length = f64::from((after[index] - before[index]).abs());
             self.bound[index] += length * 1e-7 * smaller / f64::from(v).sqrt();
         }

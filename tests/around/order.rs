@@ -1,8 +1,6 @@
 //! The order of a step: accumulate (scaled), unscale, test, clip, step or skip, average the weights, update the scale.
 
-use burn_amp_tests::prelude::*;
-
-use crate::support::{Trial, Values, sgd};
+use crate::support::*;
 
 /// With this first value in the bias's.
 fn gradient(bias: f32) -> Values {

@@ -1,9 +1,7 @@
 //! What was read, or put into a record, before a step is what it was. On CubeCL devices a read is done when the values are looked
 //! at, so that a step in place would show in it.
 
-use burn_amp_tests::prelude::*;
-
-use crate::support::{Pack, Pair, Trial, Values, pack};
+use crate::support::*;
 
 const WEIGHT: [f32; 6] = [0.3, -0.4, 1.2, 0.5, -2.5, 0.7];
 const BIAS: [f32; 4] = [-0.1, 0.2, 3.0, -0.6];

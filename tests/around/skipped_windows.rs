@@ -1,10 +1,6 @@
 //! Windows whose micro-batches are all clean, and whose sum overflows all the same.
 
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::{only, says};
-use log::Level;
-
-use crate::support::{Trial, captured};
+use crate::support::*;
 
 /// f16 gradients, whose sums of three are taken in f32 and rounded to f16 in the end. At the floor of the scale, which has nothing to do
 /// with it.

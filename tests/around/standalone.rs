@@ -1,8 +1,6 @@
 //! A window and averages beside a `GradScaler`: stored in files of their own, resumed exactly, refused where they do not fit.
 
-use burn_amp_tests::{is_error, prelude::*};
-
-use crate::support::{Files, Pack, Pair, RULES, Trial, all, pack, sgd, values, wave, windows};
+use crate::support::*;
 
 const INFINITE: [usize; 4] = [10, 16, 20, 31];
 const END: usize = 40;
@@ -100,30 +98,6 @@ fn sum(window: &AccumulationWindow, model: &Pair) -> Vec<f32> {
 
 fn window(size: u32, rule: bool) -> AccumulationWindow {
     windows(size, rule).init().unwrap()
-}
-
-#[test]
-fn records_say_what_they_hold() {
-    for rule in RULES {
-        let Run {
-            window: donor,
-            ema,
-            model,
-            ..
-        } = state(rule);
-        let record = AmpRecord::from_bytes(donor.bits()).unwrap();
-        assert_eq!((record.window(), record.averages()), (2, 0));
-        let mut loaded = window(4, rule);
-        loaded.load_record(record).unwrap();
-        assert_eq!((loaded.len(), loaded.gradients()), (2, 2));
-        assert_eq!(sum(&loaded, &model), sum(&donor, &model));
-
-        let record = AmpRecord::from_bytes(ema.bits()).unwrap();
-        assert_eq!((record.window(), record.averages()), (0, 2));
-        let mut loaded = averages();
-        loaded.load_record(record).unwrap();
-        assert_eq!(loaded.module(&model).values(), ema.module(&model).values());
-    }
 }
 
 /// The settings are the program's; empty states are states.

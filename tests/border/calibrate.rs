@@ -1,8 +1,6 @@
 //! The first loss scale, from a backward pass before the first step.
 
-use burn_amp_tests::prelude::*;
-
-use crate::support::{Gain, Run, device, f16, fill, logs, parameters, random, two, values, vector};
+use crate::support::*;
 
 /// A gain whose output has a gradient of 2^`weight`.
 struct Probe {
@@ -153,7 +151,7 @@ fn train(calibrated: bool) -> (Vec<f32>, f64, f64) {
             let statistics = [&net.1.running_mean, &net.1.running_var];
             (
                 statistics.map(|state| values(state.value_sync())),
-                parameters(net),
+                numbers(net),
             )
         };
         let before = state(&run.model);
@@ -166,7 +164,7 @@ fn train(calibrated: bool) -> (Vec<f32>, f64, f64) {
         let output = run.amp.autocast(input(), |x| forward(&run.model, x));
         assert!(!run.step(0.1, run.gradients(loss(output))));
     }
-    (parameters(&run.model), run.scale(), first)
+    (numbers(&run.model), run.scale(), first)
 }
 
 /// Running statistics, counters and parameters are those of a run without it.

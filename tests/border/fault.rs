@@ -1,9 +1,8 @@
 //! Whose fault a skip is: a loss scale that was too high is lowered, one that is not to blame stays.
 
-use burn_amp_tests::prelude::*;
 use std::collections::VecDeque;
 
-use crate::support::{Gain, Run, device, f16, logs, parameters, two, vector};
+use crate::support::*;
 
 /// What a step has done: skipped, the scale after it, and the bad losses so far.
 type Verdict = (bool, f64, u64);
@@ -28,9 +27,9 @@ impl Run<Gain> {
     }
 
     fn verdict(&mut self, grads: GradientsParams) -> Verdict {
-        let before = parameters(&self.model);
+        let before = numbers(&self.model);
         let skipped = self.step(0.01, grads);
-        assert_eq!(skipped, parameters(&self.model) == before);
+        assert_eq!(skipped, numbers(&self.model) == before);
         (skipped, self.scale(), self.counters().bad_losses())
     }
 

@@ -4,11 +4,10 @@ use burn::{
     module::{Reparameterization, Reparameterizer},
     tensor::activation::{gelu, relu},
 };
-use burn_amp_tests::prelude::*;
 use proptest::{prelude::*, test_runner::TestRunner};
 use std::cell::Cell;
 
-use crate::support::{bits, device, fill, gradient_bits, halves, random, scaled, two};
+use crate::support::*;
 
 thread_local! {
     /// Whether the model that is cast by hand is outside half precision.
@@ -274,7 +273,7 @@ fn plain(net: &Net, plan: &Plan) -> Bits {
 /// On a device that compiles a kernel for each shape, few of the cases.
 fn runner(cases: u32) -> TestRunner {
     let cases = match std::env::var_os("BURN_DEVICE") {
-        Some(_) => cases.div_ceil(300),
+        Some(_) => cases.div_ceil(60),
         None => cases,
     };
     TestRunner::new(ProptestConfig {
@@ -285,8 +284,18 @@ fn runner(cases: u32) -> TestRunner {
 
 #[test]
 fn gradients_are_those_of_a_scaled_loss() {
+    scaled_losses(200);
+}
+
+#[test]
+#[ignore = "slow"]
+fn sweep_gradients_are_those_of_a_scaled_loss() {
+    scaled_losses(1000);
+}
+
+fn scaled_losses(cases: u32) {
     let (all, telling) = (Cell::new(0u32), Cell::new(0u32));
-    let result = runner(1000).run(&plans(), |plan| {
+    let result = runner(cases).run(&plans(), |plan| {
         let net = Net::new(&plan, &plan.device());
         let amp = scaled(plan.dtype, two(plan.scale));
         let border = by_border(&net, &plan, &amp);
@@ -313,7 +322,7 @@ fn gradients_are_those_of_a_scaled_loss() {
 
 #[test]
 fn outside_the_scope_the_model_is_the_plain_one() {
-    let result = runner(100).run(&plans(), |plan| {
+    let result = runner(60).run(&plans(), |plan| {
         let net = Net::new(&plan, &plan.device());
         let expected = plain(&net, &plan);
         let amp = scaled(plan.dtype, two(plan.scale));

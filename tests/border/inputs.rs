@@ -1,9 +1,8 @@
 //! What can go into a scope or a part in f32, and come out of it.
 
 use burn::nn::RnnState;
-use burn_amp_tests::prelude::*;
 
-use crate::support::{device, halves, scaled, two, values, vector};
+use crate::support::*;
 
 struct Batch {
     images: Tensor<3>,

@@ -1,8 +1,6 @@
 //! Parts in f32, and tensors that a scope captures.
 
-use burn_amp_tests::prelude::*;
-
-use crate::support::{Gain, f16, gradient, halves, scaled, two, values, vector};
+use crate::support::*;
 
 /// Parameters and captured tensors are plain f32 inside, and get their gradients as there.
 #[test]

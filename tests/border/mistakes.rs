@@ -1,9 +1,6 @@
 //! Programs that would train wrongly, or in f32, without a word.
 
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::says;
-
-use crate::support::{self, Gain, f16, gradient, logs, panic_message, sgd, two, vector};
+use crate::support::*;
 
 fn gain(amp: &MixedPrecision) -> Gain {
     Gain::at(&[2.0, 2.0], amp)
@@ -18,14 +15,14 @@ fn ones() -> Tensor<1> {
 fn a_backward_pass_inside_the_closure_is_refused() {
     let amp = f16(two(12));
     let gain = gain(&amp);
-    let backward = |x| {
+    let inside = |x| {
         let loss = gain.forward(x).cast(FloatDType::F32).sum();
         drop(loss.backward());
     };
-    let error = amp.try_autocast(ones(), backward);
+    let error = amp.try_autocast(ones(), inside);
     let message = error.unwrap_err().to_string();
     says(&message, ["`factor`", "take the loss outside"]);
-    assert_eq!(panic_message(|| amp.autocast(ones(), backward)), message);
+    assert_eq!(panic_message(|| amp.autocast(ones(), inside)), message);
 
     // Of a scope that is closed, but whose result is in the half precision of one that is not.
     let error = amp.try_autocast(ones(), |x| {
@@ -38,7 +35,7 @@ fn a_backward_pass_inside_the_closure_is_refused() {
     let mut inner = None;
     amp.autocast(ones(), |x| {
         let output = amp.autocast(ones(), |x| gain.forward(x));
-        inner = Some(support::backward(output.sum(), &gain));
+        inner = Some(backward(output.sum(), &gain));
         x
     });
     assert_eq!(gradient(&inner.unwrap(), gain.factor.id), [1.0, 1.0]);
@@ -55,7 +52,7 @@ fn burns_optimizer_in_place_of_a_scaled_one_is_warned_of() {
         let lines = logs("never tested", || {
             for _ in 0..40 {
                 let loss = amp.autocast(ones(), |x| gain.forward(x)).sum() * two(-10);
-                let grads = support::backward(loss, &gain);
+                let grads = backward(loss, &gain);
                 gain = match &mut optim {
                     Some(optim) => optim.step(0.1, gain.clone(), grads),
                     None => plain.step(0.1, gain.clone(), grads),
@@ -114,7 +111,7 @@ fn an_overflow_at_the_scale_of_another_handle_is_named() {
         let mut step = |_: i32| {
             let hidden = amp.autocast(ones(), |x| model.0.forward(x));
             let loss = other.autocast(hidden, |x| model.1.forward(x)).sum();
-            let grads = support::backward(loss, &model);
+            let grads = backward(loss, &model);
             optim.try_step(0.1, model.clone(), grads).err()
         };
         let failed = (0..30).find_map(&mut step).expect("every step is skipped");

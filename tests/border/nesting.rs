@@ -2,9 +2,7 @@
 //!
 //! All values are powers of two, so that gradients are exact, unless half precision cannot hold them.
 
-use burn_amp_tests::prelude::*;
-
-use crate::support::{Chain, Gradients, f16, halves, logs, scaled, two, values, vector};
+use crate::support::*;
 
 /// A model that has its own `autocast`, inside another's.
 fn nested(outer: &MixedPrecision, inner: &MixedPrecision, weight: f64) -> Gradients {

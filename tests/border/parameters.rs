@@ -4,9 +4,8 @@ use burn::{
     module::{QLora, Quantizer},
     tensor::quantization::{Calibration, QuantScheme, QuantValue},
 };
-use burn_amp_tests::{prelude::*, says};
 
-use crate::support::{Run, device, f16, fill, random, two, values};
+use crate::support::*;
 
 fn linear(width: usize) -> Linear {
     let config = LinearConfig::new(width, width).with_bias(false);
@@ -71,6 +70,7 @@ fn mixed_precision_first_then_adapters_is_refused_and_warned_of() {
     let model = linear(4)
         .apply_reparameterization(amp.clone())
         .apply_lora(Lora::new(2, 4.0));
+    assert!(model.weight.adapter().is_none() && !model.weight.base().is_require_grad());
     let input: Tensor<2> = random(1, [8, 4], &device);
     let forward = |m: &Linear| amp.autocast(input.clone(), |x| m.forward(x));
     let error = amp

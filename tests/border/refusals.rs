@@ -1,11 +1,8 @@
 //! What a scope refuses, and that it closes whatever happens inside.
 
-use burn_amp_tests::{prelude::*, says};
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 
-use crate::support::{
-    Gain, backward, device, f16, fill, gradient, panic_message, random, two, values, vector,
-};
+use crate::support::*;
 
 /// The error of a scope in f16, which is a panic's message, too.
 fn refused<I: CastFloat, R: CastFloat>(
@@ -105,29 +102,6 @@ fn f64_passes() {
     let grads = output.sum().backward();
     let grad = wide.grad(&grads).unwrap();
     assert_eq!(grad.to_data().as_slice::<f64>().unwrap(), [2.0]);
-}
-
-/// Burn keeps one reparameterization of a parameter, and drops the adapter that comes second: nothing is left to train.
-#[test]
-fn a_low_rank_adapter_after_the_precision() {
-    let device = device();
-    let linear: Linear = fill(LinearConfig::new(3, 3).init(&device), 1);
-    let amp = f16(two(12));
-    let wrong = linear
-        .apply_reparameterization(amp.clone())
-        .apply_lora(Lora::new(2, 4.0));
-    assert!(wrong.weight.adapter().is_none());
-    assert!(!wrong.weight.base().is_require_grad());
-
-    let input: Tensor<2> = random(1, [2, 3], &device);
-    let error = amp.check(&wrong, |m| {
-        let output = amp.autocast(input.clone(), |x| m.forward(x));
-        output.square().mean()
-    });
-    assert!(
-        matches!(error, Err(AmpError::NoGradients { .. })),
-        "{error:?}"
-    );
 }
 
 /// The model is the plain one, and the thread in no scope.

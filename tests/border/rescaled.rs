@@ -2,9 +2,7 @@
 //!
 //! All values are powers of two, so that gradients are exact, unless half precision cannot hold them.
 
-use burn_amp_tests::prelude::*;
-
-use crate::support::{Chain, Gradients, f16, halves, panic_message, scaled, two, values, vector};
+use crate::support::*;
 
 fn attached(amp: &MixedPrecision) -> Chain {
     Chain::new().attach(amp, amp)

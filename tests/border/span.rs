@@ -3,9 +3,7 @@
 //! Layers learn one by one, each from a loss of its own (greedy layer-wise training), and the losses have weights of 1, 2^-24 and 2^-48. Adam does not
 //! mind, so in f32 all of them learn.
 
-use burn_amp_tests::prelude::*;
-
-use crate::support::{Run, device, fill, random, two};
+use crate::support::*;
 
 const STEPS: usize = 60;
 const WEIGHTS: [i32; 3] = [-48, -24, 0];

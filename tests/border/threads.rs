@@ -1,6 +1,5 @@
 //! Scopes are of their thread, and of their handle: pools put other work on a thread that waits inside one.
 
-use burn_amp_tests::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder, prelude::*};
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
@@ -8,9 +7,7 @@ use std::{
     time::Duration,
 };
 
-use crate::support::{
-    Gain, bits, device, f16, fill, gradient_bits, panic_message, random, two, values, vector,
-};
+use crate::support::*;
 
 /// Whether this thread is in a scope.
 fn inside() -> bool {

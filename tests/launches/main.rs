@@ -8,16 +8,7 @@ mod alone;
 mod launches;
 
 use alone::{GPT2, alone, cube, most_launches, settle};
-use burn::{
-    module::{Module, Param},
-    nn::LinearConfig,
-    optim::{AdamConfig, GradientsParams},
-    tensor::{DType, Device, Tensor},
-};
-use burn_amp::{
-    GradScalerConfig, GradientClip, MixedPrecision, ScaledOptimizer, gradients::UnscaledGradients,
-    optim::FusedAdam, torch::GradScaler,
-};
+use burn_amp_tests::prelude::*;
 use cubecl::MemoryScope;
 use launches::names;
 use std::thread;

@@ -7,7 +7,7 @@ use burn::nn::activation::{
     SwiGluConfig, Tanh, Tanhshrink, ThresholdConfig, ThresholdedReluConfig,
 };
 
-use crate::support::layers;
+use super::support::*;
 
 layers! {
     activation: "Activation", AsItIs, |device| ActivationConfig::Gelu.init(device), [5, 6];

@@ -1,8 +1,6 @@
 //! Frozen parameters: in half precision too, and without gradients.
 
-use burn_amp_tests::{gradients_by_path, prelude::*};
-
-use crate::support::tensor;
+use super::support::*;
 
 #[test]
 fn frozen_parameters_are_cast_too() {

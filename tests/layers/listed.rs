@@ -1,6 +1,5 @@
 //! The lists of layers are whole: every public module of burn-nn is in them.
 
-use burn_amp_tests::prelude::*;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs, panic,
@@ -8,7 +7,8 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use crate::{activations, modules, support::Runs};
+use super::support::*;
+use super::{activations, modules, support::Runs};
 
 /// No layers of their own: what layers are made of, and runs as these do.
 const PARTS: [&str; 2] = ["GateController", "TransformerDecoderLayer"];

@@ -1,6 +1,5 @@
 //! The folder `modules` of burn-nn.
 
-use crate::support::{layers, tensor};
 use burn::nn::{
     BiGruConfig, BiLstmConfig, BiRnnConfig, CosineSimilarityConfig, Fold4dConfig,
     GaussianNoiseConfig, GroupNormConfig, GruConfig, Identity, InstanceNormConfig,
@@ -23,7 +22,8 @@ use burn::nn::{
         TransformerEncoderLayer,
     },
 };
-use burn_amp_tests::prelude::*;
+
+use super::support::*;
 
 fn padding(device: &Device) -> Tensor<2, Bool> {
     let rows = [

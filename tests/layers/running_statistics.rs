@@ -1,20 +1,14 @@
 //! BatchNorm's running statistics, in which Burn has surprises of its own.
 
-use burn_amp_tests::{Values, pack, prelude::*, scaled_by_hand};
-
-use crate::support::{tensor, values};
+use super::support::*;
 
 fn mean_in(record: ModuleRecord) -> Values {
     let mut pack = pack(record.into_bytes().unwrap());
     pack.tensors.remove("running_mean").unwrap().1
 }
 
-fn device() -> Device {
-    Device::flex().autodiff()
-}
-
 fn norm(amp: &MixedPrecision) -> BatchNorm {
-    let norm = BatchNormConfig::new(2).init(&device());
+    let norm = BatchNormConfig::new(2).init(&flex());
     norm.apply_reparameterization(amp.clone())
 }
 
@@ -23,7 +17,7 @@ fn forward(norm: &BatchNorm, amp: &MixedPrecision, input: Tensor<3>) -> Tensor<3
 }
 
 fn input() -> Tensor<3> {
-    tensor([4, 2, 3], &device())
+    tensor([4, 2, 3], &flex())
 }
 
 /// They move, in f32, whatever the model computes in.
@@ -117,7 +111,7 @@ impl Loop {
     }
 
     fn gradients(&self, factors: Factors) -> GradientsParams {
-        let factors = Tensor::<1>::from_data(factors, &device()).reshape([1, 2, 1]);
+        let factors = Tensor::<1>::from_data(factors, &flex()).reshape([1, 2, 1]);
         let first = forward(&self.norms[0], &self.amp, input() * factors);
         let second = forward(&self.norms[1], &self.amp, input());
         let loss = (first + second).square().mean();
@@ -231,7 +225,7 @@ fn another_optimizers_overflow_is_mended_by_the_next_step() {
 fn an_overflow_that_is_discarded_is_mended_by_the_next_step() {
     let mut run = Loop::after(1);
     let good = run.first();
-    let scaler = GradScalerConfig::new().with_init_scale(1.0).init().unwrap();
+    let scaler = at_scale(1.0).init().unwrap();
     let grads = scaled_by_hand(&scaler, run.gradients(OVERFLOW));
     let grads = scaler.unscale(grads, &run.norms).unwrap();
     assert!(grads.has_overflow());
@@ -243,7 +237,7 @@ fn an_overflow_that_is_discarded_is_mended_by_the_next_step() {
 /// With a scaler alone, and gradients that are scaled by hand.
 #[test]
 fn a_scaler_alone_mends_them_too() {
-    let mut norm = BatchNormConfig::new(2).init(&device());
+    let mut norm = BatchNormConfig::new(2).init(&flex());
     let mut scaler = GradScalerConfig::new().init().unwrap();
     let mut optim = SgdConfig::new().init();
     let mut good = Vec::new();

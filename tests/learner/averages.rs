@@ -9,32 +9,15 @@ pub fn ema() -> EmaConfig {
         .with_overwrite_frequency(Some(7))
 }
 
-fn averaging(amp: &MixedPrecision) -> Made {
+pub fn averaging(amp: &MixedPrecision) -> Made {
     with(|amp| adam(amp).with_ema(ema()).unwrap())(amp)
 }
 
 /// Parameters and averages of a model.
-fn averaged(model: &Scaled<Net>) -> (Vec<Values>, Vec<Values>, u64) {
+pub fn averaged(model: &Scaled<Net>) -> (Vec<Values>, Vec<Values>, u64) {
     let ema = model.ema().unwrap();
     let averages = ema.module(&**model);
     (values(model), values(&averages), ema.updates())
-}
-
-#[test]
-fn a_resumed_run_has_the_averages_of_the_uninterrupted_one() {
-    for windows in [None, Some(4)] {
-        let run = Run::shuffled().with_windows(windows);
-        let [whole, half, resumed] = resumed(&run, averaging);
-        let first = half.model.ema().unwrap().updates();
-        let stored = Resume::check(half.folder.path(), 2).unwrap();
-        let mut averages = EmaConfig::new().init().unwrap();
-        let record = stored.record().unwrap().clone();
-        averages.load_record(record).unwrap();
-        assert_eq!((averages.updates(), averages.parameters()), (first, 4));
-
-        assert!(averaged(&resumed.model) == averaged(&whole.model));
-        assert!(averaged(&resumed.model).2 > first);
-    }
 }
 
 /// With averages that the other does not keep, and without those that it does, a run goes on: the log says so.

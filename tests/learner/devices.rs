@@ -1,8 +1,6 @@
 //! Several devices. Flex has one; two workers on it are two threads with a fork of the model each.
 
 use burn::tensor::distributed::{DistributedConfig, ReduceOperation};
-use burn_amp::train::LearnerExt;
-use burn_amp_tests::scaled_by_hand;
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, mpsc},

@@ -259,21 +259,28 @@ fn an_optimizer_that_does_not_fit_is_refused() {
     let stepped_by_model = pipelined(adam(&amp).with_own_optimize());
     let other = adam(&MixedPrecision::f16());
     let scale = "ScaledOptimizer::new(optim, &amp)";
-    let refused = |learner: Made, field: &str, advice: &str| {
+    for (learner, field, advice) in [
+        (
+            amp.learner(net(), windows, lr()),
+            "with_accumulation",
+            "grads_accumulation(4)",
+        ),
+        (amp.learner(net(), other, lr()), "optim", scale),
+        (amp.learner(net(), own, lr()), "optim", scale),
+        (amp.learner(net(), averages, lr()), "with_ema", "left out"),
+        (
+            amp.learner(net(), stepped_by_model, lr()),
+            "with_own_optimize",
+            "left out",
+        ),
+    ] {
         let error = learner.map(drop).unwrap_err();
         is_error(&error, "InvalidValue", [advice]);
         assert!(
             error.to_string().starts_with(&format!("`{field}` is")),
             "{error}"
         );
-    };
-    let windows = amp.learner(net(), windows, lr());
-    refused(windows, "with_accumulation", "grads_accumulation(4)");
-    refused(amp.learner(net(), other, lr()), "optim", scale);
-    refused(amp.learner(net(), own, lr()), "optim", scale);
-    refused(amp.learner(net(), averages, lr()), "with_ema", "left out");
-    let stepped_by_model = amp.learner(net(), stepped_by_model, lr());
-    refused(stepped_by_model, "with_own_optimize", "left out");
+    }
     assert!(amp.learner(net(), adam(&amp), lr()).is_ok());
 }
 

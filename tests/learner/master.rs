@@ -1,8 +1,5 @@
 //! Models whose parameters are bf16 themselves: without a loss scale, and with master weights.
 
-use burn_amp::train::{LearnerExt, Scaled};
-use burn_amp_tests::fill_with_ids;
-
 use crate::support::*;
 
 /// A net that computes in its parameters' precision, without `autocast`.

@@ -1,7 +1,5 @@
 //! `Scaled<M>` as a module: the model, and nothing else.
 
-use burn_amp::train::LearnerExt;
-use burn_amp_tests::{quietly, stored};
 use std::sync::{
     Arc,
     atomic::{AtomicBool, AtomicU64, Ordering},

@@ -1,28 +1,64 @@
 //! A run that was stopped and resumed is the one that was not.
 
 use burn::data::dataloader::split::split_dataloader;
-use burn_amp::train::Resume;
-use burn_amp_tests::LogMaxAgain;
 use std::sync::Arc;
 
-use crate::support::*;
+use crate::{
+    averages::{averaged, averaging},
+    support::*,
+};
 
+/// However it is trained.
 #[test]
 fn a_resumed_run_is_the_uninterrupted_one_bit_for_bit() {
-    for windows in [None, Some(4)] {
-        let run = Run::shuffled().with_windows(windows);
-        let [whole, _, resumed] = resumed(&run, burns);
+    let clipped = with(|amp| {
+        adam(amp)
+            .with_clipping(GradientClip::GlobalNorm(0.1))
+            .unwrap()
+    });
+    let (run, windows) = (Run::shuffled(), Run::shuffled().with_windows(4));
+    let mut ways: Vec<(Run, &dyn Fn(&MixedPrecision) -> Made)> = vec![
+        (run.clone(), &burns),
+        (windows.clone(), &burns),
+        (run.clone(), &averaging),
+        (windows, &averaging),
+        (run.clone(), &clipped),
+        (run.clone(), &crate::pipelined::learner),
+    ];
+    // Two workers on one fused device are not to be trusted, as the book says. Windows on the main device are left out: Burn sums there
+    // in the order in which the workers come.
+    if Device::default() == Device::flex() {
+        let [main, sharded] = WAYS.map(|optim| run.clone().with_workers(optim));
+        let windows = sharded.clone().with_windows(2);
+        ways.extend([main, sharded, windows].map(|run| (run, &burns as _)));
+    }
+    for (index, (run, learner)) in ways.into_iter().enumerate() {
+        let [whole, half, resumed] = resumed(&run, learner);
         let counters = whole.counters();
-        assert!(counters.skipped() >= 4, "{counters:?}");
-        // Loading is not a step: the metrics go on as if they had never stopped. (Inside a window, the scale is read when
-        // Burn's thread gets there.)
-        for name in METRICS {
-            for epoch in [3, 4] {
-                let [left, right] = [&whole, &resumed].map(|done| done.metric(epoch, name));
-                assert!(left.len() >= 2, "{left:?}");
-                if windows.is_none() || name != "Loss Scale" {
-                    assert_eq!(left, right, "{name} in epoch {epoch}");
-                }
+        assert!(
+            counters.skipped() >= 4,
+            "the poison, once an epoch: {counters:?}"
+        );
+        if let Some(ema) = half.model.ema() {
+            let stored = Resume::check(half.folder.path(), 2).unwrap();
+            let mut averages = EmaConfig::new().init().unwrap();
+            averages
+                .load_record(stored.record().unwrap().clone())
+                .unwrap();
+            assert_eq!(
+                (averages.updates(), averages.parameters()),
+                (ema.updates(), 4)
+            );
+            assert!(averaged(&resumed.model) == averaged(&whole.model));
+            assert!(averaged(&resumed.model).2 > ema.updates());
+        }
+        // Loading is not a step: the metrics of Burn's optimizer go on as if they had never stopped. (Inside a window, the scale is read
+        // when Burn's thread gets there.)
+        for (name, epoch) in METRICS.into_iter().flat_map(|name| [(name, 3), (name, 4)]) {
+            let [left, right] = [&whole, &resumed].map(|done| done.metric(epoch, name));
+            assert!(left.len() >= 2, "{left:?}");
+            if index == 0 || (index == 1 && name != "Loss Scale") {
+                assert_eq!(left, right, "{name} in epoch {epoch}");
             }
         }
     }
@@ -69,32 +105,6 @@ fn edited_settings_are_those_of_the_resumed_run() {
     let stored = Resume::check(done.folder.path(), 1).unwrap();
     let config = *stored.record().unwrap().schedule().unwrap().config();
     assert_eq!(config, first.config);
-}
-
-#[test]
-fn a_resumed_run_is_the_uninterrupted_one_however_it_is_trained() {
-    let run = Run::shuffled();
-    let check = |run: &Run, learner: &dyn Fn(&MixedPrecision) -> Made| {
-        let [whole, ..] = resumed(run, learner);
-        assert!(whole.counters().skipped() >= 4, "the poison, once an epoch");
-    };
-    let clip = GradientClip::GlobalNorm(0.1);
-    check(&run, &with(|amp| adam(amp).with_clipping(clip).unwrap()));
-    check(&run, &crate::pipelined::learner);
-    // Two workers on one fused device are not to be trusted, as the book says.
-    if Device::default() != Device::flex() {
-        return;
-    }
-    // Windows on the main device are left out: Burn sums there in the order in which the workers come.
-    for (optim, windows) in [
-        (MultiDeviceOptim::OptimMainDevice, None),
-        (MultiDeviceOptim::OptimSharded, None),
-        (MultiDeviceOptim::OptimSharded, Some(2)),
-    ] {
-        println!("{optim:?}, {windows:?}");
-        let run = run.clone().with_workers(optim).with_windows(windows);
-        check(&run, &burns);
-    }
 }
 
 type Loader = Arc<dyn DataLoader<Batch>>;

@@ -1,10 +1,6 @@
 //! `to_half` and `to_full`.
 
-use burn_amp_tests::prelude::*;
-
-use burn_amp_tests::parameters;
-
-use crate::support::Net;
+use super::support::*;
 
 fn dtypes(net: &Net) -> Vec<(String, DType)> {
     let all = parameters(net).into_iter();

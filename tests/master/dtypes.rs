@@ -1,17 +1,12 @@
 //! Gradients and parameters of every float dtype.
 
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::scaled_by_hand;
-
-use burn_amp_tests::parameters;
-
-use crate::support::{Net, device, f32s, gradients, master, state};
+use super::support::*;
 
 /// The same values, wide or narrow, make the same step.
 #[test]
 fn gradients_may_be_wide_or_narrow() {
     for dtype in [FloatDType::F16, FloatDType::BF16] {
-        let start = to_half(Net::new(&device()), dtype, &[]);
+        let start = to_half(Net::new(&flex()), dtype, &[]);
         let run = |grads: FloatDType| {
             let mut net = start.clone();
             let mut optim = MasterWeights::new(AdamConfig::new().build());
@@ -36,7 +31,7 @@ struct One {
 
 impl One {
     fn new(dtype: DType) -> Self {
-        let weight = Tensor::ones([2], (&device(), dtype));
+        let weight = Tensor::ones([2], (&flex(), dtype));
         Self {
             weight: Param::from_tensor(weight),
         }
@@ -46,7 +41,7 @@ impl One {
     fn scaled_gradients(&self, scaler: &GradScaler) -> ScaledGradients {
         let mut grads = GradientsParams::new();
         let small = 2f32.powi(-30 + 16);
-        let grad = Tensor::<1>::from_floats([small, -small], &device());
+        let grad = Tensor::<1>::from_floats([small, -small], &flex());
         grads.register(self.weight.id, grad.cast(FloatDType::F16));
         scaled_by_hand(scaler, grads)
     }
@@ -64,7 +59,7 @@ fn the_scaled_optimizer_hands_over_f32() {
         let one = optim.step(2f64.powi(10), one, grads);
         assert_eq!(optim.scaler().last_outcome(), Some(StepOutcome::Stepped));
         assert_eq!(one.weight.val().dtype(), DType::F16);
-        f32s(&master(optim.optimizer(), &one, "weight").unwrap())
+        numbers_of(&master(optim.optimizer(), &one, "weight").unwrap())
     };
     let moved = 2f32.powi(-20);
     assert_eq!(step(false), [1.0 - moved, 1.0 + moved]);
@@ -95,13 +90,13 @@ fn a_master_may_leave_the_range_of_f16() {
     let mut optim = MasterWeights::new(SgdConfig::new().build());
     let grads = |one: &One, value: f32| {
         let mut grads = GradientsParams::new();
-        let grad = Tensor::<1>::from_floats([value, 0.0], &device());
+        let grad = Tensor::<1>::from_floats([value, 0.0], &flex());
         grads.register(one.weight.id, grad);
         grads
     };
     for (grad, expected) in [(-99_999.0, 100_000.0), (99_000.0, 1000.0)] {
         one = optim.step(1.0, one.clone(), grads(&one, grad));
-        let master = f32s(&master(&optim, &one, "weight").unwrap());
+        let master = numbers_of(&master(&optim, &one, "weight").unwrap());
         assert_eq!(master, [expected, 1.0]);
     }
     let values: Vec<f32> = one.weight.val().to_data().iter::<f32>().collect();

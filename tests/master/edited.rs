@@ -1,14 +1,10 @@
 //! Parameters changed behind the optimizer's back.
 
-use burn_amp_tests::prelude::*;
-
-use burn_amp_tests::{parameters, values};
-
-use crate::support::{Net, device, f32s, gradients, master, state};
+use super::support::*;
 
 /// A net after one small step, so that its masters differ from it.
 fn stepped() -> (Net, MasterWeights) {
-    let net = to_half(Net::new(&device()), FloatDType::F16, &[]);
+    let net = to_half(Net::new(&flex()), FloatDType::F16, &[]);
     let mut optim = MasterWeights::new(SgdConfig::new().build());
     let net = step(&mut optim, net, 1e-5);
     (net, optim)
@@ -20,7 +16,7 @@ fn step(optim: &mut MasterWeights, net: Net, lr: f64) -> Net {
 }
 
 fn masters(optim: &MasterWeights, net: &Net) -> Vec<f32> {
-    f32s(&master(optim, net, "hidden.weight").unwrap())
+    numbers_of(&master(optim, net, "hidden.weight").unwrap())
 }
 
 /// A step with a learning rate of 0 shows what the optimizer makes of the parameter: what was edited replaces its master, and what was not
@@ -64,7 +60,7 @@ fn edited_values_replace_their_masters_only() {
 /// A load of older weights is an edit; the inner state stays, as with any optimizer.
 #[test]
 fn loaded_weights_are_followed() {
-    let device = device();
+    let device = flex();
     let mut optim = MasterWeights::new(AdamConfig::new().build());
     let old = to_half(Net::new(&device), FloatDType::F16, &[]);
     let new = step(&mut optim, old.clone(), 0.1);
@@ -81,6 +77,6 @@ fn loaded_weights_are_followed() {
     assert_eq!(parameters(&stepped), parameters(&old));
     assert_eq!(inner(&optim).len(), moments.len());
     assert_ne!(inner(&optim), moments, "moments decay, they are not reset");
-    let zero = |values: &burn_amp_tests::Values| f32s(values).iter().all(|v| *v == 0.0);
+    let zero = |values: &burn_amp_tests::Values| numbers_of(values).iter().all(|v| *v == 0.0);
     assert!(inner(&optim).values().all(|(_, values)| !zero(values)));
 }

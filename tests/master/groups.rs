@@ -1,15 +1,11 @@
 //! Mixed models: kept f32 parameters, and frozen ones.
 
-use burn_amp_tests::prelude::*;
-
-use burn_amp_tests::parameters;
-
-use crate::support::{Net, device, master};
+use super::support::*;
 
 /// Real training of a mixed model, through `ScaledOptimizer`. Frozen parameters get no gradient: no step, no master.
 #[test]
 fn a_mixed_model_learns_and_frozen_parameters_stay() {
-    let device = device();
+    let device = flex();
     let norm = [ParamGroup::from_predicate("norm")];
     let mut net = Net::new(&device);
     net.hidden = net.hidden.no_grad();

@@ -1,9 +1,6 @@
 //! A small model, gradients made by hand, and a look at the masters.
 
-pub use burn_amp_tests::gradients;
-use burn_amp_tests::prelude::*;
-
-use burn_amp_tests::{Pack, Values, pack, parameters};
+pub use burn_amp_tests::prelude::*;
 
 #[derive(Module, Debug)]
 pub struct Net {
@@ -47,11 +44,6 @@ impl ModuleMapper for Fill {
     }
 }
 
-/// Where parameters live: Burn's optimizers step no others.
-pub fn device() -> Device {
-    Device::flex().autodiff()
-}
-
 /// The optimizer's state.
 pub fn state(optim: &MasterWeights) -> Pack {
     pack(optim.clone().into_inner().into_bytes().unwrap())
@@ -64,9 +56,7 @@ pub fn master<M: Module>(optim: &MasterWeights, module: &M, path: &str) -> Optio
     found.map(|(_, values)| values)
 }
 
-/// The numbers behind the bytes of an f32 tensor.
-pub fn f32s((dtype, _, bytes): &Values) -> Vec<f32> {
-    assert_eq!(*dtype, DType::F32);
-    let value = |chunk: &[u8]| f32::from_le_bytes(chunk.try_into().unwrap());
-    bytes.chunks_exact(4).map(value).collect()
+/// The numbers of an f32 tensor.
+pub fn numbers_of((dtype, _, bytes): &Values) -> Vec<f32> {
+    f32s(*dtype, bytes)
 }

@@ -1,15 +1,9 @@
 //! Half-precision parameters without masters, where asked for: with a state that Burn cannot load. States with masters and without.
 
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::says;
-use burn_amp_tests::scaled_by_hand;
-
-use burn_amp_tests::{pack, parameters};
-
-use crate::support::{Net, device, gradients, state};
+use super::support::*;
 
 fn half() -> Linear {
-    let linear = LinearConfig::new(3, 2).init(&device());
+    let linear = LinearConfig::new(3, 2).init(&flex());
     to_half(linear, FloatDType::F16, &[])
 }
 
@@ -63,7 +57,7 @@ fn with_and_without_masters() {
     let scaler = || GradScalerConfig::new().init().unwrap();
     let fresh = || MasterWeights::new(AdamConfig::new().build());
     let norm = [ParamGroup::from_predicate("norm")];
-    let mixed = to_half(Net::new(&device()), FloatDType::F16, &norm);
+    let mixed = to_half(Net::new(&flex()), FloatDType::F16, &norm);
     let mut masters = fresh();
     let grads = gradients(&mixed, 0, 1.0, FloatDType::F32);
     masters.step(0.01, mixed, grads);
@@ -73,7 +67,7 @@ fn with_and_without_masters() {
     assert_eq!(state(&loaded), state(&masters));
     let mut masters = ScaledOptimizer::new(masters, scaler());
 
-    let plain = Net::new(&device());
+    let plain = Net::new(&flex());
     let mut adam = AdamConfig::new().init();
     let grads = gradients(&plain, 0, 1.0, FloatDType::F32);
     adam.step(0.01, plain.clone(), grads);

@@ -2,9 +2,8 @@
 //! are at every step, bit for bit, those of a plain run of the clean steps.
 
 use burn::optim::{AdaGradConfig, AdafactorConfig, AdanConfig, LambConfig, LionConfig, MuonConfig};
-use burn_amp_tests::prelude::*;
 
-use crate::support::{Ascent, Net, Plan, compare_with_plain};
+use crate::support::*;
 
 /// Small enough to clip every gradient of the model.
 const CLIP_NORM: GradientClipping = GradientClipping::Norm(0.01);

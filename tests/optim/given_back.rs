@@ -1,7 +1,6 @@
 //! A step that fails gives the module back.
 
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::{panic_message, parameters, says, scaled_by_hand};
+use crate::support::*;
 
 fn model() -> Linear {
     LinearConfig::new(2, 2).init(&Device::default().autodiff())
@@ -93,7 +92,7 @@ fn the_module_comes_back_as_it_was() {
         // It trains on.
         let grads = gradients(&module, 1.0);
         let stepped = optimizer().step(0.1, *module, grads);
-        assert_ne!(parameters(&stepped)["weight"], before["weight"]);
+        assert_ne!(parameters(&stepped)[0], before[0]);
     }
 }
 

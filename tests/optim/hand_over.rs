@@ -1,8 +1,6 @@
 //! What is changed between the steps or within one: gradients, the scale, the inner optimizer.
 
-use burn_amp_tests::prelude::*;
-
-use crate::support::{Net, batch, parameters, scaled_step, scaler, state, step};
+use crate::support::*;
 
 const LR: f64 = 0.01;
 
@@ -14,32 +12,13 @@ fn scaled() -> ScaledOptimizer<ModuleOptimizer> {
     ScaledOptimizer::new(adam(), scaler())
 }
 
-fn device() -> Device {
-    Device::flex().autodiff()
-}
-
 fn net() -> Net {
-    Net::full(&device())
+    Net::full(&flex())
 }
 
 /// The loss of a step, times `factor`.
 fn loss(net: &Net, step: usize, factor: f64) -> Tensor<1> {
-    net.loss(batch(step, &device())).mul_scalar(factor)
-}
-
-/// What is done to the gradients between `unscale` and `step` is what the optimizer gets.
-#[test]
-fn changes_between_unscale_and_step_count() {
-    let net = net();
-    let (mut by_hand, mut half) = (scaled(), scaled());
-    let grads = by_hand.backward(loss(&net, 0, 1.0), &net);
-    let grads = by_hand.unscale(grads, &net).unwrap().mul_scalar(0.5);
-    let by_hand_net = by_hand.step(LR, net.clone(), grads);
-    let grads = half.backward(loss(&net, 0, 0.5), &net);
-    let half_net = half.step(LR, net, grads);
-
-    assert!(parameters(&by_hand_net) == parameters(&half_net));
-    assert_eq!(state(by_hand.optimizer()), state(half.optimizer()));
+    net.loss(batch(step, &flex())).mul_scalar(factor)
 }
 
 /// Before a loss is scaled, or after: gradients know the scale of their own loss.

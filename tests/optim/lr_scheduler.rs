@@ -3,9 +3,8 @@
 use burn::lr_scheduler::{
     LrScheduler, LrSchedulerRecord, cosine::CosineAnnealingLrSchedulerConfig,
 };
-use burn_amp_tests::prelude::*;
 
-use crate::support::Player;
+use crate::support::*;
 
 /// A scheduler of a user's: counts its steps.
 #[derive(Clone)]

@@ -2,8 +2,9 @@
 //! error that names them, and nothing changed.
 
 use burn::{lr_scheduler::LrSchedulerConfig, tensor::Shape};
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::{is_error, says, scaled_by_hand, small::Small, stored};
+use burn_amp_tests::small::Small;
+
+use crate::support::*;
 
 fn pair() -> Small {
     Small::new(DType::F32)

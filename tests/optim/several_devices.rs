@@ -1,10 +1,8 @@
 //! Gradients of parts of a batch, as several devices compute them: `step_multi` and `sum_of_devices`.
 
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::{outcome, scaled_by_hand};
 use half::f16;
 
-use crate::support::{Net, batch, gradient, parameters, scaler, state};
+use crate::support::*;
 
 fn multi(parts: Vec<GradientsParams>) -> MultiGradientsParams {
     let device = Device::flex();

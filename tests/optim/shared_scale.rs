@@ -1,18 +1,12 @@
 //! Several optimizers on one `MixedPrecision`: one loss scale, which moves once an iteration.
 
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::{only, says};
-use log::Level;
-
-use crate::support::{Player, captured};
+use crate::support::*;
 
 /// Finite, and too large for f16 once it is multiplied by a scale of this file.
 const OVERFLOW: f32 = 1e9;
 
 fn amp(growth_interval: u32) -> MixedPrecision {
-    let config = GradScalerConfig::new()
-        .with_init_scale(1024.0)
-        .with_growth_interval(growth_interval);
+    let config = at_scale(1024.0).with_growth_interval(growth_interval);
     MixedPrecision::f16().with_scaler(config).unwrap()
 }
 
@@ -45,26 +39,11 @@ fn pair(amp: &MixedPrecision) -> [Player; 2] {
     [Player::new(amp), Player::new(amp)]
 }
 
-#[test]
-fn an_iteration_is_one_step_of_the_schedule() {
-    for count in 1..4 {
-        let amp = amp(100);
-        let mut players: Vec<Player> = (0..count).map(|_| Player::new(&amp)).collect();
-        for iteration in 1..=10 {
-            for player in &mut players {
-                assert_eq!(player.tracker(), iteration - 1);
-                assert!(player.train(1.0));
-            }
-            assert!(players.iter().all(|player| player.tracker() == iteration));
-        }
-    }
-}
-
 /// The scale fits the larger gradients of the two, whichever comes first.
 #[test]
 fn a_schedule_sees_the_gradients_of_all_optimizers() {
     for factors in [[1.0, 64.0], [64.0, 1.0], [64.0, 64.0]] {
-        let config = GradScalerConfig::new().with_init_scale(64.0);
+        let config = at_scale(64.0);
         let config = config.with_schedule(Schedule::log_max());
         let amp = MixedPrecision::f16().with_scaler(config).unwrap();
         let mut players = factors.map(|_| Player::new(&amp));

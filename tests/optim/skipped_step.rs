@@ -1,9 +1,6 @@
 //! A skipped step leaves parameters and optimizer state exactly as they were, on the device that the features choose.
 
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::scaled_by_hand;
-
-use crate::support::{Net, batch, gradient, parameters, scaled_step, scaler, state};
+use crate::support::*;
 
 const PATHS: [&str; 6] = [
     "stem.weight",

@@ -1,8 +1,8 @@
 //! A dtype that the device lacks, on the device that the features choose: WGSL has no bf16.
 
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::{is_error, says, scaled_by_hand};
 use half::bf16;
+
+use crate::support::*;
 
 #[test]
 fn an_error_that_names_device_and_dtypes_or_none() {

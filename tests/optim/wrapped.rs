@@ -1,9 +1,8 @@
 //! What else `ScaledOptimizer` wraps: `&mut O`, and an optimizer of whole modules that a user wrote.
 
-use burn_amp_tests::prelude::*;
 use burn_amp_tests::small::Small;
 
-use crate::support::{parameters, scaler, state};
+use crate::support::*;
 
 /// Counts its calls.
 #[derive(Clone)]

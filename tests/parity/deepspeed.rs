@@ -1,7 +1,7 @@
 //! DeepSpeed's `DynamicLossScaler`: growth, both hysteresis modes and the error at the floor.
 
-use burn_amp::schedule::LossScale;
-use burn_amp_tests::{number, outcome, traces};
+use burn_amp::LossScale;
+use burn_amp_tests::prelude::*;
 use serde_json::Value;
 
 use crate::{settings, steps, with};

@@ -4,7 +4,6 @@
 //! is in these tests, and nowhere else: `rescaled` takes factors back where gradients leave a part.
 
 use burn_amp_tests::prelude::*;
-use burn_amp_tests::{number, outcome, traces};
 use serde::Deserialize;
 use serde_json::Value;
 

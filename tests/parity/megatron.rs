@@ -1,6 +1,6 @@
 //! Megatron-LM's `DynamicGradScaler`: hysteresis that is refilled when the scale grows, and a floor.
 
-use burn_amp_tests::{outcome, traces};
+use burn_amp_tests::prelude::*;
 use serde_json::Value;
 
 use crate::{settings, steps};

@@ -1,7 +1,6 @@
 //! OpenSeq2Seq's automatic loss scalers: its own, and ours with the faults mended.
 
 use burn_amp_tests::prelude::*;
-use burn_amp_tests::{number, outcome, traces};
 use serde::Deserialize;
 use serde_json::Value;
 

@@ -1,9 +1,9 @@
 //! PopART's automatic loss scaling, by the share of values near the top of f16.
 
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::{number as exact, traces};
 use serde::Deserialize;
 use serde_json::Value;
+
+use burn_amp_tests::prelude::*;
 
 #[derive(Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
@@ -31,8 +31,8 @@ struct Histogram {
     count_above: u64,
 }
 
-fn number(value: &Value) -> f32 {
-    exact(value) as f32
+fn float(value: &Value) -> f32 {
+    number(value) as f32
 }
 
 /// Without bounds PopART doubles to infinity, where ours stays: compared as far as the scale is finite.
@@ -42,23 +42,23 @@ fn parity_popart_als_schedule() {
         let Trace::Trace(trace) = trace else { continue };
         let config = GradScalerConfig::new().with_schedule(Schedule::NearTop {
             edge: 0.125,
-            share: exact(&trace.params["threshold"]),
-            period: exact(&trace.params["update_period"]) as u32,
+            share: number(&trace.params["threshold"]),
+            period: number(&trace.params["update_period"]) as u32,
         });
-        let config = config.with_init_scale(exact(&trace.params["init_loss_scale"]));
+        let config = config.with_init_scale(number(&trace.params["init_loss_scale"]));
         let mut scale = config.schedule().unwrap();
         let scales = trace.scale_used.iter().zip(&trace.scale_after);
         for (step, (used, after)) in scales.enumerate() {
             let at = format!("{name}, {}, step {step}", trace.id);
-            assert_eq!(scale.scale().to_bits(), number(used).to_bits(), "{at}");
-            if number(after).is_infinite() {
+            assert_eq!(scale.scale().to_bits(), float(used).to_bits(), "{at}");
+            if float(after).is_infinite() {
                 break;
             }
             let above: u64 = trace.count_above[step].iter().sum();
             let below: u64 = trace.count_below[step].iter().sum();
             let status = GradientStatus::default().with_values(below + above, above);
             scale = scale.adjust((StepOutcome::Stepped, &status));
-            assert_eq!(scale.scale().to_bits(), number(after).to_bits(), "{at}");
+            assert_eq!(scale.scale().to_bits(), float(after).to_bits(), "{at}");
         }
     }
 }
@@ -74,13 +74,13 @@ fn parity_popart_als_histogram() {
         };
         for init_scale in [1.0, 1024.0, 65536.0] {
             let schedule = Schedule::NearTop {
-                edge: exact(&trace.params["bin_edge_location"]),
+                edge: number(&trace.params["bin_edge_location"]),
                 share: 1e-7,
                 period: 1,
             };
             let config = GradScalerConfig::new().with_schedule(schedule);
             let scaler = config.with_init_scale(init_scale).init().unwrap();
-            let scaled: Vec<f32> = trace.scaled_grad.iter().map(number).collect();
+            let scaled: Vec<f32> = trace.scaled_grad.iter().map(float).collect();
             let grad = Tensor::<1>::from_data(scaled.as_slice(), &device);
             let (grads, _) = crate::unscaled(&scaler, grad);
             let at = format!("{name}, {}, loss scale {init_scale}", trace.id);

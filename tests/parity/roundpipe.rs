@@ -2,7 +2,6 @@
 //! bit for bit.
 
 use burn_amp_tests::prelude::*;
-use burn_amp_tests::traces;
 use serde_json::Value;
 use std::sync::{Arc, Mutex};
 
@@ -14,18 +13,9 @@ struct Noting {
 
 impl ModuleOptim for Noting {
     fn step<M: Module>(&mut self, lr: ModuleLearningRate, module: M, grads: GradientsParams) -> M {
-        struct Note<'a>(&'a GradientsParams, Vec<f32>);
-
-        impl burn::module::ModuleVisitor for Note<'_> {
-            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-                let grad = self.0.get::<D>(param.id).unwrap();
-                self.1.extend(grad.to_data().iter::<f32>());
-            }
-        }
-
-        let mut note = Note(&grads, Vec::new());
-        module.visit(&mut note);
-        self.gradients.lock().unwrap().extend(note.1);
+        let found = gradients_by_path(&grads, &module).into_iter();
+        let values = found.flat_map(|(.., values)| values);
+        self.gradients.lock().unwrap().extend(values);
         self.inner.step(lr, module, grads)
     }
 }

@@ -71,7 +71,7 @@ fn seen() -> impl Strategy<Value = Vec<(StepOutcome, GradientStatus)>> {
         let status = GradientStatus::default().with_max_abs(max_abs);
         (outcome, status.with_values(elements, above))
     });
-    prop::collection::vec(step, 0..400)
+    prop::collection::vec(step, 0..150)
 }
 
 fn followed(scale: LossScale, seen: &[(StepOutcome, GradientStatus)]) -> LossScale {

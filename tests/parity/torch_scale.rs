@@ -1,7 +1,6 @@
 //! PyTorch's `GradScaler`: scale and growth tracker after every event, bit for bit.
 
 use burn_amp_tests::prelude::*;
-use burn_amp_tests::{outcome, scaled_by_hand, traces};
 use serde_json::Value;
 
 use crate::{device_scale::Verdicts, with};

@@ -1,7 +1,6 @@
 //! Whole training runs of PyTorch with `GradScaler`, overflows injected, with a scaled loss and through the border: losses, scales, skips and weights.
 
 use burn_amp_tests::prelude::*;
-use burn_amp_tests::reference;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -139,9 +138,7 @@ enum Around {
 /// Scales and skips are those of the run, the rest is within a relative error.
 fn replay(run: &Run, scaled: Scaled, around: Around, tolerance: f64) {
     let device = Device::default().autodiff();
-    let config = GradScalerConfig::new()
-        .with_init_scale(run.init_scale)
-        .with_growth_interval(run.growth_interval);
+    let config = at_scale(run.init_scale).with_growth_interval(run.growth_interval);
     let mut model = Mlp::new(run, &device);
     let (scaler, amp) = match scaled {
         Scaled::Loss => (config.init().unwrap(), MixedPrecision::f32()),

@@ -1,7 +1,6 @@
 //! PyTorch's `_amp_foreach_non_finite_check_and_unscale_`: every value bit for bit, and the verdict.
 
 use burn_amp_tests::prelude::*;
-use burn_amp_tests::reference;
 use half::{bf16, f16};
 use serde_json::Value;
 
@@ -50,8 +49,7 @@ fn check(case: &Value, parameter_dtype: bool, at: &str) -> bool {
     let inverse = (1.0 / f64::from(scale as f32)) as f32;
     assert_eq!(inverse.to_bits(), bits(&case["inv_scale_hex"]), "{at}");
 
-    let config = GradScalerConfig::new()
-        .with_init_scale(scale)
+    let config = at_scale(scale)
         .with_dynamic(false)
         .with_parameter_dtype_gradients(parameter_dtype);
     let scaler = config.init().unwrap();

@@ -1,6 +1,5 @@
 //! What goes wrong, on either side: nothing is lost in silence, and the module is given back.
 
-use burn_amp_tests::{fill, is_error, prelude::*, says};
 use std::{
     sync::{
         Arc, Mutex,
@@ -11,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use crate::support::{Net, Trial, parameters};
+use crate::support::*;
 
 /// With any optimizer. Two skips in a row are allowed.
 fn trial<O: ModuleOptim + Send + 'static>(optim: O) -> Trial<O> {

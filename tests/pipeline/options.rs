@@ -1,9 +1,8 @@
 //! What a `ScaledOptimizer` adds to a step, on the optimizer's thread.
 
 use burn::lr_scheduler::exponential::ExponentialLrSchedulerConfig;
-use burn_amp_tests::{is_error, prelude::*, says};
 
-use crate::support::{Trial, adam, both, growing, parameters, sgd};
+use crate::support::*;
 
 fn amp() -> MixedPrecision {
     MixedPrecision::f16().with_scaler(growing(5)).unwrap()

@@ -16,13 +16,36 @@ mod worker;
 
 use worker::{Ended, Pending, Worker};
 
-const RANDOM: usize = 2000;
 const DEPTH: usize = 3;
 
 /// Runs a protocol in random orders, and in those with few preemptions.
-fn check(protocol: impl Fn() + Send + Sync + Clone + 'static) {
-    check_random(protocol.clone(), RANDOM);
-    check_pct(protocol, RANDOM, DEPTH);
+fn check(protocol: fn(), orders: usize) {
+    check_random(protocol, orders);
+    check_pct(protocol, orders, DEPTH);
+}
+
+macro_rules! protocols {
+    ($($protocol:ident,)*) => {
+        mod in_some_orders {
+            $(#[test]
+            fn $protocol() {
+                super::check(super::$protocol, 400);
+            })*
+        }
+
+        #[test]
+        #[ignore = "slow"]
+        fn sweep_orders() {
+            $(check($protocol, 4000);)*
+        }
+    };
+}
+
+protocols! {
+    one_in_flight,
+    first_in_first_out_in_a_bounded_queue_that_a_drop_finishes,
+    a_panic_refuses_what_comes_after_it,
+    several_senders,
 }
 
 fn start(value: Vec<usize>) -> Worker<Vec<usize>> {
@@ -36,112 +59,100 @@ fn count(done: &Arc<AtomicUsize>) -> impl FnOnce(&mut Vec<usize>) -> usize + Sen
 }
 
 /// The training: each step waits for the job before, and sends its own. No update is seen before it is done, and none is lost.
-#[test]
 fn one_in_flight() {
-    check(|| {
-        let worker = start(vec![0]);
-        let mut in_flight: Option<Pending<usize>> = None;
-        let mut seen = Vec::new();
-        for step in 1..=4 {
-            if let Some(pending) = in_flight.take() {
-                seen.push(pending.wait().unwrap());
-            }
-            let update = move |state: &mut Vec<usize>| {
-                assert_eq!(state.last(), Some(&(step - 1)));
-                state.push(step);
-                step
-            };
-            in_flight = Some(worker.send(update).unwrap());
+    let worker = start(vec![0]);
+    let mut in_flight: Option<Pending<usize>> = None;
+    let mut seen = Vec::new();
+    for step in 1..=4 {
+        if let Some(pending) = in_flight.take() {
+            seen.push(pending.wait().unwrap());
         }
-        seen.push(in_flight.unwrap().wait().unwrap());
-        assert_eq!(seen, [1, 2, 3, 4]);
-        assert_eq!(worker.finish(), Ok(vec![0, 1, 2, 3, 4]));
-    });
+        let update = move |state: &mut Vec<usize>| {
+            assert_eq!(state.last(), Some(&(step - 1)));
+            state.push(step);
+            step
+        };
+        in_flight = Some(worker.send(update).unwrap());
+    }
+    seen.push(in_flight.unwrap().wait().unwrap());
+    assert_eq!(seen, [1, 2, 3, 4]);
+    assert_eq!(worker.finish(), Ok(vec![0, 1, 2, 3, 4]));
 }
 
 /// Whatever the order, jobs are done one after another, as they were sent. At most one waits while one is done: `send` takes no more. A drop in
 /// mid-flight ends with all jobs done.
-#[test]
 fn first_in_first_out_in_a_bounded_queue_that_a_drop_finishes() {
-    check(|| {
-        let worker = start(Vec::new());
-        let done = Arc::new(AtomicUsize::new(0));
-        let mut pending = Vec::new();
-        for sent in 1..=6 {
-            pending.push(worker.send(count(&done)).unwrap());
-            // One is being done, one waits.
-            assert!(sent - done.load(Ordering::SeqCst) <= 2, "{sent}");
-        }
-        drop(worker);
-        assert_eq!(done.load(Ordering::SeqCst), 6);
-        for (job, pending) in pending.into_iter().enumerate() {
-            assert_eq!(pending.wait(), Ok(job));
-        }
-    });
+    let worker = start(Vec::new());
+    let done = Arc::new(AtomicUsize::new(0));
+    let mut pending = Vec::new();
+    for sent in 1..=6 {
+        pending.push(worker.send(count(&done)).unwrap());
+        // One is being done, one waits.
+        assert!(sent - done.load(Ordering::SeqCst) <= 2, "{sent}");
+    }
+    drop(worker);
+    assert_eq!(done.load(Ordering::SeqCst), 6);
+    for (job, pending) in pending.into_iter().enumerate() {
+        assert_eq!(pending.wait(), Ok(job));
+    }
 }
 
 /// After a panic each job is done or refused, with the reason, and never waited for in vain.
-#[test]
 fn a_panic_refuses_what_comes_after_it() {
     // The checker would take a panic for a failure of the protocol: it looks at those that leave a thread, and these do not.
-    check(|| {
-        let worker = start(Vec::new());
-        let done = Arc::new(AtomicUsize::new(0));
-        let reason = Ended("the third job".to_string());
-        let mut accepted = Vec::new();
-        for job in 0..6 {
-            let count = count(&done);
-            let sent = worker.send(move |state| {
-                if job == 2 {
-                    std::panic::resume_unwind(Box::new("the third job"));
-                }
-                count(state)
-            });
-            match sent {
-                Ok(pending) => accepted.push((job, pending)),
-                Err(ended) => {
-                    assert!(job > 2, "{job}");
-                    assert_eq!(ended, reason);
-                }
+    let worker = start(Vec::new());
+    let done = Arc::new(AtomicUsize::new(0));
+    let reason = Ended("the third job".to_string());
+    let mut accepted = Vec::new();
+    for job in 0..6 {
+        let count = count(&done);
+        let sent = worker.send(move |state| {
+            if job == 2 {
+                std::panic::resume_unwind(Box::new("the third job"));
+            }
+            count(state)
+        });
+        match sent {
+            Ok(pending) => accepted.push((job, pending)),
+            Err(ended) => {
+                assert!(job > 2, "{job}");
+                assert_eq!(ended, reason);
             }
         }
-        for (job, pending) in accepted {
-            match job {
-                0 | 1 => assert_eq!(pending.wait(), Ok(job)),
-                _ => assert_eq!(pending.wait(), Err(reason.clone())),
-            }
+    }
+    for (job, pending) in accepted {
+        match job {
+            0 | 1 => assert_eq!(pending.wait(), Ok(job)),
+            _ => assert_eq!(pending.wait(), Err(reason.clone())),
         }
-        assert_eq!(done.load(Ordering::SeqCst), 2);
-        // Who has waited for a refused job knows.
-        assert_eq!(worker.check(), Err(reason.clone()));
-        assert_eq!(worker.finish(), Err(reason));
-    });
+    }
+    assert_eq!(done.load(Ordering::SeqCst), 2);
+    // Who has waited for a refused job knows.
+    assert_eq!(worker.check(), Err(reason.clone()));
+    assert_eq!(worker.finish(), Err(reason));
 }
 
 /// Two senders, as two networks would be: the order of each is kept.
-#[test]
 fn several_senders() {
-    check(|| {
-        let worker = Arc::new(start(Vec::new()));
-        let threads: Vec<_> = (0..2)
-            .map(|sender| {
-                let worker = worker.clone();
-                sync::thread::spawn(move || {
-                    for job in 0..2 {
-                        let push = move |done: &mut Vec<usize>| done.push(10 * sender + job);
-                        worker.send(push).unwrap().wait().unwrap();
-                    }
-                })
+    let worker = Arc::new(start(Vec::new()));
+    let threads: Vec<_> = (0..2)
+        .map(|sender| {
+            let worker = worker.clone();
+            sync::thread::spawn(move || {
+                for job in 0..2 {
+                    let push = move |done: &mut Vec<usize>| done.push(10 * sender + job);
+                    worker.send(push).unwrap().wait().unwrap();
+                }
             })
-            .collect();
-        for thread in threads {
-            thread.join().unwrap();
-        }
-        let worker = Arc::into_inner(worker).unwrap();
-        let done = worker.finish().unwrap();
-        for sender in 0..2 {
-            let own: Vec<_> = done.iter().filter(|job| *job / 10 == sender).collect();
-            assert_eq!(own, [&(10 * sender), &(10 * sender + 1)]);
-        }
-    });
+        })
+        .collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    let worker = Arc::into_inner(worker).unwrap();
+    let done = worker.finish().unwrap();
+    for sender in 0..2 {
+        let own: Vec<_> = done.iter().filter(|job| *job / 10 == sender).collect();
+        assert_eq!(own, [&(10 * sender), &(10 * sender + 1)]);
+    }
 }

@@ -1,10 +1,8 @@
 //! Records: what is on its way is done first, and a run that resumes goes on bit for bit.
 
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::{LogMaxAgain, is_error, says};
 use std::ops::Range;
 
-use crate::support::{Trial, adam, growing, parameters};
+use crate::support::*;
 
 fn amp() -> MixedPrecision {
     MixedPrecision::f16().with_scaler(growing(7)).unwrap()

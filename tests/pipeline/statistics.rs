@@ -1,9 +1,7 @@
 //! Running statistics: the training's own, and repaired after a forward pass that overflowed, though the optimizer's side knows of the
 //! overflow a step late.
 
-use burn_amp_tests::prelude::*;
-
-use crate::support::{sgd, values};
+use crate::support::*;
 
 #[derive(Module, Debug)]
 struct Net {

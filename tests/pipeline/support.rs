@@ -1,9 +1,6 @@
 //! What the tests of the pipeline share: a model, overflows at chosen steps, a pipeline that trains it, and the same on one thread.
 
-use burn_amp_tests::fill;
-use burn_amp_tests::prelude::*;
-
-pub use burn_amp_tests::stored as parameters;
+pub use burn_amp_tests::{prelude::*, stored as parameters};
 
 #[derive(Module, Debug)]
 pub struct Net {
@@ -11,15 +8,10 @@ pub struct Net {
     pub head: Linear,
 }
 
-/// Where the networks are: the device that `BURN_DEVICE` names.
-pub fn training_device() -> Device {
-    Device::default().autodiff()
-}
-
 impl Net {
     /// The same values in every run.
     pub fn new(amp: &MixedPrecision) -> Self {
-        let device = training_device();
+        let device = device();
         let net = Self {
             hidden: LinearConfig::new(3, 4).init(&device),
             head: LinearConfig::new(4, 2).init(&device),
@@ -43,7 +35,7 @@ pub type State = (Vec<(DType, Vec<u8>)>, f32);
 
 /// The gradients of one iteration. One with `overflow` is that of a loss too large for the present scale, and for many others.
 pub fn gradients(amp: &MixedPrecision, net: &Net, step: usize, overflow: bool) -> GradientsParams {
-    let device = training_device();
+    let device = device();
     let input = TensorData::new(values(100 * step, 6), [2, 3]);
     let input = Tensor::<2>::from_data(input, &device);
     let output = amp.autocast(input, |x| net.forward(x));
@@ -162,7 +154,7 @@ impl<O: ModuleOptim> Simulation<O> {
         if let Some((masters, scale)) = self.reached.take() {
             let mut scaler = GradScaler::from(&self.amp);
             scaler.set_loss_scale(scale).unwrap();
-            self.net = masters.fork(&training_device());
+            self.net = masters.fork(&device());
         }
     }
 

@@ -1,11 +1,11 @@
 //! A loss that is taken inside `autocast`, in f16: its gradient is the scale, infinite there until the scale fits.
 
-use burn_amp_tests::{logs, prelude::*};
+use burn_amp_tests::prelude::*;
 use std::{env, process::Command};
 
 fn train() {
     let device = Device::flex().autodiff();
-    let config = GradScalerConfig::new().with_init_scale(262144.0);
+    let config = at_scale(262144.0);
     let amp = MixedPrecision::f16().with_scaler(config).unwrap();
     let linear: Linear = LinearConfig::new(3, 1).init(&device);
     let mut model = linear.apply_reparameterization(amp.clone());
@@ -37,7 +37,12 @@ const CHILD: &str = "BURN_AMP_TEST_CHILD";
 #[test]
 fn the_log_says_to_take_it_outside() {
     let output = Command::new(env::current_exe().unwrap())
-        .args(["half_loss::says_it", "--exact", "--ignored", "--nocapture"])
+        .args([
+            "precision::half_loss::says_it",
+            "--exact",
+            "--ignored",
+            "--nocapture",
+        ])
         .env(CHILD, "1")
         .output()
         .unwrap();

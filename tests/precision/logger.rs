@@ -1,11 +1,6 @@
 //! What a program without a logger gets to read.
 
-use burn::{
-    optim::{GradientsParams, SgdConfig},
-    tensor::{Device, Tensor},
-};
-use burn_amp::MixedPrecision;
-use burn_amp_tests::says;
+use burn_amp_tests::prelude::*;
 use std::process::Command;
 
 const CHILD: &str = "BURN_AMP_TEST_WITHOUT_LOGGER";
@@ -25,7 +20,7 @@ fn without_a_logger_the_first_warning_is_on_standard_error() {
         optim.step(0.1, model, grads);
         return;
     }
-    let name = "logger::without_a_logger_the_first_warning_is_on_standard_error";
+    let name = "precision::logger::without_a_logger_the_first_warning_is_on_standard_error";
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", name, "--nocapture"])
         .env(CHILD, "1")

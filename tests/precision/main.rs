@@ -2,5 +2,4 @@
 
 mod half_loss;
 mod logger;
-mod tiny_gradients;
 mod tiny_updates;

@@ -9,7 +9,7 @@ struct Weights {
 
 #[test]
 fn updates_below_the_resolution_add_up() {
-    let config = GradScalerConfig::new().with_init_scale(256.0);
+    let config = at_scale(256.0);
     for amp in [MixedPrecision::f16(), MixedPrecision::bf16()] {
         let amp = amp.with_scaler(config).unwrap();
         let device = Device::flex().autodiff();

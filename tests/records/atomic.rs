@@ -1,7 +1,5 @@
 //! A save is whole or not at all: killed, out of space, or without a place to write.
 
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::{fill_with_ids, gradients, scaled_by_hand};
 use std::{
     collections::BTreeSet,
     fs,
@@ -11,9 +9,7 @@ use std::{
 };
 use tempfile::tempdir;
 
-use crate::support::{
-    Files, Pack, adam, child, contents, folder, is_error, limited, names, place, scratch_files,
-};
+use crate::support::*;
 
 const STATES: usize = 4;
 

@@ -1,9 +1,9 @@
 //! Records with contents that no run has made, under a checksum that holds: refused when they are loaded, not later.
 
-use burn_amp_tests::prelude::*;
 use burn_pack::Scalar;
 use serde_json::{Value, json};
 
+use crate::support::*;
 use crate::{
     forge::forged,
     support::{

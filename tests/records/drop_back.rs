@@ -1,9 +1,6 @@
 //! To plain f32 training and back: our files are Burn's, and Burn's are ours.
 
-use burn_amp_tests::only;
-use burn_amp_tests::prelude::*;
-
-use crate::support::{Files, Small, adam, logs, pack, parameters, place, says, state, trained};
+use crate::support::*;
 
 /// A plain step on unscaled gradients.
 fn plain_step(optim: &mut ModuleOptimizer, small: Small, step: usize) -> Small {

@@ -1,12 +1,9 @@
 //! Files of another kind, and no files at all.
 
-use burn_amp_tests::prelude::*;
 use std::fs;
 use tempfile::{TempDir, tempdir};
 
-use crate::support::{
-    Files, Small, adam, contents, is_error, momentum, place, refused, sgd, trained,
-};
+use crate::support::*;
 
 /// A folder with one file of each kind.
 fn files() -> TempDir {

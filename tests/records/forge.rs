@@ -1,10 +1,9 @@
 //! Records that no release has written, under a checksum that holds.
 
-use burn_amp_tests::prelude::*;
 use burn_pack::Scalar;
 use crc32fast::Hasher;
 
-use crate::support::{Pack, pack};
+use crate::support::*;
 
 const CHECKSUM: &str = "burn_amp.checksum";
 

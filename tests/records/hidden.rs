@@ -1,7 +1,6 @@
 //! Damage that hides a record's section: what is left must not read as the record of a plain optimizer.
 
-use burn_amp_tests::prelude::*;
-
+use crate::support::*;
 use crate::{
     forge::forged,
     support::{adam, is_error, quietly, refused, state, trained},

@@ -1,10 +1,8 @@
 //! `state_dict`: PyTorch's `state_dict` as JSON.
 
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::{is_error, outcome, traces};
 use serde_json::{Value, json};
 
-use crate::support::Files;
+use crate::support::*;
 
 fn fresh() -> GradScaler {
     GradScalerConfig::new().init().unwrap()

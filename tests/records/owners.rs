@@ -1,8 +1,6 @@
 //! State of another model: other parameters have other ids.
 
-use burn_amp_tests::prelude::*;
-
-use crate::support::{Small, adam, contents, is_error, logs, parameters, says, trained};
+use crate::support::*;
 
 /// The same model with other ids.
 fn other(weight: u64, bias: u64) -> Small {

@@ -4,11 +4,11 @@
 //! The bytes are a script of changes to an honest record, which is sealed again afterwards, or a record themselves. Run by proptest
 //! here, for some seconds, and by `cargo fuzz` in `fuzz/`, for as long as one likes.
 
-use burn_amp_tests::prelude::*;
 use burn_pack::Scalar;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
+use crate::support::*;
 use crate::{
     forge::seal,
     support::{
@@ -341,13 +341,24 @@ mod tests {
         runner.run(&vec(any::<u8>(), 0..48), read).unwrap();
     }
 
+    /// Of every record.
+    fn read(share: u32) {
+        run(500 / share, super::optimizer);
+        run(1000 / share, super::scaler);
+        run(1000 / share, super::window);
+        run(1000 / share, super::averages);
+        run(2000 / share, super::state);
+    }
+
     #[test]
     fn of_every_record() {
-        run(500, super::optimizer);
-        run(1000, super::scaler);
-        run(1000, super::window);
-        run(1000, super::averages);
-        run(2000, super::state);
+        read(20);
+    }
+
+    #[test]
+    #[ignore = "slow"]
+    fn sweep_of_every_record() {
+        read(1);
     }
 
     /// What an earlier run has found.

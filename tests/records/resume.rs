@@ -1,11 +1,9 @@
 //! A run of 60 steps equals 30 steps, a save, new objects, a load and 30 more: bit for bit.
 
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::{Snapshot, resumed};
 use std::{fs, path::Path};
 use tempfile::tempdir;
 
-use crate::support::{Run, child, folder};
+use crate::support::*;
 
 /// The length of a run.
 const STEPS: usize = 60;

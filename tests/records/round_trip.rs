@@ -1,12 +1,9 @@
 //! Every way to store and load a scaler or an optimizer, undamaged.
 
-use burn_amp_tests::prelude::*;
 use std::{fs, path::Path};
 use tempfile::tempdir;
 
-use crate::support::{
-    Files, Small, adam, contents, master_adam, names, pack, place, state, trained,
-};
+use crate::support::*;
 
 /// A scaler with nothing at its default, some steps old.
 fn seasoned() -> GradScaler {
@@ -28,10 +25,6 @@ fn seasoned() -> GradScaler {
     assert_eq!(scaler.counters().skipped(), 4);
     assert_eq!(scaler.counters().consecutive_skips(), 1);
     scaler
-}
-
-fn fresh() -> GradScaler {
-    GradScalerConfig::new().init().unwrap()
 }
 
 /// A record as it is, and by every way through which one goes.
@@ -60,68 +53,6 @@ fn a_scaler_in_every_way() {
             assert_eq!(loaded.schedule(), scaler.schedule());
         }
     }
-}
-
-/// What the program says anew is not in the record.
-#[test]
-fn settings_of_the_program_stay() {
-    let mut loaded = GradScalerConfig::new()
-        .with_enabled(false)
-        .with_max_consecutive_skips(Some(3))
-        .with_parameter_dtype_gradients(true)
-        .init()
-        .unwrap();
-    loaded.load_record(seasoned().to_record()).unwrap();
-    assert!(!loaded.is_enabled());
-    assert_eq!(loaded.config().max_consecutive_skips, Some(3));
-    assert!(loaded.config().parameter_dtype_gradients);
-    // Disabled, it shows a scale of 1, but has taken the state over.
-    assert_eq!(loaded.loss_scale(), 1.0);
-    assert_eq!(loaded.schedule().scale(), 128.0);
-}
-
-/// A record taken between `step` and `update` knows the verdict.
-#[test]
-fn a_record_in_the_middle_of_an_iteration() {
-    let mut scaler = fresh();
-    let mut optim = adam().into_inner();
-    let small = Small::new(DType::F32);
-    let grads = small.gradients(0, scaler.loss_scale(), true);
-    let grads = scaler.unscale(grads, &small).unwrap();
-    scaler.step(&mut optim, 0.1, small, grads);
-
-    let mut resumed = fresh();
-    resumed.from_bytes(scaler.into_bytes().unwrap()).unwrap();
-    assert_eq!(resumed.update().unwrap(), Some(StepOutcome::Skipped));
-    scaler.update().unwrap();
-    assert_eq!(resumed.loss_scale(), 32768.0);
-    assert_eq!(resumed.bits(), scaler.bits());
-}
-
-/// Down to zero, as PyTorch's; that of a scaler stops where the scale has its last inverse in f32.
-#[test]
-fn every_state_that_can_be_reached_can_be_loaded() {
-    let mut schedule = fresh().schedule();
-    for _ in 0..200 {
-        let json = serde_json::to_string(&schedule).unwrap();
-        assert_eq!(serde_json::from_str::<LossScale>(&json).unwrap(), schedule);
-        schedule = schedule.adjust(StepOutcome::Skipped);
-    }
-    assert_eq!(schedule.scale(), 0.0);
-
-    let config = GradScalerConfig::new().with_max_consecutive_skips(None);
-    let mut scaler = config.init().unwrap();
-    let small = Small::new(DType::F32);
-    for _ in 0..200 {
-        let grads = small.gradients(0, scaler.loss_scale(), true);
-        let grads = scaler.unscale(grads, &small).unwrap();
-        scaler.discard(grads).unwrap();
-        scaler.update().unwrap();
-    }
-    assert_eq!(scaler.loss_scale(), 2f32.powi(-127));
-    let mut loaded = config.init().unwrap();
-    loaded.from_bytes(scaler.into_bytes().unwrap()).unwrap();
-    assert_eq!(loaded.schedule(), scaler.schedule());
 }
 
 /// One file for the scaler too: it can be read alone.

@@ -1,6 +1,5 @@
 //! How a file gets to its place: what can be loaded, with the permissions it had, past what killed runs have left.
 
-use burn_amp_tests::{gradients, prelude::*};
 use burn_pack::Scalar;
 use std::{
     fs::{self, File},
@@ -9,10 +8,7 @@ use std::{
 };
 use tempfile::tempdir;
 
-use crate::support::{
-    Files, Small, adam, child, contents, folder, is_error, limited, master_adam, momentum, names,
-    parameters, place, scratch_files, trained,
-};
+use crate::support::*;
 
 /// One scalar, many times.
 #[derive(Module, Debug)]
@@ -40,7 +36,8 @@ impl Many {
 
 /// Burn's reader takes 100,000 tensors.
 #[test]
-fn more_tensors_than_can_be_loaded_replace_no_file() {
+#[ignore = "slow"]
+fn sweep_more_tensors_than_can_be_loaded_replace_no_file() {
     let (folder, path) = place("window.bpk");
     let config = AccumulationConfig::new(9);
     let mut window = config.init().unwrap();
@@ -270,7 +267,7 @@ fn masters_load_in_linear_time() {
         });
         times.fold(f64::INFINITY, f64::min)
     };
-    let (few, many) = (seconds(2_000), seconds(8_000));
+    let (few, many) = (seconds(500), seconds(2_000));
     assert!(
         many < 8.0 * few,
         "{many} s for four times the parameters of {few} s"

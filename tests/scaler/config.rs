@@ -1,6 +1,6 @@
 //! `GradScalerConfig`: defaults, refusals, and its JSON.
 
-use burn_amp_tests::prelude::*;
+use super::support::*;
 
 fn config() -> GradScalerConfig {
     GradScalerConfig::new()

@@ -1,8 +1,6 @@
 //! What the scaler remembers of its steps.
 
-use burn_amp_tests::prelude::*;
-
-use crate::support::Trial;
+use super::support::*;
 
 #[test]
 fn steps_and_skips_are_counted() {

@@ -1,8 +1,6 @@
 //! A disabled scaler passes everything.
 
-use burn_amp_tests::prelude::*;
-
-use crate::support::{Model, Trial, values_of};
+use super::support::*;
 
 fn disabled() -> GradScalerConfig {
     GradScalerConfig::new()
@@ -54,21 +52,6 @@ fn gradients_pass_in_every_dtype() {
         run.take(grads).unwrap();
         assert_eq!(run.model.values(), [0.75; Model::VALUES], "{dtype:?}");
     }
-}
-
-#[test]
-fn overflows_reach_the_optimizer() {
-    let mut run = Trial::new(disabled());
-    for step in 1..4 {
-        run.step(true).unwrap();
-        assert_eq!(run.scaler.update().unwrap(), Some(StepOutcome::Stepped));
-        assert_eq!(run.scaler.counters().steps(), step);
-    }
-    assert_eq!(run.model.values()[8..10], [0.25, f64::NEG_INFINITY]);
-    assert_eq!(run.scaler.counters().skipped(), 0);
-    // Three clean steps with an interval of 1 would have raised it.
-    assert_eq!(run.scaler.schedule().scale(), 65536.0);
-    assert_eq!(run.scale(), 1.0);
 }
 
 /// As the scaler alone.

@@ -1,9 +1,6 @@
 //! A broken run ends, with an error that says where it broke.
 
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::{pack, says};
-
-use crate::support::{Model, Trial};
+use super::support::*;
 
 fn config() -> GradScalerConfig {
     at_scale(1024.0)
@@ -72,6 +69,9 @@ fn without_limits_the_floor_is_that_of_f32() {
     let mut run = Trial::new(endless);
     (0..200).for_each(|_| run.iterate(true));
     assert_eq!(run.scale(), 2f32.powi(-127));
+    let mut loaded = endless.init().unwrap();
+    loaded.from_bytes(run.scaler.into_bytes().unwrap()).unwrap();
+    assert_eq!(loaded.schedule(), run.scaler.schedule());
 
     let mut run = Trial::new(endless.with_raise_error_at_min_scale(true));
     let (skips, error) = overflow_until_the_end(&mut run);

@@ -1,9 +1,6 @@
 //! The dtype in which gradients come out, and what becomes of parameters in half precision.
 
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::says;
-
-use crate::support::{Model, Trial, gradient, scaler, unscaled, values_of};
+use super::support::*;
 
 fn in_parameters_dtype(scale: f64) -> GradScalerConfig {
     at_scale(scale).with_parameter_dtype_gradients(true)

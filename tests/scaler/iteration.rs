@@ -1,10 +1,6 @@
 //! One iteration: `step`, then `update` once.
 
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::says;
-use log::Level;
-
-use crate::support::{Model, Trial, captured, gradient};
+use super::support::*;
 
 #[test]
 fn update_without_a_step_does_nothing() {

@@ -1,13 +1,10 @@
 //! Rules that no one but this file knows move the loss scale: in training, through records, in parts, and as the built-in ones do.
 
 use burn_amp::schedule::{Evidence, NextScale, Rule};
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::{LogMaxAgain, Run, fill_with_ids, is_error, only, outcome, resumed, says};
-use log::Level;
 use std::{collections::BTreeSet, error::Error};
 use tempfile::tempdir;
 
-use crate::support::captured;
+use super::support::*;
 
 type Refusal = Box<dyn Error + Send + Sync>;
 

@@ -1,11 +1,7 @@
 //! A run goes on from a record, with other settings or into a scaler that was used: the state is the record's, the settings are
 //! the program's.
 
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::{is_error, only, says, scaled_by_hand};
-use log::Level;
-
-use crate::support::{Model, captured};
+use super::support::*;
 
 /// What was saved: nothing at its default, two clean steps after one overflow of three that are tolerated.
 fn stored() -> GradScalerConfig {

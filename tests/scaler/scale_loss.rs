@@ -1,8 +1,6 @@
 //! `scale`: any rank, float dtype and structure; the product is taken in f32.
 
-use burn_amp_tests::prelude::*;
-
-use crate::support::{Model, scaler, values_of};
+use super::support::*;
 
 fn loss<const D: usize>(shape: [usize; D], dtype: DType, value: f64) -> Tensor<D> {
     Tensor::full(shape, value, (&Device::flex(), dtype))

@@ -1,9 +1,6 @@
 //! Every schedule at work: what a scaler lets it see, with several optimizers and with accumulation too, and what a record holds.
 
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::{says, scaled_by_hand};
-
-use crate::support::{Model, Trial, unscaled};
+use super::support::*;
 
 fn config(schedule: Schedule) -> GradScalerConfig {
     GradScalerConfig::new().with_schedule(schedule)
@@ -193,16 +190,23 @@ fn stored(schedule: &LossScale) -> serde_json::Value {
     serde_json::to_value(schedule).unwrap()
 }
 
-/// An iteration whose step was taken and which was not ended goes on with what its gradients have shown.
+/// An iteration whose step was taken or skipped, and which was not ended, goes on with what its gradients have shown.
 #[test]
 fn a_record_between_step_and_update_has_what_was_seen() {
-    for schedule in ours() {
+    for (schedule, value) in ours()
+        .into_iter()
+        .flat_map(|s| [(s, 0.01), (s, f64::INFINITY)])
+    {
         let mut scaler = config(schedule).init().unwrap();
-        step(&mut scaler, 0.01);
+        step(&mut scaler, value);
         let mut resumed = resumed(config(schedule), &scaler);
-        scaler.update().unwrap();
-        resumed.update().unwrap();
+        let outcome = Some(outcome(value.is_infinite()));
+        assert_eq!(
+            [scaler.update().unwrap(), resumed.update().unwrap()],
+            [outcome; 2]
+        );
         assert_eq!(resumed.schedule(), scaler.schedule(), "{schedule:?}");
+        assert_eq!(resumed.bits(), scaler.bits());
     }
 }
 

@@ -1,7 +1,6 @@
 //! The getters and setters of PyTorch's five fields: every setter refuses a bad value and keeps the old one.
 
-use burn_amp_tests::is_error;
-use burn_amp_tests::prelude::*;
+use super::support::*;
 
 fn dynamic() -> GradScaler {
     let config = at_scale(1024.0)

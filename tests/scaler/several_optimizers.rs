@@ -1,33 +1,24 @@
 //! Several optimizers under one scaler: each skips by its own gradients, and the scale moves once.
 
-use burn_amp_tests::prelude::*;
+use super::support::*;
 
-use crate::support::Model;
+/// A model and its optimizer.
+type Player = (Model, ModuleOptimizer);
 
-struct Player {
-    model: Model,
-    optim: ModuleOptimizer,
-}
-
-impl Player {
-    /// One step; whether the parameters moved.
-    fn step(&mut self, scaler: &mut GradScaler, overflow: bool) -> bool {
-        let grads = self.model.scaled(scaler.loss_scale(), overflow);
-        let grads = scaler.unscale(grads, &self.model).unwrap();
-        let before = self.model.values();
-        self.model = scaler.step(&mut self.optim, 0.1, self.model.clone(), grads);
-        before != self.model.values()
-    }
+/// One step; whether the parameters moved.
+fn step(scaler: &mut GradScaler, (model, optim): &mut Player, overflow: bool) -> bool {
+    let grads = model.scaled(scaler.loss_scale(), overflow);
+    let grads = scaler.unscale(grads, model).unwrap();
+    let before = model.values();
+    *model = scaler.step(optim, 0.1, model.clone(), grads);
+    before != model.values()
 }
 
 /// A generator and a critic.
 fn setup() -> (GradScaler, [Player; 2]) {
     let config = GradScalerConfig::new().with_growth_interval(2);
     let optimizers = [AdamConfig::new().init(), SgdConfig::new().init()];
-    let players = optimizers.map(|optim| Player {
-        model: Model::new(),
-        optim,
-    });
+    let players = optimizers.map(|optim| (Model::new(), optim));
     (config.init().unwrap(), players)
 }
 
@@ -43,7 +34,7 @@ fn each_skips_by_its_own_gradients() {
     ] {
         let before = scaler.loss_scale();
         for (player, overflow) in steps {
-            assert_eq!(players[player].step(&mut scaler, overflow), !overflow);
+            assert_eq!(step(&mut scaler, &mut players[player], overflow), !overflow);
             let outcome = burn_amp_tests::outcome(overflow);
             assert_eq!(scaler.last_outcome(), Some(outcome), "{steps:?}");
             // The scale moves in `update` only.
@@ -56,7 +47,7 @@ fn each_skips_by_its_own_gradients() {
         let found = (found.steps(), found.skipped(), found.consecutive_skips());
         assert_eq!(found, counts, "{steps:?}");
     }
-    assert!(players[0].optim.to_record().is_empty());
+    assert!(players[0].1.to_record().is_empty());
 }
 
 /// Whether the generator steps in every iteration, or in every other one only.
@@ -66,9 +57,9 @@ fn clean_iterations_count_once_towards_growth() {
         let (mut scaler, [mut generator, mut critic]) = setup();
         let scales = [65536.0, 131072.0, 131072.0, 262144.0];
         for (iteration, expected) in scales.into_iter().enumerate() {
-            assert!(critic.step(&mut scaler, false));
+            assert!(step(&mut scaler, &mut critic, false));
             if (iteration + 1).is_multiple_of(every) {
-                assert!(generator.step(&mut scaler, false));
+                assert!(step(&mut scaler, &mut generator, false));
             }
             assert_eq!(scaler.update().unwrap(), Some(StepOutcome::Stepped));
             assert_eq!(scaler.loss_scale(), expected);

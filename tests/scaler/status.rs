@@ -1,9 +1,8 @@
 //! `GradientStatus` against a reference in f64 on the host.
 
-use burn_amp_tests::prelude::*;
 use std::array;
 
-use crate::support::{Model, gradient, scaler, unscaled, values_of};
+use super::support::*;
 
 /// The index of the first value of each parameter of [`Model`], and the parameter's path.
 const PARAMETERS: [(usize, &str); 3] = [(0, "vector"), (5, "matrix"), (17, "kernel")];
@@ -52,11 +51,7 @@ fn check(status: &GradientStatus, values: &[f64]) {
 }
 
 /// Unscales gradients whose unscaled values are given, and checks their status.
-fn check_unscaled(values: &[f64; Model::VALUES]) {
-    check_unscaled_in(DType::F32, values);
-}
-
-fn check_unscaled_in(dtype: DType, values: &[f64; Model::VALUES]) {
+fn check_unscaled(dtype: DType, values: &[f64; Model::VALUES]) {
     let model = Model::of(dtype);
     let grads = model.gradients(|index| values[index] * 65536.0);
     let grads = unscaled(&scaler(65536.0), grads, &model);
@@ -68,54 +63,36 @@ fn check_unscaled_in(dtype: DType, values: &[f64; Model::VALUES]) {
     assert!(paths.eq(PARAMETERS.map(|(_, path)| path)));
 }
 
+/// One bad value anywhere, some, or none; zeros of either sign; magnitudes that differ as much as the dtype allows.
 #[test]
-fn one_bad_value_anywhere_or_none() {
-    check_unscaled(&values());
-    for bad in [f64::INFINITY, f64::NEG_INFINITY, f64::NAN] {
-        for at in 0..Model::VALUES {
-            let mut values = values();
-            values[at] = bad;
-            check_unscaled(&values);
-        }
+fn it_is_what_the_host_counts() {
+    let bad = [f64::INFINITY, f64::NEG_INFINITY, f64::NAN];
+    let mut cases = vec![values(), [0.0; Model::VALUES], [-0.0; Model::VALUES]];
+    cases.push(array::from_fn(|index| f64::from(index == 52)));
+    for (at, value) in (0..Model::VALUES).flat_map(|at| bad.map(|value| (at, value))) {
+        cases.push(values());
+        cases.last_mut().unwrap()[at] = value;
     }
-}
-
-#[test]
-fn many_bad_values() {
-    let bad = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY];
     for (stride, from) in [(2, 0), (3, 1), (5, 4), (1, 30), (1, 0)] {
-        let mut values = values();
-        for (index, value) in values.iter_mut().enumerate().skip(from) {
-            if index % stride == 0 {
-                *value = bad[index % 3];
+        let is_bad = |index: usize| index >= from && index.is_multiple_of(stride);
+        let value = |index| {
+            if is_bad(index) {
+                bad[index % 3]
+            } else {
+                value(index)
             }
-        }
-        check_unscaled(&values);
+        };
+        cases.push(array::from_fn(value));
     }
-}
-
-#[test]
-fn zeros_of_either_sign() {
-    check_unscaled(&[0.0; Model::VALUES]);
-    check_unscaled(&[-0.0; Model::VALUES]);
-    let mut one = [0.0; Model::VALUES];
-    one[52] = 1.0;
-    check_unscaled(&one);
-}
-
-/// The largest and the smallest in one module, in one tensor and in several.
-#[test]
-fn magnitudes_may_differ_as_much_as_f32_allows() {
-    let [large, small] = [1e30f32, 1e-30].map(f64::from);
-    let of = |is_large| if is_large { large } else { small };
-    check_unscaled(&array::from_fn(|index| of(index < 5)));
-    check_unscaled(&array::from_fn(|index| of(index % 2 == 1)));
-}
-
-#[test]
-fn f64_gradients_keep_their_range() {
+    // In one tensor and in several.
+    let of = |is_large| f64::from(if is_large { 1e30f32 } else { 1e-30 });
+    cases.push(array::from_fn(|index| of(index < 5)));
+    cases.push(array::from_fn(|index| of(index % 2 == 1)));
+    for values in &cases {
+        check_unscaled(DType::F32, values);
+    }
     for magnitude in [1e200, 1e-200] {
-        check_unscaled_in(DType::F64, &[magnitude; Model::VALUES]);
+        check_unscaled(DType::F64, &[magnitude; Model::VALUES]);
     }
 }
 

@@ -1,8 +1,6 @@
 //! Each call tells what it has done.
 
-use burn_amp_tests::prelude::*;
-
-use crate::support::{Model, scaler, unscaled};
+use super::support::*;
 
 #[test]
 fn each_call_tells_what_it_has_done() {

@@ -1,10 +1,6 @@
 //! Gradients that are all zero though the loss is not: one warning.
 
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::{only, says};
-use log::Level;
-
-use crate::support::{Model, Trial, captured, scaler};
+use super::support::*;
 
 fn loss(value: f32) -> Tensor<1> {
     Tensor::from_floats([value], &Device::flex())

@@ -1,10 +1,6 @@
 //! No verdict on gradients is lost, whatever becomes of them.
 
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::{only, says};
-use log::Level;
-
-use crate::support::{Model, Trial, captured, scaler, unscaled};
+use super::support::*;
 
 fn config() -> GradScalerConfig {
     at_scale(1024.0)

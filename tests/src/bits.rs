@@ -25,6 +25,30 @@ pub struct Pack {
 }
 
 impl Pack {
+    /// With other names of tensors and scalars; what has none is left out.
+    pub fn renamed(self, rename: impl Fn(String) -> Option<String>) -> Self {
+        fn renamed<V>(
+            values: BTreeMap<String, V>,
+            rename: impl Fn(String) -> Option<String>,
+        ) -> BTreeMap<String, V> {
+            let named = values
+                .into_iter()
+                .filter_map(|(name, value)| Some((rename(name)?, value)));
+            named.collect()
+        }
+
+        Self {
+            tensors: renamed(self.tensors, &rename),
+            scalars: renamed(self.scalars, &rename),
+            metadata: self.metadata,
+        }
+    }
+
+    /// The state of the optimizer around which masters are kept, under the names that it has alone.
+    pub fn unwrapped(self) -> Self {
+        self.renamed(|name| Some(name.replace(".inner.", ".")))
+    }
+
     /// The burnpack as it is, whatever its checksum says.
     pub fn into_bytes(self) -> Bytes {
         let tensors = self.tensors.into_iter();
@@ -69,13 +93,69 @@ pub fn pack(bytes: Bytes) -> Pack {
 
 /// Every float parameter of a module: its path, its id, its stored value.
 pub fn parameters<M: Module>(module: &M) -> BTreeMap<String, (u64, Values)> {
-    #[derive(Default)]
-    struct Collect {
+    let values = |data: TensorData| {
+        (
+            data.dtype(),
+            data.shape().to_vec(),
+            data.as_bytes().to_vec(),
+        )
+    };
+    let found = collect(module, None).into_iter();
+    found
+        .map(|(path, id, data)| (path, (id, values(data))))
+        .collect()
+}
+
+/// Dtype and bytes of every float parameter, in the module's order.
+pub fn stored<M: Module>(module: &M) -> Vec<(DType, Vec<u8>)> {
+    let found = collect(module, None).into_iter();
+    found
+        .map(|(.., data)| (data.dtype(), data.as_bytes().to_vec()))
+        .collect()
+}
+
+/// The stored values of all float parameters, which must be f32.
+pub fn numbers<M: Module>(module: &M) -> Vec<f32> {
+    stored(module)
+        .iter()
+        .flat_map(|(dtype, bytes)| f32s(*dtype, bytes))
+        .collect()
+}
+
+/// The numbers behind the bytes of an f32 tensor.
+pub fn f32s(dtype: DType, bytes: &[u8]) -> Vec<f32> {
+    assert_eq!(dtype, DType::F32);
+    bytes
+        .as_chunks()
+        .0
+        .iter()
+        .map(|bytes| f32::from_le_bytes(*bytes))
+        .collect()
+}
+
+/// Path, dtype and values of every gradient, in the module's order.
+pub fn gradients_by_path<M: Module>(
+    grads: &GradientsParams,
+    module: &M,
+) -> Vec<(String, DType, Vec<f32>)> {
+    let found = collect(module, Some(grads)).into_iter();
+    found
+        .map(|(path, _, data)| (path, data.dtype(), data.iter::<f32>().collect()))
+        .collect()
+}
+
+/// Of every float parameter its path, its id, and its stored value; or its gradient, if it has one among these.
+fn collect<M: Module>(
+    module: &M,
+    grads: Option<&GradientsParams>,
+) -> Vec<(String, u64, TensorData)> {
+    struct Collect<'a> {
+        grads: Option<&'a GradientsParams>,
         path: Vec<String>,
-        found: BTreeMap<String, (u64, Values)>,
+        found: Vec<(String, u64, TensorData)>,
     }
 
-    impl ModuleVisitor for Collect {
+    impl ModuleVisitor for Collect<'_> {
         fn enter_module(&mut self, name: &str, _container_type: &str) {
             self.path.push(name.to_string());
         }
@@ -85,34 +165,20 @@ pub fn parameters<M: Module>(module: &M) -> BTreeMap<String, (u64, Values)> {
         }
 
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            let data = param.base().to_data();
-            let values = (
-                data.dtype(),
-                data.shape().to_vec(),
-                data.as_bytes().to_vec(),
-            );
-            self.found
-                .insert(self.path.join("."), (param.id.val(), values));
+            let data = match self.grads {
+                None => Some(param.base().to_data()),
+                Some(grads) => grads.get::<D>(param.id).map(Tensor::into_data),
+            };
+            let found = data.map(|data| (self.path.join("."), param.id.val(), data));
+            self.found.extend(found);
         }
     }
 
-    let mut collect = Collect::default();
+    let mut collect = Collect {
+        grads,
+        path: Vec::new(),
+        found: Vec::new(),
+    };
     module.visit(&mut collect);
     collect.found
-}
-
-/// Dtype and bytes of every float parameter, in the module's order.
-pub fn stored<M: Module>(module: &M) -> Vec<(DType, Vec<u8>)> {
-    struct Collect(Vec<(DType, Vec<u8>)>);
-
-    impl ModuleVisitor for Collect {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            let data = param.base().to_data();
-            self.0.push((data.dtype(), data.as_bytes().to_vec()));
-        }
-    }
-
-    let mut collect = Collect(Vec::new());
-    module.visit(&mut collect);
-    collect.0
 }

@@ -3,6 +3,16 @@
 use crate::prelude::*;
 use burn::backend::{BackendTensor, DispatchTensorKind};
 
+/// Burn's default device, with autodiff.
+pub fn device() -> Device {
+    Device::default().autodiff()
+}
+
+/// Flex, with autodiff.
+pub fn flex() -> Device {
+    Device::flex().autodiff()
+}
+
 /// Numbers between -`height` and `height` that look random.
 pub fn wave(from: usize, count: usize, height: f32) -> Vec<f32> {
     let value = |index: usize| (12.9898 * (index as f32 + 1.0)).sin() * height;
@@ -17,29 +27,16 @@ pub fn random<const D: usize>(from: usize, shape: [usize; D], device: &Device) -
 
 /// The module whose trainable parameters have other such numbers each; running statistics stay.
 pub fn fill<M: Module>(module: M, from: usize, height: f32) -> M {
-    let with_ids = false;
-    module.map(&mut Fill {
-        from,
-        height,
-        with_ids,
-    })
+    module.map(&mut Fill(from, height, false))
 }
 
 /// As [`fill`], with ids from `from` on, which are the same in every run too.
 pub fn fill_with_ids<M: Module>(module: M, from: usize, height: f32) -> M {
-    let with_ids = true;
-    module.map(&mut Fill {
-        from,
-        height,
-        with_ids,
-    })
+    module.map(&mut Fill(from, height, true))
 }
 
-struct Fill {
-    from: usize,
-    height: f32,
-    with_ids: bool,
-}
+/// The first of the next parameter's numbers, their height, and whether there are ids.
+struct Fill(usize, f32, bool);
 
 impl ModuleMapper for Fill {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
@@ -47,11 +44,11 @@ impl ModuleMapper for Fill {
             return param;
         }
         let (shape, device) = (param.shape(), param.device());
-        self.from += 1000;
-        let data = TensorData::new(wave(self.from, shape.num_elements(), self.height), shape);
+        self.0 += 1000;
+        let data = TensorData::new(wave(self.0, shape.num_elements(), self.1), shape);
         let value = Tensor::from_data(data, &device).require_grad();
-        match self.with_ids {
-            true => Param::initialized(ParamId::from(self.from as u64), value),
+        match self.2 {
+            true => Param::initialized(ParamId::from(self.0 as u64), value),
             false => param.map(|_| value),
         }
     }

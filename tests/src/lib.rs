@@ -1,7 +1,6 @@
 //! What the tests of burn-amp share: the reference traces, modules and gradients made by hand, what is stored of them in bits, logs and panics.
 
 mod bits;
-mod by_path;
 mod files;
 mod fill;
 mod log_max_again;
@@ -11,16 +10,20 @@ pub mod prelude;
 mod run;
 mod says;
 pub mod small;
+mod waited;
 
-pub use bits::{Pack, Values, contents, pack, parameters, state, stored, values};
-pub use by_path::gradients_by_path;
+pub use bits::{
+    Pack, Values, contents, f32s, gradients_by_path, numbers, pack, parameters, state, stored,
+    values,
+};
 pub use files::Files;
-pub use fill::{address, fill, fill_with_ids, gradients, random, wave};
+pub use fill::{address, device, fill, fill_with_ids, flex, gradients, random, wave};
 pub use log_max_again::LogMaxAgain;
 pub use logs::{captured, logs};
 pub use panics::{panic_message, quietly};
 pub use run::{Run, Snapshot, resumed};
 pub use says::{is_error, only, says};
+pub use waited::Waited;
 
 use burn::optim::{GradientsParams, SgdConfig};
 use burn_amp::{
@@ -106,6 +109,23 @@ pub fn outcome(overflow: bool) -> StepOutcome {
     match overflow {
         true => StepOutcome::Skipped,
         false => StepOutcome::Stepped,
+    }
+}
+
+/// Programs that must not compile. `tests/compile` looks at what the compiler says.
+#[cfg(doctest)]
+mod mistakes {
+    macro_rules! mistake {
+        ($($name:ident: $path:literal,)*) => {
+            $(#[doc = "```compile_fail"] #[doc = include_str!($path)] #[doc = "```"] mod $name {})*
+        };
+    }
+
+    mistake! {
+        optimizer_in_optimizer: "../compile/optimizer_in_optimizer_mistake.rs",
+        gradients_of_backward: "../compile/taking_a_step_with_gradients_of_backward_mistake.rs",
+        unknown_batch: "../compile/unknown_batch_mistake.rs",
+        unscaling_twice: "../compile/unscaling_twice_mistake.rs",
     }
 }
 

@@ -1,6 +1,6 @@
-//! The names of Burn that several tests use, all of burn-amp's, and what most tests begin with.
+//! What every test begins with: all of this crate and of burn-amp, and the names of Burn that several tests use.
 
-pub use crate::{at_scale, sgd_under};
+pub use crate::*;
 pub use burn::{
     config::Config,
     grad_clipping::{GradientClipping, GradientClippingConfig},
@@ -28,15 +28,6 @@ pub use burn::{
         activation::{sigmoid, tanh},
     },
 };
-pub use burn_amp::{
-    adaptive::Guard,
-    gradients::{
-        AccumulationWindow, GradientStatus, ScaledGradients, UnscaledGradients, histogram, inspect,
-        sum_of_devices,
-    },
-    optim::{CaptureInput, CapturedStep, Fused, FusedAdam, FusedAdamW, FusedSgd, ModuleOptim},
-    pipeline::PipelinedOptimizer,
-    schedule::{LossScale, Schedule},
-    torch::{GradScaler, MasterWeights, to_full, to_half},
-    *,
-};
+pub use burn_amp::*;
+pub use log::Level;
+pub use std::ops::Range;

@@ -35,9 +35,7 @@ impl Net {
 }
 
 fn settings() -> GradScalerConfig {
-    GradScalerConfig::new()
-        .with_init_scale(2f64.powi(16))
-        .with_growth_interval(5)
+    at_scale(2f64.powi(16)).with_growth_interval(5)
 }
 
 /// A model, its optimizer and the number of steps, or of micro-batches, done.

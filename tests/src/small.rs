@@ -32,9 +32,7 @@ impl Small {
         let weight = Tensor::<2>::from_floats([[wave(0), -wave(1), wave(2)]], &device);
         grads.register(self.weight.id, weight);
         grads.register(self.bias.id, Tensor::<1>::from_floats([last], &device));
-        let scaler = GradScalerConfig::new()
-            .with_init_scale(scale.into())
-            .with_dynamic(false);
+        let scaler = at_scale(scale.into()).with_dynamic(false);
         scaled_by_hand(&scaler.init().unwrap(), grads)
     }
 

@@ -1,10 +1,7 @@
 //! What does not fit into a window, and what ends a run.
 
-use burn_amp_tests::{is_error, says};
-use log::Level;
-
 use super::*;
-use crate::support::captured;
+use crate::support::*;
 
 #[test]
 fn too_many_dropped_in_a_row_end_the_run_and_keep_the_window() {

@@ -1,8 +1,6 @@
 //! Gradients that are thrown away.
 
-use burn_amp_tests::prelude::*;
-
-use crate::support::{Pair, Trial, Values, all, sgd};
+use crate::support::*;
 
 const BAD: Values = ([f32::NAN; 6], [1.0; 4]);
 

@@ -1,8 +1,6 @@
 //! One scaler for each loss, as Apex's `num_losses`: losses whose gradients differ by many orders of magnitude in f16.
 
-use burn_amp_tests::prelude::*;
-
-use crate::support::{filled, parameters, values};
+use crate::support::*;
 
 struct Setup {
     /// Computes in f16 and does not scale: the scalers do.

@@ -1,8 +1,6 @@
 //! One optimizer, one scaler and two losses with shared parameters.
 
-use burn_amp_tests::prelude::*;
-
-use crate::support::{Pair, Trial, sgd};
+use crate::support::*;
 
 fn losses(model: &Pair) -> (Tensor<1>, Tensor<1>) {
     let (weight, bias) = (model.weight.val(), model.bias.val());

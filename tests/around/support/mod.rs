@@ -2,10 +2,8 @@
 
 mod pair;
 
-pub use burn_amp_tests::{Files, Pack, Run, address, captured, pack, parameters, resumed};
+pub use burn_amp_tests::prelude::*;
 pub use pair::{Pair, Trial, Values, all, masters, norm, on_flex, sgd, values};
-
-use burn_amp_tests::prelude::*;
 
 /// The module with parameters, and ids from `from` on, that are the same in every run.
 pub fn filled<M: Module>(module: M, from: usize) -> M {

@@ -1,8 +1,6 @@
 //! Two parameters with ids that are the same in every run, and gradients made by hand.
 
-use burn_amp_tests::{pack, prelude::*, scaled_by_hand};
-
-use super::Pack;
+use super::*;
 
 #[derive(Module, Debug)]
 pub struct Pair {

@@ -1,13 +1,6 @@
 //! Inputs, parameters and gradients that the tests of the border share.
 
-use burn_amp_tests::{gradients_by_path, prelude::*};
-
-pub use burn_amp_tests::{logs, panic_message, random, values};
-
-/// Burn's default device, with autodiff.
-pub fn device() -> Device {
-    Device::default().autodiff()
-}
+pub use burn_amp_tests::prelude::*;
 
 /// The half-precision dtypes that the device has.
 pub fn halves() -> Vec<FloatDType> {
@@ -131,19 +124,6 @@ pub fn gradient_bits<M: Module>(grads: &GradientsParams, module: &M) -> Vec<u32>
         values
     });
     values.map(bits_of).collect()
-}
-
-/// The stored values of all parameters, which must be f32.
-pub fn parameters<M: Module>(module: &M) -> Vec<f32> {
-    let stored = burn_amp_tests::stored(module).into_iter();
-    let values = stored.flat_map(|(dtype, bytes)| {
-        assert_eq!(dtype, DType::F32);
-        let bits = bytes.as_chunks().0;
-        bits.iter()
-            .map(|bits| f32::from_le_bytes(*bits))
-            .collect::<Vec<_>>()
-    });
-    values.collect()
 }
 
 /// The same module, with parameters that look random.

@@ -1,10 +1,9 @@
 //! The life of a layer in half precision, beside the same layer in f32.
 
-use burn_amp_tests::{fill, gradients_by_path, prelude::*};
 use burn_pack::Reader;
 use std::collections::BTreeMap;
 
-use super::{tensor, values};
+use super::*;
 
 /// How a layer runs inside `autocast`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +23,35 @@ pub fn check<M: Module, const D: usize, const E: usize>(
     shape: [usize; D],
     forward: impl Fn(&M, Tensor<D>, &Device) -> Tensor<E>,
 ) {
-    let config = GradScalerConfig::new().with_init_scale(1024.0);
+    each_precision(runs, &init, shape, &forward, |layer| {
+        let (plain, model, trained) = layer.compare();
+        if !trained.is_empty() {
+            layer.train(plain, model, trained);
+        }
+    });
+}
+
+/// The same of a layer without parameters. Apart, because all that trains would be compiled for each layer.
+pub fn check_without_parameters<M: Module, const D: usize, const E: usize>(
+    runs: Runs,
+    init: impl Fn(&Device) -> M,
+    shape: [usize; D],
+    forward: impl Fn(&M, Tensor<D>, &Device) -> Tensor<E>,
+) {
+    each_precision(runs, &init, shape, &forward, |layer| {
+        let (.., trained) = layer.compare();
+        assert!(trained.is_empty(), "{trained:?}");
+    });
+}
+
+fn each_precision<M: Module, const D: usize, const E: usize>(
+    runs: Runs,
+    init: &dyn Fn(&Device) -> M,
+    shape: [usize; D],
+    forward: &dyn Fn(&M, Tensor<D>, &Device) -> Tensor<E>,
+    check: impl Fn(Layer<'_, M, D, E>),
+) {
+    let config = at_scale(1024.0);
     // Rounding is 2^-11 and 2^-8; layers add it up.
     for (dtype, tolerance) in [(FloatDType::F16, 1e-2), (FloatDType::BF16, 6e-2)] {
         let amp = MixedPrecision::new(dtype).with_scaler(config).unwrap();
@@ -32,12 +59,12 @@ pub fn check<M: Module, const D: usize, const E: usize>(
             runs,
             amp,
             tolerance,
-            init: &init,
+            init,
             shape,
-            forward: &forward,
+            forward,
         };
         layer.refuse();
-        layer.live();
+        check(layer);
     }
 }
 
@@ -93,11 +120,11 @@ impl<M: Module, const D: usize, const E: usize> Layer<'_, M, D, E> {
         assert!(matches!(error, AmpError::DTypeClash { .. }), "{error}");
     }
 
-    fn live(&self) {
-        let (device, outside) = (Device::flex().autodiff(), Device::flex());
+    /// The layer in f32 and in half precision, whose outputs and gradients are close, and the parameters that have gradients.
+    fn compare(&self) -> (M, M, Vec<String>) {
+        let device = Device::flex().autodiff();
         let plain = fill((self.init)(&device), 0, 0.6);
-        let start = parameters(&plain);
-        let mut model = plain.clone().apply_reparameterization(self.amp.clone());
+        let model = plain.clone().apply_reparameterization(self.amp.clone());
 
         // Forward and backward: the output, and the paths and values of all gradients. The largest of all is the measure for those that
         // are zero but for rounding.
@@ -135,11 +162,13 @@ impl<M: Module, const D: usize, const E: usize> Layer<'_, M, D, E> {
         // Outside, it is the plain layer.
         let outside_of = |model| values(self.plain(model, self.input(&device)));
         assert_eq!(outside_of(&model), outside_of(&plain));
-        if trained.is_empty() {
-            return;
-        }
+        (plain, model, trained)
+    }
 
-        // Steps.
+    /// Steps, validation, records.
+    fn train(&self, plain: M, mut model: M, trained: Vec<String>) {
+        let (device, outside) = (Device::flex().autodiff(), Device::flex());
+        let start = parameters(&plain);
         let mut optim = ScaledOptimizer::new(AdamConfig::new().init(), &self.amp);
         let loss = |model: &M| self.scoped(model, self.input(&device)).square().mean();
         let before: f32 = loss(&model).into_scalar();
@@ -212,7 +241,7 @@ fn relative_error(actual: &[f32], expected: &[f32]) -> f32 {
 }
 
 /// Names and dtypes of the tensors in a record, the latter all f32.
-fn tensors(bytes: burn::tensor::Bytes) -> Vec<String> {
+fn tensors(bytes: Bytes) -> Vec<String> {
     let tensors = Reader::from_bytes(bytes).unwrap().into_tensors().unwrap();
     let name = |tensor: burn_pack::Tensor| {
         assert_eq!(tensor.dtype, DType::F32, "{}", tensor.name);

@@ -2,10 +2,9 @@
 
 mod check;
 
-use burn_amp_tests::prelude::*;
+pub use burn_amp_tests::prelude::*;
 
-pub use burn_amp_tests::values;
-pub use check::{Runs, check};
+pub use check::{Runs, check, check_without_parameters};
 
 /// A tensor of values in (-1, 1).
 pub fn tensor<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
@@ -13,20 +12,29 @@ pub fn tensor<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
 }
 
 /// A list of layers, with a test for each line: its type, how it runs, how it is built, the shape of its input, and its
-/// forward pass, if that takes more than the input.
+/// forward pass, if that takes more than the input. What is built without a device has no parameters.
 macro_rules! layers {
-    ($($name:ident: $layer:literal, $runs:ident, $init:expr, $shape:expr $(, $forward:expr)?;)*) => {
+    ($($name:ident: $layer:literal, $runs:ident, |$device:tt| $init:expr, $shape:expr $(, $forward:expr)?;)*) => {
         /// What is listed here, and how it runs.
-        pub const LAYERS: &[(&str, $crate::support::Runs)] =
-            &[$(($layer, $crate::support::Runs::$runs),)*];
+        pub const LAYERS: &[(&str, $crate::layers::support::Runs)] =
+            &[$(($layer, $crate::layers::support::Runs::$runs),)*];
 
         $(
             #[test]
             fn $name() {
-                let runs = $crate::support::Runs::$runs;
-                $crate::support::check(runs, $init, $shape, $crate::support::forward!($($forward)?));
+                use $crate::layers::support::{Runs, check_of, forward};
+                check_of!($device)(Runs::$runs, |$device| $init, $shape, forward!($($forward)?));
             }
         )*
+    };
+}
+
+macro_rules! check_of {
+    (_) => {
+        $crate::layers::support::check_without_parameters
+    };
+    ($device:ident) => {
+        $crate::layers::support::check
     };
 }
 
@@ -39,4 +47,4 @@ macro_rules! forward {
     };
 }
 
-pub(crate) use {forward, layers};
+pub(crate) use {check_of, forward, layers};

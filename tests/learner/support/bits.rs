@@ -1,7 +1,5 @@
 //! Parameters and files in a form that can be compared bit by bit.
 
-use burn_amp::train::Resume;
-use burn_amp_tests::Pack;
 use std::{collections::BTreeMap, fs, path::Path};
 
 use super::*;
@@ -25,36 +23,20 @@ fn optimizer_pack<M: Module>(path: &Path, model: &M) -> Pack {
         let (id, field) = name.split_once('.').unwrap_or((&name, ""));
         (id != STATE_ID.to_string()).then(|| format!("{}/{field}", names[id]))
     };
-    let pack = pack(path);
-    Pack {
-        tensors: renamed(pack.tensors, rename),
-        scalars: renamed(pack.scalars, rename),
-        metadata: renamed(pack.metadata, rename),
-    }
+    let mut pack = pack(path).renamed(rename);
+    // Paths by ids.
+    let metadata = std::mem::take(&mut pack.metadata).into_iter();
+    let named = metadata.filter_map(|(name, value)| Some((rename(name)?, value)));
+    pack.metadata.extend(named);
+    pack
 }
 
 /// The parameter under which the scaler's state is stored.
 pub const STATE_ID: u64 = u64::from_le_bytes(*b"burn_amp");
 
-fn renamed<V>(
-    values: BTreeMap<String, V>,
-    rename: impl Fn(String) -> Option<String>,
-) -> BTreeMap<String, V> {
-    let rename = |(name, value)| rename(name).map(|name| (name, value));
-    values.into_iter().filter_map(rename).collect()
-}
-
 /// The values alone, in the order of their paths.
 pub fn values<M: Module>(module: &M) -> Vec<Values> {
     parameters(module).into_values().map(|(_, v)| v).collect()
-}
-
-/// The same of f32 parameters, as numbers.
-pub fn numbers<M: Module>(module: &M) -> Vec<f32> {
-    let values = values(module);
-    assert!(!values.is_empty());
-    let bytes = values.iter().flat_map(|(.., bytes)| bytes.as_chunks().0);
-    bytes.map(|bytes| f32::from_ne_bytes(*bytes)).collect()
 }
 
 pub fn all_finite<M: Module>(model: &M) -> bool {

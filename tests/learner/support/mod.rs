@@ -5,7 +5,8 @@ mod data;
 mod model;
 mod run;
 
-pub use bits::{STATE_ID, all_finite, assert_same, numbers, pack, stored_state, values};
+// Of this crate's names with the same ones of the others.
+pub use bits::{pack, values};
 pub use burn::{
     data::{
         dataloader::{DataLoader, Progress},
@@ -19,10 +20,6 @@ pub use burn::{
         renderer::CliMetricsRenderer,
     },
 };
-pub use burn_amp_tests::{Files, Values, is_error, panic_message, parameters, prelude::*, says};
-pub use data::{Batch, Sample, batches, loader, overflow, samples};
-pub use model::{Model, Net, Own};
-pub use run::{
-    Done, Folder, METRICS, Made, Run, WAYS, adam, burns, copy, device, failed, fused, lr, net,
-    pipelined, resumed, resumed_with, sgd, step, temp_dir, with,
-};
+pub use burn_amp_tests::prelude::*;
+pub use run::{Run, resumed};
+pub use {bits::*, data::*, model::*, run::*};

@@ -1,12 +1,8 @@
 //! A small classifier, as a user writes it for Burn, and models of tests' own.
 
 use burn::{module::ModuleDisplay, nn::loss::CrossEntropyLossConfig};
-use burn_amp_tests::fill;
 
-use super::{
-    data::{CLASSES, FEATURES},
-    *,
-};
+use super::*;
 
 /// The one line that is this crate's is `autocast`.
 #[derive(Module, Debug)]

@@ -298,11 +298,6 @@ impl<M: Module + 'static> Done<M> {
     }
 }
 
-/// Where the networks are trained.
-pub fn device() -> Device {
-    Device::default().autodiff()
-}
-
 pub fn net() -> Net {
     Net::new(&device())
 }

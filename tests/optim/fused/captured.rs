@@ -3,11 +3,10 @@
 mod leaves;
 
 use burn::nn::{Dropout, Embedding, loss::CrossEntropyLossConfig, transformer::TransformerEncoder};
-use burn_amp_tests::{prelude::*, says};
-
 use std::cell::Cell;
 
 use super::run::{Batch, Event, Net, Run, adam, batch, loss};
+use crate::support::*;
 
 /// A network with embeddings, attention and tied weights; its batches are integers.
 #[derive(Module, Debug)]

@@ -1,11 +1,10 @@
 //! Every configuration gives what Burn's optimizer gives: bit for bit on Flex, closely elsewhere.
 
-use burn_amp_tests::prelude::*;
 use burn_pack::DType as Stored;
 use std::collections::BTreeMap;
 
-use super::{flex, gradients, records::handed_over, same_steps};
-use crate::support::{Net, Plan, batch, compare_with_plain, parameters, state};
+use super::{gradients, records::handed_over, same_steps};
+use crate::support::*;
 
 const STEPS: usize = 1000;
 
@@ -76,11 +75,7 @@ fn keeps_close<C: Clone>(mut burns: ModuleOptimizer, fused: Fused<C>) {
 
 /// Parameters and states as numbers, by name.
 fn snapshot<O: ModuleOptim>(net: &Net, optim: &O) -> BTreeMap<String, Vec<f32>> {
-    let numbers = |(dtype, bytes): (Stored, Vec<u8>)| {
-        assert_eq!(dtype, Stored::F32);
-        let chunks = bytes.as_chunks().0.iter();
-        chunks.map(|chunk| f32::from_le_bytes(*chunk)).collect()
-    };
+    let numbers = |(dtype, bytes): (Stored, Vec<u8>)| f32s(dtype, &bytes);
     let parameters = parameters(net).into_iter().enumerate();
     let parameters = parameters.map(|(index, values)| (index.to_string(), numbers(values)));
     let states = state(optim).tensors.into_iter();

@@ -1,9 +1,7 @@
 //! Groups with learning rates and settings of their own; parameters that are frozen, or used twice.
 
-use burn_amp_tests::prelude::*;
-
-use super::{flex, of_batch, same_steps, steps_by_hand};
-use crate::support::{Net, parameters, state, steps};
+use super::{of_batch, same_steps, steps_by_hand};
+use crate::support::*;
 
 fn biases() -> ParamGroup {
     ParamGroup::from_predicate("bias")

@@ -1,9 +1,7 @@
 //! Parameters in half precision: their masters go where those of `MasterWeights` go, bit for bit.
 
-use burn_amp_tests::prelude::*;
-
-use super::{flex, gradients};
-use crate::support::{Net, Pack, parameters, state};
+use super::gradients;
+use crate::support::*;
 
 /// A run in which the first parameter is edited between; gradients come in f32 and in half precision by turns.
 fn run<O: ModuleOptim>(optim: &mut O, mut net: Net, dtype: FloatDType) -> Net {
@@ -23,21 +21,6 @@ fn run<O: ModuleOptim>(optim: &mut O, mut net: Net, dtype: FloatDType) -> Net {
     net
 }
 
-/// The state, whose names are with `inner` or without.
-fn unwrapped<O: ModuleOptim>(optim: &O) -> Pack {
-    let Pack {
-        tensors,
-        scalars,
-        metadata,
-    } = state(optim);
-    let name = |name: String| name.replace(".inner.", ".");
-    Pack {
-        tensors: tensors.into_iter().map(|(n, t)| (name(n), t)).collect(),
-        scalars: scalars.into_iter().map(|(n, s)| (name(n), s)).collect(),
-        metadata,
-    }
-}
-
 fn compare<C: Clone>(optim: impl Optimizer, fused: Fused<C>) {
     for dtype in [FloatDType::F16, FloatDType::BF16] {
         for keep in [vec![], vec![ParamGroup::from_predicate("hidden")]] {
@@ -52,7 +35,7 @@ fn compare<C: Clone>(optim: impl Optimizer, fused: Fused<C>) {
                 // Names too.
                 assert_eq!(state(&fused), state(&masters));
             }
-            assert_eq!(unwrapped(&fused), unwrapped(&masters));
+            assert_eq!(state(&fused).unwrapped(), state(&masters).unwrapped());
         }
     }
 }
@@ -70,32 +53,6 @@ fn every_optimizer() {
         let config = SgdConfig::new().with_momentum(momentum);
         compare(config.build(), FusedSgd::new(config).unwrap());
     }
-}
-
-/// `ScaledOptimizer` hands f32 gradients to half-precision parameters, and averages the masters.
-#[test]
-fn it_is_scaled_and_averaged() {
-    fn run<O: ModuleOptim>(optim: O, mut one: Param<Tensor<1>>) -> (Vec<f32>, Pack) {
-        let scaler = GradScalerConfig::new().with_init_scale(256.0);
-        let ema = EmaConfig::new().with_momentum(0.5);
-        let optim = ScaledOptimizer::new(optim, scaler.init().unwrap());
-        let mut optim = optim.with_ema(ema).unwrap();
-        for _ in 0..5 {
-            let loss = one.val().cast(FloatDType::F32).square().sum();
-            let grads = optim.backward(loss, &one);
-            one = optim.step(1e-4, one, grads);
-        }
-        assert_eq!(optim.scaler().counters().stepped(), 5);
-        let average = optim.ema().unwrap().get(&one).unwrap();
-        let average = average.into_data().try_to_vec().unwrap();
-        (average, state(optim.optimizer()))
-    }
-
-    let values = Tensor::<1>::from_data([1.0, -2.0, 0.1], &flex());
-    let one = to_half(Param::from_tensor(values), FloatDType::F16, &[]);
-    let config = AdamConfig::new();
-    let expected = run(MasterWeights::new(config.build()), one.clone());
-    assert_eq!(run(FusedAdam::new(config).unwrap(), one), expected);
 }
 
 /// A model that goes over to half precision in a run, and back: the state goes on.
@@ -119,5 +76,5 @@ fn a_model_that_changes_its_precision() {
     let net = Net::full(&flex());
     let expected = run(&mut masters, net.clone());
     assert!(parameters(&run(&mut fused, net)) == parameters(&expected));
-    assert_eq!(unwrapped(&fused), unwrapped(&masters));
+    assert_eq!(state(&fused).unwrapped(), state(&masters).unwrapped());
 }

@@ -1,10 +1,7 @@
 //! What is overwritten in place, and what somebody else holds.
 
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::{address, panic_message, says};
-
-use super::{flex, gradients, of_batch, run::adam, same_steps, steps_by_hand};
-use crate::support::{Net, parameters, state, step, steps};
+use super::{gradients, of_batch, run::adam, same_steps, steps_by_hand};
+use crate::support::*;
 
 #[test]
 fn parameters_are_overwritten_in_place() {

@@ -11,10 +11,9 @@ mod records;
 mod run;
 mod settings;
 
-use burn_amp_tests::prelude::*;
 use std::ops::Range;
 
-use crate::support::{Net, batch, parameters, state};
+use crate::support::*;
 
 /// Gradients of every parameter, made by hand: values that f16 holds, in `dtype`.
 pub fn gradients<M: Module>(module: &M, step: usize, dtype: FloatDType) -> GradientsParams {
@@ -54,8 +53,4 @@ fn same_steps<M: Module, A: ModuleOptim, B: ModuleOptim>(
     }
     assert_eq!(state(other), state(one));
     found
-}
-
-pub fn flex() -> Device {
-    Device::flex().autodiff()
 }

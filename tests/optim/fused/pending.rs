@@ -1,16 +1,13 @@
 //! Outcomes that are not known yet: what is known of them, and when, where optimizers are dropped, cloned, loaded and replaced.
 
-use burn_amp_tests::prelude::*;
-
 use super::{
     gradients,
-    run::{Event, Net, Run, Values, Waited, adam, is_flex, nesterov},
+    run::{Event, Net, Run, Values, adam, nesterov},
 };
-use crate::support::{Pack, state};
+use crate::support::*;
 
 fn config() -> GradScalerConfig {
-    GradScalerConfig::new()
-        .with_init_scale(1024.0)
+    at_scale(1024.0)
         .with_growth_interval(3)
         .with_max_consecutive_skips(None)
 }
@@ -103,8 +100,18 @@ fn program<O: ModuleOptim + Clone>(net: &Net, make: impl Fn() -> O, seed: u64) -
 
 #[test]
 fn the_scale_learns_of_every_step_whoever_is_dropped_or_cloned() {
+    whoever_is_dropped_or_cloned(0..6);
+}
+
+#[test]
+#[ignore = "slow"]
+fn sweep_the_scale_learns_of_every_step() {
+    whoever_is_dropped_or_cloned(6..48);
+}
+
+fn whoever_is_dropped_or_cloned(seeds: Range<u64>) {
     let net = Net::new();
-    for seed in 0..if is_flex() { 48 } else { 6 } {
+    for seed in seeds {
         let (pending, scaler, optims) = program(&net, adam, seed);
         let waited = program(&net, || Waited(adam()), seed);
         assert_eq!(scaler.schedule(), waited.1.schedule(), "seed {seed}");

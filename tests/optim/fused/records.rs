@@ -1,10 +1,7 @@
 //! Records are Burn's, in both directions, through files and in the middle of a run; others are refused.
 
-use burn_amp_tests::is_error;
-use burn_amp_tests::prelude::*;
-
-use super::{flex, run::adam as plain_adam, steps_by_hand};
-use crate::support::{Net, Pack, parameters, state};
+use super::{run::adam as plain_adam, steps_by_hand};
+use crate::support::*;
 
 fn steps<O: ModuleOptim>(optim: &mut O, net: Net, range: std::ops::Range<usize>) -> Net {
     steps_by_hand(optim, 0.003, net, range)

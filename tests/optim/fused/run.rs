@@ -1,42 +1,9 @@
 //! Runs in f16 in which something goes wrong now and then: their steps are decided by the host or by the device, or recorded.
 
-use burn_amp_tests::prelude::*;
-
-use burn_amp_core::internal::Update;
-use burn_amp_tests::{fill, stored};
 use burn_pack::DType as Stored;
 
 use super::gradients;
-
-/// The same optimizer, whose outcomes are waited for.
-#[derive(Clone)]
-pub struct Waited<O>(pub O);
-
-impl<O: ModuleOptim> ModuleOptim for Waited<O> {
-    fn step<M: Module>(&mut self, lr: ModuleLearningRate, module: M, grads: GradientsParams) -> M {
-        self.0.step(lr, module, grads)
-    }
-
-    fn accepts(&self, parameter: DType, gradient: DType) -> bool {
-        self.0.accepts(parameter, gradient)
-    }
-
-    fn to_record(&self) -> Result<OptimizerRecord, AmpError> {
-        self.0.to_record()
-    }
-
-    fn load_record(&mut self, record: OptimizerRecord) -> Result<(), AmpError> {
-        self.0.load_record(record)
-    }
-
-    fn takes_factors(&self) -> bool {
-        self.0.takes_factors()
-    }
-
-    fn update<M: Module>(&mut self, update: Update, module: M, grads: GradientsParams) -> M {
-        self.0.update(update, module, grads)
-    }
-}
+use crate::support::*;
 
 /// What goes wrong in a step.
 #[derive(Clone, Copy, PartialEq)]

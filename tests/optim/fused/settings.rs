@@ -1,6 +1,6 @@
 //! Settings with which Burn would train to NaN are refused, by name; those at the ends of their ranges are taken.
 
-use burn_amp_tests::prelude::*;
+use crate::support::*;
 
 const BETA: &str = "must be at least 0 and below 1";
 const NEGATIVE: &str = "must be at least 0";

@@ -1,7 +1,8 @@
 //! An optimizer that a user of Burn might write.
 
 use burn::optim::Adam;
-use burn_amp_tests::prelude::*;
+
+use super::*;
 
 /// Adam, which maximizes.
 #[derive(Clone)]

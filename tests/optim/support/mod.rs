@@ -9,7 +9,7 @@ mod trajectory;
 
 pub use allocations::live_allocations;
 pub use ascent::Ascent;
-pub use burn_amp_tests::{Pack, captured, state, stored as parameters};
+pub use burn_amp_tests::{prelude::*, stored as parameters};
 pub use net::{Net, batch, scaled_step, step, steps};
 pub use player::Player;
 pub use poison::{Poison, gradient};

@@ -1,8 +1,8 @@
 //! A small model with parameters of ranks 1, 2 and 4, and deterministic data for it.
 
 use burn::nn::conv::Conv2d;
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::{fill, wave};
+
+use super::*;
 
 #[derive(Module, Debug)]
 pub struct Net {

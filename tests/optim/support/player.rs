@@ -1,6 +1,6 @@
 //! The least that trains at the border of half precision.
 
-use burn_amp_tests::prelude::*;
+use super::*;
 
 /// A model, its optimizer and the `MixedPrecision` of both. `ScaledOptimizer` alone names Burn's.
 #[derive(Clone)]

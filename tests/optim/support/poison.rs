@@ -1,8 +1,6 @@
 //! Ways for a step to overflow.
 
-use burn_amp_tests::{parameters, prelude::*};
-
-use super::Net;
+use super::*;
 
 /// What overflows in a step.
 #[derive(Clone, Copy, Debug)]
@@ -35,7 +33,7 @@ impl Poison {
     /// The gradients to step on.
     pub fn gradients(self, mut grads: GradientsParams, net: &Net) -> GradientsParams {
         if let Self::Gradient { path, value } = self {
-            let (id, (_, shape, _)) = &parameters(net)[path];
+            let (id, (_, shape, _)) = &burn_amp_tests::parameters(net)[path];
             let replace = match shape.len() {
                 1 => replace::<1>,
                 2 => replace::<2>,

@@ -1,9 +1,6 @@
 //! One run with scaling and overflows beside a plain run of its clean steps.
 
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::scaled_by_hand;
-
-use super::{Net, Pack, Poison, batch, gradient, parameters, state};
+use super::*;
 
 /// What happens at each step; the scale moves down and up several times.
 const STEPS: [Option<Poison>; 16] = [

@@ -5,13 +5,12 @@
 
 mod recipe;
 
-use burn_amp_tests::prelude::*;
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
-use crate::support::{Small, pack};
+use crate::support::*;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("golden")

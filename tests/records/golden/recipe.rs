@@ -1,10 +1,9 @@
 //! What the golden files hold, and how they were made. It never changes: later releases must make the same of it.
 
-use burn_amp_tests::prelude::*;
 use serde::Serialize;
 use std::{fs, ops::Range, path::Path};
 
-use crate::support::{Files, Small};
+use crate::support::*;
 
 /// The step after those that went into the files.
 pub const NEXT: usize = 7;

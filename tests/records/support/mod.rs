@@ -2,13 +2,9 @@
 
 mod child;
 
-pub use burn_amp_tests::small::{Small, adam, fused_adam, master_adam, momentum, sgd, trained};
-pub use burn_amp_tests::{
-    Files, Pack, Run, contents, is_error, logs, pack, parameters, quietly, says, state,
-};
+pub use burn_amp_tests::{prelude::*, small::*};
 pub use child::{child, folder, limited};
 
-use burn_amp_tests::prelude::*;
 use std::path::{Path, PathBuf};
 use tempfile::{TempDir, tempdir};
 

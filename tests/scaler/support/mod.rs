@@ -2,5 +2,5 @@
 
 mod model;
 
-pub use burn_amp_tests::captured;
+pub use burn_amp_tests::prelude::*;
 pub use model::{Model, Trial, gradient, scaler, unscaled, values_of};

@@ -1,7 +1,6 @@
 //! A module with parameters of ranks 1, 2 and 4, and gradients made by hand for it.
 
-use burn_amp_tests::prelude::*;
-use burn_amp_tests::scaled_by_hand;
+use super::*;
 
 #[derive(Module, Debug)]
 pub struct Model {

@@ -8,8 +8,9 @@ use burn::{
 use burn_amp_report::{Audit, audit};
 use burn_amp_tests::prelude::*;
 use digits::data::Digits;
+use std::sync::{Mutex, PoisonError};
 
-use crate::network::{self, Network, batch, device, same};
+use crate::network::{self, Network, batch, same};
 
 fn audited<M: Module>(model: M, calibrates: bool, loss: impl Fn(&M) -> Tensor<1>) -> Audit {
     let amp = MixedPrecision::f16();
@@ -31,7 +32,7 @@ fn perceptron() -> Audit {
 }
 
 fn recurrent() -> Audit {
-    let device = device();
+    let device = flex();
     let model = LstmConfig::new(16, 16, true).init(&device);
     audited(model, false, |m| {
         let output = autocast(batch().unsqueeze::<3>(), |x| {
@@ -42,21 +43,21 @@ fn recurrent() -> Audit {
 }
 
 fn seeded() -> Device {
-    let device = device();
+    let device = flex();
     device.seed(3);
     device
 }
 
 /// The digits, before the device is seeded.
 fn digits() -> Digits {
-    let digits = Digits::load(&device()).unwrap();
+    let digits = Digits::load(&flex()).unwrap();
     seeded();
     digits
 }
 
 fn sigmoids() -> Audit {
     let digits = digits();
-    let model = ::digits::model::Network::new(&device());
+    let model = ::digits::model::Network::new(&flex());
     audited(model, true, |m| {
         let logits = autocast(digits.train.images.clone(), |x| m.forward(x));
         ::digits::training::brier_score(logits, digits.train.labels.clone())
@@ -69,14 +70,14 @@ fn classifier() -> Audit {
         images: digits.train.images.clone(),
         labels: digits.train.labels.clone(),
     };
-    let model = learner::model::Classifier::new(&device());
+    let model = learner::model::Classifier::new(&flex());
     audited(model, true, |m| InferenceStep::step(m, batch.clone()).loss)
 }
 
 fn critic() -> Audit {
     let digits = digits();
-    let model = gan::network::Network::critic(&device());
-    let noise = Tensor::<2>::random([64, 64], Distribution::Default, &device());
+    let model = gan::network::Network::critic(&flex());
+    let noise = Tensor::<2>::random([64, 64], Distribution::Default, &flex());
     audited(model, false, |m| {
         let real = digits.train.images.clone().narrow(0, 0, 64);
         let [real, fake] = autocast([real, noise.clone()], |x| x.map(|x| m.forward(x)));
@@ -162,26 +163,34 @@ fn drawing() -> Audit {
     })
 }
 
-#[test]
-fn healthy_models_raise_no_alarm() {
-    let mut alarms = Vec::new();
-    let mut check = |name: &str, audit: Audit| {
-        println!("{name}: {}", audit.verdict());
-        if !audit.verdict().is_fine() {
-            alarms.push(format!("{name}: {audit}"));
+/// One after another: each seeds the device.
+static ALONE: Mutex<()> = Mutex::new(());
+
+macro_rules! healthy {
+    ($($name:ident: $audit:expr,)*) => {
+        mod models_raise_no_alarm {
+            $(#[test]
+            fn $name() {
+                use super::*;
+                let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+                let audit = $audit;
+                assert!(audit.verdict().is_fine(), "{audit}");
+            })*
         }
     };
-    check("a perceptron", perceptron());
-    check("an LSTM in f32", recurrent());
-    check("digits", sigmoids());
-    check("learner", classifier());
-    check("gan", critic());
-    check("gpt", gpt(false));
-    check("gpt, tied", gpt(true));
-    check("programs: regression", regression());
-    check("programs: gpt", sums());
-    check("programs: transformer", sentences());
-    check("programs: cnn", images());
-    check("programs: wgan", drawing());
-    assert!(alarms.is_empty(), "{}", alarms.join("\n\n"));
+}
+
+healthy! {
+    a_perceptron: perceptron(),
+    an_lstm_in_f32: recurrent(),
+    of_digits: sigmoids(),
+    of_learner: classifier(),
+    of_gan: critic(),
+    of_gpt: gpt(false),
+    of_gpt_tied: gpt(true),
+    of_programs_regression: regression(),
+    of_programs_gpt: sums(),
+    of_programs_transformer: sentences(),
+    of_programs_cnn: images(),
+    of_programs_wgan: drawing(),
 }

@@ -16,7 +16,7 @@ pub struct Network {
 
 impl Network {
     pub fn new() -> Self {
-        let linear = || LinearConfig::new(WIDTH, WIDTH).init(&device());
+        let linear = || LinearConfig::new(WIDTH, WIDTH).init(&flex());
         let network = Self {
             first: linear(),
             second: linear(),
@@ -34,13 +34,9 @@ impl Network {
     }
 }
 
-pub fn device() -> Device {
-    Device::flex().autodiff()
-}
-
 /// `[32, 16]`, of mean 0 and deviation 1.
 pub fn batch() -> Tensor<2> {
-    let device = device();
+    let device = flex();
     device.seed(1);
     Tensor::random([32, WIDTH], Distribution::Normal(0.0, 1.0), &device)
 }
@@ -72,7 +68,7 @@ pub fn f16() -> MixedPrecision {
 
 /// f16 with a loss scale.
 pub fn at(scale: f64) -> MixedPrecision {
-    let config = GradScalerConfig::new().with_init_scale(scale);
+    let config = at_scale(scale);
     f16().with_scaler(config).unwrap()
 }
 

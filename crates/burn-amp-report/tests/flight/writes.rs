@@ -131,7 +131,7 @@ fn the_end_of_a_run_is_written() {
 
 #[test]
 fn a_step_that_the_guard_holds_back_is_written() {
-    let config = GradScalerConfig::new().with_init_scale(1024.0);
+    let config = at_scale(1024.0);
     let (_folder, mut training, recorder) = recorded(with(config));
     training.optim = training.optim.with_guard(Guard::skip_step()).unwrap();
     let mut factor = 1.0;

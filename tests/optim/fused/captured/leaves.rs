@@ -1,6 +1,5 @@
 //! What recordings and replays leave as it was: what was read before, memory, and other recordings.
 
-use burn_amp_tests::prelude::*;
 use std::{
     cell::RefCell,
     sync::{Arc, Barrier},
@@ -8,7 +7,7 @@ use std::{
 };
 
 use super::{Batch, Event, Net, Run, adam, batch, has_graphs, loss};
-use crate::support::live_allocations;
+use crate::support::*;
 
 impl Run<FusedAdam> {
     pub fn begin() -> Self {

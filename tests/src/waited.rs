@@ -1,0 +1,42 @@
+//! Optimizers of ours beside themselves.
+
+use crate::prelude::*;
+
+/// The same optimizer, whose outcomes are waited for.
+#[derive(Clone)]
+pub struct Waited<O>(
+    /// The optimizer.
+    pub O,
+);
+
+impl<O: ModuleOptim> ModuleOptim for Waited<O> {
+    fn step<M: Module>(&mut self, lr: ModuleLearningRate, module: M, grads: GradientsParams) -> M {
+        self.0.step(lr, module, grads)
+    }
+
+    fn accepts(&self, parameter: DType, gradient: DType) -> bool {
+        self.0.accepts(parameter, gradient)
+    }
+
+    fn to_record(&self) -> Result<OptimizerRecord, AmpError> {
+        self.0.to_record()
+    }
+
+    fn load_record(&mut self, record: OptimizerRecord) -> Result<(), AmpError> {
+        self.0.load_record(record)
+    }
+
+    fn takes_factors(&self) -> bool {
+        self.0.takes_factors()
+    }
+
+    fn one_pass(&mut self) -> Option<&mut ModuleOptimizer> {
+        self.0.one_pass()
+    }
+}
+
+impl From<Waited<FusedAdam>> for ModuleOptimizer {
+    fn from(optim: Waited<FusedAdam>) -> Self {
+        optim.0.into()
+    }
+}

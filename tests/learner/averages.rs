@@ -1,7 +1,6 @@
 //! Averages of the weights in a Learner: kept in checkpoints, resumed bit for bit.
 
 use crate::support::*;
-use burn_amp::train::{LearnerExt, Resume, Scaled};
 
 pub fn ema() -> EmaConfig {
     EmaConfig::new()

@@ -4,7 +4,6 @@ use burn::train::{
     MetricEarlyStoppingStrategy, StoppingCondition,
     metric::store::{Aggregate, Direction, Split},
 };
-use burn_amp::train::{LearnerExt, Resume, Scaled};
 use std::thread;
 
 use crate::support::*;

@@ -2,7 +2,6 @@
 //! goes on from the other's checkpoints.
 
 use crate::support::*;
-use burn_amp::train::LearnerExt;
 
 pub fn learner(amp: &MixedPrecision) -> Made {
     amp.learner(net(), fused(), lr())

@@ -2,7 +2,6 @@
 //!
 //! `cargo test --workspace --test learner -- --ignored write_golden` writes that of the present version.
 
-use burn_amp::train::Resume;
 use std::{fs, path::PathBuf};
 
 use crate::support::*;

@@ -1,6 +1,5 @@
 //! A run that is killed in the middle of an epoch, and resumed by another process.
 
-use burn_amp::train::Resume;
 use std::{
     env, fs,
     path::PathBuf,

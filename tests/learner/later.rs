@@ -1,7 +1,6 @@
 //! Checkpoints that are written while the training goes on.
 
 use crate::support::*;
-use burn_amp::train::{LearnerExt, Scaled};
 
 /// Burn writes checkpoints on a thread of its own. On CubeCL devices their values are read there, and a step in place would show
 /// in them.

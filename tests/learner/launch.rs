@@ -1,7 +1,6 @@
 //! `MixedPrecision::launch`: a Learner's run in one call.
 
 use crate::support::*;
-use burn_amp::train::LearnerExt;
 
 fn launched(run: &Run) -> Result<Done, StepError<Net>> {
     let (amp, folder) = (run.amp(), temp_dir());

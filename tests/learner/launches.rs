@@ -2,7 +2,6 @@
 //!
 //! The observer hears of every launch of the process: one test at a time (`--test-threads 1`).
 
-use burn_amp::train::LearnerExt;
 use cubecl::logging::{LaunchObservation, LaunchObserver};
 use std::sync::{Arc, Mutex};
 

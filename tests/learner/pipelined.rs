@@ -4,7 +4,6 @@ use crate::{
     master::{Half, half},
     support::*,
 };
-use burn_amp::train::{LearnerExt, Resume};
 
 pub fn learner(amp: &MixedPrecision) -> Made {
     amp.learner(net(), pipelined(adam(amp)), lr())

@@ -1,7 +1,6 @@
 //! Checkpoints with and without this crate, whole and damaged.
 
 use burn::optim::LionConfig;
-use burn_amp::train::{LearnerExt, Resume};
 use burn_pack::Writer;
 use std::{fs, path::Path};
 

@@ -1,7 +1,6 @@
 //! A learning rate that waits for steps that are taken.
 
 use crate::support::*;
-use burn_amp::train::LearnerExt;
 
 /// Six batches an epoch, of which these overflow.
 fn run(bad: &[usize], epochs: usize) -> Run {

@@ -1,7 +1,6 @@
 //! A data set with one poisoned batch.
 
 use crate::support::*;
-use burn_amp::train::LearnerExt;
 
 fn run(epochs: usize) -> Run {
     Run::of(epochs).with_config(GradScalerConfig::new())

@@ -1,7 +1,6 @@
 //! BatchNorm's running statistics in a run that skips steps.
 
 use crate::support::*;
-use burn_amp::train::LearnerExt;
 
 /// The statistics are those of the features, whatever the weights are.
 #[derive(Module, Debug)]

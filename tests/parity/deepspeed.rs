@@ -1,6 +1,6 @@
 //! DeepSpeed's `DynamicLossScaler`: growth, both hysteresis modes and the error at the floor.
 
-use burn_amp::LossScale;
+use burn_amp::schedule::LossScale;
 use burn_amp_tests::prelude::*;
 use serde_json::Value;
 

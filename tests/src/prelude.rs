@@ -28,6 +28,17 @@ pub use burn::{
         activation::{sigmoid, tanh},
     },
 };
-pub use burn_amp::*;
+pub use burn_amp::{
+    adaptive::Guard,
+    gradients::{
+        AccumulationWindow, GradientStatus, ScaledGradients, UnscaledGradients, histogram, inspect,
+        sum_of_devices,
+    },
+    optim::{CaptureInput, CapturedStep, Fused, FusedAdam, FusedAdamW, FusedSgd, ModuleOptim},
+    pipeline::PipelinedOptimizer,
+    schedule::{LossScale, Schedule},
+    torch::{GradScaler, MasterWeights, to_full, to_half},
+    *,
+};
 pub use log::Level;
 pub use std::ops::Range;

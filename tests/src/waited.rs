@@ -1,6 +1,7 @@
 //! Optimizers of ours beside themselves.
 
 use crate::prelude::*;
+use burn_amp_core::internal::Update;
 
 /// The same optimizer, whose outcomes are waited for.
 #[derive(Clone)]
@@ -30,8 +31,8 @@ impl<O: ModuleOptim> ModuleOptim for Waited<O> {
         self.0.takes_factors()
     }
 
-    fn one_pass(&mut self) -> Option<&mut ModuleOptimizer> {
-        self.0.one_pass()
+    fn update<M: Module>(&mut self, update: Update, module: M, grads: GradientsParams) -> M {
+        self.0.update(update, module, grads)
     }
 }
 

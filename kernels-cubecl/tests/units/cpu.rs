@@ -1,5 +1,6 @@
 use super::*;
 use crate::backends::flex::value::Value;
+use half::bf16;
 
 /// Of each group its wide values, and of the values around them the halves.
 struct Convert<T, const N: usize>(Vec<[T; LANES]>, [u32; N]);

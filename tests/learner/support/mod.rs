@@ -20,6 +20,7 @@ pub use burn::{
         renderer::CliMetricsRenderer,
     },
 };
+pub use burn_amp::train::*;
 pub use burn_amp_tests::prelude::*;
 pub use run::{Run, resumed};
 pub use {bits::*, data::*, model::*, run::*};

@@ -1,6 +1,5 @@
 //! Runs of the real `SupervisedTraining`, and what they leave.
 
-use burn_amp::train::{LearnerExt, Resume, Scaled};
 use std::{fs, path::Path, rc::Rc, sync::Arc};
 use tempfile::TempDir;
 

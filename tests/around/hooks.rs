@@ -348,3 +348,42 @@ fn names_of_hooks() {
     assert_eq!(optim.hook::<Jump>().unwrap().last, Some(7.0));
     assert_eq!(optim.to_record().hooks().collect::<Vec<_>>(), ["jump"]);
 }
+
+/// Multiplies gradients.
+#[derive(Clone, Debug)]
+struct Times(f64);
+
+impl Hook for Times {
+    fn name(&self) -> &str {
+        "times"
+    }
+
+    fn judge(&mut self, _step: &mut Proposed<'_>) -> Verdict {
+        Verdict::Clip {
+            factor: self.0,
+            reason: String::new(),
+        }
+    }
+}
+
+/// A hook shortens gradients, and no more.
+#[test]
+fn a_factor_out_of_range_is_refused_with_the_name_of_its_hook() {
+    for (factor, shown) in [(1.5, "1.5"), (-0.5, "-0.5"), (f64::NAN, "NaN")] {
+        let device = Device::default().autodiff();
+        let amp = MixedPrecision::f32()
+            .with_scaler(GradScalerConfig::new())
+            .unwrap();
+        let (model, optim) = amp.prepare(
+            LinearConfig::new(2, 1).init(&device),
+            SgdConfig::new().init(),
+        );
+        let mut optim = optim.with_hook(Times(factor)).unwrap();
+        let loss = amp.autocast(Tensor::<2>::ones([1, 2], &device), |x| model.forward(x));
+        let grads = GradientsParams::from_grads(loss.sum().backward(), &model);
+        let before = numbers(&model);
+        let failed = optim.try_step(0.1, model, grads).map(drop).unwrap_err();
+        says(&failed, [&format!("`factor` is {shown}"), "hook `times`"]);
+        assert_eq!(numbers(&*failed.module), before);
+    }
+}

@@ -82,6 +82,12 @@ fn a_dry_run_refuses_what_would_not_train_in_half_precision() {
     let error = free.map(drop).unwrap_err();
     assert_eq!(error, AmpError::NoScope);
     assert!(error.to_string().contains("free `autocast`"), "{error}");
+    // Nor in one part of it.
+    let partly = amp.check(&gain, |m| {
+        let hidden = amp.autocast(ones(), |x| m.forward(x));
+        autocast(hidden, |x| m.forward(x)).mean()
+    });
+    assert_eq!(partly.map(drop).unwrap_err(), AmpError::NoScope);
 
     let chain = amp.check(&two_gains, |(first, second)| {
         let hidden = amp.autocast(ones(), |x| first.forward(x));

@@ -134,18 +134,3 @@ fn a_bare_autocast_is_that_of_the_scope_around() {
     });
     assert_eq!(found, Chain::new().plain(two(-8)));
 }
-
-/// A program may have forgotten its `MixedPrecision`. One that means f32 says so, and nothing is trained without a graph.
-#[test]
-fn a_bare_autocast_that_trains_in_f32_is_logged_once_a_thread() {
-    let lines = |run: &dyn Fn()| logs("`autocast` trains in f32", run).len();
-    let twice = |x: Tensor<1>| autocast(x, |x| x * 2.0);
-    let tracked = || vector(&[1.0]).require_grad();
-    let meant = || drop(MixedPrecision::f32().autocast(tracked(), twice));
-    let silent = lines(&|| {
-        twice(vector(&[1.0]));
-        meant();
-    });
-    assert_eq!(silent, 0);
-    assert_eq!(lines(&|| drop([twice(tracked()), twice(tracked())])), 1);
-}

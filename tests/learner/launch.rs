@@ -48,3 +48,36 @@ fn a_learner_that_cannot_be_made_returns_the_model() {
     );
     assert_eq!(numbers(&*refused.module), numbers(&net()));
 }
+
+/// Burn's own failure is an error too, and nothing of it is left for the next run on the same handle.
+#[test]
+fn what_ends_a_run_in_burn_is_an_error() {
+    let (run, folder) = (Run::of(1), temp_dir());
+    let amp = run.amp();
+    let no_checkpoint = run.training(folder.path()).checkpoint(7);
+    let failed = amp.launch(no_checkpoint, net(), AdamConfig::new().init(), lr());
+    let failed = failed.map(drop).unwrap_err();
+    let is_burns = matches!(failed.error, AmpError::RunFailed { .. });
+    assert!(is_burns, "{failed}");
+    assert_eq!(numbers(&*failed.module), numbers(&net()));
+
+    let (folder, optim) = (temp_dir(), AdamConfig::new().init());
+    amp.launch(run.training(folder.path()), net(), optim, lr())
+        .unwrap();
+}
+
+/// The free `autocast` opens scopes in a Learner alone: a check as in one does not last.
+#[test]
+fn a_model_is_checked_as_in_a_learner() {
+    let amp = MixedPrecision::f16();
+    let model = amp.attach(Net::new(&Device::default().autodiff()));
+    let loss = |model: &Net| {
+        let features = Tensor::ones([4, FEATURES], &Device::default().autodiff());
+        autocast(features, |x| model.forward(x)).square().mean()
+    };
+    amp.check_in_learner(&model, loss).unwrap();
+    assert_eq!(
+        amp.check(&model, loss).map(drop).unwrap_err(),
+        AmpError::NoScope
+    );
+}

@@ -2,4 +2,5 @@
 
 mod half_loss;
 mod logger;
+mod prepare;
 mod tiny_updates;

@@ -1,5 +1,7 @@
 //! `MixedPrecision::launch`: a Learner's run in one call.
 
+use burn::data::dataset::{Dataset, DatasetError};
+
 use crate::support::*;
 
 fn launched(run: &Run) -> Result<Done, StepError<Net>> {
@@ -49,16 +51,32 @@ fn a_learner_that_cannot_be_made_returns_the_model() {
     assert_eq!(numbers(&*refused.module), numbers(&net()));
 }
 
+/// Samples that are not there.
+struct Unreadable;
+
+impl Dataset<Sample> for Unreadable {
+    fn get(&self, _index: usize) -> Result<Sample, DatasetError> {
+        Err(DatasetError::new(std::io::Error::other(
+            "it cannot be read",
+        )))
+    }
+
+    fn len(&self) -> usize {
+        8
+    }
+}
+
 /// Burn's own failure is an error too, and nothing of it is left for the next run on the same handle.
 #[test]
 fn what_ends_a_run_in_burn_is_an_error() {
     let (run, folder) = (Run::of(1), temp_dir());
     let amp = run.amp();
-    let no_checkpoint = run.training(folder.path()).checkpoint(7);
-    let failed = amp.launch(no_checkpoint, net(), AdamConfig::new().init(), lr());
+    let unreadable = run.training_on(loader(Unreadable, None), folder.path());
+    let failed = amp.launch(unreadable, net(), AdamConfig::new().init(), lr());
     let failed = failed.map(drop).unwrap_err();
     let is_burns = matches!(failed.error, AmpError::RunFailed { .. });
     assert!(is_burns, "{failed}");
+    says(&failed, ["it cannot be read"]);
     assert_eq!(numbers(&*failed.module), numbers(&net()));
 
     let (folder, optim) = (temp_dir(), AdamConfig::new().init());

@@ -35,7 +35,7 @@ fn without_a_logger_the_first_warning_is_on_standard_error() {
     let name = "precision::logger::without_a_logger_the_first_warning_is_on_standard_error";
     let told = told_by_child(name);
     let first = told.lines().find(|line| line.starts_with("burn-amp: "));
-    says(&first.unwrap(), ["burn-amp: no parameter"]);
+    says(&first.unwrap(), ["burn-amp: no `autocast`"]);
     says(
         &told,
         [
@@ -63,7 +63,9 @@ fn a_bare_autocast_is_warned_of_where_half_precision_exists() {
         drop([twice(), twice()]);
         return;
     }
-    let told = told_by_child("logger::a_bare_autocast_is_warned_of_where_half_precision_exists");
+    let told = told_by_child(
+        "precision::logger::a_bare_autocast_is_warned_of_where_half_precision_exists",
+    );
     let (before, after) = told.split_once("f16 from here on").unwrap();
     let warnings = |told: &str| told.matches("`autocast(input, ..)` runs in f32").count();
     assert_eq!((warnings(before), warnings(after)), (0, 1), "{told}");

@@ -18,6 +18,7 @@ fn steps<M: Module, O: ModuleOptim>(
         let grads = GradientsParams::from_grads(output.square().mean().backward(), &model);
         let before = numbers(&model);
         let stepped = numbers(&optim.step(0.1, model, grads));
+        optim.synchronize().unwrap();
         assert_ne!(stepped, before);
         stepped
     };

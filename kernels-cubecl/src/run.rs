@@ -62,15 +62,12 @@ fn multiply(
 ) -> Result<(TensorList, Status), UnsupportedDType> {
     let count = inverse.dims()[0];
     assert_eq!(count, 1, "`inverse` is one value, not {count}");
-    let Some(way) = way(&list)? else {
-        return Ok((list, Status::default()));
-    };
-    let inverse = inverse.inner().cast(FloatDType::F32);
-    assert_one_device(&way.home, &inverse.device());
     let (elements, edge) = (list.elements(), list.edge);
-    let mut tensors = list.tensors;
-    tensors.push(inverse.into_dispatch());
-    let (mut products, home) = way.run(tensors, Job::Unscale { keep_dtype, edge });
+    let inverse = inverse.inner().cast(FloatDType::F32).into_dispatch();
+    let job = Job::Unscale { keep_dtype, edge };
+    let Some((mut products, home)) = run_list(list, Some(inverse), job)? else {
+        return Ok(Default::default());
+    };
     let rows = Tensor::from_dispatch(products.pop().expect("the rows are last"));
     if let Some(home) = home {
         products = moved(products, &home);
@@ -90,12 +87,10 @@ fn multiply(
 ///
 /// If not all tensors are on one device.
 pub fn inspect(list: TensorList) -> Result<Status, UnsupportedDType> {
-    let Some(way) = way(&list)? else {
-        return Ok(Status::default());
-    };
     let (elements, edge) = (list.elements(), list.edge);
-    let (mut rows, _) = way.run(list.tensors, Job::Inspect { edge });
-    Ok(Status::new(Tensor::from_dispatch(rows.remove(0)), elements))
+    let found = run_list(list, None, Job::Inspect { edge })?;
+    let status = |(mut rows, _): Done| Status::new(Tensor::from_dispatch(rows.remove(0)), elements);
+    Ok(found.map(status).unwrap_or_default())
 }
 
 /// Counts the values of all tensors by binary exponent, in one pass that writes none of them.
@@ -111,34 +106,47 @@ pub fn inspect(list: TensorList) -> Result<Status, UnsupportedDType> {
 ///
 /// If not all tensors are on one device.
 pub fn histogram(list: TensorList) -> Result<Histogram, UnsupportedDType> {
-    let Some(way) = way(&list)? else {
-        return Ok(Histogram::default());
+    let found = run_list(list, None, Job::Histogram)?;
+    let histogram = |(mut counts, _): Done| Histogram::new(counts.remove(0));
+    Ok(found.map(histogram).unwrap_or_default())
+}
+
+/// What a job gives, and the device of its list where it was done on another.
+pub(crate) type Done = (Vec<DispatchTensor>, Option<Device>);
+
+/// Does a job to a list, and to one more tensor behind it if there is one. None if the list is empty.
+///
+/// A kernel over a dtype that the device lacks would end in a panic of its compiler, and one over memory of another
+/// device in worse.
+pub(crate) fn run_list(
+    list: TensorList,
+    last: Option<DispatchTensor>,
+    job: Job,
+) -> Result<Option<Done>, UnsupportedDType> {
+    let Some(first) = list.tensors.first() else {
+        return Ok(None);
     };
-    let (mut counts, _) = way.run(list.tensors, Job::Histogram);
-    Ok(Histogram::new(counts.remove(0)))
-}
-
-/// How a list is worked on.
-pub(crate) struct Way {
-    pub(crate) home: Device,
-    /// Where its tensors are moved first.
-    elsewhere: Option<Device>,
-    has_kernels: bool,
-}
-
-impl Way {
-    /// Does a job, and says which device the tensors are of if it was done on another.
-    pub(crate) fn run(
-        self,
-        mut tensors: Vec<DispatchTensor>,
-        job: Job,
-    ) -> (Vec<DispatchTensor>, Option<Device>) {
-        if let Some(elsewhere) = &self.elsewhere {
-            tensors = moved(tensors, elsewhere);
+    let device = first.device();
+    let home = Device::new(device.clone());
+    for tensor in list.tensors.iter().chain(&last) {
+        let (other, dtype) = (tensor.device(), tensor.dtype());
+        assert!(
+            other == device || Device::new(other.clone()) == home,
+            "the tensors of a list are on one device, not on {home:?} and {other:?}"
+        );
+        let is_stored = || Dispatch::dtype_usage(&device, dtype).contains(DTypeUsage::Storage);
+        if !dtype.is_float() || !is_stored() {
+            return Err(UnsupportedDType::new(&home, dtype));
         }
-        let results = run(self.has_kernels, tensors, job);
-        (results, self.elsewhere.map(|_| self.home))
     }
+    let has_kernels = list.has_kernels && list.tensors.iter().all(has_kernels);
+    // Burn 0.22.1 gets f64 wrong in reductions and fused operations there.
+    let is_moved = !has_kernels && list.has_kernels && is_cube(first);
+    let tensors: Vec<_> = list.tensors.into_iter().chain(last).collect();
+    Ok(Some(match is_moved {
+        true => (run(true, moved(tensors, &flex(&home)?), job), Some(home)),
+        false => (run(has_kernels, tensors, job), None),
+    }))
 }
 
 /// Does a job by kernels, or else by Burn's own operations.
@@ -152,39 +160,6 @@ pub(crate) fn run(
         true => Dispatch::amp_run(TensorVec(tensors), job).0,
         false => compose(tensors, job),
     }
-}
-
-/// How a list is worked on; none if it is empty.
-///
-/// A kernel over a dtype that the device lacks would end in a panic of its compiler, and one over memory of another
-/// device in worse.
-pub(crate) fn way(list: &TensorList) -> Result<Option<Way>, UnsupportedDType> {
-    let Some(first) = list.tensors.first() else {
-        return Ok(None);
-    };
-    let device = first.device();
-    let home = Device::new(device.clone());
-    for tensor in &list.tensors {
-        let (other, dtype) = (tensor.device(), tensor.dtype());
-        if other != device {
-            assert_one_device(&home, &Device::new(other));
-        }
-        let is_stored = || Dispatch::dtype_usage(&device, dtype).contains(DTypeUsage::Storage);
-        if !dtype.is_float() || !is_stored() {
-            return Err(UnsupportedDType::new(&home, dtype));
-        }
-    }
-    let has_kernels = list.has_kernels && list.tensors.iter().all(has_kernels);
-    // Burn 0.22.1 gets f64 wrong in reductions and fused operations there.
-    let elsewhere = match !has_kernels && list.has_kernels && is_cube(first) {
-        true => Some(flex(&home)?),
-        false => None,
-    };
-    Ok(Some(Way {
-        has_kernels: has_kernels || elsewhere.is_some(),
-        home,
-        elsewhere,
-    }))
 }
 
 #[cfg(feature = "flex")]
@@ -205,11 +180,4 @@ fn moved(tensors: Vec<DispatchTensor>, device: &Device) -> Vec<DispatchTensor> {
         _ => Dispatch::float_to_device(tensor, device),
     };
     tensors.into_iter().map(bring).collect()
-}
-
-pub(crate) fn assert_one_device(first: &Device, other: &Device) {
-    assert!(
-        first == other,
-        "the tensors of a list are on one device, not on {first:?} and {other:?}"
-    );
 }

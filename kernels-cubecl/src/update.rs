@@ -8,7 +8,7 @@ use crate::{
     error::UnsupportedDType,
     list::TensorList,
     ops::Job,
-    run::{assert_one_device, way},
+    run::run_list,
     update_row::{ROW, UpdateRow, UpdateRule},
     words::upload,
 };
@@ -50,21 +50,25 @@ pub fn update(
     list: TensorList,
     rows: Tensor<2>,
 ) -> Result<TensorList, UnsupportedDType> {
-    let Some(way) = way(&list)? else {
+    if list.is_empty() {
         return Ok(list);
-    };
+    }
     assert_eq!(rows.dtype(), DType::F32, "rows are in f32");
     check(rule, &list, rows.dims());
     let lacks = |tensor: &&DispatchTensor| tensor.dtype() == DType::F64 || !has_kernels(tensor);
     if let Some(tensor) = list.tensors.iter().find(lacks) {
-        return Err(UnsupportedDType::new(&way.home, tensor.dtype()));
+        return Err(UnsupportedDType::new(
+            &Device::new(tensor.device()),
+            tensor.dtype(),
+        ));
     }
-    let rows = rows.inner();
-    assert_one_device(&way.home, &rows.device());
-    let mut tensors = list.tensors;
-    tensors.push(rows.into_dispatch());
-    let (updated, _) = way.run(tensors, Job::Update { rule });
-    Ok(TensorList::of(updated))
+    let updated = run_list(
+        list,
+        Some(rows.inner().into_dispatch()),
+        Job::Update { rule },
+    )?;
+    let updated = updated.map(|(updated, _)| TensorList::of(updated));
+    Ok(updated.unwrap_or_default())
 }
 
 /// A kernel over other shapes than it was told of would read other memory.

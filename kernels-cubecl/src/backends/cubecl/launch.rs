@@ -59,8 +59,8 @@ pub(super) fn pass(
     };
     for launch in &pass.batch.plan.launches {
         let item = pass.batch.item(launch);
-        let products = item[1..].iter().map(|product| product.tensor.dtype);
-        by_dtype!(narrow item[0].tensor.dtype, I => match (&pass.scale, products.last()) {
+        let product = item.get(1).map(|product| product.tensor.dtype);
+        by_dtype!(narrow item[0].tensor.dtype, I => match (&pass.scale, product) {
             (None, _) => pass.launch::<Inspect, I, f32>(launch),
             (_, None) => pass.launch::<InPlace, I, I>(launch),
             (_, Some(DType::F32)) => pass.launch::<Write, I, f32>(launch),

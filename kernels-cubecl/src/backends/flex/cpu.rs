@@ -1,7 +1,7 @@
 //! Loops over groups of values, compiled for the instructions that the CPU has.
 
 use bytemuck::Pod;
-use half::f16;
+use half::{bf16, f16};
 
 /// Values of a group. A short loop over an array of this length becomes SIMD; one over a slice that does several things
 /// does not.
@@ -15,6 +15,27 @@ pub(super) trait Cpu: Copy {
     fn widen_f16(self, halves: &[f16; LANES]) -> [f32; LANES];
 
     fn narrow_f16(self, values: [f32; LANES]) -> [f16; LANES];
+
+    #[inline(always)]
+    fn widen_bf16(self, halves: &[bf16; LANES]) -> [f32; LANES] {
+        halves.map(|half| f32::from_bits(u32::from(half.to_bits()) << 16))
+    }
+
+    #[inline(always)]
+    fn narrow_bf16(self, values: [f32; LANES]) -> [bf16; LANES] {
+        values.map(bf16::from_f32)
+    }
+
+    /// Of what is as wide as it need be.
+    #[inline(always)]
+    fn same<T: Pod>(self, group: &[T; LANES]) -> [T; LANES] {
+        *group
+    }
+
+    #[inline(always)]
+    fn whole<T: Pod>(self, group: [T; LANES]) -> [T; LANES] {
+        group
+    }
 
     /// Writes a group that will not be read soon, past the caches if that is possible: a line that is written whole need not
     /// be read first. [`streamed`](Self::streamed) follows before others may read.
@@ -83,7 +104,7 @@ mod x86 {
     use std::arch::x86_64::*;
 
     use bytemuck::Pod;
-    use half::f16;
+    use half::{bf16, f16};
 
     use super::{Cpu, LANES, Work};
 
@@ -96,15 +117,20 @@ mod x86 {
         work.run(Avx2(()))
     }
 
+    /// Halves of a group, each by a load of its own: what else is done with the group is not cut in two.
+    #[inline(always)]
+    fn loaded<T: Pod>(halves: &[T; LANES]) -> [__m128i; LANES / 8] {
+        let parts: &[[u16; 8]; LANES / 8] = bytemuck::cast_ref(halves);
+        parts.map(bytemuck::cast)
+    }
+
     impl Cpu for Avx2 {
         const FUSES: bool = true;
 
         #[inline(always)]
         fn widen_f16(self, halves: &[f16; LANES]) -> [f32; LANES] {
-            // Each half by a load of its own: what else is done with the group is not cut in two.
-            let parts: &[[u16; 8]; LANES / 8] = bytemuck::cast_ref(halves);
             // SAFETY: the CPU has F16C, or there were no `self`.
-            bytemuck::cast(parts.map(|part| unsafe { _mm256_cvtph_ps(bytemuck::cast(part)) }))
+            bytemuck::cast(loaded(halves).map(|half| unsafe { _mm256_cvtph_ps(half) }))
         }
 
         #[inline(always)]
@@ -113,6 +139,35 @@ mod x86 {
             let values: [__m256; LANES / 8] = bytemuck::cast(values);
             // SAFETY: the CPU has F16C, or there were no `self`.
             bytemuck::cast(values.map(|value| unsafe { _mm256_cvtps_ph::<NEAREST>(value) }))
+        }
+
+        #[inline(always)]
+        fn widen_bf16(self, halves: &[bf16; LANES]) -> [f32; LANES] {
+            // SAFETY: the CPU has AVX2, or there were no `self`.
+            let wide = |half| unsafe { _mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(half)) };
+            bytemuck::cast(loaded(halves).map(wide))
+        }
+
+        /// To the nearest, and of two as near to the even one. Rounding must not make a number of a NaN.
+        #[inline(always)]
+        fn narrow_bf16(self, values: [f32; LANES]) -> [bf16; LANES] {
+            let [low, high]: [__m256; LANES / 8] = bytemuck::cast(values);
+            // SAFETY: the CPU has AVX2, or there were no `self`.
+            let rounded = |value: __m256| unsafe {
+                let bits = _mm256_castps_si256(value);
+                let upper = _mm256_srli_epi32::<16>(bits);
+                let odd = _mm256_and_si256(upper, _mm256_set1_epi32(1));
+                let half = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF));
+                let nearest = _mm256_srli_epi32::<16>(_mm256_add_epi32(bits, half));
+                let quiet = _mm256_or_si256(upper, _mm256_set1_epi32(0x40));
+                let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(value, value));
+                _mm256_blendv_epi8(nearest, quiet, nan)
+            };
+            // SAFETY: as above. Packs by halves of a register.
+            bytemuck::cast(unsafe {
+                let packed = _mm256_packus_epi32(rounded(low), rounded(high));
+                _mm256_permute4x64_epi64::<0b11_01_10_00>(packed)
+            })
         }
 
         #[inline(always)]

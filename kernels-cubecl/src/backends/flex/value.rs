@@ -52,7 +52,7 @@ impl Real for f32 {
 impl Real for f64 {}
 
 macro_rules! value {
-    ($type:ty, $real:ty, $bits:ty, $safe:expr, |$cpu:pat_param, $group:ident| $widen:expr, $narrow:expr) => {
+    ($type:ty, $real:ty, $bits:ty, $safe:expr, $widen:ident, $narrow:ident) => {
         impl Value for $type {
             type Real = $real;
             type Magnitude = $bits;
@@ -69,13 +69,13 @@ macro_rules! value {
             }
 
             #[inline(always)]
-            fn widen<C: Cpu>($cpu: C, $group: &[$type; LANES]) -> [$real; LANES] {
-                $widen
+            fn widen<C: Cpu>(cpu: C, group: &[$type; LANES]) -> [$real; LANES] {
+                cpu.$widen(group)
             }
 
             #[inline(always)]
-            fn narrow<C: Cpu>($cpu: C, $group: [$real; LANES]) -> [$type; LANES] {
-                $narrow
+            fn narrow<C: Cpu>(cpu: C, group: [$real; LANES]) -> [$type; LANES] {
+                cpu.$narrow(group)
             }
         }
     };
@@ -87,39 +87,7 @@ const SAFE_BF16: RangeInclusive<u16> =
     (*SAFE_F32.start() >> 16) as u16..=(*SAFE_F32.end() >> 16) as u16;
 const SAFE_F64: RangeInclusive<u64> = 1e-100f64.to_bits()..=1e100f64.to_bits();
 
-#[inline(always)]
-fn widen_bf16(half: bf16) -> f32 {
-    f32::from_bits(u32::from(half.to_bits()) << 16)
-}
-
-/// To the nearest, and of two as near to the even one. Rounding must not make a number of a NaN.
-#[inline(always)]
-fn narrow_bf16(value: f32) -> bf16 {
-    let (bits, upper) = (value.to_bits(), value.to_bits() >> 16);
-    let nearest = bits.wrapping_add(0x7FFF + (upper & 1)) >> 16;
-    let half = if value.is_nan() {
-        upper | 0x40
-    } else {
-        nearest
-    };
-    bf16::from_bits(half as u16)
-}
-
-value!(
-    f16,
-    f32,
-    u16,
-    1..=0x7BFF,
-    |cpu, group| cpu.widen_f16(group),
-    cpu.narrow_f16(group)
-);
-value!(
-    bf16,
-    f32,
-    u16,
-    SAFE_BF16,
-    |_, group| group.map(widen_bf16),
-    group.map(narrow_bf16)
-);
-value!(f32, f32, u32, SAFE_F32, |_, group| *group, group);
-value!(f64, f64, u64, SAFE_F64, |_, group| *group, group);
+value!(f16, f32, u16, 1..=0x7BFF, widen_f16, narrow_f16);
+value!(bf16, f32, u16, SAFE_BF16, widen_bf16, narrow_bf16);
+value!(f32, f32, u32, SAFE_F32, same, whole);
+value!(f64, f64, u64, SAFE_F64, same, whole);

@@ -8,7 +8,16 @@ mod alone;
 mod launches;
 
 use alone::{GPT2, alone, cube, most_launches, settle};
-use burn_amp_tests::prelude::*;
+use burn::{
+    module::{Module, Param},
+    nn::LinearConfig,
+    optim::{AdamConfig, GradientsParams},
+    tensor::{DType, Device, Tensor},
+};
+use burn_amp::{
+    FusedAdam, GradScaler, GradScalerConfig, GradientClip, MixedPrecision, ScaledOptimizer,
+    UnscaledGradients,
+};
 use cubecl::MemoryScope;
 use launches::names;
 use std::thread;

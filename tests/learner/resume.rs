@@ -17,7 +17,8 @@ fn a_resumed_run_is_the_uninterrupted_one_bit_for_bit() {
             .unwrap()
     });
     let (run, windows) = (Run::shuffled(), Run::shuffled().with_windows(4));
-    let mut ways: Vec<(Run, &dyn Fn(&MixedPrecision) -> Made)> = vec![
+    type Way<'a> = (Run, &'a dyn Fn(&MixedPrecision) -> Made);
+    let mut ways: Vec<Way> = vec![
         (run.clone(), &burns),
         (windows.clone(), &burns),
         (run.clone(), &averaging),

@@ -3,14 +3,7 @@
 use burn_pack::Scalar;
 use serde_json::{Value, json};
 
-use crate::support::*;
-use crate::{
-    forge::forged,
-    support::{
-        Files, Pack, Small, adam, contents, is_error, master_adam, pack, parameters, refused, says,
-        trained,
-    },
-};
+use crate::{forge::forged, support::*};
 
 /// What is changed in an honest record.
 type Change = Box<dyn Fn(&mut Pack)>;

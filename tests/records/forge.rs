@@ -3,7 +3,7 @@
 use burn_pack::Scalar;
 use crc32fast::Hasher;
 
-use crate::support::*;
+use burn_amp_tests::prelude::*;
 
 const CHECKSUM: &str = "burn_amp.checksum";
 

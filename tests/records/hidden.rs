@@ -1,10 +1,6 @@
 //! Damage that hides a record's section: what is left must not read as the record of a plain optimizer.
 
-use crate::support::*;
-use crate::{
-    forge::forged,
-    support::{adam, is_error, quietly, refused, state, trained},
-};
+use crate::{forge::forged, support::*};
 
 fn sealed() -> Vec<u8> {
     let mut optim = trained(adam(), DType::F32, 0..9, &[2, 7]);

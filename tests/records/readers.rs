@@ -8,13 +8,9 @@ use burn_pack::Scalar;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-use crate::support::*;
-use crate::{
-    forge::seal,
-    support::{
-        Files, Pack, Small, adam, fused_adam, master_adam, momentum, pack, parameters, quietly,
-    },
-};
+use burn_amp_tests::{prelude::*, small::*};
+
+use crate::forge::seal;
 
 /// The choices that the bytes make. At their end, the first of each.
 struct Script<'a>(&'a [u8]);

@@ -15,8 +15,8 @@ use burn::{
     tensor::{DType, Device, Tensor},
 };
 use burn_amp::{
-    FusedAdam, GradScaler, GradScalerConfig, GradientClip, MixedPrecision, ScaledOptimizer,
-    UnscaledGradients,
+    GradScalerConfig, GradientClip, MixedPrecision, ScaledOptimizer, gradients::UnscaledGradients,
+    optim::FusedAdam, torch::GradScaler,
 };
 use cubecl::MemoryScope;
 use launches::names;

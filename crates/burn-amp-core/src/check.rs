@@ -1,5 +1,7 @@
 //! A dry run for a new program: [`MixedPrecision::check`].
 
+pub(crate) mod calibrate;
+
 use burn::{
     module::Module,
     optim::GradientsParams,
@@ -12,16 +14,16 @@ use std::{
 };
 
 use crate::{
-    any_tensor::AnyTensor,
-    dry_run::{DryRun, DryRunNotes},
-    dtype::is_half,
-    entries::{Entries, Entry},
+    border::dry_run::{DryRun, DryRunNotes},
+    border::mixed_precision::MixedPrecision,
+    border::scope,
     error::AmpError,
-    gradient_status::GradientStatus,
-    mixed_precision::MixedPrecision,
-    running_statistics::RunningStatistics,
-    scope,
-    unscale::inspect,
+    gradients::entries::{Entries, Entry},
+    gradients::running_statistics::RunningStatistics,
+    gradients::status::GradientStatus,
+    gradients::unscale::inspect,
+    values::any_tensor::AnyTensor,
+    values::dtype::is_half,
 };
 
 /// How often the scale is halved to find one at which nothing overflows.

@@ -58,7 +58,7 @@ pub enum AmpError {
         reason: String,
     },
 
-    /// A [hook](crate::hook::Hook), as a [`Guard`](crate::Guard), held back too many steps in a row: more than
+    /// A [hook](crate::step::hook::Hook), as a [`Guard`](crate::Guard), held back too many steps in a row: more than
     /// [`max_consecutive_skips`](crate::GradScalerConfig::max_consecutive_skips).
     ///
     /// The step was counted as guarded. Parameters, optimizer state and loss scale are as they were.

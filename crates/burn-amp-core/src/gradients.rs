@@ -1,5 +1,12 @@
 //! Typed gradients: [`ScaledGradients`] carry the loss scale, [`UnscaledGradients`] do not.
 
+pub(crate) mod clip;
+pub(crate) mod entries;
+pub(crate) mod pass;
+pub(crate) mod running_statistics;
+pub(crate) mod status;
+pub(crate) mod unscale;
+
 use burn::{
     module::{Module, ModuleMapper, Param, ParamId},
     optim::{GradientsParams, MultiGradientsParams},
@@ -9,15 +16,15 @@ use burn_amp_kernels::{TensorStatus, UnsupportedDType};
 use std::{collections::HashMap, sync::Arc};
 
 use crate::{
-    any_tensor::{AnyTensor, put_gradient, take_gradient},
-    dtype::working_dtype,
-    entries::{Entries, Entry, measure, summarize},
-    finding::Finding,
-    gradient_pass::Pass,
-    gradient_status::GradientStatus,
-    loss_scale::SkipCause,
-    module_path::{Parameter, parameters},
-    rank::with_rank,
+    gradients::entries::{Entries, Entry, measure, summarize},
+    gradients::pass::Pass,
+    gradients::status::GradientStatus,
+    scale::finding::Finding,
+    scale::loss_scale::SkipCause,
+    values::any_tensor::{AnyTensor, put_gradient, take_gradient},
+    values::dtype::working_dtype,
+    values::module_path::{Parameter, parameters},
+    values::rank::with_rank,
 };
 
 /// Gradients of a scaled loss: multiplied by the loss scale, possibly infinite.

@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 pub(crate) use state::GuardState;
 
 use crate::{
-    defaults::{defaults, with_defaults},
     error::{AmpError, in_range},
-    hook::Verdict,
+    scale::defaults::{defaults, with_defaults},
+    step::hook::Verdict,
 };
 
 /// Guards training against spikes: steps whose gradients are finite, but whose norm or loss is far outside of what was usual.
@@ -62,23 +62,23 @@ pub enum Guard {
     /// the norm that lasts is limited for as long as it lasts, since the limit of a large outlier is near the mean.
     ZClip {
         /// The weight of the averages so far; that of a new norm is 1 less this. At least 0 and below 1; default 0.97.
-        #[serde(with = "crate::number", default = "defaults::alpha")]
+        #[serde(with = "crate::values::number", default = "defaults::alpha")]
         alpha: f64,
         /// The z-score above which a norm is an outlier. Above 0; default 2.5.
-        #[serde(with = "crate::number", default = "defaults::z_thresh")]
+        #[serde(with = "crate::values::number", default = "defaults::z_thresh")]
         z_thresh: f64,
         /// Is added to the standard deviation. At least 0; default 1e-6.
-        #[serde(with = "crate::number", default = "defaults::eps")]
+        #[serde(with = "crate::values::number", default = "defaults::eps")]
         eps: f64,
         /// Steps whose plain mean and variance begin the averages, and which are not limited. At least 1; default 25.
         #[serde(default = "defaults::warmup_steps")]
         warmup_steps: u32,
         /// The power of `z_thresh / z` in the limit: 1 is ZClip's `adaptive_scaling`, infinity its clipping to the `mean`, 0 its
         /// `percentile` (with an `eps` of 0). At least 0; default 1.
-        #[serde(with = "crate::number", default = "defaults::falloff")]
+        #[serde(with = "crate::values::number", default = "defaults::falloff")]
         falloff: f64,
         /// Multiplies the limit. Above 0; default 1.
-        #[serde(with = "crate::number", default = "defaults::clip_factor")]
+        #[serde(with = "crate::values::number", default = "defaults::clip_factor")]
         clip_factor: f64,
         /// Whether an outlier leaves the averages as they are; default false. ZClip's `skip_update_on_spike`.
         #[serde(default)]
@@ -96,7 +96,7 @@ pub enum Guard {
         #[serde(default = "defaults::rolling_interval_length")]
         rolling_interval_length: u32,
         /// How many standard deviations above the mean are accepted. Above 0; default 6.
-        #[serde(with = "crate::number", default = "defaults::sigma_factor")]
+        #[serde(with = "crate::values::number", default = "defaults::sigma_factor")]
         sigma_factor: f64,
         /// Whether every value enters the window as it is; default false. In the original a loss or norm that is infinite or NaN holds all steps
         /// back until it has left the window, four or five spikes hide the next one, and any rise above equal values is one.
@@ -112,10 +112,16 @@ pub enum Guard {
         #[serde(default = "defaults::window")]
         window: u32,
         /// The highest z-score of a loss that is accepted; 0 for any. Default 6.
-        #[serde(with = "crate::number", default = "defaults::skip_update_lossz")]
+        #[serde(
+            with = "crate::values::number",
+            default = "defaults::skip_update_lossz"
+        )]
         skip_update_lossz: f64,
         /// The highest z-score of a norm that is accepted; 0 for any. Default 6.
-        #[serde(with = "crate::number", default = "defaults::skip_update_gradz")]
+        #[serde(
+            with = "crate::values::number",
+            default = "defaults::skip_update_gradz"
+        )]
         skip_update_gradz: f64,
         /// Whether every value enters the window as it is, and running sums; default false. In the original one NaN turns the guard off for good,
         /// rounding errors stay in the sums, three spikes hide the next one, and no value exceeds some thresholds.

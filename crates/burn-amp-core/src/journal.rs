@@ -1,6 +1,9 @@
 //! What has become of the steps of all optimizers of one scale, for those who follow them: metrics, learning-rate schedulers, a
 //! `Learner`. Each reads from where it has read to. Knows no tensors, and decides nothing.
 
+pub(crate) mod account;
+pub(crate) mod step_counters;
+
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
     sync::{
@@ -11,8 +14,8 @@ use std::{
 };
 
 use crate::{
-    account::Account, gradient_status::GradientStatus, lock::locked, loss_scale::StepOutcome,
-    step_counters::StepCounters,
+    gradients::status::GradientStatus, journal::account::Account,
+    journal::step_counters::StepCounters, lock::locked, scale::loss_scale::StepOutcome,
 };
 
 /// How many steps are remembered. The counters go on.

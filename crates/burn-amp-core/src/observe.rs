@@ -4,24 +4,24 @@ use burn::{module::Module, optim::GradientsParams, tensor::Tensor};
 use burn_amp_kernels::{ExponentHistogram, TensorStatus};
 use std::sync::Arc;
 
-use crate::{
-    any_tensor::{self, AnyTensor},
-    entries::handles,
-    error::AmpError,
-    gradient_pass::Pass,
-    gradients::UnscaledGradients,
-    loss_scale::SkipCause,
-    mixed_precision::MixedPrecision,
-    module_path::{Parameter, distinct_parameters},
-    scaler::GradScaler,
-    scope,
-};
 pub use crate::{
+    border::dry_run::DryRun,
+    border::observer::{Observer, Stepped},
+    border::scope::{Region, scale_here},
     check::dry_loss,
-    dry_run::DryRun,
     lock::locked,
-    observer::{Observer, Stepped},
-    scope::{Region, scale_here},
+};
+use crate::{
+    border::mixed_precision::MixedPrecision,
+    border::scope,
+    error::AmpError,
+    gradients::UnscaledGradients,
+    gradients::entries::handles,
+    gradients::pass::Pass,
+    scale::loss_scale::SkipCause,
+    scaler::GradScaler,
+    values::any_tensor::{self, AnyTensor},
+    values::module_path::{Parameter, distinct_parameters},
 };
 
 /// Attaches an observer to all clones of a `MixedPrecision`, or none. Returns the one before.

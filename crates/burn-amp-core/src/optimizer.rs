@@ -7,26 +7,28 @@ use burn::{
 
 use std::path::Path;
 
+pub(crate) mod burn_optimizer;
 mod device;
+pub(crate) mod lr_scheduler;
 mod recorded;
 
 use device::Flight;
 pub use recorded::{Found, Stage, refused};
 
 use crate::{
-    accumulation::{AccumulationConfig, AccumulationWindow},
-    clip::GradientClip,
-    entries::Entries,
     error::{AmpError, StepError},
+    gradients::clip::GradientClip,
+    gradients::entries::Entries,
     gradients::{ScaledGradients, StepGradients, UnscaledGradients, sum_of_devices},
-    hook::Hook,
-    in_flight::Resolution,
-    loss_scale::GradScalerConfig,
-    module_optim::ModuleOptim,
     record::{AmpRecord, OptimizerState},
+    scale::in_flight::Resolution,
+    scale::loss_scale::GradScalerConfig,
     scaler::GradScaler,
-    step_options::StepOptions,
+    scaler::accumulation::{AccumulationConfig, AccumulationWindow},
+    step::hook::Hook,
+    step::options::StepOptions,
     update::Update,
+    update::module_optim::ModuleOptim,
 };
 
 /// An optimizer with loss scaling: [`step`](Self::step) unscales the gradients, tests them, steps the inner
@@ -37,7 +39,7 @@ use crate::{
 /// counterpart of Keras's `LossScaleOptimizer`.
 ///
 /// [`with_accumulation`](Self::with_accumulation), [`with_clipping`](Self::with_clipping), [`with_guard`](Self::with_guard) and
-/// [`with_ema`](Self::with_ema) add to a step, and so do [hooks](crate::hook::Hook) of your own. The order is: accumulate, unscale, test, judge
+/// [`with_ema`](Self::with_ema) add to a step, and so do [hooks](crate::step::hook::Hook) of your own. The order is: accumulate, unscale, test, judge
 /// (the hooks), clip, update the scale, step or skip, show the parameters to the hooks.
 ///
 /// A clone has the state of its moment, steps that are [in flight](Self::step) included: it waits for them. The loss scale of a
@@ -157,7 +159,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         Ok(self)
     }
 
-    /// Adds a [hook](crate::hook::Hook) to the steps, in the place of one of the same name.
+    /// Adds a [hook](crate::step::hook::Hook) to the steps, in the place of one of the same name.
     ///
     /// # Errors
     ///

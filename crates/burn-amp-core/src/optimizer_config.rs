@@ -1,9 +1,9 @@
 use burn::{config::Config, module::ParamGroup};
 
 use crate::{
-    accumulation::AccumulationConfig, clip::GradientClip, ema::EmaConfig, error::AmpError,
-    guard::Guard, loss_scale::GradScalerConfig, module_optim::ModuleOptim,
-    optimizer::ScaledOptimizer, scaler::GradScaler,
+    ema::EmaConfig, error::AmpError, gradients::clip::GradientClip, guard::Guard,
+    optimizer::ScaledOptimizer, scale::loss_scale::GradScalerConfig, scaler::GradScaler,
+    scaler::accumulation::AccumulationConfig, update::module_optim::ModuleOptim,
 };
 
 /// What a [`ScaledOptimizer`] adds to an optimizer, in one Burn [`Config`] that is saved to and loaded from JSON: the loss scale,

@@ -3,7 +3,8 @@
 use burn::module::Module;
 
 use crate::{
-    mixed_precision::MixedPrecision, module_optim::ModuleOptim, optimizer::ScaledOptimizer,
+    border::mixed_precision::MixedPrecision, optimizer::ScaledOptimizer,
+    update::module_optim::ModuleOptim,
 };
 
 impl MixedPrecision {

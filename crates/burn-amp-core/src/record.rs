@@ -26,10 +26,10 @@ pub use state::State;
 
 use crate::{
     error::AmpError,
-    loss_scale::LossScale,
-    module_optim::{FRESH, ModuleOptim},
+    journal::step_counters::StepCounters,
+    scale::loss_scale::LossScale,
     scaler::ScalerState,
-    step_counters::StepCounters,
+    update::module_optim::{FRESH, ModuleOptim},
 };
 
 /// The kind of a record that holds a plain optimizer's state beside that of a loss scale.
@@ -129,7 +129,7 @@ impl AmpRecord {
         self.hooks.remove(name)
     }
 
-    /// The names of the [hooks](crate::hook::Hook) whose states it holds: `guard` is that of a [`Guard`](crate::Guard), `ema` that of an
+    /// The names of the [hooks](crate::step::hook::Hook) whose states it holds: `guard` is that of a [`Guard`](crate::Guard), `ema` that of an
     /// [`Ema`](crate::Ema).
     pub fn hooks(&self) -> impl Iterator<Item = &str> {
         self.hooks.keys().map(String::as_str)

@@ -32,6 +32,10 @@ use burn_amp_kernels::DeviceScale;
 use std::sync::{Arc, MutexGuard, Once};
 
 mod accumulate;
+pub(crate) mod accumulation;
+pub(crate) mod iteration;
+pub(crate) mod ledger;
+pub(crate) mod loss_watch;
 mod record;
 mod settings;
 mod step;
@@ -41,25 +45,25 @@ pub(crate) use record::ScalerState;
 pub use worker_side::{HandedOver, Reached};
 
 use crate::{
-    account::Account,
-    border_events::BorderEvent,
-    cast::{CastFloat, multiply_losses},
-    device_step::DeviceStep,
-    dtype::is_half,
-    entries::{Entries, LOW_RANK, measure},
+    border::cast::{CastFloat, multiply_losses},
+    border::mixed_precision::MixedPrecision,
     error::AmpError,
-    gradient_status::GradientStatus,
+    gradients::entries::{Entries, LOW_RANK, measure},
+    gradients::running_statistics::{Buffers, Statistics},
+    gradients::status::GradientStatus,
+    gradients::unscale::unscale,
     gradients::{ScaledGradients, StepGradients, UnscaledGradients},
-    iteration::{Iteration, Unsettled},
     journal::Journal,
-    ledger::Ledger,
-    live_scale::LiveScale,
-    loss_scale::{GradScalerConfig, LossScale, StepOutcome},
-    loss_watch::LossWatch,
-    mixed_precision::MixedPrecision,
-    running_statistics::{Buffers, Statistics},
-    step_counters::StepCounters,
-    unscale::unscale,
+    journal::account::Account,
+    journal::step_counters::StepCounters,
+    scale::border_events::BorderEvent,
+    scale::device_step::DeviceStep,
+    scale::live_scale::LiveScale,
+    scale::loss_scale::{GradScalerConfig, LossScale, StepOutcome},
+    scaler::iteration::{Iteration, Unsettled},
+    scaler::ledger::Ledger,
+    scaler::loss_watch::LossWatch,
+    values::dtype::is_half,
 };
 
 impl GradScalerConfig {

@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use super::{Guard, GuardState};
 use crate::{
     error::AmpError,
-    hook::{Hook, Proposed, State, Verdict},
-    module_optim::ModuleOptim,
     optimizer::ScaledOptimizer,
+    step::hook::{Hook, Proposed, State, Verdict},
+    update::module_optim::ModuleOptim,
 };
 
 /// As it is stored, with what earlier releases have left beside it.
@@ -17,7 +17,7 @@ use crate::{
 struct Stored {
     state: GuardState,
     /// The losses of an open window, which stand beside its gradients now.
-    #[serde(default, rename = "sum", with = "crate::number")]
+    #[serde(default, rename = "sum", with = "crate::values::number")]
     _sum: f64,
     #[serde(default, rename = "count")]
     _count: u32,

@@ -11,16 +11,16 @@ use std::{collections::VecDeque, sync::Arc, thread};
 
 use super::{ScaledOptimizer, refused};
 use crate::{
-    border_events::{BorderEvent, SingleEvent},
-    device_step::{DeviceStep, Run},
-    entries::{Entries, Entry, handles},
     error::AmpError,
     gradients::StepGradients,
-    in_flight::Resolution,
-    live_scale::LiveScale,
-    module_optim::ModuleOptim,
-    pending::PendingStep,
+    gradients::entries::{Entries, Entry, handles},
+    scale::border_events::{BorderEvent, SingleEvent},
+    scale::device_step::{DeviceStep, Run},
+    scale::in_flight::Resolution,
+    scale::live_scale::LiveScale,
+    step::pending::PendingStep,
     update::Update,
+    update::module_optim::ModuleOptim,
 };
 
 /// Gradients of a step: as many as the device can clip.

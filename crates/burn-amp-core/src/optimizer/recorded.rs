@@ -11,15 +11,15 @@ use std::{collections::HashSet, sync::Arc};
 
 use super::{ScaledOptimizer, device::Inspected};
 use crate::{
-    device_step::{DeviceStep, Run},
-    entries::check_rate,
     error::AmpError,
+    gradients::entries::check_rate,
     gradients::placeholders,
-    in_flight::Resolution,
-    module_optim::ModuleOptim,
-    module_path::distinct_parameters,
-    rehearsal::{Rehearsal, Rehearses},
+    scale::device_step::{DeviceStep, Run},
+    scale::in_flight::Resolution,
+    scale::rehearsal::{Rehearsal, Rehearses},
     update::Update,
+    update::module_optim::ModuleOptim,
+    values::module_path::distinct_parameters,
 };
 
 /// What a step finds on the device, before it changes anything: each time in the same places, if it was recorded.

@@ -9,11 +9,11 @@ use super::{
     state::{Format, State},
 };
 use crate::{
-    accumulation::{AccumulationWindow, WindowState},
+    border::mixed_precision::MixedPrecision,
     error::AmpError,
-    mixed_precision::MixedPrecision,
-    param_tensors::ParamTensors,
+    scaler::accumulation::{AccumulationWindow, WindowState},
     scaler::{GradScaler, ScalerState},
+    values::param_tensors::ParamTensors,
 };
 
 /// The state of an open accumulation window.
@@ -225,7 +225,7 @@ impl AccumulationWindow {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::param_tensors::ParamTensors;
+    use crate::values::param_tensors::ParamTensors;
     use burn::tensor::{DType, TensorData};
 
     fn tensors(dtype: Option<DType>) -> ParamTensors {

@@ -4,15 +4,15 @@ use burn::module::Module;
 
 use super::{GradScaler, step::check_accepted};
 use crate::{
-    account::Purpose,
-    accumulation::AccumulationWindow,
-    dtype::optimizer_dtype,
-    entries::{Entries, Entry},
     error::AmpError,
+    gradients::entries::{Entries, Entry},
+    gradients::unscale::unscale,
     gradients::{ScaledGradients, StepGradients, UnscaledGradients},
-    loss_scale::StepOutcome,
-    module_optim::ModuleOptim,
-    unscale::unscale,
+    journal::account::Purpose,
+    scale::loss_scale::StepOutcome,
+    scaler::accumulation::AccumulationWindow,
+    update::module_optim::ModuleOptim,
+    values::dtype::optimizer_dtype,
 };
 
 impl GradScaler {

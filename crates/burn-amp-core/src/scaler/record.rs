@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 use super::GradScaler;
 use crate::{
     error::{AmpError, short},
-    live_scale::LiveScale,
-    loss_scale::{GradScalerConfig, LossScale, Measures, Observation, StepOutcome},
-    parts::PartState,
-    step_counters::StepCounters,
+    journal::step_counters::StepCounters,
+    scale::live_scale::LiveScale,
+    scale::loss_scale::{GradScalerConfig, LossScale, Measures, Observation, StepOutcome},
+    scale::parts::PartState,
 };
 
 /// The state of a scaler, as it is stored.
@@ -181,9 +181,9 @@ impl GradScaler {
 
     pub(super) fn forget_steps(&mut self) {
         self.account().begin_call();
-        self.watch = crate::loss_watch::LossWatch::default();
-        self.iteration = crate::iteration::Iteration::default();
-        self.unsettled = crate::iteration::Unsettled::default();
+        self.watch = crate::scaler::loss_watch::LossWatch::default();
+        self.iteration = crate::scaler::iteration::Iteration::default();
+        self.unsettled = crate::scaler::iteration::Unsettled::default();
         // Those of a model that is loaded too, most likely.
         self.buffers.forget();
     }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::GradScaler;
 use crate::{
     error::AmpError,
-    loss_scale::{GradScalerConfig, LossScale},
+    scale::loss_scale::{GradScalerConfig, LossScale},
 };
 
 impl GradScaler {

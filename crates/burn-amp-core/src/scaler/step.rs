@@ -7,14 +7,14 @@ use burn::{
 
 use super::GradScaler;
 use crate::{
-    account::{Purpose, log_skip},
-    entries::{Entries, Entry},
     error::{AmpError, StepError},
-    finding::{Finding, Rejection},
+    gradients::entries::{Entries, Entry},
     gradients::{StepGradients, UnscaledGradients},
-    iteration::{Iteration, OBSERVED},
-    loss_scale::{Observation, StepOutcome},
-    module_optim::ModuleOptim,
+    journal::account::{Purpose, log_skip},
+    scale::finding::{Finding, Rejection},
+    scale::loss_scale::{Observation, StepOutcome},
+    scaler::iteration::{Iteration, OBSERVED},
+    update::module_optim::ModuleOptim,
 };
 
 impl GradScaler {

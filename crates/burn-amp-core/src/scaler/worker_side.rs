@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 
 use super::{GradScaler, Scale};
 use crate::{
-    account::Account,
     error::AmpError,
     gradients::StepGradients,
-    live_scale::{LiveScale, ScopesLeft},
-    loss_scale::LossScale,
-    loss_watch::{LossWatch, Losses},
-    parts::PartState,
+    journal::account::Account,
+    scale::live_scale::{LiveScale, ScopesLeft},
+    scale::loss_scale::LossScale,
+    scale::parts::PartState,
+    scaler::loss_watch::{LossWatch, Losses},
 };
 
 /// Where a scaler is after a step: what the other side is to know of it.

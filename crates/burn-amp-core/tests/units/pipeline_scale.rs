@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::{
-    loss_scale::{GradScalerConfig, StepOutcome},
+    scale::loss_scale::{GradScalerConfig, StepOutcome},
     scaler::GradScaler,
 };
 

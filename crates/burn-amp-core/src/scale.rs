@@ -1,0 +1,13 @@
+//! The loss scale: its rules, who holds it, and what moves it.
+
+pub(crate) mod adaloss;
+pub(crate) mod border_events;
+pub(crate) mod defaults;
+pub(crate) mod device_step;
+pub(crate) mod finding;
+pub(crate) mod in_flight;
+pub(crate) mod live_scale;
+pub(crate) mod loss_scale;
+pub(crate) mod parts;
+pub(crate) mod rehearsal;
+pub(crate) mod rescale;

@@ -150,7 +150,8 @@ opt-level = 2
 
 [dependencies]
 burn = { workspace = true, features = ["autodiff", "cuda", "extension", "flex", "fusion", "optim", "std", "wgpu"] }
-burn-amp = { workspace = true, features = ["cuda", "flex", "fusion", "std", "wgpu"] }
+burn-amp = { workspace = true, features = ["adaptive", "cuda", "flex", "fusion", "pipeline", "std", "torch", "wgpu"] }
+burn-amp-core = { workspace = true }
 burn-amp-kernels = { workspace = true, features = ["capture", "cuda", "flex", "fusion", "std", "wgpu"] }
 burn-amp-tests = { path = "$root/tests", features = ["cuda", "fusion", "wgpu"] }
 burn-autodiff = { workspace = true, features = ["std"] }

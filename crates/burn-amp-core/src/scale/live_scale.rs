@@ -414,7 +414,7 @@ mod tests {
         let mut model = (linear(), linear());
         let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp);
         let part = |index: usize| Rescale::adaloss(format!("part {index}"));
-        let before = gradient_pass::READS.get();
+        let before = pass::READS.get();
         for step in 1..4 {
             let output = amp.autocast(Tensor::<2>::ones([2, 4], &device), |x| {
                 let hidden = rescaled(part(0), x, |x| model.0.forward(x));
@@ -423,7 +423,7 @@ mod tests {
             let loss = output.sum() * 1e-12;
             let grads = GradientsParams::from_grads(loss.backward(), &model);
             model = optim.step(0.1, model, grads);
-            assert_eq!(gradient_pass::READS.get() - before, step);
+            assert_eq!(pass::READS.get() - before, step);
         }
         assert_eq!(READS.get(), 0);
         assert!(amp.parts().iter().all(|(_, factor)| *factor > 1.0));

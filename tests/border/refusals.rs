@@ -154,6 +154,17 @@ fn dtypes_that_clash() {
         assert_eq!(parameter, None, "{message}");
         says(&message, ["no parameter was read", "amp.attach(model)"]);
     }
+    // No model was attached at all.
+    let bare: Linear = LinearConfig::new(3, 3).init(&device);
+    let error = f16(two(12)).try_autocast(input(), |x| bare.forward(x));
+    says(
+        &error.map(drop).unwrap_err(),
+        ["(no parameter was read: the model was not attached"],
+    );
+    // A tensor that meets the input before the first layer.
+    let (parameter, message) = clash(&|x| stem.forward(x - captured.clone()));
+    assert_eq!(parameter, None, "{message}");
+    says(&message, ["read before it: an f32 tensor of the program"]);
     // A thread of a pool that is not in the scope.
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build();
     let pool = pool.unwrap();

@@ -182,7 +182,7 @@ pub fn dry_loss<M: Module, const D: usize>(
         (_, Some(error)) => return Err(error),
         (Ok(loss), None) => loss,
         // Outside of all scopes: f16 that was carried out, or f32 that was expected there.
-        (Err(panic), None) => return Err(scope::dtype_clash(panic, DType::F32, None)),
+        (Err(panic), None) => return Err(scope::dtype_clash(panic, DType::F32, None, true)),
     };
     let dtype = loss.dtype();
     if amp.live().opened() == opened {

@@ -142,10 +142,12 @@ pub enum AmpError {
         "two dtypes meet inside `autocast`, which computes in {dtype:?}{}: {message}. A layer that holds f32 tensors of its own \
          (BatchNorm, Lstm, Gru, positional encodings) goes into `in_f32(x, |x| layer.forward(x))`. A tensor that is captured or made \
          inside goes into `amp.cast(tensor)`. Work on other threads goes into `Scope::enter`",
-        match parameter {
-            Some(path) => format!(" (the parameter read last is `{path}`)"),
-            None => " (no parameter was read: the model was not attached to this `MixedPrecision`, or runs on another thread. Attach it with \
-                     `amp.prepare(model, optim)` or `amp.attach(model)`)".to_string(),
+        match (parameter, attached) {
+            (Some(path), _) => format!(" (the parameter read last is `{path}`)"),
+            (None, true) => " (no parameter was read before it: an f32 tensor of the program meets the input, another model runs \
+                             here than was attached by `amp.attach(model)`, or it runs on another thread)".to_string(),
+            (None, false) => " (no parameter was read: the model was not attached to this `MixedPrecision`, or runs on another thread. Attach it \
+                              with `amp.prepare(model, optim)` or `amp.attach(model)`)".to_string(),
         }
     )]
     DTypeClash {
@@ -153,6 +155,8 @@ pub enum AmpError {
         dtype: DType,
         /// The path of the parameter that was read last; none if none was read.
         parameter: Option<String>,
+        /// Whether a model was attached to the `MixedPrecision`.
+        attached: bool,
         /// What Burn said.
         message: String,
     },

@@ -5,7 +5,7 @@ use burn::{
     optim::AdamConfig,
     tensor::{Device, FloatDType},
     train::{
-        Interruption, LearningResult, SupervisedTraining,
+        Interruption, SupervisedTraining,
         checkpoint::KeepLastNCheckpoints,
         metric::{AccuracyMetric, LearningRateMetric, LossMetric},
         renderer::CliMetricsRenderer,
@@ -83,7 +83,6 @@ pub fn train(
     FlightRecorder::new(&settings.folder, &amp)?;
     let model = Classifier::new(&device.clone().autodiff());
     let optim = AdamConfig::new().with_epsilon(1e-8).init();
-    let learner = amp.learner(model, optim, lr.init()?)?;
 
     let mut training = SupervisedTraining::new(&settings.folder, train, valid)
         .metrics((AccuracyMetric::new(), LossMetric::new()))
@@ -98,17 +97,8 @@ pub fn train(
     if !settings.dashboard {
         training = training.renderer(Box::new(CliMetricsRenderer::new()));
     }
-    let LearningResult {
-        model,
-        renderer,
-        interrupted,
-        error,
-    } = amp.training(training).launch(learner);
+    let result = amp.launch(training, model, optim, lr.init()?)?;
     // Gives the terminal back, so that what is printed next can be read.
-    drop(renderer);
-    amp.run_result()?;
-    match error {
-        Some(error) => Err(error.to_string().into()),
-        None => Ok((model, interrupted)),
-    }
+    drop(result.renderer);
+    Ok((result.model, result.interrupted))
 }

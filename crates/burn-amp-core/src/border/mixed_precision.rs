@@ -70,6 +70,8 @@ struct Shared {
     observer: Mutex<Option<Arc<dyn Observer>>>,
     /// Whether a `Learner` trains with it.
     in_learner: AtomicBool,
+    /// Whether a model was attached.
+    attached: AtomicBool,
 }
 
 /// Whether the program has made one in half precision.
@@ -120,6 +122,7 @@ impl MixedPrecision {
                 extension: OnceLock::new(),
                 observer: Mutex::default(),
                 in_learner: AtomicBool::new(false),
+                attached: AtomicBool::new(false),
             }),
         }
     }
@@ -209,6 +212,11 @@ impl MixedPrecision {
         Arc::ptr_eq(&self.shared, &other.shared)
     }
 
+    /// Whether a model was attached to it.
+    pub(crate) fn is_attached(&self) -> bool {
+        self.shared.attached.load(Ordering::Relaxed)
+    }
+
     /// Says whether a bare `autocast` opens scopes, in a `Learner`. Returns what was so before.
     #[doc(hidden)]
     pub fn set_in_learner(&self, is_in_learner: bool) -> bool {
@@ -276,6 +284,7 @@ impl Reparameterizer for MixedPrecision {
         // The first forward pass would end in a panic of a kernel's compiler.
         self.check_device(&param.lazy_device())
             .unwrap_or_else(|error| panic!("{error}"));
+        self.shared.attached.store(true, Ordering::Relaxed);
         let scoped = ScopedParameter {
             amp: self.clone(),
             path: path.into(),

@@ -147,7 +147,11 @@ impl std::fmt::Debug for Scope {
 }
 
 /// What a panic inside was about, if it is a clash of dtypes or follows from what was refused; others go on.
-fn explain<R>(open: &Open, panic: Box<dyn Any + Send>) -> Result<R, AmpError> {
+fn explain<R>(
+    amp: &MixedPrecision,
+    open: &Open,
+    panic: Box<dyn Any + Send>,
+) -> Result<R, AmpError> {
     if let Some(refused) = open.take_refused() {
         return Err(refused);
     }
@@ -157,7 +161,12 @@ fn explain<R>(open: &Open, panic: Box<dyn Any + Send>) -> Result<R, AmpError> {
         return Err(error);
     }
     let last = locked(&open.notes).last_read.clone();
-    Err(dtype_clash(panic, open.side.dtype.into(), last))
+    Err(dtype_clash(
+        panic,
+        open.side.dtype.into(),
+        last,
+        amp.is_attached(),
+    ))
 }
 
 /// A panic of Burn's because of two dtypes; others go on.
@@ -165,6 +174,7 @@ pub(crate) fn dtype_clash(
     panic: Box<dyn Any + Send>,
     dtype: DType,
     parameter: Option<Arc<str>>,
+    attached: bool,
 ) -> AmpError {
     let message = panic_message(&*panic).to_string();
     if !CLASHES.iter().any(|clash| message.contains(clash)) {
@@ -173,6 +183,7 @@ pub(crate) fn dtype_clash(
     AmpError::DTypeClash {
         dtype,
         parameter: parameter.map(|path| path.to_string()),
+        attached,
         message,
     }
 }
@@ -264,7 +275,7 @@ impl MixedPrecision {
         };
         let result = frame.run(|| catch_unwind(AssertUnwindSafe(|| forward(input))));
         locked(&open.notes).is_closed = true;
-        let output = result.or_else(|panic| explain(&open, panic))?;
+        let output = result.or_else(|panic| explain(self, &open, panic))?;
         let is_watched = self.is_scaled() && !is_inside && open.dry.is_none();
         let watch = is_watched.then(|| open.watch_scope());
         let around = outer.as_ref().unwrap_or(&Side::OUTSIDE);

@@ -40,7 +40,7 @@ pub type FusedAdamW = Fused<AdamWConfig>;
 ///
 /// ```
 /// use burn::{
-///     module::{Module, ParamGroup}, nn::LinearConfig, optim::{AdamWConfig, GradientsParams},
+///     module::ParamGroup, nn::LinearConfig, optim::{AdamWConfig, GradientsParams},
 ///     tensor::{Device, Distribution, Tensor},
 /// };
 /// use burn_amp::{optim::FusedAdamW, MixedPrecision};

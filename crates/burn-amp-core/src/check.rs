@@ -59,12 +59,12 @@ impl MixedPrecision {
     /// Returns the status of the gradients at the present loss scale, or at the highest one below at which they are finite.
     ///
     /// ```
-    /// use burn::{module::Module, nn::LinearConfig, tensor::{Device, Distribution, FloatDType, Tensor}};
+    /// use burn::{nn::LinearConfig, tensor::{Device, Distribution, FloatDType, Tensor}};
     /// use burn_amp::{AmpError, MixedPrecision};
     ///
     /// let device = Device::flex().autodiff();
     /// let amp = MixedPrecision::f16();
-    /// let model = LinearConfig::new(4, 2).init(&device).apply_reparameterization(amp.clone());
+    /// let model = amp.attach(LinearConfig::new(4, 2).init(&device));
     /// let input = Tensor::<2>::random([8, 4], Distribution::Default, &device);
     ///
     /// amp.check(&model, |m| amp.autocast(input.clone(), |x| m.forward(x)).square().mean())?;

@@ -182,11 +182,11 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// norm alone, as all steps in a `Learner` are.
     ///
     /// ```
-    /// # use burn::{module::Module, nn::LinearConfig, optim::{GradientsParams, SgdConfig}, tensor::{Device, Tensor}};
+    /// # use burn::{nn::LinearConfig, optim::{GradientsParams, SgdConfig}, tensor::{Device, Tensor}};
     /// # use burn_amp::{adaptive::Guard, MixedPrecision, ScaledOptimizer};
     /// # let device = Device::flex().autodiff();
     /// # let amp = MixedPrecision::f16();
-    /// # let mut model = LinearConfig::new(4, 2).init(&device).apply_reparameterization(amp.clone());
+    /// # let mut model = amp.attach(LinearConfig::new(4, 2).init(&device));
     /// let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp).with_guard(Guard::skip_step())?;
     /// let loss = amp.autocast(Tensor::<2>::ones([8, 4], &device), |x| model.forward(x)).square().mean();
     /// optim.set_loss(loss.clone().into_scalar::<f32>().into()); // read, as for a log

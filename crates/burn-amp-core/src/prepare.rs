@@ -37,8 +37,9 @@ impl MixedPrecision {
 
     /// A model whose parameters are read in this precision inside [`autocast`](Self::autocast), and in f32 outside.
     ///
-    /// For a model without an optimizer, as in inference, or with one that is made elsewhere. The same as Burn's
-    /// `model.apply_reparameterization(amp.clone())`. Parameters, records and optimizers stay f32. Does not wait for the device.
+    /// For a model without an optimizer, as in inference, or with one that is made elsewhere. Parameters, records and optimizers stay f32.
+    /// Does not wait for the device. It is Burn's `model.apply_reparameterization(amp.clone())`: a `MixedPrecision` is a
+    /// [`Reparameterizer`](burn::module::Reparameterizer).
     ///
     /// # Panics
     ///

@@ -37,14 +37,13 @@ const MAX_SHAPES: usize = 4;
 ///
 /// ```
 /// use burn::{
-///     module::Module, nn::{Linear, LinearConfig}, optim::AdamConfig, tensor::{Device, Distribution, Tensor},
+///     nn::{Linear, LinearConfig}, optim::AdamConfig, tensor::{Device, Distribution, Tensor},
 /// };
-/// use burn_amp::{optim::CapturedStep, optim::FusedAdam, MixedPrecision, ScaledOptimizer};
+/// use burn_amp::{optim::CapturedStep, optim::FusedAdam, MixedPrecision};
 ///
 /// let device = Device::flex().autodiff();
 /// let amp = MixedPrecision::f16();
-/// let model = LinearConfig::new(4, 2).init(&device).apply_reparameterization(amp.clone());
-/// let optim = ScaledOptimizer::new(FusedAdam::new(AdamConfig::new())?, &amp);
+/// let (model, optim) = amp.prepare(LinearConfig::new(4, 2).init(&device), FusedAdam::new(AdamConfig::new())?);
 ///
 /// let mut train = CapturedStep::new(model, optim, |model: &Linear, (x, y): (Tensor<2>, Tensor<2>)| {
 ///     (amp.autocast(x, |x| model.forward(x)) - y).square().mean()

@@ -40,17 +40,16 @@ pub type FusedAdamW = Fused<AdamWConfig>;
 ///
 /// ```
 /// use burn::{
-///     module::{Module, ParamGroup}, nn::LinearConfig, optim::{AdamWConfig, GradientsParams},
+///     module::ParamGroup, nn::LinearConfig, optim::{AdamWConfig, GradientsParams},
 ///     tensor::{Device, Distribution, Tensor},
 /// };
-/// use burn_amp::{optim::FusedAdamW, MixedPrecision, ScaledOptimizer};
+/// use burn_amp::{optim::FusedAdamW, MixedPrecision};
 ///
 /// let device = Device::flex().autodiff();
 /// let amp = MixedPrecision::f16();
-/// let mut model = LinearConfig::new(4, 2).init(&device).apply_reparameterization(amp.clone());
 /// let optim = FusedAdamW::new(AdamWConfig::new().with_weight_decay(0.01))?
 ///     .with_group(ParamGroup::from_predicate("bias"), AdamWConfig::new().with_weight_decay(0.0))?;
-/// let mut optim = ScaledOptimizer::new(optim, &amp);
+/// let (mut model, mut optim) = amp.prepare(LinearConfig::new(4, 2).init(&device), optim);
 ///
 /// let input = Tensor::<2>::random([8, 4], Distribution::Default, &device);
 /// let loss = amp.autocast(input, |x| model.forward(x)).square().mean();

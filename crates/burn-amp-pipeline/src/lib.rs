@@ -2,15 +2,14 @@
 //!
 //! ```
 //! use burn::{
-//!     module::Module, nn::LinearConfig, optim::{AdamConfig, GradientsParams},
+//!     nn::LinearConfig, optim::{AdamConfig, GradientsParams},
 //!     tensor::{Device, Distribution, Tensor},
 //! };
-//! use burn_amp::{MixedPrecision, pipeline::PipelinedOptimizer, ScaledOptimizer};
+//! use burn_amp::{MixedPrecision, pipeline::PipelinedOptimizer};
 //!
 //! let device = Device::flex().autodiff(); // a GPU, as a rule
 //! let amp = MixedPrecision::f16();
-//! let mut model = LinearConfig::new(4, 2).init(&device).apply_reparameterization(amp.clone());
-//! let optim = ScaledOptimizer::new(AdamConfig::new().init(), &amp);
+//! let (mut model, optim) = amp.prepare(LinearConfig::new(4, 2).init(&device), AdamConfig::new().init());
 //! let mut optim = PipelinedOptimizer::new(optim, Device::flex())?; // f32 weights and Adam's state are there
 //!
 //! for _ in 0..10 {

@@ -4,6 +4,7 @@ use crate::page;
 use plotters::{
     chart::{ChartBuilder, ChartContext},
     coord::{Shift, types::RangedCoordf64},
+    element::DashedPathElement,
     prelude::*,
 };
 use std::ops::Range;
@@ -16,8 +17,10 @@ pub(crate) const COLORS: [RGBColor; 8] = [
     RGBColor(255, 127, 14),
     RGBColor(23, 158, 176),
     RGBColor(140, 86, 75),
-    RGBColor(80, 80, 80),
+    RGBColor(127, 127, 127),
 ];
+/// Of text and lines: the page shows through, and may be white or dark.
+const GREY: RGBColor = RGBColor(118, 118, 118);
 
 const WIDTH: u32 = 1040;
 /// Right of the chart.
@@ -28,12 +31,22 @@ pub(crate) struct Line {
     pub(crate) name: String,
     /// Of [`COLORS`], which begin again behind the last.
     pub(crate) color: usize,
+    /// Drawn above the others, so that both are seen where one has the same values.
+    pub(crate) is_dashed: bool,
     pub(crate) points: Vec<(f64, f64)>,
 }
 
 impl Line {
     fn color(&self) -> RGBColor {
         COLORS[self.color % COLORS.len()]
+    }
+
+    /// A dash and the gap behind it, in pixels.
+    fn dash(&self) -> (i32, i32) {
+        match self.is_dashed {
+            true => (7, 5),
+            false => (i32::MAX, 0),
+        }
     }
 }
 
@@ -80,10 +93,10 @@ fn exponent_label(at: f64) -> String {
     whole(at).map_or(String::new(), |exponent| format!("2^{exponent}"))
 }
 
-/// Lines over one axis; none if there is no value to be drawn. `marks` are places on that axis, with a line each.
+/// Lines over the steps; none if there is no value to be drawn. `unit` is that of the values, `marks` are steps with a line each.
 pub(crate) fn lines(
     title: &str,
-    across: &str,
+    unit: &str,
     scale: Scale,
     lines: &[Line],
     marks: &[f64],
@@ -107,22 +120,32 @@ pub(crate) fn lines(
         title,
         across: left..right,
         up: low..high,
-        label: across,
-        format: &|value| scale.label(*value),
+        label: "step",
+        values: "",
+        format: &|value| match unit {
+            "" => scale.label(*value),
+            unit => format!("{} {unit}", scale.label(*value)),
+        },
     };
     Some(draw(260, axis, |root, chart| {
         for mark in marks {
             let style = RGBColor(214, 39, 40).mix(0.35).stroke_width(1);
             chart.draw_series(LineSeries::new([(*mark, low), (*mark, high)], style))?;
         }
-        for (line, points) in &drawn {
+        let mut order = Vec::from_iter(&drawn);
+        order.sort_by_key(|(line, _)| line.is_dashed);
+        for (line, points) in order {
             let (color, points) = (line.color(), points.iter().copied());
+            let (dash, gap) = line.dash();
             match points.len() {
                 // A line of one point is none.
                 1 => {
                     chart.draw_series(points.map(|point| Circle::new(point, 3, color.filled())))?
                 }
-                _ => chart.draw_series(LineSeries::new(points, color.stroke_width(2)))?,
+                _ => {
+                    let style = color.stroke_width(2);
+                    chart.draw_series(DashedLineSeries::new(points, dash, gap, style))?
+                }
             };
         }
         match drawn.len() {
@@ -137,9 +160,11 @@ fn legend<'a>(root: &Area<'_>, lines: impl Iterator<Item = &'a Line>) -> Drawn {
     for (row, line) in lines.enumerate() {
         let (x, y) = ((WIDTH - LEGEND + 12) as i32, 40 + 18 * row as i32);
         let style = line.color().stroke_width(3);
-        root.draw(&PathElement::new([(x, y), (x + 18, y)], style))?;
+        let (dash, gap) = line.dash();
+        let path = [(x, y), (x + 19, y)];
+        root.draw(&DashedPathElement::new(path, dash, gap, style))?;
         let at = (x + 24, y - 6);
-        root.draw(&Text::new(line.name.as_str(), at, ("sans-serif", 12)))?;
+        root.draw(&Text::new(line.name.as_str(), at, font(12)))?;
     }
     Ok(())
 }
@@ -155,6 +180,7 @@ pub(crate) fn exponents(counts: &[(i32, u64)]) -> String {
         across: f64::from(first) - 0.5..f64::from(last) + 1.5,
         up: 0.0..top,
         label: "exponent",
+        values: "values",
         format: &|count| format!("{count}"),
     };
     draw(240, axis, |_, chart| {
@@ -167,17 +193,17 @@ pub(crate) fn exponents(counts: &[(i32, u64)]) -> String {
         };
         chart.draw_series(counts.iter().filter(|(_, count)| *count > 0).map(bar))?;
         for at in [-24.0, 16.0] {
-            let line = LineSeries::new([(at, 0.0), (at, top)], BLACK.stroke_width(1));
+            let line = LineSeries::new([(at, 0.0), (at, top)], GREY.stroke_width(1));
             chart.draw_series(line)?;
         }
-        let style = BLACK.mix(0.6).stroke_width(1);
+        let style = GREY.stroke_width(1);
         let dashed = DashedLineSeries::new([(-14.0, 0.0), (-14.0, top)], 4, 4, style);
         chart.draw_series(dashed)?;
         Ok(())
     })
 }
 
-/// Counts by exponent over time: each row of the picture is an exponent, the darker the more of its step's values.
+/// Counts by exponent over time: each row of the picture is an exponent, in the fuller a color the more of its step's values.
 pub(crate) fn heat(
     title: &str,
     steps: &[(f64, Vec<(i32, u64)>)],
@@ -197,6 +223,7 @@ pub(crate) fn heat(
         across: left..right + every,
         up: low..high + 1.0,
         label: "step",
+        values: "magnitude",
         format: &|exponent| exponent_label(*exponent),
     };
     draw(300, axis, |_, chart| {
@@ -206,7 +233,7 @@ pub(crate) fn heat(
             let cells = counts.map(|(exponent, count)| {
                 let share = (*count as f64 / total.max(1) as f64).sqrt();
                 let bottom = f64::from(*exponent);
-                let color = HSLColor(0.6, 0.75, 0.95 - 0.7 * share.min(1.0));
+                let color = HSLColor(0.58, 0.8, 0.5).mix((0.1 + 1.5 * share).min(1.0));
                 let corners = [(*step, bottom), (step + every, bottom + 1.0)];
                 Rectangle::new(corners, color.filled())
             });
@@ -236,6 +263,8 @@ struct Axis<'a> {
     across: Range<f64>,
     up: Range<f64>,
     label: &'a str,
+    /// What the other axis counts, where the title does not say it.
+    values: &'a str,
     format: &'a dyn Fn(&f64) -> String,
 }
 
@@ -256,27 +285,31 @@ fn draw(
 }
 
 fn framed<'a, 'b>(root: &'a Area<'b>, axis: Axis<'_>) -> Drawn<Chart<'a, 'b>> {
-    root.fill(&WHITE)?;
     let mut chart = ChartBuilder::on(root)
         .margin(8)
         .margin_right(LEGEND)
-        .caption(axis.title, ("sans-serif", 15))
+        .caption(axis.title, font(15))
         .x_label_area_size(36)
         .y_label_area_size(70)
         .build_cartesian_2d(axis.across, axis.up)?;
     chart
         .configure_mesh()
         .light_line_style(TRANSPARENT)
-        .bold_line_style(BLACK.mix(0.1))
-        .axis_style(BLACK.mix(0.4))
-        .label_style(("sans-serif", 12))
+        .bold_line_style(GREY.mix(0.25))
+        .axis_style(GREY.mix(0.6))
+        .label_style(font(12))
         .x_desc(axis.label)
+        .y_desc(axis.values)
         .y_labels(6)
         .x_labels(12)
         .x_label_formatter(&|at| whole(*at).map_or(String::new(), |at| at.to_string()))
         .y_label_formatter(axis.format)
         .draw()?;
     Ok(chart)
+}
+
+fn font(size: u32) -> TextStyle<'static> {
+    ("sans-serif", size).into_font().color(&GREY)
 }
 
 /// A number that is whole.

@@ -22,10 +22,10 @@ pub(crate) use ring::Ring;
 ///
 /// ```
 /// use burn::{
-///     module::Module, nn::LinearConfig, optim::{GradientsParams, SgdConfig},
+///     nn::LinearConfig, optim::{GradientsParams, SgdConfig},
 ///     tensor::{Device, Distribution, Tensor},
 /// };
-/// use burn_amp::{MixedPrecision, ScaledOptimizer};
+/// use burn_amp::MixedPrecision;
 /// use burn_amp_report::{FlightRecorder, probed};
 ///
 /// # let folder = std::env::temp_dir().join("burn-amp-report-flight");
@@ -33,8 +33,7 @@ pub(crate) use ring::Ring;
 /// let amp = MixedPrecision::f16();
 /// let recorder = FlightRecorder::new(&folder, &amp)?; // this line
 ///
-/// let mut model = LinearConfig::new(4, 2).init(&device).apply_reparameterization(amp.clone());
-/// let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp);
+/// let (mut model, mut optim) = amp.prepare(LinearConfig::new(4, 2).init(&device), SgdConfig::new().init());
 /// for _ in 0..3 {
 ///     let input = Tensor::<2>::random([8, 4], Distribution::Default, &device);
 ///     let output = amp.autocast(input, |x| probed("linear", x, |x| model.forward(x)));

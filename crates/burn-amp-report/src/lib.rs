@@ -1,13 +1,13 @@
 //! Why did my half-precision run fail? The answer of one call, of the last steps before the failure, and of a whole run.
 //!
 //! ```
-//! use burn::{module::Module, nn::LinearConfig, tensor::{Device, Distribution, Tensor}};
+//! use burn::{nn::LinearConfig, tensor::{Device, Distribution, Tensor}};
 //! use burn_amp::MixedPrecision;
 //! use burn_amp_report::{Verdict, audit};
 //!
 //! let device = Device::flex().autodiff();
 //! let amp = MixedPrecision::f16();
-//! let model = LinearConfig::new(4, 2).init(&device).apply_reparameterization(amp.clone());
+//! let model = amp.attach(LinearConfig::new(4, 2).init(&device));
 //! let batch = Tensor::<2>::random([8, 4], Distribution::Default, &device);
 //!
 //! let audit = audit(&model, &amp, |m| amp.autocast(batch.clone(), |x| m.forward(x)).square().mean())?;

@@ -95,6 +95,8 @@ fn draw(name: &str, runs: &[Logs]) -> Option<String> {
         .map(|(color, run, series)| Line {
             name: run.name.clone(),
             color: *color,
+            // What the others are compared with.
+            is_dashed: *color == 0 && runs.len() > 1,
             points: thinned(series),
         })
         .collect();
@@ -109,8 +111,38 @@ fn draw(name: &str, runs: &[Logs]) -> Option<String> {
             .collect(),
         _ => Vec::new(),
     };
-    chart::lines(name, "step", scale, &lines, &skips)
+    chart::lines(name, unit(name), scale, &lines, &skips)
 }
+
+/// The unit of a series; none for a number without, and for what is not known.
+fn unit(name: &str) -> &'static str {
+    match name {
+        "Zero Gradients" => return "%",
+        "Step Time, ms" => return "ms",
+        _ => {}
+    }
+    // Burn's metrics, which do not log theirs.
+    let metric = name
+        .strip_prefix("Train ")
+        .or(name.strip_prefix("Valid "))
+        .unwrap_or_default();
+    let begins = |names: &[&str]| names.iter().any(|name| metric.starts_with(name));
+    match metric {
+        _ if begins(&SHARES) => "%",
+        "Iteration Speed" => "iter/sec",
+        _ => "",
+    }
+}
+
+/// How the names of Burn's metrics begin that are in percent.
+const SHARES: [&str; 6] = [
+    "Accuracy",
+    "Top-K Accuracy",
+    "Precision",
+    "Recall",
+    "Hamming Score",
+    "CPU Usage",
+];
 
 /// Whether all values are above zero, and some far above others.
 fn is_spread(lines: &[Line]) -> bool {

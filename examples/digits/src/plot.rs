@@ -2,6 +2,7 @@
 
 use plotters::{
     coord::{ranged1d::AsRangedCoord, ranged1d::ValueFormatter},
+    element::DashedPathElement,
     prelude::*,
 };
 use std::path::Path;
@@ -18,6 +19,13 @@ const COLORS: [RGBColor; 3] = [
     RGBColor(214, 39, 40),
     RGBColor(44, 160, 44),
 ];
+/// Of text and lines: the page shows through, and may be white or dark.
+const GREY: RGBColor = RGBColor(118, 118, 118);
+
+/// A dash and the gap behind it, in pixels.
+type Dash = (i32, i32);
+const SOLID: Dash = (i32::MAX, 0);
+const DASHED: Dash = (7, 5);
 
 /// Draws the picture as SVG.
 ///
@@ -32,7 +40,6 @@ pub fn write_svg(runs: &[(Summary, History)], path: &Path) -> Result<()> {
 
 fn draw(runs: &[(Summary, History)], svg: &mut String) -> std::result::Result<(), String> {
     let root = SVGBackend::with_string(svg, SIZE).into_drawing_area();
-    root.fill(&WHITE).map_err(text)?;
     let (upper, lower) = root.split_vertically(400);
     let steps = runs.iter().map(|(_, h)| h.loss.len()).max().unwrap_or(0) as f64;
 
@@ -43,19 +50,20 @@ fn draw(runs: &[(Summary, History)], svg: &mut String) -> std::result::Result<()
     );
     let range = (low / 1.5..high * 1.5).log_scale();
     let mut chart = chart(&upper, "loss", steps, range, &|loss| format!("{loss:.0e}"))?;
-    for (color, (summary, history)) in COLORS.iter().zip(runs) {
-        let line = series(usable_at(&history.loss), *color);
+    // The first run comes last, in dashes: where another has the same losses, both are seen.
+    let lines = COLORS.iter().zip([DASHED, SOLID, SOLID]).zip(runs);
+    for ((color, dash), (summary, history)) in lines.rev() {
+        let line = series(usable_at(&history.loss), *color, dash);
         chart
             .draw_series(line)
             .map_err(text)?
             .label(summary.name.as_str())
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], color.stroke_width(2)));
+            .legend(move |(x, y)| path([(x, y), (x + 20, y)].into_iter(), *color, dash));
     }
     chart
         .configure_series_labels()
-        .position(SeriesLabelPosition::LowerLeft)
-        .background_style(WHITE.mix(0.9))
-        .border_style(BLACK.mix(0.2))
+        .position(SeriesLabelPosition::Coordinate(546, 60))
+        .label_font(("sans-serif", 12).into_font().color(&GREY))
         .draw()
         .map_err(text)?;
 
@@ -68,7 +76,8 @@ fn draw(runs: &[(Summary, History)], svg: &mut String) -> std::result::Result<()
     let range = low.min(high - 1.0) - 1.0..high + 1.0;
     let mut chart = chart_plain(&lower, steps, range)?;
     let points = usable_at(&scaled.scale).map(|(step, scale)| (step, scale.log2()));
-    chart.draw_series(series(points, COLORS[2])).map_err(text)?;
+    let line = series(points, COLORS[2], SOLID);
+    chart.draw_series(line).map_err(text)?;
     root.present().map_err(text)
 }
 
@@ -100,8 +109,10 @@ where
         .map_err(text)?;
     chart
         .configure_mesh()
-        .light_line_style(WHITE)
-        .bold_line_style(BLACK.mix(0.1))
+        .light_line_style(TRANSPARENT)
+        .bold_line_style(GREY.mix(0.25))
+        .axis_style(GREY.mix(0.6))
+        .label_style(("sans-serif", 12).into_font().color(&GREY))
         .x_desc("step")
         .y_desc(label)
         .x_label_formatter(&|step| whole(*step, ""))
@@ -128,15 +139,24 @@ fn chart_plain<'a, 'b>(
     })
 }
 
-fn series(
-    points: impl Iterator<Item = (f64, f64)>,
+fn series<P: Iterator<Item = (f64, f64)> + Clone>(
+    points: P,
     color: RGBColor,
-) -> LineSeries<SVGBackend<'static>, (f64, f64)> {
-    LineSeries::new(points, color.stroke_width(2))
+    (dash, gap): Dash,
+) -> DashedLineSeries<P, i32> {
+    DashedLineSeries::new(points, dash, gap, color.stroke_width(2))
+}
+
+fn path<P: Iterator + Clone>(
+    points: P,
+    color: RGBColor,
+    (dash, gap): Dash,
+) -> DashedPathElement<P, i32> {
+    DashedPathElement::new(points, dash, gap, color.stroke_width(2))
 }
 
 /// A logarithmic axis has no place for zero, infinity or NaN.
-fn usable_at(values: &[f32]) -> impl Iterator<Item = (f64, f64)> {
+fn usable_at(values: &[f32]) -> impl Iterator<Item = (f64, f64)> + Clone {
     let values = values.iter().enumerate();
     values
         .map(|(step, value)| (step as f64, f64::from(*value)))

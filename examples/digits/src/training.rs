@@ -97,13 +97,13 @@ impl Trainer {
     pub fn new(run: Run, seed: u64, epochs: usize, device: &Device) -> Result<Self, AmpError> {
         device.seed(seed);
         let amp = run.precision()?;
-        let model = Network::new(&device.clone().autodiff());
         let adam = FusedAdam::new(AdamConfig::new().with_epsilon(1e-8))?;
+        let (model, optim) = amp.prepare(Network::new(&device.clone().autodiff()), adam);
         Ok(Self {
             run,
             epochs,
-            model: model.apply_reparameterization(amp.clone()),
-            optim: ScaledOptimizer::new(adam, &amp),
+            model,
+            optim,
             amp,
             watch: None,
             history: History::default(),

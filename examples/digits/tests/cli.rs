@@ -87,7 +87,10 @@ fn writes_table_report_and_picture() {
     for name in names {
         assert!(svg.contains(name), "no curve for {name}");
     }
-    assert!(svg.matches("<polyline").count() >= 4);
+    // Two of the runs and the scale, in whole lines; the f32 run in dashes.
+    assert!(svg.matches("<polyline").count() >= 4 + 8);
+    // The page shows through.
+    assert!(!svg.contains("#FFFFFF") && !svg.contains("#000000"));
 }
 
 #[test]

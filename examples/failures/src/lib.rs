@@ -8,7 +8,7 @@ use burn::{
     optim::{AdamConfig, GradientsParams},
     tensor::{Device, Tensor},
 };
-use burn_amp::{AmpError, GradScalerConfig, MixedPrecision, ScaledOptimizer};
+use burn_amp::{AmpError, GradScalerConfig, MixedPrecision};
 use burn_amp_report::{Audit, FlightRecorder, audit};
 use clap::ValueEnum;
 use digits::data::{Digits, Samples};
@@ -69,8 +69,8 @@ pub fn run(failure: Failure, scale: Option<f64>, steps: usize, folder: &Path) ->
         _ => config,
     })?;
     device.seed(0);
-    let mut model = Network::new(failure, &device).apply_reparameterization(amp.clone());
-    let mut optim = ScaledOptimizer::new(AdamConfig::new().init(), &amp);
+    let adam = AdamConfig::new().init();
+    let (mut model, mut optim) = amp.prepare(Network::new(failure, &device), adam);
     let cross_entropy = CrossEntropyLossConfig::new().init(&device);
     let loss = |model: &Network| -> Tensor<1> {
         let logits = amp.autocast(images.clone(), |x| model.forward(x));

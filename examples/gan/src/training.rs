@@ -74,10 +74,9 @@ struct Player {
 
 impl Player {
     fn new(network: Network, amp: &MixedPrecision) -> Self {
-        Self {
-            network: network.apply_reparameterization(amp.clone()),
-            optim: ScaledOptimizer::new(AdamConfig::new().with_beta_1(0.5).init(), amp),
-        }
+        let adam = AdamConfig::new().with_beta_1(0.5).init();
+        let (network, optim) = amp.prepare(network, adam);
+        Self { network, optim }
     }
 
     /// Steps, or skips if this player's gradients overflow. Those of the other are left out. Returns the loss.

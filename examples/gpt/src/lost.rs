@@ -55,8 +55,8 @@ pub fn lost(
         // The same parameters, read by another precision.
         let model = settings
             .network(text, &Device::flex().autodiff())
-            .load_record(model.clone().into_record())
-            .apply_reparameterization(amp.clone());
+            .load_record(model.clone().into_record());
+        let model = amp.attach(model);
         Ok(gradients(&model, &amp, text, starts, settings).1)
     };
     let (full, half) = (grads(Run::F32)?, grads(run)?);

@@ -121,14 +121,14 @@ impl Trainer {
     ) -> Result<Self, AmpError> {
         let amp = run.precision()?;
         let adam = FusedAdam::new(AdamConfig::new().with_epsilon(1e-8))?;
-        let network = settings.network(text, device);
+        let (model, optim) = amp.prepare(settings.network(text, device), adam);
         Ok(Self {
             run,
             settings,
             starts: Starts::new(settings.seed),
             recorder: None,
-            model: network.apply_reparameterization(amp.clone()),
-            optim: ScaledOptimizer::new(adam, &amp),
+            model,
+            optim,
             amp,
             losses: Vec::new(),
             seconds: 0.0,

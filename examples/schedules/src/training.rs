@@ -96,12 +96,11 @@ pub fn train<P: Program>(program: &P, choice: &Choice, settings: Settings) -> Re
     let device = Device::flex().autodiff();
     device.seed(settings.seed);
     let amp = choice.precision()?;
-    let mut model = (program.model(&device)).apply_reparameterization(amp.clone());
+    let adam = AdamConfig::new().with_epsilon(1e-8).init();
+    let (mut model, mut optim) = amp.prepare(program.model(&device), adam);
     if choice.calibrated {
         amp.calibrate(&model, |model| program.loss(0, model, &amp))?;
     }
-    let adam = AdamConfig::new().with_epsilon(1e-8).init();
-    let mut optim = ScaledOptimizer::new(adam, &amp);
     let mut history = History::default();
     history.scales[0] = amp.loss_scale();
     for step in 0..settings.steps {
@@ -156,13 +155,12 @@ pub fn train_with_spikes<P: Program>(
     let device = Device::flex().autodiff();
     device.seed(settings.seed);
     let amp = MixedPrecision::f16();
-    let mut model = (program.model(&device)).apply_reparameterization(amp.clone());
     let momentum = MomentumConfig::new().with_momentum(0.9);
     let optim = match optimizer {
         Optimizer::Adam => AdamConfig::new().with_epsilon(1e-8).init(),
         Optimizer::Descent => SgdConfig::new().with_momentum(Some(momentum)).init(),
     };
-    let mut optim = ScaledOptimizer::new(optim, &amp);
+    let (mut model, mut optim) = amp.prepare(program.model(&device), optim);
     if let Some(guard) = guard {
         optim = optim.with_guard(guard)?;
     }

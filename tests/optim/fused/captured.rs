@@ -73,6 +73,13 @@ fn a_gpt() {
     assert!(values(found) == values(eager));
 }
 
+/// With a layer that draws random numbers.
+#[derive(Module, Debug)]
+struct Dropped {
+    net: Net,
+    dropout: Dropout,
+}
+
 /// Takes what a closure needs, and says why it cannot be captured; nothing if it can.
 fn refusal<B: CaptureInput, M: Module, O: ModuleOptim>(
     net: M,
@@ -138,17 +145,27 @@ fn what_a_replay_would_repeat_is_refused() {
     let error = refusal(net.clone(), fused(&amp), here.clone(), keeps);
     refused(error, "keeps a tensor of the batch");
 
-    #[derive(Module, Debug)]
-    struct Dropped {
-        net: Net,
-        dropout: Dropout,
-    }
     let dropout = DropoutConfig::new(0.5).init();
     let draws = |model: &Dropped, (x, factor): Batch| {
         loss(&amp, &model.net, (model.dropout.forward(x), factor))
     };
     let error = refusal(Dropped { net, dropout }, fused(&amp), here, draws);
     refused(error, "draws random numbers (`dropout`)");
+}
+
+/// It trains there: a device that records would refuse it, so its layer is named.
+#[test]
+fn where_nothing_is_recorded_dropout_is_warned_of() {
+    let lines = logs("draw random numbers", || {
+        let model = Dropped {
+            net: Net::new().fork(&flex()),
+            dropout: DropoutConfig::new(0.5).init(),
+        };
+        let of = |model: &Dropped, x: Tensor<2>| model.net.forward(x).mean();
+        CapturedStep::new(model, fused(&MixedPrecision::f16()), of).unwrap();
+    });
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    says(&lines[0], ["WARN", "because `dropout` draw random numbers"]);
 }
 
 /// Whether the default device records steps.

@@ -14,15 +14,14 @@ use crate::{
 ///
 /// ```
 /// use burn::{
-///     module::Module, nn::LinearConfig, optim::{GradientsParams, SgdConfig},
+///     nn::LinearConfig, optim::{GradientsParams, SgdConfig},
 ///     tensor::{Device, Distribution, Tensor},
 /// };
-/// use burn_amp::{MixedPrecision, ScaledOptimizer};
+/// use burn_amp::MixedPrecision;
 ///
 /// let device = Device::flex().autodiff();
 /// let amp = MixedPrecision::f16();
-/// let mut model = LinearConfig::new(4, 2).init(&device).apply_reparameterization(amp.clone());
-/// let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp);
+/// let (mut model, mut optim) = amp.prepare(LinearConfig::new(4, 2).init(&device), SgdConfig::new().init());
 ///
 /// let input = Tensor::<2>::random([8, 4], Distribution::Default, &device);
 /// let loss = amp.autocast(input, |x| model.forward(x)).mean();

@@ -24,7 +24,7 @@ use crate::{
 
 /// Half-precision compute for any model, over parameters that stay f32, with the loss scale that it needs.
 ///
-/// A Burn [`Reparameterizer`]: `model.apply_reparameterization(amp.clone())` makes every float parameter appear in half
+/// [`attach`](Self::attach), or [`prepare`](Self::prepare) with an optimizer, makes every float parameter of a model appear in half
 /// precision inside [`autocast`](Self::autocast). Elsewhere (validation, records, optimizers, a head in f32) parameters
 /// are f32 ("master weights" in Micikevicius et al., "Mixed Precision Training", 2018).
 ///
@@ -38,15 +38,14 @@ use crate::{
 ///
 /// ```
 /// use burn::{
-///     module::Module, nn::LinearConfig, optim::{AdamConfig, GradientsParams},
+///     nn::LinearConfig, optim::{AdamConfig, GradientsParams},
 ///     tensor::{Device, Distribution, Tensor},
 /// };
-/// use burn_amp::{MixedPrecision, ScaledOptimizer};
+/// use burn_amp::MixedPrecision;
 ///
 /// let device = Device::flex().autodiff();
 /// let amp = MixedPrecision::f16();
-/// let mut model = LinearConfig::new(4, 2).init(&device).apply_reparameterization(amp.clone());
-/// let mut optim = ScaledOptimizer::new(AdamConfig::new().init(), &amp);
+/// let (mut model, mut optim) = amp.prepare(LinearConfig::new(4, 2).init(&device), AdamConfig::new().init());
 ///
 /// let input = Tensor::<2>::random([8, 4], Distribution::Default, &device);
 /// let output = amp.autocast(input, |x| model.forward(x));

@@ -1,13 +1,13 @@
 //! Where half precision begins and ends on a thread: scopes, islands in f32, parts with a scale of their own, and the casts between them.
 //!
 //! ```
-//! use burn::{module::Module, nn::{LayerNormConfig, LinearConfig}, tensor::{DType, Device, Tensor}};
+//! use burn::{nn::{LayerNormConfig, LinearConfig}, tensor::{DType, Device, Tensor}};
 //! use burn_amp::{MixedPrecision, in_f32};
 //!
 //! let device = Device::flex().autodiff();
 //! let amp = MixedPrecision::f16();
-//! let linear = LinearConfig::new(4, 4).init(&device).apply_reparameterization(amp.clone());
-//! let norm = LayerNormConfig::new(4).init(&device).apply_reparameterization(amp.clone());
+//! let linear = amp.attach(LinearConfig::new(4, 4).init(&device));
+//! let norm = amp.attach(LayerNormConfig::new(4).init(&device));
 //!
 //! let output = amp.autocast(Tensor::<2>::ones([1, 4], &device), |x| {
 //!     let x = linear.forward(x);
@@ -106,12 +106,12 @@ pub(crate) fn in_dry_run<R>(
 /// unless it enters the scope there.
 ///
 /// ```
-/// use burn::{module::Module, nn::LinearConfig, tensor::{DType, Device, Tensor}};
+/// use burn::{nn::LinearConfig, tensor::{DType, Device, Tensor}};
 /// use burn_amp::{MixedPrecision, Scope};
 ///
 /// let device = Device::flex();
 /// let amp = MixedPrecision::f16();
-/// let linear = LinearConfig::new(4, 2).init(&device).apply_reparameterization(amp.clone());
+/// let linear = amp.attach(LinearConfig::new(4, 2).init(&device));
 /// let output = amp.autocast(Tensor::<2>::ones([1, 4], &device), |x| {
 ///     let scope = Scope::current();
 ///     std::thread::scope(|threads| {
@@ -215,12 +215,12 @@ impl MixedPrecision {
     /// see [`Scope`]. It closes when `forward` panics. Does not wait for the device.
     ///
     /// ```
-    /// use burn::{module::Module, nn::LinearConfig, tensor::{DType, Device, Tensor}};
+    /// use burn::{nn::LinearConfig, tensor::{DType, Device, Tensor}};
     /// use burn_amp::MixedPrecision;
     ///
     /// let device = Device::flex();
     /// let amp = MixedPrecision::f16();
-    /// let model = LinearConfig::new(4, 2).init(&device).apply_reparameterization(amp.clone());
+    /// let model = amp.attach(LinearConfig::new(4, 2).init(&device));
     /// let logits = amp.autocast(Tensor::<2>::ones([1, 4], &device), |x| model.forward(x));
     /// assert_eq!(logits.dtype(), DType::F32);
     /// ```
@@ -442,13 +442,13 @@ fn warn_of_f32() {
 /// Gru and other recurrent ones, positional encodings. Does not wait for the device.
 ///
 /// ```
-/// use burn::{module::Module, nn::{BatchNormConfig, conv::Conv2dConfig}, tensor::{Device, Tensor}};
+/// use burn::{nn::{BatchNormConfig, conv::Conv2dConfig}, tensor::{Device, Tensor}};
 /// use burn_amp::{MixedPrecision, in_f32};
 ///
 /// let device = Device::flex().autodiff();
 /// let amp = MixedPrecision::f16();
-/// let conv = Conv2dConfig::new([1, 2], [3, 3]).init(&device).apply_reparameterization(amp.clone());
-/// let norm = BatchNormConfig::new(2).init(&device).apply_reparameterization(amp.clone());
+/// let conv = amp.attach(Conv2dConfig::new([1, 2], [3, 3]).init(&device));
+/// let norm = amp.attach(BatchNormConfig::new(2).init(&device));
 ///
 /// let output = amp.autocast(Tensor::<4>::ones([1, 1, 8, 8], &device), |x| {
 ///     in_f32(conv.forward(x), |x| norm.forward(x))
@@ -481,13 +481,13 @@ pub fn in_f32<I: CastFloat, R: CastFloat>(input: I, part: impl FnOnce(I) -> R) -
 /// skips the step, and lowers its factor in place of the loss scale.
 ///
 /// ```
-/// use burn::{module::Module, nn::LinearConfig, tensor::{Device, Tensor}};
+/// use burn::{nn::LinearConfig, tensor::{Device, Tensor}};
 /// use burn_amp::{MixedPrecision, rescaled};
 ///
 /// let device = Device::flex().autodiff();
 /// let amp = MixedPrecision::f16();
-/// let trunk = LinearConfig::new(4, 4).init(&device).apply_reparameterization(amp.clone());
-/// let head = LinearConfig::new(4, 1).init(&device).apply_reparameterization(amp.clone());
+/// let trunk = amp.attach(LinearConfig::new(4, 4).init(&device));
+/// let head = amp.attach(LinearConfig::new(4, 1).init(&device));
 ///
 /// let output = amp.autocast(Tensor::<2>::ones([1, 4], &device), |x| {
 ///     let hidden = rescaled(10, x, |x| trunk.forward(x)); // gradients times 2^10 in the trunk

@@ -40,12 +40,12 @@ impl MixedPrecision {
     /// of parts stay. But dropout draws its random numbers; seed the device afterwards if that matters. Waits for the device.
     ///
     /// ```
-    /// use burn::{module::Module, nn::LinearConfig, tensor::{Device, Distribution, Tensor}};
+    /// use burn::{nn::LinearConfig, tensor::{Device, Distribution, Tensor}};
     /// use burn_amp::MixedPrecision;
     ///
     /// let device = Device::flex().autodiff();
     /// let amp = MixedPrecision::f16();
-    /// let model = LinearConfig::new(4, 2).init(&device).apply_reparameterization(amp.clone());
+    /// let model = amp.attach(LinearConfig::new(4, 2).init(&device));
     /// let batch = Tensor::<2>::random([8, 4], Distribution::Default, &device);
     ///
     /// let scale = amp.calibrate(&model, |m| amp.autocast(batch.clone(), |x| m.forward(x)).square().mean())?;

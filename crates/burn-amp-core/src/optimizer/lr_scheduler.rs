@@ -26,16 +26,15 @@ use crate::{
 ///
 /// ```
 /// use burn::{
-///     lr_scheduler::linear::LinearLrSchedulerConfig, module::Module, nn::LinearConfig,
+///     lr_scheduler::linear::LinearLrSchedulerConfig, nn::LinearConfig,
 ///     optim::{GradientsParams, SgdConfig}, tensor::{Device, Tensor},
 /// };
-/// use burn_amp::{MixedPrecision, ScaledLrScheduler, ScaledOptimizer};
+/// use burn_amp::{MixedPrecision, ScaledLrScheduler};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let device = Device::flex().autodiff();
 /// let amp = MixedPrecision::f16();
-/// let mut model = LinearConfig::new(4, 2).init(&device).apply_reparameterization(amp.clone());
-/// let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp);
+/// let (mut model, mut optim) = amp.prepare(LinearConfig::new(4, 2).init(&device), SgdConfig::new().init());
 /// let mut lr = ScaledLrScheduler::new(LinearLrSchedulerConfig::new(0.3, 0.1, 2).init()?, &amp);
 ///
 /// let mut rates = Vec::new();

@@ -2,8 +2,8 @@
 //! [`Ema`](crate::Ema) are hooks; they use nothing else than what stands here.
 //!
 //! ```
-//! use burn::{module::Module, nn::LinearConfig, optim::{GradientsParams, SgdConfig}, tensor::{Device, Tensor}};
-//! use burn_amp::{MixedPrecision, ScaledOptimizer, hook::{Hook, Proposed, State, Verdict}};
+//! use burn::{nn::LinearConfig, optim::{GradientsParams, SgdConfig}, tensor::{Device, Tensor}};
+//! use burn_amp::{MixedPrecision, hook::{Hook, Proposed, State, Verdict}};
 //!
 //! /// Rejects a step whose gradients are `times` as long as those of the step before.
 //! #[derive(Clone, Debug)]
@@ -41,8 +41,7 @@
 //!
 //! let device = Device::flex().autodiff();
 //! let amp = MixedPrecision::f16();
-//! let model = LinearConfig::new(4, 2).init(&device).apply_reparameterization(amp.clone());
-//! let optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp);
+//! let (model, optim) = amp.prepare(LinearConfig::new(4, 2).init(&device), SgdConfig::new().init());
 //! let mut optim = optim.with_hook(Jump { times: 10.0, before: None })?;
 //!
 //! let output = amp.autocast(Tensor::<2>::ones([8, 4], &device), |x| model.forward(x));

@@ -81,7 +81,7 @@ impl<'a> Flight<'a> {
             ),
         ];
         let charts = (charts.iter())
-            .filter_map(|(title, scale, lines)| chart::lines(title, "step", *scale, lines, &skips));
+            .filter_map(|(title, scale, lines)| chart::lines(title, "", *scale, lines, &skips));
         let last = self.steps.last();
         let context = context! {
             title => format!("Flight recorder, step {}", self.step),
@@ -100,6 +100,7 @@ impl<'a> Flight<'a> {
         Line {
             name: name.to_string(),
             color,
+            is_dashed: false,
             points: points.collect(),
         }
     }

@@ -197,7 +197,7 @@ impl Observer for Ring {
         line.push(b'\n');
         // A full disk must not end a training: the flight itself says so when it is written.
         if let Err(error) = state.log.write_all(&line) {
-            log::warn!("{}: {error}", self.folder.display());
+            burn_amp_core::warn!("{}: {error}", self.folder.display());
         }
         if state.steps.len() == STEPS {
             state.steps.pop_front();
@@ -209,8 +209,8 @@ impl Observer for Ring {
         });
         if let Some(why) = state.why() {
             match state.write(&self.folder, &why) {
-                Ok(path) => log::warn!("{why}: the last steps are in {}", path.display()),
-                Err(error) => log::warn!("the last steps cannot be written: {error}"),
+                Ok(path) => burn_amp_core::warn!("{why}: the last steps are in {}", path.display()),
+                Err(error) => burn_amp_core::warn!("the last steps cannot be written: {error}"),
             }
         }
     }

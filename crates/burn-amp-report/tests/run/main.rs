@@ -67,6 +67,17 @@ fn runs_stand_beside_each_other_and_those_without_skips_are_named() {
     assert!(page.contains("Runs without skips: f32."));
     assert!(page.contains("<td>f16</td><td>2</td><td>3.0000</td><td>-</td><td>1</td><td>2^16</td><td>50.00 %</td><td>250.0</td>"), "{page}");
     assert!(page.contains("f16: share of gradient values by exponent"));
+    // Units are on the axes, the first run is dashed, and the page shows through.
+    let chart = |title: &str| {
+        let mut charts = page.split("<svg").skip(1);
+        charts.find(|chart| chart.contains(title)).unwrap()
+    };
+    let has_label = |title: &str, label: &str| chart(title).lines().any(|line| line == label);
+    assert!(has_label("Zero Gradients", "50 %"), "{page}");
+    assert!(has_label("Step Time, ms", "250 ms"), "{page}");
+    let dashes = chart("Train Loss").matches(r##"stroke="#1F77B4""##).count();
+    assert!(dashes > 10, "{dashes}");
+    assert!(!page.contains("#FFFFFF") && !page.contains("#000000"));
 }
 
 #[test]

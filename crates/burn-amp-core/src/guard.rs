@@ -1,4 +1,4 @@
-//! Guards: clean steps whose gradient norm or loss is far outside of what was usual are clipped or held back.
+//! Guards: finite steps whose gradient norm or loss is far outside of what was usual are clipped or rejected.
 
 mod state;
 mod step;
@@ -16,10 +16,10 @@ use crate::{
 
 /// Guards training against spikes: steps whose gradients are finite, but whose norm or loss is far outside of what was usual.
 ///
-/// Given to [`ScaledOptimizer::with_guard`](crate::ScaledOptimizer::with_guard). A step that is held back is
+/// Given to [`ScaledOptimizer::with_guard`](crate::ScaledOptimizer::with_guard). A step that is rejected is
 /// [`StepOutcome::Guarded`](crate::StepOutcome::Guarded): it is logged, counted in
 /// [`StepCounters::guarded`](crate::StepCounters::guarded), and leaves parameters, optimizer and averages as they are. The loss scale learns
-/// nothing from it. A step that overflows is none of the guard's: it is skipped as ever, and the guard learns nothing.
+/// nothing from it. A step that overflows is none of the guard's: it is skipped, and the guard learns nothing.
 ///
 /// The norm is the L2 norm of all unscaled gradients before clipping, which the test of the gradients has found: no further pass,
 /// and no further wait. (Without a loss scale, in f32 and bf16, nothing tests gradients: then the guard measures them, in one pass
@@ -29,7 +29,7 @@ use crate::{
 /// Every rule is pure: the same losses and norms give the same decisions, see [`replay`](Self::replay). Values that are infinite or NaN hold
 /// the step back and are forgotten. An outlier enters the statistics as the highest value that would have been accepted, so that some
 /// spikes do not hide the next ones, and a new level is accepted after some steps. With `original`, a rule computes as its source does,
-/// faults included: there one NaN turns [`ZClip`](Self::ZClip) and [`Outlier`](Self::Outlier) off for good.
+/// bugs included: there one NaN turns [`ZClip`](Self::ZClip) and [`Outlier`](Self::Outlier) off for good.
 ///
 /// In JSON, a setting that is not named has its default, and an unknown one is an error.
 ///
@@ -43,7 +43,7 @@ use crate::{
 ///     .with_guard(Guard::zclip())?;
 /// assert_eq!(optim.guard(), Some(&Guard::zclip()));
 ///
-/// // What a guard would have done with the losses and norms of a run: the last step is held back.
+/// // What a guard would have done with the losses and norms of a run: the last step is rejected.
 /// let usual = (0..20).map(|step| (None, 1.0 + 0.01 * f64::from(step % 3)));
 /// let guard = Guard::SkipStep { rolling_interval_length: 16, sigma_factor: 6.0, original: false };
 /// let factors = guard.replay(usual.chain([(None, 100.0)]))?;
@@ -58,7 +58,7 @@ pub enum Guard {
     ///
     /// Keeps moving averages of the norm and of its variance. A norm of z-score `z` above `z_thresh` is limited to
     /// `mean + z_thresh * std * (z_thresh / z)`, and enters the averages as that. Beside [`GradientClip::GlobalNorm`](crate::GradientClip::GlobalNorm)
-    /// (ZClip's `max_grad_norm`) the smaller of both limits holds. No step is held back, unless its norm is not finite. A sudden rise of
+    /// (ZClip's `max_grad_norm`) the smaller of both limits holds. No step is rejected, unless its norm is not finite. A sudden rise of
     /// the norm that lasts is limited for as long as it lasts, since the limit of a large outlier is near the mean.
     ZClip {
         /// The weight of the averages so far; that of a new norm is 1 less this. At least 0 and below 1; default 0.97.
@@ -173,7 +173,7 @@ impl Guard {
     }
 
     /// What the guard does with the losses (none where none is known) and norms of a run: by which factor the gradients of each step
-    /// are multiplied. 1: the step is taken as it is. 0: it is held back. Without tensors, on the host.
+    /// are multiplied. 1: the step is taken as it is. 0: it is rejected. Without tensors, on the host.
     ///
     /// # Errors
     ///
@@ -193,7 +193,7 @@ impl Guard {
         Ok(factors.collect())
     }
 
-    /// Whether the rule computes as its source, faults included.
+    /// Whether the rule computes as its source, bugs included.
     fn is_original(&self) -> bool {
         let (Self::ZClip { original, .. }
         | Self::SkipStep { original, .. }

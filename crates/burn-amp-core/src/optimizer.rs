@@ -43,7 +43,7 @@ use crate::{
 /// (the hooks), clip, update the scale, step or skip, show the parameters to the hooks.
 ///
 /// A clone has the state of its moment, steps that are [in flight](Self::step) included: it waits for them. The loss scale of a
-/// [`MixedPrecision`](crate::MixedPrecision) is one for both. It learns of the steps of an optimizer that is dropped, too: the drop waits for
+/// [`MixedPrecision`](crate::MixedPrecision) is one for both. Steps of an optimizer that is dropped count, too: the drop waits for
 /// those that are in flight.
 pub struct ScaledOptimizer<O = ModuleOptimizer> {
     optim: O,
@@ -299,8 +299,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// cannot combine it with an f32 gradient; see [`GradScaler::try_step`]. [`AmpError::UnsupportedDType`] if a gradient's
     /// device cannot compute in the gradient's dtype. [`AmpError::GradientShape`] if a gradient does not have its parameter's shape,
     /// [`AmpError::InvalidValue`] for a learning rate that is infinite or NaN. [`AmpError::ForeignRecord`] if an open window belongs
-    /// to another model, or a state that was loaded to parameters of other shapes. [`AmpError::AlwaysGuarded`] if the guard holds
-    /// back one step too many.
+    /// to another model, or a state that was loaded to parameters of other shapes. [`AmpError::AlwaysGuarded`] if the guard rejects one step too many.
     pub fn try_step<M: Module>(
         &mut self,
         lr: impl Into<ModuleLearningRate>,

@@ -178,7 +178,7 @@ impl GradScaler {
         }
     }
 
-    /// Is heard by itself before an iteration ends, and not as the scaler that it was cloned from.
+    /// Is waited for before an iteration ends, and not as the scaler that it was cloned from.
     #[doc(hidden)]
     pub fn join(&mut self) {
         self.scale.ledger = Arc::new(self.ledger().forked(self.live().join()));

@@ -132,7 +132,7 @@ impl Open {
         }
     }
 
-    /// Looks at the output too: an overflow in the forward pass is no fault of a scale.
+    /// Looks at the output too: an overflow in the forward pass is not caused by the scale.
     pub(crate) fn watch_scope(&self) -> Watch {
         let amp = self.amp.clone();
         let place = EventPlace::Scope(self.number, self.region.clone());

@@ -53,7 +53,7 @@ impl GuardState {
         })
     }
 
-    /// Takes in a clean step with this loss (none if it is not known) and this norm of the gradients: what is to become of it.
+    /// Takes in a finite step with this loss (none if it is not known) and this norm of the gradients: what is to become of it.
     pub(crate) fn judge(&mut self, loss: Option<f64>, norm: f64) -> Verdict {
         let mut values = [(Kind::Loss, loss), (Kind::Norm, Some(norm))].into_iter();
         let broken = values.find(|(_, value)| value.is_some_and(|value| !value.is_finite()));

@@ -69,14 +69,14 @@ impl Hook for GuardState {
 }
 
 impl<O: ModuleOptim> ScaledOptimizer<O> {
-    /// Guards clean steps: one whose norm or loss is far outside of what was usual is clipped or held back; see [`Guard`].
+    /// Guards finite steps: one whose norm or loss is far outside of what was usual is clipped or rejected; see [`Guard`].
     ///
-    /// With accumulation it judges the sum, or the mean, of a window, and drops the whole window. A step held back ends the iteration as a
+    /// With accumulation it judges the sum, or the mean, of a window, and drops the whole window. A step rejected ends the iteration as a
     /// skipped one: the learning rate of a [`ScaledLrScheduler`](crate::ScaledLrScheduler) stays too. Other optimizers on the same
-    /// [`MixedPrecision`](crate::MixedPrecision) step as ever, and the scale learns from them alone. With clipping, which sees the gradients after the guard, the
+    /// [`MixedPrecision`](crate::MixedPrecision) still step, and the scale learns from them alone. With clipping, which sees the gradients after the guard, the
     /// norms in the status are those before both.
     ///
-    /// More than [`max_consecutive_skips`](crate::GradScalerConfig::max_consecutive_skips) steps held back in a row end the run.
+    /// More than [`max_consecutive_skips`](crate::GradScalerConfig::max_consecutive_skips) steps rejected in a row end the run.
     ///
     /// # Errors
     ///

@@ -72,7 +72,7 @@ impl Account {
         (self.outcome, self.status, self.is_step) = (None, None, false);
     }
 
-    /// Counts and logs gradients, by the `schedule` as it was before it learns of them. `is_first` of its iteration to overflow, of those of
+    /// Counts and logs gradients, by the `schedule` as it was before it is moved by them. `is_first` of its iteration to overflow, of those of
     /// several optimizers. An error if they are an overflow, or a rejection, too many.
     pub(crate) fn record(
         &mut self,
@@ -182,7 +182,7 @@ impl Account {
             steps,
             reason: reason.clone(),
         })?;
-        log::info!("step held back by the {hook}: {reason}");
+        log::info!("step rejected by the {hook}: {reason}");
         Ok(())
     }
 

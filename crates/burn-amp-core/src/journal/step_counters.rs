@@ -2,7 +2,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{scale::loss_scale::StepOutcome, values::number::is_default};
 
-/// How many steps were taken, skipped, held back, dropped and discarded.
+/// How many steps were taken, skipped, rejected, dropped and discarded.
 ///
 /// Host values: reading them never waits for a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,7 +45,7 @@ impl StepCounters {
         self.steps.saturating_sub(self.skipped + self.guarded)
     }
 
-    /// Steps whose gradients were finite and which a [`Guard`](crate::Guard) held back. They are not among [`skipped`](Self::skipped).
+    /// Steps whose gradients were finite and which a [`Guard`](crate::Guard) rejected. They are not among [`skipped`](Self::skipped).
     pub fn guarded(&self) -> u64 {
         self.guarded
     }

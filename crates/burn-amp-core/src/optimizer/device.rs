@@ -60,7 +60,7 @@ impl Flight {
     }
 }
 
-/// Nobody may ask for the steps of an optimizer that is dropped: its scale learns of them now.
+/// Nobody may ask for the steps of an optimizer that is dropped: they are resolved now.
 impl Drop for Flight {
     fn drop(&mut self) {
         if let Some(live) = &self.live
@@ -331,8 +331,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         }
     }
 
-    /// The loss scale on the device: of the run that goes on with these gradients, or of a new one, for which the host hears of all steps
-    /// before.
+    /// The loss scale on the device: of the run that goes on with these gradients, or of a new one, before which all steps
+    /// are resolved.
     fn device_step(&mut self, entries: &[Entry]) -> Option<Arc<DeviceStep>> {
         let ids = entries.iter().map(|entry| entry.id);
         let run = self.flight.run_of(ids.clone());

@@ -81,7 +81,7 @@ impl ScaledLrScheduler {
     }
 
     /// The learning rates of the next step: new ones, unless no step was taken with the last ones. Never waits for the device.
-    /// With a fused optimizer, whose steps nobody waits for, it hears of a skip a step later, and holds then.
+    /// With a fused optimizer, whose steps nobody waits for, it sees a skip one step later, and holds then.
     ///
     /// As Burn's `ModuleLrScheduler::step`. Call it on the thread that steps the optimizer.
     pub fn step(&mut self) -> ModuleLearningRate {

@@ -140,7 +140,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         (module, Stage { scale, rows, clip }, stays)
     }
 
-    /// What the host does before a replay: hears of steps that are over, sends what this one reads, and counts it.
+    /// What the host does before a replay: resolves steps that are over, sends what this one reads, and counts it.
     #[doc(hidden)]
     pub fn begin_replay<M: Module>(
         &mut self,
@@ -195,7 +195,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         Ok(run)
     }
 
-    /// What the host does after a replay: it will hear of it.
+    /// What the host does after a replay: the step is pending.
     pub fn end_replay(&self, recorded: &Found) {
         // With an event, both go into one tensor that is read.
         let mut inspected = recorded.inspected.clone();

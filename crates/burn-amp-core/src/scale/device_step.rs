@@ -146,9 +146,9 @@ impl std::fmt::Debug for DeviceStep {
     }
 }
 
-/// Steps in a row that nobody has waited for, from one that the host has heard of to the next.
+/// Steps in a row that nobody has waited for, from one that is resolved to the next.
 ///
-/// Whether a step was skipped is counted on the device; the host counts the steps that it has given, and hears of the skips later. A copy of
+/// Whether a step was skipped is counted on the device; the host counts the steps that it has given, and learns the skips later. A copy of
 /// an optimizer has a part of them: those that were given before it was made.
 #[derive(Debug, Default)]
 pub struct Run {
@@ -162,12 +162,12 @@ impl Run {
         self.given.fetch_add(1, Ordering::AcqRel)
     }
 
-    /// Skips among the first `steps` that the host has heard of.
+    /// Skips among the first `steps` that are resolved.
     pub fn skips(&self, steps: usize) -> usize {
         locked(&self.skipped).range(..steps).count()
     }
 
-    /// The step of this number was skipped; of which others may have heard before.
+    /// The step of this number was skipped; which others may know.
     pub(crate) fn add_skip(&self, number: usize) {
         locked(&self.skipped).insert(number);
     }

@@ -67,7 +67,7 @@ impl GradScalerConfig {
 /// let mut scale = GradScalerConfig::new().with_growth_interval(2).schedule()?;
 /// assert_eq!(scale.scale(), 65536.0);
 ///
-/// // An overflow halves the scale; two clean steps in a row double it.
+/// // An overflow halves the scale; two finite steps in a row double it.
 /// scale = scale.adjust(StepOutcome::Skipped);
 /// assert_eq!(scale.scale(), 32768.0);
 /// scale = scale.adjust(StepOutcome::Stepped).adjust(StepOutcome::Stepped);
@@ -137,7 +137,7 @@ impl LossScale {
         }
     }
 
-    /// How many clean steps in a row make the scale grow at present: the setting, or what
+    /// How many finite steps in a row make the scale grow at present: the setting, or what
     /// [`Schedule::AdaptiveInterval`] has made of it.
     pub fn growth_interval(&self) -> u32 {
         match &self.state {
@@ -167,7 +167,7 @@ impl LossScale {
         &self.config
     }
 
-    /// How many clean steps in a row the schedule has seen since it last moved; 0 for a static scale.
+    /// How many finite steps in a row the schedule has seen since it last moved; 0 for a static scale.
     pub fn growth_tracker(&self) -> u32 {
         self.growth_tracker
     }
@@ -180,7 +180,7 @@ impl LossScale {
     /// The state after one more iteration: a deterministic function of this state and of what the iteration has shown.
     ///
     /// Takes a [`StepOutcome`], or that and the [`GradientStatus`](crate::GradientStatus) of the gradients: `(outcome, &status)`.
-    /// Without a status, schedules that look at the gradients learn nothing from a clean step.
+    /// Without a status, schedules that look at the gradients learn nothing from a finite step.
     ///
     /// [`Stepped`](StepOutcome::Stepped) counts as clean, [`Skipped`](StepOutcome::Skipped) and
     /// [`Dropped`](StepOutcome::Dropped) as an overflow; the others change nothing. A static scale never changes. Never fails
@@ -347,7 +347,7 @@ impl LossScale {
         Ok(self)
     }
 
-    /// The same state with another count of clean steps in a row.
+    /// The same state with another count of finite steps in a row.
     pub(crate) fn with_growth_tracker(mut self, tracker: u32) -> Result<Self, AmpError> {
         let (field, value) = ("growth_tracker", tracker.into());
         self.check_dynamic(field, value)?;

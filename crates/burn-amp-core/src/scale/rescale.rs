@@ -53,7 +53,7 @@ impl From<i32> for Rescale {
 impl Rescale {
     /// A factor that moves by a schedule of its own, from 1: PyTorch's, or another by [`with_scaler`](Self::with_scaler). Layer by layer, that is FairScale's `LayerwiseGradientScaler`.
     ///
-    /// It backs off where the gradient overflows in this part first, and grows after clean steps. Where no loss scale is in use
+    /// It backs off where the gradient overflows in this part first, and grows after finite steps. Where no loss scale is in use
     /// ([`enabled`](GradScalerConfig::enabled)) it is 1.
     pub fn dynamic(part: impl Into<Arc<str>>) -> Self {
         let config = GradScalerConfig::new().with_init_scale(1.0);
@@ -62,7 +62,7 @@ impl Rescale {
 
     /// A factor from the statistics of the gradient that comes to the part: AdaLoss (Zhao et al., "Adaptive Loss Scaling", 2019).
     ///
-    /// After each clean step it is the least power of two, up to 16, at which no more than a thousandth of normally distributed values would
+    /// After each finite step it is the least power of two, up to 16, at which no more than a thousandth of normally distributed values would
     /// underflow. The product with the factors of the parts around it stays within 1024. An overflow in the part halves the bound of 16, which then
     /// grows again as PyTorch's scale does; the original has no such bound. The deviation is taken as that of a mean of zero. On
     /// devices without our kernels nothing is measured, and the factor stays at 1.

@@ -77,7 +77,7 @@ impl GradScaler {
         })
     }
 
-    /// Sets the growth interval, in steps. One at or below the growth tracker makes the next clean step grow
+    /// Sets the growth interval, in steps. One at or below the growth tracker makes the next finite step grow
     /// (PyTorch would never grow again).
     ///
     /// # Errors
@@ -90,7 +90,7 @@ impl GradScaler {
         })
     }
 
-    /// Sets the count of clean steps in a row.
+    /// Sets the count of finite steps in a row.
     ///
     /// # Errors
     ///

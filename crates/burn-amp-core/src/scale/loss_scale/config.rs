@@ -57,13 +57,13 @@ settings! {
     /// The loss scale of the first step. Positive; default 65536.
     #[serde(with = "crate::values::number")]
     init_scale, with_init_scale: f64 = 65536.0,
-    /// The scale is multiplied by this after `growth_interval` clean steps in a row. Above 1; default 2.
+    /// The scale is multiplied by this after `growth_interval` finite steps in a row. Above 1; default 2.
     #[serde(with = "crate::values::number")]
     growth_factor, with_growth_factor: f64 = 2.0,
     /// The scale is multiplied by this after an overflow. Between 0 and 1; default 0.5.
     #[serde(with = "crate::values::number")]
     backoff_factor, with_backoff_factor: f64 = 0.5,
-    /// How many clean steps in a row make the scale grow. At least 1; default 2000.
+    /// How many finite steps in a row make the scale grow. At least 1; default 2000.
     growth_interval, with_growth_interval: u32 = 2000,
     /// Whether to scale at all; default true. If not, losses and gradients pass untouched, no step is skipped and nothing is
     /// measured.
@@ -83,7 +83,7 @@ settings! {
     /// The scale backs off at the overflow of this number: 1, the default, at the first; N tolerates N - 1 overflows before
     /// (their steps are skipped all the same). At least 1.
     hysteresis, with_hysteresis: u32 = 1,
-    /// Whether a clean step grants the tolerated overflows again, as DeepSpeed's setting of this name and Apex's
+    /// Whether a finite step grants the tolerated overflows again, as DeepSpeed's setting of this name and Apex's
     /// `update_scale_hysteresis`. If not, the default, only a growth of the scale does, as in Megatron-LM.
     consecutive_hysteresis, with_consecutive_hysteresis: bool = false,
     /// How many steps in a row may be skipped, micro-batches dropped, or windows of clean micro-batches skipped because their

@@ -1,6 +1,6 @@
-//! The next scale from log-normal statistics of the largest magnitude, after OpenSeq2Seq, with its faults mended.
+//! The next scale from log-normal statistics of the largest magnitude, after OpenSeq2Seq, with its bugs fixed.
 //!
-//! In f64; only clean steps and magnitudes above zero enter; the scale is a power of two.
+//! In f64; only finite steps and magnitudes above zero enter; the scale is a power of two.
 
 use serde::{Deserialize, Serialize};
 use std::error::Error;

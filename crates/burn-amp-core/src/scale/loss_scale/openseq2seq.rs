@@ -1,4 +1,4 @@
-//! OpenSeq2Seq's `LogMaxScaler` as it is, in f32, with its faults.
+//! OpenSeq2Seq's `LogMaxScaler` as it is, in f32, with its bugs.
 //!
 //! An overflow enters as the magnitude 2^(2^`log_max`), and pins the scale to its lowest value. A gradient that is all zero makes
 //! it NaN for ever.

@@ -24,7 +24,7 @@ use crate::{
 ///
 /// [`LogMax`](Self::LogMax) and [`NearTop`](Self::NearTop) look at the gradients of parameters. Those of activations may overflow before.
 /// So an overflow sets a ceiling where it has backed off to. The ceiling is multiplied by `growth_factor` after `growth_interval`
-/// clean steps in a row: such a run skips as often as under PyTorch's rule, and no more.
+/// finite steps in a row: such a run skips as often as under PyTorch's rule, and no more.
 ///
 /// In JSON, a parameter that is not named has its default, and an unknown one is an error.
 ///
@@ -45,7 +45,7 @@ use crate::{
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub enum Schedule {
-    /// After `growth_interval` clean steps in a row the scale grows. PyTorch's rule, and the default. With `min_scale` and
+    /// After `growth_interval` finite steps in a row the scale grows. PyTorch's rule, and the default. With `min_scale` and
     /// `max_scale` it is OpenSeq2Seq's `BackoffScaler` too, which starts at the highest scale.
     #[default]
     GrowthInterval,
@@ -63,7 +63,7 @@ pub enum Schedule {
     /// f16, where its logarithm is taken as normal. It rises by no more than `growth_factor` a step.
     ///
     /// OpenSeq2Seq's log-max ("Mixed-Precision Training for NLP and Speech Recognition with OpenSeq2Seq", Kuchaiev et al., 2018),
-    /// with its faults mended: scales are powers of two, an overflow backs off and does not enter the statistics, nor does a
+    /// with its bugs fixed: scales are powers of two, an overflow backs off and does not enter the statistics, nor does a
     /// gradient that is all zero.
     LogMax {
         /// The decay of the mean. At least 0 and below 1; default 0.99.

@@ -71,7 +71,7 @@ fn a_guard_hears_of_the_loss_of_its_own_step() {
         };
         trial.optim.set_loss(loss);
         trial.step(step, false);
-        if trial.optim.scaler(true).last_outcome() == Some(StepOutcome::Guarded) {
+        if trial.optim.synchronized_scaler().last_outcome() == Some(StepOutcome::Guarded) {
             held.push(step);
         }
     }
@@ -147,7 +147,7 @@ fn any_optimizer() {
         simulation.step(trial.lr, step, false);
         assert!(trial.state() == simulation.state(), "{step}");
     }
-    assert_eq!(trial.optim.scaler(true).loss_scale(), 1.0);
+    assert_eq!(trial.optim.synchronized_scaler().loss_scale(), 1.0);
     assert_eq!(trial.counters().stepped(), 20);
     trial.synchronize();
     simulation.synchronize();
@@ -190,9 +190,9 @@ fn what_is_set_takes_its_place_in_the_queue() {
     assert_eq!(used, [1024.0, 1024.0, 1024.0, 64.0, 64.0, 64.0]);
     let Trial { mut optim, net, .. } = trial;
     // Five clean updates make it grow: that of step 2 is not among them.
-    assert_eq!(optim.scaler(true).growth_tracker(), 0);
-    assert_eq!(optim.scaler(true).loss_scale(), 128.0);
-    assert_eq!(optim.scaler(false).loss_scale(), 64.0);
+    assert_eq!(optim.synchronized_scaler().growth_tracker(), 0);
+    assert_eq!(optim.synchronized_scaler().loss_scale(), 128.0);
+    assert_eq!(optim.received_scaler().loss_scale(), 64.0);
 
     for scale in [0.0, -1.0, f64::NAN, 1e40] {
         let error = optim.set_loss_scale(scale).unwrap_err();
@@ -203,10 +203,10 @@ fn what_is_set_takes_its_place_in_the_queue() {
     says(&error, ["`growth_factor` is 0.5"]);
     let net = optim.synchronize(*error.module).unwrap();
     optim.queue(|scaler| scaler.set_growth_factor(4.0)).unwrap();
-    assert_eq!(optim.scaler(false).growth_factor(), 2.0);
-    assert_eq!(optim.scaler(true).growth_factor(), 4.0);
+    assert_eq!(optim.received_scaler().growth_factor(), 2.0);
+    assert_eq!(optim.synchronized_scaler().growth_factor(), 4.0);
     optim.synchronize(net).unwrap();
-    assert_eq!(optim.scaler(false).growth_factor(), 4.0);
+    assert_eq!(optim.received_scaler().growth_factor(), 4.0);
 }
 
 /// A second optimizer would move the scale behind the back of the pipeline.
@@ -220,5 +220,5 @@ fn one_loss_scale_has_one_pipeline() {
     drop(other);
     trial.step(1, false);
     trial.synchronize();
-    assert_eq!(trial.optim.scaler(false).counters().steps(), 2);
+    assert_eq!(trial.optim.received_scaler().counters().steps(), 2);
 }

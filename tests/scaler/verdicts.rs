@@ -176,7 +176,7 @@ fn a_verdict_counts_once() {
         },
         |run| run.scaler.discard(run.grads(true)).unwrap(),
         |run| {
-            let sum = run.grads(false).add(run.grads(true), 1.0);
+            let sum = run.grads(false).add(run.grads(true));
             run.scaler.discard(sum).unwrap();
         },
     ];

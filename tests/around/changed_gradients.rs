@@ -102,7 +102,7 @@ fn what_clipping_measures_anew_is_in_the_status() {
 fn a_disabled_scaler_tells_what_clipping_has_measured_and_skips_nothing() {
     let optim = sgd_under(GradScalerConfig::new().with_enabled(false));
     let optim = optim.with_clipping(GradientClip::GlobalNorm(1.0));
-    let mut run = Trial::new(optim.unwrap());
+    let mut run = Trial::new(optim);
     run.step((WEIGHT, BIAS));
     assert!((run.values()[0] + 0.6).abs() < 1e-6);
     assert_eq!(
@@ -142,11 +142,11 @@ fn a_gradient_of_a_parameter_that_had_none_is_not_stepped_on() {
 fn gradients_registered_by_hand_may_be_on_an_autodiff_device() {
     let new = || sgd_under(config());
     for (optim, step) in [
-        (Ok(new()), 2.0),
+        (new(), 2.0),
         (new().with_clipping(GradientClip::GlobalNorm(1.0)), 0.5),
         (new().with_accumulation(1), 2.0),
     ] {
-        let mut run = Trial::new(optim.unwrap());
+        let mut run = Trial::new(optim);
         let ones = Tensor::<1>::ones([4], &Device::default().autodiff());
         let mut grads = GradientsParams::new();
         grads.register(run.model.bias.id, ones.require_grad() * 2.0);

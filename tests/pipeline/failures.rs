@@ -118,7 +118,7 @@ fn at_most_one_update_is_in_flight() {
 fn a_full_queue_makes_the_training_wait() {
     let mut trial = Trial::new(sgd().amp, |amp| {
         let optim = ScaledOptimizer::new(SgdConfig::new().init(), amp);
-        optim.with_accumulation(100).unwrap()
+        optim.with_accumulation(100)
     });
     let (open, gate) = channel::<()>();
     // The thread is busy with this.

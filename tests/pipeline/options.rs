@@ -45,15 +45,15 @@ fn compare(window: u64, optim: impl Fn(&MixedPrecision) -> ScaledOptimizer) {
 }
 
 fn guarded(amp: &MixedPrecision) -> ScaledOptimizer {
-    sgd(amp).with_guard(Guard::skip_step()).unwrap()
+    sgd(amp).with_guard(Guard::skip_step())
 }
 
 #[test]
 fn clipping_guards_and_averages() {
     compare(1, |amp| {
         let clip = GradientClip::GlobalNorm(0.5);
-        let clipped = adam(amp).with_clipping(clip).unwrap();
-        clipped.with_ema(EmaConfig::new()).unwrap()
+        let clipped = adam(amp).with_clipping(clip);
+        clipped.with_ema(EmaConfig::new())
     });
     compare(1, guarded);
 }
@@ -83,14 +83,14 @@ fn a_guard_hears_of_the_loss_of_its_own_step() {
 fn micro_batches_are_added_while_the_next_is_computed() {
     compare(4, |amp| {
         let optim = ScaledOptimizer::new(AdamWConfig::new().init(), amp);
-        optim.with_accumulation(4).unwrap()
+        optim.with_accumulation(4)
     });
 }
 
 #[test]
 fn a_window_of_unknown_length_is_refused() {
     let config = AccumulationConfig::new(4).with_skip_micro_batch(true);
-    let optim = sgd(&amp()).with_accumulation(config).unwrap();
+    let optim = sgd(&amp()).with_accumulation(config);
     let error = PipelinedOptimizer::new(optim, Device::flex()).unwrap_err();
     is_error(&error, "InvalidValue", ["`skip_micro_batch`"]);
 }

@@ -43,7 +43,7 @@
 //! let amp = MixedPrecision::f16();
 //! let model = LinearConfig::new(4, 2).init(&device).apply_reparameterization(amp.clone());
 //! let optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp);
-//! let mut optim = optim.with_hook(Jump { times: 10.0, before: None })?;
+//! let mut optim = optim.with_hook(Jump { times: 10.0, before: None });
 //!
 //! let output = amp.autocast(Tensor::<2>::ones([8, 4], &device), |x| model.forward(x));
 //! let grads = GradientsParams::from_grads(output.mean().backward(), &model);

@@ -44,7 +44,7 @@ const MAX_SHAPES: usize = 4;
 /// let device = Device::flex().autodiff();
 /// let amp = MixedPrecision::f16();
 /// let model = LinearConfig::new(4, 2).init(&device).apply_reparameterization(amp.clone());
-/// let optim = ScaledOptimizer::new(FusedAdam::new(AdamConfig::new())?, &amp);
+/// let optim = ScaledOptimizer::new(FusedAdam::new(AdamConfig::new()), &amp);
 ///
 /// let mut train = CapturedStep::new(model, optim, |model: &Linear, (x, y): (Tensor<2>, Tensor<2>)| {
 ///     (amp.autocast(x, |x| model.forward(x)) - y).square().mean()

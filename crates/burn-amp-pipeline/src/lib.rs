@@ -151,9 +151,10 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     /// # Errors
     ///
     /// [`AmpError::InvalidValue`] for accumulation with [`skip_micro_batch`](burn_amp_core::AccumulationConfig::skip_micro_batch): whether a window is
-    /// full would be known too late. [`AmpError::OptimizerThread`] if the system has no thread.
+    /// full would be known too late. The same error for a setting of the optimizer that is out of its range. [`AmpError::OptimizerThread`] if the system has no thread.
     pub fn new(optim: impl Into<ScaledOptimizer<O>>, host: Device) -> Result<Self, AmpError> {
         let mut optim = optim.into();
+        optim.check_settings()?;
         let window = match optim.window() {
             Some(window) if window.config().skip_micro_batch => {
                 let allowed = "false for a pipelined optimizer";

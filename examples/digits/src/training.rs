@@ -98,7 +98,7 @@ impl Trainer {
         device.seed(seed);
         let amp = run.precision()?;
         let model = Network::new(&device.clone().autodiff());
-        let adam = FusedAdam::new(AdamConfig::new().with_epsilon(1e-8))?;
+        let adam = FusedAdam::new(AdamConfig::new().with_epsilon(1e-8));
         Ok(Self {
             run,
             epochs,

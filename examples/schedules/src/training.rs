@@ -164,7 +164,7 @@ pub fn train_with_spikes<P: Program>(
     };
     let mut optim = ScaledOptimizer::new(optim, &amp);
     if let Some(guard) = guard {
-        optim = optim.with_guard(guard)?;
+        optim = optim.with_guard(guard);
     }
     let mut history = History::default();
     for step in 0..settings.steps {

@@ -35,7 +35,7 @@ words! {
     11 BACKOFF backoff_factor: f32,
     /// Overflows until the scale backs off.
     12 HYSTERESIS hysteresis: u32,
-    /// Whether a clean step restores all tolerated overflows: 1 or 0.
+    /// Whether a finite step restores all tolerated overflows: 1 or 0.
     13 CONSECUTIVE consecutive_hysteresis: u32,
     /// The scale backs off to no less; 0 for no bound.
     14 MIN min_scale: f32,
@@ -58,7 +58,7 @@ words! {
 }
 
 impl ScaleState {
-    /// A scale that grows to twice its size in 2000 clean steps, and to half of it where one overflows.
+    /// A scale that grows to twice its size in 2000 finite steps, and to half of it where one overflows.
     pub fn new(scale: f32) -> Self {
         Self {
             scale,

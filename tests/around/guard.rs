@@ -1,4 +1,4 @@
-//! Guards: clean steps far outside of what was usual are clipped or held back.
+//! Guards: finite steps far outside of what was usual are clipped or rejected.
 
 mod spikes;
 
@@ -61,7 +61,7 @@ impl Trial {
         Self::new(optim.with_guard(guard))
     }
 
-    /// Steps with usual norms, none of which is held back.
+    /// Steps with usual norms, none of which is rejected.
     fn warm(mut self, steps: usize) -> Self {
         for index in 0..steps {
             self.step(norm(usual(index)));
@@ -77,7 +77,7 @@ impl Trial {
         self.outcome()
     }
 
-    /// How many steps were held back.
+    /// How many steps were rejected.
     fn held(&self) -> u64 {
         self.counters().guarded()
     }
@@ -97,7 +97,7 @@ fn a_step_that_is_held_back_leaves_no_trace() {
         let mut run = Trial::guarded(optim, guard).warm(40);
         let mut without = run.clone();
         let messages = captured(Level::Info, || run.step(norm(100.0)));
-        let told = "step held back by the guard: the gradient norm is 100.0000, where ";
+        let told = "step rejected by the guard: the gradient norm is 100.0000, where ";
         let mean = messages[0].strip_prefix(told).unwrap();
         let is_about_1 = mean.starts_with("0.99") || mean.starts_with("1.00");
         assert!(is_about_1, "{mean}");
@@ -175,7 +175,7 @@ fn a_loss_is_judged_where_it_is_told() {
         run.step(norm(1.0));
         assert_eq!(run.outcome(), Some(StepOutcome::Stepped));
         let messages = captured(Level::Info, || _ = run.step_at(f64::NAN, 1.0));
-        says(only(&messages), ["held back by the guard: the loss is NaN"]);
+        says(only(&messages), ["rejected by the guard: the loss is NaN"]);
         assert_eq!(run.outcome(), Some(StepOutcome::Guarded));
     }
 }
@@ -239,7 +239,7 @@ fn f16() -> MixedPrecision {
     MixedPrecision::f16().with_scaler(config).unwrap()
 }
 
-/// The other optimizer steps, and the scale learns from it alone. Where there is no other, a step that is held back moves nothing of the
+/// The other optimizer steps, and the scale learns from it alone. Where there is no other, a step that is rejected moves nothing of the
 /// schedule.
 #[test]
 fn one_of_two_optimizers_is_guarded() {
@@ -270,7 +270,7 @@ fn one_of_two_optimizers_is_guarded() {
         assert_eq!([amp.loss_scale(), alone.amp.loss_scale()], [8.0; 2]);
     }
     assert_eq!(alone.optim.scaler().growth_tracker(), 30);
-    // 31 iterations: the plain optimizer's clean step counts in the one that was guarded.
+    // 31 iterations: the plain optimizer's finite step counts in the one that was guarded.
     assert_eq!(plain.optim.scaler().growth_tracker(), 31);
     assert!(rates[29] < rates[28]);
     assert_eq!(rates[30], rates[29], "the learning rate waits");

@@ -200,7 +200,7 @@ impl Trial {
 fn what_a_hook_says_of_a_step() {
     let mut run = jumping(sgd());
     let long = Some("clipped by the jump: it is long");
-    let far = Some("held back by the jump: the norm is 50.0");
+    let far = Some("rejected by the jump: the norm is 50.0");
     for (index, (length, moved, outcome, said)) in [
         (1.0, 1.0, StepOutcome::Stepped, None),
         (5.0, 2.5, StepOutcome::Stepped, long),
@@ -234,13 +234,13 @@ fn too_many_rejections_name_the_hook_and_leave_no_trace_in_it() {
     let error = run.refused(norm(90.0));
     assert_eq!(
         error.to_string(),
-        "the jump held back 3 steps in a row, the last because the norm is 90.0. Look at the inputs, the learning rate and the \
+        "the jump rejected 3 steps in a row, the last because the norm is 90.0. Look at the inputs, the learning rate and the \
          loss, or give it a higher threshold"
     );
     assert!(matches!(error, AmpError::AlwaysGuarded { steps: 3, .. }));
     assert_eq!(*run.jump(), before);
     assert_eq!(run.counters().guarded(), 3);
-    // A clean step ends the row.
+    // A finite step ends the row.
     run.step(norm(1.0));
     run.step(norm(90.0));
 }

@@ -59,7 +59,7 @@ fn flat(output: Tensor<1>) -> Tensor<1> {
     output.sum() * two(-10)
 }
 
-/// A mask of minus infinity is no fault of the forward pass: its gradients are finite.
+/// A mask of minus infinity is not caused by the forward pass: its gradients are finite.
 fn masked(run: &Run<Gain>) -> Tensor<1> {
     let output = run.amp.autocast(vector(&ONES), |x| {
         let mask = Tensor::<1, Bool>::from_bool([false, true], &device());
@@ -149,7 +149,7 @@ fn thirty_bad_batches_leave_the_scale() {
         (output, false, "the model's output is infinite or NaN"),
     ] {
         let mut run = run(MixedPrecision::f16().with_scaler(config).unwrap());
-        // A clean step ends the row.
+        // A finite step ends the row.
         for step in 1..60 {
             let (expected, loss): (_, Bad) = match step {
                 30 => ((false, KEPT, 29), |run| flat(run.ones())),

@@ -78,7 +78,7 @@ fn no_loss_scale_trains_all_layers() {
     }
 }
 
-/// None in f32; fixed ones; dynamic ones from 1, by PyTorch's rule with a growth after each clean step; AdaLoss.
+/// None in f32; fixed ones; dynamic ones from 1, by PyTorch's rule with a growth after each finite step; AdaLoss.
 #[test]
 fn factors_train_all_layers() {
     let dynamic = at_scale(1.0)

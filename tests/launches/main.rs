@@ -1,6 +1,6 @@
 //! What steps, unscaling and clipping cost on a CubeCL device: launches and reads.
 //!
-//! The observer hears of every launch of the process: one test at a time.
+//! The observer sees every launch of the process: one test at a time.
 
 #[path = "../../kernels-cubecl/tests/backend/alone.rs"]
 mod alone;

@@ -39,7 +39,7 @@ fn they_follow_the_f32_model() {
 }
 
 /// Burn's record of a BatchNorm in training lacks the last update, unless `valid` was called before. If this fails,
-/// Burn has mended it, and the warning in the documentation can go.
+/// Burn has fixed it, and the warning in the documentation can go.
 #[test]
 fn a_record_lacks_the_last_update_before_valid() {
     let amp = MixedPrecision::f16();

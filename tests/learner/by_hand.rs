@@ -84,7 +84,7 @@ fn guarded(amp: &MixedPrecision) -> ScaledOptimizer {
     sgd(amp).with_guard(guard)
 }
 
-/// Other than without; metrics and monitor show what was held back.
+/// Other than without; metrics and monitor show what was rejected.
 #[test]
 fn a_guard() {
     let (done, ..) = both(&spiked(), guarded);

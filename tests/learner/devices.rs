@@ -143,7 +143,7 @@ fn replicas_with_the_same_reduced_gradients_stay_the_same() {
     assert_eq!(histories[0].len(), 9);
     let (counters, _) = &histories[0][8];
     assert_eq!((counters.steps(), counters.skipped()), (9, 3));
-    // A step of both is one step of the schedule: three overflows, and one clean step after the last.
+    // A step of both is one step of the schedule: three overflows, and one finite step after the last.
     assert_eq!(amp.loss_scale(), 8192.0);
     assert_eq!(learner.model().scaler().growth_tracker(), 1);
 }

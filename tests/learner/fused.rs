@@ -30,7 +30,7 @@ fn it_trains_as_burns_and_resumes_from_its_checkpoints() {
     }
 }
 
-/// Every third step is skipped, and the next one is decided before the host has heard of it.
+/// Every third step is skipped, and the next one is decided before the host knows its outcome.
 #[test]
 fn a_long_run_is_the_one_that_waits() {
     let on_flex = Device::default() == Device::flex();

@@ -1,6 +1,6 @@
-//! What a step in a Learner launches on a CubeCL device, where every launch can be heard of.
+//! What a step in a Learner launches on a CubeCL device, where every launch can be observed.
 //!
-//! The observer hears of every launch of the process: one test at a time (`--test-threads 1`).
+//! The observer sees every launch of the process: one test at a time (`--test-threads 1`).
 
 use cubecl::logging::{LaunchObservation, LaunchObserver};
 use std::sync::{Arc, Mutex};

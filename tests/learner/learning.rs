@@ -9,7 +9,7 @@ fn an_f16_run_learns() {
     let done = Run::default().launch();
     assert!(done.interrupted.is_none());
     assert_eq!(done.counters().steps(), 24);
-    // Of 24 clean steps, every fourth would double the scale, were there no overflow at 2^20 or so.
+    // Of 24 finite steps, every fourth would double the scale, were there no overflow at 2^20 or so.
     let grown = f64::from(done.model.scaler().loss_scale()) / 65536.0;
     assert!(grown > 1.0, "{grown}, {:?}", done.counters());
 

@@ -87,7 +87,7 @@ fn edited_settings_are_those_of_the_resumed_run() {
     let scale = done.model.scaler().loss_scale();
     assert!(scale > 65536.0, "{scale}");
 
-    // Six clean steps make it grow, and each of four would have.
+    // Six finite steps make it grow, and each of four would have.
     let config = GradScalerConfig::new().with_growth_interval(6);
     let second = Run::of(2).resumed(1).with_config(config);
     let resumed = second.launch_in(&done.folder, burns);

@@ -55,7 +55,7 @@ fn it_does_not_advance_on_a_skip() {
 #[test]
 fn it_holds_a_step_later_with_a_fused_optimizer() {
     if Device::default() != Device::flex() {
-        return; // when the host hears of a step there is up to the device
+        return; // when a step is resolved there is up to the device
     }
     let run = run(&[2, 5], 2);
     let amp = run.amp();

@@ -1,5 +1,5 @@
 //! Every optimizer of Burn, and one of a user's own: with a scale that is a power of two, parameters and state
-//! are at every step, bit for bit, those of a plain run of the clean steps.
+//! are at every step, bit for bit, those of a plain run of the finite steps.
 
 use burn::optim::{AdaGradConfig, AdafactorConfig, AdanConfig, LambConfig, LionConfig, MuonConfig};
 

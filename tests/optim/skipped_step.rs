@@ -15,7 +15,7 @@ const PATHS: [&str; 6] = [
 fn whatever_overflows_and_wherever() {
     let device = Device::default().autodiff();
     let mut optim = ScaledOptimizer::new(AdamConfig::new().init(), scaler());
-    // A clean step first, so that there is a state to keep.
+    // A finite step first, so that there is a state to keep.
     let mut net = scaled_step(&mut optim, Net::full(&device), 0);
     let before = (parameters(&net), state(optim.optimizer()));
     assert!(!before.1.tensors.is_empty());

@@ -18,7 +18,7 @@ impl ModuleOptim for Counted {
     }
 }
 
-/// Two clean steps with an overflow between them, by an optimizer that is borrowed and by one that is owned: the same, and the state stays
+/// Two finite steps with an overflow between them, by an optimizer that is borrowed and by one that is owned: the same, and the state stays
 /// in both.
 fn borrowed_and_owned<O: ModuleOptim + Clone>(mut optim: O, dtype: DType) -> [O; 2] {
     let mut owned = ScaledOptimizer::new(optim.clone(), scaler());

@@ -36,7 +36,7 @@ fn parity_deepspeed() {
     }
 }
 
-/// The scale grows after `scale_window` + 1 clean steps from the start or an overflow, and after `scale_window` from then on: the
+/// The scale grows after `scale_window` + 1 finite steps from the start or an overflow, and after `scale_window` from then on: the
 /// growth interval is one longer until the first growth. DeepSpeed counts in f64: compared as far as the scale is an f32.
 #[test]
 fn parity_deepspeed_dynamic() {

@@ -1,4 +1,4 @@
-//! OpenSeq2Seq's automatic loss scalers: its own, and ours with the faults mended.
+//! OpenSeq2Seq's automatic loss scalers: its own, and ours with the bugs fixed.
 
 use burn_amp_tests::prelude::*;
 use serde::Deserialize;
@@ -128,7 +128,7 @@ fn log_max_ignores_a_zero_gradient_where_the_original_is_lost() {
     assert!(ours[at..].iter().all(|scale| *scale > 100.0));
 }
 
-/// Ours is the power of two at or below the original's scale, give or take one, where the original has no fault.
+/// Ours is the power of two at or below the original's scale, give or take one, where the original has no bug.
 #[test]
 fn log_max_follows_the_original_in_powers_of_two() {
     for (name, trace) in &traces::<LogMax>("openseq2seq_logmax") {

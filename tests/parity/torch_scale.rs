@@ -6,7 +6,7 @@ use serde_json::Value;
 use crate::{device_scale::Verdicts, with};
 
 /// Settings, and the events in which ours does as PyTorch, each with what comes of it. From `"stuck": true` on it departs: an
-/// interval below the tracker stops PyTorch's growth for ever, because it compares with `==`; ours grows at the next clean step.
+/// interval below the tracker stops PyTorch's growth for ever, because it compares with `==`; ours grows at the next finite step.
 fn shared(trace: &Value) -> (GradScalerConfig, Vec<(&Value, &Value)>) {
     let config = serde_json::from_value(trace["config"].clone());
     let mut events = both(trace);

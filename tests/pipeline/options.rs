@@ -168,7 +168,7 @@ fn a_learning_rate_schedule_holds_after_a_skip() {
     }
     trial.synchronize();
     let halvings: Vec<_> = rates.windows(2).map(|pair| pair[1] / pair[0]).collect();
-    // Step 2 is skipped; step 3 learns of it, and step 4 has the rate of step 3.
+    // Step 2 is skipped; step 3 sees it, and step 4 has the rate of step 3.
     assert_eq!(halvings, [0.5, 0.5, 0.5, 1.0, 0.5]);
 }
 

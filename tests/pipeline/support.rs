@@ -173,7 +173,7 @@ pub fn both<O: ModuleOptim + Send + 'static>(
     (Trial::new(precision(), optim), simulation)
 }
 
-/// A loss scale of 1024 that grows after so many clean steps.
+/// A loss scale of 1024 that grows after so many finite steps.
 pub fn growing(interval: u32) -> GradScalerConfig {
     at_scale(1024.0).with_growth_interval(interval)
 }

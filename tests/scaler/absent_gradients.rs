@@ -4,7 +4,7 @@ use burn::nn::Relu;
 
 use super::{status::assert_norm, support::*};
 
-/// Trains this module, with a scaler after an overflow and a clean step.
+/// Trains this module, with a scaler after an overflow and a finite step.
 fn used<M: Module>(model: M) -> Trial<M> {
     let mut before = Trial::new(GradScalerConfig::new().with_growth_interval(2));
     before.iterations("x.");

@@ -48,7 +48,7 @@ fn where_a_run_of_overflows_ends() {
         ("at the floor at once", floor(1024.0), "", 0, 1024.0),
         ("reaching it is no end", floor(512.0), "x...", 0, 512.0),
         ("tolerated ones come first", tolerant, "", 2, 1024.0),
-        ("refilled by a clean step", refilled, "xx.xx.xx.", 2, 1024.0),
+        ("refilled by a finite step", refilled, "xx.xx.xx.", 2, 1024.0),
         // A static scale cannot be lowered: the limit on skips ends its run.
         ("static", most(4).with_dynamic(false), "", 4, 1024.0),
     ] {

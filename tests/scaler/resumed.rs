@@ -3,7 +3,7 @@
 
 use super::support::*;
 
-/// What was saved: nothing at its default, two clean steps after one overflow of three that are tolerated.
+/// What was saved: nothing at its default, two finite steps after one overflow of three that are tolerated.
 fn stored() -> GradScalerConfig {
     at_scale(1024.0)
         .with_growth_interval(7)

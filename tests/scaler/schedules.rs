@@ -47,7 +47,7 @@ fn an_overflow_backs_off_under_every_schedule() {
         let before = (0..30).map(|_| run.show(0.25)).last().unwrap();
         assert_eq!(run.show(f64::INFINITY), before / 2.0, "{schedule:?}");
         assert_eq!(run.show(f64::NAN), before / 4.0, "{schedule:?}");
-        // And not because of what was measured: the next clean step does not go back at once.
+        // And not because of what was measured: the next finite step does not go back at once.
         assert!(run.show(0.25) <= before / 4.0, "{schedule:?}");
     }
 }

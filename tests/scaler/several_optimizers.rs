@@ -40,7 +40,7 @@ fn each_skips_by_its_own_gradients() {
             // The scale moves in `update` only.
             assert_eq!(scaler.loss_scale(), before, "{steps:?}");
         }
-        // The skip outweighs a clean step that followed it.
+        // The skip outweighs a finite step that followed it.
         assert_eq!(scaler.update().unwrap(), Some(StepOutcome::Skipped));
         assert_eq!(scaler.loss_scale(), scale, "{steps:?}");
         let found = scaler.counters();

@@ -132,7 +132,7 @@ fn a_loss_after_a_dropped_overflow_is_scaled_by_less() {
     assert_eq!(optim.scaler().loss_scale(), 16.0);
     let counters = optim.scaler().counters();
     assert_eq!((counters.discarded(), counters.stepped()), (6, 2));
-    // The next call learns of a drop: one more loss has been scaled by then.
+    // The next call sees a drop: one more loss has been scaled by then.
     let dropped = discarded_before_the_end(|| tested(&mut optim, &model, true).map(drop));
     assert_eq!(dropped, 51);
 

@@ -11,18 +11,7 @@ use std::{
     sync::Arc,
 };
 
-use crate::{
-    any_tensor::AnyTensor,
-    dry_run::{DryRun, DryRunNotes},
-    dtype::is_half,
-    entries::{Entries, Entry},
-    error::AmpError,
-    gradient_status::GradientStatus,
-    mixed_precision::MixedPrecision,
-    running_statistics::RunningStatistics,
-    scope,
-    unscale::inspect,
-};
+use crate::{values::any_tensor::AnyTensor, border::dry_run::{DryRun, DryRunNotes}, values::dtype::is_half, gradients::entries::{Entries, Entry}, error::AmpError, gradients::status::GradientStatus, border::mixed_precision::MixedPrecision, gradients::running_statistics::RunningStatistics, border::scope, gradients::unscale::inspect};
 
 /// How often the scale is halved to find one at which nothing overflows.
 const MAX_HALVINGS: i32 = 40;

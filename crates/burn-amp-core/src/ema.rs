@@ -8,16 +8,7 @@ use burn::{
 use burn_amp_kernels::{blend, blend_unless};
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    dtype::working_dtype,
-    error::{AmpError, in_range},
-    hook::{self, Applied, Hook, Parameter, Proposed, Resolution, State, Verdict},
-    module_optim::ModuleOptim,
-    module_path::replaced,
-    optimizer::ScaledOptimizer,
-    param_tensors::ParamTensors,
-    record::AmpRecord,
-};
+use crate::{values::dtype::working_dtype, error::{AmpError, in_range}, step::hook::{self, Applied, Hook, Parameter, Proposed, Resolution, State, Verdict}, update::module_optim::ModuleOptim, values::module_path::replaced, optimizer::ScaledOptimizer, values::param_tensors::ParamTensors, record::AmpRecord};
 
 /// How weights are averaged: Keras's `ema_momentum` and `ema_overwrite_frequency`, and its defaults.
 #[derive(Config, Debug, PartialEq)]
@@ -407,7 +398,7 @@ mod tests {
     use burn::tensor::{DType, TensorData};
 
     use super::{EmaConfig, EmaState, NAME};
-    use crate::{AmpRecord, hook::State, param_tensors::ParamTensors};
+    use crate::{AmpRecord, step::hook::State, values::param_tensors::ParamTensors};
 
     /// Contents that no release has written, under a checksum that holds: how many updates are loaded.
     fn averages(updates: u64, average: Option<DType>) -> Result<u64, String> {

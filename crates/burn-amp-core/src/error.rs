@@ -59,18 +59,18 @@ pub enum AmpError {
         reason: String,
     },
 
-    /// A [hook](crate::hook::Hook), as a [`Guard`](crate::Guard), held back too many steps in a row: more than
+    /// A [hook](crate::step::hook::Hook), as a [`Guard`](crate::Guard), rejected too many steps in a row: more than
     /// [`max_consecutive_skips`](crate::GradScalerConfig::max_consecutive_skips).
     ///
     /// The step was counted as guarded. Parameters, optimizer state and loss scale are as they were.
     #[error(
-        "the {hook} held back {steps} steps in a row, the last because {reason}. Look at the inputs, the learning rate and the loss, \
+        "the {hook} rejected {steps} steps in a row, the last because {reason}. Look at the inputs, the learning rate and the loss, \
          or give it a higher threshold"
     )]
     AlwaysGuarded {
         /// The name of the hook.
         hook: String,
-        /// Steps held back in a row, this one included.
+        /// Steps rejected in a row, this one included.
         steps: u64,
         /// Why the last one was.
         reason: String,

@@ -1,4 +1,4 @@
-//! Guards: clean steps whose gradient norm or loss is far outside of what was usual are clipped or held back.
+//! Guards: finite steps whose gradient norm or loss is far outside of what was usual are clipped or rejected.
 
 mod state;
 mod step;
@@ -8,18 +8,14 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use state::GuardState;
 
-use crate::{
-    defaults::{defaults, with_defaults},
-    error::{AmpError, in_range},
-    hook::Verdict,
-};
+use crate::{scale::defaults::{defaults, with_defaults}, error::{AmpError, in_range}, step::hook::Verdict};
 
 /// Guards training against spikes: steps whose gradients are finite, but whose norm or loss is far outside of what was usual.
 ///
-/// Given to [`ScaledOptimizer::with_guard`](crate::ScaledOptimizer::with_guard). A step that is held back is
+/// Given to [`ScaledOptimizer::with_guard`](crate::ScaledOptimizer::with_guard). A step that is rejected is
 /// [`StepOutcome::Guarded`](crate::StepOutcome::Guarded): it is logged, counted in
 /// [`StepCounters::guarded`](crate::StepCounters::guarded), and leaves parameters, optimizer and averages as they are. The loss scale learns
-/// nothing from it. A step that overflows is none of the guard's: it is skipped as ever, and the guard learns nothing.
+/// nothing from it. A step that overflows is none of the guard's: it is skipped, and the guard learns nothing.
 ///
 /// The norm is the L2 norm of all unscaled gradients before clipping, which the test of the gradients has found: no further pass,
 /// and no further wait. (Without a loss scale, in f32 and bf16, nothing tests gradients: then the guard measures them, in one pass
@@ -29,7 +25,7 @@ use crate::{
 /// Every rule is pure: the same losses and norms give the same decisions, see [`replay`](Self::replay). Values that are infinite or NaN hold
 /// the step back and are forgotten. An outlier enters the statistics as the highest value that would have been accepted, so that some
 /// spikes do not hide the next ones, and a new level is accepted after some steps. With `original`, a rule computes as its source does,
-/// faults included: there one NaN turns [`ZClip`](Self::ZClip) and [`Outlier`](Self::Outlier) off for good.
+/// bugs included: there one NaN turns [`ZClip`](Self::ZClip) and [`Outlier`](Self::Outlier) off for good.
 ///
 /// In JSON, a setting that is not named has its default, and an unknown one is an error.
 ///
@@ -43,7 +39,7 @@ use crate::{
 ///     .with_guard(Guard::zclip());
 /// assert_eq!(optim.guard(), Some(&Guard::zclip()));
 ///
-/// // What a guard would have done with the losses and norms of a run: the last step is held back.
+/// // What a guard would have done with the losses and norms of a run: the last step is rejected.
 /// let usual = (0..20).map(|step| (None, 1.0 + 0.01 * f64::from(step % 3)));
 /// let guard = Guard::SkipStep { rolling_interval_length: 16, sigma_factor: 6.0, original: false };
 /// let factors = guard.replay(usual.chain([(None, 100.0)]))?;
@@ -58,27 +54,27 @@ pub enum Guard {
     ///
     /// Keeps moving averages of the norm and of its variance. A norm of z-score `z` above `z_thresh` is limited to
     /// `mean + z_thresh * std * (z_thresh / z)`, and enters the averages as that. Beside [`GradientClip::GlobalNorm`](crate::GradientClip::GlobalNorm)
-    /// (ZClip's `max_grad_norm`) the smaller of both limits holds. No step is held back, unless its norm is not finite. A sudden rise of
+    /// (ZClip's `max_grad_norm`) the smaller of both limits holds. No step is rejected, unless its norm is not finite. A sudden rise of
     /// the norm that lasts is limited for as long as it lasts, since the limit of a large outlier is near the mean.
     ZClip {
         /// The weight of the averages so far; that of a new norm is 1 less this. At least 0 and below 1; default 0.97.
-        #[serde(with = "crate::number", default = "defaults::alpha")]
+        #[serde(with = "crate::values::number", default = "defaults::alpha")]
         alpha: f64,
         /// The z-score above which a norm is an outlier. Above 0; default 2.5.
-        #[serde(with = "crate::number", default = "defaults::z_thresh")]
+        #[serde(with = "crate::values::number", default = "defaults::z_thresh")]
         z_thresh: f64,
         /// Is added to the standard deviation. At least 0; default 1e-6.
-        #[serde(with = "crate::number", default = "defaults::eps")]
+        #[serde(with = "crate::values::number", default = "defaults::eps")]
         eps: f64,
         /// Steps whose plain mean and variance begin the averages, and which are not limited. At least 1; default 25.
         #[serde(default = "defaults::warmup_steps")]
         warmup_steps: u32,
         /// The power of `z_thresh / z` in the limit: 1 is ZClip's `adaptive_scaling`, infinity its clipping to the `mean`, 0 its
         /// `percentile` (with an `eps` of 0). At least 0; default 1.
-        #[serde(with = "crate::number", default = "defaults::falloff")]
+        #[serde(with = "crate::values::number", default = "defaults::falloff")]
         falloff: f64,
         /// Multiplies the limit. Above 0; default 1.
-        #[serde(with = "crate::number", default = "defaults::clip_factor")]
+        #[serde(with = "crate::values::number", default = "defaults::clip_factor")]
         clip_factor: f64,
         /// Whether an outlier leaves the averages as they are; default false. ZClip's `skip_update_on_spike`.
         #[serde(default)]
@@ -96,7 +92,7 @@ pub enum Guard {
         #[serde(default = "defaults::rolling_interval_length")]
         rolling_interval_length: u32,
         /// How many standard deviations above the mean are accepted. Above 0; default 6.
-        #[serde(with = "crate::number", default = "defaults::sigma_factor")]
+        #[serde(with = "crate::values::number", default = "defaults::sigma_factor")]
         sigma_factor: f64,
         /// Whether every value enters the window as it is; default false. In the original a loss or norm that is infinite or NaN holds all steps
         /// back until it has left the window, four or five spikes hide the next one, and any rise above equal values is one.
@@ -112,10 +108,10 @@ pub enum Guard {
         #[serde(default = "defaults::window")]
         window: u32,
         /// The highest z-score of a loss that is accepted; 0 for any. Default 6.
-        #[serde(with = "crate::number", default = "defaults::skip_update_lossz")]
+        #[serde(with = "crate::values::number", default = "defaults::skip_update_lossz")]
         skip_update_lossz: f64,
         /// The highest z-score of a norm that is accepted; 0 for any. Default 6.
-        #[serde(with = "crate::number", default = "defaults::skip_update_gradz")]
+        #[serde(with = "crate::values::number", default = "defaults::skip_update_gradz")]
         skip_update_gradz: f64,
         /// Whether every value enters the window as it is, and running sums; default false. In the original one NaN turns the guard off for good,
         /// rounding errors stay in the sums, three spikes hide the next one, and no value exceeds some thresholds.
@@ -167,7 +163,7 @@ impl Guard {
     }
 
     /// What the guard does with the losses (none where none is known) and norms of a run: by which factor the gradients of each step
-    /// are multiplied. 1: the step is taken as it is. 0: it is held back. Without tensors, on the host.
+    /// are multiplied. 1: the step is taken as it is. 0: it is rejected. Without tensors, on the host.
     ///
     /// # Errors
     ///
@@ -187,7 +183,7 @@ impl Guard {
         Ok(factors.collect())
     }
 
-    /// Whether the rule computes as its source, faults included.
+    /// Whether the rule computes as its source, bugs included.
     fn is_original(&self) -> bool {
         let (Self::ZClip { original, .. }
         | Self::SkipStep { original, .. }

@@ -10,10 +10,7 @@ use std::{
     thread::{self, ThreadId},
 };
 
-use crate::{
-    account::Account, gradient_status::GradientStatus, lock::locked, loss_scale::StepOutcome,
-    step_counters::StepCounters,
-};
+use crate::{journal::account::Account, gradients::status::GradientStatus, lock::locked, scale::loss_scale::StepOutcome, journal::step_counters::StepCounters};
 
 /// How many steps are remembered. The counters go on.
 const MAX_STEPS: usize = 128;

@@ -71,7 +71,7 @@ mod step_counters;
 mod step_options;
 /// A rule of your own for the loss scale.
 pub mod schedule {
-    pub use crate::loss_scale::{Evidence, Measures, NextScale, Rule};
+    pub use crate::scale::loss_scale::{Evidence, Measures, NextScale, Rule};
 }
 mod unscale;
 mod update;

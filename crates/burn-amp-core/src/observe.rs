@@ -4,25 +4,8 @@ use burn::{module::Module, optim::GradientsParams, tensor::Tensor};
 use burn_amp_kernels::{ExponentHistogram, TensorStatus};
 use std::sync::Arc;
 
-use crate::{
-    any_tensor::{self, AnyTensor},
-    entries::handles,
-    error::AmpError,
-    gradient_pass::Pass,
-    gradients::UnscaledGradients,
-    loss_scale::SkipCause,
-    mixed_precision::MixedPrecision,
-    module_path::{Parameter, distinct_parameters},
-    scaler::GradScaler,
-    scope,
-};
-pub use crate::{
-    check::dry_loss,
-    dry_run::DryRun,
-    lock::locked,
-    observer::{Observer, Stepped},
-    scope::{Region, scale_here},
-};
+use crate::{values::any_tensor::{self, AnyTensor}, gradients::entries::handles, error::AmpError, gradients::pass::Pass, gradients::UnscaledGradients, scale::loss_scale::SkipCause, border::mixed_precision::MixedPrecision, values::module_path::{Parameter, distinct_parameters}, scaler::GradScaler, border::scope};
+pub use crate::{check::dry_loss, border::dry_run::DryRun, lock::locked, border::observer::{Observer, Stepped}, border::scope::{Region, scale_here}};
 
 /// Attaches an observer to all clones of a `MixedPrecision`, or none. Returns the one before.
 pub fn set(amp: &MixedPrecision, observer: Option<Arc<dyn Observer>>) -> Option<Arc<dyn Observer>> {

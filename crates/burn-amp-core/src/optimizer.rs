@@ -13,21 +13,7 @@ mod recorded;
 use device::Flight;
 pub use recorded::{Found, Stage, refused};
 
-use crate::{
-    accumulation::{AccumulationConfig, AccumulationWindow},
-    clip::GradientClip,
-    entries::Entries,
-    error::{AmpError, StepError},
-    gradients::{ScaledGradients, StepGradients, UnscaledGradients, sum_of_devices},
-    hook::Hook,
-    in_flight::Resolution,
-    loss_scale::GradScalerConfig,
-    module_optim::ModuleOptim,
-    record::{AmpRecord, OptimizerState},
-    scaler::GradScaler,
-    step_options::StepOptions,
-    update::Update,
-};
+use crate::{scaler::accumulation::{AccumulationConfig, AccumulationWindow}, gradients::clip::GradientClip, gradients::entries::Entries, error::{AmpError, StepError}, gradients::{ScaledGradients, StepGradients, UnscaledGradients, sum_of_devices}, step::hook::Hook, scale::in_flight::Resolution, scale::loss_scale::GradScalerConfig, update::module_optim::ModuleOptim, record::{AmpRecord, OptimizerState}, scaler::GradScaler, step::options::StepOptions, update::Update};
 
 /// An optimizer with loss scaling: [`step`](Self::step) unscales the gradients, tests them, steps the inner
 /// optimizer or skips the step, and moves the loss scale.
@@ -37,14 +23,14 @@ use crate::{
 /// counterpart of Keras's `LossScaleOptimizer`.
 ///
 /// [`with_accumulation`](Self::with_accumulation), [`with_clipping`](Self::with_clipping), [`with_guard`](Self::with_guard) and
-/// [`with_ema`](Self::with_ema) add to a step, and so do [hooks](crate::hook::Hook) of your own. The order is: accumulate, unscale, test, judge
+/// [`with_ema`](Self::with_ema) add to a step, and so do [hooks](crate::step::hook::Hook) of your own. The order is: accumulate, unscale, test, judge
 /// (the hooks), clip, update the scale, step or skip, show the parameters to the hooks.
 ///
 /// These methods do not fail. A setting that is out of its range, or one of a fused optimizer, is an error of the first step, and changes nothing. A
 /// later call with another value takes its place.
 ///
 /// A clone has the state of its moment, steps that are [in flight](Self::step) included: it waits for them. The loss scale of a
-/// [`MixedPrecision`](crate::MixedPrecision) is one for both. It learns of the steps of an optimizer that is dropped, too: the drop waits for
+/// [`MixedPrecision`](crate::MixedPrecision) is one for both. Steps of an optimizer that is dropped count, too: the drop waits for
 /// those that are in flight.
 pub struct ScaledOptimizer<O = ModuleOptimizer> {
     optim: O,
@@ -154,7 +140,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         self
     }
 
-    /// Adds a [hook](crate::hook::Hook) to the steps, in the place of one of the same name.
+    /// Adds a [hook](crate::step::hook::Hook) to the steps, in the place of one of the same name.
     ///
     /// A name that has anything but letters, digits, `_` and `-` is an error of the first [`try_step`](Self::try_step).
     pub fn with_hook(mut self, hook: impl Hook + Clone) -> Self {
@@ -313,8 +299,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// device cannot compute in the gradient's dtype. [`AmpError::GradientShape`] if a gradient does not have its parameter's shape,
     /// [`AmpError::InvalidValue`] for a learning rate that is infinite or NaN, and for a setting of this or of a fused optimizer that is out of
     /// its range. [`AmpError::ForeignRecord`] if an open window belongs
-    /// to another model, or a state that was loaded to parameters of other shapes. [`AmpError::AlwaysGuarded`] if the guard holds
-    /// back one step too many.
+    /// to another model, or a state that was loaded to parameters of other shapes. [`AmpError::AlwaysGuarded`] if the guard rejects one step too many.
     pub fn try_step<M: Module>(
         &mut self,
         lr: impl Into<ModuleLearningRate>,

@@ -1,10 +1,6 @@
 use burn::{config::Config, module::ParamGroup};
 
-use crate::{
-    accumulation::AccumulationConfig, clip::GradientClip, ema::EmaConfig, error::AmpError,
-    guard::Guard, loss_scale::GradScalerConfig, module_optim::ModuleOptim,
-    optimizer::ScaledOptimizer, scaler::GradScaler,
-};
+use crate::{scaler::accumulation::AccumulationConfig, gradients::clip::GradientClip, ema::EmaConfig, error::AmpError, guard::Guard, scale::loss_scale::GradScalerConfig, update::module_optim::ModuleOptim, optimizer::ScaledOptimizer, scaler::GradScaler};
 
 /// What a [`ScaledOptimizer`] adds to an optimizer, in one Burn [`Config`] that is saved to and loaded from JSON: the loss scale,
 /// clipping, a guard, accumulation and averages.

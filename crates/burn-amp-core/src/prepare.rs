@@ -2,9 +2,7 @@
 
 use burn::module::Module;
 
-use crate::{
-    mixed_precision::MixedPrecision, module_optim::ModuleOptim, optimizer::ScaledOptimizer,
-};
+use crate::{border::mixed_precision::MixedPrecision, update::module_optim::ModuleOptim, optimizer::ScaledOptimizer};
 
 impl MixedPrecision {
     /// A model that computes in this precision inside [`autocast`](Self::autocast), and the optimizer that steps it.

@@ -24,13 +24,7 @@ use owners::{EARLIER_HOOK, EARLIER_HOOKS, SCALER_ALONE, STATES};
 use state::Format;
 pub use state::State;
 
-use crate::{
-    error::AmpError,
-    loss_scale::LossScale,
-    module_optim::{FRESH, ModuleOptim},
-    scaler::ScalerState,
-    step_counters::StepCounters,
-};
+use crate::{error::AmpError, scale::loss_scale::LossScale, update::module_optim::{FRESH, ModuleOptim}, scaler::ScalerState, journal::step_counters::StepCounters};
 
 /// The kind of a record that holds a plain optimizer's state beside that of a loss scale.
 const SCALED_OPTIMIZER: &str = "scaled_optimizer";
@@ -129,7 +123,7 @@ impl AmpRecord {
         self.hooks.remove(name)
     }
 
-    /// The names of the [hooks](crate::hook::Hook) whose states it holds: `guard` is that of a [`Guard`](crate::Guard), `ema` that of an
+    /// The names of the [hooks](crate::step::hook::Hook) whose states it holds: `guard` is that of a [`Guard`](crate::Guard), `ema` that of an
     /// [`Ema`](crate::Ema).
     pub fn hooks(&self) -> impl Iterator<Item = &str> {
         self.hooks.keys().map(String::as_str)

@@ -40,27 +40,7 @@ mod worker_side;
 pub(crate) use record::ScalerState;
 pub use worker_side::{HandedOver, Reached};
 
-use crate::{
-    account::Account,
-    border_events::BorderEvent,
-    cast::{CastFloat, multiply_losses},
-    device_step::DeviceStep,
-    dtype::is_half,
-    entries::{Entries, LOW_RANK, measure},
-    error::AmpError,
-    gradient_status::GradientStatus,
-    gradients::{ScaledGradients, StepGradients, UnscaledGradients},
-    iteration::{Iteration, Unsettled},
-    journal::Journal,
-    ledger::Ledger,
-    live_scale::LiveScale,
-    loss_scale::{GradScalerConfig, LossScale, StepOutcome},
-    loss_watch::LossWatch,
-    mixed_precision::MixedPrecision,
-    running_statistics::{Buffers, Statistics},
-    step_counters::StepCounters,
-    unscale::unscale,
-};
+use crate::{journal::account::Account, scale::border_events::BorderEvent, border::cast::{CastFloat, multiply_losses}, scale::device_step::DeviceStep, values::dtype::is_half, gradients::entries::{Entries, LOW_RANK, measure}, error::AmpError, gradients::status::GradientStatus, gradients::{ScaledGradients, StepGradients, UnscaledGradients}, scaler::iteration::{Iteration, Unsettled}, journal::Journal, scaler::ledger::Ledger, scale::live_scale::LiveScale, scale::loss_scale::{GradScalerConfig, LossScale, StepOutcome}, scaler::loss_watch::LossWatch, border::mixed_precision::MixedPrecision, gradients::running_statistics::{Buffers, Statistics}, journal::step_counters::StepCounters, gradients::unscale::unscale};
 
 impl GradScalerConfig {
     /// Checks the settings and builds the scaler.
@@ -174,7 +154,7 @@ impl GradScaler {
         }
     }
 
-    /// Is heard by itself before an iteration ends, and not as the scaler that it was cloned from.
+    /// Is waited for before an iteration ends, and not as the scaler that it was cloned from.
     #[doc(hidden)]
     pub fn join(&mut self) {
         self.scale.ledger = Arc::new(self.ledger().forked(self.live().join()));

@@ -3,7 +3,7 @@
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use std::sync::Arc;
 
-use crate::{clip::Factors, device_step::DeviceStep};
+use crate::{gradients::clip::Factors, scale::device_step::DeviceStep};
 
 /// How a module is updated: the learning rate, and what an optimizer that makes one pass is told beside it.
 pub struct Update {

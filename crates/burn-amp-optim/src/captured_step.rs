@@ -32,7 +32,7 @@ const MAX_SHAPES: usize = 4;
 ///
 /// A step launches hundreds of kernels, and a fast device waits for the host that launches them. CUDA and HIP can record the launches as a
 /// graph, and CubeCL keeps a list of them on WGPU. `step` copies the batch to where the recorded step reads it, and replays it. Results are those of
-/// a [`ScaledOptimizer`] with a [fused optimizer](crate::Fused) that makes the same steps, bit for bit, and the host hears of them in the same way:
+/// a [`ScaledOptimizer`] with a [fused optimizer](crate::Fused) that makes the same steps, bit for bit, and they are resolved in the same way:
 /// see [`ScaledOptimizer::synchronize`].
 ///
 /// ```

@@ -70,7 +70,7 @@ pub mod internal {
 /// twice. With a `synchronize` after every step, or [`with_synchronous`](Self::with_synchronous), all is as without the pipeline, bit for bit.
 ///
 /// The learning rate, and the guard's loss, belong to the gradients that they come with, whenever those are stepped on. A
-/// [`ScaledLrScheduler`](burn_amp_core::ScaledLrScheduler) learns of a skip one call late, and holds then.
+/// [`ScaledLrScheduler`](burn_amp_core::ScaledLrScheduler) sees a skip one call late, and holds then.
 ///
 /// The masters are the optimizer's own. A parameter that the program changes between two steps is not taken over, except by
 /// [`reload`](Self::reload); the third, fifth, ninth step and so on compare, and refuse it.
@@ -78,7 +78,7 @@ pub mod internal {
 /// Dropping it finishes what is on its way. A panic on the thread is the error of the next call
 /// ([`AmpError::OptimizerThread`]), and so is every refused step.
 ///
-/// Source: RoundPipe (its optimizer stream and `GradScaler`), of which this keeps the law of the scale and the order of events.
+/// Source: RoundPipe (its optimizer stream and `GradScaler`), of which this keeps the update rule of the scale and the order of events.
 pub struct PipelinedOptimizer<O = ModuleOptimizer> {
     worker: Worker<Update<O>>,
     synchronous: bool,

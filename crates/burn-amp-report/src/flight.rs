@@ -52,7 +52,7 @@ pub(crate) use ring::Ring;
 /// [`Guard`](burn_amp_core::Guard) holds a step back: which [`probe`](crate::probe()) was the first that was not finite, magnitudes, loss
 /// scale, the parameters that overflow, and advice. A row of skips is written once, and again if it ends the run.
 ///
-/// What the probes see stays on the device until then: a clean step reads nothing more than without it. At each probe the gradient and the tensor are read
+/// What the probes see stays on the device until then: a finite step reads nothing more than without it. At each probe the gradient and the tensor are read
 /// once, in the backward pass; the tensor is kept until then. The numbers of each step that the optimizer has read anyway go to `steps.jsonl`, which
 /// `burn-amp-report` shows.
 #[derive(Clone, Debug)]

@@ -70,7 +70,7 @@ pub trait LearnerExt {
     /// training in which each device steps by itself (`ddp`).
     ///
     /// With a [`Fused`](burn_amp_optim::Fused) optimizer a step is one pass for all parameters, and does not wait for the device, as in
-    /// [`ScaledOptimizer::step`](burn_amp_core::ScaledOptimizer::step). Validation and checkpoints hear of all steps. It steps by itself too: where the model has a
+    /// [`ScaledOptimizer::step`](burn_amp_core::ScaledOptimizer::step). Validation and checkpoints resolve all steps. It steps by itself too: where the model has a
     /// `TrainStep::optimize` that does more than Burn's, say so with [`ScaledOptimizer::with_own_optimize`](burn_amp_core::ScaledOptimizer::with_own_optimize), and it is called, as with other
     /// optimizers.
     ///
@@ -243,7 +243,7 @@ pub trait LearnerExt {
         ScalerMetric::new(self.handle(), Kind::LossScale, "Loss Scale")
     }
 
-    /// The share of the epoch's steps so far that were skipped, or held back by a [`Guard`](burn_amp_core::Guard), in percent. A single
+    /// The share of the epoch's steps so far that were skipped, or rejected by a [`Guard`](burn_amp_core::Guard), in percent. A single
     /// step is 0 or 100.
     fn skipped_steps_metric(&self) -> ScalerMetric {
         ScalerMetric::new(self.handle(), Kind::SkippedSteps, "Skipped Steps")

@@ -2,7 +2,7 @@
 //!
 //! In f16, gradients below 6e-8 become zero and those above 65504 become infinite. A loss scale moves them into range. Where
 //! half precision begins and ends, gradients are multiplied by it and divided by it again, so those of `backward` are f32 and
-//! unscaled. When gradients overflow, the step is skipped and the scale is lowered. After many clean steps the scale grows.
+//! unscaled. When gradients overflow, the step is skipped and the scale is lowered. After many finite steps the scale grows.
 //!
 //! ```
 //! use burn::{

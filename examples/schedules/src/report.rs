@@ -51,7 +51,7 @@ pub fn schedules(program: &str, runs: &[(&str, History)]) -> String {
 
 /// The guards of one program, and that without spikes first.
 pub fn guards(program: &str, runs: &[(&str, History)], spikes: &[usize]) -> String {
-    let head = [program, "steps to recover", "held back", "final loss"];
+    let head = [program, "steps to recover", "rejected", "final loss"];
     let mut rows = vec![head.map(String::from).to_vec()];
     let Some((_, clean)) = runs.first() else {
         return String::new();

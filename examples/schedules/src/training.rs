@@ -18,7 +18,7 @@ pub struct History {
     pub losses: Vec<f32>,
     /// Whether the gradients overflowed.
     pub skipped: Vec<bool>,
-    /// Steps that a guard has held back.
+    /// Steps that a guard has rejected.
     pub guarded: u64,
     /// The share of gradient values that were zero, of steps that were taken.
     pub zero_shares: Vec<f64>,

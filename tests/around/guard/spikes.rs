@@ -47,7 +47,7 @@ fn a_value_beyond_f32_does_not_turn_a_guard_off() {
     }
 }
 
-/// The values of steps that were held back make the originals blind; not here. A new level is accepted all the same.
+/// The values of steps that were rejected make the originals blind; not here. A new level is accepted all the same.
 #[test]
 fn spikes_do_not_hide_the_next_ones() {
     let guards = [Guard::skip_step(), Guard::outlier(), Guard::zclip()];

@@ -46,7 +46,7 @@ fn with_a_scaler_the_update_is_one_for_all() {
     let mut scaler = at_scale(64.0).init().unwrap();
     let mut optim = SgdConfig::new().init();
     let model = Pair::zeros(DType::F32);
-    // One is thrown away, and its overflow counts beside the clean step.
+    // One is thrown away, and its overflow counts beside the finite step.
     let thrown = scaler.unscale(model.gradients(BAD, 64.0), &model).unwrap();
     scaler.discard(thrown).unwrap();
     let grads = scaler

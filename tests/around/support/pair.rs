@@ -170,7 +170,7 @@ pub fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.into_data().iter::<f32>().collect()
 }
 
-/// Plain SGD at a loss scale of 1024 that grows after two clean steps.
+/// Plain SGD at a loss scale of 1024 that grows after two finite steps.
 pub fn sgd() -> ScaledOptimizer<ModuleOptimizer> {
     sgd_under(at_scale(1024.0).with_growth_interval(2))
 }

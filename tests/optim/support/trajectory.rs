@@ -1,4 +1,4 @@
-//! One run with scaling and overflows beside a plain run of its clean steps.
+//! One run with scaling and overflows beside a plain run of its finite steps.
 
 use super::*;
 
@@ -23,7 +23,7 @@ const STEPS: [Option<Poison>; 16] = [
     None,
 ];
 
-/// A scaler that grows after two clean steps, by powers of two.
+/// A scaler that grows after two finite steps, by powers of two.
 pub fn scaler() -> GradScaler {
     let config = GradScalerConfig::new().with_growth_interval(2);
     config.init().unwrap()
@@ -64,7 +64,7 @@ type Found = (LossScale, StepCounters, Option<GradientStatus>);
 /// Parameters and state of the optimizer.
 type End = (Vec<(DType, Vec<u8>)>, Pack);
 
-/// Runs the plan with scaling and, on the clean steps, without, and compares both after every step.
+/// Runs the plan with scaling and, on the finite steps, without, and compares both after every step.
 ///
 /// Returns where they ended.
 pub fn compare_with_plain<O: ModuleOptim + Clone>(plan: Plan<O>) -> End {

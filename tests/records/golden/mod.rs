@@ -47,7 +47,7 @@ fn this_release_has_its_files() {
     assert!(written, "run `write_golden`, see above");
 }
 
-/// Seven steps, the overflows 1, 2 and 6: the first is tolerated, the second is not, four clean ones grow twice.
+/// Seven steps, the overflows 1, 2 and 6: the first is tolerated, the second is not, four finite ones grow twice.
 fn assert_schedule(schedule: &LossScale) {
     assert_eq!(*schedule.config(), recipe::settings());
     assert_eq!(schedule.scale(), 1024.0);

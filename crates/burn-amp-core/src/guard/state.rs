@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 use super::Guard;
-use crate::{error::AmpError, hook::Verdict};
+use crate::{error::AmpError, step::hook::Verdict};
 
 /// What `clip_grad_norm_` adds to a norm, and ZClip too.
 const CLIP_EPSILON: f64 = 1e-6;
@@ -24,21 +24,21 @@ pub(crate) struct GuardState {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Series {
-    #[serde(with = "crate::number::list")]
+    #[serde(with = "crate::values::number::list")]
     values: VecDeque<f64>,
     /// Running sums of the values and of their squares: llm.c's, where its arithmetic is asked for.
-    #[serde(with = "crate::number")]
+    #[serde(with = "crate::values::number")]
     sum: f64,
-    #[serde(with = "crate::number")]
+    #[serde(with = "crate::values::number")]
     sum_sq: f64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Average {
-    #[serde(with = "crate::number")]
+    #[serde(with = "crate::values::number")]
     mean: f64,
-    #[serde(with = "crate::number")]
+    #[serde(with = "crate::values::number")]
     var: f64,
 }
 
@@ -53,7 +53,7 @@ impl GuardState {
         })
     }
 
-    /// Takes in a clean step with this loss (none if it is not known) and this norm of the gradients: what is to become of it.
+    /// Takes in a finite step with this loss (none if it is not known) and this norm of the gradients: what is to become of it.
     pub(crate) fn judge(&mut self, loss: Option<f64>, norm: f64) -> Verdict {
         let mut values = [(Kind::Loss, loss), (Kind::Norm, Some(norm))].into_iter();
         let broken = values.find(|(_, value)| value.is_some_and(|value| !value.is_finite()));

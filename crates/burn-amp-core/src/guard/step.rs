@@ -4,11 +4,7 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 
 use super::{Guard, GuardState};
-use crate::{
-    hook::{Hook, Proposed, State, Verdict},
-    module_optim::ModuleOptim,
-    optimizer::ScaledOptimizer,
-};
+use crate::{step::hook::{Hook, Proposed, State, Verdict}, update::module_optim::ModuleOptim, optimizer::ScaledOptimizer};
 
 /// As it is stored, with what earlier releases have left beside it.
 #[derive(Deserialize)]
@@ -16,7 +12,7 @@ use crate::{
 struct Stored {
     state: GuardState,
     /// The losses of an open window, which stand beside its gradients now.
-    #[serde(default, rename = "sum", with = "crate::number")]
+    #[serde(default, rename = "sum", with = "crate::values::number")]
     _sum: f64,
     #[serde(default, rename = "count")]
     _count: u32,
@@ -68,14 +64,14 @@ impl Hook for GuardState {
 }
 
 impl<O: ModuleOptim> ScaledOptimizer<O> {
-    /// Guards clean steps: one whose norm or loss is far outside of what was usual is clipped or held back; see [`Guard`].
+    /// Guards finite steps: one whose norm or loss is far outside of what was usual is clipped or rejected; see [`Guard`].
     ///
-    /// With accumulation it judges the sum, or the mean, of a window, and drops the whole window. A step held back ends the iteration as a
+    /// With accumulation it judges the sum, or the mean, of a window, and drops the whole window. A step rejected ends the iteration as a
     /// skipped one: the learning rate of a [`ScaledLrScheduler`](crate::ScaledLrScheduler) stays too. Other optimizers on the same
-    /// [`MixedPrecision`](crate::MixedPrecision) step as ever, and the scale learns from them alone. With clipping, which sees the gradients after the guard, the
+    /// [`MixedPrecision`](crate::MixedPrecision) still step, and the scale learns from them alone. With clipping, which sees the gradients after the guard, the
     /// norms in the status are those before both.
     ///
-    /// More than [`max_consecutive_skips`](crate::GradScalerConfig::max_consecutive_skips) steps held back in a row end the run.
+    /// More than [`max_consecutive_skips`](crate::GradScalerConfig::max_consecutive_skips) steps rejected in a row end the run.
     ///
     /// A setting that is out of its range is an error of the first [`try_step`](Self::try_step), which names the field.
     pub fn with_guard(self, guard: Guard) -> Self {

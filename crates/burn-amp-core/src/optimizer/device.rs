@@ -10,18 +10,7 @@ use burn_amp_kernels::{Crossing, Status, TensorList, can_update, inspect};
 use std::{collections::VecDeque, sync::Arc, thread};
 
 use super::{ScaledOptimizer, refused};
-use crate::{
-    border_events::{BorderEvent, SingleEvent},
-    device_step::{DeviceStep, Run},
-    entries::{Entries, Entry, handles},
-    error::AmpError,
-    gradients::StepGradients,
-    in_flight::Resolution,
-    live_scale::LiveScale,
-    module_optim::ModuleOptim,
-    pending::PendingStep,
-    update::Update,
-};
+use crate::{scale::border_events::{BorderEvent, SingleEvent}, scale::device_step::{DeviceStep, Run}, gradients::entries::{Entries, Entry, handles}, error::AmpError, gradients::StepGradients, scale::in_flight::Resolution, scale::live_scale::LiveScale, update::module_optim::ModuleOptim, step::pending::PendingStep, update::Update};
 
 /// Gradients of a step: as many as the device can clip.
 const MAX_GRADIENTS: usize = 1 << 16;
@@ -60,7 +49,7 @@ impl Flight {
     }
 }
 
-/// Nobody may ask for the steps of an optimizer that is dropped: its scale learns of them now.
+/// Nobody may ask for the steps of an optimizer that is dropped: they are resolved now.
 impl Drop for Flight {
     fn drop(&mut self) {
         if let Some(live) = &self.live
@@ -331,7 +320,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         }
     }
 
-    /// The loss scale on the device: of the run that goes on with these gradients, or of a new one, for which the host hears of all steps
+    /// The loss scale on the device: of the run that goes on with these gradients, or of a new one, for which all steps
     /// before.
     fn device_step(&mut self, entries: &[Entry]) -> Option<Arc<DeviceStep>> {
         let ids = entries.iter().map(|entry| entry.id);

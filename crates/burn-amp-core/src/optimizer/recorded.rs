@@ -10,17 +10,7 @@ use burn_amp_kernels::{ClipTable, DeviceScale, inspect};
 use std::{collections::HashSet, sync::Arc};
 
 use super::{ScaledOptimizer, device::Inspected};
-use crate::{
-    device_step::{DeviceStep, Run},
-    entries::check_rate,
-    error::AmpError,
-    gradients::placeholders,
-    in_flight::Resolution,
-    module_optim::ModuleOptim,
-    module_path::distinct_parameters,
-    rehearsal::{Rehearsal, Rehearses},
-    update::Update,
-};
+use crate::{scale::device_step::{DeviceStep, Run}, gradients::entries::check_rate, error::AmpError, gradients::placeholders, scale::in_flight::Resolution, update::module_optim::ModuleOptim, values::module_path::distinct_parameters, scale::rehearsal::{Rehearsal, Rehearses}, update::Update};
 
 /// What a step finds on the device, before it changes anything: each time in the same places, if it was recorded.
 pub struct Found {
@@ -141,7 +131,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         (module, Stage { scale, rows, clip }, stays)
     }
 
-    /// What the host does before a replay: hears of steps that are over, sends what this one reads, and counts it.
+    /// What the host does before a replay: resolves steps that are over, sends what this one reads, and counts it.
     #[doc(hidden)]
     pub fn begin_replay<M: Module>(
         &mut self,
@@ -196,7 +186,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         Ok(run)
     }
 
-    /// What the host does after a replay: it will hear of it.
+    /// What the host does after a replay: the step is pending.
     pub fn end_replay(&self, recorded: &Found) {
         // With an event, both go into one tensor that is read.
         let mut inspected = recorded.inspected.clone();

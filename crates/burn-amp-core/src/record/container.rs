@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::file::{saved_path, write_whole};
-use crate::{error::AmpError, param_tensors::ParamTensors};
+use crate::{error::AmpError, values::param_tensors::ParamTensors};
 
 /// The version of the section that this release writes, and the newest that it reads.
 const VERSION: u64 = 1;

@@ -8,13 +8,7 @@ use super::{
     AmpRecord,
     state::{Format, State},
 };
-use crate::{
-    accumulation::{AccumulationWindow, WindowState},
-    error::AmpError,
-    mixed_precision::MixedPrecision,
-    param_tensors::ParamTensors,
-    scaler::{GradScaler, ScalerState},
-};
+use crate::{scaler::accumulation::{AccumulationWindow, WindowState}, error::AmpError, border::mixed_precision::MixedPrecision, values::param_tensors::ParamTensors, scaler::{GradScaler, ScalerState}};
 
 /// The state of an open accumulation window.
 pub(crate) const WINDOW: &str = "window";
@@ -225,7 +219,7 @@ impl AccumulationWindow {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::param_tensors::ParamTensors;
+    use crate::values::param_tensors::ParamTensors;
     use burn::tensor::{DType, TensorData};
 
     fn tensors(dtype: Option<DType>) -> ParamTensors {

@@ -7,12 +7,12 @@ use burn::{
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::container::{Container, key_of};
-use crate::{dtype::working_dtype, error::AmpError, param_tensors::ParamTensors};
+use crate::{values::dtype::working_dtype, error::AmpError, values::param_tensors::ParamTensors};
 
 /// The JSON of a state that is tensors alone, which is not written.
 const NO_VALUES: &str = "{}";
 
-/// What a record stores of a [`Hook`](crate::hook::Hook): values that serde writes, and tensors by parameter.
+/// What a record stores of a [`Hook`](crate::step::hook::Hook): values that serde writes, and tensors by parameter.
 ///
 /// A clone has handles to the same tensors.
 #[derive(Clone, Debug)]

@@ -3,17 +3,7 @@
 use burn::module::Module;
 
 use super::{GradScaler, step::check_accepted};
-use crate::{
-    account::Purpose,
-    accumulation::AccumulationWindow,
-    dtype::optimizer_dtype,
-    entries::{Entries, Entry},
-    error::AmpError,
-    gradients::{ScaledGradients, StepGradients, UnscaledGradients},
-    loss_scale::StepOutcome,
-    module_optim::ModuleOptim,
-    unscale::unscale,
-};
+use crate::{journal::account::Purpose, scaler::accumulation::AccumulationWindow, values::dtype::optimizer_dtype, gradients::entries::{Entries, Entry}, error::AmpError, gradients::{ScaledGradients, StepGradients, UnscaledGradients}, scale::loss_scale::StepOutcome, update::module_optim::ModuleOptim, gradients::unscale::unscale};
 
 impl GradScaler {
     /// Adds the gradients of a micro-batch to a window; when that makes it full, empties it and returns the gradients to

@@ -5,13 +5,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 use super::GradScaler;
-use crate::{
-    error::{AmpError, short},
-    live_scale::LiveScale,
-    loss_scale::{GradScalerConfig, LossScale, Measures, Observation, StepOutcome},
-    parts::PartState,
-    step_counters::StepCounters,
-};
+use crate::{error::{AmpError, short}, scale::live_scale::LiveScale, scale::loss_scale::{GradScalerConfig, LossScale, Measures, Observation, StepOutcome}, scale::parts::PartState, journal::step_counters::StepCounters};
 
 /// The state of a scaler, as it is stored.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -181,9 +175,9 @@ impl GradScaler {
 
     pub(super) fn forget_steps(&mut self) {
         self.account().begin_call();
-        self.watch = crate::loss_watch::LossWatch::default();
-        self.iteration = crate::iteration::Iteration::default();
-        self.unsettled = crate::iteration::Unsettled::default();
+        self.watch = crate::scaler::loss_watch::LossWatch::default();
+        self.iteration = crate::scaler::iteration::Iteration::default();
+        self.unsettled = crate::scaler::iteration::Unsettled::default();
         // Those of a model that is loaded too, most likely.
         self.buffers.forget();
     }

@@ -3,10 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::GradScaler;
-use crate::{
-    error::AmpError,
-    loss_scale::{GradScalerConfig, LossScale},
-};
+use crate::{error::AmpError, scale::loss_scale::{GradScalerConfig, LossScale}};
 
 impl GradScaler {
     /// The loss scale at present; 1 if disabled (as PyTorch's `get_scale`).
@@ -77,7 +74,7 @@ impl GradScaler {
         })
     }
 
-    /// Sets the growth interval, in steps. One at or below the growth tracker makes the next clean step grow
+    /// Sets the growth interval, in steps. One at or below the growth tracker makes the next finite step grow
     /// (PyTorch would never grow again).
     ///
     /// # Errors
@@ -90,7 +87,7 @@ impl GradScaler {
         })
     }
 
-    /// Sets the count of clean steps in a row.
+    /// Sets the count of finite steps in a row.
     ///
     /// # Errors
     ///

@@ -6,16 +6,7 @@ use burn::{
 };
 
 use super::GradScaler;
-use crate::{
-    account::{Purpose, log_skip},
-    entries::{Entries, Entry},
-    error::{AmpError, StepError},
-    finding::{Finding, Rejection},
-    gradients::{StepGradients, UnscaledGradients},
-    iteration::{Iteration, OBSERVED},
-    loss_scale::{Observation, StepOutcome},
-    module_optim::ModuleOptim,
-};
+use crate::{journal::account::{Purpose, log_skip}, gradients::entries::{Entries, Entry}, error::{AmpError, StepError}, scale::finding::{Finding, Rejection}, gradients::{StepGradients, UnscaledGradients}, scaler::iteration::{Iteration, OBSERVED}, scale::loss_scale::{Observation, StepOutcome}, update::module_optim::ModuleOptim};
 
 impl GradScaler {
     /// Steps the optimizer, or skips the step if the gradients overflow, and records which it was.

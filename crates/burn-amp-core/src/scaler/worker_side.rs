@@ -4,15 +4,7 @@ use burn::module::Module;
 use std::collections::BTreeMap;
 
 use super::{GradScaler, Scale};
-use crate::{
-    account::Account,
-    error::AmpError,
-    gradients::StepGradients,
-    live_scale::{LiveScale, ScopesLeft},
-    loss_scale::LossScale,
-    loss_watch::{LossWatch, Losses},
-    parts::PartState,
-};
+use crate::{journal::account::Account, error::AmpError, gradients::StepGradients, scale::live_scale::{LiveScale, ScopesLeft}, scale::loss_scale::LossScale, scaler::loss_watch::{LossWatch, Losses}, scale::parts::PartState};
 
 /// Where a scaler is after a step: what the other side is to know of it.
 #[derive(Clone, Debug)]

@@ -3,10 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::{
-    loss_scale::{GradScalerConfig, StepOutcome},
-    scaler::GradScaler,
-};
+use crate::{scale::loss_scale::{GradScalerConfig, StepOutcome}, scaler::GradScaler};
 
 const HISTORIES: u32 = 1_000_000;
 

@@ -39,7 +39,7 @@ pub(super) struct Time {
 }
 
 impl Time {
-    /// Those that were taken, as soon as the host has heard of all.
+    /// Those that were taken, as soon as all are resolved.
     fn taken(&self) -> usize {
         let run = self.run.as_ref();
         let skips = run.map_or(0, |(run, steps)| run.skips(*steps));

@@ -35,11 +35,11 @@ pub enum Verdict {
         /// As of `Underflow`.
         in_f32: Vec<String>,
     },
-    /// Gradients are finite and wrong at every scale, and neither range nor rounding explains it: most likely the backend's fault.
+    /// Gradients are finite and wrong at every scale, and neither range nor rounding explains it: most likely a bug of the backend.
     Backend {
         /// The parameters that are off the most.
         parameters: Vec<String>,
-        /// As of `Underflow`: layers to run in f32 until it is mended.
+        /// As of `Underflow`: layers to run in f32 until it is fixed.
         in_f32: Vec<String>,
     },
     /// Loss or gradients are infinite or NaN in f32 too: half precision is not the cause.
@@ -124,7 +124,7 @@ impl fmt::Display for Verdict {
             Self::Backend { parameters, in_f32 } => write!(
                 f,
                 "wrong at every scale: gradients of {} are finite and not those of f32, and neither range nor rounding explains it. \
-                 Most likely the backend is at fault: reproduce it with `reproduce.json`. {}",
+                 Most likely the backend has a bug: reproduce it with `reproduce.json`. {}",
                 names(parameters),
                 island(in_f32)
             ),

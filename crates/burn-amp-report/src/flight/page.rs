@@ -124,7 +124,7 @@ fn count_skipped(steps: &[Step]) -> usize {
     steps.iter().filter(|step| step.is("skipped")).count()
 }
 
-/// Forward, what is not finite and was finite in clean steps: a mask may be infinite by design. Backward, the last on the way forward.
+/// Forward, what is not finite and was finite in finite steps: a mask may be infinite by design. Backward, the last on the way forward.
 fn first(steps: &[Step]) -> Option<First> {
     let (last, before) = steps.split_last()?;
     let is_usual = |seen: &Probed| {

@@ -1,0 +1,207 @@
+//! Values whose float tensors are cast together. Knows no scopes.
+
+use burn::{
+    nn::{LstmState, RnnState, attention::MhaOutput},
+    tensor::{Bool, DType, FloatDType, Int, Tensor},
+};
+use std::cell::RefCell;
+
+use crate::values::any_tensor::AnyTensor;
+
+/// A value whose float tensors can be cast together: what goes into [`autocast`](crate::MixedPrecision::autocast) and
+/// [`in_f32`](crate::in_f32), and what comes out. Or losses that [`GradScaler::scale`](crate::GradScaler::scale) multiplies;
+/// numbers stay as they are there too.
+///
+/// Implemented for tensors (integers and booleans stay as they are), for numbers, for `Option`, `Result`, `Box`, `Vec`, arrays and tuples,
+/// and for what Burn's recurrent and attention layers return. [`cast_fields!`](crate::cast_fields) implements it for a batch of your
+/// own in one line. Burn's `MhaInput` and `TransformerEncoderInput` keep their tensors private: build them inside.
+#[diagnostic::on_unimplemented(
+    message = "`autocast`, `in_f32`, `cast` and `scale` do not know how to find the tensors of `{Self}`",
+    label = "its float tensors cannot be found",
+    note = "pass the tensors themselves, a tuple or a `Vec` of them, and build `{Self}` inside",
+    note = "or name its float fields once: `burn_amp::cast_fields!({Self} {{ images, weights }});`"
+)]
+pub trait CastFloat {
+    /// Returns the same value with its float tensors cast by [`Cast::apply`]. Does not wait for the device.
+    fn cast_float(self, cast: &Cast<'_>) -> Self;
+}
+
+/// Implements [`CastFloat`] for a structure: its named fields are cast, the others stay.
+///
+/// ```
+/// use burn::tensor::{Int, Tensor};
+///
+/// struct Batch {
+///     images: Tensor<3>,
+///     targets: Tensor<1, Int>,
+/// }
+///
+/// burn_amp::cast_fields!(Batch { images });
+/// ```
+#[macro_export]
+macro_rules! cast_fields {
+    ($name:ident { $($field:ident),* $(,)? }) => {
+        impl $crate::CastFloat for $name {
+            fn cast_float(mut self, cast: &$crate::Cast<'_>) -> Self {
+                $(self.$field = $crate::CastFloat::cast_float(self.$field, cast);)*
+                self
+            }
+        }
+    };
+}
+
+impl<const D: usize> CastFloat for Tensor<D> {
+    fn cast_float(self, cast: &Cast<'_>) -> Self {
+        cast.apply(self)
+    }
+}
+
+impl<const D: usize> CastFloat for LstmState<D> {
+    fn cast_float(self, cast: &Cast<'_>) -> Self {
+        Self {
+            cell: cast.apply(self.cell),
+            hidden: cast.apply(self.hidden),
+        }
+    }
+}
+
+impl<const D: usize> CastFloat for RnnState<D> {
+    fn cast_float(self, cast: &Cast<'_>) -> Self {
+        Self {
+            hidden: cast.apply(self.hidden),
+        }
+    }
+}
+
+impl<T: CastFloat> CastFloat for Option<T> {
+    fn cast_float(self, cast: &Cast<'_>) -> Self {
+        self.map(|value| value.cast_float(cast))
+    }
+}
+
+impl<T: CastFloat> CastFloat for Vec<T> {
+    fn cast_float(self, cast: &Cast<'_>) -> Self {
+        let values = self.into_iter();
+        values.map(|value| value.cast_float(cast)).collect()
+    }
+}
+
+impl<T: CastFloat, const N: usize> CastFloat for [T; N] {
+    fn cast_float(self, cast: &Cast<'_>) -> Self {
+        self.map(|value| value.cast_float(cast))
+    }
+}
+
+macro_rules! stays {
+    ($($type:ty),* $(,)?) => {
+        $(impl CastFloat for $type {
+            fn cast_float(self, _cast: &Cast<'_>) -> Self {
+                self
+            }
+        })*
+    };
+}
+
+impl<const D: usize> CastFloat for Tensor<D, Int> {
+    fn cast_float(self, _cast: &Cast<'_>) -> Self {
+        self
+    }
+}
+
+impl<const D: usize> CastFloat for Tensor<D, Bool> {
+    fn cast_float(self, _cast: &Cast<'_>) -> Self {
+        self
+    }
+}
+
+stays!((), bool, u8, u32, u64, usize, i32, i64, f32, f64, String);
+
+impl<T: CastFloat> CastFloat for Box<T> {
+    fn cast_float(self, cast: &Cast<'_>) -> Self {
+        Box::new((*self).cast_float(cast))
+    }
+}
+
+impl<T: CastFloat, E> CastFloat for Result<T, E> {
+    fn cast_float(self, cast: &Cast<'_>) -> Self {
+        self.map(|value| value.cast_float(cast))
+    }
+}
+
+impl CastFloat for MhaOutput {
+    fn cast_float(self, cast: &Cast<'_>) -> Self {
+        Self {
+            weights: self.weights.cast_float(cast),
+            context: self.context.cast_float(cast),
+        }
+    }
+}
+
+macro_rules! tuple {
+    ($($name:ident),+) => {
+        impl<$($name: CastFloat),+> CastFloat for ($($name,)+) {
+            #[allow(non_snake_case)]
+            fn cast_float(self, cast: &Cast<'_>) -> Self {
+                let ($($name,)+) = self;
+                ($($name.cast_float(cast),)+)
+            }
+        }
+    };
+}
+
+tuple!(A);
+tuple!(A, B);
+tuple!(A, B, C);
+tuple!(A, B, C, D);
+tuple!(A, B, C, D, E);
+tuple!(A, B, C, D, E, F);
+tuple!(A, B, C, D, E, F, G);
+tuple!(A, B, C, D, E, F, G, H);
+
+/// What happens to the float tensors of a value: they are cast, each by its dtype, or multiplied by the loss scale. See
+/// [`CastFloat`].
+///
+/// Needed only to implement [`CastFloat`] for a structure of your own.
+pub struct Cast<'a>(&'a dyn Fn(AnyTensor) -> AnyTensor);
+
+impl Cast<'_> {
+    /// Casts one tensor of any rank. f64 and quantized tensors stay as they are. Does not wait for the device.
+    ///
+    /// In [`GradScaler::scale`](crate::GradScaler::scale) it multiplies the tensor by the loss scale, f64 ones included.
+    pub fn apply<const D: usize>(&self, tensor: Tensor<D>) -> Tensor<D> {
+        (self.0)(AnyTensor::with_graph(tensor)).into_tensor()
+    }
+}
+
+impl std::fmt::Debug for Cast<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Cast")
+    }
+}
+
+/// Casts the f16, bf16 and f32 tensors of a value.
+pub(crate) fn cast_each<T: CastFloat>(value: T, cast: impl Fn(AnyTensor) -> AnyTensor) -> T {
+    let cast = |tensor: AnyTensor| match tensor.dtype() {
+        DType::F16 | DType::BF16 | DType::F32 => cast(tensor),
+        _ => tensor,
+    };
+    value.cast_float(&Cast(&cast))
+}
+
+/// Multiplies all losses of a value by the loss scale, in f32 (in f64 if they are f64). What they were before, flat and without their
+/// graphs, comes second.
+pub(crate) fn multiply_losses<T: CastFloat>(losses: T, scale: f32) -> (T, Vec<Tensor<1>>) {
+    let seen = RefCell::new(Vec::new());
+    let multiply = |loss: AnyTensor| {
+        let flat = loss.clone().map(Tensor::inner).flat();
+        seen.borrow_mut().extend(flat);
+        // 65536 is infinite in f16, and so would be most products with it.
+        let loss = match loss.dtype() {
+            DType::F64 => loss,
+            _ => loss.cast(FloatDType::F32),
+        };
+        loss.map(|loss| loss.mul_scalar(scale))
+    };
+    let losses = losses.cast_float(&Cast(&multiply));
+    (losses, seen.into_inner())
+}

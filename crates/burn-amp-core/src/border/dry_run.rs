@@ -1,0 +1,154 @@
+//! Dry runs of a loss: how their scopes differ from those of a step, and what they note.
+
+use burn::tensor::{DType, FloatDType};
+use burn_amp_kernels::{Crossing, Watch};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex},
+};
+
+use crate::{values::any_tensor::AnyTensor, values::dtype::is_half, lock::locked, border::mixed_precision::MixedPrecision, border::observer::Observer};
+
+/// How the scopes of a dry run differ.
+pub struct DryRun {
+    /// In place of the loss scale; 1 for f32.
+    pub scale: f64,
+    /// What the factors of parts become.
+    pub part: fn(f64) -> f64,
+    /// In place of that of the `MixedPrecision`.
+    pub dtype: Option<FloatDType>,
+    /// The names of regions that run in f32.
+    pub in_f32: BTreeSet<String>,
+    /// Whether gradients are measured at the casts.
+    pub is_measured: bool,
+    /// Whether a bare `autocast` opens scopes, as in a `Learner`.
+    pub in_learner: bool,
+    /// In place of that of the `MixedPrecision`.
+    pub observer: Option<Arc<dyn Observer>>,
+    /// What was noted so far.
+    pub noted: Mutex<DryRunNotes>,
+}
+
+/// What a dry run notes beside the gradients.
+#[derive(Default)]
+pub struct DryRunNotes {
+    /// The parameters that were read in half precision (or in f32, where the run is in f32, inside a scope).
+    pub read: BTreeSet<String>,
+    /// Whether a single value that requires gradients left a scope: a loss in half precision.
+    pub is_loss_inside: bool,
+    /// Whether a bare `autocast` opened no scope.
+    pub(crate) runs_in_f32: bool,
+    /// Whether a part with a factor was opened.
+    pub(crate) has_parts: bool,
+    /// Out of whose scopes tensors came that require gradients.
+    pub(crate) handles: Vec<MixedPrecision>,
+    passed: Vec<Passed>,
+}
+
+/// A gradient that has passed a cast.
+struct Passed {
+    crossing: Crossing,
+    factor: f64,
+    /// Whether it counts as it was before the cast, and as it was after it.
+    before: bool,
+    after: bool,
+}
+
+/// The gradients that have passed casts.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Measured {
+    /// Whether anything has passed.
+    pub is_any: bool,
+    /// The largest finite magnitude in the precision of the run, as the scale has made it.
+    pub max_abs: f64,
+    /// Whether something was not finite there.
+    pub overflow: bool,
+}
+
+impl DryRun {
+    /// With this in place of the loss scale.
+    pub fn at(scale: f64) -> Self {
+        Self {
+            scale,
+            part: |factor| factor,
+            dtype: None,
+            in_f32: BTreeSet::new(),
+            is_measured: false,
+            in_learner: true,
+            observer: None,
+            noted: Mutex::default(),
+        }
+    }
+
+    /// Takes out what was noted so far.
+    pub fn take(&self) -> DryRunNotes {
+        std::mem::take(&mut *locked(&self.noted))
+    }
+
+    pub(crate) fn reads(&self, path: &str) {
+        locked(&self.noted).read.insert(path.to_string());
+    }
+
+    /// A bare `autocast` opens no scope.
+    pub(crate) fn runs_in_f32(&self) {
+        locked(&self.noted).runs_in_f32 = true;
+    }
+
+    /// What a part multiplies gradients by whose factor this is.
+    pub(crate) fn opens_part(&self, factor: f64) -> f64 {
+        locked(&self.noted).has_parts = true;
+        (self.part)(factor)
+    }
+
+    /// A tensor leaves a scope of this handle. An output of a batch of one has two dimensions, a loss has one.
+    pub(crate) fn leaves(&self, tensor: &AnyTensor, amp: &MixedPrecision, is_outside: bool) {
+        if !tensor.is_tracked() {
+            return;
+        }
+        let is_one = tensor.rank() == 1 && tensor.shape().num_elements() == 1;
+        let mut noted = locked(&self.noted);
+        noted.is_loss_inside |= is_outside && is_one;
+        if !noted.handles.iter().any(|known| known.is(amp)) {
+            noted.handles.push(amp.clone());
+        }
+    }
+
+    /// Measures the gradient of a cast whose forward pass goes from one dtype to another.
+    pub(crate) fn watch(self: &Arc<Self>, from: DType, to: DType, factor: f64) -> Watch {
+        let dry = self.clone();
+        let counts = |dtype| is_half(dtype) || self.dtype == Some(FloatDType::F32);
+        let (before, after) = (counts(to), counts(from));
+        Watch::of_gradient(move |crossing| {
+            locked(&dry.noted).passed.push(Passed {
+                crossing,
+                factor,
+                before,
+                after,
+            });
+        })
+    }
+}
+
+impl DryRunNotes {
+    /// Reads the gradients that have passed. Waits for the device.
+    pub fn measured(self) -> Measured {
+        let mut measured = Measured::default();
+        for passed in self.passed {
+            let Some(status) = passed.crossing.read() else {
+                continue;
+            };
+            measured.is_any = true;
+            if passed.before {
+                measured.overflow |= !status.gradient_finite;
+                measured.max_abs = measured.max_abs.max(status.max_abs / passed.factor);
+            }
+            if passed.after {
+                measured.overflow |= status.overflow || !status.gradient_finite;
+            }
+            if passed.after && !status.overflow {
+                measured.max_abs = measured.max_abs.max(status.max_abs);
+            }
+        }
+        measured
+    }
+}

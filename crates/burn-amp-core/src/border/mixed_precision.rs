@@ -1,0 +1,295 @@
+use burn::{
+    module::{Module, Param, Reparameterization, Reparameterizer},
+    tensor::{DType, Device, FloatDType, Tensor},
+};
+use burn_amp_kernels::UnsupportedDType;
+use std::{
+    any::Any,
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use crate::{values::dtype::is_half, error::AmpError, journal::Journal, scale::live_scale::LiveScale, lock::locked, scale::loss_scale::{GradScalerConfig, LossScale}, values::module_path::SCOPED, border::observer::Observer};
+
+/// Half-precision compute for any model, over parameters that stay f32, with the loss scale that it needs.
+///
+/// A Burn [`Reparameterizer`]: `model.apply_reparameterization(amp.clone())` makes every float parameter appear in half
+/// precision inside [`autocast`](Self::autocast). Elsewhere (validation, records, optimizers, a head in f32) parameters
+/// are f32 ("master weights" in Micikevicius et al., "Mixed Precision Training", 2018).
+///
+/// The loss scale lives at the border of half precision: gradients are multiplied by it where they are f16, and nowhere
+/// else. What leaves a scope is f32 and unscaled. [`ScaledOptimizer`](crate::ScaledOptimizer) tests the gradients and moves the
+/// scale.
+///
+/// A handle: clones share one loss scale. Make one for a program, and give clones of it to its models and optimizers.
+/// `Module::materialize` removes it again. Burn allows one reparameterization for each parameter: attach low-rank adapters before it,
+/// over a frozen base; their factors are cast then, and the base by the adapter.
+///
+/// ```
+/// use burn::{
+///     module::Module, nn::LinearConfig, optim::{AdamConfig, GradientsParams},
+///     tensor::{Device, Distribution, Tensor},
+/// };
+/// use burn_amp::{MixedPrecision, ScaledOptimizer};
+///
+/// let device = Device::flex().autodiff();
+/// let amp = MixedPrecision::f16();
+/// let mut model = LinearConfig::new(4, 2).init(&device).apply_reparameterization(amp.clone());
+/// let mut optim = ScaledOptimizer::new(AdamConfig::new().init(), &amp);
+///
+/// let input = Tensor::<2>::random([8, 4], Distribution::Default, &device);
+/// let output = amp.autocast(input, |x| model.forward(x));
+/// let loss = output.square().mean();
+/// let grads = GradientsParams::from_grads(loss.backward(), &model);
+/// model = optim.step(1e-3, model, grads);
+/// # let _ = model;
+/// ```
+#[derive(Clone)]
+pub struct MixedPrecision {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    dtype: FloatDType,
+    /// Whether there is a loss scale.
+    enabled: bool,
+    live: Arc<LiveScale>,
+    journal: Journal,
+    extension: OnceLock<Box<dyn Any + Send + Sync>>,
+    observer: Mutex<Option<Arc<dyn Observer>>>,
+    /// Whether a `Learner` trains with it.
+    in_learner: AtomicBool,
+}
+
+/// Whether the program has made one in half precision.
+static HALF_EXISTS: AtomicBool = AtomicBool::new(false);
+
+/// Whether the program computes in half precision somewhere.
+pub(crate) fn half_exists() -> bool {
+    HALF_EXISTS.load(Ordering::Relaxed)
+}
+
+impl MixedPrecision {
+    /// Compute in f16: 11 significant bits, 6e-8 to 65504. With a dynamic loss scale.
+    pub fn f16() -> Self {
+        Self::new(FloatDType::F16)
+    }
+
+    /// Compute in bf16: 8 significant bits, the range of f32. Without loss scale, and gradients are not tested, unless
+    /// [`with_scaler`](Self::with_scaler) asks for it.
+    pub fn bf16() -> Self {
+        Self::new(FloatDType::BF16)
+    }
+
+    /// Compute in f32: the model as it is. To turn half precision off in one place.
+    pub fn f32() -> Self {
+        Self::new(FloatDType::F32)
+    }
+
+    /// Compute in `dtype`: f16 with a dynamic loss scale, others without.
+    ///
+    /// f64 parameters stay f64 in all of them.
+    pub fn new(dtype: FloatDType) -> Self {
+        let enabled = dtype == FloatDType::F16;
+        let config = GradScalerConfig::new().with_enabled(enabled);
+        let schedule = config.schedule().expect("the defaults are valid");
+        Self::with_live(dtype, LiveScale::new(schedule))
+    }
+
+    fn with_live(dtype: FloatDType, live: LiveScale) -> Self {
+        if is_half(dtype.into()) {
+            HALF_EXISTS.store(true, Ordering::Relaxed);
+        }
+        Self {
+            shared: Arc::new(Shared {
+                dtype,
+                enabled: live.config().enabled,
+                live: Arc::new(live),
+                journal: Journal::default(),
+                extension: OnceLock::new(),
+                observer: Mutex::default(),
+                in_learner: AtomicBool::new(false),
+            }),
+        }
+    }
+
+    /// A handle with a loss scale of its own, in the same state.
+    pub(crate) fn for_worker(&self) -> Self {
+        Self::with_live(self.shared.dtype, self.live().detached())
+    }
+
+    /// The same precision with other settings of the loss scale, as a new handle: call it before clones are made.
+    ///
+    /// ```
+    /// use burn_amp::{GradScalerConfig, MixedPrecision};
+    ///
+    /// let amp = MixedPrecision::f16().with_scaler(GradScalerConfig::new().with_growth_interval(500))?;
+    /// // bf16 needs no scale; this one skips steps whose gradients are not finite.
+    /// let bf16 = MixedPrecision::bf16()
+    ///     .with_scaler(GradScalerConfig::new().with_init_scale(1.0).with_dynamic(false))?;
+    /// # let _ = (amp, bf16);
+    /// # Ok::<(), burn_amp::AmpError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`], as [`GradScalerConfig::init`].
+    pub fn with_scaler(self, config: GradScalerConfig) -> Result<Self, AmpError> {
+        self.with_schedule(config.schedule()?)
+    }
+
+    /// The same precision with another loss scale, its settings and its [rule](crate::schedule::Rule) included, as a new handle: call it
+    /// before clones are made.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`] if it was stored under a rule of your own that it was not given again: [`LossScale::with_rule`].
+    pub fn with_schedule(self, schedule: LossScale) -> Result<Self, AmpError> {
+        let live = LiveScale::new(schedule.check_rule()?);
+        Ok(Self::with_live(self.shared.dtype, live))
+    }
+
+    /// The dtype of tensors inside a scope.
+    pub fn dtype(&self) -> FloatDType {
+        self.shared.dtype
+    }
+
+    /// The present loss scale: that of the next scope; 1 without scaling.
+    pub fn loss_scale(&self) -> f32 {
+        match self.shared.enabled {
+            true => self.shared.live.scale(),
+            false => 1.0,
+        }
+    }
+
+    /// The parts of the network whose factors move ([`rescaled`](crate::rescaled) by a name), and what each multiplies gradients by
+    /// now, beside the loss scale. By name; empty before the first of them is opened.
+    pub fn parts(&self) -> Vec<(String, f32)> {
+        let parts = self.live().parts().states().into_iter();
+        parts.map(|(name, part)| (name, part.factor())).collect()
+    }
+
+    /// Checks that a device can compute in this dtype: WGSL has no bf16, and f16 on devices with `shader-f16`.
+    ///
+    /// Call it before the model is reparameterized, which panics where this returns an error.
+    ///
+    /// ```
+    /// use burn::tensor::Device;
+    /// use burn_amp::MixedPrecision;
+    ///
+    /// MixedPrecision::f16().check_device(&Device::flex())?;
+    /// # Ok::<(), burn_amp::AmpError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::UnsupportedDType`], which names the device and the dtypes that it has.
+    pub fn check_device(&self, device: &Device) -> Result<(), AmpError> {
+        let dtype = DType::from(self.shared.dtype);
+        match device.supports_dtype(dtype) {
+            true => Ok(()),
+            false => Err(UnsupportedDType::new(device, dtype).into()),
+        }
+    }
+
+    /// Whether both are clones of one handle.
+    #[doc(hidden)]
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+
+    /// Says whether a bare `autocast` opens scopes, in a `Learner`. Returns what was so before.
+    #[doc(hidden)]
+    pub fn set_in_learner(&self, is_in_learner: bool) -> bool {
+        (self.shared.in_learner).swap(is_in_learner, Ordering::Relaxed)
+    }
+
+    pub(crate) fn is_in_learner(&self) -> bool {
+        self.shared.in_learner.load(Ordering::Relaxed)
+    }
+
+    /// Whether gradients are multiplied inside a scope.
+    #[doc(hidden)]
+    pub fn is_scaled(&self) -> bool {
+        self.shared.enabled && self.shared.dtype != FloatDType::F32
+    }
+
+    /// What gradients are multiplied by in the next scope.
+    pub(crate) fn factor(&self) -> f64 {
+        match self.is_scaled() {
+            true => self.shared.live.scale().into(),
+            false => 1.0,
+        }
+    }
+
+    pub(crate) fn live(&self) -> &Arc<LiveScale> {
+        &self.shared.live
+    }
+
+    /// Who follows the steps.
+    pub(crate) fn observer(&self) -> MutexGuard<'_, Option<Arc<dyn Observer>>> {
+        locked(&self.shared.observer)
+    }
+
+    #[doc(hidden)]
+    pub fn journal(&self) -> &Journal {
+        &self.shared.journal
+    }
+
+    /// What another part of this crate keeps for all clones of the handle: of one type alone.
+    #[doc(hidden)]
+    pub fn extension<T: Any + Default + Send + Sync>(&self) -> Option<&T> {
+        let extension = self.shared.extension.get_or_init(|| Box::new(T::default()));
+        extension.downcast_ref()
+    }
+}
+
+impl std::fmt::Debug for MixedPrecision {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MixedPrecision")
+            .field("dtype", &self.shared.dtype)
+            .field("loss_scale", &f64::from(self.loss_scale()))
+            .field("parts", &self.parts())
+            .finish()
+    }
+}
+
+impl Reparameterizer for MixedPrecision {
+    type Reparam = ScopedParameter;
+
+    fn reparameterize<const D: usize>(
+        &mut self,
+        path: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<Self::Reparam>) {
+        // The first forward pass would end in a panic of a kernel's compiler.
+        self.check_device(&param.lazy_device())
+            .unwrap_or_else(|error| panic!("{error}"));
+        let scoped = ScopedParameter {
+            amp: self.clone(),
+            path: path.into(),
+        };
+        (param, Some(scoped))
+    }
+}
+
+/// What [`MixedPrecision`] attaches to a parameter: inside a scope it appears in half precision, elsewhere as it is.
+///
+/// The stored parameter, its gradient and its record keep their own dtype.
+#[derive(Module, Debug)]
+pub struct ScopedParameter {
+    #[module(skip)]
+    amp: MixedPrecision,
+    #[module(skip)]
+    path: Arc<str>,
+}
+
+impl Reparameterization for ScopedParameter {
+    const NAME: &'static str = SCOPED;
+
+    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+        self.amp.read(&self.path, base)
+    }
+}

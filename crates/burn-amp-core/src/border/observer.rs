@@ -1,0 +1,27 @@
+//! What a crate above this one attaches to a `MixedPrecision`, to follow its steps. Knows nothing of it.
+
+use std::any::Any;
+
+use crate::{error::AmpError, gradients::status::GradientStatus, gradients::UnscaledGradients, scale::loss_scale::StepOutcome};
+
+/// Is told of the steps of a [`MixedPrecision`](crate::MixedPrecision), on the threads that make them. It must not wait for the device.
+pub trait Observer: Any + Send + Sync {
+    /// The gradients of a step were tested, and nothing was done with them yet.
+    fn tested(&self, _grads: &UnscaledGradients) {}
+
+    /// A call of `step` is over.
+    fn stepped(&self, _step: Stepped<'_>) {}
+}
+
+/// What a step has done. Host values.
+#[derive(Clone, Copy, Debug)]
+pub struct Stepped<'a> {
+    /// None of gradients that were refused.
+    pub outcome: Option<StepOutcome>,
+    /// The loss scale after it.
+    pub loss_scale: f32,
+    /// None where nothing was measured.
+    pub status: Option<&'a GradientStatus>,
+    /// Why the run cannot go on, if it cannot.
+    pub error: Option<&'a AmpError>,
+}

@@ -1,0 +1,262 @@
+//! The border of half precision: what is known of a scope that is open, and the casts over its border.
+
+use burn::tensor::{DType, FloatDType};
+use burn_amp_kernels::{Factor, Watch};
+use std::sync::{Arc, Mutex, Once};
+
+use crate::{values::any_tensor::AnyTensor, scale::border_events::{EventPlace, Region}, scale::device_step::DeviceStep, border::dry_run::DryRun, values::dtype::is_half, error::AmpError, lock::locked, border::mixed_precision::MixedPrecision, scale::rescale::{Rescale, Rule}};
+
+/// The factor between two sides, and its inverse, must be normal in f32, or gradients lose digits.
+const MAX_EXPONENT: u32 = 126;
+const LARGEST: f64 = f64::from_bits((1023 + MAX_EXPONENT as u64) << 52);
+
+/// A scope that is open, or a part of one with a scale of its own.
+#[derive(Clone)]
+pub(crate) struct Open {
+    pub(crate) amp: MixedPrecision,
+    pub(crate) side: Side,
+    pub(crate) number: u64,
+    /// The innermost part around whose factor moves.
+    pub(crate) region: Option<Arc<Region>>,
+    /// What gradients are multiplied by beside the loss scale.
+    pub(crate) shift: f64,
+    pub(crate) dry: Option<Arc<DryRun>>,
+    pub(crate) notes: Arc<Mutex<ScopeNotes>>,
+}
+
+/// What is known of a scope when it closes, that of its parts included.
+#[derive(Default)]
+pub(crate) struct ScopeNotes {
+    /// What was refused in it.
+    pub(crate) refused: Option<AmpError>,
+    /// The parameter that was read last, to say where a dtype clashed.
+    pub(crate) last_read: Option<Arc<str>>,
+    /// Whether the closure has returned.
+    pub(crate) is_closed: bool,
+    /// Of the scope around, to which its results go back in half precision.
+    pub(crate) outer: Option<Arc<Mutex<Self>>>,
+}
+
+impl ScopeNotes {
+    /// The innermost scope from here whose closure has not returned.
+    fn running(notes: Arc<Mutex<Self>>) -> Option<Arc<Mutex<Self>>> {
+        let outer = match &*locked(&notes) {
+            Self {
+                is_closed: true,
+                outer,
+                ..
+            } => outer.clone()?,
+            _ => return Some(notes.clone()),
+        };
+        Self::running(outer)
+    }
+}
+
+/// One side of a border: the dtype of its tensors, and what their gradients are multiplied by.
+#[derive(Clone, Debug)]
+pub(crate) struct Side {
+    pub(crate) dtype: FloatDType,
+    pub(crate) scale: f64,
+    /// What else, where only the device knows it.
+    pub(crate) device_step: Option<Arc<DeviceStep>>,
+}
+
+impl Side {
+    pub(crate) const OUTSIDE: Self = Self {
+        dtype: FloatDType::F32,
+        scale: 1.0,
+        device_step: None,
+    };
+
+    fn is_outside(&self) -> bool {
+        self.dtype == FloatDType::F32 && self.scale == 1.0 && self.device_step.is_none()
+    }
+
+    /// What gradients are multiplied by that come back from `to`.
+    fn factor(&self, to: &Self) -> Factor {
+        let ratio = self.scale / to.scale;
+        let scale = match (&self.device_step, &to.device_step) {
+            (None, None) => return ratio.into(),
+            (Some(from), Some(to)) if Arc::ptr_eq(from, to) => return ratio.into(),
+            (Some(from), None) => from.factor(),
+            (None, Some(to)) => to.inverse(),
+            (Some(from), Some(to)) => from.factor() * to.inverse(),
+        };
+        Factor::on_device(ratio, scale)
+    }
+
+    pub(crate) fn holds(&self, dtype: DType) -> bool {
+        dtype == DType::from(self.dtype)
+    }
+}
+
+impl Open {
+    /// A part of this with a factor of its own.
+    pub(crate) fn part(&self, rescale: &Rescale) -> Self {
+        let mut region = self.region.clone();
+        let mut factor = match &rescale.0 {
+            Rule::Fixed(exponent) => self.power_of_two(*exponent),
+            Rule::Driven(driven) if self.amp.is_scaled() => {
+                let factor = self.amp.live().parts().enter(driven, self.dry.is_some());
+                region = Some(Arc::new(Region {
+                    part: driven.name.clone(),
+                    factor: factor.into(),
+                    around: self.shift,
+                }));
+                factor.into()
+            }
+            Rule::Driven(_) => 1.0,
+        };
+        if let Some(dry) = &self.dry {
+            factor = dry.opens_part(factor);
+        }
+        let limited = |value: f64| value.clamp(1.0 / LARGEST, LARGEST);
+        let mut side = self.side.clone();
+        if side.dtype != FloatDType::F32 {
+            side.scale = limited(side.scale * limited(factor));
+        }
+        Self {
+            side,
+            region,
+            shift: limited(self.shift * factor),
+            ..self.clone()
+        }
+    }
+
+    /// 2^exponent; 1 if that is refused.
+    fn power_of_two(&self, exponent: i32) -> f64 {
+        if exponent.unsigned_abs() > MAX_EXPONENT {
+            let allowed = format!("between -{MAX_EXPONENT} and {MAX_EXPONENT}");
+            self.refuse(AmpError::invalid("power_of_two", exponent, allowed));
+            return 1.0;
+        }
+        f64::from(exponent).exp2()
+    }
+
+    /// Looks at the output too: an overflow in the forward pass is not caused by the scale.
+    pub(crate) fn watch_scope(&self) -> Watch {
+        let amp = self.amp.clone();
+        let place = EventPlace::Scope(self.number, self.region.clone());
+        Watch::new(move |crossing| amp.live().add_event(place.clone(), crossing))
+    }
+
+    pub(crate) fn watch(&self, place: EventPlace) -> Watch {
+        let amp = self.amp.clone();
+        Watch::of_gradient(move |crossing| amp.live().add_event(place.clone(), crossing))
+    }
+
+    /// Takes a tensor of one side to another, one of which is that of this scope. The watch is not asked in a dry run, which measures by
+    /// itself.
+    pub(crate) fn cross(
+        &self,
+        from: &Side,
+        to: &Side,
+        tensor: AnyTensor,
+        watch: Option<&Watch>,
+    ) -> AnyTensor {
+        match self.dry.as_ref().filter(|dry| dry.is_measured) {
+            Some(dry) => {
+                let factor = from.scale / to.scale;
+                let watch = dry.watch(tensor.dtype(), to.dtype.into(), factor);
+                tensor.scaled_cast(to.dtype, factor.into(), Some(&watch))
+            }
+            None => tensor.scaled_cast(to.dtype, from.factor(to), watch),
+        }
+    }
+
+    /// Takes a tensor in that is not of the scope.
+    pub(crate) fn take_in(&self, tensor: AnyTensor) -> AnyTensor {
+        let dtype = tensor.dtype();
+        if is_half(dtype) && tensor.is_tracked() {
+            // On its way back its gradient would be rounded to half precision without the scale.
+            self.refuse(AmpError::HalfPrecisionInput { dtype });
+        }
+        self.cross(&Side::OUTSIDE, &self.side, tensor, None)
+    }
+
+    /// Takes a tensor in that may be of another side.
+    pub(crate) fn take_from(
+        &self,
+        from: &Side,
+        tensor: AnyTensor,
+        watch: Option<&Watch>,
+    ) -> AnyTensor {
+        match from.holds(tensor.dtype()) {
+            true => self.cross(from, &self.side, tensor, watch),
+            false => self.take_in(tensor),
+        }
+    }
+
+    /// Takes a tensor in, unless it is of the scope already.
+    pub(crate) fn take_back(&self, tensor: AnyTensor) -> AnyTensor {
+        match self.side.holds(tensor.dtype()) {
+            true => tensor,
+            false => self.take_in(tensor),
+        }
+    }
+
+    /// Takes a parameter in. While the closure runs, its gradient comes from a `backward` inside, which lacks the loss scale.
+    pub(crate) fn take_parameter(&self, path: &Arc<str>, base: AnyTensor) -> AnyTensor {
+        let is_scaled = self.side.scale != 1.0 || self.side.device_step.is_some();
+        let watch = (base.is_tracked() && is_scaled).then(|| {
+            let (notes, path) = (self.notes.clone(), path.clone());
+            Watch::of_arrival(move || {
+                if let Some(notes) = ScopeNotes::running(notes.clone()) {
+                    let mut notes = locked(&notes);
+                    let parameter = path.to_string();
+                    let error = AmpError::BackwardInside { parameter };
+                    notes.refused.get_or_insert(error);
+                }
+            })
+        });
+        self.cross(&Side::OUTSIDE, &self.side, base, watch.as_ref())
+    }
+
+    /// Lets a result out, to another scope or outside.
+    pub(crate) fn let_out(&self, tensor: AnyTensor, to: &Side, watch: Option<&Watch>) -> AnyTensor {
+        let dtype = tensor.dtype();
+        if !self.side.holds(dtype) {
+            if tensor.is_tracked() {
+                self.refuse(AmpError::CapturedOutput { dtype });
+            }
+            return tensor.cast(FloatDType::F32);
+        }
+        if let Some(dry) = &self.dry {
+            dry.leaves(&tensor, &self.amp, to.is_outside());
+        } else if watch.is_some() && to.is_outside() {
+            warn_of_a_loss(&tensor);
+        }
+        self.cross(&self.side, to, tensor, watch)
+    }
+
+    /// Lets a tensor out for a part in f32, which comes back.
+    pub(crate) fn widen(&self, tensor: AnyTensor) -> AnyTensor {
+        match self.side.holds(tensor.dtype()) {
+            true => self.cross(&self.side, &Side::OUTSIDE, tensor, None),
+            false => tensor.cast(FloatDType::F32),
+        }
+    }
+
+    /// The first refusal counts.
+    pub(crate) fn refuse(&self, error: AmpError) {
+        locked(&self.notes).refused.get_or_insert(error);
+    }
+
+    pub(crate) fn take_refused(&self) -> Option<AmpError> {
+        locked(&self.notes).refused.take()
+    }
+}
+
+/// A scalar cannot carry the loss scale: its gradient starts at 1 and is multiplied beyond f16 at once.
+fn warn_of_a_loss(tensor: &AnyTensor) {
+    static SAID: Once = Once::new();
+    let dtype = tensor.dtype();
+    if is_half(dtype) && tensor.is_tracked() && tensor.shape().num_elements() == 1 {
+        SAID.call_once(|| {
+            warn!(
+                "`autocast` returns a single {dtype:?} value that requires gradients: if it is a loss, take it outside, in f32. Reduced \
+                 in half precision it loses digits, and its gradient times the loss scale overflows"
+            );
+        });
+    }
+}

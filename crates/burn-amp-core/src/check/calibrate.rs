@@ -1,0 +1,190 @@
+//! The first loss scale, from one backward pass before the first step: [`MixedPrecision::calibrate`], [`GradScaler::calibrate`].
+
+use burn::{module::Module, optim::GradientsParams, tensor::Tensor};
+use std::sync::Arc;
+
+use crate::{border::cast::multiply_losses, check::dry_loss, border::dry_run::DryRun, error::{AmpError, short}, gradients::status::GradientStatus, scale::loss_scale::LossScale, border::mixed_precision::MixedPrecision, gradients::running_statistics::RunningStatistics, scaler::GradScaler, gradients::unscale::inspect};
+
+/// By how many binades the scale stays below the lowest at which something overflows.
+const HEADROOM: i32 = 3;
+/// Where the search begins, as PyTorch's scale does, how far one step down goes, and where it ends.
+const FIRST: i32 = 16;
+const STEP: i32 = 8;
+const LOWEST: i32 = -24;
+/// So that the scale has an inverse in f32.
+const HIGHEST: i32 = 126;
+
+impl MixedPrecision {
+    /// Sets the loss scale from a backward pass that is thrown away: before the first step, in place of PyTorch's blind 65536.
+    ///
+    /// `loss` computes a loss as the training loop does, on a typical batch, with [`autocast`](Self::autocast) inside (or in the model, for a
+    /// `Learner`). Gradients are measured at every cast between half precision and f32: those of the activations where they enter
+    /// and leave scopes, [`in_f32`](crate::in_f32) and [`rescaled`](crate::rescaled) parts, and those of the parameters. From the largest of them comes a scale just
+    /// below overflow, which a second pass tries, because what overflows between two casts is seen only then; it is lowered until nothing
+    /// overflows. The result is three binades (a factor of 8) below that: a power of two, within `min_scale` and `max_scale`.
+    ///
+    /// Returns the new scale. A static scale is set too. Without a loss scale nothing runs, and it is 1. Load records after this: they bring their own scale.
+    ///
+    /// Same model, same batch, same result. It leaves no trace: running statistics are put back, no step is counted, the factors
+    /// of parts stay. But dropout draws its random numbers; seed the device afterwards if that matters. Waits for the device.
+    ///
+    /// ```
+    /// use burn::{module::Module, nn::LinearConfig, tensor::{Device, Distribution, Tensor}};
+    /// use burn_amp::MixedPrecision;
+    ///
+    /// let device = Device::flex().autodiff();
+    /// let amp = MixedPrecision::f16();
+    /// let model = LinearConfig::new(4, 2).init(&device).apply_reparameterization(amp.clone());
+    /// let batch = Tensor::<2>::random([8, 4], Distribution::Default, &device);
+    ///
+    /// let scale = amp.calibrate(&model, |m| amp.autocast(batch.clone(), |x| m.forward(x)).square().mean())?;
+    /// assert_eq!(amp.loss_scale(), scale);
+    /// # Ok::<(), burn_amp::AmpError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The scale stays as it was. [`AmpError::GradientsNotFinite`] if gradients overflow even at 2^-24 (a scale below 1 is set, and warned of),
+    /// [`AmpError::NoGradients`] if there is none, or all are zero. [`AmpError::NoScope`], [`AmpError::HalfPrecisionLoss`],
+    /// [`AmpError::DTypeClash`] and the rest as [`check`](Self::check).
+    ///
+    /// # Panics
+    ///
+    /// Where `loss` panics for another reason, or its result has no autodiff graph.
+    pub fn calibrate<M: Module, const D: usize>(
+        &self,
+        model: &M,
+        mut loss: impl FnMut(&M) -> Tensor<D>,
+    ) -> Result<f32, AmpError> {
+        if !self.is_scaled() {
+            return Ok(self.loss_scale());
+        }
+        let live = self.live();
+        let schedule = live.schedule();
+        let scale = search(&schedule, |scale| {
+            let dry = Arc::new(DryRun {
+                is_measured: true,
+                ..DryRun::at(scale)
+            });
+            let grads = dry_loss(self, &dry, model, &mut loss)?.backward();
+            let status = inspect(&GradientsParams::from_grads(grads, model), model)?;
+            let measured = dry.take().measured();
+            Ok(Found {
+                // Casts of Burn's own operations are not watched.
+                max_abs: match measured.is_any {
+                    true => measured.max_abs,
+                    false => status.max_abs() * scale,
+                },
+                overflow: measured.overflow || status.has_overflow(),
+                status,
+            })
+        })?;
+        live.set_schedule(schedule.with_scale("loss_scale", scale)?);
+        Ok(self.loss_scale())
+    }
+}
+
+impl GradScaler {
+    /// Sets the loss scale from a backward pass that is thrown away: see [`MixedPrecision::calibrate`], which this is for the scaler of
+    /// a [`MixedPrecision`].
+    ///
+    /// For half-precision parameters, `loss` computes a loss that is not scaled; it is multiplied here. What is measured are the gradients of the
+    /// parameters. What overflows before them is seen by what it leaves there.
+    ///
+    /// # Errors
+    ///
+    /// As [`MixedPrecision::calibrate`].
+    ///
+    /// # Panics
+    ///
+    /// As [`MixedPrecision::calibrate`].
+    pub fn calibrate<M: Module, const D: usize>(
+        &mut self,
+        model: &M,
+        mut loss: impl FnMut(&M) -> Tensor<D>,
+    ) -> Result<f32, AmpError> {
+        if let Some(amp) = self.precision() {
+            return amp.clone().calibrate(model, loss);
+        }
+        if !self.is_enabled() {
+            return Ok(self.loss_scale());
+        }
+        let scale = search(&self.schedule(), |scale| {
+            let value = RunningStatistics::unchanged(model, || loss(model));
+            if !value.is_tracked() {
+                return Err(AmpError::NoGradients { gradients: 0 });
+            }
+            let (scaled, _) = multiply_losses(value, scale as f32);
+            let grads = GradientsParams::from_grads(scaled.backward(), model);
+            let status = inspect(&grads, model)?;
+            Ok(Found {
+                max_abs: status.max_abs(),
+                overflow: status.has_overflow(),
+                status,
+            })
+        })?;
+        self.set_loss_scale(scale)?;
+        Ok(self.loss_scale())
+    }
+}
+
+/// What a backward pass has shown.
+struct Found {
+    max_abs: f64,
+    overflow: bool,
+    status: GradientStatus,
+}
+
+/// The scale that is [`HEADROOM`] below overflow, as far as a schedule can reach it.
+fn search(
+    schedule: &LossScale,
+    mut run: impl FnMut(f64) -> Result<Found, AmpError>,
+) -> Result<f64, AmpError> {
+    let exponent = highest(|exponent| run(f64::from(exponent).exp2()))? - HEADROOM;
+    let scale = f64::from(exponent).exp2();
+    match exponent < 0 {
+        true => warn!(
+            "gradients overflow in half precision even at a loss scale of 1: the loss is large, or its gradients are. The loss scale is {}",
+            short(scale)
+        ),
+        false => log::info!("the loss scale starts at {}", short(scale)),
+    }
+    Ok(schedule.clamped(scale as f32).into())
+}
+
+/// The exponent of the highest scale at which nothing overflows.
+fn highest(mut run: impl FnMut(i32) -> Result<Found, AmpError>) -> Result<i32, AmpError> {
+    let mut lowest = FIRST;
+    let found = loop {
+        let found = run(lowest)?;
+        if !found.overflow {
+            break found;
+        }
+        if lowest <= LOWEST {
+            let parameter = found.status.overflow_parameter().unwrap_or("?");
+            return Err(AmpError::GradientsNotFinite {
+                parameter: parameter.to_string(),
+            });
+        }
+        lowest -= STEP;
+    };
+    let gradients = found.status.gradients();
+    if gradients == 0 || found.max_abs == 0.0 {
+        return Err(AmpError::NoGradients { gradients });
+    }
+    // All that is below 2^16 is finite in f16.
+    let binades = 15 - found.max_abs.log2().floor() as i32;
+    let (mut exponent, mut status) = ((lowest + binades).min(HIGHEST), found.status);
+    while exponent > lowest {
+        let found = run(exponent)?;
+        if !found.overflow {
+            status = found.status;
+            break;
+        }
+        exponent -= 1;
+    }
+    match status.is_all_zero() {
+        true => Err(AmpError::NoGradients { gradients }),
+        false => Ok(exponent),
+    }
+}

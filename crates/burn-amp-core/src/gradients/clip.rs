@@ -1,0 +1,397 @@
+//! Clipping: between unscaling and the optimizer, with the norms that the unscaling pass has found.
+
+use burn::{
+    config::Config,
+    module::{ParamGroup, ParamId},
+    optim::GradientsParams,
+    tensor::DType,
+};
+use burn_amp_kernels::{ClipTable, NormClip, TensorStatus, clip_factors};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, HashMap};
+
+use crate::{values::any_tensor::AnyTensor, gradients::entries::Entry, error::AmpError, gradients::status::norm, gradients::UnscaledGradients};
+
+/// How gradients are clipped: Burn's `GradientClippingConfig`, with the global norm beside it.
+///
+/// Used by [`ScaledOptimizer::with_clipping`](crate::ScaledOptimizer::with_clipping), and by [`UnscaledGradients::clip`] where
+/// steps are written by hand. The threshold is in the unit of the unscaled gradients. It is above 0; infinity, `"inf"` in JSON,
+/// measures and never clips. Clipping by a norm is from "On the difficulty of training recurrent neural networks" (Pascanu et
+/// al., 2013).
+///
+/// ```
+/// use burn::{nn::LinearConfig, tensor::{Device, Distribution, Tensor}};
+/// use burn_amp::{GradScalerConfig, GradientClip};
+///
+/// let device = Device::flex().autodiff();
+/// let model = LinearConfig::new(4, 2).init(&device);
+/// let scaler = GradScalerConfig::new().init()?;
+///
+/// let input = Tensor::<2>::random([8, 4], Distribution::Default, &device);
+/// let grads = scaler.unscale(scaler.backward(model.forward(input).sum(), &model), &model)?;
+/// let grads = grads.clip(&GradientClip::GlobalNorm(0.01))?;
+///
+/// let status = grads.status();
+/// assert_eq!(status.clip_norms(), [status.norm()]); // before clipping
+/// assert!(status.clip_coefficient().unwrap() < 1.0);
+/// # Ok::<(), burn_amp::AmpError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum GradientClip {
+    /// Every value is limited to `-threshold..=threshold`. Keras's `clipvalue`, `torch.nn.utils.clip_grad_value_`.
+    Value(#[serde(with = "crate::values::number")] f64),
+    /// Each parameter's gradient whose L2 norm exceeds the threshold is shortened to it. Keras's `clipnorm`.
+    Norm(#[serde(with = "crate::values::number")] f64),
+    /// All gradients of the group, as one vector, are multiplied by `threshold / (norm + 1e-6)` where that is below 1.
+    /// `torch.nn.utils.clip_grad_norm_`, whose 1e-6 is kept; Keras's `global_clipnorm`, DeepSpeed's `gradient_clipping`.
+    GlobalNorm(#[serde(with = "crate::values::number")] f64),
+}
+
+// By hand: the derive refuses an attribute at a threshold.
+impl Config for GradientClip {}
+
+impl std::fmt::Display for GradientClip {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&burn::config::config_to_json(self))
+    }
+}
+
+impl GradientClip {
+    /// Refuses a threshold that is zero, negative or NaN; `field` is the setting that holds it.
+    pub(crate) fn check(&self, field: &'static str) -> Result<(), AmpError> {
+        let (Self::Value(threshold) | Self::Norm(threshold) | Self::GlobalNorm(threshold)) = self;
+        // A NaN is not above zero either.
+        match *threshold > 0.0 {
+            true => Ok(()),
+            false => Err(AmpError::refused(
+                field,
+                format!("{self:?}"),
+                "a threshold above 0",
+            )),
+        }
+    }
+}
+
+/// What the gradients of parameters are multiplied by; others are not.
+pub type Factors = HashMap<ParamId, f32>;
+
+/// Which parameters are clipped how: by the last group that matches, or else by the rule for all.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ClipRules {
+    pub(crate) all: Option<GradientClip>,
+    pub(crate) groups: Vec<(ParamGroup, GradientClip)>,
+}
+
+impl ClipRules {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.all.is_none() && self.groups.is_empty()
+    }
+
+    /// The rules, that for all first.
+    fn rules(&self) -> Vec<GradientClip> {
+        let groups = self.groups.iter().map(|(_, clip)| *clip);
+        self.all.into_iter().chain(groups).collect()
+    }
+
+    /// How a device clips these gradients by their norms; none if it has not to.
+    pub(crate) fn table(&self, entries: &[Entry]) -> Option<ClipTable> {
+        let clips = self.by_norm(entries);
+        let device = &entries.first()?.device;
+        let clips_any = clips.iter().any(|clip| *clip != NormClip::Not);
+        clips_any.then(|| ClipTable::upload(&clips, device))
+    }
+
+    /// How each gradient is clipped by a norm.
+    fn by_norm(&self, entries: &[Entry]) -> Vec<NormClip> {
+        let clip = |entry: &Entry| match self.rule_of(entry) {
+            Some((_, GradientClip::Norm(threshold))) => NormClip::Own(threshold as f32),
+            Some((index, GradientClip::GlobalNorm(threshold))) => NormClip::Joint {
+                group: index as u16,
+                threshold: threshold as f32,
+            },
+            Some((_, GradientClip::Value(_))) | None => NormClip::Not,
+        };
+        entries.iter().map(clip).collect()
+    }
+
+    /// Limits the values of the gradients that are clipped by value. Nobody has to know whether any is beyond its limit.
+    pub(crate) fn limit(&self, grads: &mut GradientsParams, entries: &[Entry]) {
+        let is_value = |rule: &GradientClip| matches!(rule, GradientClip::Value(_));
+        if !self.rules().iter().any(is_value) {
+            return;
+        }
+        for entry in entries {
+            if let Some((_, GradientClip::Value(threshold))) = self.rule_of(entry)
+                && let Some(grad) = entry.take(grads)
+            {
+                entry.put(grads, limited(grad, threshold));
+            }
+        }
+    }
+
+    /// A parameter's rule, and its position among [`rules`](Self::rules).
+    fn rule_of(&self, entry: &Entry) -> Option<(usize, GradientClip)> {
+        let matches = |group: &ParamGroup| group.matches(&entry.id, Some(&entry.path));
+        let group = (self.groups.iter()).rposition(|(group, _)| matches(group));
+        match group {
+            Some(group) => {
+                let first = usize::from(self.all.is_some());
+                Some((first + group, self.groups[group].1))
+            }
+            None => self.all.map(|clip| (0, clip)),
+        }
+    }
+}
+
+/// Rounding the threshold to the gradient's dtype is rounding the result: no need to widen it.
+fn limited(grad: AnyTensor, threshold: f64) -> AnyTensor {
+    grad.map(|grad| grad.clamp(-threshold, threshold))
+}
+
+impl UnscaledGradients {
+    /// Clips the gradients; the norms before clipping stay in the [`status`](Self::status).
+    ///
+    /// The norms are those that the unscaling pass has found, so there is no second pass to find them. Gradients within their
+    /// threshold are not touched; others are multiplied or limited on their device, and keep shape and dtype. Does not wait for
+    /// the device, with one exception: gradients that were changed since (by [`map`](Self::map),
+    /// [`mul_scalar`](Self::mul_scalar), [`add`](Self::add), [`params_mut`](Self::params_mut), or by clipping before) and those
+    /// of a disabled scaler are measured first, in one pass and one wait, and the status is that of this pass.
+    ///
+    /// Gradients that overflow stay as they are: the step is skipped, and clipping an infinity would hide it. That holds
+    /// for an overflow that is found only now, too. A disabled scaler skips nothing: the step is taken unclipped.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`] if the threshold is zero, negative or NaN; [`AmpError::UnsupportedDType`] if gradients have to be
+    /// measured and a gradient's device cannot compute in the gradient's dtype.
+    pub fn clip(self, clip: &GradientClip) -> Result<Self, AmpError> {
+        clip.check("clip")?;
+        let rules = ClipRules {
+            all: Some(*clip),
+            ..Default::default()
+        };
+        Ok(self.clip_by(&rules, 1.0, false)?.0)
+    }
+
+    /// As [`clip`](Self::clip), with a rule for each group of parameters. A parameter that matches several groups follows the
+    /// last one, as with Burn's `ModuleOptimizer::with_group`; one that matches none is not clipped. A global norm is that of its
+    /// group alone.
+    ///
+    /// # Errors
+    ///
+    /// As [`clip`](Self::clip).
+    pub fn clip_groups(self, groups: &[(ParamGroup, GradientClip)]) -> Result<Self, AmpError> {
+        for (_, clip) in groups {
+            clip.check("clip_groups")?;
+        }
+        let rules = ClipRules {
+            groups: groups.to_vec(),
+            ..Default::default()
+        };
+        Ok(self.clip_by(&rules, 1.0, false)?.0)
+    }
+
+    /// Clips by these rules what a guard has multiplied by `factor`, at most 1, in one multiplication. If the `later` step multiplies, it is told
+    /// by what; those factors are the ones that a device finds by itself.
+    pub(crate) fn clip_by(
+        mut self,
+        rules: &ClipRules,
+        factor: f64,
+        later: bool,
+    ) -> Result<(Self, Factors), AmpError> {
+        let mut factors = Factors::new();
+        if self.has_overflow() {
+            return Ok((self, factors));
+        }
+        let statuses = self.measured()?;
+        // Also what a change, or a disabled scaler, has let through: clipped, it would look like a gradient.
+        if statuses.iter().any(|status| status.non_finite > 0) {
+            return Ok((self, factors));
+        }
+        let norms = Norms::of(&self, &statuses)?;
+        let mut plan = Plan::new(rules, factor, self.entries(), &statuses, &norms, later);
+        let clipped = plan.changed();
+        if later {
+            factors = plan.take_factors(self.entries());
+        }
+        for (factor, positions) in plan.take_shared() {
+            self.scale(&positions, factor)?;
+        }
+        if plan.changed() > 0 {
+            self = self.map_each(|position, grad| plan.changes[position].of(grad));
+        }
+        let status = self.status_mut();
+        status.clipped = Some(clipped);
+        status.clip_coefficient = plan.coefficients.into_iter().min_by(f64::total_cmp);
+        status.clip_norms = plan.norms;
+        Ok((self, factors))
+    }
+}
+
+/// The norms of gradients, in a unit in which they and all of them together are in the range of f64.
+struct Norms {
+    unit: f64,
+    norms: Vec<f64>,
+}
+
+impl Norms {
+    /// Those that were found. Where they are beyond f64, f64 gradients are measured once more, in a smaller unit: waits for the
+    /// device.
+    fn of(grads: &UnscaledGradients, statuses: &[TensorStatus]) -> Result<Self, AmpError> {
+        let norms: Vec<f64> = statuses.iter().map(|status| status.norm).collect();
+        if norm(norms.iter().copied()).is_finite() {
+            return Ok(Self { unit: 1.0, norms });
+        }
+        let unit = 2f64.powi(-64);
+        let scaled = grads.clone().mul_scalar(unit).measured()?;
+        let norm = |(index, entry): (usize, &Entry)| match entry.gradient {
+            DType::F64 => scaled[index].norm,
+            // Far from that range; but so small, they might not be in that of their dtype.
+            _ => norms[index] * unit,
+        };
+        let norms = grads.entries().iter().enumerate().map(norm).collect();
+        Ok(Self { unit, norms })
+    }
+}
+
+/// What is done to one gradient: it is multiplied by a factor of at most 1, then limited.
+#[derive(Clone, Copy)]
+struct Change {
+    factor: f64,
+    limit: Option<f64>,
+}
+
+impl Change {
+    fn is_any(&self) -> bool {
+        self.factor < 1.0 || self.limit.is_some()
+    }
+
+    fn of(&self, mut grad: AnyTensor) -> AnyTensor {
+        if self.factor < 1.0 {
+            grad = grad.mul_scalar(self.factor);
+        }
+        match self.limit {
+            Some(threshold) => limited(grad, threshold),
+            None => grad,
+        }
+    }
+}
+
+/// What is done to each gradient, and the groups that are clipped by their global norm.
+struct Plan {
+    changes: Vec<Change>,
+    norms: Vec<f64>,
+    coefficients: Vec<f64>,
+}
+
+impl Plan {
+    /// What `torch.nn.utils.clip_grad_norm_` adds to the norm.
+    const EPSILON: f64 = 1e-6;
+
+    /// With the coefficient of a guard. Of it and that of a norm the smaller holds, as in ZClip; values are clipped after it. If the `later`
+    /// step multiplies, by what a device would find.
+    fn new(
+        rules: &ClipRules,
+        guard: f64,
+        entries: &[Entry],
+        statuses: &[TensorStatus],
+        found_norms: &Norms,
+        later: bool,
+    ) -> Self {
+        let Norms { unit, norms } = found_norms;
+        let has_f64 = entries.iter().any(|entry| entry.gradient == DType::F64);
+        let of_device = (later && !has_f64).then(|| clip_factors(&rules.by_norm(entries), norms));
+        let found = |at: usize, factor: f64| {
+            let known = of_device.as_ref();
+            known.map_or(factor, |factors| factors[at].into())
+        };
+        let rule_of: Vec<_> = entries.iter().map(|entry| rules.rule_of(entry)).collect();
+        let mut plan = Self {
+            changes: Vec::new(),
+            norms: Vec::new(),
+            coefficients: Vec::from_iter((guard < 1.0).then_some(guard)),
+        };
+        let joint = plan.join(rules, &rule_of, found_norms, &found);
+        let change = |(at, rule): (usize, Option<(usize, GradientClip)>)| {
+            let own = match rule {
+                Some((index, GradientClip::GlobalNorm(_))) => joint[&index],
+                Some((_, GradientClip::Norm(threshold))) if norms[at] > threshold * unit => {
+                    found(at, threshold * unit / norms[at])
+                }
+                _ => 1.0,
+            };
+            let factor = guard.min(own);
+            let limit = match rule {
+                Some((_, GradientClip::Value(threshold))) => Some(threshold),
+                _ => None,
+            };
+            let largest = factor * statuses[at].max_abs;
+            let limit = limit.filter(|threshold| largest > *threshold);
+            Change { factor, limit }
+        };
+        plan.changes = rule_of.into_iter().enumerate().map(change).collect();
+        plan
+    }
+
+    /// Adds the groups that are clipped by their global norms; their factors, by the positions of their rules.
+    fn join(
+        &mut self,
+        rules: &ClipRules,
+        rule_of: &[Option<(usize, GradientClip)>],
+        Norms { unit, norms }: &Norms,
+        found: &dyn Fn(usize, f64) -> f64,
+    ) -> HashMap<usize, f64> {
+        let mut factors = HashMap::new();
+        for (index, rule) in rules.rules().into_iter().enumerate() {
+            let GradientClip::GlobalNorm(threshold) = rule else {
+                continue;
+            };
+            let is_of = |at: &usize| rule_of[*at].is_some_and(|(of, _)| of == index);
+            let mut group = (0..rule_of.len()).filter(is_of);
+            let norm = norm(group.clone().map(|at| norms[at]));
+            let factor = (threshold * unit / (norm + Self::EPSILON * unit)).min(1.0);
+            let factor = group.next().map_or(factor, |at| found(at, factor));
+            self.norms.push(norm / unit);
+            self.coefficients.push(factor);
+            factors.insert(index, factor);
+        }
+        factors
+    }
+
+    /// How many gradients are changed.
+    fn changed(&self) -> usize {
+        let changes = self.changes.iter();
+        changes.filter(|change| change.is_any()).count()
+    }
+
+    /// Takes out what is a factor alone.
+    fn take_factors(&mut self, entries: &[Entry]) -> Factors {
+        let changes = self.changes.iter_mut().zip(entries);
+        let alone = changes.filter(|(change, _)| change.is_any() && change.limit.is_none());
+        let take = |(change, entry): (&mut Change, &Entry)| {
+            let factor = std::mem::replace(&mut change.factor, 1.0);
+            (entry.id, factor as f32)
+        };
+        alone.map(take).collect()
+    }
+
+    /// Takes out the factors that several gradients share, with the positions of these: one pass does each.
+    fn take_shared(&mut self) -> Vec<(f64, Vec<usize>)> {
+        let mut shared: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
+        for (position, change) in self.changes.iter().enumerate() {
+            if change.factor < 1.0 {
+                let positions = shared.entry(change.factor.to_bits()).or_default();
+                positions.push(position);
+            }
+        }
+        shared.retain(|_, positions| positions.len() > 1);
+        for position in shared.values().flatten() {
+            self.changes[*position].factor = 1.0;
+        }
+        let factors = shared.into_iter();
+        factors
+            .map(|(bits, positions)| (f64::from_bits(bits), positions))
+            .collect()
+    }
+}

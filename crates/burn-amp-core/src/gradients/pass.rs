@@ -1,0 +1,163 @@
+//! One pass over gradients, on all devices that hold some.
+
+use burn::tensor::{DType, Device, Tensor};
+use burn_amp_kernels::{
+    Crossing, CrossingStatus, ExponentHistogram, Histogram, Reading, Status, TensorList,
+    TensorStatus, UnsupportedDType,
+};
+use std::mem::take;
+
+use crate::{values::any_tensor::AnyTensor, values::rank::with_rank};
+
+#[cfg(any(test, feature = "counts"))]
+thread_local! {
+    /// How often this thread has waited for a device.
+    pub static READS: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+}
+
+/// Gradients on their way through the kernels: one list for each device, and one more for those that keep their dtype.
+#[derive(Default)]
+pub(crate) struct Pass {
+    groups: Vec<Group>,
+    /// From which magnitude on values are counted as near the top.
+    edge: Option<f32>,
+}
+
+struct Group {
+    device: Device,
+    keep_dtype: bool,
+    /// The gradients, or what they were multiplied to.
+    list: TensorList,
+    /// What is in them, once it was measured; nobody has read it.
+    status: Status,
+    /// Where each tensor stands among all gradients.
+    positions: Vec<usize>,
+}
+
+impl Pass {
+    pub(crate) fn counting_from(edge: Option<f32>) -> Self {
+        let groups = Vec::new();
+        Self { groups, edge }
+    }
+
+    /// Of tensors that stay as they are.
+    pub(crate) fn of(tensors: impl IntoIterator<Item = AnyTensor>) -> Self {
+        let mut pass = Self::default();
+        for (position, tensor) in tensors.into_iter().enumerate() {
+            pass.push(position, tensor, true);
+        }
+        pass
+    }
+
+    /// Adds the gradient that stands at a position among all. Unscaled, it is in f32 (f64 for f64), or in its own dtype, and then measured
+    /// as rounded.
+    pub(crate) fn push(&mut self, position: usize, grad: AnyTensor, keep_dtype: bool) {
+        let device = grad.device();
+        let is_ours = |g: &Group| g.device == device && g.keep_dtype == keep_dtype;
+        let group = self.groups.iter().position(is_ours);
+        let group = group.unwrap_or_else(|| {
+            let mut list = TensorList::new();
+            if let Some(edge) = self.edge {
+                list.count_from(edge);
+            }
+            self.groups.push(Group {
+                device,
+                keep_dtype,
+                list,
+                status: Status::default(),
+                positions: Vec::new(),
+            });
+            self.groups.len() - 1
+        });
+        self.groups[group].list.push(grad.into_handle());
+        self.groups[group].positions.push(position);
+    }
+
+    /// Multiplies all gradients by `inverse`, and measures the products. Does not wait.
+    pub(crate) fn unscale(&mut self, inverse: f32) -> Result<(), UnsupportedDType> {
+        for group in &mut self.groups {
+            let factor = Tensor::from_data([inverse], (&group.device, DType::F32));
+            let list = take(&mut group.list);
+            (group.list, group.status) = match group.keep_dtype {
+                true => burn_amp_kernels::unscale_in_dtype(list, factor)?,
+                false => burn_amp_kernels::unscale(list, factor)?,
+            };
+        }
+        Ok(())
+    }
+
+    /// Measures all gradients, and reads what was found, as [`read`](Self::read).
+    pub(crate) fn inspect(
+        mut self,
+        crossings: Vec<Crossing>,
+        found: impl FnMut(usize, TensorStatus),
+    ) -> Result<Vec<Option<CrossingStatus>>, UnsupportedDType> {
+        for group in &mut self.groups {
+            group.status = burn_amp_kernels::inspect(take(&mut group.list))?;
+        }
+        Ok(self.read(crossings, found))
+    }
+
+    /// Tells what was `found` in the gradients, by their positions. Reads what has crossed the border in the same transfer. Waits for each
+    /// device, for one transfer.
+    pub(crate) fn read(
+        &mut self,
+        mut crossings: Vec<Crossing>,
+        mut found: impl FnMut(usize, TensorStatus),
+    ) -> Vec<Option<CrossingStatus>> {
+        self.start();
+        let mut crossed = Vec::new();
+        for group in &mut self.groups {
+            #[cfg(any(test, feature = "counts"))]
+            READS.set(READS.get() + 1);
+            // With those of the first device.
+            let reading = Reading::now(take(&mut group.status), take(&mut crossings));
+            let (rows, first) = reading.wait(1.0);
+            crossed.extend(first);
+            for (position, status) in group.positions.iter().zip(rows) {
+                found(*position, status);
+            }
+        }
+        // Nothing was measured.
+        crossed.extend(crossings.into_iter().map(Crossing::read));
+        crossed
+    }
+
+    /// Takes the gradient at a position out. From the last to the first, so that nothing else holds its memory.
+    pub(crate) fn pop(&mut self, position: usize, rank: usize) -> Option<AnyTensor> {
+        let is_last = |group: &&mut Group| group.positions.last() == Some(&position);
+        let group = self.groups.iter_mut().find(is_last)?;
+        group.positions.pop();
+        with_rank!(rank, D => group.list.pop::<D>().map(AnyTensor::new), _rank => None)
+    }
+
+    /// The list, if all are on one device.
+    pub(crate) fn only(mut self) -> Option<TensorList> {
+        let group = self.groups.pop()?;
+        self.groups.is_empty().then_some(group.list)
+    }
+
+    /// Counts the values of all gradients by exponent. Waits for each device, for one transfer.
+    pub(crate) fn histogram(mut self) -> Result<ExponentHistogram, UnsupportedDType> {
+        let mut counts = Vec::new();
+        for group in &mut self.groups {
+            counts.push(burn_amp_kernels::histogram(take(&mut group.list))?);
+        }
+        self.start();
+        let counts = counts.into_iter().map(Histogram::read);
+        Ok(counts.fold(ExponentHistogram::default(), |sum, counts| sum + counts))
+    }
+
+    /// Has all devices start before the first of them is waited for: with fusion, work is queued until it is read or flushed.
+    fn start(&self) {
+        if self.groups.len() < 2 {
+            return;
+        }
+        for Group { device, .. } in &self.groups {
+            if let Err(error) = device.flush() {
+                // Reading tells the same.
+                log::debug!("{device:?} could not start: {error}");
+            }
+        }
+    }
+}

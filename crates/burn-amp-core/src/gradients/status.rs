@@ -1,0 +1,157 @@
+use crate::scale::loss_scale::{Measures, Observation, StepOutcome};
+
+/// What one pass over the gradients has found. Host values: reading them never waits for a device.
+///
+/// All values are those of the *unscaled* gradients. A value that is finite while scaled and becomes
+/// infinite by unscaling (a scale below 1) counts as not finite; PyTorch, which tests the scaled values,
+/// lets it pass.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GradientStatus {
+    pub(crate) gradients: usize,
+    pub(crate) elements: u64,
+    pub(crate) non_finite: u64,
+    pub(crate) zeros: u64,
+    pub(crate) above: u64,
+    pub(crate) norm: f64,
+    pub(crate) max_abs: f64,
+    pub(crate) overflow: Option<String>,
+    /// Gradients that clipping has changed; none before clipping.
+    pub(crate) clipped: Option<usize>,
+    pub(crate) clip_norms: Vec<f64>,
+    pub(crate) clip_coefficient: Option<f64>,
+}
+
+impl GradientStatus {
+    /// The number of gradients (tensors) seen. Parameters that are frozen or that the loss did not
+    /// reach have none.
+    pub fn gradients(&self) -> usize {
+        self.gradients
+    }
+
+    /// The number of values that were looked at: 0 if there are no gradients, or if the scaler is disabled and they were not
+    /// clipped.
+    pub fn elements(&self) -> u64 {
+        self.elements
+    }
+
+    /// The number of values that are infinite or NaN.
+    pub fn non_finite(&self) -> u64 {
+        self.non_finite
+    }
+
+    /// Whether any value is infinite or NaN: then the step is skipped, unless the scaler is disabled.
+    pub fn has_overflow(&self) -> bool {
+        self.non_finite > 0
+    }
+
+    /// The path of the first parameter, in the module's order, with a value that is not finite.
+    pub fn overflow_parameter(&self) -> Option<&str> {
+        self.overflow.as_deref()
+    }
+
+    /// The L2 norm over the finite values of all gradients, as if they were one vector.
+    ///
+    /// Squares are taken relative to the largest magnitude of their tensor, so that neither
+    /// overflows nor underflows where the norm itself does not. Infinite where the norm of f64 gradients is beyond f64, which
+    /// [`clip`](crate::UnscaledGradients::clip) handles.
+    pub fn norm(&self) -> f64 {
+        self.norm
+    }
+
+    /// The number of gradients (tensors) that clipping has changed; none if the gradients were not clipped.
+    ///
+    /// [`norm`](Self::norm) and the rest are from before clipping.
+    pub fn clipped(&self) -> Option<usize> {
+        self.clipped
+    }
+
+    /// The L2 norms, before clipping, of the groups that are clipped by their global norm: that of all other parameters
+    /// first, then those of the groups in the order in which they were added. Empty if nothing is clipped so.
+    pub fn clip_norms(&self) -> &[f64] {
+        &self.clip_norms
+    }
+
+    /// What clipping by a global norm has multiplied gradients by: the smallest of the groups' coefficients, 1 where none was
+    /// clipped; none if nothing is clipped so.
+    pub fn clip_coefficient(&self) -> Option<f64> {
+        self.clip_coefficient
+    }
+
+    /// The largest magnitude among the finite values; 0 if there are none.
+    pub fn max_abs(&self) -> f64 {
+        self.max_abs
+    }
+
+    /// The number of values that are exactly zero, of either sign.
+    pub fn zeros(&self) -> u64 {
+        self.zeros
+    }
+
+    /// The number of values near the top of f16 when they were scaled: from the `edge` of
+    /// [`Schedule::NearTop`](crate::Schedule::NearTop), or of a [rule of your own](crate::schedule::Rule::count_from), on, infinities and NaN among
+    /// them. With other schedules, those that are not finite.
+    pub fn above(&self) -> u64 {
+        self.above
+    }
+
+    /// The share of values that are exactly zero, from 0 to 1; 0 if there are no values.
+    pub fn zero_share(&self) -> f64 {
+        if self.elements == 0 {
+            0.0
+        } else {
+            self.zeros as f64 / self.elements as f64
+        }
+    }
+
+    /// Whether there are values and every one of them is zero: the sign of an underflow.
+    pub fn is_all_zero(&self) -> bool {
+        self.elements > 0 && self.zeros == self.elements
+    }
+
+    /// The status of gradients whose largest magnitude is `max_abs`: to try a schedule without gradients, by
+    /// [`LossScale::adjust`](crate::LossScale::adjust).
+    pub fn with_max_abs(mut self, max_abs: f64) -> Self {
+        self.max_abs = max_abs;
+        self
+    }
+
+    /// The status of so many values, of which `above` are near the top of f16; to the same end.
+    pub fn with_values(mut self, elements: u64, above: u64) -> Self {
+        (self.elements, self.above) = (elements, above);
+        self
+    }
+
+    /// What schedules use of it.
+    pub(crate) fn measures(&self) -> Measures {
+        Measures {
+            max_abs: self.max_abs,
+            elements: self.elements,
+            above: self.above,
+        }
+    }
+
+    /// Takes over the overflow of gradients that were added to these.
+    pub(crate) fn join(&mut self, other: Self) {
+        self.non_finite += other.non_finite;
+        self.overflow = self.overflow.take().or(other.overflow);
+    }
+}
+
+impl From<(StepOutcome, &GradientStatus)> for Observation {
+    fn from((outcome, status): (StepOutcome, &GradientStatus)) -> Self {
+        Self {
+            outcome,
+            measures: Some(status.measures()),
+        }
+    }
+}
+
+/// The norm of several gradients as one vector, relative to the largest of their norms.
+pub(crate) fn norm(norms: impl Iterator<Item = f64> + Clone) -> f64 {
+    let largest = norms.clone().fold(0.0, f64::max);
+    if largest == 0.0 || largest.is_infinite() {
+        return largest;
+    }
+    let squares: f64 = norms.map(|norm| (norm / largest).powi(2)).sum();
+    largest * squares.sqrt()
+}

@@ -1,0 +1,199 @@
+//! The one pass over the gradients: unscale, test, measure.
+
+use burn::{
+    module::Module,
+    optim::GradientsParams,
+    tensor::{DType, FloatDType},
+};
+use burn_amp_kernels::ExponentHistogram;
+
+use crate::{values::any_tensor::AnyTensor, values::dtype::{optimizer_dtype, working_dtype}, gradients::entries::{Entries, Entry, handles, measure, summarize}, error::AmpError, gradients::pass::Pass, gradients::status::GradientStatus, gradients::UnscaledGradients};
+
+/// Multiplies gradients by `inverse`, rounded to f32 for those that are not f64, and measures the result.
+///
+/// Counts values from `edge` on, where there is one. Results are in f32 (f64 for f64 parameters), unless `in_own_dtype` asks for the
+/// parameter's: then a gradient in that dtype is multiplied in place and measured as rounded. Waits for each device once, for one
+/// small transfer.
+pub(crate) fn unscale(
+    mut grads: GradientsParams,
+    mut entries: Vec<Entry>,
+    inverse: f64,
+    in_own_dtype: bool,
+    edge: Option<f32>,
+) -> Result<UnscaledGradients, AmpError> {
+    let mut pass = Pass::counting_from(edge);
+    for (position, entry) in entries.iter().enumerate() {
+        if let Some(grad) = entry.take(&mut grads) {
+            let grad = widened(grad, working_dtype(entry.parameter), inverse);
+            let wanted = DType::from(optimizer_dtype(entry.parameter, in_own_dtype));
+            let keep_dtype = in_own_dtype && grad.dtype() == wanted;
+            pass.push(position, grad, keep_dtype);
+        }
+    }
+    log_unknown(grads.len());
+    pass.unscale(inverse as f32)?;
+    pass.read(Vec::new(), |at, status| entries[at].status = status);
+    let mut target = GradientsParams::new();
+    let mut rounded = Pass::counting_from(edge);
+    for (position, entry) in entries.iter_mut().enumerate().rev() {
+        let wanted = optimizer_dtype(entry.parameter, in_own_dtype);
+        if let Some(mut grad) = pass.pop(position, entry.rank) {
+            if grad.dtype() != DType::from(wanted) {
+                grad = grad.cast(wanted);
+                rounded.push(position, grad.clone(), true);
+            }
+            entry.gradient = grad.dtype();
+            entry.put(&mut target, grad);
+        }
+    }
+    // What counts is what the optimizer gets: rounding can overflow, and can end in zeros.
+    rounded.inspect(Vec::new(), |at, status| entries[at].status = status)?;
+    Ok(UnscaledGradients::new(target, entries, true))
+}
+
+/// A gradient that is to be multiplied by `inverse`, as the kernels take it.
+fn widened(mut grad: AnyTensor, working: FloatDType, inverse: f64) -> AnyTensor {
+    // The kernels widen half precision themselves.
+    if working_dtype(grad.dtype()) != working {
+        grad = grad.cast(working);
+    }
+    // What f64 gradients are off by where the kernels round it: 3e-8 for a mean of three.
+    let rounded = inverse as f32;
+    let rest = inverse / f64::from(rounded);
+    match working == FloatDType::F64 && rounded.is_normal() && rest != 1.0 {
+        true => grad.mul_scalar(rest),
+        false => grad,
+    }
+}
+
+/// As in Burn's `step`, which ignores them too.
+pub(crate) fn log_unknown(count: usize) {
+    if count > 0 {
+        log::debug!("{count} gradients belong to no parameter of the module and are dropped");
+    }
+}
+
+/// Measures gradients as they are, in f32 (f64 for f64 gradients), and leaves them untouched.
+///
+/// For runs without a scaler, and for a look at scaled gradients. Gradients of parameters that are not in
+/// `module` are not seen. Waits for each device once, for one small transfer.
+///
+/// ```
+/// use burn::{module::Module, nn::LinearConfig, optim::GradientsParams, tensor::{Device, Tensor}};
+///
+/// let device = Device::flex().autodiff();
+/// let model = LinearConfig::new(4, 2).with_bias(false).init(&device);
+/// let loss = model.forward(Tensor::<2>::zeros([8, 4], &device)).sum();
+/// let grads = GradientsParams::from_grads(loss.backward(), &model);
+///
+/// let status = burn_amp::gradients::inspect(&grads, &model)?;
+/// assert!(status.is_all_zero());
+/// # Ok::<(), burn_amp::AmpError>(())
+/// ```
+///
+/// # Errors
+///
+/// [`AmpError::UnsupportedDType`] if a gradient's device cannot compute in the gradient's dtype, [`AmpError::GradientShape`] if a
+/// gradient does not have its parameter's shape.
+pub fn inspect<M: Module>(grads: &GradientsParams, module: &M) -> Result<GradientStatus, AmpError> {
+    let mut entries = Entries::of(grads, module)?.gradients;
+    measure(grads, &mut entries, None, Vec::new())?;
+    Ok(summarize(&entries))
+}
+
+/// Counts the values of all gradients of `module`'s parameters by binary exponent, in one pass.
+///
+/// To see how far gradients reach below the range of f16, and which loss scale lifts them: what has exponent `e`
+/// has `e + log2(scale)` in a scaled gradient, and f16 holds -24 to 15. Gradients are taken as they are, in f16, bf16,
+/// f32 or f64, and are left untouched. Waits for each device once, for one small transfer.
+///
+/// ```
+/// use burn::{module::Module, nn::LinearConfig, optim::GradientsParams, tensor::{Device, Tensor}};
+///
+/// let device = Device::flex().autodiff();
+/// let model = LinearConfig::new(4, 2).with_bias(false).init(&device);
+/// let input = Tensor::<2>::ones([1, 4], &device) * 1e-8;
+/// let grads = GradientsParams::from_grads(model.forward(input).sum().backward(), &model);
+///
+/// let counts = burn_amp::gradients::histogram(&grads, &model)?;
+/// assert_eq!(counts.count(-27), Some(8)); // 2^-27 <= 1e-8 < 2^-26
+/// assert_eq!(counts.below_exponent(-24), 8); // all of them are zero in f16
+/// assert_eq!(counts.below_exponent(-24 - 16), 0); // and none at a scale of 65536
+/// # Ok::<(), burn_amp::AmpError>(())
+/// ```
+///
+/// # Errors
+///
+/// [`AmpError::UnsupportedDType`] if a gradient's device cannot compute in the gradient's dtype, [`AmpError::GradientShape`] if
+/// a gradient does not have its parameter's shape.
+pub fn histogram<M: Module>(
+    grads: &GradientsParams,
+    module: &M,
+) -> Result<ExponentHistogram, AmpError> {
+    let entries = Entries::of(grads, module)?.gradients;
+    Ok(handles(grads, &entries, None).histogram()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::{
+        nn::{Linear, LinearConfig},
+        optim::SgdConfig,
+        tensor::{Device, Tensor},
+    };
+
+    use crate::{GradScalerConfig, GradientClip, Guard, ScaledOptimizer, UnscaledGradients, gradients::pass::READS};
+
+    fn reads(action: impl FnOnce() -> UnscaledGradients) -> (u32, UnscaledGradients) {
+        READS.set(0);
+        let grads = action();
+        (READS.get(), grads)
+    }
+
+    #[test]
+    fn clipping_waits_only_for_gradients_that_were_changed() {
+        let device = Device::flex().autodiff();
+        let model: Linear = LinearConfig::new(4, 2).init(&device);
+        let scaler = GradScalerConfig::new().init().unwrap();
+        let loss = model.forward(Tensor::<2>::ones([3, 4], &device)).sum();
+        let clip = GradientClip::GlobalNorm(0.5);
+
+        let (count, grads) = reads(|| {
+            scaler
+                .unscale(scaler.backward(loss, &model), &model)
+                .unwrap()
+        });
+        assert_eq!(count, 1);
+        let (count, clipped) = reads(|| grads.clone().clip(&clip).unwrap());
+        assert_eq!(count, 0);
+        assert!(clipped.status().clipped().is_some());
+        let (count, _) = reads(|| grads.mul_scalar(2.0).clip(&clip).unwrap());
+        assert_eq!(count, 1);
+    }
+
+    #[test]
+    fn a_guard_waits_no_more_than_a_step_does() {
+        let device = Device::flex().autodiff();
+        for (enabled, expected) in [(true, 1), (false, 1)] {
+            let mut model: Linear = LinearConfig::new(4, 2).init(&device);
+            let scaler = GradScalerConfig::new()
+                .with_enabled(enabled)
+                .init()
+                .unwrap();
+            let mut optim =
+                ScaledOptimizer::new(SgdConfig::new().init(), scaler).with_guard(Guard::SkipStep {
+                    rolling_interval_length: 4,
+                    sigma_factor: 2.0,
+                    original: false,
+                });
+            for factor in [1.0, 1.1, 0.9, 1.0, 100.0, 1.0] {
+                let output = model.forward(Tensor::<2>::ones([3, 4], &device));
+                let grads = optim.backward((output * factor).sum(), &model);
+                READS.set(0);
+                model = optim.step(0.01, model, grads);
+                assert_eq!(READS.get(), expected, "{factor}");
+            }
+            assert_eq!(optim.scaler().counters().guarded(), 1);
+        }
+    }
+}

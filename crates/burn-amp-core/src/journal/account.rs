@@ -1,0 +1,284 @@
+//! What one optimizer has come to: the only place where its steps are counted and logged, and where a run is found to be at its end.
+//! Knows no tensors, and moves no scale.
+
+use log::Level;
+
+use crate::{error::{AmpError, short}, scale::finding::{Finding, Rejection}, gradients::status::GradientStatus, scale::loss_scale::{LossScale, Observation, SkipCause, StepOutcome}, journal::step_counters::StepCounters};
+
+/// What gradients were for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    Step,
+    /// To be added to an accumulation window, which leaves out those that overflow.
+    MicroBatch,
+    /// Nothing: they were thrown away.
+    Discarded,
+    /// Nothing any more: they were unscaled, and dropped.
+    Dropped,
+}
+
+impl Purpose {
+    /// What becomes of gradients that overflow.
+    fn skip(self) -> &'static str {
+        match self {
+            Self::Step => "step skipped",
+            Self::MicroBatch => "micro-batch dropped",
+            Self::Discarded => "gradients discarded",
+            Self::Dropped => "gradients dropped",
+        }
+    }
+}
+
+/// An error where so many in a row are too many.
+fn limit(
+    schedule: &LossScale,
+    in_a_row: u64,
+    error: impl FnOnce() -> AmpError,
+) -> Result<(), AmpError> {
+    let max = schedule.config().max_consecutive_skips;
+    match max.is_some_and(|max| in_a_row > u64::from(max)) {
+        true => Err(error()),
+        false => Ok(()),
+    }
+}
+
+/// The counters of an optimizer, and what its last call has done.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Account {
+    pub(crate) counters: StepCounters,
+    /// None before the first call, and where gradients were refused.
+    pub(crate) outcome: Option<StepOutcome>,
+    /// None where nothing was measured.
+    pub(crate) status: Option<GradientStatus>,
+    /// Whether the last call was a step, applied or not.
+    pub(crate) is_step: bool,
+    /// Why the run cannot go on, until a call returns it: a step that nobody has waited for has no call of its own.
+    pub(crate) error: Option<AmpError>,
+    warned_of_nothing: bool,
+    warned_of_zeros: bool,
+    /// Gradients in a row that were discarded and that nobody has tested.
+    untested: u32,
+}
+
+impl Account {
+    /// At the begin of each call that may step: what the last one has done is over.
+    pub(crate) fn begin_call(&mut self) {
+        (self.outcome, self.status, self.is_step) = (None, None, false);
+    }
+
+    /// Counts and logs gradients, by the `schedule` as it was before it is moved by them. `is_first` of its iteration to overflow, of those of
+    /// several optimizers. An error if they are an overflow, or a rejection, too many.
+    pub(crate) fn record(
+        &mut self,
+        purpose: Purpose,
+        found: &Finding,
+        schedule: &LossScale,
+        is_first: bool,
+    ) -> Result<(), AmpError> {
+        self.untested = 0;
+        match purpose {
+            Purpose::Step => self.count_step(found),
+            Purpose::MicroBatch if found.overflow.is_none() => {}
+            Purpose::MicroBatch => {
+                self.counters.dropped += 1;
+                self.outcome = Some(StepOutcome::Dropped);
+            }
+            Purpose::Discarded | Purpose::Dropped => self.counters.discarded += 1,
+        }
+        match (&found.overflow, &found.rejected) {
+            (Some(parameter), _) => match found.cause {
+                SkipCause::Scale => self.record_overflow(found, schedule, parameter, is_first),
+                SkipCause::Loss { output_finite } => {
+                    self.record_bad_loss(purpose, schedule, output_finite)
+                }
+                SkipCause::OtherScale => self.record_other_scale(purpose, schedule),
+            },
+            (None, Some(rejection)) => self.record_rejected(schedule, rejection),
+            (None, None) => {
+                self.record_finite(purpose, found);
+                Ok(())
+            }
+        }
+    }
+
+    /// Counts gradients that are thrown away untested, and warns of many in a row: if they overflow, the next ones will too.
+    pub(crate) fn record_untested(&mut self, is_enabled: bool) {
+        const MANY: u32 = 50;
+        self.counters.discarded += 1;
+        self.untested = self.untested.saturating_add(u32::from(is_enabled));
+        if is_enabled && self.untested == MANY {
+            warn!(
+                "{MANY} gradients in a row were discarded untested: if they overflow, the loss scale does not learn of it. Discard what \
+                 `optim.unscale(optim.backward(loss, &model), &model)` has tested, or give them to `step`"
+            );
+        }
+    }
+
+    /// Warns, once, of gradients that are all zero although others `arrived` at the border, or a loss is not zero.
+    pub(crate) fn warn_of_zeros(
+        &mut self,
+        status: &GradientStatus,
+        scale: f32,
+        arrived: impl FnOnce() -> bool,
+    ) {
+        if !self.warned_of_zeros && status.is_all_zero() && arrived() {
+            self.warned_of_zeros = true;
+            warn!(
+                "all {} gradient values are zero at loss scale {} although the loss is not: they underflow in half \
+                 precision (or the loss does not depend on the parameters). A larger `init_scale` or a shorter \
+                 `growth_interval` helps against underflow",
+                status.elements(),
+                short(scale.into())
+            );
+        }
+    }
+
+    fn count_step(&mut self, found: &Finding) {
+        let outcome = match (&found.overflow, &found.rejected) {
+            (Some(_), _) => StepOutcome::Skipped,
+            (None, Some(_)) => StepOutcome::Guarded,
+            // It was made, and has changed nothing.
+            (None, None) if found.is_empty => StepOutcome::NoGradients,
+            (None, None) => StepOutcome::Stepped,
+        };
+        self.counters.record(outcome);
+        self.is_step = true;
+        self.outcome = Some(outcome);
+    }
+
+    fn record_finite(&mut self, purpose: Purpose, found: &Finding) {
+        if purpose == Purpose::Step && found.is_settled {
+            self.counters.skipped_windows = 0;
+        }
+        // No gradients are no evidence that anything is fine.
+        if found.is_empty {
+            if purpose == Purpose::Step && !std::mem::replace(&mut self.warned_of_nothing, true) {
+                warn!(
+                    "a step found no gradient for any parameter, and changes nothing. Likely causes: all parameters are frozen; adapters \
+                     were attached in the wrong order (low-rank adapters first, then `MixedPrecision`); the loss was computed from \
+                     another copy of the model, or without autodiff"
+                );
+            }
+            return;
+        }
+        self.counters.bad_losses_in_a_row = 0;
+    }
+
+    /// The loss scale learns nothing from a step that was rejected.
+    fn record_rejected(
+        &mut self,
+        schedule: &LossScale,
+        Rejection { hook, reason }: &Rejection,
+    ) -> Result<(), AmpError> {
+        let steps = self.counters.guarded_in_a_row;
+        limit(schedule, steps, || AmpError::AlwaysGuarded {
+            hook: hook.clone(),
+            steps,
+            reason: reason.clone(),
+        })?;
+        log::info!("step rejected by the {hook}: {reason}");
+        Ok(())
+    }
+
+    fn record_overflow(
+        &mut self,
+        found: &Finding,
+        schedule: &LossScale,
+        parameter: &str,
+        is_first: bool,
+    ) -> Result<(), AmpError> {
+        let exhausted = |skips| AmpError::LossScaleExhausted {
+            scale: schedule.scale(),
+            skips,
+            parameter: parameter.to_string(),
+        };
+        if found.is_settled {
+            // No loss scale is too high there, and none helps.
+            self.counters.skipped_windows += 1;
+            warn!(
+                "window skipped: the sum of its micro-batches overflows, first in `{parameter}`, though each of them is finite"
+            );
+            let skips = self.counters.skipped_windows;
+            return limit(schedule, skips, || exhausted(skips));
+        }
+        // Two optimizers that overflow in one iteration are one reason to back off, not two.
+        if is_first {
+            self.counters.consecutive_skips += 1;
+        }
+        let skips = self.counters.consecutive_skips();
+        if schedule.config().raise_error_at_min_scale && schedule.is_at_floor() {
+            return Err(exhausted(skips));
+        }
+        limit(schedule, skips, || exhausted(skips))
+    }
+
+    fn record_bad_loss(
+        &mut self,
+        purpose: Purpose,
+        schedule: &LossScale,
+        output_finite: bool,
+    ) -> Result<(), AmpError> {
+        self.counters.bad_losses += 1;
+        self.counters.bad_losses_in_a_row += 1;
+        let skips = self.counters.bad_losses_in_a_row;
+        limit(schedule, skips, || AmpError::LossNotFinite {
+            skips,
+            output_finite,
+        })?;
+        let what = match output_finite {
+            true => "the gradient of the loss is infinite or NaN",
+            false => "the model's output is infinite or NaN",
+        };
+        let skip = purpose.skip();
+        warn!("{skip}: {what}, {skips} in a row; the loss scale stays");
+        Ok(())
+    }
+
+    fn record_other_scale(
+        &mut self,
+        purpose: Purpose,
+        schedule: &LossScale,
+    ) -> Result<(), AmpError> {
+        self.counters.consecutive_skips += 1;
+        let skips = self.counters.consecutive_skips();
+        let skip = purpose.skip();
+        warn!("{skip}, {skips} in a row: {}", AmpError::TwoPrecisions);
+        limit(schedule, skips, || AmpError::TwoPrecisions)
+    }
+
+    /// Logs that the scale has moved, or that a step was skipped at its floor. `overflows` are the first parameters that overflow, of
+    /// each optimizer. It moves `often` where its rule looks at the gradients: maybe with every step.
+    pub(crate) fn record_scale(
+        &self,
+        [before, after]: [f32; 2],
+        seen: Observation,
+        purpose: Purpose,
+        overflows: &[String],
+        often: bool,
+    ) {
+        let [from, to] = [before, after].map(|scale| short(scale.into()));
+        if seen.outcome.is_skipped() {
+            let skips = self.counters.consecutive_skips();
+            if skips > 2 {
+                warn!("{skips} overflows in a row at loss scale {from}");
+            }
+            log_skip([before, after], purpose, overflows);
+        } else if before != after {
+            let level = if often { Level::Debug } else { Level::Info };
+            let what = if after > before { "grows" } else { "falls" };
+            log::log!(level, "loss scale {what} from {from} to {to}");
+        }
+    }
+}
+
+/// A skip is never invisible.
+pub(crate) fn log_skip([before, after]: [f32; 2], purpose: Purpose, overflows: &[String]) {
+    let (before, after) = (short(before.into()), short(after.into()));
+    let paths: Vec<_> = overflows.iter().map(|path| format!("`{path}`")).collect();
+    let first = match paths.is_empty() {
+        true => String::new(),
+        false => format!(", first in {},", paths.join(" and in ")),
+    };
+    let skip = purpose.skip();
+    log::info!("{skip}: gradients overflow{first} at loss scale {before}, next {after}");
+}

@@ -1,0 +1,146 @@
+use serde::{Deserialize, Serialize};
+
+use crate::{scale::loss_scale::StepOutcome, values::number::is_default};
+
+/// How many steps were taken, skipped, rejected, dropped and discarded.
+///
+/// Host values: reading them never waits for a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct StepCounters {
+    steps: u64,
+    skipped: u64,
+    pub(crate) consecutive_skips: u64,
+    // Absent from records where they are zero, as from those of earlier releases.
+    #[serde(skip_serializing_if = "is_default")]
+    pub(crate) dropped: u64,
+    #[serde(skip_serializing_if = "is_default")]
+    pub(crate) discarded: u64,
+    /// Windows in a row whose micro-batches were finite, but not their sum. Finite micro-batches between them end no row.
+    #[serde(skip_serializing_if = "is_default")]
+    pub(crate) skipped_windows: u64,
+    #[serde(skip_serializing_if = "is_default")]
+    pub(crate) bad_losses: u64,
+    #[serde(skip_serializing_if = "is_default")]
+    pub(crate) bad_losses_in_a_row: u64,
+    #[serde(skip_serializing_if = "is_default")]
+    guarded: u64,
+    #[serde(skip_serializing_if = "is_default")]
+    pub(crate) guarded_in_a_row: u64,
+}
+
+impl StepCounters {
+    /// Optimizer steps asked for, skipped ones included. With several optimizers, each step counts.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// Steps skipped because of an overflow.
+    pub fn skipped(&self) -> u64 {
+        self.skipped
+    }
+
+    /// Steps on which the optimizer was called.
+    pub fn stepped(&self) -> u64 {
+        self.steps.saturating_sub(self.skipped + self.guarded)
+    }
+
+    /// Steps whose gradients were finite and which a [`Guard`](crate::Guard) rejected. They are not among [`skipped`](Self::skipped).
+    pub fn guarded(&self) -> u64 {
+        self.guarded
+    }
+
+    /// Micro-batches that were left out of an accumulation window because they overflowed; no steps.
+    pub fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    /// Gradients that were thrown away with [`GradScaler::discard`](crate::GradScaler::discard), or dropped after they were
+    /// unscaled; no steps.
+    pub fn discarded(&self) -> u64 {
+        self.discarded
+    }
+
+    /// Skipped steps, dropped micro-batches and discarded gradients of which the loss scale is not the cause: the gradient of the
+    /// loss was infinite or NaN. They are among [`skipped`](Self::skipped), [`dropped`](Self::dropped) and
+    /// [`discarded`](Self::discarded).
+    pub fn bad_losses(&self) -> u64 {
+        self.bad_losses
+    }
+
+    /// Iterations in a row, up to the present one, in which a step was skipped, or micro-batches in a row
+    /// that were dropped. An iteration ends with [`GradScaler::update`](crate::GradScaler::update).
+    pub fn consecutive_skips(&self) -> u64 {
+        self.consecutive_skips
+    }
+
+    /// The share of steps that were skipped because of an overflow, from 0 to 1; 0 before the first step.
+    pub fn skip_rate(&self) -> f64 {
+        if self.steps == 0 {
+            0.0
+        } else {
+            self.skipped as f64 / self.steps as f64
+        }
+    }
+
+    /// With what is in a row of another.
+    pub(crate) fn with_rows_of(self, other: Self) -> Self {
+        Self {
+            consecutive_skips: other.consecutive_skips,
+            skipped_windows: other.skipped_windows,
+            bad_losses_in_a_row: other.bad_losses_in_a_row,
+            guarded_in_a_row: other.guarded_in_a_row,
+            ..self
+        }
+    }
+
+    /// Why no run can have counted so, if none can.
+    pub(crate) fn contradiction(&self) -> Option<String> {
+        let counts = [
+            self.steps,
+            self.skipped,
+            self.consecutive_skips,
+            self.dropped,
+            self.discarded,
+            self.skipped_windows,
+            self.bad_losses,
+            self.bad_losses_in_a_row,
+            self.guarded,
+            self.guarded_in_a_row,
+        ];
+        // A count that is about to overflow is none of a run.
+        if let Some(count) = counts.iter().find(|count| **count > u64::MAX / 2) {
+            return Some(format!("it counts to {count}"));
+        }
+        let skipped = self.skipped + self.guarded;
+        (skipped > self.steps).then(|| {
+            let steps = self.steps;
+            format!("it counts {skipped} skipped steps of {steps}")
+        })
+    }
+
+    /// The sum with those of another optimizer.
+    pub(crate) fn and(self, later: Self) -> Self {
+        Self {
+            steps: self.steps.saturating_add(later.steps),
+            skipped: self.skipped.saturating_add(later.skipped),
+            dropped: self.dropped.saturating_add(later.dropped),
+            discarded: self.discarded.saturating_add(later.discarded),
+            bad_losses: self.bad_losses.saturating_add(later.bad_losses),
+            guarded: self.guarded.saturating_add(later.guarded),
+            ..later
+        }
+    }
+
+    pub(crate) fn record(&mut self, outcome: StepOutcome) {
+        self.steps += 1;
+        self.skipped += u64::from(outcome.is_skipped());
+        match outcome {
+            StepOutcome::Guarded => {
+                self.guarded += 1;
+                self.guarded_in_a_row += 1;
+            }
+            _ => self.guarded_in_a_row = 0,
+        }
+    }
+}

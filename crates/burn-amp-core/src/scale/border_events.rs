@@ -1,0 +1,364 @@
+//! Border events: gradients that came to the border of half precision, measured on the device, in the order of the backward passes. They
+//! explain skips. Knows no schedule, and no optimizer.
+
+use burn_amp_kernels::{Crossing, CrossingStatus};
+use std::{
+    cell::RefCell,
+    collections::VecDeque,
+    ops::Range,
+    sync::{
+        Arc, Mutex, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use crate::{scale::adaloss::Statistics, lock::locked, scale::loss_scale::SkipCause};
+
+/// How many events there were, of all handles: their order.
+static COUNT: AtomicU64 = AtomicU64::new(0);
+
+/// Events that are remembered: of graphs whose gradients nobody steps on, the oldest are forgotten.
+pub(crate) const MAX_EVENTS: usize = 1024;
+
+/// A part of a network whose factor moves, as a scope has entered it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Region {
+    pub(crate) part: Arc<str>,
+    /// What gradients are multiplied by in it, and by the parts around it.
+    pub(crate) factor: f64,
+    pub(crate) around: f64,
+}
+
+/// Where a gradient was measured on its way back.
+#[derive(Clone, Debug)]
+pub(crate) enum EventPlace {
+    /// Where it came to a scope, of this number and in this part.
+    Scope(u64, Option<Arc<Region>>),
+    /// Where it came to a part, out of another.
+    Arrival(Arc<Region>, Option<Arc<Region>>),
+    /// Where it left a part, for another.
+    Departure(Arc<Region>, Option<Arc<Region>>),
+}
+
+/// A gradient that was measured.
+#[derive(Debug)]
+pub(crate) struct BorderEvent {
+    /// In the order of the backward passes.
+    number: u64,
+    pub(crate) place: EventPlace,
+    measured: Measured,
+    /// Whether it came in a backward pass whose gradients were discarded.
+    is_discarded: bool,
+}
+
+/// A gradient that came to a scope, and what was measured of it, on the device still.
+pub(crate) type SingleEvent = ((u64, EventPlace), Crossing);
+
+/// What was measured of a gradient.
+#[derive(Clone, Debug)]
+enum Measured {
+    OnDevice(Box<Crossing>),
+    Read(CrossingStatus),
+}
+
+#[cfg(any(test, feature = "counts"))]
+thread_local! {
+    /// How often this thread has waited for a device.
+    pub static READS: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+}
+
+impl Measured {
+    fn read(self) -> Option<CrossingStatus> {
+        match self {
+            Self::OnDevice(crossing) => {
+                #[cfg(any(test, feature = "counts"))]
+                READS.set(READS.get() + 1);
+                crossing.read()
+            }
+            Self::Read(status) => Some(status),
+        }
+    }
+}
+
+impl EventPlace {
+    fn is_scope(&self) -> bool {
+        matches!(self, Self::Scope(..))
+    }
+
+    /// The part that it enters.
+    fn entered(&self) -> Option<&Arc<Region>> {
+        match self {
+            Self::Scope(_, region) => region.as_ref(),
+            Self::Arrival(region, _) => Some(region),
+            Self::Departure(..) => None,
+        }
+    }
+}
+
+impl BorderEvent {
+    fn new((number, place): (u64, EventPlace), measured: Measured) -> Self {
+        Self {
+            number,
+            place,
+            measured,
+            is_discarded: false,
+        }
+    }
+
+    /// One that was read.
+    pub(crate) fn of_read(at: (u64, EventPlace), status: CrossingStatus) -> Self {
+        Self::new(at, Measured::Read(status))
+    }
+
+    /// Takes out the single event of a step, if there is at most one, of a plain scope: a device can judge that. They all stay otherwise.
+    pub(crate) fn single(events: &mut VecDeque<Self>) -> Option<Option<SingleEvent>> {
+        let fits = |event: &Self| {
+            matches!(event.place, EventPlace::Scope(_, None)) && event.is_on_device()
+        };
+        let is_single = events.len() <= 1 && events.iter().all(fits);
+        is_single.then(|| events.pop_front().and_then(Self::unread))
+    }
+
+    /// As it was before [`single`](Self::single).
+    pub(crate) fn again((at, crossing): SingleEvent) -> Self {
+        Self::new(at, Measured::OnDevice(Box::new(crossing)))
+    }
+
+    /// Whether it was not read.
+    pub(crate) fn is_on_device(&self) -> bool {
+        matches!(self.measured, Measured::OnDevice(_))
+    }
+
+    /// Its parts, if it was not read.
+    pub(crate) fn unread(self) -> Option<SingleEvent> {
+        match self.measured {
+            Measured::OnDevice(crossing) => Some(((self.number, self.place), *crossing)),
+            Measured::Read(_) => None,
+        }
+    }
+
+    /// Whether a gradient that is not zero came to a scope, as far as was read.
+    pub(crate) fn has_arrived(&self) -> bool {
+        self.place.is_scope()
+            && matches!(self.measured, Measured::Read(status) if status.max_abs > 0.0)
+    }
+
+    /// The part that it enters, unless its gradients were discarded.
+    pub(crate) fn entered(&self) -> Option<&Arc<Region>> {
+        self.place.entered().filter(|_| !self.is_discarded)
+    }
+
+    /// What came to a part, as it was before the part multiplied it. Waits for the device.
+    pub(crate) fn statistics(self) -> Option<(Arc<Region>, Statistics)> {
+        let region = self.place.entered()?.clone();
+        let status = self.measured.read()?;
+        let factor = region.factor;
+        let statistics = Statistics {
+            elements: status.elements,
+            squares: (status.norm / factor).powi(2),
+            max_abs: status.max_abs / factor,
+            around: region.around,
+        };
+        Some((region, statistics))
+    }
+}
+
+/// The events of one handle.
+#[derive(Debug)]
+pub(crate) struct BorderEvents {
+    events: Mutex<VecDeque<BorderEvent>>,
+    /// How many events of all handles there were before the last iteration ended.
+    last_iteration: AtomicU64,
+    /// How many there were when a window took its last micro-batch.
+    in_window: AtomicU64,
+    /// Those of other handles, whose scopes were opened on the same threads.
+    neighbours: Mutex<Vec<Weak<Self>>>,
+}
+
+thread_local! {
+    /// The handle whose scope this thread has opened last. Burn's graphs do not say through which scopes they pass.
+    static LAST: RefCell<Weak<BorderEvents>> = const { RefCell::new(Weak::new()) };
+}
+
+impl Default for BorderEvents {
+    fn default() -> Self {
+        Self {
+            events: Mutex::default(),
+            last_iteration: AtomicU64::new(COUNT.load(Ordering::Relaxed)),
+            in_window: AtomicU64::new(0),
+            neighbours: Mutex::default(),
+        }
+    }
+}
+
+impl BorderEvents {
+    /// Adds one that was measured now; how many there are.
+    pub(crate) fn add(&self, place: EventPlace, crossing: Crossing) -> usize {
+        let mut events = locked(&self.events);
+        if events.len() == MAX_EVENTS {
+            events.pop_front();
+        }
+        let at = (COUNT.fetch_add(1, Ordering::Relaxed), place);
+        events.push_back(BorderEvent::again((at, crossing)));
+        events.len()
+    }
+
+    /// Takes all of them out.
+    pub(crate) fn take(&self) -> VecDeque<BorderEvent> {
+        std::mem::take(&mut *locked(&self.events))
+    }
+
+    /// Takes out those that fit.
+    pub(crate) fn take_if(&self, fits: impl Fn(&BorderEvent) -> bool) -> VecDeque<BorderEvent> {
+        let mut events = locked(&self.events);
+        let (taken, rest) = std::mem::take(&mut *events).into_iter().partition(fits);
+        *events = rest;
+        taken
+    }
+
+    /// Takes out those that explain a skip.
+    pub(crate) fn take_for_skip(&self) -> VecDeque<BorderEvent> {
+        let mut events = self.take();
+        // Those of discarded gradients count if there is nothing else: they may be of another optimizer's step.
+        if events.iter().any(|event| !event.is_discarded) {
+            events.retain(|event| !event.is_discarded);
+        }
+        events
+    }
+
+    /// Puts back what was taken out.
+    pub(crate) fn restore(&self, events: impl IntoIterator<Item = BorderEvent>) {
+        locked(&self.events).extend(events);
+    }
+
+    pub(crate) fn clear(&self) {
+        locked(&self.events).clear();
+    }
+
+    /// The events of all handles since the last iteration, which ends now.
+    pub(crate) fn take_range(&self) -> Range<u64> {
+        let end = COUNT.load(Ordering::Relaxed);
+        self.last_iteration.swap(end, Ordering::Relaxed)..end
+    }
+
+    /// The events of all handles since the last iteration.
+    pub(crate) fn range(&self) -> Range<u64> {
+        self.last_iteration.load(Ordering::Relaxed)..u64::MAX
+    }
+
+    /// A window has taken the gradients so far, and will be tested with them.
+    pub(crate) fn take_micro_batch(&self) {
+        self.in_window
+            .store(COUNT.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    /// An open window is thrown away.
+    pub(crate) fn discard_window(&self) {
+        self.in_window.store(0, Ordering::Relaxed);
+        self.discard();
+    }
+
+    /// The gradients since the last micro-batch are thrown away.
+    pub(crate) fn discard(&self) {
+        let in_window = self.in_window.load(Ordering::Relaxed);
+        let mut events = locked(&self.events);
+        let since = events.iter_mut().filter(|event| event.number >= in_window);
+        since.for_each(|event| event.is_discarded = true);
+    }
+
+    /// Whether a gradient that is not zero has come to a scope on its way back. Waits for the device.
+    pub(crate) fn take_arrived(&self) -> bool {
+        let scopes = self.take().into_iter();
+        let scopes = scopes.filter(|event| event.place.is_scope());
+        let mut statuses = scopes.filter_map(|event| event.measured.read());
+        statuses.any(|status| status.max_abs > 0.0)
+    }
+
+    /// Remembers the handle whose scope this thread has opened before: one graph may pass both.
+    pub(crate) fn follow_the_last(self: &Arc<Self>) {
+        let this = Arc::downgrade(self);
+        LAST.with_borrow_mut(|last| {
+            if last.ptr_eq(&this) {
+                return;
+            }
+            if let Some(other) = last.upgrade() {
+                other.add_neighbour(&this);
+                self.add_neighbour(last);
+            }
+            *last = this;
+        });
+    }
+
+    fn add_neighbour(&self, other: &Weak<Self>) {
+        let mut neighbours = locked(&self.neighbours);
+        neighbours.retain(|neighbour| neighbour.strong_count() > 0);
+        if !neighbours.iter().any(|neighbour| neighbour.ptr_eq(other)) {
+            neighbours.push(other.clone());
+        }
+    }
+
+    /// Whether a gradient came to another handle's scope among these events of all handles, and the last was finite: a NaN that came here is no
+    /// fault of the loss then. Waits for the device.
+    pub(crate) fn came_finite_to_others(&self, events: &Range<u64>) -> bool {
+        let is_before = |event: &&BorderEvent| event.number < events.end && event.place.is_scope();
+        let last = |other: Arc<Self>| {
+            let others = locked(&other.events);
+            let last = others.iter().rev().find(is_before)?;
+            (last.number >= events.start).then(|| last.measured.clone())
+        };
+        let neighbours = locked(&self.neighbours).clone();
+        let mut last = neighbours
+            .iter()
+            .filter_map(|other| last(other.upgrade()?)?.read());
+        last.any(|status| status.gradient_finite)
+    }
+}
+
+/// A cause, and the part in which it was.
+type Cause = (SkipCause, Option<Arc<str>>);
+
+/// The first event that explains an overflow, and the part in which it was; none if all that was measured was finite.
+pub(crate) fn first_cause(events: VecDeque<BorderEvent>) -> Option<Cause> {
+    let mut events = Vec::from(events);
+    events.sort_by_key(|event| event.number);
+    let read = |event: BorderEvent| Some((event.place, event.measured.read()?));
+    let events: Vec<_> = events.into_iter().filter_map(read).collect();
+    let scale = |region: Option<&Arc<Region>>| {
+        let part = region.map(|region| region.part.clone());
+        Some((SkipCause::Scale, part))
+    };
+    let loss = |output_finite| Some((SkipCause::Loss { output_finite }, None));
+    // No scale is in a forward pass. An output that is infinite by design, a mask, has a finite gradient.
+    if (events.iter())
+        .any(|(place, status)| place.is_scope() && !status.output_finite && !status.gradient_finite)
+    {
+        return loss(false);
+    }
+    // A backward pass meets scopes from the last to the first: a later one is the begin of another pass.
+    let (mut first, mut last) = (0, 0);
+    for (place, status) in &events {
+        // The part that a gradient comes out of, and that which it goes into.
+        let (before, after) = match place {
+            EventPlace::Scope(scope, region) => {
+                if *scope > last {
+                    first = *scope;
+                }
+                last = *scope;
+                if !status.gradient_finite && *scope == first {
+                    return loss(true);
+                }
+                // What is not finite here has become so in a scope that was before.
+                (None, region.as_ref())
+            }
+            EventPlace::Arrival(inside, outside) => (outside.as_ref(), Some(inside)),
+            EventPlace::Departure(inside, outside) => (Some(inside), outside.as_ref()),
+        };
+        if !status.gradient_finite {
+            return scale(before);
+        }
+        if status.overflow {
+            return scale(after);
+        }
+    }
+    None
+}

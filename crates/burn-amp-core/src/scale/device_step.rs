@@ -1,0 +1,171 @@
+//! The loss scale on the device, and what it decides of the last step.
+
+use burn::tensor::Tensor;
+use burn_amp_kernels::{ClipTable, Crossing, DeviceScale, Status};
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use crate::{lock::locked, scale::rehearsal::{Rehearsal, Rehearses}};
+
+/// The loss scale as the device moves it, further than the host's by the steps in flight. It also decides the last of them.
+pub struct DeviceStep {
+    scale: DeviceScale,
+    factors: OnceLock<[Tensor<1>; 2]>,
+    run: Arc<Run>,
+    /// The optimizer whose steps move it.
+    owner: Weak<()>,
+    /// How a step is recorded, if it is not made.
+    rehearsal: Mutex<Option<Rehearsal>>,
+    /// How gradients are clipped, and what was found in those of the last step.
+    clip: Option<(ClipTable, Status)>,
+}
+
+impl DeviceStep {
+    /// The loss scale as a device has it, before a step of `owner`.
+    pub fn new(scale: DeviceScale, run: Arc<Run>, owner: &Arc<()>) -> Self {
+        Self::of(scale, run, Arc::downgrade(owner))
+    }
+
+    fn of(scale: DeviceScale, run: Arc<Run>, owner: Weak<()>) -> Self {
+        Self {
+            scale,
+            factors: OnceLock::new(),
+            run,
+            owner,
+            rehearsal: Mutex::new(None),
+            clip: None,
+        }
+    }
+
+    /// What decides steps that are recorded.
+    pub(crate) fn recorded(
+        scale: DeviceScale,
+        clip: Option<(ClipTable, Status)>,
+        run: Arc<Run>,
+        rehearsal: Rehearsal,
+    ) -> Self {
+        Self {
+            clip,
+            rehearsal: Mutex::new(Some(rehearsal)),
+            ..Self::of(scale, run, Weak::new())
+        }
+    }
+
+    /// The step that is recorded or replayed, if it is one.
+    pub fn rehearsal(&self) -> MutexGuard<'_, Option<Rehearsal>> {
+        locked(&self.rehearsal)
+    }
+
+    /// What becomes of the step, if it is recorded or replayed.
+    pub fn rehearses(&self) -> Option<Rehearses> {
+        self.rehearsal().as_ref().map(Rehearsal::what)
+    }
+
+    /// Both, if nobody else holds it.
+    pub(crate) fn into_parts(this: Arc<Self>) -> (DeviceScale, Option<Rehearsal>) {
+        let rehearsal = this.rehearsal().take();
+        let scale = Arc::try_unwrap(this).map(|own| own.scale);
+        (
+            scale.unwrap_or_else(|shared| shared.scale.clone()),
+            rehearsal,
+        )
+    }
+
+    fn factors(&self) -> &[Tensor<1>; 2] {
+        self.factors.get_or_init(|| self.scale.factors())
+    }
+
+    /// Whether the optimizer is there whose steps move it.
+    pub(crate) fn has_owner(&self) -> bool {
+        self.owner.strong_count() > 0
+    }
+
+    pub(crate) fn is_of(&self, owner: &Weak<()>) -> bool {
+        self.owner.ptr_eq(owner)
+    }
+
+    /// After a step with gradients of this status, which came to the border like this.
+    pub(crate) fn advance(&self, status: &Status, crossing: Option<&Crossing>) -> Self {
+        let scale = self.scale.clone().advance(status, crossing);
+        Self {
+            clip: (self.clip.clone()).map(|(table, _)| (table, status.clone())),
+            ..Self::of(scale, self.run.clone(), self.owner.clone())
+        }
+    }
+
+    /// Its steps clip gradients like this.
+    pub(crate) fn clipping(self, table: Option<ClipTable>) -> Self {
+        Self {
+            clip: table.map(|table| (table, Status::default())),
+            ..self
+        }
+    }
+
+    /// How the gradients of the last step are clipped, and what was found in them.
+    pub fn clip(&self) -> Option<(&ClipTable, &Status)> {
+        self.clip.as_ref().map(|(table, status)| (table, status))
+    }
+
+    /// The steps that go on from one to the next.
+    pub fn run(&self) -> &Arc<Run> {
+        &self.run
+    }
+
+    /// The loss scale there.
+    pub fn scale(&self) -> &DeviceScale {
+        &self.scale
+    }
+
+    /// Whether the last step was skipped, of shape `[1]`.
+    pub(crate) fn found_inf(&self) -> Tensor<1> {
+        self.scale.found_inf()
+    }
+
+    /// The scale, of shape `[1]`.
+    pub(crate) fn factor(&self) -> Tensor<1> {
+        self.factors()[0].clone()
+    }
+
+    /// 1 over it.
+    pub(crate) fn inverse(&self) -> Tensor<1> {
+        self.factors()[1].clone()
+    }
+}
+
+impl std::fmt::Debug for DeviceStep {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("on the device")
+    }
+}
+
+/// Steps in a row that nobody has waited for, from one that is resolved to the next.
+///
+/// Whether a step was skipped is counted on the device; the host counts the steps that it has given, and learns the skips later. A copy of
+/// an optimizer has a part of them: those that were given before it was made.
+#[derive(Debug, Default)]
+pub struct Run {
+    given: AtomicUsize,
+    skipped: Mutex<BTreeSet<usize>>,
+}
+
+impl Run {
+    /// The number of one step more, from 0.
+    pub(crate) fn next_number(&self) -> usize {
+        self.given.fetch_add(1, Ordering::AcqRel)
+    }
+
+    /// Skips among the first `steps` that are resolved.
+    pub fn skips(&self, steps: usize) -> usize {
+        locked(&self.skipped).range(..steps).count()
+    }
+
+    /// The step of this number was skipped; which others may know.
+    pub(crate) fn add_skip(&self, number: usize) {
+        locked(&self.skipped).insert(number);
+    }
+}

@@ -1,0 +1,110 @@
+//! Steps in flight, in their order, and the scale as the device moves it meanwhile. They belong to the scale, so that no optimizer that is
+//! dropped or cloned takes them along. Knows no schedule.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Mutex, OnceLock, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use crate::{scale::border_events::BorderEvents, scale::device_step::DeviceStep, lock::locked};
+
+/// Steps in flight; with more, the host waits: the device has enough to do then, and an error is not far.
+const MAX_IN_FLIGHT: usize = 16;
+
+/// A step in flight: launched on a device, not yet resolved. `S` is the scale that it moves.
+pub(crate) trait Pending<S>: std::fmt::Debug + Send {
+    /// Whether its outcome is there.
+    fn is_known(&self) -> bool;
+
+    /// Counts the step, and moves the scale. Waits for the device.
+    fn resolve(self: Box<Self>, scale: &S);
+}
+
+#[derive(Debug)]
+pub(crate) struct InFlight<S> {
+    steps: Mutex<VecDeque<Box<dyn Pending<S>>>>,
+    /// Whether they are being resolved: the iterations that end then are over for long.
+    is_resolving: AtomicBool,
+    device_step: Mutex<Option<Arc<DeviceStep>>>,
+}
+
+impl<S> Default for InFlight<S> {
+    fn default() -> Self {
+        Self {
+            steps: Mutex::default(),
+            is_resolving: AtomicBool::new(false),
+            device_step: Mutex::default(),
+        }
+    }
+}
+
+impl<S> InFlight<S> {
+    pub(crate) fn push(&self, step: Box<dyn Pending<S>>) {
+        locked(&self.steps).push_back(step);
+    }
+
+    /// Resolves steps in their order: all of them if it `waits`, else those whose outcome is there, and those that are more than
+    /// [`MAX_IN_FLIGHT`]. `events` are of a backward pass whose step comes yet: they stay.
+    pub(crate) fn resolve(&self, scale: &S, events: &BorderEvents, waits: bool) {
+        // Held meanwhile, so that they are in their order whoever asks, and nobody clears the events of the next step.
+        let mut steps = locked(&self.steps);
+        if steps.is_empty() {
+            return;
+        }
+        let of_next = events.take();
+        self.is_resolving.store(true, Ordering::Relaxed);
+        loop {
+            let waits = waits || steps.len() > MAX_IN_FLIGHT;
+            match steps.pop_front_if(|step| waits || step.is_known()) {
+                Some(step) => step.resolve(scale),
+                None => break,
+            }
+        }
+        self.is_resolving.store(false, Ordering::Relaxed);
+        events.restore(of_next);
+    }
+
+    pub(crate) fn is_resolving(&self) -> bool {
+        self.is_resolving.load(Ordering::Relaxed)
+    }
+
+    /// The scale as the device moves it; none where the host does, or its optimizer is gone.
+    pub(crate) fn device_step(&self) -> Option<Arc<DeviceStep>> {
+        locked(&self.device_step)
+            .clone()
+            .filter(|device_step| device_step.has_owner())
+    }
+
+    /// From now on scopes take the scale from the device, or no longer.
+    pub(crate) fn set_device_step(&self, device_step: Option<Arc<DeviceStep>>) {
+        *locked(&self.device_step) = device_step;
+    }
+
+    /// An optimizer has stepped: of the steps of another one, the device knows nothing.
+    pub(crate) fn leave_device_to(&self, member: &Weak<()>) {
+        locked(&self.device_step).take_if(|device_step| !device_step.is_of(member));
+    }
+}
+
+/// Whether a step was applied, known at the latest after [`synchronize`](crate::ScaledOptimizer::synchronize). Clones tell the same.
+#[derive(Clone, Debug, Default)]
+pub struct Resolution(Arc<OnceLock<bool>>);
+
+impl Resolution {
+    /// That of a step that is over.
+    pub(crate) fn applied() -> Self {
+        Self(Arc::new(true.into()))
+    }
+
+    pub(crate) fn resolve(&self, is_applied: bool) {
+        let _first_holds = self.0.set(is_applied);
+    }
+
+    /// Whether the step was applied; none while it is in flight. Does not wait.
+    pub fn is_applied(&self) -> Option<bool> {
+        self.0.get().copied()
+    }
+}

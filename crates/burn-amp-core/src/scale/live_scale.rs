@@ -1,0 +1,420 @@
+//! The loss scale that all scopes of one `MixedPrecision` and its optimizers share.
+
+use burn_amp_kernels::{Crossing, ScaleState};
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    ops::{Range, RangeInclusive},
+    sync::{
+        Arc, Mutex, MutexGuard, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+use crate::{scale::border_events::{BorderEvent, BorderEvents, EventPlace, MAX_EVENTS, Region, first_cause}, scale::in_flight::InFlight, lock::locked, scale::loss_scale::{GradScalerConfig, LossScale, Measures, Observation, SkipCause, StepOutcome}, scale::parts::{PartState, Parts}, scale::rescale::Driven};
+
+/// Its inverse must be normal in f32, or gradients lose digits.
+const MAX_SCALE: f32 = f32::from_bits(253 << 23); // 2^126
+const MIN_SCALE: f32 = f32::from_bits(1 << 23); // 2^-126
+
+/// Gradients that come to scopes and that no optimizer tests, before a warning.
+const UNTESTED: usize = 16;
+
+/// One schedule for all scopes and optimizers of a `MixedPrecision`.
+#[derive(Debug)]
+pub(crate) struct LiveScale {
+    /// Of what scopes apply: its inverse must be normal.
+    range: RangeInclusive<f32>,
+    /// How many scopes were opened.
+    opened: AtomicU64,
+    /// How many steps were skipped, whatever for.
+    skips: AtomicU64,
+    state: Mutex<State>,
+    /// Locked after the state, where both are.
+    parts: Mutex<Parts>,
+    events: Arc<BorderEvents>,
+    in_flight: InFlight<Self>,
+    /// Whether there was ever an optimizer that tests gradients.
+    is_tested: AtomicBool,
+    /// Whether gradients that nobody tests were warned of.
+    warned: AtomicBool,
+}
+
+#[derive(Debug)]
+struct State {
+    schedule: LossScale,
+    /// The optimizers that share the scale.
+    members: Vec<Weak<()>>,
+    iteration: Iteration,
+}
+
+/// The steps of all optimizers between two movements of the scale.
+#[derive(Debug, Default)]
+struct Iteration {
+    reported: Vec<usize>,
+    is_finite: bool,
+    /// What the gradients of all finite steps have shown.
+    measures: Option<Measures>,
+    backed_off: bool,
+    /// The cause of the last skip.
+    cause: Option<SkipCause>,
+    /// The parts whose factors are the cause, and not the scale that all share.
+    parts: Vec<Arc<str>>,
+}
+
+/// What the scopes of an iteration leave for a step that is decided elsewhere.
+#[derive(Debug)]
+pub(crate) struct ScopesLeft {
+    opened: u64,
+    events: VecDeque<BorderEvent>,
+    readers: HashMap<Arc<str>, Arc<str>>,
+    /// The parts that were opened.
+    parts: Vec<Arc<Driven>>,
+}
+
+impl LiveScale {
+    /// That of a `MixedPrecision`, which scopes apply.
+    pub(crate) fn new(schedule: LossScale) -> Self {
+        Self::with(schedule, MIN_SCALE..=MAX_SCALE)
+    }
+
+    /// That of a scaler that scales losses itself, by any number.
+    pub(crate) fn of_scaler(schedule: LossScale) -> Self {
+        Self::with(schedule, 0.0..=f32::MAX)
+    }
+
+    fn with(schedule: LossScale, range: RangeInclusive<f32>) -> Self {
+        let live = Self {
+            range,
+            opened: AtomicU64::new(0),
+            skips: AtomicU64::new(0),
+            state: Mutex::new(State {
+                schedule,
+                members: Vec::new(),
+                iteration: Iteration::default(),
+            }),
+            parts: Mutex::default(),
+            events: Arc::default(),
+            in_flight: InFlight::default(),
+            is_tested: AtomicBool::new(false),
+            warned: AtomicBool::new(false),
+        };
+        live.set_schedule(live.schedule());
+        live
+    }
+
+    /// A scale of its own, in the same state, that no scope uses.
+    pub(crate) fn detached(&self) -> Self {
+        let detached = Self::with(self.schedule(), self.range.clone());
+        *detached.parts() = self.parts().clone();
+        detached
+    }
+
+    /// The scale of the next scope.
+    pub(crate) fn scale(&self) -> f32 {
+        let (min, max) = (*self.range.start(), *self.range.end());
+        locked(&self.state).schedule.scale().clamp(min, max)
+    }
+
+    pub(crate) fn schedule(&self) -> LossScale {
+        locked(&self.state).schedule.clone()
+    }
+
+    /// The settings of the schedule.
+    pub fn config(&self) -> GradScalerConfig {
+        *locked(&self.state).schedule.config()
+    }
+
+    /// Goes on from this schedule, with a new iteration.
+    pub(crate) fn set_schedule(&self, schedule: LossScale) {
+        let mut state = locked(&self.state);
+        state.iteration = Iteration::default();
+        state.schedule = self.in_range(schedule);
+        drop(state);
+        self.events.clear();
+        self.in_flight.set_device_step(None);
+    }
+
+    /// The gradients that came to the border since the last step.
+    pub(crate) fn events(&self) -> &Arc<BorderEvents> {
+        &self.events
+    }
+
+    /// The steps of which the host does not know the outcome.
+    pub(crate) fn in_flight(&self) -> &InFlight<Self> {
+        &self.in_flight
+    }
+
+    /// Resolves steps in flight, in their order: all of them if it `waits`.
+    pub(crate) fn resolve(&self, waits: bool) {
+        self.in_flight.resolve(self, &self.events, waits);
+    }
+
+    /// The state that a device goes on from; none where the host has to look at more than whether a step was skipped.
+    pub(crate) fn on_device(&self) -> Option<ScaleState> {
+        let has_parts = !self.parts().is_empty();
+        let state = self.schedule().on_device().filter(|_| !has_parts)?;
+        Some(ScaleState {
+            max_scale: state.max_scale.min(MAX_SCALE),
+            ..state
+        })
+    }
+
+    /// Counts a scope, and gives it its number.
+    pub(crate) fn open(&self) -> u64 {
+        self.opened.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// How many scopes were opened so far.
+    pub(crate) fn opened(&self) -> u64 {
+        self.opened.load(Ordering::Relaxed)
+    }
+
+    /// Counts a step that was skipped; how many there were so far.
+    pub(crate) fn add_skip(&self) -> u64 {
+        self.skips.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// How many steps were skipped so far, by all optimizers.
+    pub(crate) fn skips(&self) -> u64 {
+        self.skips.load(Ordering::Relaxed)
+    }
+
+    /// Adds an optimizer: an iteration ends when each of them has stepped.
+    pub(crate) fn join(&self) -> Arc<()> {
+        self.is_tested.store(true, Ordering::Relaxed);
+        let member = Arc::new(());
+        locked(&self.state).members.push(Arc::downgrade(&member));
+        member
+    }
+
+    /// Whether several optimizers move it.
+    pub(crate) fn is_shared(&self) -> bool {
+        let members = &locked(&self.state).members;
+        members.iter().filter(|m| m.strong_count() > 0).count() > 1
+    }
+
+    /// Whether other optimizers than this one move it.
+    pub(crate) fn has_others(&self, member: &Arc<()>) -> bool {
+        let members = &locked(&self.state).members;
+        let is_other = |other: &Weak<()>| other.as_ptr() != Arc::as_ptr(member);
+        members.iter().any(|m| m.strong_count() > 0 && is_other(m))
+    }
+
+    /// Takes what one optimizer's step has shown, none if it says nothing of the scale. Returns the scale before and after.
+    ///
+    /// An overflow lowers the scale at once, the first of an iteration alone. A finite iteration counts when all optimizers
+    /// have stepped, or when one steps again: as one, with the measures of all their gradients.
+    pub(crate) fn report(&self, member: &Weak<()>, seen: Option<Observation>) -> [f32; 2] {
+        self.in_flight.leave_device_to(member);
+        let mut state = locked(&self.state);
+        let before = state.schedule.scale();
+        let id = member.as_ptr() as usize;
+        if state.iteration.reported.contains(&id) {
+            self.end_iteration(&mut state);
+        }
+        state.iteration.reported.push(id);
+        if let Some(seen) = seen {
+            self.observe(&mut state, seen);
+        }
+        state.members.retain(|member| member.strong_count() > 0);
+        let reported = &state.iteration.reported;
+        let missing = |member: &Weak<()>| !reported.contains(&(member.as_ptr() as usize));
+        if !state.members.iter().any(missing) {
+            self.end_iteration(&mut state);
+        }
+        [before, state.schedule.scale()]
+    }
+
+    fn observe(&self, state: &mut State, seen: Observation) {
+        let iteration = &mut state.iteration;
+        match seen.outcome {
+            StepOutcome::Skipped if !iteration.backed_off => {
+                iteration.backed_off = true;
+                let causes = std::mem::take(&mut iteration.parts);
+                if !self.parts().back_off(causes) {
+                    state.schedule = self.in_range(state.schedule.clone().advance(seen));
+                }
+            }
+            StepOutcome::Stepped => {
+                iteration.is_finite = true;
+                let both = [iteration.measures, seen.measures].into_iter().flatten();
+                iteration.measures = both.reduce(Measures::and);
+            }
+            _ => {}
+        }
+    }
+
+    fn end_iteration(&self, state: &mut State) {
+        let iteration = std::mem::take(&mut state.iteration);
+        let is_finite = iteration.is_finite && !iteration.backed_off;
+        if is_finite {
+            let seen = Observation {
+                outcome: StepOutcome::Stepped,
+                measures: iteration.measures,
+            };
+            state.schedule = self.in_range(state.schedule.clone().advance(seen));
+        }
+        self.parts().end_iteration(is_finite);
+        if !self.in_flight.is_resolving() {
+            self.events.take_range();
+        }
+        self.events.clear();
+    }
+
+    /// A schedule whose scale is no higher than a scope can use.
+    fn in_range(&self, schedule: LossScale) -> LossScale {
+        let max = *self.range.end();
+        match schedule.scale() > max {
+            true => (schedule.clone())
+                .with_scale("loss_scale", max.into())
+                .unwrap_or(schedule),
+            false => schedule,
+        }
+    }
+
+    /// Remembers a gradient on its way back.
+    pub(crate) fn add_event(&self, place: EventPlace, crossing: Crossing) {
+        let count = self.events.add(place, crossing);
+        // All of them are still there if nobody tests any: once it is full, or where there was never an optimizer for it.
+        let is_tested = self.is_tested.load(Ordering::Relaxed);
+        let limit = if is_tested { MAX_EVENTS } else { UNTESTED };
+        if count >= limit && !self.warned.swap(true, Ordering::Relaxed) {
+            warn!(
+                "the gradients of {count} scopes were never tested: an overflow goes into the weights, and the loss scale stays at {}. Step with \
+                 `ScaledOptimizer::new(optim, &amp)` in place of Burn's optimizer",
+                self.scale()
+            );
+        }
+    }
+
+    /// The cause of a skip: the forward pass, or the first event in the order of the backward pass, or else the
+    /// parts of the `overflows`, the parameters whose gradients overflow. Waits for the device.
+    pub(crate) fn cause_of_skip<'a>(&self, overflows: impl Iterator<Item = &'a str>) -> SkipCause {
+        let events = self.events.take_for_skip();
+        let before = locked(&self.state).iteration.cause;
+        match before.filter(|_| events.is_empty()) {
+            // Another optimizer's skip has read them: both backward passes were over before it.
+            Some(cause) => cause,
+            None => self.cause_among(events, overflows, self.events.range()),
+        }
+    }
+
+    /// As [`cause_of_skip`](Self::cause_of_skip), of these events, which are `of_all` those of all handles.
+    pub(crate) fn cause_among<'a>(
+        &self,
+        events: VecDeque<BorderEvent>,
+        overflows: impl Iterator<Item = &'a str>,
+        of_all: Range<u64>,
+    ) -> SkipCause {
+        let first = first_cause(events);
+        let is_nan = matches!(first, Some((SkipCause::NAN_LOSS, _)));
+        let is_of_others = is_nan && self.events.came_finite_to_others(&of_all);
+        let mut state = locked(&self.state);
+        let (cause, parts) = match first {
+            Some(_) if is_of_others => (SkipCause::OtherScale, Vec::new()),
+            Some((cause, part)) => (cause, part.into_iter().collect()),
+            None => (SkipCause::Scale, self.parts().of_parameters(overflows)),
+        };
+        state.iteration.cause = Some(cause);
+        state.iteration.parts = parts;
+        cause
+    }
+
+    /// The parts whose factors move.
+    pub(crate) fn parts(&self) -> MutexGuard<'_, Parts> {
+        locked(&self.parts)
+    }
+
+    /// Takes out what came to the parts that move by statistics and was not read, to be read with the gradients of a step.
+    pub(crate) fn take_statistics(&self) -> (Vec<(u64, EventPlace)>, Vec<Crossing>) {
+        let unread = self.take_wanted(BorderEvent::is_on_device).into_iter();
+        unread.filter_map(BorderEvent::unread).unzip()
+    }
+
+    /// Lets parts that move by statistics see what came to them, after a backward pass without overflow. Waits for the device if that was
+    /// not read with the gradients.
+    pub(crate) fn read_statistics(&self) {
+        for event in self.take_wanted(|_| true) {
+            if let Some((region, statistics)) = event.statistics() {
+                self.parts().see(&region.part, statistics);
+            }
+        }
+    }
+
+    fn take_wanted(&self, fits: fn(&BorderEvent) -> bool) -> VecDeque<BorderEvent> {
+        let parts = self.parts();
+        let is_wanted = |region: &Arc<Region>| parts.wants_statistics(&region.part);
+        (self.events).take_if(|event| fits(event) && event.entered().is_some_and(is_wanted))
+    }
+
+    /// Takes out what the scopes of an iteration have left, for a step that is decided elsewhere.
+    pub(crate) fn hand_over(&self) -> ScopesLeft {
+        let mut parts = self.parts();
+        ScopesLeft {
+            opened: self.opened(),
+            events: self.events.take(),
+            readers: parts.readers.clone(),
+            parts: parts.take_opened(),
+        }
+    }
+
+    /// Decides on what the scopes of another have left.
+    pub(crate) fn take_over(&self, left: ScopesLeft) {
+        self.opened.store(left.opened, Ordering::Relaxed);
+        self.events.restore(left.events);
+        let mut parts = self.parts();
+        parts.readers = left.readers;
+        for driven in left.parts {
+            parts.enter(&driven, false);
+        }
+    }
+
+    /// Uses the scale, and the factors of the parts, that another has reached.
+    pub(crate) fn follow(&self, schedule: LossScale, parts: &BTreeMap<String, PartState>) {
+        self.in_flight.set_device_step(None);
+        locked(&self.state).schedule = self.in_range(schedule);
+        self.parts().follow(parts);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::{
+        module::Module,
+        nn::{Initializer, LinearConfig},
+        optim::{GradientsParams, SgdConfig},
+        tensor::{Device, Tensor},
+    };
+
+    use crate::scale::border_events::READS;
+    use crate::{MixedPrecision, Rescale, ScaledOptimizer, gradients::pass, rescaled};
+
+    #[test]
+    fn statistics_of_parts_are_read_with_the_gradients() {
+        let device = Device::flex().autodiff();
+        let amp = MixedPrecision::f16();
+        let linear = || {
+            // With random weights a gradient may be so uneven that its part stays at 1.
+            let weights = Initializer::Constant { value: 0.25 };
+            let linear = LinearConfig::new(4, 4).with_initializer(weights);
+            let linear = linear.init(&device);
+            linear.apply_reparameterization(amp.clone())
+        };
+        let mut model = (linear(), linear());
+        let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp);
+        let part = |index: usize| Rescale::adaloss(format!("part {index}"));
+        let before = gradient_pass::READS.get();
+        for step in 1..4 {
+            let output = amp.autocast(Tensor::<2>::ones([2, 4], &device), |x| {
+                let hidden = rescaled(part(0), x, |x| model.0.forward(x));
+                rescaled(part(1), hidden, |x| model.1.forward(x))
+            });
+            let loss = output.sum() * 1e-12;
+            let grads = GradientsParams::from_grads(loss.backward(), &model);
+            model = optim.step(0.1, model, grads);
+            assert_eq!(gradient_pass::READS.get() - before, step);
+        }
+        assert_eq!(READS.get(), 0);
+        assert!(amp.parts().iter().all(|(_, factor)| *factor > 1.0));
+    }
+}

@@ -1,0 +1,99 @@
+//! What a schedule learns from: the outcome of an iteration, and what its gradients have shown.
+
+use serde::{Deserialize, Serialize};
+
+/// What became of one call of `step`, `accumulate`, `flush`, `observe` or `discard`.
+///
+/// A host value: reading it never waits for a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum StepOutcome {
+    /// All gradients were finite and the optimizer was called.
+    Stepped,
+    /// A gradient held an infinity or a NaN. Parameters and optimizer state are untouched.
+    Skipped,
+    /// The gradients went into an accumulation window, which is not full yet.
+    Accumulated,
+    /// The gradients were thrown away: an overflowing micro-batch, or a call of `discard`.
+    Dropped,
+    /// There was nothing to step with: no parameter had a gradient, or the window was empty.
+    NoGradients,
+    /// All gradients were finite, and a [`Guard`](crate::Guard) held the step back. Parameters and optimizer state are untouched.
+    Guarded,
+}
+
+impl StepOutcome {
+    /// Whether the optimizer was called.
+    pub fn is_stepped(self) -> bool {
+        self == Self::Stepped
+    }
+
+    /// Whether an overflow made the step a no-op.
+    pub fn is_skipped(self) -> bool {
+        self == Self::Skipped
+    }
+}
+
+/// What [`LossScale::adjust`](crate::LossScale::adjust) takes: an outcome alone, or with the measures of the gradients.
+///
+/// `(outcome, &status)` has the measures of a [`GradientStatus`](crate::GradientStatus).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Observation {
+    pub(crate) outcome: StepOutcome,
+    pub(crate) measures: Option<Measures>,
+}
+
+impl From<StepOutcome> for Observation {
+    fn from(outcome: StepOutcome) -> Self {
+        Self {
+            outcome,
+            measures: None,
+        }
+    }
+}
+
+/// What the gradients of an iteration have shown, of all its optimizers. Host values of unscaled gradients.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct Measures {
+    /// The largest finite magnitude.
+    #[serde(with = "crate::values::number")]
+    pub max_abs: f64,
+    /// The number of values.
+    pub elements: u64,
+    /// The number of values whose scaled magnitude is [`Rule::count_from`](crate::schedule::Rule::count_from) or more; 0 where that is none.
+    pub above: u64,
+}
+
+impl Measures {
+    /// Those of several optimizers' gradients as one.
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self {
+            max_abs: self.max_abs.max(other.max_abs),
+            elements: self.elements.saturating_add(other.elements),
+            above: self.above.saturating_add(other.above),
+        }
+    }
+}
+
+/// The cause of a skip.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SkipCause {
+    /// A gradient was too large for half precision once it was multiplied, or became so inside.
+    Scale,
+    /// The gradient of the loss was infinite or NaN before it reached half precision.
+    Loss {
+        /// Whether the model's output was finite.
+        output_finite: bool,
+    },
+    /// The gradient became infinite or NaN in a scope of another handle, whose loss scale this one's optimizers do not move.
+    OtherScale,
+}
+
+impl SkipCause {
+    /// The loss, or its gradient, is infinite or NaN, and the model's output is not.
+    pub(crate) const NAN_LOSS: Self = Self::Loss {
+        output_finite: true,
+    };
+}

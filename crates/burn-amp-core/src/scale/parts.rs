@@ -1,0 +1,312 @@
+//! The parts of the network whose factors move, beside the scale that all share. Knows no events, and no optimizer.
+
+use serde::{Deserialize, Serialize};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    sync::Arc,
+};
+
+use crate::{scale::adaloss::Statistics, error::short, scale::loss_scale::{LossScale, Measures, Observation, StepOutcome}, scale::rescale::Driven};
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Parts {
+    by_name: BTreeMap<Arc<str>, Part>,
+    /// In which part each parameter was read last.
+    pub(crate) readers: HashMap<Arc<str>, Arc<str>>,
+}
+
+impl Parts {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.by_name.is_empty()
+    }
+
+    /// What a part multiplies gradients by now. A `dry` run leaves no trace.
+    pub(crate) fn enter(&mut self, driven: &Arc<Driven>, dry: bool) -> f32 {
+        let first = || Part {
+            settings: Some(driven.clone()),
+            ..Part::stored(PartState::first(driven), false)
+        };
+        if dry {
+            let known = self.by_name.get(&driven.name);
+            return known.map_or_else(|| first().stored.factor(), |part| part.stored.factor());
+        }
+        let part = self.by_name.entry(driven.name.clone());
+        let part = part.or_insert_with(first);
+        part.open(driven);
+        part.stored.factor()
+    }
+
+    /// A parameter is read, in a part or in none.
+    pub(crate) fn read_in(&mut self, part: Option<&Arc<str>>, path: &Arc<str>) {
+        match part {
+            Some(part) => drop(self.readers.insert(path.clone(), part.clone())),
+            None if self.readers.is_empty() => {}
+            // Shared by a part and what is around it.
+            None => drop(self.readers.remove(path)),
+        }
+    }
+
+    /// The parts in which these parameters were read; none if one was read elsewhere.
+    pub(crate) fn of_parameters<'a>(
+        &self,
+        mut parameters: impl Iterator<Item = &'a str>,
+    ) -> Vec<Arc<str>> {
+        if self.readers.is_empty() {
+            return Vec::new();
+        }
+        let parts: Option<HashSet<_>> = parameters.try_fold(HashSet::new(), |mut parts, path| {
+            parts.insert(self.readers.get(path)?.clone());
+            Some(parts)
+        });
+        parts.into_iter().flatten().collect()
+    }
+
+    /// Backs off the parts that are the cause of a skip. Whether the scale that all share may stay: each of them had a lower factor to go to.
+    pub(crate) fn back_off(&mut self, names: Vec<Arc<str>>) -> bool {
+        let mut all = !names.is_empty();
+        for name in names {
+            let part = self.by_name.get_mut(&name);
+            all &= part.is_some_and(|part| part.back_off(&name));
+        }
+        all
+    }
+
+    /// Ends an iteration: after a finite one the factors of the parts that were opened in it move.
+    pub(crate) fn end_iteration(&mut self, is_finite: bool) {
+        for (name, part) in &mut self.by_name {
+            if is_finite && part.opened {
+                part.count_finite(name);
+            }
+            part.forget();
+        }
+    }
+
+    /// Whether a part moves by what comes to it.
+    pub(crate) fn wants_statistics(&self, name: &Arc<str>) -> bool {
+        self.by_name.get(name).is_some_and(Part::wants_statistics)
+    }
+
+    pub(crate) fn see(&mut self, name: &Arc<str>, statistics: Statistics) {
+        if let Some(part) = self.by_name.get_mut(name) {
+            part.seen = Some(statistics.join(part.seen.unwrap_or_default()));
+        }
+    }
+
+    /// What each of them multiplies gradients by, for a record.
+    pub(crate) fn states(&self) -> BTreeMap<String, PartState> {
+        let state = |(name, part): (&Arc<str>, &Part)| (name.to_string(), part.stored.clone());
+        self.by_name.iter().map(state).collect()
+    }
+
+    /// Why a part refuses what a record has under its name, if one does. One that is not opened yet cannot be asked.
+    pub(crate) fn check(&self, states: &BTreeMap<String, PartState>) -> Result<(), String> {
+        for (name, state) in states {
+            if let Some(part) = self.by_name.get(name.as_str())
+                && let Some(driven) = &part.settings
+            {
+                part.resumed(&state.schedule, driven)
+                    .map_err(|reason| format!("part `{name}`: {reason}"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes on from the parts of a record, or from none.
+    pub(crate) fn restore(&mut self, states: &BTreeMap<String, PartState>, with_settings: bool) {
+        let part = |(name, state): (&String, &PartState)| {
+            let part = Part::stored(state.clone(), with_settings);
+            (name.as_str().into(), part)
+        };
+        self.by_name = states.iter().map(part).collect();
+    }
+
+    /// Uses the factors that another has reached.
+    pub(crate) fn follow(&mut self, states: &BTreeMap<String, PartState>) {
+        for (name, reached) in states {
+            let part = self.by_name.entry(name.as_str().into());
+            let part = part.or_insert_with(|| Part::stored(reached.clone(), true));
+            part.stored = reached.clone();
+        }
+    }
+
+    /// Starts all of them again that were opened.
+    pub(crate) fn restart(&mut self) {
+        for part in self.by_name.values_mut() {
+            if let Some(driven) = part.settings.take() {
+                *part = Part::stored(PartState::first(&driven), false);
+                part.settings = Some(driven);
+            }
+        }
+    }
+
+    /// The parts that were opened since the last step; none of them again until it is opened again.
+    pub(crate) fn take_opened(&mut self) -> Vec<Arc<Driven>> {
+        let opened = |part: &mut Part| {
+            let opened = std::mem::take(&mut part.opened);
+            part.settings.clone().filter(|_| opened)
+        };
+        self.by_name.values_mut().filter_map(opened).collect()
+    }
+}
+
+/// What a record holds of a part.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct PartState {
+    schedule: LossScale,
+    /// What gradients are multiplied by, where that is not the schedule's scale.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    factor: Option<f32>,
+}
+
+impl PartState {
+    /// What no run can have stored, if there is something.
+    pub(crate) fn contradiction(&self) -> Option<String> {
+        let mut factors = [self.schedule.scale(), self.factor()].into_iter();
+        let bad = factors.find(|factor| !factor.is_normal() || *factor < 0.0)?;
+        Some(format!("the factor of a part is {bad}"))
+    }
+
+    fn first(driven: &Driven) -> Self {
+        Self {
+            schedule: driven.schedule.clone(),
+            // Nothing is known yet.
+            factor: driven.adaloss.map(|_| driven.schedule.scale().min(1.0)),
+        }
+    }
+
+    pub(crate) fn factor(&self) -> f32 {
+        self.factor.unwrap_or(self.schedule.scale())
+    }
+}
+
+/// A part whose factor moves. A value, without tensors.
+#[derive(Clone, Debug)]
+struct Part {
+    stored: PartState,
+    /// What the program wants; none until it has opened a part that came from a record.
+    settings: Option<Arc<Driven>>,
+    /// Whether the settings of the record are to be kept.
+    keeps_settings: bool,
+    warned: bool,
+    /// Whether it was opened since the last step.
+    opened: bool,
+    seen: Option<Statistics>,
+}
+
+impl Part {
+    /// One that a record has brought, with its settings or without.
+    fn stored(stored: PartState, keeps_settings: bool) -> Self {
+        Self {
+            stored,
+            settings: None,
+            keeps_settings,
+            warned: false,
+            opened: false,
+            seen: None,
+        }
+    }
+
+    /// A program opens it with these settings: the first ones count, or those of the record.
+    fn open(&mut self, driven: &Arc<Driven>) {
+        self.opened = true;
+        match &self.settings {
+            None => self.adopt(driven),
+            Some(settings) if settings == driven || self.warned => {}
+            Some(_) => {
+                self.warned = true;
+                warn!(
+                    "part `{}` is opened with other settings than before, and keeps the first ones: give parts names of their own",
+                    driven.name
+                );
+            }
+        }
+    }
+
+    fn adopt(&mut self, driven: &Arc<Driven>) {
+        let before = self.stored.factor();
+        let name = &driven.name;
+        let is_other = !self.stored.schedule.is_like(&driven.schedule);
+        let resumed = self.resumed(&self.stored.schedule, driven);
+        if resumed.is_ok() && is_other && !self.keeps_settings {
+            warn!("part `{name}` was saved with other settings, and those of the program are used");
+        }
+        self.stored.schedule = resumed.unwrap_or_else(|reason| {
+            warn!("part `{name}` starts fresh: {reason}");
+            driven.schedule.clone()
+        });
+        let factor = before.min(self.stored.schedule.scale());
+        self.stored.factor = driven.adaloss.map(|_| factor);
+        self.settings = Some(driven.clone());
+    }
+
+    /// What a program that opens it with these settings makes of a stored schedule. The error says why its rule refuses it.
+    fn resumed(&self, stored: &LossScale, driven: &Driven) -> Result<LossScale, String> {
+        match self.keeps_settings {
+            true => stored.clone().with_rule_of(&driven.schedule),
+            false => driven.schedule.clone().continuing(stored),
+        }
+    }
+
+    /// Whether what comes to it is to be read.
+    fn wants_statistics(&self) -> bool {
+        let adaloss = self.settings.as_ref().and_then(|driven| driven.adaloss);
+        adaloss.is_some() || self.stored.schedule.needs_measures()
+    }
+
+    /// Ends a step in which the gradient has overflowed here first. Whether there was a lower factor to go to.
+    fn back_off(&mut self, name: &str) -> bool {
+        self.forget();
+        let before = self.stored.factor();
+        let stored = &mut self.stored;
+        let mut schedule = stored.schedule.clone();
+        if stored.factor.is_some() {
+            // The bound may be far above what has overflowed.
+            schedule = (schedule.clone())
+                .with_scale("factor", before.into())
+                .unwrap_or(schedule);
+        }
+        if !schedule.config().dynamic || schedule.is_at_floor() {
+            return false;
+        }
+        stored.schedule = schedule.advance(StepOutcome::Skipped);
+        stored.factor = stored.factor.map(|_| stored.schedule.scale());
+        let (before, after) = (short(before.into()), short(stored.factor().into()));
+        log::info!(
+            "part `{name}`: gradients overflow at {before} times the loss scale, next {after}"
+        );
+        true
+    }
+
+    /// Takes in a finite step in which it was opened.
+    fn count_finite(&mut self, name: &str) {
+        let before = self.stored.factor();
+        let stored = &mut self.stored;
+        let seen = Observation {
+            outcome: StepOutcome::Stepped,
+            measures: self.seen.map(|seen| Measures {
+                max_abs: seen.max_abs,
+                elements: seen.elements,
+                above: 0,
+            }),
+        };
+        stored.schedule = stored.schedule.clone().advance(seen);
+        let adaloss = self.settings.as_ref().and_then(|driven| driven.adaloss);
+        if let (Some(adaloss), Some(seen)) = (adaloss, self.seen)
+            && let Some(factor) = adaloss.factor(&seen, stored.schedule.scale())
+        {
+            stored.factor = Some(factor);
+        }
+        let after = stored.factor();
+        if before != after {
+            let (before, after) = (short(before.into()), short(after.into()));
+            log::debug!("part `{name}`: {before} times the loss scale, next {after}");
+        }
+    }
+
+    /// Ends a step.
+    fn forget(&mut self) {
+        self.opened = false;
+        self.seen = None;
+    }
+}

@@ -1,0 +1,140 @@
+//! What happened since the last `update`: the joint outcome, and what unscaled gradients have told.
+
+use burn::module::ParamId;
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, OnceLock},
+};
+
+use crate::{error::AmpError, scale::finding::Finding, gradients::UnscaledGradients, lock::locked, scale::loss_scale::Observation};
+
+/// The key of gradients that are observed: they belong to no optimizer.
+pub(crate) const OBSERVED: usize = 0;
+
+/// The joint outcome of an iteration, and which parameters were stepped.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Iteration {
+    /// What the loss scale is to learn from the steps so far, if any was recorded.
+    pub(crate) seen: Option<Observation>,
+    /// The optimizers that have stepped each parameter: clones of a network have parameters of the same ids.
+    stepped: HashMap<ParamId, Vec<usize>>,
+    /// The first parameter of each overflow.
+    overflows: Vec<String>,
+}
+
+impl Iteration {
+    /// Refuses a second step of an optimizer for the same parameters before the `update`, as PyTorch does.
+    pub(crate) fn check(
+        &self,
+        grads: &UnscaledGradients,
+        optimizer: usize,
+    ) -> Result<(), AmpError> {
+        let again = |id: &ParamId| {
+            let by = self.stepped.get(id);
+            by.is_some_and(|by| {
+                optimizer == OBSERVED || by.contains(&OBSERVED) || by.contains(&optimizer)
+            })
+        };
+        match grads.parameters().find(|(_, id)| again(id)) {
+            Some((path, _)) => Err(AmpError::UpdateMissing {
+                parameter: path.to_string(),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// An optimizer has stepped these parameters.
+    pub(crate) fn mark(&mut self, grads: &UnscaledGradients, optimizer: usize) {
+        for (_, id) in grads.parameters() {
+            self.stepped.entry(id).or_default().push(optimizer);
+        }
+    }
+
+    /// Takes what was found into the joint outcome.
+    pub(crate) fn record(&mut self, found: &Finding) {
+        if !found.moves_scale() {
+            return;
+        }
+        self.overflows.extend(found.overflow.clone());
+        let mut seen = found.observation();
+        if let Some(Observation { outcome, measures }) = self.seen {
+            if outcome.is_skipped() {
+                seen.outcome = outcome;
+            }
+            if let Some(measures) = measures {
+                seen.measures = Some(measures.and(found.measures));
+            }
+        }
+        self.seen = Some(seen);
+    }
+
+    /// Goes on where a stored iteration stopped. Which parameters were stepped is not stored.
+    pub(crate) fn restore(&mut self, seen: Option<Observation>) {
+        *self = Self {
+            seen,
+            ..Self::default()
+        };
+    }
+
+    /// Ends the iteration: what is to be learned from it, and the first parameter of each overflow.
+    pub(crate) fn finish(&mut self) -> (Option<Observation>, Vec<String>) {
+        let Self {
+            seen, overflows, ..
+        } = std::mem::take(self);
+        (seen, overflows)
+    }
+}
+
+/// Gradients that were unscaled, and from which the loss scale has not learned yet.
+///
+/// Each has a handle on its verdict. Where the last handle is gone, the gradients were dropped: PyTorch's `update` uses what
+/// `unscale_` has found, whether a step followed or not.
+#[derive(Debug, Default)]
+pub(crate) struct Unsettled {
+    verdicts: Mutex<Vec<Arc<Finding>>>,
+    warned: OnceLock<()>,
+}
+
+/// Verdicts that are kept: of gradients that are unscaled without an `update`, the oldest are forgotten.
+const MAX_VERDICTS: usize = 256;
+
+impl Unsettled {
+    /// Gives gradients a handle on their verdict.
+    pub(crate) fn register(&self, mut grads: UnscaledGradients) -> UnscaledGradients {
+        let verdict = Arc::new(grads.finding.clone());
+        grads.verdicts.push(verdict.clone());
+        let mut verdicts = locked(&self.verdicts);
+        if verdicts.len() == MAX_VERDICTS {
+            verdicts.remove(0);
+            self.warned.get_or_init(|| {
+                warn!(
+                    "gradients were unscaled {MAX_VERDICTS} times without an `update`, so that the loss scale cannot adjust itself: call \
+                     `GradScaler::update` once after each iteration, also if its gradients are dropped"
+                );
+            });
+        }
+        verdicts.push(verdict);
+        drop(verdicts);
+        grads
+    }
+
+    /// These verdicts are counted by the caller.
+    pub(crate) fn take(&self, taken: &[Arc<Finding>]) {
+        let is_taken = |verdict: &Arc<Finding>| taken.iter().any(|one| Arc::ptr_eq(one, verdict));
+        locked(&self.verdicts).retain(|verdict| !is_taken(verdict));
+    }
+
+    /// The verdicts of gradients that were dropped.
+    pub(crate) fn dropped(&self) -> Vec<Arc<Finding>> {
+        let verdicts = locked(&self.verdicts);
+        let dropped = verdicts.iter().filter(|one| Arc::strong_count(one) == 1);
+        dropped.cloned().collect()
+    }
+}
+
+/// A copy of a scaler knows nothing of what the original has unscaled.
+impl Clone for Unsettled {
+    fn clone(&self) -> Self {
+        Self::default()
+    }
+}

@@ -1,0 +1,212 @@
+//! The hooks of an optimizer, their types forgotten.
+
+use burn::module::Module;
+use std::{any::Any, cell::LazyCell};
+
+use super::{Applied, Hook, Parameters, Proposed, Resolution, State, Verdict};
+use crate::{scale::device_step::DeviceStep, values::dtype::is_half, error::AmpError, scale::finding::Rejection, gradients::UnscaledGradients, values::module_path::{Parameter, distinct_parameters, replaced}, values::param_tensors::ParamTensors, record::AmpRecord};
+
+/// A [`Hook`] whose type is forgotten, and that can be cloned all the same.
+trait AnyHook: Any + Hook {
+    fn boxed(&self) -> Box<dyn AnyHook>;
+}
+
+impl<H: Hook + Clone> AnyHook for H {
+    fn boxed(&self) -> Box<dyn AnyHook> {
+        Box::new(self.clone())
+    }
+}
+
+impl Clone for Box<dyn AnyHook> {
+    fn clone(&self) -> Self {
+        (**self).boxed()
+    }
+}
+
+/// In the order in which they were added.
+#[derive(Clone, Debug, Default)]
+pub struct Hooks(Vec<Box<dyn AnyHook>>);
+
+/// What all hooks together say of a step.
+#[derive(Debug)]
+pub(crate) struct Judgement {
+    /// By which its gradients are multiplied.
+    pub(crate) factor: f64,
+    pub(crate) rejected: Option<Rejection>,
+}
+
+/// It may be applied.
+impl Default for Judgement {
+    fn default() -> Self {
+        Self {
+            factor: 1.0,
+            rejected: None,
+        }
+    }
+}
+
+impl Hooks {
+    /// Adds a hook, in the place of one of the same name.
+    pub(crate) fn add(&mut self, hook: impl Hook + Clone) -> Result<(), AmpError> {
+        let name = hook.name().to_string();
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-".contains(c);
+        if name.is_empty() || !name.chars().all(is_plain) {
+            let allowed = "letters, digits, `_` and `-` for a hook";
+            return Err(AmpError::refused("name", format!("`{name}`"), allowed));
+        }
+        match self.0.iter_mut().find(|other| other.name() == name) {
+            Some(place) => *place = Box::new(hook),
+            None => self.0.push(Box::new(hook)),
+        }
+        Ok(())
+    }
+
+    /// The first hook of a type.
+    pub fn get<H: Hook>(&self) -> Option<&H> {
+        let mut hooks = self.0.iter();
+        hooks.find_map(|hook| (&**hook as &dyn Any).downcast_ref())
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether the host is to decide the next step of a module.
+    pub(crate) fn wait<M: Module>(&mut self, module: &M) -> bool {
+        let of_module = || distinct_parameters(module);
+        let mut step = Proposed {
+            grads: None,
+            loss: None,
+            parameters: Parameters::new(&of_module),
+            error: None,
+        };
+        let mut hooks = self.0.iter_mut();
+        hooks.any(|hook| hook.judge(&mut step) != Verdict::Apply)
+    }
+
+    /// Judges gradients that are finite.
+    pub(crate) fn judge<M: Module>(
+        &mut self,
+        grads: &mut UnscaledGradients,
+        loss: Option<f64>,
+        module: &M,
+    ) -> Result<Judgement, AmpError> {
+        let of_module = || distinct_parameters(module);
+        let mut step = Proposed {
+            grads: Some(grads),
+            loss,
+            parameters: Parameters::new(&of_module),
+            error: None,
+        };
+        let mut judgement = Judgement::default();
+        for hook in &mut self.0 {
+            match hook.judge(&mut step) {
+                Verdict::Apply | Verdict::Wait => {}
+                // Not a number, too.
+                Verdict::Clip { factor, .. } if !(0.0..=1.0).contains(&factor) => {
+                    let allowed = format!("between 0 and 1, for the hook `{}`", hook.name());
+                    return Err(AmpError::invalid("factor", factor, allowed));
+                }
+                Verdict::Clip { factor, reason } => {
+                    log::info!("gradients clipped by the {}: {reason}", hook.name());
+                    judgement.factor = judgement.factor.min(factor);
+                }
+                Verdict::Reject { reason } => {
+                    let hook = hook.name().to_string();
+                    judgement.rejected.get_or_insert(Rejection { hook, reason });
+                }
+            }
+        }
+        step.error.map_or(Ok(judgement), Err)
+    }
+
+    /// After the update. `masters` are those of the optimizer; `device_step` decides the step, if the device does.
+    pub(crate) fn applied<M: Module>(
+        &mut self,
+        module: M,
+        masters: impl Fn() -> ParamTensors,
+        device_step: Option<&DeviceStep>,
+        resolution: &Resolution,
+    ) -> M {
+        let each = |step: &mut Applied<'_>| {
+            for hook in &mut self.0 {
+                hook.applied(step);
+            }
+        };
+        applied(module, masters, device_step, resolution, each)
+    }
+
+    /// What a record stores of each.
+    pub(crate) fn states(&self) -> impl Iterator<Item = (String, State)> {
+        let hooks = self.0.iter();
+        hooks.filter_map(|hook| Some((hook.name().to_string(), hook.state()?)))
+    }
+
+    /// The same hooks with the states of a record, which are taken out of it.
+    pub fn restored(&self, record: &mut AmpRecord) -> Result<Self, AmpError> {
+        let steps = record.counters().map_or(0, |counters| counters.steps());
+        let mut hooks = self.clone();
+        for hook in &mut hooks.0 {
+            let name = hook.name().to_string();
+            let state = record.take_hook(&name);
+            if state.is_none() && (steps > 0 || hook.state().is_some()) {
+                warn!(
+                    "{} holds no state of the hook `{name}`, which starts again, after {steps} steps",
+                    record.origin()
+                );
+            }
+            let restored = hook.restore(state);
+            restored.map_err(|reason| record.refused_hook(&name, &reason))?;
+        }
+        Ok(hooks)
+    }
+}
+
+/// Shows a module to `hook` after a step; the module with the values that it gives.
+pub(crate) fn applied<M: Module>(
+    module: M,
+    masters: impl Fn() -> ParamTensors,
+    device_step: Option<&DeviceStep>,
+    resolution: &Resolution,
+    hook: impl FnOnce(&mut Applied<'_>),
+) -> M {
+    let of_module = || with_masters(distinct_parameters(&module), &masters);
+    let mut step = Applied {
+        parameters: Parameters::new(&of_module),
+        device_step,
+        resolution: resolution.clone(),
+        values: Default::default(),
+    };
+    hook(&mut step);
+    let values = step.values;
+    if values.is_empty() {
+        return module;
+    }
+    replaced(module, |id, old| {
+        let new = values.get(&id)?.clone();
+        let Parameter { path, value, .. } = old();
+        let (shape, other) = (value.shape(), new.shape());
+        if other != shape {
+            warn!("a hook gave `{path}` a value of shape {other}, but it has {shape}: it stays");
+            return None;
+        }
+        Some(new.moved_to(&value.device()).cast(value.dtype()))
+    })
+}
+
+/// Parameters with the f32 values of those in half precision, which are asked for if there is one.
+fn with_masters(
+    mut parameters: Vec<Parameter>,
+    masters: impl Fn() -> ParamTensors,
+) -> Vec<Parameter> {
+    let masters = LazyCell::new(masters);
+    let half = |parameter: &&mut Parameter| is_half(parameter.value.dtype());
+    for Parameter { id, value, .. } in parameters.iter_mut().filter(half) {
+        let master = masters.get_any(*id, &value.device());
+        *value = match master {
+            Some(master) if master.shape() == value.shape() => master,
+            _ => continue,
+        };
+    }
+    parameters
+}

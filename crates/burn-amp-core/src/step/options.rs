@@ -1,0 +1,203 @@
+//! The order of a step: accumulate, unscale, test, judge, clip, update the scale, step or skip.
+
+use burn::{
+    lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module, optim::GradientsParams,
+};
+
+use crate::{scaler::accumulation::AccumulationWindow, gradients::clip::{ClipRules, Factors}, gradients::entries::Entries, error::AmpError, gradients::{StepGradients, UnscaledGradients}, step::hook::{Hooks, Judgement}, scale::loss_scale::StepOutcome, update::module_optim::ModuleOptim, record::{AmpRecord, WINDOW}, scaler::GradScaler};
+
+/// What a [`ScaledOptimizer`](crate::ScaledOptimizer) adds to a step.
+#[derive(Clone, Debug, Default)]
+pub struct StepOptions {
+    /// The micro-batches that wait for a step.
+    pub window: Option<AccumulationWindow>,
+    pub(crate) clip: ClipRules,
+    /// The hooks, in their order.
+    pub hooks: Hooks,
+    /// The loss of the next call, if it was told.
+    pub(crate) loss: Option<f64>,
+    /// Settings that were refused, by the methods that were given them. No step is made with them.
+    refused: Vec<(&'static str, AmpError)>,
+}
+
+/// Gradients to step with, and what they are multiplied by first.
+pub(crate) type Decided = (GradientsParams, Factors);
+
+impl StepOptions {
+    /// The first setting that was refused, unless another has taken its place.
+    pub fn check(&self) -> Result<(), AmpError> {
+        match self.refused.first() {
+            Some((_, error)) => Err(error.clone()),
+            None => Ok(()),
+        }
+    }
+
+    /// A setting that was checked, and is added to others. What is wrong with it is kept.
+    pub(crate) fn added<T>(
+        &mut self,
+        method: &'static str,
+        checked: Result<T, AmpError>,
+    ) -> Option<T> {
+        let refused = |error| self.refused.push((method, error));
+        checked.map_err(refused).ok()
+    }
+
+    /// As [`added`](Self::added), of a setting that takes the place of the one before, and of what was wrong with that.
+    pub(crate) fn replaced<T>(
+        &mut self,
+        method: &'static str,
+        checked: Result<T, AmpError>,
+    ) -> Option<T> {
+        self.refused.retain(|(other, _)| *other != method);
+        self.added(method, checked)
+    }
+
+    /// The state of a scaler, and of what is kept here.
+    pub fn record_with(&self, scaler: &GradScaler) -> AmpRecord {
+        let mut record = scaler.to_record();
+        if let Some(window) = self.window.as_ref().filter(|window| !window.is_empty()) {
+            record.put(WINDOW, window.state.clone().into());
+        }
+        for (name, state) in self.hooks.states() {
+            record.put_hook(name, state);
+        }
+        record
+    }
+
+    /// What comes before the step itself: of these gradients, or of a window that is not full. The gradients to step with; none if the step
+    /// is skipped, and done with, or the window is not full, or empty.
+    pub(crate) fn decide<O: ModuleOptim, M: Module>(
+        &mut self,
+        scaler: &mut GradScaler,
+        optim: &O,
+        module: &M,
+        grads: Option<StepGradients>,
+        lr: &ModuleLearningRate,
+    ) -> Result<Option<Decided>, AmpError> {
+        if let Some(grads) = &grads {
+            scaler.take_tested(grads);
+        }
+        scaler.resolve_dropped()?;
+        // All that is to be refused is refused before a window takes the gradients.
+        let params = grads.as_ref().map(StepGradients::params);
+        let window = self.window.as_ref();
+        let sums = window.map(|window| &window.state.sums);
+        let mut entries = Entries::find(module, params, sums, Some(lr))?;
+        if grads.is_none() && window.is_none_or(AccumulationWindow::is_empty) {
+            scaler.account().outcome = Some(StepOutcome::NoGradients);
+            return Ok(None);
+        }
+        let losses = window.map(|window| window.state.losses).unwrap_or_default();
+        let loss = losses.and(self.loss).mean();
+        let tests_micro_batches = window.is_some_and(AccumulationWindow::drops_micro_batches);
+        scaler.begin_step(std::mem::take(&mut entries.statistics));
+        let decided = match self.inspect(scaler, optim, grads, entries) {
+            Ok(Some(grads)) => {
+                let hooks = self.hooks.clone();
+                let ended = self.end_step(scaler, optim, module, grads, loss);
+                if ended.is_err() {
+                    // What is refused leaves no trace.
+                    self.hooks = hooks;
+                }
+                ended
+            }
+            Ok(None) => Ok(None),
+            Err(error) => Err(error),
+        };
+        self.end_call(scaler.last_outcome());
+        scaler.leave_step(module, tests_micro_batches);
+        decided
+    }
+
+    /// Tests gradients, or those of a window; none if that is not full.
+    fn inspect<O: ModuleOptim>(
+        &mut self,
+        scaler: &mut GradScaler,
+        optim: &O,
+        grads: Option<StepGradients>,
+        entries: Entries,
+    ) -> Result<Option<UnscaledGradients>, AmpError> {
+        if grads.is_some() {
+            scaler.check_scopes();
+            if self.window.is_some() {
+                scaler.check_accepted(optim, &entries)?;
+            }
+        }
+        scaler.inspect(self.window.as_mut(), grads, entries)
+    }
+
+    /// Ends the step. The gradients, unless they overflow or a hook rejects them.
+    fn end_step<O: ModuleOptim, M: Module>(
+        &mut self,
+        scaler: &mut GradScaler,
+        optim: &O,
+        module: &M,
+        mut grads: UnscaledGradients,
+        loss: Option<f64>,
+    ) -> Result<Option<Decided>, AmpError> {
+        let mut judgement = Judgement::default();
+        if !grads.has_overflow() && !grads.entries().is_empty() {
+            judgement = self.hooks.judge(&mut grads, loss, module)?;
+        }
+        if grads.has_overflow() {
+            judgement = Judgement::default();
+        }
+        let Judgement { factor, rejected } = judgement;
+        let mut factors = Factors::new();
+        // A loss that is not finite may come of a forward pass that has spoilt the buffers.
+        let spoilt = rejected.is_some()
+            && (loss.is_some_and(|loss| !loss.is_finite()) || !grads.status().norm().is_finite());
+        if rejected.is_none() && (factor < 1.0 || !self.clip.is_empty()) {
+            let later = optim.takes_factors();
+            (grads, factors) = grads.clip_by(&self.clip, factor, later)?;
+        }
+        let counted = scaler.count_step(optim, grads, rejected);
+        // It is an iteration, also where it is one overflow too many.
+        if scaler.last_outcome().is_some() {
+            scaler.update()?;
+        }
+        let grads = counted?;
+        if spoilt {
+            scaler.buffers.suspect();
+        }
+        Ok(grads.map(|grads| (grads, factors)))
+    }
+
+    /// What becomes of the loss that was told for a call.
+    fn end_call(&mut self, outcome: Option<StepOutcome>) {
+        if let Some(window) = &mut self.window
+            && outcome == Some(StepOutcome::Accumulated)
+        {
+            window.state.losses = window.state.losses.and(self.loss);
+        }
+        // Refused, it may be called again.
+        if outcome.is_some() {
+            self.loss = None;
+        }
+    }
+
+    /// Throws gradients away. Finite ones do not move the scale inside a window that is skipped as a whole.
+    pub(crate) fn discard(
+        &mut self,
+        scaler: &mut GradScaler,
+        grads: StepGradients,
+    ) -> Result<(), AmpError> {
+        scaler.account().begin_call();
+        self.loss = None;
+        scaler.resolve_dropped()?;
+        let frozen = |window: &AccumulationWindow| !window.drops_micro_batches();
+        match grads {
+            // An overflow is met again and again unless the scale moves.
+            StepGradients::Unscaled(grads)
+                if !grads.has_overflow() && self.window.as_ref().is_some_and(frozen) =>
+            {
+                scaler.unsettled.take(&grads.verdicts);
+                scaler.discard(grads.into_params())
+            }
+            grads => {
+                scaler.discard(grads)?;
+                scaler.update().map(drop)
+            }
+        }
+    }
+}

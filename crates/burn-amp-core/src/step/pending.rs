@@ -1,0 +1,74 @@
+//! Steps in flight: launched on a device, not yet resolved. They belong to the scale that they move, so that no optimizer that is
+//! dropped or cloned takes them along.
+
+use burn::optim::GradientsParams;
+use burn_amp_kernels::Reading;
+use std::{collections::VecDeque, ops::Range, sync::Arc};
+
+#[cfg(any(test, feature = "counts"))]
+use crate::gradients::pass::READS;
+use crate::{journal::account::Purpose, scale::border_events::{BorderEvent, EventPlace}, gradients::clip::ClipRules, scale::device_step::Run, gradients::entries::Entry, gradients::UnscaledGradients, scale::in_flight::{Pending, Resolution}, scaler::ledger::Ledger, scale::live_scale::LiveScale};
+
+/// A step in flight.
+#[derive(Debug)]
+pub(crate) struct PendingStep {
+    pub(crate) entries: Vec<Entry>,
+    /// What was found in its gradients, and where they came to the border.
+    pub(crate) reading: Reading,
+    /// Where they came to the border.
+    pub(crate) event: Option<(u64, EventPlace)>,
+    /// The events of all handles in its iteration.
+    pub(crate) of_all: Range<u64>,
+    /// By which they were clipped.
+    pub(crate) clip: ClipRules,
+    pub(crate) run: Arc<Run>,
+    /// Where it stands in its run.
+    pub(crate) number: usize,
+    pub(crate) ledger: Arc<Ledger>,
+    /// Is told whether it was applied.
+    pub(crate) resolution: Resolution,
+}
+
+impl Pending<LiveScale> for PendingStep {
+    fn is_known(&self) -> bool {
+        self.reading.is_there()
+    }
+
+    fn resolve(self: Box<Self>, live: &LiveScale) {
+        #[cfg(any(test, feature = "counts"))]
+        if !self.reading.is_there() {
+            READS.set(READS.get() + 1);
+        }
+        let (statuses, crossed) = self.reading.wait(live.scale().into());
+        if statuses.iter().any(|status| status.non_finite > 0) {
+            self.run.add_skip(self.number);
+        }
+        let events = self.event.into_iter().zip(crossed);
+        let events = events.filter_map(|(at, status)| Some(BorderEvent::of_read(at, status?)));
+        let events: VecDeque<_> = events.collect();
+        let mut entries = self.entries;
+        for (entry, status) in entries.iter_mut().zip(statuses) {
+            entry.status = status;
+        }
+        let mut grads = UnscaledGradients::new(GradientsParams::new(), entries, true);
+        let arrived = events.iter().any(BorderEvent::has_arrived);
+        if grads.has_overflow() {
+            grads.finding.cause = live.cause_among(events, grads.overflows(), self.of_all);
+        }
+        self.resolution.resolve(!grads.has_overflow());
+        if !self.clip.is_empty() {
+            // The device has done it: what is left is to say so.
+            let clipped = grads.clip_by(&self.clip, 1.0, true);
+            grads = clipped.expect("they were measured").0;
+        }
+        let mut account = self.ledger.account();
+        account.begin_call();
+        account.status = Some(grads.status().clone());
+        account.warn_of_zeros(grads.status(), live.schedule().scale(), || arrived);
+        drop(account);
+        if let Err(error) = self.ledger.end(live, Purpose::Step, &grads.finding) {
+            self.ledger.account().error.get_or_insert(error);
+        }
+        self.ledger.show(Some(live.schedule().scale()));
+    }
+}

@@ -1,0 +1,188 @@
+//! The f32 copies of half-precision parameters, in the states of optimizers.
+
+use burn::{
+    optim::{
+        LearningRate, ModuleOptimizer, Optimizer, RecordState, StateSink, StateSource, join_path,
+    },
+    tensor::{DType, Device, FloatDType, Tensor, TensorData},
+};
+use std::cell::RefCell;
+
+use crate::{beside_burn::{Beside, during}, values::dtype::is_half, values::param_tensors::{ParamTensor, ParamTensors}};
+
+/// What masters, and states beside them, are called in a record.
+const MASTER: &str = "master";
+const INNER: &str = "inner";
+
+thread_local! {
+    /// Where records are to leave the masters.
+    static MASTERS: Beside<ParamTensors> = const { RefCell::new(None) };
+}
+
+/// Handles to the masters in an optimizer; empty if it keeps none. Does not wait for the device.
+pub fn masters_of(optim: &ModuleOptimizer) -> ParamTensors {
+    let (_, masters) = during(&MASTERS, ParamTensors::default(), || optim.to_record());
+    masters
+}
+
+/// The f32 copy that a half-precision parameter is the rounded image of: as it is where the parameter is its image, and the parameter where
+/// that was changed elsewhere, or has no copy yet.
+pub(crate) fn master_of<const D: usize>(
+    parameter: Tensor<D>,
+    known: Option<Tensor<D>>,
+) -> Tensor<D> {
+    let dtype = parameter.dtype();
+    let wide = parameter.clone().cast(FloatDType::F32);
+    match known {
+        None => wide,
+        Some(master) => {
+            let changed = master.clone().cast(dtype).not_equal(parameter);
+            master.mask_where(changed, wide)
+        }
+    }
+}
+
+/// What an optimizer keeps of a parameter of rank `D`: a state, and the master if the parameter is in half precision.
+///
+/// In a record the master is called `master`, and the state stands in `inner`: if it is `wrapped`. Otherwise it stands where Burn's optimizers
+/// have it.
+#[derive(Clone, Default)]
+pub struct WithMaster<S, const D: usize> {
+    /// The f32 copy of a half-precision parameter.
+    pub master: Option<ParamTensor>,
+    /// The state of the optimizer.
+    pub state: S,
+    /// Whether a record has the state under a name of its own.
+    pub wrapped: bool,
+}
+
+impl<S, const D: usize> WithMaster<S, D> {
+    /// Leaves the master with [`masters_of`], if that asks: whether it does.
+    pub fn shows_master(&self, prefix: &str) -> bool {
+        MASTERS.with_borrow_mut(|masters| {
+            let id = prefix.parse::<u64>().ok();
+            if let (Some(masters), Some(id), Some(master)) = (masters.as_mut(), id, &self.master) {
+                masters.insert(id.into(), master.clone());
+            }
+            masters.is_some()
+        })
+    }
+
+    /// As [`RecordState::state_flatten`]; `flatten` does it for the state.
+    pub fn flatten(
+        &self,
+        prefix: &str,
+        out: &mut StateSink,
+        flatten: impl FnOnce(&S, &str, &mut StateSink),
+    ) {
+        if self.shows_master(prefix) {
+            return;
+        }
+        if let Some(master) = &self.master {
+            out.push_tensor(prefix, MASTER, master.to_data());
+        }
+        match self.wrapped {
+            true => flatten(&self.state, &join_path(prefix, INNER), out),
+            false => flatten(&self.state, prefix, out),
+        }
+        // CubeCL reads when the values are looked at, and on the CPU where they lie: the next step, in place, would be in the record.
+        for (_, data) in &mut out.tensors {
+            let bytes = data.as_bytes().to_vec();
+            *data = TensorData::from_bytes_vec(bytes, data.shape().clone(), data.dtype());
+        }
+    }
+
+    /// As [`RecordState::state_unflatten`]; `unflatten` does it for the state.
+    pub fn unflatten(
+        prefix: &str,
+        src: &mut StateSource,
+        unflatten: impl FnOnce(&str, &mut StateSource) -> Option<S>,
+    ) -> Option<Self> {
+        let master = src.take_tensor(prefix, MASTER);
+        // No release has saved another one: the next step would panic.
+        if (master.as_ref()).is_some_and(|data| data.dtype() != DType::F32 || data.rank() != D) {
+            return None;
+        }
+        let inner = join_path(prefix, INNER);
+        // Not asked where there is a master: the source looks through the states of all parameters for that.
+        let wrapped = master.is_some() || src.has_under(&inner);
+        Some(Self {
+            state: unflatten(if wrapped { &inner } else { prefix }, src)?,
+            master: master.map(ParamTensor::from),
+            wrapped,
+        })
+    }
+}
+
+/// The optimizer of single parameters inside: steps masters in the place of half-precision parameters.
+#[derive(Clone)]
+pub struct Masters<O> {
+    optim: O,
+    /// Whether states of other parameters are `wrapped` in a record too.
+    wraps_all: bool,
+}
+
+impl<O> Masters<O> {
+    /// Around an optimizer. `wraps_all` is for states without a master, too.
+    pub fn new(optim: O, wraps_all: bool) -> Self {
+        Self { optim, wraps_all }
+    }
+}
+
+/// There may be a master without a state.
+pub type BurnsState<O, const D: usize> = WithMaster<Option<<O as Optimizer>::State<D>>, D>;
+
+impl<S: RecordState, const D: usize> RecordState for WithMaster<Option<S>, D> {
+    fn state_flatten(&self, prefix: &str, out: &mut StateSink) {
+        self.flatten(prefix, out, |state, prefix, out| {
+            if let Some(state) = state {
+                state.state_flatten(prefix, out);
+            }
+        });
+    }
+
+    fn state_unflatten(prefix: &str, src: &mut StateSource, device: &Device) -> Option<Self> {
+        let state = |prefix: &str, src: &mut _| Some(S::state_unflatten(prefix, src, device));
+        let kept = Self::unflatten(prefix, src, state)?;
+        (kept.master.is_some() || kept.state.is_some()).then_some(kept)
+    }
+}
+
+impl<O: Optimizer> Optimizer for Masters<O> {
+    type State<const D: usize> = BurnsState<O, D>;
+
+    fn step<const D: usize>(
+        &self,
+        lr: LearningRate,
+        tensor: Tensor<D>,
+        grad: Tensor<D>,
+        kept: Option<Self::State<D>>,
+    ) -> (Tensor<D>, Option<Self::State<D>>) {
+        let dtype = tensor.dtype();
+        let is_half = is_half(dtype);
+        let kept = kept.unwrap_or_default();
+        let (tensor, wide) = match is_half {
+            true => {
+                let master = kept.master.and_then(|master| master.on(&grad.device()));
+                (master_of(tensor, master), FloatDType::F32)
+            }
+            false => (tensor, dtype.into()),
+        };
+        let (tensor, state) = (self.optim).step(lr, tensor, grad.cast(wide), kept.state);
+        let kept = WithMaster {
+            master: is_half.then(|| tensor.clone().into()),
+            state,
+            wrapped: is_half || self.wraps_all,
+        };
+        let is_kept = kept.master.is_some() || kept.state.is_some();
+        (tensor.cast(dtype), is_kept.then_some(kept))
+    }
+
+    /// The next step moves the master.
+    fn to_device<const D: usize>(kept: Self::State<D>, device: &Device) -> Self::State<D> {
+        WithMaster {
+            state: kept.state.map(|state| O::to_device(state, device)),
+            ..kept
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! Float tensors whose rank is known at run time: parameters, gradients, sums, averages.
+
+use burn::{
+    module::ParamId,
+    optim::GradientsParams,
+    tensor::{DType, Device, FloatDType, Shape, Tensor, TensorData},
+};
+use burn_amp_kernels::{Factor, Watch, scaled_cast, watched_cast};
+
+use crate::{values::dtype::is_half, values::rank::with_rank};
+
+/// A handle on a float tensor of any rank.
+///
+/// Burn keeps a rank in the type alone. So what is done to each value by itself is done to a handle of rank 1, whatever the shape.
+#[derive(Clone, Debug)]
+pub struct AnyTensor {
+    handle: Tensor<1>,
+    rank: usize,
+}
+
+impl AnyTensor {
+    /// Of a tensor without its autodiff.
+    pub(crate) fn new<const D: usize>(tensor: Tensor<D>) -> Self {
+        Self::with_graph(tensor.inner())
+    }
+
+    /// Of values in their dtype on a device; none if Burn's tensors cannot have their rank.
+    pub(crate) fn from_data(data: TensorData, device: &Device) -> Option<Self> {
+        let options = (device, data.dtype());
+        with_rank!(data.rank(), D => Some(Self::new(Tensor::<D>::from_data(data, options))), _rank => None)
+    }
+
+    /// Of a tensor as it is.
+    pub fn with_graph<const D: usize>(tensor: Tensor<D>) -> Self {
+        Self {
+            handle: Tensor::from_bridge(tensor.into_bridge()),
+            rank: D,
+        }
+    }
+
+    /// The tensor itself, with its rank.
+    ///
+    /// # Panics
+    ///
+    /// If the rank is not `D`.
+    pub fn into_tensor<const D: usize>(self) -> Tensor<D> {
+        assert_eq!(self.rank, D, "a tensor of another rank is asked for");
+        Tensor::from_bridge(self.handle.into_bridge())
+    }
+
+    /// The handle, for lists of tensors and for what is done to each value by itself.
+    pub(crate) fn into_handle(self) -> Tensor<1> {
+        self.handle
+    }
+
+    pub(crate) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Its shape.
+    pub fn shape(&self) -> Shape {
+        self.handle.shape()
+    }
+
+    /// Its dtype.
+    pub fn dtype(&self) -> DType {
+        self.handle.dtype()
+    }
+
+    /// Its device.
+    pub fn device(&self) -> Device {
+        self.handle.device()
+    }
+
+    pub(crate) fn is_tracked(&self) -> bool {
+        self.handle.is_tracked()
+    }
+
+    /// Changes each value by itself; the shape stays.
+    pub(crate) fn map(self, change: impl FnOnce(Tensor<1>) -> Tensor<1>) -> Self {
+        Self {
+            handle: change(self.handle),
+            rank: self.rank,
+        }
+    }
+
+    pub(crate) fn cast(self, dtype: impl Into<FloatDType>) -> Self {
+        let dtype = dtype.into();
+        self.map(|tensor| tensor.cast(dtype))
+    }
+
+    /// The same values on another device.
+    pub fn moved_to(self, device: &Device) -> Self {
+        match self.device() == *device {
+            true => self,
+            false => self.map(|tensor| tensor.to_device(device)),
+        }
+    }
+
+    /// The same in `dtype` and on `device`. What is narrower is moved.
+    pub fn cast_to(self, dtype: FloatDType, device: &Device) -> Self {
+        match DType::from(dtype).size() < self.dtype().size() {
+            true => self.cast(dtype).moved_to(device),
+            false => self.moved_to(device).cast(dtype),
+        }
+    }
+
+    /// The values in memory that nothing else holds.
+    pub fn copied(self) -> Self {
+        with_rank!(self.rank, D => Self::with_graph(copied(self.into_tensor::<D>())), rank => no_such(rank))
+    }
+
+    /// As [`map`](Self::map), in f32 for f16 and bf16: a scalar would be rounded to the tensor's dtype, where 1e-8 is zero and 1/60000
+    /// off by 0.14 %.
+    pub(crate) fn map_wide(self, change: impl FnOnce(Tensor<1>) -> Tensor<1>) -> Self {
+        let dtype = self.dtype();
+        match is_half(dtype) {
+            true => self.cast(FloatDType::F32).map(change).cast(dtype),
+            false => self.map(change),
+        }
+    }
+
+    /// Multiplies by a number, in f32 for f16 and bf16. The dtype stays.
+    pub fn mul_scalar(self, factor: f64) -> Self {
+        self.map_wide(|tensor| tensor.mul_scalar(factor))
+    }
+
+    /// `keep * self + add * other`, in one pass; in place, if nothing else holds the tensor.
+    pub(crate) fn blend(self, other: Self, keep: f64, add: f64) -> Self {
+        self.map_wide(|tensor| burn_amp_kernels::blend(tensor, other.handle, keep, add))
+    }
+
+    /// Casts with a factor for the gradient, which the watch looks at.
+    pub(crate) fn scaled_cast(
+        self,
+        dtype: FloatDType,
+        factor: Factor,
+        watch: Option<&Watch>,
+    ) -> Self {
+        with_rank!(self.rank, D => {
+            let tensor = self.into_tensor::<D>();
+            Self::with_graph(match watch {
+                Some(watch) => watched_cast(tensor, dtype, factor, watch),
+                None => scaled_cast(tensor, dtype, factor),
+            })
+        }, rank => no_such(rank))
+    }
+
+    /// All values in one row; none if there are none.
+    pub(crate) fn flat(self) -> Option<Tensor<1>> {
+        let elements = self.shape().num_elements();
+        // `reshape` reads a 0 as "keep this dimension".
+        (elements > 0).then(|| self.handle.reshape([elements]))
+    }
+
+    /// Waits for the device, or will where the values are looked at: CubeCL reads then.
+    pub fn into_data(self) -> TensorData {
+        self.handle.into_data()
+    }
+}
+
+/// The gradient of a parameter of this rank, if it has one.
+pub fn gradient(grads: &GradientsParams, id: ParamId, rank: usize) -> Option<AnyTensor> {
+    with_rank!(rank, D => grads.get::<D>(id).map(AnyTensor::new), rank => no_such(rank))
+}
+
+/// Whether a parameter has a gradient.
+pub fn has_gradient(grads: &GradientsParams, id: ParamId, rank: usize) -> bool {
+    with_rank!(rank, D => grads.get::<D>(id).is_some(), rank => no_such(rank))
+}
+
+/// Takes the gradient of a parameter of this rank out, so that nothing else here holds its memory.
+pub(crate) fn take_gradient(
+    grads: &mut GradientsParams,
+    id: ParamId,
+    rank: usize,
+) -> Option<AnyTensor> {
+    with_rank!(rank, D => grads.remove::<D>(id).map(AnyTensor::new), rank => no_such(rank))
+}
+
+/// Puts a gradient in, in the place of another one.
+pub fn put_gradient(grads: &mut GradientsParams, id: ParamId, gradient: AnyTensor) {
+    with_rank!(gradient.rank, D => grads.register(id, gradient.into_tensor::<D>()), rank => no_such(rank));
+}
+
+/// A copy that shares no memory with the tensor.
+pub fn copied<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+    Tensor::empty(tensor.shape(), (&tensor.device(), tensor.dtype()))
+        .slice_assign([(); D].map(|()| ..), tensor)
+}
+
+fn no_such<T>(rank: usize) -> T {
+    unreachable!("a tensor of rank {rank}")
+}

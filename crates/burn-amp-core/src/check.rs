@@ -11,7 +11,18 @@ use std::{
     sync::Arc,
 };
 
-use crate::{values::any_tensor::AnyTensor, border::dry_run::{DryRun, DryRunNotes}, values::dtype::is_half, gradients::entries::{Entries, Entry}, error::AmpError, gradients::status::GradientStatus, border::mixed_precision::MixedPrecision, gradients::running_statistics::RunningStatistics, border::scope, gradients::unscale::inspect};
+use crate::{
+    border::dry_run::{DryRun, DryRunNotes},
+    border::mixed_precision::MixedPrecision,
+    border::scope,
+    error::AmpError,
+    gradients::entries::{Entries, Entry},
+    gradients::running_statistics::RunningStatistics,
+    gradients::status::GradientStatus,
+    gradients::unscale::inspect,
+    values::any_tensor::AnyTensor,
+    values::dtype::is_half,
+};
 
 /// How often the scale is halved to find one at which nothing overflows.
 const MAX_HALVINGS: i32 = 40;

@@ -8,7 +8,16 @@ use burn::{
 use burn_amp_kernels::{blend, blend_unless};
 use serde::{Deserialize, Serialize};
 
-use crate::{values::dtype::working_dtype, error::{AmpError, in_range}, step::hook::{self, Applied, Hook, Parameter, Proposed, Resolution, State, Verdict}, update::module_optim::ModuleOptim, values::module_path::replaced, optimizer::ScaledOptimizer, values::param_tensors::ParamTensors, record::AmpRecord};
+use crate::{
+    error::{AmpError, in_range},
+    optimizer::ScaledOptimizer,
+    record::AmpRecord,
+    step::hook::{self, Applied, Hook, Parameter, Proposed, Resolution, State, Verdict},
+    update::module_optim::ModuleOptim,
+    values::dtype::working_dtype,
+    values::module_path::replaced,
+    values::param_tensors::ParamTensors,
+};
 
 /// How weights are averaged: Keras's `ema_momentum` and `ema_overwrite_frequency`, and its defaults.
 #[derive(Config, Debug, PartialEq)]

@@ -8,7 +8,17 @@ use burn::{
 use burn_amp_kernels::{TensorStatus, UnsupportedDType};
 use std::{collections::HashMap, sync::Arc};
 
-use crate::{values::any_tensor::{AnyTensor, put_gradient, take_gradient}, values::dtype::working_dtype, gradients::entries::{Entries, Entry, measure, summarize}, scale::finding::Finding, gradients::pass::Pass, gradients::status::GradientStatus, scale::loss_scale::SkipCause, values::module_path::{Parameter, parameters}, values::rank::with_rank};
+use crate::{
+    gradients::entries::{Entries, Entry, measure, summarize},
+    gradients::pass::Pass,
+    gradients::status::GradientStatus,
+    scale::finding::Finding,
+    scale::loss_scale::SkipCause,
+    values::any_tensor::{AnyTensor, put_gradient, take_gradient},
+    values::dtype::working_dtype,
+    values::module_path::{Parameter, parameters},
+    values::rank::with_rank,
+};
 
 /// Gradients of a scaled loss: multiplied by the loss scale, possibly infinite.
 ///

@@ -8,7 +8,11 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use state::GuardState;
 
-use crate::{scale::defaults::{defaults, with_defaults}, error::{AmpError, in_range}, step::hook::Verdict};
+use crate::{
+    error::{AmpError, in_range},
+    scale::defaults::{defaults, with_defaults},
+    step::hook::Verdict,
+};
 
 /// Guards training against spikes: steps whose gradients are finite, but whose norm or loss is far outside of what was usual.
 ///
@@ -108,10 +112,16 @@ pub enum Guard {
         #[serde(default = "defaults::window")]
         window: u32,
         /// The highest z-score of a loss that is accepted; 0 for any. Default 6.
-        #[serde(with = "crate::values::number", default = "defaults::skip_update_lossz")]
+        #[serde(
+            with = "crate::values::number",
+            default = "defaults::skip_update_lossz"
+        )]
         skip_update_lossz: f64,
         /// The highest z-score of a norm that is accepted; 0 for any. Default 6.
-        #[serde(with = "crate::values::number", default = "defaults::skip_update_gradz")]
+        #[serde(
+            with = "crate::values::number",
+            default = "defaults::skip_update_gradz"
+        )]
         skip_update_gradz: f64,
         /// Whether every value enters the window as it is, and running sums; default false. In the original one NaN turns the guard off for good,
         /// rounding errors stay in the sums, three spikes hide the next one, and no value exceeds some thresholds.

@@ -10,7 +10,10 @@ use std::{
     thread::{self, ThreadId},
 };
 
-use crate::{journal::account::Account, gradients::status::GradientStatus, lock::locked, scale::loss_scale::StepOutcome, journal::step_counters::StepCounters};
+use crate::{
+    gradients::status::GradientStatus, journal::account::Account,
+    journal::step_counters::StepCounters, lock::locked, scale::loss_scale::StepOutcome,
+};
 
 /// How many steps are remembered. The counters go on.
 const MAX_STEPS: usize = 128;

@@ -4,8 +4,25 @@ use burn::{module::Module, optim::GradientsParams, tensor::Tensor};
 use burn_amp_kernels::{ExponentHistogram, TensorStatus};
 use std::sync::Arc;
 
-use crate::{values::any_tensor::{self, AnyTensor}, gradients::entries::handles, error::AmpError, gradients::pass::Pass, gradients::UnscaledGradients, scale::loss_scale::SkipCause, border::mixed_precision::MixedPrecision, values::module_path::{Parameter, distinct_parameters}, scaler::GradScaler, border::scope};
-pub use crate::{check::dry_loss, border::dry_run::DryRun, lock::locked, border::observer::{Observer, Stepped}, border::scope::{Region, scale_here}};
+pub use crate::{
+    border::dry_run::DryRun,
+    border::observer::{Observer, Stepped},
+    border::scope::{Region, scale_here},
+    check::dry_loss,
+    lock::locked,
+};
+use crate::{
+    border::mixed_precision::MixedPrecision,
+    border::scope,
+    error::AmpError,
+    gradients::UnscaledGradients,
+    gradients::entries::handles,
+    gradients::pass::Pass,
+    scale::loss_scale::SkipCause,
+    scaler::GradScaler,
+    values::any_tensor::{self, AnyTensor},
+    values::module_path::{Parameter, distinct_parameters},
+};
 
 /// Attaches an observer to all clones of a `MixedPrecision`, or none. Returns the one before.
 pub fn set(amp: &MixedPrecision, observer: Option<Arc<dyn Observer>>) -> Option<Arc<dyn Observer>> {

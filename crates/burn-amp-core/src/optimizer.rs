@@ -13,7 +13,21 @@ mod recorded;
 use device::Flight;
 pub use recorded::{Found, Stage, refused};
 
-use crate::{scaler::accumulation::{AccumulationConfig, AccumulationWindow}, gradients::clip::GradientClip, gradients::entries::Entries, error::{AmpError, StepError}, gradients::{ScaledGradients, StepGradients, UnscaledGradients, sum_of_devices}, step::hook::Hook, scale::in_flight::Resolution, scale::loss_scale::GradScalerConfig, update::module_optim::ModuleOptim, record::{AmpRecord, OptimizerState}, scaler::GradScaler, step::options::StepOptions, update::Update};
+use crate::{
+    error::{AmpError, StepError},
+    gradients::clip::GradientClip,
+    gradients::entries::Entries,
+    gradients::{ScaledGradients, StepGradients, UnscaledGradients, sum_of_devices},
+    record::{AmpRecord, OptimizerState},
+    scale::in_flight::Resolution,
+    scale::loss_scale::GradScalerConfig,
+    scaler::GradScaler,
+    scaler::accumulation::{AccumulationConfig, AccumulationWindow},
+    step::hook::Hook,
+    step::options::StepOptions,
+    update::Update,
+    update::module_optim::ModuleOptim,
+};
 
 /// An optimizer with loss scaling: [`step`](Self::step) unscales the gradients, tests them, steps the inner
 /// optimizer or skips the step, and moves the loss scale.

@@ -1,6 +1,10 @@
 use burn::{config::Config, module::ParamGroup};
 
-use crate::{scaler::accumulation::AccumulationConfig, gradients::clip::GradientClip, ema::EmaConfig, error::AmpError, guard::Guard, scale::loss_scale::GradScalerConfig, update::module_optim::ModuleOptim, optimizer::ScaledOptimizer, scaler::GradScaler};
+use crate::{
+    ema::EmaConfig, error::AmpError, gradients::clip::GradientClip, guard::Guard,
+    optimizer::ScaledOptimizer, scale::loss_scale::GradScalerConfig, scaler::GradScaler,
+    scaler::accumulation::AccumulationConfig, update::module_optim::ModuleOptim,
+};
 
 /// What a [`ScaledOptimizer`] adds to an optimizer, in one Burn [`Config`] that is saved to and loaded from JSON: the loss scale,
 /// clipping, a guard, accumulation and averages.

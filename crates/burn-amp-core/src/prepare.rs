@@ -2,7 +2,10 @@
 
 use burn::module::Module;
 
-use crate::{border::mixed_precision::MixedPrecision, update::module_optim::ModuleOptim, optimizer::ScaledOptimizer};
+use crate::{
+    border::mixed_precision::MixedPrecision, optimizer::ScaledOptimizer,
+    update::module_optim::ModuleOptim,
+};
 
 impl MixedPrecision {
     /// A model that computes in this precision inside [`autocast`](Self::autocast), and the optimizer that steps it.

@@ -24,7 +24,13 @@ use owners::{EARLIER_HOOK, EARLIER_HOOKS, SCALER_ALONE, STATES};
 use state::Format;
 pub use state::State;
 
-use crate::{error::AmpError, scale::loss_scale::LossScale, update::module_optim::{FRESH, ModuleOptim}, scaler::ScalerState, journal::step_counters::StepCounters};
+use crate::{
+    error::AmpError,
+    journal::step_counters::StepCounters,
+    scale::loss_scale::LossScale,
+    scaler::ScalerState,
+    update::module_optim::{FRESH, ModuleOptim},
+};
 
 /// The kind of a record that holds a plain optimizer's state beside that of a loss scale.
 const SCALED_OPTIMIZER: &str = "scaled_optimizer";

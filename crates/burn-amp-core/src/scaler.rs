@@ -40,7 +40,27 @@ mod worker_side;
 pub(crate) use record::ScalerState;
 pub use worker_side::{HandedOver, Reached};
 
-use crate::{journal::account::Account, scale::border_events::BorderEvent, border::cast::{CastFloat, multiply_losses}, scale::device_step::DeviceStep, values::dtype::is_half, gradients::entries::{Entries, LOW_RANK, measure}, error::AmpError, gradients::status::GradientStatus, gradients::{ScaledGradients, StepGradients, UnscaledGradients}, scaler::iteration::{Iteration, Unsettled}, journal::Journal, scaler::ledger::Ledger, scale::live_scale::LiveScale, scale::loss_scale::{GradScalerConfig, LossScale, StepOutcome}, scaler::loss_watch::LossWatch, border::mixed_precision::MixedPrecision, gradients::running_statistics::{Buffers, Statistics}, journal::step_counters::StepCounters, gradients::unscale::unscale};
+use crate::{
+    border::cast::{CastFloat, multiply_losses},
+    border::mixed_precision::MixedPrecision,
+    error::AmpError,
+    gradients::entries::{Entries, LOW_RANK, measure},
+    gradients::running_statistics::{Buffers, Statistics},
+    gradients::status::GradientStatus,
+    gradients::unscale::unscale,
+    gradients::{ScaledGradients, StepGradients, UnscaledGradients},
+    journal::Journal,
+    journal::account::Account,
+    journal::step_counters::StepCounters,
+    scale::border_events::BorderEvent,
+    scale::device_step::DeviceStep,
+    scale::live_scale::LiveScale,
+    scale::loss_scale::{GradScalerConfig, LossScale, StepOutcome},
+    scaler::iteration::{Iteration, Unsettled},
+    scaler::ledger::Ledger,
+    scaler::loss_watch::LossWatch,
+    values::dtype::is_half,
+};
 
 impl GradScalerConfig {
     /// Checks the settings and builds the scaler.

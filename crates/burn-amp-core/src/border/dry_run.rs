@@ -7,7 +7,10 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use crate::{values::any_tensor::AnyTensor, values::dtype::is_half, lock::locked, border::mixed_precision::MixedPrecision, border::observer::Observer};
+use crate::{
+    border::mixed_precision::MixedPrecision, border::observer::Observer, lock::locked,
+    values::any_tensor::AnyTensor, values::dtype::is_half,
+};
 
 /// How the scopes of a dry run differ.
 pub struct DryRun {

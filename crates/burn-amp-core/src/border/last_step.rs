@@ -1,6 +1,9 @@
 //! What a program may ask of the last step.
 
-use crate::{gradients::status::GradientStatus, scale::loss_scale::StepOutcome, border::mixed_precision::MixedPrecision, journal::step_counters::StepCounters};
+use crate::{
+    border::mixed_precision::MixedPrecision, gradients::status::GradientStatus,
+    journal::step_counters::StepCounters, scale::loss_scale::StepOutcome,
+};
 
 /// What metrics, a progress bar or other threads may ask of a training: what an optimizer of this
 /// `MixedPrecision` did last, by hand or in a `Learner`.

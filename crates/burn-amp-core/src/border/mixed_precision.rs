@@ -11,7 +11,16 @@ use std::{
     },
 };
 
-use crate::{values::dtype::is_half, error::AmpError, journal::Journal, scale::live_scale::LiveScale, lock::locked, scale::loss_scale::{GradScalerConfig, LossScale}, values::module_path::SCOPED, border::observer::Observer};
+use crate::{
+    border::observer::Observer,
+    error::AmpError,
+    journal::Journal,
+    lock::locked,
+    scale::live_scale::LiveScale,
+    scale::loss_scale::{GradScalerConfig, LossScale},
+    values::dtype::is_half,
+    values::module_path::SCOPED,
+};
 
 /// Half-precision compute for any model, over parameters that stay f32, with the loss scale that it needs.
 ///

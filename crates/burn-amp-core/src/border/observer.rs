@@ -2,7 +2,10 @@
 
 use std::any::Any;
 
-use crate::{error::AmpError, gradients::status::GradientStatus, gradients::UnscaledGradients, scale::loss_scale::StepOutcome};
+use crate::{
+    error::AmpError, gradients::UnscaledGradients, gradients::status::GradientStatus,
+    scale::loss_scale::StepOutcome,
+};
 
 /// Is told of the steps of a [`MixedPrecision`](crate::MixedPrecision), on the threads that make them. It must not wait for the device.
 pub trait Observer: Any + Send + Sync {

@@ -4,7 +4,17 @@ use burn::tensor::{DType, FloatDType};
 use burn_amp_kernels::{Factor, Watch};
 use std::sync::{Arc, Mutex, Once};
 
-use crate::{values::any_tensor::AnyTensor, scale::border_events::{EventPlace, Region}, scale::device_step::DeviceStep, border::dry_run::DryRun, values::dtype::is_half, error::AmpError, lock::locked, border::mixed_precision::MixedPrecision, scale::rescale::{Rescale, Rule}};
+use crate::{
+    border::dry_run::DryRun,
+    border::mixed_precision::MixedPrecision,
+    error::AmpError,
+    lock::locked,
+    scale::border_events::{EventPlace, Region},
+    scale::device_step::DeviceStep,
+    scale::rescale::{Rescale, Rule},
+    values::any_tensor::AnyTensor,
+    values::dtype::is_half,
+};
 
 /// The factor between two sides, and its inverse, must be normal in f32, or gradients lose digits.
 const MAX_EXPONENT: u32 = 126;

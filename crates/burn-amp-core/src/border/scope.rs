@@ -26,7 +26,18 @@ use std::{
     sync::{Arc, Once},
 };
 
-use crate::{values::any_tensor::AnyTensor, border::open::{Open, Side}, scale::border_events::EventPlace, border::cast::{CastFloat, cast_each}, border::dry_run::DryRun, values::dtype::is_half, error::AmpError, lock::locked, border::mixed_precision::{MixedPrecision, half_exists}, scale::rescale::{Rescale, Rule}};
+use crate::{
+    border::cast::{CastFloat, cast_each},
+    border::dry_run::DryRun,
+    border::mixed_precision::{MixedPrecision, half_exists},
+    border::open::{Open, Side},
+    error::AmpError,
+    lock::locked,
+    scale::border_events::EventPlace,
+    scale::rescale::{Rescale, Rule},
+    values::any_tensor::AnyTensor,
+    values::dtype::is_half,
+};
 
 thread_local! {
     /// What this thread is in.

@@ -3,7 +3,18 @@
 use burn::{module::Module, optim::GradientsParams, tensor::Tensor};
 use std::sync::Arc;
 
-use crate::{border::cast::multiply_losses, check::dry_loss, border::dry_run::DryRun, error::{AmpError, short}, gradients::status::GradientStatus, scale::loss_scale::LossScale, border::mixed_precision::MixedPrecision, gradients::running_statistics::RunningStatistics, scaler::GradScaler, gradients::unscale::inspect};
+use crate::{
+    border::cast::multiply_losses,
+    border::dry_run::DryRun,
+    border::mixed_precision::MixedPrecision,
+    check::dry_loss,
+    error::{AmpError, short},
+    gradients::running_statistics::RunningStatistics,
+    gradients::status::GradientStatus,
+    gradients::unscale::inspect,
+    scale::loss_scale::LossScale,
+    scaler::GradScaler,
+};
 
 /// By how many binades the scale stays below the lowest at which something overflows.
 const HEADROOM: i32 = 3;

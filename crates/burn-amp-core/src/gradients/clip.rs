@@ -10,7 +10,10 @@ use burn_amp_kernels::{ClipTable, NormClip, TensorStatus, clip_factors};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 
-use crate::{values::any_tensor::AnyTensor, gradients::entries::Entry, error::AmpError, gradients::status::norm, gradients::UnscaledGradients};
+use crate::{
+    error::AmpError, gradients::UnscaledGradients, gradients::entries::Entry,
+    gradients::status::norm, values::any_tensor::AnyTensor,
+};
 
 /// How gradients are clipped: Burn's `GradientClippingConfig`, with the global norm beside it.
 ///

@@ -12,7 +12,16 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
-use crate::{values::any_tensor::{self, AnyTensor}, values::dtype::working_dtype, error::AmpError, gradients::pass::Pass, gradients::status::{GradientStatus, norm}, values::module_path::{Parameter, SCOPED, parameters}, values::param_tensors::ParamTensors, gradients::running_statistics::Statistics};
+use crate::{
+    error::AmpError,
+    gradients::pass::Pass,
+    gradients::running_statistics::Statistics,
+    gradients::status::{GradientStatus, norm},
+    values::any_tensor::{self, AnyTensor},
+    values::dtype::working_dtype,
+    values::module_path::{Parameter, SCOPED, parameters},
+    values::param_tensors::ParamTensors,
+};
 
 /// The name of Burn's low-rank adapters.
 pub(crate) const LOW_RANK: &str = "lora";

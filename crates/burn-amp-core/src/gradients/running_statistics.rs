@@ -6,7 +6,13 @@
 use burn::{module::Module, tensor::DType};
 use burn_amp_kernels::TensorStatus;
 
-use crate::{gradients::pass::Pass, scale::live_scale::LiveScale, scale::loss_scale::StepOutcome, values::module_path::{Parameter, parameters, replaced}, values::param_tensors::ParamTensors};
+use crate::{
+    gradients::pass::Pass,
+    scale::live_scale::LiveScale,
+    scale::loss_scale::StepOutcome,
+    values::module_path::{Parameter, parameters, replaced},
+    values::param_tensors::ParamTensors,
+};
 
 /// The running statistics of the last good step: handles, no copies.
 #[derive(Clone, Debug, Default)]
@@ -220,7 +226,9 @@ mod tests {
     use std::cell::Cell;
 
     use super::Statistics;
-    use crate::{GradScalerConfig, MixedPrecision, ScaledOptimizer, values::module_path::parameters};
+    use crate::{
+        GradScalerConfig, MixedPrecision, ScaledOptimizer, values::module_path::parameters,
+    };
 
     thread_local! {
         /// How often this thread has waited for a device.

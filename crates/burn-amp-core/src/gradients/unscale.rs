@@ -7,7 +7,15 @@ use burn::{
 };
 use burn_amp_kernels::ExponentHistogram;
 
-use crate::{values::any_tensor::AnyTensor, values::dtype::{optimizer_dtype, working_dtype}, gradients::entries::{Entries, Entry, handles, measure, summarize}, error::AmpError, gradients::pass::Pass, gradients::status::GradientStatus, gradients::UnscaledGradients};
+use crate::{
+    error::AmpError,
+    gradients::UnscaledGradients,
+    gradients::entries::{Entries, Entry, handles, measure, summarize},
+    gradients::pass::Pass,
+    gradients::status::GradientStatus,
+    values::any_tensor::AnyTensor,
+    values::dtype::{optimizer_dtype, working_dtype},
+};
 
 /// Multiplies gradients by `inverse`, rounded to f32 for those that are not f64, and measures the result.
 ///
@@ -142,7 +150,10 @@ mod tests {
         tensor::{Device, Tensor},
     };
 
-    use crate::{GradScalerConfig, GradientClip, Guard, ScaledOptimizer, UnscaledGradients, gradients::pass::READS};
+    use crate::{
+        GradScalerConfig, GradientClip, Guard, ScaledOptimizer, UnscaledGradients,
+        gradients::pass::READS,
+    };
 
     fn reads(action: impl FnOnce() -> UnscaledGradients) -> (u32, UnscaledGradients) {
         READS.set(0);

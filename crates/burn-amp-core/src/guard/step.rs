@@ -4,7 +4,11 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 
 use super::{Guard, GuardState};
-use crate::{step::hook::{Hook, Proposed, State, Verdict}, update::module_optim::ModuleOptim, optimizer::ScaledOptimizer};
+use crate::{
+    optimizer::ScaledOptimizer,
+    step::hook::{Hook, Proposed, State, Verdict},
+    update::module_optim::ModuleOptim,
+};
 
 /// As it is stored, with what earlier releases have left beside it.
 #[derive(Deserialize)]

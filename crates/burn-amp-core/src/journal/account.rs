@@ -3,7 +3,13 @@
 
 use log::Level;
 
-use crate::{error::{AmpError, short}, scale::finding::{Finding, Rejection}, gradients::status::GradientStatus, scale::loss_scale::{LossScale, Observation, SkipCause, StepOutcome}, journal::step_counters::StepCounters};
+use crate::{
+    error::{AmpError, short},
+    gradients::status::GradientStatus,
+    journal::step_counters::StepCounters,
+    scale::finding::{Finding, Rejection},
+    scale::loss_scale::{LossScale, Observation, SkipCause, StepOutcome},
+};
 
 /// What gradients were for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,7 +8,11 @@ use burn::{
 use burn_amp_kernels::panic_message;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::{error::AmpError, update::module_optim::{ModuleOptim, ORIGIN, foreign}, record::container::Container};
+use crate::{
+    error::AmpError,
+    record::container::Container,
+    update::module_optim::{ModuleOptim, ORIGIN, foreign},
+};
 
 impl ModuleOptim for ModuleOptimizer {
     fn step<M: Module>(&mut self, lr: ModuleLearningRate, module: M, grads: GradientsParams) -> M {

@@ -10,7 +10,18 @@ use burn_amp_kernels::{Crossing, Status, TensorList, can_update, inspect};
 use std::{collections::VecDeque, sync::Arc, thread};
 
 use super::{ScaledOptimizer, refused};
-use crate::{scale::border_events::{BorderEvent, SingleEvent}, scale::device_step::{DeviceStep, Run}, gradients::entries::{Entries, Entry, handles}, error::AmpError, gradients::StepGradients, scale::in_flight::Resolution, scale::live_scale::LiveScale, update::module_optim::ModuleOptim, step::pending::PendingStep, update::Update};
+use crate::{
+    error::AmpError,
+    gradients::StepGradients,
+    gradients::entries::{Entries, Entry, handles},
+    scale::border_events::{BorderEvent, SingleEvent},
+    scale::device_step::{DeviceStep, Run},
+    scale::in_flight::Resolution,
+    scale::live_scale::LiveScale,
+    step::pending::PendingStep,
+    update::Update,
+    update::module_optim::ModuleOptim,
+};
 
 /// Gradients of a step: as many as the device can clip.
 const MAX_GRADIENTS: usize = 1 << 16;

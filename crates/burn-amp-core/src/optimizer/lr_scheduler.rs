@@ -6,7 +6,13 @@ use burn::{
     optim::LearningRate,
 };
 
-use crate::{journal::{Cursor, Journal}, border::mixed_precision::MixedPrecision, update::module_optim::ModuleOptim, optimizer::ScaledOptimizer, scaler::GradScaler};
+use crate::{
+    border::mixed_precision::MixedPrecision,
+    journal::{Cursor, Journal},
+    optimizer::ScaledOptimizer,
+    scaler::GradScaler,
+    update::module_optim::ModuleOptim,
+};
 
 /// A learning-rate scheduler that does not advance on a step that was skipped.
 ///

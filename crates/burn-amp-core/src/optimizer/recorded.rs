@@ -10,7 +10,17 @@ use burn_amp_kernels::{ClipTable, DeviceScale, inspect};
 use std::{collections::HashSet, sync::Arc};
 
 use super::{ScaledOptimizer, device::Inspected};
-use crate::{scale::device_step::{DeviceStep, Run}, gradients::entries::check_rate, error::AmpError, gradients::placeholders, scale::in_flight::Resolution, update::module_optim::ModuleOptim, values::module_path::distinct_parameters, scale::rehearsal::{Rehearsal, Rehearses}, update::Update};
+use crate::{
+    error::AmpError,
+    gradients::entries::check_rate,
+    gradients::placeholders,
+    scale::device_step::{DeviceStep, Run},
+    scale::in_flight::Resolution,
+    scale::rehearsal::{Rehearsal, Rehearses},
+    update::Update,
+    update::module_optim::ModuleOptim,
+    values::module_path::distinct_parameters,
+};
 
 /// What a step finds on the device, before it changes anything: each time in the same places, if it was recorded.
 pub struct Found {

@@ -7,7 +7,10 @@ use burn::{
 use std::collections::BTreeMap;
 
 use super::Container;
-use crate::{error::AmpError, values::module_path::{Parameter, parameters}};
+use crate::{
+    error::AmpError,
+    values::module_path::{Parameter, parameters},
+};
 
 /// The tensors of a stored state: field and shape, by parameter.
 #[derive(Clone, Debug)]

@@ -8,7 +8,13 @@ use super::{
     AmpRecord,
     state::{Format, State},
 };
-use crate::{scaler::accumulation::{AccumulationWindow, WindowState}, error::AmpError, border::mixed_precision::MixedPrecision, values::param_tensors::ParamTensors, scaler::{GradScaler, ScalerState}};
+use crate::{
+    border::mixed_precision::MixedPrecision,
+    error::AmpError,
+    scaler::accumulation::{AccumulationWindow, WindowState},
+    scaler::{GradScaler, ScalerState},
+    values::param_tensors::ParamTensors,
+};
 
 /// The state of an open accumulation window.
 pub(crate) const WINDOW: &str = "window";

@@ -7,7 +7,7 @@ use burn::{
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::container::{Container, key_of};
-use crate::{values::dtype::working_dtype, error::AmpError, values::param_tensors::ParamTensors};
+use crate::{error::AmpError, values::dtype::working_dtype, values::param_tensors::ParamTensors};
 
 /// The JSON of a state that is tensors alone, which is not written.
 const NO_VALUES: &str = "{}";

@@ -12,7 +12,7 @@ use std::{
     },
 };
 
-use crate::{scale::adaloss::Statistics, lock::locked, scale::loss_scale::SkipCause};
+use crate::{lock::locked, scale::adaloss::Statistics, scale::loss_scale::SkipCause};
 
 /// How many events there were, of all handles: their order.
 static COUNT: AtomicU64 = AtomicU64::new(0);

@@ -10,7 +10,10 @@ use std::{
     },
 };
 
-use crate::{lock::locked, scale::rehearsal::{Rehearsal, Rehearses}};
+use crate::{
+    lock::locked,
+    scale::rehearsal::{Rehearsal, Rehearses},
+};
 
 /// The loss scale as the device moves it, further than the host's by the steps in flight. It also decides the last of them.
 pub struct DeviceStep {

@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use crate::{scale::border_events::BorderEvents, scale::device_step::DeviceStep, lock::locked};
+use crate::{lock::locked, scale::border_events::BorderEvents, scale::device_step::DeviceStep};
 
 /// Steps in flight; with more, the host waits: the device has enough to do then, and an error is not far.
 const MAX_IN_FLIGHT: usize = 16;

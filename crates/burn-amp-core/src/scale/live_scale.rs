@@ -10,7 +10,18 @@ use std::{
     },
 };
 
-use crate::{scale::border_events::{BorderEvent, BorderEvents, EventPlace, MAX_EVENTS, Region, first_cause}, scale::in_flight::InFlight, lock::locked, scale::loss_scale::{GradScalerConfig, LossScale, Measures, Observation, SkipCause, StepOutcome}, scale::parts::{PartState, Parts}, scale::rescale::Driven};
+use crate::{
+    lock::locked,
+    scale::border_events::{
+        BorderEvent, BorderEvents, EventPlace, MAX_EVENTS, Region, first_cause,
+    },
+    scale::in_flight::InFlight,
+    scale::loss_scale::{
+        GradScalerConfig, LossScale, Measures, Observation, SkipCause, StepOutcome,
+    },
+    scale::parts::{PartState, Parts},
+    scale::rescale::Driven,
+};
 
 /// Its inverse must be normal in f32, or gradients lose digits.
 const MAX_SCALE: f32 = f32::from_bits(253 << 23); // 2^126

@@ -21,7 +21,10 @@ pub use outcome::{Measures, Observation, StepOutcome};
 pub use rule::{Evidence, NextScale, Rule};
 pub use schedule::Schedule;
 
-use crate::{error::{AmpError, in_range}, values::number};
+use crate::{
+    error::{AmpError, in_range},
+    values::number,
+};
 use config::checked_scale;
 use state::{Driver, State};
 use stored::Stored;

@@ -6,7 +6,12 @@ use std::{
     sync::Arc,
 };
 
-use crate::{scale::adaloss::Statistics, error::short, scale::loss_scale::{LossScale, Measures, Observation, StepOutcome}, scale::rescale::Driven};
+use crate::{
+    error::short,
+    scale::adaloss::Statistics,
+    scale::loss_scale::{LossScale, Measures, Observation, StepOutcome},
+    scale::rescale::Driven,
+};
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Parts {

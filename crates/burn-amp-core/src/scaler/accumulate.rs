@@ -3,7 +3,17 @@
 use burn::module::Module;
 
 use super::{GradScaler, step::check_accepted};
-use crate::{journal::account::Purpose, scaler::accumulation::AccumulationWindow, values::dtype::optimizer_dtype, gradients::entries::{Entries, Entry}, error::AmpError, gradients::{ScaledGradients, StepGradients, UnscaledGradients}, scale::loss_scale::StepOutcome, update::module_optim::ModuleOptim, gradients::unscale::unscale};
+use crate::{
+    error::AmpError,
+    gradients::entries::{Entries, Entry},
+    gradients::unscale::unscale,
+    gradients::{ScaledGradients, StepGradients, UnscaledGradients},
+    journal::account::Purpose,
+    scale::loss_scale::StepOutcome,
+    scaler::accumulation::AccumulationWindow,
+    update::module_optim::ModuleOptim,
+    values::dtype::optimizer_dtype,
+};
 
 impl GradScaler {
     /// Adds the gradients of a micro-batch to a window; when that makes it full, empties it and returns the gradients to

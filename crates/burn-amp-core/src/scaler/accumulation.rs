@@ -4,7 +4,10 @@ use burn::{config::Config, module::Param, optim::GradientsParams, tensor::Tensor
 
 use serde::{Deserialize, Serialize};
 
-use crate::{values::dtype::working_dtype, gradients::entries::Entry, error::AmpError, values::number::is_default, values::param_tensors::ParamTensors, gradients::unscale::log_unknown};
+use crate::{
+    error::AmpError, gradients::entries::Entry, gradients::unscale::log_unknown,
+    values::dtype::working_dtype, values::number::is_default, values::param_tensors::ParamTensors,
+};
 
 /// How gradients are accumulated.
 ///

@@ -6,7 +6,10 @@ use std::{
     sync::{Arc, Mutex, OnceLock},
 };
 
-use crate::{error::AmpError, scale::finding::Finding, gradients::UnscaledGradients, lock::locked, scale::loss_scale::Observation};
+use crate::{
+    error::AmpError, gradients::UnscaledGradients, lock::locked, scale::finding::Finding,
+    scale::loss_scale::Observation,
+};
 
 /// The key of gradients that are observed: they belong to no optimizer.
 pub(crate) const OBSERVED: usize = 0;

@@ -3,7 +3,15 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use crate::{journal::account::{Account, Purpose}, error::AmpError, scale::finding::Finding, journal::{Journal, new_optimizer}, scale::live_scale::LiveScale, lock::locked, scale::loss_scale::Observation};
+use crate::{
+    error::AmpError,
+    journal::account::{Account, Purpose},
+    journal::{Journal, new_optimizer},
+    lock::locked,
+    scale::finding::Finding,
+    scale::live_scale::LiveScale,
+    scale::loss_scale::Observation,
+};
 
 /// An account, and the journals that show it. Steps in flight have it too, so that what they come to is counted although their
 /// optimizer is gone.

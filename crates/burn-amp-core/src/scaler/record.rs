@@ -5,7 +5,13 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 use super::GradScaler;
-use crate::{error::{AmpError, short}, scale::live_scale::LiveScale, scale::loss_scale::{GradScalerConfig, LossScale, Measures, Observation, StepOutcome}, scale::parts::PartState, journal::step_counters::StepCounters};
+use crate::{
+    error::{AmpError, short},
+    journal::step_counters::StepCounters,
+    scale::live_scale::LiveScale,
+    scale::loss_scale::{GradScalerConfig, LossScale, Measures, Observation, StepOutcome},
+    scale::parts::PartState,
+};
 
 /// The state of a scaler, as it is stored.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -6,7 +6,16 @@ use burn::{
 };
 
 use super::GradScaler;
-use crate::{journal::account::{Purpose, log_skip}, gradients::entries::{Entries, Entry}, error::{AmpError, StepError}, scale::finding::{Finding, Rejection}, gradients::{StepGradients, UnscaledGradients}, scaler::iteration::{Iteration, OBSERVED}, scale::loss_scale::{Observation, StepOutcome}, update::module_optim::ModuleOptim};
+use crate::{
+    error::{AmpError, StepError},
+    gradients::entries::{Entries, Entry},
+    gradients::{StepGradients, UnscaledGradients},
+    journal::account::{Purpose, log_skip},
+    scale::finding::{Finding, Rejection},
+    scale::loss_scale::{Observation, StepOutcome},
+    scaler::iteration::{Iteration, OBSERVED},
+    update::module_optim::ModuleOptim,
+};
 
 impl GradScaler {
     /// Steps the optimizer, or skips the step if the gradients overflow, and records which it was.

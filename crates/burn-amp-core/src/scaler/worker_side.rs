@@ -4,7 +4,15 @@ use burn::module::Module;
 use std::collections::BTreeMap;
 
 use super::{GradScaler, Scale};
-use crate::{journal::account::Account, error::AmpError, gradients::StepGradients, scale::live_scale::{LiveScale, ScopesLeft}, scale::loss_scale::LossScale, scaler::loss_watch::{LossWatch, Losses}, scale::parts::PartState};
+use crate::{
+    error::AmpError,
+    gradients::StepGradients,
+    journal::account::Account,
+    scale::live_scale::{LiveScale, ScopesLeft},
+    scale::loss_scale::LossScale,
+    scale::parts::PartState,
+    scaler::loss_watch::{LossWatch, Losses},
+};
 
 /// Where a scaler is after a step: what the other side is to know of it.
 #[derive(Clone, Debug)]

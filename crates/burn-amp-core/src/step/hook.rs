@@ -58,9 +58,12 @@ mod list;
 use burn::{module::ParamId, tensor::Tensor};
 use std::{cell::LazyCell, collections::HashMap, fmt::Debug};
 
-use crate::{values::any_tensor::AnyTensor, scale::device_step::DeviceStep, error::AmpError, gradients::status::GradientStatus, gradients::UnscaledGradients};
+use crate::{
+    error::AmpError, gradients::UnscaledGradients, gradients::status::GradientStatus,
+    scale::device_step::DeviceStep, values::any_tensor::AnyTensor,
+};
 
-pub use crate::{scale::in_flight::Resolution, values::module_path::Parameter, record::State};
+pub use crate::{record::State, scale::in_flight::Resolution, values::module_path::Parameter};
 pub(crate) use list::{Hooks, Judgement, applied};
 
 /// What a program adds to the steps of a [`ScaledOptimizer`](crate::ScaledOptimizer), by

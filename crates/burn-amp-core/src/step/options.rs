@@ -4,7 +4,18 @@ use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate, module::Module, optim::GradientsParams,
 };
 
-use crate::{scaler::accumulation::AccumulationWindow, gradients::clip::{ClipRules, Factors}, gradients::entries::Entries, error::AmpError, gradients::{StepGradients, UnscaledGradients}, step::hook::{Hooks, Judgement}, scale::loss_scale::StepOutcome, update::module_optim::ModuleOptim, record::{AmpRecord, WINDOW}, scaler::GradScaler};
+use crate::{
+    error::AmpError,
+    gradients::clip::{ClipRules, Factors},
+    gradients::entries::Entries,
+    gradients::{StepGradients, UnscaledGradients},
+    record::{AmpRecord, WINDOW},
+    scale::loss_scale::StepOutcome,
+    scaler::GradScaler,
+    scaler::accumulation::AccumulationWindow,
+    step::hook::{Hooks, Judgement},
+    update::module_optim::ModuleOptim,
+};
 
 /// What a [`ScaledOptimizer`](crate::ScaledOptimizer) adds to a step.
 #[derive(Clone, Debug, Default)]

@@ -7,7 +7,17 @@ use std::{collections::VecDeque, ops::Range, sync::Arc};
 
 #[cfg(any(test, feature = "counts"))]
 use crate::gradients::pass::READS;
-use crate::{journal::account::Purpose, scale::border_events::{BorderEvent, EventPlace}, gradients::clip::ClipRules, scale::device_step::Run, gradients::entries::Entry, gradients::UnscaledGradients, scale::in_flight::{Pending, Resolution}, scaler::ledger::Ledger, scale::live_scale::LiveScale};
+use crate::{
+    gradients::UnscaledGradients,
+    gradients::clip::ClipRules,
+    gradients::entries::Entry,
+    journal::account::Purpose,
+    scale::border_events::{BorderEvent, EventPlace},
+    scale::device_step::Run,
+    scale::in_flight::{Pending, Resolution},
+    scale::live_scale::LiveScale,
+    scaler::ledger::Ledger,
+};
 
 /// A step in flight.
 #[derive(Debug)]

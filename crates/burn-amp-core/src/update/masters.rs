@@ -8,7 +8,11 @@ use burn::{
 };
 use std::cell::RefCell;
 
-use crate::{beside_burn::{Beside, during}, values::dtype::is_half, values::param_tensors::{ParamTensor, ParamTensors}};
+use crate::{
+    beside_burn::{Beside, during},
+    values::dtype::is_half,
+    values::param_tensors::{ParamTensor, ParamTensors},
+};
 
 /// What masters, and states beside them, are called in a record.
 const MASTER: &str = "master";

@@ -10,7 +10,10 @@ use super::{
     rule::DynRule,
     state::{Driver, State},
 };
-use crate::{scale::defaults::{defaults, with_defaults}, error::{AmpError, in_range}};
+use crate::{
+    error::{AmpError, in_range},
+    scale::defaults::{defaults, with_defaults},
+};
 
 /// Which rule moves a dynamic loss scale; [`GradScalerConfig::schedule`](crate::GradScalerConfig::schedule) selects it. A rule of your own is a
 /// [`Rule`](crate::schedule::Rule).

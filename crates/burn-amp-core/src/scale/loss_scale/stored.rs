@@ -8,7 +8,10 @@ use super::{
     config::checked_scale,
     state::{State, to_text},
 };
-use crate::{error::{AmpError, in_range}, values::number};
+use crate::{
+    error::{AmpError, in_range},
+    values::number,
+};
 
 /// A stored state before its checks: what serde reads must be as valid as what is built.
 #[derive(Deserialize)]

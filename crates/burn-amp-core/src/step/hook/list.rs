@@ -4,7 +4,16 @@ use burn::module::Module;
 use std::{any::Any, cell::LazyCell};
 
 use super::{Applied, Hook, Parameters, Proposed, Resolution, State, Verdict};
-use crate::{scale::device_step::DeviceStep, values::dtype::is_half, error::AmpError, scale::finding::Rejection, gradients::UnscaledGradients, values::module_path::{Parameter, distinct_parameters, replaced}, values::param_tensors::ParamTensors, record::AmpRecord};
+use crate::{
+    error::AmpError,
+    gradients::UnscaledGradients,
+    record::AmpRecord,
+    scale::device_step::DeviceStep,
+    scale::finding::Rejection,
+    values::dtype::is_half,
+    values::module_path::{Parameter, distinct_parameters, replaced},
+    values::param_tensors::ParamTensors,
+};
 
 /// A [`Hook`] whose type is forgotten, and that can be cloned all the same.
 trait AnyHook: Any + Hook {

@@ -9,7 +9,7 @@ use crate::support::*;
 const BAD: Values = ([f32::INFINITY, 1.0, 1.0, 1.0, 1.0, 1.0], [1.0; 4]);
 
 fn trial(config: AccumulationConfig) -> Trial {
-    Trial::new(sgd().with_accumulation(config).unwrap())
+    Trial::new(sgd().with_accumulation(config))
 }
 
 /// Zeros, and windows of `n` micro-batches.
@@ -47,7 +47,7 @@ fn every_nth_call_steps_with_the_mean_or_the_sum() {
             (disabled(), DType::F16, false, 0.25),
         ] {
             let optim = optim.with_accumulation(windows(4, rule).with_sum(sum));
-            let mut run = Trial::new(optim.unwrap()).with_dtype(dtype);
+            let mut run = Trial::new(optim).with_dtype(dtype);
             for k in 0..4 {
                 assert_eq!(run.len(), k as u32);
                 assert_eq!(run.values(), [0.0; 10]);
@@ -137,7 +137,7 @@ fn a_loss_that_is_not_finite_drops_its_micro_batch_and_the_scale_stays() {
     let amp = MixedPrecision::f16().with_scaler(settings).unwrap();
     let model = Pair::zeros(DType::F32).apply_reparameterization(amp.clone());
     let optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp);
-    let mut optim = optim.with_accumulation(windows(9, true)).unwrap();
+    let mut optim = optim.with_accumulation(windows(9, true));
     let mut micro_batch = |factor: f32| {
         let output = amp.autocast((), |()| model.bias.val());
         let loss = (output * factor).sum();
@@ -248,7 +248,7 @@ fn half_precision_gradients_are_summed_in_f32() {
                 .with_growth_interval(100_000)
                 .with_parameter_dtype_gradients(gradient);
             let optim = masters(scaler).with_accumulation(windows(4096, rule));
-            let mut run = Trial::new(optim.unwrap()).with_dtype(DType::F16);
+            let mut run = Trial::new(optim).with_dtype(DType::F16);
             for _ in 0..4096 {
                 // In f16, 2048 + 1 is 2048.
                 run.step(all(1.0));
@@ -266,7 +266,7 @@ fn one_f32_buffer_for_each_parameter_is_added_to_in_place() {
     for dtype in [DType::F16, DType::F32] {
         for rule in RULES {
             let optim = masters(at_scale(16.0)).with_accumulation(windows(8, rule));
-            let mut run = Trial::new(optim.unwrap()).with_dtype(dtype);
+            let mut run = Trial::new(optim).with_dtype(dtype);
             let places = (0..5).map(|k| {
                 run.step(micro(k));
                 let sum = run.optim.window().unwrap().sum(&run.model.weight);

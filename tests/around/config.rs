@@ -50,11 +50,8 @@ fn thresholds_in_json() {
     for threshold in [f64::INFINITY, 0.1, 1.0, 1e300] {
         let clip = GradientClip::Norm(threshold);
         assert_eq!(load(&clip.to_string()).unwrap(), clip);
-        assert!(
-            sgd_under(GradScalerConfig::new())
-                .with_clipping(clip)
-                .is_ok()
-        );
+        let config = ScaledOptimizerConfig::new().with_clip(Some(clip));
+        assert!(init(&config, sgd()).is_ok());
     }
     let exact = r#"{"GlobalNorm":1.5}"#;
     assert_eq!(load(exact).unwrap(), GradientClip::GlobalNorm(1.5));
@@ -69,6 +66,55 @@ fn thresholds_in_json() {
     let config = ScaledOptimizerConfig::new().with_clip(Some(load(&nan).unwrap()));
     let error = init(&config, sgd()).unwrap_err();
     is_error(&error, "InvalidValue", ["`clip` is Value(NaN),"]);
+}
+
+/// Whatever is called first. The first mistake counts, until a later call of the same method puts another value in its place.
+#[test]
+fn no_call_uses_a_wrong_setting() {
+    let wrong = || {
+        sgd_under(at_scale(8.0))
+            .with_clipping(GradientClip::Norm(-1.0))
+            .with_accumulation(0)
+    };
+    let error = first_error(wrong());
+    is_error(&error, "InvalidValue", ["`clip` is Norm(-1.0),"]);
+    assert!(wrong().window().is_none() && wrong().clipping().is_none());
+
+    let model = Trial::new(wrong()).model;
+    let grads = || wrong().scaler().scaled(GradientsParams::new()).unwrap();
+    let multi = MultiGradientsParams { grads: Vec::new() };
+    let record = sgd_under(at_scale(8.0)).to_record();
+    let host = Device::flex();
+    let found = [
+        wrong()
+            .try_flush(1.0, model.clone())
+            .err()
+            .map(AmpError::from),
+        (wrong().step_multi(1.0, model.clone(), multi).err()).map(AmpError::from),
+        wrong().unscale(grads(), &model).err(),
+        wrong().discard(grads()).err(),
+        wrong().load_record(record).err(),
+        PipelinedOptimizer::new(wrong(), host).err(),
+        CapturedStep::new(model.clone(), wrong(), |_: &Pair, x: Tensor<1>| x).err(),
+    ];
+    for other in found {
+        assert_eq!(other.as_ref(), Some(&error));
+    }
+    assert_eq!(
+        panic_message(|| wrong().step(1.0, model, grads())),
+        error.to_string()
+    );
+
+    let right = wrong().with_clipping(GradientClip::Norm(1.0));
+    is_error(
+        &first_error(right),
+        "InvalidValue",
+        ["`micro_batches` is 0,"],
+    );
+    let right = wrong()
+        .with_accumulation(1)
+        .with_clipping(GradientClip::Norm(1.0));
+    Trial::new(right).step(all(1.0));
 }
 
 #[test]

@@ -101,7 +101,7 @@ fn under_mixed_precision_the_stored_f32_values_are_averaged() {
     let model = LinearConfig::new(4, 3).init(&device);
     let mut model: Linear = model.apply_reparameterization(amp.clone());
     let optim = ScaledOptimizer::new(AdamConfig::new().init(), &amp);
-    let mut optim = optim.with_ema(config(0.5)).unwrap();
+    let mut optim = optim.with_ema(config(0.5));
     let mut expected: Vec<f32> = Vec::new();
     for step in 0..4 {
         let input = Tensor::<2>::random([8, 4], Distribution::Default, &device);
@@ -182,7 +182,7 @@ fn parameters_are_overwritten_as_often_as_asked() {
 fn master_weights_follow_an_overwritten_parameter() {
     let optim = masters(at_scale(16.0));
     let optim = optim.with_ema(config(0.5).with_overwrite_frequency(Some(2)));
-    let mut run = Trial::new(optim.unwrap()).with_dtype(DType::F16);
+    let mut run = Trial::new(optim).with_dtype(DType::F16);
     // The third step starts from the overwritten -1.5, the fourth ends in 0.5 * -2 + 0.5 * -3.5.
     for expected in [-1.0, -1.5, -2.5, -2.75] {
         run.step(all(1.0));
@@ -249,7 +249,7 @@ fn averages_of_another_shape_are_not_used_and_the_log_says_so() {
 /// A step without gradients is a step, to the optimizer and to the averages; so is one without parameters.
 #[test]
 fn every_step_that_was_not_skipped_is_an_update() {
-    let mut run = Trial::new(sgd().with_ema(config(0.5)).unwrap());
+    let mut run = Trial::new(sgd().with_ema(config(0.5)));
     let average = |run: &Trial| run.optim.finalize(filled(0.0)).values()[0];
     run.step(all(2.0));
     run.step(all(2.0));
@@ -299,7 +299,7 @@ fn with_master_weights_the_masters_are_averaged() {
     fn run<O: ModuleOptim>(optim: O, dtype: DType) -> [Vec<f32>; 2] {
         let scaler = at_scale(1.0).with_dynamic(false).init().unwrap();
         let optim = ScaledOptimizer::new(optim, scaler).with_ema(config(0.5));
-        let (mut optim, mut model) = (optim.unwrap(), Pair::of(1.0, dtype));
+        let (mut optim, mut model) = (optim, Pair::of(1.0, dtype));
         for _ in 0..3 {
             let grads = model.gradients(all(1.0), 1.0);
             model = optim.step(1e-4, model, grads);
@@ -312,7 +312,7 @@ fn with_master_weights_the_masters_are_averaged() {
     }
     let sgd = SgdConfig::new;
     let masters = |dtype| run(MasterWeights::new(sgd().build()), dtype);
-    let fused = |dtype| run(FusedSgd::new(sgd()).unwrap(), dtype);
+    let fused = |dtype| run(FusedSgd::new(sgd()), dtype);
     let expected = masters(DType::F32);
     assert!(expected[0][0] < 1.0 - 2e-4);
     for found in [masters(DType::F16), fused(DType::F32), fused(DType::F16)] {

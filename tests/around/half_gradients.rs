@@ -107,14 +107,14 @@ fn a_weight_that_f16_cannot_hold_is_not_rounded() {
     let weight = 1.0 / 60000.0;
     for ((model, dtype, grads), (_, _, other)) in unscaled().into_iter().zip(unscaled()) {
         let zeros = grads.clone().mul_scalar(0.0);
-        let sum = zeros.add(other.clone(), weight);
+        let sum = zeros.add_weighted(other.clone(), weight);
         assert_times(&sum, &model, dtype, weight, 1.0);
 
         // A gradient that only the other has.
         let mut none = grads;
         none.params_mut().remove::<2>(model.weight.id);
         none.params_mut().remove::<1>(model.bias.id);
-        let sum = none.add(other, weight);
+        let sum = none.add_weighted(other, weight);
         assert_times(&sum, &model, dtype, weight, 1.0);
     }
 }

@@ -46,11 +46,11 @@ mod a_run_goes_on_bit_for_bit {
 }
 
 fn with_ema() -> ScaledOptimizer {
-    sgd().with_ema(EmaConfig::new()).unwrap()
+    sgd().with_ema(EmaConfig::new())
 }
 
 fn configured(rule: bool) -> Trial {
-    Trial::new(with_ema().with_accumulation(windows(2, rule)).unwrap())
+    Trial::new(with_ema().with_accumulation(windows(2, rule)))
 }
 
 /// Two applied steps with averages, then one of two micro-batches.
@@ -86,7 +86,7 @@ fn the_record_says_what_it_holds() {
 fn what_does_not_fit_is_refused_and_nothing_changes() {
     let bytes = trained(false).optim.into_bytes().unwrap();
     for (optim, part) in [
-        (Ok(with_ema()), "no accumulation here"),
+        (with_ema(), "no accumulation here"),
         (
             sgd().with_accumulation(2),
             "the hook `ema`, which is not here",
@@ -100,7 +100,7 @@ fn what_does_not_fit_is_refused_and_nothing_changes() {
             "`skip_micro_batch` false, but it is true here",
         ),
     ] {
-        let mut run = Trial::new(optim.unwrap());
+        let mut run = Trial::new(optim);
         run.step(all(2.0));
         let before = run.record();
         let error = run.optim.from_bytes(bytes.clone()).unwrap_err();

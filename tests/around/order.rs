@@ -9,10 +9,10 @@ fn gradient(bias: f32) -> Values {
 
 #[test]
 fn each_part_sees_what_the_one_before_has_made() {
-    let optim = sgd().with_accumulation(2).unwrap();
-    let optim = optim.with_clipping(GradientClip::GlobalNorm(1.0)).unwrap();
+    let optim = sgd().with_accumulation(2);
+    let optim = optim.with_clipping(GradientClip::GlobalNorm(1.0));
     let optim = optim.with_ema(EmaConfig::new().with_momentum(0.5));
-    let mut run = Trial::new(optim.unwrap());
+    let mut run = Trial::new(optim);
     let state = |run: &Trial| (run.scale(), run.values(), run.averages());
     // Micro-batches of norm 5 and 5, whose mean has norm 4 or 3: clipped one by one they would give another mean.
     for (first, second) in [(4.0, -4.0), (4.0, 4.0)] {

@@ -9,9 +9,9 @@ const GRADIENTS: Values = (WEIGHT, BIAS);
 
 fn trial<O: ModuleOptim>(optim: O, dtype: DType) -> Trial<O> {
     let optim = ScaledOptimizer::new(optim, at_scale(16.0).init().unwrap());
-    let optim = optim.with_accumulation(2).unwrap();
+    let optim = optim.with_accumulation(2);
     let optim = optim.with_ema(EmaConfig::new().with_momentum(0.5));
-    Trial::new(optim.unwrap()).with_dtype(dtype)
+    Trial::new(optim).with_dtype(dtype)
 }
 
 impl<O: ModuleOptim> Trial<O> {

@@ -11,7 +11,7 @@ fn trial(max_skips: Option<u32>) -> Trial {
         .with_parameter_dtype_gradients(true);
     let window = AccumulationConfig::new(3).with_skip_micro_batch(true);
     let optim = sgd_under(scaler).with_accumulation(window.with_sum(true));
-    Trial::new(optim.unwrap()).with_dtype(DType::F16)
+    Trial::new(optim).with_dtype(DType::F16)
 }
 
 impl Trial {

@@ -130,8 +130,8 @@ fn loaded_into<F: Files + Clone>(owner: &F, record: &AmpRecord) -> Result<(), Am
 /// A scaled optimizer's file holds both; files of the wrong kind are refused by name.
 #[test]
 fn each_file_is_read_as_what_it_holds() {
-    let optim = sgd().with_accumulation(3).unwrap();
-    let mut run = Trial::new(optim.with_ema(EmaConfig::new()).unwrap());
+    let optim = sgd().with_accumulation(3);
+    let mut run = Trial::new(optim.with_ema(EmaConfig::new()));
     (0..4).for_each(|_| run.step(all(2.0)));
     let Trial { mut optim, model } = run;
     let both = optim.into_bytes().unwrap();

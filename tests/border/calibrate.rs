@@ -44,9 +44,15 @@ fn three_binades_below_overflow() {
             in_f32(gain.forward(x) * two(-8), |x| x * two(8))
         }),
         // A part's gradients have the scale times its factor.
-        (27, |gain, x| rescaled(5, x, |x| gain.forward(x))),
-        (32, |gain, x| rescaled(0, x, |x| gain.forward(x))),
-        (32, |gain, x| rescaled(-5, x, |x| gain.forward(x))),
+        (27, |gain, x| {
+            rescaled(Rescale::power_of_two(5), x, |x| gain.forward(x))
+        }),
+        (32, |gain, x| {
+            rescaled(Rescale::power_of_two(0), x, |x| gain.forward(x))
+        }),
+        (32, |gain, x| {
+            rescaled(Rescale::power_of_two(-5), x, |x| gain.forward(x))
+        }),
         (32, |gain, x| {
             rescaled(Rescale::dynamic("part"), x, |x| gain.forward(x))
         }),

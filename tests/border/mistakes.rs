@@ -126,7 +126,7 @@ fn an_overflow_at_the_scale_of_another_handle_is_named() {
         failed.error.to_string()
     }
     let burns: ModuleOptimizer = SgdConfig::new().init();
-    let fused = FusedSgd::new(SgdConfig::new()).unwrap();
+    let fused = FusedSgd::new(SgdConfig::new());
     for message in [error(burns), error(fused)] {
         assert!(message.contains("two `MixedPrecision`s"), "{message}");
     }

@@ -23,7 +23,7 @@ impl Chain {
     fn rescaled(&self, amp: &MixedPrecision, k: i32, weight: f64) -> Gradients {
         let inner = |x: Tensor<1>| {
             let dtype = x.dtype();
-            let output = rescaled(k, x, |x| {
+            let output = rescaled(Rescale::power_of_two(k), x, |x| {
                 assert_eq!([x.dtype(), self.inner.factor.val().dtype()], [dtype; 2]);
                 self.inner.forward(x)
             });
@@ -52,7 +52,11 @@ fn gradients_are_larger_inside_alone() {
     let chain = attached(&amp);
     // In the part, 2^-20 falls by 2^-20 before it comes to the parameter: 2^10 times that is below f16, and 2^12 times more is not.
     let dip = |x: Tensor<1>| chain.inner.forward(x) * two(-20);
-    let [dipped, saved] = [0, 12].map(|k| chain.around(&amp, two(-20), |x| rescaled(k, x, dip)));
+    let [dipped, saved] = [0, 12].map(|k| {
+        chain.around(&amp, two(-20), |x| {
+            rescaled(Rescale::power_of_two(k), x, dip)
+        })
+    });
     assert_eq!(dipped[2], [0.0; 2]);
     assert_eq!(saved[2], Chain::new().plain(two(-40))[2]);
     // Out of the part it is without the factor again, and below f16 there.
@@ -75,27 +79,45 @@ fn parts_in_parts_in_islands_and_in_scopes() {
     let amp = f16(two(9));
     let chain = attached(&amp);
     let inner = |x| chain.inner.forward(x);
-    let again = |x| in_f32(x, |x| autocast(x, |x| rescaled(1, x, inner)));
+    let again = |x| {
+        in_f32(x, |x| {
+            autocast(x, |x| rescaled(Rescale::power_of_two(1), x, inner))
+        })
+    };
     let elsewhere = |x: Tensor<1>| {
         let scope = Scope::current();
-        let work = || scope.enter(|| rescaled(2, x, inner));
+        let work = || scope.enter(|| rescaled(Rescale::power_of_two(2), x, inner));
         std::thread::scope(|threads| threads.spawn(work).join().unwrap())
     };
     let ways: [&dyn Fn(Tensor<1>) -> Tensor<1>; 8] = [
-        &|x| rescaled(3, x, elsewhere),
-        &|x| rescaled(3, x, |x| rescaled(2, x, inner)),
-        &|x| rescaled(9, x, |x| rescaled(-12, x, inner)),
-        &|x| rescaled(3, x, |x| in_f32(x, inner)),
-        &|x| in_f32(x, |x| rescaled(3, x, inner)),
-        &|x| in_f32(x, |x| rescaled(3, x, |x| amp.autocast(x, inner))),
-        &|x| rescaled(3, x, |x| amp.autocast(x, inner)),
-        &|x| rescaled(3, x, again),
+        &|x| rescaled(Rescale::power_of_two(3), x, elsewhere),
+        &|x| {
+            rescaled(Rescale::power_of_two(3), x, |x| {
+                rescaled(Rescale::power_of_two(2), x, inner)
+            })
+        },
+        &|x| {
+            rescaled(Rescale::power_of_two(9), x, |x| {
+                rescaled(Rescale::power_of_two(-12), x, inner)
+            })
+        },
+        &|x| rescaled(Rescale::power_of_two(3), x, |x| in_f32(x, inner)),
+        &|x| in_f32(x, |x| rescaled(Rescale::power_of_two(3), x, inner)),
+        &|x| {
+            in_f32(x, |x| {
+                rescaled(Rescale::power_of_two(3), x, |x| amp.autocast(x, inner))
+            })
+        },
+        &|x| rescaled(Rescale::power_of_two(3), x, |x| amp.autocast(x, inner)),
+        &|x| rescaled(Rescale::power_of_two(3), x, again),
     ];
     for (index, way) in ways.into_iter().enumerate() {
         assert_eq!(chain.around(&amp, two(-8), way), expected, "way {index}");
     }
     let around = chain.gradients(two(-8), |x| {
-        rescaled(4, x, |x| amp.autocast(x, |x| chain.parts(x, inner)))
+        rescaled(Rescale::power_of_two(4), x, |x| {
+            amp.autocast(x, |x| chain.parts(x, inner))
+        })
     });
     assert_eq!(around, expected);
 }
@@ -113,16 +135,26 @@ fn exponent(way: &dyn Fn(Tensor<1>) -> Tensor<1>) -> i32 {
 #[test]
 fn factors_are_multiplied() {
     let amp = f16(two(5));
-    let four = |x: Tensor<1>| rescaled(4, x, |x| x);
-    let scope_in_three = |x: Tensor<1>| rescaled(3, x, |x| autocast(x, |x| x));
-    let scope_in_four = |x: Tensor<1>| rescaled(4, x, |x| autocast(x, |x| x));
+    let four = |x: Tensor<1>| rescaled(Rescale::power_of_two(4), x, |x| x);
+    let scope_in_three =
+        |x: Tensor<1>| rescaled(Rescale::power_of_two(3), x, |x| autocast(x, |x| x));
+    let scope_in_four =
+        |x: Tensor<1>| rescaled(Rescale::power_of_two(4), x, |x| autocast(x, |x| x));
     let ways: [(i32, &dyn Fn(Tensor<1>) -> Tensor<1>); 7] = [
         (5, &|x| amp.autocast(x, |x| x)),
         (9, &|x| amp.autocast(x, four)),
-        (9, &|x| rescaled(4, x, |x| amp.autocast(x, |x| x))),
-        (12, &|x| amp.autocast(x, |x| rescaled(3, x, four))),
+        (9, &|x| {
+            rescaled(Rescale::power_of_two(4), x, |x| amp.autocast(x, |x| x))
+        }),
+        (12, &|x| {
+            amp.autocast(x, |x| rescaled(Rescale::power_of_two(3), x, four))
+        }),
         // A scope in a part, around which another part lies.
-        (12, &|x| rescaled(4, x, |x| amp.autocast(x, scope_in_three))),
+        (12, &|x| {
+            rescaled(Rescale::power_of_two(4), x, |x| {
+                amp.autocast(x, scope_in_three)
+            })
+        }),
         // f32 needs no factor, but what is in half precision in it has that.
         (5, &|x| amp.autocast(x, |x| in_f32(x, four))),
         (9, &|x| amp.autocast(x, |x| in_f32(x, scope_in_four))),
@@ -133,7 +165,9 @@ fn factors_are_multiplied() {
     // Without half precision there is nothing to multiply.
     let plain = MixedPrecision::f32();
     let input = vector(&[1.0]).require_grad();
-    let output = plain.autocast(input.clone(), |x| rescaled(100, x, |x| x));
+    let output = plain.autocast(input.clone(), |x| {
+        rescaled(Rescale::power_of_two(100), x, |x| x)
+    });
     let grads = (output.sum() * two(100)).backward();
     assert_eq!(values(input.grad(&grads).unwrap()), [two(100) as f32]);
 }
@@ -142,10 +176,16 @@ fn factors_are_multiplied() {
 fn a_part_in_f32_stays_f32_and_a_panic_leaves_the_part() {
     let amp = f16(two(9));
     let chain = attached(&amp);
-    let fails = |x| rescaled(3, x, |_| -> Tensor<1> { panic!("here") });
+    let fails = |x| {
+        rescaled(Rescale::power_of_two(3), x, |_| -> Tensor<1> {
+            panic!("here")
+        })
+    };
     panic_message(|| amp.autocast(vector(&[1.0, 2.0]), fails));
     assert_eq!(chain.inner.factor.val().dtype(), DType::F32);
-    let output = rescaled(3, vector(&[1.0, 2.0]), |x| chain.inner.forward(x));
+    let output = rescaled(Rescale::power_of_two(3), vector(&[1.0, 2.0]), |x| {
+        chain.inner.forward(x)
+    });
     assert_eq!(output.dtype(), DType::F32);
 }
 
@@ -155,8 +195,11 @@ fn captured_tensors() {
     let amp = f16(two(9));
     let chain = attached(&amp);
     let side = vector(&[4.0, 0.5]).require_grad();
-    let captured =
-        |m: &Chain, x: Tensor<1>| rescaled(3, x, |x| m.inner.forward(x) * amp.cast(side.clone()));
+    let captured = |m: &Chain, x: Tensor<1>| {
+        rescaled(Rescale::power_of_two(3), x, |x| {
+            m.inner.forward(x) * amp.cast(side.clone())
+        })
+    };
     let loss = |m: &Chain| {
         let forward = |x| m.parts(x, |x| captured(m, x));
         amp.autocast(vector(&[1.0, 2.0]), forward).sum() * two(-8)
@@ -182,15 +225,19 @@ fn a_leak_over_the_border_of_a_part_is_found_at_any_factor() {
         let forward = |m: &Chain, x: Tensor<1>| {
             let first = m.first.forward(x);
             let (mut carried, captured) = (None, first.clone());
-            let hidden = rescaled(k, (first.clone(), first), |(x, given)| {
-                let hidden = m.inner.forward(x);
-                carried = Some(hidden.clone());
-                match leak {
-                    "given" => hidden.tanh() * given,
-                    "in" => hidden.tanh() * captured,
-                    _ => hidden.tanh() * weight,
-                }
-            });
+            let hidden = rescaled(
+                Rescale::power_of_two(k),
+                (first.clone(), first),
+                |(x, given)| {
+                    let hidden = m.inner.forward(x);
+                    carried = Some(hidden.clone());
+                    match leak {
+                        "given" => hidden.tanh() * given,
+                        "in" => hidden.tanh() * captured,
+                        _ => hidden.tanh() * weight,
+                    }
+                },
+            );
             let output = m.last.forward(hidden);
             match leak {
                 "out" => output + carried.unwrap(),
@@ -229,10 +276,30 @@ fn what_a_part_refuses_is_told_by_the_scope() {
     let amp = f16(two(9));
     let side = vector(&[4.0, 0.5]).require_grad();
     let result = amp.try_autocast(vector(&[1.0, 2.0]), |x| {
-        rescaled(3, x, |_| side.clone() * 2.0)
+        rescaled(Rescale::power_of_two(3), x, |_| side.clone() * 2.0)
     });
     let expected = AmpError::CapturedOutput { dtype: DType::F32 };
     assert_eq!(result.map(drop).unwrap_err(), expected);
+}
+
+/// In a scope, and outside of one that opens in the part. The largest ones are taken.
+#[test]
+fn an_exponent_out_of_range_is_refused_by_the_scope() {
+    let amp = f16(two(9));
+    let input = || vector(&[1.0, 2.0]);
+    let inside = |k| amp.try_autocast(input(), |x| rescaled(Rescale::power_of_two(k), x, |x| x));
+    let outside = |k| {
+        rescaled(Rescale::power_of_two(k), input(), |x| {
+            amp.try_autocast(x, |x| x)
+        })
+    };
+    for (k, refused) in [(126, false), (-126, false), (127, true), (i32::MIN, true)] {
+        let expected = format!("`power_of_two` is {k}, but must be between -126 and 126");
+        for error in [inside(k).err(), outside(k).err()] {
+            let message = error.map(|error| error.to_string());
+            assert_eq!(message, refused.then(|| expected.clone()));
+        }
+    }
 }
 
 #[test]
@@ -243,7 +310,7 @@ fn settings_outside_their_range() {
         part().with_statistics(0.0, 16.0),
         part().with_statistics(0.1, f64::INFINITY),
         part().with_scaler(config.with_growth_factor(1.0)),
-        Rescale::from(3).with_scaler(config),
+        Rescale::power_of_two(3).with_scaler(config),
         Rescale::dynamic("part").with_statistics(0.1, 2.0),
     ];
     let starts = [

@@ -56,7 +56,7 @@ fn all_learn(left: &[f32]) -> bool {
 }
 
 fn plain(_: usize) -> Rescale {
-    0.into()
+    Rescale::power_of_two(0)
 }
 
 fn amp(config: GradScalerConfig) -> MixedPrecision {
@@ -91,7 +91,9 @@ fn factors_train_all_layers() {
     let (full, half) = (MixedPrecision::f32(), || amp(at_scale(64.0)));
     let ways: [(f64, MixedPrecision, Way); 4] = [
         (0.0, full, &|index| Ok(plain(index))),
-        (0.0, half(), &|index| Ok((-WEIGHTS[index]).into())),
+        (0.0, half(), &|index| {
+            Ok(Rescale::power_of_two(-WEIGHTS[index]))
+        }),
         (0.4, half(), &|index| {
             Rescale::dynamic(format!("layer {index}")).with_scaler(dynamic)
         }),

@@ -9,7 +9,7 @@ pub fn ema() -> EmaConfig {
 }
 
 pub fn averaging(amp: &MixedPrecision) -> Made {
-    with(|amp| adam(amp).with_ema(ema()).unwrap())(amp)
+    with(|amp| adam(amp).with_ema(ema()))(amp)
 }
 
 /// Parameters and averages of a model.
@@ -46,7 +46,7 @@ fn several_devices_average_alike() {
 fn averages_go_with_the_optimizer() {
     let run = Run::of(1);
     let amp = run.amp();
-    let mut optim = adam(&amp).with_ema(ema()).unwrap();
+    let mut optim = adam(&amp).with_ema(ema());
     let net = run.by_hand(&amp, &mut optim);
     let averages = values(&optim.ema().unwrap().module(&net));
     let model = amp.learner(net, optim, lr()).unwrap().model();
@@ -60,7 +60,7 @@ fn averages_can_drive_validation() {
     let runs = [false, true].map(|validation| {
         let slow = EmaConfig::new().with_momentum(0.999);
         let slow = slow.with_validation(validation);
-        Run::of(2).launch_with(with(|amp| adam(amp).with_ema(slow.clone()).unwrap()))
+        Run::of(2).launch_with(with(|amp| adam(amp).with_ema(slow.clone())))
     });
     let [plain, seen] = runs.each_ref().map(|run| run.model.clone());
 

@@ -3,7 +3,7 @@
 use crate::{averages::ema, support::*};
 
 /// A run in a Learner, and the optimizer and the model of the same by hand.
-fn both<O: ModuleOptim + Into<ModuleOptimizer>>(
+fn both<O: ModuleOptim + TryInto<ModuleOptimizer, Error: Into<AmpError>>>(
     run: &Run,
     optim: impl Fn(&MixedPrecision) -> ScaledOptimizer<O>,
 ) -> (Done, ScaledOptimizer<O>, Net) {
@@ -32,7 +32,7 @@ fn a_window_is_a_step_and_one_overflow_skips_all_of_it() {
 fn clipping() {
     let run = Run::default().poisoned([20]);
     let clip = GradientClip::GlobalNorm(0.1);
-    let (clipped, ..) = both(&run, |amp| sgd(amp).with_clipping(clip).unwrap());
+    let (clipped, ..) = both(&run, |amp| sgd(amp).with_clipping(clip));
     assert!(values(&clipped.model) != values(&run.launch_with(with(sgd)).model));
 }
 
@@ -42,8 +42,8 @@ fn clipping_of_a_fused_optimizer() {
     let run = Run::of(1);
     let clip = GradientClip::GlobalNorm(0.05);
     let optim = |amp: &MixedPrecision| ScaledOptimizer::new(fused(), amp).with_clipping(clip);
-    let (clipped, ..) = both(&run, |amp| optim(amp).unwrap());
-    let burns = run.launch_with(with(|amp| adam(amp).with_clipping(clip).unwrap()));
+    let (clipped, ..) = both(&run, optim);
+    let burns = run.launch_with(with(|amp| adam(amp).with_clipping(clip)));
     let [clipped, burns, plain] = [clipped, burns, run.launch()].map(|done| numbers(&done.model));
     let is_near = |(one, other): (&f32, &f32), bound| (one - other).abs() < bound;
     assert!(clipped.iter().zip(&burns).all(|pair| is_near(pair, 1e-5)));
@@ -54,7 +54,7 @@ fn clipping_of_a_fused_optimizer() {
 #[test]
 fn averages() {
     let run = Run::default().poisoned([20]);
-    let (done, optim, net) = both(&run, |amp| adam(amp).with_ema(ema()).unwrap());
+    let (done, optim, net) = both(&run, |amp| adam(amp).with_ema(ema()));
     let (learners, by_hand) = (done.model.ema().unwrap(), optim.ema().unwrap());
     assert_eq!((learners.updates(), by_hand.updates()), (20, 20));
     let averages = values(&by_hand.module(&net));
@@ -81,7 +81,7 @@ fn guarded(amp: &MixedPrecision) -> ScaledOptimizer {
         sigma_factor: 4.0,
         original: false,
     };
-    sgd(amp).with_guard(guard).unwrap()
+    sgd(amp).with_guard(guard)
 }
 
 /// Other than without; metrics and monitor show what was rejected.

@@ -253,10 +253,12 @@ fn an_optimizer_that_does_not_fit_is_refused() {
     let amp = MixedPrecision::f16();
     let own = GradScalerConfig::new().init().unwrap();
     let own = ScaledOptimizer::new(AdamConfig::new().init(), own);
-    let windows = adam(&amp).with_accumulation(4).unwrap();
-    let averages = pipelined(adam(&amp).with_ema(EmaConfig::new()).unwrap());
+    let windows = adam(&amp).with_accumulation(4);
+    let averages = pipelined(adam(&amp).with_ema(EmaConfig::new()));
     let stepped_by_model = pipelined(adam(&amp).with_own_optimize());
     let other = adam(&MixedPrecision::f16());
+    let wrong = adam(&amp).with_ema(EmaConfig::new().with_momentum(2.0));
+    let wrong_fused = FusedAdam::new(AdamConfig::new().with_beta_1(1.0));
     let scale = "ScaledOptimizer::new(optim, &amp)";
     for (learner, field, advice) in [
         (
@@ -265,6 +267,12 @@ fn an_optimizer_that_does_not_fit_is_refused() {
             "grads_accumulation(4)",
         ),
         (amp.learner(net(), other, lr()), "optim", scale),
+        (
+            amp.learner(net(), wrong, lr()),
+            "momentum",
+            "between 0 and 1",
+        ),
+        (amp.learner(net(), wrong_fused, lr()), "beta_1", "below 1"),
         (amp.learner(net(), own, lr()), "optim", scale),
         (amp.learner(net(), averages, lr()), "with_ema", "left out"),
         (

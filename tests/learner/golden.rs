@@ -11,7 +11,7 @@ fn folder() -> PathBuf {
 }
 
 fn averaging(amp: &MixedPrecision) -> Made {
-    with(|amp| adam(amp).with_ema(EmaConfig::new()).unwrap())(amp)
+    with(|amp| adam(amp).with_ema(EmaConfig::new()))(amp)
 }
 
 #[test]

@@ -10,7 +10,7 @@ fn a_checkpoint_is_that_of_its_step() {
     let mut optim: ModuleOptimizer = AdamConfig::new().init();
     let ema = EmaConfig::new().with_momentum(0.5);
     let scaled = ScaledOptimizer::new(optim.clone(), &amp).with_ema(ema);
-    let learner = amp.learner(net(), scaled.unwrap(), lr()).unwrap();
+    let learner = amp.learner(net(), scaled, lr()).unwrap();
     let mut model = learner.model();
     let batch = batches(&samples(8)).remove(0);
     let step = |model: &_, optim: &mut ModuleOptimizer| {

@@ -76,5 +76,5 @@ fn a_clone_is_a_fork() {
     }
 
     check(adam());
-    check(FusedAdam::new(AdamConfig::new()).unwrap());
+    check(FusedAdam::new(AdamConfig::new()));
 }

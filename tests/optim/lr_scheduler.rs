@@ -73,7 +73,7 @@ fn it_advances_with_steps_that_are_taken() {
     ] {
         for of_optim in [false, true] {
             let mut run = Player::new(&amp);
-            run.optim = run.optim.with_accumulation(window).unwrap();
+            run.optim = run.optim.with_accumulation(window);
             let mut lr = match of_optim {
                 true => ScaledLrScheduler::new(Counting(0), &run.optim),
                 false => run.counting(),
@@ -156,7 +156,7 @@ fn groups_inside_burns_scheduler_are_refused() {
 #[test]
 fn it_advances_when_a_window_is_flushed() {
     let mut run = Player::new(&amp());
-    run.optim = run.optim.with_accumulation(3).unwrap();
+    run.optim = run.optim.with_accumulation(3);
     let mut lr = ScaledLrScheduler::new(Counting(0), &run.optim);
     assert_eq!(run.steps(&mut lr, "++++"), "1112");
     for rate in [2.0, 3.0, 3.0] {

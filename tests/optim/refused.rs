@@ -84,7 +84,7 @@ fn by_every_step_of_an_optimizer() {
                 let scaler = scaler(enabled);
                 let mut optim = ScaledOptimizer::new(AdamConfig::new().init(), scaler);
                 if window > 1 {
-                    optim = optim.with_accumulation(window).unwrap();
+                    optim = optim.with_accumulation(window);
                 }
                 optim.step(0.1, pair.clone(), gradients(&pair));
                 let record = optim.into_bytes().unwrap();
@@ -138,7 +138,7 @@ fn a_learning_rate_that_is_no_number() {
         assert_eq!(optim.into_bytes().unwrap(), before);
 
         // A window keeps what it has, full or not.
-        let mut optim = optimizer().with_accumulation(2).unwrap();
+        let mut optim = optimizer().with_accumulation(2);
         assert_learning_rate(step(&mut optim, lr), text);
         assert!(optim.window().unwrap().is_empty());
         step(&mut optim, 0.1).unwrap();

@@ -51,7 +51,7 @@ fn compare(trace: &Value) {
             optim.set_loss_scale(scale).unwrap();
         }
 
-        let used = f64::from(optim.scaler(false).loss_scale());
+        let used = f64::from(optim.received_scaler().loss_scale());
         assert_eq!(used, trace["main_scale"][t], "{id}, {t}");
         let mut grads = optim.backward(model.val(), &model);
         // Each is unscaled by the scale that it was scaled with.
@@ -65,11 +65,11 @@ fn compare(trace: &Value) {
         if iteration["is_async"] == false {
             model = optim.synchronize(model).unwrap();
         }
-        let after = f64::from(optim.scaler(false).loss_scale());
+        let after = f64::from(optim.received_scaler().loss_scale());
         let expected = &trace["main_scale_after_update"][t];
         assert_eq!(after, *expected, "{id}, {t}");
 
-        let learned = optim.scaler(true);
+        let learned = optim.synchronized_scaler();
         let (tracker, interval) = (learned.growth_tracker(), learned.growth_interval());
         assert_eq!(tracker, trace["growth_tracker"][t], "{id}, {t}");
         assert_eq!(interval, trace["growth_interval_after"][t], "{id}, {t}");

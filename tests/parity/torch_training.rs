@@ -152,10 +152,10 @@ fn replay(run: &Run, scaled: Scaled, around: Around, tolerance: f64) {
     let mut optim = ScaledOptimizer::new(optimizer, scaler);
     if around == Around::BuiltIn {
         let window = AccumulationConfig::new(run.accumulation as u32);
-        optim = optim.with_accumulation(window.with_sum(true)).unwrap();
+        optim = optim.with_accumulation(window.with_sum(true));
         if let Some(max_norm) = run.clip_norm {
             let clip = GradientClip::GlobalNorm(max_norm);
-            optim = optim.with_clipping(clip).unwrap();
+            optim = optim.with_clipping(clip);
         }
     }
 

@@ -82,7 +82,7 @@ fn a_killed_optimizer_thread_is_an_error_of_every_later_call() {
     says(&optim.to_record().into_bytes().unwrap_err(), ["disk"]);
     says(&optim.queue(|_| Ok(())).unwrap_err(), ["disk"]);
     // What is known is known still.
-    assert_eq!(optim.scaler(true).counters().steps(), 3);
+    assert_eq!(optim.synchronized_scaler().counters().steps(), 3);
     let error = optim.into_inner(net).map(drop).unwrap_err();
     says(&error, ["disk"]);
 }
@@ -118,7 +118,7 @@ fn at_most_one_update_is_in_flight() {
 fn a_full_queue_makes_the_training_wait() {
     let mut trial = Trial::new(sgd().amp, |amp| {
         let optim = ScaledOptimizer::new(SgdConfig::new().init(), amp);
-        optim.with_accumulation(100).unwrap()
+        optim.with_accumulation(100)
     });
     let (open, gate) = channel::<()>();
     // The thread is busy with this.
@@ -177,7 +177,7 @@ fn an_exhausted_scale_is_an_error_of_the_next_step() {
     trial.step(3, false);
     trial.synchronize();
     assert!(parameters(&trial.net) != before);
-    let counters = trial.optim.scaler(false).counters();
+    let counters = trial.optim.received_scaler().counters();
     assert_eq!((counters.steps(), counters.skipped()), (4, 3));
 }
 

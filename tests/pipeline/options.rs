@@ -45,15 +45,15 @@ fn compare(window: u64, optim: impl Fn(&MixedPrecision) -> ScaledOptimizer) {
 }
 
 fn guarded(amp: &MixedPrecision) -> ScaledOptimizer {
-    sgd(amp).with_guard(Guard::skip_step()).unwrap()
+    sgd(amp).with_guard(Guard::skip_step())
 }
 
 #[test]
 fn clipping_guards_and_averages() {
     compare(1, |amp| {
         let clip = GradientClip::GlobalNorm(0.5);
-        let clipped = adam(amp).with_clipping(clip).unwrap();
-        clipped.with_ema(EmaConfig::new()).unwrap()
+        let clipped = adam(amp).with_clipping(clip);
+        clipped.with_ema(EmaConfig::new())
     });
     compare(1, guarded);
 }
@@ -71,7 +71,7 @@ fn a_guard_hears_of_the_loss_of_its_own_step() {
         };
         trial.optim.set_loss(loss);
         trial.step(step, false);
-        if trial.optim.scaler(true).last_outcome() == Some(StepOutcome::Guarded) {
+        if trial.optim.synchronized_scaler().last_outcome() == Some(StepOutcome::Guarded) {
             held.push(step);
         }
     }
@@ -83,14 +83,14 @@ fn a_guard_hears_of_the_loss_of_its_own_step() {
 fn micro_batches_are_added_while_the_next_is_computed() {
     compare(4, |amp| {
         let optim = ScaledOptimizer::new(AdamWConfig::new().init(), amp);
-        optim.with_accumulation(4).unwrap()
+        optim.with_accumulation(4)
     });
 }
 
 #[test]
 fn a_window_of_unknown_length_is_refused() {
     let config = AccumulationConfig::new(4).with_skip_micro_batch(true);
-    let optim = sgd(&amp()).with_accumulation(config).unwrap();
+    let optim = sgd(&amp()).with_accumulation(config);
     let error = PipelinedOptimizer::new(optim, Device::flex()).unwrap_err();
     is_error(&error, "InvalidValue", ["`skip_micro_batch`"]);
 }
@@ -147,7 +147,7 @@ fn any_optimizer() {
         simulation.step(trial.lr, step, false);
         assert!(trial.state() == simulation.state(), "{step}");
     }
-    assert_eq!(trial.optim.scaler(true).loss_scale(), 1.0);
+    assert_eq!(trial.optim.synchronized_scaler().loss_scale(), 1.0);
     assert_eq!(trial.counters().stepped(), 20);
     trial.synchronize();
     simulation.synchronize();
@@ -190,9 +190,9 @@ fn what_is_set_takes_its_place_in_the_queue() {
     assert_eq!(used, [1024.0, 1024.0, 1024.0, 64.0, 64.0, 64.0]);
     let Trial { mut optim, net, .. } = trial;
     // Five clean updates make it grow: that of step 2 is not among them.
-    assert_eq!(optim.scaler(true).growth_tracker(), 0);
-    assert_eq!(optim.scaler(true).loss_scale(), 128.0);
-    assert_eq!(optim.scaler(false).loss_scale(), 64.0);
+    assert_eq!(optim.synchronized_scaler().growth_tracker(), 0);
+    assert_eq!(optim.synchronized_scaler().loss_scale(), 128.0);
+    assert_eq!(optim.received_scaler().loss_scale(), 64.0);
 
     for scale in [0.0, -1.0, f64::NAN, 1e40] {
         let error = optim.set_loss_scale(scale).unwrap_err();
@@ -203,10 +203,10 @@ fn what_is_set_takes_its_place_in_the_queue() {
     says(&error, ["`growth_factor` is 0.5"]);
     let net = optim.synchronize(*error.module).unwrap();
     optim.queue(|scaler| scaler.set_growth_factor(4.0)).unwrap();
-    assert_eq!(optim.scaler(false).growth_factor(), 2.0);
-    assert_eq!(optim.scaler(true).growth_factor(), 4.0);
+    assert_eq!(optim.received_scaler().growth_factor(), 2.0);
+    assert_eq!(optim.synchronized_scaler().growth_factor(), 4.0);
     optim.synchronize(net).unwrap();
-    assert_eq!(optim.scaler(false).growth_factor(), 4.0);
+    assert_eq!(optim.received_scaler().growth_factor(), 4.0);
 }
 
 /// A second optimizer would move the scale behind the back of the pipeline.
@@ -220,5 +220,5 @@ fn one_loss_scale_has_one_pipeline() {
     drop(other);
     trial.step(1, false);
     trial.synchronize();
-    assert_eq!(trial.optim.scaler(false).counters().steps(), 2);
+    assert_eq!(trial.optim.received_scaler().counters().steps(), 2);
 }

@@ -38,7 +38,7 @@ fn stored(bytes: &[u8]) -> AmpRecord {
 /// An open window is in the record, and the pipeline knows how full it is.
 #[test]
 fn a_run_resumes_bit_for_bit_after_synchronize() {
-    let accumulating = |amp: &MixedPrecision| adam(amp).with_accumulation(4).unwrap();
+    let accumulating = |amp: &MixedPrecision| adam(amp).with_accumulation(4);
     resumes(amp, adam, 0);
     resumes(amp_by_own_rule, adam, 0);
     resumes(amp, accumulating, 2);

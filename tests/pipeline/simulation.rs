@@ -44,7 +44,7 @@ fn steps_with_overflows(steps: usize) {
     trial.synchronize();
     simulation.synchronize();
     assert!(trial.state() == simulation.state());
-    let counters = trial.optim.scaler(false).counters();
+    let counters = trial.optim.received_scaler().counters();
     assert_eq!(counters, simulation.optim.scaler().counters());
     assert!(counters.skipped() >= injected && injected as usize > steps / 75);
 }
@@ -67,7 +67,7 @@ fn synchronous_steps_are_those_without_a_pipeline() {
             let expected = (parameters(&net), amp.loss_scale());
             assert!(trial.state() == expected, "{step}");
         }
-        let counters = trial.optim.scaler(false).counters();
+        let counters = trial.optim.received_scaler().counters();
         assert_eq!(counters, plain.scaler().counters());
         assert!(counters.skipped() > 3 && counters.stepped() > 100);
     }

@@ -59,5 +59,5 @@ fn statistics_of_a_skipped_iteration_are_set_back() {
     // They have moved, too: it is the training's own that are kept.
     assert!(means.iter().any(|mean| *mean != 0.0));
     // Four of them, beside those of a first scale that is too high.
-    assert!(optim.scaler(true).counters().skipped() >= 4);
+    assert!(optim.synchronized_scaler().counters().skipped() >= 4);
 }

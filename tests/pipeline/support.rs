@@ -93,7 +93,7 @@ impl<O: ModuleOptim + Send + 'static> Trial<O> {
 
     /// The scaler's, of all steps.
     pub fn counters(&self) -> StepCounters {
-        self.optim.scaler(true).counters()
+        self.optim.synchronized_scaler().counters()
     }
 
     pub fn state(&self) -> State {

@@ -202,8 +202,8 @@ pub fn optimizer(data: &[u8]) {
 
 fn read_into<O: ModuleOptim + Clone>(optim: ScaledOptimizer<O>, dtype: DType, data: &[u8]) {
     let config = AccumulationConfig::new(3);
-    let optim = optim.with_accumulation(config).unwrap();
-    let mut optim = optim.with_ema(EmaConfig::new()).unwrap();
+    let optim = optim.with_accumulation(config);
+    let mut optim = optim.with_ema(EmaConfig::new());
     let mut honest = optim.clone();
     // Four steps, one of them skipped, and a window of two.
     let small = Small::new(dtype).train(&mut honest, 0..14, &[4]);

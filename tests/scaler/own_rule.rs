@@ -155,7 +155,7 @@ fn a_resumed_run_is_the_uninterrupted_one_bit_for_bit() {
 fn it_is_shown_every_iteration_and_the_scale_that_was_used() {
     let schedule = config().with_warmup_steps(8).schedule().unwrap();
     let schedule = schedule.with_rule(Saw::default()).unwrap();
-    let optim = FusedSgd::new(SgdConfig::new()).unwrap();
+    let optim = FusedSgd::new(SgdConfig::new());
     let mut run = Run::at_border(optim, schedule);
     let mut used = Vec::new();
     for step in 1..12 {

@@ -131,7 +131,7 @@ fn a_window_shows_its_mean_and_a_tested_micro_batch_itself() {
     for (tested, moves, last) in [(false, 2, 4096.0), (true, 6, 131072.0)] {
         let accumulation = AccumulationConfig::new(4).with_skip_micro_batch(tested);
         let optim = sgd_under(config(Schedule::log_max()).with_init_scale(1024.0));
-        let mut optim = optim.with_accumulation(accumulation).unwrap();
+        let mut optim = optim.with_accumulation(accumulation);
         let mut model = Model::new();
         let scales = [(); 8].map(|()| {
             let scaled = 0.25 * f64::from(optim.scaler().loss_scale());

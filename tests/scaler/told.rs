@@ -7,9 +7,7 @@ fn each_call_tells_what_it_has_done() {
     let model = Model::new();
     let told = |optim: &ScaledOptimizer| optim.scaler().last_outcome();
     let window = AccumulationConfig::new(2).with_skip_micro_batch(true);
-    let mut optim = sgd_under(at_scale(1024.0))
-        .with_accumulation(window)
-        .unwrap();
+    let mut optim = sgd_under(at_scale(1024.0)).with_accumulation(window);
     assert_eq!(told(&optim), None);
     let scale = 1024.0;
     for (overflow, outcome) in [
@@ -64,7 +62,7 @@ fn each_call_tells_what_it_has_done() {
 #[test]
 fn the_status_is_that_of_the_call() {
     let model = Model::new();
-    let mut optim = sgd_under(at_scale(1024.0)).with_accumulation(2).unwrap();
+    let mut optim = sgd_under(at_scale(1024.0)).with_accumulation(2);
     for _ in 0..2 {
         let model = optim.step(0.1, model.clone(), model.clean(1024.0));
         assert!(optim.scaler().last_status().is_none());

@@ -124,7 +124,7 @@ fn the_scaled_optimizer_warns_too() {
         for (factor, expected) in [(1.0, 1), (0.0, 0)] {
             let config = AccumulationConfig::new(size).with_skip_micro_batch(rule);
             let optim = sgd_under(at_scale(4096.0)).with_accumulation(config);
-            let mut optim = optim.unwrap();
+            let mut optim = optim;
             let messages = warnings(|| {
                 for _ in 0..4 {
                     // Multiplied by zero: the loss is the same whatever the parameters are.
@@ -143,7 +143,7 @@ fn the_scaled_optimizer_warns_too() {
 fn a_dropped_micro_batch_is_logged_as_such() {
     let model = Model::new();
     let rule = AccumulationConfig::new(2).with_skip_micro_batch(true);
-    let mut optim = sgd_under(at_scale(4096.0)).with_accumulation(rule).unwrap();
+    let mut optim = sgd_under(at_scale(4096.0)).with_accumulation(rule);
     let messages = captured(Level::Info, || {
         optim.step(0.1, model.clone(), model.overflowing(4096.0));
     });

@@ -39,8 +39,7 @@ fn a_run_that_only_discards_ends() {
     let window = |rule| AccumulationConfig::new(4).with_skip_micro_batch(rule);
     let windows = [false, true].map(|rule| sgd_under(config()).with_accumulation(window(rule)));
     // In a window that is tested as a whole, too, whose scale stays the same otherwise.
-    for optim in [Ok(sgd_under(config()))].into_iter().chain(windows) {
-        let mut optim = optim.unwrap();
+    for mut optim in [sgd_under(config())].into_iter().chain(windows) {
         let discarded = discarded_before_the_end(|| {
             let grads = tested(&mut optim, &model, true)?;
             optim.discard(grads)
@@ -176,7 +175,7 @@ fn a_verdict_counts_once() {
         },
         |run| run.scaler.discard(run.grads(true)).unwrap(),
         |run| {
-            let sum = run.grads(false).add(run.grads(true), 1.0);
+            let sum = run.grads(false).add(run.grads(true));
             run.scaler.discard(sum).unwrap();
         },
     ];
@@ -263,7 +262,7 @@ fn plain_gradients_after_a_scaled_loss_warn_once() {
     let model = Model::new();
     let loss = || model.vector.val().sum();
     let plain = |loss: Tensor<1>| GradientsParams::from_grads(loss.backward(), &model);
-    let window = |size| sgd_under(config()).with_accumulation(size).unwrap();
+    let window = |size| sgd_under(config()).with_accumulation(size);
     for mut optim in [sgd_under(config()), window(1), window(4)] {
         let messages = captured(Level::Warn, || {
             for _ in 0..2 {

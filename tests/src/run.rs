@@ -101,16 +101,16 @@ impl<O: ModuleOptim> Run<O> {
     pub fn with_all(mut self, skip_micro_batch: bool) -> Self {
         let window = AccumulationConfig::new(3).with_skip_micro_batch(skip_micro_batch);
         let ema = EmaConfig::new().with_momentum(0.9);
-        let optim = self.optim.with_accumulation(window).unwrap();
-        let clipped = optim.with_clipping(GradientClip::GlobalNorm(0.3)).unwrap();
+        let optim = self.optim.with_accumulation(window);
+        let clipped = optim.with_clipping(GradientClip::GlobalNorm(0.3));
         let averaged = clipped.with_ema(ema.with_overwrite_frequency(Some(11)));
-        self.optim = averaged.unwrap();
+        self.optim = averaged;
         self
     }
 
     /// With a hook of the test's own.
     pub fn with_hook(mut self, hook: impl Hook + Clone) -> Self {
-        self.optim = self.optim.with_hook(hook).unwrap();
+        self.optim = self.optim.with_hook(hook);
         self
     }
 

@@ -91,5 +91,5 @@ pub fn master_adam() -> ScaledOptimizer<MasterWeights> {
 
 /// Our Adam.
 pub fn fused_adam() -> ScaledOptimizer<FusedAdam> {
-    scaled(FusedAdam::new(AdamConfig::new()).unwrap())
+    scaled(FusedAdam::new(AdamConfig::new()))
 }

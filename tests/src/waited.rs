@@ -36,8 +36,10 @@ impl<O: ModuleOptim> ModuleOptim for Waited<O> {
     }
 }
 
-impl From<Waited<FusedAdam>> for ModuleOptimizer {
-    fn from(optim: Waited<FusedAdam>) -> Self {
-        optim.0.into()
+impl TryFrom<Waited<FusedAdam>> for ModuleOptimizer {
+    type Error = AmpError;
+
+    fn try_from(optim: Waited<FusedAdam>) -> Result<Self, AmpError> {
+        optim.0.into_inner()
     }
 }

@@ -362,11 +362,9 @@ impl Hook for Ema {
 impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// Averages the weights after every step that was not skipped; see [`Ema`].
     ///
-    /// # Errors
-    ///
-    /// [`AmpError::InvalidValue`] if the momentum is not between 0 and 1, or the overwrite frequency 0.
-    pub fn with_ema(self, config: EmaConfig) -> Result<Self, AmpError> {
-        self.with_hook(config.init()?)
+    /// A momentum that is not between 0 and 1, or an overwrite frequency of 0, is an error of the first [`try_step`](Self::try_step).
+    pub fn with_ema(self, config: EmaConfig) -> Self {
+        self.with_checked_hook("with_ema", config.init())
     }
 
     /// The average of the weights; none without [`with_ema`](Self::with_ema).

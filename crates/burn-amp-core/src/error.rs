@@ -1,5 +1,6 @@
 use burn::tensor::DType;
 use burn_amp_kernels::UnsupportedDType as Unsupported;
+use std::convert::Infallible;
 use thiserror::Error;
 
 /// What can go wrong in this crate. One type for all of it.
@@ -362,6 +363,13 @@ pub enum AmpError {
         /// Dtypes to train in there, the narrowest first.
         instead: Vec<DType>,
     },
+}
+
+/// Of a conversion that cannot fail.
+impl From<Infallible> for AmpError {
+    fn from(error: Infallible) -> Self {
+        match error {}
+    }
 }
 
 impl From<Unsupported> for AmpError {

@@ -297,7 +297,16 @@ impl UnscaledGradients {
         self
     }
 
-    /// Adds `weight` times other gradients to these: of another loss, of a penalty. Does not wait for the device.
+    /// Adds other gradients to these: of another loss, of a penalty. As [`add_weighted`](Self::add_weighted) with a weight of 1.
+    ///
+    /// # Panics
+    ///
+    /// If the two gradients of a parameter differ in shape or device.
+    pub fn add(self, other: Self) -> Self {
+        self.add_weighted(other, 1.0)
+    }
+
+    /// Adds `weight` times other gradients to these. Does not wait for the device.
     ///
     /// Taken in f32 for f16 and bf16 gradients (f64 for f64 ones); a sum has the dtype that the gradient of `self` had. A
     /// gradient that only `other` has is taken over, times `weight`, in its dtype. Both must be of the same module.
@@ -309,7 +318,7 @@ impl UnscaledGradients {
     /// # Panics
     ///
     /// If the two gradients of a parameter differ in shape or device.
-    pub fn add(mut self, mut other: Self, weight: f64) -> Self {
+    pub fn add_weighted(mut self, mut other: Self, weight: f64) -> Self {
         let own = self.entries.iter().enumerate();
         let positions: HashMap<ParamId, usize> = own.map(|(at, entry)| (entry.id, at)).collect();
         for entry in other.entries {

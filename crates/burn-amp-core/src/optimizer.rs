@@ -42,6 +42,9 @@ use crate::{
 /// [`with_ema`](Self::with_ema) add to a step, and so do [hooks](crate::step::hook::Hook) of your own. The order is: accumulate, unscale, test, judge
 /// (the hooks), clip, update the scale, step or skip, show the parameters to the hooks.
 ///
+/// These methods do not fail. A setting that is out of its range, or one of a fused optimizer, is an error of the first step, and changes nothing. A
+/// later call with another value takes its place.
+///
 /// A clone has the state of its moment, steps that are [in flight](Self::step) included: it waits for them. The loss scale of a
 /// [`MixedPrecision`](crate::MixedPrecision) is one for both. Steps of an optimizer that is dropped count, too: the drop waits for
 /// those that are in flight.
@@ -98,21 +101,19 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// use burn_amp::{AccumulationConfig, GradScalerConfig, ScaledOptimizer};
     ///
     /// let optim = ScaledOptimizer::new(SgdConfig::new().init(), GradScalerConfig::new().init()?);
-    /// let optim = optim.with_accumulation(4)?;
-    /// let optim = optim.with_accumulation(AccumulationConfig::new(4).with_skip_micro_batch(true))?;
+    /// let optim = optim.with_accumulation(4);
+    /// let optim = optim.with_accumulation(AccumulationConfig::new(4).with_skip_micro_batch(true));
     /// assert!(optim.window().unwrap().is_empty());
     /// # Ok::<(), burn_amp::AmpError>(())
     /// ```
     ///
-    /// # Errors
-    ///
-    /// [`AmpError::InvalidValue`] for 0 micro-batches.
-    pub fn with_accumulation(
-        mut self,
-        config: impl Into<AccumulationConfig>,
-    ) -> Result<Self, AmpError> {
-        self.options.window = Some(config.into().init()?);
-        Ok(self)
+    /// 0 micro-batches are an error of the first [`try_step`](Self::try_step).
+    pub fn with_accumulation(mut self, config: impl Into<AccumulationConfig>) -> Self {
+        let window = config.into().init();
+        if let Some(window) = self.options.replaced("with_accumulation", window) {
+            self.options.window = Some(window);
+        }
+        self
     }
 
     /// Clips gradients after they were unscaled and tested; see [`UnscaledGradients::clip`].
@@ -120,15 +121,15 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// Clipping that is configured on the inner optimizer comes after it. A fused optimizer that has none multiplies gradients
     /// by the coefficients while it steps, in f32 and in no pass of its own; they are f32 numbers then, within 2^-21 of what f64 gives.
     ///
-    /// # Errors
-    ///
-    /// [`AmpError::InvalidValue`] if the threshold is zero, negative or NaN.
-    pub fn with_clipping(mut self, clip: GradientClip) -> Result<Self, AmpError> {
-        clip.check("clip")?;
+    /// A threshold that is zero, negative or NaN is an error of the first [`try_step`](Self::try_step).
+    pub fn with_clipping(mut self, clip: GradientClip) -> Self {
         // Those that are under way were clipped by the rules of before.
         self.resolve();
-        self.options.clip.all = Some(clip);
-        Ok(self)
+        let checked = clip.check("clip");
+        if (self.options.replaced("with_clipping", checked)).is_some() {
+            self.options.clip.all = Some(clip);
+        }
+        self
     }
 
     /// Clips the gradients of a group by another rule; the last group that matches counts. A global norm is that of its
@@ -140,34 +141,48 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ///
     /// // The head's values are limited; all other gradients are one vector.
     /// let optim = ScaledOptimizer::new(SgdConfig::new().init(), &MixedPrecision::f16())
-    ///     .with_clipping(GradientClip::GlobalNorm(1.0))?
-    ///     .with_group_clipping(ParamGroup::from_predicate("head"), GradientClip::Value(0.1))?;
-    /// # Ok::<(), burn_amp::AmpError>(())
+    ///     .with_clipping(GradientClip::GlobalNorm(1.0))
+    ///     .with_group_clipping(ParamGroup::from_predicate("head"), GradientClip::Value(0.1));
+    /// # let _ = optim;
     /// ```
     ///
-    /// # Errors
-    ///
-    /// [`AmpError::InvalidValue`] if the threshold is zero, negative or NaN.
-    pub fn with_group_clipping(
-        mut self,
-        group: ParamGroup,
-        clip: GradientClip,
-    ) -> Result<Self, AmpError> {
-        clip.check("clip_groups")?;
+    /// A threshold that is zero, negative or NaN is an error of the first [`try_step`](Self::try_step).
+    pub fn with_group_clipping(mut self, group: ParamGroup, clip: GradientClip) -> Self {
         self.resolve();
-        self.options.clip.groups.push((group, clip));
-        Ok(self)
+        let checked = clip.check("clip_groups");
+        if (self.options.added("with_group_clipping", checked)).is_some() {
+            self.options.clip.groups.push((group, clip));
+        }
+        self
     }
 
     /// Adds a [hook](crate::step::hook::Hook) to the steps, in the place of one of the same name.
     ///
-    /// # Errors
-    ///
-    /// [`AmpError::InvalidValue`] for a name that has anything but letters, digits, `_` and `-`.
-    pub fn with_hook(mut self, hook: impl Hook + Clone) -> Result<Self, AmpError> {
+    /// A name that has anything but letters, digits, `_` and `-` is an error of the first [`try_step`](Self::try_step).
+    pub fn with_hook(mut self, hook: impl Hook + Clone) -> Self {
         self.resolve();
-        self.options.hooks.add(hook)?;
-        Ok(self)
+        let added = self.options.hooks.add(hook);
+        self.options.added("with_hook", added);
+        self
+    }
+
+    /// Adds a hook that was checked, in place of the one that `method` has added before.
+    pub(crate) fn with_checked_hook(
+        mut self,
+        method: &'static str,
+        hook: Result<impl Hook + Clone, AmpError>,
+    ) -> Self {
+        match self.options.replaced(method, hook) {
+            Some(hook) => self.with_hook(hook),
+            None => self,
+        }
+    }
+
+    /// What is wrong with the settings of this or of the inner optimizer.
+    #[doc(hidden)]
+    pub fn check_settings(&self) -> Result<(), AmpError> {
+        self.optim.check_settings()?;
+        self.options.check()
     }
 
     /// The first hook of a type; none if there is none.
@@ -187,13 +202,12 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// # let device = Device::flex().autodiff();
     /// # let amp = MixedPrecision::f16();
     /// # let mut model = amp.attach(LinearConfig::new(4, 2).init(&device));
-    /// let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp).with_guard(Guard::skip_step())?;
+    /// let mut optim = ScaledOptimizer::new(SgdConfig::new().init(), &amp).with_guard(Guard::skip_step());
     /// let loss = amp.autocast(Tensor::<2>::ones([8, 4], &device), |x| model.forward(x)).square().mean();
     /// optim.set_loss(loss.clone().into_scalar::<f32>().into()); // read, as for a log
     /// let grads = GradientsParams::from_grads(loss.backward(), &model);
     /// model = optim.step(0.1, model, grads);
     /// # let _ = model;
-    /// # Ok::<(), burn_amp::AmpError>(())
     /// ```
     pub fn set_loss(&mut self, loss: f64) {
         self.options.loss = Some(loss);
@@ -212,10 +226,9 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// use burn_amp::{optim::FusedAdam, MixedPrecision, ScaledOptimizer};
     ///
     /// let amp = MixedPrecision::f16();
-    /// let optim = FusedAdam::new(AdamConfig::new())?;
+    /// let optim = FusedAdam::new(AdamConfig::new());
     /// let optim = ScaledOptimizer::new(optim, &amp).with_own_optimize(); // for `amp.learner(model, optim, lr)`
     /// # let _ = optim;
-    /// # Ok::<(), burn_amp::AmpError>(())
     /// ```
     pub fn with_own_optimize(mut self) -> Self {
         self.own_optimize = true;
@@ -245,12 +258,14 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ///
     /// # Errors
     ///
-    /// As [`GradScaler::unscale`], and as [`GradScaler::discard`] for gradients that were dropped before.
+    /// As [`GradScaler::unscale`], as [`GradScaler::discard`] for gradients that were dropped before, and [`AmpError::InvalidValue`] for a
+    /// setting that is out of its range.
     pub fn unscale<M: Module>(
         &mut self,
         grads: ScaledGradients,
         module: &M,
     ) -> Result<UnscaledGradients, AmpError> {
+        self.check_settings()?;
         self.synchronize()?;
         self.scaler.resolve_dropped()?;
         self.scaler.unscale(grads, module)
@@ -298,7 +313,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// skips in a row, or where the scale cannot go lower if `raise_error_at_min_scale` is set, [`AmpError::HalfPrecisionParameter`] if a parameter is in half precision and the inner optimizer
     /// cannot combine it with an f32 gradient; see [`GradScaler::try_step`]. [`AmpError::UnsupportedDType`] if a gradient's
     /// device cannot compute in the gradient's dtype. [`AmpError::GradientShape`] if a gradient does not have its parameter's shape,
-    /// [`AmpError::InvalidValue`] for a learning rate that is infinite or NaN. [`AmpError::ForeignRecord`] if an open window belongs
+    /// [`AmpError::InvalidValue`] for a learning rate that is infinite or NaN, and for a setting of this or of a fused optimizer that is out of
+    /// its range. [`AmpError::ForeignRecord`] if an open window belongs
     /// to another model, or a state that was loaded to parameters of other shapes. [`AmpError::AlwaysGuarded`] if the guard rejects one step too many.
     pub fn try_step<M: Module>(
         &mut self,
@@ -318,7 +334,8 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         grads: StepGradients,
         update: impl FnOnce(&mut O, Update, M, GradientsParams) -> M,
     ) -> Result<M, StepError<M>> {
-        match self.begin_on_device(&lr, &module, &grads) {
+        let begun = self.check_settings();
+        match begun.and_then(|()| self.begin_on_device(&lr, &module, &grads)) {
             Ok(None) => {}
             Ok(Some(start)) => {
                 return Ok(self.step_on_device(start, lr, module, grads.into_params(), update));
@@ -352,7 +369,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         lr: impl Into<ModuleLearningRate>,
         module: M,
     ) -> Result<M, StepError<M>> {
-        match self.synchronize() {
+        match self.check_settings().and_then(|()| self.synchronize()) {
             Ok(()) => self.step_on_host(lr.into(), module, None, O::update),
             Err(error) => Err(self.refused(module, error)),
         }
@@ -418,8 +435,9 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ///
     /// # Errors
     ///
-    /// As [`GradScaler::discard`].
+    /// As [`GradScaler::discard`], and [`AmpError::InvalidValue`] for a setting that is out of its range.
     pub fn discard(&mut self, grads: impl Into<StepGradients>) -> Result<(), AmpError> {
+        self.check_settings()?;
         self.synchronize()?;
         let discarded = self.options.discard(&mut self.scaler, grads.into());
         self.scaler.ledger().show(None);
@@ -440,6 +458,9 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
         module: M,
         grads: MultiGradientsParams,
     ) -> Result<M, StepError<M>> {
+        if let Err(error) = self.check_settings() {
+            return Err(self.refused(module, error));
+        }
         for (of_device, _) in &grads.grads {
             if let Err(error) = Entries::of(of_device, &module) {
                 self.scaler.account().begin_call();
@@ -511,9 +532,10 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// # Errors
     ///
     /// [`AmpError::ForeignRecord`], also for an open window where there is no accumulation, and for tensors of a hook (averages) that is not
-    /// here. [`AmpError::DamagedRecord`], as [`GradScaler::load_record`], and for a state that its hook refuses. Optimizer, scaler, window
-    /// and hooks stay as they were.
+    /// here. [`AmpError::DamagedRecord`], as [`GradScaler::load_record`], and for a state that its hook refuses. [`AmpError::InvalidValue`] for a
+    /// setting that is out of its range. Optimizer, scaler, window and hooks stay as they were.
     pub fn load_record(&mut self, mut record: AmpRecord) -> Result<(), AmpError> {
+        self.check_settings()?;
         self.resolve();
         let state = record.optimizer_state()?;
         if let Some(scaler) = &record.scaler {

@@ -92,20 +92,21 @@ impl ScaledOptimizerConfig {
         }
         let mut optim = ScaledOptimizer::new(optim, scaler);
         if let Some(clip) = self.clip {
-            optim = optim.with_clipping(clip)?;
+            optim = optim.with_clipping(clip);
         }
         for (group, clip) in &self.clip_groups {
-            optim = optim.with_group_clipping(group.clone(), *clip)?;
+            optim = optim.with_group_clipping(group.clone(), *clip);
         }
         if let Some(guard) = self.guard {
-            optim = optim.with_guard(guard)?;
+            optim = optim.with_guard(guard);
         }
         if let Some(accumulation) = &self.accumulation {
-            optim = optim.with_accumulation(accumulation.clone())?;
+            optim = optim.with_accumulation(accumulation.clone());
         }
         if let Some(ema) = &self.ema {
-            optim = optim.with_ema(ema.clone())?;
+            optim = optim.with_ema(ema.clone());
         }
+        optim.check_settings()?;
         Ok(optim)
     }
 }

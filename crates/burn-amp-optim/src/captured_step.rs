@@ -43,7 +43,7 @@ const MAX_SHAPES: usize = 4;
 ///
 /// let device = Device::flex().autodiff();
 /// let amp = MixedPrecision::f16();
-/// let (model, optim) = amp.prepare(LinearConfig::new(4, 2).init(&device), FusedAdam::new(AdamConfig::new())?);
+/// let (model, optim) = amp.prepare(LinearConfig::new(4, 2).init(&device), FusedAdam::new(AdamConfig::new()));
 ///
 /// let mut train = CapturedStep::new(model, optim, |model: &Linear, (x, y): (Tensor<2>, Tensor<2>)| {
 ///     (amp.autocast(x, |x| model.forward(x)) - y).square().mean()

@@ -8,7 +8,9 @@ mod state;
 use burn::{
     lr_scheduler::module_lr_scheduler::ModuleLearningRate,
     module::{Module, ParamGroup},
-    optim::{AdamConfig, AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig},
+    optim::{
+        AdamConfig, AdamWConfig, GradientsParams, ModuleOptimizer, OptimizerRecord, SgdConfig,
+    },
     tensor::DType,
 };
 use std::marker::PhantomData;
@@ -19,7 +21,6 @@ use self::{rule::FusedConfig, single::Single};
 use burn_amp_core::{
     AmpError, ModuleOptim,
     internal::{Factors, ParamTensors, Update, distinct_ids, has_gradient, masters_of, replaced},
-    records_of,
 };
 
 /// Burn's SGD, with momentum and Nesterov's, in one pass: see [`Fused`].
@@ -47,8 +48,8 @@ pub type FusedAdamW = Fused<AdamWConfig>;
 ///
 /// let device = Device::flex().autodiff();
 /// let amp = MixedPrecision::f16();
-/// let optim = FusedAdamW::new(AdamWConfig::new().with_weight_decay(0.01))?
-///     .with_group(ParamGroup::from_predicate("bias"), AdamWConfig::new().with_weight_decay(0.0))?;
+/// let optim = FusedAdamW::new(AdamWConfig::new().with_weight_decay(0.01))
+///     .with_group(ParamGroup::from_predicate("bias"), AdamWConfig::new().with_weight_decay(0.0));
 /// let (mut model, mut optim) = amp.prepare(LinearConfig::new(4, 2).init(&device), optim);
 ///
 /// let input = Tensor::<2>::random([8, 4], Distribution::Default, &device);
@@ -56,7 +57,6 @@ pub type FusedAdamW = Fused<AdamWConfig>;
 /// let grads = GradientsParams::from_grads(loss.backward(), &model);
 /// model = optim.step(1e-3, model, grads);
 /// # let _ = model;
-/// # Ok::<(), burn_amp::AmpError>(())
 /// ```
 ///
 /// - **Parameters** may be f32, or f16 and bf16: of those an f32 master is kept, as by [`MasterWeights`](burn_amp_core::MasterWeights), and stepped in
@@ -76,20 +76,22 @@ pub type FusedAdamW = Fused<AdamWConfig>;
 #[derive(Clone)]
 pub struct Fused<C> {
     optim: ModuleOptimizer,
+    /// The first configuration that was refused. No step is made then.
+    refused: Option<AmpError>,
     config: PhantomData<fn(C)>,
 }
 
 impl<C: FusedConfig> Fused<C> {
     /// Takes the settings of Burn's configuration, its `grad_clipping` too.
     ///
-    /// # Errors
-    ///
-    /// [`AmpError::InvalidValue`], which names the field, its value and the allowed range: betas are at least 0 and below 1; momentum, epsilon
-    /// and weight decay at least 0; thresholds of clipping above 0; all of them finite. Burn takes others too, and trains to NaN or away.
-    pub fn new(config: C) -> Result<Self, AmpError> {
+    /// Betas are at least 0 and below 1; momentum, epsilon and weight decay at least 0; thresholds of clipping above 0; all of them finite. Burn
+    /// takes others too, and trains to NaN or away. Here the first step of a [`ScaledOptimizer`](burn_amp_core::ScaledOptimizer) returns
+    /// [`AmpError::InvalidValue`], which names the field, its value and the allowed range, and so does `ScaledOptimizerConfig::init`.
+    pub fn new(config: C) -> Self {
         // `ModuleOptimizer` begins with an optimizer of another kind; the group of all parameters comes behind it.
         let fused = Self {
             optim: SgdConfig::new().init(),
+            refused: None,
             config: PhantomData,
         };
         fused.with_group(ParamGroup::all(), config)
@@ -98,14 +100,18 @@ impl<C: FusedConfig> Fused<C> {
     /// Steps the parameters of a group with other settings: without weight decay, for example. The last group that matches counts. The
     /// state of parameters that match is dropped, as by [`ModuleOptimizer::with_group`].
     ///
-    /// # Errors
-    ///
-    /// As [`new`](Self::new).
-    pub fn with_group(mut self, group: ParamGroup, config: C) -> Result<Self, AmpError> {
-        let (rule, clipping) = config.settings()?;
-        let single = Single::new(config, rule);
-        self.optim = self.optim.with_group(group, single, clipping);
-        Ok(self)
+    /// Settings are refused as those of [`new`](Self::new), where the first that was refused counts.
+    pub fn with_group(mut self, group: ParamGroup, config: C) -> Self {
+        match config.settings() {
+            Ok((rule, clipping)) => {
+                let single = Single::new(config, rule);
+                self.optim = self.optim.with_group(group, single, clipping);
+            }
+            Err(error) => {
+                self.refused.get_or_insert(error);
+            }
+        }
+        self
     }
 }
 
@@ -116,7 +122,7 @@ impl<C> Fused<C> {
     ///
     /// # Panics
     ///
-    /// If a gradient, or a state that was loaded, does not have its parameter's shape: [`ScaledOptimizer`](burn_amp_core::ScaledOptimizer) makes
+    /// If a setting is refused, or a gradient, or a state that was loaded, does not have its parameter's shape: [`ScaledOptimizer`](burn_amp_core::ScaledOptimizer) makes
     /// errors of that. The module is lost then, as in Burn's step, and so is the state of this optimizer: go on from the last record.
     pub fn step<M: Module>(
         &mut self,
@@ -128,8 +134,16 @@ impl<C> Fused<C> {
     }
 
     /// Burn's optimizer with this one's state. It steps parameters one by one, each in a pass of its own.
-    pub fn into_inner(self) -> ModuleOptimizer {
-        self.optim
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`] for settings that [`new`](Self::new) refuses.
+    pub fn into_inner(self) -> Result<ModuleOptimizer, AmpError> {
+        self.refused.map_or(Ok(self.optim), Err)
+    }
+
+    fn checked(&self) -> Result<&ModuleOptimizer, AmpError> {
+        self.refused.clone().map_or(Ok(&self.optim), Err)
     }
 }
 
@@ -166,7 +180,22 @@ impl<C> ModuleOptim for Fused<C> {
         (parameter == DType::F64) == (gradient == DType::F64)
     }
 
-    records_of!(self => self.optim);
+    fn to_record(&self) -> Result<OptimizerRecord, AmpError> {
+        ModuleOptim::to_record(self.checked()?)
+    }
+
+    fn load_record(&mut self, record: OptimizerRecord) -> Result<(), AmpError> {
+        self.checked()?;
+        ModuleOptim::load_record(&mut self.optim, record)
+    }
+
+    fn check_record(&self, record: OptimizerRecord) -> Result<(), AmpError> {
+        self.checked()?.check_record(record)
+    }
+
+    fn check_settings(&self) -> Result<(), AmpError> {
+        self.checked().map(drop)
+    }
 
     fn masters(&self) -> ParamTensors {
         masters_of(&self.optim)
@@ -182,12 +211,17 @@ impl<C> ModuleOptim for Fused<C> {
     }
 
     fn update<M: Module>(&mut self, update: Update, module: M, grads: GradientsParams) -> M {
+        if let Some(error) = &self.refused {
+            panic!("{error}");
+        }
         one_pass(&mut self.optim, update, module, grads)
     }
 }
 
-impl<C> From<Fused<C>> for ModuleOptimizer {
-    fn from(optim: Fused<C>) -> Self {
+impl<C> TryFrom<Fused<C>> for ModuleOptimizer {
+    type Error = AmpError;
+
+    fn try_from(optim: Fused<C>) -> Result<Self, AmpError> {
         optim.into_inner()
     }
 }
@@ -219,11 +253,11 @@ mod tests {
         let amp = MixedPrecision::f16();
         let linear = LinearConfig::new(4, 2).init(&device);
         let mut model = linear.apply_reparameterization(amp.clone());
-        let adam = FusedAdam::new(AdamConfig::new()).unwrap();
+        let adam = FusedAdam::new(AdamConfig::new());
         let optim = ScaledOptimizer::new(adam, &amp);
         let clip = GradientClip::GlobalNorm(0.1);
-        let optim = optim.with_clipping(clip).unwrap();
-        let mut optim = optim.with_ema(EmaConfig::new()).unwrap();
+        let optim = optim.with_clipping(clip);
+        let mut optim = optim.with_ema(EmaConfig::new());
         for step in 0..11 {
             if step == 1 {
                 // The first average is of a step that was taken.

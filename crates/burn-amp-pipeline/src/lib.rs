@@ -150,9 +150,10 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     /// # Errors
     ///
     /// [`AmpError::InvalidValue`] for accumulation with [`skip_micro_batch`](burn_amp_core::AccumulationConfig::skip_micro_batch): whether a window is
-    /// full would be known too late. [`AmpError::OptimizerThread`] if the system has no thread.
+    /// full would be known too late. The same error for a setting of the optimizer that is out of its range. [`AmpError::OptimizerThread`] if the system has no thread.
     pub fn new(optim: impl Into<ScaledOptimizer<O>>, host: Device) -> Result<Self, AmpError> {
         let mut optim = optim.into();
+        optim.check_settings()?;
         let window = match optim.window() {
             Some(window) if window.config().skip_micro_batch => {
                 let allowed = "false for a pipelined optimizer";
@@ -313,22 +314,22 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         received.map(drop).map_err(AmpError::from).and(begun)
     }
 
-    /// A copy of the scaler: loss scale, counters, last outcome. `up_to_date` waits until all that was handed over is done; otherwise it
-    /// is as the last update has left it that the training has received, and with which the next iteration is scaled.
+    /// A copy of the scaler (loss scale, counters, last outcome) as the last update has left it that the training has received. The next
+    /// iteration is scaled with it. Does not wait.
     ///
     /// Changing the copy changes nothing here: see [`set_loss_scale`](Self::set_loss_scale) and [`queue`](Self::queue).
-    pub fn scaler(&self, up_to_date: bool) -> GradScaler {
-        if up_to_date {
-            let copy = self
-                .worker
-                .send(|update| update.optim.scaler().detached())
-                .and_then(Pending::wait);
-            // A thread that has ended says so at the next step.
-            if let Ok(copy) = copy {
-                return copy;
-            }
-        }
+    pub fn received_scaler(&self) -> GradScaler {
         self.scaler.detached()
+    }
+
+    /// As [`received_scaler`](Self::received_scaler), after all that was handed over: waits until that is done. Where the
+    /// thread has ended, it is the received one.
+    pub fn synchronized_scaler(&self) -> GradScaler {
+        let copy = self
+            .worker
+            .send(|update| update.optim.scaler().detached())
+            .and_then(Pending::wait);
+        copy.unwrap_or_else(|_| self.received_scaler())
     }
 
     /// Sets the loss scale that follows the next update, in place of what its gradients would make of it: PyTorch's
@@ -354,7 +355,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     /// let optim = ScaledOptimizer::new(SgdConfig::new().init(), GradScalerConfig::new().init()?);
     /// let mut optim = PipelinedOptimizer::new(optim, Device::flex())?;
     /// optim.queue(|scaler| scaler.set_growth_interval(500))?;
-    /// assert_eq!(optim.scaler(true).growth_interval(), 500);
+    /// assert_eq!(optim.synchronized_scaler().growth_interval(), 500);
     /// # Ok::<(), burn_amp::AmpError>(())
     /// ```
     ///

@@ -94,42 +94,48 @@ struct Parts {
 }
 
 impl Parts {
-    fn of<O: ModuleOptim + Into<ModuleOptimizer>>(optim: O) -> Self {
-        Self {
+    fn of<O: ModuleOptim + TryInto<ModuleOptimizer, Error: Into<AmpError>>>(
+        optim: O,
+    ) -> Result<Self, AmpError> {
+        optim.check_settings()?;
+        Ok(Self {
             kind: Kind {
                 mixed: optim.accepts(DType::F16, DType::F32),
                 fused: optim.steps_on_device(),
                 thread: None,
             },
-            optim: optim.into(),
+            optim: optim.try_into().map_err(Into::into)?,
             scaler: None,
             options: StepOptions::default(),
-        }
+        })
     }
 
-    fn of_scaled<O: ModuleOptim + Into<ModuleOptimizer>>(mut optim: ScaledOptimizer<O>) -> Self {
+    fn of_scaled<O: ModuleOptim + TryInto<ModuleOptimizer, Error: Into<AmpError>>>(
+        mut optim: ScaledOptimizer<O>,
+    ) -> Result<Self, AmpError> {
+        optim.check_settings()?;
         // Its counters are those of all its steps.
         optim.resolve();
         let scaler = Some(optim.scaler().clone());
         let (options, has_own) = (optim.options.clone(), optim.own_optimize);
-        let mut parts = Self::of(optim.into_inner());
+        let mut parts = Self::of(optim.into_inner())?;
         parts.kind.fused &= !has_own;
-        Self {
+        Ok(Self {
             scaler,
             options,
             ..parts
-        }
+        })
     }
 
     fn of_pipelined<O>(optim: PipelinedOptimizer<O>) -> Result<Self, AmpError>
     where
-        O: ModuleOptim + Into<ModuleOptimizer> + Send + 'static,
+        O: ModuleOptim + TryInto<ModuleOptimizer, Error: Into<AmpError>> + Send + 'static,
     {
         let (optim, host, synchronous) = optim.into_parts()?;
         if optim.own_optimize {
             return Err(not_pipelined("with_own_optimize"));
         }
-        let mut parts = Self::of_scaled(optim);
+        let mut parts = Self::of_scaled(optim)?;
         // A pipeline makes a `ScaledOptimizer` of any optimizer.
         let is_scaled = |scaler: &GradScaler| scaler.precision().is_some() || scaler.is_enabled();
         parts.scaler = parts.scaler.filter(is_scaled);
@@ -142,31 +148,33 @@ impl Parts {
 
 impl From<ModuleOptimizer> for LearnerOptimizer {
     fn from(optim: ModuleOptimizer) -> Self {
-        Self(Ok(Parts::of(optim)))
+        Self(Parts::of(optim))
     }
 }
 
 impl<C> From<Fused<C>> for LearnerOptimizer {
     fn from(optim: Fused<C>) -> Self {
-        Self(Ok(Parts::of(optim)))
+        Self(Parts::of(optim))
     }
 }
 
 impl From<MasterWeights> for LearnerOptimizer {
     fn from(optim: MasterWeights) -> Self {
-        Self(Ok(Parts::of(optim)))
+        Self(Parts::of(optim))
     }
 }
 
-impl<O: ModuleOptim + Into<ModuleOptimizer>> From<ScaledOptimizer<O>> for LearnerOptimizer {
+impl<O: ModuleOptim + TryInto<ModuleOptimizer, Error: Into<AmpError>>> From<ScaledOptimizer<O>>
+    for LearnerOptimizer
+{
     fn from(optim: ScaledOptimizer<O>) -> Self {
-        Self(Ok(Parts::of_scaled(optim)))
+        Self(Parts::of_scaled(optim))
     }
 }
 
 impl<O> From<PipelinedOptimizer<O>> for LearnerOptimizer
 where
-    O: ModuleOptim + Into<ModuleOptimizer> + Send + 'static,
+    O: ModuleOptim + TryInto<ModuleOptimizer, Error: Into<AmpError>> + Send + 'static,
 {
     fn from(optim: PipelinedOptimizer<O>) -> Self {
         Self(Parts::of_pipelined(optim))

@@ -153,7 +153,8 @@ pub trait LearnerExt {
     ///
     /// [`AmpError::UnsupportedDType`] if a device of the model cannot compute in this precision.
     /// [`AmpError::OptimizerThread`] for a [`PipelinedOptimizer`](burn_amp_pipeline::PipelinedOptimizer) whose thread has panicked.
-    /// [`AmpError::InvalidValue`] for a [`ScaledOptimizer`](burn_amp_core::ScaledOptimizer) that was not made with this handle, and for one with
+    /// [`AmpError::InvalidValue`] for a setting that is out of its range, for a [`ScaledOptimizer`](burn_amp_core::ScaledOptimizer) that was not made with
+    /// this handle, and for one with
     /// [`with_accumulation`](burn_amp_core::ScaledOptimizer::with_accumulation): Burn's learning-rate scheduler would advance with each
     /// micro-batch.
     fn learner<M: LearnerModel>(

@@ -179,7 +179,7 @@ fn ways(shapes: &[Vec<usize>], dtype: FloatDType, device: &Device) -> Vec<Way> {
             Box::new(move |net, grads| adam.step(LR, net, grads)),
         )
     };
-    let new = || FusedAdam::new(AdamConfig::new()).expect("the defaults are valid");
+    let new = || FusedAdam::new(AdamConfig::new());
     let mut fused = new();
     let fused: Step = Box::new(move |net, grads| fused.step(LR, net, grads));
     let mut ways = vec![way(burn.0, burn.1), way("`FusedAdam`", fused)];

@@ -97,7 +97,7 @@ impl Trainer {
     pub fn new(run: Run, seed: u64, epochs: usize, device: &Device) -> Result<Self, AmpError> {
         device.seed(seed);
         let amp = run.precision()?;
-        let adam = FusedAdam::new(AdamConfig::new().with_epsilon(1e-8))?;
+        let adam = FusedAdam::new(AdamConfig::new().with_epsilon(1e-8));
         let (model, optim) = amp.prepare(Network::new(&device.clone().autodiff()), adam);
         Ok(Self {
             run,

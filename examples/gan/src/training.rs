@@ -120,7 +120,7 @@ impl Trainer {
         let mut generator = Player::new(Network::generator(&device), &amp);
         // Averages: what it draws with in the end.
         let ema = EmaConfig::new().with_momentum(0.98);
-        generator.optim = generator.optim.with_ema(ema)?;
+        generator.optim = generator.optim.with_ema(ema);
         Ok(Self {
             generator,
             critic: Player::new(Network::critic(&device), &amp),

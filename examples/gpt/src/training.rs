@@ -120,7 +120,7 @@ impl Trainer {
         device: &Device,
     ) -> Result<Self, AmpError> {
         let amp = run.precision()?;
-        let adam = FusedAdam::new(AdamConfig::new().with_epsilon(1e-8))?;
+        let adam = FusedAdam::new(AdamConfig::new().with_epsilon(1e-8));
         let (model, optim) = amp.prepare(settings.network(text, device), adam);
         Ok(Self {
             run,

@@ -7,7 +7,7 @@ use crate::support::*;
 fn too_many_dropped_in_a_row_end_the_run_and_keep_the_window() {
     let scaler = at_scale(1024.0).with_max_consecutive_skips(Some(2));
     let optim = sgd_under(scaler).with_accumulation(windows(3, true));
-    let mut run = Trial::new(optim.unwrap());
+    let mut run = Trial::new(optim);
     [micro(0), BAD, BAD].into_iter().for_each(|k| run.step(k));
     let expected = AmpError::LossScaleExhausted {
         scale: 256.0,

@@ -86,7 +86,7 @@ fn losses_with(guard: Option<Guard>, spikes: &[usize]) -> Vec<f32> {
     let sgd = SgdConfig::new().with_momentum(Some(momentum)).init();
     let mut optim = ScaledOptimizer::new(sgd, &amp);
     if let Some(guard) = guard {
-        optim = optim.with_guard(guard).unwrap();
+        optim = optim.with_guard(guard);
     }
     let mut losses = Vec::new();
     for index in 0..280 {

@@ -6,7 +6,7 @@ const BAD: Values = ([f32::NAN; 6], [1.0; 4]);
 
 #[test]
 fn gradients_that_nobody_has_tested_leave_no_trace_but_the_count() {
-    let mut run = Trial::new(sgd().with_ema(EmaConfig::new()).unwrap());
+    let mut run = Trial::new(sgd().with_ema(EmaConfig::new()));
     run.step(all(1.0));
     let mut twin = run.clone();
 

@@ -75,7 +75,7 @@ fn the_norm_of_the_parameters_gradient() {
     let [here, there] = run.two(radius);
     // here + penalty * (there - here) / radius
     let share = PENALTY / radius;
-    let grads = here.mul_scalar(1.0 - share).add(there, share);
+    let grads = here.mul_scalar(1.0 - share).add_weighted(there, share);
     let model = run.optim.step(1.0, run.model, grads);
 
     let after = values(model.val());
@@ -131,7 +131,7 @@ fn penalty_in_half(radius: f64) -> [f64; 3] {
     let mut run = Run::new(amp.clone(), &amp);
     let [here, there] = run.two(radius);
     let share = PENALTY / radius;
-    let added = here.mul_scalar(-share).add(there, share);
+    let added = here.mul_scalar(-share).add_weighted(there, share);
     assert!(!added.has_overflow());
     let added = values(added.get::<1>(run.model.id).unwrap());
     let [_, expected] = exact();

@@ -46,7 +46,7 @@ impl Setup {
         let second = unscaled(b, second * poison[1], &self.model);
         a.observe(&first).unwrap();
         b.observe(&second).unwrap();
-        let sum = first.add(second, 1e-13);
+        let sum = first.add_weighted(second, 1e-13);
         if !sum.has_overflow() {
             let grads = sum.into_params();
             let model = self.model.clone();

@@ -51,8 +51,8 @@ fn unscaled_apart_to_weigh_or_clip_each() {
         });
         assert_eq!(second.status().gradients(), 1);
         let sum = match turned {
-            false => first.add(second, 1.0),
-            true => second.add(first, 1.0),
+            false => first.add(second),
+            true => second.add(first),
         };
         assert_eq!(sum.parameters().count(), 2);
         run.take_unscaled(sum);
@@ -66,7 +66,7 @@ fn a_sum_overflows_if_one_of_the_two_does() {
     let bad = ([1.0; 6], [1.0, 1.0, f32::INFINITY, 1.0]);
     for (first, second) in [(bad, fine), (fine, bad), (bad, bad)] {
         let mut run = start();
-        let sum = run.unscaled(first).add(run.unscaled(second), 0.5);
+        let sum = run.unscaled(first).add_weighted(run.unscaled(second), 0.5);
         assert!(sum.has_overflow());
         assert_eq!(sum.status().overflow_parameter(), Some("bias"));
         run.take_unscaled(sum);

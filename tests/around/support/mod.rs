@@ -3,7 +3,7 @@
 mod pair;
 
 pub use burn_amp_tests::prelude::*;
-pub use pair::{Pair, Trial, Values, all, masters, norm, on_flex, sgd, values};
+pub use pair::{Pair, Trial, Values, all, first_error, masters, norm, on_flex, sgd, values};
 
 /// The module with parameters, and ids from `from` on, that are the same in every run.
 pub fn filled<M: Module>(module: M, from: usize) -> M {

@@ -180,3 +180,8 @@ pub fn masters(settings: GradScalerConfig) -> ScaledOptimizer<MasterWeights> {
     let inner = MasterWeights::new(SgdConfig::new().build());
     ScaledOptimizer::new(inner, settings.init().unwrap())
 }
+
+/// Why the first step of an optimizer is refused.
+pub fn first_error(optim: ScaledOptimizer) -> AmpError {
+    Trial::new(optim).refused(all(1.0))
+}

@@ -305,7 +305,7 @@ pub fn net() -> Net {
 pub type Made<M = Net> = Result<Learner<Scaled<M>>, AmpError>;
 
 /// Of the optimizer that this makes.
-pub fn with<O: ModuleOptim + Into<ModuleOptimizer>>(
+pub fn with<O: ModuleOptim + TryInto<ModuleOptimizer, Error: Into<AmpError>>>(
     optim: impl Fn(&MixedPrecision) -> ScaledOptimizer<O>,
 ) -> impl Fn(&MixedPrecision) -> Made {
     move |amp| amp.learner(net(), optim(amp), lr())
@@ -325,7 +325,7 @@ pub fn sgd(amp: &MixedPrecision) -> ScaledOptimizer {
 }
 
 pub fn fused() -> FusedAdam {
-    FusedAdam::new(AdamConfig::new()).unwrap()
+    FusedAdam::new(AdamConfig::new())
 }
 
 /// On a thread of its own.

@@ -107,7 +107,7 @@ fn optimizers_that_wait_are_refused() {
     let (here, Run { amp, net, optim }) = begun();
     let of = |net: &Net, batch| loss(&amp, net, batch);
     let plain = ScaledOptimizer::new(AdamConfig::new().init(), &amp);
-    let windowed = optim.with_accumulation(AccumulationConfig::new(2)).unwrap();
+    let windowed = optim.with_accumulation(AccumulationConfig::new(2));
     let plain = refusal(net.clone(), plain, here.clone(), of);
     says(&plain.unwrap(), ["not a fused one"]);
     says(&refusal(net, windowed, here, of).unwrap(), ["accumulates"]);

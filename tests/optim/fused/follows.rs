@@ -112,19 +112,19 @@ macro_rules! every_configuration {
             #[test]
             fn follows() {
                 let config = $config;
-                super::follows(config.init(), $fused::new(config).unwrap());
+                super::follows(config.init(), $fused::new(config));
             }
 
             #[test]
             fn skips() {
                 let config = $config;
-                super::skips(config.init(), $fused::new(config).unwrap());
+                super::skips(config.init(), $fused::new(config));
             }
 
             #[test]
             fn keeps_close() {
                 let config = $config;
-                super::keeps_close(config.init(), $fused::new(config).unwrap());
+                super::keeps_close(config.init(), $fused::new(config));
             }
         })+
     };
@@ -178,12 +178,12 @@ fn f64_parameters() {
     }
 
     let adam = AdamConfig::new().with_amsgrad(true);
-    check(adam.init(), FusedAdam::new(adam).unwrap(), &wide);
+    check(adam.init(), FusedAdam::new(adam), &wide);
     let adam_w = AdamWConfig::new();
-    check(adam_w.init(), FusedAdamW::new(adam_w).unwrap(), &wide);
+    check(adam_w.init(), FusedAdamW::new(adam_w), &wide);
     for nesterov in [false, true] {
         let sgd = sgd().with_momentum(momentum(nesterov));
         let sgd = sgd.with_weight_decay(decay());
-        check(sgd.init(), FusedSgd::new(sgd).unwrap(), &wide);
+        check(sgd.init(), FusedSgd::new(sgd), &wide);
     }
 }

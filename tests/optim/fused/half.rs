@@ -45,13 +45,13 @@ fn every_optimizer() {
     for flag in [false, true] {
         let config = AdamConfig::new().with_amsgrad(flag);
         let config = config.with_weight_decay(Some(WeightDecayConfig::new(0.05)));
-        compare(config.build(), FusedAdam::new(config).unwrap());
+        compare(config.build(), FusedAdam::new(config));
         let config = AdamWConfig::new().with_weight_decay(0.1);
         let config = config.with_cautious_weight_decay(flag);
-        compare(config.build(), FusedAdamW::new(config).unwrap());
+        compare(config.build(), FusedAdamW::new(config));
         let momentum = flag.then(|| MomentumConfig::new().with_nesterov(true));
         let config = SgdConfig::new().with_momentum(momentum);
-        compare(config.build(), FusedSgd::new(config).unwrap());
+        compare(config.build(), FusedSgd::new(config));
     }
 }
 
@@ -72,7 +72,7 @@ fn a_model_that_changes_its_precision() {
     }
 
     let mut masters = MasterWeights::new(AdamConfig::new().build());
-    let mut fused = FusedAdam::new(AdamConfig::new()).unwrap();
+    let mut fused = FusedAdam::new(AdamConfig::new());
     let net = Net::full(&flex());
     let expected = run(&mut masters, net.clone());
     assert!(parameters(&run(&mut fused, net)) == parameters(&expected));

@@ -64,7 +64,7 @@ fn after_a_panic() {
     panic_message(|| fused.step(0.1, lost, wrong));
 
     // Burn's `ModuleOptimizer` steps parameters one by one.
-    let mut burns = ModuleOptimizer::from(fork.clone());
+    let mut burns = fork.clone().into_inner().unwrap();
     same_steps((&mut fork, &mut burns), 0.01, &net, 2..5, of_batch);
 
     let message = panic_message(|| step(&mut fused, 0.1, net.clone(), 2));

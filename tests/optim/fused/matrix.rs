@@ -60,17 +60,16 @@ impl Plan {
         }
         let mut run = Run::of(&net, optim, self.scaler);
         for (group, clip) in &self.clips {
-            let clipped = match group {
+            run.optim = match group {
                 None => run.optim.with_clipping(*clip),
                 Some(name) => {
                     let group = ParamGroup::from_predicate(*name);
                     run.optim.with_group_clipping(group, *clip)
                 }
             };
-            run.optim = clipped.unwrap();
         }
         if let Some(ema) = &self.ema {
-            run.optim = run.optim.with_ema(ema.clone()).unwrap();
+            run.optim = run.optim.with_ema(ema.clone());
         }
         run
     }
@@ -176,7 +175,7 @@ fn pending<O: ModuleOptim + Clone>(name: &str, optim: O, plan: Plan) {
 
 fn decayed_adam() -> FusedAdam {
     let penalty = Some(WeightDecayConfig::new(0.01));
-    FusedAdam::new(AdamConfig::new().with_weight_decay(penalty)).unwrap()
+    FusedAdam::new(AdamConfig::new().with_weight_decay(penalty))
 }
 
 #[test]
@@ -266,7 +265,7 @@ fn gradients_by_hand_for_hundreds_of_steps() {
 #[test]
 fn whatever_the_rule_and_the_schedule() {
     let adam_w = AdamWConfig::new().with_amsgrad(true).with_weight_decay(0.1);
-    let adam_w = FusedAdamW::new(adam_w).unwrap();
+    let adam_w = FusedAdamW::new(adam_w);
     let adaptive = Schedule::AdaptiveInterval {
         min_interval: 5,
         max_interval: 100,
@@ -351,12 +350,12 @@ fn clipping() {
     // Two groups of parameters are two calls of the kernel; the norm is of both.
     let config = AdamWConfig::new().with_weight_decay(0.1);
     let biases = config.clone().with_amsgrad(true);
-    let grouped = FusedAdamW::new(config).unwrap();
+    let grouped = FusedAdamW::new(config);
     let grouped = grouped.with_group(ParamGroup::from_predicate("bias"), biases);
     let plan = of(100, f32, &global);
-    pending("optimizer's groups", grouped.unwrap(), plan);
+    pending("optimizer's groups", grouped, plan);
     // The optimizer's own clipping comes after that of the `ScaledOptimizer`, which waits for it.
     let own = Some(GradientClippingConfig::Norm(0.01));
-    let own = FusedAdam::new(AdamConfig::new().with_grad_clipping(own)).unwrap();
+    let own = FusedAdam::new(AdamConfig::new().with_grad_clipping(own));
     pending("the optimizer's own", own, of(60, f32, &global));
 }

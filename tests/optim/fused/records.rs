@@ -62,11 +62,11 @@ fn burns_optimizers() {
     let net = || Net::full(&flex());
     for flag in [false, true] {
         let (sgd, adam) = (sgd(flag), adam(flag));
-        both_ways(sgd.init(), FusedSgd::new(sgd).unwrap(), net());
-        both_ways(adam.init(), FusedAdam::new(adam).unwrap(), net());
+        both_ways(sgd.init(), FusedSgd::new(sgd), net());
+        both_ways(adam.init(), FusedAdam::new(adam), net());
     }
     let adam_w = AdamWConfig::new();
-    both_ways(adam_w.init(), FusedAdamW::new(adam_w).unwrap(), net());
+    both_ways(adam_w.init(), FusedAdamW::new(adam_w), net());
 }
 
 /// All parameters in half precision, some, or none.
@@ -78,9 +78,9 @@ fn master_weights() {
         for flag in [false, true] {
             let (sgd, adam) = (sgd(flag), adam(flag));
             let masters = MasterWeights::new(sgd.build());
-            both_ways(masters, FusedSgd::new(sgd).unwrap(), net());
+            both_ways(masters, FusedSgd::new(sgd), net());
             let masters = MasterWeights::new(adam.build());
-            both_ways(masters, FusedAdam::new(adam).unwrap(), net());
+            both_ways(masters, FusedAdam::new(adam), net());
         }
     }
 }
@@ -101,8 +101,8 @@ fn the_state_of_other_optimizers_and_settings() {
         steps(&mut optim, Net::full(&flex()), 0..3);
         optim.to_record()
     };
-    let fused_sgd = |momentum| FusedSgd::new(sgd(momentum)).unwrap();
-    let fused_adam = |amsgrad| FusedAdam::new(adam(amsgrad)).unwrap();
+    let fused_sgd = |momentum| FusedSgd::new(sgd(momentum));
+    let fused_adam = |amsgrad| FusedAdam::new(adam(amsgrad));
     let sgd_state = |momentum| record(sgd(momentum).init());
     let adam_state = |amsgrad| record(adam(amsgrad).init());
     for (momentum, state, part) in [
@@ -123,7 +123,7 @@ fn the_state_of_other_optimizers_and_settings() {
     }
     let groups = fused_adam(false);
     let groups = groups.with_group(ParamGroup::from_predicate("head"), adam(true));
-    refused(groups.unwrap(), record(adam(false).init()), "is unknown");
+    refused(groups, record(adam(false).init()), "is unknown");
     // And by Burn's, what is ours.
     let mut fused = fused_adam(true);
     steps(&mut fused, Net::full(&flex()), 0..3);

@@ -86,12 +86,12 @@ pub fn learning_rate(step: usize) -> f64 {
 }
 
 pub fn adam() -> FusedAdam {
-    FusedAdam::new(AdamConfig::new()).unwrap()
+    FusedAdam::new(AdamConfig::new())
 }
 
 pub fn nesterov() -> FusedSgd {
     let momentum = MomentumConfig::new().with_nesterov(true);
-    FusedSgd::new(SgdConfig::new().with_momentum(Some(momentum))).unwrap()
+    FusedSgd::new(SgdConfig::new().with_momentum(Some(momentum)))
 }
 
 pub fn config() -> GradScalerConfig {
@@ -126,7 +126,7 @@ impl<O: ModuleOptim> Run<O> {
 
     /// With this clipping beside what it has.
     pub fn clipped(self, clip: GradientClip) -> Self {
-        let optim = self.optim.with_clipping(clip).unwrap();
+        let optim = self.optim.with_clipping(clip);
         Self { optim, ..self }
     }
 

@@ -7,12 +7,30 @@ const NEGATIVE: &str = "must be at least 0";
 const THRESHOLD: &str = "must be a threshold above 0";
 const NO_NUMBER: (&str, &str) = ("infinite or NaN", "must be a finite number");
 
+/// Why the first step is refused, and so is everything else that would use the optimizer.
+fn refusal<C: Clone>(fused: Fused<C>) -> Option<AmpError> {
+    let net = LinearConfig::new(2, 2).init(&Device::default());
+    let mut optim = ScaledOptimizer::new(fused.clone(), &MixedPrecision::f32());
+    let step = optim.try_step(0.1, net.clone(), GradientsParams::new());
+    let error = step.err().map(|failed| failed.error);
+    assert_eq!(fused.clone().into_inner().err(), error);
+    assert_eq!(ModuleOptim::to_record(&fused).err(), error);
+    if let Some(error) = &error {
+        let record = ScaledOptimizer::from(AdamConfig::new().init()).to_record();
+        assert_eq!(optim.load_record(record).err().as_ref(), Some(error));
+        let message = panic_message(|| fused.clone().step(0.1, net, GradientsParams::new()));
+        assert_eq!(message, error.to_string());
+    }
+    error
+}
+
 fn adam(config: AdamConfig) -> Option<AmpError> {
-    FusedAdam::new(config).err()
+    refusal(FusedAdam::new(config))
 }
 
 fn momentum(momentum: MomentumConfig) -> Option<AmpError> {
-    FusedSgd::new(SgdConfig::new().with_momentum(Some(momentum))).err()
+    let config = SgdConfig::new().with_momentum(Some(momentum));
+    refusal(FusedSgd::new(config))
 }
 
 /// A setting of this name has this value, which breaks this rule.
@@ -51,10 +69,13 @@ fn each_mistake_is_named() {
     }
     let new = AdamWConfig::new;
     let decayed = FusedAdamW::new(new().with_weight_decay(-0.5));
-    check(decayed.err(), "weight_decay", ("-0.5", NEGATIVE));
-    let group = FusedAdamW::new(new()).unwrap();
+    check(refusal(decayed), "weight_decay", ("-0.5", NEGATIVE));
+    let group = FusedAdamW::new(new());
     let group = group.with_group(ParamGroup::all(), new().with_beta_2(2.0));
-    check(group.err(), "beta_2", ("2", BETA));
+    check(refusal(group.clone()), "beta_2", ("2", BETA));
+    // The first counts.
+    let group = group.with_group(ParamGroup::all(), new().with_beta_1(2.0));
+    check(refusal(group), "beta_2", ("2", BETA));
 
     let new = AdamConfig::new;
     let zeros = new().with_beta_1(0.0).with_beta_2(0.0).with_epsilon(0.0);

@@ -78,10 +78,10 @@ pub fn groups() -> ScaledOptimizer<ModuleOptimizer> {
 
 /// Adam with everything around a step: windows of four micro-batches, clipping, averages.
 pub fn around() -> ScaledOptimizer<ModuleOptimizer> {
-    let optim = adam().with_accumulation(4).unwrap();
+    let optim = adam().with_accumulation(4);
     let clip = GradientClip::GlobalNorm(0.5);
     let ema = EmaConfig::new().with_momentum(0.75);
-    optim.with_clipping(clip).unwrap().with_ema(ema).unwrap()
+    optim.with_clipping(clip).with_ema(ema)
 }
 
 /// The micro-batch after those that went into the file: two windows are done, the third has two of its four.

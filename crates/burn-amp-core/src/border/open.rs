@@ -1,5 +1,14 @@
-//! The border of half precision: what is known of a scope that is open, and the casts over its border.
+//! Where half precision begins and ends: handles, scopes, regions and the casts between them.
 
+<<<<<<<< HEAD:crates/burn-amp-core/src/border.rs
+pub(crate) mod cast;
+pub(crate) mod dry_run;
+pub(crate) mod last_step;
+pub(crate) mod mixed_precision;
+pub(crate) mod observer;
+pub(crate) mod open;
+pub(crate) mod scope;
+========
 use burn::tensor::{DType, FloatDType};
 use burn_amp_kernels::{Factor, Watch};
 use std::sync::{Arc, Mutex, Once};
@@ -17,7 +26,8 @@ use crate::{
 };
 
 /// The factor between two sides, and its inverse, must be normal in f32, or gradients lose digits.
-const LARGEST: f64 = f64::from_bits((1023 + 126) << 52); // 2^126
+const MAX_EXPONENT: u32 = 126;
+const LARGEST: f64 = f64::from_bits((1023 + MAX_EXPONENT as u64) << 52);
 
 /// A scope that is open, or a part of one with a scale of its own.
 #[derive(Clone)]
@@ -104,7 +114,7 @@ impl Open {
     pub(crate) fn part(&self, rescale: &Rescale) -> Self {
         let mut region = self.region.clone();
         let mut factor = match &rescale.0 {
-            Rule::Fixed(k) => f64::from(*k).exp2(),
+            Rule::Fixed(exponent) => self.power_of_two(*exponent),
             Rule::Driven(driven) if self.amp.is_scaled() => {
                 let factor = self.amp.live().parts().enter(driven, self.dry.is_some());
                 region = Some(Arc::new(Region {
@@ -127,9 +137,19 @@ impl Open {
         Self {
             side,
             region,
-            shift: self.shift * factor,
+            shift: limited(self.shift * factor),
             ..self.clone()
         }
+    }
+
+    /// 2^exponent; 1 if that is refused.
+    fn power_of_two(&self, exponent: i32) -> f64 {
+        if exponent.unsigned_abs() > MAX_EXPONENT {
+            let allowed = format!("between -{MAX_EXPONENT} and {MAX_EXPONENT}");
+            self.refuse(AmpError::invalid("power_of_two", exponent, allowed));
+            return 1.0;
+        }
+        f64::from(exponent).exp2()
     }
 
     /// Looks at the output too: an overflow in the forward pass is not caused by the scale.
@@ -259,3 +279,4 @@ fn warn_of_a_loss(tensor: &AnyTensor) {
         });
     }
 }
+>>>>>>>> w-m:crates/burn-amp-core/src/border/open.rs

@@ -463,11 +463,11 @@ pub fn in_f32<I: CastFloat, R: CastFloat>(input: I, part: impl FnOnce(I) -> R) -
     region.run(input, part)
 }
 
-/// Runs a part of a half-precision model with a scale of its own: multiplies gradients by 2^k in the part, beside the loss scale, and takes that
+/// Runs a part of a half-precision model with a scale of its own: multiplies gradients by a factor in the part, beside the loss scale, and takes that
 /// back on the way out.
 ///
-/// For networks whose gradients span more than half precision holds, so that no loss scale serves all layers. `by` is a number k, or
-/// a [`Rescale`] with a name, whose factor moves by itself. Takes and returns what [`in_f32`] does. The forward pass is unchanged.
+/// For networks whose gradients span more than half precision holds, so that no loss scale serves all layers. `by` is a
+/// [`Rescale`]: a power of two, or a factor with a name that moves by itself. Takes and returns what [`in_f32`] does. The forward pass is unchanged.
 /// Gradients of parameters and of captured f32 tensors come out unscaled, those of the input as they would without the part. Half-precision tensors that come from
 /// outside the part go through `input`: one that the closure captures keeps the factor in its gradient, which [`MixedPrecision::check`] finds.
 ///
@@ -482,7 +482,7 @@ pub fn in_f32<I: CastFloat, R: CastFloat>(input: I, part: impl FnOnce(I) -> R) -
 ///
 /// ```
 /// use burn::{nn::LinearConfig, tensor::{Device, Tensor}};
-/// use burn_amp::{MixedPrecision, rescaled};
+/// use burn_amp::{MixedPrecision, Rescale, rescaled};
 ///
 /// let device = Device::flex().autodiff();
 /// let amp = MixedPrecision::f16();
@@ -490,18 +490,14 @@ pub fn in_f32<I: CastFloat, R: CastFloat>(input: I, part: impl FnOnce(I) -> R) -
 /// let head = amp.attach(LinearConfig::new(4, 1).init(&device));
 ///
 /// let output = amp.autocast(Tensor::<2>::ones([1, 4], &device), |x| {
-///     let hidden = rescaled(10, x, |x| trunk.forward(x)); // gradients times 2^10 in the trunk
+///     let hidden = rescaled(Rescale::power_of_two(10), x, |x| trunk.forward(x)); // gradients times 2^10 in the trunk
 ///     head.forward(hidden)
 /// });
 /// # let _ = output;
 /// ```
-pub fn rescaled<I: CastFloat, R: CastFloat>(
-    by: impl Into<Rescale>,
-    input: I,
-    part: impl FnOnce(I) -> R,
-) -> R {
+pub fn rescaled<I: CastFloat, R: CastFloat>(by: Rescale, input: I, part: impl FnOnce(I) -> R) -> R {
     let region = Region {
-        rescale: Some(by.into()),
+        rescale: Some(by),
         ..Region::default()
     };
     region.run(input, part)

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 
 use super::{Guard, GuardState};
 use crate::{
-    error::AmpError,
     optimizer::ScaledOptimizer,
     step::hook::{Hook, Proposed, State, Verdict},
     update::module_optim::ModuleOptim,
@@ -78,11 +77,9 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     ///
     /// More than [`max_consecutive_skips`](crate::GradScalerConfig::max_consecutive_skips) steps rejected in a row end the run.
     ///
-    /// # Errors
-    ///
-    /// [`AmpError::InvalidValue`], which names the field, its value and the allowed range.
-    pub fn with_guard(self, guard: Guard) -> Result<Self, AmpError> {
-        self.with_hook(GuardState::new(guard)?)
+    /// A setting that is out of its range is an error of the first [`try_step`](Self::try_step), which names the field.
+    pub fn with_guard(self, guard: Guard) -> Self {
+        self.with_checked_hook("with_guard", GuardState::new(guard))
     }
 
     /// The guard; none without [`with_guard`](Self::with_guard).

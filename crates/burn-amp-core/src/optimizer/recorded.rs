@@ -51,6 +51,7 @@ impl<O: ModuleOptim> ScaledOptimizer<O> {
     /// Why no step of this optimizer can be captured, if so.
     #[doc(hidden)]
     pub fn refuses_capture<M: Module>(&mut self, module: &M) -> Result<(), AmpError> {
+        self.check_settings()?;
         self.check_loaded(module)?;
         match self.cannot_record() {
             Some(what) => Err(refused(what)),

@@ -10,14 +10,14 @@ use crate::{
 
 /// What [`rescaled`](crate::rescaled) multiplies gradients by: a power of two that is fixed, or a factor that moves by a rule.
 ///
-/// A number `k` is 2^k, for good. The others have a name and a state, which all openings of one name share. It lives beside the
+/// A [`power_of_two`](Self::power_of_two) stays as it is. The others have a name and a state, which all openings of one name share. It lives beside the
 /// loss scale of the [`MixedPrecision`](crate::MixedPrecision), moves with its steps, and is in its records. Name parts after what they are: a
 /// name is found again in a record, the order in which parts are opened may change.
 ///
 /// ```
 /// use burn_amp::{GradScalerConfig, Rescale};
 ///
-/// let fixed = Rescale::from(12); // 2^12
+/// let fixed = Rescale::power_of_two(12); // 2^12
 /// let dynamic = Rescale::dynamic("trunk"); // from 1, by PyTorch's rule
 /// let eager = Rescale::dynamic("trunk")
 ///     .with_scaler(GradScalerConfig::new().with_init_scale(1.0).with_growth_interval(100))?;
@@ -43,14 +43,13 @@ pub(crate) struct Driven {
     pub(crate) adaloss: Option<AdaLoss>,
 }
 
-/// 2^k, for good.
-impl From<i32> for Rescale {
-    fn from(k: i32) -> Self {
-        Self(Rule::Fixed(k))
-    }
-}
-
 impl Rescale {
+    /// The factor 2^exponent, which stays as it is. An exponent below -126 or above 126 is refused by the scope in which the part opens, with
+    /// [`AmpError::InvalidValue`].
+    pub const fn power_of_two(exponent: i32) -> Self {
+        Self(Rule::Fixed(exponent))
+    }
+
     /// A factor that moves by a schedule of its own, from 1: PyTorch's, or another by [`with_scaler`](Self::with_scaler). Layer by layer, that is FairScale's `LayerwiseGradientScaler`.
     ///
     /// It backs off where the gradient overflows in this part first, and grows after finite steps. Where no loss scale is in use

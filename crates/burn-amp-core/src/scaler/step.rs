@@ -67,7 +67,9 @@ impl GradScaler {
         self.account().begin_call();
         self.unsettled.take(&grads.verdicts);
         // Gradients may have been changed since they were tested.
-        let entries = Entries::find(&module, Some(grads.params()), None, Some(&lr));
+        let checked = optim.check_settings();
+        let entries =
+            checked.and_then(|()| Entries::find(&module, Some(grads.params()), None, Some(&lr)));
         let decided = entries.and_then(|entries| {
             self.begin_step(entries.statistics);
             let decided = self.count_step(optim, grads, None);

@@ -42,7 +42,7 @@
 //! let device = Device::flex().autodiff();
 //! let amp = MixedPrecision::f16();
 //! let (model, optim) = amp.prepare(LinearConfig::new(4, 2).init(&device), SgdConfig::new().init());
-//! let mut optim = optim.with_hook(Jump { times: 10.0, before: None })?;
+//! let mut optim = optim.with_hook(Jump { times: 10.0, before: None });
 //!
 //! let output = amp.autocast(Tensor::<2>::ones([8, 4], &device), |x| model.forward(x));
 //! let grads = GradientsParams::from_grads(output.mean().backward(), &model);

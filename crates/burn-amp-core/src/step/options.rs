@@ -27,12 +27,42 @@ pub struct StepOptions {
     pub hooks: Hooks,
     /// The loss of the next call, if it was told.
     pub(crate) loss: Option<f64>,
+    /// Settings that were refused, by the methods that were given them. No step is made with them.
+    refused: Vec<(&'static str, AmpError)>,
 }
 
 /// Gradients to step with, and what they are multiplied by first.
 pub(crate) type Decided = (GradientsParams, Factors);
 
 impl StepOptions {
+    /// The first setting that was refused, unless another has taken its place.
+    pub fn check(&self) -> Result<(), AmpError> {
+        match self.refused.first() {
+            Some((_, error)) => Err(error.clone()),
+            None => Ok(()),
+        }
+    }
+
+    /// A setting that was checked, and is added to others. What is wrong with it is kept.
+    pub(crate) fn added<T>(
+        &mut self,
+        method: &'static str,
+        checked: Result<T, AmpError>,
+    ) -> Option<T> {
+        let refused = |error| self.refused.push((method, error));
+        checked.map_err(refused).ok()
+    }
+
+    /// As [`added`](Self::added), of a setting that takes the place of the one before, and of what was wrong with that.
+    pub(crate) fn replaced<T>(
+        &mut self,
+        method: &'static str,
+        checked: Result<T, AmpError>,
+    ) -> Option<T> {
+        self.refused.retain(|(other, _)| *other != method);
+        self.added(method, checked)
+    }
+
     /// The state of a scaler, and of what is kept here.
     pub fn record_with(&self, scaler: &GradScaler) -> AmpRecord {
         let mut record = scaler.to_record();

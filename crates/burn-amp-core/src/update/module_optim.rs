@@ -89,6 +89,12 @@ pub trait ModuleOptim {
         Ok(())
     }
 
+    /// What is wrong with its settings, if anything: asked before each step, and before a state is loaded.
+    #[doc(hidden)]
+    fn check_settings(&self) -> Result<(), AmpError> {
+        Ok(())
+    }
+
     /// The f32 values of half-precision parameters, where the optimizer keeps them: averages are taken of those. By default none.
     #[doc(hidden)]
     fn masters(&self) -> ParamTensors {
@@ -154,6 +160,10 @@ impl<O: ModuleOptim> ModuleOptim for &mut O {
     }
 
     records_of!(self => **self);
+
+    fn check_settings(&self) -> Result<(), AmpError> {
+        (**self).check_settings()
+    }
 
     fn masters(&self) -> ParamTensors {
         (**self).masters()

@@ -107,16 +107,14 @@ impl Case {
 }
 
 pub fn all(width: usize) -> Vec<Case> {
-    let clip = |clip: GradientClip| {
-        move |optim: ScaledOptimizer<_>| optim.with_clipping(clip).expect("valid")
-    };
+    let clip = |clip: GradientClip| move |optim: ScaledOptimizer<_>| optim.with_clipping(clip);
     let window = |rule| {
         move |optim: ScaledOptimizer<_>| {
             let config = AccumulationConfig::new(WINDOW).with_skip_micro_batch(rule);
-            optim.with_accumulation(config).expect("valid")
+            optim.with_accumulation(config)
         }
     };
-    let ema = |optim: ScaledOptimizer<_>| optim.with_ema(EmaConfig::new()).expect("valid");
+    let ema = |optim: ScaledOptimizer<_>| optim.with_ema(EmaConfig::new());
     let global = |max_norm| GradientClip::GlobalNorm(max_norm);
     let norm = GradientClip::Norm(MAX_NORM);
     let value = GradientClip::Value(1e-12);

@@ -115,7 +115,7 @@ fn captured<N: Network>(network: &N, batch: N::Batch) -> Step {
 }
 
 fn adam() -> FusedAdam {
-    FusedAdam::new(AdamConfig::new()).expect("the defaults are valid")
+    FusedAdam::new(AdamConfig::new())
 }
 
 fn table<N: Network>(name: &str, network: &N, batch: N::Batch, rounds: usize, device: &Device) {

@@ -1,14 +1,5 @@
-//! Where half precision begins and ends: handles, scopes, regions and the casts between them.
+//! The border of half precision: what is known of a scope that is open, and the casts over its border.
 
-<<<<<<<< HEAD:crates/burn-amp-core/src/border.rs
-pub(crate) mod cast;
-pub(crate) mod dry_run;
-pub(crate) mod last_step;
-pub(crate) mod mixed_precision;
-pub(crate) mod observer;
-pub(crate) mod open;
-pub(crate) mod scope;
-========
 use burn::tensor::{DType, FloatDType};
 use burn_amp_kernels::{Factor, Watch};
 use std::sync::{Arc, Mutex, Once};
@@ -279,4 +270,3 @@ fn warn_of_a_loss(tensor: &AnyTensor) {
         });
     }
 }
->>>>>>>> w-m:crates/burn-amp-core/src/border/open.rs

@@ -1,0 +1,9 @@
+//! Where half precision begins and ends: handles, scopes, regions and the casts between them.
+
+pub(crate) mod cast;
+pub(crate) mod dry_run;
+pub(crate) mod last_step;
+pub(crate) mod mixed_precision;
+pub(crate) mod observer;
+pub(crate) mod open;
+pub(crate) mod scope;

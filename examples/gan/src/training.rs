@@ -1,7 +1,6 @@
 //! Both ways to update two networks with one loss scale.
 
 use burn::{
-    module::Module,
     optim::{AdamConfig, GradientsParams},
     tensor::{Device, Distribution, FloatDType, Tensor, activation::softplus},
 };

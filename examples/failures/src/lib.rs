@@ -3,7 +3,6 @@
 pub mod network;
 
 use burn::{
-    module::Module,
     nn::loss::CrossEntropyLossConfig,
     optim::{AdamConfig, GradientsParams},
     tensor::{Device, Tensor},

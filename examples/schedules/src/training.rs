@@ -1,7 +1,6 @@
 //! A run: one program, one schedule, one guard.
 
 use burn::{
-    module::Module,
     optim::{AdamConfig, GradientsParams, SgdConfig, momentum::MomentumConfig},
     tensor::Device,
 };

@@ -48,6 +48,20 @@ impl Line {
             false => (i32::MAX, 0),
         }
     }
+
+    fn draw(&self, points: &[(f64, f64)], chart: &mut Chart<'_, '_>) -> Drawn {
+        let (color, points) = (self.color(), points.iter().copied());
+        let (dash, gap) = self.dash();
+        match points.len() {
+            // A line of one point is none.
+            1 => chart.draw_series(points.map(|point| Circle::new(point, 3, color.filled())))?,
+            _ => {
+                let style = color.stroke_width(2);
+                chart.draw_series(DashedLineSeries::new(points, dash, gap, style))?
+            }
+        };
+        Ok(())
+    }
 }
 
 /// How the values of a chart are spread.
@@ -135,18 +149,7 @@ pub(crate) fn lines(
         let mut order = Vec::from_iter(&drawn);
         order.sort_by_key(|(line, _)| line.is_dashed);
         for (line, points) in order {
-            let (color, points) = (line.color(), points.iter().copied());
-            let (dash, gap) = line.dash();
-            match points.len() {
-                // A line of one point is none.
-                1 => {
-                    chart.draw_series(points.map(|point| Circle::new(point, 3, color.filled())))?
-                }
-                _ => {
-                    let style = color.stroke_width(2);
-                    chart.draw_series(DashedLineSeries::new(points, dash, gap, style))?
-                }
-            };
+            line.draw(points, chart)?;
         }
         match drawn.len() {
             1 => Ok(()),

@@ -78,7 +78,7 @@ fn what_clipping_measures_anew_is_in_the_status() {
     for (grads, norm) in [
         (unscaled(1.0), 5.0),
         (unscaled(1.0).mul_scalar(3.0), 15.0),
-        (unscaled(1.0).add(unscaled(1.0)), 10.0),
+        (unscaled(1.0) + unscaled(1.0), 10.0),
     ] {
         let clip = [GradientClip::GlobalNorm(1.0), GradientClip::Norm(1.0)];
         let [grads, each] = clip.map(|clip| grads.clone().clip(&clip).unwrap());
@@ -166,11 +166,11 @@ fn a_sum_has_what_is_known_of_both() {
     let some = || grads(norm(1.0));
     assert!(zeros().status().is_all_zero());
     // One of the two is not zero: the sum is not.
-    for sum in [zeros().add(some()), some().add(zeros())] {
+    for sum in [zeros() + some(), some() + zeros()] {
         assert!(!sum.status().is_all_zero());
         assert_eq!(sum.status().zeros(), 9);
     }
-    assert!(zeros().add(zeros()).status().is_all_zero());
+    assert!((zeros() + zeros()).status().is_all_zero());
 
     // A gradient that only the other has is counted with its own numbers.
     let [mut weight, mut bias] = [(); 2].map(|()| trial().gradients((WEIGHT, BIAS)));
@@ -178,7 +178,7 @@ fn a_sum_has_what_is_known_of_both() {
     weight.params_mut().remove::<1>(model.bias.id);
     bias.params_mut().remove::<2>(model.weight.id);
     let [weight, bias] = [weight, bias].map(|g| trial().optim.unscale(g, &model).unwrap());
-    let sum = weight.add(bias);
+    let sum = weight + bias;
     let status = sum.status();
     assert_eq!((status.gradients(), status.elements()), (2, 10));
     assert_eq!((status.zeros(), status.max_abs()), (8, 4.0));
@@ -197,7 +197,7 @@ fn a_sum_with_gradients_that_the_scale_has_not_seen_teaches_it() {
     let bad = model.gradients(all(f32::INFINITY), 1024.0);
     let bad = scaler.unscale(bad, &model).unwrap();
     assert!(bad.has_overflow());
-    let sum = full.unwrap().add(bad);
+    let sum = full.unwrap() + bad;
     let same = scaler.step(&mut optim, 1.0, model, sum);
     scaler.update().unwrap();
     assert_eq!(same.values(), [0.0; 10]);

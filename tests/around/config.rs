@@ -2,12 +2,12 @@
 
 use crate::support::*;
 
-/// The optimizer of a configuration, at a loss scale of its own.
+/// The optimizer of a configuration, in its precision.
 fn init<O: ModuleOptim>(
     config: &ScaledOptimizerConfig,
     optim: O,
 ) -> Result<ScaledOptimizer<O>, AmpError> {
-    config.init(optim, config.scaler.init()?)
+    config.init(optim, &config.precision()?)
 }
 
 fn sgd() -> ModuleOptimizer {
@@ -22,24 +22,47 @@ fn by_default_there_is_nothing_around_the_step() {
     assert_eq!(optim.scaler().growth_interval(), 2000);
 }
 
-/// The loss scale is that of the handle, which must have been given the same settings.
+/// The loss scale is that of the handle, which has been given the settings.
 #[test]
 fn with_mixed_precision() {
     let config = ScaledOptimizerConfig::new()
-        .with_scaler(at_scale(8.0))
+        .with_scaler(Some(at_scale(8.0)))
         .with_accumulation(Some(AccumulationConfig::new(3)));
-    let amp = MixedPrecision::f16();
-    let error = config.init(sgd(), &amp).unwrap_err();
-    is_error(&error, "InvalidValue { field: \"scaler\"", []);
-    let other = GradScalerConfig::new().init().unwrap();
-    assert!(config.init(sgd(), other).is_err());
-    let amp = amp.with_scaler(config.scaler).unwrap();
+    let amp = config.precision().unwrap();
+    assert_eq!(amp.dtype(), FloatDType::F16);
     let optim = config.init(sgd(), &amp).unwrap();
     assert_eq!(optim.scaler().loss_scale(), 8.0);
     assert_eq!(optim.window().unwrap().config().micro_batches, 3);
     // Any optimizer will do.
     let masters = MasterWeights::new(AdamConfig::new().build());
     assert!(config.init(masters, &amp).is_ok());
+}
+
+/// bf16 has no loss scale, unless the configuration has one. A file may leave both out, as those of before the precision was a setting.
+#[test]
+fn the_precision_of_a_file() {
+    let load = |text: &str| ScaledOptimizerConfig::load_binary(text.as_bytes()).unwrap();
+    let scaler = r#""scaler": {"init_scale": 8}"#;
+    for (text, dtype, scale) in [
+        ("{}".to_string(), FloatDType::F16, 65536.0),
+        (format!("{{{scaler}}}"), FloatDType::F16, 8.0),
+        (
+            r#"{"precision": "BF16"}"#.to_string(),
+            FloatDType::BF16,
+            1.0,
+        ),
+        (
+            format!(r#"{{"precision": "BF16", {scaler}}}"#),
+            FloatDType::BF16,
+            8.0,
+        ),
+    ] {
+        let config = load(&load(&text).to_string());
+        let amp = config.precision().unwrap();
+        assert_eq!((amp.dtype(), amp.loss_scale()), (dtype, scale), "{text}");
+        let optim = config.init(sgd(), &amp).unwrap();
+        assert!(optim.scaler().precision().unwrap().is(&amp));
+    }
 }
 
 /// What cannot be used is not hidden by a file either, and the format of the others stays.
@@ -81,7 +104,7 @@ fn no_call_uses_a_wrong_setting() {
     assert!(wrong().window().is_none() && wrong().clipping().is_none());
 
     let model = Trial::new(wrong()).model;
-    let grads = || wrong().scaler().scaled(GradientsParams::new()).unwrap();
+    let grads = || scaled_by_hand(wrong().scaler(), GradientsParams::new());
     let multi = MultiGradientsParams { grads: Vec::new() };
     let record = sgd_under(at_scale(8.0)).to_record();
     let host = Device::flex();
@@ -129,7 +152,7 @@ fn a_wrong_setting_is_named() {
         new().with_accumulation(Some(AccumulationConfig::new(0))),
         new().with_ema(Some(ema.clone().with_momentum(2.0))),
         new().with_ema(Some(ema.with_overwrite_frequency(Some(0)))),
-        new().with_scaler(scaler),
+        new().with_scaler(Some(scaler)),
     ];
     let messages = wrong.map(|config| init(&config, sgd()).unwrap_err().to_string());
     let expected = [

@@ -313,7 +313,7 @@ fn a_wrong_setting_is_named() {
         let error = first_error(sgd().with_guard(guard));
         let config = ScaledOptimizerConfig::new().with_guard(Some(guard));
         let inner = SgdConfig::new().init();
-        let found = config.init(inner, config.scaler.init().unwrap());
+        let found = config.init(inner, &config.precision().unwrap());
         assert_eq!(found.unwrap_err(), error);
         assert_eq!(guard.replay([]).unwrap_err(), error);
         error.to_string()
@@ -349,7 +349,7 @@ fn it_goes_through_json() {
         let load = |text: &str| ScaledOptimizerConfig::load_binary(text.as_bytes());
         let loaded = load(&text).unwrap();
         assert_eq!(loaded.guard, Some(guard));
-        let scaler = loaded.scaler.init().unwrap();
+        let scaler = &loaded.precision().unwrap();
         let optim = loaded.init(SgdConfig::new().init(), scaler).unwrap();
         assert_eq!(optim.guard(), Some(&guard));
         assert!(load(&text.replace("original", "originall")).is_err());

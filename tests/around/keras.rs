@@ -108,7 +108,7 @@ impl Run {
         // Keras's LossScaleOptimizer switches its inner optimizer's `loss_scale_factor` off: its own scale counts.
         let scaler = at_scale(self.initial_scale).with_growth_interval(self.dynamic_growth_steps);
         let config = ScaledOptimizerConfig::new()
-            .with_scaler(scaler)
+            .with_scaler(Some(scaler))
             .with_clip(clip)
             .with_accumulation(options.gradient_accumulation_steps.map(windows))
             .with_ema(ema);
@@ -116,7 +116,7 @@ impl Run {
         let path = folder.path().join("config.json");
         config.save(&path).unwrap();
         let loaded = ScaledOptimizerConfig::load(&path).unwrap();
-        let scaler = loaded.scaler.init().unwrap();
+        let scaler = loaded.scaler.unwrap().init().unwrap();
         (loaded.init(inner, scaler).unwrap(), lr)
     }
 }

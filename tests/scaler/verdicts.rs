@@ -175,7 +175,7 @@ fn a_verdict_counts_once() {
         },
         |run| run.scaler.discard(run.grads(true)).unwrap(),
         |run| {
-            let sum = run.grads(false).add(run.grads(true));
+            let sum = run.grads(false) + run.grads(true);
             run.scaler.discard(sum).unwrap();
         },
     ];

@@ -343,7 +343,7 @@ impl Hook for Ema {
         if let Some(state) = state {
             let EmaState { updates } = state.values()?;
             restored.updates = match updates {
-                0 if state.tensors.len() > 0 => {
+                0 if !state.tensors.is_empty() => {
                     return Err("it holds averages of no updates".to_string());
                 }
                 // The next update counts one more.

@@ -13,7 +13,7 @@ use burn::{
     tensor::{DType, Device, Tensor},
 };
 use burn_amp_kernels::{TensorStatus, UnsupportedDType};
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, ops::Add, sync::Arc};
 
 use crate::{
     gradients::entries::{Entries, Entry, measure, summarize},
@@ -297,15 +297,6 @@ impl UnscaledGradients {
         self
     }
 
-    /// Adds other gradients to these: of another loss, of a penalty. As [`add_weighted`](Self::add_weighted) with a weight of 1.
-    ///
-    /// # Panics
-    ///
-    /// If the two gradients of a parameter differ in shape or device.
-    pub fn add(self, other: Self) -> Self {
-        self.add_weighted(other, 1.0)
-    }
-
     /// Adds `weight` times other gradients to these. Does not wait for the device.
     ///
     /// Taken in f32 for f16 and bf16 gradients (f64 for f64 ones); a sum has the dtype that the gradient of `self` had. A
@@ -409,6 +400,15 @@ pub enum StepGradients {
 impl From<GradientsParams> for StepGradients {
     fn from(grads: GradientsParams) -> Self {
         Self::Plain(grads)
+    }
+}
+
+/// The sum of two losses' gradients: [`add_weighted`](UnscaledGradients::add_weighted) with a weight of 1, and its panics.
+impl Add for UnscaledGradients {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        self.add_weighted(other, 1.0)
     }
 }
 

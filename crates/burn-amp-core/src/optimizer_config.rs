@@ -1,95 +1,119 @@
-use burn::{config::Config, module::ParamGroup};
+use burn::{
+    config::{Config, config_to_json},
+    module::ParamGroup,
+    tensor::FloatDType,
+};
+use serde::{Deserialize, Serialize};
 
 use crate::{
-    ema::EmaConfig, error::AmpError, gradients::clip::GradientClip, guard::Guard,
-    optimizer::ScaledOptimizer, scale::loss_scale::GradScalerConfig, scaler::GradScaler,
-    scaler::accumulation::AccumulationConfig, update::module_optim::ModuleOptim,
+    border::mixed_precision::MixedPrecision,
+    ema::EmaConfig,
+    error::AmpError,
+    gradients::clip::GradientClip,
+    guard::Guard,
+    optimizer::ScaledOptimizer,
+    scale::loss_scale::{GradScalerConfig, settings},
+    scaler::GradScaler,
+    scaler::accumulation::AccumulationConfig,
+    update::module_optim::ModuleOptim,
 };
 
-/// What a [`ScaledOptimizer`] adds to an optimizer, in one Burn [`Config`] that is saved to and loaded from JSON: the loss scale,
-/// clipping, a guard, accumulation and averages.
-///
-/// What Keras's `LossScaleOptimizer` takes, under Burn's names. Put it into your program's
-/// configuration, beside that of the optimizer, which has the weight decay.
-///
-/// ```
-/// use burn::{config::Config, optim::AdamWConfig};
-/// use burn_amp::{AccumulationConfig, EmaConfig, GradScalerConfig, MixedPrecision, ScaledOptimizerConfig};
-///
-/// #[derive(Config, Debug)]
-/// struct TrainingConfig {
-///     optimizer: AdamWConfig,
-///     scaled: ScaledOptimizerConfig,
-/// }
-///
-/// let scaled = ScaledOptimizerConfig::new()
-///     .with_scaler(GradScalerConfig::new().with_growth_interval(500))
-///     .with_accumulation(Some(AccumulationConfig::new(4)))
-///     .with_ema(Some(EmaConfig::new().with_momentum(0.999)));
-/// let config = TrainingConfig::new(AdamWConfig::new().with_weight_decay(0.01), scaled);
-///
-/// let amp = MixedPrecision::f16().with_scaler(config.scaled.scaler.clone())?;
-/// let optim = config.scaled.init(config.optimizer.init(), &amp)?;
-/// assert_eq!(optim.window().unwrap().config().micro_batches, 4);
-///
-/// let path = std::env::temp_dir().join(format!("training-{}.json", std::process::id()));
-/// config.save(&path)?;
-/// let same = TrainingConfig::load(&path)?;
-/// assert_eq!(same.to_string(), config.to_string());
-/// # std::fs::remove_file(path)?;
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Config, Debug)]
-pub struct ScaledOptimizerConfig {
-    /// The loss scale, for [`MixedPrecision::with_scaler`](crate::MixedPrecision::with_scaler), or for
-    /// [`GradScalerConfig::init`] where parameters are in half precision.
-    #[config(default = "GradScalerConfig::new()")]
-    pub scaler: GradScalerConfig,
-    /// How the gradients of all parameters are clipped.
-    pub clip: Option<GradientClip>,
+settings! {
+    /// What a [`ScaledOptimizer`] adds to an optimizer, in one Burn [`Config`] that is saved to and loaded from JSON: the precision, the loss
+    /// scale, clipping, a guard, accumulation and averages.
+    ///
+    /// What Keras's `LossScaleOptimizer` takes, under Burn's names. Put it into your program's
+    /// configuration, beside that of the optimizer, which has the weight decay.
+    ///
+    /// ```
+    /// use burn::{config::Config, optim::AdamWConfig};
+    /// use burn_amp::{AccumulationConfig, EmaConfig, GradScalerConfig, ScaledOptimizerConfig};
+    ///
+    /// #[derive(Config, Debug)]
+    /// struct TrainingConfig {
+    ///     optimizer: AdamWConfig,
+    ///     scaled: ScaledOptimizerConfig,
+    /// }
+    ///
+    /// let scaled = ScaledOptimizerConfig::new()
+    ///     .with_scaler(Some(GradScalerConfig::new().with_growth_interval(500)))
+    ///     .with_accumulation(Some(AccumulationConfig::new(4)))
+    ///     .with_ema(Some(EmaConfig::new().with_momentum(0.999)));
+    /// let config = TrainingConfig::new(AdamWConfig::new().with_weight_decay(0.01), scaled);
+    ///
+    /// let amp = config.scaled.precision()?;
+    /// let optim = config.scaled.init(config.optimizer.init(), &amp)?;
+    /// assert_eq!(optim.window().unwrap().config().micro_batches, 4);
+    ///
+    /// let path = std::env::temp_dir().join(format!("training-{}.json", std::process::id()));
+    /// config.save(&path)?;
+    /// let same = TrainingConfig::load(&path)?;
+    /// assert_eq!(same.to_string(), config.to_string());
+    /// # std::fs::remove_file(path)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// A setting that the JSON does not name has its default.
+    #[derive(Clone, Debug, Serialize, Deserialize)]
+    #[serde(default)]
+    ScaledOptimizerConfig:
+    /// In what scopes compute; default f16. Of no effect where parameters are in half precision themselves.
+    precision, with_precision: FloatDType = FloatDType::F16,
+    /// The loss scale; default none: that of the precision, which is PyTorch's for f16, and no scale for the others.
+    scaler, with_scaler: Option<GradScalerConfig> = None,
+    /// How the gradients of all parameters are clipped; default none.
+    clip, with_clip: Option<GradientClip> = None,
     /// How those of some parameters are clipped instead; the last that matches counts.
-    #[config(default = "Vec::new()")]
-    pub clip_groups: Vec<(ParamGroup, GradientClip)>,
-    /// What is done about steps far outside of what was usual.
-    pub guard: Option<Guard>,
-    /// Micro-batches to a step.
-    pub accumulation: Option<AccumulationConfig>,
-    /// Averages of the weights.
-    pub ema: Option<EmaConfig>,
+    clip_groups, with_clip_groups: Vec<(ParamGroup, GradientClip)> = Vec::new(),
+    /// What is done about steps far outside of what was usual; default none.
+    guard, with_guard: Option<Guard> = None,
+    /// Micro-batches to a step; default none.
+    accumulation, with_accumulation: Option<AccumulationConfig> = None,
+    /// Averages of the weights; default none.
+    ema, with_ema: Option<EmaConfig> = None,
 }
 
-impl Default for ScaledOptimizerConfig {
-    fn default() -> Self {
-        Self::new()
+impl Config for ScaledOptimizerConfig {}
+
+impl std::fmt::Display for ScaledOptimizerConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&config_to_json(self))
     }
 }
 
 impl ScaledOptimizerConfig {
-    /// Checks the settings and puts them around an optimizer: Burn's own (`AdamConfig::init`, with its groups),
-    /// [`MasterWeights`](crate::MasterWeights), or your own.
-    ///
-    /// `scaler` is what [`ScaledOptimizer::new`] takes: a [`MixedPrecision`](crate::MixedPrecision) with the settings of
-    /// [`scaler`](Self::scaler), or, for parameters in half precision, `config.scaler.init()?`.
+    /// f16 with PyTorch's loss scale, and nothing else.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The precision of these settings, with its loss scale, as a new handle: for the model's scopes, and for [`init`](Self::init).
     ///
     /// # Errors
     ///
-    /// [`AmpError::InvalidValue`], which names the field, its value and the allowed range; also if `scaler` has other settings
-    /// than these.
+    /// [`AmpError::InvalidValue`] for a setting of the scaler, as [`MixedPrecision::with_scaler`].
+    pub fn precision(&self) -> Result<MixedPrecision, AmpError> {
+        let amp = MixedPrecision::new(self.precision);
+        match self.scaler {
+            Some(scaler) => amp.with_scaler(scaler),
+            None => Ok(amp),
+        }
+    }
+
+    /// Checks the settings and puts them around an optimizer: Burn's own (`AdamConfig::init`, with its groups),
+    /// [`MasterWeights`](crate::MasterWeights), or your own.
+    ///
+    /// `scaler` is what [`ScaledOptimizer::new`] takes: the handle that [`precision`](Self::precision) has made, which has the settings of the
+    /// scaler; or, for parameters in half precision, a [`GradScaler`].
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidValue`], which names the field, its value and the allowed range.
     pub fn init<O: ModuleOptim>(
         &self,
         optim: O,
         scaler: impl Into<GradScaler>,
     ) -> Result<ScaledOptimizer<O>, AmpError> {
-        let scaler = scaler.into();
-        self.scaler.schedule()?;
-        if scaler.config() != self.scaler {
-            let allowed = "with these settings: make it by `MixedPrecision::with_scaler(config.scaler)`, or by `config.scaler.init()`";
-            return Err(AmpError::refused(
-                "scaler",
-                "one with other settings",
-                allowed,
-            ));
-        }
         let mut optim = ScaledOptimizer::new(optim, scaler);
         if let Some(clip) = self.clip {
             optim = optim.with_clipping(clip);

@@ -144,7 +144,7 @@ impl AmpRecord {
     /// Refuses to drop the tensors of a hook that is not here.
     pub(crate) fn check_left_hooks(&self) -> Result<(), AmpError> {
         let mut states = self.hooks.iter();
-        match states.find(|(_, state)| state.tensors.len() > 0) {
+        match states.find(|(_, state)| !state.tensors.is_empty()) {
             Some((name, _)) => Err(self.misfit(format!(
                 "it holds the state of the hook `{name}`, which is not here: add the hook, or drop the state with \
                  `AmpRecord::without_hook`"

@@ -389,7 +389,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
         let record = (self.worker).send(move |update| update.record(trained.as_ref()));
         match record.and_then(Pending::wait) {
             Ok(mut record) => {
-                if self.stored.len() > 0 {
+                if !self.stored.is_empty() {
                     record.put_masters(self.stored.clone());
                 }
                 record
@@ -492,7 +492,7 @@ impl<O: ModuleOptim + Send + 'static> PipelinedOptimizer<O> {
     /// Hands a module over, of which masters are to be kept.
     fn begin<M: Module + 'static>(&mut self, module: &M) -> Result<(), AmpError> {
         let trained = masters::trained(module);
-        if self.stored.len() > 0 {
+        if !self.stored.is_empty() {
             masters::check_stored(&trained, &self.stored)?;
         }
         let (own, stored) = (module.clone(), std::mem::take(&mut self.stored));

@@ -58,7 +58,7 @@ impl<O: ModuleOptim> Update<O> {
         stored: &ParamTensors,
     ) -> Updated {
         let masters = masters::masters_of(&module, trained, &self.host, stored);
-        let image = (stored.len() > 0).then(|| images_of(masters.parameters(), trained));
+        let image = (!stored.is_empty()).then(|| images_of(masters.parameters(), trained));
         self.masters = Some(Box::new(masters));
         self.updated(Ok(()), image)
     }

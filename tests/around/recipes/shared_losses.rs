@@ -51,8 +51,8 @@ fn unscaled_apart_to_weigh_or_clip_each() {
         });
         assert_eq!(second.status().gradients(), 1);
         let sum = match turned {
-            false => first.add(second),
-            true => second.add(first),
+            false => first + second,
+            true => second + first,
         };
         assert_eq!(sum.parameters().count(), 2);
         run.take_unscaled(sum);

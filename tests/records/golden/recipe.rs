@@ -49,7 +49,7 @@ pub fn scaled_config() -> ScaledOptimizerConfig {
         .with_overwrite_frequency(Some(3))
         .with_validation(true);
     ScaledOptimizerConfig::new()
-        .with_scaler(config())
+        .with_scaler(Some(config()))
         .with_clip(Some(GradientClip::GlobalNorm(1.5)))
         .with_clip_groups(groups)
         .with_accumulation(Some(window))

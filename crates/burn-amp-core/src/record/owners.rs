@@ -65,7 +65,7 @@ impl WindowState {
         let mut window: Self = state.values()?;
         window.sums = state.tensors.clone();
         let losses = window.losses.mean();
-        let is_empty = window.sums.len() == 0 && window.scale.is_none() && losses.is_none();
+        let is_empty = window.sums.is_empty() && window.scale.is_none() && losses.is_none();
         if window.len == 0 && !is_empty {
             return Err("it holds sums of no micro-batches".to_string());
         }

@@ -127,7 +127,7 @@ impl State {
             return Err(container.damaged(reason));
         }
         let json = container.metadata.remove(&key_of(name));
-        let is_there = json.is_some() || found.len() > 0;
+        let is_there = json.is_some() || !found.is_empty();
         Ok(is_there.then(|| Self {
             json: json.unwrap_or_else(|| NO_VALUES.to_string()),
             tensors: found,

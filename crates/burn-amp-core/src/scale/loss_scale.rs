@@ -26,6 +26,7 @@ use crate::{
     values::number,
 };
 use config::checked_scale;
+pub(crate) use config::settings;
 use state::{Driver, State};
 use stored::Stored;
 

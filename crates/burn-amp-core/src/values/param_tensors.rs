@@ -114,6 +114,11 @@ impl ParamTensors {
         self.tensors.len()
     }
 
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.tensors.is_empty()
+    }
+
     pub(crate) fn ids(&self) -> impl Iterator<Item = ParamId> {
         self.tensors.keys().copied()
     }

@@ -8,8 +8,6 @@ use crate::{
     scaler::GradScaler,
 };
 
-const HISTORIES: u32 = 1_000_000;
-
 /// A generator of numbers that is the same everywhere: xorshift64*.
 struct Random(u64);
 
@@ -36,8 +34,18 @@ fn torch(scale: f32, tracker: u32, overflow: bool, interval: u32) -> (f32, u32) 
 
 #[test]
 fn the_scale_follows_the_update_rule() {
+    follows(10_000);
+}
+
+#[test]
+#[ignore = "slow"]
+fn sweep_the_scale_follows_the_update_rule() {
+    follows(1_000_000);
+}
+
+fn follows(histories: u32) {
     let mut random = Random(42);
-    for _ in 0..HISTORIES {
+    for _ in 0..histories {
         let interval = 1 + random.below(4) as u32;
         let first = f32::from_bits((100 + random.below(154) as u32) << 23);
         let config = GradScalerConfig {

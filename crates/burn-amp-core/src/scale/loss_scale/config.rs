@@ -35,6 +35,8 @@ macro_rules! settings {
     };
 }
 
+pub(crate) use settings;
+
 settings! {
     /// The settings of a loss scale and of its [`GradScaler`](crate::GradScaler): PyTorch's names and defaults, then more.
     ///

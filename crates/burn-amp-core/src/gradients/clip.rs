@@ -158,7 +158,7 @@ impl UnscaledGradients {
     /// The norms are those that the unscaling pass has found, so there is no second pass to find them. Gradients within their
     /// threshold are not touched; others are multiplied or limited on their device, and keep shape and dtype. Does not wait for
     /// the device, with one exception: gradients that were changed since (by [`map`](Self::map),
-    /// [`mul_scalar`](Self::mul_scalar), [`add`](Self::add), [`params_mut`](Self::params_mut), or by clipping before) and those
+    /// [`mul_scalar`](Self::mul_scalar), [`add_weighted`](Self::add_weighted), [`params_mut`](Self::params_mut), or by clipping before) and those
     /// of a disabled scaler are measured first, in one pass and one wait, and the status is that of this pass.
     ///
     /// Gradients that overflow stay as they are: the step is skipped, and clipping an infinity would hide it. That holds

@@ -49,7 +49,6 @@
 //! let model = optim.step(0.1, model, grads);
 //! assert!(optim.hook::<Jump>().unwrap().before.is_some());
 //! # let _ = model;
-//! # Ok::<(), burn_amp::AmpError>(())
 //! ```
 
 mod list;

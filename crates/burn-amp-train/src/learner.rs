@@ -29,10 +29,10 @@ pub(super) fn learner<M: LearnerModel>(
     }
     let LearnerOptimizer(parts) = optim;
     let parts = parts?;
-    amp.set_in_learner(true);
     let mut scaler = parts.scaler.unwrap_or_else(|| amp.into());
     let is_pipelined = parts.kind.thread.is_some();
     check_options(amp, &scaler, &parts.options, is_pipelined)?;
+    amp.set_in_learner(true);
     if parts.kind.fused || is_pipelined {
         log::info!(
             "the optimizer steps the model by itself, and calls no `TrainStep::optimize` that the model may have of its own; a fused one \

@@ -40,10 +40,7 @@ pub trait LearnerExt {
         // Of a run before this one.
         run::forget_failure(self.handle());
         let learner = self.learner(model.clone(), optim, lr_scheduler);
-        let learner = learner.map_err(|error| {
-            self.handle().set_in_learner(false);
-            StepError::new(model, error)
-        })?;
+        let learner = learner.map_err(|error| StepError::new(model, error))?;
         let result = self.training(training).launch(learner);
         self.handle().set_in_learner(false);
         let failed = self.run_result().and(match &result.error {

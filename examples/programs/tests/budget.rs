@@ -130,25 +130,34 @@ fn each_program_keeps_its_budget() {
     }
 }
 
-/// The diffs that the README shows are those of the files, whole, and so are the numbers in its table.
-#[test]
-fn the_readme_is_right() {
-    let readme = include_str!("../README.md");
-    let blocks = readme.split("```diff\n").skip(1);
+/// The diffs that a page shows, one for each of these programs, are those of the files, whole.
+fn shows(page: &str, programs: &[&str]) {
+    let blocks = page.split("```diff\n").skip(1);
     let shown: Vec<&str> = blocks.flat_map(|block| block.split("```").next()).collect();
-    assert_eq!(shown.len(), 2);
-    for (shown, program) in shown.iter().zip(["regression", "cnn"]) {
-        let program = PROGRAMS.iter().find(|p| p.name == program).unwrap();
-        let diff = program.diff();
+    assert_eq!(shown.len(), programs.len());
+    for (shown, name) in shown.iter().zip(programs) {
+        let program = PROGRAMS.iter().find(|program| program.name == *name);
+        let diff = program.unwrap().diff();
         let (changed, context): (Vec<_>, Vec<_>) = shown
             .lines()
             .filter(|line| !line.starts_with("@@"))
             .partition(|line| line.starts_with(['+', '-']));
-        assert_eq!(changed, changes(&diff));
+        assert_eq!(changed, changes(&diff), "{name}");
         for line in context {
-            assert!(diff.iter().any(|other| other == line), "{line}");
+            assert!(diff.iter().any(|other| other == line), "{name}: {line}");
         }
     }
+}
+
+#[test]
+fn the_pages_are_right() {
+    let readme = include_str!("../README.md");
+    shows(readme, &["regression", "cnn"]);
+    let (_, learner) = include_str!("../../../README.md")
+        .split_once("## Use it in Burn's Learner")
+        .unwrap();
+    shows(learner, &["cnn"]);
+
     for program in PROGRAMS {
         let [added, removed] = count(&program.diff());
         let row = format!("| [{0}](src/{0}) |", program.name);

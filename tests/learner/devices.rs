@@ -90,9 +90,8 @@ impl Own for Witness {
 /// As the book says. When this fails, Burn has learnt it, and the test below can be a real run.
 #[test]
 fn burn_has_no_ddp_for_flex() {
-    let config = DistributedConfig {
-        all_reduce_op: ReduceOperation::Mean,
-    };
+    let all_reduce_op = ReduceOperation::Mean;
+    let config = DistributedConfig { all_reduce_op };
     let strategy = || ExecutionStrategy::ddp(vec![Device::flex(), Device::flex()], config);
     says(&panic_message(strategy), ["not supported for device Flex"]);
 }
@@ -113,8 +112,7 @@ fn replicas_with_the_same_reduced_gradients_stay_the_same() {
         let (to, from) = ends;
         thread::spawn(move || {
             learner.fork(&device());
-            let mut history = Vec::new();
-            for batch in (0..3).flat_map(|_| batches.clone()) {
+            let each = (0..3).flat_map(|_| batches.clone()).map(|batch| {
                 let model = learner.model();
                 let own = learner.train_step(batch).grads;
                 // Divided by 1. A clone has a container of its own.
@@ -132,9 +130,9 @@ fn replicas_with_the_same_reduced_gradients_stay_the_same() {
                 learner.lr_step();
                 learner.optimizer_step(sum.grads());
                 let model = learner.model();
-                history.push((model.scaler().counters(), parameters(&model)));
-            }
-            history
+                (model.scaler().counters(), parameters(&model))
+            });
+            each.collect::<Vec<_>>()
         })
     });
     let workers: Vec<_> = workers.collect();

@@ -33,13 +33,6 @@ fn averages_that_only_one_run_keeps_are_dropped_or_start_fresh() {
     assert_eq!(with.model.ema().unwrap().updates(), 6);
 }
 
-#[test]
-fn several_devices_average_alike() {
-    let models = WAYS.map(|optim| Run::of(2).with_workers(optim).launch_with(averaging).model);
-    assert_eq!(models[0].ema().unwrap().updates(), 6);
-    assert!(averaged(&models[0]) == averaged(&models[1]));
-}
-
 /// An optimizer that has averaged before goes on with its averages and its counters.
 #[test]
 fn averages_go_with_the_optimizer() {

@@ -38,9 +38,8 @@ fn a_synchronous_run_is_the_one_without_a_pipeline() {
     let optims: [fn(&MixedPrecision) -> ScaledOptimizer; 2] = [adam, clip];
     let [plain, clipped] = optims.map(|optim| {
         let plain = Run::shuffled().launch_with(with(optim));
-        let synchronous = Run::shuffled().launch_with(|amp| {
-            amp.learner(net(), pipelined(optim(amp)).with_synchronous(true), lr())
-        });
+        let synchronous = with(|amp| pipelined(optim(amp)).with_synchronous(true));
+        let synchronous = Run::shuffled().launch_with(synchronous);
         assert_same(&plain, &synchronous);
         values(&plain.model)
     });

@@ -42,8 +42,8 @@ fn plain_and_scaled_learners_resume_from_each_other() {
         (momentum.init(), true),
         (masters.into_inner(), true),
     ] {
-        let scaled = |amp: &MixedPrecision| amp.learner(net(), optim.clone(), lr());
-        let Done { model, folder, .. } = Run::of(1).launch_with(scaled);
+        let scaled = with(|_| optim.clone());
+        let Done { model, folder, .. } = Run::of(1).launch_with(&scaled);
         let forgetful = temp_dir();
         copy(folder.path(), forgetful.path());
         let second = plain(&Run::of(2).resumed(1), optim.clone(), &folder);
@@ -59,7 +59,7 @@ fn plain_and_scaled_learners_resume_from_each_other() {
         // And back again: what comes from a plain run has no scaler.
         let checkpoint = Resume::check(folder.path(), 2).unwrap();
         assert!(checkpoint.record().is_none());
-        let third = Run::of(3).resumed(2).launch_in(&folder, scaled);
+        let third = Run::of(3).resumed(2).launch_in(&folder, &scaled);
         assert_eq!(third.counters().steps(), 6);
         assert_eq!(state(&folder, 2), state(&folder, 3));
         assert_eq!(third.stored_state(3), third.model.scaler().bits());

@@ -114,14 +114,14 @@ fn shuffled() -> Loader {
 /// And so do those of one device and of several.
 #[test]
 fn the_loader_itself_goes_on_where_the_other_has_stopped() {
-    let flex = Device::flex();
+    let flexes = [Device::flex(), Device::flex()];
     let done = Run::of(2).launch();
     type Split<'a> = &'a dyn Fn(Loader) -> Vec<Loader>;
     let splits: [Split; 4] = [
         &|loader| vec![loader],
-        &|loader| vec![loader.to_device(&flex)],
-        &|loader| split_dataloader(loader, &[flex.clone()]),
-        &|loader| split_dataloader(loader, &[flex.clone(), flex.clone()]),
+        &|loader| vec![loader.to_device(&flexes[0])],
+        &|loader| split_dataloader(loader, &flexes[..1]),
+        &|loader| split_dataloader(loader, &flexes),
     ];
     for (split, stop) in splits
         .into_iter()

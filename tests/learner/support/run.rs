@@ -331,8 +331,8 @@ pub type Training<M = Net> = SupervisedTraining<Scaled<M>>;
 pub type Made<M = Net> = Result<Learner<Scaled<M>>, AmpError>;
 
 /// Of the optimizer that this makes.
-pub fn with<O: ModuleOptim + TryInto<ModuleOptimizer, Error: Into<AmpError>>>(
-    optim: impl Fn(&MixedPrecision) -> ScaledOptimizer<O>,
+pub fn with<O: Into<LearnerOptimizer>>(
+    optim: impl Fn(&MixedPrecision) -> O,
 ) -> impl Fn(&MixedPrecision) -> Made {
     move |amp| amp.learner(net(), optim(amp), lr())
 }

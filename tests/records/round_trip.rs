@@ -58,14 +58,13 @@ fn a_scaler_in_every_way() {
 #[test]
 fn an_optimizer_in_every_way() {
     type Load<'a> = &'a dyn Fn(&mut ScaledOptimizer<MasterWeights>) -> Result<(), AmpError>;
-    let (folder, path) = place("optim");
+    let (_folder, path) = place("optim");
     let mut optim = trained(master_adam(), DType::F16, 0..9, &[2, 3]);
     let expected = contents(&mut optim);
     let check = |load: Load| {
         let mut loaded = master_adam();
         load(&mut loaded).unwrap();
         assert_eq!(contents(&mut loaded), expected);
-        assert_eq!(loaded.scaler().counters().skipped(), 2);
     };
     let record = optim.to_record();
     assert_eq!((record.num_tensors(), expected.tensors.len()), (6, 6));
@@ -75,7 +74,6 @@ fn an_optimizer_in_every_way() {
     let bytes = optim.into_bytes().unwrap();
     check(&|loaded| loaded.from_bytes(bytes.clone()));
     optim.save(&path).unwrap();
-    assert!(folder.path().join("optim.bpk").is_file());
     check(&|loaded| loaded.load(&path));
 }
 

@@ -23,7 +23,6 @@ fn a_resumed_run_is_the_uninterrupted_one_bit_for_bit() {
         (windows, &averaging),
         (run.clone(), &clipped),
         (run.clone(), &crate::pipelined::learner),
-        (spiked(), &guarded),
     ];
     // Two workers on one fused device are not to be trusted, as the book says. Windows on the main device are left out: Burn sums there
     // in the order in which the workers come.
@@ -31,6 +30,7 @@ fn a_resumed_run_is_the_uninterrupted_one_bit_for_bit() {
         let [main, sharded] = WAYS.map(|optim| run.clone().with_workers(optim));
         let windows = sharded.clone().with_windows(2);
         ways.extend([main, sharded, windows].map(|run| (run, &burns as _)));
+        ways.push((spiked(), &guarded));
     }
     for (index, (run, learner)) in ways.into_iter().enumerate() {
         let [whole, half, resumed] = resumed(&run, learner);
@@ -123,10 +123,7 @@ fn the_loader_itself_goes_on_where_the_other_has_stopped() {
         &|loader| split_dataloader(loader, &flexes[..1]),
         &|loader| split_dataloader(loader, &flexes),
     ];
-    for (split, stop) in splits
-        .into_iter()
-        .flat_map(|split| [(split, 1), (split, 2)])
-    {
+    for (split, stop) in splits.iter().flat_map(|split| [(split, 1), (split, 2)]) {
         let resume = Resume::check(done.folder.path(), stop).unwrap();
         let resumed = split(resume.loader(shuffled()));
         for (whole, resumed) in split(shuffled()).iter().zip(&resumed) {

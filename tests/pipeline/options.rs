@@ -162,10 +162,22 @@ fn a_learning_rate_schedule_holds_after_a_skip() {
     assert_eq!(halvings, [0.5, 0.5, 0.5, 1.0, 0.5]);
 }
 
-/// `update(new_scale)`, and setters: what cannot be set is told at once, or where both sides come together.
+/// `update(new_scale)` replaces what the update makes of the scale, an overflow too. What cannot be set is told at once, or where both
+/// sides come together.
 #[test]
 fn what_is_set_takes_its_place_in_the_queue() {
-    let Trial { mut optim, net, .. } = Trial::new(amp(), sgd);
+    let mut trial = Trial::new(amp(), sgd);
+    trial.step(0, false);
+    trial.optim.set_loss_scale(64.0).unwrap();
+    trial.step(1, true);
+    let set = trial.optim.synchronized_scaler();
+    assert_eq!((set.loss_scale(), set.growth_tracker()), (64.0, 1));
+    assert_eq!(
+        (set.counters().skipped(), trial.amp.loss_scale()),
+        (1, 1024.0)
+    );
+
+    let Trial { mut optim, net, .. } = trial;
     for scale in [0.0, -1.0, f64::NAN, 1e40] {
         let error = optim.set_loss_scale(scale).unwrap_err();
         is_error(&error, "InvalidValue", []);

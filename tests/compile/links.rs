@@ -22,23 +22,15 @@ fn prose(page: &Path) -> String {
     text.split("```").step_by(2).collect()
 }
 
-/// As mdBook and GitHub name a heading.
-fn anchor(heading: &str) -> String {
-    let heading = heading.trim().to_lowercase();
-    let known = |letter: &char| letter.is_alphanumeric() || "-_ ".contains(*letter);
-    heading
-        .chars()
-        .filter(known)
-        .collect::<String>()
-        .replace(' ', "-")
-}
-
+/// By the name that mdBook and GitHub give a heading.
 fn has_heading(page: &Path, name: &str) -> bool {
-    let text = prose(page);
-    let headings = text.lines().filter(|line| line.starts_with('#'));
-    headings
-        .map(|line| anchor(line.trim_start_matches('#')))
-        .any(|found| found == name)
+    let known = |letter: &char| letter.is_alphanumeric() || "-_ ".contains(*letter);
+    let is_named = |line: &str| {
+        let heading = line.trim_start_matches('#').trim().to_lowercase();
+        let anchor: String = heading.chars().filter(known).collect();
+        line.starts_with('#') && anchor.replace(' ', "-") == name
+    };
+    prose(page).lines().any(is_named)
 }
 
 /// What is wrong with a link of a page, if something is.
@@ -60,10 +52,8 @@ fn fault(page: &Path, link: &str, book: &Path) -> Option<&'static str> {
 
 #[test]
 fn links_lead_somewhere() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("..")
-        .canonicalize()
-        .unwrap();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let root = root.canonicalize().unwrap();
     let book = root.join("docs/src");
     let mut all = vec![root.join("README.md"), root.join("CONTRIBUTING.md")];
     for folder in ["docs", "examples", "kernels-cubecl/benches"] {
@@ -72,10 +62,8 @@ fn links_lead_somewhere() {
     let (mut links, mut faults) = (0, Vec::new());
     for page in &all {
         let text = prose(page);
-        let targets = text
-            .split("](")
-            .skip(1)
-            .filter_map(|rest| rest.split(')').next());
+        let rests = text.split("](").skip(1);
+        let targets = rests.filter_map(|rest| rest.split(')').next());
         for link in targets.filter(|link| !link.contains("://")) {
             links += 1;
             let found = fault(page, link, &book);

@@ -36,11 +36,8 @@ where
     assert!(kernel.shared_memory_size <= SHARED_MEMORY, "{shape}");
     let source = &kernel.source;
     let shared = kernel.shared_memory_size;
-    keep(
-        shape,
-        &format!("// {shared} bytes of shared memory\n{source}"),
-        extension,
-    );
+    let kept = format!("// {shared} bytes of shared memory\n{source}");
+    keep(shape, &kept, extension);
     check_vectors(source);
     let statements: Vec<_> = (source.split([';', '\n']))
         .filter_map(|text| statement(text.trim()))

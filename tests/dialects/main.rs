@@ -76,11 +76,8 @@ fn check(target: Target, facts: impl Fn(&Shape) -> Facts) {
 fn keep(shape: &Shape, source: &str, extension: &str) {
     if let Some(folder) = env::var_os("DIALECTS") {
         fs::create_dir_all(&folder).unwrap();
-        fs::write(
-            Path::new(&folder).join(format!("{shape}.{extension}")),
-            source,
-        )
-        .unwrap();
+        let file = Path::new(&folder).join(format!("{shape}.{extension}"));
+        fs::write(file, source).unwrap();
     }
 }
 

@@ -124,12 +124,8 @@ impl fmt::Display for Shape {
         let kernel = [Some(&*kernel), and].into_iter().flatten();
         let kernel = kernel.collect::<Vec<_>>().join("_");
         let (input, output) = (self.input.name(), self.output.name());
-        let kernel = kernel.to_lowercase();
-        write!(
-            f,
-            "{kernel}-{input}-{output}-{}x{}",
-            self.tensors, self.width
-        )
+        let (kernel, tensors, width) = (kernel.to_lowercase(), self.tensors, self.width);
+        write!(f, "{kernel}-{input}-{output}-{tensors}x{width}")
     }
 }
 
@@ -159,12 +155,8 @@ impl Shape {
             for (tensors, width) in [(1, 1), (1, widest), (28, widest)] {
                 let mut pass = |mode, output, tensors| {
                     let padded = false;
-                    add(
-                        Kernel::Pass { mode, padded },
-                        (input, output),
-                        tensors,
-                        width,
-                    );
+                    let kernel = Kernel::Pass { mode, padded };
+                    add(kernel, (input, output), tensors, width);
                 };
                 let written = tensors.min(target.tensors(target.buffers, 2));
                 pass(Mode::Inspect, float, tensors);
@@ -382,11 +374,8 @@ fn elementwise<I: Float + CubeElement, O: Float + CubeElement>(
 
 /// As `launch_unchecked` has it: no bound checks.
 fn settings(units: u32) -> KernelSettings {
-    KernelSettings::new(
-        *CubeDim::new_1d(units),
-        ExecutionMode::Unchecked,
-        AddressType::U32,
-    )
+    let dim = *CubeDim::new_1d(units);
+    KernelSettings::new(dim, ExecutionMode::Unchecked, AddressType::U32)
 }
 
 fn buffer() -> BufferCompilationArg {

@@ -25,11 +25,8 @@ pub(crate) fn facts(shape: &Shape) -> Facts {
         .unwrap_or_else(|error| panic!("{shape}: {error:?}"));
     assert!(kernel.shared_size <= SHARED_MEMORY, "{shape}");
     // Addresses in push constants, or in a uniform buffer where they are too many.
-    assert_eq!(
-        kernel.immediate_size.is_some(),
-        shape.tensors == 1,
-        "{shape}"
-    );
+    let has_push_constants = kernel.immediate_size.is_some();
+    assert_eq!(has_push_constants, shape.tensors == 1, "{shape}");
     validate(shape, &kernel.assembled_module);
     let source = kernel.to_string();
     let mut types = HashMap::new();
@@ -59,12 +56,8 @@ fn options() -> WgpuCompilationOptions {
 fn validate(shape: &Shape, words: &[u32]) {
     assert_eq!(words[..2], [MAGIC, 0x0001_0500], "{shape}");
     let child = Command::new("spirv-val")
-        .args([
-            "--target-env",
-            "vulkan1.2",
-            "--uniform-buffer-standard-layout",
-            "-",
-        ])
+        .args(["--target-env", "vulkan1.2"])
+        .args(["--uniform-buffer-standard-layout", "-"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

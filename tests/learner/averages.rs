@@ -26,19 +26,11 @@ fn averages_that_only_one_run_keeps_are_dropped_or_start_fresh() {
     let without = Run::of(2).resumed(1).launch_in(&first.folder, burns);
     assert_eq!(without.counters().steps(), 12);
     assert!(without.model.ema().is_none());
-    let stored = Resume::check(first.folder.path(), 2).unwrap();
-    assert_eq!(stored.record().unwrap().averages(), 0);
+    assert_eq!(without.stored(2).averages(), 0);
 
     let with = Run::of(3).resumed(2).launch_in(&first.folder, averaging);
     assert_eq!(with.counters().steps(), 18);
     assert_eq!(with.model.ema().unwrap().updates(), 6);
-}
-
-#[test]
-fn several_devices_average_alike() {
-    let models = WAYS.map(|optim| Run::of(2).with_workers(optim).launch_with(averaging).model);
-    assert_eq!(models[0].ema().unwrap().updates(), 6);
-    assert!(averaged(&models[0]) == averaged(&models[1]));
 }
 
 /// An optimizer that has averaged before goes on with its averages and its counters.

@@ -2,18 +2,15 @@
 
 use std::{fs, path::Path};
 
-/// The only code block of a language that contains `text`, as readers see it: without the lines that the book hides.
-fn block_with(chapter: &str, language: &str, text: &str) -> String {
-    let fence = format!("```{language}\n");
-    let blocks = chapter.split(&fence).skip(1);
-    let blocks: Vec<_> = blocks
-        .map(|block| block.split("```").next().unwrap())
-        .filter(|block| block.contains(text))
-        .collect();
-    assert_eq!(blocks.len(), 1, "blocks of {language} with {text}");
+/// The only program that contains `text`, as readers see it: without the lines that the book hides.
+fn program_with<'a>(page: &'a str, text: &str) -> Vec<&'a str> {
+    let blocks = page.split("```rust\n").skip(1);
+    let blocks = blocks.filter_map(|block| block.split("```").next());
+    let blocks: Vec<_> = blocks.filter(|block| block.contains(text)).collect();
+    assert_eq!(blocks.len(), 1, "programs with {text}");
     let shown = blocks[0].lines();
     let shown = shown.filter(|line| !line.trim_start().starts_with("# "));
-    shown.map(|line| format!("{line}\n")).collect()
+    shown.collect()
 }
 
 /// A line without what marks it, and whether it is marked.
@@ -31,26 +28,22 @@ fn the_program_in_the_book_marks_what_is_not_plain_burn() {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let read = |path: &str| fs::read_to_string(here.join(path)).unwrap();
     let (chapter, programs) = (read("../../docs/src/learner.md"), read("programs.md"));
-    let plain = block_with(&programs, "rust", "Learner::new(model, AdamWConfig");
-    let scaled = block_with(&chapter, "rust", "amp.launch(training, model, AdamWConfig");
-    let lines: Vec<_> = scaled.lines().map(unmarked).collect();
+    let plain = program_with(&programs, "Learner::new(model, AdamWConfig");
+    let scaled = program_with(&chapter, "amp.launch(training, model, AdamWConfig");
 
-    // Lines without a mark are plain Burn, in its order.
-    let mut old = plain.lines();
-    for (line, _) in lines.iter().filter(|(_, is_marked)| !is_marked) {
-        assert!(
-            old.any(|old| old == *line),
-            "not in the plain program: {line}"
-        );
-    }
-    let is_plain = |line: &str| plain.lines().any(|old| old == line);
-    for (line, _) in lines.iter().filter(|(_, is_marked)| *is_marked) {
-        assert!(!is_plain(line), "in the plain program too: {line}");
+    // Lines without a mark are plain Burn, in its order; others are not in it.
+    let mut old = plain.iter();
+    for (line, is_marked) in scaled.iter().map(|line| unmarked(line)) {
+        let is_plain = match is_marked {
+            true => plain.contains(&line),
+            false => old.any(|old| *old == line),
+        };
+        assert_eq!(is_plain, !is_marked, "{line}");
     }
 
     // No line of the plain program is gone, except those that have changed, and the learner, which `launch` makes, with an empty line.
-    let count = |mark: &str| scaled.lines().filter(|line| line.ends_with(mark)).count();
+    let count = |mark: &str| scaled.iter().filter(|line| line.ends_with(mark)).count();
     let (new, changed) = (count("// new"), count("// changed"));
-    assert_eq!(scaled.lines().count() - new, plain.lines().count() - 2);
+    assert_eq!(scaled.len() - new, plain.len() - 2);
     assert!(new <= 2 && changed <= 3, "{new} new, {changed} changed");
 }

@@ -45,9 +45,13 @@ fn clipping_of_a_fused_optimizer() {
     let (clipped, ..) = both(&run, optim);
     let burns = run.launch_with(with(|amp| adam(amp).with_clipping(clip)));
     let [clipped, burns, plain] = [clipped, burns, run.launch()].map(|done| numbers(&done.model));
-    let is_near = |(one, other): (&f32, &f32), bound| (one - other).abs() < bound;
-    assert!(clipped.iter().zip(&burns).all(|pair| is_near(pair, 1e-5)));
-    assert!(!clipped.iter().zip(&plain).all(|pair| is_near(pair, 1e-4)));
+    let apart = |other: &[f32]| {
+        let pairs = clipped.iter().zip(other);
+        pairs
+            .map(|(one, other)| (one - other).abs())
+            .fold(0.0, f32::max)
+    };
+    assert!(apart(&burns) < 1e-5 && apart(&plain) > 1e-4);
 }
 
 /// `overwrite_frequency` and a skipped step included.
@@ -68,13 +72,12 @@ fn averages() {
 }
 
 /// The fifth batch of each epoch has a loss that is 50 times too large.
-fn spiked() -> Run {
-    let mut run = Run::default().with_config(at_scale(16.0));
-    run.samples[4 * 8 + 3].gain = 50.0;
-    run
+pub fn spiked() -> Run {
+    let run = Run::default().with_config(at_scale(16.0));
+    run.with_gain(50.0, [4 * 8 + 3])
 }
 
-fn guarded(amp: &MixedPrecision) -> ScaledOptimizer {
+pub fn guarded(amp: &MixedPrecision) -> ScaledOptimizer {
     // Knows what is usual before the first epoch ends.
     let guard = Guard::SkipStep {
         rolling_interval_length: 8,
@@ -95,15 +98,4 @@ fn a_guard() {
     let skips = (1..=4).flat_map(|epoch| done.metric(epoch, "Skipped Steps"));
     assert_eq!(skips.filter(|entry| entry == "100,1").count(), 4);
     assert!(values(&done.model) != values(&spiked().launch_with(with(sgd)).model));
-}
-
-/// Its statistics are in the checkpoint.
-#[test]
-fn a_resumed_run_guards_on() {
-    let [expected, _, found] = resumed_with(&spiked(), |run, folder| {
-        run.launch_in(folder, with(guarded))
-    });
-    assert_eq!(expected.counters().guarded(), 4);
-    assert_eq!(found.counters(), expected.counters());
-    assert!(values(&found.model) == values(&expected.model));
 }

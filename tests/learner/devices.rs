@@ -2,19 +2,18 @@
 
 use burn::tensor::distributed::{DistributedConfig, ReduceOperation};
 use std::{
-    collections::BTreeMap,
     sync::{Arc, Mutex, mpsc},
     thread::{self, ThreadId},
 };
 
-use crate::support::*;
+use crate::{averages::ema, support::*};
 
 /// Three steps an epoch of two batches each. The poison is in the half of the samples that the second device gets.
 fn run() -> Run {
     Run::of(3).poisoned([24 + 9])
 }
 
-/// Where the optimizer runs makes no difference, and an overflow on one device skips the step. Every worker computes with the present scale,
+/// Where the optimizer runs makes no difference, to averages neither, and an overflow on one device skips the step. Every worker computes with the present scale,
 /// counters and parameters, at every step.
 #[test]
 fn an_overflow_on_one_device_skips_the_step_for_all() {
@@ -26,7 +25,7 @@ fn an_overflow_on_one_device_skips_the_step_for_all() {
                 amp: amp.clone(),
                 seen: seen.clone(),
             };
-            amp.learner(Model { own }, AdamConfig::new().init(), lr())
+            amp.learner(Model { own }, adam(amp).with_ema(ema()), lr())
         });
         let share = done.last(1, "Skipped Steps");
         assert!((share - 100.0 / 3.0).abs() < 1e-9, "{share}");
@@ -35,32 +34,29 @@ fn an_overflow_on_one_device_skips_the_step_for_all() {
         assert!(all_finite(&done.model));
 
         let mut seen = std::mem::take(&mut *seen.lock().unwrap());
-        seen.sort_by_key(|one| one.counters.steps());
+        seen.sort_by_key(|(_, counters, ..)| counters.steps());
         assert_eq!(seen.len(), 2 * 9);
         for (step, both) in seen.chunks(2).enumerate() {
-            let [one, other] = both else { unreachable!() };
-            assert_eq!(one.counters.steps(), step as u64);
-            assert_eq!(one.counters, other.counters);
-            assert_eq!(one.scale, other.scale, "at step {step}");
-            assert!(one.parameters == other.parameters, "at step {step}");
-            assert_ne!(one.thread, other.thread);
+            let [(thread, counters, scale, parameters), other] = both else {
+                unreachable!()
+            };
+            assert_eq!(counters.steps(), step as u64);
+            assert_eq!((*counters, *scale), (other.1, other.2), "at step {step}");
+            assert!(*parameters == other.3, "at step {step}");
+            assert_ne!(*thread, other.0);
         }
         // The decision itself was seen: a skip lowers the scale and leaves the parameters.
-        let skipped = |pair: &&[Seen]| pair[0].parameters == pair[2].parameters;
+        let skipped = |pair: &&[Seen]| pair[0].3 == pair[2].3;
         assert_eq!(seen.windows(3).step_by(2).filter(skipped).count(), 3);
-        done.bits()
+        let ema = done.model.ema().unwrap();
+        assert_eq!(ema.updates(), 6);
+        (done.bits(), values(&ema.module(&*done.model)))
     });
     assert_eq!(main, sharded);
 }
 
-/// What a worker had when it was asked for gradients.
-#[derive(Debug)]
-struct Seen {
-    thread: ThreadId,
-    counters: StepCounters,
-    scale: f32,
-    parameters: BTreeMap<String, (u64, Values)>,
-}
+/// What a worker had when it was asked for gradients: its thread, the counters, the loss scale and the parameters.
+type Seen = (ThreadId, StepCounters, f32, Vec<Values>);
 
 /// A model that notes what each of its steps was made with.
 #[derive(Module, Debug)]
@@ -76,12 +72,9 @@ impl Own for Witness {
     fn output(&self, batch: Batch) -> ClassificationOutput {
         // A validation needs no gradients.
         if self.net.head.weight.val().is_require_grad() {
-            self.seen.lock().unwrap().push(Seen {
-                thread: thread::current().id(),
-                counters: self.amp.counters(),
-                scale: self.amp.loss_scale(),
-                parameters: parameters(&self.net),
-            });
+            let (thread, amp) = (thread::current().id(), &self.amp);
+            let seen = (thread, amp.counters(), amp.loss_scale(), values(&self.net));
+            self.seen.lock().unwrap().push(seen);
         }
         InferenceStep::step(&self.net, batch)
     }
@@ -90,9 +83,8 @@ impl Own for Witness {
 /// As the book says. When this fails, Burn has learnt it, and the test below can be a real run.
 #[test]
 fn burn_has_no_ddp_for_flex() {
-    let config = DistributedConfig {
-        all_reduce_op: ReduceOperation::Mean,
-    };
+    let all_reduce_op = ReduceOperation::Mean;
+    let config = DistributedConfig { all_reduce_op };
     let strategy = || ExecutionStrategy::ddp(vec![Device::flex(), Device::flex()], config);
     says(&panic_message(strategy), ["not supported for device Flex"]);
 }
@@ -113,8 +105,7 @@ fn replicas_with_the_same_reduced_gradients_stay_the_same() {
         let (to, from) = ends;
         thread::spawn(move || {
             learner.fork(&device());
-            let mut history = Vec::new();
-            for batch in (0..3).flat_map(|_| batches.clone()) {
+            let each = (0..3).flat_map(|_| batches.clone()).map(|batch| {
                 let model = learner.model();
                 let own = learner.train_step(batch).grads;
                 // Divided by 1. A clone has a container of its own.
@@ -132,9 +123,9 @@ fn replicas_with_the_same_reduced_gradients_stay_the_same() {
                 learner.lr_step();
                 learner.optimizer_step(sum.grads());
                 let model = learner.model();
-                history.push((model.scaler().counters(), parameters(&model)));
-            }
-            history
+                (model.scaler().counters(), parameters(&model))
+            });
+            each.collect::<Vec<_>>()
         })
     });
     let workers: Vec<_> = workers.collect();

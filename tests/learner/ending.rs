@@ -10,7 +10,7 @@ use crate::support::*;
 
 #[test]
 fn early_stopping_sees_the_metrics_of_a_scaled_run() {
-    let (run, folder) = (Run::of(50), temp_dir());
+    let run = Run::of(50);
     let amp = run.amp();
     // The loss scale grows, so the first epoch is the best one for good.
     let strategy = MetricEarlyStoppingStrategy::new(
@@ -20,10 +20,10 @@ fn early_stopping_sees_the_metrics_of_a_scaled_run() {
         Split::Train,
         StoppingCondition::NoImprovementSince { n_epochs: 2 },
     );
-    let training = amp.training(run.training(folder.path()));
-    let training = training.early_stopping(strategy);
-    let done = Done::of(training.launch(burns(&amp).unwrap()), &amp, &folder);
-    assert!(done.error.is_none() && done.interrupted.is_none());
+    let add =
+        |amp: &MixedPrecision, training: Training| amp.training(training).early_stopping(strategy);
+    let done = run.train_by(&temp_dir(), &amp, burns(&amp), add).finished();
+    assert!(done.interrupted.is_none());
     assert_eq!(done.counters().steps(), 3 * 6);
 }
 
@@ -31,7 +31,7 @@ fn early_stopping_sees_the_metrics_of_a_scaled_run() {
 /// is whole.
 #[test]
 fn an_interrupted_run_returns_what_it_has() {
-    let (run, folder) = (Run::of(3), temp_dir());
+    let run = Run::of(3);
     let amp = run.amp();
     let interrupter = Interrupter::new();
     let (stopper, monitor) = (interrupter.clone(), amp.clone());
@@ -41,17 +41,16 @@ fn an_interrupted_run_returns_what_it_has() {
         }
         stopper.stop(Some("enough"));
     });
-    let training = run.training(folder.path()).with_interrupter(interrupter);
-    let done = Done::of(training.launch(burns(&amp).unwrap()), &amp, &folder);
+    let add = |_: &_, training: Training| training.with_interrupter(interrupter);
+    let done = run.train_by(&temp_dir(), &amp, burns(&amp), add).finished();
     stop.join().unwrap();
     let reason = done.interrupted.as_ref().unwrap().reason.as_deref();
     assert_eq!(reason, Some("enough"));
-    assert!(done.error.is_none());
 
     let (steps, _) = done.steps();
     assert!((8..18).contains(&steps), "{steps} steps");
     assert_eq!(amp.counters().steps(), steps);
-    assert_eq!(steps_in(&folder), 6);
+    assert_eq!(steps_in(&done.folder), 6);
 }
 
 /// The steps that the first checkpoint has counted.
@@ -59,8 +58,6 @@ fn steps_in(folder: &Folder) -> u64 {
     let resume = Resume::check(folder.path(), 1).unwrap();
     resume.record().unwrap().counters().unwrap().steps()
 }
-
-type Training = SupervisedTraining<Scaled<Net>>;
 
 /// Who is there to end the run.
 type Listener = fn(&MixedPrecision, Training) -> Training;
@@ -78,9 +75,7 @@ fn exhausted(listener: Listener, run: Run, folder: &Folder) -> Done {
     Run::of(1).launch_in(folder, burns);
     let run = run.until(400).resumed(1).with_skips(3).poisoned(0..48);
     let amp = run.amp();
-    let learner = burns(&amp).unwrap();
-    let training = listener(&amp, run.training(folder.path()));
-    Done::of(training.launch(learner), &amp, folder)
+    run.train_by(folder, &amp, burns(&amp), listener)
 }
 
 /// Through Burn's error path, with a message to read, the model as it was, and the checkpoint of the good epoch.
@@ -115,13 +110,10 @@ fn an_exhausted_loss_scale_ends_the_run_as_burn_ends_runs() {
 /// A loss that is infinite ends the run as what it is, whether the step is waited for or known later.
 #[test]
 fn a_run_of_infinite_losses_is_not_blamed_on_the_scale() {
-    let run = Run::default().with_skips(3).spoiled(0..48);
-    if run.amp().dtype() != FloatDType::F16 {
-        return;
-    }
+    let run = Run::default().with_skips(3).with_gain(f32::INFINITY, 0..48);
     let learners: [fn(&MixedPrecision) -> Made; 2] = [burns, crate::pipelined::learner];
     for learner in learners {
-        let (done, error) = failed(&run, learner);
+        let (done, error) = run.failed(learner);
         let told = "the loss, or its gradient, is infinite or NaN: 4 steps in a row";
         says(&done.error.unwrap(), [told]);
         is_error(&error, "LossNotFinite", [told]);
@@ -164,26 +156,23 @@ fn a_failed_model_can_be_trained_again() {
         let folder = temp_dir();
         let run = Run::default().with_windows(windows);
         let Done { model, amp, .. } = exhausted(listener, run, &folder);
-        assert!(amp.run_result().is_err());
         let mut model = model.train();
         if reload {
             let file = folder.path().join("checkpoint/model-1.bpk");
             model = model.try_load_file(file).unwrap();
         }
         assert!(amp.run_result().is_err(), "told until it trains again");
-        let before = (model.scaler().counters(), parameters(&model));
+        let (before, weights) = (model.scaler().counters(), parameters(&model));
 
         // What is exhausted stays so: the poison is gone.
-        let folder = temp_dir();
         let learner = Learner::new(model, AdamConfig::new().init(), ConstantLr::new(0.02));
-        let training = Run::of(1).with_windows(windows).training(folder.path());
-        let done = Done::of(again(&amp, training).launch(learner), &amp, &folder);
-        assert!(done.error.is_none(), "reload: {reload}");
-        amp.run_result().unwrap();
-        let steps = 6 / windows.unwrap_or(1) as u64;
-        assert_eq!(done.counters().steps(), before.0.steps() + steps);
-        assert_eq!(done.counters().stepped(), before.0.stepped() + steps);
-        assert!(parameters(&done.model) != before.1);
+        let run = Run::of(1).with_windows(windows);
+        let done = run.train_by(&temp_dir(), &amp, Ok(learner), again);
+        let (after, steps) = (done.counters(), 6 / windows.unwrap_or(1) as u64);
+        assert_eq!((done.error, amp.run_result()), (None, Ok(())));
+        assert_eq!(after.steps(), before.steps() + steps);
+        assert_eq!(after.stepped(), before.stepped() + steps);
+        assert!(parameters(&done.model) != weights);
     }
 }
 
@@ -194,13 +183,12 @@ fn a_failure_does_not_end_the_next_run() {
         let bad = Run::default().with_skips(3).poisoned(0..48);
         let good = Run::of(1).with_windows(3);
         let amp = bad.amp();
-        let waiting = early.then(|| burns(&amp).unwrap());
-        let error = bad.train(&temp_dir(), &amp, burns(&amp).unwrap()).error;
+        let waiting = early.then(|| burns(&amp));
+        let error = bad.train(&temp_dir(), &amp, burns(&amp)).error;
         assert!(error.is_some());
 
-        let learner = waiting.unwrap_or_else(|| burns(&amp).unwrap());
-        let done = good.train(&temp_dir(), &amp, learner);
-        assert!(done.error.is_none());
+        let learner = waiting.unwrap_or_else(|| burns(&amp));
+        let done = good.train(&temp_dir(), &amp, learner).finished();
         amp.run_result().unwrap();
         assert_eq!(done.counters().steps(), 2);
     }
@@ -225,23 +213,24 @@ fn a_failure_of_ones_own_ends_the_run() {
 /// Every weight would be NaN after one step with it.
 #[test]
 fn a_learning_rate_that_is_not_finite_ends_the_run() {
-    let learners: [fn(&MixedPrecision, ConstantLr) -> Made; 3] = [
-        |amp, lr| amp.learner(net(), AdamConfig::new().init(), lr),
-        |amp, lr| amp.learner(net(), SgdConfig::new().init(), lr),
-        |amp, lr| amp.learner(net(), fused(), lr),
+    let optims: [fn() -> LearnerOptimizer; 3] = [
+        || AdamConfig::new().init().into(),
+        || SgdConfig::new().init().into(),
+        || fused().into(),
     ];
     for precision in [|| Run::default().amp(), MixedPrecision::f32] {
-        for rate in [f64::NAN, f64::INFINITY] {
-            for learner in learners {
-                let amp = precision();
-                let learner = learner(&amp, ConstantLr::new(rate)).unwrap();
-                let done = Run::default().train(&temp_dir(), &amp, learner);
-                let refused = amp.run_result().unwrap_err().to_string();
-                let told = format!("`lr` is {rate}, but must be finite");
-                assert!(refused.starts_with(&told), "{amp:?}: {refused}");
-                assert!(all_finite(&done.model), "{amp:?}");
-                assert_eq!(amp.counters().steps(), 0, "{amp:?}");
-            }
+        for (optim, rate) in optims
+            .iter()
+            .flat_map(|o| [(o, f64::NAN), (o, f64::INFINITY)])
+        {
+            let amp = precision();
+            let learner = amp.learner(net(), optim(), ConstantLr::new(rate));
+            let done = Run::default().train(&temp_dir(), &amp, learner);
+            let refused = amp.run_result().unwrap_err().to_string();
+            let told = format!("`lr` is {rate}, but must be finite");
+            assert!(refused.starts_with(&told), "{amp:?}: {refused}");
+            assert!(all_finite(&done.model), "{amp:?}");
+            assert_eq!(amp.counters().steps(), 0, "{amp:?}");
         }
     }
 }
@@ -251,44 +240,27 @@ fn a_learning_rate_that_is_not_finite_ends_the_run() {
 #[test]
 fn an_optimizer_that_does_not_fit_is_refused() {
     let amp = MixedPrecision::f16();
-    let own = GradScalerConfig::new().init().unwrap();
-    let own = ScaledOptimizer::new(AdamConfig::new().init(), own);
     let windows = adam(&amp).with_accumulation(4);
     let averages = pipelined(adam(&amp).with_ema(EmaConfig::new()));
-    let stepped_by_model = pipelined(adam(&amp).with_own_optimize());
+    let by_model = pipelined(adam(&amp).with_own_optimize());
     let other = adam(&MixedPrecision::f16());
     let wrong = adam(&amp).with_ema(EmaConfig::new().with_momentum(2.0));
     let wrong_fused = FusedAdam::new(AdamConfig::new().with_beta_1(1.0));
     let scale = "ScaledOptimizer::new(optim, &amp)";
-    for (learner, field, advice) in [
-        (
-            amp.learner(net(), windows, lr()),
-            "with_accumulation",
-            "grads_accumulation(4)",
-        ),
-        (amp.learner(net(), other, lr()), "optim", scale),
-        (
-            amp.learner(net(), wrong, lr()),
-            "momentum",
-            "between 0 and 1",
-        ),
-        (amp.learner(net(), wrong_fused, lr()), "beta_1", "below 1"),
-        (amp.learner(net(), own, lr()), "optim", scale),
-        (amp.learner(net(), averages, lr()), "with_ema", "left out"),
-        (
-            amp.learner(net(), stepped_by_model, lr()),
-            "with_own_optimize",
-            "left out",
-        ),
-    ] {
-        let error = learner.map(drop).unwrap_err();
-        is_error(&error, "InvalidValue", [advice]);
-        assert!(
-            error.to_string().starts_with(&format!("`{field}` is")),
-            "{error}"
-        );
+    let cases: [(LearnerOptimizer, _, _); 7] = [
+        (windows.into(), "with_accumulation", "grads_accumulation(4)"),
+        (other.into(), "optim", scale),
+        (wrong.into(), "momentum", "between 0 and 1"),
+        (wrong_fused.into(), "beta_1", "below 1"),
+        (sgd_under(GradScalerConfig::new()).into(), "optim", scale),
+        (averages.into(), "with_ema", "left out"),
+        (by_model.into(), "with_own_optimize", "left out"),
+    ];
+    for (optim, field, advice) in cases {
+        let error = amp.learner(net(), optim, lr()).map(drop).unwrap_err();
+        is_error(&error, "InvalidValue", [&*format!("`{field}` is"), advice]);
     }
-    assert!(amp.learner(net(), adam(&amp), lr()).is_ok());
+    assert!(burns(&amp).is_ok());
 }
 
 /// A step that counts nothing is no step to the metrics.
@@ -329,11 +301,12 @@ fn a_step_that_is_refused_is_not_shown() {
 #[test]
 fn metrics_of_a_disabled_scaler_are_numbers() {
     let amp = MixedPrecision::bf16();
-    let last = [
-        amp.loss_scale_metric().final_value(),
-        amp.gradient_norm_metric().final_value(),
-        amp.zero_gradients_metric().final_value(),
-        amp.skipped_steps_metric().final_value(),
-    ];
-    assert!(last.iter().all(|entry| entry.current() == 0.0), "{last:?}");
+    for metric in [
+        amp.loss_scale_metric(),
+        amp.gradient_norm_metric(),
+        amp.zero_gradients_metric(),
+        amp.skipped_steps_metric(),
+    ] {
+        assert_eq!(metric.final_value().current(), 0.0);
+    }
 }

@@ -30,9 +30,7 @@ fn the_evaluator_sees_inference_in_the_precision_of_the_training() {
     } = Run::of(2).launch();
     let (before, last) = (scaled.scaler().bits(), amp.counters());
 
-    let samples = InMemDataset::new(samples(8));
-    let batches = loader(samples, None).to_device(&Device::default());
-    let batch = batches.iter().next().unwrap().unwrap();
+    let batch = batches(&samples(8)).remove(0);
     let outputs = [
         InferenceStep::step(&scaled, batch.clone()),
         InferenceStep::step(&scaled.clone().train().valid(), batch.clone()),
@@ -41,11 +39,9 @@ fn the_evaluator_sees_inference_in_the_precision_of_the_training() {
     for output in outputs {
         assert!(output.output.into_data() == logits.clone().into_data());
     }
-    if amp.dtype() == FloatDType::F16 {
-        // The bare model, outside of all scopes, is the f32 model.
-        let bare = InferenceStep::step(&scaled.clone().into_inner(), batch);
-        assert!(bare.output.into_data() != logits.into_data());
-    }
+    // The bare model, outside of all scopes, is the f32 model.
+    let bare = InferenceStep::step(&scaled.clone().into_inner(), batch);
+    assert!(bare.output.into_data() != logits.into_data());
 
     let figures = evaluate(scaled.clone());
     assert_eq!(figures, evaluate(scaled.clone().train().valid()));

@@ -12,12 +12,6 @@ const BOTH: [fn(&MixedPrecision) -> Made; 2] = [learner, burns];
 
 #[test]
 fn it_trains_as_burns_and_resumes_from_its_checkpoints() {
-    if Device::default() != Device::flex() {
-        // Closely as Burn's there, not bit for bit: one run alone.
-        let done = Run::default().launch_with(learner);
-        assert!(done.counters().stepped() > 0);
-        return;
-    }
     let expected = Run::shuffled().launch();
     let counters = expected.counters();
     assert!(counters.skipped() > 0 && counters.stepped() > 0);
@@ -33,23 +27,18 @@ fn it_trains_as_burns_and_resumes_from_its_checkpoints() {
 /// Every third step is skipped, and the next one is decided before the host knows its outcome.
 #[test]
 fn a_long_run_is_the_one_that_waits() {
-    let on_flex = Device::default() == Device::flex();
-    let mut run = Run::of(if on_flex { 12 } else { 5 }).poisoned([11, 40]);
-    run.shuffle = Some(3);
+    let run = Run::shuffled().until(12).poisoned([40]);
     let check = |done: Done| {
         let counters = done.counters();
         assert_eq!(counters, done.amp.counters());
-        assert_eq!(counters.steps(), 6 * run.epochs as u64);
-        assert!(counters.skipped() >= run.epochs as u64, "{counters:?}");
+        assert_eq!(counters.steps(), 6 * 12);
+        assert!(counters.skipped() >= 12, "{counters:?}");
         done.bits()
     };
     let pending = check(run.launch_with(learner));
-    let waited =
-        |amp: &MixedPrecision| amp.learner(net(), ScaledOptimizer::new(Waited(fused()), amp), lr());
+    let waited = with(|amp| ScaledOptimizer::new(Waited(fused()), amp));
     assert!(pending == check(run.launch_with(waited)));
-    if on_flex {
-        assert!(pending == check(run.launch()));
-    }
+    assert!(pending == check(run.launch()));
 }
 
 /// On a thread of its own.
@@ -64,7 +53,7 @@ fn an_exhausted_scale_ends_the_run() {
     let learners: [fn(&MixedPrecision) -> Made; 2] = [learner, in_a_pipeline];
     for learner in learners {
         let run = Run::of(400).with_skips(3).poisoned(0..48);
-        let (done, error) = failed(&run, learner);
+        let (done, error) = run.failed(learner);
         says(&done.error.unwrap(), ["loss scale exhausted"]);
         is_error(&error, "LossScaleExhausted", ["after 4 skipped steps"]);
         assert!(all_finite(&done.model));
@@ -74,8 +63,8 @@ fn an_exhausted_scale_ends_the_run() {
         // Another optimizer, of which nobody knows the kind, goes on with the model. It is stepped as Burn's.
         let steps = done.model.scaler().counters().steps();
         let again = Learner::new(done.model.train(), AdamConfig::new().init(), lr());
-        let done = Run::of(1).train(&temp_dir(), &done.amp, again);
-        assert!(done.error.is_none());
+        let done = Run::of(1).train(&temp_dir(), &done.amp, Ok(again));
+        let done = done.finished();
         assert_eq!(done.counters().steps(), steps + 6);
         assert!(values(&done.model) != before);
     }

@@ -1,17 +1,8 @@
 //! A run that is killed in the middle of an epoch, and resumed by another process.
 
-use std::{
-    env, fs,
-    path::PathBuf,
-    process::{Command, abort},
-    thread::sleep,
-    time::Duration,
-};
+use std::{fs, path::PathBuf, process::abort, thread::sleep, time::Duration};
 
 use crate::support::*;
-
-/// Names the folder of the child's files. None if somebody runs all ignored tests.
-const FOLDER: &str = "BURN_AMP_TEST_FOLDER";
 
 /// Written by the child before its end.
 const MARKER: &str = "in the middle of epoch 3";
@@ -44,9 +35,7 @@ impl Dataset<Sample> for Deadly {
 #[test]
 #[ignore = "runs in a process of its own, which is killed"]
 fn child_trains_until_it_is_killed() {
-    let Some(folder) = env::var_os(FOLDER).map(PathBuf::from) else {
-        return;
-    };
+    let Some(folder) = child_folder() else { return };
     let run = Run::shuffled();
     let amp = run.amp();
     let learner = burns(&amp).unwrap();
@@ -63,12 +52,8 @@ fn child_trains_until_it_is_killed() {
 #[test]
 fn a_run_killed_in_mid_epoch_resumes_as_if_nothing_had_been() {
     let folder = temp_dir();
-    let test = "killed::child_trains_until_it_is_killed";
-    let output = Command::new(env::current_exe().unwrap())
-        .args([test, "--exact", "--ignored", "--nocapture"])
-        .env(FOLDER, folder.path())
-        .output()
-        .unwrap();
+    let test = concat!(module_path!(), "::child_trains_until_it_is_killed");
+    let output = child(test, folder.path()).output().unwrap();
     assert!(folder.path().join(MARKER).exists(), "{output:?}");
     assert!(!output.status.success(), "{output:?}");
     assert!(Resume::check(folder.path(), 3).is_err());

@@ -18,24 +18,18 @@ fn a_checkpoint_is_that_of_its_step() {
         // As Burn's Learner, which keeps the model meanwhile.
         TrainStep::optimize(Scaled::clone(model), optim, lr().step(), grads)
     };
-    for _ in 0..2 {
-        model = step(&model, &mut optim);
-    }
-    for _ in 0..2 {
-        let before = optim.to_record().into_bytes().unwrap();
-        let model_before = model.clone().into_record().into_bytes().unwrap();
-        let (record, model_record) = (optim.to_record(), model.clone().into_record());
-        for _ in 0..3 {
+    let records = |model: &Scaled<Net>, optim: &ModuleOptimizer| {
+        let (optim, model) = (optim.to_record(), model.clone().into_record());
+        move || [optim.into_bytes().unwrap(), model.into_bytes().unwrap()]
+    };
+    for steps in [2, 3, 3] {
+        let before = records(&model, &optim)();
+        let read_later = records(&model, &optim);
+        for _ in 0..steps {
             model = step(&model, &mut optim);
         }
-        assert!(optim.to_record().into_bytes().unwrap()[..] != before[..]);
-        assert!(
-            record.into_bytes().unwrap()[..] == before[..],
-            "a later step is in the optimizer's checkpoint"
-        );
-        assert!(
-            model_record.into_bytes().unwrap()[..] == model_before[..],
-            "a later step is in the model's checkpoint"
-        );
+        assert!(records(&model, &optim)() != before);
+        // No later step is in the checkpoint.
+        assert!(read_later() == before);
     }
 }

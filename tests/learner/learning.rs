@@ -22,45 +22,31 @@ fn an_f16_run_learns() {
     assert!(norms.iter().all(|norm| *norm > 0.0 && *norm < 10.0));
 }
 
-/// In a loop of one's own a free `autocast` opens no scope, and the model would train in f32.
+/// In a loop of one's own a free `autocast` opens no scope, and the model would train in f32. A check as in a Learner does not last.
 #[test]
 fn a_dry_run_opens_the_scopes_that_a_learner_opens() {
-    let run = Run::default();
-    let amp = run.amp();
-    let net = net().apply_reparameterization(amp.clone());
+    let amp = Run::default().amp();
+    let net = amp.attach(net());
     let batch = batches(&samples(8)).remove(0);
-    let check = || amp.check(&net, |m| InferenceStep::step(m, batch.clone()).loss);
-    assert_eq!(check().map(drop), Err(AmpError::NoScope));
+    let loss = |m: &Net| InferenceStep::step(m, batch.clone()).loss;
+    let check = || amp.check(&net, loss).map(drop);
+    assert_eq!(check(), Err(AmpError::NoScope));
+    amp.check_in_learner(&net, loss).unwrap();
+    assert_eq!(check(), Err(AmpError::NoScope));
     let _learner = burns(&amp).unwrap();
-    check().unwrap();
+    assert_eq!(check(), Ok(()));
 }
 
 /// In f32, a run without overflow is Burn's own, bit for bit: the same parameters after as many steps.
 #[test]
 fn an_f32_run_is_that_of_burn_without_scaling() {
-    let (run, folders) = (Run::default(), [temp_dir(), temp_dir()]);
+    let run = Run::default();
     let amp = MixedPrecision::f32().with_scaler(run.config).unwrap();
-    let training = run.training(folders[0].path());
-    let scaled = training.launch(burns(&amp).unwrap()).model;
-    let counters = scaled.scaler().counters();
-    assert_eq!((counters.steps(), counters.skipped()), (24, 0));
+    let scaled = run.train_by(&temp_dir(), &amp, burns(&amp), |_, training| training);
+    assert_eq!(scaled.steps(), (24, 0));
 
+    let folder = temp_dir();
     let learner = Learner::new(net(), AdamConfig::new().init(), lr());
-    let plain = run.training(folders[1].path()).launch(learner).model;
-    assert_eq!(values(&scaled), values(&plain));
-}
-
-/// What does not depend on the loss scale does not cost it: bf16 runs without a scaler, and shows no metrics of it.
-#[test]
-fn bf16_runs_without_a_scaler() {
-    let (run, amp) = (Run::default(), MixedPrecision::bf16());
-    if amp.check_device(&Device::default()).is_err() {
-        return;
-    }
-    let done = run.train(&temp_dir(), &amp, burns(&amp).unwrap());
-    assert!(done.error.is_none());
-    assert_eq!(done.counters().steps(), 24);
-    let file = done.folder.path().join("train/epoch-1/Loss_Scale.log");
-    assert!(!file.exists());
-    assert!(done.last(4, "Accuracy") > 95.0);
+    let plain = run.training(folder.path()).launch(learner).model;
+    assert_eq!(values(&scaled.model), values(&plain));
 }

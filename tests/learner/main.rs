@@ -11,12 +11,11 @@ mod golden;
 mod killed;
 mod later;
 mod launch;
-#[cfg(feature = "cubecl")]
-mod launches;
 mod learning;
 mod master;
 mod module;
 mod pipelined;
+mod recorded;
 mod records;
 mod resume;
 mod schedule;

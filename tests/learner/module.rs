@@ -15,7 +15,6 @@ fn paths_ids_and_records_are_those_of_the_model() {
     let scaled = learner.unwrap().model();
     assert_eq!(parameters(&scaled), parameters(&net));
     assert!(parameters(&scaled).contains_key("hidden.weight"));
-    assert_eq!(stored(&scaled), stored(&net));
     assert_eq!(scaled.num_params(), net.num_params());
     assert_eq!(scaled.devices(), net.devices());
     let bare = Net::new(&Device::default()).load_record(scaled.clone().into_record());
@@ -30,7 +29,7 @@ fn a_model_may_be_reparameterized_before() {
     let run = Run::default();
     let amp = run.amp();
     let net = net().apply_reparameterization(amp.clone());
-    let learner = amp.learner(net, AdamConfig::new().init(), lr()).unwrap();
+    let learner = amp.learner(net, AdamConfig::new().init(), lr());
     let before = run.train(&temp_dir(), &amp, learner);
     assert_eq!(values(&before.model), values(&run.launch().model));
 }
@@ -96,32 +95,27 @@ fn clipped() -> Model<Clipped> {
     Model { own }
 }
 
-/// A run with two overflows, whose every other step calls the model's own `optimize`: what becomes of its parameters.
-fn own_run(
-    strategy: Option<MultiDeviceOptim>,
-    learner: impl Fn(&MixedPrecision) -> Made<Model<Clipped>>,
-) -> Vec<Values> {
-    let run = Run::of(2).poisoned([24 + 9]).with_workers(strategy);
-    let done = run.launch_with(learner);
-    let steps = if strategy.is_some() { 6 } else { 12 };
-    assert_eq!(done.steps(), (steps, 2));
-    let Clipped { net, calls, .. } = &done.model.own;
-    let largest = net.head.weight.val().abs().max().into_scalar::<f32>();
-    assert_eq!(largest, LIMIT, "{strategy:?}");
-    let calls = calls.load(Ordering::Relaxed);
-    assert_eq!(calls, done.counters().stepped(), "{strategy:?}");
-    values(&done.model)
-}
-
-/// The model's own `optimize` is called with every step that is not skipped, and with no other.
+/// The model's own `optimize` is called with every step that is not skipped, and with no other. A fused optimizer has to be told that
+/// there is one.
 #[test]
 fn the_optimize_of_a_model_is_called() {
-    for strategy in [None, Some(WAYS[0]), Some(WAYS[1])] {
-        let burns = own_run(strategy, |amp| amp.learner(clipped(), adam(amp), lr()));
-        // A fused optimizer has to be told that there is one.
-        let fused = own_run(strategy, |amp| {
-            let optim = ScaledOptimizer::new(fused(), amp).with_own_optimize();
-            amp.learner(clipped(), optim, lr())
+    let optims: [fn(&MixedPrecision) -> LearnerOptimizer; 2] = [
+        |amp| adam(amp).into(),
+        |amp| {
+            let optim = ScaledOptimizer::new(fused(), amp);
+            optim.with_own_optimize().into()
+        },
+    ];
+    for (strategy, steps) in [(None, 12), (Some(WAYS[0]), 6), (Some(WAYS[1]), 6)] {
+        let [burns, fused] = optims.map(|optim| {
+            let run = Run::of(2).poisoned([24 + 9]).with_workers(strategy);
+            let done = run.launch_with(|amp| amp.learner(clipped(), optim(amp), lr()));
+            assert_eq!(done.steps(), (steps, 2));
+            let Clipped { net, calls, .. } = &done.model.own;
+            let largest = net.head.weight.val().abs().max().into_scalar::<f32>();
+            let found = (largest, calls.load(Ordering::Relaxed));
+            assert_eq!(found, (LIMIT, steps - 2), "{strategy:?}");
+            values(&done.model)
         });
         assert!(fused == burns, "{strategy:?}");
     }
@@ -130,36 +124,29 @@ fn the_optimize_of_a_model_is_called() {
 /// What steps by itself trains as if the model had none.
 #[test]
 fn an_optimizer_that_steps_by_itself_does_not_call_it() {
-    let amp = MixedPrecision::f16();
-    let mut own = amp.learner(clipped(), fused(), lr()).unwrap();
-    let other = MixedPrecision::f16();
-    let mut plain = other.learner(net(), fused(), lr()).unwrap();
-    for batch in batches(&samples(24)) {
-        step(&mut own, batch.clone());
-        step(&mut plain, batch);
-    }
-    assert_eq!(own.model().own.calls.load(Ordering::Relaxed), 0);
-    assert!(values(&own.model()) == values(&plain.model()));
+    let run = Run::of(1);
+    let own = run.launch_with(|amp| amp.learner(clipped(), fused(), lr()));
+    assert_eq!(own.model.own.calls.load(Ordering::Relaxed), 0);
+    let plain = run.launch_with(crate::fused::learner);
+    assert!(values(&own.model) == values(&plain.model));
 }
 
 /// A model that panics in its own `optimize` has lost a step, and not the optimizer.
 #[test]
 fn a_panic_in_the_optimize_of_a_model_leaves_the_optimizer() {
-    let trained = |panics: bool| {
+    let [panicked, plain] = [true, false].map(|panics| {
         let amp = MixedPrecision::f16();
         let learner = amp.learner(clipped(), AdamConfig::new().init(), lr());
         let mut learner = learner.unwrap();
         for batch in batches(&samples(24)) {
-            learner.lr_step();
             if panics {
                 let grads = learner.train_step(batch.clone()).grads;
                 learner.model().own.panics.store(true, Ordering::Relaxed);
                 assert!(quietly(|| learner.optimizer_step(grads)).is_err());
             }
-            let grads = learner.train_step(batch).grads;
-            learner.optimizer_step(grads);
+            step(&mut learner, batch);
         }
         values(&learner.model())
-    };
-    assert!(trained(true) == trained(false));
+    });
+    assert!(panicked == plain);
 }

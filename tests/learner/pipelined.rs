@@ -34,17 +34,16 @@ fn a_learner_steps_as_a_loop_by_hand() {
 /// Turned off, it is the run without it, clipped or not: the model, and every byte of its checkpoints.
 #[test]
 fn a_synchronous_run_is_the_one_without_a_pipeline() {
-    let run = Run::shuffled();
-    let plain = run.launch();
-    let synchronous = run
-        .launch_with(|amp| amp.learner(net(), pipelined(adam(amp)).with_synchronous(true), lr()));
-    assert_same(&plain, &synchronous);
-
     let clip = |amp: &MixedPrecision| adam(amp).with_clipping(GradientClip::Value(1e-4));
-    let clipped = run
-        .launch_with(|amp| amp.learner(net(), pipelined(clip(amp)).with_synchronous(true), lr()));
-    assert_same(&run.launch_with(with(clip)), &clipped);
-    assert!(values(&clipped.model) != values(&plain.model));
+    let optims: [fn(&MixedPrecision) -> ScaledOptimizer; 2] = [adam, clip];
+    let [plain, clipped] = optims.map(|optim| {
+        let plain = Run::shuffled().launch_with(with(optim));
+        let synchronous = with(|amp| pipelined(optim(amp)).with_synchronous(true));
+        let synchronous = Run::shuffled().launch_with(synchronous);
+        assert_same(&plain, &synchronous);
+        values(&plain.model)
+    });
+    assert!(plain != clipped);
 }
 
 /// A run may be resumed without the pipeline, and one without it with it.
@@ -53,8 +52,7 @@ fn checkpoints_know_nothing_of_the_pipeline() {
     let both: [fn(&MixedPrecision) -> Made; 2] = [burns, learner];
     for [first, second] in [both, [both[1], both[0]]] {
         let half = Run::shuffled().until(2).launch_with(first);
-        let stored = Resume::check(half.folder.path(), 2).unwrap();
-        let counters = stored.record().unwrap().counters().unwrap();
+        let counters = half.stored(2).counters().unwrap();
         assert_eq!(counters, half.counters());
         let done = Run::shuffled().resumed(2).launch_in(&half.folder, second);
         assert_eq!(done.counters().steps(), 24);
@@ -68,17 +66,12 @@ fn half_precision_parameters_resume_from_their_masters() {
     let launch = |run: &Run, folder: &Folder| -> Done<Model<Half>> {
         let amp = MixedPrecision::bf16();
         let optim = PipelinedOptimizer::new(AdamConfig::new().init(), Device::flex()).unwrap();
-        let learner = amp.learner(half(), optim, lr()).unwrap();
-        run.train(folder, &amp, learner)
+        run.train(folder, &amp, amp.learner(half(), optim, lr()))
     };
     let [whole, first, resumed] = resumed_with(&Run::shuffled(), launch);
     let weight = &whole.model.own.net.hidden.weight;
     assert_eq!(weight.val().dtype(), DType::BF16);
-    let record = |done: &Done<_>, epoch| {
-        let stored = Resume::check(done.folder.path(), epoch).unwrap();
-        stored.record().unwrap().clone()
-    };
-    assert_eq!(record(&first, 2).masters(), 4);
-    assert!(record(&resumed, 4).bits() == record(&whole, 4).bits());
+    assert_eq!(first.stored(2).masters(), 4);
+    assert!(resumed.stored(4).bits() == whole.stored(4).bits());
     assert!(resumed.bits() == whole.bits());
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::{
     averages::{averaged, averaging},
+    by_hand::{guarded, spiked},
     support::*,
 };
 
@@ -14,6 +15,7 @@ fn a_resumed_run_is_the_uninterrupted_one_bit_for_bit() {
     let clipped = with(|amp| adam(amp).with_clipping(GradientClip::GlobalNorm(0.1)));
     let (run, windows) = (Run::shuffled(), Run::shuffled().with_windows(4));
     type Way<'a> = (Run, &'a dyn Fn(&MixedPrecision) -> Made);
+    let guarded = with(guarded);
     let mut ways: Vec<Way> = vec![
         (run.clone(), &burns),
         (windows.clone(), &burns),
@@ -28,24 +30,18 @@ fn a_resumed_run_is_the_uninterrupted_one_bit_for_bit() {
         let [main, sharded] = WAYS.map(|optim| run.clone().with_workers(optim));
         let windows = sharded.clone().with_windows(2);
         ways.extend([main, sharded, windows].map(|run| (run, &burns as _)));
+        ways.push((spiked(), &guarded));
     }
     for (index, (run, learner)) in ways.into_iter().enumerate() {
         let [whole, half, resumed] = resumed(&run, learner);
         let counters = whole.counters();
-        assert!(
-            counters.skipped() >= 4,
-            "the poison, once an epoch: {counters:?}"
-        );
+        let not_taken = counters.skipped() + counters.guarded();
+        assert!(not_taken >= 4, "the poison, once an epoch: {counters:?}");
         if let Some(ema) = half.model.ema() {
-            let stored = Resume::check(half.folder.path(), 2).unwrap();
             let mut averages = EmaConfig::new().init().unwrap();
-            averages
-                .load_record(stored.record().unwrap().clone())
-                .unwrap();
-            assert_eq!(
-                (averages.updates(), averages.parameters()),
-                (ema.updates(), 4)
-            );
+            averages.load_record(half.stored(2)).unwrap();
+            let stored = (averages.updates(), averages.parameters());
+            assert_eq!(stored, (ema.updates(), 4));
             assert!(averaged(&resumed.model) == averaged(&whole.model));
             assert!(averaged(&resumed.model).2 > ema.updates());
         }
@@ -70,7 +66,7 @@ fn a_resumed_run_goes_on_with_its_own_rule() {
     };
     let launch = |run: &Run, folder: &Folder| {
         let amp = run.amp().with_schedule(rule()).unwrap();
-        run.train(folder, &amp, burns(&amp).unwrap())
+        run.train(folder, &amp, burns(&amp))
     };
     let [whole, _, resumed] = resumed_with(&Run::shuffled(), launch);
     let schedule = whole.model.scaler().schedule();
@@ -99,9 +95,8 @@ fn edited_settings_are_those_of_the_resumed_run() {
     assert_eq!(scaler.growth_tracker(), 2);
 
     // One call takes the stored ones.
-    let stored = Resume::check(done.folder.path(), 1).unwrap();
-    let config = *stored.record().unwrap().schedule().unwrap().config();
-    assert_eq!(config, first.config);
+    let stored = done.stored(1);
+    assert_eq!(*stored.schedule().unwrap().config(), first.config);
 }
 
 type Loader = Arc<dyn DataLoader<Batch>>;
@@ -116,38 +111,27 @@ fn shuffled() -> Loader {
     loader(InMemDataset::new(samples(40)), Some(7))
 }
 
-/// A checkpoint of this epoch.
-fn stopped_after(epochs: usize) -> Resume {
-    let done = Run::of(epochs).launch();
-    Resume::check(done.folder.path(), epochs).unwrap()
-}
-
+/// And so do those of one device and of several.
 #[test]
 fn the_loader_itself_goes_on_where_the_other_has_stopped() {
-    let whole = shuffled();
-    let epochs: Vec<_> = (0..4).map(|_| epoch(&whole)).collect();
-    assert!(epochs[0] != epochs[2]);
-    let resumed = stopped_after(2).loader(shuffled());
-    assert!([epoch(&resumed), epoch(&resumed)] == epochs[2..]);
-}
-
-#[test]
-fn so_do_the_loaders_of_one_device_and_of_several() {
-    let flex = Device::flex();
-    let resume = stopped_after(1);
-    for devices in [vec![flex.clone()], vec![flex.clone(), flex.clone()]] {
-        let whole = split_dataloader(shuffled(), &devices);
-        let resumed = split_dataloader(resume.loader(shuffled()), &devices);
-        for (whole, resumed) in whole.iter().zip(&resumed) {
-            let first = epoch(whole);
-            assert!(epoch(whole) == epoch(resumed));
-            assert!(first != epoch(resumed));
+    let flexes = [Device::flex(), Device::flex()];
+    let done = Run::of(2).launch();
+    type Split<'a> = &'a dyn Fn(Loader) -> Vec<Loader>;
+    let splits: [Split; 4] = [
+        &|loader| vec![loader],
+        &|loader| vec![loader.to_device(&flexes[0])],
+        &|loader| split_dataloader(loader, &flexes[..1]),
+        &|loader| split_dataloader(loader, &flexes),
+    ];
+    for (split, stop) in splits.iter().flat_map(|split| [(split, 1), (split, 2)]) {
+        let resume = Resume::check(done.folder.path(), stop).unwrap();
+        let resumed = split(resume.loader(shuffled()));
+        for (whole, resumed) in split(shuffled()).iter().zip(&resumed) {
+            let epochs: Vec<_> = (0..4).map(|_| epoch(whole)).collect();
+            assert!(epochs[0] != epochs[stop]);
+            assert!([epoch(resumed), epoch(resumed)] == epochs[stop..stop + 2]);
         }
     }
-    let loaders = [shuffled(), resume.loader(shuffled())];
-    let [whole, resumed] = loaders.map(|loader| loader.to_device(&flex));
-    epoch(&whole);
-    assert!(epoch(&whole) == epoch(&resumed));
 }
 
 #[test]

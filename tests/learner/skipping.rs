@@ -2,14 +2,15 @@
 
 use crate::support::*;
 
-fn run(epochs: usize) -> Run {
-    Run::of(epochs).with_config(GradScalerConfig::new())
+fn poisoned(epochs: usize) -> Run {
+    let run = Run::of(epochs).with_config(GradScalerConfig::new());
+    run.poisoned([2 * 8 + 3])
 }
 
 /// The run ends with finite parameters; the skip is counted once, and the scale backed off once.
 #[test]
 fn a_poisoned_batch_is_skipped_once() {
-    let done = run(1).poisoned([2 * 8 + 3]).launch();
+    let done = poisoned(1).launch();
     assert_eq!(done.steps(), (6, 1));
     assert_eq!(done.model.scaler().loss_scale(), 32768.0);
     assert!(all_finite(&done.model));
@@ -28,11 +29,9 @@ fn a_poisoned_batch_is_skipped_once() {
 /// The last ones, too, whose outcomes come after the last item of an epoch.
 #[test]
 fn metrics_are_of_the_steps_that_are_known() {
-    let run = run(2).poisoned([2 * 8 + 3]);
-    for done in [
-        run.launch_with(crate::pipelined::learner),
-        run.launch_with(crate::fused::learner),
-    ] {
+    let learners: [fn(&MixedPrecision) -> Made; 2] =
+        [crate::pipelined::learner, crate::fused::learner];
+    for done in learners.map(|learner| poisoned(2).launch_with(learner)) {
         assert_eq!(done.counters().skipped(), 2);
         for epoch in [1, 2] {
             let skips = done.metric(epoch, "Skipped Steps");
@@ -44,32 +43,20 @@ fn metrics_are_of_the_steps_that_are_known() {
     }
 }
 
-/// No loss scale is to blame: the step is skipped, and the scale stays.
-#[test]
-fn a_loss_that_is_infinite_leaves_the_scale() {
-    let done = run(1).spoiled([2 * 8 + 3]).launch();
-    assert_eq!(done.steps(), (6, 1));
-    assert!(all_finite(&done.model));
-    if done.amp.dtype() == FloatDType::F16 {
-        assert_eq!(done.counters().bad_losses(), 1);
-        assert_eq!(done.model.scaler().loss_scale(), 65536.0);
-    }
-}
-
 /// They belong to the training: in validation they show nothing, and write nothing.
 #[test]
 fn metrics_are_not_available_in_validation() {
-    let (run, folder) = (Run::of(1), temp_dir());
-    let amp = run.amp();
-    let training = run.training(folder.path()).metrics((
+    let amp = MixedPrecision::f16();
+    let metrics = (
         amp.loss_scale_metric(),
         amp.skipped_steps_metric(),
         amp.gradient_norm_metric(),
         amp.zero_gradients_metric(),
-    ));
-    let done = Done::of(training.launch(burns(&amp).unwrap()), &amp, &folder);
-    assert!(done.error.is_none());
-    let valid = folder.path().join("valid/epoch-1");
+    );
+    let add = |_: &_, training: Training| training.metrics(metrics);
+    let done = Run::of(1).train_by(&temp_dir(), &amp, burns(&amp), add);
+    let done = done.finished();
+    let valid = done.folder.path().join("valid/epoch-1");
     for name in METRICS {
         assert_eq!(done.metric(1, name).len(), 7, "{name}");
         let file = format!("{}.log", name.replace(' ', "_"));

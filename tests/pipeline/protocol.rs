@@ -18,34 +18,30 @@ use worker::{Ended, Pending, Worker};
 
 const DEPTH: usize = 3;
 
-/// Runs a protocol in random orders, and in those with few preemptions.
-fn check(protocol: fn(), orders: usize) {
-    check_random(protocol, orders);
-    check_pct(protocol, orders, DEPTH);
-}
-
-macro_rules! protocols {
-    ($($protocol:ident,)*) => {
-        mod in_some_orders {
-            $(#[test]
-            fn $protocol() {
-                super::check(super::$protocol, 400);
-            })*
-        }
-
-        #[test]
-        #[ignore = "slow"]
-        fn sweep_orders() {
-            $(check($protocol, 4000);)*
-        }
-    };
-}
-
-protocols! {
+const PROTOCOLS: [fn(); 4] = [
     one_in_flight,
     first_in_first_out_in_a_bounded_queue_that_a_drop_finishes,
     a_panic_refuses_what_comes_after_it,
     several_senders,
+];
+
+/// In random orders, and in those with few preemptions.
+fn check(orders: usize) {
+    for protocol in PROTOCOLS {
+        check_random(protocol, orders);
+        check_pct(protocol, orders, DEPTH);
+    }
+}
+
+#[test]
+fn in_some_orders() {
+    check(400);
+}
+
+#[test]
+#[ignore = "slow"]
+fn sweep_orders() {
+    check(4000);
 }
 
 fn start(value: Vec<usize>) -> Worker<Vec<usize>> {
@@ -135,17 +131,15 @@ fn a_panic_refuses_what_comes_after_it() {
 /// Two senders, as two networks would be: the order of each is kept.
 fn several_senders() {
     let worker = Arc::new(start(Vec::new()));
-    let threads: Vec<_> = (0..2)
-        .map(|sender| {
-            let worker = worker.clone();
-            sync::thread::spawn(move || {
-                for job in 0..2 {
-                    let push = move |done: &mut Vec<usize>| done.push(10 * sender + job);
-                    worker.send(push).unwrap().wait().unwrap();
-                }
-            })
+    let threads = [0, 1].map(|sender| {
+        let worker = worker.clone();
+        sync::thread::spawn(move || {
+            for job in 0..2 {
+                let push = move |done: &mut Vec<usize>| done.push(10 * sender + job);
+                worker.send(push).unwrap().wait().unwrap();
+            }
         })
-        .collect();
+    });
     for thread in threads {
         thread.join().unwrap();
     }

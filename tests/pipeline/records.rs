@@ -1,7 +1,5 @@
 //! Records: what is on its way is done first, and a run that resumes goes on bit for bit.
 
-use std::ops::Range;
-
 use crate::support::*;
 
 fn amp() -> MixedPrecision {
@@ -30,51 +28,44 @@ fn bytes(optim: &mut PipelinedOptimizer) -> Vec<u8> {
     optim.to_record().into_bytes().unwrap().to_vec()
 }
 
-/// The record of a trial's optimizer, as stored.
-fn stored(bytes: &[u8]) -> AmpRecord {
-    AmpRecord::from_bytes(Bytes::from_bytes_vec(bytes.to_vec())).unwrap()
-}
-
 /// An open window is in the record, and the pipeline knows how full it is.
 #[test]
 fn a_run_resumes_bit_for_bit_after_synchronize() {
-    let accumulating = |amp: &MixedPrecision| adam(amp).with_accumulation(4);
-    resumes(amp, adam, 0);
-    resumes(amp_by_own_rule, adam, 0);
-    resumes(amp, accumulating, 2);
-}
+    type Amp = fn() -> MixedPrecision;
+    type Optim = fn(&MixedPrecision) -> ScaledOptimizer;
+    let ways: [(Amp, Optim, u32); 3] = [
+        (amp, adam, 0),
+        (amp_by_own_rule, adam, 0),
+        (amp, |amp| adam(amp).with_accumulation(4), 2),
+    ];
+    for (amp, optim, window) in ways {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, model) = (folder.path().join("optim"), folder.path().join("model"));
+        let mut there = Trial::new(amp(), optim);
+        synchronized(&mut there, 0..22);
+        there.optim.save(&file).unwrap();
+        there.net.clone().into_record().save(&model).unwrap();
+        let counters = there.counters();
+        synchronized(&mut there, 22..45);
 
-fn resumes(
-    amp: fn() -> MixedPrecision,
-    optim: fn(&MixedPrecision) -> ScaledOptimizer,
-    window: u32,
-) {
-    let folder = tempfile::tempdir().unwrap();
-    let (file, model) = (folder.path().join("optim"), folder.path().join("model"));
-    let mut there = Trial::new(amp(), optim);
-    synchronized(&mut there, 0..22);
-    there.optim.save(&file).unwrap();
-    there.net.clone().into_record().save(&model).unwrap();
-    let counters = there.counters();
-    synchronized(&mut there, 22..45);
+        // The model's own parameters are the masters.
+        let record = AmpRecord::load(&file).unwrap();
+        assert_eq!((record.masters(), record.window()), (0, window));
 
-    // The model's own parameters are the masters.
-    let record = AmpRecord::load(&file).unwrap();
-    assert_eq!((record.masters(), record.window()), (0, window));
+        let mut here = Trial::new(amp(), optim);
+        here.optim.load(&file).unwrap();
+        here.net = here.net.load_record(ModuleRecord::load(&model).unwrap());
+        synchronized(&mut here, 22..45);
+        assert!(here.state() == there.state());
+        assert_eq!(here.counters(), there.counters());
+        // Both have the same state.
+        assert!(bytes(&mut here.optim) == bytes(&mut there.optim));
 
-    let mut here = Trial::new(amp(), optim);
-    here.optim.load(&file).unwrap();
-    here.net = here.net.load_record(ModuleRecord::load(&model).unwrap());
-    synchronized(&mut here, 22..45);
-    assert!(here.state() == there.state());
-    assert_eq!(here.counters(), there.counters());
-    // Both have the same state.
-    assert!(bytes(&mut here.optim) == bytes(&mut there.optim));
-
-    // And so does a run without the pipeline.
-    let mut optim = optim(&amp());
-    optim.load(&file).unwrap();
-    assert_eq!(optim.scaler().counters(), counters);
+        // And so does a run without the pipeline.
+        let mut optim = optim(&amp());
+        optim.load(&file).unwrap();
+        assert_eq!(optim.scaler().counters(), counters);
+    }
 }
 
 /// The record of a run whose model is behind has the masters: resuming with that model does not lose the last update.
@@ -82,10 +73,10 @@ fn resumes(
 fn a_record_taken_without_synchronize_holds_what_the_model_lacks() {
     let mut there = Trial::new(amp(), adam);
     run(&mut there, 0..20);
-    let record = there.optim.to_record();
+    let record = there.optim.to_record().into_bytes().unwrap();
+    let record = AmpRecord::from_bytes(record).unwrap();
     assert_eq!(record.masters(), 4);
     assert_eq!(record.counters().unwrap().steps(), 20);
-    let taken = record.into_bytes().unwrap();
     let model = there.net.clone().into_record();
 
     // It has changed nothing: the training goes on a step behind.
@@ -95,7 +86,7 @@ fn a_record_taken_without_synchronize_holds_what_the_model_lacks() {
     synchronized(&mut there, 20..30);
 
     let mut here = Trial::new(amp(), adam);
-    here.optim.load_record(stored(&taken)).unwrap();
+    here.optim.load_record(record.clone()).unwrap();
     here.net = here.net.load_record(model);
     assert!(parameters(&here.net) == before);
     here.synchronize();
@@ -104,15 +95,15 @@ fn a_record_taken_without_synchronize_holds_what_the_model_lacks() {
 
     // Without a pipeline, it would be lost in silence.
     let mut optim = adam(&amp());
-    let error = optim.load_record(stored(&taken)).unwrap_err();
+    let error = optim.load_record(record.clone()).unwrap_err();
     is_error(&error, "ForeignRecord", ["master"]);
-    let record = stored(&taken).without_masters();
-    optim.load_record(record).unwrap();
+    let without = record.clone().without_masters();
+    optim.load_record(without).unwrap();
     assert_eq!(optim.scaler().counters().steps(), 20);
 
     // The masters of another model.
     let Trial { mut optim, net, .. } = Trial::new(amp(), adam);
-    optim.load_record(stored(&taken)).unwrap();
+    optim.load_record(record).unwrap();
     let error = optim.synchronize(net).unwrap_err();
     says(&error, ["load the model's own record"]);
     // They are there still.
@@ -129,9 +120,9 @@ fn a_damaged_record_leaves_all_as_it_was() {
     damaged[last] ^= 1;
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(&file, damaged).unwrap();
+    let scale = trial.amp.loss_scale();
     let error = trial.optim.load(&file).unwrap_err();
     is_error(&error, "DamagedRecord", []);
-    let scale = trial.amp.loss_scale();
     let foreign = GradScalerConfig::new().init().unwrap().to_record();
     assert!(trial.optim.load_record(foreign).is_err());
     assert_eq!(trial.amp.loss_scale(), scale);

@@ -130,24 +130,17 @@ impl<O: ModuleOptim> Simulation<O> {
         &self.masters
     }
 
-    /// A step of the pipeline, after which the network is the one to be computed with next.
+    /// A step of the pipeline. After an update, which a micro-batch of an open window is not, the network is the one to be computed with
+    /// next.
     pub fn step(&mut self, lr: f64, step: usize, overflow: bool) {
         let grads = gradients(&self.amp, &self.net, step, overflow);
-        self.synchronize();
-        self.update(lr, grads);
-        let scale = f64::from(self.optim.scaler().loss_scale());
-        self.reached = Some((self.masters.clone(), scale));
-    }
-
-    /// What the optimizer takes without an update.
-    pub fn micro_batch(&mut self, lr: f64, step: usize, overflow: bool) {
-        let grads = gradients(&self.amp, &self.net, step, overflow);
-        self.update(lr, grads);
-    }
-
-    fn update(&mut self, lr: f64, grads: GradientsParams) {
         let grads = grads.to_device(&Device::flex(), &self.masters);
         self.masters = self.optim.step(lr, self.masters.clone(), grads);
+        if self.optim.window().is_none_or(|window| window.is_empty()) {
+            self.synchronize();
+            let scale = f64::from(self.optim.scaler().loss_scale());
+            self.reached = Some((self.masters.clone(), scale));
+        }
     }
 
     pub fn synchronize(&mut self) {

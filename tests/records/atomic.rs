@@ -4,10 +4,11 @@ use std::{
     collections::BTreeSet,
     fs,
     path::Path,
+    process::{Command, Stdio},
     thread::sleep,
     time::{Duration, Instant},
 };
-use tempfile::tempdir;
+use tempfile::TempDir;
 
 use crate::support::*;
 
@@ -28,27 +29,39 @@ fn states() -> Vec<ScaledOptimizer<ModuleOptimizer>> {
     states
 }
 
-fn load(path: &Path) -> Pack {
-    let mut optim = states().remove(0);
-    optim.load(path).unwrap();
-    contents(&mut optim)
+/// Saves them again and again, in their order.
+fn save_for_ever(path: &Path) -> impl Iterator<Item = ()> {
+    let mut states = states();
+    (0..).map(move |count: usize| states[count % STATES].save(path).unwrap())
+}
+
+/// A folder with a file of the first of them, and which of them is in the file.
+fn saved() -> (TempDir, impl Fn() -> usize) {
+    let (folder, path) = place("optim.bpk");
+    let mut states = states();
+    states[0].save(&path).unwrap();
+    let valid: Vec<Pack> = states.iter_mut().map(contents).collect();
+    let which = move || {
+        let mut optim = adam();
+        optim.load(&path).unwrap();
+        let loaded = contents(&mut optim);
+        let state = valid.iter().position(|state| *state == loaded);
+        state.expect("a file that nobody has saved")
+    };
+    (folder, which)
 }
 
 #[test]
 fn killed_while_saving() {
-    let folder = tempdir().unwrap();
-    let (path, ready) = (folder.path().join("optim.bpk"), folder.path().join("ready"));
-    let mut states = states();
-    let valid: Vec<Pack> = states.iter_mut().map(contents).collect();
-    states[0].save(&path).unwrap();
+    let (folder, which) = saved();
+    let ready = folder.path().join("ready");
     let mut seen = BTreeSet::new();
     let (mut rounds, mut inside) = (0, 0);
     // A kill in the middle of a save leaves its scratch file: some must, or nothing was tested.
     while rounds < 12 || (rounds < 40 && (inside < 3 || seen.len() < 2)) {
-        let mut saving = child("atomic::saves_for_ever", folder.path())
-            .stdout(std::process::Stdio::null())
-            .spawn()
-            .unwrap();
+        let test = concat!(module_path!(), "::saves_for_ever");
+        let mut saving = child(test, folder.path());
+        let mut saving = saving.stdout(Stdio::null()).spawn().unwrap();
         let start = Instant::now();
         while !ready.exists() {
             assert!(start.elapsed() < Duration::from_secs(60), "no save yet");
@@ -60,10 +73,7 @@ fn killed_while_saving() {
         saving.kill().unwrap();
         saving.wait().unwrap();
         fs::remove_file(&ready).unwrap();
-
-        let loaded = load(&path);
-        let state = valid.iter().position(|state| *state == loaded);
-        seen.insert(state.expect("a file that nobody has saved"));
+        seen.insert(which());
         // The next save removes it.
         inside += scratch_files(folder.path()).len();
         rounds += 1;
@@ -75,15 +85,30 @@ fn killed_while_saving() {
 #[test]
 #[ignore = "run by killed_while_saving"]
 fn saves_for_ever() {
-    let Some(folder) = folder() else { return };
-    let (path, ready) = (folder.join("optim.bpk"), folder.join("ready"));
-    let mut states = states();
-    for count in 0.. {
-        states[count % STATES].save(&path).unwrap();
-        if count == 2 {
-            fs::write(&ready, "").unwrap();
-        }
+    let Some(folder) = child_folder() else { return };
+    let path = folder.join("optim.bpk");
+    let mut saves = save_for_ever(&path);
+    saves.nth(2);
+    fs::write(folder.join("ready"), "").unwrap();
+    saves.for_each(drop);
+}
+
+/// Saves `optim.bpk` in a process that may not write so many blocks of 512 bytes. The system kills who writes beyond the limit, unless
+/// the signal is ignored: then the write fails.
+pub fn save_within(folder: &Path, blocks: usize, is_killed: bool) {
+    let test = child(concat!(module_path!(), "::saves_once"), folder);
+    let trap = if is_killed { "" } else { "trap '' XFSZ;" };
+    let limit = format!("{trap} ulimit -f {blocks}; exec \"$0\" \"$@\"");
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &limit]);
+    shell.arg(test.get_program()).args(test.get_args());
+    for (name, value) in test.get_envs() {
+        shell.env(name, value.unwrap());
     }
+    let output = shell.output().unwrap();
+    // One that is killed has no code.
+    let code = (!is_killed).then_some(0);
+    assert_eq!(output.status.code(), code, "{output:?}");
 }
 
 /// A limit on the size of files, in place of a full disk.
@@ -91,29 +116,18 @@ fn saves_for_ever() {
 #[test]
 fn a_full_disk() {
     for (kill, blocks) in [(false, 1), (false, 64), (true, 1), (true, 64), (true, 100)] {
-        let (folder, path) = place("optim.bpk");
-        let mut states = states();
-        states[0].save(&path).unwrap();
-
-        // The system kills who writes beyond the limit, unless the signal is ignored: then the write fails.
-        let trap = if kill { "" } else { "trap '' XFSZ;" };
-        let limit = format!("{trap} ulimit -f {blocks};");
-        let output = limited("atomic::saves_once", folder.path(), &limit);
-        if kill {
-            assert_eq!(output.status.code(), None, "it should have been killed");
-        } else {
-            assert!(output.status.success(), "{output:?}");
-            assert!(scratch_files(folder.path()).is_empty());
-        }
+        let (folder, which) = saved();
+        save_within(folder.path(), blocks, kill);
+        assert!(kill || scratch_files(folder.path()).is_empty());
         assert!(!folder.path().join("saved").exists());
-        assert_eq!(load(&path), contents(&mut states[0]));
+        assert_eq!(which(), 0);
     }
 }
 
 #[test]
 #[ignore = "run in a process that may not write large files"]
 fn saves_once() {
-    let Some(folder) = folder() else { return };
+    let Some(folder) = child_folder() else { return };
     match states()[1].save(folder.join("optim.bpk")) {
         Ok(()) => fs::write(folder.join("saved"), "").unwrap(),
         Err(error) => assert_names(&error, &folder.join("optim.bpk")),
@@ -140,19 +154,13 @@ fn a_place_that_cannot_be_written_is_named() {
 /// Beside is where it is written: no reader ever sees a part of it.
 #[test]
 fn readers_see_whole_files_only() {
-    let (_folder, path) = place("optim.bpk");
-    let mut states = states();
-    states[0].save(&path).unwrap();
-    let valid: Vec<Pack> = states.iter_mut().map(contents).collect();
+    let (folder, which) = saved();
+    let path = folder.path().join("optim.bpk");
     std::thread::scope(|scope| {
-        let saver = scope.spawn(|| {
-            for count in 0..60 {
-                states[count % STATES].save(&path).unwrap();
-            }
-        });
+        let saver = scope.spawn(|| save_for_ever(&path).take(60).for_each(drop));
         let mut reads = 0;
         while !saver.is_finished() {
-            assert!(valid.contains(&load(&path)));
+            which();
             reads += 1;
         }
         assert!(reads > 1);

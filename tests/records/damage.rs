@@ -1,7 +1,7 @@
 //! Every byte of a small record flipped, one at a time, and every length cut off: a clean load or a clean error, and
 //! after an error the old state.
 
-use std::{fmt::Debug, ops::Range};
+use std::fmt::Debug;
 
 use crate::support::*;
 
@@ -10,7 +10,7 @@ const MASKS: [u8; 5] = [1, 2, 4, 128, 255];
 const ONE: [u8; 1] = [1];
 
 /// Loads `bytes`, damaged in every way, into copies of `old`, whose state stays where the load fails; `loaded` judges what a load that
-/// succeeded has made of it. Returns the positions at which some flip went unnoticed.
+/// succeeded has made of it.
 fn survey<T: Clone, S: PartialEq + Debug>(
     masks: &'static [u8],
     bytes: &[u8],
@@ -18,61 +18,42 @@ fn survey<T: Clone, S: PartialEq + Debug>(
     state: impl Fn(&mut T) -> S,
     load: impl Fn(&mut T, Bytes) -> Result<(), AmpError>,
     loaded: impl Fn(&S, usize),
-) -> Vec<usize> {
+) {
     let before = state(&mut old.clone());
-    let (mut unnoticed, mut refused) = (Vec::new(), 0);
-    let flipped = (0..bytes.len()).flat_map(|at| {
+    let mut refused = 0;
+    for at in 0..bytes.len() {
         // In the padding between the parts one is enough.
         let padding = bytes[at..].iter().take(8).all(|byte| *byte == 0);
-        let masks = if padding {
-            &masks[masks.len() - 1..]
-        } else {
-            masks
-        };
-        masks.iter().map(move |mask| (at, Some(*mask)))
-    });
-    let cut = (0..bytes.len()).map(|at| (at, None));
-    for (at, mask) in flipped.chain(cut) {
-        let mut damaged = bytes.to_vec();
-        match mask {
-            Some(mask) => damaged[at] ^= mask,
-            None => damaged.truncate(at),
-        }
-        let damaged = Bytes::from_bytes_vec(damaged);
-        let mut victim = old.clone();
-        let Ok(result) = quietly(|| load(&mut victim, damaged)) else {
-            panic!("byte {at}, mask {mask:?}: it panicked");
-        };
-        let state = state(&mut victim);
-        match result {
-            Ok(()) => {
-                loaded(&state, at);
-                unnoticed.push(at);
+        let skipped = if padding { masks.len() - 1 } else { 0 };
+        let flips = masks[skipped..].iter().copied().map(Some);
+        for mask in flips.chain([None]) {
+            let mut damaged = bytes.to_vec();
+            match mask {
+                Some(mask) => damaged[at] ^= mask,
+                None => damaged.truncate(at),
             }
-            Err(error) => {
-                assert_eq!(state, before, "byte {at}, mask {mask:?}: {error}");
-                assert_clean(&error);
-                refused += 1;
+            let damaged = Bytes::from_bytes_vec(damaged);
+            let mut victim = old.clone();
+            let result = quietly(|| load(&mut victim, damaged));
+            let state = state(&mut victim);
+            match result.unwrap_or_else(|_| panic!("byte {at}, mask {mask:?}: it panicked")) {
+                Ok(()) => loaded(&state, at),
+                Err(error) => {
+                    assert_eq!(state, before, "byte {at}, mask {mask:?}: {error}");
+                    assert_clean(&error);
+                    refused += 1;
+                }
             }
         }
     }
     assert!(refused > 1000);
-    unnoticed
 }
 
 fn assert_clean(error: &AmpError) {
-    let known = ["DamagedRecord", "ForeignRecord", "NewerRecord"];
     let variant = format!("{error:?}");
-    let known = known.iter().any(|known| variant.starts_with(known));
-    assert!(known, "{error:?}");
+    let mut known = ["DamagedRecord", "ForeignRecord", "NewerRecord"].iter();
+    assert!(known.any(|known| variant.starts_with(known)), "{variant}");
     assert!(error.to_string().starts_with("memory "), "{error}");
-}
-
-/// Where `part` is in `bytes`.
-fn position(bytes: &[u8], part: &[u8]) -> Range<usize> {
-    let found = bytes.windows(part.len()).position(|window| window == part);
-    let start = found.expect("the part is in the record");
-    start..start + part.len()
 }
 
 /// A sealed record: what is loaded is what was saved, or nothing is.
@@ -87,27 +68,8 @@ fn check_optimizer<O: ModuleOptim + Clone>(
     let saved = contents(&mut saved);
     assert_ne!(saved, contents(&mut old));
     let exact = |loaded: &_, at| assert_eq!(*loaded, saved, "byte {at}");
-    let unnoticed = survey(
-        masks,
-        &bytes,
-        &old,
-        contents,
-        ScaledOptimizer::from_bytes,
-        exact,
-    );
-
-    // The scaler's state, the version and every value of every tensor are in the unharmed file only.
-    let mut parts = vec![
-        position(&bytes, saved.metadata["burn_amp.state"].as_bytes()),
-        position(&bytes, b"burn_amp.version"),
-        position(&bytes, b"burn_amp.checksum"),
-    ];
-    let values = saved.tensors.values().map(|(_, values)| &values.2);
-    parts.extend(values.map(|values| position(&bytes, values)));
-    for part in parts {
-        let mut missed = unnoticed.iter().filter(|at| part.contains(at));
-        assert_eq!(missed.next(), None, "{part:?}");
-    }
+    let load = ScaledOptimizer::from_bytes;
+    survey(masks, &bytes, &old, contents, load, exact);
 }
 
 #[test]
@@ -136,10 +98,7 @@ fn of_a_scaler() {
     assert_ne!(bytes, old.bits());
     let exact = |loaded: &_, at| assert_eq!(*loaded, bytes, "byte {at}");
     let state = |scaler: &mut GradScaler| scaler.bits();
-    let unnoticed = survey(&MASKS, &bytes, &old, state, Files::from_bytes, exact);
-    let json = pack(bytes.clone()).metadata["burn_amp.state"].clone();
-    let part = position(&bytes, json.as_bytes());
-    assert!(unnoticed.iter().all(|at| !part.contains(at)));
+    survey(&MASKS, &bytes, &old, state, Files::from_bytes, exact);
 }
 
 /// It has no tensors: what is left of it must not read as the file of an optimizer that has not stepped yet.

@@ -15,27 +15,25 @@ fn burn_reads_our_file() {
     let small = Small::new(DType::F32).train(&mut scaled, 0..8, &[3]);
     scaled.save(&path).unwrap();
 
-    let record = OptimizerRecord::load(&path).unwrap();
-    let plain = AdamConfig::new().init().load_record(record);
-    let from_file = AdamConfig::new().init().load(&path).unwrap();
-    let bytes = scaled.into_bytes().unwrap();
-    let from_bytes = AdamConfig::new().init().from_bytes(bytes).unwrap();
-    let record = scaled.to_record().into_optimizer().unwrap();
-    let of_record = pack(record.into_bytes().unwrap());
-    assert_eq!(of_record, state(scaled.optimizer()));
-
+    let fresh = || AdamConfig::new().init();
+    let loaded = [
+        fresh().load_record(OptimizerRecord::load(&path).unwrap()),
+        fresh().load(&path).unwrap(),
+        fresh().from_bytes(scaled.into_bytes().unwrap()).unwrap(),
+        fresh().load_record(scaled.to_record().into_optimizer().unwrap()),
+    ];
     // All of them go on where the scaled one does, and save nothing of ours.
     let expected = small.clone().train(&mut scaled, 8..10, &[]);
-    for mut plain in [plain, from_file, from_bytes] {
+    for mut plain in loaded {
         let stepped = plain_step(&mut plain, small.clone(), 8);
         let stepped = plain_step(&mut plain, stepped, 9);
         assert_eq!(parameters(&stepped), parameters(&expected));
         assert_eq!(state(&plain), state(scaled.optimizer()));
     }
     // An optimizer that had lost its state would have gone elsewhere.
-    let fresh = plain_step(&mut AdamConfig::new().init(), small.clone(), 8);
+    let lost = plain_step(&mut fresh(), small.clone(), 8);
     let kept = small.train(&mut scaled, 8..9, &[]);
-    assert_ne!(parameters(&fresh), parameters(&kept));
+    assert_ne!(parameters(&lost), parameters(&kept));
 }
 
 #[test]
@@ -50,8 +48,7 @@ fn we_read_burns_file() {
     assert_eq!(AmpRecord::load(&path).unwrap().counters(), None);
 
     // A scaler far from its start, with settings of its own.
-    let config = at_scale(1024.0).with_growth_interval(2);
-    let fresh = config.init().unwrap();
+    let fresh = at_scale(1024.0).with_growth_interval(2).init().unwrap();
     let scaled = ScaledOptimizer::new(AdamConfig::new().init(), fresh.clone());
     let mut scaled = trained(scaled, DType::F32, 0..5, &[4]);
     assert_ne!(scaled.scaler().bits(), fresh.bits());

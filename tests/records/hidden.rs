@@ -2,27 +2,17 @@
 
 use crate::{forge::forged, support::*};
 
-fn sealed() -> Vec<u8> {
-    let mut optim = trained(adam(), DType::F32, 0..9, &[2, 7]);
-    optim.into_bytes().unwrap().to_vec()
-}
-
-#[test]
-fn two_bytes_that_emptied_an_optimizer() {
-    let mut bytes = sealed();
-    // No tensors, and a head that ends before the section.
-    bytes[19] = 0xa0;
-    bytes[6..10].copy_from_slice(&256u32.to_le_bytes());
-    let bytes = Bytes::from_bytes_vec(bytes);
-    let mut optim = trained(adam(), DType::F32, 20..23, &[21]);
-    let error = refused(&mut optim, |optim| optim.from_bytes(bytes));
-    is_error(&error, "DamagedRecord", []);
-}
-
 /// One bit in the length of the head, and one at its begin, in records whose heads are of many lengths.
 #[test]
 fn pairs_of_bits() {
-    let honest = Bytes::from_bytes_vec(sealed());
+    let mut optim = trained(adam(), DType::F32, 0..9, &[2, 7]);
+    let honest = optim.into_bytes().unwrap();
+    // What an earlier run has found: no tensors, and a head that ends before the section.
+    let mut empty = honest.to_vec();
+    empty[19] = 0xa0;
+    empty[6..10].copy_from_slice(&256u32.to_le_bytes());
+    let error = AmpRecord::from_bytes(Bytes::from_bytes_vec(empty)).unwrap_err();
+    is_error(&error, "DamagedRecord", []);
     let mut refused = 0;
     for longer in (0..800).step_by(50) {
         let bytes = forged(&honest, |pack| {
@@ -67,7 +57,7 @@ fn a_plain_record_of_a_parameter_with_our_name() {
     assert!(paths.any(|path| path == "burn_amp.weight"), "{plain:?}");
 
     let mut loaded = adam();
-    let bytes = optim.optimizer().into_bytes().unwrap();
-    loaded.from_bytes(bytes).unwrap();
+    let bytes = optim.optimizer().into_bytes();
+    loaded.from_bytes(bytes.unwrap()).unwrap();
     assert_eq!(state(loaded.optimizer()).tensors, plain.tensors);
 }

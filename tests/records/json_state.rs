@@ -20,26 +20,27 @@ fn torch() -> Value {
     })
 }
 
+/// PyTorch's, with another value under this name.
+fn torch_with(name: &str, value: Value) -> Value {
+    let mut json = torch();
+    json[name] = value;
+    json
+}
+
 /// f32 scales that are no short decimals, and a schedule in the middle of its life.
 #[test]
 fn a_round_trip_is_exact() {
-    let config = GradScalerConfig {
-        init_scale: 1e5 / 3.0,
-        growth_factor: 1.7,
-        backoff_factor: 0.3,
-        growth_interval: 3,
-        ..Default::default()
-    };
+    let config = at_scale(1e5 / 3.0)
+        .with_growth_factor(1.7)
+        .with_backoff_factor(0.3)
+        .with_growth_interval(3);
     let mut schedule = config.schedule().unwrap();
     for step in 0..60 {
-        let mut scaler = config.init().unwrap();
-        scaler.set_loss_scale(schedule.scale().into()).unwrap();
-        let tracker = schedule.growth_tracker();
-        scaler.set_growth_tracker(tracker).unwrap();
+        let scaler = schedule.clone().init().unwrap();
         let mut loaded = fresh();
         loaded.load_state_dict(&scaler.state_dict()).unwrap();
         assert_eq!(loaded.state_dict(), scaler.state_dict());
-        assert_eq!(loaded.loss_scale().to_bits(), scaler.loss_scale().to_bits());
+        assert_eq!(loaded.loss_scale().to_bits(), schedule.scale().to_bits());
         let outcome = outcome(step % 7 == 0);
         schedule = schedule.adjust(outcome);
         let adjusted = loaded.schedule().adjust(outcome).scale();
@@ -77,20 +78,20 @@ fn a_disabled_scaler_has_an_empty_state() {
 }
 
 /// Loads what must be refused, and is of this variant and names this; the state stays.
-fn refused(config: GradScalerConfig, text: &str, variant: &str, named: &str) {
-    let mut scaler = config.init().unwrap();
-    scaler.set_loss_scale(4.0).unwrap();
+fn refused(text: &str, variant: &str, named: &str) {
+    // With a bound, which PyTorch knows nothing of.
+    let mut scaler = at_scale(4.0).with_max_scale(Some(65536.0)).init().unwrap();
     let before = scaler.bits();
     let error = scaler.load_state_dict(text).unwrap_err();
     is_error(&error, variant, [named]);
     assert_eq!(scaler.bits(), before);
+    // Within it a state loads, and it stays.
+    scaler.load_state_dict(&torch().to_string()).unwrap();
+    assert!(scaler.set_loss_scale(131072.0).is_err());
 }
 
 #[test]
 fn what_is_no_state_is_refused() {
-    let refused = |text: &str, variant: &str, named: &str| {
-        refused(GradScalerConfig::new(), text, variant, named);
-    };
     // PyTorch: "The source state dict is empty, possibly because it was saved from a disabled instance of GradScaler."
     let empty = "ource state is empty, possibly because it was saved from a disabled instance of GradScaler";
     refused("{}", "EmptyState", empty);
@@ -111,46 +112,31 @@ fn what_is_no_state_is_refused() {
     for name in torch().as_object().unwrap().keys() {
         let mut without = torch();
         without.as_object_mut().unwrap().remove(name);
-        let mut null = torch();
-        null[name] = Value::Null;
-        for json in [without, null] {
+        for json in [without, torch_with(name, Value::Null)] {
             refused(&json.to_string(), "InvalidState", &format!("`{name}`"));
         }
     }
-    // Values outside their ranges, named as in the JSON.
-    let bad: [(&str, &[Value]); 4] = [
-        ("scale", &[json!(0.0), json!(-1.0), json!(1e300)]),
-        ("growth_factor", &[json!(1.0), json!(0.5), json!(-2.0)]),
-        ("backoff_factor", &[json!(0.0), json!(1.0), json!(1.5)]),
-        ("growth_interval", &[json!(0)]),
-    ];
-    for (name, values) in bad {
-        for value in values {
-            let mut json = torch();
-            json[name] = value.clone();
-            refused(&json.to_string(), "InvalidValue", &format!("`{name}`"));
+    // Values outside their ranges, named as in the JSON, and a scale outside our bounds.
+    let bad = json!({
+        "scale": [0.0, -1.0, 1e300],
+        "growth_factor": [1.0, 0.5, -2.0],
+        "backoff_factor": [0.0, 1.0, 1.5],
+        "growth_interval": [0]
+    });
+    for (name, values) in bad.as_object().unwrap() {
+        for value in values.as_array().unwrap() {
+            let json = torch_with(name, value.clone()).to_string();
+            refused(&json, "InvalidValue", &format!("`{name}`"));
         }
     }
-}
-
-/// Bounds of this scaler, which PyTorch knows nothing of.
-#[test]
-fn a_scale_outside_our_bounds_is_refused() {
-    let config = GradScalerConfig::new().with_max_scale(Some(65536.0));
-    let mut json = torch();
-    json["scale"] = json!(131072.0);
-    refused(config, &json.to_string(), "", "max_scale");
-    // Within them it loads, and they stay.
-    let mut scaler = config.init().unwrap();
-    scaler.load_state_dict(&torch().to_string()).unwrap();
-    assert!(scaler.set_loss_scale(131072.0).is_err());
+    let high = torch_with("scale", json!(131072.0));
+    refused(&high.to_string(), "", "max_scale");
 }
 
 /// A later PyTorch may add names.
 #[test]
 fn unknown_names_are_ignored() {
-    let mut json = torch();
-    json["device"] = json!("cuda");
+    let json = torch_with("device", json!("cuda"));
     assert_eq!(load(&json).unwrap().bits(), load(&torch()).unwrap().bits());
 }
 

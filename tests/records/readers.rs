@@ -30,6 +30,12 @@ impl Script<'_> {
         choices[self.below(choices.len())].clone()
     }
 
+    /// Of a list in JSON.
+    fn of(&mut self, list: &str) -> Value {
+        let values: Vec<Value> = serde_json::from_str(list).unwrap();
+        self.pick(&values)
+    }
+
     fn name(&mut self, names: Vec<&String>) -> Option<String> {
         (!names.is_empty()).then(|| self.pick(&names).clone())
     }
@@ -83,18 +89,16 @@ const VALUES: &str = r#"[
 
 /// Another value, or another name, somewhere in the JSON of a state.
 fn change_state(metadata: &mut BTreeMap<String, String>, script: &mut Script) {
-    let states = metadata.iter();
-    let states = states.filter(|(_, text)| text.starts_with('{'));
-    let states = states.map(|(name, _)| name);
+    let states = metadata.keys();
+    let states = states.filter(|name| metadata[*name].starts_with('{'));
     let Some(name) = script.name(states.collect()) else {
         return;
     };
     let mut state: Value = serde_json::from_str(&metadata[&name]).unwrap_or_default();
     let mut pointers = Vec::new();
     collect(&state, String::new(), &mut pointers);
-    let values: Vec<Value> = serde_json::from_str(VALUES).unwrap();
     let pointer = script.pick(&pointers);
-    let value = script.pick(&values);
+    let value = script.of(VALUES);
     match (script.below(8), state.pointer_mut(&pointer)) {
         (0, Some(Value::Object(object))) => {
             object.insert("later".to_string(), value);
@@ -142,19 +146,15 @@ fn change_tensor(contents: &mut Pack, script: &mut Script) {
     match script.below(6) {
         0 => return,
         1 => {
-            let fields: Vec<String> = serde_json::from_str(FIELDS).unwrap();
             let owner = script.pick(&["1001", "1002", "7", "x"]);
-            name = format!("{owner}.{}", script.pick(&fields));
+            name = format!("{owner}.{}", script.of(FIELDS).as_str().unwrap());
         }
         2 => id = script.pick(&[None, Some(1001), Some(1002), Some(7), Some(u64::MAX)]),
         3 => {
             use DType::{BF16, F16, F32, F64, I32, U8};
             dtype = script.pick(&[F16, BF16, F32, F64, I32, U8]);
         }
-        4 => {
-            let shapes: Vec<Vec<usize>> = serde_json::from_str(SHAPES).unwrap();
-            shape = script.pick(&shapes);
-        }
+        4 => shape = serde_json::from_value(script.of(SHAPES)).unwrap(),
         _ => {
             let value: f32 = script.pick(&[f32::NAN, f32::INFINITY, -0.0, f32::MAX, 1e-45]);
             bytes = value.to_le_bytes().repeat(bytes.len() / 4);
@@ -169,22 +169,18 @@ fn change_scalar(contents: &mut Pack, script: &mut Script) {
     let Some(mut name) = script.name(contents.scalars.keys().collect()) else {
         return;
     };
-    let mut values = [0, 1, 2, 9, u64::MAX].map(Scalar::UInt).to_vec();
-    values.push(Scalar::Int(-1));
-    values.extend([f64::NAN, 2.0].map(Scalar::Float));
-    values.push(Scalar::Bool(true));
-    match script.below(4) {
-        0 => {
-            contents.scalars.remove(&name);
-            return;
-        }
-        1 => {
-            name = script
-                .pick(&["7.__rank", "1001.__rank", "x", "burn_amp.later"])
-                .to_string()
-        }
-        _ => {}
+    let change = script.below(4);
+    if change == 0 {
+        contents.scalars.remove(&name);
+        return;
     }
+    if change == 1 {
+        let names = ["7.__rank", "1001.__rank", "x", "burn_amp.later"];
+        name = script.pick(&names).to_string();
+    }
+    let mut values = [0, 1, 2, 9, u64::MAX].map(Scalar::UInt).to_vec();
+    values.extend([Scalar::Int(-1), Scalar::Float(f64::NAN)]);
+    values.extend([Scalar::Float(2.0), Scalar::Bool(true)]);
     contents.scalars.insert(name, script.pick(&values));
 }
 
@@ -200,9 +196,13 @@ pub fn optimizer(data: &[u8]) {
     }
 }
 
+/// Whatever the bytes are, it does not panic.
+fn calmly<R>(action: impl FnOnce() -> R) -> R {
+    quietly(action).expect("no panic")
+}
+
 fn read_into<O: ModuleOptim + Clone>(optim: ScaledOptimizer<O>, dtype: DType, data: &[u8]) {
-    let config = AccumulationConfig::new(3);
-    let optim = optim.with_accumulation(config);
+    let optim = optim.with_accumulation(3);
     let mut optim = optim.with_ema(EmaConfig::new());
     let mut honest = optim.clone();
     // Four steps, one of them skipped, and a window of two.
@@ -210,15 +210,13 @@ fn read_into<O: ModuleOptim + Clone>(optim: ScaledOptimizer<O>, dtype: DType, da
     let bytes = record(&honest.into_bytes().unwrap(), data);
 
     Small::new(dtype).train(&mut optim, 20..27, &[]);
-    let before = pack(optim.into_bytes().unwrap());
-    let loaded = quietly(|| optim.from_bytes(bytes)).expect("no panic at a load");
-    if loaded.is_err() {
-        assert_eq!(pack(optim.into_bytes().unwrap()), before);
+    let before = contents(&mut optim);
+    if calmly(|| optim.from_bytes(bytes)).is_err() {
+        assert_eq!(contents(&mut optim), before);
     }
     for step in 0..4 {
         let grads = small.gradients(step, 1.0, false);
-        let stepped = quietly(|| optim.try_step(0.1, small.clone(), grads));
-        if let Ok(stepped) = stepped.expect("no panic at a step") {
+        if let Ok(stepped) = calmly(|| optim.try_step(0.1, small.clone(), grads)) {
             let shapes = |small: &Small| (small.weight.shape(), small.bias.shape());
             assert_eq!(shapes(&stepped), shapes(&small));
             assert_eq!(parameters(&stepped).len(), parameters(&small).len());
@@ -231,73 +229,69 @@ fn read_into<O: ModuleOptim + Clone>(optim: ScaledOptimizer<O>, dtype: DType, da
     }
 }
 
+fn default_scaler() -> GradScaler {
+    GradScalerConfig::new().init().unwrap()
+}
+
 /// Reads a record into a scaler, which goes on.
 pub fn scaler(data: &[u8]) {
-    let mut optim = adam();
-    Small::new(DType::F32).train(&mut optim, 0..9, &[2, 7]);
-    let bytes = record(&optim.scaler().into_bytes().unwrap(), data);
-    let mut scaler = GradScalerConfig::new().init().unwrap();
+    let honest = trained(adam(), DType::F32, 0..9, &[2, 7]);
+    let bytes = record(&honest.scaler().bits(), data);
+    let mut scaler = default_scaler();
     let before = scaler.bits();
-    let small = Small::new(DType::F32);
-    match quietly(|| scaler.from_bytes(bytes)).expect("no panic") {
-        Err(_) => assert_eq!(scaler.bits(), before),
-        Ok(()) => {
-            for step in 0..4 {
-                let scale = scaler.loss_scale();
-                assert!(scale.is_sign_positive() && scale.is_finite(), "{scale}");
-                let grads = small.gradients(step, 1.0, step % 2 == 0);
-                let mut window = AccumulationConfig::new(1).init().unwrap();
-                let grads = scaler.accumulate(&mut window, grads, &small);
-                let Ok(Some(grads)) = grads else { continue };
-                let mut optim = SgdConfig::new().init();
-                let _ = scaler.try_step(&mut optim, 0.1, small.clone(), grads);
-                scaler.update().unwrap();
-            }
-            let bytes = scaler.into_bytes().unwrap();
-            assert_eq!(AmpRecord::from_bytes(bytes).unwrap().bits(), scaler.bits());
-        }
+    if calmly(|| scaler.from_bytes(bytes)).is_err() {
+        assert_eq!(scaler.bits(), before);
+        return;
     }
+    let small = Small::new(DType::F32);
+    for step in 0..4 {
+        let scale = scaler.loss_scale();
+        assert!(scale.is_sign_positive() && scale.is_finite(), "{scale}");
+        let grads = small.gradients(step, 1.0, step % 2 == 0);
+        let mut window = AccumulationConfig::new(1).init().unwrap();
+        let grads = scaler.accumulate(&mut window, grads, &small);
+        let Ok(Some(grads)) = grads else { continue };
+        let mut optim = SgdConfig::new().init();
+        let _ = scaler.try_step(&mut optim, 0.1, small.clone(), grads);
+        scaler.update().unwrap();
+    }
+    let read = AmpRecord::from_bytes(scaler.bits()).unwrap();
+    assert_eq!(read.bits(), scaler.bits());
 }
 
 /// Reads a record into a window, which is filled and flushed.
 pub fn window(data: &[u8]) {
-    let small = Small::new(DType::F32);
-    let mut scaler = GradScalerConfig::new().init().unwrap();
-    let mut honest = AccumulationConfig::new(3).init().unwrap();
+    let (small, mut scaler) = (Small::new(DType::F32), default_scaler());
+    let mut window = AccumulationConfig::new(3).init().unwrap();
+    let mut honest = window.clone();
     let grads = |step| small.gradients(step, 1.0, false);
     scaler.accumulate(&mut honest, grads(0), &small).unwrap();
-    let bytes = record(&honest.into_bytes().unwrap(), data);
-    let Ok(record) = quietly(|| AmpRecord::from_bytes(bytes)).expect("no panic") else {
-        return;
-    };
-    let mut window = AccumulationConfig::new(3).init().unwrap();
-    if window.load_record(record).is_ok() {
+    let bytes = record(&honest.bits(), data);
+    if calmly(|| window.from_bytes(bytes)).is_ok() {
         let len = window.len();
-        let added = quietly(|| scaler.accumulate(&mut window, grads(1), &small)).expect("no panic");
-        if added.is_err() {
+        if calmly(|| scaler.accumulate(&mut window, grads(1), &small)).is_err() {
             assert_eq!(window.len(), len);
         }
-        let flushed = quietly(|| scaler.try_flush(&mut window, &small)).expect("no panic");
+        let flushed = calmly(|| scaler.try_flush(&mut window, &small));
         assert_eq!(window.is_empty(), flushed.is_ok());
     }
 }
 
 /// Reads a record into averages, which are updated.
 pub fn averages(data: &[u8]) {
-    let mut honest = EmaConfig::new().init().unwrap();
-    let small = honest.update(Small::new(DType::F32));
-    let bytes = record(&honest.into_bytes().unwrap(), data);
     let mut averages = EmaConfig::new().init().unwrap();
-    let loaded = quietly(|| averages.from_bytes(bytes)).expect("no panic");
-    if loaded.is_ok() {
-        let updated = quietly(|| averages.update(small)).expect("no panic");
+    let mut honest = averages.clone();
+    let small = honest.update(Small::new(DType::F32));
+    let bytes = record(&honest.bits(), data);
+    if calmly(|| averages.from_bytes(bytes)).is_ok() {
+        let updated = calmly(|| averages.update(small));
         averages.module(&updated);
     }
 }
 
 /// Reads PyTorch's state as JSON.
 pub fn state(data: &[u8]) {
-    let mut scaler = GradScalerConfig::new().init().unwrap();
+    let mut scaler = default_scaler();
     let mut script = Script(data);
     let mut metadata = BTreeMap::from([("state".to_string(), scaler.state_dict())]);
     for _ in 0..=script.below(3) {
@@ -305,8 +299,7 @@ pub fn state(data: &[u8]) {
     }
     let before = scaler.bits();
     for text in [&metadata["state"], &*String::from_utf8_lossy(data)] {
-        let loaded = scaler.load_state_dict(text);
-        if loaded.is_err() {
+        if scaler.load_state_dict(text).is_err() {
             assert_eq!(scaler.bits(), before);
             continue;
         }

@@ -25,28 +25,19 @@ pub struct Pack {
 }
 
 impl Pack {
-    /// With other names of tensors and scalars; what has none is left out.
-    pub fn renamed(self, rename: impl Fn(String) -> Option<String>) -> Self {
-        fn renamed<V>(
-            values: BTreeMap<String, V>,
-            rename: impl Fn(String) -> Option<String>,
-        ) -> BTreeMap<String, V> {
-            let named = values
-                .into_iter()
-                .filter_map(|(name, value)| Some((rename(name)?, value)));
+    /// The state of the optimizer around which masters are kept, under the names that it has alone.
+    pub fn unwrapped(self) -> Self {
+        fn unwrapped<V>(values: BTreeMap<String, V>) -> BTreeMap<String, V> {
+            let named = values.into_iter();
+            let named = named.map(|(name, value)| (name.replace(".inner.", "."), value));
             named.collect()
         }
 
         Self {
-            tensors: renamed(self.tensors, &rename),
-            scalars: renamed(self.scalars, &rename),
+            tensors: unwrapped(self.tensors),
+            scalars: unwrapped(self.scalars),
             metadata: self.metadata,
         }
-    }
-
-    /// The state of the optimizer around which masters are kept, under the names that it has alone.
-    pub fn unwrapped(self) -> Self {
-        self.renamed(|name| Some(name.replace(".inner.", ".")))
     }
 
     /// The burnpack as it is, whatever its checksum says.

@@ -1,6 +1,7 @@
 //! What the tests of burn-amp share: the reference traces, modules and gradients made by hand, what is stored of them in bits, logs and panics.
 
 mod bits;
+mod child;
 mod files;
 mod fill;
 mod log_max_again;
@@ -16,6 +17,7 @@ pub use bits::{
     Pack, Values, contents, f32s, gradients_by_path, numbers, pack, parameters, state, stored,
     values,
 };
+pub use child::{child, child_folder};
 pub use files::Files;
 pub use fill::{address, device, fill, fill_with_ids, flex, gradients, random, wave};
 pub use log_max_again::LogMaxAgain;

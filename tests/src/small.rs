@@ -63,7 +63,8 @@ pub fn trained<O: ModuleOptim>(
     optim
 }
 
-fn scaled<O: ModuleOptim>(optim: O) -> ScaledOptimizer<O> {
+/// Any optimizer, scaled.
+pub fn scaled<O: ModuleOptim>(optim: O) -> ScaledOptimizer<O> {
     let scaler = GradScalerConfig::new().with_growth_interval(3);
     ScaledOptimizer::new(optim, scaler.init().unwrap())
 }

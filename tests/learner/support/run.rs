@@ -83,12 +83,8 @@ impl Run {
         self.with_gain(overflow(1e30), indices)
     }
 
-    /// The loss of every batch that holds one of these samples is infinite: no scale is to blame.
-    pub fn spoiled(self, indices: impl IntoIterator<Item = usize>) -> Self {
-        self.with_gain(f32::INFINITY, indices)
-    }
-
-    fn with_gain(mut self, gain: f32, indices: impl IntoIterator<Item = usize>) -> Self {
+    /// The loss of every batch that holds one of these samples is multiplied.
+    pub fn with_gain(mut self, gain: f32, indices: impl IntoIterator<Item = usize>) -> Self {
         for index in indices {
             self.samples[index].gain = gain;
         }
@@ -196,10 +192,7 @@ impl Run {
         learner: impl Fn(&MixedPrecision) -> Made<M>,
     ) -> Done<M> {
         let amp = self.amp();
-        let learner = learner(&amp).unwrap();
-        let done = self.train(folder, &amp, learner);
-        assert!(done.error.is_none(), "{:?}", done.error);
-        done
+        self.train(folder, &amp, learner(&amp)).finished()
     }
 
     /// With the metrics of this crate. It may fail.
@@ -207,19 +200,30 @@ impl Run {
         &self,
         folder: &Folder,
         amp: &MixedPrecision,
-        learner: Learner<Scaled<M>>,
+        learner: Made<M>,
     ) -> Done<M> {
-        let training = amp.training(self.training(folder.path()));
-        Done::of(training.launch(learner), amp, folder)
+        self.train_by(folder, amp, learner, |amp, training| amp.training(training))
     }
-}
 
-/// A run that this learner fails in, and its error.
-pub fn failed(run: &Run, learner: impl Fn(&MixedPrecision) -> Made) -> (Done, AmpError) {
-    let amp = run.amp();
-    let done = run.train(&temp_dir(), &amp, learner(&amp).unwrap());
-    assert!(done.error.is_some());
-    (done, amp.run_result().unwrap_err())
+    /// With what is added to the training.
+    pub fn train_by<M: Trained>(
+        &self,
+        folder: &Folder,
+        amp: &MixedPrecision,
+        learner: Made<M>,
+        add: impl FnOnce(&MixedPrecision, Training<M>) -> Training<M>,
+    ) -> Done<M> {
+        let training = add(amp, self.training(folder.path()));
+        Done::of(training.launch(learner.unwrap()), amp, folder)
+    }
+
+    /// It fails with this learner: what it leaves, and its error.
+    pub fn failed(&self, learner: impl Fn(&MixedPrecision) -> Made) -> (Done, AmpError) {
+        let amp = self.amp();
+        let done = self.train(&temp_dir(), &amp, learner(&amp));
+        assert!(done.error.is_some());
+        (done, amp.run_result().unwrap_err())
+    }
 }
 
 /// A run of four epochs, the first half of the same, and what goes on from its checkpoint.
@@ -234,8 +238,7 @@ pub fn resumed_with<M>(run: &Run, launch: impl Fn(&Run, &Folder) -> Done<M>) -> 
 pub fn resumed(run: &Run, learner: impl Fn(&MixedPrecision) -> Made) -> [Done; 3] {
     let runs = resumed_with(run, |run, folder| run.launch_in(folder, &learner));
     let [whole, half, resumed] = &runs;
-    let stored = Resume::check(half.folder.path(), 2).unwrap();
-    assert_eq!(stored_state(&stored), half.model.scaler().bits());
+    assert_eq!(half.stored_state(2), half.model.scaler().bits());
     assert_same(whole, resumed);
     runs
 }
@@ -258,6 +261,26 @@ impl<M> Done<M> {
             error: result.error.map(|error| error.to_string()),
             interrupted: result.interrupted,
         }
+    }
+
+    /// It must not have failed.
+    pub fn finished(self) -> Self {
+        assert_eq!(self.error, None);
+        self
+    }
+
+    /// The record of scaler and averages in the checkpoint of an epoch.
+    pub fn stored(&self, epoch: usize) -> AmpRecord {
+        let resume = Resume::check(self.folder.path(), epoch).unwrap();
+        resume.record().unwrap().clone()
+    }
+
+    /// The scaler's state in it, without those of hooks.
+    pub fn stored_state(&self, epoch: usize) -> Bytes {
+        let record = self.stored(epoch);
+        let hooks: Vec<String> = record.hooks().map(str::to_string).collect();
+        let without = |record: AmpRecord, hook: &String| record.without_hook(hook);
+        hooks.iter().fold(record, without).bits()
     }
 
     pub fn counters(&self) -> StepCounters {
@@ -301,12 +324,15 @@ pub fn net() -> Net {
     Net::new(&device())
 }
 
+/// What a run is launched by.
+pub type Training<M = Net> = SupervisedTraining<Scaled<M>>;
+
 /// What `MixedPrecision::learner` makes.
 pub type Made<M = Net> = Result<Learner<Scaled<M>>, AmpError>;
 
 /// Of the optimizer that this makes.
-pub fn with<O: ModuleOptim + TryInto<ModuleOptimizer, Error: Into<AmpError>>>(
-    optim: impl Fn(&MixedPrecision) -> ScaledOptimizer<O>,
+pub fn with<O: Into<LearnerOptimizer>>(
+    optim: impl Fn(&MixedPrecision) -> O,
 ) -> impl Fn(&MixedPrecision) -> Made {
     move |amp| amp.learner(net(), optim(amp), lr())
 }

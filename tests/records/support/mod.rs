@@ -1,9 +1,6 @@
 //! What the tests of records share.
 
-mod child;
-
 pub use burn_amp_tests::{prelude::*, small::*};
-pub use child::{child, folder, limited};
 
 use std::path::{Path, PathBuf};
 use tempfile::{TempDir, tempdir};

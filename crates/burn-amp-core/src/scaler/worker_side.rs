@@ -122,7 +122,3 @@ impl GradScaler {
         Ok(())
     }
 }
-
-#[cfg(test)]
-#[path = "../../tests/units/pipeline_scale.rs"]
-mod tests;

@@ -1,77 +1,48 @@
 //! The statistics of the originals, step by step.
 
 use super::{Guard, GuardState, Kind, Usual, Verdict};
-use serde::Deserialize;
+use burn_amp_tests::{number, traces};
 use serde_json::Value;
-use std::{fs, path::Path};
 
-#[derive(Deserialize)]
-struct File {
-    traces: Vec<serde_json::Map<String, Value>>,
+/// None for null, and for what is not there.
+fn optional(value: &Value) -> Option<f64> {
+    (!value.is_null()).then(|| number(value))
 }
 
-/// Every trace in the files of a prefix, with a name for messages.
-fn traces(prefix: &str) -> Vec<(String, serde_json::Map<String, Value>)> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference");
-    let names = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
-    let files = names.filter(|file| {
-        let name = file.file_name().into_string().unwrap();
-        name.starts_with(&format!("{prefix}.")) && name.ends_with(".json")
-    });
-    let mut found = Vec::new();
-    for file in files {
-        let text = fs::read_to_string(file.path()).unwrap();
-        let content: File = serde_json::from_str(&text).unwrap();
-        for trace in content.traces {
-            found.push((trace["id"].as_str().unwrap().to_string(), trace));
-        }
-    }
-    assert!(!found.is_empty(), "no traces of {prefix}");
-    found
+/// What a trace has in this column at a step.
+fn at(trace: &Value, step: usize, name: &str) -> Option<f64> {
+    optional(&trace[name][step])
 }
 
-fn number(value: &Value) -> Option<f64> {
-    match value {
-        Value::Null => None,
-        Value::String(text) => Some(text.parse().unwrap()),
-        value => Some(value.as_f64().unwrap()),
-    }
-}
-
-fn column(trace: &serde_json::Map<String, Value>, name: &str) -> Vec<Option<f64>> {
-    let values = trace[name].as_array();
-    values.map_or_else(Vec::new, |values| values.iter().map(number).collect())
-}
-
-fn count(value: &Value) -> u32 {
-    value.as_u64().unwrap().try_into().unwrap()
-}
-
+/// Asserts that ours is the trace's value, but for this share of it, or for so much.
 #[track_caller]
-fn close(ours: Option<f64>, theirs: Option<f64>, relative: f64, absolute: f64, at: &str) {
-    let (Some(ours), Some(theirs)) = (ours, theirs) else {
-        assert_eq!(ours, theirs, "{at}");
-        return;
+fn close(trace: &Value, step: usize, name: &str, ours: Option<f64>, but: [f64; 2]) {
+    let (theirs, [relative, absolute]) = (at(trace, step, name), but);
+    let same = match (ours, theirs) {
+        (Some(ours), Some(theirs)) => {
+            ours == theirs
+                || (ours.is_nan() && theirs.is_nan())
+                || (ours - theirs).abs() <= (relative * theirs.abs()).max(absolute)
+        }
+        _ => ours == theirs,
     };
-    let same = ours == theirs
-        || (ours.is_nan() && theirs.is_nan())
-        || (ours - theirs).abs() <= (relative * theirs.abs()).max(absolute);
-    assert!(same, "{at}: {ours} for {theirs}");
+    let id = &trace["id"];
+    assert!(same, "{id}, step {step}, {name}: {ours:?} for {theirs:?}");
 }
 
 #[test]
 fn parity_zclip() {
-    for (id, trace) in traces("zclip") {
+    for (_, trace) in traces::<Value>("zclip") {
         let params = &trace["params"];
         let float = |name: &str| params[name].as_f64().unwrap();
         let percentile = params["mode"] == "percentile";
         let to_mean = !percentile && params["clip_option"] == "mean";
-        let max_norm = number(&params["max_grad_norm"]);
+        let max_norm = optional(&params["max_grad_norm"]);
         let guard = Guard::ZClip {
             alpha: float("alpha"),
             z_thresh: float("z_thresh"),
             eps: if percentile { 0.0 } else { float("eps") },
-            warmup_steps: count(&params["warmup_steps"]),
+            warmup_steps: params["warmup_steps"].as_u64().unwrap() as u32,
             falloff: match (percentile, to_mean) {
                 (true, _) => 0.0,
                 (_, true) => f64::INFINITY,
@@ -85,18 +56,10 @@ fn parity_zclip() {
             original: true,
         };
         let mut state = GuardState::new(guard).unwrap();
-        let [norms, limits, after, means, vars] =
-            ["norm", "clip_val", "grad_after", "mean", "var"].map(|name| column(&trace, name));
-        for (step, norm) in norms.iter().map(|norm| norm.unwrap()).enumerate() {
-            let at = format!("{id}, step {step}");
+        let norms = trace["norm"].as_array().unwrap().iter().map(number);
+        for (step, norm) in norms.enumerate() {
             let limit = state.clone().limit(norm).map(|(limit, _)| limit);
-            close(limit, limits[step], 1e-12, 0.0, &format!("{at}, limit"));
             let verdict = state.judge(None, norm);
-            let average = state.average;
-            let mean = average.map(|average| average.mean);
-            close(mean, means[step], 1e-12, 0.0, &format!("{at}, mean"));
-            let var = average.map(|average| average.var);
-            close(var, vars[step], 1e-9, 0.0, &format!("{at}, var"));
             // As `GradientClip::GlobalNorm` beside a guard: the smaller of both coefficients.
             let clip = max_norm.map_or(1.0, |max| (max / (norm + 1e-6)).min(1.0));
             let factor = match verdict {
@@ -105,65 +68,62 @@ fn parity_zclip() {
                 Verdict::Apply | Verdict::Wait => clip,
             };
             let grad = f64::from((norm * factor) as f32);
-            close(Some(grad), after[step], 2e-7, 0.0, &at);
+            for (name, ours, relative) in [
+                ("clip_val", limit, 1e-12),
+                ("mean", state.average.map(|average| average.mean), 1e-12),
+                ("var", state.average.map(|average| average.var), 1e-9),
+                ("grad_after", Some(grad), 2e-7),
+            ] {
+                close(&trace, step, name, ours, [relative, 0.0]);
+            }
         }
     }
 }
 
 #[test]
 fn parity_olmo_skipstep() {
-    for (id, trace) in traces("olmo_skipstep") {
+    for (id, trace) in traces::<Value>("olmo_skipstep") {
         let params = &trace["params"];
-        let length = count(&params["rolling_interval_length"]);
         let guard = Guard::SkipStep {
-            rolling_interval_length: length,
+            rolling_interval_length: params["rolling_interval_length"].as_u64().unwrap() as u32,
             sigma_factor: params["sigma_factor"].as_f64().unwrap(),
             original: true,
         };
         let mut state = GuardState::new(guard).unwrap();
-        let kinds = [
-            (Kind::Loss, "loss", "loss_mean", "loss_std"),
-            (Kind::Norm, "grad_norm", "grad_norm_mean", "grad_norm_std"),
-        ];
-        let factors = column(&trace, "step_factor");
-        for (step, factor) in factors.iter().enumerate() {
-            let at = format!("{id}, step {step}");
+        let factors = trace["step_factor"].as_array().unwrap();
+        for (step, factor) in factors.iter().map(number).enumerate() {
             let mut held = false;
-            for (kind, name, mean_name, std_name) in kinds {
-                let values = column(&trace, name);
-                let Some(value) = values.get(step).copied().flatten() else {
+            for (kind, series, name) in [
+                (Kind::Loss, &mut state.losses, "loss"),
+                (Kind::Norm, &mut state.norms, "grad_norm"),
+            ] {
+                let Some(value) = at(&trace, step, name) else {
                     continue;
-                };
-                let series = match kind {
-                    Kind::Loss => &mut state.losses,
-                    Kind::Norm => &mut state.norms,
                 };
                 held |= series.reject(&guard, kind, value).is_some();
-                let (means, stds) = (column(&trace, mean_name), column(&trace, std_name));
-                let Some(their_mean) = means[step] else {
-                    continue;
-                };
+                let [mean_name, std_name] = ["mean", "std"].map(|of| format!("{name}_{of}"));
                 let Usual { mean, std } = series.before();
-                if !their_mean.is_finite() {
+                match at(&trace, step, &mean_name) {
+                    None => {}
+                    Some(theirs) if theirs.is_finite() => {
+                        close(&trace, step, &mean_name, Some(mean), [1e-6, 0.0]);
+                        close(&trace, step, &std_name, Some(std), [1e-4, 1e-6]);
+                    }
                     // By the position of the infinity it is infinite or NaN.
-                    assert!(!mean.is_finite(), "{at}, {mean_name}: {mean}");
-                    continue;
+                    _ => assert!(!mean.is_finite(), "{id}, step {step}, {name}: {mean}"),
                 }
-                let at = format!("{at}, {name}");
-                close(Some(mean), Some(their_mean), 1e-6, 0.0, &at);
-                close(Some(std), stds[step], 1e-4, 1e-6, &at);
             }
-            assert_eq!(if held { 0.0 } else { 1.0 }, factor.unwrap(), "{at}");
+            assert_eq!(held, factor == 0.0, "{id}, step {step}");
         }
     }
 }
 
 #[test]
 fn parity_llmc_outlier() {
-    for (id, trace) in traces("llmc_outlier") {
+    for (id, trace) in traces::<Value>("llmc_outlier") {
         let params = &trace["params"];
         let float = |name: &str| params[name].as_f64().unwrap();
-        let window = count(&params["window"]);
+        let window = params["window"].as_u64().unwrap() as u32;
         let guard = Guard::Outlier {
             window,
             skip_update_lossz: float("skip_update_lossz"),
@@ -172,34 +132,26 @@ fn parity_llmc_outlier() {
         };
         // Both thresholds may be off there.
         let mut state = GuardState::new(guard).unwrap();
-        let [losses, norms, z_losses, z_norms, sums, squares] = [
-            "loss",
-            "grad_norm",
-            "zloss",
-            "zgrad",
-            "grad_sum",
-            "grad_sum_sq",
-        ]
-        .map(|name| column(&trace, name));
-        let actions = trace["action"].as_array().unwrap();
-        for (step, action) in actions.iter().enumerate() {
-            let at = format!("{id}, step {step}");
-            let (loss, norm) = (losses[step].unwrap(), norms[step].unwrap());
-            let z = state.clone().losses.z_score(loss, window, true);
-            close(Some(z), z_losses[step], 0.0, 0.0, &format!("{at}, loss"));
-            let z = state.clone().norms.z_score(norm, window, true);
-            close(Some(z), z_norms[step], 0.0, 0.0, &format!("{at}, norm"));
+        for (step, action) in trace["action"].as_array().unwrap().iter().enumerate() {
+            let [loss, norm] = ["loss", "grad_norm"].map(|name| at(&trace, step, name).unwrap());
+            let z_loss = state.clone().losses.z_score(loss, window, true);
+            let z_norm = state.clone().norms.z_score(norm, window, true);
             let by_loss = state.clone().losses.reject(&guard, Kind::Loss, loss);
             let verdict = state.judge(Some(loss), norm);
-            let series = &state.norms;
-            close(Some(series.sum), sums[step], 0.0, 0.0, &at);
-            close(Some(series.sum_sq), squares[step], 0.0, 0.0, &at);
+            for (name, ours) in [
+                ("zloss", z_loss),
+                ("zgrad", z_norm),
+                ("grad_sum", state.norms.sum),
+                ("grad_sum_sq", state.norms.sum_sq),
+            ] {
+                close(&trace, step, name, Some(ours), [0.0; 2]);
+            }
             let expected = match (verdict, by_loss) {
                 (Verdict::Reject { .. }, Some(_)) => "skip_loss",
                 (Verdict::Reject { .. }, None) => "skip_grad",
                 _ => "step",
             };
-            assert_eq!(action.as_str().unwrap(), expected, "{at}");
+            assert_eq!(action.as_str().unwrap(), expected, "{id}, step {step}");
         }
     }
 }

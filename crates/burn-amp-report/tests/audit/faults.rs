@@ -15,6 +15,7 @@ const LOWER: &str = "backward_overflow, lower_to";
 const BACKWARD: &str = "backward_overflow";
 const FORWARD: &str = "forward_overflow";
 const IN_HALF: &str = "loss_in_half";
+const BACKEND: &str = "backend";
 
 /// The kind of an audit's verdict, which scale it advises, and the layers that it would run in f32.
 fn found(audit: &Audit) -> String {
@@ -34,14 +35,10 @@ type Between = fn(Tensor<2>) -> Tensor<2>;
 
 /// Faults between two layers of a network in f16 that is healthy elsewhere: there, f32 helps.
 const BETWEEN: [(&str, &str, Between); 10] = [
-    (
-        "a mask of -1e9 that is multiplied and added",
-        FORWARD,
-        |x| {
-            let hidden = x.clone().lower_elem(0.1).float().cast(x.dtype());
-            softmax(x + hidden * -1e9, 1)
-        },
-    ),
+    ("a mask of -1e9, multiplied and added", FORWARD, |x| {
+        let hidden = x.clone().lower_elem(0.1).float().cast(x.dtype());
+        softmax(x + hidden * -1e9, 1)
+    }),
     ("attention logits that explode", FORWARD, |x| {
         let x = x * 200.0;
         let logits = x.clone().matmul(x.clone().transpose());
@@ -52,12 +49,8 @@ const BETWEEN: [(&str, &str, Between); 10] = [
         let square = x.clone().square().mean_dim(1);
         x / (square + 1e-5).sqrt()
     }),
-    (
-        "a kernel whose gradient is zero in half precision",
-        "backend",
-        without_gradient,
-    ),
-    ("a kernel that is wrong in half precision", "backend", |x| {
+    ("a gradient that is zero in f16", BACKEND, without_gradient),
+    ("a kernel that is wrong in f16", BACKEND, |x| {
         let factor = if is_half(&x) { 3.0 } else { 1.0 };
         x * factor
     }),
@@ -105,17 +98,9 @@ const PLANTED: [Planted; 13] = [
             amp.autocast(batch(), |x| loss(m.forward(x, same)))
         })
     }),
-    (
-        "a loss of outputs that were carried out of autocast",
-        IN_HALF,
-        || {
-            audit_of(Network::new(), |amp, m| {
-                let mut output = None;
-                amp.autocast(batch(), |x| output = Some(m.forward(x, same)));
-                loss(output.unwrap())
-            })
-        },
-    ),
+    ("a loss of outputs carried out of autocast", IN_HALF, || {
+        audit_of(Network::new(), |amp, m| loss(carried(amp, m, same)))
+    }),
     ("a layer that is dead", "dead", || {
         audit_with(&f16(), |x| relu(x - 100.0), loss)
     }),
@@ -127,11 +112,7 @@ const PLANTED: [Planted; 13] = [
     }),
     ("a tensor that leaves autocast by hand", "leak", || {
         audit_of(Network::new(), |amp, m| {
-            let mut output = None;
-            amp.autocast(batch(), |x| {
-                output = Some(m.forward(x, same).cast(FloatDType::F32));
-            });
-            loss(output.unwrap())
+            loss(carried(amp, m, |output| output.cast(FloatDType::F32)))
         })
     }),
     ("a weight above 65504", "forward_overflow, second", || {
@@ -148,12 +129,15 @@ const PLANTED: [Planted; 13] = [
             loss(amp.autocast(batch() * 1e6, |x| m.forward(x, same)) * 1e-6)
         })
     }),
-    (
-        "a span of gradients that no scale holds",
-        "underflow, far",
-        span,
-    ),
+    ("gradients that no scale holds", "underflow, far", span),
 ];
+
+/// An output that leaves `autocast` in a variable.
+fn carried(amp: &MixedPrecision, model: &Network, leave: Between) -> Tensor<2> {
+    let mut output = None;
+    amp.autocast(batch(), |x| output = Some(leave(model.forward(x, same))));
+    output.unwrap()
+}
 
 pub fn without_gradient(x: Tensor<2>) -> Tensor<2> {
     match is_half(&x) {
@@ -171,12 +155,10 @@ pub fn nan_in_the_data() -> Audit {
 
 /// One branch has gradients near the top, the other ones below the bottom at the same scale.
 fn span() -> Audit {
-    let small = |x: Tensor<2>| x * 1e-3;
+    let small = |x: Tensor<2>| (0..4).fold(x, |x, _| x * 1e-3) + 1.0;
     audit_of(Network::new(), |amp, m| {
         let (near, far) = amp.autocast(batch(), |x| {
-            let far = probed("far", x.clone(), |x| {
-                small(small(small(small(m.first.forward(x))))) + 1.0
-            });
+            let far = probed("far", x.clone(), |x| small(m.first.forward(x)));
             (probed("near", x, |x| m.second.forward(x)), far)
         });
         (near * 1e2).square().sum()
@@ -196,7 +178,6 @@ fn multiplied(factor: f64) -> Network {
 fn planted_faults_are_told_apart() {
     let mut missed = Vec::new();
     let mut check = |what: &str, expected: &str, audit: Audit| {
-        println!("{what}: {}", audit.verdict());
         if found(&audit) != expected {
             missed.push(format!("{what}: expected {expected}\n{audit}"));
         }

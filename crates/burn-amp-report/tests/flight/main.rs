@@ -1,5 +1,4 @@
 //! The flight recorder: what it writes, when, and that it changes nothing.
 
-mod learner;
 mod training;
 mod writes;

@@ -7,32 +7,31 @@ use tempfile::TempDir;
 use crate::training::Training;
 
 /// A training whose recorder writes to a folder.
-fn recorded(amp: MixedPrecision) -> (TempDir, Training, FlightRecorder) {
+fn recorded(config: GradScalerConfig) -> (TempDir, Training, FlightRecorder) {
     let folder = tempfile::tempdir().unwrap();
-    let training = Training::new(amp);
+    let training = Training::new(MixedPrecision::f16().with_scaler(config).unwrap());
     let recorder = FlightRecorder::new(folder.path(), &training.amp).unwrap();
     (folder, training, recorder)
 }
 
-fn with(config: GradScalerConfig) -> MixedPrecision {
-    MixedPrecision::f16().with_scaler(config).unwrap()
+fn in_f16() -> (TempDir, Training, FlightRecorder) {
+    recorded(GradScalerConfig::new())
 }
 
-pub fn json(page: &Path) -> Value {
+fn json(page: &Path) -> Value {
     let text = fs::read_to_string(page.with_extension("json")).unwrap();
     serde_json::from_str(&text).unwrap()
 }
 
-/// Asserts where the first value is that is not finite.
-fn assert_first(flight: &Value, probe: &str, way: &str) {
-    assert_eq!(flight["first"]["probe"], probe);
-    assert_eq!(flight["first"]["way"], way);
+/// Where the first value is that is not finite.
+fn first(flight: &Value) -> [&str; 2] {
+    ["probe", "way"].map(|field| flight["first"][field].as_str().unwrap())
 }
 
 #[test]
 fn a_clean_run_writes_nothing_and_is_the_same_bit_for_bit() {
     let mut plain = Training::new(MixedPrecision::f16());
-    let (folder, mut recorded, recorder) = recorded(MixedPrecision::f16());
+    let (folder, mut recorded, recorder) = in_f16();
     plain.steps(30);
     recorded.steps(30);
     assert_eq!(stored(&plain.model), stored(&recorded.model));
@@ -47,15 +46,15 @@ fn a_clean_run_writes_nothing_and_is_the_same_bit_for_bit() {
     let advice = "Nothing is wrong: none of the last 21 steps was skipped.";
     assert_eq!(flight["advice"], advice);
     let steps = flight["steps"].as_array().unwrap();
-    let numbers: Vec<_> = (steps.iter().map(|step| step["step"].as_u64().unwrap())).collect();
-    assert_eq!(numbers, (10..=30).collect::<Vec<_>>());
-    for step in steps {
-        let probes = step["probes"].as_array().unwrap().iter();
-        let names: Vec<_> = (probes.clone().map(|probe| &probe["name"])).collect();
+    assert_eq!(steps.len(), 21);
+    for (step, number) in steps.iter().zip(10..) {
+        assert_eq!(step["step"], number);
+        let probes = step["probes"].as_array().unwrap();
+        let names: Vec<_> = probes.iter().map(|probe| &probe["name"]).collect();
         assert_eq!(names, ["first", "gain", "squares", "second"]);
-        for (probe, of) in probes.flat_map(|probe| [(probe, "value"), (probe, "gradient")]) {
-            let largest = probe[of]["max_abs"].as_f64().unwrap();
-            assert!(largest > 0.0, "{of}: {probe}");
+        for probe in probes {
+            let largest = ["value", "gradient"].map(|of| probe[of]["max_abs"].as_f64());
+            assert!(largest.iter().all(|max| *max > Some(0.0)), "{probe}");
         }
     }
     let page = fs::read_to_string(page).unwrap();
@@ -64,7 +63,7 @@ fn a_clean_run_writes_nothing_and_is_the_same_bit_for_bit() {
 
 #[test]
 fn gradients_at_probes_are_unscaled() {
-    let (_folder, mut training, recorder) = recorded(MixedPrecision::f16());
+    let (_folder, mut training, recorder) = in_f16();
     training.steps(1);
     let flight = json(&recorder.write().unwrap());
     let last = &flight["steps"][0]["probes"][3];
@@ -76,7 +75,7 @@ fn gradients_at_probes_are_unscaled() {
 
 #[test]
 fn the_first_tensor_that_is_not_finite_is_named_on_the_way_forward() {
-    let (_folder, mut training, recorder) = recorded(MixedPrecision::f16());
+    let (_folder, mut training, recorder) = in_f16();
     training.steps(5);
     training.step(1e4, 1.0).unwrap();
     // One skip may be a single bad batch.
@@ -88,7 +87,7 @@ fn the_first_tensor_that_is_not_finite_is_named_on_the_way_forward() {
     let flight = json(&written[0]);
     assert_eq!(flight["step"], 7);
     assert_eq!(flight["why"], "two steps in a row were skipped");
-    assert_first(&flight, "squares", "forward");
+    assert_eq!(first(&flight), ["squares", "forward"]);
     assert!(flight["first"]["max_abs_before"].as_f64().unwrap() > 0.0);
     says(&flight["advice"], ["no loss scale helps"]);
     // All parameters are hit, the largest first.
@@ -100,13 +99,13 @@ fn the_first_tensor_that_is_not_finite_is_named_on_the_way_forward() {
 
 #[test]
 fn the_first_gradient_that_is_not_finite_is_named_on_the_way_back() {
-    let (_folder, mut training, recorder) = recorded(MixedPrecision::f16());
+    let (_folder, mut training, recorder) = in_f16();
     training.steps(1);
     // Finite where it comes from the loss, and not behind the gain.
     training.step(150.0, 1e-4).unwrap();
     training.step(150.0, 1e-4).unwrap();
     let flight = json(&recorder.written()[0]);
-    assert_first(&flight, "gain", "backward");
+    assert_eq!(first(&flight), ["gain", "backward"]);
     let steps = flight["steps"].as_array().unwrap().iter();
     let scales: Vec<_> = steps.map(|step| &step["loss_scale"]).collect();
     assert_eq!(scales, [65536.0, 65536.0, 32768.0]);
@@ -115,7 +114,7 @@ fn the_first_gradient_that_is_not_finite_is_named_on_the_way_back() {
 #[test]
 fn the_end_of_a_run_is_written() {
     let config = GradScalerConfig::new().with_max_consecutive_skips(Some(3));
-    let (_folder, mut training, recorder) = recorded(with(config));
+    let (_folder, mut training, recorder) = recorded(config);
     let mut errors = (0..10).filter_map(|_| training.step(1.0, f64::INFINITY).err());
     let error = errors.next().unwrap();
     assert!(matches!(error, AmpError::LossNotFinite { .. }));
@@ -131,8 +130,7 @@ fn the_end_of_a_run_is_written() {
 
 #[test]
 fn a_step_that_the_guard_holds_back_is_written() {
-    let config = at_scale(1024.0);
-    let (_folder, mut training, recorder) = recorded(with(config));
+    let (_folder, mut training, recorder) = recorded(at_scale(1024.0));
     training.optim = training.optim.with_guard(Guard::skip_step());
     let mut factor = 1.0;
     for step in 0..200 {
@@ -148,7 +146,7 @@ fn a_step_that_the_guard_holds_back_is_written() {
 
 #[test]
 fn a_detached_recorder_is_told_nothing() {
-    let (folder, mut training, recorder) = recorded(MixedPrecision::f16());
+    let (folder, mut training, recorder) = in_f16();
     training.steps(1);
     recorder.clone().detach(&training.amp);
     training.steps(1);
@@ -163,7 +161,7 @@ fn a_detached_recorder_is_told_nothing() {
 
 #[test]
 fn a_run_that_was_killed_goes_on_in_the_same_log() {
-    let (folder, mut training, recorder) = recorded(MixedPrecision::f16());
+    let (folder, mut training, recorder) = in_f16();
     let log = folder.path().join("steps.jsonl");
     training.steps(3);
     recorder.write().unwrap();

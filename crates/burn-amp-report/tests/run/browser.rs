@@ -3,7 +3,7 @@
 use burn_amp_report::report;
 use std::{fs, path::Path, process::Command};
 
-use crate::learner;
+use crate::two_epochs;
 
 fn chromium(page: &Path, arguments: &[&str]) -> std::process::Output {
     let profile = tempfile::tempdir().unwrap();
@@ -32,11 +32,8 @@ fn chromium(page: &Path, arguments: &[&str]) -> std::process::Output {
 #[ignore = "needs Chromium: `.ci/run` installs it and runs this"]
 fn a_browser_draws_the_charts_and_the_table() {
     let folder = tempfile::tempdir().unwrap();
-    let run = folder.path().join("f16");
-    let (losses, skips) = ([[2.0, 1.0], [0.5, 0.25]], [[0.0, 100.0], [0.0; 2]]);
-    learner(&run, &losses, &skips);
     let page = folder.path().join("report.html");
-    report(&[&run], &page).unwrap();
+    report(&[two_epochs(folder.path())], &page).unwrap();
 
     let output = chromium(&page, &["--dump-dom"]);
     let shown = String::from_utf8(output.stdout).unwrap();

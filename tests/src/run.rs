@@ -2,9 +2,8 @@
 
 use crate::prelude::*;
 use burn_amp::hook::Hook;
+use burn_amp_core::internal::StepGradients;
 use std::{collections::BTreeMap, path::Path};
-
-use crate::{Pack, Values, fill_with_ids, pack, parameters, wave};
 
 /// Steps whose loss is infinite, beside those at which the growing scale overflows by itself.
 const INFINITE: [usize; 5] = [4, 16, 31, 40, 41];
@@ -103,8 +102,7 @@ impl<O: ModuleOptim> Run<O> {
         let ema = EmaConfig::new().with_momentum(0.9);
         let optim = self.optim.with_accumulation(window);
         let clipped = optim.with_clipping(GradientClip::GlobalNorm(0.3));
-        let averaged = clipped.with_ema(ema.with_overwrite_frequency(Some(11)));
-        self.optim = averaged;
+        self.optim = clipped.with_ema(ema.with_overwrite_frequency(Some(11)));
         self
     }
 
@@ -118,11 +116,11 @@ impl<O: ModuleOptim> Run<O> {
     pub fn train_until(&mut self, end: usize) {
         let device = Device::default().autodiff();
         while self.done < end {
-            let data = |count, shape: [usize; 2]| {
-                let values = wave(100 * self.done, count, 0.7);
+            let data = |shape: [usize; 2]| {
+                let values = wave(100 * self.done, shape.iter().product(), 0.7);
                 Tensor::<2>::from_data(TensorData::new(values, shape), &device)
             };
-            let (input, target) = (data(24, [4, 6]), data(8, [4, 2]));
+            let (input, target) = (data([4, 6]), data([4, 2]));
             let amp = self.optim.scaler().precision().cloned();
             let output = match &amp {
                 Some(amp) => amp.autocast(input, |x| self.net.forward(x)),
@@ -132,17 +130,11 @@ impl<O: ModuleOptim> Run<O> {
             if INFINITE.contains(&self.done) {
                 loss = loss.mul_scalar(f32::INFINITY);
             }
-            let net = self.net.clone();
-            self.net = match amp {
-                Some(_) => {
-                    let grads = GradientsParams::from_grads(loss.backward(), &net);
-                    self.optim.step(0.05, net, grads)
-                }
-                None => {
-                    let grads = self.optim.backward(loss, &net);
-                    self.optim.step(0.05, net, grads)
-                }
+            let grads: StepGradients = match amp {
+                Some(_) => GradientsParams::from_grads(loss.backward(), &self.net).into(),
+                None => self.optim.backward(loss, &self.net).into(),
             };
+            self.net = self.optim.step(0.05, self.net.clone(), grads);
             self.done += 1;
         }
     }
@@ -166,7 +158,7 @@ impl<O: ModuleOptim> Run<O> {
         Snapshot {
             parameters: parameters(&self.net),
             averaged: ema.map(|ema| parameters(&ema.module(&self.net))),
-            record: pack(self.optim.into_bytes().unwrap()),
+            record: contents(&mut self.optim),
             counters: self.optim.scaler().counters(),
             scale: self.optim.scaler().loss_scale(),
             window: self.optim.window().map_or(0, |window| window.len()),

@@ -89,17 +89,14 @@ fn half_precision_parameters_are_averaged_in_f32() {
 #[test]
 fn under_mixed_precision() {
     let amp = MixedPrecision::f16().with_scaler(at_scale(1024.0)).unwrap();
-    let (mut model, optim) = amp.prepare(Pair::of(1.0), SgdConfig::new().init());
-    let mut optim = optim.with_ema(config(0.5));
-    // 1 - 2^-12 is no f16.
-    for step in [0, 1] {
-        let output = amp.autocast((), |()| model.bias.val());
-        let grads = GradientsParams::from_grads(output.sum().backward(), &model);
-        model = optim.step(2f64.powi(-12), model, grads);
-        assert_eq!(optim.ema().unwrap().updates(), step + 1);
+    let mut run = Trial::at_border(&amp);
+    run.optim = run.optim.with_ema(config(0.5));
+    // 1 + 2^-12 is no f16.
+    for lr in [-1.0, -(0.5f64.powi(12))] {
+        run.model = run.optim.step(lr, run.model.clone(), run.in_scope(1.0));
     }
-    let copy = optim.ema().unwrap().module(&model);
-    assert_eq!(copy.values()[6..], [1.0 - 1.5 * 2f64.powi(-12); 4]);
+    let copy = run.optim.ema().unwrap().module(&run.model);
+    assert_eq!(copy.values()[6..], [1.0 + 0.5f64.powi(13); 4]);
     amp.autocast((), |()| assert_eq!(copy.bias.val().dtype(), DType::F16));
 }
 

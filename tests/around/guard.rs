@@ -187,35 +187,6 @@ fn of_a_window_the_mean_of_the_losses_is_judged() {
     assert!(run.values() != before);
 }
 
-/// An optimizer whose steps a guard may judge, and what it trains in scopes of its handle.
-struct AtBorder {
-    model: Linear,
-    optim: ScaledOptimizer,
-}
-
-impl AtBorder {
-    fn new(amp: &MixedPrecision, guard: Option<Guard>) -> Self {
-        let model = LinearConfig::new(4, 1).init(&device());
-        let (model, optim) = amp.prepare(model, SgdConfig::new().init());
-        let optim = match guard {
-            Some(guard) => optim.with_guard(guard),
-            None => optim,
-        };
-        Self { model, optim }
-    }
-
-    /// With a loss that is the mean of the outputs times a factor.
-    fn step(&mut self, lr: impl Into<ModuleLearningRate>, factor: f64) -> Option<StepOutcome> {
-        let amp = self.optim.scaler().precision().unwrap().clone();
-        let input = Tensor::<2>::ones([2, 4], &device());
-        let output = amp.autocast(input, |x| self.model.forward(x));
-        let grads = (output * factor).mean().backward();
-        let grads = GradientsParams::from_grads(grads, &self.model);
-        self.model = self.optim.step(lr, self.model.clone(), grads);
-        self.optim.scaler().last_outcome()
-    }
-}
-
 /// The other optimizer steps, and the scale learns from it alone. Where there is no other, a step that is rejected moves nothing of the
 /// schedule.
 #[test]
@@ -227,9 +198,13 @@ fn one_of_two_optimizers_is_guarded() {
     let config = at_scale(8.0).with_growth_interval(100);
     let f16 = || MixedPrecision::f16().with_scaler(config).unwrap();
     let amp = f16();
-    let mut guarded = AtBorder::new(&amp, Some(SKIP));
-    let mut plain = AtBorder::new(&amp, None);
-    let mut alone = AtBorder::new(&f16(), Some(SKIP));
+    let with_guard = |amp| {
+        let mut run = Trial::at_border(amp);
+        run.optim = run.optim.with_guard(SKIP);
+        run
+    };
+    let [mut guarded, mut alone] = [with_guard(&amp), with_guard(&f16())];
+    let mut plain = Trial::at_border(&amp);
     let schedule = LinearLrSchedulerConfig::new(1e-3, 1e-4, 100).init();
     let mut lr = ScaledLrScheduler::new(schedule.unwrap(), &guarded.optim);
     let mut rates = Vec::new();
@@ -240,10 +215,15 @@ fn one_of_two_optimizers_is_guarded() {
             29 => (100.0, StepOutcome::Guarded),
             _ => (usual(index), StepOutcome::Stepped),
         };
+        let step = |run: &mut Trial, factor| {
+            let grads = run.in_scope(factor);
+            run.model = run.optim.step(rate.clone(), run.model.clone(), grads);
+            run.outcome()
+        };
         let outcomes = [
-            guarded.step(rate.clone(), factor),
-            alone.step(rate.clone(), factor),
-            plain.step(rate, usual(index)),
+            step(&mut guarded, factor),
+            step(&mut alone, factor),
+            step(&mut plain, usual(index)),
         ];
         let expected = [expected, expected, StepOutcome::Stepped].map(Some);
         assert_eq!(outcomes, expected, "step {index}");
@@ -260,14 +240,15 @@ fn one_of_two_optimizers_is_guarded() {
 #[test]
 fn without_a_loss_scale() {
     for guard in [SKIP, OUTLIER, zclip()] {
-        let mut run = AtBorder::new(&MixedPrecision::f32(), Some(guard));
+        let mut run = Trial::at_border(&MixedPrecision::f32());
+        run.optim = run.optim.with_guard(guard);
         for factor in (0..31).map(usual).chain([f64::INFINITY, f64::NAN]) {
-            run.step(1e-3, factor);
+            run.take(run.in_scope(factor));
         }
-        let counters = run.optim.scaler().counters();
+        let counters = run.counters();
         assert_eq!((counters.guarded(), counters.stepped()), (2, 31));
-        let finite = numbers(&run.model).into_iter().all(f32::is_finite);
-        assert!(finite, "{guard:?}");
+        let is_finite = run.values().into_iter().all(f64::is_finite);
+        assert!(is_finite, "{guard:?}");
     }
 }
 

@@ -1,7 +1,6 @@
 //! Keras's `LossScaleOptimizer`, option by option, through `ScaledOptimizerConfig`.
 
 use serde_json::{Value, from_value};
-use std::array::from_fn;
 
 use crate::support::*;
 
@@ -24,14 +23,8 @@ const OPTIONS: [&str; 9] = [
 /// The values of a weight of shape `[2, 3]` and a bias of shape `[4]`.
 fn variables(value: &Value) -> [f64; 10] {
     let (weight, bias): ([[f64; 3]; 2], [f64; 4]) = from_value(value.clone()).unwrap();
-    let weight = weight.concat();
-    from_fn(|index| {
-        if index < 6 {
-            weight[index]
-        } else {
-            bias[index - 6]
-        }
-    })
+    let values: Vec<f64> = weight.concat().into_iter().chain(bias).collect();
+    values.try_into().unwrap()
 }
 
 /// Keras's decay is decoupled for every optimizer. Burn has that for plain SGD (where it is the same as an L2
@@ -59,7 +52,7 @@ fn inner(run: &Value) -> (ModuleOptimizer, f64) {
     }
 }
 
-/// The run's options, saved to JSON and loaded again.
+/// The run's options, through JSON.
 fn optimizer(run: &Value) -> (ScaledOptimizer, f64) {
     let (inner, lr) = inner(run);
     let options = &run["options"];
@@ -82,10 +75,8 @@ fn optimizer(run: &Value) -> (ScaledOptimizer, f64) {
         .with_clip(clip)
         .with_accumulation(windows)
         .with_ema(ema);
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("config.json");
-    config.save(&path).unwrap();
-    let loaded = ScaledOptimizerConfig::load(&path).unwrap();
+    let json = config.to_string();
+    let loaded = ScaledOptimizerConfig::load_binary(json.as_bytes()).unwrap();
     let scaler = loaded.scaler.unwrap().init().unwrap();
     (loaded.init(inner, scaler).unwrap(), lr)
 }

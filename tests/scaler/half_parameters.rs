@@ -29,17 +29,13 @@ fn a_plain_optimizer_refuses_half_precision_parameters() {
     for dtype in [DType::F16, DType::BF16] {
         let mut run = trial(dtype, 1024.0, false);
         let error = run.step(ONES).unwrap_err();
-        let expected = AmpError::HalfPrecisionParameter {
-            parameter: "weight".to_string(),
-            parameter_dtype: dtype,
-            gradient_dtype: DType::F32,
-        };
-        assert_eq!(error, expected);
         let start = format!("parameter `weight` is {dtype:?} but its unscaled gradient is F32");
-        let [masters, mixed] = ["MasterWeights", "MixedPrecision"];
-        let ways_out = [masters, mixed, "parameter_dtype_gradients"];
-        says(&error, [start.as_str()]);
-        says(&error, ways_out);
+        is_error(&error, "HalfPrecisionParameter", [start.as_str()]);
+        let masters = "MasterWeights";
+        says(
+            &error,
+            [masters, "MixedPrecision", "parameter_dtype_gradients"],
+        );
 
         assert!(run.optim.to_record().is_empty());
         assert_eq!(run.counters(), StepCounters::default());
@@ -54,11 +50,11 @@ fn a_plain_optimizer_refuses_half_precision_parameters() {
 #[test]
 fn one_half_precision_parameter_among_others() {
     let half = Tensor::<1>::ones([2], (&flex(), DType::BF16));
-    let model = (
+    let (full, half) = (
         trial(DType::F32, 1.0, false).model,
         Param::from_tensor(half),
     );
-    let mut run = ByHand::of(model, at_scale(1.0));
+    let mut run = ByHand::of((full, half), at_scale(1.0));
     for has_gradient in [false, true] {
         let mut grads = run.model.0.plain(ONES);
         if has_gradient {

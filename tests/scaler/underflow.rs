@@ -90,17 +90,10 @@ fn losses_of_several_optimizers_and_workers() {
 /// At the border no loss is seen: what counts is the gradient that comes to it.
 #[test]
 fn gradients_that_are_lost_inside_a_scope_warn_once() {
-    let run = |factor: f32| {
+    let run = |factor| {
         let amp = MixedPrecision::f16().with_scaler(at_scale(1.0)).unwrap();
-        let mut run = Trial::new(ScaledOptimizer::new(SgdConfig::new().init(), &amp));
-        run.model = run.model.apply_reparameterization(amp.clone());
-        warnings(|| {
-            for _ in 0..3 {
-                let output = amp.autocast((), |()| run.model.bias.val());
-                let grads = (output * factor).sum().backward();
-                run.take(GradientsParams::from_grads(grads, &run.model));
-            }
-        })
+        let mut run = Trial::at_border(&amp);
+        warnings(|| (0..3).for_each(|_| run.take(run.in_scope(factor))))
     };
     says(only(&run(1e-9)), ["underflow"]);
     for factor in [0.0, 1e-3] {

@@ -50,7 +50,7 @@ fn a_run_that_only_discards_ends() {
 #[test]
 fn discarding_untested_gradients_on_and_on_warns_once() {
     let amp = MixedPrecision::f32().with_scaler(config()).unwrap();
-    let mut run = Trial::new(ScaledOptimizer::new(SgdConfig::new().init(), &amp));
+    let mut run = Trial::at_border(&amp);
     let discard = |run: &mut Trial, times| {
         (0..times).for_each(|_| run.optim.discard(run.model.plain(BAD)).unwrap());
     };

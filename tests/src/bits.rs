@@ -27,13 +27,19 @@ pub struct Pack {
 impl Pack {
     /// With other names of tensors and scalars; what has none is left out.
     pub fn renamed(self, rename: impl Fn(String) -> Option<String>) -> Self {
-        let tensors = self.tensors.into_iter();
-        let tensors = tensors.filter_map(|(name, value)| Some((rename(name)?, value)));
-        let scalars = self.scalars.into_iter();
-        let scalars = scalars.filter_map(|(name, value)| Some((rename(name)?, value)));
+        fn renamed<V>(
+            values: BTreeMap<String, V>,
+            rename: impl Fn(String) -> Option<String>,
+        ) -> BTreeMap<String, V> {
+            let named = values
+                .into_iter()
+                .filter_map(|(name, value)| Some((rename(name)?, value)));
+            named.collect()
+        }
+
         Self {
-            tensors: tensors.collect(),
-            scalars: scalars.collect(),
+            tensors: renamed(self.tensors, &rename),
+            scalars: renamed(self.scalars, &rename),
             metadata: self.metadata,
         }
     }

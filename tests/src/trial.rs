@@ -89,6 +89,21 @@ pub struct Trial<O = ModuleOptimizer> {
     pub model: Pair,
 }
 
+impl Trial {
+    /// A model of zeros at the border of half precision, with the loss scale of this handle and plain SGD.
+    pub fn at_border(amp: &MixedPrecision) -> Self {
+        let (model, optim) = amp.prepare(Pair::of(0.0), SgdConfig::new().init());
+        Self { optim, model }
+    }
+
+    /// Burn's own gradients of the sum of the bias, as it leaves a scope, times `factor`.
+    pub fn in_scope(&self, factor: f64) -> GradientsParams {
+        let amp = self.optim.scaler().precision().unwrap();
+        let output = amp.autocast((), |()| self.model.bias.val());
+        GradientsParams::from_grads((output * factor).sum().backward(), &self.model)
+    }
+}
+
 impl<O: ModuleOptim> Trial<O> {
     /// A model of zeros, in f32 on Burn's default device.
     pub fn new(optim: ScaledOptimizer<O>) -> Self {

@@ -7,20 +7,29 @@ const GRADIENT: [f64; 10] = [
     24576.0, -32768.0, 12288.0, 0.0, -20480.0, 28672.0, -2048.0, 4096.0, 20480.0, -12288.0,
 ];
 
-/// Every combination of a parameter's dtype and the gradient's, and gradients that no scaler has touched.
-fn unscaled() -> Vec<(Pair, UnscaledGradients)> {
+/// Every combination of a parameter's dtype and the gradient's, and gradients that no scaler has touched; and that dtype.
+fn unscaled() -> Vec<(Pair, DType, UnscaledGradients)> {
     let mut all = Vec::new();
     for parameter in [DType::F16, DType::BF16, DType::F32, DType::F64] {
         if !Device::default().supports_dtype(parameter) {
             continue;
         }
-        for (enabled, narrow) in [(true, true), (true, false), (false, false)] {
+        let full = if parameter == DType::F64 {
+            parameter
+        } else {
+            DType::F32
+        };
+        for (enabled, narrow, dtype) in [
+            (true, true, parameter),
+            (true, false, full),
+            (false, false, parameter),
+        ] {
             let config = at_scale(1.0)
                 .with_enabled(enabled)
                 .with_parameter_dtype_gradients(narrow);
             let run = ByHand::of(Pair::new([0.0; 10], &device(), parameter), config);
             let grads = run.unscaled(GRADIENT);
-            all.push((run.model, grads));
+            all.push((run.model, dtype, grads));
         }
     }
     all
@@ -61,8 +70,7 @@ fn factors_are_not_rounded_to_half_precision() {
     let global = 1.0 / (l2(&GRADIENT) + 1e-6);
     // 1e-8 is zero in f16; the largest products are normal numbers there.
     let (tiny, small) = (1e-8, 1.0 / 60000.0);
-    for (model, grads) in unscaled() {
-        let dtype = grads.get::<1>(model.bias.id).unwrap().dtype();
+    for (model, dtype, grads) in unscaled() {
         let own = || grads.clone();
         let clipped = |clip| own().clip(&clip).unwrap();
         // A gradient that only the other has.

@@ -4,7 +4,7 @@ use burn_amp::schedule::{Evidence, NextScale, Rule};
 use serde_json::{Value, from_str, json};
 use std::{collections::BTreeSet, error::Error};
 
-use burn_amp_tests::prelude::*;
+use burn_amp_tests::{prelude::*, trial::*};
 
 /// Its state is text, of which it takes only what begins as it wants. One whose text is a list of scales and a count halves the scale every
 /// third iteration and grows in others: it remembers every scale that it was shown, and the last count of values from 256 on.
@@ -279,66 +279,51 @@ fn a_reset_starts_it_again() {
     assert_eq!(run.optim.scaler().schedule(), first);
 }
 
-/// A run in a part of its own, with gradients of about 2^-20.
-struct InPart {
-    model: Linear,
-    optim: ScaledOptimizer,
-    part: Rescale,
-}
-
-impl InPart {
-    fn new(part: &Rescale) -> Self {
-        let amp = MixedPrecision::f16().with_scaler(config().with_init_scale(16.0));
-        let model = fill_with_ids(LinearConfig::new(4, 2).init(&device()), 0, 1.0);
-        let (model, optim) = amp.unwrap().prepare(model, sgd());
-        Self {
-            model,
-            optim,
-            part: part.clone(),
-        }
-    }
-
-    /// The factor after a step.
-    fn step(&mut self) -> f32 {
-        let amp = self.optim.scaler().precision().unwrap().clone();
-        let part = |x| rescaled(self.part.clone(), x, |x| self.model.forward(x));
-        let output = amp.autocast(Tensor::<2>::ones([1, 4], &device()), part);
-        let grads = (output.sum() * 2f64.powi(-20)).backward();
-        let grads = GradientsParams::from_grads(grads, &self.model);
-        self.optim.step(1e-9, self.model.clone(), grads);
-        amp.parts()[0].1
-    }
+/// The factor of the part in which a step has gradients of 2^-20.
+fn step_in(part: &Rescale, run: &mut Trial) -> f32 {
+    let amp = run.optim.scaler().precision().unwrap().clone();
+    let inside = |()| rescaled(part.clone(), (), |()| run.model.bias.val());
+    let grads = (amp.autocast((), inside).sum() * 2f64.powi(-20)).backward();
+    run.take(GradientsParams::from_grads(grads, &run.model));
+    amp.parts()[0].1
 }
 
 #[test]
 fn a_part_moves_by_it_too() {
-    let config = config().with_init_scale(1.0).with_max_scale(Some(1024.0));
-    fn part(schedule: LossScale) -> Result<Rescale, AmpError> {
-        Rescale::dynamic("part").with_schedule(schedule)
+    fn part(rule: impl Rule + Clone) -> Result<Rescale, AmpError> {
+        let config = config().with_init_scale(1.0).with_max_scale(Some(1024.0));
+        Rescale::dynamic("part").with_schedule(ruled_by(config, rule))
     }
-    let saw = part(ruled_by(config, saw()));
-    says(&saw.unwrap_err(), ["`saw`"]);
-    let log_max = part(ruled_by(config, LogMaxAgain::default())).unwrap();
-    let mut one = InPart::new(&log_max);
-    let factors = [(); 6].map(|()| one.step());
+    let new = || {
+        let amp = MixedPrecision::f16().with_scaler(config().with_init_scale(16.0));
+        Trial::at_border(&amp.unwrap())
+    };
+    says(&part(saw()).unwrap_err(), ["`saw`"]);
+    let log_max = part(LogMaxAgain::default()).unwrap();
+    let [mut one, mut other] = [new(), new()];
+    let factors = [(); 6].map(|()| step_in(&log_max, &mut one));
     assert_eq!(factors, [2.0, 4.0, 8.0, 16.0, 32.0, 64.0]);
 
     // Through a record, into a program that has not opened it yet.
     let bytes = one.optim.into_bytes().unwrap();
-    let mut other = InPart::new(&log_max);
     other.optim.from_bytes(bytes.clone()).unwrap();
-    assert_eq!([(); 6].map(|()| other.step()), [(); 6].map(|()| one.step()));
-    assert_eq!(one.optim.into_bytes(), other.optim.into_bytes());
+    let both = [&mut one, &mut other].map(|run| {
+        let factors = [(); 6].map(|()| step_in(&log_max, run));
+        (factors, run.optim.into_bytes())
+    });
+    assert_eq!(both[0], both[1]);
 
     // Where a rule of this name takes no state but its own: an error if it is open, and else a fresh start.
-    let refusing = part(ruled_by(config, own("log_max_again", "{"))).unwrap();
-    let [mut open, mut fresh] = [InPart::new(&refusing), InPart::new(&refusing)];
-    open.step();
+    let refusing = part(own("log_max_again", "{")).unwrap();
+    let [mut open, mut fresh] = [new(), new()];
+    step_in(&refusing, &mut open);
     let before = open.optim.into_bytes();
     let error = open.optim.from_bytes(bytes.clone()).unwrap_err();
     says(&error, ["part `part`"]);
     assert_eq!(open.optim.into_bytes(), before);
     fresh.optim.from_bytes(bytes).unwrap();
-    let warnings = captured(Level::Warn, || assert_eq!(fresh.step(), 1.0));
+    let warnings = captured(Level::Warn, || {
+        assert_eq!(step_in(&refusing, &mut fresh), 1.0);
+    });
     says(&warnings[0], ["starts fresh"]);
 }

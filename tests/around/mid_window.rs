@@ -54,11 +54,6 @@ fn trained(rule: bool) -> Trial {
     run
 }
 
-/// All that is in the record.
-fn record(run: &mut Trial) -> Pack {
-    contents(&mut run.optim)
-}
-
 #[test]
 fn the_record_says_what_it_holds() {
     for rule in RULES {
@@ -90,10 +85,10 @@ fn what_does_not_fit_is_refused_and_nothing_changes() {
     ] {
         let mut run = Trial::new(optim);
         run.step(ONES);
-        let before = record(&mut run);
+        let before = contents(&mut run.optim);
         let error = run.optim.load_record(stored.clone()).unwrap_err();
         is_error(&error, "ForeignRecord", [part]);
-        assert_eq!(record(&mut run), before);
+        assert_eq!(contents(&mut run.optim), before);
     }
 }
 
@@ -158,11 +153,11 @@ fn loaded_sums_of_another_dtype_are_refused_and_stay() {
         donor.step(ONES);
         let mut run = configured(rule);
         run.optim.load_record(donor.optim.to_record()).unwrap();
-        let before = record(&mut run);
+        let before = contents(&mut run.optim);
         let flushed = run.optim.try_flush(1.0, run.model.clone());
         for error in [flushed.unwrap_err().error, run.refused(ONES)] {
             is_error(&error, "ForeignRecord", ["`weight`", "F64", "F32"]);
         }
-        assert_eq!(record(&mut run), before);
+        assert_eq!(contents(&mut run.optim), before);
     }
 }

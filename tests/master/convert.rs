@@ -13,7 +13,7 @@ fn half<M: Module>(module: M) -> M {
 
 #[test]
 fn all_but_the_kept_groups_are_converted() {
-    let net = Net::new(&flex());
+    let net = net(&flex());
     let norm = ParamGroup::from_predicate("norm");
     let head = ParamGroup::from_ids(vec![net.head.weight.id]);
     for dtype in [FloatDType::F16, FloatDType::BF16] {
@@ -45,7 +45,7 @@ fn all_but_the_kept_groups_are_converted() {
 #[test]
 fn ids_trainability_and_device_stay() {
     let device = flex().gradient_checkpointing();
-    let mut net = Net::new(&device);
+    let mut net = net(&device);
     net.hidden = net.hidden.no_grad();
     let ids = |net: &Net| {
         let parameters = parameters(net).into_iter();
@@ -69,7 +69,7 @@ fn ids_trainability_and_device_stay() {
 /// Converted while frozen, or on a device without autodiff.
 #[test]
 fn what_does_not_train_can_be_trained_later() {
-    let net = Net::new(&flex());
+    let net = net(&flex());
     let (frozen, inference) = (half(net.clone().freeze()), half(net.valid()));
     assert!(!frozen.head.weight.is_require_grad());
     assert!(!inference.head.weight.is_require_grad());
@@ -110,10 +110,10 @@ fn values_are_rounded_to_nearest() {
 #[test]
 fn a_model_with_mixed_precision_can_be_converted() {
     let amp = MixedPrecision::bf16();
-    let half = half(amp.attach(Net::new(&flex())));
+    let half = half(amp.attach(net(&flex())));
     assert_eq!(half.head.weight.base().dtype(), DType::F16);
     assert_eq!(half.head.weight.val().dtype(), DType::F16);
-    let input = Tensor::<2>::ones([2, 4], &flex());
+    let input = Tensor::<2>::ones([2, 8], &flex());
     let forward = |net: &Net| amp.try_autocast(input.clone(), |x| net.head.forward(x));
     let error = forward(&half).unwrap_err();
     is_error(&error, "HalfPrecisionLeaf", ["`head.weight`"]);

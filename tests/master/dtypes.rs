@@ -6,7 +6,7 @@ use super::support::*;
 #[test]
 fn gradients_may_be_wide_or_narrow() {
     for dtype in [FloatDType::F16, FloatDType::BF16] {
-        let start = to_half(Net::new(&flex()), dtype, &[]);
+        let start = to_half(net(&flex()), dtype, &[]);
         let run = |grads: FloatDType| {
             let (mut net, mut optim) = (start.clone(), adam());
             for step in 0..3 {

@@ -4,7 +4,7 @@ use super::support::*;
 
 /// A net after one small step, so that its masters differ from it.
 fn stepped() -> (Net, MasterWeights) {
-    let net = to_half(Net::new(&flex()), FloatDType::F16, &[]);
+    let net = to_half(net(&flex()), FloatDType::F16, &[]);
     let mut optim = MasterWeights::new(SgdConfig::new().build());
     let net = step(&mut optim, 1e-5, net, 1.0);
     (net, optim)
@@ -20,7 +20,7 @@ fn edited_values_replace_their_masters_only() {
             let five = Tensor::full([1, 1], 5.0, (&tensor.device(), tensor.dtype()));
             tensor.slice_assign([2..3, 1..2], five)
         }),
-        ("all", 24, |tensor| tensor * 2.0 + 0.5),
+        ("all", 48, |tensor| tensor * 2.0 + 3.0),
         ("none", 0, |tensor| {
             tensor.cast(FloatDType::F32).cast(FloatDType::F16)
         }),
@@ -52,7 +52,7 @@ fn edited_values_replace_their_masters_only() {
 #[test]
 fn loaded_weights_are_followed() {
     let mut optim = adam();
-    let old = to_half(Net::new(&flex()), FloatDType::F16, &[]);
+    let old = to_half(net(&flex()), FloatDType::F16, &[]);
     let new = step(&mut optim, 0.1, old.clone(), 1.0);
     assert_ne!(parameters(&new), parameters(&old));
     let moments = |optim: &MasterWeights| {

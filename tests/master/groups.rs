@@ -6,7 +6,7 @@ use super::support::*;
 #[test]
 fn a_mixed_model_learns_and_frozen_parameters_stay() {
     let norm = [ParamGroup::from_predicate("norm")];
-    let mut net = Net::new(&flex());
+    let mut net = net(&flex());
     net.hidden = net.hidden.no_grad();
     let mut net = to_half(net, FloatDType::F16, &norm);
     let before = parameters(&net);

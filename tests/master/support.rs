@@ -1,34 +1,10 @@
-//! A small model, and a look at the masters.
+//! A model in half precision, and a look at the masters.
 
-pub use burn_amp_tests::{prelude::*, trial::*};
+pub use burn_amp_tests::{prelude::*, run::Net, trial::*};
 
-#[derive(Module, Debug)]
-pub struct Net {
-    pub hidden: Linear,
-    pub norm: LayerNorm,
-    pub head: Linear,
-}
-
-impl Net {
-    /// In f32, with values that f16 and bf16 hold exactly.
-    pub fn new(device: &Device) -> Self {
-        let net = Self {
-            hidden: LinearConfig::new(6, 4).init(device),
-            norm: LayerNormConfig::new(4).init(device),
-            head: LinearConfig::new(4, 3).init(device),
-        };
-        to_full(to_half(fill(net, 0, 1.0), FloatDType::BF16, &[]))
-    }
-
-    /// For a model in half precision, its `norm` included or not.
-    pub fn forward(&self, input: Tensor<2>) -> Tensor<2> {
-        let hidden = self.hidden.forward(input);
-        let hidden = match self.norm.gamma.val().dtype() {
-            DType::F32 => in_f32(hidden, |x| self.norm.forward(x)),
-            _ => self.norm.forward(hidden),
-        };
-        self.head.forward(hidden)
-    }
+/// A net in f32, with values that f16 and bf16 hold exactly.
+pub fn net(device: &Device) -> Net {
+    to_full(to_half(Net::new(device), FloatDType::BF16, &[]))
 }
 
 /// Adam around masters.

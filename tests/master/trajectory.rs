@@ -9,7 +9,7 @@ fn compare_both(
     dtype: FloatDType,
     keep: &[ParamGroup],
 ) {
-    let mut plain = Net::new(&flex());
+    let mut plain = net(&flex());
     let mut half = to_half(plain.clone(), dtype, keep);
     let start = parameters(&plain);
 

@@ -47,7 +47,7 @@ fn bare_sgd_can_be_resumed() {
 fn with_and_without_masters() {
     let scaler = || GradScalerConfig::new().init().unwrap();
     let norm = [ParamGroup::from_predicate("norm")];
-    let mixed = to_half(Net::new(&flex()), FloatDType::F16, &norm);
+    let mixed = to_half(net(&flex()), FloatDType::F16, &norm);
     let mut masters = adam();
     step(&mut masters, 0.01, mixed, 1.0);
     // Its own record loads without a scaler too.
@@ -56,7 +56,7 @@ fn with_and_without_masters() {
     assert_eq!(state(&loaded), state(&masters));
     let mut masters = ScaledOptimizer::new(masters, scaler());
 
-    let plain = Net::new(&flex());
+    let plain = net(&flex());
     let mut adam = AdamConfig::new().init();
     let grads = gradients(&plain, 0, 1.0, FloatDType::F32);
     adam.step(0.01, plain.clone(), grads);

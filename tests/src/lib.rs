@@ -7,7 +7,7 @@ mod log_max_again;
 mod logs;
 mod panics;
 pub mod prelude;
-mod run;
+pub mod run;
 mod says;
 pub mod small;
 pub mod trial;

@@ -8,27 +8,35 @@ use std::{collections::BTreeMap, path::Path};
 /// Steps whose loss is infinite, beside those at which the growing scale overflows by itself.
 const INFINITE: [usize; 5] = [4, 16, 31, 40, 41];
 
+/// Two layers and a norm, from 6 numbers to 2.
 #[derive(Module, Debug)]
-struct Net {
-    hidden: Linear,
-    norm: LayerNorm,
-    head: Linear,
+pub struct Net {
+    /// To 8 numbers.
+    pub hidden: Linear,
+    /// Of these.
+    pub norm: LayerNorm,
+    /// To 2.
+    pub head: Linear,
 }
 
 impl Net {
-    fn new() -> Self {
-        let device = Device::default().autodiff();
+    /// The same values in every run, and the same ids.
+    pub fn new(device: &Device) -> Self {
         let net = Self {
-            hidden: LinearConfig::new(6, 8).init(&device),
-            norm: LayerNormConfig::new(8).init(&device),
-            head: LinearConfig::new(8, 2).init(&device),
+            hidden: LinearConfig::new(6, 8).init(device),
+            norm: LayerNormConfig::new(8).init(device),
+            head: LinearConfig::new(8, 2).init(device),
         };
         fill_with_ids(net, 0, 0.7)
     }
 
-    fn forward(&self, input: Tensor<2>) -> Tensor<2> {
+    /// In half precision or in a scope, with a norm in f32 unless that is stored in half precision itself.
+    pub fn forward(&self, input: Tensor<2>) -> Tensor<2> {
         let hidden = tanh(self.hidden.forward(input));
-        let hidden = in_f32(hidden, |x| self.norm.forward(x));
+        let hidden = match self.norm.gamma.base().dtype() {
+            DType::F32 => in_f32(hidden, |x| self.norm.forward(x)),
+            _ => self.norm.forward(hidden),
+        };
         self.head.forward(hidden)
     }
 }
@@ -77,14 +85,14 @@ impl<O: ModuleOptim> Run<O> {
     /// As [`mixed`](Self::mixed), with a loss scale of the caller's.
     pub fn at_border(optim: O, schedule: LossScale) -> Self {
         let amp = MixedPrecision::f16().with_schedule(schedule).unwrap();
-        let net = Net::new().apply_reparameterization(amp.clone());
+        let net = Net::new(&device()).apply_reparameterization(amp.clone());
         Self::new(net, optim, &amp)
     }
 
     /// f16 parameters, `norm` excepted, and a scaler that scales the loss.
     pub fn half(optim: O) -> Self {
         let norm = ParamGroup::from_predicate("norm");
-        let net = to_half(Net::new(), FloatDType::F16, &[norm]);
+        let net = to_half(Net::new(&device()), FloatDType::F16, &[norm]);
         Self::new(net, optim, settings().init().unwrap())
     }
 
@@ -114,11 +122,10 @@ impl<O: ModuleOptim> Run<O> {
 
     /// Goes on until so many steps, or micro-batches, are done.
     pub fn train_until(&mut self, end: usize) {
-        let device = Device::default().autodiff();
         while self.done < end {
             let data = |shape: [usize; 2]| {
                 let values = wave(100 * self.done, shape.iter().product(), 0.7);
-                Tensor::<2>::from_data(TensorData::new(values, shape), &device)
+                Tensor::<2>::from_data(TensorData::new(values, shape), &device())
             };
             let (input, target) = (data([4, 6]), data([4, 2]));
             let amp = self.optim.scaler().precision().cloned();

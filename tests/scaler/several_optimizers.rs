@@ -9,9 +9,8 @@ type Player = (Pair, ModuleOptimizer);
 fn step(scaler: &mut GradScaler, (model, optim): &mut Player, overflow: bool) -> bool {
     let grads = model.scaled(values_that(overflow), scaler.loss_scale());
     let grads = scaler.unscale(grads, model).unwrap();
-    let before = model.values();
-    *model = scaler.step(optim, 0.1, model.clone(), grads);
-    before != model.values()
+    let stepped = scaler.step(optim, 0.1, model.clone(), grads);
+    std::mem::replace(model, stepped).values() != model.values()
 }
 
 /// A generator and a critic, whose parameters have the same ids, as those of a target network and the one that it follows.
